@@ -1,0 +1,25 @@
+# Libraries, all from the distribution's packages (docs/dependencies.md says why each).
+find_program(FLATC flatc REQUIRED)
+find_package(Threads REQUIRED)
+find_package(fmt REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(liburing REQUIRED IMPORTED_TARGET liburing)
+pkg_check_modules(libxxhash REQUIRED IMPORTED_TARGET libxxhash)
+# Debian's library holds variants for newer x86 processors; without them XXH3 runs on SSE2.
+include(CheckCXXSourceCompiles)
+set(CMAKE_REQUIRED_LIBRARIES PkgConfig::libxxhash)
+check_cxx_source_compiles("#include <xxhash.h>
+#include <xxh_x86dispatch.h>
+int main() { return static_cast<int>(XXH3_64bits(\"\", 0)); }" CAIRN_XXHASH_DISPATCH)
+unset(CMAKE_REQUIRED_LIBRARIES)
+
+# RocksDB's own package config asks for its build-time helpers (gflags, snappy, ...); the shared
+# library needs none of them, so it is taken by name.
+find_library(ROCKSDB_LIBRARY NAMES rocksdb REQUIRED)
+find_path(ROCKSDB_INCLUDE_DIR rocksdb/db.h REQUIRED)
+add_library(cairn_rocksdb INTERFACE)
+add_library(cairn::rocksdb ALIAS cairn_rocksdb)
+target_link_libraries(cairn_rocksdb INTERFACE ${ROCKSDB_LIBRARY})
+target_include_directories(cairn_rocksdb SYSTEM INTERFACE ${ROCKSDB_INCLUDE_DIR})

@@ -1,0 +1,35 @@
+# `cmake --install` and find_package(cairn): the static libraries cairn::schema, cairn::kv and
+# cairn::core with their public headers, below include/cairn so that folder names as common as "core"
+# do not meet another project's. Programs are installed where they are built.
+include(CMakePackageConfigHelpers)
+
+target_compile_features(cairn_schema INTERFACE cxx_std_23)  # the headers use std::expected
+set_target_properties(cairn_schema PROPERTIES EXPORT_NAME schema)
+set_target_properties(cairn_kv PROPERTIES EXPORT_NAME kv)
+set_target_properties(cairn_core PROPERTIES EXPORT_NAME core)
+set_target_properties(cairn_rocksdb PROPERTIES EXPORT_NAME rocksdb)
+
+install(TARGETS cairn_schema cairn_kv cairn_core cairn_rocksdb
+  EXPORT cairnTargets
+  ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT cairn_development)
+foreach(layer schema kv core)
+  file(GLOB public_headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${layer}/*.h)
+  install(FILES ${public_headers} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cairn/${layer}
+    COMPONENT cairn_development)
+endforeach()
+install(DIRECTORY ${PROJECT_BINARY_DIR}/schema/generated/
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cairn
+  COMPONENT cairn_development
+  FILES_MATCHING PATTERN "*.h")
+
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/cairn)
+install(EXPORT cairnTargets NAMESPACE cairn:: DESTINATION ${package_dir}
+  COMPONENT cairn_development)
+configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/cairnConfig.cmake.in
+  ${PROJECT_BINARY_DIR}/cairnConfig.cmake INSTALL_DESTINATION ${package_dir})
+# Before 1.0 a minor version may change the C++ interface.
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/cairnConfigVersion.cmake
+  COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/cairnConfig.cmake
+  ${PROJECT_BINARY_DIR}/cairnConfigVersion.cmake
+  DESTINATION ${package_dir} COMPONENT cairn_development)

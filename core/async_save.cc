@@ -1,0 +1,150 @@
+// Asynchronous saves: stage, hand to the worker, return.
+
+#include "core/async_save.h"
+
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include "core/internal/save.h"
+#include "core/internal/staging.h"
+
+namespace cairn::core {
+
+struct SaveHandle::State {
+  std::mutex mutex;
+  std::condition_variable changed;
+  // Guarded by mutex.
+  bool staged = false;
+  std::optional<Result<SaveReport>> result;
+};
+
+void SaveHandle::WaitStaged() const {
+  std::unique_lock lock(state_->mutex);
+  state_->changed.wait(lock, [this] { return state_->staged; });
+}
+
+Result<SaveReport> SaveHandle::Wait() const {
+  std::unique_lock lock(state_->mutex);
+  state_->changed.wait(lock, [this] { return state_->result.has_value(); });
+  return *state_->result;
+}
+
+bool SaveHandle::WaitFor(std::chrono::milliseconds timeout) const {
+  std::unique_lock lock(state_->mutex);
+  return state_->changed.wait_for(lock, timeout, [this] { return state_->result.has_value(); });
+}
+
+bool SaveHandle::done() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->result.has_value();
+}
+
+class AsyncSaver::Impl {
+ public:
+  explicit Impl(CheckpointStore* store) : store_(store), worker_([this] { Loop(); }) {}
+
+  ~Impl() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    worker_.join();
+  }
+
+  Result<std::shared_ptr<SaveHandle::State>> Save(uint64_t step, const StateDict& state,
+                                                  const SaveOptions& options) {
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return !task_.has_value(); });
+    }
+    CAIRN_TRY(CheckStep(step, options));
+    // Names the key of whatever is wrong with the state, before anything is copied.
+    CAIRN_TRY(internal::PlanSave(state, options));
+    CAIRN_TRY_ASSIGN(StateDict staged, staging_.Copy(state));
+    auto handle = std::make_shared<SaveHandle::State>();
+    handle->staged = true;
+    const std::lock_guard lock(mutex_);
+    task_ = Task{.step = step, .state = std::move(staged), .options = options, .handle = handle};
+    changed_.notify_all();
+    return handle;
+  }
+
+  uint64_t staging_bytes() const { return staging_.capacity_bytes(); }
+
+ private:
+  struct Task {
+    uint64_t step = 0;
+    StateDict state;
+    SaveOptions options;
+    std::shared_ptr<SaveHandle::State> handle;  // shared by the worker and the caller's handle
+  };
+
+  // What the save itself would refuse for sure, said before the copy.
+  Result<void> CheckStep(uint64_t step, const SaveOptions& options) const {
+    if (!store_->kv().writable()) {
+      return Fail(ErrorCode::kFailedPrecondition,
+                  "the store is open for reading only; open it for writing to save");
+    }
+    if (options.overwrite) return {};
+    CAIRN_TRY_ASSIGN(const std::vector<kv::StepInfo> steps, store_->Steps());
+    for (const kv::StepInfo& info : steps) {
+      if (info.step != step) continue;
+      return Fail(Error{.code = ErrorCode::kConflict,
+                        .message = fmt::format("step {} exists already; overwrite it or give "
+                                               "another number",
+                                               step),
+                        .step = step});
+    }
+    return {};
+  }
+
+  void Loop() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [this] { return stop_ || task_.has_value(); });
+      // A save that was begun is finished even if the saver is being destroyed.
+      if (!task_) return;
+      Task& task = *task_;
+      lock.unlock();
+      auto result = store_->Save(task.step, task.state, task.options);
+      const auto handle = task.handle;
+      lock.lock();
+      // First free for the next save, then known as done: who waits for the handle may save at once.
+      task_.reset();
+      changed_.notify_all();
+      const std::lock_guard done(handle->mutex);
+      handle->result = std::move(result);
+      handle->changed.notify_all();
+    }
+  }
+
+  CheckpointStore* store_;  // outlives the saver
+  internal::StagingArea staging_;  // touched only while no task runs, and read by the task
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  // Guarded by mutex_; the task itself belongs to the worker until it is reset.
+  std::optional<Task> task_;
+  bool stop_ = false;
+
+  std::thread worker_;  // last: it uses all of the above
+};
+
+AsyncSaver::AsyncSaver(CheckpointStore* store) : impl_(std::make_unique<Impl>(store)) {}
+AsyncSaver::~AsyncSaver() = default;
+
+Result<SaveHandle> AsyncSaver::Save(uint64_t step, const StateDict& state,
+                                    const SaveOptions& options) {
+  SaveHandle handle;
+  CAIRN_TRY_ASSIGN(handle.state_, impl_->Save(step, state, options));
+  return handle;
+}
+
+uint64_t AsyncSaver::staging_bytes() const { return impl_->staging_bytes(); }
+
+}  // namespace cairn::core

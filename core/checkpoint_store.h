@@ -1,0 +1,159 @@
+#pragma once
+/// The front door: save, load and look into checkpoints of whole state dicts.
+///
+///   CAIRN_TRY_ASSIGN(auto store, CheckpointStore::Open("runs/gpt", kv::OpenMode::kWrite));
+///   CAIRN_TRY_ASSIGN(auto report, store->Save(100, state));
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/chunk_grid.h"
+#include "core/key_pattern.h"
+#include "core/state_dict.h"
+#include "kv/store.h"
+
+namespace cairn::core {
+
+/// Told of progress at most every 50 ms from the calling thread; return false to cancel.
+using Progress = std::function<bool(uint64_t done_bytes, uint64_t total_bytes)>;
+
+struct SaveOptions {
+  bool overwrite = false;
+  /// The step whose unchanged chunks are referenced; by default the latest step.
+  std::optional<uint64_t> base_step;
+  bool incremental = true;          // false: write every byte, compare with nothing
+  uint64_t chunk_bytes = kDefaultChunkBytes;
+  Progress progress;
+};
+
+struct SaveReport {
+  uint64_t step = 0;
+  uint64_t logical_bytes = 0;       // tensors, shared storage counted once
+  uint64_t written_bytes = 0;       // payload put into segments
+  uint64_t chunks = 0;
+  uint64_t chunks_reused = 0;
+  double seconds = 0;
+};
+
+struct TensorInfo {
+  std::string fqn;
+  DType dtype = DType::kUnknown;
+  Shape shape;
+  uint64_t nbytes = 0;
+  uint64_t chunk_count = 0;
+  /// Set when the bytes are those of another tensor: element 0 lies alias_offset_bytes into its
+  /// row-major payload, and alias_strides (elements) lead on from there.
+  std::optional<std::string> alias_of;
+  uint64_t alias_offset_bytes = 0;
+  std::vector<uint64_t> alias_strides;
+  bool hidden = false;              // storage that only aliases refer to; no leaf of its own
+};
+
+struct ChunkInfo {
+  Box box;
+  kv::Extent extent;
+  kv::Digest digest;
+  uint64_t since_step = 0;
+};
+
+struct ValueInfo {
+  std::string fqn;
+  Value value;
+};
+
+/// What one step holds, or the part of it that patterns selected. No payload has been read.
+struct Contents {
+  kv::StepInfo step;
+  StateTree tree;                   // pruned to the selection
+  std::vector<TensorInfo> tensors;  // key order; hidden ones too, if a selected tensor needs them
+  std::vector<ValueInfo> values;    // key order
+};
+
+/// One box of one tensor to be read. `target.shape` equals `box.sizes`; dtype must be the stored one.
+struct LoadRequest {
+  std::string fqn;
+  Box box;
+  TensorTarget target;
+};
+
+struct LoadReport {
+  uint64_t bytes_read = 0;          // taken from storage, page rounding included
+  double seconds = 0;
+};
+
+/// A tensor's bytes inside a mapped segment. Keeps the mapping alive.
+struct MappedTensor {
+  std::shared_ptr<const kv::Mapping> mapping;
+  std::span<const std::byte> bytes;  // row-major
+};
+
+struct KeyChange {
+  enum class Kind { kAdded, kRemoved, kChanged } kind;
+  std::string fqn;
+  bool is_tensor = true;
+  uint64_t changed_bytes = 0;        // bytes of chunks that differ (all of them when added/removed)
+  uint64_t total_bytes = 0;
+  std::string detail;                // "dtype float32 -> bfloat16", "shape ...", old -> new value
+};
+struct Diff {
+  std::vector<KeyChange> changes;    // key order
+  uint64_t unchanged_keys = 0;
+};
+
+/// Threads: const members may run from many threads; Save and Delete are serialised inside.
+class CheckpointStore {
+ public:
+  /// `address`: PATH or file:PATH. Errors as kv::Store::Open; kUnimplemented for other schemes.
+  static Result<std::unique_ptr<CheckpointStore>> Open(const std::string& address, kv::OpenMode mode,
+                                                       kv::StoreOptions options = {});
+  ~CheckpointStore();
+
+  kv::Store& kv() const;
+  Result<std::vector<kv::StepInfo>> Steps() const;
+
+  /// Writes `state` as `step`; durable when it returns. Memory beyond the caller's: the block pool
+  /// (IoOptions) and the records of one segment. kInvalidArgument: bad tensors, duplicate FQNs.
+  Result<SaveReport> Save(uint64_t step, const StateDict& state, const SaveOptions& options = {});
+
+  /// Keys of `step` (or the latest) that `patterns` select. kNotFound: no such step.
+  Result<Contents> List(std::optional<uint64_t> step, const KeyPatterns& patterns = {}) const;
+  /// One tensor's record, without listing anything. kNotFound: no such tensor; names close ones.
+  Result<TensorInfo> FindTensor(const kv::StepInfo& step, const std::string& fqn) const;
+  /// Chunks of one tensor, in key order; none for an alias.
+  Result<std::vector<ChunkInfo>> Chunks(const kv::StepInfo& step, const std::string& fqn) const;
+
+  /// Fills all targets; every byte is checked against its page digest first read. All requests are
+  /// checked (key, dtype, box) before any target is touched. After an error targets are unspecified.
+  Result<LoadReport> Load(const kv::StepInfo& step, std::span<const LoadRequest> requests,
+                          const Progress& progress = {}) const;
+
+  /// The tensor's bytes without a copy, or nothing if its chunks do not lie one behind another in one
+  /// segment (after an incremental save) or it is a strided alias. With `verify` every page is checked
+  /// now, else never.
+  Result<std::optional<MappedTensor>> Map(const kv::StepInfo& step, const std::string& fqn,
+                                          bool verify = true) const;
+
+  Result<Diff> Compare(uint64_t step_a, uint64_t step_b, const KeyPatterns& patterns = {}) const;
+  Result<kv::Store::DeleteReport> Delete(std::span<const uint64_t> steps, bool dry_run = false);
+
+  /// Reads every byte of the given step, or of all, and checks every digest and record. `damage` is
+  /// called for each problem; bytes shared by steps are read once. Returns payload bytes read.
+  Result<uint64_t> Verify(std::optional<uint64_t> step,
+                          const std::function<void(const kv::Damage&)>& damage,
+                          const Progress& progress = {}) const;
+
+  Result<void> Close();
+
+ private:
+  class Impl;
+  explicit CheckpointStore(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace cairn::core

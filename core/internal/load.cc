@@ -1,0 +1,276 @@
+// Load: requests are checked and resolved to the tensors that hold the bytes; their chunks are cut
+// against the requested boxes and handed to the ChunkReader in key order.
+
+#include "core/internal/load.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include <fmt/format.h>
+
+#include "core/internal/chunk_reader.h"
+
+namespace cairn::core::internal {
+namespace {
+
+std::unexpected<Error> Invalid(const LoadRequest& request, std::string message) {
+  return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                    .message = std::move(message),
+                    .key = request.fqn});
+}
+
+std::vector<uint64_t> InBytes(std::vector<uint64_t> strides, uint64_t element_bytes) {
+  for (uint64_t& stride : strides) stride *= element_bytes;
+  return strides;
+}
+
+Result<void> CheckRequest(const LoadRequest& request, const TensorInfo& tensor) {
+  if (request.target.dtype != tensor.dtype) {
+    return Invalid(request, fmt::format("the target is {}, the stored tensor {}; give a target of "
+                                        "the stored dtype",
+                                        schema::DTypeName(request.target.dtype),
+                                        schema::DTypeName(tensor.dtype)));
+  }
+  if (!BoxFits(request.box, tensor.shape)) {
+    return Invalid(request, fmt::format("box at {} of sizes {} leaves the stored shape {}",
+                                        FormatNumbers(request.box.offsets),
+                                        FormatNumbers(request.box.sizes),
+                                        FormatNumbers(tensor.shape)));
+  }
+  if (request.target.shape != request.box.sizes) {
+    return Invalid(request, fmt::format("the target has shape {}, the box sizes {}",
+                                        FormatNumbers(request.target.shape),
+                                        FormatNumbers(request.box.sizes)));
+  }
+  if (!request.target.strides.empty() &&
+      request.target.strides.size() != request.target.shape.size()) {
+    return Invalid(request, "the target has not one stride a dimension");
+  }
+  const bool empty = std::ranges::find(request.box.sizes, uint64_t{0}) != request.box.sizes.end();
+  if (!empty && request.target.data == nullptr) {
+    return Invalid(request, "the target has no memory; allocate it first");
+  }
+  return {};
+}
+
+// One request against the tensor that holds its bytes.
+struct Want {
+  const LoadRequest* request = nullptr;
+  std::optional<StridedRegion> alias_region;  // in the owner's payload
+  uint64_t missing_bytes = 0;                 // not yet planned
+};
+
+StridedRegion AliasRegion(const LoadRequest& request, const TensorInfo& alias) {
+  const uint64_t element_bytes = schema::ElementBytes(alias.dtype);
+  const auto source_strides = InBytes(alias.alias_strides, element_bytes);
+  uint64_t base = alias.alias_offset_bytes;
+  for (size_t d = 0; d < source_strides.size(); ++d) {
+    base += request.box.offsets[d] * source_strides[d];
+  }
+  const auto target_strides =
+      InBytes(request.target.strides.empty() ? RowMajorStrides(request.target.shape)
+                                             : request.target.strides,
+              element_bytes);
+  return StridedRegion(request.box.sizes, source_strides, target_strides, element_bytes,
+                       static_cast<int64_t>(base), request.target.data);
+}
+
+// What the request takes of a chunk, or nothing.
+std::optional<std::pair<StridedRegion, uint64_t>> BoxRegion(const LoadRequest& request,
+                                                            const ChunkInfo& chunk,
+                                                            uint64_t element_bytes) {
+  const Box common = Intersect(chunk.box, request.box);
+  uint64_t bytes = element_bytes;
+  for (const uint64_t size : common.sizes) bytes *= size;
+  if (bytes == 0) return std::nullopt;
+  const auto source_strides = InBytes(RowMajorStrides(chunk.box.sizes), element_bytes);
+  const auto target_strides =
+      InBytes(request.target.strides.empty() ? RowMajorStrides(request.target.shape)
+                                             : request.target.strides,
+              element_bytes);
+  uint64_t base = 0;
+  uint64_t target = 0;
+  for (size_t d = 0; d < common.sizes.size(); ++d) {
+    base += (common.offsets[d] - chunk.box.offsets[d]) * source_strides[d];
+    target += (common.offsets[d] - request.box.offsets[d]) * target_strides[d];
+  }
+  return std::pair(StridedRegion(common.sizes, source_strides, target_strides, element_bytes,
+                                 static_cast<int64_t>(base), request.target.data + target),
+                   bytes);
+}
+
+// All requests, grouped by the tensor that holds the bytes.
+class Plan {
+ public:
+  static Result<Plan> Make(const StepView& view, std::span<const LoadRequest> requests) {
+    Plan plan;
+    std::vector<std::string> fqns;
+    for (const LoadRequest& request : requests) fqns.push_back(request.fqn);
+    SortUnique(fqns);
+    CAIRN_TRY_ASSIGN(plan.requested_, FindTensors(view, fqns));
+    std::vector<std::string> owner_fqns;
+    for (const LoadRequest& request : requests) {
+      const TensorInfo& tensor = Find(plan.requested_, request.fqn);
+      CAIRN_TRY(CheckRequest(request, tensor));
+      owner_fqns.push_back(tensor.alias_of.value_or(tensor.fqn));
+    }
+    SortUnique(owner_fqns);
+    auto owners = FindTensors(view, owner_fqns);
+    if (!owners) return Fail(LostOwner(std::move(owners).error()));
+    plan.owners_ = *std::move(owners);
+    plan.wants_.resize(plan.owners_.size());
+    plan.next_offset_bytes_.resize(plan.owners_.size());
+    for (const LoadRequest& request : requests) CAIRN_TRY(plan.AddWant(request));
+    return plan;
+  }
+
+  std::span<const TensorInfo> owners() const { return owners_; }
+  uint64_t total_bytes() const { return total_bytes_; }
+
+  /// Hands on what the requests need of chunk `chunk` of owner `i`.
+  Result<void> Visit(size_t i, const ChunkInfo& chunk, ChunkReader& reader) {
+    const TensorInfo& owner = owners_[i];
+    for (Want& want : wants_[i]) {
+      if (want.alias_region) continue;
+      auto region = BoxRegion(*want.request, chunk, schema::ElementBytes(owner.dtype));
+      if (!region) continue;
+      // Boxes that overlap would cover twice what another leaves out.
+      if (region->second > want.missing_bytes) return Fail(BadTiling(owner));
+      want.missing_bytes -= region->second;
+      CAIRN_TRY(reader.Add(owner.fqn, chunk, std::move(region->first)));
+    }
+    return VisitAliases(i, chunk, reader);
+  }
+
+  /// kDataLoss: the chunks left a part of a request uncovered.
+  Result<void> CheckCovered() const {
+    for (size_t i = 0; i < owners_.size(); ++i) {
+      for (const Want& want : wants_[i]) {
+        const bool covered = want.alias_region ? next_offset_bytes_[i] == owners_[i].nbytes
+                                               : want.missing_bytes == 0;
+        if (!covered) return Fail(BadTiling(owners_[i]));
+      }
+    }
+    return {};
+  }
+
+ private:
+  static void SortUnique(std::vector<std::string>& names) {
+    std::ranges::sort(names);
+    names.erase(std::ranges::unique(names).begin(), names.end());
+  }
+
+  static const TensorInfo& Find(const std::vector<TensorInfo>& tensors, std::string_view fqn) {
+    return *std::ranges::lower_bound(tensors, fqn, {}, &TensorInfo::fqn);
+  }
+
+  static Error LostOwner(Error error) {
+    if (error.code == ErrorCode::kNotFound) {
+      error.code = ErrorCode::kDataLoss;
+      error.message = "the index lacks a tensor whose bytes others share";
+    }
+    return error;
+  }
+
+  static Error BadTiling(const TensorInfo& owner) {
+    return Error{.code = ErrorCode::kDataLoss,
+                 .message = "the index's chunks do not cover the tensor exactly once",
+                 .key = owner.fqn};
+  }
+
+  Result<void> AddWant(const LoadRequest& request) {
+    const TensorInfo& tensor = Find(requested_, request.fqn);
+    const TensorInfo& owner = Find(owners_, tensor.alias_of.value_or(tensor.fqn));
+    Want want{.request = &request};
+    CAIRN_TRY_ASSIGN(want.missing_bytes, TensorBytes(tensor.dtype, request.box.sizes));
+    if (want.missing_bytes == 0) return {};
+    if (tensor.alias_of) {
+      CAIRN_TRY(CheckAlias(tensor, owner));
+      want.alias_region = AliasRegion(request, tensor);
+    }
+    total_bytes_ += want.missing_bytes;
+    wants_[static_cast<size_t>(&owner - owners_.data())].push_back(std::move(want));
+    return {};
+  }
+
+  Result<void> VisitAliases(size_t i, const ChunkInfo& chunk, ChunkReader& reader) {
+    const TensorInfo& owner = owners_[i];
+    const bool aliased = std::ranges::any_of(
+        wants_[i], [](const Want& want) { return want.alias_region.has_value(); });
+    if (!aliased) return {};
+    // Aliases speak of positions in the row-major payload: chunks must be consecutive runs of it.
+    const auto offset = RunOffsetBytes(owner.dtype, owner.shape, chunk.box);
+    if (offset != next_offset_bytes_[i]) {
+      return Fail(Error{.code = ErrorCode::kUnimplemented,
+                        .message = "tensors that share memory with one that is stored in boxes of "
+                                   "several ranks cannot be read yet",
+                        .key = owner.fqn});
+    }
+    next_offset_bytes_[i] += chunk.extent.length_bytes;
+    for (const Want& want : wants_[i]) {
+      if (!want.alias_region) continue;
+      CAIRN_TRY(reader.Add(owner.fqn, chunk,
+                           want.alias_region->ShiftedBy(static_cast<int64_t>(*offset))));
+    }
+    return {};
+  }
+
+  std::vector<TensorInfo> requested_;         // key order
+  std::vector<TensorInfo> owners_;            // key order
+  std::vector<std::vector<Want>> wants_;      // by owner
+  std::vector<uint64_t> next_offset_bytes_;   // by owner: payload that the chunks seen so far hold
+  uint64_t total_bytes_ = 0;
+};
+
+}  // namespace
+
+Result<void> CheckAlias(const TensorInfo& alias, const TensorInfo& owner) {
+  bool fits = !owner.alias_of.has_value();
+  uint64_t last = 0;
+  for (size_t d = 0; d < alias.shape.size() && alias.nbytes > 0; ++d) {
+    uint64_t reach = 0;
+    fits = fits && !__builtin_mul_overflow(alias.shape[d] - 1, alias.alias_strides[d], &reach) &&
+           !__builtin_add_overflow(last, reach, &last);
+  }
+  uint64_t end = 0;
+  fits = fits && !__builtin_add_overflow(last, uint64_t{1}, &last) &&
+         !__builtin_mul_overflow(last, schema::ElementBytes(alias.dtype), &last) &&
+         !__builtin_add_overflow(last, alias.alias_offset_bytes, &end) && end <= owner.nbytes;
+  if (fits || alias.nbytes == 0) return {};
+  return Fail(Error{.code = ErrorCode::kDataLoss,
+                    .message = fmt::format("TensorRecord is damaged: it leads out of the {} bytes of "
+                                           "'{}', which it shares",
+                                           owner.nbytes, owner.fqn),
+                    .key = alias.fqn});
+}
+
+Result<TensorInfo> FindOwner(const StepView& view, const TensorInfo& alias) {
+  auto owner = FindTensor(view, *alias.alias_of);
+  if (!owner) {
+    if (owner.error().code != ErrorCode::kNotFound) return owner;
+    return Fail(Error{.code = ErrorCode::kDataLoss,
+                      .message = fmt::format("the index lacks '{}', whose bytes this tensor shares",
+                                             *alias.alias_of),
+                      .key = alias.fqn,
+                      .step = view.step.step});
+  }
+  CAIRN_TRY(CheckAlias(alias, *owner));
+  return owner;
+}
+
+Result<LoadReport> RunLoad(const StepView& view, std::span<const LoadRequest> requests,
+                           const Progress& progress) {
+  const auto start = std::chrono::steady_clock::now();
+  CAIRN_TRY_ASSIGN(Plan plan, Plan::Make(view, requests));
+  ProgressMeter meter(progress, plan.total_bytes());
+  ChunkReader reader(view, meter);
+  CAIRN_TRY(ForEachChunkOf(view, plan.owners(), [&](size_t i, const ChunkInfo& chunk) {
+    return plan.Visit(i, chunk, reader);
+  }));
+  CAIRN_TRY(plan.CheckCovered());
+  CAIRN_TRY(reader.Flush());
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+  return LoadReport{.bytes_read = reader.bytes_read(), .seconds = elapsed.count()};
+}
+
+}  // namespace cairn::core::internal

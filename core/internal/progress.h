@@ -1,0 +1,36 @@
+#pragma once
+/// Calls a Progress function seldom, and turns its "stop" into an error.
+
+#include <algorithm>
+#include <chrono>
+
+#include "core/checkpoint_store.h"
+
+namespace cairn::core::internal {
+
+/// Threads: one at a time.
+class ProgressMeter {
+ public:
+  ProgressMeter(const Progress& progress, uint64_t total_bytes)
+      : progress_(progress), total_bytes_(total_bytes) {}
+
+  /// kCancelled: the caller asked to stop.
+  Result<void> Add(uint64_t bytes) {
+    // Page rounding must not lead past the end.
+    done_bytes_ = std::min(done_bytes_ + bytes, total_bytes_);
+    if (!progress_) return {};
+    const auto now = std::chrono::steady_clock::now();
+    if (done_bytes_ < total_bytes_ && now - last_ < std::chrono::milliseconds(50)) return {};
+    last_ = now;
+    if (progress_(done_bytes_, total_bytes_)) return {};
+    return Fail(ErrorCode::kCancelled, "stopped as asked");
+  }
+
+ private:
+  const Progress& progress_;
+  uint64_t total_bytes_;
+  uint64_t done_bytes_ = 0;
+  std::chrono::steady_clock::time_point last_{};
+};
+
+}  // namespace cairn::core::internal

@@ -1,0 +1,86 @@
+// Windows of boxes on the default chunk grid: usually the very chunks that are stored.
+
+#include "core/payload_reader.h"
+
+#include <memory>
+
+namespace cairn::core {
+namespace {
+
+constexpr uint64_t kWindowBytes = 32 << 20;
+constexpr size_t kWindowPieces = 4096;
+// Requests begin on cache lines, so that elements are aligned for whoever computes with them.
+constexpr uint64_t kAlignBytes = 64;
+
+class Window {
+ public:
+  Window(const CheckpointStore& store, const kv::StepInfo& step, const PieceCallback& piece)
+      : store_(store),
+        step_(step),
+        piece_(piece),
+        memory_(std::make_unique_for_overwrite<std::byte[]>(kWindowBytes)) {}
+
+  Result<void> Add(size_t tensor, const TensorInfo& info, Box box, uint64_t offset_bytes,
+                   uint64_t length_bytes) {
+    if (used_bytes_ + length_bytes > kWindowBytes || pieces_.size() == kWindowPieces) {
+      CAIRN_TRY(Flush());
+    }
+    std::byte* const memory = memory_.get() + used_bytes_;
+    Shape sizes = box.sizes;
+    requests_.push_back(
+        {.fqn = info.fqn,
+         .box = std::move(box),
+         .target = {.dtype = info.dtype, .shape = std::move(sizes), .data = memory}});
+    pieces_.push_back({tensor, offset_bytes, {memory, length_bytes}});
+    used_bytes_ = (used_bytes_ + length_bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
+    return {};
+  }
+
+  Result<void> Flush() {
+    if (pieces_.empty()) return {};
+    CAIRN_TRY_ASSIGN(const LoadReport report, store_.Load(step_, requests_));
+    bytes_read_ += report.bytes_read;
+    for (const Piece& piece : pieces_) {
+      CAIRN_TRY(piece_(piece.tensor, piece.offset_bytes, piece.bytes));
+    }
+    requests_.clear();
+    pieces_.clear();
+    used_bytes_ = 0;
+    return {};
+  }
+
+  uint64_t bytes_read() const { return bytes_read_; }
+
+ private:
+  struct Piece {
+    size_t tensor;
+    uint64_t offset_bytes;
+    std::span<const std::byte> bytes;
+  };
+  const CheckpointStore& store_;
+  const kv::StepInfo& step_;
+  const PieceCallback& piece_;
+  std::unique_ptr<std::byte[]> memory_;
+  uint64_t used_bytes_ = 0;
+  std::vector<LoadRequest> requests_;
+  std::vector<Piece> pieces_;
+  uint64_t bytes_read_ = 0;
+};
+
+}  // namespace
+
+Result<uint64_t> ReadRowMajor(const CheckpointStore& store, const kv::StepInfo& step,
+                              std::span<const TensorInfo> tensors, const PieceCallback& piece) {
+  Window window(store, step, piece);
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    CAIRN_TRY_ASSIGN(const ChunkGrid grid, ChunkGrid::Make(tensors[t].dtype, tensors[t].shape));
+    for (uint64_t i = 0; i < grid.chunk_count(); ++i) {
+      CAIRN_TRY(window.Add(t, tensors[t], grid.chunk(i), grid.offset_bytes(i),
+                           grid.length_bytes(i)));
+    }
+  }
+  CAIRN_TRY(window.Flush());
+  return window.bytes_read();
+}
+
+}  // namespace cairn::core

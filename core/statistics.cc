@@ -1,0 +1,250 @@
+// Statistics in one pass: mean and variance by combining blocks (Chan, Golub, LeVeque 1979).
+
+#include "core/statistics.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+
+#include <fmt/format.h>
+
+#include "core/internal/element.h"
+#include "core/payload_reader.h"
+
+namespace cairn::core {
+namespace {
+
+template <typename T>
+constexpr bool kIsComplex = false;
+template <typename T>
+constexpr bool kIsComplex<std::complex<T>> = true;
+
+std::string TextOf(bool value) { return value ? "True" : "False"; }
+template <typename T>
+std::string TextOf(T value) {
+  return fmt::format("{}", value);
+}
+template <typename T>
+std::string TextOf(std::complex<T> value) {
+  return fmt::format("({}{:+}j)", value.real(), value.imag());
+}
+
+// Count, mean and sum of squared differences of some finite numbers.
+struct Moments {
+  double count = 0;
+  double mean = 0;
+  double m2 = 0;
+
+  void Combine(const Moments& other) {
+    if (other.count == 0) return;
+    const double total = count + other.count;
+    const double delta = other.mean - mean;
+    m2 += other.m2 + delta * delta * count * other.count / total;
+    mean += delta * other.count / total;
+    count = total;
+  }
+};
+
+}  // namespace
+
+class StatisticsAccumulator::Impl {
+ public:
+  virtual ~Impl() = default;
+  virtual void Add(std::span<const std::byte> bytes) = 0;
+  virtual Statistics Finish() const = 0;
+};
+
+namespace {
+
+// `Number` is what is compared: an integer, bool, float or double; magnitudes of complex numbers.
+template <typename Number>
+class NumberStatistics {
+ public:
+  // Called with runs of at most kBlock numbers.
+  static constexpr size_t kBlock = 4096;
+
+  void Add(std::span<const Number> numbers) {
+    count_ += numbers.size();
+    double sum = 0;
+    uint64_t finite = 0;
+    for (const Number number : numbers) {
+      zeros_ += number == Number{};
+      if constexpr (std::is_floating_point_v<Number>) {
+        if (std::isnan(number)) {
+          ++nans_;
+          continue;
+        }
+        if (std::isinf(number)) {
+          ++infs_;
+          Order(number);
+          continue;
+        }
+      }
+      Order(number);
+      ++finite;
+      sum += static_cast<double>(number);
+    }
+    if (finite == 0) return;
+    Moments block{.count = static_cast<double>(finite), .mean = sum / static_cast<double>(finite)};
+    for (const Number number : numbers) {
+      if constexpr (std::is_floating_point_v<Number>) {
+        if (!std::isfinite(number)) continue;
+      }
+      const double difference = static_cast<double>(number) - block.mean;
+      block.m2 += difference * difference;
+    }
+    moments_.Combine(block);
+  }
+
+  Statistics Finish() const {
+    Statistics statistics{.count = count_, .zeros = zeros_, .nans = nans_, .infs = infs_};
+    if (count_ > nans_) {
+      statistics.min = static_cast<double>(min_);
+      statistics.max = static_cast<double>(max_);
+      statistics.min_text = TextOf(min_);
+      statistics.max_text = TextOf(max_);
+    }
+    if (moments_.count > 0) {
+      statistics.mean = moments_.mean;
+      statistics.std_deviation = std::sqrt(moments_.m2 / moments_.count);
+    }
+    return statistics;
+  }
+
+ private:
+  void Order(Number number) {
+    if (number < min_) min_ = number;
+    if (number > max_) max_ = number;
+  }
+
+  static constexpr Number Highest() {
+    if constexpr (std::is_floating_point_v<Number>) return std::numeric_limits<Number>::infinity();
+    return std::numeric_limits<Number>::max();
+  }
+  static constexpr Number Lowest() {
+    if constexpr (std::is_floating_point_v<Number>) return -std::numeric_limits<Number>::infinity();
+    return std::numeric_limits<Number>::lowest();
+  }
+
+  uint64_t count_ = 0;
+  uint64_t zeros_ = 0;
+  uint64_t nans_ = 0;
+  uint64_t infs_ = 0;
+  Number min_ = Highest();
+  Number max_ = Lowest();
+  Moments moments_;
+};
+
+// The magnitude; not std::abs, whose infinity of (inf, nan) hides the NaN.
+template <typename T>
+T Magnitude(std::complex<T> value) {
+  if (std::isnan(value.real()) || std::isnan(value.imag())) {
+    return std::numeric_limits<T>::quiet_NaN();
+  }
+  return std::hypot(value.real(), value.imag());
+}
+
+template <typename Element>
+class ElementStatistics final : public StatisticsAccumulator::Impl {
+  using Value = typename Element::Value;
+  static auto NumberOf(Value value) {
+    if constexpr (kIsComplex<Value>) {
+      return Magnitude(value);
+    } else {
+      return value;
+    }
+  }
+  using Number = decltype(NumberOf(Value{}));
+
+ public:
+  void Add(std::span<const std::byte> bytes) override {
+    // std::vector<bool> and its kin stay out: a plain array is a span of any Number.
+    Number block[NumberStatistics<Number>::kBlock];
+    while (!bytes.empty()) {
+      const size_t count =
+          std::min(NumberStatistics<Number>::kBlock, bytes.size() / Element::kBytes);
+      if (count == 0) return;
+      for (size_t i = 0; i < count; ++i) {
+        block[i] = NumberOf(Element::Load(bytes.data() + i * Element::kBytes));
+      }
+      numbers_.Add({block, count});
+      bytes = bytes.subspan(count * Element::kBytes);
+    }
+  }
+  Statistics Finish() const override { return numbers_.Finish(); }
+
+ private:
+  NumberStatistics<Number> numbers_;
+};
+
+class Float4Statistics final : public StatisticsAccumulator::Impl {
+ public:
+  void Add(std::span<const std::byte> bytes) override {
+    float block[NumberStatistics<float>::kBlock];
+    while (!bytes.empty()) {
+      const size_t count = std::min(NumberStatistics<float>::kBlock / 2, bytes.size());
+      for (size_t i = 0; i < count; ++i) {
+        const auto pair = static_cast<uint8_t>(bytes[i]);
+        block[2 * i] = internal::Float4E2M1FNToFloat(pair & 0xf);
+        block[2 * i + 1] = internal::Float4E2M1FNToFloat(pair >> 4);
+      }
+      numbers_.Add({block, 2 * count});
+      bytes = bytes.subspan(count);
+    }
+  }
+  Statistics Finish() const override { return numbers_.Finish(); }
+
+ private:
+  NumberStatistics<float> numbers_;
+};
+
+}  // namespace
+
+StatisticsAccumulator::StatisticsAccumulator(DType dtype) {
+  internal::VisitDType(dtype, [this]<typename Element>(Element) {
+    if constexpr (std::is_same_v<Element, internal::Float4Pair>) {
+      impl_ = std::make_unique<Float4Statistics>();
+    } else {
+      impl_ = std::make_unique<ElementStatistics<Element>>();
+    }
+  });
+}
+
+StatisticsAccumulator::~StatisticsAccumulator() = default;
+StatisticsAccumulator::StatisticsAccumulator(StatisticsAccumulator&&) noexcept = default;
+StatisticsAccumulator& StatisticsAccumulator::operator=(StatisticsAccumulator&&) noexcept = default;
+
+void StatisticsAccumulator::Add(std::span<const std::byte> bytes) {
+  if (impl_) impl_->Add(bytes);
+}
+
+Statistics StatisticsAccumulator::Finish() const { return impl_ ? impl_->Finish() : Statistics{}; }
+
+Result<Statistics> ComputeStatistics(const CheckpointStore& store, const kv::StepInfo& step,
+                                     const TensorInfo& tensor) {
+  StatisticsAccumulator accumulator(tensor.dtype);
+  CAIRN_TRY(ReadRowMajor(store, step, {&tensor, 1},
+                         [&](size_t, uint64_t, std::span<const std::byte> bytes) -> Result<void> {
+                           accumulator.Add(bytes);
+                           return {};
+                         }));
+  return accumulator.Finish();
+}
+
+std::string FormatElement(DType dtype, std::span<const std::byte> bytes) {
+  std::string text = "?";
+  if (bytes.size() != schema::ElementBytes(dtype)) return text;
+  internal::VisitDType(dtype, [&]<typename Element>(Element) {
+    if constexpr (std::is_same_v<Element, internal::Float4Pair>) {
+      const auto pair = static_cast<uint8_t>(bytes[0]);
+      text = fmt::format("[{}, {}]", internal::Float4E2M1FNToFloat(pair & 0xf),
+                         internal::Float4E2M1FNToFloat(pair >> 4));
+    } else {
+      text = TextOf(Element::Load(bytes.data()));
+    }
+  });
+  return text;
+}
+
+}  // namespace cairn::core

@@ -1,0 +1,50 @@
+// Page-tree digests over XXH3.
+
+#include "kv/digest.h"
+
+#include <fmt/format.h>
+#define XXH_STATIC_LINKING_ONLY  // for state on the stack
+#include <xxhash.h>
+#ifdef CAIRN_XXHASH_DISPATCH
+#include <xxh_x86dispatch.h>  // XXH3 with what this processor has, AVX-512 included
+#endif
+
+#include <algorithm>
+#include <bit>
+
+#include "kv/error.h"
+
+namespace cairn::kv {
+
+// Leaves are hashed as they lie in memory, which is the on-disk order only on such machines.
+static_assert(std::endian::native == std::endian::little);
+
+std::string Digest::ToHex() const { return fmt::format("{:016x}{:016x}", hi, lo); }
+
+uint64_t LeafDigest(std::span<const std::byte> page) {
+  CAIRN_CHECK(page.size() <= kPageBytes);
+  return XXH3_64bits(page.data(), page.size());
+}
+
+void AppendLeaves(std::span<const std::byte> payload, std::vector<uint64_t>& leaves) {
+  for (size_t begin = 0; begin < payload.size(); begin += kPageBytes) {
+    leaves.push_back(
+        LeafDigest(payload.subspan(begin, std::min<size_t>(kPageBytes, payload.size() - begin))));
+  }
+}
+
+Digest RootDigest(std::span<const uint64_t> leaves, uint64_t length_bytes) {
+  CAIRN_CHECK(leaves.size() == PageCount(length_bytes));
+  XXH3_state_t state;
+  XXH3_128bits_reset(&state);
+  XXH3_128bits_update(&state, leaves.data(), leaves.size_bytes());
+  XXH3_128bits_update(&state, &length_bytes, sizeof(length_bytes));
+  const XXH128_hash_t hash = XXH3_128bits_digest(&state);
+  return Digest{.lo = hash.low64, .hi = hash.high64};
+}
+
+uint64_t Checksum64(std::span<const std::byte> bytes) {
+  return XXH3_64bits(bytes.data(), bytes.size());
+}
+
+}  // namespace cairn::kv

@@ -1,0 +1,262 @@
+// Block pool, and the I/O queue over io_uring or over threads.
+
+#include "kv/internal/block_io.h"
+
+#include <fcntl.h>
+#include <liburing.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <deque>
+#include <thread>
+
+#include "kv/internal/fault_point.h"
+#include "kv/internal/file.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+constexpr uint64_t kHugePageBytes = 2 << 20;
+
+/// Advances `request` past `done` bytes.
+void Skip(IoRequest& request, uint64_t done) {
+  request.data += done;
+  request.length_bytes -= done;
+  request.offset_bytes += done;
+}
+
+class UringQueue final : public IoQueue {
+ public:
+  static std::unique_ptr<IoQueue> TryMake(uint32_t depth) {
+    auto queue = std::unique_ptr<UringQueue>(new UringQueue(depth));
+    if (io_uring_queue_init(depth, &queue->ring_, 0) != 0) return nullptr;
+    queue->live_ = true;
+    return queue;
+  }
+
+  ~UringQueue() override {
+    if (!live_) return;
+    while (in_flight_ > 0 && Wait()) {
+    }
+    io_uring_queue_exit(&ring_);
+  }
+
+  const char* name() const override { return "io_uring"; }
+
+  Result<void> Submit(const IoRequest& request) override {
+    CAIRN_CHECK(in_flight_ < depth_);
+    uint32_t slot = 0;
+    while (slots_[slot].busy) ++slot;
+    slots_[slot] = Slot{.request = request, .done_bytes = 0, .busy = true};
+    CAIRN_TRY(Start(slot));
+    ++in_flight_;
+    return {};
+  }
+
+  Result<IoCompletion> Wait() override {
+    CAIRN_CHECK(in_flight_ > 0);
+    while (true) {
+      io_uring_cqe* entry = nullptr;
+      const int failed = io_uring_wait_cqe(&ring_, &entry);
+      if (failed == -EINTR) continue;
+      if (failed < 0) return Fail(SystemError(-failed, "io_uring cannot wait"));
+      const auto index = static_cast<uint32_t>(io_uring_cqe_get_data64(entry));
+      const int result = entry->res;
+      io_uring_cqe_seen(&ring_, entry);
+      Slot& slot = slots_[index];
+      IoRequest rest = slot.request;
+      if (result == -EINTR || result == -EAGAIN) {
+        CAIRN_TRY(Start(index));
+        continue;
+      }
+      if (result > 0) {
+        slot.done_bytes += static_cast<uint64_t>(result);
+        Skip(rest, slot.done_bytes);
+        if (rest.length_bytes > 0) {
+          CAIRN_TRY(Start(index));
+          continue;
+        }
+      }
+      slot.busy = false;
+      --in_flight_;
+      return IoCompletion{.request = slot.request,
+                          .error_number = result < 0 ? -result : 0,
+                          .done_bytes = slot.done_bytes};
+    }
+  }
+
+ private:
+  struct Slot {
+    IoRequest request;
+    uint64_t done_bytes = 0;
+    bool busy = false;
+  };
+
+  explicit UringQueue(uint32_t depth) : IoQueue(depth), slots_(depth) {}
+
+  Result<void> Start(uint32_t index) {
+    IoRequest rest = slots_[index].request;
+    Skip(rest, slots_[index].done_bytes);
+    io_uring_sqe* entry = io_uring_get_sqe(&ring_);
+    CAIRN_CHECK(entry != nullptr);
+    const auto length = static_cast<unsigned>(rest.length_bytes);
+    if (rest.write) {
+      io_uring_prep_write(entry, rest.fd, rest.data, length, rest.offset_bytes);
+    } else {
+      io_uring_prep_read(entry, rest.fd, rest.data, length, rest.offset_bytes);
+    }
+    io_uring_sqe_set_data64(entry, index);
+    while (true) {
+      const int submitted = io_uring_submit(&ring_);
+      if (submitted == -EINTR || submitted == -EAGAIN) continue;
+      if (submitted < 0) return Fail(SystemError(-submitted, "io_uring cannot submit"));
+      return {};
+    }
+  }
+
+  io_uring ring_{};
+  bool live_ = false;
+  std::vector<Slot> slots_;
+};
+
+class ThreadQueue final : public IoQueue {
+ public:
+  explicit ThreadQueue(uint32_t depth) : IoQueue(depth) {
+    // More threads than this gain nothing on one device; each blocks in one system call.
+    const uint32_t thread_count = std::min<uint32_t>(depth, 4);
+    for (uint32_t i = 0; i < thread_count; ++i) threads_.emplace_back([this] { Work(); });
+  }
+
+  ~ThreadQueue() override {
+    {
+      std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    asked_.notify_all();
+    for (std::thread& thread : threads_) thread.join();  // after the last request is done
+  }
+
+  const char* name() const override { return "threads"; }
+
+  Result<void> Submit(const IoRequest& request) override {
+    CAIRN_CHECK(in_flight_ < depth_);
+    ++in_flight_;
+    {
+      std::lock_guard lock(mutex_);
+      requests_.push_back(request);
+    }
+    asked_.notify_one();
+    return {};
+  }
+
+  Result<IoCompletion> Wait() override {
+    CAIRN_CHECK(in_flight_ > 0);
+    std::unique_lock lock(mutex_);
+    done_.wait(lock, [this] { return !completions_.empty(); });
+    IoCompletion completion = completions_.front();
+    completions_.pop_front();
+    --in_flight_;
+    return completion;
+  }
+
+ private:
+  void Work() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      asked_.wait(lock, [this] { return stopping_ || !requests_.empty(); });
+      if (requests_.empty()) return;
+      const IoRequest request = requests_.front();
+      requests_.pop_front();
+      lock.unlock();
+      const IoCompletion completion = Transfer(request);
+      lock.lock();
+      completions_.push_back(completion);
+      done_.notify_one();
+    }
+  }
+
+  static IoCompletion Transfer(const IoRequest& request) {
+    IoCompletion completion{.request = request};
+    IoRequest rest = request;
+    while (rest.length_bytes > 0) {
+      const auto offset = static_cast<off_t>(rest.offset_bytes);
+      const ssize_t moved = rest.write ? ::pwrite(rest.fd, rest.data, rest.length_bytes, offset)
+                                       : ::pread(rest.fd, rest.data, rest.length_bytes, offset);
+      if (moved < 0 && errno == EINTR) continue;
+      if (moved < 0) completion.error_number = errno;
+      if (moved <= 0) break;
+      completion.done_bytes += static_cast<uint64_t>(moved);
+      Skip(rest, static_cast<uint64_t>(moved));
+    }
+    return completion;
+  }
+
+  std::vector<std::thread> threads_;
+  std::mutex mutex_;
+  std::condition_variable asked_;
+  std::condition_variable done_;
+  std::deque<IoRequest> requests_;        // guarded by mutex_
+  std::deque<IoCompletion> completions_;  // guarded by mutex_
+  bool stopping_ = false;                 // guarded by mutex_
+};
+
+}  // namespace
+
+BlockPool::BlockPool(uint64_t block_bytes, uint32_t block_count)
+    : block_bytes_(RoundUp(block_bytes, kDirectAlignBytes)), block_count_(block_count) {
+  CAIRN_CHECK(block_bytes > 0 && block_count > 0);
+}
+
+BlockPool::~BlockPool() {
+  CAIRN_CHECK(free_.size() == all_.size());  // a block still out would be written after its end
+  for (std::byte* block : all_) std::free(block);
+}
+
+std::byte* BlockPool::TakeLocked() {
+  if (free_.empty() && all_.size() < block_count_) {
+    const uint64_t alignment = block_bytes_ % kHugePageBytes == 0 ? kHugePageBytes : kDirectAlignBytes;
+    void* memory = std::aligned_alloc(alignment, block_bytes_);
+    if (memory == nullptr) return nullptr;
+    if (alignment == kHugePageBytes) ::madvise(memory, block_bytes_, MADV_HUGEPAGE);
+    all_.push_back(static_cast<std::byte*>(memory));
+    return all_.back();
+  }
+  if (free_.empty()) return nullptr;
+  std::byte* block = free_.back();
+  free_.pop_back();
+  return block;
+}
+
+Result<std::byte*> BlockPool::Take() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    if (std::byte* block = TakeLocked()) return block;
+    if (all_.empty()) {
+      return Fail(ErrorCode::kResourceExhausted, "no memory for an I/O block");
+    }
+    given_.wait(lock, [this] { return !free_.empty(); });
+  }
+}
+
+std::byte* BlockPool::TryTake() {
+  std::lock_guard lock(mutex_);
+  return TakeLocked();
+}
+
+void BlockPool::Give(std::byte* block) {
+  {
+    std::lock_guard lock(mutex_);
+    free_.push_back(block);
+  }
+  given_.notify_one();
+}
+
+Result<std::unique_ptr<IoQueue>> IoQueue::Make(bool uring, uint32_t depth) {
+  if (uring) {
+    if (auto queue = UringQueue::TryMake(depth)) return queue;
+  }
+  return std::make_unique<ThreadQueue>(depth);
+}
+
+}  // namespace cairn::kv::internal

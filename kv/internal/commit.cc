@@ -1,0 +1,278 @@
+// The index side of commit and delete: one atomic write, and the removal of what it replaces.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "kv/internal/fault_point.h"
+#include "kv/internal/manifest.h"
+#include "kv/internal/store_state.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+constexpr uint64_t kBatchBytes = 4 << 20;
+constexpr Column kGenerationColumns[] = {Column::kTensors, Column::kChunks, Column::kValues};
+
+std::string StructureKey(const Digest& digest) { return NumberKey(digest.hi) + NumberKey(digest.lo); }
+
+Digest DigestOf(std::span<const std::byte> bytes) {
+  std::vector<uint64_t> leaves;
+  AppendLeaves(bytes, leaves);
+  return RootDigest(leaves, bytes.size());
+}
+
+/// Collects one step from its ranks' manifests.
+class StepIndexer {
+ public:
+  StepIndexer(StoreState& state, uint64_t generation)
+      : state_(state), generation_(generation), prefix_(NumberKey(generation)) {}
+
+  Result<void> Add(const ManifestFile& manifest) {
+    CAIRN_TRY_ASSIGN(ManifestRef ref,
+                     ReadManifest(manifest.path, [this](Column column, std::string_view key,
+                                                        std::span<const std::byte> value) {
+                       return AddEntry(column, key, value);
+                     }));
+    if (ref.rank != manifest.rank) {
+      return Fail(Error{.code = ErrorCode::kDataLoss,
+                        .message = "the manifest is another rank's",
+                        .file = manifest.path});
+    }
+    manifests_.push_back(ref);
+    return {};
+  }
+
+  Result<StepEntry> Finish(IndexBatch& batch) {
+    if (!step_) return Fail(ErrorCode::kDataLoss, "no manifest of the step holds its step record");
+    batch = std::move(last_);
+    for (const auto& [segment_id, live_bytes] : usage_) {
+      batch.Put(Column::kUsage, UsageKey(segment_id, generation_),
+                std::as_bytes(std::span(&live_bytes, 1)));
+    }
+    step_->info.generation = generation_;
+    step_->manifests = manifests_;
+    batch.Put(Column::kSteps, NumberKey(step_->info.step), EncodeStep(*step_));
+    if (pieces_.size_bytes() > 0) CAIRN_TRY(state_.index->Write(pieces_));
+    return *step_;
+  }
+
+  std::set<uint64_t> used_segments() const {
+    std::set<uint64_t> ids;
+    for (const auto& [segment_id, live_bytes] : usage_) ids.insert(segment_id);
+    return ids;
+  }
+
+ private:
+  Result<void> AddEntry(Column column, std::string_view key, std::span<const std::byte> value) {
+    switch (column) {
+      case Column::kChunks: {
+        CAIRN_TRY_ASSIGN(const Extent extent, DecodeChunkExtent(value));
+        usage_[extent.segment_id] += extent.length_bytes;
+        break;
+      }
+      case Column::kSteps: {
+        CAIRN_TRY_ASSIGN(StepEntry entry, DecodeStep(value));
+        if (!step_) {
+          step_ = std::move(entry);
+        }
+        return {};
+      }
+      case Column::kStructures:
+        last_.Put(column, StructureKey(DigestOf(value)), value);
+        return {};
+      case Column::kSegments:
+        last_.Put(column, key, value);
+        return {};
+      case Column::kTensors:
+      case Column::kValues:
+        break;
+      case Column::kUsage:
+        return Fail(ErrorCode::kDataLoss, "a manifest holds a usage record");
+    }
+    pieces_.Put(column, prefix_ + std::string(key), value);
+    if (pieces_.size_bytes() >= kBatchBytes) {
+      CAIRN_TRY(state_.index->Write(pieces_));
+      pieces_.Clear();
+    }
+    return {};
+  }
+
+  StoreState& state_;
+  const uint64_t generation_;
+  const std::string prefix_;
+  IndexBatch pieces_;  // records under the generation: invisible until the step record is there
+  IndexBatch last_;    // what must become visible with it
+  std::map<uint64_t, uint64_t> usage_;
+  std::vector<ManifestRef> manifests_;
+  std::optional<StepEntry> step_;
+};
+
+}  // namespace
+
+Result<Removal> PlanRemoval(const StoreState& state, std::vector<StepEntry> steps,
+                            const std::set<uint64_t>& kept_segments) {
+  Removal removal{.steps = std::move(steps), .usage = {}, .dead_segments = {}};
+  std::set<uint64_t> removed;
+  for (const StepEntry& entry : removal.steps) removed.insert(entry.info.generation);
+  std::map<uint64_t, bool> used_elsewhere;  // of segments that the removed steps use
+  std::set<uint64_t> used_by_others;
+  CAIRN_TRY(state.index->Scan(
+      Column::kUsage, "", [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+        CAIRN_TRY_ASSIGN(const Usage usage, DecodeUsage(key, record));
+        if (removed.contains(usage.generation)) {
+          used_elsewhere.try_emplace(usage.segment_id, false);
+          removal.usage.push_back(usage);
+        } else {
+          used_by_others.insert(usage.segment_id);
+        }
+        return true;
+      }));
+  for (const auto& [segment_id, unused] : used_elsewhere) {
+    if (used_by_others.contains(segment_id) || kept_segments.contains(segment_id)) continue;
+    CAIRN_TRY_ASSIGN(const auto record, state.index->Get(Column::kSegments, NumberKey(segment_id)));
+    if (!record) continue;
+    CAIRN_TRY_ASSIGN(SegmentInfo info, DecodeSegment(*record));
+    removal.dead_segments.push_back(std::move(info));
+  }
+  return removal;
+}
+
+void AddToBatch(const StoreState& state, const Removal& removal, const StepEntry* replacement,
+                IndexBatch& batch) {
+  std::set<uint64_t> removed;
+  for (const StepEntry& entry : removal.steps) removed.insert(entry.info.generation);
+  std::set<std::string> structures_in_use;
+  for (const StepEntry& entry : state.steps) {
+    if (!removed.contains(entry.info.generation)) {
+      structures_in_use.insert(StructureKey(entry.info.structure));
+    }
+  }
+  if (replacement != nullptr) structures_in_use.insert(StructureKey(replacement->info.structure));
+
+  for (const StepEntry& entry : removal.steps) {
+    const bool replaced = replacement != nullptr && replacement->info.step == entry.info.step;
+    if (!replaced) batch.Delete(Column::kSteps, NumberKey(entry.info.step));
+    for (const Column column : kGenerationColumns) {
+      batch.DeleteRange(column, NumberKey(entry.info.generation), NumberKey(entry.info.generation + 1));
+    }
+    const std::string structure = StructureKey(entry.info.structure);
+    if (!structures_in_use.contains(structure)) batch.Delete(Column::kStructures, structure);
+  }
+  for (const Usage& usage : removal.usage) {
+    batch.Delete(Column::kUsage, UsageKey(usage.segment_id, usage.generation));
+  }
+  for (const SegmentInfo& segment : removal.dead_segments) {
+    batch.Delete(Column::kSegments, NumberKey(segment.segment_id));
+  }
+}
+
+Result<void> MarkRemoval(const StoreState& state, const Removal& removal) {
+  if (removal.steps.empty()) return {};
+  for (const StepEntry& entry : removal.steps) {
+    for (const ManifestRef& manifest : entry.manifests) {
+      CAIRN_TRY(MarkDeleting(state.paths, entry.info.generation, manifest.rank));
+    }
+  }
+  return SyncDirectory(state.paths.commits(), "delete.directory_sync");
+}
+
+void UndoRemoval(const StoreState& state, const Removal& removal) {
+  for (const StepEntry& entry : removal.steps) {
+    for (const ManifestRef& manifest : entry.manifests) {
+      // What fails here is put right by the next open: the index still has the step.
+      (void)UnmarkDeleting(state.paths, entry.info.generation, manifest.rank);
+    }
+  }
+}
+
+uint64_t FinishRemoval(const StoreState& state, const Removal& removal) {
+  uint64_t freed_bytes = 0;
+  for (const SegmentInfo& segment : removal.dead_segments) {
+    state.files->Forget(segment.segment_id);
+    if (FaultPoint("delete.unlink") != 0) continue;
+    if (RemoveFile(state.paths.segments() + "/" + segment.name)) freed_bytes += segment.file_bytes;
+  }
+  for (const StepEntry& entry : removal.steps) {
+    for (const ManifestRef& manifest : entry.manifests) {
+      (void)RemoveFile(DeletingPath(state.paths, entry.info.generation, manifest.rank));
+    }
+  }
+  return freed_bytes;
+}
+
+Result<void> CommitBatch(StoreState& state, const IndexBatch& batch) {
+  Result<void> committed = state.index->Write(batch);
+  if (committed) committed = state.index->Flush();
+  if (committed) return {};
+  // RocksDB may hold the write in memory and flush it later; a step that was reported as failed must
+  // not come into being behind the caller's back. Reopening drops it, or shows that it is durable.
+  if (Result<void> reopened = state.index->Reopen(); !reopened) {
+    Error error = std::move(committed).error();
+    error.message += "; the index could not be reopened either (" + reopened.error().message +
+                     "): close the store and open it again";
+    return Fail(std::move(error));
+  }
+  if (Result<void> refreshed = RefreshSteps(state); !refreshed) return refreshed;
+  (void)DropOrphanRecords(state);  // the next open for writing does it if not now
+  return committed;
+}
+
+Result<void> RefreshSteps(StoreState& state) {
+  CAIRN_TRY_ASSIGN(std::vector<StepEntry> steps, LoadSteps(*state.index));
+  std::lock_guard lock(state.mutex);
+  for (const StepEntry& entry : steps) {
+    state.next_generation = std::max(state.next_generation, entry.info.generation + 1);
+  }
+  state.live->Set(steps);
+  state.steps = std::move(steps);
+  state.latest = nullptr;
+  return {};
+}
+
+Result<void> DropOrphanRecords(StoreState& state) {
+  std::set<uint64_t> live;
+  for (const StepEntry& entry : state.steps) live.insert(entry.info.generation);
+  // Attempts only ever use generations above all that were committed.
+  const uint64_t first = live.empty() ? 0 : *live.rbegin() + 1;
+  IndexBatch batch;
+  for (const Column column : kGenerationColumns) {
+    bool found = false;
+    CAIRN_TRY(state.index->ScanFrom(column, NumberKey(first),
+                                    [&](std::string_view, std::span<const std::byte>) -> Result<bool> {
+                                      found = true;
+                                      return false;
+                                    }));
+    if (found) batch.DeleteRange(column, NumberKey(first), NumberKey(~uint64_t{0}));
+  }
+  if (batch.size_bytes() == 0) return {};
+  CAIRN_TRY(state.index->Write(batch));
+  return state.index->Flush();
+}
+
+Result<StepEntry> IndexStep(StoreState& state, const std::vector<ManifestFile>& manifests,
+                            uint64_t generation, const std::vector<StepEntry>& replaced,
+                            Removal* removal) {
+  StepIndexer indexer(state, generation);
+  for (const ManifestFile& manifest : manifests) CAIRN_TRY(indexer.Add(manifest));
+  IndexBatch batch;
+  CAIRN_TRY_ASSIGN(StepEntry entry, indexer.Finish(batch));
+  CAIRN_TRY_ASSIGN(*removal, PlanRemoval(state, replaced, indexer.used_segments()));
+  AddToBatch(state, *removal, &entry, batch);
+  CAIRN_TRY(MarkRemoval(state, *removal));
+  Result<void> committed = CommitBatch(state, batch);
+  if (!committed) {
+    std::lock_guard lock(state.mutex);
+    const bool exists = std::ranges::any_of(state.steps, [&](const StepEntry& step) {
+      return step.info.generation == generation;
+    });
+    if (!exists) {
+      UndoRemoval(state, *removal);
+      return Fail(std::move(committed).error());
+    }
+  }
+  return entry;
+}
+
+}  // namespace cairn::kv::internal

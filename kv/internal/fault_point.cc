@@ -1,0 +1,9 @@
+// The hook behind the fault points.
+
+#include "kv/internal/fault_point.h"
+
+namespace cairn::kv::internal {
+
+std::atomic<FaultHook> fault_hook{nullptr};
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,28 @@
+#pragma once
+/// Places where tests make file operations fail or end the process.
+///
+/// Every operation that changes a store passes a named point first. Without a hook a point costs one
+/// relaxed load. Names in order of a commit:
+///   segment.create segment.write segment.seal segment.sync segment.directory_sync
+///   manifest.create manifest.write manifest.sync manifest.directory_sync
+///   index.write index.flush index.flushed
+///   commit.rename commit.directory_sync commit.done
+/// of a delete:
+///   delete.rename delete.directory_sync index.write index.flush index.flushed delete.unlink
+/// and of reads: segment.open segment.read.
+
+#include <atomic>
+
+namespace cairn::kv::internal {
+
+/// Returns 0 to go on, or the errno with which the operation shall fail. May not return at all.
+using FaultHook = int (*)(const char* point);
+
+extern std::atomic<FaultHook> fault_hook;
+
+inline int FaultPoint(const char* point) {
+  const FaultHook hook = fault_hook.load(std::memory_order_relaxed);
+  return hook == nullptr ? 0 : hook(point);
+}
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,229 @@
+// Files and directories over POSIX.
+
+#include "kv/internal/file.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+
+#include "kv/internal/fault_point.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+/// Opens with O_DIRECT if asked, and without where that is refused. `*direct` says what came of it.
+int OpenMaybeDirect(const std::string& path, int flags, bool* direct) {
+  flags |= O_CLOEXEC;
+  if (*direct) {
+    const int fd = ::open(path.c_str(), flags | O_DIRECT, 0644);
+    // EINVAL: no O_DIRECT here (tmpfs). With O_CREAT|O_EXCL the file may have been made all the same.
+    if (fd >= 0 || errno != EINVAL) return fd;
+    *direct = false;
+    if (flags & O_CREAT) ::unlink(path.c_str());
+  }
+  return ::open(path.c_str(), flags, 0644);
+}
+
+}  // namespace
+
+Result<File> File::OpenRead(const std::string& path, bool direct) {
+  if (const int fault = FaultPoint("segment.open")) {
+    return Fail(SystemError(fault, "cannot open for reading", path));
+  }
+  File file;
+  file.direct_ = direct;
+  file.fd_ = OpenMaybeDirect(path, O_RDONLY, &file.direct_);
+  if (file.fd_ < 0) return Fail(SystemError(errno, "cannot open for reading", path));
+  file.path_ = path;
+  return file;
+}
+
+Result<File> File::Create(const std::string& path, bool direct) {
+  File file;
+  file.direct_ = direct;
+  file.fd_ = OpenMaybeDirect(path, O_RDWR | O_CREAT | O_EXCL, &file.direct_);
+  if (file.fd_ < 0) {
+    Error error = SystemError(errno, "cannot create", path);
+    if (errno == EEXIST) error.code = ErrorCode::kConflict;
+    return Fail(std::move(error));
+  }
+  file.path_ = path;
+  return file;
+}
+
+File::~File() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+File::File(File&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)), direct_(other.direct_), path_(std::move(other.path_)) {}
+
+File& File::operator=(File&& other) noexcept {
+  if (this != &other) {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = std::exchange(other.fd_, -1);
+    direct_ = other.direct_;
+    path_ = std::move(other.path_);
+  }
+  return *this;
+}
+
+Result<void> File::DropDirect() {
+  const int flags = ::fcntl(fd_, F_GETFL);
+  if (flags < 0 || ::fcntl(fd_, F_SETFL, flags & ~O_DIRECT) < 0) {
+    return Fail(SystemError(errno, "cannot switch to buffered I/O", path_));
+  }
+  direct_ = false;
+  return {};
+}
+
+Result<uint64_t> File::SizeBytes() const {
+  struct stat status;
+  if (::fstat(fd_, &status) != 0) return Fail(SystemError(errno, "cannot stat", path_));
+  return static_cast<uint64_t>(status.st_size);
+}
+
+Result<void> File::ReadAt(uint64_t offset_bytes, std::span<std::byte> target) const {
+  while (!target.empty()) {
+    const ssize_t got =
+        ::pread(fd_, target.data(), target.size(), static_cast<off_t>(offset_bytes));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return Fail(SystemError(errno, "cannot read", path_).WithOffset(offset_bytes));
+    if (got == 0) {
+      return Fail(Error{.code = ErrorCode::kDataLoss,
+                        .message = fmt::format("the file ends {} bytes too early", target.size()),
+                        .file = path_,
+                        .offset_bytes = offset_bytes});
+    }
+    offset_bytes += static_cast<uint64_t>(got);
+    target = target.subspan(static_cast<size_t>(got));
+  }
+  return {};
+}
+
+Result<void> File::Append(std::span<const std::byte> bytes, const char* fault_point) {
+  if (const int fault = FaultPoint(fault_point)) {
+    return Fail(SystemError(fault, "cannot write", path_));
+  }
+  while (!bytes.empty()) {
+    const ssize_t put = ::write(fd_, bytes.data(), bytes.size());
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) return Fail(SystemError(errno, "cannot write", path_));
+    bytes = bytes.subspan(static_cast<size_t>(put));
+  }
+  return {};
+}
+
+Result<void> File::Truncate(uint64_t size_bytes) {
+  if (::ftruncate(fd_, static_cast<off_t>(size_bytes)) != 0) {
+    return Fail(SystemError(errno, "cannot set the size", path_));
+  }
+  return {};
+}
+
+Result<void> File::Sync(const char* fault_point) {
+  const int fault = FaultPoint(fault_point);
+  if (fault != 0 || ::fdatasync(fd_) != 0) {
+    return Fail(SystemError(fault != 0 ? fault : errno, "cannot sync", path_));
+  }
+  return {};
+}
+
+Result<void> MakeDirectory(const std::string& path) {
+  if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) {
+    return Fail(SystemError(errno, "cannot make the directory", path));
+  }
+  return {};
+}
+
+Result<void> SyncDirectory(const std::string& path, const char* fault_point) {
+  if (const int fault = FaultPoint(fault_point)) {
+    return Fail(SystemError(fault, "cannot sync the directory", path));
+  }
+  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return Fail(SystemError(errno, "cannot open the directory", path));
+  const int failed = ::fsync(fd) != 0 ? errno : 0;
+  ::close(fd);
+  // Some network file systems cannot sync a directory and say EINVAL; there is nothing more to do.
+  if (failed != 0 && failed != EINVAL) {
+    return Fail(SystemError(failed, "cannot sync the directory", path));
+  }
+  return {};
+}
+
+Result<void> Rename(const std::string& from, const std::string& to, const char* fault_point) {
+  const int fault = FaultPoint(fault_point);
+  if (fault != 0 || ::rename(from.c_str(), to.c_str()) != 0) {
+    return Fail(
+        SystemError(fault != 0 ? fault : errno, fmt::format("cannot rename to {}", to), from));
+  }
+  return {};
+}
+
+Result<void> RemoveFile(const std::string& path) {
+  if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
+    return Fail(SystemError(errno, "cannot remove", path));
+  }
+  return {};
+}
+
+Result<void> RemoveTree(const std::string& path) {
+  std::error_code failed;
+  std::filesystem::remove_all(path, failed);
+  if (failed) return Fail(SystemError(failed.value(), "cannot remove", path));
+  return {};
+}
+
+Result<std::vector<std::string>> ListDirectory(const std::string& path) {
+  std::vector<std::string> names;
+  DIR* directory = ::opendir(path.c_str());
+  if (directory == nullptr) {
+    if (errno == ENOENT) return names;
+    return Fail(SystemError(errno, "cannot list the directory", path));
+  }
+  errno = 0;
+  while (const dirent* entry = ::readdir(directory)) {
+    const std::string_view name = entry->d_name;
+    if (name != "." && name != "..") names.emplace_back(name);
+  }
+  const int failed = errno;
+  ::closedir(directory);
+  if (failed != 0) return Fail(SystemError(failed, "cannot list the directory", path));
+  std::ranges::sort(names);
+  return names;
+}
+
+bool Exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
+
+Result<std::vector<std::byte>> ReadWholeFile(const std::string& path, uint64_t limit_bytes) {
+  CAIRN_TRY_ASSIGN(const File file, File::OpenRead(path, /*direct=*/false));
+  CAIRN_TRY_ASSIGN(const uint64_t size_bytes, file.SizeBytes());
+  if (size_bytes > limit_bytes) {
+    return Fail(Error{.code = ErrorCode::kDataLoss,
+                      .message = fmt::format("the file has {} bytes, more than the {} expected",
+                                             size_bytes, limit_bytes),
+                      .file = path});
+  }
+  std::vector<std::byte> bytes(size_bytes);
+  CAIRN_TRY(file.ReadAt(0, bytes));
+  return bytes;
+}
+
+Result<void> ReplaceFile(const std::string& directory, const std::string& name,
+                         std::span<const std::byte> bytes) {
+  const std::string temporary = directory + "/" + name + ".new";
+  CAIRN_TRY(RemoveFile(temporary));
+  CAIRN_TRY_ASSIGN(File file, File::Create(temporary, /*direct=*/false));
+  CAIRN_TRY(file.Append(bytes, "file.write"));
+  CAIRN_TRY(file.Sync("file.sync"));
+  CAIRN_TRY(Rename(temporary, directory + "/" + name, "file.rename"));
+  return SyncDirectory(directory, "file.directory_sync");
+}
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,76 @@
+#pragma once
+/// Files and directories with errors as values and durability spelled out.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kv/error.h"
+
+namespace cairn::kv::internal {
+
+/// Memory, offset and length of direct I/O are multiples of this.
+inline constexpr uint64_t kDirectAlignBytes = 4096;
+
+constexpr uint64_t RoundUp(uint64_t value, uint64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+constexpr uint64_t RoundDown(uint64_t value, uint64_t multiple) {
+  return value / multiple * multiple;
+}
+
+/// An open file. Move-only owner of the descriptor.
+class File {
+ public:
+  File() = default;
+  /// Reads; `direct` is dropped silently where the file system refuses O_DIRECT.
+  static Result<File> OpenRead(const std::string& path, bool direct);
+  /// Makes a new file for writing; kConflict if it exists.
+  static Result<File> Create(const std::string& path, bool direct);
+  ~File();
+  File(File&& other) noexcept;
+  File& operator=(File&& other) noexcept;
+
+  int fd() const { return fd_; }
+  bool direct() const { return direct_; }
+  const std::string& path() const { return path_; }
+
+  /// Turns O_DIRECT off, for file systems that accept the flag and refuse the I/O.
+  Result<void> DropDirect();
+  Result<uint64_t> SizeBytes() const;
+  /// Blocking, whole ranges. kDataLoss: the file ends before the range does.
+  Result<void> ReadAt(uint64_t offset_bytes, std::span<std::byte> target) const;
+  Result<void> Append(std::span<const std::byte> bytes, const char* fault_point);
+  Result<void> Truncate(uint64_t size_bytes);
+  /// fdatasync, which also makes a changed size durable.
+  Result<void> Sync(const char* fault_point);
+
+ private:
+  int fd_ = -1;
+  bool direct_ = false;
+  std::string path_;
+};
+
+Result<void> MakeDirectory(const std::string& path);  // fine if it exists
+Result<void> SyncDirectory(const std::string& path, const char* fault_point);
+Result<void> Rename(const std::string& from, const std::string& to, const char* fault_point);
+/// Fine if it is gone already.
+Result<void> RemoveFile(const std::string& path);
+Result<void> RemoveTree(const std::string& path);
+/// Names of the entries, sorted. A missing directory is empty.
+Result<std::vector<std::string>> ListDirectory(const std::string& path);
+bool Exists(const std::string& path);
+/// kNotFound, or kDataLoss if longer than `limit_bytes`.
+Result<std::vector<std::byte>> ReadWholeFile(const std::string& path, uint64_t limit_bytes);
+/// write, fsync, rename, directory fsync, in that order: readers see the old or the new file, and after
+/// a power cut too.
+Result<void> ReplaceFile(const std::string& directory, const std::string& name,
+                         std::span<const std::byte> bytes);
+
+inline std::span<const std::byte> AsBytes(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+}  // namespace cairn::kv::internal

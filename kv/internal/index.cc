@@ -1,0 +1,412 @@
+// The index over RocksDB.
+
+#include "kv/internal/index.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <rocksdb/db.h>
+#include <rocksdb/file_checksum.h>
+#include <rocksdb/file_system.h>
+#include <rocksdb/table.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+#include "kv/internal/fault_point.h"
+#include "kv/internal/file.h"
+
+namespace cairn::kv::internal {
+
+/// RocksDB's view of the disk, with removals that wait until no reader is just opening.
+class IndexFileSystem final : public rocksdb::FileSystemWrapper {
+ public:
+  explicit IndexFileSystem(const std::string& gate_path)
+      : FileSystemWrapper(rocksdb::FileSystem::Default()),
+        gate_fd_(::open(gate_path.c_str(), O_RDONLY | O_CLOEXEC)) {}
+  ~IndexFileSystem() override {
+    if (gate_fd_ >= 0) ::close(gate_fd_);
+  }
+  static const char* kClassName() { return "CairnIndexFileSystem"; }
+  const char* Name() const override { return kClassName(); }
+
+  /// What cannot be removed now is removed later, at the latest by the next open for writing, which
+  /// finds every file that RocksDB's manifest does not name.
+  rocksdb::IOStatus DeleteFile(const std::string& name, const rocksdb::IOOptions& options,
+                               rocksdb::IODebugContext* debug) override {
+    std::lock_guard lock(mutex_);
+    postponed_.push_back(name);
+    // A store that is just being made has no gate and no readers.
+    if (gate_fd_ >= 0 && ::flock(gate_fd_, LOCK_EX | LOCK_NB) != 0) return rocksdb::IOStatus::OK();
+    rocksdb::IOStatus result;
+    for (const std::string& path : postponed_) {
+      rocksdb::IOStatus one = target()->DeleteFile(path, options, debug);
+      if (!one.ok() && path == name) result = one;
+    }
+    postponed_.clear();
+    if (gate_fd_ >= 0) ::flock(gate_fd_, LOCK_UN);
+    return result;
+  }
+
+ private:
+  const int gate_fd_;
+  std::mutex mutex_;
+  std::vector<std::string> postponed_;  // guarded by mutex_
+};
+
+namespace {
+
+/// RocksDB's log lines go nowhere: a store holds no file that nobody checks, and readers write nothing.
+class QuietLogger final : public rocksdb::Logger {
+ public:
+  using rocksdb::Logger::Logv;
+  void Logv(const char*, va_list) override {}
+};
+
+/// Holds off removals while a reader opens.
+class ReaderGate {
+ public:
+  static Result<ReaderGate> Enter(const std::string& path, std::chrono::milliseconds deadline) {
+    ReaderGate gate;
+    gate.fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (gate.fd_ < 0) return Fail(SystemError(errno, "cannot open", path));
+    const auto end = std::chrono::steady_clock::now() + deadline;
+    while (::flock(gate.fd_, LOCK_SH | LOCK_NB) != 0) {
+      if (errno != EWOULDBLOCK && errno != EINTR) {
+        return Fail(SystemError(errno, "cannot take the readers' lock", path));
+      }
+      if (std::chrono::steady_clock::now() > end) {
+        return Fail(Error{.code = ErrorCode::kUnavailable,
+                          .message = "the writer kept the readers' lock beyond the deadline",
+                          .file = path});
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return gate;
+  }
+  ~ReaderGate() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  ReaderGate(ReaderGate&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+
+ private:
+  ReaderGate() = default;
+  int fd_ = -1;
+};
+
+Error FromStatus(const rocksdb::Status& status, std::string what, const std::string& directory) {
+  ErrorCode code = ErrorCode::kUnavailable;
+  if (status.IsCorruption()) code = ErrorCode::kDataLoss;
+  if (status.IsNoSpace()) code = ErrorCode::kResourceExhausted;
+  if (status.IsMemoryLimit()) code = ErrorCode::kResourceExhausted;
+  if (status.IsInvalidArgument()) code = ErrorCode::kDataLoss;  // of ours, only files can be wrong
+  if (status.IsPathNotFound() || status.IsNotFound()) code = ErrorCode::kDataLoss;
+  std::string text = status.ToString();
+  std::ranges::replace(text, '\n', ' ');
+  if (code == ErrorCode::kUnavailable && text.find("No such file") != std::string::npos) {
+    code = ErrorCode::kDataLoss;
+  }
+  return Error{.code = code,
+               .message = fmt::format("{}: {}", what, text),
+               .file = directory + "/index"};
+}
+
+rocksdb::Slice ToSlice(std::string_view text) { return {text.data(), text.size()}; }
+std::string_view ToView(const rocksdb::Slice& slice) { return {slice.data(), slice.size()}; }
+
+rocksdb::ColumnFamilyOptions ColumnOptions() {
+  rocksdb::ColumnFamilyOptions options;
+  options.compression = rocksdb::kLZ4Compression;
+  options.write_buffer_size = 8 << 20;
+  options.target_file_size_base = 16 << 20;
+  rocksdb::BlockBasedTableOptions table;
+  table.checksum = rocksdb::kXXH3;
+  table.format_version = 5;
+  table.block_size = 16 << 10;
+  options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
+  return options;
+}
+
+rocksdb::DBOptions DatabaseOptions(bool create) {
+  rocksdb::DBOptions options;
+  options.create_if_missing = create;
+  options.create_missing_column_families = true;
+  options.info_log = std::make_shared<QuietLogger>();
+  options.atomic_flush = true;                 // all columns of a commit, or none
+  options.avoid_flush_during_shutdown = true;  // what was not committed must not become so by closing
+  options.max_bgerror_resume_count = 0;        // nor by a retry behind our back
+  options.max_open_files = -1;                 // every file is open before Open returns (readers!)
+  options.max_file_opening_threads = 1;
+  options.skip_stats_update_on_db_open = true;
+  options.stats_dump_period_sec = 0;
+  options.stats_persist_period_sec = 0;
+  options.file_checksum_gen_factory = rocksdb::GetFileChecksumGenCrc32cFactory();
+  return options;
+}
+
+}  // namespace
+
+std::span<const std::byte> AlignedBytes::Assign(std::string_view bytes) {
+  words_.resize((bytes.size() + 7) / 8);
+  if (!bytes.empty()) std::memcpy(words_.data(), bytes.data(), bytes.size());
+  return {reinterpret_cast<const std::byte*>(words_.data()), bytes.size()};
+}
+
+void IndexBatch::Put(Column column, std::string_view key, std::span<const std::byte> value) {
+  operations_.push_back({Operation::Kind::kPut, column, std::string(key),
+                         std::string(reinterpret_cast<const char*>(value.data()), value.size())});
+  size_bytes_ += key.size() + value.size() + sizeof(Operation);
+}
+void IndexBatch::Delete(Column column, std::string_view key) {
+  operations_.push_back({Operation::Kind::kDelete, column, std::string(key), {}});
+  size_bytes_ += key.size() + sizeof(Operation);
+}
+void IndexBatch::DeleteRange(Column column, std::string_view begin, std::string_view end) {
+  operations_.push_back(
+      {Operation::Kind::kDeleteRange, column, std::string(begin), std::string(end)});
+  size_bytes_ += begin.size() + end.size() + sizeof(Operation);
+}
+uint64_t IndexBatch::size_bytes() const { return size_bytes_; }
+void IndexBatch::Clear() {
+  operations_.clear();
+  size_bytes_ = 0;
+}
+
+Index::Index(std::string directory, bool writable, std::chrono::milliseconds deadline)
+    : directory_(std::move(directory)), writable_(writable), deadline_(deadline) {}
+
+Index::~Index() { CloseDatabase(); }
+
+Result<std::shared_ptr<Index>> Index::Open(const std::string& directory, bool writable, bool create,
+                                           std::chrono::milliseconds deadline) {
+  auto index = std::shared_ptr<Index>(new Index(directory, writable, deadline));
+  CAIRN_TRY(index->OpenDatabase(create));
+  return index;
+}
+
+Result<void> Index::OpenDatabase(bool create) {
+  if (writable_) return OpenOnce(create);
+  const auto end = std::chrono::steady_clock::now() + deadline_;
+  while (true) {
+    const std::string before = Signature(directory_);
+    signature_ = before;
+    Result<void> opened = OpenOnce(create);
+    // A failure while the files stay as they are is damage; else the writer came in between.
+    if (opened || Signature(directory_) == before || std::chrono::steady_clock::now() > end) {
+      return opened;
+    }
+  }
+}
+
+Result<void> Index::OpenOnce(bool create) {
+  const std::string gate_path = directory_ + "/CAIRN";
+  const std::string path = directory_ + "/index";
+  rocksdb::DBOptions options = DatabaseOptions(create);
+  std::vector<rocksdb::ColumnFamilyDescriptor> descriptors;
+  descriptors.emplace_back(rocksdb::kDefaultColumnFamilyName, rocksdb::ColumnFamilyOptions());
+  for (int i = 0; i < kColumnCount; ++i) {
+    descriptors.emplace_back(ColumnName(static_cast<Column>(i)), ColumnOptions());
+  }
+  rocksdb::DB* database = nullptr;
+  rocksdb::Status status;
+  if (writable_) {
+    file_system_ = std::make_shared<IndexFileSystem>(gate_path);
+    environment_ = rocksdb::NewCompositeEnv(file_system_);
+    options.env = environment_.get();
+    status = rocksdb::DB::Open(options, path, descriptors, &columns_, &database);
+  } else {
+    CAIRN_TRY_ASSIGN(const ReaderGate gate, ReaderGate::Enter(gate_path, deadline_));
+    status = rocksdb::DB::OpenForReadOnly(options, path, descriptors, &columns_, &database);
+  }
+  if (!status.ok()) {
+    columns_.clear();
+    Error error = FromStatus(status, "cannot open the index", directory_);
+    if (status.IsIOError() && status.ToString().find("lock") != std::string::npos) {
+      error.code = ErrorCode::kConflict;
+    }
+    return Fail(std::move(error));
+  }
+  db_.reset(database);
+  return {};
+}
+
+Result<void> Index::CheckOpen() const {
+  if (db_ == nullptr) {
+    return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                      .message = "the store is closed",
+                      .file = directory_});
+  }
+  return {};
+}
+
+void Index::CloseDatabase() {
+  if (db_ == nullptr) return;
+  for (rocksdb::ColumnFamilyHandle* column : columns_) db_->DestroyColumnFamilyHandle(column);
+  columns_.clear();
+  db_.reset();
+}
+
+Result<void> Index::Close() {
+  std::unique_lock lock(mutex_);
+  CloseDatabase();
+  return {};
+}
+
+Result<void> Index::Reopen() {
+  std::unique_lock lock(mutex_);
+  CloseDatabase();
+  return OpenDatabase(/*create=*/false);
+}
+
+Result<void> Index::Scan(
+    Column column, std::string_view prefix,
+    const std::function<Result<bool>(std::string_view, std::span<const std::byte>)>& callback) const {
+  return ScanFrom(column, prefix,
+                  [&](std::string_view key, std::span<const std::byte> value) -> Result<bool> {
+                    if (!key.starts_with(prefix)) return false;
+                    return callback(key, value);
+                  });
+}
+
+Result<void> Index::ScanFrom(
+    Column column, std::string_view begin,
+    const std::function<Result<bool>(std::string_view, std::span<const std::byte>)>& callback) const {
+  std::shared_lock lock(mutex_);
+  CAIRN_TRY(CheckOpen());
+  AlignedBytes aligned;
+  const std::unique_ptr<rocksdb::Iterator> iterator(
+      db_->NewIterator(rocksdb::ReadOptions(), columns_[static_cast<size_t>(column) + 1]));
+  for (iterator->Seek(ToSlice(begin)); iterator->Valid(); iterator->Next()) {
+    CAIRN_TRY_ASSIGN(const bool more, callback(ToView(iterator->key()),
+                                               aligned.Assign(ToView(iterator->value()))));
+    if (!more) return {};
+  }
+  if (!iterator->status().ok()) {
+    return Fail(FromStatus(iterator->status(),
+                           fmt::format("cannot scan the column {}", ColumnName(column)), directory_));
+  }
+  return {};
+}
+
+Result<std::optional<std::vector<std::byte>>> Index::Get(Column column, std::string_view key) const {
+  std::shared_lock lock(mutex_);
+  CAIRN_TRY(CheckOpen());
+  rocksdb::PinnableSlice value;
+  const rocksdb::Status status = db_->Get(
+      rocksdb::ReadOptions(), columns_[static_cast<size_t>(column) + 1], ToSlice(key), &value);
+  if (status.IsNotFound()) return std::nullopt;
+  if (!status.ok()) {
+    return Fail(FromStatus(status, fmt::format("cannot read the column {}", ColumnName(column)),
+                           directory_));
+  }
+  const auto* data = reinterpret_cast<const std::byte*>(value.data());
+  return std::vector<std::byte>(data, data + value.size());
+}
+
+Result<void> Index::Write(const IndexBatch& batch) {
+  if (const int fault = FaultPoint("index.write")) {
+    return Fail(SystemError(fault, "cannot write to the index", directory_ + "/index"));
+  }
+  std::shared_lock lock(mutex_);
+  CAIRN_TRY(CheckOpen());
+  rocksdb::WriteBatch writes;
+  for (const IndexBatch::Operation& operation : batch.operations_) {
+    rocksdb::ColumnFamilyHandle* column = columns_[static_cast<size_t>(operation.column) + 1];
+    switch (operation.kind) {
+      case IndexBatch::Operation::Kind::kPut:
+        writes.Put(column, operation.key, operation.value);
+        break;
+      case IndexBatch::Operation::Kind::kDelete:
+        writes.Delete(column, operation.key);
+        break;
+      case IndexBatch::Operation::Kind::kDeleteRange:
+        writes.DeleteRange(column, operation.key, operation.value);
+        break;
+    }
+  }
+  rocksdb::WriteOptions options;
+  options.disableWAL = true;
+  const rocksdb::Status status = db_->Write(options, &writes);
+  if (!status.ok()) return Fail(FromStatus(status, "cannot write to the index", directory_));
+  return {};
+}
+
+Result<void> Index::Flush() {
+  if (const int fault = FaultPoint("index.flush")) {
+    return Fail(SystemError(fault, "cannot sync the index", directory_ + "/index"));
+  }
+  {
+    std::shared_lock lock(mutex_);
+    CAIRN_TRY(CheckOpen());
+    const rocksdb::Status status = db_->Flush(rocksdb::FlushOptions(), columns_);
+    if (!status.ok()) return Fail(FromStatus(status, "cannot sync the index", directory_));
+  }
+  if (const int fault = FaultPoint("index.flushed")) {
+    return Fail(SystemError(fault, "cannot sync the index", directory_ + "/index"));
+  }
+  return {};
+}
+
+Result<void> Index::VerifyTables(const std::function<void(Error)>& damage) const {
+  std::shared_lock lock(mutex_);
+  CAIRN_TRY(CheckOpen());
+  // Removals would take files away between listing and reading them.
+  CAIRN_TRY_ASSIGN(const ReaderGate gate, ReaderGate::Enter(directory_ + "/CAIRN", deadline_));
+  std::vector<rocksdb::LiveFileMetaData> files;
+  db_->GetLiveFilesMetaData(&files);
+  const auto factory = rocksdb::GetFileChecksumGenCrc32cFactory();
+  std::vector<std::byte> piece(1 << 20);
+  for (const rocksdb::LiveFileMetaData& file : files) {
+    const std::string path = directory_ + "/index" + file.name;
+    // A reader's view may be older than the files; what it no longer needs may be gone.
+    auto opened = File::OpenRead(path, /*direct=*/false);
+    if (!opened) {
+      if (!writable_ && Signature(directory_) != signature_) continue;
+      damage(std::move(opened).error());
+      continue;
+    }
+    const auto generator = factory->CreateFileChecksumGenerator({.file_name = file.name});
+    Result<uint64_t> size_bytes = opened->SizeBytes();
+    Result<void> read = {};
+    for (uint64_t at = 0; read && size_bytes && at < *size_bytes; at += piece.size()) {
+      const auto part = std::span(piece).first(std::min<uint64_t>(piece.size(), *size_bytes - at));
+      read = opened->ReadAt(at, part);
+      generator->Update(reinterpret_cast<const char*>(part.data()), part.size());
+    }
+    generator->Finalize();
+    if (!read) {
+      damage(std::move(read).error());
+    } else if (generator->GetChecksum() != file.file_checksum) {
+      damage(Error{.code = ErrorCode::kDataLoss,
+                   .message = fmt::format("index table of column {} does not match its checksum",
+                                          file.column_family_name),
+                   .file = path});
+    }
+  }
+  return {};
+}
+
+std::string Index::Signature(const std::string& directory) {
+  const auto describe = [](const std::string& path) {
+    struct stat status = {};
+    if (::stat(path.c_str(), &status) != 0) return std::string("none");
+    return fmt::format("{}:{}:{}:{}", status.st_ino, status.st_size, status.st_mtim.tv_sec,
+                       status.st_mtim.tv_nsec);
+  };
+  const std::string current = directory + "/index/CURRENT";
+  std::string signature = describe(current);
+  if (const auto text = ReadWholeFile(current, 256)) {
+    std::string name(reinterpret_cast<const char*>(text->data()), text->size());
+    while (!name.empty() && name.back() == '\n') name.pop_back();
+    if (name.find('/') == std::string::npos && name.find('\0') == std::string::npos) {
+      signature += describe(directory + "/index/" + name);
+    }
+  }
+  return signature;
+}
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,232 @@
+// Manifest files, written and read as streams.
+
+#include "kv/internal/manifest.h"
+
+#include <fmt/format.h>
+#define XXH_STATIC_LINKING_ONLY  // for state on the stack
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "kv/internal/fault_point.h"
+#include "kv/internal/index.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+constexpr char kMagic[] = "CAIRNMAN";
+constexpr size_t kBlockHeaderBytes = 16;
+constexpr size_t kEntryHeaderBytes = 12;
+constexpr size_t kBlockTargetBytes = 1 << 20;
+constexpr uint32_t kMaxBlockBytes = 1u << 30;
+constexpr uint32_t kEndMark = 0xffffffff;
+constexpr size_t kAttemptAt = 56;
+static_assert(kAttemptAt + kMaxAttemptBytes + 16 == kManifestHeaderBytes);
+
+uint64_t BlockChecksum(std::span<const std::byte> payload, uint32_t entry_count) {
+  const uint64_t seed = (uint64_t{static_cast<uint32_t>(payload.size())} << 32) | entry_count;
+  return XXH3_64bits_withSeed(payload.data(), payload.size(), seed);
+}
+
+Error Damaged(const std::string& path, uint64_t offset_bytes, std::string what) {
+  return Error{.code = ErrorCode::kDataLoss,
+               .message = fmt::format("the manifest is damaged: {}", what),
+               .file = path,
+               .offset_bytes = offset_bytes};
+}
+
+std::array<std::byte, kManifestHeaderBytes> EncodeHeader(const ManifestHeader& header) {
+  std::array<std::byte, kManifestHeaderBytes> out{};
+  std::memcpy(out.data(), kMagic, 8);
+  PutLittleEndian<uint32_t>(out, 8, kManifestVersion);
+  PutLittleEndian(out, 12, header.rank);
+  PutLittleEndian(out, 16, header.world_size);
+  PutLittleEndian(out, 24, header.step);
+  PutLittleEndian(out, 32, header.created_unix_ns);
+  std::ranges::copy(header.store_uuid, out.begin() + 40);
+  CAIRN_CHECK(header.attempt.size() < kMaxAttemptBytes);
+  std::memcpy(out.data() + kAttemptAt, header.attempt.data(), header.attempt.size());
+  PutLittleEndian(out, kManifestHeaderBytes - 8,
+                  Checksum64(std::span(out).first(kManifestHeaderBytes - 8)));
+  return out;
+}
+
+Result<ManifestHeader> DecodeHeader(std::span<const std::byte> bytes, const std::string& path) {
+  if (std::memcmp(bytes.data(), kMagic, 8) != 0) return Fail(Damaged(path, 0, "it has no magic"));
+  if (GetLittleEndian<uint64_t>(bytes, kManifestHeaderBytes - 8) !=
+      Checksum64(bytes.first(kManifestHeaderBytes - 8))) {
+    return Fail(Damaged(path, 0, "the header does not match its checksum"));
+  }
+  const auto version = GetLittleEndian<uint32_t>(bytes, 8);
+  if (version != kManifestVersion) {
+    return Fail(Error{.code = ErrorCode::kUnimplemented,
+                      .message = fmt::format("the manifest has format version {}, this build reads {}",
+                                             version, kManifestVersion),
+                      .file = path});
+  }
+  ManifestHeader header;
+  header.rank = GetLittleEndian<uint32_t>(bytes, 12);
+  header.world_size = GetLittleEndian<uint32_t>(bytes, 16);
+  header.step = GetLittleEndian<uint64_t>(bytes, 24);
+  header.created_unix_ns = GetLittleEndian<int64_t>(bytes, 32);
+  std::ranges::copy(bytes.subspan(40, 16), header.store_uuid.begin());
+  const auto* attempt = reinterpret_cast<const char*>(bytes.data() + kAttemptAt);
+  header.attempt.assign(attempt, strnlen(attempt, kMaxAttemptBytes));
+  return header;
+}
+
+/// Hands out the entries of one block whose checksum is right.
+Result<uint64_t> ReadEntries(std::span<const std::byte> payload, uint32_t entry_count,
+                             const ManifestCallback& callback) {
+  AlignedBytes aligned;
+  size_t at = 0;
+  for (uint32_t i = 0; i < entry_count; ++i) {
+    if (payload.size() - at < kEntryHeaderBytes) return Fail(ErrorCode::kDataLoss, "a cut entry");
+    const auto column = std::to_integer<uint8_t>(payload[at]);
+    const auto key_bytes = GetLittleEndian<uint32_t>(payload, at + 4);
+    const auto value_bytes = GetLittleEndian<uint32_t>(payload, at + 8);
+    at += kEntryHeaderBytes;
+    if (column >= kColumnCount || key_bytes > payload.size() - at ||
+        value_bytes > payload.size() - at - key_bytes) {
+      return Fail(ErrorCode::kDataLoss, "an entry of impossible size");
+    }
+    const auto* text = reinterpret_cast<const char*>(payload.data() + at);
+    CAIRN_TRY(callback(static_cast<Column>(column), std::string_view(text, key_bytes),
+                       aligned.Assign(std::string_view(text + key_bytes, value_bytes))));
+    at += size_t{key_bytes} + value_bytes;
+  }
+  if (at != payload.size()) return Fail(ErrorCode::kDataLoss, "bytes behind the last entry");
+  return entry_count;
+}
+
+}  // namespace
+
+struct ManifestWriter::Hash {
+  XXH3_state_t state;
+};
+
+ManifestWriter::ManifestWriter(File file, const ManifestHeader& header)
+    : file_(std::move(file)), rank_(header.rank), hash_(std::make_unique<Hash>()) {
+  XXH3_128bits_reset(&hash_->state);
+}
+ManifestWriter::~ManifestWriter() = default;
+
+Result<std::unique_ptr<ManifestWriter>> ManifestWriter::Create(const std::string& path,
+                                                               const ManifestHeader& header) {
+  if (const int fault = FaultPoint("manifest.create")) {
+    return Fail(SystemError(fault, "cannot create the manifest", path));
+  }
+  CAIRN_TRY_ASSIGN(File file, File::Create(path, /*direct=*/false));
+  auto writer = std::unique_ptr<ManifestWriter>(new ManifestWriter(std::move(file), header));
+  CAIRN_TRY(writer->Write(EncodeHeader(header)));
+  return writer;
+}
+
+Result<void> ManifestWriter::Write(std::span<const std::byte> bytes) {
+  CAIRN_TRY(file_.Append(bytes, "manifest.write"));
+  XXH3_128bits_update(&hash_->state, bytes.data(), bytes.size());
+  file_bytes_ += bytes.size();
+  return {};
+}
+
+Result<void> ManifestWriter::FlushBlock(uint32_t entry_count) {
+  std::array<std::byte, kBlockHeaderBytes> header;
+  PutLittleEndian(header, 0, static_cast<uint32_t>(block_.size()));
+  PutLittleEndian(header, 4, entry_count);
+  PutLittleEndian(header, 8, BlockChecksum(block_, entry_count));
+  CAIRN_TRY(Write(header));
+  CAIRN_TRY(Write(block_));
+  block_.clear();
+  block_entries_ = 0;
+  return {};
+}
+
+Result<void> ManifestWriter::Add(Column column, std::string_view key,
+                                 std::span<const std::byte> value) {
+  const uint64_t need = kEntryHeaderBytes + key.size() + value.size();
+  if (need > kMaxBlockBytes) {
+    return Fail(ErrorCode::kInvalidArgument, fmt::format("a record of {} bytes is too large", need));
+  }
+  if (!block_.empty() && block_.size() + need > kBlockTargetBytes) {
+    CAIRN_TRY(FlushBlock(block_entries_));
+  }
+  const size_t at = block_.size();
+  block_.resize(at + kEntryHeaderBytes);
+  block_[at] = std::byte{static_cast<uint8_t>(column)};
+  PutLittleEndian(block_, at + 4, static_cast<uint32_t>(key.size()));
+  PutLittleEndian(block_, at + 8, static_cast<uint32_t>(value.size()));
+  block_.insert(block_.end(), AsBytes(key).begin(), AsBytes(key).end());
+  block_.insert(block_.end(), value.begin(), value.end());
+  ++block_entries_;
+  ++entry_count_;
+  return {};
+}
+
+Result<ManifestRef> ManifestWriter::Finish() {
+  if (block_entries_ > 0) CAIRN_TRY(FlushBlock(block_entries_));
+  block_.resize(8);
+  PutLittleEndian(block_, 0, entry_count_);
+  CAIRN_TRY(FlushBlock(kEndMark));
+  CAIRN_TRY(file_.Sync("manifest.sync"));
+  const XXH128_hash_t hash = XXH3_128bits_digest(&hash_->state);
+  return ManifestRef{.rank = rank_,
+                     .file_bytes = file_bytes_,
+                     .digest = Digest{.lo = hash.low64, .hi = hash.high64}};
+}
+
+Result<ManifestHeader> ReadManifestHeader(const std::string& path) {
+  CAIRN_TRY_ASSIGN(const File file, File::OpenRead(path, /*direct=*/false));
+  std::array<std::byte, kManifestHeaderBytes> bytes;
+  CAIRN_TRY(file.ReadAt(0, bytes));
+  return DecodeHeader(bytes, path);
+}
+
+Result<ManifestRef> ReadManifest(const std::string& path, const ManifestCallback& callback) {
+  CAIRN_TRY_ASSIGN(const File file, File::OpenRead(path, /*direct=*/false));
+  CAIRN_TRY_ASSIGN(const uint64_t file_bytes, file.SizeBytes());
+  std::array<std::byte, kManifestHeaderBytes> header_bytes;
+  CAIRN_TRY(file.ReadAt(0, header_bytes));
+  CAIRN_TRY_ASSIGN(const ManifestHeader header, DecodeHeader(header_bytes, path));
+  XXH3_state_t hash;
+  XXH3_128bits_reset(&hash);
+  XXH3_128bits_update(&hash, header_bytes.data(), header_bytes.size());
+
+  uint64_t at = kManifestHeaderBytes;
+  uint64_t seen_entries = 0;
+  std::vector<std::byte> payload;
+  while (true) {
+    std::array<std::byte, kBlockHeaderBytes> block;
+    CAIRN_TRY(file.ReadAt(at, block));
+    const auto payload_bytes = GetLittleEndian<uint32_t>(block, 0);
+    const auto entry_count = GetLittleEndian<uint32_t>(block, 4);
+    if (payload_bytes > kMaxBlockBytes || payload_bytes > file_bytes - at - kBlockHeaderBytes) {
+      return Fail(Damaged(path, at, "a block is longer than the file"));
+    }
+    payload.resize(payload_bytes);
+    CAIRN_TRY(file.ReadAt(at + kBlockHeaderBytes, payload));
+    if (GetLittleEndian<uint64_t>(block, 8) != BlockChecksum(payload, entry_count)) {
+      return Fail(Damaged(path, at, "a block does not match its checksum"));
+    }
+    XXH3_128bits_update(&hash, block.data(), block.size());
+    XXH3_128bits_update(&hash, payload.data(), payload.size());
+    const uint64_t block_at = at;
+    at += kBlockHeaderBytes + payload_bytes;
+    if (entry_count == kEndMark) {
+      if (payload_bytes != 8 || GetLittleEndian<uint64_t>(payload, 0) != seen_entries ||
+          at != file_bytes) {
+        return Fail(Damaged(path, block_at, "its end does not fit what stands before"));
+      }
+      break;
+    }
+    Result<uint64_t> read = ReadEntries(payload, entry_count, callback);
+    if (!read) return Fail(std::move(read).error().WithFile(path).WithOffset(block_at));
+    seen_entries += *read;
+  }
+  const XXH128_hash_t digest = XXH3_128bits_digest(&hash);
+  return ManifestRef{.rank = header.rank,
+                     .file_bytes = file_bytes,
+                     .digest = Digest{.lo = digest.low64, .hi = digest.high64}};
+}
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,47 @@
+#pragma once
+/// Reads many ranges of segment files with deep queues and bounded memory.
+
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <unordered_map>
+
+#include "kv/internal/block_io.h"
+#include "kv/internal/file.h"
+#include "kv/store.h"
+
+namespace cairn::kv::internal {
+
+/// A segment opened both ways: past the page cache, and through it for bytes that are there already.
+struct SegmentFile {
+  File direct;    // may be buffered too, where O_DIRECT is refused
+  File buffered;
+};
+
+/// Recently used segment files, so that many small loads do not open them again. Threads: safe.
+class SegmentFiles {
+ public:
+  /// kNotFound if the file is gone.
+  Result<std::shared_ptr<const SegmentFile>> Open(uint64_t segment_id, const std::string& path,
+                                                  bool direct);
+  void Forget(uint64_t segment_id);
+
+ private:
+  static constexpr size_t kMaxOpen = 64;
+  using Entry = std::pair<uint64_t, std::shared_ptr<const SegmentFile>>;
+  std::mutex mutex_;
+  std::list<Entry> recent_;                                        // guarded by mutex_, newest first
+  std::unordered_map<uint64_t, std::list<Entry>::iterator> by_id_;  // guarded by mutex_
+};
+
+/// Reads all `ranges`; see Snapshot::Read. `open` gives the file of a segment id. Returns the bytes
+/// taken from storage.
+Result<uint64_t> ReadRanges(
+    std::span<const ReadRange> ranges, const IoOptions& options, BlockPool& pool,
+    const std::function<Result<std::shared_ptr<const SegmentFile>>(uint64_t segment_id)>& open,
+    const std::function<Result<void>(size_t)>& arrived);
+
+}  // namespace cairn::kv::internal

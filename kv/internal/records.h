@@ -1,0 +1,69 @@
+#pragma once
+/// The FlatBuffers records that kv itself reads and writes.
+
+#include <fmt/format.h>
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kv/error.h"
+#include "kv/store.h"
+#include "schema/record.h"
+
+namespace cairn::kv::internal {
+
+/// The finished buffer as bytes of our own.
+std::vector<std::byte> TakeBytes(const flatbuffers::FlatBufferBuilder& builder);
+
+/// CheckRecord with an error: kDataLoss or kUnimplemented, naming the `kind` of record.
+template <typename Record>
+Result<const Record*> CheckedRecord(std::span<const std::byte> bytes, const char* identifier,
+                                    const char* kind) {
+  const Record* record = nullptr;
+  switch (schema::CheckRecord<Record>(bytes, identifier, &record)) {
+    case schema::RecordCheck::kFine:
+      return record;
+    case schema::RecordCheck::kNewer:
+      return Fail(ErrorCode::kUnimplemented,
+                  fmt::format("a {} of a newer format version; use a newer Cairn", kind));
+    case schema::RecordCheck::kDamaged:
+      break;
+  }
+  return Fail(ErrorCode::kDataLoss, fmt::format("a {} is damaged: {} bytes that do not verify", kind,
+                                                bytes.size()));
+}
+
+/// One rank's manifest as the step record names it.
+struct ManifestRef {
+  uint32_t rank = 0;
+  uint64_t file_bytes = 0;
+  Digest digest;
+};
+
+struct StepEntry {
+  StepInfo info;
+  std::vector<ManifestRef> manifests;
+};
+
+std::vector<std::byte> EncodeStep(const StepEntry& entry);
+Result<StepEntry> DecodeStep(std::span<const std::byte> record);
+
+std::vector<std::byte> EncodeSegment(const SegmentInfo& info);
+Result<SegmentInfo> DecodeSegment(std::span<const std::byte> record);
+
+struct ChunkEntry {
+  std::vector<uint64_t> sizes;
+  Extent extent;
+  Digest digest;
+  uint64_t since_step = 0;
+};
+std::vector<std::byte> EncodeChunk(const ChunkEntry& entry);
+/// Only where the bytes lie.
+Result<Extent> DecodeChunkExtent(std::span<const std::byte> record);
+
+/// kUsage: segment id, generation -> live bytes.
+std::string UsageKey(uint64_t segment_id, uint64_t generation);
+Result<Usage> DecodeUsage(std::string_view key, std::span<const std::byte> record);
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,179 @@
+// What an open for writing does about the traces of a crash.
+//
+// The set of files in pending/ and commits/ and the index say together how far each commit and delete
+// had come (kv/store.h). The rules, each idempotent:
+//   1. *.deleting of a step that the index has: the delete never happened; the name is put back.
+//      Of one that it lacks: the delete is through; the file goes.
+//   2. A pending manifest of an attempt that the index has: renamed to commits/. Else: swept.
+//   3. A manifest in commits/ that the index lacks: the index lost a commit; the step is indexed anew.
+//   4. Records of generations that no step has are deleted.
+//   5. Segment files that the index does not know are unlinked, unless rule 3 failed for some step:
+//      then nothing is swept, because the lost step may need them.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "kv/internal/fault_point.h"
+#include "kv/internal/manifest.h"
+#include "kv/internal/store_state.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+bool HasGeneration(const StoreState& state, uint64_t generation) {
+  return std::ranges::any_of(state.steps, [generation](const StepEntry& entry) {
+    return entry.info.generation == generation;
+  });
+}
+
+Result<void> ResolveDeletes(StoreState& state) {
+  CAIRN_TRY_ASSIGN(const std::vector<CommitFile> files, ListCommits(state.paths));
+  for (const CommitFile& file : files) {
+    if (!file.deleting) continue;
+    if (HasGeneration(state, file.generation)) {
+      CAIRN_TRY(UnmarkDeleting(state.paths, file.generation, file.rank));
+    } else {
+      CAIRN_TRY(RemoveFile(DeletingPath(state.paths, file.generation, file.rank)));
+    }
+  }
+  return {};
+}
+
+/// Moves the manifests of a committed attempt to where they belong.
+Result<void> FinishCommit(StoreState& state, const StepEntry& entry) {
+  for (const ManifestRef& manifest : entry.manifests) {
+    const std::string from = state.paths.pending_manifest(entry.info.attempt, manifest.rank);
+    if (!Exists(from)) continue;
+    CAIRN_TRY(Rename(from, state.paths.manifest(entry.info.generation, manifest.rank), "commit.rename"));
+  }
+  return SyncDirectory(state.paths.commits(), "commit.directory_sync");
+}
+
+Result<void> ResolvePending(StoreState& state) {
+  CAIRN_TRY_ASSIGN(const std::vector<std::string> attempts, ListDirectory(state.paths.pending()));
+  for (const std::string& attempt : attempts) {
+    const auto committed = std::ranges::find_if(
+        state.steps, [&](const StepEntry& entry) { return entry.info.attempt == attempt; });
+    if (committed != state.steps.end()) CAIRN_TRY(FinishCommit(state, *committed));
+    CAIRN_TRY(RemoveTree(state.paths.attempt(attempt)));
+  }
+  return {};
+}
+
+/// Checks that every segment that the manifests name is there with its full size.
+Result<void> CheckSegments(const StoreState& state, const std::vector<ManifestFile>& manifests) {
+  for (const ManifestFile& manifest : manifests) {
+    std::set<uint64_t> used;
+    CAIRN_TRY(ReadManifest(manifest.path, [&](Column column, std::string_view,
+                                              std::span<const std::byte> value) -> Result<void> {
+                if (column == Column::kChunks) {
+                  CAIRN_TRY_ASSIGN(const Extent extent, DecodeChunkExtent(value));
+                  used.insert(extent.segment_id);
+                }
+                return {};
+              }));
+    CAIRN_TRY_ASSIGN(const std::vector<std::string> names, ListDirectory(state.paths.segments()));
+    for (const std::string& name : names) {
+      if (const auto id = ParseSegmentName(name)) used.erase(*id);
+    }
+    if (!used.empty()) {
+      return Fail(Error{.code = ErrorCode::kDataLoss,
+                        .message = fmt::format("{} segment(s) that it refers to are missing", used.size()),
+                        .file = manifest.path});
+    }
+  }
+  return {};
+}
+
+/// Indexes a step again from its manifests.
+Result<void> Restore(StoreState& state, uint64_t generation, std::vector<ManifestFile> manifests) {
+  CAIRN_TRY_ASSIGN(const ManifestHeader header, ReadManifestHeader(manifests.front().path));
+  if (header.store_uuid != state.uuid) {
+    return Fail(ErrorCode::kDataLoss, "the manifest belongs to another store");
+  }
+  if (manifests.size() != header.world_size) {
+    return Fail(ErrorCode::kDataLoss,
+                fmt::format("{} of its {} manifests are there", manifests.size(), header.world_size));
+  }
+  CAIRN_TRY(CheckSegments(state, manifests));
+  // A newer generation of the same step is the one that counts.
+  std::vector<StepEntry> replaced;
+  for (const StepEntry& entry : state.steps) {
+    if (entry.info.step == header.step) {
+      if (entry.info.generation > generation) {
+        for (const ManifestFile& manifest : manifests) CAIRN_TRY(RemoveFile(manifest.path));
+        return {};
+      }
+      replaced.push_back(entry);
+    }
+  }
+  Removal removal;
+  CAIRN_TRY(IndexStep(state, manifests, generation, replaced, &removal));
+  FinishRemoval(state, removal);
+  return RefreshSteps(state);
+}
+
+/// Returns false if a lost step could not be put back.
+Result<bool> RestoreLost(StoreState& state) {
+  CAIRN_TRY_ASSIGN(const std::vector<CommitFile> files, ListCommits(state.paths));
+  std::map<uint64_t, std::vector<ManifestFile>> lost;
+  for (const CommitFile& file : files) {
+    state.next_generation = std::max(state.next_generation, file.generation + 1);
+    if (file.deleting || HasGeneration(state, file.generation)) continue;
+    lost[file.generation].push_back(
+        {.path = state.paths.manifest(file.generation, file.rank), .rank = file.rank});
+  }
+  bool all_fine = true;
+  for (const auto& [generation, manifests] : lost) {
+    const std::string path = manifests.front().path;
+    Result<void> restored = Restore(state, generation, manifests);
+    if (restored) {
+      state.recovery_notes.push_back(
+          Error{.code = ErrorCode::kDataLoss,
+                .message = "the index had lost this committed step; it was put back from its manifest",
+                .file = path});
+    } else {
+      all_fine = false;
+      Error error = std::move(restored).error().WithFile(path);
+      error.message =
+          "the index has lost a committed step that cannot be put back: " + error.message;
+      state.recovery_notes.push_back(error);
+      state.lost_steps.push_back(std::move(error));
+    }
+  }
+  return all_fine;
+}
+
+Result<void> SweepSegments(StoreState& state) {
+  CAIRN_TRY_ASSIGN(const std::vector<std::string> names, ListDirectory(state.paths.segments()));
+  for (const std::string& name : names) {
+    const auto id = ParseSegmentName(name);
+    if (!id) continue;
+    CAIRN_TRY_ASSIGN(const auto record, state.index->Get(Column::kSegments, NumberKey(*id)));
+    if (!record) CAIRN_TRY(RemoveFile(state.paths.segments() + "/" + name));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<void> UndoAllDeletes(StoreState& state) {
+  CAIRN_TRY_ASSIGN(const std::vector<CommitFile> files, ListCommits(state.paths));
+  for (const CommitFile& file : files) {
+    if (file.deleting) CAIRN_TRY(UnmarkDeleting(state.paths, file.generation, file.rank));
+  }
+  return SyncDirectory(state.paths.commits(), "delete.directory_sync");
+}
+
+Result<void> Recover(StoreState& state, bool sweep) {
+  CAIRN_TRY(RefreshSteps(state));
+  CAIRN_TRY(ResolveDeletes(state));
+  CAIRN_TRY(ResolvePending(state));
+  CAIRN_TRY(DropOrphanRecords(state));
+  CAIRN_TRY_ASSIGN(const bool whole, RestoreLost(state));
+  return whole && sweep ? SweepSegments(state) : Result<void>();
+}
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,178 @@
+// Encoding and decoding of segment headers, trailers and footers.
+
+#include "kv/internal/segment_format.h"
+
+#include <cairn_schema/segment_footer_generated.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "kv/digest.h"
+#include "kv/internal/records.h"
+#include "schema/record.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+constexpr char kHeaderMagic[] = "CAIRNSEG";
+constexpr char kTrailerMagic[] = "CAIRNEND";
+constexpr uint64_t kChecksumBytes = 8;
+
+bool HasMagic(std::span<const std::byte> bytes, const char* magic) {
+  return std::memcmp(bytes.data(), magic, 8) == 0;
+}
+
+bool HasChecksum(std::span<const std::byte> bytes) {
+  const uint64_t covered = bytes.size() - kChecksumBytes;
+  return GetLittleEndian<uint64_t>(bytes, covered) == Checksum64(bytes.first(covered));
+}
+
+void PutChecksum(std::span<std::byte> bytes) {
+  const uint64_t covered = bytes.size() - kChecksumBytes;
+  PutLittleEndian(bytes, covered, Checksum64(bytes.first(covered)));
+}
+
+Result<void> CheckFrame(std::span<const std::byte> bytes, const char* magic, const char* part) {
+  if (!HasMagic(bytes, magic)) {
+    return Fail(ErrorCode::kDataLoss, fmt::format("the segment's {} does not begin with {}", part, magic));
+  }
+  // The checksum first: a flipped bit in the version must not read as a newer format.
+  if (!HasChecksum(bytes)) {
+    return Fail(ErrorCode::kDataLoss, fmt::format("the segment's {} does not match its checksum", part));
+  }
+  const auto version = GetLittleEndian<uint32_t>(bytes, 8);
+  if (version != kSegmentVersion) {
+    return Fail(ErrorCode::kUnimplemented,
+                fmt::format("the segment has format version {}, this build reads {}", version,
+                            kSegmentVersion));
+  }
+  return {};
+}
+
+}  // namespace
+
+void EncodeSegmentHeader(const SegmentHeader& header, std::span<std::byte, kSegmentHeaderBytes> out) {
+  std::ranges::fill(out, std::byte{0});
+  std::memcpy(out.data(), kHeaderMagic, 8);
+  PutLittleEndian<uint32_t>(out, 8, kSegmentVersion);
+  PutLittleEndian<uint32_t>(out, 12, kSegmentHeaderBytes);
+  std::ranges::copy(header.store_uuid, out.begin() + 16);
+  PutLittleEndian(out, 32, header.segment_id);
+  PutLittleEndian(out, 40, header.step);
+  PutLittleEndian(out, 48, header.rank);
+  PutLittleEndian(out, 56, header.created_unix_ns);
+  PutChecksum(out);
+}
+
+Result<SegmentHeader> DecodeSegmentHeader(std::span<const std::byte, kSegmentHeaderBytes> bytes) {
+  CAIRN_TRY(CheckFrame(bytes, kHeaderMagic, "header"));
+  SegmentHeader header;
+  std::ranges::copy(bytes.subspan(16, 16), header.store_uuid.begin());
+  header.segment_id = GetLittleEndian<uint64_t>(bytes, 32);
+  header.step = GetLittleEndian<uint64_t>(bytes, 40);
+  header.rank = GetLittleEndian<uint32_t>(bytes, 48);
+  header.created_unix_ns = GetLittleEndian<int64_t>(bytes, 56);
+  return header;
+}
+
+void EncodeSegmentTrailer(const SegmentTrailer& trailer,
+                          std::span<std::byte, kSegmentTrailerBytes> out) {
+  std::ranges::fill(out, std::byte{0});
+  std::memcpy(out.data(), kTrailerMagic, 8);
+  PutLittleEndian<uint32_t>(out, 8, kSegmentVersion);
+  PutLittleEndian(out, 16, trailer.payload_end_bytes);
+  PutLittleEndian(out, 24, trailer.leaves_offset_bytes);
+  PutLittleEndian(out, 32, trailer.leaf_count);
+  PutLittleEndian(out, 40, trailer.footer_bytes);
+  PutLittleEndian(out, 48, trailer.leaves_digest);
+  PutLittleEndian(out, 56, trailer.footer_digest);
+  PutLittleEndian(out, 64, trailer.segment_id);
+  PutChecksum(out);
+}
+
+Result<SegmentTrailer> DecodeSegmentTrailer(std::span<const std::byte, kSegmentTrailerBytes> bytes,
+                                            uint64_t file_bytes) {
+  CAIRN_TRY(CheckFrame(bytes, kTrailerMagic, "trailer"));
+  SegmentTrailer trailer{
+      .segment_id = GetLittleEndian<uint64_t>(bytes, 64),
+      .payload_end_bytes = GetLittleEndian<uint64_t>(bytes, 16),
+      .leaves_offset_bytes = GetLittleEndian<uint64_t>(bytes, 24),
+      .leaf_count = GetLittleEndian<uint64_t>(bytes, 32),
+      .footer_bytes = GetLittleEndian<uint64_t>(bytes, 40),
+      .leaves_digest = GetLittleEndian<uint64_t>(bytes, 48),
+      .footer_digest = GetLittleEndian<uint64_t>(bytes, 56),
+  };
+  const uint64_t limit = file_bytes - kSegmentTrailerBytes;
+  const bool ordered = kSegmentHeaderBytes <= trailer.payload_end_bytes &&
+                       trailer.payload_end_bytes <= trailer.leaves_offset_bytes &&
+                       trailer.leaves_offset_bytes <= limit &&
+                       trailer.leaf_count <= (limit - trailer.leaves_offset_bytes) / 8 &&
+                       trailer.footer_bytes <= limit - trailer.footer_offset_bytes();
+  if (!ordered) {
+    return Fail(ErrorCode::kDataLoss, "the segment's trailer names parts that the file does not hold");
+  }
+  return trailer;
+}
+
+std::vector<std::byte> EncodeSegmentFooter(const SegmentHeader& header, const std::string& attempt,
+                                           std::span<const FooterEntry> entries) {
+  flatbuffers::FlatBufferBuilder builder(1024);
+  std::vector<flatbuffers::Offset<schema::FooterEntry>> offsets;
+  offsets.reserve(entries.size());
+  for (const FooterEntry& entry : entries) {
+    const auto value =
+        builder.CreateVector(reinterpret_cast<const uint8_t*>(entry.value.data()), entry.value.size());
+    const auto key =
+        builder.CreateVector(reinterpret_cast<const uint8_t*>(entry.key.data()), entry.key.size());
+    offsets.push_back(
+        schema::CreateFooterEntry(builder, static_cast<uint8_t>(entry.column), key, value));
+  }
+  const auto uuid = builder.CreateVector(
+      reinterpret_cast<const uint8_t*>(header.store_uuid.data()), header.store_uuid.size());
+  const auto root = schema::CreateSegmentFooter(
+      builder, schema::kRecordVersion, header.segment_id, uuid, header.step, header.rank,
+      builder.CreateString(attempt), builder.CreateVector(offsets));
+  schema::FinishSegmentFooterBuffer(builder, root);
+  return TakeBytes(builder);
+}
+
+Result<std::vector<FooterEntry>> DecodeSegmentFooter(std::span<const std::byte> bytes,
+                                                     uint64_t segment_id) {
+  CAIRN_TRY_ASSIGN(const schema::SegmentFooter* footer,
+                   CheckedRecord<schema::SegmentFooter>(bytes, schema::SegmentFooterIdentifier(),
+                                                        "segment footer"));
+  if (footer->segment_id() != segment_id) {
+    return Fail(ErrorCode::kDataLoss, "the footer belongs to another segment");
+  }
+  std::vector<FooterEntry> entries;
+  if (footer->entries() == nullptr) return entries;
+  entries.reserve(footer->entries()->size());
+  for (const schema::FooterEntry* entry : *footer->entries()) {
+    if (entry->key() == nullptr || entry->value() == nullptr || entry->column() >= kColumnCount) {
+      return Fail(ErrorCode::kDataLoss, "the footer holds an entry without key, value or column");
+    }
+    const auto* value = reinterpret_cast<const std::byte*>(entry->value()->data());
+    entries.push_back(
+        {.column = static_cast<Column>(entry->column()),
+         .key = std::string(reinterpret_cast<const char*>(entry->key()->data()), entry->key()->size()),
+         .value = std::vector<std::byte>(value, value + entry->value()->size())});
+  }
+  return entries;
+}
+
+std::string SegmentName(uint64_t step, uint32_t rank, uint64_t segment_id) {
+  return fmt::format("{}-{}-{:016x}.seg", step, rank, segment_id);
+}
+
+std::optional<uint64_t> ParseSegmentName(const std::string& name) {
+  constexpr size_t kTail = 16 + 4;  // id and ".seg"
+  if (name.size() <= kTail || !name.ends_with(".seg")) return std::nullopt;
+  uint64_t id = 0;
+  const char* begin = name.data() + name.size() - kTail;
+  const auto [end, failed] = std::from_chars(begin, begin + 16, id, 16);
+  if (failed != std::errc() || end != begin + 16) return std::nullopt;
+  return id;
+}
+
+}  // namespace cairn::kv::internal

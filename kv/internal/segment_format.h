@@ -1,0 +1,91 @@
+#pragma once
+/// Header, trailer and footer of a segment file (docs/format/segment.md).
+///
+///   [0, 4096)                 header
+///   [4096, payload_end)       payload; gaps are zero
+///   [leaves_offset, ...)      page digests, u64 little-endian; leaves_offset = payload_end up to 4096
+///   behind them               SegmentFooter, a FlatBuffer
+///   last 80 bytes             trailer; zeros before it make the file a multiple of 4096
+
+#include <array>
+#include <cstring>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kv/error.h"
+#include "kv/key.h"
+#include "kv/store.h"
+
+namespace cairn::kv::internal {
+
+inline constexpr uint32_t kSegmentVersion = 1;
+inline constexpr uint64_t kSegmentHeaderBytes = 4096;
+inline constexpr uint64_t kSegmentTrailerBytes = 80;
+/// A segment is sealed when it reaches one of these; they bound the memory for leaves and footer.
+inline constexpr uint64_t kMaxSegmentPayloadBytes = 4ull << 30;
+inline constexpr uint64_t kMaxSegmentEntries = 16'384;
+
+using Uuid = std::array<std::byte, 16>;
+
+struct SegmentHeader {
+  Uuid store_uuid{};
+  uint64_t segment_id = 0;
+  uint64_t step = 0;
+  uint32_t rank = 0;
+  int64_t created_unix_ns = 0;
+};
+
+struct SegmentTrailer {
+  uint64_t segment_id = 0;
+  uint64_t payload_end_bytes = 0;
+  uint64_t leaves_offset_bytes = 0;
+  uint64_t leaf_count = 0;
+  uint64_t footer_bytes = 0;
+  uint64_t leaves_digest = 0;
+  uint64_t footer_digest = 0;
+
+  uint64_t footer_offset_bytes() const { return leaves_offset_bytes + 8 * leaf_count; }
+};
+
+/// A record about payload of the segment, as it will stand in the index behind a generation.
+struct FooterEntry {
+  Column column = Column::kChunks;
+  std::string key;
+  std::vector<std::byte> value;
+};
+
+void EncodeSegmentHeader(const SegmentHeader& header, std::span<std::byte, kSegmentHeaderBytes> out);
+/// kDataLoss: magic or checksum. kUnimplemented: newer version. The caller adds the file.
+Result<SegmentHeader> DecodeSegmentHeader(std::span<const std::byte, kSegmentHeaderBytes> bytes);
+
+void EncodeSegmentTrailer(const SegmentTrailer& trailer,
+                          std::span<std::byte, kSegmentTrailerBytes> out);
+/// Also checks that the parts fit into `file_bytes` in their order.
+Result<SegmentTrailer> DecodeSegmentTrailer(std::span<const std::byte, kSegmentTrailerBytes> bytes,
+                                            uint64_t file_bytes);
+
+std::vector<std::byte> EncodeSegmentFooter(const SegmentHeader& header, const std::string& attempt,
+                                           std::span<const FooterEntry> entries);
+Result<std::vector<FooterEntry>> DecodeSegmentFooter(std::span<const std::byte> bytes,
+                                                     uint64_t segment_id);
+
+/// "<step>-<rank>-<id as 16 hex digits>.seg"
+std::string SegmentName(uint64_t step, uint32_t rank, uint64_t segment_id);
+/// The id, if `name` is a segment's.
+std::optional<uint64_t> ParseSegmentName(const std::string& name);
+
+/// Little-endian integers at a byte position.
+template <typename T>
+void PutLittleEndian(std::span<std::byte> out, size_t at, T value) {
+  std::memcpy(out.subspan(at, sizeof(T)).data(), &value, sizeof(T));
+}
+template <typename T>
+T GetLittleEndian(std::span<const std::byte> bytes, size_t at) {
+  T value;
+  std::memcpy(&value, bytes.subspan(at, sizeof(T)).data(), sizeof(T));
+  return value;
+}
+
+}  // namespace cairn::kv::internal

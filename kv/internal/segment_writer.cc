@@ -1,0 +1,205 @@
+// Writing of segment files.
+
+#include "kv/internal/segment_writer.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "kv/internal/fault_point.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+constexpr uint64_t kFirstReserveBytes = 64ull << 20;
+constexpr uint64_t kMaxReserveBytes = 1ull << 30;
+
+}  // namespace
+
+SegmentWriter::SegmentWriter(File file, std::string name, const SegmentHeader& header,
+                             BlockPool* pool, IoQueue* queue)
+    : file_(std::move(file)), name_(std::move(name)), header_(header), pool_(pool), queue_(queue) {}
+
+Result<std::unique_ptr<SegmentWriter>> SegmentWriter::Create(const std::string& directory,
+                                                             const SegmentHeader& header,
+                                                             bool direct, BlockPool* pool,
+                                                             IoQueue* queue) {
+  std::string name = SegmentName(header.step, header.rank, header.segment_id);
+  const std::string path = directory + "/" + name;
+  if (const int fault = FaultPoint("segment.create")) {
+    return Fail(SystemError(fault, "cannot create the segment", path));
+  }
+  CAIRN_TRY_ASSIGN(File file, File::Create(path, direct));
+  auto writer = std::unique_ptr<SegmentWriter>(
+      new SegmentWriter(std::move(file), std::move(name), header, pool, queue));
+  std::vector<std::byte> bytes(kSegmentHeaderBytes);
+  EncodeSegmentHeader(header, std::span<std::byte, kSegmentHeaderBytes>(bytes));
+  CAIRN_TRY(writer->Put(bytes));
+  return writer;
+}
+
+SegmentWriter::~SegmentWriter() {
+  while (queue_->in_flight() > 0) {
+    auto completion = queue_->Wait();
+    if (!completion) break;
+    pool_->Give(completion->request.data);
+  }
+  if (block_ != nullptr) pool_->Give(block_);
+  // Nothing refers to an unsealed file; what cannot be removed now is swept at the next open.
+  if (!sealed_) (void)RemoveFile(file_.path());
+}
+
+bool SegmentWriter::IsFull(uint64_t length_bytes) const {
+  return chunk_count_ > 0 &&
+         (chunk_count_ >= kMaxSegmentEntries || payload_bytes_ + length_bytes > kMaxSegmentPayloadBytes);
+}
+
+void SegmentWriter::Reserve() {
+  // The last block of a small segment needs no more than itself.
+  if (position_ <= reserved_bytes_ || fill_bytes_ < pool_->block_bytes()) return;
+  // Writes that extend a file are serialised by ext4 and xfs; allocating ahead avoids that. A file
+  // system that cannot, or has little space left, just gets extending writes.
+  const uint64_t ahead = std::clamp(position_, kFirstReserveBytes, kMaxReserveBytes);
+  const uint64_t wanted = RoundUp(position_ + pool_->block_bytes(), ahead);
+  reserved_bytes_ = wanted;
+  (void)::fallocate(file_.fd(), 0, static_cast<off_t>(position_),
+                    static_cast<off_t>(wanted - position_));
+}
+
+Result<void> SegmentWriter::AwaitOne() {
+  CAIRN_TRY_ASSIGN(const IoCompletion completion, queue_->Wait());
+  IoRequest request = completion.request;
+  int error_number = completion.error_number;
+  if (const int fault = FaultPoint("segment.write")) error_number = fault;
+  if (error_number == EINVAL && file_.direct()) {
+    // O_DIRECT was granted at open and is refused now; the same bytes go through the page cache.
+    CAIRN_TRY(file_.DropDirect());
+    return queue_->Submit(request);
+  }
+  pool_->Give(request.data);
+  if (error_number != 0) {
+    return Fail(SystemError(error_number, "cannot write the segment", file_.path())
+                    .WithOffset(request.offset_bytes));
+  }
+  if (completion.done_bytes != request.length_bytes) {
+    return Fail(SystemError(ENOSPC, "the segment took only a part of a write", file_.path())
+                    .WithOffset(request.offset_bytes));
+  }
+  return {};
+}
+
+Result<void> SegmentWriter::TakeBlock() {
+  while (block_ == nullptr) {
+    if (queue_->in_flight() < queue_->depth()) block_ = pool_->TryTake();
+    if (block_ != nullptr) break;
+    if (queue_->in_flight() > 0) {
+      CAIRN_TRY(AwaitOne());
+    } else {
+      CAIRN_TRY_ASSIGN(block_, pool_->Take());
+    }
+  }
+  fill_bytes_ = 0;
+  return {};
+}
+
+Result<void> SegmentWriter::SubmitBlock() {
+  const uint64_t begin = position_ - fill_bytes_;
+  Reserve();
+  CAIRN_TRY(queue_->Submit({.fd = file_.fd(),
+                            .write = true,
+                            .data = block_,
+                            .length_bytes = fill_bytes_,
+                            .offset_bytes = begin}));
+  block_ = nullptr;
+  fill_bytes_ = 0;
+  return {};
+}
+
+Result<void> SegmentWriter::Put(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    if (block_ == nullptr) CAIRN_TRY(TakeBlock());
+    const size_t part = std::min<uint64_t>(bytes.size(), pool_->block_bytes() - fill_bytes_);
+    std::memcpy(block_ + fill_bytes_, bytes.data(), part);
+    fill_bytes_ += part;
+    position_ += part;
+    bytes = bytes.subspan(part);
+    if (fill_bytes_ == pool_->block_bytes()) CAIRN_TRY(SubmitBlock());
+  }
+  return {};
+}
+
+Result<void> SegmentWriter::PutZerosTo(uint64_t position) {
+  static constexpr std::array<std::byte, kDirectAlignBytes> kZeros{};
+  while (position_ < position) {
+    CAIRN_TRY(Put(std::span(kZeros).first(std::min<uint64_t>(kZeros.size(), position - position_))));
+  }
+  return {};
+}
+
+Result<SegmentWriter::Appended> SegmentWriter::Append(uint64_t length_bytes,
+                                                      StepWriter::Placement placement,
+                                                      const StepWriter::PageSource& pages,
+                                                      std::span<const uint64_t> leaves) {
+  using Placement = StepWriter::Placement;
+  if (placement != Placement::kFollow) {
+    CAIRN_TRY(PutZerosTo(RoundUp(position_, placement == Placement::kAlign4096 ? 4096 : 64)));
+  }
+  const uint64_t page_count = PageCount(length_bytes);
+  CAIRN_CHECK(leaves.empty() || leaves.size() == page_count);
+  Appended appended{.offset_bytes = position_, .first_leaf = leaves_.size(), .digest = {}};
+  scratch_.resize(kPageBytes);
+  for (uint64_t page = 0; page < page_count; ++page) {
+    const std::span<const std::byte> bytes = pages(page, scratch_);
+    CAIRN_CHECK(bytes.size() == std::min(kPageBytes, length_bytes - page * kPageBytes));
+    // Digested after the copy has pulled the page into the cache.
+    CAIRN_TRY(Put(bytes));
+    leaves_.push_back(leaves.empty() ? LeafDigest(bytes) : leaves[page]);
+  }
+  appended.digest = RootDigest(std::span(leaves_).subspan(appended.first_leaf), length_bytes);
+  payload_bytes_ += length_bytes;
+  ++chunk_count_;
+  return appended;
+}
+
+Result<SegmentInfo> SegmentWriter::Seal(const std::string& attempt,
+                                        std::span<const FooterEntry> entries) {
+  if (const int fault = FaultPoint("segment.seal")) {
+    return Fail(SystemError(fault, "cannot seal the segment", file_.path()));
+  }
+  const std::vector<std::byte> footer = EncodeSegmentFooter(header_, attempt, entries);
+  const auto leaves = std::as_bytes(std::span(leaves_));
+  SegmentTrailer trailer{.segment_id = header_.segment_id,
+                         .payload_end_bytes = position_,
+                         .leaves_offset_bytes = leaves_offset_bytes(),
+                         .leaf_count = leaves_.size(),
+                         .footer_bytes = footer.size(),
+                         .leaves_digest = Checksum64(leaves),
+                         .footer_digest = Checksum64(footer)};
+  CAIRN_TRY(PutZerosTo(trailer.leaves_offset_bytes));
+  CAIRN_TRY(Put(leaves));
+  CAIRN_TRY(Put(footer));
+  const uint64_t file_bytes = RoundUp(position_ + kSegmentTrailerBytes, kDirectAlignBytes);
+  CAIRN_TRY(PutZerosTo(file_bytes - kSegmentTrailerBytes));
+  std::array<std::byte, kSegmentTrailerBytes> trailer_bytes;
+  EncodeSegmentTrailer(trailer, trailer_bytes);
+  CAIRN_TRY(Put(trailer_bytes));
+  if (fill_bytes_ > 0) CAIRN_TRY(SubmitBlock());
+  while (queue_->in_flight() > 0) CAIRN_TRY(AwaitOne());
+  CAIRN_TRY(file_.Truncate(file_bytes));
+  CAIRN_TRY(file_.Sync("segment.sync"));
+  sealed_ = true;
+  return SegmentInfo{.segment_id = header_.segment_id,
+                     .name = name_,
+                     .step = header_.step,
+                     .rank = header_.rank,
+                     .file_bytes = file_bytes,
+                     .payload_bytes = payload_bytes_,
+                     .chunk_count = chunk_count_,
+                     .footer_digest = trailer.footer_digest,
+                     .leaves_digest = trailer.leaves_digest};
+}
+
+}  // namespace cairn::kv::internal

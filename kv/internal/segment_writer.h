@@ -1,0 +1,74 @@
+#pragma once
+/// Writes one segment file: payload through the block pool, then leaves, footer and trailer.
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kv/digest.h"
+#include "kv/internal/block_io.h"
+#include "kv/internal/file.h"
+#include "kv/internal/segment_format.h"
+#include "kv/store.h"
+
+namespace cairn::kv::internal {
+
+/// Payload is copied into a block, digested while it is hot, and written when the block is full; as
+/// many blocks are in flight as the queue is deep. Threads: one.
+class SegmentWriter {
+ public:
+  /// Makes `<directory>/<name>`. `pool` and `queue` must outlive the writer; the queue must be idle
+  /// and is used by nobody else until Seal or the destructor returns.
+  static Result<std::unique_ptr<SegmentWriter>> Create(const std::string& directory,
+                                                       const SegmentHeader& header, bool direct,
+                                                       BlockPool* pool, IoQueue* queue);
+  /// Waits for writes in flight. Unlinks the file unless Seal returned success.
+  ~SegmentWriter();
+
+  /// Appends a payload; see StepWriter::Append. `first_leaf` is the index of its first page digest.
+  struct Appended {
+    uint64_t offset_bytes = 0;
+    uint64_t first_leaf = 0;
+    Digest digest;
+  };
+  Result<Appended> Append(uint64_t length_bytes, StepWriter::Placement placement,
+                          const StepWriter::PageSource& pages, std::span<const uint64_t> leaves);
+
+  /// True if a payload of this length should go into a next segment.
+  bool IsFull(uint64_t length_bytes) const;
+  uint64_t payload_bytes() const { return payload_bytes_; }
+  /// Where the page digests will stand once no more payload comes.
+  uint64_t leaves_offset_bytes() const { return RoundUp(position_, kDirectAlignBytes); }
+
+  /// Writes the rest and syncs the file. The directory is the caller's to sync.
+  Result<SegmentInfo> Seal(const std::string& attempt, std::span<const FooterEntry> entries);
+
+ private:
+  SegmentWriter(File file, std::string name, const SegmentHeader& header, BlockPool* pool,
+                IoQueue* queue);
+  Result<void> Put(std::span<const std::byte> bytes);
+  Result<void> PutZerosTo(uint64_t position);
+  Result<void> SubmitBlock();
+  Result<void> TakeBlock();
+  Result<void> AwaitOne();
+  void Reserve();
+
+  File file_;
+  const std::string name_;
+  const SegmentHeader header_;
+  BlockPool* const pool_;
+  IoQueue* const queue_;
+
+  uint64_t position_ = 0;        // next byte of the file
+  uint64_t reserved_bytes_ = 0;  // allocated ahead, so that writes do not extend the file
+  std::byte* block_ = nullptr;   // being filled; holds [position_ - fill_bytes_, position_)
+  uint64_t fill_bytes_ = 0;
+  uint64_t payload_bytes_ = 0;
+  uint64_t chunk_count_ = 0;
+  std::vector<uint64_t> leaves_;
+  std::vector<std::byte> scratch_;
+  bool sealed_ = false;
+};
+
+}  // namespace cairn::kv::internal

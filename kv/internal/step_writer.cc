@@ -1,0 +1,293 @@
+// Writing one step: segments, manifest, commit.
+
+#include "kv/internal/step_writer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "kv/internal/fault_point.h"
+
+namespace cairn::kv {
+
+using internal::ChunkEntry;
+using internal::FaultPoint;
+using internal::FooterEntry;
+using internal::StepEntry;
+
+namespace {
+
+int64_t UnixNow() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace
+
+StepWriter::StepWriter(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+StepWriter::~StepWriter() = default;
+
+Result<StepWriter::Appended> StepWriter::Append(uint64_t length_bytes, Placement placement,
+                                                const PageSource& pages,
+                                                std::span<const uint64_t> leaves) {
+  return impl_->Append(length_bytes, placement, pages, leaves);
+}
+Result<void> StepWriter::AddRecord(Column column, std::string_view key,
+                                   std::span<const std::byte> record) {
+  return impl_->AddRecord(column, key, record);
+}
+Result<void> StepWriter::AddChunk(std::string_view key, std::span<const uint64_t> sizes,
+                                  const Extent& extent, const Digest& digest, uint64_t since_step,
+                                  bool reused) {
+  return impl_->AddChunk(key, sizes, extent, digest, since_step, reused);
+}
+Result<void> StepWriter::SetStructure(std::span<const std::byte> record) {
+  return impl_->SetStructure(record);
+}
+Result<StepInfo> StepWriter::Commit(const Summary& summary) { return impl_->Commit(summary); }
+uint64_t StepWriter::written_bytes() const { return impl_->written_bytes(); }
+
+StepWriter::Impl::Impl(std::shared_ptr<internal::StoreState> state, uint64_t step,
+                       const Store::BeginOptions& options, std::string attempt)
+    : state_(std::move(state)),
+      step_(step),
+      options_(options),
+      attempt_(std::move(attempt)),
+      created_unix_ns_(UnixNow()) {}
+
+StepWriter::Impl::~Impl() {
+  segment_.reset();  // waits for its writes and unlinks it
+  if (!finished_) {
+    // What cannot be removed now is swept at the next open for writing.
+    for (const SegmentInfo& segment : sealed_) {
+      (void)internal::RemoveFile(state_->paths.segments() + "/" + segment.name);
+    }
+    manifest_.reset();
+    (void)internal::RemoveTree(state_->paths.attempt(attempt_));
+  }
+  state_->step_writer_alive = false;
+}
+
+Result<void> StepWriter::Impl::Start() {
+  CAIRN_TRY(internal::MakeDirectory(state_->paths.attempt(attempt_)));
+  const internal::ManifestHeader header{.store_uuid = state_->uuid,
+                                        .step = step_,
+                                        .rank = options_.rank,
+                                        .world_size = options_.world_size,
+                                        .created_unix_ns = created_unix_ns_,
+                                        .attempt = attempt_};
+  CAIRN_TRY_ASSIGN(manifest_, internal::ManifestWriter::Create(
+                                  state_->paths.pending_manifest(attempt_, options_.rank), header));
+  return {};
+}
+
+Result<void> StepWriter::Impl::CheckUsable() const {
+  if (!failed_ && !finished_) return {};
+  return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                    .message = "this attempt has failed or is committed; begin a new one",
+                    .step = step_});
+}
+
+Result<void> StepWriter::Impl::StartSegment() {
+  if (queue_ == nullptr) {
+    CAIRN_TRY_ASSIGN(queue_, internal::IoQueue::Make(state_->options.io.uring,
+                                                     state_->options.io.queue_depth));
+  }
+  const std::string identity =
+      fmt::format("{}/{}/{}", attempt_, options_.rank, segment_counter_++);
+  segment_id_ = Checksum64(internal::AsBytes(identity));
+  const internal::SegmentHeader header{.store_uuid = state_->uuid,
+                                       .segment_id = segment_id_,
+                                       .step = step_,
+                                       .rank = options_.rank,
+                                       .created_unix_ns = created_unix_ns_};
+  CAIRN_TRY_ASSIGN(segment_, internal::SegmentWriter::Create(
+                                 state_->paths.segments(), header, state_->options.io.direct,
+                                 state_->pool.get(), queue_.get()));
+  return {};
+}
+
+Result<void> StepWriter::Impl::SealSegment() {
+  if (segment_ == nullptr) return {};
+  const uint64_t leaves_offset_bytes = segment_->leaves_offset_bytes();
+  for (PendingChunk& chunk : pending_chunks_) {
+    chunk.entry.extent.leaves_offset_bytes =
+        leaves_offset_bytes + 8 * chunk.entry.extent.leaves_offset_bytes;
+    std::vector<std::byte> record = internal::EncodeChunk(chunk.entry);
+    CAIRN_TRY(manifest_->Add(Column::kChunks, chunk.key, record));
+    footer_entries_.push_back(
+        {.column = Column::kChunks, .key = std::move(chunk.key), .value = std::move(record)});
+  }
+  CAIRN_TRY_ASSIGN(SegmentInfo info, segment_->Seal(attempt_, footer_entries_));
+  CAIRN_TRY(manifest_->Add(Column::kSegments, NumberKey(info.segment_id),
+                           internal::EncodeSegment(info)));
+  sealed_.push_back(std::move(info));
+  segment_.reset();
+  pending_chunks_.clear();
+  footer_entries_.clear();
+  last_tensor_used_ = false;  // its chunks may go on in the next segment
+  return {};
+}
+
+Result<StepWriter::Appended> StepWriter::Impl::Append(uint64_t length_bytes, Placement placement,
+                                                      const PageSource& pages,
+                                                      std::span<const uint64_t> leaves) {
+  CAIRN_TRY(CheckUsable());
+  failed_ = true;  // until the end: a half-appended chunk must not be committed
+  if (segment_ != nullptr && segment_->IsFull(length_bytes)) CAIRN_TRY(SealSegment());
+  if (segment_ == nullptr) CAIRN_TRY(StartSegment());
+  CAIRN_TRY_ASSIGN(const auto appended, segment_->Append(length_bytes, placement, pages, leaves));
+  written_bytes_ += length_bytes;
+  failed_ = false;
+  return Appended{.extent = Extent{.segment_id = segment_id_,
+                                   .offset_bytes = appended.offset_bytes,
+                                   .length_bytes = length_bytes,
+                                   .leaves_offset_bytes = appended.first_leaf},
+                  .digest = appended.digest};
+}
+
+Result<void> StepWriter::Impl::AddRecord(Column column, std::string_view key,
+                                         std::span<const std::byte> record) {
+  CAIRN_TRY(CheckUsable());
+  CAIRN_CHECK(column == Column::kTensors || column == Column::kValues);
+  if (column == Column::kTensors) {
+    last_tensor_ = {.column = column,
+                    .key = std::string(key),
+                    .value = std::vector<std::byte>(record.begin(), record.end())};
+    last_tensor_used_ = false;
+  }
+  return manifest_->Add(column, key, record);
+}
+
+Result<void> StepWriter::Impl::AddChunk(std::string_view key, std::span<const uint64_t> sizes,
+                                        const Extent& extent, const Digest& digest,
+                                        uint64_t since_step, bool reused) {
+  CAIRN_TRY(CheckUsable());
+  ++chunk_count_;
+  ChunkEntry entry{.sizes = std::vector<uint64_t>(sizes.begin(), sizes.end()),
+                   .extent = extent,
+                   .digest = digest,
+                   .since_step = since_step};
+  if (reused) {
+    ++reused_chunk_count_;
+    referenced_.insert(extent.segment_id);
+    return manifest_->Add(Column::kChunks, key, internal::EncodeChunk(entry));
+  }
+  // Its page digests' place is known only when the segment is sealed.
+  CAIRN_CHECK(segment_ != nullptr && extent.segment_id == segment_id_);
+  if (!last_tensor_used_ && !last_tensor_.key.empty() && key.starts_with(last_tensor_.key)) {
+    footer_entries_.push_back(last_tensor_);
+    last_tensor_used_ = true;
+  }
+  pending_chunks_.push_back({.key = std::string(key), .entry = std::move(entry)});
+  return {};
+}
+
+Result<void> StepWriter::Impl::SetStructure(std::span<const std::byte> record) {
+  CAIRN_TRY(CheckUsable());
+  CAIRN_CHECK(!has_structure_);
+  std::vector<uint64_t> leaves;
+  AppendLeaves(record, leaves);
+  structure_ = RootDigest(leaves, record.size());
+  has_structure_ = true;
+  return manifest_->Add(Column::kStructures, "", record);
+}
+
+Result<void> StepWriter::Impl::AddReferencedSegments() {
+  // So that the manifest alone can bring the step back, even if the step that wrote them is gone.
+  for (const uint64_t segment_id : referenced_) {
+    CAIRN_TRY_ASSIGN(const auto record,
+                     state_->index->Get(Column::kSegments, NumberKey(segment_id)));
+    if (!record) {
+      return Fail(Error{.code = ErrorCode::kConflict,
+                        .message = fmt::format("the base step's segment {:016x} was deleted meanwhile; "
+                                               "save again",
+                                               segment_id),
+                        .step = step_});
+    }
+    CAIRN_TRY(manifest_->Add(Column::kSegments, NumberKey(segment_id), *record));
+  }
+  return {};
+}
+
+Result<void> StepWriter::Impl::WriteStepRecord(const Summary& summary) {
+  StepEntry entry;
+  entry.info = StepInfo{.step = step_,
+                        .generation = 0,  // given by the commit
+                        .created_unix_ns = created_unix_ns_,
+                        .world_size = options_.world_size,
+                        .attempt = attempt_,
+                        .base_step = summary.base_step,
+                        .tensor_count = summary.tensor_count,
+                        .value_count = summary.value_count,
+                        .chunk_count = chunk_count_,
+                        .reused_chunk_count = reused_chunk_count_,
+                        .logical_bytes = summary.logical_bytes,
+                        .written_bytes = written_bytes_,
+                        .structure = structure_};
+  return manifest_->Add(Column::kSteps, NumberKey(step_), internal::EncodeStep(entry));
+}
+
+Result<StepInfo> StepWriter::Impl::Commit(const Summary& summary) {
+  CAIRN_TRY(CheckUsable());
+  CAIRN_CHECK(has_structure_);
+  failed_ = true;
+  CAIRN_TRY(SealSegment());
+  if (!sealed_.empty()) {
+    CAIRN_TRY(internal::SyncDirectory(state_->paths.segments(), "segment.directory_sync"));
+  }
+  // From here to the index write no delete may take away what the manifest refers to.
+  std::lock_guard write_lock(state_->write_mutex);
+  CAIRN_TRY(AddReferencedSegments());
+  CAIRN_TRY(WriteStepRecord(summary));
+  CAIRN_TRY(manifest_->Finish());
+  manifest_.reset();
+  CAIRN_TRY(internal::SyncDirectory(state_->paths.attempt(attempt_), "manifest.directory_sync"));
+  CAIRN_TRY(internal::SyncDirectory(state_->paths.pending(), "manifest.directory_sync"));
+  CAIRN_TRY_ASSIGN(const StepEntry entry, CommitLocked());
+  return entry.info;
+}
+
+Result<StepEntry> StepWriter::Impl::CommitLocked() {
+  uint64_t generation = 0;
+  std::vector<StepEntry> replaced;
+  {
+    std::lock_guard lock(state_->mutex);
+    generation = state_->next_generation++;
+    for (const StepEntry& entry : state_->steps) {
+      if (entry.info.step == step_) replaced.push_back(entry);
+    }
+  }
+  internal::Removal removal;
+  const std::vector<internal::ManifestFile> manifests = {
+      {.path = state_->paths.pending_manifest(attempt_, options_.rank), .rank = options_.rank}};
+  CAIRN_TRY_ASSIGN(const StepEntry entry,
+                   internal::IndexStep(*state_, manifests, generation, replaced, &removal));
+  finished_ = true;  // the step exists: nothing of it may be removed any more
+  failed_ = false;
+  // A failure below leaves the step committed; the next open does what is missing.
+  if (Result<void> moved = MoveManifest(entry); !moved) {
+    Error error = std::move(moved).error().WithStep(step_);
+    error.message = fmt::format("step {} is committed and readable, but its manifest could not be put "
+                                "in place: {}",
+                                step_, error.message);
+    (void)internal::RefreshSteps(*state_);
+    return Fail(std::move(error));
+  }
+  internal::FinishRemoval(*state_, removal);
+  CAIRN_TRY(internal::RefreshSteps(*state_));
+  (void)FaultPoint("commit.done");
+  return entry;
+}
+
+Result<void> StepWriter::Impl::MoveManifest(const StepEntry& entry) {
+  CAIRN_TRY(internal::Rename(state_->paths.pending_manifest(attempt_, options_.rank),
+                             state_->paths.manifest(entry.info.generation, options_.rank),
+                             "commit.rename"));
+  CAIRN_TRY(internal::SyncDirectory(state_->paths.commits(), "commit.directory_sync"));
+  return internal::RemoveTree(state_->paths.attempt(attempt_));
+}
+
+}  // namespace cairn::kv

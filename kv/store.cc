@@ -1,0 +1,270 @@
+// Opening, creating and closing a store; deleting steps.
+
+#include "kv/store.h"
+
+#include <fmt/format.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "kv/internal/step_writer.h"
+#include "kv/internal/store_identity.h"
+#include "kv/internal/store_state.h"
+
+namespace cairn::kv {
+
+using internal::CommitFile;
+using internal::Index;
+using internal::StepEntry;
+using internal::StoreState;
+
+class Store::Impl {
+ public:
+  std::shared_ptr<StoreState> state = std::make_shared<StoreState>();
+
+  static Result<std::unique_ptr<Impl>> Make(const std::string& directory, OpenMode mode,
+                                            const StoreOptions& options);
+  Result<void> OpenForReading();
+  Result<void> OpenForWriting();
+  Result<void> OpenIndexForWriting();
+  Result<std::shared_ptr<const Snapshot>> ReaderSnapshot() const;
+  Result<void> CheckNothingLost(const std::vector<CommitFile>& before,
+                                const std::vector<StepEntry>& steps) const;
+};
+
+Store::Store(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Store::~Store() { (void)Close(); }
+
+const std::string& Store::directory() const { return impl_->state->paths.root; }
+const StoreOptions& Store::options() const { return impl_->state->options; }
+bool Store::writable() const { return impl_->state->writable; }
+const std::vector<Error>& Store::recovery_notes() const { return impl_->state->recovery_notes; }
+
+Result<std::unique_ptr<Store::Impl>> Store::Impl::Make(const std::string& directory, OpenMode mode,
+                                                       const StoreOptions& options) {
+  if (options.io.block_bytes < internal::kDirectAlignBytes || options.io.queue_depth == 0) {
+    return Fail(ErrorCode::kInvalidArgument,
+                "I/O options need blocks of at least 4096 bytes and a queue depth of at least 1");
+  }
+  auto impl = std::make_unique<Impl>();
+  StoreState& state = *impl->state;
+  state.paths.root = directory;
+  state.options = options;
+  state.writable = mode == OpenMode::kWrite;
+  state.pool = std::make_shared<internal::BlockPool>(options.io.block_bytes, options.io.queue_depth);
+  state.files = std::make_shared<internal::SegmentFiles>();
+  return impl;
+}
+
+Result<std::unique_ptr<Store>> Store::Open(const std::string& directory, OpenMode mode,
+                                           StoreOptions options) {
+  CAIRN_TRY_ASSIGN(std::unique_ptr<Impl> impl, Impl::Make(directory, mode, options));
+  if (mode == OpenMode::kWrite) {
+    CAIRN_TRY(impl->OpenForWriting());
+  } else {
+    CAIRN_TRY(impl->OpenForReading());
+  }
+  return std::unique_ptr<Store>(new Store(std::move(impl)));
+}
+
+Result<void> Store::Impl::OpenForReading() {
+  CAIRN_TRY_ASSIGN(state->uuid, internal::ReadIdentity(state->paths));
+  CAIRN_TRY(ReaderSnapshot());
+  return {};
+}
+
+Result<void> Store::Impl::OpenForWriting() {
+  CAIRN_TRY(internal::PrepareDirectory(state->paths));
+  CAIRN_TRY_ASSIGN(state->lock, internal::LockFile::Acquire(state->paths.lock()));
+  if (!internal::Exists(state->paths.identity())) {
+    CAIRN_TRY(internal::CreateStore(state->paths, state->options.deadline));
+  }
+  CAIRN_TRY_ASSIGN(state->uuid, internal::ReadIdentity(state->paths));
+  CAIRN_TRY(OpenIndexForWriting());
+  return internal::Recover(*state);
+}
+
+Result<void> Store::Impl::OpenIndexForWriting() {
+  CAIRN_TRY_ASSIGN(state->index, Index::Open(state->paths.root, /*writable=*/true, /*create=*/false,
+                                             state->options.deadline));
+  uint64_t session = 0;
+  if (::getrandom(&session, sizeof(session), 0) != sizeof(session)) {
+    return Fail(SystemError(errno, "cannot draw a session id"));
+  }
+  state->session = fmt::format("{:016x}", session);
+  state->live = std::make_shared<internal::LiveGenerations>();
+  return {};
+}
+
+Result<Store::RebuildReport> Store::RebuildIndex(const std::string& directory,
+                                                 StoreOptions options) {
+  CAIRN_TRY_ASSIGN(const std::unique_ptr<Impl> impl, Impl::Make(directory, OpenMode::kWrite, options));
+  StoreState& state = *impl->state;
+  CAIRN_TRY_ASSIGN(state.uuid, internal::ReadIdentity(state.paths));
+  CAIRN_TRY_ASSIGN(state.lock, internal::LockFile::Acquire(state.paths.lock()));
+  std::string aside;
+  for (int n = 1; aside.empty() || internal::Exists(aside); ++n) {
+    aside = fmt::format("{}.damaged-{}", state.paths.index(), n);
+  }
+  if (internal::Exists(state.paths.index())) {
+    CAIRN_TRY(internal::Rename(state.paths.index(), aside, "rebuild.rename"));
+  }
+  CAIRN_TRY(internal::CreateIndex(state.paths, options.deadline));
+  CAIRN_TRY(impl->OpenIndexForWriting());
+  CAIRN_TRY(internal::UndoAllDeletes(state));
+  CAIRN_TRY(internal::Recover(state, /*sweep=*/false));
+  CAIRN_TRY(state.index->Close());
+  return RebuildReport{.steps = state.steps.size(), .lost = state.lost_steps, .old_index = aside};
+}
+
+Result<void> Store::Impl::CheckNothingLost(const std::vector<CommitFile>& before,
+                                           const std::vector<StepEntry>& steps) const {
+  std::set<uint64_t> live;
+  for (const StepEntry& entry : steps) live.insert(entry.info.generation);
+  std::optional<std::set<uint64_t>> after;  // listed only if something is missing
+  for (const CommitFile& file : before) {
+    if (file.deleting || live.contains(file.generation)) continue;
+    if (!after) {
+      CAIRN_TRY_ASSIGN(const auto files, internal::ListCommits(state->paths));
+      after.emplace();
+      for (const CommitFile& one : files) {
+        if (!one.deleting) after->insert(one.generation);
+      }
+    }
+    // A manifest that was there before and after the index was opened belongs to a step that was
+    // committed all the while.
+    if (!after->contains(file.generation)) continue;
+    Error error{.code = ErrorCode::kDataLoss,
+                .message = "the index has lost a committed step, whose manifest is still there; open the "
+                           "store for writing once to put it back",
+                .file = state->paths.manifest(file.generation, file.rank)};
+    if (!state->options.tolerate_lost_steps) return Fail(std::move(error));
+    // Noted by the open only, so that the notes stay still while others read them.
+    if (state->latest == nullptr) state->recovery_notes.push_back(std::move(error));
+  }
+  return {};
+}
+
+Result<std::shared_ptr<const Snapshot>> Store::Impl::ReaderSnapshot() const {
+  // Before the index: whatever is listed here was committed earlier than what the index will show.
+  CAIRN_TRY_ASSIGN(const std::vector<CommitFile> commits, internal::ListCommits(state->paths));
+  CAIRN_TRY_ASSIGN(std::shared_ptr<Index> index,
+                   Index::Open(state->paths.root, /*writable=*/false, /*create=*/false,
+                               state->options.deadline));
+  CAIRN_TRY_ASSIGN(std::vector<StepEntry> steps, internal::LoadSteps(*index));
+  CAIRN_TRY(CheckNothingLost(commits, steps));
+  state->index = index;
+  state->latest = internal::MakeSnapshot(*state, std::move(index), steps);
+  return state->latest;
+}
+
+Result<std::shared_ptr<const Snapshot>> Store::Latest() const {
+  StoreState& state = *impl_->state;
+  std::lock_guard lock(state.mutex);
+  if (state.closed) {
+    return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                      .message = "the store is closed",
+                      .file = state.paths.root});
+  }
+  if (state.writable) {
+    if (state.latest == nullptr) {
+      state.latest = internal::MakeSnapshot(state, state.index, state.steps);
+    }
+    return state.latest;
+  }
+  if (Index::Signature(state.paths.root) == state.index->signature()) return state.latest;
+  return impl_->ReaderSnapshot();
+}
+
+Result<std::unique_ptr<StepWriter>> Store::Begin(uint64_t step, const BeginOptions& options) {
+  const std::shared_ptr<StoreState>& state = impl_->state;
+  if (!state->writable) {
+    return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                      .message = "the store is open for reading only; open it for writing to save",
+                      .file = state->paths.root,
+                      .step = step});
+  }
+  {
+    std::lock_guard lock(state->mutex);
+    if (state->closed) {
+      return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                        .message = "the store is closed",
+                        .file = state->paths.root});
+    }
+    const bool exists = std::ranges::any_of(
+        state->steps, [step](const StepEntry& entry) { return entry.info.step == step; });
+    if (exists && !options.overwrite) {
+      return Fail(Error{.code = ErrorCode::kConflict,
+                        .message = "the step exists already; save with overwrite, or another number",
+                        .file = state->paths.root,
+                        .step = step});
+    }
+  }
+  if (state->step_writer_alive.exchange(true)) {
+    return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                      .message = "another save of this store is still running; wait for it",
+                      .step = step});
+  }
+  const std::string attempt =
+      fmt::format("{}-{}-{}", state->session, step, state->attempt_counter++);
+  auto impl = std::make_unique<StepWriter::Impl>(state, step, options, attempt);
+  CAIRN_TRY(impl->Start());
+  return std::make_unique<StepWriter>(std::move(impl));
+}
+
+Result<Store::DeleteReport> Store::Delete(std::span<const uint64_t> steps, bool dry_run) {
+  StoreState& state = *impl_->state;
+  if (!state.writable) {
+    return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                      .message = "the store is open for reading only; open it for writing to delete",
+                      .file = state.paths.root});
+  }
+  CAIRN_TRY_ASSIGN(const auto snapshot, Latest());
+  std::lock_guard write_lock(state.write_mutex);
+  std::vector<StepEntry> removed;
+  for (const uint64_t step : std::set<uint64_t>(steps.begin(), steps.end())) {
+    CAIRN_TRY(snapshot->FindStep(step));
+    for (const StepEntry& entry : state.steps) {
+      if (entry.info.step == step) removed.push_back(entry);
+    }
+  }
+  CAIRN_TRY_ASSIGN(const internal::Removal removal,
+                   internal::PlanRemoval(state, std::move(removed), {}));
+  DeleteReport report{.steps = removal.steps.size(), .segments = removal.dead_segments.size()};
+  for (const SegmentInfo& segment : removal.dead_segments) report.freed_bytes += segment.file_bytes;
+  if (dry_run || removal.steps.empty()) return report;
+
+  internal::IndexBatch batch;
+  internal::AddToBatch(state, removal, nullptr, batch);
+  CAIRN_TRY(internal::MarkRemoval(state, removal));
+  if (Result<void> committed = internal::CommitBatch(state, batch); !committed) {
+    internal::UndoRemoval(state, removal);
+    return Fail(std::move(committed).error());
+  }
+  report.freed_bytes = internal::FinishRemoval(state, removal);
+  CAIRN_TRY(internal::RefreshSteps(state));
+  return report;
+}
+
+Result<void> Store::Close() {
+  StoreState& state = *impl_->state;
+  if (state.step_writer_alive) {
+    return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                      .message = "a save is still running; wait for it before closing",
+                      .file = state.paths.root});
+  }
+  std::lock_guard lock(state.mutex);
+  if (state.closed) return {};
+  state.closed = true;
+  state.latest = nullptr;
+  Result<void> result = {};
+  if (state.writable && state.index != nullptr) result = state.index->Close();
+  state.index = nullptr;
+  state.lock = nullptr;
+  return result;
+}
+
+}  // namespace cairn::kv

@@ -1,0 +1,295 @@
+#pragma once
+/// A store in a directory: committed steps, their records and payload, and the way to add and delete
+/// steps atomically. Knows keys, records and byte ranges; tensors are the business of core/.
+///
+/// On disk (docs/format/ has each file byte by byte):
+///   CAIRN                          format version and uuid
+///   LOCK                           held by the one writer
+///   index/                         RocksDB: the columns of kv/key.h
+///   segments/<step>-<rank>-<id>.seg
+///   pending/<attempt>/<rank>.manifest   a step that is being written
+///   commits/<generation>-<rank>.manifest  the records of a committed step, kept while it lives
+///
+/// Commit, in this order, each step durable before the next:
+///   1. segments sealed: footer, fdatasync, directory fsync
+///   2. manifest written to pending/, fsync, directory fsync
+///   3. one atomic index write (steps, records, usage): the step exists from here on
+///   4. manifest renamed to commits/, both directories fsynced; only now is the save acknowledged
+/// Delete: manifest renamed to commits/*.deleting; index write; dead segments unlinked; the renamed
+/// manifest unlinked. An overwrite is a commit whose index write also deletes the old generation.
+///
+/// Whatever an open finds tells how far a crash got: a pending manifest whose step is not in the
+/// index never happened (swept); one that is in the index lacks only step 4 (done now); a manifest in
+/// commits/ that the index lacks means that the index lost committed data (docs/adr/0002): a writer
+/// puts the step back from its manifest, a reader gets kDataLoss.
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kv/digest.h"
+#include "kv/error.h"
+#include "kv/key.h"
+
+namespace cairn::kv {
+
+/// Run of payload bytes in one segment.
+struct Extent {
+  uint64_t segment_id = 0;
+  uint64_t offset_bytes = 0;  // from the start of the segment file
+  uint64_t length_bytes = 0;
+  uint64_t leaves_offset_bytes = 0;
+  friend bool operator==(const Extent&, const Extent&) = default;
+};
+
+enum class OpenMode {
+  kRead,   // never changes anything
+  kWrite,  // one writer at a time; makes the store if absent
+};
+
+/// How payload moves. Defaults suit a local disk.
+struct IoOptions {
+  bool direct = true;                              // O_DIRECT where the file system allows it
+  bool uring = true;                               // io_uring where the kernel allows it, else threads
+  uint64_t block_bytes = 8 << 20;                  // one request
+  uint32_t queue_depth = 8;                        // blocks in flight; pool = depth * block
+};
+
+struct StoreOptions {
+  IoOptions io;
+  /// A reader that finds the index damaged reports it here instead of failing (kv-dump).
+  bool tolerate_lost_steps = false;
+  /// How long an open may wait for a writer that is just replacing index files.
+  std::chrono::milliseconds deadline{10'000};
+};
+
+/// A committed step.
+struct StepInfo {
+  uint64_t step = 0;
+  uint64_t generation = 0;
+  int64_t created_unix_ns = 0;
+  uint32_t world_size = 1;
+  std::string attempt;
+  std::optional<uint64_t> base_step;
+  uint64_t tensor_count = 0;
+  uint64_t value_count = 0;
+  uint64_t chunk_count = 0;
+  uint64_t reused_chunk_count = 0;
+  uint64_t logical_bytes = 0;
+  uint64_t written_bytes = 0;
+  Digest structure;
+};
+
+/// A sealed segment as the index knows it.
+struct SegmentInfo {
+  uint64_t segment_id = 0;
+  std::string name;  // below segments/
+  uint64_t step = 0;
+  uint32_t rank = 0;
+  uint64_t file_bytes = 0;
+  uint64_t payload_bytes = 0;
+  uint64_t chunk_count = 0;
+  uint64_t footer_digest = 0;
+  uint64_t leaves_digest = 0;
+};
+
+/// Live bytes of one segment in one step's generation.
+struct Usage {
+  uint64_t segment_id = 0;
+  uint64_t generation = 0;
+  uint64_t live_bytes = 0;
+};
+
+/// Called with a key (without its generation) and a record, 8-byte aligned; both are valid during the
+/// call only. Return false to stop the scan.
+using ScanCallback = std::function<Result<bool>(std::string_view key, std::span<const std::byte>)>;
+
+/// One range of a segment to be read into `target`.
+struct ReadRange {
+  uint64_t segment_id = 0;
+  uint64_t offset_bytes = 0;
+  std::span<std::byte> target;
+};
+
+/// One problem that Verify found.
+struct Damage {
+  Error error;
+};
+
+/// A segment file mapped into memory; unmapped by the destructor. The file may be deleted meanwhile.
+class Mapping {
+ public:
+  explicit Mapping(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  ~Mapping();
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  std::span<const std::byte> bytes() const { return bytes_; }
+
+ private:
+  std::span<const std::byte> bytes_;
+};
+
+class Snapshot;
+class StepWriter;
+
+/// Threads: all const members may run from many threads at once, also beside one StepWriter.
+/// Begin, Delete and Close are serialised by the store.
+class Store {
+ public:
+  /// kNotFound: no store there (kRead). kConflict: another writer has it. kUnimplemented: newer
+  /// format. kDataLoss: CAIRN or the index is damaged. kUnavailable: permission, I/O, deadline.
+  static Result<std::unique_ptr<Store>> Open(const std::string& directory, OpenMode mode,
+                                             StoreOptions options = {});
+  ~Store();
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+
+  /// Makes the index anew from the manifests in commits/, for an index that does not open any more.
+  /// The old one is kept beside it; no segment is removed. kConflict: a writer has the store.
+  /// Otherwise errors as Open.
+  struct RebuildReport {
+    uint64_t steps = 0;         // that the new index has
+    std::vector<Error> lost;    // manifests whose step could not be put back
+    std::string old_index;      // where the old index now lies
+  };
+  static Result<RebuildReport> RebuildIndex(const std::string& directory, StoreOptions options = {});
+
+  const std::string& directory() const;
+  const StoreOptions& options() const;
+  bool writable() const;
+  /// What the open found and mended, or (tolerate_lost_steps) what it could not; for people.
+  const std::vector<Error>& recovery_notes() const;
+
+  /// Committed state as of now. A reader sees commits that came after its open.
+  /// Cost: a stat when nothing changed; a read-only index open (milliseconds) when it did.
+  Result<std::shared_ptr<const Snapshot>> Latest() const;
+
+  /// Starts writing `step`. kConflict: it exists and `overwrite` is false.
+  /// kFailedPrecondition: read-only store, or another StepWriter of this store is alive.
+  struct BeginOptions {
+    bool overwrite = false;
+    uint32_t rank = 0;
+    uint32_t world_size = 1;
+  };
+  Result<std::unique_ptr<StepWriter>> Begin(uint64_t step, const BeginOptions& options);
+
+  /// Deletes whole steps in one index write; segments that nothing references any more are unlinked.
+  /// kNotFound: one of them does not exist (nothing is deleted then).
+  struct DeleteReport {
+    uint64_t steps = 0;
+    uint64_t segments = 0;
+    uint64_t freed_bytes = 0;
+  };
+  Result<DeleteReport> Delete(std::span<const uint64_t> steps, bool dry_run = false);
+
+  /// Releases the lock. Fails if a StepWriter is alive. The destructor does the same and drops errors.
+  Result<void> Close();
+
+  class Impl;
+
+ private:
+  explicit Store(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+/// A consistent view of the committed steps. Immutable; safe from many threads; may outlive the Store.
+/// Payload of a step that is deleted meanwhile may become unreadable: reads then say kNotFound.
+class Snapshot {
+ public:
+  ~Snapshot();
+  /// Ascending by step.
+  const std::vector<StepInfo>& steps() const;
+  /// The step, or the latest. kNotFound names the steps that exist.
+  Result<StepInfo> FindStep(std::optional<uint64_t> step) const;
+
+  /// Records of one generation whose key begins with `prefix`, in key order. Verified by the caller.
+  Result<void> Scan(Column column, uint64_t generation, std::string_view prefix,
+                    const ScanCallback& callback) const;
+  /// The record bytes (aligned for FlatBuffers), or nothing.
+  Result<std::optional<std::vector<std::byte>>> Get(Column column, uint64_t generation,
+                                                    std::string_view key) const;
+  Result<std::optional<std::vector<std::byte>>> GetStructure(const Digest& digest) const;
+
+  Result<SegmentInfo> FindSegment(uint64_t segment_id) const;
+  Result<std::vector<SegmentInfo>> Segments() const;
+  Result<std::vector<Usage>> SegmentUsage() const;
+
+  /// Reads many ranges with deep queues and bounded memory (the pool of IoOptions), O_DIRECT unless
+  /// the page cache has the bytes; neighbouring ranges become one request. `arrived(i)` is called,
+  /// from this thread, once ranges[i].target is filled, so that the caller can verify it while hot;
+  /// an error from it ends the read. No digest is checked here.
+  /// kDataLoss: a segment is missing or too short. Returns the bytes taken from storage.
+  Result<uint64_t> Read(std::span<const ReadRange> ranges,
+                        const std::function<Result<void>(size_t)>& arrived) const;
+
+  /// Maps a whole segment read-only, shared and lazily paged in. Offsets are those of Extent.
+  Result<std::shared_ptr<const Mapping>> Map(uint64_t segment_id) const;
+
+  /// Checks what needs no knowledge of tensors: every index file byte, every record of the kv columns,
+  /// manifests against the index, segment headers, footers, trailers and gaps. `damage` is called for
+  /// each problem. Payload digests are core's part (chunk records say what the bytes must be).
+  Result<void> VerifyFiles(const std::function<void(Damage)>& damage) const;
+
+  class Impl;
+  explicit Snapshot(std::unique_ptr<Impl> impl);
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+/// One rank's contribution to one attempt at a step. Destroying it without Commit abandons the
+/// attempt and removes what it wrote. Threads: one at a time.
+class StepWriter {
+ public:
+  ~StepWriter();
+
+  /// Begins a chunk of `length_bytes`. `align` puts it on 4 KiB (start of a large shard); else it
+  /// follows the chunk before, on 64 bytes if `pack` starts a tensor, or directly behind it.
+  enum class Placement { kFollow, kAlign64, kAlign4096 };
+  /// Copies `payload` into the segment through the block pool. With `leaves` empty the page digests
+  /// are computed while the bytes are hot; else they are taken as given (PageCount(length) of them).
+  /// `payload` is asked for one page at a time: `next_page(page_index, scratch)` returns the page's
+  /// bytes, either in the caller's memory or gathered into `scratch` (kPageBytes).
+  struct Appended {
+    Extent extent;
+    Digest digest;
+  };
+  using PageSource =
+      std::function<std::span<const std::byte>(uint64_t page_index, std::span<std::byte> scratch)>;
+  Result<Appended> Append(uint64_t length_bytes, Placement placement, const PageSource& pages,
+                          std::span<const uint64_t> leaves = {});
+
+  /// Adds a record; `key` is without generation and added only once. Columns: kTensors, kValues.
+  Result<void> AddRecord(Column column, std::string_view key, std::span<const std::byte> record);
+  /// Adds a ChunkRecord (sizes in elements). `extent` is from Append (`reused` false) or of the base.
+  Result<void> AddChunk(std::string_view key, std::span<const uint64_t> sizes, const Extent& extent,
+                        const Digest& digest, uint64_t since_step, bool reused);
+  /// The StructureRecord of the step, once.
+  Result<void> SetStructure(std::span<const std::byte> record);
+
+  struct Summary {
+    std::optional<uint64_t> base_step;
+    uint64_t tensor_count = 0;
+    uint64_t value_count = 0;
+    uint64_t logical_bytes = 0;
+  };
+  /// Steps 1 to 4 above. On error the step does not exist, unless the message says that it does.
+  Result<StepInfo> Commit(const Summary& summary);
+
+  /// Bytes this attempt has put into segments so far (payload, without padding).
+  uint64_t written_bytes() const;
+
+  class Impl;
+  explicit StepWriter(std::unique_ptr<Impl> impl);
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace cairn::kv

@@ -1,0 +1,33 @@
+#pragma once
+/// Verified access to FlatBuffers records: nothing reads a record that did not pass here.
+
+#include <cstdint>
+#include <span>
+
+#include <flatbuffers/flatbuffers.h>
+
+namespace cairn::schema {
+
+/// Version of every record type in this build. Higher ones are refused.
+inline constexpr uint8_t kRecordVersion = 1;
+
+enum class RecordCheck { kFine, kDamaged, kNewer };
+
+/// Checks identifier, every offset and the version of `bytes`, which must stay alive while the
+/// result is used. `*record` is set only on kFine. Cost: one walk over the record.
+template <typename Record>
+RecordCheck CheckRecord(std::span<const std::byte> bytes, const char* identifier,
+                        const Record** record) {
+  const auto* data = reinterpret_cast<const uint8_t*>(bytes.data());
+  // Big tables (structure, footer) have millions of entries; depth stays small in all of ours.
+  flatbuffers::Verifier verifier(data, bytes.size(), /*max_depth=*/16,
+                                 /*max_tables=*/1u << 30);
+  if (bytes.size() < 8 || !verifier.VerifyBuffer<Record>(identifier)) return RecordCheck::kDamaged;
+  const auto* root = flatbuffers::GetRoot<Record>(data);
+  if (root->version() == 0) return RecordCheck::kDamaged;
+  if (root->version() > kRecordVersion) return RecordCheck::kNewer;
+  *record = root;
+  return RecordCheck::kFine;
+}
+
+}  // namespace cairn::schema
