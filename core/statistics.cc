@@ -247,4 +247,20 @@ std::string FormatElement(DType dtype, std::span<const std::byte> bytes) {
   return text;
 }
 
+std::optional<std::complex<double>> ElementValue(DType dtype, std::span<const std::byte> bytes) {
+  std::optional<std::complex<double>> value;
+  if (bytes.size() != schema::ElementBytes(dtype)) return value;
+  internal::VisitDType(dtype, [&]<typename Element>(Element) {
+    if constexpr (std::is_same_v<Element, internal::Float4Pair>) {
+      return;
+    } else if constexpr (kIsComplex<typename Element::Value>) {
+      const auto element = Element::Load(bytes.data());
+      value = std::complex<double>(element.real(), element.imag());
+    } else {
+      value = std::complex<double>(static_cast<double>(Element::Load(bytes.data())), 0);
+    }
+  });
+  return value;
+}
+
 }  // namespace cairn::core

@@ -6,6 +6,7 @@
 /// integer types lie one a byte and are read as that byte, signed or not; bits* are read as unsigned
 /// integers of their storage.
 
+#include <complex>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -58,5 +59,9 @@ Result<Statistics> ComputeStatistics(const CheckpointStore& store, const kv::Ste
 /// "True", "nan", "-inf"; both halves of a float4_e2m1fn_x2 as "[0.5, -6]". Requires
 /// bytes.size() == ElementBytes(dtype); "?" for unknown dtypes.
 std::string FormatElement(DType dtype, std::span<const std::byte> bytes);
+
+/// One element as a number; nothing for float4_e2m1fn_x2, unknown dtypes and a wrong size. 64-bit
+/// integers are rounded to a double.
+std::optional<std::complex<double>> ElementValue(DType dtype, std::span<const std::byte> bytes);
 
 }  // namespace cairn::core

@@ -187,6 +187,7 @@ Result<std::unique_ptr<StepWriter>> Store::Begin(uint64_t step, const BeginOptio
                       .file = state->paths.root,
                       .step = step});
   }
+  CAIRN_TRY(internal::CheckOutcomeKnown(*state));
   {
     std::lock_guard lock(state->mutex);
     if (state->closed) {
@@ -222,8 +223,9 @@ Result<Store::DeleteReport> Store::Delete(std::span<const uint64_t> steps, bool 
                       .message = "the store is open for reading only; open it for writing to delete",
                       .file = state.paths.root});
   }
-  CAIRN_TRY_ASSIGN(const auto snapshot, Latest());
   std::lock_guard write_lock(state.write_mutex);
+  CAIRN_TRY_ASSIGN(const auto snapshot, Latest());
+  CAIRN_TRY(internal::CheckOutcomeKnown(state));
   std::vector<StepEntry> removed;
   for (const uint64_t step : std::set<uint64_t>(steps.begin(), steps.end())) {
     CAIRN_TRY(snapshot->FindStep(step));
@@ -240,9 +242,14 @@ Result<Store::DeleteReport> Store::Delete(std::span<const uint64_t> steps, bool 
   internal::IndexBatch batch;
   internal::AddToBatch(state, removal, nullptr, batch);
   CAIRN_TRY(internal::MarkRemoval(state, removal));
-  if (Result<void> committed = internal::CommitBatch(state, batch); !committed) {
-    internal::UndoRemoval(state, removal);
-    return Fail(std::move(committed).error());
+  const Result<void> committed = internal::CommitBatch(state, batch, [&state, &removal] {
+    return std::ranges::none_of(state.steps, [&removal](const StepEntry& step) {
+      return step.info.generation == removal.steps.front().info.generation;
+    });
+  });
+  if (!committed) {
+    if (!state.outcome_unknown) internal::UndoRemoval(state, removal);
+    return Fail(committed.error());
   }
   report.freed_bytes = internal::FinishRemoval(state, removal);
   CAIRN_TRY(internal::RefreshSteps(state));
@@ -256,6 +263,7 @@ Result<void> Store::Close() {
                       .message = "a save is still running; wait for it before closing",
                       .file = state.paths.root});
   }
+  std::lock_guard write_lock(state.write_mutex);
   std::lock_guard lock(state.mutex);
   if (state.closed) return {};
   state.closed = true;

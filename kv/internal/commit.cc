@@ -170,12 +170,15 @@ void AddToBatch(const StoreState& state, const Removal& removal, const StepEntry
 
 Result<void> MarkRemoval(const StoreState& state, const Removal& removal) {
   if (removal.steps.empty()) return {};
+  Result<void> marked = {};
   for (const StepEntry& entry : removal.steps) {
     for (const ManifestRef& manifest : entry.manifests) {
-      CAIRN_TRY(MarkDeleting(state.paths, entry.info.generation, manifest.rank));
+      if (marked) marked = MarkDeleting(state.paths, entry.info.generation, manifest.rank);
     }
   }
-  return SyncDirectory(state.paths.commits(), "delete.directory_sync");
+  if (marked) marked = SyncDirectory(state.paths.commits(), "delete.directory_sync");
+  if (!marked) UndoRemoval(state, removal);
+  return marked;
 }
 
 void UndoRemoval(const StoreState& state, const Removal& removal) {
@@ -202,21 +205,33 @@ uint64_t FinishRemoval(const StoreState& state, const Removal& removal) {
   return freed_bytes;
 }
 
-Result<void> CommitBatch(StoreState& state, const IndexBatch& batch) {
+Result<void> CommitBatch(StoreState& state, const IndexBatch& batch,
+                         const std::function<bool()>& is_committed) {
   Result<void> committed = state.index->Write(batch);
   if (committed) committed = state.index->Flush();
   if (committed) return {};
   // RocksDB may hold the write in memory and flush it later; a step that was reported as failed must
   // not come into being behind the caller's back. Reopening drops it, or shows that it is durable.
-  if (Result<void> reopened = state.index->Reopen(); !reopened) {
+  Result<void> reopened = state.index->Reopen();
+  if (reopened) reopened = RefreshSteps(state);
+  if (!reopened) {
+    state.outcome_unknown = true;
     Error error = std::move(committed).error();
     error.message += "; the index could not be reopened either (" + reopened.error().message +
-                     "): close the store and open it again";
+                     "): close the store and open it again to see whether the change is there";
     return Fail(std::move(error));
   }
-  if (Result<void> refreshed = RefreshSteps(state); !refreshed) return refreshed;
+  if (is_committed()) return {};
   (void)DropOrphanRecords(state);  // the next open for writing does it if not now
   return committed;
+}
+
+Result<void> CheckOutcomeKnown(const StoreState& state) {
+  if (!state.outcome_unknown) return {};
+  return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                    .message = "an earlier change of the index failed and may or may not be durable; "
+                               "close the store and open it again",
+                    .file = state.paths.root});
 }
 
 Result<void> RefreshSteps(StoreState& state) {
@@ -234,43 +249,66 @@ Result<void> RefreshSteps(StoreState& state) {
 Result<void> DropOrphanRecords(StoreState& state) {
   std::set<uint64_t> live;
   for (const StepEntry& entry : state.steps) live.insert(entry.info.generation);
-  // Attempts only ever use generations above all that were committed.
-  const uint64_t first = live.empty() ? 0 : *live.rbegin() + 1;
   IndexBatch batch;
   for (const Column column : kGenerationColumns) {
-    bool found = false;
-    CAIRN_TRY(state.index->ScanFrom(column, NumberKey(first),
-                                    [&](std::string_view, std::span<const std::byte>) -> Result<bool> {
-                                      found = true;
-                                      return false;
-                                    }));
-    if (found) batch.DeleteRange(column, NumberKey(first), NumberKey(~uint64_t{0}));
+    // From one generation to the next that the column holds, without a look at their records.
+    std::optional<uint64_t> next = 0;
+    while (next) {
+      const uint64_t begin = *next;
+      next.reset();
+      CAIRN_TRY(state.index->ScanFrom(
+          column, NumberKey(begin),
+          [&](std::string_view key, std::span<const std::byte>) -> Result<bool> {
+            if (key.size() < 8) return Fail(ErrorCode::kDataLoss, "an index key without generation");
+            const uint64_t generation = ReadBigEndian(key.data());
+            if (!live.contains(generation)) {
+              batch.DeleteRange(column, NumberKey(generation), NumberKey(generation + 1));
+            }
+            if (generation != ~uint64_t{0}) next = generation + 1;
+            return false;
+          }));
+    }
   }
   if (batch.size_bytes() == 0) return {};
   CAIRN_TRY(state.index->Write(batch));
   return state.index->Flush();
 }
 
-Result<StepEntry> IndexStep(StoreState& state, const std::vector<ManifestFile>& manifests,
-                            uint64_t generation, const std::vector<StepEntry>& replaced,
-                            Removal* removal) {
+namespace {
+
+Result<StepEntry> IndexStepRecords(StoreState& state, const std::vector<ManifestFile>& manifests,
+                                   uint64_t generation, const std::vector<StepEntry>& replaced,
+                                   Removal* removal, IndexBatch& batch) {
   StepIndexer indexer(state, generation);
   for (const ManifestFile& manifest : manifests) CAIRN_TRY(indexer.Add(manifest));
-  IndexBatch batch;
   CAIRN_TRY_ASSIGN(StepEntry entry, indexer.Finish(batch));
   CAIRN_TRY_ASSIGN(*removal, PlanRemoval(state, replaced, indexer.used_segments()));
   AddToBatch(state, *removal, &entry, batch);
   CAIRN_TRY(MarkRemoval(state, *removal));
-  Result<void> committed = CommitBatch(state, batch);
-  if (!committed) {
-    std::lock_guard lock(state.mutex);
-    const bool exists = std::ranges::any_of(state.steps, [&](const StepEntry& step) {
+  return entry;
+}
+
+}  // namespace
+
+Result<StepEntry> IndexStep(StoreState& state, const std::vector<ManifestFile>& manifests,
+                            uint64_t generation, const std::vector<StepEntry>& replaced,
+                            Removal* removal) {
+  IndexBatch batch;
+  Result<StepEntry> entry =
+      IndexStepRecords(state, manifests, generation, replaced, removal, batch);
+  if (!entry) {
+    // What stands in memory already must not become durable with the next commit.
+    (void)DropOrphanRecords(state);
+    return entry;
+  }
+  const Result<void> committed = CommitBatch(state, batch, [&state, generation] {
+    return std::ranges::any_of(state.steps, [generation](const StepEntry& step) {
       return step.info.generation == generation;
     });
-    if (!exists) {
-      UndoRemoval(state, *removal);
-      return Fail(std::move(committed).error());
-    }
+  });
+  if (!committed) {
+    if (!state.outcome_unknown) UndoRemoval(state, *removal);
+    return Fail(committed.error());
   }
   return entry;
 }

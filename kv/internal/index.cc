@@ -122,6 +122,9 @@ rocksdb::ColumnFamilyOptions ColumnOptions() {
   rocksdb::ColumnFamilyOptions options;
   options.compression = rocksdb::kLZ4Compression;
   options.write_buffer_size = 8 << 20;
+  // Each commit adds a table a column, always behind the ones before. Levelled compaction would move
+  // such tables down as they are, one by one, and every open would have to open them all.
+  options.compaction_style = rocksdb::kCompactionStyleUniversal;
   options.target_file_size_base = 16 << 20;
   rocksdb::BlockBasedTableOptions table;
   table.checksum = rocksdb::kXXH3;
@@ -141,6 +144,7 @@ rocksdb::DBOptions DatabaseOptions(bool create) {
   options.max_bgerror_resume_count = 0;        // nor by a retry behind our back
   options.max_open_files = -1;                 // every file is open before Open returns (readers!)
   options.max_file_opening_threads = 1;
+  options.max_manifest_file_size = 256 << 10;  // read whole by every open
   options.skip_stats_update_on_db_open = true;
   options.stats_dump_period_sec = 0;
   options.stats_persist_period_sec = 0;

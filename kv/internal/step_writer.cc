@@ -59,7 +59,7 @@ StepWriter::Impl::Impl(std::shared_ptr<internal::StoreState> state, uint64_t ste
 
 StepWriter::Impl::~Impl() {
   segment_.reset();  // waits for its writes and unlinks it
-  if (!finished_) {
+  if (!finished_ && !state_->outcome_unknown) {
     // What cannot be removed now is swept at the next open for writing.
     for (const SegmentInfo& segment : sealed_) {
       (void)internal::RemoveFile(state_->paths.segments() + "/" + segment.name);
@@ -240,6 +240,7 @@ Result<StepInfo> StepWriter::Impl::Commit(const Summary& summary) {
   }
   // From here to the index write no delete may take away what the manifest refers to.
   std::lock_guard write_lock(state_->write_mutex);
+  CAIRN_TRY(internal::CheckOutcomeKnown(*state_));
   CAIRN_TRY(AddReferencedSegments());
   CAIRN_TRY(WriteStepRecord(summary));
   CAIRN_TRY(manifest_->Finish());

@@ -2,6 +2,7 @@
 /// What an open store, its snapshots and its step writer share.
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -50,6 +51,9 @@ struct StoreState {
   std::mutex write_mutex;                     // held while the index is changed
   std::atomic<uint64_t> attempt_counter = 0;
   std::atomic<bool> step_writer_alive = false;
+  /// A change failed and the index could not be reopened to see what became of it. Nothing that the
+  /// change made or replaced may be removed: the next open for writing decides.
+  std::atomic<bool> outcome_unknown = false;
 
   mutable std::mutex mutex;
   std::vector<StepEntry> steps;               // guarded by mutex; the writer's
@@ -60,10 +64,6 @@ struct StoreState {
 
 /// All step records of an index, ascending.
 Result<std::vector<StepEntry>> LoadSteps(const Index& index);
-
-/// Prefix of a generation's keys, and the end of its range.
-std::string GenerationPrefix(uint64_t generation);
-void DeleteGeneration(IndexBatch& batch, uint64_t generation);
 
 /// Steps about to go out of existence, and what goes with them.
 struct Removal {
@@ -77,15 +77,20 @@ Result<Removal> PlanRemoval(const StoreState& state, std::vector<StepEntry> step
 /// The index changes of a removal. `replacement` is the step that takes the place, if any.
 void AddToBatch(const StoreState& state, const Removal& removal, const StepEntry* replacement,
                 IndexBatch& batch);
-/// Before the index write: manifests become *.deleting. Undo puts them back.
+/// Before the index write: manifests become *.deleting, or none of them. Undo puts them back.
 Result<void> MarkRemoval(const StoreState& state, const Removal& removal);
 void UndoRemoval(const StoreState& state, const Removal& removal);
 /// After the index write: dead segments and the marked manifests go. Returns freed bytes. What cannot
 /// be unlinked is swept at the next open.
 uint64_t FinishRemoval(const StoreState& state, const Removal& removal);
 
-/// Writes `batch` and makes it durable. On failure drops it for good by reopening the index.
-Result<void> CommitBatch(StoreState& state, const IndexBatch& batch);
+/// Writes `batch` and makes it durable. On failure reopens the index, which drops the batch for good or
+/// shows that it is durable all the same: then `is_committed`, called with state.steps fresh, is true
+/// and this is a success. If that fails too, state.outcome_unknown is set.
+Result<void> CommitBatch(StoreState& state, const IndexBatch& batch,
+                         const std::function<bool()>& is_committed);
+/// kFailedPrecondition once outcome_unknown is set.
+Result<void> CheckOutcomeKnown(const StoreState& state);
 
 /// Refreshes steps, next_generation, live and the latest snapshot from the index.
 Result<void> RefreshSteps(StoreState& state);

@@ -1,0 +1,71 @@
+"""Cairn: a key-value store for tensor checkpoints.
+
+A store is a directory that holds many steps. A step is one checkpoint: a nested state
+of tensors and plain values, saved whole or not at all. Each leaf has a name, its FQN:
+the keys that lead to it, joined by dots.
+
+    import cairn
+
+    store = cairn.open("runs/gpt", mode="a")
+
+    # Save. What the step before has already is not written again.
+    state = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "rng": torch.get_rng_state(),
+        "epoch": 3,
+    }
+    report = store.save(100, state)
+    print(f"{report.written_bytes} of {report.logical_bytes} bytes written")
+
+    # Save behind the training.
+    handle = store.save_async(200, state)
+    handle.wait_staged()          # from here on the tensors may change
+    handle.result()               # from here on step 200 is durable
+
+    # Resume: in place, into the memory that the model has.
+    store.load(state)             # the latest step
+    optimizer.load_state_dict(state["optimizer"])
+    torch.set_rng_state(state["rng"])
+    epoch = state["epoch"]        # plain values are replaced in their containers
+
+    # Take a part, or a part of a part.
+    layer = store.read("model.layers.0", step=100)
+    rows = store.read_slice("model.wte.weight", [(0, 4), (0, 768)])
+
+    # Look around.
+    store.steps()                 # [100, 200]
+    store.keys(pattern="model.**.weight")
+    store.diff(100, 200).changed
+    store.close()                 # or: with cairn.open(...) as store
+
+What comes back is what was saved, bit for bit: dtypes, key types, container types, order,
+and which tensors share memory. Pickle is neither read nor written, unless
+``allow_pickle=True`` is given on both sides. Every byte read is checked against its digest.
+
+Errors are :class:`cairn.Error` and its subclasses, by what to do about them: ``NotFound``,
+``Corrupt``, ``Conflict``, ``Invalid``, ``Unavailable``. Each has ``key``, ``step``,
+``file`` and ``offset``, where they apply.
+"""
+
+from cairn.errors import Conflict, Corrupt, Error, Invalid, NotFound, Unavailable
+from cairn.reports import DeleteReport, Diff, KeyChange, KeyInfo, LoadReport, SaveReport
+from cairn.store import SaveHandle, Store, open
+
+__all__ = [
+    "Conflict",
+    "Corrupt",
+    "DeleteReport",
+    "Diff",
+    "Error",
+    "Invalid",
+    "KeyChange",
+    "KeyInfo",
+    "LoadReport",
+    "NotFound",
+    "SaveHandle",
+    "SaveReport",
+    "Store",
+    "Unavailable",
+    "open",
+]

@@ -1,0 +1,165 @@
+"""Reading into new tensors: allocation, shared memory, mapped memory.
+
+Tensors that shared memory when they were saved share it again: the owner of the bytes is read, its
+aliases become views of its storage. An owner that is no leaf of the state is allocated, but not
+placed in the result. Where only some of the sharers are selected, the bytes of others are not read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from cairn import _cairn, dtypes
+from cairn.contents import Contents, TensorLeaf, ValueLeaf, place_of, plain_value
+from cairn.targets import new_array, new_tensor
+from cairn.tensors import address_of, row_major
+from cairn.tree import NUMPY_SCALAR, TENSOR
+
+Request = tuple  # (FQN, offsets or None, sizes, dtype code, strides, address), as C++ takes it
+
+
+def whole_request(info: _cairn.TensorInfo, address: int) -> Request:
+    """A request for all of a tensor into contiguous memory."""
+    return info.fqn, None, info.shape, info.dtype, row_major(info.shape), address
+
+
+class Reader:
+    """Reads the leaves of one step's contents into new tensors, arrays and values. Used once."""
+
+    def __init__(
+        self, native: _cairn.Store, contents: Contents, *, device: Any, mmap: bool, verify: bool
+    ) -> None:
+        self._native = native
+        self._contents = contents
+        self._device = device
+        self._mmap = mmap
+        self._verify = verify
+        self._requests: list[Request] = []
+        self._holders: dict[tuple, _cairn.TensorInfo] = {}
+        """What is allocated for a place (see place_of): the owner, or the tensor alone."""
+        self._memory: dict[str, Any] = {}
+        """Contiguous torch tensors and numpy arrays in host memory, by FQN of the holder."""
+        self._mapped: set[str] = set()
+        """FQNs of those that are mapped segments."""
+        self._moved: dict[str, Any] = {}
+        """Those that are torch tensors, on the device."""
+        self._made: dict[tuple, Any] = {}
+        """Results by kind and place, so that one tensor under two names stays one."""
+
+    def read(self, allow_pickle: bool) -> list[Any]:
+        """Contents of the leaves in tree order."""
+        step, leaves = self._contents.step, self._contents.leaves
+        # First, as it may be refused.
+        values = {
+            leaf.fqn: plain_value(leaf, step, allow_pickle)
+            for leaf in leaves
+            if isinstance(leaf, ValueLeaf)
+        }
+        tensors = [leaf for leaf in leaves if isinstance(leaf, TensorLeaf)]
+        self._assign_holders(tensors)
+        for info, needs_torch in self._needed_memory(tensors):
+            self._allocate(info, needs_torch)
+        if self._requests:
+            self._native.load(self._contents.info, self._requests)
+        self._move()
+        return [
+            self._result(leaf) if isinstance(leaf, TensorLeaf) else values[leaf.fqn]
+            for leaf in leaves
+        ]
+
+    def _assign_holders(self, tensors: list[TensorLeaf]) -> None:
+        """Decides for each place whether it lies in its owner's memory or in some of its own."""
+        places = {place_of(leaf.info) for leaf in tensors}
+        sharers = Counter(owner for owner, *_ in places)
+        selected = {leaf.fqn for leaf in tensors}
+        for leaf in tensors:
+            info, place = leaf.info, place_of(leaf.info)
+            # An owner that is no leaf is worth its bytes only if it makes two tensors share them.
+            owner = self._contents.tensors.get(place[0])
+            if owner is not None and owner.fqn not in selected and sharers[owner.fqn] < 2:
+                owner = None
+            # torch counts a view's offset in elements.
+            aligned = info.alias_offset_bytes % dtypes.item_bytes(info.dtype) == 0
+            self._holders.setdefault(place, owner if owner is not None and aligned else info)
+
+    def _needed_memory(self, tensors: list[TensorLeaf]) -> list[tuple[_cairn.TensorInfo, bool]]:
+        """The holders, each with whether a torch tensor lies in it."""
+        needs_torch: dict[str, bool] = {}
+        for leaf in tensors:
+            fqn = self._holders[place_of(leaf.info)].fqn
+            needs_torch[fqn] = needs_torch.get(fqn, False) or leaf.kind == TENSOR
+        return [(self._contents.tensors[fqn], torch) for fqn, torch in needs_torch.items()]
+
+    def _allocate(self, info: _cairn.TensorInfo, needs_torch: bool) -> None:
+        """Memory for all of a tensor, mapped or requested."""
+        memory = self._map(info, needs_torch) if self._mmap and info.nbytes > 0 else None
+        if memory is None:
+            if needs_torch:
+                memory = new_tensor(info.dtype, info.shape)
+                address = memory.data_ptr()
+            else:
+                memory = new_array(info.dtype, info.shape)
+                address = address_of(memory)
+            self._requests.append(whole_request(info, address))
+        self._memory[info.fqn] = memory
+
+    def _map(self, info: _cairn.TensorInfo, needs_torch: bool) -> Any:
+        mapped = self._native.map(self._contents.info, info.fqn, self._verify)
+        if mapped is None:
+            return None
+        self._mapped.add(info.fqn)
+        if needs_torch:
+            dtypes.require_torch()
+            return mapped.torch_bytes().view(dtypes.torch_dtype(info.dtype)).view(info.shape)
+        return mapped.numpy_bytes().view(dtypes.numpy_dtype(info.dtype)).reshape(info.shape)
+
+    def _move(self) -> None:
+        if self._device is None:
+            return
+        for fqn, memory in self._memory.items():
+            if not isinstance(memory, np.ndarray):
+                self._moved[fqn] = memory.to(self._device)
+
+    def _result(self, leaf: TensorLeaf) -> Any:
+        place = place_of(leaf.info)
+        key = (leaf.kind, place)
+        if key not in self._made:
+            holder = self._holders[place]
+            is_whole = place == place_of(holder)
+            memory = self._memory[holder.fqn]
+            if leaf.kind == TENSOR:
+                memory = self._moved.get(holder.fqn, memory)
+                self._made[key] = memory if is_whole else _torch_view(memory, leaf.info)
+            elif is_whole and isinstance(memory, np.ndarray):
+                self._made[key] = memory
+            else:
+                array = _numpy_view(memory, leaf.info, is_whole)
+                if holder.fqn in self._mapped:
+                    array.flags.writeable = False
+                self._made[key] = array
+        return self._made[key][()] if leaf.kind == NUMPY_SCALAR else self._made[key]
+
+
+def _torch_view(owner: Any, info: _cairn.TensorInfo) -> Any:
+    """An alias inside the memory of its owner, a contiguous torch tensor."""
+    torch = dtypes.require_torch()
+    offset = info.alias_offset_bytes // dtypes.item_bytes(info.dtype)
+    view = torch.empty(0, dtype=dtypes.torch_dtype(info.dtype), device=owner.device)
+    return view.set_(owner.untyped_storage(), offset, info.shape, info.alias_strides)
+
+
+def _numpy_view(owner: Any, info: _cairn.TensorInfo, is_whole: bool) -> np.ndarray:
+    """The whole of, or an alias inside, contiguous memory of a torch tensor or numpy array."""
+    if not isinstance(owner, np.ndarray):
+        torch = dtypes.require_torch()
+        owner = owner.reshape(-1).view(torch.uint8).numpy()
+    dtype = dtypes.numpy_dtype(info.dtype)
+    offset_bytes = 0 if is_whole else info.alias_offset_bytes
+    strides = row_major(info.shape) if is_whole else info.alias_strides
+    memory = owner.reshape(-1).view(np.uint8)
+    return np.ndarray(
+        info.shape, dtype, memory, offset_bytes, [stride * dtype.itemsize for stride in strides]
+    )

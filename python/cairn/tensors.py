@@ -1,0 +1,185 @@
+"""Tensors of the caller as sources of a save: where their bytes lie, and what is refused.
+
+torch tensors, numpy arrays and scalars, and whatever speaks DLPack become an address with dtype,
+shape and strides. Nothing is copied but what is not plain memory of this machine: tensors on a
+device, lazily conjugated or negated ones, arrays in foreign byte order or with negative strides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cairn import dtypes
+from cairn.errors import Invalid
+from cairn.tree import NUMPY_ARRAY, NUMPY_SCALAR, TENSOR
+
+
+@dataclass
+class Source:
+    """Readable memory of one tensor. `owner` keeps it alive."""
+
+    __slots__ = ("kind", "dtype", "shape", "strides", "address", "owner")
+
+    kind: int
+    dtype: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    address: int
+    owner: Any
+
+
+def refuse(fqn: str, what: str, way_out: str) -> Invalid:
+    """The error for a leaf that cannot be taken."""
+    return Invalid(f"'{fqn}' is {what}: {way_out}", key=fqn)
+
+
+def is_torch_tensor(value: Any) -> bool:
+    torch = dtypes.loaded_torch()
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_tensor_like(value: Any) -> bool:
+    """True for what a leaf stored as a tensor can be loaded into or saved from."""
+    return (
+        is_torch_tensor(value)
+        or isinstance(value, (np.ndarray, np.generic))
+        or (hasattr(value, "__dlpack__") and not isinstance(value, type))
+    )
+
+
+class Sources:
+    """Makes sources of leaves; one for each save, as it keeps the device storages it copied."""
+
+    def __init__(self) -> None:
+        self._host_storages: dict[tuple[str, int], Any] = {}
+
+    def take(self, value: Any, fqn: str) -> Source | None:
+        """The source of a tensor-like `value`, or None for anything else. Raises Invalid."""
+        if is_torch_tensor(value):
+            return self._torch(value, fqn)
+        if isinstance(value, np.ndarray):
+            return _numpy(value, fqn, NUMPY_ARRAY)
+        if isinstance(value, np.generic):
+            return _numpy(np.asarray(value), fqn, NUMPY_SCALAR)
+        if is_tensor_like(value):
+            return self._torch(from_dlpack(value, fqn), fqn)
+        return None
+
+    def _torch(self, tensor: Any, fqn: str) -> Source:
+        code = check_torch(tensor, fqn)
+        if tensor.device.type == "meta":
+            raise refuse(fqn, "a meta tensor, which has no data", "materialise it before the save")
+        tensor = self._on_host(tensor.detach().resolve_conj().resolve_neg())
+        address = tensor.data_ptr()
+        if address == 0 and tensor.numel() > 0:
+            raise refuse(fqn, "a tensor whose storage was freed", "leave it out, or restore it")
+        return Source(TENSOR, code, tuple(tensor.shape), tuple(tensor.stride()), address, tensor)
+
+    def _on_host(self, tensor: Any) -> Any:
+        if tensor.device.type == "cpu":
+            return tensor
+        # By whole storages, so that tensors that share one on the device share its copy too.
+        storage = tensor.untyped_storage()
+        place = (str(tensor.device), storage.data_ptr())
+        if place not in self._host_storages:
+            self._host_storages[place] = (storage, storage.cpu())
+        host = self._host_storages[place][1]
+        torch = dtypes.require_torch()
+        empty = torch.empty(0, dtype=tensor.dtype, device="cpu")
+        return empty.set_(host, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def from_dlpack(value: Any, fqn: str) -> Any:
+    """A torch tensor over the memory of an object that speaks DLPack."""
+    try:
+        return dtypes.require_torch().from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError) as error:
+        way_out = f"convert it to a torch tensor yourself ({error})"
+        raise refuse(
+            fqn, f"a {type(value).__name__} that torch cannot take by DLPack", way_out
+        ) from error
+
+
+def check_torch(tensor: Any, fqn: str) -> int:
+    """The dtype's code. Raises Invalid for tensors that are more, or less, than strided memory."""
+    torch = dtypes.require_torch()
+    if tensor.is_quantized:
+        raise refuse(
+            fqn,
+            f"a quantized tensor ({tensor.dtype})",
+            "save .int_repr(), .q_scale() and .q_zero_point() (or their per-channel forms) instead",
+        )
+    if tensor.is_nested:
+        raise refuse(fqn, "a nested tensor", "save .values() and .offsets(), or .unbind(), instead")
+    if tensor.layout is not torch.strided:
+        raise refuse(
+            fqn,
+            f"a sparse or otherwise laid out tensor ({tensor.layout})",
+            "save its parts (.indices() and .values(), ...) or .to_dense() instead",
+        )
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        raise refuse(
+            fqn,
+            f"a {type(tensor).__qualname__}, a subclass that would come back as a plain tensor",
+            "save the plain tensors it is made of, or .as_subclass(torch.Tensor), instead",
+        )
+    code = dtypes.code_of_torch(tensor.dtype)
+    if code is None:
+        raise refuse(fqn, f"of {tensor.dtype}, which Cairn does not know", "convert it first")
+    return code
+
+
+def check_numpy(array: np.ndarray, fqn: str) -> int:
+    """The dtype's code. Raises Invalid for arrays of anything but plain numbers."""
+    if type(array) not in (np.ndarray, np.memmap):
+        raise refuse(
+            fqn,
+            f"an array of the subclass {type(array).__qualname__}",
+            "save np.asarray(...) of it, and what else it holds beside, instead",
+        )
+    code = dtypes.code_of_numpy(array.dtype.newbyteorder("="))
+    if code is None:
+        raise refuse(
+            fqn,
+            f"a numpy array of dtype {array.dtype}",
+            "only numbers and bools are kept; convert it, or view it as integers, first",
+        )
+    return code
+
+
+def _numpy(array: np.ndarray, fqn: str, kind: int) -> Source:
+    code = check_numpy(array, fqn)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    strides = element_strides(array)
+    if strides is None:
+        array = array.copy(order="C")
+        strides = row_major(array.shape)
+    return Source(kind, code, array.shape, strides, address_of(array), array)
+
+
+def element_strides(array: np.ndarray) -> tuple[int, ...] | None:
+    """Strides in elements, or None if they are negative or no whole elements."""
+    if array.size == 0:
+        return row_major(array.shape)
+    item_bytes = array.dtype.itemsize
+    if any(stride < 0 or stride % item_bytes for stride in array.strides):
+        return None
+    return tuple(stride // item_bytes for stride in array.strides)
+
+
+def address_of(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides in elements of a contiguous tensor."""
+    strides = []
+    stride = 1
+    for size in reversed(shape):
+        strides.append(stride)
+        stride *= max(size, 1)
+    return tuple(reversed(strides))

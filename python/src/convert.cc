@@ -1,0 +1,242 @@
+// Python objects to Cairn's types and back.
+
+#include "python/src/convert.h"
+
+#include <bit>
+#include <unordered_map>
+
+#include "python/src/errors.h"
+
+namespace cairn::python {
+namespace {
+
+[[noreturn]] void ThrowInvalid(std::string message) {
+  Throw(Error{.code = ErrorCode::kInvalidArgument, .message = std::move(message)});
+}
+
+nb::object Checked(PyObject* object) {
+  if (object == nullptr) throw nb::python_error();
+  return nb::steal(object);
+}
+
+std::vector<std::byte> CopyBytes(nb::handle bytes) {
+  const auto* data = reinterpret_cast<const std::byte*>(PyBytes_AS_STRING(bytes.ptr()));
+  return {data, data + PyBytes_GET_SIZE(bytes.ptr())};
+}
+
+nb::bytes ToPyBytes(std::span<const std::byte> data) { return nb::bytes(data.data(), data.size()); }
+
+uint64_t FromPyNumber(nb::handle number) {
+  const unsigned long long value = PyLong_AsUnsignedLongLong(number.ptr());
+  if (value == static_cast<unsigned long long>(-1) && PyErr_Occurred()) throw nb::python_error();
+  return value;
+}
+
+// Shortest two's complement: |n| bits and a sign bit, rounded up to bytes.
+core::BigInt FromPyBigInt(nb::handle number) {
+  nb::object magnitude = nb::borrow(number);
+  if (nb::cast<bool>(number < nb::int_(0))) magnitude = ~magnitude;
+  const auto bits = nb::cast<uint64_t>(magnitude.attr("bit_length")());
+  nb::object bytes = number.attr("to_bytes")(bits / 8 + 1, "little", nb::arg("signed") = true);
+  return core::BigInt{CopyBytes(bytes)};
+}
+
+core::Value FromPyInt(nb::handle number) {
+  int overflow = 0;
+  const long long value = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
+  if (overflow != 0) return FromPyBigInt(number);
+  if (value == -1 && PyErr_Occurred()) throw nb::python_error();
+  return static_cast<int64_t>(value);
+}
+
+struct ValueToPy {
+  nb::object operator()(std::monostate) const { return nb::none(); }
+  nb::object operator()(bool value) const { return nb::bool_(value); }
+  nb::object operator()(int64_t value) const { return nb::int_(value); }
+  nb::object operator()(const core::BigInt& value) const {
+    nb::handle int_type(reinterpret_cast<PyObject*>(&PyLong_Type));
+    return int_type.attr("from_bytes")(ToPyBytes(value.twos_complement), "little",
+                                       nb::arg("signed") = true);
+  }
+  nb::object operator()(double value) const { return nb::float_(value); }
+  nb::object operator()(std::complex<double> value) const {
+    return Checked(PyComplex_FromDoubles(value.real(), value.imag()));
+  }
+  nb::object operator()(const std::string& value) const { return ToPyText(value); }
+  nb::object operator()(const core::Bytes& value) const { return ToPyBytes(value.data); }
+  nb::object operator()(const core::Pickle& value) const { return nb::cast(value); }
+};
+
+core::StateTree FromPyTree(nb::bytes kinds, nb::bytes key_kinds, nb::list keys,
+                           nb::list child_counts) {
+  const size_t count = kinds.size();
+  if (key_kinds.size() != count || keys.size() != count || child_counts.size() != count) {
+    ThrowInvalid("the vectors of a state batch differ in length");
+  }
+  core::StateTree tree;
+  tree.nodes.resize(count);
+  for (size_t i = 0; i < count; ++i) {
+    const auto kind = static_cast<uint8_t>(kinds.c_str()[i]);
+    const auto key_kind = static_cast<uint8_t>(key_kinds.c_str()[i]);
+    if (kind > static_cast<uint8_t>(core::NodeKind::kValue) ||
+        key_kind > static_cast<uint8_t>(core::KeyKind::kFloat)) {
+      ThrowInvalid("a state batch holds an unknown node or key kind");
+    }
+    core::Node& node = tree.nodes[i];
+    node.kind = static_cast<core::NodeKind>(kind);
+    node.key_kind = static_cast<core::KeyKind>(key_kind);
+    node.key = FromPyText(keys[i]);
+    node.child_count = nb::cast<uint32_t>(child_counts[i]);
+  }
+  return tree;
+}
+
+core::TensorView FromPyTensor(nb::handle item) {
+  const auto tensor = nb::cast<nb::tuple>(item);
+  core::TensorView view;
+  view.dtype = static_cast<core::DType>(nb::cast<uint8_t>(tensor[0]));
+  view.shape = FromPyNumbers(tensor[1]);
+  view.strides = FromPyNumbers(tensor[2]);
+  view.data = reinterpret_cast<const std::byte*>(FromPyNumber(tensor[3]));
+  return view;
+}
+
+}  // namespace
+
+std::string FromPyText(nb::handle text) {
+  Py_ssize_t size = 0;
+  if (const char* data = PyUnicode_AsUTF8AndSize(text.ptr(), &size)) {
+    return {data, static_cast<size_t>(size)};
+  }
+  PyErr_Clear();
+  nb::object bytes = Checked(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "surrogatepass"));
+  return {PyBytes_AS_STRING(bytes.ptr()), static_cast<size_t>(PyBytes_GET_SIZE(bytes.ptr()))};
+}
+
+nb::object ToPyText(std::string_view text) {
+  PyObject* decoded =
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogatepass");
+  if (decoded == nullptr) {
+    PyErr_Clear();
+    Throw(Error{.code = ErrorCode::kDataLoss, .message = "a text in the store is no UTF-8"});
+  }
+  return nb::steal(decoded);
+}
+
+std::vector<uint64_t> FromPyNumbers(nb::handle sequence) {
+  nb::object fast = Checked(PySequence_Fast(sequence.ptr(), "expected a tuple of ints"));
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(fast.ptr());
+  std::vector<uint64_t> numbers;
+  numbers.reserve(static_cast<size_t>(count));
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    numbers.push_back(FromPyNumber(PySequence_Fast_GET_ITEM(fast.ptr(), i)));
+  }
+  return numbers;
+}
+
+nb::tuple ToPyNumbers(std::span<const uint64_t> numbers) {
+  nb::list list;
+  for (const uint64_t number : numbers) list.append(number);
+  return nb::tuple(list);
+}
+
+core::Value FromPyValue(nb::handle value) {
+  PyObject* object = value.ptr();
+  if (object == Py_None) return std::monostate{};
+  if (PyBool_Check(object)) return object == Py_True;
+  if (PyLong_CheckExact(object)) return FromPyInt(value);
+  if (PyFloat_CheckExact(object)) return PyFloat_AS_DOUBLE(object);
+  if (PyComplex_CheckExact(object)) {
+    return std::complex<double>(PyComplex_RealAsDouble(object), PyComplex_ImagAsDouble(object));
+  }
+  if (PyUnicode_CheckExact(object)) return FromPyText(value);
+  if (PyBytes_CheckExact(object)) return core::Bytes{CopyBytes(value)};
+  if (nb::isinstance<core::Pickle>(value)) return nb::cast<core::Pickle>(value);
+  ThrowInvalid(std::string("a plain value of type ") + Py_TYPE(object)->tp_name);
+}
+
+nb::object ToPyValue(const core::Value& value) { return std::visit(ValueToPy{}, value); }
+
+core::StateDict FromPyBatch(nb::bytes kinds, nb::bytes key_kinds, nb::list keys,
+                            nb::list child_counts, nb::list tensors, nb::list values) {
+  core::StateDict state;
+  state.tree = FromPyTree(kinds, key_kinds, keys, child_counts);
+  state.tensors.reserve(tensors.size());
+  for (nb::handle tensor : tensors) state.tensors.push_back(FromPyTensor(tensor));
+  state.values.reserve(values.size());
+  for (nb::handle value : values) state.values.push_back(FromPyValue(value));
+  uint32_t next_tensor = 0;
+  uint32_t next_value = 0;
+  for (const core::Node& node : state.tree.nodes) {
+    if (core::IsContainer(node.kind)) continue;
+    state.slot.push_back(core::IsTensor(node.kind) ? next_tensor++ : next_value++);
+  }
+  if (next_tensor != state.tensors.size() || next_value != state.values.size()) {
+    ThrowInvalid("a state batch has more or fewer leaves than its tree");
+  }
+  return state;
+}
+
+core::LoadRequest FromPyRequest(nb::handle request) {
+  const auto item = nb::cast<nb::tuple>(request);
+  core::LoadRequest result;
+  result.fqn = FromPyText(item[0]);
+  result.box.sizes = FromPyNumbers(item[2]);
+  if (nb::object offsets = item[1]; offsets.is_none()) {
+    result.box.offsets.assign(result.box.sizes.size(), 0);
+  } else {
+    result.box.offsets = FromPyNumbers(offsets);
+  }
+  result.target.dtype = static_cast<core::DType>(nb::cast<uint8_t>(item[3]));
+  result.target.shape = result.box.sizes;
+  result.target.strides = FromPyNumbers(item[4]);
+  result.target.data = reinterpret_cast<std::byte*>(FromPyNumber(item[5]));
+  return result;
+}
+
+nb::tuple ToPyContents(const core::Contents& contents) {
+  const std::vector<core::Leaf> leaves = Unwrap(core::FlattenTree(contents.tree));
+  nb::list tensors;
+  nb::list values;
+  std::unordered_map<std::string_view, size_t> tensor_slots;
+  std::unordered_map<std::string_view, size_t> value_slots;
+  for (const core::TensorInfo& info : contents.tensors) {
+    // A hidden owner may bear the name of no leaf; it must not shadow one either.
+    if (!info.hidden) tensor_slots.emplace(info.fqn, tensors.size());
+    tensors.append(nb::cast(info));
+  }
+  for (const core::ValueInfo& info : contents.values) {
+    value_slots.emplace(info.fqn, values.size());
+    values.append(ToPyValue(info.value));
+  }
+  std::string kinds;
+  std::string key_kinds;
+  nb::list keys;
+  nb::list child_counts;
+  for (const core::Node& node : contents.tree.nodes) {
+    kinds.push_back(static_cast<char>(node.kind));
+    key_kinds.push_back(static_cast<char>(node.key_kind));
+    keys.append(ToPyText(node.key));
+    child_counts.append(node.child_count);
+  }
+  nb::list fqns;
+  nb::list slots;
+  for (const core::Leaf& leaf : leaves) {
+    const bool is_tensor = core::IsTensor(contents.tree.nodes[leaf.node].kind);
+    const auto& of_kind = is_tensor ? tensor_slots : value_slots;
+    const auto slot = of_kind.find(leaf.fqn);
+    if (slot == of_kind.end()) {
+      Throw(Error{.code = ErrorCode::kDataLoss,
+                  .message = "the step's structure has a leaf without a record",
+                  .key = leaf.fqn,
+                  .step = contents.step.step});
+    }
+    fqns.append(ToPyText(leaf.fqn));
+    slots.append(slot->second);
+  }
+  return nb::make_tuple(contents.step, nb::bytes(kinds.data(), kinds.size()),
+                        nb::bytes(key_kinds.data(), key_kinds.size()), keys, child_counts, fqns,
+                        slots, tensors, values);
+}
+
+}  // namespace cairn::python

@@ -1,0 +1,45 @@
+#pragma once
+/// Python objects to Cairn's types and back: texts, plain values, state batches, contents.
+///
+/// Everything here requires the GIL.
+
+#include <nanobind/nanobind.h>
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/checkpoint_store.h"
+
+namespace cairn::python {
+
+namespace nb = nanobind;
+
+/// UTF-8 of a str; lone surrogates as three bytes, as in records.
+std::string FromPyText(nb::handle text);
+/// The inverse. Raises Corrupt for bytes that no str encodes to.
+nb::object ToPyText(std::string_view text);
+
+/// A tuple or list of non-negative ints.
+std::vector<uint64_t> FromPyNumbers(nb::handle sequence);
+nb::tuple ToPyNumbers(std::span<const uint64_t> numbers);
+
+/// None, bool, int, float, complex, str, bytes or Pickle, by exact type; raises Invalid for others.
+core::Value FromPyValue(nb::handle value);
+nb::object ToPyValue(const core::Value& value);
+
+/// The batch of cairn.flatten.Batch: parallel vectors of nodes in preorder; `tensors` is a list of
+/// (dtype code, shape, strides in elements, address); `values` a list of what FromPyValue takes.
+core::StateDict FromPyBatch(nb::bytes kinds, nb::bytes key_kinds, nb::list keys,
+                            nb::list child_counts, nb::list tensors, nb::list values);
+
+/// One request: (FQN, offsets or None for zeros, sizes, dtype code, strides in elements, address).
+core::LoadRequest FromPyRequest(nb::handle request);
+
+/// (step info, kinds, key kinds, keys, child counts, FQNs, slots, tensors, values): the tree as in
+/// FromPyBatch; FQNs and slots a leaf in tree order, a slot being the index of the leaf in tensors
+/// (TensorInfo; hidden ones have no leaf) or values.
+nb::tuple ToPyContents(const core::Contents& contents);
+
+}  // namespace cairn::python

@@ -1,0 +1,81 @@
+// The one table from error codes to Python exceptions, and the check for signals.
+
+#include "python/src/errors.h"
+
+#include "python/src/convert.h"
+
+namespace cairn::python {
+namespace {
+
+constexpr auto kSignalInterval = std::chrono::milliseconds(100);
+
+// Name of the class in cairn.errors: what a caller does about it decides, not where it came from.
+const char* ExceptionName(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kNotFound:
+      return "NotFound";
+    case ErrorCode::kDataLoss:
+      return "Corrupt";
+    case ErrorCode::kConflict:
+      return "Conflict";
+    case ErrorCode::kInvalidArgument:
+    case ErrorCode::kFailedPrecondition:
+    case ErrorCode::kUnimplemented:
+      return "Invalid";
+    case ErrorCode::kUnavailable:
+    case ErrorCode::kResourceExhausted:
+    case ErrorCode::kCancelled:
+      return "Unavailable";
+    case ErrorCode::kInternal:
+      return "Error";
+  }
+  return "Error";
+}
+
+// Text for a message: never fails, whatever bytes a path or key holds.
+nb::object TextOrNone(const std::string& text) {
+  if (text.empty()) return nb::none();
+  return nb::steal(
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));
+}
+
+nb::object NumberOrNone(const std::optional<uint64_t>& number) {
+  if (!number) return nb::none();
+  return nb::int_(*number);
+}
+
+}  // namespace
+
+void Throw(const Error& error) {
+  nb::object type = nb::module_::import_("cairn.errors").attr(ExceptionName(error.code));
+  nb::object exception =
+      type(TextOrNone(error.ToString()), nb::arg("key") = TextOrNone(error.key),
+           nb::arg("step") = NumberOrNone(error.step), nb::arg("file") = TextOrNone(error.file),
+           nb::arg("offset") = NumberOrNone(error.offset_bytes));
+  PyErr_SetObject(type.ptr(), exception.ptr());
+  throw nb::python_error();
+}
+
+core::Progress SignalWatch::AsProgress() {
+  return [this](uint64_t, uint64_t) { return Check(); };
+}
+
+bool SignalWatch::Check() {
+  if (raised_) return false;
+  const auto now = std::chrono::steady_clock::now();
+  if (now - last_check_ < kSignalInterval) return true;
+  last_check_ = now;
+  nb::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() == 0) return true;
+  raised_.emplace();
+  return false;
+}
+
+void SignalWatch::Rethrow() {
+  if (!raised_) return;
+  nb::python_error error = std::move(*raised_);
+  raised_.reset();
+  throw error;
+}
+
+}  // namespace cairn::python

@@ -1,0 +1,140 @@
+// The extension module cairn._cairn. What it offers is private to the package: users see
+// cairn.Store.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include "python/src/convert.h"
+#include "python/src/errors.h"
+#include "python/src/store_binding.h"
+
+namespace cairn::python {
+namespace {
+
+using TorchBytes = nb::ndarray<nb::pytorch, uint8_t, nb::ndim<1>>;
+using NumpyBytes = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>;
+
+core::SaveOptions MakeSaveOptions(bool overwrite, bool incremental,
+                                  std::optional<uint64_t> base_step,
+                                  std::optional<uint64_t> chunk_bytes) {
+  core::SaveOptions options;
+  options.overwrite = overwrite;
+  options.incremental = incremental;
+  options.base_step = base_step;
+  if (chunk_bytes) options.chunk_bytes = *chunk_bytes;
+  return options;
+}
+
+// torch has no read-only tensors, hence the const_cast; the pages themselves refuse or divert
+// writes.
+TorchBytes AsTorchBytes(nb::handle_t<MappedBinding> self) {
+  const auto bytes = nb::cast<const MappedBinding&>(self).tensor().bytes;
+  return TorchBytes(const_cast<std::byte*>(bytes.data()), {bytes.size()}, self);
+}
+
+NumpyBytes AsNumpyBytes(nb::handle_t<MappedBinding> self) {
+  const auto bytes = nb::cast<const MappedBinding&>(self).tensor().bytes;
+  return NumpyBytes(bytes.data(), {bytes.size()}, self);
+}
+
+nb::dict DTypeTable() {
+  nb::dict table;
+  for (const schema::DTypeInfo& info : schema::kDTypes) {
+    table[nb::str(info.name.data(), info.name.size())] =
+        nb::make_tuple(static_cast<uint8_t>(info.dtype), schema::ElementBytes(info.dtype));
+  }
+  return table;
+}
+
+void BindRecords(nb::module_& m) {
+  nb::class_<core::StateDict>(m, "Batch")
+      .def("__init__", [](core::StateDict* self, nb::bytes kinds, nb::bytes key_kinds,
+                          nb::list keys, nb::list child_counts, nb::list tensors, nb::list values) {
+        new (self)
+            core::StateDict(FromPyBatch(kinds, key_kinds, keys, child_counts, tensors, values));
+      });
+  nb::class_<core::Pickle>(m, "Pickle")
+      .def("__init__",
+           [](core::Pickle* self, nb::bytes data) {
+             const auto* begin = reinterpret_cast<const std::byte*>(data.c_str());
+             new (self) core::Pickle{{begin, begin + data.size()}};
+           })
+      .def_prop_ro("data", [](const core::Pickle& self) {
+        return nb::bytes(self.data.data(), self.data.size());
+      });
+  nb::class_<kv::StepInfo>(m, "StepInfo").def_ro("step", &kv::StepInfo::step);
+  nb::class_<core::TensorInfo>(m, "TensorInfo")
+      .def_prop_ro("fqn", [](const core::TensorInfo& self) { return ToPyText(self.fqn); })
+      .def_prop_ro("dtype",
+                   [](const core::TensorInfo& self) { return static_cast<uint8_t>(self.dtype); })
+      .def_prop_ro("shape", [](const core::TensorInfo& self) { return ToPyNumbers(self.shape); })
+      .def_ro("nbytes", &core::TensorInfo::nbytes)
+      .def_prop_ro("alias_of",
+                   [](const core::TensorInfo& self) -> nb::object {
+                     return self.alias_of ? ToPyText(*self.alias_of) : nb::none();
+                   })
+      .def_ro("alias_offset_bytes", &core::TensorInfo::alias_offset_bytes)
+      .def_prop_ro("alias_strides",
+                   [](const core::TensorInfo& self) { return ToPyNumbers(self.alias_strides); })
+      .def_ro("hidden", &core::TensorInfo::hidden);
+}
+
+void BindHandles(nb::module_& m) {
+  nb::class_<SaveHandleBinding>(m, "SaveHandle")
+      .def("wait_staged", &SaveHandleBinding::WaitStaged)
+      .def("wait", &SaveHandleBinding::Wait, nb::arg("timeout") = nb::none())
+      .def("done", &SaveHandleBinding::done)
+      .def("report", &SaveHandleBinding::Report);
+  nb::class_<MappedBinding>(m, "Mapped")
+      .def("torch_bytes", &AsTorchBytes)
+      .def("numpy_bytes", &AsNumpyBytes);
+}
+
+void BindStore(nb::module_& m) {
+  nb::class_<StoreBinding>(m, "Store")
+      .def("__init__",
+           [](StoreBinding* self, nb::str address, bool writable) {
+             new (self) StoreBinding(FromPyText(address), writable);
+           })
+      .def(
+          "save",
+          [](StoreBinding& self, uint64_t step, const core::StateDict& state, bool overwrite,
+             bool incremental, std::optional<uint64_t> base_step,
+             std::optional<uint64_t> chunk_bytes) {
+            return self.Save(step, state,
+                             MakeSaveOptions(overwrite, incremental, base_step, chunk_bytes));
+          },
+          nb::arg("step"), nb::arg("state"), nb::arg("overwrite"), nb::arg("incremental"),
+          nb::arg("base_step").none(), nb::arg("chunk_bytes").none())
+      .def(
+          "save_async",
+          [](StoreBinding& self, uint64_t step, const core::StateDict& state, bool overwrite,
+             bool incremental, std::optional<uint64_t> base_step,
+             std::optional<uint64_t> chunk_bytes) {
+            return self.SaveAsync(step, state,
+                                  MakeSaveOptions(overwrite, incremental, base_step, chunk_bytes));
+          },
+          nb::arg("step"), nb::arg("state"), nb::arg("overwrite"), nb::arg("incremental"),
+          nb::arg("base_step").none(), nb::arg("chunk_bytes").none())
+      .def("steps", &StoreBinding::Steps)
+      .def("contents", &StoreBinding::List, nb::arg("step").none(), nb::arg("patterns"))
+      .def("load", &StoreBinding::Load)
+      .def("map", &StoreBinding::Map)
+      .def("compare", &StoreBinding::Compare)
+      .def("delete", &StoreBinding::Delete)
+      .def("close", &StoreBinding::Close);
+}
+
+}  // namespace
+}  // namespace cairn::python
+
+NB_MODULE(_cairn, m) {
+  // At exit Python may drop the module before the last store or tensor; that is no leak of ours.
+  nanobind::set_leak_warnings(false);
+  m.attr("DTYPES") = cairn::python::DTypeTable();
+  cairn::python::BindRecords(m);
+  cairn::python::BindHandles(m);
+  cairn::python::BindStore(m);
+}

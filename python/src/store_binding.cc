@@ -1,0 +1,227 @@
+// The store as cairn/store.py sees it.
+
+#include "python/src/store_binding.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+#include "python/src/convert.h"
+#include "python/src/errors.h"
+
+namespace cairn::python {
+namespace {
+
+nb::tuple ToPyReport(const core::SaveReport& report) {
+  return nb::make_tuple(report.step, report.logical_bytes, report.written_bytes, report.chunks,
+                        report.chunks_reused, report.seconds);
+}
+
+const char* ChangeName(core::KeyChange::Kind kind) {
+  switch (kind) {
+    case core::KeyChange::Kind::kAdded:
+      return "added";
+    case core::KeyChange::Kind::kRemoved:
+      return "removed";
+    case core::KeyChange::Kind::kChanged:
+      return "changed";
+  }
+  return "changed";
+}
+
+core::KeyPatterns ParsePatterns(nb::list patterns) {
+  std::vector<std::string> texts;
+  for (nb::handle pattern : patterns) texts.push_back(FromPyText(pattern));
+  return Unwrap(core::KeyPatterns::Parse(texts));
+}
+
+// RocksDB joins its threads in a static destructor. A forked child does not have them and would
+// wait for ever in exit(), so it leaves before static destructors run; by then Python is finalized.
+void LetForkedChildrenExit() {
+  static const int registered = pthread_atfork(nullptr, nullptr, [] {
+    on_exit(
+        [](int status, void*) {
+          std::fflush(nullptr);
+          _exit(status);
+        },
+        nullptr);
+  });
+  (void)registered;  // out of memory at worst, and then the child waits
+}
+
+}  // namespace
+
+void ProcessGuard::Check() const {
+  if (is_same_process()) return;
+  Throw(Error{.code = ErrorCode::kFailedPrecondition,
+              .message = "this store was opened before a fork and cannot be used in the child: "
+                         "open it again here, or start workers with 'spawn'"});
+}
+
+template <typename Work>
+auto StoreBinding::Use(const Work& work) const {
+  using Returned = decltype(work(*store_));
+  process_.Check();
+  nb::gil_scoped_release no_gil;
+  std::shared_lock open(close_mutex_);
+  if (!store_) return Returned(Fail(ErrorCode::kFailedPrecondition, "the store is closed"));
+  return work(*store_);
+}
+
+void SaveHandleBinding::WaitStaged() const {
+  process_.Check();
+  nb::gil_scoped_release no_gil;
+  handle_.WaitStaged();
+}
+
+bool SaveHandleBinding::Wait(std::optional<double> timeout_seconds) const {
+  using Clock = std::chrono::steady_clock;
+  using std::chrono::milliseconds;
+  process_.Check();
+  // Slices, so that Ctrl-C ends the wait (and not the save).
+  constexpr milliseconds kSlice(50);
+  // A year is for ever here, and far from overflowing the clock.
+  const double seconds = std::clamp(timeout_seconds.value_or(3e7), 0.0, 3e7);
+  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                           std::chrono::duration<double>(seconds));
+  SignalWatch watch;
+  bool ended = false;
+  {
+    nb::gil_scoped_release no_gil;
+    for (;;) {
+      const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
+      ended = handle_.WaitFor(std::clamp(left, milliseconds(0), kSlice));
+      if (ended || left <= milliseconds(0) || !watch.Check()) break;
+    }
+  }
+  watch.Rethrow();
+  return ended;
+}
+
+bool SaveHandleBinding::done() const {
+  process_.Check();
+  return handle_.done();
+}
+
+nb::tuple SaveHandleBinding::Report() const {
+  process_.Check();
+  Result<core::SaveReport> report = [&] {
+    nb::gil_scoped_release no_gil;
+    return handle_.Wait();
+  }();
+  return ToPyReport(Unwrap(std::move(report)));
+}
+
+StoreBinding::StoreBinding(const std::string& address, bool writable) {
+  LetForkedChildrenExit();
+  auto store = [&] {
+    nb::gil_scoped_release no_gil;
+    return core::CheckpointStore::Open(address,
+                                       writable ? kv::OpenMode::kWrite : kv::OpenMode::kRead);
+  }();
+  store_ = Unwrap(std::move(store));
+}
+
+StoreBinding::~StoreBinding() {
+  if (!process_.is_same_process()) {
+    // The threads that these would join live in the parent, and so do the lock and the file.
+    (void)saver_.release();
+    (void)store_.release();
+    return;
+  }
+  nb::gil_scoped_release no_gil;
+  saver_.reset();
+  store_.reset();
+}
+
+nb::tuple StoreBinding::Save(uint64_t step, const core::StateDict& state,
+                             core::SaveOptions options) {
+  SignalWatch watch;
+  options.progress = watch.AsProgress();
+  auto report = Use([&](core::CheckpointStore& store) { return store.Save(step, state, options); });
+  watch.Rethrow();
+  return ToPyReport(Unwrap(std::move(report)));
+}
+
+SaveHandleBinding StoreBinding::SaveAsync(uint64_t step, const core::StateDict& state,
+                                          const core::SaveOptions& options) {
+  auto handle = Use([&](core::CheckpointStore& store) {
+    std::lock_guard one_caller(saver_mutex_);
+    if (!saver_) saver_ = std::make_unique<core::AsyncSaver>(&store);
+    return saver_->Save(step, state, options);
+  });
+  return SaveHandleBinding(Unwrap(std::move(handle)));
+}
+
+nb::list StoreBinding::Steps() const {
+  const auto steps = Unwrap(Use([](core::CheckpointStore& store) { return store.Steps(); }));
+  nb::list result;
+  for (const kv::StepInfo& info : steps) result.append(info.step);
+  return result;
+}
+
+nb::tuple StoreBinding::List(std::optional<uint64_t> step, nb::list patterns) const {
+  const core::KeyPatterns parsed = ParsePatterns(patterns);
+  return ToPyContents(
+      Unwrap(Use([&](core::CheckpointStore& store) { return store.List(step, parsed); })));
+}
+
+nb::tuple StoreBinding::Load(const kv::StepInfo& step, nb::list requests) const {
+  std::vector<core::LoadRequest> parsed;
+  parsed.reserve(requests.size());
+  for (nb::handle request : requests) parsed.push_back(FromPyRequest(request));
+  SignalWatch watch;
+  auto result = Use(
+      [&](core::CheckpointStore& store) { return store.Load(step, parsed, watch.AsProgress()); });
+  watch.Rethrow();
+  const core::LoadReport report = Unwrap(std::move(result));
+  return nb::make_tuple(report.bytes_read, report.seconds);
+}
+
+std::optional<MappedBinding> StoreBinding::Map(const kv::StepInfo& step, nb::str fqn,
+                                               bool verify) const {
+  const std::string name = FromPyText(fqn);
+  auto mapped =
+      Unwrap(Use([&](core::CheckpointStore& store) { return store.Map(step, name, verify); }));
+  if (!mapped) return std::nullopt;
+  return MappedBinding(*std::move(mapped));
+}
+
+nb::tuple StoreBinding::Compare(uint64_t step_a, uint64_t step_b, nb::list patterns) const {
+  const core::KeyPatterns parsed = ParsePatterns(patterns);
+  const core::Diff diff = Unwrap(
+      Use([&](core::CheckpointStore& store) { return store.Compare(step_a, step_b, parsed); }));
+  nb::list changes;
+  for (const core::KeyChange& change : diff.changes) {
+    changes.append(nb::make_tuple(ChangeName(change.kind), ToPyText(change.fqn), change.is_tensor,
+                                  change.changed_bytes, change.total_bytes,
+                                  ToPyText(change.detail)));
+  }
+  return nb::make_tuple(changes, diff.unchanged_keys);
+}
+
+nb::tuple StoreBinding::Delete(nb::handle steps, bool dry_run) {
+  const std::vector<uint64_t> numbers = FromPyNumbers(steps);
+  const auto report =
+      Unwrap(Use([&](core::CheckpointStore& store) { return store.Delete(numbers, dry_run); }));
+  return nb::make_tuple(report.steps, report.segments, report.freed_bytes);
+}
+
+void StoreBinding::Close() {
+  process_.Check();
+  Result<void> result = [&]() -> Result<void> {
+    nb::gil_scoped_release no_gil;
+    std::unique_lock alone(close_mutex_);
+    if (!store_) return {};
+    saver_.reset();  // waits for a running save
+    auto closed = store_->Close();
+    store_.reset();
+    return closed;
+  }();
+  Unwrap(std::move(result));
+}
+
+}  // namespace cairn::python

@@ -1,0 +1,89 @@
+#pragma once
+/// The store as cairn/store.py sees it: one object for CheckpointStore, AsyncSaver and their life.
+
+#include <nanobind/nanobind.h>
+#include <unistd.h>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <string>
+
+#include "core/async_save.h"
+#include "core/checkpoint_store.h"
+
+namespace cairn::python {
+
+namespace nb = nanobind;
+
+/// The process that made an object with threads and locks, which do not survive a fork.
+class ProcessGuard {
+ public:
+  bool is_same_process() const { return pid_ == getpid(); }
+  /// Raises Invalid in a forked child. Requires the GIL.
+  void Check() const;
+
+ private:
+  pid_t pid_ = getpid();
+};
+
+/// Threads: any; each waits without the GIL.
+class SaveHandleBinding {
+ public:
+  explicit SaveHandleBinding(core::SaveHandle handle) : handle_(std::move(handle)) {}
+  void WaitStaged() const;
+  /// Waits for the end, at most `timeout_seconds` if given; true if the save has ended. Runs signal
+  /// handlers meanwhile.
+  bool Wait(std::optional<double> timeout_seconds) const;
+  bool done() const;
+  /// The report as a tuple, or raises what went wrong. Waits.
+  nb::tuple Report() const;
+
+ private:
+  core::SaveHandle handle_;
+  ProcessGuard process_;
+};
+
+/// A mapped tensor; the arrays made from it keep it, and so the mapping, alive.
+class MappedBinding {
+ public:
+  explicit MappedBinding(core::MappedTensor tensor) : tensor_(std::move(tensor)) {}
+  const core::MappedTensor& tensor() const { return tensor_; }
+
+ private:
+  core::MappedTensor tensor_;
+};
+
+/// Threads: any member from any thread; all but construction and Close may overlap. In a forked
+/// child every member raises Invalid and the destructor leaves what belongs to the parent alone.
+class StoreBinding {
+ public:
+  StoreBinding(const std::string& address, bool writable);
+  ~StoreBinding();
+
+  nb::tuple Save(uint64_t step, const core::StateDict& state, core::SaveOptions options);
+  SaveHandleBinding SaveAsync(uint64_t step, const core::StateDict& state,
+                              const core::SaveOptions& options);
+  nb::list Steps() const;
+  nb::tuple List(std::optional<uint64_t> step, nb::list patterns) const;
+  nb::tuple Load(const kv::StepInfo& step, nb::list requests) const;
+  std::optional<MappedBinding> Map(const kv::StepInfo& step, nb::str fqn, bool verify) const;
+  nb::tuple Compare(uint64_t step_a, uint64_t step_b, nb::list patterns) const;
+  nb::tuple Delete(nb::handle steps, bool dry_run);
+  /// Waits for a running asynchronous save, then releases the store. May be called again.
+  void Close();
+
+ private:
+  /// Runs `work(store)` without the GIL while the store cannot be closed. Requires the GIL.
+  template <typename Work>
+  auto Use(const Work& work) const;
+
+  ProcessGuard process_;
+  mutable std::shared_mutex close_mutex_;  // exclusively for Close; taken without the GIL only
+  std::unique_ptr<core::CheckpointStore> store_;
+  std::mutex saver_mutex_;  // AsyncSaver takes one caller at a time
+  std::unique_ptr<core::AsyncSaver> saver_;
+};
+
+}  // namespace cairn::python

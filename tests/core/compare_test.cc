@@ -1,0 +1,101 @@
+#include "tests/core/test_tensor.h"
+
+namespace cairn::core {
+namespace {
+
+using cairn::testing::IsError;
+
+class CompareTest : public StoreTest {
+ protected:
+  Diff Compare(uint64_t a, uint64_t b, std::vector<std::string> patterns = {}) {
+    auto parsed = KeyPatterns::Parse(patterns);
+    auto diff = store->Compare(a, b, *parsed);
+    EXPECT_TRUE(testing::IsOk(diff));
+    return diff.value_or(Diff{});
+  }
+};
+
+TEST_F(CompareTest, SaysWhatWasAddedRemovedAndChanged) {
+  TestTensor a(DType::kFloat32, {1000, 10}), b(DType::kInt8, {5});
+  StateDict first, second;
+  first.root().Tensor("a", a.view());
+  first.root().Tensor("gone", b.view());
+  first.root().Tensor("same", b.view());
+  first.root().Value("lr", 0.1);
+  first.root().Value("same_value", std::string("x"));
+  Save(1, first, {.chunk_bytes = 4000});
+  a.bytes[4001] ^= std::byte{1};
+  second.root().Tensor("a", a.view());
+  second.root().Tensor("new", b.view());
+  second.root().Tensor("same", b.view());
+  second.root().Value("lr", 0.2);
+  second.root().Value("same_value", std::string("x"));
+  Save(2, second, {.chunk_bytes = 4000});
+
+  const Diff diff = Compare(1, 2);
+  ASSERT_EQ(diff.changes.size(), 4u);
+  EXPECT_EQ(diff.changes[0].fqn, "a");
+  EXPECT_EQ(diff.changes[0].changed_bytes, 4000u);
+  EXPECT_EQ(diff.changes[0].total_bytes, 40'000u);
+  EXPECT_EQ(diff.changes[1].fqn, "gone");
+  EXPECT_EQ(diff.changes[1].kind, KeyChange::Kind::kRemoved);
+  EXPECT_EQ(diff.changes[2].fqn, "lr");
+  EXPECT_FALSE(diff.changes[2].is_tensor);
+  EXPECT_EQ(diff.changes[2].detail, "0.1 -> 0.2");
+  EXPECT_EQ(diff.changes[3].fqn, "new");
+  EXPECT_EQ(diff.changes[3].kind, KeyChange::Kind::kAdded);
+  EXPECT_EQ(diff.changes[3].detail, "int8 [5]");
+  EXPECT_EQ(diff.unchanged_keys, 2u);
+  EXPECT_EQ(Compare(1, 2, {"same"}).changes.size(), 0u);
+  EXPECT_TRUE(Compare(1, 1).changes.empty());
+  EXPECT_THAT(store->Compare(1, 7), IsError(ErrorCode::kNotFound, "7"));
+}
+
+TEST_F(CompareTest, SaysHowTypesAndShapesChanged) {
+  const TestTensor f(DType::kFloat32, {6}), h(DType::kInt32, {6}), s(DType::kFloat32, {2, 3});
+  StateDict first, second;
+  first.root().Tensor("d", f.view());
+  first.root().Tensor("k", f.view());
+  first.root().Tensor("s", f.view());
+  Save(1, first);
+  second.root().Tensor("d", h.view());
+  second.root().Value("k", int64_t{3});
+  second.root().Tensor("s", s.view());
+  Save(2, second);
+  const Diff diff = Compare(1, 2);
+  ASSERT_EQ(diff.changes.size(), 3u);
+  EXPECT_EQ(diff.changes[0].detail, "dtype float32 -> int32");
+  EXPECT_EQ(diff.changes[1].detail, "float32 [6] -> 3");
+  EXPECT_EQ(diff.changes[2].detail, "shape [6] -> [2, 3]");
+}
+
+TEST_F(CompareTest, ReadsWhereTheStepsAreCutDifferently) {
+  TestTensor a(DType::kUInt8, {1'000'000});
+  StateDict state;
+  state.root().Tensor("a", a.view());
+  Save(1, state, {.chunk_bytes = 300'000});
+  Save(2, state, {.chunk_bytes = 200'000});
+  EXPECT_TRUE(Compare(1, 2).changes.empty());
+  a.bytes[999'999] ^= std::byte{1};
+  Save(3, state, {.chunk_bytes = 250'000});
+  const Diff diff = Compare(1, 3);
+  ASSERT_EQ(diff.changes.size(), 1u);
+  EXPECT_EQ(diff.changes[0].changed_bytes, 1'000'000u % kv::kPageBytes);
+}
+
+TEST_F(CompareTest, SharedTensorsAreComparedByTheirOwnBytes) {
+  TestTensor storage(DType::kUInt8, {500'000});
+  StateDict state;
+  state.root().Tensor("all", storage.view());
+  state.root().Tensor("head", {DType::kUInt8, {100'000}, {}, storage.bytes.data()});
+  Save(1, state);
+  storage.bytes[400'000] ^= std::byte{1};
+  Save(2, state);
+  const Diff diff = Compare(1, 2);
+  ASSERT_EQ(diff.changes.size(), 1u);
+  EXPECT_EQ(diff.changes[0].fqn, "all");
+  EXPECT_EQ(diff.unchanged_keys, 1u);
+}
+
+}  // namespace
+}  // namespace cairn::core

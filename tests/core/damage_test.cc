@@ -1,0 +1,200 @@
+// Flipped bits: found by every read that touches them and by Verify, with key, segment and offset.
+
+#include <filesystem>
+#include <fstream>
+
+#include <fmt/format.h>
+
+#include "tests/core/test_tensor.h"
+
+namespace cairn::core {
+namespace {
+
+using cairn::testing::IsError;
+using ::testing::Contains;
+using ::testing::Field;
+using ::testing::HasSubstr;
+
+class DamageTest : public StoreTest {
+ protected:
+  DamageTest() : tensor_(DType::kFloat32, {100, 4096}), other_(DType::kInt8, {5000}, 2) {}
+
+  // Chunks of 1 MiB: 64 rows of 16 KiB, 4 rows a page.
+  void SaveSample() {
+    StateDict state;
+    state.root().Tensor("w", tensor_.view());
+    state.root().Tensor("other", other_.view());
+    Save(1, state, {.chunk_bytes = 1 << 20});
+    CAIRN_ASSERT_OK_AND_ASSIGN(chunks_, store->Chunks(Step(1), "w"));
+    ASSERT_EQ(chunks_.size(), 2u);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->kv().Latest());
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto segment,
+                               snapshot->FindSegment(chunks_[0].extent.segment_id));
+    segment_ = segment.name;
+  }
+
+  void Flip(uint64_t offset_bytes) {
+    // A reader of its own: the open store may hold the file's pages.
+    store.reset();
+    std::fstream file(directory / "store/segments/" + segment_,
+                      std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(static_cast<std::streamoff>(offset_bytes));
+    const auto before = static_cast<char>(file.get());
+    file.seekp(static_cast<std::streamoff>(offset_bytes));
+    file.put(static_cast<char>(before ^ 0x10));
+    ASSERT_TRUE(file.good());
+    file.close();
+    Reopen(kv::OpenMode::kRead);
+  }
+
+  Result<LoadReport> LoadBox(Box box) {
+    TestTensor target(DType::kFloat32, box.sizes, 9);
+    const LoadRequest request{.fqn = "w", .box = box, .target = target.target()};
+    return store->Load(Step(1), {&request, 1});
+  }
+
+  // The error must say all that somebody needs who is to repair the store.
+  void ExpectPageError(const Error& error, uint64_t offset_bytes) {
+    EXPECT_EQ(error.code, ErrorCode::kDataLoss);
+    EXPECT_EQ(error.key, "w");
+    EXPECT_EQ(error.step, 1u);
+    EXPECT_THAT(error.file, HasSubstr(segment_));
+    EXPECT_EQ(error.offset_bytes, offset_bytes);
+  }
+
+  TestTensor tensor_;
+  TestTensor other_;
+  std::vector<ChunkInfo> chunks_;
+  std::string segment_;
+};
+
+TEST_F(DamageTest, AWholeLoadNamesThePage) {
+  SaveSample();
+  const uint64_t page_begin = chunks_[0].extent.offset_bytes + 3 * kv::kPageBytes;
+  Flip(page_begin + 777);
+  const auto report = LoadBox(WholeBox(tensor_.shape));
+  ASSERT_THAT(report, IsError(ErrorCode::kDataLoss,
+                              "page 3 of chunk [0, 0] does not match its digest; the bytes on disk "
+                              "have changed"));
+  ExpectPageError(report.error(), page_begin);
+  EXPECT_EQ(LoadBytes(1, "other"), other_.bytes);
+}
+
+TEST_F(DamageTest, APartialLoadNamesThePageIfItTouchesIt) {
+  SaveSample();
+  const uint64_t page_begin = chunks_[0].extent.offset_bytes + 3 * kv::kPageBytes;
+  Flip(page_begin + kv::kPageBytes - 1);
+  CAIRN_EXPECT_OK(LoadBox({{0, 0}, {12, 4096}}));
+  const auto report = LoadBox({{12, 5}, {2, 7}});
+  ASSERT_THAT(report, IsError(ErrorCode::kDataLoss, "page 3 of chunk [0, 0]"));
+  ExpectPageError(report.error(), page_begin);
+  CAIRN_EXPECT_OK(LoadBox({{16, 0}, {84, 4096}}));
+}
+
+TEST_F(DamageTest, AStridedWholeLoadNamesThePage) {
+  SaveSample();
+  const uint64_t page_begin = chunks_[1].extent.offset_bytes;
+  Flip(page_begin);
+  TestTensor target(DType::kFloat32, {4096, 100}, 9);
+  const LoadRequest request{
+      .fqn = "w",
+      .box = WholeBox(tensor_.shape),
+      .target = {DType::kFloat32, tensor_.shape, {1, 100}, target.bytes.data()}};
+  const auto report = store->Load(Step(1), {&request, 1});
+  ASSERT_THAT(report, IsError(ErrorCode::kDataLoss, "page 0 of chunk [64, 0]"));
+  ExpectPageError(report.error(), page_begin);
+}
+
+TEST_F(DamageTest, DamagedPageDigestsAreToldFromDamagedPages) {
+  SaveSample();
+  Flip(chunks_[0].extent.leaves_offset_bytes + 8);
+  // A whole load needs only the root, which is fine.
+  CAIRN_EXPECT_OK(LoadBox(WholeBox(tensor_.shape)));
+  const auto report = LoadBox({{0, 0}, {1, 1}});
+  ASSERT_THAT(report, IsError(ErrorCode::kDataLoss, "page digests of chunk [0, 0]"));
+  ExpectPageError(report.error(), chunks_[0].extent.leaves_offset_bytes);
+}
+
+TEST_F(DamageTest, AMapChecksUnlessToldNotTo) {
+  SaveSample();
+  Flip(chunks_[1].extent.offset_bytes + 99);
+  EXPECT_THAT(store->Map(Step(1), "w"), IsError(ErrorCode::kDataLoss, "chunk [64, 0]"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto mapped, store->Map(Step(1), "w", /*verify=*/false));
+  ASSERT_TRUE(mapped.has_value());
+  EXPECT_FALSE(std::ranges::equal(mapped->bytes, tensor_.bytes));
+}
+
+TEST_F(DamageTest, VerifyOfACleanStoreFindsNothing) {
+  SaveSample();
+  StateDict second;
+  second.root().Tensor("w", tensor_.view());
+  second.root().Value("v", int64_t{1});
+  Save(2, second, {.chunk_bytes = 1 << 20});
+  EXPECT_TRUE(VerifyAll().empty());
+  EXPECT_TRUE(VerifyAll(2).empty());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const uint64_t bytes, store->Verify({}, [](const kv::Damage&) {}));
+  EXPECT_EQ(bytes, tensor_.bytes.size() + other_.bytes.size()) << "shared bytes are read once";
+  EXPECT_THAT(store->Verify(9, [](const kv::Damage&) {}), IsError(ErrorCode::kNotFound, ""));
+}
+
+TEST_F(DamageTest, VerifyGoesOnAfterDamageAndNamesEachPage) {
+  SaveSample();
+  const uint64_t first = chunks_[0].extent.offset_bytes + 2 * kv::kPageBytes;
+  const uint64_t second = chunks_[1].extent.offset_bytes + kv::kPageBytes;
+  Flip(first + 5);
+  Flip(second + 6);
+  const std::vector<Error> found = VerifyAll();
+  for (const uint64_t offset : {first, second}) {
+    const auto at = std::ranges::find(found, std::optional(offset), &Error::offset_bytes);
+    ASSERT_NE(at, found.end());
+    ExpectPageError(*at, offset);
+  }
+}
+
+// A bit anywhere in the segment: payload, padding, digests, header or footer.
+TEST_F(DamageTest, VerifyFindsAFlippedBitAnywhereInASegment) {
+  SaveSample();
+  testing::SeededRandom random;
+  const auto size = std::filesystem::file_size(directory / "store/segments/" + segment_);
+  for (int round = 0; round < 40; ++round) {
+    const uint64_t offset = random.Between(0, size - 1);
+    Flip(offset);
+    EXPECT_FALSE(VerifyAll().empty()) << "bit flipped at " << offset << " of " << size;
+    Flip(offset);  // back again
+  }
+  EXPECT_TRUE(VerifyAll().empty());
+}
+
+TEST_F(DamageTest, AMissingSegmentIsDamageAndNamesKeys) {
+  SaveSample();
+  store.reset();
+  std::filesystem::remove(directory / "store/segments/" + segment_);
+  Reopen(kv::OpenMode::kRead);
+  EXPECT_THAT(LoadBox(WholeBox(tensor_.shape)), IsError(ErrorCode::kDataLoss, segment_));
+  EXPECT_THAT(VerifyAll(), Contains(Field(&Error::key, "w")));
+}
+
+TEST_F(DamageTest, ATruncatedSegmentIsDamage) {
+  SaveSample();
+  store.reset();
+  std::filesystem::resize_file(directory / "store/segments/" + segment_,
+                               chunks_[1].extent.offset_bytes + 10);
+  Reopen(kv::OpenMode::kRead);
+  EXPECT_THAT(LoadBox(WholeBox(tensor_.shape)), IsError(ErrorCode::kDataLoss, segment_));
+  EXPECT_THAT(store->Map(Step(1), "w"), IsError(ErrorCode::kDataLoss, segment_));
+  EXPECT_FALSE(VerifyAll().empty());
+}
+
+TEST_F(DamageTest, ASaveOverADamagedBaseStillSavesEveryByte) {
+  SaveSample();
+  tensor_.bytes[0] ^= std::byte{1};
+  Flip(chunks_[0].extent.offset_bytes + 9);
+  Reopen(kv::OpenMode::kWrite);
+  StateDict state;
+  state.root().Tensor("w", tensor_.view());
+  Save(2, state, {.incremental = false});
+  EXPECT_EQ(LoadBytes(2, "w"), tensor_.bytes);
+}
+
+}  // namespace
+}  // namespace cairn::core

@@ -1,0 +1,129 @@
+// Saving again: what is unchanged becomes a reference.
+
+#include <fmt/format.h>
+
+#include "tests/core/strided_fixture.h"
+#include "tests/core/test_tensor.h"
+
+namespace cairn::core {
+namespace {
+
+class IncrementalSaveTest : public StoreTest {};
+
+TEST_F(IncrementalSaveTest, NothingChangedWritesNothing) {
+  const TestTensor a(DType::kFloat32, {1000, 100}), b(DType::kInt8, {3}, 2);
+  StateDict state;
+  state.root().Tensor("a", a.view());
+  state.root().Tensor("b", b.view());
+  const SaveReport first = Save(1, state, {.chunk_bytes = 10'000});
+  EXPECT_EQ(first.chunks, 41u);
+  EXPECT_EQ(first.chunks_reused, 0u);
+  const SaveReport second = Save(2, state, {.chunk_bytes = 10'000});
+  EXPECT_EQ(second.chunks_reused, 41u);
+  EXPECT_EQ(second.written_bytes, 0u);
+  EXPECT_EQ(second.logical_bytes, first.logical_bytes);
+  EXPECT_EQ(Step(2).base_step, 1u);
+  EXPECT_EQ(Step(2).reused_chunk_count, 41u);
+  EXPECT_EQ(LoadBytes(2, "a"), a.bytes);
+}
+
+TEST_F(IncrementalSaveTest, OneChangedElementWritesOneChunk) {
+  TestTensor a(DType::kFloat32, {1000, 100});
+  StateDict state;
+  state.root().Tensor("a", a.view());
+  Save(1, state, {.chunk_bytes = 10'000});
+  a.bytes[123'456] ^= std::byte{1};
+  const SaveReport second = Save(2, state, {.chunk_bytes = 10'000});
+  EXPECT_EQ(second.chunks_reused, 39u);
+  EXPECT_EQ(second.written_bytes, 10'000u);
+  EXPECT_EQ(LoadBytes(2, "a"), a.bytes);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto chunks, store->Chunks(Step(2), "a"));
+  EXPECT_EQ(chunks[11].since_step, 1u);
+  EXPECT_EQ(chunks[12].since_step, 2u);
+}
+
+TEST_F(IncrementalSaveTest, KeysMayComeAndGo) {
+  const TestTensor a(DType::kInt32, {10}, 1), b(DType::kInt32, {10}, 2), c(DType::kInt32, {10}, 3);
+  StateDict first, second;
+  first.root().Tensor("a", a.view());
+  first.root().Tensor("c", c.view());
+  second.root().Tensor("b", b.view());
+  second.root().Tensor("c", c.view());
+  second.root().Tensor("d", a.view());
+  Save(1, first);
+  const SaveReport report = Save(2, second);
+  EXPECT_EQ(report.chunks_reused, 1u);
+  for (const auto& [fqn, tensor] : {std::pair("b", &b), std::pair("c", &c), std::pair("d", &a)}) {
+    EXPECT_EQ(LoadBytes(2, fqn), tensor->bytes);
+  }
+}
+
+TEST_F(IncrementalSaveTest, AFewKeysAgainstALargeBase) {
+  std::vector<TestTensor> tensors;
+  for (int i = 0; i < 200; ++i) tensors.emplace_back(DType::kInt32, Shape{4}, i);
+  StateDict large, small;
+  for (int i = 0; i < 200; ++i) large.root().Tensor(fmt::format("t{:03}", i), tensors[i].view());
+  small.root().Tensor("t007", tensors[7].view());
+  small.root().Tensor("t100", tensors[101].view());
+  Save(1, large);
+  const SaveReport report = Save(2, small);  // by seeks: 2 * 16 < 200
+  EXPECT_EQ(report.chunks, 2u);
+  EXPECT_EQ(report.chunks_reused, 1u);
+  EXPECT_EQ(LoadBytes(2, "t100"), tensors[101].bytes);
+}
+
+TEST_F(IncrementalSaveTest, AnotherShapeOrGridIsWrittenAnew) {
+  const TestTensor wide(DType::kInt32, {4, 100}), tall(DType::kInt32, {8, 50});
+  StateDict first, second;
+  first.root().Tensor("t", wide.view());
+  second.root().Tensor("t", tall.view());
+  Save(1, first);
+  EXPECT_EQ(Save(2, second).chunks_reused, 0u);
+  EXPECT_EQ(Save(3, second, {.chunk_bytes = 800}).chunks_reused, 0u);
+  EXPECT_EQ(LoadBytes(3, "t"), tall.bytes);
+}
+
+TEST_F(IncrementalSaveTest, TheBaseMayBeChosenOrLeftOut) {
+  TestTensor a(DType::kInt32, {100});
+  StateDict state;
+  state.root().Tensor("a", a.view());
+  Save(1, state);
+  const auto original = a.bytes;
+  a.bytes[0] ^= std::byte{1};
+  Save(2, state);
+  a.bytes = original;
+  EXPECT_EQ(Save(3, state).chunks_reused, 0u);
+  EXPECT_EQ(Save(4, state, {.base_step = 1}).chunks_reused, 1u);
+  const SaveReport full = Save(5, state, {.incremental = false});
+  EXPECT_EQ(full.chunks_reused, 0u);
+  EXPECT_EQ(Step(5).base_step, std::nullopt);
+}
+
+TEST_F(IncrementalSaveTest, StridedSourcesAreComparedByValue) {
+  const TestTensor matrix(DType::kFloat32, {60, 50});
+  StateDict plain, transposed;
+  const TensorView view{DType::kFloat32, {50, 60}, {1, 50}, matrix.bytes.data()};
+  const std::vector<std::byte> gathered = NaiveRowMajor(view);
+  plain.root().Tensor("t", {DType::kFloat32, {50, 60}, {}, gathered.data()});
+  transposed.root().Tensor("t", view);
+  Save(1, plain, {.chunk_bytes = 3000});
+  const SaveReport second = Save(2, transposed, {.chunk_bytes = 3000});
+  EXPECT_EQ(second.chunks_reused, second.chunks);
+}
+
+TEST_F(IncrementalSaveTest, ReferencedBytesOutliveTheStepThatWroteThem) {
+  const TestTensor a(DType::kFloat32, {1000}), b(DType::kFloat32, {1000}, 2);
+  StateDict both, one;
+  both.root().Tensor("a", a.view());
+  both.root().Tensor("b", b.view());
+  one.root().Tensor("a", a.view());
+  Save(1, both);
+  Save(2, one);
+  const uint64_t doomed[] = {1};
+  CAIRN_ASSERT_OK(store->Delete(doomed));
+  EXPECT_EQ(LoadBytes(2, "a"), a.bytes);
+  EXPECT_TRUE(VerifyAll().empty());
+}
+
+}  // namespace
+}  // namespace cairn::core

@@ -1,0 +1,149 @@
+// Boxes of tensors: the right bytes, and no more pages than they touch.
+
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "tests/core/strided_fixture.h"
+#include "tests/core/test_tensor.h"
+
+namespace cairn::core {
+namespace {
+
+constexpr uint64_t kPage = kv::kPageBytes;
+// O_DIRECT rounds a page or its digests to 4 KiB at either end.
+constexpr uint64_t kRounding = 8192;
+
+class PartialLoadTest : public StoreTest {
+ protected:
+  void SaveTensor(const TestTensor& tensor, uint64_t chunk_bytes = kDefaultChunkBytes) {
+    StateDict state;
+    state.root().Tensor("w", tensor.view());
+    Save(1, state, {.chunk_bytes = chunk_bytes});
+  }
+
+  // Loads `box` and holds it against `tensor`; bytes taken from storage.
+  uint64_t LoadBox(const TestTensor& tensor, const Box& box) {
+    TestTensor target(tensor.dtype, box.sizes, 99);
+    const LoadRequest request{.fqn = "w", .box = box, .target = target.target()};
+    const auto report = store->Load(Step(1), {&request, 1});
+    EXPECT_TRUE(testing::IsOk(report));
+    const uint64_t element = schema::ElementBytes(tensor.dtype);
+    const auto strides = RowMajorStrides(tensor.shape);
+    const uint64_t origin = Dot(box.offsets, strides);
+    TensorView part{tensor.dtype, box.sizes, strides, tensor.bytes.data() + origin * element};
+    EXPECT_EQ(target.bytes, NaiveRowMajor(part));
+    return report ? report->bytes_read : 0;
+  }
+};
+
+TEST_F(PartialLoadTest, ARowReadsItsPagesOnly) {
+  const TestTensor tensor(DType::kFloat32, {4096, 1024});  // 16 MiB, rows of 4 KiB
+  SaveTensor(tensor);
+  EXPECT_LE(LoadBox(tensor, {{100, 0}, {1, 1024}}), kPage + 2 * kRounding);
+  EXPECT_LE(LoadBox(tensor, {{4095, 1000}, {1, 24}}), kPage + 2 * kRounding);
+}
+
+TEST_F(PartialLoadTest, RowsAcrossChunksReadTheirPagesOnly) {
+  const TestTensor tensor(DType::kFloat32, {4096, 1024});
+  SaveTensor(tensor);
+  // 64 rows (256 KiB) on both sides of a chunk's border.
+  EXPECT_LE(LoadBox(tensor, {{1024 - 32, 0}, {64, 1024}}), 64 * 4096 + 4 * kRounding);
+}
+
+TEST_F(PartialLoadTest, AColumnOfWideRowsReadsItsPagesOnly) {
+  const TestTensor tensor(DType::kFloat32, {16, 1 << 18});  // rows of 1 MiB
+  SaveTensor(tensor);
+  const uint64_t bytes = LoadBox(tensor, {{0, 70000}, {16, 3}});
+  EXPECT_LE(bytes, 16 * (kPage + kRounding) + 4 * kRounding);
+  EXPECT_GE(bytes, 16 * kPage);
+}
+
+TEST_F(PartialLoadTest, OnePercentOfTheKeysReadsLittleMoreThanTheirBytes) {
+  std::vector<TestTensor> tensors;
+  StateDict state;
+  for (int i = 0; i < 100; ++i) tensors.emplace_back(DType::kFloat32, Shape{100, 1000}, i);
+  for (int i = 0; i < 100; ++i) state.root().Tensor(fmt::format("t{:03}", i), tensors[i].view());
+  Save(1, state);
+  TestTensor target(DType::kFloat32, {100, 1000}, 200);
+  const LoadRequest request = WholeRequest("t042", target);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const LoadReport report, store->Load(Step(1), {&request, 1}));
+  EXPECT_EQ(target.bytes, tensors[42].bytes);
+  EXPECT_LE(report.bytes_read, 400'000 * 105 / 100);
+}
+
+TEST_F(PartialLoadTest, AnEmptyBoxReadsNothing) {
+  const TestTensor tensor(DType::kFloat32, {64, 64});
+  SaveTensor(tensor);
+  EXPECT_EQ(LoadBox(tensor, {{64, 0}, {0, 64}}), 0u);
+}
+
+TEST_F(PartialLoadTest, ManyBoxesOfOneTensorInOneCall) {
+  const TestTensor tensor(DType::kInt32, {256, 256});
+  SaveTensor(tensor, 20'000);
+  TestTensor target(DType::kInt32, {256, 256}, 8);
+  std::vector<LoadRequest> requests;
+  for (uint64_t row = 0; row < 256; row += 32) {
+    for (uint64_t column = 0; column < 256; column += 64) {
+      const uint64_t at = (row * 256 + column) * 4;
+      requests.push_back({.fqn = "w",
+                          .box = {{row, column}, {32, 64}},
+                          .target = {DType::kInt32, {32, 64}, {256, 1}, target.bytes.data() + at}});
+    }
+  }
+  CAIRN_ASSERT_OK(store->Load(Step(1), requests));
+  EXPECT_EQ(target.bytes, tensor.bytes);
+}
+
+// A tensor larger than the reader's arena, with a target that nothing can be read straight into.
+TEST_F(PartialLoadTest, ALargeTransposedTargetGoesThroughBoundedMemory) {
+  const TestTensor tensor(DType::kFloat64, {3000, 2000});  // 48 MB
+  SaveTensor(tensor);
+  TestTensor target(DType::kFloat64, {2000, 3000}, 5);
+  const LoadRequest request{
+      .fqn = "w",
+      .box = WholeBox(tensor.shape),
+      .target = {DType::kFloat64, tensor.shape, {1, 3000}, target.bytes.data()}};
+  CAIRN_ASSERT_OK(store->Load(Step(1), {&request, 1}));
+  for (uint64_t i = 0; i < 3000; i += 7) {
+    for (uint64_t j = 0; j < 2000; j += 13) {
+      ASSERT_EQ(std::memcmp(target.bytes.data() + (j * 3000 + i) * 8,
+                            tensor.bytes.data() + (i * 2000 + j) * 8, 8),
+                0);
+    }
+  }
+}
+
+// One chunk larger than the arena, read in part: its pages fall into several flushes.
+TEST_F(PartialLoadTest, AChunkLargerThanTheArena) {
+  const TestTensor tensor(DType::kUInt8, {600, 100'000});  // 60 MB
+  SaveTensor(tensor, 100 << 20);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto chunks, store->Chunks(Step(1), "w"));
+  ASSERT_EQ(chunks.size(), 1u);
+  LoadBox(tensor, {{1, 0}, {598, 99'999}});
+  LoadBox(tensor, WholeBox(tensor.shape));
+}
+
+TEST_F(PartialLoadTest, RandomBoxesOfRandomTensorsAndChunks) {
+  testing::SeededRandom random;
+  for (int round = 0; round < 25; ++round) {
+    Shape shape(random.Between(1, 4));
+    for (uint64_t& size : shape) size = random.Between(1, 30);
+    const TestTensor tensor(random.Chance(0.5) ? DType::kComplex128 : DType::kInt8, shape);
+    StateDict state;
+    state.root().Tensor("w", tensor.view());
+    Save(1, state, {.overwrite = true, .chunk_bytes = random.Between(1, 1) << random.Between(4, 18)});
+    for (int i = 0; i < 10; ++i) {
+      Box box = WholeBox(shape);
+      for (size_t d = 0; d < shape.size(); ++d) {
+        box.offsets[d] = random.Between(0, shape[d]);
+        box.sizes[d] = random.Between(0, shape[d] - box.offsets[d]);
+      }
+      LoadBox(tensor, box);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cairn::core

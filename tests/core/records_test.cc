@@ -1,0 +1,141 @@
+#include "core/internal/records.h"
+
+#include "cairn_schema/chunk_generated.h"
+#include "cairn_schema/tensor_generated.h"
+#include "kv/key.h"
+#include "schema/record.h"
+#include "tests/support/result_matchers.h"
+
+namespace cairn::core::internal {
+namespace {
+
+using cairn::testing::IsError;
+
+TensorInfo Sample() {
+  return {.fqn = "a.b",
+          .dtype = DType::kBFloat16,
+          .shape = {3, 4},
+          .nbytes = 24,
+          .alias_of = "a.owner",
+          .alias_offset_bytes = 8,
+          .alias_strides = {1, 3}};
+}
+
+std::vector<std::byte> Bytes(const flatbuffers::FlatBufferBuilder& builder) {
+  const auto* data = reinterpret_cast<const std::byte*>(builder.GetBufferPointer());
+  return {data, data + builder.GetSize()};
+}
+
+std::vector<std::byte> EncodeChunk(uint8_t version, uint8_t encoding, std::vector<uint64_t> sizes,
+                                   schema::Extent extent) {
+  flatbuffers::FlatBufferBuilder builder;
+  const schema::Digest digest(1, 2);
+  builder.Finish(schema::CreateChunkRecord(builder, version, encoding, builder.CreateVector(sizes),
+                                           &extent, &digest, 7),
+                 schema::ChunkRecordIdentifier());
+  return Bytes(builder);
+}
+
+TEST(TensorRecordTest, RoundTrips) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TensorInfo info, DecodeTensor("a.b", EncodeTensor(Sample())));
+  EXPECT_EQ(info.fqn, "a.b");
+  EXPECT_EQ(info.dtype, DType::kBFloat16);
+  EXPECT_EQ(info.shape, (Shape{3, 4}));
+  EXPECT_EQ(info.nbytes, 24u);
+  EXPECT_EQ(info.alias_of, "a.owner");
+  EXPECT_EQ(info.alias_offset_bytes, 8u);
+  EXPECT_EQ(info.alias_strides, (std::vector<uint64_t>{1, 3}));
+  EXPECT_FALSE(info.hidden);
+}
+
+TEST(TensorRecordTest, RefusesAnUnknownDType) {
+  TensorInfo info = Sample();
+  info.dtype = static_cast<DType>(222);
+  EXPECT_THAT(DecodeTensor("a.b", EncodeTensor(info)), IsError(ErrorCode::kUnimplemented, "222"));
+}
+
+TEST(TensorRecordTest, RefusesBytesThatDoNotAgreeWithTheShape) {
+  TensorInfo info = Sample();
+  info.nbytes = 25;
+  EXPECT_THAT(DecodeTensor("a.b", EncodeTensor(info)), IsError(ErrorCode::kDataLoss, "a.b"));
+  info.shape = {uint64_t{1} << 40, uint64_t{1} << 40};
+  EXPECT_THAT(DecodeTensor("a.b", EncodeTensor(info)), IsError(ErrorCode::kDataLoss, "a.b"));
+}
+
+TEST(TensorRecordTest, RefusesStridesThatDoNotAgreeWithTheShape) {
+  TensorInfo info = Sample();
+  info.alias_strides = {1};
+  EXPECT_THAT(DecodeTensor("a.b", EncodeTensor(info)), IsError(ErrorCode::kDataLoss, "strides"));
+}
+
+TEST(TensorRecordTest, RefusesANewerVersionAndNonsense) {
+  flatbuffers::FlatBufferBuilder builder;
+  builder.Finish(schema::CreateTensorRecord(builder, schema::kRecordVersion + 1),
+                 schema::TensorRecordIdentifier());
+  EXPECT_THAT(DecodeTensor("a.b", Bytes(builder)), IsError(ErrorCode::kUnimplemented, "newer"));
+  EXPECT_THAT(DecodeTensor("a.b", std::vector<std::byte>(40)), IsError(ErrorCode::kDataLoss, "a.b"));
+  EXPECT_THAT(DecodeTensor("a.b", {}), IsError(ErrorCode::kDataLoss, "a.b"));
+}
+
+TEST(TensorRecordTest, FlippedBitsNeverCrash) {
+  const auto record = EncodeTensor(Sample());
+  for (size_t bit = 0; bit < record.size() * 8; ++bit) {
+    auto damaged = record;
+    damaged[bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
+    const auto info = DecodeTensor("a.b", damaged);
+    if (!info) continue;
+    EXPECT_EQ(info->nbytes, *TensorBytes(info->dtype, info->shape));
+  }
+}
+
+TEST(ChunkRecordTest, ReadsKeyAndRecord) {
+  const uint64_t offsets[] = {4, 0};
+  const auto record = EncodeChunk(1, 0, {2, 6}, schema::Extent(9, 4096, 48, 8192));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const DecodedChunk chunk,
+                             DecodeChunk(kv::ChunkKey("w", offsets), record));
+  EXPECT_EQ(chunk.info.box, (Box{{4, 0}, {2, 6}}));
+  EXPECT_EQ(chunk.info.extent, (kv::Extent{9, 4096, 48, 8192}));
+  EXPECT_EQ(chunk.info.digest, (kv::Digest{1, 2}));
+  EXPECT_EQ(chunk.info.since_step, 7u);
+}
+
+TEST(ChunkRecordTest, RefusesWhatItCannotKnow) {
+  const std::string key = kv::ChunkKey("w", std::vector<uint64_t>{0});
+  EXPECT_THAT(DecodeChunk(key, EncodeChunk(1, 3, {1}, schema::Extent(1, 0, 4, 0))),
+              IsError(ErrorCode::kUnimplemented, "encoding 3"));
+  EXPECT_THAT(DecodeChunk(key, EncodeChunk(9, 0, {1}, schema::Extent(1, 0, 4, 0))),
+              IsError(ErrorCode::kUnimplemented, "newer"));
+}
+
+TEST(ChunkRecordTest, RefusesImpossibleSizes) {
+  const std::string key = kv::ChunkKey("w", std::vector<uint64_t>{0});
+  EXPECT_THAT(DecodeChunk(key, EncodeChunk(1, 0, {1, 1}, schema::Extent(1, 0, 4, 0))),
+              IsError(ErrorCode::kDataLoss, "w"));
+  EXPECT_THAT(DecodeChunk(key, EncodeChunk(1, 0, {1}, schema::Extent(1, ~uint64_t{0}, 4, 0))),
+              IsError(ErrorCode::kDataLoss, "w"));
+  EXPECT_THAT(DecodeChunk(key, EncodeChunk(1, 0, {1}, schema::Extent(1, 0, 0, 0))),
+              IsError(ErrorCode::kDataLoss, "w"));
+}
+
+TEST(ChunkRecordTest, MustFitItsTensor) {
+  const TensorInfo tensor{.fqn = "w", .dtype = DType::kInt32, .shape = {4, 6}, .nbytes = 96};
+  const auto chunk = [](Box box, uint64_t length) {
+    return ChunkInfo{.box = std::move(box), .extent = {.length_bytes = length}};
+  };
+  CAIRN_EXPECT_OK(CheckChunk(tensor, chunk({{2, 0}, {2, 6}}, 48)));
+  EXPECT_THAT(CheckChunk(tensor, chunk({{3, 0}, {2, 6}}, 48)), IsError(ErrorCode::kDataLoss, "w"));
+  EXPECT_THAT(CheckChunk(tensor, chunk({{2, 0}, {2, 6}}, 47)), IsError(ErrorCode::kDataLoss, "w"));
+  EXPECT_THAT(CheckChunk(tensor, chunk({{2}, {2}}, 48)), IsError(ErrorCode::kDataLoss, "w"));
+}
+
+TEST(RunOffsetTest, KnowsRunsFromOtherBoxes) {
+  const Shape shape = {4, 3, 5};
+  EXPECT_EQ(RunOffsetBytes(DType::kInt16, shape, {{1, 0, 0}, {2, 3, 5}}), 30u);
+  EXPECT_EQ(RunOffsetBytes(DType::kInt16, shape, {{1, 2, 3}, {1, 1, 2}}), 56u);
+  EXPECT_EQ(RunOffsetBytes(DType::kInt16, shape, {{1, 0, 0}, {1, 2, 5}}), 30u);
+  EXPECT_EQ(RunOffsetBytes(DType::kInt16, shape, {{0, 0, 0}, {2, 2, 5}}), std::nullopt);
+  EXPECT_EQ(RunOffsetBytes(DType::kInt16, shape, {{0, 0, 0}, {1, 2, 4}}), std::nullopt);
+}
+
+}  // namespace
+}  // namespace cairn::core::internal

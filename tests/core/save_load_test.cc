@@ -1,0 +1,310 @@
+// Whole states out and in again: every dtype, shape and kind of memory, and the errors on the way.
+
+#include <cstring>
+#include <filesystem>
+
+#include <fmt/format.h>
+
+#include "tests/core/strided_fixture.h"
+#include "tests/core/test_tensor.h"
+
+namespace cairn::core {
+namespace {
+
+using cairn::testing::IsError;
+
+class SaveLoadTest : public StoreTest {};
+
+TEST_F(SaveLoadTest, EveryDTypeAndManyShapesComeBack) {
+  const std::vector<Shape> shapes = {{}, {1}, {7}, {3, 5}, {0}, {4, 0, 2}, {2, 1, 3, 1}};
+  std::vector<std::pair<std::string, TestTensor>> tensors;
+  StateDict state;
+  for (const schema::DTypeInfo& info : schema::kDTypes) {
+    for (size_t s = 0; s < shapes.size(); ++s) {
+      tensors.emplace_back(fmt::format("{}.{}", info.name, s),
+                           TestTensor(info.dtype, shapes[s], static_cast<uint8_t>(tensors.size())));
+    }
+  }
+  for (const auto& [fqn, tensor] : tensors) state.root().Tensor(fqn, tensor.view());
+  const SaveReport report = Save(1, state);
+  EXPECT_EQ(report.logical_bytes, report.written_bytes);
+  Reopen(kv::OpenMode::kRead);
+  for (const auto& [fqn, tensor] : tensors) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const TensorInfo info, store->FindTensor(Step(1), fqn));
+    EXPECT_EQ(info.dtype, tensor.dtype) << fqn;
+    EXPECT_EQ(info.shape, tensor.shape) << fqn;
+    EXPECT_EQ(LoadBytes(1, fqn), tensor.bytes) << fqn;
+  }
+  EXPECT_TRUE(VerifyAll().empty());
+}
+
+TEST_F(SaveLoadTest, ManyChunksComeBackInPlace) {
+  const TestTensor tensor(DType::kFloat32, {1000, 300});
+  StateDict state;
+  state.root().Tensor("w", tensor.view());
+  const SaveReport report = Save(1, state, {.chunk_bytes = 100'000});
+  EXPECT_EQ(report.chunks, 13u);
+  EXPECT_EQ(LoadBytes(1, "w"), tensor.bytes);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto chunks, store->Chunks(Step(1), "w"));
+  ASSERT_EQ(chunks.size(), 13u);
+  EXPECT_EQ(chunks[1].box, (Box{{83, 0}, {83, 300}}));
+  EXPECT_EQ(chunks[12].since_step, 1u);
+}
+
+TEST_F(SaveLoadTest, StridedSourcesAndTargetsAgreeWithTheNaiveReference) {
+  testing::SeededRandom random;
+  for (uint64_t step = 1; step <= 40; ++step) {
+    const StridedTensor source = RandomStrided(random, /*may_repeat=*/true);
+    StateDict state;
+    state.root().Tensor("t", source.view());
+    Save(step, state, {.chunk_bytes = random.Between(1, 400)});
+    const auto expected = NaiveRowMajor(source.view());
+    ASSERT_EQ(LoadBytes(step, "t"), expected);
+    // Into memory of the same shape with strides of its own: dimensions in reverse order.
+    StridedTensor target{.dtype = source.dtype, .shape = source.shape};
+    target.strides.resize(target.shape.size());
+    uint64_t stride = 1;
+    for (size_t d = 0; d < target.shape.size(); ++d) {
+      target.strides[d] = stride;
+      stride *= target.shape[d];
+    }
+    target.memory.resize(expected.size());
+    const LoadRequest request{
+        .fqn = "t", .box = WholeBox(source.shape), .target = target.target()};
+    CAIRN_ASSERT_OK(store->Load(Step(step), {&request, 1}));
+    ASSERT_EQ(NaiveRowMajor(target.view()), expected);
+  }
+}
+
+TEST_F(SaveLoadTest, ValuesAndTreeComeBack) {
+  StateDict state;
+  auto optimizer = state.root().Map("optimizer", NodeKind::kOrderedDict);
+  optimizer.WithKeyKind(KeyKind::kInt).Value("0", int64_t{42});
+  optimizer.Value("name", std::string("adamw"));
+  state.root().List("none").Value("", std::monostate{});
+  Save(3, state);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Contents contents, store->List(3));
+  EXPECT_EQ(contents.tree, state.tree);
+  ASSERT_EQ(contents.values.size(), 3u);
+  EXPECT_EQ(contents.values[0].fqn, "none.0");
+  EXPECT_EQ(contents.values[1].value, Value(int64_t{42}));
+  EXPECT_EQ(contents.step.value_count, 3u);
+}
+
+TEST_F(SaveLoadTest, AnEmptyStateIsAStep) {
+  Save(0, StateDict());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Contents contents, store->List(0));
+  EXPECT_EQ(contents.tree, StateDict().tree);
+  EXPECT_TRUE(VerifyAll().empty());
+}
+
+TEST_F(SaveLoadTest, ABareTensorIsAState) {
+  const TestTensor tensor(DType::kInt16, {3});
+  StateDict state;
+  state.tree.nodes = {{.kind = NodeKind::kTensor}};
+  state.tensors = {tensor.view()};
+  state.slot = {0};
+  Save(1, state);
+  EXPECT_EQ(LoadBytes(1, ""), tensor.bytes);
+}
+
+TEST_F(SaveLoadTest, TwentyThousandSmallTensors) {
+  std::vector<TestTensor> tensors(20'000, TestTensor(DType::kInt64, {3}));
+  StateDict state;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    std::memcpy(tensors[i].bytes.data(), &i, sizeof(i));
+    state.root().Tensor(fmt::format("t{}", i), tensors[i].view());
+  }
+  Save(1, state);
+  std::vector<TestTensor> loaded(tensors.size(), TestTensor(DType::kInt64, {3}, 9));
+  std::vector<LoadRequest> requests;
+  for (size_t i = 0; i < loaded.size(); ++i) {
+    requests.push_back(WholeRequest(fmt::format("t{}", i), loaded[i]));
+  }
+  CAIRN_ASSERT_OK(store->Load(Step(1), requests));
+  for (size_t i = 0; i < loaded.size(); ++i) ASSERT_EQ(loaded[i].bytes, tensors[i].bytes) << i;
+}
+
+TEST_F(SaveLoadTest, MissingKeyIsNamedWithItsLikes) {
+  const TestTensor tensor(DType::kInt8, {2});
+  StateDict state;
+  state.root().Tensor("model.layers.0.weight", tensor.view());
+  Save(1, state);
+  TestTensor target(DType::kInt8, {2});
+  const auto load = [&](const std::string& fqn) {
+    const LoadRequest request = WholeRequest(fqn, target);
+    return store->Load(Step(1), {&request, 1});
+  };
+  EXPECT_THAT(load("model.layers.1.weight"),
+              IsError(ErrorCode::kNotFound, "there is model.layers.0.weight"));
+  EXPECT_THAT(load("model.layers.1.weight"), IsError(ErrorCode::kNotFound, "model.layers.1.weight"));
+  EXPECT_THAT(load("zzz"), IsError(ErrorCode::kNotFound, "kv-dump keys"));
+  EXPECT_THAT(load(std::string("a\0b", 3)), IsError(ErrorCode::kNotFound, ""));
+}
+
+TEST_F(SaveLoadTest, NothingIsTouchedWhenOneRequestIsWrong) {
+  const TestTensor a(DType::kFloat32, {4}), b(DType::kFloat32, {4});
+  StateDict state;
+  state.root().Tensor("a", a.view());
+  state.root().Tensor("b", b.view());
+  Save(1, state);
+  TestTensor fine(DType::kFloat32, {4}, 50);
+  const auto before = fine.bytes;
+  const auto load_with = [&](LoadRequest bad) {
+    const std::vector<LoadRequest> requests = {WholeRequest("a", fine), std::move(bad)};
+    return store->Load(Step(1), requests);
+  };
+  TestTensor half(DType::kBFloat16, {4}), longer(DType::kFloat32, {5}), ok(DType::kFloat32, {4});
+  EXPECT_THAT(load_with(WholeRequest("b", half)),
+              IsError(ErrorCode::kInvalidArgument, "the target is bfloat16, the stored tensor float32"));
+  EXPECT_THAT(load_with(WholeRequest("b", longer)),
+              IsError(ErrorCode::kInvalidArgument, "leaves the stored shape [4]"));
+  LoadRequest wrong_shape = WholeRequest("b", ok);
+  wrong_shape.box.sizes = {3};
+  EXPECT_THAT(load_with(wrong_shape), IsError(ErrorCode::kInvalidArgument, "box sizes [3]"));
+  LoadRequest no_memory = WholeRequest("b", ok);
+  no_memory.target.data = nullptr;
+  EXPECT_THAT(load_with(no_memory), IsError(ErrorCode::kInvalidArgument, "no memory"));
+  LoadRequest bad_strides = WholeRequest("b", ok);
+  bad_strides.target.strides = {1, 1};
+  EXPECT_THAT(load_with(bad_strides), IsError(ErrorCode::kInvalidArgument, "stride"));
+  LoadRequest missing = WholeRequest("c", ok);
+  EXPECT_THAT(load_with(missing), IsError(ErrorCode::kNotFound, "c"));
+  EXPECT_EQ(fine.bytes, before);
+}
+
+TEST_F(SaveLoadTest, RefusesBadStatesByKeyAndKeepsTheStore) {
+  const TestTensor tensor(DType::kFloat32, {4});
+  StateDict duplicate;
+  duplicate.root().Tensor("a.b", tensor.view());
+  duplicate.root().Map("a").Tensor("b", tensor.view());
+  EXPECT_THAT(store->Save(1, duplicate), IsError(ErrorCode::kInvalidArgument, "a.b"));
+  StateDict null;
+  null.root().Tensor("n", {.dtype = DType::kFloat32, .shape = {4}});
+  EXPECT_THAT(store->Save(1, null), IsError(ErrorCode::kInvalidArgument, "n"));
+  StateDict unknown;
+  unknown.root().Tensor("u", {.dtype = DType::kUnknown, .shape = {}});
+  EXPECT_THAT(store->Save(1, unknown), IsError(ErrorCode::kInvalidArgument, "u"));
+  StateDict large;
+  large.root().Value("v", Bytes{std::vector<std::byte>(kMaxValueBytes + 1)});
+  EXPECT_THAT(store->Save(1, large), IsError(ErrorCode::kInvalidArgument, "v"));
+  StateDict good;
+  good.root().Tensor("g", tensor.view());
+  EXPECT_THAT(store->Save(1, good, {.chunk_bytes = 0}),
+              IsError(ErrorCode::kInvalidArgument, "chunk_bytes"));
+  EXPECT_THAT(store->Save(1, good, {.chunk_bytes = uint64_t{1} << 40}),
+              IsError(ErrorCode::kInvalidArgument, "chunk_bytes"));
+  EXPECT_THAT(store->Save(1, good, {.base_step = 77}), IsError(ErrorCode::kNotFound, ""));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, store->Steps());
+  EXPECT_TRUE(steps.empty());
+  Save(1, good);
+}
+
+TEST_F(SaveLoadTest, AnExistingStepIsKeptUnlessOverwritten) {
+  const TestTensor old_tensor(DType::kFloat32, {400}, 1), new_tensor(DType::kFloat32, {400}, 2);
+  StateDict old_state, new_state;
+  old_state.root().Tensor("w", old_tensor.view());
+  new_state.root().Tensor("w", new_tensor.view());
+  new_state.root().Value("more", true);
+  Save(5, old_state);
+  EXPECT_THAT(store->Save(5, new_state), IsError(ErrorCode::kConflict, "5"));
+  EXPECT_EQ(LoadBytes(5, "w"), old_tensor.bytes);
+  Save(5, new_state, {.overwrite = true});
+  EXPECT_EQ(LoadBytes(5, "w"), new_tensor.bytes);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, store->Steps());
+  EXPECT_EQ(steps.size(), 1u);
+  // The same bytes once more: the base is the step that is replaced.
+  const SaveReport again = Save(5, new_state, {.overwrite = true});
+  EXPECT_EQ(again.written_bytes, 0u);
+  EXPECT_EQ(LoadBytes(5, "w"), new_tensor.bytes);
+  EXPECT_TRUE(VerifyAll().empty());
+}
+
+TEST_F(SaveLoadTest, AReaderRefusesToWrite) {
+  Save(1, StateDict());
+  Reopen(kv::OpenMode::kRead);
+  EXPECT_THAT(store->Save(2, StateDict()), IsError(ErrorCode::kFailedPrecondition, ""));
+}
+
+TEST_F(SaveLoadTest, AReaderSeesStepsThatCameAfterItsOpen) {
+  const TestTensor tensor(DType::kFloat32, {4});
+  StateDict state;
+  state.root().Tensor("w", tensor.view());
+  Save(1, state);
+  CAIRN_ASSERT_OK_AND_ASSIGN(
+      const auto reader, CheckpointStore::Open(directory / "store", kv::OpenMode::kRead));
+  Save(2, state);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Contents contents, reader->List({}));
+  EXPECT_EQ(contents.step.step, 2u);
+}
+
+TEST_F(SaveLoadTest, AStepDeletedMeanwhileIsSaidToBe) {
+  const TestTensor tensor(DType::kFloat32, {4});
+  StateDict state;
+  state.root().Tensor("w", tensor.view());
+  Save(1, state);
+  const kv::StepInfo info = Step(1);
+  const uint64_t doomed[] = {1};
+  CAIRN_ASSERT_OK(store->Delete(doomed));
+  TestTensor target(DType::kFloat32, {4});
+  const LoadRequest request = WholeRequest("w", target);
+  EXPECT_THAT(store->Load(info, {&request, 1}),
+              IsError(ErrorCode::kNotFound, "deleted or overwritten while it was being read"));
+}
+
+TEST_F(SaveLoadTest, CancellingASaveLeavesNoStep) {
+  const TestTensor tensor(DType::kFloat32, {1000, 1000});
+  StateDict state;
+  state.root().Tensor("w", tensor.view());
+  uint64_t calls = 0;
+  const SaveOptions options{.chunk_bytes = 100'000, .progress = [&](uint64_t done, uint64_t total) {
+                              EXPECT_LE(done, total);
+                              ++calls;
+                              return false;
+                            }};
+  EXPECT_THAT(store->Save(1, state, options), IsError(ErrorCode::kCancelled, ""));
+  EXPECT_EQ(calls, 1u);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, store->Steps());
+  EXPECT_TRUE(steps.empty());
+  EXPECT_TRUE(std::filesystem::is_empty(directory / "store/segments"));
+  Save(1, state);
+  EXPECT_EQ(LoadBytes(1, "w"), tensor.bytes);
+}
+
+TEST_F(SaveLoadTest, ProgressEndsAtTheTotal) {
+  const TestTensor tensor(DType::kFloat32, {1000, 1000});
+  StateDict state;
+  state.root().Tensor("w", tensor.view());
+  uint64_t last = 0;
+  const auto progress = [&](uint64_t done, uint64_t total) {
+    EXPECT_GE(done, last);
+    EXPECT_EQ(total, 4'000'000u);
+    last = done;
+    return true;
+  };
+  Save(1, state, {.progress = progress});
+  EXPECT_EQ(last, 4'000'000u);
+  last = 0;
+  TestTensor target(DType::kFloat32, {1000, 1000}, 3);
+  const LoadRequest request = WholeRequest("w", target);
+  CAIRN_ASSERT_OK(store->Load(Step(1), {&request, 1}, progress));
+  EXPECT_EQ(last, 4'000'000u);
+}
+
+TEST(OpenTest, RefusesOtherSchemes) {
+  EXPECT_THAT(CheckpointStore::Open("rados:pool/ns", kv::OpenMode::kRead),
+              IsError(ErrorCode::kUnimplemented, "rados:pool/ns"));
+  EXPECT_THAT(CheckpointStore::Open("s3://bucket", kv::OpenMode::kRead),
+              IsError(ErrorCode::kUnimplemented, "s3://bucket"));
+  EXPECT_THAT(CheckpointStore::Open("", kv::OpenMode::kRead),
+              IsError(ErrorCode::kInvalidArgument, "empty"));
+}
+
+TEST(OpenTest, TakesFileAddresses) {
+  const testing::ScopedTempDir directory;
+  CAIRN_ASSERT_OK(CheckpointStore::Open("file:" + directory.path() + "/s", kv::OpenMode::kWrite));
+  CAIRN_ASSERT_OK(CheckpointStore::Open(directory / "s", kv::OpenMode::kRead));
+}
+
+}  // namespace
+}  // namespace cairn::core

@@ -1,0 +1,171 @@
+#include "core/state_dict.h"
+
+#include <fmt/format.h>
+
+#include "tests/support/result_matchers.h"
+#include "tests/support/seeded_random.h"
+
+namespace cairn::core {
+namespace {
+
+using cairn::testing::IsError;
+using cairn::testing::SeededRandom;
+using ::testing::ElementsAre;
+
+std::vector<std::string> FqnsOf(const StateTree& tree) {
+  const auto leaves = FlattenTree(tree);
+  EXPECT_TRUE(cairn::testing::IsOk(leaves));
+  std::vector<std::string> fqns;
+  for (const Leaf& leaf : leaves.value_or(std::vector<Leaf>{})) fqns.push_back(leaf.fqn);
+  return fqns;
+}
+
+// {"model": {"wte.weight": tensor, "empty": {}}, "steps": [1, (2,)], "opt": {0: 3}}
+StateDict Sample() {
+  StateDict state;
+  auto model = state.root().Map("model");
+  model.Tensor("wte.weight", {.dtype = DType::kFloat32, .shape = {0}});
+  model.Map("empty");
+  auto steps = state.root().List("steps");
+  steps.Value("", int64_t{1});
+  auto tuple = steps.List("", NodeKind::kTuple);
+  tuple.Value("", int64_t{2});
+  auto opt = state.root().Map("opt", NodeKind::kOrderedDict);
+  opt.WithKeyKind(KeyKind::kInt).Value("0", int64_t{3});
+  return state;
+}
+
+TEST(StateDictTest, FlattensInTreeOrder) {
+  EXPECT_THAT(FqnsOf(Sample().tree),
+              ElementsAre("model.wte.weight", "steps.0", "steps.1.0", "opt.0"));
+}
+
+TEST(StateDictTest, BuilderKeepsKindsAndKeys) {
+  const StateDict state = Sample();
+  const auto& nodes = state.tree.nodes;
+  ASSERT_EQ(nodes.size(), 10u);
+  EXPECT_EQ(nodes[0].child_count, 3u);
+  EXPECT_EQ(nodes[4], (Node{NodeKind::kList, KeyKind::kString, "steps", 2}));
+  EXPECT_EQ(nodes[6], (Node{NodeKind::kTuple, KeyKind::kIndex, "1", 1}));
+  EXPECT_EQ(nodes[9], (Node{NodeKind::kValue, KeyKind::kInt, "0", 0}));
+  EXPECT_THAT(state.slot, ElementsAre(0, 0, 1, 2));
+}
+
+TEST(StateDictTest, RootMayBeALeaf) {
+  StateTree tree;
+  tree.nodes.push_back({.kind = NodeKind::kTensor});
+  EXPECT_THAT(FqnsOf(tree), ElementsAre(""));
+}
+
+TEST(StateDictTest, RefusesTwoLeavesOfOneName) {
+  StateDict state;
+  state.root().Value("a.b", int64_t{1});
+  auto a = state.root().Map("a");
+  a.Value("b", int64_t{2});
+  EXPECT_THAT(FlattenTree(state.tree), IsError(ErrorCode::kInvalidArgument, "a.b"));
+}
+
+TEST(StateDictTest, RefusesNulInKeys) {
+  StateDict state;
+  state.root().Value(std::string_view("bad\0key", 7), int64_t{1});
+  EXPECT_THAT(FlattenTree(state.tree), IsError(ErrorCode::kInvalidArgument, "bad"));
+}
+
+TEST(StateDictTest, RefusesCountsThatDoNotAddUp) {
+  StateTree too_few = Sample().tree;
+  too_few.nodes[0].child_count = 9;
+  EXPECT_THAT(FlattenTree(too_few), IsError(ErrorCode::kDataLoss, "too early"));
+  StateTree too_many = Sample().tree;
+  too_many.nodes[0].child_count = 1;
+  EXPECT_THAT(FlattenTree(too_many), IsError(ErrorCode::kDataLoss, "outside"));
+  StateTree leaf_with_children = Sample().tree;
+  leaf_with_children.nodes[2].child_count = 1;
+  EXPECT_THAT(FlattenTree(leaf_with_children), IsError(ErrorCode::kDataLoss, "leaf"));
+  EXPECT_THAT(FlattenTree(StateTree{}), IsError(ErrorCode::kDataLoss, "root"));
+}
+
+TEST(StateDictTest, RecordRoundTrips) {
+  const StateTree tree = Sample().tree;
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StateTree decoded, DecodeTree(EncodeTree(tree)));
+  EXPECT_EQ(decoded, tree);
+}
+
+TEST(StateDictTest, FlippedBitsInARecordNeverCrash) {
+  const auto record = EncodeTree(Sample().tree);
+  for (size_t bit = 0; bit < record.size() * 8; ++bit) {
+    auto damaged = record;
+    damaged[bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
+    const auto tree = DecodeTree(damaged);
+    if (tree) (void)FlattenTree(*tree);  // may succeed: a key's text may be anything
+  }
+}
+
+TEST(PruneTreeTest, AllKeptIsTheSameTree) {
+  const StateTree tree = Sample().tree;
+  EXPECT_EQ(PruneTree(tree, {true, true, true, true}), tree);
+}
+
+TEST(PruneTreeTest, DropsContainersThatLostAll) {
+  const StateTree pruned = PruneTree(Sample().tree, {true, false, false, false});
+  // The empty dict beside the kept tensor was not touched by the selection.
+  ASSERT_EQ(pruned.nodes.size(), 4u);
+  EXPECT_EQ(pruned.nodes[0].child_count, 1u);
+  EXPECT_EQ(pruned.nodes[1].key, "model");
+  EXPECT_EQ(pruned.nodes[3].key, "empty");
+}
+
+TEST(PruneTreeTest, DropsEmptyContainersOutsideTheSelection) {
+  const StateTree pruned = PruneTree(Sample().tree, {false, false, false, true});
+  ASSERT_EQ(pruned.nodes.size(), 3u);
+  EXPECT_EQ(pruned.nodes[1], (Node{NodeKind::kOrderedDict, KeyKind::kString, "opt", 1}));
+}
+
+TEST(PruneTreeTest, ASequenceThatLostElementsBecomesADictByIndex) {
+  const StateTree pruned = PruneTree(Sample().tree, {false, false, true, false});
+  ASSERT_EQ(pruned.nodes.size(), 4u);
+  EXPECT_EQ(pruned.nodes[1], (Node{NodeKind::kDict, KeyKind::kString, "steps", 1}));
+  EXPECT_EQ(pruned.nodes[2], (Node{NodeKind::kTuple, KeyKind::kInt, "1", 1}));
+  EXPECT_EQ(pruned.nodes[3], (Node{NodeKind::kValue, KeyKind::kIndex, "0", 0}));
+  EXPECT_THAT(FqnsOf(pruned), ElementsAre("steps.1.0"));
+}
+
+TEST(PruneTreeTest, NothingKeptIsAnEmptyDict) {
+  const StateTree pruned = PruneTree(Sample().tree, {false, false, false, false});
+  EXPECT_EQ(pruned.nodes, std::vector<Node>{Node{}});
+}
+
+void Grow(SeededRandom& random, StateDict::Builder builder, int depth) {
+  const uint64_t children = random.Between(0, 4);
+  for (uint64_t i = 0; i < children; ++i) {
+    const std::string key = fmt::format("k{}", i);
+    if (depth > 0 && random.Chance(0.5)) {
+      Grow(random, random.Chance(0.5) ? builder.Map(key) : builder.List(key), depth - 1);
+    } else {
+      builder.Value(key, static_cast<int64_t>(i));
+    }
+  }
+}
+
+// Invariants: a pruned tree is a tree whose leaves are the kept ones, in the same order; records round
+// trip.
+TEST(PruneTreeTest, KeepsExactlyTheKeptLeavesOfRandomTrees) {
+  SeededRandom random;
+  for (int round = 0; round < 300; ++round) {
+    StateDict state;
+    Grow(random, state.root(), 4);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto leaves, FlattenTree(state.tree));
+    std::vector<bool> keep;
+    std::vector<std::string> expected;
+    for (const Leaf& leaf : leaves) {
+      keep.push_back(random.Chance(0.5));
+      if (keep.back()) expected.push_back(leaf.fqn);
+    }
+    const StateTree pruned = PruneTree(state.tree, keep);
+    ASSERT_EQ(FqnsOf(pruned), expected);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const StateTree decoded, DecodeTree(EncodeTree(pruned)));
+    ASSERT_EQ(decoded, pruned);
+  }
+}
+
+}  // namespace
+}  // namespace cairn::core

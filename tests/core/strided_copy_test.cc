@@ -1,0 +1,88 @@
+#include "core/strided_copy.h"
+
+#include <cstring>
+
+#include "tests/core/strided_fixture.h"
+
+namespace cairn::core {
+namespace {
+
+using cairn::testing::SeededRandom;
+
+TEST(StridedCopyTest, GathersATransposedMatrix) {
+  const std::vector<uint16_t> memory = {0, 1, 2, 3, 4, 5};  // [2, 3]
+  const TensorView view{DType::kInt16, {3, 2}, {1, 3},
+                        reinterpret_cast<const std::byte*>(memory.data())};
+  std::vector<uint16_t> gathered(6);
+  GatherBytes(view, 0, std::as_writable_bytes(std::span(gathered)));
+  EXPECT_EQ(gathered, (std::vector<uint16_t>{0, 3, 1, 4, 2, 5}));
+}
+
+TEST(StridedCopyTest, GathersAnExpandedScalar) {
+  const uint32_t value = 0xdeadbeef;
+  const TensorView view{DType::kInt32, {4}, {0}, reinterpret_cast<const std::byte*>(&value)};
+  std::vector<uint32_t> gathered(4);
+  GatherBytes(view, 0, std::as_writable_bytes(std::span(gathered)));
+  EXPECT_EQ(gathered, std::vector<uint32_t>(4, value));
+}
+
+// Against the definition: element i of the row-major form is the one at sum(index * stride).
+TEST(StridedCopyTest, GatherMatchesTheNaiveReference) {
+  SeededRandom random;
+  for (int round = 0; round < 400; ++round) {
+    const StridedTensor tensor = RandomStrided(random, /*may_repeat=*/true);
+    const std::vector<std::byte> expected = NaiveRowMajor(tensor.view());
+    const uint64_t begin = random.Between(0, expected.size());
+    std::vector<std::byte> gathered(random.Between(0, expected.size() - begin));
+    GatherBytes(tensor.view(), begin, gathered);
+    ASSERT_EQ(std::memcmp(gathered.data(), expected.data() + begin, gathered.size()), 0);
+  }
+}
+
+TEST(StridedCopyTest, ScatterUndoesGather) {
+  SeededRandom random;
+  for (int round = 0; round < 400; ++round) {
+    StridedTensor tensor = RandomStrided(random, /*may_repeat=*/false);
+    const std::vector<std::byte> before = tensor.memory;
+    const std::vector<std::byte> payload = NaiveRowMajor(tensor.view());
+    for (std::byte& b : tensor.memory) b = ~b;
+    // In two pieces, cut anywhere.
+    const uint64_t cut = random.Between(0, payload.size());
+    ScatterBytes(std::span(payload).first(cut), tensor.target(), 0);
+    ScatterBytes(std::span(payload).subspan(cut), tensor.target(), cut);
+    ASSERT_EQ(NaiveRowMajor(tensor.view()), payload);
+    // What belongs to no element stays as it was.
+    uint64_t changed = 0;
+    for (size_t i = 0; i < before.size(); ++i) changed += tensor.memory[i] == before[i];
+    ASSERT_EQ(changed, payload.size());
+  }
+}
+
+TEST(StridedCopyTest, CopyBoxMatchesTheNaiveReference) {
+  SeededRandom random;
+  for (int round = 0; round < 400; ++round) {
+    StridedTensor tensor = RandomStrided(random, /*may_repeat=*/false);
+    const size_t dims = tensor.shape.size();
+    // Source and target boxes in global coordinates that share `box`.
+    Box target_box{std::vector<uint64_t>(dims), tensor.shape};
+    Box source_box = target_box, box = target_box;
+    for (size_t d = 0; d < dims; ++d) {
+      target_box.offsets[d] = random.Between(5, 9);
+      const uint64_t begin = random.Between(0, tensor.shape[d]);
+      box.offsets[d] = target_box.offsets[d] + begin;
+      box.sizes[d] = random.Between(0, tensor.shape[d] - begin);
+      const uint64_t before = random.Between(0, 3);
+      source_box.offsets[d] = box.offsets[d] - before;
+      source_box.sizes[d] = box.sizes[d] + before + random.Between(0, 3);
+    }
+    std::vector<std::byte> source(*TensorBytes(tensor.dtype, source_box.sizes));
+    random.Fill(source);
+    StridedTensor expected = tensor;
+    NaiveCopyBox(source, source_box, expected, target_box, box);
+    CopyBox(tensor.dtype, source, source_box, tensor.target(), target_box, box);
+    ASSERT_EQ(tensor.memory, expected.memory);
+  }
+}
+
+}  // namespace
+}  // namespace cairn::core

@@ -1,0 +1,91 @@
+#pragma once
+/// Tensors that own their memory, and stores made of them.
+
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/checkpoint_store.h"
+#include "tests/support/result_matchers.h"
+#include "tests/support/scoped_temp_dir.h"
+#include "tests/support/seeded_random.h"
+
+namespace cairn::core {
+
+/// A row-major tensor filled with a pattern that tells bytes apart.
+struct TestTensor {
+  TestTensor(DType dtype_in, Shape shape_in, uint8_t seed = 1)
+      : dtype(dtype_in), shape(std::move(shape_in)), bytes(*TensorBytes(dtype, shape)) {
+    uint64_t state = seed * 0x9e3779b97f4a7c15u + 1;
+    for (std::byte& b : bytes) {
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      b = static_cast<std::byte>(state >> 56);
+    }
+  }
+
+  TensorView view() const { return {dtype, shape, {}, bytes.data()}; }
+  TensorTarget target() { return {dtype, shape, {}, bytes.data()}; }
+
+  DType dtype;
+  Shape shape;
+  std::vector<std::byte> bytes;
+};
+
+inline LoadRequest WholeRequest(const std::string& fqn, TestTensor& into) {
+  return {.fqn = fqn, .box = WholeBox(into.shape), .target = into.target()};
+}
+
+/// A store in a temporary directory, open for writing.
+class StoreTest : public ::testing::Test {
+ protected:
+  void SetUp() override { Reopen(); }
+
+  void Reopen(kv::OpenMode mode = kv::OpenMode::kWrite) {
+    store.reset();
+    CAIRN_ASSERT_OK_AND_ASSIGN(store, CheckpointStore::Open(directory.path() + "/store", mode));
+  }
+
+  /// Saves `state` as `step`; the report, or an empty one after a failure.
+  SaveReport Save(uint64_t step, const StateDict& state, const SaveOptions& options = {}) {
+    auto report = store->Save(step, state, options);
+    EXPECT_TRUE(testing::IsOk(report));
+    return report.value_or(SaveReport{});
+  }
+
+  kv::StepInfo Step(uint64_t step) {
+    const auto steps = store->Steps();
+    EXPECT_TRUE(testing::IsOk(steps));
+    for (const kv::StepInfo& info : steps.value_or(std::vector<kv::StepInfo>{})) {
+      if (info.step == step) return info;
+    }
+    ADD_FAILURE() << "no step " << step;
+    return {};
+  }
+
+  /// Loads the whole tensor; its row-major bytes, or none after a failure.
+  std::vector<std::byte> LoadBytes(uint64_t step, const std::string& fqn) {
+    const kv::StepInfo info = Step(step);
+    const auto tensor = store->FindTensor(info, fqn);
+    EXPECT_TRUE(testing::IsOk(tensor));
+    if (!tensor) return {};
+    TestTensor target(tensor->dtype, tensor->shape, 77);
+    const LoadRequest request = WholeRequest(fqn, target);
+    EXPECT_TRUE(testing::IsOk(store->Load(info, {&request, 1})));
+    return target.bytes;
+  }
+
+  std::vector<Error> VerifyAll(std::optional<uint64_t> step = {}) {
+    std::vector<Error> found;
+    EXPECT_TRUE(testing::IsOk(store->Verify(
+        step, [&](const kv::Damage& damage) { found.push_back(damage.error); })));
+    return found;
+  }
+
+  testing::ScopedTempDir directory;
+  std::unique_ptr<CheckpointStore> store;
+};
+
+}  // namespace cairn::core

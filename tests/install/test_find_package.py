@@ -1,0 +1,43 @@
+"""A project outside the tree finds the installed Cairn, links it, saves a tensor and loads it."""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("CAIRN_BUILD_DIR", ROOT / "build"))
+
+
+def run(*command: object) -> str:
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_a_consumer_builds_against_the_installed_package(tmp_path):
+    prefix = tmp_path / "prefix"
+    store = tmp_path / "store"
+    run("cmake", "--install", BUILD, "--prefix", prefix)
+
+    run("cmake", "-S", ROOT / "tests/install/consumer", "-B", tmp_path / "build", "-G", "Ninja",
+        f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_BUILD_TYPE=Release")
+    run("cmake", "--build", tmp_path / "build")
+    output = run(tmp_path / "build/consumer", store)
+
+    assert output == "step 100, 24 bytes written, read back the same\n"
+    keys = json.loads(run(prefix / "bin/kv-dump", "keys", store, "--json"))
+    assert "model.weight" in json.dumps(keys)
+
+
+def test_installed_files_do_not_point_into_the_source_tree(tmp_path):
+    run("cmake", "--install", BUILD, "--prefix", tmp_path, "--component", "cairn_development")
+
+    texts = [p for p in tmp_path.rglob("*") if p.suffix in {".h", ".cmake"}]
+    assert len(texts) > 20
+    for path in texts:
+        assert str(ROOT) not in path.read_text(), path
+    includes = {m for p in texts for m in re.findall(r'#include "([^"]+)"', p.read_text())}
+    missing = {i for i in includes if not any(tmp_path.rglob(i)) and not i.endswith("flatbuffers.h")}
+    assert not missing

@@ -1,0 +1,300 @@
+// Commit, read back, reopen, overwrite and delete, seen through the kv API.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "kv/internal/file.h"
+#include "kv/store.h"
+#include "tests/kv/sample_step.h"
+#include "tests/support/result_matchers.h"
+#include "tests/support/scoped_temp_dir.h"
+
+namespace cairn::kv {
+namespace {
+
+using cairn::testing::IsError;
+using cairn::testing::ScopedTempDir;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
+
+std::vector<uint64_t> StepNumbers(const Snapshot& snapshot) {
+  std::vector<uint64_t> numbers;
+  for (const StepInfo& info : snapshot.steps()) numbers.push_back(info.step);
+  return numbers;
+}
+
+uint64_t SegmentFileCount(const std::string& directory) {
+  return internal::ListDirectory(directory + "/segments").value().size();
+}
+
+TEST(CommitTest, ReadsBackWhatWasSavedAndAgainAfterReopening) {
+  ScopedTempDir dir;
+  const std::string path = dir / "store";
+  const SampleStep first = MakeSample(10), second = MakeSample(20);
+  {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kWrite));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo info, SaveSample(*store, first));
+    EXPECT_EQ(info.step, 10u);
+    EXPECT_EQ(info.reused_chunk_count, 0u);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+    CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep loaded, LoadSample(*snapshot));
+    EXPECT_TRUE(loaded == first);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo next, SaveSample(*store, second));
+    EXPECT_GT(next.reused_chunk_count, 0u);
+    EXPECT_LT(next.written_bytes, next.logical_bytes);
+    EXPECT_EQ(next.base_step, 10u);
+    CAIRN_ASSERT_OK(store->Close());
+  }
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kRead));
+  EXPECT_THAT(store->recovery_notes(), IsEmpty());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  EXPECT_THAT(StepNumbers(*snapshot), ElementsAre(10u, 20u));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep old, LoadSample(*snapshot, 10));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep latest, LoadSample(*snapshot));
+  EXPECT_TRUE(old == first);
+  EXPECT_TRUE(latest == second);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
+  EXPECT_THAT(damage, IsEmpty());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path));
+  EXPECT_THAT(leftovers, IsEmpty());
+}
+
+TEST(CommitTest, StepThatExistsNeedsOverwrite) {
+  ScopedTempDir dir;
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(dir / "store", OpenMode::kWrite));
+  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1)));
+  const auto again = store->Begin(1, {});
+  EXPECT_THAT(again, IsError(ErrorCode::kConflict, "exists already"));
+  EXPECT_EQ(again.error().step, 1u);
+}
+
+TEST(CommitTest, OverwriteReplacesTheStepAndFreesItsSegments) {
+  ScopedTempDir dir;
+  const std::string path = dir / "store";
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kWrite));
+  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1, 0)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto before, store->Latest());
+  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1, 1), /*overwrite=*/true));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto after, store->Latest());
+  EXPECT_THAT(StepNumbers(*after), ElementsAre(1u));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep loaded, LoadSample(*after));
+  EXPECT_TRUE(loaded == MakeSample(1, 1));
+  // The new version refers to the frozen bytes of the old one, so the old segment lives on.
+  EXPECT_EQ(SegmentFileCount(path), 2u);
+  // A view from before does not mix old with new: it says that its step is gone.
+  EXPECT_THAT(LoadSample(*before), IsError(ErrorCode::kNotFound, "deleted"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path));
+  EXPECT_THAT(leftovers, IsEmpty());
+}
+
+TEST(CommitTest, OverwriteWithNothingInCommonUnlinksTheOldSegment) {
+  ScopedTempDir dir;
+  const std::string path = dir / "store";
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kWrite));
+  const SampleShape one_tensor{.tensor_count = 3, .largest_bytes = 5'000};
+  SampleStep other = MakeSample(1, 1, one_tensor);
+  other.tensors["w001"] = RandomBytes(99, 700);
+  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1, 0, one_tensor)));
+  CAIRN_ASSERT_OK(SaveSample(*store, other, /*overwrite=*/true));
+  EXPECT_EQ(SegmentFileCount(path), 1u);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path));
+  EXPECT_TRUE(steps.at(1) == other);
+}
+
+TEST(CommitTest, DeleteKeepsSegmentsThatLaterStepsReferTo) {
+  ScopedTempDir dir;
+  const std::string path = dir / "store";
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kWrite));
+  for (const uint64_t step : {1, 2, 3}) CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(step)));
+  EXPECT_EQ(SegmentFileCount(path), 3u);
+
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto dry, store->Delete(std::array<uint64_t, 1>{2}, true));
+  EXPECT_EQ(dry.steps, 1u);
+  EXPECT_EQ(dry.segments, 1u);
+  EXPECT_EQ(SegmentFileCount(path), 3u);
+
+  // Step 1 wrote the frozen tensors: its segment stays. Step 2's own goes.
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto base, store->Delete(std::array<uint64_t, 1>{1}));
+  EXPECT_EQ(base.segments, 0u);
+  EXPECT_EQ(base.freed_bytes, 0u);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto middle, store->Delete(std::array<uint64_t, 1>{2}));
+  EXPECT_EQ(middle.segments, 1u);
+  EXPECT_EQ(middle.freed_bytes, dry.freed_bytes);
+  EXPECT_EQ(SegmentFileCount(path), 2u);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path));
+  ASSERT_EQ(steps.size(), 1u);
+  EXPECT_TRUE(steps.at(3) == MakeSample(3));
+
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto last, store->Delete(std::array<uint64_t, 1>{3}));
+  EXPECT_EQ(last.segments, 2u);
+  EXPECT_EQ(SegmentFileCount(path), 0u);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path));
+  EXPECT_THAT(leftovers, IsEmpty());
+  // An emptied store takes steps again, the deleted number too.
+  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(3, 7)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto again, LoadAll(path));
+  EXPECT_TRUE(again.at(3) == MakeSample(3, 7));
+}
+
+TEST(CommitTest, DeleteOfAnUnknownStepDeletesNothing) {
+  ScopedTempDir dir;
+  const std::string path = dir / "store";
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kWrite));
+  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1)));
+  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(2)));
+  EXPECT_THAT(store->Delete(std::array<uint64_t, 2>{1, 5}),
+              IsError(ErrorCode::kNotFound, "no such step; the store has 1, 2"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path));
+  EXPECT_EQ(steps.size(), 2u);
+}
+
+TEST(CommitTest, DeletesManyStepsInOneWrite) {
+  ScopedTempDir dir;
+  const std::string path = dir / "store";
+  const SampleShape small{.tensor_count = 3, .largest_bytes = 3'000};
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kWrite));
+  for (uint64_t step = 0; step < 8; ++step) {
+    CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(step, 0, small)));
+  }
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto report,
+                             store->Delete(std::array<uint64_t, 5>{6, 0, 1, 4, 1}));
+  EXPECT_EQ(report.steps, 4u);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  EXPECT_THAT(StepNumbers(*snapshot), ElementsAre(2u, 3u, 5u, 7u));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
+  EXPECT_THAT(damage, IsEmpty());
+}
+
+TEST(CommitTest, AbandonedWriterLeavesNothing) {
+  ScopedTempDir dir;
+  const std::string path = dir / "store";
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kWrite));
+  const std::vector<std::byte> payload = RandomBytes(1, 300'000);
+  {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, store->Begin(1, {}));
+    CAIRN_ASSERT_OK(writer->Append(payload.size(), StepWriter::Placement::kAlign64, PagesOf(payload)));
+    EXPECT_EQ(writer->written_bytes(), payload.size());
+    EXPECT_THAT(store->Begin(2, {}), IsError(ErrorCode::kFailedPrecondition, "still running"));
+    EXPECT_THAT(store->Close(), IsError(ErrorCode::kFailedPrecondition, "still running"));
+  }
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path));
+  EXPECT_THAT(leftovers, IsEmpty());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  EXPECT_THAT(snapshot->steps(), IsEmpty());
+  EXPECT_THAT(snapshot->FindStep(std::nullopt), IsError(ErrorCode::kNotFound, "no step yet"));
+}
+
+TEST(CommitTest, GivenLeavesAreStoredAsGiven) {
+  ScopedTempDir dir;
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(dir / "store", OpenMode::kWrite));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, store->Begin(1, {}));
+  const std::vector<std::byte> payload = RandomBytes(5, 3 * kPageBytes + 5);
+  std::vector<uint64_t> leaves;
+  AppendLeaves(payload, leaves);
+  CAIRN_ASSERT_OK_AND_ASSIGN(
+      const auto given,
+      writer->Append(payload.size(), StepWriter::Placement::kAlign4096, PagesOf(payload), leaves));
+  CAIRN_ASSERT_OK_AND_ASSIGN(
+      const auto computed,
+      writer->Append(payload.size(), StepWriter::Placement::kFollow, PagesOf(payload)));
+  EXPECT_EQ(given.digest, computed.digest);
+  EXPECT_EQ(given.extent.offset_bytes % 4096, 0u);
+  EXPECT_EQ(computed.extent.offset_bytes, given.extent.offset_bytes + payload.size());
+}
+
+TEST(CommitTest, PageSourceMayGatherIntoTheScratchBuffer) {
+  ScopedTempDir dir;
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(dir / "store", OpenMode::kWrite));
+  const std::vector<std::byte> payload = RandomBytes(8, 2 * kPageBytes + 77);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, store->Begin(1, {}));
+  const auto gather = [&](uint64_t page, std::span<std::byte> scratch) -> std::span<const std::byte> {
+    const auto part = PagesOf(payload)(page, {});
+    std::ranges::copy(part, scratch.begin());
+    return scratch.first(part.size());
+  };
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto gathered,
+                             writer->Append(payload.size(), StepWriter::Placement::kFollow, gather));
+  std::vector<uint64_t> leaves;
+  AppendLeaves(payload, leaves);
+  EXPECT_EQ(gathered.digest, RootDigest(leaves, payload.size()));
+}
+
+TEST(LatestTest, ReaderFollowsCommitsOverwritesAndDeletes) {
+  ScopedTempDir dir;
+  const std::string path = dir / "store";
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, Store::Open(path, OpenMode::kWrite));
+  CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(1)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path, OpenMode::kRead));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto first, reader->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto unchanged, reader->Latest());
+  EXPECT_EQ(first, unchanged) << "opened anew although nothing changed";
+
+  CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(2)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto second, reader->Latest());
+  EXPECT_THAT(StepNumbers(*second), ElementsAre(1u, 2u));
+  EXPECT_THAT(StepNumbers(*first), ElementsAre(1u));
+
+  CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(2, 1), /*overwrite=*/true));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto third, reader->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep loaded, LoadSample(*third));
+  EXPECT_TRUE(loaded == MakeSample(2, 1));
+
+  CAIRN_ASSERT_OK(writer->Delete(std::array<uint64_t, 1>{1}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto fourth, reader->Latest());
+  EXPECT_THAT(StepNumbers(*fourth), ElementsAre(2u));
+}
+
+TEST(LatestTest, ReaderWhoseSegmentIsDeletedHearsNotFound) {
+  ScopedTempDir dir;
+  const std::string path = dir / "store";
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, Store::Open(path, OpenMode::kWrite));
+  CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(1)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path, OpenMode::kRead));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
+  CAIRN_ASSERT_OK(writer->Delete(std::array<uint64_t, 1>{1}));
+  EXPECT_THAT(LoadSample(*snapshot, 1), IsError(ErrorCode::kNotFound, "deleted meanwhile"));
+}
+
+TEST(StoreTest, ReaderMayNotChangeAnything) {
+  ScopedTempDir dir;
+  const std::string path = dir / "store";
+  {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, Store::Open(path, OpenMode::kWrite));
+    CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(1)));
+  }
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path, OpenMode::kRead));
+  EXPECT_THAT(reader->Begin(2, {}), IsError(ErrorCode::kFailedPrecondition, "reading only"));
+  EXPECT_THAT(reader->Delete(std::array<uint64_t, 1>{1}),
+              IsError(ErrorCode::kFailedPrecondition, "reading only"));
+}
+
+TEST(StoreTest, ClosedStoreSaysSo) {
+  ScopedTempDir dir;
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(dir / "store", OpenMode::kWrite));
+  CAIRN_ASSERT_OK(store->Close());
+  CAIRN_ASSERT_OK(store->Close());
+  EXPECT_THAT(store->Latest(), IsError(ErrorCode::kFailedPrecondition, "closed"));
+  EXPECT_THAT(store->Begin(1, {}), IsError(ErrorCode::kFailedPrecondition, "closed"));
+  EXPECT_THAT(store->Delete(std::array<uint64_t, 1>{1}),
+              IsError(ErrorCode::kFailedPrecondition, "closed"));
+}
+
+TEST(StoreTest, SnapshotOfAReaderOutlivesItsStore) {
+  ScopedTempDir dir;
+  const std::string path = dir / "store";
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, Store::Open(path, OpenMode::kWrite));
+  CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(1)));
+  std::shared_ptr<const Snapshot> snapshot;
+  {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path, OpenMode::kRead));
+    CAIRN_ASSERT_OK_AND_ASSIGN(snapshot, reader->Latest());
+  }
+  CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep loaded, LoadSample(*snapshot));
+  EXPECT_TRUE(loaded == MakeSample(1));
+}
+
+}  // namespace
+}  // namespace cairn::kv

@@ -1,0 +1,318 @@
+// Making, saving and reading sample steps.
+
+#include "tests/kv/sample_step.h"
+
+#include <cairn_schema/chunk_generated.h>
+#include <cairn_schema/structure_generated.h>
+#include <cairn_schema/tensor_generated.h>
+#include <cairn_schema/value_generated.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <random>
+#include <set>
+
+#include "kv/internal/commit_files.h"
+#include "kv/internal/file.h"
+#include "kv/internal/index.h"
+#include "kv/internal/records.h"
+#include "kv/internal/segment_format.h"
+#include "schema/dtype.h"
+
+namespace cairn::kv::testing {
+namespace {
+
+using internal::CheckedRecord;
+using internal::TakeBytes;
+
+constexpr char kVersionFqn[] = "version";
+
+std::vector<std::byte> TensorBytesRecord(uint64_t length_bytes, uint64_t chunk_count) {
+  flatbuffers::FlatBufferBuilder builder;
+  const auto shape = builder.CreateVector(std::vector<uint64_t>{length_bytes});
+  schema::TensorRecordBuilder record(builder);
+  record.add_version(schema::kRecordVersion);
+  record.add_dtype(static_cast<uint8_t>(schema::DType::kUInt8));
+  record.add_shape(shape);
+  record.add_nbytes(length_bytes);
+  record.add_chunk_count(chunk_count);
+  schema::FinishTensorRecordBuffer(builder, record.Finish());
+  return TakeBytes(builder);
+}
+
+std::vector<std::byte> IntRecord(uint64_t value) {
+  flatbuffers::FlatBufferBuilder builder;
+  schema::ValueRecordBuilder record(builder);
+  record.add_version(schema::kRecordVersion);
+  record.add_kind(schema::ValueKind::Int);
+  record.add_integer(static_cast<int64_t>(value));
+  schema::FinishValueRecordBuffer(builder, record.Finish());
+  return TakeBytes(builder);
+}
+
+/// One dict with all tensors and the version in it.
+std::vector<std::byte> FlatStructure(const SampleStep& sample) {
+  flatbuffers::FlatBufferBuilder builder;
+  std::vector<schema::NodeKind> kinds = {schema::NodeKind::Dict};
+  std::vector<schema::KeyKind> key_kinds = {schema::KeyKind::Root};
+  std::vector<std::string> keys = {""};
+  for (const auto& [fqn, bytes] : sample.tensors) {
+    kinds.push_back(schema::NodeKind::Tensor);
+    keys.push_back(fqn);
+  }
+  kinds.push_back(schema::NodeKind::Value);
+  keys.push_back(kVersionFqn);
+  key_kinds.resize(kinds.size(), schema::KeyKind::String);
+  std::vector<uint32_t> child_counts(kinds.size(), 0);
+  child_counts[0] = static_cast<uint32_t>(kinds.size() - 1);
+  const auto kinds_offset = builder.CreateVector(kinds);
+  const auto key_kinds_offset = builder.CreateVector(key_kinds);
+  const auto keys_offset = builder.CreateVectorOfStrings(keys);
+  const auto counts_offset = builder.CreateVector(child_counts);
+  schema::FinishStructureRecordBuffer(
+      builder, schema::CreateStructureRecord(builder, schema::kRecordVersion, kinds_offset,
+                                             key_kinds_offset, keys_offset, counts_offset));
+  return TakeBytes(builder);
+}
+
+struct Chunk {
+  uint64_t offset_bytes = 0;  // in the tensor
+  Extent extent;
+  Digest digest;
+  uint64_t since_step = 0;
+};
+
+Result<Chunk> DecodeChunk(std::string_view key, std::span<const std::byte> record) {
+  CAIRN_TRY_ASSIGN(const auto* chunk, CheckedRecord<schema::ChunkRecord>(
+                                          record, schema::ChunkRecordIdentifier(), "chunk record"));
+  CAIRN_TRY_ASSIGN(const ParsedKey parsed, ParseKey(key));
+  CAIRN_TRY_ASSIGN(const Extent extent, internal::DecodeChunkExtent(record));
+  if (parsed.offsets_elements.size() != 1 || chunk->digest() == nullptr) {
+    return Fail(ErrorCode::kDataLoss, "a chunk record without digest or of another rank");
+  }
+  return Chunk{.offset_bytes = parsed.offsets_elements[0],
+               .extent = extent,
+               .digest = {.lo = chunk->digest()->lo(), .hi = chunk->digest()->hi()},
+               .since_step = chunk->since_step()};
+}
+
+Digest DigestOf(std::span<const std::byte> bytes) {
+  std::vector<uint64_t> leaves;
+  AppendLeaves(bytes, leaves);
+  return RootDigest(leaves, bytes.size());
+}
+
+/// The latest step's chunk under `key`, if its bytes are the same.
+Result<std::optional<Chunk>> FindSame(const Snapshot& snapshot, const std::string& key,
+                                      std::span<const std::byte> bytes) {
+  if (snapshot.steps().empty()) return std::nullopt;
+  CAIRN_TRY_ASSIGN(const auto record,
+                   snapshot.Get(Column::kChunks, snapshot.steps().back().generation, key));
+  if (!record) return std::nullopt;
+  CAIRN_TRY_ASSIGN(const Chunk chunk, DecodeChunk(key, *record));
+  if (chunk.digest != DigestOf(bytes)) return std::nullopt;
+  return chunk;
+}
+
+Result<void> SaveTensor(StepWriter& writer, const Snapshot& base, uint64_t step,
+                        const std::string& fqn, std::span<const std::byte> bytes) {
+  const uint64_t chunk_count = (bytes.size() + kSampleChunkBytes - 1) / kSampleChunkBytes;
+  CAIRN_TRY(writer.AddRecord(Column::kTensors, FqnKey(fqn),
+                             TensorBytesRecord(bytes.size(), chunk_count)));
+  for (uint64_t at = 0; at < bytes.size(); at += kSampleChunkBytes) {
+    const auto part = bytes.subspan(at, std::min<uint64_t>(kSampleChunkBytes, bytes.size() - at));
+    const std::string key = ChunkKey(fqn, std::array{at});
+    const std::array sizes = {uint64_t{part.size()}};
+    CAIRN_TRY_ASSIGN(const std::optional<Chunk> same, FindSame(base, key, part));
+    if (same) {
+      CAIRN_TRY(writer.AddChunk(key, sizes, same->extent, same->digest, same->since_step, true));
+      continue;
+    }
+    using Placement = StepWriter::Placement;
+    const Placement start = bytes.size() >= 65'536 ? Placement::kAlign4096 : Placement::kAlign64;
+    CAIRN_TRY_ASSIGN(const auto appended,
+                     writer.Append(part.size(), at == 0 ? start : Placement::kFollow, PagesOf(part)));
+    CAIRN_TRY(writer.AddChunk(key, sizes, appended.extent, appended.digest, step, false));
+  }
+  return {};
+}
+
+}  // namespace
+
+std::vector<std::byte> RandomBytes(uint64_t seed, uint64_t length_bytes) {
+  std::mt19937_64 engine(seed);
+  std::vector<std::byte> bytes(length_bytes);
+  for (uint64_t at = 0; at < length_bytes; at += 8) {
+    const uint64_t word = engine();
+    std::memcpy(bytes.data() + at, &word, std::min<uint64_t>(8, length_bytes - at));
+  }
+  return bytes;
+}
+
+SampleStep MakeSample(uint64_t step, uint64_t version, const SampleShape& shape) {
+  SampleStep sample{.step = step, .version = version, .tensors = {}};
+  for (uint32_t i = 0; i < shape.tensor_count; ++i) {
+    const bool frozen = i % 2 == 1;
+    const uint64_t seed = frozen ? i : (step * 1'000 + version) * 1'000'000 + i + 1'000;
+    // 0, then odd sizes that grow to the largest.
+    const uint64_t length_bytes =
+        i == 0 ? 0 : shape.largest_bytes * i * i / (shape.tensor_count * shape.tensor_count) + i;
+    sample.tensors[fmt::format("w{:03}", i)] = RandomBytes(seed, length_bytes);
+  }
+  return sample;
+}
+
+StepWriter::PageSource PagesOf(std::span<const std::byte> payload) {
+  return [payload](uint64_t page, std::span<std::byte>) {
+    const uint64_t begin = page * kPageBytes;
+    return payload.subspan(begin, std::min<uint64_t>(kPageBytes, payload.size() - begin));
+  };
+}
+
+Result<StepInfo> SaveSample(Store& store, const SampleStep& sample, bool overwrite) {
+  CAIRN_TRY_ASSIGN(const auto base, store.Latest());
+  CAIRN_TRY_ASSIGN(const auto writer,
+                   store.Begin(sample.step, {.overwrite = overwrite, .rank = 0, .world_size = 1}));
+  StepWriter::Summary summary{.base_step = std::nullopt,
+                              .tensor_count = sample.tensors.size(),
+                              .value_count = 1,
+                              .logical_bytes = 0};
+  if (!base->steps().empty()) summary.base_step = base->steps().back().step;
+  for (const auto& [fqn, bytes] : sample.tensors) {
+    CAIRN_TRY(SaveTensor(*writer, *base, sample.step, fqn, bytes));
+    summary.logical_bytes += bytes.size();
+  }
+  CAIRN_TRY(writer->AddRecord(Column::kValues, FqnKey(kVersionFqn), IntRecord(sample.version)));
+  CAIRN_TRY(writer->SetStructure(FlatStructure(sample)));
+  return writer->Commit(summary);
+}
+
+Result<SampleStep> LoadSample(const Snapshot& snapshot, std::optional<uint64_t> step) {
+  CAIRN_TRY_ASSIGN(const StepInfo info, snapshot.FindStep(step));
+  SampleStep sample{.step = info.step, .version = 0, .tensors = {}};
+  CAIRN_TRY(snapshot.Scan(
+      Column::kTensors, info.generation, "",
+      [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+        CAIRN_TRY_ASSIGN(const auto* tensor,
+                         CheckedRecord<schema::TensorRecord>(record, schema::TensorRecordIdentifier(),
+                                                             "tensor record"));
+        CAIRN_TRY_ASSIGN(const ParsedKey parsed, ParseKey(key));
+        sample.tensors[std::string(parsed.fqn)].resize(tensor->nbytes());
+        return true;
+      }));
+  std::vector<ReadRange> ranges;
+  std::vector<std::pair<std::string, Digest>> expected;
+  CAIRN_TRY(snapshot.Scan(
+      Column::kChunks, info.generation, "",
+      [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+        CAIRN_TRY_ASSIGN(const Chunk chunk, DecodeChunk(key, record));
+        const std::string fqn(key.substr(0, key.find('\0')));
+        auto& bytes = sample.tensors[fqn];
+        if (chunk.offset_bytes + chunk.extent.length_bytes > bytes.size()) {
+          return Fail(Error{.code = ErrorCode::kDataLoss, .message = "a chunk too many", .key = fqn});
+        }
+        ranges.push_back(
+            {.segment_id = chunk.extent.segment_id,
+             .offset_bytes = chunk.extent.offset_bytes,
+             .target = std::span(bytes).subspan(chunk.offset_bytes, chunk.extent.length_bytes)});
+        expected.emplace_back(fqn, chunk.digest);
+        return true;
+      }));
+  if (ranges.size() != info.chunk_count || sample.tensors.size() != info.tensor_count) {
+    return Fail(Error{.code = ErrorCode::kDataLoss,
+                      .message = fmt::format("the step has {} chunks, its record says {}",
+                                             ranges.size(), info.chunk_count),
+                      .step = info.step});
+  }
+  CAIRN_TRY(snapshot.Read(ranges, [&](size_t i) -> Result<void> {
+    if (DigestOf(ranges[i].target) == expected[i].second) return {};
+    CAIRN_TRY_ASSIGN(const SegmentInfo segment, snapshot.FindSegment(ranges[i].segment_id));
+    return Fail(Error{.code = ErrorCode::kDataLoss,
+                      .message = "payload does not match its digest",
+                      .key = expected[i].first,
+                      .file = segment.name,
+                      .step = info.step,
+                      .offset_bytes = ranges[i].offset_bytes});
+  }));
+  CAIRN_TRY_ASSIGN(const auto value,
+                   snapshot.Get(Column::kValues, info.generation, FqnKey(kVersionFqn)));
+  if (!value) return Fail(ErrorCode::kDataLoss, "the version's record is missing");
+  CAIRN_TRY_ASSIGN(const auto* version, CheckedRecord<schema::ValueRecord>(
+                                            *value, schema::ValueRecordIdentifier(), "value record"));
+  sample.version = static_cast<uint64_t>(version->integer());
+  CAIRN_TRY_ASSIGN(const auto structure, snapshot.GetStructure(info.structure));
+  if (!structure || *structure != FlatStructure(sample)) {
+    return Fail(Error{.code = ErrorCode::kDataLoss, .message = "wrong structure", .step = info.step});
+  }
+  return sample;
+}
+
+Result<std::map<uint64_t, SampleStep>> LoadAll(const std::string& directory) {
+  CAIRN_TRY_ASSIGN(const auto store, Store::Open(directory, OpenMode::kRead));
+  CAIRN_TRY_ASSIGN(const auto snapshot, store->Latest());
+  std::map<uint64_t, SampleStep> steps;
+  for (const StepInfo& info : snapshot->steps()) {
+    CAIRN_TRY_ASSIGN(steps[info.step], LoadSample(*snapshot, info.step));
+  }
+  return steps;
+}
+
+Result<std::vector<std::string>> Verify(const Snapshot& snapshot) {
+  std::vector<std::string> lines;
+  CAIRN_TRY(snapshot.VerifyFiles([&](const Damage& damage) {
+    lines.push_back(fmt::format("{}: {}", ErrorCodeName(damage.error.code), damage.error.ToString()));
+  }));
+  return lines;
+}
+
+Result<std::vector<std::string>> FindLeftovers(const std::string& directory) {
+  const internal::StorePaths paths{directory};
+  CAIRN_TRY_ASSIGN(const auto index, internal::Index::Open(directory, /*writable=*/false,
+                                                           /*create=*/false, std::chrono::seconds(10)));
+  std::vector<std::string> leftovers;
+  std::set<uint64_t> generations;
+  CAIRN_TRY(index->Scan(Column::kSteps, "",
+                        [&](std::string_view, std::span<const std::byte> record) -> Result<bool> {
+                          CAIRN_TRY_ASSIGN(const auto entry, internal::DecodeStep(record));
+                          generations.insert(entry.info.generation);
+                          return true;
+                        }));
+  for (const Column column : {Column::kTensors, Column::kChunks, Column::kValues}) {
+    CAIRN_TRY(index->Scan(column, "",
+                          [&](std::string_view key, std::span<const std::byte>) -> Result<bool> {
+                            const uint64_t generation = ReadBigEndian(key.data());
+                            if (!generations.contains(generation)) {
+                              leftovers.push_back(fmt::format("a {} record of generation {}",
+                                                              ColumnName(column), generation));
+                            }
+                            return true;
+                          }));
+  }
+  CAIRN_TRY_ASSIGN(const auto pending, internal::ListDirectory(paths.pending()));
+  for (const std::string& name : pending) leftovers.push_back("pending/" + name);
+  CAIRN_TRY_ASSIGN(const auto commits, internal::ListDirectory(paths.commits()));
+  for (const std::string& name : commits) {
+    const auto file = internal::ParseCommitFile(name);
+    if (!file || file->deleting || !generations.contains(file->generation)) {
+      leftovers.push_back("commits/" + name);
+    }
+  }
+  CAIRN_TRY_ASSIGN(const auto segments, internal::ListDirectory(paths.segments()));
+  for (const std::string& name : segments) {
+    const auto id = internal::ParseSegmentName(name);
+    bool used = false;
+    if (id) {
+      CAIRN_TRY(index->Scan(Column::kUsage, NumberKey(*id),
+                            [&](std::string_view key, std::span<const std::byte>) -> Result<bool> {
+                              used = used || generations.contains(ReadBigEndian(key.data() + 8));
+                              return true;
+                            }));
+    }
+    if (!used) leftovers.push_back("segments/" + name);
+  }
+  return leftovers;
+}
+
+}  // namespace cairn::kv::testing

@@ -1,0 +1,59 @@
+#pragma once
+/// Steps with known contents, saved and read back through the kv API alone.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kv/store.h"
+
+namespace cairn::kv::testing {
+
+/// What a sample is made of. Sizes run from empty to `largest_bytes`.
+struct SampleShape {
+  uint32_t tensor_count = 6;
+  uint64_t largest_bytes = 200'000;
+};
+
+/// Contents are a function of (step, version, shape) alone. Every other tensor is "frozen": the same in
+/// all steps, so that saves after the first refer to bytes that exist already.
+struct SampleStep {
+  uint64_t step = 0;
+  uint64_t version = 0;
+  std::map<std::string, std::vector<std::byte>> tensors;  // by FQN
+  friend bool operator==(const SampleStep&, const SampleStep&) = default;
+};
+
+/// Tensors are cut into chunks of this many bytes: one full page and a short one.
+inline constexpr uint64_t kSampleChunkBytes = 80'000;
+
+SampleStep MakeSample(uint64_t step, uint64_t version = 0, const SampleShape& shape = {});
+
+/// Pseudo-random bytes, the same for the same seed.
+std::vector<std::byte> RandomBytes(uint64_t seed, uint64_t length_bytes);
+
+/// A page source over contiguous memory, which must outlive its use.
+StepWriter::PageSource PagesOf(std::span<const std::byte> payload);
+
+/// Saves with real records, so that core could read it too. Chunks that the latest step has with the
+/// same digest become references.
+Result<StepInfo> SaveSample(Store& store, const SampleStep& sample, bool overwrite = false);
+
+/// Reads every record and byte of a step and checks every digest. kDataLoss names the key.
+Result<SampleStep> LoadSample(const Snapshot& snapshot, std::optional<uint64_t> step = std::nullopt);
+
+/// Opens `directory` for reading and loads all of its steps.
+Result<std::map<uint64_t, SampleStep>> LoadAll(const std::string& directory);
+
+/// What VerifyFiles reports, one line each.
+Result<std::vector<std::string>> Verify(const Snapshot& snapshot);
+
+/// Names below pending/ and commits/ and segments/ that no committed step accounts for, and records
+/// under generations that no step has. Empty after every open for writing.
+Result<std::vector<std::string>> FindLeftovers(const std::string& directory);
+
+}  // namespace cairn::kv::testing

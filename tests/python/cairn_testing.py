@@ -1,0 +1,85 @@
+"""What the Python tests share: exact comparison of states, and child processes."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+import textwrap
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def payload(tensor: torch.Tensor) -> bytes:
+    """The row-major bytes of a tensor."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    if flat.numel() == 0:
+        return b""
+    return flat.view(torch.uint8).numpy().tobytes()
+
+
+def random_tensor(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tensor:
+    """A tensor of random bit patterns (bools: of zeros and ones)."""
+    count = int(np.prod(shape)) * torch.empty(0, dtype=dtype).element_size()
+    if count == 0:  # torch's own view of nothing as another dtype fails
+        return torch.empty(shape, dtype=dtype)
+    high = 2 if dtype == torch.bool else 256
+    raw = np.random.default_rng(seed).integers(0, high, count, dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(shape)
+
+
+def assert_same(got: Any, want: Any, where: str = "state") -> None:
+    """Asserts that two states are equal to the last bit, types, order and key types included."""
+    want_type = torch.Tensor if isinstance(want, torch.Tensor) else type(want)
+    assert type(got) is want_type, f"{where}: {type(got)} is not {want_type}"
+    if isinstance(want, (dict, OrderedDict)):
+        _assert_same_dict(got, want, where)
+    elif isinstance(want, (list, tuple)):
+        assert len(got) == len(want), where
+        for i, (got_item, want_item) in enumerate(zip(got, want)):
+            assert_same(got_item, want_item, f"{where}[{i}]")
+    elif isinstance(want, torch.Tensor):
+        assert (got.dtype, got.shape) == (want.dtype, want.shape), where
+        assert payload(got) == payload(want), where
+    elif isinstance(want, (np.ndarray, np.generic)):
+        native = want.dtype.newbyteorder("=")
+        assert (got.dtype, got.shape) == (native, want.shape), where
+        assert got.tobytes() == want.astype(native).tobytes(), where
+    elif isinstance(want, float):
+        assert struct.pack("d", got) == struct.pack("d", want), where
+    elif isinstance(want, complex):
+        parts = (got.real, got.imag), (want.real, want.imag)
+        assert struct.pack("dd", *parts[0]) == struct.pack("dd", *parts[1]), where
+    else:
+        assert got == want, where
+
+
+def _assert_same_dict(got: dict, want: dict, where: str) -> None:
+    # repr tells 1 from True and 1.0, and -0.0 from 0.0, which are equal as keys.
+    assert [repr(key) for key in got] == [repr(key) for key in want], where
+    for key in want:
+        assert_same(got[key], want[key], f"{where}[{key!r}]")
+
+
+def run_python(source: str, *args: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Runs a script in a process of its own; `args` are its sys.argv[1:]."""
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(source), *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert not check or result.returncode == 0, result.stderr
+    return result
+
+
+def segment_files(store: Path) -> list[Path]:
+    return sorted((store / "segments").iterdir())
+
+
+def shares_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()

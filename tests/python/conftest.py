@@ -1,0 +1,46 @@
+"""Fixtures and settings of the Python tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+import cairn
+
+# The same examples on every run and machine; a failure shows its example.
+settings.register_profile(
+    "cairn",
+    deadline=None,
+    derandomize=True,
+    max_examples=100,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+settings.load_profile("cairn")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # torch announces these at the first tensor of such a dtype, and the tests make one of each.
+    config.addinivalue_line("filterwarnings", "ignore:ComplexHalf support is experimental")
+    config.addinivalue_line("filterwarnings", "ignore:torch.quantize_per_tensor")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    # Sums in another order would differ in the last bit.
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[cairn.Store]:
+    with cairn.open(path, mode="a") as opened:
+        yield opened

@@ -1,0 +1,246 @@
+"""Asynchronous saves, threads and signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from cairn_testing import assert_same, run_python
+
+import cairn
+
+MIB = 1 << 20
+
+
+def test_the_step_is_the_state_at_the_call(store):
+    tensor = torch.arange(4 * MIB, dtype=torch.float32)
+    before = tensor.clone()
+    state = {"t": tensor, "tied": tensor, "row": tensor[10:20], "v": [1]}
+    handle = store.save_async(1, state)
+    handle.wait_staged()
+    tensor.zero_()
+    state["v"].append(2)
+    report = handle.result()
+
+    assert handle.done()
+    assert (report.step, report.logical_bytes) == (1, before.nbytes)
+    read = store.read()
+    assert torch.equal(read["t"], before) and read["t"] is read["tied"] and read["v"] == [1]
+    assert torch.equal(read["row"], before[10:20])
+
+
+def test_the_result_can_be_asked_again_and_waited_for_with_a_limit(store):
+    handle = store.save_async(1, {"t": torch.zeros(1).expand(1 << 29)})
+    with pytest.raises(TimeoutError, match="step 1"):
+        handle.result(timeout=0.001)
+    assert handle.result(timeout=60) == handle.result()
+    assert "done" in repr(handle)
+
+
+def test_a_second_save_waits_for_the_first(store):
+    tensor = torch.zeros(8 * MIB)
+    handles = []
+    for step in range(1, 5):
+        tensor.fill_(step)
+        handles.append(store.save_async(step, {"t": tensor}))
+        handles[-1].wait_staged()
+        assert all(handle.done() for handle in handles[:-1])
+    store.save(5, {"v": 5})
+    assert all(handle.done() for handle in handles)
+    assert [handle.result().step for handle in handles] == [1, 2, 3, 4]
+    for step in range(1, 5):
+        assert torch.equal(store.read(step=step)["t"], torch.full((8 * MIB,), float(step)))
+
+
+def test_errors_of_the_state_come_at_once(store):
+    store.save(1, {"v": 1})
+    with pytest.raises(cairn.Conflict):
+        store.save_async(1, {"v": 2})
+    with pytest.raises(cairn.Invalid):
+        store.save_async(2, {"a": {"b": 1}, "a.b": 2})
+    with pytest.raises(cairn.Invalid, match="set"):
+        store.save_async(2, {"a": {1, 2}})
+    store.save_async(2, {"v": 2}).result()
+
+
+FAILING_SAVE = """
+    import resource, sys, time, warnings, cairn, numpy
+    store = cairn.open(sys.argv[1], mode="a")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, resource.RLIM_INFINITY))
+    handle = store.save_async(1, {"big": numpy.ones(4 << 20)})
+"""
+
+
+def test_errors_of_the_writing_come_with_the_result(path):
+    script = (
+        FAILING_SAVE
+        + """
+    for _ in range(2):
+        try:
+            handle.result()
+        except cairn.Unavailable as error:
+            print("unavailable")
+    assert handle.done()
+    store.close()
+    """
+    )
+    assert run_python(script, path).stdout == "unavailable\nunavailable\n"
+
+
+def test_errors_that_nobody_asked_for_are_raised_by_close(path):
+    script = (
+        FAILING_SAVE
+        + """
+    try:
+        store.close()
+    except cairn.Unavailable as error:
+        print("unavailable")
+    """
+    )
+    assert run_python(script, path).stdout == "unavailable\n"
+
+
+def test_errors_of_a_dropped_handle_are_warned_of(path):
+    script = (
+        FAILING_SAVE
+        + """
+    while not handle.done():
+        time.sleep(0.01)
+    del handle
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (-1, resource.RLIM_INFINITY))
+        store.save_async(2, {"v": 2}).result()
+    print([str(warning.message)[:25] for warning in caught])
+    """
+    )
+    assert run_python(script, path).stdout == "['the save of step 1 failed']\n"
+
+
+@pytest.mark.parametrize("ending", ["", "store.close()", "sys.exit(0)", "del store, handle"])
+def test_leaving_python_waits_for_a_running_save(path, ending):
+    run_python(
+        f"""
+        import sys, cairn, numpy
+        store = cairn.open(sys.argv[1], mode="a")
+        handle = store.save_async(1, {{"t": numpy.ones(16 << 20)}})
+        {ending}
+        """,
+        path,
+    )
+    with cairn.open(path) as store:
+        assert store.steps() == [1]
+        assert bool((store.read()["t"] == 1).all())
+
+
+class Ticker(threading.Thread):
+    """A Python thread that notes when it got to run."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.ticks: list[float] = []
+        self.stopped = False
+
+    def run(self) -> None:
+        while not self.stopped:
+            self.ticks.append(time.monotonic())
+            time.sleep(0.001)
+
+
+@pytest.mark.parametrize("work", ["save", "read", "load"])
+def test_other_threads_run_meanwhile(store, work):
+    state = {"t": torch.ones(96 * MIB)}
+    if work != "save":
+        store.save(1, state)
+    calls = {
+        "save": lambda: store.save(1, state),
+        "read": lambda: store.read(),
+        "load": lambda: store.load(state),
+    }
+    ticker = Ticker()
+    ticker.start()
+    begin = time.monotonic()
+    calls[work]()
+    end = time.monotonic()
+    ticker.stopped = True
+    ticker.join()
+
+    third = (end - begin) / 3
+    middle = [tick for tick in ticker.ticks if begin + third < tick < end - third]
+    assert len(middle) >= 3, f"{len(middle)} ticks in the middle {third:.3f} s"
+
+
+def interrupt_soon() -> None:
+    threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+
+
+def test_ctrl_c_ends_a_save_and_leaves_the_store_as_it_was(store, path):
+    store.save(1, {"v": 1})
+    files = sorted(path.rglob("*.seg"))
+    # 16 GiB of one repeated element: far more than can be written before the signal.
+    endless = {"t": torch.zeros(1).expand(1 << 32)}
+    interrupt_soon()
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        store.save(2, endless)
+    assert time.monotonic() - begin < 3
+    assert store.steps() == [1]
+    assert sorted(path.rglob("*.seg")) == files
+    store.save(2, {"v": 2})
+
+
+def test_ctrl_c_ends_a_load(store):
+    # The file is sparse in nothing but memory: one chunk, referred to by every step of the read.
+    tensor = torch.zeros(256 * MIB)
+    store.save(1, {"t": tensor})
+    interrupt_soon()
+    with pytest.raises(KeyboardInterrupt):
+        for _ in range(1000):
+            store.load({"t": tensor})
+
+
+def test_ctrl_c_ends_waiting_but_not_the_save(store):
+    handle = store.save_async(1, {"t": torch.ones(1).expand(1 << 29)})
+    interrupt_soon()
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            handle.result()
+    assert handle.result().step == 1
+
+
+def test_many_threads_read_at_once(store):
+    state = {f"t{i}": torch.full((1000, 10), float(i)) for i in range(20)}
+    store.save(1, state)
+    failures = []
+
+    def read() -> None:
+        try:
+            for _ in range(5):
+                assert_same(store.read(), state)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for step in range(2, 6):
+        store.save(step, state)
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_a_reader_sees_the_steps_of_a_live_writer(store, path: Path):
+    store.save(1, {"v": 1})
+    with cairn.open(path) as reader:
+        for step in range(2, 6):
+            store.save(step, {"v": step})
+            assert reader.steps() == list(range(1, step + 1))
+            assert reader.read() == {"v": step}
+        store.delete(1)
+        assert reader.steps() == [2, 3, 4, 5]

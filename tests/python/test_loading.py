@@ -1,0 +1,201 @@
+"""Loading in place: what is filled, what is replaced, what is refused before anything changes."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from cairn_testing import assert_same, shares_storage
+
+import cairn
+
+
+def test_tensors_keep_their_memory_and_values_are_replaced(store):
+    saved = {
+        "t": torch.arange(6.0).view(2, 3),
+        "a": np.arange(4),
+        "s": np.float32(2.5),
+        "list": [1, {"x": "new"}],
+        "od": OrderedDict(k=3),
+    }
+    store.save(1, saved)
+    tensor, array, inner = torch.zeros(2, 3), np.zeros(4, np.int64), {"x": None}
+    target = {"t": tensor, "a": array, "s": None, "list": [0, inner], "od": OrderedDict(k=0)}
+
+    report = store.load(target)
+
+    assert (report.step, report.missing, report.unexpected) == (1, (), ())
+    assert target["t"] is tensor and target["a"] is array and target["list"][1] is inner
+    assert_same(target, saved)
+
+
+def test_tuples_around_values_are_made_anew(store):
+    saved = {"t": (1, (2, [3], torch.ones(2)), torch.Size([4])), "u": ((5,),)}
+    store.save(1, saved)
+    tensor, inner_list = torch.zeros(2), [0]
+    target = {"t": (0, (0, inner_list, tensor), torch.Size([0])), "u": ((0,),)}
+    store.load(target)
+    assert_same(target, saved)
+    assert target["t"][1][1] is inner_list and target["t"][1][2] is tensor
+
+
+def test_a_root_tuple_may_hold_containers_but_no_values(store):
+    store.save(1, ({"a": 1}, [2]))
+    target = ({"a": 0}, [0])
+    store.load(target)
+    assert target == ({"a": 1}, [2])
+
+    store.save(2, ({"a": 1}, 2))
+    target = ({"a": 0}, 0)
+    with pytest.raises(cairn.Invalid, match="put the state into a dict"):
+        store.load(target)
+    assert target == ({"a": 0}, 0)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        torch.zeros(5, 4).t(),
+        torch.zeros(8, 10)[::2, ::2],
+        torch.zeros(4, 5, requires_grad=True),
+        torch.nn.Parameter(torch.zeros(4, 5)),
+        torch.zeros(4, 5, dtype=torch.complex64).imag,
+        torch.zeros(4, 5, dtype=torch.complex64).conj().imag,
+        np.zeros((4, 5), np.float32),
+        np.zeros((5, 4), np.float32).T,
+        np.zeros((4, 5), ">f4"),
+        np.zeros((4, 5), np.float32)[::-1],
+    ],
+    ids=[
+        "transposed",
+        "strided",
+        "grad",
+        "param",
+        "imag",
+        "neg",
+        "array",
+        "fortran",
+        "big",
+        "back",
+    ],
+)
+def test_any_layout_of_target_is_filled(store, target):
+    values = torch.arange(20.0).view(4, 5)
+    store.save(1, {"t": values})
+    store.load({"t": target})
+    got = target.detach().resolve_neg().numpy() if isinstance(target, torch.Tensor) else target
+    assert np.array_equal(got, values.numpy())
+
+
+def test_only_the_elements_of_a_strided_target_are_touched(store):
+    store.save(1, {"t": torch.ones(4, 5)})
+    around = torch.zeros(8, 10)
+    store.load({"t": around[::2, ::2]})
+    assert around.sum() == 20 and around[1::2].sum() == 0
+
+
+def test_meta_tensors_are_replaced_and_stay_tied(store):
+    weight = torch.randn(3, 2)
+    store.save(1, {"a": weight, "b": weight, "p": weight.clone()})
+    meta = torch.empty(3, 2, device="meta")
+    parameter = torch.nn.Parameter(torch.empty(3, 2, device="meta"))
+    target = {"a": meta, "b": meta, "p": parameter}
+    store.load(target)
+    assert target["a"] is target["b"]
+    assert torch.equal(target["a"], weight) and torch.equal(target["p"], weight)
+    assert isinstance(target["p"], torch.nn.Parameter) and target["p"].requires_grad
+
+
+def test_a_module_on_meta_is_materialised_by_assigning(store):
+    source = torch.nn.Linear(4, 3)
+    store.save(1, source.state_dict())
+    with torch.device("meta"):
+        module = torch.nn.Linear(4, 3)
+    state = module.state_dict()
+    store.load(state)
+    module.load_state_dict(state, assign=True)
+    assert torch.equal(module.weight, source.weight) and torch.equal(module.bias, source.bias)
+
+
+def test_tied_targets_are_filled_once(store):
+    weight = torch.randn(5)
+    store.save(1, {"a": weight, "b": weight, "view": weight[1:3]})
+    tied = torch.zeros(5)
+    target = {"a": tied, "b": tied, "view": tied[1:3]}
+    store.load(target)
+    assert torch.equal(tied, weight) and shares_storage(target["view"], tied)
+
+
+def test_tied_targets_of_different_tensors_are_refused(store):
+    store.save(1, {"a": torch.ones(5), "b": torch.zeros(5)})
+    tied = torch.full((5,), 7.0)
+    with pytest.raises(cairn.Invalid, match="untie"):
+        store.load({"a": tied, "b": tied})
+    assert torch.equal(tied, torch.full((5,), 7.0))
+
+
+SAVED = {"a": torch.ones(2), "b": {"c": torch.ones(3), "d": 4}, "n": np.int32(5)}
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "key"),
+    [
+        (lambda s: s.update(new=torch.zeros(1)), cairn.NotFound, "new"),
+        (lambda s: s["b"].update(new=0), cairn.NotFound, "b.new"),
+        (lambda s: s["b"].pop("d"), cairn.Invalid, "b.d"),
+        (lambda s: s["b"].update(c=torch.zeros(4)), cairn.Invalid, "b.c"),
+        (lambda s: s["b"].update(c=torch.zeros(3, 1)), cairn.Invalid, "b.c"),
+        (lambda s: s["b"].update(c=torch.zeros(3, dtype=torch.float16)), cairn.Invalid, "b.c"),
+        (lambda s: s["b"].update(c=torch.empty(4, device="meta")), cairn.Invalid, "b.c"),
+        (lambda s: s["b"].update(c=np.zeros(3)), cairn.Invalid, "b.c"),
+        (lambda s: s["b"].update(c=torch.zeros(1).expand(3)), cairn.Invalid, "b.c"),
+        (lambda s: s["b"].update(c=np.broadcast_to(np.float32(0), 3)), cairn.Invalid, "b.c"),
+        (lambda s: s["b"].update(c=0), cairn.Invalid, "b.c"),
+        (lambda s: s["b"].update(c=np.float32(0)), cairn.Invalid, "b.c"),
+        (lambda s: s["b"].update(d=torch.zeros(1)), cairn.Invalid, "b.d"),
+        (lambda s: s.update({"b.d": 0}), cairn.Invalid, "b.d"),
+    ],
+)
+def test_nothing_changes_when_a_load_is_refused(store, change, error, key):
+    store.save(1, SAVED)
+    target = {"a": torch.zeros(2), "b": {"c": torch.zeros(3), "d": 0}, "n": np.int32(0)}
+    change(target)
+    before = copy.copy(target), copy.copy(target["b"])
+
+    with pytest.raises(error) as caught:
+        store.load(target)
+
+    assert caught.value.key == key
+    assert f"'{key}'" in str(caught.value)
+    assert torch.equal(target["a"], torch.zeros(2))
+    assert all(now is was for now, was in zip(target.values(), before[0].values()))
+    assert all(now is was for now, was in zip(target["b"].values(), before[1].values()))
+
+
+def test_not_strict_loads_what_both_have_and_tells_the_rest(store):
+    store.save(1, SAVED)
+    target = {"a": torch.zeros(2), "b": {"new": 1, "d": 0}, "x": torch.zeros(9)}
+    report = store.load(target, strict=False)
+    assert report.missing == ("b.new", "x")
+    assert report.unexpected == ("b.c", "n")
+    assert_same(target, {"a": torch.ones(2), "b": {"new": 1, "d": 4}, "x": torch.zeros(9)})
+
+    with pytest.raises(cairn.Invalid, match="float64"):
+        store.load({"a": torch.zeros(2, dtype=torch.float64)}, strict=False)
+
+
+def test_many_missing_keys_are_cut_short(store):
+    store.save(1, {})
+    with pytest.raises(cairn.NotFound, match=r"'k0', 'k1', 'k2', 'k3', 'k4', \.\.\. \(40 keys\)"):
+        store.load({f"k{i}": i for i in range(40)})
+
+
+def test_earlier_steps_can_be_loaded(store):
+    for step in (3, 9, 5):
+        store.save(step, {"v": step, "t": torch.full((2,), step)})
+    target = {"v": 0, "t": torch.zeros(2, dtype=torch.int64)}
+    assert store.load(target, 5).step == 5 and target["v"] == 5
+    assert store.load(target).step == 9 and target["t"].tolist() == [9, 9]

@@ -1,0 +1,235 @@
+"""What is saved comes back the same: values, keys, containers, order."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import struct
+from collections import Counter, OrderedDict, defaultdict, namedtuple
+from enum import Enum
+
+import numpy as np
+import pytest
+import torch
+from cairn_testing import assert_same, random_tensor
+from hypothesis import given
+from hypothesis import strategies as st
+
+import cairn
+
+_step_numbers = itertools.count()
+
+texts = st.text(st.characters(exclude_categories=()), max_size=12)
+plain_values = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-(2**200), 2**200)
+    | st.floats()
+    | st.complex_numbers()
+    | texts
+    | st.binary(max_size=20)
+)
+DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
+tensors = st.builds(
+    lambda dtype, shape, seed: random_tensor(dtype, *shape, seed=seed),
+    st.sampled_from(DTYPES),
+    st.lists(st.integers(0, 4), max_size=3),
+    st.integers(0, 5),
+)
+arrays = st.builds(
+    lambda tensor: tensor.numpy(), tensors.filter(lambda t: t.dtype != torch.bfloat16)
+)
+keys = (
+    texts.filter(lambda text: "\0" not in text)
+    | st.integers(-(2**70), 2**70)
+    | st.booleans()
+    | st.none()
+    | st.floats(allow_nan=False)
+)
+
+
+def containers(children: st.SearchStrategy) -> st.SearchStrategy:
+    lists = st.lists(children, max_size=4)
+    dicts = st.dictionaries(keys, children, max_size=4)
+    sizes = st.lists(st.integers(0, 2**40), max_size=3)
+    return lists | lists.map(tuple) | dicts | dicts.map(OrderedDict) | sizes.map(torch.Size)
+
+
+states = st.recursive(plain_values | tensors | arrays, containers, max_leaves=12)
+
+
+def leaf_names(state: object, path: tuple[str, ...] = ()) -> list[str]:
+    if isinstance(state, dict):
+        items = [(repr(key) if isinstance(key, float) else str(key), state[key]) for key in state]
+    elif isinstance(state, (list, tuple)):
+        items = [(str(i), value) for i, value in enumerate(state)]
+    else:
+        return [".".join(path)]
+    return [name for key, value in items for name in leaf_names(value, (*path, key))]
+
+
+@pytest.fixture(scope="module")
+def shared_store(tmp_path_factory: pytest.TempPathFactory):
+    with cairn.open(tmp_path_factory.mktemp("roundtrip") / "store", mode="a") as store:
+        yield store
+
+
+@given(states)
+def test_any_state_comes_back_as_it_was_or_is_refused_for_two_equal_names(shared_store, state):
+    step = next(_step_numbers)
+    names = leaf_names(state)
+    if len(set(names)) < len(names):
+        with pytest.raises(cairn.Invalid):
+            shared_store.save(step, state)
+        return
+
+    shared_store.save(step, state)
+
+    assert_same(shared_store.read(step=step), state)
+    assert list(shared_store.keys(step)) == names
+    assert list(shared_store.read(step=step, flat=True)) == names
+
+
+@given(states.filter(lambda state: len(set(leaf_names(state))) == len(leaf_names(state))))
+def test_any_state_can_be_loaded_into_itself(shared_store, state):
+    step = next(_step_numbers)
+    state = {"root": state}
+    shared_store.save(step, state)
+
+    report = shared_store.load(state, step)
+
+    assert (report.missing, report.unexpected) == ((), ())
+    assert_same(state, shared_store.read(step=step))
+
+
+@pytest.mark.parametrize(
+    "number", [0, -1, 2**63 - 1, -(2**63), 2**63, -(2**63) - 1, 10**400, -(2**71)]
+)
+def test_ints_of_any_size(store, number):
+    store.save(1, {"n": number})
+    assert store.read()["n"] == number
+    assert store.keys()["n"].value == number
+
+
+def test_floats_keep_every_bit(store):
+    nan_with_payload = struct.unpack("<d", bytes.fromhex("efbeadde0000f87f"))[0]
+    values = [nan_with_payload, -0.0, 5e-324, math.inf, -math.inf, complex(-0.0, nan_with_payload)]
+    store.save(1, values)
+    assert_same(store.read(), values)
+
+
+def test_empty_containers_stay(store):
+    state = {"a": {}, "b": [], "c": (), "d": OrderedDict(), "e": torch.Size([]), "f": [{}, ({},)]}
+    store.save(1, state)
+    assert_same(store.read(), state)
+
+
+@pytest.mark.parametrize("state", [{}, [], None, 7, torch.arange(3)])
+def test_a_state_may_be_empty_or_one_leaf(store, state):
+    store.save(1, state)
+    assert_same(store.read(), state)
+
+
+def test_int_and_string_keys_stay_apart(store):
+    state = {"a": {0: 1, -5: 2}, "b": {"0": 1, "-5": 2}, "c": {None: 1, True: 2, 0.5: 3}}
+    store.save(1, state)
+    assert_same(store.read(), state)
+
+
+def test_two_leaves_with_one_name_are_refused(store):
+    with pytest.raises(cairn.Invalid, match="a.b"):
+        store.save(1, {"a": {"b": 1}, "a.b": 2})
+    assert store.steps() == []
+
+
+def test_deep_nesting_is_kept_and_endless_nesting_refused(store):
+    deep = leaf = {}
+    for _ in range(900):
+        leaf["d"] = {}
+        leaf = leaf["d"]
+    leaf["x"] = 1
+    store.save(1, deep)
+    read = store.read()
+    for _ in range(900):
+        read = read["d"]
+    assert read == {"x": 1}
+
+    endless = {"a": []}
+    endless["a"].append(endless)
+    with pytest.raises(cairn.Invalid, match="contain itself"):
+        store.save(2, endless)
+
+
+class Colour(Enum):
+    RED = 1
+
+
+@pytest.mark.parametrize(
+    ("value", "way_out"),
+    [
+        (defaultdict(int, a=1), "dict("),
+        (Counter(a=1), "dict("),
+        (namedtuple("Pair", "a b")(1, 2), "tuple("),
+        ({1, 2}, "list("),
+        (bytearray(b"x"), "bytes("),
+        (Colour.RED, ".value"),
+        (type("Text", (str,), {})("x"), "str("),
+        (object(), "allow_pickle"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_other_types_are_refused_with_name_and_way_out(store, value, way_out):
+    with pytest.raises(cairn.Invalid) as caught:
+        store.save(1, {"outer": {"inner": value}})
+    assert caught.value.key == "outer.inner"
+    assert "outer.inner" in str(caught.value)
+    assert way_out in str(caught.value)
+
+
+def test_keys_of_other_types_are_refused(store):
+    with pytest.raises(cairn.Invalid, match="outer") as caught:
+        store.save(1, {"outer": {(1, 2): 3}})
+    assert caught.value.key == "outer"
+
+
+def test_pickle_needs_permission_on_both_sides(store):
+    state = {"steps": Counter({30: 1, 60: 1}), "when": defaultdict(list, a=[1])}
+    store.save(1, state, allow_pickle=True)
+
+    for read in (lambda: store.read(), lambda: store.load({"steps": None, "when": None})):
+        with pytest.raises(cairn.Invalid, match="allow_pickle") as caught:
+            read()
+        assert caught.value.key == "steps"
+    info = store.keys()["steps"]
+    assert (info.kind, info.type, info.value) == ("value", "pickle", None)
+
+    assert_same(store.read(allow_pickle=True)["steps"], state["steps"])
+    target = {"steps": None, "when": None}
+    store.load(target, allow_pickle=True)
+    assert target["when"]["new"] == []
+
+
+def test_a_pickle_never_holds_tensors(store):
+    with pytest.raises(cairn.Invalid, match="tensors inside") as caught:
+        store.save(1, {"d": defaultdict(list, a=[torch.zeros(2)])}, allow_pickle=True)
+    assert caught.value.key == "d"
+
+
+def test_what_keys_tells(store):
+    state = {
+        "t": torch.zeros(2, 3, dtype=torch.bfloat16),
+        "a": np.zeros((4,), np.int16),
+        "s": np.float32(1),
+        "v": "text",
+    }
+    store.save(1, state)
+    keys = store.keys()
+    assert list(keys) == ["t", "a", "s", "v"]
+    told = {fqn: (i.kind, i.type, i.dtype, i.shape, i.nbytes, i.value) for fqn, i in keys.items()}
+    assert told == {
+        "t": ("tensor", "torch.Tensor", "bfloat16", (2, 3), 12, None),
+        "a": ("ndarray", "numpy.ndarray", "int16", (4,), 8, None),
+        "s": ("scalar", "numpy.generic", "float32", (), 4, None),
+        "v": ("value", "str", None, None, 0, "text"),
+    }

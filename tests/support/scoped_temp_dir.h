@@ -1,0 +1,40 @@
+#pragma once
+/// A directory that lives as long as the test that made it.
+
+#include <filesystem>
+#include <string>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+namespace cairn::testing {
+
+/// Below `parent`, or else below $TMPDIR (or /tmp). With CAIRN_KEEP_TEMP set it stays, to be looked into.
+class ScopedTempDir {
+ public:
+  explicit ScopedTempDir(const std::filesystem::path& parent = {}) {
+    std::string pattern =
+        ((parent.empty() ? std::filesystem::temp_directory_path() : parent) / "cairn-test-XXXXXX")
+            .string();
+    if (::mkdtemp(pattern.data()) == nullptr) {
+      ADD_FAILURE() << "cannot make a temporary directory " << pattern;
+    }
+    path_ = pattern;
+  }
+  ~ScopedTempDir() {
+    if (::getenv("CAIRN_KEEP_TEMP") != nullptr) return;
+    std::error_code ignored;  // a leftover directory fails no test
+    std::filesystem::remove_all(path_, ignored);
+  }
+  ScopedTempDir(const ScopedTempDir&) = delete;
+  ScopedTempDir& operator=(const ScopedTempDir&) = delete;
+
+  const std::string& path() const { return path_; }
+  std::string operator/(std::string_view name) const { return fmt::format("{}/{}", path_, name); }
+
+ private:
+  std::string path_;
+};
+
+}  // namespace cairn::testing

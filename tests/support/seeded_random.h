@@ -1,0 +1,41 @@
+#pragma once
+/// Random numbers for property tests: the seed is printed with every failure and can be given back in
+/// CAIRN_TEST_SEED.
+
+#include <cstdint>
+#include <cstdlib>
+#include <random>
+#include <span>
+#include <string>
+
+#include <gtest/gtest.h>
+
+namespace cairn::testing {
+
+class SeededRandom {
+ public:
+  SeededRandom() : seed_(ChooseSeed()), engine_(seed_), trace_(__FILE__, __LINE__, Hint()) {}
+
+  uint64_t seed() const { return seed_; }
+  /// Uniform in [low, high].
+  uint64_t Between(uint64_t low, uint64_t high) {
+    return std::uniform_int_distribution<uint64_t>(low, high)(engine_);
+  }
+  bool Chance(double probability) { return std::bernoulli_distribution(probability)(engine_); }
+  void Fill(std::span<std::byte> bytes) {
+    for (std::byte& b : bytes) b = static_cast<std::byte>(engine_());
+  }
+
+ private:
+  static uint64_t ChooseSeed() {
+    const char* given = std::getenv("CAIRN_TEST_SEED");
+    return given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
+  }
+  std::string Hint() const { return "CAIRN_TEST_SEED=" + std::to_string(seed_); }
+
+  uint64_t seed_;
+  std::mt19937_64 engine_;
+  ::testing::ScopedTrace trace_;
+};
+
+}  // namespace cairn::testing

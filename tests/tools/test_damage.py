@@ -1,0 +1,237 @@
+"""Damaged and hostile stores: verify finds every flip or the store is provably fine; nothing crashes.
+
+The programs must end with a status of ours (run_program checks that no signal ends them).
+"""
+
+import ctypes
+import ctypes.util
+import os
+import pathlib
+import random
+import shutil
+import tempfile
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tool_programs import import_model, small_model
+
+SEED = 20240607
+FLIPS_A_FILE = 24
+
+
+def files_of(store):
+    return sorted(p for p in store.rglob("*") if p.is_file())
+
+
+def positions(size, generator):
+    """Both ends, the middle, and places drawn by chance."""
+    fixed = {0, 1, size // 2, size - 1, max(0, size - 9)}
+    drawn = {generator.randrange(size) for _ in range(FLIPS_A_FILE)}
+    return sorted(fixed | drawn)
+
+
+def contents(dump, admin, store, folder):
+    """All that the store says of both steps, or None if it refuses."""
+    seen = []
+    for step in (100, 200):
+        keys = dump("keys", f"{store}@{step}", "--json")
+        target = folder / f"out-{step}.safetensors"
+        exported = admin("export", f"{store}@{step}", target, "--overwrite")
+        if keys.status != 0 or exported.status != 0:
+            return None
+        seen.append((keys.json()["keys"], load_file(target)))
+    return seen
+
+
+def equal(a, b):
+    return all(
+        keys_a == keys_b and tensors_a.keys() == tensors_b.keys()
+        and all(torch.equal(tensors_a[k], tensors_b[k]) for k in tensors_a)
+        for (keys_a, tensors_a), (keys_b, tensors_b) in zip(a, b, strict=True)
+    )
+
+
+def test_every_flipped_bit_is_found_or_harmless(dump, admin, two_steps, tmp_path):
+    generator = random.Random(SEED)
+    store = tmp_path / "store"
+    whole = contents(dump, admin, two_steps, tmp_path)
+    assert whole is not None
+    harmless = []
+    for original in files_of(two_steps):
+        name = original.relative_to(two_steps)
+        size = original.stat().st_size
+        if size == 0:
+            continue
+        for position in positions(size, generator):
+            bit = generator.randrange(8)
+            shutil.copytree(two_steps, store)
+            with open(store / name, "r+b") as file:
+                file.seek(position)
+                byte = file.read(1)[0]
+                file.seek(position)
+                file.write(bytes([byte ^ (1 << bit)]))
+            place = f"{name} byte {position} bit {bit} (seed {SEED})"
+            verdict = dump("verify", store, "--json")
+            if verdict.status == 0:
+                # Not seen: then nothing that anyone can read may differ.
+                read = contents(dump, admin, store, tmp_path)
+                assert read is not None and equal(read, whole), place
+                harmless.append(place)
+            else:
+                assert verdict.status == 1, (place, verdict.err)
+                assert verdict.json()["damage_count"] >= 1, place
+            dump(store)
+            shutil.rmtree(store)
+    # Harmless are only the notes that RocksDB makes for itself and never needs.
+    notes = ("index/OPTIONS-", "index/IDENTITY", "index/LOG")
+    assert not [place for place in harmless if not place.startswith(notes)]
+
+
+@pytest.mark.parametrize("how", ["empty", "halved", "missing", "one byte short"])
+def test_every_cut_file_is_found_or_harmless(dump, admin, two_steps, tmp_path, how):
+    store = tmp_path / "store"
+    whole = contents(dump, admin, two_steps, tmp_path)
+    for original in files_of(two_steps):
+        name = original.relative_to(two_steps)
+        size = original.stat().st_size
+        if size == 0 and how != "missing":
+            continue
+        shutil.copytree(two_steps, store)
+        if how == "missing":
+            (store / name).unlink()
+        else:
+            left = {"empty": 0, "halved": size // 2, "one byte short": size - 1}[how]
+            with open(store / name, "r+b") as file:
+                file.truncate(left)
+        verdict = dump("verify", store)
+        if verdict.status == 0:
+            read = contents(dump, admin, store, tmp_path)
+            assert read is not None and equal(read, whole), name
+            assert name.parts[0] == "index" or name.name == "LOCK", name
+        elif verdict.status == 2:
+            # Without CAIRN nothing says that this is a store at all.
+            assert name.name == "CAIRN", (name, verdict.err)
+        for words in [(store,), ("keys", store), ("chunks", store), ("segments", store)]:
+            finished = dump(*words, "--json")
+            # A list that breaks off is still one document, with the error as its last member.
+            assert finished.out == "" or isinstance(finished.json(), dict), (name, words)
+            dump(*words)
+        shutil.rmtree(store)
+
+
+def test_damage_names_key_segment_and_offset(dump, two_steps, tmp_path):
+    store = tmp_path / "store"
+    shutil.copytree(two_steps, store)
+    row = dump("chunks", f"{store}@100", "model.ids", "--json").json()["chunks"][0]
+    with open(store / "segments" / row["segment"], "r+b") as file:
+        file.seek(row["offset_bytes"])
+        byte = file.read(1)[0]
+        file.seek(row["offset_bytes"])
+        file.write(bytes([byte ^ 1]))
+    verdict = dump("verify", store, "--json")
+    assert verdict.status == 1
+    damage = [d for d in verdict.json()["damage"] if d.get("key") == "model.ids"]
+    assert damage and row["segment"] in damage[0]["file"]
+    assert damage[0]["offset_bytes"] == row["offset_bytes"]
+    text = dump("verify", store)
+    assert text.status == 1 and "model.ids" in text.out
+    shown = dump("show", f"{store}@100", "model.ids")
+    assert shown.status == 2 and "model.ids" in shown.err
+    assert dump("show", f"{store}@100", "model.mask").status == 0
+
+
+HOSTILE = ["empty folder", "a file", "folder of other things", "missing", "garbage CAIRN",
+           "garbage everywhere", "CAIRN is a folder"]
+
+
+def make_hostile(kind, path, healthy):
+    if kind == "missing":
+        return
+    if kind == "a file":
+        path.write_bytes(b"hello")
+        return
+    if kind == "garbage everywhere":
+        shutil.copytree(healthy, path)
+        for file in files_of(path):
+            file.write_bytes(random.Random(str(file)).randbytes(5000))
+        return
+    path.mkdir()
+    if kind == "folder of other things":
+        (path / "notes.txt").write_text("mine")
+    elif kind == "garbage CAIRN":
+        (path / "CAIRN").write_bytes(bytes(range(256)) * 50)
+    elif kind == "CAIRN is a folder":
+        (path / "CAIRN").mkdir()
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_what_is_no_store_gets_one_clear_line(dump, admin, two_steps, tmp_path, kind):
+    path = tmp_path / "hostile"
+    make_hostile(kind, path, two_steps)
+    for words in [(path,), ("steps", path), ("keys", path), ("show", path, "a"), ("segments", path)]:
+        finished = dump(*words)
+        assert finished.status == 2, (words, finished.out)
+        assert "hostile" in finished.err
+    assert dump("verify", path).status in (1, 2)
+    assert admin("delete", path, 1).status == 2
+    assert admin("export", path, tmp_path / "o.safetensors").status == 2
+    if kind == "folder of other things":
+        assert [p.name for p in path.iterdir()] == ["notes.txt"]
+
+
+def test_no_right_to_read_is_said(dump, two_steps, tmp_path):
+    # Root may read everything, so there another user looks, through a path that lets it in.
+    user = 65534 if os.geteuid() == 0 else None
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="cairn-rights-"))
+    try:
+        folder.chmod(0o755)
+        shutil.copytree(two_steps, folder / "hostile")
+        (folder / "hostile").chmod(0)
+        try:
+            finished = dump(folder / "hostile", user=user)
+        except PermissionError:
+            pytest.skip("the other user cannot run the program where it was built")
+        assert finished.status == 2
+        assert "ermission denied" in finished.err and "hostile" in finished.err
+    finally:
+        (folder / "hostile").chmod(0o700)
+        shutil.rmtree(folder)
+
+
+def test_import_into_a_folder_of_other_things_touches_nothing(admin, tmp_path):
+    folder = tmp_path / "home"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    import_file = tmp_path / "m"
+    import_file.mkdir()
+    path = import_file / "model.safetensors"
+    save_file(small_model(), path)
+    finished = admin("import", folder, "--step", 1, path)
+    assert finished.status == 2
+    assert [p.name for p in folder.iterdir()] == ["notes.txt"]
+
+
+def load_xxhash():
+    """XXH3-64 from the library that Cairn itself is linked with."""
+    name = ctypes.util.find_library("xxhash")
+    if name is None:
+        pytest.skip("libxxhash is not installed as a shared library")
+    function = ctypes.CDLL(name).XXH3_64bits
+    function.restype = ctypes.c_uint64
+    function.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+    return lambda data: function(data, len(data))
+
+
+def test_newer_formats_are_refused_by_name(dump, two_steps, tmp_path):
+    xxhash = load_xxhash()
+    store = tmp_path / "store"
+    shutil.copytree(two_steps, store)
+    lines = (store / "CAIRN").read_bytes().splitlines(keepends=True)
+    lines[1] = b"format 999\n"
+    body = b"".join(lines[:3])
+    (store / "CAIRN").write_bytes(body + b"checksum %016x\n" % xxhash(body))
+    finished = dump(store)
+    assert finished.status == 2
+    assert "999" in finished.err

@@ -1,0 +1,197 @@
+"""kv-admin: what goes in comes out bit for bit, and what fails leaves nothing behind."""
+
+import json
+import struct
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from tool_programs import import_model, small_model
+
+
+def same(a, b):
+    return (
+        a.keys() == b.keys()
+        and all(a[k].dtype == b[k].dtype and a[k].shape == b[k].shape for k in a)
+        and all(torch.equal(a[k], b[k]) for k in a)
+    )
+
+
+def test_import_and_export_give_the_same_tensors(admin, tmp_path):
+    import_model(admin, tmp_path, tmp_path / "s", 1, small_model())
+    finished = admin("export", tmp_path / "s", tmp_path / "out.safetensors")
+    assert finished.status == 0, finished.err
+    assert same(load_file(tmp_path / "out.safetensors"), small_model())
+
+
+def test_export_in_shards_with_an_index_and_back(admin, tmp_path):
+    import_model(admin, tmp_path, tmp_path / "s", 1, small_model())
+    finished = admin("export", f"{tmp_path}/s@1", tmp_path / "out", "--shard-size", "8KiB")
+    assert finished.status == 0, finished.err
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == small_model().keys()
+    shards = sorted((tmp_path / "out").glob("model-*.safetensors"))
+    assert len(shards) > 1
+    merged = {}
+    for shard in shards:
+        merged |= load_file(shard)
+    assert same(merged, small_model())
+
+    index_path = tmp_path / "out" / "model.safetensors.index.json"
+    assert admin("import", tmp_path / "t", "--step", 5, index_path).status == 0
+    assert admin("export", tmp_path / "t", tmp_path / "again.safetensors").status == 0
+    assert same(load_file(tmp_path / "again.safetensors"), small_model())
+    # Index and shards together, as a shell's * gives them, are each file once.
+    assert admin("import", tmp_path / "u", "--step", 5, index_path, *shards).status == 0
+
+
+def test_export_takes_patterns(admin, tmp_path):
+    import_model(admin, tmp_path, tmp_path / "s", 1, small_model())
+    assert admin("export", tmp_path / "s", tmp_path / "o.safetensors", "model.layers.1").status == 0
+    assert list(load_file(tmp_path / "o.safetensors")) == ["model.layers.1.w"]
+    finished = admin("export", tmp_path / "s", tmp_path / "p.safetensors", "absent")
+    assert finished.status == 2 and "no tensor matches" in finished.err
+    assert not (tmp_path / "p.safetensors").exists()
+
+
+def test_export_replaces_nothing_unasked(admin, tmp_path):
+    import_model(admin, tmp_path, tmp_path / "s", 1, small_model())
+    target = tmp_path / "o.safetensors"
+    target.write_text("precious")
+    finished = admin("export", tmp_path / "s", target)
+    assert finished.status == 2 and "--overwrite" in finished.err
+    assert target.read_text() == "precious"
+    assert admin("export", tmp_path / "s", target, "--overwrite").status == 0
+    assert same(load_file(target), small_model())
+
+
+def test_exported_file_says_pt_so_that_transformers_takes_it(admin, tmp_path):
+    import_model(admin, tmp_path, tmp_path / "s", 1, small_model())
+    assert admin("export", tmp_path / "s", tmp_path / "o.safetensors").status == 0
+    with safe_open(tmp_path / "o.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_import_below_a_prefix(admin, dump, tmp_path):
+    import_model(admin, tmp_path, tmp_path / "s", 1, {"w": torch.ones(2)}, "--prefix", "model")
+    assert [r["fqn"] for r in dump("keys", tmp_path / "s", "--json").json()["keys"]] == ["model.w"]
+
+
+def test_a_step_is_replaced_only_when_asked(admin, dump, tmp_path):
+    import_model(admin, tmp_path, tmp_path / "s", 1, {"w": torch.ones(2)})
+    finished = admin("import", tmp_path / "s", "--step", 1, tmp_path / "model-1.safetensors")
+    assert finished.status == 2
+    import_model(admin, tmp_path, tmp_path / "s", 1, {"w": torch.zeros(2)}, "--overwrite")
+    assert dump("show", tmp_path / "s", "w", "--json").json()["values"] == [0, 0]
+    assert dump("verify", tmp_path / "s").status == 0
+
+
+def test_base_is_the_named_step(admin, dump, tmp_path):
+    store = tmp_path / "s"
+    for step in (1, 2):
+        import_model(admin, tmp_path, store, step, {"w": torch.full((4,), float(step))})
+    import_model(admin, tmp_path, store, 3, {"w": torch.full((4,), 1.0)}, "--base", 1)
+    latest = dump("steps", store, "--json").json()["steps"][-1]
+    assert (latest["base_step"], latest["written_bytes"]) == (1, 0)
+
+
+def test_delete_keeps_what_other_steps_use(admin, dump, tmp_path):
+    store = tmp_path / "s"
+    for step in (1, 2, 3):
+        import_model(admin, tmp_path, store, step, {"same": torch.ones(9), "own": torch.full((3,), float(step))})
+    before = sorted(p.name for p in (store / "segments").iterdir())
+    dry = admin("delete", store, 1, 2, "--dry-run")
+    assert dry.status == 0 and dry.out.startswith("would delete 2 steps")
+    assert sorted(p.name for p in (store / "segments").iterdir()) == before
+    assert admin("delete", store, 1, 2).status == 0
+    assert [s["step"] for s in dump("steps", store, "--json").json()["steps"]] == [3]
+    assert dump("show", store, "same", "--json").json()["values"] == [1] * 9
+    assert dump("verify", store).status == 0
+    missing = admin("delete", store, 3, 77)
+    assert missing.status == 2 and "77" in missing.err
+    assert len(dump("steps", store, "--json").json()["steps"]) == 1
+
+
+def header(content):
+    text = json.dumps(content).encode() if not isinstance(content, bytes) else content
+    return struct.pack("<Q", len(text)) + text
+
+
+HOSTILE = {
+    "empty": b"",
+    "short": b"\x00\x01",
+    "header beyond the file": struct.pack("<Q", 1 << 40) + b"{}",
+    "no JSON": header(b"{nonsense"),
+    "a list": header([]),
+    "offsets beyond the file": header({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}),
+    "shape that overflows": header(
+        {"a": {"dtype": "F32", "shape": [1 << 62, 1 << 62], "data_offsets": [0, 16]}}
+    )
+    + bytes(16),
+    "unknown dtype": header({"a": {"dtype": "Q7", "shape": [4], "data_offsets": [0, 16]}}) + bytes(16),
+    "offsets backwards": header({"a": {"dtype": "F32", "shape": [0], "data_offsets": [16, 0]}})
+    + bytes(16),
+    "deeply nested": header(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_files_are_refused_and_leave_no_store(admin, tmp_path, kind):
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(HOSTILE[kind])
+    finished = admin("import", tmp_path / "s", "--step", 1, path)
+    assert finished.status == 2
+    assert "bad.safetensors" in finished.err
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        '{"weight_map": 3}',
+        '{"weight_map": {"w": "../model-1.safetensors"}}',
+        '{"weight_map": {"w": "/etc/passwd"}}',
+        '{"weight_map": {"w": 3}}',
+        '{"weight_map": {"absent": "model-1.safetensors"}}',
+        '{"weight_map": {"w": "missing.safetensors"}}',
+    ],
+)
+def test_hostile_indexes_are_refused(admin, tmp_path, content):
+    save_file({"w": torch.ones(2)}, tmp_path / "model-1.safetensors")
+    (tmp_path / "x.index.json").write_text(content)
+    finished = admin("import", tmp_path / "s", "--step", 1, tmp_path / "x.index.json")
+    assert finished.status == 2, finished.out
+    assert not (tmp_path / "s").exists()
+
+
+def test_one_name_in_two_files_is_refused(admin, tmp_path):
+    for name in ("a", "b"):
+        save_file({"w": torch.ones(2)}, tmp_path / f"{name}.safetensors")
+    finished = admin("import", tmp_path / "s", "--step", 1, tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    assert finished.status == 2
+    assert "w" in finished.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("import",), ("import", "s", "f"), ("delete", "s"), ("delete", "s", "x"), ("compact", "s")],
+)
+def test_wrong_calls_exit_2_with_one_line(admin, tmp_path, words):
+    assert admin(*words, cwd=tmp_path).status == 2
+
+
+def test_delete_makes_no_store(admin, tmp_path):
+    assert admin("delete", tmp_path / "typo", 1).status == 2
+    assert not (tmp_path / "typo").exists()
+
+
+def test_help_mentions_only_what_exists(admin):
+    text = admin("--help").out
+    for absent in ["prune", "compact", "rebuild", "push", "pull"]:
+        assert absent not in text
+    for verb in ["import", "export", "delete"]:
+        assert "Examples:" in admin(verb, "--help").out

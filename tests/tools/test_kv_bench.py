@@ -1,0 +1,89 @@
+"""kv-bench measures what it says, on sizes small enough for every machine."""
+
+import json
+import shutil
+
+import pytest
+
+MIB = 1 << 20
+COMMON = {"verb", "bytes", "seconds", "cpu_seconds", "peak_resident_bytes", "bytes_per_second"}
+
+
+def rows(finished):
+    assert finished.status == 0, finished.err
+    return [json.loads(line) for line in finished.out.splitlines()]
+
+
+def test_save_writes_all_bytes_and_leaves_nothing(bench, tmp_path):
+    (row,) = rows(bench("save", "--dir", tmp_path, "--bytes", "24MiB", "--json"))
+    assert COMMON <= row.keys()
+    assert row["bytes"] == 24 * MIB
+    assert row["payload_written_bytes"] == 24 * MIB
+    assert row["seconds"] > 0 and row["cpu_seconds"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_load_reads_all_bytes(bench, tmp_path):
+    for row in rows(bench("load", "--dir", tmp_path, "--bytes", "24MiB", "--json", "--repeat", 2)):
+        assert row["bytes"] == 24 * MIB
+        assert row["bytes_read"] >= 24 * MIB
+        assert row["cold"] is True
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_partial_reads_little_beyond_what_was_asked(bench, tmp_path):
+    (row,) = rows(bench("partial", "--dir", tmp_path, "--bytes", "64MiB", "--json"))
+    assert 0 < row["bytes"] < 8 * MIB
+    assert row["bytes"] <= row["bytes_read"]
+
+
+def test_incremental_save_of_nothing_new_writes_no_payload(bench, tmp_path):
+    same, changed = rows(
+        bench("incremental", "--dir", tmp_path, "--bytes", "24MiB", "--changed", "10", "--json")
+    )
+    assert same["payload_written_bytes"] == 0
+    assert same["store_grown_bytes"] < MIB
+    assert 0 < changed["payload_written_bytes"] <= changed["changed_bytes"]
+    assert changed["changed_keys"] > 0
+
+
+def test_open_measures_a_fresh_process_and_keeps_its_store(bench, tmp_path):
+    first = rows(bench("open", "--dir", tmp_path, "--chunks", 1000, "--json"))
+    assert [r["what"] for r in first] == ["cold open", "warm open"]
+    assert all(r["chunks"] == 1000 and r["fresh_process"] for r in first)
+    made = (tmp_path / "open-1000" / "CAIRN").stat().st_mtime_ns
+    rows(bench("open", "--dir", tmp_path, "--chunks", 1000, "--json"))
+    assert (tmp_path / "open-1000" / "CAIRN").stat().st_mtime_ns == made
+
+
+def test_digest_is_measured_against_sum_and_copy(bench, tmp_path):
+    measured = rows(bench("digest", "--dir", tmp_path, "--bytes", "16MiB", "--json"))
+    kinds = {row["what"].split(",")[0] for row in measured}
+    assert {"page-tree digest", "sum", "memcpy"} <= kinds
+
+
+def test_fio_runs_beside_and_gives_a_ratio(bench, tmp_path):
+    if shutil.which("fio") is None:
+        pytest.skip("fio is not installed")
+    finished = bench("save", "--dir", tmp_path, "--bytes", "32MiB", "--fio", "--json", "--repeat", 2)
+    if finished.status == 2 and "fio failed" in finished.err:
+        pytest.skip("fio cannot use O_DIRECT here")
+    measured = rows(finished)
+    assert [r["what"] for r in measured[:4]] == ["save", "fio write"] * 2
+    assert measured[-1]["what"] == "ratio of medians" and measured[-1]["ratio"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_people_get_a_table(bench, tmp_path):
+    text = bench("save", "--dir", tmp_path, "--bytes", "4MiB").out
+    assert text.startswith("WHAT")
+    assert "4.00 MiB" in text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("save",), ("save", "--dir", "/nonexistent"), ("save", "--dir", ".", "--bytes", "many"),
+     ("save", "--dir", ".", "--bytes", "10"), ("nonsense", "--dir", ".")],
+)
+def test_wrong_calls_exit_2_with_one_line(bench, tmp_path, words):
+    assert bench(*words, cwd=tmp_path).status == 2

@@ -1,0 +1,365 @@
+"""kv-dump on healthy stores: numbers are exact, statuses are as INTERFACE says."""
+
+import json
+import math
+import os
+import pty
+import re
+import select
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tool_programs import BIN_DIR, import_model, small_model
+
+MODEL_BYTES = sum(t.numel() * t.element_size() for t in small_model().values())
+
+
+def test_overview_counts_steps_and_bytes(dump, two_steps):
+    view = dump(two_steps, "--json").json()
+    assert view["steps"] == 2
+    assert (view["first_step"], view["last_step"]) == (100, 200)
+    assert view["latest"]["tensors"] == 7
+    assert view["latest"]["logical_bytes"] == MODEL_BYTES - 3 + 16
+    assert view["logical_bytes"] == 2 * MODEL_BYTES - 3 + 16
+    assert view["payload_bytes"] == MODEL_BYTES + 100 * 64 * 4 + 16
+    assert view["notes"] == []
+    dtypes = view["latest"]["dtypes"]
+    assert dtypes["bfloat16"] == {"tensors": 1, "elements": 1600, "bytes": 3200}
+    on_disk = sum(p.stat().st_size for p in two_steps.rglob("*") if p.is_file())
+    assert view["file_bytes"] == on_disk
+
+
+def test_overview_for_people_names_the_next_steps(dump, two_steps):
+    text = dump(two_steps).out
+    assert f"kv-dump verify {two_steps}" in text
+    assert "2, from 100 to 200" in text
+    assert "\033" not in text
+
+
+def test_overview_verb_may_be_written_out(dump, two_steps):
+    assert dump("overview", two_steps).out.splitlines()[:3] == dump(two_steps).out.splitlines()[:3]
+
+
+def test_store_called_like_a_verb_is_reached_by_its_path(dump, admin, tmp_path):
+    import_model(admin, tmp_path, tmp_path / "steps", 1, small_model())
+    assert dump("./steps", "--json", cwd=tmp_path).json()["steps"] == 1
+
+
+def test_steps_have_times_and_bases(dump, two_steps):
+    first, second = dump("steps", two_steps, "--json").json()["steps"]
+    assert first["step"] == 100 and second["step"] == 200
+    assert second["base_step"] == 100
+    assert second["written_bytes"] == 100 * 64 * 4 + 16
+    assert second["chunks_reused"] == 4
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d", first["created"])
+
+
+def test_keys_are_exact(dump, two_steps):
+    rows = dump("keys", f"{two_steps}@100", "--json").json()["keys"]
+    expected = {
+        name: (str(t.dtype).removeprefix("torch."), list(t.shape), t.numel() * t.element_size())
+        for name, t in small_model().items()
+    }
+    tensors = {r["fqn"]: (r["dtype"], r["shape"], r["bytes"]) for r in rows if r["kind"] == "tensor"}
+    assert tensors == expected
+    assert [r["fqn"] for r in rows] == sorted(r["fqn"] for r in rows)
+
+
+def test_patterns_take_elements_not_letters(dump, two_steps):
+    rows = dump("keys", two_steps, "model.layers.1", "--json").json()["keys"]
+    assert [r["fqn"] for r in rows] == ["model.layers.1.w"]
+    rows = dump("keys", two_steps, "model.**", "!model.layers", "--json").json()["keys"]
+    assert [r["fqn"] for r in rows] == ["model.ids", "model.new", "model.wte.weight"]
+
+
+def test_keys_are_never_cut_in_a_pipe(dump, admin, tmp_path):
+    name = "model." + "x" * 400
+    import_model(admin, tmp_path, tmp_path / "s", 1, {name: torch.ones(1)})
+    assert name in dump("keys", tmp_path / "s").out
+
+
+def test_control_characters_in_names_are_escaped(dump, admin, tmp_path):
+    name = "evil\x1b[31m\nname\u202e\\"
+    import_model(admin, tmp_path, tmp_path / "s", 1, {name: torch.ones(1)})
+    text = dump("keys", tmp_path / "s").out
+    assert "evil\\x1b[31m\\nname\\u{202e}\\\\" in text
+    assert "\x1b" not in text
+    assert dump("keys", tmp_path / "s", "--json").json()["keys"][-1]["fqn"] == name
+
+
+def test_chunks_say_where_the_bytes_lie(dump, two_steps):
+    rows = dump("chunks", f"{two_steps}@200", "--json").json()["chunks"]
+    by_name = {r["fqn"]: r for r in rows}
+    assert "optimizer.empty" not in by_name
+    assert by_name["model.wte.weight"]["since_step"] == 200
+    assert by_name["model.ids"]["since_step"] == 100
+    row = by_name["model.ids"]
+    with open(two_steps / "segments" / row["segment"], "rb") as segment:
+        segment.seek(row["offset_bytes"])
+        payload = segment.read(row["bytes"])
+    assert payload == small_model()["model.ids"].numpy().tobytes()
+    assert re.fullmatch("[0-9a-f]{32}", row["digest"])
+
+
+def test_segments_tell_who_uses_them(dump, two_steps):
+    first, second = dump("segments", two_steps, "--json").json()["segments"]
+    assert (first["used_by_steps"], second["used_by_steps"]) == (2, 1)
+    assert first["payload_bytes"] == MODEL_BYTES
+    assert second["used_by_latest_bytes"] == second["payload_bytes"] == 100 * 64 * 4 + 16
+    assert first["used_by_latest_bytes"] == MODEL_BYTES - 100 * 64 * 4 - 3
+    assert (two_steps / "segments" / first["segment"]).stat().st_size == first["file_bytes"]
+
+
+def test_show_statistics_match_torch(dump, two_steps):
+    for name, tensor in small_model().items():
+        shown = dump("show", f"{two_steps}@100", name, "--json").json()
+        values = tensor.double().flatten()
+        statistics = shown["statistics"]
+        assert statistics["count"] == tensor.numel()
+        assert statistics["zeros"] == int((values == 0).sum())
+        if tensor.numel() == 0 or tensor.dtype == torch.bool:
+            continue
+        assert statistics["min"] == values.min().item()
+        assert statistics["max"] == values.max().item()
+        assert math.isclose(statistics["mean"], values.mean().item(), rel_tol=1e-9, abs_tol=1e-12)
+        std = values.std(unbiased=False).item()
+        assert math.isclose(statistics["std"], std, rel_tol=1e-9, abs_tol=1e-12)
+
+
+def test_show_prints_small_tensors_whole_and_large_ones_by_their_edges(dump, two_steps):
+    shown = dump("show", f"{two_steps}@100", "model.ids", "--json").json()
+    assert shown["values"] == list(range(-5, 20))
+    assert shown["truncated"] is False
+    large = dump("show", f"{two_steps}@100", "model.wte.weight", "--json").json()
+    assert large["truncated"] is True and large["values"] is None
+    text = dump("show", f"{two_steps}@100", "model.wte.weight").out
+    weight = small_model()["model.wte.weight"]
+    for row in (0, 1, 2, 97, 98, 99):
+        for column in (0, 1, 2, 61, 62, 63):
+            assert str(weight[row, column].numpy()) in text
+    assert text.count("...") == 7
+    everything = dump("show", f"{two_steps}@100", "model.wte.weight", "--json", "--all").json()
+    assert everything["values"] == weight.tolist()
+
+
+def python_slices(size):
+    bound = st.one_of(st.none(), st.integers(-size - 2, size + 2))
+    ranges = st.builds(slice, bound, bound)
+    return st.one_of(ranges, st.integers(-size, size - 1))
+
+
+def slice_text(part):
+    if isinstance(part, int):
+        return str(part)
+    bounds = ["" if bound is None else str(bound) for bound in (part.start, part.stop)]
+    return ":".join(bounds)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(parts=st.tuples(python_slices(8), python_slices(3), python_slices(5)), count=st.integers(1, 3))
+def test_slices_are_those_of_python(dump, two_steps, parts, count):
+    parts = parts[:count]
+    expected = small_model()["model.layers.10.w"].double().numpy()[parts]
+    text = ",".join(slice_text(part) for part in parts)
+    shown = dump("show", two_steps, "model.layers.10.w", "--slice", text, "--json").json()
+    if expected.size == 0:
+        assert shown["values"] == []
+    else:
+        assert np.array_equal(np.array(shown["values"]), expected)
+    assert shown["statistics"]["count"] == expected.size
+
+
+@pytest.mark.parametrize("text", ["9", "a", "0:1:2", "0,0,0,0", ":::", "1,,2"])
+def test_bad_slices_are_refused_in_one_line(dump, two_steps, text):
+    finished = dump("show", two_steps, "model.layers.10.w", "--slice", text)
+    assert finished.status == 2
+    assert "slice" in finished.err
+
+
+def test_show_of_a_module_says_what_lies_below(dump, two_steps):
+    finished = dump("show", two_steps, "model.layers")
+    assert finished.status == 2
+    assert "2 keys below it" in finished.err
+
+
+def test_show_knows_every_float(dump, admin, tmp_path):
+    halves = torch.arange(0, 65536, dtype=torch.int32).to(torch.uint16)
+    bytes_ = torch.arange(0, 256, dtype=torch.int32).to(torch.uint8)
+    tensors = {
+        "f16": halves.clone().view(torch.float16),
+        "bf16": halves.clone().view(torch.bfloat16),
+        "e4m3": bytes_.clone().view(torch.float8_e4m3fn),
+        "e5m2": bytes_.clone().view(torch.float8_e5m2),
+    }
+    import_model(admin, tmp_path, tmp_path / "s", 1, tensors)
+    for name, tensor in tensors.items():
+        shown = dump("show", tmp_path / "s", name, "--json", "--all").json()["values"]
+        names = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+        values = np.array([names.get(v, v) if isinstance(v, str) else v for v in shown])
+        assert np.array_equal(values, tensor.double().numpy(), equal_nan=True), name
+
+
+def test_diff_lists_changes_and_exits_1(dump, two_steps):
+    finished = dump("diff", f"{two_steps}@100", f"{two_steps}@200", "--values", "--json")
+    assert finished.status == 1
+    changes = {c["fqn"]: c for c in finished.json()["changes"]}
+    assert {name: c["change"] for name, c in changes.items()} == {
+        "model.wte.weight": "changed",
+        "model.new": "added",
+        "model.mask": "removed",
+    }
+    row = changes["model.wte.weight"]
+    assert row["differing_elements"] == 1
+    assert math.isclose(row["largest_absolute_difference"], 0.5, rel_tol=1e-6)
+    assert finished.json()["unchanged_keys"] >= 5
+
+
+def test_distances_of_large_integers_are_not_rounded_away(dump, admin, tmp_path):
+    low = torch.tensor([2**62, -(2**63), 5], dtype=torch.int64)
+    high = torch.tensor([2**62 + 1, -(2**63), 5], dtype=torch.int64)
+    nan = torch.tensor([1.0, float("nan")])
+    import_model(admin, tmp_path, tmp_path / "s", 1, {"ids": low, "x": torch.tensor([1.0, 2.0])})
+    import_model(admin, tmp_path, tmp_path / "s", 2, {"ids": high, "x": nan})
+    finished = dump("diff", f"{tmp_path}/s@1", "@2", "--values", "--json")
+    ids, x = finished.json()["changes"]
+    assert (ids["differing_elements"], ids["largest_absolute_difference"]) == (1, 1.0)
+    assert (x["differing_elements"], x["not_comparable_elements"]) == (1, 1)
+
+
+def test_diff_of_equal_steps_exits_0(dump, two_steps):
+    finished = dump("diff", f"{two_steps}@100", "@100", "--json")
+    assert finished.status == 0
+    assert finished.json()["changes"] == []
+    assert dump("diff", f"{two_steps}@100", "@200", "model.layers").status == 0
+
+
+def test_diff_of_two_stores_is_refused(dump, two_steps, tmp_path):
+    assert dump("diff", f"{two_steps}@100", f"{tmp_path}@100").status == 2
+
+
+def test_verify_of_a_healthy_store_exits_0(dump, two_steps):
+    finished = dump("verify", two_steps, "--json")
+    assert finished.status == 0, finished.out
+    assert finished.json()["ok"] is True
+    assert finished.json()["bytes_read"] >= MODEL_BYTES
+    assert dump("verify", f"{two_steps}@100").status == 0
+
+
+def test_every_verb_prints_one_json_document(dump, two_steps):
+    calls = [
+        (two_steps,),
+        ("steps", two_steps),
+        ("keys", two_steps),
+        ("chunks", two_steps),
+        ("show", two_steps, "model.ids"),
+        ("diff", f"{two_steps}@100", "@200"),
+        ("segments", two_steps),
+        ("verify", two_steps),
+    ]
+    for words in calls:
+        assert isinstance(dump(*words, "--json").json(), dict), words
+        assert isinstance(dump("--json", *words).json(), dict), words
+
+
+def test_looking_changes_nothing(dump, two_steps):
+    def state():
+        return {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in two_steps.rglob("*")}
+
+    before = state()
+    for words in [(two_steps,), ("verify", two_steps), ("chunks", two_steps)]:
+        dump(*words)
+    assert state() == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("nonsense-store",), ("keys",), ("keys", "s", "--wrong"), ("show", "s"), ("diff", "s@1")],
+)
+def test_wrong_calls_exit_2_with_one_line(dump, tmp_path, words):
+    finished = dump(*words, cwd=tmp_path)
+    assert finished.status == 2
+    assert finished.out == ""
+
+
+def test_a_mistyped_verb_is_named(dump, two_steps):
+    finished = dump("setps", two_steps)
+    assert finished.status == 2
+    assert "'setps' is no verb" in finished.err
+
+
+def test_missing_step_and_pattern_errors_name_them(dump, two_steps):
+    finished = dump("keys", f"{two_steps}@150")
+    assert finished.status == 2 and "150" in finished.err
+    finished = dump("keys", two_steps, "model.[a")
+    assert finished.status == 2 and "[a" in finished.err
+
+
+def test_a_closed_pipe_is_no_complaint(two_steps):
+    shell = f"'{BIN_DIR}/kv-dump' chunks '{two_steps}' | head -1"
+    process = subprocess.run(["bash", "-c", shell], capture_output=True, timeout=60)
+    assert process.stderr == b""
+    assert process.stdout.startswith(b"FQN")
+
+
+def test_a_full_output_device_is_an_error(two_steps):
+    with open("/dev/full", "wb") as full:
+        process = subprocess.run(
+            [BIN_DIR / "kv-dump", "keys", two_steps], stdout=full, stderr=subprocess.PIPE, timeout=60
+        )
+    assert process.returncode == 2
+    assert b"standard output" in process.stderr
+
+
+def run_on_terminal(words, environment):
+    """What a program prints when its standard output is a terminal of 80 columns."""
+    main, side = pty.openpty()
+    process = subprocess.Popen(words, stdout=side, stderr=subprocess.PIPE, env=environment)
+    os.close(side)
+    text = b""
+    while True:
+        ready, _, _ = select.select([main], [], [], 60)
+        assert ready, "no output within a minute"
+        try:
+            part = os.read(main, 4096)
+        except OSError:  # the last writer has gone
+            break
+        if not part:
+            break
+        text += part
+    process.wait(timeout=60)
+    process.stderr.close()
+    os.close(main)
+    return text.decode()
+
+
+def test_colour_and_width_only_on_a_terminal(dump, admin, tmp_path):
+    name = "model." + "x" * 200 + ".weight"
+    import_model(admin, tmp_path, tmp_path / "s", 1, {name: torch.ones(1)})
+    words = [BIN_DIR / "kv-dump", "keys", tmp_path / "s"]
+    environment = {**os.environ, "TERM": "xterm", "LC_ALL": "C.UTF-8"}
+    environment.pop("NO_COLOR", None)
+    coloured = run_on_terminal(words, environment)
+    assert "\033[1m" in coloured
+    plain = run_on_terminal(words, {**environment, "NO_COLOR": "1"})
+    assert "\033" not in plain
+    assert ".weight" in plain and name not in plain
+    assert max(len(line) for line in plain.splitlines()) <= 80
+
+
+def test_help_has_examples_for_each_verb(dump):
+    for verb in ["steps", "keys", "chunks", "show", "diff", "segments", "verify", "overview"]:
+        finished = dump(verb, "--help")
+        assert finished.status == 0
+        assert "Examples:" in finished.out
+    for absent in ["history", "space"]:
+        assert absent not in dump("--help").out
+
+
+def test_json_survives_a_round_trip_through_jq_like_tools(dump, two_steps):
+    text = dump("keys", two_steps, "--json").out
+    assert json.loads(text) == json.loads(json.dumps(json.loads(text)))

@@ -1,0 +1,40 @@
+#pragma once
+/// The verbs of kv-admin. Each prints what it did to `out`.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kv/error.h"
+#include "tools/internal/terminal.h"
+
+namespace cairn::tools::internal {
+
+struct ImportOptions {
+  std::string store;
+  uint64_t step = 0;
+  std::vector<std::string> files;  // *.safetensors and *.index.json
+  std::string prefix;  // a map of the state dict to put the tensors into; empty: the root
+  std::optional<uint64_t> base_step;
+  bool overwrite = false;
+};
+Result<void> AdminImport(const ImportOptions& options, Output& out);
+
+struct ExportOptions {
+  std::string address;
+  std::string target;  // NAME.safetensors, or a folder
+  std::vector<std::string> patterns;
+  uint64_t shard_bytes = 5'000'000'000;
+  bool overwrite = false;
+};
+Result<void> AdminExport(const ExportOptions& options, Output& out);
+
+struct DeleteOptions {
+  std::string store;
+  std::vector<uint64_t> steps;
+  bool dry_run = false;
+};
+Result<void> AdminDelete(const DeleteOptions& options, Output& out);
+
+}  // namespace cairn::tools::internal

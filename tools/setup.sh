@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# Installs what building, testing and the demo need; quick when nothing is missing.
+#
+#   tools/setup.sh
+#
+# Takes Debian packages (as root or with sudo) and, into .venv, the PyPI packages of
+# python/requirements-dev.txt. Full output: .cache/setup.log.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+repo=$PWD
+log=.cache/setup.log
+requirements=python/requirements-dev.txt
+stamp=.venv/.cairn-setup
+
+packages=(
+  build-essential g++ cmake ninja-build ccache pkg-config git ca-certificates
+  python3 python3-venv python3-dev
+  librocksdb-dev libflatbuffers-dev flatbuffers-compiler libxxhash-dev liburing-dev
+  libfmt-dev libcli11-dev nlohmann-json3-dev
+  libgtest-dev libgmock-dev libbenchmark-dev fio
+)
+
+Die() { echo "setup: $*" >&2; exit 1; }
+# Runs a command into the log; on failure shows the log's end.
+Logged() {
+  echo "+ $*" >>"$log"
+  if ! "$@" >>"$log" 2>&1 </dev/null; then
+    tail -n 25 "$log" >&2
+    Die "failed: $* (whole log: $log)"
+  fi
+}
+
+mkdir -p .cache
+exec 9>.cache/setup.lock
+flock 9  # the demo and the tests may be started side by side
+: >"$log"
+
+# Debian packages -----------------------------------------------------------------------------
+command -v dpkg-query >/dev/null ||
+  Die "needs Debian 12 or Ubuntu 24.04 (no dpkg here); docs/dependencies.md lists what to install"
+declare -A installed=()
+while read -r status name; do
+  if [[ $status == ii* ]]; then installed[$name]=1; fi
+done < <(dpkg-query -W -f '${db:Status-Abbrev} ${Package}\n' "${packages[@]}" 2>/dev/null)
+missing=()
+for name in "${packages[@]}"; do
+  [[ -n ${installed[$name]:-} ]] || missing+=("$name")
+done
+if ((${#missing[@]})); then
+  as_root=()
+  if (($(id -u) != 0)); then
+    command -v sudo >/dev/null ||
+      Die "these Debian packages are missing and there is no sudo, run as root: ${missing[*]}"
+    as_root=(sudo)
+    sudo -v || Die "sudo refused; as root: apt-get install ${missing[*]}"
+  fi
+  echo "setup: installing ${#missing[@]} Debian packages"
+  Logged "${as_root[@]}" apt-get update
+  Logged "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+    apt-get install -y --no-install-recommends "${missing[@]}"
+fi
+
+# A compiler and a CMake that are new enough ------------------------------------------------------
+expected=$(g++ -std=c++23 -x c++ -dM -E -include expected /dev/null 2>>"$log" || true)
+grep -q __cpp_lib_expected <<<"$expected" ||
+  Die "$(g++ --version | head -n 1) lacks std::expected; needs g++ 12 or newer (Debian 12, Ubuntu 24.04)"
+cmake_version=$(cmake --version | sed -n '1s/[^0-9]*//p')
+[[ $(printf '%s\n' 3.25 "$cmake_version" | sort -V | head -n 1) == 3.25 ]] ||
+  Die "CMake $cmake_version is too old; needs 3.25 or newer (Debian 12, Ubuntu 24.04)"
+
+# Python packages -----------------------------------------------------------------------------
+# The stamp names the checkout too: a moved one gets a new cairn.pth.
+wanted="$(sha256sum <"$requirements") $repo"
+if [[ ! -x .venv/bin/python || ! -f $stamp || $(<"$stamp") != "$wanted" ]]; then
+  if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
+    python=
+    for candidate in python3 /usr/bin/python3; do
+      if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
+          2>>"$log"; then
+        python=$candidate
+        break
+      fi
+    done
+    [[ -n $python ]] || Die "found no Python 3.11 or newer with venv (tried python3, /usr/bin/python3)"
+    echo "setup: making .venv with $("$python" --version)"
+    Logged "$python" -m venv --clear .venv
+  fi
+  echo "setup: installing Python packages (torch is large: some minutes)"
+  Logged .venv/bin/python -m pip install --disable-pip-version-check -r "$requirements"
+  # `import cairn` finds the package in the build tree.
+  site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  echo "$repo/build/python" >"$site/cairn.pth"
+  echo "$wanted" >"$stamp"
+fi

@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Sets up what is missing, builds, and runs every test that this machine can run.
+#
+#   tools/test.sh                  C++ tests (but those labelled slow), then Python tests
+#   tools/test.sh --all            the slow ones too
+#   tools/test.sh --sanitizers     also the C++ unit tests under ASan+UBSan and under TSan
+#
+# Everything is run even if something fails; the exit status is 0 only if nothing did.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+all=0
+sanitizers=0
+for argument in "$@"; do
+  case $argument in
+    --all) all=1 ;;
+    --sanitizers) sanitizers=1 ;;
+    -h | --help) sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    *) echo "test: unknown option $argument (see --help)" >&2; exit 2 ;;
+  esac
+done
+
+tools/setup.sh
+tools/build.sh release
+
+ctest_options=(-j "$(nproc)" --progress)
+pytest_options=()
+if ((!all)); then
+  ctest_options+=(-LE slow)
+  pytest_options+=(-m "not slow")
+fi
+failed=()
+
+if ((sanitizers)); then
+  for preset in asan tsan; do
+    echo "== C++ unit tests, $preset"
+    if ! tools/build.sh "$preset"; then
+      failed+=("$preset build")
+    elif ! ctest --preset "$preset" "${ctest_options[@]}" -L unit </dev/null; then
+      failed+=("$preset")
+    fi
+  done
+fi
+
+echo "== C++ tests"
+ctest --preset release "${ctest_options[@]}" </dev/null || failed+=(ctest)
+
+echo "== Python tests"
+.venv/bin/python -m pytest -q "${pytest_options[@]}" \
+  tests/python tests/tools tests/style tests/install </dev/null || failed+=(pytest)
+
+if ((${#failed[@]})); then
+  echo "test: FAILED: ${failed[*]}" >&2
+  exit 1
+fi
