@@ -15,6 +15,7 @@ namespace {
 
 // Frozen on disk: both enums must say the same.
 static_assert(static_cast<int>(NodeKind::kDict) == static_cast<int>(schema::NodeKind::Dict));
+static_assert(static_cast<int>(NodeKind::kCounter) == static_cast<int>(schema::NodeKind::Counter));
 static_assert(static_cast<int>(NodeKind::kTorchSize) == static_cast<int>(schema::NodeKind::TorchSize));
 static_assert(static_cast<int>(NodeKind::kTensor) == static_cast<int>(schema::NodeKind::Tensor));
 static_assert(static_cast<int>(NodeKind::kNumpyScalar) ==
@@ -163,8 +164,7 @@ StateTree PruneTree(const StateTree& tree, const std::vector<bool>& keep) {
     if (!stays[i]) continue;
     const Node& before = tree.nodes[i];
     Node& after = pruned.nodes[moved[i]];
-    const bool sequence = IsContainer(before.kind) && before.kind != NodeKind::kDict &&
-                          before.kind != NodeKind::kOrderedDict;
+    const bool sequence = IsContainer(before.kind) && !IsMapping(before.kind);
     if (sequence && after.child_count != before.child_count) after.kind = NodeKind::kDict;
     if (i > 0 && before.key_kind == KeyKind::kIndex &&
         pruned.nodes[moved[parent[i]]].kind == NodeKind::kDict) {
@@ -238,7 +238,7 @@ StateDict::Builder& StateDict::Builder::WithKeyKind(KeyKind kind) {
 
 uint32_t StateDict::Builder::Append(std::string_view key, NodeKind kind) {
   Node& parent = state_->tree.nodes[node_];
-  const bool dict = parent.kind == NodeKind::kDict || parent.kind == NodeKind::kOrderedDict;
+  const bool dict = IsMapping(parent.kind);
   Node node{.kind = kind,
             .key_kind = dict ? key_kind_ : KeyKind::kIndex,
             .key = dict ? std::string(key) : fmt::format("{}", parent.child_count)};

@@ -23,11 +23,13 @@ namespace cairn::core {
 
 // As schema::NodeKind and schema::KeyKind (static_asserted in the .cc).
 enum class NodeKind : uint8_t {
-  kDict, kOrderedDict, kList, kTuple, kTorchSize, kTensor, kNumpyArray, kNumpyScalar, kValue
+  kDict, kOrderedDict, kCounter, kList, kTuple, kTorchSize, kTensor, kNumpyArray, kNumpyScalar, kValue
 };
 enum class KeyKind : uint8_t { kRoot, kIndex, kString, kInt, kBool, kNone, kFloat };
 
 constexpr bool IsContainer(NodeKind kind) { return kind <= NodeKind::kTorchSize; }
+/// Containers whose children have keys of their own, not positions.
+constexpr bool IsMapping(NodeKind kind) { return kind <= NodeKind::kCounter; }
 constexpr bool IsTensor(NodeKind kind) {
   return kind == NodeKind::kTensor || kind == NodeKind::kNumpyArray || kind == NodeKind::kNumpyScalar;
 }

@@ -228,7 +228,8 @@ class Snapshot {
   Result<uint64_t> Read(std::span<const ReadRange> ranges,
                         const std::function<Result<void>(size_t)>& arrived) const;
 
-  /// Maps a whole segment read-only, shared and lazily paged in. Offsets are those of Extent.
+  /// Maps a whole segment, lazily paged in and shared with the page cache. Writes through it stay in
+  /// this process. Offsets are those of Extent.
   Result<std::shared_ptr<const Mapping>> Map(uint64_t segment_id) const;
 
   /// Checks what needs no knowledge of tensors: every index file byte, every record of the kv columns,

@@ -3,7 +3,8 @@
 /// while the step lives (docs/format/manifest.md).
 ///
 ///   header   128 bytes
-///   blocks   u32 payload bytes, u32 entries, u64 XXH3-64 (seeded with both), payload
+///   blocks   u32 payload bytes, u32 entries, u32 stored bytes, u32 0, u64 XXH3-64 of what stands before
+///            and of the stored bytes, then the payload as one zstd frame
 ///   entry    u8 column, 3 zero bytes, u32 key bytes, u32 value bytes, key, value
 ///   end      a block with 0xffffffff entries whose payload is the number of entries (u64)
 
@@ -57,6 +58,7 @@ class ManifestWriter {
   File file_;
   const uint32_t rank_;
   std::vector<std::byte> block_;
+  std::vector<std::byte> packed_;
   uint32_t block_entries_ = 0;
   uint64_t entry_count_ = 0;
   uint64_t file_bytes_ = 0;

@@ -168,6 +168,11 @@ Result<void> UndoAllDeletes(StoreState& state) {
 }
 
 Result<void> Recover(StoreState& state, bool sweep) {
+  // Some ways of copying a store leave out empty directories.
+  for (const std::string& directory :
+       {state.paths.segments(), state.paths.pending(), state.paths.commits()}) {
+    CAIRN_TRY(MakeDirectory(directory));
+  }
   CAIRN_TRY(RefreshSteps(state));
   CAIRN_TRY(ResolveDeletes(state));
   CAIRN_TRY(ResolvePending(state));

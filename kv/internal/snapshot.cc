@@ -214,7 +214,10 @@ Result<std::shared_ptr<const Mapping>> Snapshot::Map(uint64_t segment_id) const 
                       .message = "the segment is too short",
                       .file = file->buffered.path()});
   }
-  void* memory = ::mmap(nullptr, size_bytes, PROT_READ, MAP_SHARED, file->buffered.fd(), 0);
+  // Private and writable, so that a caller whose tensors know no read-only memory changes its own copy
+  // of a page instead of dying; the file cannot be reached through it.
+  void* memory = ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE,
+                        file->buffered.fd(), 0);
   if (memory == MAP_FAILED) {
     return Fail(SystemError(errno, "cannot map the segment", file->buffered.path()));
   }

@@ -17,9 +17,9 @@ from cairn.reading import Request
 from cairn.reports import LoadReport
 from cairn.targets import Target, check_same, new_array, new_tensor, target_of
 from cairn.tensors import check_torch, is_tensor_like, is_torch_tensor, refuse
-from cairn.tree import DICT, LEAF, LIST, NUMPY_SCALAR, ORDERED_DICT, Node, walk
+from cairn.tree import LEAF, LIST, MAPPINGS, NUMPY_SCALAR, Node, walk
 
-_MUTABLE = (DICT, ORDERED_DICT, LIST)
+_MUTABLE = (*MAPPINGS, LIST)
 
 
 def load_into(

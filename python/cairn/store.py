@@ -103,8 +103,8 @@ class Store:
     child must open the store again.
 
     What a state is
-        Nested ``dict``, ``OrderedDict``, ``list``, ``tuple`` and ``torch.Size`` with keys of type
-        ``str``, ``int``, ``float``, ``bool`` or ``None``. Leaves are torch tensors of every dtype
+        Nested ``dict``, ``OrderedDict``, ``Counter``, ``list``, ``tuple`` and ``torch.Size`` with
+        keys of type ``str``, ``int``, ``float``, ``bool`` or ``None``. Leaves are torch tensors of every dtype
         but the quantized ones, numpy arrays and scalars of numbers and bools, objects that speak
         DLPack (they come back as torch tensors), and ``None``, ``bool``, ``int``, ``float``,
         ``complex``, ``str`` and ``bytes``. The FQN of a leaf is its keys joined by ``.``; two
@@ -252,12 +252,13 @@ class Store:
                 elements, ``?`` one character, ``[a-c]`` one of a set. A leading ``!`` excludes.
             device: where torch tensors go; by default host memory.
             mmap: tensors are views of the memory-mapped file where their bytes lie together in it,
-                so that only what is touched is read. They are read-only: numpy arrays refuse to be
-                written to, but torch knows no such tensors, and writing to one ends the process.
-                They stay valid while they live, even if the step is deleted or the store closed.
+                without a copy. numpy arrays refuse to be written to; torch tensors know no such
+                thing, and what is written to one stays in this process, in a private copy of the
+                page. They stay valid while they live, even if the step is deleted or the store
+                closed.
             flat: a dict from FQN to leaf instead of the nesting.
-            verify: ``False`` skips the check of mapped bytes. Bytes that are not mapped are always
-                checked.
+            verify: ``False`` skips the check of mapped bytes, so that only what is touched is read.
+                Bytes that are not mapped are always checked.
             allow_pickle: unpickles leaves that were pickled.
 
         Returns:

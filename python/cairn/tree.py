@@ -7,7 +7,7 @@ inverse.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,9 @@ from cairn.dtypes import loaded_torch, require_torch
 from cairn.errors import Invalid
 
 # schema/structure.fbs, NodeKind.
-DICT, ORDERED_DICT, LIST, TUPLE, TORCH_SIZE, TENSOR, NUMPY_ARRAY, NUMPY_SCALAR, VALUE = range(9)
+DICT, ORDERED_DICT, COUNTER, LIST, TUPLE, TORCH_SIZE = range(6)
+TENSOR, NUMPY_ARRAY, NUMPY_SCALAR, VALUE = range(6, 10)
+MAPPINGS = (DICT, ORDERED_DICT, COUNTER)
 LEAF = -1
 """Kind of a node that is no container; what it is, is for the caller to find out."""
 
@@ -26,7 +28,13 @@ ROOT_KEY, INDEX_KEY, STRING_KEY, INT_KEY, BOOL_KEY, NONE_KEY, FLOAT_KEY = range(
 MAX_DEPTH = 1000
 """Levels of nesting; deeper states are taken for ones that contain themselves."""
 
-_CONTAINERS: dict[type, int] = {dict: DICT, OrderedDict: ORDERED_DICT, list: LIST, tuple: TUPLE}
+_CONTAINERS: dict[type, int] = {
+    dict: DICT,
+    OrderedDict: ORDERED_DICT,
+    Counter: COUNTER,
+    list: LIST,
+    tuple: TUPLE,
+}
 
 _KEYS: dict[type, tuple[int, Callable[[Any], str]]] = {
     str: (STRING_KEY, str),
@@ -138,7 +146,7 @@ def _children(node: Node, index: int) -> list[Node]:
     prefix = node.fqn + "." if node.parent >= 0 else ""
     depth = node.depth + 1
     children = []
-    if node.kind in (DICT, ORDERED_DICT):
+    if node.kind in MAPPINGS:
         for key, value in node.value.items():
             key_kind, text = _key_of(key, node.fqn)
             children.append(
@@ -190,9 +198,9 @@ def build(tree: Tree, leaves: list[Any]) -> Any:
 
 
 def _container(kind: int, children: list[tuple[int, str, Any]]) -> Any:
-    if kind in (DICT, ORDERED_DICT):
-        make = dict if kind == DICT else OrderedDict
-        return make((_KEY_VALUES[key_kind](text), value) for key_kind, text, value in children)
+    if kind in MAPPINGS:
+        items = {_KEY_VALUES[key_kind](text): value for key_kind, text, value in children}
+        return items if kind == DICT else (OrderedDict if kind == ORDERED_DICT else Counter)(items)
     values = [value for _, _, value in children]
     if kind == LIST:
         return values

@@ -27,8 +27,8 @@ core::SaveOptions MakeSaveOptions(bool overwrite, bool incremental,
   return options;
 }
 
-// torch has no read-only tensors, hence the const_cast; the pages themselves refuse or divert
-// writes.
+// torch has no read-only tensors, hence the const_cast; the mapping is private, so that a write stays
+// in this process.
 TorchBytes AsTorchBytes(nb::handle_t<MappedBinding> self) {
   const auto bytes = nb::cast<const MappedBinding&>(self).tensor().bytes;
   return TorchBytes(const_cast<std::byte*>(bytes.data()), {bytes.size()}, self);

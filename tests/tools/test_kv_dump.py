@@ -77,6 +77,12 @@ def test_patterns_take_elements_not_letters(dump, two_steps):
     assert [r["fqn"] for r in rows] == ["model.ids", "model.new", "model.wte.weight"]
 
 
+def test_a_pattern_may_be_a_set_alone(dump, admin, tmp_path):
+    import_model(admin, tmp_path, tmp_path / "s", 1, {k: torch.ones(1) for k in ("a", "b", "c", "ab")})
+    rows = dump("keys", tmp_path / "s", "[ab]", "[c]", "--json").json()["keys"]
+    assert [r["fqn"] for r in rows] == ["a", "b", "c"]
+
+
 def test_keys_are_never_cut_in_a_pipe(dump, admin, tmp_path):
     name = "model." + "x" * 400
     import_model(admin, tmp_path, tmp_path / "s", 1, {name: torch.ones(1)})

@@ -37,6 +37,32 @@ class HelpFormatter : public CLI::Formatter {
   std::string usage_;
 };
 
+/// CLI11 reads a word "[abc]" as a list and drops the brackets, which would turn the pattern of a
+/// set into something else. A mark at its end keeps the word whole; it is taken off as it is
+/// parsed.
+constexpr char kBracketMark = '\x1f';
+
+void MarkBrackets(std::vector<std::string>& words) {
+  for (std::string& word : words) {
+    if (word.starts_with('[') && word.ends_with(']')) word += kBracketMark;
+  }
+}
+
+void UnmarkBrackets(CLI::App& app) {
+  for (CLI::App* verb : app.get_subcommands({})) {
+    for (CLI::Option* option : verb->get_options()) {
+      if (option->get_positional()) {
+        option->transform(CLI::Validator(
+            [](std::string& word) {
+              if (word.ends_with(kBracketMark)) word.pop_back();
+              return std::string();
+            },
+            ""));
+      }
+    }
+  }
+}
+
 std::string OneLine(std::string text) {
   while (!text.empty() && text.back() == '\n') text.pop_back();
   std::replace(text.begin(), text.end(), '\n', ' ');
@@ -69,6 +95,8 @@ Result<bool> ParseCommandLine(CLI::App& app, std::vector<std::string> arguments)
     return Fail(ErrorCode::kInvalidArgument,
                 fmt::format("say what to do; {} --help tells how", app.get_name()));
   }
+  MarkBrackets(arguments);
+  UnmarkBrackets(app);
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
   try {
     app.parse(arguments);

@@ -1,0 +1,199 @@
+// Full disks and missing permissions: one clear error, the store as it was, and on it goes.
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+
+#include "tests/fault/operations.h"
+#include "tests/process/child.h"
+#include "tests/support/result_matchers.h"
+#include "tests/support/scoped_temp_dir.h"
+
+namespace cairn::kv {
+namespace {
+
+using cairn::testing::Child;
+using cairn::testing::IsError;
+using cairn::testing::IsOk;
+using cairn::testing::ScopedTempDir;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
+
+/// Mounts of this process alone. Made before RocksDB starts its threads, which would else stay outside.
+class OwnMounts : public ::testing::Environment {
+ public:
+  void SetUp() override {
+    error_number = 0;
+    if (::unshare(CLONE_NEWNS) != 0 || ::mount("", "/", "", MS_REC | MS_PRIVATE, nullptr) != 0) {
+      error_number = errno;
+    }
+  }
+  static inline int error_number = -1;
+};
+const auto* const own_mounts = ::testing::AddGlobalTestEnvironment(new OwnMounts);
+
+/// A small tmpfs of this process alone, gone with it.
+class FullDiskTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (OwnMounts::error_number != 0) {
+      GTEST_SKIP() << "cannot have mounts of its own: " << std::strerror(OwnMounts::error_number);
+    }
+    if (::mount("tmpfs", dir_.path().c_str(), "tmpfs", 0, "size=24m") != 0) {
+      GTEST_SKIP() << "cannot mount a small tmpfs here: " << std::strerror(errno);
+    }
+    mounted_ = true;
+    const auto history = MakeHistory(path_);
+    ASSERT_TRUE(IsOk(history));
+    before_ = *history;
+  }
+  void TearDown() override {
+    if (mounted_) ::umount2(dir_.path().c_str(), MNT_DETACH);
+  }
+
+  uint64_t FreeBytes() const {
+    struct statvfs status;
+    return ::statvfs(dir_.path().c_str(), &status) == 0 ? status.f_bavail * status.f_bsize : 0;
+  }
+  /// Fills the disk with another file until `leave_bytes` are free.
+  void Fill(uint64_t leave_bytes) {
+    const int fd = ::open((dir_ / "filler").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    const uint64_t free_bytes = FreeBytes();
+    ASSERT_GT(free_bytes, leave_bytes);
+    ASSERT_EQ(::posix_fallocate(fd, 0, static_cast<off_t>(free_bytes - leave_bytes)), 0);
+    ::close(fd);
+  }
+  void Unfill() { std::filesystem::remove(dir_ / "filler"); }
+
+  void ExpectAsBefore() {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const Steps now, LoadAll(path_));
+    EXPECT_TRUE(now == before_);
+  }
+
+  ScopedTempDir dir_;
+  const std::string path_ = dir_ / "store";
+  Steps before_;
+  bool mounted_ = false;
+};
+
+TEST_F(FullDiskTest, SaveThatDoesNotFitFailsAndASmallerOneGoesOn) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kWrite, SmallBlocks()));
+  const uint64_t free_before = FreeBytes();
+  EXPECT_THAT(SaveSample(*store, MakeSample(4, 0, {.tensor_count = 40, .largest_bytes = 4 << 20})),
+              IsError(ErrorCode::kResourceExhausted, "free some space"));
+  ExpectAsBefore();
+  EXPECT_NEAR(static_cast<double>(FreeBytes()), static_cast<double>(free_before), 64 << 10)
+      << "the failed save left bytes behind";
+  CAIRN_EXPECT_OK(store->Delete(std::array<uint64_t, 1>{2}));
+  CAIRN_EXPECT_OK(SaveSample(*store, MakeSample(4)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Steps now, LoadAll(path_));
+  EXPECT_EQ(now.size(), 3u);
+  EXPECT_TRUE(now.at(4) == MakeSample(4));
+}
+
+TEST_F(FullDiskTest, StepCanBeDeletedOnADiskThatIsNearlyFull) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kWrite, SmallBlocks()));
+  Fill(64 << 10);
+  EXPECT_THAT(SaveSample(*store, MakeSample(4)), IsError(ErrorCode::kResourceExhausted, "space"));
+  ExpectAsBefore();
+  CAIRN_EXPECT_OK(store->Delete(std::array<uint64_t, 2>{2, 3}));
+  CAIRN_EXPECT_OK(SaveSample(*store, MakeSample(4, 0, {.tensor_count = 3, .largest_bytes = 9'000})));
+}
+
+// Leaves less and less space, so that the disk is full in the segment, in the manifest, and in each of
+// the index's table files in turn.
+TEST_F(FullDiskTest, DiskThatIsFullAnywhereInACommitLeavesTheStoreAsItWas) {
+  const SampleShape small{.tensor_count = 3, .largest_bytes = 20'000};
+  uint64_t exhausted = 0, saved = 0;
+  bool saved_last = false;
+  for (uint64_t leave_bytes = 0; !saved_last; leave_bytes += 4096) {
+    SCOPED_TRACE(fmt::format("{} bytes left", leave_bytes));
+    ASSERT_LT(leave_bytes, uint64_t{1} << 20);
+    {
+      CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kWrite, SmallBlocks()));
+      Fill(leave_bytes);
+      const auto result = SaveSample(*store, MakeSample(4, 0, small));
+      if (result) {
+        ++saved;
+        saved_last = true;
+      } else {
+        ++exhausted;
+        ASSERT_EQ(result.error().code, ErrorCode::kResourceExhausted) << result.error().ToString();
+        ExpectAsBefore();  // a full disk does not hinder readers
+      }
+    }
+    Unfill();
+    if (HasFailure()) return;
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kWrite, SmallBlocks()));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path_));
+    EXPECT_THAT(leftovers, IsEmpty());
+    if (!saved_last) ExpectAsBefore();
+  }
+  fmt::print("{} saves refused for want of space, then {} saved\n", exhausted, saved);
+  EXPECT_GT(exhausted, 8u);
+  before_[4] = MakeSample(4, 0, small);
+  ExpectAsBefore();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kRead));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
+  EXPECT_THAT(damage, IsEmpty());
+}
+
+// --- permission --------------------------------------------------------------------------------------
+
+class PermissionTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
+    ASSERT_EQ(::chmod(dir_.path().c_str(), 0755), 0);
+    ASSERT_TRUE(IsOk(MakeHistory(path_)));
+  }
+
+  std::string OpenAsNobody(const std::string& mode) {
+    Child child({CAIRN_STORE_PROGRAM, "open-as", "65534", path_, mode});
+    return child.ReadLine().value_or("nothing said");
+  }
+
+  ScopedTempDir dir_;
+  const std::string path_ = dir_ / "store";
+};
+
+TEST_F(PermissionTest, StoreOfAnotherUserIsReadButNotWritten) {
+  EXPECT_EQ(OpenAsNobody("r"), "ok");
+  const std::string answer = OpenAsNobody("w");
+  EXPECT_THAT(answer, HasSubstr("error Unavailable"));
+  EXPECT_THAT(answer, HasSubstr("ermission denied"));
+  EXPECT_THAT(answer, HasSubstr(path_));
+}
+
+TEST_F(PermissionTest, ClosedDirectorySaysPermissionDenied) {
+  ASSERT_EQ(::chmod(path_.c_str(), 0700), 0);
+  for (const char* mode : {"r", "w"}) {
+    const std::string answer = OpenAsNobody(mode);
+    EXPECT_THAT(answer, HasSubstr("error Unavailable")) << mode;
+    EXPECT_THAT(answer, HasSubstr("ermission denied")) << mode;
+    EXPECT_THAT(answer, HasSubstr(path_)) << mode;
+  }
+}
+
+TEST_F(PermissionTest, ClosedIndexSaysPermissionDenied) {
+  ASSERT_EQ(::chmod((path_ + "/index").c_str(), 0700), 0);
+  const std::string answer = OpenAsNobody("r");
+  EXPECT_THAT(answer, HasSubstr("error Unavailable"));
+  EXPECT_THAT(answer, HasSubstr("ermission denied"));
+}
+
+}  // namespace
+}  // namespace cairn::kv

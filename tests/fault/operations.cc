@@ -1,0 +1,75 @@
+// The operations under test.
+
+#include "tests/fault/operations.h"
+
+#include <array>
+
+namespace cairn::kv::testing {
+
+const char* OperationName(Operation operation) {
+  switch (operation) {
+    case Operation::kCommit: return "commit";
+    case Operation::kOverwrite: return "overwrite";
+    case Operation::kDelete: return "delete";
+    case Operation::kDeleteMany: return "delete-many";
+  }
+  return "unknown";
+}
+
+StoreOptions SmallBlocks() {
+  StoreOptions options;
+  options.io.block_bytes = 64 << 10;
+  options.io.queue_depth = 3;
+  return options;
+}
+
+Result<Steps> MakeHistory(const std::string& directory) {
+  CAIRN_TRY_ASSIGN(const auto store, Store::Open(directory, OpenMode::kWrite, SmallBlocks()));
+  Steps steps;
+  for (const auto& [step, version] : {std::pair{1, 0}, {2, 0}, {3, 0}, {2, 1}}) {
+    SampleStep sample = MakeSample(step, version);
+    CAIRN_TRY(SaveSample(*store, sample, /*overwrite=*/version > 0));
+    steps[sample.step] = std::move(sample);
+  }
+  CAIRN_TRY(store->Close());
+  return steps;
+}
+
+Result<void> Perform(Operation operation, Store& store) {
+  switch (operation) {
+    case Operation::kCommit:
+      CAIRN_TRY(SaveSample(store, MakeSample(4)));
+      return {};
+    case Operation::kOverwrite:
+      CAIRN_TRY(SaveSample(store, MakeSample(2, 2), /*overwrite=*/true));
+      return {};
+    case Operation::kDelete:
+      CAIRN_TRY(store.Delete(std::array<uint64_t, 1>{1}));
+      return {};
+    case Operation::kDeleteMany:
+      CAIRN_TRY(store.Delete(std::array<uint64_t, 2>{1, 3}));
+      return {};
+  }
+  return {};
+}
+
+Steps After(Operation operation, Steps before) {
+  switch (operation) {
+    case Operation::kCommit:
+      before[4] = MakeSample(4);
+      break;
+    case Operation::kOverwrite:
+      before[2] = MakeSample(2, 2);
+      break;
+    case Operation::kDelete:
+      before.erase(1);
+      break;
+    case Operation::kDeleteMany:
+      before.erase(1);
+      before.erase(3);
+      break;
+  }
+  return before;
+}
+
+}  // namespace cairn::kv::testing

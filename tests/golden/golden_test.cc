@@ -1,0 +1,62 @@
+// Stores that earlier builds wrote must open and read back for ever.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <filesystem>
+
+#include "tests/golden/golden_contents.h"
+#include "tests/support/result_matchers.h"
+#include "tests/support/scoped_temp_dir.h"
+
+namespace cairn::kv {
+namespace {
+
+using cairn::testing::ScopedTempDir;
+using ::testing::IsEmpty;
+using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
+
+class GoldenStoreTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    // A copy: git keeps no empty directories, and writing must not touch the original.
+    std::filesystem::copy(std::string(CAIRN_GOLDEN_DIR) + "/" + GetParam(), path_,
+                          std::filesystem::copy_options::recursive);
+  }
+  ScopedTempDir dir_;
+  const std::string path_ = dir_ / "store";
+};
+
+TEST_P(GoldenStoreTest, ReadsBackAndVerifies) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path_));
+  EXPECT_TRUE(steps == GoldenSteps());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kRead));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
+  EXPECT_THAT(damage, IsEmpty());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo info, snapshot->FindStep(30));
+  EXPECT_EQ(info.base_step, 20u);
+  EXPECT_EQ(info.reused_chunk_count, 2u);
+}
+
+TEST_P(GoldenStoreTest, TakesNewStepsAndRebuildsItsIndex) {
+  auto expected = GoldenSteps();
+  {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kWrite));
+    EXPECT_THAT(store->recovery_notes(), IsEmpty());
+    CAIRN_ASSERT_OK(SaveSample(*store, GoldenStep(40, 2)));
+    CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 1>{10}));
+  }
+  expected.erase(10);
+  expected[40] = GoldenStep(40, 2);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto report, Store::RebuildIndex(path_));
+  EXPECT_THAT(report.lost, IsEmpty());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path_));
+  EXPECT_TRUE(steps == expected);
+}
+
+INSTANTIATE_TEST_SUITE_P(Every, GoldenStoreTest, ::testing::Values("v1"));
+
+}  // namespace
+}  // namespace cairn::kv

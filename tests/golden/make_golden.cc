@@ -1,0 +1,47 @@
+// Makes the golden store of this build's format version: make_golden DIR. Run once a format version; the
+// result goes into git and is never made again.
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cstdio>
+#include <filesystem>
+
+#include "tests/golden/golden_contents.h"
+
+namespace cairn::kv::testing {
+namespace {
+
+Result<void> MakeGolden(const std::string& directory) {
+  {
+    CAIRN_TRY_ASSIGN(const auto store, Store::Open(directory, OpenMode::kWrite));
+    for (const auto& [step, version] : {std::pair{10, 0}, {15, 0}, {20, 0}, {20, 1}}) {
+      CAIRN_TRY(SaveSample(*store, GoldenStep(step, version), /*overwrite=*/version > 0));
+    }
+    CAIRN_TRY(store->Delete(std::array<uint64_t, 1>{15}));
+    CAIRN_TRY(store->Close());
+  }
+  CAIRN_TRY_ASSIGN(const auto store, Store::Open(directory, OpenMode::kWrite));
+  CAIRN_TRY(SaveSample(*store, GoldenStep(30, 0)));
+  CAIRN_TRY(store->Close());
+  // RocksDB's record of its options is large and no open reads it.
+  for (const auto& entry : std::filesystem::directory_iterator(directory + "/index")) {
+    if (entry.path().filename().string().starts_with("OPTIONS-")) std::filesystem::remove(entry);
+  }
+  return {};
+}
+
+}  // namespace
+}  // namespace cairn::kv::testing
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: make_golden DIR\n");
+    return 2;
+  }
+  if (const auto made = cairn::kv::testing::MakeGolden(argv[1]); !made) {
+    std::fprintf(stderr, "make_golden: %s\n", made.error().ToString().c_str());
+    return 2;
+  }
+  return 0;
+}

@@ -1,0 +1,87 @@
+// The page tree against XXH3 called directly, and against published values.
+
+#include "kv/digest.h"
+
+#include <gtest/gtest.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "kv/internal/file.h"
+#include "tests/kv/sample_step.h"
+
+namespace cairn::kv {
+namespace {
+
+using internal::AsBytes;
+using testing::RandomBytes;
+
+Digest TreeOf(std::span<const std::byte> payload) {
+  std::vector<uint64_t> leaves;
+  AppendLeaves(payload, leaves);
+  return RootDigest(leaves, payload.size());
+}
+
+TEST(DigestTest, ChecksumsArePlainXxh3) {
+  // XXH3-64 of nothing and of "a", as `xxhsum -H3` prints them.
+  EXPECT_EQ(Checksum64({}), 0x2d06800538d394c2u);
+  EXPECT_EQ(Checksum64(AsBytes("a")), 0xe6c632b61e964e1fu);
+  EXPECT_EQ(LeafDigest(AsBytes("a")), 0xe6c632b61e964e1fu);
+}
+
+TEST(DigestTest, HexIsHighHalfFirst) {
+  EXPECT_EQ((Digest{.lo = 0x1, .hi = 0xabc}).ToHex(), "0000000000000abc0000000000000001");
+}
+
+TEST(DigestTest, PageCountRoundsUp) {
+  EXPECT_EQ(PageCount(0), 0u);
+  EXPECT_EQ(PageCount(1), 1u);
+  EXPECT_EQ(PageCount(kPageBytes), 1u);
+  EXPECT_EQ(PageCount(kPageBytes + 1), 2u);
+  EXPECT_EQ(PageCount(~uint64_t{0}), (uint64_t{1} << 48));
+}
+
+TEST(DigestTest, TreeIsXxh3OfLeavesAndLength) {
+  for (const uint64_t length_bytes :
+       {uint64_t{0}, uint64_t{1}, uint64_t{240}, uint64_t{241}, kPageBytes - 1, kPageBytes, kPageBytes + 1,
+        5 * kPageBytes, 5 * kPageBytes + 123}) {
+    const std::vector<std::byte> payload = RandomBytes(length_bytes + 1, length_bytes);
+    // The tree by its definition, in one buffer.
+    std::vector<uint64_t> words;
+    for (uint64_t at = 0; at < length_bytes; at += kPageBytes) {
+      words.push_back(XXH3_64bits(payload.data() + at, std::min(kPageBytes, length_bytes - at)));
+    }
+    words.push_back(length_bytes);
+    const XXH128_hash_t expected = XXH3_128bits(words.data(), 8 * words.size());
+    EXPECT_EQ(TreeOf(payload), (Digest{.lo = expected.low64, .hi = expected.high64})) << length_bytes;
+  }
+}
+
+TEST(DigestTest, EmptyPayloadIsTheHashOfAZeroLength) {
+  // `python3 -c "import xxhash; print(xxhash.xxh3_128(bytes(8)).hexdigest())"`
+  EXPECT_EQ(TreeOf({}).ToHex(), "27d9b2b64c0b5471f5e3c1ab4cb2a5f9");
+}
+
+TEST(DigestTest, EveryByteAndTheLengthCount) {
+  std::vector<std::byte> payload = RandomBytes(1, kPageBytes + 100);
+  const Digest before = TreeOf(payload);
+  for (const size_t at : {size_t{0}, size_t{kPageBytes - 1}, size_t{kPageBytes}, payload.size() - 1}) {
+    payload[at] ^= std::byte{1};
+    EXPECT_NE(TreeOf(payload), before) << at;
+    payload[at] ^= std::byte{1};
+  }
+  EXPECT_NE(TreeOf(std::span(payload).first(payload.size() - 1)), before);
+  // Zeros of different length differ although their pages would look alike.
+  EXPECT_NE(TreeOf(std::vector<std::byte>(10)), TreeOf(std::vector<std::byte>(11)));
+}
+
+TEST(DigestTest, SwappedPagesCount) {
+  std::vector<std::byte> payload = RandomBytes(2, 2 * kPageBytes);
+  const Digest before = TreeOf(payload);
+  std::rotate(payload.begin(), payload.begin() + kPageBytes, payload.end());
+  EXPECT_NE(TreeOf(payload), before);
+}
+
+}  // namespace
+}  // namespace cairn::kv

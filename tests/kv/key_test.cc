@@ -1,0 +1,83 @@
+// Keys: their order is the order of what they encode.
+
+#include "kv/key.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "tests/support/result_matchers.h"
+#include "tests/support/seeded_random.h"
+
+namespace cairn::kv {
+namespace {
+
+using cairn::testing::IsError;
+using cairn::testing::SeededRandom;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+TEST(KeyTest, NumbersKeepTheirOrderAndComeBack) {
+  const uint64_t numbers[] = {0, 1, 255, 256, 65'535, uint64_t{1} << 32, (uint64_t{1} << 63) - 1,
+                              uint64_t{1} << 63, ~uint64_t{0}};
+  for (const uint64_t a : numbers) {
+    EXPECT_EQ(ReadBigEndian(NumberKey(a).data()), a);
+    for (const uint64_t b : numbers) EXPECT_EQ(NumberKey(a) < NumberKey(b), a < b);
+  }
+}
+
+TEST(KeyTest, ChunkKeysComeBack) {
+  const std::string key = ChunkKey("model.layers.0.wq", std::vector<uint64_t>{0, 1 << 20, 7});
+  CAIRN_ASSERT_OK_AND_ASSIGN(const ParsedKey parsed, ParseKey(key));
+  EXPECT_EQ(parsed.fqn, "model.layers.0.wq");
+  EXPECT_THAT(parsed.offsets_elements, ElementsAre(0u, 1u << 20, 7u));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const ParsedKey fqn_only, ParseKey(FqnKey("x")));
+  EXPECT_EQ(fqn_only.fqn, "x");
+  EXPECT_THAT(fqn_only.offsets_elements, IsEmpty());
+}
+
+TEST(KeyTest, FqnsThatBeginAlikeDoNotMeetInAPrefixScan) {
+  EXPECT_FALSE(FqnKey("layers.10").starts_with(FqnKey("layers.1")));
+  EXPECT_LT(FqnKey("a"), FqnKey("a.b"));
+  EXPECT_LT(ChunkKey("a", std::vector<uint64_t>{~uint64_t{0}}), FqnKey("a.b"));
+  EXPECT_TRUE(ChunkKey("a", std::vector<uint64_t>{5}).starts_with(FqnKey("a")));
+}
+
+TEST(KeyTest, MalformedKeysAreRefused) {
+  EXPECT_THAT(ParseKey(""), IsError(ErrorCode::kDataLoss, "malformed"));
+  EXPECT_THAT(ParseKey("no end"), IsError(ErrorCode::kDataLoss, "malformed"));
+  EXPECT_THAT(ParseKey(FqnKey("a") + "1234567"), IsError(ErrorCode::kDataLoss, "malformed"));
+}
+
+TEST(KeyTest, OrderOfKeysIsOrderOfNameThenOffsets) {
+  SeededRandom random;
+  const auto draw = [&random] {
+    std::string fqn;
+    // Few letters, so that names are often prefixes of each other; bytes above 127 sort as unsigned.
+    const char* letters[] = {"a", "b", ".", "\xc3\xa4", "\x01", "~"};
+    for (uint64_t i = random.Between(0, 4); i > 0; --i) fqn += letters[random.Between(0, 5)];
+    std::vector<uint64_t> offsets(random.Between(0, 3));
+    for (uint64_t& offset : offsets) offset = random.Between(0, 3) << (8 * random.Between(0, 7));
+    return std::pair(fqn, offsets);
+  };
+  const auto unsigned_less = [](const auto& a, const auto& b) {
+    const auto bytes = [](const std::string& text) {
+      return std::vector<uint8_t>(text.begin(), text.end());
+    };
+    return std::tuple(bytes(a.first), a.second) < std::tuple(bytes(b.first), b.second);
+  };
+  for (int i = 0; i < 20'000; ++i) {
+    const auto a = draw(), b = draw();
+    const std::string key_a = ChunkKey(a.first, a.second), key_b = ChunkKey(b.first, b.second);
+    ASSERT_EQ(key_a < key_b, unsigned_less(a, b)) << a.first << " | " << b.first;
+    ASSERT_EQ(key_a == key_b, a == b);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const ParsedKey parsed, ParseKey(key_a));
+    ASSERT_EQ(parsed.fqn, a.first);
+    ASSERT_EQ(parsed.offsets_elements, a.second);
+  }
+}
+
+}  // namespace
+}  // namespace cairn::kv

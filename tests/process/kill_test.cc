@@ -1,0 +1,156 @@
+// Goal: a writer that is killed at random moments, again and again on one store, loses no acknowledged
+// change, leaves no half one, and the store stays usable.
+//
+// CAIRN_KILL_ROUNDS (100) says how often; CAIRN_TEST_SEED repeats a run's choices (the kernel's timing
+// stays its own).
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <thread>
+
+#include "tests/fault/operations.h"
+#include "tests/process/child.h"
+#include "tests/support/result_matchers.h"
+#include "tests/support/scoped_temp_dir.h"
+#include "tests/support/seeded_random.h"
+
+namespace cairn::kv {
+namespace {
+
+using cairn::testing::Child;
+using cairn::testing::ScopedTempDir;
+using cairn::testing::SeededRandom;
+using ::testing::IsEmpty;
+using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
+
+constexpr SampleShape kLoopShape{.tensor_count = 4, .largest_bytes = 60'000};  // as in store_program.cc
+
+using Versions = std::map<uint64_t, uint64_t>;  // step -> version
+
+/// One line of the writer: "will|did save|delete STEP VERSION".
+struct Change {
+  bool done = false;
+  bool save = false;
+  uint64_t step = 0;
+  uint64_t version = 0;
+};
+
+std::optional<Change> ParseChange(const std::string& line) {
+  char when[8], what[8];
+  unsigned long long step, version;
+  if (std::sscanf(line.c_str(), "%7s %7s %llu %llu", when, what, &step, &version) != 4) {
+    return std::nullopt;
+  }
+  return Change{.done = std::string(when) == "did",
+                .save = std::string(what) == "save",
+                .step = step,
+                .version = version};
+}
+
+void Apply(const Change& change, Versions& versions) {
+  if (change.save) {
+    versions[change.step] = change.version;
+  } else {
+    versions.erase(change.step);
+  }
+}
+
+/// What the store may hold: all that was acknowledged, and perhaps the change that was under way.
+struct Allowed {
+  Versions without;
+  Versions with;
+  uint64_t acknowledged = 0;
+};
+
+Allowed Follow(const Versions& before, const std::vector<std::string>& lines) {
+  Allowed allowed{.without = before, .with = before, .acknowledged = 0};
+  for (const std::string& line : lines) {
+    const auto change = ParseChange(line);
+    if (!change) {
+      EXPECT_EQ(line, "ready");
+      continue;
+    }
+    Apply(*change, allowed.with);
+    if (change->done) {
+      allowed.without = allowed.with;
+      ++allowed.acknowledged;
+    }
+  }
+  return allowed;
+}
+
+/// Reads every step, compares it bit for bit, and says which version of each is there.
+void ReadVersions(const std::string& path, OpenMode mode, Versions& versions) {
+  versions.clear();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, mode));
+  EXPECT_THAT(store->recovery_notes(), IsEmpty());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  for (const StepInfo& info : snapshot->steps()) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep loaded, LoadSample(*snapshot, info.step));
+    ASSERT_TRUE(loaded == MakeSample(info.step, loaded.version, kLoopShape)) << "step " << info.step;
+    versions[info.step] = loaded.version;
+  }
+}
+
+int Rounds() {
+  const char* rounds = std::getenv("CAIRN_KILL_ROUNDS");
+  return rounds != nullptr ? std::atoi(rounds) : 100;
+}
+
+TEST(KillTest, EveryAcknowledgedChangeSurvivesRandomKills) {
+  SeededRandom random;
+  fmt::print("CAIRN_TEST_SEED={}\n", random.seed());
+  ScopedTempDir dir(std::filesystem::exists("/dev/shm") ? "/dev/shm" : "");
+  const std::string path = dir / "store";
+  Versions versions;
+  uint64_t acknowledged = 0, in_doubt = 0, in_doubt_done = 0;
+  for (int round = 0; round < Rounds(); ++round) {
+    SCOPED_TRACE(fmt::format("round {}", round));
+    std::vector<std::string> lines;
+    {
+      Child writer({CAIRN_STORE_PROGRAM, "save-loop", path, std::to_string(random.Between(1, ~0u))});
+      // One in four is killed while it opens the store and tidies up after the one before.
+      if (!random.Chance(0.25)) {
+        const auto ready = writer.ReadLine();
+        ASSERT_EQ(ready, "ready");
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(random.Between(0, 60'000)));
+      writer.Kill();
+      lines = writer.ReadLines();
+      ASSERT_EQ(writer.Wait(), -SIGKILL);
+    }
+    const Allowed allowed = Follow(versions, lines);
+    acknowledged += allowed.acknowledged;
+    if (!std::filesystem::exists(path + "/CAIRN")) continue;  // killed while it made the store
+    Versions read, written;
+    ReadVersions(path, OpenMode::kRead, read);
+    if (HasFailure()) return;
+    ASSERT_TRUE(read == allowed.without || read == allowed.with);
+    if (allowed.with != allowed.without) {
+      ++in_doubt;
+      if (read == allowed.with) ++in_doubt_done;
+    }
+    ReadVersions(path, OpenMode::kWrite, written);
+    if (HasFailure()) return;
+    ASSERT_EQ(written, read);
+    versions = read;
+  }
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kWrite));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
+  EXPECT_THAT(damage, IsEmpty());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path));
+  EXPECT_THAT(leftovers, IsEmpty());
+  fmt::print("{} kills, {} acknowledged changes, {} killed in one ({} of them came to be)\n", Rounds(),
+             acknowledged, in_doubt, in_doubt_done);
+  EXPECT_GT(acknowledged, static_cast<uint64_t>(Rounds()) / 4) << "the kills came too early to test much";
+}
+
+}  // namespace
+}  // namespace cairn::kv

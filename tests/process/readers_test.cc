@@ -1,0 +1,66 @@
+// Goal: readers that come and go while a writer commits, overwrites, deletes and compacts meet no error
+// but kNotFound for a step that was deleted under them. CAIRN_READERS_SECONDS (12) says for how long.
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+
+#include "tests/fault/operations.h"
+#include "tests/process/child.h"
+#include "tests/support/result_matchers.h"
+#include "tests/support/scoped_temp_dir.h"
+
+namespace cairn::kv {
+namespace {
+
+using cairn::testing::Child;
+using cairn::testing::ScopedTempDir;
+using ::testing::IsEmpty;
+using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
+
+TEST(ReadersTest, ThousandsOfOpensBesideABusyWriterMeetNoError) {
+  ScopedTempDir dir(std::filesystem::exists("/dev/shm") ? "/dev/shm" : "");
+  const std::string path = dir / "store";
+  const char* given = std::getenv("CAIRN_READERS_SECONDS");
+  const std::string seconds = given != nullptr ? given : "12";
+  Child writer({CAIRN_STORE_PROGRAM, "churn", path, seconds});
+  ASSERT_EQ(writer.ReadLine(), "ready");
+  std::vector<std::unique_ptr<Child>> readers;
+  for (int i = 0; i < 2; ++i) {
+    readers.push_back(std::make_unique<Child>(
+        std::vector<std::string>{CAIRN_STORE_PROGRAM, "read-loop", path, seconds}));
+  }
+  const std::vector<std::string> changes = writer.ReadLines();
+  EXPECT_EQ(writer.Wait(), 0) << (changes.empty() ? "" : changes.back());
+  unsigned long long opens = 0, loads = 0, gone = 0;
+  for (const auto& reader : readers) {
+    const std::vector<std::string> lines = reader->ReadLines();
+    ASSERT_EQ(lines.size(), 1u);
+    EXPECT_EQ(reader->Wait(), 0) << lines[0];
+    unsigned long long one_opens = 0, one_loads = 0, one_gone = 0;
+    ASSERT_EQ(std::sscanf(lines[0].c_str(), "opens %llu loads %llu gone %llu", &one_opens, &one_loads,
+                          &one_gone),
+              3)
+        << lines[0];
+    opens += one_opens;
+    loads += one_loads;
+    gone += one_gone;
+  }
+  fmt::print("{} changes beside {} opens, {} loads, {} loads of a step that went meanwhile\n",
+             changes.size() / 2, opens, loads, gone);
+  EXPECT_GT(opens, 200u);
+  EXPECT_GT(loads, opens / 2);
+  EXPECT_GT(changes.size(), 100u);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kRead));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
+  EXPECT_THAT(damage, IsEmpty());
+}
+
+}  // namespace
+}  // namespace cairn::kv
