@@ -1,0 +1,116 @@
+// The inner loops of save and load, one at a time, beside memcpy: digests, strided gathering, keys.
+//
+//   build/bin/cairn_micro_bench --benchmark_filter=Gather
+
+#include <benchmark/benchmark.h>
+
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "core/key_pattern.h"
+#include "core/strided_copy.h"
+#include "kv/digest.h"
+#include "kv/key.h"
+
+namespace cairn {
+namespace {
+
+std::vector<std::byte> Noise(size_t size_bytes) {
+  std::vector<std::byte> bytes(size_bytes);
+  uint64_t state = 1;
+  for (size_t i = 0; i + 8 <= size_bytes; i += 8) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    std::memcpy(bytes.data() + i, &state, 8);
+  }
+  return bytes;
+}
+
+void SetBytes(benchmark::State& state, uint64_t bytes_each) {
+  state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * bytes_each));
+}
+
+/// The limit for everything below that moves bytes.
+void Memcpy(benchmark::State& state) {
+  const auto source = Noise(static_cast<size_t>(state.range(0)));
+  std::vector<std::byte> target(source.size());
+  for (auto _ : state) {
+    std::memcpy(target.data(), source.data(), source.size());
+    benchmark::DoNotOptimize(target.data());
+    benchmark::ClobberMemory();
+  }
+  SetBytes(state, source.size());
+}
+BENCHMARK(Memcpy)->Arg(64 << 10)->Arg(4 << 20)->Arg(64 << 20);
+
+void PageTreeDigest(benchmark::State& state) {
+  const auto payload = Noise(static_cast<size_t>(state.range(0)));
+  std::vector<uint64_t> leaves;
+  for (auto _ : state) {
+    leaves.clear();
+    kv::AppendLeaves(payload, leaves);
+    benchmark::DoNotOptimize(kv::RootDigest(leaves, payload.size()));
+  }
+  SetBytes(state, payload.size());
+}
+BENCHMARK(PageTreeDigest)->Arg(4 << 10)->Arg(64 << 10)->Arg(4 << 20)->Arg(64 << 20);
+
+/// Rows of a matrix whose rows lie `range(0)` times their length apart.
+void GatherRows(benchmark::State& state) {
+  constexpr uint64_t kRows = 2048;
+  constexpr uint64_t kColumns = 512;
+  const uint64_t spread = static_cast<uint64_t>(state.range(0));
+  const auto memory = Noise(kRows * kColumns * spread * 4);
+  const core::TensorView view{.dtype = core::DType::kFloat32,
+                              .shape = {kRows, kColumns},
+                              .strides = {kColumns * spread, 1},
+                              .data = memory.data()};
+  std::vector<std::byte> target(kRows * kColumns * 4);
+  for (auto _ : state) {
+    core::GatherBytes(view, 0, target);
+    benchmark::ClobberMemory();
+  }
+  SetBytes(state, target.size());
+}
+BENCHMARK(GatherRows)->Arg(2)->Arg(8);
+
+/// The worst case: a transposed matrix, one element a run.
+void GatherTransposed(benchmark::State& state) {
+  constexpr uint64_t kSide = 1024;
+  const auto memory = Noise(kSide * kSide * 4);
+  const core::TensorView view{.dtype = core::DType::kFloat32,
+                              .shape = {kSide, kSide},
+                              .strides = {1, kSide},
+                              .data = memory.data()};
+  std::vector<std::byte> target(memory.size());
+  for (auto _ : state) {
+    core::GatherBytes(view, 0, target);
+    benchmark::ClobberMemory();
+  }
+  SetBytes(state, target.size());
+}
+BENCHMARK(GatherTransposed);
+
+void ChunkKeys(benchmark::State& state) {
+  const std::vector<uint64_t> offsets = {1024, 0};
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(kv::ChunkKey("model.layers.11.mlp.experts.3.gate_proj.weight", offsets));
+  }
+}
+BENCHMARK(ChunkKeys);
+
+void PatternMatch(benchmark::State& state) {
+  const auto patterns =
+      core::KeyPatterns::Parse({"model.layers.[0-9].**.weight", "!model.layers.3"});
+  if (!patterns) return state.SkipWithError("the patterns do not parse");
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(
+        patterns->Matches("model.layers.7.mlp.experts.3.gate_proj.weight"));
+  }
+}
+BENCHMARK(PatternMatch);
+
+}  // namespace
+}  // namespace cairn
+
+BENCHMARK_MAIN();
