@@ -1,4 +1,4 @@
-// kv-admin: brings checkpoints into a store, takes them out and deletes them.
+// kv-admin: brings checkpoints into a store, takes them out, deletes them, and mends an index.
 
 #include <fmt/format.h>
 
@@ -17,6 +17,7 @@ struct Arguments {
   ImportOptions import;
   ExportOptions export_to;
   DeleteOptions delete_steps;
+  std::string rebuild_store;
   std::string shard_size = "5GB";
 };
 
@@ -81,8 +82,16 @@ void AddDelete(CLI::App& app, DeleteOptions& options) {
   SetExamples(*verb, {"kv-admin delete runs/gpt 100 200 --dry-run"});
 }
 
+void AddRebuildIndex(CLI::App& app, std::string& store) {
+  CLI::App* verb = AddVerb(app, "rebuild-index", "rebuild-index STORE",
+                           "A new index from the manifests in commits/, for one that is damaged");
+  verb->add_option("STORE", store, "Directory of the store")->required()->type_name("");
+  SetExamples(*verb, {"kv-admin rebuild-index runs/gpt"});
+}
+
 Result<void> RunVerb(const std::string& verb, Arguments& arguments, Output& out) {
   if (verb == "import") return AdminImport(arguments.import, out);
+  if (verb == "rebuild-index") return AdminRebuildIndex(arguments.rebuild_store, out);
   if (verb == "delete") return AdminDelete(arguments.delete_steps, out);
   CAIRN_TRY_ASSIGN(arguments.export_to.shard_bytes, ParseBytes(arguments.shard_size));
   return AdminExport(arguments.export_to, out);
@@ -95,6 +104,7 @@ Result<int> Main(int argc, char** argv) {
   AddImport(app, arguments.import);
   AddExport(app, arguments.export_to, arguments.shard_size);
   AddDelete(app, arguments.delete_steps);
+  AddRebuildIndex(app, arguments.rebuild_store);
   app.footer(
       "`kv-admin VERB --help` has the options of a verb and examples.\n"
       "Exit status: 0 done; 2 it could not be done, and the store is as it was.");

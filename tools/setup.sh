@@ -63,10 +63,11 @@ fi
 # A compiler and a CMake that are new enough ------------------------------------------------------
 expected=$(g++ -std=c++23 -x c++ -dM -E -include expected /dev/null 2>>"$log" || true)
 grep -q __cpp_lib_expected <<<"$expected" ||
-  Die "$(g++ --version | head -n 1) lacks std::expected; needs g++ 12 or newer (Debian 12, Ubuntu 24.04)"
+  Die "$(g++ --version | head -n 1) lacks std::expected;" \
+    "needs g++ 12 or newer, as in Debian 12 and Ubuntu 24.04"
 cmake_version=$(cmake --version | sed -n '1s/[^0-9]*//p')
 [[ $(printf '%s\n' 3.25 "$cmake_version" | sort -V | head -n 1) == 3.25 ]] ||
-  Die "CMake $cmake_version is too old; needs 3.25 or newer (Debian 12, Ubuntu 24.04)"
+  Die "CMake $cmake_version is too old; needs 3.25 or newer, as in Debian 12 and Ubuntu 24.04"
 
 # Python packages -----------------------------------------------------------------------------
 # The stamp names the checkout too: a moved one gets a new cairn.pth.
@@ -81,7 +82,8 @@ if [[ ! -x .venv/bin/python || ! -f $stamp || $(<"$stamp") != "$wanted" ]]; then
         break
       fi
     done
-    [[ -n $python ]] || Die "found no Python 3.11 or newer with venv (tried python3, /usr/bin/python3)"
+    [[ -n $python ]] ||
+      Die "found no Python 3.11 or newer with venv (tried python3 and /usr/bin/python3)"
     echo "setup: making .venv with $("$python" --version)"
     Logged "$python" -m venv --clear .venv
   fi

@@ -229,6 +229,9 @@ Result<void> Index::OpenOnce(bool create) {
   if (!status.ok()) {
     columns_.clear();
     Error error = FromStatus(status, "cannot open the index", directory_);
+    if (error.code == ErrorCode::kDataLoss) {
+      error.message += "; kv-admin rebuild-index makes it anew from commits/";
+    }
     if (status.IsIOError() && status.ToString().find("lock") != std::string::npos) {
       error.code = ErrorCode::kConflict;
     }

@@ -236,6 +236,9 @@ Result<ManifestRef> ReadManifest(const std::string& path, const ManifestCallback
     std::array<std::byte, kBlockHeaderBytes> header_of_block;
     CAIRN_TRY(file.ReadAt(at, header_of_block));
     const BlockHeader block = DecodeBlockHeader(header_of_block);
+    if (GetLittleEndian<uint32_t>(header_of_block, 12) != 0) {
+      return Fail(Damaged(path, at, "a block header has bytes that must be zero"));
+    }
     if (block.payload_bytes > kMaxBlockBytes ||
         block.stored_bytes > file_bytes - at - kBlockHeaderBytes) {
       return Fail(Damaged(path, at, "a block is longer than the file"));

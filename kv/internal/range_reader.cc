@@ -142,7 +142,11 @@ class Reader {
       const size_t index = order_[next_];
       const ReadRange& range = ranges_[index];
       const uint64_t at = range.offset_bytes + progress_;
-      if (range.segment_id != segment_id || at >= limit || at > used_end + kMaxGapBytes) break;
+      // A range that overlaps a longer one before it may begin before this request does.
+      if (range.segment_id != segment_id || at < request.begin_bytes || at >= limit ||
+          at > used_end + kMaxGapBytes) {
+        break;
+      }
       const uint64_t length = std::min(range.target.size() - progress_, limit - at);
       if (length > 0) {
         request.pieces.push_back({.range = index,

@@ -33,6 +33,12 @@ Error Damaged(const StorePaths& paths, std::string what) {
   return Error{.code = ErrorCode::kDataLoss, .message = std::move(what), .file = paths.identity()};
 }
 
+Error IsAFile(const StorePaths& paths) {
+  return Error{.code = ErrorCode::kInvalidArgument,
+               .message = "this is no Cairn store but a file; a store is a directory",
+               .file = paths.root};
+}
+
 std::string EncodeIdentity(const Uuid& uuid) {
   std::string text = fmt::format("{}format {}\nuuid ", kFirstLine, kStoreFormat);
   for (const std::byte byte : uuid) text += fmt::format("{:02x}", std::to_integer<int>(byte));
@@ -107,13 +113,11 @@ Result<Uuid> ReadIdentity(const StorePaths& paths) {
   struct stat status;
   if (::stat(paths.root.c_str(), &status) != 0) {
     Error error = SystemError(errno, "cannot open the store", paths.root);
-    if (errno == ENOENT) error.message = "there is no store here; open for writing to make one";
+    if (errno == ENOENT) error.message = "there is no store here; check the path, or open it for writing to make one";
     return Fail(std::move(error));
   }
   if (!S_ISDIR(status.st_mode)) {
-    return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                      .message = "this is no Cairn store but a file; a store is a directory",
-                      .file = paths.root});
+    return Fail(IsAFile(paths));
   }
   auto bytes = ReadWholeFile(paths.identity(), 4096);
   if (!bytes) {
@@ -134,6 +138,10 @@ Result<void> PrepareDirectory(const StorePaths& paths) {
     if (failed) return Fail(SystemError(failed.value(), "cannot make the store's directory", paths.root));
     const auto parent = std::filesystem::absolute(paths.root).lexically_normal().parent_path();
     return SyncDirectory(parent.string(), "store.directory_sync");
+  }
+  struct stat status;
+  if (::stat(paths.root.c_str(), &status) == 0 && !S_ISDIR(status.st_mode)) {
+    return Fail(IsAFile(paths));
   }
   if (Exists(paths.identity())) return {};
   if (LooksLikeStore(paths)) return Fail(Damaged(paths, "CAIRN is missing from this store"));

@@ -195,3 +195,36 @@ def test_help_mentions_only_what_exists(admin):
         assert absent not in text
     for verb in ["import", "export", "delete"]:
         assert "Examples:" in admin(verb, "--help").out
+
+
+def test_rebuild_index_brings_back_a_store_whose_index_does_not_open(admin, dump, tmp_path):
+    store = tmp_path / "s"
+    import_model(admin, tmp_path, store, 1, small_model())
+    import_model(admin, tmp_path, store, 2, small_model())
+    for manifest in (store / "index").glob("MANIFEST-*"):
+        manifest.write_bytes(b"")
+    broken = dump("keys", store)
+    assert broken.status == 2 and "rebuild-index" in broken.err
+
+    finished = admin("rebuild-index", store)
+
+    assert finished.status == 0, finished.err
+    assert "2 steps" in finished.out and "index.damaged-1" in finished.out
+    assert (store / "index.damaged-1").is_dir()
+    assert dump("verify", store).status == 0
+    assert admin("export", f"{store}@1", tmp_path / "o.safetensors").status == 0
+    assert same(load_file(tmp_path / "o.safetensors"), small_model())
+
+
+def test_rebuild_index_says_which_steps_cannot_be_put_back(admin, dump, tmp_path):
+    store = tmp_path / "s"
+    import_model(admin, tmp_path, store, 1, small_model())
+    manifest = next((store / "commits").iterdir())
+    manifest.write_bytes(manifest.read_bytes()[:-1])
+    segments = sorted(path.name for path in (store / "segments").iterdir())
+
+    finished = admin("rebuild-index", store)
+
+    assert finished.status == 2
+    assert manifest.name in finished.out and "1 step could not be put back" in finished.err
+    assert sorted(path.name for path in (store / "segments").iterdir()) == segments

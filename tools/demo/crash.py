@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def kill_during_save(store: Path, step: int) -> threading.Thread:
-    """Starts a thread that waits for payload of `step` to appear in `store` and then kills the process.
+    """Starts a thread that waits for payload of `step` in `store`, then kills the process.
 
     Whether it struck in time is for the parent to find out: a save may finish first.
     """

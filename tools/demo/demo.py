@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -23,8 +24,19 @@ FINETUNE_FIRST, FINETUNE_STEPS, FINETUNE_SAVE_EVERY = 1000, 90, 30
 MARKER = ".cairn-demo"  # marks a folder as ours to wipe
 
 
-def say(text: str = "") -> None:
-    print(text, flush=True)
+def say(text: str, indent: int = 3) -> None:
+    """Prints one paragraph, wrapped."""
+    print(textwrap.fill(text, 96, initial_indent=" " * indent, subsequent_indent=" " * indent,
+                        break_long_words=False, break_on_hyphens=False), flush=True)
+
+
+def headline(text: str) -> None:
+    print(f"\n{text}", flush=True)
+
+
+def show(text: str) -> None:
+    """Prints code or a table as it stands, between empty lines."""
+    print("\n" + textwrap.indent(textwrap.dedent(text).strip("\n"), " " * 5) + "\n", flush=True)
 
 
 def check(holds: bool, claim: str) -> None:
@@ -33,16 +45,23 @@ def check(holds: bool, claim: str) -> None:
 
 
 def human(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+    """Bytes for people, as kv-dump writes them: 816 B, 1.52 MiB, 37.3 MiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            break
         count /= 1024
-    return f"{count:.2f} GiB"
+    if unit == "B":
+        return f"{count} B"
+    return f"{count:.{2 if count < 10 else 1 if count < 100 else 0}f} {unit}"
 
 
-def run_program(name: str, *arguments: object) -> int:
-    """Runs a program of this folder; returns its exit status, negative for the signal it died of."""
-    command = [sys.executable, str(HERE / name), *map(str, arguments)]
+def run_program(name: str, **options: object) -> int:
+    """Runs a program of this folder with --option value for each. Returns its exit status, which is
+    negative if a signal ended it; fails the demo if it ended otherwise than well or by SIGKILL.
+    """
+    command = [sys.executable, str(HERE / name)]
+    for option, value in options.items():
+        command += [f"--{option.replace('_', '-')}", str(value)]
     # torch's threads sleep while they wait: on a busy machine spinning costs several times as much.
     environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -54,8 +73,7 @@ def run_program(name: str, *arguments: object) -> int:
 
 def read_log(path: Path) -> list[dict]:
     # The last line may be cut short where the process died.
-    lines = path.read_text().split("\n")[:-1]
-    return [json.loads(line) for line in lines]
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
 
 
 def losses_of(records: list[dict]) -> dict[int, str]:
@@ -63,27 +81,24 @@ def losses_of(records: list[dict]) -> dict[int, str]:
 
 
 def kv_dump(*arguments: str, expect: int = 0) -> None:
-    """Runs and shows kv-dump; anything but exit status `expect` ends the demo."""
-    shown = shlex.join(("build/bin/kv-dump", *arguments))
-    say(f"  $ {shown}")
+    """Runs and shows kv-dump; an exit status other than `expect` fails the demo."""
+    command = shlex.join(("build/bin/kv-dump", *arguments))
     done = subprocess.run([KV_DUMP, *arguments], capture_output=True, text=True)
     check(done.returncode == expect,
-          f"{shown} exits with {expect} (it was {done.returncode}: {done.stderr.strip()})")
-    for line in done.stdout.rstrip().split("\n"):
-        say(f"  {line}".rstrip())
-    say()
+          f"{command} exits with {expect} (it was {done.returncode}: {done.stderr.strip()})")
+    print(f"   $ {command}\n{textwrap.indent(done.stdout.rstrip(), '   ')}\n", flush=True)
 
 
 def reference(work: Path) -> dict[int, str]:
-    say(f"1. The run as it should be: {STEPS} steps, no checkpoints, never interrupted")
+    """Returns the loss of every step, as hexadecimal floats."""
+    headline(f"1. The run as it should be: {STEPS} steps, no checkpoints, never interrupted")
     began = time.perf_counter()
-    check(run_program("train.py", "--steps", STEPS, "--log", work / "reference.jsonl") == 0,
-          "the reference run ends by itself")
+    status = run_program("train.py", steps=STEPS, log=work / "reference.jsonl")
+    check(status == 0, "the reference run ends by itself")
     losses = losses_of(read_log(work / "reference.jsonl"))
     first, last = float.fromhex(losses[1]), float.fromhex(losses[STEPS])
     check(last < first, "training makes the loss smaller")
-    say(f"   {time.perf_counter() - began:.0f} s; loss {first:.3f} -> {last:.3f}")
-    say()
+    say(f"{time.perf_counter() - began:.0f} s; loss {first:.3f} -> {last:.3f}")
     return losses
 
 
@@ -94,20 +109,19 @@ def leftovers(store: Path, step: int) -> list[str]:
 
 
 def killed(work: Path, store: Path) -> tuple[int, list[str]]:
-    """Trains until a save is cut off by SIGKILL. Returns the latest committed step and what the dead
+    """Trains until SIGKILL cuts off a save. Returns the latest committed step and what the dead
     process left of the next one, relative to `store`.
     """
-    say(f"2. The same run, saving every {SAVE_EVERY} steps, killed in the middle of a save")
-    say("""
-     store  = cairn.open(path, mode="a")
-     handle = store.save_async(step, state)  # nested dicts of tensors and plain values
-     handle.wait_staged()                    # just before the optimizer changes the tensors again
-""")
+    headline(f"2. The same run, saving every {SAVE_EVERY} steps, killed in the middle of a save")
+    show("""
+        store  = cairn.open(path, mode="a")
+        handle = store.save_async(step, state)  # nested dicts of tensors and plain values
+        handle.wait_staged()                    # just before the optimizer changes the tensors
+    """)
     die_at = DIE_AT
     while True:
-        status = run_program("train.py", "--steps", STEPS, "--store", store, "--save-every",
-                             SAVE_EVERY, "--die-during-save", die_at, "--log",
-                             work / "killed.jsonl")
+        status = run_program("train.py", steps=STEPS, store=store, save_every=SAVE_EVERY,
+                             die_during_save=die_at, log=work / "killed.jsonl")
         check(status == -signal.SIGKILL, f"a save from step {die_at} on was cut off by SIGKILL")
         dying = max(record.get("will_die_at", 0) for record in read_log(work / "killed.jsonl"))
         found = leftovers(store, dying)
@@ -115,34 +129,35 @@ def killed(work: Path, store: Path) -> tuple[int, list[str]]:
             committed = reader.steps()
         if dying not in committed and found:
             break
-        say(f"   (step {dying} was committed before the signal came; trying again at the next save)")
+        say(f"(step {dying} was committed before the signal came; again, at the next save)")
         die_at = dying + SAVE_EVERY
-    say(f"   The process is dead. Of step {dying} it left files that nothing refers to:")
-    for line in found:
-        say(f"     {line}")
-    say(f"   Steps in the store: {committed}. Step {dying} is not there, not even in part: a step")
-    say("   exists from one atomic index write on, and that is the last thing a save does.")
+    say(f"The process is dead. Of step {dying} it left files that nothing refers to:")
+    show("\n".join(found))
     check(committed == list(range(SAVE_EVERY, dying, SAVE_EVERY)),
           "every step before the killed one is committed")
-    say()
+    say(f"Steps in the store: {committed}. Step {dying} is not there, not even in part: a step exists "
+        "from one atomic index write on, and before that write nothing refers to its bytes.")
     return committed[-1], found
 
 
 def resumed(work: Path, store: Path, latest: int, left: list[str], expected: dict[int, str]) -> None:
-    say(f"3. The same command again: it finds step {latest} and goes on")
-    say("""
-     store.load({"model": model.state_dict()}, strict=False)  # straight into the weights' memory
-     saved = store.read(["optimizer", "scheduler", "rng", "step"])
-     optimizer.load_state_dict(saved["optimizer"]); random.setstate(saved["rng"]["python"]); ...
-""")
-    check(run_program("train.py", "--steps", STEPS, "--store", store, "--save-every", SAVE_EVERY,
-                      "--log", work / "resumed.jsonl") == 0, "the resumed run ends by itself")
+    headline(f"3. The same command again: it finds step {latest} and goes on")
+    show("""
+        store.load({"model": model.state_dict()}, strict=False)  # straight into the weights' memory
+        saved = store.read(["optimizer", "scheduler", "rng", "step"])
+        optimizer.load_state_dict(saved["optimizer"])
+        random.setstate(saved["rng"]["python"])                  # a tuple comes back a tuple
+    """)
+    status = run_program("train.py", steps=STEPS, store=store, save_every=SAVE_EVERY,
+                         log=work / "resumed.jsonl")
+    check(status == 0, "the resumed run ends by itself")
     records = read_log(work / "resumed.jsonl")
     losses = losses_of(records)
-    say("     step   never killed                    killed and resumed")
+    rows = [f"{'step':>4}   {'never killed':29}   killed and resumed"]
     for step in (latest + 1, latest + 2, (latest + STEPS) // 2, STEPS):
-        say(f"     {step:4}   " + "   ".join(
-            f"{float.fromhex(value):.6f} {value:20}" for value in (expected[step], losses[step])))
+        rows.append(f"{step:4}   " + "   ".join(
+            f"{float.fromhex(loss):.6f} {loss:20}" for loss in (expected[step], losses[step])))
+    show("\n".join(rows))
     check(sorted(losses) == list(range(latest + 1, STEPS + 1)),
           f"the resumed run does steps {latest + 1} to {STEPS} and no other")
     different = [step for step in losses if losses[step] != expected[step]]
@@ -150,69 +165,70 @@ def resumed(work: Path, store: Path, latest: int, left: list[str], expected: dic
     before = losses_of(read_log(work / "killed.jsonl"))
     check(all(before[step] == expected[step] for step in before),
           "saving in the background did not change the training")
-    say(f"   All {len(losses)} losses after the resume are the same to the last bit, and so are those")
-    say("   of the run that was killed: weights, AdamW's moments, the schedule, dropout's and the")
-    say("   data's random states all came back exactly.")
+    say(f"All {len(losses)} losses after the resume are the same to the last bit, and so are those of "
+        "the run that was killed: weights, AdamW's moments, the schedule, and the random states of "
+        "dropout and of the data all came back exactly.")
     check(not any((store / name).exists() for name in left),
           "what the dead process left was swept by the next open for writing")
-    say("   What the dead process had left was swept as the store was opened for writing.")
-
-    calls = [record["save_call_s"] for record in records if "save_call_s" in record]
-    waits = [record.get("staging_wait_s", 0.0) for record in records]
-    last = records[-1]
-    say(f"   A checkpoint is {human(last['logical_bytes'])}; the training stood still for "
-        f"{1000 * (sum(calls) + sum(waits)) / len(calls):.1f} ms a save, the rest went on behind it.")
-    say()
+    say("What the dead process had left was swept as the store was opened for writing.")
+    # Time inside save_async and wait_staged; everything else of a save ran beside the training.
+    stalls = sum(record.get("save_call_s", 0) + record.get("staging_wait_s", 0)
+                 for record in records)
+    saves = sum("save_call_s" in record for record in records)
+    say(f"A checkpoint is {human(records[-1]['logical_bytes'])}. The training stood still for "
+        f"{1000 * stalls / saves:.1f} ms a save; the writing went on behind it.")
 
 
 def finetuned(work: Path, store: Path) -> list[int]:
-    say("4. A fine-tune, on one licence, that wants only a part: the embedding and two of the four")
-    say("   layers, frozen, with a small new adapter to train behind them")
-    say("""
-     frozen = {k: v for k, v in model.state_dict().items() if k.startswith(("embed.", "layers."))}
-     store.load({"model": frozen}, step=120, strict=False)  # reads these keys' bytes, no others
-     store.save(1030, state)                                # same store: what is there is not written
-""")
-    check(run_program("finetune.py", "--store", store, "--from-step", STEPS, "--first-step",
-                      FINETUNE_FIRST, "--steps", FINETUNE_STEPS, "--save-every",
-                      FINETUNE_SAVE_EVERY, "--log", work / "finetune.jsonl") == 0,
-          "the fine-tune ends by itself")
+    """Returns the steps that the fine-tune saved."""
+    headline("4. A fine-tune, on one licence, that wants only a part: the embedding and two of the "
+             "four\n   layers, frozen, with a small new adapter to train behind them")
+    show(f"""
+        wanted = ("embed.", "layers.")  # the new model has two layers
+        frozen = {{k: v for k, v in model.state_dict().items() if k.startswith(wanted)}}
+        store.load({{"model": frozen}}, step={STEPS}, strict=False)  # reads these keys, no others
+        store.save({FINETUNE_FIRST + FINETUNE_SAVE_EVERY}, state)  # what the store has is not written
+    """)
+    status = run_program("finetune.py", store=store, from_step=STEPS, first_step=FINETUNE_FIRST,
+                         steps=FINETUNE_STEPS, save_every=FINETUNE_SAVE_EVERY,
+                         log=work / "finetune.jsonl")
+    check(status == 0, "the fine-tune ends by itself")
     records = read_log(work / "finetune.jsonl")
     loaded = records[0]
     check(not loaded["missing"], "the step has every key that the fine-tune asks for")
     with cairn.open(store) as reader:
         stored = reader.keys(step=STEPS)
-        # The tied head shares the embedding's bytes; they count once.
-        whole = sum(info.nbytes for info in stored.values() if info.alias_of is None)
-    say(f"   Read {human(loaded['bytes_read'])} for {loaded['keys']} tensors; the step's tensors are "
-        f"{human(whole)}.")
+    # The tied head shares the embedding's bytes; they count once.
+    whole = sum(info.nbytes for info in stored.values() if info.alias_of is None)
     check(loaded["bytes_read"] < whole / 2, "a partial load reads only a part")
+    say(f"Read {human(loaded['bytes_read'])} for {loaded['keys']} tensors; step {STEPS} holds "
+        f"{human(whole)}.")
     curve = [record["loss"] for record in records if "loss" in record]
     window = 20
     first, last = sum(curve[:window]) / window, sum(curve[-window:]) / window
     check(last < first, "the fine-tune learns")
-    say(f"   Loss {first:.3f} -> {last:.3f} (means of {window} steps).")
+    say(f"Loss {first:.3f} -> {last:.3f} (means of {window} steps).")
 
     saves = [record for record in records if "saved" in record]
     with cairn.open(store) as reader:
         state = reader.read(step=saves[-1]["saved"])
     with cairn.open(work / "full", mode="a") as other:  # an empty store has nothing to refer to
         full = other.save(1, state).written_bytes
-    say(f"   A full save of this state writes {human(full)}. What these saves wrote:")
+    say(f"A full save of this state writes {human(full)}. What these saves wrote:")
+    rows = []
     for record in saves:
-        part = 100 * record["written_bytes"] / full
-        say(f"     step {record['saved']}: {human(record['written_bytes']):>10}  ({part:.1f} % of it; "
-            f"{record['chunks_reused']} of {record['chunks']} chunks are references)")
         check(record["written_bytes"] < full / 2, "frozen tensors are not written again")
-    say("   Even the first one refers to the bytes that step 120 had written. Each step still lists all")
-    say("   of its chunks, so there is no chain to follow: any step can be deleted at any time.")
-    say()
+        part = 100 * record["written_bytes"] / full
+        rows.append(f"step {record['saved']}   {human(record['written_bytes']):>8}   {part:.1f} %   "
+                    f"{record['chunks_reused']} of {record['chunks']} chunks are references")
+    show("\n".join(rows))
+    say(f"Even the first one refers to bytes that step {STEPS} had written. Each step still lists all "
+        "of its chunks: there is no chain to follow, and any step can be deleted at any time.")
     return [record["saved"] for record in saves]
 
 
 def inspected(store: Path, saves: list[int]) -> None:
-    say("5. Look inside, from a shell: kv-dump only looks")
-    say()
+    headline("5. Look inside from a shell: kv-dump only looks\n")
     name = str(store)
     kv_dump(name)
     kv_dump("steps", name)
@@ -232,18 +248,20 @@ def main() -> None:
     (work / MARKER).touch()
     store = work / "store"
 
-    say(f"Cairn's main job, in {work}/. The programs are tools/demo/train.py and finetune.py: plain")
-    say("torch on two cores, a GPT of 3.3 million parameters over bytes, AdamW, and for text the")
-    say("licences that every Debian machine has.")
-    say()
+    say(f"Cairn's main job, in {work}/. The programs are tools/demo/train.py and finetune.py: plain "
+        "torch on two cores, a GPT of 3.3 million parameters over bytes, AdamW, and for text the "
+        "licences that every Debian machine has.", indent=0)
     expected = reference(work)
     latest, left = killed(work, store)
     resumed(work, store, latest, left, expected)
     saves = finetuned(work, store)
     inspected(store, saves)
-    say(f"Done in {time.perf_counter() - began:.0f} s; everything claimed above was checked.")
-    say(f"The store is {store}: try build/bin/kv-dump show {store}@{STEPS} model.norm.weight,")
-    say("or .venv/bin/python -c 'import cairn; help(cairn)'.")
+    say(f"Done in {time.perf_counter() - began:.0f} s; everything claimed above was checked. The "
+        f"store stays in {store}: try", indent=0)
+    show(f"""
+        build/bin/kv-dump show {store}@{STEPS} model.norm.weight
+        .venv/bin/python -c 'import cairn; help(cairn)'
+    """)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A fine-tune on one licence, on top of the GPT: takes only its embedding and first two layers, frozen,
+"""A fine-tune on one licence: takes only the GPT's embedding and first two layers, frozen,
 and trains a small new adapter behind them.
 
     finetune.py --store DIR --from-step 120 --first-step 1000 --steps 90 --save-every 30 --log FILE

@@ -81,7 +81,7 @@ class GPT(Trunk):
 
 
 class Adapted(Trunk):
-    """A trunk trained before, its embedding as head (tied), and between them a small new adapter."""
+    """A trunk trained before, its embedding as head (tied), between them a small new adapter."""
 
     def __init__(self, config: Config):
         super().__init__(config)

@@ -1,7 +1,7 @@
 """A training run as a user would write it: trains the GPT, saves with Cairn, resumes where it can.
 
-    train.py --steps 120                                            no checkpoints at all
-    train.py --steps 120 --store DIR --save-every 20                saves, and resumes if DIR has steps
+    train.py --steps 120                                            no checkpoints
+    train.py --steps 120 --store DIR --save-every 20                saves; resumes if DIR has steps
     train.py ... --die-during-save 80                               SIGKILL while step 80 is written
 
 Writes one JSON line a step to --log: the loss (as hexadecimal float, so that no bit is hidden) and,

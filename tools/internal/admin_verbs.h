@@ -37,4 +37,7 @@ struct DeleteOptions {
 };
 Result<void> AdminDelete(const DeleteOptions& options, Output& out);
 
+/// kDataLoss if a step could not be put back; the others are.
+Result<void> AdminRebuildIndex(const std::string& store, Output& out);
+
 }  // namespace cairn::tools::internal

@@ -49,17 +49,14 @@ void MarkBrackets(std::vector<std::string>& words) {
 }
 
 void UnmarkBrackets(CLI::App& app) {
+  const CLI::Validator unmark(
+      [](std::string& word) {
+        if (word.ends_with(kBracketMark)) word.pop_back();
+        return std::string();
+      },
+      "");
   for (CLI::App* verb : app.get_subcommands({})) {
-    for (CLI::Option* option : verb->get_options()) {
-      if (option->get_positional()) {
-        option->transform(CLI::Validator(
-            [](std::string& word) {
-              if (word.ends_with(kBracketMark)) word.pop_back();
-              return std::string();
-            },
-            ""));
-      }
-    }
+    for (CLI::Option* option : verb->get_options()) option->transform(unmark);
   }
 }
 

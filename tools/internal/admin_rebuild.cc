@@ -1,0 +1,27 @@
+// `kv-admin rebuild-index`: an index made anew from the kept manifests, for one that does not open.
+
+#include <fmt/format.h>
+
+#include "kv/store.h"
+#include "tools/internal/address.h"
+#include "tools/internal/admin_verbs.h"
+#include "tools/internal/text.h"
+
+namespace cairn::tools::internal {
+
+Result<void> AdminRebuildIndex(const std::string& store, Output& out) {
+  CAIRN_TRY_ASSIGN(const Address address, ParseAddress(store));
+  if (address.step) {
+    return Fail(ErrorCode::kInvalidArgument,
+                "the index is that of all steps: kv-admin rebuild-index " + ShellWord(address.store));
+  }
+  CAIRN_TRY_ASSIGN(const auto report, kv::Store::RebuildIndex(address.store));
+  out.WriteLine(fmt::format("the new index has {}; the old one lies in {}",
+                            Plural(report.steps, "step"), report.old_index));
+  for (const Error& lost : report.lost) out.WriteLine("not put back: " + lost.ToString());
+  if (report.lost.empty()) return {};
+  return Fail(ErrorCode::kDataLoss, fmt::format("{} could not be put back; the segments are untouched",
+                                                Plural(report.lost.size(), "step")));
+}
+
+}  // namespace cairn::tools::internal
