@@ -99,6 +99,10 @@ Result<void> Store::Impl::OpenIndexForWriting() {
   return {};
 }
 
+bool Store::IndexIsWhole(const std::string& directory, const StoreOptions& options) {
+  return internal::IndexIsWhole(internal::StorePaths{.root = directory}, options.deadline);
+}
+
 Result<Store::RebuildReport> Store::RebuildIndex(const std::string& directory,
                                                  StoreOptions options) {
   CAIRN_TRY_ASSIGN(const std::unique_ptr<Impl> impl, Impl::Make(directory, OpenMode::kWrite, options));

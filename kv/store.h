@@ -159,6 +159,9 @@ class Store {
     std::string old_index;      // where the old index now lies
   };
   static Result<RebuildReport> RebuildIndex(const std::string& directory, StoreOptions options = {});
+  /// True if the index opens, every byte of its tables is right and no committed step is missing: then
+  /// there is nothing to rebuild, and a manifest that is damaged would only be missed.
+  static bool IndexIsWhole(const std::string& directory, const StoreOptions& options = {});
 
   const std::string& directory() const;
   const StoreOptions& options() const;

@@ -159,6 +159,20 @@ Result<void> SweepSegments(StoreState& state) {
 
 }  // namespace
 
+bool IndexIsWhole(const StorePaths& paths, std::chrono::milliseconds deadline) {
+  const auto index = Index::Open(paths.root, /*writable=*/false, /*create=*/false, deadline);
+  if (!index) return false;
+  const auto steps = LoadSteps(**index);
+  const auto files = ListCommits(paths);
+  bool whole = steps.has_value() && files.has_value();
+  if (!(*index)->VerifyTables([&whole](const Error&) { whole = false; }) || !whole) return false;
+  return std::ranges::all_of(*files, [&steps](const CommitFile& file) {
+    return file.deleting || std::ranges::any_of(*steps, [&file](const StepEntry& entry) {
+             return entry.info.generation == file.generation;
+           });
+  });
+}
+
 Result<void> UndoAllDeletes(StoreState& state) {
   CAIRN_TRY_ASSIGN(const std::vector<CommitFile> files, ListCommits(state.paths));
   for (const CommitFile& file : files) {

@@ -107,6 +107,9 @@ Result<StepEntry> IndexStep(StoreState& state, const std::vector<ManifestFile>& 
                             uint64_t generation, const std::vector<StepEntry>& replaced,
                             Removal* removal);
 
+/// True if the index opens, every byte of its tables is right and no committed step is missing.
+bool IndexIsWhole(const StorePaths& paths, std::chrono::milliseconds deadline);
+
 /// Puts right what a crash left behind; see kv/store.h. Requires the lock and an open index. With
 /// `sweep` false no segment is removed, whatever the index says.
 Result<void> Recover(StoreState& state, bool sweep = true);

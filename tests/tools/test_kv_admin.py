@@ -219,6 +219,9 @@ def test_rebuild_index_brings_back_a_store_whose_index_does_not_open(admin, dump
 def test_rebuild_index_says_which_steps_cannot_be_put_back(admin, dump, tmp_path):
     store = tmp_path / "s"
     import_model(admin, tmp_path, store, 1, small_model())
+    assert "nothing to rebuild" in admin("rebuild-index", store).err
+    for of_rocksdb in (store / "index").glob("MANIFEST-*"):
+        of_rocksdb.write_bytes(b"")
     manifest = next((store / "commits").iterdir())
     manifest.write_bytes(manifest.read_bytes()[:-1])
     segments = sorted(path.name for path in (store / "segments").iterdir())

@@ -15,6 +15,11 @@ Result<void> AdminRebuildIndex(const std::string& store, Output& out) {
     return Fail(ErrorCode::kInvalidArgument,
                 "the index is that of all steps: kv-admin rebuild-index " + ShellWord(address.store));
   }
+  if (kv::Store::IndexIsWhole(address.store)) {
+    return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                      .message = "the index is whole and has every committed step: nothing to rebuild",
+                      .file = address.store});
+  }
   CAIRN_TRY_ASSIGN(const auto report, kv::Store::RebuildIndex(address.store));
   out.WriteLine(fmt::format("the new index has {}; the old one lies in {}",
                             Plural(report.steps, "step"), report.old_index));
