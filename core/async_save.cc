@@ -2,12 +2,12 @@
 
 #include "core/async_save.h"
 
+#include <fmt/format.h>
+
 #include <condition_variable>
 #include <mutex>
 #include <optional>
 #include <thread>
-
-#include <fmt/format.h>
 
 #include "core/internal/save.h"
 #include "core/internal/staging.h"
@@ -114,7 +114,8 @@ class AsyncSaver::Impl {
       auto result = store_->Save(task.step, task.state, task.options);
       const auto handle = task.handle;
       lock.lock();
-      // First free for the next save, then known as done: who waits for the handle may save at once.
+      // First free for the next save, then known as done: who waits for the handle may save at
+      // once.
       task_.reset();
       changed_.notify_all();
       const std::lock_guard done(handle->mutex);
@@ -123,7 +124,7 @@ class AsyncSaver::Impl {
     }
   }
 
-  CheckpointStore* store_;  // outlives the saver
+  CheckpointStore* store_;         // outlives the saver
   internal::StagingArea staging_;  // touched only while no task runs, and read by the task
 
   std::mutex mutex_;

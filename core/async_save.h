@@ -1,6 +1,6 @@
 #pragma once
-/// Asynchronous saves: copy the state into staging memory that is reused from save to save, then write
-/// it behind the training.
+/// Asynchronous saves: copy the state into staging memory that is reused from save to save, then
+/// write it behind the training.
 
 #include <chrono>
 #include <memory>
@@ -35,8 +35,8 @@ class AsyncSaver {
   ~AsyncSaver();
 
   /// Waits for the save before it (whose error stays in its own handle), copies every tensor into
-  /// staging, starts the save and returns. Tensors that share memory are copied once and still share.
-  /// Errors of the state itself (duplicate FQNs, existing step) are returned here, as is
+  /// staging, starts the save and returns. Tensors that share memory are copied once and still
+  /// share. Errors of the state itself (duplicate FQNs, existing step) are returned here, as is
   /// kResourceExhausted if there is no memory to stage into. `options.progress` is called from the
   /// worker thread.
   Result<SaveHandle> Save(uint64_t step, const StateDict& state, const SaveOptions& options = {});

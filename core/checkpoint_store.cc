@@ -2,9 +2,9 @@
 
 #include "core/checkpoint_store.h"
 
-#include <mutex>
-
 #include <fmt/format.h>
+
+#include <mutex>
 
 #include "core/internal/list.h"
 #include "core/internal/load.h"
@@ -42,7 +42,7 @@ class CheckpointStore::Impl {
 
  private:
   std::unique_ptr<kv::Store> store_;
-  std::mutex writing_;  // held for all of a save, a deletion, the closing
+  std::mutex writing_;                          // held for all of a save, a deletion, the closing
   std::unique_ptr<internal::WorkerPool> pool_;  // guarded by writing_; made by the first save
 };
 
@@ -82,8 +82,8 @@ Result<Contents> CheckpointStore::List(std::optional<uint64_t> step,
                                        const KeyPatterns& patterns) const {
   CAIRN_TRY_ASSIGN(const auto snapshot, kv().Latest());
   CAIRN_TRY_ASSIGN(const kv::StepInfo info, snapshot->FindStep(step));
-  return internal::RunList(
-      {.snapshot = snapshot, .step = info, .directory = kv().directory()}, patterns);
+  return internal::RunList({.snapshot = snapshot, .step = info, .directory = kv().directory()},
+                           patterns);
 }
 
 Result<TensorInfo> CheckpointStore::FindTensor(const kv::StepInfo& step,
@@ -125,9 +125,9 @@ Result<Diff> CheckpointStore::Compare(uint64_t step_a, uint64_t step_b,
   CAIRN_TRY_ASSIGN(const auto snapshot, kv().Latest());
   CAIRN_TRY_ASSIGN(const kv::StepInfo a, snapshot->FindStep(step_a));
   CAIRN_TRY_ASSIGN(const kv::StepInfo b, snapshot->FindStep(step_b));
-  return internal::RunCompare(
-      {.snapshot = snapshot, .step = a, .directory = kv().directory()},
-      {.snapshot = snapshot, .step = b, .directory = kv().directory()}, patterns);
+  return internal::RunCompare({.snapshot = snapshot, .step = a, .directory = kv().directory()},
+                              {.snapshot = snapshot, .step = b, .directory = kv().directory()},
+                              patterns);
 }
 
 Result<kv::Store::DeleteReport> CheckpointStore::Delete(std::span<const uint64_t> steps,

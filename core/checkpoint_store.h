@@ -27,15 +27,15 @@ struct SaveOptions {
   bool overwrite = false;
   /// The step whose unchanged chunks are referenced; by default the latest step.
   std::optional<uint64_t> base_step;
-  bool incremental = true;          // false: write every byte, compare with nothing
+  bool incremental = true;  // false: write every byte, compare with nothing
   uint64_t chunk_bytes = kDefaultChunkBytes;
   Progress progress;
 };
 
 struct SaveReport {
   uint64_t step = 0;
-  uint64_t logical_bytes = 0;       // tensors, shared storage counted once
-  uint64_t written_bytes = 0;       // payload put into segments
+  uint64_t logical_bytes = 0;  // tensors, shared storage counted once
+  uint64_t written_bytes = 0;  // payload put into segments
   uint64_t chunks = 0;
   uint64_t chunks_reused = 0;
   double seconds = 0;
@@ -52,7 +52,7 @@ struct TensorInfo {
   std::optional<std::string> alias_of;
   uint64_t alias_offset_bytes = 0;
   std::vector<uint64_t> alias_strides;
-  bool hidden = false;              // storage that only aliases refer to; no leaf of its own
+  bool hidden = false;  // storage that only aliases refer to; no leaf of its own
 };
 
 struct ChunkInfo {
@@ -75,7 +75,8 @@ struct Contents {
   std::vector<ValueInfo> values;    // key order
 };
 
-/// One box of one tensor to be read. `target.shape` equals `box.sizes`; dtype must be the stored one.
+/// One box of one tensor to be read. `target.shape` equals `box.sizes`; dtype must be the stored
+/// one.
 struct LoadRequest {
   std::string fqn;
   Box box;
@@ -83,7 +84,7 @@ struct LoadRequest {
 };
 
 struct LoadReport {
-  uint64_t bytes_read = 0;          // taken from storage, page rounding included
+  uint64_t bytes_read = 0;  // taken from storage, page rounding included
   double seconds = 0;
 };
 
@@ -97,12 +98,12 @@ struct KeyChange {
   enum class Kind { kAdded, kRemoved, kChanged } kind;
   std::string fqn;
   bool is_tensor = true;
-  uint64_t changed_bytes = 0;        // bytes of chunks that differ (all of them when added/removed)
+  uint64_t changed_bytes = 0;  // bytes of chunks that differ (all of them when added/removed)
   uint64_t total_bytes = 0;
-  std::string detail;                // "dtype float32 -> bfloat16", "shape ...", old -> new value
+  std::string detail;  // "dtype float32 -> bfloat16", "shape ...", old -> new value
 };
 struct Diff {
-  std::vector<KeyChange> changes;    // key order
+  std::vector<KeyChange> changes;  // key order
   uint64_t unchanged_keys = 0;
 };
 
@@ -110,7 +111,8 @@ struct Diff {
 class CheckpointStore {
  public:
   /// `address`: PATH or file:PATH. Errors as kv::Store::Open; kUnimplemented for other schemes.
-  static Result<std::unique_ptr<CheckpointStore>> Open(const std::string& address, kv::OpenMode mode,
+  static Result<std::unique_ptr<CheckpointStore>> Open(const std::string& address,
+                                                       kv::OpenMode mode,
                                                        kv::StoreOptions options = {});
   ~CheckpointStore();
 
@@ -129,13 +131,14 @@ class CheckpointStore {
   Result<std::vector<ChunkInfo>> Chunks(const kv::StepInfo& step, const std::string& fqn) const;
 
   /// Fills all targets; every byte is checked against its page digest first read. All requests are
-  /// checked (key, dtype, box) before any target is touched. After an error targets are unspecified.
+  /// checked (key, dtype, box) before any target is touched. After an error targets are
+  /// unspecified.
   Result<LoadReport> Load(const kv::StepInfo& step, std::span<const LoadRequest> requests,
                           const Progress& progress = {}) const;
 
-  /// The tensor's bytes without a copy, or nothing if its chunks do not lie one behind another in one
-  /// segment (after an incremental save) or it is a strided alias. With `verify` every page is checked
-  /// now, else never.
+  /// The tensor's bytes without a copy, or nothing if its chunks do not lie one behind another in
+  /// one segment (after an incremental save) or it is a strided alias. With `verify` every page is
+  /// checked now, else never.
   Result<std::optional<MappedTensor>> Map(const kv::StepInfo& step, const std::string& fqn,
                                           bool verify = true) const;
 

@@ -1,11 +1,11 @@
 #pragma once
-/// Cuts tensors into chunks on a grid that depends only on global shape, dtype and chunk size, so that
-/// the same keys recur from step to step and from mesh to mesh.
+/// Cuts tensors into chunks on a grid that depends only on global shape, dtype and chunk size, so
+/// that the same keys recur from step to step and from mesh to mesh.
 ///
-/// With row-major shape s, find the outermost dimension k whose inner rows (product of s[k+1..]) fit
-/// into `chunk_bytes`. A chunk spans one index of every dimension before k, r = floor(chunk_bytes /
-/// row_bytes) indices of dimension k, and all of what follows. Chunks of a whole tensor, in key order,
-/// are therefore consecutive byte ranges of its row-major payload.
+/// With row-major shape s, find the outermost dimension k whose inner rows (product of s[k+1..])
+/// fit into `chunk_bytes`. A chunk spans one index of every dimension before k, r =
+/// floor(chunk_bytes / row_bytes) indices of dimension k, and all of what follows. Chunks of a
+/// whole tensor, in key order, are therefore consecutive byte ranges of its row-major payload.
 
 #include <cstdint>
 #include <span>
@@ -19,7 +19,8 @@ inline constexpr uint64_t kDefaultChunkBytes = 4 << 20;
 class ChunkGrid {
  public:
   /// kInvalidArgument: chunk_bytes is 0, an overflowing shape or an unknown dtype.
-  static Result<ChunkGrid> Make(DType dtype, Shape shape, uint64_t chunk_bytes = kDefaultChunkBytes);
+  static Result<ChunkGrid> Make(DType dtype, Shape shape,
+                                uint64_t chunk_bytes = kDefaultChunkBytes);
 
   /// 1 for a scalar, 0 for a tensor without elements.
   uint64_t chunk_count() const { return chunk_count_; }
@@ -33,10 +34,10 @@ class ChunkGrid {
   ChunkGrid() = default;
   Shape shape_;
   uint64_t element_bytes_ = 0;
-  size_t split_dim_ = 0;       // k above; shape_.size() for a scalar
-  uint64_t rows_ = 0;          // r above
-  uint64_t row_bytes_ = 0;     // bytes of one index of dimension k
-  uint64_t pieces_ = 0;        // chunks along dimension k
+  size_t split_dim_ = 0;    // k above; shape_.size() for a scalar
+  uint64_t rows_ = 0;       // r above
+  uint64_t row_bytes_ = 0;  // bytes of one index of dimension k
+  uint64_t pieces_ = 0;     // chunks along dimension k
   uint64_t chunk_count_ = 0;
 };
 

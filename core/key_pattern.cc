@@ -1,22 +1,27 @@
-// Matching FQNs against patterns with a set of pattern positions, so that no pattern is exponential.
+// Matching FQNs against patterns with a set of pattern positions, so that no pattern is
+// exponential.
 
 #include "core/key_pattern.h"
 
-#include <algorithm>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 
 namespace cairn::core {
 namespace {
 
 constexpr std::string_view kWildcards = "*?[";
 
-// The next UTF-8 code point of `text` at `*at`. A byte that begins none stands for itself, above all
-// code points, so that any bytes can be matched.
+// The next UTF-8 code point of `text` at `*at`. A byte that begins none stands for itself, above
+// all code points, so that any bytes can be matched.
 uint32_t NextCharacter(std::string_view text, size_t* at) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned lead = byte(*at);
-  const size_t length = lead < 0x80 ? 1 : lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc0 ? 2 : 0;
+  const size_t length = lead < 0x80    ? 1
+                        : lead >= 0xf0 ? 4
+                        : lead >= 0xe0 ? 3
+                        : lead >= 0xc0 ? 2
+                                       : 0;
   if (length == 1 || length == 0 || *at + length > text.size()) {
     ++*at;
     return lead < 0x80 ? lead : 0x110000 + lead;

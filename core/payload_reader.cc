@@ -75,8 +75,8 @@ Result<uint64_t> ReadRowMajor(const CheckpointStore& store, const kv::StepInfo& 
   for (size_t t = 0; t < tensors.size(); ++t) {
     CAIRN_TRY_ASSIGN(const ChunkGrid grid, ChunkGrid::Make(tensors[t].dtype, tensors[t].shape));
     for (uint64_t i = 0; i < grid.chunk_count(); ++i) {
-      CAIRN_TRY(window.Add(t, tensors[t], grid.chunk(i), grid.offset_bytes(i),
-                           grid.length_bytes(i)));
+      CAIRN_TRY(
+          window.Add(t, tensors[t], grid.chunk(i), grid.offset_bytes(i), grid.length_bytes(i)));
     }
   }
   CAIRN_TRY(window.Flush());

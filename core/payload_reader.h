@@ -9,14 +9,14 @@
 
 namespace cairn::core {
 
-/// `tensor` is the index in the list that was asked for; pieces of one tensor come in order and hold
-/// whole elements. The bytes are valid during the call only.
+/// `tensor` is the index in the list that was asked for; pieces of one tensor come in order and
+/// hold whole elements. The bytes are valid during the call only.
 using PieceCallback = std::function<Result<void>(size_t tensor, uint64_t offset_bytes,
                                                  std::span<const std::byte> bytes)>;
 
 /// Calls `piece` for all bytes of all of `tensors`, in their order; tensors without elements get no
-/// call. Every byte is checked before it is handed on. Errors: as CheckpointStore::Load, and those of
-/// `piece`. Memory: 32 MiB beside that of a load. Returns the bytes taken from storage.
+/// call. Every byte is checked before it is handed on. Errors: as CheckpointStore::Load, and those
+/// of `piece`. Memory: 32 MiB beside that of a load. Returns the bytes taken from storage.
 Result<uint64_t> ReadRowMajor(const CheckpointStore& store, const kv::StepInfo& step,
                               std::span<const TensorInfo> tensors, const PieceCallback& piece);
 

@@ -3,14 +3,13 @@
 #include "core/safetensors.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
-
-#include <fmt/format.h>
 
 #include "core/internal/durable_file.h"
 #include "core/internal/safetensors_header.h"
@@ -116,8 +115,9 @@ Result<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
 
 Result<void> SafetensorsWriter::Append(std::span<const std::byte> bytes) {
   if (bytes.size() > left_bytes_) {
-    return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("{} bytes given where the entries have {} left", bytes.size(), left_bytes_));
+    return Fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{} bytes given where the entries have {} left", bytes.size(), left_bytes_));
   }
   left_bytes_ -= bytes.size();
   return file_->Write(bytes);
@@ -125,7 +125,8 @@ Result<void> SafetensorsWriter::Append(std::span<const std::byte> bytes) {
 
 Result<void> SafetensorsWriter::Finish() {
   if (left_bytes_ != 0) {
-    return Fail(ErrorCode::kInvalidArgument, fmt::format("{} bytes of tensors are missing", left_bytes_));
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("{} bytes of tensors are missing", left_bytes_));
   }
   return file_->Finish();
 }

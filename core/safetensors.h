@@ -1,6 +1,6 @@
 #pragma once
-/// The safetensors file format (https://github.com/huggingface/safetensors): reading files as hostile
-/// input, writing them durably, and moving whole steps in and out.
+/// The safetensors file format (https://github.com/huggingface/safetensors): reading files as
+/// hostile input, writing them durably, and moving whole steps in and out.
 
 #include <cstdint>
 #include <map>
@@ -57,12 +57,12 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
-/// The tensors of all files as one flat state dict, keyed by their names; they must outlive its use.
-/// Two tensors of one name are refused when it is saved.
+/// The tensors of all files as one flat state dict, keyed by their names; they must outlive its
+/// use. Two tensors of one name are refused when it is saved.
 StateDict SafetensorsState(std::span<const SafetensorsFile> files);
 
-/// Writes one file: a temporary beside it, synced, renamed, its directory synced. What is not finished
-/// disappears. Threads: one at a time.
+/// Writes one file: a temporary beside it, synced, renamed, its directory synced. What is not
+/// finished disappears. Threads: one at a time.
 class SafetensorsWriter {
  public:
   struct Entry {
@@ -90,14 +90,15 @@ class SafetensorsWriter {
 };
 
 struct ExportOptions {
-  uint64_t max_shard_bytes = 5'000'000'000;  // a larger selection becomes several files and an index
+  uint64_t max_shard_bytes =
+      5'000'000'000;  // a larger selection becomes several files and an index
   Progress progress;
 };
 struct ExportReport {
   std::vector<std::string> files;  // written, the index included
   uint64_t tensors = 0;
-  uint64_t bytes = 0;              // of tensors; those that share memory counted each
-  uint64_t values_left_out = 0;    // the format holds tensors only
+  uint64_t bytes = 0;            // of tensors; those that share memory counted each
+  uint64_t values_left_out = 0;  // the format holds tensors only
   double seconds = 0;
 };
 

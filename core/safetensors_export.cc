@@ -1,10 +1,10 @@
 // Export: tensors sorted as the reference implementation does, cut into shards, streamed.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
-
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "core/internal/durable_file.h"
@@ -25,11 +25,12 @@ Result<std::vector<Shard>> CutShards(const Contents& contents, uint64_t max_shar
   for (const TensorInfo& tensor : contents.tensors) {
     if (tensor.hidden) continue;
     if (!SafetensorsName(tensor.dtype)) {
-      return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                        .message = fmt::format("safetensors files cannot hold {}; leave the key out "
-                                               "with a pattern",
-                                               schema::DTypeName(tensor.dtype)),
-                        .key = tensor.fqn});
+      return Fail(
+          Error{.code = ErrorCode::kInvalidArgument,
+                .message = fmt::format("safetensors files cannot hold {}; leave the key out "
+                                       "with a pattern",
+                                       schema::DTypeName(tensor.dtype)),
+                .key = tensor.fqn});
     }
     tensors.push_back(tensor);
   }
@@ -62,8 +63,8 @@ Result<std::filesystem::path> StemOf(const std::string& out) {
     std::error_code error;
     std::filesystem::create_directories(stem.parent_path(), error);
     if (error) {
-      return Fail(SystemError(error.value(), "cannot make the directory",
-                              stem.parent_path().string()));
+      return Fail(
+          SystemError(error.value(), "cannot make the directory", stem.parent_path().string()));
     }
   }
   return stem;
@@ -72,7 +73,8 @@ Result<std::filesystem::path> StemOf(const std::string& out) {
 Result<void> WriteShard(const CheckpointStore& store, const kv::StepInfo& step, const Shard& shard,
                         const std::string& path, internal::ProgressMeter& progress) {
   std::vector<SafetensorsWriter::Entry> entries;
-  for (const TensorInfo& tensor : shard) entries.push_back({tensor.fqn, tensor.dtype, tensor.shape});
+  for (const TensorInfo& tensor : shard)
+    entries.push_back({tensor.fqn, tensor.dtype, tensor.shape});
   CAIRN_TRY_ASSIGN(const auto writer, SafetensorsWriter::Create(path, entries));
   CAIRN_TRY(ReadRowMajor(store, step, shard,
                          [&](size_t, uint64_t, std::span<const std::byte> bytes) -> Result<void> {
@@ -115,8 +117,7 @@ Result<ExportReport> ExportSafetensors(const CheckpointStore& store, const Conte
     CAIRN_TRY(file->Finish());
     report.files.push_back(std::move(path));
   }
-  report.seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
 }
 

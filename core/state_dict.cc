@@ -2,10 +2,10 @@
 
 #include "core/state_dict.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <unordered_set>
-
-#include <fmt/format.h>
 
 #include "cairn_schema/structure_generated.h"
 #include "core/internal/record_check.h"
@@ -16,7 +16,8 @@ namespace {
 // Frozen on disk: both enums must say the same.
 static_assert(static_cast<int>(NodeKind::kDict) == static_cast<int>(schema::NodeKind::Dict));
 static_assert(static_cast<int>(NodeKind::kCounter) == static_cast<int>(schema::NodeKind::Counter));
-static_assert(static_cast<int>(NodeKind::kTorchSize) == static_cast<int>(schema::NodeKind::TorchSize));
+static_assert(static_cast<int>(NodeKind::kTorchSize) ==
+              static_cast<int>(schema::NodeKind::TorchSize));
 static_assert(static_cast<int>(NodeKind::kTensor) == static_cast<int>(schema::NodeKind::Tensor));
 static_assert(static_cast<int>(NodeKind::kNumpyScalar) ==
               static_cast<int>(schema::NodeKind::NumpyScalar));
@@ -51,7 +52,8 @@ Result<void> Walk(const StateTree& tree, const Visit& visit) {
     if (node.child_count > 0) path.push_back({i, node.child_count});
   }
   for (const Open& open : path) {
-    if (open.left != 0) return Fail(ErrorCode::kDataLoss, "a state dict's structure ends too early");
+    if (open.left != 0)
+      return Fail(ErrorCode::kDataLoss, "a state dict's structure ends too early");
   }
   return {};
 }
@@ -143,7 +145,8 @@ StateTree PruneTree(const StateTree& tree, const std::vector<bool>& keep) {
   const auto& [parent, leaves, kept] = *census;
   if (kept[0] == leaves[0]) return tree;
   if (!IsContainer(tree.nodes[0].kind)) return StateTree{.nodes = {Node{}}};
-  // A container without leaves of its own lives if the nearest one around it that has some lost none.
+  // A container without leaves of its own lives if the nearest one around it that has some lost
+  // none.
   std::vector<bool> stays(tree.nodes.size());
   stays[0] = true;
   for (uint32_t i = 1; i < tree.nodes.size(); ++i) {

@@ -1,8 +1,9 @@
 #pragma once
 /// State dicts: nested maps and lists of tensors and plain values, as a tree in preorder.
 ///
-/// The FQN of a leaf is the texts of its keys joined by ".". The tree keeps what the FQN does not say:
-/// container types, key types (the int key 0 and the string key "0" differ), order, empty containers.
+/// The FQN of a leaf is the texts of its keys joined by ".". The tree keeps what the FQN does not
+/// say: container types, key types (the int key 0 and the string key "0" differ), order, empty
+/// containers.
 ///
 ///   StateDict state;
 ///   auto model = state.root().Map("model");
@@ -23,7 +24,16 @@ namespace cairn::core {
 
 // As schema::NodeKind and schema::KeyKind (static_asserted in the .cc).
 enum class NodeKind : uint8_t {
-  kDict, kOrderedDict, kCounter, kList, kTuple, kTorchSize, kTensor, kNumpyArray, kNumpyScalar, kValue
+  kDict,
+  kOrderedDict,
+  kCounter,
+  kList,
+  kTuple,
+  kTorchSize,
+  kTensor,
+  kNumpyArray,
+  kNumpyScalar,
+  kValue
 };
 enum class KeyKind : uint8_t { kRoot, kIndex, kString, kInt, kBool, kNone, kFloat };
 
@@ -31,14 +41,15 @@ constexpr bool IsContainer(NodeKind kind) { return kind <= NodeKind::kTorchSize;
 /// Containers whose children have keys of their own, not positions.
 constexpr bool IsMapping(NodeKind kind) { return kind <= NodeKind::kCounter; }
 constexpr bool IsTensor(NodeKind kind) {
-  return kind == NodeKind::kTensor || kind == NodeKind::kNumpyArray || kind == NodeKind::kNumpyScalar;
+  return kind == NodeKind::kTensor || kind == NodeKind::kNumpyArray ||
+         kind == NodeKind::kNumpyScalar;
 }
 
 struct Node {
   NodeKind kind = NodeKind::kDict;
   KeyKind key_kind = KeyKind::kRoot;
-  std::string key;            // text of the last path element
-  uint32_t child_count = 0;   // direct children; 0 for leaves
+  std::string key;           // text of the last path element
+  uint32_t child_count = 0;  // direct children; 0 for leaves
   friend bool operator==(const Node&, const Node&) = default;
 };
 
@@ -66,7 +77,8 @@ std::vector<std::byte> EncodeTree(const StateTree& tree);
 Result<StateTree> DecodeTree(std::span<const std::byte> record);
 
 /// A tree with its leaves' contents; tensors are borrowed and must outlive the StateDict's use.
-/// Leaf i (in tree order) is in tensors or values according to its node's kind; `slot[i]` is the index.
+/// Leaf i (in tree order) is in tensors or values according to its node's kind; `slot[i]` is the
+/// index.
 class StateDict {
  public:
   /// Appends into one container. Valid while the StateDict is alive and until a sibling container

@@ -2,12 +2,12 @@
 
 #include "core/statistics.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <type_traits>
-
-#include <fmt/format.h>
 
 #include "core/internal/element.h"
 #include "core/payload_reader.h"

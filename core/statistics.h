@@ -2,9 +2,9 @@
 /// Numbers about the elements of a tensor, and elements as text, for every dtype.
 ///
 /// What counts as one element: a value. float4_e2m1fn_x2 holds two a byte and both count. Complex
-/// numbers count once, with their magnitude (NaN if a part is NaN, infinite if a part is). The small
-/// integer types lie one a byte and are read as that byte, signed or not; bits* are read as unsigned
-/// integers of their storage.
+/// numbers count once, with their magnitude (NaN if a part is NaN, infinite if a part is). The
+/// small integer types lie one a byte and are read as that byte, signed or not; bits* are read as
+/// unsigned integers of their storage.
 
 #include <complex>
 #include <cstdint>
@@ -21,7 +21,7 @@ struct Statistics {
   uint64_t count = 0;
   uint64_t zeros = 0;
   uint64_t nans = 0;
-  uint64_t infs = 0;               // of either sign
+  uint64_t infs = 0;  // of either sign
   /// Over all that is no NaN, infinities included; nothing if there is no such element.
   std::optional<double> min;
   std::optional<double> max;

@@ -69,11 +69,20 @@ class Runs {
 // short.
 void CopyRun(std::byte* target, const std::byte* source, uint64_t count) {
   switch (count) {
-    case 1: std::memcpy(target, source, 1); break;
-    case 2: std::memcpy(target, source, 2); break;
-    case 4: std::memcpy(target, source, 4); break;
-    case 8: std::memcpy(target, source, 8); break;
-    default: std::memcpy(target, source, count);
+    case 1:
+      std::memcpy(target, source, 1);
+      break;
+    case 2:
+      std::memcpy(target, source, 2);
+      break;
+    case 4:
+      std::memcpy(target, source, 4);
+      break;
+    case 8:
+      std::memcpy(target, source, 8);
+      break;
+    default:
+      std::memcpy(target, source, count);
   }
 }
 

@@ -17,8 +17,8 @@ void GatherBytes(const TensorView& source, uint64_t begin_bytes, std::span<std::
 void ScatterBytes(std::span<const std::byte> payload, const TensorTarget& target,
                   uint64_t begin_bytes);
 
-/// Copies `box` (global coordinates) from a row-major chunk covering `source_box` into `target`, which
-/// covers `target_box`. Requires `box` inside both.
+/// Copies `box` (global coordinates) from a row-major chunk covering `source_box` into `target`,
+/// which covers `target_box`. Requires `box` inside both.
 void CopyBox(DType dtype, std::span<const std::byte> source, const Box& source_box,
              const TensorTarget& target, const Box& target_box, const Box& box);
 

@@ -2,16 +2,17 @@
 
 #include "core/tensor.h"
 
-#include <algorithm>
-#include <limits>
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+
+#include <algorithm>
+#include <limits>
 
 namespace cairn::core {
 namespace {
 
-// Byte offsets are computed in signed 64-bit arithmetic when regions are cut, so sizes stop at 2^63.
+// Byte offsets are computed in signed 64-bit arithmetic when regions are cut, so sizes stop at
+// 2^63.
 constexpr uint64_t kMaxCount = std::numeric_limits<int64_t>::max();
 
 }  // namespace

@@ -2,10 +2,10 @@
 
 #include "core/value.h"
 
+#include <fmt/format.h>
+
 #include <bit>
 #include <cstring>
-
-#include <fmt/format.h>
 
 #include "cairn_schema/value_generated.h"
 #include "core/internal/record_check.h"
@@ -115,7 +115,8 @@ std::string EscapedBytes(std::span<const std::byte> bytes) {
       out += fmt::format("\\x{:02x}", byte);
     }
   }
-  return bytes.size() <= kShownBytes ? out + "'" : out + fmt::format("'... ({} bytes)", bytes.size());
+  return bytes.size() <= kShownBytes ? out + "'"
+                                     : out + fmt::format("'... ({} bytes)", bytes.size());
 }
 
 std::string HexOf(const BigInt& value) {
@@ -176,9 +177,9 @@ Result<std::vector<std::byte>> EncodeValue(const Value& value) {
   }
   flatbuffers::FlatBufferBuilder builder(fields.bytes.size() + 64);
   const auto bytes = fields.bytes.empty() ? 0 : builder.CreateVector(fields.bytes);
-  builder.Finish(
-      schema::CreateValueRecord(builder, schema::kRecordVersion, fields.kind, fields.integer, bytes),
-      schema::ValueRecordIdentifier());
+  builder.Finish(schema::CreateValueRecord(builder, schema::kRecordVersion, fields.kind,
+                                           fields.integer, bytes),
+                 schema::ValueRecordIdentifier());
   const auto* data = reinterpret_cast<const std::byte*>(builder.GetBufferPointer());
   return std::vector<std::byte>(data, data + builder.GetSize());
 }
@@ -197,19 +198,22 @@ Result<Value> DecodeValue(std::span<const std::byte> bytes) {
     case schema::ValueKind::Null:
       return Value(std::monostate{});
     case schema::ValueKind::Bool:
-      if (record->integer() != 0 && record->integer() != 1) return Damaged("a bool is neither 0 nor 1");
+      if (record->integer() != 0 && record->integer() != 1)
+        return Damaged("a bool is neither 0 nor 1");
       return Value(record->integer() == 1);
     case schema::ValueKind::Int:
       return Value(int64_t{record->integer()});
     case schema::ValueKind::BigInt:
-      if (!IsShortest(std::as_bytes(raw))) return Damaged("a big integer is not in its shortest form");
+      if (!IsShortest(std::as_bytes(raw)))
+        return Damaged("a big integer is not in its shortest form");
       return Value(BigInt{copy()});
     case schema::ValueKind::Float:
       if (raw.size() != 8) return Damaged("a float has not 8 bytes");
       return Value(ReadLittleEndian(raw.data()));
     case schema::ValueKind::Complex:
       if (raw.size() != 16) return Damaged("a complex number has not 16 bytes");
-      return Value(std::complex<double>(ReadLittleEndian(raw.data()), ReadLittleEndian(raw.data() + 8)));
+      return Value(
+          std::complex<double>(ReadLittleEndian(raw.data()), ReadLittleEndian(raw.data() + 8)));
     case schema::ValueKind::String:
       return Value(std::string(raw.begin(), raw.end()));
     case schema::ValueKind::Bytes:

@@ -2,10 +2,10 @@
 
 #include "core/internal/aliases.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <unordered_set>
-
-#include <fmt/format.h>
 
 namespace cairn::core::internal {
 namespace {
@@ -97,7 +97,8 @@ class GroupPlanner {
 Result<MemorySpan> SpanOf(const TensorView& view) {
   CAIRN_TRY_ASSIGN(const uint64_t nbytes, TensorBytes(view.dtype, view.shape));
   if (!view.strides.empty() && view.strides.size() != view.shape.size()) {
-    return Invalid(fmt::format("{} strides for {} dimensions", view.strides.size(), view.shape.size()));
+    return Invalid(
+        fmt::format("{} strides for {} dimensions", view.strides.size(), view.shape.size()));
   }
   if (nbytes == 0) return MemorySpan{};
   if (view.data == nullptr) {
@@ -162,9 +163,8 @@ Result<std::vector<PlannedTensor>> PlanTensors(std::span<const NamedTensor> tens
     planner.Plan(group);
   }
   // std::string compares bytes, so this is the order of kv::FqnKey.
-  std::ranges::sort(planned, {}, [](const PlannedTensor& p) -> const std::string& {
-    return p.info.fqn;
-  });
+  std::ranges::sort(planned, {},
+                    [](const PlannedTensor& p) -> const std::string& { return p.info.fqn; });
   return planned;
 }
 

@@ -36,8 +36,9 @@ struct PlannedTensor {
   TensorView source;  // empty for aliases
 };
 
-/// Decides owners and aliases. In a group of overlapping tensors the row-major tensor that covers all
-/// of the group's memory (the first by FQN) owns the bytes; if there is none, a hidden uint8 tensor
+/// Decides owners and aliases. In a group of overlapping tensors the row-major tensor that covers
+/// all of the group's memory (the first by FQN) owns the bytes; if there is none, a hidden uint8
+/// tensor
 /// "<first FQN>.__storage__" does. Result in key order.
 Result<std::vector<PlannedTensor>> PlanTensors(std::span<const NamedTensor> tensors);
 

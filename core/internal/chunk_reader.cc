@@ -2,10 +2,10 @@
 
 #include "core/internal/chunk_reader.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
-
-#include <fmt/format.h>
 
 namespace cairn::core::internal {
 
@@ -17,13 +17,12 @@ Result<void> ChunkReader::Add(const std::string& fqn, const ChunkInfo& chunk,
   const uint64_t length = chunk.extent.length_bytes;
   std::byte* const direct = region.TargetOfRun(length);
   std::vector<bool> touched(direct == nullptr ? kv::PageCount(length) : 0);
-  region.ForEachTouched(direct == nullptr ? length : 0, kv::kPageBytes,
-                        [&](uint64_t begin, uint64_t end) {
-                          for (uint64_t page = begin / kv::kPageBytes;
-                               page < kv::PageCount(end); ++page) {
-                            touched[page] = true;
-                          }
-                        });
+  region.ForEachTouched(
+      direct == nullptr ? length : 0, kv::kPageBytes, [&](uint64_t begin, uint64_t end) {
+        for (uint64_t page = begin / kv::kPageBytes; page < kv::PageCount(end); ++page) {
+          touched[page] = true;
+        }
+      });
   auto job = std::make_shared<Job>(Job{.fqn = fqn, .chunk = chunk, .region = std::move(region)});
   if (direct != nullptr) {
     job->whole = true;
@@ -39,9 +38,9 @@ Result<void> ChunkReader::Add(const std::string& fqn, const ChunkInfo& chunk,
   }
   for (auto begin = first; begin != touched.end();) {
     const auto end = std::find(begin, touched.end(), false);
-    CAIRN_TRY(AddPages(job, static_cast<uint64_t>(begin - touched.begin()) * kv::kPageBytes,
-                       std::min(static_cast<uint64_t>(end - touched.begin()) * kv::kPageBytes,
-                                length)));
+    CAIRN_TRY(
+        AddPages(job, static_cast<uint64_t>(begin - touched.begin()) * kv::kPageBytes,
+                 std::min(static_cast<uint64_t>(end - touched.begin()) * kv::kPageBytes, length)));
     begin = std::find(end, touched.end(), true);
   }
   return {};
@@ -170,13 +169,14 @@ Error ChunkReader::Diagnose(const Piece& piece) {
   kv::AppendLeaves(piece.memory, computed_);
   const uint64_t first = piece.begin_bytes / kv::kPageBytes;
   const auto stored = std::span(job.leaves).subspan(first, computed_.size());
-  const auto page =
-      first + static_cast<uint64_t>(std::ranges::mismatch(computed_, stored).in1 - computed_.begin());
-  return DamagedBytes(view_, job.fqn, job.chunk,
-                      fmt::format("page {} of chunk {} does not match its digest; the bytes on disk "
-                                  "have changed",
-                                  page, FormatNumbers(job.chunk.box.offsets)),
-                      extent.offset_bytes + page * kv::kPageBytes);
+  const auto page = first + static_cast<uint64_t>(std::ranges::mismatch(computed_, stored).in1 -
+                                                  computed_.begin());
+  return DamagedBytes(
+      view_, job.fqn, job.chunk,
+      fmt::format("page {} of chunk {} does not match its digest; the bytes on disk "
+                  "have changed",
+                  page, FormatNumbers(job.chunk.box.offsets)),
+      extent.offset_bytes + page * kv::kPageBytes);
 }
 
 }  // namespace cairn::core::internal

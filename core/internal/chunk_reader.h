@@ -1,9 +1,11 @@
 #pragma once
 /// Reads parts of chunks into strided targets, every byte checked before it counts as read.
 ///
-/// 1. Add() finds the pages of the chunk that the region touches. A chunk that goes whole into one run
-///    of memory is read right there and checked by its root digest; else pages go through an arena of
-///    bounded size, and those of a chunk read in part are checked by the leaves stored in its segment.
+/// 1. Add() finds the pages of the chunk that the region touches. A chunk that goes whole into one
+/// run
+///    of memory is read right there and checked by its root digest; else pages go through an arena
+///    of bounded size, and those of a chunk read in part are checked by the leaves stored in its
+///    segment.
 /// 2. When the arena or the list of pieces is full, Flush() reads leaves first, checks them against
 ///    the root, then reads all pieces in one batch and scatters them as they arrive.
 
@@ -48,7 +50,7 @@ class ChunkReader {
     std::shared_ptr<Job> job;  // shared by the pieces of one chunk, which may fall into two flushes
     uint64_t begin_bytes = 0;  // in the chunk
     std::span<std::byte> memory;
-    bool direct = false;       // memory is the target itself
+    bool direct = false;  // memory is the target itself
   };
 
   Result<void> AddPages(const std::shared_ptr<Job>& job, uint64_t begin_bytes, uint64_t end_bytes);

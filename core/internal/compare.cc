@@ -1,8 +1,8 @@
 // Compare: two steps by keys, records and chunk digests; bytes are read only where boxes differ.
 
-#include <algorithm>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 
 #include "core/chunk_grid.h"
 #include "core/internal/list.h"

@@ -3,13 +3,12 @@
 #include "core/internal/durable_file.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <filesystem>
 #include <utility>
-
-#include <fmt/format.h>
 
 namespace cairn::core::internal {
 namespace {

@@ -9,8 +9,8 @@
 
 namespace cairn::core::internal {
 
-/// Writes to a temporary beside `path`; Finish syncs it, renames it and syncs the directory, in that
-/// order. Without Finish the destructor removes it. Threads: one at a time.
+/// Writes to a temporary beside `path`; Finish syncs it, renames it and syncs the directory, in
+/// that order. Without Finish the destructor removes it. Threads: one at a time.
 class DurableFile {
  public:
   static Result<std::unique_ptr<DurableFile>> Create(const std::string& path);

@@ -60,13 +60,15 @@ struct ComplexHalf {
 };
 struct Float4Pair {};
 
-/// Calls `visit` with the reader of `dtype` (Plain, Converted, ..., or Float4Pair); false for unknown
-/// ones.
+/// Calls `visit` with the reader of `dtype` (Plain, Converted, ..., or Float4Pair); false for
+/// unknown ones.
 template <typename Visit>
 bool VisitDType(schema::DType dtype, const Visit& visit) {
   using schema::DType;
   switch (dtype) {
-    case DType::kBool: visit(BoolElement{}); return true;
+    case DType::kBool:
+      visit(BoolElement{});
+      return true;
     case DType::kUInt8:
     case DType::kUInt1:
     case DType::kUInt2:
@@ -78,7 +80,9 @@ bool VisitDType(schema::DType dtype, const Visit& visit) {
     case DType::kBits8:
     case DType::kBits1x8:
     case DType::kBits2x4:
-    case DType::kBits4x2: visit(Plain<uint8_t>{}); return true;
+    case DType::kBits4x2:
+      visit(Plain<uint8_t>{});
+      return true;
     case DType::kInt8:
     case DType::kInt1:
     case DType::kInt2:
@@ -86,28 +90,69 @@ bool VisitDType(schema::DType dtype, const Visit& visit) {
     case DType::kInt4:
     case DType::kInt5:
     case DType::kInt6:
-    case DType::kInt7: visit(Plain<int8_t>{}); return true;
-    case DType::kInt16: visit(Plain<int16_t>{}); return true;
-    case DType::kInt32: visit(Plain<int32_t>{}); return true;
-    case DType::kInt64: visit(Plain<int64_t>{}); return true;
+    case DType::kInt7:
+      visit(Plain<int8_t>{});
+      return true;
+    case DType::kInt16:
+      visit(Plain<int16_t>{});
+      return true;
+    case DType::kInt32:
+      visit(Plain<int32_t>{});
+      return true;
+    case DType::kInt64:
+      visit(Plain<int64_t>{});
+      return true;
     case DType::kUInt16:
-    case DType::kBits16: visit(Plain<uint16_t>{}); return true;
-    case DType::kUInt32: visit(Plain<uint32_t>{}); return true;
-    case DType::kUInt64: visit(Plain<uint64_t>{}); return true;
-    case DType::kFloat16: visit(Converted<uint16_t, HalfToFloat>{}); return true;
-    case DType::kBFloat16: visit(Converted<uint16_t, BFloat16ToFloat>{}); return true;
-    case DType::kFloat32: visit(Plain<float>{}); return true;
-    case DType::kFloat64: visit(Plain<double>{}); return true;
-    case DType::kComplex32: visit(ComplexHalf{}); return true;
-    case DType::kComplex64: visit(Plain<std::complex<float>>{}); return true;
-    case DType::kComplex128: visit(Plain<std::complex<double>>{}); return true;
-    case DType::kFloat8E4M3FN: visit(Converted<uint8_t, Float8E4M3FNToFloat>{}); return true;
-    case DType::kFloat8E4M3FNUZ: visit(Converted<uint8_t, Float8E4M3FNUZToFloat>{}); return true;
-    case DType::kFloat8E5M2: visit(Converted<uint8_t, Float8E5M2ToFloat>{}); return true;
-    case DType::kFloat8E5M2FNUZ: visit(Converted<uint8_t, Float8E5M2FNUZToFloat>{}); return true;
-    case DType::kFloat8E8M0FNU: visit(Converted<uint8_t, Float8E8M0FNUToFloat>{}); return true;
-    case DType::kFloat4E2M1FNx2: visit(Float4Pair{}); return true;
-    case DType::kUnknown: break;
+    case DType::kBits16:
+      visit(Plain<uint16_t>{});
+      return true;
+    case DType::kUInt32:
+      visit(Plain<uint32_t>{});
+      return true;
+    case DType::kUInt64:
+      visit(Plain<uint64_t>{});
+      return true;
+    case DType::kFloat16:
+      visit(Converted<uint16_t, HalfToFloat>{});
+      return true;
+    case DType::kBFloat16:
+      visit(Converted<uint16_t, BFloat16ToFloat>{});
+      return true;
+    case DType::kFloat32:
+      visit(Plain<float>{});
+      return true;
+    case DType::kFloat64:
+      visit(Plain<double>{});
+      return true;
+    case DType::kComplex32:
+      visit(ComplexHalf{});
+      return true;
+    case DType::kComplex64:
+      visit(Plain<std::complex<float>>{});
+      return true;
+    case DType::kComplex128:
+      visit(Plain<std::complex<double>>{});
+      return true;
+    case DType::kFloat8E4M3FN:
+      visit(Converted<uint8_t, Float8E4M3FNToFloat>{});
+      return true;
+    case DType::kFloat8E4M3FNUZ:
+      visit(Converted<uint8_t, Float8E4M3FNUZToFloat>{});
+      return true;
+    case DType::kFloat8E5M2:
+      visit(Converted<uint8_t, Float8E5M2ToFloat>{});
+      return true;
+    case DType::kFloat8E5M2FNUZ:
+      visit(Converted<uint8_t, Float8E5M2FNUZToFloat>{});
+      return true;
+    case DType::kFloat8E8M0FNU:
+      visit(Converted<uint8_t, Float8E8M0FNUToFloat>{});
+      return true;
+    case DType::kFloat4E2M1FNx2:
+      visit(Float4Pair{});
+      return true;
+    case DType::kUnknown:
+      break;
   }
   return false;
 }

@@ -62,21 +62,23 @@ Result<void> AddHiddenOwners(const StepView& view, std::vector<TensorInfo>& tens
 
 Result<Contents> RunList(const StepView& view, const KeyPatterns& patterns) {
   Contents contents{.step = view.step};
-  CAIRN_TRY(ScanSelected(view, kv::Column::kTensors, patterns,
-                         [&](std::string_view fqn, std::span<const std::byte> record) -> Result<void> {
-                           CAIRN_TRY_ASSIGN(TensorInfo info, DecodeTensor(fqn, record));
-                           // Selected by what shares it, not by its own name.
-                           if (!info.hidden) contents.tensors.push_back(std::move(info));
-                           return {};
-                         }));
+  CAIRN_TRY(
+      ScanSelected(view, kv::Column::kTensors, patterns,
+                   [&](std::string_view fqn, std::span<const std::byte> record) -> Result<void> {
+                     CAIRN_TRY_ASSIGN(TensorInfo info, DecodeTensor(fqn, record));
+                     // Selected by what shares it, not by its own name.
+                     if (!info.hidden) contents.tensors.push_back(std::move(info));
+                     return {};
+                   }));
   CAIRN_TRY(AddHiddenOwners(view, contents.tensors));
-  CAIRN_TRY(ScanSelected(view, kv::Column::kValues, patterns,
-                         [&](std::string_view fqn, std::span<const std::byte> record) -> Result<void> {
-                           auto value = DecodeValue(record);
-                           if (!value) return Fail(std::move(value).error().WithKey(fqn));
-                           contents.values.push_back({std::string(fqn), *std::move(value)});
-                           return {};
-                         }));
+  CAIRN_TRY(
+      ScanSelected(view, kv::Column::kValues, patterns,
+                   [&](std::string_view fqn, std::span<const std::byte> record) -> Result<void> {
+                     auto value = DecodeValue(record);
+                     if (!value) return Fail(std::move(value).error().WithKey(fqn));
+                     contents.values.push_back({std::string(fqn), *std::move(value)});
+                     return {};
+                   }));
   CAIRN_TRY_ASSIGN(contents.tree, SelectTree(view, patterns));
   return contents;
 }

@@ -3,10 +3,10 @@
 
 #include "core/internal/load.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
-
-#include <fmt/format.h>
 
 #include "core/internal/chunk_reader.h"
 
@@ -14,9 +14,8 @@ namespace cairn::core::internal {
 namespace {
 
 std::unexpected<Error> Invalid(const LoadRequest& request, std::string message) {
-  return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                    .message = std::move(message),
-                    .key = request.fqn});
+  return Fail(Error{
+      .code = ErrorCode::kInvalidArgument, .message = std::move(message), .key = request.fqn});
 }
 
 std::vector<uint64_t> InBytes(std::vector<uint64_t> strides, uint64_t element_bytes) {
@@ -32,10 +31,10 @@ Result<void> CheckRequest(const LoadRequest& request, const TensorInfo& tensor) 
                                         schema::DTypeName(tensor.dtype)));
   }
   if (!BoxFits(request.box, tensor.shape)) {
-    return Invalid(request, fmt::format("box at {} of sizes {} leaves the stored shape {}",
-                                        FormatNumbers(request.box.offsets),
-                                        FormatNumbers(request.box.sizes),
-                                        FormatNumbers(tensor.shape)));
+    return Invalid(request,
+                   fmt::format("box at {} of sizes {} leaves the stored shape {}",
+                               FormatNumbers(request.box.offsets), FormatNumbers(request.box.sizes),
+                               FormatNumbers(tensor.shape)));
   }
   if (request.target.shape != request.box.sizes) {
     return Invalid(request, fmt::format("the target has shape {}, the box sizes {}",
@@ -215,10 +214,10 @@ class Plan {
     return {};
   }
 
-  std::vector<TensorInfo> requested_;         // key order
-  std::vector<TensorInfo> owners_;            // key order
-  std::vector<std::vector<Want>> wants_;      // by owner
-  std::vector<uint64_t> next_offset_bytes_;   // by owner: payload that the chunks seen so far hold
+  std::vector<TensorInfo> requested_;        // key order
+  std::vector<TensorInfo> owners_;           // key order
+  std::vector<std::vector<Want>> wants_;     // by owner
+  std::vector<uint64_t> next_offset_bytes_;  // by owner: payload that the chunks seen so far hold
   uint64_t total_bytes_ = 0;
 };
 
@@ -237,11 +236,12 @@ Result<void> CheckAlias(const TensorInfo& alias, const TensorInfo& owner) {
          !__builtin_mul_overflow(last, schema::ElementBytes(alias.dtype), &last) &&
          !__builtin_add_overflow(last, alias.alias_offset_bytes, &end) && end <= owner.nbytes;
   if (fits || alias.nbytes == 0) return {};
-  return Fail(Error{.code = ErrorCode::kDataLoss,
-                    .message = fmt::format("TensorRecord is damaged: it leads out of the {} bytes of "
-                                           "'{}', which it shares",
-                                           owner.nbytes, owner.fqn),
-                    .key = alias.fqn});
+  return Fail(
+      Error{.code = ErrorCode::kDataLoss,
+            .message = fmt::format("TensorRecord is damaged: it leads out of the {} bytes of "
+                                   "'{}', which it shares",
+                                   owner.nbytes, owner.fqn),
+            .key = alias.fqn});
 }
 
 Result<TensorInfo> FindOwner(const StepView& view, const TensorInfo& alias) {

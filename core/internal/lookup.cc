@@ -2,10 +2,10 @@
 
 #include "core/internal/lookup.h"
 
-#include <algorithm>
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+
+#include <algorithm>
 
 #include "kv/key.h"
 
@@ -17,8 +17,7 @@ constexpr uint64_t kSeekCost = 16;
 
 uint64_t CommonEnds(std::string_view a, std::string_view b) {
   const auto front = std::ranges::mismatch(a, b).in1 - a.begin();
-  const auto back =
-      std::mismatch(a.rbegin(), a.rend(), b.rbegin(), b.rend()).first - a.rbegin();
+  const auto back = std::mismatch(a.rbegin(), a.rend(), b.rbegin(), b.rend()).first - a.rbegin();
   return static_cast<uint64_t>(
       std::min<ptrdiff_t>(front + back, static_cast<ptrdiff_t>(std::min(a.size(), b.size()))));
 }
@@ -27,19 +26,19 @@ uint64_t CommonEnds(std::string_view a, std::string_view b) {
 std::vector<std::string> CloseMatches(const StepView& view, std::string_view fqn) {
   constexpr size_t kShown = 3;
   std::vector<std::pair<uint64_t, std::string>> best;
-  const auto scanned = view.snapshot->Scan(
-      kv::Column::kTensors, view.step.generation, "",
-      [&](std::string_view key, std::span<const std::byte>) -> Result<bool> {
-        const auto parsed = kv::ParseKey(key);
-        if (!parsed) return true;
-        const uint64_t score = CommonEnds(fqn, parsed->fqn);
-        if (score * 2 < std::max(fqn.size(), parsed->fqn.size())) return true;
-        best.emplace_back(score, parsed->fqn);
-        std::ranges::stable_sort(best, std::ranges::greater{},
-                                 &std::pair<uint64_t, std::string>::first);
-        if (best.size() > kShown) best.pop_back();
-        return true;
-      });
+  const auto scanned =
+      view.snapshot->Scan(kv::Column::kTensors, view.step.generation, "",
+                          [&](std::string_view key, std::span<const std::byte>) -> Result<bool> {
+                            const auto parsed = kv::ParseKey(key);
+                            if (!parsed) return true;
+                            const uint64_t score = CommonEnds(fqn, parsed->fqn);
+                            if (score * 2 < std::max(fqn.size(), parsed->fqn.size())) return true;
+                            best.emplace_back(score, parsed->fqn);
+                            std::ranges::stable_sort(best, std::ranges::greater{},
+                                                     &std::pair<uint64_t, std::string>::first);
+                            if (best.size() > kShown) best.pop_back();
+                            return true;
+                          });
   std::vector<std::string> names;
   if (!scanned) return names;  // only a hint: the caller reports the missing key in any case
   for (auto& [score, name] : best) names.push_back(std::move(name));
@@ -68,7 +67,8 @@ Result<StepView> ViewStep(const kv::Store& store, const kv::StepInfo& step) {
   CAIRN_TRY_ASSIGN(auto snapshot, store.Latest());
   for (const kv::StepInfo& info : snapshot->steps()) {
     if (info.generation == step.generation && info.step == step.step) {
-      return StepView{.snapshot = std::move(snapshot), .step = info, .directory = store.directory()};
+      return StepView{
+          .snapshot = std::move(snapshot), .step = info, .directory = store.directory()};
     }
   }
   return Fail(Error{.code = ErrorCode::kNotFound,
@@ -80,8 +80,8 @@ Result<StepView> ViewStep(const kv::Store& store, const kv::StepInfo& step) {
 
 Result<TensorInfo> FindTensor(const StepView& view, const std::string& fqn) {
   if (fqn.find('\0') != std::string::npos) return Fail(MissingTensor(view, fqn));
-  CAIRN_TRY_ASSIGN(const auto record, view.snapshot->Get(kv::Column::kTensors, view.step.generation,
-                                                         kv::FqnKey(fqn)));
+  CAIRN_TRY_ASSIGN(const auto record,
+                   view.snapshot->Get(kv::Column::kTensors, view.step.generation, kv::FqnKey(fqn)));
   if (!record) return Fail(MissingTensor(view, fqn));
   auto info = DecodeTensor(fqn, *record);
   if (!info) return AtStep(view, std::move(info).error());
@@ -124,8 +124,8 @@ Result<void> ForEachChunk(const StepView& view, const TensorInfo& tensor,
 
 Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> tensors,
                             const std::function<Result<void>(size_t, ChunkInfo)>& visit) {
-  size_t at = 0;        // the tensor whose chunks come next
-  uint64_t seen = 0;    // of its chunks
+  size_t at = 0;      // the tensor whose chunks come next
+  uint64_t seen = 0;  // of its chunks
   const auto finish = [&]() -> Result<void> {
     const TensorInfo& tensor = tensors[at];
     if (seen != tensor.chunk_count) {

@@ -1,5 +1,6 @@
 #pragma once
-/// Finding the records of one step: its generation in a fresh snapshot, tensors, chunks, file names.
+/// Finding the records of one step: its generation in a fresh snapshot, tensors, chunks, file
+/// names.
 
 #include <functional>
 #include <memory>
@@ -41,10 +42,11 @@ Result<TensorInfo> FindTensor(const StepView& view, const std::string& fqn);
 
 /// Records of all of `fqns` (ascending, no duplicates), in the same order. One scan when they are a
 /// large part of the step, else one lookup each.
-Result<std::vector<TensorInfo>> FindTensors(const StepView& view, std::span<const std::string> fqns);
+Result<std::vector<TensorInfo>> FindTensors(const StepView& view,
+                                            std::span<const std::string> fqns);
 
-/// Calls `visit` for each chunk of `tensor`, in key order, checked against it. kDataLoss: a record is
-/// damaged, or their number is not what the tensor says.
+/// Calls `visit` for each chunk of `tensor`, in key order, checked against it. kDataLoss: a record
+/// is damaged, or their number is not what the tensor says.
 Result<void> ForEachChunk(const StepView& view, const TensorInfo& tensor,
                           const std::function<Result<void>(ChunkInfo)>& visit);
 

@@ -82,12 +82,12 @@ Result<std::optional<MappedTensor>> RunMap(const StepView& view, const std::stri
   }
   for (const ChunkInfo& chunk : run->chunks) {
     if (!verify) break;
-    CAIRN_TRY(CheckPages(
-        view, owner.fqn, chunk,
-        mapping->bytes().subspan(chunk.extent.offset_bytes, chunk.extent.length_bytes)));
+    CAIRN_TRY(
+        CheckPages(view, owner.fqn, chunk,
+                   mapping->bytes().subspan(chunk.extent.offset_bytes, chunk.extent.length_bytes)));
   }
-  const auto bytes = mapping->bytes().subspan(
-      first.offset_bytes + (begin - run->first_chunk_bytes), tensor.nbytes);
+  const auto bytes = mapping->bytes().subspan(first.offset_bytes + (begin - run->first_chunk_bytes),
+                                              tensor.nbytes);
   return MappedTensor{.mapping = std::move(mapping), .bytes = bytes};
 }
 

@@ -2,10 +2,10 @@
 
 #include "core/internal/records.h"
 
-#include <algorithm>
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+
+#include <algorithm>
 
 #include "cairn_schema/chunk_generated.h"
 #include "cairn_schema/tensor_generated.h"
@@ -21,8 +21,8 @@ std::vector<uint64_t> ToVector(const flatbuffers::Vector<uint64_t>* numbers) {
 }
 
 std::unexpected<Error> Damaged(std::string_view fqn, std::string why) {
-  return Fail(Error{
-      .code = ErrorCode::kDataLoss, .message = std::move(why), .key = std::string(fqn)});
+  return Fail(
+      Error{.code = ErrorCode::kDataLoss, .message = std::move(why), .key = std::string(fqn)});
 }
 
 }  // namespace
@@ -63,17 +63,17 @@ Result<TensorInfo> DecodeTensor(std::string_view fqn, std::span<const std::byte>
                   .alias_strides = ToVector(record->alias_strides()),
                   .hidden = record->hidden()};
   if (!schema::FindDType(info.dtype)) {
-    return Fail(Error{
-        .code = ErrorCode::kUnimplemented,
-        .message = fmt::format("dtype code {} is unknown to this version; upgrade to read it",
-                               record->dtype()),
-        .key = std::string(fqn)});
+    return Fail(
+        Error{.code = ErrorCode::kUnimplemented,
+              .message = fmt::format("dtype code {} is unknown to this version; upgrade to read it",
+                                     record->dtype()),
+              .key = std::string(fqn)});
   }
   const auto nbytes = TensorBytes(info.dtype, info.shape);
   if (!nbytes || *nbytes != info.nbytes) {
-    return Damaged(fqn, fmt::format("TensorRecord is damaged: {} bytes do not agree with {} of shape {}",
-                                    info.nbytes, schema::DTypeName(info.dtype),
-                                    FormatNumbers(info.shape)));
+    return Damaged(
+        fqn, fmt::format("TensorRecord is damaged: {} bytes do not agree with {} of shape {}",
+                         info.nbytes, schema::DTypeName(info.dtype), FormatNumbers(info.shape)));
   }
   if (record->alias_of() == nullptr) {
     if (!info.alias_strides.empty()) {
@@ -90,7 +90,8 @@ Result<TensorInfo> DecodeTensor(std::string_view fqn, std::span<const std::byte>
 
 Result<DecodedChunk> DecodeChunk(std::string_view key, std::span<const std::byte> bytes) {
   CAIRN_TRY_ASSIGN(kv::ParsedKey parsed, kv::ParseKey(key));
-  auto checked = Checked<schema::ChunkRecord>(bytes, schema::ChunkRecordIdentifier(), "ChunkRecord");
+  auto checked =
+      Checked<schema::ChunkRecord>(bytes, schema::ChunkRecordIdentifier(), "ChunkRecord");
   if (!checked) return Fail(std::move(checked).error().WithKey(parsed.fqn));
   const schema::ChunkRecord* record = *checked;
   const auto where = FormatNumbers(parsed.offsets_elements);
@@ -102,7 +103,8 @@ Result<DecodedChunk> DecodeChunk(std::string_view key, std::span<const std::byte
                       .key = std::string(parsed.fqn)});
   }
   if (record->extent() == nullptr || record->digest() == nullptr) {
-    return Damaged(parsed.fqn, fmt::format("ChunkRecord {} is damaged: no extent or digest", where));
+    return Damaged(parsed.fqn,
+                   fmt::format("ChunkRecord {} is damaged: no extent or digest", where));
   }
   ChunkInfo info{
       .box = {.offsets = std::move(parsed.offsets_elements), .sizes = ToVector(record->sizes())},

@@ -1,6 +1,6 @@
 #pragma once
-/// Records of tensors and chunks as core reads and writes them: nothing is used unverified, and every
-/// error names the key. Threads: all functions are pure.
+/// Records of tensors and chunks as core reads and writes them: nothing is used unverified, and
+/// every error names the key. Threads: all functions are pure.
 
 #include <optional>
 #include <span>
@@ -30,7 +30,8 @@ Result<DecodedChunk> DecodeChunk(std::string_view key, std::span<const std::byte
 Result<void> CheckChunk(const TensorInfo& tensor, const ChunkInfo& chunk);
 
 /// Where the box begins in the row-major payload of the whole tensor, if it is one run of it.
-std::optional<uint64_t> RunOffsetBytes(DType dtype, std::span<const uint64_t> shape, const Box& box);
+std::optional<uint64_t> RunOffsetBytes(DType dtype, std::span<const uint64_t> shape,
+                                       const Box& box);
 
 /// "[0, 4096]"
 std::string FormatNumbers(std::span<const uint64_t> numbers);

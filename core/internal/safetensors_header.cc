@@ -2,14 +2,14 @@
 
 #include "core/internal/safetensors_header.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <unordered_set>
-
-#include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "core/internal/records.h"
 
@@ -55,8 +55,8 @@ struct RawTensor {
   std::optional<std::vector<uint64_t>> data_offsets;
 };
 
-// Follows the parser's events through the one structure that a header may have. Every event that does
-// not fit ends the parsing, so that hostile nesting never builds anything up.
+// Follows the parser's events through the one structure that a header may have. Every event that
+// does not fit ends the parsing, so that hostile nesting never builds anything up.
 class Handler : public nlohmann::json_sax<nlohmann::json> {
  public:
   std::vector<RawTensor> tensors;
@@ -214,8 +214,8 @@ Result<SafetensorsHeader> ParseSafetensorsHeader(std::string_view json, uint64_t
   uint64_t end = 0;
   for (const auto& tensor : header.tensors) {
     if (tensor.begin_bytes != end) {
-      return Damaged(fmt::format("tensor '{}' begins at byte {} where {} was expected: {}", tensor.name,
-                                 tensor.begin_bytes, end,
+      return Damaged(fmt::format("tensor '{}' begins at byte {} where {} was expected: {}",
+                                 tensor.name, tensor.begin_bytes, end,
                                  tensor.begin_bytes < end ? "tensors overlap" : "there is a hole"));
     }
     end = tensor.end_bytes;
@@ -245,14 +245,14 @@ Result<std::string> FormatSafetensorsHeader(std::span<const SafetensorsWriter::E
     }
     for (const SafetensorsWriter::Entry& entry : entries) {
       const auto invalid = [&](std::string why) {
-        return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                          .message = std::move(why),
-                          .key = entry.name});
+        return Fail(Error{
+            .code = ErrorCode::kInvalidArgument, .message = std::move(why), .key = entry.name});
       };
       const auto name = SafetensorsName(entry.dtype);
       if (!name) {
-        return invalid(fmt::format("safetensors files cannot hold {}; leave the key out or convert it",
-                                   schema::DTypeName(entry.dtype)));
+        return invalid(
+            fmt::format("safetensors files cannot hold {}; leave the key out or convert it",
+                        schema::DTypeName(entry.dtype)));
       }
       if (entry.name == "__metadata__" || !names.insert(entry.name).second) {
         return invalid("this name cannot stand in a safetensors file, or stands there already");
@@ -277,9 +277,10 @@ Result<std::string> FormatSafetensorsHeader(std::span<const SafetensorsWriter::E
   json += '}';
   while (json.size() % 8 != 0) json += ' ';
   if (json.size() > kMaxSafetensorsHeaderBytes) {
-    return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("the header would have {} bytes, the format allows {}; export fewer keys",
-                            json.size(), kMaxSafetensorsHeaderBytes));
+    return Fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("the header would have {} bytes, the format allows {}; export fewer keys",
+                    json.size(), kMaxSafetensorsHeaderBytes));
   }
   *data_bytes = offset;
   return json;

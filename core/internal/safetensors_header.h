@@ -16,7 +16,7 @@ struct SafetensorsHeader {
   struct Tensor {
     std::string name;
     DType dtype = DType::kUnknown;
-    Shape shape;  // as torch counts
+    Shape shape;               // as torch counts
     uint64_t begin_bytes = 0;  // from the end of the header
     uint64_t end_bytes = 0;
   };
@@ -24,8 +24,8 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-/// `data_bytes` follow the header in the file. Memory: in proportion to the header; nesting is never
-/// deeper than the format's. Errors as SafetensorsFile::Open.
+/// `data_bytes` follow the header in the file. Memory: in proportion to the header; nesting is
+/// never deeper than the format's. Errors as SafetensorsFile::Open.
 Result<SafetensorsHeader> ParseSafetensorsHeader(std::string_view json, uint64_t data_bytes);
 
 /// The header's JSON, padded with spaces so that the data begins on 8 bytes.

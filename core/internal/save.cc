@@ -9,12 +9,12 @@
 
 #include "core/internal/save.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <limits>
-
-#include <fmt/format.h>
 
 #include "core/chunk_grid.h"
 #include "core/internal/progress.h"
@@ -35,7 +35,7 @@ struct WorkItem {
   const TensorView* source = nullptr;
   std::string key;
   Shape sizes;
-  uint64_t begin_bytes = 0;   // in the row-major payload of the tensor
+  uint64_t begin_bytes = 0;  // in the row-major payload of the tensor
   uint64_t length_bytes = 0;
   kv::StepWriter::Placement placement = kv::StepWriter::Placement::kFollow;
   std::optional<ChunkInfo> base;
@@ -43,7 +43,8 @@ struct WorkItem {
   kv::Digest digest;
 };
 
-std::span<const std::byte> PageOf(const WorkItem& item, uint64_t page, std::span<std::byte> scratch) {
+std::span<const std::byte> PageOf(const WorkItem& item, uint64_t page,
+                                  std::span<std::byte> scratch) {
   const uint64_t begin = page * kv::kPageBytes;
   const uint64_t count = std::min(kv::kPageBytes, item.length_bytes - begin);
   const TensorView& source = *item.source;
@@ -135,9 +136,8 @@ class ItemWriter {
     for (WorkItem& item : window_) {
       if (item.base) candidates.push_back(&item);
     }
-    pool_.Run(candidates.size(), [&](size_t i, size_t worker) {
-      DigestItem(*candidates[i], scratch_[worker]);
-    });
+    pool_.Run(candidates.size(),
+              [&](size_t i, size_t worker) { DigestItem(*candidates[i], scratch_[worker]); });
     for (WorkItem& item : window_) {
       CAIRN_TRY(AddTensorRecords(item.tensor + 1));
       CAIRN_TRY(Write(item));
@@ -169,8 +169,7 @@ class ItemWriter {
   Result<void> AddTensorRecords(size_t end) {
     for (; next_tensor_ < end; ++next_tensor_) {
       const TensorInfo& info = plan_.tensors[next_tensor_].info;
-      CAIRN_TRY(
-          writer_.AddRecord(kv::Column::kTensors, kv::FqnKey(info.fqn), EncodeTensor(info)));
+      CAIRN_TRY(writer_.AddRecord(kv::Column::kTensors, kv::FqnKey(info.fqn), EncodeTensor(info)));
     }
     return {};
   }
@@ -184,11 +183,12 @@ class ItemWriter {
       return progress_.Add(item.length_bytes);
     }
     CAIRN_TRY_ASSIGN(const kv::StepWriter::Appended appended,
-                     writer_.Append(item.length_bytes, item.placement,
-                                    [&](uint64_t page, std::span<std::byte> scratch) {
-                                      return PageOf(item, page, scratch);
-                                    },
-                                    item.leaves));
+                     writer_.Append(
+                         item.length_bytes, item.placement,
+                         [&](uint64_t page, std::span<std::byte> scratch) {
+                           return PageOf(item, page, scratch);
+                         },
+                         item.leaves));
     CAIRN_TRY(writer_.AddChunk(item.key, item.sizes, appended.extent, appended.digest, step_,
                                /*reused=*/false));
     return progress_.Add(item.length_bytes);
@@ -199,7 +199,7 @@ class ItemWriter {
   WorkerPool& pool_;
   ProgressMeter& progress_;
   uint64_t step_;
-  size_t next_tensor_ = 0;  // whose record is not yet added
+  size_t next_tensor_ = 0;                       // whose record is not yet added
   std::vector<std::vector<std::byte>> scratch_;  // one page a worker
   std::vector<WorkItem> window_;
   uint64_t window_bytes_ = 0;
@@ -229,9 +229,9 @@ Result<void> MergeWithBase(const Base& base, const SavePlan& plan, uint64_t own_
     if (items.done()) return false;
     if (items.Peek().key != key) return true;
     WorkItem item = items.Take();
-    // A base record that cannot be read costs the saving of one chunk, never the save: the bytes to be
-    // stored are at hand. Key and sizes equal and the bytes too, it is the same chunk, whatever dtype
-    // the base gave these bytes.
+    // A base record that cannot be read costs the saving of one chunk, never the save: the bytes to
+    // be stored are at hand. Key and sizes equal and the bytes too, it is the same chunk, whatever
+    // dtype the base gave these bytes.
     auto decoded = DecodeChunk(key, record);
     if (decoded && decoded->info.box.sizes == item.sizes &&
         decoded->info.extent.length_bytes == item.length_bytes) {
@@ -260,9 +260,9 @@ Result<std::vector<ChunkGrid>> MakeGrids(std::vector<PlannedTensor>& tensors,
   grids.reserve(tensors.size());
   for (PlannedTensor& tensor : tensors) {
     const bool alias = tensor.info.alias_of.has_value();
-    CAIRN_TRY_ASSIGN(ChunkGrid grid, ChunkGrid::Make(tensor.info.dtype,
-                                                     alias ? Shape{0} : tensor.info.shape,
-                                                     chunk_bytes));
+    CAIRN_TRY_ASSIGN(
+        ChunkGrid grid,
+        ChunkGrid::Make(tensor.info.dtype, alias ? Shape{0} : tensor.info.shape, chunk_bytes));
     tensor.info.chunk_count = grid.chunk_count();
     grids.push_back(std::move(grid));
   }
@@ -273,8 +273,8 @@ Result<std::vector<ChunkGrid>> MakeGrids(std::vector<PlannedTensor>& tensors,
 
 Result<SavePlan> PlanSave(const StateDict& state, const SaveOptions& options) {
   if (options.chunk_bytes > kMaxChunkBytes) {
-    return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("chunk_bytes is {}; the most is {}", options.chunk_bytes, kMaxChunkBytes));
+    return Fail(ErrorCode::kInvalidArgument, fmt::format("chunk_bytes is {}; the most is {}",
+                                                         options.chunk_bytes, kMaxChunkBytes));
   }
   CAIRN_TRY_ASSIGN(const std::vector<Leaf> leaves, FlattenTree(state.tree));
   if (leaves.size() != state.slot.size()) {

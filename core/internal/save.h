@@ -12,10 +12,10 @@ inline constexpr uint64_t kMaxChunkBytes = uint64_t{1} << 30;
 
 /// A state dict ready to be written: checked, flattened, owners and aliases decided.
 struct SavePlan {
-  std::vector<PlannedTensor> tensors;                             // key order
+  std::vector<PlannedTensor> tensors;                                  // key order
   std::vector<std::pair<std::string, std::vector<std::byte>>> values;  // key order; records
   std::vector<std::byte> structure;
-  uint64_t tensor_count = 0;                                      // leaves; hidden ones not counted
+  uint64_t tensor_count = 0;  // leaves; hidden ones not counted
   uint64_t logical_bytes = 0;
 };
 

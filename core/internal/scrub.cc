@@ -1,10 +1,10 @@
 // Verify, part two: reading every payload byte and the page digests stored beside it.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <memory>
 #include <unordered_map>
-
-#include <fmt/format.h>
 
 #include "core/internal/progress.h"
 #include "core/internal/verify.h"
@@ -97,7 +97,7 @@ class Scrubber {
     uint64_t offset_bytes = 0;  // in the segment
     uint64_t begin_bytes = 0;   // in the chunk
     std::span<std::byte> memory;
-    bool leaves = false;        // the stored page digests, not payload
+    bool leaves = false;  // the stored page digests, not payload
   };
 
   static kv::ReadRange RangeOf(const Piece& piece) {

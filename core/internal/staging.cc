@@ -2,14 +2,13 @@
 
 #include "core/internal/staging.h"
 
+#include <fmt/format.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <cstring>
 #include <span>
 #include <vector>
-
-#include <fmt/format.h>
 
 #include "core/strided_copy.h"
 
@@ -59,8 +58,8 @@ Layout Arrange(const StateDict& state, std::span<const MemorySpan> spans) {
     for (const size_t i : group) all.end = std::max(all.end, spans[i].end);
     uint64_t length = all.end - all.begin;
     const TensorView& first = state.tensors[group.front()];
-    // A lone tensor with wide gaps (a column) takes less memory without them. Its size is known to be
-    // fine: its span was computed.
+    // A lone tensor with wide gaps (a column) takes less memory without them. Its size is known to
+    // be fine: its span was computed.
     const uint64_t dense = TensorBytes(first.dtype, first.shape).value_or(length);
     const bool gather = group.size() == 1 && dense < length;
     if (gather) length = dense;
@@ -96,9 +95,9 @@ Result<void> StagingArea::Reserve(uint64_t bytes) {
   void* const memory =
       ::mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) {
-    return Fail(ErrorCode::kResourceExhausted,
-                fmt::format("no memory for {} bytes of staging; save synchronously or free some",
-                            rounded));
+    return Fail(
+        ErrorCode::kResourceExhausted,
+        fmt::format("no memory for {} bytes of staging; save synchronously or free some", rounded));
   }
   // Only a hint: fewer page faults during the first copy.
   (void)::madvise(memory, rounded, MADV_HUGEPAGE);

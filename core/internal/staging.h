@@ -20,8 +20,8 @@ class StagingArea {
   StagingArea(const StagingArea&) = delete;
   StagingArea& operator=(const StagingArea&) = delete;
 
-  /// The same state with its tensors in this area; what overlapped in memory overlaps likewise. Valid
-  /// until the next Copy. kInvalidArgument: a bad tensor. kResourceExhausted: no memory.
+  /// The same state with its tensors in this area; what overlapped in memory overlaps likewise.
+  /// Valid until the next Copy. kInvalidArgument: a bad tensor. kResourceExhausted: no memory.
   Result<StateDict> Copy(const StateDict& state);
 
   uint64_t capacity_bytes() const { return capacity_bytes_; }

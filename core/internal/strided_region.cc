@@ -9,8 +9,8 @@ namespace cairn::core::internal {
 
 StridedRegion::StridedRegion(std::span<const uint64_t> sizes,
                              std::span<const uint64_t> source_strides_bytes,
-                             std::span<const uint64_t> target_strides_bytes,
-                             uint64_t element_bytes, int64_t base_bytes, std::byte* target)
+                             std::span<const uint64_t> target_strides_bytes, uint64_t element_bytes,
+                             int64_t base_bytes, std::byte* target)
     : run_bytes_(static_cast<int64_t>(element_bytes)), base_bytes_(base_bytes), target_(target) {
   for (size_t d = 0; d < sizes.size(); ++d) {
     if (sizes[d] == 1) continue;

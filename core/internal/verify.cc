@@ -1,17 +1,18 @@
 // Verify, part one: the records of every step, held against each other.
 //
 // 1. kv checks files, manifests and its own columns.
-// 2. For each step: structure, tensors, values and chunks decode; chunks tile their tensors; aliases
+// 2. For each step: structure, tensors, values and chunks decode; chunks tile their tensors;
+// aliases
 //    stay inside their owners; the leaves of the tree are exactly the tensors and values.
 // 3. Every distinct extent is read once and checked (scrub.cc).
 
 #include "core/internal/verify.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <set>
-
-#include <fmt/format.h>
 
 #include "core/internal/load.h"
 #include "core/state_dict.h"
@@ -71,9 +72,8 @@ class StepChecker {
     damage_({std::move(error)});
   }
   void Report(std::string_view fqn, std::string message) {
-    Report(Error{.code = ErrorCode::kDataLoss,
-                 .message = std::move(message),
-                 .key = std::string(fqn)});
+    Report(Error{
+        .code = ErrorCode::kDataLoss, .message = std::move(message), .key = std::string(fqn)});
   }
 
   // Scans a column; `visit` reports what is wrong with one record and never ends the scan.
@@ -130,9 +130,9 @@ class StepChecker {
 
   void AddPayload(const DecodedChunk& decoded) {
     const kv::Extent& extent = decoded.info.extent;
-    const auto [at, added] = payload_->try_emplace(
-        Place(extent.segment_id, extent.offset_bytes),
-        ScrubItem{view_.step.step, std::string(decoded.fqn), decoded.info});
+    const auto [at, added] =
+        payload_->try_emplace(Place(extent.segment_id, extent.offset_bytes),
+                              ScrubItem{view_.step.step, std::string(decoded.fqn), decoded.info});
     if (added) return;
     const ScrubItem& other = at->second;
     if (other.chunk.extent == extent && other.chunk.digest == decoded.info.digest) return;

@@ -6,8 +6,8 @@
 
 namespace cairn::core::internal {
 
-/// See CheckpointStore::Verify. Goes on after damage; errors are returned only where nothing more can
-/// be said (the store cannot be read at all, or the caller cancelled).
+/// See CheckpointStore::Verify. Goes on after damage; errors are returned only where nothing more
+/// can be said (the store cannot be read at all, or the caller cancelled).
 Result<uint64_t> RunVerify(const kv::Store& store, std::optional<uint64_t> step,
                            const std::function<void(const kv::Damage&)>& damage,
                            const Progress& progress);

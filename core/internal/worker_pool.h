@@ -20,8 +20,9 @@ class WorkerPool {
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
-  /// Calls work(i, worker) for every i in [0, count), in any order, from up to thread_count() threads;
-  /// `worker` is below thread_count() and no two calls at one time share it. Returns when all are done.
+  /// Calls work(i, worker) for every i in [0, count), in any order, from up to thread_count()
+  /// threads; `worker` is below thread_count() and no two calls at one time share it. Returns when
+  /// all are done.
   void Run(size_t count, const std::function<void(size_t, size_t)>& work);
 
   size_t thread_count() const { return threads_.size() + 1; }

@@ -19,20 +19,44 @@
 
 #include "kv/internal/fault_point.h"
 #include "kv/internal/file.h"
+#include "kv/internal/table_check.h"
 
 namespace cairn::kv::internal {
 
-/// RocksDB's view of the disk, with removals that wait until no reader is just opening.
+/// RocksDB's view of the disk: no table is taken in before it was looked at, and removals wait until no
+/// reader is just opening.
 class IndexFileSystem final : public rocksdb::FileSystemWrapper {
  public:
   explicit IndexFileSystem(const std::string& gate_path)
       : FileSystemWrapper(rocksdb::FileSystem::Default()),
-        gate_fd_(::open(gate_path.c_str(), O_RDONLY | O_CLOEXEC)) {}
+        gate_fd_(gate_path.empty() ? -1 : ::open(gate_path.c_str(), O_RDONLY | O_CLOEXEC)) {}
   ~IndexFileSystem() override {
     if (gate_fd_ >= 0) ::close(gate_fd_);
   }
   static const char* kClassName() { return "CairnIndexFileSystem"; }
   const char* Name() const override { return kClassName(); }
+
+  rocksdb::IOStatus NewRandomAccessFile(const std::string& name, const rocksdb::FileOptions& options,
+                                        std::unique_ptr<rocksdb::FSRandomAccessFile>* result,
+                                        rocksdb::IODebugContext* debug) override {
+    rocksdb::IOStatus opened = target()->NewRandomAccessFile(name, options, result, debug);
+    if (!opened.ok() || !name.ends_with(".sst")) return opened;
+    uint64_t file_bytes = 0;
+    opened = target()->GetFileSize(name, options.io_options, &file_bytes, debug);
+    if (!opened.ok()) return opened;
+    const auto read = [&](uint64_t offset_bytes, std::span<std::byte> bytes) {
+      auto* scratch = reinterpret_cast<char*>(bytes.data());
+      rocksdb::Slice got;
+      if (!(*result)->Read(offset_bytes, bytes.size(), options.io_options, &got, scratch, debug).ok() ||
+          got.size() != bytes.size()) {
+        return false;
+      }
+      if (got.data() != scratch) std::memcpy(scratch, got.data(), got.size());
+      return true;
+    };
+    if (HasSoundProperties(file_bytes, read)) return opened;
+    return rocksdb::IOStatus::Corruption("table with damaged properties or footer", name);
+  }
 
   /// What cannot be removed now is removed later, at the latest by the next open for writing, which
   /// finds every file that RocksDB's manifest does not name.
@@ -217,10 +241,10 @@ Result<void> Index::OpenOnce(bool create) {
   }
   rocksdb::DB* database = nullptr;
   rocksdb::Status status;
+  file_system_ = std::make_shared<IndexFileSystem>(writable_ ? gate_path : "");
+  environment_ = rocksdb::NewCompositeEnv(file_system_);
+  options.env = environment_.get();
   if (writable_) {
-    file_system_ = std::make_shared<IndexFileSystem>(gate_path);
-    environment_ = rocksdb::NewCompositeEnv(file_system_);
-    options.env = environment_.get();
     status = rocksdb::DB::Open(options, path, descriptors, &columns_, &database);
   } else {
     CAIRN_TRY_ASSIGN(const ReaderGate gate, ReaderGate::Enter(gate_path, deadline_));

@@ -45,14 +45,15 @@ TEST(ChunkGridTest, AnElementWiderThanAChunkIsAChunk) {
 }
 
 TEST(ChunkGridTest, RefusesImpossibleArguments) {
-  EXPECT_THAT(ChunkGrid::Make(DType::kInt8, {1}, 0), IsError(ErrorCode::kInvalidArgument, "chunk_bytes"));
+  EXPECT_THAT(ChunkGrid::Make(DType::kInt8, {1}, 0),
+              IsError(ErrorCode::kInvalidArgument, "chunk_bytes"));
   EXPECT_THAT(ChunkGrid::Make(DType::kUnknown, {1}), IsError(ErrorCode::kInvalidArgument, "dtype"));
   EXPECT_THAT(ChunkGrid::Make(DType::kInt8, {uint64_t{1} << 40, uint64_t{1} << 40}),
               IsError(ErrorCode::kInvalidArgument, "2^63"));
 }
 
-// Invariants: chunks in order are consecutive runs of the row-major payload and end with it; none but
-// single elements exceeds the chunk size.
+// Invariants: chunks in order are consecutive runs of the row-major payload and end with it; none
+// but single elements exceeds the chunk size.
 TEST(ChunkGridTest, ChunksTileAnyTensor) {
   SeededRandom random;
   for (int round = 0; round < 500; ++round) {

@@ -1,9 +1,9 @@
 // Flipped bits: found by every read that touches them and by Verify, with key, segment and offset.
 
+#include <fmt/format.h>
+
 #include <filesystem>
 #include <fstream>
-
-#include <fmt/format.h>
 
 #include "tests/core/test_tensor.h"
 

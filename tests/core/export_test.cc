@@ -1,9 +1,9 @@
 // Steps out to safetensors files and in again.
 
+#include <fmt/format.h>
+
 #include <filesystem>
 #include <fstream>
-
-#include <fmt/format.h>
 
 #include "core/payload_reader.h"
 #include "core/safetensors.h"

@@ -1,8 +1,8 @@
 // Boxes of tensors: the right bytes, and no more pages than they touch.
 
-#include <cstring>
-
 #include <fmt/format.h>
+
+#include <cstring>
 
 #include "tests/core/strided_fixture.h"
 #include "tests/core/test_tensor.h"
@@ -132,7 +132,8 @@ TEST_F(PartialLoadTest, RandomBoxesOfRandomTensorsAndChunks) {
     const TestTensor tensor(random.Chance(0.5) ? DType::kComplex128 : DType::kInt8, shape);
     StateDict state;
     state.root().Tensor("w", tensor.view());
-    Save(1, state, {.overwrite = true, .chunk_bytes = random.Between(1, 1) << random.Between(4, 18)});
+    Save(1, state,
+         {.overwrite = true, .chunk_bytes = random.Between(1, 1) << random.Between(4, 18)});
     for (int i = 0; i < 10; ++i) {
       Box box = WholeBox(shape);
       for (size_t d = 0; d < shape.size(); ++d) {

@@ -1,9 +1,9 @@
 // A random life of a store against a model of it in memory: save, overwrite, delete, reopen; after
 // each turn every step must hold exactly what was saved.
 
-#include <map>
-
 #include <fmt/format.h>
+
+#include <map>
 
 #include "tests/core/test_tensor.h"
 
@@ -22,8 +22,8 @@ class RandomStateTest : public StoreTest {
         Shape shape(random.Between(0, 3));
         for (uint64_t& size : shape) size = random.Between(0, 40);
         const auto& info = schema::kDTypes[random.Between(0, schema::kDTypes.size() - 1)];
-        model.emplace(fqn, TestTensor(info.dtype, shape,
-                                      static_cast<uint8_t>(random.Between(0, 255))));
+        model.emplace(fqn,
+                      TestTensor(info.dtype, shape, static_cast<uint8_t>(random.Between(0, 255))));
       } else if (random.Chance(0.3)) {
         model.erase(found);
       } else if (!found->second.bytes.empty()) {

@@ -73,7 +73,8 @@ TEST(TensorRecordTest, RefusesANewerVersionAndNonsense) {
   builder.Finish(schema::CreateTensorRecord(builder, schema::kRecordVersion + 1),
                  schema::TensorRecordIdentifier());
   EXPECT_THAT(DecodeTensor("a.b", Bytes(builder)), IsError(ErrorCode::kUnimplemented, "newer"));
-  EXPECT_THAT(DecodeTensor("a.b", std::vector<std::byte>(40)), IsError(ErrorCode::kDataLoss, "a.b"));
+  EXPECT_THAT(DecodeTensor("a.b", std::vector<std::byte>(40)),
+              IsError(ErrorCode::kDataLoss, "a.b"));
   EXPECT_THAT(DecodeTensor("a.b", {}), IsError(ErrorCode::kDataLoss, "a.b"));
 }
 

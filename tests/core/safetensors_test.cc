@@ -22,12 +22,10 @@ Result<internal::SafetensorsHeader> Parse(const std::string& json, uint64_t data
 }
 
 TEST(SafetensorsHeaderTest, ReadsTensorsAndMetadata) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(
-      const auto header,
-      Parse(R"({"__metadata__":{"format":"pt"},
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto header, Parse(R"({"__metadata__":{"format":"pt"},
                "b":{"dtype":"F32","shape":[2,2],"data_offsets":[4,20]},
                "a":{"data_offsets":[0,4],"shape":[],"dtype":"I32"}}   )",
-            20));
+                                                      20));
   ASSERT_EQ(header.tensors.size(), 2u);
   EXPECT_EQ(header.tensors[0].name, "a");
   EXPECT_EQ(header.tensors[1].dtype, DType::kFloat32);

@@ -1,9 +1,9 @@
 // Whole states out and in again: every dtype, shape and kind of memory, and the errors on the way.
 
+#include <fmt/format.h>
+
 #include <cstring>
 #include <filesystem>
-
-#include <fmt/format.h>
 
 #include "tests/core/strided_fixture.h"
 #include "tests/core/test_tensor.h"
@@ -69,8 +69,7 @@ TEST_F(SaveLoadTest, StridedSourcesAndTargetsAgreeWithTheNaiveReference) {
       stride *= target.shape[d];
     }
     target.memory.resize(expected.size());
-    const LoadRequest request{
-        .fqn = "t", .box = WholeBox(source.shape), .target = target.target()};
+    const LoadRequest request{.fqn = "t", .box = WholeBox(source.shape), .target = target.target()};
     CAIRN_ASSERT_OK(store->Load(Step(step), {&request, 1}));
     ASSERT_EQ(NaiveRowMajor(target.view()), expected);
   }
@@ -137,7 +136,8 @@ TEST_F(SaveLoadTest, MissingKeyIsNamedWithItsLikes) {
   };
   EXPECT_THAT(load("model.layers.1.weight"),
               IsError(ErrorCode::kNotFound, "there is model.layers.0.weight"));
-  EXPECT_THAT(load("model.layers.1.weight"), IsError(ErrorCode::kNotFound, "model.layers.1.weight"));
+  EXPECT_THAT(load("model.layers.1.weight"),
+              IsError(ErrorCode::kNotFound, "model.layers.1.weight"));
   EXPECT_THAT(load("zzz"), IsError(ErrorCode::kNotFound, "kv-dump keys"));
   EXPECT_THAT(load(std::string("a\0b", 3)), IsError(ErrorCode::kNotFound, ""));
 }
@@ -155,8 +155,9 @@ TEST_F(SaveLoadTest, NothingIsTouchedWhenOneRequestIsWrong) {
     return store->Load(Step(1), requests);
   };
   TestTensor half(DType::kBFloat16, {4}), longer(DType::kFloat32, {5}), ok(DType::kFloat32, {4});
-  EXPECT_THAT(load_with(WholeRequest("b", half)),
-              IsError(ErrorCode::kInvalidArgument, "the target is bfloat16, the stored tensor float32"));
+  EXPECT_THAT(
+      load_with(WholeRequest("b", half)),
+      IsError(ErrorCode::kInvalidArgument, "the target is bfloat16, the stored tensor float32"));
   EXPECT_THAT(load_with(WholeRequest("b", longer)),
               IsError(ErrorCode::kInvalidArgument, "leaves the stored shape [4]"));
   LoadRequest wrong_shape = WholeRequest("b", ok);
@@ -231,8 +232,8 @@ TEST_F(SaveLoadTest, AReaderSeesStepsThatCameAfterItsOpen) {
   StateDict state;
   state.root().Tensor("w", tensor.view());
   Save(1, state);
-  CAIRN_ASSERT_OK_AND_ASSIGN(
-      const auto reader, CheckpointStore::Open(directory / "store", kv::OpenMode::kRead));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader,
+                             CheckpointStore::Open(directory / "store", kv::OpenMode::kRead));
   Save(2, state);
   CAIRN_ASSERT_OK_AND_ASSIGN(const Contents contents, reader->List({}));
   EXPECT_EQ(contents.step.step, 2u);

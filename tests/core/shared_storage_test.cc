@@ -1,9 +1,9 @@
 // Tensors that share memory: stored once, each readable by its own name, whole and in boxes.
 
+#include <fmt/format.h>
+
 #include <cstring>
 #include <map>
-
-#include <fmt/format.h>
 
 #include "tests/core/strided_fixture.h"
 #include "tests/core/test_tensor.h"
@@ -74,8 +74,8 @@ TEST_F(SharedStorageTest, ATransposedViewOfTheOwner) {
   TestTensor target(DType::kBFloat16, {3, 250}, 4);
   const LoadRequest request{.fqn = "t", .box = {{100, 20}, {3, 250}}, .target = target.target()};
   CAIRN_ASSERT_OK(store->Load(Step(1), {&request, 1}));
-  const TensorView part{DType::kBFloat16, {3, 250}, {1, 200},
-                        matrix.bytes.data() + (20 * 200 + 100) * 2};
+  const TensorView part{
+      DType::kBFloat16, {3, 250}, {1, 200}, matrix.bytes.data() + (20 * 200 + 100) * 2};
   EXPECT_EQ(target.bytes, NaiveRowMajor(part));
 }
 

@@ -146,8 +146,8 @@ void Grow(SeededRandom& random, StateDict::Builder builder, int depth) {
   }
 }
 
-// Invariants: a pruned tree is a tree whose leaves are the kept ones, in the same order; records round
-// trip.
+// Invariants: a pruned tree is a tree whose leaves are the kept ones, in the same order; records
+// round trip.
 TEST(PruneTreeTest, KeepsExactlyTheKeptLeavesOfRandomTrees) {
   SeededRandom random;
   for (int round = 0; round < 300; ++round) {

@@ -6,8 +6,8 @@
 #include <limits>
 
 #include "core/internal/element.h"
-#include "tests/support/seeded_random.h"
 #include "tests/support/result_matchers.h"
+#include "tests/support/seeded_random.h"
 
 namespace cairn::core {
 namespace {

@@ -36,8 +36,9 @@ TEST(StridedRegionTest, ColumnTouchesOnlyItsPages) {
   EXPECT_EQ(pages, (std::vector<uint64_t>{2, 12, 22, 32}));
 }
 
-// Invariants, for any strides, also ones that overlap themselves: windows of any size, in any order,
-// bring over exactly what the naive copy does; no byte that is needed lies outside the touched ranges.
+// Invariants, for any strides, also ones that overlap themselves: windows of any size, in any
+// order, bring over exactly what the naive copy does; no byte that is needed lies outside the
+// touched ranges.
 TEST(StridedRegionTest, WindowsBringOverWhatTheNaiveCopyDoes) {
   SeededRandom random;
   for (int round = 0; round < 500; ++round) {

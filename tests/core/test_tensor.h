@@ -79,8 +79,8 @@ class StoreTest : public ::testing::Test {
 
   std::vector<Error> VerifyAll(std::optional<uint64_t> step = {}) {
     std::vector<Error> found;
-    EXPECT_TRUE(testing::IsOk(store->Verify(
-        step, [&](const kv::Damage& damage) { found.push_back(damage.error); })));
+    EXPECT_TRUE(testing::IsOk(
+        store->Verify(step, [&](const kv::Damage& damage) { found.push_back(damage.error); })));
     return found;
   }
 

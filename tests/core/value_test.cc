@@ -1,9 +1,9 @@
 #include "core/value.h"
 
+#include <fmt/format.h>
+
 #include <bit>
 #include <limits>
-
-#include <fmt/format.h>
 
 #include "tests/support/result_matchers.h"
 
@@ -28,16 +28,15 @@ TEST_P(ValueRoundTripTest, ComesBackAsItWas) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, ValueRoundTripTest,
-    ::testing::Values(Value(std::monostate{}), Value(true), Value(false), Value(int64_t{0}),
-                      Value(std::numeric_limits<int64_t>::min()),
-                      Value(std::numeric_limits<int64_t>::max()),
-                      Value(BigInt{BytesOf({0, 0, 0, 0, 0, 0, 0, 0x80, 0})}),
-                      Value(BigInt{BytesOf({0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f, 0xff})}),
-                      Value(0.1), Value(-std::numeric_limits<double>::infinity()),
-                      Value(std::complex<double>(1.5, -2)), Value(std::string()),
-                      Value(std::string("h\xc3\xa9llo\0x", 8)), Value(std::string("\xed\xa0\x80")),
-                      Value(Bytes{}), Value(Bytes{BytesOf({0, 1, 255})}),
-                      Value(Pickle{BytesOf({0x80, 4})})));
+    ::testing::Values(
+        Value(std::monostate{}), Value(true), Value(false), Value(int64_t{0}),
+        Value(std::numeric_limits<int64_t>::min()), Value(std::numeric_limits<int64_t>::max()),
+        Value(BigInt{BytesOf({0, 0, 0, 0, 0, 0, 0, 0x80, 0})}),
+        Value(BigInt{BytesOf({0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f, 0xff})}), Value(0.1),
+        Value(-std::numeric_limits<double>::infinity()), Value(std::complex<double>(1.5, -2)),
+        Value(std::string()), Value(std::string("h\xc3\xa9llo\0x", 8)),
+        Value(std::string("\xed\xa0\x80")), Value(Bytes{}), Value(Bytes{BytesOf({0, 1, 255})}),
+        Value(Pickle{BytesOf({0x80, 4})})));
 
 TEST(ValueTest, DoublesKeepEveryBit) {
   for (const uint64_t bits : {uint64_t{0x7ff8000000000001}, uint64_t{0xfff0dead0000beef},
@@ -55,7 +54,8 @@ TEST(ValueTest, RefusesWhatIsTooLarge) {
 }
 
 TEST(ValueTest, RefusesABigIntThatIsNotShortest) {
-  EXPECT_THAT(EncodeValue(BigInt{BytesOf({1, 0})}), IsError(ErrorCode::kInvalidArgument, "shortest"));
+  EXPECT_THAT(EncodeValue(BigInt{BytesOf({1, 0})}),
+              IsError(ErrorCode::kInvalidArgument, "shortest"));
   EXPECT_THAT(EncodeValue(BigInt{}), IsError(ErrorCode::kInvalidArgument, "shortest"));
 }
 

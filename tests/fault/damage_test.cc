@@ -24,6 +24,7 @@
 namespace cairn::kv {
 namespace {
 
+using cairn::testing::IsError;
 using cairn::testing::IsOk;
 using cairn::testing::ScopedTempDir;
 using cairn::testing::SeededRandom;
@@ -184,6 +185,25 @@ TEST_F(DamageTest, EveryFlippedBitIsFoundOrHarmless) {
   Print("bit flips in", tallies);
 }
 
+// A fixed bug: RocksDB trusted a table's properties before it checked them, and the highest bit of one of
+// their counters ended the process.
+TEST_F(DamageTest, HighestBitOfEveryByteOfATableEndsNoProcess) {
+  for (const std::string& file : Files()) {
+    if (KindOf(file) != "index table") continue;
+    std::string text = ReadText(path_ + "/" + file);
+    Tally tally;
+    for (char& byte : text) {
+      byte = static_cast<char>(byte ^ 0x80);
+      WriteText(path_ + "/" + file, text);
+      Judge(file, fmt::format("highest bit of byte {} flipped", &byte - text.data()), tally);
+      byte = static_cast<char>(byte ^ 0x80);
+    }
+    EXPECT_EQ(tally.reported, text.size());
+    return;
+  }
+  FAIL() << "the store has no index table";
+}
+
 TEST_F(DamageTest, CutEmptiedExtendedAndMissingFilesAreFoundOrHarmless) {
   std::map<std::string, Tally> tallies;
   for (const std::string& file : Files()) {
@@ -268,8 +288,12 @@ TEST_F(DamageTest, WriterOnADamagedIndexDestroysNothing) {
         ++refused;
         EXPECT_EQ(writer.error().code, ErrorCode::kDataLoss) << writer.error().ToString();
       }
-      CAIRN_ASSERT_OK_AND_ASSIGN(const auto report, Store::RebuildIndex(copy));
-      EXPECT_THAT(report.lost, IsEmpty());
+      const auto report = Store::RebuildIndex(copy);
+      if (report) {
+        EXPECT_THAT(report->lost, IsEmpty());
+      } else {
+        EXPECT_THAT(report, IsError(ErrorCode::kFailedPrecondition, "nothing to rebuild"));
+      }
       CAIRN_ASSERT_OK_AND_ASSIGN(const Steps rebuilt, LoadAll(copy));
       EXPECT_TRUE(rebuilt == expected);
       if (HasFailure()) return;

@@ -37,7 +37,7 @@ TEST_P(GoldenStoreTest, ReadsBackAndVerifies) {
   EXPECT_THAT(damage, IsEmpty());
   CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo info, snapshot->FindStep(30));
   EXPECT_EQ(info.base_step, 20u);
-  EXPECT_EQ(info.reused_chunk_count, 2u);
+  EXPECT_EQ(info.reused_chunk_count, 1u);
 }
 
 TEST_P(GoldenStoreTest, TakesNewStepsAndRebuildsItsIndex) {
@@ -50,6 +50,7 @@ TEST_P(GoldenStoreTest, TakesNewStepsAndRebuildsItsIndex) {
   }
   expected.erase(10);
   expected[40] = GoldenStep(40, 2);
+  std::filesystem::remove(path_ + "/index/CURRENT");
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto report, Store::RebuildIndex(path_));
   EXPECT_THAT(report.lost, IsEmpty());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path_));

@@ -58,9 +58,12 @@ TEST(DigestTest, TreeIsXxh3OfLeavesAndLength) {
   }
 }
 
-TEST(DigestTest, EmptyPayloadIsTheHashOfAZeroLength) {
-  // `python3 -c "import xxhash; print(xxhash.xxh3_128(bytes(8)).hexdigest())"`
-  EXPECT_EQ(TreeOf({}).ToHex(), "27d9b2b64c0b5471f5e3c1ab4cb2a5f9");
+TEST(DigestTest, ValuesComputedByAnotherProgramComeOut) {
+  // Python with ctypes over libxxhash, following docs/format/: root = XXH3-128 of leaves and length.
+  EXPECT_EQ(TreeOf({}).ToHex(), "2c0a8a99dc147d5445c3b49d035665b2");
+  std::vector<std::byte> payload(100'000);
+  for (size_t i = 0; i < payload.size(); ++i) payload[i] = static_cast<std::byte>(i & 0xff);
+  EXPECT_EQ(TreeOf(payload).ToHex(), "fa2352bad2cdc1d62e096b521a9f7b55");
 }
 
 TEST(DigestTest, EveryByteAndTheLengthCount) {

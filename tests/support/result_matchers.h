@@ -28,8 +28,7 @@ MATCHER_P2(IsError, code, substring,
   }
   *result_listener << "which is " << ErrorCodeName(arg.error().code) << ": "
                    << arg.error().ToString();
-  return arg.error().code == code &&
-         arg.error().ToString().find(substring) != std::string::npos;
+  return arg.error().code == code && arg.error().ToString().find(substring) != std::string::npos;
 }
 
 }  // namespace cairn::testing

@@ -1,16 +1,17 @@
 #pragma once
 /// A directory that lives as long as the test that made it.
 
-#include <filesystem>
-#include <string>
-
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <filesystem>
+#include <string>
+
 namespace cairn::testing {
 
-/// Below `parent`, or else below $TMPDIR (or /tmp). With CAIRN_KEEP_TEMP set it stays, to be looked into.
+/// Below `parent`, or else below $TMPDIR (or /tmp). With CAIRN_KEEP_TEMP set it stays, to be looked
+/// into.
 class ScopedTempDir {
  public:
   explicit ScopedTempDir(const std::filesystem::path& parent = {}) {

@@ -1,14 +1,14 @@
 #pragma once
-/// Random numbers for property tests: the seed is printed with every failure and can be given back in
-/// CAIRN_TEST_SEED.
+/// Random numbers for property tests: the seed is printed with every failure and can be given back
+/// in CAIRN_TEST_SEED.
+
+#include <gtest/gtest.h>
 
 #include <cstdint>
 #include <cstdlib>
 #include <random>
 #include <span>
 #include <string>
-
-#include <gtest/gtest.h>
 
 namespace cairn::testing {
 

@@ -153,6 +153,7 @@ def resumed(work: Path, store: Path, latest: int, left: list[str], expected: dic
     check(status == 0, "the resumed run ends by itself")
     records = read_log(work / "resumed.jsonl")
     losses = losses_of(records)
+    say("The losses, in full as hexadecimal floats:")
     rows = [f"{'step':>4}   {'never killed':29}   killed and resumed"]
     for step in (latest + 1, latest + 2, (latest + STEPS) // 2, STEPS):
         rows.append(f"{step:4}   " + "   ".join(

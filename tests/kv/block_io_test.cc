@@ -1,0 +1,208 @@
+// The block pool, and the I/O queue over io_uring and over threads.
+
+#include "kv/internal/block_io.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <set>
+#include <thread>
+
+#include "tests/kv/sample_step.h"
+#include "tests/support/result_matchers.h"
+#include "tests/support/scoped_temp_dir.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+using cairn::testing::ScopedTempDir;
+using testing::RandomBytes;
+
+TEST(BlockPoolTest, HandsOutAlignedBlocksUpToItsCount) {
+  for (const uint64_t block_bytes : {uint64_t{4096}, uint64_t{5000}, uint64_t{4} << 20}) {
+    BlockPool pool(block_bytes, 3);
+    EXPECT_GE(pool.block_bytes(), block_bytes);
+    EXPECT_EQ(pool.block_bytes() % 4096, 0u);
+    std::set<std::byte*> blocks;
+    for (int i = 0; i < 3; ++i) {
+      std::byte* block = pool.TryTake();
+      ASSERT_NE(block, nullptr);
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(block) % 4096, 0u);
+      blocks.insert(block);
+    }
+    EXPECT_EQ(blocks.size(), 3u);
+    EXPECT_EQ(pool.TryTake(), nullptr);
+    pool.Give(*blocks.begin());
+    EXPECT_EQ(pool.TryTake(), *blocks.begin());
+    for (std::byte* block : blocks) pool.Give(block);
+  }
+}
+
+TEST(BlockPoolTest, TakeWaitsUntilABlockIsGiven) {
+  BlockPool pool(4096, 1);
+  CAIRN_ASSERT_OK_AND_ASSIGN(std::byte* const block, pool.Take());
+  std::byte* taken = nullptr;
+  std::thread waiter([&] { taken = pool.Take().value(); });
+  pool.Give(block);
+  waiter.join();
+  EXPECT_EQ(taken, block);
+  pool.Give(taken);
+}
+
+class IoQueueTest : public ::testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    auto made = IoQueue::Make(GetParam(), kDepth);
+    ASSERT_TRUE(cairn::testing::IsOk(made));
+    queue_ = *std::move(made);
+    if (GetParam() && std::string(queue_->name()) != "io_uring") {
+      GTEST_SKIP() << "this kernel grants no io_uring";
+    }
+    fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    ASSERT_GE(fd_, 0);
+  }
+  void TearDown() override {
+    queue_.reset();
+    if (fd_ >= 0) ::close(fd_);
+  }
+
+  static constexpr uint32_t kDepth = 4;
+  ScopedTempDir dir_;
+  const std::string path_ = dir_ / "file";
+  int fd_ = -1;
+  std::unique_ptr<IoQueue> queue_;
+};
+
+TEST_P(IoQueueTest, IsTheKindThatWasAskedFor) {
+  EXPECT_STREQ(queue_->name(), GetParam() ? "io_uring" : "threads");
+  EXPECT_EQ(queue_->depth(), kDepth);
+  EXPECT_EQ(queue_->in_flight(), 0u);
+}
+
+TEST_P(IoQueueTest, WritesAndReadsBackWithManyInFlight) {
+  constexpr uint64_t kPieceBytes = 10'000;
+  constexpr uint64_t kPieceCount = 37;
+  std::vector<std::byte> source = RandomBytes(1, kPieceBytes * kPieceCount);
+  std::vector<std::byte> target(source.size());
+  for (const bool write : {true, false}) {
+    std::vector<std::byte>& memory = write ? source : target;
+    std::set<uint64_t> tags;
+    const auto finish_one = [&] {
+      const auto done = queue_->Wait();
+      ASSERT_TRUE(cairn::testing::IsOk(done));
+      EXPECT_EQ(done->error_number, 0);
+      EXPECT_EQ(done->done_bytes, kPieceBytes);
+      EXPECT_TRUE(tags.insert(done->request.tag).second);
+    };
+    for (uint64_t i = 0; i < kPieceCount; ++i) {
+      if (queue_->in_flight() == queue_->depth()) finish_one();
+      CAIRN_ASSERT_OK(queue_->Submit({.fd = fd_,
+                                      .write = write,
+                                      .data = memory.data() + i * kPieceBytes,
+                                      .length_bytes = kPieceBytes,
+                                      .offset_bytes = i * kPieceBytes,
+                                      .tag = i}));
+    }
+    while (queue_->in_flight() > 0) finish_one();
+    EXPECT_EQ(tags.size(), kPieceCount);
+  }
+  EXPECT_EQ(source, target);
+}
+
+TEST_P(IoQueueTest, EndOfTheFileMakesAShortRead) {
+  const std::vector<std::byte> content = RandomBytes(2, 1'000);
+  ASSERT_EQ(::pwrite(fd_, content.data(), content.size(), 0), 1'000);
+  std::vector<std::byte> target(4096);
+  CAIRN_ASSERT_OK(queue_->Submit(
+      {.fd = fd_, .data = target.data(), .length_bytes = target.size(), .offset_bytes = 600}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const IoCompletion part, queue_->Wait());
+  EXPECT_EQ(part.error_number, 0);
+  EXPECT_EQ(part.done_bytes, 400u);
+  EXPECT_TRUE(std::equal(content.begin() + 600, content.end(), target.begin()));
+  CAIRN_ASSERT_OK(queue_->Submit(
+      {.fd = fd_, .data = target.data(), .length_bytes = target.size(), .offset_bytes = 5'000}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const IoCompletion none, queue_->Wait());
+  EXPECT_EQ(none.error_number, 0);
+  EXPECT_EQ(none.done_bytes, 0u);
+}
+
+TEST_P(IoQueueTest, DirectReadThatMeetsTheEndIsShortToo) {
+  const std::vector<std::byte> content = RandomBytes(3, 5'000);
+  ASSERT_EQ(::pwrite(fd_, content.data(), content.size(), 0), 5'000);
+  const int direct = ::open(path_.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
+  if (direct < 0) GTEST_SKIP() << "no O_DIRECT in " << path_;
+  auto* target = static_cast<std::byte*>(std::aligned_alloc(4096, 16'384));
+  CAIRN_ASSERT_OK(queue_->Submit({.fd = direct, .data = target, .length_bytes = 16'384}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const IoCompletion done, queue_->Wait());
+  EXPECT_EQ(done.error_number, 0);
+  EXPECT_EQ(done.done_bytes, 5'000u);
+  EXPECT_TRUE(std::equal(content.begin(), content.end(), target));
+  std::free(target);
+  ::close(direct);
+}
+
+TEST_P(IoQueueTest, ErrorsComeBackWithTheirRequest) {
+  std::vector<std::byte> data(100);
+  CAIRN_ASSERT_OK(queue_->Submit({.fd = -1, .data = data.data(), .length_bytes = 100, .tag = 42}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const IoCompletion bad, queue_->Wait());
+  EXPECT_EQ(bad.error_number, EBADF);
+  EXPECT_EQ(bad.request.tag, 42u);
+  // The queue goes on working.
+  CAIRN_ASSERT_OK(
+      queue_->Submit({.fd = fd_, .write = true, .data = data.data(), .length_bytes = 100}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const IoCompletion good, queue_->Wait());
+  EXPECT_EQ(good.done_bytes, 100u);
+  const int read_only = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  CAIRN_ASSERT_OK(
+      queue_->Submit({.fd = read_only, .write = true, .data = data.data(), .length_bytes = 100}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const IoCompletion refused, queue_->Wait());
+  EXPECT_EQ(refused.error_number, EBADF);
+  ::close(read_only);
+}
+
+TEST_P(IoQueueTest, ReadsThatGiveLittleAtATimeAreCarriedOn) {
+  if (!GetParam()) GTEST_SKIP() << "a pipe stands in for a slow file, and pread takes none";
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  std::byte target[4];
+  CAIRN_EXPECT_OK(queue_->Submit({.fd = ends[0], .data = target, .length_bytes = 4}));
+  std::thread writer([&] {
+    for (const char c : {'a', 'b', 'c', 'd'}) {
+      EXPECT_EQ(::write(ends[1], &c, 1), 1);
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  });
+  const auto done = queue_->Wait();
+  writer.join();
+  ASSERT_TRUE(cairn::testing::IsOk(done));
+  EXPECT_EQ(done->done_bytes, 4u);
+  EXPECT_EQ(target[3], std::byte{'d'});
+  ::close(ends[0]);
+  ::close(ends[1]);
+}
+
+TEST_P(IoQueueTest, DestructionWaitsForWhatIsInFlight) {
+  std::vector<std::byte> source = RandomBytes(4, 4 << 20);
+  for (uint64_t i = 0; i < kDepth; ++i) {
+    CAIRN_ASSERT_OK(queue_->Submit({.fd = fd_,
+                                    .write = true,
+                                    .data = source.data() + (i << 20),
+                                    .length_bytes = 1 << 20,
+                                    .offset_bytes = i << 20}));
+  }
+  queue_.reset();
+  std::vector<std::byte> target(source.size());
+  ASSERT_EQ(::pread(fd_, target.data(), target.size(), 0), static_cast<ssize_t>(target.size()));
+  EXPECT_EQ(target, source);
+}
+
+INSTANTIATE_TEST_SUITE_P(Both, IoQueueTest, ::testing::Values(true, false), [](const auto& info) {
+  return info.param ? "io_uring" : "threads";
+});
+
+}  // namespace
+}  // namespace cairn::kv::internal

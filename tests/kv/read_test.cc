@@ -1,0 +1,297 @@
+// Reads of many ranges against the bytes that were written, in every way that payload can move.
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <filesystem>
+#include <thread>
+
+#include "kv/internal/file.h"
+#include "tests/kv/sample_step.h"
+#include "tests/support/fault_hook.h"
+#include "tests/support/result_matchers.h"
+#include "tests/support/scoped_temp_dir.h"
+#include "tests/support/seeded_random.h"
+
+namespace cairn::kv {
+namespace {
+
+using cairn::testing::FailAt;
+using cairn::testing::IsError;
+using cairn::testing::ScopedFaults;
+using cairn::testing::ScopedTempDir;
+using cairn::testing::SeededRandom;
+using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
+namespace fs = std::filesystem;
+
+/// A committed step of raw payloads and where they lie.
+struct Written {
+  std::vector<std::vector<std::byte>> payloads;
+  std::vector<Extent> extents;
+};
+
+Result<Written> WritePayloads(const std::string& path, const StoreOptions& options,
+                              const std::vector<uint64_t>& lengths) {
+  using Placement = StepWriter::Placement;
+  constexpr Placement kPlacements[] = {Placement::kFollow, Placement::kAlign64, Placement::kAlign4096};
+  CAIRN_TRY_ASSIGN(const auto store, Store::Open(path, OpenMode::kWrite, options));
+  CAIRN_TRY_ASSIGN(const auto writer, store->Begin(1, {}));
+  Written written;
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    written.payloads.push_back(RandomBytes(i + 1, lengths[i]));
+    CAIRN_TRY_ASSIGN(const auto appended,
+                     writer->Append(lengths[i], kPlacements[i % 3], PagesOf(written.payloads.back())));
+    const std::string key = ChunkKey(fmt::format("p{}", i), std::array{uint64_t{0}});
+    CAIRN_TRY(writer->AddChunk(key, std::array{lengths[i]}, appended.extent, appended.digest, 1, false));
+    written.extents.push_back(appended.extent);
+  }
+  CAIRN_TRY(writer->SetStructure(internal::AsBytes("any bytes")));
+  CAIRN_TRY(writer->Commit({}));
+  return written;
+}
+
+/// Takes the segments out of the page cache.
+void DropCache(const std::string& path) {
+  for (const auto& entry : fs::directory_iterator(path + "/segments")) {
+    const int fd = ::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC);
+    ASSERT_EQ(::fdatasync(fd), 0);
+    ASSERT_EQ(::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+    ::close(fd);
+  }
+}
+
+struct ReadCase {
+  const char* name;
+  const char* parent;  // of the temporary directory; empty: the default
+  bool direct;
+  bool uring;
+  uint64_t block_bytes;
+  uint32_t queue_depth;
+};
+
+class ReadTest : public ::testing::TestWithParam<ReadCase> {
+ protected:
+  void SetUp() override {
+    if (*GetParam().parent != 0 && !fs::exists(GetParam().parent)) {
+      GTEST_SKIP() << "there is no " << GetParam().parent;
+    }
+    options_.io = {.direct = GetParam().direct,
+                   .uring = GetParam().uring,
+                   .block_bytes = GetParam().block_bytes,
+                   .queue_depth = GetParam().queue_depth};
+  }
+  ScopedTempDir dir_{GetParam().parent};
+  const std::string path_ = dir_ / "store";
+  StoreOptions options_;
+};
+
+TEST_P(ReadTest, RandomRangesHoldTheBytesThatWereWritten) {
+  SeededRandom random;
+  const std::vector<uint64_t> lengths = {1,      0,      63,      64,        4096, 5000, 100'000,
+                                         65'536, 65'537, 400'000, 1'000'003, 7,    12'288};
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Written written, WritePayloads(path_, options_, lengths));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kRead, options_));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  for (int round = 0; round < 8; ++round) {
+    SCOPED_TRACE(fmt::format("round {}", round));
+    if (round % 2 == 0) DropCache(path_);
+    struct Wanted {
+      size_t payload;
+      uint64_t begin, length, shift;
+    };
+    std::vector<Wanted> wanted;
+    const uint64_t count = random.Between(1, 60);
+    for (uint64_t i = 0; i < count; ++i) {
+      Wanted one{.payload = random.Between(0, lengths.size() - 1), .begin = 0, .length = 0, .shift = 0};
+      const uint64_t whole = lengths[one.payload];
+      one.begin = random.Chance(0.4) ? 0 : random.Between(0, whole);
+      one.length = random.Chance(0.4) ? whole - one.begin : random.Between(0, whole - one.begin);
+      one.shift = random.Chance(0.5) ? 0 : random.Between(1, 4095);
+      wanted.push_back(one);
+    }
+    // Targets lie in memory of their own, aligned or not, with a fence on either side.
+    constexpr uint64_t kFence = 64;
+    std::vector<std::byte*> memory;
+    std::vector<ReadRange> ranges;
+    for (const Wanted& one : wanted) {
+      const uint64_t need = internal::RoundUp(4096 + one.shift + one.length + kFence, 4096);
+      memory.push_back(static_cast<std::byte*>(std::aligned_alloc(4096, need)));
+      std::fill_n(memory.back(), need, std::byte{0xEE});
+      const Extent& extent = written.extents[one.payload];
+      ranges.push_back({.segment_id = extent.segment_id,
+                        .offset_bytes = extent.offset_bytes + one.begin,
+                        .target = {memory.back() + 4096 + one.shift, one.length}});
+    }
+    std::vector<int> arrivals(ranges.size());
+    const auto result = snapshot->Read(ranges, [&](size_t i) -> Result<void> {
+      ++arrivals[i];
+      const auto& payload = written.payloads[wanted[i].payload];
+      const auto expected = std::span(payload).subspan(wanted[i].begin, wanted[i].length);
+      EXPECT_TRUE(std::ranges::equal(ranges[i].target, expected)) << "range " << i << " when it arrived";
+      return {};
+    });
+    ASSERT_TRUE(cairn::testing::IsOk(result));
+    EXPECT_THAT(arrivals, ::testing::Each(1));
+    for (size_t i = 0; i < ranges.size(); ++i) {
+      const std::byte* begin = ranges[i].target.data();
+      const std::byte* end = begin + ranges[i].target.size();
+      const auto untouched = [](std::byte b) { return b == std::byte{0xEE}; };
+      EXPECT_TRUE(std::all_of(begin - kFence, begin, untouched)) << "bytes before range " << i;
+      EXPECT_TRUE(std::all_of(end, end + kFence, untouched)) << "bytes behind range " << i;
+      std::free(memory[i]);
+    }
+  }
+}
+
+TEST_P(ReadTest, MapShowsTheSameBytes) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Written written,
+                             WritePayloads(path_, options_, {10, 70'000, 4096, 0, 333}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kWrite, options_));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto mapping, snapshot->Map(written.extents[0].segment_id));
+  const auto expect_same = [&] {
+    for (size_t i = 0; i < written.extents.size(); ++i) {
+      const Extent& extent = written.extents[i];
+      EXPECT_TRUE(std::ranges::equal(mapping->bytes().subspan(extent.offset_bytes, extent.length_bytes),
+                                     written.payloads[i]));
+    }
+  };
+  expect_same();
+  // It stays while the file goes.
+  CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 1>{1}));
+  EXPECT_TRUE(fs::is_empty(path_ + "/segments"));
+  expect_same();
+}
+
+TEST_P(ReadTest, TruncatedSegmentIsDataLossWithFileAndOffset) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Written written, WritePayloads(path_, options_, {50'000, 300'000}));
+  const std::string segment = fs::directory_iterator(path_ + "/segments")->path();
+  fs::resize_file(segment, 100'001);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kRead, options_));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  std::vector<std::byte> target(300'000);
+  const ReadRange range{.segment_id = written.extents[1].segment_id,
+                        .offset_bytes = written.extents[1].offset_bytes,
+                        .target = target};
+  const auto result = snapshot->Read(std::span(&range, 1), [](size_t) -> Result<void> { return {}; });
+  EXPECT_THAT(result, IsError(ErrorCode::kDataLoss, segment));
+  EXPECT_TRUE(result.error().offset_bytes);
+  // What is still there can be read.
+  const ReadRange first{.segment_id = written.extents[0].segment_id,
+                        .offset_bytes = written.extents[0].offset_bytes,
+                        .target = std::span(target).first(50'000)};
+  CAIRN_EXPECT_OK(snapshot->Read(std::span(&first, 1), [](size_t) -> Result<void> { return {}; }));
+}
+
+TEST_P(ReadTest, ErrorsEndTheReadAndTheNextOneWorks) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Written written, WritePayloads(path_, options_, {200'000, 200'000}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kRead, options_));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  std::vector<std::byte> targets[2] = {std::vector<std::byte>(200'000), std::vector<std::byte>(200'000)};
+  std::vector<ReadRange> ranges;
+  for (int i = 0; i < 2; ++i) {
+    ranges.push_back({.segment_id = written.extents[i].segment_id,
+                      .offset_bytes = written.extents[i].offset_bytes,
+                      .target = targets[i]});
+  }
+  const auto accept = [](size_t) -> Result<void> { return {}; };
+  EXPECT_THAT(snapshot->Read(ranges, [](size_t) { return Fail(ErrorCode::kCancelled, "enough"); }),
+              IsError(ErrorCode::kCancelled, "enough"));
+  {
+    ScopedFaults faults(FailAt("segment.read", 1, EIO));
+    EXPECT_THAT(snapshot->Read(ranges, accept), IsError(ErrorCode::kDataLoss, "cannot read the segment"));
+  }
+  CAIRN_EXPECT_OK(snapshot->Read(ranges, accept));
+  EXPECT_EQ(targets[1], written.payloads[1]);
+  const ReadRange unknown{.segment_id = 12345, .offset_bytes = 4096, .target = targets[0]};
+  EXPECT_THAT(snapshot->Read(std::span(&unknown, 1), accept),
+              IsError(ErrorCode::kNotFound, "deleted meanwhile"));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Every, ReadTest,
+    ::testing::Values(ReadCase{"direct_uring", "", true, true, 8 << 20, 8},
+                      ReadCase{"direct_threads", "", true, false, 1 << 20, 4},
+                      ReadCase{"buffered_uring", "", false, true, 256 << 10, 8},
+                      ReadCase{"buffered_threads", "", false, false, 8 << 20, 1},
+                      ReadCase{"tiny_blocks", "", true, true, 4096, 2},
+                      ReadCase{"one_tiny_block", "", true, false, 4096, 1},
+                      ReadCase{"odd_blocks", "", true, true, 12'288, 3},
+                      ReadCase{"tmpfs", "/dev/shm", true, true, 1 << 20, 8}),
+    [](const auto& info) { return info.param.name; });
+
+// A fixed bug: the shorter of two overlapping ranges was copied from in front of the block when the longer one
+// had filled a block before.
+TEST(OverlappingReadTest, RangeInsideALongerOneIsWhole) {
+  ScopedTempDir dir;
+  const std::string path = dir / "store";
+  StoreOptions options;
+  options.io.block_bytes = 8192;
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Written written, WritePayloads(path, options, {0, 0, 100'000}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kRead, options));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  const Extent& extent = written.extents[2];
+  std::vector<std::byte> whole(100'000), inside(500), same(100'000);
+  const ReadRange ranges[] = {
+      {.segment_id = extent.segment_id, .offset_bytes = extent.offset_bytes, .target = whole},
+      {.segment_id = extent.segment_id, .offset_bytes = extent.offset_bytes + 100, .target = inside},
+      {.segment_id = extent.segment_id, .offset_bytes = extent.offset_bytes, .target = same}};
+  CAIRN_ASSERT_OK(snapshot->Read(ranges, [](size_t) -> Result<void> { return {}; }));
+  EXPECT_EQ(whole, written.payloads[2]);
+  EXPECT_EQ(same, written.payloads[2]);
+  EXPECT_TRUE(std::ranges::equal(inside, std::span(written.payloads[2]).subspan(100, 500)));
+}
+
+TEST(ReadAmountTest, SmallPartOfALargePayloadReadsLittle) {
+  ScopedTempDir dir;
+  const std::string path = dir / "store";
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Written written, WritePayloads(path, {}, {0, 0, 8 << 20}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kRead));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  for (const bool cold : {true, false}) {
+    if (cold) DropCache(path);
+    std::vector<std::byte> target(64 << 10);
+    const ReadRange range{.segment_id = written.extents[2].segment_id,
+                          .offset_bytes = written.extents[2].offset_bytes + (3 << 20),
+                          .target = target};
+    CAIRN_ASSERT_OK_AND_ASSIGN(
+        const uint64_t read_bytes,
+        snapshot->Read(std::span(&range, 1), [](size_t) -> Result<void> { return {}; }));
+    EXPECT_GE(read_bytes, target.size());
+    EXPECT_LE(read_bytes, target.size() + 8192);
+  }
+}
+
+TEST(ReadManyTest, SnapshotIsReadFromManyThreadsAtOnce) {
+  ScopedTempDir dir;
+  const std::string path = dir / "store";
+  StoreOptions options;
+  options.io.block_bytes = 64 << 10;
+  options.io.queue_depth = 2;  // fewer blocks than threads: they wait for each other's
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kWrite, options));
+  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  std::vector<std::thread> threads;
+  std::atomic<int> right = 0;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      for (int round = 0; round < 5; ++round) {
+        const auto loaded = LoadSample(*snapshot);
+        if (loaded && *loaded == MakeSample(1)) ++right;
+      }
+    });
+  }
+  // Beside a writer that uses the same pool.
+  for (const uint64_t step : {2, 3}) CAIRN_EXPECT_OK(SaveSample(*store, MakeSample(step)));
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(right, 20);
+}
+
+}  // namespace
+}  // namespace cairn::kv

@@ -1,0 +1,170 @@
+// Opening what is no store, another kind of thing, a newer store, a damaged one: one clear error each, and
+// nothing changed.
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "kv/digest.h"
+#include "kv/internal/file.h"
+#include "kv/store.h"
+#include "tests/kv/sample_step.h"
+#include "tests/support/result_matchers.h"
+#include "tests/support/scoped_temp_dir.h"
+
+namespace cairn::kv {
+namespace {
+
+using cairn::testing::IsError;
+using cairn::testing::ScopedTempDir;
+using ::testing::HasSubstr;
+using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
+namespace fs = std::filesystem;
+
+class StoreIdentityTest : public ::testing::Test {
+ protected:
+  void MakeStore() {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kWrite));
+    CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1)));
+  }
+  void WriteIdentity(const std::string& text) {
+    std::ofstream(path_ + "/CAIRN", std::ios::trunc | std::ios::binary) << text;
+  }
+  std::string Identity() {
+    const auto bytes = internal::ReadWholeFile(path_ + "/CAIRN", 4096).value();
+    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+  }
+  /// As a build of format `format` would have written it.
+  static std::string IdentityOf(const std::string& format) {
+    const std::string text =
+        fmt::format("cairn store\nformat {}\nuuid 000102030405060708090a0b0c0d0e0f\n", format);
+    return text + fmt::format("checksum {:016x}\n", Checksum64(internal::AsBytes(text)));
+  }
+  void ExpectBothFail(ErrorCode code, const std::string& words) {
+    EXPECT_THAT(Store::Open(path_, OpenMode::kRead), IsError(code, words));
+    EXPECT_THAT(Store::Open(path_, OpenMode::kWrite), IsError(code, words));
+  }
+
+  ScopedTempDir dir_;
+  const std::string path_ = dir_ / "store";
+};
+
+TEST_F(StoreIdentityTest, ReaderOfNothingHearsNotFoundAndMakesNothing) {
+  EXPECT_THAT(Store::Open(path_, OpenMode::kRead), IsError(ErrorCode::kNotFound, "no store here"));
+  EXPECT_FALSE(fs::exists(path_));
+}
+
+TEST_F(StoreIdentityTest, WriterMakesTheStoreAndItsParents) {
+  const std::string deep = dir_ / "a/b/c";
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(deep, OpenMode::kWrite));
+  EXPECT_TRUE(store->writable());
+  EXPECT_EQ(store->directory(), deep);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(deep, OpenMode::kRead));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
+  EXPECT_TRUE(snapshot->steps().empty());
+}
+
+TEST_F(StoreIdentityTest, EmptyDirectoryBecomesAStoreOnlyForAWriter) {
+  fs::create_directory(path_);
+  EXPECT_THAT(Store::Open(path_, OpenMode::kRead), IsError(ErrorCode::kInvalidArgument, "no Cairn store"));
+  EXPECT_TRUE(fs::is_empty(path_));
+  CAIRN_EXPECT_OK(Store::Open(path_, OpenMode::kWrite));
+}
+
+TEST_F(StoreIdentityTest, FileIsNoStore) {
+  std::ofstream(path_) << "weights";
+  ExpectBothFail(ErrorCode::kInvalidArgument, "file");
+  EXPECT_EQ(fs::file_size(path_), 7u);
+}
+
+TEST_F(StoreIdentityTest, DirectoryWithOtherThingsIsLeftAlone) {
+  fs::create_directory(path_);
+  std::ofstream(path_ + "/model.safetensors") << "weights";
+  ExpectBothFail(ErrorCode::kInvalidArgument, "no Cairn store");
+  EXPECT_THAT(Store::Open(path_, OpenMode::kWrite).error().message, HasSubstr("model.safetensors"));
+  EXPECT_EQ(std::distance(fs::directory_iterator(path_), {}), 1);
+}
+
+TEST_F(StoreIdentityTest, NewerFormatIsUnimplemented) {
+  MakeStore();
+  WriteIdentity(IdentityOf("2"));
+  ExpectBothFail(ErrorCode::kUnimplemented, "format 2, this build reads 1");
+}
+
+TEST_F(StoreIdentityTest, FlippedFormatIsDamageNotANewerFormat) {
+  MakeStore();
+  std::string text = Identity();
+  text[text.find("format 1") + 7] = '3';
+  WriteIdentity(text);
+  ExpectBothFail(ErrorCode::kDataLoss, "checksum");
+}
+
+TEST_F(StoreIdentityTest, EveryChangedByteIsDamage) {
+  MakeStore();
+  const std::string good = Identity();
+  for (size_t at = 0; at < good.size(); ++at) {
+    std::string bad = good;
+    bad[at] = static_cast<char>(bad[at] ^ 1);
+    WriteIdentity(bad);
+    EXPECT_THAT(Store::Open(path_, OpenMode::kRead), IsError(ErrorCode::kDataLoss, "CAIRN")) << at;
+  }
+  WriteIdentity(good);
+  CAIRN_EXPECT_OK(Store::Open(path_, OpenMode::kRead));
+}
+
+TEST_F(StoreIdentityTest, EmptyIdentityIsDamage) {
+  MakeStore();
+  WriteIdentity("");
+  ExpectBothFail(ErrorCode::kDataLoss, "CAIRN");
+}
+
+TEST_F(StoreIdentityTest, StoreWithoutIdentityIsDamagedAndIsNotMadeAnew) {
+  MakeStore();
+  fs::remove(path_ + "/CAIRN");
+  ExpectBothFail(ErrorCode::kDataLoss, "missing");
+  EXPECT_FALSE(fs::is_empty(path_ + "/segments"));
+}
+
+TEST_F(StoreIdentityTest, SegmentsOfAnotherStoreAreReported) {
+  MakeStore();
+  CAIRN_ASSERT_OK(Store::Open(dir_ / "other", OpenMode::kWrite));
+  fs::copy_file(dir_ / "other/CAIRN", path_ + "/CAIRN", fs::copy_options::overwrite_existing);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kRead));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
+  ASSERT_FALSE(damage.empty());
+  EXPECT_THAT(damage.front(), HasSubstr("segment"));
+}
+
+TEST_F(StoreIdentityTest, StoreWhoseEmptyDirectoriesGotLostWorks) {
+  MakeStore();
+  fs::remove(path_ + "/pending");
+  {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
+  }
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kWrite));
+  CAIRN_EXPECT_OK(SaveSample(*store, MakeSample(2)));
+}
+
+TEST_F(StoreIdentityTest, MovedStoreIsTheSameStore) {
+  MakeStore();
+  fs::rename(path_, dir_ / "moved");
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(dir_ / "moved"));
+  EXPECT_TRUE(steps.at(1) == MakeSample(1));
+}
+
+TEST_F(StoreIdentityTest, UnusableIoOptionsAreRefused) {
+  StoreOptions options;
+  options.io.block_bytes = 4095;
+  EXPECT_THAT(Store::Open(path_, OpenMode::kWrite, options), IsError(ErrorCode::kInvalidArgument, "4096"));
+  options = {};
+  options.io.queue_depth = 0;
+  EXPECT_THAT(Store::Open(path_, OpenMode::kWrite, options), IsError(ErrorCode::kInvalidArgument, "depth"));
+  EXPECT_FALSE(fs::exists(path_));
+}
+
+}  // namespace
+}  // namespace cairn::kv
