@@ -94,7 +94,8 @@ BENCHMARK(GatherTransposed);
 void ChunkKeys(benchmark::State& state) {
   const std::vector<uint64_t> offsets = {1024, 0};
   for (auto _ : state) {
-    benchmark::DoNotOptimize(kv::ChunkKey("model.layers.11.mlp.experts.3.gate_proj.weight", offsets));
+    benchmark::DoNotOptimize(
+        kv::ChunkKey("model.layers.11.mlp.experts.3.gate_proj.weight", offsets));
   }
 }
 BENCHMARK(ChunkKeys);
@@ -104,8 +105,7 @@ void PatternMatch(benchmark::State& state) {
       core::KeyPatterns::Parse({"model.layers.[0-9].**.weight", "!model.layers.3"});
   if (!patterns) return state.SkipWithError("the patterns do not parse");
   for (auto _ : state) {
-    benchmark::DoNotOptimize(
-        patterns->Matches("model.layers.7.mlp.experts.3.gate_proj.weight"));
+    benchmark::DoNotOptimize(patterns->Matches("model.layers.7.mlp.experts.3.gate_proj.weight"));
   }
 }
 BENCHMARK(PatternMatch);

@@ -2,8 +2,8 @@
 /// The page-tree digest: 64 KiB pages, XXH3-64 leaves, XXH3-128 root.
 ///
 /// leaf[i] = XXH3-64(page i), seed 0; the last page may be short.
-/// root    = XXH3-128(leaf[0] .. leaf[n-1] as little-endian u64, then the length as little-endian u64).
-/// XXH3 is specified at https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md.
+/// root    = XXH3-128(leaf[0] .. leaf[n-1] as little-endian u64, then the length as little-endian
+/// u64). XXH3 is specified at https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md.
 /// Threads: all functions here are pure.
 
 #include <cstddef>

@@ -13,16 +13,26 @@ namespace cairn {
 
 const char* ErrorCodeName(ErrorCode code) {
   switch (code) {
-    case ErrorCode::kNotFound: return "NotFound";
-    case ErrorCode::kDataLoss: return "DataLoss";
-    case ErrorCode::kConflict: return "Conflict";
-    case ErrorCode::kInvalidArgument: return "InvalidArgument";
-    case ErrorCode::kFailedPrecondition: return "FailedPrecondition";
-    case ErrorCode::kUnimplemented: return "Unimplemented";
-    case ErrorCode::kUnavailable: return "Unavailable";
-    case ErrorCode::kResourceExhausted: return "ResourceExhausted";
-    case ErrorCode::kCancelled: return "Cancelled";
-    case ErrorCode::kInternal: return "Internal";
+    case ErrorCode::kNotFound:
+      return "NotFound";
+    case ErrorCode::kDataLoss:
+      return "DataLoss";
+    case ErrorCode::kConflict:
+      return "Conflict";
+    case ErrorCode::kInvalidArgument:
+      return "InvalidArgument";
+    case ErrorCode::kFailedPrecondition:
+      return "FailedPrecondition";
+    case ErrorCode::kUnimplemented:
+      return "Unimplemented";
+    case ErrorCode::kUnavailable:
+      return "Unavailable";
+    case ErrorCode::kResourceExhausted:
+      return "ResourceExhausted";
+    case ErrorCode::kCancelled:
+      return "Cancelled";
+    case ErrorCode::kInternal:
+      return "Internal";
   }
   return "Unknown";
 }

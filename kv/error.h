@@ -29,9 +29,9 @@ const char* ErrorCodeName(ErrorCode code);
 /// What went wrong, where, and what to do. Each layer adds the place that it knows, once.
 struct Error {
   ErrorCode code = ErrorCode::kInternal;
-  std::string message;                   // what was attempted, expected and found
-  std::string key;                       // FQN, where one is concerned
-  std::string file;                      // path, where one is concerned
+  std::string message;  // what was attempted, expected and found
+  std::string key;      // FQN, where one is concerned
+  std::string file;     // path, where one is concerned
   std::optional<uint64_t> step;
   std::optional<uint64_t> offset_bytes;  // in `file`
 
@@ -73,10 +73,11 @@ Error SystemError(int error_number, std::string what, std::string_view file = {}
     if (!cairn_try_result) return std::unexpected(std::move(cairn_try_result).error()); \
   } while (false)
 
-/// `CAIRN_TRY_ASSIGN(auto x, F())`: x is the value of F(), or the calling function returns its error.
+/// `CAIRN_TRY_ASSIGN(auto x, F())`: x is the value of F(), or the calling function returns its
+/// error.
 #define CAIRN_TRY_ASSIGN(target, expression) \
   CAIRN_TRY_ASSIGN_INNER(CAIRN_CONCAT(cairn_result_, __LINE__), target, expression)
-#define CAIRN_TRY_ASSIGN_INNER(result, target, expression)           \
-  auto result = (expression);                                        \
-  if (!result) return std::unexpected(std::move(result).error());    \
+#define CAIRN_TRY_ASSIGN_INNER(result, target, expression)        \
+  auto result = (expression);                                     \
+  if (!result) return std::unexpected(std::move(result).error()); \
   target = *std::move(result)

@@ -9,13 +9,20 @@ namespace cairn::kv {
 
 const char* ColumnName(Column column) {
   switch (column) {
-    case Column::kSteps: return "steps";
-    case Column::kTensors: return "tensors";
-    case Column::kChunks: return "chunks";
-    case Column::kValues: return "values";
-    case Column::kStructures: return "structures";
-    case Column::kSegments: return "segments";
-    case Column::kUsage: return "usage";
+    case Column::kSteps:
+      return "steps";
+    case Column::kTensors:
+      return "tensors";
+    case Column::kChunks:
+      return "chunks";
+    case Column::kValues:
+      return "values";
+    case Column::kStructures:
+      return "structures";
+    case Column::kSegments:
+      return "segments";
+    case Column::kUsage:
+      return "usage";
   }
   return "unknown";
 }

@@ -1,8 +1,8 @@
 #pragma once
 /// Order-preserving keys of the index.
 ///
-/// Integers are big-endian. An FQN is ended by NUL, so that "a" sorts before "a.b" and a prefix scan
-/// of one FQN never meets another. Columns keyed by step hold the step's generation instead.
+/// Integers are big-endian. An FQN is ended by NUL, so that "a" sorts before "a.b" and a prefix
+/// scan of one FQN never meets another. Columns keyed by step hold the step's generation instead.
 
 #include <cstdint>
 #include <span>

@@ -54,7 +54,8 @@ Result<std::unique_ptr<Store::Impl>> Store::Impl::Make(const std::string& direct
   state.paths.root = directory;
   state.options = options;
   state.writable = mode == OpenMode::kWrite;
-  state.pool = std::make_shared<internal::BlockPool>(options.io.block_bytes, options.io.queue_depth);
+  state.pool =
+      std::make_shared<internal::BlockPool>(options.io.block_bytes, options.io.queue_depth);
   state.files = std::make_shared<internal::SegmentFiles>();
   return impl;
 }
@@ -105,7 +106,8 @@ bool Store::IndexIsWhole(const std::string& directory, const StoreOptions& optio
 
 Result<Store::RebuildReport> Store::RebuildIndex(const std::string& directory,
                                                  StoreOptions options) {
-  CAIRN_TRY_ASSIGN(const std::unique_ptr<Impl> impl, Impl::Make(directory, OpenMode::kWrite, options));
+  CAIRN_TRY_ASSIGN(const std::unique_ptr<Impl> impl,
+                   Impl::Make(directory, OpenMode::kWrite, options));
   StoreState& state = *impl->state;
   CAIRN_TRY_ASSIGN(state.uuid, internal::ReadIdentity(state.paths));
   CAIRN_TRY_ASSIGN(state.lock, internal::LockFile::Acquire(state.paths.lock()));
@@ -142,8 +144,9 @@ Result<void> Store::Impl::CheckNothingLost(const std::vector<CommitFile>& before
     // committed all the while.
     if (!after->contains(file.generation)) continue;
     Error error{.code = ErrorCode::kDataLoss,
-                .message = "the index has lost a committed step, whose manifest is still there; open the "
-                           "store for writing once to put it back",
+                .message =
+                    "the index has lost a committed step, whose manifest is still there; open the "
+                    "store for writing once to put it back",
                 .file = state->paths.manifest(file.generation, file.rank)};
     if (!state->options.tolerate_lost_steps) return Fail(std::move(error));
     // Noted by the open only, so that the notes stay still while others read them.
@@ -202,10 +205,11 @@ Result<std::unique_ptr<StepWriter>> Store::Begin(uint64_t step, const BeginOptio
     const bool exists = std::ranges::any_of(
         state->steps, [step](const StepEntry& entry) { return entry.info.step == step; });
     if (exists && !options.overwrite) {
-      return Fail(Error{.code = ErrorCode::kConflict,
-                        .message = "the step exists already; save with overwrite, or another number",
-                        .file = state->paths.root,
-                        .step = step});
+      return Fail(
+          Error{.code = ErrorCode::kConflict,
+                .message = "the step exists already; save with overwrite, or another number",
+                .file = state->paths.root,
+                .step = step});
     }
   }
   if (state->step_writer_alive.exchange(true)) {
@@ -223,9 +227,10 @@ Result<std::unique_ptr<StepWriter>> Store::Begin(uint64_t step, const BeginOptio
 Result<Store::DeleteReport> Store::Delete(std::span<const uint64_t> steps, bool dry_run) {
   StoreState& state = *impl_->state;
   if (!state.writable) {
-    return Fail(Error{.code = ErrorCode::kFailedPrecondition,
-                      .message = "the store is open for reading only; open it for writing to delete",
-                      .file = state.paths.root});
+    return Fail(
+        Error{.code = ErrorCode::kFailedPrecondition,
+              .message = "the store is open for reading only; open it for writing to delete",
+              .file = state.paths.root});
   }
   std::lock_guard write_lock(state.write_mutex);
   CAIRN_TRY_ASSIGN(const auto snapshot, Latest());

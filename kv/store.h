@@ -1,6 +1,6 @@
 #pragma once
-/// A store in a directory: committed steps, their records and payload, and the way to add and delete
-/// steps atomically. Knows keys, records and byte ranges; tensors are the business of core/.
+/// A store in a directory: committed steps, their records and payload, and the way to add and
+/// delete steps atomically. Knows keys, records and byte ranges; tensors are the business of core/.
 ///
 /// On disk (docs/format/ has each file byte by byte):
 ///   CAIRN                          format version and uuid
@@ -19,9 +19,9 @@
 /// manifest unlinked. An overwrite is a commit whose index write also deletes the old generation.
 ///
 /// Whatever an open finds tells how far a crash got: a pending manifest whose step is not in the
-/// index never happened (swept); one that is in the index lacks only step 4 (done now); a manifest in
-/// commits/ that the index lacks means that the index lost committed data (docs/adr/0002): a writer
-/// puts the step back from its manifest, a reader gets kDataLoss.
+/// index never happened (swept); one that is in the index lacks only step 4 (done now); a manifest
+/// in commits/ that the index lacks means that the index lost committed data (docs/adr/0002): a
+/// writer puts the step back from its manifest, a reader gets kDataLoss.
 
 #include <chrono>
 #include <cstdint>
@@ -55,10 +55,10 @@ enum class OpenMode {
 
 /// How payload moves. Defaults suit a local disk.
 struct IoOptions {
-  bool direct = true;                              // O_DIRECT where the file system allows it
-  bool uring = true;                               // io_uring where the kernel allows it, else threads
-  uint64_t block_bytes = 8 << 20;                  // one request
-  uint32_t queue_depth = 8;                        // blocks in flight; pool = depth * block
+  bool direct = true;              // O_DIRECT where the file system allows it
+  bool uring = true;               // io_uring where the kernel allows it, else threads
+  uint64_t block_bytes = 8 << 20;  // one request
+  uint32_t queue_depth = 8;        // blocks in flight; pool = depth * block
 };
 
 struct StoreOptions {
@@ -106,8 +106,8 @@ struct Usage {
   uint64_t live_bytes = 0;
 };
 
-/// Called with a key (without its generation) and a record, 8-byte aligned; both are valid during the
-/// call only. Return false to stop the scan.
+/// Called with a key (without its generation) and a record, 8-byte aligned; both are valid during
+/// the call only. Return false to stop the scan.
 using ScanCallback = std::function<Result<bool>(std::string_view key, std::span<const std::byte>)>;
 
 /// One range of a segment to be read into `target`.
@@ -122,7 +122,8 @@ struct Damage {
   Error error;
 };
 
-/// A segment file mapped into memory; unmapped by the destructor. The file may be deleted meanwhile.
+/// A segment file mapped into memory; unmapped by the destructor. The file may be deleted
+/// meanwhile.
 class Mapping {
  public:
   explicit Mapping(std::span<const std::byte> bytes) : bytes_(bytes) {}
@@ -154,13 +155,14 @@ class Store {
   /// The old one is kept beside it; no segment is removed. kConflict: a writer has the store.
   /// Otherwise errors as Open.
   struct RebuildReport {
-    uint64_t steps = 0;         // that the new index has
-    std::vector<Error> lost;    // manifests whose step could not be put back
-    std::string old_index;      // where the old index now lies
+    uint64_t steps = 0;       // that the new index has
+    std::vector<Error> lost;  // manifests whose step could not be put back
+    std::string old_index;    // where the old index now lies
   };
-  static Result<RebuildReport> RebuildIndex(const std::string& directory, StoreOptions options = {});
-  /// True if the index opens, every byte of its tables is right and no committed step is missing: then
-  /// there is nothing to rebuild, and a manifest that is damaged would only be missed.
+  static Result<RebuildReport> RebuildIndex(const std::string& directory,
+                                            StoreOptions options = {});
+  /// True if the index opens, every byte of its tables is right and no committed step is missing:
+  /// then there is nothing to rebuild, and a manifest that is damaged would only be missed.
   static bool IndexIsWhole(const std::string& directory, const StoreOptions& options = {});
 
   const std::string& directory() const;
@@ -182,8 +184,8 @@ class Store {
   };
   Result<std::unique_ptr<StepWriter>> Begin(uint64_t step, const BeginOptions& options);
 
-  /// Deletes whole steps in one index write; segments that nothing references any more are unlinked.
-  /// kNotFound: one of them does not exist (nothing is deleted then).
+  /// Deletes whole steps in one index write; segments that nothing references any more are
+  /// unlinked. kNotFound: one of them does not exist (nothing is deleted then).
   struct DeleteReport {
     uint64_t steps = 0;
     uint64_t segments = 0;
@@ -191,7 +193,8 @@ class Store {
   };
   Result<DeleteReport> Delete(std::span<const uint64_t> steps, bool dry_run = false);
 
-  /// Releases the lock. Fails if a StepWriter is alive. The destructor does the same and drops errors.
+  /// Releases the lock. Fails if a StepWriter is alive. The destructor does the same and drops
+  /// errors.
   Result<void> Close();
 
   class Impl;
@@ -201,8 +204,9 @@ class Store {
   std::unique_ptr<Impl> impl_;
 };
 
-/// A consistent view of the committed steps. Immutable; safe from many threads; may outlive the Store.
-/// Payload of a step that is deleted meanwhile may become unreadable: reads then say kNotFound.
+/// A consistent view of the committed steps. Immutable; safe from many threads; may outlive the
+/// Store. Payload of a step that is deleted meanwhile may become unreadable: reads then say
+/// kNotFound.
 class Snapshot {
  public:
   ~Snapshot();
@@ -211,7 +215,8 @@ class Snapshot {
   /// The step, or the latest. kNotFound names the steps that exist.
   Result<StepInfo> FindStep(std::optional<uint64_t> step) const;
 
-  /// Records of one generation whose key begins with `prefix`, in key order. Verified by the caller.
+  /// Records of one generation whose key begins with `prefix`, in key order. Verified by the
+  /// caller.
   Result<void> Scan(Column column, uint64_t generation, std::string_view prefix,
                     const ScanCallback& callback) const;
   /// The record bytes (aligned for FlatBuffers), or nothing.
@@ -231,13 +236,14 @@ class Snapshot {
   Result<uint64_t> Read(std::span<const ReadRange> ranges,
                         const std::function<Result<void>(size_t)>& arrived) const;
 
-  /// Maps a whole segment, lazily paged in and shared with the page cache. Writes through it stay in
-  /// this process. Offsets are those of Extent.
+  /// Maps a whole segment, lazily paged in and shared with the page cache. Writes through it stay
+  /// in this process. Offsets are those of Extent.
   Result<std::shared_ptr<const Mapping>> Map(uint64_t segment_id) const;
 
-  /// Checks what needs no knowledge of tensors: every index file byte, every record of the kv columns,
-  /// manifests against the index, segment headers, footers, trailers and gaps. `damage` is called for
-  /// each problem. Payload digests are core's part (chunk records say what the bytes must be).
+  /// Checks what needs no knowledge of tensors: every index file byte, every record of the kv
+  /// columns, manifests against the index, segment headers, footers, trailers and gaps. `damage` is
+  /// called for each problem. Payload digests are core's part (chunk records say what the bytes
+  /// must be).
   Result<void> VerifyFiles(const std::function<void(Damage)>& damage) const;
 
   class Impl;
@@ -257,9 +263,9 @@ class StepWriter {
   /// follows the chunk before, on 64 bytes if `pack` starts a tensor, or directly behind it.
   enum class Placement { kFollow, kAlign64, kAlign4096 };
   /// Copies `payload` into the segment through the block pool. With `leaves` empty the page digests
-  /// are computed while the bytes are hot; else they are taken as given (PageCount(length) of them).
-  /// `payload` is asked for one page at a time: `next_page(page_index, scratch)` returns the page's
-  /// bytes, either in the caller's memory or gathered into `scratch` (kPageBytes).
+  /// are computed while the bytes are hot; else they are taken as given (PageCount(length) of
+  /// them). `payload` is asked for one page at a time: `next_page(page_index, scratch)` returns the
+  /// page's bytes, either in the caller's memory or gathered into `scratch` (kPageBytes).
   struct Appended {
     Extent extent;
     Digest digest;
@@ -271,7 +277,8 @@ class StepWriter {
 
   /// Adds a record; `key` is without generation and added only once. Columns: kTensors, kValues.
   Result<void> AddRecord(Column column, std::string_view key, std::span<const std::byte> record);
-  /// Adds a ChunkRecord (sizes in elements). `extent` is from Append (`reused` false) or of the base.
+  /// Adds a ChunkRecord (sizes in elements). `extent` is from Append (`reused` false) or of the
+  /// base.
   Result<void> AddChunk(std::string_view key, std::span<const uint64_t> sizes, const Extent& extent,
                         const Digest& digest, uint64_t since_step, bool reused);
   /// The StructureRecord of the step, once.

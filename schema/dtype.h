@@ -57,8 +57,8 @@ enum class DType : uint8_t {
 
 struct DTypeInfo {
   DType dtype;
-  std::string_view name;     // torch's name without "torch."
-  uint8_t storage_bits;      // bits that one element occupies in memory and on disk
+  std::string_view name;  // torch's name without "torch."
+  uint8_t storage_bits;   // bits that one element occupies in memory and on disk
 };
 
 inline constexpr std::array kDTypes = {

@@ -1,10 +1,10 @@
 #pragma once
 /// Verified access to FlatBuffers records: nothing reads a record that did not pass here.
 
+#include <flatbuffers/flatbuffers.h>
+
 #include <cstdint>
 #include <span>
-
-#include <flatbuffers/flatbuffers.h>
 
 namespace cairn::schema {
 

@@ -215,7 +215,8 @@ BlockPool::~BlockPool() {
 
 std::byte* BlockPool::TakeLocked() {
   if (free_.empty() && all_.size() < block_count_) {
-    const uint64_t alignment = block_bytes_ % kHugePageBytes == 0 ? kHugePageBytes : kDirectAlignBytes;
+    const uint64_t alignment =
+        block_bytes_ % kHugePageBytes == 0 ? kHugePageBytes : kDirectAlignBytes;
     void* memory = std::aligned_alloc(alignment, block_bytes_);
     if (memory == nullptr) return nullptr;
     if (alignment == kHugePageBytes) ::madvise(memory, block_bytes_, MADV_HUGEPAGE);

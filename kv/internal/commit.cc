@@ -15,7 +15,9 @@ namespace {
 constexpr uint64_t kBatchBytes = 4 << 20;
 constexpr Column kGenerationColumns[] = {Column::kTensors, Column::kChunks, Column::kValues};
 
-std::string StructureKey(const Digest& digest) { return NumberKey(digest.hi) + NumberKey(digest.lo); }
+std::string StructureKey(const Digest& digest) {
+  return NumberKey(digest.hi) + NumberKey(digest.lo);
+}
 
 Digest DigestOf(std::span<const std::byte> bytes) {
   std::vector<uint64_t> leaves;
@@ -119,7 +121,8 @@ Result<Removal> PlanRemoval(const StoreState& state, std::vector<StepEntry> step
   std::map<uint64_t, bool> used_elsewhere;  // of segments that the removed steps use
   std::set<uint64_t> used_by_others;
   CAIRN_TRY(state.index->Scan(
-      Column::kUsage, "", [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+      Column::kUsage, "",
+      [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
         CAIRN_TRY_ASSIGN(const Usage usage, DecodeUsage(key, record));
         if (removed.contains(usage.generation)) {
           used_elsewhere.try_emplace(usage.segment_id, false);
@@ -155,7 +158,8 @@ void AddToBatch(const StoreState& state, const Removal& removal, const StepEntry
     const bool replaced = replacement != nullptr && replacement->info.step == entry.info.step;
     if (!replaced) batch.Delete(Column::kSteps, NumberKey(entry.info.step));
     for (const Column column : kGenerationColumns) {
-      batch.DeleteRange(column, NumberKey(entry.info.generation), NumberKey(entry.info.generation + 1));
+      batch.DeleteRange(column, NumberKey(entry.info.generation),
+                        NumberKey(entry.info.generation + 1));
     }
     const std::string structure = StructureKey(entry.info.structure);
     if (!structures_in_use.contains(structure)) batch.Delete(Column::kStructures, structure);
@@ -210,8 +214,9 @@ Result<void> CommitBatch(StoreState& state, const IndexBatch& batch,
   Result<void> committed = state.index->Write(batch);
   if (committed) committed = state.index->Flush();
   if (committed) return {};
-  // RocksDB may hold the write in memory and flush it later; a step that was reported as failed must
-  // not come into being behind the caller's back. Reopening drops it, or shows that it is durable.
+  // RocksDB may hold the write in memory and flush it later; a step that was reported as failed
+  // must not come into being behind the caller's back. Reopening drops it, or shows that it is
+  // durable.
   Result<void> reopened = state.index->Reopen();
   if (reopened) reopened = RefreshSteps(state);
   if (!reopened) {
@@ -229,8 +234,9 @@ Result<void> CommitBatch(StoreState& state, const IndexBatch& batch,
 Result<void> CheckOutcomeKnown(const StoreState& state) {
   if (!state.outcome_unknown) return {};
   return Fail(Error{.code = ErrorCode::kFailedPrecondition,
-                    .message = "an earlier change of the index failed and may or may not be durable; "
-                               "close the store and open it again",
+                    .message =
+                        "an earlier change of the index failed and may or may not be durable; "
+                        "close the store and open it again",
                     .file = state.paths.root});
 }
 
@@ -259,7 +265,8 @@ Result<void> DropOrphanRecords(StoreState& state) {
       CAIRN_TRY(state.index->ScanFrom(
           column, NumberKey(begin),
           [&](std::string_view key, std::span<const std::byte>) -> Result<bool> {
-            if (key.size() < 8) return Fail(ErrorCode::kDataLoss, "an index key without generation");
+            if (key.size() < 8)
+              return Fail(ErrorCode::kDataLoss, "an index key without generation");
             const uint64_t generation = ReadBigEndian(key.data());
             if (!live.contains(generation)) {
               batch.DeleteRange(column, NumberKey(generation), NumberKey(generation + 1));

@@ -22,7 +22,8 @@ int OpenMaybeDirect(const std::string& path, int flags, bool* direct) {
   flags |= O_CLOEXEC;
   if (*direct) {
     const int fd = ::open(path.c_str(), flags | O_DIRECT, 0644);
-    // EINVAL: no O_DIRECT here (tmpfs). With O_CREAT|O_EXCL the file may have been made all the same.
+    // EINVAL: no O_DIRECT here (tmpfs). With O_CREAT|O_EXCL the file may have been made all the
+    // same.
     if (fd >= 0 || errno != EINVAL) return fd;
     *direct = false;
     if (flags & O_CREAT) ::unlink(path.c_str());

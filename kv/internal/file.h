@@ -64,8 +64,8 @@ Result<std::vector<std::string>> ListDirectory(const std::string& path);
 bool Exists(const std::string& path);
 /// kNotFound, or kDataLoss if longer than `limit_bytes`.
 Result<std::vector<std::byte>> ReadWholeFile(const std::string& path, uint64_t limit_bytes);
-/// write, fsync, rename, directory fsync, in that order: readers see the old or the new file, and after
-/// a power cut too.
+/// write, fsync, rename, directory fsync, in that order: readers see the old or the new file, and
+/// after a power cut too.
 Result<void> ReplaceFile(const std::string& directory, const std::string& name,
                          std::span<const std::byte> bytes);
 

@@ -23,8 +23,8 @@
 
 namespace cairn::kv::internal {
 
-/// RocksDB's view of the disk: no table is taken in before it was looked at, and removals wait until no
-/// reader is just opening.
+/// RocksDB's view of the disk: no table is taken in before it was looked at, and removals wait
+/// until no reader is just opening.
 class IndexFileSystem final : public rocksdb::FileSystemWrapper {
  public:
   explicit IndexFileSystem(const std::string& gate_path)
@@ -36,7 +36,8 @@ class IndexFileSystem final : public rocksdb::FileSystemWrapper {
   static const char* kClassName() { return "CairnIndexFileSystem"; }
   const char* Name() const override { return kClassName(); }
 
-  rocksdb::IOStatus NewRandomAccessFile(const std::string& name, const rocksdb::FileOptions& options,
+  rocksdb::IOStatus NewRandomAccessFile(const std::string& name,
+                                        const rocksdb::FileOptions& options,
                                         std::unique_ptr<rocksdb::FSRandomAccessFile>* result,
                                         rocksdb::IODebugContext* debug) override {
     rocksdb::IOStatus opened = target()->NewRandomAccessFile(name, options, result, debug);
@@ -47,7 +48,9 @@ class IndexFileSystem final : public rocksdb::FileSystemWrapper {
     const auto read = [&](uint64_t offset_bytes, std::span<std::byte> bytes) {
       auto* scratch = reinterpret_cast<char*>(bytes.data());
       rocksdb::Slice got;
-      if (!(*result)->Read(offset_bytes, bytes.size(), options.io_options, &got, scratch, debug).ok() ||
+      if (!(*result)
+               ->Read(offset_bytes, bytes.size(), options.io_options, &got, scratch, debug)
+               .ok() ||
           got.size() != bytes.size()) {
         return false;
       }
@@ -84,7 +87,8 @@ class IndexFileSystem final : public rocksdb::FileSystemWrapper {
 
 namespace {
 
-/// RocksDB's log lines go nowhere: a store holds no file that nobody checks, and readers write nothing.
+/// RocksDB's log lines go nowhere: a store holds no file that nobody checks, and readers write
+/// nothing.
 class QuietLogger final : public rocksdb::Logger {
  public:
   using rocksdb::Logger::Logv;
@@ -134,9 +138,8 @@ Error FromStatus(const rocksdb::Status& status, std::string what, const std::str
   if (code == ErrorCode::kUnavailable && text.find("No such file") != std::string::npos) {
     code = ErrorCode::kDataLoss;
   }
-  return Error{.code = code,
-               .message = fmt::format("{}: {}", what, text),
-               .file = directory + "/index"};
+  return Error{
+      .code = code, .message = fmt::format("{}: {}", what, text), .file = directory + "/index"};
 }
 
 rocksdb::Slice ToSlice(std::string_view text) { return {text.data(), text.size()}; }
@@ -146,8 +149,8 @@ rocksdb::ColumnFamilyOptions ColumnOptions() {
   rocksdb::ColumnFamilyOptions options;
   options.compression = rocksdb::kLZ4Compression;
   options.write_buffer_size = 8 << 20;
-  // Each commit adds a table a column, always behind the ones before. Levelled compaction would move
-  // such tables down as they are, one by one, and every open would have to open them all.
+  // Each commit adds a table a column, always behind the ones before. Levelled compaction would
+  // move such tables down as they are, one by one, and every open would have to open them all.
   options.compaction_style = rocksdb::kCompactionStyleUniversal;
   options.target_file_size_base = 16 << 20;
   rocksdb::BlockBasedTableOptions table;
@@ -163,10 +166,11 @@ rocksdb::DBOptions DatabaseOptions(bool create) {
   options.create_if_missing = create;
   options.create_missing_column_families = true;
   options.info_log = std::make_shared<QuietLogger>();
-  options.atomic_flush = true;                 // all columns of a commit, or none
-  options.avoid_flush_during_shutdown = true;  // what was not committed must not become so by closing
-  options.max_bgerror_resume_count = 0;        // nor by a retry behind our back
-  options.max_open_files = -1;                 // every file is open before Open returns (readers!)
+  options.atomic_flush = true;  // all columns of a commit, or none
+  options.avoid_flush_during_shutdown =
+      true;                              // what was not committed must not become so by closing
+  options.max_bgerror_resume_count = 0;  // nor by a retry behind our back
+  options.max_open_files = -1;           // every file is open before Open returns (readers!)
   options.max_file_opening_threads = 1;
   options.max_manifest_file_size = 256 << 10;  // read whole by every open
   options.skip_stats_update_on_db_open = true;
@@ -295,7 +299,8 @@ Result<void> Index::Reopen() {
 
 Result<void> Index::Scan(
     Column column, std::string_view prefix,
-    const std::function<Result<bool>(std::string_view, std::span<const std::byte>)>& callback) const {
+    const std::function<Result<bool>(std::string_view, std::span<const std::byte>)>& callback)
+    const {
   return ScanFrom(column, prefix,
                   [&](std::string_view key, std::span<const std::byte> value) -> Result<bool> {
                     if (!key.starts_with(prefix)) return false;
@@ -305,25 +310,28 @@ Result<void> Index::Scan(
 
 Result<void> Index::ScanFrom(
     Column column, std::string_view begin,
-    const std::function<Result<bool>(std::string_view, std::span<const std::byte>)>& callback) const {
+    const std::function<Result<bool>(std::string_view, std::span<const std::byte>)>& callback)
+    const {
   std::shared_lock lock(mutex_);
   CAIRN_TRY(CheckOpen());
   AlignedBytes aligned;
   const std::unique_ptr<rocksdb::Iterator> iterator(
       db_->NewIterator(rocksdb::ReadOptions(), columns_[static_cast<size_t>(column) + 1]));
   for (iterator->Seek(ToSlice(begin)); iterator->Valid(); iterator->Next()) {
-    CAIRN_TRY_ASSIGN(const bool more, callback(ToView(iterator->key()),
-                                               aligned.Assign(ToView(iterator->value()))));
+    CAIRN_TRY_ASSIGN(const bool more,
+                     callback(ToView(iterator->key()), aligned.Assign(ToView(iterator->value()))));
     if (!more) return {};
   }
   if (!iterator->status().ok()) {
     return Fail(FromStatus(iterator->status(),
-                           fmt::format("cannot scan the column {}", ColumnName(column)), directory_));
+                           fmt::format("cannot scan the column {}", ColumnName(column)),
+                           directory_));
   }
   return {};
 }
 
-Result<std::optional<std::vector<std::byte>>> Index::Get(Column column, std::string_view key) const {
+Result<std::optional<std::vector<std::byte>>> Index::Get(Column column,
+                                                         std::string_view key) const {
   std::shared_lock lock(mutex_);
   CAIRN_TRY(CheckOpen());
   rocksdb::PinnableSlice value;

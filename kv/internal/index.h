@@ -1,14 +1,15 @@
 #pragma once
 /// The ordered, atomic index of records: RocksDB behind a narrow door.
 ///
-/// Nothing is kept in a write-ahead log. Writes go to memory and become durable together in Flush, as
-/// table files plus one synced group of edits in RocksDB's manifest; a crash before that leaves no
-/// trace of them. So there is no log whose damaged tail could drop a commit, and what the tail of the
-/// manifest could drop is found by comparing with commits/ (docs/adr/0002).
+/// Nothing is kept in a write-ahead log. Writes go to memory and become durable together in Flush,
+/// as table files plus one synced group of edits in RocksDB's manifest; a crash before that leaves
+/// no trace of them. So there is no log whose damaged tail could drop a commit, and what the tail
+/// of the manifest could drop is found by comparing with commits/ (docs/adr/0002).
 ///
-/// Readers open the same files while the writer replaces them. Two rules make that safe: a reader has
-/// every table file open before its open returns, and the writer removes a file only while it holds an
-/// exclusive flock on CAIRN, which readers hold shared for the length of their open (docs/adr/0003).
+/// Readers open the same files while the writer replaces them. Two rules make that safe: a reader
+/// has every table file open before its open returns, and the writer removes a file only while it
+/// holds an exclusive flock on CAIRN, which readers hold shared for the length of their open
+/// (docs/adr/0003).
 
 #include <chrono>
 #include <functional>
@@ -69,8 +70,8 @@ class Index {
  public:
   /// `directory` is the store's. kNotFound: no index there and not `create`. kDataLoss: damaged.
   /// kUnavailable: a reader could not get between the writer's file removals before the deadline.
-  static Result<std::shared_ptr<Index>> Open(const std::string& directory, bool writable, bool create,
-                                             std::chrono::milliseconds deadline);
+  static Result<std::shared_ptr<Index>> Open(const std::string& directory, bool writable,
+                                             bool create, std::chrono::milliseconds deadline);
   ~Index();
 
   /// Keys beginning with `prefix`, in order, until `callback` returns false.
@@ -80,7 +81,8 @@ class Index {
   /// All keys from `begin` on.
   Result<void> ScanFrom(
       Column column, std::string_view begin,
-      const std::function<Result<bool>(std::string_view, std::span<const std::byte>)>& callback) const;
+      const std::function<Result<bool>(std::string_view, std::span<const std::byte>)>& callback)
+      const;
   Result<std::optional<std::vector<std::byte>>> Get(Column column, std::string_view key) const;
 
   /// Into memory only. Invisible to other processes and gone after a crash until Flush.
@@ -92,7 +94,8 @@ class Index {
   /// Later calls fail with kFailedPrecondition.
   Result<void> Close();
 
-  /// Reads every byte of every table file; calls `damage` for each that does not match its checksum.
+  /// Reads every byte of every table file; calls `damage` for each that does not match its
+  /// checksum.
   Result<void> VerifyTables(const std::function<void(Error)>& damage) const;
 
   /// Signature() from before a reader's open: while it stays the same, the view is up to date.

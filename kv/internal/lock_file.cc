@@ -15,16 +15,18 @@ namespace cairn::kv::internal {
 namespace {
 
 std::mutex held_mutex;
-std::set<std::string>& HeldPaths() {  // guarded by held_mutex; never destroyed, as locks may outlive statics
+std::set<std::string>&
+HeldPaths() {  // guarded by held_mutex; never destroyed, as locks may outlive statics
   static auto& held = *new std::set<std::string>;
   return held;
 }
 
 Error Conflict(const std::string& path, std::string holder) {
-  return Error{.code = ErrorCode::kConflict,
-               .message = fmt::format(
-                   "{} has this store open for writing; close it there, or open for reading", holder),
-               .file = path};
+  return Error{
+      .code = ErrorCode::kConflict,
+      .message = fmt::format(
+          "{} has this store open for writing; close it there, or open for reading", holder),
+      .file = path};
 }
 
 }  // namespace
@@ -33,7 +35,8 @@ Result<std::unique_ptr<LockFile>> LockFile::Acquire(const std::string& path) {
   std::lock_guard lock(held_mutex);
   // The directory's real path, since the file itself may not exist yet.
   const size_t slash = path.rfind('/');
-  char* real = ::realpath(slash == std::string::npos ? "." : path.substr(0, slash).c_str(), nullptr);
+  char* real =
+      ::realpath(slash == std::string::npos ? "." : path.substr(0, slash).c_str(), nullptr);
   if (real == nullptr) return Fail(SystemError(errno, "cannot resolve the directory of", path));
   std::string identity = fmt::format("{}/{}", real, path.substr(slash + 1));
   std::free(real);

@@ -86,10 +86,11 @@ Result<ManifestHeader> DecodeHeader(std::span<const std::byte> bytes, const std:
   }
   const auto version = GetLittleEndian<uint32_t>(bytes, 8);
   if (version != kManifestVersion) {
-    return Fail(Error{.code = ErrorCode::kUnimplemented,
-                      .message = fmt::format("the manifest has format version {}, this build reads {}",
-                                             version, kManifestVersion),
-                      .file = path});
+    return Fail(
+        Error{.code = ErrorCode::kUnimplemented,
+              .message = fmt::format("the manifest has format version {}, this build reads {}",
+                                     version, kManifestVersion),
+              .file = path});
   }
   ManifestHeader header;
   header.rank = GetLittleEndian<uint32_t>(bytes, 12);
@@ -161,8 +162,8 @@ Result<void> ManifestWriter::FlushBlock(uint32_t entry_count) {
   const size_t packed_bytes =
       ZSTD_compress(packed_.data(), packed_.size(), block_.data(), block_.size(), kZstdLevel);
   if (ZSTD_isError(packed_bytes)) {
-    return Fail(ErrorCode::kInternal, fmt::format("cannot pack a manifest block: {}",
-                                                  ZSTD_getErrorName(packed_bytes)));
+    return Fail(ErrorCode::kInternal,
+                fmt::format("cannot pack a manifest block: {}", ZSTD_getErrorName(packed_bytes)));
   }
   const auto stored = std::span(packed_).first(packed_bytes);
   BlockHeader header{.payload_bytes = static_cast<uint32_t>(block_.size()),
@@ -182,7 +183,8 @@ Result<void> ManifestWriter::Add(Column column, std::string_view key,
                                  std::span<const std::byte> value) {
   const uint64_t need = kEntryHeaderBytes + key.size() + value.size();
   if (need > kMaxBlockBytes) {
-    return Fail(ErrorCode::kInvalidArgument, fmt::format("a record of {} bytes is too large", need));
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("a record of {} bytes is too large", need));
   }
   if (!block_.empty() && block_.size() + need > kBlockTargetBytes) {
     CAIRN_TRY(FlushBlock(block_entries_));

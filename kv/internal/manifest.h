@@ -1,9 +1,10 @@
 #pragma once
-/// The manifest: all records that one rank contributes to one step, durable before the commit and kept
-/// while the step lives (docs/format/manifest.md).
+/// The manifest: all records that one rank contributes to one step, durable before the commit and
+/// kept while the step lives (docs/format/manifest.md).
 ///
 ///   header   128 bytes
-///   blocks   u32 payload bytes, u32 entries, u32 stored bytes, u32 0, u64 XXH3-64 of what stands before
+///   blocks   u32 payload bytes, u32 entries, u32 stored bytes, u32 0, u64 XXH3-64 of what stands
+///   before
 ///            and of the stored bytes, then the payload as one zstd frame
 ///   entry    u8 column, 3 zero bytes, u32 key bytes, u32 value bytes, key, value
 ///   end      a block with 0xffffffff entries whose payload is the number of entries (u64)

@@ -1,10 +1,12 @@
 // Planning, submitting and finishing of range reads.
 //
 //   1. Ranges are sorted by segment and offset.
-//   2. Neighbours (gap of at most kMaxGapBytes) become one request of at most one block; longer ranges
+//   2. Neighbours (gap of at most kMaxGapBytes) become one request of at most one block; longer
+//   ranges
 //      are split. Requests begin and end on 4 KiB.
 //   3. A request whose bytes are in the page cache is read through it, any other past it.
-//   4. Requests land in a block of the pool and are copied out, or go straight into the target where
+//   4. Requests land in a block of the pool and are copied out, or go straight into the target
+//   where
 //      they serve one range only and alignment allows.
 //   5. When the last piece of a range is there, the caller hears of it.
 
@@ -107,8 +109,8 @@ class Reader {
         progress_ = 0;
       }
       if (next_ == order_.size()) return {};
-      // A block is needed only now, and may be somebody else's for a while; with own reads in flight
-      // it is better to go on with those.
+      // A block is needed only now, and may be somebody else's for a while; with own reads in
+      // flight it is better to go on with those.
       std::byte* block = pool_.TryTake();
       if (block == nullptr) {
         if (queue_->in_flight() > 0) return {};
@@ -165,9 +167,8 @@ class Reader {
   }
 
   Result<void> Submit(Request& request, size_t slot) {
-    const bool cached =
-        !request.file->direct.direct() ||
-        IsCached(request.file->buffered, request.begin_bytes, request.end_bytes);
+    const bool cached = !request.file->direct.direct() ||
+                        IsCached(request.file->buffered, request.begin_bytes, request.end_bytes);
     IoRequest io{.fd = cached ? request.file->buffered.fd() : request.file->direct.fd(),
                  .write = false,
                  .data = request.block,
@@ -216,11 +217,11 @@ class Reader {
     const uint64_t have_end = completion.request.offset_bytes + completion.done_bytes;
     for (const Piece& piece : request.pieces) {
       if (piece.offset_bytes + piece.length_bytes > have_end) {
-        return Fail(Error{.code = ErrorCode::kDataLoss,
-                          .message = fmt::format("the segment ends at {}, before the payload does",
-                                                 have_end),
-                          .file = path,
-                          .offset_bytes = piece.offset_bytes});
+        return Fail(Error{
+            .code = ErrorCode::kDataLoss,
+            .message = fmt::format("the segment ends at {}, before the payload does", have_end),
+            .file = path,
+            .offset_bytes = piece.offset_bytes});
       }
       if (request.block != nullptr) {
         std::memcpy(piece.target, request.block + (piece.offset_bytes - request.begin_bytes),

@@ -15,9 +15,10 @@
 
 namespace cairn::kv::internal {
 
-/// A segment opened both ways: past the page cache, and through it for bytes that are there already.
+/// A segment opened both ways: past the page cache, and through it for bytes that are there
+/// already.
 struct SegmentFile {
-  File direct;    // may be buffered too, where O_DIRECT is refused
+  File direct;  // may be buffered too, where O_DIRECT is refused
   File buffered;
 };
 
@@ -33,7 +34,7 @@ class SegmentFiles {
   static constexpr size_t kMaxOpen = 64;
   using Entry = std::pair<uint64_t, std::shared_ptr<const SegmentFile>>;
   std::mutex mutex_;
-  std::list<Entry> recent_;                                        // guarded by mutex_, newest first
+  std::list<Entry> recent_;  // guarded by mutex_, newest first
   std::unordered_map<uint64_t, std::list<Entry>::iterator> by_id_;  // guarded by mutex_
 };
 

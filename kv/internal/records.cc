@@ -59,9 +59,9 @@ std::vector<std::byte> EncodeStep(const StepEntry& entry) {
 }
 
 Result<StepEntry> DecodeStep(std::span<const std::byte> record) {
-  CAIRN_TRY_ASSIGN(const schema::StepRecord* step,
-                   CheckedRecord<schema::StepRecord>(record, schema::StepRecordIdentifier(),
-                                                     "step record"));
+  CAIRN_TRY_ASSIGN(
+      const schema::StepRecord* step,
+      CheckedRecord<schema::StepRecord>(record, schema::StepRecordIdentifier(), "step record"));
   StepEntry entry;
   entry.info = StepInfo{
       .step = step->step(),
@@ -128,16 +128,16 @@ std::vector<std::byte> EncodeChunk(const ChunkEntry& entry) {
                               entry.extent.length_bytes, entry.extent.leaves_offset_bytes);
   const schema::Digest digest = ToSchema(entry.digest);
   const auto sizes = builder.CreateVector(entry.sizes);
-  const auto root = schema::CreateChunkRecord(builder, schema::kRecordVersion, /*encoding=*/0, sizes,
-                                              &extent, &digest, entry.since_step);
+  const auto root = schema::CreateChunkRecord(builder, schema::kRecordVersion, /*encoding=*/0,
+                                              sizes, &extent, &digest, entry.since_step);
   schema::FinishChunkRecordBuffer(builder, root);
   return TakeBytes(builder);
 }
 
 Result<Extent> DecodeChunkExtent(std::span<const std::byte> record) {
-  CAIRN_TRY_ASSIGN(const schema::ChunkRecord* chunk,
-                   CheckedRecord<schema::ChunkRecord>(record, schema::ChunkRecordIdentifier(),
-                                                      "chunk record"));
+  CAIRN_TRY_ASSIGN(
+      const schema::ChunkRecord* chunk,
+      CheckedRecord<schema::ChunkRecord>(record, schema::ChunkRecordIdentifier(), "chunk record"));
   if (chunk->extent() == nullptr) {
     return Fail(ErrorCode::kDataLoss, "a chunk record does not say where its bytes lie");
   }

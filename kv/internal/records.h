@@ -30,8 +30,8 @@ Result<const Record*> CheckedRecord(std::span<const std::byte> bytes, const char
     case schema::RecordCheck::kDamaged:
       break;
   }
-  return Fail(ErrorCode::kDataLoss, fmt::format("a {} is damaged: {} bytes that do not verify", kind,
-                                                bytes.size()));
+  return Fail(ErrorCode::kDataLoss,
+              fmt::format("a {} is damaged: {} bytes that do not verify", kind, bytes.size()));
 }
 
 /// One rank's manifest as the step record names it.

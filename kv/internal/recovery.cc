@@ -1,11 +1,12 @@
 // What an open for writing does about the traces of a crash.
 //
-// The set of files in pending/ and commits/ and the index say together how far each commit and delete
-// had come (kv/store.h). The rules, each idempotent:
+// The set of files in pending/ and commits/ and the index say together how far each commit and
+// delete had come (kv/store.h). The rules, each idempotent:
 //   1. *.deleting of a step that the index has: the delete never happened; the name is put back.
 //      Of one that it lacks: the delete is through; the file goes.
 //   2. A pending manifest of an attempt that the index has: renamed to commits/. Else: swept.
-//   3. A manifest in commits/ that the index lacks: the index lost a commit; the step is indexed anew.
+//   3. A manifest in commits/ that the index lacks: the index lost a commit; the step is indexed
+//   anew.
 //   4. Records of generations that no step has are deleted.
 //   5. Segment files that the index does not know are unlinked, unless rule 3 failed for some step:
 //      then nothing is swept, because the lost step may need them.
@@ -46,7 +47,8 @@ Result<void> FinishCommit(StoreState& state, const StepEntry& entry) {
   for (const ManifestRef& manifest : entry.manifests) {
     const std::string from = state.paths.pending_manifest(entry.info.attempt, manifest.rank);
     if (!Exists(from)) continue;
-    CAIRN_TRY(Rename(from, state.paths.manifest(entry.info.generation, manifest.rank), "commit.rename"));
+    CAIRN_TRY(
+        Rename(from, state.paths.manifest(entry.info.generation, manifest.rank), "commit.rename"));
   }
   return SyncDirectory(state.paths.commits(), "commit.directory_sync");
 }
@@ -66,22 +68,24 @@ Result<void> ResolvePending(StoreState& state) {
 Result<void> CheckSegments(const StoreState& state, const std::vector<ManifestFile>& manifests) {
   for (const ManifestFile& manifest : manifests) {
     std::set<uint64_t> used;
-    CAIRN_TRY(ReadManifest(manifest.path, [&](Column column, std::string_view,
-                                              std::span<const std::byte> value) -> Result<void> {
-                if (column == Column::kChunks) {
-                  CAIRN_TRY_ASSIGN(const Extent extent, DecodeChunkExtent(value));
-                  used.insert(extent.segment_id);
-                }
-                return {};
-              }));
+    CAIRN_TRY(ReadManifest(
+        manifest.path,
+        [&](Column column, std::string_view, std::span<const std::byte> value) -> Result<void> {
+          if (column == Column::kChunks) {
+            CAIRN_TRY_ASSIGN(const Extent extent, DecodeChunkExtent(value));
+            used.insert(extent.segment_id);
+          }
+          return {};
+        }));
     CAIRN_TRY_ASSIGN(const std::vector<std::string> names, ListDirectory(state.paths.segments()));
     for (const std::string& name : names) {
       if (const auto id = ParseSegmentName(name)) used.erase(*id);
     }
     if (!used.empty()) {
-      return Fail(Error{.code = ErrorCode::kDataLoss,
-                        .message = fmt::format("{} segment(s) that it refers to are missing", used.size()),
-                        .file = manifest.path});
+      return Fail(
+          Error{.code = ErrorCode::kDataLoss,
+                .message = fmt::format("{} segment(s) that it refers to are missing", used.size()),
+                .file = manifest.path});
     }
   }
   return {};
@@ -94,8 +98,8 @@ Result<void> Restore(StoreState& state, uint64_t generation, std::vector<Manifes
     return Fail(ErrorCode::kDataLoss, "the manifest belongs to another store");
   }
   if (manifests.size() != header.world_size) {
-    return Fail(ErrorCode::kDataLoss,
-                fmt::format("{} of its {} manifests are there", manifests.size(), header.world_size));
+    return Fail(ErrorCode::kDataLoss, fmt::format("{} of its {} manifests are there",
+                                                  manifests.size(), header.world_size));
   }
   CAIRN_TRY(CheckSegments(state, manifests));
   // A newer generation of the same step is the one that counts.
@@ -130,10 +134,10 @@ Result<bool> RestoreLost(StoreState& state) {
     const std::string path = manifests.front().path;
     Result<void> restored = Restore(state, generation, manifests);
     if (restored) {
-      state.recovery_notes.push_back(
-          Error{.code = ErrorCode::kDataLoss,
-                .message = "the index had lost this committed step; it was put back from its manifest",
-                .file = path});
+      state.recovery_notes.push_back(Error{
+          .code = ErrorCode::kDataLoss,
+          .message = "the index had lost this committed step; it was put back from its manifest",
+          .file = path});
     } else {
       all_fine = false;
       Error error = std::move(restored).error().WithFile(path);

@@ -35,11 +35,13 @@ void PutChecksum(std::span<std::byte> bytes) {
 
 Result<void> CheckFrame(std::span<const std::byte> bytes, const char* magic, const char* part) {
   if (!HasMagic(bytes, magic)) {
-    return Fail(ErrorCode::kDataLoss, fmt::format("the segment's {} does not begin with {}", part, magic));
+    return Fail(ErrorCode::kDataLoss,
+                fmt::format("the segment's {} does not begin with {}", part, magic));
   }
   // The checksum first: a flipped bit in the version must not read as a newer format.
   if (!HasChecksum(bytes)) {
-    return Fail(ErrorCode::kDataLoss, fmt::format("the segment's {} does not match its checksum", part));
+    return Fail(ErrorCode::kDataLoss,
+                fmt::format("the segment's {} does not match its checksum", part));
   }
   const auto version = GetLittleEndian<uint32_t>(bytes, 8);
   if (version != kSegmentVersion) {
@@ -52,7 +54,8 @@ Result<void> CheckFrame(std::span<const std::byte> bytes, const char* magic, con
 
 }  // namespace
 
-void EncodeSegmentHeader(const SegmentHeader& header, std::span<std::byte, kSegmentHeaderBytes> out) {
+void EncodeSegmentHeader(const SegmentHeader& header,
+                         std::span<std::byte, kSegmentHeaderBytes> out) {
   std::ranges::fill(out, std::byte{0});
   std::memcpy(out.data(), kHeaderMagic, 8);
   PutLittleEndian<uint32_t>(out, 8, kSegmentVersion);
@@ -110,7 +113,8 @@ Result<SegmentTrailer> DecodeSegmentTrailer(std::span<const std::byte, kSegmentT
                        trailer.leaf_count <= (limit - trailer.leaves_offset_bytes) / 8 &&
                        trailer.footer_bytes <= limit - trailer.footer_offset_bytes();
   if (!ordered) {
-    return Fail(ErrorCode::kDataLoss, "the segment's trailer names parts that the file does not hold");
+    return Fail(ErrorCode::kDataLoss,
+                "the segment's trailer names parts that the file does not hold");
   }
   return trailer;
 }
@@ -121,15 +125,15 @@ std::vector<std::byte> EncodeSegmentFooter(const SegmentHeader& header, const st
   std::vector<flatbuffers::Offset<schema::FooterEntry>> offsets;
   offsets.reserve(entries.size());
   for (const FooterEntry& entry : entries) {
-    const auto value =
-        builder.CreateVector(reinterpret_cast<const uint8_t*>(entry.value.data()), entry.value.size());
+    const auto value = builder.CreateVector(reinterpret_cast<const uint8_t*>(entry.value.data()),
+                                            entry.value.size());
     const auto key =
         builder.CreateVector(reinterpret_cast<const uint8_t*>(entry.key.data()), entry.key.size());
     offsets.push_back(
         schema::CreateFooterEntry(builder, static_cast<uint8_t>(entry.column), key, value));
   }
-  const auto uuid = builder.CreateVector(
-      reinterpret_cast<const uint8_t*>(header.store_uuid.data()), header.store_uuid.size());
+  const auto uuid = builder.CreateVector(reinterpret_cast<const uint8_t*>(header.store_uuid.data()),
+                                         header.store_uuid.size());
   const auto root = schema::CreateSegmentFooter(
       builder, schema::kRecordVersion, header.segment_id, uuid, header.step, header.rank,
       builder.CreateString(attempt), builder.CreateVector(offsets));
@@ -153,10 +157,10 @@ Result<std::vector<FooterEntry>> DecodeSegmentFooter(std::span<const std::byte> 
       return Fail(ErrorCode::kDataLoss, "the footer holds an entry without key, value or column");
     }
     const auto* value = reinterpret_cast<const std::byte*>(entry->value()->data());
-    entries.push_back(
-        {.column = static_cast<Column>(entry->column()),
-         .key = std::string(reinterpret_cast<const char*>(entry->key()->data()), entry->key()->size()),
-         .value = std::vector<std::byte>(value, value + entry->value()->size())});
+    entries.push_back({.column = static_cast<Column>(entry->column()),
+                       .key = std::string(reinterpret_cast<const char*>(entry->key()->data()),
+                                          entry->key()->size()),
+                       .value = std::vector<std::byte>(value, value + entry->value()->size())});
   }
   return entries;
 }

@@ -3,13 +3,13 @@
 ///
 ///   [0, 4096)                 header
 ///   [4096, payload_end)       payload; gaps are zero
-///   [leaves_offset, ...)      page digests, u64 little-endian; leaves_offset = payload_end up to 4096
-///   behind them               SegmentFooter, a FlatBuffer
-///   last 80 bytes             trailer; zeros before it make the file a multiple of 4096
+///   [leaves_offset, ...)      page digests, u64 little-endian; leaves_offset = payload_end up to
+///   4096 behind them               SegmentFooter, a FlatBuffer last 80 bytes             trailer;
+///   zeros before it make the file a multiple of 4096
 
 #include <array>
-#include <cstring>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string>
 #include <vector>
@@ -56,7 +56,8 @@ struct FooterEntry {
   std::vector<std::byte> value;
 };
 
-void EncodeSegmentHeader(const SegmentHeader& header, std::span<std::byte, kSegmentHeaderBytes> out);
+void EncodeSegmentHeader(const SegmentHeader& header,
+                         std::span<std::byte, kSegmentHeaderBytes> out);
 /// kDataLoss: magic or checksum. kUnimplemented: newer version. The caller adds the file.
 Result<SegmentHeader> DecodeSegmentHeader(std::span<const std::byte, kSegmentHeaderBytes> bytes);
 

@@ -53,8 +53,8 @@ SegmentWriter::~SegmentWriter() {
 }
 
 bool SegmentWriter::IsFull(uint64_t length_bytes) const {
-  return chunk_count_ > 0 &&
-         (chunk_count_ >= kMaxSegmentEntries || payload_bytes_ + length_bytes > kMaxSegmentPayloadBytes);
+  return chunk_count_ > 0 && (chunk_count_ >= kMaxSegmentEntries ||
+                              payload_bytes_ + length_bytes > kMaxSegmentPayloadBytes);
 }
 
 void SegmentWriter::Reserve() {
@@ -134,7 +134,8 @@ Result<void> SegmentWriter::Put(std::span<const std::byte> bytes) {
 Result<void> SegmentWriter::PutZerosTo(uint64_t position) {
   static constexpr std::array<std::byte, kDirectAlignBytes> kZeros{};
   while (position_ < position) {
-    CAIRN_TRY(Put(std::span(kZeros).first(std::min<uint64_t>(kZeros.size(), position - position_))));
+    CAIRN_TRY(
+        Put(std::span(kZeros).first(std::min<uint64_t>(kZeros.size(), position - position_))));
   }
   return {};
 }

@@ -30,17 +30,18 @@ bool LiveGenerations::Contains(uint64_t generation) const {
 
 Result<std::vector<StepEntry>> LoadSteps(const Index& index) {
   std::vector<StepEntry> steps;
-  CAIRN_TRY(index.Scan(Column::kSteps, "", [&](std::string_view key, std::span<const std::byte> record)
-                           -> Result<bool> {
-    CAIRN_TRY_ASSIGN(StepEntry entry, DecodeStep(record));
-    if (key != NumberKey(entry.info.step)) {
-      return Fail(Error{.code = ErrorCode::kDataLoss,
-                        .message = "a step record stands under another step's key",
-                        .step = entry.info.step});
-    }
-    steps.push_back(std::move(entry));
-    return true;
-  }));
+  CAIRN_TRY(
+      index.Scan(Column::kSteps, "",
+                 [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+                   CAIRN_TRY_ASSIGN(StepEntry entry, DecodeStep(record));
+                   if (key != NumberKey(entry.info.step)) {
+                     return Fail(Error{.code = ErrorCode::kDataLoss,
+                                       .message = "a step record stands under another step's key",
+                                       .step = entry.info.step});
+                   }
+                   steps.push_back(std::move(entry));
+                   return true;
+                 }));
   return steps;
 }
 
@@ -85,11 +86,12 @@ Result<StepInfo> Snapshot::FindStep(std::optional<uint64_t> step) const {
   std::vector<uint64_t> known;
   const size_t shown = std::min<size_t>(steps.size(), 8);
   for (size_t i = steps.size() - shown; i < steps.size(); ++i) known.push_back(steps[i].step);
-  return Fail(Error{.code = ErrorCode::kNotFound,
-                    .message = fmt::format("no such step; the store has {}{}",
-                                           shown < steps.size() ? "..., " : "", fmt::join(known, ", ")),
-                    .file = impl_->paths.root,
-                    .step = step});
+  return Fail(
+      Error{.code = ErrorCode::kNotFound,
+            .message = fmt::format("no such step; the store has {}{}",
+                                   shown < steps.size() ? "..., " : "", fmt::join(known, ", ")),
+            .file = impl_->paths.root,
+            .step = step});
 }
 
 Result<void> Snapshot::Impl::CheckStillThere(uint64_t generation) const {
@@ -101,9 +103,10 @@ Result<void> Snapshot::Scan(Column column, uint64_t generation, std::string_view
                             const ScanCallback& callback) const {
   std::string full = NumberKey(generation);
   full.append(prefix);
-  CAIRN_TRY(impl_->index->Scan(column, full, [&](std::string_view key, std::span<const std::byte> record) {
-    return callback(key.substr(8), record);
-  }));
+  CAIRN_TRY(impl_->index->Scan(column, full,
+                               [&](std::string_view key, std::span<const std::byte> record) {
+                                 return callback(key.substr(8), record);
+                               }));
   return impl_->CheckStillThere(generation);
 }
 
@@ -179,9 +182,10 @@ Result<std::shared_ptr<const internal::SegmentFile>> Snapshot::Impl::OpenSegment
   if (!record) return std::unexpected(record.error());
   if (!*record) {
     return Fail(MissingSegment(
-        segment_id, Error{.code = ErrorCode::kDataLoss,
-                          .message = fmt::format("the index does not know segment {:016x}", segment_id),
-                          .file = paths.segments()}));
+        segment_id,
+        Error{.code = ErrorCode::kDataLoss,
+              .message = fmt::format("the index does not know segment {:016x}", segment_id),
+              .file = paths.segments()}));
   }
   CAIRN_TRY_ASSIGN(const SegmentInfo info, internal::DecodeSegment(**record));
   auto file = files->Open(segment_id, paths.segments() + "/" + info.name, options.io.direct);
@@ -196,7 +200,8 @@ Result<uint64_t> Snapshot::Read(std::span<const ReadRange> ranges,
   // One segment's requests follow each other, so the last file answers nearly all look-ups.
   uint64_t last_id = 0;
   std::shared_ptr<const internal::SegmentFile> last;
-  const auto open = [&](uint64_t segment_id) -> Result<std::shared_ptr<const internal::SegmentFile>> {
+  const auto open =
+      [&](uint64_t segment_id) -> Result<std::shared_ptr<const internal::SegmentFile>> {
     if (last == nullptr || last_id != segment_id) {
       CAIRN_TRY_ASSIGN(last, impl_->OpenSegment(segment_id));
       last_id = segment_id;
@@ -214,8 +219,8 @@ Result<std::shared_ptr<const Mapping>> Snapshot::Map(uint64_t segment_id) const 
                       .message = "the segment is too short",
                       .file = file->buffered.path()});
   }
-  // Private and writable, so that a caller whose tensors know no read-only memory changes its own copy
-  // of a page instead of dying; the file cannot be reached through it.
+  // Private and writable, so that a caller whose tensors know no read-only memory changes its own
+  // copy of a page instead of dying; the file cannot be reached through it.
   void* memory = ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE,
                         file->buffered.fd(), 0);
   if (memory == MAP_FAILED) {

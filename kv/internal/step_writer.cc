@@ -92,20 +92,19 @@ Result<void> StepWriter::Impl::CheckUsable() const {
 
 Result<void> StepWriter::Impl::StartSegment() {
   if (queue_ == nullptr) {
-    CAIRN_TRY_ASSIGN(queue_, internal::IoQueue::Make(state_->options.io.uring,
-                                                     state_->options.io.queue_depth));
+    CAIRN_TRY_ASSIGN(
+        queue_, internal::IoQueue::Make(state_->options.io.uring, state_->options.io.queue_depth));
   }
-  const std::string identity =
-      fmt::format("{}/{}/{}", attempt_, options_.rank, segment_counter_++);
+  const std::string identity = fmt::format("{}/{}/{}", attempt_, options_.rank, segment_counter_++);
   segment_id_ = Checksum64(internal::AsBytes(identity));
   const internal::SegmentHeader header{.store_uuid = state_->uuid,
                                        .segment_id = segment_id_,
                                        .step = step_,
                                        .rank = options_.rank,
                                        .created_unix_ns = created_unix_ns_};
-  CAIRN_TRY_ASSIGN(segment_, internal::SegmentWriter::Create(
-                                 state_->paths.segments(), header, state_->options.io.direct,
-                                 state_->pool.get(), queue_.get()));
+  CAIRN_TRY_ASSIGN(segment_, internal::SegmentWriter::Create(state_->paths.segments(), header,
+                                                             state_->options.io.direct,
+                                                             state_->pool.get(), queue_.get()));
   return {};
 }
 
@@ -121,8 +120,8 @@ Result<void> StepWriter::Impl::SealSegment() {
         {.column = Column::kChunks, .key = std::move(chunk.key), .value = std::move(record)});
   }
   CAIRN_TRY_ASSIGN(SegmentInfo info, segment_->Seal(attempt_, footer_entries_));
-  CAIRN_TRY(manifest_->Add(Column::kSegments, NumberKey(info.segment_id),
-                           internal::EncodeSegment(info)));
+  CAIRN_TRY(
+      manifest_->Add(Column::kSegments, NumberKey(info.segment_id), internal::EncodeSegment(info)));
   sealed_.push_back(std::move(info));
   segment_.reset();
   pending_chunks_.clear();
@@ -201,11 +200,12 @@ Result<void> StepWriter::Impl::AddReferencedSegments() {
     CAIRN_TRY_ASSIGN(const auto record,
                      state_->index->Get(Column::kSegments, NumberKey(segment_id)));
     if (!record) {
-      return Fail(Error{.code = ErrorCode::kConflict,
-                        .message = fmt::format("the base step's segment {:016x} was deleted meanwhile; "
-                                               "save again",
-                                               segment_id),
-                        .step = step_});
+      return Fail(
+          Error{.code = ErrorCode::kConflict,
+                .message = fmt::format("the base step's segment {:016x} was deleted meanwhile; "
+                                       "save again",
+                                       segment_id),
+                .step = step_});
     }
     CAIRN_TRY(manifest_->Add(Column::kSegments, NumberKey(segment_id), *record));
   }
@@ -271,9 +271,10 @@ Result<StepEntry> StepWriter::Impl::CommitLocked() {
   // A failure below leaves the step committed; the next open does what is missing.
   if (Result<void> moved = MoveManifest(entry); !moved) {
     Error error = std::move(moved).error().WithStep(step_);
-    error.message = fmt::format("step {} is committed and readable, but its manifest could not be put "
-                                "in place: {}",
-                                step_, error.message);
+    error.message = fmt::format(
+        "step {} is committed and readable, but its manifest could not be put "
+        "in place: {}",
+        step_, error.message);
     (void)internal::RefreshSteps(*state_);
     return Fail(std::move(error));
   }

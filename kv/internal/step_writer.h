@@ -35,7 +35,8 @@ class StepWriter::Impl {
  private:
   struct PendingChunk {
     std::string key;
-    internal::ChunkEntry entry;  // leaves_offset_bytes holds the index of the first leaf until sealed
+    internal::ChunkEntry
+        entry;  // leaves_offset_bytes holds the index of the first leaf until sealed
   };
 
   Result<void> StartSegment();
@@ -62,7 +63,7 @@ class StepWriter::Impl {
   internal::FooterEntry last_tensor_;                  // goes into the footer with its first chunk
   bool last_tensor_used_ = false;
   std::vector<SegmentInfo> sealed_;
-  std::set<uint64_t> referenced_;                      // segments of earlier steps
+  std::set<uint64_t> referenced_;  // segments of earlier steps
 
   Digest structure_;
   bool has_structure_ = false;

@@ -26,8 +26,8 @@ namespace {
 constexpr std::string_view kFirstLine = "cairn store\n";
 
 /// What CreateStore makes, besides CAIRN itself.
-constexpr std::string_view kOwnNames[] = {"LOCK", "index", "segments", "pending", "commits",
-                                          "CAIRN.new"};
+constexpr std::string_view kOwnNames[] = {"LOCK",    "index",   "segments",
+                                          "pending", "commits", "CAIRN.new"};
 
 Error Damaged(const StorePaths& paths, std::string what) {
   return Error{.code = ErrorCode::kDataLoss, .message = std::move(what), .file = paths.identity()};
@@ -66,7 +66,8 @@ bool ParseWhole(std::string_view text, T& value, int base) {
 
 Result<Uuid> DecodeIdentity(const StorePaths& paths, std::string_view text) {
   const std::string_view whole = text;
-  if (!text.starts_with(kFirstLine)) return Fail(Damaged(paths, "CAIRN does not begin as it should"));
+  if (!text.starts_with(kFirstLine))
+    return Fail(Damaged(paths, "CAIRN does not begin as it should"));
   text.remove_prefix(kFirstLine.size());
   const auto format = TakeLine(text, "format");
   const auto uuid_text = TakeLine(text, "uuid");
@@ -113,7 +114,8 @@ Result<Uuid> ReadIdentity(const StorePaths& paths) {
   struct stat status;
   if (::stat(paths.root.c_str(), &status) != 0) {
     Error error = SystemError(errno, "cannot open the store", paths.root);
-    if (errno == ENOENT) error.message = "there is no store here; check the path, or open it for writing to make one";
+    if (errno == ENOENT)
+      error.message = "there is no store here; check the path, or open it for writing to make one";
     return Fail(std::move(error));
   }
   if (!S_ISDIR(status.st_mode)) {
@@ -121,7 +123,8 @@ Result<Uuid> ReadIdentity(const StorePaths& paths) {
   }
   auto bytes = ReadWholeFile(paths.identity(), 4096);
   if (!bytes) {
-    if (bytes.error().code != ErrorCode::kNotFound) return std::unexpected(std::move(bytes).error());
+    if (bytes.error().code != ErrorCode::kNotFound)
+      return std::unexpected(std::move(bytes).error());
     if (LooksLikeStore(paths)) return Fail(Damaged(paths, "CAIRN is missing from this store"));
     return Fail(Error{.code = ErrorCode::kInvalidArgument,
                       .message = "this directory is no Cairn store: it holds no file CAIRN",
@@ -135,7 +138,8 @@ Result<void> PrepareDirectory(const StorePaths& paths) {
   if (!Exists(paths.root)) {
     std::error_code failed;
     std::filesystem::create_directories(paths.root, failed);
-    if (failed) return Fail(SystemError(failed.value(), "cannot make the store's directory", paths.root));
+    if (failed)
+      return Fail(SystemError(failed.value(), "cannot make the store's directory", paths.root));
     const auto parent = std::filesystem::absolute(paths.root).lexically_normal().parent_path();
     return SyncDirectory(parent.string(), "store.directory_sync");
   }
@@ -148,11 +152,12 @@ Result<void> PrepareDirectory(const StorePaths& paths) {
   CAIRN_TRY_ASSIGN(const std::vector<std::string> names, ListDirectory(paths.root));
   for (const std::string& name : names) {
     if (std::ranges::find(kOwnNames, name) != std::end(kOwnNames)) continue;
-    return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                      .message = fmt::format("this directory is no Cairn store and not empty (it holds "
-                                             "{}); choose an empty or a new one",
-                                             name),
-                      .file = paths.root});
+    return Fail(
+        Error{.code = ErrorCode::kInvalidArgument,
+              .message = fmt::format("this directory is no Cairn store and not empty (it holds "
+                                     "{}); choose an empty or a new one",
+                                     name),
+              .file = paths.root});
   }
   return {};
 }

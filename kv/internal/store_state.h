@@ -20,8 +20,9 @@
 
 namespace cairn::kv::internal {
 
-/// Generations that exist, as the writer of this process knows them. A scan in a writer's index is not
-/// a view of one moment; a generation that is gone after the scan means that it may have been cut.
+/// Generations that exist, as the writer of this process knows them. A scan in a writer's index is
+/// not a view of one moment; a generation that is gone after the scan means that it may have been
+/// cut.
 class LiveGenerations {
  public:
   void Set(const std::vector<StepEntry>& steps);
@@ -38,7 +39,7 @@ struct StoreState {
   StoreOptions options;
   bool writable = false;
   Uuid uuid{};
-  std::string session;  // 16 hex digits, new at each open
+  std::string session;                // 16 hex digits, new at each open
   std::vector<Error> recovery_notes;  // what the open found, for people
   std::vector<Error> lost_steps;      // those of them that could not be put right
 
@@ -48,7 +49,7 @@ struct StoreState {
   std::shared_ptr<LiveGenerations> live;  // null for readers
   std::unique_ptr<LockFile> lock;
 
-  std::mutex write_mutex;                     // held while the index is changed
+  std::mutex write_mutex;  // held while the index is changed
   std::atomic<uint64_t> attempt_counter = 0;
   std::atomic<bool> step_writer_alive = false;
   /// A change failed and the index could not be reopened to see what became of it. Nothing that the
@@ -56,10 +57,10 @@ struct StoreState {
   std::atomic<bool> outcome_unknown = false;
 
   mutable std::mutex mutex;
-  std::vector<StepEntry> steps;               // guarded by mutex; the writer's
-  uint64_t next_generation = 1;               // guarded by mutex
-  std::shared_ptr<const Snapshot> latest;     // guarded by mutex; null: to be made
-  bool closed = false;                        // guarded by mutex
+  std::vector<StepEntry> steps;            // guarded by mutex; the writer's
+  uint64_t next_generation = 1;            // guarded by mutex
+  std::shared_ptr<const Snapshot> latest;  // guarded by mutex; null: to be made
+  bool closed = false;                     // guarded by mutex
 };
 
 /// All step records of an index, ascending.
@@ -80,13 +81,13 @@ void AddToBatch(const StoreState& state, const Removal& removal, const StepEntry
 /// Before the index write: manifests become *.deleting, or none of them. Undo puts them back.
 Result<void> MarkRemoval(const StoreState& state, const Removal& removal);
 void UndoRemoval(const StoreState& state, const Removal& removal);
-/// After the index write: dead segments and the marked manifests go. Returns freed bytes. What cannot
-/// be unlinked is swept at the next open.
+/// After the index write: dead segments and the marked manifests go. Returns freed bytes. What
+/// cannot be unlinked is swept at the next open.
 uint64_t FinishRemoval(const StoreState& state, const Removal& removal);
 
-/// Writes `batch` and makes it durable. On failure reopens the index, which drops the batch for good or
-/// shows that it is durable all the same: then `is_committed`, called with state.steps fresh, is true
-/// and this is a success. If that fails too, state.outcome_unknown is set.
+/// Writes `batch` and makes it durable. On failure reopens the index, which drops the batch for
+/// good or shows that it is durable all the same: then `is_committed`, called with state.steps
+/// fresh, is true and this is a success. If that fails too, state.outcome_unknown is set.
 Result<void> CommitBatch(StoreState& state, const IndexBatch& batch,
                          const std::function<bool()>& is_committed);
 /// kFailedPrecondition once outcome_unknown is set.
@@ -97,8 +98,8 @@ Result<void> RefreshSteps(StoreState& state);
 /// Deletes records of generations that no step refers to: those of an attempt that died half way.
 Result<void> DropOrphanRecords(StoreState& state);
 
-/// Indexes the manifests of one step, all ranks', as `generation`: its records in bounded pieces, then
-/// in one last atomic write the step record, what `removal` takes away, and all else.
+/// Indexes the manifests of one step, all ranks', as `generation`: its records in bounded pieces,
+/// then in one last atomic write the step record, what `removal` takes away, and all else.
 struct ManifestFile {
   std::string path;
   uint32_t rank = 0;
@@ -113,8 +114,8 @@ bool IndexIsWhole(const StorePaths& paths, std::chrono::milliseconds deadline);
 /// Puts right what a crash left behind; see kv/store.h. Requires the lock and an open index. With
 /// `sweep` false no segment is removed, whatever the index says.
 Result<void> Recover(StoreState& state, bool sweep = true);
-/// *.deleting files get their old names back: whether those deletes went through, only the lost index
-/// knew, and a step too many is better than one too few.
+/// *.deleting files get their old names back: whether those deletes went through, only the lost
+/// index knew, and a step too many is better than one too few.
 Result<void> UndoAllDeletes(StoreState& state);
 
 /// A snapshot over `index`.

@@ -1,9 +1,9 @@
 // The ends of RocksDB's table files, format version 5.
 //
 //   ... properties block | meta index block | index block | footer (53 bytes)
-//   footer  checksum type (1), handles of meta index and index (varints, 40 bytes), version (4), magic (8)
-//   block   contents, compression type (1), checksum (4)
-//   entry   bytes shared with the key before, further key bytes, value bytes (varints), key, value
+//   footer  checksum type (1), handles of meta index and index (varints, 40 bytes), version (4),
+//   magic (8) block   contents, compression type (1), checksum (4) entry   bytes shared with the
+//   key before, further key bytes, value bytes (varints), key, value
 //
 // https://github.com/facebook/rocksdb/wiki/Rocksdb-BlockBasedTable-Format
 
@@ -125,7 +125,8 @@ bool HasSoundProperties(uint64_t file_bytes, const TableRead& read) {
   if (!tail.Load()) return false;
   std::span<const std::byte> footer = tail.footer();
   if (GetLittleEndian<uint64_t>(footer, kFooterBytes - 8) != kTableMagic ||
-      GetLittleEndian<uint32_t>(footer, kFooterBytes - 12) != kFormatVersion || footer[0] != kXxh3) {
+      GetLittleEndian<uint32_t>(footer, kFooterBytes - 12) != kFormatVersion ||
+      footer[0] != kXxh3) {
     return false;
   }
   footer = footer.subspan(1);

@@ -21,7 +21,8 @@ void Try(const Report& report, const Result<void>& result, const std::string& fi
   if (!result) report(Damage{Error(result.error()).WithFile(file)});
 }
 
-// --- manifests -------------------------------------------------------------------------------------
+// --- manifests
+// -------------------------------------------------------------------------------------
 
 /// The manifest's records must stand in the index, byte for byte, and none beside them.
 class ManifestCheck {
@@ -45,17 +46,19 @@ class ManifestCheck {
  private:
   Result<void> CheckEntry(Column column, std::string_view key, std::span<const std::byte> value) {
     if (column == Column::kChunks) ++chunk_count_;
-    if (column != Column::kChunks && column != Column::kTensors && column != Column::kValues) return {};
+    if (column != Column::kChunks && column != Column::kTensors && column != Column::kValues)
+      return {};
     std::string full = NumberKey(step_.info.generation);
     full.append(key);
     CAIRN_TRY_ASSIGN(const auto record, index_.Get(column, full));
     if (!record || !std::ranges::equal(*record, value)) {
       const auto parsed = ParseKey(key);
-      return Fail(Error{.code = ErrorCode::kDataLoss,
-                        .message = fmt::format("the index {} a {} record of the manifest",
-                                               record ? "differs from" : "lacks", ColumnName(column)),
-                        .key = parsed ? std::string(parsed->fqn) : std::string(),
-                        .step = step_.info.step});
+      return Fail(
+          Error{.code = ErrorCode::kDataLoss,
+                .message = fmt::format("the index {} a {} record of the manifest",
+                                       record ? "differs from" : "lacks", ColumnName(column)),
+                .key = parsed ? std::string(parsed->fqn) : std::string(),
+                .step = step_.info.step});
     }
     return {};
   }
@@ -72,17 +75,18 @@ Result<void> CheckManifests(const StorePaths& paths, const Index& index, const S
   for (const ManifestRef& manifest : step.manifests) {
     const uint64_t generation = step.info.generation;
     // A commit or a delete may be just under way; then the manifest has another name for a moment.
-    const std::string candidates[] = {
-        paths.pending_manifest(step.info.attempt, manifest.rank),
-        paths.manifest(generation, manifest.rank), DeletingPath(paths, generation, manifest.rank)};
+    const std::string candidates[] = {paths.pending_manifest(step.info.attempt, manifest.rank),
+                                      paths.manifest(generation, manifest.rank),
+                                      DeletingPath(paths, generation, manifest.rank)};
     const auto found = std::ranges::find_if(candidates, Exists);
     if (found == std::end(candidates)) {
       complete = false;
-      report(Damage{Error{.code = ErrorCode::kDataLoss,
-                          .message = "the step's manifest is missing; the step is still readable from "
-                                     "the index, but could not be put back if that is damaged",
-                          .file = candidates[1],
-                          .step = step.info.step}});
+      report(
+          Damage{Error{.code = ErrorCode::kDataLoss,
+                       .message = "the step's manifest is missing; the step is still readable from "
+                                  "the index, but could not be put back if that is damaged",
+                       .file = candidates[1],
+                       .step = step.info.step}});
       continue;
     }
     ManifestCheck check(index, step);
@@ -101,15 +105,18 @@ Result<void> CheckManifests(const StorePaths& paths, const Index& index, const S
   return {};
 }
 
-// --- segments --------------------------------------------------------------------------------------
+// --- segments
+// --------------------------------------------------------------------------------------
 
-/// Checks [begin, end) of a segment for zeros: what no digest covers must at least be what was written.
+/// Checks [begin, end) of a segment for zeros: what no digest covers must at least be what was
+/// written.
 Result<void> CheckZeros(const File& file, uint64_t begin, uint64_t end) {
   std::vector<std::byte> piece(std::min<uint64_t>(end - begin, 1 << 16));
   while (begin < end) {
     const auto part = std::span(piece).first(std::min<uint64_t>(piece.size(), end - begin));
     CAIRN_TRY(file.ReadAt(begin, part));
-    const auto bad = std::ranges::find_if(part, [](std::byte byte) { return byte != std::byte{0}; });
+    const auto bad =
+        std::ranges::find_if(part, [](std::byte byte) { return byte != std::byte{0}; });
     if (bad != part.end()) {
       return Fail(Error{.code = ErrorCode::kDataLoss,
                         .message = "a gap of the segment is not zero",
@@ -164,8 +171,9 @@ Result<void> CheckSegment(const StorePaths& paths, const Uuid& uuid, const Segme
                    File::OpenRead(paths.segments() + "/" + info.name, /*direct=*/false));
   CAIRN_TRY_ASSIGN(const uint64_t file_bytes, file.SizeBytes());
   if (file_bytes != info.file_bytes || file_bytes < kSegmentHeaderBytes + kSegmentTrailerBytes) {
-    return Fail(ErrorCode::kDataLoss, fmt::format("the segment has {} bytes, not the {} it was sealed with",
-                                                  file_bytes, info.file_bytes));
+    return Fail(ErrorCode::kDataLoss,
+                fmt::format("the segment has {} bytes, not the {} it was sealed with", file_bytes,
+                            info.file_bytes));
   }
   std::array<std::byte, kSegmentHeaderBytes> header_bytes;
   CAIRN_TRY(file.ReadAt(0, header_bytes));
@@ -186,12 +194,14 @@ Result<void> CheckSegment(const StorePaths& paths, const Uuid& uuid, const Segme
   const uint64_t footer_at = trailer->footer_offset_bytes();
   CAIRN_TRY(CheckRegion(file, footer_at, trailer->footer_bytes, trailer->footer_digest,
                         "footer records", bytes));
-  CAIRN_TRY_ASSIGN(const std::vector<FooterEntry> entries, DecodeSegmentFooter(bytes, info.segment_id));
+  CAIRN_TRY_ASSIGN(const std::vector<FooterEntry> entries,
+                   DecodeSegmentFooter(bytes, info.segment_id));
   CAIRN_TRY(CheckZeros(file, footer_at + trailer->footer_bytes, trailer_at));
   return CheckGaps(file, *trailer, entries);
 }
 
-// --- the kv columns --------------------------------------------------------------------------------
+// --- the kv columns
+// --------------------------------------------------------------------------------
 
 /// Usage as the chunk records of all steps imply it, against the usage column.
 Result<void> CheckUsage(const Snapshot& snapshot, const Report& report) {
@@ -200,7 +210,8 @@ Result<void> CheckUsage(const Snapshot& snapshot, const Report& report) {
     CAIRN_TRY(snapshot.Scan(
         Column::kChunks, step.generation, "",
         [&](std::string_view, std::span<const std::byte> record) -> Result<bool> {
-          const auto extent = DecodeChunkExtent(record);  // damaged ones are core's to report, with key
+          const auto extent =
+              DecodeChunkExtent(record);  // damaged ones are core's to report, with key
           if (extent) implied[{extent->segment_id, step.generation}] += extent->length_bytes;
           return true;
         }));
@@ -209,19 +220,21 @@ Result<void> CheckUsage(const Snapshot& snapshot, const Report& report) {
   for (const Usage& one : usage) {
     const auto found = implied.find({one.segment_id, one.generation});
     if (found == implied.end() || found->second != one.live_bytes) {
-      report(Damage{Error{.code = ErrorCode::kDataLoss,
-                          .message = fmt::format("the index counts {} live bytes in segment {:016x} for "
-                                                 "generation {}, the chunks {}",
-                                                 one.live_bytes, one.segment_id, one.generation,
-                                                 found == implied.end() ? 0 : found->second)}});
+      report(Damage{
+          Error{.code = ErrorCode::kDataLoss,
+                .message = fmt::format("the index counts {} live bytes in segment {:016x} for "
+                                       "generation {}, the chunks {}",
+                                       one.live_bytes, one.segment_id, one.generation,
+                                       found == implied.end() ? 0 : found->second)}});
     }
     if (found != implied.end()) implied.erase(found);
   }
   for (const auto& [key, live_bytes] : implied) {
-    report(Damage{Error{.code = ErrorCode::kDataLoss,
-                        .message = fmt::format("the index does not count the {} live bytes of generation "
-                                               "{} in segment {:016x}",
-                                               live_bytes, key.second, key.first)}});
+    report(Damage{
+        Error{.code = ErrorCode::kDataLoss,
+              .message = fmt::format("the index does not count the {} live bytes of generation "
+                                     "{} in segment {:016x}",
+                                     live_bytes, key.second, key.first)}});
   }
   return {};
 }
