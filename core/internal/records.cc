@@ -6,6 +6,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
 
 #include "cairn_schema/chunk_generated.h"
 #include "cairn_schema/tensor_generated.h"
@@ -15,9 +17,14 @@
 namespace cairn::core::internal {
 namespace {
 
+// The verifier checks where a vector's length lies but not that 8-byte elements behind it are aligned,
+// so a damaged record may have them anywhere: they are copied out, never read in place.
 std::vector<uint64_t> ToVector(const flatbuffers::Vector<uint64_t>* numbers) {
-  if (numbers == nullptr) return {};
-  return std::vector<uint64_t>(numbers->begin(), numbers->end());
+  static_assert(std::endian::native == std::endian::little);
+  if (numbers == nullptr || numbers->size() == 0) return {};
+  std::vector<uint64_t> copied(numbers->size());
+  std::memcpy(copied.data(), numbers->Data(), copied.size() * sizeof(uint64_t));
+  return copied;
 }
 
 std::unexpected<Error> Damaged(std::string_view fqn, std::string why) {
