@@ -17,8 +17,8 @@
 namespace cairn::core::internal {
 namespace {
 
-// The verifier checks where a vector's length lies but not that 8-byte elements behind it are aligned,
-// so a damaged record may have them anywhere: they are copied out, never read in place.
+// The verifier checks where a vector's length lies but not that 8-byte elements behind it are
+// aligned, so a damaged record may have them anywhere: they are copied out, never read in place.
 std::vector<uint64_t> ToVector(const flatbuffers::Vector<uint64_t>* numbers) {
   static_assert(std::endian::native == std::endian::little);
   if (numbers == nullptr || numbers->size() == 0) return {};

@@ -1,6 +1,6 @@
-// Goal: a process that dies at any named point of a commit, overwrite, delete or store creation leaves
-// the old or the new state and nothing else. Readers see it at once, the next writer tidies up, and
-// both hold when the process dies again in the middle of the tidying.
+// Goal: a process that dies at any named point of a commit, overwrite, delete or store creation
+// leaves the old or the new state and nothing else. Readers see it at once, the next writer tidies
+// up, and both hold when the process dies again in the middle of the tidying.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -48,7 +48,8 @@ void ExpectOldOrNew(const std::string& path, const Steps& before, const Steps& a
     const auto read = LoadAll(path);
     ASSERT_TRUE(IsOk(read));
     EXPECT_TRUE(*read == before || *read == after);
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kWrite, SmallBlocks()));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store,
+                               Store::Open(path, OpenMode::kWrite, SmallBlocks()));
     EXPECT_THAT(store->recovery_notes(), IsEmpty());
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
     Steps found;
@@ -89,8 +90,8 @@ TEST_P(CrashTest, LeavesOldOrNewStateAtEveryNamedPoint) {
   }
   uint32_t crashes = 0, recovery_crashes = 0;
   for (const FaultPass& pass : passes) {
-    SCOPED_TRACE(fmt::format("{} killed at {} #{}", OperationName(operation), pass.point,
-                             pass.occurrence));
+    SCOPED_TRACE(
+        fmt::format("{} killed at {} #{}", OperationName(operation), pass.point, pass.occurrence));
     CopyStore(dir_ / "history", dir_ / "crashed");
     ASSERT_EQ(RunStoreProgram({"operate", dir_ / "crashed", OperationName(operation), pass.point,
                                std::to_string(pass.occurrence)}),
@@ -110,8 +111,8 @@ TEST_P(CrashTest, LeavesOldOrNewStateAtEveryNamedPoint) {
     ExpectOldOrNew(dir_ / "crashed", before, after);
     if (HasFailure()) return;
   }
-  fmt::print("{}: {} crashes, {} more in the recovery after them\n", OperationName(operation), crashes,
-             recovery_crashes);
+  fmt::print("{}: {} crashes, {} more in the recovery after them\n", OperationName(operation),
+             crashes, recovery_crashes);
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, CrashTest, ::testing::ValuesIn(kOperations), [](const auto& info) {
@@ -132,10 +133,11 @@ TEST(CrashPointTest, EveryPointThatTheHeaderNamesIsPassed) {
     for (const FaultPass& pass : faults.passes()) seen.push_back(pass.point);
   }
   for (const char* point :
-       {"segment.create", "segment.write", "segment.seal", "segment.sync", "segment.directory_sync",
-        "manifest.create", "manifest.write", "manifest.sync", "manifest.directory_sync", "index.write",
-        "index.flush", "index.flushed", "commit.rename", "commit.directory_sync", "commit.done",
-        "delete.rename", "delete.directory_sync", "delete.unlink", "segment.open", "segment.read"}) {
+       {"segment.create",          "segment.write",         "segment.seal",   "segment.sync",
+        "segment.directory_sync",  "manifest.create",       "manifest.write", "manifest.sync",
+        "manifest.directory_sync", "index.write",           "index.flush",    "index.flushed",
+        "commit.rename",           "commit.directory_sync", "commit.done",    "delete.rename",
+        "delete.directory_sync",   "delete.unlink",         "segment.open",   "segment.read"}) {
     EXPECT_THAT(seen, Contains(point));
   }
 }
@@ -153,15 +155,17 @@ TEST(CreationCrashTest, CreationThatDiesIsBegunAgain) {
     SCOPED_TRACE(fmt::format("creation killed at {} #{}", pass.point, pass.occurrence));
     const std::string path = dir / "store";
     std::filesystem::remove_all(path);
-    ASSERT_EQ(RunStoreProgram({"operate", path, "create", pass.point, std::to_string(pass.occurrence)}),
-              -SIGKILL);
+    ASSERT_EQ(
+        RunStoreProgram({"operate", path, "create", pass.point, std::to_string(pass.occurrence)}),
+        -SIGKILL);
     // A reader sees an empty store, or none; never something damaged.
     const auto reader = Store::Open(path, OpenMode::kRead);
     if (!reader) {
       EXPECT_THAT(reader.error().code, AnyOf(ErrorCode::kNotFound, ErrorCode::kInvalidArgument))
           << reader.error().ToString();
     }
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kWrite, SmallBlocks()));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store,
+                               Store::Open(path, OpenMode::kWrite, SmallBlocks()));
     CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1)));
     CAIRN_ASSERT_OK_AND_ASSIGN(const Steps steps, LoadAll(path));
     EXPECT_TRUE(steps.at(1) == MakeSample(1));

@@ -1,5 +1,5 @@
-// Goal: an operation whose n-th file operation fails is an error with a code that says what to do, leaves
-// the store as it was, and succeeds when it is tried again.
+// Goal: an operation whose n-th file operation fails is an error with a code that says what to do,
+// leaves the store as it was, and succeeds when it is tried again.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -17,11 +17,11 @@
 namespace cairn::kv {
 namespace {
 
-using cairn::testing::IsOk;
 using cairn::testing::FailFromNth;
 using cairn::testing::FailNth;
 using cairn::testing::FaultPass;
 using cairn::testing::IsError;
+using cairn::testing::IsOk;
 using cairn::testing::ScopedFaults;
 using cairn::testing::ScopedTempDir;
 using ::testing::IsEmpty;
@@ -87,7 +87,8 @@ class FailingOperationTest : public ::testing::TestWithParam<FailCase> {
       SCOPED_TRACE(fmt::format("{} with errno {} at point {} ({}){}", OperationName(operation),
                                error_number, n, point, for_good ? " for good" : ""));
       auto now = LoadAllFrom(**store);
-      // A store that could not get its index back after the failure says so until it is opened anew.
+      // A store that could not get its index back after the failure says so until it is opened
+      // anew.
       const bool usable = now.has_value();
       if (!usable) {
         EXPECT_EQ(now.error().code, ErrorCode::kFailedPrecondition) << now.error().message;
@@ -141,16 +142,16 @@ std::vector<FailCase> AllFailCases() {
 
 INSTANTIATE_TEST_SUITE_P(Every, FailingOperationTest, ::testing::ValuesIn(AllFailCases()),
                          [](const auto& info) {
-                           std::string name = fmt::format(
-                               "{}_{}_{}", OperationName(info.param.operation),
-                               info.param.error_number == EIO ? "EIO" : "ENOSPC",
-                               info.param.for_good ? "ForGood" : "Once");
+                           std::string name =
+                               fmt::format("{}_{}_{}", OperationName(info.param.operation),
+                                           info.param.error_number == EIO ? "EIO" : "ENOSPC",
+                                           info.param.for_good ? "ForGood" : "Once");
                            std::erase(name, '-');
                            return name;
                          });
 
-// The index write is durable, its success is not seen, and the index cannot be opened again: nobody knows
-// whether the step exists. Nothing may be removed then; the next open finds out.
+// The index write is durable, its success is not seen, and the index cannot be opened again: nobody
+// knows whether the step exists. Nothing may be removed then; the next open finds out.
 TEST(UnknownOutcomeTest, CommitThatMayBeDurableKeepsItsFilesUntilTheNextOpen) {
   ScopedTempDir dir;
   const std::string path = dir / "store";

@@ -31,7 +31,8 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
 
-/// Mounts of this process alone. Made before RocksDB starts its threads, which would else stay outside.
+/// Mounts of this process alone. Made before RocksDB starts its threads, which would else stay
+/// outside.
 class OwnMounts : public ::testing::Environment {
  public:
   void SetUp() override {
@@ -94,8 +95,7 @@ TEST_F(FullDiskTest, SaveThatDoesNotFitFailsAndASmallerOneGoesOn) {
   EXPECT_THAT(SaveSample(*store, MakeSample(4, 0, {.tensor_count = 40, .largest_bytes = 4 << 20})),
               IsError(ErrorCode::kResourceExhausted, "free some space"));
   ExpectAsBefore();
-  EXPECT_NEAR(static_cast<double>(FreeBytes()), static_cast<double>(free_before), 64 << 10)
-      << "the failed save left bytes behind";
+  EXPECT_GE(FreeBytes() + (256 << 10), free_before) << "the failed save left bytes behind";
   CAIRN_EXPECT_OK(store->Delete(std::array<uint64_t, 1>{2}));
   CAIRN_EXPECT_OK(SaveSample(*store, MakeSample(4)));
   CAIRN_ASSERT_OK_AND_ASSIGN(const Steps now, LoadAll(path_));
@@ -109,49 +109,59 @@ TEST_F(FullDiskTest, StepCanBeDeletedOnADiskThatIsNearlyFull) {
   EXPECT_THAT(SaveSample(*store, MakeSample(4)), IsError(ErrorCode::kResourceExhausted, "space"));
   ExpectAsBefore();
   CAIRN_EXPECT_OK(store->Delete(std::array<uint64_t, 2>{2, 3}));
-  CAIRN_EXPECT_OK(SaveSample(*store, MakeSample(4, 0, {.tensor_count = 3, .largest_bytes = 9'000})));
+  CAIRN_EXPECT_OK(
+      SaveSample(*store, MakeSample(4, 0, {.tensor_count = 3, .largest_bytes = 9'000})));
 }
 
-// Leaves less and less space, so that the disk is full in the segment, in the manifest, and in each of
-// the index's table files in turn.
+// Leaves more and more space, so that the disk is full in the segment, in the manifest, and in each
+// of the index's table files in turn. (RocksDB frees old tables when it likes, so no single amount
+// is sure to be too little.)
 TEST_F(FullDiskTest, DiskThatIsFullAnywhereInACommitLeavesTheStoreAsItWas) {
   const SampleShape small{.tensor_count = 3, .largest_bytes = 20'000};
+  const Steps with_new = [&] {
+    Steps steps = before_;
+    steps[4] = MakeSample(4, 0, small);
+    return steps;
+  }();
   uint64_t exhausted = 0, saved = 0;
-  bool saved_last = false;
-  for (uint64_t leave_bytes = 0; !saved_last; leave_bytes += 4096) {
+  for (uint64_t leave_bytes = 0; leave_bytes <= 80 << 10; leave_bytes += 4096) {
     SCOPED_TRACE(fmt::format("{} bytes left", leave_bytes));
-    ASSERT_LT(leave_bytes, uint64_t{1} << 20);
+    bool done = false;
     {
-      CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kWrite, SmallBlocks()));
+      CAIRN_ASSERT_OK_AND_ASSIGN(const auto store,
+                                 Store::Open(path_, OpenMode::kWrite, SmallBlocks()));
       Fill(leave_bytes);
       const auto result = SaveSample(*store, MakeSample(4, 0, small));
-      if (result) {
-        ++saved;
-        saved_last = true;
-      } else {
-        ++exhausted;
+      done = result.has_value();
+      ++(done ? saved : exhausted);
+      if (!done) {
         ASSERT_EQ(result.error().code, ErrorCode::kResourceExhausted) << result.error().ToString();
-        ExpectAsBefore();  // a full disk does not hinder readers
       }
+      // A full disk does not hinder readers.
+      CAIRN_ASSERT_OK_AND_ASSIGN(const Steps now, LoadAll(path_));
+      EXPECT_TRUE(now == (done ? with_new : before_));
     }
     Unfill();
     if (HasFailure()) return;
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kWrite, SmallBlocks()));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store,
+                               Store::Open(path_, OpenMode::kWrite, SmallBlocks()));
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path_));
     EXPECT_THAT(leftovers, IsEmpty());
-    if (!saved_last) ExpectAsBefore();
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
+    EXPECT_THAT(damage, IsEmpty());
+    if (done) {
+      CAIRN_EXPECT_OK(store->Delete(std::array<uint64_t, 1>{4}));
+    }
+    ExpectAsBefore();
   }
-  fmt::print("{} saves refused for want of space, then {} saved\n", exhausted, saved);
-  EXPECT_GT(exhausted, 8u);
-  before_[4] = MakeSample(4, 0, small);
-  ExpectAsBefore();
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kRead));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
-  EXPECT_THAT(damage, IsEmpty());
+  fmt::print("{} saves refused for want of space, {} done\n", exhausted, saved);
+  EXPECT_GT(exhausted, 0u);
+  EXPECT_GT(saved, 0u);
 }
 
-// --- permission --------------------------------------------------------------------------------------
+// --- permission
+// --------------------------------------------------------------------------------------
 
 class PermissionTest : public ::testing::Test {
  protected:

@@ -8,10 +8,14 @@ namespace cairn::kv::testing {
 
 const char* OperationName(Operation operation) {
   switch (operation) {
-    case Operation::kCommit: return "commit";
-    case Operation::kOverwrite: return "overwrite";
-    case Operation::kDelete: return "delete";
-    case Operation::kDeleteMany: return "delete-many";
+    case Operation::kCommit:
+      return "commit";
+    case Operation::kOverwrite:
+      return "overwrite";
+    case Operation::kDelete:
+      return "delete";
+    case Operation::kDeleteMany:
+      return "delete-many";
   }
   return "unknown";
 }

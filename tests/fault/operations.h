@@ -16,8 +16,8 @@ const char* OperationName(Operation operation);
 
 using Steps = std::map<uint64_t, SampleStep>;
 
-/// Steps 1, 2 and 3, of which 2 was overwritten and 3 refers to bytes of 1. Blocks are small, so that a
-/// segment takes several writes.
+/// Steps 1, 2 and 3, of which 2 was overwritten and 3 refers to bytes of 1. Blocks are small, so
+/// that a segment takes several writes.
 StoreOptions SmallBlocks();
 Result<Steps> MakeHistory(const std::string& directory);
 

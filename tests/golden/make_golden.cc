@@ -1,5 +1,5 @@
-// Makes the golden store of this build's format version: make_golden DIR. Run once a format version; the
-// result goes into git and is never made again.
+// Makes the golden store of this build's format version: make_golden DIR. Run once a format
+// version; the result goes into git and is never made again.
 
 #include <fmt/format.h>
 

@@ -200,9 +200,8 @@ TEST_P(IoQueueTest, DestructionWaitsForWhatIsInFlight) {
   EXPECT_EQ(target, source);
 }
 
-INSTANTIATE_TEST_SUITE_P(Both, IoQueueTest, ::testing::Values(true, false), [](const auto& info) {
-  return info.param ? "io_uring" : "threads";
-});
+INSTANTIATE_TEST_SUITE_P(Both, IoQueueTest, ::testing::Values(true, false),
+                         [](const auto& info) { return info.param ? "io_uring" : "threads"; });
 
 }  // namespace
 }  // namespace cairn::kv::internal

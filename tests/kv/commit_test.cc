@@ -175,7 +175,8 @@ TEST(CommitTest, AbandonedWriterLeavesNothing) {
   const std::vector<std::byte> payload = RandomBytes(1, 300'000);
   {
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, store->Begin(1, {}));
-    CAIRN_ASSERT_OK(writer->Append(payload.size(), StepWriter::Placement::kAlign64, PagesOf(payload)));
+    CAIRN_ASSERT_OK(
+        writer->Append(payload.size(), StepWriter::Placement::kAlign64, PagesOf(payload)));
     EXPECT_EQ(writer->written_bytes(), payload.size());
     EXPECT_THAT(store->Begin(2, {}), IsError(ErrorCode::kFailedPrecondition, "still running"));
     EXPECT_THAT(store->Close(), IsError(ErrorCode::kFailedPrecondition, "still running"));
@@ -210,13 +211,14 @@ TEST(CommitTest, PageSourceMayGatherIntoTheScratchBuffer) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(dir / "store", OpenMode::kWrite));
   const std::vector<std::byte> payload = RandomBytes(8, 2 * kPageBytes + 77);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, store->Begin(1, {}));
-  const auto gather = [&](uint64_t page, std::span<std::byte> scratch) -> std::span<const std::byte> {
+  const auto gather = [&](uint64_t page,
+                          std::span<std::byte> scratch) -> std::span<const std::byte> {
     const auto part = PagesOf(payload)(page, {});
     std::ranges::copy(part, scratch.begin());
     return scratch.first(part.size());
   };
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto gathered,
-                             writer->Append(payload.size(), StepWriter::Placement::kFollow, gather));
+  CAIRN_ASSERT_OK_AND_ASSIGN(
+      const auto gathered, writer->Append(payload.size(), StepWriter::Placement::kFollow, gather));
   std::vector<uint64_t> leaves;
   AppendLeaves(payload, leaves);
   EXPECT_EQ(gathered.digest, RootDigest(leaves, payload.size()));

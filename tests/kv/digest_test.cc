@@ -44,8 +44,8 @@ TEST(DigestTest, PageCountRoundsUp) {
 
 TEST(DigestTest, TreeIsXxh3OfLeavesAndLength) {
   for (const uint64_t length_bytes :
-       {uint64_t{0}, uint64_t{1}, uint64_t{240}, uint64_t{241}, kPageBytes - 1, kPageBytes, kPageBytes + 1,
-        5 * kPageBytes, 5 * kPageBytes + 123}) {
+       {uint64_t{0}, uint64_t{1}, uint64_t{240}, uint64_t{241}, kPageBytes - 1, kPageBytes,
+        kPageBytes + 1, 5 * kPageBytes, 5 * kPageBytes + 123}) {
     const std::vector<std::byte> payload = RandomBytes(length_bytes + 1, length_bytes);
     // The tree by its definition, in one buffer.
     std::vector<uint64_t> words;
@@ -54,12 +54,14 @@ TEST(DigestTest, TreeIsXxh3OfLeavesAndLength) {
     }
     words.push_back(length_bytes);
     const XXH128_hash_t expected = XXH3_128bits(words.data(), 8 * words.size());
-    EXPECT_EQ(TreeOf(payload), (Digest{.lo = expected.low64, .hi = expected.high64})) << length_bytes;
+    EXPECT_EQ(TreeOf(payload), (Digest{.lo = expected.low64, .hi = expected.high64}))
+        << length_bytes;
   }
 }
 
 TEST(DigestTest, ValuesComputedByAnotherProgramComeOut) {
-  // Python with ctypes over libxxhash, following docs/format/: root = XXH3-128 of leaves and length.
+  // Python with ctypes over libxxhash, following docs/format/: root = XXH3-128 of leaves and
+  // length.
   EXPECT_EQ(TreeOf({}).ToHex(), "2c0a8a99dc147d5445c3b49d035665b2");
   std::vector<std::byte> payload(100'000);
   for (size_t i = 0; i < payload.size(); ++i) payload[i] = static_cast<std::byte>(i & 0xff);
@@ -69,7 +71,8 @@ TEST(DigestTest, ValuesComputedByAnotherProgramComeOut) {
 TEST(DigestTest, EveryByteAndTheLengthCount) {
   std::vector<std::byte> payload = RandomBytes(1, kPageBytes + 100);
   const Digest before = TreeOf(payload);
-  for (const size_t at : {size_t{0}, size_t{kPageBytes - 1}, size_t{kPageBytes}, payload.size() - 1}) {
+  for (const size_t at :
+       {size_t{0}, size_t{kPageBytes - 1}, size_t{kPageBytes}, payload.size() - 1}) {
     payload[at] ^= std::byte{1};
     EXPECT_NE(TreeOf(payload), before) << at;
     payload[at] ^= std::byte{1};

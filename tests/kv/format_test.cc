@@ -1,5 +1,5 @@
-// Manifests, segment headers, trailers, footers and records: what is encoded comes back, and one damaged
-// thing a test is refused.
+// Manifests, segment headers, trailers, footers and records: what is encoded comes back, and one
+// damaged thing a test is refused.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -31,7 +31,8 @@ Uuid TestUuid() {
   return uuid;
 }
 
-// --- manifest ----------------------------------------------------------------------------------------
+// --- manifest
+// ----------------------------------------------------------------------------------------
 
 struct Entry {
   Column column;
@@ -51,17 +52,19 @@ class ManifestTest : public ::testing::Test {
 
   Result<ManifestRef> Write() {
     CAIRN_TRY_ASSIGN(const auto writer, ManifestWriter::Create(path_, header_));
-    for (const Entry& entry : entries_) CAIRN_TRY(writer->Add(entry.column, entry.key, entry.value));
+    for (const Entry& entry : entries_)
+      CAIRN_TRY(writer->Add(entry.column, entry.key, entry.value));
     return writer->Finish();
   }
   Result<std::vector<Entry>> Read(ManifestRef* ref = nullptr) {
     std::vector<Entry> entries;
-    CAIRN_TRY_ASSIGN(const ManifestRef found,
-                     ReadManifest(path_, [&](Column column, std::string_view key,
-                                             std::span<const std::byte> value) -> Result<void> {
+    CAIRN_TRY_ASSIGN(
+        const ManifestRef found,
+        ReadManifest(path_,
+                     [&](Column column, std::string_view key,
+                         std::span<const std::byte> value) -> Result<void> {
                        EXPECT_EQ(reinterpret_cast<uintptr_t>(value.data()) % 8, 0u);
-                       entries.push_back(
-                           {column, std::string(key), {value.begin(), value.end()}});
+                       entries.push_back({column, std::string(key), {value.begin(), value.end()}});
                        return {};
                      }));
     if (ref != nullptr) *ref = found;
@@ -159,7 +162,8 @@ TEST_F(ManifestTest, NewerVersionIsUnimplementedNotDamaged) {
   PutLittleEndian(bytes, kManifestHeaderBytes - 8,
                   Checksum64(std::span(bytes).first(kManifestHeaderBytes - 8)));
   std::ofstream(path_, std::ios::binary | std::ios::trunc)
-      .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+      .write(reinterpret_cast<const char*>(bytes.data()),
+             static_cast<std::streamsize>(bytes.size()));
   EXPECT_THAT(Read(), IsError(ErrorCode::kUnimplemented, "version 2"));
 }
 
@@ -174,7 +178,8 @@ TEST_F(ManifestTest, ErrorOfTheCallbackEndsTheReading) {
   EXPECT_EQ(calls, 1);
 }
 
-// --- segments ----------------------------------------------------------------------------------------
+// --- segments
+// ----------------------------------------------------------------------------------------
 
 class SegmentFormatTest : public ::testing::Test {
  protected:
@@ -230,7 +235,8 @@ TEST_F(SegmentFormatTest, TrailerComesBackAndEveryFlippedByteIsRefused) {
   EXPECT_EQ(found.footer_digest, trailer_.footer_digest);
   for (size_t at = 0; at < bytes.size(); ++at) {
     bytes[at] ^= std::byte{0x40};
-    ASSERT_THAT(DecodeSegmentTrailer(bytes, kFileBytes), IsError(ErrorCode::kDataLoss, "trailer")) << at;
+    ASSERT_THAT(DecodeSegmentTrailer(bytes, kFileBytes), IsError(ErrorCode::kDataLoss, "trailer"))
+        << at;
     bytes[at] ^= std::byte{0x40};
   }
 }
@@ -263,7 +269,9 @@ TEST_F(SegmentFormatTest, TrailerWhosePartsDoNotFitTheFileIsRefused) {
 TEST_F(SegmentFormatTest, FooterComesBack) {
   const std::vector<FooterEntry> entries = {
       {.column = Column::kTensors, .key = FqnKey("w"), .value = RandomBytes(1, 33)},
-      {.column = Column::kChunks, .key = ChunkKey("w", std::vector<uint64_t>{0}), .value = RandomBytes(2, 9)}};
+      {.column = Column::kChunks,
+       .key = ChunkKey("w", std::vector<uint64_t>{0}),
+       .value = RandomBytes(2, 9)}};
   const std::vector<std::byte> bytes = EncodeSegmentFooter(header_, "attempt", entries);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto found, DecodeSegmentFooter(bytes, header_.segment_id));
   ASSERT_EQ(found.size(), 2u);
@@ -273,7 +281,8 @@ TEST_F(SegmentFormatTest, FooterComesBack) {
     EXPECT_EQ(found[i].value, entries[i].value);
   }
   EXPECT_THAT(DecodeSegmentFooter(bytes, 5), IsError(ErrorCode::kDataLoss, "another segment"));
-  // Cut or garbled FlatBuffers may decode to something, but never crash; their checksum is tested elsewhere.
+  // Cut or garbled FlatBuffers may decode to something, but never crash; their checksum is tested
+  // elsewhere.
   for (size_t size = 0; size < bytes.size(); ++size) {
     (void)DecodeSegmentFooter(std::span(bytes).first(size), header_.segment_id);
   }
@@ -302,19 +311,29 @@ TEST(CommitFileTest, NamesComeBackAndOthersAreNone) {
   EXPECT_EQ(file->rank, 3u);
   EXPECT_FALSE(file->deleting);
   EXPECT_TRUE(ParseCommitFile("12-3.deleting")->deleting);
-  for (const char* name : {"", "12", "12-", "12-3", "-3.manifest", "12-3.manifest.old", "x-3.manifest",
-                           "99999999999999999999999-0.manifest"}) {
+  for (const char* name : {"", "12", "12-", "12-3", "-3.manifest", "12-3.manifest.old",
+                           "x-3.manifest", "99999999999999999999999-0.manifest"}) {
     EXPECT_FALSE(ParseCommitFile(name)) << name;
   }
 }
 
-// --- records -----------------------------------------------------------------------------------------
+// --- records
+// -----------------------------------------------------------------------------------------
 
 TEST(RecordsTest, StepComesBack) {
   StepEntry entry;
-  entry.info = {.step = 5, .generation = 6, .created_unix_ns = 7, .world_size = 8, .attempt = "a-5-0",
-                .base_step = 0, .tensor_count = 9, .value_count = 10, .chunk_count = 11,
-                .reused_chunk_count = 12, .logical_bytes = 13, .written_bytes = 14,
+  entry.info = {.step = 5,
+                .generation = 6,
+                .created_unix_ns = 7,
+                .world_size = 8,
+                .attempt = "a-5-0",
+                .base_step = 0,
+                .tensor_count = 9,
+                .value_count = 10,
+                .chunk_count = 11,
+                .reused_chunk_count = 12,
+                .logical_bytes = 13,
+                .written_bytes = 14,
                 .structure = {.lo = 15, .hi = 16}};
   entry.manifests = {{.rank = 0, .file_bytes = 17, .digest = {.lo = 18, .hi = 19}}, {.rank = 1}};
   CAIRN_ASSERT_OK_AND_ASSIGN(const StepEntry found, DecodeStep(EncodeStep(entry)));
@@ -341,8 +360,14 @@ TEST(RecordsTest, StepComesBack) {
 }
 
 TEST(RecordsTest, SegmentComesBackAndItsNameMustBeAFileName) {
-  SegmentInfo info{.segment_id = 1, .name = "1-0-0000000000000001.seg", .step = 2, .rank = 3,
-                   .file_bytes = 4, .payload_bytes = 5, .chunk_count = 6, .footer_digest = 7,
+  SegmentInfo info{.segment_id = 1,
+                   .name = "1-0-0000000000000001.seg",
+                   .step = 2,
+                   .rank = 3,
+                   .file_bytes = 4,
+                   .payload_bytes = 5,
+                   .chunk_count = 6,
+                   .footer_digest = 7,
                    .leaves_digest = 8};
   CAIRN_ASSERT_OK_AND_ASSIGN(const SegmentInfo found, DecodeSegment(EncodeSegment(info)));
   EXPECT_EQ(found.segment_id, 1u);
@@ -361,11 +386,11 @@ TEST(RecordsTest, SegmentComesBackAndItsNameMustBeAFileName) {
 }
 
 TEST(RecordsTest, ChunkExtentComesBack) {
-  const ChunkEntry entry{.sizes = {3, 4},
-                         .extent = {.segment_id = 1, .offset_bytes = 2, .length_bytes = 3,
-                                    .leaves_offset_bytes = 4},
-                         .digest = {.lo = 5, .hi = 6},
-                         .since_step = 7};
+  const ChunkEntry entry{
+      .sizes = {3, 4},
+      .extent = {.segment_id = 1, .offset_bytes = 2, .length_bytes = 3, .leaves_offset_bytes = 4},
+      .digest = {.lo = 5, .hi = 6},
+      .since_step = 7};
   CAIRN_ASSERT_OK_AND_ASSIGN(const Extent found, DecodeChunkExtent(EncodeChunk(entry)));
   EXPECT_EQ(found, entry.extent);
 }

@@ -20,8 +20,15 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 TEST(KeyTest, NumbersKeepTheirOrderAndComeBack) {
-  const uint64_t numbers[] = {0, 1, 255, 256, 65'535, uint64_t{1} << 32, (uint64_t{1} << 63) - 1,
-                              uint64_t{1} << 63, ~uint64_t{0}};
+  const uint64_t numbers[] = {0,
+                              1,
+                              255,
+                              256,
+                              65'535,
+                              uint64_t{1} << 32,
+                              (uint64_t{1} << 63) - 1,
+                              uint64_t{1} << 63,
+                              ~uint64_t{0}};
   for (const uint64_t a : numbers) {
     EXPECT_EQ(ReadBigEndian(NumberKey(a).data()), a);
     for (const uint64_t b : numbers) EXPECT_EQ(NumberKey(a) < NumberKey(b), a < b);
@@ -33,7 +40,8 @@ TEST(KeyTest, ChunkKeysComeBack) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const ParsedKey parsed, ParseKey(key));
   EXPECT_EQ(parsed.fqn, "model.layers.0.wq");
   EXPECT_THAT(parsed.offsets_elements, ElementsAre(0u, 1u << 20, 7u));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const ParsedKey fqn_only, ParseKey(FqnKey("x")));
+  const std::string fqn_key = FqnKey("x");
+  CAIRN_ASSERT_OK_AND_ASSIGN(const ParsedKey fqn_only, ParseKey(fqn_key));
   EXPECT_EQ(fqn_only.fqn, "x");
   EXPECT_THAT(fqn_only.offsets_elements, IsEmpty());
 }
@@ -55,7 +63,8 @@ TEST(KeyTest, OrderOfKeysIsOrderOfNameThenOffsets) {
   SeededRandom random;
   const auto draw = [&random] {
     std::string fqn;
-    // Few letters, so that names are often prefixes of each other; bytes above 127 sort as unsigned.
+    // Few letters, so that names are often prefixes of each other; bytes above 127 sort as
+    // unsigned.
     const char* letters[] = {"a", "b", ".", "\xc3\xa4", "\x01", "~"};
     for (uint64_t i = random.Between(0, 4); i > 0; --i) fqn += letters[random.Between(0, 5)];
     std::vector<uint64_t> offsets(random.Between(0, 3));

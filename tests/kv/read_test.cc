@@ -39,16 +39,18 @@ struct Written {
 Result<Written> WritePayloads(const std::string& path, const StoreOptions& options,
                               const std::vector<uint64_t>& lengths) {
   using Placement = StepWriter::Placement;
-  constexpr Placement kPlacements[] = {Placement::kFollow, Placement::kAlign64, Placement::kAlign4096};
+  constexpr Placement kPlacements[] = {Placement::kFollow, Placement::kAlign64,
+                                       Placement::kAlign4096};
   CAIRN_TRY_ASSIGN(const auto store, Store::Open(path, OpenMode::kWrite, options));
   CAIRN_TRY_ASSIGN(const auto writer, store->Begin(1, {}));
   Written written;
   for (size_t i = 0; i < lengths.size(); ++i) {
     written.payloads.push_back(RandomBytes(i + 1, lengths[i]));
-    CAIRN_TRY_ASSIGN(const auto appended,
-                     writer->Append(lengths[i], kPlacements[i % 3], PagesOf(written.payloads.back())));
+    CAIRN_TRY_ASSIGN(const auto appended, writer->Append(lengths[i], kPlacements[i % 3],
+                                                         PagesOf(written.payloads.back())));
     const std::string key = ChunkKey(fmt::format("p{}", i), std::array{uint64_t{0}});
-    CAIRN_TRY(writer->AddChunk(key, std::array{lengths[i]}, appended.extent, appended.digest, 1, false));
+    CAIRN_TRY(
+        writer->AddChunk(key, std::array{lengths[i]}, appended.extent, appended.digest, 1, false));
     written.extents.push_back(appended.extent);
   }
   CAIRN_TRY(writer->SetStructure(internal::AsBytes("any bytes")));
@@ -93,7 +95,7 @@ class ReadTest : public ::testing::TestWithParam<ReadCase> {
 
 TEST_P(ReadTest, RandomRangesHoldTheBytesThatWereWritten) {
   SeededRandom random;
-  const std::vector<uint64_t> lengths = {1,      0,      63,      64,        4096, 5000, 100'000,
+  const std::vector<uint64_t> lengths = {1,      0,      63,      64,        4096, 5000,  100'000,
                                          65'536, 65'537, 400'000, 1'000'003, 7,    12'288};
   CAIRN_ASSERT_OK_AND_ASSIGN(const Written written, WritePayloads(path_, options_, lengths));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kRead, options_));
@@ -108,7 +110,8 @@ TEST_P(ReadTest, RandomRangesHoldTheBytesThatWereWritten) {
     std::vector<Wanted> wanted;
     const uint64_t count = random.Between(1, 60);
     for (uint64_t i = 0; i < count; ++i) {
-      Wanted one{.payload = random.Between(0, lengths.size() - 1), .begin = 0, .length = 0, .shift = 0};
+      Wanted one{
+          .payload = random.Between(0, lengths.size() - 1), .begin = 0, .length = 0, .shift = 0};
       const uint64_t whole = lengths[one.payload];
       one.begin = random.Chance(0.4) ? 0 : random.Between(0, whole);
       one.length = random.Chance(0.4) ? whole - one.begin : random.Between(0, whole - one.begin);
@@ -133,7 +136,8 @@ TEST_P(ReadTest, RandomRangesHoldTheBytesThatWereWritten) {
       ++arrivals[i];
       const auto& payload = written.payloads[wanted[i].payload];
       const auto expected = std::span(payload).subspan(wanted[i].begin, wanted[i].length);
-      EXPECT_TRUE(std::ranges::equal(ranges[i].target, expected)) << "range " << i << " when it arrived";
+      EXPECT_TRUE(std::ranges::equal(ranges[i].target, expected))
+          << "range " << i << " when it arrived";
       return {};
     });
     ASSERT_TRUE(cairn::testing::IsOk(result));
@@ -158,8 +162,8 @@ TEST_P(ReadTest, MapShowsTheSameBytes) {
   const auto expect_same = [&] {
     for (size_t i = 0; i < written.extents.size(); ++i) {
       const Extent& extent = written.extents[i];
-      EXPECT_TRUE(std::ranges::equal(mapping->bytes().subspan(extent.offset_bytes, extent.length_bytes),
-                                     written.payloads[i]));
+      EXPECT_TRUE(std::ranges::equal(
+          mapping->bytes().subspan(extent.offset_bytes, extent.length_bytes), written.payloads[i]));
     }
   };
   expect_same();
@@ -170,7 +174,8 @@ TEST_P(ReadTest, MapShowsTheSameBytes) {
 }
 
 TEST_P(ReadTest, TruncatedSegmentIsDataLossWithFileAndOffset) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Written written, WritePayloads(path_, options_, {50'000, 300'000}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Written written,
+                             WritePayloads(path_, options_, {50'000, 300'000}));
   const std::string segment = fs::directory_iterator(path_ + "/segments")->path();
   fs::resize_file(segment, 100'001);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kRead, options_));
@@ -179,7 +184,8 @@ TEST_P(ReadTest, TruncatedSegmentIsDataLossWithFileAndOffset) {
   const ReadRange range{.segment_id = written.extents[1].segment_id,
                         .offset_bytes = written.extents[1].offset_bytes,
                         .target = target};
-  const auto result = snapshot->Read(std::span(&range, 1), [](size_t) -> Result<void> { return {}; });
+  const auto result =
+      snapshot->Read(std::span(&range, 1), [](size_t) -> Result<void> { return {}; });
   EXPECT_THAT(result, IsError(ErrorCode::kDataLoss, segment));
   EXPECT_TRUE(result.error().offset_bytes);
   // What is still there can be read.
@@ -190,10 +196,12 @@ TEST_P(ReadTest, TruncatedSegmentIsDataLossWithFileAndOffset) {
 }
 
 TEST_P(ReadTest, ErrorsEndTheReadAndTheNextOneWorks) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Written written, WritePayloads(path_, options_, {200'000, 200'000}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Written written,
+                             WritePayloads(path_, options_, {200'000, 200'000}));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kRead, options_));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
-  std::vector<std::byte> targets[2] = {std::vector<std::byte>(200'000), std::vector<std::byte>(200'000)};
+  std::vector<std::byte> targets[2] = {std::vector<std::byte>(200'000),
+                                       std::vector<std::byte>(200'000)};
   std::vector<ReadRange> ranges;
   for (int i = 0; i < 2; ++i) {
     ranges.push_back({.segment_id = written.extents[i].segment_id,
@@ -205,7 +213,8 @@ TEST_P(ReadTest, ErrorsEndTheReadAndTheNextOneWorks) {
               IsError(ErrorCode::kCancelled, "enough"));
   {
     ScopedFaults faults(FailAt("segment.read", 1, EIO));
-    EXPECT_THAT(snapshot->Read(ranges, accept), IsError(ErrorCode::kDataLoss, "cannot read the segment"));
+    EXPECT_THAT(snapshot->Read(ranges, accept),
+                IsError(ErrorCode::kDataLoss, "cannot read the segment"));
   }
   CAIRN_EXPECT_OK(snapshot->Read(ranges, accept));
   EXPECT_EQ(targets[1], written.payloads[1]);
@@ -226,8 +235,8 @@ INSTANTIATE_TEST_SUITE_P(
                       ReadCase{"tmpfs", "/dev/shm", true, true, 1 << 20, 8}),
     [](const auto& info) { return info.param.name; });
 
-// A fixed bug: the shorter of two overlapping ranges was copied from in front of the block when the longer one
-// had filled a block before.
+// A fixed bug: the shorter of two overlapping ranges was copied from in front of the block when the
+// longer one had filled a block before.
 TEST(OverlappingReadTest, RangeInsideALongerOneIsWhole) {
   ScopedTempDir dir;
   const std::string path = dir / "store";
@@ -240,7 +249,9 @@ TEST(OverlappingReadTest, RangeInsideALongerOneIsWhole) {
   std::vector<std::byte> whole(100'000), inside(500), same(100'000);
   const ReadRange ranges[] = {
       {.segment_id = extent.segment_id, .offset_bytes = extent.offset_bytes, .target = whole},
-      {.segment_id = extent.segment_id, .offset_bytes = extent.offset_bytes + 100, .target = inside},
+      {.segment_id = extent.segment_id,
+       .offset_bytes = extent.offset_bytes + 100,
+       .target = inside},
       {.segment_id = extent.segment_id, .offset_bytes = extent.offset_bytes, .target = same}};
   CAIRN_ASSERT_OK(snapshot->Read(ranges, [](size_t) -> Result<void> { return {}; }));
   EXPECT_EQ(whole, written.payloads[2]);

@@ -132,8 +132,9 @@ Result<void> SaveTensor(StepWriter& writer, const Snapshot& base, uint64_t step,
     }
     using Placement = StepWriter::Placement;
     const Placement start = bytes.size() >= 65'536 ? Placement::kAlign4096 : Placement::kAlign64;
-    CAIRN_TRY_ASSIGN(const auto appended,
-                     writer.Append(part.size(), at == 0 ? start : Placement::kFollow, PagesOf(part)));
+    CAIRN_TRY_ASSIGN(
+        const auto appended,
+        writer.Append(part.size(), at == 0 ? start : Placement::kFollow, PagesOf(part)));
     CAIRN_TRY(writer.AddChunk(key, sizes, appended.extent, appended.digest, step, false));
   }
   return {};
@@ -196,8 +197,8 @@ Result<SampleStep> LoadSample(const Snapshot& snapshot, std::optional<uint64_t> 
       Column::kTensors, info.generation, "",
       [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
         CAIRN_TRY_ASSIGN(const auto* tensor,
-                         CheckedRecord<schema::TensorRecord>(record, schema::TensorRecordIdentifier(),
-                                                             "tensor record"));
+                         CheckedRecord<schema::TensorRecord>(
+                             record, schema::TensorRecordIdentifier(), "tensor record"));
         CAIRN_TRY_ASSIGN(const ParsedKey parsed, ParseKey(key));
         sample.tensors[std::string(parsed.fqn)].resize(tensor->nbytes());
         return true;
@@ -211,7 +212,8 @@ Result<SampleStep> LoadSample(const Snapshot& snapshot, std::optional<uint64_t> 
         const std::string fqn(key.substr(0, key.find('\0')));
         auto& bytes = sample.tensors[fqn];
         if (chunk.offset_bytes + chunk.extent.length_bytes > bytes.size()) {
-          return Fail(Error{.code = ErrorCode::kDataLoss, .message = "a chunk too many", .key = fqn});
+          return Fail(
+              Error{.code = ErrorCode::kDataLoss, .message = "a chunk too many", .key = fqn});
         }
         ranges.push_back(
             {.segment_id = chunk.extent.segment_id,
@@ -239,12 +241,14 @@ Result<SampleStep> LoadSample(const Snapshot& snapshot, std::optional<uint64_t> 
   CAIRN_TRY_ASSIGN(const auto value,
                    snapshot.Get(Column::kValues, info.generation, FqnKey(kVersionFqn)));
   if (!value) return Fail(ErrorCode::kDataLoss, "the version's record is missing");
-  CAIRN_TRY_ASSIGN(const auto* version, CheckedRecord<schema::ValueRecord>(
-                                            *value, schema::ValueRecordIdentifier(), "value record"));
+  CAIRN_TRY_ASSIGN(
+      const auto* version,
+      CheckedRecord<schema::ValueRecord>(*value, schema::ValueRecordIdentifier(), "value record"));
   sample.version = static_cast<uint64_t>(version->integer());
   CAIRN_TRY_ASSIGN(const auto structure, snapshot.GetStructure(info.structure));
   if (!structure || *structure != FlatStructure(sample)) {
-    return Fail(Error{.code = ErrorCode::kDataLoss, .message = "wrong structure", .step = info.step});
+    return Fail(
+        Error{.code = ErrorCode::kDataLoss, .message = "wrong structure", .step = info.step});
   }
   return sample;
 }
@@ -262,15 +266,17 @@ Result<std::map<uint64_t, SampleStep>> LoadAll(const std::string& directory) {
 Result<std::vector<std::string>> Verify(const Snapshot& snapshot) {
   std::vector<std::string> lines;
   CAIRN_TRY(snapshot.VerifyFiles([&](const Damage& damage) {
-    lines.push_back(fmt::format("{}: {}", ErrorCodeName(damage.error.code), damage.error.ToString()));
+    lines.push_back(
+        fmt::format("{}: {}", ErrorCodeName(damage.error.code), damage.error.ToString()));
   }));
   return lines;
 }
 
 Result<std::vector<std::string>> FindLeftovers(const std::string& directory) {
   const internal::StorePaths paths{directory};
-  CAIRN_TRY_ASSIGN(const auto index, internal::Index::Open(directory, /*writable=*/false,
-                                                           /*create=*/false, std::chrono::seconds(10)));
+  CAIRN_TRY_ASSIGN(const auto index,
+                   internal::Index::Open(directory, /*writable=*/false,
+                                         /*create=*/false, std::chrono::seconds(10)));
   std::vector<std::string> leftovers;
   std::set<uint64_t> generations;
   CAIRN_TRY(index->Scan(Column::kSteps, "",
@@ -280,15 +286,15 @@ Result<std::vector<std::string>> FindLeftovers(const std::string& directory) {
                           return true;
                         }));
   for (const Column column : {Column::kTensors, Column::kChunks, Column::kValues}) {
-    CAIRN_TRY(index->Scan(column, "",
-                          [&](std::string_view key, std::span<const std::byte>) -> Result<bool> {
-                            const uint64_t generation = ReadBigEndian(key.data());
-                            if (!generations.contains(generation)) {
-                              leftovers.push_back(fmt::format("a {} record of generation {}",
-                                                              ColumnName(column), generation));
-                            }
-                            return true;
-                          }));
+    CAIRN_TRY(index->Scan(
+        column, "", [&](std::string_view key, std::span<const std::byte>) -> Result<bool> {
+          const uint64_t generation = ReadBigEndian(key.data());
+          if (!generations.contains(generation)) {
+            leftovers.push_back(
+                fmt::format("a {} record of generation {}", ColumnName(column), generation));
+          }
+          return true;
+        }));
   }
   CAIRN_TRY_ASSIGN(const auto pending, internal::ListDirectory(paths.pending()));
   for (const std::string& name : pending) leftovers.push_back("pending/" + name);

@@ -19,8 +19,8 @@ struct SampleShape {
   uint64_t largest_bytes = 200'000;
 };
 
-/// Contents are a function of (step, version, shape) alone. Every other tensor is "frozen": the same in
-/// all steps, so that saves after the first refer to bytes that exist already.
+/// Contents are a function of (step, version, shape) alone. Every other tensor is "frozen": the
+/// same in all steps, so that saves after the first refer to bytes that exist already.
 struct SampleStep {
   uint64_t step = 0;
   uint64_t version = 0;
@@ -39,12 +39,13 @@ std::vector<std::byte> RandomBytes(uint64_t seed, uint64_t length_bytes);
 /// A page source over contiguous memory, which must outlive its use.
 StepWriter::PageSource PagesOf(std::span<const std::byte> payload);
 
-/// Saves with real records, so that core could read it too. Chunks that the latest step has with the
-/// same digest become references.
+/// Saves with real records, so that core could read it too. Chunks that the latest step has with
+/// the same digest become references.
 Result<StepInfo> SaveSample(Store& store, const SampleStep& sample, bool overwrite = false);
 
 /// Reads every record and byte of a step and checks every digest. kDataLoss names the key.
-Result<SampleStep> LoadSample(const Snapshot& snapshot, std::optional<uint64_t> step = std::nullopt);
+Result<SampleStep> LoadSample(const Snapshot& snapshot,
+                              std::optional<uint64_t> step = std::nullopt);
 
 /// Opens `directory` for reading and loads all of its steps.
 Result<std::map<uint64_t, SampleStep>> LoadAll(const std::string& directory);

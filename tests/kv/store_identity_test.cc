@@ -1,5 +1,5 @@
-// Opening what is no store, another kind of thing, a newer store, a damaged one: one clear error each, and
-// nothing changed.
+// Opening what is no store, another kind of thing, a newer store, a damaged one: one clear error
+// each, and nothing changed.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -69,7 +69,8 @@ TEST_F(StoreIdentityTest, WriterMakesTheStoreAndItsParents) {
 
 TEST_F(StoreIdentityTest, EmptyDirectoryBecomesAStoreOnlyForAWriter) {
   fs::create_directory(path_);
-  EXPECT_THAT(Store::Open(path_, OpenMode::kRead), IsError(ErrorCode::kInvalidArgument, "no Cairn store"));
+  EXPECT_THAT(Store::Open(path_, OpenMode::kRead),
+              IsError(ErrorCode::kInvalidArgument, "no Cairn store"));
   EXPECT_TRUE(fs::is_empty(path_));
   CAIRN_EXPECT_OK(Store::Open(path_, OpenMode::kWrite));
 }
@@ -142,9 +143,7 @@ TEST_F(StoreIdentityTest, SegmentsOfAnotherStoreAreReported) {
 TEST_F(StoreIdentityTest, StoreWhoseEmptyDirectoriesGotLostWorks) {
   MakeStore();
   fs::remove(path_ + "/pending");
-  {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
-  }
+  { CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead)); }
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kWrite));
   CAIRN_EXPECT_OK(SaveSample(*store, MakeSample(2)));
 }
@@ -159,10 +158,12 @@ TEST_F(StoreIdentityTest, MovedStoreIsTheSameStore) {
 TEST_F(StoreIdentityTest, UnusableIoOptionsAreRefused) {
   StoreOptions options;
   options.io.block_bytes = 4095;
-  EXPECT_THAT(Store::Open(path_, OpenMode::kWrite, options), IsError(ErrorCode::kInvalidArgument, "4096"));
+  EXPECT_THAT(Store::Open(path_, OpenMode::kWrite, options),
+              IsError(ErrorCode::kInvalidArgument, "4096"));
   options = {};
   options.io.queue_depth = 0;
-  EXPECT_THAT(Store::Open(path_, OpenMode::kWrite, options), IsError(ErrorCode::kInvalidArgument, "depth"));
+  EXPECT_THAT(Store::Open(path_, OpenMode::kWrite, options),
+              IsError(ErrorCode::kInvalidArgument, "depth"));
   EXPECT_FALSE(fs::exists(path_));
 }
 

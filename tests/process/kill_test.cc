@@ -1,8 +1,8 @@
-// Goal: a writer that is killed at random moments, again and again on one store, loses no acknowledged
-// change, leaves no half one, and the store stays usable.
+// Goal: a writer that is killed at random moments, again and again on one store, loses no
+// acknowledged change, leaves no half one, and the store stays usable.
 //
-// CAIRN_KILL_ROUNDS (100) says how often; CAIRN_TEST_SEED repeats a run's choices (the kernel's timing
-// stays its own).
+// CAIRN_KILL_ROUNDS (100) says how often; CAIRN_TEST_SEED repeats a run's choices (the kernel's
+// timing stays its own).
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -29,7 +29,8 @@ using cairn::testing::SeededRandom;
 using ::testing::IsEmpty;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
 
-constexpr SampleShape kLoopShape{.tensor_count = 4, .largest_bytes = 60'000};  // as in store_program.cc
+constexpr SampleShape kLoopShape{.tensor_count = 4,
+                                 .largest_bytes = 60'000};  // as in store_program.cc
 
 using Versions = std::map<uint64_t, uint64_t>;  // step -> version
 
@@ -93,7 +94,8 @@ void ReadVersions(const std::string& path, OpenMode mode, Versions& versions) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
   for (const StepInfo& info : snapshot->steps()) {
     CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep loaded, LoadSample(*snapshot, info.step));
-    ASSERT_TRUE(loaded == MakeSample(info.step, loaded.version, kLoopShape)) << "step " << info.step;
+    ASSERT_TRUE(loaded == MakeSample(info.step, loaded.version, kLoopShape))
+        << "step " << info.step;
     versions[info.step] = loaded.version;
   }
 }
@@ -114,7 +116,8 @@ TEST(KillTest, EveryAcknowledgedChangeSurvivesRandomKills) {
     SCOPED_TRACE(fmt::format("round {}", round));
     std::vector<std::string> lines;
     {
-      Child writer({CAIRN_STORE_PROGRAM, "save-loop", path, std::to_string(random.Between(1, ~0u))});
+      Child writer(
+          {CAIRN_STORE_PROGRAM, "save-loop", path, std::to_string(random.Between(1, ~0u))});
       // One in four is killed while it opens the store and tidies up after the one before.
       if (!random.Chance(0.25)) {
         const auto ready = writer.ReadLine();
@@ -147,9 +150,10 @@ TEST(KillTest, EveryAcknowledgedChangeSurvivesRandomKills) {
   EXPECT_THAT(damage, IsEmpty());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path));
   EXPECT_THAT(leftovers, IsEmpty());
-  fmt::print("{} kills, {} acknowledged changes, {} killed in one ({} of them came to be)\n", Rounds(),
-             acknowledged, in_doubt, in_doubt_done);
-  EXPECT_GT(acknowledged, static_cast<uint64_t>(Rounds()) / 4) << "the kills came too early to test much";
+  fmt::print("{} kills, {} acknowledged changes, {} killed in one ({} of them came to be)\n",
+             Rounds(), acknowledged, in_doubt, in_doubt_done);
+  EXPECT_GT(acknowledged, static_cast<uint64_t>(Rounds()) / 4)
+      << "the kills came too early to test much";
 }
 
 }  // namespace

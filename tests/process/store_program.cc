@@ -2,11 +2,11 @@
 //
 //   store_program operate DIR OPERATION POINT OCCURRENCE   dies at that pass of the fault point
 //   store_program open DIR N                               dies at the n-th fault point of an open
-//   store_program save-loop DIR SEED                       commits, overwrites, deletes until killed
-//   store_program churn DIR SECONDS                        the same at full speed, then ends
+//   store_program save-loop DIR SEED                       commits, overwrites, deletes until
+//   killed store_program churn DIR SECONDS                        the same at full speed, then ends
 //   store_program read-loop DIR SECONDS                    opens, reads the latest step, closes
-//   store_program hold DIR                                 keeps the store open until its input ends
-//   store_program open-as UID DIR r|w                      prints "ok" or the error
+//   store_program hold DIR                                 keeps the store open until its input
+//   ends store_program open-as UID DIR r|w                      prints "ok" or the error
 //
 // Exit status 0: done; 1: an error, printed as "error CODE TEXT"; 2: wrong usage.
 
@@ -76,7 +76,7 @@ Result<void> ChangeSomething(Store& store, std::mt19937_64& random, uint64_t& ve
     return {};
   }
   const bool overwrite = choice < 5 && !steps.empty();
-  const uint64_t step = overwrite        ? steps[random() % steps.size()].step
+  const uint64_t step = overwrite       ? steps[random() % steps.size()].step
                         : steps.empty() ? 1
                                         : steps.back().step + 1;
   ++version;

@@ -50,7 +50,8 @@ TEST(TwoWritersTest, KilledHolderBlocksNobody) {
 TEST(TwoWritersTest, SecondInTheSameProcessGetsConflictByAnyNameOfTheStore) {
   ScopedTempDir dir;
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(dir / "store", OpenMode::kWrite));
-  EXPECT_THAT(Store::Open(dir / "store", OpenMode::kWrite), IsError(ErrorCode::kConflict, "this process"));
+  EXPECT_THAT(Store::Open(dir / "store", OpenMode::kWrite),
+              IsError(ErrorCode::kConflict, "this process"));
   EXPECT_THAT(Store::Open(dir / "./store/", OpenMode::kWrite),
               IsError(ErrorCode::kConflict, "this process"));
   // The failed attempts must not have dropped the lock, as closing a descriptor of the file would.

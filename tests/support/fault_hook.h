@@ -1,5 +1,6 @@
 #pragma once
-/// Makes the n-th fault point of kv fail, or end the process, and lists the points that were passed.
+/// Makes the n-th fault point of kv fail, or end the process, and lists the points that were
+/// passed.
 ///
 ///   {
 ///     ScopedFaults faults(FailNth(3, EIO));
@@ -77,7 +78,8 @@ class ScopedFaults {
     ScopedFaults& self = *active_;
     std::lock_guard lock(self.mutex_);
     self.passes_.push_back({.point = point, .occurrence = ++self.counts_[point]});
-    const int result = self.action_(self.passes_.back(), static_cast<uint32_t>(self.passes_.size()));
+    const int result =
+        self.action_(self.passes_.back(), static_cast<uint32_t>(self.passes_.size()));
     if (result != 0 && self.fired_at_.empty()) self.fired_at_ = point;
     return result;
   }
