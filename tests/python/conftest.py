@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # torch announces these at the first tensor of such a dtype, and the tests make one of each.
     config.addinivalue_line("filterwarnings", "ignore:ComplexHalf support is experimental")
     config.addinivalue_line("filterwarnings", "ignore:torch.quantize_per_tensor")
+    # A run in the background of a shell inherits SIGINT ignored, and Python leaves it so.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
