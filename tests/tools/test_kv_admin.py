@@ -191,9 +191,9 @@ def test_delete_makes_no_store(admin, tmp_path):
 
 def test_help_mentions_only_what_exists(admin):
     text = admin("--help").out
-    for absent in ["prune", "compact", "rebuild", "push", "pull"]:
+    for absent in ["prune", "compact", "push", "pull"]:
         assert absent not in text
-    for verb in ["import", "export", "delete"]:
+    for verb in ["import", "export", "delete", "rebuild-index"]:
         assert "Examples:" in admin(verb, "--help").out
 
 
