@@ -57,7 +57,7 @@ enum class OpenMode {
 struct IoOptions {
   bool direct = true;              // O_DIRECT where the file system allows it
   bool uring = true;               // io_uring where the kernel allows it, else threads
-  uint64_t block_bytes = 8 << 20;  // one request
+  uint64_t block_bytes = 4 << 20;  // one request, as large as a chunk
   uint32_t queue_depth = 8;        // blocks in flight; pool = depth * block
 };
 
@@ -229,11 +229,12 @@ class Snapshot {
   Result<std::vector<Usage>> SegmentUsage() const;
 
   /// Reads many ranges with deep queues and bounded memory (the pool of IoOptions), O_DIRECT unless
-  /// the page cache has the bytes; neighbouring ranges become one request. `arrived(i)` is called,
-  /// from this thread, once ranges[i].target is filled, so that the caller can verify it while hot;
-  /// an error from it ends the read. No digest is checked here.
+  /// the page cache has the bytes; neighbouring ranges become one request. `arrived(i)` is called
+  /// once ranges[i].target is filled, so that the caller can verify it while hot; an error from it
+  /// ends the read. No digest is checked here. With `threads` above 1 the work is shared by at most
+  /// so many threads, this one among them, and `arrived` may be called from several at once.
   /// kDataLoss: a segment is missing or too short. Returns the bytes taken from storage.
-  Result<uint64_t> Read(std::span<const ReadRange> ranges,
+  Result<uint64_t> Read(std::span<const ReadRange> ranges, uint32_t threads,
                         const std::function<Result<void>(size_t)>& arrived) const;
 
   /// Maps a whole segment, lazily paged in and shared with the page cache. Writes through it stay

@@ -5,7 +5,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
+#include <thread>
 
 namespace cairn::core::internal {
 
@@ -114,7 +116,7 @@ Result<void> ChunkReader::ReadLeaves(std::span<const std::shared_ptr<Job>> jobs)
     job.leaves_checked = true;
     return {};
   };
-  CAIRN_TRY_ASSIGN(const uint64_t bytes, view_.snapshot->Read(ranges, arrived));
+  CAIRN_TRY_ASSIGN(const uint64_t bytes, view_.snapshot->Read(ranges, 1, arrived));
   bytes_read_ += bytes;
   return {};
 }
@@ -128,34 +130,36 @@ Result<void> ChunkReader::ReadPieces() {
                       .offset_bytes = extent.offset_bytes + piece.begin_bytes,
                       .target = piece.memory});
   }
-  const Piece* mismatch = nullptr;
+  std::atomic<const Piece*> mismatch = nullptr;
   const auto arrived = [&](size_t i) -> Result<void> {
     const Piece& piece = pieces_[i];
     if (!Matches(piece)) {
-      mismatch = &piece;
+      mismatch = &piece;  // whichever was found last
       return Fail(ErrorCode::kDataLoss, "bytes do not match their digest");
     }
     if (!piece.direct) piece.job->region.CopyFrom(piece.memory, piece.begin_bytes);
     return progress_.Add(piece.memory.size());
   };
-  auto bytes = view_.snapshot->Read(ranges, arrived);
+  const uint32_t threads = std::clamp(std::thread::hardware_concurrency(), 1u, kMaxThreads);
+  auto bytes = view_.snapshot->Read(ranges, threads, arrived);
   // Which page it is takes another read, which must not begin inside this one.
-  if (mismatch != nullptr) return Fail(Diagnose(*mismatch));
+  if (const Piece* const piece = mismatch) return Fail(Diagnose(*piece));
   if (!bytes) return Fail(std::move(bytes).error());
   bytes_read_ += *bytes;
-  return {};
+  return progress_.Add(0);  // what other threads have read is told, too
 }
 
-bool ChunkReader::Matches(const Piece& piece) {
-  computed_.clear();
-  kv::AppendLeaves(piece.memory, computed_);
+bool ChunkReader::Matches(const Piece& piece) const {
+  std::vector<uint64_t> computed;
+  computed.reserve(kv::PageCount(piece.memory.size()));
+  kv::AppendLeaves(piece.memory, computed);
   const Job& job = *piece.job;
   if (job.whole) {
-    return kv::RootDigest(computed_, job.chunk.extent.length_bytes) == job.chunk.digest;
+    return kv::RootDigest(computed, job.chunk.extent.length_bytes) == job.chunk.digest;
   }
   const auto stored =
-      std::span(job.leaves).subspan(piece.begin_bytes / kv::kPageBytes, computed_.size());
-  return std::ranges::equal(computed_, stored);
+      std::span(job.leaves).subspan(piece.begin_bytes / kv::kPageBytes, computed.size());
+  return std::ranges::equal(computed, stored);
 }
 
 Error ChunkReader::Diagnose(const Piece& piece) {
@@ -165,12 +169,12 @@ Error ChunkReader::Diagnose(const Piece& piece) {
     const auto read = ReadLeaves({&piece.job, 1});
     if (!read) return read.error();
   }
-  computed_.clear();
-  kv::AppendLeaves(piece.memory, computed_);
+  std::vector<uint64_t> computed;
+  kv::AppendLeaves(piece.memory, computed);
   const uint64_t first = piece.begin_bytes / kv::kPageBytes;
-  const auto stored = std::span(job.leaves).subspan(first, computed_.size());
-  const auto page = first + static_cast<uint64_t>(std::ranges::mismatch(computed_, stored).in1 -
-                                                  computed_.begin());
+  const auto stored = std::span(job.leaves).subspan(first, computed.size());
+  const auto page =
+      first + static_cast<uint64_t>(std::ranges::mismatch(computed, stored).in1 - computed.begin());
   return DamagedBytes(
       view_, job.fqn, job.chunk,
       fmt::format("page {} of chunk {} does not match its digest; the bytes on disk "

@@ -2,12 +2,11 @@
 /// Reads parts of chunks into strided targets, every byte checked before it counts as read.
 ///
 /// 1. Add() finds the pages of the chunk that the region touches. A chunk that goes whole into one
-/// run
-///    of memory is read right there and checked by its root digest; else pages go through an arena
-///    of bounded size, and those of a chunk read in part are checked by the leaves stored in its
-///    segment.
+///    run of memory is read right there and checked by its root digest; else pages go through an
+///    arena of bounded size, and those of a chunk read in part are checked by the leaves stored in
+///    its segment.
 /// 2. When the arena or the list of pieces is full, Flush() reads leaves first, checks them against
-///    the root, then reads all pieces in one batch and scatters them as they arrive.
+///    the root, then reads all pieces in one batch, on all cores, and scatters them as they arrive.
 
 #include <memory>
 #include <optional>
@@ -19,11 +18,13 @@
 
 namespace cairn::core::internal {
 
-/// Threads: one at a time. Memory: kArenaBytes and the records of at most kMaxPieces pieces.
+/// Threads: one at a time may call; the work is shared by several. Memory: kArenaBytes and the
+/// records of at most kMaxPieces pieces.
 class ChunkReader {
  public:
   static constexpr uint64_t kArenaBytes = 32 << 20;
   static constexpr size_t kMaxPieces = 8192;
+  static constexpr uint32_t kMaxThreads = 8;  // that share the reading, at most one a core
 
   /// All must outlive the reader.
   ChunkReader(const StepView& view, ProgressMeter& progress) : view_(view), progress_(progress) {}
@@ -58,7 +59,7 @@ class ChunkReader {
   Result<void> ReadLeaves(std::span<const std::shared_ptr<Job>> jobs);
   Result<void> ReadPieces();
   /// False if the piece's bytes do not match.
-  bool Matches(const Piece& piece);
+  bool Matches(const Piece& piece) const;
   Error Diagnose(const Piece& piece);
 
   const StepView& view_;
@@ -66,7 +67,6 @@ class ChunkReader {
   std::vector<Piece> pieces_;
   std::unique_ptr<std::byte[]> arena_;
   uint64_t arena_used_bytes_ = 0;
-  std::vector<uint64_t> computed_;  // leaves of the piece being checked
   uint64_t bytes_read_ = 0;
 };
 

@@ -52,7 +52,7 @@ class Scrubber {
     std::vector<kv::ReadRange> ranges;
     for (const Piece& piece : pieces_) ranges.push_back(RangeOf(piece));
     std::vector<bool> done(pieces_.size());
-    auto read = view_.snapshot->Read(ranges, [&](size_t i) {
+    auto read = view_.snapshot->Read(ranges, 1, [&](size_t i) {
       done[i] = true;
       return Arrived(pieces_[i]);
     });
@@ -61,7 +61,7 @@ class Scrubber {
     for (size_t i = 0; i < pieces_.size() && !read; ++i) {
       if (done[i]) continue;
       const auto alone =
-          view_.snapshot->Read({&ranges[i], 1}, [&](size_t) { return Arrived(pieces_[i]); });
+          view_.snapshot->Read({&ranges[i], 1}, 1, [&](size_t) { return Arrived(pieces_[i]); });
       if (cancelled_) return Fail(*cancelled_);
       if (!alone) CAIRN_TRY(Unreadable(pieces_[i], alone.error()));
     }

@@ -1,13 +1,14 @@
 // Planning, submitting and finishing of range reads.
 //
-//   1. Ranges are sorted by segment and offset.
-//   2. Neighbours (gap of at most kMaxGapBytes) become one request of at most one block; longer
-//   ranges
-//      are split. Requests begin and end on 4 KiB.
+//   1. Ranges are sorted by segment and offset, and handed out in runs of some MiB to lanes:
+//   threads
+//      that each keep a queue of requests in flight. What a lane was handed it finishes, so that
+//      copying, page faults of fresh targets and the caller's digests run on as many cores.
+//   2. Neighbours (gap of at most kMaxGapBytes) become one request of at most one block, as long as
+//      they are small; longer ranges are split. Requests begin and end on 4 KiB.
 //   3. A request whose bytes are in the page cache is read through it, any other past it.
 //   4. Requests land in a block of the pool and are copied out, or go straight into the target
-//   where
-//      they serve one range only and alignment allows.
+//      where they serve one range only and alignment allows.
 //   5. When the last piece of a range is there, the caller hears of it.
 
 #include "kv/internal/range_reader.h"
@@ -20,7 +21,7 @@
 #include <cerrno>
 #include <cstring>
 #include <numeric>
-#include <optional>
+#include <thread>
 
 #include "kv/internal/fault_point.h"
 
@@ -28,6 +29,13 @@ namespace cairn::kv::internal {
 namespace {
 
 constexpr uint64_t kMaxGapBytes = 4096;
+// Ranges from here on are requests of their own: they gain nothing from their neighbours, and alone
+// they may go straight into their target.
+constexpr uint64_t kLargeRangeBytes = 512 << 10;
+// What a lane is handed at once. Small enough that lanes end together, large enough that requests
+// stay sequential and a run's bytes are still in the cache when they are digested.
+constexpr uint64_t kRunBytes = 4 << 20;
+constexpr uint64_t kMinLaneBytes = 4 << 20;  // less work is not worth a thread
 
 /// Part of a range inside a request.
 struct Piece {
@@ -58,20 +66,53 @@ bool IsCached(const File& file, uint64_t begin_bytes, uint64_t end_bytes) {
   return found.cached * 4096 >= end_bytes - begin_bytes;
 }
 
-class Reader {
+/// The ranges in the order of the disk, handed out in runs. Threads: safe.
+class RunList {
  public:
-  Reader(std::span<const ReadRange> ranges, const IoOptions& options, BlockPool& pool,
-         const std::function<Result<std::shared_ptr<const SegmentFile>>(uint64_t)>& open,
-         const std::function<Result<void>(size_t)>& arrived)
+  explicit RunList(std::span<const ReadRange> ranges) : ranges_(ranges), order_(ranges.size()) {
+    std::iota(order_.begin(), order_.end(), size_t{0});
+    std::ranges::sort(order_, [&](size_t a, size_t b) {
+      return std::tie(ranges[a].segment_id, ranges[a].offset_bytes) <
+             std::tie(ranges[b].segment_id, ranges[b].offset_bytes);
+    });
+  }
+
+  /// Indices of the next ranges; empty at the end, or once somebody has failed.
+  std::span<const size_t> Take() {
+    const std::lock_guard lock(mutex_);
+    const size_t begin = next_;
+    for (uint64_t bytes = 0; next_ < order_.size() && bytes < kRunBytes; ++next_) {
+      bytes += ranges_[order_[next_]].target.size();
+    }
+    return std::span(order_).subspan(begin, next_ - begin);
+  }
+  void Stop() {
+    const std::lock_guard lock(mutex_);
+    next_ = order_.size();
+  }
+
+ private:
+  const std::span<const ReadRange> ranges_;
+  std::vector<size_t> order_;
+  std::mutex mutex_;
+  size_t next_ = 0;  // in order_; guarded by mutex_
+};
+
+/// Reads runs until there are none left. Threads: one.
+class Lane {
+ public:
+  Lane(std::span<const ReadRange> ranges, RunList& runs, const IoOptions& options,
+       uint32_t queue_depth, BlockPool& pool, const OpenSegment& open,
+       const std::function<Result<void>(size_t)>& arrived)
       : ranges_(ranges),
+        runs_(runs),
         options_(options),
+        queue_depth_(queue_depth),
         pool_(pool),
         open_(open),
-        arrived_(arrived),
-        order_(ranges.size()),
-        missing_bytes_(ranges.size()) {}
+        arrived_(arrived) {}
 
-  ~Reader() {
+  ~Lane() {
     while (queue_ && queue_->in_flight() > 0) {
       auto completion = queue_->Wait();
       if (!completion) break;
@@ -79,18 +120,10 @@ class Reader {
     }
   }
 
+  /// Returns the bytes taken from storage.
   Result<uint64_t> Run() {
-    std::iota(order_.begin(), order_.end(), size_t{0});
-    std::ranges::sort(order_, [this](size_t a, size_t b) {
-      return std::tie(ranges_[a].segment_id, ranges_[a].offset_bytes) <
-             std::tie(ranges_[b].segment_id, ranges_[b].offset_bytes);
-    });
-    for (size_t i = 0; i < ranges_.size(); ++i) {
-      missing_bytes_[i] = ranges_[i].target.size();
-      if (missing_bytes_[i] == 0) CAIRN_TRY(arrived_(i));
-    }
-    CAIRN_TRY_ASSIGN(queue_, IoQueue::Make(options_.uring, options_.queue_depth));
-    requests_.resize(options_.queue_depth);
+    CAIRN_TRY_ASSIGN(queue_, IoQueue::Make(options_.uring, queue_depth_));
+    requests_.resize(queue_depth_);
     for (size_t i = requests_.size(); i > 0; --i) idle_.push_back(i - 1);
     while (true) {
       CAIRN_TRY(SubmitMany());
@@ -101,14 +134,28 @@ class Reader {
   }
 
  private:
-  /// Keeps the queue full as long as ranges and blocks are left.
-  Result<void> SubmitMany() {
-    while (!idle_.empty()) {
-      while (next_ < order_.size() && ranges_[order_[next_]].target.size() == progress_) {
+  /// Moves to the next range that has bytes left to ask for; false if there is none.
+  Result<bool> Advance() {
+    while (true) {
+      while (next_ < run_.size() && ranges_[run_[next_]].target.size() == progress_) {
+        // A range without bytes is there as soon as its turn comes.
+        if (progress_ == 0) CAIRN_TRY(arrived_(run_[next_]));
         ++next_;
         progress_ = 0;
       }
-      if (next_ == order_.size()) return {};
+      if (next_ < run_.size()) return true;
+      run_ = runs_.Take();
+      next_ = 0;
+      if (run_.empty()) return false;
+      for (const size_t index : run_) missing_bytes_[index] = ranges_[index].target.size();
+    }
+  }
+
+  /// Keeps the queue full as long as ranges and blocks are left.
+  Result<void> SubmitMany() {
+    while (!idle_.empty()) {
+      CAIRN_TRY_ASSIGN(const bool more, Advance());
+      if (!more) return {};
       // A block is needed only now, and may be somebody else's for a while; with own reads in
       // flight it is better to go on with those.
       std::byte* block = pool_.TryTake();
@@ -132,35 +179,39 @@ class Reader {
 
   /// Fills `request` with as many pieces as fit into a block, and moves on behind them.
   Result<void> Plan(Request& request) {
-    const ReadRange& first = ranges_[order_[next_]];
+    const ReadRange& first = ranges_[run_[next_]];
     request.pieces.clear();
     request.begin_bytes = RoundDown(first.offset_bytes + progress_, kDirectAlignBytes);
     request.end_bytes = request.begin_bytes;
     const uint64_t limit = request.begin_bytes + pool_.block_bytes();
     const uint64_t segment_id = first.segment_id;
-    CAIRN_TRY_ASSIGN(request.file, open_(segment_id));
+    if (file_ == nullptr || file_id_ != segment_id) {
+      CAIRN_TRY_ASSIGN(file_, open_(segment_id));
+      file_id_ = segment_id;
+    }
+    request.file = file_;
     uint64_t used_end = first.offset_bytes + progress_;
-    while (next_ < order_.size()) {
-      const size_t index = order_[next_];
+    while (next_ < run_.size()) {
+      const size_t index = run_[next_];
       const ReadRange& range = ranges_[index];
       const uint64_t at = range.offset_bytes + progress_;
       // A range that overlaps a longer one before it may begin before this request does.
       if (range.segment_id != segment_id || at < request.begin_bytes || at >= limit ||
-          at > used_end + kMaxGapBytes) {
+          at > used_end + kMaxGapBytes || range.target.empty()) {
         break;
       }
+      if (!request.pieces.empty() && range.target.size() >= kLargeRangeBytes) break;
       const uint64_t length = std::min(range.target.size() - progress_, limit - at);
-      if (length > 0) {
-        request.pieces.push_back({.range = index,
-                                  .offset_bytes = at,
-                                  .target = range.target.data() + progress_,
-                                  .length_bytes = length});
-      }
+      request.pieces.push_back({.range = index,
+                                .offset_bytes = at,
+                                .target = range.target.data() + progress_,
+                                .length_bytes = length});
       used_end = std::max(used_end, at + length);
       progress_ += length;
       if (progress_ < range.target.size()) break;  // the block is full
       ++next_;
       progress_ = 0;
+      if (range.target.size() >= kLargeRangeBytes) break;
     }
     request.end_bytes = RoundUp(used_end, kDirectAlignBytes);
     return {};
@@ -227,8 +278,11 @@ class Reader {
         std::memcpy(piece.target, request.block + (piece.offset_bytes - request.begin_bytes),
                     piece.length_bytes);
       }
-      missing_bytes_[piece.range] -= piece.length_bytes;
-      if (missing_bytes_[piece.range] == 0) CAIRN_TRY(arrived_(piece.range));
+      const auto missing = missing_bytes_.find(piece.range);
+      missing->second -= piece.length_bytes;
+      if (missing->second > 0) continue;
+      missing_bytes_.erase(missing);
+      CAIRN_TRY(arrived_(piece.range));
     }
     return {};
   }
@@ -239,16 +293,20 @@ class Reader {
   }
 
   const std::span<const ReadRange> ranges_;
+  RunList& runs_;
   const IoOptions& options_;
+  const uint32_t queue_depth_;
   BlockPool& pool_;
-  const std::function<Result<std::shared_ptr<const SegmentFile>>(uint64_t)>& open_;
+  const OpenSegment& open_;
   const std::function<Result<void>(size_t)>& arrived_;
 
-  std::vector<size_t> order_;
-  std::vector<uint64_t> missing_bytes_;
-  size_t next_ = 0;        // in order_
-  uint64_t progress_ = 0;  // bytes of that range already asked for
+  std::span<const size_t> run_;                         // being read
+  size_t next_ = 0;                                     // in run_
+  uint64_t progress_ = 0;                               // bytes of that range already asked for
+  std::unordered_map<size_t, uint64_t> missing_bytes_;  // by range, of those in flight
   uint64_t read_bytes_ = 0;
+  std::shared_ptr<const SegmentFile> file_;  // of the request before: it answers nearly always
+  uint64_t file_id_ = 0;
   std::vector<Request> requests_;  // by slot
   std::vector<size_t> idle_;       // free slots
   std::unique_ptr<IoQueue> queue_;
@@ -284,11 +342,36 @@ void SegmentFiles::Forget(uint64_t segment_id) {
   }
 }
 
-Result<uint64_t> ReadRanges(
-    std::span<const ReadRange> ranges, const IoOptions& options, BlockPool& pool,
-    const std::function<Result<std::shared_ptr<const SegmentFile>>(uint64_t segment_id)>& open,
-    const std::function<Result<void>(size_t)>& arrived) {
-  return Reader(ranges, options, pool, open, arrived).Run();
+Result<uint64_t> ReadRanges(std::span<const ReadRange> ranges, const IoOptions& options,
+                            uint32_t threads, BlockPool& pool, const OpenSegment& open,
+                            const std::function<Result<void>(size_t)>& arrived) {
+  uint64_t total_bytes = 0;
+  for (const ReadRange& range : ranges) total_bytes += range.target.size();
+  const auto lane_count = static_cast<uint32_t>(
+      std::clamp<uint64_t>(total_bytes / kMinLaneBytes, 1, std::max(threads, 1u)));
+  // Each lane may have all of the depth in flight: blocks are few enough to bound memory, and reads
+  // straight into their target need none.
+  const uint32_t queue_depth = std::max(2u, options.queue_depth);
+  RunList runs(ranges);
+  const auto read = [&]() -> Result<uint64_t> {
+    auto bytes = Lane(ranges, runs, options, queue_depth, pool, open, arrived).Run();
+    if (!bytes) runs.Stop();
+    return bytes;
+  };
+  std::vector<Result<uint64_t>> results(lane_count, uint64_t{0});
+  {
+    std::vector<std::jthread> others;
+    for (uint32_t lane = 1; lane < lane_count; ++lane) {
+      others.emplace_back([&, lane] { results[lane] = read(); });
+    }
+    results[0] = read();
+  }
+  uint64_t bytes = 0;
+  for (Result<uint64_t>& result : results) {
+    if (!result) return result;
+    bytes += *result;
+  }
+  return bytes;
 }
 
 }  // namespace cairn::kv::internal

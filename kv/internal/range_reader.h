@@ -38,11 +38,13 @@ class SegmentFiles {
   std::unordered_map<uint64_t, std::list<Entry>::iterator> by_id_;  // guarded by mutex_
 };
 
-/// Reads all `ranges`; see Snapshot::Read. `open` gives the file of a segment id. Returns the bytes
-/// taken from storage.
-Result<uint64_t> ReadRanges(
-    std::span<const ReadRange> ranges, const IoOptions& options, BlockPool& pool,
-    const std::function<Result<std::shared_ptr<const SegmentFile>>(uint64_t segment_id)>& open,
-    const std::function<Result<void>(size_t)>& arrived);
+/// The file of a segment id. Threads: called from any.
+using OpenSegment = std::function<Result<std::shared_ptr<const SegmentFile>>(uint64_t segment_id)>;
+
+/// Reads all `ranges` with up to `threads` threads, this one among them; see Snapshot::Read.
+/// Returns the bytes taken from storage.
+Result<uint64_t> ReadRanges(std::span<const ReadRange> ranges, const IoOptions& options,
+                            uint32_t threads, BlockPool& pool, const OpenSegment& open,
+                            const std::function<Result<void>(size_t)>& arrived);
 
 }  // namespace cairn::kv::internal

@@ -195,20 +195,11 @@ Result<std::shared_ptr<const internal::SegmentFile>> Snapshot::Impl::OpenSegment
   return file;
 }
 
-Result<uint64_t> Snapshot::Read(std::span<const ReadRange> ranges,
+Result<uint64_t> Snapshot::Read(std::span<const ReadRange> ranges, uint32_t threads,
                                 const std::function<Result<void>(size_t)>& arrived) const {
-  // One segment's requests follow each other, so the last file answers nearly all look-ups.
-  uint64_t last_id = 0;
-  std::shared_ptr<const internal::SegmentFile> last;
-  const auto open =
-      [&](uint64_t segment_id) -> Result<std::shared_ptr<const internal::SegmentFile>> {
-    if (last == nullptr || last_id != segment_id) {
-      CAIRN_TRY_ASSIGN(last, impl_->OpenSegment(segment_id));
-      last_id = segment_id;
-    }
-    return last;
-  };
-  return internal::ReadRanges(ranges, impl_->options.io, *impl_->pool, open, arrived);
+  return internal::ReadRanges(
+      ranges, impl_->options.io, threads, *impl_->pool,
+      [&](uint64_t segment_id) { return impl_->OpenSegment(segment_id); }, arrived);
 }
 
 Result<std::shared_ptr<const Mapping>> Snapshot::Map(uint64_t segment_id) const {

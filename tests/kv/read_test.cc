@@ -132,7 +132,7 @@ TEST_P(ReadTest, RandomRangesHoldTheBytesThatWereWritten) {
                         .target = {memory.back() + 4096 + one.shift, one.length}});
     }
     std::vector<int> arrivals(ranges.size());
-    const auto result = snapshot->Read(ranges, [&](size_t i) -> Result<void> {
+    const auto result = snapshot->Read(ranges, 1, [&](size_t i) -> Result<void> {
       ++arrivals[i];
       const auto& payload = written.payloads[wanted[i].payload];
       const auto expected = std::span(payload).subspan(wanted[i].begin, wanted[i].length);
@@ -151,6 +151,39 @@ TEST_P(ReadTest, RandomRangesHoldTheBytesThatWereWritten) {
       std::free(memory[i]);
     }
   }
+}
+
+TEST_P(ReadTest, SeveralThreadsFillEveryRangeOnce) {
+  std::vector<uint64_t> lengths(40, 3000);
+  lengths.insert(lengths.end(), {9'000'000, 600'000, 1, 5'000'000, 6'000'001});
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Written written, WritePayloads(path_, options_, lengths));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kRead, options_));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  std::vector<std::vector<std::byte>> targets;
+  std::vector<ReadRange> ranges;
+  for (const Extent& extent : written.extents) {
+    targets.emplace_back(extent.length_bytes);
+    ranges.push_back({.segment_id = extent.segment_id,
+                      .offset_bytes = extent.offset_bytes,
+                      .target = targets.back()});
+  }
+  for (const bool cold : {true, false}) {
+    if (cold) DropCache(path_);
+    for (auto& target : targets) std::ranges::fill(target, std::byte{0});
+    std::vector<std::atomic<int>> arrivals(ranges.size());
+    CAIRN_ASSERT_OK(snapshot->Read(ranges, 3, [&](size_t i) -> Result<void> {
+      ++arrivals[i];
+      return {};
+    }));
+    for (const auto& count : arrivals) EXPECT_EQ(count, 1);
+    EXPECT_EQ(targets, written.payloads);
+  }
+  // Whichever thread it is that fails, the read fails.
+  const auto refuse_last = [&](size_t i) -> Result<void> {
+    if (i + 1 == ranges.size()) return Fail(ErrorCode::kCancelled, "enough");
+    return {};
+  };
+  EXPECT_THAT(snapshot->Read(ranges, 3, refuse_last), IsError(ErrorCode::kCancelled, "enough"));
 }
 
 TEST_P(ReadTest, MapShowsTheSameBytes) {
@@ -185,14 +218,15 @@ TEST_P(ReadTest, TruncatedSegmentIsDataLossWithFileAndOffset) {
                         .offset_bytes = written.extents[1].offset_bytes,
                         .target = target};
   const auto result =
-      snapshot->Read(std::span(&range, 1), [](size_t) -> Result<void> { return {}; });
+      snapshot->Read(std::span(&range, 1), 1, [](size_t) -> Result<void> { return {}; });
   EXPECT_THAT(result, IsError(ErrorCode::kDataLoss, segment));
   EXPECT_TRUE(result.error().offset_bytes);
   // What is still there can be read.
   const ReadRange first{.segment_id = written.extents[0].segment_id,
                         .offset_bytes = written.extents[0].offset_bytes,
                         .target = std::span(target).first(50'000)};
-  CAIRN_EXPECT_OK(snapshot->Read(std::span(&first, 1), [](size_t) -> Result<void> { return {}; }));
+  CAIRN_EXPECT_OK(
+      snapshot->Read(std::span(&first, 1), 1, [](size_t) -> Result<void> { return {}; }));
 }
 
 TEST_P(ReadTest, ErrorsEndTheReadAndTheNextOneWorks) {
@@ -209,17 +243,18 @@ TEST_P(ReadTest, ErrorsEndTheReadAndTheNextOneWorks) {
                       .target = targets[i]});
   }
   const auto accept = [](size_t) -> Result<void> { return {}; };
-  EXPECT_THAT(snapshot->Read(ranges, [](size_t) { return Fail(ErrorCode::kCancelled, "enough"); }),
-              IsError(ErrorCode::kCancelled, "enough"));
+  EXPECT_THAT(
+      snapshot->Read(ranges, 1, [](size_t) { return Fail(ErrorCode::kCancelled, "enough"); }),
+      IsError(ErrorCode::kCancelled, "enough"));
   {
     ScopedFaults faults(FailAt("segment.read", 1, EIO));
-    EXPECT_THAT(snapshot->Read(ranges, accept),
+    EXPECT_THAT(snapshot->Read(ranges, 1, accept),
                 IsError(ErrorCode::kDataLoss, "cannot read the segment"));
   }
-  CAIRN_EXPECT_OK(snapshot->Read(ranges, accept));
+  CAIRN_EXPECT_OK(snapshot->Read(ranges, 1, accept));
   EXPECT_EQ(targets[1], written.payloads[1]);
   const ReadRange unknown{.segment_id = 12345, .offset_bytes = 4096, .target = targets[0]};
-  EXPECT_THAT(snapshot->Read(std::span(&unknown, 1), accept),
+  EXPECT_THAT(snapshot->Read(std::span(&unknown, 1), 1, accept),
               IsError(ErrorCode::kNotFound, "deleted meanwhile"));
 }
 
@@ -253,7 +288,7 @@ TEST(OverlappingReadTest, RangeInsideALongerOneIsWhole) {
        .offset_bytes = extent.offset_bytes + 100,
        .target = inside},
       {.segment_id = extent.segment_id, .offset_bytes = extent.offset_bytes, .target = same}};
-  CAIRN_ASSERT_OK(snapshot->Read(ranges, [](size_t) -> Result<void> { return {}; }));
+  CAIRN_ASSERT_OK(snapshot->Read(ranges, 1, [](size_t) -> Result<void> { return {}; }));
   EXPECT_EQ(whole, written.payloads[2]);
   EXPECT_EQ(same, written.payloads[2]);
   EXPECT_TRUE(std::ranges::equal(inside, std::span(written.payloads[2]).subspan(100, 500)));
@@ -273,7 +308,7 @@ TEST(ReadAmountTest, SmallPartOfALargePayloadReadsLittle) {
                           .target = target};
     CAIRN_ASSERT_OK_AND_ASSIGN(
         const uint64_t read_bytes,
-        snapshot->Read(std::span(&range, 1), [](size_t) -> Result<void> { return {}; }));
+        snapshot->Read(std::span(&range, 1), 1, [](size_t) -> Result<void> { return {}; }));
     EXPECT_GE(read_bytes, target.size());
     EXPECT_LE(read_bytes, target.size() + 8192);
   }
