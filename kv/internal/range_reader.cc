@@ -36,6 +36,8 @@ constexpr uint64_t kLargeRangeBytes = 512 << 10;
 // stay sequential and a run's bytes are still in the cache when they are digested.
 constexpr uint64_t kRunBytes = 4 << 20;
 constexpr uint64_t kMinLaneBytes = 4 << 20;  // less work is not worth a thread
+// Reads of so little bring blocks of their own: the first touch of a large one costs milliseconds.
+constexpr uint64_t kSmallReadBytes = 128 << 10;
 
 /// Part of a range inside a request.
 struct Piece {
@@ -352,9 +354,11 @@ Result<uint64_t> ReadRanges(std::span<const ReadRange> ranges, const IoOptions& 
   // Each lane may have all of the depth in flight: blocks are few enough to bound memory, and reads
   // straight into their target need none.
   const uint32_t queue_depth = std::max(2u, options.queue_depth);
+  BlockPool small_pool(kSmallReadBytes, queue_depth);
+  BlockPool& blocks = total_bytes <= kSmallReadBytes ? small_pool : pool;
   RunList runs(ranges);
   const auto read = [&]() -> Result<uint64_t> {
-    auto bytes = Lane(ranges, runs, options, queue_depth, pool, open, arrived).Run();
+    auto bytes = Lane(ranges, runs, options, queue_depth, blocks, open, arrived).Run();
     if (!bytes) runs.Stop();
     return bytes;
   };

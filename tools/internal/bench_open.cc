@@ -156,12 +156,7 @@ Result<void> BenchOpenChild(const std::string& directory, Output& out) {
   CAIRN_TRY_ASSIGN(const auto snapshot, store->kv().Latest());
   CAIRN_TRY_ASSIGN(const kv::StepInfo step, snapshot->FindStep(std::nullopt));
   const double open_seconds = SecondsSince(begin);
-  CAIRN_TRY_ASSIGN(const core::KeyPatterns pattern, core::KeyPatterns::Parse({FirstKey()}));
-  CAIRN_TRY_ASSIGN(const core::Contents contents, store->List(step.step, pattern));
-  if (contents.tensors.empty()) {
-    return Fail(Error{.code = ErrorCode::kNotFound, .message = "no such key", .key = FirstKey()});
-  }
-  const core::TensorInfo& tensor = contents.tensors.front();
+  CAIRN_TRY_ASSIGN(const core::TensorInfo tensor, store->FindTensor(step, FirstKey()));
   std::vector<std::byte> bytes(tensor.nbytes);
   const core::LoadRequest request{
       tensor.fqn, core::WholeBox(tensor.shape), {tensor.dtype, tensor.shape, {}, bytes.data()}};
