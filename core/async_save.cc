@@ -64,12 +64,18 @@ class AsyncSaver::Impl {
     }
     CAIRN_TRY(CheckStep(step, options));
     // Names the key of whatever is wrong with the state, before anything is copied.
-    CAIRN_TRY(internal::PlanSave(state, options));
-    CAIRN_TRY_ASSIGN(StateDict staged, staging_.Copy(state));
+    CAIRN_TRY_ASSIGN(internal::SavePlan plan, internal::PlanSave(state, options));
+    Task task{.step = step, .options = options};
+    const bool base_is_known = BaseIsLastSave(options);
+    CAIRN_TRY(staging_.Stage(plan, base_is_known ? &last_save_ : nullptr));
+    // What is not in staging must come from the very step that it was compared with.
+    if (base_is_known) task.options.base_step = last_save_.step.step;
+    task.plan = std::move(plan);
     auto handle = std::make_shared<SaveHandle::State>();
     handle->staged = true;
+    task.handle = handle;
     const std::lock_guard lock(mutex_);
-    task_ = Task{.step = step, .state = std::move(staged), .options = options, .handle = handle};
+    task_ = std::move(task);
     changed_.notify_all();
     return handle;
   }
@@ -79,7 +85,7 @@ class AsyncSaver::Impl {
  private:
   struct Task {
     uint64_t step = 0;
-    StateDict state;
+    internal::SavePlan plan;  // staged
     SaveOptions options;
     std::shared_ptr<SaveHandle::State> handle;  // shared by the worker and the caller's handle
   };
@@ -103,6 +109,16 @@ class AsyncSaver::Impl {
     return {};
   }
 
+  // True if the step to compare with is the one that the last save of this saver wrote.
+  bool BaseIsLastSave(const SaveOptions& options) const {
+    if (!options.incremental || options.chunk_bytes != last_save_.chunk_bytes) return false;
+    const auto snapshot = store_->kv().Latest();
+    if (!snapshot || (*snapshot)->steps().empty()) return false;
+    const auto base = (*snapshot)->FindStep(options.base_step);
+    return base && base->generation == last_save_.step.generation &&
+           base->step == last_save_.step.step;
+  }
+
   void Loop() {
     std::unique_lock lock(mutex_);
     while (true) {
@@ -111,7 +127,7 @@ class AsyncSaver::Impl {
       if (!task_) return;
       Task& task = *task_;
       lock.unlock();
-      auto result = store_->Save(task.step, task.state, task.options);
+      auto result = store_->SavePlanned(task.step, task.plan, task.options, &last_save_);
       const auto handle = task.handle;
       lock.lock();
       // First free for the next save, then known as done: who waits for the handle may save at
@@ -124,8 +140,10 @@ class AsyncSaver::Impl {
     }
   }
 
-  CheckpointStore* store_;         // outlives the saver
-  internal::StagingArea staging_;  // touched only while no task runs, and read by the task
+  CheckpointStore* store_;  // outlives the saver
+  // Touched only while no task runs, and by the task.
+  internal::StagingArea staging_;
+  internal::SavedChunks last_save_;
 
   std::mutex mutex_;
   std::condition_variable changed_;

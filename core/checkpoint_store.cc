@@ -22,12 +22,17 @@ class CheckpointStore::Impl {
   kv::Store& store() const { return *store_; }
 
   Result<SaveReport> Save(uint64_t step, const StateDict& state, const SaveOptions& options) {
-    CAIRN_TRY_ASSIGN(internal::SavePlan plan, internal::PlanSave(state, options));
+    CAIRN_TRY_ASSIGN(const internal::SavePlan plan, internal::PlanSave(state, options));
+    return SavePlanned(step, plan, options, nullptr);
+  }
+
+  Result<SaveReport> SavePlanned(uint64_t step, const internal::SavePlan& plan,
+                                 const SaveOptions& options, internal::SavedChunks* saved) {
     const std::lock_guard lock(writing_);
     if (!pool_) {
       pool_ = std::make_unique<internal::WorkerPool>(internal::WorkerPool::DefaultThreadCount());
     }
-    return internal::RunSave(*store_, step, std::move(plan), options, *pool_);
+    return internal::RunSave(*store_, step, plan, options, *pool_, saved);
   }
 
   Result<kv::Store::DeleteReport> Delete(std::span<const uint64_t> steps, bool dry_run) {
@@ -76,6 +81,12 @@ Result<std::vector<kv::StepInfo>> CheckpointStore::Steps() const {
 Result<SaveReport> CheckpointStore::Save(uint64_t step, const StateDict& state,
                                          const SaveOptions& options) {
   return impl_->Save(step, state, options);
+}
+
+Result<SaveReport> CheckpointStore::SavePlanned(uint64_t step, const internal::SavePlan& plan,
+                                                const SaveOptions& options,
+                                                internal::SavedChunks* saved) {
+  return impl_->SavePlanned(step, plan, options, saved);
 }
 
 Result<Contents> CheckpointStore::List(std::optional<uint64_t> step,

@@ -20,6 +20,11 @@
 
 namespace cairn::core {
 
+namespace internal {
+struct SavePlan;
+struct SavedChunks;
+}  // namespace internal
+
 /// Told of progress at most every 50 ms from the calling thread; return false to cancel.
 using Progress = std::function<bool(uint64_t done_bytes, uint64_t total_bytes)>;
 
@@ -154,6 +159,10 @@ class CheckpointStore {
   Result<void> Close();
 
  private:
+  friend class AsyncSaver;  // saves a plan that it has staged
+  Result<SaveReport> SavePlanned(uint64_t step, const internal::SavePlan& plan,
+                                 const SaveOptions& options, internal::SavedChunks* saved);
+
   class Impl;
   explicit CheckpointStore(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;

@@ -267,6 +267,10 @@ class StepWriter {
   /// are computed while the bytes are hot; else they are taken as given (PageCount(length) of
   /// them). `payload` is asked for one page at a time: `next_page(page_index, scratch)` returns the
   /// page's bytes, either in the caller's memory or gathered into `scratch` (kPageBytes).
+  ///
+  /// If the whole payload lies in one piece of memory that stays as it is until Commit returns or
+  /// the writer is destroyed, `memory` may be that piece: it is written from there, without a copy,
+  /// where it lies in a page of memory as the payload lies in a page of the file.
   struct Appended {
     Extent extent;
     Digest digest;
@@ -274,7 +278,8 @@ class StepWriter {
   using PageSource =
       std::function<std::span<const std::byte>(uint64_t page_index, std::span<std::byte> scratch)>;
   Result<Appended> Append(uint64_t length_bytes, Placement placement, const PageSource& pages,
-                          std::span<const uint64_t> leaves = {});
+                          std::span<const uint64_t> leaves = {},
+                          std::span<const std::byte> memory = {});
 
   /// Adds a record; `key` is without generation and added only once. Columns: kTensors, kValues.
   Result<void> AddRecord(Column column, std::string_view key, std::span<const std::byte> record);

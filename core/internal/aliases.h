@@ -2,6 +2,7 @@
 /// Which tensors of a state share memory, and which of them holds the bytes.
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -34,6 +35,9 @@ struct NamedTensor {
 struct PlannedTensor {
   TensorInfo info;    // chunk_count not yet set
   TensorView source;  // empty for aliases
+  /// Digests of chunks that are known to be those of the base step, and whose bytes are not in
+  /// `source`; by chunk, or empty if all bytes are there.
+  std::vector<std::optional<kv::Digest>> unchanged;
 };
 
 /// Decides owners and aliases. In a group of overlapping tensors the row-major tensor that covers

@@ -41,27 +41,28 @@ struct WorkItem {
   std::optional<ChunkInfo> base;
   std::vector<uint64_t> leaves;  // of candidates
   kv::Digest digest;
+  bool bytes_at_hand = true;  // false: the digest is known and must be the base's
+
+  /// The payload, if it lies in one piece; else nothing.
+  std::span<const std::byte> memory() const {
+    if (!IsContiguous(source->shape, source->strides)) return {};
+    return {source->data + begin_bytes, length_bytes};
+  }
 };
 
 std::span<const std::byte> PageOf(const WorkItem& item, uint64_t page,
                                   std::span<std::byte> scratch) {
   const uint64_t begin = page * kv::kPageBytes;
   const uint64_t count = std::min(kv::kPageBytes, item.length_bytes - begin);
-  const TensorView& source = *item.source;
-  if (IsContiguous(source.shape, source.strides)) {
-    return {source.data + item.begin_bytes + begin, count};
-  }
-  GatherBytes(source, item.begin_bytes + begin, scratch.first(count));
+  if (const auto memory = item.memory(); !memory.empty()) return memory.subspan(begin, count);
+  GatherBytes(*item.source, item.begin_bytes + begin, scratch.first(count));
   return scratch.first(count);
 }
 
 // Produces the plan's chunks in key order.
 class ItemSource {
  public:
-  ItemSource(const SavePlan& plan, std::vector<ChunkGrid> grids)
-      : plan_(plan), grids_(std::move(grids)) {
-    SkipEmpty();
-  }
+  explicit ItemSource(const SavePlan& plan) : plan_(plan) { SkipEmpty(); }
 
   bool done() const { return tensor_ == plan_.tensors.size(); }
 
@@ -80,7 +81,7 @@ class ItemSource {
 
  private:
   void SkipEmpty() {
-    while (!done() && chunk_ == grids_[tensor_].chunk_count()) {
+    while (!done() && chunk_ == plan_.grids[tensor_].chunk_count()) {
       ++tensor_;
       chunk_ = 0;
     }
@@ -88,7 +89,7 @@ class ItemSource {
 
   WorkItem Make() const {
     const PlannedTensor& tensor = plan_.tensors[tensor_];
-    const ChunkGrid& grid = grids_[tensor_];
+    const ChunkGrid& grid = plan_.grids[tensor_];
     Box box = grid.chunk(chunk_);
     WorkItem item{.tensor = tensor_,
                   .source = &tensor.source,
@@ -96,6 +97,10 @@ class ItemSource {
                   .sizes = std::move(box.sizes),
                   .begin_bytes = grid.offset_bytes(chunk_),
                   .length_bytes = grid.length_bytes(chunk_)};
+    if (!tensor.unchanged.empty() && tensor.unchanged[chunk_]) {
+      item.digest = *tensor.unchanged[chunk_];
+      item.bytes_at_hand = false;
+    }
     if (chunk_ == 0) {
       item.placement = tensor.info.nbytes >= kLargeTensorBytes
                            ? kv::StepWriter::Placement::kAlign4096
@@ -105,7 +110,6 @@ class ItemSource {
   }
 
   const SavePlan& plan_;
-  std::vector<ChunkGrid> grids_;  // of aliases: empty
   size_t tensor_ = 0;
   uint64_t chunk_ = 0;
   std::optional<WorkItem> current_;
@@ -116,12 +120,13 @@ class ItemSource {
 class ItemWriter {
  public:
   ItemWriter(const SavePlan& plan, kv::StepWriter& writer, WorkerPool& pool,
-             ProgressMeter& progress, uint64_t step)
+             ProgressMeter& progress, uint64_t step, SavedChunks* saved)
       : plan_(plan),
         writer_(writer),
         pool_(pool),
         progress_(progress),
         step_(step),
+        saved_(saved),
         scratch_(pool.thread_count(), std::vector<std::byte>(kv::kPageBytes)) {}
 
   Result<void> Add(WorkItem item) {
@@ -134,7 +139,7 @@ class ItemWriter {
   Result<void> Flush() {
     std::vector<WorkItem*> candidates;
     for (WorkItem& item : window_) {
-      if (item.base) candidates.push_back(&item);
+      if (item.base && item.bytes_at_hand) candidates.push_back(&item);
     }
     pool_.Run(candidates.size(),
               [&](size_t i, size_t worker) { DigestItem(*candidates[i], scratch_[worker]); });
@@ -180,7 +185,15 @@ class ItemWriter {
       ++chunks_reused_;
       CAIRN_TRY(writer_.AddChunk(item.key, item.sizes, item.base->extent, item.base->digest,
                                  item.base->since_step, /*reused=*/true));
+      Remember(item, item.digest, /*reused=*/true);
       return progress_.Add(item.length_bytes);
+    }
+    if (!item.bytes_at_hand) {
+      return Fail(Error{.code = ErrorCode::kConflict,
+                        .message = "the base step was deleted or replaced while this save, which "
+                                   "refers to it, was waiting; save again",
+                        .key = plan_.tensors[item.tensor].info.fqn,
+                        .step = step_});
     }
     CAIRN_TRY_ASSIGN(const kv::StepWriter::Appended appended,
                      writer_.Append(
@@ -188,10 +201,15 @@ class ItemWriter {
                          [&](uint64_t page, std::span<std::byte> scratch) {
                            return PageOf(item, page, scratch);
                          },
-                         item.leaves));
+                         item.leaves, item.memory()));
     CAIRN_TRY(writer_.AddChunk(item.key, item.sizes, appended.extent, appended.digest, step_,
                                /*reused=*/false));
+    Remember(item, appended.digest, /*reused=*/false);
     return progress_.Add(item.length_bytes);
+  }
+
+  void Remember(const WorkItem& item, const kv::Digest& digest, bool reused) {
+    if (saved_ != nullptr) saved_->tensors[item.tensor].chunks.push_back({digest, reused});
   }
 
   const SavePlan& plan_;
@@ -199,6 +217,7 @@ class ItemWriter {
   WorkerPool& pool_;
   ProgressMeter& progress_;
   uint64_t step_;
+  SavedChunks* saved_;                           // may be null
   size_t next_tensor_ = 0;                       // whose record is not yet added
   std::vector<std::vector<std::byte>> scratch_;  // one page a worker
   std::vector<WorkItem> window_;
@@ -253,20 +272,30 @@ Result<void> MergeWithBase(const Base& base, const SavePlan& plan, uint64_t own_
   return {};
 }
 
-// The grid of every tensor; those of aliases are empty. Sets the tensors' chunk counts.
-Result<std::vector<ChunkGrid>> MakeGrids(std::vector<PlannedTensor>& tensors,
-                                         uint64_t chunk_bytes) {
-  std::vector<ChunkGrid> grids;
-  grids.reserve(tensors.size());
-  for (PlannedTensor& tensor : tensors) {
+// Makes the grid of every tensor and sets the tensors' chunk counts.
+Result<void> MakeGrids(uint64_t chunk_bytes, SavePlan& plan) {
+  plan.grids.reserve(plan.tensors.size());
+  for (PlannedTensor& tensor : plan.tensors) {
     const bool alias = tensor.info.alias_of.has_value();
     CAIRN_TRY_ASSIGN(
         ChunkGrid grid,
         ChunkGrid::Make(tensor.info.dtype, alias ? Shape{0} : tensor.info.shape, chunk_bytes));
     tensor.info.chunk_count = grid.chunk_count();
-    grids.push_back(std::move(grid));
+    plan.grids.push_back(std::move(grid));
   }
-  return grids;
+  return {};
+}
+
+// The tensors of the plan, without chunks.
+std::vector<SavedChunks::Tensor> TensorsToRemember(const SavePlan& plan) {
+  std::vector<SavedChunks::Tensor> tensors;
+  tensors.reserve(plan.tensors.size());
+  for (const PlannedTensor& tensor : plan.tensors) {
+    tensors.push_back(
+        {.fqn = tensor.info.fqn, .dtype = tensor.info.dtype, .shape = tensor.info.shape});
+    tensors.back().chunks.reserve(tensor.info.chunk_count);
+  }
+  return tensors;
 }
 
 }  // namespace
@@ -306,20 +335,23 @@ Result<SavePlan> PlanSave(const StateDict& state, const SaveOptions& options) {
     if (!tensor.info.alias_of) plan.logical_bytes += tensor.info.nbytes;
   }
   plan.structure = EncodeTree(state.tree);
+  CAIRN_TRY(MakeGrids(options.chunk_bytes, plan));
   return plan;
 }
 
-Result<SaveReport> RunSave(kv::Store& store, uint64_t step, SavePlan plan,
-                           const SaveOptions& options, WorkerPool& pool) {
+Result<SaveReport> RunSave(kv::Store& store, uint64_t step, const SavePlan& plan,
+                           const SaveOptions& options, WorkerPool& pool, SavedChunks* saved) {
   const auto start = std::chrono::steady_clock::now();
-  CAIRN_TRY_ASSIGN(std::vector<ChunkGrid> grids, MakeGrids(plan.tensors, options.chunk_bytes));
   uint64_t own_chunks = 0;
-  for (const ChunkGrid& grid : grids) own_chunks += grid.chunk_count();
+  for (const ChunkGrid& grid : plan.grids) own_chunks += grid.chunk_count();
   CAIRN_TRY_ASSIGN(const std::optional<Base> base, FindBase(store, options));
   CAIRN_TRY_ASSIGN(auto writer, store.Begin(step, {.overwrite = options.overwrite}));
   ProgressMeter progress(options.progress, plan.logical_bytes);
-  ItemSource items(plan, std::move(grids));
-  ItemWriter item_writer(plan, *writer, pool, progress, step);
+  ItemSource items(plan);
+  SavedChunks remembered;
+  if (saved != nullptr) remembered.tensors = TensorsToRemember(plan);
+  ItemWriter item_writer(plan, *writer, pool, progress, step,
+                         saved == nullptr ? nullptr : &remembered);
   if (base) CAIRN_TRY(MergeWithBase(*base, plan, own_chunks, items, item_writer));
   while (!items.done()) CAIRN_TRY(item_writer.Add(items.Take()));
   CAIRN_TRY(item_writer.Finish());
@@ -332,6 +364,11 @@ Result<SaveReport> RunSave(kv::Store& store, uint64_t step, SavePlan plan,
                                   .logical_bytes = plan.logical_bytes};
   if (base) summary.base_step = base->step.step;
   CAIRN_TRY_ASSIGN(const kv::StepInfo info, writer->Commit(summary));
+  if (saved != nullptr) {
+    remembered.step = info;
+    remembered.chunk_bytes = options.chunk_bytes;
+    *saved = std::move(remembered);
+  }
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   return SaveReport{.step = step,
                     .logical_bytes = plan.logical_bytes,

@@ -1,4 +1,4 @@
-// Staging: every distinct span of memory is copied once.
+// Staging: every distinct tensor is copied once, row-major; aliases are the plan's business.
 
 #include "core/internal/staging.h"
 
@@ -11,72 +11,98 @@
 #include <vector>
 
 #include "core/strided_copy.h"
+#include "kv/digest.h"
 
 namespace cairn::core::internal {
 namespace {
 
 constexpr uint64_t kLineBytes = 64;
-constexpr uint64_t kPageAlignment = 4096;
+constexpr uint64_t kPageAlignment = 4096;  // larger tensors can be written from here as they lie
+constexpr uint64_t kLargeBytes = 64 << 10;
 constexpr uint64_t kHugePageBytes = 2 << 20;
 constexpr uint64_t kCopyBytes = 8 << 20;  // one piece of work for one thread
 
 uint64_t RoundUp(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Bytes [begin, begin + length) of what is copied to `offset_bytes` of the area.
-struct CopyTask {
-  const std::byte* memory = nullptr;   // plain copy, or
-  const TensorView* gather = nullptr;  // the row-major bytes of this tensor
+// Payload [begin, begin + length) of a tensor goes to `offset_bytes` of the area.
+struct Task {
+  PlannedTensor* tensor = nullptr;
   uint64_t begin_bytes = 0;
   uint64_t length_bytes = 0;
   uint64_t offset_bytes = 0;
+  const kv::Digest* base = nullptr;  // if set, the task is `chunk`, and perhaps has not changed
+  uint64_t chunk = 0;
 };
 
-void AddTasks(CopyTask whole, std::vector<CopyTask>& tasks) {
-  for (uint64_t at = 0; at < whole.length_bytes; at += kCopyBytes) {
-    CopyTask task = whole;
-    task.begin_bytes = at;
-    task.length_bytes = std::min(kCopyBytes, whole.length_bytes - at);
-    task.offset_bytes = whole.offset_bytes + at;
-    tasks.push_back(task);
+void AddCopies(PlannedTensor& tensor, uint64_t begin, uint64_t end, uint64_t offset_bytes,
+               std::vector<Task>& tasks) {
+  for (uint64_t at = begin; at < end; at += kCopyBytes) {
+    tasks.push_back({.tensor = &tensor,
+                     .begin_bytes = at,
+                     .length_bytes = std::min(kCopyBytes, end - at),
+                     .offset_bytes = offset_bytes + at});
   }
 }
 
-// Where everything goes: tasks, and for each tensor its offset in the area.
-struct Layout {
-  std::vector<CopyTask> tasks;
-  std::vector<uint64_t> offsets_bytes;
-  std::vector<bool> gathered;  // becomes row-major
-  uint64_t total_bytes = 0;
+// Looks tensors up that come in key order, as `base` has them.
+class BaseCursor {
+ public:
+  explicit BaseCursor(const SavedChunks* base) : base_(base) {}
+
+  /// The chunks of the same tensor on the same grid, or null.
+  const std::vector<SavedChunks::Chunk>* Find(const TensorInfo& tensor) {
+    if (base_ == nullptr) return nullptr;
+    while (next_ < base_->tensors.size() && base_->tensors[next_].fqn < tensor.fqn) ++next_;
+    if (next_ == base_->tensors.size()) return nullptr;
+    const SavedChunks::Tensor& found = base_->tensors[next_];
+    const bool same = found.fqn == tensor.fqn && found.dtype == tensor.dtype &&
+                      found.shape == tensor.shape && found.chunks.size() == tensor.chunk_count;
+    return same ? &found.chunks : nullptr;
+  }
+
+ private:
+  const SavedChunks* base_;
+  size_t next_ = 0;
 };
 
-Layout Arrange(const StateDict& state, std::span<const MemorySpan> spans) {
-  Layout layout;
-  layout.offsets_bytes.resize(state.tensors.size());
-  layout.gathered.resize(state.tensors.size());
-  for (const std::vector<size_t>& group : OverlapGroups(spans)) {
-    MemorySpan all = spans[group.front()];
-    for (const size_t i : group) all.end = std::max(all.end, spans[i].end);
-    uint64_t length = all.end - all.begin;
-    const TensorView& first = state.tensors[group.front()];
-    // A lone tensor with wide gaps (a column) takes less memory without them. Its size is known to
-    // be fine: its span was computed.
-    const uint64_t dense = TensorBytes(first.dtype, first.shape).value_or(length);
-    const bool gather = group.size() == 1 && dense < length;
-    if (gather) length = dense;
-    const uint64_t at =
-        RoundUp(layout.total_bytes, length >= kCopyBytes ? kPageAlignment : kLineBytes);
-    AddTasks({.memory = reinterpret_cast<const std::byte*>(all.begin),
-              .gather = gather ? &first : nullptr,
-              .length_bytes = length,
-              .offset_bytes = at},
-             layout.tasks);
-    for (const size_t i : group) {
-      layout.offsets_bytes[i] = at + (spans[i].begin - all.begin);
-      layout.gathered[i] = gather;
-    }
-    layout.total_bytes = at + length;
+void AddTasks(PlannedTensor& tensor, const ChunkGrid& grid, uint64_t offset_bytes,
+              const std::vector<SavedChunks::Chunk>* base, std::vector<Task>& tasks) {
+  if (base == nullptr || !IsContiguous(tensor.source.shape, tensor.source.strides)) {
+    return AddCopies(tensor, 0, tensor.info.nbytes, offset_bytes, tasks);
   }
-  return layout;
+  tensor.unchanged.resize(grid.chunk_count());
+  for (uint64_t chunk = 0; chunk < grid.chunk_count(); ++chunk) {
+    const uint64_t begin = grid.offset_bytes(chunk);
+    const uint64_t length = grid.length_bytes(chunk);
+    if (!(*base)[chunk].reused) {
+      AddCopies(tensor, begin, begin + length, offset_bytes, tasks);
+      continue;
+    }
+    tasks.push_back({.tensor = &tensor,
+                     .begin_bytes = begin,
+                     .length_bytes = length,
+                     .offset_bytes = offset_bytes + begin,
+                     .base = &(*base)[chunk].digest,
+                     .chunk = chunk});
+  }
+}
+
+void RunTask(const Task& task, std::byte* area) {
+  const TensorView& source = task.tensor->source;
+  const std::span<std::byte> target(area + task.offset_bytes, task.length_bytes);
+  if (!IsContiguous(source.shape, source.strides)) {
+    return GatherBytes(source, task.begin_bytes, target);
+  }
+  const std::span<const std::byte> bytes(source.data + task.begin_bytes, task.length_bytes);
+  if (task.base != nullptr) {
+    std::vector<uint64_t> leaves;
+    kv::AppendLeaves(bytes, leaves);
+    if (kv::RootDigest(leaves, bytes.size()) == *task.base) {
+      task.tensor->unchanged[task.chunk] = *task.base;
+      return;
+    }
+  }
+  std::memcpy(target.data(), bytes.data(), bytes.size());
 }
 
 }  // namespace
@@ -106,31 +132,28 @@ Result<void> StagingArea::Reserve(uint64_t bytes) {
   return {};
 }
 
-Result<StateDict> StagingArea::Copy(const StateDict& state) {
-  std::vector<MemorySpan> spans;
-  spans.reserve(state.tensors.size());
-  for (const TensorView& tensor : state.tensors) {
-    CAIRN_TRY_ASSIGN(const MemorySpan span, SpanOf(tensor));
-    spans.push_back(span);
+Result<void> StagingArea::Stage(SavePlan& plan, const SavedChunks* base) {
+  std::vector<Task> tasks;
+  std::vector<uint64_t> offsets_bytes(plan.tensors.size());
+  uint64_t total_bytes = 0;
+  BaseCursor cursor(base);
+  for (size_t i = 0; i < plan.tensors.size(); ++i) {
+    PlannedTensor& tensor = plan.tensors[i];
+    if (tensor.info.alias_of || tensor.info.nbytes == 0) continue;
+    const uint64_t length = tensor.info.nbytes;
+    offsets_bytes[i] = RoundUp(total_bytes, length >= kLargeBytes ? kPageAlignment : kLineBytes);
+    total_bytes = offsets_bytes[i] + length;
+    AddTasks(tensor, plan.grids[i], offsets_bytes[i], cursor.Find(tensor.info), tasks);
   }
-  const Layout layout = Arrange(state, spans);
-  CAIRN_TRY(Reserve(layout.total_bytes));
-  pool_.Run(layout.tasks.size(), [&](size_t i, size_t) {
-    const CopyTask& task = layout.tasks[i];
-    const std::span<std::byte> target(memory_ + task.offset_bytes, task.length_bytes);
-    if (task.gather != nullptr) {
-      GatherBytes(*task.gather, task.begin_bytes, target);
-    } else {
-      std::memcpy(target.data(), task.memory + task.begin_bytes, target.size());
-    }
-  });
-  StateDict staged = state;
-  for (size_t i = 0; i < staged.tensors.size(); ++i) {
-    TensorView& tensor = staged.tensors[i];
-    tensor.data = spans[i].begin == spans[i].end ? nullptr : memory_ + layout.offsets_bytes[i];
-    if (layout.gathered[i]) tensor.strides.clear();
+  CAIRN_TRY(Reserve(total_bytes));
+  pool_.Run(tasks.size(), [&](size_t i, size_t) { RunTask(tasks[i], memory_); });
+  for (size_t i = 0; i < plan.tensors.size(); ++i) {
+    TensorView& source = plan.tensors[i].source;
+    if (plan.tensors[i].info.alias_of || plan.tensors[i].info.nbytes == 0) continue;
+    source.data = memory_ + offsets_bytes[i];
+    source.strides.clear();
   }
-  return staged;
+  return {};
 }
 
 }  // namespace cairn::core::internal

@@ -2,12 +2,10 @@
 /// Host memory that a state is copied into before it is written behind the training.
 
 #include <cstddef>
-#include <memory>
-#include <span>
+#include <cstdint>
 
-#include "core/internal/aliases.h"
+#include "core/internal/save.h"
 #include "core/internal/worker_pool.h"
-#include "core/state_dict.h"
 
 namespace cairn::core::internal {
 
@@ -20,10 +18,15 @@ class StagingArea {
   StagingArea(const StagingArea&) = delete;
   StagingArea& operator=(const StagingArea&) = delete;
 
-  /// The same state with its tensors in this area; what overlapped in memory overlaps likewise.
-  /// Valid until the next Copy. kInvalidArgument: a bad tensor. kResourceExhausted: no memory.
-  Result<StateDict> Copy(const StateDict& state);
+  /// Copies what the plan's tensors hold into this area and lets them point there, row-major.
+  /// Valid until the next Stage. kResourceExhausted: no memory; the plan is as it was then.
+  ///
+  /// With `base`, the chunks that the save of it found unchanged are digested first, which costs
+  /// less than a copy, and are not copied if they are the base's still: see
+  /// PlannedTensor::unchanged. Those that had changed are taken to have changed again.
+  Result<void> Stage(SavePlan& plan, const SavedChunks* base);
 
+  /// Address space held. Memory is behind what was ever copied.
   uint64_t capacity_bytes() const { return capacity_bytes_; }
 
  private:

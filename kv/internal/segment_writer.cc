@@ -16,6 +16,12 @@ namespace {
 
 constexpr uint64_t kFirstReserveBytes = 64ull << 20;
 constexpr uint64_t kMaxReserveBytes = 1ull << 30;
+// Less is not worth the end of the block before it.
+constexpr uint64_t kMinBorrowedBytes = 256 << 10;
+
+// Tags of requests: whose memory it is.
+constexpr uint64_t kPoolBlock = 0;
+constexpr uint64_t kBorrowed = 1;
 
 }  // namespace
 
@@ -45,7 +51,7 @@ SegmentWriter::~SegmentWriter() {
   while (queue_->in_flight() > 0) {
     auto completion = queue_->Wait();
     if (!completion) break;
-    pool_->Give(completion->request.data);
+    if (completion->request.tag == kPoolBlock) pool_->Give(completion->request.data);
   }
   if (block_ != nullptr) pool_->Give(block_);
   // Nothing refers to an unsealed file; what cannot be removed now is swept at the next open.
@@ -57,16 +63,15 @@ bool SegmentWriter::IsFull(uint64_t length_bytes) const {
                               payload_bytes_ + length_bytes > kMaxSegmentPayloadBytes);
 }
 
-void SegmentWriter::Reserve() {
-  // The last block of a small segment needs no more than itself.
-  if (position_ <= reserved_bytes_ || fill_bytes_ < pool_->block_bytes()) return;
+void SegmentWriter::Reserve(uint64_t end_bytes) {
+  if (end_bytes <= reserved_bytes_) return;
   // Writes that extend a file are serialised by ext4 and xfs; allocating ahead avoids that. A file
   // system that cannot, or has little space left, just gets extending writes.
-  const uint64_t ahead = std::clamp(position_, kFirstReserveBytes, kMaxReserveBytes);
-  const uint64_t wanted = RoundUp(position_ + pool_->block_bytes(), ahead);
+  const uint64_t ahead = std::clamp(end_bytes, kFirstReserveBytes, kMaxReserveBytes);
+  const uint64_t wanted = RoundUp(end_bytes + pool_->block_bytes(), ahead);
+  const uint64_t begin = std::max(reserved_bytes_, end_bytes);
   reserved_bytes_ = wanted;
-  (void)::fallocate(file_.fd(), 0, static_cast<off_t>(position_),
-                    static_cast<off_t>(wanted - position_));
+  (void)::fallocate(file_.fd(), 0, static_cast<off_t>(begin), static_cast<off_t>(wanted - begin));
 }
 
 Result<void> SegmentWriter::AwaitOne() {
@@ -79,7 +84,7 @@ Result<void> SegmentWriter::AwaitOne() {
     CAIRN_TRY(file_.DropDirect());
     return queue_->Submit(request);
   }
-  pool_->Give(request.data);
+  if (request.tag == kPoolBlock) pool_->Give(request.data);
   if (error_number != 0) {
     return Fail(SystemError(error_number, "cannot write the segment", file_.path())
                     .WithOffset(request.offset_bytes));
@@ -107,12 +112,14 @@ Result<void> SegmentWriter::TakeBlock() {
 
 Result<void> SegmentWriter::SubmitBlock() {
   const uint64_t begin = position_ - fill_bytes_;
-  Reserve();
+  // The last block of a small segment needs no more than itself.
+  if (fill_bytes_ == pool_->block_bytes()) Reserve(position_);
   CAIRN_TRY(queue_->Submit({.fd = file_.fd(),
                             .write = true,
                             .data = block_,
                             .length_bytes = fill_bytes_,
-                            .offset_bytes = begin}));
+                            .offset_bytes = begin,
+                            .tag = kPoolBlock}));
   block_ = nullptr;
   fill_bytes_ = 0;
   return {};
@@ -131,6 +138,35 @@ Result<void> SegmentWriter::Put(std::span<const std::byte> bytes) {
   return {};
 }
 
+bool SegmentWriter::CanBorrow(std::span<const std::byte> memory) const {
+  return memory.size() >= kMinBorrowedBytes &&
+         reinterpret_cast<uintptr_t>(memory.data()) % kDirectAlignBytes ==
+             position_ % kDirectAlignBytes;
+}
+
+Result<void> SegmentWriter::PutBorrowed(std::span<const std::byte> memory) {
+  // The ends that fill no page go through blocks, with their neighbours.
+  const uint64_t head = RoundUp(position_, kDirectAlignBytes) - position_;
+  CAIRN_TRY(Put(memory.first(head)));
+  memory = memory.subspan(head);
+  if (fill_bytes_ > 0) CAIRN_TRY(SubmitBlock());
+  while (memory.size() >= kDirectAlignBytes) {
+    while (queue_->in_flight() == queue_->depth()) CAIRN_TRY(AwaitOne());
+    const uint64_t part =
+        std::min(pool_->block_bytes(), RoundDown(memory.size(), kDirectAlignBytes));
+    Reserve(position_ + part);
+    CAIRN_TRY(queue_->Submit({.fd = file_.fd(),
+                              .write = true,
+                              .data = const_cast<std::byte*>(memory.data()),  // only read
+                              .length_bytes = part,
+                              .offset_bytes = position_,
+                              .tag = kBorrowed}));
+    position_ += part;
+    memory = memory.subspan(part);
+  }
+  return Put(memory);
+}
+
 Result<void> SegmentWriter::PutZerosTo(uint64_t position) {
   static constexpr std::array<std::byte, kDirectAlignBytes> kZeros{};
   while (position_ < position) {
@@ -143,7 +179,8 @@ Result<void> SegmentWriter::PutZerosTo(uint64_t position) {
 Result<SegmentWriter::Appended> SegmentWriter::Append(uint64_t length_bytes,
                                                       StepWriter::Placement placement,
                                                       const StepWriter::PageSource& pages,
-                                                      std::span<const uint64_t> leaves) {
+                                                      std::span<const uint64_t> leaves,
+                                                      std::span<const std::byte> memory) {
   using Placement = StepWriter::Placement;
   if (placement != Placement::kFollow) {
     CAIRN_TRY(PutZerosTo(RoundUp(position_, placement == Placement::kAlign4096 ? 4096 : 64)));
@@ -152,11 +189,13 @@ Result<SegmentWriter::Appended> SegmentWriter::Append(uint64_t length_bytes,
   CAIRN_CHECK(leaves.empty() || leaves.size() == page_count);
   Appended appended{.offset_bytes = position_, .first_leaf = leaves_.size(), .digest = {}};
   scratch_.resize(kPageBytes);
+  const bool borrow = CanBorrow(memory);
+  if (borrow) CAIRN_TRY(PutBorrowed(memory));
   for (uint64_t page = 0; page < page_count; ++page) {
     const std::span<const std::byte> bytes = pages(page, scratch_);
     CAIRN_CHECK(bytes.size() == std::min(kPageBytes, length_bytes - page * kPageBytes));
-    // Digested after the copy has pulled the page into the cache.
-    CAIRN_TRY(Put(bytes));
+    // Digested after the copy has pulled the page into the cache, or while it is being written.
+    if (!borrow) CAIRN_TRY(Put(bytes));
     leaves_.push_back(leaves.empty() ? LeafDigest(bytes) : leaves[page]);
   }
   appended.digest = RootDigest(std::span(leaves_).subspan(appended.first_leaf), length_bytes);

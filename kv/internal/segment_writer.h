@@ -15,7 +15,8 @@
 namespace cairn::kv::internal {
 
 /// Payload is copied into a block, digested while it is hot, and written when the block is full; as
-/// many blocks are in flight as the queue is deep. Threads: one.
+/// many blocks are in flight as the queue is deep. Large payload that lies in memory as it will lie
+/// in the file, page by page, is written from where it is. Threads: one.
 class SegmentWriter {
  public:
   /// Makes `<directory>/<name>`. `pool` and `queue` must outlive the writer; the queue must be idle
@@ -33,7 +34,8 @@ class SegmentWriter {
     Digest digest;
   };
   Result<Appended> Append(uint64_t length_bytes, StepWriter::Placement placement,
-                          const StepWriter::PageSource& pages, std::span<const uint64_t> leaves);
+                          const StepWriter::PageSource& pages, std::span<const uint64_t> leaves,
+                          std::span<const std::byte> memory);
 
   /// True if a payload of this length should go into a next segment.
   bool IsFull(uint64_t length_bytes) const;
@@ -48,11 +50,13 @@ class SegmentWriter {
   SegmentWriter(File file, std::string name, const SegmentHeader& header, BlockPool* pool,
                 IoQueue* queue);
   Result<void> Put(std::span<const std::byte> bytes);
+  Result<void> PutBorrowed(std::span<const std::byte> memory);
+  bool CanBorrow(std::span<const std::byte> memory) const;
   Result<void> PutZerosTo(uint64_t position);
   Result<void> SubmitBlock();
   Result<void> TakeBlock();
   Result<void> AwaitOne();
-  void Reserve();
+  void Reserve(uint64_t end_bytes);
 
   File file_;
   const std::string name_;

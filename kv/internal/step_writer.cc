@@ -31,8 +31,9 @@ StepWriter::~StepWriter() = default;
 
 Result<StepWriter::Appended> StepWriter::Append(uint64_t length_bytes, Placement placement,
                                                 const PageSource& pages,
-                                                std::span<const uint64_t> leaves) {
-  return impl_->Append(length_bytes, placement, pages, leaves);
+                                                std::span<const uint64_t> leaves,
+                                                std::span<const std::byte> memory) {
+  return impl_->Append(length_bytes, placement, pages, leaves, memory);
 }
 Result<void> StepWriter::AddRecord(Column column, std::string_view key,
                                    std::span<const std::byte> record) {
@@ -132,12 +133,14 @@ Result<void> StepWriter::Impl::SealSegment() {
 
 Result<StepWriter::Appended> StepWriter::Impl::Append(uint64_t length_bytes, Placement placement,
                                                       const PageSource& pages,
-                                                      std::span<const uint64_t> leaves) {
+                                                      std::span<const uint64_t> leaves,
+                                                      std::span<const std::byte> memory) {
   CAIRN_TRY(CheckUsable());
   failed_ = true;  // until the end: a half-appended chunk must not be committed
   if (segment_ != nullptr && segment_->IsFull(length_bytes)) CAIRN_TRY(SealSegment());
   if (segment_ == nullptr) CAIRN_TRY(StartSegment());
-  CAIRN_TRY_ASSIGN(const auto appended, segment_->Append(length_bytes, placement, pages, leaves));
+  CAIRN_TRY_ASSIGN(const auto appended,
+                   segment_->Append(length_bytes, placement, pages, leaves, memory));
   written_bytes_ += length_bytes;
   failed_ = false;
   return Appended{.extent = Extent{.segment_id = segment_id_,

@@ -24,7 +24,7 @@ class StepWriter::Impl {
   Result<void> Start();
 
   Result<Appended> Append(uint64_t length_bytes, Placement placement, const PageSource& pages,
-                          std::span<const uint64_t> leaves);
+                          std::span<const uint64_t> leaves, std::span<const std::byte> memory);
   Result<void> AddRecord(Column column, std::string_view key, std::span<const std::byte> record);
   Result<void> AddChunk(std::string_view key, std::span<const uint64_t> sizes, const Extent& extent,
                         const Digest& digest, uint64_t since_step, bool reused);

@@ -307,5 +307,37 @@ TEST(OpenTest, TakesFileAddresses) {
   CAIRN_ASSERT_OK(CheckpointStore::Open(directory / "s", kv::OpenMode::kRead));
 }
 
+// Memory that begins on a page is written from where it lies; what surrounds it goes through
+// blocks.
+TEST_F(SaveLoadTest, PageAlignedMemoryBetweenSmallTensors) {
+  constexpr uint64_t kArenaBytes = 12 << 20;
+  const std::unique_ptr<std::byte, decltype(&std::free)> arena(
+      static_cast<std::byte*>(std::aligned_alloc(4096, kArenaBytes)), &std::free);
+  const TestTensor pattern(DType::kUInt8, {kArenaBytes}, 3);
+  std::ranges::copy(pattern.bytes, arena.get());
+  const TestTensor small(DType::kUInt8, {1001});
+  const uint64_t lengths[] = {6'000'000, 300'001, 262'144, 4 << 20};
+  for (const uint64_t chunk_bytes : {kDefaultChunkBytes, uint64_t{1'000'000}}) {
+    StateDict state;
+    uint64_t at = 0;
+    for (const uint64_t length : lengths) {
+      state.root().Tensor(fmt::format("{}.large", at),
+                          {DType::kUInt8, {length}, {}, arena.get() + at});
+      state.root().Tensor(fmt::format("{}.small", at), small.view());
+      at += (length + 4095) / 4096 * 4096;
+    }
+    const uint64_t step = chunk_bytes;
+    Save(step, state, {.incremental = false, .chunk_bytes = chunk_bytes});
+    at = 0;
+    for (const uint64_t length : lengths) {
+      const auto loaded = LoadBytes(step, fmt::format("{}.large", at));
+      EXPECT_TRUE(std::ranges::equal(loaded, std::span(arena.get() + at, length))) << at;
+      EXPECT_EQ(LoadBytes(step, fmt::format("{}.small", at)), small.bytes);
+      at += (length + 4095) / 4096 * 4096;
+    }
+  }
+  EXPECT_TRUE(VerifyAll().empty());
+}
+
 }  // namespace
 }  // namespace cairn::core

@@ -1,0 +1,142 @@
+// What is copied into staging, and what is known not to have changed.
+
+#include "core/internal/staging.h"
+
+#include "core/async_save.h"
+#include "tests/core/strided_fixture.h"
+#include "tests/core/test_tensor.h"
+
+namespace cairn::core {
+namespace {
+
+using cairn::testing::IsError;
+using internal::SavedChunks;
+using internal::SavePlan;
+using internal::StagingArea;
+
+constexpr uint64_t kChunkBytes = 100'000;
+const SaveOptions kOptions{.chunk_bytes = kChunkBytes};
+
+std::vector<std::byte> StagedBytes(const internal::PlannedTensor& tensor) {
+  return {tensor.source.data, tensor.source.data + tensor.info.nbytes};
+}
+
+/// The plan of a state with the chunks of `base` that have not changed left out.
+SavePlan StagedPlan(StagingArea& staging, const StateDict& state, const SavedChunks* base) {
+  auto plan = internal::PlanSave(state, kOptions);
+  EXPECT_TRUE(testing::IsOk(plan));
+  EXPECT_TRUE(testing::IsOk(staging.Stage(*plan, base)));
+  return *std::move(plan);
+}
+
+class StagingTest : public StoreTest {
+ protected:
+  SavedChunks SaveAndRemember(uint64_t step, const SavePlan& plan) {
+    SavedChunks saved;
+    EXPECT_TRUE(
+        testing::IsOk(internal::RunSave(store->kv(), step, plan, kOptions, workers_, &saved)));
+    return saved;
+  }
+  internal::WorkerPool workers_{2};
+};
+
+TEST_F(StagingTest, TensorsBecomeRowMajorAndLargeOnesBeginOnPages) {
+  TestTensor matrix(DType::kFloat32, {300, 100}), odd(DType::kUInt8, {3});
+  StateDict state;
+  state.root().Tensor("a", odd.view());
+  state.root().Tensor("b", {DType::kFloat32, {100, 300}, {1, 100}, matrix.bytes.data()});
+  StagingArea staging;
+
+  const SavePlan plan = StagedPlan(staging, state, nullptr);
+
+  EXPECT_EQ(StagedBytes(plan.tensors[0]), odd.bytes);
+  EXPECT_EQ(StagedBytes(plan.tensors[1]), NaiveRowMajor(state.tensors[1]));
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(plan.tensors[1].source.data) % 4096, 0u);
+  EXPECT_TRUE(plan.tensors[1].unchanged.empty());
+}
+
+TEST_F(StagingTest, OnlyChunksThatStayedTheSameBeforeAreComparedAndLeftOut) {
+  TestTensor tensor(DType::kUInt8, {450'000});
+  StateDict state;
+  state.root().Tensor("w", tensor.view());
+  StagingArea first;
+  SaveAndRemember(1, StagedPlan(first, state, nullptr));
+  tensor.bytes[0] ^= std::byte{1};  // chunk 0 of 5
+  const SavedChunks base = SaveAndRemember(2, StagedPlan(first, state, nullptr));
+  tensor.bytes[100'000] ^= std::byte{1};  // chunk 1
+
+  StagingArea staging;
+  const SavePlan plan = StagedPlan(staging, state, &base);
+
+  const auto& unchanged = plan.tensors[0].unchanged;
+  ASSERT_EQ(unchanged.size(), 5u);
+  EXPECT_FALSE(unchanged[0]) << "it had changed before, so it is copied without a look";
+  EXPECT_FALSE(unchanged[1]) << "it has changed now";
+  for (size_t chunk = 2; chunk < 5; ++chunk) EXPECT_TRUE(unchanged[chunk]) << chunk;
+  const auto staged = StagedBytes(plan.tensors[0]);
+  EXPECT_TRUE(std::equal(staged.begin(), staged.begin() + 200'000, tensor.bytes.begin()));
+  EXPECT_EQ(std::count(staged.begin() + 200'000, staged.end(), std::byte{0}), 250'000)
+      << "memory behind chunks that are left out was never touched";
+
+  // What was left out comes from the base; the step is whole.
+  SaveAndRemember(3, plan);
+  EXPECT_EQ(LoadBytes(3, "w"), tensor.bytes);
+}
+
+TEST_F(StagingTest, ATensorOfAnotherShapeOrDTypeIsCopied) {
+  TestTensor tensor(DType::kUInt8, {400, 1000});
+  StateDict before, after;
+  before.root().Tensor("w", tensor.view());
+  before.root().Tensor("x", tensor.view());
+  after.root().Tensor("w", {DType::kInt8, {400, 1000}, {}, tensor.bytes.data()});
+  StagingArea staging;
+  SaveAndRemember(1, StagedPlan(staging, before, nullptr));
+  const SavedChunks base = SaveAndRemember(2, StagedPlan(staging, before, nullptr));
+
+  const SavePlan plan = StagedPlan(staging, after, &base);
+
+  EXPECT_TRUE(plan.tensors[0].unchanged.empty());
+  EXPECT_EQ(StagedBytes(plan.tensors[0]), tensor.bytes);
+}
+
+TEST_F(StagingTest, ASaveWhoseBaseWentAwayFailsAndLeavesNothing) {
+  TestTensor tensor(DType::kUInt8, {450'000});
+  StateDict state;
+  state.root().Tensor("w", tensor.view());
+  StagingArea staging;
+  SaveAndRemember(1, StagedPlan(staging, state, nullptr));
+  const SavedChunks base = SaveAndRemember(2, StagedPlan(staging, state, nullptr));
+  const SavePlan plan = StagedPlan(staging, state, &base);
+  CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 2>{1, 2}));
+
+  EXPECT_THAT(internal::RunSave(store->kv(), 3, plan, kOptions, workers_),
+              IsError(ErrorCode::kConflict, "save again"));
+
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, store->Steps());
+  EXPECT_TRUE(steps.empty());
+}
+
+TEST_F(StagingTest, AsyncSavesOfAStateThatHardlyChangesKeepEveryStep) {
+  TestTensor tensor(DType::kUInt8, {450'000});
+  StateDict state;
+  state.root().Tensor("w", tensor.view());
+  AsyncSaver saver(store.get());
+  std::vector<std::vector<std::byte>> held;
+  for (uint64_t step = 0; step < 60; step += 10) {
+    tensor.bytes[step * 6'000] ^= std::byte{1};
+    held.push_back(tensor.bytes);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const SaveHandle handle, saver.Save(step, state, kOptions));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const SaveReport report, handle.Wait());
+    EXPECT_EQ(report.chunks_reused, step == 0 ? 0u : 4u);
+    if (step == 30) {
+      // Another step in between: it is what the next save is compared with.
+      Save(35, state, {.chunk_bytes = kChunkBytes});
+      CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 2>{20, 30}));
+    }
+  }
+  for (const uint64_t i : {0, 1, 4, 5}) EXPECT_EQ(LoadBytes(10 * i, "w"), held[i]) << i;
+  EXPECT_TRUE(VerifyAll().empty());
+}
+
+}  // namespace
+}  // namespace cairn::core
