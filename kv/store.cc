@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kv/internal/io_environment.h"
 #include "kv/internal/step_writer.h"
 #include "kv/internal/store_identity.h"
 #include "kv/internal/store_state.h"
@@ -45,7 +46,13 @@ const std::vector<Error>& Store::recovery_notes() const { return impl_->state->r
 
 Result<std::unique_ptr<Store::Impl>> Store::Impl::Make(const std::string& directory, OpenMode mode,
                                                        const StoreOptions& options) {
-  if (options.io.block_bytes < internal::kDirectAlignBytes || options.io.queue_depth == 0) {
+  IoOptions io;
+  if (options.io) {
+    io = *options.io;
+  } else {
+    CAIRN_TRY_ASSIGN(io, internal::IoOptionsFromEnvironment());
+  }
+  if (io.block_bytes < internal::kDirectAlignBytes || io.queue_depth == 0) {
     return Fail(ErrorCode::kInvalidArgument,
                 "I/O options need blocks of at least 4096 bytes and a queue depth of at least 1");
   }
@@ -53,9 +60,9 @@ Result<std::unique_ptr<Store::Impl>> Store::Impl::Make(const std::string& direct
   StoreState& state = *impl->state;
   state.paths.root = directory;
   state.options = options;
+  state.options.io = io;
   state.writable = mode == OpenMode::kWrite;
-  state.pool =
-      std::make_shared<internal::BlockPool>(options.io.block_bytes, options.io.queue_depth);
+  state.pool = std::make_shared<internal::BlockPool>(io.block_bytes, io.queue_depth);
   state.files = std::make_shared<internal::SegmentFiles>();
   return impl;
 }

@@ -62,7 +62,10 @@ struct IoOptions {
 };
 
 struct StoreOptions {
-  IoOptions io;
+  /// Nothing: the defaults above, as the environment variables CAIRN_IO_BLOCK_BYTES,
+  /// CAIRN_IO_DEPTH, CAIRN_IO_ENGINE (uring or threads) and CAIRN_IO_DIRECT (0 or 1) change them.
+  /// `kv-bench tune` finds what suits a disk.
+  std::optional<IoOptions> io;
   /// A reader that finds the index damaged reports it here instead of failing (kv-dump).
   bool tolerate_lost_steps = false;
   /// How long an open may wait for a writer that is just replacing index files.
@@ -145,6 +148,7 @@ class Store {
  public:
   /// kNotFound: no store there (kRead). kConflict: another writer has it. kUnimplemented: newer
   /// format. kDataLoss: CAIRN or the index is damaged. kUnavailable: permission, I/O, deadline.
+  /// kInvalidArgument: unusable I/O options, given or from the environment.
   static Result<std::unique_ptr<Store>> Open(const std::string& directory, OpenMode mode,
                                              StoreOptions options = {});
   ~Store();
@@ -166,6 +170,7 @@ class Store {
   static bool IndexIsWhole(const std::string& directory, const StoreOptions& options = {});
 
   const std::string& directory() const;
+  /// As given, and `io` always set.
   const StoreOptions& options() const;
   bool writable() const;
   /// What the open found and mended, or (tolerate_lost_steps) what it could not; for people.

@@ -188,7 +188,7 @@ Result<std::shared_ptr<const internal::SegmentFile>> Snapshot::Impl::OpenSegment
               .file = paths.segments()}));
   }
   CAIRN_TRY_ASSIGN(const SegmentInfo info, internal::DecodeSegment(**record));
-  auto file = files->Open(segment_id, paths.segments() + "/" + info.name, options.io.direct);
+  auto file = files->Open(segment_id, paths.segments() + "/" + info.name, options.io->direct);
   if (!file && file.error().code == ErrorCode::kNotFound) {
     return Fail(MissingSegment(segment_id, file.error()));
   }
@@ -198,7 +198,7 @@ Result<std::shared_ptr<const internal::SegmentFile>> Snapshot::Impl::OpenSegment
 Result<uint64_t> Snapshot::Read(std::span<const ReadRange> ranges, uint32_t threads,
                                 const std::function<Result<void>(size_t)>& arrived) const {
   return internal::ReadRanges(
-      ranges, impl_->options.io, threads, *impl_->pool,
+      ranges, *impl_->options.io, threads, *impl_->pool,
       [&](uint64_t segment_id) { return impl_->OpenSegment(segment_id); }, arrived);
 }
 

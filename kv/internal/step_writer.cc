@@ -94,7 +94,7 @@ Result<void> StepWriter::Impl::CheckUsable() const {
 Result<void> StepWriter::Impl::StartSegment() {
   if (queue_ == nullptr) {
     CAIRN_TRY_ASSIGN(
-        queue_, internal::IoQueue::Make(state_->options.io.uring, state_->options.io.queue_depth));
+        queue_, internal::IoQueue::Make(state_->options.io->uring, state_->options.io->queue_depth));
   }
   const std::string identity = fmt::format("{}/{}/{}", attempt_, options_.rank, segment_counter_++);
   segment_id_ = Checksum64(internal::AsBytes(identity));
@@ -104,7 +104,7 @@ Result<void> StepWriter::Impl::StartSegment() {
                                        .rank = options_.rank,
                                        .created_unix_ns = created_unix_ns_};
   CAIRN_TRY_ASSIGN(segment_, internal::SegmentWriter::Create(state_->paths.segments(), header,
-                                                             state_->options.io.direct,
+                                                             state_->options.io->direct,
                                                              state_->pool.get(), queue_.get()));
   return {};
 }

@@ -22,8 +22,7 @@ const char* OperationName(Operation operation) {
 
 StoreOptions SmallBlocks() {
   StoreOptions options;
-  options.io.block_bytes = 64 << 10;
-  options.io.queue_depth = 3;
+  options.io = {.block_bytes = 64 << 10, .queue_depth = 3};
   return options;
 }
 

@@ -276,7 +276,7 @@ TEST(OverlappingReadTest, RangeInsideALongerOneIsWhole) {
   ScopedTempDir dir;
   const std::string path = dir / "store";
   StoreOptions options;
-  options.io.block_bytes = 8192;
+  options.io = {.block_bytes = 8192};
   CAIRN_ASSERT_OK_AND_ASSIGN(const Written written, WritePayloads(path, options, {0, 0, 100'000}));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kRead, options));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
@@ -318,8 +318,8 @@ TEST(ReadManyTest, SnapshotIsReadFromManyThreadsAtOnce) {
   ScopedTempDir dir;
   const std::string path = dir / "store";
   StoreOptions options;
-  options.io.block_bytes = 64 << 10;
-  options.io.queue_depth = 2;  // fewer blocks than threads: they wait for each other's
+  // Fewer blocks than threads: they wait for each other's.
+  options.io = {.block_bytes = 64 << 10, .queue_depth = 2};
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kWrite, options));
   CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1)));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());

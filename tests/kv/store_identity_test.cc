@@ -157,11 +157,10 @@ TEST_F(StoreIdentityTest, MovedStoreIsTheSameStore) {
 
 TEST_F(StoreIdentityTest, UnusableIoOptionsAreRefused) {
   StoreOptions options;
-  options.io.block_bytes = 4095;
+  options.io = {.block_bytes = 4095};
   EXPECT_THAT(Store::Open(path_, OpenMode::kWrite, options),
               IsError(ErrorCode::kInvalidArgument, "4096"));
-  options = {};
-  options.io.queue_depth = 0;
+  options.io = {.queue_depth = 0};
   EXPECT_THAT(Store::Open(path_, OpenMode::kWrite, options),
               IsError(ErrorCode::kInvalidArgument, "depth"));
   EXPECT_FALSE(fs::exists(path_));

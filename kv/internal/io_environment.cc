@@ -1,0 +1,65 @@
+// The I/O settings of a store whose opener gave none.
+
+#include "kv/internal/io_environment.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <string_view>
+
+namespace cairn::kv::internal {
+namespace {
+
+// One request's length is 32 bits wide in io_uring; a pool of deeper queues helps no device.
+constexpr uint64_t kLeastBlockBytes = 4096;
+constexpr uint64_t kMostBlockBytes = uint64_t{1} << 30;
+constexpr uint64_t kMostDepth = 1024;
+
+std::string_view Variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? std::string_view() : value;
+}
+
+Error Unusable(const char* name, std::string_view value, std::string_view expected) {
+  return {.code = ErrorCode::kInvalidArgument,
+          .message = fmt::format("the environment variable {} is '{}'; it must be {}", name, value,
+                                 expected)};
+}
+
+/// Sets `target` from the variable if there is one.
+template <typename Integer>
+Result<void> TakeInteger(const char* name, uint64_t least, uint64_t most, Integer& target) {
+  const std::string_view text = Variable(name);
+  if (text.empty()) return {};
+  uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < least || value > most) {
+    return Fail(Unusable(name, text, fmt::format("an integer from {} to {}", least, most)));
+  }
+  target = static_cast<Integer>(value);
+  return {};
+}
+
+Result<void> TakeChoice(const char* name, std::string_view yes, std::string_view no, bool& target) {
+  const std::string_view text = Variable(name);
+  if (text.empty()) return {};
+  if (text != yes && text != no) {
+    return Fail(Unusable(name, text, fmt::format("{} or {}", yes, no)));
+  }
+  target = text == yes;
+  return {};
+}
+
+}  // namespace
+
+Result<IoOptions> IoOptionsFromEnvironment() {
+  IoOptions io;
+  CAIRN_TRY(TakeInteger("CAIRN_IO_BLOCK_BYTES", kLeastBlockBytes, kMostBlockBytes, io.block_bytes));
+  CAIRN_TRY(TakeInteger("CAIRN_IO_DEPTH", 1, kMostDepth, io.queue_depth));
+  CAIRN_TRY(TakeChoice("CAIRN_IO_ENGINE", "uring", "threads", io.uring));
+  CAIRN_TRY(TakeChoice("CAIRN_IO_DIRECT", "1", "0", io.direct));
+  return io;
+}
+
+}  // namespace cairn::kv::internal
