@@ -17,7 +17,7 @@ packages=(
   python3 python3-venv python3-dev
   librocksdb-dev libflatbuffers-dev flatbuffers-compiler libxxhash-dev libzstd-dev liburing-dev
   libfmt-dev libcli11-dev nlohmann-json3-dev
-  libgtest-dev libgmock-dev libbenchmark-dev fio
+  libgtest-dev libgmock-dev libbenchmark-dev fio valgrind
 )
 
 Die() { echo "setup: $*" >&2; exit 1; }

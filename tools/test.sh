@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Sets up what is missing, builds, and runs every test that this machine can run.
 #
-#   tools/test.sh                  C++ tests (but those labelled slow), then Python tests
+#   tools/test.sh                  C++ tests (but those labelled slow), Python tests, then
+#                                  instruction counts against their baselines
 #   tools/test.sh --all            the slow ones too
 #   tools/test.sh --sanitizers     also the C++ unit tests under ASan+UBSan and under TSan
 #
@@ -15,7 +16,7 @@ for argument in "$@"; do
   case $argument in
     --all) all=1 ;;
     --sanitizers) sanitizers=1 ;;
-    -h | --help) sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) echo "test: unknown option $argument (see --help)" >&2; exit 2 ;;
   esac
 done
@@ -48,6 +49,9 @@ ctest --preset release "${ctest_options[@]}" </dev/null || failed+=(ctest)
 echo "== Python tests"
 .venv/bin/python -m pytest -q "${pytest_options[@]}" \
   tests/python tests/tools tests/style tests/install </dev/null || failed+=(pytest)
+
+echo "== Regression benchmark"
+.venv/bin/python bench/regression.py </dev/null || failed+=(regression)
 
 if ((${#failed[@]})); then
   echo "test: FAILED: ${failed[*]}" >&2

@@ -1,0 +1,51 @@
+#pragma once
+/// Pieces of work whose instructions are counted, and the bracket that counts them.
+///
+/// Under `valgrind --tool=callgrind --instr-atstart=no` each Count ends in a dump named after its
+/// case, and in a line "CASE UNIT UNITS" on standard output, in the order of the dumps. A case that
+/// is counted twice with different numbers of units is about the difference of the two: what does
+/// not grow with the units cancels.
+
+#include <valgrind/callgrind.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <utility>
+
+#include "kv/error.h"
+
+namespace cairn::bench {
+
+struct Case {
+  const char* name;
+  /// Runs the work, Count included. `directory` is an empty one of its own.
+  Result<void> (*run)(const std::string& directory);
+};
+
+/// Runs `work`, which is about `units` times a `unit`, with all its threads counted.
+template <typename Work>
+auto Count(const char* name, const char* unit, uint64_t units, Work&& work) {
+  CALLGRIND_START_INSTRUMENTATION;
+  auto result = std::forward<Work>(work)();
+  CALLGRIND_STOP_INSTRUMENTATION;
+  CALLGRIND_DUMP_STATS_AT(name);
+  std::printf("%s %s %llu\n", name, unit, static_cast<unsigned long long>(units));
+  return result;
+}
+
+// memory_cases.cc
+Result<void> CountWordSum(const std::string& directory);
+Result<void> CountDigest(const std::string& directory);
+Result<void> CountGatherRows(const std::string& directory);
+Result<void> CountGatherTransposed(const std::string& directory);
+Result<void> CountScatterRows(const std::string& directory);
+Result<void> CountScatterTransposed(const std::string& directory);
+Result<void> CountChunkKeys(const std::string& directory);
+
+// store_cases.cc
+Result<void> CountSmallTensors(const std::string& directory);
+Result<void> CountPayload(const std::string& directory);
+Result<void> CountOpen(const std::string& directory);
+
+}  // namespace cairn::bench
