@@ -96,6 +96,22 @@ void AddOtherVerbs(CLI::App& app, Arguments& arguments) {
   AddBytes(verb, arguments);
   SetExamples(*verb, {"kv-bench digest --dir /tmp --bytes 1GiB"});
 
+  verb =
+      AddVerb(app, arguments, "tune", "[--bytes SIZE] [--json]",
+              "Sweeps block size, depth, engine and O_DIRECT over durable saves and cold loads,\n"
+              "and says what suits this disk best and how to set it; 1GiB takes a minute or two");
+  verb->remove_option(verb->get_option("--repeat"));  // the search decides that
+  AddBytes(verb, arguments);
+  SetExamples(*verb, {"kv-bench tune --dir /data"});
+  verb->footer(verb->get_footer() +
+               "\n\n"
+               "How to set what it found, for Python and the programs (unset: the defaults):\n"
+               "  CAIRN_IO_BLOCK_BYTES   bytes of one request\n"
+               "  CAIRN_IO_DEPTH         requests in flight; their product is the memory it takes\n"
+               "  CAIRN_IO_ENGINE        uring or threads\n"
+               "  CAIRN_IO_DIRECT        1: O_DIRECT, 0: through the page cache\n"
+               "In C++: kv::StoreOptions::io.");
+
   // Only for BenchOpen, which runs it as a process of its own.
   verb = app.add_subcommand("open-child")->group("");
   verb->add_option("store", arguments.child_store)->required();
@@ -111,6 +127,7 @@ Result<void> RunVerb(const std::string& verb, const Arguments& arguments, Output
                       .message = "--dir must be a directory that exists",
                       .file = options.directory});
   }
+  if (verb == "tune") return BenchTune(options, arguments.json, out);
   BenchReport report(&out, arguments.json);
   if (verb == "save") return BenchSave(options, report);
   if (verb == "load") return BenchLoad(options, report);

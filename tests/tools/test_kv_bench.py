@@ -1,6 +1,7 @@
 """kv-bench measures what it says, on sizes small enough for every machine."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -72,6 +73,45 @@ def test_fio_runs_beside_and_gives_a_ratio(bench, tmp_path):
     assert [r["what"] for r in measured[:4]] == ["save", "fio write"] * 2
     assert measured[-1]["what"] == "ratio of medians" and measured[-1]["ratio"] > 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_tune_tries_settings_and_says_what_to_set(bench, tmp_path):
+    *tried, verdict = rows(bench("tune", "--dir", tmp_path, "--bytes", "8MiB", "--json"))
+    assert all(row["what"] == "settings" and row["runs"] >= 1 for row in tried)
+    assert len({setting(row) for row in tried}) == len(tried) >= 8
+    assert {row["direct"] for row in tried} >= {False}
+    assert {row["engine"] for row in tried} >= {"threads"}
+    assert all(row["block_bytes"] * row["queue_depth"] <= 128 * MIB for row in tried)
+    assert any(row["peak_beyond_tensors_bytes"] > 0 for row in tried)
+    assert [row["both_of_best"] for row in tried][0] == 1.0
+    assert sum(row["best"] for row in tried) == sum(row["default"] for row in tried) == 1
+    assert verdict["what"] == "verdict" and verdict["best"]["runs"] == 3
+    assert verdict["defaults_are_fine"] == (verdict["defaults_of_best"] >= 0.95)
+    assert list(tmp_path.iterdir()) == []
+
+    # What it says can be set, and is taken.
+    assignments = dict(word.split("=") for word in verdict["environment"].split())
+    assert assignments["CAIRN_IO_BLOCK_BYTES"] == str(verdict["best"]["block_bytes"])
+    set_so = bench("save", "--dir", tmp_path, "--bytes", "4MiB", env={**os.environ, **assignments})
+    assert set_so.status == 0, set_so.err
+
+
+def setting(row):
+    return row["block_bytes"], row["queue_depth"], row["engine"], row["direct"]
+
+
+def test_tune_gives_people_a_table_and_the_settings(bench, tmp_path):
+    text = bench("tune", "--dir", tmp_path, "--bytes", "4MiB").out
+    assert text.lstrip().startswith("BLOCK")
+    assert "PEAK MEMORY" in text and "\nbest: blocks of " in text
+    assert "The defaults are fine here" in text or "export CAIRN_IO_BLOCK_BYTES=" in text
+
+
+def test_a_bad_setting_in_the_environment_is_one_clear_error(bench, tmp_path):
+    environment = {**os.environ, "CAIRN_IO_DEPTH": "many"}
+    refused = bench("save", "--dir", tmp_path, "--bytes", "4MiB", env=environment)
+    assert refused.status == 2
+    assert "CAIRN_IO_DEPTH is 'many'; it must be an integer from 1 to 1024" in refused.err
 
 
 def test_people_get_a_table(bench, tmp_path):

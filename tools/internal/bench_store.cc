@@ -15,32 +15,13 @@
 #include "tools/internal/fio.h"
 #include "tools/internal/model_state.h"
 #include "tools/internal/progress.h"
+#include "tools/internal/scratch_store.h"
 #include "tools/internal/text.h"
 
 namespace cairn::tools::internal {
 namespace {
 
 namespace fs = std::filesystem;
-
-/// A directory below --dir that this run makes and removes again, whatever happens.
-class ScratchStore {
- public:
-  ScratchStore(const std::string& directory, std::string_view verb)
-      : path_(fs::path(directory) / fmt::format("cairn-bench-{}-{}", verb, getpid())) {}
-  ~ScratchStore() { Remove(); }
-  ScratchStore(const ScratchStore&) = delete;
-  ScratchStore& operator=(const ScratchStore&) = delete;
-
-  std::string path() const { return path_.string(); }
-  /// What cannot be removed stays behind for the user to see; a measurement does not fail for it.
-  void Remove() const {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-
- private:
-  fs::path path_;
-};
 
 /// Removes fio's file at the end.
 struct FioFile {

@@ -25,6 +25,8 @@ Result<void> BenchPartial(const BenchOptions& options, BenchReport& report);
 Result<void> BenchIncremental(const BenchOptions& options, BenchReport& report);
 Result<void> BenchOpen(const BenchOptions& options, BenchReport& report);
 Result<void> BenchDigest(const BenchOptions& options, BenchReport& report);
+/// Prints a table, or one JSON object a row, of its own: its rows are settings and not runs.
+Result<void> BenchTune(const BenchOptions& options, bool json, Output& out);
 
 /// The part of BenchOpen that runs in a process of its own: opens the store `directory`, reads its
 /// first key and prints one JSON object with the times.
