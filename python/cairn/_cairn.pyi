@@ -1,5 +1,6 @@
 """The extension module: private to the package, see python/src/."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,16 +9,9 @@ import torch
 DTYPES: dict[str, tuple[int, int]]
 """Name -> (code on disk, bytes an element)."""
 
-class Batch:
-    def __init__(
-        self,
-        kinds: bytes,
-        key_kinds: bytes,
-        keys: list[str],
-        child_counts: list[int],
-        tensors: list[tuple[int, tuple[int, ...], tuple[int, ...], int]],
-        values: list[Any],
-    ) -> None: ...
+class Batch: ...
+
+def flatten(state: Any, take: Callable[[Any, str], tuple[Any, ...] | Pickle]) -> Batch: ...
 
 class Pickle:
     def __init__(self, data: bytes) -> None: ...
@@ -61,7 +55,7 @@ class Store:
     def save(
         self,
         step: int,
-        state: Batch,
+        batch: Batch,
         overwrite: bool,
         incremental: bool,
         base_step: int | None,
@@ -70,7 +64,7 @@ class Store:
     def save_async(
         self,
         step: int,
-        state: Batch,
+        batch: Batch,
         overwrite: bool,
         incremental: bool,
         base_step: int | None,

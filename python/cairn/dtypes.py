@@ -29,8 +29,8 @@ _TO_NUMPY = {code: dtype for dtype, code in _FROM_NUMPY.items()}
 def loaded_torch() -> ModuleType | None:
     """torch if the process has imported it; without it nobody can hold a torch tensor."""
     torch = sys.modules.get("torch")
-    # A half-imported torch is none yet.
-    return torch if hasattr(torch, "Tensor") else None
+    # A half-imported torch is none yet; its tensors are complete once torch.nn is.
+    return torch if hasattr(torch, "nn") else None
 
 
 def require_torch() -> ModuleType:
@@ -43,7 +43,8 @@ def require_torch() -> ModuleType:
 
 
 @functools.cache
-def _torch_codes() -> dict[torch.dtype, int]:
+def torch_codes() -> dict[torch.dtype, int]:
+    """Cairn's codes by torch's dtypes."""
     torch = require_torch()
     # An older torch lacks some dtypes, a newer one has dtypes that this build does not know.
     return {
@@ -53,12 +54,12 @@ def _torch_codes() -> dict[torch.dtype, int]:
 
 @functools.cache
 def _torch_dtypes() -> dict[int, torch.dtype]:
-    return {code: dtype for dtype, code in _torch_codes().items()}
+    return {code: dtype for dtype, code in torch_codes().items()}
 
 
 def code_of_torch(dtype: torch.dtype) -> int | None:
     """Cairn's code, or None for a dtype that Cairn cannot keep."""
-    return _torch_codes().get(dtype)
+    return torch_codes().get(dtype)
 
 
 def code_of_numpy(dtype: np.dtype) -> int | None:

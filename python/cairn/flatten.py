@@ -10,60 +10,32 @@ from typing import Any
 from cairn import _cairn
 from cairn.errors import Invalid
 from cairn.tensors import Sources, is_torch_tensor, refuse
-from cairn.tree import LEAF, VALUE, Node, walk
-
-PLAIN_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes})
-"""Types of plain values, exactly: a subclass would not come back as what it was."""
 
 
-def flatten(state: Any, allow_pickle: bool) -> tuple[_cairn.Batch, list[Any]]:
-    """The batch, and the objects that must stay alive while it is used. Raises Invalid."""
-    nodes = walk(state)
+def flatten(state: Any, allow_pickle: bool) -> _cairn.Batch:
+    """The batch; it borrows the tensors' memory and keeps its owners alive. Raises Invalid."""
     sources = Sources()
-    tensors = []
-    values = []
-    owners = []
-    for node in nodes:
-        if node.kind != LEAF:
-            continue
-        if type(node.value) in PLAIN_TYPES:
-            node.kind = VALUE
-            values.append(node.value)
-            continue
-        # numpy's float64 and str_ are floats and strs by inheritance, but not of the exact type.
-        source = sources.take(node.value, node.fqn)
-        if source is None:
-            node.kind = VALUE
-            values.append(_pickled(node, allow_pickle))
-            continue
-        node.kind = source.kind
-        tensors.append((source.dtype, source.shape, source.strides, source.address))
-        owners.append(source.owner)
-    batch = _cairn.Batch(
-        bytes(node.kind for node in nodes),
-        bytes(node.key_kind for node in nodes),
-        [node.text for node in nodes],
-        [node.child_count for node in nodes],
-        tensors,
-        values,
-    )
-    return batch, owners
+
+    def take(value: Any, fqn: str) -> tuple | _cairn.Pickle:
+        source = sources.take(value, fqn)
+        return _pickled(value, fqn, allow_pickle) if source is None else source
+
+    return _cairn.flatten(state, take)
 
 
-def _pickled(node: Node, allow_pickle: bool) -> _cairn.Pickle:
+def _pickled(value: Any, fqn: str, allow_pickle: bool) -> _cairn.Pickle:
     if not allow_pickle:
-        name = f"{type(node.value).__module__}.{type(node.value).__qualname__}"
-        raise refuse(node.fqn, f"of type {name}, which is not kept as it is", _way_out(node.value))
+        name = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise refuse(fqn, f"of type {name}, which is not kept as it is", _way_out(value))
     buffer = io.BytesIO()
     try:
-        _TensorFreePickler(buffer, node.fqn).dump(node.value)
+        _TensorFreePickler(buffer, fqn).dump(value)
     except Invalid:
         raise
     except Exception as error:
         way_out = f"leave it out of the state ({error})"
-        raise refuse(
-            node.fqn, f"a {type(node.value).__name__} that does not pickle", way_out
-        ) from error
+        what = f"a {type(value).__name__} that does not pickle"
+        raise refuse(fqn, what, way_out) from error
     return _cairn.Pickle(buffer.getvalue())
 
 

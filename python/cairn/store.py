@@ -165,11 +165,10 @@ class Store:
             Unavailable: no space, or an I/O error. The store is as it was.
         """
         self._wait_for_last_save()
-        batch, owners = flatten(state, allow_pickle)
+        batch = flatten(state, allow_pickle)
         report = self._native.save(
             _step_number(step), batch, overwrite, incremental, base_step, chunk_bytes
         )
-        del owners  # the batch has borrowed their memory until here
         return SaveReport(*report)
 
     def save_async(
@@ -195,11 +194,10 @@ class Store:
                 :meth:`SaveHandle.result`.
         """
         self._wait_for_last_save()
-        batch, owners = flatten(state, allow_pickle)
+        batch = flatten(state, allow_pickle)
         native = self._native.save_async(
             _step_number(step), batch, overwrite, incremental, base_step, chunk_bytes
         )
-        del owners
         self._last_save = SaveHandle(native, step)
         return self._last_save
 

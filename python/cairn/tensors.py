@@ -7,8 +7,7 @@ device, lazily conjugated or negated ones, arrays in foreign byte order or with 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,11 +16,8 @@ from cairn.errors import Invalid
 from cairn.tree import NUMPY_ARRAY, NUMPY_SCALAR, TENSOR
 
 
-@dataclass
-class Source:
-    """Readable memory of one tensor. `owner` keeps it alive."""
-
-    __slots__ = ("kind", "dtype", "shape", "strides", "address", "owner")
+class Source(NamedTuple):
+    """Readable memory of one tensor, as C++ takes it. `owner` keeps it alive."""
 
     kind: int
     dtype: int

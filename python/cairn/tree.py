@@ -104,7 +104,8 @@ def _container_kind(value: Any) -> int:
     return TORCH_SIZE if torch is not None and type(value) is torch.Size else LEAF
 
 
-def _key_of(key: Any, container_fqn: str) -> tuple[int, str]:
+def key_of(key: Any, container_fqn: str) -> tuple[int, str]:
+    """Kind and text of a key. Raises Invalid for one that no FQN can be made of."""
     entry = _KEYS.get(type(key))
     if entry is None:
         raise Invalid(
@@ -148,7 +149,7 @@ def _children(node: Node, index: int) -> list[Node]:
     children = []
     if node.kind in MAPPINGS:
         for key, value in node.value.items():
-            key_kind, text = _key_of(key, node.fqn)
+            key_kind, text = key_of(key, node.fqn)
             children.append(
                 Node(
                     value,

@@ -10,15 +10,6 @@
 namespace cairn::python {
 namespace {
 
-[[noreturn]] void ThrowInvalid(std::string message) {
-  Throw(Error{.code = ErrorCode::kInvalidArgument, .message = std::move(message)});
-}
-
-nb::object Checked(PyObject* object) {
-  if (object == nullptr) throw nb::python_error();
-  return nb::steal(object);
-}
-
 std::vector<std::byte> CopyBytes(nb::handle bytes) {
   const auto* data = reinterpret_cast<const std::byte*>(PyBytes_AS_STRING(bytes.ptr()));
   return {data, data + PyBytes_GET_SIZE(bytes.ptr())};
@@ -67,41 +58,12 @@ struct ValueToPy {
   nb::object operator()(const core::Pickle& value) const { return nb::cast(value); }
 };
 
-core::StateTree FromPyTree(nb::bytes kinds, nb::bytes key_kinds, nb::list keys,
-                           nb::list child_counts) {
-  const size_t count = kinds.size();
-  if (key_kinds.size() != count || keys.size() != count || child_counts.size() != count) {
-    ThrowInvalid("the vectors of a state batch differ in length");
-  }
-  core::StateTree tree;
-  tree.nodes.resize(count);
-  for (size_t i = 0; i < count; ++i) {
-    const auto kind = static_cast<uint8_t>(kinds.c_str()[i]);
-    const auto key_kind = static_cast<uint8_t>(key_kinds.c_str()[i]);
-    if (kind > static_cast<uint8_t>(core::NodeKind::kValue) ||
-        key_kind > static_cast<uint8_t>(core::KeyKind::kFloat)) {
-      ThrowInvalid("a state batch holds an unknown node or key kind");
-    }
-    core::Node& node = tree.nodes[i];
-    node.kind = static_cast<core::NodeKind>(kind);
-    node.key_kind = static_cast<core::KeyKind>(key_kind);
-    node.key = FromPyText(keys[i]);
-    node.child_count = nb::cast<uint32_t>(child_counts[i]);
-  }
-  return tree;
-}
-
-core::TensorView FromPyTensor(nb::handle item) {
-  const auto tensor = nb::cast<nb::tuple>(item);
-  core::TensorView view;
-  view.dtype = static_cast<core::DType>(nb::cast<uint8_t>(tensor[0]));
-  view.shape = FromPyNumbers(tensor[1]);
-  view.strides = FromPyNumbers(tensor[2]);
-  view.data = reinterpret_cast<const std::byte*>(FromPyNumber(tensor[3]));
-  return view;
-}
-
 }  // namespace
+
+nb::object Checked(PyObject* object) {
+  if (object == nullptr) throw nb::python_error();
+  return nb::steal(object);
+}
 
 std::string FromPyText(nb::handle text) {
   Py_ssize_t size = 0;
@@ -140,6 +102,17 @@ nb::tuple ToPyNumbers(std::span<const uint64_t> numbers) {
   return nb::tuple(list);
 }
 
+std::byte* FromPyAddress(nb::handle number) {
+  return reinterpret_cast<std::byte*>(FromPyNumber(number));
+}
+
+bool IsPlainValue(nb::handle value) {
+  PyObject* object = value.ptr();
+  return object == Py_None || PyBool_Check(object) || PyLong_CheckExact(object) ||
+         PyFloat_CheckExact(object) || PyComplex_CheckExact(object) ||
+         PyUnicode_CheckExact(object) || PyBytes_CheckExact(object);
+}
+
 core::Value FromPyValue(nb::handle value) {
   PyObject* object = value.ptr();
   if (object == Py_None) return std::monostate{};
@@ -157,26 +130,6 @@ core::Value FromPyValue(nb::handle value) {
 
 nb::object ToPyValue(const core::Value& value) { return std::visit(ValueToPy{}, value); }
 
-core::StateDict FromPyBatch(nb::bytes kinds, nb::bytes key_kinds, nb::list keys,
-                            nb::list child_counts, nb::list tensors, nb::list values) {
-  core::StateDict state;
-  state.tree = FromPyTree(kinds, key_kinds, keys, child_counts);
-  state.tensors.reserve(tensors.size());
-  for (nb::handle tensor : tensors) state.tensors.push_back(FromPyTensor(tensor));
-  state.values.reserve(values.size());
-  for (nb::handle value : values) state.values.push_back(FromPyValue(value));
-  uint32_t next_tensor = 0;
-  uint32_t next_value = 0;
-  for (const core::Node& node : state.tree.nodes) {
-    if (core::IsContainer(node.kind)) continue;
-    state.slot.push_back(core::IsTensor(node.kind) ? next_tensor++ : next_value++);
-  }
-  if (next_tensor != state.tensors.size() || next_value != state.values.size()) {
-    ThrowInvalid("a state batch has more or fewer leaves than its tree");
-  }
-  return state;
-}
-
 core::LoadRequest FromPyRequest(nb::handle request) {
   const auto item = nb::cast<nb::tuple>(request);
   core::LoadRequest result;
@@ -190,7 +143,7 @@ core::LoadRequest FromPyRequest(nb::handle request) {
   result.target.dtype = static_cast<core::DType>(nb::cast<uint8_t>(item[3]));
   result.target.shape = result.box.sizes;
   result.target.strides = FromPyNumbers(item[4]);
-  result.target.data = reinterpret_cast<std::byte*>(FromPyNumber(item[5]));
+  result.target.data = FromPyAddress(item[5]);
   return result;
 }
 

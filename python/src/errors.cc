@@ -44,16 +44,22 @@ nb::object NumberOrNone(const std::optional<uint64_t>& number) {
   return nb::int_(*number);
 }
 
-}  // namespace
-
-void Throw(const Error& error) {
+[[noreturn]] void Raise(const Error& error, const std::string& text) {
   nb::object type = nb::module_::import_("cairn.errors").attr(ExceptionName(error.code));
   nb::object exception =
-      type(TextOrNone(error.ToString()), nb::arg("key") = TextOrNone(error.key),
+      type(TextOrNone(text), nb::arg("key") = TextOrNone(error.key),
            nb::arg("step") = NumberOrNone(error.step), nb::arg("file") = TextOrNone(error.file),
            nb::arg("offset") = NumberOrNone(error.offset_bytes));
   PyErr_SetObject(type.ptr(), exception.ptr());
   throw nb::python_error();
+}
+
+}  // namespace
+
+void Throw(const Error& error) { Raise(error, error.ToString()); }
+
+void ThrowInvalid(const std::string& message, const std::string& key) {
+  Raise(Error{.code = ErrorCode::kInvalidArgument, .message = message, .key = key}, message);
 }
 
 core::Progress SignalWatch::AsProgress() {

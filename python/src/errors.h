@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <optional>
+#include <string>
 
 #include "core/checkpoint_store.h"
 
@@ -14,6 +15,9 @@ namespace nb = nanobind;
 
 /// Raises the exception of cairn.errors that `error.code` stands for. Requires the GIL.
 [[noreturn]] void Throw(const Error& error);
+
+/// Raises Invalid with just this text. Requires the GIL.
+[[noreturn]] void ThrowInvalid(const std::string& message, const std::string& key = {});
 
 /// The value, or the error as a Python exception. Requires the GIL.
 template <typename T>

@@ -8,6 +8,7 @@
 
 #include "python/src/convert.h"
 #include "python/src/errors.h"
+#include "python/src/flatten.h"
 #include "python/src/store_binding.h"
 
 namespace cairn::python {
@@ -27,8 +28,8 @@ core::SaveOptions MakeSaveOptions(bool overwrite, bool incremental,
   return options;
 }
 
-// torch has no read-only tensors, hence the const_cast; the mapping is private, so that a write stays
-// in this process.
+// torch has no read-only tensors, hence the const_cast; the mapping is private, so that a write
+// stays in this process.
 TorchBytes AsTorchBytes(nb::handle_t<MappedBinding> self) {
   const auto bytes = nb::cast<const MappedBinding&>(self).tensor().bytes;
   return TorchBytes(const_cast<std::byte*>(bytes.data()), {bytes.size()}, self);
@@ -49,12 +50,8 @@ nb::dict DTypeTable() {
 }
 
 void BindRecords(nb::module_& m) {
-  nb::class_<core::StateDict>(m, "Batch")
-      .def("__init__", [](core::StateDict* self, nb::bytes kinds, nb::bytes key_kinds,
-                          nb::list keys, nb::list child_counts, nb::list tensors, nb::list values) {
-        new (self)
-            core::StateDict(FromPyBatch(kinds, key_kinds, keys, child_counts, tensors, values));
-      });
+  nb::class_<Batch>(m, "Batch");
+  m.def("flatten", &Flatten, nb::arg("state").none(), nb::arg("take"));
   nb::class_<core::Pickle>(m, "Pickle")
       .def("__init__",
            [](core::Pickle* self, nb::bytes data) {
@@ -100,23 +97,23 @@ void BindStore(nb::module_& m) {
            })
       .def(
           "save",
-          [](StoreBinding& self, uint64_t step, const core::StateDict& state, bool overwrite,
+          [](StoreBinding& self, uint64_t step, const Batch& batch, bool overwrite,
              bool incremental, std::optional<uint64_t> base_step,
              std::optional<uint64_t> chunk_bytes) {
-            return self.Save(step, state,
+            return self.Save(step, batch.state,
                              MakeSaveOptions(overwrite, incremental, base_step, chunk_bytes));
           },
-          nb::arg("step"), nb::arg("state"), nb::arg("overwrite"), nb::arg("incremental"),
+          nb::arg("step"), nb::arg("batch"), nb::arg("overwrite"), nb::arg("incremental"),
           nb::arg("base_step").none(), nb::arg("chunk_bytes").none())
       .def(
           "save_async",
-          [](StoreBinding& self, uint64_t step, const core::StateDict& state, bool overwrite,
+          [](StoreBinding& self, uint64_t step, const Batch& batch, bool overwrite,
              bool incremental, std::optional<uint64_t> base_step,
              std::optional<uint64_t> chunk_bytes) {
-            return self.SaveAsync(step, state,
+            return self.SaveAsync(step, batch.state,
                                   MakeSaveOptions(overwrite, incremental, base_step, chunk_bytes));
           },
-          nb::arg("step"), nb::arg("state"), nb::arg("overwrite"), nb::arg("incremental"),
+          nb::arg("step"), nb::arg("batch"), nb::arg("overwrite"), nb::arg("incremental"),
           nb::arg("base_step").none(), nb::arg("chunk_bytes").none())
       .def("steps", &StoreBinding::Steps)
       .def("contents", &StoreBinding::List, nb::arg("step").none(), nb::arg("patterns"))

@@ -119,6 +119,14 @@ def test_floats_keep_every_bit(store):
     assert_same(store.read(), values)
 
 
+def test_an_ordered_dict_keeps_its_own_order_not_that_of_insertion(store):
+    state = OrderedDict(a=1, b=2, c=3)
+    state.move_to_end("a")
+    store.save(1, {"state": state})
+
+    assert_same(store.read(), {"state": OrderedDict(b=2, c=3, a=1)})
+
+
 def test_empty_containers_stay(store):
     state = {"a": {}, "b": [], "c": (), "d": OrderedDict(), "e": torch.Size([]), "f": [{}, ({},)]}
     store.save(1, state)

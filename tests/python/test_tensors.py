@@ -240,3 +240,32 @@ def test_tensors_side_by_side_in_memory_do_not_come_back_sharing_by_mistake(stor
     read = store.read()
     read["a"].zero_()
     assert torch.equal(read["b"], flat[4:])
+
+
+def test_a_torch_without_dlpack_functions_is_served_all_the_same(store, monkeypatch):
+    # Older versions of torch have none, and then every tensor is asked in Python.
+    monkeypatch.setattr(torch.Tensor, "__dlpack_c_exchange_api__", None, raising=False)
+    weight = random_tensor(torch.bfloat16, 5, 3)
+    state = {"weight": weight, "tied": weight, "column": weight[:, 1], "n": 3}
+    store.save(1, state)
+
+    read = store.read()
+    assert_same(read, state)
+    assert shares_storage(read["weight"], read["tied"])
+
+    target = {"weight": torch.empty_like(weight)}
+    store.load(target, strict=False)
+    assert_same(target["weight"], weight)
+
+
+def test_a_parameter_that_needs_gradients_is_saved_and_filled_in_place(store):
+    parameter = torch.nn.Parameter(random_tensor(torch.float32, 4))
+    wanted = payload(parameter)
+    store.save(1, {"weight": parameter})
+
+    with torch.no_grad():
+        parameter.zero_()
+    store.load({"weight": parameter})
+
+    assert payload(parameter) == wanted
+    assert parameter.requires_grad

@@ -1,0 +1,95 @@
+// torch's types, dtypes and its DLPack functions, as the running process has them.
+
+#include "python/src/torch_access.h"
+
+#include <algorithm>
+
+namespace cairn::python {
+namespace {
+
+nb::object Interned(const char* text) { return nb::steal(PyUnicode_InternFromString(text)); }
+
+// Null where torch is too old to have the functions, or speaks another major version.
+const dlpack::ExchangeApi* FindExchangeApi(nb::handle tensor_type) {
+  nb::object capsule = nb::getattr(tensor_type, "__dlpack_c_exchange_api__", nb::none());
+  if (!PyCapsule_IsValid(capsule.ptr(), dlpack::kExchangeApiName)) return nullptr;
+  const auto* api = static_cast<const dlpack::ExchangeApi*>(
+      PyCapsule_GetPointer(capsule.ptr(), dlpack::kExchangeApiName));
+  const bool usable = api->version.major == dlpack::kMajorVersion && api->describe != nullptr;
+  return usable ? api : nullptr;
+}
+
+bool IsComplex(core::DType dtype) {
+  return dtype == core::DType::kComplex32 || dtype == core::DType::kComplex64 ||
+         dtype == core::DType::kComplex128;
+}
+
+}  // namespace
+
+bool HostMemory::is_contiguous() const {
+  int64_t expected = 1;
+  for (size_t d = shape.size(); d-- > 0;) {
+    if (shape[d] != 1 && strides[d] != expected) return false;
+    expected *= std::max<int64_t>(shape[d], 1);
+  }
+  return true;
+}
+
+TorchAccess::TorchAccess()
+    : dtype_name_(nb::borrow<nb::str>(Interned("dtype"))),
+      is_neg_name_(nb::borrow<nb::str>(Interned("is_neg"))) {
+  nb::object dtypes = nb::module_::import_("cairn.dtypes");
+  nb::object torch = dtypes.attr("loaded_torch")();
+  if (torch.is_none()) return;
+  tensor_type_ = torch.attr("Tensor");
+  parameter_type_ = torch.attr("nn").attr("Parameter");
+  size_type_ = torch.attr("Size");
+  codes_ = nb::cast<nb::dict>(dtypes.attr("torch_codes")());
+  api_ = FindExchangeApi(tensor_type_);
+}
+
+bool TorchAccess::IsSize(nb::handle value) const {
+  return size_type_.is_valid() && value.type().is(size_type_);
+}
+
+std::optional<HostMemory> TorchAccess::FindMemory(nb::handle value) const {
+  if (api_ == nullptr) return std::nullopt;
+  if (!value.type().is(tensor_type_) && !value.type().is(parameter_type_)) return std::nullopt;
+  // DLPack's own dtype would not do: it calls torch's uint4 a uint8.
+  const core::DType dtype = CodeOf(value);
+  if (dtype == core::DType::kUnknown || IsComplex(dtype) || IsNegated(value)) return std::nullopt;
+  dlpack::Tensor tensor{};
+  if (api_->describe(value.ptr(), &tensor) != 0) {
+    PyErr_Clear();  // the Python side finds out, and says, what it is
+    return std::nullopt;
+  }
+  if (tensor.device.device_type != dlpack::kCpu || tensor.byte_offset != 0) return std::nullopt;
+  const auto dims = static_cast<size_t>(tensor.ndim);
+  if (dims > 0 && (tensor.shape == nullptr || tensor.strides == nullptr)) return std::nullopt;
+  const std::span<const int64_t> shape(tensor.shape, dims);
+  // A storage that was freed, unless there is nothing to be stored.
+  const bool is_empty = std::ranges::find(shape, 0) != shape.end();
+  if (tensor.data == nullptr && !is_empty) return std::nullopt;
+  return HostMemory{.dtype = dtype,
+                    .shape = shape,
+                    .strides = {tensor.strides, dims},
+                    .data = static_cast<std::byte*>(tensor.data)};
+}
+
+core::DType TorchAccess::CodeOf(nb::handle tensor) const {
+  nb::object dtype = tensor.attr(dtype_name_);
+  PyObject* code = PyDict_GetItemWithError(codes_.ptr(), dtype.ptr());  // borrowed
+  if (code == nullptr) {
+    if (PyErr_Occurred()) throw nb::python_error();
+    return core::DType::kUnknown;
+  }
+  return static_cast<core::DType>(nb::cast<uint8_t>(nb::handle(code)));
+}
+
+bool TorchAccess::IsNegated(nb::handle tensor) const {
+  nb::object answer = nb::steal(PyObject_CallMethodNoArgs(tensor.ptr(), is_neg_name_.ptr()));
+  if (!answer.is_valid()) throw nb::python_error();
+  return answer.ptr() != Py_False;
+}
+
+}  // namespace cairn::python

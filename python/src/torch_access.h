@@ -1,0 +1,55 @@
+#pragma once
+/// torch tensors without a call of Python for each of their properties. torch is not linked: it is
+/// found in the process, and what it lacks or refuses is left to the Python side.
+
+#include <nanobind/nanobind.h>
+
+#include <optional>
+#include <span>
+
+#include "core/tensor.h"
+#include "python/src/dlpack.h"
+
+namespace cairn::python {
+
+namespace nb = nanobind;
+
+/// Strided host memory of a tensor object, borrowed from it. Strides are in elements.
+struct HostMemory {
+  core::DType dtype = core::DType::kUnknown;
+  std::span<const int64_t> shape;
+  std::span<const int64_t> strides;
+  std::byte* data = nullptr;
+
+  bool is_contiguous() const;
+};
+
+/// Threads: any that holds the GIL. Cheap to make: one for each save or load.
+class TorchAccess {
+ public:
+  /// Knows no tensors if the process has not imported torch: then nobody can hold one.
+  TorchAccess();
+
+  /// True for torch.Size, exactly.
+  bool IsSize(nb::handle value) const;
+
+  /// The memory of a torch.Tensor or Parameter (no subclass) that is nothing but strided memory of
+  /// this machine. Nothing for all else, to be taken, converted or refused by the Python side:
+  /// other devices and layouts, freed storage, complex numbers (which may be conjugated lazily),
+  /// lazy negation, dtypes that DLPack cannot say.
+  std::optional<HostMemory> FindMemory(nb::handle value) const;
+
+ private:
+  core::DType CodeOf(nb::handle tensor) const;
+  bool IsNegated(nb::handle tensor) const;
+
+  nb::object tensor_type_;
+  nb::object parameter_type_;
+  nb::object size_type_;
+  nb::dict codes_;  // torch.dtype to Cairn's code
+  const dlpack::ExchangeApi* api_ = nullptr;
+  nb::str dtype_name_;
+  nb::str is_neg_name_;
+};
+
+}  // namespace cairn::python

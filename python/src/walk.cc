@@ -1,0 +1,108 @@
+// The walk: one recursion over the container types that come back as what they were.
+
+#include "python/src/walk.h"
+
+#include "python/src/convert.h"
+#include "python/src/errors.h"
+
+namespace cairn::python {
+namespace {
+
+using core::KeyKind;
+using core::NodeKind;
+
+class Walker {
+ public:
+  explicit Walker(const TorchAccess& torch)
+      : torch_(torch),
+        counter_type_(nb::module_::import_("collections").attr("Counter")),
+        key_of_(nb::module_::import_("cairn.tree").attr("key_of")) {}
+
+  Walk Run(nb::handle state) {
+    Add(state, nb::none(), 0, KeyKind::kRoot, "");
+    Descend(0, 0);
+    return std::move(walk_);
+  }
+
+ private:
+  uint32_t Add(nb::handle value, nb::object key, uint32_t parent, KeyKind kind, std::string text) {
+    walk_.tree.nodes.push_back(
+        core::Node{.kind = KindOf(value), .key_kind = kind, .key = std::move(text)});
+    walk_.places.push_back(Walk::Place{nb::borrow(value), std::move(key), parent});
+    return static_cast<uint32_t>(walk_.places.size() - 1);
+  }
+
+  // kValue for all that is no container.
+  NodeKind KindOf(nb::handle value) const {
+    PyObject* object = value.ptr();
+    if (PyDict_CheckExact(object)) return NodeKind::kDict;
+    if (PyODict_CheckExact(object)) return NodeKind::kOrderedDict;
+    if (PyList_CheckExact(object)) return NodeKind::kList;
+    if (PyTuple_CheckExact(object)) return NodeKind::kTuple;
+    if (value.type().is(counter_type_)) return NodeKind::kCounter;
+    return torch_.IsSize(value) ? NodeKind::kTorchSize : NodeKind::kValue;
+  }
+
+  void Descend(uint32_t node, uint32_t depth) {
+    const NodeKind kind = walk_.tree.nodes[node].kind;
+    if (!core::IsContainer(kind)) return;
+    if (depth == kMaxDepth) ThrowTooDeep(node);
+    const nb::object container = walk_.places[node].value;
+    core::IsMapping(kind) ? AddItems(container, node, depth) : AddElements(container, node, depth);
+  }
+
+  // Over a copy of the items: what a key or leaf does in Python may change the container.
+  void AddItems(nb::handle mapping, uint32_t node, uint32_t depth) {
+    nb::object items = Checked(PyMapping_Items(mapping.ptr()));
+    const Py_ssize_t count = PyList_GET_SIZE(items.ptr());
+    walk_.tree.nodes[node].child_count = static_cast<uint32_t>(count);
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      PyObject* item = PyList_GET_ITEM(items.ptr(), i);
+      const nb::handle key(PyTuple_GET_ITEM(item, 0));
+      auto [key_kind, text] = KeyOf(key, node);
+      Descend(Add(PyTuple_GET_ITEM(item, 1), nb::borrow(key), node, key_kind, std::move(text)),
+              depth + 1);
+    }
+  }
+
+  void AddElements(nb::handle sequence, uint32_t node, uint32_t depth) {
+    nb::object elements = Checked(PySequence_Tuple(sequence.ptr()));
+    const Py_ssize_t count = PyTuple_GET_SIZE(elements.ptr());
+    walk_.tree.nodes[node].child_count = static_cast<uint32_t>(count);
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      Descend(Add(PyTuple_GET_ITEM(elements.ptr(), i), nb::int_(i), node, KeyKind::kIndex,
+                  std::to_string(i)),
+              depth + 1);
+    }
+  }
+
+  std::pair<KeyKind, std::string> KeyOf(nb::handle key, uint32_t container) const {
+    if (PyUnicode_CheckExact(key.ptr())) return {KeyKind::kString, FromPyText(key)};
+    const auto kind_and_text = nb::cast<nb::tuple>(key_of_(key, ToPyText(walk_.Fqn(container))));
+    return {static_cast<KeyKind>(nb::cast<uint8_t>(kind_and_text[0])),
+            FromPyText(kind_and_text[1])};
+  }
+
+  [[noreturn]] void ThrowTooDeep(uint32_t node) const {
+    ThrowInvalid("the state is nested deeper than " + std::to_string(kMaxDepth) +
+                     " levels: does it contain itself?",
+                 walk_.Fqn(node));
+  }
+
+  const TorchAccess& torch_;
+  nb::object counter_type_;
+  nb::object key_of_;
+  Walk walk_;
+};
+
+}  // namespace
+
+std::string Walk::Fqn(uint32_t node) const {
+  if (node == 0) return "";
+  const uint32_t parent = places[node].parent;
+  return parent == 0 ? tree.nodes[node].key : Fqn(parent) + "." + tree.nodes[node].key;
+}
+
+Walk WalkState(nb::handle state, const TorchAccess& torch) { return Walker(torch).Run(state); }
+
+}  // namespace cairn::python
