@@ -9,8 +9,7 @@ from typing import Any, Union
 from cairn import _cairn, dtypes
 from cairn.errors import Invalid
 from cairn.reports import KeyInfo
-from cairn.tensors import row_major
-from cairn.tree import NUMPY_ARRAY, NUMPY_SCALAR, TENSOR, TORCH_SIZE, VALUE, Tree
+from cairn.tree import NUMPY_ARRAY, NUMPY_SCALAR, TENSOR, VALUE
 
 
 @dataclass
@@ -38,43 +37,10 @@ class ValueLeaf:
 Leaf = Union[TensorLeaf, ValueLeaf]
 
 
-@dataclass
-class Contents:
-    """A step, or the part of it that patterns selected. Nothing of its payload has been read."""
-
-    info: _cairn.StepInfo
-    tree: Tree
-    leaves: list[Leaf]
-    """In tree order."""
-    tensors: dict[str, _cairn.TensorInfo]
-    """By FQN; owners of shared memory that are no leaves included."""
-
-    @property
-    def step(self) -> int:
-        return self.info.step
-
-
-def list_contents(native: _cairn.Store, step: int | None, patterns: list[str]) -> Contents:
-    """Raises NotFound if there is no such step, Invalid for bad patterns."""
-    info, kinds, key_kinds, keys, child_counts, fqns, slots, tensors, values = native.contents(
-        step, patterns
-    )
-    leaf_kinds = [kind for kind in kinds if kind > TORCH_SIZE]
-    leaves: list[Leaf] = [
-        ValueLeaf(fqn, values[slot]) if kind == VALUE else TensorLeaf(fqn, kind, tensors[slot])
-        for fqn, kind, slot in zip(fqns, leaf_kinds, slots)
-    ]
-    by_fqn = {tensor.fqn: tensor for tensor in tensors}
-    return Contents(info, Tree(kinds, key_kinds, keys, child_counts), leaves, by_fqn)
-
-
-def place_of(info: _cairn.TensorInfo) -> tuple:
-    """Where a tensor's bytes lie; equal for tensors that are one and the same."""
-    strides = info.alias_strides if info.alias_of is not None else row_major(info.shape)
-    # The stride of a dimension of one element says nothing.
-    strides = tuple(stride if size > 1 else 0 for stride, size in zip(strides, info.shape))
-    owner = info.fqn if info.alias_of is None else info.alias_of
-    return owner, info.alias_offset_bytes, info.dtype, info.shape, strides
+def leaf_at(contents: _cairn.Contents, index: int) -> Leaf:
+    """The leaf at a position in tree order."""
+    fqn, kind, content = contents.leaf(index)
+    return ValueLeaf(fqn, content) if kind == VALUE else TensorLeaf(fqn, kind, content)
 
 
 def plain_value(leaf: ValueLeaf, step: int, allow_pickle: bool) -> Any:

@@ -1,58 +1,42 @@
 """Loading in place: a step's bytes into the tensors of a state that the caller has.
 
 Everything is checked before anything is changed: which keys are there, dtypes, shapes, whether a
-value can be put where it belongs. Then the bytes are read, then plain values are replaced.
+value can be put where it belongs. Then the bytes are read, then plain values are replaced. Plain
+tensors in host memory are planned in C++ (python/src/load_plan.cc), all other leaves here.
 """
 
 from __future__ import annotations
 
+import heapq
 from typing import Any
 
 import numpy as np
 
 from cairn import _cairn, dtypes
-from cairn.contents import Contents, Leaf, TensorLeaf, ValueLeaf, place_of, plain_value
+from cairn.contents import Leaf, TensorLeaf, ValueLeaf, leaf_at, plain_value
 from cairn.errors import Invalid, NotFound
-from cairn.reading import Request
 from cairn.reports import LoadReport
 from cairn.targets import Target, check_same, new_array, new_tensor, target_of
 from cairn.tensors import check_torch, is_tensor_like, is_torch_tensor, refuse
-from cairn.tree import LEAF, LIST, MAPPINGS, NUMPY_SCALAR, Node, walk
+from cairn.tree import LIST, MAPPINGS, NUMPY_SCALAR
 
 _MUTABLE = (*MAPPINGS, LIST)
 
 
 def load_into(
-    native: _cairn.Store, state: Any, contents: Contents, *, strict: bool, allow_pickle: bool
+    native: _cairn.Store, state: Any, contents: _cairn.Contents, *, strict: bool, allow_pickle: bool
 ) -> LoadReport:
     """Fills `state` from `contents`. Raises NotFound or Invalid with nothing changed."""
-    nodes = walk(state)
-    wanted = _leaves_by_fqn(nodes)
-    stored = {leaf.fqn: leaf for leaf in contents.leaves}
-    missing = tuple(fqn for fqn in wanted if fqn not in stored)
-    unexpected = tuple(fqn for fqn in stored if fqn not in wanted)
+    plan = _cairn.LoadPlan(contents, state)
+    missing, unexpected = plan.missing(), plan.unexpected()
     if strict:
         _check_strict(missing, unexpected, contents.step)
-    plan = _Plan(nodes, contents.step, allow_pickle)
-    for fqn, index in wanted.items():
-        if fqn in stored:
-            plan.add(index, stored[fqn])
+    others = _OtherLeaves(plan, contents.step, allow_pickle)
+    for node, leaf in plan.request_plain():
+        others.add(node, leaf, leaf_at(contents, leaf))
     bytes_read, seconds = native.load(contents.info, plan.requests)
-    plan.finish()
+    others.finish()
     return LoadReport(contents.step, missing, unexpected, bytes_read, seconds)
-
-
-def _leaves_by_fqn(nodes: list[Node]) -> dict[str, int]:
-    leaves: dict[str, int] = {}
-    for index, node in enumerate(nodes):
-        if node.kind != LEAF:
-            continue
-        if node.fqn in leaves:
-            raise Invalid(
-                f"two leaves of the state are named '{node.fqn}': rename a key", key=node.fqn
-            )
-        leaves[node.fqn] = index
-    return leaves
 
 
 def _check_strict(missing: tuple[str, ...], unexpected: tuple[str, ...], step: int) -> None:
@@ -80,39 +64,36 @@ def _is_fillable(value: Any) -> bool:
     return is_tensor_like(value) and not isinstance(value, np.generic)
 
 
-class _Plan:
-    """What is to be read where, and what is to be replaced after."""
+class _OtherLeaves:
+    """All leaves but plain tensors in host memory: what is to be read where, and replaced after."""
 
-    def __init__(self, nodes: list[Node], step: int, allow_pickle: bool) -> None:
-        self._nodes = nodes
+    def __init__(self, plan: _cairn.LoadPlan, step: int, allow_pickle: bool) -> None:
+        self._plan = plan
         self._step = step
         self._allow_pickle = allow_pickle
         self._targets: list[Target] = []
-        self._filled: dict[tuple, tuple] = {}
-        """Target memory, and the place in the step that it is filled from."""
         self._replacements: dict[int, Any] = {}
         """New values of nodes; for a numpy scalar the array that it is read into."""
         self._materialised: dict[int, Any] = {}
         """Tensors in place of meta tensors, by the id of these, so that tied ones stay tied."""
-        self.requests: list[Request] = []
 
-    def add(self, index: int, leaf: Leaf) -> None:
-        """Plans to load `leaf` into the node at `index`. Raises Invalid."""
-        value = self._nodes[index].value
+    def add(self, node: int, index: int, leaf: Leaf) -> None:
+        """Plans to load `leaf`, which is at `index` in the step, into a node. Raises Invalid."""
+        value, *_ = self._plan.node(node)
         if isinstance(leaf, ValueLeaf):
             if _is_fillable(value):
                 raise self._mismatch(leaf, "a plain value", value)
-            self._replace(index, plain_value(leaf, self._step, self._allow_pickle))
+            self._replace(node, leaf, plain_value(leaf, self._step, self._allow_pickle))
         elif is_torch_tensor(value) and value.device.type == "meta":
             made = self._materialise(value, leaf)
-            self._replace(index, made)
-            self._request(leaf, target_of(made, leaf.fqn))
+            self._replace(node, leaf, made)
+            self._request(index, leaf, target_of(made, leaf.fqn))
         elif _is_fillable(value):
-            self._request(leaf, target_of(value, leaf.fqn))
+            self._request(index, leaf, target_of(value, leaf.fqn))
         elif leaf.kind == NUMPY_SCALAR:
             array = new_array(leaf.info.dtype, ())
-            self._replace(index, array)
-            self._request(leaf, target_of(array, leaf.fqn))
+            self._replace(node, leaf, array)
+            self._request(index, leaf, target_of(array, leaf.fqn))
         else:
             raise self._mismatch(leaf, "a tensor", value)
 
@@ -124,20 +105,24 @@ class _Plan:
         # From the last node to the first: a tuple is made anew once its children are known, and is
         # itself a new value of its parent.
         rebuilt: dict[int, list[Any]] = {}
-        for index in range(len(self._nodes) - 1, 0, -1):
-            node = self._nodes[index]
-            if index in rebuilt:
-                new = type(node.value)(rebuilt.pop(index))
-            elif index in self._replacements:
-                new = self._replacements[index]
+        pending = [-node for node in self._replacements]
+        heapq.heapify(pending)
+        while pending:
+            node = -heapq.heappop(pending)
+            value, key, parent, _ = self._plan.node(node)
+            if node in rebuilt:
+                new = type(value)(rebuilt.pop(node))
+            else:
+                new = self._replacements[node]
                 new = new[()] if isinstance(new, np.ndarray) else new
-            else:
+            container, _, _, kind = self._plan.node(parent)
+            if kind in _MUTABLE:
+                container[key] = new
                 continue
-            parent = self._nodes[node.parent]
-            if parent.kind in _MUTABLE:
-                parent.value[node.key] = new
-            else:
-                rebuilt.setdefault(node.parent, list(parent.value))[node.key] = new
+            if parent not in rebuilt:
+                rebuilt[parent] = list(container)
+                heapq.heappush(pending, -parent)
+            rebuilt[parent][key] = new
 
     def _mismatch(self, leaf: Leaf, stored: str, value: Any) -> Invalid:
         return Invalid(
@@ -147,16 +132,15 @@ class _Plan:
             step=self._step,
         )
 
-    def _replace(self, index: int, value: Any) -> None:
-        node = self._nodes[index]
-        parent = node
-        while parent.parent >= 0:
-            parent = self._nodes[parent.parent]
-            if parent.kind in _MUTABLE:
-                self._replacements[index] = value
+    def _replace(self, node: int, leaf: Leaf, value: Any) -> None:
+        above = node
+        while above != 0:
+            above = self._plan.node(above)[2]
+            if self._plan.node(above)[3] in _MUTABLE:
+                self._replacements[node] = value
                 return
         raise refuse(
-            node.fqn,
+            leaf.fqn,
             "a value that cannot be replaced, as no dict or list is around it",
             "put the state into a dict, or use read()",
         )
@@ -171,23 +155,8 @@ class _Plan:
         self._materialised[id(meta)] = made
         return made
 
-    def _request(self, leaf: TensorLeaf, target: Target) -> None:
+    def _request(self, index: int, leaf: TensorLeaf, target: Target) -> None:
         info = leaf.info
         check_same(leaf.fqn, self._step, (info.dtype, info.shape), (target.dtype, target.shape))
-        memory = (target.address, target.dtype, target.shape, target.strides)
-        place = place_of(info)
-        filled_from = self._filled.setdefault(memory, place) if info.nbytes else place
-        if filled_from is not place:
-            # Tied tensors: one read is enough, and two could not both be right.
-            if filled_from == place:
-                return
-            raise Invalid(
-                f"'{leaf.fqn}' shares its memory with '{filled_from[0]}' in the state, but they "
-                f"are two tensors in step {self._step}: untie them, or use read()",
-                key=leaf.fqn,
-                step=self._step,
-            )
-        self._targets.append(target)
-        self.requests.append(
-            (leaf.fqn, None, info.shape, info.dtype, target.strides, target.address)
-        )
+        if self._plan.request(index, target.strides, target.address):
+            self._targets.append(target)

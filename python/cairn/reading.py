@@ -13,33 +13,32 @@ from typing import Any
 import numpy as np
 
 from cairn import _cairn, dtypes
-from cairn.contents import Contents, TensorLeaf, ValueLeaf, place_of, plain_value
+from cairn.contents import TensorLeaf, ValueLeaf, leaf_at, plain_value
 from cairn.targets import new_array, new_tensor
 from cairn.tensors import address_of, row_major
 from cairn.tree import NUMPY_SCALAR, TENSOR
-
-Request = tuple  # (FQN, offsets or None, sizes, dtype code, strides, address), as C++ takes it
-
-
-def whole_request(info: _cairn.TensorInfo, address: int) -> Request:
-    """A request for all of a tensor into contiguous memory."""
-    return info.fqn, None, info.shape, info.dtype, row_major(info.shape), address
 
 
 class Reader:
     """Reads the leaves of one step's contents into new tensors, arrays and values. Used once."""
 
     def __init__(
-        self, native: _cairn.Store, contents: Contents, *, device: Any, mmap: bool, verify: bool
+        self,
+        native: _cairn.Store,
+        contents: _cairn.Contents,
+        *,
+        device: Any,
+        mmap: bool,
+        verify: bool,
     ) -> None:
         self._native = native
         self._contents = contents
         self._device = device
         self._mmap = mmap
         self._verify = verify
-        self._requests: list[Request] = []
+        self._requests = _cairn.Requests()
         self._holders: dict[tuple, _cairn.TensorInfo] = {}
-        """What is allocated for a place (see place_of): the owner, or the tensor alone."""
+        """What is allocated for a place (see TensorInfo.place): the owner, or the tensor alone."""
         self._memory: dict[str, Any] = {}
         """Contiguous torch tensors and numpy arrays in host memory, by FQN of the holder."""
         self._mapped: set[str] = set()
@@ -51,7 +50,8 @@ class Reader:
 
     def read(self, allow_pickle: bool) -> list[Any]:
         """Contents of the leaves in tree order."""
-        step, leaves = self._contents.step, self._contents.leaves
+        step = self._contents.step
+        leaves = [leaf_at(self._contents, i) for i in range(len(self._contents))]
         # First, as it may be refused.
         values = {
             leaf.fqn: plain_value(leaf, step, allow_pickle)
@@ -62,7 +62,7 @@ class Reader:
         self._assign_holders(tensors)
         for info, needs_torch in self._needed_memory(tensors):
             self._allocate(info, needs_torch)
-        if self._requests:
+        if len(self._requests) > 0:
             self._native.load(self._contents.info, self._requests)
         self._move()
         return [
@@ -72,13 +72,13 @@ class Reader:
 
     def _assign_holders(self, tensors: list[TensorLeaf]) -> None:
         """Decides for each place whether it lies in its owner's memory or in some of its own."""
-        places = {place_of(leaf.info) for leaf in tensors}
+        places = {leaf.info.place for leaf in tensors}
         sharers = Counter(owner for owner, *_ in places)
         selected = {leaf.fqn for leaf in tensors}
         for leaf in tensors:
-            info, place = leaf.info, place_of(leaf.info)
+            info, place = leaf.info, leaf.info.place
             # An owner that is no leaf is worth its bytes only if it makes two tensors share them.
-            owner = self._contents.tensors.get(place[0])
+            owner = self._contents.find_tensor(place[0])
             if owner is not None and owner.fqn not in selected and sharers[owner.fqn] < 2:
                 owner = None
             # torch counts a view's offset in elements.
@@ -89,9 +89,9 @@ class Reader:
         """The holders, each with whether a torch tensor lies in it."""
         needs_torch: dict[str, bool] = {}
         for leaf in tensors:
-            fqn = self._holders[place_of(leaf.info)].fqn
+            fqn = self._holders[leaf.info.place].fqn
             needs_torch[fqn] = needs_torch.get(fqn, False) or leaf.kind == TENSOR
-        return [(self._contents.tensors[fqn], torch) for fqn, torch in needs_torch.items()]
+        return [(self._contents.find_tensor(fqn), torch) for fqn, torch in needs_torch.items()]
 
     def _allocate(self, info: _cairn.TensorInfo, needs_torch: bool) -> None:
         """Memory for all of a tensor, mapped or requested."""
@@ -103,7 +103,8 @@ class Reader:
             else:
                 memory = new_array(info.dtype, info.shape)
                 address = address_of(memory)
-            self._requests.append(whole_request(info, address))
+            strides = row_major(info.shape)
+            self._requests.add(info.fqn, None, info.shape, info.dtype, strides, address)
         self._memory[info.fqn] = memory
 
     def _map(self, info: _cairn.TensorInfo, needs_torch: bool) -> Any:
@@ -124,11 +125,11 @@ class Reader:
                 self._moved[fqn] = memory.to(self._device)
 
     def _result(self, leaf: TensorLeaf) -> Any:
-        place = place_of(leaf.info)
+        place = leaf.info.place
         key = (leaf.kind, place)
         if key not in self._made:
             holder = self._holders[place]
-            is_whole = place == place_of(holder)
+            is_whole = place == holder.place
             memory = self._memory[holder.fqn]
             if leaf.kind == TENSOR:
                 memory = self._moved.get(holder.fqn, memory)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Union
 
 from cairn import _cairn
-from cairn.contents import Contents, ValueLeaf
+from cairn.contents import ValueLeaf, leaf_at
 from cairn.errors import Invalid
 from cairn.targets import check_same, new_array, new_tensor, target_of
 from cairn.tree import TENSOR
@@ -25,10 +25,15 @@ class _Box:
 
 
 def read_box(
-    native: _cairn.Store, contents: Contents, fqn: str, ranges: Sequence[Range], out: Any
+    native: _cairn.Store,
+    contents: _cairn.Contents,
+    index: int,
+    ranges: Sequence[Range],
+    out: Any,
 ) -> Any:
-    """Reads the box of the one leaf in `contents` into `out`, or into a new tensor or array."""
-    leaf = contents.leaves[0]
+    """Reads the box of the leaf at `index` into `out`, or into a new tensor or array."""
+    leaf = leaf_at(contents, index)
+    fqn = leaf.fqn
     if isinstance(leaf, ValueLeaf):
         raise Invalid(
             f"'{fqn}' is a plain value in step {contents.step}: use read()",
@@ -46,9 +51,9 @@ def read_box(
     strides = [1] * len(box.sizes)
     for dim, stride in zip(box.kept, target.strides):
         strides[dim] = stride
-    native.load(
-        contents.info, [(fqn, box.offsets, box.sizes, info.dtype, tuple(strides), target.address)]
-    )
+    requests = _cairn.Requests()
+    requests.add(fqn, box.offsets, box.sizes, info.dtype, tuple(strides), target.address)
+    native.load(contents.info, requests)
     if target.finish is not None:
         target.finish()
     return out

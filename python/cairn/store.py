@@ -12,14 +12,13 @@ from types import TracebackType
 from typing import Any, Union
 
 from cairn import _cairn
-from cairn.contents import key_info, list_contents
+from cairn.contents import key_info, leaf_at
 from cairn.errors import Invalid, NotFound
 from cairn.flatten import flatten
 from cairn.loading import load_into
 from cairn.reading import Reader
 from cairn.reports import DeleteReport, Diff, KeyChange, KeyInfo, LoadReport, SaveReport
 from cairn.slicing import Range, read_box
-from cairn.tree import build
 
 Patterns = Union[str, Iterable[str], None]
 """One pattern, several, or none: everything."""
@@ -227,7 +226,7 @@ class Store:
             Invalid: (strict) the state lacks keys of the step; dtypes, shapes or kinds differ.
             Corrupt: bytes are not what was written. The state is partly filled then.
         """
-        contents = list_contents(self._native, step, [])
+        contents = self._native.contents(step, [])
         return load_into(self._native, state, contents, strict=strict, allow_pickle=allow_pickle)
 
     def read(
@@ -269,8 +268,8 @@ class Store:
             Corrupt: bytes are not what was written.
         """
         selected = _pattern_list(patterns)
-        contents = list_contents(self._native, step, selected)
-        if selected and not contents.leaves:
+        contents = self._native.contents(step, selected)
+        if selected and len(contents) == 0:
             raise NotFound(
                 f"step {contents.step} has no key that matches {selected}: keys() lists them",
                 key=selected[0],
@@ -279,8 +278,8 @@ class Store:
         reader = Reader(self._native, contents, device=device, mmap=mmap, verify=verify)
         leaves = reader.read(allow_pickle)
         if flat:
-            return {leaf.fqn: value for leaf, value in zip(contents.leaves, leaves)}
-        return build(contents.tree, leaves)
+            return dict(zip(contents.fqns(), leaves))
+        return contents.build(leaves)
 
     def read_slice(
         self, fqn: str, ranges: Sequence[Range], step: int | None = None, *, out: Any = None
@@ -302,15 +301,15 @@ class Store:
             Invalid: the key is a plain value, the box leaves the shape, ``out`` does not fit.
             Corrupt: bytes are not what was written.
         """
-        contents = list_contents(self._native, step, _pattern_for(fqn))
-        contents.leaves = [leaf for leaf in contents.leaves if leaf.fqn == fqn]
-        if not contents.leaves:
+        contents = self._native.contents(step, _pattern_for(fqn))
+        fqns = contents.fqns()
+        if fqn not in fqns:
             raise NotFound(
                 f"step {contents.step} has no key '{fqn}': keys() lists them",
                 key=fqn,
                 step=contents.step,
             )
-        return read_box(self._native, contents, fqn, ranges, out)
+        return read_box(self._native, contents, fqns.index(fqn), ranges, out)
 
     def steps(self) -> list[int]:
         """Numbers of the steps, ascending. A store open for reading sees those of a live writer."""
@@ -322,8 +321,9 @@ class Store:
         ``pattern`` is as for :meth:`read`. No tensor is read. Raises NotFound if there is no such
         step; a pattern that takes nothing gives an empty dict.
         """
-        contents = list_contents(self._native, step, _pattern_list(pattern))
-        return {leaf.fqn: key_info(leaf) for leaf in contents.leaves}
+        contents = self._native.contents(step, _pattern_list(pattern))
+        leaves = [leaf_at(contents, i) for i in range(len(contents))]
+        return {leaf.fqn: key_info(leaf) for leaf in leaves}
 
     def diff(self, a: int, b: int, pattern: Patterns = None) -> Diff:
         """How step ``b`` differs from step ``a``, by digests: no tensor is read.

@@ -3,7 +3,6 @@
 #include "python/src/convert.h"
 
 #include <bit>
-#include <unordered_map>
 
 #include "python/src/errors.h"
 
@@ -129,67 +128,5 @@ core::Value FromPyValue(nb::handle value) {
 }
 
 nb::object ToPyValue(const core::Value& value) { return std::visit(ValueToPy{}, value); }
-
-core::LoadRequest FromPyRequest(nb::handle request) {
-  const auto item = nb::cast<nb::tuple>(request);
-  core::LoadRequest result;
-  result.fqn = FromPyText(item[0]);
-  result.box.sizes = FromPyNumbers(item[2]);
-  if (nb::object offsets = item[1]; offsets.is_none()) {
-    result.box.offsets.assign(result.box.sizes.size(), 0);
-  } else {
-    result.box.offsets = FromPyNumbers(offsets);
-  }
-  result.target.dtype = static_cast<core::DType>(nb::cast<uint8_t>(item[3]));
-  result.target.shape = result.box.sizes;
-  result.target.strides = FromPyNumbers(item[4]);
-  result.target.data = FromPyAddress(item[5]);
-  return result;
-}
-
-nb::tuple ToPyContents(const core::Contents& contents) {
-  const std::vector<core::Leaf> leaves = Unwrap(core::FlattenTree(contents.tree));
-  nb::list tensors;
-  nb::list values;
-  std::unordered_map<std::string_view, size_t> tensor_slots;
-  std::unordered_map<std::string_view, size_t> value_slots;
-  for (const core::TensorInfo& info : contents.tensors) {
-    // A hidden owner may bear the name of no leaf; it must not shadow one either.
-    if (!info.hidden) tensor_slots.emplace(info.fqn, tensors.size());
-    tensors.append(nb::cast(info));
-  }
-  for (const core::ValueInfo& info : contents.values) {
-    value_slots.emplace(info.fqn, values.size());
-    values.append(ToPyValue(info.value));
-  }
-  std::string kinds;
-  std::string key_kinds;
-  nb::list keys;
-  nb::list child_counts;
-  for (const core::Node& node : contents.tree.nodes) {
-    kinds.push_back(static_cast<char>(node.kind));
-    key_kinds.push_back(static_cast<char>(node.key_kind));
-    keys.append(ToPyText(node.key));
-    child_counts.append(node.child_count);
-  }
-  nb::list fqns;
-  nb::list slots;
-  for (const core::Leaf& leaf : leaves) {
-    const bool is_tensor = core::IsTensor(contents.tree.nodes[leaf.node].kind);
-    const auto& of_kind = is_tensor ? tensor_slots : value_slots;
-    const auto slot = of_kind.find(leaf.fqn);
-    if (slot == of_kind.end()) {
-      Throw(Error{.code = ErrorCode::kDataLoss,
-                  .message = "the step's structure has a leaf without a record",
-                  .key = leaf.fqn,
-                  .step = contents.step.step});
-    }
-    fqns.append(ToPyText(leaf.fqn));
-    slots.append(slot->second);
-  }
-  return nb::make_tuple(contents.step, nb::bytes(kinds.data(), kinds.size()),
-                        nb::bytes(key_kinds.data(), key_kinds.size()), keys, child_counts, fqns,
-                        slots, tensors, values);
-}
 
 }  // namespace cairn::python

@@ -1,5 +1,5 @@
 #pragma once
-/// Python objects to Cairn's types and back: texts, plain values, contents.
+/// Python objects to Cairn's types and back: texts, numbers, plain values.
 ///
 /// Everything here requires the GIL.
 
@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/checkpoint_store.h"
+#include "core/value.h"
 
 namespace cairn::python {
 
@@ -36,13 +36,5 @@ bool IsPlainValue(nb::handle value);
 /// A plain value or Pickle; raises Invalid for others.
 core::Value FromPyValue(nb::handle value);
 nb::object ToPyValue(const core::Value& value);
-
-/// One request: (FQN, offsets or None for zeros, sizes, dtype code, strides in elements, address).
-core::LoadRequest FromPyRequest(nb::handle request);
-
-/// (step info, kinds, key kinds, keys, child counts, FQNs, slots, tensors, values): the tree as
-/// parallel vectors of nodes in preorder; FQNs and slots a leaf in tree order, a slot being the
-/// index of the leaf in tensors (TensorInfo; hidden ones have no leaf) or values.
-nb::tuple ToPyContents(const core::Contents& contents);
 
 }  // namespace cairn::python

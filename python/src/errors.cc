@@ -35,8 +35,12 @@ const char* ExceptionName(ErrorCode code) {
 // Text for a message: never fails, whatever bytes a path or key holds.
 nb::object TextOrNone(const std::string& text) {
   if (text.empty()) return nb::none();
-  return nb::steal(
-      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));
+  const auto size = static_cast<Py_ssize_t>(text.size());
+  if (PyObject* decoded = PyUnicode_DecodeUTF8(text.data(), size, "surrogatepass")) {
+    return nb::steal(decoded);
+  }
+  PyErr_Clear();
+  return nb::steal(PyUnicode_DecodeUTF8(text.data(), size, "backslashreplace"));
 }
 
 nb::object NumberOrNone(const std::optional<uint64_t>& number) {
@@ -58,8 +62,10 @@ nb::object NumberOrNone(const std::optional<uint64_t>& number) {
 
 void Throw(const Error& error) { Raise(error, error.ToString()); }
 
-void ThrowInvalid(const std::string& message, const std::string& key) {
-  Raise(Error{.code = ErrorCode::kInvalidArgument, .message = message, .key = key}, message);
+void ThrowInvalid(const std::string& message, const std::string& key,
+                  std::optional<uint64_t> step) {
+  Raise(Error{.code = ErrorCode::kInvalidArgument, .message = message, .key = key, .step = step},
+        message);
 }
 
 core::Progress SignalWatch::AsProgress() {

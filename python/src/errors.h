@@ -17,7 +17,8 @@ namespace nb = nanobind;
 [[noreturn]] void Throw(const Error& error);
 
 /// Raises Invalid with just this text. Requires the GIL.
-[[noreturn]] void ThrowInvalid(const std::string& message, const std::string& key = {});
+[[noreturn]] void ThrowInvalid(const std::string& message, const std::string& key = {},
+                               std::optional<uint64_t> step = {});
 
 /// The value, or the error as a Python exception. Requires the GIL.
 template <typename T>

@@ -9,6 +9,8 @@
 #include "python/src/convert.h"
 #include "python/src/errors.h"
 #include "python/src/flatten.h"
+#include "python/src/load_plan.h"
+#include "python/src/step_contents.h"
 #include "python/src/store_binding.h"
 
 namespace cairn::python {
@@ -75,7 +77,32 @@ void BindRecords(nb::module_& m) {
       .def_ro("alias_offset_bytes", &core::TensorInfo::alias_offset_bytes)
       .def_prop_ro("alias_strides",
                    [](const core::TensorInfo& self) { return ToPyNumbers(self.alias_strides); })
-      .def_ro("hidden", &core::TensorInfo::hidden);
+      .def_prop_ro("place", &ToPyPlace);
+}
+
+void BindLoading(nb::module_& m) {
+  nb::class_<StepContents>(m, "Contents")
+      .def_prop_ro("info", &StepContents::step)
+      .def_prop_ro("step", [](const StepContents& self) { return self.step().step; })
+      .def("__len__", &StepContents::leaf_count)
+      .def("leaf", &StepContents::ToPyLeaf)
+      .def("fqns", &StepContents::ToPyFqns)
+      .def("find_tensor", &StepContents::FindTensor)
+      .def("build", &StepContents::Build);
+  nb::class_<Requests>(m, "Requests")
+      .def(nb::init<>())
+      .def("__len__", [](const Requests& self) { return self.list.size(); })
+      .def("add", &Requests::Add, nb::arg("fqn"), nb::arg("offsets").none(), nb::arg("sizes"),
+           nb::arg("dtype"), nb::arg("strides"), nb::arg("address"));
+  nb::class_<LoadPlan>(m, "LoadPlan")
+      .def(nb::init<const StepContents&, nb::handle>(), nb::keep_alive<1, 2>(), nb::arg("contents"),
+           nb::arg("state").none())
+      .def("missing", &LoadPlan::Missing)
+      .def("unexpected", &LoadPlan::Unexpected)
+      .def("request_plain", &LoadPlan::RequestPlain)
+      .def("request", &LoadPlan::RequestLeaf)
+      .def("node", &LoadPlan::ToPyNode)
+      .def_prop_ro("requests", &LoadPlan::requests);
 }
 
 void BindHandles(nb::module_& m) {
@@ -132,6 +159,7 @@ NB_MODULE(_cairn, m) {
   nanobind::set_leak_warnings(false);
   m.attr("DTYPES") = cairn::python::DTypeTable();
   cairn::python::BindRecords(m);
+  cairn::python::BindLoading(m);
   cairn::python::BindHandles(m);
   cairn::python::BindStore(m);
 }

@@ -163,19 +163,17 @@ nb::list StoreBinding::Steps() const {
   return result;
 }
 
-nb::tuple StoreBinding::List(std::optional<uint64_t> step, nb::list patterns) const {
+StepContents StoreBinding::List(std::optional<uint64_t> step, nb::list patterns) const {
   const core::KeyPatterns parsed = ParsePatterns(patterns);
-  return ToPyContents(
+  return StepContents(
       Unwrap(Use([&](core::CheckpointStore& store) { return store.List(step, parsed); })));
 }
 
-nb::tuple StoreBinding::Load(const kv::StepInfo& step, nb::list requests) const {
-  std::vector<core::LoadRequest> parsed;
-  parsed.reserve(requests.size());
-  for (nb::handle request : requests) parsed.push_back(FromPyRequest(request));
+nb::tuple StoreBinding::Load(const kv::StepInfo& step, const Requests& requests) const {
   SignalWatch watch;
-  auto result = Use(
-      [&](core::CheckpointStore& store) { return store.Load(step, parsed, watch.AsProgress()); });
+  auto result = Use([&](core::CheckpointStore& store) {
+    return store.Load(step, requests.list, watch.AsProgress());
+  });
   watch.Rethrow();
   const core::LoadReport report = Unwrap(std::move(result));
   return nb::make_tuple(report.bytes_read, report.seconds);

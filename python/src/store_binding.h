@@ -12,6 +12,8 @@
 
 #include "core/async_save.h"
 #include "core/checkpoint_store.h"
+#include "python/src/load_plan.h"
+#include "python/src/step_contents.h"
 
 namespace cairn::python {
 
@@ -66,8 +68,8 @@ class StoreBinding {
   SaveHandleBinding SaveAsync(uint64_t step, const core::StateDict& state,
                               const core::SaveOptions& options);
   nb::list Steps() const;
-  nb::tuple List(std::optional<uint64_t> step, nb::list patterns) const;
-  nb::tuple Load(const kv::StepInfo& step, nb::list requests) const;
+  StepContents List(std::optional<uint64_t> step, nb::list patterns) const;
+  nb::tuple Load(const kv::StepInfo& step, const Requests& requests) const;
   std::optional<MappedBinding> Map(const kv::StepInfo& step, nb::str fqn, bool verify) const;
   nb::tuple Compare(uint64_t step_a, uint64_t step_b, nb::list patterns) const;
   nb::tuple Delete(nb::handle steps, bool dry_run);

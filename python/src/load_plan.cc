@@ -1,0 +1,168 @@
+// Matching by FQN, requests, and the check that no memory is filled from two places.
+
+#include "python/src/load_plan.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "python/src/convert.h"
+#include "python/src/errors.h"
+
+namespace cairn::python {
+namespace {
+
+template <typename Fqns>
+nb::tuple ToPyTexts(const Fqns& fqns) {
+  nb::list texts;
+  for (const std::string& fqn : fqns) texts.append(ToPyText(fqn));
+  return nb::tuple(texts);
+}
+
+[[noreturn]] void ThrowSameName(const std::string& fqn) {
+  ThrowInvalid("two leaves of the state are named '" + fqn + "': rename a key", fqn);
+}
+
+bool HasSameForm(const HostMemory& memory, const core::TensorInfo& info) {
+  return memory.dtype == info.dtype &&
+         std::ranges::equal(memory.shape, info.shape, {},
+                            [](int64_t size) { return static_cast<uint64_t>(size); });
+}
+
+}  // namespace
+
+void Requests::Add(nb::str fqn, nb::handle offsets, nb::handle sizes, uint8_t dtype,
+                   nb::handle strides, nb::handle address) {
+  core::LoadRequest& request = list.emplace_back();
+  request.fqn = FromPyText(fqn);
+  request.box.sizes = FromPyNumbers(sizes);
+  request.box.offsets =
+      offsets.is_none() ? std::vector<uint64_t>(request.box.sizes.size()) : FromPyNumbers(offsets);
+  request.target.dtype = static_cast<core::DType>(dtype);
+  request.target.shape = request.box.sizes;
+  request.target.strides = FromPyNumbers(strides);
+  request.target.data = FromPyAddress(address);
+}
+
+core::LoadRequest WholeRequest(const core::TensorInfo& info, std::vector<uint64_t> strides,
+                               std::byte* data) {
+  return core::LoadRequest{
+      .fqn = info.fqn,
+      .box = core::WholeBox(info.shape),
+      .target = {
+          .dtype = info.dtype, .shape = info.shape, .strides = std::move(strides), .data = data}};
+}
+
+LoadPlan::LoadPlan(const StepContents& contents, nb::handle state)
+    : contents_(contents),
+      walk_(WalkState(state, torch_)),
+      node_of_leaf_(contents.leaf_count(), kNone) {
+  for (uint32_t node = 0; node < walk_.places.size(); ++node) {
+    if (!core::IsContainer(walk_.tree.nodes[node].kind)) Match(node);
+  }
+  std::unordered_set<std::string_view> names;
+  for (const std::string& fqn : missing_) {
+    if (!names.insert(fqn).second) ThrowSameName(fqn);
+  }
+}
+
+void LoadPlan::Match(uint32_t node) {
+  std::string fqn = walk_.Fqn(node);
+  const uint32_t leaf = FindLeaf(fqn);
+  if (leaf == kNone) {
+    missing_.push_back(std::move(fqn));
+    return;
+  }
+  if (node_of_leaf_[leaf] != kNone) ThrowSameName(fqn);
+  node_of_leaf_[leaf] = node;
+  matches_.emplace_back(node, leaf);
+}
+
+uint32_t LoadPlan::FindLeaf(const std::string& fqn) {
+  // Nearly always the state is what was saved, in the same order.
+  const uint32_t next = matches_.empty() ? 0 : matches_.back().second + 1;
+  if (next < contents_.leaf_count() && contents_.fqn(next) == fqn) return next;
+  if (leaves_by_fqn_.empty()) {
+    for (uint32_t i = 0; i < contents_.leaf_count(); ++i) {
+      leaves_by_fqn_.emplace(contents_.fqn(i), i);
+    }
+  }
+  const auto found = leaves_by_fqn_.find(fqn);
+  return found == leaves_by_fqn_.end() ? kNone : found->second;
+}
+
+nb::tuple LoadPlan::Missing() const { return ToPyTexts(missing_); }
+
+nb::tuple LoadPlan::Unexpected() const {
+  std::vector<std::string> fqns;
+  for (size_t leaf = 0; leaf < node_of_leaf_.size(); ++leaf) {
+    if (node_of_leaf_[leaf] == kNone) fqns.push_back(contents_.fqn(leaf));
+  }
+  return ToPyTexts(fqns);
+}
+
+nb::list LoadPlan::RequestPlain() {
+  requests_.list.reserve(matches_.size());
+  request_by_address_.reserve(matches_.size());
+  nb::list others;
+  for (const auto& [node, leaf] : matches_) {
+    if (!RequestIfPlain(node, leaf)) others.append(nb::make_tuple(node, leaf));
+  }
+  return others;
+}
+
+bool LoadPlan::RequestIfPlain(uint32_t node, uint32_t leaf) {
+  if (!core::IsTensor(contents_.kind(leaf))) return false;
+  const auto memory = torch_.FindMemory(walk_.places[node].value);
+  const core::TensorInfo& info = contents_.tensor(leaf);
+  if (!memory || !memory->is_contiguous() || !HasSameForm(*memory, info)) return false;
+  Request(leaf, WholeRequest(info, {}, memory->data));
+  return true;
+}
+
+bool LoadPlan::RequestLeaf(uint32_t leaf, nb::handle strides, nb::handle address) {
+  const core::TensorInfo& info = contents_.tensor(leaf);
+  std::vector<uint64_t> numbers = FromPyNumbers(strides);
+  // One way to say row-major, so that the same memory is known as the same.
+  if (core::IsContiguous(info.shape, numbers)) numbers.clear();
+  return Request(leaf, WholeRequest(info, std::move(numbers), FromPyAddress(address)));
+}
+
+bool LoadPlan::Request(uint32_t leaf, core::LoadRequest request) {
+  const core::TensorInfo& info = contents_.tensor(leaf);
+  if (info.nbytes > 0) {
+    const auto [begin, end] = request_by_address_.equal_range(request.target.data);
+    for (auto it = begin; it != end; ++it) {
+      const core::TensorTarget& other = requests_.list[it->second].target;
+      if (other.dtype != request.target.dtype || other.shape != request.target.shape ||
+          other.strides != request.target.strides) {
+        continue;
+      }
+      // Tied tensors: one read is enough, and two could not both be right.
+      const uint32_t other_leaf = leaf_of_request_[it->second];
+      if (!IsSamePlace(info, contents_.tensor(other_leaf))) ThrowTied(leaf, other_leaf);
+      return false;
+    }
+    request_by_address_.emplace(request.target.data, static_cast<uint32_t>(requests_.list.size()));
+  }
+  requests_.list.push_back(std::move(request));
+  leaf_of_request_.push_back(leaf);
+  return true;
+}
+
+void LoadPlan::ThrowTied(uint32_t leaf, uint32_t other) const {
+  const std::string step = std::to_string(contents_.step().step);
+  ThrowInvalid("'" + contents_.fqn(leaf) + "' shares its memory with '" +
+                   OwnerOf(contents_.tensor(other)) +
+                   "' in the state, but they are two tensors in step " + step +
+                   ": untie them, or use read()",
+               contents_.fqn(leaf), contents_.step().step);
+}
+
+nb::tuple LoadPlan::ToPyNode(uint32_t node) const {
+  if (node >= walk_.places.size()) throw nb::index_error();
+  const Walk::Place& place = walk_.places[node];
+  return nb::make_tuple(place.value, place.key, place.parent,
+                        static_cast<uint8_t>(walk_.tree.nodes[node].kind));
+}
+
+}  // namespace cairn::python

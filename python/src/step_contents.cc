@@ -1,0 +1,157 @@
+// Contents by leaf, places of tensors, and the way back from a tree to a nested state.
+
+#include "python/src/step_contents.h"
+
+#include <algorithm>
+
+#include "python/src/convert.h"
+#include "python/src/errors.h"
+
+namespace cairn::python {
+namespace {
+
+using core::KeyKind;
+using core::NodeKind;
+
+// A mapping's key from its text.
+nb::object ToPyKey(const core::Node& node) {
+  switch (node.key_kind) {
+    case KeyKind::kIndex:
+    case KeyKind::kInt:
+      return Checked(PyLong_FromString(node.key.c_str(), nullptr, 10));
+    case KeyKind::kBool:
+      return nb::bool_(node.key == "True");
+    case KeyKind::kFloat:
+      return Checked(PyFloat_FromString(ToPyText(node.key).ptr()));
+    case KeyKind::kNone:
+      return nb::none();
+    case KeyKind::kRoot:
+    case KeyKind::kString:
+      return ToPyText(node.key);
+  }
+  return ToPyText(node.key);
+}
+
+std::vector<uint64_t> PlaceStrides(const core::TensorInfo& info) {
+  auto strides = info.alias_of ? info.alias_strides : core::RowMajorStrides(info.shape);
+  // The stride of a dimension of one element says nothing.
+  for (size_t d = 0; d < strides.size(); ++d) {
+    if (info.shape[d] <= 1) strides[d] = 0;
+  }
+  return strides;
+}
+
+template <typename Infos>
+std::unordered_map<std::string_view, uint32_t> SlotsOf(const Infos& infos) {
+  std::unordered_map<std::string_view, uint32_t> slots;
+  slots.reserve(infos.size());
+  for (const auto& info : infos) {
+    const auto slot = static_cast<uint32_t>(&info - infos.data());
+    // A hidden owner may bear the name of no leaf; it must not shadow one either.
+    if constexpr (requires { info.hidden; }) {
+      if (info.hidden) continue;
+    }
+    slots.emplace(info.fqn, slot);
+  }
+  return slots;
+}
+
+}  // namespace
+
+StepContents::StepContents(core::Contents contents)
+    : contents_(std::move(contents)), leaves_(Unwrap(core::FlattenTree(contents_.tree))) {
+  const auto tensor_slots = SlotsOf(contents_.tensors);
+  const auto value_slots = SlotsOf(contents_.values);
+  slots_.reserve(leaves_.size());
+  for (size_t i = 0; i < leaves_.size(); ++i) {
+    const auto& of_kind = core::IsTensor(kind(i)) ? tensor_slots : value_slots;
+    const auto slot = of_kind.find(leaves_[i].fqn);
+    if (slot == of_kind.end()) {
+      Throw(Error{.code = ErrorCode::kDataLoss,
+                  .message = "the step's structure has a leaf without a record",
+                  .key = leaves_[i].fqn,
+                  .step = contents_.step.step});
+    }
+    slots_.push_back(slot->second);
+  }
+}
+
+nb::tuple StepContents::ToPyLeaf(size_t leaf) const {
+  if (leaf >= leaves_.size()) throw nb::index_error();
+  nb::object content = core::IsTensor(kind(leaf)) ? nb::cast(tensor(leaf))
+                                                  : ToPyValue(contents_.values[slots_[leaf]].value);
+  return nb::make_tuple(ToPyText(fqn(leaf)), static_cast<uint8_t>(kind(leaf)), content);
+}
+
+nb::list StepContents::ToPyFqns() const {
+  nb::list fqns;
+  for (const core::Leaf& leaf : leaves_) fqns.append(ToPyText(leaf.fqn));
+  return fqns;
+}
+
+nb::object StepContents::FindTensor(nb::str fqn) const {
+  const std::string name = FromPyText(fqn);
+  const auto found = std::ranges::lower_bound(contents_.tensors, name, {}, &core::TensorInfo::fqn);
+  if (found == contents_.tensors.end() || found->fqn != name) return nb::none();
+  return nb::cast(*found);
+}
+
+nb::object StepContents::Build(nb::list leaves) const {
+  if (leaves.size() != leaves_.size()) ThrowInvalid("a state needs one value a leaf");
+  // From the last node to the first: a container then finds its children complete, in order.
+  std::vector<std::pair<uint32_t, nb::object>> built;
+  size_t next_leaf = leaves_.size();
+  for (auto node = static_cast<uint32_t>(contents_.tree.nodes.size()); node-- > 0;) {
+    const bool is_container = core::IsContainer(contents_.tree.nodes[node].kind);
+    built.emplace_back(node, is_container ? MakeContainer(node, built) : leaves[--next_leaf]);
+  }
+  return built.front().second;
+}
+
+nb::object StepContents::MakeContainer(uint32_t node,
+                                       std::vector<std::pair<uint32_t, nb::object>>& built) const {
+  const NodeKind kind = contents_.tree.nodes[node].kind;
+  const uint32_t child_count = contents_.tree.nodes[node].child_count;
+  nb::dict items;
+  nb::list elements;
+  for (uint32_t i = 0; i < child_count; ++i) {
+    auto& [child, value] = built.back();
+    if (core::IsMapping(kind)) {
+      items[ToPyKey(contents_.tree.nodes[child])] = value;
+    } else {
+      elements.append(value);
+    }
+    built.pop_back();
+  }
+  switch (kind) {
+    case NodeKind::kDict:
+      return items;
+    case NodeKind::kOrderedDict:
+      return nb::module_::import_("collections").attr("OrderedDict")(items);
+    case NodeKind::kCounter:
+      return nb::module_::import_("collections").attr("Counter")(items);
+    case NodeKind::kTorchSize:
+      return nb::module_::import_("cairn.dtypes").attr("require_torch")().attr("Size")(elements);
+    case NodeKind::kTuple:
+      return nb::tuple(elements);
+    default:
+      return elements;
+  }
+}
+
+bool IsSamePlace(const core::TensorInfo& a, const core::TensorInfo& b) {
+  return OwnerOf(a) == OwnerOf(b) && a.alias_offset_bytes == b.alias_offset_bytes &&
+         a.dtype == b.dtype && a.shape == b.shape && PlaceStrides(a) == PlaceStrides(b);
+}
+
+nb::tuple ToPyPlace(const core::TensorInfo& info) {
+  return nb::make_tuple(ToPyText(OwnerOf(info)), info.alias_offset_bytes,
+                        static_cast<uint8_t>(info.dtype), ToPyNumbers(info.shape),
+                        ToPyNumbers(PlaceStrides(info)));
+}
+
+const std::string& OwnerOf(const core::TensorInfo& info) {
+  return info.alias_of ? *info.alias_of : info.fqn;
+}
+
+}  // namespace cairn::python
