@@ -3,6 +3,9 @@
 Tensors that shared memory when they were saved share it again: the owner of the bytes is read, its
 aliases become views of its storage. An owner that is no leaf of the state is allocated, but not
 placed in the result. Where only some of the sharers are selected, the bytes of others are not read.
+
+Torch tensors that share nothing and are not mapped are made in C++ (python/src/new_tensors.cc), all
+other leaves here.
 """
 
 from __future__ import annotations
@@ -50,11 +53,14 @@ class Reader:
 
     def read(self, allow_pickle: bool) -> list[Any]:
         """Contents of the leaves in tree order."""
-        step = self._contents.step
-        leaves = [leaf_at(self._contents, i) for i in range(len(self._contents))]
+        results: list[Any] = [None] * len(self._contents)
+        if not self._mmap:
+            results = _cairn.request_new_tensors(self._contents, self._requests)
+        others = [i for i, made in enumerate(results) if made is None]
+        leaves = [leaf_at(self._contents, i) for i in others]
         # First, as it may be refused.
         values = {
-            leaf.fqn: plain_value(leaf, step, allow_pickle)
+            leaf.fqn: plain_value(leaf, self._contents.step, allow_pickle)
             for leaf in leaves
             if isinstance(leaf, ValueLeaf)
         }
@@ -65,10 +71,11 @@ class Reader:
         if len(self._requests) > 0:
             self._native.load(self._contents.info, self._requests)
         self._move()
-        return [
-            self._result(leaf) if isinstance(leaf, TensorLeaf) else values[leaf.fqn]
-            for leaf in leaves
-        ]
+        if self._device is not None:
+            results = [made if made is None else made.to(self._device) for made in results]
+        for i, leaf in zip(others, leaves):
+            results[i] = self._result(leaf) if isinstance(leaf, TensorLeaf) else values[leaf.fqn]
+        return results
 
     def _assign_holders(self, tensors: list[TensorLeaf]) -> None:
         """Decides for each place whether it lies in its owner's memory or in some of its own."""

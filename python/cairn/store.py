@@ -258,6 +258,11 @@ class Store:
                 Bytes that are not mapped are always checked.
             allow_pickle: unpickles leaves that were pickled.
 
+        Memory of new torch tensors: those of 1 MiB and more have their own, page by page; smaller
+        ones lie in arenas of at most 32 MiB, each freed when the last tensor in it goes. To keep a
+        few small tensors of a large state for long, ``clone()`` them. The storage of a tensor is of
+        its own size and cannot be resized.
+
         Returns:
             A new state, nested as it was saved. A list or tuple of which only a part was selected
             comes as a dict from index to element.

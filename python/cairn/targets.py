@@ -7,7 +7,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from cairn import dtypes
+from cairn import _cairn, dtypes
 from cairn.errors import Invalid
 from cairn.tensors import (
     address_of,
@@ -51,7 +51,9 @@ def target_of(value: Any, fqn: str) -> Target:
 def new_tensor(code: int, shape: tuple[int, ...]) -> Any:
     """An uninitialised torch tensor in host memory."""
     torch = dtypes.require_torch()
-    return torch.empty(shape, dtype=dtypes.torch_dtype(code), device="cpu")
+    dtype = dtypes.torch_dtype(code)
+    made = _cairn.new_large_tensor(code, shape)
+    return torch.empty(shape, dtype=dtype, device="cpu") if made is None else made
 
 
 def new_array(code: int, shape: tuple[int, ...]) -> np.ndarray:

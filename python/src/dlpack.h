@@ -9,7 +9,6 @@
 namespace cairn::python::dlpack {
 
 using Tensor = nanobind::dlpack::dltensor;
-using DType = nanobind::dlpack::dtype;
 
 inline constexpr uint32_t kMajorVersion = 1;
 inline constexpr int32_t kCpu = 1;

@@ -10,6 +10,7 @@
 #include "python/src/errors.h"
 #include "python/src/flatten.h"
 #include "python/src/load_plan.h"
+#include "python/src/new_tensors.h"
 #include "python/src/step_contents.h"
 #include "python/src/store_binding.h"
 
@@ -103,6 +104,8 @@ void BindLoading(nb::module_& m) {
       .def("request", &LoadPlan::RequestLeaf)
       .def("node", &LoadPlan::ToPyNode)
       .def_prop_ro("requests", &LoadPlan::requests);
+  m.def("request_new_tensors", &RequestNewTensors, nb::arg("contents"), nb::arg("requests"));
+  m.def("new_large_tensor", &NewLargeTensor, nb::arg("dtype"), nb::arg("shape"));
 }
 
 void BindHandles(nb::module_& m) {

@@ -3,6 +3,7 @@
 #include "python/src/torch_access.h"
 
 #include <algorithm>
+#include <vector>
 
 namespace cairn::python {
 namespace {
@@ -18,6 +19,48 @@ const dlpack::ExchangeApi* FindExchangeApi(nb::handle tensor_type) {
   const bool usable = api->version.major == dlpack::kMajorVersion && api->describe != nullptr;
   return usable ? api : nullptr;
 }
+
+// DLPack's names of dtypes, without those that it cannot tell from others.
+struct WireCode {
+  core::DType dtype;
+  nb::dlpack::dtype_code code;
+};
+constexpr WireCode kWireCodes[] = {
+    {core::DType::kBool, nb::dlpack::dtype_code::Bool},
+    {core::DType::kUInt8, nb::dlpack::dtype_code::UInt},
+    {core::DType::kInt8, nb::dlpack::dtype_code::Int},
+    {core::DType::kInt16, nb::dlpack::dtype_code::Int},
+    {core::DType::kInt32, nb::dlpack::dtype_code::Int},
+    {core::DType::kInt64, nb::dlpack::dtype_code::Int},
+    {core::DType::kUInt16, nb::dlpack::dtype_code::UInt},
+    {core::DType::kUInt32, nb::dlpack::dtype_code::UInt},
+    {core::DType::kUInt64, nb::dlpack::dtype_code::UInt},
+    {core::DType::kFloat16, nb::dlpack::dtype_code::Float},
+    {core::DType::kBFloat16, nb::dlpack::dtype_code::Bfloat},
+    {core::DType::kFloat32, nb::dlpack::dtype_code::Float},
+    {core::DType::kFloat64, nb::dlpack::dtype_code::Float},
+    {core::DType::kComplex32, nb::dlpack::dtype_code::Complex},
+    {core::DType::kComplex64, nb::dlpack::dtype_code::Complex},
+    {core::DType::kComplex128, nb::dlpack::dtype_code::Complex},
+    {core::DType::kFloat8E4M3FN, nb::dlpack::dtype_code::Float8_E4M3FN},
+    {core::DType::kFloat8E4M3FNUZ, nb::dlpack::dtype_code::Float8_E4M3FNUZ},
+    {core::DType::kFloat8E5M2, nb::dlpack::dtype_code::Float8_E5M2},
+    {core::DType::kFloat8E5M2FNUZ, nb::dlpack::dtype_code::Float8_E5M2FNUZ},
+    {core::DType::kFloat8E8M0FNU, nb::dlpack::dtype_code::Float8_E8M0FNU},
+};
+
+const WireCode* FindWireCode(core::DType dtype) {
+  const auto* found = std::ranges::find(kWireCodes, dtype, &WireCode::dtype);
+  return found == std::ranges::end(kWireCodes) ? nullptr : found;
+}
+
+// Memory on its way into a tensor, with what its description points to.
+struct Lent {
+  dlpack::ManagedTensor managed;
+  std::shared_ptr<std::byte> memory;
+  std::vector<int64_t> shape;
+  std::vector<int64_t> strides;
+};
 
 bool IsComplex(core::DType dtype) {
   return dtype == core::DType::kComplex32 || dtype == core::DType::kComplex64 ||
@@ -74,6 +117,35 @@ std::optional<HostMemory> TorchAccess::FindMemory(nb::handle value) const {
                     .shape = shape,
                     .strides = {tensor.strides, dims},
                     .data = static_cast<std::byte*>(tensor.data)};
+}
+
+bool TorchAccess::CanWrap(core::DType dtype) const {
+  return api_ != nullptr && api_->wrap != nullptr && FindWireCode(dtype) != nullptr;
+}
+
+nb::object TorchAccess::Wrap(std::shared_ptr<std::byte> memory, core::DType dtype,
+                             std::span<const uint64_t> shape) const {
+  const std::vector<uint64_t> strides = core::RowMajorStrides(shape);
+  auto lent = std::make_unique<Lent>();
+  lent->memory = std::move(memory);
+  lent->shape.assign(shape.begin(), shape.end());
+  lent->strides.assign(strides.begin(), strides.end());
+  lent->managed.context = lent.get();
+  lent->managed.deleter = [](dlpack::ManagedTensor* self) {
+    delete static_cast<Lent*>(self->context);
+  };
+  dlpack::Tensor& tensor = lent->managed.tensor;
+  tensor.data = lent->memory.get();
+  tensor.device = {dlpack::kCpu, 0};
+  tensor.ndim = static_cast<int32_t>(shape.size());
+  tensor.dtype = {static_cast<uint8_t>(FindWireCode(dtype)->code),
+                  static_cast<uint8_t>(schema::ElementBytes(dtype) * 8), 1};
+  tensor.shape = lent->shape.data();
+  tensor.strides = lent->strides.data();
+  void* result = nullptr;
+  // From here on the memory is torch's, even if it fails.
+  if (api_->wrap(&lent.release()->managed, &result) != 0) throw nb::python_error();
+  return nb::steal(static_cast<PyObject*>(result));
 }
 
 core::DType TorchAccess::CodeOf(nb::handle tensor) const {

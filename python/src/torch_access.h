@@ -4,6 +4,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <memory>
 #include <optional>
 #include <span>
 
@@ -38,6 +39,13 @@ class TorchAccess {
   /// other devices and layouts, freed storage, complex numbers (which may be conjugated lazily),
   /// lazy negation, dtypes that DLPack cannot say.
   std::optional<HostMemory> FindMemory(nb::handle value) const;
+
+  /// True if Wrap can make tensors of `dtype`.
+  bool CanWrap(core::DType dtype) const;
+  /// A row-major torch.Tensor over `memory`, which it holds; its storage is of its own size.
+  /// Requires CanWrap, and memory for that many elements.
+  nb::object Wrap(std::shared_ptr<std::byte> memory, core::DType dtype,
+                  std::span<const uint64_t> shape) const;
 
  private:
   core::DType CodeOf(nb::handle tensor) const;

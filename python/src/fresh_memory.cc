@@ -1,0 +1,58 @@
+// One anonymous mapping, aligned for huge pages.
+
+#include "python/src/fresh_memory.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <new>
+
+#include "kv/error.h"
+
+namespace cairn::python {
+namespace {
+
+constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
+
+constexpr uint64_t RoundUp(uint64_t bytes, uint64_t alignment_bytes) {
+  return (bytes + alignment_bytes - 1) / alignment_bytes * alignment_bytes;
+}
+
+}  // namespace
+
+uint64_t FreshMemory::PieceBytes(uint64_t bytes) {
+  static const auto page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  return RoundUp(bytes, page_bytes);
+}
+
+FreshMemory::FreshMemory(uint64_t total_bytes) : left_bytes_(total_bytes) {
+  if (total_bytes == 0) return;
+  // Room to begin at a multiple of a huge page.
+  uint64_t mapped_bytes = 0;
+  if (__builtin_add_overflow(total_bytes, kHugePageBytes, &mapped_bytes)) throw std::bad_alloc();
+  void* mapping =
+      mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapping == MAP_FAILED) throw std::bad_alloc();
+  const auto address = reinterpret_cast<uintptr_t>(mapping);
+  const uint64_t before_bytes = RoundUp(address, kHugePageBytes) - address;
+  next_ = static_cast<std::byte*>(mapping) + before_bytes;
+  // Should the system not take it back, it is address space and no memory.
+  if (before_bytes > 0) (void)munmap(mapping, before_bytes);
+  (void)munmap(next_ + total_bytes, kHugePageBytes - before_bytes);
+  (void)madvise(next_, total_bytes, MADV_HUGEPAGE);  // advice: without it the memory is only slower
+}
+
+FreshMemory::~FreshMemory() {
+  if (left_bytes_ > 0) (void)munmap(next_, left_bytes_);
+}
+
+std::shared_ptr<std::byte> FreshMemory::Take(uint64_t bytes) {
+  const uint64_t taken_bytes = PieceBytes(bytes);
+  CAIRN_CHECK(taken_bytes <= left_bytes_);
+  std::byte* begin = next_;
+  next_ += taken_bytes;
+  left_bytes_ -= taken_bytes;
+  return {begin, [taken_bytes](std::byte* piece) { (void)munmap(piece, taken_bytes); }};
+}
+
+}  // namespace cairn::python

@@ -1,0 +1,129 @@
+// Arenas of small tensors, memory of their own for large ones.
+
+#include "python/src/new_tensors.h"
+
+#include <memory>
+#include <new>
+#include <optional>
+#include <unordered_set>
+#include <vector>
+
+#include "python/src/convert.h"
+#include "python/src/fresh_memory.h"
+#include "python/src/torch_access.h"
+
+namespace cairn::python {
+namespace {
+
+constexpr uint64_t kAlignmentBytes = 64;  // of torch's own, and of values in segments
+
+constexpr uint64_t kMaxPieceBytes = uint64_t{1} << 60;
+
+constexpr uint64_t Aligned(uint64_t bytes) {
+  return (bytes + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes;
+}
+
+// Leaves that are nothing but a torch tensor, in key order.
+std::vector<uint32_t> PlainLeaves(const StepContents& contents, const TorchAccess& torch) {
+  std::unordered_set<std::string_view> shared;
+  for (const core::TensorInfo& info : contents.tensors()) {
+    if (info.alias_of) shared.insert(*info.alias_of);
+  }
+  constexpr uint32_t kNone = UINT32_MAX;
+  std::vector<uint32_t> leaf_of_tensor(contents.tensors().size(), kNone);
+  for (uint32_t leaf = 0; leaf < contents.leaf_count(); ++leaf) {
+    if (contents.kind(leaf) != core::NodeKind::kTensor) continue;
+    const core::TensorInfo& info = contents.tensor(leaf);
+    if (info.nbytes == 0 || info.alias_of || shared.contains(info.fqn)) continue;
+    if (!torch.CanWrap(info.dtype)) continue;
+    leaf_of_tensor[static_cast<size_t>(&info - contents.tensors().data())] = leaf;
+  }
+  std::erase(leaf_of_tensor, kNone);
+  return leaf_of_tensor;
+}
+
+bool HasTorchTensor(const StepContents& contents) {
+  for (size_t leaf = 0; leaf < contents.leaf_count(); ++leaf) {
+    if (contents.kind(leaf) == core::NodeKind::kTensor) return true;
+  }
+  return false;
+}
+
+uint64_t TotalBytes(const std::vector<uint64_t>& pieces_bytes) {
+  uint64_t total_bytes = 0;
+  for (const uint64_t bytes : pieces_bytes) {
+    // A damaged record may say anything; far from overflow, the mapping itself fails.
+    if (bytes > kMaxPieceBytes || total_bytes > kMaxPieceBytes) throw std::bad_alloc();
+    total_bytes += FreshMemory::PieceBytes(bytes);
+  }
+  return total_bytes;
+}
+
+// Memory for tensors of these sizes, in this order: pieces of fresh memory, or parts of one that
+// small tensors share.
+std::vector<std::shared_ptr<std::byte>> Allocate(const std::vector<uint64_t>& sizes_bytes) {
+  struct Place {
+    size_t piece;
+    uint64_t offset_bytes;
+  };
+  std::vector<uint64_t> pieces_bytes;
+  std::vector<Place> places;
+  places.reserve(sizes_bytes.size());
+  std::optional<size_t> arena;
+  for (const uint64_t bytes : sizes_bytes) {
+    if (bytes >= kOwnMemoryBytes) {
+      places.push_back({pieces_bytes.size(), 0});
+      pieces_bytes.push_back(bytes);
+      continue;
+    }
+    if (!arena || pieces_bytes[*arena] + Aligned(bytes) > kArenaBytes) {
+      arena = pieces_bytes.size();
+      pieces_bytes.push_back(0);
+    }
+    places.push_back({*arena, pieces_bytes[*arena]});
+    pieces_bytes[*arena] += Aligned(bytes);
+  }
+  FreshMemory fresh(TotalBytes(pieces_bytes));
+  std::vector<std::shared_ptr<std::byte>> pieces;
+  for (const uint64_t bytes : pieces_bytes) pieces.push_back(fresh.Take(bytes));
+  std::vector<std::shared_ptr<std::byte>> memory;
+  memory.reserve(places.size());
+  for (const auto& [piece, offset_bytes] : places) {
+    memory.emplace_back(pieces[piece], pieces[piece].get() + offset_bytes);
+  }
+  return memory;
+}
+
+}  // namespace
+
+nb::list RequestNewTensors(const StepContents& contents, Requests& requests) {
+  nb::list tensors = nb::steal<nb::list>(PyList_New(0));
+  for (size_t leaf = 0; leaf < contents.leaf_count(); ++leaf) tensors.append(nb::none());
+  if (!HasTorchTensor(contents)) return tensors;
+  nb::module_::import_("cairn.dtypes").attr("require_torch")();
+  const TorchAccess torch;
+  const std::vector<uint32_t> leaves = PlainLeaves(contents, torch);
+  std::vector<uint64_t> sizes_bytes;
+  sizes_bytes.reserve(leaves.size());
+  for (const uint32_t leaf : leaves) sizes_bytes.push_back(contents.tensor(leaf).nbytes);
+  const std::vector<std::shared_ptr<std::byte>> memory = Allocate(sizes_bytes);
+  requests.list.reserve(requests.list.size() + leaves.size());
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const core::TensorInfo& info = contents.tensor(leaves[i]);
+    tensors[leaves[i]] = torch.Wrap(memory[i], info.dtype, info.shape);
+    requests.list.push_back(WholeRequest(info, {}, memory[i].get()));
+  }
+  return tensors;
+}
+
+nb::object NewLargeTensor(uint8_t dtype, nb::handle shape) {
+  const auto code = static_cast<core::DType>(dtype);
+  const std::vector<uint64_t> sizes = FromPyNumbers(shape);
+  const auto bytes = core::TensorBytes(code, sizes);
+  if (!bytes || *bytes < kOwnMemoryBytes) return nb::none();
+  const TorchAccess torch;
+  if (!torch.CanWrap(code)) return nb::none();
+  return torch.Wrap(Allocate({*bytes}).front(), code, sizes);
+}
+
+}  // namespace cairn::python
