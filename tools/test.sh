@@ -48,7 +48,7 @@ ctest --preset release "${ctest_options[@]}" </dev/null || failed+=(ctest)
 
 echo "== Python tests"
 .venv/bin/python -m pytest -q "${pytest_options[@]}" \
-  tests/python tests/tools tests/style tests/install </dev/null || failed+=(pytest)
+  tests/python tests/tools tests/style tests/install tests/bench </dev/null || failed+=(pytest)
 
 echo "== Regression benchmark"
 .venv/bin/python bench/regression.py </dev/null || failed+=(regression)

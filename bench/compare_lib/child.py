@@ -1,0 +1,79 @@
+"""Runs one measurement in a forked child, which has the state without a copy of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+LATE = "not done after"
+
+
+def _run_in_child(work: Callable[[], list[Record]], log: Path, answer_fd: int) -> None:
+    os.setsid()  # a deadline ends the peer's own processes with it
+    with open(log, "ab", buffering=0) as sink:  # peers print and warn
+        os.dup2(sink.fileno(), 1)
+        os.dup2(sink.fileno(), 2)
+    try:
+        answer: Any = work()
+    except BaseException as error:  # whatever it was: the parent records it
+        traceback.print_exc()
+        sys.stderr.flush()
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    data = json.dumps(answer).encode() + b"\n"
+    while data:
+        data = data[os.write(answer_fd, data) :]
+
+
+def _read_until(fd: int, deadline: float) -> bytes | None:
+    """The line that is written to the pipe, or what there is of it; None if it is late.
+
+    The end of the line counts, as a peer's own processes may keep the pipe open.
+    """
+    pieces = [b""]
+    while not pieces[-1].endswith(b"\n"):
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([fd], [], [], left)[0]:
+            return None
+        piece = os.read(fd, 1 << 16)
+        if not piece:
+            break
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def run_in_child(work: Callable[[], list[Record]], deadline_s: float, log: Path) -> list[Record]:
+    """The records that `work` returns; one record with `error` if it raises, dies or is late."""
+    end, answer_end = os.pipe()  # neither end outlives an exec
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(end)
+            _run_in_child(work, log, answer_end)
+        finally:
+            os._exit(0)  # no handlers of the parent's, no waiting for a peer's threads
+    os.close(answer_end)
+    try:
+        data = _read_until(end, time.monotonic() + deadline_s)
+    finally:
+        os.close(end)
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        _, status = os.waitpid(pid, 0)
+    if data is None:
+        return [{"error": f"{LATE} {deadline_s:g} s"}]
+    try:
+        answer = json.loads(data)
+    except ValueError:
+        return [{"error": f"its process died, status {status}"}]
+    return [answer] if isinstance(answer, dict) else answer

@@ -1,0 +1,25 @@
+"""The peers, in the order in which tables and charts show them."""
+
+from compare_lib.peers.base import Peer
+from compare_lib.peers.cairn_peer import CairnMapped, CairnPeer
+from compare_lib.peers.dcp_peer import DcpPeer
+from compare_lib.peers.limits import Fio, Memcpy, MemcpyTwo, Sum
+from compare_lib.peers.safetensors_peer import SafetensorsPeer
+from compare_lib.peers.tensorstore_peer import TensorStorePeer
+from compare_lib.peers.torch_checkpointing_peer import TorchCheckpointingPeer
+from compare_lib.peers.torch_peer import TorchMapped, TorchPeer
+
+PEERS: list[type[Peer]] = [
+    CairnPeer,
+    CairnMapped,
+    DcpPeer,
+    TorchPeer,
+    TorchMapped,
+    SafetensorsPeer,
+    TensorStorePeer,
+    TorchCheckpointingPeer,
+    Fio,
+    Memcpy,
+    MemcpyTwo,
+    Sum,
+]

@@ -1,0 +1,120 @@
+"""Cairn itself: reading into memory, and by mapping its segments."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+from compare_lib.peers.base import KV_BENCH, Finish, Peer, Slices, Steps
+from compare_lib.states import State, Tensors
+
+
+class CairnPeer(Peer):
+    name = "cairn"
+    is_direct = True
+    modules = ("cairn",)
+    package = None  # not installed: the version of the working tree is shown
+    remarks = ("every byte that is read is checked against its digest",)
+
+    def _open(self, mode: str = "r") -> Any:
+        import cairn
+
+        return cairn.open(self.directory / "store", mode=mode)
+
+    def save(self, state: State) -> Steps:
+        store = self._open("a")
+        yield
+        store.save(1, state.tensors)
+        yield None
+        store.close()
+
+    def load_new(self, state: State) -> Steps:
+        import cairn  # noqa: F401
+
+        yield
+        yield self._open().read(flat=True)
+
+    def load_existing(self, state: State, targets: Tensors) -> Steps:
+        import cairn  # noqa: F401
+
+        yield
+        self._open().load(targets)
+        yield targets
+
+    def load_keys(self, state: State, keys: list[str]) -> Steps:
+        import cairn  # noqa: F401
+
+        yield
+        yield self._open().read(keys, flat=True)
+
+    def load_slices(self, state: State, slices: Slices) -> Steps:
+        import cairn  # noqa: F401
+
+        yield
+        store = self._open()
+        yield {key: store.read_slice(key, ranges) for key, ranges in slices.items()}
+
+    def second_save(self, state: State, keys: list[str]) -> Steps:
+        store = self._open("a")
+        yield
+        store.save(2, state.tensors)
+        yield lambda: store.read(step=2, flat=True)
+        store.delete(2)
+        store.close()
+
+    def save_async(self, state: State, keys: list[str]) -> Callable[[], Finish]:
+        import cairn
+
+        store = cairn.open(self.scratch / "store", mode="a")
+        steps = itertools.count(1)
+
+        def stall() -> Finish:
+            step = next(steps)
+            handle = store.save_async(step, state.tensors)
+            handle.wait_staged()
+
+            def finish() -> None:
+                handle.result()
+                if step > 1:
+                    store.delete(step - 1)
+
+            return finish
+
+        return stall
+
+    def make_metadata(self, chunks: int) -> None:
+        command = [KV_BENCH, "open", "--chunks", str(chunks), "--dir", self.directory]
+        subprocess.run([*command, "--repeat", "1"], check=True)
+
+    def open_metadata(self, chunks: int) -> Steps:
+        import cairn
+
+        yield
+        store = cairn.open(self.directory / f"open-{chunks}")
+        store.read("layer.000000.weight", flat=True)
+        yield None
+
+
+class CairnMapped(Peer):
+    name = "cairn mmap"
+    modules = ("cairn",)
+    saved_by = "cairn"
+    cannot = dict.fromkeys(
+        ("save", "second_save", "save_async", "load_existing", "load_slices", "open_metadata"),
+        "another way to read: the same as cairn's",
+    )
+    remarks = ("read(mmap=True): digests are checked, nothing is copied",)
+
+    def load_new(self, state: State) -> Steps:
+        import cairn
+
+        yield
+        yield cairn.open(self.directory / "store").read(flat=True, mmap=True)
+
+    def load_keys(self, state: State, keys: list[str]) -> Steps:
+        import cairn
+
+        yield
+        yield cairn.open(self.directory / "store").read(keys, flat=True, mmap=True)

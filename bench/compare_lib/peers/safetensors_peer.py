@@ -1,0 +1,56 @@
+"""safetensors: one file, mapped when it is read."""
+
+from __future__ import annotations
+
+from compare_lib.peers.base import NO_INCREMENT, Peer, Slices, Steps, sync_path
+from compare_lib.states import State
+
+
+class SafetensorsPeer(Peer):
+    name = "safetensors"
+    modules = ("safetensors.torch",)
+    package = "safetensors"
+    cannot = {
+        "load_existing": "makes new tensors only",
+        "second_save": NO_INCREMENT,
+        "save_async": "has no asynchronous save",
+        "open_metadata": "keeps whole tensors, not chunks",
+    }
+    remarks = ("save_file, then fsync of the file and of its directory; no digests",)
+
+    @property
+    def _path(self) -> str:
+        return str(self.directory / "state.safetensors")
+
+    def save(self, state: State) -> Steps:
+        from safetensors.torch import save_file
+
+        yield
+        save_file(state.tensors, self._path)
+        sync_path(self.directory / "state.safetensors")
+        sync_path(self.directory)
+        yield None
+
+    def load_new(self, state: State) -> Steps:
+        from safetensors.torch import load_file
+
+        yield
+        yield load_file(self._path)
+
+    def load_keys(self, state: State, keys: list[str]) -> Steps:
+        from safetensors import safe_open
+
+        yield
+        file = safe_open(self._path, framework="pt").__enter__()
+        yield {key: file.get_tensor(key) for key in keys}
+
+    def load_slices(self, state: State, slices: Slices) -> Steps:
+        from safetensors import safe_open
+
+        yield
+        file = safe_open(self._path, framework="pt").__enter__()
+        loaded = {}
+        for key, ranges in slices.items():
+            box = tuple(slice(begin, end) for begin, end in ranges)
+            loaded[key] = file.get_slice(key)[box]
+        yield loaded

@@ -1,0 +1,65 @@
+"""torch.save and torch.load: into memory, and by mapping the file."""
+
+from __future__ import annotations
+
+from compare_lib.peers.base import NO_INCREMENT, Peer, Slices, Steps, cut, sync_path
+from compare_lib.states import State
+
+READS_ALL = "reads the whole file: see the full load"
+
+
+class TorchPeer(Peer):
+    name = "torch"
+    package = "torch"
+    cannot = {
+        "load_existing": "makes new tensors only",
+        "load_keys": READS_ALL,
+        "load_slices": READS_ALL,
+        "second_save": NO_INCREMENT,
+        "save_async": "has no asynchronous save",
+        "open_metadata": "keeps whole tensors, not chunks",
+    }
+    remarks = ("torch.save, then fsync of the file and of its directory; torch.load into memory",)
+
+    def save(self, state: State) -> Steps:
+        import torch
+
+        path = self.directory / "state.pt"
+        yield
+        torch.save(state.tensors, path)
+        sync_path(path)
+        sync_path(self.directory)
+        yield None
+
+    def load_new(self, state: State) -> Steps:
+        import torch
+
+        yield
+        yield torch.load(self.directory / "state.pt", weights_only=True)
+
+
+class TorchMapped(Peer):
+    name = "torch mmap"
+    saved_by = "torch"
+    cannot = TorchPeer.cannot | {"save": "another way to read: the same as torch's"}
+    remarks = ("torch.load(mmap=True); slices are cut out of the mapped tensors",)
+
+    def load_new(self, state: State) -> Steps:
+        import torch
+
+        yield
+        yield torch.load(self.directory / "state.pt", mmap=True, weights_only=True)
+
+    def load_keys(self, state: State, keys: list[str]) -> Steps:
+        import torch
+
+        yield
+        mapped = torch.load(self.directory / "state.pt", mmap=True, weights_only=True)
+        yield {key: mapped[key] for key in keys}
+
+    def load_slices(self, state: State, slices: Slices) -> Steps:
+        import torch
+
+        yield
+        mapped = torch.load(self.directory / "state.pt", mmap=True, weights_only=True)
+        yield {key: cut(mapped[key], ranges) for key, ranges in slices.items()}

@@ -1,0 +1,161 @@
+"""The states that every peer saves and loads: flat dicts from name to tensor, filled from a seed.
+
+Tensors come from `torch.empty`, so that torch's own alignment is what is measured. They are filled
+through numpy, as torch's operators would start threads, which a process that forks must not have.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+SEED = 20261121
+PIECE_BYTES = 8 << 20
+
+Tensors = dict[str, torch.Tensor]
+Ranges = list[tuple[int, int]]
+
+
+def byte_view(tensor: torch.Tensor) -> np.ndarray:
+    """The memory of a contiguous tensor."""
+    length = tensor.numel() * tensor.element_size()
+    return np.frombuffer((ctypes.c_ubyte * length).from_address(tensor.data_ptr()), np.uint8)
+
+
+def total_bytes(tensors: Tensors) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+@dataclass
+class State:
+    """One state in memory, and the parts of it that works ask for."""
+
+    name: str
+    title: str
+    tensors: Tensors
+    nbytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.nbytes = total_bytes(self.tensors)
+
+    def every(self, nth: int) -> list[str]:
+        """Every nth key, from the middle of the first n on; none if there is but one tensor."""
+        return list(self.tensors)[nth // 2 :: nth] if len(self.tensors) > 1 else []
+
+    def bytes_of(self, keys: list[str]) -> int:
+        return total_bytes({key: self.tensors[key] for key in keys})
+
+    def slices(self, dim: int) -> dict[str, Ranges]:
+        """The middle eighth of `dim` of every matrix."""
+        found = {}
+        for key, tensor in self.tensors.items():
+            if tensor.dim() == 2 and tensor.shape[dim] >= 8:
+                begin = tensor.shape[dim] * 7 // 16
+                ranges = [(0, size) for size in tensor.shape]
+                ranges[dim] = (begin, begin + tensor.shape[dim] // 8)
+                found[key] = ranges
+        return found
+
+    def change(self, keys: list[str]) -> None:
+        """Inverts every byte of these tensors: of this process alone, once it is forked."""
+        for key in keys:
+            view = byte_view(self.tensors[key])
+            np.invert(view, out=view)
+
+
+def _fill(tensors: Tensors) -> Tensors:
+    random = np.random.Generator(np.random.SFC64(SEED))
+    for tensor in tensors.values():
+        view = byte_view(tensor)
+        for begin in range(0, len(view), PIECE_BYTES):
+            piece = view[begin : begin + PIECE_BYTES]
+            piece[:] = np.frombuffer(random.bytes(len(piece)), np.uint8)
+    return tensors
+
+
+def _round(value: float, multiple: int) -> int:
+    return max(multiple, round(value / multiple) * multiple)
+
+
+def _transformer(scale: float) -> State:
+    """A GPT of 438 million weights in bf16, AdamW's moments in fp32: 928 tensors."""
+    width = _round(1280 * math.sqrt(scale), 64)
+    vocabulary = _round(50304 * math.sqrt(scale), 64)
+    shapes: dict[str, tuple[int, ...]] = {
+        "wte.weight": (vocabulary, width),
+        "wpe.weight": (1024, width),
+    }
+    for layer in range(19):
+        for name, shape in (
+            ("norm1.weight", (width,)),
+            ("norm1.bias", (width,)),
+            ("attention.qkv.weight", (3 * width, width)),
+            ("attention.qkv.bias", (3 * width,)),
+            ("attention.out.weight", (width, width)),
+            ("attention.out.bias", (width,)),
+            ("norm2.weight", (width,)),
+            ("norm2.bias", (width,)),
+            ("mlp.up.weight", (4 * width, width)),
+            ("mlp.up.bias", (4 * width,)),
+            ("mlp.down.weight", (width, 4 * width)),
+            ("mlp.down.bias", (width,)),
+        ):
+            shapes[f"layers.{layer}.{name}"] = shape
+    shapes |= {"norm.weight": (width,), "norm.bias": (width,)}
+    tensors = {
+        f"model.{name}": torch.empty(shape, dtype=torch.bfloat16) for name, shape in shapes.items()
+    }
+    for name, shape in shapes.items():
+        tensors[f"optimizer.{name}.exp_avg"] = torch.empty(shape, dtype=torch.float32)
+        tensors[f"optimizer.{name}.exp_avg_sq"] = torch.empty(shape, dtype=torch.float32)
+        tensors[f"optimizer.{name}.step"] = torch.empty((), dtype=torch.float32)
+    return State("transformer", "A transformer in bf16 with fp32 AdamW", _fill(tensors))
+
+
+def _experts_shape(scale: float) -> tuple[int, int, int]:
+    """Tensors, rows, columns. The tensors shrink first; below a twentieth there are fewer too."""
+    count = 20_000 if scale >= 0.05 else max(200, round(20_000 * scale * 20))
+    return count, 128, _round(416 * scale, 8)
+
+
+def _experts(scale: float) -> State:
+    count, rows, columns = _experts_shape(scale)
+    tensors = {
+        f"experts.{i:05}.weight": torch.empty((rows, columns), dtype=torch.bfloat16)
+        for i in range(count)
+    }
+    return State("experts", f"{count:,} small tensors", _fill(tensors))
+
+
+def _embedding(scale: float) -> State:
+    """One tensor of exactly the bytes of the experts."""
+    count, rows, columns = _experts_shape(scale)
+    shape = (count * 8, rows * columns // 8)
+    tensors = {"embedding.weight": torch.empty(shape, dtype=torch.bfloat16)}
+    return State("embedding", "One huge embedding", _fill(tensors))
+
+
+def _metadata(scale: float) -> State:
+    """No tensors: its one work looks into checkpoints of many chunks, which its peers make."""
+    count = max(1_000, round(1_000_000 * scale) // 1_000 * 1_000)
+    state = State("metadata", f"{count:,} chunks", {})
+    state.nbytes = count
+    return state
+
+
+MAKERS: dict[str, Callable[[float], State]] = {
+    "transformer": _transformer,
+    "experts": _experts,
+    "embedding": _embedding,
+    "metadata": _metadata,
+}
+"""In the order in which they are measured."""
+
+
+def make_state(name: str, scale: float) -> State:
+    return MAKERS[name](scale)

@@ -1,0 +1,171 @@
+"""The works: what is measured, and how each is set up, timed and checked in its child process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from compare_lib import page_cache
+from compare_lib.child import Record
+from compare_lib.memory import first_difference, touch_pages
+from compare_lib.meter import Meter
+from compare_lib.peers.base import Peer, Reported, Slices, Steps, cut
+from compare_lib.stall import measure_stalls
+from compare_lib.states import Ranges, State, Tensors, byte_view, total_bytes
+
+
+@dataclass(frozen=True)
+class Work:
+    name: str
+    title: str
+    method: str
+    """Of the peer."""
+    limits: tuple[str, ...] = ()
+    """Names of the limits that it is held against, the fastest of them."""
+    cache: str | None = None
+    """What is done to the page cache just before: "evict", "warm", or nothing."""
+    dim: int = 0
+    """For slices: the dimension that is cut."""
+    every: int = 0
+    """For keys and changes: every how manieth key; 0 for none of them, 1 for all."""
+    states: tuple[str, ...] = ("transformer", "experts", "embedding")
+    runs_share: float = 1
+    """Part of the repeats that it gets, for works that give several figures a run."""
+
+    def keys(self, state: State) -> list[str]:
+        return state.every(self.every) if self.every > 1 else list(state.tensors) * self.every
+
+    def impossible(self, state: State) -> str | None:
+        """Why this work makes no sense on this state."""
+        if self.every > 1 and not self.keys(state):
+            return "one tensor only"
+        return None
+
+    def bytes_of(self, state: State) -> int:
+        """What the rates are counted by."""
+        if self.method == "load_slices":
+            boxes = state.slices(self.dim)
+            return total_bytes({key: _on_meta(state, key, box) for key, box in boxes.items()})
+        if self.method in ("load_keys", "save_async"):
+            return state.bytes_of(self.keys(state))
+        return 0 if self.method == "open_metadata" else state.nbytes
+
+    def page_bytes(self, state: State) -> int | None:
+        """For slices: the bytes of the digest pages that they touch."""
+        if self.method != "load_slices":
+            return None
+        boxes = state.slices(self.dim)
+        return DIGEST_PAGE * sum(_pages(state.tensors[key], box) for key, box in boxes.items())
+
+
+DIGEST_PAGE = 1 << 16
+"""Cairn's smallest piece that has a digest."""
+MEMCPY = ("memcpy 1 thread", "memcpy 2 threads")
+WORKS = [
+    Work("save", "durable full save", "save", ("fio",)),
+    Work("load_cold", "cold full load, new tensors", "load_new", ("fio",), "evict"),
+    Work("load_warm", "warm full load, new tensors", "load_new", MEMCPY, "warm"),
+    Work("load_existing", "cold full load, existing tensors", "load_existing", ("fio",), "evict"),
+    Work("keys", "1 % of the keys, cold", "load_keys", (), "evict", every=100),
+    Work("rows", "slice across rows, cold", "load_slices", (), "evict", dim=0),
+    Work("columns", "slice across columns, cold", "load_slices", (), "evict", dim=1),
+    Work("second_0", "second save, nothing changed", "second_save", ("sum 2 threads",)),
+    Work("second_1", "second save, 1 % of the tensors changed", "second_save", every=100),
+    Work("second_10", "second save, 10 % of the tensors changed", "second_save", every=10),
+    Work("stall", "stall of save_async, all changed", "save_async", MEMCPY, every=1,
+         runs_share=0.4),
+    Work("stall_1", "stall of save_async, 1 % of the tensors changed", "save_async", MEMCPY,
+         every=100, runs_share=0.4),
+    Work("open", "open and read one key", "open_metadata", (), "evict", states=("metadata",)),
+]  # fmt: skip
+
+
+def _pages(matrix: torch.Tensor, box: Ranges) -> int:
+    """How many digest pages, from the begin of the matrix on, hold bytes of the box."""
+    (top, bottom), (left, right) = box
+    item, row = matrix.element_size(), matrix.shape[1] * matrix.element_size()
+    begins = np.arange(top, bottom) * row + left * item
+    first, last = begins // DIGEST_PAGE, (begins + (right - left) * item - 1) // DIGEST_PAGE
+    return int((last - first + 1).sum() - (first[1:] == last[:-1]).sum())
+
+
+def _on_meta(state: State, key: str, box: Ranges) -> torch.Tensor:
+    sizes = [end - begin for begin, end in box]
+    return torch.empty(sizes, dtype=state.tensors[key].dtype, device="meta")
+
+
+def _cut(state: State, boxes: Slices) -> Tensors:
+    return {key: cut(state.tensors[key], box) for key, box in boxes.items()}
+
+
+def _touched_targets(state: State) -> Tensors:
+    targets = {key: torch.empty_like(tensor) for key, tensor in state.tensors.items()}
+    for target in targets.values():
+        byte_view(target)[:] = 0
+    return targets
+
+
+def _steps(work: Work, peer: Peer, state: State) -> tuple[Steps, Callable[[], Tensors] | None]:
+    """The peer's generator for this work, and what it has to load."""
+    method = getattr(peer, work.method)
+    keys = work.keys(state)
+    if work.method == "save":
+        return method(state), None
+    if work.method == "load_new":
+        return method(state), lambda: state.tensors
+    if work.method == "load_existing":
+        targets = {} if peer.is_limit else _touched_targets(state)
+        return method(state, targets), lambda: state.tensors
+    if work.method == "load_keys":
+        return method(state, keys), lambda: {key: state.tensors[key] for key in keys}
+    if work.method == "load_slices":
+        boxes = state.slices(work.dim)
+        return method(state, boxes), lambda: _cut(state, boxes)
+    if work.method == "second_save":
+        state.change(keys)
+        return method(state, keys), lambda: state.tensors
+    return method(state.nbytes), None  # open_metadata
+
+
+def set_cache(work: Work, peer: Peer) -> dict[str, Any]:
+    if work.cache == "warm":
+        page_cache.warm(peer.directory)
+    elif work.cache == "evict":
+        left = page_cache.evict(peer.directory)
+        if left != 0:
+            return {"note": "what stayed in the page cache is unknown" if left is None
+                    else f"{left} bytes stayed in the page cache"}  # fmt: skip
+    return {}
+
+
+def measure(work: Work, peer: Peer, state: State, check: bool) -> list[Record]:
+    """All of a measurement, in a child process. `check` compares what was loaded."""
+    if work.method == "save_async":
+        return measure_stalls(peer, state, work.keys(state))
+    steps, expected = _steps(work, peer, state)
+    next(steps)
+    loads = work.method.startswith("load") and not peer.is_limit
+    meter = Meter()
+    result = next(steps)
+    if loads:
+        touch_pages(result)
+    spent = meter.stop()
+    record = asdict(spent)
+    if isinstance(result, Reported):
+        record["seconds"] = result.seconds
+        if result.cpu_seconds is not None:
+            record["cpu_seconds"] = result.cpu_seconds
+    elif loads and work.method != "load_existing":
+        record["peak_bytes"] = max(0, spent.peak_bytes - total_bytes(result))
+    if check and expected is not None and not peer.is_limit:
+        result = result() if callable(result) else result
+        wrong = first_difference(result, expected())
+        if wrong is not None:
+            return [{"error": f"loaded something else than was saved: {wrong}"}]
+        record["checked"] = True
+    next(steps, None)
+    return [record]

@@ -1,0 +1,6 @@
+"""bench/ is a program, not an installed package."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
