@@ -1,4 +1,4 @@
-"""Boxes as users say them, and reading one of them."""
+"""Boxes as users say them, and reading them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Union
 from cairn import _cairn
 from cairn.contents import ValueLeaf, leaf_at
 from cairn.errors import Invalid
-from cairn.targets import check_same, new_array, new_tensor, target_of
+from cairn.targets import Target, check_same, new_array, new_tensor, target_of
 from cairn.tree import TENSOR
 
 Range = Union[tuple, slice, int]
@@ -24,39 +24,48 @@ class _Box:
     """The dimensions that no index dropped."""
 
 
-def read_box(
-    native: _cairn.Store,
-    contents: _cairn.Contents,
-    index: int,
-    ranges: Sequence[Range],
-    out: Any,
-) -> Any:
-    """Reads the box of the leaf at `index` into `out`, or into a new tensor or array."""
-    leaf = leaf_at(contents, index)
-    fqn = leaf.fqn
-    if isinstance(leaf, ValueLeaf):
-        raise Invalid(
-            f"'{fqn}' is a plain value in step {contents.step}: use read()",
-            key=fqn,
-            step=contents.step,
+class BoxReader:
+    """Reads boxes of one step's tensors, all of them in one batch. Used once."""
+
+    def __init__(self, native: _cairn.Store, contents: _cairn.Contents) -> None:
+        self._native = native
+        self._contents = contents
+        self._requests = _cairn.Requests()
+        self._targets: list[Target] = []
+
+    def add(self, index: int, ranges: Sequence[Range], out: Any = None) -> Any:
+        """Plans to read a box of the leaf at `index` into `out`, or into the new tensor or array
+        that it returns. Raises Invalid."""
+        step = self._contents.step
+        leaf = leaf_at(self._contents, index)
+        fqn = leaf.fqn
+        if isinstance(leaf, ValueLeaf):
+            raise Invalid(
+                f"'{fqn}' is a plain value in step {step}: use read()", key=fqn, step=step
+            )
+        info = leaf.info
+        box = _box_of(fqn, info.shape, ranges)
+        shape = tuple(box.sizes[dim] for dim in box.kept)
+        if out is None:
+            out = (new_tensor if leaf.kind == TENSOR else new_array)(info.dtype, shape)
+        target = target_of(out, fqn)
+        check_same(fqn, step, (info.dtype, shape), (target.dtype, target.shape))
+        # A dimension of one element may have any stride.
+        strides = [1] * len(box.sizes)
+        for dim, stride in zip(box.kept, target.strides):
+            strides[dim] = stride
+        self._requests.add(
+            fqn, box.offsets, box.sizes, info.dtype, tuple(strides), target.address
         )
-    info = leaf.info
-    box = _box_of(fqn, info.shape, ranges)
-    shape = tuple(box.sizes[dim] for dim in box.kept)
-    if out is None:
-        out = (new_tensor if leaf.kind == TENSOR else new_array)(info.dtype, shape)
-    target = target_of(out, fqn)
-    check_same(fqn, contents.step, (info.dtype, shape), (target.dtype, target.shape))
-    # A dimension of one element may have any stride.
-    strides = [1] * len(box.sizes)
-    for dim, stride in zip(box.kept, target.strides):
-        strides[dim] = stride
-    requests = _cairn.Requests()
-    requests.add(fqn, box.offsets, box.sizes, info.dtype, tuple(strides), target.address)
-    native.load(contents.info, requests)
-    if target.finish is not None:
-        target.finish()
-    return out
+        self._targets.append(target)
+        return out
+
+    def read(self) -> None:
+        """Fills what was added. Raises Corrupt."""
+        self._native.load(self._contents.info, self._requests)
+        for target in self._targets:
+            if target.finish is not None:
+                target.finish()
 
 
 def _box_of(fqn: str, shape: tuple[int, ...], ranges: Sequence[Range]) -> _Box:

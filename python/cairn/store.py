@@ -7,7 +7,7 @@ import operator
 import os
 import warnings
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Union
 
@@ -18,7 +18,7 @@ from cairn.flatten import flatten
 from cairn.loading import load_into
 from cairn.reading import Reader
 from cairn.reports import DeleteReport, Diff, KeyChange, KeyInfo, LoadReport, SaveReport
-from cairn.slicing import Range, read_box
+from cairn.slicing import BoxReader, Range
 
 Patterns = Union[str, Iterable[str], None]
 """One pattern, several, or none: everything."""
@@ -309,12 +309,40 @@ class Store:
         contents = self._native.contents(step, _pattern_for(fqn))
         fqns = contents.fqns()
         if fqn not in fqns:
-            raise NotFound(
-                f"step {contents.step} has no key '{fqn}': keys() lists them",
-                key=fqn,
-                step=contents.step,
-            )
-        return read_box(self._native, contents, fqns.index(fqn), ranges, out)
+            raise _no_such_key(fqn, contents.step)
+        reader = BoxReader(self._native, contents)
+        out = reader.add(fqns.index(fqn), ranges, out)
+        reader.read()
+        return out
+
+    def read_slices(
+        self, boxes: Mapping[str, Sequence[Range]], step: int | None = None
+    ) -> dict[str, Any]:
+        """Boxes of many tensors in one go, such as one rank's part of every matrix.
+
+        Far quicker than :meth:`read_slice` for each: the step is listed once, and the reads of all
+        boxes are sorted, joined and in flight together.
+
+        Args:
+            boxes: by name of the tensor, ranges as for :meth:`read_slice`.
+
+        Returns:
+            New tensors (numpy arrays, where the leaf was one) by name, in the order of ``boxes``.
+
+        Raises:
+            NotFound, Invalid, Corrupt: as :meth:`read_slice`; nothing has been read after the first
+                two.
+        """
+        contents = self._native.contents(step, [])
+        places = {fqn: index for index, fqn in enumerate(contents.fqns())}
+        reader = BoxReader(self._native, contents)
+        results = {}
+        for fqn, ranges in boxes.items():
+            if fqn not in places:
+                raise _no_such_key(fqn, contents.step)
+            results[fqn] = reader.add(places[fqn], ranges)
+        reader.read()
+        return results
 
     def steps(self) -> list[int]:
         """Numbers of the steps, ascending. A store open for reading sees those of a live writer."""
@@ -418,6 +446,10 @@ def _step_number(step: int) -> int:
     if not 0 <= number < 2**64:
         raise Invalid(f"step {number}: steps are 0 to 2**64 - 1")
     return number
+
+
+def _no_such_key(fqn: str, step: int) -> NotFound:
+    return NotFound(f"step {step} has no key '{fqn}': keys() lists them", key=fqn, step=step)
 
 
 def _pattern_list(patterns: Patterns) -> list[str]:

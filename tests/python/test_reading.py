@@ -122,6 +122,22 @@ def test_slices_of_what_is_no_tensor(store):
     assert (caught.value.key, caught.value.step) == ("t", 1)
 
 
+def test_slices_of_many_tensors_at_once(store):
+    tensors = {f"w.{i}": torch.randn(20 + i, 30) for i in range(50)}
+    store.save(1, {**tensors, "a": np.arange(100), "v": 3})
+    boxes = {fqn: [slice(None), (5, 10 + i % 7)] for i, fqn in enumerate(reversed(tensors))}
+    got = store.read_slices({**boxes, "a": [(7, 9)]})
+    assert list(got) == [*boxes, "a"]
+    for i, fqn in enumerate(reversed(tensors)):
+        assert_same(got[fqn], tensors[fqn][:, 5 : 10 + i % 7])
+    assert_same(got["a"], np.arange(7, 9))
+    assert store.read_slices({}) == {}
+    with pytest.raises(cairn.NotFound, match="'w.50'"):
+        store.read_slices({"w.1": [], "w.50": []})
+    with pytest.raises(cairn.Invalid, match="plain value"):
+        store.read_slices({"w.1": [], "v": []})
+
+
 def test_a_small_part_reads_few_bytes(store):
     big = torch.zeros(64, 65536)
     store.save(1, {"big": big, "small": torch.ones(1000)})

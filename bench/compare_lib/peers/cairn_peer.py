@@ -53,8 +53,7 @@ class CairnPeer(Peer):
         import cairn  # noqa: F401
 
         yield
-        store = self._open()
-        yield {key: store.read_slice(key, ranges) for key, ranges in slices.items()}
+        yield self._open().read_slices(slices)
 
     def second_save(self, state: State, keys: list[str]) -> Steps:
         store = self._open("a")
