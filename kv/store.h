@@ -113,11 +113,20 @@ struct Usage {
 /// the call only. Return false to stop the scan.
 using ScanCallback = std::function<Result<bool>(std::string_view key, std::span<const std::byte>)>;
 
-/// One range of a segment to be read into `target`.
+/// Called with the index of a range and its bytes.
+using RangeCallback = std::function<Result<void>(size_t, std::span<const std::byte>)>;
+
+/// One range of a segment to be read into `target`; or, if that is empty, `lent_bytes` to be shown
+/// to the callback where they happen to lie, for the time of the call.
 struct ReadRange {
+  static constexpr uint64_t kMaxLentBytes = 2 << 20;
+
   uint64_t segment_id = 0;
   uint64_t offset_bytes = 0;
   std::span<std::byte> target;
+  uint64_t lent_bytes = 0;  // at most kMaxLentBytes
+
+  uint64_t length_bytes() const { return target.empty() ? lent_bytes : target.size(); }
 };
 
 /// One problem that Verify found.
@@ -234,13 +243,14 @@ class Snapshot {
   Result<std::vector<Usage>> SegmentUsage() const;
 
   /// Reads many ranges with deep queues and bounded memory (the pool of IoOptions), O_DIRECT unless
-  /// the page cache has the bytes; neighbouring ranges become one request. `arrived(i)` is called
-  /// once ranges[i].target is filled, so that the caller can verify it while hot; an error from it
-  /// ends the read. No digest is checked here. With `threads` above 1 the work is shared by at most
-  /// so many threads, this one among them, and `arrived` may be called from several at once.
-  /// kDataLoss: a segment is missing or too short. Returns the bytes taken from storage.
+  /// the page cache has the bytes; neighbouring ranges become one request. `arrived(i, bytes)` is
+  /// called once the bytes of ranges[i] are there, all of them, so that the caller can verify them
+  /// while hot; an error from it ends the read. No digest is checked here. With `threads` above 1
+  /// the work is shared by at most so many threads, this one among them, and `arrived` may be
+  /// called from several at once. kDataLoss: a segment is missing or too short. Returns the bytes
+  /// taken from storage.
   Result<uint64_t> Read(std::span<const ReadRange> ranges, uint32_t threads,
-                        const std::function<Result<void>(size_t)>& arrived) const;
+                        const RangeCallback& arrived) const;
 
   /// Maps a whole segment, lazily paged in and shared with the page cache. Writes through it stay
   /// in this process. Offsets are those of Extent.

@@ -1,14 +1,16 @@
 #pragma once
-/// Reads parts of chunks into strided targets, every byte checked before it counts as read.
+/// Reads parts of chunks into strided targets, and checks every byte that it read.
 ///
 /// 1. Add() finds the pages of the chunk that the region touches. A chunk that goes whole into one
-///    run of memory is read right there and checked by its root digest; else pages go through an
-///    arena of bounded size, and those of a chunk read in part are checked by the leaves stored in
-///    its segment.
-/// 2. When the arena or the list of pieces is full, Flush() reads leaves first, checks them against
-///    the root, then reads all pieces in one batch, on all cores, and scatters them as they arrive.
+///    run of memory is read right there; else its pages are cut into pieces, which are scattered
+///    from where they arrive.
+/// 2. When the list of pieces is full, Flush() reads the stored page digests of the chunks that are
+///    read in part, checks them against the root, then reads all pieces in one batch, on all cores.
+///    A chunk that is read whole needs no stored digests: its own make the root.
 
+#include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -18,11 +20,10 @@
 
 namespace cairn::core::internal {
 
-/// Threads: one at a time may call; the work is shared by several. Memory: kArenaBytes and the
-/// records of at most kMaxPieces pieces.
+/// Threads: one at a time may call; the work is shared by several. Memory: the records of at most
+/// kMaxPieces pieces, and the store's blocks.
 class ChunkReader {
  public:
-  static constexpr uint64_t kArenaBytes = 32 << 20;
   static constexpr size_t kMaxPieces = 8192;
   static constexpr uint32_t kMaxThreads = 8;  // that share the reading, at most one a core
 
@@ -32,7 +33,8 @@ class ChunkReader {
   /// Plans to read what `region` takes of the chunk's payload. Flushes when full.
   Result<void> Add(const std::string& fqn, const ChunkInfo& chunk, StridedRegion region);
 
-  /// Reads all that was added. kDataLoss names key, file and offset of bytes that do not match.
+  /// Reads all that was added. kDataLoss names key, file and offset of bytes that do not match;
+  /// targets hold anything then.
   Result<void> Flush();
 
   /// Bytes taken from storage so far.
@@ -40,33 +42,44 @@ class ChunkReader {
 
  private:
   struct Job {
-    std::string fqn;
-    ChunkInfo chunk;
-    StridedRegion region;
-    bool whole = false;            // all pages are read as one piece: no need of the stored leaves
-    std::vector<uint64_t> leaves;  // as stored; filled by Flush
-    bool leaves_checked = false;
+    Job(const std::string& fqn_in, const ChunkInfo& chunk_in, StridedRegion region_in)
+        : fqn(fqn_in), chunk(chunk_in), region(std::move(region_in)) {}
+
+    const std::string fqn;
+    const ChunkInfo chunk;
+    const StridedRegion region;
+    bool whole = false;                       // all pages are read: no need of the stored digests
+    std::vector<uint64_t> stored;             // page digests, for a part; filled by Flush
+    std::vector<uint64_t> computed;           // page digests, for the whole in several pieces
+    std::atomic<uint64_t> missing_bytes = 0;  // of the whole
   };
   struct Piece {
     std::shared_ptr<Job> job;  // shared by the pieces of one chunk, which may fall into two flushes
-    uint64_t begin_bytes = 0;  // in the chunk
-    std::span<std::byte> memory;
-    bool direct = false;  // memory is the target itself
+    uint64_t begin_bytes = 0;  // in the chunk, on a page
+    uint64_t length_bytes = 0;
+    std::byte* target = nullptr;  // null: scattered by the job's region
+  };
+  struct Mismatch {
+    std::shared_ptr<Job> job;
+    std::optional<uint64_t> page;  // nothing: the root
   };
 
-  Result<void> AddPages(const std::shared_ptr<Job>& job, uint64_t begin_bytes, uint64_t end_bytes);
+  Result<void> AddPieces(const std::shared_ptr<Job>& job, uint64_t begin_bytes, uint64_t end_bytes);
   Result<void> AddPiece(Piece piece);
   Result<void> ReadLeaves(std::span<const std::shared_ptr<Job>> jobs);
   Result<void> ReadPieces();
-  /// False if the piece's bytes do not match.
-  bool Matches(const Piece& piece) const;
-  Error Diagnose(const Piece& piece);
+  /// Checks and scatters a piece. Any thread.
+  Result<void> Arrived(const Piece& piece, std::span<const std::byte> bytes);
+  Result<void> CheckWhole(const Piece& piece, std::span<const std::byte> bytes);
+  Result<void> CheckPart(const Piece& piece, std::span<const std::byte> bytes);
+  Result<void> Mismatched(Mismatch mismatch);
+  Error Diagnose(Mismatch mismatch);
 
   const StepView& view_;
   ProgressMeter& progress_;
   std::vector<Piece> pieces_;
-  std::unique_ptr<std::byte[]> arena_;
-  uint64_t arena_used_bytes_ = 0;
+  std::mutex mutex_;
+  std::optional<Mismatch> mismatch_;  // the first that was found; guarded by mutex_
   uint64_t bytes_read_ = 0;
 };
 

@@ -52,7 +52,7 @@ class Scrubber {
     std::vector<kv::ReadRange> ranges;
     for (const Piece& piece : pieces_) ranges.push_back(RangeOf(piece));
     std::vector<bool> done(pieces_.size());
-    auto read = view_.snapshot->Read(ranges, 1, [&](size_t i) {
+    auto read = view_.snapshot->Read(ranges, 1, [&](size_t i, auto) {
       done[i] = true;
       return Arrived(pieces_[i]);
     });
@@ -60,8 +60,8 @@ class Scrubber {
     // One bad range fails the batch: the others are still to be looked at.
     for (size_t i = 0; i < pieces_.size() && !read; ++i) {
       if (done[i]) continue;
-      const auto alone =
-          view_.snapshot->Read({&ranges[i], 1}, 1, [&](size_t) { return Arrived(pieces_[i]); });
+      const auto alone = view_.snapshot->Read({&ranges[i], 1}, 1,
+                                              [&](size_t, auto) { return Arrived(pieces_[i]); });
       if (cancelled_) return Fail(*cancelled_);
       if (!alone) CAIRN_TRY(Unreadable(pieces_[i], alone.error()));
     }

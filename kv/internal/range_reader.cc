@@ -84,7 +84,7 @@ class RunList {
     const std::lock_guard lock(mutex_);
     const size_t begin = next_;
     for (uint64_t bytes = 0; next_ < order_.size() && bytes < kRunBytes; ++next_) {
-      bytes += ranges_[order_[next_]].target.size();
+      bytes += ranges_[order_[next_]].length_bytes();
     }
     return std::span(order_).subspan(begin, next_ - begin);
   }
@@ -104,8 +104,7 @@ class RunList {
 class Lane {
  public:
   Lane(std::span<const ReadRange> ranges, RunList& runs, const IoOptions& options,
-       uint32_t queue_depth, BlockPool& pool, const OpenSegment& open,
-       const std::function<Result<void>(size_t)>& arrived)
+       uint32_t queue_depth, BlockPool& pool, const OpenSegment& open, const RangeCallback& arrived)
       : ranges_(ranges),
         runs_(runs),
         options_(options),
@@ -139,9 +138,9 @@ class Lane {
   /// Moves to the next range that has bytes left to ask for; false if there is none.
   Result<bool> Advance() {
     while (true) {
-      while (next_ < run_.size() && ranges_[run_[next_]].target.size() == progress_) {
+      while (next_ < run_.size() && ranges_[run_[next_]].length_bytes() == progress_) {
         // A range without bytes is there as soon as its turn comes.
-        if (progress_ == 0) CAIRN_TRY(arrived_(run_[next_]));
+        if (progress_ == 0) CAIRN_TRY(arrived_(run_[next_], {}));
         ++next_;
         progress_ = 0;
       }
@@ -149,7 +148,7 @@ class Lane {
       run_ = runs_.Take();
       next_ = 0;
       if (run_.empty()) return false;
-      for (const size_t index : run_) missing_bytes_[index] = ranges_[index].target.size();
+      for (const size_t index : run_) missing_bytes_[index] = ranges_[index].length_bytes();
     }
   }
 
@@ -199,21 +198,24 @@ class Lane {
       const uint64_t at = range.offset_bytes + progress_;
       // A range that overlaps a longer one before it may begin before this request does.
       if (range.segment_id != segment_id || at < request.begin_bytes || at >= limit ||
-          at > used_end + kMaxGapBytes || range.target.empty()) {
+          at > used_end + kMaxGapBytes || range.length_bytes() == 0) {
         break;
       }
-      if (!request.pieces.empty() && range.target.size() >= kLargeRangeBytes) break;
-      const uint64_t length = std::min(range.target.size() - progress_, limit - at);
+      const bool lent = range.target.empty();
+      const bool alone = !lent && range.target.size() >= kLargeRangeBytes;
+      if (!request.pieces.empty() && alone) break;
+      const uint64_t length = std::min(range.length_bytes() - progress_, limit - at);
+      if (lent && length < range.lent_bytes) break;  // begins the next request
       request.pieces.push_back({.range = index,
                                 .offset_bytes = at,
-                                .target = range.target.data() + progress_,
+                                .target = lent ? nullptr : range.target.data() + progress_,
                                 .length_bytes = length});
       used_end = std::max(used_end, at + length);
       progress_ += length;
-      if (progress_ < range.target.size()) break;  // the block is full
+      if (progress_ < range.length_bytes()) break;  // the block is full
       ++next_;
       progress_ = 0;
-      if (range.target.size() >= kLargeRangeBytes) break;
+      if (alone) break;
     }
     request.end_bytes = RoundUp(used_end, kDirectAlignBytes);
     return {};
@@ -242,8 +244,8 @@ class Lane {
   }
 
   static bool FitsStraight(const Request& request, bool cached) {
-    if (cached) return true;
     const Piece& piece = request.pieces.front();
+    if (cached || piece.target == nullptr) return piece.target != nullptr;
     const auto address = reinterpret_cast<uintptr_t>(piece.target);
     return (address | piece.offset_bytes | piece.length_bytes) % kDirectAlignBytes == 0;
   }
@@ -276,15 +278,18 @@ class Lane {
             .file = path,
             .offset_bytes = piece.offset_bytes});
       }
-      if (request.block != nullptr) {
-        std::memcpy(piece.target, request.block + (piece.offset_bytes - request.begin_bytes),
-                    piece.length_bytes);
+      const std::byte* const in_block = request.block + (piece.offset_bytes - request.begin_bytes);
+      if (piece.target == nullptr) {
+        missing_bytes_.erase(piece.range);
+        CAIRN_TRY(arrived_(piece.range, {in_block, piece.length_bytes}));
+        continue;
       }
+      if (request.block != nullptr) std::memcpy(piece.target, in_block, piece.length_bytes);
       const auto missing = missing_bytes_.find(piece.range);
       missing->second -= piece.length_bytes;
       if (missing->second > 0) continue;
       missing_bytes_.erase(missing);
-      CAIRN_TRY(arrived_(piece.range));
+      CAIRN_TRY(arrived_(piece.range, ranges_[piece.range].target));
     }
     return {};
   }
@@ -300,7 +305,7 @@ class Lane {
   const uint32_t queue_depth_;
   BlockPool& pool_;
   const OpenSegment& open_;
-  const std::function<Result<void>(size_t)>& arrived_;
+  const RangeCallback& arrived_;
 
   std::span<const size_t> run_;                         // being read
   size_t next_ = 0;                                     // in run_
@@ -346,16 +351,25 @@ void SegmentFiles::Forget(uint64_t segment_id) {
 
 Result<uint64_t> ReadRanges(std::span<const ReadRange> ranges, const IoOptions& options,
                             uint32_t threads, BlockPool& pool, const OpenSegment& open,
-                            const std::function<Result<void>(size_t)>& arrived) {
+                            const RangeCallback& arrived) {
   uint64_t total_bytes = 0;
-  for (const ReadRange& range : ranges) total_bytes += range.target.size();
+  bool lends = false;
+  for (const ReadRange& range : ranges) {
+    CAIRN_CHECK(range.lent_bytes <= ReadRange::kMaxLentBytes);
+    total_bytes += range.length_bytes();
+    lends = lends || range.target.empty();
+  }
   const auto lane_count = static_cast<uint32_t>(
       std::clamp<uint64_t>(total_bytes / kMinLaneBytes, 1, std::max(threads, 1u)));
   // Each lane may have all of the depth in flight: blocks are few enough to bound memory, and reads
   // straight into their target need none.
   const uint32_t queue_depth = std::max(2u, options.queue_depth);
-  BlockPool small_pool(kSmallReadBytes, queue_depth);
-  BlockPool& blocks = total_bytes <= kSmallReadBytes ? small_pool : pool;
+  // What is lent lies in one block, whatever page it begins in.
+  constexpr uint64_t kLendingBytes = ReadRange::kMaxLentBytes + kDirectAlignBytes;
+  const bool small = total_bytes <= kSmallReadBytes;
+  BlockPool own_pool(small ? kSmallReadBytes + kDirectAlignBytes : kLendingBytes, queue_depth);
+  const bool own = small || (lends && pool.block_bytes() < kLendingBytes);
+  BlockPool& blocks = own ? own_pool : pool;
   RunList runs(ranges);
   const auto read = [&]() -> Result<uint64_t> {
     auto bytes = Lane(ranges, runs, options, queue_depth, blocks, open, arrived).Run();

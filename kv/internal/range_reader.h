@@ -45,6 +45,6 @@ using OpenSegment = std::function<Result<std::shared_ptr<const SegmentFile>>(uin
 /// Returns the bytes taken from storage.
 Result<uint64_t> ReadRanges(std::span<const ReadRange> ranges, const IoOptions& options,
                             uint32_t threads, BlockPool& pool, const OpenSegment& open,
-                            const std::function<Result<void>(size_t)>& arrived);
+                            const RangeCallback& arrived);
 
 }  // namespace cairn::kv::internal

@@ -196,7 +196,7 @@ Result<std::shared_ptr<const internal::SegmentFile>> Snapshot::Impl::OpenSegment
 }
 
 Result<uint64_t> Snapshot::Read(std::span<const ReadRange> ranges, uint32_t threads,
-                                const std::function<Result<void>(size_t)>& arrived) const {
+                                const RangeCallback& arrived) const {
   return internal::ReadRanges(
       ranges, *impl_->options.io, threads, *impl_->pool,
       [&](uint64_t segment_id) { return impl_->OpenSegment(segment_id); }, arrived);

@@ -132,7 +132,7 @@ TEST_P(ReadTest, RandomRangesHoldTheBytesThatWereWritten) {
                         .target = {memory.back() + 4096 + one.shift, one.length}});
     }
     std::vector<int> arrivals(ranges.size());
-    const auto result = snapshot->Read(ranges, 1, [&](size_t i) -> Result<void> {
+    const auto result = snapshot->Read(ranges, 1, [&](size_t i, auto) -> Result<void> {
       ++arrivals[i];
       const auto& payload = written.payloads[wanted[i].payload];
       const auto expected = std::span(payload).subspan(wanted[i].begin, wanted[i].length);
@@ -171,7 +171,7 @@ TEST_P(ReadTest, SeveralThreadsFillEveryRangeOnce) {
     if (cold) DropCache(path_);
     for (auto& target : targets) std::ranges::fill(target, std::byte{0});
     std::vector<std::atomic<int>> arrivals(ranges.size());
-    CAIRN_ASSERT_OK(snapshot->Read(ranges, 3, [&](size_t i) -> Result<void> {
+    CAIRN_ASSERT_OK(snapshot->Read(ranges, 3, [&](size_t i, auto) -> Result<void> {
       ++arrivals[i];
       return {};
     }));
@@ -179,7 +179,7 @@ TEST_P(ReadTest, SeveralThreadsFillEveryRangeOnce) {
     EXPECT_EQ(targets, written.payloads);
   }
   // Whichever thread it is that fails, the read fails.
-  const auto refuse_last = [&](size_t i) -> Result<void> {
+  const auto refuse_last = [&](size_t i, auto) -> Result<void> {
     if (i + 1 == ranges.size()) return Fail(ErrorCode::kCancelled, "enough");
     return {};
   };
@@ -218,7 +218,7 @@ TEST_P(ReadTest, TruncatedSegmentIsDataLossWithFileAndOffset) {
                         .offset_bytes = written.extents[1].offset_bytes,
                         .target = target};
   const auto result =
-      snapshot->Read(std::span(&range, 1), 1, [](size_t) -> Result<void> { return {}; });
+      snapshot->Read(std::span(&range, 1), 1, [](size_t, auto) -> Result<void> { return {}; });
   EXPECT_THAT(result, IsError(ErrorCode::kDataLoss, segment));
   EXPECT_TRUE(result.error().offset_bytes);
   // What is still there can be read.
@@ -226,7 +226,7 @@ TEST_P(ReadTest, TruncatedSegmentIsDataLossWithFileAndOffset) {
                         .offset_bytes = written.extents[0].offset_bytes,
                         .target = std::span(target).first(50'000)};
   CAIRN_EXPECT_OK(
-      snapshot->Read(std::span(&first, 1), 1, [](size_t) -> Result<void> { return {}; }));
+      snapshot->Read(std::span(&first, 1), 1, [](size_t, auto) -> Result<void> { return {}; }));
 }
 
 TEST_P(ReadTest, ErrorsEndTheReadAndTheNextOneWorks) {
@@ -242,9 +242,9 @@ TEST_P(ReadTest, ErrorsEndTheReadAndTheNextOneWorks) {
                       .offset_bytes = written.extents[i].offset_bytes,
                       .target = targets[i]});
   }
-  const auto accept = [](size_t) -> Result<void> { return {}; };
+  const auto accept = [](size_t, auto) -> Result<void> { return {}; };
   EXPECT_THAT(
-      snapshot->Read(ranges, 1, [](size_t) { return Fail(ErrorCode::kCancelled, "enough"); }),
+      snapshot->Read(ranges, 1, [](size_t, auto) { return Fail(ErrorCode::kCancelled, "enough"); }),
       IsError(ErrorCode::kCancelled, "enough"));
   {
     ScopedFaults faults(FailAt("segment.read", 1, EIO));
@@ -288,7 +288,7 @@ TEST(OverlappingReadTest, RangeInsideALongerOneIsWhole) {
        .offset_bytes = extent.offset_bytes + 100,
        .target = inside},
       {.segment_id = extent.segment_id, .offset_bytes = extent.offset_bytes, .target = same}};
-  CAIRN_ASSERT_OK(snapshot->Read(ranges, 1, [](size_t) -> Result<void> { return {}; }));
+  CAIRN_ASSERT_OK(snapshot->Read(ranges, 1, [](size_t, auto) -> Result<void> { return {}; }));
   EXPECT_EQ(whole, written.payloads[2]);
   EXPECT_EQ(same, written.payloads[2]);
   EXPECT_TRUE(std::ranges::equal(inside, std::span(written.payloads[2]).subspan(100, 500)));
@@ -308,7 +308,7 @@ TEST(ReadAmountTest, SmallPartOfALargePayloadReadsLittle) {
                           .target = target};
     CAIRN_ASSERT_OK_AND_ASSIGN(
         const uint64_t read_bytes,
-        snapshot->Read(std::span(&range, 1), 1, [](size_t) -> Result<void> { return {}; }));
+        snapshot->Read(std::span(&range, 1), 1, [](size_t, auto) -> Result<void> { return {}; }));
     EXPECT_GE(read_bytes, target.size());
     EXPECT_LE(read_bytes, target.size() + 8192);
   }

@@ -228,7 +228,7 @@ Result<SampleStep> LoadSample(const Snapshot& snapshot, std::optional<uint64_t> 
                                              ranges.size(), info.chunk_count),
                       .step = info.step});
   }
-  CAIRN_TRY(snapshot.Read(ranges, 1, [&](size_t i) -> Result<void> {
+  CAIRN_TRY(snapshot.Read(ranges, 1, [&](size_t i, auto) -> Result<void> {
     if (DigestOf(ranges[i].target) == expected[i].second) return {};
     CAIRN_TRY_ASSIGN(const SegmentInfo segment, snapshot.FindSegment(ranges[i].segment_id));
     return Fail(Error{.code = ErrorCode::kDataLoss,
