@@ -123,11 +123,11 @@ Result<LoadReport> CheckpointStore::Load(const kv::StepInfo& step,
   });
 }
 
-Result<std::optional<MappedTensor>> CheckpointStore::Map(const kv::StepInfo& step,
-                                                         const std::string& fqn,
-                                                         bool verify) const {
+Result<std::vector<std::optional<MappedTensor>>> CheckpointStore::Map(
+    const kv::StepInfo& step, std::span<const std::string> fqns, bool verify,
+    const Progress& progress) const {
   return internal::WithStep(kv(), step, [&](const internal::StepView& view) {
-    return internal::RunMap(view, fqn, verify);
+    return internal::RunMap(view, fqns, verify, progress);
   });
 }
 

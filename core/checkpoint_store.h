@@ -141,11 +141,14 @@ class CheckpointStore {
   Result<LoadReport> Load(const kv::StepInfo& step, std::span<const LoadRequest> requests,
                           const Progress& progress = {}) const;
 
-  /// The tensor's bytes without a copy, or nothing if its chunks do not lie one behind another in
-  /// one segment (after an incremental save) or it is a strided alias. With `verify` every page is
-  /// checked now, else never.
-  Result<std::optional<MappedTensor>> Map(const kv::StepInfo& step, const std::string& fqn,
-                                          bool verify = true) const;
+  /// The bytes of many tensors without a copy; nothing for a tensor whose chunks do not lie one
+  /// behind another in one segment (after an incremental save) or that is a strided alias. Each
+  /// segment is mapped once, whatever the number of tensors. With `verify` every page of them is
+  /// checked now, on all cores, else never.
+  Result<std::vector<std::optional<MappedTensor>>> Map(const kv::StepInfo& step,
+                                                       std::span<const std::string> fqns,
+                                                       bool verify = true,
+                                                       const Progress& progress = {}) const;
 
   Result<Diff> Compare(uint64_t step_a, uint64_t step_b, const KeyPatterns& patterns = {}) const;
   Result<kv::Store::DeleteReport> Delete(std::span<const uint64_t> steps, bool dry_run = false);

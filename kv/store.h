@@ -135,7 +135,7 @@ struct Damage {
 };
 
 /// A segment file mapped into memory; unmapped by the destructor. The file may be deleted
-/// meanwhile.
+/// meanwhile. Threads: any.
 class Mapping {
  public:
   explicit Mapping(std::span<const std::byte> bytes) : bytes_(bytes) {}
@@ -143,6 +143,14 @@ class Mapping {
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
   std::span<const std::byte> bytes() const { return bytes_; }
+
+  /// Asks the kernel to read this part of the file, and does not wait for it. Requires, as the
+  /// next, that the part lies inside bytes().
+  void WillNeed(uint64_t offset_bytes, uint64_t length_bytes) const;
+  /// Brings this part into memory, so that touching it costs no page fault. kDataLoss: it cannot be
+  /// read (a failing disk, a file that was cut), where a touch would end the process. Older kernels
+  /// do nothing.
+  Result<void> Populate(uint64_t offset_bytes, uint64_t length_bytes) const;
 
  private:
   std::span<const std::byte> bytes_;

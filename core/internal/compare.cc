@@ -7,6 +7,7 @@
 #include "core/chunk_grid.h"
 #include "core/internal/list.h"
 #include "core/internal/load.h"
+#include "core/internal/owners.h"
 
 namespace cairn::core::internal {
 namespace {

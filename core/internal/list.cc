@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <unordered_set>
 
-#include "core/internal/load.h"
+#include "core/internal/owners.h"
 #include "kv/key.h"
 
 namespace cairn::core::internal {

@@ -9,6 +9,7 @@
 #include <chrono>
 
 #include "core/internal/chunk_reader.h"
+#include "core/internal/owners.h"
 
 namespace cairn::core::internal {
 namespace {
@@ -105,18 +106,11 @@ class Plan {
     Plan plan;
     std::vector<std::string> fqns;
     for (const LoadRequest& request : requests) fqns.push_back(request.fqn);
-    SortUnique(fqns);
-    CAIRN_TRY_ASSIGN(plan.requested_, FindTensors(view, fqns));
-    std::vector<std::string> owner_fqns;
+    CAIRN_TRY_ASSIGN(plan.requested_, FindNamed(view, std::move(fqns)));
     for (const LoadRequest& request : requests) {
-      const TensorInfo& tensor = Find(plan.requested_, request.fqn);
-      CAIRN_TRY(CheckRequest(request, tensor));
-      owner_fqns.push_back(tensor.alias_of.value_or(tensor.fqn));
+      CAIRN_TRY(CheckRequest(request, ByName(plan.requested_, request.fqn)));
     }
-    SortUnique(owner_fqns);
-    auto owners = FindTensors(view, owner_fqns);
-    if (!owners) return Fail(LostOwner(std::move(owners).error()));
-    plan.owners_ = *std::move(owners);
+    CAIRN_TRY_ASSIGN(plan.owners_, FindOwners(view, plan.requested_));
     plan.wants_.resize(plan.owners_.size());
     plan.next_offset_bytes_.resize(plan.owners_.size());
     for (const LoadRequest& request : requests) CAIRN_TRY(plan.AddWant(request));
@@ -154,23 +148,6 @@ class Plan {
   }
 
  private:
-  static void SortUnique(std::vector<std::string>& names) {
-    std::ranges::sort(names);
-    names.erase(std::ranges::unique(names).begin(), names.end());
-  }
-
-  static const TensorInfo& Find(const std::vector<TensorInfo>& tensors, std::string_view fqn) {
-    return *std::ranges::lower_bound(tensors, fqn, {}, &TensorInfo::fqn);
-  }
-
-  static Error LostOwner(Error error) {
-    if (error.code == ErrorCode::kNotFound) {
-      error.code = ErrorCode::kDataLoss;
-      error.message = "the index lacks a tensor whose bytes others share";
-    }
-    return error;
-  }
-
   static Error BadTiling(const TensorInfo& owner) {
     return Error{.code = ErrorCode::kDataLoss,
                  .message = "the index's chunks do not cover the tensor exactly once",
@@ -178,8 +155,8 @@ class Plan {
   }
 
   Result<void> AddWant(const LoadRequest& request) {
-    const TensorInfo& tensor = Find(requested_, request.fqn);
-    const TensorInfo& owner = Find(owners_, tensor.alias_of.value_or(tensor.fqn));
+    const TensorInfo& tensor = ByName(requested_, request.fqn);
+    const TensorInfo& owner = ByName(owners_, tensor.alias_of.value_or(tensor.fqn));
     Want want{.request = &request};
     CAIRN_TRY_ASSIGN(want.missing_bytes, TensorBytes(tensor.dtype, request.box.sizes));
     if (want.missing_bytes == 0) return {};
@@ -222,41 +199,6 @@ class Plan {
 };
 
 }  // namespace
-
-Result<void> CheckAlias(const TensorInfo& alias, const TensorInfo& owner) {
-  bool fits = !owner.alias_of.has_value();
-  uint64_t last = 0;
-  for (size_t d = 0; d < alias.shape.size() && alias.nbytes > 0; ++d) {
-    uint64_t reach = 0;
-    fits = fits && !__builtin_mul_overflow(alias.shape[d] - 1, alias.alias_strides[d], &reach) &&
-           !__builtin_add_overflow(last, reach, &last);
-  }
-  uint64_t end = 0;
-  fits = fits && !__builtin_add_overflow(last, uint64_t{1}, &last) &&
-         !__builtin_mul_overflow(last, schema::ElementBytes(alias.dtype), &last) &&
-         !__builtin_add_overflow(last, alias.alias_offset_bytes, &end) && end <= owner.nbytes;
-  if (fits || alias.nbytes == 0) return {};
-  return Fail(
-      Error{.code = ErrorCode::kDataLoss,
-            .message = fmt::format("TensorRecord is damaged: it leads out of the {} bytes of "
-                                   "'{}', which it shares",
-                                   owner.nbytes, owner.fqn),
-            .key = alias.fqn});
-}
-
-Result<TensorInfo> FindOwner(const StepView& view, const TensorInfo& alias) {
-  auto owner = FindTensor(view, *alias.alias_of);
-  if (!owner) {
-    if (owner.error().code != ErrorCode::kNotFound) return owner;
-    return Fail(Error{.code = ErrorCode::kDataLoss,
-                      .message = fmt::format("the index lacks '{}', whose bytes this tensor shares",
-                                             *alias.alias_of),
-                      .key = alias.fqn,
-                      .step = view.step.step});
-  }
-  CAIRN_TRY(CheckAlias(alias, *owner));
-  return owner;
-}
 
 Result<LoadReport> RunLoad(const StepView& view, std::span<const LoadRequest> requests,
                            const Progress& progress) {

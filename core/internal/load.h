@@ -11,14 +11,8 @@ Result<LoadReport> RunLoad(const StepView& view, std::span<const LoadRequest> re
                            const Progress& progress);
 
 /// See CheckpointStore::Map.
-Result<std::optional<MappedTensor>> RunMap(const StepView& view, const std::string& fqn,
-                                           bool verify);
-
-/// The tensor that holds the bytes of `alias`, checked to hold all that the alias may touch.
-/// Requires alias.alias_of. kDataLoss otherwise.
-Result<TensorInfo> FindOwner(const StepView& view, const TensorInfo& alias);
-
-/// kDataLoss: the alias leads out of its owner's payload, or the owner is an alias itself.
-Result<void> CheckAlias(const TensorInfo& alias, const TensorInfo& owner);
+Result<std::vector<std::optional<MappedTensor>>> RunMap(const StepView& view,
+                                                        std::span<const std::string> fqns,
+                                                        bool verify, const Progress& progress);
 
 }  // namespace cairn::core::internal

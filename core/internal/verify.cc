@@ -14,7 +14,7 @@
 #include <map>
 #include <set>
 
-#include "core/internal/load.h"
+#include "core/internal/owners.h"
 #include "core/state_dict.h"
 #include "core/value.h"
 #include "kv/key.h"

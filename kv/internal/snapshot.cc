@@ -63,10 +63,6 @@ std::shared_ptr<const Snapshot> MakeSnapshot(const StoreState& state, std::share
 
 }  // namespace internal
 
-Mapping::~Mapping() {
-  if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
-}
-
 Snapshot::Snapshot(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Snapshot::~Snapshot() = default;
 

@@ -66,8 +66,12 @@ class Reader:
         }
         tensors = [leaf for leaf in leaves if isinstance(leaf, TensorLeaf)]
         self._assign_holders(tensors)
-        for info, needs_torch in self._needed_memory(tensors):
-            self._allocate(info, needs_torch)
+        needed = self._needed_memory(tensors)
+        if self._mmap:
+            self._map(needed)
+        for info, needs_torch in needed:
+            if info.fqn not in self._mapped:
+                self._allocate(info, needs_torch)
         if len(self._requests) > 0:
             self._native.load(self._contents.info, self._requests)
         self._move()
@@ -100,29 +104,33 @@ class Reader:
             needs_torch[fqn] = needs_torch.get(fqn, False) or leaf.kind == TENSOR
         return [(self._contents.find_tensor(fqn), torch) for fqn, torch in needs_torch.items()]
 
-    def _allocate(self, info: _cairn.TensorInfo, needs_torch: bool) -> None:
-        """Memory for all of a tensor, mapped or requested."""
-        memory = self._map(info, needs_torch) if self._mmap and info.nbytes > 0 else None
-        if memory is None:
-            if needs_torch:
-                memory = new_tensor(info.dtype, info.shape)
-                address = memory.data_ptr()
-            else:
-                memory = new_array(info.dtype, info.shape)
-                address = address_of(memory)
-            strides = row_major(info.shape)
-            self._requests.add(info.fqn, None, info.shape, info.dtype, strides, address)
-        self._memory[info.fqn] = memory
-
-    def _map(self, info: _cairn.TensorInfo, needs_torch: bool) -> Any:
-        mapped = self._native.map(self._contents.info, info.fqn, self._verify)
-        if mapped is None:
-            return None
-        self._mapped.add(info.fqn)
-        if needs_torch:
+    def _map(self, needed: list[tuple[_cairn.TensorInfo, bool]]) -> None:
+        """Maps what can be mapped, all at once."""
+        needed = [(info, needs_torch) for info, needs_torch in needed if info.nbytes > 0]
+        if any(needs_torch for _, needs_torch in needed):
             dtypes.require_torch()
-            return mapped.torch_bytes().view(dtypes.torch_dtype(info.dtype)).view(info.shape)
-        return mapped.numpy_bytes().view(dtypes.numpy_dtype(info.dtype)).reshape(info.shape)
+        infos = [info for info, _ in needed]
+        as_torch = [needs_torch for _, needs_torch in needed]
+        mapped = self._native.map(self._contents.info, infos, as_torch, self._verify)
+        for (info, needs_torch), memory in zip(needed, mapped):
+            if memory is None:
+                continue
+            if isinstance(memory, _cairn.Mapped):
+                memory = _mapped_view(memory, info, needs_torch)
+            self._memory[info.fqn] = memory
+            self._mapped.add(info.fqn)
+
+    def _allocate(self, info: _cairn.TensorInfo, needs_torch: bool) -> None:
+        """New memory for all of a tensor, requested."""
+        if needs_torch:
+            memory = new_tensor(info.dtype, info.shape)
+            address = memory.data_ptr()
+        else:
+            memory = new_array(info.dtype, info.shape)
+            address = address_of(memory)
+        strides = row_major(info.shape)
+        self._requests.add(info.fqn, None, info.shape, info.dtype, strides, address)
+        self._memory[info.fqn] = memory
 
     def _move(self) -> None:
         if self._device is None:
@@ -149,6 +157,13 @@ class Reader:
                     array.flags.writeable = False
                 self._made[key] = array
         return self._made[key][()] if leaf.kind == NUMPY_SCALAR else self._made[key]
+
+
+def _mapped_view(mapped: _cairn.Mapped, info: _cairn.TensorInfo, needs_torch: bool) -> Any:
+    """All of a mapped tensor, as a numpy array or as a torch tensor that C++ cannot make."""
+    if needs_torch:
+        return mapped.torch_bytes().view(dtypes.torch_dtype(info.dtype)).view(info.shape)
+    return mapped.numpy_bytes().view(dtypes.numpy_dtype(info.dtype)).reshape(info.shape)
 
 
 def _torch_view(owner: Any, info: _cairn.TensorInfo) -> Any:

@@ -11,6 +11,7 @@
 
 #include "python/src/convert.h"
 #include "python/src/errors.h"
+#include "python/src/torch_access.h"
 
 namespace cairn::python {
 namespace {
@@ -36,6 +37,18 @@ core::KeyPatterns ParsePatterns(nb::list patterns) {
   std::vector<std::string> texts;
   for (nb::handle pattern : patterns) texts.push_back(FromPyText(pattern));
   return Unwrap(core::KeyPatterns::Parse(texts));
+}
+
+// As a torch tensor if there is `torch` to make it. Torch has no read-only tensors, hence the
+// const_cast; the mapping is private, so that a write stays in this process.
+nb::object ToPyMapped(std::optional<core::MappedTensor> mapped, const core::TensorInfo& info,
+                      const TorchAccess* torch) {
+  if (!mapped) return nb::none();
+  if (torch == nullptr || !torch->CanWrap(info.dtype)) {
+    return nb::cast(MappedBinding(*std::move(mapped)));
+  }
+  auto* const data = const_cast<std::byte*>(mapped->bytes.data());
+  return torch->Wrap({std::move(mapped->mapping), data}, info.dtype, info.shape);
 }
 
 // RocksDB joins its threads in a static destructor. A forked child does not have them and would
@@ -179,13 +192,23 @@ nb::tuple StoreBinding::Load(const kv::StepInfo& step, const Requests& requests)
   return nb::make_tuple(report.bytes_read, report.seconds);
 }
 
-std::optional<MappedBinding> StoreBinding::Map(const kv::StepInfo& step, nb::str fqn,
-                                               bool verify) const {
-  const std::string name = FromPyText(fqn);
-  auto mapped =
-      Unwrap(Use([&](core::CheckpointStore& store) { return store.Map(step, name, verify); }));
-  if (!mapped) return std::nullopt;
-  return MappedBinding(*std::move(mapped));
+nb::list StoreBinding::Map(const kv::StepInfo& step, nb::list tensors, nb::list as_torch,
+                           bool verify) const {
+  std::vector<std::string> fqns;
+  for (nb::handle info : tensors) fqns.push_back(nb::cast<const core::TensorInfo&>(info).fqn);
+  SignalWatch watch;
+  auto result = Use([&](core::CheckpointStore& store) {
+    return store.Map(step, fqns, verify, watch.AsProgress());
+  });
+  watch.Rethrow();
+  std::vector<std::optional<core::MappedTensor>> mapped = Unwrap(std::move(result));
+  const TorchAccess torch;
+  nb::list wrapped;
+  for (size_t i = 0; i < mapped.size(); ++i) {
+    wrapped.append(ToPyMapped(std::move(mapped[i]), nb::cast<const core::TensorInfo&>(tensors[i]),
+                              nb::cast<bool>(as_torch[i]) ? &torch : nullptr));
+  }
+  return wrapped;
 }
 
 nb::tuple StoreBinding::Compare(uint64_t step_a, uint64_t step_b, nb::list patterns) const {

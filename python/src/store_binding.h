@@ -70,7 +70,10 @@ class StoreBinding {
   nb::list Steps() const;
   StepContents List(std::optional<uint64_t> step, nb::list patterns) const;
   nb::tuple Load(const kv::StepInfo& step, const Requests& requests) const;
-  std::optional<MappedBinding> Map(const kv::StepInfo& step, nb::str fqn, bool verify) const;
+  /// For each TensorInfo of `tensors` its mapped bytes, or None where they cannot be mapped: a
+  /// torch tensor of its dtype and shape if `as_torch` (a bool for each) says so and torch can be
+  /// lent memory of that dtype, else a MappedBinding.
+  nb::list Map(const kv::StepInfo& step, nb::list tensors, nb::list as_torch, bool verify) const;
   nb::tuple Compare(uint64_t step_a, uint64_t step_b, nb::list patterns) const;
   nb::tuple Delete(nb::handle steps, bool dry_run);
   /// Waits for a running asynchronous save, then releases the store. May be called again.

@@ -118,10 +118,11 @@ TEST_F(DamageTest, DamagedPageDigestsAreToldFromDamagedPages) {
 TEST_F(DamageTest, AMapChecksUnlessToldNotTo) {
   SaveSample();
   Flip(chunks_[1].extent.offset_bytes + 99);
-  EXPECT_THAT(store->Map(Step(1), "w"), IsError(ErrorCode::kDataLoss, "chunk [64, 0]"));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto mapped, store->Map(Step(1), "w", /*verify=*/false));
-  ASSERT_TRUE(mapped.has_value());
-  EXPECT_FALSE(std::ranges::equal(mapped->bytes, tensor_.bytes));
+  const std::string fqn = "w";
+  EXPECT_THAT(store->Map(Step(1), {&fqn, 1}), IsError(ErrorCode::kDataLoss, "chunk [64, 0]"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto mapped, store->Map(Step(1), {&fqn, 1}, /*verify=*/false));
+  ASSERT_TRUE(mapped.front().has_value());
+  EXPECT_FALSE(std::ranges::equal(mapped.front()->bytes, tensor_.bytes));
 }
 
 TEST_F(DamageTest, VerifyOfACleanStoreFindsNothing) {
@@ -181,7 +182,8 @@ TEST_F(DamageTest, ATruncatedSegmentIsDamage) {
                                chunks_[1].extent.offset_bytes + 10);
   Reopen(kv::OpenMode::kRead);
   EXPECT_THAT(LoadBox(WholeBox(tensor_.shape)), IsError(ErrorCode::kDataLoss, segment_));
-  EXPECT_THAT(store->Map(Step(1), "w"), IsError(ErrorCode::kDataLoss, segment_));
+  const std::string fqn = "w";
+  EXPECT_THAT(store->Map(Step(1), {&fqn, 1}), IsError(ErrorCode::kDataLoss, segment_));
   EXPECT_FALSE(VerifyAll().empty());
 }
 

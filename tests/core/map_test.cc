@@ -7,14 +7,20 @@ namespace {
 
 using cairn::testing::IsError;
 
-class MapTest : public StoreTest {};
+class MapTest : public StoreTest {
+ protected:
+  Result<std::optional<MappedTensor>> MapOne(uint64_t step, const std::string& fqn) {
+    CAIRN_TRY_ASSIGN(const auto mapped, store->Map(Step(step), {&fqn, 1}));
+    return mapped.front();
+  }
+};
 
 TEST_F(MapTest, MapsATensorOfManyChunks) {
   const TestTensor tensor(DType::kFloat32, {500, 100});
   StateDict state;
   state.root().Tensor("w", tensor.view());
   Save(1, state, {.chunk_bytes = 7000});
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto mapped, store->Map(Step(1), "w"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto mapped, MapOne(1, "w"));
   ASSERT_TRUE(mapped.has_value());
   EXPECT_TRUE(std::ranges::equal(mapped->bytes, tensor.bytes));
   EXPECT_EQ(reinterpret_cast<uintptr_t>(mapped->bytes.data()) % 64, 0u);
@@ -25,7 +31,7 @@ TEST_F(MapTest, TheMappingOutlivesStepAndStore) {
   StateDict state;
   state.root().Tensor("w", tensor.view());
   Save(1, state);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto mapped, store->Map(Step(1), "w"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto mapped, MapOne(1, "w"));
   const uint64_t doomed[] = {1};
   CAIRN_ASSERT_OK(store->Delete(doomed));
   store.reset();
@@ -39,7 +45,7 @@ TEST_F(MapTest, NothingToMapWhereChunksAreScattered) {
   Save(1, state, {.chunk_bytes = 7000});
   tensor.bytes[50'000] ^= std::byte{1};
   Save(2, state, {.chunk_bytes = 7000});
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto mapped, store->Map(Step(2), "w"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto mapped, MapOne(2, "w"));
   EXPECT_FALSE(mapped.has_value());
 }
 
@@ -50,10 +56,10 @@ TEST_F(MapTest, MapsContiguousAliasesAndNoOthers) {
   state.root().Tensor("rows", {DType::kFloat32, {10, 100}, {}, tensor.bytes.data() + 20'000});
   state.root().Tensor("column", {DType::kFloat32, {100}, {100}, tensor.bytes.data()});
   Save(1, state, {.chunk_bytes = 9000});
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto rows, store->Map(Step(1), "rows"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto rows, MapOne(1, "rows"));
   ASSERT_TRUE(rows.has_value());
   EXPECT_TRUE(std::ranges::equal(rows->bytes, std::span(tensor.bytes).subspan(20'000, 4000)));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto column, store->Map(Step(1), "column"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto column, MapOne(1, "column"));
   EXPECT_FALSE(column.has_value());
 }
 
@@ -61,10 +67,10 @@ TEST_F(MapTest, AnEmptyTensorMapsToNoBytes) {
   StateDict state;
   state.root().Tensor("e", {DType::kFloat32, {0, 4}, {}, nullptr});
   Save(1, state);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto mapped, store->Map(Step(1), "e"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto mapped, MapOne(1, "e"));
   ASSERT_TRUE(mapped.has_value());
   EXPECT_TRUE(mapped->bytes.empty());
-  EXPECT_THAT(store->Map(Step(1), "x"), IsError(ErrorCode::kNotFound, "x"));
+  EXPECT_THAT(MapOne(1, "x"), IsError(ErrorCode::kNotFound, "x"));
 }
 
 }  // namespace
