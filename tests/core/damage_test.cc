@@ -125,6 +125,34 @@ TEST_F(DamageTest, AMapChecksUnlessToldNotTo) {
   EXPECT_FALSE(std::ranges::equal(mapped.front()->bytes, tensor_.bytes));
 }
 
+TEST_F(DamageTest, AMapOfManyNamesTheFirstThatIsDamaged) {
+  const TestTensor layers(DType::kInt8, {300, 5000});
+  StateDict state;
+  std::vector<std::string> fqns;
+  for (int i = 0; i < 300; ++i) {
+    fqns.push_back(fmt::format("layer{:03}", i));
+    state.root().Tensor(fqns.back(), {DType::kInt8, {5000}, {}, layers.bytes.data() + i * 5000});
+  }
+  Save(1, state);
+  uint64_t first_offset_bytes = 0;
+  for (const char* fqn : {"layer250", "layer123"}) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto chunks, store->Chunks(Step(1), fqn));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->kv().Latest());
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto segment,
+                               snapshot->FindSegment(chunks[0].extent.segment_id));
+    segment_ = segment.name;
+    first_offset_bytes = chunks[0].extent.offset_bytes;
+    Flip(first_offset_bytes + 5);
+  }
+  const auto mapped = store->Map(Step(1), fqns);
+  ASSERT_THAT(mapped, IsError(ErrorCode::kDataLoss, "does not match its digest"));
+  EXPECT_EQ(mapped.error().key, "layer123");
+  EXPECT_EQ(mapped.error().offset_bytes, first_offset_bytes);
+  std::erase(fqns, "layer123");
+  std::erase(fqns, "layer250");
+  CAIRN_EXPECT_OK(store->Map(Step(1), fqns));
+}
+
 TEST_F(DamageTest, VerifyOfACleanStoreFindsNothing) {
   SaveSample();
   StateDict second;

@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <set>
+
 #include "tests/core/test_tensor.h"
 
 namespace cairn::core {
@@ -24,6 +26,31 @@ TEST_F(MapTest, MapsATensorOfManyChunks) {
   ASSERT_TRUE(mapped.has_value());
   EXPECT_TRUE(std::ranges::equal(mapped->bytes, tensor.bytes));
   EXPECT_EQ(reinterpret_cast<uintptr_t>(mapped->bytes.data()) % 64, 0u);
+}
+
+TEST_F(MapTest, ManyTensorsShareTheMappingOfTheirSegment) {
+  const TestTensor layers(DType::kFloat32, {300, 5000});
+  StateDict state;
+  std::vector<std::string> fqns;
+  for (int i = 0; i < 300; ++i) {
+    fqns.push_back(fmt::format("layer{:03}", i));
+    state.root().Tensor(fqns.back(),
+                        {DType::kFloat32, {50, 100}, {}, layers.bytes.data() + i * 20'000});
+  }
+  Save(1, state);
+  std::ranges::reverse(fqns);  // the answers come in the order asked, not in the order of keys
+  fqns.push_back(fqns.front());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto mapped, store->Map(Step(1), fqns));
+  ASSERT_EQ(mapped.size(), fqns.size());
+  std::set<const kv::Mapping*> mappings;
+  for (size_t i = 0; i < 300; ++i) {
+    ASSERT_TRUE(mapped[i].has_value());
+    EXPECT_TRUE(std::ranges::equal(mapped[i]->bytes,
+                                   std::span(layers.bytes).subspan((299 - i) * 20'000, 20'000)));
+    mappings.insert(mapped[i]->mapping.get());
+  }
+  EXPECT_EQ(mappings.size(), 1u);
+  EXPECT_EQ(mapped.back()->bytes.data(), mapped.front()->bytes.data());
 }
 
 TEST_F(MapTest, TheMappingOutlivesStepAndStore) {
