@@ -29,6 +29,12 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # a process that forks must 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "build" / "python")]
 
+try:
+    import numpy  # noqa: F401
+    import torch  # noqa: F401
+except ImportError as error:
+    sys.exit(f"compare.py: {error}; run it with .venv/bin/python, which tools/setup.sh makes")
+
 from compare_lib import machine, report, works  # noqa: E402
 from compare_lib.peers import PEERS  # noqa: E402
 from compare_lib.peers.limits import Fio  # noqa: E402
@@ -60,7 +66,7 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--repeat", type=int, default=5, help="runs of each measurement (5)")
     parser.add_argument("--scale", type=float, default=1, help="size of the states, 1 is full (1)")
-    parser.add_argument("--block-mib", type=int, default=8, help="block size of fio (8)")
+    parser.add_argument("--block-mib", type=int, default=4, help="block size of fio (4, as Cairn's)")
     parser.add_argument("--timeout", type=float, default=300, help="seconds a measurement (300)")
     parser.add_argument("--only-peers", type=_names(peers), default=peers, metavar="A,B")
     parser.add_argument("--only-works", type=_names(names), default=names, metavar="A,B")

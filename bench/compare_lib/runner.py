@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -21,6 +22,9 @@ from compare_lib.works import Work
 SAVE = next(work for work in works.WORKS if work.name == "save")
 BESIDE = {"load_warm": "load_cold"}
 """Works that follow another of the same peer at once: what that one read need not be read again."""
+
+SETTLE_S = 0.2
+"""Before a measurement, for the device to end what it does behind our backs."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,8 @@ class Runner:
             self._make_empty(peer.directory)
         cache = works.set_cache(turn.work, peer)
         peer.scratch.mkdir()
+        os.sync()  # what others left to be written
+        time.sleep(SETTLE_S)
         records = self._in_child(turn.work, peer, check=turn.run == 1)
         shutil.rmtree(peer.scratch, ignore_errors=True)
         if turn.work is SAVE and "error" not in records[0]:

@@ -11,7 +11,7 @@ import torch
 
 from compare_lib import page_cache
 from compare_lib.child import Record
-from compare_lib.memory import first_difference, touch_pages
+from compare_lib.memory import first_difference, make_ready, touch_pages
 from compare_lib.meter import Meter
 from compare_lib.peers.base import Peer, Reported, Slices, Steps, cut
 from compare_lib.stall import measure_stalls
@@ -53,6 +53,12 @@ class Work:
         if self.method in ("load_keys", "save_async"):
             return state.bytes_of(self.keys(state))
         return 0 if self.method == "open_metadata" else state.nbytes
+
+    def memory_of(self, state: State) -> int:
+        """What a peer may take anew: the tensors, or the page cache of its files, or both."""
+        if self.method not in ("save", "load_new", "load_existing"):
+            return 0
+        return (2 if self.method == "load_new" and self.cache == "evict" else 1) * state.nbytes
 
     def page_bytes(self, state: State) -> int | None:
         """For slices: the bytes of the digest pages that they touch."""
@@ -149,6 +155,7 @@ def measure(work: Work, peer: Peer, state: State, check: bool) -> list[Record]:
     steps, expected = _steps(work, peer, state)
     next(steps)
     loads = work.method.startswith("load") and not peer.is_limit
+    make_ready(work.memory_of(state))
     meter = Meter()
     result = next(steps)
     if loads:

@@ -53,7 +53,7 @@ BenchRow FioRow(const std::string& verb, const std::string& what, uint64_t run,
   row.measured.seconds = fio.seconds;
   row.in_this_process = false;
   row.extra["engine"] = fio.engine;
-  row.note = fmt::format("O_DIRECT, {}, 8 MiB blocks, 8 in flight{}", fio.engine,
+  row.note = fmt::format("O_DIRECT, {}, 4 MiB blocks, 8 in flight{}", fio.engine,
                          what == "fio write" ? ", end_fsync" : "");
   return row;
 }

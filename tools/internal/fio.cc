@@ -94,7 +94,7 @@ Result<FioResult> Run(const std::string& directory, uint64_t bytes, const char* 
                                       fmt::format("--rw={}", direction),
                                       fmt::format("--size={}", bytes / 4096 * 4096),
                                       fmt::format("--ioengine={}", engine),
-                                      "--bs=8m",
+                                      "--bs=4m",
                                       "--direct=1",
                                       "--iodepth=8",
                                       "--output-format=json"};

@@ -17,7 +17,7 @@ struct FioResult {
 /// The file that fio works on below `directory`; the caller removes it.
 inline constexpr const char* kFioFileName = "cairn-bench-fio.dat";
 
-/// Sequential O_DIRECT write of a fresh file: blocks of 8 MiB, 8 in flight, fsync at the end.
+/// Sequential O_DIRECT write of a fresh file: blocks of 4 MiB, 8 in flight, fsync at the end.
 /// kUnavailable: fio is not installed or failed; the message has its last line.
 Result<FioResult> FioWrite(const std::string& directory, uint64_t bytes);
 /// Sequential O_DIRECT read of the file that FioWrite left.

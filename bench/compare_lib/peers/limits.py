@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import mmap
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
-from compare_lib.peers.base import KV_BENCH, Finish, Peer, Reported, Steps
-from compare_lib.states import State, Tensors
+import numpy as np
+import torch
+
+from compare_lib.peers.base import Finish, Peer, Reported, Steps
+from compare_lib.states import State, Tensors, byte_view
 
 
 class Fio(Peer):
@@ -21,8 +23,8 @@ class Fio(Peer):
     name = "fio"
     is_limit = True
     is_direct = True
-    block_bytes: ClassVar[int] = 8 << 20
-    remarks = ("O_DIRECT, io_uring, 8 requests in flight; the write ends in fsync",)
+    block_bytes: ClassVar[int] = 4 << 20
+    remarks = ("O_DIRECT, io_uring, 8 requests of --block-mib in flight; the write ends in fsync",)
 
     @classmethod
     def missing(cls) -> str | None:
@@ -54,45 +56,71 @@ class Fio(Peer):
         return self.load_new(state)
 
 
-def _anonymous(nbytes: int) -> tuple[mmap.mmap, int]:
+PIECE_BYTES = 4 << 20
+
+
+def _new_memory(nbytes: int) -> mmap.mmap:
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return memory, ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def _pieces(tensors: Iterable[torch.Tensor]) -> list[np.ndarray]:
+    """The memory of the tensors, in pieces that threads can share evenly."""
+    views = [byte_view(tensor) for tensor in tensors]
+    return [
+        view[begin : begin + PIECE_BYTES]
+        for view in views
+        for begin in range(0, len(view), PIECE_BYTES)
+    ]
+
+
+def _in_threads(threads: int, work: Callable[[int], None], count: int) -> None:
+    """Calls work(0 .. count - 1); a free thread takes the next."""
+    numbers = iter(range(count))  # next() of it is atomic
+
+    def run() -> None:
+        for number in numbers:
+            work(number)
+
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(run) for _ in range(threads)]:
+            done.result()
 
 
 class Memcpy(Peer):
-    """One thread's copying: into fresh memory for loads, into touched memory for stalls."""
+    """Copying the state: into fresh memory for loads, into touched memory for stalls."""
 
     name = "memcpy 1 thread"
     is_limit = True
     threads: ClassVar[int] = 1
-    remarks = ("fresh memory for loads, touched memory for stalls",)
+    remarks = ("of the state's tensors; in huge pages, fresh for loads, touched for stalls",)
 
-    def _copy(self, target: int, source: int, nbytes: int) -> None:
-        part = -(-nbytes // self.threads)
+    def _copy(self, target: mmap.mmap, pieces: list[np.ndarray]) -> None:
+        ends = np.cumsum([0, *(piece.nbytes for piece in pieces)])
+        view = np.frombuffer(target, np.uint8)
 
-        def copy(begin: int) -> None:
-            ctypes.memmove(target + begin, source + begin, min(part, nbytes - begin))
+        def copy(i: int) -> None:
+            view[ends[i] : ends[i + 1]] = pieces[i]
 
-        with ThreadPoolExecutor(self.threads) as pool:
-            list(pool.map(copy, range(0, nbytes, part)))
+        _in_threads(self.threads, copy, len(pieces))
 
     def load_new(self, state: State) -> Steps:
-        source, source_address = _anonymous(state.nbytes)
-        ctypes.memset(source_address, 1, state.nbytes)
+        pieces = _pieces(state.tensors.values())
         yield
-        target, target_address = _anonymous(state.nbytes)
-        self._copy(target_address, source_address, state.nbytes)
+        target = _new_memory(state.nbytes)
+        self._copy(target, pieces)
         yield None
-        del source, target
+        del target
 
     def save_async(self, state: State, keys: list[str]) -> Callable[[], Finish]:
-        nbytes = state.bytes_of(keys)
-        memory = [_anonymous(nbytes) for _ in range(2)]
-        for _, address in memory:
-            ctypes.memset(address, 1, nbytes)
+        pieces = _pieces(state.tensors[key] for key in keys)
+        nbytes = sum(piece.nbytes for piece in pieces)
+        target = _new_memory(nbytes)
+        self._copy(target, pieces)
 
         def stall() -> Finish:
-            self._copy(memory[0][1], memory[1][1], nbytes)
+            self._copy(target, pieces)
             return lambda: None
 
         return stall
@@ -104,20 +132,20 @@ class MemcpyTwo(Memcpy):
 
 
 class Sum(Peer):
-    """Two threads adding up the same bytes: how fast anything can look at all of them."""
+    """Two threads adding up the state's tensors: how fast anything can look at all of them."""
 
     name = "sum 2 threads"
     is_limit = True
-    remarks = ("from kv-bench digest",)
-
-    @classmethod
-    def missing(cls) -> str | None:
-        return None if KV_BENCH.exists() else f"{KV_BENCH} is not built"
+    remarks = ("64-bit words, by numpy",)
 
     def second_save(self, state: State, keys: list[str]) -> Steps:
+        pieces = _pieces(state.tensors.values())
+        words = [piece[: piece.nbytes // 8 * 8].view(np.uint64) for piece in pieces]
+        sums = [np.uint64(0)] * len(words)
+
+        def add(i: int) -> None:
+            sums[i] = np.add.reduce(words[i])
+
         yield
-        command = [KV_BENCH, "digest", "--dir", self.directory, "--bytes", str(state.nbytes)]
-        done = subprocess.run([*command, "--json"], check=True, capture_output=True, text=True)
-        rows = [json.loads(line) for line in done.stdout.splitlines()]
-        (row,) = [row for row in rows if row.get("what") == "sum, 2 threads"]
-        yield Reported(row["seconds"] * state.nbytes / row["bytes"], row["cpu_seconds"])
+        _in_threads(2, add, len(words))
+        yield None

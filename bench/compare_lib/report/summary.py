@@ -27,8 +27,9 @@ READING = """\
   anything stayed. *Warm*: the files were read once through the page cache before.
 - A stall ends when the caller may change its tensors; figures are of the second and later saves
   of a process, when staging memory is there.
-- Memory that a process touches for the first time costs whatever the system takes to find it,
-  which on virtual machines varies much: the spread of loads into new tensors shows it.
+- Memory that nobody used lately can cost a virtual machine several times what copying into it
+  does, whoever takes it. So before every full save and load as much as it may need is touched
+  and freed again; what is taken is still new to the process, and zeroed by the kernel.
 - Limits are in italics: fio reads and writes past the page cache, memcpy copies in memory.
 """
 
