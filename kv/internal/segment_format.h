@@ -25,7 +25,7 @@ inline constexpr uint64_t kSegmentHeaderBytes = 4096;
 inline constexpr uint64_t kSegmentTrailerBytes = 80;
 /// A segment is sealed when it reaches one of these; they bound the memory for leaves and footer.
 inline constexpr uint64_t kMaxSegmentPayloadBytes = 4ull << 30;
-inline constexpr uint64_t kMaxSegmentEntries = 16'384;
+inline constexpr uint64_t kMaxSegmentEntries = 65'536;
 
 using Uuid = std::array<std::byte, 16>;
 
