@@ -2,6 +2,7 @@
 
 #include "python/src/flatten.h"
 
+#include "python/src/collection_pause.h"
 #include "python/src/convert.h"
 #include "python/src/torch_access.h"
 #include "python/src/walk.h"
@@ -72,6 +73,9 @@ class Flattener {
 
 }  // namespace
 
-Batch Flatten(nb::handle state, nb::handle take) { return Flattener(take).Run(state); }
+Batch Flatten(nb::handle state, nb::handle take) {
+  const CollectionPause pause;
+  return Flattener(take).Run(state);
+}
 
 }  // namespace cairn::python

@@ -8,6 +8,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "python/src/collection_pause.h"
 #include "python/src/convert.h"
 #include "python/src/fresh_memory.h"
 #include "python/src/torch_access.h"
@@ -97,6 +98,7 @@ std::vector<std::shared_ptr<std::byte>> Allocate(const std::vector<uint64_t>& si
 }  // namespace
 
 nb::list RequestNewTensors(const StepContents& contents, Requests& requests) {
+  const CollectionPause pause;
   nb::list tensors = nb::steal<nb::list>(PyList_New(0));
   for (size_t leaf = 0; leaf < contents.leaf_count(); ++leaf) tensors.append(nb::none());
   if (!HasTorchTensor(contents)) return tensors;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "python/src/collection_pause.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
 
@@ -97,6 +98,7 @@ nb::object StepContents::FindTensor(nb::str fqn) const {
 }
 
 nb::object StepContents::Build(nb::list leaves) const {
+  const CollectionPause pause;
   if (leaves.size() != leaves_.size()) ThrowInvalid("a state needs one value a leaf");
   // From the last node to the first: a container then finds its children complete, in order.
   std::vector<std::pair<uint32_t, nb::object>> built;

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "python/src/collection_pause.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
 #include "python/src/torch_access.h"
@@ -203,6 +204,7 @@ nb::list StoreBinding::Map(const kv::StepInfo& step, nb::list tensors, nb::list 
   watch.Rethrow();
   std::vector<std::optional<core::MappedTensor>> mapped = Unwrap(std::move(result));
   const TorchAccess torch;
+  const CollectionPause pause;
   nb::list wrapped;
   for (size_t i = 0; i < mapped.size(); ++i) {
     wrapped.append(ToPyMapped(std::move(mapped[i]), nb::cast<const core::TensorInfo&>(tensors[i]),
