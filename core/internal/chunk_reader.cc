@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <thread>
+#include <utility>
 
 namespace cairn::core::internal {
 
@@ -56,15 +58,62 @@ Result<void> ChunkReader::AddPieces(const std::shared_ptr<Job>& job, uint64_t be
 }
 
 Result<void> ChunkReader::AddPiece(Piece piece) {
-  if (piece.job->whole && piece.length_bytes < piece.job->chunk.extent.length_bytes) {
+  if (piece.job->whole && piece.length_bytes < piece.job->chunk.extent.length_bytes &&
+      piece.job->computed.empty()) {
     piece.job->computed.resize(kv::PageCount(piece.job->chunk.extent.length_bytes));
   }
-  pieces_.push_back(std::move(piece));
-  return pieces_.size() < kMaxPieces ? Result<void>() : Flush();
+  added_.push_back(std::move(piece));
+  return added_.size() < batch_pieces_ ? Result<void>() : HandOver();
 }
 
-Result<void> ChunkReader::Flush() {
-  if (pieces_.empty()) return {};
+Result<void> ChunkReader::HandOver() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return handed_over_.empty() || failed_; });
+  if (failed_) return Fail(ErrorCode::kCancelled, "the reading has failed");
+  handed_over_ = std::exchange(added_, {});
+  batch_pieces_ = std::min(2 * batch_pieces_, kMaxPieces);
+  changed_.notify_all();
+  return {};
+}
+
+void ChunkReader::Close(Result<void> added) {
+  if (added && !added_.empty()) added = HandOver();
+  const std::lock_guard lock(mutex_);
+  added_all_ = std::move(added);
+  changed_.notify_all();
+}
+
+Result<void> ChunkReader::TakePieces() {
+  constexpr auto kBetweenSigns = std::chrono::milliseconds(50);
+  std::unique_lock lock(mutex_);
+  const auto ready = [&] { return !handed_over_.empty() || added_all_; };
+  while (!changed_.wait_for(lock, kBetweenSigns, ready)) {
+    lock.unlock();
+    CAIRN_TRY(progress_.Add(0));  // the caller may want to stop
+    lock.lock();
+  }
+  // What cannot be planned fails the load, whatever else could still be read.
+  if (added_all_ && !*added_all_) return *added_all_;
+  pieces_ = std::exchange(handed_over_, {});
+  changed_.notify_all();
+  return {};
+}
+
+Result<void> ChunkReader::ReadAll() {
+  Result<void> result;
+  while (true) {
+    result = TakePieces();
+    if (!result || pieces_.empty()) break;
+    result = ReadBatch();
+    if (!result) break;
+  }
+  const std::lock_guard lock(mutex_);
+  failed_ = !result;
+  changed_.notify_all();
+  return result;
+}
+
+Result<void> ChunkReader::ReadBatch() {
   std::vector<std::shared_ptr<Job>> partial;
   for (const Piece& piece : pieces_) {
     if (!piece.job->whole && piece.job->stored.empty() &&

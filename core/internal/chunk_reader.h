@@ -4,11 +4,13 @@
 /// 1. Add() finds the pages of the chunk that the region touches. A chunk that goes whole into one
 ///    run of memory is read right there; else its pages are cut into pieces, which are scattered
 ///    from where they arrive.
-/// 2. When the list of pieces is full, Flush() reads the stored page digests of the chunks that are
-///    read in part, checks them against the root, then reads all pieces in one batch, on all cores.
-///    A chunk that is read whole needs no stored digests: its own make the root.
+/// 2. ReadAll() takes the pieces in batches, while more are added. For a batch it reads the stored
+///    page digests of the chunks that are read in part, checks them against the root, then reads
+///    the pieces, on all cores. A chunk that is read whole needs no stored digests: its own make
+///    the root.
 
 #include <atomic>
+#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -20,22 +22,29 @@
 
 namespace cairn::core::internal {
 
-/// Threads: one at a time may call; the work is shared by several. Memory: the records of at most
-/// kMaxPieces pieces, and the store's blocks.
+/// Threads: one adds and at last closes, another reads what was added meanwhile; the reading is
+/// shared by several. Memory: the records of at most three times kMaxPieces pieces, and the store's
+/// blocks.
 class ChunkReader {
  public:
+  /// Pieces are read in batches: small ones first, so that the disk is soon busy.
+  static constexpr size_t kMinPieces = 512;
   static constexpr size_t kMaxPieces = 8192;
   static constexpr uint32_t kMaxThreads = 8;  // that share the reading, at most one a core
 
   /// All must outlive the reader.
   ChunkReader(const StepView& view, ProgressMeter& progress) : view_(view), progress_(progress) {}
 
-  /// Plans to read what `region` takes of the chunk's payload. Flushes when full.
+  /// Plans to read what `region` takes of the chunk's payload. Waits while the reading is behind.
+  /// kCancelled: the reading has failed, there is no use in going on.
   Result<void> Add(const std::string& fqn, const ChunkInfo& chunk, StridedRegion region);
 
-  /// Reads all that was added. kDataLoss names key, file and offset of bytes that do not match;
-  /// targets hold anything then.
-  Result<void> Flush();
+  /// Tells that nothing more will be added, because all was or because of an error.
+  void Close(Result<void> added);
+
+  /// Reads all that is added, until the close. kDataLoss names key, file and offset of bytes that
+  /// do not match; targets hold anything then. Or the error that the close told.
+  Result<void> ReadAll();
 
   /// Bytes taken from storage so far.
   uint64_t bytes_read() const { return bytes_read_; }
@@ -66,6 +75,12 @@ class ChunkReader {
 
   Result<void> AddPieces(const std::shared_ptr<Job>& job, uint64_t begin_bytes, uint64_t end_bytes);
   Result<void> AddPiece(Piece piece);
+  /// Passes what was added to the reading thread.
+  Result<void> HandOver();
+  /// Takes what was handed over into pieces_; empty after the close.
+  Result<void> TakePieces();
+  /// Reads pieces_.
+  Result<void> ReadBatch();
   Result<void> ReadLeaves(std::span<const std::shared_ptr<Job>> jobs);
   Result<void> ReadPieces();
   /// Checks and scatters a piece. Any thread.
@@ -77,9 +92,15 @@ class ChunkReader {
 
   const StepView& view_;
   ProgressMeter& progress_;
-  std::vector<Piece> pieces_;
+  std::vector<Piece> added_;          // by the thread that adds
+  size_t batch_pieces_ = kMinPieces;  // of added_, until they are handed over
+  std::vector<Piece> pieces_;         // being read
   std::mutex mutex_;
-  std::optional<Mismatch> mismatch_;  // the first that was found; guarded by mutex_
+  std::condition_variable changed_;        // of the next three
+  std::vector<Piece> handed_over_;         // guarded by mutex_
+  std::optional<Result<void>> added_all_;  // the close; guarded by mutex_
+  bool failed_ = false;                    // the reading; guarded by mutex_
+  std::optional<Mismatch> mismatch_;       // the first that was found; guarded by mutex_
   uint64_t bytes_read_ = 0;
 };
 

@@ -1,5 +1,6 @@
 // Load: requests are checked and resolved to the tensors that hold the bytes; their chunks are cut
-// against the requested boxes and handed to the ChunkReader in key order.
+// against the requested boxes and handed to the ChunkReader in key order, by a thread of its own,
+// while this one reads.
 
 #include "core/internal/load.h"
 
@@ -7,6 +8,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
+#include <thread>
 
 #include "core/internal/chunk_reader.h"
 #include "core/internal/owners.h"
@@ -117,9 +120,16 @@ class Plan {
     return plan;
   }
 
-  std::span<const TensorInfo> owners() const { return owners_; }
   uint64_t total_bytes() const { return total_bytes_; }
 
+  /// Hands on what the requests need, chunk by chunk. kDataLoss: the chunks leave a part uncovered.
+  Result<void> VisitAll(const StepView& view, ChunkReader& reader) {
+    CAIRN_TRY(ForEachChunkOf(
+        view, owners_, [&](size_t i, const ChunkInfo& chunk) { return Visit(i, chunk, reader); }));
+    return CheckCovered();
+  }
+
+ private:
   /// Hands on what the requests need of chunk `chunk` of owner `i`.
   Result<void> Visit(size_t i, const ChunkInfo& chunk, ChunkReader& reader) {
     const TensorInfo& owner = owners_[i];
@@ -147,7 +157,6 @@ class Plan {
     return {};
   }
 
- private:
   static Error BadTiling(const TensorInfo& owner) {
     return Error{.code = ErrorCode::kDataLoss,
                  .message = "the index's chunks do not cover the tensor exactly once",
@@ -206,11 +215,15 @@ Result<LoadReport> RunLoad(const StepView& view, std::span<const LoadRequest> re
   CAIRN_TRY_ASSIGN(Plan plan, Plan::Make(view, requests));
   ProgressMeter meter(progress, plan.total_bytes());
   ChunkReader reader(view, meter);
-  CAIRN_TRY(ForEachChunkOf(view, plan.owners(), [&](size_t i, const ChunkInfo& chunk) {
-    return plan.Visit(i, chunk, reader);
-  }));
-  CAIRN_TRY(plan.CheckCovered());
-  CAIRN_TRY(reader.Flush());
+  // Many chunks take as long to plan as to read, so it is done beside the reading.
+  const std::jthread planner([&] {
+    try {
+      reader.Close(plan.VisitAll(view, reader));
+    } catch (const std::bad_alloc&) {
+      reader.Close(Fail(ErrorCode::kResourceExhausted, "not enough memory to plan the load"));
+    }
+  });
+  CAIRN_TRY(reader.ReadAll());
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   return LoadReport{.bytes_read = reader.bytes_read(), .seconds = elapsed.count()};
 }

@@ -115,6 +115,27 @@ TEST_F(DamageTest, DamagedPageDigestsAreToldFromDamagedPages) {
   ExpectPageError(report.error(), chunks_[0].extent.leaves_offset_bytes);
 }
 
+TEST_F(DamageTest, ALoadOfManyChunksEndsAtTheFirstThatIsDamaged) {
+  // Far more than are planned ahead of the reading.
+  const TestTensor tensor(DType::kInt8, {30'000, 128});
+  StateDict state;
+  state.root().Tensor("w", tensor.view());
+  Save(1, state, {.chunk_bytes = 128});
+  CAIRN_ASSERT_OK_AND_ASSIGN(chunks_, store->Chunks(Step(1), "w"));
+  ASSERT_EQ(chunks_.size(), 30'000u);
+  EXPECT_EQ(LoadBytes(1, "w"), tensor.bytes);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->kv().Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto segment,
+                             snapshot->FindSegment(chunks_[3].extent.segment_id));
+  segment_ = segment.name;
+  Flip(chunks_[3].extent.offset_bytes);
+  TestTensor target(DType::kInt8, {30'000, 128}, 9);
+  const LoadRequest request{.fqn = "w", .box = WholeBox(tensor.shape), .target = target.target()};
+  const auto report = store->Load(Step(1), {&request, 1});
+  ASSERT_THAT(report, IsError(ErrorCode::kDataLoss, "page 0 of chunk [3, 0]"));
+  ExpectPageError(report.error(), chunks_[3].extent.offset_bytes);
+}
+
 TEST_F(DamageTest, AMapChecksUnlessToldNotTo) {
   SaveSample();
   Flip(chunks_[1].extent.offset_bytes + 99);
