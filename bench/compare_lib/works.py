@@ -55,7 +55,9 @@ class Work:
         return 0 if self.method == "open_metadata" else state.nbytes
 
     def memory_of(self, state: State) -> int:
-        """What a peer may take anew: the tensors, or the page cache of its files, or both."""
+        """What a peer may take anew: tensors, the page cache of its files, buffers."""
+        if self.method in ("load_keys", "load_slices"):
+            return 2 * self.bytes_of(state) + BUFFER_BYTES
         if self.method not in ("save", "load_new", "load_existing"):
             return 0
         return (2 if self.method == "load_new" and self.cache == "evict" else 1) * state.nbytes
@@ -68,6 +70,7 @@ class Work:
         return DIGEST_PAGE * sum(_pages(state.tensors[key], box) for key, box in boxes.items())
 
 
+BUFFER_BYTES = 256 << 20
 DIGEST_PAGE = 1 << 16
 """Cairn's smallest piece that has a digest."""
 MEMCPY = ("memcpy 1 thread", "memcpy 2 threads")
