@@ -9,7 +9,7 @@ are left out with a word:
     .venv/bin/python bench/compare.py --dir /mnt/disk/compare
 
 Writes tables, charts and the raw results into docs/performance (or --out). The default run takes
-about half an hour and 40 GiB of disk; the raw results are kept as they come, and --resume goes on
+an hour or more and 40 GiB of disk; the raw results are kept as they come, and --resume goes on
 with a run that was cut.
 """
 
