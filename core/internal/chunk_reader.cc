@@ -68,8 +68,8 @@ Result<void> ChunkReader::AddPiece(Piece piece) {
 
 Result<void> ChunkReader::HandOver() {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return handed_over_.empty() || failed_; });
-  if (failed_) return Fail(ErrorCode::kCancelled, "the reading has failed");
+  changed_.wait(lock, [&] { return handed_over_.empty() || ended_; });
+  if (ended_) return Fail(ErrorCode::kCancelled, "the reading has ended");
   handed_over_ = std::exchange(added_, {});
   batch_pieces_ = std::min(2 * batch_pieces_, kMaxPieces);
   changed_.notify_all();
@@ -100,17 +100,17 @@ Result<void> ChunkReader::TakePieces() {
 }
 
 Result<void> ChunkReader::ReadAll() {
-  Result<void> result;
+  // However it ends, by an exception too: the thread that adds must not wait for ever.
+  const std::unique_ptr<ChunkReader, void (*)(ChunkReader*)> end(this, [](ChunkReader* reader) {
+    const std::lock_guard lock(reader->mutex_);
+    reader->ended_ = true;
+    reader->changed_.notify_all();
+  });
   while (true) {
-    result = TakePieces();
-    if (!result || pieces_.empty()) break;
-    result = ReadBatch();
-    if (!result) break;
+    CAIRN_TRY(TakePieces());
+    if (pieces_.empty()) return {};
+    CAIRN_TRY(ReadBatch());
   }
-  const std::lock_guard lock(mutex_);
-  failed_ = !result;
-  changed_.notify_all();
-  return result;
 }
 
 Result<void> ChunkReader::ReadBatch() {

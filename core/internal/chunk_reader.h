@@ -36,7 +36,7 @@ class ChunkReader {
   ChunkReader(const StepView& view, ProgressMeter& progress) : view_(view), progress_(progress) {}
 
   /// Plans to read what `region` takes of the chunk's payload. Waits while the reading is behind.
-  /// kCancelled: the reading has failed, there is no use in going on.
+  /// kCancelled: the reading has ended, there is no use in going on.
   Result<void> Add(const std::string& fqn, const ChunkInfo& chunk, StridedRegion region);
 
   /// Tells that nothing more will be added, because all was or because of an error.
@@ -58,12 +58,12 @@ class ChunkReader {
     const ChunkInfo chunk;
     const StridedRegion region;
     bool whole = false;                       // all pages are read: no need of the stored digests
-    std::vector<uint64_t> stored;             // page digests, for a part; filled by Flush
+    std::vector<uint64_t> stored;             // page digests, for a part; read with its batch
     std::vector<uint64_t> computed;           // page digests, for the whole in several pieces
     std::atomic<uint64_t> missing_bytes = 0;  // of the whole
   };
   struct Piece {
-    std::shared_ptr<Job> job;  // shared by the pieces of one chunk, which may fall into two flushes
+    std::shared_ptr<Job> job;  // shared by the pieces of one chunk, which may fall into two batches
     uint64_t begin_bytes = 0;  // in the chunk, on a page
     uint64_t length_bytes = 0;
     std::byte* target = nullptr;  // null: scattered by the job's region
@@ -99,7 +99,7 @@ class ChunkReader {
   std::condition_variable changed_;        // of the next three
   std::vector<Piece> handed_over_;         // guarded by mutex_
   std::optional<Result<void>> added_all_;  // the close; guarded by mutex_
-  bool failed_ = false;                    // the reading; guarded by mutex_
+  bool ended_ = false;                     // the reading; guarded by mutex_
   std::optional<Mismatch> mismatch_;       // the first that was found; guarded by mutex_
   uint64_t bytes_read_ = 0;
 };
