@@ -8,6 +8,7 @@
 #include <numeric>
 #include <vector>
 
+#include "bench/noise.h"
 #include "core/key_pattern.h"
 #include "core/strided_copy.h"
 #include "kv/digest.h"
@@ -16,15 +17,7 @@
 namespace cairn {
 namespace {
 
-std::vector<std::byte> Noise(size_t size_bytes) {
-  std::vector<std::byte> bytes(size_bytes);
-  uint64_t state = 1;
-  for (size_t i = 0; i + 8 <= size_bytes; i += 8) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    std::memcpy(bytes.data() + i, &state, 8);
-  }
-  return bytes;
-}
+using bench::Noise;
 
 void SetBytes(benchmark::State& state, uint64_t bytes_each) {
   state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * bytes_each));

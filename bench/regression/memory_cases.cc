@@ -1,9 +1,9 @@
 // Work in memory alone: digests, strided copies, keys.
 
 #include <array>
-#include <cstring>
 #include <vector>
 
+#include "bench/noise.h"
 #include "bench/regression/cases.h"
 #include "core/strided_copy.h"
 #include "kv/digest.h"
@@ -20,16 +20,6 @@ constexpr uint64_t kSliceColumns = 64;
 constexpr uint64_t kRowColumns = 512;
 // The worst case: one element a run.
 constexpr uint64_t kSide = 512;
-
-std::vector<std::byte> Noise(uint64_t size_bytes) {
-  std::vector<std::byte> bytes(size_bytes);
-  uint64_t state = 1;
-  for (uint64_t i = 0; i + 8 <= size_bytes; i += 8) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    std::memcpy(bytes.data() + i, &state, 8);
-  }
-  return bytes;
-}
 
 /// One addition for each 8 bytes: the yardstick of the ratios. Not vectorized, so that it costs
 /// the same with every compiler.

@@ -27,7 +27,6 @@ namespace {
 
 constexpr uint64_t kWindowBytes = 64 << 20;  // source bytes digested in one go
 constexpr size_t kWindowChunks = 2048;
-constexpr uint64_t kLargeTensorBytes = 64 << 10;  // from here on payload starts on 4 KiB
 
 // One chunk of a tensor that is written.
 struct WorkItem {

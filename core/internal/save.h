@@ -15,6 +15,9 @@ namespace cairn::core::internal {
 /// Largest chunk that a save may be asked for: page digests of one chunk are held in memory.
 inline constexpr uint64_t kMaxChunkBytes = uint64_t{1} << 30;
 
+/// From here on a tensor's payload starts on 4 KiB; staged alike, it is written as it lies.
+inline constexpr uint64_t kLargeTensorBytes = 64 << 10;
+
 /// A state dict ready to be written: checked, flattened, owners and aliases decided.
 struct SavePlan {
   std::vector<PlannedTensor> tensors;  // key order

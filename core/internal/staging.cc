@@ -17,8 +17,7 @@ namespace cairn::core::internal {
 namespace {
 
 constexpr uint64_t kLineBytes = 64;
-constexpr uint64_t kPageAlignment = 4096;  // larger tensors can be written from here as they lie
-constexpr uint64_t kLargeBytes = 64 << 10;
+constexpr uint64_t kPageAlignment = 4096;
 constexpr uint64_t kHugePageBytes = 2 << 20;
 constexpr uint64_t kCopyBytes = 8 << 20;  // one piece of work for one thread
 
@@ -141,7 +140,8 @@ Result<void> StagingArea::Stage(SavePlan& plan, const SavedChunks* base) {
     PlannedTensor& tensor = plan.tensors[i];
     if (tensor.info.alias_of || tensor.info.nbytes == 0) continue;
     const uint64_t length = tensor.info.nbytes;
-    offsets_bytes[i] = RoundUp(total_bytes, length >= kLargeBytes ? kPageAlignment : kLineBytes);
+    offsets_bytes[i] =
+        RoundUp(total_bytes, length >= kLargeTensorBytes ? kPageAlignment : kLineBytes);
     total_bytes = offsets_bytes[i] + length;
     AddTasks(tensor, plan.grids[i], offsets_bytes[i], cursor.Find(tensor.info), tasks);
   }
