@@ -65,6 +65,18 @@ def touch_pages(values: Mapping[str, Any]) -> int:
     return total
 
 
+def take_over(values: Mapping[str, torch.Tensor]) -> None:
+    """Undoes what a fork costs whoever uses its parent's tensors first; their owner pays nothing.
+
+    The kernel marks the child's copy of every page table entry as not yet used, and the processor
+    takes a third of a microsecond to mark a page as used again; tensor objects are copied, as their
+    reference counts are written.
+    """
+    touch_pages(values)
+    for value in values.values():
+        value.detach()
+
+
 def first_difference(loaded: Mapping[str, Any], expected: Mapping[str, torch.Tensor]) -> str | None:
     """What is wrong with the loaded tensors, in words; None if every bit is as expected."""
     if loaded.keys() != expected.keys():

@@ -11,7 +11,7 @@ import torch
 
 from compare_lib import page_cache
 from compare_lib.child import Record
-from compare_lib.memory import first_difference, make_ready, touch_pages
+from compare_lib.memory import first_difference, make_ready, take_over, touch_pages
 from compare_lib.meter import Meter
 from compare_lib.peers.base import Peer, Reported, Slices, Steps, cut
 from compare_lib.stall import measure_stalls
@@ -58,6 +58,8 @@ class Work:
         """What a peer may take anew: tensors, the page cache of its files, buffers."""
         if self.method in ("load_keys", "load_slices"):
             return 2 * self.bytes_of(state) + BUFFER_BYTES
+        if self.method == "open_metadata":
+            return BUFFER_BYTES
         if self.method not in ("save", "load_new", "load_existing"):
             return 0
         return (2 if self.method == "load_new" and self.cache == "evict" else 1) * state.nbytes
@@ -70,6 +72,8 @@ class Work:
         return DIGEST_PAGE * sum(_pages(state.tensors[key], box) for key, box in boxes.items())
 
 
+SAVING = ("save", "second_save", "save_async")
+"""Methods that read the state."""
 BUFFER_BYTES = 256 << 20
 DIGEST_PAGE = 1 << 16
 """Cairn's smallest piece that has a digest."""
@@ -153,6 +157,8 @@ def set_cache(work: Work, peer: Peer) -> dict[str, Any]:
 
 def measure(work: Work, peer: Peer, state: State, check: bool) -> list[Record]:
     """All of a measurement, in a child process. `check` compares what was loaded."""
+    if work.method in SAVING:
+        take_over(state.tensors)
     if work.method == "save_async":
         return measure_stalls(peer, state, work.keys(state))
     steps, expected = _steps(work, peer, state)
