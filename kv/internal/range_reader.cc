@@ -32,6 +32,9 @@ constexpr uint64_t kMaxGapBytes = 4096;
 // Ranges from here on are requests of their own: they gain nothing from their neighbours, and alone
 // they may go straight into their target.
 constexpr uint64_t kLargeRangeBytes = 512 << 10;
+// Ranges from here on go straight from the page cache into their target, if they are there: the
+// copy out of a block would cost more than a request.
+constexpr uint64_t kStraightRangeBytes = 16 << 10;
 // What a lane is handed at once. Small enough that lanes end together, large enough that requests
 // stay sequential and a run's bytes are still in the cache when they are digested.
 constexpr uint64_t kRunBytes = 4 << 20;
@@ -55,8 +58,10 @@ struct Request {
   std::vector<Piece> pieces;
 };
 
-/// True if all pages of [begin, end) are in the page cache. Linux 6.5; elsewhere false.
-bool IsCached(const File& file, uint64_t begin_bytes, uint64_t end_bytes) {
+/// True if all pages of [begin, end) are in the page cache, or it is the only way. Knows it from
+/// Linux 6.5 on.
+bool IsCached(const SegmentFile& file, uint64_t begin_bytes, uint64_t end_bytes) {
+  if (!file.direct.direct()) return true;
   struct {
     uint64_t offset, length;
   } range{begin_bytes, end_bytes - begin_bytes};  // both on 4 KiB
@@ -64,7 +69,7 @@ bool IsCached(const File& file, uint64_t begin_bytes, uint64_t end_bytes) {
     uint64_t cached, dirty, writeback, evicted, recently_evicted;
   } found{};
   constexpr long kCachestat = 451;
-  if (::syscall(kCachestat, file.fd(), &range, &found, 0) != 0) return false;
+  if (::syscall(kCachestat, file.buffered.fd(), &range, &found, 0) != 0) return false;
   return found.cached * 4096 >= end_bytes - begin_bytes;
 }
 
@@ -202,9 +207,13 @@ class Lane {
         break;
       }
       const bool lent = range.target.empty();
-      const bool alone = !lent && range.target.size() >= kLargeRangeBytes;
-      if (!request.pieces.empty() && alone) break;
       const uint64_t length = std::min(range.length_bytes() - progress_, limit - at);
+      bool alone = !lent && range.target.size() >= kLargeRangeBytes;
+      if (!request.pieces.empty() && alone) break;
+      if (request.pieces.empty() && !lent && length >= kStraightRangeBytes) {
+        alone =
+            alone || IsCached(*file_, request.begin_bytes, RoundUp(at + length, kDirectAlignBytes));
+      }
       if (lent && length < range.lent_bytes) break;  // begins the next request
       request.pieces.push_back({.range = index,
                                 .offset_bytes = at,
@@ -222,8 +231,7 @@ class Lane {
   }
 
   Result<void> Submit(Request& request, size_t slot) {
-    const bool cached = !request.file->direct.direct() ||
-                        IsCached(request.file->buffered, request.begin_bytes, request.end_bytes);
+    const bool cached = IsCached(*request.file, request.begin_bytes, request.end_bytes);
     IoRequest io{.fd = cached ? request.file->buffered.fd() : request.file->direct.fd(),
                  .write = false,
                  .data = request.block,
