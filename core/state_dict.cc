@@ -5,7 +5,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <unordered_set>
+#include <bit>
+#include <functional>
 
 #include "cairn_schema/structure_generated.h"
 #include "core/internal/record_check.h"
@@ -58,6 +59,21 @@ Result<void> Walk(const StateTree& tree, const Visit& visit) {
   return {};
 }
 
+// A leaf that has the FQN of one before it; null if there is none. Open addressing in one table of
+// indices: every save and every listing comes by here, and a set would take a node a leaf.
+const Leaf* FindRepeated(const std::vector<Leaf>& leaves) {
+  constexpr uint32_t kFree = ~uint32_t{0};
+  std::vector<uint32_t> table(std::bit_ceil(2 * leaves.size() + 1), kFree);
+  for (uint32_t i = 0; i < leaves.size(); ++i) {
+    size_t at = std::hash<std::string_view>()(leaves[i].fqn) & (table.size() - 1);
+    for (; table[at] != kFree; at = (at + 1) & (table.size() - 1)) {
+      if (leaves[table[at]].fqn == leaves[i].fqn) return &leaves[i];
+    }
+    table[at] = i;
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 Result<std::vector<Leaf>> FlattenTree(const StateTree& tree) {
@@ -74,7 +90,12 @@ Result<std::vector<Leaf>> FlattenTree(const StateTree& tree) {
     std::string fqn;
     if (i > 0) {
       // Children of the root have no "." before them; the root's own FQN is "".
-      fqn = parent == 0 ? node.key : prefixes.back().fqn + "." + node.key;
+      if (parent != 0) {
+        const std::string& prefix = prefixes.back().fqn;
+        fqn.reserve(prefix.size() + 1 + node.key.size());
+        fqn.append(prefix).push_back('.');
+      }
+      fqn += node.key;
     }
     if (fqn.find('\0') != std::string::npos) {
       return Fail(Error{.code = ErrorCode::kInvalidArgument,
@@ -93,14 +114,10 @@ Result<std::vector<Leaf>> FlattenTree(const StateTree& tree) {
     }
     return {};
   }));
-  std::unordered_set<std::string_view> seen;
-  seen.reserve(leaves.size());
-  for (const Leaf& leaf : leaves) {
-    if (!seen.insert(leaf.fqn).second) {
-      return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                        .message = "two leaves of the state dict have this key path; rename one",
-                        .key = leaf.fqn});
-    }
+  if (const Leaf* second = FindRepeated(leaves)) {
+    return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                      .message = "two leaves of the state dict have this key path; rename one",
+                      .key = second->fqn});
   }
   return leaves;
 }

@@ -23,9 +23,7 @@ class GroupPlanner {
  public:
   GroupPlanner(std::span<const NamedTensor> tensors, std::span<const MemorySpan> spans,
                std::vector<PlannedTensor>* planned)
-      : tensors_(tensors), spans_(spans), planned_(planned) {
-    for (const NamedTensor& tensor : tensors) names_.insert(tensor.fqn);
-  }
+      : tensors_(tensors), spans_(spans), planned_(planned) {}
 
   void Plan(const std::vector<size_t>& group) {
     MemorySpan all = spans_[group.front()];
@@ -68,6 +66,9 @@ class GroupPlanner {
   }
 
   std::string AddHidden(const std::string& first_fqn, const MemorySpan& all) {
+    if (names_.empty()) {
+      for (const NamedTensor& tensor : tensors_) names_.insert(tensor.fqn);
+    }
     std::string fqn = first_fqn + ".__storage__";
     while (!names_.insert(fqn).second) fqn += "_";
     const TensorView bytes{.dtype = DType::kUInt8,
@@ -89,7 +90,7 @@ class GroupPlanner {
   std::span<const NamedTensor> tensors_;
   std::span<const MemorySpan> spans_;
   std::vector<PlannedTensor>* planned_;
-  std::unordered_set<std::string> names_;
+  std::unordered_set<std::string> names_;  // of all tensors, once a new name is needed
 };
 
 }  // namespace
@@ -154,6 +155,7 @@ Result<std::vector<PlannedTensor>> PlanTensors(std::span<const NamedTensor> tens
     spans.push_back(*span);
   }
   std::vector<PlannedTensor> planned;
+  planned.reserve(tensors.size());
   GroupPlanner planner(tensors, spans, &planned);
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (spans[i].begin == spans[i].end) planner.AddOwner(tensors[i]);

@@ -3,7 +3,6 @@
 #include "core/internal/list.h"
 
 #include <algorithm>
-#include <unordered_set>
 
 #include "core/internal/owners.h"
 #include "kv/key.h"
@@ -44,14 +43,20 @@ Result<StateTree> SelectTree(const StepView& view, const KeyPatterns& patterns) 
 }
 
 // Hidden tensors are no leaves: they are listed because a selected one shares their bytes.
+// `tensors` are in key order.
 Result<void> AddHiddenOwners(const StepView& view, std::vector<TensorInfo>& tensors) {
-  std::unordered_set<std::string> present;
-  for (const TensorInfo& tensor : tensors) present.insert(tensor.fqn);
-  const size_t count = tensors.size();
-  for (size_t i = 0; i < count; ++i) {
-    if (!tensors[i].alias_of || present.contains(*tensors[i].alias_of)) continue;
-    CAIRN_TRY_ASSIGN(TensorInfo owner, FindOwner(view, tensors[i]));
-    present.insert(owner.fqn);
+  std::vector<TensorInfo> selected;  // aliases of what is not among `tensors`
+  for (const TensorInfo& tensor : tensors) {
+    if (tensor.alias_of && FindByName(tensors, *tensor.alias_of) == nullptr) {
+      selected.push_back(tensor);
+    }
+  }
+  if (selected.empty()) return {};
+  CAIRN_TRY_ASSIGN(std::vector<TensorInfo> owners, FindOwners(view, selected));
+  for (size_t i = 0; i < selected.size(); ++i) {
+    CAIRN_TRY(CheckAlias(selected[i], ByName(owners, *selected[i].alias_of)));
+  }
+  for (TensorInfo& owner : owners) {
     if (owner.hidden) tensors.push_back(std::move(owner));
   }
   std::ranges::sort(tensors, {}, &TensorInfo::fqn);

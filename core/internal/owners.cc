@@ -38,28 +38,19 @@ Result<void> CheckAlias(const TensorInfo& alias, const TensorInfo& owner) {
             .key = alias.fqn});
 }
 
-Result<TensorInfo> FindOwner(const StepView& view, const TensorInfo& alias) {
-  auto owner = FindTensor(view, *alias.alias_of);
-  if (!owner) {
-    if (owner.error().code != ErrorCode::kNotFound) return owner;
-    return Fail(Error{.code = ErrorCode::kDataLoss,
-                      .message = fmt::format("the index lacks '{}', whose bytes this tensor shares",
-                                             *alias.alias_of),
-                      .key = alias.fqn,
-                      .step = view.step.step});
-  }
-  CAIRN_TRY(CheckAlias(alias, *owner));
-  return owner;
-}
-
 Result<std::vector<TensorInfo>> FindNamed(const StepView& view, std::vector<std::string> fqns) {
   SortUnique(fqns);
   return FindTensors(view, fqns);
 }
 
-const TensorInfo& ByName(std::span<const TensorInfo> tensors, std::string_view fqn) {
+const TensorInfo* FindByName(std::span<const TensorInfo> tensors, std::string_view fqn) {
   const auto found = std::ranges::lower_bound(tensors, fqn, {}, &TensorInfo::fqn);
-  CAIRN_CHECK(found != tensors.end() && found->fqn == fqn);
+  return found != tensors.end() && found->fqn == fqn ? &*found : nullptr;
+}
+
+const TensorInfo& ByName(std::span<const TensorInfo> tensors, std::string_view fqn) {
+  const TensorInfo* const found = FindByName(tensors, fqn);
+  CAIRN_CHECK(found != nullptr);
   return *found;
 }
 
@@ -72,8 +63,7 @@ Result<std::vector<TensorInfo>> FindOwners(const StepView& view,
   std::vector<std::string> others;
   for (const TensorInfo& tensor : tensors) {
     if (!tensor.alias_of) continue;
-    const auto known = std::ranges::lower_bound(owners, *tensor.alias_of, {}, &TensorInfo::fqn);
-    if (known == owners.end() || known->fqn != *tensor.alias_of) others.push_back(*tensor.alias_of);
+    if (FindByName(owners, *tensor.alias_of) == nullptr) others.push_back(*tensor.alias_of);
   }
   if (others.empty()) return owners;
   auto found = FindNamed(view, std::move(others));
@@ -81,13 +71,19 @@ Result<std::vector<TensorInfo>> FindOwners(const StepView& view,
     Error error = std::move(found).error();
     if (error.code == ErrorCode::kNotFound) {
       error.code = ErrorCode::kDataLoss;
-      error.message = "the index lacks a tensor whose bytes others share";
+      error.message = "the index lacks this tensor, whose bytes others share";
     }
     return Fail(std::move(error));
   }
   std::ranges::move(*found, std::back_inserter(owners));
   std::ranges::sort(owners, {}, &TensorInfo::fqn);
   return owners;
+}
+
+Result<TensorInfo> FindOwner(const StepView& view, const TensorInfo& alias) {
+  CAIRN_TRY_ASSIGN(std::vector<TensorInfo> owners, FindOwners(view, {&alias, 1}));
+  CAIRN_TRY(CheckAlias(alias, owners.front()));
+  return std::move(owners.front());
 }
 
 }  // namespace cairn::core::internal

@@ -25,7 +25,10 @@ Result<std::vector<TensorInfo>> FindNamed(const StepView& view, std::vector<std:
 Result<std::vector<TensorInfo>> FindOwners(const StepView& view,
                                            std::span<const TensorInfo> tensors);
 
-/// One of `tensors` (key order). Requires that it is among them.
+/// One of `tensors` (key order), or null.
+const TensorInfo* FindByName(std::span<const TensorInfo> tensors, std::string_view fqn);
+
+/// The same. Requires that it is among them.
 const TensorInfo& ByName(std::span<const TensorInfo> tensors, std::string_view fqn);
 
 }  // namespace cairn::core::internal

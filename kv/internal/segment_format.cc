@@ -121,7 +121,12 @@ Result<SegmentTrailer> DecodeSegmentTrailer(std::span<const std::byte, kSegmentT
 
 std::vector<std::byte> EncodeSegmentFooter(const SegmentHeader& header, const std::string& attempt,
                                            std::span<const FooterEntry> entries) {
-  flatbuffers::FlatBufferBuilder builder(1024);
+  constexpr size_t kEntryOverheadBytes = 40;  // table, lengths, padding
+  size_t bytes = 1024;
+  for (const FooterEntry& entry : entries) {
+    bytes += kEntryOverheadBytes + entry.key.size() + entry.value.size();
+  }
+  flatbuffers::FlatBufferBuilder builder(bytes);
   std::vector<flatbuffers::Offset<schema::FooterEntry>> offsets;
   offsets.reserve(entries.size());
   for (const FooterEntry& entry : entries) {

@@ -3,6 +3,7 @@
 #include "python/src/step_contents.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "python/src/collection_pause.h"
 #include "python/src/convert.h"
@@ -42,38 +43,47 @@ std::vector<uint64_t> PlaceStrides(const core::TensorInfo& info) {
   return strides;
 }
 
-template <typename Infos>
-std::unordered_map<std::string_view, uint32_t> SlotsOf(const Infos& infos) {
-  std::unordered_map<std::string_view, uint32_t> slots;
-  slots.reserve(infos.size());
-  for (const auto& info : infos) {
-    const auto slot = static_cast<uint32_t>(&info - infos.data());
-    // A hidden owner may bear the name of no leaf; it must not shadow one either.
-    if constexpr (requires { info.hidden; }) {
-      if (info.hidden) continue;
+// Finds records, which are in key order, by name. Leaves mostly come in long runs of that order.
+template <typename Info>
+class Finder {
+ public:
+  explicit Finder(const std::vector<Info>& infos) : infos_(infos) {}
+
+  /// Index of the record, or nothing.
+  std::optional<uint32_t> Find(std::string_view fqn) {
+    if (next_ >= infos_.size() || infos_[next_].fqn != fqn) {
+      next_ = static_cast<size_t>(std::ranges::lower_bound(infos_, fqn, {}, &Info::fqn) -
+                                  infos_.begin());
+      if (next_ == infos_.size() || infos_[next_].fqn != fqn) return std::nullopt;
     }
-    slots.emplace(info.fqn, slot);
+    // A hidden owner is no leaf, even if it should bear the name of one.
+    if constexpr (requires(Info info) { info.hidden; }) {
+      if (infos_[next_].hidden) return std::nullopt;
+    }
+    return static_cast<uint32_t>(next_++);
   }
-  return slots;
-}
+
+ private:
+  const std::vector<Info>& infos_;
+  size_t next_ = 0;  // behind the last one found
+};
 
 }  // namespace
 
 StepContents::StepContents(core::Contents contents)
     : contents_(std::move(contents)), leaves_(Unwrap(core::FlattenTree(contents_.tree))) {
-  const auto tensor_slots = SlotsOf(contents_.tensors);
-  const auto value_slots = SlotsOf(contents_.values);
+  Finder tensors(contents_.tensors);
+  Finder values(contents_.values);
   slots_.reserve(leaves_.size());
   for (size_t i = 0; i < leaves_.size(); ++i) {
-    const auto& of_kind = core::IsTensor(kind(i)) ? tensor_slots : value_slots;
-    const auto slot = of_kind.find(leaves_[i].fqn);
-    if (slot == of_kind.end()) {
+    const auto slot = core::IsTensor(kind(i)) ? tensors.Find(fqn(i)) : values.Find(fqn(i));
+    if (!slot) {
       Throw(Error{.code = ErrorCode::kDataLoss,
                   .message = "the step's structure has a leaf without a record",
                   .key = leaves_[i].fqn,
                   .step = contents_.step.step});
     }
-    slots_.push_back(slot->second);
+    slots_.push_back(*slot);
   }
 }
 
