@@ -31,6 +31,18 @@ int OpenMaybeDirect(const std::string& path, int flags, bool* direct) {
   return ::open(path.c_str(), flags, 0644);
 }
 
+/// What direct I/O on the file asks of the addresses of memory.
+uint64_t MemoryAlign(int fd) {
+#ifdef STATX_DIOALIGN
+  struct statx status;
+  if (::statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &status) == 0 &&
+      (status.stx_mask & STATX_DIOALIGN) != 0 && status.stx_dio_mem_align > 0) {
+    return std::min<uint64_t>(status.stx_dio_mem_align, kDirectAlignBytes);
+  }
+#endif
+  return kDirectAlignBytes;
+}
+
 }  // namespace
 
 Result<File> File::OpenRead(const std::string& path, bool direct) {
@@ -41,6 +53,7 @@ Result<File> File::OpenRead(const std::string& path, bool direct) {
   file.direct_ = direct;
   file.fd_ = OpenMaybeDirect(path, O_RDONLY, &file.direct_);
   if (file.fd_ < 0) return Fail(SystemError(errno, "cannot open for reading", path));
+  if (file.direct_) file.memory_align_bytes_ = MemoryAlign(file.fd_);
   file.path_ = path;
   return file;
 }
@@ -54,6 +67,7 @@ Result<File> File::Create(const std::string& path, bool direct) {
     if (errno == EEXIST) error.code = ErrorCode::kConflict;
     return Fail(std::move(error));
   }
+  if (file.direct_) file.memory_align_bytes_ = MemoryAlign(file.fd_);
   file.path_ = path;
   return file;
 }
@@ -63,13 +77,17 @@ File::~File() {
 }
 
 File::File(File&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)), direct_(other.direct_), path_(std::move(other.path_)) {}
+    : fd_(std::exchange(other.fd_, -1)),
+      direct_(other.direct_),
+      memory_align_bytes_(other.memory_align_bytes_),
+      path_(std::move(other.path_)) {}
 
 File& File::operator=(File&& other) noexcept {
   if (this != &other) {
     if (fd_ >= 0) ::close(fd_);
     fd_ = std::exchange(other.fd_, -1);
     direct_ = other.direct_;
+    memory_align_bytes_ = other.memory_align_bytes_;
     path_ = std::move(other.path_);
   }
   return *this;

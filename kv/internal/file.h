@@ -11,7 +11,7 @@
 
 namespace cairn::kv::internal {
 
-/// Memory, offset and length of direct I/O are multiples of this.
+/// Offset and length of direct I/O are multiples of this; so is memory, unless File knows better.
 inline constexpr uint64_t kDirectAlignBytes = 4096;
 
 constexpr uint64_t RoundUp(uint64_t value, uint64_t multiple) {
@@ -35,6 +35,9 @@ class File {
 
   int fd() const { return fd_; }
   bool direct() const { return direct_; }
+  /// Addresses of memory for I/O are multiples of this: often 4 bytes on NVMe, 512 elsewhere, 1 for
+  /// buffered I/O. kDirectAlignBytes where the kernel (before Linux 6.1) does not tell.
+  uint64_t memory_align_bytes() const { return direct_ ? memory_align_bytes_ : 1; }
   const std::string& path() const { return path_; }
 
   /// Turns O_DIRECT off, for file systems that accept the flag and refuse the I/O.
@@ -50,6 +53,7 @@ class File {
  private:
   int fd_ = -1;
   bool direct_ = false;
+  uint64_t memory_align_bytes_ = kDirectAlignBytes;
   std::string path_;
 };
 

@@ -255,7 +255,8 @@ class Lane {
     const Piece& piece = request.pieces.front();
     if (cached || piece.target == nullptr) return piece.target != nullptr;
     const auto address = reinterpret_cast<uintptr_t>(piece.target);
-    return (address | piece.offset_bytes | piece.length_bytes) % kDirectAlignBytes == 0;
+    return address % request.file->direct.memory_align_bytes() == 0 &&
+           (piece.offset_bytes | piece.length_bytes) % kDirectAlignBytes == 0;
   }
 
   Result<void> FinishOne() {

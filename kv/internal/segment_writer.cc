@@ -139,9 +139,9 @@ Result<void> SegmentWriter::Put(std::span<const std::byte> bytes) {
 }
 
 bool SegmentWriter::CanBorrow(std::span<const std::byte> memory) const {
+  const uint64_t head = RoundUp(position_, kDirectAlignBytes) - position_;
   return memory.size() >= kMinBorrowedBytes &&
-         reinterpret_cast<uintptr_t>(memory.data()) % kDirectAlignBytes ==
-             position_ % kDirectAlignBytes;
+         (reinterpret_cast<uintptr_t>(memory.data()) + head) % file_.memory_align_bytes() == 0;
 }
 
 Result<void> SegmentWriter::PutBorrowed(std::span<const std::byte> memory) {

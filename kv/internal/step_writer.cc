@@ -93,8 +93,8 @@ Result<void> StepWriter::Impl::CheckUsable() const {
 
 Result<void> StepWriter::Impl::StartSegment() {
   if (queue_ == nullptr) {
-    CAIRN_TRY_ASSIGN(
-        queue_, internal::IoQueue::Make(state_->options.io->uring, state_->options.io->queue_depth));
+    CAIRN_TRY_ASSIGN(queue_, internal::IoQueue::Make(state_->options.io->uring,
+                                                     state_->options.io->queue_depth));
   }
   const std::string identity = fmt::format("{}/{}/{}", attempt_, options_.rank, segment_counter_++);
   segment_id_ = Checksum64(internal::AsBytes(identity));

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <thread>
 
@@ -95,8 +96,8 @@ class ReadTest : public ::testing::TestWithParam<ReadCase> {
 
 TEST_P(ReadTest, RandomRangesHoldTheBytesThatWereWritten) {
   SeededRandom random;
-  const std::vector<uint64_t> lengths = {1,      0,      63,      64,        4096, 5000,  100'000,
-                                         65'536, 65'537, 400'000, 1'000'003, 7,    12'288};
+  const std::vector<uint64_t> lengths = {
+      1, 0, 63, 64, 4096, 5000, 100'000, 65'536, 65'537, 400'000, 1'000'003, 7, 12'288, 5, 1 << 20};
   CAIRN_ASSERT_OK_AND_ASSIGN(const Written written, WritePayloads(path_, options_, lengths));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kRead, options_));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
@@ -115,7 +116,10 @@ TEST_P(ReadTest, RandomRangesHoldTheBytesThatWereWritten) {
       const uint64_t whole = lengths[one.payload];
       one.begin = random.Chance(0.4) ? 0 : random.Between(0, whole);
       one.length = random.Chance(0.4) ? whole - one.begin : random.Between(0, whole - one.begin);
-      one.shift = random.Chance(0.5) ? 0 : random.Between(1, 4095);
+      // What devices ask of addresses, or nothing.
+      constexpr uint64_t kAligns[] = {1, 4, 512, 4096};
+      const uint64_t align = kAligns[random.Between(0, 3)];
+      one.shift = random.Between(0, 4095) / align * align;
       wanted.push_back(one);
     }
     // Targets lie in memory of their own, aligned or not, with a fence on either side.
@@ -150,6 +154,41 @@ TEST_P(ReadTest, RandomRangesHoldTheBytesThatWereWritten) {
       EXPECT_TRUE(std::all_of(end, end + kFence, untouched)) << "bytes behind range " << i;
       std::free(memory[i]);
     }
+  }
+}
+
+TEST_P(ReadTest, PayloadFromAnyAddressIsWhatWasWritten) {
+  constexpr uint64_t kBytes = 700'000;
+  constexpr uint64_t kShifts[] = {0, 512, 64, 4, 3584, 1};
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kWrite, options_));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, store->Begin(1, {}));
+  const std::unique_ptr<std::byte, void (*)(void*)> memory(
+      static_cast<std::byte*>(std::aligned_alloc(4096, 4096 * 200)), std::free);
+  SeededRandom random;
+  random.Fill({memory.get(), 4096 * 200});
+  std::vector<Extent> extents;
+  for (const uint64_t shift : kShifts) {
+    const std::span<const std::byte> payload(memory.get() + shift, kBytes);
+    CAIRN_ASSERT_OK_AND_ASSIGN(
+        const auto appended,
+        writer->Append(kBytes, StepWriter::Placement::kFollow, PagesOf(payload), {}, payload));
+    CAIRN_ASSERT_OK(writer->AddChunk(ChunkKey(fmt::format("p{}", shift), std::array{uint64_t{0}}),
+                                     std::array{kBytes}, appended.extent, appended.digest, 1,
+                                     false));
+    extents.push_back(appended.extent);
+  }
+  CAIRN_ASSERT_OK(writer->SetStructure(internal::AsBytes("any bytes")));
+  CAIRN_ASSERT_OK(writer->Commit({}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  for (size_t i = 0; i < extents.size(); ++i) {
+    std::vector<std::byte> read(kBytes);
+    const ReadRange range{.segment_id = extents[i].segment_id,
+                          .offset_bytes = extents[i].offset_bytes,
+                          .target = read};
+    CAIRN_ASSERT_OK(
+        snapshot->Read({&range, 1}, 1, [](size_t, auto) -> Result<void> { return {}; }));
+    EXPECT_EQ(std::memcmp(read.data(), memory.get() + kShifts[i], kBytes), 0)
+        << "from an address that is " << kShifts[i] << " beyond a page";
   }
 }
 
