@@ -171,7 +171,7 @@ TEST_P(ReadTest, PayloadFromAnyAddressIsWhatWasWritten) {
     const std::span<const std::byte> payload(memory.get() + shift, kBytes);
     CAIRN_ASSERT_OK_AND_ASSIGN(
         const auto appended,
-        writer->Append(kBytes, StepWriter::Placement::kFollow, PagesOf(payload), {}, payload));
+        writer->Append(kBytes, StepWriter::Placement::kAlign4096, PagesOf(payload), {}, payload));
     CAIRN_ASSERT_OK(writer->AddChunk(ChunkKey(fmt::format("p{}", shift), std::array{uint64_t{0}}),
                                      std::array{kBytes}, appended.extent, appended.digest, 1,
                                      false));
