@@ -3,8 +3,9 @@
 // 1. The plan says what is written: owners, aliases, values, structure.
 // 2. The base step's chunk records are scanned in key order beside the plan's own chunks, which are
 //    produced in the same order; equal keys with equal sizes are candidates for reuse.
-// 3. Chunks gather in a window of bounded bytes. Candidates of a window are digested by all cores;
-//    then, in order, each chunk becomes a reference to the base's bytes or is appended.
+// 3. Chunks gather in windows of bounded bytes. Candidates of a window are digested by all cores,
+//    while this one writes the window before and gathers the next; then, in order, each chunk
+//    becomes a reference to the base's bytes or is appended.
 // 4. Records, values, structure, commit. Until the commit nothing of this is a step.
 
 #include "core/internal/save.h"
@@ -15,6 +16,7 @@
 #include <array>
 #include <chrono>
 #include <limits>
+#include <utility>
 
 #include "core/chunk_grid.h"
 #include "core/internal/progress.h"
@@ -128,32 +130,19 @@ class ItemWriter {
         saved_(saved),
         scratch_(pool.thread_count(), std::vector<std::byte>(kv::kPageBytes)) {}
 
+  ~ItemWriter() { pool_.Finish(); }  // after an error digests may still be made
+
   Result<void> Add(WorkItem item) {
-    window_bytes_ += item.length_bytes;
-    window_.push_back(std::move(item));
-    if (window_bytes_ < kWindowBytes && window_.size() < kWindowChunks) return {};
-    return Flush();
+    filling_.bytes += item.length_bytes;
+    filling_.items.push_back(std::move(item));
+    if (filling_.bytes < kWindowBytes && filling_.items.size() < kWindowChunks) return {};
+    return Turn();
   }
 
-  Result<void> Flush() {
-    std::vector<WorkItem*> candidates;
-    for (WorkItem& item : window_) {
-      if (item.base && item.bytes_at_hand) candidates.push_back(&item);
-    }
-    pool_.Run(candidates.size(),
-              [&](size_t i, size_t worker) { DigestItem(*candidates[i], scratch_[worker]); });
-    for (WorkItem& item : window_) {
-      CAIRN_TRY(AddTensorRecords(item.tensor + 1));
-      CAIRN_TRY(Write(item));
-    }
-    window_.clear();
-    window_bytes_ = 0;
-    return {};
-  }
-
-  /// Writes what is left: the last window, and records of tensors without chunks.
+  /// Writes what is left: the last windows, and records of tensors without chunks.
   Result<void> Finish() {
-    CAIRN_TRY(Flush());
+    CAIRN_TRY(Turn());
+    CAIRN_TRY(Turn());
     return AddTensorRecords(plan_.tensors.size());
   }
 
@@ -161,6 +150,28 @@ class ItemWriter {
   uint64_t chunks_reused() const { return chunks_reused_; }
 
  private:
+  struct Window {
+    std::vector<WorkItem> items;
+    uint64_t bytes = 0;
+  };
+
+  // The filled window's candidates begin to be digested while the one before it is written.
+  Result<void> Turn() {
+    pool_.Finish();
+    const Window ready = std::exchange(digested_, std::exchange(filling_, {}));
+    candidates_.clear();
+    for (WorkItem& item : digested_.items) {
+      if (item.base && item.bytes_at_hand) candidates_.push_back(&item);
+    }
+    pool_.Start(candidates_.size(),
+                [this](size_t i, size_t worker) { DigestItem(*candidates_[i], scratch_[worker]); });
+    for (const WorkItem& item : ready.items) {
+      CAIRN_TRY(AddTensorRecords(item.tensor + 1));
+      CAIRN_TRY(Write(item));
+    }
+    return {};
+  }
+
   static void DigestItem(WorkItem& item, std::span<std::byte> scratch) {
     const uint64_t pages = kv::PageCount(item.length_bytes);
     item.leaves.reserve(pages);
@@ -219,8 +230,9 @@ class ItemWriter {
   SavedChunks* saved_;                           // may be null
   size_t next_tensor_ = 0;                       // whose record is not yet added
   std::vector<std::vector<std::byte>> scratch_;  // one page a worker
-  std::vector<WorkItem> window_;
-  uint64_t window_bytes_ = 0;
+  Window filling_;
+  Window digested_;                    // or being digested
+  std::vector<WorkItem*> candidates_;  // of digested_
   uint64_t chunks_ = 0;
   uint64_t chunks_reused_ = 0;
 };

@@ -3,6 +3,9 @@
 #include "core/internal/worker_pool.h"
 
 #include <algorithm>
+#include <utility>
+
+#include "kv/error.h"
 
 namespace cairn::core::internal {
 
@@ -25,22 +28,28 @@ WorkerPool::~WorkerPool() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void WorkerPool::Run(size_t count, const std::function<void(size_t, size_t)>& work) {
-  // Waking threads for one item costs more than the item.
-  if (count <= 1 || threads_.empty()) {
-    for (size_t i = 0; i < count; ++i) work(i, 0);
-    return;
-  }
+void WorkerPool::Run(size_t count, std::function<void(size_t, size_t)> work) {
+  Start(count, std::move(work));
+  Finish();
+}
+
+void WorkerPool::Start(size_t count, std::function<void(size_t, size_t)> work) {
   {
     const std::lock_guard lock(mutex_);
-    work_ = &work;
+    CAIRN_CHECK(busy_ == 0 && next_ >= count_);
+    work_ = std::move(work);
     count_ = count;
     next_ = 0;
+    // Waking threads for one item costs more than the item.
+    if (count <= 1 || threads_.empty()) return;
     busy_ = threads_.size();
     ++round_;
   }
   changed_.notify_all();
-  for (size_t i = next_++; i < count; i = next_++) work(i, 0);
+}
+
+void WorkerPool::Finish() {
+  for (size_t i = next_++; i < count_; i = next_++) work_(i, 0);
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return busy_ == 0; });
 }
@@ -52,10 +61,8 @@ void WorkerPool::Loop(size_t worker) {
     changed_.wait(lock, [&] { return stop_ || round_ != seen; });
     if (stop_) return;
     seen = round_;
-    const auto* work = work_;
-    const size_t count = count_;
     lock.unlock();
-    for (size_t i = next_++; i < count; i = next_++) (*work)(i, worker);
+    for (size_t i = next_++; i < count_; i = next_++) work_(i, worker);
     lock.lock();
     if (--busy_ == 0) changed_.notify_all();
   }

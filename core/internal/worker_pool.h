@@ -11,7 +11,7 @@
 
 namespace cairn::core::internal {
 
-/// Ownership: owns its threads, which the destructor joins. Threads: one Run at a time.
+/// Ownership: owns its threads, which the destructor joins. Threads: all calls from one at a time.
 class WorkerPool {
  public:
   /// `thread_count` includes the caller of Run; 1 means no threads at all.
@@ -23,7 +23,13 @@ class WorkerPool {
   /// Calls work(i, worker) for every i in [0, count), in any order, from up to thread_count()
   /// threads; `worker` is below thread_count() and no two calls at one time share it. Returns when
   /// all are done.
-  void Run(size_t count, const std::function<void(size_t, size_t)>& work);
+  void Run(size_t count, std::function<void(size_t, size_t)> work);
+
+  /// The same in two steps: the caller may do something else while the other threads have begun,
+  /// and joins in with Finish. Requires that what was started before is finished.
+  void Start(size_t count, std::function<void(size_t, size_t)> work);
+  /// Returns when all are done; at once if nothing was started.
+  void Finish();
 
   size_t thread_count() const { return threads_.size() + 1; }
 
@@ -36,7 +42,7 @@ class WorkerPool {
   std::mutex mutex_;
   std::condition_variable changed_;
   // Guarded by mutex_.
-  const std::function<void(size_t, size_t)>* work_ = nullptr;
+  std::function<void(size_t, size_t)> work_;  // changes only while no thread is busy
   size_t count_ = 0;
   uint64_t round_ = 0;
   size_t busy_ = 0;

@@ -82,8 +82,7 @@ class StepIndexer {
         return {};
       }
       case Column::kStructures:
-        last_.Put(column, StructureKey(DigestOf(value)), value);
-        return {};
+        return AddStructure(value);
       case Column::kSegments:
         last_.Put(column, key, value);
         return {};
@@ -98,6 +97,14 @@ class StepIndexer {
       CAIRN_TRY(state_.index->Write(pieces_));
       pieces_.Clear();
     }
+    return {};
+  }
+
+  // Most steps have the structure of the one before.
+  Result<void> AddStructure(std::span<const std::byte> record) {
+    const std::string key = StructureKey(DigestOf(record));
+    CAIRN_TRY_ASSIGN(const auto known, state_.index->Get(Column::kStructures, key));
+    if (!known || !std::ranges::equal(*known, record)) last_.Put(Column::kStructures, key, record);
     return {};
   }
 
