@@ -38,20 +38,13 @@ uint32_t NextCharacter(std::string_view text, size_t* at) {
   return character;
 }
 
-bool LiteralMatches(std::string_view pattern, std::string_view fqn) {
-  return fqn.starts_with(pattern) && (fqn.size() == pattern.size() || fqn[pattern.size()] == '.');
-}
-
 }  // namespace
 
 Result<KeyPatterns::Pattern> KeyPatterns::ParseOne(std::string_view text) {
   Pattern pattern;
   const size_t wildcard = text.find_first_of(kWildcards);
   pattern.prefix = std::string(text.substr(0, wildcard));
-  if (wildcard == std::string_view::npos) {
-    pattern.literal = true;
-    return pattern;
-  }
+  if (wildcard == std::string_view::npos) return pattern;
   size_t at = 0;
   while (at < text.size()) {
     if (text[at] == '*') {
@@ -93,7 +86,6 @@ Result<KeyPatterns::Pattern> KeyPatterns::ParseOne(std::string_view text) {
 }
 
 bool KeyPatterns::Pattern::Matches(std::string_view fqn) const {
-  if (literal) return LiteralMatches(prefix, fqn);
   if (!fqn.starts_with(prefix)) return false;
   const auto is_star = [this](size_t i) {
     return tokens[i].kind == Token::Kind::kStar || tokens[i].kind == Token::Kind::kStarStar;
@@ -150,21 +142,34 @@ Result<KeyPatterns> KeyPatterns::Parse(const std::vector<std::string>& patterns)
       return Fail(ErrorCode::kInvalidArgument, "a key pattern is empty; '**' takes every key");
     }
     CAIRN_TRY_ASSIGN(Pattern pattern, ParseOne(body));
-    (excludes ? result.excludes_ : result.includes_).push_back(std::move(pattern));
+    Set& set = excludes ? result.excludes_ : result.includes_;
+    if (pattern.tokens.empty()) {
+      set.literals.insert(std::move(pattern.prefix));
+    } else {
+      set.wildcards.push_back(std::move(pattern));
+    }
   }
   return result;
 }
 
+bool KeyPatterns::Set::Matches(std::string_view fqn) const {
+  // A literal takes the key itself and all below it.
+  for (size_t end = 0; !literals.empty() && end <= fqn.size(); ++end) {
+    end = std::min(fqn.find('.', end), fqn.size());
+    if (literals.contains(fqn.substr(0, end))) return true;
+  }
+  return std::ranges::any_of(wildcards,
+                             [fqn](const Pattern& pattern) { return pattern.Matches(fqn); });
+}
+
 bool KeyPatterns::Matches(std::string_view fqn) const {
-  const auto matches = [fqn](const Pattern& pattern) { return pattern.Matches(fqn); };
-  return (includes_.empty() || std::ranges::any_of(includes_, matches)) &&
-         std::ranges::none_of(excludes_, matches);
+  return (includes_.empty() || includes_.Matches(fqn)) && !excludes_.Matches(fqn);
 }
 
 std::vector<std::string> KeyPatterns::ScanPrefixes() const {
   if (includes_.empty()) return {""};
-  std::vector<std::string> prefixes;
-  for (const Pattern& pattern : includes_) prefixes.push_back(pattern.prefix);
+  std::vector<std::string> prefixes(includes_.literals.begin(), includes_.literals.end());
+  for (const Pattern& pattern : includes_.wildcards) prefixes.push_back(pattern.prefix);
   std::ranges::sort(prefixes);
   // Sorted, a prefix comes right before all that it covers.
   std::vector<std::string> covering;

@@ -8,6 +8,8 @@
 /// and no exclusion does. Cost of a match: length of the key times length of the pattern, at most.
 
 #include <cstdint>
+#include <functional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -39,14 +41,20 @@ class KeyPatterns {
   };
   struct Pattern {
     std::string prefix;         // text before the first wildcard
-    bool literal = false;       // no wildcard at all
-    std::vector<Token> tokens;  // the whole pattern, unless literal
+    std::vector<Token> tokens;  // the whole pattern; none if there is no wildcard
+    bool Matches(std::string_view fqn) const;
+  };
+  // Patterns of one kind. Literal ones are looked up, so that thousands of keys can be asked for.
+  struct Set {
+    std::vector<Pattern> wildcards;
+    std::set<std::string, std::less<>> literals;
+    bool empty() const { return wildcards.empty() && literals.empty(); }
     bool Matches(std::string_view fqn) const;
   };
   static Result<Pattern> ParseOne(std::string_view text);
 
-  std::vector<Pattern> includes_;
-  std::vector<Pattern> excludes_;
+  Set includes_;
+  Set excludes_;
 };
 
 }  // namespace cairn::core

@@ -24,6 +24,17 @@ TEST(KeyPatternTest, LiteralTakesTheKeyAndAllBelow) {
   EXPECT_FALSE(Matches({"model.layers.1"}, "model.layers"));
 }
 
+TEST(KeyPatternTest, LiteralEndsAtAnyDot) {
+  EXPECT_TRUE(Matches({"a", "b"}, "b.c"));
+  EXPECT_TRUE(Matches({"a."}, "a."));
+  EXPECT_TRUE(Matches({"a."}, "a..b"));
+  EXPECT_FALSE(Matches({"a."}, "a.b"));
+  EXPECT_TRUE(Matches({"."}, "."));
+  EXPECT_TRUE(Matches({"a"}, "a."));
+  EXPECT_FALSE(Matches({"a"}, ""));
+  EXPECT_FALSE(Matches({"!a"}, "a.b"));
+}
+
 TEST(KeyPatternTest, StarStaysInsideOneElement) {
   EXPECT_TRUE(Matches({"model.*.weight"}, "model.wte.weight"));
   EXPECT_FALSE(Matches({"model.*.weight"}, "model.h.0.weight"));
