@@ -168,7 +168,10 @@ std::string_view ToView(const rocksdb::Slice& slice) { return {slice.data(), sli
 
 rocksdb::ColumnFamilyOptions ColumnOptions() {
   rocksdb::ColumnFamilyOptions options;
-  options.compression = rocksdb::kLZ4Compression;
+  // A third smaller than LZ4: a save of which little is new writes mostly records, and who reads a
+  // hundredth of the keys reads most blocks of records.
+  options.compression = rocksdb::kZSTD;
+  options.compression_opts.level = 1;
   options.write_buffer_size = 8 << 20;
   // Each commit adds a table a column, always behind the ones before. Levelled compaction would
   // move such tables down as they are, one by one, and every open would have to open them all.
@@ -178,6 +181,7 @@ rocksdb::ColumnFamilyOptions ColumnOptions() {
   table.checksum = rocksdb::kXXH3;
   table.format_version = 5;
   table.block_size = 16 << 10;
+  table.enable_index_compression = false;  // every open reads all index blocks
   options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
   return options;
 }
