@@ -69,11 +69,11 @@ def take_over(values: Mapping[str, torch.Tensor]) -> None:
     """Undoes what a fork costs whoever uses its parent's tensors first; their owner pays nothing.
 
     The kernel marks the child's copy of every page table entry as not yet used, and the processor
-    takes a third of a microsecond to mark a page as used again; tensor objects are copied, as their
-    reference counts are written.
+    takes a third of a microsecond to mark a page as used again; names and tensor objects are
+    copied, as their reference counts are written.
     """
     touch_pages(values)
-    for value in values.values():
+    for _, value in values.items():
         value.detach()
 
 

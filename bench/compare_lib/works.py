@@ -73,7 +73,7 @@ class Work:
 
 
 SAVING = ("save", "second_save", "save_async")
-"""Methods that read the state."""
+"""Methods that read the state; limits read it for loads too."""
 BUFFER_BYTES = 256 << 20
 DIGEST_PAGE = 1 << 16
 """Cairn's smallest piece that has a digest."""
@@ -157,7 +157,7 @@ def set_cache(work: Work, peer: Peer) -> dict[str, Any]:
 
 def measure(work: Work, peer: Peer, state: State, check: bool) -> list[Record]:
     """All of a measurement, in a child process. `check` compares what was loaded."""
-    if work.method in SAVING:
+    if work.method in SAVING or peer.is_limit:
         take_over(state.tensors)
     if work.method == "save_async":
         return measure_stalls(peer, state, work.keys(state))
