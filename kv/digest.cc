@@ -26,21 +26,49 @@ uint64_t LeafDigest(std::span<const std::byte> page) {
   return XXH3_64bits(page.data(), page.size());
 }
 
-void AppendLeaves(std::span<const std::byte> payload, std::vector<uint64_t>& leaves) {
+namespace {
+
+template <typename Visit>
+void ForEachLeaf(std::span<const std::byte> payload, const Visit& visit) {
   for (size_t begin = 0; begin < payload.size(); begin += kPageBytes) {
-    leaves.push_back(
-        LeafDigest(payload.subspan(begin, std::min<size_t>(kPageBytes, payload.size() - begin))));
+    visit(LeafDigest(payload.subspan(begin, std::min<size_t>(kPageBytes, payload.size() - begin))));
   }
+}
+
+// Takes leaves, then the length.
+class Root {
+ public:
+  Root() { XXH3_128bits_reset(&state_); }
+  void Add(std::span<const uint64_t> leaves) {
+    XXH3_128bits_update(&state_, leaves.data(), leaves.size_bytes());
+  }
+  Digest Finish(uint64_t length_bytes) {
+    XXH3_128bits_update(&state_, &length_bytes, sizeof(length_bytes));
+    const XXH128_hash_t hash = XXH3_128bits_digest(&state_);
+    return Digest{.lo = hash.low64, .hi = hash.high64};
+  }
+
+ private:
+  XXH3_state_t state_;
+};
+
+}  // namespace
+
+void AppendLeaves(std::span<const std::byte> payload, std::vector<uint64_t>& leaves) {
+  ForEachLeaf(payload, [&](uint64_t leaf) { leaves.push_back(leaf); });
 }
 
 Digest RootDigest(std::span<const uint64_t> leaves, uint64_t length_bytes) {
   CAIRN_CHECK(leaves.size() == PageCount(length_bytes));
-  XXH3_state_t state;
-  XXH3_128bits_reset(&state);
-  XXH3_128bits_update(&state, leaves.data(), leaves.size_bytes());
-  XXH3_128bits_update(&state, &length_bytes, sizeof(length_bytes));
-  const XXH128_hash_t hash = XXH3_128bits_digest(&state);
-  return Digest{.lo = hash.low64, .hi = hash.high64};
+  Root root;
+  root.Add(leaves);
+  return root.Finish(length_bytes);
+}
+
+Digest PayloadDigest(std::span<const std::byte> payload) {
+  Root root;
+  ForEachLeaf(payload, [&](uint64_t leaf) { root.Add({&leaf, 1}); });
+  return root.Finish(payload.size());
 }
 
 uint64_t Checksum64(std::span<const std::byte> bytes) {

@@ -34,6 +34,8 @@ uint64_t LeafDigest(std::span<const std::byte> page);
 /// Appends the leaves of `payload` to `leaves`.
 void AppendLeaves(std::span<const std::byte> payload, std::vector<uint64_t>& leaves);
 Digest RootDigest(std::span<const uint64_t> leaves, uint64_t length_bytes);
+/// Of a payload that lies in one piece: the root over its leaves.
+Digest PayloadDigest(std::span<const std::byte> payload);
 
 /// Plain XXH3-64 of any bytes: headers, footers, manifest blocks.
 uint64_t Checksum64(std::span<const std::byte> bytes);

@@ -293,7 +293,7 @@ class StepWriter {
   ///
   /// If the whole payload lies in one piece of memory that stays as it is until Commit returns or
   /// the writer is destroyed, `memory` may be that piece: it is written from there, without a copy,
-  /// where it lies in a page of memory as the payload lies in a page of the file.
+  /// if its address is aligned as direct I/O on the device asks.
   struct Appended {
     Extent extent;
     Digest digest;

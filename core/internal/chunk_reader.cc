@@ -187,11 +187,8 @@ Result<void> ChunkReader::CheckWhole(const Piece& piece, std::span<const std::by
   Job& job = *piece.job;
   const uint64_t length = job.chunk.extent.length_bytes;
   if (bytes.size() == length) {
-    static thread_local std::vector<uint64_t> leaves;
-    leaves.clear();
-    kv::AppendLeaves(bytes, leaves);
-    if (kv::RootDigest(leaves, length) == job.chunk.digest) return {};
-    job.computed = leaves;
+    if (kv::PayloadDigest(bytes) == job.chunk.digest) return {};
+    kv::AppendLeaves(bytes, job.computed);
     return Mismatched({.job = piece.job});
   }
   uint64_t page = piece.begin_bytes / kv::kPageBytes;

@@ -67,11 +67,8 @@ Result<void> CheckReadable(const StepView& view, const MappedChunk& mapped) {
 
 Result<void> CheckDigest(const StepView& view, const MappedChunk& mapped) {
   const kv::Extent& extent = mapped.chunk->extent;
-  std::vector<uint64_t> leaves;
-  leaves.reserve(kv::PageCount(extent.length_bytes));
-  kv::AppendLeaves(mapped.mapping->bytes().subspan(extent.offset_bytes, extent.length_bytes),
-                   leaves);
-  if (kv::RootDigest(leaves, extent.length_bytes) == mapped.chunk->digest) return {};
+  const auto bytes = mapped.mapping->bytes().subspan(extent.offset_bytes, extent.length_bytes);
+  if (kv::PayloadDigest(bytes) == mapped.chunk->digest) return {};
   return Fail(DamagedBytes(view, *mapped.fqn, *mapped.chunk,
                            fmt::format("chunk {} does not match its digest; the bytes on disk have "
                                        "changed",

@@ -93,13 +93,9 @@ void RunTask(const Task& task, std::byte* area) {
     return GatherBytes(source, task.begin_bytes, target);
   }
   const std::span<const std::byte> bytes(source.data + task.begin_bytes, task.length_bytes);
-  if (task.base != nullptr) {
-    std::vector<uint64_t> leaves;
-    kv::AppendLeaves(bytes, leaves);
-    if (kv::RootDigest(leaves, bytes.size()) == *task.base) {
-      task.tensor->unchanged[task.chunk] = *task.base;
-      return;
-    }
+  if (task.base != nullptr && kv::PayloadDigest(bytes) == *task.base) {
+    task.tensor->unchanged[task.chunk] = *task.base;
+    return;
   }
   std::memcpy(target.data(), bytes.data(), bytes.size());
 }

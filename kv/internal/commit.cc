@@ -19,12 +19,6 @@ std::string StructureKey(const Digest& digest) {
   return NumberKey(digest.hi) + NumberKey(digest.lo);
 }
 
-Digest DigestOf(std::span<const std::byte> bytes) {
-  std::vector<uint64_t> leaves;
-  AppendLeaves(bytes, leaves);
-  return RootDigest(leaves, bytes.size());
-}
-
 /// Collects one step from its ranks' manifests.
 class StepIndexer {
  public:
@@ -102,7 +96,7 @@ class StepIndexer {
 
   // Most steps have the structure of the one before.
   Result<void> AddStructure(std::span<const std::byte> record) {
-    const std::string key = StructureKey(DigestOf(record));
+    const std::string key = StructureKey(PayloadDigest(record));
     CAIRN_TRY_ASSIGN(const auto known, state_.index->Get(Column::kStructures, key));
     if (!known || !std::ranges::equal(*known, record)) last_.Put(Column::kStructures, key, record);
     return {};

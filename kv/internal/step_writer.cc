@@ -190,9 +190,7 @@ Result<void> StepWriter::Impl::AddChunk(std::string_view key, std::span<const ui
 Result<void> StepWriter::Impl::SetStructure(std::span<const std::byte> record) {
   CAIRN_TRY(CheckUsable());
   CAIRN_CHECK(!has_structure_);
-  std::vector<uint64_t> leaves;
-  AppendLeaves(record, leaves);
-  structure_ = RootDigest(leaves, record.size());
+  structure_ = PayloadDigest(record);
   has_structure_ = true;
   return manifest_->Add(Column::kStructures, "", record);
 }

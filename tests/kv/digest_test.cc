@@ -56,6 +56,7 @@ TEST(DigestTest, TreeIsXxh3OfLeavesAndLength) {
     const XXH128_hash_t expected = XXH3_128bits(words.data(), 8 * words.size());
     EXPECT_EQ(TreeOf(payload), (Digest{.lo = expected.low64, .hi = expected.high64}))
         << length_bytes;
+    EXPECT_EQ(PayloadDigest(payload), TreeOf(payload)) << length_bytes;
   }
 }
 

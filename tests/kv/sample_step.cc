@@ -98,12 +98,6 @@ Result<Chunk> DecodeChunk(std::string_view key, std::span<const std::byte> recor
                .since_step = chunk->since_step()};
 }
 
-Digest DigestOf(std::span<const std::byte> bytes) {
-  std::vector<uint64_t> leaves;
-  AppendLeaves(bytes, leaves);
-  return RootDigest(leaves, bytes.size());
-}
-
 /// The latest step's chunk under `key`, if its bytes are the same.
 Result<std::optional<Chunk>> FindSame(const Snapshot& snapshot, const std::string& key,
                                       std::span<const std::byte> bytes) {
@@ -112,7 +106,7 @@ Result<std::optional<Chunk>> FindSame(const Snapshot& snapshot, const std::strin
                    snapshot.Get(Column::kChunks, snapshot.steps().back().generation, key));
   if (!record) return std::nullopt;
   CAIRN_TRY_ASSIGN(const Chunk chunk, DecodeChunk(key, *record));
-  if (chunk.digest != DigestOf(bytes)) return std::nullopt;
+  if (chunk.digest != PayloadDigest(bytes)) return std::nullopt;
   return chunk;
 }
 
@@ -229,7 +223,7 @@ Result<SampleStep> LoadSample(const Snapshot& snapshot, std::optional<uint64_t> 
                       .step = info.step});
   }
   CAIRN_TRY(snapshot.Read(ranges, 1, [&](size_t i, auto) -> Result<void> {
-    if (DigestOf(ranges[i].target) == expected[i].second) return {};
+    if (PayloadDigest(ranges[i].target) == expected[i].second) return {};
     CAIRN_TRY_ASSIGN(const SegmentInfo segment, snapshot.FindSegment(ranges[i].segment_id));
     return Fail(Error{.code = ErrorCode::kDataLoss,
                       .message = "payload does not match its digest",

@@ -143,7 +143,9 @@ TEST_F(StoreIdentityTest, SegmentsOfAnotherStoreAreReported) {
 TEST_F(StoreIdentityTest, StoreWhoseEmptyDirectoriesGotLostWorks) {
   MakeStore();
   fs::remove(path_ + "/pending");
-  { CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead)); }
+  {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
+  }
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kWrite));
   CAIRN_EXPECT_OK(SaveSample(*store, MakeSample(2)));
 }
