@@ -21,6 +21,17 @@ READY_SHARE = 0.7
 """Of the memory that the system says is available."""
 
 
+SMALL_PAGES_BYTES = 64 << 20
+"""Small objects take single pages, which the kernel keeps apart from huge ones."""
+
+
+def _touched(nbytes: int, advice: int) -> mmap.mmap:
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(advice)
+    np.frombuffer(memory, np.uint8)[::PAGE] = 1
+    return memory
+
+
 def make_ready(nbytes: int) -> None:
     """Touches so much memory and frees it again.
 
@@ -31,9 +42,9 @@ def make_ready(nbytes: int) -> None:
     nbytes = min(nbytes, int(int(available.group(1)) * 1024 * READY_SHARE)) if available else nbytes
     if nbytes < PAGE:
         return
-    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    np.frombuffer(memory, np.uint8)[::PAGE] = 1
+    small = _touched(min(nbytes, SMALL_PAGES_BYTES), mmap.MADV_NOHUGEPAGE)
+    large = _touched(nbytes, mmap.MADV_HUGEPAGE)
+    del large, small  # what was freed last is taken first
 
 
 def _spans(values: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
