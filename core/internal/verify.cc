@@ -2,8 +2,7 @@
 //
 // 1. kv checks files, manifests and its own columns.
 // 2. For each step: structure, tensors, values and chunks decode; chunks tile their tensors;
-// aliases
-//    stay inside their owners; the leaves of the tree are exactly the tensors and values.
+//    aliases stay inside their owners; the leaves of the tree are exactly the tensors and values.
 // 3. Every distinct extent is read once and checked (scrub.cc).
 
 #include "core/internal/verify.h"
@@ -16,6 +15,7 @@
 
 #include "core/internal/owners.h"
 #include "core/state_dict.h"
+#include "core/tiling.h"
 #include "core/value.h"
 #include "kv/key.h"
 
@@ -23,24 +23,6 @@ namespace cairn::core::internal {
 namespace {
 
 using DamageCallback = std::function<void(const kv::Damage&)>;
-
-// Whether boxes that all fit into one shape lie apart from each other. `boxes` in key order. Cost:
-// linear for consecutive runs, as one process writes them; else a sweep along dimension 0.
-bool AreDisjoint(std::span<const Box> boxes) {
-  std::vector<const Box*> open;
-  for (const Box& box : boxes) {
-    if (box.offsets.empty()) return boxes.size() == 1;
-    std::erase_if(open, [&](const Box* other) {
-      return other->offsets[0] + other->sizes[0] <= box.offsets[0];
-    });
-    for (const Box* other : open) {
-      const Box common = Intersect(*other, box);
-      if (std::ranges::find(common.sizes, uint64_t{0}) == common.sizes.end()) return false;
-    }
-    open.push_back(&box);
-  }
-  return true;
-}
 
 // Distinct extents over all steps: the first chunk record that speaks of each place.
 using Place = std::pair<uint64_t, uint64_t>;  // segment, offset
@@ -62,9 +44,7 @@ class StepChecker {
  private:
   struct Entry {
     TensorInfo info;
-    std::vector<Box> boxes;
-    uint64_t bytes = 0;
-    bool in_runs = true;  // the chunks so far are consecutive runs of the payload
+    BoxList boxes;
   };
 
   void Report(Error error) {
@@ -95,7 +75,9 @@ class StepChecker {
       auto info = DecodeTensor(parsed->fqn, record);
       if (!info) return Report(std::move(info).error());
       std::string fqn = info->fqn;
-      tensors_.emplace(std::move(fqn), Entry{.info = *std::move(info)});
+      const size_t dimensions = info->shape.size();
+      tensors_.emplace(std::move(fqn),
+                       Entry{.info = *std::move(info), .boxes = BoxList(dimensions)});
     });
   }
 
@@ -120,11 +102,7 @@ class StepChecker {
       }
       auto fits = CheckChunk(entry->second.info, decoded->info);
       if (!fits) return Report(std::move(fits).error());
-      Entry& tensor = entry->second;
-      tensor.in_runs = tensor.in_runs && RunOffsetBytes(tensor.info.dtype, tensor.info.shape,
-                                                        decoded->info.box) == tensor.bytes;
-      tensor.bytes += decoded->info.extent.length_bytes;
-      tensor.boxes.push_back(std::move(decoded->info.box));
+      entry->second.boxes.Add(decoded->info.box);
     });
   }
 
@@ -152,15 +130,17 @@ class StepChecker {
       }
       auto fits = CheckAlias(info, owner->second.info);
       if (!fits) Report(std::move(fits).error());
-      if (!entry.boxes.empty()) Report(fqn, "it shares another tensor's bytes but has chunks");
+      if (entry.boxes.size() > 0) Report(fqn, "it shares another tensor's bytes but has chunks");
       return;
     }
     if (entry.boxes.size() != info.chunk_count) {
       return Report(fqn, fmt::format("the index holds {} of its {} chunks", entry.boxes.size(),
                                      info.chunk_count));
     }
-    if (entry.bytes != info.nbytes || (!entry.in_runs && !AreDisjoint(entry.boxes))) {
-      Report(fqn, "its chunks do not cover it exactly once");
+    if (const auto flaw = FindTilingFlaw(info.shape, entry.boxes)) {
+      Report(fqn,
+             fmt::format("its chunks do not cover it exactly once: element {} is in {} of them",
+                         FormatNumbers(flaw->element), flaw->boxes.size()));
     }
   }
 

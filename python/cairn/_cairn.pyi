@@ -1,6 +1,6 @@
 """The extension module: private to the package, see python/src/."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,6 +75,16 @@ class LoadPlan:
     def requests(self) -> Requests: ...
 
 def request_new_tensors(contents: Contents, requests: Requests) -> list[torch.Tensor | None]: ...
+def shard_of(
+    shape: Sequence[int],
+    mesh_sizes: Sequence[int],
+    placements: Sequence[tuple[int, int, int]],
+    rank: int,
+) -> tuple[
+    tuple[int, ...],
+    tuple[int, ...],
+    list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]],
+]: ...
 def new_large_tensor(dtype: int, shape: tuple[int, ...]) -> torch.Tensor | None: ...
 
 class SaveHandle:

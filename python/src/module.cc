@@ -11,6 +11,7 @@
 #include "python/src/flatten.h"
 #include "python/src/load_plan.h"
 #include "python/src/new_tensors.h"
+#include "python/src/placements.h"
 #include "python/src/step_contents.h"
 #include "python/src/store_binding.h"
 
@@ -105,6 +106,8 @@ void BindLoading(nb::module_& m) {
       .def("node", &LoadPlan::ToPyNode)
       .def_prop_ro("requests", &LoadPlan::requests);
   m.def("request_new_tensors", &RequestNewTensors, nb::arg("contents"), nb::arg("requests"));
+  m.def("shard_of", &ShardOf, nb::arg("shape"), nb::arg("mesh_sizes"), nb::arg("placements"),
+        nb::arg("rank"));
   m.def("new_large_tensor", &NewLargeTensor, nb::arg("dtype"), nb::arg("shape"));
 }
 

@@ -1,0 +1,53 @@
+// Meshes and placements from plain Python numbers.
+
+#include "python/src/placements.h"
+
+#include <vector>
+
+#include "core/placement.h"
+#include "python/src/convert.h"
+#include "python/src/errors.h"
+
+namespace cairn::python {
+namespace {
+
+uint32_t ToUInt32(uint64_t number) {
+  if (number > UINT32_MAX) ThrowInvalid("a mesh or placement has a number beyond 32 bits");
+  return static_cast<uint32_t>(number);
+}
+
+core::DeviceMesh ToMesh(nb::handle sizes) {
+  std::vector<core::DeviceMesh::Dim> dims;
+  for (const uint64_t size : FromPyNumbers(sizes)) {
+    dims.push_back({.name = "", .size = ToUInt32(size)});
+  }
+  return Unwrap(core::DeviceMesh::Make(std::move(dims)));
+}
+
+core::Placement ToPlacement(nb::handle placement) {
+  const std::vector<uint64_t> numbers = FromPyNumbers(placement);
+  if (numbers.size() != 3 ||
+      numbers[0] > static_cast<uint64_t>(core::Placement::Kind::kStridedShard)) {
+    ThrowInvalid("a placement is (kind, dimension, split factor)");
+  }
+  return core::Placement{.kind = static_cast<core::Placement::Kind>(numbers[0]),
+                         .dim = ToUInt32(numbers[1]),
+                         .split_factor = ToUInt32(numbers[2])};
+}
+
+}  // namespace
+
+nb::tuple ShardOf(nb::handle shape, nb::handle mesh_sizes, nb::handle placements, uint32_t rank) {
+  const std::vector<uint64_t> global = FromPyNumbers(shape);
+  std::vector<core::Placement> list;
+  for (const nb::handle placement : placements) list.push_back(ToPlacement(placement));
+  const core::LocalShard shard = Unwrap(core::ShardOf(global, ToMesh(mesh_sizes), list, rank));
+  nb::list pieces;
+  for (const core::ShardPiece& piece : shard.Pieces()) {
+    pieces.append(nb::make_tuple(ToPyNumbers(piece.box.offsets), ToPyNumbers(piece.box.sizes),
+                                 ToPyNumbers(piece.local_offsets)));
+  }
+  return nb::make_tuple(ToPyNumbers(shard.sizes()), ToPyNumbers(shard.offsets(global)), pieces);
+}
+
+}  // namespace cairn::python
