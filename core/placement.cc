@@ -28,12 +28,16 @@ Cut CutEvenly(uint64_t size, uint64_t count, uint64_t i) {
   return {.begin = begin, .length = std::min(full, size - begin)};
 }
 
+// Pieces that are each cut, before the mesh dimension cuts them.
+uint64_t SplitFactor(const Placement& placement) {
+  return placement.kind == Placement::Kind::kStridedShard ? placement.split_factor : 1;
+}
+
 // The positions of piece `i` of `count`, one cut for each of the split factor's pieces.
 template <typename Visit>
 void ForEachCut(const Placement& placement, uint64_t size, uint64_t count, uint64_t i,
                 const Visit& visit) {
-  const uint64_t factor =
-      placement.kind == Placement::Kind::kStridedShard ? placement.split_factor : 1;
+  const uint64_t factor = SplitFactor(placement);
   // Beyond `size` pieces all are empty.
   for (uint64_t split = 0; split < std::min(factor, std::max<uint64_t>(size, 1)); ++split) {
     const Cut outer = CutEvenly(size, factor, split);
@@ -176,8 +180,7 @@ Result<ElementHolders> HoldersOf(std::span<const uint64_t> shape, const DeviceMe
     uint64_t& position = holders.local_index[placement.dim];
     uint64_t& size = sizes[placement.dim];
     const uint64_t count = mesh.dims()[m].size;
-    const uint64_t factor =
-        placement.kind == Placement::Kind::kStridedShard ? placement.split_factor : 1;
+    const uint64_t factor = SplitFactor(placement);
     // The piece of the split factor that holds it, then the one of those of the mesh dimension.
     const uint64_t split = position / CutEvenly(size, factor, 0).length;
     const Cut outer = CutEvenly(size, factor, split);

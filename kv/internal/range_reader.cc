@@ -53,6 +53,7 @@ struct Piece {
 struct Request {
   uint64_t begin_bytes = 0;  // in the file
   uint64_t end_bytes = 0;
+  bool known_cached = false;   // all of it is in the page cache; else it is still to be asked
   std::byte* block = nullptr;  // null: straight into the only piece's target
   std::shared_ptr<const SegmentFile> file;
   std::vector<Piece> pieces;
@@ -187,6 +188,7 @@ class Lane {
   Result<void> Plan(Request& request) {
     const ReadRange& first = ranges_[run_[next_]];
     request.pieces.clear();
+    request.known_cached = false;
     request.begin_bytes = RoundDown(first.offset_bytes + progress_, kDirectAlignBytes);
     request.end_bytes = request.begin_bytes;
     const uint64_t limit = request.begin_bytes + pool_.block_bytes();
@@ -210,9 +212,9 @@ class Lane {
       const uint64_t length = std::min(range.length_bytes() - progress_, limit - at);
       bool alone = !lent && range.target.size() >= kLargeRangeBytes;
       if (!request.pieces.empty() && alone) break;
-      if (request.pieces.empty() && !lent && length >= kStraightRangeBytes) {
-        alone =
-            alone || IsCached(*file_, request.begin_bytes, RoundUp(at + length, kDirectAlignBytes));
+      if (request.pieces.empty() && !lent && !alone && length >= kStraightRangeBytes) {
+        alone = IsCached(*file_, request.begin_bytes, RoundUp(at + length, kDirectAlignBytes));
+        request.known_cached = alone;
       }
       if (lent && length < range.lent_bytes) break;  // begins the next request
       request.pieces.push_back({.range = index,
@@ -231,7 +233,8 @@ class Lane {
   }
 
   Result<void> Submit(Request& request, size_t slot) {
-    const bool cached = IsCached(*request.file, request.begin_bytes, request.end_bytes);
+    const bool cached =
+        request.known_cached || IsCached(*request.file, request.begin_bytes, request.end_bytes);
     IoRequest io{.fd = cached ? request.file->buffered.fd() : request.file->direct.fd(),
                  .write = false,
                  .data = request.block,
