@@ -282,6 +282,11 @@ void StateDict::Builder::Tensor(std::string_view key, TensorView view, NodeKind 
   state_->tensors.push_back(std::move(view));
 }
 
+void StateDict::Builder::Sharded(std::string_view key, TensorView local, Sharding sharding) {
+  state_->shardings.emplace(static_cast<uint32_t>(state_->tensors.size()), std::move(sharding));
+  Tensor(key, std::move(local));
+}
+
 void StateDict::Builder::Value(std::string_view key, core::Value value) {
   Append(key, NodeKind::kValue);
   state_->slot.push_back(static_cast<uint32_t>(state_->values.size()));

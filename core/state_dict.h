@@ -11,12 +11,14 @@
 ///   state.root().Value("step", int64_t{100});
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "core/sharding.h"
 #include "core/tensor.h"
 #include "core/value.h"
 
@@ -88,6 +90,8 @@ class StateDict {
     Builder Map(std::string_view key, NodeKind kind = NodeKind::kDict);
     Builder List(std::string_view key, NodeKind kind = NodeKind::kList);
     void Tensor(std::string_view key, TensorView view, NodeKind kind = NodeKind::kTensor);
+    /// A part of a global tensor, of which other ranks hold other parts.
+    void Sharded(std::string_view key, TensorView local, Sharding sharding);
     void Value(std::string_view key, core::Value value);
     /// The next child gets a key of this kind instead of kString (lists number their children).
     Builder& WithKeyKind(KeyKind kind);
@@ -108,6 +112,8 @@ class StateDict {
   std::vector<TensorView> tensors;
   std::vector<Value> values;
   std::vector<uint32_t> slot;
+  /// By index in `tensors`; a tensor that is not here is whole.
+  std::map<uint32_t, Sharding> shardings;
 };
 
 }  // namespace cairn::core
