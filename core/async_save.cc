@@ -62,15 +62,10 @@ class AsyncSaver::Impl {
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [this] { return !task_.has_value(); });
     }
-    CAIRN_TRY(CheckStep(step, options));
-    // Names the key of whatever is wrong with the state, before anything is copied.
-    CAIRN_TRY_ASSIGN(internal::SavePlan plan, internal::PlanSave(state, options));
-    Task task{.step = step, .options = options};
-    const bool base_is_known = BaseIsLastSave(options);
-    CAIRN_TRY(staging_.Stage(plan, base_is_known ? &last_save_ : nullptr));
-    // What is not in staging must come from the very step that it was compared with.
-    if (base_is_known) task.options.base_step = last_save_.step.step;
-    task.plan = std::move(plan);
+    Task task{.attempt = store_->NextAttempt(step, options), .options = options};
+    if (Result<void> begun = Begin(state, task); !begun) {
+      return Fail(store_->GiveUp(task.attempt, std::move(begun).error()));
+    }
     auto handle = std::make_shared<SaveHandle::State>();
     handle->staged = true;
     task.handle = handle;
@@ -84,14 +79,27 @@ class AsyncSaver::Impl {
 
  private:
   struct Task {
-    uint64_t step = 0;
+    internal::SaveAttempt attempt;
     internal::SavePlan plan;  // staged
     SaveOptions options;
     std::shared_ptr<SaveHandle::State> handle;  // shared by the worker and the caller's handle
   };
 
+  // Plans the task and stages what it writes.
+  Result<void> Begin(const StateDict& state, Task& task) {
+    CAIRN_TRY(CheckStep(task.attempt.step, task.options));
+    // Names the key of whatever is wrong with the state, before anything is copied.
+    CAIRN_TRY_ASSIGN(task.plan, internal::PlanSave(state, task.options, store_->place()));
+    const bool base_is_known = BaseIsLastSave(task.options);
+    CAIRN_TRY(staging_.Stage(task.plan, base_is_known ? &last_save_ : nullptr));
+    // What is not in staging must come from the very step that it was compared with.
+    if (base_is_known) task.options.base_step = last_save_.step.step;
+    return {};
+  }
+
   // What the save itself would refuse for sure, said before the copy.
   Result<void> CheckStep(uint64_t step, const SaveOptions& options) const {
+    if (store_->rank() > 0) return {};  // rank 0 looks
     if (!store_->kv().writable()) {
       return Fail(ErrorCode::kFailedPrecondition,
                   "the store is open for reading only; open it for writing to save");
@@ -127,7 +135,7 @@ class AsyncSaver::Impl {
       if (!task_) return;
       Task& task = *task_;
       lock.unlock();
-      auto result = store_->SavePlanned(task.step, task.plan, task.options, &last_save_);
+      auto result = store_->SavePlanned(task.attempt, task.plan, task.options, &last_save_);
       const auto handle = task.handle;
       lock.lock();
       // First free for the next save, then known as done: who waits for the handle may save at

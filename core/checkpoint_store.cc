@@ -9,7 +9,9 @@
 #include "core/internal/list.h"
 #include "core/internal/load.h"
 #include "core/internal/lookup.h"
+#include "core/internal/open_together.h"
 #include "core/internal/save.h"
+#include "core/internal/shard_load.h"
 #include "core/internal/verify.h"
 #include "core/internal/worker_pool.h"
 
@@ -17,22 +19,43 @@ namespace cairn::core {
 
 class CheckpointStore::Impl {
  public:
-  explicit Impl(std::unique_ptr<kv::Store> store) : store_(std::move(store)) {}
-
-  kv::Store& store() const { return *store_; }
-
-  Result<SaveReport> Save(uint64_t step, const StateDict& state, const SaveOptions& options) {
-    CAIRN_TRY_ASSIGN(const internal::SavePlan plan, internal::PlanSave(state, options));
-    return SavePlanned(step, plan, options, nullptr);
+  Impl(std::unique_ptr<kv::Store> store, Communicator* communicator)
+      : store_(std::move(store)), communicator_(communicator) {
+    if (communicator == nullptr) return;
+    place_ = {.rank = static_cast<uint32_t>(communicator->rank()),
+              .world_size = static_cast<uint32_t>(communicator->world_size())};
   }
 
-  Result<SaveReport> SavePlanned(uint64_t step, const internal::SavePlan& plan,
-                                 const SaveOptions& options, internal::SavedChunks* saved) {
+  kv::Store& store() const { return *store_; }
+  const internal::RankPlace& place() const { return place_; }
+  Communicator* communicator() const { return communicator_; }
+
+  internal::SaveAttempt NextAttempt(uint64_t step, const SaveOptions& options) {
+    internal::SaveAttempt attempt{.step = step, .name = {}};
+    if (place_.world_size == 1) return attempt;
+    attempt.name = store_->NextAttempt(step);
+    attempt.deadline = std::chrono::steady_clock::now() + options.deadline;
+    return attempt;
+  }
+
+  Error GiveUp(const internal::SaveAttempt& attempt, Error error) {
+    if (!attempt.name.empty()) {
+      // If not even this can be written, the others find out by their deadline.
+      (void)store_->FailAttempt(attempt.name, place_.rank, error);
+    }
+    return error;
+  }
+
+  Result<SaveReport> SavePlanned(const internal::SaveAttempt& attempt,
+                                 const internal::SavePlan& plan, const SaveOptions& options,
+                                 internal::SavedChunks* saved) {
     const std::lock_guard lock(writing_);
     if (!pool_) {
       pool_ = std::make_unique<internal::WorkerPool>(internal::WorkerPool::DefaultThreadCount());
     }
-    return internal::RunSave(*store_, step, plan, options, *pool_, saved);
+    auto report = internal::RunSave(*store_, attempt, plan, place_, options, *pool_, saved);
+    if (!report) return Fail(GiveUp(attempt, std::move(report).error()));
+    return report;
   }
 
   Result<kv::Store::DeleteReport> Delete(std::span<const uint64_t> steps, bool dry_run) {
@@ -42,11 +65,19 @@ class CheckpointStore::Impl {
 
   Result<void> Close() {
     const std::lock_guard lock(writing_);
-    return store_->Close();
+    // Rank 0 last: it takes away what tells the others how their last save ended.
+    Result<void> together = {};
+    if (communicator_ != nullptr && !closed_) together = communicator_->Barrier();
+    closed_ = true;
+    Result<void> closed = store_->Close();
+    return closed ? together : closed;
   }
 
  private:
   std::unique_ptr<kv::Store> store_;
+  Communicator* const communicator_;  // null for one process alone
+  internal::RankPlace place_;
+  bool closed_ = false;                         // guarded by writing_
   std::mutex writing_;                          // held for all of a save, a deletion, the closing
   std::unique_ptr<internal::WorkerPool> pool_;  // guarded by writing_; made by the first save
 };
@@ -54,9 +85,9 @@ class CheckpointStore::Impl {
 CheckpointStore::CheckpointStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 CheckpointStore::~CheckpointStore() = default;
 
-Result<std::unique_ptr<CheckpointStore>> CheckpointStore::Open(const std::string& address,
-                                                               kv::OpenMode mode,
-                                                               kv::StoreOptions options) {
+namespace {
+
+Result<std::string> DirectoryOf(const std::string& address) {
   constexpr std::string_view kFile = "file:";
   if (address.starts_with("rados:") || address.find("://") != std::string::npos) {
     return Fail(ErrorCode::kUnimplemented,
@@ -66,9 +97,40 @@ Result<std::unique_ptr<CheckpointStore>> CheckpointStore::Open(const std::string
   if (directory.empty()) {
     return Fail(ErrorCode::kInvalidArgument, "the store's address is empty; give a directory");
   }
-  CAIRN_TRY_ASSIGN(auto store, kv::Store::Open(directory, mode, options));
+  return directory;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<CheckpointStore>> CheckpointStore::Open(const std::string& address,
+                                                               kv::OpenMode mode,
+                                                               kv::StoreOptions options) {
+  CAIRN_TRY_ASSIGN(const std::string directory, DirectoryOf(address));
+  CAIRN_TRY_ASSIGN(auto store, kv::Store::Open(directory, mode, std::move(options)));
   return std::unique_ptr<CheckpointStore>(
-      new CheckpointStore(std::make_unique<Impl>(std::move(store))));
+      new CheckpointStore(std::make_unique<Impl>(std::move(store), nullptr)));
+}
+
+Result<std::unique_ptr<CheckpointStore>> CheckpointStore::OpenShared(const std::string& address,
+                                                                     kv::OpenMode mode,
+                                                                     Communicator& communicator,
+                                                                     kv::StoreOptions options) {
+  CAIRN_TRY_ASSIGN(auto store, internal::OpenTogether([&]() { return DirectoryOf(address); }, mode,
+                                                      communicator, std::move(options)));
+  return std::unique_ptr<CheckpointStore>(
+      new CheckpointStore(std::make_unique<Impl>(std::move(store), &communicator)));
+}
+
+uint32_t CheckpointStore::rank() const { return impl_->place().rank; }
+uint32_t CheckpointStore::world_size() const { return impl_->place().world_size; }
+internal::RankPlace CheckpointStore::place() const { return impl_->place(); }
+
+internal::SaveAttempt CheckpointStore::NextAttempt(uint64_t step, const SaveOptions& options) {
+  return impl_->NextAttempt(step, options);
+}
+
+Error CheckpointStore::GiveUp(const internal::SaveAttempt& attempt, Error error) {
+  return impl_->GiveUp(attempt, std::move(error));
 }
 
 kv::Store& CheckpointStore::kv() const { return impl_->store(); }
@@ -80,13 +142,17 @@ Result<std::vector<kv::StepInfo>> CheckpointStore::Steps() const {
 
 Result<SaveReport> CheckpointStore::Save(uint64_t step, const StateDict& state,
                                          const SaveOptions& options) {
-  return impl_->Save(step, state, options);
+  const internal::SaveAttempt attempt = NextAttempt(step, options);
+  auto plan = internal::PlanSave(state, options, place());
+  if (!plan) return Fail(GiveUp(attempt, std::move(plan).error()));
+  return SavePlanned(attempt, *plan, options, nullptr);
 }
 
-Result<SaveReport> CheckpointStore::SavePlanned(uint64_t step, const internal::SavePlan& plan,
+Result<SaveReport> CheckpointStore::SavePlanned(const internal::SaveAttempt& attempt,
+                                                const internal::SavePlan& plan,
                                                 const SaveOptions& options,
                                                 internal::SavedChunks* saved) {
-  return impl_->SavePlanned(step, plan, options, saved);
+  return impl_->SavePlanned(attempt, plan, options, saved);
 }
 
 Result<Contents> CheckpointStore::List(std::optional<uint64_t> step,
@@ -121,6 +187,18 @@ Result<LoadReport> CheckpointStore::Load(const kv::StepInfo& step,
   return internal::WithStep(kv(), step, [&](const internal::StepView& view) {
     return internal::RunLoad(view, requests, progress);
   });
+}
+
+Result<LoadReport> CheckpointStore::LoadShards(const kv::StepInfo& step,
+                                               std::span<const ShardTarget> targets,
+                                               const ShardLoadOptions& options) const {
+  if (!options.read_once || world_size() == 1) {
+    return internal::WithStep(kv(), step, [&](const internal::StepView& view) {
+      return internal::LoadOwnShards(view, targets, rank(), options);
+    });
+  }
+  return internal::LoadShardsOnce([&] { return internal::ViewStep(kv(), step); }, targets,
+                                  *impl_->communicator(), options);
 }
 
 Result<std::vector<std::optional<MappedTensor>>> CheckpointStore::Map(

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/chunk_grid.h"
+#include "core/communicator.h"
 #include "core/key_pattern.h"
 #include "core/state_dict.h"
 #include "kv/store.h"
@@ -21,6 +22,8 @@
 namespace cairn::core {
 
 namespace internal {
+struct RankPlace;
+struct SaveAttempt;
 struct SavePlan;
 struct SavedChunks;
 }  // namespace internal
@@ -35,8 +38,14 @@ struct SaveOptions {
   bool incremental = true;  // false: write every byte, compare with nothing
   uint64_t chunk_bytes = kDefaultChunkBytes;
   Progress progress;
+  /// Several ranks: the time from the call on within which all must have written their part.
+  std::chrono::milliseconds deadline = std::chrono::minutes(30);
+  /// Several ranks: those that hold the same plain tensors as this one, which share the writing of
+  /// them; by default all. A pipeline stage whose tensors are no DTensors gives its ranks.
+  std::shared_ptr<const DeviceMesh> plain_mesh;  // shared with the caller
 };
 
+/// What this process wrote; of several ranks each tells its own part.
 struct SaveReport {
   uint64_t step = 0;
   uint64_t logical_bytes = 0;  // tensors, shared storage counted once
@@ -88,6 +97,25 @@ struct LoadRequest {
   TensorTarget target;
 };
 
+/// A tensor to be filled with its part on this rank.
+struct ShardTarget {
+  std::string fqn;
+  /// The mesh, placements or boxes of now, whatever it was saved with; null: the whole tensor. The
+  /// views of explicit boxes are written through.
+  const Sharding* sharding = nullptr;
+  TensorTarget local;
+};
+
+struct ShardLoadOptions {
+  /// Boxes that several ranks need are read from storage by one of them and passed on through the
+  /// communicator of OpenShared; every rank must call with the same tensors then. Else each rank
+  /// reads all that it needs, and may call alone.
+  bool read_once = false;
+  /// read_once: host memory for passing bytes on.
+  uint64_t buffer_bytes = 64 << 20;
+  Progress progress;
+};
+
 struct LoadReport {
   uint64_t bytes_read = 0;  // taken from storage, page rounding included
   double seconds = 0;
@@ -119,13 +147,33 @@ class CheckpointStore {
   static Result<std::unique_ptr<CheckpointStore>> Open(const std::string& address,
                                                        kv::OpenMode mode,
                                                        kv::StoreOptions options = {});
+  /// Opens the store for all ranks of `communicator`: rank 0 for writing, the others so that they
+  /// write their parts of its steps (or, with kRead, each for reading). Every rank calls it, and
+  /// gets the store, or every rank an error, with the rank that it comes from. From then on every
+  /// rank calls Save with what it holds, in the same order; nothing is exchanged but files, so a
+  /// save never competes with the job's own collectives. The communicator is used here, by Close
+  /// and where a load is told to, and must outlive the store. kInvalidArgument: not a directory
+  /// that all ranks share.
+  static Result<std::unique_ptr<CheckpointStore>> OpenShared(const std::string& address,
+                                                             kv::OpenMode mode,
+                                                             Communicator& communicator,
+                                                             kv::StoreOptions options = {});
   ~CheckpointStore();
+
+  uint32_t rank() const;
+  uint32_t world_size() const;
 
   kv::Store& kv() const;
   Result<std::vector<kv::StepInfo>> Steps() const;
 
   /// Writes `state` as `step`; durable when it returns. Memory beyond the caller's: the block pool
   /// (IoOptions) and the records of one segment. kInvalidArgument: bad tensors, duplicate FQNs.
+  ///
+  /// Several ranks: a tensor with a Sharding is the part of it that this rank holds, any other
+  /// tensor and value one that all ranks hold alike. The step exists once all parts are there, tile
+  /// their tensors and agree; else every rank gets an error: kInvalidArgument names key, ranks and
+  /// boxes, an error of one rank names it, kUnavailable the ranks that were missing at the
+  /// deadline.
   Result<SaveReport> Save(uint64_t step, const StateDict& state, const SaveOptions& options = {});
 
   /// Keys of `step` (or the latest) that `patterns` select. kNotFound: no such step.
@@ -140,6 +188,11 @@ class CheckpointStore {
   /// unspecified.
   Result<LoadReport> Load(const kv::StepInfo& step, std::span<const LoadRequest> requests,
                           const Progress& progress = {}) const;
+
+  /// Load for any mesh: fills this rank's part of each tensor. kInvalidArgument: a global shape
+  /// that is not the stored one, a local tensor that mesh and placements do not make, or as Load.
+  Result<LoadReport> LoadShards(const kv::StepInfo& step, std::span<const ShardTarget> targets,
+                                const ShardLoadOptions& options = {}) const;
 
   /// The bytes of many tensors without a copy; nothing for a tensor whose chunks do not lie one
   /// behind another in one segment (after an incremental save) or that is a strided alias. Each
@@ -159,12 +212,19 @@ class CheckpointStore {
                           const std::function<void(const kv::Damage&)>& damage,
                           const Progress& progress = {}) const;
 
+  /// Several ranks: every rank calls it, once its saves are done.
   Result<void> Close();
 
  private:
   friend class AsyncSaver;  // saves a plan that it has staged
-  Result<SaveReport> SavePlanned(uint64_t step, const internal::SavePlan& plan,
-                                 const SaveOptions& options, internal::SavedChunks* saved);
+  internal::RankPlace place() const;
+  /// Every save of several ranks begins with it, on each of them.
+  internal::SaveAttempt NextAttempt(uint64_t step, const SaveOptions& options);
+  /// A save that fails before SavePlanned: lets the other ranks know, and returns the error.
+  Error GiveUp(const internal::SaveAttempt& attempt, Error error);
+  Result<SaveReport> SavePlanned(const internal::SaveAttempt& attempt,
+                                 const internal::SavePlan& plan, const SaveOptions& options,
+                                 internal::SavedChunks* saved);
 
   class Impl;
   explicit CheckpointStore(std::unique_ptr<Impl> impl);

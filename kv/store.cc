@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kv/internal/attempt_files.h"
 #include "kv/internal/io_environment.h"
 #include "kv/internal/step_writer.h"
 #include "kv/internal/store_identity.h"
@@ -30,6 +31,7 @@ class Store::Impl {
   Result<void> OpenForReading();
   Result<void> OpenForWriting();
   Result<void> OpenIndexForWriting();
+  Result<void> CheckCanBegin(uint64_t step, const BeginOptions& options) const;
   Result<std::shared_ptr<const Snapshot>> ReaderSnapshot() const;
   Result<void> CheckNothingLost(const std::vector<CommitFile>& before,
                                 const std::vector<StepEntry>& steps) const;
@@ -42,6 +44,7 @@ Store::~Store() { (void)Close(); }
 const std::string& Store::directory() const { return impl_->state->paths.root; }
 const StoreOptions& Store::options() const { return impl_->state->options; }
 bool Store::writable() const { return impl_->state->writable; }
+const std::string& Store::session() const { return impl_->state->session; }
 const std::vector<Error>& Store::recovery_notes() const { return impl_->state->recovery_notes; }
 
 Result<std::unique_ptr<Store::Impl>> Store::Impl::Make(const std::string& directory, OpenMode mode,
@@ -62,6 +65,7 @@ Result<std::unique_ptr<Store::Impl>> Store::Impl::Make(const std::string& direct
   state.options = options;
   state.options.io = io;
   state.writable = mode == OpenMode::kWrite;
+  state.joined = mode == OpenMode::kJoin;
   state.pool = std::make_shared<internal::BlockPool>(io.block_bytes, io.queue_depth);
   state.files = std::make_shared<internal::SegmentFiles>();
   return impl;
@@ -79,6 +83,13 @@ Result<std::unique_ptr<Store>> Store::Open(const std::string& directory, OpenMod
 }
 
 Result<void> Store::Impl::OpenForReading() {
+  if (state->joined) {
+    if (state->options.session.empty() || state->options.session.find('/') != std::string::npos) {
+      return Fail(ErrorCode::kInvalidArgument,
+                  "to join a store takes the session of the rank that has it open for writing");
+    }
+    state->session = state->options.session;
+  }
   CAIRN_TRY_ASSIGN(state->uuid, internal::ReadIdentity(state->paths));
   CAIRN_TRY(ReaderSnapshot());
   return {};
@@ -193,42 +204,51 @@ Result<std::shared_ptr<const Snapshot>> Store::Latest() const {
   return impl_->ReaderSnapshot();
 }
 
-Result<std::unique_ptr<StepWriter>> Store::Begin(uint64_t step, const BeginOptions& options) {
-  const std::shared_ptr<StoreState>& state = impl_->state;
-  if (!state->writable) {
-    return Fail(Error{.code = ErrorCode::kFailedPrecondition,
-                      .message = "the store is open for reading only; open it for writing to save",
-                      .file = state->paths.root,
-                      .step = step});
+std::string Store::NextAttempt(uint64_t step) {
+  StoreState& state = *impl_->state;
+  return fmt::format("{}-{}-{}", state.session, step, state.attempt_counter++);
+}
+
+Result<void> Store::Impl::CheckCanBegin(uint64_t step, const BeginOptions& options) const {
+  const auto fail = [&](ErrorCode code, const char* message) {
+    return Fail(Error{.code = code, .message = message, .file = state->paths.root, .step = step});
+  };
+  if (!state->writable && !state->joined) {
+    return fail(ErrorCode::kFailedPrecondition,
+                "the store is open for reading only; open it for writing to save");
+  }
+  if (state->joined != (options.rank > 0) || options.rank >= options.world_size) {
+    return fail(ErrorCode::kInvalidArgument,
+                "rank 0 opens the store for writing, the other ranks of the world join it");
   }
   CAIRN_TRY(internal::CheckOutcomeKnown(*state));
-  {
-    std::lock_guard lock(state->mutex);
-    if (state->closed) {
-      return Fail(Error{.code = ErrorCode::kFailedPrecondition,
-                        .message = "the store is closed",
-                        .file = state->paths.root});
-    }
-    const bool exists = std::ranges::any_of(
-        state->steps, [step](const StepEntry& entry) { return entry.info.step == step; });
-    if (exists && !options.overwrite) {
-      return Fail(
-          Error{.code = ErrorCode::kConflict,
-                .message = "the step exists already; save with overwrite, or another number",
-                .file = state->paths.root,
-                .step = step});
-    }
+  std::lock_guard lock(state->mutex);
+  if (state->closed) return fail(ErrorCode::kFailedPrecondition, "the store is closed");
+  const bool exists = std::ranges::any_of(
+      state->steps, [step](const StepEntry& entry) { return entry.info.step == step; });
+  if (exists && !options.overwrite) {
+    return fail(ErrorCode::kConflict,
+                "the step exists already; save with overwrite, or another number");
   }
+  return {};
+}
+
+Result<std::unique_ptr<StepWriter>> Store::Begin(uint64_t step, const BeginOptions& options) {
+  const std::shared_ptr<StoreState>& state = impl_->state;
+  CAIRN_TRY(impl_->CheckCanBegin(step, options));
   if (state->step_writer_alive.exchange(true)) {
     return Fail(Error{.code = ErrorCode::kFailedPrecondition,
                       .message = "another save of this store is still running; wait for it",
                       .step = step});
   }
-  const std::string attempt =
-      fmt::format("{}-{}-{}", state->session, step, state->attempt_counter++);
+  const std::string attempt = options.attempt.empty() ? NextAttempt(step) : options.attempt;
   auto impl = std::make_unique<StepWriter::Impl>(state, step, options, attempt);
   CAIRN_TRY(impl->Start());
   return std::make_unique<StepWriter>(std::move(impl));
+}
+
+Result<void> Store::FailAttempt(const std::string& attempt, uint32_t rank, const Error& error) {
+  return internal::TellFailure(impl_->state->paths, attempt, rank, error);
 }
 
 Result<Store::DeleteReport> Store::Delete(std::span<const uint64_t> steps, bool dry_run) {
@@ -285,6 +305,10 @@ Result<void> Store::Close() {
   state.closed = true;
   state.latest = nullptr;
   Result<void> result = {};
+  // A rank that still waits for word of one of these finds it in the index.
+  for (const std::string& attempt : state.told_attempts) {
+    (void)internal::RemoveTree(state.paths.attempt(attempt));
+  }
   if (state.writable && state.index != nullptr) result = state.index->Close();
   state.index = nullptr;
   state.lock = nullptr;

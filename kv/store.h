@@ -7,7 +7,8 @@
 ///   LOCK                           held by the one writer
 ///   index/                         RocksDB: the columns of kv/key.h
 ///   segments/<step>-<rank>-<id>.seg
-///   pending/<attempt>/<rank>.manifest   a step that is being written
+///   pending/<attempt>/<rank>.manifest   a step that is being written, with what ranks tell each
+///                                       other (kv/internal/attempt_files.h)
 ///   commits/<generation>-<rank>.manifest  the records of a committed step, kept while it lives
 ///
 /// Commit, in this order, each step durable before the next:
@@ -17,6 +18,10 @@
 ///   4. manifest renamed to commits/, both directories fsynced; only now is the save acknowledged
 /// Delete: manifest renamed to commits/*.deleting; index write; dead segments unlinked; the renamed
 /// manifest unlinked. An overwrite is a commit whose index write also deletes the old generation.
+///
+/// Several ranks: each does 1 and makes a manifest in pending/ durable; rank 0, which alone has the
+/// index, waits for all of them, joins them into its own manifest and goes on with 2. The others
+/// learn the outcome from a file beside the manifests. Nothing is exchanged but files.
 ///
 /// Whatever an open finds tells how far a crash got: a pending manifest whose step is not in the
 /// index never happened (swept); one that is in the index lacks only step 4 (done now); a manifest
@@ -51,6 +56,8 @@ struct Extent {
 enum class OpenMode {
   kRead,   // never changes anything
   kWrite,  // one writer at a time; makes the store if absent
+  kJoin,   // a rank of a job whose rank 0 has the store open for writing: adds segments and a
+           // manifest to steps that rank 0 commits, and never touches the index
 };
 
 /// How payload moves. Defaults suit a local disk.
@@ -70,6 +77,8 @@ struct StoreOptions {
   bool tolerate_lost_steps = false;
   /// How long an open may wait for a writer that is just replacing index files.
   std::chrono::milliseconds deadline{10'000};
+  /// kJoin: Store::session() of the job's rank 0, as it told it when it opened the store.
+  std::string session;
 };
 
 /// A committed step.
@@ -190,6 +199,9 @@ class Store {
   /// As given, and `io` always set.
   const StoreOptions& options() const;
   bool writable() const;
+  /// Names this opening of the store for writing, 16 hex digits drawn at random; or the one that
+  /// was joined. Empty for readers.
+  const std::string& session() const;
   /// What the open found and mended, or (tolerate_lost_steps) what it could not; for people.
   const std::vector<Error>& recovery_notes() const;
 
@@ -197,14 +209,26 @@ class Store {
   /// Cost: a stat when nothing changed; a read-only index open (milliseconds) when it did.
   Result<std::shared_ptr<const Snapshot>> Latest() const;
 
-  /// Starts writing `step`. kConflict: it exists and `overwrite` is false.
+  /// Names the next attempt at a step: session, step and a counter. All ranks of a job take one for
+  /// every save, in the same order, even for one that then fails before it begins; so that they
+  /// agree on it without a word.
+  std::string NextAttempt(uint64_t step);
+
+  /// Starts writing `step`. kConflict: it exists and `overwrite` is false (rank 0 looks).
   /// kFailedPrecondition: read-only store, or another StepWriter of this store is alive.
   struct BeginOptions {
     bool overwrite = false;
     uint32_t rank = 0;
     uint32_t world_size = 1;
+    std::string attempt;  // empty: the next one
+    /// Until when one rank waits for others.
+    std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
   };
   Result<std::unique_ptr<StepWriter>> Begin(uint64_t step, const BeginOptions& options);
+
+  /// Several ranks: makes the attempt fail on all of them, with `error` as rank `rank`'s. No effect
+  /// once the step is committed.
+  Result<void> FailAttempt(const std::string& attempt, uint32_t rank, const Error& error);
 
   /// Deletes whole steps in one index write; segments that nothing references any more are
   /// unlinked. kNotFound: one of them does not exist (nothing is deleted then).
@@ -305,12 +329,31 @@ class StepWriter {
                           std::span<const std::byte> memory = {});
 
   /// Adds a record; `key` is without generation and added only once. Columns: kTensors, kValues.
+  /// Where there are several ranks, tensors that are added before Gather are for the segments'
+  /// footers alone; those for the index are added by rank 0, behind it.
   Result<void> AddRecord(Column column, std::string_view key, std::span<const std::byte> record);
   /// Adds a ChunkRecord (sizes in elements). `extent` is from Append (`reused` false) or of the
   /// base.
   Result<void> AddChunk(std::string_view key, std::span<const uint64_t> sizes, const Extent& extent,
                         const Digest& digest, uint64_t since_step, bool reused);
-  /// The StructureRecord of the step, once.
+  /// Records that ranks have alike, such as the values that all of them hold. Kept once an attempt,
+  /// however many ranks add the same. Only Gather sees them; they do not go into the index.
+  struct SharedRecord {
+    Column column = Column::kValues;
+    std::string key;
+    std::vector<std::byte> value;
+  };
+  Result<void> AddShared(std::span<const SharedRecord> records);
+
+  /// Rank 0 of several: waits for the manifests of all others and takes them over into its own.
+  /// `on_record` sees their chunks and shared records: of equal ones only those of the lowest rank,
+  /// and none that rank 0 has added itself before. Errors: that of a rank that failed, naming it;
+  /// kUnavailable: ranks that are missing at the deadline. Memory: one manifest block.
+  using RankRecordCallback = std::function<Result<void>(uint32_t rank, Column, std::string_view key,
+                                                        std::span<const std::byte> value)>;
+  Result<void> Gather(const RankRecordCallback& on_record);
+
+  /// The StructureRecord of the step, once. Rank 0.
   Result<void> SetStructure(std::span<const std::byte> record);
 
   struct Summary {
@@ -320,7 +363,14 @@ class StepWriter {
     uint64_t logical_bytes = 0;
   };
   /// Steps 1 to 4 above. On error the step does not exist, unless the message says that it does.
+  /// Rank 0 of several calls Gather before it. The counts of the result are those of all ranks.
   Result<StepInfo> Commit(const Summary& summary);
+
+  /// In place of Commit, on the other ranks: makes this rank's part durable, then waits until rank
+  /// 0 has committed the step or given it up. The counts of the result are this rank's. Errors:
+  /// that of the rank that failed; kUnavailable: no word from rank 0 at the deadline, or another
+  /// job has taken over the store. The step may exist all the same then, if the message says so.
+  Result<StepInfo> Contribute(const Summary& summary);
 
   /// Bytes this attempt has put into segments so far (payload, without padding).
   uint64_t written_bytes() const;

@@ -35,9 +35,6 @@ struct NamedTensor {
 struct PlannedTensor {
   TensorInfo info;    // chunk_count not yet set
   TensorView source;  // empty for aliases
-  /// Digests of chunks that are known to be those of the base step, and whose bytes are not in
-  /// `source`; by chunk, or empty if all bytes are there.
-  std::vector<std::optional<kv::Digest>> unchanged;
 };
 
 /// Decides owners and aliases. In a group of overlapping tensors the row-major tensor that covers

@@ -11,6 +11,7 @@
 #include <new>
 #include <thread>
 
+#include "core/box_index.h"
 #include "core/internal/chunk_reader.h"
 #include "core/internal/owners.h"
 
@@ -133,16 +134,43 @@ class Plan {
   /// Hands on what the requests need of chunk `chunk` of owner `i`.
   Result<void> Visit(size_t i, const ChunkInfo& chunk, ChunkReader& reader) {
     const TensorInfo& owner = owners_[i];
-    for (Want& want : wants_[i]) {
-      if (want.alias_region) continue;
-      auto region = BoxRegion(*want.request, chunk, schema::ElementBytes(owner.dtype));
-      if (!region) continue;
-      // Boxes that overlap would cover twice what another leaves out.
-      if (region->second > want.missing_bytes) return Fail(BadTiling(owner));
-      want.missing_bytes -= region->second;
-      CAIRN_TRY(reader.Add(owner.fqn, chunk, std::move(region->first)));
+    if (wants_[i].size() <= kFewWants) {
+      for (Want& want : wants_[i]) CAIRN_TRY(VisitWant(owner, want, chunk, reader));
+      return VisitAliases(i, chunk, reader);
     }
+    if (indexed_owner_ != i) IndexWants(i);
+    Result<void> visited = {};
+    index_->ForEachOverlap(chunk.box.offsets, chunk.box.sizes, [&](size_t want) {
+      if (visited) visited = VisitWant(owner, wants_[i][want], chunk, reader);
+    });
+    CAIRN_TRY(std::move(visited));
     return VisitAliases(i, chunk, reader);
+  }
+
+  static Result<void> VisitWant(const TensorInfo& owner, Want& want, const ChunkInfo& chunk,
+                                ChunkReader& reader) {
+    if (want.alias_region) return {};
+    auto region = BoxRegion(*want.request, chunk, schema::ElementBytes(owner.dtype));
+    if (!region) return {};
+    // Boxes that overlap would cover twice what another leaves out.
+    if (region->second > want.missing_bytes) return Fail(BadTiling(owner));
+    want.missing_bytes -= region->second;
+    return reader.Add(owner.fqn, chunk, std::move(region->first));
+  }
+
+  // Makes index_ that of the wanted boxes of owner `i`: chunks come owner by owner.
+  void IndexWants(size_t i) {
+    BoxList boxes(owners_[i].shape.size());
+    boxes.Reserve(wants_[i].size());
+    for (const Want& want : wants_[i]) {
+      if (want.alias_region) {
+        boxes.Add(Box{std::vector<uint64_t>(boxes.dimensions()), Shape(boxes.dimensions())});
+      } else {
+        boxes.Add(want.request->box);
+      }
+    }
+    index_.emplace(std::move(boxes));
+    indexed_owner_ = i;
   }
 
   /// kDataLoss: the chunks left a part of a request uncovered.
@@ -171,11 +199,17 @@ class Plan {
     if (want.missing_bytes == 0) return {};
     if (tensor.alias_of) {
       CAIRN_TRY(CheckAlias(tensor, owner));
-      want.alias_region = AliasRegion(request, tensor);
+      // One that is its owner under another name is read as that, however it is cut.
+      if (!IsSame(tensor, owner)) want.alias_region = AliasRegion(request, tensor);
     }
     total_bytes_ += want.missing_bytes;
     wants_[static_cast<size_t>(&owner - owners_.data())].push_back(std::move(want));
     return {};
+  }
+
+  static bool IsSame(const TensorInfo& alias, const TensorInfo& owner) {
+    return alias.dtype == owner.dtype && alias.shape == owner.shape &&
+           alias.alias_offset_bytes == 0 && alias.alias_strides == RowMajorStrides(owner.shape);
   }
 
   Result<void> VisitAliases(size_t i, const ChunkInfo& chunk, ChunkReader& reader) {
@@ -200,9 +234,12 @@ class Plan {
     return {};
   }
 
-  std::vector<TensorInfo> requested_;        // key order
-  std::vector<TensorInfo> owners_;           // key order
-  std::vector<std::vector<Want>> wants_;     // by owner
+  std::vector<TensorInfo> requested_;     // key order
+  std::vector<TensorInfo> owners_;        // key order
+  std::vector<std::vector<Want>> wants_;  // by owner
+  static constexpr size_t kFewWants = 8;
+  std::optional<BoxIndex> index_;  // of the wants of indexed_owner_, where they are many
+  size_t indexed_owner_ = ~size_t{0};
   std::vector<uint64_t> next_offset_bytes_;  // by owner: payload that the chunks seen so far hold
   uint64_t total_bytes_ = 0;
 };

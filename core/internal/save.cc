@@ -1,12 +1,14 @@
 // Save: chunks of all tensors in key order, merged with those of the base step.
 //
-// 1. The plan says what is written: owners, aliases, values, structure.
+// 1. The plan says what is written: owners, aliases, this rank's chunks, values, structure.
 // 2. The base step's chunk records are scanned in key order beside the plan's own chunks, which are
-//    produced in the same order; equal keys with equal sizes are candidates for reuse.
+//    produced in the same order, or looked up where they are few among many; equal keys with equal
+//    sizes are candidates for reuse.
 // 3. Chunks gather in windows of bounded bytes. Candidates of a window are digested by all cores,
 //    while this one writes the window before and gathers the next; then, in order, each chunk
 //    becomes a reference to the base's bytes or is appended.
-// 4. Records, values, structure, commit. Until the commit nothing of this is a step.
+// 4. Records, values, structure, commit. Until the commit nothing of this is a step. Of several
+//    ranks, those but rank 0 hand their part in; rank 0 puts all parts together and checks them.
 
 #include "core/internal/save.h"
 
@@ -18,8 +20,8 @@
 #include <limits>
 #include <utility>
 
-#include "core/chunk_grid.h"
 #include "core/internal/progress.h"
+#include "core/internal/rank_merge.h"
 #include "core/internal/records.h"
 #include "core/strided_copy.h"
 #include "kv/key.h"
@@ -30,13 +32,14 @@ namespace {
 constexpr uint64_t kWindowBytes = 64 << 20;  // source bytes digested in one go
 constexpr size_t kWindowChunks = 2048;
 
-// One chunk of a tensor that is written.
+// One chunk that is written.
 struct WorkItem {
+  size_t piece = 0;   // in the plan
   size_t tensor = 0;  // in the plan
   const TensorView* source = nullptr;
   std::string key;
   Shape sizes;
-  uint64_t begin_bytes = 0;  // in the row-major payload of the tensor
+  uint64_t begin_bytes = 0;  // in the row-major payload from source->data on
   uint64_t length_bytes = 0;
   kv::StepWriter::Placement placement = kv::StepWriter::Placement::kFollow;
   std::optional<ChunkInfo> base;
@@ -63,9 +66,9 @@ std::span<const std::byte> PageOf(const WorkItem& item, uint64_t page,
 // Produces the plan's chunks in key order.
 class ItemSource {
  public:
-  explicit ItemSource(const SavePlan& plan) : plan_(plan) { SkipEmpty(); }
+  explicit ItemSource(const SavePlan& plan) : plan_(plan) { NextTensor(); }
 
-  bool done() const { return tensor_ == plan_.tensors.size(); }
+  bool done() const { return at_ == chunks_.size(); }
 
   /// The next item; the same until Advance. Requires !done().
   WorkItem& Peek() {
@@ -75,35 +78,54 @@ class ItemSource {
   WorkItem Take() {
     WorkItem item = std::move(Peek());
     current_.reset();
-    ++chunk_;
-    SkipEmpty();
+    if (++at_ == chunks_.size()) NextTensor();
     return item;
   }
 
  private:
-  void SkipEmpty() {
-    while (!done() && chunk_ == plan_.grids[tensor_].chunk_count()) {
-      ++tensor_;
-      chunk_ = 0;
+  struct Chunk {
+    size_t piece = 0;
+    uint64_t index = 0;
+  };
+
+  // Lists the chunks of the next tensor that has some: those of several pieces may lie between each
+  // other.
+  void NextTensor() {
+    at_ = 0;
+    chunks_.clear();
+    if (piece_ == plan_.pieces.size()) return;
+    const size_t first = piece_;
+    const size_t tensor = plan_.pieces[first].tensor;
+    for (; piece_ < plan_.pieces.size() && plan_.pieces[piece_].tensor == tensor; ++piece_) {
+      const PlannedPiece& piece = plan_.pieces[piece_];
+      for (uint64_t i = piece.first_chunk; i < piece.end_chunk; ++i) chunks_.push_back({piece_, i});
     }
+    if (piece_ - first == 1) return;
+    const auto offsets = [this](const Chunk& chunk) {
+      return plan_.pieces[chunk.piece].grid.chunk(chunk.index).offsets;
+    };
+    std::ranges::sort(chunks_, {}, offsets);
   }
 
   WorkItem Make() const {
-    const PlannedTensor& tensor = plan_.tensors[tensor_];
-    const ChunkGrid& grid = plan_.grids[tensor_];
-    Box box = grid.chunk(chunk_);
-    WorkItem item{.tensor = tensor_,
-                  .source = &tensor.source,
-                  .key = kv::ChunkKey(tensor.info.fqn, box.offsets),
+    const auto [piece_index, chunk] = chunks_[at_];
+    const PlannedPiece& piece = plan_.pieces[piece_index];
+    const TensorInfo& tensor = plan_.tensors[piece.tensor];
+    Box box = piece.grid.chunk(chunk);
+    WorkItem item{.piece = piece_index,
+                  .tensor = piece.tensor,
+                  .source = &piece.source,
+                  .key = kv::ChunkKey(tensor.fqn, box.offsets),
                   .sizes = std::move(box.sizes),
-                  .begin_bytes = grid.offset_bytes(chunk_),
-                  .length_bytes = grid.length_bytes(chunk_)};
-    if (!tensor.unchanged.empty() && tensor.unchanged[chunk_]) {
-      item.digest = *tensor.unchanged[chunk_];
+                  .begin_bytes = piece.grid.offset_bytes(chunk) - piece.skipped_bytes,
+                  .length_bytes = piece.grid.length_bytes(chunk)};
+    if (const uint64_t i = chunk - piece.first_chunk;
+        !piece.unchanged.empty() && piece.unchanged[i]) {
+      item.digest = *piece.unchanged[i];
       item.bytes_at_hand = false;
     }
-    if (chunk_ == 0) {
-      item.placement = tensor.info.nbytes >= kLargeTensorBytes
+    if (chunk == piece.first_chunk) {
+      item.placement = piece.end_bytes() - piece.begin_bytes() >= kLargePieceBytes
                            ? kv::StepWriter::Placement::kAlign4096
                            : kv::StepWriter::Placement::kAlign64;
     }
@@ -111,8 +133,9 @@ class ItemSource {
   }
 
   const SavePlan& plan_;
-  size_t tensor_ = 0;
-  uint64_t chunk_ = 0;
+  size_t piece_ = 0;           // the next that is not yet in chunks_
+  std::vector<Chunk> chunks_;  // of one tensor
+  size_t at_ = 0;              // in chunks_
   std::optional<WorkItem> current_;
 };
 
@@ -183,7 +206,7 @@ class ItemWriter {
 
   Result<void> AddTensorRecords(size_t end) {
     for (; next_tensor_ < end; ++next_tensor_) {
-      const TensorInfo& info = plan_.tensors[next_tensor_].info;
+      const TensorInfo& info = plan_.tensors[next_tensor_];
       CAIRN_TRY(writer_.AddRecord(kv::Column::kTensors, kv::FqnKey(info.fqn), EncodeTensor(info)));
     }
     return {};
@@ -202,7 +225,7 @@ class ItemWriter {
       return Fail(Error{.code = ErrorCode::kConflict,
                         .message = "the base step was deleted or replaced while this save, which "
                                    "refers to it, was waiting; save again",
-                        .key = plan_.tensors[item.tensor].info.fqn,
+                        .key = plan_.tensors[item.tensor].fqn,
                         .step = step_});
     }
     CAIRN_TRY_ASSIGN(const kv::StepWriter::Appended appended,
@@ -219,7 +242,7 @@ class ItemWriter {
   }
 
   void Remember(const WorkItem& item, const kv::Digest& digest, bool reused) {
-    if (saved_ != nullptr) saved_->tensors[item.tensor].chunks.push_back({digest, reused});
+    if (saved_ != nullptr) saved_->pieces[item.piece].chunks.push_back({digest, reused});
   }
 
   const SavePlan& plan_;
@@ -250,140 +273,165 @@ Result<std::optional<Base>> FindBase(kv::Store& store, const SaveOptions& option
   return Base{std::move(snapshot), std::move(step)};
 }
 
+// A base record that cannot be read costs the saving of one chunk, never the save: the bytes to be
+// stored are at hand. Key and sizes equal and the bytes too, it is the same chunk, whatever dtype
+// the base gave these bytes.
+void SetBase(std::span<const std::byte> record, WorkItem& item) {
+  auto decoded = DecodeChunk(item.key, record);
+  if (decoded && decoded->info.box.sizes == item.sizes &&
+      decoded->info.extent.length_bytes == item.length_bytes) {
+    item.base = std::move(decoded->info);
+  }
+}
+
 // Feeds all items to the writer, those with a base chunk of the same key together with it.
-Result<void> MergeWithBase(const Base& base, const SavePlan& plan, uint64_t own_chunks,
-                           ItemSource& items, ItemWriter& writer) {
-  const auto on_base_chunk = [&](std::string_view key,
-                                 std::span<const std::byte> record) -> Result<bool> {
-    while (!items.done() && items.Peek().key < key) CAIRN_TRY(writer.Add(items.Take()));
-    if (items.done()) return false;
-    if (items.Peek().key != key) return true;
-    WorkItem item = items.Take();
-    // A base record that cannot be read costs the saving of one chunk, never the save: the bytes to
-    // be stored are at hand. Key and sizes equal and the bytes too, it is the same chunk, whatever
-    // dtype the base gave these bytes.
-    auto decoded = DecodeChunk(key, record);
-    if (decoded && decoded->info.box.sizes == item.sizes &&
-        decoded->info.extent.length_bytes == item.length_bytes) {
-      item.base = std::move(decoded->info);
+Result<void> MergeWithBase(const Base& base, uint64_t own_chunks, ItemSource& items,
+                           ItemWriter& writer) {
+  // A lookup costs as much as some ten records of a scan.
+  constexpr uint64_t kLookupCost = 16;
+  if (base.step.chunk_count > own_chunks * kLookupCost) {
+    while (!items.done()) {
+      WorkItem item = items.Take();
+      CAIRN_TRY_ASSIGN(const auto record,
+                       base.snapshot->Get(kv::Column::kChunks, base.step.generation, item.key));
+      if (record) SetBase(*record, item);
+      CAIRN_TRY(writer.Add(std::move(item)));
     }
-    CAIRN_TRY(writer.Add(std::move(item)));
-    return true;
-  };
-  // A seek costs as much as some ten records of a scan.
-  constexpr uint64_t kSeekCost = 16;
-  if (base.step.chunk_count <= own_chunks * kSeekCost) {
-    return base.snapshot->Scan(kv::Column::kChunks, base.step.generation, "", on_base_chunk);
+    return {};
   }
-  for (const PlannedTensor& tensor : plan.tensors) {
-    if (tensor.info.chunk_count == 0) continue;
-    CAIRN_TRY(base.snapshot->Scan(kv::Column::kChunks, base.step.generation,
-                                  kv::FqnKey(tensor.info.fqn), on_base_chunk));
-  }
-  return {};
+  return base.snapshot->Scan(
+      kv::Column::kChunks, base.step.generation, "",
+      [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+        while (!items.done() && items.Peek().key < key) CAIRN_TRY(writer.Add(items.Take()));
+        if (items.done()) return false;
+        if (items.Peek().key != key) return true;
+        WorkItem item = items.Take();
+        SetBase(record, item);
+        CAIRN_TRY(writer.Add(std::move(item)));
+        return true;
+      });
 }
 
-// Makes the grid of every tensor and sets the tensors' chunk counts.
-Result<void> MakeGrids(uint64_t chunk_bytes, SavePlan& plan) {
-  plan.grids.reserve(plan.tensors.size());
-  for (PlannedTensor& tensor : plan.tensors) {
-    const bool alias = tensor.info.alias_of.has_value();
-    CAIRN_TRY_ASSIGN(
-        ChunkGrid grid,
-        ChunkGrid::Make(tensor.info.dtype, alias ? Shape{0} : tensor.info.shape, chunk_bytes));
-    tensor.info.chunk_count = grid.chunk_count();
-    plan.grids.push_back(std::move(grid));
+// The pieces of the plan, without chunks.
+std::vector<SavedChunks::Piece> PiecesToRemember(const SavePlan& plan) {
+  std::vector<SavedChunks::Piece> pieces;
+  pieces.reserve(plan.pieces.size());
+  for (const PlannedPiece& piece : plan.pieces) {
+    const TensorInfo& tensor = plan.tensors[piece.tensor];
+    pieces.push_back({.fqn = tensor.fqn,
+                      .dtype = tensor.dtype,
+                      .box = piece.grid.box(),
+                      .first_chunk = piece.first_chunk,
+                      .chunks = {}});
+    pieces.back().chunks.reserve(piece.chunk_count());
   }
-  return {};
+  return pieces;
 }
 
-// The tensors of the plan, without chunks.
-std::vector<SavedChunks::Tensor> TensorsToRemember(const SavePlan& plan) {
-  std::vector<SavedChunks::Tensor> tensors;
-  tensors.reserve(plan.tensors.size());
-  for (const PlannedTensor& tensor : plan.tensors) {
-    tensors.push_back(
-        {.fqn = tensor.info.fqn, .dtype = tensor.info.dtype, .shape = tensor.info.shape});
-    tensors.back().chunks.reserve(tensor.info.chunk_count);
+// What each rank says of its state: alike on most, and so kept once.
+Result<void> AddShared(const SavePlan& plan, kv::StepWriter& writer) {
+  std::vector<kv::StepWriter::SharedRecord> layout;
+  layout.reserve(plan.tensors.size() + 1);
+  layout.push_back({.column = kv::Column::kStructures, .key = "", .value = plan.structure});
+  for (TensorInfo tensor : plan.tensors) {
+    tensor.chunk_count = 0;
+    layout.push_back({.column = kv::Column::kTensors,
+                      .key = kv::FqnKey(tensor.fqn),
+                      .value = EncodeTensor(tensor)});
   }
-  return tensors;
+  CAIRN_TRY(writer.AddShared(layout));
+  std::vector<kv::StepWriter::SharedRecord> values;
+  values.reserve(plan.values.size());
+  for (const auto& [fqn, record] : plan.values) {
+    values.push_back({.column = kv::Column::kValues, .key = kv::FqnKey(fqn), .value = record});
+  }
+  return values.empty() ? Result<void>() : writer.AddShared(values);
+}
+
+// Rank 0 of several: takes over what the others wrote, and commits.
+Result<kv::StepInfo> CommitAll(const SavePlan& plan, std::optional<uint64_t> base_step,
+                               kv::StepWriter& writer) {
+  RankMerge merge;
+  CAIRN_TRY(merge.AddOwn(plan));
+  CAIRN_TRY(writer.Gather(
+      [&merge](uint32_t rank, kv::Column column, std::string_view key,
+               std::span<const std::byte> value) { return merge.Add(rank, column, key, value); }));
+  CAIRN_TRY_ASSIGN(const MergedStep merged, merge.Finish());
+  for (const TensorInfo& tensor : merged.tensors) {
+    CAIRN_TRY(writer.AddRecord(kv::Column::kTensors, kv::FqnKey(tensor.fqn), EncodeTensor(tensor)));
+  }
+  for (const auto& [fqn, record] : merged.values) {
+    CAIRN_TRY(writer.AddRecord(kv::Column::kValues, kv::FqnKey(fqn), record));
+  }
+  CAIRN_TRY(writer.SetStructure(EncodeTree(merged.tree)));
+  return writer.Commit({.base_step = base_step,
+                        .tensor_count = merged.tensor_count,
+                        .value_count = merged.values.size(),
+                        .logical_bytes = merged.logical_bytes});
+}
+
+// The only rank there is.
+Result<kv::StepInfo> CommitAlone(const SavePlan& plan, std::optional<uint64_t> base_step,
+                                 kv::StepWriter& writer) {
+  if (plan.has_shards) {
+    RankMerge merge;
+    CAIRN_TRY(merge.AddOwn(plan));
+    CAIRN_TRY(merge.Finish());
+  }
+  for (const auto& [fqn, record] : plan.values) {
+    CAIRN_TRY(writer.AddRecord(kv::Column::kValues, kv::FqnKey(fqn), record));
+  }
+  CAIRN_TRY(writer.SetStructure(plan.structure));
+  return writer.Commit({.base_step = base_step,
+                        .tensor_count = plan.tensor_count,
+                        .value_count = plan.values.size(),
+                        .logical_bytes = plan.logical_bytes});
+}
+
+Result<kv::StepInfo> Finish(const SavePlan& plan, const RankPlace& place,
+                            std::optional<uint64_t> base_step, kv::StepWriter& writer) {
+  if (place.world_size == 1) return CommitAlone(plan, base_step, writer);
+  if (place.rank == 0) return CommitAll(plan, base_step, writer);
+  return writer.Contribute({.base_step = base_step, .logical_bytes = plan.own_bytes});
 }
 
 }  // namespace
 
-Result<SavePlan> PlanSave(const StateDict& state, const SaveOptions& options) {
-  if (options.chunk_bytes > kMaxChunkBytes) {
-    return Fail(ErrorCode::kInvalidArgument, fmt::format("chunk_bytes is {}; the most is {}",
-                                                         options.chunk_bytes, kMaxChunkBytes));
-  }
-  CAIRN_TRY_ASSIGN(const std::vector<Leaf> leaves, FlattenTree(state.tree));
-  if (leaves.size() != state.slot.size()) {
-    return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("the state dict has {} leaves in its tree but contents for {}",
-                            leaves.size(), state.slot.size()));
-  }
-  SavePlan plan;
-  std::vector<NamedTensor> tensors;
-  for (size_t i = 0; i < leaves.size(); ++i) {
-    const bool is_tensor = IsTensor(state.tree.nodes[leaves[i].node].kind);
-    if (state.slot[i] >= (is_tensor ? state.tensors.size() : state.values.size())) {
-      return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                        .message = "a leaf of the state dict refers to contents that it lacks",
-                        .key = leaves[i].fqn});
-    }
-    if (is_tensor) {
-      tensors.push_back({leaves[i].fqn, state.tensors[state.slot[i]]});
-      continue;
-    }
-    auto record = EncodeValue(state.values[state.slot[i]]);
-    if (!record) return Fail(std::move(record).error().WithKey(leaves[i].fqn));
-    plan.values.emplace_back(leaves[i].fqn, *std::move(record));
-  }
-  std::ranges::sort(plan.values, {}, &std::pair<std::string, std::vector<std::byte>>::first);
-  plan.tensor_count = tensors.size();
-  CAIRN_TRY_ASSIGN(plan.tensors, PlanTensors(tensors));
-  for (const PlannedTensor& tensor : plan.tensors) {
-    if (!tensor.info.alias_of) plan.logical_bytes += tensor.info.nbytes;
-  }
-  plan.structure = EncodeTree(state.tree);
-  CAIRN_TRY(MakeGrids(options.chunk_bytes, plan));
-  return plan;
-}
-
-Result<SaveReport> RunSave(kv::Store& store, uint64_t step, const SavePlan& plan,
-                           const SaveOptions& options, WorkerPool& pool, SavedChunks* saved) {
+Result<SaveReport> RunSave(kv::Store& store, const SaveAttempt& attempt, const SavePlan& plan,
+                           const RankPlace& place, const SaveOptions& options, WorkerPool& pool,
+                           SavedChunks* saved) {
   const auto start = std::chrono::steady_clock::now();
   uint64_t own_chunks = 0;
-  for (const ChunkGrid& grid : plan.grids) own_chunks += grid.chunk_count();
+  for (const PlannedPiece& piece : plan.pieces) own_chunks += piece.chunk_count();
   CAIRN_TRY_ASSIGN(const std::optional<Base> base, FindBase(store, options));
-  CAIRN_TRY_ASSIGN(auto writer, store.Begin(step, {.overwrite = options.overwrite}));
-  ProgressMeter progress(options.progress, plan.logical_bytes);
+  CAIRN_TRY_ASSIGN(auto writer, store.Begin(attempt.step, {.overwrite = options.overwrite,
+                                                           .rank = place.rank,
+                                                           .world_size = place.world_size,
+                                                           .attempt = attempt.name,
+                                                           .deadline = attempt.deadline}));
+  if (place.world_size > 1) CAIRN_TRY(AddShared(plan, *writer));
+  ProgressMeter progress(options.progress, plan.own_bytes);
   ItemSource items(plan);
   SavedChunks remembered;
-  if (saved != nullptr) remembered.tensors = TensorsToRemember(plan);
-  ItemWriter item_writer(plan, *writer, pool, progress, step,
+  if (saved != nullptr) remembered.pieces = PiecesToRemember(plan);
+  ItemWriter item_writer(plan, *writer, pool, progress, attempt.step,
                          saved == nullptr ? nullptr : &remembered);
-  if (base) CAIRN_TRY(MergeWithBase(*base, plan, own_chunks, items, item_writer));
+  if (base) CAIRN_TRY(MergeWithBase(*base, own_chunks, items, item_writer));
   while (!items.done()) CAIRN_TRY(item_writer.Add(items.Take()));
   CAIRN_TRY(item_writer.Finish());
-  for (const auto& [fqn, record] : plan.values) {
-    CAIRN_TRY(writer->AddRecord(kv::Column::kValues, kv::FqnKey(fqn), record));
-  }
-  CAIRN_TRY(writer->SetStructure(plan.structure));
-  kv::StepWriter::Summary summary{.tensor_count = plan.tensor_count,
-                                  .value_count = plan.values.size(),
-                                  .logical_bytes = plan.logical_bytes};
-  if (base) summary.base_step = base->step.step;
-  CAIRN_TRY_ASSIGN(const kv::StepInfo info, writer->Commit(summary));
+  const uint64_t written_bytes = writer->written_bytes();
+  CAIRN_TRY_ASSIGN(
+      const kv::StepInfo info,
+      Finish(plan, place, base ? std::optional(base->step.step) : std::nullopt, *writer));
   if (saved != nullptr) {
     remembered.step = info;
     remembered.chunk_bytes = options.chunk_bytes;
     *saved = std::move(remembered);
   }
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-  return SaveReport{.step = step,
-                    .logical_bytes = plan.logical_bytes,
-                    .written_bytes = info.written_bytes,
+  return SaveReport{.step = attempt.step,
+                    .logical_bytes = plan.own_bytes,
+                    .written_bytes = written_bytes,
                     .chunks = item_writer.chunks(),
                     .chunks_reused = item_writer.chunks_reused(),
                     .seconds = elapsed.count()};

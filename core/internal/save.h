@@ -1,32 +1,14 @@
 #pragma once
 /// Writing one state dict as one step.
 
+#include <chrono>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "core/checkpoint_store.h"
-#include "core/chunk_grid.h"
-#include "core/internal/aliases.h"
+#include "core/internal/save_plan.h"
 #include "core/internal/worker_pool.h"
 
 namespace cairn::core::internal {
-
-/// Largest chunk that a save may be asked for: page digests of one chunk are held in memory.
-inline constexpr uint64_t kMaxChunkBytes = uint64_t{1} << 30;
-
-/// From here on a tensor's payload starts on 4 KiB; staged alike, it is written as it lies.
-inline constexpr uint64_t kLargeTensorBytes = 64 << 10;
-
-/// A state dict ready to be written: checked, flattened, owners and aliases decided.
-struct SavePlan {
-  std::vector<PlannedTensor> tensors;  // key order
-  std::vector<ChunkGrid> grids;        // of each tensor; those of aliases are empty
-  std::vector<std::pair<std::string, std::vector<std::byte>>> values;  // key order; records
-  std::vector<std::byte> structure;
-  uint64_t tensor_count = 0;  // leaves; hidden ones not counted
-  uint64_t logical_bytes = 0;
-};
 
 /// What a save wrote, chunk by chunk, for the one after it to find out what has not changed before
 /// it copies anything. Some 30 bytes a chunk.
@@ -35,25 +17,31 @@ struct SavedChunks {
     kv::Digest digest;
     bool reused = false;  // was that of the base already
   };
-  struct Tensor {
+  struct Piece {
     std::string fqn;
     DType dtype = DType::kUnknown;
-    Shape shape;
-    std::vector<Chunk> chunks;  // in the order of the grid
+    Box box;
+    uint64_t first_chunk = 0;
+    std::vector<Chunk> chunks;  // from first_chunk on, in the order of the grid
   };
   kv::StepInfo step;
   uint64_t chunk_bytes = 0;
-  std::vector<Tensor> tensors;  // key order
+  std::vector<Piece> pieces;  // as in the plan
 };
 
-/// kInvalidArgument: duplicate FQNs, NUL, bad tensors, too large values; names the key.
-Result<SavePlan> PlanSave(const StateDict& state, const SaveOptions& options);
+/// The attempt that a save makes; named by Store::NextAttempt where there are several ranks.
+struct SaveAttempt {
+  uint64_t step = 0;
+  std::string name;
+  std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
+};
 
 /// Writes the plan. Requires that no other save of this store runs. `pool` digests. Fills `saved`,
 /// if given, on success. kConflict: chunks that the plan takes for the base's are not, as the base
-/// was deleted or replaced meanwhile.
-Result<SaveReport> RunSave(kv::Store& store, uint64_t step, const SavePlan& plan,
-                           const SaveOptions& options, WorkerPool& pool,
+/// was deleted or replaced meanwhile. Several ranks: as StepWriter::Gather and Contribute; and
+/// kInvalidArgument on all of them where their parts do not make whole tensors or do not agree.
+Result<SaveReport> RunSave(kv::Store& store, const SaveAttempt& attempt, const SavePlan& plan,
+                           const RankPlace& place, const SaveOptions& options, WorkerPool& pool,
                            SavedChunks* saved = nullptr);
 
 }  // namespace cairn::core::internal

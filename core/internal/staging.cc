@@ -1,4 +1,5 @@
-// Staging: every distinct tensor is copied once, row-major; aliases are the plan's business.
+// Staging: what the rank writes of every distinct tensor is copied once, row-major; aliases are the
+// plan's business.
 
 #include "core/internal/staging.h"
 
@@ -23,40 +24,43 @@ constexpr uint64_t kCopyBytes = 8 << 20;  // one piece of work for one thread
 
 uint64_t RoundUp(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Payload [begin, begin + length) of a tensor goes to `offset_bytes` of the area.
+// Payload [begin, begin + length) of a piece goes to `offset_bytes` of the area.
 struct Task {
-  PlannedTensor* tensor = nullptr;
+  PlannedPiece* piece = nullptr;
   uint64_t begin_bytes = 0;
   uint64_t length_bytes = 0;
   uint64_t offset_bytes = 0;
   const kv::Digest* base = nullptr;  // if set, the task is `chunk`, and perhaps has not changed
-  uint64_t chunk = 0;
+  uint64_t chunk = 0;                // from the piece's first on
 };
 
-void AddCopies(PlannedTensor& tensor, uint64_t begin, uint64_t end, uint64_t offset_bytes,
+void AddCopies(PlannedPiece& piece, uint64_t begin, uint64_t end, uint64_t offset_bytes,
                std::vector<Task>& tasks) {
   for (uint64_t at = begin; at < end; at += kCopyBytes) {
-    tasks.push_back({.tensor = &tensor,
+    tasks.push_back({.piece = &piece,
                      .begin_bytes = at,
                      .length_bytes = std::min(kCopyBytes, end - at),
-                     .offset_bytes = offset_bytes + at});
+                     .offset_bytes = offset_bytes + (at - begin)});
   }
 }
 
-// Looks tensors up that come in key order, as `base` has them.
+// Looks pieces up that come in key order, as `base` has them.
 class BaseCursor {
  public:
   explicit BaseCursor(const SavedChunks* base) : base_(base) {}
 
-  /// The chunks of the same tensor on the same grid, or null.
-  const std::vector<SavedChunks::Chunk>* Find(const TensorInfo& tensor) {
+  /// The chunks of the same piece on the same grid, or null.
+  const std::vector<SavedChunks::Chunk>* Find(const TensorInfo& tensor, const PlannedPiece& piece) {
     if (base_ == nullptr) return nullptr;
-    while (next_ < base_->tensors.size() && base_->tensors[next_].fqn < tensor.fqn) ++next_;
-    if (next_ == base_->tensors.size()) return nullptr;
-    const SavedChunks::Tensor& found = base_->tensors[next_];
-    const bool same = found.fqn == tensor.fqn && found.dtype == tensor.dtype &&
-                      found.shape == tensor.shape && found.chunks.size() == tensor.chunk_count;
-    return same ? &found.chunks : nullptr;
+    while (next_ < base_->pieces.size() && base_->pieces[next_].fqn < tensor.fqn) ++next_;
+    for (size_t i = next_; i < base_->pieces.size() && base_->pieces[i].fqn == tensor.fqn; ++i) {
+      const SavedChunks::Piece& found = base_->pieces[i];
+      if (found.dtype == tensor.dtype && found.box == piece.grid.box() &&
+          found.first_chunk == piece.first_chunk && found.chunks.size() == piece.chunk_count()) {
+        return &found.chunks;
+      }
+    }
+    return nullptr;
   }
 
  private:
@@ -64,37 +68,38 @@ class BaseCursor {
   size_t next_ = 0;
 };
 
-void AddTasks(PlannedTensor& tensor, const ChunkGrid& grid, uint64_t offset_bytes,
+void AddTasks(PlannedPiece& piece, uint64_t offset_bytes,
               const std::vector<SavedChunks::Chunk>* base, std::vector<Task>& tasks) {
-  if (base == nullptr || !IsContiguous(tensor.source.shape, tensor.source.strides)) {
-    return AddCopies(tensor, 0, tensor.info.nbytes, offset_bytes, tasks);
+  if (base == nullptr || !IsContiguous(piece.source.shape, piece.source.strides)) {
+    return AddCopies(piece, piece.begin_bytes(), piece.end_bytes(), offset_bytes, tasks);
   }
-  tensor.unchanged.resize(grid.chunk_count());
-  for (uint64_t chunk = 0; chunk < grid.chunk_count(); ++chunk) {
-    const uint64_t begin = grid.offset_bytes(chunk);
-    const uint64_t length = grid.length_bytes(chunk);
+  piece.unchanged.resize(piece.chunk_count());
+  for (uint64_t chunk = 0; chunk < piece.chunk_count(); ++chunk) {
+    const uint64_t begin = piece.grid.offset_bytes(piece.first_chunk + chunk);
+    const uint64_t length = piece.grid.length_bytes(piece.first_chunk + chunk);
+    const uint64_t at = offset_bytes + (begin - piece.begin_bytes());
     if (!(*base)[chunk].reused) {
-      AddCopies(tensor, begin, begin + length, offset_bytes, tasks);
+      AddCopies(piece, begin, begin + length, at, tasks);
       continue;
     }
-    tasks.push_back({.tensor = &tensor,
+    tasks.push_back({.piece = &piece,
                      .begin_bytes = begin,
                      .length_bytes = length,
-                     .offset_bytes = offset_bytes + begin,
+                     .offset_bytes = at,
                      .base = &(*base)[chunk].digest,
                      .chunk = chunk});
   }
 }
 
 void RunTask(const Task& task, std::byte* area) {
-  const TensorView& source = task.tensor->source;
+  const TensorView& source = task.piece->source;
   const std::span<std::byte> target(area + task.offset_bytes, task.length_bytes);
   if (!IsContiguous(source.shape, source.strides)) {
     return GatherBytes(source, task.begin_bytes, target);
   }
   const std::span<const std::byte> bytes(source.data + task.begin_bytes, task.length_bytes);
   if (task.base != nullptr && kv::PayloadDigest(bytes) == *task.base) {
-    task.tensor->unchanged[task.chunk] = *task.base;
+    task.piece->unchanged[task.chunk] = *task.base;
     return;
   }
   std::memcpy(target.data(), bytes.data(), bytes.size());
@@ -129,25 +134,24 @@ Result<void> StagingArea::Reserve(uint64_t bytes) {
 
 Result<void> StagingArea::Stage(SavePlan& plan, const SavedChunks* base) {
   std::vector<Task> tasks;
-  std::vector<uint64_t> offsets_bytes(plan.tensors.size());
+  std::vector<uint64_t> offsets_bytes;
+  offsets_bytes.reserve(plan.pieces.size());
   uint64_t total_bytes = 0;
   BaseCursor cursor(base);
-  for (size_t i = 0; i < plan.tensors.size(); ++i) {
-    PlannedTensor& tensor = plan.tensors[i];
-    if (tensor.info.alias_of || tensor.info.nbytes == 0) continue;
-    const uint64_t length = tensor.info.nbytes;
-    offsets_bytes[i] =
-        RoundUp(total_bytes, length >= kLargeTensorBytes ? kPageAlignment : kLineBytes);
-    total_bytes = offsets_bytes[i] + length;
-    AddTasks(tensor, plan.grids[i], offsets_bytes[i], cursor.Find(tensor.info), tasks);
+  for (PlannedPiece& piece : plan.pieces) {
+    const uint64_t length = piece.end_bytes() - piece.begin_bytes();
+    offsets_bytes.push_back(
+        RoundUp(total_bytes, length >= kLargePieceBytes ? kPageAlignment : kLineBytes));
+    total_bytes = offsets_bytes.back() + length;
+    AddTasks(piece, offsets_bytes.back(), cursor.Find(plan.tensors[piece.tensor], piece), tasks);
   }
   CAIRN_TRY(Reserve(total_bytes));
   pool_.Run(tasks.size(), [&](size_t i, size_t) { RunTask(tasks[i], memory_); });
-  for (size_t i = 0; i < plan.tensors.size(); ++i) {
-    TensorView& source = plan.tensors[i].source;
-    if (plan.tensors[i].info.alias_of || plan.tensors[i].info.nbytes == 0) continue;
-    source.data = memory_ + offsets_bytes[i];
-    source.strides.clear();
+  for (size_t i = 0; i < plan.pieces.size(); ++i) {
+    PlannedPiece& piece = plan.pieces[i];
+    piece.source.data = memory_ + offsets_bytes[i];
+    piece.source.strides.clear();
+    piece.skipped_bytes = piece.begin_bytes();
   }
   return {};
 }

@@ -18,12 +18,12 @@ class StagingArea {
   StagingArea(const StagingArea&) = delete;
   StagingArea& operator=(const StagingArea&) = delete;
 
-  /// Copies what the plan's tensors hold into this area and lets them point there, row-major.
+  /// Copies what the plan's pieces hold into this area and lets them point there, row-major.
   /// Valid until the next Stage. kResourceExhausted: no memory; the plan is as it was then.
   ///
   /// With `base`, the chunks that the save of it found unchanged are digested first, which costs
   /// less than a copy, and are not copied if they are the base's still: see
-  /// PlannedTensor::unchanged. Those that had changed are taken to have changed again.
+  /// PlannedPiece::unchanged. Those that had changed are taken to have changed again.
   Result<void> Stage(SavePlan& plan, const SavedChunks* base);
 
   /// Address space held. Memory is behind what was ever copied.

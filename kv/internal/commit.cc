@@ -69,13 +69,12 @@ class StepIndexer {
         break;
       }
       case Column::kSteps: {
-        CAIRN_TRY_ASSIGN(StepEntry entry, DecodeStep(value));
-        if (!step_) {
-          step_ = std::move(entry);
-        }
+        // Each rank's comes before that of rank 0, which speaks for all.
+        CAIRN_TRY_ASSIGN(step_, DecodeStep(value));
         return {};
       }
       case Column::kStructures:
+        if (!key.empty()) return {};  // names records that ranks shared, and that rank 0 has taken
         return AddStructure(value);
       case Column::kSegments:
         last_.Put(column, key, value);

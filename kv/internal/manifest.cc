@@ -103,6 +103,12 @@ Result<ManifestHeader> DecodeHeader(std::span<const std::byte> bytes, const std:
   return header;
 }
 
+bool IsFor(const ManifestHeader& header, const ManifestHeader& expected) {
+  return header.store_uuid == expected.store_uuid && header.step == expected.step &&
+         header.rank == expected.rank && header.world_size == expected.world_size &&
+         header.attempt == expected.attempt;
+}
+
 /// Hands out the entries of one block whose checksum is right.
 Result<uint64_t> ReadEntries(std::span<const std::byte> payload, uint32_t entry_count,
                              const ManifestCallback& callback) {
@@ -201,6 +207,15 @@ Result<void> ManifestWriter::Add(Column column, std::string_view key,
   return {};
 }
 
+Result<void> ManifestWriter::AddBlock(std::span<const std::byte> header,
+                                      std::span<const std::byte> stored, uint64_t entry_count) {
+  if (!block_.empty()) CAIRN_TRY(FlushBlock(block_entries_));
+  CAIRN_TRY(Write(header));
+  CAIRN_TRY(Write(stored));
+  entry_count_ += entry_count;
+  return {};
+}
+
 Result<ManifestRef> ManifestWriter::Finish() {
   if (block_entries_ > 0) CAIRN_TRY(FlushBlock(block_entries_));
   block_.resize(8);
@@ -220,12 +235,16 @@ Result<ManifestHeader> ReadManifestHeader(const std::string& path) {
   return DecodeHeader(bytes, path);
 }
 
-Result<ManifestRef> ReadManifest(const std::string& path, const ManifestCallback& callback) {
+Result<ManifestRef> ReadManifest(const std::string& path, const ManifestCallback& callback,
+                                 const ManifestHeader* expected, ManifestWriter* copy) {
   CAIRN_TRY_ASSIGN(const File file, File::OpenRead(path, /*direct=*/false));
   CAIRN_TRY_ASSIGN(const uint64_t file_bytes, file.SizeBytes());
   std::array<std::byte, kManifestHeaderBytes> header_bytes;
   CAIRN_TRY(file.ReadAt(0, header_bytes));
   CAIRN_TRY_ASSIGN(const ManifestHeader header, DecodeHeader(header_bytes, path));
+  if (expected != nullptr && !IsFor(header, *expected)) {
+    return Fail(Damaged(path, 0, "it is of another rank, attempt or store"));
+  }
   XXH3_state_t hash;
   XXH3_128bits_reset(&hash);
   XXH3_128bits_update(&hash, header_bytes.data(), header_bytes.size());
@@ -269,6 +288,7 @@ Result<ManifestRef> ReadManifest(const std::string& path, const ManifestCallback
     Result<uint64_t> read = ReadEntries(payload, block.entry_count, callback);
     if (!read) return Fail(std::move(read).error().WithFile(path).WithOffset(block_at));
     seen_entries += *read;
+    if (copy != nullptr) CAIRN_TRY(copy->AddBlock(header_of_block, stored, *read));
   }
   const XXH128_hash_t digest = XXH3_128bits_digest(&hash);
   return ManifestRef{.rank = header.rank,

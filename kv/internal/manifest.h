@@ -48,6 +48,9 @@ class ManifestWriter {
 
   /// kInvalidArgument: a key or value that does not fit into a block (1 GiB).
   Result<void> Add(Column column, std::string_view key, std::span<const std::byte> value);
+  /// A block of another manifest, header and stored bytes, as ReadManifest found it to be right.
+  Result<void> AddBlock(std::span<const std::byte> header, std::span<const std::byte> stored,
+                        uint64_t entry_count);
   /// Writes the end and syncs the file. The directory is the caller's to sync.
   Result<ManifestRef> Finish();
 
@@ -73,7 +76,11 @@ using ManifestCallback =
 
 /// Reads the header alone.
 Result<ManifestHeader> ReadManifestHeader(const std::string& path);
-/// Reads and checks the whole file. kDataLoss names the file and the offset of the bad block.
-Result<ManifestRef> ReadManifest(const std::string& path, const ManifestCallback& callback);
+/// Reads and checks the whole file. kDataLoss names the file and the offset of the bad block, or
+/// says that the file is not the one of `expected` (whose time does not count). Entries are copied
+/// to `copy` too, in their blocks.
+Result<ManifestRef> ReadManifest(const std::string& path, const ManifestCallback& callback,
+                                 const ManifestHeader* expected = nullptr,
+                                 ManifestWriter* copy = nullptr);
 
 }  // namespace cairn::kv::internal

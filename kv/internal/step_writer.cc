@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "kv/internal/attempt_files.h"
 #include "kv/internal/fault_point.h"
 
 namespace cairn::kv {
@@ -47,6 +48,15 @@ Result<void> StepWriter::AddChunk(std::string_view key, std::span<const uint64_t
 Result<void> StepWriter::SetStructure(std::span<const std::byte> record) {
   return impl_->SetStructure(record);
 }
+Result<void> StepWriter::AddShared(std::span<const SharedRecord> records) {
+  return impl_->AddShared(records);
+}
+Result<void> StepWriter::Gather(const RankRecordCallback& on_record) {
+  return impl_->Gather(on_record);
+}
+Result<StepInfo> StepWriter::Contribute(const Summary& summary) {
+  return impl_->Contribute(summary);
+}
 Result<StepInfo> StepWriter::Commit(const Summary& summary) { return impl_->Commit(summary); }
 uint64_t StepWriter::written_bytes() const { return impl_->written_bytes(); }
 
@@ -60,15 +70,23 @@ StepWriter::Impl::Impl(std::shared_ptr<internal::StoreState> state, uint64_t ste
 
 StepWriter::Impl::~Impl() {
   segment_.reset();  // waits for its writes and unlinks it
-  if (!finished_ && !state_->outcome_unknown) {
-    // What cannot be removed now is swept at the next open for writing.
-    for (const SegmentInfo& segment : sealed_) {
-      (void)internal::RemoveFile(state_->paths.segments() + "/" + segment.name);
-    }
-    manifest_.reset();
+  if (!finished_ && !state_->outcome_unknown) RemoveOwnFiles();
+  if (has_ranks() && options_.rank == 0) RetireAttempts();
+  state_->step_writer_alive = false;
+}
+
+void StepWriter::Impl::RemoveOwnFiles() {
+  // What cannot be removed now is swept at the next open for writing.
+  for (const SegmentInfo& segment : sealed_) {
+    (void)internal::RemoveFile(state_->paths.segments() + "/" + segment.name);
+  }
+  manifest_.reset();
+  if (has_ranks()) {  // the others' files are theirs, and rank 0's word stays for them to read
+    (void)internal::RemoveFile(ManifestPath());
+    (void)internal::RemoveFile(state_->paths.pending_manifest(attempt_, options_.rank));
+  } else {
     (void)internal::RemoveTree(state_->paths.attempt(attempt_));
   }
-  state_->step_writer_alive = false;
 }
 
 Result<void> StepWriter::Impl::Start() {
@@ -76,12 +94,17 @@ Result<void> StepWriter::Impl::Start() {
   const internal::ManifestHeader header{.store_uuid = state_->uuid,
                                         .step = step_,
                                         .rank = options_.rank,
-                                        .world_size = options_.world_size,
+                                        // That of rank 0 takes up all others.
+                                        .world_size = state_->joined ? options_.world_size : 1,
                                         .created_unix_ns = created_unix_ns_,
                                         .attempt = attempt_};
-  CAIRN_TRY_ASSIGN(manifest_, internal::ManifestWriter::Create(
-                                  state_->paths.pending_manifest(attempt_, options_.rank), header));
+  CAIRN_TRY_ASSIGN(manifest_, internal::ManifestWriter::Create(ManifestPath(), header));
   return {};
+}
+
+std::string StepWriter::Impl::ManifestPath() const {
+  const std::string path = state_->paths.pending_manifest(attempt_, options_.rank);
+  return state_->joined ? path + ".part" : path;
 }
 
 Result<void> StepWriter::Impl::CheckUsable() const {
@@ -91,13 +114,16 @@ Result<void> StepWriter::Impl::CheckUsable() const {
                     .step = step_});
 }
 
+uint64_t StepWriter::Impl::SegmentIdOf(uint32_t rank, uint64_t n) const {
+  return Checksum64(internal::AsBytes(fmt::format("{}/{}/{}", attempt_, rank, n)));
+}
+
 Result<void> StepWriter::Impl::StartSegment() {
   if (queue_ == nullptr) {
     CAIRN_TRY_ASSIGN(queue_, internal::IoQueue::Make(state_->options.io->uring,
                                                      state_->options.io->queue_depth));
   }
-  const std::string identity = fmt::format("{}/{}/{}", attempt_, options_.rank, segment_counter_++);
-  segment_id_ = Checksum64(internal::AsBytes(identity));
+  segment_id_ = SegmentIdOf(options_.rank, segment_counter_++);
   const internal::SegmentHeader header{.store_uuid = state_->uuid,
                                        .segment_id = segment_id_,
                                        .step = step_,
@@ -159,6 +185,7 @@ Result<void> StepWriter::Impl::AddRecord(Column column, std::string_view key,
                     .key = std::string(key),
                     .value = std::vector<std::byte>(record.begin(), record.end())};
     last_tensor_used_ = false;
+    if (has_ranks() && !gathered_) return {};
   }
   return manifest_->Add(column, key, record);
 }
@@ -197,9 +224,13 @@ Result<void> StepWriter::Impl::SetStructure(std::span<const std::byte> record) {
 
 Result<void> StepWriter::Impl::AddReferencedSegments() {
   // So that the manifest alone can bring the step back, even if the step that wrote them is gone.
+  std::shared_ptr<internal::Index> index;
+  {
+    const std::lock_guard lock(state_->mutex);  // a reader's index is replaced by newer ones
+    index = state_->index;
+  }
   for (const uint64_t segment_id : referenced_) {
-    CAIRN_TRY_ASSIGN(const auto record,
-                     state_->index->Get(Column::kSegments, NumberKey(segment_id)));
+    CAIRN_TRY_ASSIGN(const auto record, index->Get(Column::kSegments, NumberKey(segment_id)));
     if (!record) {
       return Fail(
           Error{.code = ErrorCode::kConflict,
@@ -213,27 +244,30 @@ Result<void> StepWriter::Impl::AddReferencedSegments() {
   return {};
 }
 
+StepInfo StepWriter::Impl::InfoOf(const Summary& summary) const {
+  return StepInfo{.step = step_,
+                  .generation = 0,  // given by the commit
+                  .created_unix_ns = created_unix_ns_,
+                  .world_size = options_.world_size,
+                  .attempt = attempt_,
+                  .base_step = summary.base_step,
+                  .tensor_count = summary.tensor_count,
+                  .value_count = summary.value_count,
+                  .chunk_count = chunk_count_,
+                  .reused_chunk_count = reused_chunk_count_,
+                  .logical_bytes = summary.logical_bytes,
+                  .written_bytes = written_bytes_,
+                  .structure = structure_};
+}
+
 Result<void> StepWriter::Impl::WriteStepRecord(const Summary& summary) {
-  StepEntry entry;
-  entry.info = StepInfo{.step = step_,
-                        .generation = 0,  // given by the commit
-                        .created_unix_ns = created_unix_ns_,
-                        .world_size = options_.world_size,
-                        .attempt = attempt_,
-                        .base_step = summary.base_step,
-                        .tensor_count = summary.tensor_count,
-                        .value_count = summary.value_count,
-                        .chunk_count = chunk_count_,
-                        .reused_chunk_count = reused_chunk_count_,
-                        .logical_bytes = summary.logical_bytes,
-                        .written_bytes = written_bytes_,
-                        .structure = structure_};
+  const StepEntry entry{.info = InfoOf(summary), .manifests = {}};
   return manifest_->Add(Column::kSteps, NumberKey(step_), internal::EncodeStep(entry));
 }
 
 Result<StepInfo> StepWriter::Impl::Commit(const Summary& summary) {
   CAIRN_TRY(CheckUsable());
-  CAIRN_CHECK(has_structure_);
+  CAIRN_CHECK(has_structure_ && !state_->joined && gathered_ == has_ranks());
   failed_ = true;
   CAIRN_TRY(SealSegment());
   if (!sealed_.empty()) {
@@ -269,6 +303,10 @@ Result<StepEntry> StepWriter::Impl::CommitLocked() {
                    internal::IndexStep(*state_, manifests, generation, replaced, &removal));
   finished_ = true;  // the step exists: nothing of it may be removed any more
   failed_ = false;
+  if (has_ranks()) {
+    // A rank that this does not reach finds the step in the index when its deadline passes.
+    (void)internal::TellCommitted(state_->paths, attempt_, entry.info.generation);
+  }
   // A failure below leaves the step committed; the next open does what is missing.
   if (Result<void> moved = MoveManifest(entry); !moved) {
     Error error = std::move(moved).error().WithStep(step_);
@@ -290,7 +328,7 @@ Result<void> StepWriter::Impl::MoveManifest(const StepEntry& entry) {
                              state_->paths.manifest(entry.info.generation, options_.rank),
                              "commit.rename"));
   CAIRN_TRY(internal::SyncDirectory(state_->paths.commits(), "commit.directory_sync"));
-  return internal::RemoveTree(state_->paths.attempt(attempt_));
+  return has_ranks() ? Result<void>() : internal::RemoveTree(state_->paths.attempt(attempt_));
 }
 
 }  // namespace cairn::kv

@@ -28,7 +28,10 @@ class StepWriter::Impl {
   Result<void> AddRecord(Column column, std::string_view key, std::span<const std::byte> record);
   Result<void> AddChunk(std::string_view key, std::span<const uint64_t> sizes, const Extent& extent,
                         const Digest& digest, uint64_t since_step, bool reused);
+  Result<void> AddShared(std::span<const SharedRecord> records);
+  Result<void> Gather(const RankRecordCallback& on_record);
   Result<void> SetStructure(std::span<const std::byte> record);
+  Result<StepInfo> Contribute(const Summary& summary);
   Result<StepInfo> Commit(const Summary& summary);
   uint64_t written_bytes() const { return written_bytes_; }
 
@@ -39,13 +42,33 @@ class StepWriter::Impl {
         entry;  // leaves_offset_bytes holds the index of the first leaf until sealed
   };
 
+  /// Of the n-th segment that a rank writes in this attempt; no other attempt has it.
+  uint64_t SegmentIdOf(uint32_t rank, uint64_t n) const;
   Result<void> StartSegment();
   Result<void> SealSegment();
   Result<void> AddReferencedSegments();
+  /// Where it is written; that of a joined rank gets its own name when it is durable.
+  std::string ManifestPath() const;
+  void RemoveOwnFiles();
+  StepInfo InfoOf(const Summary& summary) const;
   Result<void> WriteStepRecord(const Summary& summary);
   Result<internal::StepEntry> CommitLocked();
   Result<void> MoveManifest(const internal::StepEntry& entry);
   Result<void> CheckUsable() const;
+  bool has_ranks() const { return options_.world_size > 1; }
+
+  // Several ranks (step_ranks.cc).
+  Result<void> TakeManifest(uint32_t rank, const RankRecordCallback& on_record);
+  Result<void> TakeRecord(uint32_t rank, Column column, std::string_view key,
+                          std::span<const std::byte> value, const RankRecordCallback& on_record);
+  Result<void> TakeShared(uint32_t rank, std::string_view digest,
+                          const RankRecordCallback& on_record);
+  Result<void> AwaitManifest(uint32_t rank) const;
+  Error MissingRanks(uint32_t first) const;
+  Result<void> FinishPart(const Summary& summary);
+  Result<uint64_t> AwaitOutcome();
+  Result<uint64_t> FindInIndex(std::string_view why) const;
+  void RetireAttempts();
 
   const std::shared_ptr<internal::StoreState> state_;
   const uint64_t step_;
@@ -64,6 +87,11 @@ class StepWriter::Impl {
   bool last_tensor_used_ = false;
   std::vector<SegmentInfo> sealed_;
   std::set<uint64_t> referenced_;  // segments of earlier steps
+
+  // Several ranks.
+  std::set<std::string> known_shared_;   // digests of shared records that were added or seen
+  std::set<uint64_t> segments_of_rank_;  // that the rank whose manifest is being taken wrote
+  bool gathered_ = false;
 
   Digest structure_;
   bool has_structure_ = false;

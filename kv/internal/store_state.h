@@ -2,6 +2,7 @@
 /// What an open store, its snapshots and its step writer share.
 
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -38,6 +39,7 @@ struct StoreState {
   StorePaths paths;
   StoreOptions options;
   bool writable = false;
+  bool joined = false;  // OpenMode::kJoin
   Uuid uuid{};
   std::string session;                // 16 hex digits, new at each open
   std::vector<Error> recovery_notes;  // what the open found, for people
@@ -51,6 +53,7 @@ struct StoreState {
 
   std::mutex write_mutex;  // held while the index is changed
   std::atomic<uint64_t> attempt_counter = 0;
+  std::deque<std::string> told_attempts;  // of several ranks, their outcome written; by one save
   std::atomic<bool> step_writer_alive = false;
   /// A change failed and the index could not be reopened to see what became of it. Nothing that the
   /// change made or replaced may be removed: the next open for writing decides.

@@ -17,8 +17,8 @@ using internal::StagingArea;
 constexpr uint64_t kChunkBytes = 100'000;
 const SaveOptions kOptions{.chunk_bytes = kChunkBytes};
 
-std::vector<std::byte> StagedBytes(const internal::PlannedTensor& tensor) {
-  return {tensor.source.data, tensor.source.data + tensor.info.nbytes};
+std::vector<std::byte> StagedBytes(const internal::PlannedPiece& piece) {
+  return {piece.source.data, piece.source.data + (piece.end_bytes() - piece.begin_bytes())};
 }
 
 /// The plan of a state with the chunks of `base` that have not changed left out.
@@ -33,8 +33,8 @@ class StagingTest : public StoreTest {
  protected:
   SavedChunks SaveAndRemember(uint64_t step, const SavePlan& plan) {
     SavedChunks saved;
-    EXPECT_TRUE(
-        testing::IsOk(internal::RunSave(store->kv(), step, plan, kOptions, workers_, &saved)));
+    EXPECT_TRUE(testing::IsOk(
+        internal::RunSave(store->kv(), {.step = step}, plan, {}, kOptions, workers_, &saved)));
     return saved;
   }
   internal::WorkerPool workers_{2};
@@ -49,10 +49,10 @@ TEST_F(StagingTest, TensorsBecomeRowMajorAndLargeOnesBeginOnPages) {
 
   const SavePlan plan = StagedPlan(staging, state, nullptr);
 
-  EXPECT_EQ(StagedBytes(plan.tensors[0]), odd.bytes);
-  EXPECT_EQ(StagedBytes(plan.tensors[1]), NaiveRowMajor(state.tensors[1]));
-  EXPECT_EQ(reinterpret_cast<uintptr_t>(plan.tensors[1].source.data) % 4096, 0u);
-  EXPECT_TRUE(plan.tensors[1].unchanged.empty());
+  EXPECT_EQ(StagedBytes(plan.pieces[0]), odd.bytes);
+  EXPECT_EQ(StagedBytes(plan.pieces[1]), NaiveRowMajor(state.tensors[1]));
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(plan.pieces[1].source.data) % 4096, 0u);
+  EXPECT_TRUE(plan.pieces[1].unchanged.empty());
 }
 
 TEST_F(StagingTest, OnlyChunksThatStayedTheSameBeforeAreComparedAndLeftOut) {
@@ -68,12 +68,12 @@ TEST_F(StagingTest, OnlyChunksThatStayedTheSameBeforeAreComparedAndLeftOut) {
   StagingArea staging;
   const SavePlan plan = StagedPlan(staging, state, &base);
 
-  const auto& unchanged = plan.tensors[0].unchanged;
+  const auto& unchanged = plan.pieces[0].unchanged;
   ASSERT_EQ(unchanged.size(), 5u);
   EXPECT_FALSE(unchanged[0]) << "it had changed before, so it is copied without a look";
   EXPECT_FALSE(unchanged[1]) << "it has changed now";
   for (size_t chunk = 2; chunk < 5; ++chunk) EXPECT_TRUE(unchanged[chunk]) << chunk;
-  const auto staged = StagedBytes(plan.tensors[0]);
+  const auto staged = StagedBytes(plan.pieces[0]);
   EXPECT_TRUE(std::equal(staged.begin(), staged.begin() + 200'000, tensor.bytes.begin()));
   EXPECT_EQ(std::count(staged.begin() + 200'000, staged.end(), std::byte{0}), 250'000)
       << "memory behind chunks that are left out was never touched";
@@ -95,8 +95,8 @@ TEST_F(StagingTest, ATensorOfAnotherShapeOrDTypeIsCopied) {
 
   const SavePlan plan = StagedPlan(staging, after, &base);
 
-  EXPECT_TRUE(plan.tensors[0].unchanged.empty());
-  EXPECT_EQ(StagedBytes(plan.tensors[0]), tensor.bytes);
+  EXPECT_TRUE(plan.pieces[0].unchanged.empty());
+  EXPECT_EQ(StagedBytes(plan.pieces[0]), tensor.bytes);
 }
 
 TEST_F(StagingTest, ASaveWhoseBaseWentAwayFailsAndLeavesNothing) {
@@ -109,7 +109,7 @@ TEST_F(StagingTest, ASaveWhoseBaseWentAwayFailsAndLeavesNothing) {
   const SavePlan plan = StagedPlan(staging, state, &base);
   CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 2>{1, 2}));
 
-  EXPECT_THAT(internal::RunSave(store->kv(), 3, plan, kOptions, workers_),
+  EXPECT_THAT(internal::RunSave(store->kv(), {.step = 3}, plan, {}, kOptions, workers_),
               IsError(ErrorCode::kConflict, "save again"));
 
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, store->Steps());

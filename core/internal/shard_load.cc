@@ -1,0 +1,333 @@
+// Loads for any mesh.
+//
+// Read once:
+// 1. Boxes that the same ranks need are cut where the stored chunks are cut, which all of these
+//    ranks find in the index alike, and fall into runs of equal bytes, one a rank.
+// 2. Each rank reads its run into its own targets. All vote: where one failed, all do.
+// 3. In rounds of bounded bytes each rank sends the next part of its run, as row-major bytes in the
+//    order of the items, to the others of its group, who know from the plan what they get.
+
+#include "core/internal/shard_load.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+
+#include "core/internal/load.h"
+#include "core/internal/owners.h"
+#include "core/internal/replica_group.h"
+#include "core/internal/vote.h"
+#include "core/strided_copy.h"
+
+namespace cairn::core::internal {
+namespace {
+
+TensorView AsView(const TensorTarget& target) {
+  return {target.dtype, target.shape, target.strides, target.data};
+}
+
+// Views that were made of writable memory, here or by a caller who gave them as targets.
+TensorTarget AsTarget(const TensorView& view) {
+  return {view.dtype, view.shape, view.strides, const_cast<std::byte*>(view.data)};
+}
+
+Result<std::vector<LocalPiece>> PiecesToFill(const ShardTarget& target, const TensorInfo& stored,
+                                             uint32_t rank) {
+  if (target.sharding == nullptr) {
+    return std::vector<LocalPiece>{
+        {.box = WholeBox(target.local.shape), .view = AsView(target.local)}};
+  }
+  if (target.sharding->global_shape != stored.shape) {
+    return Fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("the target's global shape is {}, the stored one {}",
+                    FormatNumbers(target.sharding->global_shape), FormatNumbers(stored.shape)));
+  }
+  // A rank that is not of the mesh holds nothing of the tensor.
+  if (target.sharding->mesh != nullptr && !target.sharding->mesh->CoordinateOf(rank)) {
+    return std::vector<LocalPiece>{};
+  }
+  return PiecesOf(*target.sharding, AsView(target.local), rank);
+}
+
+// One target, what is stored of it, and what of it this rank holds.
+struct Filling {
+  const ShardTarget* target = nullptr;
+  const TensorInfo* stored = nullptr;
+  std::vector<LocalPiece> pieces;
+};
+
+struct Fillings {
+  std::vector<TensorInfo> stored;  // key order
+  std::vector<Filling> all;        // as the targets
+
+  static Result<Fillings> Make(const StepView& view, std::span<const ShardTarget> targets,
+                               uint32_t rank) {
+    Fillings fillings;
+    std::vector<std::string> fqns;
+    for (const ShardTarget& target : targets) fqns.push_back(target.fqn);
+    CAIRN_TRY_ASSIGN(fillings.stored, FindNamed(view, std::move(fqns)));
+    for (const ShardTarget& target : targets) {
+      Filling filling{
+          .target = &target, .stored = &ByName(fillings.stored, target.fqn), .pieces = {}};
+      auto pieces = PiecesToFill(target, *filling.stored, rank);
+      if (!pieces) return Fail(std::move(pieces).error().WithKey(target.fqn));
+      filling.pieces = *std::move(pieces);
+      fillings.all.push_back(std::move(filling));
+    }
+    return fillings;
+  }
+};
+
+// A box that one rank of a group reads, and that all of it need.
+struct Item {
+  const std::string* fqn = nullptr;
+  Box box;
+  TensorTarget target;  // of the box
+  uint64_t bytes = 0;
+};
+
+TensorTarget Narrow(const LocalPiece& piece, const Box& box) {
+  TensorTarget target = AsTarget(piece.view);
+  if (target.strides.empty()) target.strides = RowMajorStrides(target.shape);
+  uint64_t elements = 0;
+  for (size_t d = 0; d < box.sizes.size(); ++d) {
+    elements += (box.offsets[d] - piece.box.offsets[d]) * target.strides[d];
+  }
+  target.data += elements * schema::ElementBytes(target.dtype);
+  target.shape = box.sizes;
+  return target;
+}
+
+// What the ranks of one group read for each other.
+class GroupLoad {
+ public:
+  explicit GroupLoad(const ReplicaGroup& group, uint32_t rank) : place_(group.PlaceOf(rank)) {}
+
+  const ReplicaGroup::Place& place() const { return place_; }
+  void Add(Item item) { items_.push_back(std::move(item)); }
+
+  /// Divides the items. Call once all are added.
+  void Share() {
+    uint64_t total = 0;
+    for (const Item& item : items_) total += item.bytes;
+    begins_.assign(1, 0);
+    uint64_t before = 0;
+    for (size_t i = 0; i < items_.size(); ++i) {
+      const uint64_t share = ShareOf(before + items_[i].bytes / 2, total, place_.size);
+      while (begins_.size() <= share) begins_.push_back(i);
+      before += items_[i].bytes;
+    }
+    while (begins_.size() <= place_.size) begins_.push_back(items_.size());
+  }
+
+  void AddOwnRequests(std::vector<LoadRequest>& requests) const {
+    for (const Item& item : Run(place_.index)) {
+      requests.push_back({.fqn = *item.fqn, .box = item.box, .target = item.target});
+    }
+  }
+
+  Result<void> PassOn(Communicator& group, uint64_t buffer_bytes) const {
+    if (static_cast<uint64_t>(group.world_size()) != place_.size ||
+        static_cast<uint64_t>(group.rank()) != place_.index) {
+      return Fail(ErrorCode::kInvalidArgument,
+                  "ranks do not agree about mesh and placements of what they load");
+    }
+    const uint64_t round_bytes = std::max<uint64_t>(buffer_bytes / (place_.size + 1), 1);
+    std::vector<uint64_t> run_bytes;
+    for (uint64_t member = 0; member < place_.size; ++member) {
+      uint64_t bytes = 0;
+      for (const Item& item : Run(member)) bytes += item.bytes;
+      run_bytes.push_back(bytes);
+    }
+    const uint64_t longest = std::ranges::max(run_bytes);
+    std::vector<std::vector<std::byte>> buffers(place_.size);
+    for (uint64_t at = 0; at < longest; at += round_bytes) {
+      std::vector<ByteTarget> targets;
+      for (uint64_t member = 0; member < place_.size; ++member) {
+        const uint64_t left = run_bytes[member] - std::min(at, run_bytes[member]);
+        buffers[member].resize(std::min(left, round_bytes));
+        targets.emplace_back(buffers[member]);
+      }
+      std::vector<std::byte> own(buffers[place_.index].size());
+      Move(place_.index, at, own, /*into_targets=*/false);
+      CAIRN_TRY(group.AllGather(own, targets));
+      for (uint64_t member = 0; member < place_.size; ++member) {
+        if (member != place_.index) Move(member, at, buffers[member], /*into_targets=*/true);
+      }
+    }
+    return {};
+  }
+
+ private:
+  std::span<const Item> Run(uint64_t member) const {
+    return std::span(items_).subspan(begins_[member], begins_[member + 1] - begins_[member]);
+  }
+
+  // Bytes [begin, begin + bytes.size()) of a member's run, between `bytes` and the targets.
+  void Move(uint64_t member, uint64_t begin, std::span<std::byte> bytes, bool into_targets) const {
+    uint64_t item_begin = 0;
+    const uint64_t end = begin + bytes.size();
+    for (const Item& item : Run(member)) {
+      const uint64_t from = std::max(begin, item_begin);
+      const uint64_t to = std::min(end, item_begin + item.bytes);
+      if (from < to) {
+        const auto part = bytes.subspan(from - begin, to - from);
+        if (into_targets) {
+          ScatterBytes(part, item.target, from - item_begin);
+        } else {
+          GatherBytes(AsView(item.target), from - item_begin, part);
+        }
+      }
+      item_begin += item.bytes;
+      if (item_begin >= end) break;
+    }
+  }
+
+  const ReplicaGroup::Place place_;
+  std::vector<Item> items_;
+  std::vector<size_t> begins_;  // of each member's run, and the end
+};
+
+// All groups that this rank is of, in the order in which the targets name them: the same on every
+// rank.
+class OnceLoad {
+ public:
+  OnceLoad(uint32_t rank, uint32_t world_size) : rank_(rank), world_size_(world_size) {}
+
+  Result<void> Plan(const StepView& view, std::span<const ShardTarget> targets) {
+    CAIRN_TRY_ASSIGN(world_, DeviceMesh::Make({{"world", world_size_}}));
+    CAIRN_TRY_ASSIGN(fillings_, Fillings::Make(view, targets, rank_));
+    for (const Filling& filling : fillings_.all) {
+      GroupLoad* const group = GroupFor(filling);
+      for (const LocalPiece& piece : filling.pieces)
+        CAIRN_TRY(AddPiece(view, filling, piece, group));
+    }
+    for (GroupLoad* const group : order_) {
+      group->Share();
+      group->AddOwnRequests(requests_);
+    }
+    return {};
+  }
+
+  const std::vector<LoadRequest>& requests() const { return requests_; }
+
+  Result<void> PassOn(Communicator& communicator, uint64_t buffer_bytes) {
+    CAIRN_TRY_ASSIGN(const uint64_t rounds, MostGroups(communicator));
+    for (uint64_t i = 0; i < rounds; ++i) {
+      const bool takes_part = i < order_.size();
+      const ReplicaGroup::Place place =
+          takes_part ? order_[i]->place() : ReplicaGroup::Place{.lowest_rank = rank_};
+      CAIRN_TRY_ASSIGN(const auto group,
+                       communicator.Split(place.lowest_rank, static_cast<uint32_t>(place.index)));
+      if (takes_part) CAIRN_TRY(order_[i]->PassOn(*group, buffer_bytes));
+    }
+    return {};
+  }
+
+ private:
+  // Null where this rank alone holds the tensor's boxes.
+  GroupLoad* GroupFor(const Filling& filling) {
+    const Sharding* const sharding = filling.target->sharding;
+    ReplicaGroup group = ReplicaGroup::Whole(*world_);
+    if (sharding != nullptr) {
+      if (sharding->mesh == nullptr || !sharding->mesh->CoordinateOf(rank_)) return nullptr;
+      group = ReplicaGroup::Of(*sharding);
+    }
+    if (group.dims == 0) return nullptr;
+    auto& load = groups_[group];
+    if (load == nullptr) {
+      load = std::make_unique<GroupLoad>(group, rank_);
+      order_.push_back(load.get());
+    }
+    return load.get();
+  }
+
+  Result<void> AddPiece(const StepView& view, const Filling& filling, const LocalPiece& piece,
+                        GroupLoad* group) {
+    const std::string& fqn = filling.target->fqn;
+    const auto request = [&](const Box& box, TensorTarget target) {
+      return LoadRequest{.fqn = fqn, .box = box, .target = std::move(target)};
+    };
+    if (group == nullptr) {
+      requests_.push_back(request(piece.box, AsTarget(piece.view)));
+      return {};
+    }
+    if (piece.view.dtype != filling.stored->dtype || !BoxFits(piece.box, filling.stored->shape)) {
+      // RunLoad says what is wrong with it.
+      requests_.push_back(request(piece.box, AsTarget(piece.view)));
+      return {};
+    }
+    const uint64_t element_bytes = schema::ElementBytes(filling.stored->dtype);
+    const auto add = [&](const Box& box) {
+      uint64_t bytes = element_bytes;
+      for (const uint64_t size : box.sizes) bytes *= size;
+      if (bytes == 0) return;
+      group->Add({.fqn = &fqn, .box = box, .target = Narrow(piece, box), .bytes = bytes});
+    };
+    if (filling.stored->alias_of) {
+      add(piece.box);
+      return {};
+    }
+    return ForEachChunk(view, *filling.stored, [&](ChunkInfo chunk) -> Result<void> {
+      add(Intersect(chunk.box, piece.box));
+      return {};
+    });
+  }
+
+  Result<uint64_t> MostGroups(Communicator& communicator) const {
+    const uint64_t own = order_.size();
+    std::vector<uint64_t> all(static_cast<size_t>(communicator.world_size()));
+    std::vector<ByteTarget> targets;
+    for (uint64_t& each : all) targets.push_back(std::as_writable_bytes(std::span(&each, 1)));
+    CAIRN_TRY(communicator.AllGather(std::as_bytes(std::span(&own, 1)), targets));
+    return std::ranges::max(all);
+  }
+
+  const uint32_t rank_;
+  const uint32_t world_size_;
+  std::optional<DeviceMesh> world_;  // of whole tensors
+  Fillings fillings_;
+  std::map<ReplicaGroup, std::unique_ptr<GroupLoad>> groups_;
+  std::vector<GroupLoad*> order_;
+  std::vector<LoadRequest> requests_;  // of this rank
+};
+
+}  // namespace
+
+Result<LoadReport> LoadOwnShards(const StepView& view, std::span<const ShardTarget> targets,
+                                 uint32_t rank, const ShardLoadOptions& options) {
+  CAIRN_TRY_ASSIGN(const Fillings fillings, Fillings::Make(view, targets, rank));
+  std::vector<LoadRequest> requests;
+  for (const Filling& filling : fillings.all) {
+    for (const LocalPiece& piece : filling.pieces) {
+      requests.push_back(
+          {.fqn = filling.target->fqn, .box = piece.box, .target = AsTarget(piece.view)});
+    }
+  }
+  return RunLoad(view, requests, options.progress);
+}
+
+Result<LoadReport> LoadShardsOnce(const std::function<Result<StepView>()>& find_view,
+                                  std::span<const ShardTarget> targets, Communicator& communicator,
+                                  const ShardLoadOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  OnceLoad load(static_cast<uint32_t>(communicator.rank()),
+                static_cast<uint32_t>(communicator.world_size()));
+  LoadReport report;
+  const auto read_own = [&]() -> Result<void> {
+    CAIRN_TRY_ASSIGN(const StepView view, find_view());
+    CAIRN_TRY(load.Plan(view, targets));
+    CAIRN_TRY_ASSIGN(report, RunLoad(view, load.requests(), options.progress));
+    return {};
+  };
+  CAIRN_TRY(Vote(communicator, read_own()));
+  CAIRN_TRY(load.PassOn(communicator, options.buffer_bytes));
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+  report.seconds = elapsed.count();
+  return report;
+}
+
+}  // namespace cairn::core::internal

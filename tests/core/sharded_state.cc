@@ -1,0 +1,100 @@
+// Random meshes, layouts and tensors.
+
+#include "tests/core/sharded_state.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace cairn::core::testing {
+
+using cairn::testing::SeededRandom;
+
+std::shared_ptr<const DeviceMesh> RandomMesh(uint32_t ranks, SeededRandom& random) {
+  std::vector<DeviceMesh::Dim> dims;
+  uint32_t left = ranks;
+  while (left > 1 && dims.size() < 2) {
+    std::vector<uint32_t> divisors;
+    for (uint32_t n = 1; n <= left; ++n) {
+      if (left % n == 0) divisors.push_back(n);
+    }
+    const uint32_t size = divisors[random.Between(0, divisors.size() - 1)];
+    dims.push_back({"dim" + std::to_string(dims.size()), size});
+    left /= size;
+  }
+  dims.push_back({"last", left});
+  std::vector<uint32_t> order(ranks);
+  std::iota(order.begin(), order.end(), 0u);
+  for (size_t i = order.size(); i > 1; --i)
+    std::swap(order[i - 1], order[random.Between(0, i - 1)]);
+  auto mesh = DeviceMesh::Make(dims, order);
+  EXPECT_TRUE(cairn::testing::IsOk(mesh));
+  return std::make_shared<const DeviceMesh>(*std::move(mesh));
+}
+
+namespace {
+
+// Cuts the shape on a grid and deals the boxes out.
+std::vector<std::pair<Box, uint32_t>> RandomBoxes(const Shape& shape, uint32_t ranks,
+                                                  SeededRandom& random) {
+  std::vector<Box> boxes = {WholeBox(shape)};
+  for (size_t d = 0; d < shape.size(); ++d) {
+    std::vector<Box> cut;
+    const uint64_t step = random.Between(1, std::max<uint64_t>(shape[d], 1));
+    for (const Box& box : boxes) {
+      for (uint64_t at = 0; at < shape[d]; at += step) {
+        cut.push_back(box);
+        cut.back().offsets[d] = at;
+        cut.back().sizes[d] = std::min(step, shape[d] - at);
+      }
+    }
+    if (cut.size() > 64) break;  // enough
+    boxes = std::move(cut);
+  }
+  std::vector<std::pair<Box, uint32_t>> dealt;
+  for (Box& box : boxes) {
+    dealt.emplace_back(std::move(box), static_cast<uint32_t>(random.Between(0, ranks - 1)));
+  }
+  return dealt;
+}
+
+}  // namespace
+
+Layout RandomLayout(const Shape& shape, std::shared_ptr<const DeviceMesh> mesh,
+                    SeededRandom& random) {
+  Layout layout;
+  if (random.Chance(0.15)) {
+    layout.plain = true;
+    return layout;
+  }
+  if (random.Chance(0.15)) {
+    layout.boxes = RandomBoxes(shape, mesh->size(), random);
+    return layout;
+  }
+  for (size_t d = 0; d < mesh->dims().size(); ++d) {
+    if (shape.empty() || random.Chance(0.35)) {
+      layout.placements.push_back(Placement::Replicate());
+      continue;
+    }
+    const auto dim = static_cast<uint32_t>(random.Between(0, shape.size() - 1));
+    layout.placements.push_back(
+        random.Chance(0.3)
+            ? Placement::StridedShard(dim, static_cast<uint32_t>(random.Between(1, 4)))
+            : Placement::Shard(dim));
+  }
+  layout.mesh = std::move(mesh);
+  return layout;
+}
+
+std::vector<GlobalTensor> RandomTensors(size_t count, SeededRandom& random) {
+  std::vector<GlobalTensor> tensors;
+  for (size_t i = 0; i < count; ++i) {
+    Shape shape(random.Between(0, 3));
+    for (uint64_t& size : shape) size = random.Chance(0.05) ? 0 : random.Between(1, 13);
+    const DType dtype = schema::kDTypes[random.Between(0, schema::kDTypes.size() - 1)].dtype;
+    tensors.push_back({"t" + std::to_string(i),
+                       TestTensor(dtype, shape, static_cast<uint8_t>(random.Between(0, 255)))});
+  }
+  return tensors;
+}
+
+}  // namespace cairn::core::testing

@@ -1,0 +1,160 @@
+#pragma once
+/// Global tensors, and what each rank of a random mesh holds of them.
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/checkpoint_store.h"
+#include "core/strided_copy.h"
+#include "tests/core/test_tensor.h"
+
+namespace cairn::core::testing {
+
+/// A tensor with a name, whole, as the reference that everything is held against.
+struct GlobalTensor {
+  std::string fqn;
+  TestTensor tensor;
+};
+
+/// How one tensor lies on a mesh, or that it is plain.
+struct Layout {
+  std::shared_ptr<const DeviceMesh> mesh;
+  std::vector<Placement> placements;
+  std::vector<std::pair<Box, uint32_t>> boxes;  // explicit, with their ranks
+  bool plain = false;
+};
+
+/// A part of a global tensor in memory of its own, perhaps with gaps between its rows.
+class LocalTensor {
+ public:
+  /// Allocates what `rank` holds, zeroed; `gap` elements lie unused behind each innermost row.
+  LocalTensor(const TestTensor& global, const Layout& layout, uint32_t rank, uint64_t gap = 0)
+      : dtype_(global.dtype), plain_(layout.plain) {
+    sharding_.global_shape = global.shape;
+    if (plain_) {
+      view_ = Allocate(global.shape, gap);
+      return;
+    }
+    if (layout.mesh == nullptr) {
+      view_ = {.dtype = dtype_, .shape = {}};
+      for (const auto& [box, owner] : layout.boxes) {
+        if (owner == rank)
+          sharding_.parts.push_back({.box = box, .view = Allocate(box.sizes, gap)});
+      }
+      return;
+    }
+    sharding_.mesh = layout.mesh;
+    sharding_.placements = layout.placements;
+    const auto shard = ShardOf(global.shape, *layout.mesh, layout.placements, rank);
+    EXPECT_TRUE(cairn::testing::IsOk(shard));
+    view_ = Allocate(shard->sizes(), gap);
+  }
+
+  bool plain() const { return plain_; }
+  const TensorView& view() const { return view_; }
+  const Sharding& sharding() const { return sharding_; }
+  TensorTarget target() const {
+    return {view_.dtype, view_.shape, view_.strides, const_cast<std::byte*>(view_.data)};
+  }
+  std::vector<LocalPiece> Pieces(uint32_t rank) const {
+    if (plain_) return {{.box = WholeBox(view_.shape), .view = view_}};
+    const auto pieces = PiecesOf(sharding_, view_, rank);
+    EXPECT_TRUE(cairn::testing::IsOk(pieces));
+    return pieces.value_or(std::vector<LocalPiece>{});
+  }
+
+  /// Copies this rank's part of `global` in.
+  void FillFrom(const TestTensor& global, uint32_t rank) {
+    for (const LocalPiece& piece : Pieces(rank)) {
+      CopyBox(dtype_, global.bytes, WholeBox(global.shape), TargetOf(piece.view), piece.box,
+              piece.box);
+    }
+  }
+  /// True if it holds this rank's part of `global`.
+  bool Equals(const TestTensor& global, uint32_t rank) const {
+    for (const LocalPiece& piece : Pieces(rank)) {
+      TestTensor expected(dtype_, piece.box.sizes);
+      CopyBox(dtype_, global.bytes, WholeBox(global.shape), expected.target(), piece.box,
+              piece.box);
+      std::vector<std::byte> found(expected.bytes.size());
+      GatherBytes(piece.view, 0, found);
+      if (found != expected.bytes) return false;
+    }
+    return true;
+  }
+
+ private:
+  static TensorTarget TargetOf(const TensorView& view) {
+    return {view.dtype, view.shape, view.strides, const_cast<std::byte*>(view.data)};
+  }
+
+  TensorView Allocate(const Shape& shape, uint64_t gap) {
+    TensorView view{.dtype = dtype_, .shape = shape};
+    Shape padded = shape;
+    if (!padded.empty()) padded.back() += gap;
+    const auto elements = ElementCount(padded);
+    memory_.push_back(std::make_unique<std::vector<std::byte>>(
+        std::max<uint64_t>(*elements * schema::ElementBytes(dtype_), 1)));
+    view.data = memory_.back()->data();
+    if (gap > 0) view.strides = RowMajorStrides(padded);
+    return view;
+  }
+
+  DType dtype_;
+  bool plain_;
+  Sharding sharding_;
+  TensorView view_;
+  std::vector<std::unique_ptr<std::vector<std::byte>>> memory_;
+};
+
+/// All that one rank holds, and its state dict.
+class RankState {
+ public:
+  RankState(const std::vector<GlobalTensor>& globals, const std::vector<Layout>& layouts,
+            uint32_t rank, uint64_t gap = 0) {
+    for (size_t i = 0; i < globals.size(); ++i) {
+      locals_.push_back(std::make_unique<LocalTensor>(globals[i].tensor, layouts[i], rank, gap));
+    }
+    for (size_t i = 0; i < globals.size(); ++i) {
+      const LocalTensor& local = *locals_[i];
+      if (local.plain()) {
+        state.root().Tensor(globals[i].fqn, local.view());
+      } else {
+        state.root().Sharded(globals[i].fqn, local.view(), local.sharding());
+      }
+      targets.push_back({.fqn = globals[i].fqn,
+                         .sharding = local.plain() ? nullptr : &local.sharding(),
+                         .local = local.target()});
+    }
+  }
+
+  void FillFrom(const std::vector<GlobalTensor>& globals, uint32_t rank) {
+    for (size_t i = 0; i < globals.size(); ++i) locals_[i]->FillFrom(globals[i].tensor, rank);
+  }
+  /// The name of the first tensor that is not its part of the global one; empty if none is.
+  std::string FindDifference(const std::vector<GlobalTensor>& globals, uint32_t rank) const {
+    for (size_t i = 0; i < globals.size(); ++i) {
+      if (!locals_[i]->Equals(globals[i].tensor, rank)) return globals[i].fqn;
+    }
+    return "";
+  }
+
+  StateDict state;
+  std::vector<ShardTarget> targets;
+
+ private:
+  std::vector<std::unique_ptr<LocalTensor>> locals_;
+};
+
+/// A mesh of one to three dimensions over exactly `ranks` ranks, numbered at random.
+std::shared_ptr<const DeviceMesh> RandomMesh(uint32_t ranks, cairn::testing::SeededRandom& random);
+/// How a tensor of this shape may lie on the mesh: any placements, explicit boxes, or plain.
+Layout RandomLayout(const Shape& shape, std::shared_ptr<const DeviceMesh> mesh,
+                    cairn::testing::SeededRandom& random);
+/// Tensors of any shape (uneven, empty, scalars) and dtype, some KB each.
+std::vector<GlobalTensor> RandomTensors(size_t count, cairn::testing::SeededRandom& random);
+
+}  // namespace cairn::core::testing

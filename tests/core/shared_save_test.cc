@@ -1,0 +1,518 @@
+// Saves by many ranks, and loads on any mesh. Ranks are threads here; tests/process/ has the same
+// with processes.
+//
+// CAIRN_MESH_ROUNDS (60) says how many random rounds, of eight steps each; CAIRN_TEST_SEED repeats
+// a run.
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <mutex>
+
+#include "core/checkpoint_store.h"
+#include "tests/core/sharded_state.h"
+#include "tests/support/thread_communicator.h"
+
+namespace cairn::core {
+namespace {
+
+using cairn::testing::IsError;
+using cairn::testing::IsOk;
+using cairn::testing::RunRanks;
+using cairn::testing::ScopedTempDir;
+using cairn::testing::SeededRandom;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+using namespace cairn::core::testing;  // NOLINT(google-build-using-namespace)
+
+// What a state needs from all ranks, behind one lock.
+class Sum {
+ public:
+  void Add(uint64_t value) {
+    const std::lock_guard lock(mutex_);
+    sum_ += value;
+    largest_ = std::max(largest_, value);
+  }
+  uint64_t sum() const { return sum_; }
+  uint64_t largest() const { return largest_; }
+
+ private:
+  std::mutex mutex_;
+  uint64_t sum_ = 0;      // guarded by mutex_
+  uint64_t largest_ = 0;  // guarded by mutex_
+};
+
+class SharedSaveTest : public ::testing::Test {
+ protected:
+  ScopedTempDir directory_{std::filesystem::exists("/dev/shm") ? "/dev/shm" : ""};
+
+  std::string path() const { return directory_.path() + "/store"; }
+
+  std::unique_ptr<CheckpointStore> OpenOn(Communicator& communicator,
+                                          kv::OpenMode mode = kv::OpenMode::kWrite) {
+    auto store = CheckpointStore::OpenShared(path(), mode, communicator);
+    EXPECT_TRUE(IsOk(store));
+    return store ? *std::move(store) : nullptr;
+  }
+
+  /// Saves what this rank holds of `globals`. Returns the bytes that it wrote.
+  static uint64_t SaveOn(CheckpointStore& store, uint64_t step,
+                         const std::vector<GlobalTensor>& globals,
+                         const std::vector<Layout>& layouts, const SaveOptions& options) {
+    RankState state(globals, layouts, store.rank());
+    state.FillFrom(globals, store.rank());
+    const auto report = store.Save(step, state.state, options);
+    EXPECT_TRUE(IsOk(report)) << "rank " << store.rank() << ", step " << step;
+    return report ? report->written_bytes : 0;
+  }
+
+  /// Loads this rank's part, and holds it against `globals`. Returns the bytes that it read.
+  static uint64_t LoadOn(const CheckpointStore& store, uint64_t step,
+                         const std::vector<GlobalTensor>& globals,
+                         const std::vector<Layout>& layouts, const ShardLoadOptions& options,
+                         uint64_t gap) {
+    RankState state(globals, layouts, store.rank(), gap);
+    const auto steps = store.Steps();
+    EXPECT_TRUE(IsOk(steps));
+    const auto info = std::ranges::find(*steps, step, &kv::StepInfo::step);
+    EXPECT_TRUE(info != steps->end());
+    const auto report = store.LoadShards(*info, state.targets, options);
+    EXPECT_TRUE(IsOk(report)) << "rank " << store.rank() << ", step " << step;
+    EXPECT_EQ(state.FindDifference(globals, store.rank()), "")
+        << "rank " << store.rank() << ", step " << step;
+    return report ? report->bytes_read : 0;
+  }
+
+  /// Each rank saves what it holds of `globals`.
+  void SaveAll(uint64_t step, int ranks, const std::vector<GlobalTensor>& globals,
+               const std::vector<Layout>& layouts, const SaveOptions& options = {},
+               Sum* written = nullptr) {
+    RunRanks(ranks, [&](Communicator& communicator) {
+      const auto store = OpenOn(communicator);
+      ASSERT_NE(store, nullptr);
+      const uint64_t bytes = SaveOn(*store, step, globals, layouts, options);
+      if (written != nullptr) written->Add(bytes);
+      EXPECT_TRUE(IsOk(store->Close()));
+    });
+  }
+
+  /// Each rank loads its part, and holds it against `globals`.
+  void LoadAll(uint64_t step, int ranks, const std::vector<GlobalTensor>& globals,
+               const std::vector<Layout>& layouts, const ShardLoadOptions& options = {},
+               Sum* read = nullptr) {
+    RunRanks(ranks, [&](Communicator& communicator) {
+      const auto store = OpenOn(communicator, kv::OpenMode::kRead);
+      ASSERT_NE(store, nullptr);
+      const uint64_t bytes = LoadOn(*store, step, globals, layouts, options, /*gap=*/0);
+      if (read != nullptr) read->Add(bytes);
+      EXPECT_TRUE(IsOk(store->Close()));
+    });
+  }
+
+  std::vector<Error> VerifyAll() {
+    std::vector<Error> found;
+    const auto store = CheckpointStore::Open(path(), kv::OpenMode::kRead);
+    EXPECT_TRUE(IsOk(store));
+    EXPECT_TRUE(IsOk(
+        (*store)->Verify({}, [&](const kv::Damage& damage) { found.push_back(damage.error); })));
+    return found;
+  }
+
+  /// One rank's save fails with whatever it says; the errors by rank.
+  std::vector<Error> SaveErrors(int ranks, const std::function<StateDict(uint32_t rank)>& state_of,
+                                const SaveOptions& options = {}) {
+    std::vector<Error> errors(static_cast<size_t>(ranks));
+    RunRanks(ranks, [&](Communicator& communicator) {
+      const auto store = OpenOn(communicator);
+      ASSERT_NE(store, nullptr);
+      const auto rank = static_cast<uint32_t>(communicator.rank());
+      const auto report = store->Save(1, state_of(rank), options);
+      EXPECT_FALSE(report.has_value()) << "rank " << rank;
+      if (!report) errors[rank] = report.error();
+      EXPECT_TRUE(IsOk(store->Close()));
+    });
+    const auto store = CheckpointStore::Open(path(), kv::OpenMode::kWrite);
+    EXPECT_TRUE(IsOk(store));
+    EXPECT_THAT(*(*store)->Steps(), IsEmpty());
+    return errors;
+  }
+};
+
+int Rounds() {
+  const char* const rounds = std::getenv("CAIRN_MESH_ROUNDS");
+  return rounds != nullptr ? std::atoi(rounds) : 60;
+}
+
+std::vector<Layout> RandomLayouts(const std::vector<GlobalTensor>& globals, uint32_t ranks,
+                                  SeededRandom& random) {
+  const auto mesh = RandomMesh(ranks, random);
+  std::vector<Layout> layouts;
+  for (const GlobalTensor& global : globals) {
+    layouts.push_back(RandomLayout(global.tensor.shape, mesh, random));
+  }
+  return layouts;
+}
+
+// Several tensors, saved as one step and loaded elsewhere.
+struct Case {
+  Case(uint32_t save_ranks, uint32_t load_ranks, SeededRandom& random)
+      : globals(RandomTensors(random.Between(1, 6), random)),
+        saved(RandomLayouts(globals, save_ranks, random)),
+        loaded(RandomLayouts(globals, load_ranks, random)),
+        save_options{.chunk_bytes = random.Between(1, 400)},
+        load_options{.read_once = random.Chance(0.5), .buffer_bytes = random.Between(1, 500)},
+        gap(random.Between(0, 2)) {}
+
+  std::vector<GlobalTensor> globals;
+  std::vector<Layout> saved;
+  std::vector<Layout> loaded;
+  SaveOptions save_options;
+  ShardLoadOptions load_options;
+  uint64_t gap;
+};
+
+TEST_F(SharedSaveTest, WhatAnyMeshSavedAnyMeshLoads) {
+  constexpr uint64_t kStepsARound = 8;
+  SeededRandom random;
+  fmt::print("CAIRN_TEST_SEED={}\n", random.seed());
+  uint64_t tensors = 0;
+  for (int round = 0; round < Rounds(); ++round) {
+    SCOPED_TRACE(fmt::format("round {}", round));
+    std::filesystem::remove_all(path());
+    const auto save_ranks = static_cast<uint32_t>(random.Between(1, 8));
+    const auto load_ranks = static_cast<uint32_t>(random.Between(1, 8));
+    std::vector<Case> cases;
+    for (uint64_t step = 0; step < kStepsARound; ++step) {
+      cases.emplace_back(save_ranks, load_ranks, random);
+      tensors += cases.back().globals.size();
+    }
+    RunRanks(static_cast<int>(save_ranks), [&](Communicator& communicator) {
+      const auto store = OpenOn(communicator);
+      ASSERT_NE(store, nullptr);
+      for (uint64_t step = 0; step < kStepsARound; ++step) {
+        const Case& one = cases[step];
+        SaveOn(*store, step, one.globals, one.saved, one.save_options);
+      }
+      EXPECT_TRUE(IsOk(store->Close()));
+    });
+    if (HasFailure()) return;
+    RunRanks(static_cast<int>(load_ranks), [&](Communicator& communicator) {
+      const auto store = OpenOn(communicator, kv::OpenMode::kRead);
+      ASSERT_NE(store, nullptr);
+      for (uint64_t step = 0; step < kStepsARound; ++step) {
+        const Case& one = cases[step];
+        LoadOn(*store, step, one.globals, one.loaded, one.load_options, one.gap);
+      }
+      EXPECT_TRUE(IsOk(store->Close()));
+    });
+    if (HasFailure()) return;
+    if (round % 10 == 0) {
+      ASSERT_THAT(VerifyAll(), IsEmpty());
+    }
+  }
+  fmt::print("{} steps of {} tensors\n", Rounds() * kStepsARound, tensors);
+}
+
+TEST_F(SharedSaveTest, UnchangedChunksAreReusedEvenIfAnotherRankWroteThem) {
+  std::vector<GlobalTensor> globals = {{"w", TestTensor(DType::kFloat32, {64, 1024})}};
+  const auto mesh = [](uint32_t n) {
+    return std::make_shared<const DeviceMesh>(*DeviceMesh::Make({{"dp", n}}));
+  };
+  const SaveOptions options{.chunk_bytes = 32 << 10};  // eight rows
+  Sum first, second;
+  SaveAll(1, 4, globals, {{.mesh = mesh(4), .placements = {Placement::Shard(0)}, .boxes = {}}},
+          options, &first);
+  SaveAll(2, 2, globals, {{.mesh = mesh(2), .placements = {Placement::Replicate()}, .boxes = {}}},
+          options, &second);
+  EXPECT_EQ(first.sum(), 256u << 10);
+  EXPECT_EQ(second.sum(), 0u);
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+  LoadAll(2, 3, globals, {{.mesh = mesh(3), .placements = {Placement::Shard(1)}, .boxes = {}}});
+}
+
+TEST_F(SharedSaveTest, ReplicasShareTheWritingEvenly) {
+  // A transformer: 12 layers of width 512, replicated over 8 ranks.
+  std::vector<GlobalTensor> globals;
+  globals.push_back({"wte", TestTensor(DType::kBFloat16, {16'000, 512})});
+  for (int layer = 0; layer < 12; ++layer) {
+    const auto add = [&](const std::string& name, Shape shape) {
+      globals.push_back(
+          {fmt::format("h.{}.{}", layer, name), TestTensor(DType::kBFloat16, std::move(shape))});
+    };
+    add("ln_1", {512});
+    add("attn", {1536, 512});
+    add("proj", {512, 512});
+    add("ln_2", {512});
+    add("up", {2048, 512});
+    add("down", {512, 2048});
+  }
+  std::vector<Layout> layouts(globals.size());
+  for (Layout& layout : layouts) layout.plain = true;
+  Sum written;
+  SaveAll(1, 8, globals, layouts, {.chunk_bytes = 256 << 10}, &written);
+  uint64_t total = 0;
+  for (const GlobalTensor& global : globals) total += global.tensor.bytes.size();
+  EXPECT_EQ(written.sum(), total) << "each byte is written once";
+  EXPECT_LE(static_cast<double>(written.largest()), 1.1 * static_cast<double>(total) / 8);
+}
+
+TEST_F(SharedSaveTest, PipelineStagesHoldDifferentKeys) {
+  const TestTensor first(DType::kInt16, {10}), second(DType::kInt16, {7});
+  const auto stage_mesh = [](std::vector<uint32_t> ranks) {
+    return std::make_shared<const DeviceMesh>(*DeviceMesh::Make({{"stage", 2}}, std::move(ranks)));
+  };
+  RunRanks(4, [&](Communicator& communicator) {
+    const bool late = communicator.rank() >= 2;
+    StateDict state;
+    auto model = state.root().Map("model");
+    model.Tensor(late ? "b" : "a", (late ? second : first).view());
+    auto about = state.root().Map("about");
+    about.Value(fmt::format("stage of {}", communicator.rank()), int64_t{late});
+    about.Value("common", std::string("same"));
+    const auto store = OpenOn(communicator);
+    EXPECT_TRUE(IsOk(
+        store->Save(3, state, {.plain_mesh = late ? stage_mesh({2, 3}) : stage_mesh({0, 1})})));
+    EXPECT_TRUE(IsOk(store->Close()));
+  });
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, CheckpointStore::Open(path(), kv::OpenMode::kRead));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Contents contents, store->List(3));
+  std::vector<std::string> keys;
+  for (const TensorInfo& tensor : contents.tensors) keys.push_back(tensor.fqn);
+  EXPECT_THAT(keys, ::testing::ElementsAre("model.a", "model.b"));
+  EXPECT_THAT(contents.values, SizeIs(5));
+  EXPECT_EQ(contents.step.world_size, 4u);
+  EXPECT_EQ(contents.step.tensor_count, 2u);
+  EXPECT_EQ(contents.step.logical_bytes, 34u);
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+}
+
+TEST_F(SharedSaveTest, TiedShardedWeightsAreStoredOnceAndLoadOnAnyMesh) {
+  const std::vector<GlobalTensor> globals = {{"wte", TestTensor(DType::kFloat32, {13, 9})}};
+  const auto mesh = std::make_shared<const DeviceMesh>(*DeviceMesh::Make({{"tp", 4}}));
+  const Layout columns{.mesh = mesh, .placements = {Placement::Shard(1)}, .boxes = {}};
+  RunRanks(4, [&](Communicator& communicator) {
+    const auto rank = static_cast<uint32_t>(communicator.rank());
+    LocalTensor local(globals[0].tensor, columns, rank);
+    local.FillFrom(globals[0].tensor, rank);
+    StateDict state;
+    state.root().Sharded("wte", local.view(), local.sharding());
+    state.root().Sharded("lm_head", local.view(), local.sharding());
+    const auto store = OpenOn(communicator);
+    EXPECT_TRUE(IsOk(store->Save(1, state)));
+    EXPECT_TRUE(IsOk(store->Close()));
+  });
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, CheckpointStore::Open(path(), kv::OpenMode::kRead));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Contents contents, store->List(1));
+  EXPECT_EQ(contents.step.logical_bytes, globals[0].tensor.bytes.size());
+  for (const char* fqn : {"wte", "lm_head"}) {
+    TestTensor whole(DType::kFloat32, {13, 9}, 99);
+    const LoadRequest request = WholeRequest(fqn, whole);
+    CAIRN_ASSERT_OK(store->Load(contents.step, {&request, 1}));
+    EXPECT_EQ(whole.bytes, globals[0].tensor.bytes) << fqn;
+  }
+  LoadAll(1, 3, {{"lm_head", globals[0].tensor}},
+          {{.mesh = std::make_shared<const DeviceMesh>(*DeviceMesh::Make({{"x", 3}})),
+            .placements = {Placement::Shard(0)},
+            .boxes = {}}},
+          {.read_once = true});
+}
+
+TEST_F(SharedSaveTest, ReadOnceReadsEachByteOnceForAllReplicas) {
+  const std::vector<GlobalTensor> globals = {{"w", TestTensor(DType::kFloat32, {256, 4096})},
+                                             {"x", TestTensor(DType::kUInt8, {3'000'000})}};
+  const auto save_mesh = std::make_shared<const DeviceMesh>(*DeviceMesh::Make({{"dp", 4}}));
+  const Layout rows{.mesh = save_mesh, .placements = {Placement::Shard(0)}, .boxes = {}};
+  SaveAll(1, 4, globals, {rows, rows}, {.chunk_bytes = 512 << 10});
+  const auto mesh =
+      std::make_shared<const DeviceMesh>(*DeviceMesh::Make({{"replica", 2}, {"tp", 2}}));
+  const Layout halves{
+      .mesh = mesh, .placements = {Placement::Replicate(), Placement::Shard(0)}, .boxes = {}};
+  const Layout plain{.mesh = nullptr, .placements = {}, .boxes = {}, .plain = true};
+  const auto total = static_cast<double>((4 << 20) + 3'000'000);
+  Sum once, each;
+  LoadAll(1, 4, globals, {halves, plain}, {.read_once = true}, &once);
+  LoadAll(1, 4, globals, {halves, plain}, {}, &each);
+  EXPECT_GE(static_cast<double>(once.sum()), total);
+  EXPECT_LE(static_cast<double>(once.sum()), 1.01 * total);
+  EXPECT_GE(static_cast<double>(each.sum()), (2.0 * (4 << 20)) + (4 * 3'000'000));
+}
+
+// --- disagreements
+// --------------------------------------------------------------------------------
+
+TEST_F(SharedSaveTest, DTypesThatDifferFailOnEveryRankWithKeyAndRanks) {
+  const TestTensor floats(DType::kFloat32, {4}), halves(DType::kFloat16, {4});
+  const auto errors = SaveErrors(3, [&](uint32_t rank) {
+    StateDict state;
+    state.root().Map("model").Tensor("w", (rank == 2 ? halves : floats).view());
+    return state;
+  });
+  for (const Error& error : errors) {
+    EXPECT_EQ(error.code, ErrorCode::kInvalidArgument);
+    EXPECT_EQ(error.key, "model.w");
+    EXPECT_THAT(error.message, AllOf(HasSubstr("rank 0 holds it as float32 [4]"),
+                                     HasSubstr("rank 2 as float16 [4]")));
+  }
+}
+
+TEST_F(SharedSaveTest, ShapesThatDifferNameTheBoxes) {
+  const auto mesh = std::make_shared<const DeviceMesh>(*DeviceMesh::Make({{"dp", 2}}));
+  const TestTensor five(DType::kInt32, {5}), four(DType::kInt32, {4});
+  const auto errors = SaveErrors(2, [&](uint32_t rank) {
+    StateDict state;
+    state.root().Sharded("w", (rank == 0 ? five : four).view(),
+                         {.global_shape = {rank == 0 ? 10u : 8u},
+                          .mesh = mesh,
+                          .placements = {Placement::Shard(0)},
+                          .parts = {}});
+    return state;
+  });
+  for (const Error& error : errors) {
+    EXPECT_EQ(error.key, "w");
+    EXPECT_THAT(error.message,
+                AllOf(HasSubstr("rank 0 holds it as int32 [10], rank 1 as int32 [8]"),
+                      HasSubstr("rank 0's box at [0] of sizes [5]"),
+                      HasSubstr("rank 1's box at [4] of sizes [4]")));
+  }
+}
+
+TEST_F(SharedSaveTest, ElementsThatNobodyWroteAreNamed) {
+  const TestTensor local(DType::kInt32, {5});
+  const auto errors = SaveErrors(2, [&](uint32_t rank) {
+    StateDict state;
+    state.root().Sharded("x", {.dtype = DType::kInt32, .shape = {}},
+                         {.global_shape = {20},
+                          .mesh = nullptr,
+                          .placements = {},
+                          .parts = {{.box = {{rank * 5u}, {5}}, .view = local.view()}}});
+    return state;
+  });
+  for (const Error& error : errors) {
+    EXPECT_EQ(error.key, "x");
+    EXPECT_THAT(error.message, HasSubstr("no rank wrote element [10] of shape [20]"));
+  }
+}
+
+TEST_F(SharedSaveTest, BoxesThatOverlapNameRanksAndBoxes) {
+  const TestTensor local(DType::kInt32, {6});
+  const auto errors = SaveErrors(2, [&](uint32_t rank) {
+    StateDict state;
+    state.root().Sharded("x", local.view(),
+                         {.global_shape = {10},
+                          .mesh = nullptr,
+                          .placements = {},
+                          .parts = {{.box = {{rank * 4u}, {6}}, .view = local.view()}}});
+    return state;
+  });
+  for (const Error& error : errors) {
+    EXPECT_EQ(error.code, ErrorCode::kInvalidArgument);
+    EXPECT_EQ(error.key, "x");
+    EXPECT_THAT(error.message, AllOf(HasSubstr("rank 0's box at [0] of sizes [6]"),
+                                     HasSubstr("rank 1's box at [4] of sizes [6]")));
+  }
+}
+
+TEST_F(SharedSaveTest, APlainTensorThatOneRankLacksSaysWhoTold) {
+  const TestTensor tensor(DType::kInt32, {6});
+  const auto errors = SaveErrors(8,
+                                 [&](uint32_t rank) {
+                                   StateDict state;
+                                   // Spread over the ranks by bytes, one element a chunk, so that
+                                   // the one is sure to be missed.
+                                   if (rank != 3) state.root().Tensor("only here", tensor.view());
+                                   return state;
+                                 },
+                                 {.chunk_bytes = 4});
+  for (const Error& error : errors) {
+    EXPECT_EQ(error.key, "only here");
+    EXPECT_THAT(error.message, HasSubstr("told by rank 0"));
+  }
+}
+
+TEST_F(SharedSaveTest, ALeafThatIsATensorHereAndAValueThereIsRefused) {
+  const TestTensor tensor(DType::kInt32, {6});
+  const auto errors = SaveErrors(2, [&](uint32_t rank) {
+    StateDict state;
+    auto model = state.root().Map("model");
+    if (rank == 0) {
+      model.Value("x", int64_t{1});
+    } else {
+      model.Sharded("x", {.dtype = DType::kInt32, .shape = {}},
+                    {.global_shape = {6},
+                     .mesh = nullptr,
+                     .placements = {},
+                     .parts = {{.box = {{0}, {6}}, .view = tensor.view()}}});
+    }
+    return state;
+  });
+  for (const Error& error : errors) {
+    EXPECT_EQ(error.key, "model.x");
+    EXPECT_THAT(error.message, HasSubstr("a plain value on one rank and a tensor on another"));
+  }
+}
+
+TEST_F(SharedSaveTest, ARankWhoseStateIsBadFailsAllAtOnceAndTheNextSaveWorks) {
+  const TestTensor tensor(DType::kInt32, {6});
+  RunRanks(4, [&](Communicator& communicator) {
+    StateDict bad, good;
+    bad.root().Tensor("x", {.dtype = DType::kInt32, .shape = {6}, .strides = {1, 1}});
+    good.root().Tensor("x", tensor.view());
+    const auto store = OpenOn(communicator);
+    const auto report = store->Save(1, communicator.rank() == 2 ? bad : good);
+    ASSERT_FALSE(report);
+    EXPECT_EQ(report.error().code, ErrorCode::kInvalidArgument);
+    EXPECT_EQ(report.error().key, "x");
+    EXPECT_THAT(report.error().message,
+                communicator.rank() == 2 ? HasSubstr("2 strides") : HasSubstr("rank 2: 2 strides"));
+    EXPECT_TRUE(IsOk(store->Save(1, good)));
+    EXPECT_TRUE(IsOk(store->Close()));
+  });
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+}
+
+TEST_F(SharedSaveTest, AnExistingStepIsRefusedOnAllRanksAndOverwrittenIfAsked) {
+  const TestTensor tensor(DType::kInt32, {60});
+  RunRanks(3, [&](Communicator& communicator) {
+    StateDict state;
+    state.root().Tensor("x", tensor.view());
+    const auto store = OpenOn(communicator);
+    EXPECT_TRUE(IsOk(store->Save(5, state)));
+    EXPECT_THAT(store->Save(5, state), IsError(ErrorCode::kConflict, "exists already"));
+    EXPECT_TRUE(IsOk(store->Save(5, state, {.overwrite = true})));
+    EXPECT_TRUE(IsOk(store->Close()));
+  });
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+}
+
+TEST_F(SharedSaveTest, ARankThatNeverSavesIsNamedAtTheDeadline) {
+  const TestTensor tensor(DType::kInt32, {60});
+  RunRanks(3, [&](Communicator& communicator) {
+    StateDict state;
+    state.root().Tensor("x", tensor.view());
+    const auto store = OpenOn(communicator);
+    if (communicator.rank() != 1) {
+      EXPECT_THAT(
+          store->Save(5, state, {.deadline = std::chrono::milliseconds(200)}),
+          IsError(ErrorCode::kUnavailable, communicator.rank() == 0 ? "at the deadline: 1" : ""));
+    }
+    EXPECT_TRUE(IsOk(store->Close()));
+  });
+}
+
+TEST_F(SharedSaveTest, OpeningFailsOnAllRanksIfItFailsOnOne) {
+  RunRanks(3, [&](Communicator& communicator) {
+    // Rank 2 looks at another directory, which holds no store.
+    const std::string where = communicator.rank() == 2 ? path() + "-elsewhere" : path();
+    const auto store = CheckpointStore::OpenShared(where, kv::OpenMode::kWrite, communicator);
+    ASSERT_FALSE(store);
+    EXPECT_THAT(store.error().message, HasSubstr("there is no store here"));
+  });
+}
+
+}  // namespace
+}  // namespace cairn::core

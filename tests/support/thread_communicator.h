@@ -1,0 +1,188 @@
+#pragma once
+/// Ranks that are threads of one process: thousands of cases a second, with any world size.
+///
+///   RunRanks(4, [](core::Communicator& communicator) { ... });
+
+#include <condition_variable>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/communicator.h"
+
+namespace cairn::testing {
+
+/// Keeps the contract of core/communicator.h by copying from the senders' own memory while all
+/// ranks are inside the call. Threads: one a rank.
+class ThreadCommunicator : public core::Communicator {
+ public:
+  /// What the ranks of one communicator share.
+  struct Shared {
+    explicit Shared(int world_size_in, std::chrono::milliseconds timeout_in)
+        : world_size(world_size_in), timeout(timeout_in), sent(world_size_in) {}
+
+    const int world_size;
+    const std::chrono::milliseconds timeout;
+    std::mutex mutex;
+    std::condition_variable changed;
+    // Guarded by mutex.
+    int inside = 0;
+    uint64_t round = 0;
+    bool broken = false;
+    std::vector<std::vector<core::ByteView>> sent;  // by sender, by receiver
+    std::map<std::pair<uint64_t, uint32_t>, std::shared_ptr<Shared>> parts;  // by round and colour
+  };
+
+  ThreadCommunicator(std::shared_ptr<Shared> shared, int rank)
+      : shared_(std::move(shared)), rank_(rank) {}
+
+  int rank() const override { return rank_; }
+  int world_size() const override { return shared_->world_size; }
+  std::chrono::milliseconds timeout() const override { return shared_->timeout; }
+
+  Result<void> Barrier() override {
+    CAIRN_TRY(Meet("barrier"));
+    return {};
+  }
+  Result<void> Broadcast(core::ByteTarget bytes, int root) override {
+    CAIRN_TRY(CheckRoot(root));
+    return Exchange("broadcast",
+                    std::vector<core::ByteView>(Count(), rank_ == root ? bytes : core::ByteView()),
+                    Only(root, rank_ == root ? core::ByteTarget() : bytes), root);
+  }
+  Result<void> Gather(core::ByteView mine, std::span<const core::ByteTarget> all,
+                      int root) override {
+    CAIRN_TRY(CheckRoot(root));
+    if (rank_ == root) CAIRN_TRY(CheckCount(all.size()));
+    std::vector<core::ByteView> sent(Count());
+    sent[static_cast<size_t>(root)] = mine;
+    return Exchange("gather", std::move(sent), rank_ == root ? Copy(all) : None());
+  }
+  Result<void> AllGather(core::ByteView mine, std::span<const core::ByteTarget> all) override {
+    CAIRN_TRY(CheckCount(all.size()));
+    return Exchange("all-gather", std::vector<core::ByteView>(Count(), mine), Copy(all));
+  }
+  Result<void> Scatter(std::span<const core::ByteView> all, core::ByteTarget mine,
+                       int root) override {
+    CAIRN_TRY(CheckRoot(root));
+    if (rank_ == root) CAIRN_TRY(CheckCount(all.size()));
+    std::vector<core::ByteView> sent(Count());
+    if (rank_ == root) sent.assign(all.begin(), all.end());
+    return Exchange("scatter", std::move(sent), Only(root, mine));
+  }
+  Result<void> AllToAll(std::span<const core::ByteView> sent,
+                        std::span<const core::ByteTarget> received) override {
+    CAIRN_TRY(CheckCount(sent.size()));
+    CAIRN_TRY(CheckCount(received.size()));
+    return Exchange("all-to-all", {sent.begin(), sent.end()}, Copy(received));
+  }
+
+  Result<std::unique_ptr<core::Communicator>> Split(uint32_t color, uint32_t key) override {
+    std::vector<std::pair<uint32_t, uint32_t>> words(Count());  // colour and key of each rank
+    const std::pair<uint32_t, uint32_t> own(color, key);
+    std::vector<core::ByteTarget> targets;
+    for (auto& word : words) targets.push_back(std::as_writable_bytes(std::span(&word, 1)));
+    CAIRN_TRY(AllGather(std::as_bytes(std::span(&own, 1)), targets));
+    int members = 0;
+    int place = 0;
+    for (size_t i = 0; i < words.size(); ++i) {
+      if (words[i].first != color) continue;
+      ++members;
+      const bool before =
+          words[i].second < key || (words[i].second == key && static_cast<int>(i) < rank_);
+      if (before) ++place;
+    }
+    const std::lock_guard lock(shared_->mutex);
+    auto& part = shared_->parts[{splits_++, color}];
+    if (part == nullptr) part = std::make_shared<Shared>(members, shared_->timeout);
+    return std::make_unique<ThreadCommunicator>(part, place);
+  }
+
+ private:
+  size_t Count() const { return static_cast<size_t>(shared_->world_size); }
+  std::vector<core::ByteTarget> None() const { return std::vector<core::ByteTarget>(Count()); }
+  std::vector<core::ByteTarget> Only(int rank, core::ByteTarget target) const {
+    auto targets = None();
+    targets[static_cast<size_t>(rank)] = target;
+    return targets;
+  }
+  static std::vector<core::ByteTarget> Copy(std::span<const core::ByteTarget> targets) {
+    return {targets.begin(), targets.end()};
+  }
+
+  Result<void> CheckRoot(int root) const {
+    if (root >= 0 && root < shared_->world_size) return {};
+    return Fail(ErrorCode::kInvalidArgument, "the root is no rank of the communicator");
+  }
+  Result<void> CheckCount(size_t count) const {
+    if (count == Count()) return {};
+    return Fail(ErrorCode::kInvalidArgument, "not one byte range a rank");
+  }
+
+  // Waits until all ranks are here.
+  Result<void> Meet(const char* operation) {
+    std::unique_lock lock(shared_->mutex);
+    if (shared_->broken) {
+      return Fail(ErrorCode::kFailedPrecondition, "the communicator is broken");
+    }
+    const uint64_t round = shared_->round;
+    if (++shared_->inside == shared_->world_size) {
+      shared_->inside = 0;
+      ++shared_->round;
+      shared_->changed.notify_all();
+      return {};
+    }
+    const bool met = shared_->changed.wait_for(
+        lock, shared_->timeout, [&] { return shared_->round != round || shared_->broken; });
+    if (met && shared_->round != round) return {};
+    shared_->broken = true;
+    shared_->changed.notify_all();
+    return Fail(ErrorCode::kUnavailable, std::string(operation) + ": a rank did not come in time");
+  }
+
+  // `all_from` is the only sender where there is one root.
+  Result<void> Exchange(const char* operation, std::vector<core::ByteView> sent,
+                        std::vector<core::ByteTarget> received, int all_from = -1) {
+    {
+      const std::lock_guard lock(shared_->mutex);
+      shared_->sent[static_cast<size_t>(rank_)] = std::move(sent);
+    }
+    CAIRN_TRY(Meet(operation));
+    for (size_t from = 0; from < Count(); ++from) {
+      if (all_from >= 0 && static_cast<int>(from) != all_from) continue;
+      if (all_from == rank_) break;
+      const core::ByteView bytes = shared_->sent[from][static_cast<size_t>(rank_)];
+      if (bytes.size() != received[from].size()) {
+        std::fprintf(stderr, "%s: rank %zu sends %zu bytes, rank %d expects %zu\n", operation, from,
+                     bytes.size(), rank_, received[from].size());
+        std::abort();  // a bug of the caller, which a network would turn into a hang
+      }
+      if (!bytes.empty()) std::memcpy(received[from].data(), bytes.data(), bytes.size());
+    }
+    return Meet(operation);
+  }
+
+  const std::shared_ptr<Shared> shared_;  // by all ranks
+  const int rank_;
+  uint64_t splits_ = 0;
+};
+
+/// Runs `body` once a rank, each on a thread of its own, and waits for all.
+inline void RunRanks(int world_size, const std::function<void(core::Communicator&)>& body,
+                     std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
+  const auto shared = std::make_shared<ThreadCommunicator::Shared>(world_size, timeout);
+  std::vector<std::jthread> ranks;
+  for (int rank = 0; rank < world_size; ++rank) {
+    ranks.emplace_back([&, rank] {
+      ThreadCommunicator communicator(shared, rank);
+      body(communicator);
+    });
+  }
+}
+
+}  // namespace cairn::testing
