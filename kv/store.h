@@ -366,11 +366,14 @@ class StepWriter {
   /// Rank 0 of several calls Gather before it. The counts of the result are those of all ranks.
   Result<StepInfo> Commit(const Summary& summary);
 
-  /// In place of Commit, on the other ranks: makes this rank's part durable, then waits until rank
-  /// 0 has committed the step or given it up. The counts of the result are this rank's. Errors:
-  /// that of the rank that failed; kUnavailable: no word from rank 0 at the deadline, or another
-  /// job has taken over the store. The step may exist all the same then, if the message says so.
-  Result<StepInfo> Contribute(const Summary& summary);
+  /// In place of Commit, on the other ranks: makes this rank's part durable. From here on rank 0
+  /// may commit it.
+  Result<void> HandIn(const Summary& summary);
+  /// After HandIn: waits until rank 0 has committed the step or given it up. The counts of the
+  /// result are this rank's. Errors: that of the rank that failed; kUnavailable: no word from rank
+  /// 0 at the deadline, or another job has taken over the store. The step may exist all the same
+  /// then, if the message says so.
+  Result<StepInfo> AwaitOutcome();
 
   /// Bytes this attempt has put into segments so far (payload, without padding).
   uint64_t written_bytes() const;

@@ -46,6 +46,12 @@ void AddFio(CLI::App* verb, Arguments& arguments, const std::string& what) {
                  fmt::format("After each run the same bytes by fio ({}), and the ratio", what));
 }
 
+void AddRanks(CLI::App* verb, Arguments& arguments) {
+  verb->add_option("--ranks", arguments.options.ranks, "Ranks of the simulated job (16384)")
+      ->type_name("N")
+      ->check(CLI::Range(uint64_t{2}, uint64_t{1} << 20));
+}
+
 void AddWholeVerbs(CLI::App& app, Arguments& arguments) {
   BenchOptions& options = arguments.options;
   CLI::App* verb = AddVerb(app, arguments, "save", "[--bytes SIZE] [--fio] [--repeat N] [--json]",
@@ -91,6 +97,21 @@ void AddOtherVerbs(CLI::App& app, Arguments& arguments) {
   verb->add_flag("--warm", arguments.options.warm, "Only with the files in the page cache");
   SetExamples(*verb, {"kv-bench open --dir /data --repeat 5"});
 
+  verb =
+      AddVerb(app, arguments, "commit", "[--ranks N] [--chunks N] [--repeat N] [--json]",
+              "What rank 0 does for a step of many ranks: takes up their manifests, checks that\n"
+              "they make whole tensors, commits. The ranks' parts are written before, durably");
+  AddRanks(verb, arguments);
+  verb->add_option("--chunks", arguments.options.chunks, "Chunks of all ranks (1000000)")
+      ->type_name("N")
+      ->check(CLI::Range(uint64_t{1}, uint64_t{100'000'000}));
+  SetExamples(*verb, {"kv-bench commit --dir /data --ranks 16384 --chunks 1000000"});
+
+  verb = AddVerb(app, arguments, "plan", "[--ranks N] [--repeat N] [--json]",
+                 "One rank's part of a model of 2,000 tensors on a mesh of three dimensions");
+  AddRanks(verb, arguments);
+  SetExamples(*verb, {"kv-bench plan --dir /tmp --ranks 16384 --repeat 5"});
+
   verb = AddVerb(app, arguments, "digest", "[--bytes SIZE] [--repeat N] [--json]",
                  "The digest of memory, against a plain read and a copy of it");
   AddBytes(verb, arguments);
@@ -134,6 +155,8 @@ Result<void> RunVerb(const std::string& verb, const Arguments& arguments, Output
   if (verb == "partial") return BenchPartial(options, report);
   if (verb == "incremental") return BenchIncremental(options, report);
   if (verb == "open") return BenchOpen(options, report);
+  if (verb == "commit") return BenchCommit(options, report);
+  if (verb == "plan") return BenchPlan(options, report);
   return BenchDigest(options, report);
 }
 

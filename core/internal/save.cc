@@ -388,11 +388,12 @@ Result<kv::StepInfo> CommitAlone(const SavePlan& plan, std::optional<uint64_t> b
                         .logical_bytes = plan.logical_bytes});
 }
 
-Result<kv::StepInfo> Finish(const SavePlan& plan, const RankPlace& place,
+Result<kv::StepInfo> Finish(const SavePlan& plan, const RankPlace& place, bool wait,
                             std::optional<uint64_t> base_step, kv::StepWriter& writer) {
   if (place.world_size == 1) return CommitAlone(plan, base_step, writer);
   if (place.rank == 0) return CommitAll(plan, base_step, writer);
-  return writer.Contribute({.base_step = base_step, .logical_bytes = plan.own_bytes});
+  CAIRN_TRY(writer.HandIn({.base_step = base_step, .logical_bytes = plan.own_bytes}));
+  return wait ? writer.AwaitOutcome() : Result<kv::StepInfo>();
 }
 
 }  // namespace
@@ -420,9 +421,9 @@ Result<SaveReport> RunSave(kv::Store& store, const SaveAttempt& attempt, const S
   while (!items.done()) CAIRN_TRY(item_writer.Add(items.Take()));
   CAIRN_TRY(item_writer.Finish());
   const uint64_t written_bytes = writer->written_bytes();
-  CAIRN_TRY_ASSIGN(
-      const kv::StepInfo info,
-      Finish(plan, place, base ? std::optional(base->step.step) : std::nullopt, *writer));
+  CAIRN_TRY_ASSIGN(const kv::StepInfo info,
+                   Finish(plan, place, attempt.wait,
+                          base ? std::optional(base->step.step) : std::nullopt, *writer));
   if (saved != nullptr) {
     remembered.step = info;
     remembered.chunk_bytes = options.chunk_bytes;

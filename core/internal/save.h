@@ -34,11 +34,12 @@ struct SaveAttempt {
   uint64_t step = 0;
   std::string name;
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
+  bool wait = true;  // false: a rank but the first returns once its part is durable
 };
 
 /// Writes the plan. Requires that no other save of this store runs. `pool` digests. Fills `saved`,
 /// if given, on success. kConflict: chunks that the plan takes for the base's are not, as the base
-/// was deleted or replaced meanwhile. Several ranks: as StepWriter::Gather and Contribute; and
+/// was deleted or replaced meanwhile. Several ranks: as StepWriter::Gather and AwaitOutcome; and
 /// kInvalidArgument on all of them where their parts do not make whole tensors or do not agree.
 Result<SaveReport> RunSave(kv::Store& store, const SaveAttempt& attempt, const SavePlan& plan,
                            const RankPlace& place, const SaveOptions& options, WorkerPool& pool,

@@ -29,8 +29,7 @@ constexpr size_t kKeptOutcomes = 2;  // attempts whose outcome a slow rank may s
 std::string DigestKey(const Digest& digest) { return NumberKey(digest.hi) + NumberKey(digest.lo); }
 
 std::string DigestName(std::string_view key) {
-  return fmt::format("{:016x}{:016x}", ReadBigEndian(key.data()),
-                     ReadBigEndian(key.data() + 8));
+  return fmt::format("{:016x}{:016x}", ReadBigEndian(key.data()), ReadBigEndian(key.data() + 8));
 }
 
 }  // namespace
@@ -191,18 +190,20 @@ void StepWriter::Impl::RetireAttempts() {
 // --- the other ranks
 // ------------------------------------------------------------------------------
 
-Result<StepInfo> StepWriter::Impl::Contribute(const Summary& summary) {
+Result<void> StepWriter::Impl::HandIn(const Summary& summary) {
   CAIRN_TRY(CheckUsable());
   CAIRN_CHECK(state_->joined);
   failed_ = true;
   CAIRN_TRY(FinishPart(summary));
   finished_ = true;  // rank 0 may have committed it: it stays unless rank 0 says otherwise
-  failed_ = false;
-  StepInfo info = InfoOf(summary);
-  auto generation = AwaitOutcome();
-  if (!generation) return Fail(std::move(generation).error());
-  info.generation = *generation;
-  return info;
+  handed_in_ = InfoOf(summary);
+  return {};
+}
+
+Result<StepInfo> StepWriter::Impl::AwaitOutcome() {
+  CAIRN_CHECK(state_->joined && finished_);
+  CAIRN_TRY_ASSIGN(handed_in_.generation, AwaitGeneration());
+  return handed_in_;
 }
 
 Result<void> StepWriter::Impl::FinishPart(const Summary& summary) {
@@ -219,7 +220,7 @@ Result<void> StepWriter::Impl::FinishPart(const Summary& summary) {
   return internal::SyncDirectory(state_->paths.attempt(attempt_), "manifest.directory_sync");
 }
 
-Result<uint64_t> StepWriter::Impl::AwaitOutcome() {
+Result<uint64_t> StepWriter::Impl::AwaitGeneration() {
   Poll poll(options_.deadline);
   while (true) {
     if (auto outcome = internal::FindOutcome(state_->paths, attempt_)) {

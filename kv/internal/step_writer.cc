@@ -54,9 +54,8 @@ Result<void> StepWriter::AddShared(std::span<const SharedRecord> records) {
 Result<void> StepWriter::Gather(const RankRecordCallback& on_record) {
   return impl_->Gather(on_record);
 }
-Result<StepInfo> StepWriter::Contribute(const Summary& summary) {
-  return impl_->Contribute(summary);
-}
+Result<void> StepWriter::HandIn(const Summary& summary) { return impl_->HandIn(summary); }
+Result<StepInfo> StepWriter::AwaitOutcome() { return impl_->AwaitOutcome(); }
 Result<StepInfo> StepWriter::Commit(const Summary& summary) { return impl_->Commit(summary); }
 uint64_t StepWriter::written_bytes() const { return impl_->written_bytes(); }
 

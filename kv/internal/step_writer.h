@@ -31,7 +31,8 @@ class StepWriter::Impl {
   Result<void> AddShared(std::span<const SharedRecord> records);
   Result<void> Gather(const RankRecordCallback& on_record);
   Result<void> SetStructure(std::span<const std::byte> record);
-  Result<StepInfo> Contribute(const Summary& summary);
+  Result<void> HandIn(const Summary& summary);
+  Result<StepInfo> AwaitOutcome();
   Result<StepInfo> Commit(const Summary& summary);
   uint64_t written_bytes() const { return written_bytes_; }
 
@@ -66,7 +67,7 @@ class StepWriter::Impl {
   Result<void> AwaitManifest(uint32_t rank) const;
   Error MissingRanks(uint32_t first) const;
   Result<void> FinishPart(const Summary& summary);
-  Result<uint64_t> AwaitOutcome();
+  Result<uint64_t> AwaitGeneration();
   Result<uint64_t> FindInIndex(std::string_view why) const;
   void RetireAttempts();
 
@@ -92,6 +93,7 @@ class StepWriter::Impl {
   std::set<std::string> known_shared_;   // digests of shared records that were added or seen
   std::set<uint64_t> segments_of_rank_;  // that the rank whose manifest is being taken wrote
   bool gathered_ = false;
+  StepInfo handed_in_;
 
   Digest structure_;
   bool has_structure_ = false;

@@ -17,6 +17,7 @@ struct BenchOptions {
   bool warm = false;
   double changed_percent = 0;
   uint64_t chunks = 1'000'000;
+  uint64_t ranks = 16'384;
 };
 
 Result<void> BenchSave(const BenchOptions& options, BenchReport& report);
@@ -24,6 +25,8 @@ Result<void> BenchLoad(const BenchOptions& options, BenchReport& report);
 Result<void> BenchPartial(const BenchOptions& options, BenchReport& report);
 Result<void> BenchIncremental(const BenchOptions& options, BenchReport& report);
 Result<void> BenchOpen(const BenchOptions& options, BenchReport& report);
+Result<void> BenchCommit(const BenchOptions& options, BenchReport& report);
+Result<void> BenchPlan(const BenchOptions& options, BenchReport& report);
 Result<void> BenchDigest(const BenchOptions& options, BenchReport& report);
 /// Prints a table, or one JSON object a row, of its own: its rows are settings and not runs.
 Result<void> BenchTune(const BenchOptions& options, bool json, Output& out);
