@@ -1,0 +1,470 @@
+// What core/communicator.h promises.
+
+#include "tests/contract/communicator_contract.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <thread>
+
+#include "core/gather_any.h"
+#include "core/mesh.h"
+#include "tests/support/result_matchers.h"
+#include "tests/support/seeded_random.h"
+
+namespace cairn::testing {
+
+std::vector<WorldParam> Worlds(const MakeWorld& make, const std::vector<int>& world_sizes) {
+  std::vector<WorldParam> worlds;
+  for (const int size : world_sizes) worlds.push_back({.make = make, .world_size = size});
+  return worlds;
+}
+
+std::string WorldName(const ::testing::TestParamInfo<WorldParam>& info) {
+  return "Of" + std::to_string(info.param.world_size);
+}
+
+void RunRanks(World& world, const std::function<void(core::Communicator&)>& body) {
+  std::vector<std::jthread> ranks;
+  for (const auto& communicator : world) {
+    ranks.emplace_back([&body, &communicator] { body(*communicator); });
+  }
+}
+
+namespace {
+
+using core::Bytes;
+using core::ByteTarget;
+using core::ByteView;
+using core::Communicator;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr milliseconds kAmpleTimeout = std::chrono::seconds(60);
+constexpr milliseconds kShortTimeout(250);
+/// What a loaded machine may add to a deadline.
+constexpr milliseconds kSlack = std::chrono::seconds(5);
+
+World MakeAmple(const WorldParam& param) {
+  World world = param.make(param.world_size, kAmpleTimeout);
+  EXPECT_EQ(world.size(), static_cast<size_t>(param.world_size));
+  return world;
+}
+
+/// The bytes that rank `from` gives rank `to` in a test: the same in every process that asks.
+Bytes Contents(uint64_t seed, int from, int to, uint64_t length_bytes) {
+  std::mt19937_64 engine(seed ^ static_cast<uint64_t>(from) << 32 ^ static_cast<uint64_t>(to));
+  Bytes bytes(length_bytes);
+  for (uint64_t i = 0; i < length_bytes; i += sizeof(uint64_t)) {
+    const uint64_t word = engine();
+    std::memcpy(bytes.data() + i, &word, std::min(sizeof(word), length_bytes - i));
+  }
+  return bytes;
+}
+
+/// A length for each pair of ranks, 0 and one above what goes in one message among them.
+using Lengths = std::vector<std::vector<uint64_t>>;
+Lengths RandomLengths(SeededRandom& random, int world_size) {
+  Lengths lengths(static_cast<size_t>(world_size));
+  for (auto& row : lengths) {
+    for (int to = 0; to < world_size; ++to) {
+      row.push_back(random.Chance(0.3) ? 0 : random.Between(1, 200'000));
+    }
+  }
+  return lengths;
+}
+
+std::vector<ByteView> ViewsOf(const std::vector<Bytes>& all) { return {all.begin(), all.end()}; }
+std::vector<ByteTarget> TargetsOf(std::vector<Bytes>& all) { return {all.begin(), all.end()}; }
+
+TEST_P(CommunicatorContractTest, RanksAreNumberedFromZero) {
+  World world = MakeAmple(GetParam());
+  for (size_t i = 0; i < world.size(); ++i) {
+    EXPECT_EQ(world[i]->rank(), static_cast<int>(i));
+    EXPECT_EQ(world[i]->world_size(), GetParam().world_size);
+    EXPECT_GE(world[i]->timeout(), kAmpleTimeout);
+  }
+}
+
+TEST_P(CommunicatorContractTest, NobodyLeavesABarrierBeforeTheLastHasComeToIt) {
+  World world = MakeAmple(GetParam());
+  std::atomic<int> arrived = 0;
+  for (int round = 1; round <= 20; ++round) {
+    RunRanks(world, [&](Communicator& communicator) {
+      ++arrived;
+      CAIRN_ASSERT_OK(communicator.Barrier());
+      EXPECT_EQ(arrived, round * GetParam().world_size);
+    });
+  }
+}
+
+TEST_P(CommunicatorContractTest, BroadcastGivesEveryRankTheBytesOfEachRootInTurn) {
+  World world = MakeAmple(GetParam());
+  SeededRandom random;
+  for (int root = 0; root < GetParam().world_size; ++root) {
+    for (const uint64_t length : {uint64_t{0}, uint64_t{1}, random.Between(2, 300'000)}) {
+      const Bytes expected = Contents(random.seed(), root, 0, length);
+      RunRanks(world, [&](Communicator& communicator) {
+        Bytes bytes = communicator.rank() == root ? expected : Bytes(length);
+        CAIRN_ASSERT_OK(communicator.Broadcast(bytes, root));
+        EXPECT_TRUE(bytes == expected) << "rank " << communicator.rank() << ", root " << root;
+      });
+    }
+  }
+}
+
+TEST_P(CommunicatorContractTest, GatherBringsUnequalRangesToEachRootInTurn) {
+  World world = MakeAmple(GetParam());
+  SeededRandom random;
+  for (int root = 0; root < GetParam().world_size; ++root) {
+    const Lengths lengths = RandomLengths(random, GetParam().world_size);
+    std::vector<Bytes> expected, found;
+    for (int from = 0; from < GetParam().world_size; ++from) {
+      const uint64_t length = lengths[static_cast<size_t>(from)][static_cast<size_t>(root)];
+      expected.push_back(Contents(random.seed(), from, root, length));
+      found.emplace_back(length);
+    }
+    RunRanks(world, [&](Communicator& communicator) {
+      const Bytes& mine = expected[static_cast<size_t>(communicator.rank())];
+      const bool is_root = communicator.rank() == root;
+      CAIRN_ASSERT_OK(
+          communicator.Gather(mine, is_root ? TargetsOf(found) : std::vector<ByteTarget>(), root));
+    });
+    EXPECT_TRUE(found == expected) << "root " << root;
+  }
+}
+
+TEST_P(CommunicatorContractTest, ScatterTakesUnequalRangesFromEachRootInTurn) {
+  World world = MakeAmple(GetParam());
+  SeededRandom random;
+  for (int root = 0; root < GetParam().world_size; ++root) {
+    const Lengths lengths = RandomLengths(random, GetParam().world_size);
+    std::vector<Bytes> sent;
+    for (int to = 0; to < GetParam().world_size; ++to) {
+      sent.push_back(Contents(random.seed(), root, to,
+                              lengths[static_cast<size_t>(root)][static_cast<size_t>(to)]));
+    }
+    RunRanks(world, [&](Communicator& communicator) {
+      const Bytes& expected = sent[static_cast<size_t>(communicator.rank())];
+      Bytes mine(expected.size());
+      const bool is_root = communicator.rank() == root;
+      CAIRN_ASSERT_OK(
+          communicator.Scatter(is_root ? ViewsOf(sent) : std::vector<ByteView>(), mine, root));
+      EXPECT_TRUE(mine == expected) << "rank " << communicator.rank() << ", root " << root;
+    });
+  }
+}
+
+TEST_P(CommunicatorContractTest, AllGatherBringsUnequalRangesToEveryRank) {
+  World world = MakeAmple(GetParam());
+  SeededRandom random;
+  for (int round = 0; round < 5; ++round) {
+    const Lengths lengths = RandomLengths(random, GetParam().world_size);
+    std::vector<Bytes> expected;
+    for (int from = 0; from < GetParam().world_size; ++from) {
+      expected.push_back(
+          Contents(random.seed(), from, round, lengths[static_cast<size_t>(from)][0]));
+    }
+    RunRanks(world, [&](Communicator& communicator) {
+      std::vector<Bytes> found;
+      for (const Bytes& bytes : expected) found.emplace_back(bytes.size());
+      CAIRN_ASSERT_OK(communicator.AllGather(expected[static_cast<size_t>(communicator.rank())],
+                                             TargetsOf(found)));
+      EXPECT_TRUE(found == expected) << "rank " << communicator.rank();
+    });
+  }
+}
+
+TEST_P(CommunicatorContractTest, AllToAllExchangesUnequalRanges) {
+  World world = MakeAmple(GetParam());
+  SeededRandom random;
+  for (int round = 0; round < 5; ++round) {
+    const Lengths lengths = RandomLengths(random, GetParam().world_size);
+    RunRanks(world, [&](Communicator& communicator) {
+      const auto rank = static_cast<size_t>(communicator.rank());
+      std::vector<Bytes> sent, found, expected;
+      for (size_t peer = 0; peer < lengths.size(); ++peer) {
+        const int other = static_cast<int>(peer);
+        sent.push_back(Contents(random.seed(), communicator.rank(), other, lengths[rank][peer]));
+        expected.push_back(
+            Contents(random.seed(), other, communicator.rank(), lengths[peer][rank]));
+        found.emplace_back(lengths[peer][rank]);
+      }
+      CAIRN_ASSERT_OK(communicator.AllToAll(ViewsOf(sent), TargetsOf(found)));
+      EXPECT_TRUE(found == expected) << "rank " << communicator.rank();
+    });
+  }
+}
+
+TEST_P(CommunicatorContractTest, LongRangesArriveWhole) {
+  World world = MakeAmple(GetParam());
+  // Above any size at which a communicator may cut, and no multiple of it.
+  const uint64_t length = (uint64_t{40} << 20) + 12'345;
+  const int root = GetParam().world_size - 1;
+  const Bytes expected = Contents(1, root, 0, length);
+  std::vector<Bytes> found(world.size());
+  RunRanks(world, [&](Communicator& communicator) {
+    Bytes& bytes = found[static_cast<size_t>(communicator.rank())];
+    bytes = communicator.rank() == root ? expected : Bytes(length);
+    CAIRN_ASSERT_OK(communicator.Broadcast(bytes, root));
+  });
+  for (const Bytes& bytes : found) EXPECT_TRUE(bytes == expected);
+
+  // Now from every rank to the last: what it holds comes back as a part of its own.
+  std::vector<Bytes> gathered(world.size(), Bytes(length));
+  RunRanks(world, [&](Communicator& communicator) {
+    const Bytes& mine = found[static_cast<size_t>(communicator.rank())];
+    CAIRN_ASSERT_OK(communicator.Gather(mine, TargetsOf(gathered), root));
+  });
+  for (const Bytes& bytes : gathered) EXPECT_TRUE(bytes == expected);
+}
+
+TEST_P(CommunicatorContractTest, BadArgumentsSendNothingAndBreakNothing) {
+  World world = MakeAmple(GetParam());
+  const int size = GetParam().world_size;
+  RunRanks(world, [&](Communicator& communicator) {
+    Bytes some(8);
+    std::vector<Bytes> all(static_cast<size_t>(size), Bytes(8));
+    std::vector<Bytes> too_many(static_cast<size_t>(size) + 1, Bytes(8));
+    std::vector<Bytes> own_is_short = all;
+    own_is_short[static_cast<size_t>(communicator.rank())].resize(7);
+    const auto invalid = [](const char* words) {
+      return IsError(ErrorCode::kInvalidArgument, words);
+    };
+    for (const int root : {-1, size}) {
+      EXPECT_THAT(communicator.Broadcast(some, root), invalid("root"));
+      EXPECT_THAT(communicator.Gather(some, TargetsOf(all), root), invalid("root"));
+      EXPECT_THAT(communicator.Scatter(ViewsOf(all), some, root), invalid("root"));
+    }
+    EXPECT_THAT(communicator.Gather(some, TargetsOf(too_many), communicator.rank()),
+                invalid("ranges"));
+    EXPECT_THAT(communicator.Gather(some, TargetsOf(own_is_short), communicator.rank()),
+                invalid("7 bytes"));
+    EXPECT_THAT(communicator.Scatter(ViewsOf(too_many), some, communicator.rank()),
+                invalid("ranges"));
+    EXPECT_THAT(communicator.Scatter(ViewsOf(own_is_short), some, communicator.rank()),
+                invalid("7"));
+    EXPECT_THAT(communicator.AllGather(some, TargetsOf(too_many)), invalid("ranges"));
+    EXPECT_THAT(communicator.AllGather(some, TargetsOf(own_is_short)), invalid("7"));
+    EXPECT_THAT(communicator.AllToAll(ViewsOf(too_many), TargetsOf(all)), invalid("ranges"));
+    EXPECT_THAT(communicator.AllToAll(ViewsOf(all), TargetsOf(too_many)), invalid("ranges"));
+    EXPECT_THAT(communicator.AllToAll(ViewsOf(all), {}), invalid("AllToAll"));
+    EXPECT_THAT(communicator.AllToAll(ViewsOf(own_is_short), TargetsOf(all)), invalid("7"));
+
+    CAIRN_EXPECT_OK(communicator.Barrier());
+  });
+}
+
+TEST_P(CommunicatorContractTest, SplitNumbersEachGroupByKeyThenRank) {
+  World world = MakeAmple(GetParam());
+  const int size = GetParam().world_size;
+  // Colour 0 takes every third rank, in reverse; the others stay in order under one key.
+  const auto color_of = [](int rank) { return rank % 3 == 0 ? 0u : 7u; };
+  RunRanks(world, [&](Communicator& communicator) {
+    const int rank = communicator.rank();
+    const uint32_t color = color_of(rank);
+    CAIRN_ASSERT_OK_AND_ASSIGN(
+        const auto part,
+        communicator.Split(color, color == 0 ? static_cast<uint32_t>(size - rank) : 5));
+    std::vector<int> expected;
+    for (int i = 0; i < size; ++i) {
+      if (color_of(i) == color) expected.push_back(i);
+    }
+    if (color == 0) std::ranges::reverse(expected);
+    ASSERT_EQ(part->world_size(), static_cast<int>(expected.size()));
+    EXPECT_EQ(expected[static_cast<size_t>(part->rank())], rank);
+
+    std::vector<int> found(expected.size(), -1);
+    std::vector<ByteTarget> targets;
+    for (int& value : found) targets.push_back(std::as_writable_bytes(std::span(&value, 1)));
+    CAIRN_ASSERT_OK(part->AllGather(std::as_bytes(std::span(&rank, 1)), targets));
+    EXPECT_EQ(found, expected);
+    // Both stay usable beside each other.
+    CAIRN_EXPECT_OK(communicator.Barrier());
+    CAIRN_EXPECT_OK(part->Barrier());
+  });
+}
+
+TEST_P(CommunicatorContractTest, PartsOfASplitMayBeUsedAndSplitAfterTheirParentIsGone) {
+  World world = MakeAmple(GetParam());
+  World parts(world.size());
+  RunRanks(world, [&](Communicator& communicator) {
+    const auto rank = static_cast<size_t>(communicator.rank());
+    CAIRN_ASSERT_OK_AND_ASSIGN(parts[rank], communicator.Split(1, 0));
+  });
+  world.clear();
+  RunRanks(parts, [&](Communicator& part) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto alone, part.Split(static_cast<uint32_t>(part.rank()), 0));
+    EXPECT_EQ(alone->world_size(), 1);
+    CAIRN_EXPECT_OK(alone->Barrier());
+    CAIRN_EXPECT_OK(part.Barrier());
+  });
+}
+
+TEST_P(CommunicatorContractTest, SplitAlongAMeshGivesTheRanksThatDifferThereOnly) {
+  World world = MakeAmple(GetParam());
+  const auto size = static_cast<uint32_t>(GetParam().world_size);
+  const uint32_t columns = size % 2 == 0 ? 2 : 1;
+  // Ranks lie in the mesh from the last to the first.
+  std::vector<uint32_t> ranks(size);
+  std::iota(ranks.rbegin(), ranks.rend(), 0u);
+  CAIRN_ASSERT_OK_AND_ASSIGN(
+      const auto mesh,
+      core::DeviceMesh::Make(
+          {{.name = "dp", .size = size / columns}, {.name = "tp", .size = columns}}, ranks));
+  RunRanks(world, [&](Communicator& communicator) {
+    for (const std::vector<size_t>& along : {std::vector<size_t>{0}, std::vector<size_t>{1},
+                                             std::vector<size_t>{0, 1}, std::vector<size_t>{}}) {
+      CAIRN_ASSERT_OK_AND_ASSIGN(const auto part, SplitAlong(communicator, mesh, along));
+      const auto rank = static_cast<uint32_t>(communicator.rank());
+      const std::vector<uint32_t> expected = mesh.GroupOf(rank, along);
+      ASSERT_EQ(part->world_size(), static_cast<int>(expected.size()));
+      EXPECT_EQ(expected[static_cast<size_t>(part->rank())], rank);
+    }
+  });
+}
+
+TEST_P(CommunicatorContractTest, SplitAlongRefusesAMeshOfOtherRanks) {
+  World world = MakeAmple(GetParam());
+  const auto size = static_cast<uint32_t>(GetParam().world_size);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto larger, core::DeviceMesh::Make({{.size = size + 1}}));
+  std::vector<uint32_t> shifted(size);
+  std::iota(shifted.begin(), shifted.end(), 1u);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto others, core::DeviceMesh::Make({{.size = size}}, shifted));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto right, core::DeviceMesh::Make({{.size = size}}));
+  RunRanks(world, [&](Communicator& communicator) {
+    const std::vector<size_t> first = {0}, second = {1};
+    EXPECT_THAT(SplitAlong(communicator, larger, first),
+                IsError(ErrorCode::kInvalidArgument, "mesh"));
+    EXPECT_THAT(SplitAlong(communicator, others, first),
+                IsError(ErrorCode::kInvalidArgument, "mesh"));
+    EXPECT_THAT(SplitAlong(communicator, right, second),
+                IsError(ErrorCode::kInvalidArgument, "numbered 1"));
+    CAIRN_EXPECT_OK(communicator.Barrier());
+  });
+}
+
+TEST_P(CommunicatorContractTest, AnyLengthsReachThoseWhoDoNotKnowThem) {
+  World world = MakeAmple(GetParam());
+  SeededRandom random;
+  const Lengths lengths = RandomLengths(random, GetParam().world_size);
+  std::vector<Bytes> expected;
+  for (int from = 0; from < GetParam().world_size; ++from) {
+    expected.push_back(Contents(random.seed(), from, 0, lengths[static_cast<size_t>(from)][0]));
+  }
+  RunRanks(world, [&](Communicator& communicator) {
+    const Bytes& mine = expected[static_cast<size_t>(communicator.rank())];
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto all, core::AllGatherAny(communicator, mine));
+    EXPECT_TRUE(all == expected);
+    for (int root = 0; root < communicator.world_size(); ++root) {
+      CAIRN_ASSERT_OK_AND_ASSIGN(const auto gathered, core::GatherAny(communicator, mine, root));
+      EXPECT_TRUE(gathered == (communicator.rank() == root ? expected : std::vector<Bytes>()));
+      CAIRN_ASSERT_OK_AND_ASSIGN(const Bytes broadcast,
+                                 core::BroadcastAny(communicator, mine, root));
+      EXPECT_TRUE(broadcast == expected[static_cast<size_t>(root)]);
+    }
+  });
+}
+
+TEST_P(CommunicatorContractTest, AnyLengthsAboveTheLimitFailOnAllRanksAndBreakNothing) {
+  World world = MakeAmple(GetParam());
+  const int last = GetParam().world_size - 1;
+  RunRanks(world, [&](Communicator& communicator) {
+    const Bytes mine(communicator.rank() == last ? 101 : 0);
+    const auto too_long = IsError(ErrorCode::kInvalidArgument, "101 bytes");
+    EXPECT_THAT(core::AllGatherAny(communicator, mine, 100), too_long);
+    EXPECT_THAT(core::GatherAny(communicator, mine, 0, 100), too_long);
+    EXPECT_THAT(core::BroadcastAny(communicator, mine, last, 100), too_long);
+    EXPECT_THAT(core::GatherAny(communicator, mine, -1),
+                IsError(ErrorCode::kInvalidArgument, "root"));
+    EXPECT_THAT(core::BroadcastAny(communicator, mine, last + 1),
+                IsError(ErrorCode::kInvalidArgument, "root"));
+    CAIRN_EXPECT_OK(core::AllGatherAny(communicator, mine, 101));
+  });
+}
+
+/// Runs `call` on all ranks but the last, which never comes. All others must say so at the deadline
+/// and be broken from then on.
+void ExpectDeadline(const WorldParam& param,
+                    const std::function<Result<void>(Communicator&)>& call) {
+  World world = param.make(param.world_size, kShortTimeout);
+  ASSERT_EQ(world.size(), static_cast<size_t>(param.world_size));
+  const int absent = param.world_size - 1;
+  RunRanks(world, [&](Communicator& communicator) {
+    if (communicator.rank() == absent) return;
+    const auto begin = steady_clock::now();
+    EXPECT_THAT(call(communicator), IsError(ErrorCode::kUnavailable, "rank"));
+    EXPECT_LT(steady_clock::now() - begin, kShortTimeout + kSlack);
+
+    const auto again = steady_clock::now();
+    Bytes some(8);
+    EXPECT_THAT(communicator.Barrier(), IsError(ErrorCode::kFailedPrecondition, "broke"));
+    EXPECT_THAT(communicator.Broadcast(some, 0), IsError(ErrorCode::kFailedPrecondition, "broke"));
+    EXPECT_THAT(communicator.Split(0, 0), IsError(ErrorCode::kFailedPrecondition, "broke"));
+    EXPECT_LT(steady_clock::now() - again, kShortTimeout);
+  });
+}
+
+TEST_P(CommunicatorDeadlineTest, BarrierEndsWithoutARankThatNeverComes) {
+  ExpectDeadline(GetParam(), [](Communicator& communicator) { return communicator.Barrier(); });
+}
+
+TEST_P(CommunicatorDeadlineTest, BroadcastEndsWithoutItsRoot) {
+  ExpectDeadline(GetParam(), [](Communicator& communicator) {
+    Bytes bytes(100'000);
+    return communicator.Broadcast(bytes, communicator.world_size() - 1);
+  });
+}
+
+TEST_P(CommunicatorDeadlineTest, AllGatherEndsWithoutARankThatNeverComes) {
+  ExpectDeadline(GetParam(), [](Communicator& communicator) {
+    const Bytes mine(100'000);
+    std::vector<Bytes> all(static_cast<size_t>(communicator.world_size()), Bytes(100'000));
+    return communicator.AllGather(mine, TargetsOf(all));
+  });
+}
+
+TEST_P(CommunicatorDeadlineTest, SplitEndsWithoutARankThatNeverComes) {
+  ExpectDeadline(GetParam(), [](Communicator& communicator) -> Result<void> {
+    CAIRN_TRY(communicator.Split(0, 0));
+    return {};
+  });
+}
+
+TEST_P(CommunicatorDeadlineTest, RanksThatDisagreeOnTheRootFailAndKeepToTheirRanges) {
+  World world = GetParam().make(GetParam().world_size, kShortTimeout);
+  RunRanks(world, [&](Communicator& communicator) {
+    Bytes bytes(1000, std::byte{1});
+    // Each takes itself for the root: all send, nobody receives.
+    EXPECT_THAT(communicator.Broadcast(bytes, communicator.rank()),
+                IsError(ErrorCode::kUnavailable, "Broadcast"));
+    EXPECT_EQ(bytes, Bytes(1000, std::byte{1}));
+  });
+}
+
+TEST_P(CommunicatorDeadlineTest, RanksThatDisagreeOnTheLengthFailAndKeepToTheirRanges) {
+  World world = GetParam().make(GetParam().world_size, kShortTimeout);
+  RunRanks(world, [&](Communicator& communicator) {
+    // The receivers' memory is shorter than what is sent.
+    Bytes bytes(communicator.rank() == 0 ? 100'000 : 10);
+    EXPECT_THAT(communicator.Broadcast(bytes, 0), IsError(ErrorCode::kUnavailable, "Broadcast"));
+  });
+}
+
+TEST_P(CommunicatorDeadlineTest, RanksThatCallDifferentCollectivesFail) {
+  World world = GetParam().make(GetParam().world_size, kShortTimeout);
+  RunRanks(world, [&](Communicator& communicator) {
+    Bytes bytes(10);
+    std::vector<Bytes> all(world.size(), Bytes(10));
+    EXPECT_THAT(communicator.rank() == 0 ? communicator.Broadcast(bytes, 0)
+                                         : communicator.Gather(bytes, TargetsOf(all), 0),
+                IsError(ErrorCode::kUnavailable, "rank"));
+  });
+}
+
+}  // namespace
+}  // namespace cairn::testing
