@@ -24,3 +24,11 @@ add_library(cairn_rocksdb INTERFACE)
 add_library(cairn::rocksdb ALIAS cairn_rocksdb)
 target_link_libraries(cairn_rocksdb INTERFACE ${ROCKSDB_LIBRARY})
 target_include_directories(cairn_rocksdb SYSTEM INTERFACE ${ROCKSDB_INCLUDE_DIR})
+
+# Gloo's package config exports a target of the bare name "gloo".
+find_library(GLOO_LIBRARY NAMES gloo REQUIRED)
+find_path(GLOO_INCLUDE_DIR gloo/context.h REQUIRED)
+add_library(cairn_gloo INTERFACE)
+add_library(cairn::gloo ALIAS cairn_gloo)
+target_link_libraries(cairn_gloo INTERFACE ${GLOO_LIBRARY})
+target_include_directories(cairn_gloo SYSTEM INTERFACE ${GLOO_INCLUDE_DIR})

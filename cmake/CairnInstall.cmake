@@ -8,8 +8,9 @@ set_target_properties(cairn_schema PROPERTIES EXPORT_NAME schema)
 set_target_properties(cairn_kv PROPERTIES EXPORT_NAME kv)
 set_target_properties(cairn_core PROPERTIES EXPORT_NAME core)
 set_target_properties(cairn_rocksdb PROPERTIES EXPORT_NAME rocksdb)
+set_target_properties(cairn_gloo PROPERTIES EXPORT_NAME gloo)
 
-install(TARGETS cairn_schema cairn_kv cairn_core cairn_rocksdb
+install(TARGETS cairn_schema cairn_kv cairn_core cairn_rocksdb cairn_gloo
   EXPORT cairnTargets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT cairn_development)
 foreach(layer schema kv core)
