@@ -3,11 +3,13 @@
 #include "core/gloo_communicator.h"
 
 #include <fmt/format.h>
+#include <limits.h>
 #include <net/if.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cstring>
+#include <cerrno>
 #include <utility>
 
 #include "core/communicator_arguments.h"
@@ -301,17 +303,23 @@ Result<void> CheckOptions(const GlooOptions& options) {
   return {};
 }
 
-Result<std::shared_ptr<Device>> MakeDevice(const GlooOptions& options,
+/// In digits: Gloo reads what it did not get when a name stands for nothing.
+Result<std::string> OwnAddress(const std::string& wanted, const internal::Place& place) {
+  if (!wanted.empty()) return internal::NumericAddress(wanted);
+  if (!place.host.empty()) return internal::LocalAddressTowards(place);
+  char name[HOST_NAME_MAX + 1] = {};
+  if (::gethostname(name, sizeof(name) - 1) != 0) {
+    return Fail(SystemError(errno, "cannot ask for the host's name"));
+  }
+  return internal::NumericAddress(name);
+}
+
+Result<std::shared_ptr<Device>> MakeDevice(const std::string& interface,
                                            const internal::Place& place) {
-  if (!options.interface.empty()) {
-    const bool is_interface = ::if_nametoindex(options.interface.c_str()) != 0;
-    return internal::MakeGlooDevice(is_interface ? "" : options.interface,
-                                    is_interface ? options.interface : "");
+  if (!interface.empty() && ::if_nametoindex(interface.c_str()) != 0) {
+    return internal::MakeGlooDevice("", interface);
   }
-  std::string address;  // empty: Gloo looks the host's name up
-  if (!place.host.empty()) {
-    CAIRN_TRY_ASSIGN(address, internal::LocalAddressTowards(place));
-  }
+  CAIRN_TRY_ASSIGN(const std::string address, OwnAddress(interface, place));
   return internal::MakeGlooDevice(address, "");
 }
 
@@ -326,7 +334,7 @@ Result<std::unique_ptr<Communicator>> ConnectGloo(const GlooOptions& options) {
   const Deadline deadline = std::chrono::steady_clock::now() + options.timeout;
   const internal::Party party{
       .rank = options.rank, .world_size = options.world_size, .run_id = options.run_id};
-  CAIRN_TRY_ASSIGN(auto device, MakeDevice(options, place));
+  CAIRN_TRY_ASSIGN(auto device, MakeDevice(options.interface, place));
   CAIRN_TRY_ASSIGN(auto group,
                    GlooGroup::Listen(device, options.rank, options.world_size, options.timeout));
   CAIRN_TRY_ASSIGN(const auto addresses,

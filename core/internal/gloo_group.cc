@@ -99,7 +99,7 @@ SigpipeBlock::~SigpipeBlock() {
   pthread_sigmask(SIG_UNBLOCK, &pipe, nullptr);
 }
 
-Result<std::shared_ptr<gloo::transport::Device>> MakeGlooDevice(const std::string& hostname,
+Result<std::shared_ptr<gloo::transport::Device>> MakeGlooDevice(const std::string& address,
                                                                 const std::string& interface) {
   // Gloo's thread inherits the mask: the program's signals are not for it.
   sigset_t all, old;
@@ -107,11 +107,9 @@ Result<std::shared_ptr<gloo::transport::Device>> MakeGlooDevice(const std::strin
   pthread_sigmask(SIG_SETMASK, &all, &old);
   std::shared_ptr<gloo::transport::Device> device;
   Result<void> made = Guarded(
+      [&] { return fmt::format("cannot listen at '{}'", interface.empty() ? address : interface); },
       [&] {
-        return fmt::format("cannot listen at '{}'", interface.empty() ? hostname : interface);
-      },
-      [&] {
-        gloo::transport::tcp::attr attributes(hostname.c_str());
+        gloo::transport::tcp::attr attributes(address.c_str());
         attributes.iface = interface;
         device = gloo::transport::tcp::CreateDevice(attributes);
       });

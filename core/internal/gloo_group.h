@@ -56,8 +56,9 @@ struct GlooCall {
   Deadline deadline;
 };
 
-/// The thread and the address that groups share. kUnavailable: no such interface or address.
-Result<std::shared_ptr<gloo::transport::Device>> MakeGlooDevice(const std::string& hostname,
+/// The thread that groups share, and the address in digits, or else the interface, at which they
+/// listen. kUnavailable: not of this host.
+Result<std::shared_ptr<gloo::transport::Device>> MakeGlooDevice(const std::string& address,
                                                                 const std::string& interface);
 
 /// Keeps SIGPIPE from this thread, and takes the one that came in between off it.

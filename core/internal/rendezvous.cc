@@ -203,7 +203,7 @@ Result<RendezvousRecord> DecodeRecord(std::string_view bytes) {
   reader.Integer<uint32_t>();  // the magic, as RecordLength checked
   RendezvousRecord record;
   const uint32_t kind = reader.Integer<uint32_t>();
-  if (kind < 1 || kind > 3) return damaged();
+  if (kind < 1 || kind > 4) return damaged();
   record.kind = static_cast<RendezvousRecord::Kind>(kind);
   reader.Integer<uint64_t>();
   record.rank = reader.Integer<uint32_t>();

@@ -33,7 +33,8 @@ struct RendezvousRecord {
   enum class Kind : uint32_t {
     kHello = 1,    // pieces[i] is for rank i
     kAnswer = 2,   // pieces[i] is from rank i
-    kRefusal = 3,  // one piece, the reason
+    kRefusal = 3,  // one piece, why this rank may not come
+    kGiveUp = 4,   // one piece, who did not come in time
   };
   Kind kind = Kind::kHello;
   uint32_t rank = 0;
@@ -96,5 +97,7 @@ Result<std::vector<std::string>> JoinTcpMeeting(const Place& place, const Party&
                                                 Deadline deadline);
 /// The address of this host from which `place.host` is reached. Sends nothing.
 Result<std::string> LocalAddressTowards(const Place& place);
+/// The first address that `host` stands for, in digits. kUnavailable: it stands for none.
+Result<std::string> NumericAddress(const std::string& host);
 
 }  // namespace cairn::core::internal

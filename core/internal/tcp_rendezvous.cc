@@ -58,9 +58,19 @@ Result<AddressList> Resolve(const Place& place) {
   const int failed = ::getaddrinfo(place.host.c_str(), place.port.c_str(), &hints, &found);
   if (failed != 0) {
     return Fail(ErrorCode::kUnavailable,
-                fmt::format("cannot look up {}: {}", UrlOf(place), ::gai_strerror(failed)));
+                fmt::format("cannot look up {}: {}", place.host, ::gai_strerror(failed)));
   }
   return AddressList(found, &::freeaddrinfo);
+}
+
+Result<std::string> InDigits(const sockaddr* address, socklen_t length) {
+  char name[NI_MAXHOST];
+  const int failed = ::getnameinfo(address, length, name, sizeof(name), nullptr, 0, NI_NUMERICHOST);
+  if (failed != 0) {
+    return Fail(ErrorCode::kUnavailable,
+                fmt::format("cannot write an address in digits: {}", ::gai_strerror(failed)));
+  }
+  return std::string(name);
 }
 
 Error Failed(const char* what, const Place& place, int error_number) {
@@ -118,9 +128,10 @@ Result<Progress> ReceiveSome(int fd, uint64_t max_bytes, std::string& record) {
   }
 }
 
-std::string Refusal(const Party& party, std::string reason) {
+/// A record of one piece: a reason.
+std::string EncodeReason(RendezvousRecord::Kind kind, const Party& party, std::string reason) {
   reason.resize(std::min<size_t>(reason.size(), kMaxPieceBytes));
-  return EncodeRecord({.kind = RendezvousRecord::Kind::kRefusal,
+  return EncodeRecord({.kind = kind,
                        .rank = static_cast<uint32_t>(party.rank),
                        .world_size = static_cast<uint32_t>(party.world_size),
                        .run_id = party.run_id,
@@ -232,7 +243,7 @@ class Meeting {
     }
     const std::string reason = ReasonAgainst(*record);
     if (!reason.empty()) {
-      connection.to_send = Refusal(party_, reason);
+      connection.to_send = EncodeReason(RendezvousRecord::Kind::kRefusal, party_, reason);
       return;
     }
     connection.rank = static_cast<int>(record->rank);
@@ -255,16 +266,16 @@ class Meeting {
 
   /// Tells all who came that it is over.
   Error SendHome() {
-    Error error{.code = ErrorCode::kUnavailable,
-                .message = fmt::format("rendezvous {}: ranks that did not come in time: {} of {}",
-                                       UrlOf(place_), MissingRanks(present_), hellos_.size())};
-    const std::string refusal = Refusal(party_, error.message);
+    const std::string reason = fmt::format("ranks that did not come in time: {} of {}",
+                                           MissingRanks(present_), hellos_.size());
+    const std::string last_words = EncodeReason(RendezvousRecord::Kind::kGiveUp, party_, reason);
     for (Connection& connection : connections_) {
       // The time is over: what the socket does not take at once is not sent.
       size_t sent = 0;
-      SendSome(connection.socket.fd(), refusal, sent);
+      SendSome(connection.socket.fd(), last_words, sent);
     }
-    return error;
+    return {.code = ErrorCode::kUnavailable,
+            .message = fmt::format("rendezvous {}: {}", UrlOf(place_), reason)};
   }
 
   Result<std::vector<std::string>> Answer() {
@@ -364,6 +375,24 @@ Result<std::optional<RendezvousRecord>> TryToJoin(const addrinfo* addresses,
   return record;
 }
 
+/// What rank 0's words mean for this rank.
+Result<std::vector<std::string>> Outcome(const Place& place, const Party& party,
+                                         RendezvousRecord record) {
+  const bool is_answer = record.kind == RendezvousRecord::Kind::kAnswer;
+  if (is_answer && record.pieces.size() == static_cast<size_t>(party.world_size)) {
+    return std::move(record.pieces);
+  }
+  const std::string reason =
+      !is_answer && record.pieces.size() == 1 ? record.pieces[0] : "it makes no sense";
+  if (record.kind == RendezvousRecord::Kind::kGiveUp) {
+    return Fail(ErrorCode::kUnavailable,
+                fmt::format("rendezvous {}: rank 0 gave up: {}", UrlOf(place), reason));
+  }
+  return Fail(
+      ErrorCode::kFailedPrecondition,
+      fmt::format("rendezvous {}: rank 0 refuses rank {}: {}", UrlOf(place), party.rank, reason));
+}
+
 }  // namespace
 
 Result<std::vector<std::string>> ServeTcpMeeting(const Place& place, const Party& party,
@@ -383,16 +412,7 @@ Result<std::vector<std::string>> JoinTcpMeeting(const Place& place, const Party&
   while (true) {
     CAIRN_TRY_ASSIGN(auto record,
                      TryToJoin(addresses.get(), hello, MaxRecordBytes(party.world_size), deadline));
-    if (record) {
-      if (record->kind == RendezvousRecord::Kind::kAnswer &&
-          record->pieces.size() == pieces.size()) {
-        return std::move(record->pieces);
-      }
-      const std::string reason = record->pieces.size() == 1 ? record->pieces[0] : "no answer";
-      return Fail(ErrorCode::kFailedPrecondition,
-                  fmt::format("rendezvous {}: rank 0 refuses rank {}: {}", UrlOf(place), party.rank,
-                              reason));
-    }
+    if (record) return Outcome(place, party, *std::move(record));
     if (TimeLeft(deadline).count() == 0) {
       return Fail(ErrorCode::kUnavailable,
                   fmt::format("rendezvous {}: rank {} had no answer from rank 0 in time",
@@ -411,16 +431,18 @@ Result<std::string> LocalAddressTowards(const Place& place) {
     const Socket socket(::socket(address->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
     sockaddr_storage own{};
     socklen_t length = sizeof(own);
-    char name[NI_MAXHOST];
     if (socket.fd() >= 0 && ::connect(socket.fd(), address->ai_addr, address->ai_addrlen) == 0 &&
-        ::getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&own), &length) == 0 &&
-        ::getnameinfo(reinterpret_cast<const sockaddr*>(&own), length, name, sizeof(name), nullptr,
-                      0, NI_NUMERICHOST) == 0) {
-      return std::string(name);
+        ::getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&own), &length) == 0) {
+      return InDigits(reinterpret_cast<const sockaddr*>(&own), length);
     }
     failed = errno;
   }
   return Fail(Failed("no way leads there", place, failed));
+}
+
+Result<std::string> NumericAddress(const std::string& host) {
+  CAIRN_TRY_ASSIGN(const AddressList addresses, Resolve({.host = host, .port = "0"}));
+  return InDigits(addresses->ai_addr, addresses->ai_addrlen);
 }
 
 }  // namespace cairn::core::internal

@@ -2,6 +2,7 @@
 
 #include "core/gloo_communicator.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +10,7 @@
 #include <thread>
 
 #include "tests/contract/communicator_contract.h"
+#include "tests/support/free_port.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
 
@@ -51,6 +53,121 @@ INSTANTIATE_TEST_SUITE_P(Gloo, CommunicatorContractTest,
                          ::testing::ValuesIn(Worlds(MakeGlooWorld, {1, 2, 4, 7})), WorldName);
 INSTANTIATE_TEST_SUITE_P(Gloo, CommunicatorDeadlineTest,
                          ::testing::ValuesIn(Worlds(MakeGlooWorld, {2, 4})), WorldName);
+
+/// What each rank's ConnectGloo gives, all called at once.
+std::vector<Result<std::unique_ptr<core::Communicator>>> ConnectAll(
+    const std::vector<GlooOptions>& options) {
+  std::vector<Result<std::unique_ptr<core::Communicator>>> results(options.size());
+  {
+    std::vector<std::jthread> ranks;
+    for (size_t i = 0; i < options.size(); ++i) {
+      ranks.emplace_back([&, i] { results[i] = ConnectGloo(options[i]); });
+    }
+  }
+  return results;
+}
+
+TEST(ConnectGlooTest, ConnectsThroughRankZerosAddress) {
+  const std::string rendezvous = fmt::format("tcp://127.0.0.1:{}", FreePort());
+  std::vector<GlooOptions> options;
+  for (int rank = 0; rank < 3; ++rank) {
+    options.push_back({.rank = rank,
+                       .world_size = 3,
+                       .rendezvous = rendezvous,
+                       .timeout = std::chrono::seconds(60)});
+  }
+  auto connected = ConnectAll(options);
+  World world;
+  for (auto& result : connected) {
+    CAIRN_ASSERT_OK(result);
+    world.push_back(*std::move(result));
+  }
+  RunRanks(world,
+           [](core::Communicator& communicator) { CAIRN_EXPECT_OK(communicator.Barrier()); });
+}
+
+TEST(ConnectGlooTest, BindsAnInterfaceByName) {
+  ScopedTempDir dir;
+  std::vector<GlooOptions> options = {OptionsOf(0, 2, dir.path()), OptionsOf(1, 2, dir.path())};
+  for (GlooOptions& each : options) each.interface = "lo";
+  for (const auto& result : ConnectAll(options)) CAIRN_EXPECT_OK(result);
+}
+
+TEST(ConnectGlooTest, LeavesNothingInTheRendezvousDirectory) {
+  ScopedTempDir dir;
+  const auto connected = ConnectAll({OptionsOf(0, 2, dir.path()), OptionsOf(1, 2, dir.path())});
+  for (const auto& result : connected) CAIRN_ASSERT_OK(result);
+  EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
+  // So the same name may be taken again, by the next start.
+  for (const auto& result :
+       ConnectAll({OptionsOf(0, 2, dir.path()), OptionsOf(1, 2, dir.path())})) {
+    CAIRN_EXPECT_OK(result);
+  }
+}
+
+TEST(ConnectGlooTest, NamesTheRanksThatDoNotCome) {
+  ScopedTempDir dir;
+  const std::string place = fmt::format("tcp://127.0.0.1:{}", FreePort());
+  for (const std::string& rendezvous : {"file://" + dir.path(), place}) {
+    std::vector<GlooOptions> options;
+    for (const int rank : {0, 2, 3}) {
+      options.push_back(OptionsOf(rank, 5, dir.path(), milliseconds(300)));
+      options.back().rendezvous = rendezvous;
+    }
+    // The others need not be there before rank 0 gives up.
+    for (size_t i = 1; i < options.size(); ++i) options[i].timeout = std::chrono::seconds(60);
+    if (rendezvous != place) {
+      for (GlooOptions& each : options) each.timeout = milliseconds(300);
+    }
+    for (const auto& result : ConnectAll(options)) {
+      EXPECT_THAT(result, IsError(ErrorCode::kUnavailable, "did not come")) << rendezvous;
+      EXPECT_THAT(result, IsError(ErrorCode::kUnavailable, "1, 4 of 5")) << rendezvous;
+    }
+  }
+}
+
+TEST(ConnectGlooTest, WithoutRankZeroTheOthersGiveUpAtTheDeadline) {
+  GlooOptions options = OptionsOf(1, 2, "", milliseconds(200));
+  options.rendezvous = fmt::format("tcp://127.0.0.1:{}", FreePort());
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_THAT(ConnectGloo(options), IsError(ErrorCode::kUnavailable, "no answer from rank 0"));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+}
+
+TEST(ConnectGlooTest, WorldOfOneNeedsNoRendezvous) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto communicator, ConnectGloo({.rendezvous = ""}));
+  EXPECT_EQ(communicator->world_size(), 1);
+}
+
+TEST(ConnectGlooTest, RefusesOptionsThatMakeNoSense) {
+  const GlooOptions right = OptionsOf(0, 2, "/nowhere");
+  const auto refused = [&](auto&& change, const char* words) {
+    GlooOptions options = right;
+    change(options);
+    EXPECT_THAT(ConnectGloo(options), IsError(ErrorCode::kInvalidArgument, words));
+  };
+  refused([](GlooOptions& o) { o.rank = 2; }, "rank 2 of 2");
+  refused([](GlooOptions& o) { o.rank = -1; }, "rank -1");
+  refused([](GlooOptions& o) { o.world_size = 0; }, "of 0");
+  refused([](GlooOptions& o) { o.world_size = core::kMaxGlooRanks + 1; }, "4097");
+  refused([](GlooOptions& o) { o.timeout = milliseconds(0); }, "timeout_ms 0");
+  for (const char* run_id : {"", "..", "a/b", "a b", "\n"}) {
+    refused([&](GlooOptions& o) { o.run_id = run_id; }, "run id");
+  }
+  refused([](GlooOptions& o) { o.run_id = std::string(129, 'a'); }, "run id");
+  for (const char* place : {"", "/dir", "file://dir", "tcp://", "tcp://:1", "tcp://host",
+                            "tcp://host:", "tcp://host:http", "udp://host:1", "tcp://h:123456"}) {
+    refused([&](GlooOptions& o) { o.rendezvous = place; }, "neither file:///directory");
+  }
+}
+
+TEST(ConnectGlooTest, RefusesAnAddressThatIsNotOfThisHost) {
+  GlooOptions options = OptionsOf(0, 2, "/nowhere");
+  options.interface = "192.0.2.1";  // for documentation only, RFC 5737
+  EXPECT_THAT(ConnectGloo(options), IsError(ErrorCode::kUnavailable, "192.0.2.1"));
+  options.interface = "no-such-interface";
+  EXPECT_THAT(ConnectGloo(options), IsError(ErrorCode::kUnavailable, "no-such-interface"));
+}
 
 }  // namespace
 }  // namespace cairn::testing

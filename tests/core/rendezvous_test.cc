@@ -1,0 +1,293 @@
+// Meeting by files and at an address of rank 0, with ranks that behave and others that do not.
+
+#include "core/internal/rendezvous.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "tests/support/free_port.h"
+#include "tests/support/result_matchers.h"
+#include "tests/support/scoped_temp_dir.h"
+#include "tests/support/seeded_random.h"
+
+namespace cairn::core::internal {
+namespace {
+
+using cairn::testing::FreePort;
+using cairn::testing::IsError;
+using cairn::testing::ScopedTempDir;
+using cairn::testing::SeededRandom;
+using Pieces = std::vector<std::string>;
+using std::chrono::milliseconds;
+
+Deadline In(milliseconds time) { return std::chrono::steady_clock::now() + time; }
+constexpr milliseconds kAmple = std::chrono::seconds(30);
+constexpr milliseconds kShort(200);
+
+RendezvousRecord SampleRecord() {
+  return {
+      .rank = 1, .world_size = 3, .run_id = "run-7", .pieces = {"to 0", "", std::string(512, 'x')}};
+}
+
+TEST(RendezvousRecordTest, IsReadAsItWasWritten) {
+  const RendezvousRecord record = SampleRecord();
+  const std::string bytes = EncodeRecord(record);
+  EXPECT_LE(bytes.size(), MaxRecordBytes(3));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto length, RecordLength(bytes.substr(0, 16), bytes.size()));
+  EXPECT_EQ(length, bytes.size());
+
+  CAIRN_ASSERT_OK_AND_ASSIGN(const RendezvousRecord read, DecodeRecord(bytes));
+  EXPECT_EQ(read.kind, record.kind);
+  EXPECT_EQ(read.rank, record.rank);
+  EXPECT_EQ(read.world_size, record.world_size);
+  EXPECT_EQ(read.run_id, record.run_id);
+  EXPECT_EQ(read.pieces, record.pieces);
+}
+
+TEST(RendezvousRecordTest, RefusesTruncationDamageAndMoreBytes) {
+  const std::string bytes = EncodeRecord(SampleRecord());
+  for (size_t length = 0; length < bytes.size(); ++length) {
+    EXPECT_FALSE(DecodeRecord(bytes.substr(0, length))) << length;
+  }
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    std::string damaged = bytes;
+    damaged[i] = static_cast<char>(damaged[i] ^ 0x41);
+    EXPECT_THAT(DecodeRecord(damaged), IsError(ErrorCode::kDataLoss, "")) << i;
+  }
+  EXPECT_THAT(DecodeRecord(bytes + "x"), IsError(ErrorCode::kDataLoss, ""));
+}
+
+TEST(RendezvousRecordTest, RefusesALengthAboveTheLimitBeforeItIsBelieved) {
+  std::string bytes = EncodeRecord(SampleRecord());
+  EXPECT_THAT(RecordLength(bytes, bytes.size() - 1), IsError(ErrorCode::kDataLoss, "at most"));
+  for (size_t i = 8; i < 16; ++i) bytes[i] = '\xff';
+  EXPECT_THAT(RecordLength(bytes, MaxRecordBytes(4096)), IsError(ErrorCode::kDataLoss, "at most"));
+}
+
+TEST(RendezvousPlaceTest, IsReadFromAUrl) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Place files, ParsePlace("file:///shared/dir"));
+  EXPECT_EQ(files.directory, "/shared/dir");
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Place address, ParsePlace("tcp://[::1]:29500"));
+  EXPECT_EQ(address.host, "::1");
+  EXPECT_EQ(address.port, "29500");
+}
+
+TEST(FileRendezvousTest, SecondOfTheSameRankAndStaleRunsAreRefused) {
+  ScopedTempDir dir;
+  const Party party{.rank = 0, .world_size = 2, .run_id = "run"};
+  EXPECT_THAT(MeetByFile(dir.path(), party, {"", "a"}, In(kShort)),
+              IsError(ErrorCode::kUnavailable, "in time: 1 of 2"));
+  // The first left its file, as it would if it had died.
+  EXPECT_THAT(MeetByFile(dir.path(), party, {"", "a"}, In(kAmple)),
+              IsError(ErrorCode::kFailedPrecondition, "a run id of its own"));
+  const Party next{.rank = 0, .world_size = 2, .run_id = "run-2"};
+  EXPECT_THAT(MeetByFile(dir.path(), next, {"", "a"}, In(kShort)),
+              IsError(ErrorCode::kUnavailable, "1 of 2"));
+}
+
+TEST(FileRendezvousTest, FileThatIsNotYetWholeIsWaitedFor) {
+  ScopedTempDir dir;
+  const std::string bytes =
+      EncodeRecord({.rank = 1, .world_size = 2, .run_id = "run", .pieces = {"from 1 to 0", ""}});
+  std::filesystem::create_directories(dir / "run");
+  std::ofstream file(dir / "run/rank-1", std::ios::binary);
+  file << bytes.substr(0, bytes.size() / 2) << std::flush;
+  const Party party{.rank = 0, .world_size = 2, .run_id = "run"};
+  EXPECT_THAT(MeetByFile(dir.path(), party, {"", "a"}, In(kShort)),
+              IsError(ErrorCode::kUnavailable, "1 of 2"));
+
+  file << bytes.substr(bytes.size() / 2) << std::flush;
+  std::filesystem::remove(dir / "run/rank-0");
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Pieces found,
+                             MeetByFile(dir.path(), party, {"", "a"}, In(kAmple)));
+  EXPECT_THAT(found, ::testing::ElementsAre("", "from 1 to 0"));
+}
+
+TEST(FileRendezvousTest, RankOfAnotherWorldIsRefused) {
+  ScopedTempDir dir;
+  std::filesystem::create_directories(dir / "run");
+  std::ofstream(dir / "run/rank-1", std::ios::binary)
+      << EncodeRecord({.rank = 1, .world_size = 3, .run_id = "run", .pieces = {"", "", ""}});
+  EXPECT_THAT(
+      MeetByFile(dir.path(), {.rank = 0, .world_size = 2, .run_id = "run"}, {"", "a"}, In(kAmple)),
+      IsError(ErrorCode::kFailedPrecondition, "rank 1 of 3"));
+}
+
+/// Rank 0 of a world of three at a free port, in a thread of its own.
+class TcpRendezvousTest : public ::testing::Test {
+ protected:
+  void Serve(milliseconds time) {
+    server_ = std::jthread([this, time] {
+      served_ = ServeTcpMeeting(place_, PartyOf(0), {"", "0 to 1", "0 to 2"}, In(time));
+    });
+  }
+  Result<Pieces> Join(int rank) {
+    return JoinTcpMeeting(
+        place_, PartyOf(rank),
+        {fmt::format("{} to 0", rank), fmt::format("{} to 1", rank), fmt::format("{} to 2", rank)},
+        In(kAmple));
+  }
+  /// Both other ranks come; everyone must get what is meant for it.
+  void ExpectMeeting() {
+    Result<Pieces> second;
+    std::jthread other([&] { second = Join(2); });
+    CAIRN_ASSERT_OK_AND_ASSIGN(const Pieces first, Join(1));
+    other.join();
+    server_.join();
+    CAIRN_ASSERT_OK(second);
+    CAIRN_ASSERT_OK(served_);
+    EXPECT_THAT(first, ::testing::ElementsAre("0 to 1", "1 to 1", "2 to 1"));
+    EXPECT_THAT(*second, ::testing::ElementsAre("0 to 2", "1 to 2", "2 to 2"));
+    EXPECT_THAT(*served_, ::testing::ElementsAre("", "1 to 0", "2 to 0"));
+  }
+  static Party PartyOf(int rank) { return {.rank = rank, .world_size = 3, .run_id = "run"}; }
+
+  /// A connection of someone who does not speak as a rank does. Waits until rank 0 listens.
+  int Connect() {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(port_);
+    while (true) {
+      const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+      if (::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) return fd;
+      ::close(fd);
+      std::this_thread::yield();
+    }
+  }
+  static void Say(int fd, const std::string& words) {
+    EXPECT_EQ(::send(fd, words.data(), words.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(words.size()));
+  }
+  /// Everything that rank 0 says until it closes the connection.
+  static std::string Hear(int fd) {
+    std::string heard;
+    char piece[4096];
+    ssize_t count;
+    while ((count = ::recv(fd, piece, sizeof(piece), 0)) > 0) {
+      heard.append(piece, static_cast<size_t>(count));
+    }
+    return heard;
+  }
+
+  const uint16_t port_ = FreePort();
+  const Place place_{.host = "127.0.0.1", .port = std::to_string(port_)};
+  Result<Pieces> served_;
+  std::jthread server_;  // last: it uses the rest
+};
+
+TEST_F(TcpRendezvousTest, GivesEachRankWhatIsMeantForIt) {
+  Serve(kAmple);
+  ExpectMeeting();
+}
+
+TEST_F(TcpRendezvousTest, RanksMayComeBeforeRankZero) {
+  Result<Pieces> early;
+  std::jthread second([&] { early = Join(2); });
+  Result<Pieces> first;
+  std::jthread other([&] { first = Join(1); });
+  Serve(kAmple);
+  second.join();
+  other.join();
+  server_.join();
+  CAIRN_EXPECT_OK(early);
+  CAIRN_EXPECT_OK(first);
+  CAIRN_EXPECT_OK(served_);
+}
+
+TEST_F(TcpRendezvousTest, NoiseIsCutOffAndDisturbsNobody) {
+  Serve(kAmple);
+  SeededRandom random;
+  const std::string hello =
+      EncodeRecord({.rank = 1, .world_size = 3, .run_id = "run", .pieces = {"", "", ""}});
+  for (int i = 0; i < 50; ++i) {
+    std::string noise = hello;
+    // Whole, so that each is judged; at times with a plausible begin.
+    for (size_t b = random.Chance(0.5) ? 16 : 0; b < noise.size(); ++b) {
+      noise[b] = static_cast<char>(random.Between(0, 255));
+    }
+    const int fd = Connect();
+    Say(fd, noise);
+    EXPECT_EQ(Hear(fd), "");
+    ::close(fd);
+  }
+  const int endless = Connect();
+  std::string promise = hello;
+  for (size_t i = 8; i < 16; ++i) promise[i] = '\x7f';
+  Say(endless, promise);
+  EXPECT_EQ(Hear(endless), "") << "a promise of many bytes is refused at once";
+  ::close(endless);
+  ExpectMeeting();
+}
+
+TEST_F(TcpRendezvousTest, SilentConnectionsKeepNobodyOut) {
+  Serve(kAmple);
+  std::vector<int> silent;
+  for (int i = 0; i < 200; ++i) silent.push_back(Connect());
+  ExpectMeeting();
+  for (const int fd : silent) ::close(fd);
+}
+
+TEST_F(TcpRendezvousTest, RanksThatDoNotBelongAreRefusedWithAReason) {
+  Serve(kAmple);
+  const auto answer_to = [&](const RendezvousRecord& hello) {
+    const int fd = Connect();
+    Say(fd, EncodeRecord(hello));
+    const auto answer = DecodeRecord(Hear(fd));
+    ::close(fd);
+    EXPECT_TRUE(answer && answer->kind == RendezvousRecord::Kind::kRefusal);
+    return answer && answer->pieces.size() == 1 ? answer->pieces[0] : "";
+  };
+  const Pieces pieces = {"", "", ""};
+  EXPECT_THAT(answer_to({.rank = 1, .world_size = 3, .run_id = "old", .pieces = pieces}),
+              ::testing::HasSubstr("of run 'run', not 'old'"));
+  EXPECT_THAT(answer_to({.rank = 1, .world_size = 4, .run_id = "run", .pieces = pieces}),
+              ::testing::HasSubstr("world of 3 ranks, not 4"));
+  EXPECT_THAT(answer_to({.rank = 1, .world_size = 3, .run_id = "run", .pieces = {""}}),
+              ::testing::HasSubstr("world of 3"));
+  EXPECT_THAT(answer_to({.rank = 3, .world_size = 3, .run_id = "run", .pieces = pieces}),
+              ::testing::HasSubstr("no rank 3"));
+  EXPECT_THAT(answer_to({.rank = 0, .world_size = 3, .run_id = "run", .pieces = pieces}),
+              ::testing::HasSubstr("rank 0 already"));
+  Party stranger = PartyOf(1);
+  stranger.run_id = "other";
+  EXPECT_THAT(JoinTcpMeeting(place_, stranger, pieces, In(kAmple)),
+              IsError(ErrorCode::kFailedPrecondition, "refuses rank 1"));
+  ExpectMeeting();
+}
+
+TEST_F(TcpRendezvousTest, RankThatWentAwayMayComeBack) {
+  Serve(kAmple);
+  const int fd = Connect();
+  Say(fd, EncodeRecord({.rank = 1, .world_size = 3, .run_id = "run", .pieces = {"", "", ""}}));
+  ::close(fd);
+  // Rank 0 sees the end of the first before the next: both wait in the order in which they came.
+  ExpectMeeting();
+}
+
+TEST_F(TcpRendezvousTest, AtTheDeadlineEveryoneIsToldWhoDidNotCome) {
+  Serve(std::chrono::milliseconds(500));
+  EXPECT_THAT(Join(2), IsError(ErrorCode::kUnavailable, "in time: 1 of 3"));
+  server_.join();
+  EXPECT_THAT(served_, IsError(ErrorCode::kUnavailable, "in time: 1 of 3"));
+}
+
+TEST_F(TcpRendezvousTest, PortInUseIsAnErrorAtOnce) {
+  Serve(kAmple);
+  ::close(Connect());  // it listens
+  EXPECT_THAT(ServeTcpMeeting(place_, PartyOf(0), {"", "", ""}, In(kAmple)),
+              IsError(ErrorCode::kUnavailable, "cannot listen"));
+  ExpectMeeting();
+}
+
+}  // namespace
+}  // namespace cairn::core::internal
