@@ -44,6 +44,9 @@ const char* NameOf(GlooOperation operation) {
   return "";
 }
 
+/// Of the call that ends connecting; those of a communicator count from 0.
+constexpr uint32_t kConnectingSequence = ~uint32_t{0};
+
 /// What a rank tells the others of itself in a Split.
 struct SplitChoice {
   uint32_t color = 0;
@@ -287,8 +290,9 @@ Result<void> CheckOptions(const GlooOptions& options) {
     return invalid(fmt::format("rank {} of {}: ranks are numbered from 0, and at most {}",
                                options.rank, options.world_size, kMaxGlooRanks));
   }
-  if (options.timeout.count() <= 0) {
-    return invalid(fmt::format("timeout_ms {} is not above 0", options.timeout.count()));
+  if (options.timeout.count() <= 0 || options.connect_timeout.count() <= 0) {
+    return invalid(fmt::format("timeouts of {} and {} ms are not both above 0",
+                               options.timeout.count(), options.connect_timeout.count()));
   }
   const auto may_be_in_name = [](char c) {
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '.' ||
@@ -331,22 +335,21 @@ Result<std::unique_ptr<Communicator>> ConnectGloo(const GlooOptions& options) {
   CAIRN_TRY_ASSIGN(const internal::Place place, internal::ParsePlace(options.rendezvous));
 
   const internal::SigpipeBlock no_sigpipe;
-  const Deadline deadline = std::chrono::steady_clock::now() + options.timeout;
+  const Deadline deadline = std::chrono::steady_clock::now() + options.connect_timeout;
   const internal::Party party{
       .rank = options.rank, .world_size = options.world_size, .run_id = options.run_id};
   CAIRN_TRY_ASSIGN(auto device, MakeDevice(options.interface, place));
-  CAIRN_TRY_ASSIGN(auto group,
-                   GlooGroup::Listen(device, options.rank, options.world_size, options.timeout));
+  CAIRN_TRY_ASSIGN(auto group, GlooGroup::Listen(device, options.rank, options.world_size,
+                                                 options.connect_timeout));
   CAIRN_TRY_ASSIGN(const auto addresses,
                    internal::Meet(place, party, group->addresses(), deadline));
   CAIRN_TRY(group->Connect(addresses));
-
-  auto communicator =
-      std::make_unique<GlooCommunicator>(std::move(device), std::move(group), options.timeout);
   // Once through it, all ranks have read what lies at the rendezvous.
-  CAIRN_TRY(communicator->Barrier());
+  CAIRN_TRY(group->Barrier({.operation = GlooOperation::kBarrier,
+                            .sequence = kConnectingSequence,
+                            .deadline = deadline}));
   if (options.rank == 0) CAIRN_TRY(internal::Forget(place, party));
-  return communicator;
+  return std::make_unique<GlooCommunicator>(std::move(device), std::move(group), options.timeout);
 }
 
 }  // namespace cairn::core

@@ -30,7 +30,11 @@ struct GlooOptions {
   /// leads to the rendezvous' host, or with files the one that the host's name stands for.
   std::string interface;
 
-  /// Of each call, and of connecting, which may take this twice if a rank dies meanwhile.
+  /// How far apart the ranks may start. Connecting takes at most twice this, and that only if a
+  /// rank hangs after it has come to the rendezvous.
+  std::chrono::milliseconds connect_timeout = std::chrono::minutes(5);
+
+  /// Of each call on the communicator, and on those split from it.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
 
@@ -39,13 +43,14 @@ inline constexpr int kMaxGlooRanks = 4096;
 /// Connects this rank with all others; every rank calls it. The ranks are trusted: whoever reaches
 /// the ports can take a rank's place, so keep them in a network of the job's own.
 ///
-/// kInvalidArgument: bad options. kUnavailable: a rank did not come within the timeout (named where
-/// it is known), or no connection to it. kFailedPrecondition: refused, as the run id or the rank is
+/// kInvalidArgument: bad options. kUnavailable: a rank did not come in time (named where it is
+/// known), or no connection to it. kFailedPrecondition: refused, as the run id or the rank is
 /// taken, or the world is of another size.
 ///
 /// A call on the result fails at once when a rank that it waits for has died, and at its deadline
 /// when that rank hangs. Ranks that call different collectives, roots or lengths fail at the
-/// deadline; no byte is written outside of the given ranges.
+/// deadline; no byte is written outside of the given ranges. A failed connection is noticed by all
+/// ranks at their next call, as each closes its own.
 ///
 /// Cost: a socket and a listening port for each pair of ranks, a thread for each communicator and
 /// those split from it; ranges are sent from and received to where they lie. World size 1: nothing

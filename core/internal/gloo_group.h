@@ -35,7 +35,7 @@ class Device;
 
 namespace cairn::core::internal {
 
-/// Longer ranges are cut, as slots give the length 27 bits.
+/// Longer ranges are cut: slots give the length 27 bits, and a Broadcast passes on piece by piece.
 inline constexpr uint64_t kMaxGlooPieceBytes = 16ull << 20;
 inline constexpr uint64_t kUnguardedBytes = 64ull << 10;
 static_assert(kMaxGlooPieceBytes < 1ull << 27);

@@ -152,6 +152,7 @@ class Meeting {
     present_.resize(hellos_.size());
     hellos_[0] = pieces;
     present_[0] = true;
+    has_come_ = present_;
   }
 
   Result<std::vector<std::string>> Run() {
@@ -248,6 +249,7 @@ class Meeting {
     }
     connection.rank = static_cast<int>(record->rank);
     present_[record->rank] = true;
+    has_come_[record->rank] = true;
     hellos_[record->rank] = std::move(record->pieces);
   }
 
@@ -266,8 +268,12 @@ class Meeting {
 
   /// Tells all who came that it is over.
   Error SendHome() {
-    const std::string reason = fmt::format("ranks that did not come in time: {} of {}",
-                                           MissingRanks(present_), hellos_.size());
+    // Whose deadline is a little before ours has left already: it is not whom all waited for.
+    const bool all_came = std::ranges::find(has_come_, false) == has_come_.end();
+    const std::string reason = all_came ? fmt::format("ranks that came and went: {} of {}",
+                                                      MissingRanks(present_), hellos_.size())
+                                        : fmt::format("ranks that did not come in time: {} of {}",
+                                                      MissingRanks(has_come_), hellos_.size());
     const std::string last_words = EncodeReason(RendezvousRecord::Kind::kGiveUp, party_, reason);
     for (Connection& connection : connections_) {
       // The time is over: what the socket does not take at once is not sent.
@@ -323,7 +329,8 @@ class Meeting {
   Socket listener_;
   std::list<Connection> connections_;
   std::vector<std::vector<std::string>> hellos_;  // by rank
-  std::vector<bool> present_;
+  std::vector<bool> present_;                     // said hello and is still there
+  std::vector<bool> has_come_;                    // said hello at any time
 };
 
 /// Waits for `events`; false at the deadline.

@@ -35,6 +35,19 @@ void RunRanks(World& world, const std::function<void(core::Communicator&)>& body
   }
 }
 
+World& CommunicatorTest::Make(std::chrono::milliseconds timeout) {
+  world_ = GetParam().make(GetParam().world_size, timeout);
+  EXPECT_EQ(world_.size(), static_cast<size_t>(GetParam().world_size));
+  return world_;
+}
+
+void CommunicatorTest::TearDown() {
+  std::vector<std::jthread> closing;
+  for (auto& communicator : world_) {
+    closing.emplace_back([&communicator] { communicator.reset(); });
+  }
+}
+
 namespace {
 
 using core::Bytes;
@@ -49,11 +62,28 @@ constexpr milliseconds kShortTimeout(250);
 /// What a loaded machine may add to a deadline.
 constexpr milliseconds kSlack = std::chrono::seconds(5);
 
-World MakeAmple(const WorldParam& param) {
-  World world = param.make(param.world_size, kAmpleTimeout);
-  EXPECT_EQ(world.size(), static_cast<size_t>(param.world_size));
-  return world;
+}  // namespace
+
+void CommunicatorDeadlineTest::ExpectDeadline(
+    const std::function<Result<void>(Communicator&)>& call) {
+  World& world = Make(kShortTimeout);
+  const int absent = GetParam().world_size - 1;
+  RunRanks(world, [&](Communicator& communicator) {
+    if (communicator.rank() == absent) return;
+    const auto begin = steady_clock::now();
+    EXPECT_THAT(call(communicator), IsError(ErrorCode::kUnavailable, "rank"));
+    EXPECT_LT(steady_clock::now() - begin, kShortTimeout + kSlack);
+
+    const auto again = steady_clock::now();
+    Bytes some(8);
+    EXPECT_THAT(communicator.Barrier(), IsError(ErrorCode::kFailedPrecondition, "broke"));
+    EXPECT_THAT(communicator.Broadcast(some, 0), IsError(ErrorCode::kFailedPrecondition, "broke"));
+    EXPECT_THAT(communicator.Split(0, 0), IsError(ErrorCode::kFailedPrecondition, "broke"));
+    EXPECT_LT(steady_clock::now() - again, kShortTimeout);
+  });
 }
+
+namespace {
 
 /// The bytes that rank `from` gives rank `to` in a test: the same in every process that asks.
 Bytes Contents(uint64_t seed, int from, int to, uint64_t length_bytes) {
@@ -82,7 +112,7 @@ std::vector<ByteView> ViewsOf(const std::vector<Bytes>& all) { return {all.begin
 std::vector<ByteTarget> TargetsOf(std::vector<Bytes>& all) { return {all.begin(), all.end()}; }
 
 TEST_P(CommunicatorContractTest, RanksAreNumberedFromZero) {
-  World world = MakeAmple(GetParam());
+  World& world = Make(kAmpleTimeout);
   for (size_t i = 0; i < world.size(); ++i) {
     EXPECT_EQ(world[i]->rank(), static_cast<int>(i));
     EXPECT_EQ(world[i]->world_size(), GetParam().world_size);
@@ -91,7 +121,7 @@ TEST_P(CommunicatorContractTest, RanksAreNumberedFromZero) {
 }
 
 TEST_P(CommunicatorContractTest, NobodyLeavesABarrierBeforeTheLastHasComeToIt) {
-  World world = MakeAmple(GetParam());
+  World& world = Make(kAmpleTimeout);
   std::atomic<int> arrived = 0;
   for (int round = 1; round <= 20; ++round) {
     RunRanks(world, [&](Communicator& communicator) {
@@ -103,7 +133,7 @@ TEST_P(CommunicatorContractTest, NobodyLeavesABarrierBeforeTheLastHasComeToIt) {
 }
 
 TEST_P(CommunicatorContractTest, BroadcastGivesEveryRankTheBytesOfEachRootInTurn) {
-  World world = MakeAmple(GetParam());
+  World& world = Make(kAmpleTimeout);
   SeededRandom random;
   for (int root = 0; root < GetParam().world_size; ++root) {
     for (const uint64_t length : {uint64_t{0}, uint64_t{1}, random.Between(2, 300'000)}) {
@@ -118,7 +148,7 @@ TEST_P(CommunicatorContractTest, BroadcastGivesEveryRankTheBytesOfEachRootInTurn
 }
 
 TEST_P(CommunicatorContractTest, GatherBringsUnequalRangesToEachRootInTurn) {
-  World world = MakeAmple(GetParam());
+  World& world = Make(kAmpleTimeout);
   SeededRandom random;
   for (int root = 0; root < GetParam().world_size; ++root) {
     const Lengths lengths = RandomLengths(random, GetParam().world_size);
@@ -139,7 +169,7 @@ TEST_P(CommunicatorContractTest, GatherBringsUnequalRangesToEachRootInTurn) {
 }
 
 TEST_P(CommunicatorContractTest, ScatterTakesUnequalRangesFromEachRootInTurn) {
-  World world = MakeAmple(GetParam());
+  World& world = Make(kAmpleTimeout);
   SeededRandom random;
   for (int root = 0; root < GetParam().world_size; ++root) {
     const Lengths lengths = RandomLengths(random, GetParam().world_size);
@@ -160,7 +190,7 @@ TEST_P(CommunicatorContractTest, ScatterTakesUnequalRangesFromEachRootInTurn) {
 }
 
 TEST_P(CommunicatorContractTest, AllGatherBringsUnequalRangesToEveryRank) {
-  World world = MakeAmple(GetParam());
+  World& world = Make(kAmpleTimeout);
   SeededRandom random;
   for (int round = 0; round < 5; ++round) {
     const Lengths lengths = RandomLengths(random, GetParam().world_size);
@@ -180,7 +210,7 @@ TEST_P(CommunicatorContractTest, AllGatherBringsUnequalRangesToEveryRank) {
 }
 
 TEST_P(CommunicatorContractTest, AllToAllExchangesUnequalRanges) {
-  World world = MakeAmple(GetParam());
+  World& world = Make(kAmpleTimeout);
   SeededRandom random;
   for (int round = 0; round < 5; ++round) {
     const Lengths lengths = RandomLengths(random, GetParam().world_size);
@@ -201,7 +231,7 @@ TEST_P(CommunicatorContractTest, AllToAllExchangesUnequalRanges) {
 }
 
 TEST_P(CommunicatorContractTest, LongRangesArriveWhole) {
-  World world = MakeAmple(GetParam());
+  World& world = Make(kAmpleTimeout);
   // Above any size at which a communicator may cut, and no multiple of it.
   const uint64_t length = (uint64_t{40} << 20) + 12'345;
   const int root = GetParam().world_size - 1;
@@ -224,7 +254,7 @@ TEST_P(CommunicatorContractTest, LongRangesArriveWhole) {
 }
 
 TEST_P(CommunicatorContractTest, BadArgumentsSendNothingAndBreakNothing) {
-  World world = MakeAmple(GetParam());
+  World& world = Make(kAmpleTimeout);
   const int size = GetParam().world_size;
   RunRanks(world, [&](Communicator& communicator) {
     Bytes some(8);
@@ -260,7 +290,7 @@ TEST_P(CommunicatorContractTest, BadArgumentsSendNothingAndBreakNothing) {
 }
 
 TEST_P(CommunicatorContractTest, SplitNumbersEachGroupByKeyThenRank) {
-  World world = MakeAmple(GetParam());
+  World& world = Make(kAmpleTimeout);
   const int size = GetParam().world_size;
   // Colour 0 takes every third rank, in reverse; the others stay in order under one key.
   const auto color_of = [](int rank) { return rank % 3 == 0 ? 0u : 7u; };
@@ -290,7 +320,7 @@ TEST_P(CommunicatorContractTest, SplitNumbersEachGroupByKeyThenRank) {
 }
 
 TEST_P(CommunicatorContractTest, PartsOfASplitMayBeUsedAndSplitAfterTheirParentIsGone) {
-  World world = MakeAmple(GetParam());
+  World& world = Make(kAmpleTimeout);
   World parts(world.size());
   RunRanks(world, [&](Communicator& communicator) {
     const auto rank = static_cast<size_t>(communicator.rank());
@@ -306,7 +336,7 @@ TEST_P(CommunicatorContractTest, PartsOfASplitMayBeUsedAndSplitAfterTheirParentI
 }
 
 TEST_P(CommunicatorContractTest, SplitAlongAMeshGivesTheRanksThatDifferThereOnly) {
-  World world = MakeAmple(GetParam());
+  World& world = Make(kAmpleTimeout);
   const auto size = static_cast<uint32_t>(GetParam().world_size);
   const uint32_t columns = size % 2 == 0 ? 2 : 1;
   // Ranks lie in the mesh from the last to the first.
@@ -329,7 +359,7 @@ TEST_P(CommunicatorContractTest, SplitAlongAMeshGivesTheRanksThatDifferThereOnly
 }
 
 TEST_P(CommunicatorContractTest, SplitAlongRefusesAMeshOfOtherRanks) {
-  World world = MakeAmple(GetParam());
+  World& world = Make(kAmpleTimeout);
   const auto size = static_cast<uint32_t>(GetParam().world_size);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto larger, core::DeviceMesh::Make({{.size = size + 1}}));
   std::vector<uint32_t> shifted(size);
@@ -349,7 +379,7 @@ TEST_P(CommunicatorContractTest, SplitAlongRefusesAMeshOfOtherRanks) {
 }
 
 TEST_P(CommunicatorContractTest, AnyLengthsReachThoseWhoDoNotKnowThem) {
-  World world = MakeAmple(GetParam());
+  World& world = Make(kAmpleTimeout);
   SeededRandom random;
   const Lengths lengths = RandomLengths(random, GetParam().world_size);
   std::vector<Bytes> expected;
@@ -371,7 +401,7 @@ TEST_P(CommunicatorContractTest, AnyLengthsReachThoseWhoDoNotKnowThem) {
 }
 
 TEST_P(CommunicatorContractTest, AnyLengthsAboveTheLimitFailOnAllRanksAndBreakNothing) {
-  World world = MakeAmple(GetParam());
+  World& world = Make(kAmpleTimeout);
   const int last = GetParam().world_size - 1;
   RunRanks(world, [&](Communicator& communicator) {
     const Bytes mine(communicator.rank() == last ? 101 : 0);
@@ -387,41 +417,19 @@ TEST_P(CommunicatorContractTest, AnyLengthsAboveTheLimitFailOnAllRanksAndBreakNo
   });
 }
 
-/// Runs `call` on all ranks but the last, which never comes. All others must say so at the deadline
-/// and be broken from then on.
-void ExpectDeadline(const WorldParam& param,
-                    const std::function<Result<void>(Communicator&)>& call) {
-  World world = param.make(param.world_size, kShortTimeout);
-  ASSERT_EQ(world.size(), static_cast<size_t>(param.world_size));
-  const int absent = param.world_size - 1;
-  RunRanks(world, [&](Communicator& communicator) {
-    if (communicator.rank() == absent) return;
-    const auto begin = steady_clock::now();
-    EXPECT_THAT(call(communicator), IsError(ErrorCode::kUnavailable, "rank"));
-    EXPECT_LT(steady_clock::now() - begin, kShortTimeout + kSlack);
-
-    const auto again = steady_clock::now();
-    Bytes some(8);
-    EXPECT_THAT(communicator.Barrier(), IsError(ErrorCode::kFailedPrecondition, "broke"));
-    EXPECT_THAT(communicator.Broadcast(some, 0), IsError(ErrorCode::kFailedPrecondition, "broke"));
-    EXPECT_THAT(communicator.Split(0, 0), IsError(ErrorCode::kFailedPrecondition, "broke"));
-    EXPECT_LT(steady_clock::now() - again, kShortTimeout);
-  });
-}
-
 TEST_P(CommunicatorDeadlineTest, BarrierEndsWithoutARankThatNeverComes) {
-  ExpectDeadline(GetParam(), [](Communicator& communicator) { return communicator.Barrier(); });
+  ExpectDeadline([](Communicator& communicator) { return communicator.Barrier(); });
 }
 
 TEST_P(CommunicatorDeadlineTest, BroadcastEndsWithoutItsRoot) {
-  ExpectDeadline(GetParam(), [](Communicator& communicator) {
+  ExpectDeadline([](Communicator& communicator) {
     Bytes bytes(100'000);
     return communicator.Broadcast(bytes, communicator.world_size() - 1);
   });
 }
 
 TEST_P(CommunicatorDeadlineTest, AllGatherEndsWithoutARankThatNeverComes) {
-  ExpectDeadline(GetParam(), [](Communicator& communicator) {
+  ExpectDeadline([](Communicator& communicator) {
     const Bytes mine(100'000);
     std::vector<Bytes> all(static_cast<size_t>(communicator.world_size()), Bytes(100'000));
     return communicator.AllGather(mine, TargetsOf(all));
@@ -429,14 +437,14 @@ TEST_P(CommunicatorDeadlineTest, AllGatherEndsWithoutARankThatNeverComes) {
 }
 
 TEST_P(CommunicatorDeadlineTest, SplitEndsWithoutARankThatNeverComes) {
-  ExpectDeadline(GetParam(), [](Communicator& communicator) -> Result<void> {
+  ExpectDeadline([](Communicator& communicator) -> Result<void> {
     CAIRN_TRY(communicator.Split(0, 0));
     return {};
   });
 }
 
-TEST_P(CommunicatorDeadlineTest, RanksThatDisagreeOnTheRootFailAndKeepToTheirRanges) {
-  World world = GetParam().make(GetParam().world_size, kShortTimeout);
+TEST_P(CommunicatorDisagreementTest, RanksThatDisagreeOnTheRootFailAndKeepToTheirRanges) {
+  World& world = Make(kShortTimeout);
   RunRanks(world, [&](Communicator& communicator) {
     Bytes bytes(1000, std::byte{1});
     // Each takes itself for the root: all send, nobody receives.
@@ -446,8 +454,8 @@ TEST_P(CommunicatorDeadlineTest, RanksThatDisagreeOnTheRootFailAndKeepToTheirRan
   });
 }
 
-TEST_P(CommunicatorDeadlineTest, RanksThatDisagreeOnTheLengthFailAndKeepToTheirRanges) {
-  World world = GetParam().make(GetParam().world_size, kShortTimeout);
+TEST_P(CommunicatorDisagreementTest, RanksThatDisagreeOnTheLengthFailAndKeepToTheirRanges) {
+  World& world = Make(kShortTimeout);
   RunRanks(world, [&](Communicator& communicator) {
     // The receivers' memory is shorter than what is sent.
     Bytes bytes(communicator.rank() == 0 ? 100'000 : 10);
@@ -455,8 +463,8 @@ TEST_P(CommunicatorDeadlineTest, RanksThatDisagreeOnTheLengthFailAndKeepToTheirR
   });
 }
 
-TEST_P(CommunicatorDeadlineTest, RanksThatCallDifferentCollectivesFail) {
-  World world = GetParam().make(GetParam().world_size, kShortTimeout);
+TEST_P(CommunicatorDisagreementTest, RanksThatCallDifferentCollectivesFail) {
+  World& world = Make(kShortTimeout);
   RunRanks(world, [&](Communicator& communicator) {
     Bytes bytes(10);
     std::vector<Bytes> all(world.size(), Bytes(10));

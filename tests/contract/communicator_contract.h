@@ -4,8 +4,8 @@
 ///   INSTANTIATE_TEST_SUITE_P(Gloo, CommunicatorContractTest,
 ///                            ::testing::ValuesIn(Worlds(MakeGlooWorld, {1, 2, 4, 7})), WorldName);
 ///
-/// and, where ranks can wait for each other in vain (worlds of two ranks and more),
-/// CommunicatorDeadlineTest alike. Link cairn_communicator_contract.
+/// and CommunicatorDeadlineTest and CommunicatorDisagreementTest alike, where they apply. Link
+/// cairn_communicator_contract.
 
 #include <gtest/gtest.h>
 
@@ -39,8 +39,27 @@ std::string WorldName(const ::testing::TestParamInfo<WorldParam>& info);
 /// Calls `body(communicator)` for each rank, in a thread for each; returns once all have returned.
 void RunRanks(World& world, const std::function<void(core::Communicator&)>& body);
 
-class CommunicatorContractTest : public ::testing::TestWithParam<WorldParam> {};
+class CommunicatorTest : public ::testing::TestWithParam<WorldParam> {
+ protected:
+  /// The world of this test. Its ranks are closed at the same time, as closing one may take a
+  /// while.
+  World& Make(std::chrono::milliseconds timeout);
+  void TearDown() override;
+
+ private:
+  World world_;
+};
+
+class CommunicatorContractTest : public CommunicatorTest {};
 /// Worlds of at least two ranks.
-class CommunicatorDeadlineTest : public ::testing::TestWithParam<WorldParam> {};
+class CommunicatorDeadlineTest : public CommunicatorTest {
+ protected:
+  /// Runs `call` on all ranks but the last, which never comes. All others must say so at the
+  /// deadline and be broken from then on.
+  void ExpectDeadline(const std::function<Result<void>(core::Communicator&)>& call);
+};
+/// Of at least two ranks too, where it is more than the contract asks that ranks which call
+/// different things fail and keep to their ranges.
+class CommunicatorDisagreementTest : public CommunicatorTest {};
 
 }  // namespace cairn::testing

@@ -22,13 +22,13 @@ using core::GlooOptions;
 using std::chrono::milliseconds;
 
 GlooOptions OptionsOf(int rank, int world_size, const std::string& directory,
-                      milliseconds timeout = std::chrono::seconds(60)) {
+                      milliseconds connect_timeout = std::chrono::seconds(60)) {
   return {.rank = rank,
           .world_size = world_size,
           .rendezvous = "file://" + directory,
           .run_id = "run",
           .interface = "127.0.0.1",
-          .timeout = timeout};
+          .connect_timeout = connect_timeout};
 }
 
 World MakeGlooWorld(int world_size, milliseconds timeout) {
@@ -38,8 +38,9 @@ World MakeGlooWorld(int world_size, milliseconds timeout) {
     std::vector<std::jthread> ranks;
     for (int rank = 0; rank < world_size; ++rank) {
       ranks.emplace_back([&, rank] {
-        CAIRN_ASSERT_OK_AND_ASSIGN(world[static_cast<size_t>(rank)],
-                                   ConnectGloo(OptionsOf(rank, world_size, dir.path(), timeout)));
+        GlooOptions options = OptionsOf(rank, world_size, dir.path());
+        options.timeout = timeout;
+        CAIRN_ASSERT_OK_AND_ASSIGN(world[static_cast<size_t>(rank)], ConnectGloo(options));
       });
     }
   }
@@ -52,6 +53,8 @@ World MakeGlooWorld(int world_size, milliseconds timeout) {
 INSTANTIATE_TEST_SUITE_P(Gloo, CommunicatorContractTest,
                          ::testing::ValuesIn(Worlds(MakeGlooWorld, {1, 2, 4, 7})), WorldName);
 INSTANTIATE_TEST_SUITE_P(Gloo, CommunicatorDeadlineTest,
+                         ::testing::ValuesIn(Worlds(MakeGlooWorld, {2, 4})), WorldName);
+INSTANTIATE_TEST_SUITE_P(Gloo, CommunicatorDisagreementTest,
                          ::testing::ValuesIn(Worlds(MakeGlooWorld, {2, 4})), WorldName);
 
 /// What each rank's ConnectGloo gives, all called at once.
@@ -74,7 +77,7 @@ TEST(ConnectGlooTest, ConnectsThroughRankZerosAddress) {
     options.push_back({.rank = rank,
                        .world_size = 3,
                        .rendezvous = rendezvous,
-                       .timeout = std::chrono::seconds(60)});
+                       .connect_timeout = std::chrono::seconds(60)});
   }
   auto connected = ConnectAll(options);
   World world;
@@ -115,9 +118,10 @@ TEST(ConnectGlooTest, NamesTheRanksThatDoNotCome) {
       options.back().rendezvous = rendezvous;
     }
     // The others need not be there before rank 0 gives up.
-    for (size_t i = 1; i < options.size(); ++i) options[i].timeout = std::chrono::seconds(60);
+    for (size_t i = 1; i < options.size(); ++i)
+      options[i].connect_timeout = std::chrono::seconds(60);
     if (rendezvous != place) {
-      for (GlooOptions& each : options) each.timeout = milliseconds(300);
+      for (GlooOptions& each : options) each.connect_timeout = milliseconds(300);
     }
     for (const auto& result : ConnectAll(options)) {
       EXPECT_THAT(result, IsError(ErrorCode::kUnavailable, "did not come")) << rendezvous;
@@ -150,7 +154,8 @@ TEST(ConnectGlooTest, RefusesOptionsThatMakeNoSense) {
   refused([](GlooOptions& o) { o.rank = -1; }, "rank -1");
   refused([](GlooOptions& o) { o.world_size = 0; }, "of 0");
   refused([](GlooOptions& o) { o.world_size = core::kMaxGlooRanks + 1; }, "4097");
-  refused([](GlooOptions& o) { o.timeout = milliseconds(0); }, "timeout_ms 0");
+  refused([](GlooOptions& o) { o.timeout = milliseconds(0); }, "timeouts of 0");
+  refused([](GlooOptions& o) { o.connect_timeout = milliseconds(-1); }, "and -1 ms");
   for (const char* run_id : {"", "..", "a/b", "a b", "\n"}) {
     refused([&](GlooOptions& o) { o.run_id = run_id; }, "run id");
   }

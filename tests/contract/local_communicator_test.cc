@@ -47,6 +47,7 @@ TEST(CountingCommunicatorTest, CountsCallsSplitsAndBytesOfPartsToo) {
 }
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CommunicatorDeadlineTest);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CommunicatorDisagreementTest);
 
 }  // namespace
 }  // namespace cairn::testing

@@ -281,6 +281,34 @@ TEST_F(TcpRendezvousTest, AtTheDeadlineEveryoneIsToldWhoDidNotCome) {
   EXPECT_THAT(served_, IsError(ErrorCode::kUnavailable, "in time: 1 of 3"));
 }
 
+TEST_F(TcpRendezvousTest, RankThatLeavesBeforeTheDeadlineIsNotBlamedForOneThatNeverCame) {
+  Serve(milliseconds(500));
+  const std::string hello =
+      EncodeRecord({.rank = 1, .world_size = 3, .run_id = "run", .pieces = {"", "", ""}});
+  const int leaves = Connect();
+  Say(leaves, hello);
+  ::close(leaves);
+  server_.join();
+  EXPECT_THAT(served_, IsError(ErrorCode::kUnavailable, "did not come in time: 2 of 3"));
+}
+
+TEST_F(TcpRendezvousTest, RankThatLeavesIsNamedWhenAllHadCome) {
+  Serve(milliseconds(500));
+  for (const uint32_t rank : {1u, 2u}) {
+    const int leaves = Connect();
+    Say(leaves,
+        EncodeRecord({.rank = rank, .world_size = 3, .run_id = "run", .pieces = {"", "", ""}}));
+    ::close(leaves);
+    // Gone before the next comes, or all would be there at once.
+    const int refused = Connect();
+    Say(refused, "not a record, but long enough");
+    EXPECT_EQ(Hear(refused), "");
+    ::close(refused);
+  }
+  server_.join();
+  EXPECT_THAT(served_, IsError(ErrorCode::kUnavailable, "came and went: 1, 2 of 3"));
+}
+
 TEST_F(TcpRendezvousTest, PortInUseIsAnErrorAtOnce) {
   Serve(kAmple);
   ::close(Connect());  // it listens

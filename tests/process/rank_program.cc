@@ -1,6 +1,6 @@
 // One rank as a process, for tests that end, stop or miss some.
 //
-//   rank_program MODE RANK WORLD_SIZE RENDEZVOUS RUN_ID TIMEOUT_MS [OPERATION [VICTIM SIGNAL]]
+//   rank_program MODE RANK WORLD_SIZE RENDEZVOUS CONNECT_MS TIMEOUT_MS [OPERATION [VICTIM SIGNAL]]
 //
 //   exchange   connects, gathers what all ranks say and says "ok"
 //   peer       connects, says "ready" and on the next line of input calls OPERATION, then Barrier;
@@ -179,8 +179,8 @@ int Run(const std::vector<std::string>& arguments) {
       core::ConnectGloo({.rank = std::stoi(arguments[2]),
                          .world_size = std::stoi(arguments[3]),
                          .rendezvous = arguments[4],
-                         .run_id = arguments[5],
                          .interface = "127.0.0.1",
+                         .connect_timeout = std::chrono::milliseconds(std::stoi(arguments[5])),
                          .timeout = std::chrono::milliseconds(std::stoi(arguments[6]))});
   if (!communicator) {
     Say(fmt::format("error {} {} {}", ErrorCodeName(communicator.error().code),

@@ -25,13 +25,14 @@ constexpr int64_t kSlackMs = 5'000;
 using Ranks = std::vector<std::unique_ptr<Child>>;
 
 Ranks StartRanks(const std::vector<int>& ranks, const std::string& mode,
-                 const std::string& rendezvous, int64_t timeout_ms,
+                 const std::string& rendezvous, int64_t connect_ms, int64_t timeout_ms,
                  const std::vector<std::string>& more = {}) {
   Ranks started;
   for (const int rank : ranks) {
     std::vector<std::string> arguments = {
-        CAIRN_RANK_PROGRAM, mode,  std::to_string(rank),      std::to_string(kWorldSize),
-        rendezvous,         "run", std::to_string(timeout_ms)};
+        CAIRN_RANK_PROGRAM,         mode,       std::to_string(rank),
+        std::to_string(kWorldSize), rendezvous, std::to_string(connect_ms),
+        std::to_string(timeout_ms)};
     arguments.insert(arguments.end(), more.begin(), more.end());
     started.push_back(std::make_unique<Child>(arguments));
   }
@@ -61,7 +62,7 @@ INSTANTIATE_TEST_SUITE_P(, RanksMeetTest, ::testing::Bool(),
 TEST_P(RanksMeetTest, FourProcessesExchangeRanges) {
   ScopedTempDir dir;
   const Ranks ranks =
-      StartRanks({0, 1, 2, 3}, "exchange", GetParam() ? ByTcp() : ByFile(dir), kNeverMs);
+      StartRanks({0, 1, 2, 3}, "exchange", GetParam() ? ByTcp() : ByFile(dir), kNeverMs, kNeverMs);
   for (const auto& rank : ranks) {
     EXPECT_EQ(rank->ReadLine(), "ok");
     EXPECT_EQ(rank->Wait(), 0);
@@ -70,7 +71,8 @@ TEST_P(RanksMeetTest, FourProcessesExchangeRanges) {
 
 TEST_P(RanksMeetTest, RankThatNeverComesIsNamedAtTheDeadline) {
   ScopedTempDir dir;
-  const Ranks ranks = StartRanks({0, 1, 3}, "exchange", GetParam() ? ByTcp() : ByFile(dir), 1000);
+  const Ranks ranks =
+      StartRanks({0, 1, 3}, "exchange", GetParam() ? ByTcp() : ByFile(dir), 1000, kNeverMs);
   for (size_t i = 0; i < ranks.size(); ++i) {
     const Report report = ReadReport(*ranks[i]);
     EXPECT_EQ(report.code, "Unavailable") << report.message;
@@ -88,7 +90,7 @@ TEST_P(RanksMeetTest, RankThatNeverComesIsNamedAtTheDeadline) {
 /// `operation`.
 Ranks StrikeInTheMiddleOf(const std::string& operation, int signal, const std::string& rendezvous,
                           int64_t timeout_ms) {
-  Ranks ranks = StartRanks({0, 1, 2, 3}, "peer", rendezvous, timeout_ms,
+  Ranks ranks = StartRanks({0, 1, 2, 3}, "peer", rendezvous, kNeverMs, timeout_ms,
                            {operation, std::to_string(kVictim), std::to_string(signal)});
   for (const auto& rank : ranks) EXPECT_EQ(rank->ReadLine(), "ready");
   for (const auto& rank : ranks) rank->CloseInput();
@@ -134,7 +136,8 @@ TEST_P(HungPeerTest, StoppedInTheMiddleOfAMessageIsReportedAtTheDeadline) {
 
 TEST(IdlePeerTest, KilledBeforeACollectiveIsReportedByIt) {
   ScopedTempDir dir;
-  const Ranks ranks = StartRanks({0, 1, 2, 3}, "peer", ByFile(dir), kNeverMs, {"barrier"});
+  const Ranks ranks =
+      StartRanks({0, 1, 2, 3}, "peer", ByFile(dir), kNeverMs, kNeverMs, {"barrier"});
   for (const auto& rank : ranks) ASSERT_EQ(rank->ReadLine(), "ready");
   ranks[kVictim]->Kill();
   EXPECT_EQ(ranks[kVictim]->Wait(), -SIGKILL);
@@ -150,7 +153,8 @@ TEST(IdlePeerTest, KilledBeforeACollectiveIsReportedByIt) {
 TEST(IdlePeerTest, StoppedBeforeACollectiveIsNamedAtTheDeadline) {
   constexpr int64_t kTimeoutMs = 1000;
   ScopedTempDir dir;
-  const Ranks ranks = StartRanks({0, 1, 2, 3}, "peer", ByFile(dir), kTimeoutMs, {"gather"});
+  const Ranks ranks =
+      StartRanks({0, 1, 2, 3}, "peer", ByFile(dir), kNeverMs, kTimeoutMs, {"gather"});
   for (const auto& rank : ranks) ASSERT_EQ(rank->ReadLine(), "ready");
   ASSERT_EQ(::kill(ranks[kVictim]->pid(), SIGSTOP), 0);
   for (const auto& rank : ranks) rank->CloseInput();
