@@ -307,15 +307,16 @@ Result<void> CheckOptions(const GlooOptions& options) {
   return {};
 }
 
-/// In digits: Gloo reads what it did not get when a name stands for nothing.
+/// In digits, and tried: Gloo reads what it did not get when a name stands for nothing, and loses
+/// memory when it cannot listen.
 Result<std::string> OwnAddress(const std::string& wanted, const internal::Place& place) {
-  if (!wanted.empty()) return internal::NumericAddress(wanted);
+  if (!wanted.empty()) return internal::AddressOfThisHost(wanted);
   if (!place.host.empty()) return internal::LocalAddressTowards(place);
   char name[HOST_NAME_MAX + 1] = {};
   if (::gethostname(name, sizeof(name) - 1) != 0) {
     return Fail(SystemError(errno, "cannot ask for the host's name"));
   }
-  return internal::NumericAddress(name);
+  return internal::AddressOfThisHost(name);
 }
 
 Result<std::shared_ptr<Device>> MakeDevice(const std::string& interface,

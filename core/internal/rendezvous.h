@@ -97,7 +97,8 @@ Result<std::vector<std::string>> JoinTcpMeeting(const Place& place, const Party&
                                                 Deadline deadline);
 /// The address of this host from which `place.host` is reached. Sends nothing.
 Result<std::string> LocalAddressTowards(const Place& place);
-/// The first address that `host` stands for, in digits. kUnavailable: it stands for none.
-Result<std::string> NumericAddress(const std::string& host);
+/// The first address that `host` stands for and that is of this host, in digits.
+/// kUnavailable: there is none.
+Result<std::string> AddressOfThisHost(const std::string& host);
 
 }  // namespace cairn::core::internal

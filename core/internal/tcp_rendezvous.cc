@@ -447,9 +447,17 @@ Result<std::string> LocalAddressTowards(const Place& place) {
   return Fail(Failed("no way leads there", place, failed));
 }
 
-Result<std::string> NumericAddress(const std::string& host) {
+Result<std::string> AddressOfThisHost(const std::string& host) {
   CAIRN_TRY_ASSIGN(const AddressList addresses, Resolve({.host = host, .port = "0"}));
-  return InDigits(addresses->ai_addr, addresses->ai_addrlen);
+  int failed = 0;
+  for (const addrinfo* address = addresses.get(); address; address = address->ai_next) {
+    const Socket socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (socket.fd() >= 0 && ::bind(socket.fd(), address->ai_addr, address->ai_addrlen) == 0) {
+      return InDigits(address->ai_addr, address->ai_addrlen);
+    }
+    failed = errno;
+  }
+  return Fail(SystemError(failed, fmt::format("cannot listen at {}", host)));
 }
 
 }  // namespace cairn::core::internal
