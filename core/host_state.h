@@ -1,0 +1,48 @@
+#pragma once
+/// State dicts that own the host memory of their tensors.
+
+#include <cstdint>
+#include <vector>
+
+#include "core/host_memory.h"
+#include "core/state_dict.h"
+#include "core/state_target.h"
+
+namespace cairn::core {
+
+/// A state dict and one region of host memory, in which its tensors lie row-major.
+///
+/// Ownership: move-only; owns the region. Some tensors may be borrowed, where the function that
+/// made the state says so. Threads: as StateDict.
+class HostState {
+ public:
+  /// Tensors begin at multiples of this, which O_DIRECT asks for on most disks.
+  static constexpr uint64_t kAlignmentBytes = 512;
+
+  /// An empty dict.
+  HostState() = default;
+  /// Gives zeroed memory to the tensors i (index in `state.tensors`) for which `owned[i]` holds, or
+  /// to all of them without `owned`; of a tensor that is made of parts, to each part. Tensors
+  /// without elements get none. Scalars are tensors of one element. Other tensors stay borrowed.
+  /// kInvalidArgument: a dtype or shape without a length, naming the key. kResourceExhausted: no
+  /// memory. kUnimplemented: as HostMemory.
+  static Result<HostState> Allocate(StateDict state, const HostMemoryOptions& options = {},
+                                    const std::vector<bool>* owned = nullptr);
+  /// The tensors of a state of the same structure that another process has in shared memory, all of
+  /// them owned there: its `descriptor()`, which stays the caller's. kInvalidArgument: as
+  /// HostMemory::Map, so if the structures differ in length.
+  static Result<HostState> Map(StateDict state, int descriptor);
+
+  const StateDict& state() const { return state_; }
+  StateTarget target() { return StateTarget(state_); }
+  /// Of the region: what the owned tensors take, with alignment.
+  uint64_t memory_bytes() const { return memory_.bytes().size(); }
+  /// Of shared memory, else -1. Valid as long as this object.
+  int descriptor() const { return memory_.descriptor(); }
+
+ private:
+  StateDict state_;
+  HostMemory memory_;
+};
+
+}  // namespace cairn::core

@@ -1,0 +1,143 @@
+// Host memory of states, within a process and between two.
+
+#include "core/host_state.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "tests/support/result_matchers.h"
+
+namespace cairn::core {
+namespace {
+
+using cairn::testing::IsError;
+
+StateDict SmallState() {
+  StateDict state;
+  auto model = state.root().Map("model");
+  model.Tensor("weight", {.dtype = DType::kFloat32, .shape = {3, 5}});
+  model.Tensor("empty", {.dtype = DType::kFloat32, .shape = {0, 5}});
+  model.Tensor("scalar", {.dtype = DType::kInt64, .shape = {}});
+  state.root().Value("step", int64_t{7});
+  return state;
+}
+
+TEST(HostStateTest, TensorsLieAlignedZeroedAndApart) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const HostState host, HostState::Allocate(SmallState()));
+  const auto& tensors = host.state().tensors;
+  for (const size_t i : {0, 2}) {
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(tensors[i].data) % HostState::kAlignmentBytes, 0u);
+  }
+  EXPECT_TRUE(std::all_of(tensors[0].data, tensors[0].data + 60,
+                          [](std::byte b) { return b == std::byte{0}; }));
+  EXPECT_EQ(tensors[1].data, nullptr);
+  EXPECT_GE(tensors[2].data, tensors[0].data + 60);
+  EXPECT_EQ(host.memory_bytes(), 512u + 8u);
+  EXPECT_EQ(host.descriptor(), -1);
+}
+
+TEST(HostStateTest, OnlyOwnedTensorsGetMemory) {
+  std::array<std::byte, 60> memory{};
+  StateDict state = SmallState();
+  state.tensors[0].data = memory.data();
+  const std::vector<bool> owned = {false, true, true};
+  CAIRN_ASSERT_OK_AND_ASSIGN(const HostState host, HostState::Allocate(state, {}, &owned));
+  EXPECT_EQ(host.state().tensors[0].data, memory.data());
+  EXPECT_EQ(host.memory_bytes(), 8u);
+}
+
+TEST(HostStateTest, EachPartHasMemory) {
+  StateDict state;
+  Sharding sharding{.global_shape = {4}, .mesh = nullptr, .placements = {}, .parts = {}};
+  sharding.parts = {{.box = {{0}, {1}}, .view = {.dtype = DType::kUInt8, .shape = {1}}},
+                    {.box = {{3}, {1}}, .view = {.dtype = DType::kUInt8, .shape = {1}}}};
+  state.root().Sharded("boxes", {.dtype = DType::kUInt8, .shape = {}}, sharding);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const HostState host, HostState::Allocate(state));
+  const auto& parts = host.state().shardings.at(0).parts;
+  EXPECT_EQ(parts[1].view.data - parts[0].view.data, 512);
+  EXPECT_EQ(host.state().tensors[0].data, nullptr);
+}
+
+TEST(HostStateTest, SizesThatHaveNoEndAreRefusedByKey) {
+  StateDict state;
+  const uint64_t huge = std::numeric_limits<uint64_t>::max() / 2;
+  state.root().Map("a").Tensor("huge", {.dtype = DType::kFloat64, .shape = {huge}});
+  EXPECT_THAT(HostState::Allocate(state), IsError(ErrorCode::kInvalidArgument, "a.huge"));
+  StateDict many;
+  many.root().Tensor("first", {.dtype = DType::kUInt8, .shape = {huge / 2}});
+  many.root().Tensor("second", {.dtype = DType::kUInt8, .shape = {huge / 2}});
+  EXPECT_THAT(HostState::Allocate(many), IsError(ErrorCode::kInvalidArgument, "second"));
+  StateDict large;
+  large.root().Tensor("large", {.dtype = DType::kUInt8, .shape = {huge / 4}});
+  EXPECT_THAT(HostState::Allocate(large), IsError(ErrorCode::kResourceExhausted, "host memory"));
+}
+
+TEST(HostStateTest, PinnedMemoryNeedsTheCudaLayer) {
+  EXPECT_THAT(HostState::Allocate(SmallState(), {.pinned = true}),
+              IsError(ErrorCode::kUnimplemented, "needs the CUDA layer"));
+}
+
+TEST(HostStateTest, MovesLeaveNothingBehind) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(HostState first, HostState::Allocate(SmallState(), {.shared = true}));
+  const std::byte* data = first.state().tensors[0].data;
+  HostState second = std::move(first);
+  EXPECT_EQ(second.state().tensors[0].data, data);
+  EXPECT_EQ(first.memory_bytes(), 0u);  // NOLINT(bugprone-use-after-move): what it is about
+  EXPECT_EQ(first.descriptor(), -1);
+}
+
+TEST(HostStateTest, ChildrenSeeSharedMemoryAndWriteToIt) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(HostState host, HostState::Allocate(SmallState(), {.shared = true}));
+  const int64_t sent = 41;
+  std::memcpy(host.target().Writable(host.state().tensors[2]).data, &sent, sizeof(sent));
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    // By the descriptor, not the inherited mapping.
+    auto mapped = HostState::Map(SmallState(), host.descriptor());
+    if (!mapped) _exit(1);
+    std::byte* scalar = mapped->target().Writable(mapped->state().tensors[2]).data;
+    int64_t seen = 0;
+    std::memcpy(&seen, scalar, sizeof(seen));
+    if (seen != sent) _exit(2);
+    ++seen;
+    std::memcpy(scalar, &seen, sizeof(seen));
+    _exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  int64_t seen = 0;
+  std::memcpy(&seen, host.state().tensors[2].data, sizeof(seen));
+  EXPECT_EQ(seen, 42);
+}
+
+TEST(HostStateTest, MemoryOfAnotherStructureIsNotMapped) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const HostState host,
+                             HostState::Allocate(SmallState(), {.shared = true}));
+  StateDict other = SmallState();
+  other.tensors[0].shape = {300, 5};
+  EXPECT_THAT(HostState::Map(other, host.descriptor()),
+              IsError(ErrorCode::kInvalidArgument, "the descriptor's has 520"));
+}
+
+TEST(HostStateTest, SharedMemoryCannotShrinkUnderItsReaders) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const HostState host,
+                             HostState::Allocate(SmallState(), {.shared = true}));
+  EXPECT_NE(ftruncate(host.descriptor(), 0), 0);
+}
+
+TEST(HostStateTest, StatesWithoutElementsCanBeShared) {
+  StateDict state;
+  state.root().Tensor("empty", {.dtype = DType::kFloat32, .shape = {0}});
+  CAIRN_ASSERT_OK_AND_ASSIGN(const HostState host, HostState::Allocate(state, {.shared = true}));
+  CAIRN_EXPECT_OK(HostState::Map(state, host.descriptor()));
+}
+
+}  // namespace
+}  // namespace cairn::core
