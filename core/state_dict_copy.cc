@@ -6,10 +6,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <map>
-#include <numeric>
 
 #include "core/internal/leaves.h"
 #include "core/strided_copy.h"
@@ -198,31 +195,6 @@ Result<std::vector<uint32_t>> Match(const StateDict& a, const StateDict& b) {
     return Fail(ErrorCode::kInvalidArgument, "a state dict has not one content a leaf");
   }
   return MatchLeaves(a, b);
-}
-
-void CopyTensor(const TensorView& source, const TensorTarget& target) {
-  if (std::ranges::find(source.shape, uint64_t{0}) != source.shape.end()) return;
-  const bool source_is_row_major = IsContiguous(source.shape, source.strides);
-  const bool target_is_row_major = IsContiguous(target.shape, target.strides);
-  if (source.data == target.data && source_is_row_major == target_is_row_major &&
-      (source_is_row_major || source.strides == target.strides)) {
-    return;  // the same tensor
-  }
-  // Views were checked before: their lengths are known.
-  const uint64_t length_bytes = *TensorBytes(source.dtype, source.shape);
-  if (source_is_row_major) {
-    ScatterBytes({source.data, length_bytes}, target, 0);
-  } else if (target_is_row_major) {
-    GatherBytes(source, 0, {target.data, length_bytes});
-  } else {
-    std::array<std::byte, 16 * 1024> piece;  // stays in the nearest cache
-    for (uint64_t at = 0; at < length_bytes; at += piece.size()) {
-      const auto bytes =
-          std::span(piece).first(std::min<uint64_t>(piece.size(), length_bytes - at));
-      GatherBytes(source, at, bytes);
-      ScatterBytes(bytes, target, at);
-    }
-  }
 }
 
 }  // namespace

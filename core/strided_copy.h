@@ -17,6 +17,10 @@ void GatherBytes(const TensorView& source, uint64_t begin_bytes, std::span<std::
 void ScatterBytes(std::span<const std::byte> payload, const TensorTarget& target,
                   uint64_t begin_bytes);
 
+/// Copies one strided tensor to another of the same dtype and shape, which a known length in bytes
+/// belongs to (TensorBytes). Requires memory that does not overlap, or the same tensor twice.
+void CopyTensor(const TensorView& source, const TensorTarget& target);
+
 /// Copies `box` (global coordinates) from a row-major chunk covering `source_box` into `target`,
 /// which covers `target_box`. Requires `box` inside both.
 void CopyBox(DType dtype, std::span<const std::byte> source, const Box& source_box,

@@ -9,11 +9,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "core/communicator.h"
+#include "core/communicator_arguments.h"
 
 namespace cairn::testing {
 
@@ -24,7 +26,10 @@ class ThreadCommunicator : public core::Communicator {
   /// What the ranks of one communicator share.
   struct Shared {
     explicit Shared(int world_size_in, std::chrono::milliseconds timeout_in)
-        : world_size(world_size_in), timeout(timeout_in), sent(world_size_in) {}
+        : world_size(world_size_in),
+          timeout(timeout_in),
+          tags(world_size_in),
+          sent(world_size_in) {}
 
     const int world_size;
     const std::chrono::milliseconds timeout;
@@ -34,6 +39,8 @@ class ThreadCommunicator : public core::Communicator {
     int inside = 0;
     uint64_t round = 0;
     bool broken = false;
+    bool disagreed = false;                         // on what to call, or on a length
+    std::vector<std::string> tags;                  // by rank: what it calls
     std::vector<std::vector<core::ByteView>> sent;  // by sender, by receiver
     std::map<std::pair<uint64_t, uint32_t>, std::shared_ptr<Shared>> parts;  // by round and colour
   };
@@ -46,40 +53,41 @@ class ThreadCommunicator : public core::Communicator {
   std::chrono::milliseconds timeout() const override { return shared_->timeout; }
 
   Result<void> Barrier() override {
-    CAIRN_TRY(Meet("barrier"));
+    CAIRN_TRY(Meet("Barrier"));
     return {};
   }
   Result<void> Broadcast(core::ByteTarget bytes, int root) override {
-    CAIRN_TRY(CheckRoot(root));
-    return Exchange("broadcast",
-                    std::vector<core::ByteView>(Count(), rank_ == root ? bytes : core::ByteView()),
-                    Only(root, rank_ == root ? core::ByteTarget() : bytes), root);
+    CAIRN_TRY(core::CheckRoot("Broadcast", root, world_size()));
+    std::vector<core::ByteView> sent(Count());
+    if (rank_ == root) sent.assign(Count(), bytes);
+    sent[static_cast<size_t>(root)] = {};
+    return Exchange({"Broadcast", root}, std::move(sent),
+                    rank_ == root ? None() : Only(root, bytes));
   }
   Result<void> Gather(core::ByteView mine, std::span<const core::ByteTarget> all,
                       int root) override {
-    CAIRN_TRY(CheckRoot(root));
-    if (rank_ == root) CAIRN_TRY(CheckCount(all.size()));
+    CAIRN_TRY(core::CheckRoot("Gather", root, world_size()));
+    if (rank_ == root) CAIRN_TRY(CheckRanges("Gather", all, mine.size()));
     std::vector<core::ByteView> sent(Count());
     sent[static_cast<size_t>(root)] = mine;
-    return Exchange("gather", std::move(sent), rank_ == root ? Copy(all) : None());
+    return Exchange({"Gather", root}, std::move(sent), rank_ == root ? Copy(all) : None());
   }
   Result<void> AllGather(core::ByteView mine, std::span<const core::ByteTarget> all) override {
-    CAIRN_TRY(CheckCount(all.size()));
-    return Exchange("all-gather", std::vector<core::ByteView>(Count(), mine), Copy(all));
+    CAIRN_TRY(CheckRanges("AllGather", all, mine.size()));
+    return Exchange({"AllGather", -1}, std::vector<core::ByteView>(Count(), mine), Copy(all));
   }
   Result<void> Scatter(std::span<const core::ByteView> all, core::ByteTarget mine,
                        int root) override {
-    CAIRN_TRY(CheckRoot(root));
-    if (rank_ == root) CAIRN_TRY(CheckCount(all.size()));
+    CAIRN_TRY(core::CheckRoot("Scatter", root, world_size()));
+    if (rank_ == root) CAIRN_TRY(CheckRanges("Scatter", all, mine.size()));
     std::vector<core::ByteView> sent(Count());
     if (rank_ == root) sent.assign(all.begin(), all.end());
-    return Exchange("scatter", std::move(sent), Only(root, mine));
+    return Exchange({"Scatter", root}, std::move(sent), Only(root, mine));
   }
   Result<void> AllToAll(std::span<const core::ByteView> sent,
                         std::span<const core::ByteTarget> received) override {
-    CAIRN_TRY(CheckCount(sent.size()));
-    CAIRN_TRY(CheckCount(received.size()));
-    return Exchange("all-to-all", {sent.begin(), sent.end()}, Copy(received));
+    CAIRN_TRY(core::CheckAllToAll(sent, received, rank_, world_size()));
+    return Exchange({"AllToAll", -1}, {sent.begin(), sent.end()}, Copy(received));
   }
 
   Result<std::unique_ptr<core::Communicator>> Split(uint32_t color, uint32_t key) override {
@@ -104,6 +112,10 @@ class ThreadCommunicator : public core::Communicator {
   }
 
  private:
+  template <typename Ranges>
+  Result<void> CheckRanges(const char* operation, const Ranges& all, uint64_t own_bytes) const {
+    return core::CheckRanges(operation, all, rank_, world_size(), own_bytes);
+  }
   size_t Count() const { return static_cast<size_t>(shared_->world_size); }
   std::vector<core::ByteTarget> None() const { return std::vector<core::ByteTarget>(Count()); }
   std::vector<core::ByteTarget> Only(int rank, core::ByteTarget target) const {
@@ -113,15 +125,6 @@ class ThreadCommunicator : public core::Communicator {
   }
   static std::vector<core::ByteTarget> Copy(std::span<const core::ByteTarget> targets) {
     return {targets.begin(), targets.end()};
-  }
-
-  Result<void> CheckRoot(int root) const {
-    if (root >= 0 && root < shared_->world_size) return {};
-    return Fail(ErrorCode::kInvalidArgument, "the root is no rank of the communicator");
-  }
-  Result<void> CheckCount(size_t count) const {
-    if (count == Count()) return {};
-    return Fail(ErrorCode::kInvalidArgument, "not one byte range a rank");
   }
 
   // Waits until all ranks are here.
@@ -145,26 +148,42 @@ class ThreadCommunicator : public core::Communicator {
     return Fail(ErrorCode::kUnavailable, std::string(operation) + ": a rank did not come in time");
   }
 
-  // `all_from` is the only sender where there is one root.
-  Result<void> Exchange(const char* operation, std::vector<core::ByteView> sent,
-                        std::vector<core::ByteTarget> received, int all_from = -1) {
+  // What a call is: ranks inside one have to agree on it.
+  struct Call {
+    const char* operation;
+    int root;  // -1 without one
+    friend bool operator==(const Call&, const Call&) = default;
+  };
+
+  Result<void> Exchange(const Call& call, std::vector<core::ByteView> sent,
+                        const std::vector<core::ByteTarget>& received) {
     {
       const std::lock_guard lock(shared_->mutex);
       shared_->sent[static_cast<size_t>(rank_)] = std::move(sent);
+      shared_->tags[static_cast<size_t>(rank_)] =
+          std::string(call.operation) + std::to_string(call.root);
     }
-    CAIRN_TRY(Meet(operation));
+    CAIRN_TRY(Meet(call.operation));
+    bool agreed = true;
     for (size_t from = 0; from < Count(); ++from) {
-      if (all_from >= 0 && static_cast<int>(from) != all_from) continue;
-      if (all_from == rank_) break;
+      agreed &= shared_->tags[from] == shared_->tags[static_cast<size_t>(rank_)] &&
+                shared_->sent[from][static_cast<size_t>(rank_)].size() == received[from].size();
+    }
+    for (size_t from = 0; agreed && from < Count(); ++from) {
       const core::ByteView bytes = shared_->sent[from][static_cast<size_t>(rank_)];
-      if (bytes.size() != received[from].size()) {
-        std::fprintf(stderr, "%s: rank %zu sends %zu bytes, rank %d expects %zu\n", operation, from,
-                     bytes.size(), rank_, received[from].size());
-        std::abort();  // a bug of the caller, which a network would turn into a hang
-      }
       if (!bytes.empty()) std::memcpy(received[from].data(), bytes.data(), bytes.size());
     }
-    return Meet(operation);
+    if (!agreed) {
+      const std::lock_guard lock(shared_->mutex);
+      shared_->disagreed = true;
+    }
+    // Nobody leaves before all have copied from its memory.
+    CAIRN_TRY(Meet(call.operation));
+    const std::lock_guard lock(shared_->mutex);
+    if (!shared_->disagreed) return {};
+    shared_->broken = true;
+    return Fail(ErrorCode::kUnavailable,
+                std::string(call.operation) + ": ranks called different things");
   }
 
   const std::shared_ptr<Shared> shared_;  // by all ranks

@@ -1,0 +1,285 @@
+#pragma once
+/// Random gathers and broadcasts, to be run on each rank of any communicator, with what they have
+/// to give.
+
+#include <fmt/format.h>
+
+#include "core/state_dict_collectives.h"
+#include "core/state_dict_copy.h"
+#include "tests/core/sharded_fixture.h"
+
+namespace cairn::core {
+
+inline std::vector<ShardedCase> RandomCases(testing::SeededRandom& random, uint32_t world_size) {
+  std::vector<ShardedCase> cases;
+  const uint64_t count = random.Between(0, 5);
+  for (uint64_t i = 0; i < count; ++i) {
+    cases.push_back(RandomCase(random, fmt::format("k{}", i), world_size));
+  }
+  return cases;
+}
+
+/// From what just suffices to what takes all at once.
+inline uint64_t RandomBufferBytes(testing::SeededRandom& random, uint32_t world_size) {
+  if (random.Chance(0.2)) return kDefaultBufferBytes;
+  return 4 * world_size + random.Between(0, 1) * random.Between(0, 1000);
+}
+
+/// Leaf `key` of the state, or -1.
+inline int64_t FindLeaf(const StateDict& state, const std::string& fqn) {
+  const auto leaves = FlattenTree(state.tree);
+  for (size_t i = 0; leaves && i < leaves->size(); ++i) {
+    if ((*leaves)[i].fqn == fqn) return static_cast<int64_t>(i);
+  }
+  return -1;
+}
+
+/// A gather, and what each rank has to get.
+class GatherScenario {
+ public:
+  GatherScenario(testing::SeededRandom& random, uint32_t world_size)
+      : cases_(RandomCases(random, world_size)) {
+    for (const ShardedCase& leaf : cases_) memory_.push_back(CutCase(random, leaf, world_size));
+    options_.cpu_offload = random.Chance(0.5);
+    options_.memory.shared = random.Chance(0.1);
+    options_.buffer_bytes = RandomBufferBytes(random, world_size);
+    for (uint32_t rank = 0; rank < world_size; ++rank) {
+      if (random.Chance(0.3)) options_.ranks_only.push_back(static_cast<int>(rank));
+    }
+    if (random.Chance(0.5)) options_.ranks_only.clear();
+  }
+
+  void RunRank(Communicator& communicator) const {
+    const auto rank = static_cast<uint32_t>(communicator.rank());
+    StateDict state;
+    for (size_t i = 0; i < cases_.size(); ++i) {
+      if (cases_[i].present[rank]) AppendCase(cases_[i], &memory_[i][rank], rank, state.root());
+    }
+    GatherOptions options = options_;
+    TransferReport report;
+    options.report = &report;
+    CAIRN_ASSERT_OK_AND_ASSIGN(const HostState result,
+                               GatherStateDict(state, communicator, options));
+    EXPECT_LE(report.peak_buffer_bytes, options.buffer_bytes);
+    const auto& only = options.ranks_only;
+    if (!only.empty() && std::ranges::find(only, communicator.rank()) == only.end()) {
+      EXPECT_EQ(result.state().tree, StateDict().tree);
+      EXPECT_EQ(report.received_bytes, 0u);
+      return;
+    }
+    EXPECT_EQ(result.state().tree, state.tree);
+    EXPECT_TRUE(result.state().shardings.empty());
+    for (size_t i = 0; i < cases_.size(); ++i) {
+      if (cases_[i].present[rank]) CheckLeaf(cases_[i], memory_[i][rank], rank, result.state());
+    }
+  }
+
+ private:
+  void CheckLeaf(const ShardedCase& leaf, const LocalMemory& memory, uint32_t rank,
+                 const StateDict& result) const {
+    SCOPED_TRACE(leaf.key);
+    const uint32_t slot = result.slot[static_cast<size_t>(FindLeaf(result, leaf.key))];
+    if (leaf.kind == ShardedCase::Kind::kValue) {
+      ASSERT_EQ(result.values[slot], Value(int64_t{rank}));
+      return;
+    }
+    // Whole tensors are each rank's own.
+    const bool whole = leaf.kind == ShardedCase::Kind::kWhole;
+    const StridedTensor& expected = whole ? memory.tensors[0] : leaf.global;
+    ASSERT_EQ(result.tensors[slot].dtype, expected.dtype);
+    ASSERT_EQ(result.tensors[slot].shape, expected.shape);
+    ASSERT_EQ(NaiveRowMajor(result.tensors[slot]), NaiveRowMajor(expected.view()));
+    if (whole && !expected.memory.empty() && *ElementCount(expected.shape) > 0) {
+      EXPECT_EQ(result.tensors[slot].data == expected.memory.data(), !options_.cpu_offload);
+    }
+  }
+
+  std::vector<ShardedCase> cases_;
+  std::vector<std::vector<LocalMemory>> memory_;  // by case, by rank
+  GatherOptions options_;
+};
+
+/// A broadcast of a full state into targets, and what each rank has to get.
+class BroadcastScenario {
+ public:
+  BroadcastScenario(testing::SeededRandom& random, uint32_t world_size)
+      : cases_(RandomCases(random, world_size)) {
+    for (ShardedCase& leaf : cases_) {
+      // Memory that holds anything: what the full state has to overwrite.
+      ShardedCase other = leaf;
+      random.Fill(other.global.memory);
+      memory_.push_back(CutCase(random, other, world_size));
+      in_full_.push_back(random.Chance(0.8));
+      std::vector<bool> has_memory;
+      for (uint32_t rank = 0; rank < world_size; ++rank) has_memory.push_back(random.Chance(0.5));
+      has_memory_.push_back(std::move(has_memory));
+    }
+    options_.strict = random.Chance(0.5);
+    options_.cpu_offload = random.Chance(0.3);
+    options_.buffer_bytes = RandomBufferBytes(random, world_size);
+    extra_ = MakeStrided(random, DType::kInt32, {3});
+    for (size_t i = 0; i < cases_.size(); ++i) {
+      if (!in_full_[i]) continue;
+      if (cases_[i].kind == ShardedCase::Kind::kValue) {
+        full_.root().Value(cases_[i].key, std::string("from rank 0"));
+      } else {
+        full_.root().Tensor(cases_[i].key, cases_[i].global.view());
+      }
+    }
+    full_.root().Tensor("extra", extra_.view());  // no target asks for it
+  }
+
+  void RunRank(Communicator& communicator) {
+    const auto rank = static_cast<uint32_t>(communicator.rank());
+    StateDict target = TargetOf(rank);
+    BroadcastOptions options = options_;
+    TransferReport report;
+    options.report = &report;
+    CAIRN_ASSERT_OK_AND_ASSIGN(const HostState result,
+                               BroadcastStateDict(rank == 0 ? full_ : StateDict(),
+                                                  StateTarget(target), communicator, options));
+    EXPECT_LE(report.peak_buffer_bytes, options.buffer_bytes);
+    EXPECT_EQ(report.received_bytes, rank == 0 ? 0 : BytesFor(rank));
+    Check(rank, result.state());
+    if (::testing::Test::HasFatalFailure()) return;
+    RoundTrip(rank, result.state(), communicator);
+  }
+
+  void DistributeOn(uint32_t rank) {
+    StateDict target = TargetOf(rank);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const HostState result,
+                               DistributeStateDict(full_, StateTarget(target), rank, options_));
+    Check(rank, result.state());
+  }
+
+ private:
+  StateDict TargetOf(uint32_t rank) {
+    StateDict target;
+    for (size_t i = 0; i < cases_.size(); ++i) {
+      if (!cases_[i].present[rank]) continue;
+      AppendCase(cases_[i], has_memory_[i][rank] ? &memory_[i][rank] : nullptr, rank,
+                 target.root());
+    }
+    return target;
+  }
+
+  // Bytes of the full state that the rank holds.
+  uint64_t BytesFor(uint32_t rank) const {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < cases_.size(); ++i) {
+      const ShardedCase& leaf = cases_[i];
+      if (!in_full_[i] || !leaf.present[rank] || leaf.kind == ShardedCase::Kind::kValue) continue;
+      if (leaf.kind == ShardedCase::Kind::kMesh && !leaf.mesh->CoordinateOf(rank)) continue;
+      for (const StridedTensor& tensor : memory_[i][rank].tensors) {
+        bytes += *TensorBytes(tensor.dtype, tensor.shape);
+      }
+    }
+    return bytes;
+  }
+
+  void Check(uint32_t rank, const StateDict& result) const {
+    size_t leaves = 0;
+    for (size_t i = 0; i < cases_.size(); ++i) {
+      const ShardedCase& leaf = cases_[i];
+      SCOPED_TRACE(leaf.key);
+      const int64_t found = FindLeaf(result, leaf.key);
+      const bool expected = leaf.present[rank] && (in_full_[i] || !options_.strict);
+      ASSERT_EQ(found >= 0, expected);
+      if (!expected) continue;
+      ++leaves;
+      const uint32_t slot = result.slot[static_cast<size_t>(found)];
+      if (leaf.kind == ShardedCase::Kind::kValue) {
+        const Value value = in_full_[i] ? Value(std::string("from rank 0")) : Value(int64_t{rank});
+        ASSERT_EQ(result.values[slot], value);
+        continue;
+      }
+      CheckMemory(i, rank, result, slot);
+    }
+    ASSERT_EQ(result.slot.size(), leaves);
+  }
+
+  void CheckMemory(size_t i, uint32_t rank, const StateDict& result, uint32_t slot) const {
+    const ShardedCase& leaf = cases_[i];
+    const LocalMemory& memory = memory_[i][rank];
+    std::vector<TensorView> views;
+    if (leaf.kind == ShardedCase::Kind::kBoxes) {
+      for (const auto& part : result.shardings.at(slot).parts) views.push_back(part.view);
+    } else {
+      views.push_back(result.tensors[slot]);
+    }
+    ASSERT_EQ(views.size(), memory.tensors.size());
+    const bool lacks_memory = !has_memory_[i][rank];
+    for (size_t p = 0; p < views.size(); ++p) {
+      ASSERT_EQ(views[p].shape, memory.tensors[p].shape);
+      if (*ElementCount(views[p].shape) == 0) continue;
+      const bool in_place = views[p].data == memory.tensors[p].memory.data();
+      ASSERT_EQ(in_place, !lacks_memory && !(in_full_[i] && options_.cpu_offload));
+      if (!in_full_[i] && lacks_memory) {
+        ASSERT_EQ(views[p].data, nullptr);
+      }
+    }
+    if (!in_full_[i]) return;  // as it was: nobody writes there
+    const StridedTensor& global = leaf.global;
+    const uint64_t element_bytes = schema::ElementBytes(global.dtype);
+    const auto same = [&](const TensorView& view, const std::vector<uint64_t>& local_index,
+                          const std::vector<uint64_t>& global_index) {
+      return std::memcmp(ElementAt(view, local_index), ElementAt(global.view(), global_index),
+                         element_bytes) == 0;
+    };
+    if (leaf.kind == ShardedCase::Kind::kWhole) {
+      ASSERT_EQ(NaiveRowMajor(views[0]), NaiveRowMajor(global.view()));
+    } else if (leaf.kind == ShardedCase::Kind::kMesh) {
+      for (const auto& element : leaf.Elements()) {
+        if (element.rank != rank) continue;
+        ASSERT_TRUE(same(views[0], element.local_index, element.global_index));
+      }
+    } else {
+      size_t next = 0;
+      for (const auto& [holder, box] : leaf.boxes) {
+        if (holder != rank) continue;
+        const TensorView& view = views[next++];
+        ForEachIndex(box.sizes, [&](const std::vector<uint64_t>& index) {
+          std::vector<uint64_t> at = index;
+          for (size_t d = 0; d < at.size(); ++d) at[d] += box.offsets[d];
+          ASSERT_TRUE(same(view, index, at));
+        });
+      }
+    }
+  }
+
+  // What was broadcast can be gathered again, from states without what has no memory.
+  void RoundTrip(uint32_t rank, const StateDict& result, Communicator& communicator) const {
+    StateDict state;
+    for (size_t i = 0; i < cases_.size(); ++i) {
+      const int64_t found = FindLeaf(result, cases_[i].key);
+      if (!in_full_[i] || found < 0 || cases_[i].kind == ShardedCase::Kind::kValue) continue;
+      const uint32_t slot = result.slot[static_cast<size_t>(found)];
+      const auto sharding = result.shardings.find(slot);
+      if (sharding == result.shardings.end()) {
+        state.root().Tensor(cases_[i].key, result.tensors[slot]);
+      } else {
+        state.root().Sharded(cases_[i].key, result.tensors[slot], sharding->second);
+      }
+    }
+    CAIRN_ASSERT_OK_AND_ASSIGN(
+        const HostState whole,
+        GatherStateDict(state, communicator, {.buffer_bytes = options_.buffer_bytes}));
+    for (size_t i = 0; i < cases_.size(); ++i) {
+      const int64_t found = FindLeaf(whole.state(), cases_[i].key);
+      if (found < 0) continue;
+      SCOPED_TRACE(cases_[i].key + " gathered on rank " + std::to_string(rank));
+      const uint32_t slot = whole.state().slot[static_cast<size_t>(found)];
+      ASSERT_EQ(NaiveRowMajor(whole.state().tensors[slot]), NaiveRowMajor(cases_[i].global.view()));
+    }
+  }
+
+  std::vector<ShardedCase> cases_;
+  std::vector<std::vector<LocalMemory>> memory_;  // by case, by rank
+  std::vector<std::vector<bool>> has_memory_;     // by case, by rank
+  std::vector<bool> in_full_;                     // by case
+  StridedTensor extra_;
+  StateDict full_;
+  BroadcastOptions options_;
+};
+
+}  // namespace cairn::core

@@ -1,0 +1,399 @@
+// Gather, broadcast and distribute: thousands of random states over ranks that are threads, and the
+// verdicts on bad input.
+
+#include "core/state_dict_collectives.h"
+
+#include <gmock/gmock.h>
+
+#include <array>
+
+#include "core/state_dict_copy.h"
+#include "core/vote.h"
+#include "tests/core/sharded_collectives.h"
+#include "tests/support/checked_communicator.h"
+#include "tests/support/result_matchers.h"
+#include "tests/support/thread_communicator.h"
+
+namespace cairn::core {
+namespace {
+
+using cairn::testing::IsError;
+using cairn::testing::RunRanks;
+using cairn::testing::SeededRandom;
+using ::testing::HasSubstr;
+
+TEST(GatherStateDictTest, RandomShardsBecomeWhole) {
+  SeededRandom random;
+  for (int round = 0; round < 1000; ++round) {
+    SCOPED_TRACE(round);
+    const auto world_size = static_cast<uint32_t>(random.Between(1, 8));
+    const GatherScenario scenario(random, world_size);
+    RunRanks(static_cast<int>(world_size), [&](Communicator& below) {
+      testing::CheckedCommunicator communicator(below);
+      scenario.RunRank(communicator);
+    });
+    ASSERT_FALSE(::testing::Test::HasFailure());  // says the seed, which the ranks' threads do not
+  }
+}
+
+TEST(BroadcastStateDictTest, RandomTargetsGetTheirShards) {
+  SeededRandom random;
+  for (int round = 0; round < 1000; ++round) {
+    SCOPED_TRACE(round);
+    const auto world_size = static_cast<uint32_t>(random.Between(1, 8));
+    BroadcastScenario scenario(random, world_size);
+    RunRanks(static_cast<int>(world_size), [&](Communicator& below) {
+      testing::CheckedCommunicator communicator(below);
+      scenario.RunRank(communicator);
+    });
+    ASSERT_FALSE(::testing::Test::HasFailure());  // says the seed, which the ranks' threads do not
+  }
+}
+
+TEST(DistributeStateDictTest, RandomTargetsGetTheirShards) {
+  SeededRandom random;
+  for (int round = 0; round < 2000; ++round) {
+    SCOPED_TRACE(round);
+    const auto world_size = static_cast<uint32_t>(random.Between(1, 8));
+    BroadcastScenario scenario(random, world_size);
+    for (uint32_t rank = 0; rank < world_size; ++rank) scenario.DistributeOn(rank);
+    ASSERT_FALSE(::testing::Test::HasFailure());  // says the seed, which the ranks' threads do not
+  }
+}
+
+std::shared_ptr<const DeviceMesh> MeshOf(uint32_t ranks) {
+  return std::make_shared<const DeviceMesh>(*DeviceMesh::Make({{"dp", ranks}}));
+}
+
+// 8 floats, of which each of 4 ranks holds 2.
+struct FourShards {
+  explicit FourShards(const Communicator& communicator)
+      : local(static_cast<size_t>(2), static_cast<float>(communicator.rank())) {
+    state.root().Map("model").Sharded(
+        "w",
+        {.dtype = DType::kFloat32,
+         .shape = {2},
+         .data = reinterpret_cast<const std::byte*>(local.data())},
+        {.global_shape = {8}, .mesh = MeshOf(4), .placements = {Placement::Shard(0)}, .parts = {}});
+  }
+  TensorView& view() { return state.tensors[0]; }
+  Sharding& sharding() { return state.shardings.at(0); }
+  std::vector<float> local;
+  StateDict state;
+};
+
+// Runs `call` on 4 ranks, each of which has to get the same error.
+void ExpectOneError(const std::function<Result<HostState>(Communicator&, FourShards&)>& call,
+                    ErrorCode code, const std::vector<std::string>& says) {
+  std::array<std::string, 4> errors;
+  RunRanks(4, [&](Communicator& communicator) {
+    FourShards shards(communicator);
+    const auto result = call(communicator, shards);
+    ASSERT_FALSE(result) << "on rank " << communicator.rank();
+    EXPECT_EQ(result.error().code, code);
+    errors[static_cast<size_t>(communicator.rank())] = result.error().ToString();
+  });
+  for (const std::string& error : errors) {
+    EXPECT_EQ(error, errors[0]);
+    for (const std::string& text : says) EXPECT_THAT(error, HasSubstr(text));
+  }
+}
+
+// The same for a gather of states that `spoil` changes on rank 2.
+void ExpectGatherFails(const std::function<void(FourShards&)>& spoil,
+                       const std::vector<std::string>& says) {
+  ExpectOneError(
+      [&](Communicator& communicator, FourShards& shards) {
+        if (communicator.rank() == 2) spoil(shards);
+        return GatherStateDict(shards.state, communicator);
+      },
+      ErrorCode::kInvalidArgument, says);
+}
+
+TEST(GatherStateDictTest, AllRanksReportTheBadShardOfOne) {
+  ExpectGatherFails([](FourShards& shards) { shards.view().shape = {3}; },
+                    {"rank 2: ", "local tensor has shape [3]", "model.w"});
+  ExpectGatherFails([](FourShards& shards) { shards.view().data = nullptr; },
+                    {"rank 2: ", "model.w"});
+  ExpectGatherFails([](FourShards& shards) { shards.view().strides = {1, 1}; },
+                    {"rank 2: ", "model.w"});
+  ExpectGatherFails([](FourShards& shards) { shards.view().dtype = DType::kUnknown; },
+                    {"rank 2: ", "model.w"});
+  ExpectGatherFails(
+      [](FourShards& shards) { shards.sharding().placements = {Placement::Shard(1)}; },
+      {"rank 2: ", "cuts dimension 1", "model.w"});
+  ExpectGatherFails([](FourShards& shards) { shards.state.root().Value("model.w", int64_t{1}); },
+                    {"rank 2: ", "model.w"});
+}
+
+TEST(GatherStateDictTest, RanksThatDisagreeAreNamed) {
+  ExpectGatherFails([](FourShards& shards) { shards.view().dtype = DType::kInt32; },
+                    {"ranks 0 and 2", "float32 [8] and int32 [8]", "model.w"});
+  ExpectGatherFails([](FourShards& shards) { shards.sharding().global_shape = {7}; },
+                    {"ranks 0 and 2", "[8] and float32 [7]", "model.w"});
+  ExpectGatherFails(
+      [](FourShards& shards) { shards.sharding().placements = {Placement::StridedShard(0, 1)}; },
+      {"ranks 0 and 2", "placed differently", "model.w"});
+  ExpectGatherFails([](FourShards& shards) { shards.state.shardings.clear(); },
+                    {"ranks 0 and 2", "sharded over a mesh and not sharded", "model.w"});
+  ExpectGatherFails([](FourShards& shards) { shards.state = StateDict(); },
+                    {"rank 2 is of the tensor's mesh", "model.w"});
+  ExpectGatherFails(
+      [](FourShards& shards) {
+        shards.sharding().mesh =
+            std::make_shared<const DeviceMesh>(*DeviceMesh::Make({{"dp", 4}}, {1, 0, 2, 3}));
+      },
+      {"ranks 0 and 2", "on different meshes", "model.w"});
+}
+
+TEST(GatherStateDictTest, MeshesOfUnknownRanksAreRefused) {
+  ExpectOneError(
+      [](Communicator& communicator, FourShards& shards) {
+        shards.sharding().mesh = std::make_shared<const DeviceMesh>(*DeviceMesh::Make({{"dp", 5}}));
+        shards.sharding().global_shape = {10};
+        return GatherStateDict(shards.state, communicator);
+      },
+      ErrorCode::kInvalidArgument, {"names rank 4", "has 4 ranks", "model.w"});
+}
+
+TEST(GatherStateDictTest, ExplicitShardsMustTileTheTensor) {
+  const auto gather = [](uint64_t length_of_rank_2) {
+    return [=](Communicator& communicator, FourShards& shards) {
+      const auto rank = static_cast<uint64_t>(communicator.rank());
+      TensorView part = shards.view();
+      part.shape = {rank == 2 ? length_of_rank_2 : 2};
+      std::vector<float> memory(8);
+      part.data = reinterpret_cast<const std::byte*>(memory.data());
+      shards.sharding() = {.global_shape = {8},
+                           .mesh = nullptr,
+                           .placements = {},
+                           .parts = {{.box = {{2 * rank}, part.shape}, .view = part}}};
+      return GatherStateDict(shards.state, communicator);
+    };
+  };
+  ExpectOneError(gather(1), ErrorCode::kInvalidArgument, {"holds element [5]", "model.w"});
+  ExpectOneError(gather(3), ErrorCode::kInvalidArgument,
+                 {"rank 2 and rank 3 both hold element [6]", "model.w"});
+}
+
+TEST(GatherStateDictTest, OptionsMustBeGoodAndTheSame) {
+  const auto with = [](auto change) {
+    return [change](Communicator& communicator, FourShards& shards) {
+      GatherOptions options;
+      change(options, communicator.rank());
+      return GatherStateDict(shards.state, communicator, options);
+    };
+  };
+  ExpectOneError(with([](GatherOptions& options, int) { options.ranks_only = {4}; }),
+                 ErrorCode::kInvalidArgument, {"rank 0: ", "ranks_only names rank 4"});
+  ExpectOneError(with([](GatherOptions& options, int) { options.buffer_bytes = 15; }),
+                 ErrorCode::kInvalidArgument, {"rank 0: ", "15 bytes for 4 ranks"});
+  ExpectOneError(with([](GatherOptions& options, int rank) {
+                   if (rank == 3) options.buffer_bytes = 100;
+                 }),
+                 ErrorCode::kInvalidArgument, {"ranks 0 and 3", "different options"});
+  ExpectOneError(with([](GatherOptions& options, int rank) {
+                   if (rank == 3) options.ranks_only = {3};
+                 }),
+                 ErrorCode::kInvalidArgument, {"ranks 0 and 3", "different options"});
+  ExpectOneError(with([](GatherOptions& options, int rank) {
+                   if (rank == 1) options.memory.pinned = true;
+                 }),
+                 ErrorCode::kUnimplemented, {"rank 1: ", "CUDA layer"});
+}
+
+TEST(GatherStateDictTest, TheCommunicatorStaysUsableAfterABadInput) {
+  RunRanks(4, [](Communicator& communicator) {
+    FourShards shards(communicator);
+    StateDict bad = shards.state;
+    if (communicator.rank() == 1) bad.tensors[0].data = nullptr;
+    EXPECT_FALSE(GatherStateDict(bad, communicator));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const HostState whole, GatherStateDict(shards.state, communicator));
+    const std::array<float, 8> expected = {0, 0, 1, 1, 2, 2, 3, 3};
+    EXPECT_EQ(std::memcmp(whole.state().tensors[0].data, expected.data(), sizeof(expected)), 0);
+  });
+}
+
+// Sharded by rows, memory in one run on both sides: no buffer is touched, whatever its size.
+TEST(GatherStateDictTest, RowsNeedNoBuffer) {
+  RunRanks(4, [](Communicator& communicator) {
+    const FourShards shards(communicator);
+    TransferReport report;
+    CAIRN_ASSERT_OK(GatherStateDict(shards.state, communicator, {.report = &report}));
+    EXPECT_EQ(report.peak_buffer_bytes, 0u);
+    EXPECT_EQ(report.sent_bytes, 8u);
+    EXPECT_EQ(report.received_bytes, 24u);
+    EXPECT_EQ(report.round_count, 1u);
+  });
+}
+
+TEST(GatherStateDictTest, SmallTensorsGoTogether) {
+  RunRanks(4, [](Communicator& communicator) {
+    const FourShards shards(communicator);
+    StateDict many;
+    for (int i = 0; i < 100; ++i) {
+      many.root().Sharded(std::to_string(i), shards.state.tensors[0], shards.state.shardings.at(0));
+    }
+    TransferReport report;
+    CAIRN_ASSERT_OK(GatherStateDict(many, communicator, {.report = &report}));
+    EXPECT_EQ(report.round_count, 1u);
+    EXPECT_LE(report.peak_buffer_bytes, 100u * (32 + 8));
+  });
+}
+
+TEST(GatherStateDictTest, ReplicasAreNotSentToThoseWhoHaveThem) {
+  RunRanks(4, [](Communicator& communicator) {
+    FourShards shards(communicator);
+    shards.sharding().placements = {Placement::Replicate()};
+    shards.sharding().global_shape = {2};
+    TransferReport report;
+    CAIRN_ASSERT_OK_AND_ASSIGN(const HostState whole,
+                               GatherStateDict(shards.state, communicator, {.report = &report}));
+    EXPECT_EQ(report.sent_bytes + report.received_bytes, 0u);
+    EXPECT_EQ(whole.state().tensors[0].data, shards.state.tensors[0].data);  // borrowed
+  });
+}
+
+TEST(GatherStateDictTest, SilentRanksEndTheCallAtTheDeadline) {
+  RunRanks(
+      3,
+      [](Communicator& communicator) {
+        if (communicator.rank() == 1) return;
+        const FourShards shards(communicator);
+        EXPECT_THAT(GatherStateDict(shards.state, communicator),
+                    IsError(ErrorCode::kUnavailable, "did not come in time"));
+      },
+      std::chrono::milliseconds(200));
+}
+
+// A full state on rank 0 for the shards' targets.
+StateDict FullState(std::vector<float>& memory, DType dtype = DType::kFloat32) {
+  StateDict full;
+  full.root().Map("model").Tensor(
+      "w",
+      {.dtype = dtype, .shape = {8}, .data = reinterpret_cast<const std::byte*>(memory.data())});
+  return full;
+}
+
+// Broadcasts a full state of rank 0 that `spoil_full` changed into targets that `spoil` changed on
+// rank 2; everyone must get the same error, and no target may change.
+void ExpectBroadcastFails(const std::function<void(StateDict&)>& spoil_full,
+                          const std::function<void(FourShards&)>& spoil,
+                          const std::vector<std::string>& says) {
+  ExpectOneError(
+      [&](Communicator& communicator, FourShards& shards) {
+        std::vector<float> memory(8, 7.f);
+        StateDict full = FullState(memory);
+        spoil_full(full);
+        if (communicator.rank() == 2) spoil(shards);
+        auto result = BroadcastStateDict(full, StateTarget(shards.state), communicator);
+        EXPECT_EQ(shards.local[0], static_cast<float>(communicator.rank()));
+        return result;
+      },
+      ErrorCode::kInvalidArgument, says);
+}
+
+TEST(BroadcastStateDictTest, AllRanksReportWhatDoesNotFit) {
+  const auto nothing = [](auto&) {};
+  ExpectBroadcastFails([](StateDict& full) { full.tensors[0].dtype = DType::kInt32; }, nothing,
+                       {"rank 0: ", "int32 [8]", "float32 [8]", "model.w"});
+  ExpectBroadcastFails([](StateDict& full) { full.tensors[0].shape = {4, 2}; }, nothing,
+                       {"rank 0: ", "[4, 2]", "model.w"});
+  ExpectBroadcastFails([](StateDict& full) { full.tensors[0].data = nullptr; }, nothing,
+                       {"rank 0: ", "model.w"});
+  ExpectBroadcastFails(
+      [](StateDict& full) {
+        full.shardings[0] = {.global_shape = {8},
+                             .mesh = MeshOf(1),
+                             .placements = {Placement::Shard(0)},
+                             .parts = {}};
+      },
+      nothing, {"rank 0: ", "gather it first", "model.w"});
+  ExpectBroadcastFails(
+      [](StateDict& full) {
+        full = StateDict();
+        full.root().Map("model").Value("w", int64_t{1});
+      },
+      nothing, {"rank 0: ", "plain value for a sharded tensor", "model.w"});
+  ExpectBroadcastFails(nothing, [](FourShards& shards) { shards.view().shape = {3}; },
+                       {"rank 2: ", "local tensor has shape [3]", "model.w"});
+  ExpectBroadcastFails(nothing, [](FourShards& shards) { shards.view().strides = {1, 1}; },
+                       {"rank 2: ", "one stride a dimension", "model.w"});
+}
+
+TEST(BroadcastStateDictTest, NonRootsFullStateIsNotLookedAt) {
+  RunRanks(4, [](Communicator& communicator) {
+    FourShards shards(communicator);
+    std::vector<float> memory = {0, 1, 2, 3, 4, 5, 6, 7};
+    StateDict full;
+    if (communicator.rank() == 0) full = FullState(memory);
+    if (communicator.rank() == 1) full.root().Tensor("other", {.dtype = DType::kUnknown});
+    TransferReport report;
+    CAIRN_ASSERT_OK(
+        BroadcastStateDict(full, StateTarget(shards.state), communicator, {.report = &report}));
+    const auto rank = static_cast<float>(communicator.rank());
+    EXPECT_THAT(shards.local, ::testing::ElementsAre(2 * rank, 2 * rank + 1));
+    EXPECT_EQ(report.peak_buffer_bytes, 0u);
+    EXPECT_EQ(report.received_bytes, communicator.rank() == 0 ? 0u : 8u);
+  });
+}
+
+// A megabyte on rank 0, a quarter of which is for each rank: that much arrives, counted below the
+// report, and descriptions of some hundred bytes.
+TEST(BroadcastStateDictTest, RanksGetTheBytesOfTheirPartOnly) {
+  RunRanks(4, [](Communicator& below) {
+    testing::CheckedCommunicator communicator(below);
+    constexpr uint64_t kCount = 1 << 18;
+    std::vector<float> memory(kCount, 1.f);
+    StateDict full;
+    full.root().Tensor("w", {.dtype = DType::kFloat32,
+                             .shape = {kCount},
+                             .data = reinterpret_cast<const std::byte*>(memory.data())});
+    StateDict target;
+    target.root().Sharded("w", {.dtype = DType::kFloat32, .shape = {kCount / 4}},
+                          {.global_shape = {kCount},
+                           .mesh = MeshOf(4),
+                           .placements = {Placement::Shard(0)},
+                           .parts = {}});
+    CAIRN_ASSERT_OK(BroadcastStateDict(full, StateTarget(target), communicator));
+    const uint64_t part_bytes = communicator.rank() == 0 ? 0 : kCount;
+    EXPECT_GE(communicator.received_bytes(), part_bytes);
+    EXPECT_LE(communicator.received_bytes(), part_bytes + 1000);
+  });
+}
+
+// What is on all ranks goes from rank 0 once, by Broadcast.
+TEST(BroadcastStateDictTest, WholeTensorsAreBroadcast) {
+  RunRanks(4, [](Communicator& communicator) {
+    std::vector<float> memory(8, 3.f);
+    StateDict full = FullState(memory);
+    StateDict target;
+    target.root().Map("model").Tensor("w", {.dtype = DType::kFloat32, .shape = {8}});
+    TransferReport report;
+    CAIRN_ASSERT_OK_AND_ASSIGN(
+        const HostState result,
+        BroadcastStateDict(full, StateTarget(target), communicator, {.report = &report}));
+    EXPECT_EQ(std::memcmp(result.state().tensors[0].data, memory.data(), 32), 0);
+    EXPECT_EQ(report.sent_bytes, communicator.rank() == 0 ? 32u : 0u);
+  });
+}
+
+TEST(VoteTest, TheLowestFailureIsEveryonesVerdict) {
+  RunRanks(7, [](Communicator& communicator) {
+    CAIRN_EXPECT_OK(Vote(communicator, {}));
+    Result<void> mine;
+    if (communicator.rank() >= 3) {
+      mine = Fail(Error{.code = ErrorCode::kDataLoss,
+                        .message = "bad " + std::to_string(communicator.rank()),
+                        .key = "w"});
+    }
+    const auto verdict = Vote(communicator, mine);
+    ASSERT_FALSE(verdict);
+    EXPECT_EQ(verdict.error().code, ErrorCode::kDataLoss);
+    EXPECT_EQ(verdict.error().message, "rank 3: bad 3");
+    EXPECT_EQ(verdict.error().key, "w");
+  });
+}
+
+}  // namespace
+}  // namespace cairn::core
