@@ -1,0 +1,158 @@
+// One rank as a process that broadcasts a state and gathers it again.
+//
+//   state_dict_program RANK WORLD_SIZE RENDEZVOUS TENSOR_BYTES BUFFER_BYTES [DIE_AT_CALL]
+//
+// Rank 0 makes a tensor of TENSOR_BYTES, every rank gets its rows, and the last rank gathers them
+// and compares. Says "ok BROADCAST_KIB GATHER_KIB": by how much the most memory that the process
+// ever had grew in each; or "error CODE MS MESSAGE". With DIE_AT_CALL the rank kills itself when it
+// is about to make that call of its communicator.
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "core/gloo_communicator.h"
+#include "core/state_dict_collectives.h"
+
+namespace cairn::testing {
+namespace {
+
+using namespace cairn::core;  // NOLINT(google-build-using-namespace): a program of its own
+using std::chrono::steady_clock;
+
+/// Kills the process at the n-th call.
+class DyingCommunicator : public Communicator {
+ public:
+  DyingCommunicator(Communicator& below, int die_at_call) : below_(below), left_(die_at_call) {}
+
+  int rank() const override { return below_.rank(); }
+  int world_size() const override { return below_.world_size(); }
+  std::chrono::milliseconds timeout() const override { return below_.timeout(); }
+  Result<void> Barrier() override { return Next().Barrier(); }
+  Result<void> Broadcast(ByteTarget bytes, int root) override {
+    return Next().Broadcast(bytes, root);
+  }
+  Result<void> Gather(ByteView mine, std::span<const ByteTarget> all, int root) override {
+    return Next().Gather(mine, all, root);
+  }
+  Result<void> AllGather(ByteView mine, std::span<const ByteTarget> all) override {
+    return Next().AllGather(mine, all);
+  }
+  Result<void> Scatter(std::span<const ByteView> all, ByteTarget mine, int root) override {
+    return Next().Scatter(all, mine, root);
+  }
+  Result<void> AllToAll(std::span<const ByteView> sent,
+                        std::span<const ByteTarget> received) override {
+    return Next().AllToAll(sent, received);
+  }
+  Result<std::unique_ptr<Communicator>> Split(uint32_t color, uint32_t key) override {
+    return Next().Split(color, key);
+  }
+
+ private:
+  Communicator& Next() {
+    if (--left_ == 0) ::kill(::getpid(), SIGKILL);
+    return below_;
+  }
+  Communicator& below_;
+  int left_;
+};
+
+/// The most memory that this process ever had.
+uint64_t PeakKib() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmHWM:")) return std::stoull(line.substr(6));
+  }
+  return 0;
+}
+
+uint64_t Word(uint64_t i) { return i * 0x9e3779b97f4a7c15u; }
+
+Result<std::string> Run(Communicator& communicator, uint64_t tensor_bytes, uint64_t buffer_bytes) {
+  const auto world_size = static_cast<uint32_t>(communicator.world_size());
+  const uint64_t rows = tensor_bytes / sizeof(uint64_t) / 16;
+  std::vector<uint64_t> memory;
+  StateDict full;
+  if (communicator.rank() == 0) {
+    memory.resize(rows * 16);
+    for (uint64_t i = 0; i < memory.size(); ++i) memory[i] = Word(i);
+    full.root().Tensor("w", {.dtype = DType::kUInt64,
+                             .shape = {rows, 16},
+                             .data = reinterpret_cast<const std::byte*>(memory.data())});
+    full.root().Value("step", int64_t{12});
+  }
+  CAIRN_TRY_ASSIGN(DeviceMesh mesh, DeviceMesh::Make({{"dp", world_size}}));
+  Sharding sharding{.global_shape = {rows, 16},
+                    .mesh = std::make_shared<const DeviceMesh>(std::move(mesh)),
+                    .placements = {Placement::Shard(0)},
+                    .parts = {}};
+  CAIRN_TRY_ASSIGN(const Box box,
+                   LocalBox(sharding.global_shape, *sharding.mesh, sharding.placements,
+                            static_cast<uint32_t>(communicator.rank())));
+  StateDict target;
+  target.root().Sharded("w", {.dtype = DType::kUInt64, .shape = box.sizes}, sharding);
+  target.root().Value("step", int64_t{0});
+
+  const uint64_t before_kib = PeakKib();
+  CAIRN_TRY_ASSIGN(
+      const HostState local,
+      BroadcastStateDict(full, StateTarget(target), communicator, {.buffer_bytes = buffer_bytes}));
+  const uint64_t broadcast_kib = PeakKib();
+  memory = {};
+  CAIRN_TRY_ASSIGN(const HostState whole,
+                   GatherStateDict(local.state(), communicator,
+                                   {.ranks_only = {static_cast<int>(world_size) - 1},
+                                    .buffer_bytes = buffer_bytes}));
+  const uint64_t gather_kib = PeakKib();
+  if (communicator.rank() == static_cast<int>(world_size) - 1) {
+    for (uint64_t i = 0; i < rows * 16; ++i) {
+      uint64_t word = 0;
+      std::memcpy(&word, whole.state().tensors[0].data + i * sizeof(word), sizeof(word));
+      if (word != Word(i)) return Fail(ErrorCode::kInternal, fmt::format("wrong word {}", i));
+    }
+    if (whole.state().values[0] != Value(int64_t{12})) {
+      return Fail(ErrorCode::kInternal, "wrong value");
+    }
+  }
+  return fmt::format("ok {} {}", broadcast_kib - before_kib, gather_kib - broadcast_kib);
+}
+
+int Main(const std::vector<std::string>& arguments) {
+  auto connected = ConnectGloo({.rank = std::stoi(arguments.at(1)),
+                                .world_size = std::stoi(arguments.at(2)),
+                                .rendezvous = arguments.at(3),
+                                .interface = "127.0.0.1",
+                                .timeout = std::chrono::seconds(120)});
+  const auto begin = steady_clock::now();
+  Result<std::string> said = Fail(ErrorCode::kUnavailable, "not connected");
+  if (connected) {
+    DyingCommunicator communicator(**connected,
+                                   arguments.size() > 6 ? std::stoi(arguments[6]) : -1);
+    said = Run(communicator, std::stoull(arguments.at(4)), std::stoull(arguments.at(5)));
+  }
+  if (said) {
+    std::cout << *said << std::endl;
+    return 0;
+  }
+  const auto ms =
+      std::chrono::duration_cast<std::chrono::milliseconds>(steady_clock::now() - begin).count();
+  std::cout << fmt::format("error {} {} {}", ErrorCodeName(said.error().code), ms,
+                           said.error().ToString())
+            << std::endl;
+  return 1;
+}
+
+}  // namespace
+}  // namespace cairn::testing
+
+int main(int argc, char** argv) {
+  return cairn::testing::Main(std::vector<std::string>(argv, argv + argc));
+}

@@ -1,0 +1,80 @@
+// State dicts over ranks that are processes: what memory they take, and one that dies on the way.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <memory>
+#include <sstream>
+
+#include "tests/process/child.h"
+#include "tests/support/scoped_temp_dir.h"
+
+namespace cairn::testing {
+namespace {
+
+constexpr int kWorldSize = 4;
+constexpr uint64_t kTensorBytes = 96 << 20;
+constexpr uint64_t kBufferBytes = 4 << 20;
+constexpr uint64_t kPartKib = kTensorBytes / kWorldSize / 1024;
+// Stacks, sockets' buffers, heap.
+constexpr uint64_t kSlackKib = 8 << 10;
+
+using Ranks = std::vector<std::unique_ptr<Child>>;
+
+Ranks StartRanks(const ScopedTempDir& dir, int victim = -1, int die_at_call = 0) {
+  Ranks ranks;
+  for (int rank = 0; rank < kWorldSize; ++rank) {
+    std::vector<std::string> arguments = {
+        CAIRN_STATE_DICT_PROGRAM, std::to_string(rank),         std::to_string(kWorldSize),
+        "file://" + dir.path(),   std::to_string(kTensorBytes), std::to_string(kBufferBytes)};
+    if (rank == victim) arguments.push_back(std::to_string(die_at_call));
+    ranks.push_back(std::make_unique<Child>(arguments));
+  }
+  return ranks;
+}
+
+// A rank never has the whole tensor: its part when it was broadcast, and at the gather only the
+// receiver has more.
+TEST(StateDictRanksTest, MemoryIsThatOfTheResultAndABuffer) {
+  ScopedTempDir dir;
+  const Ranks ranks = StartRanks(dir);
+  for (int rank = 0; rank < kWorldSize; ++rank) {
+    const std::string said = ranks[static_cast<size_t>(rank)]->ReadLine().value_or("nothing");
+    std::istringstream line(said);
+    std::string word;
+    uint64_t broadcast_kib = 0, gather_kib = 0;
+    line >> word >> broadcast_kib >> gather_kib;
+    ASSERT_EQ(word, "ok") << "rank " << rank << ": " << said;
+    const uint64_t bound_kib = kBufferBytes / 1024 + kSlackKib;
+    EXPECT_GE(broadcast_kib, kPartKib) << "rank " << rank;
+    EXPECT_LE(broadcast_kib, kPartKib + bound_kib) << "rank " << rank;
+    const uint64_t result_kib = rank == kWorldSize - 1 ? kTensorBytes / 1024 : 0;
+    EXPECT_LE(gather_kib, result_kib + bound_kib) << "rank " << rank;
+  }
+}
+
+// Calls 1 to 4 or 5 are the exchange of descriptions, later ones move the tensor.
+class DeadRankTest : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(, DeadRankTest, ::testing::Values(1, 3, 10),
+                         [](const auto& info) { return "AtCall" + std::to_string(info.param); });
+
+TEST_P(DeadRankTest, IsReportedByAllOthers) {
+  constexpr int kVictim = 2;
+  ScopedTempDir dir;
+  const Ranks ranks = StartRanks(dir, kVictim, GetParam());
+  EXPECT_EQ(ranks[kVictim]->Wait(), -SIGKILL);
+  for (int rank = 0; rank < kWorldSize; ++rank) {
+    if (rank == kVictim) continue;
+    std::istringstream line(ranks[static_cast<size_t>(rank)]->ReadLine().value_or("nothing"));
+    std::string word, code;
+    int64_t time_ms = 0;
+    line >> word >> code >> time_ms;
+    EXPECT_EQ(word, "error") << "rank " << rank;
+    EXPECT_EQ(code, "Unavailable") << "rank " << rank;
+    EXPECT_LT(time_ms, 30'000) << "the deadline is two minutes";
+  }
+}
+
+}  // namespace
+}  // namespace cairn::testing
