@@ -15,9 +15,9 @@
 #include <map>
 
 #include "core/internal/leaves.h"
+#include "core/internal/vote.h"
 #include "core/internal/wire.h"
 #include "core/tiling.h"
-#include "core/vote.h"
 #include "kv/digest.h"
 
 namespace cairn::core::internal {

@@ -3,12 +3,13 @@
 
 #include "core/state_dict_collectives.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <array>
 
+#include "core/internal/vote.h"
 #include "core/state_dict_copy.h"
-#include "core/vote.h"
 #include "tests/core/sharded_collectives.h"
 #include "tests/support/checked_communicator.h"
 #include "tests/support/result_matchers.h"
@@ -380,14 +381,14 @@ TEST(BroadcastStateDictTest, WholeTensorsAreBroadcast) {
 
 TEST(VoteTest, TheLowestFailureIsEveryonesVerdict) {
   RunRanks(7, [](Communicator& communicator) {
-    CAIRN_EXPECT_OK(Vote(communicator, {}));
+    CAIRN_EXPECT_OK(internal::Vote(communicator, {}));
     Result<void> mine;
     if (communicator.rank() >= 3) {
       mine = Fail(Error{.code = ErrorCode::kDataLoss,
-                        .message = "bad " + std::to_string(communicator.rank()),
+                        .message = fmt::format("bad {}", communicator.rank()),
                         .key = "w"});
     }
-    const auto verdict = Vote(communicator, mine);
+    const auto verdict = internal::Vote(communicator, mine);
     ASSERT_FALSE(verdict);
     EXPECT_EQ(verdict.error().code, ErrorCode::kDataLoss);
     EXPECT_EQ(verdict.error().message, "rank 3: bad 3");
