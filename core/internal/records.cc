@@ -101,33 +101,33 @@ Result<DecodedChunk> DecodeChunk(std::string_view key, std::span<const std::byte
       Checked<schema::ChunkRecord>(bytes, schema::ChunkRecordIdentifier(), "ChunkRecord");
   if (!checked) return Fail(std::move(checked).error().WithKey(parsed.fqn));
   const schema::ChunkRecord* record = *checked;
-  const auto where = FormatNumbers(parsed.offsets_elements);
+  const auto where = [&] { return FormatNumbers(parsed.offsets_elements); };  // for errors only
   if (record->encoding() != 0) {
     return Fail(Error{.code = ErrorCode::kUnimplemented,
                       .message = fmt::format("chunk {} has encoding {}, unknown to this version; "
                                              "upgrade to read it",
-                                             where, record->encoding()),
+                                             where(), record->encoding()),
                       .key = std::string(parsed.fqn)});
   }
   if (record->extent() == nullptr || record->digest() == nullptr) {
     return Damaged(parsed.fqn,
-                   fmt::format("ChunkRecord {} is damaged: no extent or digest", where));
+                   fmt::format("ChunkRecord {} is damaged: no extent or digest", where()));
   }
-  ChunkInfo info{
-      .box = {.offsets = std::move(parsed.offsets_elements), .sizes = ToVector(record->sizes())},
-      .extent = {.segment_id = record->extent()->segment_id(),
-                 .offset_bytes = record->extent()->offset_bytes(),
-                 .length_bytes = record->extent()->length_bytes(),
-                 .leaves_offset_bytes = record->extent()->leaves_offset_bytes()},
-      .digest = {.lo = record->digest()->lo(), .hi = record->digest()->hi()},
-      .since_step = record->since_step()};
+  ChunkInfo info{.box = {.offsets = {}, .sizes = ToVector(record->sizes())},
+                 .extent = {.segment_id = record->extent()->segment_id(),
+                            .offset_bytes = record->extent()->offset_bytes(),
+                            .length_bytes = record->extent()->length_bytes(),
+                            .leaves_offset_bytes = record->extent()->leaves_offset_bytes()},
+                 .digest = {.lo = record->digest()->lo(), .hi = record->digest()->hi()},
+                 .since_step = record->since_step()};
   uint64_t end = 0;
-  if (info.box.offsets.size() != info.box.sizes.size() || info.extent.length_bytes == 0 ||
+  if (parsed.offsets_elements.size() != info.box.sizes.size() || info.extent.length_bytes == 0 ||
       __builtin_add_overflow(info.extent.offset_bytes, info.extent.length_bytes, &end) ||
       __builtin_add_overflow(info.extent.leaves_offset_bytes,
                              kv::PageCount(info.extent.length_bytes) * 8, &end)) {
-    return Damaged(parsed.fqn, fmt::format("ChunkRecord {} is damaged: impossible sizes", where));
+    return Damaged(parsed.fqn, fmt::format("ChunkRecord {} is damaged: impossible sizes", where()));
   }
+  info.box.offsets = std::move(parsed.offsets_elements);
   return DecodedChunk{.fqn = parsed.fqn, .info = std::move(info)};
 }
 

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <map>
+#include <unordered_map>
 
+#include "kv/internal/collected_records.h"
 #include "kv/internal/fault_point.h"
 #include "kv/internal/manifest.h"
 #include "kv/internal/store_state.h"
@@ -23,7 +25,7 @@ std::string StructureKey(const Digest& digest) {
 class StepIndexer {
  public:
   StepIndexer(StoreState& state, uint64_t generation)
-      : state_(state), generation_(generation), prefix_(NumberKey(generation)) {}
+      : state_(state), generation_(generation), prefix_(NumberKey(generation)), key_(prefix_) {}
 
   Result<void> Add(const ManifestFile& manifest) {
     CAIRN_TRY_ASSIGN(ManifestRef ref,
@@ -38,6 +40,14 @@ class StepIndexer {
     }
     manifests_.push_back(ref);
     return {};
+  }
+
+  Result<void> Add(CollectedRecords& records, const ManifestRef& ref) {
+    manifests_.push_back(ref);
+    return records.ForEachInOrder(
+        [this](Column column, std::string_view key, std::span<const std::byte> value) {
+          return AddEntry(column, key, value);
+        });
   }
 
   Result<StepEntry> Finish(IndexBatch& batch) {
@@ -65,7 +75,10 @@ class StepIndexer {
     switch (column) {
       case Column::kChunks: {
         CAIRN_TRY_ASSIGN(const Extent extent, DecodeChunkExtent(value));
-        usage_[extent.segment_id] += extent.length_bytes;
+        if (last_segment_ == nullptr || last_segment_->first != extent.segment_id) {
+          last_segment_ = &*usage_.try_emplace(extent.segment_id, 0).first;
+        }
+        last_segment_->second += extent.length_bytes;
         break;
       }
       case Column::kSteps: {
@@ -85,7 +98,8 @@ class StepIndexer {
       case Column::kUsage:
         return Fail(ErrorCode::kDataLoss, "a manifest holds a usage record");
     }
-    pieces_.Put(column, prefix_ + std::string(key), value);
+    key_.replace(prefix_.size(), std::string::npos, key);
+    pieces_.Put(column, key_, value);
     if (pieces_.size_bytes() >= kBatchBytes) {
       CAIRN_TRY(state_.index->Write(pieces_));
       pieces_.Clear();
@@ -104,9 +118,11 @@ class StepIndexer {
   StoreState& state_;
   const uint64_t generation_;
   const std::string prefix_;
+  std::string key_;    // prefix_ and the key of the record at hand
   IndexBatch pieces_;  // records under the generation: invisible until the step record is there
   IndexBatch last_;    // what must become visible with it
-  std::map<uint64_t, uint64_t> usage_;
+  std::unordered_map<uint64_t, uint64_t> usage_;                 // live bytes by segment
+  std::pair<const uint64_t, uint64_t>* last_segment_ = nullptr;  // of usage_, whose nodes stay put
   std::vector<ManifestRef> manifests_;
   std::optional<StepEntry> step_;
 };
@@ -283,11 +299,13 @@ Result<void> DropOrphanRecords(StoreState& state) {
 
 namespace {
 
-Result<StepEntry> IndexStepRecords(StoreState& state, const std::vector<ManifestFile>& manifests,
-                                   uint64_t generation, const std::vector<StepEntry>& replaced,
-                                   Removal* removal, IndexBatch& batch) {
+using AddRecords = std::function<Result<void>(StepIndexer&)>;
+
+Result<StepEntry> IndexStepRecords(StoreState& state, const AddRecords& add, uint64_t generation,
+                                   const std::vector<StepEntry>& replaced, Removal* removal,
+                                   IndexBatch& batch) {
   StepIndexer indexer(state, generation);
-  for (const ManifestFile& manifest : manifests) CAIRN_TRY(indexer.Add(manifest));
+  CAIRN_TRY(add(indexer));
   CAIRN_TRY_ASSIGN(StepEntry entry, indexer.Finish(batch));
   CAIRN_TRY_ASSIGN(*removal, PlanRemoval(state, replaced, indexer.used_segments()));
   AddToBatch(state, *removal, &entry, batch);
@@ -295,14 +313,10 @@ Result<StepEntry> IndexStepRecords(StoreState& state, const std::vector<Manifest
   return entry;
 }
 
-}  // namespace
-
-Result<StepEntry> IndexStep(StoreState& state, const std::vector<ManifestFile>& manifests,
-                            uint64_t generation, const std::vector<StepEntry>& replaced,
-                            Removal* removal) {
+Result<StepEntry> IndexStepFrom(StoreState& state, const AddRecords& add, uint64_t generation,
+                                const std::vector<StepEntry>& replaced, Removal* removal) {
   IndexBatch batch;
-  Result<StepEntry> entry =
-      IndexStepRecords(state, manifests, generation, replaced, removal, batch);
+  Result<StepEntry> entry = IndexStepRecords(state, add, generation, replaced, removal, batch);
   if (!entry) {
     // What stands in memory already must not become durable with the next commit.
     (void)DropOrphanRecords(state);
@@ -318,6 +332,25 @@ Result<StepEntry> IndexStep(StoreState& state, const std::vector<ManifestFile>& 
     return Fail(committed.error());
   }
   return entry;
+}
+
+}  // namespace
+
+Result<StepEntry> IndexStep(StoreState& state, const std::vector<ManifestFile>& manifests,
+                            uint64_t generation, const std::vector<StepEntry>& replaced,
+                            Removal* removal) {
+  const auto add = [&manifests](StepIndexer& indexer) -> Result<void> {
+    for (const ManifestFile& manifest : manifests) CAIRN_TRY(indexer.Add(manifest));
+    return {};
+  };
+  return IndexStepFrom(state, add, generation, replaced, removal);
+}
+
+Result<StepEntry> IndexStep(StoreState& state, CollectedRecords& records,
+                            const ManifestRef& manifest, uint64_t generation,
+                            const std::vector<StepEntry>& replaced, Removal* removal) {
+  const auto add = [&](StepIndexer& indexer) { return indexer.Add(records, manifest); };
+  return IndexStepFrom(state, add, generation, replaced, removal);
 }
 
 }  // namespace cairn::kv::internal

@@ -213,25 +213,28 @@ std::span<const std::byte> AlignedBytes::Assign(std::string_view bytes) {
   return {reinterpret_cast<const std::byte*>(words_.data()), bytes.size()};
 }
 
+void IndexBatch::Add(Operation::Kind kind, Column column, std::string_view key,
+                     std::string_view value) {
+  const Operation operation{.kind = kind,
+                            .column = column,
+                            .key_bytes = static_cast<uint32_t>(key.size()),
+                            .value_bytes = static_cast<uint32_t>(value.size())};
+  bytes_.append(reinterpret_cast<const char*>(&operation), sizeof(operation));
+  bytes_.append(key);
+  bytes_.append(value);
+}
 void IndexBatch::Put(Column column, std::string_view key, std::span<const std::byte> value) {
-  operations_.push_back({Operation::Kind::kPut, column, std::string(key),
-                         std::string(reinterpret_cast<const char*>(value.data()), value.size())});
-  size_bytes_ += key.size() + value.size() + sizeof(Operation);
+  Add(Operation::Kind::kPut, column, key,
+      {reinterpret_cast<const char*>(value.data()), value.size()});
 }
 void IndexBatch::Delete(Column column, std::string_view key) {
-  operations_.push_back({Operation::Kind::kDelete, column, std::string(key), {}});
-  size_bytes_ += key.size() + sizeof(Operation);
+  Add(Operation::Kind::kDelete, column, key, {});
 }
 void IndexBatch::DeleteRange(Column column, std::string_view begin, std::string_view end) {
-  operations_.push_back(
-      {Operation::Kind::kDeleteRange, column, std::string(begin), std::string(end)});
-  size_bytes_ += begin.size() + end.size() + sizeof(Operation);
+  Add(Operation::Kind::kDeleteRange, column, begin, end);
 }
-uint64_t IndexBatch::size_bytes() const { return size_bytes_; }
-void IndexBatch::Clear() {
-  operations_.clear();
-  size_bytes_ = 0;
-}
+uint64_t IndexBatch::size_bytes() const { return bytes_.size(); }
+void IndexBatch::Clear() { bytes_.clear(); }
 
 Index::Index(std::string directory, bool writable, std::chrono::milliseconds deadline)
     : directory_(std::move(directory)), writable_(writable), deadline_(deadline) {}
@@ -378,18 +381,24 @@ Result<void> Index::Write(const IndexBatch& batch) {
   }
   std::shared_lock lock(mutex_);
   CAIRN_TRY(CheckOpen());
-  rocksdb::WriteBatch writes;
-  for (const IndexBatch::Operation& operation : batch.operations_) {
+  rocksdb::WriteBatch writes(batch.bytes_.size());
+  for (size_t at = 0; at < batch.bytes_.size();) {
+    IndexBatch::Operation operation;
+    std::memcpy(&operation, batch.bytes_.data() + at, sizeof(operation));
+    at += sizeof(operation);
+    const rocksdb::Slice key(batch.bytes_.data() + at, operation.key_bytes);
+    const rocksdb::Slice value(key.data() + key.size(), operation.value_bytes);
+    at += key.size() + value.size();
     rocksdb::ColumnFamilyHandle* column = columns_[static_cast<size_t>(operation.column) + 1];
     switch (operation.kind) {
       case IndexBatch::Operation::Kind::kPut:
-        writes.Put(column, operation.key, operation.value);
+        writes.Put(column, key, value);
         break;
       case IndexBatch::Operation::Kind::kDelete:
-        writes.Delete(column, operation.key);
+        writes.Delete(column, key);
         break;
       case IndexBatch::Operation::Kind::kDeleteRange:
-        writes.DeleteRange(column, operation.key, operation.value);
+        writes.DeleteRange(column, key, value);
         break;
     }
   }

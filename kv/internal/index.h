@@ -55,14 +55,17 @@ class IndexBatch {
 
  private:
   friend class Index;
+  // One behind another in `bytes_`: this, the key, the value (the end of the range for
+  // kDeleteRange). An allocation a record would cost as much as the record.
   struct Operation {
-    enum class Kind { kPut, kDelete, kDeleteRange } kind;
+    enum class Kind : uint8_t { kPut, kDelete, kDeleteRange } kind;
     Column column;
-    std::string key;
-    std::string value;  // end of the range for kDeleteRange
+    uint32_t key_bytes = 0;
+    uint32_t value_bytes = 0;
   };
-  std::vector<Operation> operations_;
-  uint64_t size_bytes_ = 0;
+  void Add(Operation::Kind kind, Column column, std::string_view key, std::string_view value);
+
+  std::string bytes_;
 };
 
 /// Threads: reads are safe from many threads; Write, Flush, Reopen and Close from one at a time.

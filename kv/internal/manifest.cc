@@ -139,6 +139,47 @@ struct ManifestWriter::Hash {
   XXH3_state_t state;
 };
 
+namespace {
+
+/// Contexts that would cost as much to make anew as to unpack a small block.
+struct Unpacker {
+  ZSTD_DCtx* context = ZSTD_createDCtx();
+  Unpacker() = default;
+  Unpacker(const Unpacker&) = delete;
+  Unpacker& operator=(const Unpacker&) = delete;
+  ~Unpacker() { ZSTD_freeDCtx(context); }
+};
+
+/// Reads a file from the front to the back, a small one with a single call.
+class FileReader {
+ public:
+  static constexpr uint64_t kAheadBytes = 64 << 10;
+
+  FileReader(const File& file, uint64_t file_bytes) : file_(file), file_bytes_(file_bytes) {}
+
+  Result<void> ReadAt(uint64_t offset_bytes, std::span<std::byte> target) {
+    const uint64_t end = offset_bytes + target.size();
+    if (offset_bytes < ahead_begin_ || end > ahead_begin_ + ahead_.size()) {
+      if (target.size() >= kAheadBytes || end > file_bytes_) {
+        return file_.ReadAt(offset_bytes, target);
+      }
+      ahead_.resize(std::min(kAheadBytes, file_bytes_ - offset_bytes));
+      ahead_begin_ = offset_bytes;
+      CAIRN_TRY(file_.ReadAt(offset_bytes, ahead_));
+    }
+    std::memcpy(target.data(), ahead_.data() + (offset_bytes - ahead_begin_), target.size());
+    return {};
+  }
+
+ private:
+  const File& file_;
+  const uint64_t file_bytes_;
+  std::vector<std::byte> ahead_;
+  uint64_t ahead_begin_ = 0;
+};
+
+}  // namespace
+
 ManifestWriter::ManifestWriter(File file, const ManifestHeader& header)
     : file_(std::move(file)), rank_(header.rank), hash_(std::make_unique<Hash>()) {
   XXH3_128bits_reset(&hash_->state);
@@ -239,8 +280,9 @@ Result<ManifestRef> ReadManifest(const std::string& path, const ManifestCallback
                                  const ManifestHeader* expected, ManifestWriter* copy) {
   CAIRN_TRY_ASSIGN(const File file, File::OpenRead(path, /*direct=*/false));
   CAIRN_TRY_ASSIGN(const uint64_t file_bytes, file.SizeBytes());
+  FileReader reader(file, file_bytes);
   std::array<std::byte, kManifestHeaderBytes> header_bytes;
-  CAIRN_TRY(file.ReadAt(0, header_bytes));
+  CAIRN_TRY(reader.ReadAt(0, header_bytes));
   CAIRN_TRY_ASSIGN(const ManifestHeader header, DecodeHeader(header_bytes, path));
   if (expected != nullptr && !IsFor(header, *expected)) {
     return Fail(Damaged(path, 0, "it is of another rank, attempt or store"));
@@ -249,13 +291,14 @@ Result<ManifestRef> ReadManifest(const std::string& path, const ManifestCallback
   XXH3_128bits_reset(&hash);
   XXH3_128bits_update(&hash, header_bytes.data(), header_bytes.size());
 
+  thread_local const Unpacker unpacker;
   uint64_t at = kManifestHeaderBytes;
   uint64_t seen_entries = 0;
   std::vector<std::byte> stored;
   std::vector<std::byte> payload;
   while (true) {
     std::array<std::byte, kBlockHeaderBytes> header_of_block;
-    CAIRN_TRY(file.ReadAt(at, header_of_block));
+    CAIRN_TRY(reader.ReadAt(at, header_of_block));
     const BlockHeader block = DecodeBlockHeader(header_of_block);
     if (GetLittleEndian<uint32_t>(header_of_block, 12) != 0) {
       return Fail(Damaged(path, at, "a block header has bytes that must be zero"));
@@ -265,13 +308,13 @@ Result<ManifestRef> ReadManifest(const std::string& path, const ManifestCallback
       return Fail(Damaged(path, at, "a block is longer than the file"));
     }
     stored.resize(block.stored_bytes);
-    CAIRN_TRY(file.ReadAt(at + kBlockHeaderBytes, stored));
+    CAIRN_TRY(reader.ReadAt(at + kBlockHeaderBytes, stored));
     if (block.checksum != BlockChecksum(block, stored)) {
       return Fail(Damaged(path, at, "a block does not match its checksum"));
     }
     payload.resize(block.payload_bytes);
-    if (ZSTD_decompress(payload.data(), payload.size(), stored.data(), stored.size()) !=
-        payload.size()) {
+    if (ZSTD_decompressDCtx(unpacker.context, payload.data(), payload.size(), stored.data(),
+                            stored.size()) != payload.size()) {
       return Fail(Damaged(path, at, "a block does not unpack"));
     }
     XXH3_128bits_update(&hash, header_of_block.data(), header_of_block.size());

@@ -137,6 +137,7 @@ Result<void> StepWriter::Impl::TakeRecord(uint32_t rank, Column column, std::str
                                           const RankRecordCallback& on_record) {
   switch (column) {
     case Column::kChunks:
+      collected_.Add(column, key, value);
       return on_record(rank, column, key, value);
     case Column::kStructures:
       return TakeShared(rank, key, on_record);
@@ -151,6 +152,7 @@ Result<void> StepWriter::Impl::TakeRecord(uint32_t rank, Column column, std::str
       CAIRN_TRY_ASSIGN(const SegmentInfo info, internal::DecodeSegment(value));
       // What it wrote itself bears its own number; all else must still be in the index.
       const uint64_t own = SegmentIdOf(rank, segments_of_rank_.size());
+      collected_.Add(column, key, value);
       if (info.segment_id == own) {
         segments_of_rank_.insert(own);
       } else {

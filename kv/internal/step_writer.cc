@@ -106,6 +106,12 @@ std::string StepWriter::Impl::ManifestPath() const {
   return state_->joined ? path + ".part" : path;
 }
 
+Result<void> StepWriter::Impl::AddEntry(Column column, std::string_view key,
+                                        std::span<const std::byte> value) {
+  if (has_ranks() && !state_->joined) collected_.Add(column, key, value);
+  return manifest_->Add(column, key, value);
+}
+
 Result<void> StepWriter::Impl::CheckUsable() const {
   if (!failed_ && !finished_) return {};
   return Fail(Error{.code = ErrorCode::kFailedPrecondition,
@@ -141,13 +147,12 @@ Result<void> StepWriter::Impl::SealSegment() {
     chunk.entry.extent.leaves_offset_bytes =
         leaves_offset_bytes + 8 * chunk.entry.extent.leaves_offset_bytes;
     std::vector<std::byte> record = internal::EncodeChunk(chunk.entry);
-    CAIRN_TRY(manifest_->Add(Column::kChunks, chunk.key, record));
+    CAIRN_TRY(AddEntry(Column::kChunks, chunk.key, record));
     footer_entries_.push_back(
         {.column = Column::kChunks, .key = std::move(chunk.key), .value = std::move(record)});
   }
   CAIRN_TRY_ASSIGN(SegmentInfo info, segment_->Seal(attempt_, footer_entries_));
-  CAIRN_TRY(
-      manifest_->Add(Column::kSegments, NumberKey(info.segment_id), internal::EncodeSegment(info)));
+  CAIRN_TRY(AddEntry(Column::kSegments, NumberKey(info.segment_id), internal::EncodeSegment(info)));
   sealed_.push_back(std::move(info));
   segment_.reset();
   pending_chunks_.clear();
@@ -186,7 +191,7 @@ Result<void> StepWriter::Impl::AddRecord(Column column, std::string_view key,
     last_tensor_used_ = false;
     if (has_ranks() && !gathered_) return {};
   }
-  return manifest_->Add(column, key, record);
+  return AddEntry(column, key, record);
 }
 
 Result<void> StepWriter::Impl::AddChunk(std::string_view key, std::span<const uint64_t> sizes,
@@ -201,7 +206,7 @@ Result<void> StepWriter::Impl::AddChunk(std::string_view key, std::span<const ui
   if (reused) {
     ++reused_chunk_count_;
     referenced_.insert(extent.segment_id);
-    return manifest_->Add(Column::kChunks, key, internal::EncodeChunk(entry));
+    return AddEntry(Column::kChunks, key, internal::EncodeChunk(entry));
   }
   // Its page digests' place is known only when the segment is sealed.
   CAIRN_CHECK(segment_ != nullptr && extent.segment_id == segment_id_);
@@ -218,7 +223,7 @@ Result<void> StepWriter::Impl::SetStructure(std::span<const std::byte> record) {
   CAIRN_CHECK(!has_structure_);
   structure_ = PayloadDigest(record);
   has_structure_ = true;
-  return manifest_->Add(Column::kStructures, "", record);
+  return AddEntry(Column::kStructures, "", record);
 }
 
 Result<void> StepWriter::Impl::AddReferencedSegments() {
@@ -238,7 +243,7 @@ Result<void> StepWriter::Impl::AddReferencedSegments() {
                                        segment_id),
                 .step = step_});
     }
-    CAIRN_TRY(manifest_->Add(Column::kSegments, NumberKey(segment_id), *record));
+    CAIRN_TRY(AddEntry(Column::kSegments, NumberKey(segment_id), *record));
   }
   return {};
 }
@@ -261,7 +266,7 @@ StepInfo StepWriter::Impl::InfoOf(const Summary& summary) const {
 
 Result<void> StepWriter::Impl::WriteStepRecord(const Summary& summary) {
   const StepEntry entry{.info = InfoOf(summary), .manifests = {}};
-  return manifest_->Add(Column::kSteps, NumberKey(step_), internal::EncodeStep(entry));
+  return AddEntry(Column::kSteps, NumberKey(step_), internal::EncodeStep(entry));
 }
 
 Result<StepInfo> StepWriter::Impl::Commit(const Summary& summary) {
@@ -277,7 +282,7 @@ Result<StepInfo> StepWriter::Impl::Commit(const Summary& summary) {
   CAIRN_TRY(internal::CheckOutcomeKnown(*state_));
   CAIRN_TRY(AddReferencedSegments());
   CAIRN_TRY(WriteStepRecord(summary));
-  CAIRN_TRY(manifest_->Finish());
+  CAIRN_TRY_ASSIGN(manifest_ref_, manifest_->Finish());
   manifest_.reset();
   CAIRN_TRY(internal::SyncDirectory(state_->paths.attempt(attempt_), "manifest.directory_sync"));
   CAIRN_TRY(internal::SyncDirectory(state_->paths.pending(), "manifest.directory_sync"));
@@ -296,10 +301,7 @@ Result<StepEntry> StepWriter::Impl::CommitLocked() {
     }
   }
   internal::Removal removal;
-  const std::vector<internal::ManifestFile> manifests = {
-      {.path = state_->paths.pending_manifest(attempt_, options_.rank), .rank = options_.rank}};
-  CAIRN_TRY_ASSIGN(const StepEntry entry,
-                   internal::IndexStep(*state_, manifests, generation, replaced, &removal));
+  CAIRN_TRY_ASSIGN(const StepEntry entry, IndexRecords(generation, replaced, &removal));
   finished_ = true;  // the step exists: nothing of it may be removed any more
   failed_ = false;
   if (has_ranks()) {
@@ -320,6 +322,17 @@ Result<StepEntry> StepWriter::Impl::CommitLocked() {
   CAIRN_TRY(internal::RefreshSteps(*state_));
   (void)FaultPoint("commit.done");
   return entry;
+}
+
+Result<StepEntry> StepWriter::Impl::IndexRecords(uint64_t generation,
+                                                 const std::vector<StepEntry>& replaced,
+                                                 internal::Removal* removal) {
+  if (has_ranks() && collected_.complete()) {
+    return internal::IndexStep(*state_, collected_, manifest_ref_, generation, replaced, removal);
+  }
+  const std::vector<internal::ManifestFile> manifests = {
+      {.path = state_->paths.pending_manifest(attempt_, options_.rank), .rank = options_.rank}};
+  return internal::IndexStep(*state_, manifests, generation, replaced, removal);
 }
 
 Result<void> StepWriter::Impl::MoveManifest(const StepEntry& entry) {

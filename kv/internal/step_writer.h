@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kv/internal/collected_records.h"
 #include "kv/internal/manifest.h"
 #include "kv/internal/segment_writer.h"
 #include "kv/internal/store_state.h"
@@ -45,6 +46,11 @@ class StepWriter::Impl {
 
   /// Of the n-th segment that a rank writes in this attempt; no other attempt has it.
   uint64_t SegmentIdOf(uint32_t rank, uint64_t n) const;
+  /// A record for the manifest.
+  Result<void> AddEntry(Column column, std::string_view key, std::span<const std::byte> value);
+  Result<internal::StepEntry> IndexRecords(uint64_t generation,
+                                           const std::vector<internal::StepEntry>& replaced,
+                                           internal::Removal* removal);
   Result<void> StartSegment();
   Result<void> SealSegment();
   Result<void> AddReferencedSegments();
@@ -90,8 +96,10 @@ class StepWriter::Impl {
   std::set<uint64_t> referenced_;  // segments of earlier steps
 
   // Several ranks.
-  std::set<std::string> known_shared_;   // digests of shared records that were added or seen
-  std::set<uint64_t> segments_of_rank_;  // that the rank whose manifest is being taken wrote
+  std::set<std::string> known_shared_;    // digests of shared records that were added or seen
+  std::set<uint64_t> segments_of_rank_;   // that the rank whose manifest is being taken wrote
+  internal::CollectedRecords collected_;  // of all ranks, as they stand in the manifest
+  internal::ManifestRef manifest_ref_;    // once it is finished
   bool gathered_ = false;
   StepInfo handed_in_;
 

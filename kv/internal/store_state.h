@@ -21,6 +21,8 @@
 
 namespace cairn::kv::internal {
 
+class CollectedRecords;
+
 /// Generations that exist, as the writer of this process knows them. A scan in a writer's index is
 /// not a view of one moment; a generation that is gone after the scan means that it may have been
 /// cut.
@@ -110,6 +112,10 @@ struct ManifestFile {
 Result<StepEntry> IndexStep(StoreState& state, const std::vector<ManifestFile>& manifests,
                             uint64_t generation, const std::vector<StepEntry>& replaced,
                             Removal* removal);
+/// The same for a manifest whose records are at hand.
+Result<StepEntry> IndexStep(StoreState& state, CollectedRecords& records,
+                            const ManifestRef& manifest, uint64_t generation,
+                            const std::vector<StepEntry>& replaced, Removal* removal);
 
 /// True if the index opens, every byte of its tables is right and no committed step is missing.
 bool IndexIsWhole(const StorePaths& paths, std::chrono::milliseconds deadline);
