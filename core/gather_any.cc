@@ -25,9 +25,9 @@ Result<void> CheckTotal(std::span<const uint64_t> lengths, uint64_t max_bytes) {
   return {};
 }
 
-Result<Bytes> Allocate(uint64_t length_bytes) {
+Result<ByteVector> Allocate(uint64_t length_bytes) {
   try {
-    return Bytes(length_bytes);
+    return ByteVector(length_bytes);
   } catch (const std::bad_alloc&) {
     return Fail(ErrorCode::kResourceExhausted,
                 fmt::format("no memory for {} bytes from other ranks", length_bytes));
@@ -45,10 +45,10 @@ Result<std::vector<uint64_t>> GatherLengths(Communicator& communicator, uint64_t
   return lengths;
 }
 
-Result<std::vector<Bytes>> AllocateAll(std::span<const uint64_t> lengths) {
-  std::vector<Bytes> all;
+Result<std::vector<ByteVector>> AllocateAll(std::span<const uint64_t> lengths) {
+  std::vector<ByteVector> all;
   for (const uint64_t length : lengths) {
-    CAIRN_TRY_ASSIGN(Bytes bytes, Allocate(length));
+    CAIRN_TRY_ASSIGN(ByteVector bytes, Allocate(length));
     all.push_back(std::move(bytes));
   }
   return all;
@@ -56,12 +56,12 @@ Result<std::vector<Bytes>> AllocateAll(std::span<const uint64_t> lengths) {
 
 }  // namespace
 
-Result<std::vector<Bytes>> GatherAny(Communicator& communicator, ByteView mine, int root,
-                                     uint64_t max_bytes) {
+Result<std::vector<ByteVector>> GatherAny(Communicator& communicator, ByteView mine, int root,
+                                          uint64_t max_bytes) {
   CAIRN_TRY(CheckRoot("GatherAny", root, communicator.world_size()));
   CAIRN_TRY_ASSIGN(const auto lengths, GatherLengths(communicator, mine.size()));
   CAIRN_TRY(CheckTotal(lengths, max_bytes));
-  std::vector<Bytes> all;
+  std::vector<ByteVector> all;
   if (communicator.rank() == root) {
     CAIRN_TRY_ASSIGN(all, AllocateAll(lengths));
   }
@@ -70,8 +70,8 @@ Result<std::vector<Bytes>> GatherAny(Communicator& communicator, ByteView mine, 
   return all;
 }
 
-Result<std::vector<Bytes>> AllGatherAny(Communicator& communicator, ByteView mine,
-                                        uint64_t max_bytes) {
+Result<std::vector<ByteVector>> AllGatherAny(Communicator& communicator, ByteView mine,
+                                             uint64_t max_bytes) {
   CAIRN_TRY_ASSIGN(const auto lengths, GatherLengths(communicator, mine.size()));
   CAIRN_TRY(CheckTotal(lengths, max_bytes));
   CAIRN_TRY_ASSIGN(auto all, AllocateAll(lengths));
@@ -80,8 +80,8 @@ Result<std::vector<Bytes>> AllGatherAny(Communicator& communicator, ByteView min
   return all;
 }
 
-Result<Bytes> BroadcastAny(Communicator& communicator, ByteView bytes, int root,
-                           uint64_t max_bytes) {
+Result<ByteVector> BroadcastAny(Communicator& communicator, ByteView bytes, int root,
+                                uint64_t max_bytes) {
   CAIRN_TRY(CheckRoot("BroadcastAny", root, communicator.world_size()));
   uint64_t length = communicator.rank() == root ? bytes.size() : 0;
   CAIRN_TRY(communicator.Broadcast(std::as_writable_bytes(std::span(&length, 1)), root));
@@ -90,7 +90,7 @@ Result<Bytes> BroadcastAny(Communicator& communicator, ByteView bytes, int root,
         ErrorCode::kInvalidArgument,
         fmt::format("rank {} broadcasts {} bytes, the limit is {}", root, length, max_bytes));
   }
-  CAIRN_TRY_ASSIGN(Bytes copy, Allocate(length));
+  CAIRN_TRY_ASSIGN(ByteVector copy, Allocate(length));
   if (communicator.rank() == root) std::ranges::copy(bytes, copy.begin());
   CAIRN_TRY(communicator.Broadcast(copy, root));
   return copy;

@@ -14,7 +14,7 @@
 
 namespace cairn::core {
 
-using Bytes = std::vector<std::byte>;
+using ByteVector = std::vector<std::byte>;
 
 /// The most that one call takes in at one rank, so that a peer that counts wrong cannot make it
 /// allocate without bound.
@@ -28,16 +28,16 @@ inline constexpr uint64_t kMaxAnyBytes = 4ull << 30;
 ///   deadline.
 
 /// At the root element i holds rank i's `mine`; elsewhere the result is empty.
-Result<std::vector<Bytes>> GatherAny(Communicator& communicator, ByteView mine, int root,
-                                     uint64_t max_bytes = kMaxAnyBytes);
+Result<std::vector<ByteVector>> GatherAny(Communicator& communicator, ByteView mine, int root,
+                                          uint64_t max_bytes = kMaxAnyBytes);
 
 /// Element i holds rank i's `mine`, on every rank.
-Result<std::vector<Bytes>> AllGatherAny(Communicator& communicator, ByteView mine,
-                                        uint64_t max_bytes = kMaxAnyBytes);
+Result<std::vector<ByteVector>> AllGatherAny(Communicator& communicator, ByteView mine,
+                                             uint64_t max_bytes = kMaxAnyBytes);
 
 /// `bytes` of the root, on every rank; elsewhere `bytes` is not looked at.
-Result<Bytes> BroadcastAny(Communicator& communicator, ByteView bytes, int root,
-                           uint64_t max_bytes = kMaxAnyBytes);
+Result<ByteVector> BroadcastAny(Communicator& communicator, ByteView bytes, int root,
+                                uint64_t max_bytes = kMaxAnyBytes);
 
 /// The ranks that differ from this one in the dimensions `along` of the mesh only, in the order of
 /// their places. All ranks of the communicator call it.

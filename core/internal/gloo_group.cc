@@ -254,11 +254,14 @@ int GlooGroup::size() const { return context_->size; }
 Result<std::unique_ptr<GlooGroup>> GlooGroup::Listen(
     std::shared_ptr<gloo::transport::Device> device, int rank, int size,
     std::chrono::milliseconds timeout) {
+  // Gloo lets a first connection take five times what it is told (tcp/pair.cc).
+  constexpr int kGlooPatience = 5;
+  const auto per_wait = std::max(timeout / kGlooPatience, std::chrono::milliseconds(1));
   std::unique_ptr<GlooGroup> group;
   CAIRN_TRY(Guarded([&] { return fmt::format("cannot listen for {} ranks", size - 1); },
                     [&] {
                       group.reset(new GlooGroup(
-                          std::make_shared<Context>(std::move(device), rank, size, timeout)));
+                          std::make_shared<Context>(std::move(device), rank, size, per_wait)));
                       group->addresses_.resize(static_cast<size_t>(size));
                       for (int peer = 0; peer < size; ++peer) {
                         if (peer == rank) continue;

@@ -181,6 +181,8 @@ Result<void> StepWriter::Impl::TakeShared(uint32_t rank, std::string_view digest
 }
 
 void StepWriter::Impl::RetireAttempts() {
+  // A manifest that could not be moved to commits/ is the only one that the step has.
+  if (internal::Exists(state_->paths.pending_manifest(attempt_, 0))) return;
   auto& attempts = state_->told_attempts;
   attempts.push_back(attempt_);
   while (attempts.size() > kKeptOutcomes) {
@@ -214,6 +216,14 @@ Result<void> StepWriter::Impl::FinishPart(const Summary& summary) {
     CAIRN_TRY(internal::SyncDirectory(state_->paths.segments(), "segment.directory_sync"));
   }
   CAIRN_TRY(AddReferencedSegments());
+  if (!internal::Exists(state_->paths.attempt(attempt_))) {
+    return Fail(Error{.code = ErrorCode::kUnavailable,
+                      .message =
+                          "the attempt was given up: rank 0 has closed the store, or another "
+                          "job has taken it over",
+                      .file = state_->paths.root,
+                      .step = step_});
+  }
   CAIRN_TRY(WriteStepRecord(summary));
   CAIRN_TRY(manifest_->Finish());
   manifest_.reset();

@@ -50,8 +50,8 @@ void CommunicatorTest::TearDown() {
 
 namespace {
 
-using core::Bytes;
 using core::ByteTarget;
+using core::ByteVector;
 using core::ByteView;
 using core::Communicator;
 using std::chrono::milliseconds;
@@ -75,7 +75,7 @@ void CommunicatorDeadlineTest::ExpectDeadline(
     EXPECT_LT(steady_clock::now() - begin, kShortTimeout + kSlack);
 
     const auto again = steady_clock::now();
-    Bytes some(8);
+    ByteVector some(8);
     EXPECT_THAT(communicator.Barrier(), IsError(ErrorCode::kFailedPrecondition, "broke"));
     EXPECT_THAT(communicator.Broadcast(some, 0), IsError(ErrorCode::kFailedPrecondition, "broke"));
     EXPECT_THAT(communicator.Split(0, 0), IsError(ErrorCode::kFailedPrecondition, "broke"));
@@ -86,9 +86,9 @@ void CommunicatorDeadlineTest::ExpectDeadline(
 namespace {
 
 /// The bytes that rank `from` gives rank `to` in a test: the same in every process that asks.
-Bytes Contents(uint64_t seed, int from, int to, uint64_t length_bytes) {
+ByteVector Contents(uint64_t seed, int from, int to, uint64_t length_bytes) {
   std::mt19937_64 engine(seed ^ static_cast<uint64_t>(from) << 32 ^ static_cast<uint64_t>(to));
-  Bytes bytes(length_bytes);
+  ByteVector bytes(length_bytes);
   for (uint64_t i = 0; i < length_bytes; i += sizeof(uint64_t)) {
     const uint64_t word = engine();
     std::memcpy(bytes.data() + i, &word, std::min(sizeof(word), length_bytes - i));
@@ -108,8 +108,10 @@ Lengths RandomLengths(SeededRandom& random, int world_size) {
   return lengths;
 }
 
-std::vector<ByteView> ViewsOf(const std::vector<Bytes>& all) { return {all.begin(), all.end()}; }
-std::vector<ByteTarget> TargetsOf(std::vector<Bytes>& all) { return {all.begin(), all.end()}; }
+std::vector<ByteView> ViewsOf(const std::vector<ByteVector>& all) {
+  return {all.begin(), all.end()};
+}
+std::vector<ByteTarget> TargetsOf(std::vector<ByteVector>& all) { return {all.begin(), all.end()}; }
 
 TEST_P(CommunicatorContractTest, RanksAreNumberedFromZero) {
   World& world = Make(kAmpleTimeout);
@@ -137,9 +139,9 @@ TEST_P(CommunicatorContractTest, BroadcastGivesEveryRankTheBytesOfEachRootInTurn
   SeededRandom random;
   for (int root = 0; root < GetParam().world_size; ++root) {
     for (const uint64_t length : {uint64_t{0}, uint64_t{1}, random.Between(2, 300'000)}) {
-      const Bytes expected = Contents(random.seed(), root, 0, length);
+      const ByteVector expected = Contents(random.seed(), root, 0, length);
       RunRanks(world, [&](Communicator& communicator) {
-        Bytes bytes = communicator.rank() == root ? expected : Bytes(length);
+        ByteVector bytes = communicator.rank() == root ? expected : ByteVector(length);
         CAIRN_ASSERT_OK(communicator.Broadcast(bytes, root));
         EXPECT_TRUE(bytes == expected) << "rank " << communicator.rank() << ", root " << root;
       });
@@ -152,14 +154,14 @@ TEST_P(CommunicatorContractTest, GatherBringsUnequalRangesToEachRootInTurn) {
   SeededRandom random;
   for (int root = 0; root < GetParam().world_size; ++root) {
     const Lengths lengths = RandomLengths(random, GetParam().world_size);
-    std::vector<Bytes> expected, found;
+    std::vector<ByteVector> expected, found;
     for (int from = 0; from < GetParam().world_size; ++from) {
       const uint64_t length = lengths[static_cast<size_t>(from)][static_cast<size_t>(root)];
       expected.push_back(Contents(random.seed(), from, root, length));
       found.emplace_back(length);
     }
     RunRanks(world, [&](Communicator& communicator) {
-      const Bytes& mine = expected[static_cast<size_t>(communicator.rank())];
+      const ByteVector& mine = expected[static_cast<size_t>(communicator.rank())];
       const bool is_root = communicator.rank() == root;
       CAIRN_ASSERT_OK(
           communicator.Gather(mine, is_root ? TargetsOf(found) : std::vector<ByteTarget>(), root));
@@ -173,14 +175,14 @@ TEST_P(CommunicatorContractTest, ScatterTakesUnequalRangesFromEachRootInTurn) {
   SeededRandom random;
   for (int root = 0; root < GetParam().world_size; ++root) {
     const Lengths lengths = RandomLengths(random, GetParam().world_size);
-    std::vector<Bytes> sent;
+    std::vector<ByteVector> sent;
     for (int to = 0; to < GetParam().world_size; ++to) {
       sent.push_back(Contents(random.seed(), root, to,
                               lengths[static_cast<size_t>(root)][static_cast<size_t>(to)]));
     }
     RunRanks(world, [&](Communicator& communicator) {
-      const Bytes& expected = sent[static_cast<size_t>(communicator.rank())];
-      Bytes mine(expected.size());
+      const ByteVector& expected = sent[static_cast<size_t>(communicator.rank())];
+      ByteVector mine(expected.size());
       const bool is_root = communicator.rank() == root;
       CAIRN_ASSERT_OK(
           communicator.Scatter(is_root ? ViewsOf(sent) : std::vector<ByteView>(), mine, root));
@@ -194,14 +196,14 @@ TEST_P(CommunicatorContractTest, AllGatherBringsUnequalRangesToEveryRank) {
   SeededRandom random;
   for (int round = 0; round < 5; ++round) {
     const Lengths lengths = RandomLengths(random, GetParam().world_size);
-    std::vector<Bytes> expected;
+    std::vector<ByteVector> expected;
     for (int from = 0; from < GetParam().world_size; ++from) {
       expected.push_back(
           Contents(random.seed(), from, round, lengths[static_cast<size_t>(from)][0]));
     }
     RunRanks(world, [&](Communicator& communicator) {
-      std::vector<Bytes> found;
-      for (const Bytes& bytes : expected) found.emplace_back(bytes.size());
+      std::vector<ByteVector> found;
+      for (const ByteVector& bytes : expected) found.emplace_back(bytes.size());
       CAIRN_ASSERT_OK(communicator.AllGather(expected[static_cast<size_t>(communicator.rank())],
                                              TargetsOf(found)));
       EXPECT_TRUE(found == expected) << "rank " << communicator.rank();
@@ -216,7 +218,7 @@ TEST_P(CommunicatorContractTest, AllToAllExchangesUnequalRanges) {
     const Lengths lengths = RandomLengths(random, GetParam().world_size);
     RunRanks(world, [&](Communicator& communicator) {
       const auto rank = static_cast<size_t>(communicator.rank());
-      std::vector<Bytes> sent, found, expected;
+      std::vector<ByteVector> sent, found, expected;
       for (size_t peer = 0; peer < lengths.size(); ++peer) {
         const int other = static_cast<int>(peer);
         sent.push_back(Contents(random.seed(), communicator.rank(), other, lengths[rank][peer]));
@@ -235,32 +237,32 @@ TEST_P(CommunicatorContractTest, LongRangesArriveWhole) {
   // Above any size at which a communicator may cut, and no multiple of it.
   const uint64_t length = (uint64_t{40} << 20) + 12'345;
   const int root = GetParam().world_size - 1;
-  const Bytes expected = Contents(1, root, 0, length);
-  std::vector<Bytes> found(world.size());
+  const ByteVector expected = Contents(1, root, 0, length);
+  std::vector<ByteVector> found(world.size());
   RunRanks(world, [&](Communicator& communicator) {
-    Bytes& bytes = found[static_cast<size_t>(communicator.rank())];
-    bytes = communicator.rank() == root ? expected : Bytes(length);
+    ByteVector& bytes = found[static_cast<size_t>(communicator.rank())];
+    bytes = communicator.rank() == root ? expected : ByteVector(length);
     CAIRN_ASSERT_OK(communicator.Broadcast(bytes, root));
   });
-  for (const Bytes& bytes : found) EXPECT_TRUE(bytes == expected);
+  for (const ByteVector& bytes : found) EXPECT_TRUE(bytes == expected);
 
   // Now from every rank to the last: what it holds comes back as a part of its own.
-  std::vector<Bytes> gathered(world.size(), Bytes(length));
+  std::vector<ByteVector> gathered(world.size(), ByteVector(length));
   RunRanks(world, [&](Communicator& communicator) {
-    const Bytes& mine = found[static_cast<size_t>(communicator.rank())];
+    const ByteVector& mine = found[static_cast<size_t>(communicator.rank())];
     CAIRN_ASSERT_OK(communicator.Gather(mine, TargetsOf(gathered), root));
   });
-  for (const Bytes& bytes : gathered) EXPECT_TRUE(bytes == expected);
+  for (const ByteVector& bytes : gathered) EXPECT_TRUE(bytes == expected);
 }
 
 TEST_P(CommunicatorContractTest, BadArgumentsSendNothingAndBreakNothing) {
   World& world = Make(kAmpleTimeout);
   const int size = GetParam().world_size;
   RunRanks(world, [&](Communicator& communicator) {
-    Bytes some(8);
-    std::vector<Bytes> all(static_cast<size_t>(size), Bytes(8));
-    std::vector<Bytes> too_many(static_cast<size_t>(size) + 1, Bytes(8));
-    std::vector<Bytes> own_is_short = all;
+    ByteVector some(8);
+    std::vector<ByteVector> all(static_cast<size_t>(size), ByteVector(8));
+    std::vector<ByteVector> too_many(static_cast<size_t>(size) + 1, ByteVector(8));
+    std::vector<ByteVector> own_is_short = all;
     own_is_short[static_cast<size_t>(communicator.rank())].resize(7);
     const auto invalid = [](const char* words) {
       return IsError(ErrorCode::kInvalidArgument, words);
@@ -382,18 +384,18 @@ TEST_P(CommunicatorContractTest, AnyLengthsReachThoseWhoDoNotKnowThem) {
   World& world = Make(kAmpleTimeout);
   SeededRandom random;
   const Lengths lengths = RandomLengths(random, GetParam().world_size);
-  std::vector<Bytes> expected;
+  std::vector<ByteVector> expected;
   for (int from = 0; from < GetParam().world_size; ++from) {
     expected.push_back(Contents(random.seed(), from, 0, lengths[static_cast<size_t>(from)][0]));
   }
   RunRanks(world, [&](Communicator& communicator) {
-    const Bytes& mine = expected[static_cast<size_t>(communicator.rank())];
+    const ByteVector& mine = expected[static_cast<size_t>(communicator.rank())];
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto all, core::AllGatherAny(communicator, mine));
     EXPECT_TRUE(all == expected);
     for (int root = 0; root < communicator.world_size(); ++root) {
       CAIRN_ASSERT_OK_AND_ASSIGN(const auto gathered, core::GatherAny(communicator, mine, root));
-      EXPECT_TRUE(gathered == (communicator.rank() == root ? expected : std::vector<Bytes>()));
-      CAIRN_ASSERT_OK_AND_ASSIGN(const Bytes broadcast,
+      EXPECT_TRUE(gathered == (communicator.rank() == root ? expected : std::vector<ByteVector>()));
+      CAIRN_ASSERT_OK_AND_ASSIGN(const ByteVector broadcast,
                                  core::BroadcastAny(communicator, mine, root));
       EXPECT_TRUE(broadcast == expected[static_cast<size_t>(root)]);
     }
@@ -404,7 +406,7 @@ TEST_P(CommunicatorContractTest, AnyLengthsAboveTheLimitFailOnAllRanksAndBreakNo
   World& world = Make(kAmpleTimeout);
   const int last = GetParam().world_size - 1;
   RunRanks(world, [&](Communicator& communicator) {
-    const Bytes mine(communicator.rank() == last ? 101 : 0);
+    const ByteVector mine(communicator.rank() == last ? 101 : 0);
     const auto too_long = IsError(ErrorCode::kInvalidArgument, "101 bytes");
     EXPECT_THAT(core::AllGatherAny(communicator, mine, 100), too_long);
     EXPECT_THAT(core::GatherAny(communicator, mine, 0, 100), too_long);
@@ -423,15 +425,16 @@ TEST_P(CommunicatorDeadlineTest, BarrierEndsWithoutARankThatNeverComes) {
 
 TEST_P(CommunicatorDeadlineTest, BroadcastEndsWithoutItsRoot) {
   ExpectDeadline([](Communicator& communicator) {
-    Bytes bytes(100'000);
+    ByteVector bytes(100'000);
     return communicator.Broadcast(bytes, communicator.world_size() - 1);
   });
 }
 
 TEST_P(CommunicatorDeadlineTest, AllGatherEndsWithoutARankThatNeverComes) {
   ExpectDeadline([](Communicator& communicator) {
-    const Bytes mine(100'000);
-    std::vector<Bytes> all(static_cast<size_t>(communicator.world_size()), Bytes(100'000));
+    const ByteVector mine(100'000);
+    std::vector<ByteVector> all(static_cast<size_t>(communicator.world_size()),
+                                ByteVector(100'000));
     return communicator.AllGather(mine, TargetsOf(all));
   });
 }
@@ -446,11 +449,11 @@ TEST_P(CommunicatorDeadlineTest, SplitEndsWithoutARankThatNeverComes) {
 TEST_P(CommunicatorDisagreementTest, RanksThatDisagreeOnTheRootFailAndKeepToTheirRanges) {
   World& world = Make(kShortTimeout);
   RunRanks(world, [&](Communicator& communicator) {
-    Bytes bytes(1000, std::byte{1});
+    ByteVector bytes(1000, std::byte{1});
     // Each takes itself for the root: all send, nobody receives.
     EXPECT_THAT(communicator.Broadcast(bytes, communicator.rank()),
                 IsError(ErrorCode::kUnavailable, "Broadcast"));
-    EXPECT_EQ(bytes, Bytes(1000, std::byte{1}));
+    EXPECT_EQ(bytes, ByteVector(1000, std::byte{1}));
   });
 }
 
@@ -458,7 +461,7 @@ TEST_P(CommunicatorDisagreementTest, RanksThatDisagreeOnTheLengthFailAndKeepToTh
   World& world = Make(kShortTimeout);
   RunRanks(world, [&](Communicator& communicator) {
     // The receivers' memory is shorter than what is sent.
-    Bytes bytes(communicator.rank() == 0 ? 100'000 : 10);
+    ByteVector bytes(communicator.rank() == 0 ? 100'000 : 10);
     EXPECT_THAT(communicator.Broadcast(bytes, 0), IsError(ErrorCode::kUnavailable, "Broadcast"));
   });
 }
@@ -466,8 +469,8 @@ TEST_P(CommunicatorDisagreementTest, RanksThatDisagreeOnTheLengthFailAndKeepToTh
 TEST_P(CommunicatorDisagreementTest, RanksThatCallDifferentCollectivesFail) {
   World& world = Make(kShortTimeout);
   RunRanks(world, [&](Communicator& communicator) {
-    Bytes bytes(10);
-    std::vector<Bytes> all(world.size(), Bytes(10));
+    ByteVector bytes(10);
+    std::vector<ByteVector> all(world.size(), ByteVector(10));
     EXPECT_THAT(communicator.rank() == 0 ? communicator.Broadcast(bytes, 0)
                                          : communicator.Gather(bytes, TargetsOf(all), 0),
                 IsError(ErrorCode::kUnavailable, "rank"));

@@ -2,6 +2,8 @@
 
 #include "tests/core/sharded_state.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -18,7 +20,7 @@ std::shared_ptr<const DeviceMesh> RandomMesh(uint32_t ranks, SeededRandom& rando
       if (left % n == 0) divisors.push_back(n);
     }
     const uint32_t size = divisors[random.Between(0, divisors.size() - 1)];
-    dims.push_back({"dim" + std::to_string(dims.size()), size});
+    dims.push_back({fmt::format("dim{}", dims.size()), size});
     left /= size;
   }
   dims.push_back({"last", left});
@@ -91,10 +93,53 @@ std::vector<GlobalTensor> RandomTensors(size_t count, SeededRandom& random) {
     Shape shape(random.Between(0, 3));
     for (uint64_t& size : shape) size = random.Chance(0.05) ? 0 : random.Between(1, 13);
     const DType dtype = schema::kDTypes[random.Between(0, schema::kDTypes.size() - 1)].dtype;
-    tensors.push_back({"t" + std::to_string(i),
+    tensors.push_back({fmt::format("t{}", i),
                        TestTensor(dtype, shape, static_cast<uint8_t>(random.Between(0, 255)))});
   }
   return tensors;
+}
+
+std::vector<Layout> RandomLayouts(const std::vector<GlobalTensor>& globals, uint32_t ranks,
+                                  SeededRandom& random) {
+  const auto mesh = RandomMesh(ranks, random);
+  std::vector<Layout> layouts;
+  for (const GlobalTensor& global : globals) {
+    layouts.push_back(RandomLayout(global.tensor.shape, mesh, random));
+  }
+  return layouts;
+}
+
+MeshCase::MeshCase(uint32_t save_ranks, uint32_t load_ranks, SeededRandom& random)
+    : globals(RandomTensors(random.Between(1, 6), random)),
+      saved(RandomLayouts(globals, save_ranks, random)),
+      loaded(RandomLayouts(globals, load_ranks, random)),
+      save_options{.chunk_bytes = random.Between(1, 400)},
+      load_options{.read_once = random.Chance(0.5), .buffer_bytes = random.Between(1, 500)},
+      gap(random.Between(0, 2)) {}
+
+uint64_t SaveOn(CheckpointStore& store, uint64_t step, const std::vector<GlobalTensor>& globals,
+                const std::vector<Layout>& layouts, const SaveOptions& options) {
+  RankState state(globals, layouts, store.rank());
+  state.FillFrom(globals, store.rank());
+  const auto report = store.Save(step, state.state, options);
+  EXPECT_TRUE(cairn::testing::IsOk(report)) << "rank " << store.rank() << ", step " << step;
+  return report ? report->written_bytes : 0;
+}
+
+uint64_t LoadOn(const CheckpointStore& store, uint64_t step,
+                const std::vector<GlobalTensor>& globals, const std::vector<Layout>& layouts,
+                const ShardLoadOptions& options, uint64_t gap) {
+  RankState state(globals, layouts, store.rank(), gap);
+  const auto snapshot = store.kv().Latest();
+  EXPECT_TRUE(cairn::testing::IsOk(snapshot));
+  const auto info = (*snapshot)->FindStep(step);
+  EXPECT_TRUE(cairn::testing::IsOk(info));
+  if (!info) return 0;
+  const auto report = store.LoadShards(*info, state.targets, options);
+  EXPECT_TRUE(cairn::testing::IsOk(report)) << "rank " << store.rank() << ", step " << step;
+  EXPECT_EQ(state.FindDifference(globals, store.rank()), "")
+      << "rank " << store.rank() << ", step " << step;
+  return report ? report->bytes_read : 0;
 }
 
 }  // namespace cairn::core::testing

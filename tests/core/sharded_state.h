@@ -157,4 +157,28 @@ Layout RandomLayout(const Shape& shape, std::shared_ptr<const DeviceMesh> mesh,
 /// Tensors of any shape (uneven, empty, scalars) and dtype, some KB each.
 std::vector<GlobalTensor> RandomTensors(size_t count, cairn::testing::SeededRandom& random);
 
+std::vector<Layout> RandomLayouts(const std::vector<GlobalTensor>& globals, uint32_t ranks,
+                                  cairn::testing::SeededRandom& random);
+
+/// Several tensors, saved as one step and loaded elsewhere.
+struct MeshCase {
+  MeshCase(uint32_t save_ranks, uint32_t load_ranks, cairn::testing::SeededRandom& random);
+
+  std::vector<GlobalTensor> globals;
+  std::vector<Layout> saved;
+  std::vector<Layout> loaded;
+  SaveOptions save_options;
+  ShardLoadOptions load_options;
+  uint64_t gap = 0;  // of the memory that is loaded into
+};
+
+/// Saves what this rank holds of `globals`. Returns the bytes that it wrote.
+uint64_t SaveOn(CheckpointStore& store, uint64_t step, const std::vector<GlobalTensor>& globals,
+                const std::vector<Layout>& layouts, const SaveOptions& options);
+
+/// Loads this rank's part, and holds it against `globals`. Returns the bytes that it read.
+uint64_t LoadOn(const CheckpointStore& store, uint64_t step,
+                const std::vector<GlobalTensor>& globals, const std::vector<Layout>& layouts,
+                const ShardLoadOptions& options, uint64_t gap);
+
 }  // namespace cairn::core::testing

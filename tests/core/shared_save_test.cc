@@ -12,13 +12,17 @@
 #include <filesystem>
 #include <mutex>
 
+#include "core/async_save.h"
 #include "core/checkpoint_store.h"
 #include "tests/core/sharded_state.h"
+#include "tests/support/counting_communicator.h"
 #include "tests/support/thread_communicator.h"
 
 namespace cairn::core {
 namespace {
 
+using cairn::testing::CollectiveCounts;
+using cairn::testing::CountingCommunicator;
 using cairn::testing::IsError;
 using cairn::testing::IsOk;
 using cairn::testing::RunRanks;
@@ -58,34 +62,6 @@ class SharedSaveTest : public ::testing::Test {
     auto store = CheckpointStore::OpenShared(path(), mode, communicator);
     EXPECT_TRUE(IsOk(store));
     return store ? *std::move(store) : nullptr;
-  }
-
-  /// Saves what this rank holds of `globals`. Returns the bytes that it wrote.
-  static uint64_t SaveOn(CheckpointStore& store, uint64_t step,
-                         const std::vector<GlobalTensor>& globals,
-                         const std::vector<Layout>& layouts, const SaveOptions& options) {
-    RankState state(globals, layouts, store.rank());
-    state.FillFrom(globals, store.rank());
-    const auto report = store.Save(step, state.state, options);
-    EXPECT_TRUE(IsOk(report)) << "rank " << store.rank() << ", step " << step;
-    return report ? report->written_bytes : 0;
-  }
-
-  /// Loads this rank's part, and holds it against `globals`. Returns the bytes that it read.
-  static uint64_t LoadOn(const CheckpointStore& store, uint64_t step,
-                         const std::vector<GlobalTensor>& globals,
-                         const std::vector<Layout>& layouts, const ShardLoadOptions& options,
-                         uint64_t gap) {
-    RankState state(globals, layouts, store.rank(), gap);
-    const auto steps = store.Steps();
-    EXPECT_TRUE(IsOk(steps));
-    const auto info = std::ranges::find(*steps, step, &kv::StepInfo::step);
-    EXPECT_TRUE(info != steps->end());
-    const auto report = store.LoadShards(*info, state.targets, options);
-    EXPECT_TRUE(IsOk(report)) << "rank " << store.rank() << ", step " << step;
-    EXPECT_EQ(state.FindDifference(globals, store.rank()), "")
-        << "rank " << store.rank() << ", step " << step;
-    return report ? report->bytes_read : 0;
   }
 
   /// Each rank saves what it holds of `globals`.
@@ -148,34 +124,6 @@ int Rounds() {
   return rounds != nullptr ? std::atoi(rounds) : 60;
 }
 
-std::vector<Layout> RandomLayouts(const std::vector<GlobalTensor>& globals, uint32_t ranks,
-                                  SeededRandom& random) {
-  const auto mesh = RandomMesh(ranks, random);
-  std::vector<Layout> layouts;
-  for (const GlobalTensor& global : globals) {
-    layouts.push_back(RandomLayout(global.tensor.shape, mesh, random));
-  }
-  return layouts;
-}
-
-// Several tensors, saved as one step and loaded elsewhere.
-struct Case {
-  Case(uint32_t save_ranks, uint32_t load_ranks, SeededRandom& random)
-      : globals(RandomTensors(random.Between(1, 6), random)),
-        saved(RandomLayouts(globals, save_ranks, random)),
-        loaded(RandomLayouts(globals, load_ranks, random)),
-        save_options{.chunk_bytes = random.Between(1, 400)},
-        load_options{.read_once = random.Chance(0.5), .buffer_bytes = random.Between(1, 500)},
-        gap(random.Between(0, 2)) {}
-
-  std::vector<GlobalTensor> globals;
-  std::vector<Layout> saved;
-  std::vector<Layout> loaded;
-  SaveOptions save_options;
-  ShardLoadOptions load_options;
-  uint64_t gap;
-};
-
 TEST_F(SharedSaveTest, WhatAnyMeshSavedAnyMeshLoads) {
   constexpr uint64_t kStepsARound = 8;
   SeededRandom random;
@@ -186,7 +134,7 @@ TEST_F(SharedSaveTest, WhatAnyMeshSavedAnyMeshLoads) {
     std::filesystem::remove_all(path());
     const auto save_ranks = static_cast<uint32_t>(random.Between(1, 8));
     const auto load_ranks = static_cast<uint32_t>(random.Between(1, 8));
-    std::vector<Case> cases;
+    std::vector<MeshCase> cases;
     for (uint64_t step = 0; step < kStepsARound; ++step) {
       cases.emplace_back(save_ranks, load_ranks, random);
       tensors += cases.back().globals.size();
@@ -195,7 +143,7 @@ TEST_F(SharedSaveTest, WhatAnyMeshSavedAnyMeshLoads) {
       const auto store = OpenOn(communicator);
       ASSERT_NE(store, nullptr);
       for (uint64_t step = 0; step < kStepsARound; ++step) {
-        const Case& one = cases[step];
+        const MeshCase& one = cases[step];
         SaveOn(*store, step, one.globals, one.saved, one.save_options);
       }
       EXPECT_TRUE(IsOk(store->Close()));
@@ -205,7 +153,7 @@ TEST_F(SharedSaveTest, WhatAnyMeshSavedAnyMeshLoads) {
       const auto store = OpenOn(communicator, kv::OpenMode::kRead);
       ASSERT_NE(store, nullptr);
       for (uint64_t step = 0; step < kStepsARound; ++step) {
-        const Case& one = cases[step];
+        const MeshCase& one = cases[step];
         LoadOn(*store, step, one.globals, one.loaded, one.load_options, one.gap);
       }
       EXPECT_TRUE(IsOk(store->Close()));
@@ -340,6 +288,88 @@ TEST_F(SharedSaveTest, ReadOnceReadsEachByteOnceForAllReplicas) {
   EXPECT_GE(static_cast<double>(once.sum()), total);
   EXPECT_LE(static_cast<double>(once.sum()), 1.01 * total);
   EXPECT_GE(static_cast<double>(each.sum()), (2.0 * (4 << 20)) + (4 * 3'000'000));
+}
+
+TEST_F(SharedSaveTest, NothingButFilesPassesBetweenOpeningAndCommit) {
+  const TestTensor tensor(DType::kFloat32, {100, 30});
+  RunRanks(4, [&](Communicator& threads) {
+    CollectiveCounts counts;
+    CountingCommunicator communicator(threads, counts);
+    const auto store = OpenOn(communicator);
+    ASSERT_NE(store, nullptr);
+    const uint64_t of_opening = counts.call_count;
+    EXPECT_GT(of_opening, 0u);
+    StateDict state;
+    state.root().Tensor("w", tensor.view());
+    for (uint64_t step = 0; step < 3; ++step) EXPECT_TRUE(IsOk(store->Save(step, state)));
+    {
+      AsyncSaver saver(store.get());
+      for (uint64_t step = 3; step < 6; ++step) {
+        const auto handle = saver.Save(step, state);
+        ASSERT_TRUE(IsOk(handle));
+        const auto report = handle->Wait();
+        ASSERT_TRUE(IsOk(report));
+        EXPECT_EQ(report->chunks_reused, report->chunks);
+      }
+    }
+    EXPECT_EQ(counts.call_count, of_opening) << "a save has made a collective";
+    EXPECT_TRUE(IsOk(store->Close()));
+  });
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+}
+
+TEST_F(SharedSaveTest, AnAsyncSaveThatFailsOnOneRankFailsOnAll) {
+  const TestTensor tensor(DType::kFloat32, {100, 30});
+  RunRanks(3, [&](Communicator& communicator) {
+    const auto store = OpenOn(communicator);
+    StateDict good, bad;
+    good.root().Tensor("w", tensor.view());
+    bad.root().Tensor("w", {.dtype = DType::kFloat32, .shape = {1}});
+    AsyncSaver saver(store.get());
+    const auto handle = saver.Save(1, communicator.rank() == 1 ? bad : good);
+    if (communicator.rank() == 1) {
+      EXPECT_THAT(handle, IsError(ErrorCode::kInvalidArgument, "null pointer"));
+    } else {
+      ASSERT_TRUE(IsOk(handle));
+      EXPECT_THAT(handle->Wait(), IsError(ErrorCode::kInvalidArgument, "rank 1: "));
+    }
+    const auto next = saver.Save(1, good);
+    ASSERT_TRUE(IsOk(next));
+    EXPECT_TRUE(IsOk(next->Wait()));
+    EXPECT_TRUE(IsOk(store->Close()));
+  });
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+}
+
+// What a rank reads are the 64 KiB pages that its boxes touch: they are checked as a whole.
+TEST_F(SharedSaveTest, LoadsOnFewerOrMoreRanksReadHardlyMoreThanTheyNeed) {
+  const std::vector<GlobalTensor> rows = {{"even", TestTensor(DType::kBFloat16, {4096, 1024})},
+                                          {"uneven", TestTensor(DType::kUInt8, {9'999'991})}};
+  const std::vector<GlobalTensor> columns = {
+      {"columns", TestTensor(DType::kBFloat16, {1024, 4096})}};
+  const auto cut = [](size_t tensors, uint32_t ranks, uint32_t dim) {
+    const auto mesh = std::make_shared<const DeviceMesh>(*DeviceMesh::Make({{"tp", ranks}}));
+    return std::vector<Layout>(tensors,
+                               {.mesh = mesh, .placements = {Placement::Shard(dim)}, .boxes = {}});
+  };
+  SaveAll(1, 4, rows, cut(2, 4, 0));
+  SaveAll(2, 4, columns, cut(1, 4, 1));
+  const auto read_share = [&](uint64_t step, uint32_t ranks,
+                              const std::vector<GlobalTensor>& globals, uint32_t dim) {
+    uint64_t total = 0;
+    for (const GlobalTensor& global : globals) total += global.tensor.bytes.size();
+    Sum read;
+    LoadAll(step, static_cast<int>(ranks), globals, cut(globals.size(), ranks, dim), {}, &read);
+    const double share = static_cast<double>(read.sum()) / static_cast<double>(total);
+    EXPECT_GE(share, 1.0);
+    return share;
+  };
+  for (const uint32_t ranks : {1u, 2u, 4u, 8u}) {
+    EXPECT_LE(read_share(1, ranks, rows, 0), 1.05) << ranks;
+  }
+  // Half a stored shard's width: every page of it holds some of each half, so both read it all.
+  EXPECT_LE(read_share(2, 2, columns, 1), 1.05);
+  EXPECT_LE(read_share(2, 8, columns, 1), 2.05);
 }
 
 // --- disagreements

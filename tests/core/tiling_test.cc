@@ -121,7 +121,9 @@ TEST(TilingTest, RandomTilingsAreTilingsUntilABoxIsChanged) {
     const uint64_t holders = CountHolders(boxes, flaw->element);
     ASSERT_EQ(flaw->kind == Kind::kGap, holders == 0);
     ASSERT_EQ(flaw->boxes.size(), holders);
-    if (flaw->kind == Kind::kOverlap) ASSERT_GE(holders, 2u);
+    if (flaw->kind == Kind::kOverlap) {
+      ASSERT_GE(holders, 2u);
+    }
   }
 }
 

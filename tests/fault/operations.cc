@@ -16,6 +16,8 @@ const char* OperationName(Operation operation) {
       return "delete";
     case Operation::kDeleteMany:
       return "delete-many";
+    case Operation::kRanks:
+      return "ranks";
   }
   return "unknown";
 }
@@ -52,6 +54,16 @@ Result<void> Perform(Operation operation, Store& store) {
     case Operation::kDeleteMany:
       CAIRN_TRY(store.Delete(std::array<uint64_t, 2>{1, 3}));
       return {};
+    case Operation::kRanks: {
+      StoreOptions join = SmallBlocks();
+      join.session = store.session();
+      std::vector<std::unique_ptr<Store>> others(2);
+      for (auto& other : others) {
+        CAIRN_TRY_ASSIGN(other, Store::Open(store.directory(), OpenMode::kJoin, join));
+      }
+      CAIRN_TRY(SaveSampleByRanks(store, others, MakeSample(4)));
+      return {};
+    }
   }
   return {};
 }
@@ -59,6 +71,7 @@ Result<void> Perform(Operation operation, Store& store) {
 Steps After(Operation operation, Steps before) {
   switch (operation) {
     case Operation::kCommit:
+    case Operation::kRanks:
       before[4] = MakeSample(4);
       break;
     case Operation::kOverwrite:

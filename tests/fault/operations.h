@@ -9,9 +9,10 @@
 
 namespace cairn::kv::testing {
 
-enum class Operation { kCommit, kOverwrite, kDelete, kDeleteMany };
+enum class Operation { kCommit, kOverwrite, kDelete, kDeleteMany, kRanks };
 inline constexpr Operation kOperations[] = {Operation::kCommit, Operation::kOverwrite,
-                                            Operation::kDelete, Operation::kDeleteMany};
+                                            Operation::kDelete, Operation::kDeleteMany,
+                                            Operation::kRanks};
 const char* OperationName(Operation operation);
 
 using Steps = std::map<uint64_t, SampleStep>;
@@ -21,7 +22,8 @@ using Steps = std::map<uint64_t, SampleStep>;
 StoreOptions SmallBlocks();
 Result<Steps> MakeHistory(const std::string& directory);
 
-/// Does it: saves step 4, overwrites step 2, deletes step 1, or deletes steps 1 and 3.
+/// Does it: saves step 4, overwrites step 2, deletes step 1, deletes steps 1 and 3, or saves step 4
+/// by three ranks, which are in this process and take turns.
 Result<void> Perform(Operation operation, Store& store);
 /// What the store then holds, if it held `before`.
 Steps After(Operation operation, Steps before);

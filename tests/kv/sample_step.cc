@@ -184,6 +184,74 @@ Result<StepInfo> SaveSample(Store& store, const SampleStep& sample, bool overwri
   return writer->Commit(summary);
 }
 
+namespace {
+
+// Every rank writes the tensors whose number falls to it.
+Result<uint64_t> SavePart(StepWriter& writer, const Snapshot& base, const SampleStep& sample,
+                          uint32_t rank, uint32_t world_size) {
+  // All but the last rank have these alike.
+  const std::vector<std::byte> value = IntRecord(rank + 1 == world_size ? rank : 0);
+  const StepWriter::SharedRecord shared[] = {
+      {.column = Column::kValues, .key = FqnKey("shared"), .value = value}};
+  CAIRN_TRY(writer.AddShared(shared));
+  uint64_t bytes_of_rank = 0;
+  uint32_t number = 0;
+  for (const auto& [fqn, bytes] : sample.tensors) {
+    if (number++ % world_size != rank) continue;
+    CAIRN_TRY(SaveTensor(writer, base, sample.step, fqn, bytes));
+    bytes_of_rank += bytes.size();
+  }
+  return bytes_of_rank;
+}
+
+Result<StepInfo> SaveSampleOf(Store& store, const SampleStep& sample,
+                              const Store::BeginOptions& options) {
+  CAIRN_TRY_ASSIGN(const auto base, store.Latest());
+  CAIRN_TRY_ASSIGN(const auto writer, store.Begin(sample.step, options));
+  CAIRN_TRY_ASSIGN(uint64_t bytes,
+                   SavePart(*writer, *base, sample, options.rank, options.world_size));
+  if (options.rank > 0) {
+    CAIRN_TRY(writer->HandIn({.logical_bytes = bytes}));
+    return StepInfo();
+  }
+  CAIRN_TRY(writer->Gather([](uint32_t, Column, std::string_view, std::span<const std::byte>) {
+    return Result<void>();
+  }));
+  for (const auto& [fqn, content] : sample.tensors) {
+    const uint64_t chunks = (content.size() + kSampleChunkBytes - 1) / kSampleChunkBytes;
+    CAIRN_TRY(writer->AddRecord(Column::kTensors, FqnKey(fqn),
+                                TensorBytesRecord(content.size(), chunks)));
+  }
+  CAIRN_TRY(writer->AddRecord(Column::kValues, FqnKey(kVersionFqn), IntRecord(sample.version)));
+  CAIRN_TRY(writer->SetStructure(FlatStructure(sample)));
+  return writer->Commit({.tensor_count = sample.tensors.size(), .value_count = 1});
+}
+
+}  // namespace
+
+Result<StepInfo> SaveSampleByRanks(Store& store, std::span<const std::unique_ptr<Store>> others,
+                                   const SampleStep& sample) {
+  // Ranks that are opened together would count alike; these may have been opened later.
+  const std::string attempt = store.NextAttempt(sample.step);
+  const auto save = [&](Store& of_rank, uint32_t rank) -> Result<StepInfo> {
+    auto saved = SaveSampleOf(of_rank, sample,
+                              {.rank = rank,
+                               .world_size = static_cast<uint32_t>(others.size() + 1),
+                               .attempt = attempt,
+                               .deadline = std::chrono::steady_clock::now()});
+    if (!saved) (void)of_rank.FailAttempt(attempt, rank, saved.error());
+    return saved;
+  };
+  // All of them take part, whatever becomes of the others.
+  Result<StepInfo> failed;
+  for (size_t i = 0; i < others.size(); ++i) {
+    auto part = save(*others[i], static_cast<uint32_t>(i + 1));
+    if (!part && failed) failed = std::move(part);
+  }
+  auto saved = save(store, 0);
+  return failed || saved ? saved : failed;
+}
+
 Result<SampleStep> LoadSample(const Snapshot& snapshot, std::optional<uint64_t> step) {
   CAIRN_TRY_ASSIGN(const StepInfo info, snapshot.FindStep(step));
   SampleStep sample{.step = info.step, .version = 0, .tensors = {}};

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -42,6 +43,12 @@ StepWriter::PageSource PagesOf(std::span<const std::byte> payload);
 /// Saves with real records, so that core could read it too. Chunks that the latest step has with
 /// the same digest become references.
 Result<StepInfo> SaveSample(Store& store, const SampleStep& sample, bool overwrite = false);
+
+/// The same by several ranks: `others` are stores that joined `store`, each with a part of the
+/// tensors; all have handed theirs in before rank 0 commits. A failure is told to the other ranks,
+/// as their own code would do.
+Result<StepInfo> SaveSampleByRanks(Store& store, std::span<const std::unique_ptr<Store>> others,
+                                   const SampleStep& sample);
 
 /// Reads every record and byte of a step and checks every digest. kDataLoss names the key.
 Result<SampleStep> LoadSample(const Snapshot& snapshot,

@@ -28,8 +28,8 @@
 namespace cairn::testing {
 namespace {
 
-using core::Bytes;
 using core::ByteTarget;
+using core::ByteVector;
 using core::ByteView;
 using core::Communicator;
 using std::chrono::steady_clock;
@@ -46,10 +46,10 @@ int64_t MillisecondsSince(steady_clock::time_point begin) {
 struct Ranges {
   explicit Ranges(int world_size)
       : sent(kRangeBytes, std::byte{1}),
-        received(static_cast<size_t>(world_size), Bytes(kRangeBytes)) {}
+        received(static_cast<size_t>(world_size), ByteVector(kRangeBytes)) {}
 
-  Bytes sent;
-  std::vector<Bytes> received;
+  ByteVector sent;
+  std::vector<ByteVector> received;
 };
 
 Result<void> Call(Communicator& communicator, const std::string& operation, Ranges& ranges) {
@@ -143,7 +143,7 @@ int RunTime(Communicator& communicator) {
   const double barrier = MedianSeconds(communicator, 200, [&] { (void)communicator.Barrier(); });
   if (communicator.rank() == 0) Say(fmt::format("barrier {:.3f} ms", barrier * 1e3));
   constexpr double kGib = 1ull << 30;
-  Bytes large(256ull << 20, std::byte{1});
+  ByteVector large(256ull << 20, std::byte{1});
   const double broadcast =
       MedianSeconds(communicator, 7, [&] { (void)communicator.Broadcast(large, 0); });
   if (communicator.rank() == 0) {
@@ -164,7 +164,7 @@ int RunTime(Communicator& communicator) {
     Say(fmt::format("all to all of 48 MiB each {:.0f} ms, {:.2f} GiB/s per rank", alltoall * 1e3,
                     others * gib / alltoall));
   }
-  Bytes small(64);
+  ByteVector small(64);
   const double small_broadcast =
       MedianSeconds(communicator, 200, [&] { (void)communicator.Broadcast(small, 0); });
   if (communicator.rank() == 0)

@@ -14,7 +14,10 @@ namespace cairn::testing {
 
 class SeededRandom {
  public:
-  SeededRandom() : seed_(ChooseSeed()), engine_(seed_), trace_(__FILE__, __LINE__, Hint()) {}
+  SeededRandom() : SeededRandom(ChooseSeed()) {}
+  /// For what must be the same in several processes.
+  explicit SeededRandom(uint64_t seed)
+      : seed_(seed), engine_(seed_), trace_(__FILE__, __LINE__, Hint()) {}
 
   uint64_t seed() const { return seed_; }
   /// Uniform in [low, high].

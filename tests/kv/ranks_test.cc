@@ -1,0 +1,223 @@
+// Several ranks and one attempt: what belongs together, and what must never be mixed.
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <thread>
+
+#include "tests/kv/sample_step.h"
+#include "tests/support/result_matchers.h"
+#include "tests/support/scoped_temp_dir.h"
+
+namespace cairn::kv {
+namespace {
+
+using cairn::testing::IsError;
+using cairn::testing::IsOk;
+using cairn::testing::ScopedTempDir;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
+
+constexpr auto kNow = std::chrono::steady_clock::time_point::min();
+
+class RanksTest : public ::testing::Test {
+ protected:
+  void SetUp() override { OpenWriter(); }
+
+  void OpenWriter() {
+    writer_.reset();
+    CAIRN_ASSERT_OK_AND_ASSIGN(writer_, Store::Open(path(), OpenMode::kWrite));
+  }
+
+  std::unique_ptr<Store> Join(const std::string& session) {
+    StoreOptions options;
+    options.session = session;
+    auto store = Store::Open(path(), OpenMode::kJoin, options);
+    EXPECT_TRUE(IsOk(store));
+    return store ? *std::move(store) : nullptr;
+  }
+
+  /// A writer of one of two ranks at step 1, with one chunk of its own in it.
+  std::unique_ptr<StepWriter> Begin(Store& store, uint32_t rank, const std::string& attempt,
+                                    std::chrono::steady_clock::time_point deadline = kNow) {
+    auto writer =
+        store.Begin(1, {.rank = rank, .world_size = 2, .attempt = attempt, .deadline = deadline});
+    EXPECT_TRUE(IsOk(writer));
+    const std::vector<std::byte> bytes = RandomBytes(rank + 7, 5'000);
+    const auto appended =
+        (*writer)->Append(bytes.size(), StepWriter::Placement::kAlign64, PagesOf(bytes));
+    EXPECT_TRUE(IsOk(appended));
+    EXPECT_TRUE(IsOk((*writer)->AddChunk(ChunkKey("w", std::array{uint64_t{5'000} * rank}),
+                                         std::array<uint64_t, 1>{5'000}, appended->extent,
+                                         appended->digest, 1, false)));
+    return writer ? *std::move(writer) : nullptr;
+  }
+
+  /// Keys that the other rank handed in.
+  Result<std::vector<std::string>> Gather(StepWriter& writer) {
+    std::vector<std::string> keys;
+    CAIRN_TRY(
+        writer.Gather([&](uint32_t rank, Column, std::string_view key, std::span<const std::byte>) {
+          keys.push_back(fmt::format("{}:{}", rank, key.substr(0, 1)));
+          return Result<void>();
+        }));
+    return keys;
+  }
+
+  std::string path() const { return dir_ / "store"; }
+
+  ScopedTempDir dir_{std::filesystem::exists("/dev/shm") ? "/dev/shm" : ""};
+  std::unique_ptr<Store> writer_;
+};
+
+TEST_F(RanksTest, ASampleOfSeveralRanksReadsAsThatOfOne) {
+  std::vector<std::unique_ptr<Store>> others;
+  for (int i = 0; i < 3; ++i) others.push_back(Join(writer_->session()));
+  CAIRN_ASSERT_OK(SaveSample(*writer_, MakeSample(1)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo info,
+                             SaveSampleByRanks(*writer_, others, MakeSample(2)));
+  EXPECT_EQ(info.world_size, 4u);
+  EXPECT_EQ(info.chunk_count, (*writer_->Latest())->steps().front().chunk_count);
+  EXPECT_GT(info.reused_chunk_count, 0u);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path()));
+  EXPECT_TRUE(steps.at(2) == MakeSample(2));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, writer_->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
+  EXPECT_THAT(damage, IsEmpty());
+}
+
+TEST_F(RanksTest, AStepOfSeveralRanksIsPutBackFromItsOneManifest) {
+  std::vector<std::unique_ptr<Store>> others;
+  for (int i = 0; i < 2; ++i) others.push_back(Join(writer_->session()));
+  CAIRN_ASSERT_OK(SaveSampleByRanks(*writer_, others, MakeSample(2)));
+  CAIRN_ASSERT_OK(writer_->Close());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto report, Store::RebuildIndex(path()));
+  EXPECT_EQ(report.steps, 1u);
+  EXPECT_THAT(report.lost, IsEmpty());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path()));
+  EXPECT_TRUE(steps.at(2) == MakeSample(2));
+}
+
+TEST_F(RanksTest, ARankOfADeadRunThatWakesUpIsNotTakenIntoTheNextOne) {
+  const auto zombie = Join(writer_->session());
+  const std::string old_attempt = zombie->NextAttempt(1);
+  auto zombie_writer = Begin(*zombie, 1, old_attempt);
+  writer_->NextAttempt(1);
+  OpenWriter();  // the job is started anew, with ranks that count from 0 again
+
+  EXPECT_THAT(zombie_writer->HandIn({}), IsError(ErrorCode::kUnavailable, "another job"));
+  zombie_writer.reset();
+  const auto second_writer = Begin(*zombie, 1, zombie->NextAttempt(1));
+  CAIRN_ASSERT_OK(second_writer->HandIn({}));
+  EXPECT_THAT(second_writer->AwaitOutcome(), IsError(ErrorCode::kUnavailable, "not committed"));
+
+  const auto own = Begin(*writer_, 0, writer_->NextAttempt(1));
+  EXPECT_THAT(Gather(*own), IsError(ErrorCode::kUnavailable, "1 of 2 ranks"));
+}
+
+TEST_F(RanksTest, ARankThatIsLateForOneAttemptIsNotTakenIntoTheNext) {
+  const auto late = Join(writer_->session());
+  const std::string first = writer_->NextAttempt(1);
+  ASSERT_EQ(late->NextAttempt(1), first);
+  const auto late_writer = Begin(*late, 1, first);
+  {
+    const auto own = Begin(*writer_, 0, first);
+    const auto gathered = Gather(*own);
+    ASSERT_THAT(gathered, IsError(ErrorCode::kUnavailable, "deadline: 1"));
+    CAIRN_ASSERT_OK(writer_->FailAttempt(first, 0, gathered.error()));
+  }
+  const std::string second = writer_->NextAttempt(1);
+  {
+    const auto own = Begin(*writer_, 0, second);
+    CAIRN_ASSERT_OK(late_writer->HandIn({}));
+    EXPECT_THAT(Gather(*own), IsError(ErrorCode::kUnavailable, "deadline: 1"));
+  }
+  // It learns what became of its attempt, and takes its files away.
+  EXPECT_THAT(late_writer->AwaitOutcome(), IsError(ErrorCode::kUnavailable, "deadline: 1"));
+}
+
+TEST_F(RanksTest, AManifestOfAnotherAttemptUnderTheRightNameIsRefused) {
+  const auto other = Join(writer_->session());
+  const std::string first = writer_->NextAttempt(1), second = writer_->NextAttempt(1);
+  CAIRN_ASSERT_OK(Begin(*other, 1, first)->HandIn({}));
+  const auto own = Begin(*writer_, 0, second);
+  std::filesystem::copy_file(path() + "/pending/" + first + "/1.manifest",
+                             path() + "/pending/" + second + "/1.manifest");
+  EXPECT_THAT(Gather(*own), IsError(ErrorCode::kDataLoss, "another rank, attempt or store"));
+}
+
+TEST_F(RanksTest, WhatDeadRanksLeftIsSweptByTheNextWriter) {
+  const auto other = Join(writer_->session());
+  CAIRN_ASSERT_OK(Begin(*other, 1, writer_->NextAttempt(1))->HandIn({}));
+  EXPECT_FALSE(std::filesystem::is_empty(path() + "/pending"));
+  OpenWriter();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path()));
+  EXPECT_THAT(leftovers, IsEmpty());
+}
+
+TEST_F(RanksTest, AReferenceToASegmentThatIsGoneFailsTheCommitAndNothingElse) {
+  CAIRN_ASSERT_OK(SaveSample(*writer_, MakeSample(5)));
+  const auto other = Join(writer_->session());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto base, other->Latest());
+  const std::string attempt = writer_->NextAttempt(1);
+  const auto part = Begin(*other, 1, attempt);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto segments, base->Segments());
+  CAIRN_ASSERT_OK(part->AddChunk(
+      ChunkKey("x", std::array{uint64_t{0}}), std::array<uint64_t, 1>{10},
+      {.segment_id = segments.front().segment_id, .offset_bytes = 4096, .length_bytes = 10}, {}, 5,
+      /*reused=*/true));
+  CAIRN_ASSERT_OK(part->HandIn({}));
+  CAIRN_ASSERT_OK(writer_->Delete(std::array<uint64_t, 1>{5}));
+  const auto own = Begin(*writer_, 0, attempt);
+  CAIRN_ASSERT_OK(Gather(*own));
+  CAIRN_ASSERT_OK(own->SetStructure(std::vector<std::byte>(8)));
+  EXPECT_THAT(own->Commit({}), IsError(ErrorCode::kConflict, "was deleted meanwhile"));
+}
+
+TEST_F(RanksTest, ARankThatHearsNothingFindsTheStepInTheIndex) {
+  const auto other = Join(writer_->session());
+  const std::string attempt = writer_->NextAttempt(1);
+  const auto part = Begin(*other, 1, attempt);
+  CAIRN_ASSERT_OK(part->HandIn({}));
+  {
+    const auto own = Begin(*writer_, 0, attempt);
+    CAIRN_ASSERT_OK(Gather(*own));
+    CAIRN_ASSERT_OK(own->SetStructure(std::vector<std::byte>(8)));
+    CAIRN_ASSERT_OK(own->Commit({}));
+  }
+  std::filesystem::remove_all(path() + "/pending/" + attempt);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo info, part->AwaitOutcome());
+  EXPECT_EQ(info.generation, (*writer_->Latest())->steps().front().generation);
+}
+
+TEST_F(RanksTest, ManifestsAreNoHiddenTrapForASessionThatIsAPath) {
+  StoreOptions options;
+  options.session = "../elsewhere";
+  EXPECT_THAT(Store::Open(path(), OpenMode::kJoin, options),
+              IsError(ErrorCode::kInvalidArgument, "session"));
+  options.session.clear();
+  EXPECT_THAT(Store::Open(path(), OpenMode::kJoin, options),
+              IsError(ErrorCode::kInvalidArgument, "session"));
+}
+
+TEST_F(RanksTest, RubbishInTheFilesThatRanksLeaveIsNoWordOfAnyone) {
+  const auto other = Join(writer_->session());
+  const std::string attempt = writer_->NextAttempt(1);
+  const auto part = Begin(*other, 1, attempt);
+  CAIRN_ASSERT_OK(part->HandIn({}));
+  for (const char* rubbish : {"", "{", "[1]", "{\"committed\":\"yes\"}", "{\"error\":7}",
+                              "{\"error\":{\"code\":\"x\",\"message\":3}}"}) {
+    const std::string name = path() + "/pending/" + attempt + "/outcome";
+    if (std::FILE* const file = std::fopen(name.c_str(), "w")) {
+      std::fputs(rubbish, file);
+      std::fclose(file);
+    }
+    EXPECT_THAT(part->AwaitOutcome(), IsError(ErrorCode::kUnavailable, "no word")) << rubbish;
+  }
+}
+
+}  // namespace
+}  // namespace cairn::kv
