@@ -1,0 +1,46 @@
+"""The C++ example of several ranks, built against the installed package: saves on 4, resumes on 2."""
+
+import json
+import re
+from pathlib import Path
+
+from test_find_package import BUILD, ROOT, run
+
+EXAMPLE = ROOT / "examples/gloo_trainer"
+
+
+def losses(output: str) -> dict[int, float]:
+    return {int(step): float(loss) for step, loss in re.findall(r"step (\d+) loss (\S+)", output)}
+
+
+def build(tmp_path: Path) -> tuple[Path, Path]:
+    prefix = tmp_path / "prefix"
+    run("cmake", "--install", BUILD, "--prefix", prefix)
+    run("cmake", "-S", EXAMPLE, "-B", tmp_path / "build", "-G", "Ninja",
+        f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_BUILD_TYPE=Release")
+    run("cmake", "--build", tmp_path / "build")
+    return prefix, tmp_path / "build/gloo_trainer"
+
+
+def test_a_run_of_four_ranks_goes_on_with_two_and_with_one_as_if_nothing_had_happened(tmp_path):
+    prefix, trainer = build(tmp_path)
+    start = EXAMPLE / "run.sh"
+
+    first = run(start, trainer, tmp_path / "store", 4, 60)
+    second = run(start, trainer, tmp_path / "store", 2, 120)
+    third = run(start, trainer, tmp_path / "store", 1, 140)
+    alone = run(start, trainer, tmp_path / "alone", 1, 140)
+
+    assert "from step 0 on 4 ranks" in first
+    assert "from step 60 on 2 ranks" in second
+    assert "from step 120 on 1 ranks" in third
+    resumed = losses(first) | losses(second) | losses(third)
+    expected = losses(alone)
+    assert sorted(resumed) == sorted(expected) == list(range(20, 141, 20))
+    for step, loss in expected.items():  # ranks add numbers up in another order
+        assert abs(resumed[step] - loss) <= 1e-6 * loss, step
+    assert expected[140] < expected[20] / 100
+
+    steps = json.loads(run(prefix / "bin/kv-dump", "steps", tmp_path / "store", "--json"))
+    assert "140" in json.dumps(steps)
+    run(prefix / "bin/kv-dump", "verify", tmp_path / "store")
