@@ -1,10 +1,11 @@
-// Data-parallel training by several ranks that save together and resume on any number of ranks.
+// Data- and tensor-parallel training by ranks that save together and resume on any number of ranks.
 //
 //   gloo_trainer STORE RANK RANKS RENDEZVOUS LAST_STEP
 //
-// The model is y = W x. Every rank works on its share of each batch; the gradients are added up;
-// each rank keeps the momentum of some rows of W, updates these rows, and all exchange what they
-// updated.
+// The model is y = W2 tanh(W1 x) + b. Ranks stand on a mesh (dp, tp). Along tp the hidden units are
+// cut: each rank holds some rows of W1 and the same columns of W2, and its momentum of them; the
+// partial outputs are added up. Along dp each rank works on its share of the batch, and the
+// gradients are added up.
 
 #include <algorithm>
 #include <cmath>
@@ -17,6 +18,7 @@
 
 #include "core/async_save.h"
 #include "core/checkpoint_store.h"
+#include "core/gather_any.h"
 #include "core/gloo_communicator.h"
 
 namespace core = cairn::core;
@@ -24,15 +26,16 @@ namespace kv = cairn::kv;
 
 namespace {
 
-constexpr uint64_t kOutputs = 25;  // does not divide by 2 or 4: the last ranks hold fewer rows
 constexpr uint64_t kInputs = 16;
+constexpr uint64_t kHidden = 25;  // does not divide by 2: the last rank along tp holds fewer
+constexpr uint64_t kOutputs = 10;
 constexpr uint64_t kBatch = 32;  // of all ranks together
 constexpr uint64_t kSaveEvery = 20;
-constexpr double kLearningRate = 0.05;
+constexpr double kLearningRate = 0.1;
 constexpr double kMomentum = 0.9;
 
 // A number in [-1, 1) that depends on its arguments only, so that any number of ranks sees the same
-// data.
+// data and begins with the same weights.
 double Draw(uint64_t a, uint64_t b, uint64_t c) {
   uint64_t x = a * 0x9e3779b97f4a7c15u + b * 0xbf58476d1ce4e5b9u + c * 0x94d049bb133111ebu + 1;
   for (int i = 0; i < 3; ++i) {
@@ -42,37 +45,84 @@ double Draw(uint64_t a, uint64_t b, uint64_t c) {
   return static_cast<double>(x >> 11) / static_cast<double>(uint64_t{1} << 52) - 1.0;
 }
 
-double TrueWeight(uint64_t row, uint64_t column) { return Draw(1, row, column); }
+// Adds up what all ranks of a group have.
+cairn::Result<void> AllReduce(core::Communicator& group, std::vector<double>& numbers) {
+  std::vector<std::vector<double>> all(static_cast<size_t>(group.world_size()),
+                                       std::vector<double>(numbers.size()));
+  std::vector<core::ByteTarget> targets;
+  for (auto& each : all) targets.push_back(std::as_writable_bytes(std::span(each)));
+  CAIRN_TRY(group.AllGather(std::as_bytes(std::span(numbers)), targets));
+  std::fill(numbers.begin(), numbers.end(), 0.0);
+  for (const auto& each : all) {
+    for (size_t i = 0; i < numbers.size(); ++i) numbers[i] += each[i];
+  }
+  return {};
+}
+
+// A matrix of which this rank holds a part, with its momentum.
+struct Matrix {
+  core::Sharding sharding;
+  core::Box box;  // the part
+  std::vector<double> weights;
+  std::vector<double> momentum;
+
+  core::TensorView View(const std::vector<double>& numbers) const {
+    return {.dtype = core::DType::kFloat64,
+            .shape = box.sizes,
+            .strides = {},
+            .data = std::as_bytes(std::span(numbers)).data()};
+  }
+  core::ShardTarget Target(const std::string& fqn, std::vector<double>& numbers) {
+    return {.fqn = fqn,
+            .sharding = &sharding,
+            .local = {.dtype = core::DType::kFloat64,
+                      .shape = box.sizes,
+                      .strides = {},
+                      .data = std::as_writable_bytes(std::span(numbers)).data()}};
+  }
+  void Update(std::span<const double> gradient) {
+    for (size_t i = 0; i < weights.size(); ++i) {
+      momentum[i] = kMomentum * momentum[i] + gradient[i];
+      weights[i] -= kLearningRate * momentum[i];
+    }
+  }
+};
 
 class Trainer {
  public:
-  static cairn::Result<Trainer> Make(core::Communicator& communicator) {
+  static cairn::Result<std::unique_ptr<Trainer>> Make(core::Communicator& communicator) {
+    std::unique_ptr<Trainer> trainer(new Trainer());
     const auto ranks = static_cast<uint32_t>(communicator.world_size());
-    CAIRN_TRY_ASSIGN(core::DeviceMesh mesh, core::DeviceMesh::Make({{"dp", ranks}}));
-    Trainer trainer(communicator, std::make_shared<const core::DeviceMesh>(std::move(mesh)));
-    CAIRN_TRY_ASSIGN(trainer.rows_, trainer.RowsOf(trainer.rank()));
-    trainer.momentum_.resize(trainer.rows_.sizes[0] * kInputs);
+    trainer->rank_ = static_cast<uint32_t>(communicator.rank());
+    const uint32_t tp = ranks % 2 == 0 ? 2 : 1;
+    CAIRN_TRY_ASSIGN(core::DeviceMesh mesh,
+                     core::DeviceMesh::Make({{"dp", ranks / tp}, {"tp", tp}}));
+    trainer->mesh_ = std::make_shared<const core::DeviceMesh>(std::move(mesh));
+    const size_t along_dp[] = {0};
+    const size_t along_tp[] = {1};
+    CAIRN_TRY_ASSIGN(trainer->dp_, core::SplitAlong(communicator, *trainer->mesh_, along_dp));
+    CAIRN_TRY_ASSIGN(trainer->tp_, core::SplitAlong(communicator, *trainer->mesh_, along_tp));
+    CAIRN_TRY(trainer->Begin(trainer->w1_, {kHidden, kInputs}, 0));
+    CAIRN_TRY(trainer->Begin(trainer->w2_, {kOutputs, kHidden}, 1));
     return trainer;
   }
 
-  /// Fills weights and momentum from the latest step, if there is one.
+  /// Goes on from the latest step, if there is one.
   cairn::Result<void> Resume(const core::CheckpointStore& store) {
     CAIRN_TRY_ASSIGN(const std::vector<kv::StepInfo> steps, store.Steps());
     if (steps.empty()) return {};
     const core::ShardTarget targets[] = {
-        {.fqn = "model.weight",
+        w1_.Target("model.w1", w1_.weights),
+        w1_.Target("optimizer.w1", w1_.momentum),
+        w2_.Target("model.w2", w2_.weights),
+        w2_.Target("optimizer.w2", w2_.momentum),
+        {.fqn = "model.b",
          .sharding = nullptr,
          .local = {.dtype = core::DType::kFloat64,
-                   .shape = {kOutputs, kInputs},
+                   .shape = {kOutputs},
                    .strides = {},
-                   .data = std::as_writable_bytes(std::span(weights_)).data()}},
-        {.fqn = "optimizer.momentum",
-         .sharding = &momentum_sharding_,
-         .local = {.dtype = core::DType::kFloat64,
-                   .shape = rows_.sizes,
-                   .strides = {},
-                   .data = std::as_writable_bytes(std::span(momentum_)).data()}}};
-    // The weights, which all ranks hold, are read by one of them and passed on.
+                   .data = std::as_writable_bytes(std::span(bias_)).data()}}};
+    // What several ranks hold alike is read by one of them and passed on.
     CAIRN_TRY(store.LoadShards(steps.back(), targets, {.read_once = true}));
     step_ = steps.back().step;
     return {};
@@ -81,17 +131,16 @@ class Trainer {
   /// What this rank holds; valid as long as the trainer.
   core::StateDict State() const {
     core::StateDict state;
-    state.root().Map("model").Tensor("weight", {.dtype = core::DType::kFloat64,
-                                                .shape = {kOutputs, kInputs},
-                                                .strides = {},
-                                                .data = std::as_bytes(std::span(weights_)).data()});
-    auto optimizer = state.root().Map("optimizer");
-    optimizer.Sharded("momentum",
-                      {.dtype = core::DType::kFloat64,
-                       .shape = rows_.sizes,
+    auto model = state.root().Map("model");
+    model.Sharded("w1", w1_.View(w1_.weights), w1_.sharding);
+    model.Sharded("w2", w2_.View(w2_.weights), w2_.sharding);
+    model.Tensor("b", {.dtype = core::DType::kFloat64,
+                       .shape = {kOutputs},
                        .strides = {},
-                       .data = std::as_bytes(std::span(momentum_)).data()},
-                      momentum_sharding_);
+                       .data = std::as_bytes(std::span(bias_)).data()});
+    auto optimizer = state.root().Map("optimizer");
+    optimizer.Sharded("w1", w1_.View(w1_.momentum), w1_.sharding);
+    optimizer.Sharded("w2", w2_.View(w2_.momentum), w2_.sharding);
     optimizer.Value("learning_rate", kLearningRate);
     return state;
   }
@@ -99,78 +148,80 @@ class Trainer {
   /// One step on one batch. Returns the loss before it.
   cairn::Result<double> Step() {
     ++step_;
-    std::vector<double> own(kOutputs * kInputs + 1);  // the gradient, then the loss
-    const uint64_t world = static_cast<uint64_t>(communicator_->world_size());
-    for (uint64_t sample = rank(); sample < kBatch; sample += world) AddSample(sample, own);
-    std::vector<std::vector<double>> all(world, std::vector<double>(own.size()));
-    std::vector<core::ByteTarget> targets;
-    for (auto& each : all) targets.push_back(std::as_writable_bytes(std::span(each)));
-    CAIRN_TRY(communicator_->AllGather(std::as_bytes(std::span(own)), targets));
-    std::fill(own.begin(), own.end(), 0.0);
-    for (const auto& each : all) {
-      for (size_t i = 0; i < own.size(); ++i) own[i] += each[i];
+    const auto share = static_cast<uint64_t>(dp_->world_size());
+    const uint64_t hidden = w1_.box.sizes[0];
+    std::vector<double> sum(w1_.weights.size() + w2_.weights.size() + kOutputs + 1);
+    const std::span<double> of_w1 = std::span(sum).first(w1_.weights.size());
+    const std::span<double> of_w2 = std::span(sum).subspan(of_w1.size(), w2_.weights.size());
+    const std::span<double> of_bias = std::span(sum).subspan(of_w1.size() + of_w2.size(), kOutputs);
+    for (auto sample = static_cast<uint64_t>(dp_->rank()); sample < kBatch; sample += share) {
+      double x[kInputs];
+      for (uint64_t i = 0; i < kInputs; ++i) x[i] = Draw(step_ + 100, sample, i);
+      std::vector<double> h(hidden);
+      for (uint64_t j = 0; j < hidden; ++j) {
+        double z = 0;
+        for (uint64_t i = 0; i < kInputs; ++i) z += w1_.weights[j * kInputs + i] * x[i];
+        h[j] = std::tanh(z);
+      }
+      std::vector<double> error(
+          kOutputs);  // of the outputs, from this rank's hidden units at first
+      for (uint64_t k = 0; k < kOutputs; ++k) {
+        for (uint64_t j = 0; j < hidden; ++j) error[k] += w2_.weights[k * hidden + j] * h[j];
+      }
+      CAIRN_TRY(AllReduce(*tp_, error));
+      for (uint64_t k = 0; k < kOutputs; ++k) {
+        double wanted = 0;
+        for (uint64_t i = 0; i < kInputs; ++i) wanted += 0.2 * Draw(1, k, i) * x[i];
+        error[k] += bias_[k] - wanted;
+        sum.back() += error[k] * error[k] / kBatch;
+        of_bias[k] += error[k] / kBatch;
+        for (uint64_t j = 0; j < hidden; ++j) of_w2[k * hidden + j] += error[k] * h[j] / kBatch;
+      }
+      for (uint64_t j = 0; j < hidden; ++j) {
+        double back = 0;
+        for (uint64_t k = 0; k < kOutputs; ++k) back += w2_.weights[k * hidden + j] * error[k];
+        back *= (1 - h[j] * h[j]) / kBatch;
+        for (uint64_t i = 0; i < kInputs; ++i) of_w1[j * kInputs + i] += back * x[i];
+      }
     }
-    UpdateOwnRows(own);
-    CAIRN_TRY(ShareRows());
-    return own.back() / kBatch;
+    CAIRN_TRY(AllReduce(*dp_, sum));
+    w1_.Update(of_w1);
+    w2_.Update(of_w2);
+    for (uint64_t k = 0; k < kOutputs; ++k) bias_[k] -= kLearningRate * of_bias[k];
+    return sum.back();
   }
 
   uint64_t step() const { return step_; }
-  uint32_t rank() const { return static_cast<uint32_t>(communicator_->rank()); }
+  uint32_t rank() const { return rank_; }
+  const core::DeviceMesh& mesh() const { return *mesh_; }
 
  private:
-  Trainer(core::Communicator& communicator, std::shared_ptr<const core::DeviceMesh> mesh)
-      : communicator_(&communicator), weights_(kOutputs * kInputs) {
-    momentum_sharding_ = {.global_shape = {kOutputs, kInputs},
-                          .mesh = std::move(mesh),
-                          .placements = {core::Placement::Shard(0)},
-                          .parts = {}};
-  }
+  Trainer() : bias_(kOutputs) {}
 
-  cairn::Result<core::Box> RowsOf(uint32_t rank) const {
-    return core::LocalBox(momentum_sharding_.global_shape, *momentum_sharding_.mesh,
-                          momentum_sharding_.placements, rank);
-  }
-
-  void AddSample(uint64_t sample, std::vector<double>& sum) const {
-    double x[kInputs];
-    for (uint64_t i = 0; i < kInputs; ++i) x[i] = Draw(step_ + 100, sample, i);
-    for (uint64_t row = 0; row < kOutputs; ++row) {
-      double error = 0;
-      for (uint64_t i = 0; i < kInputs; ++i) {
-        error += (weights_[row * kInputs + i] - TrueWeight(row, i)) * x[i];
+  // The part of a matrix that is cut in dimension `dim` along tp, with its first weights.
+  cairn::Result<void> Begin(Matrix& matrix, core::Shape shape, uint32_t dim) {
+    matrix.sharding = {.global_shape = shape,
+                       .mesh = mesh_,
+                       .placements = {core::Placement::Replicate(), core::Placement::Shard(dim)},
+                       .parts = {}};
+    CAIRN_TRY_ASSIGN(matrix.box, core::LocalBox(shape, *mesh_, matrix.sharding.placements, rank_));
+    for (uint64_t row = 0; row < matrix.box.sizes[0]; ++row) {
+      for (uint64_t column = 0; column < matrix.box.sizes[1]; ++column) {
+        matrix.weights.push_back(
+            0.3 * Draw(2 + dim, matrix.box.offsets[0] + row, matrix.box.offsets[1] + column));
       }
-      for (uint64_t i = 0; i < kInputs; ++i) sum[row * kInputs + i] += error * x[i] / kBatch;
-      sum.back() += error * error;
     }
+    matrix.momentum.resize(matrix.weights.size());
+    return {};
   }
 
-  void UpdateOwnRows(const std::vector<double>& gradient) {
-    const uint64_t first = rows_.offsets[0] * kInputs;
-    for (size_t i = 0; i < momentum_.size(); ++i) {
-      momentum_[i] = kMomentum * momentum_[i] + gradient[first + i];
-      weights_[first + i] -= kLearningRate * momentum_[i];
-    }
-  }
-
-  cairn::Result<void> ShareRows() {
-    std::vector<core::ByteTarget> targets;
-    for (int other = 0; other < communicator_->world_size(); ++other) {
-      CAIRN_TRY_ASSIGN(const core::Box rows, RowsOf(static_cast<uint32_t>(other)));
-      targets.push_back(std::as_writable_bytes(
-          std::span(weights_).subspan(rows.offsets[0] * kInputs, rows.sizes[0] * kInputs)));
-    }
-    // Sent from a copy: what a call sends and what it receives may not overlap.
-    const core::ByteTarget own = targets[rank()];
-    const std::vector<std::byte> sent(own.begin(), own.end());
-    return communicator_->AllGather(sent, targets);
-  }
-
-  core::Communicator* communicator_;
-  core::Sharding momentum_sharding_;
-  core::Box rows_;                // of this rank
-  std::vector<double> weights_;   // all of them
-  std::vector<double> momentum_;  // of rows_
+  uint32_t rank_ = 0;
+  std::shared_ptr<const core::DeviceMesh> mesh_;  // by all matrices
+  std::unique_ptr<core::Communicator> dp_;
+  std::unique_ptr<core::Communicator> tp_;
+  Matrix w1_;
+  Matrix w2_;
+  std::vector<double> bias_;  // the same on all ranks
   uint64_t step_ = 0;
 };
 
@@ -181,24 +232,25 @@ cairn::Result<void> Train(char** words) {
                                                                .interface = "127.0.0.1"}));
   CAIRN_TRY_ASSIGN(const auto store, core::CheckpointStore::OpenShared(
                                          words[1], kv::OpenMode::kWrite, *communicator));
-  CAIRN_TRY_ASSIGN(Trainer trainer, Trainer::Make(*communicator));
-  CAIRN_TRY(trainer.Resume(*store));
-  if (trainer.rank() == 0) {
-    std::printf("from step %llu on %d ranks\n", static_cast<unsigned long long>(trainer.step()),
-                communicator->world_size());
+  CAIRN_TRY_ASSIGN(const std::unique_ptr<Trainer> trainer, Trainer::Make(*communicator));
+  CAIRN_TRY(trainer->Resume(*store));
+  if (trainer->rank() == 0) {
+    std::printf("from step %llu on %d ranks: dp %u, tp %u\n",
+                static_cast<unsigned long long>(trainer->step()), communicator->world_size(),
+                trainer->mesh().dims()[0].size, trainer->mesh().dims()[1].size);
   }
   const uint64_t last_step = std::stoull(words[5]);
   std::vector<core::SaveHandle> saves;
   {
     core::AsyncSaver saver(store.get());
-    while (trainer.step() < last_step) {
-      CAIRN_TRY_ASSIGN(const double loss, trainer.Step());
-      if (trainer.step() % kSaveEvery != 0 && trainer.step() != last_step) continue;
-      if (trainer.rank() == 0) {
-        std::printf("step %llu loss %.12e\n", static_cast<unsigned long long>(trainer.step()),
+    while (trainer->step() < last_step) {
+      CAIRN_TRY_ASSIGN(const double loss, trainer->Step());
+      if (trainer->step() % kSaveEvery != 0 && trainer->step() != last_step) continue;
+      if (trainer->rank() == 0) {
+        std::printf("step %llu loss %.12e\n", static_cast<unsigned long long>(trainer->step()),
                     loss);
       }
-      CAIRN_TRY_ASSIGN(core::SaveHandle save, saver.Save(trainer.step(), trainer.State()));
+      CAIRN_TRY_ASSIGN(core::SaveHandle save, saver.Save(trainer->step(), trainer->State()));
       saves.push_back(std::move(save));
     }
   }
