@@ -1,9 +1,11 @@
-// The inner loops of save and load, one at a time, beside memcpy: digests, strided gathering, keys.
+// The inner loops of save and load, one at a time, beside memcpy: digests, strided gathering, keys,
+// tilings.
 //
 //   build/bin/cairn_micro_bench --benchmark_filter=Gather
 
 #include <benchmark/benchmark.h>
 
+#include <array>
 #include <cstring>
 #include <numeric>
 #include <vector>
@@ -11,6 +13,7 @@
 #include "bench/noise.h"
 #include "core/key_pattern.h"
 #include "core/strided_copy.h"
+#include "core/tiling.h"
 #include "kv/digest.h"
 #include "kv/key.h"
 
@@ -102,6 +105,25 @@ void PatternMatch(benchmark::State& state) {
   }
 }
 BENCHMARK(PatternMatch);
+
+/// A tensor cut into a grid of boxes, in the order of ranks that each hold a column of it: ten
+/// times the boxes, how many times the time?
+void TilingCheck(benchmark::State& state) {
+  const auto boxes = static_cast<uint64_t>(state.range(0));
+  constexpr uint64_t kColumns = 100;
+  core::BoxList list(2);
+  list.Reserve(boxes);
+  for (uint64_t i = 0; i < boxes; ++i) {
+    const uint64_t offsets[] = {i % (boxes / kColumns) * 3, i / (boxes / kColumns) * 5};
+    list.Add(offsets, std::array<uint64_t, 2>{3, 5});
+  }
+  const core::Shape shape = {boxes / kColumns * 3, kColumns * 5};
+  for (auto _ : state) {
+    if (core::FindTilingFlaw(shape, list)) return state.SkipWithError("the grid does not tile");
+  }
+  state.SetItemsProcessed(state.iterations() * state.range(0));
+}
+BENCHMARK(TilingCheck)->Arg(10'000)->Arg(100'000)->Arg(1'000'000)->Arg(10'000'000);
 
 }  // namespace
 }  // namespace cairn

@@ -135,7 +135,7 @@ class GroupLoad {
       return Fail(ErrorCode::kInvalidArgument,
                   "ranks do not agree about mesh and placements of what they load");
     }
-    const uint64_t round_bytes = std::max<uint64_t>(buffer_bytes / (place_.size + 1), 1);
+    const uint64_t round_bytes = std::max<uint64_t>(buffer_bytes / place_.size, 1);
     std::vector<uint64_t> run_bytes;
     for (uint64_t member = 0; member < place_.size; ++member) {
       uint64_t bytes = 0;
@@ -143,19 +143,26 @@ class GroupLoad {
       run_bytes.push_back(bytes);
     }
     const uint64_t longest = std::ranges::max(run_bytes);
-    std::vector<std::vector<std::byte>> buffers(place_.size);
+    // One slot a member: what it sends us, or what we send all others.
+    std::vector<std::unique_ptr<std::byte[]>> buffers(place_.size);
+    for (uint64_t member = 0; member < place_.size; ++member) {
+      buffers[member] =
+          std::make_unique_for_overwrite<std::byte[]>(std::min(round_bytes, run_bytes[member]));
+    }
     for (uint64_t at = 0; at < longest; at += round_bytes) {
-      std::vector<ByteTarget> targets;
+      std::vector<ByteTarget> parts;
       for (uint64_t member = 0; member < place_.size; ++member) {
         const uint64_t left = run_bytes[member] - std::min(at, run_bytes[member]);
-        buffers[member].resize(std::min(left, round_bytes));
-        targets.emplace_back(buffers[member]);
+        parts.emplace_back(buffers[member].get(), std::min(left, round_bytes));
       }
-      std::vector<std::byte> own(buffers[place_.index].size());
+      const ByteTarget own = parts[place_.index];
       Move(place_.index, at, own, /*into_targets=*/false);
-      CAIRN_TRY(group.AllGather(own, targets));
+      std::vector<ByteView> sent(place_.size, own);
+      sent[place_.index] = {};
+      parts[place_.index] = {};
+      CAIRN_TRY(group.AllToAll(sent, parts));
       for (uint64_t member = 0; member < place_.size; ++member) {
-        if (member != place_.index) Move(member, at, buffers[member], /*into_targets=*/true);
+        if (member != place_.index) Move(member, at, parts[member], /*into_targets=*/true);
       }
     }
     return {};

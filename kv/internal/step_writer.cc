@@ -304,10 +304,6 @@ Result<StepEntry> StepWriter::Impl::CommitLocked() {
   CAIRN_TRY_ASSIGN(const StepEntry entry, IndexRecords(generation, replaced, &removal));
   finished_ = true;  // the step exists: nothing of it may be removed any more
   failed_ = false;
-  if (has_ranks()) {
-    // A rank that this does not reach finds the step in the index when its deadline passes.
-    (void)internal::TellCommitted(state_->paths, attempt_, entry.info.generation);
-  }
   // A failure below leaves the step committed; the next open does what is missing.
   if (Result<void> moved = MoveManifest(entry); !moved) {
     Error error = std::move(moved).error().WithStep(step_);
@@ -317,6 +313,10 @@ Result<StepEntry> StepWriter::Impl::CommitLocked() {
         step_, error.message);
     (void)internal::RefreshSteps(*state_);
     return Fail(std::move(error));
+  }
+  if (has_ranks()) {
+    // A rank that this does not reach finds the step in the index when its deadline passes.
+    (void)internal::TellCommitted(state_->paths, attempt_, entry.info.generation);
   }
   internal::FinishRemoval(*state_, removal);
   CAIRN_TRY(internal::RefreshSteps(*state_));
