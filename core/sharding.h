@@ -16,8 +16,7 @@ namespace cairn::core {
 struct Sharding {
   Shape global_shape;
 
-  /// A DTensor: the leaf's view is the local tensor, as ShardOf says it. Tensors that share a mesh
-  /// object are planned together.
+  /// A DTensor: the leaf's view is the local tensor, as ShardOf says it.
   std::shared_ptr<const DeviceMesh> mesh;  // shared by the tensors on it; null for explicit boxes
   std::vector<Placement> placements;       // one a mesh dimension
 

@@ -2,11 +2,29 @@
 
 #include "core/internal/replica_group.h"
 
+#include <algorithm>
+
 namespace cairn::core::internal {
 
-ReplicaGroup ReplicaGroup::Of(const Sharding& sharding) {
-  ReplicaGroup group{.mesh = sharding.mesh.get(), .dims = 0};
-  if (group.mesh == nullptr) return group;
+const DeviceMesh* EqualMeshes::Find(const DeviceMesh* mesh) {
+  const auto [found, is_new] = known_.try_emplace(mesh, mesh);
+  if (!is_new) return found->second;
+  for (const DeviceMesh* other : distinct_) {
+    if (mesh->ranks() == other->ranks() &&
+        std::ranges::equal(mesh->dims(), other->dims(), {}, &DeviceMesh::Dim::size,
+                           &DeviceMesh::Dim::size)) {
+      found->second = other;
+      return other;
+    }
+  }
+  distinct_.push_back(mesh);
+  return mesh;
+}
+
+ReplicaGroup ReplicaGroup::Of(const Sharding& sharding, EqualMeshes& meshes) {
+  ReplicaGroup group;
+  if (sharding.mesh == nullptr) return group;
+  group.mesh = meshes.Find(sharding.mesh.get());
   for (size_t d = 0; d < sharding.placements.size(); ++d) {
     // Along a dimension of size 1 nothing is replicated or cut, whatever its placement is called.
     if (sharding.placements[d].kind == Placement::Kind::kReplicate &&

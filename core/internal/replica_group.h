@@ -3,6 +3,7 @@
 
 #include <compare>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <utility>
 #include <vector>
@@ -10,6 +11,8 @@
 #include "core/sharding.h"
 
 namespace cairn::core::internal {
+
+class EqualMeshes;
 
 /// Those along some dimensions of a mesh. A tensor that is cut along all of them has none: one rank
 /// holds each box.
@@ -19,7 +22,7 @@ struct ReplicaGroup {
   friend auto operator<=>(const ReplicaGroup&, const ReplicaGroup&) = default;
 
   /// Requires a rank of the mesh, or a sharding by explicit boxes.
-  static ReplicaGroup Of(const Sharding& sharding);
+  static ReplicaGroup Of(const Sharding& sharding, EqualMeshes& meshes);
   /// All of the mesh.
   static ReplicaGroup Whole(const DeviceMesh& mesh);
 
@@ -30,6 +33,18 @@ struct ReplicaGroup {
     uint32_t lowest_rank = 0;  // of the members at the place where all of `dims` are 0
   };
   Place PlaceOf(uint32_t rank) const;
+};
+
+/// One mesh for all that are equal, whatever objects they are: ranks may differ in how many objects
+/// they make for the same mesh, and must group tensors alike all the same. Names do not count.
+class EqualMeshes {
+ public:
+  /// The first mesh that was asked for and equals this one. All must outlive the use of the result.
+  const DeviceMesh* Find(const DeviceMesh* mesh);
+
+ private:
+  std::vector<const DeviceMesh*> distinct_;
+  std::map<const DeviceMesh*, const DeviceMesh*> known_;
 };
 
 /// Which of `members` equal shares of `total` bytes holds byte `position`.

@@ -57,7 +57,7 @@ class Planner {
       return Fail(ErrorCode::kInvalidArgument,
                   fmt::format("plain_mesh lacks rank {}, which holds plain tensors", place_.rank));
     }
-    plain_group_ = ReplicaGroup::Whole(*plain_mesh_);
+    plain_group_ = ReplicaGroup::Whole(*meshes_.Find(plain_mesh_.get()));
     return {};
   }
 
@@ -118,7 +118,7 @@ class Planner {
     if (sharding.mesh == nullptr || sharding.mesh->CoordinateOf(place_.rank)) {
       CAIRN_TRY_ASSIGN(pieces, PiecesOf(sharding, local, place_.rank));
       for (const LocalPiece& piece : pieces) CAIRN_TRY(SpanOf(piece.view));
-      group = ReplicaGroup::Of(sharding);
+      group = ReplicaGroup::Of(sharding, meshes_);
     }
     if (const std::string* owner = FindSame(leaf, pieces)) {
       info.alias_of = *owner;
@@ -140,9 +140,10 @@ class Planner {
     const Sharding& b = *other.sharding;
     const bool same = leaf.named.view.dtype == other.named.view.dtype &&
                       leaf.named.view.shape == other.named.view.shape &&
-                      leaf.named.view.strides == other.named.view.strides && a.mesh == b.mesh &&
-                      a.mesh != nullptr && a.global_shape == b.global_shape &&
-                      a.placements == b.placements;
+                      leaf.named.view.strides == other.named.view.strides && a.mesh != nullptr &&
+                      b.mesh != nullptr &&
+                      meshes_.Find(a.mesh.get()) == meshes_.Find(b.mesh.get()) &&
+                      a.global_shape == b.global_shape && a.placements == b.placements;
     return same ? &other.named.fqn : nullptr;
   }
 
@@ -246,6 +247,7 @@ class Planner {
   const SaveOptions& options_;
   const RankPlace place_;
   std::shared_ptr<const DeviceMesh> plain_mesh_;  // the caller's too, or ours
+  EqualMeshes meshes_;
   ReplicaGroup plain_group_;
   SavePlan plan_;
   std::vector<ReplicaGroup> group_of_piece_;            // in the order in which pieces were added

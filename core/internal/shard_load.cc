@@ -238,10 +238,10 @@ class OnceLoad {
   // Null where this rank alone holds the tensor's boxes.
   GroupLoad* GroupFor(const Filling& filling) {
     const Sharding* const sharding = filling.target->sharding;
-    ReplicaGroup group = ReplicaGroup::Whole(*world_);
+    ReplicaGroup group = ReplicaGroup::Whole(*meshes_.Find(&*world_));
     if (sharding != nullptr) {
       if (sharding->mesh == nullptr || !sharding->mesh->CoordinateOf(rank_)) return nullptr;
-      group = ReplicaGroup::Of(*sharding);
+      group = ReplicaGroup::Of(*sharding, meshes_);
     }
     if (group.dims == 0) return nullptr;
     auto& load = groups_[group];
@@ -296,6 +296,7 @@ class OnceLoad {
   const uint32_t rank_;
   const uint32_t world_size_;
   std::optional<DeviceMesh> world_;  // of whole tensors
+  EqualMeshes meshes_;
   Fillings fillings_;
   std::map<ReplicaGroup, std::unique_ptr<GroupLoad>> groups_;
   std::vector<GroupLoad*> order_;

@@ -211,6 +211,28 @@ TEST_F(SharedSaveTest, ReplicasShareTheWritingEvenly) {
   EXPECT_LE(largest, 1.1);
 }
 
+TEST_F(SharedSaveTest, RanksThatMakeMoreObjectsOfTheSameMeshAgreeWithThoseThatMakeOne) {
+  const TestTensor tensor(DType::kInt32, {40, 10});
+  const auto make_mesh = [] {
+    return std::make_shared<const DeviceMesh>(*DeviceMesh::Make({{"a", 2}, {"b", 2}}));
+  };
+  RunRanks(4, [&](Communicator& communicator) {
+    const auto one = make_mesh();
+    StateDict state;
+    for (int i = 0; i < 6; ++i) {
+      state.root().Sharded(fmt::format("w{}", i), tensor.view(),
+                           {.global_shape = {40, 10},
+                            .mesh = communicator.rank() == 2 ? make_mesh() : one,
+                            .placements = {Placement::Replicate(), Placement::Replicate()},
+                            .parts = {}});
+    }
+    const auto store = OpenOn(communicator);
+    EXPECT_TRUE(IsOk(store->Save(1, state, {.chunk_bytes = 100})));
+    EXPECT_TRUE(IsOk(store->Close()));
+  });
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+}
+
 TEST_F(SharedSaveTest, PipelineStagesHoldDifferentKeys) {
   const TestTensor first(DType::kInt16, {10}), second(DType::kInt16, {7});
   const auto stage_mesh = [](std::vector<uint32_t> ranks) {
