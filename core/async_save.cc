@@ -9,6 +9,7 @@
 #include <optional>
 #include <thread>
 
+#include "core/internal/no_throw.h"
 #include "core/internal/save.h"
 #include "core/internal/staging.h"
 
@@ -63,7 +64,8 @@ class AsyncSaver::Impl {
       changed_.wait(lock, [this] { return !task_.has_value(); });
     }
     Task task{.attempt = store_->NextAttempt(step, options), .options = options};
-    if (Result<void> begun = Begin(state, task); !begun) {
+    const auto begin = [&] { return Begin(state, task); };
+    if (Result<void> begun = internal::CatchNoMemory("staging a save", begin); !begun) {
       return Fail(store_->GiveUp(task.attempt, std::move(begun).error()));
     }
     auto handle = std::make_shared<SaveHandle::State>();

@@ -4,13 +4,17 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <chrono>
 #include <mutex>
 
 #include "core/internal/list.h"
 #include "core/internal/load.h"
 #include "core/internal/lookup.h"
+#include "core/internal/no_throw.h"
 #include "core/internal/open_together.h"
 #include "core/internal/save.h"
+#include "core/internal/save_turns.h"
 #include "core/internal/shard_load.h"
 #include "core/internal/verify.h"
 #include "core/internal/worker_pool.h"
@@ -33,28 +37,37 @@ class CheckpointStore::Impl {
   internal::SaveAttempt NextAttempt(uint64_t step, const SaveOptions& options) {
     internal::SaveAttempt attempt{.step = step, .name = {}};
     if (place_.world_size == 1) return attempt;
-    attempt.name = store_->NextAttempt(step);
-    attempt.deadline = std::chrono::steady_clock::now() + options.deadline;
+    attempt.turn = turns_.Take([&] { attempt.name = store_->NextAttempt(step); });
+    const auto now = std::chrono::steady_clock::now();
+    const auto most = std::chrono::floor<std::chrono::milliseconds>(
+        std::chrono::steady_clock::time_point::max() - now);
+    const auto deadline = std::clamp(options.deadline, std::chrono::milliseconds(0), most / 2);
+    attempt.deadline = now + deadline;
+    attempt.outcome_deadline = attempt.deadline + deadline / 4 + std::chrono::seconds(1);
     return attempt;
   }
 
   Error GiveUp(const internal::SaveAttempt& attempt, Error error) {
-    if (!attempt.name.empty()) {
-      // If not even this can be written, the others find out by their deadline.
-      (void)store_->FailAttempt(attempt.name, place_.rank, error);
-    }
+    if (attempt.name.empty()) return error;
+    // If not even this can be written, the others find out by their deadline.
+    (void)store_->FailAttempt(attempt.name, place_.rank, error);
+    turns_.End(attempt.turn);
     return error;
   }
 
   Result<SaveReport> SavePlanned(const internal::SaveAttempt& attempt,
                                  const internal::SavePlan& plan, const SaveOptions& options,
                                  internal::SavedChunks* saved) {
+    if (!attempt.name.empty()) turns_.Await(attempt.turn);
     const std::lock_guard lock(writing_);
-    if (!pool_) {
-      pool_ = std::make_unique<internal::WorkerPool>(internal::WorkerPool::DefaultThreadCount());
-    }
-    auto report = internal::RunSave(*store_, attempt, plan, place_, options, *pool_, saved);
+    auto report = internal::CatchNoMemory("the records of a save", [&] {
+      if (!pool_) {
+        pool_ = std::make_unique<internal::WorkerPool>(internal::WorkerPool::DefaultThreadCount());
+      }
+      return internal::RunSave(*store_, attempt, plan, place_, options, *pool_, saved);
+    });
     if (!report) return Fail(GiveUp(attempt, std::move(report).error()));
+    if (!attempt.name.empty()) turns_.End(attempt.turn);
     return report;
   }
 
@@ -77,6 +90,7 @@ class CheckpointStore::Impl {
   std::unique_ptr<kv::Store> store_;
   Communicator* const communicator_;  // null for one process alone
   internal::RankPlace place_;
+  internal::SaveTurns turns_;                   // several ranks
   bool closed_ = false;                         // guarded by writing_
   std::mutex writing_;                          // held for all of a save, a deletion, the closing
   std::unique_ptr<internal::WorkerPool> pool_;  // guarded by writing_; made by the first save
@@ -143,7 +157,8 @@ Result<std::vector<kv::StepInfo>> CheckpointStore::Steps() const {
 Result<SaveReport> CheckpointStore::Save(uint64_t step, const StateDict& state,
                                          const SaveOptions& options) {
   const internal::SaveAttempt attempt = NextAttempt(step, options);
-  auto plan = internal::PlanSave(state, options, place());
+  auto plan = internal::CatchNoMemory("the plan of a save",
+                                      [&] { return internal::PlanSave(state, options, place()); });
   if (!plan) return Fail(GiveUp(attempt, std::move(plan).error()));
   return SavePlanned(attempt, *plan, options, nullptr);
 }

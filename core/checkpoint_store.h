@@ -108,8 +108,10 @@ struct ShardTarget {
 
 struct ShardLoadOptions {
   /// Boxes that several ranks need are read from storage by one of them and passed on through the
-  /// communicator of OpenShared; every rank must call with the same tensors then. Else each rank
-  /// reads all that it needs, and may call alone.
+  /// communicator of OpenShared. Every rank must call then, with the same step and the same keys in
+  /// the same order (stages of a pipeline, whose meshes have no rank in common: each with its own);
+  /// kInvalidArgument on all ranks if they do not. Else each rank reads all that it needs, and may
+  /// call alone.
   bool read_once = false;
   /// read_once: host memory for passing bytes on.
   uint64_t buffer_bytes = 64 << 20;

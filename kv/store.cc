@@ -91,6 +91,13 @@ Result<void> Store::Impl::OpenForReading() {
     state->session = state->options.session;
   }
   CAIRN_TRY_ASSIGN(state->uuid, internal::ReadIdentity(state->paths));
+  if (state->joined && !internal::Exists(state->paths.attempt(state->session))) {
+    return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                      .message =
+                          "rank 0 has no such session open here; all ranks must be given the "
+                          "same directory, on a file system that they share",
+                      .file = state->paths.root});
+  }
   CAIRN_TRY(ReaderSnapshot());
   return {};
 }
@@ -206,7 +213,23 @@ Result<std::shared_ptr<const Snapshot>> Store::Latest() const {
 
 std::string Store::NextAttempt(uint64_t step) {
   StoreState& state = *impl_->state;
-  return fmt::format("{}-{}-{}", state.session, step, state.attempt_counter++);
+  const std::lock_guard lock(state.mutex);
+  return fmt::format("{}-{}-{}", state.session, step, state.attempts_at[step]++);
+}
+
+std::string Store::uuid() const {
+  std::string text;
+  for (const std::byte byte : impl_->state->uuid) {
+    text += fmt::format("{:02x}", std::to_integer<int>(byte));
+  }
+  return text;
+}
+
+Result<std::string> Store::Invite() {
+  const StoreState& state = *impl_->state;
+  CAIRN_CHECK(state.writable);
+  CAIRN_TRY(internal::MakeDirectory(state.paths.attempt(state.session)));
+  return state.session;
 }
 
 Result<void> Store::Impl::CheckCanBegin(uint64_t step, const BeginOptions& options) const {
@@ -248,7 +271,14 @@ Result<std::unique_ptr<StepWriter>> Store::Begin(uint64_t step, const BeginOptio
 }
 
 Result<void> Store::FailAttempt(const std::string& attempt, uint32_t rank, const Error& error) {
-  return internal::TellFailure(impl_->state->paths, attempt, rank, error);
+  StoreState& state = *impl_->state;
+  bool kept = state.outcome_unknown;
+  if (rank == 0) {
+    const std::lock_guard lock(state.mutex);
+    kept = kept || state.committed_attempt == attempt;
+    internal::Remember(attempt, state.told_attempts);
+  }
+  return internal::TellFailure(state.paths, attempt, rank, error, kept);
 }
 
 Result<Store::DeleteReport> Store::Delete(std::span<const uint64_t> steps, bool dry_run) {
@@ -307,7 +337,10 @@ Result<void> Store::Close() {
   Result<void> result = {};
   // A rank that still waits for word of one of these finds it in the index.
   for (const std::string& attempt : state.told_attempts) {
-    (void)internal::RemoveTree(state.paths.attempt(attempt));
+    internal::ForgetAttempt(state.paths, attempt);
+  }
+  if (state.writable && !state.session.empty()) {
+    (void)internal::RemoveTree(state.paths.attempt(state.session));
   }
   if (state.writable && state.index != nullptr) result = state.index->Close();
   state.index = nullptr;

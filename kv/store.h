@@ -77,7 +77,7 @@ struct StoreOptions {
   bool tolerate_lost_steps = false;
   /// How long an open may wait for a writer that is just replacing index files.
   std::chrono::milliseconds deadline{10'000};
-  /// kJoin: Store::session() of the job's rank 0, as it told it when it opened the store.
+  /// kJoin: what Store::Invite of the job's rank 0 said.
   std::string session;
 };
 
@@ -173,8 +173,9 @@ class StepWriter;
 class Store {
  public:
   /// kNotFound: no store there (kRead). kConflict: another writer has it. kUnimplemented: newer
-  /// format. kDataLoss: CAIRN or the index is damaged. kUnavailable: permission, I/O, deadline.
-  /// kInvalidArgument: unusable I/O options, given or from the environment.
+  /// format. kFailedPrecondition: nobody has invited to the session here (kJoin). kDataLoss: CAIRN
+  /// or the index is damaged. kUnavailable: permission, I/O, deadline. kInvalidArgument: unusable
+  /// I/O options, given or from the environment.
   static Result<std::unique_ptr<Store>> Open(const std::string& directory, OpenMode mode,
                                              StoreOptions options = {});
   ~Store();
@@ -202,6 +203,11 @@ class Store {
   /// Names this opening of the store for writing, 16 hex digits drawn at random; or the one that
   /// was joined. Empty for readers.
   const std::string& session() const;
+  /// Of the store, 32 hex digits, drawn when it was made.
+  std::string uuid() const;
+  /// Rank 0 of several: the session, which from here on others may join. It leaves a mark in the
+  /// directory, so that a rank that sees another directory is found out.
+  Result<std::string> Invite();
   /// What the open found and mended, or (tolerate_lost_steps) what it could not; for people.
   const std::vector<Error>& recovery_notes() const;
 
@@ -209,9 +215,9 @@ class Store {
   /// Cost: a stat when nothing changed; a read-only index open (milliseconds) when it did.
   Result<std::shared_ptr<const Snapshot>> Latest() const;
 
-  /// Names the next attempt at a step: session, step and a counter. All ranks of a job take one for
-  /// every save, in the same order, even for one that then fails before it begins; so that they
-  /// agree on it without a word.
+  /// Names the next attempt at a step: session, step and a counter of this step's attempts. All
+  /// ranks of a job take one for every save, even for one that then fails before it begins; so that
+  /// they agree on it without a word. Threads: any.
   std::string NextAttempt(uint64_t step);
 
   /// Starts writing `step`. kConflict: it exists and `overwrite` is false (rank 0 looks).
@@ -221,13 +227,16 @@ class Store {
     uint32_t rank = 0;
     uint32_t world_size = 1;
     std::string attempt;  // empty: the next one
-    /// Until when one rank waits for others.
+    /// Until when rank 0 waits for the others' parts, and must have begun to commit.
     std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
+    /// Until when the others wait for rank 0's word.
+    std::chrono::steady_clock::time_point outcome_deadline =
+        std::chrono::steady_clock::time_point::max();
   };
   Result<std::unique_ptr<StepWriter>> Begin(uint64_t step, const BeginOptions& options);
 
-  /// Several ranks: makes the attempt fail on all of them, with `error` as rank `rank`'s. No effect
-  /// once the step is committed.
+  /// Several ranks: makes the attempt fail on all of them, with `error` as rank `rank`'s. Where the
+  /// step is committed, or may be, the others get the error and keep their files.
   Result<void> FailAttempt(const std::string& attempt, uint32_t rank, const Error& error);
 
   /// Deletes whole steps in one index write; segments that nothing references any more are

@@ -14,7 +14,10 @@ namespace cairn::core::internal {
 namespace {
 
 std::string NameInfo(const TensorInfo& info) {
-  return fmt::format("{} {}", schema::DTypeName(info.dtype), FormatNumbers(info.shape));
+  std::string name = fmt::format("{} {}", schema::DTypeName(info.dtype), FormatNumbers(info.shape));
+  if (!info.alias_of) return name;
+  return fmt::format("{} in the memory of '{}' (from byte {}, strides {})", name, *info.alias_of,
+                     info.alias_offset_bytes, FormatNumbers(info.alias_strides));
 }
 
 std::string NameBoxOf(uint32_t rank, std::span<const uint64_t> offsets,
@@ -43,8 +46,8 @@ Result<void> RankMerge::AddOwn(const SavePlan& plan) {
     }
   }
   for (const auto& [fqn, record] : plan.values) values_.try_emplace(fqn, record);
-  CAIRN_TRY_ASSIGN(tree_, DecodeTree(plan.structure));
-  return {};
+  CAIRN_TRY_ASSIGN(const StateTree tree, DecodeTree(plan.structure));
+  return tree_.Add(tree);
 }
 
 Result<void> RankMerge::Add(uint32_t rank, kv::Column column, std::string_view key,
@@ -64,8 +67,8 @@ Result<void> RankMerge::Add(uint32_t rank, kv::Column column, std::string_view k
       return {};
     }
     case kv::Column::kStructures: {
-      CAIRN_TRY_ASSIGN(StateTree tree, DecodeTree(record));
-      return AddTree(std::move(tree));
+      CAIRN_TRY_ASSIGN(const StateTree tree, DecodeTree(record));
+      return AddTree(tree);
     }
     default:
       return Fail(ErrorCode::kDataLoss,
@@ -92,20 +95,23 @@ void RankMerge::AddTensor(uint32_t rank, TensorInfo info) {
     return;
   }
   // A rank that holds nothing of a tensor cannot tell what it shares memory with.
-  if (info.alias_of && !known.info.alias_of) {
+  if (!info.alias_of) return;
+  if (!known.info.alias_of) {
     known.info = std::move(info);
     known.alias_rank = rank;
+  } else if ((known.info.alias_of != info.alias_of ||
+              known.info.alias_offset_bytes != info.alias_offset_bytes ||
+              known.info.alias_strides != info.alias_strides) &&
+             !disagreement_) {
+    disagreement_ =
+        Disagreement{.tensor = found->second, .rank = rank, .info = std::move(info), .box = {}};
   }
 }
 
-Result<void> RankMerge::AddTree(StateTree tree) {
-  if (tree == tree_ || tree_error_) return {};
-  auto merged = MergeTrees(tree_, tree);
-  if (!merged) {
-    tree_error_ = std::move(merged).error();
-    return {};
-  }
-  tree_ = *std::move(merged);
+Result<void> RankMerge::AddTree(const StateTree& tree) {
+  if (tree_error_) return {};
+  Result<void> added = tree_.Add(tree);
+  if (!added) tree_error_ = std::move(added).error();
   return {};
 }
 
@@ -157,11 +163,12 @@ Error RankMerge::Describe(const Disagreement& disagreement) const {
     boxes +=
         "; " + NameBoxOf(disagreement.rank, disagreement.box->offsets, disagreement.box->sizes);
   }
-  return Error{.code = ErrorCode::kInvalidArgument,
-               .message = fmt::format("rank {} holds it as {}, rank {} as {}{}", tensor.rank,
-                                      NameInfo(tensor.info), disagreement.rank,
-                                      NameInfo(disagreement.info), boxes),
-               .key = tensor.info.fqn};
+  return Error{
+      .code = ErrorCode::kInvalidArgument,
+      .message = fmt::format("rank {} holds it as {}, rank {} as {}{}",
+                             tensor.alias_rank.value_or(tensor.rank), NameInfo(tensor.info),
+                             disagreement.rank, NameInfo(disagreement.info), boxes),
+      .key = tensor.info.fqn};
 }
 
 Result<void> RankMerge::CheckTensor(const Tensor& tensor) const {
@@ -196,12 +203,28 @@ Result<void> RankMerge::CheckTensor(const Tensor& tensor) const {
                         tensor.box_ranks.empty() ? "" : NameBox(tensor, 0)));
 }
 
+// One leaf a key, and of the right kind: what is committed must be readable as one state.
+Result<void> RankMerge::CheckLeaves(const StateTree& tree) const {
+  CAIRN_TRY_ASSIGN(const std::vector<Leaf> leaves, FlattenTree(tree));
+  for (const Leaf& leaf : leaves) {
+    const auto tensor = by_fqn_.find(leaf.fqn);
+    const bool is_tensor = tensor != by_fqn_.end() && !tensors_[tensor->second].info.hidden;
+    const bool is_value = values_.contains(leaf.fqn);
+    if (IsTensor(tree.nodes[leaf.node].kind) == is_tensor && is_value != is_tensor) continue;
+    return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                      .message = "it is a tensor on one rank and a plain value on another",
+                      .key = leaf.fqn});
+  }
+  return {};
+}
+
 Result<MergedStep> RankMerge::Finish() {
   if (disagreement_) return Fail(Describe(*disagreement_));
   if (tree_error_) return Fail(*tree_error_);
   for (const Tensor& tensor : tensors_) CAIRN_TRY(CheckTensor(tensor));
   MergedStep merged;
-  merged.tree = std::move(tree_);
+  merged.tree = tree_.Take();
+  CAIRN_TRY(CheckLeaves(merged.tree));
   for (Tensor& tensor : tensors_) {
     tensor.info.chunk_count = tensor.box_ranks.size();
     if (!tensor.info.alias_of) merged.logical_bytes += tensor.info.nbytes;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/internal/save_plan.h"
+#include "core/internal/tree_merge.h"
 #include "core/state_dict.h"
 #include "core/tiling.h"
 
@@ -56,10 +57,11 @@ class RankMerge {
   };
 
   void AddTensor(uint32_t rank, TensorInfo info);
-  Result<void> AddTree(StateTree tree);
+  Result<void> AddTree(const StateTree& tree);
   Result<void> AddChunk(uint32_t rank, std::string_view key, std::span<const std::byte> record);
   Error Describe(const Disagreement& disagreement) const;
   Result<void> CheckTensor(const Tensor& tensor) const;
+  Result<void> CheckLeaves(const StateTree& tree) const;
   std::string NameBox(const Tensor& tensor, size_t i) const;
 
   std::vector<Tensor> tensors_;  // in the order of arrival
@@ -68,7 +70,7 @@ class RankMerge {
   std::optional<Disagreement> disagreement_;  // the first
   std::optional<Error> tree_error_;
   std::unordered_map<std::string, std::vector<std::byte>> values_;
-  StateTree tree_;
+  TreeMerge tree_;
 };
 
 }  // namespace cairn::core::internal

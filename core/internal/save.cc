@@ -328,18 +328,21 @@ std::vector<SavedChunks::Piece> PiecesToRemember(const SavePlan& plan) {
   return pieces;
 }
 
-// What each rank says of its state: alike on most, and so kept once.
+// What each rank says of its state: alike on most, and so kept once. In three parts, as a key that
+// each rank has of its own makes their trees or values differ, not what they say of tensors.
 Result<void> AddShared(const SavePlan& plan, kv::StepWriter& writer) {
-  std::vector<kv::StepWriter::SharedRecord> layout;
-  layout.reserve(plan.tensors.size() + 1);
-  layout.push_back({.column = kv::Column::kStructures, .key = "", .value = plan.structure});
+  const kv::StepWriter::SharedRecord structure[] = {
+      {.column = kv::Column::kStructures, .key = "", .value = plan.structure}};
+  CAIRN_TRY(writer.AddShared(structure));
+  std::vector<kv::StepWriter::SharedRecord> tensors;
+  tensors.reserve(plan.tensors.size());
   for (TensorInfo tensor : plan.tensors) {
     tensor.chunk_count = 0;
-    layout.push_back({.column = kv::Column::kTensors,
-                      .key = kv::FqnKey(tensor.fqn),
-                      .value = EncodeTensor(tensor)});
+    tensors.push_back({.column = kv::Column::kTensors,
+                       .key = kv::FqnKey(tensor.fqn),
+                       .value = EncodeTensor(tensor)});
   }
-  CAIRN_TRY(writer.AddShared(layout));
+  if (!tensors.empty()) CAIRN_TRY(writer.AddShared(tensors));
   std::vector<kv::StepWriter::SharedRecord> values;
   values.reserve(plan.values.size());
   for (const auto& [fqn, record] : plan.values) {
@@ -405,11 +408,13 @@ Result<SaveReport> RunSave(kv::Store& store, const SaveAttempt& attempt, const S
   uint64_t own_chunks = 0;
   for (const PlannedPiece& piece : plan.pieces) own_chunks += piece.chunk_count();
   CAIRN_TRY_ASSIGN(const std::optional<Base> base, FindBase(store, options));
-  CAIRN_TRY_ASSIGN(auto writer, store.Begin(attempt.step, {.overwrite = options.overwrite,
-                                                           .rank = place.rank,
-                                                           .world_size = place.world_size,
-                                                           .attempt = attempt.name,
-                                                           .deadline = attempt.deadline}));
+  CAIRN_TRY_ASSIGN(auto writer,
+                   store.Begin(attempt.step, {.overwrite = options.overwrite,
+                                              .rank = place.rank,
+                                              .world_size = place.world_size,
+                                              .attempt = attempt.name,
+                                              .deadline = attempt.deadline,
+                                              .outcome_deadline = attempt.outcome_deadline}));
   if (place.world_size > 1) CAIRN_TRY(AddShared(plan, *writer));
   ProgressMeter progress(options.progress, plan.own_bytes);
   ItemSource items(plan);

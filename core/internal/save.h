@@ -34,7 +34,12 @@ struct SaveAttempt {
   uint64_t step = 0;
   std::string name;
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
-  bool wait = true;  // false: a rank but the first returns once its part is durable
+  /// Until when ranks wait to hear from rank 0, which may commit until `deadline`, and longer if it
+  /// has begun to.
+  std::chrono::steady_clock::time_point outcome_deadline =
+      std::chrono::steady_clock::time_point::max();
+  uint64_t turn = 0;  // SaveTurns; several ranks
+  bool wait = true;   // false: a rank but the first returns once its part is durable
 };
 
 /// Writes the plan. Requires that no other save of this store runs. `pool` digests. Fills `saved`,

@@ -36,6 +36,8 @@ class Planner {
         sharded.push_back(&leaf);
       }
     }
+    // In key order, so that every rank finds the same owner of what is shared.
+    std::ranges::sort(sharded, {}, [](const LeafTensor* leaf) { return leaf->named.fqn; });
     CAIRN_TRY_ASSIGN(std::vector<PlannedTensor> planned, PlanTensors(plain));
     for (PlannedTensor& tensor : planned) CAIRN_TRY(AddPlain(std::move(tensor)));
     for (const LeafTensor* leaf : sharded) CAIRN_TRY(AddSharded(*leaf));

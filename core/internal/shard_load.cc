@@ -16,10 +16,12 @@
 #include <map>
 
 #include "core/internal/load.h"
+#include "core/internal/no_throw.h"
 #include "core/internal/owners.h"
 #include "core/internal/replica_group.h"
 #include "core/internal/vote.h"
 #include "core/strided_copy.h"
+#include "kv/digest.h"
 
 namespace cairn::core::internal {
 namespace {
@@ -36,6 +38,14 @@ TensorTarget AsTarget(const TensorView& view) {
 Result<std::vector<LocalPiece>> PiecesToFill(const ShardTarget& target, const TensorInfo& stored,
                                              uint32_t rank) {
   if (target.sharding == nullptr) {
+    if (target.local.shape != stored.shape) {
+      return Fail(ErrorCode::kInvalidArgument,
+                  fmt::format("the target has shape {}, the stored tensor {}",
+                              FormatNumbers(target.local.shape), FormatNumbers(stored.shape)));
+    }
+    if (!target.local.strides.empty() && target.local.strides.size() != target.local.shape.size()) {
+      return Fail(ErrorCode::kInvalidArgument, "the target has not one stride a dimension");
+    }
     return std::vector<LocalPiece>{
         {.box = WholeBox(target.local.shape), .view = AsView(target.local)}};
   }
@@ -129,12 +139,29 @@ class GroupLoad {
     }
   }
 
-  Result<void> PassOn(Communicator& group, uint64_t buffer_bytes) const {
-    if (static_cast<uint64_t>(group.world_size()) != place_.size ||
-        static_cast<uint64_t>(group.rank()) != place_.index) {
-      return Fail(ErrorCode::kInvalidArgument,
-                  "ranks do not agree about mesh and placements of what they load");
+  /// Collective over the group. kInvalidArgument: its ranks have not planned alike.
+  Result<void> CheckAgreed(Communicator& group, const kv::StepInfo& step) const {
+    std::string plan = fmt::format("{} {} {}", step.step, step.generation, step.attempt);
+    for (const Item& item : items_) {
+      plan += fmt::format("|{} {} {} {}", *item.fqn, FormatNumbers(item.box.offsets),
+                          FormatNumbers(item.box.sizes), item.bytes);
     }
+    const kv::Digest own = kv::PayloadDigest(std::as_bytes(std::span(plan)));
+    std::vector<kv::Digest> all(static_cast<size_t>(group.world_size()));
+    std::vector<ByteTarget> targets;
+    for (kv::Digest& each : all) targets.push_back(std::as_writable_bytes(std::span(&each, 1)));
+    CAIRN_TRY(group.AllGather(std::as_bytes(std::span(&own, 1)), targets));
+    if (all.size() == place_.size && static_cast<uint64_t>(group.rank()) == place_.index &&
+        std::ranges::count(all, own) == std::ssize(all)) {
+      return {};
+    }
+    return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                      .message = "ranks that read for each other give other steps, keys, meshes or "
+                                 "placements; give them alike, or load without read_once",
+                      .key = items_.empty() ? std::string() : *items_.front().fqn});
+  }
+
+  Result<void> PassOn(Communicator& group, uint64_t buffer_bytes) const {
     const uint64_t round_bytes = std::max<uint64_t>(buffer_bytes / place_.size, 1);
     std::vector<uint64_t> run_bytes;
     for (uint64_t member = 0; member < place_.size; ++member) {
@@ -213,6 +240,7 @@ class OnceLoad {
         CAIRN_TRY(AddPiece(view, filling, piece, group));
     }
     for (GroupLoad* const group : order_) {
+      if (group == nullptr) continue;
       group->Share();
       group->AddOwnRequests(requests_);
     }
@@ -221,35 +249,62 @@ class OnceLoad {
 
   const std::vector<LoadRequest>& requests() const { return requests_; }
 
-  Result<void> PassOn(Communicator& communicator, uint64_t buffer_bytes) {
+  Result<void> PassOn(Communicator& communicator, const kv::StepInfo& step, uint64_t buffer_bytes) {
     CAIRN_TRY_ASSIGN(const uint64_t rounds, MostGroups(communicator));
+    std::vector<std::unique_ptr<Communicator>> parts;
+    Result<void> agreed = {};
     for (uint64_t i = 0; i < rounds; ++i) {
-      const bool takes_part = i < order_.size();
+      GroupLoad* const group = i < order_.size() ? order_[i] : nullptr;
       const ReplicaGroup::Place place =
-          takes_part ? order_[i]->place() : ReplicaGroup::Place{.lowest_rank = rank_};
-      CAIRN_TRY_ASSIGN(const auto group,
+          group != nullptr ? group->place() : ReplicaGroup::Place{.lowest_rank = rank_};
+      CAIRN_TRY_ASSIGN(auto part,
                        communicator.Split(place.lowest_rank, static_cast<uint32_t>(place.index)));
-      if (takes_part) CAIRN_TRY(order_[i]->PassOn(*group, buffer_bytes));
+      if (group != nullptr) {
+        Result<void> checked = group->CheckAgreed(*part, step);
+        if (!checked && agreed) agreed = std::move(checked);
+      } else if (part->world_size() > 1) {
+        agreed = Fail(ErrorCode::kInvalidArgument,
+                      "ranks that read for each other give other tensors; give them alike, or load "
+                      "without read_once");
+        CAIRN_TRY(DeclineAgreement(*part));
+      }
+      parts.push_back(std::move(part));
+    }
+    CAIRN_TRY(Vote(communicator, agreed));
+    for (size_t i = 0; i < order_.size(); ++i) {
+      if (order_[i] != nullptr) CAIRN_TRY(order_[i]->PassOn(*parts[i], buffer_bytes));
     }
     return {};
   }
 
  private:
-  // Null where this rank alone holds the tensor's boxes.
+  // Takes part in CheckAgreed of a group that this rank has not planned for.
+  static Result<void> DeclineAgreement(Communicator& group) {
+    const kv::Digest own;
+    std::vector<kv::Digest> all(static_cast<size_t>(group.world_size()));
+    std::vector<ByteTarget> targets;
+    for (kv::Digest& each : all) targets.push_back(std::as_writable_bytes(std::span(&each, 1)));
+    return group.AllGather(std::as_bytes(std::span(&own, 1)), targets);
+  }
+
+  // Null where this rank alone holds the tensor's boxes, or nothing of it. Each group has its place
+  // in order_, on the ranks that are not of its mesh too.
   GroupLoad* GroupFor(const Filling& filling) {
     const Sharding* const sharding = filling.target->sharding;
     ReplicaGroup group = ReplicaGroup::Whole(*meshes_.Find(&*world_));
     if (sharding != nullptr) {
-      if (sharding->mesh == nullptr || !sharding->mesh->CoordinateOf(rank_)) return nullptr;
+      if (sharding->mesh == nullptr) return nullptr;
       group = ReplicaGroup::Of(*sharding, meshes_);
     }
     if (group.dims == 0) return nullptr;
-    auto& load = groups_[group];
-    if (load == nullptr) {
-      load = std::make_unique<GroupLoad>(group, rank_);
-      order_.push_back(load.get());
+    const auto [found, is_new] = groups_.try_emplace(group, nullptr);
+    if (is_new) {
+      if (group.mesh->CoordinateOf(rank_)) {
+        found->second = std::make_unique<GroupLoad>(group, rank_);
+      }
+      order_.push_back(found->second.get());
     }
-    return load.get();
+    return found->second.get();
   }
 
   Result<void> AddPiece(const StepView& view, const Filling& filling, const LocalPiece& piece,
@@ -325,14 +380,16 @@ Result<LoadReport> LoadShardsOnce(const std::function<Result<StepView>()>& find_
   OnceLoad load(static_cast<uint32_t>(communicator.rank()),
                 static_cast<uint32_t>(communicator.world_size()));
   LoadReport report;
+  kv::StepInfo step;
   const auto read_own = [&]() -> Result<void> {
     CAIRN_TRY_ASSIGN(const StepView view, find_view());
+    step = view.step;
     CAIRN_TRY(load.Plan(view, targets));
     CAIRN_TRY_ASSIGN(report, RunLoad(view, load.requests(), options.progress));
     return {};
   };
-  CAIRN_TRY(Vote(communicator, read_own()));
-  CAIRN_TRY(load.PassOn(communicator, options.buffer_bytes));
+  CAIRN_TRY(Vote(communicator, CatchNoMemory("a load", read_own)));
+  CAIRN_TRY(load.PassOn(communicator, step, options.buffer_bytes));
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   report.seconds = elapsed.count();
   return report;

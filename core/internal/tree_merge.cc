@@ -14,32 +14,6 @@ namespace {
 
 constexpr size_t kMaxDepth = 1000;  // as deep as trees that are read from disk may be
 
-struct Branch {
-  Node node;
-  std::vector<std::unique_ptr<Branch>> children;
-  std::map<std::pair<KeyKind, std::string>, Branch*> by_key;
-
-  Branch* Add(std::unique_ptr<Branch> child) {
-    Branch* const added = child.get();
-    by_key.emplace(std::pair(added->node.key_kind, added->node.key), added);
-    children.push_back(std::move(child));
-    return added;
-  }
-};
-
-Result<std::unique_ptr<Branch>> Unfold(const StateTree& tree, size_t& at, size_t depth) {
-  if (at == tree.nodes.size() || depth > kMaxDepth) {
-    return Fail(ErrorCode::kDataLoss, "a state's tree is damaged: its child counts do not add up");
-  }
-  auto branch = std::make_unique<Branch>();
-  branch->node = tree.nodes[at++];
-  for (uint32_t i = 0; i < branch->node.child_count; ++i) {
-    CAIRN_TRY_ASSIGN(auto child, Unfold(tree, at, depth + 1));
-    branch->Add(std::move(child));
-  }
-  return branch;
-}
-
 const char* KindName(NodeKind kind) {
   switch (kind) {
     case NodeKind::kDict:
@@ -66,7 +40,36 @@ const char* KindName(NodeKind kind) {
   return "unknown";
 }
 
-Result<void> Join(Branch& into, std::unique_ptr<Branch> other, const std::string& path) {
+}  // namespace
+
+struct TreeMerge::Branch {
+  Node node;
+  std::vector<std::unique_ptr<Branch>> children;
+  std::map<std::pair<KeyKind, std::string>, Branch*> by_key;
+
+  Branch* Add(std::unique_ptr<Branch> child) {
+    Branch* const added = child.get();
+    by_key.emplace(std::pair(added->node.key_kind, added->node.key), added);
+    children.push_back(std::move(child));
+    return added;
+  }
+};
+
+Result<std::unique_ptr<TreeMerge::Branch>> TreeMerge::Unfold(const StateTree& tree, size_t& at,
+                                                             size_t depth) {
+  if (at == tree.nodes.size() || depth > kMaxDepth) {
+    return Fail(ErrorCode::kDataLoss, "a state's tree is damaged: its child counts do not add up");
+  }
+  auto branch = std::make_unique<Branch>();
+  branch->node = tree.nodes[at++];
+  for (uint32_t i = 0; i < branch->node.child_count; ++i) {
+    CAIRN_TRY_ASSIGN(auto child, Unfold(tree, at, depth + 1));
+    branch->Add(std::move(child));
+  }
+  return branch;
+}
+
+Result<void> TreeMerge::Join(Branch& into, std::unique_ptr<Branch> other, const std::string& path) {
   if (into.node.kind != other->node.kind) {
     return Fail(Error{.code = ErrorCode::kInvalidArgument,
                       .message = fmt::format("it is {} on one rank and {} on another",
@@ -86,7 +89,7 @@ Result<void> Join(Branch& into, std::unique_ptr<Branch> other, const std::string
 }
 
 // The children of a list are its elements from 0 on; if they are not, it is none.
-void MendList(Branch& list) {
+void TreeMerge::MendList(Branch& list) {
   std::ranges::stable_sort(list.children, [](const auto& a, const auto& b) {
     const std::string& x = a->node.key;
     const std::string& y = b->node.key;
@@ -100,24 +103,30 @@ void MendList(Branch& list) {
   }
 }
 
-void Fold(Branch& branch, StateTree& tree) {
+void TreeMerge::Fold(Branch& branch, StateTree& tree) {
   if (IsContainer(branch.node.kind) && !IsMapping(branch.node.kind)) MendList(branch);
   branch.node.child_count = static_cast<uint32_t>(branch.children.size());
   tree.nodes.push_back(branch.node);
   for (auto& child : branch.children) Fold(*child, tree);
 }
 
-}  // namespace
+TreeMerge::TreeMerge() = default;
+TreeMerge::~TreeMerge() = default;
 
-Result<StateTree> MergeTrees(const StateTree& tree, const StateTree& other) {
+Result<void> TreeMerge::Add(const StateTree& tree) {
   size_t at = 0;
-  CAIRN_TRY_ASSIGN(auto root, Unfold(tree, at, 0));
-  at = 0;
-  CAIRN_TRY_ASSIGN(auto added, Unfold(other, at, 0));
-  CAIRN_TRY(Join(*root, std::move(added), ""));
-  StateTree merged;
-  Fold(*root, merged);
-  return merged;
+  CAIRN_TRY_ASSIGN(auto added, Unfold(tree, at, 0));
+  if (root_ == nullptr) {
+    root_ = std::move(added);
+    return {};
+  }
+  return Join(*root_, std::move(added), "");
+}
+
+StateTree TreeMerge::Take() {
+  StateTree tree;
+  Fold(*root_, tree);
+  return tree;
 }
 
 }  // namespace cairn::core::internal

@@ -77,10 +77,11 @@ std::string SharedPath(const StorePaths& paths, const std::string& attempt,
 }
 
 Result<void> TellFailure(const StorePaths& paths, const std::string& attempt, uint32_t rank,
-                         const Error& error) {
+                         const Error& error, bool kept) {
   CAIRN_TRY(MakeDirectory(paths.attempt(attempt)));
   if (rank == 0)
-    return WriteOnce(OutcomePath(paths, attempt), rank, {{"error", ToJson(error, rank)}});
+    return WriteOnce(OutcomePath(paths, attempt), rank,
+                     {{"error", ToJson(error, rank)}, {"discarded", !kept}});
   // Once it has handed in its part, rank 0 may be committing it.
   if (Exists(OutcomePath(paths, attempt)) || Exists(paths.pending_manifest(attempt, rank))) {
     return {};
@@ -103,22 +104,34 @@ std::optional<Error> FindFailure(const StorePaths& paths, const std::string& att
   return std::nullopt;  // not what a rank wrote
 }
 
-std::optional<Result<uint64_t>> FindOutcome(const StorePaths& paths,
-                                            const std::string& attempt) try {
+std::optional<Outcome> FindOutcome(const StorePaths& paths, const std::string& attempt) try {
   const auto text = Read(OutcomePath(paths, attempt));
   if (!text) return std::nullopt;
-  if (text->contains("error")) return Result<uint64_t>(Fail(ErrorFrom(text->at("error"))));
-  return Result<uint64_t>(text->at("committed").get<uint64_t>());
+  if (text->contains("error")) {
+    return Outcome{.generation = Fail(ErrorFrom(text->at("error"))),
+                   .discarded = text->at("discarded").get<bool>()};
+  }
+  return Outcome{.generation = text->at("committed").get<uint64_t>()};
 } catch (const json::exception&) {
   return std::nullopt;
 }
 
+void Remember(const std::string& attempt, std::deque<std::string>& attempts) {
+  if (std::ranges::find(attempts, attempt) == attempts.end()) attempts.push_back(attempt);
+}
+
+void ForgetAttempt(const StorePaths& paths, const std::string& attempt) {
+  if (!Exists(paths.pending_manifest(attempt, 0))) (void)RemoveTree(paths.attempt(attempt));
+}
+
+Poll::Poll(std::chrono::steady_clock::time_point deadline, uint32_t askers)
+    : deadline_(deadline), longest_pause_(std::max<uint64_t>(20'000, uint64_t{100} * askers)) {}
+
 bool Poll::Again() {
-  constexpr std::chrono::microseconds kLongestPause{20'000};
   const auto now = std::chrono::steady_clock::now();
   if (now >= deadline_) return false;
   std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(pause_, deadline_ - now));
-  pause_ = std::min(kLongestPause, pause_ * 5 / 4);
+  pause_ = std::min(longest_pause_, pause_ * 5 / 4);
   return true;
 }
 

@@ -11,6 +11,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <string>
 
@@ -21,10 +22,11 @@ namespace cairn::kv::internal {
 std::string SharedPath(const StorePaths& paths, const std::string& attempt,
                        const std::string& digest);
 
-/// Rank 0: the attempt's outcome is `error`, unless it has one. Another rank: its failure, unless
-/// one has failed already.
+/// Rank 0: the attempt's outcome is `error`, unless it has one; `kept` if the step may exist all
+/// the same, so that nobody may remove anything. Another rank: its failure, unless one has failed
+/// already.
 Result<void> TellFailure(const StorePaths& paths, const std::string& attempt, uint32_t rank,
-                         const Error& error);
+                         const Error& error, bool kept);
 /// Rank 0: the step exists.
 Result<void> TellCommitted(const StorePaths& paths, const std::string& attempt,
                            uint64_t generation);
@@ -32,19 +34,31 @@ Result<void> TellCommitted(const StorePaths& paths, const std::string& attempt,
 /// The failure that a rank told, if one did.
 std::optional<Error> FindFailure(const StorePaths& paths, const std::string& attempt);
 
-/// The generation that was committed, or the error that the attempt ended with; nothing before.
-std::optional<Result<uint64_t>> FindOutcome(const StorePaths& paths, const std::string& attempt);
+/// How the attempt ended; nothing before it has.
+struct Outcome {
+  Result<uint64_t> generation;  // that was committed
+  bool discarded = false;       // the step does not exist: parts of it may be removed
+};
+std::optional<Outcome> FindOutcome(const StorePaths& paths, const std::string& attempt);
+
+/// Adds an attempt that has an outcome, once.
+void Remember(const std::string& attempt, std::deque<std::string>& attempts);
+/// Removes the files of an attempt that has an outcome; but not a manifest of rank 0, which then is
+/// the only one that its step has.
+void ForgetAttempt(const StorePaths& paths, const std::string& attempt);
 
 /// Looks again and again, soon first and then less often. Threads: one.
 class Poll {
  public:
-  explicit Poll(std::chrono::steady_clock::time_point deadline) : deadline_(deadline) {}
+  /// `askers` ask the same file system; the more there are, the less often each may.
+  explicit Poll(std::chrono::steady_clock::time_point deadline, uint32_t askers = 1);
   /// Sleeps a little; false, at once, if the deadline has passed.
   bool Again();
 
  private:
   std::chrono::steady_clock::time_point deadline_;
   std::chrono::microseconds pause_{100};
+  std::chrono::microseconds longest_pause_;
 };
 
 }  // namespace cairn::kv::internal

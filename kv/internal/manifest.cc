@@ -257,12 +257,12 @@ Result<void> ManifestWriter::AddBlock(std::span<const std::byte> header,
   return {};
 }
 
-Result<ManifestRef> ManifestWriter::Finish() {
+Result<ManifestRef> ManifestWriter::Finish(bool sync) {
   if (block_entries_ > 0) CAIRN_TRY(FlushBlock(block_entries_));
   block_.resize(8);
   PutLittleEndian(block_, 0, entry_count_);
   CAIRN_TRY(FlushBlock(kEndMark));
-  CAIRN_TRY(file_.Sync("manifest.sync"));
+  if (sync) CAIRN_TRY(file_.Sync("manifest.sync"));
   const XXH128_hash_t hash = XXH3_128bits_digest(&hash_->state);
   return ManifestRef{.rank = rank_,
                      .file_bytes = file_bytes_,

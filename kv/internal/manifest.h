@@ -51,8 +51,8 @@ class ManifestWriter {
   /// A block of another manifest, header and stored bytes, as ReadManifest found it to be right.
   Result<void> AddBlock(std::span<const std::byte> header, std::span<const std::byte> stored,
                         uint64_t entry_count);
-  /// Writes the end and syncs the file. The directory is the caller's to sync.
-  Result<ManifestRef> Finish();
+  /// Writes the end and, unless told not to, syncs the file. The directory is the caller's to sync.
+  Result<ManifestRef> Finish(bool sync = true);
 
  private:
   ManifestWriter(File file, const ManifestHeader& header);

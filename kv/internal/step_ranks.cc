@@ -11,6 +11,7 @@
 // and its segments have ids that no other attempt's have.
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -32,13 +33,10 @@ std::string DigestName(std::string_view key) {
   return fmt::format("{:016x}{:016x}", ReadBigEndian(key.data()), ReadBigEndian(key.data() + 8));
 }
 
-}  // namespace
-
-Result<void> StepWriter::Impl::AddShared(std::span<const SharedRecord> records) {
-  CAIRN_TRY(CheckUsable());
-  CAIRN_CHECK(has_ranks() && !gathered_);
+/// The key of shared records: each length and content, in order.
+std::string DigestOf(std::span<const StepWriter::SharedRecord> records) {
   std::vector<std::byte> content;
-  for (const SharedRecord& record : records) {
+  for (const StepWriter::SharedRecord& record : records) {
     const auto add = [&](std::span<const std::byte> bytes) {
       const std::string length = NumberKey(bytes.size());
       content.insert(content.end(), internal::AsBytes(length).begin(),
@@ -49,7 +47,15 @@ Result<void> StepWriter::Impl::AddShared(std::span<const SharedRecord> records) 
     add(internal::AsBytes(record.key));
     add(record.value);
   }
-  const std::string key = DigestKey(PayloadDigest(content));
+  return DigestKey(PayloadDigest(content));
+}
+
+}  // namespace
+
+Result<void> StepWriter::Impl::AddShared(std::span<const SharedRecord> records) {
+  CAIRN_TRY(CheckUsable());
+  CAIRN_CHECK(has_ranks() && !gathered_);
+  const std::string key = DigestOf(records);
   if (!known_shared_.insert(key).second || options_.rank == 0) return {};
   CAIRN_TRY(manifest_->Add(Column::kStructures, key, {}));
 
@@ -66,8 +72,13 @@ Result<void> StepWriter::Impl::AddShared(std::span<const SharedRecord> records) 
   for (const SharedRecord& record : records) {
     CAIRN_TRY(writer->Add(record.column, record.key, record.value));
   }
-  CAIRN_TRY(writer->Finish());
-  return internal::Rename(part, path, "shared.rename");
+  // Not synced: what rank 0 takes of it goes into its own manifest.
+  CAIRN_TRY(writer->Finish(/*sync=*/false));
+  // Many ranks come at once. The first one's file stays, as rank 0 may be reading it.
+  if (::link(part.c_str(), path.c_str()) != 0 && !internal::Exists(path)) {
+    return internal::Rename(part, path, "shared.rename");  // a file system without links
+  }
+  return internal::RemoveFile(part);
 }
 
 // --- rank 0
@@ -172,21 +183,31 @@ Result<void> StepWriter::Impl::TakeShared(uint32_t rank, std::string_view digest
     return Fail(ErrorCode::kDataLoss, "a manifest names shared records by no digest");
   }
   if (!known_shared_.insert(std::string(digest)).second) return {};
+  const std::string path = internal::SharedPath(state_->paths, attempt_, DigestName(digest));
+  std::vector<SharedRecord> records;
   CAIRN_TRY(internal::ReadManifest(
-      internal::SharedPath(state_->paths, attempt_, DigestName(digest)),
-      [&](Column column, std::string_view key, std::span<const std::byte> value) {
-        return on_record(rank, column, key, value);
+      path,
+      [&](Column column, std::string_view key, std::span<const std::byte> value) -> Result<void> {
+        records.push_back({column, std::string(key), {value.begin(), value.end()}});
+        return {};
       }));
+  if (DigestOf(records) != digest) {
+    return Fail(Error{.code = ErrorCode::kDataLoss,
+                      .message = "shared records are not those that the file's name says",
+                      .file = path});
+  }
+  for (const SharedRecord& record : records) {
+    CAIRN_TRY(on_record(rank, record.column, record.key, record.value));
+  }
   return {};
 }
 
 void StepWriter::Impl::RetireAttempts() {
-  // A manifest that could not be moved to commits/ is the only one that the step has.
-  if (internal::Exists(state_->paths.pending_manifest(attempt_, 0))) return;
+  const std::lock_guard lock(state_->mutex);
   auto& attempts = state_->told_attempts;
-  attempts.push_back(attempt_);
+  internal::Remember(attempt_, attempts);
   while (attempts.size() > kKeptOutcomes) {
-    (void)internal::RemoveTree(state_->paths.attempt(attempts.front()));
+    internal::ForgetAttempt(state_->paths, attempts.front());
     attempts.pop_front();
   }
 }
@@ -199,9 +220,12 @@ Result<void> StepWriter::Impl::HandIn(const Summary& summary) {
   CAIRN_CHECK(state_->joined);
   failed_ = true;
   CAIRN_TRY(FinishPart(summary));
-  finished_ = true;  // rank 0 may have committed it: it stays unless rank 0 says otherwise
   handed_in_ = InfoOf(summary);
-  return {};
+  // From here on rank 0 may commit it: it stays unless rank 0 says that it has discarded it. The
+  // name need not be durable, as rank 0 makes a manifest of its own.
+  finished_ = true;
+  return internal::Rename(ManifestPath(), state_->paths.pending_manifest(attempt_, options_.rank),
+                          "manifest.rename");
 }
 
 Result<StepInfo> StepWriter::Impl::AwaitOutcome() {
@@ -227,20 +251,15 @@ Result<void> StepWriter::Impl::FinishPart(const Summary& summary) {
   CAIRN_TRY(WriteStepRecord(summary));
   CAIRN_TRY(manifest_->Finish());
   manifest_.reset();
-  CAIRN_TRY(internal::Rename(
-      ManifestPath(), state_->paths.pending_manifest(attempt_, options_.rank), "manifest.rename"));
-  return internal::SyncDirectory(state_->paths.attempt(attempt_), "manifest.directory_sync");
+  return {};
 }
 
 Result<uint64_t> StepWriter::Impl::AwaitGeneration() {
-  Poll poll(options_.deadline);
+  Poll poll(options_.outcome_deadline, options_.world_size);
   while (true) {
     if (auto outcome = internal::FindOutcome(state_->paths, attempt_)) {
-      if (!*outcome) {
-        finished_ = false;
-        return Fail(std::move(*outcome).error());
-      }
-      return **outcome;
+      if (outcome->discarded) finished_ = false;
+      return std::move(outcome->generation);
     }
     if (!internal::Exists(state_->paths.attempt(attempt_))) {
       return FindInIndex("rank 0 has closed the store, or another job has taken it over");
@@ -264,7 +283,7 @@ Result<uint64_t> StepWriter::Impl::FindInIndex(std::string_view why) const {
   for (const internal::StepEntry& entry : *steps) {
     if (entry.info.attempt == attempt_) return entry.info.generation;
   }
-  return fail("the step is not committed");
+  return fail("the step is not committed so far");
 }
 
 }  // namespace cairn::kv

@@ -280,6 +280,11 @@ Result<StepInfo> StepWriter::Impl::Commit(const Summary& summary) {
   // From here to the index write no delete may take away what the manifest refers to.
   std::lock_guard write_lock(state_->write_mutex);
   CAIRN_TRY(internal::CheckOutcomeKnown(*state_));
+  if (has_ranks() && std::chrono::steady_clock::now() > options_.deadline) {
+    return Fail(Error{.code = ErrorCode::kUnavailable,
+                      .message = "the deadline passed before the commit; allow more time",
+                      .step = step_});
+  }
   CAIRN_TRY(AddReferencedSegments());
   CAIRN_TRY(WriteStepRecord(summary));
   CAIRN_TRY_ASSIGN(manifest_ref_, manifest_->Finish());
@@ -304,6 +309,10 @@ Result<StepEntry> StepWriter::Impl::CommitLocked() {
   CAIRN_TRY_ASSIGN(const StepEntry entry, IndexRecords(generation, replaced, &removal));
   finished_ = true;  // the step exists: nothing of it may be removed any more
   failed_ = false;
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->committed_attempt = attempt_;
+  }
   // A failure below leaves the step committed; the next open does what is missing.
   if (Result<void> moved = MoveManifest(entry); !moved) {
     Error error = std::move(moved).error().WithStep(step_);

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -54,18 +55,19 @@ struct StoreState {
   std::unique_ptr<LockFile> lock;
 
   std::mutex write_mutex;  // held while the index is changed
-  std::atomic<uint64_t> attempt_counter = 0;
-  std::deque<std::string> told_attempts;  // of several ranks, their outcome written; by one save
   std::atomic<bool> step_writer_alive = false;
   /// A change failed and the index could not be reopened to see what became of it. Nothing that the
   /// change made or replaced may be removed: the next open for writing decides.
   std::atomic<bool> outcome_unknown = false;
 
   mutable std::mutex mutex;
-  std::vector<StepEntry> steps;            // guarded by mutex; the writer's
-  uint64_t next_generation = 1;            // guarded by mutex
-  std::shared_ptr<const Snapshot> latest;  // guarded by mutex; null: to be made
-  bool closed = false;                     // guarded by mutex
+  std::vector<StepEntry> steps;              // guarded by mutex; the writer's
+  uint64_t next_generation = 1;              // guarded by mutex
+  std::shared_ptr<const Snapshot> latest;    // guarded by mutex; null: to be made
+  bool closed = false;                       // guarded by mutex
+  std::map<uint64_t, uint64_t> attempts_at;  // by step; guarded by mutex
+  std::deque<std::string> told_attempts;     // of several ranks, with an outcome; guarded by mutex
+  std::string committed_attempt;             // the last one; guarded by mutex
 };
 
 /// All step records of an index, ascending.

@@ -8,12 +8,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <mutex>
 
 #include "core/async_save.h"
 #include "core/checkpoint_store.h"
+#include "core/internal/tree_merge.h"
 #include "tests/core/sharded_state.h"
 #include "tests/support/counting_communicator.h"
 #include "tests/support/thread_communicator.h"
@@ -396,6 +398,109 @@ TEST_F(SharedSaveTest, LoadsOnFewerOrMoreRanksReadHardlyMoreThanTheyNeed) {
   EXPECT_LE(read_share(2, 8, columns, 1), 2.05);
 }
 
+// --- ranks that do not load alike
+
+class ReadOnceTest : public SharedSaveTest {
+ protected:
+  void SetUp() override {
+    Layout plain;
+    plain.plain = true;
+    SaveAll(1, 4, globals_, {plain, plain});
+    SaveAll(2, 4, {{"w", x_}, {"x", w_}}, {plain, plain});
+  }
+
+  /// Loads w and x of `step` on four ranks; true if one has them, and only without an error.
+  using Load =
+      std::function<Result<LoadReport>(CheckpointStore&, const kv::StepInfo& first,
+                                       const kv::StepInfo& second, TestTensor& w, TestTensor& x)>;
+  /// How many ranks the load succeeds on; no rank may take wrong bytes for right ones.
+  int CountSuccesses(const Load& load) {
+    std::atomic<int> successes = 0;
+    RunRanks(
+        4,
+        [&](Communicator& communicator) {
+          const auto store = OpenOn(communicator, kv::OpenMode::kRead);
+          ASSERT_NE(store, nullptr);
+          const auto snapshot = *store->kv().Latest();
+          TestTensor w(DType::kUInt8, {3'000}, 98), x(DType::kUInt8, {3'000}, 99);
+          const auto loaded = load(*store, *snapshot->FindStep(1), *snapshot->FindStep(2), w, x);
+          if (!loaded) {
+            EXPECT_EQ(loaded.error().code, ErrorCode::kInvalidArgument)
+                << loaded.error().ToString();
+            return;
+          }
+          EXPECT_EQ(w.bytes, w_.bytes);
+          EXPECT_EQ(x.bytes, x_.bytes);
+          ++successes;
+        },
+        std::chrono::seconds(5));
+    return successes;
+  }
+
+  static ShardTarget Whole(const std::string& fqn, TestTensor& tensor) {
+    return {.fqn = fqn, .sharding = nullptr, .local = tensor.target()};
+  }
+
+  const TestTensor w_{DType::kUInt8, {3'000}, 1};
+  const TestTensor x_{DType::kUInt8, {3'000}, 2};
+  const std::vector<GlobalTensor> globals_ = {{"w", w_}, {"x", x_}};
+};
+
+TEST_F(ReadOnceTest, RanksThatAreNotOfAMeshTakePartAllTheSame) {
+  const auto mesh = std::make_shared<const DeviceMesh>(*DeviceMesh::Make({{"stage", 2}}, {2, 3}));
+  const Sharding sharding{
+      .global_shape = {3'000}, .mesh = mesh, .placements = {Placement::Replicate()}, .parts = {}};
+  EXPECT_EQ(CountSuccesses([&](CheckpointStore& store, const kv::StepInfo& step,
+                               const kv::StepInfo&, TestTensor& w, TestTensor& x) {
+              const ShardTarget targets[] = {
+                  {.fqn = "w", .sharding = &sharding, .local = w.target()}, Whole("x", x)};
+              auto report = store.LoadShards(step, targets, {.read_once = true});
+              if (store.rank() < 2) w.bytes = w_.bytes;  // which they do not hold
+              return report;
+            }),
+            4);
+}
+
+TEST_F(ReadOnceTest, OtherStepsAreRefusedOnAllRanks) {
+  EXPECT_EQ(CountSuccesses([&](CheckpointStore& store, const kv::StepInfo& first,
+                               const kv::StepInfo& second, TestTensor& w, TestTensor& x) {
+              const ShardTarget targets[] = {Whole("w", w), Whole("x", x)};
+              return store.LoadShards(store.rank() == 0 ? first : second, targets,
+                                      {.read_once = true});
+            }),
+            0);
+}
+
+TEST_F(ReadOnceTest, AnotherOrderIsRefusedOnAllRanks) {
+  EXPECT_EQ(CountSuccesses([&](CheckpointStore& store, const kv::StepInfo& step,
+                               const kv::StepInfo&, TestTensor& w, TestTensor& x) {
+              ShardTarget targets[] = {Whole("w", w), Whole("x", x)};
+              if (store.rank() == 1) std::swap(targets[0], targets[1]);
+              return store.LoadShards(step, targets, {.read_once = true});
+            }),
+            0);
+}
+
+TEST_F(ReadOnceTest, MoreTensorsOnOneRankAreRefusedOnAllRanks) {
+  EXPECT_EQ(CountSuccesses([&](CheckpointStore& store, const kv::StepInfo& step,
+                               const kv::StepInfo&, TestTensor& w, TestTensor& x) {
+              std::vector<ShardTarget> targets;
+              if (store.rank() != 3) targets = {Whole("w", w), Whole("x", x)};
+              return store.LoadShards(step, targets, {.read_once = true});
+            }),
+            0);
+}
+
+TEST_F(ReadOnceTest, AWholeTargetOfAnotherShapeIsRefused) {
+  EXPECT_EQ(CountSuccesses([&](CheckpointStore& store, const kv::StepInfo& step,
+                               const kv::StepInfo&, TestTensor&, TestTensor&) {
+              TestTensor small(DType::kUInt8, {10});
+              const ShardTarget target = Whole("w", small);
+              return store.LoadShards(step, {&target, 1}, {});
+            }),
+            0);
+}
+
 // --- disagreements
 // --------------------------------------------------------------------------------
 
@@ -555,6 +660,110 @@ TEST_F(SharedSaveTest, ARankThatNeverSavesIsNamedAtTheDeadline) {
           IsError(ErrorCode::kUnavailable, communicator.rank() == 0 ? "at the deadline: 1" : ""));
     }
     EXPECT_TRUE(IsOk(store->Close()));
+  });
+}
+
+TEST_F(SharedSaveTest, SharedMemoryThatDiffersBetweenRanksIsRefused) {
+  const auto mesh = std::make_shared<const DeviceMesh>(*DeviceMesh::Make({{"tp", 2}}));
+  const Sharding sharding{
+      .global_shape = {2000}, .mesh = mesh, .placements = {Placement::Shard(0)}, .parts = {}};
+  const TestTensor a(DType::kUInt8, {1000}, 1), b(DType::kUInt8, {1000}, 2);
+  const auto errors = SaveErrors(2, [&](uint32_t rank) {
+    StateDict state;
+    state.root().Sharded("a", a.view(), sharding);
+    state.root().Sharded("b", b.view(), sharding);
+    state.root().Sharded("tied", (rank == 0 ? a : b).view(), sharding);
+    return state;
+  });
+  for (const Error& error : errors) {
+    EXPECT_EQ(error.key, "tied");
+    EXPECT_THAT(error.message, AllOf(HasSubstr("rank 0 holds it as uint8 [2000] in the memory of "
+                                               "'a'"),
+                                     HasSubstr("rank 1 as uint8 [2000] in the memory of 'b'")));
+  }
+}
+
+TEST_F(SharedSaveTest, OneKeyByTwoPathsIsRefused) {
+  const auto errors = SaveErrors(2, [&](uint32_t rank) {
+    StateDict state;
+    if (rank == 0) {
+      state.root().Value("a.b", int64_t{1});
+    } else {
+      state.root().Map("a").Value("b", int64_t{2});
+    }
+    return state;
+  });
+  for (const Error& error : errors) {
+    EXPECT_EQ(error.code, ErrorCode::kInvalidArgument);
+    EXPECT_THAT(error.ToString(), HasSubstr("a.b"));
+  }
+}
+
+TEST_F(SharedSaveTest, SavesThatAreUnderWayTogetherRunInOneOrderOnAllRanks) {
+  const TestTensor tensor(DType::kInt32, {60});
+  RunRanks(4, [&](Communicator& communicator) {
+    const auto store = OpenOn(communicator);
+    StateDict state;
+    state.root().Tensor("x", tensor.view());
+    AsyncSaver saver(store.get());
+    for (uint64_t i = 0; i < 20; ++i) {
+      const auto handle = saver.Save(2 * i, state);
+      ASSERT_TRUE(IsOk(handle));
+      EXPECT_TRUE(IsOk(store->Save(2 * i + 1, state)));
+      EXPECT_TRUE(IsOk(handle->Wait()));
+    }
+  });
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+}
+
+TEST_F(SharedSaveTest, ARankThatLeftASaveOutFailsThatStepOnly) {
+  const TestTensor tensor(DType::kInt32, {60});
+  RunRanks(2, [&](Communicator& communicator) {
+    const auto store = OpenOn(communicator);
+    StateDict state;
+    state.root().Tensor("x", tensor.view());
+    if (communicator.rank() == 0) {
+      EXPECT_FALSE(store->Save(1, state, {.deadline = std::chrono::milliseconds(50)}));
+    }
+    EXPECT_TRUE(IsOk(store->Save(2, state)));
+    EXPECT_TRUE(IsOk(store->Close()));
+  });
+}
+
+TEST_F(SharedSaveTest, RanksWithKeysOfTheirOwnAreMergedInLinearTime) {
+  constexpr int kRanks = 4'000;
+  internal::TreeMerge merge;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    StateDict state;
+    auto model = state.root().Map("model");
+    for (int i = 0; i < 20; ++i) model.Value(fmt::format("layer.{}.{}", rank, i), int64_t{1});
+    state.root().List("all").Value("", int64_t{1});
+    EXPECT_TRUE(IsOk(merge.Add(state.tree)));
+  }
+  const StateTree tree = merge.Take();
+  EXPECT_THAT(tree.nodes, SizeIs(3 + 20 * kRanks + 1));
+}
+
+TEST_F(SharedSaveTest, RanksThatSeeOtherDirectoriesDoNotOpen) {
+  RunRanks(2, [&](Communicator& communicator) {
+    const std::string where = fmt::format("{}-{}", path(), communicator.rank());
+    {
+      const auto made = CheckpointStore::Open(where, kv::OpenMode::kWrite);
+    }
+    EXPECT_TRUE(IsOk(communicator.Barrier()));
+    for (const auto mode : {kv::OpenMode::kWrite, kv::OpenMode::kRead}) {
+      const auto store = CheckpointStore::OpenShared(where, mode, communicator);
+      ASSERT_FALSE(store.has_value());
+      EXPECT_THAT(store.error().message, HasSubstr("the same directory"));
+    }
+  });
+  // A copy has the same uuid.
+  std::filesystem::remove_all(path() + "-1");
+  std::filesystem::copy(path() + "-0", path() + "-1", std::filesystem::copy_options::recursive);
+  RunRanks(2, [&](Communicator& communicator) {
+    const std::string where = fmt::format("{}-{}", path(), communicator.rank());
+    EXPECT_THAT(CheckpointStore::OpenShared(where, kv::OpenMode::kWrite, communicator),
+                IsError(ErrorCode::kFailedPrecondition, "the same directory"));
   });
 }
 

@@ -56,7 +56,7 @@ Result<void> Perform(Operation operation, Store& store) {
       return {};
     case Operation::kRanks: {
       StoreOptions join = SmallBlocks();
-      join.session = store.session();
+      CAIRN_TRY_ASSIGN(join.session, store.Invite());
       std::vector<std::unique_ptr<Store>> others(2);
       for (auto& other : others) {
         CAIRN_TRY_ASSIGN(other, Store::Open(store.directory(), OpenMode::kJoin, join));

@@ -4,10 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <thread>
 
 #include "tests/kv/sample_step.h"
+#include "tests/support/fault_hook.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
 
@@ -22,6 +24,7 @@ using ::testing::IsEmpty;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
 
 constexpr auto kNow = std::chrono::steady_clock::time_point::min();
+constexpr auto kNever = std::chrono::steady_clock::time_point::max();
 
 class RanksTest : public ::testing::Test {
  protected:
@@ -30,6 +33,12 @@ class RanksTest : public ::testing::Test {
   void OpenWriter() {
     writer_.reset();
     CAIRN_ASSERT_OK_AND_ASSIGN(writer_, Store::Open(path(), OpenMode::kWrite));
+  }
+
+  std::string Invite() {
+    const auto session = writer_->Invite();
+    EXPECT_TRUE(IsOk(session));
+    return session.value_or("");
   }
 
   std::unique_ptr<Store> Join(const std::string& session) {
@@ -43,8 +52,11 @@ class RanksTest : public ::testing::Test {
   /// A writer of one of two ranks at step 1, with one chunk of its own in it.
   std::unique_ptr<StepWriter> Begin(Store& store, uint32_t rank, const std::string& attempt,
                                     std::chrono::steady_clock::time_point deadline = kNow) {
-    auto writer =
-        store.Begin(1, {.rank = rank, .world_size = 2, .attempt = attempt, .deadline = deadline});
+    auto writer = store.Begin(1, {.rank = rank,
+                                  .world_size = 2,
+                                  .attempt = attempt,
+                                  .deadline = deadline,
+                                  .outcome_deadline = kNow});
     EXPECT_TRUE(IsOk(writer));
     const std::vector<std::byte> bytes = RandomBytes(rank + 7, 5'000);
     const auto appended =
@@ -75,7 +87,7 @@ class RanksTest : public ::testing::Test {
 
 TEST_F(RanksTest, ASampleOfSeveralRanksReadsAsThatOfOne) {
   std::vector<std::unique_ptr<Store>> others;
-  for (int i = 0; i < 3; ++i) others.push_back(Join(writer_->session()));
+  for (int i = 0; i < 3; ++i) others.push_back(Join(Invite()));
   CAIRN_ASSERT_OK(SaveSample(*writer_, MakeSample(1)));
   CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo info,
                              SaveSampleByRanks(*writer_, others, MakeSample(2)));
@@ -91,7 +103,7 @@ TEST_F(RanksTest, ASampleOfSeveralRanksReadsAsThatOfOne) {
 
 TEST_F(RanksTest, AStepOfSeveralRanksIsPutBackFromItsOneManifest) {
   std::vector<std::unique_ptr<Store>> others;
-  for (int i = 0; i < 2; ++i) others.push_back(Join(writer_->session()));
+  for (int i = 0; i < 2; ++i) others.push_back(Join(Invite()));
   CAIRN_ASSERT_OK(SaveSampleByRanks(*writer_, others, MakeSample(2)));
   CAIRN_ASSERT_OK(writer_->Close());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto report, Store::RebuildIndex(path()));
@@ -102,7 +114,7 @@ TEST_F(RanksTest, AStepOfSeveralRanksIsPutBackFromItsOneManifest) {
 }
 
 TEST_F(RanksTest, ARankOfADeadRunThatWakesUpIsNotTakenIntoTheNextOne) {
-  const auto zombie = Join(writer_->session());
+  const auto zombie = Join(Invite());
   const std::string old_attempt = zombie->NextAttempt(1);
   auto zombie_writer = Begin(*zombie, 1, old_attempt);
   writer_->NextAttempt(1);
@@ -119,7 +131,7 @@ TEST_F(RanksTest, ARankOfADeadRunThatWakesUpIsNotTakenIntoTheNextOne) {
 }
 
 TEST_F(RanksTest, ARankThatIsLateForOneAttemptIsNotTakenIntoTheNext) {
-  const auto late = Join(writer_->session());
+  const auto late = Join(Invite());
   const std::string first = writer_->NextAttempt(1);
   ASSERT_EQ(late->NextAttempt(1), first);
   const auto late_writer = Begin(*late, 1, first);
@@ -140,7 +152,7 @@ TEST_F(RanksTest, ARankThatIsLateForOneAttemptIsNotTakenIntoTheNext) {
 }
 
 TEST_F(RanksTest, AManifestOfAnotherAttemptUnderTheRightNameIsRefused) {
-  const auto other = Join(writer_->session());
+  const auto other = Join(Invite());
   const std::string first = writer_->NextAttempt(1), second = writer_->NextAttempt(1);
   CAIRN_ASSERT_OK(Begin(*other, 1, first)->HandIn({}));
   const auto own = Begin(*writer_, 0, second);
@@ -150,7 +162,7 @@ TEST_F(RanksTest, AManifestOfAnotherAttemptUnderTheRightNameIsRefused) {
 }
 
 TEST_F(RanksTest, WhatDeadRanksLeftIsSweptByTheNextWriter) {
-  const auto other = Join(writer_->session());
+  const auto other = Join(Invite());
   CAIRN_ASSERT_OK(Begin(*other, 1, writer_->NextAttempt(1))->HandIn({}));
   EXPECT_FALSE(std::filesystem::is_empty(path() + "/pending"));
   OpenWriter();
@@ -160,7 +172,7 @@ TEST_F(RanksTest, WhatDeadRanksLeftIsSweptByTheNextWriter) {
 
 TEST_F(RanksTest, AReferenceToASegmentThatIsGoneFailsTheCommitAndNothingElse) {
   CAIRN_ASSERT_OK(SaveSample(*writer_, MakeSample(5)));
-  const auto other = Join(writer_->session());
+  const auto other = Join(Invite());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto base, other->Latest());
   const std::string attempt = writer_->NextAttempt(1);
   const auto part = Begin(*other, 1, attempt);
@@ -171,19 +183,19 @@ TEST_F(RanksTest, AReferenceToASegmentThatIsGoneFailsTheCommitAndNothingElse) {
       /*reused=*/true));
   CAIRN_ASSERT_OK(part->HandIn({}));
   CAIRN_ASSERT_OK(writer_->Delete(std::array<uint64_t, 1>{5}));
-  const auto own = Begin(*writer_, 0, attempt);
+  const auto own = Begin(*writer_, 0, attempt, kNever);
   CAIRN_ASSERT_OK(Gather(*own));
   CAIRN_ASSERT_OK(own->SetStructure(std::vector<std::byte>(8)));
   EXPECT_THAT(own->Commit({}), IsError(ErrorCode::kConflict, "was deleted meanwhile"));
 }
 
 TEST_F(RanksTest, ARankThatHearsNothingFindsTheStepInTheIndex) {
-  const auto other = Join(writer_->session());
+  const auto other = Join(Invite());
   const std::string attempt = writer_->NextAttempt(1);
   const auto part = Begin(*other, 1, attempt);
   CAIRN_ASSERT_OK(part->HandIn({}));
   {
-    const auto own = Begin(*writer_, 0, attempt);
+    const auto own = Begin(*writer_, 0, attempt, kNever);
     CAIRN_ASSERT_OK(Gather(*own));
     CAIRN_ASSERT_OK(own->SetStructure(std::vector<std::byte>(8)));
     CAIRN_ASSERT_OK(own->Commit({}));
@@ -191,6 +203,88 @@ TEST_F(RanksTest, ARankThatHearsNothingFindsTheStepInTheIndex) {
   std::filesystem::remove_all(path() + "/pending/" + attempt);
   CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo info, part->AwaitOutcome());
   EXPECT_EQ(info.generation, (*writer_->Latest())->steps().front().generation);
+}
+
+// The index write is durable, its success is not seen, and the index cannot be opened again.
+TEST_F(RanksTest, NobodyRemovesAnythingWhileTheOutcomeIsUnknown) {
+  const auto other = Join(Invite());
+  const std::string attempt = writer_->NextAttempt(1);
+  auto part = Begin(*other, 1, attempt);
+  CAIRN_ASSERT_OK(part->HandIn({}));
+  {
+    const auto own = Begin(*writer_, 0, attempt, kNever);
+    CAIRN_ASSERT_OK(Gather(*own));
+    CAIRN_ASSERT_OK(own->SetStructure(std::vector<std::byte>(8)));
+    Result<StepInfo> committed;
+    {
+      cairn::testing::ScopedFaults faults([&](const cairn::testing::FaultPass& pass, uint32_t) {
+        if (pass.point != "index.flushed") return 0;
+        std::filesystem::rename(path() + "/index/CURRENT", path() + "/index/AWAY");
+        return EIO;
+      });
+      committed = own->Commit({});
+    }
+    ASSERT_FALSE(committed);
+    CAIRN_ASSERT_OK(writer_->FailAttempt(attempt, 0, committed.error()));
+  }
+  EXPECT_FALSE(part->AwaitOutcome());
+  part.reset();
+  std::filesystem::rename(path() + "/index/AWAY", path() + "/index/CURRENT");
+  OpenWriter();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, writer_->Latest());
+  ASSERT_EQ(snapshot->steps().size(), 1u);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
+  EXPECT_THAT(damage, IsEmpty());
+}
+
+TEST_F(RanksTest, APartThatMayHaveBeenTakenIsNotRemoved) {
+  const auto other = Join(Invite());
+  const std::string attempt = writer_->NextAttempt(1);
+  auto part = Begin(*other, 1, attempt);
+  CAIRN_ASSERT_OK(part->HandIn({}));
+  {
+    const auto own = Begin(*writer_, 0, attempt, kNever);
+    CAIRN_ASSERT_OK(Gather(*own));
+    // The rank gives up without having heard of the outcome.
+    part.reset();
+    CAIRN_ASSERT_OK(
+        other->FailAttempt(attempt, 1, Error{.code = ErrorCode::kUnavailable, .message = "late"}));
+    CAIRN_ASSERT_OK(own->SetStructure(std::vector<std::byte>(8)));
+    CAIRN_ASSERT_OK(own->Commit({}));
+  }
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, writer_->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
+  EXPECT_THAT(damage, IsEmpty());
+}
+
+TEST_F(RanksTest, SharedRecordsThatAreNotWhatTheirNameSaysAreRefused) {
+  const auto other = Join(Invite());
+  const std::string attempt = writer_->NextAttempt(1);
+  const auto part = Begin(*other, 1, attempt);
+  const auto add = [&](StepWriter& writer, uint8_t byte) {
+    const StepWriter::SharedRecord record{
+        .column = Column::kValues, .key = FqnKey("v"), .value = {std::byte{byte}}};
+    CAIRN_ASSERT_OK(writer.AddShared({&record, 1}));
+  };
+  std::vector<std::filesystem::path> files;
+  for (const uint8_t byte : {1, 2}) add(*part, byte);
+  for (const auto& file : std::filesystem::directory_iterator(path() + "/pending/" + attempt)) {
+    if (file.path().extension() == ".shared") files.push_back(file.path());
+  }
+  ASSERT_EQ(files.size(), 2u);
+  CAIRN_ASSERT_OK(part->HandIn({}));
+  std::filesystem::remove(files[0]);
+  std::filesystem::copy_file(files[1], files[0]);
+  const auto own = Begin(*writer_, 0, attempt, kNever);
+  EXPECT_THAT(Gather(*own), IsError(ErrorCode::kDataLoss, "the file's name"));
+}
+
+TEST_F(RanksTest, NobodyJoinsWithoutAnInvitation) {
+  StoreOptions options;
+  options.session = writer_->session();
+  EXPECT_THAT(Store::Open(path(), OpenMode::kJoin, options),
+              IsError(ErrorCode::kFailedPrecondition, "the same directory"));
+  Join(Invite());
 }
 
 TEST_F(RanksTest, ManifestsAreNoHiddenTrapForASessionThatIsAPath) {
@@ -204,7 +298,7 @@ TEST_F(RanksTest, ManifestsAreNoHiddenTrapForASessionThatIsAPath) {
 }
 
 TEST_F(RanksTest, RubbishInTheFilesThatRanksLeaveIsNoWordOfAnyone) {
-  const auto other = Join(writer_->session());
+  const auto other = Join(Invite());
   const std::string attempt = writer_->NextAttempt(1);
   const auto part = Begin(*other, 1, attempt);
   CAIRN_ASSERT_OK(part->HandIn({}));

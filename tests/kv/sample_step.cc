@@ -234,11 +234,9 @@ Result<StepInfo> SaveSampleByRanks(Store& store, std::span<const std::unique_ptr
   // Ranks that are opened together would count alike; these may have been opened later.
   const std::string attempt = store.NextAttempt(sample.step);
   const auto save = [&](Store& of_rank, uint32_t rank) -> Result<StepInfo> {
-    auto saved = SaveSampleOf(of_rank, sample,
-                              {.rank = rank,
-                               .world_size = static_cast<uint32_t>(others.size() + 1),
-                               .attempt = attempt,
-                               .deadline = std::chrono::steady_clock::now()});
+    auto saved = SaveSampleOf(
+        of_rank, sample,
+        {.rank = rank, .world_size = static_cast<uint32_t>(others.size() + 1), .attempt = attempt});
     if (!saved) (void)of_rank.FailAttempt(attempt, rank, saved.error());
     return saved;
   };

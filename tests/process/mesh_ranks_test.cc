@@ -137,18 +137,27 @@ TEST_F(MeshRanksTest, RanksThatAreKilledHurtNoStepAndHangNobody) {
     const auto victim = static_cast<size_t>(random.Between(0, kWorld - 1));
     Job run("loop", store(), dir_ / "meet", kWorld,
             {std::to_string(first), std::to_string(seed), std::to_string(kDeadline.count())});
-    // One in five is killed while the ranks meet and open the store.
+    std::map<uint64_t, uint64_t> acknowledged_now;
+    const auto note = [&](const std::string& line) {
+      if (!line.starts_with("did ")) return false;
+      acknowledged_now[std::stoull(line.substr(4))] = seed;
+      return true;
+    };
+    // One in five is killed while the ranks meet and open the store, the others some saves later.
     if (!random.Chance(0.2)) {
+      uint64_t saves = random.Between(0, 5);
       ASSERT_EQ(run[victim].ReadLine(), "ready");
+      while (saves > 0) {
+        const auto line = run[victim].ReadLine();
+        ASSERT_TRUE(line.has_value());
+        if (note(*line)) --saves;
+      }
     }
-    std::this_thread::sleep_for(std::chrono::microseconds(random.Between(0, 40'000)));
+    std::this_thread::sleep_for(std::chrono::microseconds(random.Between(0, 12'000)));
     run[victim].Kill();
     const auto killed = steady_clock::now();
-    std::map<uint64_t, uint64_t> acknowledged_now;
     for (size_t rank = 0; rank < kWorld; ++rank) {
-      for (const std::string& line : run[rank].ReadLines()) {
-        if (line.starts_with("did ")) acknowledged_now[std::stoull(line.substr(4))] = seed;
-      }
+      for (const std::string& line : run[rank].ReadLines()) note(line);
       run[rank].Wait();
     }
     EXPECT_LT(steady_clock::now() - killed, kDeadline + kSlack);
@@ -182,7 +191,8 @@ TEST_F(MeshRanksTest, RanksThatAreKilledHurtNoStepAndHangNobody) {
       {}, [](const kv::Damage& damage) { ADD_FAILURE() << damage.error.ToString(); })));
   fmt::print("{} kills, {} steps acknowledged, {} more committed unheard\n", rounds, acknowledged,
              in_doubt);
-  EXPECT_GT(acknowledged, static_cast<uint64_t>(rounds)) << "the kills came too early";
+  EXPECT_GT(acknowledged, static_cast<uint64_t>(rounds) / 4)
+      << "the kills came too early to test much";
 }
 
 }  // namespace

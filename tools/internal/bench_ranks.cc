@@ -137,7 +137,7 @@ Result<void> WriteParts(const core::CheckpointStore& store, uint64_t ranks,
   std::optional<Error> failure;  // guarded by mutex
   const auto write = [&]() -> Result<void> {
     kv::StoreOptions join;
-    join.session = store.kv().session();
+    CAIRN_TRY_ASSIGN(join.session, store.kv().Invite());
     CAIRN_TRY_ASSIGN(const auto joined,
                      kv::Store::Open(store.kv().directory(), kv::OpenMode::kJoin, join));
     const std::string attempt = joined->NextAttempt(1);
