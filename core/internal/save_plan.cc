@@ -37,7 +37,8 @@ class Planner {
       }
     }
     // In key order, so that every rank finds the same owner of what is shared.
-    std::ranges::sort(sharded, {}, [](const LeafTensor* leaf) { return leaf->named.fqn; });
+    std::ranges::sort(sharded, {},
+                      [](const LeafTensor* leaf) -> const std::string& { return leaf->named.fqn; });
     CAIRN_TRY_ASSIGN(std::vector<PlannedTensor> planned, PlanTensors(plain));
     for (PlannedTensor& tensor : planned) CAIRN_TRY(AddPlain(std::move(tensor)));
     for (const LeafTensor* leaf : sharded) CAIRN_TRY(AddSharded(*leaf));
