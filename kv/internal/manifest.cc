@@ -20,6 +20,7 @@ constexpr char kMagic[] = "CAIRNMAN";
 constexpr size_t kBlockHeaderBytes = 24;
 constexpr size_t kEntryHeaderBytes = 12;
 constexpr size_t kBlockTargetBytes = 1 << 20;
+constexpr size_t kWriteBytes = 256 << 10;
 constexpr uint32_t kMaxBlockBytes = 1u << 30;
 constexpr uint32_t kEndMark = 0xffffffff;
 constexpr size_t kAttemptAt = 56;
@@ -198,9 +199,15 @@ Result<std::unique_ptr<ManifestWriter>> ManifestWriter::Create(const std::string
 }
 
 Result<void> ManifestWriter::Write(std::span<const std::byte> bytes) {
-  CAIRN_TRY(file_.Append(bytes, "manifest.write"));
   XXH3_128bits_update(&hash_->state, bytes.data(), bytes.size());
   file_bytes_ += bytes.size();
+  unwritten_.insert(unwritten_.end(), bytes.begin(), bytes.end());
+  return unwritten_.size() < kWriteBytes ? Result<void>() : FlushFile();
+}
+
+Result<void> ManifestWriter::FlushFile() {
+  CAIRN_TRY(file_.Append(unwritten_, "manifest.write"));
+  unwritten_.clear();
   return {};
 }
 
@@ -262,6 +269,7 @@ Result<ManifestRef> ManifestWriter::Finish(bool sync) {
   block_.resize(8);
   PutLittleEndian(block_, 0, entry_count_);
   CAIRN_TRY(FlushBlock(kEndMark));
+  CAIRN_TRY(FlushFile());
   if (sync) CAIRN_TRY(file_.Sync("manifest.sync"));
   const XXH128_hash_t hash = XXH3_128bits_digest(&hash_->state);
   return ManifestRef{.rank = rank_,

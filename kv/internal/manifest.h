@@ -57,12 +57,14 @@ class ManifestWriter {
  private:
   ManifestWriter(File file, const ManifestHeader& header);
   Result<void> Write(std::span<const std::byte> bytes);
+  Result<void> FlushFile();
   Result<void> FlushBlock(uint32_t entry_count);
 
   File file_;
   const uint32_t rank_;
   std::vector<std::byte> block_;
   std::vector<std::byte> packed_;
+  std::vector<std::byte> unwritten_;  // thousands of ranks' blocks are small
   uint32_t block_entries_ = 0;
   uint64_t entry_count_ = 0;
   uint64_t file_bytes_ = 0;
