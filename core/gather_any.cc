@@ -8,6 +8,7 @@
 #include <new>
 
 #include "core/communicator_arguments.h"
+#include "core/internal/all_gather_values.h"
 
 namespace cairn::core {
 namespace {
@@ -34,17 +35,6 @@ Result<ByteVector> Allocate(uint64_t length_bytes) {
   }
 }
 
-/// The length that each rank gives.
-Result<std::vector<uint64_t>> GatherLengths(Communicator& communicator, uint64_t mine) {
-  std::vector<uint64_t> lengths(static_cast<size_t>(communicator.world_size()));
-  std::vector<ByteTarget> targets;
-  for (uint64_t& length : lengths) {
-    targets.push_back(std::as_writable_bytes(std::span(&length, 1)));
-  }
-  CAIRN_TRY(communicator.AllGather(std::as_bytes(std::span(&mine, 1)), targets));
-  return lengths;
-}
-
 Result<std::vector<ByteVector>> AllocateAll(std::span<const uint64_t> lengths) {
   std::vector<ByteVector> all;
   for (const uint64_t length : lengths) {
@@ -59,7 +49,8 @@ Result<std::vector<ByteVector>> AllocateAll(std::span<const uint64_t> lengths) {
 Result<std::vector<ByteVector>> GatherAny(Communicator& communicator, ByteView mine, int root,
                                           uint64_t max_bytes) {
   CAIRN_TRY(CheckRoot("GatherAny", root, communicator.world_size()));
-  CAIRN_TRY_ASSIGN(const auto lengths, GatherLengths(communicator, mine.size()));
+  CAIRN_TRY_ASSIGN(const auto lengths,
+                   internal::AllGatherValues<uint64_t>(communicator, mine.size()));
   CAIRN_TRY(CheckTotal(lengths, max_bytes));
   std::vector<ByteVector> all;
   if (communicator.rank() == root) {
@@ -72,7 +63,8 @@ Result<std::vector<ByteVector>> GatherAny(Communicator& communicator, ByteView m
 
 Result<std::vector<ByteVector>> AllGatherAny(Communicator& communicator, ByteView mine,
                                              uint64_t max_bytes) {
-  CAIRN_TRY_ASSIGN(const auto lengths, GatherLengths(communicator, mine.size()));
+  CAIRN_TRY_ASSIGN(const auto lengths,
+                   internal::AllGatherValues<uint64_t>(communicator, mine.size()));
   CAIRN_TRY(CheckTotal(lengths, max_bytes));
   CAIRN_TRY_ASSIGN(auto all, AllocateAll(lengths));
   const std::vector<ByteTarget> targets(all.begin(), all.end());

@@ -14,6 +14,7 @@
 #include <array>
 #include <map>
 
+#include "core/internal/all_gather_values.h"
 #include "core/internal/leaves.h"
 #include "core/internal/vote.h"
 #include "core/internal/wire.h"
@@ -194,13 +195,6 @@ std::string DescribeFlaw(const TilingFlaw& flaw, const std::vector<std::pair<uin
                      boxes[nonempty[flaw.boxes[0]]].first);
 }
 
-template <typename T>
-std::vector<ByteTarget> TargetsOf(std::vector<T>& records) {
-  std::vector<ByteTarget> targets;
-  for (T& record : records) targets.push_back(std::as_writable_bytes(std::span(&record, 1)));
-  return targets;
-}
-
 }  // namespace
 
 Result<std::vector<LocalPiece>> PiecesHere(const Sharding& sharding, const TensorView& local,
@@ -249,8 +243,7 @@ Result<LeafRoster> LeafRoster::Exchange(Communicator& communicator, const StateD
                     .digest_hi = digest.hi,
                     .manifest_bytes = manifest.size(),
                     .boxes_bytes = boxes.size()};
-  std::vector<Header> headers(static_cast<size_t>(communicator.world_size()));
-  CAIRN_TRY(communicator.AllGather(std::as_bytes(std::span(&mine, 1)), TargetsOf(headers)));
+  CAIRN_TRY_ASSIGN(const std::vector<Header> headers, AllGatherValues(communicator, mine));
 
   LeafRoster roster;
   std::vector<uint32_t> senders;  // by manifest: the lowest rank that has it

@@ -15,6 +15,7 @@
 #include <chrono>
 #include <map>
 
+#include "core/internal/all_gather_values.h"
 #include "core/internal/load.h"
 #include "core/internal/no_throw.h"
 #include "core/internal/owners.h"
@@ -147,10 +148,7 @@ class GroupLoad {
                           FormatNumbers(item.box.sizes), item.bytes);
     }
     const kv::Digest own = kv::PayloadDigest(std::as_bytes(std::span(plan)));
-    std::vector<kv::Digest> all(static_cast<size_t>(group.world_size()));
-    std::vector<ByteTarget> targets;
-    for (kv::Digest& each : all) targets.push_back(std::as_writable_bytes(std::span(&each, 1)));
-    CAIRN_TRY(group.AllGather(std::as_bytes(std::span(&own, 1)), targets));
+    CAIRN_TRY_ASSIGN(const std::vector<kv::Digest> all, AllGatherValues(group, own));
     if (all.size() == place_.size && static_cast<uint64_t>(group.rank()) == place_.index &&
         std::ranges::count(all, own) == std::ssize(all)) {
       return {};
@@ -280,11 +278,8 @@ class OnceLoad {
  private:
   // Takes part in CheckAgreed of a group that this rank has not planned for.
   static Result<void> DeclineAgreement(Communicator& group) {
-    const kv::Digest own;
-    std::vector<kv::Digest> all(static_cast<size_t>(group.world_size()));
-    std::vector<ByteTarget> targets;
-    for (kv::Digest& each : all) targets.push_back(std::as_writable_bytes(std::span(&each, 1)));
-    return group.AllGather(std::as_bytes(std::span(&own, 1)), targets);
+    CAIRN_TRY(AllGatherValues(group, kv::Digest()));
+    return {};
   }
 
   // Null where this rank alone holds the tensor's boxes, or nothing of it. Each group has its place
@@ -340,11 +335,8 @@ class OnceLoad {
   }
 
   Result<uint64_t> MostGroups(Communicator& communicator) const {
-    const uint64_t own = order_.size();
-    std::vector<uint64_t> all(static_cast<size_t>(communicator.world_size()));
-    std::vector<ByteTarget> targets;
-    for (uint64_t& each : all) targets.push_back(std::as_writable_bytes(std::span(&each, 1)));
-    CAIRN_TRY(communicator.AllGather(std::as_bytes(std::span(&own, 1)), targets));
+    CAIRN_TRY_ASSIGN(const std::vector<uint64_t> all,
+                     AllGatherValues<uint64_t>(communicator, order_.size()));
     return std::ranges::max(all);
   }
 

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <vector>
 
+#include "core/internal/all_gather_values.h"
 #include "core/internal/wire.h"
 
 namespace cairn::core::internal {
@@ -66,12 +67,10 @@ Error DecodeError(std::span<const std::byte> bytes, int rank) {
 
 Result<std::string> VoteAndTell(Communicator& communicator, const Result<std::string>& own) {
   const Word word = own ? Word::Fine(*own) : Word::Bad(own.error());
-  std::vector<Word> words(static_cast<size_t>(communicator.world_size()));
-  std::vector<ByteTarget> targets;
-  for (Word& each : words) targets.emplace_back(each.bytes);
-  Result<void> gathered = communicator.AllGather(word.bytes, targets);
+  const auto gathered = AllGatherValues(communicator, word);
   if (!own) return own;
-  CAIRN_TRY(std::move(gathered));
+  if (!gathered) return std::unexpected(gathered.error());
+  const std::vector<Word>& words = *gathered;
   for (size_t rank = 0; rank < words.size(); ++rank) {
     if (words[rank].fine()) continue;
     return Fail(words[rank].code(), fmt::format("rank {}: {}", rank, words[rank].text()));
@@ -82,10 +81,8 @@ Result<std::string> VoteAndTell(Communicator& communicator, const Result<std::st
 Result<void> Vote(Communicator& communicator, const Result<void>& own) {
   std::vector<std::byte> error = own ? std::vector<std::byte>() : EncodeError(own.error());
   const uint64_t length_bytes = error.size();
-  std::vector<uint64_t> lengths(static_cast<size_t>(communicator.world_size()));
-  std::vector<ByteTarget> targets;
-  for (uint64_t& length : lengths) targets.push_back(std::as_writable_bytes(std::span(&length, 1)));
-  CAIRN_TRY(communicator.AllGather(std::as_bytes(std::span(&length_bytes, 1)), targets));
+  CAIRN_TRY_ASSIGN(const std::vector<uint64_t> lengths,
+                   AllGatherValues(communicator, length_bytes));
   for (int rank = 0; rank < communicator.world_size(); ++rank) {
     const uint64_t length = lengths[static_cast<size_t>(rank)];
     if (length == 0) continue;
