@@ -184,6 +184,12 @@ Result<TensorInfo> CheckpointStore::FindTensor(const kv::StepInfo& step,
   return internal::FindTensor(view, fqn);
 }
 
+Result<std::optional<std::vector<std::byte>>> CheckpointStore::FindAnnex(
+    const kv::StepInfo& step, std::string_view name) const {
+  CAIRN_TRY_ASSIGN(const auto view, internal::ViewStep(kv(), step));
+  return internal::FindAnnex(view, name);
+}
+
 Result<std::vector<ChunkInfo>> CheckpointStore::Chunks(const kv::StepInfo& step,
                                                        const std::string& fqn) const {
   CAIRN_TRY_ASSIGN(const auto view, internal::ViewStep(kv(), step));

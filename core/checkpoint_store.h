@@ -11,6 +11,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/chunk_grid.h"
@@ -182,6 +183,9 @@ class CheckpointStore {
   Result<Contents> List(std::optional<uint64_t> step, const KeyPatterns& patterns = {}) const;
   /// One tensor's record, without listing anything. kNotFound: no such tensor; names close ones.
   Result<TensorInfo> FindTensor(const kv::StepInfo& step, const std::string& fqn) const;
+  /// What a front end has kept with the step under its name (core/step_part.h), or nothing.
+  Result<std::optional<std::vector<std::byte>>> FindAnnex(const kv::StepInfo& step,
+                                                          std::string_view name) const;
   /// Chunks of one tensor, in key order; none for an alias.
   Result<std::vector<ChunkInfo>> Chunks(const kv::StepInfo& step, const std::string& fqn) const;
 

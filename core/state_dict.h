@@ -74,9 +74,18 @@ Result<std::vector<Leaf>> FlattenTree(const StateTree& tree);
 /// that lost all they held. A list or tuple that lost some elements becomes a dict by index.
 StateTree PruneTree(const StateTree& tree, const std::vector<bool>& keep);
 
+/// What a front end keeps beside a step's tree, under its own name; only it knows what is in it.
+struct Annex {
+  std::string name;
+  std::vector<std::byte> data;
+};
+
 /// A StructureRecord and back. kDataLoss / kUnimplemented as for every record.
-std::vector<std::byte> EncodeTree(const StateTree& tree);
+std::vector<std::byte> EncodeTree(const StateTree& tree, std::span<const Annex> annexes = {});
 Result<StateTree> DecodeTree(std::span<const std::byte> record);
+/// The annex of that name, or nothing.
+Result<std::optional<std::vector<std::byte>>> DecodeAnnex(std::span<const std::byte> record,
+                                                          std::string_view name);
 
 /// A tree with its leaves' contents; tensors are borrowed and must outlive the StateDict's use.
 /// Leaf i (in tree order) is in tensors or values according to its node's kind; `slot[i]` is the

@@ -26,15 +26,18 @@ Result<void> ScanSelected(
   return {};
 }
 
+Result<std::vector<std::byte>> StructureOf(const StepView& view) {
+  CAIRN_TRY_ASSIGN(auto record, view.snapshot->GetStructure(view.step.structure));
+  if (record) return *std::move(record);
+  return Fail(Error{.code = ErrorCode::kDataLoss,
+                    .message = "the index lacks the structure record of the step",
+                    .step = view.step.step});
+}
+
 // The step's tree, with only the leaves that the patterns select.
 Result<StateTree> SelectTree(const StepView& view, const KeyPatterns& patterns) {
-  CAIRN_TRY_ASSIGN(const auto record, view.snapshot->GetStructure(view.step.structure));
-  if (!record) {
-    return Fail(Error{.code = ErrorCode::kDataLoss,
-                      .message = "the index lacks the structure record of the step",
-                      .step = view.step.step});
-  }
-  CAIRN_TRY_ASSIGN(StateTree tree, DecodeTree(*record));
+  CAIRN_TRY_ASSIGN(const std::vector<std::byte> record, StructureOf(view));
+  CAIRN_TRY_ASSIGN(StateTree tree, DecodeTree(record));
   if (patterns.matches_everything()) return tree;
   CAIRN_TRY_ASSIGN(const std::vector<Leaf> leaves, FlattenTree(tree));
   std::vector<bool> keep(leaves.size());
@@ -64,6 +67,12 @@ Result<void> AddHiddenOwners(const StepView& view, std::vector<TensorInfo>& tens
 }
 
 }  // namespace
+
+Result<std::optional<std::vector<std::byte>>> FindAnnex(const StepView& view,
+                                                        std::string_view name) {
+  CAIRN_TRY_ASSIGN(const std::vector<std::byte> record, StructureOf(view));
+  return DecodeAnnex(record, name);
+}
 
 Result<Contents> RunList(const StepView& view, const KeyPatterns& patterns) {
   Contents contents{.step = view.step};

@@ -34,12 +34,16 @@ std::unexpected<Error> Invalid(const TensorInfo& info, std::string message) {
 }  // namespace
 
 Result<void> RankMerge::AddOwn(const SavePlan& plan) {
+  const size_t first = tensors_.size();
   for (TensorInfo tensor : plan.tensors) {
     tensor.chunk_count = 0;
     AddTensor(0, std::move(tensor));
   }
+  if (tensors_.size() - first != plan.tensors.size()) {
+    return Fail(ErrorCode::kInvalidArgument, "two portions of a step have a tensor in common");
+  }
   for (const PlannedPiece& piece : plan.pieces) {
-    Tensor& tensor = tensors_[piece.tensor];
+    Tensor& tensor = tensors_[first + piece.tensor];
     for (uint64_t i = piece.first_chunk; i < piece.end_chunk; ++i) {
       tensor.boxes.Add(piece.grid.chunk(i));
       tensor.box_ranks.push_back(0);

@@ -29,7 +29,7 @@ struct MergedStep {
 /// Memory: the records of the distinct states, and 16 bytes a chunk and dimension. Threads: one.
 class RankMerge {
  public:
-  /// Rank 0's own state and chunks; before all others.
+  /// Rank 0's own state and chunks, or a portion of it with tensors of its own; before all others.
   Result<void> AddOwn(const SavePlan& plan);
   /// A record of another rank; a tensor before its chunks. kDataLoss: it is damaged. What ranks
   /// disagree about is left to Finish, so that it can name their boxes.

@@ -260,19 +260,6 @@ class ItemWriter {
   uint64_t chunks_reused_ = 0;
 };
 
-struct Base {
-  std::shared_ptr<const kv::Snapshot> snapshot;
-  kv::StepInfo step;
-};
-
-Result<std::optional<Base>> FindBase(kv::Store& store, const SaveOptions& options) {
-  if (!options.incremental) return std::nullopt;
-  CAIRN_TRY_ASSIGN(auto snapshot, store.Latest());
-  if (!options.base_step && snapshot->steps().empty()) return std::nullopt;
-  CAIRN_TRY_ASSIGN(kv::StepInfo step, snapshot->FindStep(options.base_step));
-  return Base{std::move(snapshot), std::move(step)};
-}
-
 // A base record that cannot be read costs the saving of one chunk, never the save: the bytes to be
 // stored are at hand. Key and sizes equal and the bytes too, it is the same chunk, whatever dtype
 // the base gave these bytes.
@@ -285,31 +272,31 @@ void SetBase(std::span<const std::byte> record, WorkItem& item) {
 }
 
 // Feeds all items to the writer, those with a base chunk of the same key together with it.
-Result<void> MergeWithBase(const Base& base, uint64_t own_chunks, ItemSource& items,
-                           ItemWriter& writer) {
+Result<void> MergeWithBase(const kv::Snapshot& base, const kv::StepInfo& base_step,
+                           uint64_t own_chunks, ItemSource& items, ItemWriter& writer) {
   // A lookup costs as much as some ten records of a scan.
   constexpr uint64_t kLookupCost = 16;
-  if (base.step.chunk_count > own_chunks * kLookupCost) {
+  if (base_step.chunk_count > own_chunks * kLookupCost) {
     while (!items.done()) {
       WorkItem item = items.Take();
       CAIRN_TRY_ASSIGN(const auto record,
-                       base.snapshot->Get(kv::Column::kChunks, base.step.generation, item.key));
+                       base.Get(kv::Column::kChunks, base_step.generation, item.key));
       if (record) SetBase(*record, item);
       CAIRN_TRY(writer.Add(std::move(item)));
     }
     return {};
   }
-  return base.snapshot->Scan(
-      kv::Column::kChunks, base.step.generation, "",
-      [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
-        while (!items.done() && items.Peek().key < key) CAIRN_TRY(writer.Add(items.Take()));
-        if (items.done()) return false;
-        if (items.Peek().key != key) return true;
-        WorkItem item = items.Take();
-        SetBase(record, item);
-        CAIRN_TRY(writer.Add(std::move(item)));
-        return true;
-      });
+  return base.Scan(kv::Column::kChunks, base_step.generation, "",
+                   [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+                     while (!items.done() && items.Peek().key < key)
+                       CAIRN_TRY(writer.Add(items.Take()));
+                     if (items.done()) return false;
+                     if (items.Peek().key != key) return true;
+                     WorkItem item = items.Take();
+                     SetBase(record, item);
+                     CAIRN_TRY(writer.Add(std::move(item)));
+                     return true;
+                   });
 }
 
 // The pieces of the plan, without chunks.
@@ -401,46 +388,80 @@ Result<kv::StepInfo> Finish(const SavePlan& plan, const RankPlace& place, bool w
 
 }  // namespace
 
-Result<SaveReport> RunSave(kv::Store& store, const SaveAttempt& attempt, const SavePlan& plan,
-                           const RankPlace& place, const SaveOptions& options, WorkerPool& pool,
-                           SavedChunks* saved) {
-  const auto start = std::chrono::steady_clock::now();
-  uint64_t own_chunks = 0;
-  for (const PlannedPiece& piece : plan.pieces) own_chunks += piece.chunk_count();
-  CAIRN_TRY_ASSIGN(const std::optional<Base> base, FindBase(store, options));
-  CAIRN_TRY_ASSIGN(auto writer,
+Result<std::optional<SaveRun::Base>> SaveRun::FindBase(kv::Store& store,
+                                                       const SaveOptions& options) {
+  if (!options.incremental) return std::nullopt;
+  CAIRN_TRY_ASSIGN(auto snapshot, store.Latest());
+  if (!options.base_step && snapshot->steps().empty()) return std::nullopt;
+  CAIRN_TRY_ASSIGN(kv::StepInfo step, snapshot->FindStep(options.base_step));
+  return Base{std::move(snapshot), std::move(step)};
+}
+
+Result<SaveRun> SaveRun::Begin(kv::Store& store, const SaveAttempt& attempt, const RankPlace& place,
+                               const SaveOptions& options) {
+  SaveRun run;
+  run.step_ = attempt.step;
+  run.place_ = place;
+  run.report_.step = attempt.step;
+  CAIRN_TRY_ASSIGN(run.base_, FindBase(store, options));
+  CAIRN_TRY_ASSIGN(run.writer_,
                    store.Begin(attempt.step, {.overwrite = options.overwrite,
                                               .rank = place.rank,
                                               .world_size = place.world_size,
                                               .attempt = attempt.name,
                                               .deadline = attempt.deadline,
                                               .outcome_deadline = attempt.outcome_deadline}));
-  if (place.world_size > 1) CAIRN_TRY(AddShared(plan, *writer));
+  return run;
+}
+
+Result<void> SaveRun::Write(const SavePlan& plan, const SaveOptions& options, WorkerPool& pool,
+                            SavedChunks* saved) {
+  uint64_t own_chunks = 0;
+  for (const PlannedPiece& piece : plan.pieces) own_chunks += piece.chunk_count();
+  if (place_.world_size > 1) CAIRN_TRY(AddShared(plan, *writer_));
   ProgressMeter progress(options.progress, plan.own_bytes);
   ItemSource items(plan);
-  SavedChunks remembered;
-  if (saved != nullptr) remembered.pieces = PiecesToRemember(plan);
-  ItemWriter item_writer(plan, *writer, pool, progress, attempt.step,
-                         saved == nullptr ? nullptr : &remembered);
-  if (base) CAIRN_TRY(MergeWithBase(*base, own_chunks, items, item_writer));
+  if (saved != nullptr) saved->pieces = PiecesToRemember(plan);
+  ItemWriter item_writer(plan, *writer_, pool, progress, step_, saved);
+  if (base_) {
+    CAIRN_TRY(MergeWithBase(*base_->snapshot, base_->step, own_chunks, items, item_writer));
+  }
   while (!items.done()) CAIRN_TRY(item_writer.Add(items.Take()));
   CAIRN_TRY(item_writer.Finish());
-  const uint64_t written_bytes = writer->written_bytes();
+  report_.logical_bytes += plan.own_bytes;
+  report_.chunks += item_writer.chunks();
+  report_.chunks_reused += item_writer.chunks_reused();
+  return {};
+}
+
+std::optional<uint64_t> SaveRun::base_step() const {
+  return base_ ? std::optional(base_->step.step) : std::nullopt;
+}
+
+SaveReport SaveRun::report() const {
+  SaveReport report = report_;
+  report.written_bytes = writer_->written_bytes();
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;
+  report.seconds = elapsed.count();
+  return report;
+}
+
+Result<SaveReport> RunSave(kv::Store& store, const SaveAttempt& attempt, const SavePlan& plan,
+                           const RankPlace& place, const SaveOptions& options, WorkerPool& pool,
+                           SavedChunks* saved) {
+  CAIRN_TRY_ASSIGN(SaveRun run, SaveRun::Begin(store, attempt, place, options));
+  SavedChunks remembered;
+  CAIRN_TRY(run.Write(plan, options, pool, saved == nullptr ? nullptr : &remembered));
+  SaveReport report = run.report();
   CAIRN_TRY_ASSIGN(const kv::StepInfo info,
-                   Finish(plan, place, attempt.wait,
-                          base ? std::optional(base->step.step) : std::nullopt, *writer));
+                   Finish(plan, place, attempt.wait, run.base_step(), run.writer()));
   if (saved != nullptr) {
     remembered.step = info;
     remembered.chunk_bytes = options.chunk_bytes;
     *saved = std::move(remembered);
   }
-  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-  return SaveReport{.step = attempt.step,
-                    .logical_bytes = plan.own_bytes,
-                    .written_bytes = written_bytes,
-                    .chunks = item_writer.chunks(),
-                    .chunks_reused = item_writer.chunks_reused(),
-                    .seconds = elapsed.count()};
+  report.seconds = run.report().seconds;
+  return report;
 }
 
 }  // namespace cairn::core::internal

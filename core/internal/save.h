@@ -2,6 +2,8 @@
 /// Writing one state dict as one step.
 
 #include <chrono>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,10 +44,47 @@ struct SaveAttempt {
   bool wait = true;   // false: a rank but the first returns once its part is durable
 };
 
+/// An attempt that is under way, written plan by plan.
+///
+/// Threads: one at a time. Requires that no other save of the store runs meanwhile, and the plans'
+/// memory until the end of their Write. Destroying it before the end abandons the attempt.
+class SaveRun {
+ public:
+  /// `store` and `place` as in RunSave; errors as Store::Begin.
+  static Result<SaveRun> Begin(kv::Store& store, const SaveAttempt& attempt, const RankPlace& place,
+                               const SaveOptions& options);
+
+  /// The chunks and records of a plan; of several plans none has a tensor of another. `saved`, if
+  /// given, gets what was written, but for its step. kConflict: chunks that the plan takes for the
+  /// base's are not, as the base was deleted or replaced meanwhile.
+  Result<void> Write(const SavePlan& plan, const SaveOptions& options, WorkerPool& pool,
+                     SavedChunks* saved = nullptr);
+
+  kv::StepWriter& writer() { return *writer_; }
+  const RankPlace& place() const { return place_; }
+  std::optional<uint64_t> base_step() const;
+  /// Of this rank, as far as it has come.
+  SaveReport report() const;
+
+ private:
+  struct Base {
+    std::shared_ptr<const kv::Snapshot> snapshot;
+    kv::StepInfo step;
+  };
+  SaveRun() = default;
+  static Result<std::optional<Base>> FindBase(kv::Store& store, const SaveOptions& options);
+
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  uint64_t step_ = 0;
+  RankPlace place_;
+  std::optional<Base> base_;
+  std::unique_ptr<kv::StepWriter> writer_;
+  SaveReport report_;
+};
+
 /// Writes the plan. Requires that no other save of this store runs. `pool` digests. Fills `saved`,
-/// if given, on success. kConflict: chunks that the plan takes for the base's are not, as the base
-/// was deleted or replaced meanwhile. Several ranks: as StepWriter::Gather and AwaitOutcome; and
-/// kInvalidArgument on all of them where their parts do not make whole tensors or do not agree.
+/// if given, on success. Errors as SaveRun. Several ranks: as StepWriter::Gather and AwaitOutcome;
+/// and kInvalidArgument on all of them where their parts do not make whole tensors or do not agree.
 Result<SaveReport> RunSave(kv::Store& store, const SaveAttempt& attempt, const SavePlan& plan,
                            const RankPlace& place, const SaveOptions& options, WorkerPool& pool,
                            SavedChunks* saved = nullptr);

@@ -1,0 +1,207 @@
+// Parts of a step: portions are planned and written one by one; rank 0 joins what all have written
+// as in any save of several ranks, and gives the tree its nesting.
+
+#include "core/step_part.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "core/internal/no_throw.h"
+#include "core/internal/rank_merge.h"
+#include "core/internal/records.h"
+#include "core/internal/save.h"
+#include "core/internal/tree_merge.h"
+#include "core/internal/worker_pool.h"
+#include "kv/key.h"
+
+namespace cairn::core {
+namespace {
+
+// A tensor of several ranks' step that only this rank has is a part of itself.
+void MakeParts(StateDict& portion) {
+  for (uint32_t i = 0; i < portion.tensors.size(); ++i) {
+    if (portion.shardings.contains(i)) continue;
+    TensorView& view = portion.tensors[i];
+    Sharding sharding{.global_shape = view.shape, .mesh = nullptr, .placements = {}, .parts = {}};
+    sharding.parts.push_back({.box = WholeBox(view.shape), .view = view});
+    view.data = nullptr;
+    portion.shardings.emplace(i, std::move(sharding));
+  }
+}
+
+// The chain of containers that `path` goes through, down to the subtree that begins at `at`.
+StateTree ChainTo(const StateTree& tree, size_t at, size_t end, std::span<const PathElement> path) {
+  StateTree chain;
+  chain.nodes.push_back(tree.nodes.front());
+  chain.nodes.front().child_count = 1;
+  for (size_t i = 0; i < path.size(); ++i) {
+    Node node{.kind = NodeKind::kDict,
+              .key_kind = path[i].is_position ? KeyKind::kIndex : KeyKind::kString,
+              .key = path[i].text,
+              .child_count = 1};
+    if (i + 1 < path.size()) {
+      node.kind = path[i + 1].is_position ? NodeKind::kList : NodeKind::kDict;
+      chain.nodes.push_back(std::move(node));
+      continue;
+    }
+    chain.nodes.push_back(tree.nodes[at]);
+    chain.nodes.back().key_kind = node.key_kind;
+    chain.nodes.back().key = std::move(node.key);
+  }
+  chain.nodes.insert(chain.nodes.end(), tree.nodes.begin() + static_cast<ptrdiff_t>(at) + 1,
+                     tree.nodes.begin() + static_cast<ptrdiff_t>(end));
+  return chain;
+}
+
+// One past the last node of the subtree that begins at `at`.
+size_t EndOf(const StateTree& tree, size_t at) {
+  size_t open = 1;
+  while (open > 0) open = open - 1 + tree.nodes[at++].child_count;
+  return at;
+}
+
+std::string JoinPath(std::span<const PathElement> path) {
+  std::string joined;
+  for (const PathElement& element : path) {
+    if (!joined.empty()) joined += '.';
+    joined += element.text;
+  }
+  return joined;
+}
+
+}  // namespace
+
+Result<StateTree> NestTree(const StateTree& tree,
+                           const std::map<std::string, std::vector<PathElement>>& paths) {
+  internal::TreeMerge merge;
+  StateTree root;
+  root.nodes.push_back(tree.nodes.front());
+  root.nodes.front().child_count = 0;
+  CAIRN_TRY(merge.Add(root));
+  for (size_t at = 1; at < tree.nodes.size();) {
+    const size_t end = EndOf(tree, at);
+    const std::string& key = tree.nodes[at].key;
+    const auto found = paths.find(key);
+    const bool is_nested = found != paths.end() && JoinPath(found->second) == key;
+    const PathElement plain[] = {{.text = key}};
+    CAIRN_TRY(merge.Add(
+        ChainTo(tree, at, end, is_nested ? std::span<const PathElement>(found->second) : plain)));
+    at = end;
+  }
+  return merge.Take();
+}
+
+class StepPart::Impl {
+ public:
+  Impl(CheckpointStore& store, StepTicket ticket, uint32_t rank, SaveOptions options,
+       internal::SaveRun run)
+      : store_(store),
+        ticket_(std::move(ticket)),
+        place_{.rank = rank, .world_size = ticket_.world_size},
+        options_(std::move(options)),
+        run_(std::move(run)) {}
+
+  Result<void> Add(StateDict portion) {
+    has_portion_ = true;
+    if (place_.world_size > 1) MakeParts(portion);
+    return internal::CatchNoMemory("a part of a step", [&]() -> Result<void> {
+      CAIRN_TRY_ASSIGN(const internal::SavePlan plan,
+                       internal::PlanSave(portion, options_, place_));
+      CAIRN_TRY(run_.Write(plan, options_, pool_));
+      if (place_.rank != 0) return {};
+      return merge_.AddOwn(plan);
+    });
+  }
+
+  Result<SaveReport> HandIn() {
+    if (!has_portion_) CAIRN_TRY(Add(StateDict()));
+    internal::SaveRun& run = run_;
+    CAIRN_TRY(run.writer().HandIn(
+        {.base_step = run.base_step(), .logical_bytes = run.report().logical_bytes}));
+    return run.report();
+  }
+
+  Result<SaveReport> Commit(const StepFrame& frame) {
+    if (!has_portion_) CAIRN_TRY(Add(StateDict()));
+    return internal::CatchNoMemory("the records of a step", [&] { return CommitAll(frame); });
+  }
+
+  void GiveUp(const Error& error) {
+    if (place_.world_size == 1) return;
+    // Best effort: rank 0 hears of it from the front end too.
+    (void)store_.kv().FailAttempt(ticket_.attempt, place_.rank, error);
+  }
+
+ private:
+  Result<SaveReport> CommitAll(const StepFrame& frame) {
+    kv::StepWriter& writer = run_.writer();
+    if (place_.world_size > 1) {
+      CAIRN_TRY(writer.Gather([this](uint32_t rank, kv::Column column, std::string_view key,
+                                     std::span<const std::byte> value) {
+        return merge_.Add(rank, column, key, value);
+      }));
+    }
+    CAIRN_TRY_ASSIGN(internal::MergedStep merged, merge_.Finish());
+    if (place_.world_size > 1) {
+      for (const TensorInfo& tensor : merged.tensors) {
+        CAIRN_TRY(writer.AddRecord(kv::Column::kTensors, kv::FqnKey(tensor.fqn),
+                                   internal::EncodeTensor(tensor)));
+      }
+    }
+    for (const auto& [fqn, record] : merged.values) {
+      CAIRN_TRY(writer.AddRecord(kv::Column::kValues, kv::FqnKey(fqn), record));
+    }
+    auto nested = NestTree(merged.tree, frame.paths);
+    CAIRN_TRY(writer.SetStructure(EncodeTree(nested ? *nested : merged.tree, frame.annexes)));
+    CAIRN_TRY(writer.Commit({.base_step = run_.base_step(),
+                             .tensor_count = merged.tensor_count,
+                             .value_count = merged.values.size(),
+                             .logical_bytes = merged.logical_bytes}));
+    return run_.report();
+  }
+
+  CheckpointStore& store_;
+  const StepTicket ticket_;
+  const internal::RankPlace place_;
+  const SaveOptions options_;
+  internal::WorkerPool pool_{internal::WorkerPool::DefaultThreadCount()};
+  internal::SaveRun run_;
+  internal::RankMerge merge_;  // rank 0
+  bool has_portion_ = false;
+};
+
+StepPart::StepPart(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+StepPart::~StepPart() = default;
+
+Result<StepTicket> StepPart::Invite(CheckpointStore& store, uint64_t step, uint32_t world_size) {
+  StepTicket ticket{.step = step, .world_size = world_size, .session = {}, .attempt = {}};
+  if (world_size > 1) {
+    CAIRN_TRY_ASSIGN(ticket.session, store.kv().Invite());
+  }
+  ticket.attempt = store.kv().NextAttempt(step);
+  return ticket;
+}
+
+Result<std::unique_ptr<StepPart>> StepPart::Begin(CheckpointStore& store, const StepTicket& ticket,
+                                                  uint32_t rank, const SaveOptions& options) {
+  using Clock = std::chrono::steady_clock;
+  if (rank >= ticket.world_size) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("rank {} of {} ranks", rank, ticket.world_size));
+  }
+  const internal::SaveAttempt attempt{
+      .step = ticket.step, .name = ticket.attempt, .deadline = Clock::now() + options.deadline};
+  const internal::RankPlace place{.rank = rank, .world_size = ticket.world_size};
+  CAIRN_TRY_ASSIGN(internal::SaveRun run,
+                   internal::SaveRun::Begin(store.kv(), attempt, place, options));
+  return std::unique_ptr<StepPart>(
+      new StepPart(std::make_unique<Impl>(store, ticket, rank, options, std::move(run))));
+}
+
+Result<void> StepPart::Add(StateDict portion) { return impl_->Add(std::move(portion)); }
+Result<SaveReport> StepPart::HandIn() { return impl_->HandIn(); }
+Result<SaveReport> StepPart::Commit(const StepFrame& frame) { return impl_->Commit(frame); }
+void StepPart::GiveUp(const Error& error) { impl_->GiveUp(error); }
+
+}  // namespace cairn::core

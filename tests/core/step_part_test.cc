@@ -1,0 +1,206 @@
+// Steps written in parts: portions, nesting, annexes, and what is refused. The ranks are two stores
+// of this process; tests/python/dcp/ has them as processes.
+
+#include "core/step_part.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+
+#include "tests/core/test_tensor.h"
+
+namespace cairn::core {
+namespace {
+
+using cairn::testing::IsError;
+using cairn::testing::IsOk;
+using cairn::testing::ScopedTempDir;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+constexpr uint64_t kStep = 7;
+
+// Rows [begin, end) of a matrix, as an explicit part of it.
+void AddRows(StateDict& state, const std::string& fqn, const TestTensor& whole, uint64_t begin,
+             uint64_t end) {
+  const uint64_t columns = whole.shape[1];
+  const uint64_t row_bytes = whole.bytes.size() / whole.shape[0];
+  Sharding sharding{.global_shape = whole.shape, .mesh = nullptr, .placements = {}, .parts = {}};
+  sharding.parts.push_back({.box = {.offsets = {begin, 0}, .sizes = {end - begin, columns}},
+                            .view = {.dtype = whole.dtype,
+                                     .shape = {end - begin, columns},
+                                     .strides = {},
+                                     .data = whole.bytes.data() + begin * row_bytes}});
+  state.root().Sharded(fqn, {.dtype = whole.dtype, .shape = whole.shape, .strides = {}, .data = {}},
+                       std::move(sharding));
+}
+
+std::vector<std::byte> Bytes(std::string_view text) {
+  const auto bytes = std::as_bytes(std::span(text));
+  return {bytes.begin(), bytes.end()};
+}
+
+std::vector<std::string> FqnsOf(const StateTree& tree) {
+  std::vector<std::string> fqns;
+  const auto leaves = FlattenTree(tree);
+  EXPECT_TRUE(IsOk(leaves));
+  for (const Leaf& leaf : *leaves) fqns.push_back(leaf.fqn);
+  return fqns;
+}
+
+class StepPartTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    CAIRN_ASSERT_OK_AND_ASSIGN(first_, CheckpointStore::Open(path(), kv::OpenMode::kWrite));
+    CAIRN_ASSERT_OK_AND_ASSIGN(ticket_, StepPart::Invite(*first_, kStep, 2));
+    kv::StoreOptions options;
+    options.session = ticket_.session;
+    CAIRN_ASSERT_OK_AND_ASSIGN(second_,
+                               CheckpointStore::Open(path(), kv::OpenMode::kJoin, options));
+  }
+
+  std::string path() const { return directory_.path() + "/store"; }
+
+  std::unique_ptr<StepPart> Begin(uint32_t rank, const SaveOptions& options = {}) {
+    auto part = StepPart::Begin(rank == 0 ? *first_ : *second_, ticket_, rank, options);
+    EXPECT_TRUE(IsOk(part));
+    return part ? *std::move(part) : nullptr;
+  }
+
+  void ExpectStored(const std::string& fqn, const TestTensor& whole) {
+    TestTensor loaded(whole.dtype, whole.shape, 0);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, first_->Steps());
+    CAIRN_ASSERT_OK(first_->Load(steps.back(), std::array{WholeRequest(fqn, loaded)}));
+    EXPECT_EQ(loaded.bytes, whole.bytes);
+  }
+
+  ScopedTempDir directory_;
+  std::unique_ptr<CheckpointStore> first_;
+  std::unique_ptr<CheckpointStore> second_;
+  StepTicket ticket_;
+};
+
+TEST_F(StepPartTest, PortionsOfBothRanksMakeOneNestedStep) {
+  const TestTensor matrix(DType::kFloat32, {6, 4}, 1);
+  const TestTensor vector(DType::kInt64, {5}, 2);
+  auto own = Begin(0);
+  auto other = Begin(1);
+  StateDict a, b, c;
+  AddRows(a, "layers.0.w", matrix, 0, 2);
+  b.root().Tensor("layers.1.v", vector.view());
+  AddRows(c, "layers.0.w", matrix, 2, 6);
+  c.root().Value("lr", 0.5);
+  CAIRN_ASSERT_OK(own->Add(std::move(a)));
+  CAIRN_ASSERT_OK(own->Add(std::move(b)));
+  CAIRN_ASSERT_OK(other->Add(std::move(c)));
+  CAIRN_ASSERT_OK(other->HandIn());
+  StepFrame frame;
+  frame.paths["layers.0.w"] = {{.text = "layers"}, {.text = "0", .is_position = true}, {"w"}};
+  frame.paths["layers.1.v"] = {{.text = "layers"}, {.text = "1", .is_position = true}, {"v"}};
+  frame.annexes = {{.name = "note", .data = Bytes("hello")}};
+
+  CAIRN_ASSERT_OK(own->Commit(frame));
+
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Contents contents, first_->List(kStep));
+  EXPECT_THAT(FqnsOf(contents.tree), ElementsAre("layers.0.w", "layers.1.v", "lr"));
+  EXPECT_EQ(contents.tree.nodes[1].kind, NodeKind::kList);
+  EXPECT_EQ(contents.step.world_size, 2u);
+  ExpectStored("layers.0.w", matrix);
+  ExpectStored("layers.1.v", vector);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto note, first_->FindAnnex(contents.step, "note"));
+  EXPECT_EQ(note, Bytes("hello"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto nothing, first_->FindAnnex(contents.step, "other"));
+  EXPECT_EQ(nothing, std::nullopt);
+}
+
+TEST_F(StepPartTest, AMissingPartIsRefusedAndTheOldStepStays) {
+  const TestTensor old(DType::kFloat32, {6, 4}, 1);
+  StateDict before;
+  before.root().Tensor("w", old.view());
+  CAIRN_ASSERT_OK(first_->Save(kStep, before));
+  const TestTensor matrix(DType::kFloat32, {6, 4}, 2);
+  {
+    auto own = Begin(0, {.overwrite = true});
+    auto other = Begin(1, {.overwrite = true});
+    StateDict a, b;
+    AddRows(a, "w", matrix, 0, 2);
+    AddRows(b, "w", matrix, 3, 6);
+    CAIRN_ASSERT_OK(own->Add(std::move(a)));
+    CAIRN_ASSERT_OK(other->Add(std::move(b)));
+    CAIRN_ASSERT_OK(other->HandIn());
+
+    EXPECT_THAT(own->Commit({}),
+                IsError(ErrorCode::kInvalidArgument, "no rank wrote element [2, 0]"));
+  }
+  ExpectStored("w", old);
+}
+
+TEST_F(StepPartTest, ARankThatGivesUpIsNamed) {
+  auto own = Begin(0);
+  auto other = Begin(1);
+  other->GiveUp({.code = ErrorCode::kInvalidArgument, .message = "no disk"});
+
+  EXPECT_THAT(own->Commit({}), IsError(ErrorCode::kInvalidArgument, "no disk"));
+  own.reset();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, first_->Steps());
+  EXPECT_THAT(steps, IsEmpty());
+}
+
+TEST_F(StepPartTest, PartsThatAreDroppedLeaveNothing) {
+  {
+    const TestTensor matrix(DType::kFloat32, {6, 4}, 1);
+    auto own = Begin(0);
+    StateDict a;
+    AddRows(a, "w", matrix, 0, 6);
+    CAIRN_ASSERT_OK(own->Add(std::move(a)));
+  }
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, first_->Steps());
+  EXPECT_THAT(steps, IsEmpty());
+  StateDict state;
+  state.root().Value("v", int64_t{1});
+  CAIRN_ASSERT_OK(first_->Save(kStep, state));
+}
+
+TEST_F(StepPartTest, TwoPortionsWithOneTensorAreRefused) {
+  const TestTensor matrix(DType::kFloat32, {6, 4}, 1);
+  auto own = Begin(0);
+  StateDict a, b;
+  AddRows(a, "w", matrix, 0, 2);
+  AddRows(b, "w", matrix, 2, 6);
+  CAIRN_ASSERT_OK(own->Add(std::move(a)));
+  EXPECT_THAT(own->Add(std::move(b)), IsError(ErrorCode::kInvalidArgument, "in common"));
+}
+
+TEST_F(StepPartTest, OneRankAloneKeepsSharedMemoryShared) {
+  const TestTensor tied(DType::kFloat32, {64, 64}, 1);
+  CAIRN_ASSERT_OK_AND_ASSIGN(ticket_, StepPart::Invite(*first_, kStep, 1));
+  auto own = Begin(0);
+  StateDict state;
+  state.root().Tensor("a", tied.view());
+  state.root().Tensor("b", tied.view());
+  CAIRN_ASSERT_OK(own->Add(std::move(state)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const SaveReport report, own->Commit({}));
+  EXPECT_EQ(report.written_bytes, tied.bytes.size());
+  ExpectStored("b", tied);
+}
+
+TEST(NestTreeTest, PathsThatContradictEachOtherAreAnError) {
+  StateDict state;
+  state.root().Value("a", int64_t{1});
+  state.root().Value("a.b", int64_t{2});
+  const std::map<std::string, std::vector<PathElement>> paths = {
+      {"a", {{.text = "a"}}}, {"a.b", {{.text = "a"}, {.text = "b"}}}};
+  EXPECT_THAT(NestTree(state.tree, paths), IsError(ErrorCode::kInvalidArgument, "a"));
+}
+
+TEST(NestTreeTest, APathThatDoesNotSpellItsKeyIsPassedOver) {
+  StateDict state;
+  state.root().Value("a.b", int64_t{2});
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StateTree nested,
+                             NestTree(state.tree, {{"a.b", {{.text = "x"}, {.text = "b"}}}}));
+  EXPECT_EQ(nested, state.tree);
+}
+
+}  // namespace
+}  // namespace cairn::core
