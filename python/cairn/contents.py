@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from dataclasses import dataclass
 from typing import Any, Union
@@ -54,7 +55,15 @@ def plain_value(leaf: ValueLeaf, step: int, allow_pickle: bool) -> Any:
             key=leaf.fqn,
             step=step,
         )
-    return pickle.loads(leaf.value.data)
+    data = leaf.value.data
+    if data.startswith(_TORCH_SAVE):
+        torch = dtypes.require_torch()
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+    return pickle.loads(data)
+
+
+# How the zip archives of torch.save begin, which torch.distributed.checkpoint hands over.
+_TORCH_SAVE = b"PK\x03\x04"
 
 
 _KINDS = {

@@ -67,7 +67,23 @@ def _torch(tensor: Any, fqn: str) -> Target:
     _check_overlap(shape, strides, fqn)
     if tensor.device.type == "cpu" and not tensor.is_conj() and not tensor.is_neg():
         return Target(code, shape, strides, tensor.data_ptr(), tensor, None)
+    return _staged(tensor, code)
+
+
+def staged_target_of(tensor: Any, stored: int, fqn: str) -> Target:
+    """The target of a torch tensor for contents of the dtype `stored`: the tensor itself where it
+    can be read into, else memory from which it is copied, and converted, afterwards."""
     torch = dtypes.require_torch()
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter) and stored == dtypes.code_of_torch(
+        tensor.dtype
+    ):
+        return target_of(tensor, fqn)
+    return _staged(tensor, stored)
+
+
+def _staged(tensor: Any, code: int) -> Target:
+    torch = dtypes.require_torch()
+    shape = tuple(tensor.shape)
     staged = new_tensor(code, shape)
 
     def finish() -> None:

@@ -13,6 +13,7 @@
 #include "python/src/new_tensors.h"
 #include "python/src/placements.h"
 #include "python/src/step_contents.h"
+#include "python/src/step_part_binding.h"
 #include "python/src/store_binding.h"
 
 namespace cairn::python {
@@ -150,6 +151,7 @@ void BindStore(nb::module_& m) {
           nb::arg("base_step").none(), nb::arg("chunk_bytes").none())
       .def("steps", &StoreBinding::Steps)
       .def("contents", &StoreBinding::List, nb::arg("step").none(), nb::arg("patterns"))
+      .def("annex", &StoreBinding::FindAnnex, nb::arg("step"), nb::arg("name"))
       .def("load", &StoreBinding::Load)
       .def("map", &StoreBinding::Map)
       .def("compare", &StoreBinding::Compare)
@@ -168,4 +170,5 @@ NB_MODULE(_cairn, m) {
   cairn::python::BindLoading(m);
   cairn::python::BindHandles(m);
   cairn::python::BindStore(m);
+  cairn::python::BindStepPart(m);
 }

@@ -52,6 +52,8 @@ nb::object ToPyMapped(std::optional<core::MappedTensor> mapped, const core::Tens
   return torch->Wrap({std::move(mapped->mapping), data}, info.dtype, info.shape);
 }
 
+}  // namespace
+
 // RocksDB joins its threads in a static destructor. A forked child does not have them and would
 // wait for ever in exit(), so it leaves before static destructors run; by then Python is finalized.
 void LetForkedChildrenExit() {
@@ -65,8 +67,6 @@ void LetForkedChildrenExit() {
   });
   (void)registered;  // out of memory at worst, and then the child waits
 }
-
-}  // namespace
 
 void ProcessGuard::Check() const {
   if (is_same_process()) return;
@@ -181,6 +181,14 @@ StepContents StoreBinding::List(std::optional<uint64_t> step, nb::list patterns)
   const core::KeyPatterns parsed = ParsePatterns(patterns);
   return StepContents(
       Unwrap(Use([&](core::CheckpointStore& store) { return store.List(step, parsed); })));
+}
+
+nb::object StoreBinding::FindAnnex(const kv::StepInfo& step, nb::str name) const {
+  const std::string text = FromPyText(name);
+  const auto annex =
+      Unwrap(Use([&](core::CheckpointStore& store) { return store.FindAnnex(step, text); }));
+  if (!annex) return nb::none();
+  return nb::bytes(annex->data(), annex->size());
 }
 
 nb::tuple StoreBinding::Load(const kv::StepInfo& step, const Requests& requests) const {

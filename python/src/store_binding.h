@@ -30,6 +30,10 @@ class ProcessGuard {
   pid_t pid_ = getpid();
 };
 
+/// To be called once a store is opened: lets forked children of this process exit, which lack the
+/// threads that RocksDB would join.
+void LetForkedChildrenExit();
+
 /// Threads: any; each waits without the GIL.
 class SaveHandleBinding {
  public:
@@ -69,6 +73,8 @@ class StoreBinding {
                               const core::SaveOptions& options);
   nb::list Steps() const;
   StepContents List(std::optional<uint64_t> step, nb::list patterns) const;
+  /// The bytes that a front end has kept with the step, or None.
+  nb::object FindAnnex(const kv::StepInfo& step, nb::str name) const;
   nb::tuple Load(const kv::StepInfo& step, const Requests& requests) const;
   /// For each TensorInfo of `tensors` its mapped bytes, or None where they cannot be mapped: a
   /// torch tensor of its dtype and shape if `as_torch` (a bool for each) says so and torch can be

@@ -1,0 +1,218 @@
+"""The storage reader: DCP's read items as boxes of tensors, and values as DCP's bytes items."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from cairn import _cairn
+from cairn.dcp.location import CheckpointId, check_step, is_checkpoint_id, locate, required
+from cairn.dcp.metadata import Described, describe, shard_key
+from cairn.dcp.values import Values, set_value
+from cairn.dcp.saves import new_id
+from cairn.errors import Invalid, NotFound
+from cairn.targets import Target, staged_target_of
+
+# Memory that planners may make for targets, or that is between file and device, at one time.
+_STAGED_BYTES = 512 << 20
+
+
+class CairnReader(StorageReader):
+    """Loads a step of a store with ``torch.distributed.checkpoint``, whatever saved it.
+
+    For ``dcp.load(..., storage_reader=...)``. Every rank reads the boxes that it needs, and no
+    other bytes but the rest of their 64 KiB pages; each page is checked against its digest.
+
+    Args:
+        path: address of the store, or ``ADDRESS@STEP``. May be left out where ``checkpoint_id`` is
+            given to DCP, which names an address in the same way.
+        step: number of the step; by default the latest.
+        allow_pickle: hands objects that were saved as pickles (with ``allow_pickle=True``) to the
+            planner, which unpickles them: that can run any code.
+
+    Raises (from DCP as the cause inside a ``CheckpointException``):
+        NotFound: no such store, step or key.
+        Corrupt: bytes are not what was written.
+        Invalid: a box outside of the tensor, or a pickle that is not allowed.
+
+    Picklable; not for use by several threads at once.
+    """
+
+    def __init__(
+        self,
+        path: CheckpointId = None,
+        step: int | None = None,
+        *,
+        allow_pickle: bool = False,
+        _extension_registry: Any = None,
+    ) -> None:
+        super().__init__()
+        if _extension_registry is not None:
+            raise Invalid(
+                "_extension_registry: Cairn has no stream extensions; its own digests check every "
+                "byte. Leave it out"
+            )
+        self._step = check_step(step)
+        self._location = locate(path, self._step)
+        self._allow_pickle = allow_pickle
+        self._load_id = new_id()
+        self._opened: _Opened | None = None
+
+    @property
+    def checkpoint_id(self) -> str | None:
+        """Address, and step if one is named."""
+        return None if self._location is None else str(self._location)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
+        return is_checkpoint_id(checkpoint_id)
+
+    def reset(self, checkpoint_id: CheckpointId = None) -> None:
+        """Begins a new load, from elsewhere if ``checkpoint_id`` says so."""
+        self._close()
+        self._load_id = new_id()
+        if checkpoint_id:
+            self._location = locate(checkpoint_id, self._step)
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """What the step holds. ``rank=`` asks for what that rank has saved on its own."""
+        location = required(self._location)
+        rank = kwargs.get("rank")
+        if rank is not None:
+            location = location.of_rank(rank)
+        self._close()
+        native = _cairn.Store(location.address, False)
+        contents = native.contents(location.step, [])
+        described = describe(native, contents)
+        self._opened = _Opened(native, contents, described, of_one_rank=rank is not None)
+        metadata = described.metadata
+        if metadata.storage_meta is None:
+            metadata.storage_meta = StorageMeta(str(location))
+        metadata.storage_meta.load_id = self._load_id
+        return metadata
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """Nothing to do: every rank has read the metadata from the step that it reads."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Fills the planner's tensors and hands it the values that it asks for."""
+        if self._opened is None:
+            raise Invalid("read_data comes after read_metadata")
+        try:
+            self._opened.read(plan.items, planner, self._allow_pickle)
+        finally:
+            self._close()
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _close(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.native.close()
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "_opened": None}
+
+
+class _Opened:
+    """A step that is being read."""
+
+    def __init__(
+        self,
+        native: _cairn.Store,
+        contents: _cairn.Contents,
+        described: Described,
+        *,
+        of_one_rank: bool,
+    ) -> None:
+        self.native = native
+        self._of_one_rank = of_one_rank
+        self._contents = contents
+        self._described = described
+
+    def read(self, items: list[ReadItem], planner: LoadPlanner, allow_pickle: bool) -> None:
+        for portion in self._portions(items, planner):
+            self._read_tensors(portion, planner)
+        wanted = [item for item in items if item.type == LoadItemType.BYTE_IO]
+        if not wanted:
+            return
+        values = Values(self.native, self._contents, self._described, allow_pickle)
+        for item, value in zip(wanted, values.read([item.storage_index.fqn for item in wanted])):
+            if isinstance(value, io.BytesIO):
+                planner.load_bytes(item, value)
+            else:
+                set_value(planner, item, value)
+
+    def _portions(self, items: list[ReadItem], planner: LoadPlanner) -> Iterator[list[tuple]]:
+        """Tensor items with their targets, in portions that bound the memory beside the state."""
+        borrows = type(planner).resolve_tensor is DefaultLoadPlanner.resolve_tensor
+        portion: list[tuple[ReadItem, torch.Tensor, Target]] = []
+        staged_bytes = 0
+        for item in items:
+            if item.type == LoadItemType.BYTE_IO:
+                continue
+            tensor = planner.resolve_tensor(item).detach()
+            target = self._target_of(item, tensor)
+            portion.append((item, tensor, target))
+            if not borrows or target.finish is not None:
+                staged_bytes += tensor.nbytes
+            if staged_bytes >= _STAGED_BYTES:
+                yield portion
+                portion, staged_bytes = [], 0
+        if portion:
+            yield portion
+
+    def _target_of(self, item: ReadItem, tensor: torch.Tensor) -> Target:
+        fqn, _ = self._place_of(item)
+        info = self._contents.find_tensor(fqn)
+        if info is None:
+            step = self._contents.step
+            raise NotFound(f"step {step} has no tensor '{fqn}'", key=fqn, step=step)
+        if tuple(tensor.shape) != tuple(item.lengths):
+            raise Invalid(
+                f"'{fqn}': the planner gave a tensor of {list(tensor.shape)} for a box of "
+                f"{list(item.lengths)}",
+                key=fqn,
+            )
+        return staged_target_of(tensor, info.dtype, fqn)
+
+    def _read_tensors(self, portion: list[tuple], planner: LoadPlanner) -> None:
+        requests = _cairn.Requests()
+        for item, _, target in portion:
+            fqn, offsets = self._place_of(item)
+            requests.add(
+                fqn, offsets, target.shape, target.dtype, target.strides, target.address
+            )
+        self.native.load(self._contents.info, requests)
+        for item, tensor, target in portion:
+            if target.finish is not None:
+                target.finish()
+            planner.commit_tensor(item, tensor)
+
+    def _place_of(self, item: ReadItem) -> tuple[str, tuple[int, ...]]:
+        """The tensor in the store, and where in it the box begins. DCP counts from the beginning of
+        the saved shard that it names."""
+        fqn, shard = item.storage_index.fqn, item.storage_index.offset
+        inside = tuple(item.storage_offsets)
+        if shard is None:
+            return fqn, inside
+        if self._of_one_rank and self._contents.find_tensor(fqn) is None:
+            return shard_key(fqn, shard), inside
+        return fqn, tuple(a + b for a, b in zip(shard, inside))

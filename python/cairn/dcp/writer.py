@@ -1,0 +1,318 @@
+"""The storage writer: DCP's write items as parts of tensors, and values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, SerializationFormat
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import (
+    SavePlan,
+    SavePlanner,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from cairn import dtypes
+from cairn.dcp import saves
+from cairn.dcp.location import CheckpointId, Location, check_step, is_checkpoint_id, locate, required
+from cairn.dcp.metadata import ANNEX, encode, shard_key
+from cairn.dcp.values import value_of
+from cairn.errors import Invalid
+from cairn.flatten import flatten
+from cairn.tensors import Source, Sources
+
+_STAGED_BYTES = 512 << 20
+
+# WriteResult.storage_data of a bytes item that is kept as the planner gave it.
+_AS_GIVEN = "as given"
+
+
+class CairnWriter(StorageWriter, BlockingAsyncStager):
+    """Saves a step of a store with ``torch.distributed.checkpoint``.
+
+    For ``dcp.save(..., storage_writer=...)`` and ``dcp.async_save``, on threads and processes. The
+    step exists when ``dcp.save`` returns, durable and whole, or not at all; one that it replaces
+    stays as it was until then, whatever fails.
+
+    Args:
+        path: address of the store, or ``ADDRESS@STEP``. May be left out where ``checkpoint_id`` is
+            given to DCP, which names an address in the same way.
+        step: number of the step. Without one the store is for this checkpoint alone (step 0).
+        overwrite: whether a step that exists is replaced; else that is a Conflict.
+        allow_pickle: keeps values that are neither tensors nor plain as pickles; the reader must
+            allow it too.
+        chunk_bytes: size of the pieces that tensors are cut into; by default 4 MiB.
+        per_thread_copy_ahead: bytes of tensors that are copied off their device, or made by the
+            planner, at one time, and at least one tensor; by default 512 MiB. Tensors in host
+            memory are written from where they are.
+        cache_staged_state_dict: ``dcp.async_save`` keeps its copy of the state for the next save
+            (with this writer), in pinned memory.
+
+    Of the other arguments of ``FileSystemWriter``, ``thread_count`` is taken and changes nothing:
+    every rank writes with deep queues and all its cores. ``single_file_per_rank=False``,
+    ``sync_files=False``, ``_extensions`` and a ``serialization_format`` other than the default have
+    no meaning here and are refused.
+
+    Raises (from DCP as the cause inside a ``CheckpointException``, on every rank):
+        Conflict: another process writes into the store; the step exists.
+        Invalid: something cannot be kept (``key`` says what), or the ranks' parts do not make whole
+            tensors.
+        Unavailable: no space, or an I/O error.
+
+    Picklable; not for use by several threads at once.
+    """
+
+    def __init__(
+        self,
+        path: CheckpointId = None,
+        single_file_per_rank: bool = True,
+        sync_files: bool = True,
+        thread_count: int = 1,
+        per_thread_copy_ahead: int = _STAGED_BYTES,
+        cache_staged_state_dict: bool = False,
+        overwrite: bool = True,
+        _extensions: Any = None,
+        serialization_format: SerializationFormat = SerializationFormat.TORCH_SAVE,
+        *,
+        step: int | None = None,
+        allow_pickle: bool = False,
+        chunk_bytes: int | None = None,
+    ) -> None:
+        BlockingAsyncStager.__init__(self, cache_staged_state_dict=cache_staged_state_dict)
+        _refuse_unless(
+            single_file_per_rank, "single_file_per_rank=False", "each tensor can be read alone"
+        )
+        _refuse_unless(sync_files, "sync_files=False", "a step that exists is durable")
+        _refuse_unless(not _extensions, "_extensions", "payload is kept as it is, with digests")
+        _refuse_unless(
+            serialization_format == SerializationFormat.TORCH_SAVE,
+            f"serialization_format={serialization_format}",
+            "tensors are raw bytes in the store, and kv-admin export makes safetensors files",
+        )
+        if thread_count < 1:
+            raise Invalid(f"thread_count={thread_count}: a positive number is needed")
+        self._step = check_step(step)
+        self._location = locate(path, self._step)
+        self._overwrite = overwrite
+        self._allow_pickle = allow_pickle
+        self._chunk_bytes = chunk_bytes
+        self._staged_bytes = per_thread_copy_ahead
+        self._save_id = saves.new_id()
+        self._rank: int | None = None
+        self._use_collectives = True
+        self._part: saves.Part | None = None
+
+    @property
+    def checkpoint_id(self) -> str | None:
+        """Address, and step if one is named."""
+        return None if self._location is None else str(self._location)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
+        return is_checkpoint_id(checkpoint_id)
+
+    def storage_meta(self) -> StorageMeta:
+        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save_id)
+
+    def reset(self, checkpoint_id: CheckpointId = None) -> None:
+        """Begins a new save, to elsewhere if ``checkpoint_id`` says so."""
+        self._close()
+        self._save_id = saves.new_id()
+        if checkpoint_id:
+            self._location = locate(checkpoint_id, self._step)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        self._close()
+        self._rank = kwargs.get("rank")
+        self._use_collectives = kwargs.get("use_collectives", True)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        required(self._location)
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Opens the store for writing, and gives each rank what it needs to join."""
+        location = self._place()
+        self._part = saves.open_for_save(location, self._overwrite)
+        tickets = saves.tickets(self._part, location, len(plans))
+        if not all(plan.usable for plan in plans):
+            saves.leave_ticket(tickets[0])
+        return [
+            dataclasses.replace(plan, storage_data=ticket) for plan, ticket in zip(plans, tickets)
+        ]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Writes this rank's part; on ranks other than the coordinator it is durable then."""
+        ticket = saves.current_ticket(plan.storage_data)
+        part = self._part
+        if part is None:
+            part = saves.Part(ticket.address, ticket.attempt[2])
+        try:
+            results = self._write(part, ticket, plan, planner)
+        except BaseException as error:
+            _give_up(part, error)
+            self._part = None
+            raise
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Joins what all ranks have written, and commits the step."""
+        if self._part is None:
+            raise Invalid("finish comes after write_data, on the coordinator")
+        metadata.version = CURRENT_DCP_VERSION
+        metadata.storage_meta = self.storage_meta()
+        as_given = {
+            result.index.fqn
+            for rank_results in results
+            for result in rank_results
+            if result.storage_data == _AS_GIVEN
+        }
+        try:
+            annex = encode(metadata, frozenset(as_given))
+            self._part.native.commit(_paths(metadata.planner_data), {ANNEX: annex})
+        finally:
+            self._close()
+
+    def _place(self) -> Location:
+        location = required(self._location)
+        if self._use_collectives or self._rank is None:
+            return location
+        return location.of_rank(self._rank)
+
+    def _write(
+        self, part: saves.Part, ticket: saves.Ticket, plan: SavePlan, planner: SavePlanner
+    ) -> list[WriteResult]:
+        part.native.begin(ticket.attempt, ticket.rank, self._overwrite, self._chunk_bytes)
+        portion = _Portion(self._use_collectives)
+        for items in _by_fqn(plan.items):
+            portion.add(items, planner, self._allow_pickle)
+            if portion.staged_bytes >= self._staged_bytes:
+                portion.write(part)
+                portion = _Portion(self._use_collectives, portion.results)
+        portion.write(part)
+        if ticket.rank == 0:
+            part.wait_for_finish()
+        else:
+            part.native.hand_in()
+            part.close()
+        return portion.results
+
+    def _close(self) -> None:
+        part, self._part = self._part, None
+        if part is not None:
+            part.close()
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "_part": None, "state_dict_cache": None}
+
+
+class _Portion:
+    """Some of a rank's items, whose tensors are in memory at one time."""
+
+    def __init__(self, whole: bool, results: list[WriteResult] | None = None) -> None:
+        """`whole`: other ranks write the rest of a tensor that has only shards here."""
+        self._whole = whole
+        self.results = [] if results is None else results
+        self.staged_bytes = 0
+        """Of tensors that are not the caller's own memory."""
+        self._values: dict[str, Any] = {}
+        self._shards: dict[str, tuple[int, tuple[int, ...], list[tuple]]] = {}
+        self._owners: list[Any] = []
+        self._sources = Sources()
+
+    def add(self, items: list[WriteItem], planner: SavePlanner, allow_pickle: bool) -> None:
+        """All items of one FQN. Raises Invalid for what cannot be kept."""
+        if items[0].type == WriteItemType.BYTE_IO:
+            fqn = items[0].index.fqn
+            value, as_given = value_of(planner, items[0], allow_pickle)
+            self._values[fqn] = value
+            self._add_result(items[0], 0, _AS_GIVEN if as_given else None)
+            return
+        for item in items:
+            self._add_tensor(item, planner)
+
+    def write(self, part: saves.Part) -> None:
+        batch = flatten(self._values, allow_pickle=False)
+        part.native.add(batch, self._shards)
+
+    def _add_tensor(self, item: WriteItem, planner: SavePlanner) -> None:
+        fqn = item.index.fqn
+        tensor = planner.resolve_data(item).detach()
+        source = self._sources.take(tensor, fqn)
+        _check_chunk(item, source)
+        borrows = type(planner).resolve_data is DefaultSavePlanner.resolve_data
+        if not borrows or tensor.device.type != "cpu":
+            self.staged_bytes += tensor.nbytes
+        offsets, size = tuple(item.tensor_data.chunk.offsets), tuple(item.tensor_data.size)
+        if not self._whole and source.shape != size:
+            fqn, offsets, size = shard_key(fqn, offsets), (0,) * len(size), source.shape
+        dtype, _, parts = self._shards.setdefault(fqn, (source.dtype, size, []))
+        if dtype != source.dtype:
+            raise Invalid(
+                f"'{fqn}': one shard is {dtypes.name_of(dtype)}, another "
+                f"{dtypes.name_of(source.dtype)}",
+                key=fqn,
+            )
+        parts.append((offsets, source.shape, source.strides, source.address))
+        self._owners.append(source.owner)
+        self._add_result(item, tensor.nbytes, None)
+
+    def _add_result(self, item: WriteItem, nbytes: int, storage_data: str | None) -> None:
+        self.results.append(WriteResult(item.index, nbytes, storage_data))
+
+
+def _by_fqn(items: list[WriteItem]) -> Iterator[list[WriteItem]]:
+    groups: dict[str, list[WriteItem]] = {}
+    for item in items:
+        groups.setdefault(item.index.fqn, []).append(item)
+    yield from groups.values()
+
+
+def _check_chunk(item: WriteItem, source: Source) -> None:
+    planned = tuple(item.tensor_data.chunk.sizes)
+    if source.shape != planned:
+        fqn = item.index.fqn
+        raise Invalid(
+            f"'{fqn}': the plan says a shard of {list(planned)}, the planner gives one of "
+            f"{list(source.shape)}",
+            key=fqn,
+        )
+
+
+def _paths(planner_data: Any) -> dict[str, tuple[str | int, ...]]:
+    """The nesting, if the planner's data are what default planners keep there."""
+    if not isinstance(planner_data, dict):
+        return {}
+    return {
+        fqn: path
+        for fqn, path in planner_data.items()
+        if isinstance(fqn, str)
+        and isinstance(path, tuple)
+        and all(type(element) in (str, int) for element in path)
+    }
+
+
+def _give_up(part: saves.Part, error: BaseException) -> None:
+    """After an error, which must not be hidden by one of giving up."""
+    try:
+        part.native.give_up(str(error))
+    except Exception:
+        pass  # the part was not begun; the others hear of the error from DCP
+    try:
+        part.close()
+    except Exception:
+        pass  # what is left is swept at the next open for writing
+
+
+def _refuse_unless(is_fine: bool, argument: str, why: str) -> None:
+    if not is_fine:
+        raise Invalid(f"{argument} has no meaning here: {why}. Leave it out")

@@ -1,0 +1,188 @@
+// Portions, paths and annexes from Python objects; every call that does I/O runs without the GIL.
+
+#include "python/src/step_part_binding.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <utility>
+
+#include "python/src/convert.h"
+#include "python/src/errors.h"
+
+namespace cairn::python {
+namespace {
+
+nb::tuple ToPyReport(const core::SaveReport& report) {
+  return nb::make_tuple(report.step, report.logical_bytes, report.written_bytes, report.chunks,
+                        report.chunks_reused, report.seconds);
+}
+
+core::Sharding ToSharding(core::DType dtype, nb::handle shape, nb::handle parts) {
+  core::Sharding sharding{
+      .global_shape = FromPyNumbers(shape), .mesh = nullptr, .placements = {}, .parts = {}};
+  for (nb::handle item : parts) {
+    const auto part = nb::cast<nb::tuple>(item);
+    core::Box box{.offsets = FromPyNumbers(part[0]), .sizes = FromPyNumbers(part[1])};
+    core::TensorView view{.dtype = dtype,
+                          .shape = box.sizes,
+                          .strides = FromPyNumbers(part[2]),
+                          .data = FromPyAddress(part[3])};
+    sharding.parts.push_back({.box = std::move(box), .view = std::move(view)});
+  }
+  return sharding;
+}
+
+void AddShards(core::StateDict& state, nb::dict shards) {
+  core::StateDict::Builder root = state.root();
+  for (auto [fqn, value] : shards) {
+    const auto entry = nb::cast<nb::tuple>(value);
+    const auto dtype = static_cast<core::DType>(nb::cast<uint8_t>(entry[0]));
+    core::TensorView view;
+    view.dtype = dtype;
+    view.shape = FromPyNumbers(entry[1]);
+    root.Sharded(FromPyText(fqn), std::move(view), ToSharding(dtype, entry[1], entry[2]));
+  }
+}
+
+core::StepFrame ToFrame(nb::dict paths, nb::dict annexes) {
+  core::StepFrame frame;
+  for (auto [fqn, path] : paths) {
+    std::vector<core::PathElement>& elements = frame.paths[FromPyText(fqn)];
+    for (nb::handle element : path) {
+      const bool is_position = PyLong_CheckExact(element.ptr());
+      elements.push_back(
+          {.text = FromPyText(is_position ? nb::str(element) : nb::borrow<nb::str>(element)),
+           .is_position = is_position});
+    }
+  }
+  for (auto [name, data] : annexes) {
+    const auto bytes = nb::cast<nb::bytes>(data);
+    const auto* begin = reinterpret_cast<const std::byte*>(bytes.c_str());
+    frame.annexes.push_back({.name = FromPyText(name), .data = {begin, begin + bytes.size()}});
+  }
+  return frame;
+}
+
+// Runs `work` without the GIL and gives back its value, or raises its error.
+template <typename Work>
+auto WithoutGil(const Work& work) {
+  auto result = [&] {
+    nb::gil_scoped_release no_gil;
+    return work();
+  }();
+  return Unwrap(std::move(result));
+}
+
+}  // namespace
+
+StepPartBinding::StepPartBinding(const std::string& address, const std::string& session) {
+  LetForkedChildrenExit();
+  kv::StoreOptions options;
+  options.session = session;
+  const auto mode = session.empty() ? kv::OpenMode::kWrite : kv::OpenMode::kJoin;
+  store_ = WithoutGil([&] { return core::CheckpointStore::Open(address, mode, options); });
+}
+
+StepPartBinding::~StepPartBinding() {
+  if (!process_.is_same_process()) {
+    // Locks, threads and files belong to the parent.
+    (void)part_.release();
+    (void)store_.release();
+    return;
+  }
+  nb::gil_scoped_release no_gil;
+  part_.reset();
+  store_.reset();
+}
+
+core::StepPart& StepPartBinding::part() const {
+  process_.Check();
+  if (part_ == nullptr) ThrowInvalid("this part of a step was not begun, or has ended");
+  return *part_;
+}
+
+nb::tuple StepPartBinding::Invite(uint64_t step, uint32_t world_size) {
+  process_.Check();
+  const core::StepTicket ticket =
+      WithoutGil([&] { return core::StepPart::Invite(*store_, step, world_size); });
+  return nb::make_tuple(ticket.step, ticket.world_size, ToPyText(ticket.session),
+                        ToPyText(ticket.attempt));
+}
+
+std::vector<uint64_t> StepPartBinding::Steps() const {
+  process_.Check();
+  std::vector<uint64_t> numbers;
+  for (const kv::StepInfo& info : WithoutGil([&] { return store_->Steps(); })) {
+    numbers.push_back(info.step);
+  }
+  return numbers;
+}
+
+void StepPartBinding::Begin(nb::tuple ticket, uint32_t rank, bool overwrite,
+                            std::optional<uint64_t> chunk_bytes) {
+  process_.Check();
+  const core::StepTicket told{.step = nb::cast<uint64_t>(ticket[0]),
+                              .world_size = nb::cast<uint32_t>(ticket[1]),
+                              .session = FromPyText(ticket[2]),
+                              .attempt = FromPyText(ticket[3])};
+  core::SaveOptions options;
+  options.overwrite = overwrite;
+  if (chunk_bytes) options.chunk_bytes = *chunk_bytes;
+  part_ = WithoutGil([&] { return core::StepPart::Begin(*store_, told, rank, options); });
+}
+
+void StepPartBinding::Add(Batch& batch, nb::dict shards) {
+  core::StepPart& part = this->part();
+  AddShards(batch.state, shards);
+  WithoutGil([&] { return part.Add(std::move(batch.state)); });
+}
+
+nb::tuple StepPartBinding::HandIn() {
+  core::StepPart& part = this->part();
+  return ToPyReport(WithoutGil([&] { return part.HandIn(); }));
+}
+
+nb::tuple StepPartBinding::Commit(nb::dict paths, nb::dict annexes) {
+  core::StepPart& part = this->part();
+  const core::StepFrame frame = ToFrame(paths, annexes);
+  return ToPyReport(WithoutGil([&] { return part.Commit(frame); }));
+}
+
+void StepPartBinding::GiveUp(nb::str reason) {
+  core::StepPart& part = this->part();
+  const Error error{.code = ErrorCode::kFailedPrecondition, .message = FromPyText(reason)};
+  nb::gil_scoped_release no_gil;
+  part.GiveUp(error);
+}
+
+void StepPartBinding::Close() {
+  process_.Check();
+  WithoutGil([&]() -> Result<void> {
+    part_.reset();
+    if (store_ == nullptr) return {};
+    auto closed = store_->Close();
+    store_.reset();
+    return closed;
+  });
+}
+
+void BindStepPart(nb::module_& m) {
+  nb::class_<StepPartBinding>(m, "StepPart")
+      .def("__init__",
+           [](StepPartBinding* self, nb::str address, nb::str session) {
+             new (self) StepPartBinding(FromPyText(address), FromPyText(session));
+           })
+      .def("invite", &StepPartBinding::Invite, nb::arg("step"), nb::arg("world_size"))
+      .def("steps", &StepPartBinding::Steps)
+      .def("begin", &StepPartBinding::Begin, nb::arg("ticket"), nb::arg("rank"),
+           nb::arg("overwrite"), nb::arg("chunk_bytes").none())
+      .def("add", &StepPartBinding::Add, nb::arg("batch"), nb::arg("shards"))
+      .def("hand_in", &StepPartBinding::HandIn)
+      .def("commit", &StepPartBinding::Commit, nb::arg("paths"), nb::arg("annexes"))
+      .def("give_up", &StepPartBinding::GiveUp, nb::arg("reason"))
+      .def("close", &StepPartBinding::Close);
+}
+
+}  // namespace cairn::python

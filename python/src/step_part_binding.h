@@ -1,0 +1,53 @@
+#pragma once
+/// core/step_part.h for cairn/dcp: a store that is opened to write one rank's part of one step.
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "core/checkpoint_store.h"
+#include "core/step_part.h"
+#include "python/src/flatten.h"
+#include "python/src/store_binding.h"
+
+namespace cairn::python {
+
+namespace nb = nanobind;
+
+/// Opened by rank 0 (no session) or by another rank that has its ticket, for one attempt. Closed by
+/// the destructor, which gives up what was not handed in or committed.
+///
+/// Threads: one at a time; all members but the constructor raise Invalid in a forked child.
+class StepPartBinding {
+ public:
+  StepPartBinding(const std::string& address, const std::string& session);
+  ~StepPartBinding();
+
+  /// (step, world size, session, attempt)
+  nb::tuple Invite(uint64_t step, uint32_t world_size);
+  std::vector<uint64_t> Steps() const;
+  void Begin(nb::tuple ticket, uint32_t rank, bool overwrite, std::optional<uint64_t> chunk_bytes);
+  /// `shards`: FQN -> (dtype code, global shape, [(offsets, sizes, strides, address)]), beside the
+  /// leaves of `batch`, whose keys are FQNs. The caller keeps the memory of `shards` alive.
+  void Add(Batch& batch, nb::dict shards);
+  /// The report as a tuple.
+  nb::tuple HandIn();
+  /// `paths`: FQN -> tuple of str (keys) and int (positions); `annexes`: name -> bytes.
+  nb::tuple Commit(nb::dict paths, nb::dict annexes);
+  void GiveUp(nb::str reason);
+  void Close();
+
+ private:
+  core::StepPart& part() const;
+
+  ProcessGuard process_;
+  std::unique_ptr<core::CheckpointStore> store_;
+  std::unique_ptr<core::StepPart> part_;
+};
+
+void BindStepPart(nb::module_& m);
+
+}  // namespace cairn::python
