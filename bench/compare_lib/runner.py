@@ -20,6 +20,8 @@ from compare_lib.states import State
 from compare_lib.works import Work
 
 SAVE = next(work for work in works.WORKS if work.name == "save")
+RANKS_SAVE = next(work for work in works.WORKS if work.name == "ranks_save")
+SAVING = (SAVE, RANKS_SAVE)
 BESIDE = {"load_warm": "load_cold"}
 """Works that follow another of the same peer at once: what that one read need not be read again."""
 
@@ -96,7 +98,7 @@ class Runner:
 
     def _measure_prepared(self, turn: Turn, peer: Peer) -> list[Record]:
         shutil.rmtree(peer.scratch, ignore_errors=True)
-        if turn.work is SAVE:
+        if turn.work in SAVING:
             self._make_empty(peer.directory)
         cache = works.set_cache(turn.work, peer)
         peer.scratch.mkdir()
@@ -104,13 +106,13 @@ class Runner:
         time.sleep(SETTLE_S)
         records = self._in_child(turn.work, peer, check=turn.run == 1)
         shutil.rmtree(peer.scratch, ignore_errors=True)
-        if turn.work is SAVE and "error" not in records[0]:
+        if turn.work in SAVING and "error" not in records[0]:
             self._saved.add(peer.directory)
         return [record | cache for record in records]
 
     def _prepare(self, work: Work, peer: Peer) -> str | None:
         """Makes the checkpoint that the work needs, if it is not there; what went wrong."""
-        if work is SAVE or peer.directory in self._saved:
+        if work in SAVING or peer.directory in self._saved:
             return None
         self._make_empty(peer.directory)
         saver = self._peers.get(peer.saved_by or "", peer)
@@ -119,6 +121,9 @@ class Runner:
             make = saver.make_metadata  # type: ignore[attr-defined]
             log = self._log
             records = run_in_child(lambda: make(self._state.nbytes) or [], 900, log) or [{}]
+        elif work.method == "ranks_load":
+            saver.scratch.mkdir()
+            records = self._in_child(RANKS_SAVE, saver, check=False)
         elif saver.can("save"):
             records = self._in_child(SAVE, saver, check=False)
         if "error" in records[0]:

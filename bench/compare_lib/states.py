@@ -38,6 +38,7 @@ class State:
     name: str
     title: str
     tensors: Tensors
+    scale: float = 1
     nbytes: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -68,8 +69,9 @@ class State:
             np.invert(view, out=view)
 
 
-def _fill(tensors: Tensors) -> Tensors:
-    random = np.random.Generator(np.random.SFC64(SEED))
+def fill(tensors: Tensors, seed: int = SEED) -> Tensors:
+    """Random bytes in all of them."""
+    random = np.random.Generator(np.random.SFC64(seed))
     for tensor in tensors.values():
         view = byte_view(tensor)
         for begin in range(0, len(view), PIECE_BYTES):
@@ -82,7 +84,7 @@ def _round(value: float, multiple: int) -> int:
     return max(multiple, round(value / multiple) * multiple)
 
 
-def _transformer(scale: float) -> State:
+def transformer_shapes(scale: float) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """A GPT of 438 million weights in bf16, AdamW's moments in fp32: 928 tensors."""
     width = _round(1280 * math.sqrt(scale), 64)
     vocabulary = _round(50304 * math.sqrt(scale), 64)
@@ -107,14 +109,29 @@ def _transformer(scale: float) -> State:
         ):
             shapes[f"layers.{layer}.{name}"] = shape
     shapes |= {"norm.weight": (width,), "norm.bias": (width,)}
-    tensors = {
-        f"model.{name}": torch.empty(shape, dtype=torch.bfloat16) for name, shape in shapes.items()
-    }
+    tensors = {f"model.{name}": (shape, torch.bfloat16) for name, shape in shapes.items()}
     for name, shape in shapes.items():
-        tensors[f"optimizer.{name}.exp_avg"] = torch.empty(shape, dtype=torch.float32)
-        tensors[f"optimizer.{name}.exp_avg_sq"] = torch.empty(shape, dtype=torch.float32)
-        tensors[f"optimizer.{name}.step"] = torch.empty((), dtype=torch.float32)
-    return State("transformer", "A transformer in bf16 with fp32 AdamW", _fill(tensors))
+        tensors[f"optimizer.{name}.exp_avg"] = (shape, torch.float32)
+        tensors[f"optimizer.{name}.exp_avg_sq"] = (shape, torch.float32)
+        tensors[f"optimizer.{name}.step"] = ((), torch.float32)
+    return tensors
+
+
+def _transformer(scale: float) -> State:
+    tensors = {
+        name: torch.empty(shape, dtype=dtype)
+        for name, (shape, dtype) in transformer_shapes(scale).items()
+    }
+    return State("transformer", "A transformer in bf16 with fp32 AdamW", fill(tensors))
+
+
+def _sharded(scale: float) -> State:
+    """The transformer on the ranks of a job, which make it themselves: no tensors here."""
+    state = State("sharded", "The transformer on 4 gloo ranks", {}, scale)
+    state.nbytes = sum(
+        math.prod(shape) * dtype.itemsize for shape, dtype in transformer_shapes(scale).values()
+    )
+    return state
 
 
 def _experts_shape(scale: float) -> tuple[int, int, int]:
@@ -129,7 +146,7 @@ def _experts(scale: float) -> State:
         f"experts.{i:05}.weight": torch.empty((rows, columns), dtype=torch.bfloat16)
         for i in range(count)
     }
-    return State("experts", f"{count:,} small tensors", _fill(tensors))
+    return State("experts", f"{count:,} small tensors", fill(tensors))
 
 
 def _embedding(scale: float) -> State:
@@ -137,7 +154,7 @@ def _embedding(scale: float) -> State:
     count, rows, columns = _experts_shape(scale)
     shape = (count * 8, rows * columns // 8)
     tensors = {"embedding.weight": torch.empty(shape, dtype=torch.bfloat16)}
-    return State("embedding", "One huge embedding", _fill(tensors))
+    return State("embedding", "One huge embedding", fill(tensors))
 
 
 def _metadata(scale: float) -> State:
@@ -153,6 +170,7 @@ MAKERS: dict[str, Callable[[float], State]] = {
     "experts": _experts,
     "embedding": _embedding,
     "metadata": _metadata,
+    "sharded": _sharded,
 }
 """In the order in which they are measured."""
 

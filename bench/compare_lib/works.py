@@ -94,6 +94,8 @@ WORKS = [
     Work("stall_1", "stall of save_async, 1 % of the tensors changed", "save_async", MEMCPY,
          every=100, runs_share=0.4),
     Work("open", "open and read one key", "open_metadata", (), "evict", states=("metadata",)),
+    Work("ranks_save", "dcp.save of 4 ranks, durable", "ranks_save", (), states=("sharded",)),
+    Work("ranks_load", "dcp.load of 4 ranks, cold", "ranks_load", (), "evict", states=("sharded",)),
 ]  # fmt: skip
 
 
@@ -141,7 +143,9 @@ def _steps(work: Work, peer: Peer, state: State) -> tuple[Steps, Callable[[], Te
     if work.method == "second_save":
         state.change(keys)
         return method(state, keys), lambda: state.tensors
-    return method(state.nbytes), None  # open_metadata
+    if work.method == "open_metadata":
+        return method(state.nbytes), None
+    return method(state), None  # of several ranks, which check what they load themselves
 
 
 def set_cache(work: Work, peer: Peer) -> dict[str, Any]:
@@ -172,9 +176,7 @@ def measure(work: Work, peer: Peer, state: State, check: bool) -> list[Record]:
     spent = meter.stop()
     record = asdict(spent)
     if isinstance(result, Reported):
-        record["seconds"] = result.seconds
-        if result.cpu_seconds is not None:
-            record["cpu_seconds"] = result.cpu_seconds
+        record |= {name: value for name, value in asdict(result).items() if value is not None}
     elif loads and work.method != "load_existing":
         record["peak_bytes"] = max(0, spent.peak_bytes - total_bytes(result))
     if check and expected is not None and not peer.is_limit:

@@ -43,6 +43,9 @@ class Reported:
 
     seconds: float
     cpu_seconds: float | None = None
+    peak_bytes: int | None = None
+    read_bytes: int | None = None
+    write_bytes: int | None = None
 
 
 class Peer:
@@ -74,6 +77,7 @@ class Peer:
     #   save_async(state, keys)            returns a function: see compare_lib/stall.py
     #   make_metadata(chunks)              makes a checkpoint of so many chunks, untimed, no steps
     #   open_metadata(chunks)              opens that and looks up one key
+    #   ranks_save(state), ranks_load(state)    see compare_lib/rank_jobs.py
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from compare_lib.peers.base import KV_BENCH, Finish, Peer, Slices, Steps
+from compare_lib.rank_jobs import RanksOfDcp
 from compare_lib.states import State, Tensors
 
 
-class CairnPeer(Peer):
+class CairnPeer(RanksOfDcp, Peer):
     name = "cairn"
+    storage = "cairn"
     is_direct = True
     modules = ("cairn",)
     package = None  # not installed: the version of the working tree is shown

@@ -19,6 +19,7 @@ from compare_lib.peers.base import (
     empty_boxes,
     sync_path,
 )
+from compare_lib.rank_jobs import RanksOfDcp
 from compare_lib.states import State, Tensors
 
 
@@ -52,14 +53,16 @@ def _box_planner(slices: Slices) -> Any:
     return BoxPlanner()
 
 
-class DcpPeer(Peer):
+class DcpPeer(RanksOfDcp, Peer):
     name = "dcp"
+    storage = "dcp"
     cannot = {"second_save": NO_INCREMENT}
     cannot_partly = {"stall_1": EVERYTHING_STAGED}
     remarks = (
         f"FileSystemWriter(thread_count={THREADS}, sync_files=True), then fsync of the directory, "
         "which it leaves out; FileSystemReader, which has no threads in this version; async_save "
         "with a DefaultStager that is kept (cached staging memory; pinning it needs CUDA)",
+        "on several ranks FileSystemWriter(sync_files=True), with one thread each",
     )
 
     def _writer(self, path: Any) -> Any:

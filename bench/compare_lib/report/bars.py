@@ -120,6 +120,10 @@ def _bars_of(results: Results, state: str, work: str) -> Iterator[Bar]:
     elif work == "open":
         yield judge.at_most("", 10, judge.ours.median * 1e3 if judge.ours else None, " ms")
         yield judge.at_least("DCP's metadata", 20, judge.faster_than(("dcp",)), "×")
+    elif work == "ranks_save":
+        yield judge.at_least("FileSystemWriter", 3, judge.faster_than(("dcp",)), "×")
+    elif work == "ranks_load":
+        yield judge.at_least("FileSystemReader", 1.2, judge.faster_than(("dcp",)), "×")
     elif work == "stall":
         share = judge.of_limit()
         yield judge.at_most("of memcpy's time", 1.1, 1 / share if share else None)
