@@ -41,44 +41,68 @@ class LoadOptions:
 
 
 class Load:
-    """One load in place: planned, with nothing changed yet, then run."""
+    """One load in place: planned, with nothing changed yet, then run.
+
+    Attributes:
+        unexpected: FQNs of the step that the state lacks.
+        requests: what is to be read.
+        read_once: as asked for.
+    """
 
     def __init__(
-        self, native: _cairn.Store, state: Any, contents: _cairn.Contents, options: LoadOptions,
+        self,
+        native: _cairn.Store,
+        state: Any,
+        contents: _cairn.Contents,
+        options: LoadOptions,
         ranks: Ranks,
     ) -> None:
-        """Raises NotFound or Invalid."""
+        """Raises Invalid, or NotFound for what the step lacks."""
         self._native = native
         self._contents = contents
-        self._read_once = options.read_once
-        self._plan = _cairn.LoadPlan(contents, state, options.patterns)
-        self._missing, self._unexpected = self._plan.missing(), self._plan.unexpected()
+        self._strict = options.strict
+        self.read_once = options.read_once and ranks.world_size > 1
+        plan = _cairn.LoadPlan(contents, state, options.patterns)
+        self._missing, self.unexpected = plan.missing(), plan.unexpected()
         if options.strict:
-            _check_strict(self._missing, self._unexpected, contents.step)
-        self._others = _OtherLeaves(self._plan, contents.step, options, ranks)
-        for node, leaf in self._plan.request_plain():
+            _check_missing(self._missing, contents.step)
+        self._others = _OtherLeaves(plan, contents.step, options, ranks)
+        for node, leaf in plan.request_plain():
             self._others.add(node, leaf, leaf_at(contents, leaf))
+        self.requests = plan.requests
+
+    def check_unexpected(self) -> None:
+        """Raises Invalid (strict) if anything is."""
+        if self._strict:
+            _check_unexpected(self.unexpected, self._contents.step)
 
     def run(self) -> LoadReport:
         """Reads. Raises Corrupt or Unavailable with the state partly filled."""
         bytes_read, seconds = self._native.load(
-            self._contents.info, self._plan.requests, self._read_once
+            self._contents.info, self.requests, self.read_once
         )
         self._others.finish()
         return LoadReport(
-            self._contents.step, self._missing, self._unexpected, bytes_read, seconds
+            self._contents.step, self._missing, self.unexpected, bytes_read, seconds
         )
 
 
-def _check_strict(missing: tuple[str, ...], unexpected: tuple[str, ...], step: int) -> None:
-    way_out = "load parts with strict=False, or read() what you need"
+_WAY_OUT = "load parts with keys=..., strict=False, or read() what you need"
+
+
+def _check_missing(missing: tuple[str, ...], step: int) -> None:
     if missing:
         raise NotFound(
-            f"step {step} lacks {_some(missing)} of the state: {way_out}", key=missing[0], step=step
+            f"step {step} lacks {_some(missing)} of the state: {_WAY_OUT}",
+            key=missing[0],
+            step=step,
         )
+
+
+def _check_unexpected(unexpected: tuple[str, ...], step: int) -> None:
     if unexpected:
         raise Invalid(
-            f"the state lacks {_some(unexpected)} of step {step}: {way_out}",
+            f"the state lacks {_some(unexpected)} of step {step}: {_WAY_OUT}",
             key=unexpected[0],
             step=step,
         )

@@ -18,6 +18,7 @@ from cairn import _cairn
 from cairn.contents import key_info, leaf_at
 from cairn.errors import Invalid, NotFound
 from cairn.flatten import Flat, flatten
+from cairn.joint_loads import plan_together
 from cairn.joint_saves import agree
 from cairn.loading import Load, LoadOptions
 from cairn.ranks import Ranks, default_group, ranks_of, this_process
@@ -315,7 +316,8 @@ class Store:
         optimizer itself, or hand the filled state to ``optimizer.load_state_dict``.
 
         Args:
-            strict: ``False`` allows keys that only one side has; the report names them.
+            strict: ``False`` allows keys that only one side has; the report names them. Of several
+                ranks each has its own missing keys; unexpected ones are those that no rank has.
             keys: patterns (see :meth:`read`) of the state's keys to load; all others are left alone
                 and count as neither missing nor unexpected.
             prefix: what the keys of the step have before those of the state: with
@@ -327,7 +329,7 @@ class Store:
             device: where meta tensors get their memory; by default that of the process group (host
                 memory, where the group can use it), of the DTensor's mesh, or torch's default.
             read_once: what several ranks need is read from storage by one of them and passed on.
-                Every rank has the same keys then, or those of its stage of a pipeline.
+                Ranks have the same sharded tensors then, or those of their stage of a pipeline.
 
         Raises:
             NotFound: no such step; or (strict) the step lacks keys of the state; or no key is left
@@ -338,11 +340,15 @@ class Store:
         """
         options = LoadOptions(strict, allow_pickle, _pattern_list(keys), device, read_once)
         number = self._agreed_step(step)
-        unwrapped, load = self._ranks.settle(
-            lambda: self._plan_load(state, number, options, prefix, ignore_frozen)
-        )
+        unwrapped: list[Unwrapped] = []
+
+        def plan() -> Load:
+            unwrapped.append(Unwrapped(state, _clean(prefix), ignore_frozen))
+            return self._plan_load(unwrapped[0], number, options, _clean(prefix))
+
+        load = plan_together(self._ranks, plan)
         report = self._ranks.settle(load.run)
-        unwrapped.hand_back()
+        unwrapped[0].hand_back()
         return report
 
     def read(
@@ -622,10 +628,9 @@ class Store:
         return number
 
     def _plan_load(
-        self, state: Any, step: int | None, options: LoadOptions, prefix: str, ignore_frozen: bool
-    ) -> tuple[Unwrapped, Load]:
-        unwrapped = Unwrapped(state, _clean(prefix), ignore_frozen)
-        patterns = _all_patterns(options.patterns, _clean(prefix), unwrapped.frozen)
+        self, unwrapped: Unwrapped, step: int | None, options: LoadOptions, prefix: str
+    ) -> Load:
+        patterns = _all_patterns(options.patterns, prefix, unwrapped.frozen)
         contents = self._native.contents(step, patterns)
         if len(contents) == 0 and (options.patterns or prefix):
             raise NotFound(
@@ -634,7 +639,7 @@ class Store:
                 step=contents.step,
             )
         options = dataclasses.replace(options, patterns=patterns)
-        return unwrapped, Load(self._native, unwrapped.state, contents, options, self._ranks)
+        return Load(self._native, unwrapped.state, contents, options, self._ranks)
 
     def _wait_for_last_save(self) -> None:
         # Here, where Ctrl-C can end the waiting; its error stays with its handle.
@@ -659,14 +664,22 @@ def _pattern_list(patterns: Patterns) -> list[str]:
     return [patterns] if isinstance(patterns, str) else list(patterns)
 
 
+_WILDCARDS = frozenset("*?[]!")
+
+
 def _literal(fqn: str) -> str:
-    """A pattern that takes `fqn`, whatever it holds, and perhaps some more."""
+    """A pattern that takes `fqn`, and perhaps some more."""
     # "?" stands for itself as for any other character.
-    return "".join("?" if char in "*?[]!" else char for char in fqn)
+    return "".join("?" if char in _WILDCARDS else char for char in fqn)
 
 
 def _pattern_for(fqn: str) -> list[str]:
     return [_literal(fqn)] if fqn else []
+
+
+def _with_below(pattern: str) -> list[str]:
+    """Patterns that take what is below the keys of `pattern` too, as one without wildcards does."""
+    return [pattern, f"{pattern}.**"] if _WILDCARDS & set(pattern) else [pattern]
 
 
 def _clean(prefix: str) -> str:
@@ -676,13 +689,16 @@ def _clean(prefix: str) -> str:
 def _all_patterns(patterns: list[str], prefix: str, frozen: list[str]) -> list[str]:
     """`patterns` below `prefix`, without `frozen`, which are FQNs with the prefix."""
     if prefix:
-        above = _literal(prefix) + "."
-        below = [
-            f"!{above}{one[1:]}" if one.startswith("!") else above + one for one in patterns
-        ]
+        above = _literal(prefix)
+        below = []
+        for one in patterns:
+            sign, name = ("!", one[1:]) if one.startswith("!") else ("", one)
+            joined = f"{above}.{name}"
+            takes_below = not _WILDCARDS & set(name)
+            below += [sign + each for each in (_with_below(joined) if takes_below else [joined])]
         has_includes = any(not one.startswith("!") for one in patterns)
-        patterns = below if has_includes else [_literal(prefix), *below]
-    return patterns + [f"!{_literal(fqn)}" for fqn in frozen]
+        patterns = below if has_includes else [*_with_below(above), *below]
+    return patterns + [f"!{each}" for fqn in frozen for each in _with_below(_literal(fqn))]
 
 
 def _ranks(process_group: ProcessGroup | None, alone: bool, timeout: float) -> Ranks:

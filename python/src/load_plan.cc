@@ -7,7 +7,6 @@
 
 #include "python/src/convert.h"
 #include "python/src/errors.h"
-#include "python/src/placements.h"
 
 namespace cairn::python {
 namespace {
@@ -43,6 +42,14 @@ void Requests::Add(nb::str fqn, nb::handle offsets, nb::handle sizes, uint8_t dt
   request.target.strides = FromPyNumbers(strides);
   request.target.data = FromPyAddress(address);
 }
+
+nb::list Requests::WholeFqns() const {
+  nb::list fqns;
+  for (const core::LoadRequest& request : list) fqns.append(ToPyText(request.fqn));
+  return fqns;
+}
+
+void Requests::SetHolders(nb::str fqn, const Mesh& mesh) { holders[FromPyText(fqn)] = mesh.mesh; }
 
 core::LoadRequest WholeRequest(const core::TensorInfo& info, std::vector<uint64_t> strides,
                                std::byte* data) {

@@ -4,10 +4,14 @@
 #include <nanobind/nanobind.h>
 
 #include <deque>
+#include <map>
+#include <memory>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "core/checkpoint_store.h"
+#include "python/src/placements.h"
 #include "python/src/step_contents.h"
 #include "python/src/torch_access.h"
 #include "python/src/walk.h"
@@ -22,10 +26,15 @@ struct Requests {
   /// Of tensors of which this rank has a part; they refer to `shardings`.
   std::vector<core::ShardTarget> shards;
   std::deque<core::Sharding> shardings;
+  /// Tensors in `list` that only the ranks of a mesh read for each other, by FQN.
+  std::map<std::string, std::shared_ptr<const core::DeviceMesh>> holders;
 
   /// A box (offsets None: from the origin) of a tensor into strided memory.
   void Add(nb::str fqn, nb::handle offsets, nb::handle sizes, uint8_t dtype, nb::handle strides,
            nb::handle address);
+  /// FQNs of `list`.
+  nb::list WholeFqns() const;
+  void SetHolders(nb::str fqn, const Mesh& mesh);
 };
 
 /// A request for all of a tensor. Empty `strides` mean row-major.

@@ -103,7 +103,9 @@ void BindLoading(nb::module_& m) {
       .def(nb::init<>())
       .def("__len__", [](const Requests& self) { return self.list.size(); })
       .def("add", &Requests::Add, nb::arg("fqn"), nb::arg("offsets").none(), nb::arg("sizes"),
-           nb::arg("dtype"), nb::arg("strides"), nb::arg("address"));
+           nb::arg("dtype"), nb::arg("strides"), nb::arg("address"))
+      .def("whole_fqns", &Requests::WholeFqns)
+      .def("set_holders", &Requests::SetHolders);
   nb::class_<LoadPlan>(m, "LoadPlan")
       .def(nb::init<const StepContents&, nb::handle, nb::list>(), nb::keep_alive<1, 2>(),
            nb::arg("contents"), nb::arg("state").none(), nb::arg("patterns"))

@@ -8,6 +8,9 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
+#include <string_view>
+#include <utility>
 
 #include "python/src/collection_pause.h"
 #include "python/src/convert.h"
@@ -192,11 +195,22 @@ Result<core::LoadReport> StoreBinding::RunLoad(core::CheckpointStore& store,
   if (requests.shards.empty() && !read_once) return store.Load(step, requests.list, progress);
   // Requests of a load in place are for whole tensors.
   std::vector<core::ShardTarget> targets = requests.shards;
+  std::deque<core::Sharding> replicas;
   for (const core::LoadRequest& request : requests.list) {
-    targets.push_back({.fqn = request.fqn, .sharding = nullptr, .local = request.target});
+    const auto found = requests.holders.find(request.fqn);
+    const core::Sharding* sharding = nullptr;
+    if (found != requests.holders.end()) {
+      sharding = &replicas.emplace_back(core::Sharding{.global_shape = request.target.shape,
+                                                       .mesh = found->second,
+                                                       .placements = {core::Placement::Replicate()},
+                                                       .parts = {}});
+    }
+    targets.push_back({.fqn = request.fqn, .sharding = sharding, .local = request.target});
   }
-  // Every rank in the same order, however it holds them.
-  std::ranges::stable_sort(targets, {}, &core::ShardTarget::fqn);
+  // Every rank in the same order, however it holds them; first what all have.
+  std::ranges::stable_sort(targets, {}, [&](const core::ShardTarget& target) {
+    return std::pair(requests.holders.contains(target.fqn), std::string_view(target.fqn));
+  });
   core::ShardLoadOptions options{.read_once = read_once, .progress = std::move(progress)};
   if (!read_once || !communicator_) return store.LoadShards(step, targets, options);
   return communicator_->UseWithoutGil(

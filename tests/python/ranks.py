@@ -17,6 +17,7 @@ import contextlib
 import faulthandler
 import multiprocessing
 import os
+import pickle
 import sys
 import tempfile
 import time
@@ -84,7 +85,7 @@ def _collect(
         for pipe in wait(list(open_pipes), left):
             rank = open_pipes.pop(pipe)
             try:
-                results[rank] = pipe.recv()
+                results[rank] = pickle.loads(pipe.recv_bytes())
             except EOFError:
                 processes[rank].join(5)
                 results[rank] = "died", processes[rank].exitcode
@@ -122,7 +123,8 @@ def _run(
             result = "done", function(rank, *args)
     except BaseException:
         result = "raised", traceback.format_exc()
-    sender.send(result)
+    # By value: torch's own way leaves tensors in this process, which is about to end.
+    sender.send_bytes(pickle.dumps(result))
     sender.close()
 
 
