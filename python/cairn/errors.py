@@ -55,3 +55,8 @@ class Invalid(Error):
 
 class Unavailable(Error):
     """The storage did not do it now (I/O error, permission, no space): mend that and try again."""
+
+
+def refuse(fqn: str, what: str, way_out: str) -> Invalid:
+    """The error for a leaf that cannot be taken."""
+    return Invalid(f"'{fqn}' is {what}: {way_out}", key=fqn)

@@ -5,25 +5,39 @@ from __future__ import annotations
 import enum
 import io
 import pickle
-from typing import Any
+from typing import Any, NamedTuple
 
 from cairn import _cairn
 from cairn.errors import Invalid
+from cairn.ranks import Ranks
+from cairn.sharded import Shards
 from cairn.tensors import Sources, is_torch_tensor, refuse
 
 
-def flatten(state: Any, allow_pickle: bool) -> _cairn.Batch:
-    """The batch; it borrows the tensors' memory and keeps its owners alive. Raises Invalid."""
-    sources = Sources()
+class Flat(NamedTuple):
+    """A state for the C++ side."""
+
+    batch: _cairn.Batch
+    groups: dict[str, list[int]]
+    """Ranks of the process group of each ShardedTensor, by FQN."""
+
+
+def flatten(state: Any, allow_pickle: bool, ranks: Ranks, patterns: list[str]) -> Flat:
+    """The leaves that `patterns` take. The batch borrows the tensors' memory and keeps its owners
+    alive. Raises Invalid."""
+    shards = Shards(ranks)
+    sources = Sources(shards)
 
     def take(value: Any, fqn: str) -> tuple | _cairn.Pickle:
         source = sources.take(value, fqn)
         return _pickled(value, fqn, allow_pickle) if source is None else source
 
-    return _cairn.flatten(state, take)
+    return Flat(_cairn.flatten(state, take, patterns), shards.groups)
 
 
 def _pickled(value: Any, fqn: str, allow_pickle: bool) -> _cairn.Pickle:
+    if isinstance(value, _cairn.Pickle):  # allowed by who made it
+        return value
     if not allow_pickle:
         name = f"{type(value).__module__}.{type(value).__qualname__}"
         raise refuse(fqn, f"of type {name}, which is not kept as it is", _way_out(value))

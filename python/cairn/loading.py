@@ -8,46 +8,101 @@ tensors in host memory are planned in C++ (python/src/load_plan.cc), all other l
 from __future__ import annotations
 
 import heapq
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from cairn import _cairn, dtypes
 from cairn.contents import Leaf, TensorLeaf, ValueLeaf, leaf_at, plain_value
-from cairn.errors import Invalid, NotFound
+from cairn.errors import Invalid, NotFound, refuse
+from cairn.meta import Materials
+from cairn.ranks import Ranks
 from cairn.reports import LoadReport
-from cairn.targets import Target, check_same, new_array, new_tensor, target_of
-from cairn.tensors import check_torch, is_tensor_like, is_torch_tensor, refuse
+from cairn.sharded import MeshShard, Shards, is_sharded
+from cairn.targets import Target, check_same, new_array, target_of
+from cairn.tensors import check_torch, dtype_code, is_tensor_like, is_torch_tensor
 from cairn.tree import LIST, MAPPINGS, NUMPY_SCALAR
 
 _MUTABLE = (*MAPPINGS, LIST)
 
 
-def load_into(
-    native: _cairn.Store, state: Any, contents: _cairn.Contents, *, strict: bool, allow_pickle: bool
-) -> LoadReport:
-    """Fills `state` from `contents`. Raises NotFound or Invalid with nothing changed."""
-    plan = _cairn.LoadPlan(contents, state)
-    missing, unexpected = plan.missing(), plan.unexpected()
-    if strict:
-        _check_strict(missing, unexpected, contents.step)
-    others = _OtherLeaves(plan, contents.step, allow_pickle)
-    for node, leaf in plan.request_plain():
-        others.add(node, leaf, leaf_at(contents, leaf))
-    bytes_read, seconds = native.load(contents.info, plan.requests)
-    others.finish()
-    return LoadReport(contents.step, missing, unexpected, bytes_read, seconds)
+@dataclass(frozen=True)
+class LoadOptions:
+    """What a load is asked for beside the state."""
+
+    strict: bool
+    allow_pickle: bool
+    patterns: list[str]
+    """Leaves that these do not take are passed over, in the step and in the state."""
+    device: Any
+    """For tensors in place of meta tensors; None: the group's, or torch's default."""
+    read_once: bool
 
 
-def _check_strict(missing: tuple[str, ...], unexpected: tuple[str, ...], step: int) -> None:
-    way_out = "load parts with strict=False, or read() what you need"
+class Load:
+    """One load in place: planned, with nothing changed yet, then run.
+
+    Attributes:
+        unexpected: FQNs of the step that the state lacks.
+        requests: what is to be read.
+        read_once: as asked for.
+    """
+
+    def __init__(
+        self,
+        native: _cairn.Store,
+        state: Any,
+        contents: _cairn.Contents,
+        options: LoadOptions,
+        ranks: Ranks,
+    ) -> None:
+        """Raises Invalid, or NotFound for what the step lacks."""
+        self._native = native
+        self._contents = contents
+        self._strict = options.strict
+        self.read_once = options.read_once and ranks.world_size > 1
+        plan = _cairn.LoadPlan(contents, state, options.patterns)
+        self._missing, self.unexpected = plan.missing(), plan.unexpected()
+        if options.strict:
+            _check_missing(self._missing, contents.step)
+        self._others = _OtherLeaves(plan, contents.step, options, ranks)
+        for node, leaf in plan.request_plain():
+            self._others.add(node, leaf, leaf_at(contents, leaf))
+        self.requests = plan.requests
+
+    def check_unexpected(self) -> None:
+        """Raises Invalid (strict) if anything is."""
+        if self._strict:
+            _check_unexpected(self.unexpected, self._contents.step)
+
+    def run(self) -> LoadReport:
+        """Reads. Raises Corrupt or Unavailable with the state partly filled."""
+        bytes_read, seconds = self._native.load(
+            self._contents.info, self.requests, self.read_once
+        )
+        self._others.finish()
+        return LoadReport(
+            self._contents.step, self._missing, self.unexpected, bytes_read, seconds
+        )
+
+
+_WAY_OUT = "load parts with keys=..., strict=False, or read() what you need"
+
+
+def _check_missing(missing: tuple[str, ...], step: int) -> None:
     if missing:
         raise NotFound(
-            f"step {step} lacks {_some(missing)} of the state: {way_out}", key=missing[0], step=step
+            f"step {step} lacks {_some(missing)} of the state: {_WAY_OUT}",
+            key=missing[0],
+            step=step,
         )
+
+
+def _check_unexpected(unexpected: tuple[str, ...], step: int) -> None:
     if unexpected:
         raise Invalid(
-            f"the state lacks {_some(unexpected)} of step {step}: {way_out}",
+            f"the state lacks {_some(unexpected)} of step {step}: {_WAY_OUT}",
             key=unexpected[0],
             step=step,
         )
@@ -67,15 +122,17 @@ def _is_fillable(value: Any) -> bool:
 class _OtherLeaves:
     """All leaves but plain tensors in host memory: what is to be read where, and replaced after."""
 
-    def __init__(self, plan: _cairn.LoadPlan, step: int, allow_pickle: bool) -> None:
+    def __init__(
+        self, plan: _cairn.LoadPlan, step: int, options: LoadOptions, ranks: Ranks
+    ) -> None:
         self._plan = plan
         self._step = step
-        self._allow_pickle = allow_pickle
+        self._allow_pickle = options.allow_pickle
+        self._shards = Shards(ranks)
+        self._materials = Materials(options.device, ranks)
         self._targets: list[Target] = []
         self._replacements: dict[int, Any] = {}
         """New values of nodes; for a numpy scalar the array that it is read into."""
-        self._materialised: dict[int, Any] = {}
-        """Tensors in place of meta tensors, by the id of these, so that tied ones stay tied."""
 
     def add(self, node: int, index: int, leaf: Leaf) -> None:
         """Plans to load `leaf`, which is at `index` in the step, into a node. Raises Invalid."""
@@ -85,9 +142,9 @@ class _OtherLeaves:
                 raise self._mismatch(leaf, "a plain value", value)
             self._replace(node, leaf, plain_value(leaf, self._step, self._allow_pickle))
         elif is_torch_tensor(value) and value.device.type == "meta":
-            made = self._materialise(value, leaf)
-            self._replace(node, leaf, made)
-            self._request(index, leaf, target_of(made, leaf.fqn))
+            self._add_meta(node, index, leaf, value)
+        elif is_sharded(value):
+            self._request_shard(index, leaf, value)
         elif _is_fillable(value):
             self._request(index, leaf, target_of(value, leaf.fqn))
         elif leaf.kind == NUMPY_SCALAR:
@@ -145,18 +202,41 @@ class _OtherLeaves:
             "put the state into a dict, or use read()",
         )
 
-    def _materialise(self, meta: Any, leaf: TensorLeaf) -> Any:
-        if id(meta) in self._materialised:
-            return self._materialised[id(meta)]
-        made = new_tensor(check_torch(meta, leaf.fqn), tuple(meta.shape))
-        torch = dtypes.require_torch()
-        if isinstance(meta, torch.nn.Parameter):
-            made = torch.nn.Parameter(made, requires_grad=meta.requires_grad)
-        self._materialised[id(meta)] = made
-        return made
+    def _add_meta(self, node: int, index: int, leaf: TensorLeaf, meta: Any) -> None:
+        # First, as it may be refused.
+        code = dtype_code(meta.dtype, leaf.fqn) if is_sharded(meta) else check_torch(meta, leaf.fqn)
+        self._check_same(leaf, code, tuple(meta.shape))
+        made = self._materials.make(meta, leaf.fqn)
+        self._replace(node, leaf, made)
+        if is_sharded(made):
+            self._request_shard(index, leaf, made)
+        else:
+            self._request(index, leaf, target_of(made, leaf.fqn))
+
+    def _check_same(self, leaf: TensorLeaf, code: int, shape: tuple[int, ...]) -> None:
+        check_same(leaf.fqn, self._step, (leaf.info.dtype, leaf.info.shape), (code, shape))
+
+    def _request_shard(self, index: int, leaf: TensorLeaf, value: Any) -> None:
+        """Plans to fill this rank's part of a DTensor or ShardedTensor."""
+        shard = self._shards.of(value, leaf.fqn)
+        self._check_same(leaf, dtype_code(value.dtype, leaf.fqn), shard.global_shape)
+        if isinstance(shard, MeshShard):
+            if shard.is_here:
+                target = target_of(shard.local, leaf.fqn)
+                memory = target.shape, target.strides, target.address
+                self._targets.append(target)
+            else:
+                memory = (0,), (1,), 0
+            self._plan.request_shard(index, *memory, shard.native())
+            return
+        parts = []
+        for offsets, sizes, local in shard.boxes:
+            target = target_of(local, leaf.fqn)
+            parts.append((offsets, sizes, target.strides, target.address))
+            self._targets.append(target)
+        self._plan.request_shard(index, (0,), (1,), 0, (shard.global_shape, None, parts))
 
     def _request(self, index: int, leaf: TensorLeaf, target: Target) -> None:
-        info = leaf.info
-        check_same(leaf.fqn, self._step, (info.dtype, info.shape), (target.dtype, target.shape))
+        self._check_same(leaf, target.dtype, target.shape)
         if self._plan.request(index, target.strides, target.address):
             self._targets.append(target)

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
+import json
 import operator
 import os
+import sys
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 from cairn import _cairn
 from cairn.contents import key_info, leaf_at
 from cairn.errors import Invalid, NotFound
-from cairn.flatten import flatten
-from cairn.loading import load_into
+from cairn.flatten import Flat, flatten
+from cairn.joint_loads import plan_together
+from cairn.joint_saves import agree
+from cairn.loading import Load, LoadOptions
+from cairn.ranks import Ranks, default_group, ranks_of, this_process
 from cairn.reading import Reader
 from cairn.reports import DeleteReport, Diff, KeyChange, KeyInfo, LoadReport, SaveReport
 from cairn.slicing import BoxReader, Range
+from cairn.stateful import Unwrapped
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 Patterns = Union[str, Iterable[str], None]
 """One pattern, several, or none: everything."""
@@ -26,23 +36,41 @@ Patterns = Union[str, Iterable[str], None]
 _open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
-def open(address: str | os.PathLike[str], mode: str = "r") -> Store:
+def open(
+    address: str | os.PathLike[str],
+    mode: str = "r",
+    process_group: ProcessGroup | None = None,
+    *,
+    alone: bool = False,
+    timeout: float = 1800.0,
+) -> Store:
     """Opens a store.
 
+    Under ``torch.distributed`` with more than one rank the ranks of the process group open it
+    together, each calling this. Then ``save``, ``save_async``, ``load``, ``delete``, ``prune`` and
+    ``close`` are called by every rank, in the same order; what goes wrong on one is raised on all.
+    The other methods are each rank's own.
+
     Args:
-        address: ``PATH`` or ``file:PATH``, a directory.
+        address: ``PATH`` or ``file:PATH``, a directory; of several ranks one that they share.
         mode: ``"r"`` reads, and sees the steps that a writer elsewhere commits from now on. ``"a"``
-            reads and writes, making the store if it is absent; one process at a time may hold a
-            store open for writing.
+            reads and writes, making the store if it is absent; one process, or the ranks of one
+            group, at a time may hold a store open for writing.
+        process_group: whose ranks open it together; by default the default group, if there is one.
+            Any backend will do: the group is only used to tell the ranks where they meet.
+        alone: this process opens it for itself, whatever process groups there are: a tool, or a
+            reader on one rank.
+        timeout: seconds that ranks wait for each other in any call before it fails.
 
     Raises:
         NotFound: no store is there (``"r"``).
         Conflict: another process has it open for writing (``"a"``).
         Corrupt: its index is damaged.
-        Invalid: what is there is no store, or of a newer format; a bad mode or address.
-        Unavailable: permission or I/O error.
+        Invalid: what is there is no store, or of a newer format; a bad mode or address; this
+            process is not of the group, or the ranks see different directories.
+        Unavailable: permission or I/O error; a rank did not come in time.
     """
-    return Store(address, mode)
+    return Store(address, mode, process_group, alone=alone, timeout=timeout)
 
 
 class SaveHandle:
@@ -99,7 +127,8 @@ class Store:
 
     Made by :func:`cairn.open`. A context manager that closes the store. Methods may be called from
     many threads; they run without the interpreter lock, and Ctrl-C ends them. After a fork the
-    child must open the store again.
+    child must open the store again. Of a store that several ranks have opened, one thread at a time
+    makes the calls that all ranks make.
 
     What a state is
         Nested ``dict``, ``OrderedDict``, ``Counter``, ``list``, ``tuple`` and ``torch.Size`` with
@@ -111,6 +140,17 @@ class Store:
         back as something else; with ``allow_pickle=True`` other objects without tensors inside are
         pickled.
 
+        The state itself, and the values of its top-level dict, may be objects with ``state_dict``
+        and ``load_state_dict`` (modules, optimizers, torch's ``Stateful``): a save takes what the
+        one returns, a load fills that and hands it to the other.
+
+    Several ranks
+        A ``DTensor`` or ``ShardedTensor`` is the part of a tensor that a rank holds; the step keeps
+        the whole, once, and any mesh and placements can load it. A plain tensor is the same on all
+        ranks that have its key, and these share the writing of it; of plain values that differ the
+        lowest rank's is kept. What differs from rank to rank (random states) needs a key for each,
+        such as ``f"rng.{rank}"``. Ranks may have different keys, as stages of a pipeline do.
+
     What comes back
         The same nesting, order, key types and leaf types, bit for bit. Tensors are contiguous and
         in host memory, numpy arrays in native byte order. Tensors that overlapped in memory share
@@ -119,7 +159,15 @@ class Store:
         ``load_state_dict`` needs only for states of older versions of torch.
     """
 
-    def __init__(self, address: str | os.PathLike[str], mode: str = "r") -> None:
+    def __init__(
+        self,
+        address: str | os.PathLike[str],
+        mode: str = "r",
+        process_group: ProcessGroup | None = None,
+        *,
+        alone: bool = False,
+        timeout: float = 1800.0,
+    ) -> None:
         if mode not in ("r", "a"):
             raise Invalid(f"mode {mode!r}: 'r' reads, 'a' reads and writes")
         self._address = os.fspath(address)
@@ -129,8 +177,19 @@ class Store:
         self._pid = os.getpid()
         self._closed = False
         self._last_save: SaveHandle | None = None
-        self._native = _cairn.Store(self._address, mode == "a")
+        self._ranks = _ranks(process_group, alone, timeout)
+        self._native = _cairn.Store(self._address, mode == "a", self._ranks.communicator)
         _open_stores.add(self)
+
+    @property
+    def rank(self) -> int:
+        """Of this process among those that have the store open together; 0 for one alone."""
+        return self._ranks.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many processes have the store open together; 1 for one alone."""
+        return self._ranks.world_size
 
     def save(
         self,
@@ -141,12 +200,16 @@ class Store:
         incremental: bool = True,
         base_step: int | None = None,
         chunk_bytes: int | None = None,
+        keys: Patterns = None,
+        prefix: str = "",
+        ignore_frozen: bool = False,
         allow_pickle: bool = False,
     ) -> SaveReport:
         """Writes ``state`` as ``step``; when it returns the step is durable, and whole.
 
         Tensors in host memory are read where they are; others are copied to host memory first.
-        Chunks that the base step has already, bit for bit, are not written again.
+        Chunks that the base step has already, bit for bit, are not written again. Of several ranks
+        each calls it with what it holds, and the report tells each its own part.
 
         Args:
             step: number of the step, 0 to 2**64 - 1.
@@ -155,20 +218,34 @@ class Store:
             incremental: ``False`` writes every byte.
             base_step: the step to compare with; by default the latest.
             chunk_bytes: size of the pieces that tensors are cut into; by default 4 MiB.
+            keys: patterns (see :meth:`read`) of the state's keys to save; ``"!model.encoder"``
+                leaves that part out. By default all.
+            prefix: goes before the name of each key: the state of a submodule, saved as
+                ``prefix="model.encoder"``, has the keys that it has in the whole model.
+            ignore_frozen: leaves out parameters of modules that take no gradient. It needs the
+                modules themselves in the state, not their state dicts, which do not tell.
             allow_pickle: pickles leaves of other types.
 
         Raises:
             Conflict: the step exists.
             Invalid: something in the state cannot be kept (``key`` says which), or the store was
-                opened for reading.
-            Unavailable: no space, or an I/O error. The store is as it was.
+                opened for reading; ranks disagree about a tensor, or give other arguments.
+            Unavailable: no space, or an I/O error; a rank failed otherwise, died, or did not write
+                its part in time. The store is as it was.
         """
-        self._wait_for_last_save()
-        batch = flatten(state, allow_pickle)
-        report = self._native.save(
-            _step_number(step), batch, overwrite, incremental, base_step, chunk_bytes
+        number, batch, options = self._prepare_save(
+            step,
+            state,
+            overwrite=overwrite,
+            incremental=incremental,
+            base_step=base_step,
+            chunk_bytes=chunk_bytes,
+            keys=keys,
+            prefix=prefix,
+            ignore_frozen=ignore_frozen,
+            allow_pickle=allow_pickle,
         )
-        return SaveReport(*report)
+        return SaveReport(*self._native.save(number, batch, *options))
 
     def save_async(
         self,
@@ -179,6 +256,9 @@ class Store:
         incremental: bool = True,
         base_step: int | None = None,
         chunk_bytes: int | None = None,
+        keys: Patterns = None,
+        prefix: str = "",
+        ignore_frozen: bool = False,
         allow_pickle: bool = False,
     ) -> SaveHandle:
         """Copies ``state`` into staging memory and writes it in the background.
@@ -192,12 +272,20 @@ class Store:
             Conflict, Invalid: as :meth:`save`, at once. What goes wrong later is raised by
                 :meth:`SaveHandle.result`.
         """
-        self._wait_for_last_save()
-        batch = flatten(state, allow_pickle)
-        native = self._native.save_async(
-            _step_number(step), batch, overwrite, incremental, base_step, chunk_bytes
+        number, batch, options = self._prepare_save(
+            step,
+            state,
+            overwrite=overwrite,
+            incremental=incremental,
+            base_step=base_step,
+            chunk_bytes=chunk_bytes,
+            keys=keys,
+            prefix=prefix,
+            ignore_frozen=ignore_frozen,
+            allow_pickle=allow_pickle,
         )
-        self._last_save = SaveHandle(native, step)
+        native = self._native.save_async(number, batch, *options)
+        self._last_save = SaveHandle(native, number)
         return self._last_save
 
     def load(
@@ -206,28 +294,62 @@ class Store:
         step: int | None = None,
         strict: bool = True,
         *,
+        keys: Patterns = None,
+        prefix: str = "",
+        ignore_frozen: bool = False,
+        device: Any = None,
+        read_once: bool = False,
         allow_pickle: bool = False,
     ) -> LoadReport:
         """Fills ``state`` in place from ``step`` (by default the latest), leaf by leaf by FQN.
 
         Tensors and arrays keep their memory, strides and device and get new contents; dtype and
-        shape must be those of the step. Meta tensors are replaced, in their container, by new
-        tensors in host memory. Plain values are replaced in their containers; tuples around them
-        are made anew. All of that is checked before anything is changed.
+        shape must be those of the step. Of a DTensor or ShardedTensor this rank's part is filled,
+        whatever the step was saved with. Meta tensors and DTensors are replaced, in their container,
+        by new ones with memory; Parameters stay Parameters, tied ones stay tied, and
+        ``model.load_state_dict(state, assign=True)`` puts them into the model. Plain values are
+        replaced in their containers; tuples around them are made anew. All of that is checked, on
+        all ranks, before anything is changed.
 
-        Note that ``optimizer.state_dict()`` is partly a copy: after the load hand the filled state
-        to ``optimizer.load_state_dict``.
+        Modules and other objects with ``load_state_dict`` get what was loaded (modules on the meta
+        device with ``assign=True``). Note that ``optimizer.state_dict()`` is partly a copy: give the
+        optimizer itself, or hand the filled state to ``optimizer.load_state_dict``.
 
         Args:
-            strict: ``False`` allows keys that only one side has.
+            strict: ``False`` allows keys that only one side has; the report names them. Of several
+                ranks each has its own missing keys; unexpected ones are those that no rank has.
+            keys: patterns (see :meth:`read`) of the state's keys to load; all others are left alone
+                and count as neither missing nor unexpected.
+            prefix: what the keys of the step have before those of the state: with
+                ``prefix="model.encoder"`` the state ``{"weight": ...}`` is filled from
+                ``model.encoder.weight``, and keys that do not begin so are passed over. Reports and
+                errors name keys as the step does.
+            ignore_frozen: parameters of modules that take no gradient are left alone, whether the
+                step has them or not. It needs the modules themselves in the state.
+            device: where meta tensors get their memory; by default that of the process group (host
+                memory, where the group can use it), of the DTensor's mesh, or torch's default.
+            read_once: what several ranks need is read from storage by one of them and passed on.
+                Ranks have the same sharded tensors then, or those of their stage of a pipeline.
 
         Raises:
-            NotFound: no such step; or (strict) the step lacks keys of the state.
+            NotFound: no such step; or (strict) the step lacks keys of the state; or no key is left
+                to load.
             Invalid: (strict) the state lacks keys of the step; dtypes, shapes or kinds differ.
             Corrupt: bytes are not what was written. The state is partly filled then.
+            Unavailable: an I/O error; a rank failed otherwise, died, or did not come in time.
         """
-        contents = self._native.contents(step, [])
-        return load_into(self._native, state, contents, strict=strict, allow_pickle=allow_pickle)
+        options = LoadOptions(strict, allow_pickle, _pattern_list(keys), device, read_once)
+        number = self._agreed_step(step)
+        unwrapped: list[Unwrapped] = []
+
+        def plan() -> Load:
+            unwrapped.append(Unwrapped(state, _clean(prefix), ignore_frozen))
+            return self._plan_load(unwrapped[0], number, options, _clean(prefix))
+
+        load = plan_together(self._ranks, plan)
+        report = self._ranks.settle(load.run)
+        unwrapped[0].hand_back()
+        return report
 
     def read(
         self,
@@ -374,10 +496,7 @@ class Store:
         Raises NotFound, with nothing deleted, if one of them does not exist; Invalid if the store
         was opened for reading.
         """
-        self._wait_for_last_save()
-        numbers = tuple(_step_number(step) for step in steps)
-        _, segments, freed_bytes = self._native.delete(numbers, False)
-        return DeleteReport(numbers, segments, freed_bytes)
+        return self._delete(lambda: steps)
 
     def prune(self, *, keep_last: int = 0, keep_every: int = 0) -> DeleteReport:
         """Deletes all steps but the last ``keep_last`` and the multiples of ``keep_every``.
@@ -386,20 +505,49 @@ class Store:
         """
         if keep_last < 0 or keep_every < 0 or keep_last + keep_every == 0:
             raise Invalid("prune: keep_last or keep_every must be positive, and none negative")
-        steps = self.steps()
-        recent = set(steps[-keep_last:]) if keep_last else set()
-        doomed = [
-            step
-            for step in steps
-            if step not in recent and not (keep_every and step % keep_every == 0)
-        ]
-        return self.delete(*doomed) if doomed else DeleteReport((), 0, 0)
+
+        def doomed() -> list[int]:
+            steps = self.steps()
+            recent = set(steps[-keep_last:]) if keep_last else set()
+            return [
+                step
+                for step in steps
+                if step not in recent and not (keep_every and step % keep_every == 0)
+            ]
+
+        return self._delete(doomed)
+
+    def _delete(self, choose: Callable[[], Iterable[int]]) -> DeleteReport:
+        """Of several ranks the first one chooses and deletes for all."""
+        self._wait_for_last_save()
+
+        def work() -> bytes:
+            if self.rank > 0:
+                return b""
+            numbers = tuple(_step_number(step) for step in choose())
+            if not numbers:
+                return json.dumps([numbers, 0, 0]).encode()
+            _, segments, freed_bytes = self._native.delete(numbers, False)
+            return json.dumps([numbers, segments, freed_bytes]).encode()
+
+        numbers, segments, freed_bytes = json.loads(self._ranks.exchange(work)[0])
+        return DeleteReport(tuple(numbers), segments, freed_bytes)
 
     def close(self) -> None:
         """Waits for a running asynchronous save and releases the store. May be called again.
 
+        Of several ranks each waits for the others, at most for the store's timeout.
+
         Raises what went wrong with that save, if nobody has asked its handle.
         """
+        self._close(self._native.close)
+
+    def _abandon(self) -> None:
+        """Closes without waiting for other ranks, and lets them know: after an error of this rank
+        that they may not have."""
+        self._close(self._native.abandon if self.world_size > 1 else self._native.close)
+
+    def _close(self, release: Callable[[], None]) -> None:
         if self._closed:
             return
         last_save, self._last_save = self._last_save, None
@@ -407,7 +555,7 @@ class Store:
             if last_save is not None:
                 last_save._wait()
         finally:
-            self._native.close()
+            release()
             self._closed = True
             _open_stores.discard(self)
         if last_save is not None and not last_save._asked:
@@ -427,13 +575,71 @@ class Store:
             return
         # The error that is on its way says more than one of closing after it.
         try:
-            self.close()
+            self._abandon()
         except Exception as second:
             warnings.warn(f"while the store was closed: {second}", RuntimeWarning)
 
     def __repr__(self) -> str:
         state = " closed" if self._closed else ""
         return f"<cairn.Store {self._address!r} mode={self._mode!r}{state}>"
+
+    def _prepare_save(
+        self,
+        step: int,
+        state: Any,
+        *,
+        keys: Patterns,
+        prefix: str,
+        ignore_frozen: bool,
+        allow_pickle: bool,
+        **options: Any,
+    ) -> tuple[int, _cairn.Batch, tuple[Any, ...]]:
+        """The step's number, and what the C++ side takes; on several ranks, agreed between them."""
+        self._wait_for_last_save()
+
+        def flat() -> tuple[dict[str, Any], Flat]:
+            arguments = {"step": _step_number(step), **options}
+            unwrapped = Unwrapped(state, _clean(prefix), ignore_frozen)
+            patterns = _all_patterns(_pattern_list(keys), _clean(prefix), unwrapped.frozen)
+            return arguments, flatten(unwrapped.state, allow_pickle, self._ranks, patterns)
+
+        arguments, flattened = agree(self._ranks, flat)
+        number = arguments.pop("step")
+        return number, flattened.batch, (*arguments.values(), self._ranks.timeout)
+
+    def _agreed_step(self, step: int | None) -> int | None:
+        """The step to load; of several ranks the latest one that the first of them sees."""
+        if self.world_size == 1:
+            return step
+
+        def tell() -> bytes:
+            if step is not None:
+                return json.dumps([_step_number(step), True]).encode()
+            steps = self.steps()
+            # Without any, this raises what says so.
+            latest = steps[-1] if steps else self._native.contents(None, []).step
+            return json.dumps([latest, False]).encode()
+
+        told = [json.loads(one) for one in self._ranks.exchange(tell)]
+        number, is_given = told[0]
+        if any(one[1] != is_given or (is_given and one[0] != number) for one in told):
+            asked = [one[0] if one[1] else None for one in told]
+            raise Invalid(f"ranks load different steps, by rank: {asked}")
+        return number
+
+    def _plan_load(
+        self, unwrapped: Unwrapped, step: int | None, options: LoadOptions, prefix: str
+    ) -> Load:
+        patterns = _all_patterns(options.patterns, prefix, unwrapped.frozen)
+        contents = self._native.contents(step, patterns)
+        if len(contents) == 0 and (options.patterns or prefix):
+            raise NotFound(
+                f"step {contents.step} has no key that matches {patterns}: keys() lists them",
+                key=patterns[0],
+                step=contents.step,
+            )
+        options = dataclasses.replace(options, patterns=patterns)
+        return Load(self._native, unwrapped.state, contents, options, self._ranks)
 
     def _wait_for_last_save(self) -> None:
         # Here, where Ctrl-C can end the waiting; its error stays with its handle.
@@ -458,18 +664,58 @@ def _pattern_list(patterns: Patterns) -> list[str]:
     return [patterns] if isinstance(patterns, str) else list(patterns)
 
 
-def _pattern_for(fqn: str) -> list[str]:
-    """Patterns that take `fqn`, whatever it holds, and perhaps some more."""
+_WILDCARDS = frozenset("*?[]!")
+
+
+def _literal(fqn: str) -> str:
+    """A pattern that takes `fqn`, and perhaps some more."""
     # "?" stands for itself as for any other character.
-    return ["".join("?" if char in "*?[]!" else char for char in fqn)] if fqn else []
+    return "".join("?" if char in _WILDCARDS else char for char in fqn)
+
+
+def _pattern_for(fqn: str) -> list[str]:
+    return [_literal(fqn)] if fqn else []
+
+
+def _with_below(pattern: str) -> list[str]:
+    """Patterns that take what is below the keys of `pattern` too, as one without wildcards does."""
+    return [pattern, f"{pattern}.**"] if _WILDCARDS & set(pattern) else [pattern]
+
+
+def _clean(prefix: str) -> str:
+    return prefix.removesuffix(".")
+
+
+def _all_patterns(patterns: list[str], prefix: str, frozen: list[str]) -> list[str]:
+    """`patterns` below `prefix`, without `frozen`, which are FQNs with the prefix."""
+    if prefix:
+        above = _literal(prefix)
+        below = []
+        for one in patterns:
+            sign, name = ("!", one[1:]) if one.startswith("!") else ("", one)
+            joined = f"{above}.{name}"
+            takes_below = not _WILDCARDS & set(name)
+            below += [sign + each for each in (_with_below(joined) if takes_below else [joined])]
+        has_includes = any(not one.startswith("!") for one in patterns)
+        patterns = below if has_includes else [*_with_below(above), *below]
+    return patterns + [f"!{each}" for fqn in frozen for each in _with_below(_literal(fqn))]
+
+
+def _ranks(process_group: ProcessGroup | None, alone: bool, timeout: float) -> Ranks:
+    if alone and process_group is not None:
+        raise Invalid("give process_group or alone=True, not both")
+    group = default_group() if process_group is None else process_group
+    return this_process(timeout) if alone or group is None else ranks_of(group, timeout)
 
 
 def _close_all() -> None:
-    # A daemon thread or a forgotten store must not be torn down under a running save.
+    # A daemon thread or a forgotten store must not be torn down under a running save. A rank that
+    # ends by an exception does not wait for the others, who know nothing of it.
+    failed = getattr(sys, "last_value", None) is not None
     for store in list(_open_stores):
         if store._pid == os.getpid():
             try:
-                store.close()
+                store._abandon() if failed else store.close()
             except Exception as error:
                 warnings.warn(f"while {store!r} was closed at exit: {error}", RuntimeWarning)
 

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cairn import dtypes
-from cairn.errors import Invalid
+from cairn.errors import refuse
+from cairn.sharded import BoxShard, MeshShard, Shards, is_sharded
 from cairn.tree import NUMPY_ARRAY, NUMPY_SCALAR, TENSOR
 
 
@@ -25,11 +26,8 @@ class Source(NamedTuple):
     strides: tuple[int, ...]
     address: int
     owner: Any
-
-
-def refuse(fqn: str, what: str, way_out: str) -> Invalid:
-    """The error for a leaf that cannot be taken."""
-    return Invalid(f"'{fqn}' is {what}: {way_out}", key=fqn)
+    sharding: tuple[Any, ...] | None = None
+    """Of a sharded tensor, of which this is the local part."""
 
 
 def is_torch_tensor(value: Any) -> bool:
@@ -49,11 +47,14 @@ def is_tensor_like(value: Any) -> bool:
 class Sources:
     """Makes sources of leaves; one for each save, as it keeps the device storages it copied."""
 
-    def __init__(self) -> None:
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
         self._host_storages: dict[tuple[str, int], Any] = {}
 
     def take(self, value: Any, fqn: str) -> Source | None:
         """The source of a tensor-like `value`, or None for anything else. Raises Invalid."""
+        if is_sharded(value):
+            return self._sharded(self._shards.of(value, fqn), value, fqn)
         if is_torch_tensor(value):
             return self._torch(value, fqn)
         if isinstance(value, np.ndarray):
@@ -63,6 +64,23 @@ class Sources:
         if is_tensor_like(value):
             return self._torch(from_dlpack(value, fqn), fqn)
         return None
+
+    def _sharded(self, shard: MeshShard | BoxShard, value: Any, fqn: str) -> Source:
+        if isinstance(shard, MeshShard):
+            if self._shards.is_whole(shard, fqn):
+                return self._torch(shard.local, fqn)
+            if not shard.is_here:
+                code = check_torch(shard.local, fqn)
+                return Source(TENSOR, code, (0,), (1,), 0, value, shard.native())
+            return self._torch(shard.local, fqn)._replace(sharding=shard.native())
+        parts, owners = [], []
+        code = dtype_code(value.dtype, fqn)
+        for offsets, sizes, memory in shard.boxes:
+            source = self._torch(memory, fqn)
+            parts.append((offsets, sizes, source.strides, source.address))
+            owners.append(source.owner)
+        sharding = (shard.global_shape, None, parts)
+        return Source(TENSOR, code, (0,), (1,), 0, owners, sharding)
 
     def _torch(self, tensor: Any, fqn: str) -> Source:
         code = check_torch(tensor, fqn)
@@ -122,9 +140,14 @@ def check_torch(tensor: Any, fqn: str) -> int:
             f"a {type(tensor).__qualname__}, a subclass that would come back as a plain tensor",
             "save the plain tensors it is made of, or .as_subclass(torch.Tensor), instead",
         )
-    code = dtypes.code_of_torch(tensor.dtype)
+    return dtype_code(tensor.dtype, fqn)
+
+
+def dtype_code(dtype: Any, fqn: str) -> int:
+    """The code of a torch dtype. Raises Invalid."""
+    code = dtypes.code_of_torch(dtype)
     if code is None:
-        raise refuse(fqn, f"of {tensor.dtype}, which Cairn does not know", "convert it first")
+        raise refuse(fqn, f"of {dtype}, which Cairn does not know", "convert it first")
     return code
 
 

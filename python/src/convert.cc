@@ -105,6 +105,12 @@ std::byte* FromPyAddress(nb::handle number) {
   return reinterpret_cast<std::byte*>(FromPyNumber(number));
 }
 
+core::KeyPatterns ParsePatterns(nb::list patterns) {
+  std::vector<std::string> texts;
+  for (nb::handle pattern : patterns) texts.push_back(FromPyText(pattern));
+  return Unwrap(core::KeyPatterns::Parse(texts));
+}
+
 bool IsPlainValue(nb::handle value) {
   PyObject* object = value.ptr();
   return object == Py_None || PyBool_Check(object) || PyLong_CheckExact(object) ||

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/key_pattern.h"
 #include "core/value.h"
 
 namespace cairn::python {
@@ -29,6 +30,9 @@ std::vector<uint64_t> FromPyNumbers(nb::handle sequence);
 nb::tuple ToPyNumbers(std::span<const uint64_t> numbers);
 
 std::byte* FromPyAddress(nb::handle number);
+
+/// A list of str. Raises Invalid for a malformed pattern.
+core::KeyPatterns ParsePatterns(nb::list patterns);
 
 /// True for None, bool, int, float, complex, str and bytes, exactly: a subclass would not come back
 /// as what it was.

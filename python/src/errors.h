@@ -21,8 +21,9 @@ namespace nb = nanobind;
                                std::optional<uint64_t> step = {});
 
 /// The value, or the error as a Python exception. Requires the GIL.
+// Not inline: gcc 12 warns of uninitialised memory where it sees an expected moved from.
 template <typename T>
-T Unwrap(Result<T> result) {
+[[gnu::noinline]] T Unwrap(Result<T> result) {
   if (!result) Throw(result.error());
   if constexpr (!std::is_void_v<T>) return *std::move(result);
 }

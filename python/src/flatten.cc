@@ -2,8 +2,13 @@
 
 #include "python/src/flatten.h"
 
+#include <algorithm>
+#include <map>
+
 #include "python/src/collection_pause.h"
 #include "python/src/convert.h"
+#include "python/src/errors.h"
+#include "python/src/placements.h"
 #include "python/src/torch_access.h"
 #include "python/src/walk.h"
 
@@ -22,15 +27,20 @@ core::TensorView ViewOf(const HostMemory& memory) {
 
 class Flattener {
  public:
-  explicit Flattener(nb::handle take) : take_(take) {}
+  Flattener(nb::handle take, core::KeyPatterns patterns)
+      : take_(take), patterns_(std::move(patterns)) {}
 
   Batch Run(nb::handle state) {
     Walk walk = WalkState(state, torch_);
+    std::vector<bool> kept;  // by leaf
     for (uint32_t i = 0; i < walk.places.size(); ++i) {
       core::Node& node = walk.tree.nodes[i];
-      if (!core::IsContainer(node.kind)) node.kind = AddLeaf(walk, i);
+      if (core::IsContainer(node.kind)) continue;
+      kept.push_back(patterns_.matches_everything() || patterns_.Matches(walk.Fqn(i)));
+      if (kept.back()) node.kind = AddLeaf(walk, i);
     }
-    batch_.state.tree = std::move(walk.tree);
+    const bool is_part = std::ranges::find(kept, false) != kept.end();
+    batch_.state.tree = is_part ? core::PruneTree(walk.tree, kept) : std::move(walk.tree);
     return std::move(batch_);
   }
 
@@ -49,6 +59,10 @@ class Flattener {
     view.shape = FromPyNumbers(source[2]);
     view.strides = FromPyNumbers(source[3]);
     view.data = FromPyAddress(source[4]);
+    if (const nb::object sharding = source[6]; !sharding.is_none()) {
+      batch_.state.shardings.emplace(static_cast<uint32_t>(batch_.state.tensors.size()),
+                                     ToSharding(sharding, view.dtype));
+    }
     return AddTensor(static_cast<core::NodeKind>(nb::cast<uint8_t>(source[0])), std::move(view),
                      source[5]);
   }
@@ -67,15 +81,92 @@ class Flattener {
   }
 
   nb::handle take_;
+  const core::KeyPatterns patterns_;
   TorchAccess torch_;
   Batch batch_;
 };
 
+// FQN and index in `tensors` of each tensor, by FQN.
+std::vector<std::pair<std::string, uint32_t>> TensorSlots(const core::StateDict& state) {
+  std::vector<core::Leaf> leaves = Unwrap(core::FlattenTree(state.tree));
+  std::vector<std::pair<std::string, uint32_t>> slots;
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    if (!core::IsTensor(state.tree.nodes[leaves[i].node].kind)) continue;
+    slots.emplace_back(std::move(leaves[i].fqn), state.slot[i]);
+  }
+  std::ranges::sort(slots);
+  return slots;
+}
+
+template <typename Numbers>
+nb::tuple ToPyTuple(const Numbers& numbers) {
+  nb::list list;
+  for (const auto number : numbers) list.append(number);
+  return nb::tuple(list);
+}
+
+// Numbers the meshes of a batch in the order in which they are first asked for.
+class MeshTable {
+ public:
+  int64_t IndexOf(const core::DeviceMesh& mesh) {
+    const auto [found, is_new] = indices_.try_emplace(&mesh, meshes_.size());
+    if (is_new) {
+      nb::list sizes;
+      for (const core::DeviceMesh::Dim& dim : mesh.dims()) sizes.append(dim.size);
+      meshes_.append(nb::make_tuple(nb::tuple(sizes), ToPyTuple(mesh.ranks())));
+    }
+    return static_cast<int64_t>(found->second);
+  }
+  const nb::list& meshes() const { return meshes_; }
+
+ private:
+  std::map<const core::DeviceMesh*, size_t> indices_;
+  nb::list meshes_;
+};
+
+nb::tuple ToPyPlacements(const std::vector<core::Placement>& placements) {
+  nb::list list;
+  for (const core::Placement& placement : placements) {
+    list.append(nb::make_tuple(static_cast<uint8_t>(placement.kind), placement.dim,
+                               placement.split_factor));
+  }
+  return nb::tuple(list);
+}
+
 }  // namespace
 
-Batch Flatten(nb::handle state, nb::handle take) {
+nb::tuple Batch::Layout() const {
+  constexpr int64_t kWhole = -1;
+  constexpr int64_t kParts = -2;
+  MeshTable meshes;
+  nb::list tensors;
+  for (const auto& [fqn, slot] : TensorSlots(state)) {
+    const auto found = state.shardings.find(slot);
+    if (found == state.shardings.end()) {
+      tensors.append(nb::make_tuple(ToPyText(fqn), kWhole, ToPyNumbers(state.tensors[slot].shape),
+                                    nb::make_tuple()));
+      continue;
+    }
+    const core::Sharding& sharding = found->second;
+    const int64_t form = sharding.mesh == nullptr ? kParts : meshes.IndexOf(*sharding.mesh);
+    tensors.append(nb::make_tuple(ToPyText(fqn), form, ToPyNumbers(sharding.global_shape),
+                                  ToPyPlacements(sharding.placements)));
+  }
+  return nb::make_tuple(meshes.meshes(), tensors);
+}
+
+void Batch::SetSharding(nb::str fqn, nb::handle sharding) {
+  const std::string name = FromPyText(fqn);
+  const auto slots = TensorSlots(state);
+  const auto found =
+      std::ranges::lower_bound(slots, name, {}, &std::pair<std::string, uint32_t>::first);
+  if (found == slots.end() || found->first != name) ThrowInvalid("no such tensor", name);
+  state.shardings[found->second] = ToSharding(sharding, state.tensors[found->second].dtype);
+}
+
+Batch Flatten(nb::handle state, nb::handle take, nb::list patterns) {
   const CollectionPause pause;
-  return Flattener(take).Run(state);
+  return Flattener(take, ParsePatterns(patterns)).Run(state);
 }
 
 }  // namespace cairn::python

@@ -15,11 +15,20 @@ namespace nb = nanobind;
 struct Batch {
   core::StateDict state;
   std::vector<nb::object> owners;  // of the memory that `state` borrows
+
+  /// How the tensors lie on ranks: (meshes, tensors). A mesh is (sizes, ranks); a tensor
+  /// (FQN, form, global shape, placements), sorted by FQN. Its form is the index of its mesh, -1
+  /// for a whole tensor and -2 for explicit boxes.
+  nb::tuple Layout() const;
+  /// Says anew how a tensor lies: `sharding` as ToSharding takes it. Raises Invalid if there is no
+  /// such tensor.
+  void SetSharding(nb::str fqn, nb::handle sharding);
 };
 
 /// `take(value, fqn)` is asked about leaves that are neither plain values nor plain torch tensors
-/// in host memory: it returns (node kind, dtype code, shape, strides in elements, address, owner),
-/// or what FromPyValue takes. Raises Invalid, and what `take` raises.
-Batch Flatten(nb::handle state, nb::handle take);
+/// in host memory: it returns (node kind, dtype code, shape, strides in elements, address, owner,
+/// sharding), the last None or as ToSharding takes it; or what FromPyValue takes. Leaves that
+/// `patterns` (a list of str) do not take are left out. Raises Invalid, and what `take` raises.
+Batch Flatten(nb::handle state, nb::handle take, nb::list patterns);
 
 }  // namespace cairn::python

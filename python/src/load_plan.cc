@@ -43,6 +43,14 @@ void Requests::Add(nb::str fqn, nb::handle offsets, nb::handle sizes, uint8_t dt
   request.target.data = FromPyAddress(address);
 }
 
+nb::list Requests::WholeFqns() const {
+  nb::list fqns;
+  for (const core::LoadRequest& request : list) fqns.append(ToPyText(request.fqn));
+  return fqns;
+}
+
+void Requests::SetHolders(nb::str fqn, const Mesh& mesh) { holders[FromPyText(fqn)] = mesh.mesh; }
+
 core::LoadRequest WholeRequest(const core::TensorInfo& info, std::vector<uint64_t> strides,
                                std::byte* data) {
   return core::LoadRequest{
@@ -52,12 +60,14 @@ core::LoadRequest WholeRequest(const core::TensorInfo& info, std::vector<uint64_
           .dtype = info.dtype, .shape = info.shape, .strides = std::move(strides), .data = data}};
 }
 
-LoadPlan::LoadPlan(const StepContents& contents, nb::handle state)
+LoadPlan::LoadPlan(const StepContents& contents, nb::handle state, nb::list patterns)
     : contents_(contents),
       walk_(WalkState(state, torch_)),
       node_of_leaf_(contents.leaf_count(), kNone) {
+  const core::KeyPatterns wanted = ParsePatterns(patterns);
   for (uint32_t node = 0; node < walk_.places.size(); ++node) {
-    if (!core::IsContainer(walk_.tree.nodes[node].kind)) Match(node);
+    if (core::IsContainer(walk_.tree.nodes[node].kind)) continue;
+    if (wanted.matches_everything() || wanted.Matches(walk_.Fqn(node))) Match(node);
   }
   std::unordered_set<std::string_view> names;
   for (const std::string& fqn : missing_) {
@@ -125,6 +135,29 @@ bool LoadPlan::RequestLeaf(uint32_t leaf, nb::handle strides, nb::handle address
   // One way to say row-major, so that the same memory is known as the same.
   if (core::IsContiguous(info.shape, numbers)) numbers.clear();
   return Request(leaf, WholeRequest(info, std::move(numbers), FromPyAddress(address)));
+}
+
+void LoadPlan::RequestShard(uint32_t leaf, nb::handle shape, nb::handle strides, nb::handle address,
+                            nb::handle sharding) {
+  const core::TensorInfo& info = contents_.tensor(leaf);
+  const core::Sharding& kept = requests_.shardings.emplace_back(ToSharding(sharding, info.dtype));
+  std::byte* const data = FromPyAddress(address);
+  CheckTied(leaf, kept.parts.empty() ? data : kept.parts.front().view.data);
+  requests_.shards.push_back({.fqn = info.fqn,
+                              .sharding = &kept,
+                              .local = {.dtype = info.dtype,
+                                        .shape = FromPyNumbers(shape),
+                                        .strides = FromPyNumbers(strides),
+                                        .data = data}});
+}
+
+// Parts of two tensors that are filled into the same memory must be tied in the step too.
+void LoadPlan::CheckTied(uint32_t leaf, const std::byte* address) {
+  if (address == nullptr) return;
+  const auto [found, is_new] = leaf_by_local_address_.try_emplace(address, leaf);
+  if (!is_new && !IsSamePlace(contents_.tensor(leaf), contents_.tensor(found->second))) {
+    ThrowTied(leaf, found->second);
+  }
 }
 
 bool LoadPlan::Request(uint32_t leaf, core::LoadRequest request) {

@@ -3,10 +3,15 @@
 
 #include <nanobind/nanobind.h>
 
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "core/checkpoint_store.h"
+#include "python/src/placements.h"
 #include "python/src/step_contents.h"
 #include "python/src/torch_access.h"
 #include "python/src/walk.h"
@@ -18,10 +23,18 @@ namespace nb = nanobind;
 /// What one load reads. The memory stays the caller's, who keeps it alive.
 struct Requests {
   std::vector<core::LoadRequest> list;
+  /// Of tensors of which this rank has a part; they refer to `shardings`.
+  std::vector<core::ShardTarget> shards;
+  std::deque<core::Sharding> shardings;
+  /// Tensors in `list` that only the ranks of a mesh read for each other, by FQN.
+  std::map<std::string, std::shared_ptr<const core::DeviceMesh>> holders;
 
   /// A box (offsets None: from the origin) of a tensor into strided memory.
   void Add(nb::str fqn, nb::handle offsets, nb::handle sizes, uint8_t dtype, nb::handle strides,
            nb::handle address);
+  /// FQNs of `list`.
+  nb::list WholeFqns() const;
+  void SetHolders(nb::str fqn, const Mesh& mesh);
 };
 
 /// A request for all of a tensor. Empty `strides` mean row-major.
@@ -34,8 +47,9 @@ core::LoadRequest WholeRequest(const core::TensorInfo& info, std::vector<uint64_
 /// GIL.
 class LoadPlan {
  public:
-  /// Raises Invalid for states that cannot be walked, or of which two leaves have one name.
-  LoadPlan(const StepContents& contents, nb::handle state);
+  /// Leaves of the state that `patterns` (a list of str) do not take are passed over. Raises
+  /// Invalid for states that cannot be walked, or of which two leaves have one name.
+  LoadPlan(const StepContents& contents, nb::handle state, nb::list patterns);
 
   /// FQNs that only the state has, and that only the step has; each in its own order.
   nb::tuple Missing() const;
@@ -48,6 +62,10 @@ class LoadPlan {
   /// Requests a tensor leaf into memory of its dtype and shape. False if that memory is filled from
   /// the same place of the step already: tied tensors. Raises Invalid if from another one.
   bool RequestLeaf(uint32_t leaf, nb::handle strides, nb::handle address);
+  /// Requests this rank's part of a tensor leaf into a local tensor; `sharding` as ToSharding takes
+  /// it, whose global shape is the leaf's. Raises Invalid as RequestLeaf.
+  void RequestShard(uint32_t leaf, nb::handle shape, nb::handle strides, nb::handle address,
+                    nb::handle sharding);
   const Requests& requests() const { return requests_; }
 
   /// (value, key in its parent, index of the parent, node kind); the root's parent is itself.
@@ -60,6 +78,7 @@ class LoadPlan {
   uint32_t FindLeaf(const std::string& fqn);
   bool RequestIfPlain(uint32_t node, uint32_t leaf);
   bool Request(uint32_t leaf, core::LoadRequest request);
+  void CheckTied(uint32_t leaf, const std::byte* address);
   [[noreturn]] void ThrowTied(uint32_t leaf, uint32_t other) const;
 
   const StepContents& contents_;
@@ -72,6 +91,7 @@ class LoadPlan {
   Requests requests_;
   std::vector<uint32_t> leaf_of_request_;
   std::unordered_multimap<const std::byte*, uint32_t> request_by_address_;
+  std::unordered_map<const std::byte*, uint32_t> leaf_by_local_address_;  // of shards
 };
 
 }  // namespace cairn::python

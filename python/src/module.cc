@@ -4,8 +4,10 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
+#include "python/src/communicator_binding.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
 #include "python/src/flatten.h"
@@ -24,12 +26,13 @@ using NumpyBytes = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>;
 
 core::SaveOptions MakeSaveOptions(bool overwrite, bool incremental,
                                   std::optional<uint64_t> base_step,
-                                  std::optional<uint64_t> chunk_bytes) {
+                                  std::optional<uint64_t> chunk_bytes, double deadline) {
   core::SaveOptions options;
   options.overwrite = overwrite;
   options.incremental = incremental;
   options.base_step = base_step;
   if (chunk_bytes) options.chunk_bytes = *chunk_bytes;
+  options.deadline = std::chrono::milliseconds(static_cast<int64_t>(deadline * 1000));
   return options;
 }
 
@@ -55,8 +58,13 @@ nb::dict DTypeTable() {
 }
 
 void BindRecords(nb::module_& m) {
-  nb::class_<Batch>(m, "Batch");
-  m.def("flatten", &Flatten, nb::arg("state").none(), nb::arg("take"));
+  nb::class_<Mesh>(m, "Mesh").def("__init__", [](Mesh* self, nb::handle sizes, nb::handle ranks) {
+    new (self) Mesh(Mesh::Make(sizes, ranks));
+  });
+  nb::class_<Batch>(m, "Batch")
+      .def("layout", &Batch::Layout)
+      .def("set_sharding", &Batch::SetSharding);
+  m.def("flatten", &Flatten, nb::arg("state").none(), nb::arg("take"), nb::arg("patterns"));
   nb::class_<core::Pickle>(m, "Pickle")
       .def("__init__",
            [](core::Pickle* self, nb::bytes data) {
@@ -96,14 +104,17 @@ void BindLoading(nb::module_& m) {
       .def(nb::init<>())
       .def("__len__", [](const Requests& self) { return self.list.size(); })
       .def("add", &Requests::Add, nb::arg("fqn"), nb::arg("offsets").none(), nb::arg("sizes"),
-           nb::arg("dtype"), nb::arg("strides"), nb::arg("address"));
+           nb::arg("dtype"), nb::arg("strides"), nb::arg("address"))
+      .def("whole_fqns", &Requests::WholeFqns)
+      .def("set_holders", &Requests::SetHolders);
   nb::class_<LoadPlan>(m, "LoadPlan")
-      .def(nb::init<const StepContents&, nb::handle>(), nb::keep_alive<1, 2>(), nb::arg("contents"),
-           nb::arg("state").none())
+      .def(nb::init<const StepContents&, nb::handle, nb::list>(), nb::keep_alive<1, 2>(),
+           nb::arg("contents"), nb::arg("state").none(), nb::arg("patterns"))
       .def("missing", &LoadPlan::Missing)
       .def("unexpected", &LoadPlan::Unexpected)
       .def("request_plain", &LoadPlan::RequestPlain)
       .def("request", &LoadPlan::RequestLeaf)
+      .def("request_shard", &LoadPlan::RequestShard)
       .def("node", &LoadPlan::ToPyNode)
       .def_prop_ro("requests", &LoadPlan::requests);
   m.def("request_new_tensors", &RequestNewTensors, nb::arg("contents"), nb::arg("requests"));
@@ -125,38 +136,57 @@ void BindHandles(nb::module_& m) {
 
 void BindStore(nb::module_& m) {
   nb::class_<StoreBinding>(m, "Store")
-      .def("__init__",
-           [](StoreBinding* self, nb::str address, bool writable) {
-             new (self) StoreBinding(FromPyText(address), writable);
-           })
+      .def(
+          "__init__",
+          [](StoreBinding* self, nb::str address, bool writable,
+             std::shared_ptr<CommunicatorBinding> communicator) {
+            new (self) StoreBinding(FromPyText(address), writable, std::move(communicator));
+          },
+          nb::arg("address"), nb::arg("writable"), nb::arg("communicator").none())
       .def(
           "save",
           [](StoreBinding& self, uint64_t step, const Batch& batch, bool overwrite,
              bool incremental, std::optional<uint64_t> base_step,
-             std::optional<uint64_t> chunk_bytes) {
-            return self.Save(step, batch.state,
-                             MakeSaveOptions(overwrite, incremental, base_step, chunk_bytes));
+             std::optional<uint64_t> chunk_bytes, double deadline) {
+            return self.Save(
+                step, batch.state,
+                MakeSaveOptions(overwrite, incremental, base_step, chunk_bytes, deadline));
           },
           nb::arg("step"), nb::arg("batch"), nb::arg("overwrite"), nb::arg("incremental"),
-          nb::arg("base_step").none(), nb::arg("chunk_bytes").none())
+          nb::arg("base_step").none(), nb::arg("chunk_bytes").none(), nb::arg("deadline"))
       .def(
           "save_async",
           [](StoreBinding& self, uint64_t step, const Batch& batch, bool overwrite,
              bool incremental, std::optional<uint64_t> base_step,
-             std::optional<uint64_t> chunk_bytes) {
-            return self.SaveAsync(step, batch.state,
-                                  MakeSaveOptions(overwrite, incremental, base_step, chunk_bytes));
+             std::optional<uint64_t> chunk_bytes, double deadline) {
+            return self.SaveAsync(
+                step, batch.state,
+                MakeSaveOptions(overwrite, incremental, base_step, chunk_bytes, deadline));
           },
           nb::arg("step"), nb::arg("batch"), nb::arg("overwrite"), nb::arg("incremental"),
-          nb::arg("base_step").none(), nb::arg("chunk_bytes").none())
+          nb::arg("base_step").none(), nb::arg("chunk_bytes").none(), nb::arg("deadline"))
       .def("steps", &StoreBinding::Steps)
       .def("contents", &StoreBinding::List, nb::arg("step").none(), nb::arg("patterns"))
       .def("annex", &StoreBinding::FindAnnex, nb::arg("step"), nb::arg("name"))
-      .def("load", &StoreBinding::Load)
+      .def("load", &StoreBinding::Load, nb::arg("step"), nb::arg("requests"),
+           nb::arg("read_once") = false)
       .def("map", &StoreBinding::Map)
       .def("compare", &StoreBinding::Compare)
       .def("delete", &StoreBinding::Delete)
-      .def("close", &StoreBinding::Close);
+      .def("close", &StoreBinding::Close)
+      .def("abandon", &StoreBinding::Abandon);
+}
+
+void BindCommunicator(nb::module_& m) {
+  nb::class_<CommunicatorBinding>(m, "Communicator")
+      .def(nb::init<int, int, const std::string&, const std::string&, const std::string&, double,
+                    double>(),
+           nb::arg("rank"), nb::arg("world_size"), nb::arg("rendezvous"), nb::arg("run_id"),
+           nb::arg("interface"), nb::arg("connect_timeout"), nb::arg("timeout"))
+      .def_prop_ro("rank", &CommunicatorBinding::rank)
+      .def_prop_ro("world_size", &CommunicatorBinding::world_size)
+      .def("all_gather", &CommunicatorBinding::AllGather)
+      .def("leave", &CommunicatorBinding::Leave);
 }
 
 }  // namespace
@@ -169,6 +199,7 @@ NB_MODULE(_cairn, m) {
   cairn::python::BindRecords(m);
   cairn::python::BindLoading(m);
   cairn::python::BindHandles(m);
+  cairn::python::BindCommunicator(m);
   cairn::python::BindStore(m);
   cairn::python::BindStepPart(m);
 }

@@ -1,4 +1,4 @@
-// Meshes and placements from plain Python numbers.
+// Meshes, placements and shardings from plain Python numbers.
 
 #include "python/src/placements.h"
 
@@ -16,12 +16,12 @@ uint32_t ToUInt32(uint64_t number) {
   return static_cast<uint32_t>(number);
 }
 
-core::DeviceMesh ToMesh(nb::handle sizes) {
+core::DeviceMesh ToMesh(nb::handle sizes, std::vector<uint32_t> ranks = {}) {
   std::vector<core::DeviceMesh::Dim> dims;
   for (const uint64_t size : FromPyNumbers(sizes)) {
     dims.push_back({.name = "", .size = ToUInt32(size)});
   }
-  return Unwrap(core::DeviceMesh::Make(std::move(dims)));
+  return Unwrap(core::DeviceMesh::Make(std::move(dims), std::move(ranks)));
 }
 
 core::Placement ToPlacement(nb::handle placement) {
@@ -35,7 +35,41 @@ core::Placement ToPlacement(nb::handle placement) {
                          .split_factor = ToUInt32(numbers[2])};
 }
 
+core::Sharding::Part ToPart(nb::handle part, core::DType dtype) {
+  const auto fields = nb::cast<nb::tuple>(part);
+  core::Sharding::Part result;
+  result.box = {.offsets = FromPyNumbers(fields[0]), .sizes = FromPyNumbers(fields[1])};
+  result.view = {.dtype = dtype,
+                 .shape = result.box.sizes,
+                 .strides = FromPyNumbers(fields[2]),
+                 .data = FromPyAddress(fields[3])};
+  return result;
+}
+
 }  // namespace
+
+Mesh Mesh::Make(nb::handle sizes, nb::handle ranks) {
+  std::vector<uint32_t> numbers;
+  for (const uint64_t rank : FromPyNumbers(ranks)) numbers.push_back(ToUInt32(rank));
+  return {std::make_shared<const core::DeviceMesh>(ToMesh(sizes, std::move(numbers)))};
+}
+
+core::Sharding ToSharding(nb::handle sharding, core::DType dtype) {
+  const auto fields = nb::cast<nb::tuple>(sharding);
+  core::Sharding result{
+      .global_shape = FromPyNumbers(fields[0]), .mesh = nullptr, .placements = {}, .parts = {}};
+  if (!nb::object(fields[1]).is_none()) {
+    result.mesh = nb::cast<const Mesh&>(fields[1]).mesh;
+    for (const nb::handle item : nb::object(fields[2])) {
+      result.placements.push_back(ToPlacement(item));
+    }
+    return result;
+  }
+  for (const nb::handle item : nb::object(fields[2])) {
+    result.parts.push_back(ToPart(item, dtype));
+  }
+  return result;
+}
 
 nb::tuple ShardOf(nb::handle shape, nb::handle mesh_sizes, nb::handle placements, uint32_t rank) {
   const std::vector<uint64_t> global = FromPyNumbers(shape);

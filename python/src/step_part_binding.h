@@ -11,7 +11,7 @@
 #include "core/checkpoint_store.h"
 #include "core/step_part.h"
 #include "python/src/flatten.h"
-#include "python/src/store_binding.h"
+#include "python/src/process_guard.h"
 
 namespace cairn::python {
 

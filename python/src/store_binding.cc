@@ -2,12 +2,10 @@
 
 #include "python/src/store_binding.h"
 
-#include <pthread.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
+#include <deque>
+#include <string_view>
+#include <utility>
 
 #include "python/src/collection_pause.h"
 #include "python/src/convert.h"
@@ -34,12 +32,6 @@ const char* ChangeName(core::KeyChange::Kind kind) {
   return "changed";
 }
 
-core::KeyPatterns ParsePatterns(nb::list patterns) {
-  std::vector<std::string> texts;
-  for (nb::handle pattern : patterns) texts.push_back(FromPyText(pattern));
-  return Unwrap(core::KeyPatterns::Parse(texts));
-}
-
 // As a torch tensor if there is `torch` to make it. Torch has no read-only tensors, hence the
 // const_cast; the mapping is private, so that a write stays in this process.
 nb::object ToPyMapped(std::optional<core::MappedTensor> mapped, const core::TensorInfo& info,
@@ -53,27 +45,6 @@ nb::object ToPyMapped(std::optional<core::MappedTensor> mapped, const core::Tens
 }
 
 }  // namespace
-
-// RocksDB joins its threads in a static destructor. A forked child does not have them and would
-// wait for ever in exit(), so it leaves before static destructors run; by then Python is finalized.
-void LetForkedChildrenExit() {
-  static const int registered = pthread_atfork(nullptr, nullptr, [] {
-    on_exit(
-        [](int status, void*) {
-          std::fflush(nullptr);
-          _exit(status);
-        },
-        nullptr);
-  });
-  (void)registered;  // out of memory at worst, and then the child waits
-}
-
-void ProcessGuard::Check() const {
-  if (is_same_process()) return;
-  Throw(Error{.code = ErrorCode::kFailedPrecondition,
-              .message = "this store was opened before a fork and cannot be used in the child: "
-                         "open it again here, or start workers with 'spawn'"});
-}
 
 template <typename Work>
 auto StoreBinding::Use(const Work& work) const {
@@ -129,12 +100,17 @@ nb::tuple SaveHandleBinding::Report() const {
   return ToPyReport(Unwrap(std::move(report)));
 }
 
-StoreBinding::StoreBinding(const std::string& address, bool writable) {
+StoreBinding::StoreBinding(const std::string& address, bool writable,
+                           std::shared_ptr<CommunicatorBinding> communicator)
+    : communicator_(std::move(communicator)) {
   LetForkedChildrenExit();
+  const kv::OpenMode mode = writable ? kv::OpenMode::kWrite : kv::OpenMode::kRead;
   auto store = [&] {
     nb::gil_scoped_release no_gil;
-    return core::CheckpointStore::Open(address,
-                                       writable ? kv::OpenMode::kWrite : kv::OpenMode::kRead);
+    if (!communicator_) return core::CheckpointStore::Open(address, mode);
+    return communicator_->UseWithoutGil([&](core::Communicator& ranks) {
+      return core::CheckpointStore::OpenShared(address, mode, ranks);
+    });
   }();
   store_ = Unwrap(std::move(store));
 }
@@ -191,14 +167,43 @@ nb::object StoreBinding::FindAnnex(const kv::StepInfo& step, nb::str name) const
   return nb::bytes(annex->data(), annex->size());
 }
 
-nb::tuple StoreBinding::Load(const kv::StepInfo& step, const Requests& requests) const {
+nb::tuple StoreBinding::Load(const kv::StepInfo& step, const Requests& requests,
+                             bool read_once) const {
   SignalWatch watch;
   auto result = Use([&](core::CheckpointStore& store) {
-    return store.Load(step, requests.list, watch.AsProgress());
+    return RunLoad(store, step, requests, read_once, watch.AsProgress());
   });
   watch.Rethrow();
   const core::LoadReport report = Unwrap(std::move(result));
   return nb::make_tuple(report.bytes_read, report.seconds);
+}
+
+Result<core::LoadReport> StoreBinding::RunLoad(core::CheckpointStore& store,
+                                               const kv::StepInfo& step, const Requests& requests,
+                                               bool read_once, core::Progress progress) const {
+  if (requests.shards.empty() && !read_once) return store.Load(step, requests.list, progress);
+  // Requests of a load in place are for whole tensors.
+  std::vector<core::ShardTarget> targets = requests.shards;
+  std::deque<core::Sharding> replicas;
+  for (const core::LoadRequest& request : requests.list) {
+    const auto found = requests.holders.find(request.fqn);
+    const core::Sharding* sharding = nullptr;
+    if (found != requests.holders.end()) {
+      sharding = &replicas.emplace_back(core::Sharding{.global_shape = request.target.shape,
+                                                       .mesh = found->second,
+                                                       .placements = {core::Placement::Replicate()},
+                                                       .parts = {}});
+    }
+    targets.push_back({.fqn = request.fqn, .sharding = sharding, .local = request.target});
+  }
+  // Every rank in the same order, however it holds them; first what all have.
+  std::ranges::stable_sort(targets, {}, [&](const core::ShardTarget& target) {
+    return std::pair(requests.holders.contains(target.fqn), std::string_view(target.fqn));
+  });
+  core::ShardLoadOptions options{.read_once = read_once, .progress = std::move(progress)};
+  if (!read_once || !communicator_) return store.LoadShards(step, targets, options);
+  return communicator_->UseWithoutGil(
+      [&](core::Communicator&) { return store.LoadShards(step, targets, options); });
 }
 
 nb::list StoreBinding::Map(const kv::StepInfo& step, nb::list tensors, nb::list as_torch,
@@ -248,11 +253,25 @@ void StoreBinding::Close() {
     std::unique_lock alone(close_mutex_);
     if (!store_) return {};
     saver_.reset();  // waits for a running save
-    auto closed = store_->Close();
+    auto closed =
+        communicator_ == nullptr
+            ? store_->Close()
+            : communicator_->UseWithoutGil([&](core::Communicator&) { return store_->Close(); });
     store_.reset();
     return closed;
   }();
   Unwrap(std::move(result));
+}
+
+void StoreBinding::Abandon() {
+  process_.Check();
+  {
+    nb::gil_scoped_release no_gil;
+    std::unique_lock alone(close_mutex_);
+    saver_.reset();  // waits for a running save
+    store_.reset();
+  }
+  if (communicator_) communicator_->Leave();
 }
 
 }  // namespace cairn::python

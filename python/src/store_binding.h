@@ -2,7 +2,6 @@
 /// The store as cairn/store.py sees it: one object for CheckpointStore, AsyncSaver and their life.
 
 #include <nanobind/nanobind.h>
-#include <unistd.h>
 
 #include <memory>
 #include <mutex>
@@ -12,27 +11,14 @@
 
 #include "core/async_save.h"
 #include "core/checkpoint_store.h"
+#include "python/src/communicator_binding.h"
 #include "python/src/load_plan.h"
+#include "python/src/process_guard.h"
 #include "python/src/step_contents.h"
 
 namespace cairn::python {
 
 namespace nb = nanobind;
-
-/// The process that made an object with threads and locks, which do not survive a fork.
-class ProcessGuard {
- public:
-  bool is_same_process() const { return pid_ == getpid(); }
-  /// Raises Invalid in a forked child. Requires the GIL.
-  void Check() const;
-
- private:
-  pid_t pid_ = getpid();
-};
-
-/// To be called once a store is opened: lets forked children of this process exit, which lack the
-/// threads that RocksDB would join.
-void LetForkedChildrenExit();
 
 /// Threads: any; each waits without the GIL.
 class SaveHandleBinding {
@@ -65,7 +51,9 @@ class MappedBinding {
 /// child every member raises Invalid and the destructor leaves what belongs to the parent alone.
 class StoreBinding {
  public:
-  StoreBinding(const std::string& address, bool writable);
+  /// `communicator`: null for this process alone, else that of the ranks that open it together.
+  StoreBinding(const std::string& address, bool writable,
+               std::shared_ptr<CommunicatorBinding> communicator);
   ~StoreBinding();
 
   nb::tuple Save(uint64_t step, const core::StateDict& state, core::SaveOptions options);
@@ -75,22 +63,30 @@ class StoreBinding {
   StepContents List(std::optional<uint64_t> step, nb::list patterns) const;
   /// The bytes that a front end has kept with the step, or None.
   nb::object FindAnnex(const kv::StepInfo& step, nb::str name) const;
-  nb::tuple Load(const kv::StepInfo& step, const Requests& requests) const;
+  /// `read_once` as core::ShardLoadOptions has it; only for a store of several ranks.
+  nb::tuple Load(const kv::StepInfo& step, const Requests& requests, bool read_once) const;
   /// For each TensorInfo of `tensors` its mapped bytes, or None where they cannot be mapped: a
   /// torch tensor of its dtype and shape if `as_torch` (a bool for each) says so and torch can be
   /// lent memory of that dtype, else a MappedBinding.
   nb::list Map(const kv::StepInfo& step, nb::list tensors, nb::list as_torch, bool verify) const;
   nb::tuple Compare(uint64_t step_a, uint64_t step_b, nb::list patterns) const;
   nb::tuple Delete(nb::handle steps, bool dry_run);
-  /// Waits for a running asynchronous save, then releases the store. May be called again.
+  /// Waits for a running asynchronous save, then releases the store. May be called again. Several
+  /// ranks: waits for the others first.
   void Close();
+  /// The same without waiting for other ranks: after an error they may never come.
+  void Abandon();
 
  private:
   /// Runs `work(store)` without the GIL while the store cannot be closed. Requires the GIL.
   template <typename Work>
   auto Use(const Work& work) const;
+  Result<core::LoadReport> RunLoad(core::CheckpointStore& store, const kv::StepInfo& step,
+                                   const Requests& requests, bool read_once,
+                                   core::Progress progress) const;
 
   ProcessGuard process_;
+  std::shared_ptr<CommunicatorBinding> communicator_;  // shared with Python; outlives store_
   mutable std::shared_mutex close_mutex_;  // exclusively for Close; taken without the GIL only
   std::unique_ptr<core::CheckpointStore> store_;
   std::mutex saver_mutex_;  // AsyncSaver takes one caller at a time

@@ -89,7 +89,7 @@ class CairnReader(StorageReader):
         if rank is not None:
             location = location.of_rank(rank)
         self._close()
-        native = _cairn.Store(location.address, False)
+        native = _cairn.Store(location.address, False, None)
         contents = native.contents(location.step, [])
         described = describe(native, contents)
         self._opened = _Opened(native, contents, described, of_one_rank=rank is not None)

@@ -21,7 +21,11 @@ from cairn.contents import Leaf, TensorLeaf, ValueLeaf, plain_value
 from cairn.dcp.metadata import Described, Slot, nested_values
 from cairn.errors import Corrupt, Invalid, NotFound
 from cairn.flatten import flatten
+from cairn.ranks import Ranks
 from cairn.reading import Reader
+
+# DCP itself sees to who saves what; each rank's part is a state of its own.
+ALONE = Ranks(None, {}, None, timeout=0)
 
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 # How pickles begin: one of protocol 2 or newer, and the zip archive of torch.save around it.
@@ -29,6 +33,11 @@ _PICKLE_STARTS = (b"\x80", b"PK\x03\x04")
 
 
 # Saving -------------------------------------------------------------------------------------------
+
+
+def flat_values(values: dict[str, Any]) -> _cairn.Batch:
+    """Values by FQN as C++ takes them. Raises Invalid for what only a pickle could keep."""
+    return flatten(values, allow_pickle=False, ranks=ALONE, patterns=[]).batch
 
 
 def value_of(planner: SavePlanner, item: WriteItem, allow_pickle: bool) -> tuple[Any, bool]:
@@ -68,7 +77,7 @@ def _refusal(value: Any, fqn: str) -> Invalid | None:
     if type(value) in _PLAIN:
         return None
     try:
-        flatten({fqn: value}, allow_pickle=False)
+        flat_values({fqn: value})
     except Invalid as error:
         return error
     return None

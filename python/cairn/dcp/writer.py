@@ -23,9 +23,9 @@ from cairn import dtypes
 from cairn.dcp import saves
 from cairn.dcp.location import CheckpointId, Location, check_step, is_checkpoint_id, locate, required
 from cairn.dcp.metadata import ANNEX, encode, shard_key
-from cairn.dcp.values import value_of
+from cairn.dcp.values import ALONE, flat_values, value_of
 from cairn.errors import Invalid
-from cairn.flatten import flatten
+from cairn.sharded import Shards
 from cairn.tensors import Source, Sources
 
 _STAGED_BYTES = 512 << 20
@@ -227,7 +227,7 @@ class _Portion:
         self._values: dict[str, Any] = {}
         self._shards: dict[str, tuple[int, tuple[int, ...], list[tuple]]] = {}
         self._owners: list[Any] = []
-        self._sources = Sources()
+        self._sources = Sources(Shards(ALONE))
 
     def add(self, items: list[WriteItem], planner: SavePlanner, allow_pickle: bool) -> None:
         """All items of one FQN. Raises Invalid for what cannot be kept."""
@@ -241,8 +241,7 @@ class _Portion:
             self._add_tensor(item, planner)
 
     def write(self, part: saves.Part) -> None:
-        batch = flatten(self._values, allow_pickle=False)
-        part.native.add(batch, self._shards)
+        part.native.add(flat_values(self._values), self._shards)
 
     def _add_tensor(self, item: WriteItem, planner: SavePlanner) -> None:
         fqn = item.index.fqn

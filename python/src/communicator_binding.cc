@@ -1,0 +1,71 @@
+// Gloo's communicator below a lock, and byte strings in and out of it.
+
+#include "python/src/communicator_binding.h"
+
+#include <algorithm>
+#include <chrono>
+#include <vector>
+
+#include "core/gather_any.h"
+#include "core/gloo_communicator.h"
+
+namespace cairn::python {
+namespace {
+
+std::chrono::milliseconds ToMilliseconds(double seconds) {
+  // A month is for ever here, and far from overflowing a clock.
+  constexpr double kMost = 30.0 * 24 * 3600;
+  if (!(seconds > 0)) ThrowInvalid("a timeout is a number of seconds above 0");
+  return std::chrono::milliseconds(
+      std::max<int64_t>(1, static_cast<int64_t>(std::min(seconds, kMost) * 1000)));
+}
+
+}  // namespace
+
+CommunicatorBinding::CommunicatorBinding(int rank, int world_size, const std::string& rendezvous,
+                                         const std::string& run_id, const std::string& interface,
+                                         double connect_timeout, double timeout)
+    : rank_(rank), world_size_(world_size) {
+  const core::GlooOptions options{.rank = rank,
+                                  .world_size = world_size,
+                                  .rendezvous = rendezvous,
+                                  .run_id = run_id,
+                                  .interface = interface,
+                                  .connect_timeout = ToMilliseconds(connect_timeout),
+                                  .timeout = ToMilliseconds(timeout)};
+  auto connected = [&] {
+    nb::gil_scoped_release no_gil;
+    return core::ConnectGloo(options);
+  }();
+  communicator_ = Unwrap(std::move(connected));
+}
+
+CommunicatorBinding::~CommunicatorBinding() {
+  // Sockets and threads are the parent's; the object is left as it is.
+  if (!process_.is_same_process()) (void)communicator_.release();
+}
+
+nb::list CommunicatorBinding::AllGather(nb::bytes mine) {
+  const core::ByteView bytes(reinterpret_cast<const std::byte*>(mine.c_str()), mine.size());
+  auto gathered = Use(
+      [&](core::Communicator& communicator) { return core::AllGatherAny(communicator, bytes); });
+  nb::list result;
+  for (const core::ByteVector& part : Unwrap(std::move(gathered))) {
+    result.append(nb::bytes(part.data(), part.size()));
+  }
+  return result;
+}
+
+void CommunicatorBinding::Leave() {
+  process_.Check();
+  nb::gil_scoped_release no_gil;
+  const std::lock_guard one_call(mutex_);
+  communicator_.reset();
+}
+
+std::unexpected<Error> CommunicatorBinding::Gone() {
+  return Fail(ErrorCode::kFailedPrecondition,
+              "this rank has left the others after an error: open the store again on all ranks");
+}
+
+}  // namespace cairn::python
