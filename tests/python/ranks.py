@@ -1,0 +1,148 @@
+"""Runs a function on several ranks: real processes in one gloo group, with a deadline.
+
+    def save_on(rank, path):            # of a module, so that the processes find it
+        with cairn.open(path, mode="a") as store: ...
+        return store.world_size
+
+    def test_something(path):
+        assert run_on_ranks(save_on, path) == [4, 4, 4, 4]
+
+The processes are forked from a server that has imported torch and done nothing else, so that they
+are new and yet start in some ten milliseconds each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import pickle
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint"])
+
+
+class RanksFailed(AssertionError):
+    """Ranks raised, died or hung; the text holds what each of these had to say."""
+
+
+def run_on_ranks(
+    function: Callable[..., Any],
+    *args: Any,
+    world_size: int = 4,
+    timeout: float = 60.0,
+    may_die: tuple[int, ...] = (),
+) -> list[Any]:
+    """What ``function(rank, *args)`` returns on each rank of a gloo group of its own.
+
+    Args:
+        timeout: seconds after which ranks that still run are killed.
+        may_die: ranks that may end without a result, which is then None.
+
+    Raises:
+        RanksFailed: a rank raised, ended without a result, or was killed.
+    """
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+        pipes: list[Connection] = []
+        processes = []
+        for rank in range(world_size):
+            receiver, sender = _context.Pipe(duplex=False)
+            process = _context.Process(
+                target=_run, args=(function, args, rank, world_size, timeout, folder, sender)
+            )
+            process.start()
+            sender.close()
+            pipes.append(receiver)
+            processes.append(process)
+        results = _collect(pipes, processes, time.monotonic() + timeout)
+        complaints = [
+            _complaint(rank, kind, value, Path(folder))
+            for rank, (kind, value) in enumerate(results)
+            if kind != "done" and not (kind == "died" and rank in may_die)
+        ]
+    if complaints:
+        raise RanksFailed("\n".join(complaints))
+    return [value for _, value in results]
+
+
+def _collect(
+    pipes: list[Connection], processes: list[Any], deadline: float
+) -> list[tuple[str, Any]]:
+    """("done", result), ("raised", traceback), ("died", exit status) or ("hung", None) a rank."""
+    results: list[tuple[str, Any]] = [("hung", None)] * len(pipes)
+    open_pipes = {pipe: rank for rank, pipe in enumerate(pipes)}
+    while open_pipes and (left := deadline - time.monotonic()) > 0:
+        for pipe in wait(list(open_pipes), left):
+            rank = open_pipes.pop(pipe)
+            try:
+                results[rank] = pickle.loads(pipe.recv_bytes())
+            except EOFError:
+                processes[rank].join(5)
+                results[rank] = "died", processes[rank].exitcode
+    for process in processes:
+        process.join(max(0.0, min(5.0, deadline - time.monotonic())))
+        if process.is_alive():
+            process.kill()
+            process.join()
+    return results
+
+
+def _complaint(rank: int, kind: str, value: Any, folder: Path) -> str:
+    log = folder / f"{rank}.log"
+    said = log.read_text(errors="replace")[-4000:] if log.exists() else ""
+    return f"--- rank {rank} {kind}: {'' if value is None else value}\n{said}"
+
+
+def _run(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    rank: int,
+    world_size: int,
+    timeout: float,
+    folder: str,
+    sender: Connection,
+) -> None:
+    log = open(os.path.join(folder, f"{rank}.log"), "w", buffering=1)
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    sys.stdout = sys.stderr = log
+    # Where it hangs is then in the log.
+    faulthandler.dump_traceback_later(max(timeout - 2, timeout / 2), file=log)
+    try:
+        with _group(rank, world_size, folder):
+            result = "done", function(rank, *args)
+    except BaseException:
+        result = "raised", traceback.format_exc()
+    # By value: torch's own way leaves tensors in this process, which is about to end.
+    sender.send_bytes(pickle.dumps(result))
+    sender.close()
+
+
+@contextlib.contextmanager
+def _group(rank: int, world_size: int, folder: str) -> Any:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/meeting",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=60),
+    )
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
