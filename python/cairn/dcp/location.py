@@ -31,13 +31,15 @@ class Location(NamedTuple):
 def locate(checkpoint_id: CheckpointId, step: int | None) -> Location | None:
     """The location that an address, or ``ADDRESS@STEP``, and a step name; None for no address.
 
-    Raises Invalid for an address that is no text, and for two steps that differ.
+    Raises Invalid for an address that is no text, or a URL, and for two steps that differ.
     """
     if checkpoint_id is None or checkpoint_id == "":
         return None
     address = os.fspath(checkpoint_id)
     if not isinstance(address, str):
         raise Invalid(f"checkpoint_id {checkpoint_id!r}: a str or a path of str is needed")
+    if "://" in address:
+        raise Invalid(f"'{address}' is a URL: a store is a directory, PATH or file:PATH")
     match = _WITH_STEP.fullmatch(address)
     if match is None or os.path.exists(address):
         return Location(address, check_step(step))
@@ -45,6 +47,11 @@ def locate(checkpoint_id: CheckpointId, step: int | None) -> Location | None:
     if step is not None and named != step:
         raise Invalid(f"'{address}' names step {named}, but step={step} is given: give one of them")
     return Location(match["address"], check_step(named))
+
+
+def folder_of(address: str) -> str:
+    """The directory of a store, by the one of its names that all have in common."""
+    return os.path.realpath(address.removeprefix("file:"))
 
 
 def check_step(step: int | None) -> int | None:

@@ -5,8 +5,9 @@
     coordinator, in finish                joins the parts and commits
 
 DCP does not tell a storage that a save has failed on another rank: finish is just not called. So the
-coordinator's part, which holds the store open for writing, is given up when its writer goes, begins
-another save, or when the same thread begins a save of the same store with another writer.
+coordinator's part, which holds the store open for writing, is given up when its writer goes or
+begins another save, or when a save of the same store begins with another writer on the same thread,
+or after its thread has ended.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cairn import _cairn
-from cairn.dcp.location import Location
+from cairn.dcp.location import Location, folder_of
 from cairn.errors import Conflict, Invalid
 
 
@@ -42,9 +43,12 @@ class Ticket:
 
 
 _JOB = new_id()
-_lock = threading.Lock()
-# By address: who holds a store open in this process between write_data and finish, on which thread.
-_waiting: dict[str, tuple[weakref.ref, int]] = {}
+# The collector may run a part's __del__ on a thread that holds it.
+_lock = threading.RLock()
+# By folder: the coordinator's part that holds a store open in this process, and its thread.
+_coordinating: dict[str, tuple[weakref.ref, threading.Thread]] = {}
+# The thread of dcp.async_save ends soon after its future has the outcome.
+_THREAD_END_SECONDS = 1.0
 # Attempts that this process has taken part in.
 _used: set[str] = set()
 
@@ -54,6 +58,7 @@ class Part:
 
     def __init__(self, address: str, session: str = "") -> None:
         self._address = address
+        self._folder = folder_of(address)
         self._native: _cairn.StepPart | None = _cairn.StepPart(address, session)
 
     @property
@@ -65,16 +70,16 @@ class Part:
             )
         return self._native
 
-    def wait_for_finish(self) -> None:
-        """To be called when all that is left is the coordinator's word."""
+    def coordinate(self) -> None:
+        """To be called on the coordinator's: a later save of this thread gives it up."""
         with _lock:
-            _waiting[self._address] = (weakref.ref(self), threading.get_ident())
+            _coordinating[self._folder] = (weakref.ref(self), threading.current_thread())
 
     def close(self) -> None:
         """Gives up what was not committed. May be called again."""
         with _lock:
-            if self._address in _waiting and _waiting[self._address][0]() in (self, None):
-                del _waiting[self._address]
+            if self._folder in _coordinating and _coordinating[self._folder][0]() in (self, None):
+                del _coordinating[self._folder]
         native, self._native = self._native, None
         if native is not None:
             native.close()
@@ -89,19 +94,31 @@ def open_for_save(location: Location, overwrite: bool) -> Part:
     """The coordinator's part; makes the store if it is absent. Raises Conflict as cairn.open, and
     for a step that exists and must not be replaced; Invalid where no step was named, yet the store
     has others."""
-    with _lock:
-        part_of, thread = _waiting.get(location.address, (None, 0))
-    given_up = part_of() if part_of is not None and thread == threading.get_ident() else None
-    if given_up is not None:
-        given_up.close()
-    os.makedirs(os.path.dirname(os.path.abspath(location.address)), exist_ok=True)
+    folder = folder_of(location.address)
+    _give_up_abandoned(folder)
+    os.makedirs(os.path.dirname(folder), exist_ok=True)
     part = Part(location.address)
+    part.coordinate()
     try:
         _check_steps(location, part.native.steps(), overwrite)
     except BaseException:
         part.close()
         raise
     return part
+
+
+def _give_up_abandoned(folder: str) -> None:
+    """Closes the part of a save that has failed elsewhere, of which DCP has not told its writer."""
+    with _lock:
+        part_of, thread = _coordinating.get(folder, (None, None))
+    part = None if part_of is None else part_of()
+    if part is None or thread is None:
+        return
+    if thread is not threading.current_thread():
+        thread.join(_THREAD_END_SECONDS)
+        if thread.is_alive():
+            return  # it may be saving; then the store tells of the conflict
+    part.close()
 
 
 def _check_steps(location: Location, steps: list[int], overwrite: bool) -> None:
@@ -129,7 +146,7 @@ def tickets(part: Part, location: Location, world_size: int) -> list[Ticket]:
 
 
 def _ticket_path(address: str) -> str:
-    return os.path.join(address.removeprefix("file:"), "pending", "dcp-ticket.json")
+    return os.path.join(folder_of(address), "pending", "dcp-ticket.json")
 
 
 def leave_ticket(ticket: Ticket) -> None:
@@ -141,25 +158,26 @@ def leave_ticket(ticket: Ticket) -> None:
     os.replace(temporary, path)
 
 
-def current_ticket(ticket: Ticket | None) -> Ticket:
-    """The ticket of this save. Raises Invalid for none, or one of another job's save."""
+def current_ticket(ticket: Ticket | None, address: str) -> Ticket:
+    """The ticket of this save into the store at `address`: the one in the plan, or a newer one.
+    Raises Invalid for none, or one of another job's save."""
     if not isinstance(ticket, Ticket):
         raise Invalid(
             "this plan has not been through CairnWriter.prepare_global_plan: a planner must keep "
             "storage_data"
         )
     if ticket.attempt[3] in _used:
-        ticket = _found_ticket(ticket)
+        ticket = _found_ticket(ticket, address)
     _used.add(ticket.attempt[3])
     return ticket
 
 
-def _found_ticket(old: Ticket) -> Ticket:
+def _found_ticket(old: Ticket, address: str) -> Ticket:
     try:
-        with open(_ticket_path(old.address), encoding="utf-8") as file:
+        with open(_ticket_path(address), encoding="utf-8") as file:
             found: dict[str, Any] = json.load(file)
     except (OSError, ValueError) as error:
         raise Invalid(f"the planner gave the plan of an earlier save ({error})") from error
     if found["job"] != old.job or found["attempt"][3] in _used:
         raise Invalid("the planner gave the plan of an earlier save, and there is no newer one")
-    return Ticket(old.address, tuple(found["attempt"]), old.rank, old.job)
+    return Ticket(address, tuple(found["attempt"]), old.rank, old.job)

@@ -1,8 +1,9 @@
 """DCP's bytes items: plain Python values are kept as such, all else as pickles, where allowed.
 
 A default planner would turn every value that is no tensor into the bytes of ``torch.save``, a
-pickle. So the values are taken before it does, and given back past it. A planner that makes bytes
-of its own keeps its say: they are kept, and handed back, as they are.
+pickle. So the values are taken before it does, and given back past it. A planner that transforms
+objects keeps its say: what it gives as the bytes of ``torch.save`` is taken out of them again if it
+is plain, and other bytes are kept, and handed back, as they are.
 """
 
 from __future__ import annotations
@@ -58,11 +59,24 @@ def value_of(planner: SavePlanner, item: WriteItem, allow_pickle: bool) -> tuple
         return data, True
     if allow_pickle:
         return _cairn.Pickle(data), True
+    return _unpacked(data, fqn), False
+
+
+def _unpacked(data: bytes, fqn: str) -> Any:
+    """The plain value in the bytes of torch.save. Raises Invalid for anything else."""
+    try:
+        value = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        reason = _refusal(value, fqn)
+    except Exception as error:  # of whatever type an unpickler raises
+        reason = error
+    if reason is None:
+        return value
     raise Invalid(
-        f"'{fqn}': the planner gives a pickle, which Cairn does not keep unasked: let it give "
-        "plain values, or pass allow_pickle=True to CairnWriter and CairnReader",
+        f"'{fqn}': the planner gives a pickle of what is not plain, which Cairn does not keep "
+        "unasked: let it give plain values, or pass allow_pickle=True to CairnWriter and "
+        "CairnReader",
         key=fqn,
-    )
+    ) from reason
 
 
 def _makes_bytes_itself(planner: SavePlanner) -> bool:

@@ -150,14 +150,13 @@ class CairnWriter(StorageWriter, BlockingAsyncStager):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Writes this rank's part; on ranks other than the coordinator it is durable then."""
-        ticket = saves.current_ticket(plan.storage_data)
-        part = self._part
-        if part is None:
-            part = saves.Part(ticket.address, ticket.attempt[2])
         try:
-            results = self._write(part, ticket, plan, planner)
+            ticket = saves.current_ticket(plan.storage_data, self._place().address)
+            if self._part is None:
+                self._part = saves.Part(ticket.address, ticket.attempt[2])
+            results = self._write(self._part, ticket, plan, planner)
         except BaseException as error:
-            _give_up(part, error)
+            _give_up(self._part, error)
             self._part = None
             raise
         done: Future[list[WriteResult]] = Future()
@@ -199,11 +198,9 @@ class CairnWriter(StorageWriter, BlockingAsyncStager):
                 portion.write(part)
                 portion = _Portion(self._use_collectives, portion.results)
         portion.write(part)
-        if ticket.rank == 0:
-            part.wait_for_finish()
-        else:
+        if ticket.rank != 0:
             part.native.hand_in()
-            part.close()
+            self._close()
         return portion.results
 
     def _close(self) -> None:
@@ -300,8 +297,10 @@ def _paths(planner_data: Any) -> dict[str, tuple[str | int, ...]]:
     }
 
 
-def _give_up(part: saves.Part, error: BaseException) -> None:
+def _give_up(part: saves.Part | None, error: BaseException) -> None:
     """After an error, which must not be hidden by one of giving up."""
+    if part is None:
+        return
     try:
         part.native.give_up(str(error))
     except Exception:

@@ -1,0 +1,68 @@
+"""What the tests of ``torch.distributed.checkpoint`` run on: torch's own files, and Cairn."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import CheckpointException, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
+
+from cairn.dcp import CairnReader, CairnWriter
+
+
+class Storage(NamedTuple):
+    """A pair of classes under one contract; picklable."""
+
+    name: str
+    writer_type: Callable[..., StorageWriter]
+    reader_type: Callable[..., StorageReader]
+
+    def writer(self, path: Any, **options: Any) -> StorageWriter:
+        return self.writer_type(path, **self._known(self.writer_type, options))
+
+    def reader(self, path: Any, **options: Any) -> StorageReader:
+        return self.reader_type(path, **self._known(self.reader_type, options))
+
+    def save(self, state: dict, path: Any, **arguments: Any) -> Any:
+        """dcp.save with a new writer."""
+        return dcp.save(state, storage_writer=self.writer(path), **arguments)
+
+    def load(self, state: dict, path: Any, **arguments: Any) -> dict:
+        """dcp.load with a new reader; gives `state` back."""
+        dcp.load(state, storage_reader=self.reader(path), **arguments)
+        return state
+
+    def _known(self, function: Callable[..., Any], options: dict) -> dict:
+        """Without allow_pickle where pickles are the rule anyhow."""
+        if "allow_pickle" in inspect.signature(function).parameters:
+            return options
+        return {name: value for name, value in options.items() if name != "allow_pickle"}
+
+
+FILES = Storage("files", FileSystemWriter, FileSystemReader)
+CAIRN = Storage("cairn", CairnWriter, CairnReader)
+STORAGES = [FILES, CAIRN]
+
+
+def failures_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[int, str]:
+    """What each rank has raised, by the type's name. The call must fail with a CheckpointException."""
+    return {rank: type(error).__name__ for rank, error in errors_of(function, *args, **kwargs).items()}
+
+
+def errors_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[int, BaseException]:
+    """What each rank has raised. The call must fail with a CheckpointException."""
+    try:
+        function(*args, **kwargs)
+    except CheckpointException as error:
+        return {rank: wrapped[0] for rank, wrapped in error.failures.items()}
+    raise AssertionError("no CheckpointException")
+
+
+def all_bytes(folder: Path) -> list[tuple[str, bytes]]:
+    """Name and contents of every file below a folder."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return [(str(file.relative_to(folder)), file.read_bytes()) for file in files]
