@@ -2,83 +2,24 @@
 
 #include "core/safetensors.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <array>
-#include <cerrno>
 
 #include "core/internal/durable_file.h"
+#include "core/internal/mapped_file.h"
 #include "core/internal/safetensors_header.h"
 
 namespace cairn::core {
-namespace {
-
-class FileDescriptor {
- public:
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  ~FileDescriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  FileDescriptor(const FileDescriptor&) = delete;
-  FileDescriptor& operator=(const FileDescriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
-
-Result<std::shared_ptr<const kv::Mapping>> MapFile(const std::string& path) {
-  const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.get() < 0) return Fail(SystemError(errno, "cannot open the file", path));
-  struct stat status {};
-  if (::fstat(file.get(), &status) != 0) {
-    return Fail(SystemError(errno, "cannot examine the file", path));
-  }
-  const auto size = static_cast<uint64_t>(status.st_size);
-  if (!S_ISREG(status.st_mode) || size < 8) {
-    return Fail(Error{.code = ErrorCode::kDataLoss,
-                      .message = "it is no safetensors file: too short, or no file at all",
-                      .file = path});
-  }
-  void* const memory = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
-  if (memory == MAP_FAILED) return Fail(SystemError(errno, "cannot map the file", path));
-  return std::make_shared<const kv::Mapping>(
-      std::span(static_cast<const std::byte*>(memory), size));
-}
-
-}  // namespace
 
 Result<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
   SafetensorsFile file;
   file.path_ = path;
-  CAIRN_TRY_ASSIGN(file.mapping_, MapFile(path));
-  const std::span<const std::byte> bytes = file.mapping_->bytes();
-  uint64_t header_bytes = 0;
-  for (int i = 7; i >= 0; --i) header_bytes = header_bytes << 8 | static_cast<uint8_t>(bytes[i]);
-  if (header_bytes > kMaxSafetensorsHeaderBytes || header_bytes > bytes.size() - 8) {
-    return Fail(Error{.code = ErrorCode::kDataLoss,
-                      .message = fmt::format("it is no safetensors file: a header of {} bytes in a "
-                                             "file of {}",
-                                             header_bytes, bytes.size()),
-                      .file = path});
-  }
-  const auto text = bytes.subspan(8, header_bytes);
-  const auto data = bytes.subspan(8 + header_bytes);
-  auto header = internal::ParseSafetensorsHeader(
-      {reinterpret_cast<const char*>(text.data()), text.size()}, data.size());
-  if (!header) return Fail(std::move(header).error().WithFile(path));
-  file.metadata_ = std::move(header->metadata);
-  for (auto& tensor : header->tensors) {
-    file.tensors_.push_back(
-        {.name = std::move(tensor.name),
-         .dtype = tensor.dtype,
-         .shape = std::move(tensor.shape),
-         .bytes = data.subspan(tensor.begin_bytes, tensor.end_bytes - tensor.begin_bytes)});
-  }
+  CAIRN_TRY_ASSIGN(file.mapping_, internal::MapFile(path));
+  auto contents = internal::ReadSafetensors(file.mapping_->bytes());
+  if (!contents) return Fail(std::move(contents).error().WithFile(path));
+  file.tensors_ = std::move(contents->tensors);
+  file.metadata_ = std::move(contents->metadata);
   return file;
 }
 

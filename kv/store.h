@@ -160,6 +160,8 @@ class Mapping {
   /// read (a failing disk, a file that was cut), where a touch would end the process. Older kernels
   /// do nothing.
   Result<void> Populate(uint64_t offset_bytes, uint64_t length_bytes) const;
+  /// The process lets go of this part's memory; touching it again brings it back from the file.
+  void Release(uint64_t offset_bytes, uint64_t length_bytes) const;
 
  private:
   std::span<const std::byte> bytes_;

@@ -30,12 +30,14 @@ CLI::App* AddVerb(CLI::App& app, const std::string& name, const std::string& usa
 
 void AddImport(CLI::App& app, ImportOptions& options) {
   CLI::App* verb =
-      AddVerb(app, "import", "import STORE --step N FILE...", "A new step from safetensors files");
+      AddVerb(app, "import", "import STORE --step N FILE...",
+              "A new step from safetensors or torch.save files, or a torch.distributed.checkpoint");
   verb->add_option("STORE", options.store, "Directory of the store, made if absent")
       ->required()
       ->type_name("");
   verb->add_option("FILE", options.files,
-                   "Safetensors files, all shards of one checkpoint, or its *.index.json")
+                   "Safetensors or torch.save files, all shards of one checkpoint, or its "
+                   "*.index.json; or a torch.distributed.checkpoint directory")
       ->required()
       ->type_name("");
   verb->add_option("--step", options.step, "Number of the new step")->required()->type_name("N");
@@ -43,22 +45,27 @@ void AddImport(CLI::App& app, ImportOptions& options) {
                    "Put the tensors below this key: with \"model\", wte.weight becomes "
                    "model.wte.weight")
       ->type_name("KEY");
+  verb->add_flag("--skip-unknown", options.skip_unknown,
+                 "Leave out and list objects of classes that a store cannot hold");
   verb->add_option("--base", options.base_step, "Reuse unchanged bytes of this step (the latest)")
       ->type_name("N");
   verb->add_flag("--overwrite", options.overwrite, "Replace the step if it exists, in one switch");
   SetExamples(*verb,
               {"kv-admin import runs/gpt --step 0 model.safetensors",
+               "kv-admin import runs/gpt --step 100 checkpoints/step-100",
+               "kv-admin import runs/gpt --step 0 model.pt --prefix model",
                "kv-admin import runs/gpt --step 0 model.safetensors.index.json --prefix model"});
 }
 
 void AddExport(CLI::App& app, ExportOptions& options, std::string& shard_size) {
   CLI::App* verb = AddVerb(app, "export", "export STORE[@STEP] OUT [PATTERN...]",
-                           "Tensors of a step to safetensors files");
+                           "A step to safetensors files or, by name of OUT, torch.save's format");
   verb->add_option("STORE[@STEP]", options.address, "STORE or STORE@STEP; without @STEP the latest")
       ->required()
       ->type_name("");
   verb->add_option("OUT", options.target,
-                   "NAME.safetensors, or a folder, which gets a model.safetensors")
+                   "NAME.safetensors, or a folder, which gets a model.safetensors; or a file of "
+                   "torch.save with all values: NAME.pt, .pth, .bin or .ckpt")
       ->required()
       ->type_name("");
   verb->add_option(
@@ -70,6 +77,7 @@ void AddExport(CLI::App& app, ExportOptions& options, std::string& shard_size) {
       ->type_name("SIZE");
   verb->add_flag("--overwrite", options.overwrite, "Replace files that exist");
   SetExamples(*verb, {"kv-admin export runs/gpt@100 gpt-100.safetensors model",
+                      "kv-admin export runs/gpt@100 gpt-100.pt",
                       "kv-admin export runs/gpt out/ 'model.**' --shard-size 2GB"});
 }
 

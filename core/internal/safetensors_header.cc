@@ -11,6 +11,7 @@
 #include <optional>
 #include <unordered_set>
 
+#include "core/internal/little_endian.h"
 #include "core/internal/records.h"
 
 namespace cairn::core::internal {
@@ -284,6 +285,32 @@ Result<std::string> FormatSafetensorsHeader(std::span<const SafetensorsWriter::E
   }
   *data_bytes = offset;
   return json;
+}
+
+Result<SafetensorsContents> ReadSafetensors(std::span<const std::byte> file) {
+  if (file.size() < 8) {
+    return Fail(ErrorCode::kDataLoss, "it is no safetensors file: too short, or no file at all");
+  }
+  const auto header_bytes = ReadLittle<uint64_t>(file);
+  if (header_bytes > kMaxSafetensorsHeaderBytes || header_bytes > file.size() - 8) {
+    return Fail(ErrorCode::kDataLoss,
+                fmt::format("it is no safetensors file: a header of {} bytes in a file of {}",
+                            header_bytes, file.size()));
+  }
+  const auto text = file.subspan(8, header_bytes);
+  const auto data = file.subspan(8 + header_bytes);
+  CAIRN_TRY_ASSIGN(SafetensorsHeader header,
+                   ParseSafetensorsHeader({reinterpret_cast<const char*>(text.data()), text.size()},
+                                          data.size()));
+  SafetensorsContents contents{.tensors = {}, .metadata = std::move(header.metadata)};
+  for (auto& tensor : header.tensors) {
+    contents.tensors.push_back(
+        {.name = std::move(tensor.name),
+         .dtype = tensor.dtype,
+         .shape = std::move(tensor.shape),
+         .bytes = data.subspan(tensor.begin_bytes, tensor.end_bytes - tensor.begin_bytes)});
+  }
+  return contents;
 }
 
 }  // namespace cairn::core::internal

@@ -28,6 +28,14 @@ struct SafetensorsHeader {
 /// never deeper than the format's. Errors as SafetensorsFile::Open.
 Result<SafetensorsHeader> ParseSafetensorsHeader(std::string_view json, uint64_t data_bytes);
 
+/// A whole file of the format, or one that lies inside another file. The tensors' bytes are in
+/// `file`. Errors as SafetensorsFile::Open.
+struct SafetensorsContents {
+  std::vector<SafetensorsTensor> tensors;
+  std::map<std::string, std::string> metadata;
+};
+Result<SafetensorsContents> ReadSafetensors(std::span<const std::byte> file);
+
 /// The header's JSON, padded with spaces so that the data begins on 8 bytes.
 Result<std::string> FormatSafetensorsHeader(std::span<const SafetensorsWriter::Entry> entries,
                                             const std::map<std::string, std::string>& metadata,

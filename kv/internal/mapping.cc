@@ -48,7 +48,13 @@ Result<void> Mapping::Populate(uint64_t offset_bytes, uint64_t length_bytes) con
   if (pages.empty() || ::madvise(pages.data(), pages.size(), MADV_POPULATE_READ) == 0) return {};
   if (errno != EFAULT && errno != EHWPOISON) return {};
   return Fail(ErrorCode::kDataLoss,
-              fmt::format("the mapped segment cannot be read: {}", std::strerror(errno)));
+              fmt::format("the mapped file cannot be read: {}", std::strerror(errno)));
+}
+
+void Mapping::Release(uint64_t offset_bytes, uint64_t length_bytes) const {
+  const std::span<std::byte> pages = PagesAround(bytes_, offset_bytes, length_bytes);
+  // Nothing of a read-only mapping can be lost by it, and if it fails the memory is only kept.
+  if (!pages.empty()) (void)::madvise(pages.data(), pages.size(), MADV_DONTNEED);
 }
 
 }  // namespace cairn::kv

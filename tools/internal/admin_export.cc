@@ -1,12 +1,15 @@
-// `kv-admin export`: tensors of a step to safetensors files.
+// `kv-admin export`: a step to safetensors files or to a file of torch.save.
 
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <optional>
+#include <span>
 
 #include "core/checkpoint_store.h"
 #include "core/key_pattern.h"
 #include "core/safetensors.h"
+#include "core/torch_export.h"
 #include "tools/internal/address.h"
 #include "tools/internal/admin_verbs.h"
 #include "tools/internal/progress.h"
@@ -19,9 +22,18 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kSuffix = ".safetensors";
 
+bool IsTorchName(std::string_view name) {
+  return name.ends_with(".pt") || name.ends_with(".pth") || name.ends_with(".bin") ||
+         name.ends_with(".ckpt");
+}
+
 /// A file that an export to `target` could replace, if there is one: the file itself, its index, or
 /// a shard "NAME-00001-of-00003.safetensors".
 Result<std::optional<fs::path>> FindExisting(const std::string& target) {
+  std::error_code error;
+  if (IsTorchName(target)) {
+    return fs::exists(target, error) ? std::optional<fs::path>(target) : std::nullopt;
+  }
   fs::path folder = target;
   std::string name = "model";
   if (target.ends_with(kSuffix)) {
@@ -29,7 +41,6 @@ Result<std::optional<fs::path>> FindExisting(const std::string& target) {
     name = fs::path(target).stem().string();
   }
   if (folder.empty()) folder = ".";
-  std::error_code error;
   if (!fs::exists(folder, error)) return std::nullopt;
   fs::directory_iterator entries(folder, error);
   for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
@@ -45,13 +56,6 @@ Result<std::optional<fs::path>> FindExisting(const std::string& target) {
 }
 
 Result<void> CheckTarget(const ExportOptions& options) {
-  for (const std::string_view suffix : {".pt", ".pth", ".bin", ".ckpt"}) {
-    if (options.target.ends_with(suffix)) {
-      return Fail(Error{.code = ErrorCode::kUnimplemented,
-                        .message = "only safetensors can be written; name it *.safetensors",
-                        .file = options.target});
-    }
-  }
   if (options.shard_bytes == 0)
     return Fail(ErrorCode::kInvalidArgument, "--shard-size must not be 0");
   if (options.overwrite) return {};
@@ -60,6 +64,46 @@ Result<void> CheckTarget(const ExportOptions& options) {
   return Fail(Error{.code = ErrorCode::kConflict,
                     .message = "the file exists; give --overwrite to replace it",
                     .file = existing->string()});
+}
+
+void PrintReport(uint64_t step, const std::string& what, uint64_t bytes, double seconds,
+                 std::span<const std::string> files, Output& out) {
+  out.WriteLine(fmt::format("step {}: {}, {}, in {} ({})", step, what, HumanBytes(bytes),
+                            HumanSeconds(seconds), HumanRate(bytes, seconds)));
+  for (const std::string& file : files) out.WriteLine(fmt::format("  {}", EscapeText(file)));
+}
+
+Result<void> ToTorch(const core::CheckpointStore& store, const core::Contents& contents,
+                     const std::string& target, Output& out) {
+  ProgressLine progress("exporting");
+  CAIRN_TRY_ASSIGN(const core::TorchExportReport report,
+                   core::ExportTorch(store, contents, target, progress.callback()));
+  progress.Clear();
+  std::string what = Plural(report.tensors, "tensor");
+  if (report.values > 0) what += ", " + Plural(report.values, "plain value");
+  PrintReport(contents.step.step, what, report.bytes, report.seconds, {&target, 1}, out);
+  if (report.arrays > 0) {
+    Warn("kv-admin", fmt::format("{} became torch tensors: weights_only takes no other",
+                                 Plural(report.arrays, "numpy array")));
+  }
+  return {};
+}
+
+Result<void> ToSafetensors(const core::CheckpointStore& store, const core::Contents& contents,
+                           const ExportOptions& options, Output& out) {
+  ProgressLine progress("exporting");
+  const core::ExportOptions how{.max_shard_bytes = options.shard_bytes,
+                                .progress = progress.callback()};
+  CAIRN_TRY_ASSIGN(const core::ExportReport report,
+                   core::ExportSafetensors(store, contents, options.target, how));
+  progress.Clear();
+  PrintReport(contents.step.step, Plural(report.tensors, "tensor"), report.bytes, report.seconds,
+              report.files, out);
+  if (report.values_left_out > 0) {
+    Warn("kv-admin", fmt::format("{} left out: safetensors holds tensors only",
+                                 Plural(report.values_left_out, "plain value")));
+  }
+  return {};
 }
 
 }  // namespace
@@ -71,26 +115,14 @@ Result<void> AdminExport(const ExportOptions& options, Output& out) {
   CAIRN_TRY_ASSIGN(const auto store,
                    core::CheckpointStore::Open(address.store, kv::OpenMode::kRead));
   CAIRN_TRY_ASSIGN(const core::Contents contents, store->List(address.step, patterns));
-  if (contents.tensors.empty()) {
+  const bool to_torch = IsTorchName(options.target);
+  if (contents.tensors.empty() && (!to_torch || contents.values.empty())) {
     return Fail(Error{.code = ErrorCode::kNotFound,
                       .message = "no tensor matches; kv-dump keys shows what there is",
                       .step = contents.step.step});
   }
-  ProgressLine progress("exporting");
-  const core::ExportOptions how{.max_shard_bytes = options.shard_bytes,
-                                .progress = progress.callback()};
-  CAIRN_TRY_ASSIGN(const core::ExportReport report,
-                   core::ExportSafetensors(*store, contents, options.target, how));
-  progress.Clear();
-  out.WriteLine(fmt::format("step {}: {}, {}, in {} ({})", contents.step.step,
-                            Plural(report.tensors, "tensor"), HumanBytes(report.bytes),
-                            HumanSeconds(report.seconds), HumanRate(report.bytes, report.seconds)));
-  for (const std::string& file : report.files) out.WriteLine(fmt::format("  {}", EscapeText(file)));
-  if (report.values_left_out > 0) {
-    Warn("kv-admin", fmt::format("{} left out: safetensors holds tensors only",
-                                 Plural(report.values_left_out, "plain value")));
-  }
-  return {};
+  return to_torch ? ToTorch(*store, contents, options.target, out)
+                  : ToSafetensors(*store, contents, options, out);
 }
 
 }  // namespace cairn::tools::internal

@@ -1,4 +1,4 @@
-// `kv-admin import`: a new step from safetensors files.
+// `kv-admin import`: a new step from checkpoints of other programs, each known by what it holds.
 
 #include <fmt/format.h>
 
@@ -8,7 +8,10 @@
 #include <set>
 
 #include "core/checkpoint_store.h"
+#include "core/dcp_checkpoint.h"
+#include "core/imported_state.h"
 #include "core/safetensors.h"
+#include "core/torch_file.h"
 #include "tools/internal/address.h"
 #include "tools/internal/admin_verbs.h"
 #include "tools/internal/json.h"
@@ -38,7 +41,7 @@ struct Sources {
 
 std::unexpected<Error> BadIndex(const std::string& path, std::string_view why) {
   return Fail(Error{.code = ErrorCode::kDataLoss,
-                    .message = fmt::format("no index of safetensors shards: {}", why),
+                    .message = fmt::format("no index of shards: {}", why),
                     .file = path});
 }
 
@@ -71,10 +74,11 @@ Result<Sources> FindSources(const std::vector<std::string>& files) {
   Sources sources;
   for (const std::string& file : files) {
     std::error_code ignored;  // the open says what is wrong with a path
-    if (fs::is_directory(file, ignored)) {
+    if (fs::is_directory(file, ignored) && !core::LooksLikeDcpCheckpoint(file)) {
       return Fail(
           Error{.code = ErrorCode::kInvalidArgument,
-                .message = "a directory; give its *.safetensors files or their *.index.json",
+                .message = "a directory without a .metadata; give its *.safetensors or *.bin files "
+                           "or their *.index.json",
                 .file = file});
     }
     if (file.ends_with(".json")) {
@@ -86,44 +90,116 @@ Result<Sources> FindSources(const std::vector<std::string>& files) {
   return sources;
 }
 
+/// True for what torch.save writes, now and long ago; told by the first bytes.
+bool LooksLikeTorchFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string begin(4, '\0');
+  file.read(begin.data(), static_cast<std::streamsize>(begin.size()));
+  // A zip archive; or a pickle, which before torch 1.6 was all there was. A safetensors header of
+  // the length that the latter spells would be beyond the format's bound.
+  return begin == "PK\x03\x04" || begin == "\x80\x02\x8a\n";
+}
+
+/// What was read: views of `imported` and `safetensors` stand in `state`.
 struct Input {
-  std::vector<core::SafetensorsFile> files;
+  std::vector<core::ImportedState> imported;
+  std::vector<core::SafetensorsFile> safetensors;
   core::StateDict state;
-  uint64_t tensors = 0;
   std::set<std::string> metadata_left_out;
 };
 
-Result<Input> ReadInput(const ImportOptions& options) {
-  CAIRN_TRY_ASSIGN(Sources sources, FindSources(options.files));
+Result<core::StateDict> ReadSafetensors(const std::string& path, Input& input) {
+  CAIRN_TRY_ASSIGN(core::SafetensorsFile file, core::SafetensorsFile::Open(path));
+  for (const auto& [name, value] : file.metadata()) {
+    if (name != "format") input.metadata_left_out.insert(name);  // "pt" for nearly every file
+  }
+  input.safetensors.push_back(std::move(file));
+  return core::SafetensorsState({&input.safetensors.back(), 1});
+}
+
+Result<core::StateDict> ReadFile(const std::string& path, const core::ImportOptions& how,
+                                 Input& input) {
+  const bool is_dcp = core::LooksLikeDcpCheckpoint(path);
+  if (!is_dcp && !LooksLikeTorchFile(path)) return ReadSafetensors(path, input);
+  auto imported = is_dcp ? core::ReadDcpCheckpoint(path, how) : core::ReadTorchFile(path, how);
+  if (!imported) {
+    Error error = std::move(imported).error();
+    const bool can_skip = error.code == ErrorCode::kUnimplemented && !error.key.empty();
+    if (can_skip) error.message += "; --skip-unknown leaves it out";
+    return Fail(std::move(error));
+  }
+  core::StateDict state = std::move(imported->state);
+  input.imported.push_back(*std::move(imported));
+  return state;
+}
+
+Result<void> CheckPromised(const Sources& sources, const core::StateDict& state) {
+  if (sources.promised.empty()) return {};
+  std::map<std::string, std::string> missing = sources.promised;
+  CAIRN_TRY_ASSIGN(const std::vector<core::Leaf> leaves, core::FlattenTree(state.tree));
+  for (const core::Leaf& leaf : leaves) missing.erase(leaf.fqn);
+  if (missing.empty()) return {};
+  const auto& [tensor, index] = *missing.begin();
+  return Fail(Error{.code = ErrorCode::kDataLoss,
+                    .message = "the index names a tensor that no shard holds",
+                    .key = tensor,
+                    .file = index});
+}
+
+Result<Input> ReadInput(const ImportOptions& options, const core::Progress& progress) {
+  CAIRN_TRY_ASSIGN(const Sources sources, FindSources(options.files));
+  const core::ImportOptions how{.skip_unknown = options.skip_unknown, .progress = progress};
   Input input;
+  std::vector<core::StateDict> states;
   for (const std::string& path : sources.files) {
-    CAIRN_TRY_ASSIGN(core::SafetensorsFile file, core::SafetensorsFile::Open(path));
-    input.files.push_back(std::move(file));
+    CAIRN_TRY_ASSIGN(core::StateDict state, ReadFile(path, how, input));
+    states.push_back(std::move(state));
   }
-  auto root = input.state.root();
-  auto target = options.prefix.empty() ? root : root.Map(options.prefix);
-  for (const core::SafetensorsFile& file : input.files) {
-    for (const auto& [name, value] : file.metadata()) {
-      if (name != "format") input.metadata_left_out.insert(name);  // "pt" for nearly every file
-    }
-    for (const core::SafetensorsTensor& tensor : file.tensors()) {
-      target.Tensor(tensor.name, {tensor.dtype, tensor.shape, {}, tensor.bytes.data()});
-      sources.promised.erase(tensor.name);
-      ++input.tensors;
-    }
-  }
-  if (!sources.promised.empty()) {
-    const auto& [tensor, index] = *sources.promised.begin();
-    return Fail(Error{.code = ErrorCode::kDataLoss,
-                      .message = "the index names a tensor that no shard holds",
-                      .key = tensor,
-                      .file = index});
-  }
+  CAIRN_TRY_ASSIGN(input.state, core::JoinStates(std::move(states), {}));
+  CAIRN_TRY(CheckPromised(sources, input.state));
+  if (options.prefix.empty()) return input;
+  std::vector<core::StateDict> joined;
+  joined.push_back(std::move(input.state));
+  CAIRN_TRY_ASSIGN(input.state, core::JoinStates(std::move(joined), options.prefix));
   return input;
 }
 
-void PrintReport(const core::SaveReport& report, uint64_t tensors, Output& out) {
-  out.WriteLine(fmt::format("step {}: {}, {}, in {} ({})", report.step, Plural(tensors, "tensor"),
+/// Nothing is left out in silence; of very many the first tell enough.
+void WarnLeftOut(const Input& input) {
+  constexpr size_t kMostLines = 20;
+  size_t count = 0;
+  for (const core::ImportedState& imported : input.imported) {
+    for (const auto& [key, what] : imported.left_out) {
+      if (++count <= kMostLines) {
+        Warn("kv-admin", fmt::format("'{}' was left out: {}", EscapeText(key), EscapeText(what)));
+      }
+    }
+  }
+  if (count > kMostLines) {
+    Warn("kv-admin", fmt::format("{} more were left out", GroupedCount(count - kMostLines)));
+  }
+  size_t tensors = 0;
+  for (const core::ImportedState& imported : input.imported) {
+    for (const auto& attribute : imported.attributes) tensors += attribute.what == "tensor" ? 1 : 0;
+    for (const std::string& file : imported.unchecked) {
+      Warn("kv-admin", fmt::format("'{}' has no checksums: its bytes were taken as they are",
+                                   EscapeText(file)));
+    }
+  }
+  if (tensors > 0) {
+    Warn("kv-admin",
+         fmt::format("Python attributes of {} were left out", Plural(tensors, "tensor")));
+  }
+  for (const std::string& name : input.metadata_left_out) {
+    Warn("kv-admin", fmt::format("the metadata entry '{}' was left out", EscapeText(name)));
+  }
+}
+
+void PrintReport(const core::SaveReport& report, const core::StateDict& state, Output& out) {
+  const size_t values = state.slot.size() - state.tensors.size();
+  std::string what = Plural(state.tensors.size(), "tensor");
+  if (values > 0) what += ", " + Plural(values, "plain value");
+  out.WriteLine(fmt::format("step {}: {}, {}, in {} ({})", report.step, what,
                             HumanBytes(report.logical_bytes), HumanSeconds(report.seconds),
                             HumanRate(report.logical_bytes, report.seconds)));
   if (report.chunks_reused > 0) {
@@ -142,20 +218,25 @@ Result<void> AdminImport(const ImportOptions& options, Output& out) {
                 fmt::format("write the step as --step {}, not behind the store", *address.step));
   }
   // The input first: a file that cannot be read must not leave an empty store behind.
-  CAIRN_TRY_ASSIGN(const Input input, ReadInput(options));
+  ProgressLine checking("checking");
+  CAIRN_TRY_ASSIGN(const Input input, ReadInput(options, checking.callback()));
+  checking.Clear();
   CAIRN_TRY_ASSIGN(const auto store,
                    core::CheckpointStore::Open(address.store, kv::OpenMode::kWrite));
   ProgressLine progress("importing");
   const core::SaveOptions save{.overwrite = options.overwrite,
                                .base_step = options.base_step,
-                               .progress = progress.callback()};
+                               .progress = [&](uint64_t done_bytes, uint64_t total_bytes) {
+                                 for (const auto& imported : input.imported) {
+                                   imported.ReleasePages();
+                                 }
+                                 return progress.Update(done_bytes, total_bytes);
+                               }};
   CAIRN_TRY_ASSIGN(const core::SaveReport report, store->Save(options.step, input.state, save));
   CAIRN_TRY(store->Close());
   progress.Clear();
-  PrintReport(report, input.tensors, out);
-  for (const std::string& name : input.metadata_left_out) {
-    Warn("kv-admin", fmt::format("the metadata entry '{}' was left out", name));
-  }
+  PrintReport(report, input.state, out);
+  WarnLeftOut(input);
   return {};
 }
 

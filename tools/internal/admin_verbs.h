@@ -14,16 +14,18 @@ namespace cairn::tools::internal {
 struct ImportOptions {
   std::string store;
   uint64_t step = 0;
-  std::vector<std::string> files;  // *.safetensors and *.index.json
+  /// Safetensors and torch.save files, their *.index.json, torch.distributed.checkpoint directories.
+  std::vector<std::string> files;
   std::string prefix;  // a map of the state dict to put the tensors into; empty: the root
   std::optional<uint64_t> base_step;
   bool overwrite = false;
+  bool skip_unknown = false;  // leave out what no store can hold
 };
 Result<void> AdminImport(const ImportOptions& options, Output& out);
 
 struct ExportOptions {
   std::string address;
-  std::string target;  // NAME.safetensors, or a folder
+  std::string target;  // NAME.safetensors, a folder, or NAME.pt for torch.save's format
   std::vector<std::string> patterns;
   uint64_t shard_bytes = 5'000'000'000;
   bool overwrite = false;

@@ -1,0 +1,130 @@
+// Archives of our own writer, read back whole and damaged.
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "core/internal/crc32.h"
+#include "core/internal/zip_reader.h"
+#include "core/internal/zip_writer.h"
+#include "tests/core/test_tensor.h"
+
+namespace cairn::core::internal {
+namespace {
+
+using cairn::testing::IsError;
+using cairn::testing::ScopedTempDir;
+
+std::span<const std::byte> BytesOf(const std::string& text) {
+  return std::as_bytes(std::span(text));
+}
+
+TEST(Crc32Test, KnownValuesHoldHoweverTheBytesAreCut) {
+  EXPECT_EQ(Crc32(0, {}), 0u);
+  EXPECT_EQ(Crc32(0, BytesOf("123456789")), 0xcbf43926u);  // the check value of the algorithm
+  std::string text;
+  for (int i = 0; i < 1000; ++i) text += static_cast<char>(i * 37);
+  const uint32_t whole = Crc32(0, BytesOf(text));
+  for (size_t cut = 0; cut < text.size(); cut += 13) {
+    const auto bytes = BytesOf(text);
+    EXPECT_EQ(Crc32(Crc32(0, bytes.first(cut)), bytes.subspan(cut)), whole);
+  }
+}
+
+class ZipTest : public ::testing::Test {
+ protected:
+  std::string Write() {
+    const std::string path = directory_ / "x.zip";
+    auto zip = ZipWriter::Create(path);
+    EXPECT_TRUE(zip);
+    CAIRN_EXPECT_OK(zip->Add("a/data.pkl", BytesOf("pickle")));
+    CAIRN_EXPECT_OK(zip->Add("a/empty", {}));
+    CAIRN_EXPECT_OK(zip->Begin("a/data/0", 300));
+    CAIRN_EXPECT_OK(zip->Append(BytesOf(std::string(100, 'x'))));
+    CAIRN_EXPECT_OK(zip->Append(BytesOf(std::string(200, 'y'))));
+    CAIRN_EXPECT_OK(zip->End());
+    CAIRN_EXPECT_OK(zip->Finish());
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  static size_t FindLast(const std::string& archive, const char* signature) {
+    return archive.rfind(std::string(signature, 4));
+  }
+  ScopedTempDir directory_;
+};
+
+TEST_F(ZipTest, GivesBackWhatWasWritten) {
+  const std::string archive = Write();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const ZipReader zip, ZipReader::Open(BytesOf(archive)));
+  ASSERT_EQ(zip.members().size(), 3u);
+  EXPECT_TRUE(zip.has_checksums());
+  const ZipMember* const data = zip.Find("a/data/0");
+  ASSERT_NE(data, nullptr);
+  EXPECT_EQ(data->bytes.size(), 300u);
+  EXPECT_EQ(static_cast<char>(data->bytes[100]), 'y');
+  EXPECT_EQ(Crc32(0, data->bytes), data->crc32);
+  EXPECT_EQ(zip.Find("a/absent"), nullptr);
+  for (const ZipMember& member : zip.members()) {
+    EXPECT_EQ((member.bytes.data() - BytesOf(archive).data()) % 64, 0) << member.name;
+  }
+}
+
+TEST_F(ZipTest, EveryCutIsRefused) {
+  const std::string archive = Write();
+  for (size_t length = 0; length < archive.size(); ++length) {
+    EXPECT_FALSE(ZipReader::Open(BytesOf(archive).first(length))) << length;
+  }
+}
+
+// Whatever a flipped bit does, members stay inside the archive and apart.
+TEST_F(ZipTest, NoFlippedBitLeadsOutOfTheArchive) {
+  const std::string archive = Write();
+  for (size_t bit = 0; bit < 8 * archive.size(); ++bit) {
+    std::string bad = archive;
+    bad[bit / 8] = static_cast<char>(bad[bit / 8] ^ 1 << bit % 8);
+    const auto zip = ZipReader::Open(BytesOf(bad));
+    if (!zip) continue;
+    for (const ZipMember& member : zip->members()) {
+      const auto at = static_cast<uint64_t>(member.bytes.data() - BytesOf(bad).data());
+      ASSERT_LE(at, bad.size()) << bit;
+      ASSERT_LE(member.bytes.size(), bad.size() - at) << bit;
+    }
+  }
+}
+
+TEST_F(ZipTest, RefusesMembersThatShareBytes) {
+  std::string archive = Write();
+  // The third record of the directory is made to point where the first one does, by another name.
+  CAIRN_ASSERT_OK_AND_ASSIGN(const ZipReader zip, ZipReader::Open(BytesOf(archive)));
+  std::string two = archive;
+  const size_t last = FindLast(two, "PK\x01\x02");
+  two.replace(last + 42, 4, std::string(4, '\0'));
+  EXPECT_THAT(ZipReader::Open(BytesOf(two)), IsError(ErrorCode::kDataLoss, "disagree"));
+}
+
+TEST_F(ZipTest, RefusesCompressionAndEncryptionByTheMembersName) {
+  std::string compressed = Write();
+  compressed[FindLast(compressed, "PK\x01\x02") + 10] = 8;
+  EXPECT_THAT(ZipReader::Open(BytesOf(compressed)), IsError(ErrorCode::kUnimplemented, "a/data/0"));
+  std::string encrypted = Write();
+  encrypted[FindLast(encrypted, "PK\x01\x02") + 8] |= 1;
+  EXPECT_THAT(ZipReader::Open(BytesOf(encrypted)), IsError(ErrorCode::kUnimplemented, "encrypted"));
+}
+
+TEST_F(ZipTest, RefusesACountThatTheDirectoryCannotHold) {
+  std::string archive = Write();
+  archive.replace(FindLast(archive, "PK\x06\x06") + 32, 8, std::string(7, '\xff') + '\x0f');
+  EXPECT_THAT(ZipReader::Open(BytesOf(archive)), IsError(ErrorCode::kDataLoss, "too short"));
+}
+
+TEST_F(ZipTest, AWriterThatIsDroppedLeavesNoFile) {
+  {
+    auto zip = ZipWriter::Create(directory_ / "y.zip");
+    ASSERT_TRUE(zip);
+    CAIRN_EXPECT_OK(zip->Add("a", BytesOf("b")));
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(directory_.path()));
+}
+
+}  // namespace
+}  // namespace cairn::core::internal

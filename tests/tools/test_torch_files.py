@@ -1,0 +1,423 @@
+"""kv-admin and torch.save: files go in and come out bit for bit, and no pickle is ever run."""
+
+import collections
+import io
+import pathlib
+import pickle
+import random
+import struct
+import zipfile
+
+import pytest
+import torch
+
+import cairn
+from torch_states import bits, every_dtype, plain_values, raw_bytes, same
+
+
+def import_file(admin, store, path, *options, step=1):
+    finished = admin("import", store, "--step", step, path, *options)
+    assert finished.status == 0, finished.err
+    return finished
+
+
+def read(store, **options):
+    with cairn.open(store) as opened:
+        return opened.read(**options)
+
+
+def through(admin, folder, state):
+    """`state` by torch.save, import, export, torch.load; and as the store reads it."""
+    folder = pathlib.Path(folder)
+    torch.save(state, folder / "in.pt")
+    import_file(admin, folder / "s", folder / "in.pt")
+    finished = admin("export", folder / "s", folder / "out.pt")
+    assert finished.status == 0, finished.err
+    return torch.load(folder / "out.pt", weights_only=True), read(folder / "s")
+
+
+def test_every_dtype_and_value_comes_back(admin, tmp_path):
+    state = {"tensors": every_dtype(), "values": plain_values()}
+    exported, stored = through(admin, tmp_path, state)
+    assert same(exported, state)
+    assert same(stored, state)
+
+
+def test_dtypes_that_torch_loads_but_does_not_save(admin, tmp_path):
+    names = [f"{sign}int{n}" for sign in ("u", "") for n in range(1, 8)]
+    names += ["bits8", "bits16", "bits1x8", "bits2x4", "bits4x2"]
+    state = {name: torch.arange(12, dtype=torch.uint8).view(getattr(torch, name)) for name in names}
+    with cairn.open(tmp_path / "s", mode="a") as store:
+        store.save(1, state)
+    finished = admin("export", tmp_path / "s", tmp_path / "o.pt")
+    assert finished.status == 0, finished.err
+    exported = torch.load(tmp_path / "o.pt", weights_only=True)
+    assert list(exported) == names
+    for name in names:
+        assert exported[name].dtype == getattr(torch, name)
+        assert exported[name].view(torch.uint8).tolist() == list(range(12))
+    import_file(admin, tmp_path / "t", tmp_path / "o.pt")
+    assert {key: t.dtype for key, t in read(tmp_path / "t").items()} == {
+        key: t.dtype for key, t in state.items()
+    }
+
+
+def test_shapes_strides_and_parameters(admin, tmp_path):
+    base = torch.arange(24.0).reshape(2, 3, 4)
+    state = {
+        "scalar": torch.tensor(3.5),
+        "empty": torch.zeros(0, 4),
+        "transposed": base.permute(2, 0, 1).clone(memory_format=torch.preserve_format),
+        "channels last": torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "expanded": torch.ones(1, 3).expand(4, 3),
+        "slice": torch.arange(100.0)[10:90:7],
+        "parameter": torch.nn.Parameter(base.clone()),
+        "frozen": torch.nn.Parameter(base.clone(), requires_grad=False),
+    }
+    exported, stored = through(admin, tmp_path, state)
+    assert same(exported, state)
+    assert same(stored, state)
+
+
+def test_shared_storage_is_stored_once_and_shared_again(admin, dump, tmp_path):
+    weight = torch.randn(64, 32)
+    state = {"wte": weight, "head": weight, "t": weight.t(), "row": weight[3], "alone": weight.clone()}
+    exported, _ = through(admin, tmp_path, state)
+    assert same(exported, state)
+    storages = {key: tensor.untyped_storage().data_ptr() for key, tensor in exported.items()}
+    assert len(set(storages.values())) == 2
+    assert storages["wte"] == storages["head"] == storages["t"] == storages["row"]
+    exported["wte"][3, 0] = 77
+    assert exported["row"][0] == 77
+    steps = dump("steps", tmp_path / "s", "--json").json()["steps"]
+    assert steps[0]["logical_bytes"] == 2 * 64 * 32 * 4
+
+
+def test_one_storage_seen_as_two_dtypes(admin, tmp_path):
+    store = tmp_path / "s"
+    floats = torch.arange(6.0)
+    state = {"floats": floats, "ints": floats.view(torch.int32)[2:]}
+    with cairn.open(store, mode="a") as opened:
+        opened.save(1, state)
+    assert admin("export", store, tmp_path / "o.pt").status == 0
+    exported = torch.load(tmp_path / "o.pt", weights_only=True)
+    assert same(exported, state)
+    exported["floats"][2] = 0
+    assert exported["ints"][0] == 0
+
+
+def test_a_models_state_dict_loads_into_the_model(admin, tmp_path):
+    def make():
+        model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4))
+        return model, torch.optim.AdamW(model.parameters())
+
+    model, optimizer = make()
+    model(torch.randn(5, 8)).sum().backward()
+    optimizer.step()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    exported, stored = through(admin, tmp_path, state)
+    assert same(exported, state) and same(stored, state)
+    other, other_optimizer = make()
+    other.load_state_dict(exported["model"])
+    other_optimizer.load_state_dict(exported["optimizer"])
+    assert same(other.state_dict(), model.state_dict())
+
+
+def test_several_shards_with_an_index(admin, tmp_path):
+    for i in (1, 2):
+        torch.save({f"layer.{i}": torch.full((3,), float(i))}, tmp_path / f"part-{i}.bin")
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text('{"weight_map": {"layer.1": "part-1.bin", "layer.2": "part-2.bin"}}')
+    import_file(admin, tmp_path / "s", index)
+    assert same(read(tmp_path / "s"), {f"layer.{i}": torch.full((3,), float(i)) for i in (1, 2)})
+    index.write_text('{"weight_map": {"layer.1": "part-1.bin", "layer.3": "part-2.bin"}}')
+    finished = admin("import", tmp_path / "t", "--step", 1, index)
+    assert finished.status == 2 and "layer.3" in finished.err
+
+
+@pytest.mark.parametrize("root", [[torch.ones(2), 3], torch.ones(2), 7, (1, {"a": torch.ones(1)})])
+def test_roots_that_are_no_dict(admin, tmp_path, root):
+    exported, _ = through(admin, tmp_path, root)
+    assert same(exported, root)
+    import_file(admin, tmp_path / "p", tmp_path / "in.pt", "--prefix", "below")
+    assert same(read(tmp_path / "p"), {"below": root})
+
+
+def test_patterns_choose_what_is_exported(admin, tmp_path):
+    torch.save({"a": {"x": torch.ones(2), "n": 3}, "b": [1, torch.zeros(2)]}, tmp_path / "in.pt")
+    import_file(admin, tmp_path / "s", tmp_path / "in.pt")
+    assert admin("export", tmp_path / "s", tmp_path / "o.pt", "a").status == 0
+    assert same(torch.load(tmp_path / "o.pt", weights_only=True), {"a": {"x": torch.ones(2), "n": 3}})
+    assert admin("export", tmp_path / "s", tmp_path / "v.pt", "a.n").status == 0
+    assert torch.load(tmp_path / "v.pt", weights_only=True) == {"a": {"n": 3}}
+
+
+def test_export_replaces_nothing_unasked(admin, tmp_path):
+    torch.save({"a": torch.ones(2)}, tmp_path / "in.pt")
+    import_file(admin, tmp_path / "s", tmp_path / "in.pt")
+    (tmp_path / "o.pt").write_text("precious")
+    finished = admin("export", tmp_path / "s", tmp_path / "o.pt")
+    assert finished.status == 2 and "--overwrite" in finished.err
+    assert (tmp_path / "o.pt").read_text() == "precious"
+    assert admin("export", tmp_path / "s", tmp_path / "o.pt", "--overwrite").status == 0
+    assert same(torch.load(tmp_path / "o.pt", weights_only=True), {"a": torch.ones(2)})
+
+
+def test_export_that_fails_leaves_no_file(admin, tmp_path):
+    torch.save({"a": torch.ones(2), "long": 1 << 4000}, tmp_path / "in.pt", pickle_protocol=4)
+    import_file(admin, tmp_path / "s", tmp_path / "in.pt")
+    (tmp_path / "out").mkdir()
+    finished = admin("export", tmp_path / "s", tmp_path / "out" / "o.pt")
+    assert finished.status == 2 and "long" in finished.err
+    full = admin("export", tmp_path / "s", tmp_path / "out" / "missing" / "o.pt", "a")
+    assert full.status == 2
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_the_exported_archive_is_aligned_and_its_checksums_hold(admin, tmp_path):
+    torch.save({f"w{i}": torch.arange(i) for i in range(20)}, tmp_path / "in.pt")
+    import_file(admin, tmp_path / "s", tmp_path / "in.pt")
+    assert admin("export", tmp_path / "s", tmp_path / "o.pt").status == 0
+    raw = (tmp_path / "o.pt").read_bytes()
+    with zipfile.ZipFile(tmp_path / "o.pt") as archive:
+        assert archive.testzip() is None
+        for member in archive.infolist():
+            assert member.compress_type == zipfile.ZIP_STORED
+            names, extra = struct.unpack_from("<HH", raw, member.header_offset + 26)
+            assert (member.header_offset + 30 + names + extra) % 64 == 0
+    loaded = torch.load(tmp_path / "o.pt", weights_only=True, mmap=True)
+    assert same(loaded, {f"w{i}": torch.arange(i) for i in range(20)})
+    # The same state gives the same file.
+    assert admin("export", tmp_path / "s", tmp_path / "again.pt").status == 0
+    assert (tmp_path / "again.pt").read_bytes() == raw
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_every_protocol_that_torch_save_takes(admin, tmp_path, protocol):
+    state = {"values": plain_values(), "w": bits(torch.bfloat16, (5, 7))}
+    torch.save(state, tmp_path / "in.pt", pickle_protocol=protocol)
+    import_file(admin, tmp_path / "s", tmp_path / "in.pt")
+    assert same(read(tmp_path / "s"), state)
+
+
+def test_a_file_without_checksums_is_taken_and_named(admin, tmp_path):
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"a": torch.ones(3)}, tmp_path / "in.pt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    finished = import_file(admin, tmp_path / "s", tmp_path / "in.pt")
+    assert "no checksums" in finished.err and "in.pt" in finished.err
+    assert same(read(tmp_path / "s"), {"a": torch.ones(3)})
+
+
+class Runs:
+    """Pickles itself as a call of os.system."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        import os
+
+        return os.system, (f"touch {self.path}",)
+
+
+class Unknown:
+    pass
+
+
+UNKNOWN = {
+    "class": (Unknown(), "Unknown"),
+    "set": ({1, 2}, "set"),
+    "dtype": (torch.float32, "torch.float32"),
+    "device": (torch.device("cpu"), "torch.device"),
+    "sparse": (torch.eye(3).to_sparse(), "_rebuild_sparse_tensor"),
+    "meta": (torch.ones(2, device="meta"), "_rebuild_meta_tensor_no_storage"),
+    "conjugated": (torch.ones(2, dtype=torch.complex64).conj(), "conj"),
+    "path": (pathlib.PurePosixPath("a"), "pathlib"),
+    "bytearray": (bytearray(b"x"), "bytearray"),
+    "storage": (torch.ones(2).untyped_storage(), "storage"),
+}
+
+
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_what_cannot_be_kept_is_named_or_left_out(admin, tmp_path, kind):
+    value, name = UNKNOWN[kind]
+    state = {"good": torch.ones(2), "deep": [5, {"bad": value}, 6]}
+    torch.save(state, tmp_path / "in.pt")
+    finished = admin("import", tmp_path / "s", "--step", 1, tmp_path / "in.pt")
+    assert finished.status == 2
+    assert name in finished.err and "deep.1.bad" in finished.err and "in.pt" in finished.err
+    assert not (tmp_path / "s").exists()
+
+    finished = import_file(admin, tmp_path / "s", tmp_path / "in.pt", "--skip-unknown")
+    assert "'deep.1.bad' was left out" in finished.err
+    assert same(read(tmp_path / "s"), {"good": torch.ones(2), "deep": {0: 5, 2: 6}})
+
+
+def test_pickled_code_is_named_and_never_run(admin, tmp_path):
+    ran = tmp_path / "ran"
+    torch.save({"w": torch.ones(2), "evil": Runs(ran)}, tmp_path / "in.pt")
+    finished = admin("import", tmp_path / "s", "--step", 1, tmp_path / "in.pt")
+    assert finished.status == 2 and "posix.system" in finished.err and "evil" in finished.err
+    import_file(admin, tmp_path / "s", tmp_path / "in.pt", "--skip-unknown")
+    assert not ran.exists()
+
+
+def archive(pickled, *members, prefix="x/"):
+    """A zip archive as torch.save makes it, with this pickle."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as file:
+        file.writestr(prefix + "data.pkl", pickled)
+        for name, data in members:
+            file.writestr(prefix + name, data)
+    return out.getvalue()
+
+
+def laughs():
+    value = ["ha"]
+    for _ in range(30):
+        value = [value] * 10
+    return value
+
+
+def endless():
+    value = []
+    value.append(value)
+    return value
+
+
+def tensor_pickle(offset, size, stride, numel=4, dtype="FloatStorage", key="0"):
+    def ints(values):
+        return b"(" + b"".join(b"\x8a\x08" + v.to_bytes(8, "little", signed=True) for v in values) + b"t"
+
+    def text(value):
+        return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+    storage = b"(" + text("storage") + b"ctorch\n" + dtype.encode() + b"\n" + text(key) + text("cpu")
+    storage += b"\x8a\x08" + numel.to_bytes(8, "little", signed=True) + b"tQ"
+    return (
+        b"\x80\x02}" + text("w") + b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage
+        + b"\x8a\x08" + offset.to_bytes(8, "little", signed=True) + ints(size) + ints(stride)
+        + b"\x89NtRs."
+    )
+
+
+FOUR_FLOATS = ("data/0", bytes(16))
+HOSTILE = {
+    "no pickle": archive(b"nonsense"),
+    "empty pickle": archive(b""),
+    "no data.pkl": archive(b"").replace(b"data.pkl", b"data.pkx"),
+    "billion laughs": archive(pickle.dumps(laughs())),
+    "list of itself": archive(pickle.dumps(endless())),
+    "deep": archive(b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b"."),
+    "deep parameters": archive(
+        b"\x80\x02" + b"ctorch._utils\n_rebuild_parameter\n" * 9999 + b"N" + b"\x89N\x87R" * 9999 + b"."
+    ),
+    "memo number": archive(b"\x80\x02Nr\xff\xff\xff\xff."),
+    "unset memo": archive(b"\x80\x02h\x05."),
+    "empty stack": archive(b"\x80\x02a."),
+    "no mark": archive(b"\x80\x02]Ne."),
+    "left over": archive(b"\x80\x02NN."),
+    "long text": archive(b"\x80\x02X\xff\xff\xff\xffabc."),
+    "long text 8": archive(b"\x80\x04\x8d" + b"\xff" * 8 + b"abc."),
+    "not UTF-8": archive(b"\x80\x02X\x02\x00\x00\x00\xff\xfe."),
+    "protocol 9": archive(b"\x80\x09N."),
+    "protocol 0": archive(pickle.dumps({"a": 1}, protocol=0)),
+    "extension": archive(b"\x80\x02\x82\x01."),
+    "item in a number": archive(b"\x80\x02K\x01NNs."),
+    "state of a number": archive(b"\x80\x02K\x01Nb."),
+    "key without a value": archive(b"\x80\x02}(Nu."),
+    "beyond the storage": archive(tensor_pickle(0, [5], [1]), FOUR_FLOATS),
+    "offset": archive(tensor_pickle(4, [1], [1]), FOUR_FLOATS),
+    "negative offset": archive(tensor_pickle(-1, [1], [1]), FOUR_FLOATS),
+    "negative stride": archive(tensor_pickle(3, [2], [-1]), FOUR_FLOATS),
+    "huge shape": archive(tensor_pickle(0, [2**62, 2**62], [0, 0]), FOUR_FLOATS),
+    "huge stride": archive(tensor_pickle(1, [3, 3], [2**62, 2**62]), FOUR_FLOATS),
+    "stride short": archive(tensor_pickle(0, [2, 2], [1]), FOUR_FLOATS),
+    "storage length": archive(tensor_pickle(0, [1], [1], numel=5), FOUR_FLOATS),
+    "storage missing": archive(tensor_pickle(0, [1], [1], key="1"), FOUR_FLOATS),
+    "storage class": archive(tensor_pickle(0, [1], [1], dtype="QInt8Storage"), FOUR_FLOATS),
+    "big-endian": archive(b"\x80\x02}.", ("byteorder", b"big")),
+    "version": archive(b"\x80\x02}.", ("version", b"99\n")),
+    "TorchScript": archive(b"\x80\x02}.", ("constants.pkl", b"\x80\x02).")),
+    "only the magic": b"PK\x03\x04",
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_files_are_refused_and_leave_no_store(admin, tmp_path, kind):
+    path = tmp_path / "bad.pt"
+    path.write_bytes(HOSTILE[kind])
+    finished = admin("import", tmp_path / "s", "--step", 1, path)
+    assert finished.status == 2
+    assert "bad.pt" in finished.err
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_sound_archive_of_the_same_make_is_taken(admin, tmp_path):
+    (tmp_path / "good.pt").write_bytes(archive(tensor_pickle(1, [3], [1]), FOUR_FLOATS))
+    import_file(admin, tmp_path / "s", tmp_path / "good.pt")
+    assert same(read(tmp_path / "s"), {"w": torch.zeros(3)})
+
+
+def test_the_format_before_torch_1_6_is_refused_by_name(admin, tmp_path):
+    torch.save({"a": torch.ones(2)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    finished = admin("import", tmp_path / "s", "--step", 1, tmp_path / "old.pt")
+    assert finished.status == 2 and "1.6" in finished.err and "old.pt" in finished.err
+
+
+def test_a_compressed_archive_is_refused(admin, tmp_path):
+    with zipfile.ZipFile(tmp_path / "z.pt", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("x/data.pkl", b"\x80\x02}." * 50)
+    finished = admin("import", tmp_path / "s", "--step", 1, tmp_path / "z.pt")
+    assert finished.status == 2 and "compressed" in finished.err
+
+
+def small_file(path):
+    state = {"a": torch.arange(6, dtype=torch.int16), "b": [1.5, "text"], "c": torch.ones(2, 2)}
+    torch.save(state, path)
+    return state
+
+
+def test_every_cut_is_noticed(admin, tmp_path):
+    small_file(tmp_path / "in.pt")
+    whole = (tmp_path / "in.pt").read_bytes()
+    for length in sorted(random.Random(3).sample(range(len(whole)), 60)):
+        (tmp_path / "cut.pt").write_bytes(whole[:length])
+        finished = admin("import", tmp_path / f"s{length}", "--step", 1, tmp_path / "cut.pt")
+        assert finished.status == 2, length
+
+
+def test_no_flipped_byte_is_taken_for_data(admin, tmp_path):
+    state = small_file(tmp_path / "in.pt")
+    whole = (tmp_path / "in.pt").read_bytes()
+    refused = 0
+    for i, at in enumerate(sorted(random.Random(4).sample(range(len(whole)), 150))):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << (at % 8)
+        (tmp_path / "flip.pt").write_bytes(damaged)
+        finished = admin("import", tmp_path / f"s{i}", "--step", 1, tmp_path / "flip.pt")
+        refused += finished.status == 2
+        # What is taken all the same (padding, times) says the same.
+        if finished.status == 0:
+            assert same(read(tmp_path / f"s{i}"), state), at
+    assert refused > 40
+
+
+def test_numpy_arrays_of_a_store_become_tensors(admin, tmp_path):
+    numpy = pytest.importorskip("numpy")
+    with cairn.open(tmp_path / "s", mode="a") as store:
+        store.save(1, {"array": numpy.arange(3.0), "scalar": numpy.float32(2.5)})
+    finished = admin("export", tmp_path / "s", tmp_path / "o.pt")
+    assert finished.status == 0 and "numpy" in finished.err
+    exported = torch.load(tmp_path / "o.pt", weights_only=True)
+    assert same(exported, {"array": torch.arange(3.0, dtype=torch.float64), "scalar": torch.tensor(2.5)})
+
+
+def test_ordered_dicts_keep_their_order_and_class(admin, tmp_path):
+    state = collections.OrderedDict((str(i), torch.tensor(i)) for i in (3, 1, 2))
+    exported, stored = through(admin, tmp_path, state)
+    assert same(exported, state) and same(stored, state)
+    assert raw_bytes(exported["3"]) == raw_bytes(torch.tensor(3))
