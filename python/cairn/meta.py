@@ -6,7 +6,7 @@ from typing import Any
 
 from cairn.errors import refuse
 from cairn.ranks import Ranks
-from cairn.sharded import is_dtensor, is_sharded_tensor
+from cairn.sharded import dtensor_like, is_dtensor, is_sharded_tensor
 from cairn.targets import new_tensor
 from cairn.tensors import dtype_code
 
@@ -44,19 +44,10 @@ class Materials:
         return _empty(meta.dtype, tuple(meta.shape), meta.stride(), self._default_device(), fqn)
 
     def _dtensor(self, meta: Any, fqn: str) -> Any:
-        from torch.distributed.tensor import DTensor
-
-        mesh = meta.device_mesh
         local = meta._local_tensor
-        # Shape and stride are given, as an uneven local shape does not tell them.
-        return DTensor.from_local(
-            _empty(local.dtype, tuple(local.shape), local.stride(), self._mesh_device(mesh), fqn),
-            mesh,
-            meta.placements,
-            run_check=False,
-            shape=meta.shape,
-            stride=meta.stride(),
-        )
+        device = self._mesh_device(meta.device_mesh)
+        made = _empty(local.dtype, tuple(local.shape), local.stride(), device, fqn)
+        return dtensor_like(meta, made)
 
     def _default_device(self) -> Any:
         import torch

@@ -65,6 +65,21 @@ def local_of(dtensor: Any) -> torch.Tensor:
     return local.wait() if waiting is not None and isinstance(local, waiting) else local
 
 
+def dtensor_like(value: Any, local: torch.Tensor) -> Any:
+    """A DTensor of the form of another one, around new local memory."""
+    from torch.distributed.tensor import DTensor
+
+    # Shape and stride are given, as an uneven local shape does not tell them.
+    return DTensor.from_local(
+        local,
+        value.device_mesh,
+        value.placements,
+        run_check=False,
+        shape=value.shape,
+        stride=value.stride(),
+    )
+
+
 class Shards:
     """Reads shards of sharded tensors; one for each save or load, as it keeps their meshes."""
 
