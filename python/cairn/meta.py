@@ -71,7 +71,9 @@ def _place(meta: Any) -> tuple:
     return storage._cdata, meta.storage_offset(), meta.dtype, tuple(meta.shape), meta.stride()
 
 
-def _empty(dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], device: Any, fqn: str) -> Any:
+def _empty(
+    dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], device: Any, fqn: str
+) -> Any:
     import torch
 
     like = torch.empty_strided(shape, strides, dtype=dtype, device="meta")

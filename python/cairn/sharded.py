@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 REPLICATE, SHARD, STRIDED_SHARD = range(3)  # core::Placement::Kind
 
 
-
 class MeshShard(NamedTuple):
     """A DTensor's local tensor."""
 

@@ -74,7 +74,7 @@ def gather_state_dict(
     ranks_only: tuple[int, ...] = (),
     type_check: bool = True,
 ) -> dict[str, Any]:
-    """The state with every DTensor and ShardedTensor whole, as plain tensors. Collective over ``pg``.
+    """The state with every DTensor and ShardedTensor whole, a plain tensor. Collective over ``pg``.
 
     Plain tensors and values are this rank's own, the same objects. The tensors put together lie in
     one region of host memory, which lives as long as one of them: ``clone()`` what outlives the
@@ -206,9 +206,7 @@ def broadcast_state_dict(
     with _ranks(pg) as ranks:
         announced = _announce(ranks, full_state_dict)
         tensors = {
-            str(i): key
-            for i, (key, one) in enumerate(announced.items())
-            if one.dtype is not None
+            str(i): key for i, (key, one) in enumerate(announced.items()) if one.dtype is not None
         }
         is_root = ranks.rank == 0
         prepared = ranks.settle(

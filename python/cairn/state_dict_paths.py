@@ -60,7 +60,9 @@ def unflatten_state_dict(state_dict: dict[str, Any], mapping: dict[str, Path]) -
     for fqn, value in state_dict.items():
         path = mapping.get(fqn)
         if not path:
-            raise Invalid(f"the mapping has no path for '{fqn}': give the one it came with", key=fqn)
+            raise Invalid(
+                f"the mapping has no path for '{fqn}': give the one it came with", key=fqn
+            )
         container: Any = nested
         for element, below in zip(path, path[1:]):
             container = _descend(container, element, {} if isinstance(below, str) else [], fqn)

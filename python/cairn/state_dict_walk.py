@@ -32,13 +32,13 @@ def rebuild(state: Any, tensor: Callable[[Any, str], Any], type_check: bool, fqn
             for key, value in state.items()
         }
     if isinstance(state, (list, tuple)):
-        items = [rebuild(value, tensor, type_check, _below(fqn, i)) for i, value in enumerate(state)]
+        items = [
+            rebuild(value, tensor, type_check, _below(fqn, i)) for i, value in enumerate(state)
+        ]
         return tuple(items) if isinstance(state, tuple) else items
     if not type_check:
         return copy.deepcopy(state)
-    raise refuse(
-        fqn, f"of type {type(state).__name__}", "use type_check=False, or convert it"
-    )
+    raise refuse(fqn, f"of type {type(state).__name__}", "use type_check=False, or convert it")
 
 
 def pairs(state: Any, other: Any, fqn: str = "") -> list[tuple[str, Any, Any]]:

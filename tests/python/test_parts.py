@@ -29,9 +29,7 @@ class Counter:
 def net(seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(
-        OrderedDict(
-            encoder=nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5)), head=nn.Linear(5, 2)
-        )
+        OrderedDict(encoder=nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5)), head=nn.Linear(5, 2))
     )
 
 
@@ -161,7 +159,9 @@ def test_a_submodule_is_loaded_with_its_prefix_kept(store):
 def test_a_submodule_is_saved_under_its_prefix(store):
     model = net(1)
     store.save(1, model.encoder, prefix="model.encoder")
-    store.save_async(2, model.encoder.state_dict(), prefix="model.encoder", keys="*.weight").result()
+    store.save_async(
+        2, model.encoder.state_dict(), prefix="model.encoder", keys="*.weight"
+    ).result()
     assert set(store.keys(1)) == {f"model.encoder.{key}" for key in model.encoder.state_dict()}
     assert list(store.keys(2)) == ["model.encoder.0.weight", "model.encoder.1.weight"]
     other = net(2)
@@ -201,7 +201,9 @@ def test_frozen_parameters_are_left_out(store):
     model = net(1)
     model.encoder.requires_grad_(False)
     store.save(1, {"model": model, "n": 1}, ignore_frozen=True)
-    kept = [key for key in model.state_dict() if "encoder.0" not in key and key != "encoder.1.weight"]
+    kept = [
+        key for key in model.state_dict() if "encoder.0" not in key and key != "encoder.1.weight"
+    ]
     kept.remove("encoder.1.bias")
     assert list(store.keys()) == [f"model.{key}" for key in kept] + ["n"]
 

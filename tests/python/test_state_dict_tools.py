@@ -31,7 +31,9 @@ def assert_alike(got, want, where="state"):
         for i, (a, b) in enumerate(zip(got, want)):
             assert_alike(a, b, f"{where}.{i}")
     elif isinstance(want, DTensor):
-        assert (got.shape, got.stride(), got.dtype) == (want.shape, want.stride(), want.dtype), where
+        assert (got.shape, got.stride(), got.dtype) == (want.shape, want.stride(), want.dtype), (
+            where
+        )
         assert got.placements == want.placements and got.device_mesh == want.device_mesh, where
         assert_alike(got._local_tensor, want._local_tensor, where)
     elif isinstance(want, torch.Tensor):
@@ -186,7 +188,10 @@ def sharded_state(mesh) -> dict:
     }
     return {
         **state,
-        "nested": {"list": [state["w0"], 3], "tuple": (distribute_tensor(torch.ones(2, 3, dtype=torch.int64), mesh, PLACEMENTS[0]),)},
+        "nested": {
+            "list": [state["w0"], 3],
+            "tuple": (distribute_tensor(torch.ones(2, 3, dtype=torch.int64), mesh, PLACEMENTS[0]),),
+        },
         "row": distribute_tensor(torch.arange(9.0), mesh["tp"], (Shard(0),)),
         "plain": torch.full((2,), 4.0),
         "value": "text",
@@ -387,8 +392,12 @@ def use_a_small_group(rank):
 
     mesh = DeviceMesh.from_group(group, "cpu")
     whole = torch.arange(7.0)
-    local = whole[:4] if rank == 1 else whole[4:]
-    state = {"t": DTensor.from_local(local, mesh, (Shard(0),), run_check=False, shape=whole.shape, stride=(1,))}
+    local = (whole[:4] if rank == 1 else whole[4:]).clone()
+    state = {
+        "t": DTensor.from_local(
+            local, mesh, (Shard(0),), run_check=False, shape=whole.shape, stride=(1,)
+        )
+    }
     got = ours.gather_state_dict(state, pg=group, ranks_only=(1,))  # of the group: global rank 3
     assert_alike(got, {"t": whole} if rank == 3 else {})
     ours.broadcast_state_dict({"t": whole + 1} if rank == 1 else {}, state, CPU, group)
