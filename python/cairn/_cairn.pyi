@@ -15,6 +15,7 @@ class Mesh:
 Placements = tuple[tuple[int, int, int], ...]
 
 class Batch:
+    def __len__(self) -> int: ...
     def layout(
         self,
     ) -> tuple[

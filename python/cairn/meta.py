@@ -54,7 +54,10 @@ class Materials:
 
         if self._device is not None:
             return torch.device(self._device)
-        return torch.get_default_device() if self._ranks.device is None else self._ranks.device
+        if self._ranks.device is not None:
+            return self._ranks.device
+        default = torch.get_default_device()
+        return torch.device("cpu") if default.type == "meta" else default
 
     def _mesh_device(self, mesh: Any) -> Any:
         import torch

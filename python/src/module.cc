@@ -62,6 +62,7 @@ void BindRecords(nb::module_& m) {
     new (self) Mesh(Mesh::Make(sizes, ranks));
   });
   nb::class_<Batch>(m, "Batch")
+      .def("__len__", [](const Batch& self) { return self.state.slot.size(); })
       .def("layout", &Batch::Layout)
       .def("set_sharding", &Batch::SetSharding);
   m.def("flatten", &Flatten, nb::arg("state").none(), nb::arg("take"), nb::arg("patterns"));

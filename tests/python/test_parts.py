@@ -117,11 +117,11 @@ def test_tied_meta_tensors_stay_tied(store):
     assert_same(state, store.read())
 
 
-def test_meta_tensors_go_to_the_default_device(store):
+def test_meta_tensors_get_memory_whatever_the_default_device(store):
     store.save(1, {"t": torch.ones(2)})
     state = {"t": torch.empty(2, device="meta")}
-    with torch.device("meta"):  # stands for any device that is not the host
-        store.load(state, device="cpu")
+    with torch.device("meta"):  # no place for what is loaded
+        store.load(state)
     assert state["t"].device.type == "cpu" and state["t"].tolist() == [1, 1]
 
 
@@ -185,6 +185,8 @@ def test_keys_leave_out_and_pick(store):
     store.save(1, state, keys=["!model.encoder", "!list.1"])
     assert list(store.keys()) == ["model.head.weight", "model.head.bias", "big", "list.0", "list.2"]
     assert_same(store.read()["list"], {0: 1, 2: 3})
+    with pytest.raises(cairn.Invalid, match="matches .*'mdoel'"):
+        store.save(2, state, keys="mdoel")
     # What is not selected is neither looked at nor refused.
     store.save(2, {"a": 1, "b": object()}, keys="a")
     target = {"big": torch.zeros(9), "list": [0, 0], "other": object()}

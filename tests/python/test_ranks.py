@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import socket
 import subprocess
 import sys
 import textwrap
@@ -425,6 +426,24 @@ def test_stores_that_nobody_closed(tmp_path, end):
         # Rank 0 learns at once that rank 1 has gone.
         assert statuses == [1, 1] and "of the training" in errors[1]
         assert "cairn.errors.Unavailable" in errors[0]
+
+
+def open_on_different_hosts(rank, path):
+    import cairn.ranks
+
+    cairn.ranks._this_host = lambda: (f"host {rank}", "")
+    with cairn.open(path, mode="a") as store:
+        store.save(1, {"t": whole("even")})
+    return cairn.ranks._reachable_host()
+
+
+def test_ranks_of_several_hosts_meet_by_name(path):
+    try:
+        socket.gethostbyname(socket.gethostname())
+    except OSError:
+        pytest.skip("this host's name stands for no address")
+    names = set(run_on_ranks(open_on_different_hosts, path))
+    assert len(names) == 1 and names != {"127.0.0.1"}
 
 
 def open_with_trouble(rank, path):
