@@ -33,6 +33,10 @@ the keys that lead to it, joined by dots.
     layer = store.read("model.layers.0", step=100)
     rows = store.read_slice("model.wte.weight", [(0, 4), (0, 768)])
 
+    # Many ranks (DTensor, FSDP, DDP, ...): every rank calls; any mesh can load it again.
+    store.save(300, {"model": model, "optimizer": optimizer})
+    store.load({"model": model, "optimizer": optimizer})
+
     # Look around.
     store.steps()                 # [100, 200]
     store.keys(pattern="model.**.weight")

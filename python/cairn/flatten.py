@@ -20,6 +20,8 @@ class Flat(NamedTuple):
     batch: _cairn.Batch
     groups: dict[str, list[int]]
     """Ranks of the process group of each ShardedTensor, by FQN."""
+    patterns: list[str]
+    """That it was selected by; none: it is all of the state."""
 
 
 def flatten(state: Any, allow_pickle: bool, ranks: Ranks, patterns: list[str]) -> Flat:
@@ -32,7 +34,7 @@ def flatten(state: Any, allow_pickle: bool, ranks: Ranks, patterns: list[str]) -
         source = sources.take(value, fqn)
         return _pickled(value, fqn, allow_pickle) if source is None else source
 
-    return Flat(_cairn.flatten(state, take, patterns), shards.groups)
+    return Flat(_cairn.flatten(state, take, patterns), shards.groups, patterns)
 
 
 def _pickled(value: Any, fqn: str, allow_pickle: bool) -> _cairn.Pickle:

@@ -45,21 +45,29 @@ def agree(
     """The arguments and state of this rank, ready to be saved with the others'. Collective.
 
     ``prepare()`` gives this rank's. Raises on all ranks what it raises on one; Invalid if they have
-    different arguments.
+    different arguments, or patterns that take nothing.
     """
-    if ranks.world_size == 1:
-        return prepare()
     prepared = []
 
     def tell() -> bytes:
         prepared.append(prepare())
-        return hashlib.blake2b(_layout(*prepared[0]), digest_size=16).digest()
+        has_leaves = b"1" if len(prepared[0][1].batch) else b"0"
+        if ranks.world_size == 1:
+            return has_leaves
+        return has_leaves + hashlib.blake2b(_layout(*prepared[0]), digest_size=16).digest()
 
-    digests = ranks.exchange(tell)
-    if len(set(digests)) > 1:
+    told = ranks.exchange(tell)
+    _check_leaves(prepared[0][1], any(one[:1] == b"1" for one in told))
+    if len({one[1:] for one in told}) > 1:
         told = ranks.exchange(lambda: zlib.compress(_layout(*prepared[0])))
         _settle(prepared[0][1], [json.loads(zlib.decompress(one)) for one in told], ranks.rank)
     return prepared[0]
+
+
+def _check_leaves(flat: Flat, has_leaves: bool) -> None:
+    # A pattern with a slip in it would else save nothing, and nobody would know.
+    if flat.patterns and not has_leaves:
+        raise Invalid(f"no key of the state matches {flat.patterns}: there is nothing to save")
 
 
 def _layout(arguments: dict[str, Any], flat: Flat) -> bytes:

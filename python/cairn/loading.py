@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cairn import _cairn, dtypes
+from cairn import _cairn
 from cairn.contents import Leaf, TensorLeaf, ValueLeaf, leaf_at, plain_value
 from cairn.errors import Invalid, NotFound, refuse
 from cairn.meta import Materials
@@ -78,13 +78,9 @@ class Load:
 
     def run(self) -> LoadReport:
         """Reads. Raises Corrupt or Unavailable with the state partly filled."""
-        bytes_read, seconds = self._native.load(
-            self._contents.info, self.requests, self.read_once
-        )
+        bytes_read, seconds = self._native.load(self._contents.info, self.requests, self.read_once)
         self._others.finish()
-        return LoadReport(
-            self._contents.step, self._missing, self.unexpected, bytes_read, seconds
-        )
+        return LoadReport(self._contents.step, self._missing, self.unexpected, bytes_read, seconds)
 
 
 _WAY_OUT = "load parts with keys=..., strict=False, or read() what you need"

@@ -6,7 +6,7 @@ from typing import Any
 
 from cairn.errors import refuse
 from cairn.ranks import Ranks
-from cairn.sharded import is_dtensor, is_sharded_tensor
+from cairn.sharded import dtensor_like, is_dtensor, is_sharded_tensor
 from cairn.targets import new_tensor
 from cairn.tensors import dtype_code
 
@@ -44,26 +44,20 @@ class Materials:
         return _empty(meta.dtype, tuple(meta.shape), meta.stride(), self._default_device(), fqn)
 
     def _dtensor(self, meta: Any, fqn: str) -> Any:
-        from torch.distributed.tensor import DTensor
-
-        mesh = meta.device_mesh
         local = meta._local_tensor
-        # Shape and stride are given, as an uneven local shape does not tell them.
-        return DTensor.from_local(
-            _empty(local.dtype, tuple(local.shape), local.stride(), self._mesh_device(mesh), fqn),
-            mesh,
-            meta.placements,
-            run_check=False,
-            shape=meta.shape,
-            stride=meta.stride(),
-        )
+        device = self._mesh_device(meta.device_mesh)
+        made = _empty(local.dtype, tuple(local.shape), local.stride(), device, fqn)
+        return dtensor_like(meta, made)
 
     def _default_device(self) -> Any:
         import torch
 
         if self._device is not None:
             return torch.device(self._device)
-        return torch.get_default_device() if self._ranks.device is None else self._ranks.device
+        if self._ranks.device is not None:
+            return self._ranks.device
+        default = torch.get_default_device()
+        return torch.device("cpu") if default.type == "meta" else default
 
     def _mesh_device(self, mesh: Any) -> Any:
         import torch
@@ -80,7 +74,9 @@ def _place(meta: Any) -> tuple:
     return storage._cdata, meta.storage_offset(), meta.dtype, tuple(meta.shape), meta.stride()
 
 
-def _empty(dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], device: Any, fqn: str) -> Any:
+def _empty(
+    dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], device: Any, fqn: str
+) -> Any:
     import torch
 
     like = torch.empty_strided(shape, strides, dtype=dtype, device="meta")

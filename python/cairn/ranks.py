@@ -1,4 +1,4 @@
-"""The processes that use a store together: a torch process group's ranks on Cairn's own connections.
+"""The processes that use a store together: ranks of a torch process group, connected by Cairn.
 
 The process group is asked once, to tell all ranks where rank 0 listens; from then on they talk over
 the C++ communicator, whose every call has a deadline and fails at once when a peer dies.

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 REPLICATE, SHARD, STRIDED_SHARD = range(3)  # core::Placement::Kind
 
 
-
 class MeshShard(NamedTuple):
     """A DTensor's local tensor."""
 
@@ -63,6 +62,21 @@ def local_of(dtensor: Any) -> torch.Tensor:
     local = dtensor._local_tensor
     waiting = _class_of("torch.distributed._functional_collectives", "AsyncCollectiveTensor")
     return local.wait() if waiting is not None and isinstance(local, waiting) else local
+
+
+def dtensor_like(value: Any, local: torch.Tensor) -> Any:
+    """A DTensor of the form of another one, around new local memory."""
+    from torch.distributed.tensor import DTensor
+
+    # Shape and stride are given, as an uneven local shape does not tell them.
+    return DTensor.from_local(
+        local,
+        value.device_mesh,
+        value.placements,
+        run_check=False,
+        shape=value.shape,
+        stride=value.stride(),
+    )
 
 
 class Shards:

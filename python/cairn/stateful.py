@@ -94,6 +94,7 @@ def _frozen_names(module: Any) -> set[str]:
     names = set()
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if not parameter.requires_grad:
+            names.add(name)  # some wrappers keep theirs in the state dict
             for wrapper in _WRAPPER_NAMES:
                 name = name.replace(wrapper, "")
             names.add(name)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from cairn import _cairn
 from cairn.contents import key_info, leaf_at
-from cairn.errors import Invalid, NotFound
+from cairn.errors import Conflict, Invalid, NotFound
 from cairn.flatten import Flat, flatten
 from cairn.joint_loads import plan_together
 from cairn.joint_saves import agree
@@ -132,8 +132,8 @@ class Store:
 
     What a state is
         Nested ``dict``, ``OrderedDict``, ``Counter``, ``list``, ``tuple`` and ``torch.Size`` with
-        keys of type ``str``, ``int``, ``float``, ``bool`` or ``None``. Leaves are torch tensors of every dtype
-        but the quantized ones, numpy arrays and scalars of numbers and bools, objects that speak
+        keys of type ``str``, ``int``, ``float``, ``bool`` or ``None``. Leaves are torch tensors of
+        every dtype but the quantized ones, numpy arrays and scalars of numbers and bools, objects that speak
         DLPack (they come back as torch tensors), and ``None``, ``bool``, ``int``, ``float``,
         ``complex``, ``str`` and ``bytes``. The FQN of a leaf is its keys joined by ``.``; two
         leaves with one FQN are refused. Subclasses of these types are refused, as they would come
@@ -305,15 +305,16 @@ class Store:
 
         Tensors and arrays keep their memory, strides and device and get new contents; dtype and
         shape must be those of the step. Of a DTensor or ShardedTensor this rank's part is filled,
-        whatever the step was saved with. Meta tensors and DTensors are replaced, in their container,
-        by new ones with memory; Parameters stay Parameters, tied ones stay tied, and
+        whatever the step was saved with. Meta tensors and meta DTensors are replaced, in their
+        container, by new ones with memory; Parameters stay Parameters, tied ones stay tied, and
         ``model.load_state_dict(state, assign=True)`` puts them into the model. Plain values are
         replaced in their containers; tuples around them are made anew. All of that is checked, on
         all ranks, before anything is changed.
 
         Modules and other objects with ``load_state_dict`` get what was loaded (modules on the meta
-        device with ``assign=True``). Note that ``optimizer.state_dict()`` is partly a copy: give the
-        optimizer itself, or hand the filled state to ``optimizer.load_state_dict``.
+        device with ``assign=True``). Note that ``optimizer.state_dict()`` is partly a copy: give
+        the optimizer itself, or hand the filled state to ``optimizer.load_state_dict``; one that
+        has made no step yet has no state to be filled (see torch's ``get_state_dict``).
 
         Args:
             strict: ``False`` allows keys that only one side has; the report names them. Of several
@@ -599,6 +600,7 @@ class Store:
 
         def flat() -> tuple[dict[str, Any], Flat]:
             arguments = {"step": _step_number(step), **options}
+            self._check_new(arguments["step"], options["overwrite"])
             unwrapped = Unwrapped(state, _clean(prefix), ignore_frozen)
             patterns = _all_patterns(_pattern_list(keys), _clean(prefix), unwrapped.frozen)
             return arguments, flatten(unwrapped.state, allow_pickle, self._ranks, patterns)
@@ -606,6 +608,14 @@ class Store:
         arguments, flattened = agree(self._ranks, flat)
         number = arguments.pop("step")
         return number, flattened.batch, (*arguments.values(), self._ranks.timeout)
+
+    def _check_new(self, step: int, overwrite: bool) -> None:
+        """Of several ranks the first looks for all, before anything is copied; one process alone
+        is told by the C++ side."""
+        if self.world_size > 1 and self.rank == 0 and not overwrite and step in self.steps():
+            raise Conflict(
+                f"step {step} exists already; overwrite it or give another number", step=step
+            )
 
     def _agreed_step(self, step: int | None) -> int | None:
         """The step to load; of several ranks the latest one that the first of them sees."""

@@ -54,7 +54,10 @@ class Sources:
     def take(self, value: Any, fqn: str) -> Source | None:
         """The source of a tensor-like `value`, or None for anything else. Raises Invalid."""
         if is_sharded(value):
-            return self._sharded(self._shards.of(value, fqn), value, fqn)
+            shard = self._shards.of(value, fqn)
+            if isinstance(shard, MeshShard) and self._shards.is_whole(shard, fqn):
+                return self._torch(shard.local, fqn)
+            return self.sharded(shard, value, fqn)
         if is_torch_tensor(value):
             return self._torch(value, fqn)
         if isinstance(value, np.ndarray):
@@ -65,10 +68,9 @@ class Sources:
             return self._torch(from_dlpack(value, fqn), fqn)
         return None
 
-    def _sharded(self, shard: MeshShard | BoxShard, value: Any, fqn: str) -> Source:
+    def sharded(self, shard: MeshShard | BoxShard, value: Any, fqn: str) -> Source:
+        """The source of what is here of a sharded tensor. Raises Invalid."""
         if isinstance(shard, MeshShard):
-            if self._shards.is_whole(shard, fqn):
-                return self._torch(shard.local, fqn)
             if not shard.is_here:
                 code = check_torch(shard.local, fqn)
                 return Source(TENSOR, code, (0,), (1,), 0, value, shard.native())

@@ -8,6 +8,7 @@
 
 #include "core/gather_any.h"
 #include "core/gloo_communicator.h"
+#include "core/local_communicator.h"
 
 namespace cairn::python {
 namespace {
@@ -39,6 +40,9 @@ CommunicatorBinding::CommunicatorBinding(int rank, int world_size, const std::st
   }();
   communicator_ = Unwrap(std::move(connected));
 }
+
+CommunicatorBinding::CommunicatorBinding()
+    : communicator_(std::make_unique<core::LocalCommunicator>()) {}
 
 CommunicatorBinding::~CommunicatorBinding() {
   // Sockets and threads are the parent's; the object is left as it is.

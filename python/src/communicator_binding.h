@@ -26,6 +26,8 @@ class CommunicatorBinding {
   CommunicatorBinding(int rank, int world_size, const std::string& rendezvous,
                       const std::string& run_id, const std::string& interface,
                       double connect_timeout, double timeout);
+  /// Of one rank, without connections.
+  CommunicatorBinding();
   ~CommunicatorBinding();
   CommunicatorBinding(const CommunicatorBinding&) = delete;
   CommunicatorBinding& operator=(const CommunicatorBinding&) = delete;

@@ -7,6 +7,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
+#include "python/src/collectives.h"
 #include "python/src/communicator_binding.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
@@ -62,6 +63,7 @@ void BindRecords(nb::module_& m) {
     new (self) Mesh(Mesh::Make(sizes, ranks));
   });
   nb::class_<Batch>(m, "Batch")
+      .def("__len__", [](const Batch& self) { return self.state.slot.size(); })
       .def("layout", &Batch::Layout)
       .def("set_sharding", &Batch::SetSharding);
   m.def("flatten", &Flatten, nb::arg("state").none(), nb::arg("take"), nb::arg("patterns"));
@@ -183,10 +185,17 @@ void BindCommunicator(nb::module_& m) {
                     double>(),
            nb::arg("rank"), nb::arg("world_size"), nb::arg("rendezvous"), nb::arg("run_id"),
            nb::arg("interface"), nb::arg("connect_timeout"), nb::arg("timeout"))
+      .def_static("alone", [] { return std::make_shared<CommunicatorBinding>(); })
       .def_prop_ro("rank", &CommunicatorBinding::rank)
       .def_prop_ro("world_size", &CommunicatorBinding::world_size)
       .def("all_gather", &CommunicatorBinding::AllGather)
       .def("leave", &CommunicatorBinding::Leave);
+  m.def("gather_shards", &GatherShards, nb::arg("communicator"), nb::arg("state"),
+        nb::arg("ranks_only"));
+  m.def("broadcast_to_shards", &BroadcastToShards, nb::arg("communicator"), nb::arg("full"),
+        nb::arg("target"));
+  m.def("distribute_to_shards", &DistributeToShards, nb::arg("full"), nb::arg("target"),
+        nb::arg("rank"));
 }
 
 }  // namespace

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import socket
+import subprocess
+import sys
+import textwrap
 
 import pytest
 import torch
@@ -66,7 +71,9 @@ def reshard_everything(rank, path, saved_dims, loaded_dims):
         for placements in loaded:
             for read_once in (False, True):
                 target = {
-                    key: sharded(torch.full_like(whole(key.split("/")[0]), -1), loaded_mesh, placements)
+                    key: sharded(
+                        torch.full_like(whole(key.split("/")[0]), -1), loaded_mesh, placements
+                    )
                     for key in state
                 }
                 store.load(target, read_once=read_once)
@@ -281,7 +288,7 @@ def fail_one_by_one(rank, path):
         store.save(1, good)
         bad = {**good, "x": Unkept()} if rank == 2 else good
         for save in (store.save, store.save_async):
-            kind, text, key = message_of(lambda: save(2, bad))
+            kind, text, key = message_of(functools.partial(save, 2, bad))
             assert (kind, key) == ("Invalid", "x")
             assert ("rank 2: " in text) == (rank != 2)
         partial = DTensor.from_local(torch.ones(2), mesh, (Partial(),), run_check=False)
@@ -294,6 +301,8 @@ def fail_one_by_one(rank, path):
         kind, text, key = message_of(lambda: store.save(2, odd))
         assert (kind, key) == ("Invalid", "t") and "rank 3" in text
         kind, _, _ = message_of(lambda: store.save(1, good))
+        assert kind == "Conflict"
+        kind, _, _ = message_of(lambda: store.save_async(1, good))
         assert kind == "Conflict"
         # Loads: one rank asks for what is not there, or for another shape, or another step.
         target = {"t": sharded(torch.zeros(7, 5), mesh, (Shard(1),))}
@@ -379,6 +388,62 @@ def leave_by_an_error(rank, path):
 
 def test_a_rank_that_leaves_by_an_error_does_not_wait_for_the_others(path):
     run_on_ranks(leave_by_an_error, path)
+
+
+SCRIPT = """
+import sys, torch, torch.distributed as dist, cairn
+
+rank, folder = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+store = cairn.open(f"{folder}/store", mode="a")
+store.save(1, {"t": torch.ones(3)})
+if sys.argv[3] == "well":
+    store.save_async(2, {"t": torch.ones(3)})
+    sys.exit(0)  # nobody has closed the store
+if rank == 1:
+    raise RuntimeError("of the training")
+store.save(2, {"t": torch.ones(3)})
+"""
+
+
+@pytest.mark.parametrize("end", ["well", "badly"])
+def test_stores_that_nobody_closed(tmp_path, end):
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(SCRIPT), str(rank), str(tmp_path), end],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    errors = [process.communicate(timeout=60)[1] for process in processes]
+    statuses = [process.returncode for process in processes]
+    with cairn.open(tmp_path / "store") as store:
+        assert store.steps() == ([1, 2] if end == "well" else [1])
+    if end == "well":
+        assert statuses == [0, 0], errors
+    else:
+        # Rank 0 learns at once that rank 1 has gone.
+        assert statuses == [1, 1] and "of the training" in errors[1]
+        assert "cairn.errors.Unavailable" in errors[0]
+
+
+def open_on_different_hosts(rank, path):
+    import cairn.ranks
+
+    cairn.ranks._this_host = lambda: (f"host {rank}", "")
+    with cairn.open(path, mode="a") as store:
+        store.save(1, {"t": whole("even")})
+    return cairn.ranks._reachable_host()
+
+
+def test_ranks_of_several_hosts_meet_by_name(path):
+    try:
+        socket.gethostbyname(socket.gethostname())
+    except OSError:
+        pytest.skip("this host's name stands for no address")
+    names = set(run_on_ranks(open_on_different_hosts, path))
+    assert len(names) == 1 and names != {"127.0.0.1"}
 
 
 def open_with_trouble(rank, path):

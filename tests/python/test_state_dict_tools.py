@@ -1,0 +1,420 @@
+"""The state-dict tools against torch's own, on the same inputs; four gloo ranks where they talk."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, namedtuple
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._state_dict_utils as theirs
+from ranks import run_on_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+import cairn
+import cairn.state_dict as ours
+
+CPU = torch.device("cpu")
+
+
+def assert_alike(got, want, where="state"):
+    """The same structure, types and contents."""
+    assert type(got) is type(want), f"{where}: {type(got)} is not {type(want)}"
+    if isinstance(want, dict):
+        assert list(got) == list(want), where
+        for key in want:
+            assert_alike(got[key], want[key], f"{where}.{key}")
+    elif isinstance(want, (list, tuple)):
+        assert len(got) == len(want), where
+        for i, (a, b) in enumerate(zip(got, want)):
+            assert_alike(a, b, f"{where}.{i}")
+    elif isinstance(want, DTensor):
+        assert (got.shape, got.stride(), got.dtype) == (want.shape, want.stride(), want.dtype), (
+            where
+        )
+        assert got.placements == want.placements and got.device_mesh == want.device_mesh, where
+        assert_alike(got._local_tensor, want._local_tensor, where)
+    elif isinstance(want, torch.Tensor):
+        assert (got.dtype, got.shape, got.device) == (want.dtype, want.shape, want.device), where
+        assert torch.equal(got, want), where
+    else:
+        assert got == want, where
+
+
+# --- Flat and nested.
+
+NESTED = {
+    "model": OrderedDict(a=torch.ones(2), b=[1, (2.5, {"c": None})]),
+    "opt": {0: {"step": 3}, "x.y": "text"},
+    "empty": {},
+    "list": [[], [4, [5]]],
+    "t": (),
+}
+
+
+def test_flatten_and_unflatten():
+    got, want = ours.flatten_state_dict(NESTED), theirs._flatten_state_dict(NESTED)
+    assert_alike(got, want)
+    assert got[0]["model.a"] is NESTED["model"]["a"]
+    assert_alike(ours.unflatten_state_dict(*got), theirs._unflatten_state_dict(*want))
+    part = {key: got[0][key] for key in ["list.1.1.0", "model.b.1.1.c", "opt.x.y"]}
+    assert_alike(
+        ours.unflatten_state_dict(part, got[1]), theirs._unflatten_state_dict(part, want[1])
+    )
+    mapping = {"a": ("x", 2, 1, "y"), "b": ("x", 0)}
+    flat = {"a": 1, "b": 2}
+    assert_alike(
+        ours.unflatten_state_dict(flat, mapping), theirs._unflatten_state_dict(flat, mapping)
+    )
+
+
+def test_flatten_refuses_what_is_ambiguous():
+    with pytest.raises(cairn.Invalid, match="'a.b'"):
+        ours.flatten_state_dict({"a.b": 1, "a": {"b": 2}})
+    with pytest.raises(cairn.Invalid, match="'a'"):
+        ours.unflatten_state_dict({"a": 1}, {})
+    with pytest.raises(cairn.Invalid):
+        ours.unflatten_state_dict({"a": 1, "b": 2}, {"a": ("x",), "b": ("x", "y")})
+    with pytest.raises(cairn.Invalid):
+        ours.unflatten_state_dict({"a": 1, "b": 2}, {"a": ("x", 0), "b": ("x", "y")})
+
+
+# --- Copies.
+
+Pair = namedtuple("Pair", "left right")
+
+
+def plain_state():
+    return {
+        "w": torch.arange(6.0).view(2, 3).T,
+        "scalar": torch.tensor(3.5),
+        "empty": torch.empty(0, 4),
+        "nested": OrderedDict(list=[torch.ones(2, dtype=torch.int64), 7], pair=(None, "x", 1.5)),
+        "bytes": b"ab",
+    }
+
+
+def test_offload_returns_what_is_there():
+    state = plain_state()
+    got, want = ours.offload_state_dict_to_cpu(state), theirs._offload_state_dict_to_cpu(state)
+    assert_alike(got, want)
+    assert got["w"] is state["w"]
+    assert type(got["nested"]) is dict
+    with pytest.raises(cairn.Invalid, match="'nested.x'"):
+        ours.offload_state_dict_to_cpu({"nested": {"x": object()}})
+    value = {1, 2}
+    kept = ours.offload_state_dict_to_cpu({"x": value, "p": Pair(1, 2)}, type_check=False)
+    assert kept == {"x": {1, 2}, "p": (1, 2)} and kept["x"] is not value
+    assert type(kept["p"]) is tuple
+
+
+@pytest.mark.parametrize("share_memory", [False, True])
+def test_cpu_companions(share_memory):
+    state = plain_state()
+    got = ours.create_cpu_state_dict(state, share_memory=share_memory)
+    want = theirs._create_cpu_state_dict(state, share_memory=share_memory)
+    assert ours.check_state_dict_similarity(got, want)
+    assert got["w"].data_ptr() != state["w"].data_ptr() and got["w"].is_contiguous()
+    assert got["w"].is_shared() == share_memory
+
+    filled = ours.copy_state_dict(state, got)
+    assert_alike(filled, theirs._copy_state_dict(state, want))
+    assert filled["w"] is got["w"] and filled is not got
+    state["w"].add_(1)
+    assert not torch.equal(filled["w"], state["w"])
+    ours.copy_state_dict(state, got, non_blocking=True)
+    assert torch.equal(got["w"], state["w"])
+
+
+def test_copies_convert_dtypes_as_torch():
+    state, target = {"a": torch.tensor([1.7, 2.0])}, {"a": torch.zeros(2, dtype=torch.int32)}
+    mine = copy.deepcopy(target)
+    assert_alike(ours.copy_state_dict(state, mine), theirs._copy_state_dict(state, target))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"a": torch.zeros(2)},
+        {"a": torch.zeros(2), "b": [1]},
+        {"a": torch.zeros(3), "b": [1, torch.zeros(1)]},
+        {"a": torch.zeros(2), "b": [1, 2]},
+        {"a": torch.zeros(2), "b": {"0": 1, "1": torch.zeros(1)}},
+        {"a": torch.zeros(2), "b": [{}, torch.zeros(1)]},
+    ],
+)
+def test_states_that_differ(other):
+    state = {"a": torch.ones(2), "b": [1, torch.ones(1)]}
+    assert not ours.check_state_dict_similarity(state, other)
+    before = copy.deepcopy(other)
+    with pytest.raises(cairn.Invalid):
+        ours.copy_state_dict(state, other)
+    assert_alike(other, before)  # nothing was written before the difference was found
+
+
+def test_similarity():
+    state = plain_state()
+    turned = dict(reversed(state.items()))
+    turned["nested"] = {"list": (torch.zeros(2, dtype=torch.int64), 8), "pair": [1, 2, 3]}
+    assert ours.check_state_dict_similarity(state, turned)
+    assert theirs._check_state_dict_similarity(state, copy.deepcopy(turned))
+    assert turned["nested"]["list"][0].tolist() == [0, 0], "nothing is copied"
+    for name, value in [("w", torch.zeros(2, 3)), ("w", torch.zeros(3, 2, dtype=torch.half))]:
+        assert not ours.check_state_dict_similarity(state, {**state, name: value})
+        assert not theirs._check_state_dict_similarity(state, {**state, name: value})
+
+
+# --- Between ranks.
+
+PLACEMENTS = [
+    (Shard(0), Shard(1)),
+    (Replicate(), Shard(0)),
+    (Shard(1), Replicate()),
+    (Shard(0), Shard(0)),
+    (Replicate(), Replicate()),
+]
+
+
+def whole_state() -> dict[str, torch.Tensor]:
+    return {f"w{i}": torch.arange(35.0).view(7, 5) + i for i in range(len(PLACEMENTS))}
+
+
+def sharded_state(mesh) -> dict:
+    state = {
+        name: distribute_tensor(tensor, mesh, placements)
+        for (name, tensor), placements in zip(whole_state().items(), PLACEMENTS)
+    }
+    return {
+        **state,
+        "nested": {
+            "list": [state["w0"], 3],
+            "tuple": (distribute_tensor(torch.ones(2, 3, dtype=torch.int64), mesh, PLACEMENTS[0]),),
+        },
+        "row": distribute_tensor(torch.arange(9.0), mesh["tp"], (Shard(0),)),
+        "plain": torch.full((2,), 4.0),
+        "value": "text",
+        "none": None,
+    }
+
+
+def grid():
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+
+
+def gather_everything(rank):
+    state = sharded_state(grid())
+    for options in [
+        {},
+        {"cpu_offload": True},
+        {"ranks_only": (2,)},
+        {"ranks_only": (0, 3), "cpu_offload": True},
+        {"pg": dist.group.WORLD},
+    ]:
+        want = theirs._gather_state_dict(state, **options)
+        got = ours.gather_state_dict(state, **options)
+        assert_alike(got, want)
+        if got:
+            assert got["plain"] is state["plain"]
+    assert_alike(ours.gather_state_dict({"a": 1}), {"a": 1})
+    # Keys of one rank only, on a mesh of its own.
+    mine = {f"only{rank}": state["plain"], "value": rank}
+    assert_alike(ours.gather_state_dict(mine), mine)
+    for bad, error in [({"x": object()}, "type_check"), ({"p": partial()}, "redistribute")]:
+        with pytest.raises(cairn.Invalid, match=error):
+            ours.gather_state_dict({**state, **bad} if rank == 1 else state)
+    assert ours.gather_state_dict({"x": {1}}, type_check=False) == {"x": {1}}
+    assert_alike(ours.gather_state_dict(state), theirs._gather_state_dict(state))
+
+
+def partial():
+    mesh = init_device_mesh("cpu", (4,))
+    return DTensor.from_local(torch.ones(2), mesh, (Partial(),), run_check=False)
+
+
+def test_gather():
+    run_on_ranks(gather_everything)
+
+
+def gather_sharded_tensors(rank):
+    from torch.distributed._shard.sharded_tensor import Shard as LocalShard
+    from torch.distributed._shard.sharded_tensor import ShardedTensor
+    from torch.distributed._shard.sharded_tensor.metadata import ShardMetadata
+
+    whole = torch.arange(30.0).view(10, 3)
+    begin, size = rank * 3, min(3, 10 - rank * 3)
+    metadata = ShardMetadata([begin, 0], [size, 3], f"rank:{rank}/cpu")
+    shards = [LocalShard(whole[begin : begin + size].clone(), metadata)]
+    state = {"t": ShardedTensor._init_from_local_shards(shards, 10, 3)}
+    assert_alike(ours.gather_state_dict(state), theirs._gather_state_dict(state))
+    companion = ours.create_cpu_state_dict(state)
+    assert ours.check_state_dict_similarity(state, companion)
+    ours.copy_state_dict(state, companion)
+    assert torch.equal(companion["t"].local_shards()[0].tensor, shards[0].tensor)
+    assert companion["t"].local_shards()[0].tensor.data_ptr() != shards[0].tensor.data_ptr()
+    # Theirs would replace it by the whole tensor.
+    full = {"t": whole + 1} if rank == 0 else {}
+    ours.broadcast_state_dict(full, state, CPU)
+    assert torch.equal(state["t"].local_shards()[0].tensor, whole[begin : begin + size] + 1)
+    ours.distribute_state_dict({"t": whole + 2}, state, CPU)
+    assert torch.equal(state["t"].local_shards()[0].tensor, whole[begin : begin + size] + 2)
+
+
+def test_sharded_tensors():
+    run_on_ranks(gather_sharded_tensors)
+
+
+def full_state() -> dict:
+    return {
+        **{name: tensor + 100 for name, tensor in whole_state().items()},
+        "plain": torch.arange(2.0),
+        "scalar": torch.tensor(5.0),
+        "value": [1, {"a": 2}],
+        "extra": torch.ones(3),
+        "extra value": 9,
+        7: torch.arange(3),
+        "half": torch.arange(35.0).view(7, 5),
+    }
+
+
+def local_state(mesh, meta: bool) -> dict:
+    state = {}
+    for i, (name, tensor) in enumerate(whole_state().items()):
+        if meta and i % 2 == 0:
+            tensor = tensor.to("meta")
+        state[name] = distribute_tensor(tensor, mesh, PLACEMENTS[i])
+    return {
+        **state,
+        "plain": torch.zeros(2),
+        "scalar": torch.tensor(0.0),
+        "value": None,
+        7: torch.zeros(3, dtype=torch.int64),
+        "half": distribute_tensor(torch.zeros(7, 5, dtype=torch.half), mesh, PLACEMENTS[0]),
+        "only here": torch.ones(1),
+        "absent": None,
+    }
+
+
+def broadcast_everything(rank):
+    mesh = grid()
+    for meta in (False, True):
+        for options in [{}, {"strict": True}, {"pg": dist.group.WORLD, "strict": True}]:
+            full = full_state() if rank == 0 else {}
+            got, want = local_state(mesh, meta), local_state(mesh, meta)
+            in_place = got["w1"]
+            ours.broadcast_state_dict(full, got, CPU, **options)
+            theirs._broadcast_state_dict(full, want, CPU, **options)
+            assert_alike(got, want)
+            assert got["w1"] is in_place
+            assert got["plain"].data_ptr() != full.get("plain", torch.empty(0)).data_ptr()
+    # With names that the local state lacks theirs fails.
+    full = full_state() if rank == 0 else {}
+    got = local_state(mesh, False)
+    ours.broadcast_state_dict(full, got, CPU, cpu_offload=True)
+    want = local_state(mesh, False)
+    small = {key: value for key, value in full.items() if key != "extra"}
+    theirs._broadcast_state_dict(small, want, CPU, cpu_offload=True)
+    assert_alike(got, want)
+    # One rank's local state does not fit: nobody's is touched.
+    bad = {"w0": distribute_tensor(torch.zeros(6, 5), mesh, PLACEMENTS[0])}
+    good = {"w0": distribute_tensor(torch.zeros(7, 5), mesh, PLACEMENTS[0])}
+    with pytest.raises(cairn.Invalid, match="w0|0"):
+        ours.broadcast_state_dict(full, bad if rank == 3 else good, CPU)
+    assert good["w0"]._local_tensor.count_nonzero() == 0
+    with pytest.raises(cairn.Invalid, match="rank 0|gather it first"):
+        ours.broadcast_state_dict({"w0": good["w0"]} if rank == 0 else {}, good, CPU)
+    # Only some ranks have a name.
+    some = {"plain": torch.zeros(2)} if rank % 2 else {}
+    ours.broadcast_state_dict(full, some, CPU)
+    assert [tensor.tolist() for tensor in some.values()] == [[0, 1]] * (rank % 2)
+
+
+def test_broadcast():
+    run_on_ranks(broadcast_everything)
+
+
+def distribute_everything(rank):
+    mesh = grid()
+    for meta in (False, True):
+        full, got, want = full_state(), local_state(mesh, meta), local_state(mesh, meta)
+        before = got["w1"]
+        ours.distribute_state_dict(full, got, CPU)
+        theirs._distribute_state_dict(full, want, CPU)
+        assert_alike(got, want)
+        assert got["w1"] is not before and torch.equal(before.full_tensor(), whole_state()["w1"])
+    # Each rank cuts its own, and may do so alone.
+    if rank == 2:
+        got = {"w0": local_state_of_one(mesh)}
+        ours.distribute_state_dict({"w0": torch.full((7, 5), 2.0)}, got, CPU)
+        assert (got["w0"]._local_tensor == 2).all() and got["w0"]._local_tensor.shape == (3, 3)
+    with pytest.raises(cairn.Invalid):
+        ours.distribute_state_dict({"w0": torch.zeros(6, 5)}, {"w0": local_state_of_one(mesh)}, CPU)
+
+
+def local_state_of_one(mesh):
+    local = torch.zeros(4 - mesh.get_coordinate()[0], 3 - mesh.get_coordinate()[1])
+    return DTensor.from_local(
+        local, mesh, PLACEMENTS[0], run_check=False, shape=torch.Size((7, 5)), stride=(5, 1)
+    )
+
+
+def test_distribute():
+    run_on_ranks(distribute_everything)
+
+
+def copy_dtensors(rank):
+    mesh = grid()
+    state = sharded_state(mesh)
+    assert_alike(ours.offload_state_dict_to_cpu(state), theirs._offload_state_dict_to_cpu(state))
+    assert ours.offload_state_dict_to_cpu(state, ranks_only=(1,)) == {} or rank == 1
+    got, want = ours.create_cpu_state_dict(state), theirs._create_cpu_state_dict(state)
+    assert ours.check_state_dict_similarity(got, want)
+    assert got["w0"]._local_tensor.data_ptr() != state["w0"]._local_tensor.data_ptr()
+    filled = ours.copy_state_dict(state, got)
+    assert_alike(filled, theirs._copy_state_dict(state, want))
+    assert filled["w0"] is got["w0"] and torch.equal(filled["w0"], state["w0"])
+    other = {**got, "w0": distribute_tensor(torch.zeros(7, 5), mesh, PLACEMENTS[1])}
+    assert not ours.check_state_dict_similarity(state, other)
+    with pytest.raises(cairn.Invalid, match="'w0'"):
+        ours.copy_state_dict(state, other)
+
+
+def test_copies_of_dtensors():
+    run_on_ranks(copy_dtensors)
+
+
+def use_a_small_group(rank):
+    group = dist.new_group([1, 3])
+    if rank not in (1, 3):
+        return
+    from torch.distributed.device_mesh import DeviceMesh
+
+    mesh = DeviceMesh.from_group(group, "cpu")
+    whole = torch.arange(7.0)
+    local = (whole[:4] if rank == 1 else whole[4:]).clone()
+    state = {
+        "t": DTensor.from_local(
+            local, mesh, (Shard(0),), run_check=False, shape=whole.shape, stride=(1,)
+        )
+    }
+    got = ours.gather_state_dict(state, pg=group, ranks_only=(1,))  # of the group: global rank 3
+    assert_alike(got, {"t": whole} if rank == 3 else {})
+    ours.broadcast_state_dict({"t": whole + 1} if rank == 1 else {}, state, CPU, group)
+    assert torch.equal(state["t"]._local_tensor, local)  # it was filled in place
+    assert torch.equal(state["t"].full_tensor(), whole + 1)
+
+
+def test_a_group_of_some_ranks():
+    run_on_ranks(use_a_small_group)
+
+
+def test_one_process_without_a_group():
+    state = plain_state()
+    assert ours.gather_state_dict(state)["w"] is state["w"]
+    local = {"w": torch.zeros(3, 2), "scalar": None, "x": 1}
+    ours.broadcast_state_dict(state, local, CPU, strict=True)
+    assert list(local) == ["w", "scalar"] and torch.equal(local["w"], state["w"])
+    assert local["scalar"] == 3.5
+    ours.distribute_state_dict(state, local, CPU)
+    assert local["w"].data_ptr() == state["w"].data_ptr() and local["bytes"] == b"ab"
