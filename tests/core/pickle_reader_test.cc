@@ -141,7 +141,9 @@ TEST(PickleReaderTest, SurvivesEveryCutAndFlip) {
     bad[bit / 8] = static_cast<char>(bad[bit / 8] ^ 1 << bit % 8);
     const Pickled pickled(bad);
     const auto tree = pickled.Parse();  // either outcome is fine
-    if (tree) EXPECT_LE(tree->root(), 8 * good.size());
+    if (tree) {
+      EXPECT_LE(tree->root(), 8 * good.size());
+    }
   }
 }
 

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.planner import (
     WriteItem,
     WriteItemType,
 )
-from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
@@ -27,6 +27,7 @@ from cairn.dcp.values import ALONE, flat_values, value_of
 from cairn.errors import Invalid
 from cairn.sharded import Shards
 from cairn.tensors import Source, Sources
+from cairn.torch.stager import StateDictStager
 
 _STAGED_BYTES = 512 << 20
 
@@ -34,7 +35,7 @@ _STAGED_BYTES = 512 << 20
 _AS_GIVEN = "as given"
 
 
-class CairnWriter(StorageWriter, BlockingAsyncStager):
+class CairnWriter(StorageWriter, AsyncStager):
     """Saves a step of a store with ``torch.distributed.checkpoint``.
 
     For ``dcp.save(..., storage_writer=...)`` and ``dcp.async_save``, on threads and processes. The
@@ -52,8 +53,9 @@ class CairnWriter(StorageWriter, BlockingAsyncStager):
         per_thread_copy_ahead: bytes of tensors that are copied off their device, or made by the
             planner, at one time, and at least one tensor; by default 512 MiB. Tensors in host
             memory are written from where they are.
-        cache_staged_state_dict: ``dcp.async_save`` keeps its copy of the state for the next save
-            (with this writer), in pinned memory.
+        cache_staged_state_dict: ``dcp.async_save`` keeps its host copies for the next save with
+            this writer (see :class:`cairn.torch.StateDictStager`), which begins once this one has
+            ended; else they live as long as the save.
 
     Of the other arguments of ``FileSystemWriter``, ``thread_count`` is taken and changes nothing:
     every rank writes with deep queues and all its cores. ``single_file_per_rank=False``,
@@ -85,7 +87,6 @@ class CairnWriter(StorageWriter, BlockingAsyncStager):
         allow_pickle: bool = False,
         chunk_bytes: int | None = None,
     ) -> None:
-        BlockingAsyncStager.__init__(self, cache_staged_state_dict=cache_staged_state_dict)
         _refuse_unless(
             single_file_per_rank, "single_file_per_rank=False", "each tensor can be read alone"
         )
@@ -104,6 +105,7 @@ class CairnWriter(StorageWriter, BlockingAsyncStager):
         self._allow_pickle = allow_pickle
         self._chunk_bytes = chunk_bytes
         self._staged_bytes = per_thread_copy_ahead
+        self._stager = StateDictStager() if cache_staged_state_dict else None
         self._save_id = saves.new_id()
         self._rank: int | None = None
         self._use_collectives = True
@@ -181,6 +183,27 @@ class CairnWriter(StorageWriter, BlockingAsyncStager):
         finally:
             self._close()
 
+    # Staging for dcp.async_save, if it is given no stager.
+
+    # What torch asks of a stager; here it is complete when stage returns.
+    _synchronize_after_execute = False
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """A copy of the state in host memory. Raises as :class:`cairn.torch.StateDictStager`."""
+        if self._stager is not None:
+            return self._stager.stage(state_dict)
+        with StateDictStager() as once:
+            return once.stage(state_dict)
+
+    def synchronize_staging(self) -> None:
+        """Nothing to wait for."""
+
+    def close(self) -> None:
+        """Drops kept copies, and a save that was not finished."""
+        if self._stager is not None:
+            self._stager.close()
+        self._close()
+
     def _place(self) -> Location:
         location = required(self._location)
         if self._use_collectives or self._rank is None:
@@ -209,7 +232,7 @@ class CairnWriter(StorageWriter, BlockingAsyncStager):
             part.close()
 
     def __getstate__(self) -> dict:
-        return {**self.__dict__, "_part": None, "state_dict_cache": None}
+        return {**self.__dict__, "_part": None, "_stager": None}
 
 
 class _Portion:
