@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -72,7 +73,9 @@ def _check_leaves(flat: Flat, has_leaves: bool) -> None:
 
 def _layout(arguments: dict[str, Any], flat: Flat) -> bytes:
     meshes, tensors = flat.batch.layout()
-    return json.dumps([arguments, meshes, tensors, flat.groups]).encode("utf-8", "surrogatepass")
+    layout = [arguments, meshes, tensors, flat.groups]
+    # Numbers may be numpy's.
+    return json.dumps(layout, default=operator.index).encode("utf-8", "surrogatepass")
 
 
 def _settle(flat: Flat, layouts: list[list[Any]], rank: int) -> None:

@@ -100,57 +100,60 @@ def gather_state_dict(
         Unavailable: a rank died or did not come in time.
     """
     with _ranks(pg) as ranks:
-        sharded: list[tuple[str, Any]] = []
-        names: list[str] = []
+        gathering = ranks.settle(lambda: _Gathering(ranks, state_dict, type_check))
+        communicator = ranks.communicator or _cairn.Communicator.alone()
+        moved = _cairn.gather_shards(communicator, gathering.batch, ranks_only)
+    if ranks_only and ranks.rank not in ranks_only:
+        return {}
+    whole = gathering.whole(moved, device, cpu_offload)
 
-        def prepare() -> tuple[Any, _cairn.Batch]:
-            shards = Shards(ranks)
-            sources = Sources(shards)
-            leaves: dict[str, _Leaf] = {}
+    def result(value: Any, fqn: str) -> Any:
+        if is_sharded(value):
+            return whole[id(value)]
+        return value.to("cpu") if cpu_offload else value
 
-            def tensor(value: Any, fqn: str) -> Any:
-                if not is_sharded(value):
-                    return value
-                source, place = _source(value, fqn, shards, sources)
-                sharded.append((fqn, value))
-                names.append(f"{place}:{fqn}")
-                leaves[names[-1]] = _Leaf(source)
-                return value
+    return rebuild(state_dict, result, type_check=False)
 
-            return rebuild(state_dict, tensor, type_check), _batch(leaves)
 
-        _, batch = ranks.settle(prepare)
-        gets_it = not ranks_only or ranks.rank in ranks_only
-        moved = _gather(ranks, batch, ranks_only)
-        if not gets_it:
-            return {}
-        whole = {name: _tensor(one) for name, one in moved.items()}
-        by_object = {
-            id(value): _placed(whole[name], value, device, cpu_offload)
-            for name, (_, value) in zip(names, sharded)
-        }
+class _Gathering:
+    """The shards of one rank on their way to all.
 
-        def result(value: Any, fqn: str) -> Any:
+    Attributes:
+        batch: what is here of each sharded tensor.
+    """
+
+    def __init__(self, ranks: Ranks, state_dict: Any, type_check: bool) -> None:
+        """Raises Invalid."""
+        self._shards = Shards(ranks)
+        self._sources = Sources(self._shards)
+        self._values: dict[str, Any] = {}
+        leaves: dict[str, _Leaf] = {}
+
+        def tensor(value: Any, fqn: str) -> None:
             if is_sharded(value):
-                return by_object[id(value)]
-            return value.to("cpu") if cpu_offload else value
+                name, source = self._describe(value, fqn)
+                self._values[name], leaves[name] = value, _Leaf(source)
 
-        return rebuild(state_dict, result, type_check)
+        rebuild(state_dict, tensor, type_check)
+        self.batch = _batch(leaves)
 
+    def _describe(self, value: Any, fqn: str) -> tuple[str, Source]:
+        """The shard that is here, under a name that tells copies on different meshes apart."""
+        shard = self._shards.of(value, fqn)
+        if isinstance(shard, MeshShard):
+            members = value.device_mesh.mesh.flatten().tolist()
+        else:
+            members = self._shards.groups[fqn]
+        return f"{min(members)}:{fqn}", self._sources.sharded(shard, value, fqn)
 
-def _gather(ranks: Ranks, batch: _cairn.Batch, ranks_only: tuple[int, ...]) -> dict[str, tuple]:
-    communicator = ranks.communicator or _cairn.Communicator.alone()
-    return {one[0]: one for one in _cairn.gather_shards(communicator, batch, ranks_only)}
-
-
-def _source(value: Any, fqn: str, shards: Shards, sources: Sources) -> tuple[Source, str]:
-    """The shard that is here, and a text that tells copies on different meshes apart."""
-    shard = shards.of(value, fqn)
-    if isinstance(shard, MeshShard):
-        place = min(value.device_mesh.mesh.flatten().tolist())
-    else:
-        place = min(shards.groups[fqn])
-    return sources.sharded(shard, value, fqn), str(place)
+    def whole(self, moved: list[tuple], device: Any, cpu_offload: bool) -> dict[int, torch.Tensor]:
+        """What has arrived, where it belongs, by the id of the sharded tensor."""
+        return {
+            id(self._values[one[0]]): _placed(
+                _tensor(one), self._values[one[0]], device, cpu_offload
+            )
+            for one in moved
+        }
 
 
 def _placed(whole: torch.Tensor, like: Any, device: Any, cpu_offload: bool) -> torch.Tensor:

@@ -24,6 +24,7 @@ from cairn.host_copies import HostCopies
 from cairn.joint_loads import plan_together
 from cairn.joint_saves import agree
 from cairn.loading import Load, LoadOptions
+from cairn.patterns import all_patterns, clean_prefix, literal
 from cairn.ranks import Ranks, default_group, ranks_of, this_process
 from cairn.reading import Reader
 from cairn.reports import DeleteReport, Diff, KeyChange, KeyInfo, LoadReport, SaveReport
@@ -136,10 +137,10 @@ class Store:
     What a state is
         Nested ``dict``, ``OrderedDict``, ``Counter``, ``list``, ``tuple`` and ``torch.Size`` with
         keys of type ``str``, ``int``, ``float``, ``bool`` or ``None``. Leaves are torch tensors of
-        every dtype but the quantized ones, numpy arrays and scalars of numbers and bools, objects that speak
-        DLPack (they come back as torch tensors), and ``None``, ``bool``, ``int``, ``float``,
-        ``complex``, ``str`` and ``bytes``. The FQN of a leaf is its keys joined by ``.``; two
-        leaves with one FQN are refused. Subclasses of these types are refused, as they would come
+        every dtype but the quantized ones, numpy arrays and scalars of numbers and bools, objects
+        that speak DLPack (they come back as torch tensors), and ``None``, ``bool``, ``int``,
+        ``float``, ``complex``, ``str`` and ``bytes``. The FQN of a leaf is its keys joined by
+        ``.``; two leaves with one FQN are refused. Subclasses of these types are refused, as they would come
         back as something else; with ``allow_pickle=True`` other objects without tensors inside are
         pickled.
 
@@ -362,8 +363,8 @@ class Store:
         unwrapped: list[Unwrapped] = []
 
         def plan() -> Load:
-            unwrapped.append(Unwrapped(state, _clean(prefix), ignore_frozen))
-            return self._plan_load(unwrapped[0], number, options, _clean(prefix))
+            unwrapped.append(Unwrapped(state, clean_prefix(prefix), ignore_frozen))
+            return self._plan_load(unwrapped[0], number, options, clean_prefix(prefix))
 
         load = plan_together(self._ranks, plan)
         report = self._ranks.settle(load.run)
@@ -621,8 +622,8 @@ class Store:
         def flat() -> tuple[dict[str, Any], Flat]:
             arguments = {"step": _step_number(step), **options}
             self._check_new(arguments["step"], options["overwrite"])
-            unwrapped = Unwrapped(state, _clean(prefix), ignore_frozen)
-            patterns = _all_patterns(_pattern_list(keys), _clean(prefix), unwrapped.frozen)
+            unwrapped = Unwrapped(state, clean_prefix(prefix), ignore_frozen)
+            patterns = all_patterns(_pattern_list(keys), clean_prefix(prefix), unwrapped.frozen)
             return arguments, flatten(
                 unwrapped.state, allow_pickle, self._ranks, patterns, copies
             )
@@ -662,7 +663,7 @@ class Store:
     def _plan_load(
         self, unwrapped: Unwrapped, step: int | None, options: LoadOptions, prefix: str
     ) -> Load:
-        patterns = _all_patterns(options.patterns, prefix, unwrapped.frozen)
+        patterns = all_patterns(options.patterns, prefix, unwrapped.frozen)
         contents = self._native.contents(step, patterns)
         if len(contents) == 0 and (options.patterns or prefix):
             raise NotFound(
@@ -696,41 +697,9 @@ def _pattern_list(patterns: Patterns) -> list[str]:
     return [patterns] if isinstance(patterns, str) else list(patterns)
 
 
-_WILDCARDS = frozenset("*?[]!")
-
-
-def _literal(fqn: str) -> str:
-    """A pattern that takes `fqn`, and perhaps some more."""
-    # "?" stands for itself as for any other character.
-    return "".join("?" if char in _WILDCARDS else char for char in fqn)
-
-
 def _pattern_for(fqn: str) -> list[str]:
-    return [_literal(fqn)] if fqn else []
-
-
-def _with_below(pattern: str) -> list[str]:
-    """Patterns that take what is below the keys of `pattern` too, as one without wildcards does."""
-    return [pattern, f"{pattern}.**"] if _WILDCARDS & set(pattern) else [pattern]
-
-
-def _clean(prefix: str) -> str:
-    return prefix.removesuffix(".")
-
-
-def _all_patterns(patterns: list[str], prefix: str, frozen: list[str]) -> list[str]:
-    """`patterns` below `prefix`, without `frozen`, which are FQNs with the prefix."""
-    if prefix:
-        above = _literal(prefix)
-        below = []
-        for one in patterns:
-            sign, name = ("!", one[1:]) if one.startswith("!") else ("", one)
-            joined = f"{above}.{name}"
-            takes_below = not _WILDCARDS & set(name)
-            below += [sign + each for each in (_with_below(joined) if takes_below else [joined])]
-        has_includes = any(not one.startswith("!") for one in patterns)
-        patterns = below if has_includes else [*_with_below(above), *below]
-    return patterns + [f"!{each}" for fqn in frozen for each in _with_below(_literal(fqn))]
+    """Patterns that take `fqn`, whatever it holds, and perhaps some more."""
+    return [literal(fqn)] if fqn else []
 
 
 def _ranks(process_group: ProcessGroup | None, alone: bool, timeout: float) -> Ranks:
