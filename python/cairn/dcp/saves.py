@@ -60,6 +60,8 @@ class Part:
         self._address = address
         self._folder = folder_of(address)
         self._native: _cairn.StepPart | None = _cairn.StepPart(address, session)
+        self.has_guests = False
+        """Whether other ranks may join: only as long as this part is open."""
 
     @property
     def native(self) -> _cairn.StepPart:
@@ -138,6 +140,7 @@ def _check_steps(location: Location, steps: list[int], overwrite: bool) -> None:
 def tickets(part: Part, location: Location, world_size: int) -> list[Ticket]:
     """One for each rank."""
     attempt = part.native.invite(location.step or 0, world_size)
+    part.has_guests = world_size > 1
     return [Ticket(location.address, attempt, rank, _JOB) for rank in range(world_size)]
 
 

@@ -158,8 +158,7 @@ class CairnWriter(StorageWriter, AsyncStager):
                 self._part = saves.Part(ticket.address, ticket.attempt[2])
             results = self._write(self._part, ticket, plan, planner)
         except BaseException as error:
-            _give_up(self._part, error)
-            self._part = None
+            self._give_up(error)
             raise
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
@@ -225,6 +224,21 @@ class CairnWriter(StorageWriter, AsyncStager):
             part.native.hand_in()
             self._close()
         return portion.results
+
+    def _give_up(self, error: BaseException) -> None:
+        """After an error, which must not be hidden by one of giving up."""
+        part = self._part
+        if part is None or part.has_guests:
+            return  # ranks that join later would fail too, for no reason of their own
+        self._part = None
+        try:
+            part.native.give_up(str(error))
+        except Exception:
+            pass  # the part was not begun; the others hear of the error from DCP
+        try:
+            part.close()
+        except Exception:
+            pass  # what is left is swept at the next open for writing
 
     def _close(self) -> None:
         part, self._part = self._part, None
@@ -318,20 +332,6 @@ def _paths(planner_data: Any) -> dict[str, tuple[str | int, ...]]:
         and isinstance(path, tuple)
         and all(type(element) in (str, int) for element in path)
     }
-
-
-def _give_up(part: saves.Part | None, error: BaseException) -> None:
-    """After an error, which must not be hidden by one of giving up."""
-    if part is None:
-        return
-    try:
-        part.native.give_up(str(error))
-    except Exception:
-        pass  # the part was not begun; the others hear of the error from DCP
-    try:
-        part.close()
-    except Exception:
-        pass  # what is left is swept at the next open for writing
 
 
 def _refuse_unless(is_fine: bool, argument: str, why: str) -> None:

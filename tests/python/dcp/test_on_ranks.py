@@ -1,0 +1,250 @@
+"""Four ranks through dcp: what fails on one of them, plans that are cached, saves without a word."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from cairn_testing import assert_same
+from ranks import run_on_ranks
+from storages import Storage, failures_of
+from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+
+def state_of(step: int) -> dict:
+    """One sharded tensor, one on all ranks, one of each rank alone, and values."""
+    mesh = init_device_mesh("cpu", (4,))
+    rows = torch.arange(35.0).view(7, 5) + step
+    return {
+        "rows": distribute_tensor(rows, mesh, [Shard(0)], src_data_rank=None),
+        "same": torch.full((3,), float(step)),
+        f"own {dist.get_rank()}": torch.full((2,), float(step)),
+        "step": step,
+    }
+
+
+def blank_state() -> dict:
+    return state_of(-1)
+
+
+def assert_is_step(state: dict, step: int) -> None:
+    assert_same(locals_of(state), locals_of(state_of(step)))
+
+
+def locals_of(state: dict) -> dict:
+    return {k: v.to_local() if isinstance(v, DTensor) else v for k, v in state.items()}
+
+
+# Failures -------------------------------------------------------------------------------------------
+
+
+class FailingSave(DefaultSavePlanner):
+    def __init__(self, where: str, rank: int) -> None:
+        super().__init__()
+        self._where = where if rank == dist.get_rank() else None
+
+    def _fail(self, where: str) -> None:
+        if self._where == where:
+            raise KeyError(where)
+
+    def create_local_plan(self):
+        self._fail("plan")
+        return super().create_local_plan()
+
+    def create_global_plan(self, all_plans):
+        self._fail("global plan")
+        return super().create_global_plan(all_plans)
+
+    def finish_plan(self, new_plan):
+        self._fail("finish plan")
+        return super().finish_plan(new_plan)
+
+    def resolve_data(self, write_item):
+        self._fail("data")
+        return super().resolve_data(write_item)
+
+
+class FailingLoad(DefaultLoadPlanner):
+    def __init__(self, where: str, rank: int) -> None:
+        super().__init__()
+        self._where = where if rank == dist.get_rank() else None
+
+    def create_local_plan(self):
+        if self._where == "plan":
+            raise KeyError
+        return super().create_local_plan()
+
+    def resolve_tensor(self, read_item):
+        if self._where == "data":
+            raise KeyError
+        return super().resolve_tensor(read_item)
+
+
+SAVE_FAILURES = [(0, "global plan")] + [
+    (rank, where) for where in ("plan", "finish plan", "data") for rank in (0, 2)
+]
+
+
+def fail_and_go_on(rank: int, storage: Storage, path) -> None:
+    step = 0
+    writer = storage.writer(path)
+    for failing_rank, where in SAVE_FAILURES:
+        for next_writer in ("same", "new"):
+            planner = FailingSave(where, failing_rank)
+            error = failures_of(dcp.save, state_of(99), storage_writer=writer, planner=planner)
+            assert error == {failing_rank: "KeyError"}, (where, failing_rank, error)
+            step += 1
+            writer = storage.writer(path) if next_writer == "new" else writer
+            dcp.save(state_of(step), storage_writer=writer)
+            assert_is_step(storage.load(blank_state(), path), step)
+
+    reader = storage.reader(path)
+    for failing_rank in (0, 2):
+        for where in ("plan", "data"):
+            planner = FailingLoad(where, failing_rank)
+            error = failures_of(dcp.load, blank_state(), storage_reader=reader, planner=planner)
+            assert error == {failing_rank: "KeyError"}, (where, failing_rank, error)
+            state = blank_state()
+            dcp.load(state, storage_reader=reader)
+            assert_is_step(state, step)
+
+
+def test_what_fails_on_one_rank_is_known_to_all_and_the_next_save_works(storage, path):
+    run_on_ranks(fail_and_go_on, storage, path)
+
+
+def load_what_does_not_fit(rank: int, storage: Storage, path) -> list:
+    storage.save(state_of(1), path)
+    mesh = init_device_mesh("cpu", (4,))
+    wrong_rows = distribute_tensor(torch.zeros(7, 6), mesh, [Shard(0)], src_data_rank=None)
+    errors = []
+    for wrong in ({"none": 0}, {"rows": wrong_rows}, {"same": torch.zeros(4)}, {"same": 0}):
+        errors.append(failures_of(storage.load, wrong, path))
+    # One rank alone asks for what is not there.
+    wrong = {"step": 0, **({"none": torch.zeros(1)} if rank == 2 else {})}
+    errors.append(failures_of(storage.load, wrong, path))
+    errors.append(failures_of(storage.load, {"step": 0}, path / "nowhere"))
+    partial = DefaultLoadPlanner(allow_partial_load=True)
+    state = {**blank_state(), "none": rank}
+    storage.load(state, path, planner=partial)
+    assert state.pop("none") == rank
+    assert_is_step(state, 1)
+    return errors
+
+
+def test_what_does_not_fit_fails_alike(storage, path):
+    everywhere = [dict.fromkeys(range(4), name) for name in ("RuntimeError", "ValueError")]
+    want = [everywhere[0], *[everywhere[1]] * 3, {2: "RuntimeError"}]
+    want.append(dict.fromkeys(range(4), "AssertionError"))
+    assert run_on_ranks(load_what_does_not_fit, storage, path) == [want] * 4
+
+
+# Other ways to save ---------------------------------------------------------------------------------
+
+
+def save_with_cached_plans(rank: int, storage: Storage, path) -> None:
+    writer = storage.writer(path / "first")
+    for step in range(7):
+        state = state_of(step)
+        if rank == 1 and step in (3, 4):
+            state["more"] = torch.full((5,), float(step))  # the plan of one rank changes, and back
+        where = path / ("place" if step % 3 else f"place-{step}")
+        planner = DefaultSavePlanner(enable_plan_caching=True)
+        if step == 5:  # a new writer goes on with the plans
+            writer = storage.writer(where)
+        dcp.save(state, checkpoint_id=where, storage_writer=writer, planner=planner)
+        assert_is_step(storage.load(blank_state(), where), step)
+
+
+def test_cached_plans_save_every_step_on_every_rank(storage, path):
+    run_on_ranks(save_with_cached_plans, storage, path)
+
+
+def save_without_collectives(rank: int, storage: Storage, path) -> None:
+    for step in (1, 2):  # the second replaces the first
+        state = {**state_of(step), "rank": rank, "text": f"rank {rank}"}
+        metadata = storage.save(state, path, use_collectives=False)
+        assert set(metadata.state_dict_metadata) == set(state)
+        target = {**blank_state(), "rank": -1, "text": ""}
+        storage.load(target, path)
+        assert (target.pop("rank"), target.pop("text")) == (rank, f"rank {rank}")
+        assert_is_step(target, step)
+        dist.barrier()
+
+
+def test_ranks_save_each_for_itself(storage, path):
+    run_on_ranks(save_without_collectives, storage, path)
+
+
+def save_without_others(rank: int, storage: Storage, path) -> None:
+    """no_dist, within a group: each rank is alone."""
+    state = {"rank": rank, "t": torch.full((3,), float(rank))}
+    storage.save(state, path / str(rank), no_dist=True)
+    target = storage.load({"rank": -1, "t": torch.zeros(3)}, path / str(rank), no_dist=True)
+    assert_same(target, state)
+    dist.barrier()
+    if rank == 3:
+        target = storage.load({"rank": -1}, path / "1", no_dist=True)
+        assert target == {"rank": 1}
+
+
+def test_ranks_save_as_if_they_were_alone(storage, path):
+    run_on_ranks(save_without_others, storage, path)
+
+
+def save_on_a_thread(rank: int, storage: Storage, path) -> None:
+    writer = storage.writer(path)
+    for step in (1, 2, 3):
+        state = state_of(step)
+        future = dcp.async_save(state, checkpoint_id=path, storage_writer=writer)
+        for tensor in locals_of(state).values():  # the copy is staged
+            if isinstance(tensor, torch.Tensor):
+                tensor.fill_(-5)
+        metadata = future.result(timeout=30)
+        assert "rows" in metadata.state_dict_metadata
+        assert_is_step(storage.load(blank_state(), path), step)
+
+    # The exception that is kept keeps the writer of the failed save.
+    future = dcp.async_save(
+        state_of(4), storage_writer=storage.writer(path), planner=FailingSave("data", 2)
+    )
+    with pytest.raises(dcp.CheckpointException) as kept:
+        future.result(timeout=30)
+    assert list(kept.value.failures) == [2]
+    dist.barrier()
+    storage.save(state_of(5), path)
+    assert_is_step(storage.load(blank_state(), path), 5)
+    assert threading.active_count() < 10
+
+
+def test_async_saves_on_threads(storage, path):
+    run_on_ranks(save_on_a_thread, storage, path)
+
+
+def save_in_a_process(rank: int, storage: Storage, path) -> None:
+    import os
+
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    for step in (1, 2):
+        state = {"t": torch.full((4, 4), step + rank * 1.0), "step": step, "rank 0": True}
+        state = {f"{key} of {rank}": value for key, value in state.items()} | {"step": step}
+        future = dcp.async_save(
+            state,
+            storage_writer=storage.writer(path),
+            async_checkpointer_type=AsyncCheckpointerType.PROCESS,
+        )
+        metadata = future.result(timeout=60)
+        assert len(metadata.state_dict_metadata) == 3 * 2 + 1
+        target = {key: torch.zeros(4, 4) if "t of" in key else None for key in state}
+        assert_same(storage.load(target, path), state)
+
+
+@pytest.mark.timeout(120)
+def test_async_saves_in_a_process(storage, path):
+    run_on_ranks(save_in_a_process, storage, path, world_size=2, timeout=100)
