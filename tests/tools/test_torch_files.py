@@ -2,10 +2,12 @@
 
 import collections
 import io
+import os
 import pathlib
 import pickle
 import random
 import resource
+import shutil
 import signal
 import struct
 import zipfile
@@ -192,17 +194,27 @@ def test_an_export_that_runs_out_of_room_leaves_no_file(admin, tmp_path):
 
 
 def test_import_and_export_of_more_bytes_than_memory(admin, tmp_path):
-    torch.save({f"w{i}": torch.full((16 << 20,), i, dtype=torch.int32) for i in range(8)}, tmp_path / "in.pt")
+    state = {f"w{i}": torch.full((8 << 20,), i, dtype=torch.int32) for i in range(8)}
+    torch.save(state, tmp_path / "in.pt")
+    assert (tmp_path / "in.pt").stat().st_size > 256 << 20
 
-    def less_than_the_file():
-        resource.setrlimit(resource.RLIMIT_DATA, (384 << 20, 384 << 20))
+    def less_memory_than_the_file_has():
+        resource.setrlimit(resource.RLIMIT_DATA, (192 << 20, 192 << 20))
+        resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, 1 << 20))  # what a thread takes of it
 
-    limited = {"preexec_fn": less_than_the_file}
-    assert (tmp_path / "in.pt").stat().st_size > 512 << 20
-    assert admin("import", tmp_path / "s", "--step", 1, tmp_path / "in.pt", **limited).status == 0
-    assert admin("export", tmp_path / "s", tmp_path / "o.pt", **limited).status == 0
-    exported = torch.load(tmp_path / "o.pt", weights_only=True, mmap=True)
-    assert all((exported[f"w{i}"] == i).all() for i in range(8))
+    limited = {"preexec_fn": less_memory_than_the_file_has}
+    finished = admin("import", tmp_path / "s", "--step", 1, tmp_path / "in.pt", **limited)
+    assert finished.status == 0, finished.err
+    finished = admin("export", tmp_path / "s", tmp_path / "o.pt", **limited)
+    assert finished.status == 0, finished.err
+    assert same(torch.load(tmp_path / "o.pt", weights_only=True, mmap=True), state)
+    shutil.rmtree(tmp_path)  # pytest would keep it for a while
+
+
+def test_a_pipe_is_refused_and_not_waited_for(admin, tmp_path):
+    os.mkfifo(tmp_path / "pipe.pt")
+    finished = admin("import", tmp_path / "s", "--step", 1, tmp_path / "pipe.pt")
+    assert finished.status == 2 and "pipe.pt" in finished.err
 
 
 def test_the_exported_archive_is_aligned_and_its_checksums_hold(admin, tmp_path):
