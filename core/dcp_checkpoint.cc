@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <utility>
 #include <variant>
 
@@ -117,12 +118,16 @@ class DcpReader {
   }
 
  private:
+  // What SerializationFormat.SAFETENSORS makes of the tensors of a file.
+  struct Blob {
+    internal::SafetensorsContents contents;
+    std::set<std::string> taken;  // by the chunks so far
+  };
   struct File {
     std::shared_ptr<const kv::Mapping> mapping;
     std::string path;
-    uint64_t left_bytes = 0;  // that no item has claimed
-    // Where SerializationFormat.SAFETENSORS was asked for: by offset of the blob.
-    std::map<uint64_t, internal::SafetensorsContents> blobs;
+    uint64_t left_bytes = 0;         // that no item has claimed
+    std::map<uint64_t, Blob> blobs;  // by where they begin
   };
   struct Region {
     File* file = nullptr;
@@ -309,9 +314,16 @@ class DcpReader {
                            region));
       }
       checks_.AddUnchecked(region.file->path);
-      found = region.file->blobs.emplace(begin, *std::move(contents)).first;
+      found = region.file->blobs.emplace(begin, Blob{*std::move(contents), {}}).first;
     }
-    const auto& tensors = found->second.tensors;
+    // The blob has one tensor of a name: of several chunks torch has written only the last.
+    if (!found->second.taken.insert(key).second) {
+      return Fail(Placed({.code = ErrorCode::kDataLoss,
+                          .message = "its rank had several chunks, of which torch's safetensors "
+                                     "format keeps but one; the others are lost"},
+                         region));
+    }
+    const auto& tensors = found->second.contents.tensors;
     const auto tensor = std::ranges::find(tensors, key, &SafetensorsTensor::name);
     if (tensor == tensors.end()) {
       return Fail(Placed({.code = ErrorCode::kDataLoss,

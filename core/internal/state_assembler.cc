@@ -276,10 +276,8 @@ Result<void> StateAssembler::AddCall(const ChildKey& key, const TorchArchive& ar
   const std::optional<Call> call = CallOf(pickle, object);
   if (!call) return AddUnknown(key, UnknownCall(pickle, object));
   if (std::optional<Value> value = ValueOf(pickle, *call)) {
-    CAIRN_TRY(Spend(
-        key, pickle.kind(call->arguments.empty() ? object : call->arguments[0]) == PickleKind::kText
-                 ? pickle.text(call->arguments[0]).size()
-                 : 0));
+    const Bytes* const bytes = std::get_if<Bytes>(&*value);
+    CAIRN_TRY(Spend(key, bytes == nullptr ? 0 : bytes->data.size()));
     return AddValue(key, *std::move(value));
   }
   if (!call->object->elements.empty()) return AddUnknown(key, UnknownCall(pickle, object));

@@ -2,9 +2,13 @@
 
 import collections
 import io
+import os
 import pathlib
 import pickle
 import random
+import resource
+import shutil
+import signal
 import struct
 import zipfile
 
@@ -163,15 +167,54 @@ def test_export_replaces_nothing_unasked(admin, tmp_path):
     assert same(torch.load(tmp_path / "o.pt", weights_only=True), {"a": torch.ones(2)})
 
 
-def test_export_that_fails_leaves_no_file(admin, tmp_path):
+def test_what_cannot_be_exported_is_said_before_anything_is_written(admin, tmp_path):
     torch.save({"a": torch.ones(2), "long": 1 << 4000}, tmp_path / "in.pt", pickle_protocol=4)
     import_file(admin, tmp_path / "s", tmp_path / "in.pt")
     (tmp_path / "out").mkdir()
     finished = admin("export", tmp_path / "s", tmp_path / "out" / "o.pt")
     assert finished.status == 2 and "long" in finished.err
-    full = admin("export", tmp_path / "s", tmp_path / "out" / "missing" / "o.pt", "a")
-    assert full.status == 2
     assert list((tmp_path / "out").iterdir()) == []
+    assert admin("export", tmp_path / "s", tmp_path / "out" / "o.pt", "!long").status == 0
+
+
+def test_an_export_that_runs_out_of_room_leaves_no_file(admin, tmp_path):
+    torch.save({"a": torch.ones(1 << 20)}, tmp_path / "in.pt")
+    import_file(admin, tmp_path / "s", tmp_path / "in.pt")
+    (tmp_path / "out").mkdir()
+
+    def at_most_one_mebibyte_a_file():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+    finished = admin(
+        "export", tmp_path / "s", tmp_path / "out" / "o.pt", preexec_fn=at_most_one_mebibyte_a_file
+    )
+    assert finished.status == 2 and "cannot write" in finished.err
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_import_and_export_of_more_bytes_than_memory(admin, tmp_path):
+    state = {f"w{i}": torch.full((8 << 20,), i, dtype=torch.int32) for i in range(8)}
+    torch.save(state, tmp_path / "in.pt")
+    assert (tmp_path / "in.pt").stat().st_size > 256 << 20
+
+    def less_memory_than_the_file_has():
+        resource.setrlimit(resource.RLIMIT_DATA, (192 << 20, 192 << 20))
+        resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, 1 << 20))  # what a thread takes of it
+
+    limited = {"preexec_fn": less_memory_than_the_file_has}
+    finished = admin("import", tmp_path / "s", "--step", 1, tmp_path / "in.pt", **limited)
+    assert finished.status == 0, finished.err
+    finished = admin("export", tmp_path / "s", tmp_path / "o.pt", **limited)
+    assert finished.status == 0, finished.err
+    assert same(torch.load(tmp_path / "o.pt", weights_only=True, mmap=True), state)
+    shutil.rmtree(tmp_path)  # pytest would keep it for a while
+
+
+def test_a_pipe_is_refused_and_not_waited_for(admin, tmp_path):
+    os.mkfifo(tmp_path / "pipe.pt")
+    finished = admin("import", tmp_path / "s", "--step", 1, tmp_path / "pipe.pt")
+    assert finished.status == 2 and "pipe.pt" in finished.err
 
 
 def test_the_exported_archive_is_aligned_and_its_checksums_hold(admin, tmp_path):

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -92,6 +93,8 @@ Result<Sources> FindSources(const std::vector<std::string>& files) {
 
 /// True for what torch.save writes, now and long ago; told by the first bytes.
 bool LooksLikeTorchFile(const std::string& path) {
+  std::error_code ignored;  // reading a pipe would wait for its writer
+  if (!fs::is_regular_file(path, ignored)) return false;
   std::ifstream file(path, std::ios::binary);
   std::string begin(4, '\0');
   file.read(begin.data(), static_cast<std::streamsize>(begin.size()));
@@ -164,28 +167,32 @@ Result<Input> ReadInput(const ImportOptions& options, const core::Progress& prog
   return input;
 }
 
-/// Nothing is left out in silence; of very many the first tell enough.
-void WarnLeftOut(const Input& input) {
+/// Of very many warnings the first tell enough.
+void WarnEach(const std::vector<std::string>& texts) {
   constexpr size_t kMostLines = 20;
-  size_t count = 0;
-  for (const core::ImportedState& imported : input.imported) {
-    for (const auto& [key, what] : imported.left_out) {
-      if (++count <= kMostLines) {
-        Warn("kv-admin", fmt::format("'{}' was left out: {}", EscapeText(key), EscapeText(what)));
-      }
-    }
+  for (size_t i = 0; i < std::min(texts.size(), kMostLines); ++i) Warn("kv-admin", texts[i]);
+  if (texts.size() > kMostLines) {
+    Warn("kv-admin", fmt::format("and {} more like it", GroupedCount(texts.size() - kMostLines)));
   }
-  if (count > kMostLines) {
-    Warn("kv-admin", fmt::format("{} more were left out", GroupedCount(count - kMostLines)));
-  }
+}
+
+/// Nothing is left out in silence.
+void WarnLeftOut(const Input& input) {
+  std::vector<std::string> left_out;
+  std::vector<std::string> unchecked;
   size_t tensors = 0;
   for (const core::ImportedState& imported : input.imported) {
-    for (const auto& attribute : imported.attributes) tensors += attribute.what == "tensor" ? 1 : 0;
-    for (const std::string& file : imported.unchecked) {
-      Warn("kv-admin", fmt::format("'{}' has no checksums: its bytes were taken as they are",
-                                   EscapeText(file)));
+    for (const auto& [key, what] : imported.left_out) {
+      left_out.push_back(fmt::format("'{}' was left out: {}", EscapeText(key), EscapeText(what)));
     }
+    for (const std::string& file : imported.unchecked) {
+      unchecked.push_back(
+          fmt::format("'{}' has no checksums: its bytes were taken as they are", EscapeText(file)));
+    }
+    for (const auto& attribute : imported.attributes) tensors += attribute.what == "tensor" ? 1 : 0;
   }
+  WarnEach(left_out);
+  WarnEach(unchecked);
   if (tensors > 0) {
     Warn("kv-admin",
          fmt::format("Python attributes of {} were left out", Plural(tensors, "tensor")));
