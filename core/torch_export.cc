@@ -24,6 +24,8 @@ namespace {
 
 using internal::PickleWriter;
 
+// Deeper than any state that is saved from Python; a damaged store must not exhaust the stack.
+constexpr uint32_t kMostDepth = 1000;
 // 255 bytes, the most that torch's weights_only unpickler takes of an int.
 constexpr size_t kMostIntBytes = 0xff;
 
@@ -87,6 +89,17 @@ class StatePickler {
   Result<void> WriteNode() {
     const Node& node = contents_.tree.nodes[node_++];
     if (!IsContainer(node.kind)) return WriteLeaf(node);
+    if (depth_ == kMostDepth) {
+      return Fail(ErrorCode::kDataLoss,
+                  fmt::format("the step's structure nests deeper than {} levels", kMostDepth));
+    }
+    ++depth_;
+    CAIRN_TRY(WriteContainer(node));
+    --depth_;
+    return {};
+  }
+
+  Result<void> WriteContainer(const Node& node) {
     switch (node.kind) {
       case NodeKind::kDict:
         pickle_.EmptyDict();
@@ -155,9 +168,10 @@ class StatePickler {
         return {};
       case KeyKind::kFloat: {
         double value = 0;
-        const auto [end, error] =
-            std::from_chars(node.key.data(), node.key.data() + node.key.size(), value);
-        if (error != std::errc()) return Invalid("a float key that is none", node.key);
+        const char* const last = node.key.data() + node.key.size();
+        const auto [end, error] = std::from_chars(node.key.data(), last, value);
+        if (error != std::errc() || end != last)
+          return Invalid("a float key that is none", node.key);
         pickle_.Float(value);
         return {};
       }
@@ -333,6 +347,7 @@ class StatePickler {
   const Contents& contents_;
   std::vector<Leaf> leaves_;
   size_t node_ = 0;
+  uint32_t depth_ = 0;  // of containers around it
   size_t leaf_ = 0;
   PickleWriter pickle_;
   std::map<std::string, DType> dtype_of_;     // of all views of a storage; unknown if they differ

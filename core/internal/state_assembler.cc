@@ -12,7 +12,7 @@
 namespace cairn::core::internal {
 namespace {
 
-constexpr size_t kMostDepth = 256;
+constexpr size_t kMostDepth = 1000;  // as Python states are walked
 // What any pickle may become, and how much more for each of its bytes.
 constexpr uint64_t kFreeNodes = 1 << 20;
 constexpr uint64_t kFreeTextBytes = 256 << 20;

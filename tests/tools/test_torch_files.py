@@ -147,6 +147,14 @@ def test_roots_that_are_no_dict(admin, tmp_path, root):
     assert same(read(tmp_path / "p"), {"below": root})
 
 
+def test_deep_states_come_back(admin, tmp_path):
+    state = torch.ones(2)
+    for i in range(150):
+        state = {"k": [state, i]}
+    exported, stored = through(admin, tmp_path, state)
+    assert same(exported, state) and same(stored, state)
+
+
 def test_patterns_choose_what_is_exported(admin, tmp_path):
     torch.save({"a": {"x": torch.ones(2), "n": 3}, "b": [1, torch.zeros(2)]}, tmp_path / "in.pt")
     import_file(admin, tmp_path / "s", tmp_path / "in.pt")
