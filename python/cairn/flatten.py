@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from cairn import _cairn
 from cairn.errors import Invalid
+from cairn.host_copies import HostCopies
 from cairn.ranks import Ranks
 from cairn.sharded import Shards
 from cairn.tensors import Sources, is_torch_tensor, refuse
@@ -24,11 +25,18 @@ class Flat(NamedTuple):
     """That it was selected by; none: it is all of the state."""
 
 
-def flatten(state: Any, allow_pickle: bool, ranks: Ranks, patterns: list[str]) -> Flat:
+def flatten(
+    state: Any,
+    allow_pickle: bool,
+    ranks: Ranks,
+    patterns: list[str],
+    copies: HostCopies | None = None,
+) -> Flat:
     """The leaves that `patterns` take. The batch borrows the tensors' memory and keeps its owners
-    alive. Raises Invalid."""
+    alive; tensors on a device are copied into `copies`, by default memory of this batch alone.
+    Raises Invalid."""
     shards = Shards(ranks)
-    sources = Sources(shards)
+    sources = Sources(shards, copies)
 
     def take(value: Any, fqn: str) -> tuple | _cairn.Pickle:
         source = sources.take(value, fqn)

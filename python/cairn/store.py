@@ -8,9 +8,11 @@ import json
 import operator
 import os
 import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Union
 
@@ -18,6 +20,7 @@ from cairn import _cairn
 from cairn.contents import key_info, leaf_at
 from cairn.errors import Conflict, Invalid, NotFound
 from cairn.flatten import Flat, flatten
+from cairn.host_copies import HostCopies
 from cairn.joint_loads import plan_together
 from cairn.joint_saves import agree
 from cairn.loading import Load, LoadOptions
@@ -180,6 +183,9 @@ class Store:
         self._last_save: SaveHandle | None = None
         self._ranks = _ranks(process_group, alone, timeout)
         self._native = _cairn.Store(self._address, mode == "a", self._ranks.communicator)
+        # Host copies of what lies on devices, kept from save to save; used under the lock alone.
+        self._copies = HostCopies()
+        self._copies_lock = threading.Lock()
         _open_stores.add(self)
 
     @property
@@ -191,6 +197,11 @@ class Store:
     def world_size(self) -> int:
         """How many processes have the store open together; 1 for one alone."""
         return self._ranks.world_size
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that ranks wait for each other in any call."""
+        return self._ranks.timeout
 
     def save(
         self,
@@ -234,19 +245,23 @@ class Store:
             Unavailable: no space, or an I/O error; a rank failed otherwise, died, or did not write
                 its part in time. The store is as it was.
         """
-        number, batch, options = self._prepare_save(
-            step,
-            state,
-            overwrite=overwrite,
-            incremental=incremental,
-            base_step=base_step,
-            chunk_bytes=chunk_bytes,
-            keys=keys,
-            prefix=prefix,
-            ignore_frozen=ignore_frozen,
-            allow_pickle=allow_pickle,
-        )
-        return SaveReport(*self._native.save(number, batch, *options))
+        # Copies that save_async has made are used again, and held until they are written.
+        copies = self._copies if len(self._copies) > 0 else None
+        with nullcontext() if copies is None else self._copies_lock:
+            number, batch, options = self._prepare_save(
+                step,
+                state,
+                overwrite=overwrite,
+                incremental=incremental,
+                base_step=base_step,
+                chunk_bytes=chunk_bytes,
+                keys=keys,
+                prefix=prefix,
+                ignore_frozen=ignore_frozen,
+                allow_pickle=allow_pickle,
+                copies=copies,
+            )
+            return SaveReport(*self._native.save(number, batch, *options))
 
     def save_async(
         self,
@@ -265,27 +280,30 @@ class Store:
         """Copies ``state`` into staging memory and writes it in the background.
 
         The step is what the state is now, whatever is changed after :meth:`SaveHandle.wait_staged`.
-        The staging memory is as large as the tensors and is used again by the next save. While one
-        save runs, another waits for it first. Closing the store, or leaving Python, waits for it
-        too. Arguments as for :meth:`save`.
+        The staging memory is as large as the tensors and is used again by the next save, as are the
+        host copies of tensors on a device, each for as long as its storage lives. While one save
+        runs, another waits for it first. Closing the store, or leaving Python, waits for it too.
+        Arguments as for :meth:`save`.
 
         Raises:
             Conflict, Invalid: as :meth:`save`, at once. What goes wrong later is raised by
                 :meth:`SaveHandle.result`.
         """
-        number, batch, options = self._prepare_save(
-            step,
-            state,
-            overwrite=overwrite,
-            incremental=incremental,
-            base_step=base_step,
-            chunk_bytes=chunk_bytes,
-            keys=keys,
-            prefix=prefix,
-            ignore_frozen=ignore_frozen,
-            allow_pickle=allow_pickle,
-        )
-        native = self._native.save_async(number, batch, *options)
+        with self._copies_lock:
+            number, batch, options = self._prepare_save(
+                step,
+                state,
+                overwrite=overwrite,
+                incremental=incremental,
+                base_step=base_step,
+                chunk_bytes=chunk_bytes,
+                keys=keys,
+                prefix=prefix,
+                ignore_frozen=ignore_frozen,
+                allow_pickle=allow_pickle,
+                copies=self._copies,
+            )
+            native = self._native.save_async(number, batch, *options)
         self._last_save = SaveHandle(native, number)
         return self._last_save
 
@@ -558,6 +576,7 @@ class Store:
                 last_save._wait()
         finally:
             release()
+            self._copies.clear()
             self._closed = True
             _open_stores.discard(self)
         if last_save is not None and not last_save._asked:
@@ -594,6 +613,7 @@ class Store:
         prefix: str,
         ignore_frozen: bool,
         allow_pickle: bool,
+        copies: HostCopies | None,
         **options: Any,
     ) -> tuple[int, _cairn.Batch, tuple[Any, ...]]:
         """The step's number, and what the C++ side takes; on several ranks, agreed between them."""
@@ -604,7 +624,8 @@ class Store:
             self._check_new(arguments["step"], options["overwrite"])
             unwrapped = Unwrapped(state, clean_prefix(prefix), ignore_frozen)
             patterns = all_patterns(_pattern_list(keys), clean_prefix(prefix), unwrapped.frozen)
-            return arguments, flatten(unwrapped.state, allow_pickle, self._ranks, patterns)
+            flattened = flatten(unwrapped.state, allow_pickle, self._ranks, patterns, copies)
+            return arguments, flattened
 
         arguments, flattened = agree(self._ranks, flat)
         number = arguments.pop("step")

@@ -13,6 +13,7 @@ import numpy as np
 
 from cairn import dtypes
 from cairn.errors import refuse
+from cairn.host_copies import HostCopies
 from cairn.sharded import BoxShard, MeshShard, Shards, is_sharded
 from cairn.tree import NUMPY_ARRAY, NUMPY_SCALAR, TENSOR
 
@@ -44,12 +45,20 @@ def is_tensor_like(value: Any) -> bool:
     )
 
 
-class Sources:
-    """Makes sources of leaves; one for each save, as it keeps the device storages it copied."""
+def is_on_host(tensor: Any) -> bool:
+    """True if the memory of a torch tensor can be read where it is."""
+    return tensor.device.type == "cpu"
 
-    def __init__(self, shards: Shards) -> None:
+
+class Sources:
+    """Makes sources of leaves; one for each save, as it keeps the device storages it copied.
+
+    What is not in host memory is copied into `copies`, which a store keeps from save to save.
+    """
+
+    def __init__(self, shards: Shards, copies: HostCopies | None = None) -> None:
         self._shards = shards
-        self._host_storages: dict[tuple[str, int], Any] = {}
+        self._round = (HostCopies() if copies is None else copies).round()
 
     def take(self, value: Any, fqn: str) -> Source | None:
         """The source of a tensor-like `value`, or None for anything else. Raises Invalid."""
@@ -88,24 +97,17 @@ class Sources:
         code = check_torch(tensor, fqn)
         if tensor.device.type == "meta":
             raise refuse(fqn, "a meta tensor, which has no data", "materialise it before the save")
-        tensor = self._on_host(tensor.detach().resolve_conj().resolve_neg())
-        address = tensor.data_ptr()
-        if address == 0 and tensor.numel() > 0:
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+        # Asked before the copy, which would have memory of its own.
+        if tensor.data_ptr() == 0 and tensor.numel() > 0:
             raise refuse(fqn, "a tensor whose storage was freed", "leave it out, or restore it")
-        return Source(TENSOR, code, tuple(tensor.shape), tuple(tensor.stride()), address, tensor)
+        tensor = self._on_host(tensor)
+        shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+        return Source(TENSOR, code, shape, strides, tensor.data_ptr(), tensor)
 
     def _on_host(self, tensor: Any) -> Any:
-        if tensor.device.type == "cpu":
-            return tensor
         # By whole storages, so that tensors that share one on the device share its copy too.
-        storage = tensor.untyped_storage()
-        place = (str(tensor.device), storage.data_ptr())
-        if place not in self._host_storages:
-            self._host_storages[place] = (storage, storage.cpu())
-        host = self._host_storages[place][1]
-        torch = dtypes.require_torch()
-        empty = torch.empty(0, dtype=tensor.dtype, device="cpu")
-        return empty.set_(host, tensor.storage_offset(), tensor.shape, tensor.stride())
+        return tensor if is_on_host(tensor) else self._round.tensor(tensor)
 
 
 def from_dlpack(value: Any, fqn: str) -> Any:

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import copy
 import io
-import os
 
 import pytest
 import torch
-from cairn_testing import assert_same, random_tensor, run_python
+from cairn_testing import assert_same, random_tensor, resident_bytes, run_python
 
 MIB = 1 << 20
-
-
-def resident_bytes() -> int:
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def small_tensors(count: int, elements: int) -> dict[str, torch.Tensor]:

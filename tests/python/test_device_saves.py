@@ -1,0 +1,64 @@
+"""Saves of tensors that are not in host memory: their host copies are kept from save to save.
+
+A complex tensor takes the way through Python that a tensor on a device takes; `is_on_host` is made
+to say that it lies on one.
+"""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from cairn_testing import resident_bytes, shares_storage
+
+from cairn import tensors
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def on_device(monkeypatch):
+    monkeypatch.setattr(tensors, "is_on_host", lambda tensor: False)
+
+
+def test_save_async_keeps_the_host_copies_of_device_tensors(store, on_device):
+    base = torch.zeros(MIB // 2, dtype=torch.complex64)
+    state = {"base": base, "part": base[10:20], "host": torch.zeros(MIB)}
+    for step in range(2):
+        base.fill_(step)
+        store.save_async(step, state).result()
+    gc.collect()
+    host, resident = store._copies._entries[id(base.untyped_storage())].host, resident_bytes()
+
+    for step in range(2, 100):
+        base.fill_(step)
+        store.save_async(step, state).result()
+        store.delete(step - 1)
+
+    gc.collect()
+    assert len(store._copies) == 1 and store._copies.total_bytes == base.nbytes
+    assert store._copies._entries[id(base.untyped_storage())].host is host
+    assert resident_bytes() - resident < 8 * MIB
+    read = store.read(step=99)
+    assert bool((read["base"] == 99).all()) and shares_storage(read["base"], read["part"])
+    store.save(100, state)
+    assert len(store._copies) == 1
+    del state, base
+    gc.collect()
+    assert len(store._copies) == 0
+
+
+def test_the_step_is_the_device_state_at_the_call(store, on_device):
+    tensor = torch.full((MIB,), 1j, dtype=torch.complex64)
+    first = store.save_async(1, {"t": tensor})
+    tensor.fill_(2)
+    second = store.save_async(2, {"t": tensor})
+    tensor.fill_(3)
+    first.result(), second.result()
+    assert store.read(step=1)["t"][0] == 1j and store.read(step=2)["t"][0] == 2
+
+
+def test_save_keeps_no_host_copies_of_its_own(store, on_device):
+    store.save(1, {"t": torch.ones(4, dtype=torch.complex64)})
+    assert len(store._copies) == 0
