@@ -1,0 +1,500 @@
+"""`cairn.torch.StateDictStager`: what a staged state is, and how long its memory lives."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+import gc
+import os
+import threading
+import weakref
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from cairn_testing import assert_same, payload, resident_bytes, shares_storage
+
+import cairn
+from cairn import host_copies
+from cairn.host_copies import HostCopies
+from cairn.torch import Staged, StateDictStager
+from cairn.torch.stager import CopiesUnderWay
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def stager():
+    with StateDictStager() as made:
+        yield made
+
+
+class Point(NamedTuple):
+    x: torch.Tensor
+    name: str
+
+
+@dataclasses.dataclass
+class Moments:
+    mean: torch.Tensor
+    steps: list[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    value: torch.Tensor
+
+
+class Slotted:
+    __slots__ = ("tensor", "unset")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+class Custom:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.nested = {"inner": [tensor]}
+        self.me = self
+
+
+class DictOfMine(dict):
+    pass
+
+
+class ListOfMine(list):
+    pass
+
+
+class CopiesItself:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def __deepcopy__(self, memo: dict) -> CopiesItself:
+        return CopiesItself(copy.deepcopy(self.tensor, memo))
+
+
+CONTAINERS = {
+    "dict": (lambda t: {"a": t, 1: {"b": t}}, lambda s: s[1]["b"]),
+    "list": (lambda t: [t, [t]], lambda s: s[1][0]),
+    "tuple": (lambda t: (1, (t,)), lambda s: s[1][0]),
+    "namedtuple": (lambda t: Point(t, "p"), lambda s: s.x),
+    "OrderedDict": (lambda t: collections.OrderedDict(b=t, a=1), lambda s: s["b"]),
+    "defaultdict": (lambda t: collections.defaultdict(list, k=[t]), lambda s: s["k"][0]),
+    "deque": (lambda t: collections.deque([t], maxlen=3), lambda s: s[0]),
+    "dict subclass": (lambda t: DictOfMine(a=t), lambda s: s["a"]),
+    "list subclass": (lambda t: ListOfMine([t]), lambda s: s[0]),
+    "dataclass": (lambda t: Moments(t, [1, 2]), lambda s: s.mean),
+    "frozen dataclass": (lambda t: Frozen(t), lambda s: s.value),
+    "slots": (lambda t: Slotted(t), lambda s: s.tensor),
+    "object": (lambda t: Custom(t), lambda s: s.nested["inner"][0]),
+    "own copy": (lambda t: CopiesItself(t), lambda s: s.tensor),
+    "module": (lambda t: buffer_module(t), lambda s: s.kept),
+    "method": (lambda t: Custom(t).__init__, lambda s: s.__self__.nested["inner"][0]),
+}
+
+
+def buffer_module(tensor: torch.Tensor) -> torch.nn.Module:
+    module = torch.nn.Linear(2, 2)
+    module.register_buffer("kept", tensor)
+    return module
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_every_container_is_followed_and_made_anew(stager, name):
+    make, find = CONTAINERS[name]
+    source = torch.arange(6.0).reshape(2, 3)
+    state = make(source)
+
+    staged = stager.stage(state)
+    want = source.clone()
+    source.zero_()
+
+    assert type(staged) is type(state) and staged is not state
+    assert torch.equal(find(staged), want)
+    assert find(staged).data_ptr() != source.data_ptr()
+
+
+def test_attributes_and_order_of_containers_are_kept(stager):
+    state = torch.nn.Linear(3, 2).state_dict()
+    state["extra"] = collections.deque([1], maxlen=2)
+    staged = stager.stage(state)
+    assert list(staged) == list(state) and staged._metadata == state._metadata
+    assert staged["extra"].maxlen == 2
+    assert_same(dict(staged, extra=0), dict(collections.OrderedDict(state), extra=0))
+
+
+def test_plain_values_stay_as_they_are(stager):
+    values = [
+        None,
+        True,
+        3,
+        2.5,
+        1j,
+        "s",
+        b"b",
+        torch.float16,
+        torch.device("cpu"),
+        torch.Size([2]),
+    ]
+    staged = stager.stage(values + [(1, "same")])
+    assert all(a is b for a, b in zip(staged, values))
+    array = np.arange(4)
+    copied = stager.stage({"n": array, "enum": Path("/x"), "set": {1, 2}, "fn": len})
+    array[:] = 0
+    assert copied["n"].tolist() == [0, 1, 2, 3]
+    assert (copied["enum"], copied["set"], copied["fn"]) == (Path("/x"), {1, 2}, len)
+
+
+def test_sharing_of_objects_and_cycles_are_kept(stager):
+    shared = {"t": torch.ones(2)}
+    state: dict[str, Any] = {"a": shared, "b": shared, "custom": Custom(torch.ones(1))}
+    state["self"] = state
+    state["tuple"] = ([],)
+    state["tuple"][0].append(state["tuple"])
+
+    staged = stager.stage(state)
+
+    assert staged["a"] is staged["b"] and staged["a"] is not shared
+    assert staged["self"] is staged and staged["custom"].me is staged["custom"]
+    assert staged["tuple"][0][0] is staged["tuple"] and staged["tuple"] is not state["tuple"]
+
+
+def test_views_share_one_copy_with_their_offsets_and_strides(stager):
+    base = torch.arange(24.0).reshape(4, 6)
+    state = {
+        "whole": base,
+        "again": base,
+        "row": base[1],
+        "turned": base.t(),
+        "every": base[:, ::2],
+        "bits": base.view(torch.int32),
+        "parameter": torch.nn.Parameter(base[2:]),
+        "scalar": base[3, 5],
+        "expanded": base[0, :1].expand(1000),
+    }
+    staged = stager.stage(state)
+
+    assert stager.copy_count == 1 and stager.copy_bytes == base.nbytes
+    assert staged["whole"] is staged["again"]
+    for key, source in state.items():
+        copied = staged[key]
+        assert shares_storage(copied, staged["whole"]), key
+        assert copied.stride() == source.stride(), key
+        assert copied.storage_offset() == source.storage_offset(), key
+        assert payload(copied) == payload(source), key
+    staged["whole"][1, 0] = -1
+    assert staged["row"][0] == -1 and base[1, 0] == 6
+    assert type(staged["parameter"]) is torch.nn.Parameter and staged["parameter"].requires_grad
+
+
+def test_the_copies_are_filled_again_by_the_next_staging(stager):
+    model = torch.nn.Linear(8, 8)
+    first = stager.stage(model.state_dict())
+    address = first["weight"].data_ptr()
+    with torch.no_grad():
+        model.weight.fill_(7)
+
+    second = stager.stage(model.state_dict())
+
+    assert second["weight"].data_ptr() == address
+    assert bool((second["weight"] == 7).all())
+    assert stager.copy_count == 2
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["private", "shared"])
+def test_memory_after_a_hundred_stagings_is_that_after_two(shared):
+    model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(8)])
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 1024)).sum().backward()
+    optimizer.step()
+
+    def state() -> dict:
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+    with StateDictStager(shared=shared) as stager:
+        for _ in range(2):
+            stager.stage(state())
+        gc.collect()
+        count, copied, resident = stager.copy_count, stager.copy_bytes, resident_bytes()
+        for _ in range(98):
+            stager.stage(state())
+        gc.collect()
+        assert (stager.copy_count, stager.copy_bytes) == (count, copied)
+        assert copied > 96 * MIB
+        assert resident_bytes() - resident < 8 * MIB
+
+
+def test_a_freed_storage_frees_its_copy(stager):
+    kept, freed = torch.ones(10), torch.ones(4 * MIB)
+    view = freed[5:]
+    host = weakref.ref(stager.stage([kept, freed])[1].untyped_storage())
+    assert stager.copy_count == 2
+
+    del freed
+    gc.collect()
+    assert stager.copy_count == 2, "a view keeps the storage alive"
+    del view
+    gc.collect()
+
+    assert (stager.copy_count, stager.copy_bytes) == (1, 40)
+    assert host() is None
+
+
+def test_a_storage_that_changed_its_size_gets_a_new_copy(stager):
+    tensor = torch.ones(4)
+    first = stager.stage({"t": tensor})["t"]
+    tensor.resize_(1000).fill_(2)
+
+    second = stager.stage({"t": tensor})["t"]
+
+    assert torch.equal(second, tensor) and torch.equal(first, torch.ones(4))
+    assert (stager.copy_count, stager.copy_bytes) == (1, 4000)
+
+
+def test_new_data_of_a_parameter_takes_the_place_of_the_old(stager):
+    parameter = torch.nn.Parameter(torch.ones(1000))
+    for i in range(5):
+        parameter.data = torch.full((1000,), float(i))
+        assert bool((stager.stage([parameter])[0] == i).all())
+        gc.collect()
+        assert (stager.copy_count, stager.copy_bytes) == (1, 4000)
+
+
+def test_what_is_staged_outlives_the_stager():
+    stager = StateDictStager()
+    staged = stager.stage({"t": torch.arange(5)})
+    stager.close()
+    stager.close()
+    assert staged["t"].tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(cairn.Invalid, match="closed"):
+        stager.stage({})
+
+
+def test_shared_memory_is_seen_by_another_process():
+    with StateDictStager(shared=True) as stager:
+        staged = stager.stage({"t": torch.zeros(4), "empty": torch.zeros(0)})
+        assert staged["t"].is_shared()
+        child = os.fork()
+        if child == 0:
+            staged["t"].fill_(5)
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert staged["t"].tolist() == [5, 5, 5, 5]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="refused only where there is no CUDA")
+def test_pinned_memory_without_cuda_is_refused_in_words():
+    with pytest.raises(cairn.Invalid, match="pinned=True: torch finds no CUDA device"):
+        StateDictStager(pinned=True)
+
+
+def test_only_copies_of_device_memory_are_pinned(monkeypatch):
+    pinned = []
+    monkeypatch.setattr(host_copies, "_pin", pinned.append)
+    storage = torch.ones(2).untyped_storage()
+    HostCopies()._host_for(storage)
+    HostCopies(pinned=False)._allocate(8, for_cuda=True)
+    assert pinned == []
+    host = HostCopies()._allocate(8, for_cuda=True)
+    assert pinned == [host]
+
+
+class Scaled(torch.Tensor):
+    """A subclass over plain memory, with an attribute."""
+
+    scale: torch.Tensor
+
+
+class Pair(torch.Tensor):
+    """A wrapper subclass."""
+
+    @staticmethod
+    def __new__(cls, left: torch.Tensor, right: torch.Tensor) -> Pair:
+        made = torch.Tensor._make_wrapper_subclass(cls, left.shape, dtype=left.dtype)
+        made.left, made.right = left, right
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        return ["left", "right"], "context"
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict, context: Any, size: Any, stride: Any) -> Pair:
+        assert context == "context"
+        return Pair(inner["left"], inner["right"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"{func} reached the wrapper")
+
+
+def test_a_subclass_over_memory_keeps_its_type_and_attributes(stager):
+    source = torch.arange(4.0).as_subclass(Scaled)
+    source.scale = torch.full((1,), 3.0)
+    staged = stager.stage({"s": source, "plain": source.as_subclass(torch.Tensor)})
+
+    assert type(staged["s"]) is Scaled and staged["s"].tolist() == [0, 1, 2, 3]
+    assert staged["s"].scale.item() == 3 and not shares_storage(staged["s"].scale, source.scale)
+    assert shares_storage(staged["s"], staged["plain"])
+
+
+def test_a_wrapper_is_made_anew_around_staged_parts(stager):
+    left = torch.arange(4.0)
+    source = Pair(left, left[:2])
+    source.note = "kept"
+    staged = stager.stage([source, left])
+
+    assert type(staged[0]) is Pair and staged[0].note == "kept"
+    assert staged[0].left is staged[1] and shares_storage(staged[0].right, staged[1])
+    assert stager.copy_count == 1
+
+
+@pytest.fixture
+def one_rank(tmp_path):
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    yield dist
+    dist.destroy_process_group()
+
+
+def test_a_dtensor_keeps_its_mesh_and_placements(stager, one_rank):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (1, 1))
+    source = distribute_tensor(torch.arange(12.0).reshape(3, 4), mesh, [Shard(0), Replicate()])
+    parameter = torch.nn.Parameter(source)
+    staged = stager.stage({"d": source, "p": parameter})
+
+    assert isinstance(staged["d"], DTensor) and staged["d"].placements == source.placements
+    assert staged["d"].device_mesh is mesh and staged["d"].shape == (3, 4)
+    local = staged["d"].to_local()
+    assert torch.equal(local, source.to_local()) and not shares_storage(local, source.to_local())
+    assert shares_storage(staged["p"].to_local(), local)
+    assert staged["p"].requires_grad and isinstance(staged["p"], torch.nn.Parameter)
+    with torch.no_grad():
+        source.zero_()
+    assert local.sum() == 66
+
+
+def test_a_sharded_tensor_keeps_its_metadata_and_gets_staged_shards(stager, one_rank):
+    from torch.distributed._shard import sharded_tensor
+    from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+
+    spec = ChunkShardingSpec(dim=0, placements=["rank:0/cpu"])
+    source = sharded_tensor.rand(spec, 6, 4)
+    staged = stager.stage({"s": source})["s"]
+
+    assert type(staged) is type(source) and staged.metadata() == source.metadata()
+    (shard,), (want,) = staged.local_shards(), source.local_shards()
+    assert shard.metadata == want.metadata and torch.equal(shard.tensor, want.tensor)
+    assert not shares_storage(shard.tensor, want.tensor)
+    del staged, shard
+    assert source.local_shards()[0].tensor.shape == (6, 4)
+
+
+def test_tensors_that_are_no_strided_memory(stager):
+    complex_source = torch.randn(4, dtype=torch.complex64)
+    indices = torch.tensor([[0, 2], [1, 0]])
+    values = torch.tensor([3.0, 4.0])
+    sparse = torch.sparse_coo_tensor(indices, values, (3, 3), check_invariants=True).coalesce()
+    quantized = torch.quantize_per_tensor(torch.randn(5), 0.1, 2, torch.qint8)
+    state = {
+        "meta": torch.empty(3, device="meta"),
+        "conj": complex_source.conj(),
+        "neg": torch._neg_view(torch.arange(3.0)),
+        "sparse": sparse,
+        "quantized": quantized,
+        "grown": (torch.ones(3, requires_grad=True) * 2),
+        "empty": torch.empty(0, 3),
+    }
+    staged = stager.stage(state)
+
+    assert staged["meta"] is state["meta"]
+    assert staged["conj"].is_conj() and torch.equal(staged["conj"], complex_source.conj())
+    assert staged["neg"].is_neg() and staged["neg"].tolist() == [0, -1, -2]
+    assert torch.equal(staged["sparse"].to_dense(), sparse.to_dense())
+    assert staged["sparse"].values().data_ptr() != sparse.values().data_ptr()
+    assert torch.equal(staged["quantized"].int_repr(), quantized.int_repr())
+    assert not staged["grown"].requires_grad and staged["grown"].tolist() == [2, 2, 2]
+    assert staged["empty"].shape == (0, 3)
+
+
+def test_what_cannot_be_staged_is_named_with_its_place(stager):
+    with pytest.raises(cairn.Invalid, match=r"state\['a'\]\[1\] is of type _thread.lock.*leave it"):
+        stager.stage({"a": [1, threading.Lock()]})
+    freed = torch.ones(4)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(cairn.Invalid, match=r"state\['m'\].mean is a tensor without memory"):
+        stager.stage({"m": Moments(freed, [])})
+    assert stager.stage([torch.ones(1)])[0].item() == 1
+
+
+class FakeEvent:
+    def __init__(self) -> None:
+        self.waited = False
+
+    def query(self) -> bool:
+        return self.waited
+
+    def synchronize(self) -> None:
+        self.waited = True
+
+
+def test_a_handle_is_done_when_every_device_is(stager):
+    events = [FakeEvent(), FakeEvent()]
+    staged = Staged({"t": 1}, CopiesUnderWay(None, events))
+    assert not staged.done()
+    assert staged.wait() == {"t": 1}
+    assert staged.done() and all(event.waited for event in events)
+
+
+def test_copies_behind_the_host_are_waited_for_before_they_are_filled_again(monkeypatch):
+    # The path of a device, on the host: the storage says that it lies on one, and events are noted.
+    made = []
+    monkeypatch.setattr(
+        host_copies, "_record_event", lambda device: made.append(FakeEvent()) or made[-1]
+    )
+    monkeypatch.setattr(host_copies, "_orders_by_stream", lambda storage: True)
+    with StateDictStager() as stager:
+        source = torch.ones(2)
+        first = stager.stage_async({"a": source, "b": torch.zeros(2)})
+        del source
+        assert len(made) == 1 and not first.done()
+        assert stager.copy_count == 2, "what is being copied is held"
+        stager.stage_async({"a": torch.ones(2)}).wait()
+        assert made[0].waited and first.done() and made[1].waited
+        assert stager.copy_count == 0, "and let go then"
+        stager.stage_async([torch.ones(1)])
+    assert made[2].waited
+
+
+def test_from_host_memory_a_staging_is_complete_on_return(stager):
+    tensor = torch.ones(3)
+    staged = stager.stage_async({"t": tensor})
+    tensor.zero_()
+    assert (
+        staged.done() and staged.state["t"].tolist() == [1, 1, 1] and staged.wait() is staged.state
+    )
+
+
+def test_threads_may_stage_with_one_stager(stager):
+    failures = []
+
+    def work(value: float) -> None:
+        tensor = torch.full((1000,), value)
+        for _ in range(50):
+            if not bool((stager.stage({"t": tensor})["t"] == value).all()):
+                failures.append(value)
+
+    threads = [threading.Thread(target=work, args=(float(i),)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    gc.collect()
+    assert failures == [] and stager.copy_count == 0
