@@ -1,0 +1,184 @@
+"""A training process that is told to end, killed, started again: its losses do not show it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cairn_testing import payload
+
+import cairn
+
+# Prints a line a step: its number, its loss to the last bit, and a digest of the state after it.
+TRAIN = """
+import sys, time, torch, cairn
+from cairn.torch import Saver
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from test_preemption import digest
+
+path, last, every, pause = sys.argv[1], *map(float, sys.argv[2:5])
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = torch.nn.Sequential(
+    torch.nn.Linear(16, 64), torch.nn.Dropout(0.2), torch.nn.Linear(64, 1)
+)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+class App:
+    def state_dict(self):
+        model_state, optimizer_state = get_state_dict(model, optimizer)
+        return {"model": model_state, "optimizer": optimizer_state}
+
+    def load_state_dict(self, state):
+        set_state_dict(
+            model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
+
+def make_state():
+    return {"app": App(), "rng": torch.get_rng_state()}
+
+with cairn.open(path, mode="a") as store:
+    with Saver(store, every=int(every), keep_last=2) as saver:
+        state = make_state()
+        done = saver.resume(state)
+        if done is not None:
+            torch.set_rng_state(state["rng"])
+        print("resumed", done, flush=True)
+        for step in range(0 if done is None else done + 1, int(last) + 1):
+            batch = torch.randn(8, 16)
+            loss = (model(batch).squeeze(1) - batch.sum(1)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            print(step, loss.item().hex(), digest(App().state_dict()), flush=True)
+            time.sleep(pause)
+            saver.step(step, make_state)
+print("end", flush=True)
+"""
+
+
+def digest(state: object) -> str:
+    """Of all tensors in a state, by name."""
+    found = hashlib.sha256()
+
+    def walk(value: object, name: str) -> None:
+        if isinstance(value, dict):
+            for key in sorted(value, key=str):
+                walk(value[key], f"{name}.{key}")
+        elif hasattr(value, "untyped_storage"):
+            found.update(name.encode() + payload(value))
+
+    walk(state, "")
+    return found.hexdigest()
+
+
+def start(path: Path, *, last: int = 60, every: int = 1000, pause: float = 0.02):
+    environment = dict(os.environ)
+    folders = [str(Path(__file__).parent), str(Path(cairn.__file__).parent.parent)]
+    environment["PYTHONPATH"] = os.pathsep.join(folders)
+    return subprocess.Popen(
+        [sys.executable, "-c", TRAIN, str(path), str(last), str(every), str(pause)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def read_until(child: subprocess.Popen, step: int) -> list[list[str]]:
+    lines = []
+    for line in child.stdout:
+        lines.append(line.split())
+        if lines[-1][0] == str(step):
+            return lines
+    raise AssertionError(f"it ended before step {step}: {child.communicate()[1]}")
+
+
+def finish(child: subprocess.Popen, before: list[list[str]]) -> tuple[list[list[str]], str]:
+    """All of its lines, and what it said on standard error."""
+    out, err = child.communicate(timeout=120)
+    return before + [line.split() for line in out.splitlines()], err
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory) -> list[list[str]]:
+    """Lines of a run that nobody interrupts."""
+    child = start(tmp_path_factory.mktemp("whole") / "store", pause=0)
+    lines, err = finish(child, [])
+    assert child.returncode == 0, err
+    assert lines[0] == ["resumed", "None"] and lines[-1] == ["end"]
+    return lines[1:-1]
+
+
+def check_step(path: Path, step: int, line: list[str]) -> None:
+    with cairn.open(path) as store:
+        assert digest(store.read("app", step=step)["app"]) == line[2]
+
+
+@pytest.mark.parametrize("signals", [1, 2], ids=["once", "twice"])
+def test_a_run_that_is_told_to_end_goes_on_as_if_nothing_had_been(path, whole_run, signals):
+    child = start(path)
+    before = read_until(child, 11)
+    for _ in range(signals):
+        child.send_signal(signal.SIGTERM)
+    lines, err = finish(child, before)
+
+    assert child.returncode == 143, err
+    assert err == ""
+    last = int(lines[-1][0])
+    assert 11 <= last < 60
+    with cairn.open(path) as store:
+        assert store.steps() == [0, last]
+    check_step(path, last, lines[-1])
+
+    child = start(path, pause=0)
+    again, err = finish(child, [])
+    assert child.returncode == 0, err
+    assert again[0] == ["resumed", str(last)]
+    assert lines[1:] + again[1:-1] == whole_run
+
+
+def test_a_kill_after_the_save_takes_nothing_back(path, whole_run):
+    child = start(path)
+    before = read_until(child, 5)
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(timeout=120) == 143
+    child.send_signal(signal.SIGKILL)  # as a scheduler does after its grace; it has ended already
+    lines, _ = finish(child, before)
+    check_step(path, int(lines[-1][0]), lines[-1])
+
+
+def test_a_kill_while_steps_are_saved_leaves_the_last_durable_one(path, whole_run):
+    child = start(path, every=1)
+    before = read_until(child, 20)
+    child.send_signal(signal.SIGKILL)
+    lines, _ = finish(child, before)
+    assert child.returncode == -signal.SIGKILL
+    with cairn.open(path, mode="a") as store:
+        latest = store.steps()[-1]
+        # Step n is durable before step n + 2 begins to be saved.
+        assert latest >= int(lines[-1][0]) - 2
+    check_step(path, latest, lines[1 + latest])
+
+    child = start(path, pause=0)
+    again, err = finish(child, [])
+    assert child.returncode == 0, err
+    assert lines[1 : latest + 2] + again[1:-1] == whole_run
+
+
+def test_a_signal_while_saves_run_behind_the_training(path):
+    child = start(path, last=100_000, every=1, pause=0)
+    before = read_until(child, 30)
+    child.send_signal(signal.SIGTERM)
+    lines, err = finish(child, before)
+    assert child.returncode == 143 and err == ""
+    last = int(lines[-1][0])
+    with cairn.open(path) as store:
+        assert store.steps() == [last - 1, last], "keep_last=2"
+    for step in (last - 1, last):
+        check_step(path, step, lines[1 + step])

@@ -1,0 +1,332 @@
+"""`cairn.torch.Saver` in one process: when it saves, what it keeps, and its errors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import warnings
+
+import pytest
+import torch
+from cairn_testing import assert_same, run_python
+
+import cairn
+from cairn.torch import Saver
+from cairn.torch.saver import unwanted
+
+
+@pytest.fixture(autouse=True)
+def same_handlers():
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    yield
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+def state_of(step: int) -> dict:
+    return {"t": torch.full((100,), float(step)), "step": step}
+
+
+@pytest.mark.parametrize("async_", [True, False], ids=["async", "sync"])
+def test_steps_are_saved_when_they_are_due(store, async_):
+    made = []
+
+    def step_and_state(step: int) -> bool:
+        return saver.step(step, lambda: made.append(step) or state_of(step))
+
+    with Saver(store, every=5, async_=async_) as saver:
+        told = [step for step in range(1, 18) if step_and_state(step)]
+    assert told == made == store.steps() == [5, 10, 15]
+    assert saver.last_step == 15
+    assert_same(store.read(step=10), state_of(10))
+
+
+def test_a_state_may_be_given_as_it_is_or_as_an_object_with_a_state_dict(store):
+    model = torch.nn.Linear(2, 2)
+    with Saver(store, every=1) as saver:
+        saver.step(1, {"model": model})
+        saver.step(2, model)
+    assert list(store.keys(1)) == ["model.weight", "model.bias"]
+    assert list(store.keys(2)) == ["weight", "bias"]
+
+
+def test_resume_fills_the_state_from_the_latest_step(store):
+    with Saver(store, every=1) as saver:
+        state = state_of(0)
+        assert saver.resume(state) is None and state["step"] == 0
+        for step in (1, 2, 3):
+            saver.step(step, state_of(step))
+    with Saver(store, every=1) as saver:
+        weight = state["t"]
+        assert saver.resume(state) == saver.last_step == 3
+        assert_same(state, state_of(3))
+        assert state["t"] is weight
+        assert saver.resume(state, step=2) == 2 and state["step"] == 2
+        with pytest.raises(cairn.NotFound):
+            saver.resume({"other": 1})
+        assert saver.resume({"step": 0}, strict=False) == 3
+
+
+@pytest.mark.parametrize(
+    "keep_last, keep_every, kept",
+    [
+        (0, 0, [2, 4, 6, 8, 10, 12]),
+        (1, 0, [12]),
+        (3, 0, [8, 10, 12]),
+        (2, 4, [4, 8, 10, 12]),
+        (0, 5, [10, 12]),
+        (9, 0, [2, 4, 6, 8, 10, 12]),
+    ],
+)
+def test_old_steps_are_deleted(store, keep_last, keep_every, kept):
+    with Saver(store, every=2, keep_last=keep_last, keep_every=keep_every) as saver:
+        for step in range(1, 14):
+            saver.step(step, state_of(step))
+            assert saver.last_step is None or saver.last_step in store.steps()
+    assert store.steps() == kept
+    for step in kept:
+        assert_same(store.read(step=step), state_of(step))
+
+
+def test_nothing_is_deleted_before_a_newer_step_is_durable(store, monkeypatch):
+    with Saver(store, every=1, keep_last=1) as saver:
+        saver.step(1, state_of(1))
+        saver.step(2, state_of(2))
+        saver._settle()
+        assert store.steps() == [2]
+        # Step 3 cannot be written; its save is told as failed, and 2 stays.
+        monkeypatch.setattr(type(saver._store), "save_async", failing_save)
+        saver.step(3, state_of(3))
+        with pytest.raises(cairn.Unavailable, match="disk"):
+            saver.step(4, state_of(4))
+        assert store.steps() == [2]
+
+
+class FailedHandle:
+    def done(self) -> bool:
+        return True
+
+    def wait_staged(self) -> None:
+        pass
+
+    def result(self) -> None:
+        raise cairn.Unavailable("the disk is full")
+
+
+def failing_save(*unused: object, **options: object) -> FailedHandle:
+    return FailedHandle()
+
+
+def test_an_error_behind_the_training_is_raised_once_by_the_next_step(store, monkeypatch):
+    with Saver(store, every=10) as saver:
+        with monkeypatch.context() as patched:
+            patched.setattr(type(store), "save_async", failing_save)
+            assert saver.step(10, state_of(10))
+        with pytest.raises(cairn.Unavailable, match="disk is full"):
+            saver.step(11, state_of(11))
+        assert not saver.step(12, state_of(12))
+        assert saver.step(20, state_of(20))
+    assert store.steps() == [20]
+
+
+def test_an_error_behind_the_training_is_raised_by_close(store, monkeypatch):
+    saver = Saver(store, every=1)
+    monkeypatch.setattr(type(store), "save_async", failing_save)
+    saver.step(1, state_of(1))
+    with pytest.raises(cairn.Unavailable, match="disk is full"):
+        saver.close()
+    saver.close()
+
+
+def test_an_error_of_the_training_goes_before_those_of_the_saver(store, monkeypatch):
+    monkeypatch.setattr(type(store), "save_async", failing_save)
+    with pytest.warns(RuntimeWarning, match="disk is full"), pytest.raises(ZeroDivisionError):
+        with Saver(store, every=1) as saver:
+            saver.step(1, state_of(1))
+            raise ZeroDivisionError
+
+
+def test_errors_that_the_disk_really_gives_come_with_the_next_step(path):
+    script = """
+        import resource, sys, time, cairn, torch
+        from cairn.torch import Saver
+        store = cairn.open(sys.argv[1], mode="a")
+        with Saver(store, every=1, keep_last=1) as saver:
+            saver.step(1, {"v": 1})
+            saver._settle()
+            limit = (4 << 20, resource.RLIM_INFINITY)
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+            saver.step(2, {"t": torch.rand(4 << 20)})
+            try:
+                saver.step(3, {"v": 3})
+            except cairn.Unavailable:
+                print("unavailable", store.steps())
+            resource.setrlimit(resource.RLIMIT_FSIZE, (-1, resource.RLIM_INFINITY))
+            saver.step(4, {"v": 4})
+        print(store.steps())
+    """
+    assert run_python(script, path).stdout.splitlines() == ["unavailable [1]", "[4]"]
+
+
+def test_a_step_that_exists_is_a_conflict_unless_it_may_be_replaced(store):
+    store.save(2, {"v": "old"})
+    store.save(9, {"v": "later"})
+    with Saver(store, every=2) as saver:
+        with pytest.raises(cairn.Conflict):
+            saver.step(2, {"v": "new"})
+    with Saver(store, every=2, overwrite=True, keep_last=1) as saver:
+        saver.step(2, {"v": "new"})
+        saver.step(4, {"v": "newer"})
+    # Step 9 is of a run that was given up, and not this Saver's to delete.
+    assert store.steps() == [4, 9]
+
+
+def test_save_saves_now_and_once(store):
+    with Saver(store, every=5) as saver:
+        saver.step(5, state_of(5))
+        saver.save(5, state_of(5))
+        saver.save(7, lambda: state_of(7))
+        assert store.steps() == [5, 7] and saver.last_step == 7
+
+
+def test_bad_numbers_and_a_closed_saver_are_refused(store):
+    for options in ({"every": 0}, {"every": 1, "keep_last": -1}, {"every": 1, "agree_every": 0}):
+        with pytest.raises(cairn.Invalid, match=list(options)[-1]):
+            Saver(store, **options)
+    with pytest.raises(cairn.Invalid, match="SIGKILL|9"):
+        Saver(store, every=1, signals=[signal.SIGUSR1, signal.SIGKILL])
+    saver = Saver(store, every=5)
+    with pytest.raises(cairn.Invalid, match="step=-1"):
+        saver.step(-1, {})
+    saver.close()
+    with pytest.raises(cairn.Invalid, match="closed"):
+        saver.step(1, {})
+
+
+def test_only_the_main_thread_can_watch_signals(store):
+    told = []
+
+    def work() -> None:
+        try:
+            Saver(store, every=1)
+        except cairn.Invalid as error:
+            told.append(str(error))
+        with Saver(store, every=1, signals=()) as saver:
+            saver.step(1, {"v": 1})
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60)
+    assert "main thread" in told[0] and store.steps() == [1]
+
+
+@pytest.mark.parametrize("async_", [True, False], ids=["async", "sync"])
+def test_a_signal_saves_the_next_step_and_ends_the_process_as_told(store, async_):
+    with pytest.raises(SystemExit) as end:
+        with Saver(store, every=100, async_=async_) as saver:
+            for step in range(1, 50):
+                if step == 7:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    os.kill(os.getpid(), signal.SIGTERM)
+                saver.step(step, lambda: state_of(step))
+    assert end.value.code == 143 and saver.preempted
+    assert store.steps() == [7]
+    assert_same(store.read(), state_of(7))
+
+
+def test_a_handler_of_the_user_is_called_after_the_save_and_decides(store):
+    seen = []
+    previous = signal.signal(signal.SIGUSR1, lambda number, _: seen.append(store.steps()))
+    try:
+        with Saver(store, every=100, signals=[signal.SIGUSR1]) as saver:
+            for step in range(1, 10):
+                if step in (3, 6):
+                    os.kill(os.getpid(), signal.SIGUSR1)
+                saver.step(step, state_of(step))
+                assert saver.preempted == (step >= 3)
+        assert seen == [[3], [3, 6]] and store.steps() == [3, 6]
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert len(seen) == 3, "given back"
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+
+
+def test_an_ignored_signal_saves_and_the_training_goes_on(store):
+    previous = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with Saver(store, every=100) as saver:
+            os.kill(os.getpid(), signal.SIGTERM)
+            for step in (1, 2):
+                saver.step(step, state_of(step))
+        assert store.steps() == [1] and saver.preempted
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def test_a_signal_after_the_last_step_takes_its_course_at_close(store):
+    with pytest.raises(SystemExit) as end:
+        with Saver(store, every=1) as saver:
+            saver.step(1, state_of(1))
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert end.value.code == 143 and store.steps() == [1]
+
+
+def test_a_signal_does_not_hide_an_error_of_the_training(store):
+    with pytest.warns(RuntimeWarning, match="SIGTERM came"), pytest.raises(ZeroDivisionError):
+        with Saver(store, every=1):
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise ZeroDivisionError
+
+
+def test_a_preempted_step_is_saved_though_an_earlier_save_has_failed(store, monkeypatch):
+    monkeypatch.setattr(type(store), "save_async", failing_save)
+    with pytest.warns(RuntimeWarning, match="earlier save failed: the disk"):
+        with pytest.raises(SystemExit), Saver(store, every=5) as saver:
+            saver.step(5, state_of(5))
+            os.kill(os.getpid(), signal.SIGTERM)
+            saver.step(6, state_of(6))
+    assert store.steps() == [6]
+
+
+def test_a_signal_while_a_save_runs_makes_both_steps_durable(store):
+    large = {"t": torch.zeros(1).expand(1 << 28)}
+    with pytest.raises(SystemExit), Saver(store, every=5) as saver:
+        saver.step(5, large)
+        assert not saver._handle.done()
+        os.kill(os.getpid(), signal.SIGTERM)
+        saver.step(6, state_of(6))
+    assert store.steps() == [5, 6]
+    assert_same(store.read(step=6), state_of(6))
+
+
+def test_a_handler_set_later_by_someone_else_is_left_alone(store):
+    previous = signal.getsignal(signal.SIGTERM)
+    saver = Saver(store, every=1)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    saver.close()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    signal.signal(signal.SIGTERM, previous)
+
+
+def test_a_forked_child_dies_of_the_signal_as_before(store):
+    with Saver(store, every=1):
+        child = os.fork()
+        if child == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(0)
+        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
+
+
+def test_nothing_is_kept_of_a_saver_that_is_not_used(store):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Saver(store, every=1).close()
+    assert store.steps() == []
+
+
+@pytest.mark.parametrize("newest", [0, 7, 100])
+def test_the_newest_step_is_never_unwanted(newest):
+    for keep_last in range(4):
+        for keep_every in (0, 3, 1000):
+            doomed = unwanted([0, 3, 7, 50, 100], newest, keep_last, keep_every)
+            assert newest not in doomed and not any(step > newest for step in doomed)
