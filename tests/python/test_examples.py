@@ -1,0 +1,130 @@
+"""The examples of `examples/` run, and go on where they were stopped."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cairn
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+TIMEOUT_SECONDS = 120
+
+
+def command(name: str, *arguments: object, ranks: int = 0) -> list[str]:
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    started = [sys.executable, *(launcher if ranks else []), str(EXAMPLES / name)]
+    return started + [str(argument) for argument in arguments]
+
+
+def environment() -> dict[str, str]:
+    packages = str(Path(cairn.__file__).parent.parent)
+    return {**os.environ, "PYTHONPATH": packages, "OMP_NUM_THREADS": "1"}
+
+
+def run(name: str, *arguments: object, ranks: int = 0) -> list[str]:
+    """The lines that an example prints."""
+    result = subprocess.run(
+        command(name, *arguments, ranks=ranks),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        env=environment(),
+    )
+    assert result.returncode == 0, result.stderr[-4000:]
+    return result.stdout.splitlines()
+
+
+def losses(lines: list[str]) -> dict[int, float]:
+    """By step."""
+    found = [re.search(r"step (\d+) loss ([\d.]+)", line) for line in lines]
+    return {int(match[1]): float(match[2]) for match in found if match}
+
+
+def stop(
+    name: str, *arguments: object, after: str, number: int, ranks: int = 0
+) -> tuple[list[str], int]:
+    """Sends a signal once a line holds `after`; all lines, and the exit status."""
+    child = subprocess.Popen(
+        command(name, *arguments, ranks=ranks),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment(),
+    )
+    lines = []
+    for line in child.stdout:
+        lines.append(line)
+        if after in line:
+            break
+    child.send_signal(number)
+    rest, _ = child.communicate(timeout=TIMEOUT_SECONDS)
+    return [line.rstrip() for line in lines] + rest.splitlines(), child.returncode
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_plain_torch_goes_on_after_any_end(path, tmp_path, number, status):
+    whole = losses(run("plain_torch.py", tmp_path / "whole", "--steps", 60))
+    assert list(whole) == list(range(1, 61)) and whole[60] < whole[1]
+
+    options = (path, "--steps", 100_000, "--every", 10)
+    stopped, code = stop("plain_torch.py", *options, after="step 33 ", number=number)
+    assert code == status
+    with cairn.open(path) as store:
+        done = store.steps()[-1]
+    assert done == max(losses(stopped)) if number == signal.SIGTERM else done >= 20
+    last = done + 20
+    resumed = run("plain_torch.py", path, "--steps", last)
+    assert resumed[0] == f"goes on after step {done}"
+    again = losses(resumed)
+    assert list(again) == list(range(done + 1, last + 1))
+    reference = losses(run("plain_torch.py", tmp_path / "reference", "--steps", last))
+    assert again == {step: reference[step] for step in again}
+
+
+def test_fsdp2_goes_on_with_another_number_of_ranks(path, tmp_path):
+    whole = losses(run("fsdp2_torchrun.py", tmp_path / "whole", "--steps", 12, ranks=4))
+    first = run("fsdp2_torchrun.py", path, "--steps", 6, ranks=4)
+    second = run("fsdp2_torchrun.py", path, "--steps", 12, ranks=3)
+
+    assert second[0] == "goes on after step 6"
+    got = {**losses(first), **losses(second)}
+    assert list(got) == list(range(1, 13))
+    # Three ranks add up in another order than four.
+    assert got == pytest.approx(whole, abs=2e-6)
+    with cairn.open(path) as store:
+        assert store.keys()["app.model.0.weight"].shape == (64, 16)
+
+
+def test_sigterm_to_torchrun_makes_all_ranks_save(path):
+    lines, _ = stop(
+        "fsdp2_torchrun.py",
+        *(path, "--steps", 100_000, "--every", 50_000),
+        after="step 5 ",
+        number=signal.SIGTERM,
+        ranks=4,
+    )
+    done = max(losses(lines))
+    with cairn.open(path) as store:
+        assert store.steps() == [done] and done >= 5
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("pytorch_lightning") is None,
+    reason="pytorch-lightning is not installed",
+)
+def test_lightning_goes_on_after_its_last_epoch(path, tmp_path):
+    whole = losses(run("lightning_callback.py", tmp_path / "whole", "--epochs", 5))
+    first = losses(run("lightning_callback.py", path, "--epochs", 2))
+    second = losses(run("lightning_callback.py", path, "--epochs", 5))
+    assert len(whole) == 5 and list(second) == list(whole)[2:]
+    assert {**first, **second} == whole
+    with cairn.open(path) as store:
+        assert store.steps() == [3, 4], "keep_last=2"
