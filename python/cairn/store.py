@@ -624,9 +624,8 @@ class Store:
             self._check_new(arguments["step"], options["overwrite"])
             unwrapped = Unwrapped(state, clean_prefix(prefix), ignore_frozen)
             patterns = all_patterns(_pattern_list(keys), clean_prefix(prefix), unwrapped.frozen)
-            return arguments, flatten(
-                unwrapped.state, allow_pickle, self._ranks, patterns, copies
-            )
+            flattened = flatten(unwrapped.state, allow_pickle, self._ranks, patterns, copies)
+            return arguments, flattened
 
         arguments, flattened = agree(self._ranks, flat)
         number = arguments.pop("step")

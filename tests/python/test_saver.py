@@ -106,6 +106,9 @@ class FailedHandle:
     def done(self) -> bool:
         return True
 
+    def wait_staged(self) -> None:
+        pass
+
     def result(self) -> None:
         raise cairn.Unavailable("the disk is full")
 

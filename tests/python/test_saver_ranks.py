@@ -157,6 +157,28 @@ def test_a_rank_that_dies_is_told_by_the_others(path):
     assert told.startswith("step 2: a rank is gone")
 
 
+def fail_while_training(rank, path):
+    # Far longer than the test may take: a rank that waited for the other would be seen.
+    with pytest.raises((cairn.Unavailable, ZeroDivisionError)) as raised:
+        with cairn.open(path, mode="a", timeout=600) as store:
+            store.save(1, {"step": 1})
+            with Saver(store, every=3, keep_last=1) as saver:
+                saver.step(3, {"step": 3})
+                if rank == 1:
+                    raise ZeroDivisionError
+                saver.step(4, {})
+    return raised.type.__name__
+
+
+def test_a_rank_that_fails_waits_for_its_save_but_not_for_the_others(path):
+    assert run_on_ranks(fail_while_training, path, world_size=2) == [
+        "Unavailable",
+        "ZeroDivisionError",
+    ]
+    with cairn.open(path) as store:
+        assert 3 in store.steps()
+
+
 def with_a_group(rank, path):
     group = dist.new_group([0, 1])
     if rank == 2:

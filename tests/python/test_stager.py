@@ -21,6 +21,7 @@ import cairn
 from cairn import host_copies
 from cairn.host_copies import HostCopies
 from cairn.torch import Staged, StateDictStager
+from cairn.torch.stager import CopiesUnderWay
 
 MIB = 1 << 20
 
@@ -446,7 +447,7 @@ class FakeEvent:
 
 def test_a_handle_is_done_when_every_device_is(stager):
     events = [FakeEvent(), FakeEvent()]
-    staged = Staged({"t": 1}, None, events)
+    staged = Staged({"t": 1}, CopiesUnderWay(None, events))
     assert not staged.done()
     assert staged.wait() == {"t": 1}
     assert staged.done() and all(event.waited for event in events)
@@ -460,11 +461,16 @@ def test_copies_behind_the_host_are_waited_for_before_they_are_filled_again(monk
     )
     monkeypatch.setattr(host_copies, "_orders_by_stream", lambda storage: True)
     with StateDictStager() as stager:
-        first = stager.stage_async({"a": torch.ones(2), "b": torch.zeros(2)})
+        source = torch.ones(2)
+        first = stager.stage_async({"a": source, "b": torch.zeros(2)})
+        del source
         assert len(made) == 1 and not first.done()
-        stager.stage_async({"a": torch.ones(2)}, non_blocking=True)
-        assert made[0].waited and first.done() and not made[1].waited
-    assert made[1].waited
+        assert stager.copy_count == 2, "what is being copied is held"
+        stager.stage_async({"a": torch.ones(2)}).wait()
+        assert made[0].waited and first.done() and made[1].waited
+        assert stager.copy_count == 0, "and let go then"
+        stager.stage_async([torch.ones(1)])
+    assert made[2].waited
 
 
 def test_from_host_memory_a_staging_is_complete_on_return(stager):

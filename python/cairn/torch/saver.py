@@ -182,7 +182,7 @@ class Saver:
         Raises:
             Error: the save that ran behind the training failed.
         """
-        self._end()
+        self._end(failed=False)
         if self._watch.pending:
             self._watch.follow(self._watch.pending)
 
@@ -200,7 +200,7 @@ class Saver:
             return
         # The error that is on its way says more than what comes after it.
         try:
-            self._end()
+            self._end(failed=True)
         except Exception as second:
             warnings.warn(f"while the Saver was closed: {second}", RuntimeWarning)
         if self._watch.pending:
@@ -237,12 +237,22 @@ class Saver:
         if behind:
             self._handle = self._store.save_async(number, made, overwrite=self._overwrite)
             self._handle_step = number
+            self._handle.wait_staged()
         else:
             self._store.save(number, made, overwrite=self._overwrite)
-            self._durable(number)
+            self._last_step = number
+            self._delete_old()
 
     def _settle(self) -> None:
-        """Waits for the save behind the training, if there is one; raises what went wrong."""
+        """Waits for the save behind the training, if there is one, and deletes what is old then.
+
+        Raises what went wrong.
+        """
+        if self._handle is not None:
+            self._wait_for_save()
+            self._delete_old()
+
+    def _wait_for_save(self) -> None:
         if self._handle is None:
             return
         try:
@@ -251,20 +261,20 @@ class Saver:
             self._handle = None
             raise
         self._handle = None
-        self._durable(self._handle_step)
+        self._last_step = self._handle_step
 
-    def _durable(self, number: int) -> None:
-        self._last_step = number
-        if self._keep_last + self._keep_every > 0:
-            doomed = unwanted(self._store.steps(), number, self._keep_last, self._keep_every)
+    def _delete_old(self) -> None:
+        if self._last_step is not None and self._keep_last + self._keep_every > 0:
+            steps = self._store.steps()
             # Called by all ranks, of which the first one's choice is taken.
-            self._store.delete(*doomed)
+            self._store.delete(*unwanted(steps, self._last_step, self._keep_last, self._keep_every))
 
-    def _end(self) -> None:
+    def _end(self, failed: bool) -> None:
         if self._closed:
             return
         try:
-            self._settle()
+            # After an error of this rank the others may not come to delete.
+            self._wait_for_save() if failed else self._settle()
         finally:
             self._closed = True
             self._watch.restore()

@@ -12,6 +12,22 @@ from cairn.host_copies import HostCopies, Round
 from cairn.torch.copier import Copier
 
 
+class CopiesUnderWay:
+    """Copies that devices still make, and what they read, which has to stay until then."""
+
+    def __init__(self, round: Round | None, events: list[Any]) -> None:
+        self._round = round
+        self._events = events
+
+    def done(self) -> bool:
+        return all(event.query() for event in self._events)
+
+    def wait(self) -> None:
+        for event in self._events:
+            event.synchronize()
+        self._round = None
+
+
 class Staged:
     """A state on its way to host memory. All methods may be called from any thread.
 
@@ -19,14 +35,13 @@ class Staged:
         state: the copy. Its tensors may be read after :meth:`wait` only.
     """
 
-    def __init__(self, state: Any, round: Round | None, events: list[Any]) -> None:
+    def __init__(self, state: Any, copies: CopiesUnderWay) -> None:
         self.state = state
-        self._events = events
-        self._round = round  # holds the sources while they are read
+        self._copies = copies
 
     def done(self) -> bool:
         """True once everything is copied."""
-        return all(event.query() for event in self._events)
+        return self._copies.done()
 
     def wait(self) -> Any:
         """Waits until everything is copied, and returns the state.
@@ -34,9 +49,7 @@ class Staged:
         From then on the sources may be changed by anyone. Work that is enqueued on the stream that
         was current at the staging may change them before that, as it runs after the copies.
         """
-        for event in self._events:
-            event.synchronize()
-        self._round = None
+        self._copies.wait()
         return self.state
 
 
@@ -70,7 +83,7 @@ class StateDictStager:
     def __init__(self, *, pinned: bool | None = None, shared: bool = False) -> None:
         self._copies = HostCopies(pinned=pinned, shared=shared)
         self._lock = threading.Lock()
-        self._last: Staged | None = None
+        self._last = CopiesUnderWay(None, [])
         self._closed = False
 
     @property
@@ -103,22 +116,22 @@ class StateDictStager:
         with self._lock:
             if self._closed:
                 raise Invalid("the stager is closed: make another to stage again")
-            if self._last is not None:
-                self._last.wait()  # another stream may still be filling the copies
+            self._last.wait()  # another stream may still be filling the copies
             round = self._copies.round(non_blocking=non_blocking)
-            with torch.no_grad():
-                copied = Copier(round).copy(state)
-            staged = Staged(copied, round, round.events())
-            # Without its state: what a caller drops goes away.
-            self._last = Staged(None, round, staged._events) if staged._events else None
-            return staged
+            try:
+                with torch.no_grad():
+                    copied = Copier(round).copy(state)
+            finally:
+                # After an error too: what it had begun is still under way.
+                self._last = CopiesUnderWay(round, round.events())
+                if self._last.done():
+                    self._last.wait()
+            return Staged(copied, self._last)
 
     def close(self) -> None:
         """Drops all copies. States that were staged stay whole. May be called again."""
         with self._lock:
-            if self._last is not None:
-                self._last.wait()
-            self._last = None
+            self._last.wait()
             self._closed = True
             self._copies.clear()
 
