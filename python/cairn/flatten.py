@@ -13,10 +13,13 @@ from cairn.tensors import Sources, is_torch_tensor, refuse
 
 
 def flatten(state: Any, allow_pickle: bool) -> _cairn.Batch:
-    """The batch; it borrows the tensors' memory and keeps its owners alive. Raises Invalid."""
+    """The batch; it borrows the tensors' memory and keeps its owners alive. Leaves that are a
+    _cairn.Pickle are kept as such. Raises Invalid."""
     sources = Sources()
 
     def take(value: Any, fqn: str) -> tuple | _cairn.Pickle:
+        if isinstance(value, _cairn.Pickle):
+            return value
         source = sources.take(value, fqn)
         return _pickled(value, fqn, allow_pickle) if source is None else source
 
