@@ -34,11 +34,13 @@ def flatten(
 ) -> Flat:
     """The leaves that `patterns` take. The batch borrows the tensors' memory and keeps its owners
     alive; tensors on a device are copied into `copies`, by default memory of this batch alone.
-    Raises Invalid."""
+    Leaves that are a _cairn.Pickle are kept as such. Raises Invalid."""
     shards = Shards(ranks)
     sources = Sources(shards, copies)
 
     def take(value: Any, fqn: str) -> tuple | _cairn.Pickle:
+        if isinstance(value, _cairn.Pickle):
+            return value
         source = sources.take(value, fqn)
         return _pickled(value, fqn, allow_pickle) if source is None else source
 
@@ -46,8 +48,6 @@ def flatten(
 
 
 def _pickled(value: Any, fqn: str, allow_pickle: bool) -> _cairn.Pickle:
-    if isinstance(value, _cairn.Pickle):  # allowed by who made it
-        return value
     if not allow_pickle:
         name = f"{type(value).__module__}.{type(value).__qualname__}"
         raise refuse(fqn, f"of type {name}, which is not kept as it is", _way_out(value))

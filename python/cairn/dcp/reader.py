@@ -162,7 +162,7 @@ class _Opened:
 
     def _portions(self, items: list[ReadItem], planner: LoadPlanner) -> Iterator[list[tuple]]:
         """Tensor items with their targets, in portions that bound the memory beside the state."""
-        borrows = type(planner).resolve_tensor is DefaultLoadPlanner.resolve_tensor
+        lends = _lends(planner)
         portion: list[tuple[ReadItem, torch.Tensor, Target]] = []
         staged_bytes = 0
         for item in items:
@@ -171,7 +171,7 @@ class _Opened:
             tensor = planner.resolve_tensor(item).detach()
             target = self._target_of(item, tensor)
             portion.append((item, tensor, target))
-            if not borrows or target.finish is not None:
+            if not lends or target.finish is not None:
                 staged_bytes += tensor.nbytes
             if staged_bytes >= _STAGED_BYTES:
                 yield portion
@@ -216,3 +216,11 @@ class _Opened:
         if self._of_one_rank and self._contents.find_tensor(fqn) is None:
             return shard_key(fqn, shard), inside
         return fqn, tuple(a + b for a, b in zip(shard, inside))
+
+
+def _lends(planner: LoadPlanner) -> bool:
+    """Whether its targets are the caller's own tensors, as far as is known."""
+    methods = ("resolve_tensor", "lookup_tensor", "transform_tensor")
+    return all(
+        getattr(type(planner), name, None) is getattr(DefaultLoadPlanner, name) for name in methods
+    )

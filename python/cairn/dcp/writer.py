@@ -258,7 +258,7 @@ class _Portion:
         self.results = [] if results is None else results
         self.staged_bytes = 0
         """Of tensors that are not the caller's own memory."""
-        self._values: dict[str, Any] = {}
+        self._leaves: dict[str, Any] = {}
         self._shards: dict[str, tuple[int, tuple[int, ...], list[tuple]]] = {}
         self._owners: list[Any] = []
         self._sources = Sources(Shards(ALONE))
@@ -268,24 +268,28 @@ class _Portion:
         if items[0].type == WriteItemType.BYTE_IO:
             fqn = items[0].index.fqn
             value, as_given = value_of(planner, items[0], allow_pickle)
-            self._values[fqn] = value
+            self._leaves[fqn] = value
             self._add_result(items[0], 0, _AS_GIVEN if as_given else None)
             return
         for item in items:
             self._add_tensor(item, planner)
 
     def write(self, part: saves.Part) -> None:
-        part.native.add(flat_values(self._values), self._shards)
+        part.native.add(flat_values(self._leaves), self._shards)
 
     def _add_tensor(self, item: WriteItem, planner: SavePlanner) -> None:
         fqn = item.index.fqn
         tensor = planner.resolve_data(item).detach()
         source = self._sources.take(tensor, fqn)
         _check_chunk(item, source)
-        borrows = type(planner).resolve_data is DefaultSavePlanner.resolve_data
-        if not borrows or tensor.device.type != "cpu":
+        if tensor.device.type != "cpu" or not _lends(planner):
             self.staged_bytes += tensor.nbytes
+        self._add_result(item, tensor.nbytes, None)
         offsets, size = tuple(item.tensor_data.chunk.offsets), tuple(item.tensor_data.size)
+        if item.type == WriteItemType.TENSOR and source.shape == size:
+            # With the values, so that tensors that share memory are written once, and keep sharing.
+            self._leaves[fqn] = source.owner
+            return
         if not self._whole and source.shape != size:
             fqn, offsets, size = shard_key(fqn, offsets), (0,) * len(size), source.shape
         dtype, _, parts = self._shards.setdefault(fqn, (source.dtype, size, []))
@@ -297,10 +301,17 @@ class _Portion:
             )
         parts.append((offsets, source.shape, source.strides, source.address))
         self._owners.append(source.owner)
-        self._add_result(item, tensor.nbytes, None)
 
     def _add_result(self, item: WriteItem, nbytes: int, storage_data: str | None) -> None:
         self.results.append(WriteResult(item.index, nbytes, storage_data))
+
+
+def _lends(planner: SavePlanner) -> bool:
+    """Whether its tensors are those of the caller, as far as is known."""
+    methods = ("resolve_data", "lookup_object", "transform_object")
+    return all(
+        getattr(type(planner), name, None) is getattr(DefaultSavePlanner, name) for name in methods
+    )
 
 
 def _by_fqn(items: list[WriteItem]) -> Iterator[list[WriteItem]]:

@@ -58,7 +58,10 @@ def _sharded_tensors() -> Iterator[tuple[str, Make]]:
     for dim in (0, 1):
         spec = ChunkShardingSpec(dim, [f"rank:{rank}/cpu" for rank in range(4)])
         yield f"chunks {dim}", _spread(lambda shape, spec=spec: spec)
-    yield "reversed chunks", _spread(lambda shape: ChunkShardingSpec(0, [f"rank:{r}/cpu" for r in (3, 1, 0, 2)]))
+    yield (
+        "reversed chunks",
+        _spread(lambda shape: ChunkShardingSpec(0, [f"rank:{r}/cpu" for r in (3, 1, 0, 2)])),
+    )
     yield "grid", _spread(lambda shape: _grid(shape, (2, 2), (0, 1, 2, 3)))
     yield "many", _spread(lambda shape: _grid(shape, (3, 3), (2, 0, 1, 1, 3, 0, 2, 2, 1)))
     yield "few", _spread(lambda shape: _grid(shape, (2, 1), (3, 1)))

@@ -50,7 +50,9 @@ STORAGES = [FILES, CAIRN]
 
 def failures_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[int, str]:
     """What each rank has raised, by the type's name. The call must fail with a CheckpointException."""
-    return {rank: type(error).__name__ for rank, error in errors_of(function, *args, **kwargs).items()}
+    return {
+        rank: type(error).__name__ for rank, error in errors_of(function, *args, **kwargs).items()
+    }
 
 
 def errors_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[int, BaseException]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
@@ -41,7 +42,7 @@ def locals_of(state: dict) -> dict:
     return {k: v.to_local() if isinstance(v, DTensor) else v for k, v in state.items()}
 
 
-# Failures -------------------------------------------------------------------------------------------
+# Failures -----------------------------------------------------------------------------------------
 
 
 class FailingSave(DefaultSavePlanner):
@@ -145,7 +146,7 @@ def test_what_does_not_fit_fails_alike(storage, path):
     assert run_on_ranks(load_what_does_not_fit, storage, path) == [want] * 4
 
 
-# Other ways to save ---------------------------------------------------------------------------------
+# Other ways to save -------------------------------------------------------------------------------
 
 
 def save_with_cached_plans(rank: int, storage: Storage, path) -> None:
@@ -228,8 +229,6 @@ def test_async_saves_on_threads(storage, path):
 
 
 def save_in_a_process(rank: int, storage: Storage, path) -> None:
-    import os
-
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     for step in (1, 2):
         state = {"t": torch.full((4, 4), step + rank * 1.0), "step": step, "rank 0": True}

@@ -88,7 +88,7 @@ def test_a_planner_of_the_old_signature_works(storage, path):
     assert_same(storage.load(blank_state(), path), state_of(3))
 
 
-# Planners that inherit nothing ----------------------------------------------------------------------
+# Planners that inherit nothing --------------------------------------------------------------------
 
 
 class JsonSavePlanner(SavePlanner):
@@ -162,7 +162,7 @@ def test_bytes_of_a_planner_come_back_as_given(storage, path, data):
     assert storage.load({"x": None}, path, planner=Taking()) == {"x": (0, data)}
 
 
-# Loading --------------------------------------------------------------------------------------------
+# Loading ------------------------------------------------------------------------------------------
 
 
 class Renaming(DefaultLoadPlanner):
@@ -237,7 +237,7 @@ def test_each_tensor_is_resolved_once_and_committed_when_filled(storage, path):
     ]
 
 
-# Failures -------------------------------------------------------------------------------------------
+# Failures -----------------------------------------------------------------------------------------
 
 
 class Failing(DefaultSavePlanner):
@@ -309,7 +309,7 @@ def test_a_load_works_after_one_that_failed(storage, path, where):
     assert_same(target, state_of(1))
 
 
-# Plan caching ---------------------------------------------------------------------------------------
+# Plan caching -------------------------------------------------------------------------------------
 
 
 def saved_with_caching(storage, state, writer, where) -> dict:

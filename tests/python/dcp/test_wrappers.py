@@ -185,4 +185,9 @@ def one_of_two_groups(rank: int, storage: Storage, path) -> str:
 
 
 def test_a_part_of_the_ranks_saves_and_loads(storage, path):
-    assert run_on_ranks(one_of_two_groups, storage, path) == ["half-0", "half-0", "half-1", "half-1"]
+    assert run_on_ranks(one_of_two_groups, storage, path) == [
+        "half-0",
+        "half-0",
+        "half-1",
+        "half-1",
+    ]

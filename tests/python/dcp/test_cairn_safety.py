@@ -1,0 +1,398 @@
+"""What Cairn promises under dcp: no pickle unasked, no torn checkpoint, no damage unseen."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import gc
+import os
+import pickle
+import pickletools
+import signal
+import subprocess
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from cairn_testing import assert_same, random_tensor, segment_files
+from ranks import run_on_ranks
+from storages import CAIRN, FILES, all_bytes, errors_of
+from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
+
+import cairn
+from cairn.dcp import CairnReader, CairnWriter
+
+STATE = {
+    "model": {"w": torch.arange(300.0), "b": torch.ones(2, 3)},
+    "optim": {"state": {"0": {"step": torch.tensor(3.0)}}, "param_groups": [{"lr": 0.1}]},
+    "betas": (0.9, 0.99),
+    "text": "läuft",
+    "big": 2**100,
+}
+
+
+def loaded(*args, **options) -> dict:
+    return _load_state_dict_from_keys(storage_reader=CairnReader(*args, **options))
+
+
+# No pickle ----------------------------------------------------------------------------------------
+
+
+def pickles_in(data: bytes) -> list[int]:
+    """Where pickles begin: archives of torch.save, and streams of protocol 2 or newer that make an
+    object of some class or hold more than a few values."""
+    found = [i for i in positions(data, b"PK\x03\x04")]
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        for start in positions(data, bytes([0x80, protocol])):
+            if is_pickle(data[start : start + 100_000]):
+                found.append(start)
+    return found
+
+
+def contents_of(folder: Path) -> list[tuple[str, bytes]]:
+    """Every file, and what is compressed in it, as Cairn's records are."""
+    found = all_bytes(folder)
+    for name, data in list(found):
+        frames = (unpacked(data, at) for at in positions(data, b"\x28\xb5\x2f\xfd"))
+        found += [(f"{name}, compressed", frame) for frame in frames if frame is not None]
+    return found
+
+
+def unpacked(data: bytes, at: int) -> bytes | None:
+    """The contents of the zstd frame that begins there, if one does."""
+    zstd = ctypes.CDLL(ctypes.util.find_library("zstd") or "libzstd.so.1")
+    for function in (zstd.ZSTD_findFrameCompressedSize, zstd.ZSTD_decompress):
+        function.restype = ctypes.c_size_t
+    size = zstd.ZSTD_findFrameCompressedSize(data[at:], ctypes.c_size_t(len(data) - at))
+    if size > len(data) - at:
+        return None
+    out = ctypes.create_string_buffer(1 << 20)
+    size = zstd.ZSTD_decompress(out, ctypes.c_size_t(len(out)), data[at:], ctypes.c_size_t(size))
+    return out.raw[:size] if size <= len(out) else None
+
+
+def positions(data: bytes, what: bytes):
+    at = data.find(what)
+    while at >= 0:
+        yield at
+        at = data.find(what, at + 1)
+
+
+def is_pickle(data: bytes) -> bool:
+    """Whether it is a whole stream, to its STOP."""
+    try:
+        return len(list(pickletools.genops(data))) > 2
+    except (ValueError, UnicodeDecodeError, IndexError):
+        return False
+
+
+def test_the_scan_finds_the_pickles_of_files(path):
+    FILES.save(STATE, path)
+    with_pickles = [name for name, data in all_bytes(path) if pickles_in(data)]
+    assert sorted(with_pickles) == [".metadata", "__0_0.distcp"]
+    assert pickles_in(b"....." + pickle.dumps([1, 2]) + b"....")
+    assert pickles_in(pickle.dumps(Fraction(1, 3), protocol=2))
+
+
+def test_nothing_pickled_lies_on_the_disk(path):
+    CAIRN.save(STATE, path / "default")
+    CAIRN.save(STATE, path / "halving", planner=Halving())
+    files = contents_of(path)
+    for what in (STATE["model"]["w"].numpy().tobytes(), b'"entries":', "läuft".encode()):
+        assert any(what in data for _, data in files), "the scan sees everything"
+    for name, data in files:
+        assert not pickles_in(data), name
+
+
+class Halving(DefaultSavePlanner):
+    def transform_object(self, write_item, object):
+        made = super().transform_object(write_item, object)
+        return made.half() if isinstance(made, torch.Tensor) else made
+
+
+def forbidden(*args, **kwargs):
+    raise AssertionError("something is pickled or unpickled")
+
+
+@pytest.fixture
+def no_pickle(monkeypatch):
+    for name in ("load", "loads", "Unpickler", "dump", "dumps", "Pickler"):
+        monkeypatch.setattr(pickle, name, forbidden)
+    monkeypatch.setattr(torch, "load", forbidden)
+    monkeypatch.setattr(torch, "save", forbidden)
+
+
+def test_pickle_is_needed_neither_to_save_nor_to_load(path, no_pickle):
+    CAIRN.save(STATE, path)
+    assert_same(loaded(path), STATE)
+    target = {"model": {"w": torch.zeros(300)}, "betas": None, "text": ""}
+    CAIRN.load(target, path)
+    want = {"model": {"w": STATE["model"]["w"]}, "betas": (0.9, 0.99), "text": "läuft"}
+    assert_same(target, want)
+
+
+def test_pickle_is_needed_by_files(path, no_pickle):
+    with pytest.raises(CheckpointException):
+        FILES.save(STATE, path)
+
+
+@pytest.mark.parametrize("where", ["counter", "optim.inner.counter"])
+def test_objects_are_refused_by_name(path, where):
+    state: dict = {"fine": 1}
+    inner = state
+    for key in where.split(".")[:-1]:
+        inner = inner.setdefault(key, {})
+    inner[where.split(".")[-1]] = Fraction(1, 3)
+    for planner in (None, Halving()):
+        error = errors_of(CAIRN.save, state, path, planner=planner)[0]
+        assert isinstance(error, cairn.Invalid) and error.key == where
+        assert where in str(error) and "allow_pickle" in str(error)
+    with pytest.raises(cairn.NotFound), cairn.open(path) as store:
+        store.read()
+
+
+@pytest.mark.parametrize("planner_type", [DefaultSavePlanner, Halving])
+def test_objects_are_pickled_if_both_sides_allow_it(path, planner_type):
+    state = {"counter": Fraction(1, 3), "n": 5, "t": torch.ones(3)}
+    writer = CairnWriter(path, allow_pickle=True)
+    dcp.save(state, storage_writer=writer, planner=planner_type())
+    assert any(pickles_in(data) for _, data in contents_of(path))
+
+    blank = {"counter": None, "n": 0, "t": torch.zeros(3)}
+    error = errors_of(dcp.load, blank, storage_reader=CairnReader(path))[0]
+    assert isinstance(error, cairn.Invalid) and "counter" in str(error)
+    assert "allow_pickle" in str(error)
+    if planner_type is DefaultSavePlanner:  # what needs none is loaded without
+        assert CAIRN.load({"n": 0}, path) == {"n": 5}
+
+    dcp.load(blank, storage_reader=CairnReader(path, allow_pickle=True))
+    assert_same(blank, state)
+
+
+def test_the_native_api_reads_objects_that_dcp_pickled(path):
+    dcp.save({"counter": Fraction(1, 2)}, storage_writer=CairnWriter(path, allow_pickle=True))
+    with cairn.open(path) as store:
+        with pytest.raises(cairn.Invalid, match="counter"):
+            store.read()
+        assert store.read(allow_pickle=True) == {"counter": Fraction(1, 2)}
+
+
+def test_dcp_loads_objects_that_the_native_api_pickled(path):
+    with cairn.open(path, mode="a") as store:
+        store.save(1, {"counter": Fraction(1, 2)}, allow_pickle=True)
+    error = errors_of(loaded, path)[0]
+    assert isinstance(error, cairn.Invalid) and "counter" in str(error)
+    assert loaded(path, allow_pickle=True) == {"counter": Fraction(1, 2)}
+
+
+def test_metadata_of_a_planner_that_need_pickle_are_refused(path):
+    class Odd(DefaultSavePlanner):
+        def create_global_plan(self, all_plans):
+            plans, metadata = super().create_global_plan(all_plans)
+            metadata.planner_data = {"x": object()}
+            return plans, metadata
+
+    CAIRN.save({"n": 1}, path)
+    error = errors_of(CAIRN.save, {"n": 2}, path, planner=Odd())[0]
+    assert isinstance(error, cairn.Invalid) and "planner_data" in str(error)
+    assert loaded(path) == {"n": 1}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        {"a": (1, "b", [None, 2.5, {"c": ()}]), 5: {"tuple": 1}, "dict": [], (1, 2): True},
+        [("x",), {"dict": ({},)}],
+        {"ä\udc80": float("inf")},
+    ],
+    ids=repr,
+)
+def test_metadata_of_a_planner_come_back_equal(path, data):
+    class Own(DefaultSavePlanner):
+        def create_global_plan(self, all_plans):
+            plans, metadata = super().create_global_plan(all_plans)
+            metadata.planner_data = data
+            metadata.storage_data = data
+            return plans, metadata
+
+    saved = CAIRN.save({"n": 1}, path, planner=Own())
+    read = CairnReader(path).read_metadata()
+    assert_same(read.planner_data, data)
+    assert_same(read.storage_data, saved.storage_data)
+    assert CAIRN.load({"n": 0}, path) == {"n": 1}
+
+
+# Damage -------------------------------------------------------------------------------------------
+
+
+def flip(path: Path, what: bytes, at: int) -> None:
+    """One bit, `at` bytes behind the beginning of `what`, wherever that lies."""
+    flipped = 0
+    for file in segment_files(path):
+        data = bytearray(file.read_bytes())
+        for start in list(positions(bytes(data), what)):
+            data[start + at] ^= 4
+            flipped += 1
+        file.write_bytes(data)
+    assert flipped
+
+
+def test_a_flipped_bit_of_a_tensor_is_corrupt_and_named(path):
+    good, bad = random_tensor(torch.float32, 100), random_tensor(torch.float32, 5000, seed=1)
+    CAIRN.save({"good": good, "outer": {"bad": bad}}, path)
+    flip(path, bad.numpy().tobytes(), 9000)
+    target = {"good": torch.zeros(100), "outer": {"bad": torch.zeros(5000)}}
+    error = errors_of(CAIRN.load, target, path)[0]
+    assert isinstance(error, cairn.Corrupt) and error.key == "outer.bad"
+    assert error.file and error.offset is not None
+    assert_same(CAIRN.load({"good": torch.zeros(100)}, path), {"good": good})
+
+
+def test_no_damaged_byte_gives_other_contents(path):
+    """Of records, metadata and index; each is found, or not needed."""
+    state = {"t": torch.ones(3), "n": 1, "text": "some"}
+    CAIRN.save(state, path)
+    errors = 0
+    for file in sorted(path.rglob("*")):
+        if not file.is_file() or file.name.startswith("OPTIONS"):
+            continue
+        whole = file.read_bytes()
+        for at in range(0, len(whole), 89):
+            file.write_bytes(whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :])
+            try:
+                got = loaded(path)
+            except CheckpointException as error:
+                errors += 1
+                assert str(path) in str(error), f"{file}, byte {at}"
+            else:
+                assert_same(got, state, f"{file}, byte {at}")
+        file.write_bytes(whole)
+    assert errors > 5
+
+
+# Interrupted saves --------------------------------------------------------------------------------
+
+
+class DyingWriter(CairnWriter):
+    """Kills its process where it is told to."""
+
+    def __init__(self, path, where: str, rank: int) -> None:
+        super().__init__(path)
+        self._dies_in = where if dist.get_rank() == rank else None
+
+    def _die(self, where: str) -> None:
+        if self._dies_in == where:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def write_data(self, plan, planner):
+        self._die("before write")
+        written = super().write_data(plan, planner)
+        self._die("after write")
+        return written
+
+    def finish(self, metadata, results):
+        self._die("finish")
+        super().finish(metadata, results)
+
+
+class DyingPlanner(DefaultSavePlanner):
+    """Lets a rank begin to write."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self._dies = dist.get_rank() == rank
+
+    def resolve_data(self, write_item):
+        if self._dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().resolve_data(write_item)
+
+
+def state_on(rank: int, step: int) -> dict:
+    return {f"t{rank}": torch.full((3, 7), float(step)), "step": step}
+
+
+def save_and_die(rank: int, path, where: str, dying: int) -> str:
+    writer = DyingWriter(path, where, dying)
+    planner = DyingPlanner(dying) if where == "during write" else None
+    try:
+        dcp.save(state_on(rank, 2), storage_writer=writer, planner=planner)
+    except Exception as error:
+        return type(error).__name__
+    return "saved"
+
+
+def save_step(rank: int, path, step: int) -> None:
+    CAIRN.save(state_on(rank, step), path)
+
+
+@pytest.mark.parametrize(
+    "where, dying",
+    [
+        ("finish", 0),
+        ("after write", 0),
+        ("during write", 2),
+        ("after write", 3),
+        ("before write", 1),
+    ],
+)
+def test_a_killed_rank_leaves_the_old_checkpoint_whole(path, where, dying):
+    run_on_ranks(save_step, path, 1)
+    outcomes = run_on_ranks(save_and_die, path, where, dying, may_die=(dying,), timeout=40)
+    assert outcomes[dying] == -signal.SIGKILL
+    assert "saved" not in outcomes
+    want = {"step": 1} | {f"t{rank}": torch.full((3, 7), 1.0) for rank in range(4)}
+    got = loaded(path)
+    assert_same({key: got[key] for key in want}, want)
+
+    run_on_ranks(save_step, path, 3)
+    assert loaded(path)["step"] == 3
+    with cairn.open(path, mode="a") as store:
+        assert store.steps() == [0]
+
+
+def test_a_planner_that_fails_leaves_the_old_checkpoint_whole(path):
+    class Failing(DefaultSavePlanner):
+        def resolve_data(self, write_item):
+            if write_item.index.fqn == "t9":
+                raise OSError("asked to fail")
+            return super().resolve_data(write_item)
+
+    old = {f"t{i}": random_tensor(torch.float32, 1000, seed=i) for i in range(10)}
+    new = {key: tensor + 1 for key, tensor in old.items()}
+    CAIRN.save(old, path)
+    # In several portions, of which some are on the disk when it fails.
+    writer = CairnWriter(path, per_thread_copy_ahead=1)
+    errors_of(dcp.save, new, storage_writer=writer, planner=Failing())
+    assert_same(loaded(path), old)
+    CAIRN.save(new, path)
+    assert_same(loaded(path), new)
+
+
+def test_after_a_failed_save_others_may_write_once_the_writer_is_gone(path):
+    class Failing(DefaultSavePlanner):
+        def finish_plan(self, new_plan):
+            raise OSError("asked to fail")
+
+    try:
+        CAIRN.save({"n": 1}, path, planner=Failing())
+    except CheckpointException:
+        pass
+    gc.collect()  # dcp's exceptions and their frames, which hold the writer, refer to each other
+    with cairn.open(path, mode="a") as store:
+        assert store.steps() == []
+
+
+def test_kv_dump_verifies_what_dcp_saved(path):
+    program = Path(os.environ.get("CAIRN_BUILD_DIR", Path(__file__).parents[3] / "build"))
+    program = program / "bin" / "kv-dump"
+    if not program.exists():
+        pytest.skip("kv-dump is not built")
+    CAIRN.save(STATE, path)
+    result = subprocess.run([program, "verify", path], capture_output=True, timeout=60)
+    assert result.returncode == 0, result.stderr
