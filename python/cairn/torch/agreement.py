@@ -54,9 +54,12 @@ class Agreement:
                 f"the store is open on {store.world_size} ranks, and the process group has {size}: "
                 "give the Saver the process_group that the store was opened with"
             )
-        self._made = group is None
-        timeout = datetime.timedelta(seconds=store.timeout)
-        self._group = dist.new_group(backend="gloo", timeout=timeout) if self._made else group
+        self._group, self._made = group, group is None
+        if self._made:
+            timeout = datetime.timedelta(seconds=store.timeout)
+            self._group = dist.new_group(backend="gloo", timeout=timeout)
+            # Nobody goes on, and perhaps closes, while another is still connecting.
+            dist.barrier(self._group)
 
     def ask(self, step: int, mine: Verdict) -> Verdict:
         """The verdict of all ranks, of their own ones.
