@@ -80,13 +80,14 @@ class HostCopies:
         return host
 
     def _forgetter(self, key: int) -> Any:
-        # Not a method of self: a storage that outlives the map must not keep it alive.
-        entries = self._entries
+        # Weakly: neither a storage that outlives the map nor a cycle may keep the copies alive.
+        this = weakref.ref(self)
 
         def forget(source: weakref.ref[Any]) -> None:
-            entry = entries.get(key)
+            copies = this()
+            entry = None if copies is None else copies._entries.get(key)
             if entry is not None and entry.source is source:
-                entries.pop(key, None)
+                copies._entries.pop(key, None)
 
         return forget
 
