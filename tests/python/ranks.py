@@ -142,6 +142,7 @@ def _group(rank: int, world_size: int, folder: str) -> Any:
         world_size=world_size,
         timeout=timedelta(seconds=60),
     )
+    dist.barrier()  # or a rank that is done at once leaves before all have connected
     try:
         yield
     finally:
