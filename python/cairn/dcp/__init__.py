@@ -10,10 +10,10 @@
     dcp.save(state, checkpoint_id="ckpt/final", storage_writer=CairnWriter())
     dcp.load(state, checkpoint_id="ckpt/final", storage_reader=CairnReader())
 
-What is saved so is a step like any other: ``cairn.open("runs/gpt").read("model.layers.0")`` reads a
-part of it, ``kv-dump`` shows it, and :class:`CairnReader` loads what ``Store.save`` saved. Unchanged
-chunks of the step before are not written again, every byte that is read is checked, and a step is
-there as a whole or not at all, also when it replaces another.
+What is saved so is a step like any other: ``cairn.open("runs/gpt").read("model.layers.0")`` reads
+a part of it, ``kv-dump`` shows it, and :class:`CairnReader` loads what ``Store.save`` saved.
+Unchanged chunks of the step before are not written again, every byte that is read is checked, and a
+step is there as a whole or not at all, also when it replaces another.
 
 No pickle is written: DCP's metadata and plain Python values are kept in records of Cairn. Other
 objects are refused, by name, unless ``allow_pickle=True`` is given to the writer and the reader.

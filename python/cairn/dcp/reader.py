@@ -16,8 +16,8 @@ from torch.futures import Future
 from cairn import _cairn
 from cairn.dcp.location import CheckpointId, check_step, is_checkpoint_id, locate, required
 from cairn.dcp.metadata import Described, describe, shard_key
-from cairn.dcp.values import Values, set_value
 from cairn.dcp.saves import new_id
+from cairn.dcp.values import Values, set_value
 from cairn.errors import Invalid, NotFound
 from cairn.targets import Target, staged_target_of
 
@@ -197,9 +197,7 @@ class _Opened:
         requests = _cairn.Requests()
         for item, _, target in portion:
             fqn, offsets = self._place_of(item)
-            requests.add(
-                fqn, offsets, target.shape, target.dtype, target.strides, target.address
-            )
+            requests.add(fqn, offsets, target.shape, target.dtype, target.strides, target.address)
         self.native.load(self._contents.info, requests)
         for item, tensor, target in portion:
             if target.finish is not None:

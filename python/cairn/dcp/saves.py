@@ -4,8 +4,8 @@
     each rank, in write_data              writes its part; all but the coordinator hand theirs in
     coordinator, in finish                joins the parts and commits
 
-DCP does not tell a storage that a save has failed on another rank: finish is just not called. So the
-coordinator's part, which holds the store open for writing, is given up when its writer goes or
+DCP does not tell a storage that a save has failed on another rank: finish is just not called. So
+the coordinator's part, which holds the store open for writing, is given up when its writer goes or
 begins another save, or when a save of the same store begins with another writer on the same thread,
 or after its thread has ended.
 """

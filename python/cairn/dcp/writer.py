@@ -21,7 +21,14 @@ from torch.futures import Future
 
 from cairn import dtypes
 from cairn.dcp import saves
-from cairn.dcp.location import CheckpointId, Location, check_step, is_checkpoint_id, locate, required
+from cairn.dcp.location import (
+    CheckpointId,
+    Location,
+    check_step,
+    is_checkpoint_id,
+    locate,
+    required,
+)
 from cairn.dcp.metadata import ANNEX, encode, shard_key
 from cairn.dcp.values import ALONE, flat_values, value_of
 from cairn.errors import Invalid

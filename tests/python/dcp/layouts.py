@@ -92,7 +92,7 @@ def _spread(spec_of: Callable) -> Make:
 
 
 def parts(held: Any) -> list[tuple[tuple[int, ...], torch.Tensor]]:
-    """Where each part begins that this rank holds, and its memory; a DTensor's is said to be at 0."""
+    """Where each part begins that this rank holds, and its memory; a DTensor's always at 0."""
     if isinstance(held, ShardedTensor):
         return [(tuple(s.metadata.shard_offsets), s.tensor) for s in held.local_shards()]
     local = held.to_local() if isinstance(held, DTensor) else held

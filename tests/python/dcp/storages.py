@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch.distributed.checkpoint as dcp
+from cairn.dcp import CairnReader, CairnWriter
 from torch.distributed.checkpoint import CheckpointException, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
-
-from cairn.dcp import CairnReader, CairnWriter
 
 
 class Storage(NamedTuple):
@@ -49,7 +48,7 @@ STORAGES = [FILES, CAIRN]
 
 
 def failures_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[int, str]:
-    """What each rank has raised, by the type's name. The call must fail with a CheckpointException."""
+    """The types' names of what each rank has raised. The call must fail as errors_of says."""
     return {
         rank: type(error).__name__ for rank, error in errors_of(function, *args, **kwargs).items()
     }

@@ -13,18 +13,17 @@ import subprocess
 from fractions import Fraction
 from pathlib import Path
 
+import cairn
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from cairn.dcp import CairnReader, CairnWriter
 from cairn_testing import assert_same, random_tensor, segment_files
 from ranks import run_on_ranks
 from storages import CAIRN, FILES, all_bytes, errors_of
 from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
-
-import cairn
-from cairn.dcp import CairnReader, CairnWriter
 
 STATE = {
     "model": {"w": torch.arange(300.0), "b": torch.ones(2, 3)},

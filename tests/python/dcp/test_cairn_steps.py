@@ -5,18 +5,17 @@ from __future__ import annotations
 import pickle
 import weakref
 
+import cairn
 import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from cairn.dcp import CairnReader, CairnWriter
 from cairn_testing import assert_same, random_tensor, shares_storage
 from storages import CAIRN, errors_of
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import SerializationFormat
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
-
-import cairn
-from cairn.dcp import CairnReader, CairnWriter
 
 STATE = {
     "model": {"a.b": torch.arange(6.0), "a": {"c": torch.ones(2, 3)}},

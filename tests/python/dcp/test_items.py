@@ -9,14 +9,13 @@ from collections import OrderedDict
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from cairn import dtypes
 from cairn_testing import assert_same, random_tensor
 from storages import CAIRN, FILES, Storage, errors_of, failures_of
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
-
-from cairn import dtypes
 
 
 def dcp_takes(dtype: torch.dtype) -> bool:

@@ -1,4 +1,4 @@
-"""Four ranks through dcp: what fails on one of them, plans that are cached, saves without a word."""
+"""Four ranks through dcp: what fails on one, plans that are cached, saves without a word."""
 
 from __future__ import annotations
 
