@@ -182,6 +182,8 @@ class Store:
         self._closed = False
         self._last_save: SaveHandle | None = None
         self._ranks = _ranks(process_group, alone, timeout)
+        if mode == "a":
+            _give_up_failed_dcp_save(self._address)
         self._native = _cairn.Store(self._address, mode == "a", self._ranks.communicator)
         # Host copies of what lies on devices, kept from save to save; used under the lock alone.
         self._copies = HostCopies()
@@ -677,6 +679,13 @@ class Store:
         # Here, where Ctrl-C can end the waiting; its error stays with its handle.
         if self._last_save is not None:
             self._last_save._wait()
+
+
+def _give_up_failed_dcp_save(address: str) -> None:
+    # It may hold the store open still. Without the module loaded there was none.
+    saves = sys.modules.get("cairn.dcp.saves")
+    if saves is not None:
+        saves.give_up_abandoned(address)
 
 
 def _step_number(step: int) -> int:

@@ -97,7 +97,7 @@ def open_for_save(location: Location, overwrite: bool) -> Part:
     for a step that exists and must not be replaced; Invalid where no step was named, yet the store
     has others."""
     folder = folder_of(location.address)
-    _give_up_abandoned(folder)
+    give_up_abandoned(location.address)
     os.makedirs(os.path.dirname(folder), exist_ok=True)
     part = Part(location.address)
     part.coordinate()
@@ -109,8 +109,9 @@ def open_for_save(location: Location, overwrite: bool) -> Part:
     return part
 
 
-def _give_up_abandoned(folder: str) -> None:
+def give_up_abandoned(address: str) -> None:
     """Closes the part of a save that has failed elsewhere, of which DCP has not told its writer."""
+    folder = folder_of(address)
     with _lock:
         part_of, thread = _coordinating.get(folder, (None, None))
     part = None if part_of is None else part_of()
