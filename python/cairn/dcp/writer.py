@@ -29,7 +29,7 @@ from cairn.dcp.location import (
     locate,
     required,
 )
-from cairn.dcp.metadata import ANNEX, encode, shard_key
+from cairn.dcp.metadata import ANNEX, encode, paths_of, shard_key
 from cairn.dcp.values import ALONE, flat_values, value_of
 from cairn.errors import Invalid
 from cairn.sharded import Shards
@@ -185,7 +185,7 @@ class CairnWriter(StorageWriter, AsyncStager):
         }
         try:
             annex = encode(metadata, frozenset(as_given))
-            self._part.native.commit(_paths(metadata.planner_data), {ANNEX: annex})
+            self._part.native.commit(paths_of(metadata.planner_data) or {}, {ANNEX: annex})
         finally:
             self._close()
 
@@ -337,19 +337,6 @@ def _check_chunk(item: WriteItem, source: Source) -> None:
             f"{list(source.shape)}",
             key=fqn,
         )
-
-
-def _paths(planner_data: Any) -> dict[str, tuple[str | int, ...]]:
-    """The nesting, if the planner's data are what default planners keep there."""
-    if not isinstance(planner_data, dict):
-        return {}
-    return {
-        fqn: path
-        for fqn, path in planner_data.items()
-        if isinstance(fqn, str)
-        and isinstance(path, tuple)
-        and all(type(element) in (str, int) for element in path)
-    }
 
 
 def _refuse_unless(is_fine: bool, argument: str, why: str) -> None:
