@@ -121,6 +121,8 @@ class GlooCommunicator final : public Communicator {
 
   Result<std::unique_ptr<Communicator>> Split(uint32_t color, uint32_t key) override;
 
+  void Interrupt() { group_->Interrupt(); }
+
  private:
   static size_t Index(int rank) { return static_cast<size_t>(rank); }
 
@@ -351,6 +353,10 @@ Result<std::unique_ptr<Communicator>> ConnectGloo(const GlooOptions& options) {
                             .deadline = deadline}));
   if (options.rank == 0) CAIRN_TRY(internal::Forget(place, party));
   return std::make_unique<GlooCommunicator>(std::move(device), std::move(group), options.timeout);
+}
+
+void InterruptGloo(Communicator& communicator) {
+  if (auto* const gloo = dynamic_cast<GlooCommunicator*>(&communicator)) gloo->Interrupt();
 }
 
 }  // namespace cairn::core

@@ -57,4 +57,9 @@ inline constexpr int kMaxGlooRanks = 4096;
 /// of this, a LocalCommunicator.
 Result<std::unique_ptr<Communicator>> ConnectGloo(const GlooOptions& options);
 
+/// Ends the call that another thread is in, and each later one, with kUnavailable, at once; the
+/// other ranks learn of it as of any failed connection. Not communicators split from it. Does
+/// nothing to one that ConnectGloo has not made. Threads: any, beside a call.
+void InterruptGloo(Communicator& communicator);
+
 }  // namespace cairn::core

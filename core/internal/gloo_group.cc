@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <mutex>
 #include <new>
 
 namespace cairn::core::internal {
@@ -139,10 +140,66 @@ class GlooGroup::Context final : public gloo::Context {
   }
 };
 
+/// The waits of calls, which another thread may end. Gloo's own way to end one is by buffer.
+class GlooGroup::Waits {
+ public:
+  explicit Waits(Context& context) : context_(context) {}
+
+  void Received(UnboundBuffer& buffer, std::chrono::milliseconds timeout) {
+    Begin(buffer);
+    const Ending ending(*this);
+    if (!buffer.waitRecv(timeout)) GiveUp();
+  }
+  void Sent(UnboundBuffer& buffer, std::chrono::milliseconds timeout) {
+    Begin(buffer);
+    const Ending ending(*this);
+    if (!buffer.waitSend(timeout)) GiveUp();
+  }
+
+  void Interrupt() {
+    const std::lock_guard lock(mutex_);
+    is_interrupted_ = true;
+    if (waited_for_ == nullptr) return;
+    // Kept by the buffer if the wait has not begun yet.
+    waited_for_->abortWaitRecv();
+    waited_for_->abortWaitSend();
+  }
+
+ private:
+  struct Ending {
+    explicit Ending(Waits& waits) : waits_(waits) {}
+    ~Ending() {
+      const std::lock_guard lock(waits_.mutex_);
+      waits_.waited_for_ = nullptr;
+    }
+    Ending(const Ending&) = delete;
+    Ending& operator=(const Ending&) = delete;
+    Waits& waits_;
+  };
+
+  void Begin(UnboundBuffer& buffer) {
+    const std::lock_guard lock(mutex_);
+    if (is_interrupted_) GiveUp();
+    waited_for_ = &buffer;
+  }
+  /// As a wait that times out: closed before the buffers of the call go.
+  [[noreturn]] void GiveUp() {
+    context_.closeConnections();
+    throw gloo::IoException("interrupted on this rank");
+  }
+
+  Context& context_;
+  std::mutex mutex_;
+  // Guarded by mutex_.
+  bool is_interrupted_ = false;
+  UnboundBuffer* waited_for_ = nullptr;
+};
+
 /// The pieces of one call: those on their way in, and those on their way out.
 class GlooGroup::Transfers {
  public:
-  Transfers(Context& context, const GlooCall& call) : context_(context), call_(call) {}
+  Transfers(Context& context, Waits& waits, const GlooCall& call)
+      : context_(context), waits_(waits), call_(call) {}
 
   /// Asks for a piece. `Finish*` what was begun; after an error the group is closed.
   Result<size_t> BeginReceive(int peer, ByteTarget piece) {
@@ -234,16 +291,18 @@ class GlooGroup::Transfers {
   uint64_t Slot(MessageKind kind, const Piece& piece) const {
     return SlotOf(call_, kind, piece.length_bytes);
   }
-  void WaitReceived(UnboundBuffer& buffer) { buffer.waitRecv(TimeLeft(call_.deadline)); }
-  void WaitSent(UnboundBuffer& buffer) { buffer.waitSend(TimeLeft(call_.deadline)); }
+  void WaitReceived(UnboundBuffer& buffer) { waits_.Received(buffer, TimeLeft(call_.deadline)); }
+  void WaitSent(UnboundBuffer& buffer) { waits_.Sent(buffer, TimeLeft(call_.deadline)); }
 
   Context& context_;
+  Waits& waits_;
   const GlooCall& call_;
   std::vector<Piece> incoming_;
   std::vector<Piece> outgoing_;
 };
 
-GlooGroup::GlooGroup(std::shared_ptr<Context> context) : context_(std::move(context)) {}
+GlooGroup::GlooGroup(std::shared_ptr<Context> context)
+    : context_(std::move(context)), waits_(std::make_unique<Waits>(*context_)) {}
 
 GlooGroup::~GlooGroup() = default;
 
@@ -285,7 +344,7 @@ Result<void> GlooGroup::Connect(const std::vector<std::string>& addresses) {
 
 Result<void> GlooGroup::Exchange(const GlooCall& call, const std::vector<Send>& sends,
                                  const std::vector<Receive>& receives) {
-  Transfers transfers(*context_, call);
+  Transfers transfers(*context_, *waits_, call);
   for (const Receive& receive : receives) {
     CAIRN_TRY(ForEachPiece(receive.bytes, [&](ByteTarget piece) -> Result<void> {
       CAIRN_TRY(transfers.BeginReceive(receive.peer, piece));
@@ -302,7 +361,7 @@ Result<void> GlooGroup::Exchange(const GlooCall& call, const std::vector<Send>& 
 
 Result<void> GlooGroup::Barrier(const GlooCall& call) {
   for (int distance = 1; distance < size(); distance *= 2) {
-    Transfers transfers(*context_, call);
+    Transfers transfers(*context_, *waits_, call);
     CAIRN_TRY_ASSIGN(const size_t heard,
                      transfers.BeginReceive((rank() - distance + size()) % size(), {}));
     CAIRN_TRY(transfers.BeginSend((rank() + distance) % size(), {}));
@@ -320,7 +379,7 @@ Result<void> GlooGroup::Broadcast(const GlooCall& call, ByteTarget bytes, int ro
   int lowest_bit = 1;
   while (lowest_bit < size() && (place & lowest_bit) == 0) lowest_bit *= 2;
 
-  Transfers transfers(*context_, call);
+  Transfers transfers(*context_, *waits_, call);
   if (place != 0) {
     CAIRN_TRY(ForEachPiece(bytes, [&](ByteTarget piece) -> Result<void> {
       CAIRN_TRY(transfers.BeginReceive(rank_at(place - lowest_bit), piece));
@@ -339,6 +398,8 @@ Result<void> GlooGroup::Broadcast(const GlooCall& call, ByteTarget bytes, int ro
   }));
   return transfers.FinishSends();
 }
+
+void GlooGroup::Interrupt() { waits_->Interrupt(); }
 
 void GlooGroup::Close() {
   SigpipeBlock no_sigpipe;

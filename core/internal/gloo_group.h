@@ -109,13 +109,18 @@ class GlooGroup {
 
   /// Ends all connections at once; peers see it at their next call.
   void Close();
+  /// Ends the wait of the call that another thread is in, and each later one, with kUnavailable.
+  /// Threads: any, beside a call.
+  void Interrupt();
 
  private:
   class Context;
   class Transfers;
+  class Waits;
   explicit GlooGroup(std::shared_ptr<Context> context);
 
   const std::shared_ptr<Context> context_;  // shared with Gloo's algorithms, which ask for it so
+  const std::unique_ptr<Waits> waits_;
   std::vector<std::string> addresses_;
 };
 

@@ -2,8 +2,14 @@
 
 #include "python/src/communicator_binding.h"
 
+#include <pthread.h>
+#include <signal.h>
+
 #include <algorithm>
 #include <chrono>
+#include <future>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/gather_any.h"
@@ -19,6 +25,22 @@ std::chrono::milliseconds ToMilliseconds(double seconds) {
   if (!(seconds > 0)) ThrowInvalid("a timeout is a number of seconds above 0");
   return std::chrono::milliseconds(
       std::max<int64_t>(1, static_cast<int64_t>(std::min(seconds, kMost) * 1000)));
+}
+
+/// A thread that takes none of the program's signals.
+std::thread StartWithoutSignals(std::packaged_task<void()> task) {
+  sigset_t all, old;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &old);
+  std::thread thread;
+  try {
+    thread = std::thread(std::move(task));
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &old, nullptr);
+    throw;
+  }
+  pthread_sigmask(SIG_SETMASK, &old, nullptr);
+  return thread;
 }
 
 }  // namespace
@@ -63,8 +85,38 @@ nb::list CommunicatorBinding::AllGather(nb::bytes mine) {
 void CommunicatorBinding::Leave() {
   process_.Check();
   nb::gil_scoped_release no_gil;
+  LeaveWithoutGil();
+}
+
+void CommunicatorBinding::LeaveWithoutGil() {
+  Interrupt();
   const std::lock_guard one_call(mutex_);
+  const std::lock_guard alive(life_mutex_);
   communicator_.reset();
+}
+
+void CommunicatorBinding::Interrupt() {
+  const std::lock_guard alive(life_mutex_);
+  if (communicator_) core::InterruptGloo(*communicator_);
+}
+
+void CommunicatorBinding::RunWatched(SignalWatch& watch, const std::function<void()>& call) {
+  // Of one rank: there is nobody to wait for.
+  if (world_size_ == 1) return call();
+  constexpr auto kSlice = std::chrono::milliseconds(50);
+  std::packaged_task<void()> task(call);
+  std::future<void> ended = task.get_future();
+  std::thread thread = StartWithoutSignals(std::move(task));
+  bool is_interrupted = false;
+  while (ended.wait_for(kSlice) != std::future_status::ready) {
+    if (is_interrupted || watch.Check()) continue;
+    is_interrupted = true;
+    Interrupt();
+  }
+  // What the call borrows is the caller's: it has ended before anybody returns.
+  thread.join();
+  if (is_interrupted) LeaveWithoutGil();
+  ended.get();
 }
 
 std::unexpected<Error> CommunicatorBinding::Gone() {

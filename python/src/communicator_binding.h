@@ -3,8 +3,10 @@
 
 #include <nanobind/nanobind.h>
 
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "core/communicator.h"
@@ -17,8 +19,10 @@ namespace nb = nanobind;
 
 /// A communicator and the lock that its "one call at a time" asks for. Stores share it with Python.
 ///
-/// Threads: any; each waits without the GIL. In a forked child every member raises Invalid, and the
-/// destructor leaves what belongs to the parent alone.
+/// Threads: any; each waits without the GIL. A signal handler that raises (Ctrl-C) ends the waiting
+/// of the main thread at once: the call raises that, and the communicator is left, so that the
+/// other ranks fail at once too. In a forked child every member raises Invalid, and the destructor
+/// leaves what belongs to the parent alone.
 class CommunicatorBinding {
  public:
   /// Connects over TCP; every rank calls it. Arguments as core::GlooOptions, times in seconds.
@@ -37,35 +41,50 @@ class CommunicatorBinding {
 
   /// `mine` (bytes) of each rank, as a list in the order of ranks. Collective.
   nb::list AllGather(nb::bytes mine);
-  /// Closes the connections, so that ranks that wait for this one learn of it at once. Calls after
-  /// it raise. May be called again.
+  /// Closes the connections, so that ranks that wait for this one learn of it at once, and a call
+  /// that another thread is in. Calls after it raise. May be called again.
   void Leave();
 
-  /// `work(communicator)` under the lock and without the GIL. Requires the GIL.
+  /// `work(communicator)` under the lock and without the GIL, on a thread of its own. Requires the
+  /// GIL. Raises what a signal handler has raised meanwhile.
   template <typename Work>
   auto Use(const Work& work) {
-    using Returned = decltype(work(*communicator_));
     process_.Check();
-    nb::gil_scoped_release no_gil;
-    const std::lock_guard one_call(mutex_);
-    if (!communicator_) return Returned(Gone());
-    return work(*communicator_);
+    SignalWatch watch;
+    auto result = [&] {
+      nb::gil_scoped_release no_gil;
+      return UseWatched(watch, work);
+    }();
+    watch.Rethrow();
+    return result;
   }
-  /// The same for callers that have released the GIL. Requires the process that made it.
+  /// The same for callers that have released the GIL, and let `watch` raise once they have it
+  /// again. `work` must not use `watch`. Requires the process that made it.
   template <typename Work>
-  auto UseWithoutGil(const Work& work) {
+  auto UseWatched(SignalWatch& watch, const Work& work) {
     using Returned = decltype(work(*communicator_));
-    const std::lock_guard one_call(mutex_);
-    if (!communicator_) return Returned(Gone());
-    return work(*communicator_);
+    std::optional<Returned> result;
+    RunWatched(watch, [&] {
+      const std::lock_guard one_call(mutex_);
+      result.emplace(communicator_ ? work(*communicator_) : Returned(Gone()));
+    });
+    return *std::move(result);
   }
 
  private:
   static std::unexpected<Error> Gone();
+  /// Runs `call` on another thread to its end; leaves the communicator once a signal handler
+  /// raised.
+  void RunWatched(SignalWatch& watch, const std::function<void()>& call);
+  /// Ends the call that is running, if one is.
+  void Interrupt();
+  /// Requires that the GIL is not held.
+  void LeaveWithoutGil();
 
   ProcessGuard process_;
-  std::mutex mutex_;
-  std::unique_ptr<core::Communicator> communicator_;  // guarded by mutex_; null once left
+  std::mutex mutex_;                                  // of one call; taken first
+  std::mutex life_mutex_;                             // of making communicator_ null
+  std::unique_ptr<core::Communicator> communicator_;  // changed under both; null once left
   int rank_ = 0;
   int world_size_ = 1;
 };

@@ -104,14 +104,16 @@ StoreBinding::StoreBinding(const std::string& address, bool writable,
                            std::shared_ptr<CommunicatorBinding> communicator)
     : communicator_(std::move(communicator)) {
   LetForkedChildrenExit();
+  SignalWatch watch;
   const kv::OpenMode mode = writable ? kv::OpenMode::kWrite : kv::OpenMode::kRead;
   auto store = [&] {
     nb::gil_scoped_release no_gil;
     if (!communicator_) return core::CheckpointStore::Open(address, mode);
-    return communicator_->UseWithoutGil([&](core::Communicator& ranks) {
+    return communicator_->UseWatched(watch, [&](core::Communicator& ranks) {
       return core::CheckpointStore::OpenShared(address, mode, ranks);
     });
   }();
+  watch.Rethrow();
   store_ = Unwrap(std::move(store));
 }
 
@@ -171,7 +173,7 @@ nb::tuple StoreBinding::Load(const kv::StepInfo& step, const Requests& requests,
                              bool read_once) const {
   SignalWatch watch;
   auto result = Use([&](core::CheckpointStore& store) {
-    return RunLoad(store, step, requests, read_once, watch.AsProgress());
+    return RunLoad(store, step, requests, read_once, watch);
   });
   watch.Rethrow();
   const core::LoadReport report = Unwrap(std::move(result));
@@ -180,8 +182,10 @@ nb::tuple StoreBinding::Load(const kv::StepInfo& step, const Requests& requests,
 
 Result<core::LoadReport> StoreBinding::RunLoad(core::CheckpointStore& store,
                                                const kv::StepInfo& step, const Requests& requests,
-                                               bool read_once, core::Progress progress) const {
-  if (requests.shards.empty() && !read_once) return store.Load(step, requests.list, progress);
+                                               bool read_once, SignalWatch& watch) const {
+  if (requests.shards.empty() && !read_once) {
+    return store.Load(step, requests.list, watch.AsProgress());
+  }
   // Requests of a load in place are for whole tensors.
   std::vector<core::ShardTarget> targets = requests.shards;
   std::deque<core::Sharding> replicas;
@@ -200,10 +204,13 @@ Result<core::LoadReport> StoreBinding::RunLoad(core::CheckpointStore& store,
   std::ranges::stable_sort(targets, {}, [&](const core::ShardTarget& target) {
     return std::pair(requests.holders.contains(target.fqn), std::string_view(target.fqn));
   });
-  core::ShardLoadOptions options{.read_once = read_once, .progress = std::move(progress)};
-  if (!read_once || !communicator_) return store.LoadShards(step, targets, options);
-  return communicator_->UseWithoutGil(
-      [&](core::Communicator&) { return store.LoadShards(step, targets, options); });
+  core::ShardLoadOptions options{.read_once = read_once, .progress = {}};
+  if (!read_once || !communicator_) {
+    options.progress = watch.AsProgress();
+    return store.LoadShards(step, targets, options);
+  }
+  return communicator_->UseWatched(
+      watch, [&](core::Communicator&) { return store.LoadShards(step, targets, options); });
 }
 
 nb::list StoreBinding::Map(const kv::StepInfo& step, nb::list tensors, nb::list as_torch,
@@ -248,18 +255,20 @@ nb::tuple StoreBinding::Delete(nb::handle steps, bool dry_run) {
 
 void StoreBinding::Close() {
   process_.Check();
+  SignalWatch watch;
   Result<void> result = [&]() -> Result<void> {
     nb::gil_scoped_release no_gil;
     std::unique_lock alone(close_mutex_);
     if (!store_) return {};
     saver_.reset();  // waits for a running save
-    auto closed =
-        communicator_ == nullptr
-            ? store_->Close()
-            : communicator_->UseWithoutGil([&](core::Communicator&) { return store_->Close(); });
+    auto closed = communicator_ == nullptr
+                      ? store_->Close()
+                      : communicator_->UseWatched(
+                            watch, [&](core::Communicator&) { return store_->Close(); });
     store_.reset();
     return closed;
   }();
+  watch.Rethrow();
   Unwrap(std::move(result));
 }
 

@@ -12,6 +12,7 @@
 #include "core/async_save.h"
 #include "core/checkpoint_store.h"
 #include "python/src/communicator_binding.h"
+#include "python/src/errors.h"
 #include "python/src/load_plan.h"
 #include "python/src/process_guard.h"
 #include "python/src/step_contents.h"
@@ -83,7 +84,7 @@ class StoreBinding {
   auto Use(const Work& work) const;
   Result<core::LoadReport> RunLoad(core::CheckpointStore& store, const kv::StepInfo& step,
                                    const Requests& requests, bool read_once,
-                                   core::Progress progress) const;
+                                   SignalWatch& watch) const;
 
   ProcessGuard process_;
   std::shared_ptr<CommunicatorBinding> communicator_;  // shared with Python; outlives store_

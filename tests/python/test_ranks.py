@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import itertools
 import os
+import signal
 import socket
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 import torch
@@ -333,6 +336,39 @@ def fail_one_by_one(rank, path):
 
 def test_what_goes_wrong_on_one_rank_is_raised_on_all(path):
     run_on_ranks(fail_one_by_one, path)
+
+
+def interrupt_soon() -> None:
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+
+
+def interrupt_a_wait(rank, path, call):
+    """Rank 0 is interrupted while it waits for rank 1, which comes once that has happened."""
+    store = cairn.open(path, mode="a")
+    state = {"t": whole("even")}
+    store.save(1, state)
+    calls = {
+        "save": lambda: store.save(2, state),
+        "load": lambda: store.load(state, read_once=True),
+        "close": store.close,
+    }
+    if rank == 0:
+        interrupt_soon()
+        with pytest.raises(KeyboardInterrupt):
+            calls[call]()
+    dist.barrier()
+    if rank == 1:
+        # At once, and not after the half hour that the store waits.
+        with pytest.raises(cairn.Unavailable):
+            calls[call]()
+    dist.barrier()
+    with contextlib.suppress(cairn.Error):
+        store._abandon()
+
+
+@pytest.mark.parametrize("call", ["save", "load", "close"])
+def test_ctrl_c_ends_the_waiting_for_other_ranks(path, call):
+    run_on_ranks(interrupt_a_wait, path, call, world_size=2)
 
 
 class Fussy:
