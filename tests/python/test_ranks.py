@@ -573,3 +573,27 @@ def test_the_helper_tells_of_ranks_that_fail():
 def raise_on_one(rank):
     if rank == 1:
         raise ValueError("of rank 1")
+
+
+def save_what_a_collective_still_fills(rank, path):
+    from torch.distributed import _functional_collectives as collectives
+
+    def waiting():
+        return collectives.all_gather_tensor(torch.full((2,), float(rank)), 0, dist.group.WORLD)
+
+    plain = waiting()
+    assert isinstance(plain, collectives.AsyncCollectiveTensor)
+    mesh = init_device_mesh("cpu", (2,))
+    inside = DTensor.from_local(waiting(), mesh, (Replicate(),), run_check=False)
+    with cairn.open(path, mode="a") as store:
+        store.save(1, {"plain": plain, "inside": inside})
+        targets = {"plain": torch.zeros(4), "inside": waiting()}
+        store.load(targets)
+        for got in targets.values():
+            assert got.tolist() == [0, 0, 1, 1]
+
+
+def test_results_of_functional_collectives(path):
+    run_on_ranks(save_what_a_collective_still_fills, path, world_size=2)
+    with cairn.open(path) as store:
+        assert store.read()["plain"].tolist() == [0, 0, 1, 1]
