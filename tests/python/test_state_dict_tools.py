@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
+import threading
 from collections import OrderedDict, namedtuple
 
 import pytest
@@ -418,3 +421,24 @@ def test_one_process_without_a_group():
     assert local["scalar"] == 3.5
     ours.distribute_state_dict(state, local, CPU)
     assert local["w"].data_ptr() == state["w"].data_ptr() and local["bytes"] == b"ab"
+
+
+def interrupt_a_gathering(rank):
+    """Rank 0 is interrupted while it waits for rank 1; both go on with the next call."""
+    mesh = init_device_mesh("cpu", (2,))
+    state = {"w": distribute_tensor(torch.arange(8.0), mesh, [Shard(0)])}
+    ours.gather_state_dict(state)
+    if rank == 0:
+        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            ours.gather_state_dict(state)
+    dist.barrier()
+    if rank == 1:
+        with pytest.raises(cairn.Unavailable):
+            ours.gather_state_dict(state)
+    for _ in range(2):
+        assert ours.gather_state_dict(state)["w"].tolist() == list(range(8))
+
+
+def test_an_interrupted_call_is_followed_by_a_good_one():
+    run_on_ranks(interrupt_a_gathering, world_size=2)
