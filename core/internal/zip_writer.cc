@@ -47,11 +47,6 @@ std::string LocalHeader(const std::string& name, bool is_wide, uint64_t begin_by
 
 }  // namespace
 
-Result<ZipWriter> ZipWriter::Create(const std::string& path) {
-  CAIRN_TRY_ASSIGN(auto file, DurableFile::Create(path));
-  return ZipWriter(std::move(file));
-}
-
 Result<void> ZipWriter::Write(std::span<const std::byte> bytes) {
   at_ += bytes.size();
   return file_->Write(bytes);
@@ -124,7 +119,7 @@ std::string ZipWriter::Record(const Member& member) {
   return record;
 }
 
-Result<void> ZipWriter::Finish() {
+Result<uint64_t> ZipWriter::Finish() {
   const uint64_t begin = at_;
   for (const Member& member : members_) CAIRN_TRY(Write(Record(member)));
   const uint64_t end = at_;
@@ -155,7 +150,7 @@ Result<void> ZipWriter::Finish() {
   AppendLittle(tail, begin < kMost32 ? static_cast<uint32_t>(begin) : kMost32);
   AppendLittle(tail, uint16_t{0});
   CAIRN_TRY(Write(tail));
-  return file_->Finish();
+  return at_;
 }
 
 }  // namespace cairn::core::internal
