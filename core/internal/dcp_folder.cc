@@ -32,6 +32,22 @@ bool IsDcpName(std::string_view name) {
          IsNumber(name.substr(bar + 1));
 }
 
+// What a DurableFile that was killed leaves of such a file: "NAME.PID.tmp". Cut down to NAME.
+bool CutTemporary(std::string_view& name) {
+  constexpr std::string_view kSuffix = ".tmp";
+  if (!name.ends_with(kSuffix)) return false;
+  const std::string_view front = name.substr(0, name.size() - kSuffix.size());
+  const size_t dot = front.rfind('.');
+  if (dot == std::string_view::npos || !IsNumber(front.substr(dot + 1))) return false;
+  name = front.substr(0, dot);
+  return true;
+}
+
+bool IsReplaceable(std::string_view name) {
+  const bool is_temporary = CutTemporary(name);
+  return IsDcpName(name) || (is_temporary && name == kMetadata);
+}
+
 }  // namespace
 
 Result<std::unique_ptr<DcpFolder>> DcpFolder::Open(const std::string& path) {
@@ -112,7 +128,7 @@ void DcpFolder::RemoveReplaced() const {
   std::vector<fs::path> replaced;
   for (; !ignored && entries != fs::directory_iterator(); entries.increment(ignored)) {
     const std::string name = entries->path().filename().string();
-    if (IsDcpName(name) && std::ranges::find(names_, name) == names_.end())
+    if (IsReplaceable(name) && std::ranges::find(names_, name) == names_.end())
       replaced.push_back(*entries);
   }
   for (const fs::path& path : replaced) fs::remove(path, ignored);

@@ -13,9 +13,9 @@ namespace cairn::core::internal {
 
 /// Data files appear one by one, whole, synced, under names that no file has yet; `.metadata`,
 /// which makes them a checkpoint, comes last. So a crash at any time leaves the old checkpoint of
-/// the directory, if it had one, or the new one; only data files that nothing names can be left
-/// over. Without Commit the destructor removes all that was made, new directories included.
-/// Threads: one.
+/// the directory, if it had one, or the new one; only files that nothing names can be left over,
+/// until the next Commit. Without Commit the destructor removes all that was made, new directories
+/// included. Threads: one; one writer a directory.
 class DcpFolder {
  public:
   /// Makes the directory, and those above it, if they are missing.
@@ -24,8 +24,7 @@ class DcpFolder {
   DcpFolder(const DcpFolder&) = delete;
   DcpFolder& operator=(const DcpFolder&) = delete;
 
-  /// Finishes the file before, and returns the name of the next: "__0_0.distcp", "__0_1.distcp",
-  /// ...
+  /// Finishes the file before, and returns the name of the next, from "__0_0.distcp" on.
   Result<std::string> BeginFile();
   /// Requires BeginFile.
   DurableFile& file() { return *file_; }

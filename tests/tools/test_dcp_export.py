@@ -4,6 +4,8 @@ import collections
 import resource
 import shutil
 import signal
+import subprocess
+import time
 import warnings
 
 import pytest
@@ -14,7 +16,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
 import cairn
-from torch_states import bits, every_dtype, plain_values, raw_bytes, same
+from tool_programs import BIN_DIR
+from torch_states import bits, every_dtype, plain_values, raw_bytes, run_python, same
 
 
 def quietly(function, *arguments, **options):
@@ -187,6 +190,43 @@ def test_dcp_to_torch_save(admin, tmp_path):
     assert same(torch.load(tmp_path / "o.pt", weights_only=True), state)
 
 
+RANKS = """
+import sys, torch
+import torch.distributed as dist, torch.multiprocessing as mp
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+def rank(r, path, whole):
+    dist.init_process_group("gloo", rank=r, world_size=4, init_method="file://" + path + ".init")
+    grid = init_device_mesh("cpu", (2, 2))
+    full = torch.load(whole, weights_only=True)
+    ways = [[Shard(0), Shard(1)], [Replicate(), Shard(0)], [Shard(1), Replicate()]]
+    state = {key: distribute_tensor(torch.zeros_like(tensor), grid, way)
+             for (key, tensor), way in zip(full.items(), ways)}
+    dcp.load({"m": state}, storage_reader=dcp.FileSystemReader(path))
+    for key, tensor in full.items():
+        assert torch.equal(state[key].full_tensor(), tensor), key
+    dist.barrier()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    context = mp.get_context("fork")
+    ranks = [context.Process(target=rank, args=(r, *sys.argv[1:])) for r in range(4)]
+    for p in ranks: p.start()
+    for p in ranks: p.join(80)
+    sys.exit(any(p.exitcode != 0 for p in ranks))
+"""
+
+
+def test_four_ranks_load_their_shards(admin, tmp_path):
+    whole = {"a": torch.randn(7, 5), "b": torch.randn(9, 4), "c": torch.randn(3, 11)}
+    torch.save(whole, tmp_path / "whole.pt")
+    into_store(tmp_path / "s", {"m": whole, "step": 3})
+    export(admin, tmp_path / "s", tmp_path / "o.dcp", "--shard-size", "200B")
+    run_python(RANKS, tmp_path / "o.dcp", tmp_path / "whole.pt")
+
+
 def test_optimizer_state_goes_back_into_the_optimizer(admin, tmp_path):
     state = trained()
     into_store(tmp_path / "s", state)
@@ -341,6 +381,32 @@ def test_an_export_that_runs_out_of_room_leaves_nothing(admin, tmp_path, shard_s
     assert admin("export", tmp_path / "s", target, *options, **limits).status == 2
     assert listed(target) == before
     assert same(load(target), {"old": torch.ones(3)})
+
+
+def test_an_export_that_is_killed_leaves_the_old_checkpoint_or_the_new_one(admin, tmp_path):
+    old, new = {"old": torch.ones(3)}, {f"w{i}": torch.full((1 << 20,), float(i)) for i in range(8)}
+    into_store(tmp_path / "s", new)
+    target = tmp_path / "o.dcp"
+    words = [BIN_DIR / "kv-admin", "export", tmp_path / "s", target, "--overwrite", "--shard-size", "4MB"]
+    for round_number in range(10):
+        shutil.rmtree(target, ignore_errors=True)
+        save(old, target)
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+        # Killed as soon as it has made so many files, wherever it is by then.
+        deadline = time.monotonic() + 60
+        while process.poll() is None and len(listed(target)) < 2 + round_number:
+            assert time.monotonic() < deadline
+        process.kill()
+        process.wait(60)
+        loaded = load(target)
+        assert same(loaded, old) or same(loaded, new)
+    for leftover in ("__0_77.distcp.123.tmp", ".metadata.123.tmp", "__0_99.distcp"):
+        (target / leftover).write_bytes(b"half")
+    (target / "mine.tmp").write_bytes(b"kept")
+    export(admin, tmp_path / "s", target, "--overwrite")
+    assert same(load(target), new)
+    places = metadata_of(target).storage_data.values()
+    assert set(listed(target)) == {".metadata", "mine.tmp", *(place.relative_path for place in places)}
 
 
 def test_more_bytes_than_memory(admin, tmp_path):
