@@ -8,12 +8,15 @@ A step that was saved through :class:`~cairn.dcp.CairnWriter` keeps its metadata
      "planner_data": ..., "storage_data": ..., "storage_meta": ..., "dcp_version": ...,
      "as_given": [FQN, ...]}                        # bytes items kept as the planner gave them
 
-Tuples, and dicts with other keys than strings, are written as ``{"tuple": [...]}`` and
-``{"dict": [[key, value], ...]}``, so that all of it comes back equal.
+Planner data of a default planner are written as ``{"paths": {FQN: [key or position, ...]}}``; in
+other data tuples are ``{"tuple": [...]}`` and dicts ``{"dict": [[key, value], ...]}``, so that all of
+it comes back equal.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -36,6 +39,8 @@ from cairn.tree import TENSOR
 ANNEX = "torch.distributed.checkpoint"
 _VERSION = 1
 
+_PATH_TYPES = frozenset({str, int})
+
 
 class Described(NamedTuple):
     """What a step is to DCP."""
@@ -45,9 +50,23 @@ class Described(NamedTuple):
     """FQNs of the bytes items that are kept as the planner gave them."""
 
 
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """While objects are made by the million, all of which live: the cyclic collector would look at
+    all of them again and again, and take several times as long as the making."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 # Out ----------------------------------------------------------------------------------------------
 
 
+@_no_collection()
 def encode(metadata: Metadata, as_given: frozenset[str]) -> bytes:
     """The annex. Raises Invalid for what a planner of its own has put in and JSON cannot say."""
     document = {
@@ -55,7 +74,7 @@ def encode(metadata: Metadata, as_given: frozenset[str]) -> bytes:
         "entries": [
             [fqn, _encode_entry(entry)] for fqn, entry in metadata.state_dict_metadata.items()
         ],
-        "planner_data": _encode(metadata.planner_data, "planner_data"),
+        "planner_data": _encode_planner_data(metadata.planner_data),
         "storage_data": _encode(metadata.storage_data, "storage_data"),
         "storage_meta": _encode_storage_meta(metadata.storage_meta),
         "dcp_version": metadata.version,
@@ -69,8 +88,8 @@ def _encode_entry(entry: Any) -> dict | None:
         return None
     return {
         "properties": _encode_properties(entry.properties),
-        "size": list(entry.size),
-        "chunks": [[list(chunk.offsets), list(chunk.sizes)] for chunk in entry.chunks],
+        "size": entry.size,  # a tuple is a list in JSON
+        "chunks": [(chunk.offsets, chunk.sizes) for chunk in entry.chunks],
     }
 
 
@@ -85,6 +104,23 @@ def _encode_storage_meta(meta: StorageMeta | None) -> dict | None:
         return None
     checkpoint_id = None if meta.checkpoint_id is None else str(meta.checkpoint_id)
     return {"checkpoint_id": checkpoint_id, "save_id": meta.save_id, "modules": meta.modules}
+
+
+def paths_of(planner_data: Any) -> dict[str, tuple[str | int, ...]] | None:
+    """The nesting, FQN to path, if that is what the planner keeps, as default ones do."""
+    if type(planner_data) is not dict:
+        return None
+    for fqn, path in planner_data.items():
+        if type(fqn) is not str or type(path) is not tuple or not _PATH_TYPES.issuperset(
+            map(type, path)
+        ):
+            return None
+    return planner_data
+
+
+def _encode_planner_data(data: Any) -> Any:
+    paths = paths_of(data)
+    return _encode(data, "planner_data") if paths is None else {"paths": paths}
 
 
 def _encode(value: Any, where: str) -> Any:
@@ -105,6 +141,7 @@ def _encode(value: Any, where: str) -> Any:
 # Back ---------------------------------------------------------------------------------------------
 
 
+@_no_collection()
 def describe(native: _cairn.Store, contents: _cairn.Contents) -> Described:
     """The metadata as it was saved; made up for a step that was not saved through DCP.
 
@@ -182,6 +219,8 @@ def _decode(value: Any) -> Any:
         return [_decode(element) for element in value]
     if not isinstance(value, dict):
         return value
+    if "paths" in value:
+        return {fqn: tuple(path) for fqn, path in value["paths"].items()}
     if "tuple" in value:
         return tuple(_decode(element) for element in value["tuple"])
     return {_decode(key): _decode(element) for key, element in value["dict"]}
