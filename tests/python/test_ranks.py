@@ -335,6 +335,38 @@ def test_what_goes_wrong_on_one_rank_is_raised_on_all(path):
     run_on_ranks(fail_one_by_one, path)
 
 
+class Fussy:
+    """Takes no state on one rank."""
+
+    def __init__(self, refuses: bool) -> None:
+        self.refuses = refuses
+        self.weight = torch.zeros(2)
+
+    def state_dict(self):
+        return {"weight": self.weight}
+
+    def load_state_dict(self, state_dict):
+        if self.refuses:
+            raise ValueError("does not fit")
+
+
+def load_into_fussy_objects(rank, path):
+    with cairn.open(path, mode="a") as store:
+        store.save(1, {"m": Fussy(False)})
+        expected = ValueError if rank == 1 else cairn.Unavailable
+        with pytest.raises(expected, match="does not fit" if rank == 1 else "rank 1: ValueError"):
+            store.load({"m": Fussy(rank == 1)})
+        # All know of it, so that they go on together.
+        store.load({"m": Fussy(False)})
+        store.save(2, {"m": Fussy(False)})
+
+
+def test_an_object_that_refuses_its_state_is_raised_on_all(path):
+    run_on_ranks(load_into_fussy_objects, path)
+    with cairn.open(path) as store:
+        assert store.steps() == [1, 2]
+
+
 def save_behind(rank, path):
     mesh = init_device_mesh("cpu", (4,))
     state = {"t": sharded(whole("uneven"), mesh, (Shard(0),)), "n": 0}
