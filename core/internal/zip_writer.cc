@@ -18,7 +18,7 @@ constexpr uint16_t kDate = 1 << 5 | 1;           // 1980-01-01: the same state, 
 std::string LocalHeader(const std::string& name, bool is_wide, uint64_t begin_bytes) {
   std::string header;
   AppendLittle(header, uint32_t{0x04034b50});
-  AppendLittle(header, uint16_t{is_wide ? 45u : 20u});
+  AppendLittle(header, static_cast<uint16_t>(is_wide ? 45u : 20u));
   AppendLittle(header, kFlags);
   AppendLittle(header, uint16_t{0});  // stored
   AppendLittle(header, uint16_t{0});  // time
@@ -92,8 +92,8 @@ std::string ZipWriter::Record(const Member& member) {
   const bool is_wide = member.length_bytes >= kMost32 || member.header_bytes >= kMost32;
   std::string record;
   AppendLittle(record, uint32_t{0x02014b50});
-  AppendLittle(record, uint16_t{is_wide ? 45u : 20u});
-  AppendLittle(record, uint16_t{is_wide ? 45u : 20u});
+  AppendLittle(record, static_cast<uint16_t>(is_wide ? 45u : 20u));
+  AppendLittle(record, static_cast<uint16_t>(is_wide ? 45u : 20u));
   AppendLittle(record, kFlags);
   AppendLittle(record, uint16_t{0});
   AppendLittle(record, uint16_t{0});
@@ -103,7 +103,7 @@ std::string ZipWriter::Record(const Member& member) {
   AppendLittle(record, length);
   AppendLittle(record, length);
   AppendLittle(record, static_cast<uint16_t>(member.name.size()));
-  AppendLittle(record, uint16_t{is_wide ? 28u : 0u});
+  AppendLittle(record, is_wide ? uint16_t{28} : uint16_t{0});
   AppendLittle(record, uint16_t{0});  // comment
   AppendLittle(record, uint16_t{0});  // disk
   AppendLittle(record, uint16_t{0});

@@ -72,10 +72,29 @@ class Ranks:
         """What ``work()`` gives on each rank, in their order. Collective.
 
         If it raises on one of them, every rank raises: that one its own exception, the others one
-        that names it.
+        that names it. An exception that the others do not know of (Ctrl-C, a broken connection)
+        ends the connections, so that they fail at once.
         """
         if self.communicator is None:
             return [work()]
+        try:
+            return self._exchange(work)
+        except BaseException as error:
+            if not self.has_agreed_on(error):
+                self.communicator.leave()
+            raise
+
+    def has_agreed_on(self, error: BaseException) -> bool:
+        """True for what an exchange has raised on every rank: they can go on together."""
+        # Noted at the error, as one that is kept would keep alive all that its frames hold.
+        return getattr(error, "_agreed_by", None) is self
+
+    def leave(self) -> None:
+        """Ends the connections: the others fail at once where they wait for this rank."""
+        if self.communicator is not None:
+            self.communicator.leave()
+
+    def _exchange(self, work: Callable[[], bytes]) -> list[bytes]:
         failure: Exception | None = None
         told = b""
         try:
@@ -83,21 +102,19 @@ class Ranks:
         except Exception as error:
             failure = error
             told = _FAILED + _encode(error)
-        except BaseException:
-            # Ctrl-C and the like: who waits for this rank is not left to its deadline.
-            self.communicator.leave()
-            raise
         try:
             reports = self.communicator.all_gather(told)
         except Error as broken:
             if failure is not None:
                 raise failure from broken
             raise
+        if failure is None:
+            failed = (rank for rank, report in enumerate(reports) if report[:1] == _FAILED)
+            first = next(failed, None)
+            failure = None if first is None else _decode(first, reports[first][1:])
         if failure is not None:
+            failure._agreed_by = self
             raise failure
-        for rank, report in enumerate(reports):
-            if report[:1] == _FAILED:
-                raise _decode(rank, report[1:])
         return [report[1:] for report in reports]
 
     def settle(self, work: Callable[[], T]) -> T:

@@ -59,9 +59,13 @@ def is_sharded(value: Any) -> bool:
 
 def local_of(dtensor: Any) -> torch.Tensor:
     """The local tensor itself, without autograd, arrived if a collective still fills it."""
-    local = dtensor._local_tensor
+    return arrived(dtensor._local_tensor)
+
+
+def arrived(tensor: Any) -> Any:
+    """The tensor that a functional collective gives, once it is there; any other as it is."""
     waiting = _class_of("torch.distributed._functional_collectives", "AsyncCollectiveTensor")
-    return local.wait() if waiting is not None and isinstance(local, waiting) else local
+    return tensor.wait() if waiting is not None and isinstance(tensor, waiting) else tensor
 
 
 def dtensor_like(value: Any, local: torch.Tensor) -> Any:

@@ -2,7 +2,8 @@
 
 Bytes move over Cairn's own communicator, one for each process group, connected at the first call.
 Every rank of the group makes each call. What is wrong on one rank is raised on all, before anything
-has been written, and every wait has a deadline.
+has been written, and every wait has a deadline. A rank that dies, is interrupted (Ctrl-C) or is too
+late ends the connections, and with them the call on all ranks; their next call makes new ones.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from cairn import _cairn, dtypes
-from cairn.errors import Unavailable, refuse
+from cairn.errors import refuse
 from cairn.ranks import Ranks, default_group, ranks_of, this_process
 from cairn.sharded import MeshShard, Shards, dtensor_like, is_dtensor, is_sharded
 from cairn.state_dict_walk import rebuild
@@ -40,11 +41,16 @@ def _ranks(pg: ProcessGroup | None) -> Iterator[Ranks]:
         return
     if group not in _ranks_of_group:
         _ranks_of_group[group] = ranks_of(group, TIMEOUT)
+    ranks = _ranks_of_group[group]
     try:
-        yield _ranks_of_group[group]
-    except Unavailable:
-        # The connections may be broken: the next call, if there is one, makes new ones.
-        _ranks_of_group.pop(group, None)
+        yield ranks
+    except BaseException as error:
+        # Connections are used again only after what every rank has agreed on. Else this rank ends
+        # them, so that the others, who wait for it at the end of the call at the latest, do the
+        # same: the next call makes new ones, on all ranks.
+        if not ranks.has_agreed_on(error):
+            _ranks_of_group.pop(group, None)
+            ranks.leave()
         raise
 
 
@@ -103,9 +109,12 @@ def gather_state_dict(
         gathering = ranks.settle(lambda: _Gathering(ranks, state_dict, type_check))
         communicator = ranks.communicator or _cairn.Communicator.alone()
         moved = _cairn.gather_shards(communicator, gathering.batch, ranks_only)
-    if ranks_only and ranks.rank not in ranks_only:
+        is_wanted = not ranks_only or ranks.rank in ranks_only
+        whole = ranks.settle(
+            lambda: gathering.whole(moved, device, cpu_offload) if is_wanted else {}
+        )
+    if not is_wanted:
         return {}
-    whole = gathering.whole(moved, device, cpu_offload)
 
     def result(value: Any, fqn: str) -> Any:
         if is_sharded(value):
@@ -219,7 +228,7 @@ def broadcast_state_dict(
         )
         communicator = ranks.communicator or _cairn.Communicator.alone()
         moved = _cairn.broadcast_to_shards(communicator, prepared.full, prepared.target)
-        prepared.put(moved, local_state_dict, device)
+        ranks.settle(lambda: prepared.put(moved, local_state_dict, device))
     for key, one in announced.items():
         if one.dtype is None and key in local_state_dict:
             local_state_dict[key] = one.value

@@ -9,6 +9,7 @@ import numpy as np
 
 from cairn import _cairn, dtypes
 from cairn.errors import Invalid
+from cairn.sharded import arrived
 from cairn.tensors import (
     address_of,
     check_numpy,
@@ -62,6 +63,7 @@ def new_array(code: int, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _torch(tensor: Any, fqn: str) -> Target:
+    tensor = arrived(tensor)
     code = check_torch(tensor, fqn)
     shape, strides = tuple(tensor.shape), tuple(tensor.stride())
     _check_overlap(shape, strides, fqn)

@@ -14,7 +14,7 @@ import numpy as np
 from cairn import dtypes
 from cairn.errors import refuse
 from cairn.host_copies import HostCopies
-from cairn.sharded import BoxShard, MeshShard, Shards, is_sharded
+from cairn.sharded import BoxShard, MeshShard, Shards, arrived, is_sharded
 from cairn.tree import NUMPY_ARRAY, NUMPY_SCALAR, TENSOR
 
 
@@ -94,6 +94,7 @@ class Sources:
         return Source(TENSOR, code, (0,), (1,), 0, owners, sharding)
 
     def _torch(self, tensor: Any, fqn: str) -> Source:
+        tensor = arrived(tensor)
         code = check_torch(tensor, fqn)
         if tensor.device.type == "meta":
             raise refuse(fqn, "a meta tensor, which has no data", "materialise it before the save")
