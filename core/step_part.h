@@ -52,7 +52,8 @@ class StepPart {
   /// Rank 0. kFailedPrecondition: a reader. Otherwise as Store::Invite.
   static Result<StepTicket> Invite(CheckpointStore& store, uint64_t step, uint32_t world_size);
 
-  /// Errors as Store::Begin. `options.plain_mesh` is not looked at.
+  /// Errors as Store::Begin. `options.deadline`, from now on, is that of the commit;
+  /// `options.plain_mesh` is not looked at.
   static Result<std::unique_ptr<StepPart>> Begin(CheckpointStore& store, const StepTicket& ticket,
                                                  uint32_t rank, const SaveOptions& options);
   ~StepPart();

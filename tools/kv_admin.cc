@@ -59,13 +59,15 @@ void AddImport(CLI::App& app, ImportOptions& options) {
 
 void AddExport(CLI::App& app, ExportOptions& options, std::string& shard_size) {
   CLI::App* verb = AddVerb(app, "export", "export STORE[@STEP] OUT [PATTERN...]",
-                           "A step to safetensors files or, by name of OUT, torch.save's format");
+                           "A step to safetensors or torch.save files, or a "
+                           "torch.distributed.checkpoint");
   verb->add_option("STORE[@STEP]", options.address, "STORE or STORE@STEP; without @STEP the latest")
       ->required()
       ->type_name("");
   verb->add_option("OUT", options.target,
-                   "NAME.safetensors, or a folder, which gets a model.safetensors; or a file of "
-                   "torch.save with all values: NAME.pt, .pth, .bin or .ckpt")
+                   "NAME.safetensors, or a folder, which gets a model.safetensors; or with all "
+                   "values: a file of torch.save, NAME.pt, .pth, .bin or .ckpt, or a directory of "
+                   "torch.distributed.checkpoint, NAME.dcp")
       ->required()
       ->type_name("");
   verb->add_option(
@@ -73,12 +75,19 @@ void AddExport(CLI::App& app, ExportOptions& options, std::string& shard_size) {
           "Keys to take: NAME takes all below it, * one element, ** any, !PATTERN excludes")
       ->type_name("");
   verb->add_option("--shard-size", shard_size,
-                   "Larger than this becomes several files and an index (5GB)")
+                   "Larger than this becomes several files and an index (5GB); no bound for "
+                   "torch.save")
       ->type_name("SIZE");
-  verb->add_flag("--overwrite", options.overwrite, "Replace files that exist");
-  SetExamples(*verb, {"kv-admin export runs/gpt@100 gpt-100.safetensors model",
-                      "kv-admin export runs/gpt@100 gpt-100.pt",
-                      "kv-admin export runs/gpt out/ 'model.**' --shard-size 2GB"});
+  verb->add_option("--format", options.format, "safetensors, torch or dcp, whatever OUT is called")
+      ->check(CLI::IsMember({"safetensors", "torch", "dcp"}))
+      ->type_name("FORMAT");
+  verb->add_flag("--overwrite", options.overwrite,
+                 "Replace files that exist, or the checkpoint that a directory holds");
+  SetExamples(
+      *verb, {"kv-admin export runs/gpt@100 gpt-100.safetensors model",
+              "kv-admin export runs/gpt@100 gpt-100.pt", "kv-admin export runs/gpt@100 gpt-100.dcp",
+              "kv-admin export runs/gpt@100 checkpoints/step-100 --format dcp",
+              "kv-admin export runs/gpt out/ 'model.**' --shard-size 2GB"});
 }
 
 void AddDelete(CLI::App& app, DeleteOptions& options) {

@@ -1,5 +1,6 @@
 #pragma once
-/// The `.metadata` of a torch.distributed.checkpoint directory, read without unpickling it.
+/// The `.metadata` of a torch.distributed.checkpoint directory, read without unpickling it, and
+/// written.
 ///
 /// Only classes of torch.distributed.checkpoint itself, torch.Size, dtypes and paths may be named
 /// in it (torch/distributed/checkpoint/{metadata,filesystem}.py describe them).
@@ -23,12 +24,14 @@ struct DcpTensor {
   std::vector<Box> chunks;
 };
 
+/// Keys of dicts and indices of lists.
+using DcpPath = std::vector<std::variant<std::string, uint64_t>>;
+
 struct DcpItem {
   std::string key;                  // flat
   std::optional<DcpTensor> tensor;  // nothing for a pickled value
-  /// Where it stands in the nested state: keys of dicts and indices of lists. Nothing if the state
-  /// was saved flat.
-  std::vector<std::variant<std::string, uint64_t>> path;
+  /// Where it stands in the nested state. Nothing if the state was saved flat.
+  DcpPath path;
 };
 
 /// Where the bytes of a chunk or value are.
@@ -48,5 +51,9 @@ struct DcpMetadata {
 /// there, or was written by another storage than FileSystemWriter, or with transforms
 /// (compression). Memory: some times the pickle's.
 Result<DcpMetadata> ParseDcpMetadata(std::span<const std::byte> pickle);
+
+/// The pickle that torch makes of it, for tensors on the CPU that need no gradient; without the
+/// place and the name of the save. Requires a place for every chunk and value.
+std::string WriteDcpMetadata(const DcpMetadata& metadata);
 
 }  // namespace cairn::core::internal

@@ -11,8 +11,6 @@
 #include <utility>
 
 namespace cairn::core::internal {
-namespace {
-
 Result<void> SyncDirectory(const std::string& directory) {
   const int file = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (file < 0) return Fail(SystemError(errno, "cannot open the directory", directory));
@@ -21,8 +19,6 @@ Result<void> SyncDirectory(const std::string& directory) {
   if (failed != 0) return Fail(SystemError(failed, "cannot sync the directory", directory));
   return {};
 }
-
-}  // namespace
 
 Result<std::unique_ptr<DurableFile>> DurableFile::Create(const std::string& path) {
   std::unique_ptr<DurableFile> file(new DurableFile());

@@ -20,6 +20,8 @@ class DurableFile {
 
   Result<void> Write(std::span<const std::byte> bytes);
   Result<void> Finish();
+  /// True once the file stands under its name, which Finish may be and fail all the same.
+  bool is_in_place() const { return temporary_.empty(); }
 
  private:
   DurableFile() = default;
@@ -27,5 +29,8 @@ class DurableFile {
   std::string temporary_;  // empty once renamed
   int file_ = -1;
 };
+
+/// Makes the names in a directory durable.
+Result<void> SyncDirectory(const std::string& directory);
 
 }  // namespace cairn::core::internal

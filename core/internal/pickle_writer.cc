@@ -78,6 +78,17 @@ void PickleWriter::Global(std::string_view module, std::string_view name) {
   out_.append(name).push_back('\n');
 }
 
+uint32_t PickleWriter::Remember() {
+  out_ += 'r';
+  AppendLittle(out_, remembered_);
+  return remembered_++;
+}
+
+void PickleWriter::Repeat(uint32_t number) {
+  out_ += 'j';
+  AppendLittle(out_, number);
+}
+
 std::string PickleWriter::Finish() && {
   out_ += '.';
   return std::move(out_);

@@ -1,5 +1,6 @@
 #pragma once
-/// Pickles of protocol 2, from the few opcodes that torch's weights_only unpickler takes.
+/// Pickles of protocol 2, from the few opcodes that torch's weights_only unpickler takes, and those
+/// for objects and repeated values.
 
 #include <cstdint>
 #include <span>
@@ -34,6 +35,10 @@ class PickleWriter {
   void EmptyTuple() { out_ += ')'; }
   /// The tuple on top is the arguments of the class or function below it.
   void Call() { out_ += 'R'; }
+  /// The same without `__init__`: `__new__` alone.
+  void NewObject() { out_ += '\x81'; }
+  /// The value on top becomes the state of the object below it.
+  void SetState() { out_ += 'b'; }
   /// The tuple on top names something outside the pickle.
   void Persistent() { out_ += 'Q'; }
 
@@ -43,11 +48,16 @@ class PickleWriter {
   void SetItems() { out_ += 'u'; }
   void Append() { out_ += 'e'; }
 
+  /// A number for the value on top, which Repeat writes once more: the very same object.
+  uint32_t Remember();
+  void Repeat(uint32_t number);
+
   /// The pickle; nothing more can be written.
   std::string Finish() &&;
 
  private:
   std::string out_;
+  uint32_t remembered_ = 0;
 };
 
 }  // namespace cairn::core::internal

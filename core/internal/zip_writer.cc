@@ -18,7 +18,7 @@ constexpr uint16_t kDate = 1 << 5 | 1;           // 1980-01-01: the same state, 
 std::string LocalHeader(const std::string& name, bool is_wide, uint64_t begin_bytes) {
   std::string header;
   AppendLittle(header, uint32_t{0x04034b50});
-  AppendLittle(header, uint16_t{is_wide ? 45u : 20u});
+  AppendLittle(header, static_cast<uint16_t>(is_wide ? 45u : 20u));
   AppendLittle(header, kFlags);
   AppendLittle(header, uint16_t{0});  // stored
   AppendLittle(header, uint16_t{0});  // time
@@ -46,11 +46,6 @@ std::string LocalHeader(const std::string& name, bool is_wide, uint64_t begin_by
 }
 
 }  // namespace
-
-Result<ZipWriter> ZipWriter::Create(const std::string& path) {
-  CAIRN_TRY_ASSIGN(auto file, DurableFile::Create(path));
-  return ZipWriter(std::move(file));
-}
 
 Result<void> ZipWriter::Write(std::span<const std::byte> bytes) {
   at_ += bytes.size();
@@ -97,8 +92,8 @@ std::string ZipWriter::Record(const Member& member) {
   const bool is_wide = member.length_bytes >= kMost32 || member.header_bytes >= kMost32;
   std::string record;
   AppendLittle(record, uint32_t{0x02014b50});
-  AppendLittle(record, uint16_t{is_wide ? 45u : 20u});
-  AppendLittle(record, uint16_t{is_wide ? 45u : 20u});
+  AppendLittle(record, static_cast<uint16_t>(is_wide ? 45u : 20u));
+  AppendLittle(record, static_cast<uint16_t>(is_wide ? 45u : 20u));
   AppendLittle(record, kFlags);
   AppendLittle(record, uint16_t{0});
   AppendLittle(record, uint16_t{0});
@@ -108,7 +103,7 @@ std::string ZipWriter::Record(const Member& member) {
   AppendLittle(record, length);
   AppendLittle(record, length);
   AppendLittle(record, static_cast<uint16_t>(member.name.size()));
-  AppendLittle(record, uint16_t{is_wide ? 28u : 0u});
+  AppendLittle(record, is_wide ? uint16_t{28} : uint16_t{0});
   AppendLittle(record, uint16_t{0});  // comment
   AppendLittle(record, uint16_t{0});  // disk
   AppendLittle(record, uint16_t{0});
@@ -124,7 +119,7 @@ std::string ZipWriter::Record(const Member& member) {
   return record;
 }
 
-Result<void> ZipWriter::Finish() {
+Result<uint64_t> ZipWriter::Finish() {
   const uint64_t begin = at_;
   for (const Member& member : members_) CAIRN_TRY(Write(Record(member)));
   const uint64_t end = at_;
@@ -155,7 +150,7 @@ Result<void> ZipWriter::Finish() {
   AppendLittle(tail, begin < kMost32 ? static_cast<uint32_t>(begin) : kMost32);
   AppendLittle(tail, uint16_t{0});
   CAIRN_TRY(Write(tail));
-  return file_->Finish();
+  return at_;
 }
 
 }  // namespace cairn::core::internal

@@ -2,7 +2,6 @@
 /// Zip archives as torch reads them: stored members whose data begins at multiples of 64 bytes.
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -11,15 +10,15 @@
 
 namespace cairn::core::internal {
 
-/// Members one after another, each with a CRC-32 behind it; zip64 where it is needed. The file
-/// appears under its name, durable, when Finish returns, else not at all.
+/// An archive behind what the file holds already, and the offsets in it count from where it begins:
+/// members one after another, each with a CRC-32 behind it; zip64 where it is needed.
 ///
-/// Ownership: move-only; owns the file. Threads: one.
+/// Ownership: borrows the file, which the caller finishes. Threads: one.
 class ZipWriter {
  public:
   static constexpr uint64_t kAlignmentBytes = 64;
 
-  static Result<ZipWriter> Create(const std::string& path);
+  explicit ZipWriter(DurableFile& file) : file_(&file) {}
 
   /// A whole member. Requires that none is open.
   Result<void> Add(const std::string& name, std::span<const std::byte> bytes);
@@ -27,7 +26,8 @@ class ZipWriter {
   Result<void> Begin(const std::string& name, uint64_t length_bytes);
   Result<void> Append(std::span<const std::byte> bytes);
   Result<void> End();
-  Result<void> Finish();
+  /// The directory of the members. Returns the length of the whole archive in bytes.
+  Result<uint64_t> Finish();
 
  private:
   struct Member {
@@ -36,12 +36,11 @@ class ZipWriter {
     uint64_t header_bytes = 0;  // where the local header begins
     uint32_t crc32 = 0;
   };
-  explicit ZipWriter(std::unique_ptr<DurableFile> file) : file_(std::move(file)) {}
   Result<void> Write(std::span<const std::byte> bytes);
   Result<void> Write(const std::string& bytes) { return Write(std::as_bytes(std::span(bytes))); }
   static std::string Record(const Member& member);
 
-  std::unique_ptr<DurableFile> file_;
+  DurableFile* file_;
   uint64_t at_ = 0;
   uint64_t left_bytes_ = 0;  // of the open member
   std::vector<Member> members_;

@@ -7,6 +7,8 @@ The copy of a storage is kept and used again by the next staging:
    copy, unless a staged tensor still lies in it.
 2. A storage whose size changed gets a new copy in place of the old one.
 3. A copy is made once in each round, whatever the number of tensors in the storage.
+4. What an earlier round staged is never overwritten while it is in use: a copy in which a staged
+   tensor still lies is left to that tensor, and the storage gets a new one.
 
 What CUDA adds (pinned copies, copies that are waited for by an event) has been written with care
 but needs a GPU to run; where there is none, nothing of it is reached.
@@ -65,7 +67,7 @@ class HostCopies:
         self._entries.clear()
 
     def round(self, *, non_blocking: bool = False) -> Round:
-        """Begins a staging. What earlier rounds copied may be overwritten by it."""
+        """Begins a staging."""
         return Round(self, non_blocking)
 
     def _host_for(self, storage: Any) -> Any:
@@ -73,7 +75,7 @@ class HostCopies:
         key = id(storage)  # the one object of this storage, for as long as it is alive
         entry = self._entries.get(key)
         if entry is not None and entry.source() is storage:
-            if entry.host.nbytes() == storage.nbytes():
+            if entry.host.nbytes() == storage.nbytes() and _is_free(entry.host):
                 return entry.host
         host = self._allocate(storage.nbytes(), storage.device.type == "cuda")
         self._entries[key] = _Entry(weakref.ref(storage, self._forgetter(key)), host)
@@ -149,6 +151,12 @@ class Round:
             self._devices[str(storage.device)] = storage.device
         if storage.nbytes() > 0:
             host.copy_(storage, non_blocking=behind)
+
+
+def _is_free(host: Any) -> bool:
+    """Whether no tensor lies in a kept copy any more."""
+    torch = dtypes.require_torch()
+    return torch._C._storage_Use_Count(host._cdata) == 1
 
 
 def _orders_by_stream(storage: Any) -> bool:

@@ -97,6 +97,7 @@ void BindLoading(nb::module_& m) {
   nb::class_<StepContents>(m, "Contents")
       .def_prop_ro("info", &StepContents::step)
       .def_prop_ro("step", [](const StepContents& self) { return self.step().step; })
+      .def_prop_ro("generation", [](const StepContents& self) { return self.step().generation; })
       .def("__len__", &StepContents::leaf_count)
       .def("leaf", &StepContents::ToPyLeaf)
       .def("fqns", &StepContents::ToPyFqns)

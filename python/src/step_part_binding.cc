@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
 #include <utility>
 
 #include "python/src/convert.h"
@@ -65,6 +66,12 @@ core::StepFrame ToFrame(nb::dict paths, nb::dict annexes) {
   return frame;
 }
 
+[[noreturn]] void ThrowInUse() {
+  Throw(Error{.code = ErrorCode::kConflict,
+              .message = "a save with this writer still runs on another thread: wait for it, or "
+                         "give each save a writer of its own"});
+}
+
 // Runs `work` without the GIL and gives back its value, or raises its error.
 template <typename Work>
 auto WithoutGil(const Work& work) {
@@ -76,6 +83,20 @@ auto WithoutGil(const Work& work) {
 }
 
 }  // namespace
+
+class StepPartBinding::Turn {
+ public:
+  explicit Turn(const StepPartBinding& of) : of_(of) {
+    of.process_.Check();
+    if (of.in_use_.exchange(true)) ThrowInUse();
+  }
+  ~Turn() { of_.in_use_ = false; }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  const StepPartBinding& of_;
+};
 
 StepPartBinding::StepPartBinding(const std::string& address, const std::string& session) {
   LetForkedChildrenExit();
@@ -98,13 +119,12 @@ StepPartBinding::~StepPartBinding() {
 }
 
 core::StepPart& StepPartBinding::part() const {
-  process_.Check();
   if (part_ == nullptr) ThrowInvalid("this part of a step was not begun, or has ended");
   return *part_;
 }
 
 nb::tuple StepPartBinding::Invite(uint64_t step, uint32_t world_size) {
-  process_.Check();
+  const Turn turn(*this);
   const core::StepTicket ticket =
       WithoutGil([&] { return core::StepPart::Invite(*store_, step, world_size); });
   return nb::make_tuple(ticket.step, ticket.world_size, ToPyText(ticket.session),
@@ -112,7 +132,7 @@ nb::tuple StepPartBinding::Invite(uint64_t step, uint32_t world_size) {
 }
 
 std::vector<uint64_t> StepPartBinding::Steps() const {
-  process_.Check();
+  const Turn turn(*this);
   std::vector<uint64_t> numbers;
   for (const kv::StepInfo& info : WithoutGil([&] { return store_->Steps(); })) {
     numbers.push_back(info.step);
@@ -122,7 +142,7 @@ std::vector<uint64_t> StepPartBinding::Steps() const {
 
 void StepPartBinding::Begin(nb::tuple ticket, uint32_t rank, bool overwrite,
                             std::optional<uint64_t> chunk_bytes) {
-  process_.Check();
+  const Turn turn(*this);
   const core::StepTicket told{.step = nb::cast<uint64_t>(ticket[0]),
                               .world_size = nb::cast<uint32_t>(ticket[1]),
                               .session = FromPyText(ticket[2]),
@@ -130,27 +150,43 @@ void StepPartBinding::Begin(nb::tuple ticket, uint32_t rank, bool overwrite,
   core::SaveOptions options;
   options.overwrite = overwrite;
   if (chunk_bytes) options.chunk_bytes = *chunk_bytes;
+  // Whoever coordinates the ranks has deadlines of its own (those of the process group), and says
+  // when all have written: this one is for what nobody thought of.
+  options.deadline = std::chrono::hours(24);
+  options.progress = [this](uint64_t, uint64_t) { return watch_ == nullptr || watch_->Check(); };
   part_ = WithoutGil([&] { return core::StepPart::Begin(*store_, told, rank, options); });
 }
 
 void StepPartBinding::Add(Batch& batch, nb::dict shards) {
+  const Turn turn(*this);
   core::StepPart& part = this->part();
   AddShards(batch.state, shards);
-  WithoutGil([&] { return part.Add(std::move(batch.state)); });
+  SignalWatch watch;
+  watch_ = &watch;
+  auto added = [&] {
+    nb::gil_scoped_release no_gil;
+    return part.Add(std::move(batch.state));
+  }();
+  watch_ = nullptr;
+  watch.Rethrow();
+  Unwrap(std::move(added));
 }
 
 nb::tuple StepPartBinding::HandIn() {
+  const Turn turn(*this);
   core::StepPart& part = this->part();
   return ToPyReport(WithoutGil([&] { return part.HandIn(); }));
 }
 
 nb::tuple StepPartBinding::Commit(nb::dict paths, nb::dict annexes) {
+  const Turn turn(*this);
   core::StepPart& part = this->part();
   const core::StepFrame frame = ToFrame(paths, annexes);
   return ToPyReport(WithoutGil([&] { return part.Commit(frame); }));
 }
 
 void StepPartBinding::GiveUp(nb::str reason) {
+  const Turn turn(*this);
   core::StepPart& part = this->part();
   const Error error{.code = ErrorCode::kFailedPrecondition, .message = FromPyText(reason)};
   nb::gil_scoped_release no_gil;
@@ -158,7 +194,7 @@ void StepPartBinding::GiveUp(nb::str reason) {
 }
 
 void StepPartBinding::Close() {
-  process_.Check();
+  const Turn turn(*this);
   WithoutGil([&]() -> Result<void> {
     part_.reset();
     if (store_ == nullptr) return {};

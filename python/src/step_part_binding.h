@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -10,6 +11,7 @@
 
 #include "core/checkpoint_store.h"
 #include "core/step_part.h"
+#include "python/src/errors.h"
 #include "python/src/flatten.h"
 #include "python/src/process_guard.h"
 
@@ -20,7 +22,8 @@ namespace nb = nanobind;
 /// Opened by rank 0 (no session) or by another rank that has its ticket, for one attempt. Closed by
 /// the destructor, which gives up what was not handed in or committed.
 ///
-/// Threads: one at a time; all members but the constructor raise Invalid in a forked child.
+/// Threads: one at a time, and a call beside another raises Conflict; all members but the
+/// constructor raise Invalid in a forked child.
 class StepPartBinding {
  public:
   StepPartBinding(const std::string& address, const std::string& session);
@@ -41,11 +44,15 @@ class StepPartBinding {
   void Close();
 
  private:
+  /// Marks this as used while it lives. Raises Conflict if it is already, Invalid after a fork.
+  class Turn;
   core::StepPart& part() const;
 
   ProcessGuard process_;
   std::unique_ptr<core::CheckpointStore> store_;
   std::unique_ptr<core::StepPart> part_;
+  SignalWatch* watch_ = nullptr;  // of the call that runs
+  mutable std::atomic<bool> in_use_ = false;
 };
 
 void BindStepPart(nb::module_& m);

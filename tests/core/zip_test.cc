@@ -33,17 +33,22 @@ TEST(Crc32Test, KnownValuesHoldHoweverTheBytesAreCut) {
 
 class ZipTest : public ::testing::Test {
  protected:
-  std::string Write() {
+  std::string Write(const std::string& before = {}) {
     const std::string path = directory_ / "x.zip";
-    auto zip = ZipWriter::Create(path);
-    EXPECT_TRUE(zip);
-    CAIRN_EXPECT_OK(zip->Add("a/data.pkl", BytesOf("pickle")));
-    CAIRN_EXPECT_OK(zip->Add("a/empty", {}));
-    CAIRN_EXPECT_OK(zip->Begin("a/data/0", 300));
-    CAIRN_EXPECT_OK(zip->Append(BytesOf(std::string(100, 'x'))));
-    CAIRN_EXPECT_OK(zip->Append(BytesOf(std::string(200, 'y'))));
-    CAIRN_EXPECT_OK(zip->End());
-    CAIRN_EXPECT_OK(zip->Finish());
+    auto out = DurableFile::Create(path);
+    EXPECT_TRUE(out);
+    CAIRN_EXPECT_OK((*out)->Write(BytesOf(before)));
+    ZipWriter zip(**out);
+    CAIRN_EXPECT_OK(zip.Add("a/data.pkl", BytesOf("pickle")));
+    CAIRN_EXPECT_OK(zip.Add("a/empty", {}));
+    CAIRN_EXPECT_OK(zip.Begin("a/data/0", 300));
+    CAIRN_EXPECT_OK(zip.Append(BytesOf(std::string(100, 'x'))));
+    CAIRN_EXPECT_OK(zip.Append(BytesOf(std::string(200, 'y'))));
+    CAIRN_EXPECT_OK(zip.End());
+    const Result<uint64_t> length = zip.Finish();
+    EXPECT_TRUE(length);
+    CAIRN_EXPECT_OK((*out)->Finish());
+    EXPECT_EQ(std::filesystem::file_size(path), before.size() + length.value_or(0));
     std::ifstream file(path, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), {}};
   }
@@ -117,11 +122,15 @@ TEST_F(ZipTest, RefusesACountThatTheDirectoryCannotHold) {
   EXPECT_THAT(ZipReader::Open(BytesOf(archive)), IsError(ErrorCode::kDataLoss, "too short"));
 }
 
+TEST_F(ZipTest, AnArchiveBehindOtherBytesIsTheSameArchive) {
+  EXPECT_EQ(Write("before").substr(6), Write());
+}
+
 TEST_F(ZipTest, AWriterThatIsDroppedLeavesNoFile) {
   {
-    auto zip = ZipWriter::Create(directory_ / "y.zip");
-    ASSERT_TRUE(zip);
-    CAIRN_EXPECT_OK(zip->Add("a", BytesOf("b")));
+    auto out = DurableFile::Create(directory_ / "y.zip");
+    ASSERT_TRUE(out);
+    CAIRN_EXPECT_OK(ZipWriter(**out).Add("a", BytesOf("b")));
   }
   EXPECT_TRUE(std::filesystem::is_empty(directory_.path()));
 }

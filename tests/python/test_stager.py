@@ -193,8 +193,7 @@ def test_views_share_one_copy_with_their_offsets_and_strides(stager):
 
 def test_the_copies_are_filled_again_by_the_next_staging(stager):
     model = torch.nn.Linear(8, 8)
-    first = stager.stage(model.state_dict())
-    address = first["weight"].data_ptr()
+    address = stager.stage(model.state_dict())["weight"].data_ptr()
     with torch.no_grad():
         model.weight.fill_(7)
 
@@ -203,6 +202,20 @@ def test_the_copies_are_filled_again_by_the_next_staging(stager):
     assert second["weight"].data_ptr() == address
     assert bool((second["weight"] == 7).all())
     assert stager.copy_count == 2
+
+
+def test_what_is_still_in_use_is_not_overwritten_by_the_next_staging(stager):
+    weight = torch.ones(8)
+    first = stager.stage({"weight": weight})
+    row = first["weight"][2:4]
+    del first
+    weight.fill_(2)
+
+    second = stager.stage({"weight": weight})
+
+    assert row.tolist() == [1.0, 1.0]
+    assert second["weight"].tolist() == [2.0] * 8
+    assert stager.copy_count == 1
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["private", "shared"])

@@ -1,4 +1,5 @@
-// `kv-admin export`: a step to safetensors files or to a file of torch.save.
+// `kv-admin export`: a step to safetensors files, a file of torch.save, or a directory of
+// torch.distributed.checkpoint.
 
 #include <fmt/format.h>
 
@@ -7,6 +8,7 @@
 #include <span>
 
 #include "core/checkpoint_store.h"
+#include "core/dcp_export.h"
 #include "core/key_pattern.h"
 #include "core/safetensors.h"
 #include "core/torch_export.h"
@@ -22,16 +24,42 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kSuffix = ".safetensors";
 
+enum class Format { kSafetensors, kTorch, kDcp };
+
 bool IsTorchName(std::string_view name) {
   return name.ends_with(".pt") || name.ends_with(".pth") || name.ends_with(".bin") ||
          name.ends_with(".ckpt");
 }
 
+bool IsDcpName(std::string_view name) {
+  while (name.ends_with('/')) name.remove_suffix(1);
+  return name.ends_with(".dcp");
+}
+
+Format FormatOf(const ExportOptions& options) {
+  if (options.format == "torch") return Format::kTorch;
+  if (options.format == "dcp") return Format::kDcp;
+  if (options.format == "safetensors") return Format::kSafetensors;
+  if (IsTorchName(options.target)) return Format::kTorch;
+  return IsDcpName(options.target) ? Format::kDcp : Format::kSafetensors;
+}
+
+/// What `folder` holds, if anything.
+Result<std::optional<fs::path>> FindFirstIn(const fs::path& folder) {
+  std::error_code error;
+  if (!fs::exists(folder, error)) return std::nullopt;
+  const fs::directory_iterator entries(folder, error);
+  if (error) return Fail(SystemError(error.value(), "looking into the folder", folder.string()));
+  if (entries == fs::directory_iterator()) return std::nullopt;
+  return entries->path();
+}
+
 /// A file that an export to `target` could replace, if there is one: the file itself, its index, or
 /// a shard "NAME-00001-of-00003.safetensors".
-Result<std::optional<fs::path>> FindExisting(const std::string& target) {
+Result<std::optional<fs::path>> FindExisting(const std::string& target, Format format) {
+  if (format == Format::kDcp) return FindFirstIn(target);
   std::error_code error;
-  if (IsTorchName(target)) {
+  if (format == Format::kTorch) {
     return fs::exists(target, error) ? std::optional<fs::path>(target) : std::nullopt;
   }
   fs::path folder = target;
@@ -59,10 +87,14 @@ Result<void> CheckTarget(const ExportOptions& options) {
   if (options.shard_bytes == 0)
     return Fail(ErrorCode::kInvalidArgument, "--shard-size must not be 0");
   if (options.overwrite) return {};
-  CAIRN_TRY_ASSIGN(const auto existing, FindExisting(options.target));
+  const Format format = FormatOf(options);
+  CAIRN_TRY_ASSIGN(const auto existing, FindExisting(options.target, format));
   if (!existing) return {};
   return Fail(Error{.code = ErrorCode::kConflict,
-                    .message = "the file exists; give --overwrite to replace it",
+                    .message = format == Format::kDcp
+                                   ? "the directory is not empty; give --overwrite to replace the "
+                                     "checkpoint in it"
+                                   : "the file exists; give --overwrite to replace it",
                     .file = existing->string()});
 }
 
@@ -73,19 +105,41 @@ void PrintReport(uint64_t step, const std::string& what, uint64_t bytes, double 
   for (const std::string& file : files) out.WriteLine(fmt::format("  {}", EscapeText(file)));
 }
 
+/// Of a format that holds plain values, too.
+std::string WithValues(uint64_t tensors, uint64_t values) {
+  std::string what = Plural(tensors, "tensor");
+  if (values > 0) what += ", " + Plural(values, "plain value");
+  return what;
+}
+
+void WarnOfArrays(uint64_t arrays, std::string_view why) {
+  if (arrays == 0) return;
+  Warn("kv-admin", fmt::format("{} became torch tensors: {}", Plural(arrays, "numpy array"), why));
+}
+
 Result<void> ToTorch(const core::CheckpointStore& store, const core::Contents& contents,
                      const std::string& target, Output& out) {
   ProgressLine progress("exporting");
   CAIRN_TRY_ASSIGN(const core::TorchExportReport report,
                    core::ExportTorch(store, contents, target, progress.callback()));
   progress.Clear();
-  std::string what = Plural(report.tensors, "tensor");
-  if (report.values > 0) what += ", " + Plural(report.values, "plain value");
-  PrintReport(contents.step.step, what, report.bytes, report.seconds, {&target, 1}, out);
-  if (report.arrays > 0) {
-    Warn("kv-admin", fmt::format("{} became torch tensors: weights_only takes no other",
-                                 Plural(report.arrays, "numpy array")));
-  }
+  PrintReport(contents.step.step, WithValues(report.tensors, report.values), report.bytes,
+              report.seconds, {&target, 1}, out);
+  WarnOfArrays(report.arrays, "weights_only takes no other");
+  return {};
+}
+
+Result<void> ToDcp(const core::CheckpointStore& store, const core::Contents& contents,
+                   const ExportOptions& options, Output& out) {
+  ProgressLine progress("exporting");
+  const core::DcpExportOptions how{.max_file_bytes = options.shard_bytes,
+                                   .progress = progress.callback()};
+  CAIRN_TRY_ASSIGN(const core::DcpExportReport report,
+                   core::ExportDcp(store, contents, options.target, how));
+  progress.Clear();
+  PrintReport(contents.step.step, WithValues(report.tensors, report.values), report.bytes,
+              report.seconds, report.files, out);
+  WarnOfArrays(report.arrays, "torch.distributed.checkpoint makes items of no other");
   return {};
 }
 
@@ -115,14 +169,20 @@ Result<void> AdminExport(const ExportOptions& options, Output& out) {
   CAIRN_TRY_ASSIGN(const auto store,
                    core::CheckpointStore::Open(address.store, kv::OpenMode::kRead));
   CAIRN_TRY_ASSIGN(const core::Contents contents, store->List(address.step, patterns));
-  const bool to_torch = IsTorchName(options.target);
-  if (contents.tensors.empty() && (!to_torch || contents.values.empty())) {
+  const Format format = FormatOf(options);
+  if (contents.tensors.empty() && (format == Format::kSafetensors || contents.values.empty())) {
     return Fail(Error{.code = ErrorCode::kNotFound,
                       .message = "no tensor matches; kv-dump keys shows what there is",
                       .step = contents.step.step});
   }
-  return to_torch ? ToTorch(*store, contents, options.target, out)
-                  : ToSafetensors(*store, contents, options, out);
+  switch (format) {
+    case Format::kTorch:
+      return ToTorch(*store, contents, options.target, out);
+    case Format::kDcp:
+      return ToDcp(*store, contents, options, out);
+    default:
+      return ToSafetensors(*store, contents, options, out);
+  }
 }
 
 }  // namespace cairn::tools::internal

@@ -25,7 +25,8 @@ Result<void> AdminImport(const ImportOptions& options, Output& out);
 
 struct ExportOptions {
   std::string address;
-  std::string target;  // NAME.safetensors, a folder, or NAME.pt for torch.save's format
+  std::string target;
+  std::string format;  // safetensors, torch or dcp; empty: as the target's name says
   std::vector<std::string> patterns;
   uint64_t shard_bytes = 5'000'000'000;
   bool overwrite = false;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from collections.abc import Iterator
 from typing import Any
@@ -108,13 +109,16 @@ class CairnReader(StorageReader):
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
+        """Tells every rank which step the coordinator has found, that none reads another."""
+        found = None if self._opened is None else self._opened.identity
+        return [dataclasses.replace(plan, storage_data=found) for plan in plans]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fills the planner's tensors and hands it the values that it asks for."""
         if self._opened is None:
             raise Invalid("read_data comes after read_metadata")
         try:
+            self._opened.check_same(plan.storage_data)
             self._opened.read(plan.items, planner, self._allow_pickle)
         finally:
             self._close()
@@ -147,6 +151,23 @@ class _Opened:
         self._contents = contents
         self._described = described
 
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Of the step: a step that is overwritten becomes another."""
+        return self._contents.step, self._contents.generation
+
+    def check_same(self, coordinators: tuple[int, int] | None) -> None:
+        """Raises NotFound if the coordinator has found another step than this rank."""
+        if self._of_one_rank or coordinators in (None, self.identity):
+            return
+        step, other = self._contents.step, coordinators[0]
+        found = f"step {other}" if step != other else f"another save of step {step}"
+        raise NotFound(
+            f"a step was saved while the ranks began to load: the coordinator has found {found}, "
+            f"this rank step {step}; load again, or name a step",
+            step=step,
+        )
+
     def read(self, items: list[ReadItem], planner: LoadPlanner, allow_pickle: bool) -> None:
         for portion in self._portions(items, planner):
             self._read_tensors(portion, planner)
@@ -154,7 +175,8 @@ class _Opened:
         if not wanted:
             return
         values = Values(self.native, self._contents, self._described, allow_pickle)
-        for item, value in zip(wanted, values.read([item.storage_index.fqn for item in wanted])):
+        found = values.read([item.storage_index.fqn for item in wanted], planner)
+        for item, value in zip(wanted, found):
             if isinstance(value, io.BytesIO):
                 planner.load_bytes(item, value)
             else:

@@ -57,6 +57,8 @@ class Part:
     """One rank's part of one save. Threads: one at a time."""
 
     def __init__(self, address: str, session: str = "") -> None:
+        self._pid = os.getpid()
+        self._thread = threading.current_thread()
         self._address = address
         self._folder = folder_of(address)
         self._native: _cairn.StepPart | None = _cairn.StepPart(address, session)
@@ -78,13 +80,33 @@ class Part:
             _coordinating[self._folder] = (weakref.ref(self), threading.current_thread())
 
     def close(self) -> None:
-        """Gives up what was not committed. May be called again."""
+        """Gives up what was not committed. May be called again.
+
+        Raises Conflict, with nothing given up, while another thread saves.
+        """
+        if self._pid != os.getpid():
+            return  # a forked child's: locks and files are the parent's
+        if self._native is not None:
+            self._native.close()
+        self._native = None
         with _lock:
             if self._folder in _coordinating and _coordinating[self._folder][0]() in (self, None):
                 del _coordinating[self._folder]
-        native, self._native = self._native, None
-        if native is not None:
-            native.close()
+
+    def close_for_another(self) -> None:
+        """The same, for the next save of the same writer, which may be on another thread.
+
+        Raises Conflict if the thread that began this one lives and may still save: one of
+        dcp.async_save, which ends with its save. The main thread would be in this save itself.
+        """
+        if self._thread not in (threading.current_thread(), threading.main_thread()):
+            self._thread.join(_THREAD_END_SECONDS)
+            if self._thread.is_alive():
+                raise Conflict(
+                    f"a save into {self._address} with this writer still runs: wait for its "
+                    "future, or give each save a writer of its own"
+                )
+        self.close()
 
     def __del__(self) -> None:
         # Attributes are missing if __init__ has raised.
@@ -162,15 +184,16 @@ def leave_ticket(ticket: Ticket) -> None:
     os.replace(temporary, path)
 
 
-def current_ticket(ticket: Ticket | None, address: str) -> Ticket:
+def current_ticket(ticket: Ticket | None, address: str, *, plan_is_cached: bool) -> Ticket:
     """The ticket of this save into the store at `address`: the one in the plan, or a newer one.
-    Raises Invalid for none, or one of another job's save."""
+    `plan_is_cached`: the planner is known to give the plan of an earlier save. Raises Invalid for
+    none, or one of another job's save."""
     if not isinstance(ticket, Ticket):
         raise Invalid(
             "this plan has not been through CairnWriter.prepare_global_plan: a planner must keep "
             "storage_data"
         )
-    if ticket.attempt[3] in _used:
+    if plan_is_cached or ticket.attempt[3] in _used:
         ticket = _found_ticket(ticket, address)
     _used.add(ticket.attempt[3])
     return ticket

@@ -53,7 +53,12 @@ def value_of(planner: SavePlanner, item: WriteItem, allow_pickle: bool) -> tuple
         if refusal is None:
             return value, False
         if not allow_pickle:
-            raise refusal
+            raise Invalid(
+                str(refusal).replace(
+                    "to save and load", "to CairnWriter and CairnReader"
+                ),
+                key=fqn,
+            ) from refusal
     data = planner.resolve_data(item).getvalue()
     if not data.startswith(_PICKLE_STARTS):
         return data, True
@@ -112,19 +117,37 @@ class Values:
     ) -> None:
         self._native = native
         self._step = contents.step
+        self._generation = contents.generation
         self._state = nested_values(contents)
         self._paths = described.metadata.planner_data
         self._as_given = described.as_given
         self._allow_pickle = allow_pickle
 
-    def read(self, fqns: list[str]) -> list[Any]:
-        """The value of each, or a BytesIO of what the planner had given.
+    def read(self, fqns: list[str], planner: LoadPlanner) -> list[Any]:
+        """The value of each, or a BytesIO of what a planner had given, for this one to take.
 
         Raises NotFound for an unknown one, Invalid for a pickle that is not allowed.
         """
         found = [self._find(fqn) for fqn in fqns]
         arrays = self._read_arrays(found)
-        return [self._value(fqn, value, arrays) for fqn, value in zip(fqns, found)]
+        values = [self._value(fqn, value, arrays) for fqn, value in zip(fqns, found)]
+        if not self._allow_pickle:
+            for fqn, value in zip(fqns, values):
+                if isinstance(value, io.BytesIO):
+                    self._check_harmless(fqn, value.getvalue(), planner)
+        return values
+
+    def _check_harmless(self, fqn: str, data: bytes, planner: LoadPlanner) -> None:
+        """A default planner unpickles whatever bytes it is given, and the store may be anybody's."""
+        if _takes_bytes_itself(planner) and not data.startswith(_PICKLE_STARTS):
+            return
+        raise Invalid(
+            f"'{fqn}' in step {self._step} is bytes that a planner made, and to take them this one "
+            "may unpickle them, which can run any code: load with the planner that goes with them, "
+            "or pass allow_pickle=True to CairnReader if you trust who wrote this store",
+            key=fqn,
+            step=self._step,
+        )
 
     def _find(self, fqn: str) -> Any:
         path = self._paths.get(fqn) if isinstance(self._paths, dict) else None
@@ -146,6 +169,11 @@ class Values:
             return {}
         patterns = ["".join("?" if char in "*?[]!" else char for char in fqn) for fqn in fqns]
         contents = self._native.contents(self._step, patterns)
+        if contents.generation != self._generation:
+            raise NotFound(
+                f"step {self._step} was overwritten while it was being read: load it again",
+                step=self._step,
+            )
         reader = Reader(self._native, contents, device=None, mmap=False, verify=True)
         return dict(zip(contents.fqns(), reader.read(self._allow_pickle)))
 
@@ -187,13 +215,17 @@ def _fill(value: Any, content_of: Callable[[Leaf], Any]) -> Any:
     return value
 
 
+def _takes_bytes_itself(planner: LoadPlanner) -> bool:
+    return not isinstance(planner, DefaultLoadPlanner) or (
+        type(planner).load_bytes is not DefaultLoadPlanner.load_bytes
+    )
+
+
 def set_value(planner: LoadPlanner, item: ReadItem, value: Any) -> None:
     """Gives a value to the planner: past a default one's unpickling, to others as torch.save's
     bytes, which is what they expect."""
     fqn = item.dest_index.fqn
-    if not isinstance(planner, DefaultLoadPlanner) or (
-        type(planner).load_bytes is not DefaultLoadPlanner.load_bytes
-    ):
+    if _takes_bytes_itself(planner):
         buffer = io.BytesIO()
         torch.save(value, buffer)
         buffer.seek(0)

@@ -61,8 +61,8 @@ class CairnWriter(StorageWriter, AsyncStager):
             planner, at one time, and at least one tensor; by default 512 MiB. Tensors in host
             memory are written from where they are.
         cache_staged_state_dict: ``dcp.async_save`` keeps its host copies for the next save with
-            this writer (see :class:`cairn.torch.StateDictStager`), which begins once this one has
-            ended; else they live as long as the save.
+            this writer (see :class:`cairn.torch.StateDictStager`); else they live as long as the
+            save.
 
     Of the other arguments of ``FileSystemWriter``, ``thread_count`` is taken and changes nothing:
     every rank writes with deep queues and all its cores. ``single_file_per_rank=False``,
@@ -116,6 +116,7 @@ class CairnWriter(StorageWriter, AsyncStager):
         self._save_id = saves.new_id()
         self._rank: int | None = None
         self._use_collectives = True
+        self._plan_is_cached = False
         self._part: saves.Part | None = None
 
     @property
@@ -131,19 +132,23 @@ class CairnWriter(StorageWriter, AsyncStager):
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save_id)
 
     def reset(self, checkpoint_id: CheckpointId = None) -> None:
-        """Begins a new save, to elsewhere if ``checkpoint_id`` says so."""
-        self._close()
+        """Begins a new save, to elsewhere if ``checkpoint_id`` says so.
+
+        Raises Conflict while a save with this writer runs on another thread.
+        """
+        self._close_earlier()
         self._save_id = saves.new_id()
         if checkpoint_id:
             self._location = locate(checkpoint_id, self._step)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        self._close()
+        self._close_earlier()
         self._rank = kwargs.get("rank")
         self._use_collectives = kwargs.get("use_collectives", True)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         required(self._location)
+        self._plan_is_cached = not plan.usable
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -160,7 +165,9 @@ class CairnWriter(StorageWriter, AsyncStager):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Writes this rank's part; on ranks other than the coordinator it is durable then."""
         try:
-            ticket = saves.current_ticket(plan.storage_data, self._place().address)
+            ticket = saves.current_ticket(
+                plan.storage_data, self._place().address, plan_is_cached=self._plan_is_cached
+            )
             if self._part is None:
                 self._part = saves.Part(ticket.address, ticket.attempt[2])
             results = self._write(self._part, ticket, plan, planner)
@@ -205,10 +212,13 @@ class CairnWriter(StorageWriter, AsyncStager):
         """Nothing to wait for."""
 
     def close(self) -> None:
-        """Drops kept copies, and a save that was not finished."""
+        """Drops kept copies, and a save that was not finished.
+
+        Raises Conflict while a save with this writer runs on another thread.
+        """
+        self._close_earlier()
         if self._stager is not None:
             self._stager.close()
-        self._close()
 
     def _place(self) -> Location:
         location = required(self._location)
@@ -251,6 +261,11 @@ class CairnWriter(StorageWriter, AsyncStager):
         part, self._part = self._part, None
         if part is not None:
             part.close()
+
+    def _close_earlier(self) -> None:
+        if self._part is not None:
+            self._part.close_for_another()
+        self._part = None
 
     def __getstate__(self) -> dict:
         return {**self.__dict__, "_part": None, "_stager": None}

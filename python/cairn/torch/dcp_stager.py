@@ -20,8 +20,8 @@ class CairnStager:
         future.result()                             # before the next async_save
         stager.close()                              # after the last one
 
-    The next save overwrites the copies that this one writes from, so wait for its future first, as
-    torch asks for anyway.
+    A save that begins while another still writes gets host copies of its own, so wait for the future
+    first, to save their memory.
 
     Threads: one caller at a time.
 

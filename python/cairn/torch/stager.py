@@ -64,8 +64,9 @@ class StateDictStager:
         are staged, Parameters in them are cloned where they are.
 
     Memory
-        The copy of a storage is kept for as long as the storage lives, and used by every staging.
-        So the tensors of one staging are overwritten by the next: be through with them by then. A
+        The copy of a storage is kept for as long as the storage lives, and used again by the next
+        staging, once no staged tensor lies in it any more; until then that staging makes another.
+        So drop one staged state before staging the next, to save the memory of a second copy. A
         tensor that is a small view of a large storage brings all of it.
 
     Threads: stagings follow one another; a staged state may be used by any thread.

@@ -1,0 +1,476 @@
+"""kv-admin and torch.distributed.checkpoint: steps come out as dcp.save would have written them."""
+
+import collections
+import resource
+import shutil
+import signal
+import subprocess
+import time
+import warnings
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import format_utils
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
+
+import cairn
+from tool_programs import BIN_DIR
+from torch_states import bits, every_dtype, plain_values, raw_bytes, run_python, same
+
+
+def quietly(function, *arguments, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is one process only
+        return function(*arguments, **options)
+
+
+def save(state, path):
+    quietly(dcp.save, state, storage_writer=dcp.FileSystemWriter(path))
+
+
+def load(path, keys=None):
+    """The state that a checkpoint says it holds, or a part of it, from nothing but its files."""
+    return quietly(_load_state_dict_from_keys, keys, storage_reader=dcp.FileSystemReader(path))
+
+
+def metadata_of(path):
+    return dcp.FileSystemReader(path).read_metadata()
+
+
+def into_store(store, state, step=1):
+    with cairn.open(store, mode="a") as opened:
+        opened.save(step, state)
+
+
+def read(store, **options):
+    with cairn.open(store) as opened:
+        return opened.read(**options)
+
+
+def export(admin, store, path, *options):
+    finished = admin("export", store, path, *options)
+    assert finished.status == 0, finished.err
+    return finished
+
+
+def listed(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def trained():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(5, 8)).sum().backward()
+    optimizer.step()
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}
+
+
+def nested():
+    weight = torch.randn(8, 6)
+    return {
+        "model": {"wte.weight": weight, "head": weight, "t": weight.t(), "row": weight[3]},
+        "layers": [bits(torch.bfloat16, (4, 4)), {"w": torch.ones(3), "n": 5}, [torch.zeros(2), "x"]],
+        "scalar": torch.tensor(2.5),
+        "empty tensor": torch.zeros(0, 3),
+        "betas": (0.9, 0.95),
+        "params": [0, 1, [2, 3]],
+        "name": "run",
+    }
+
+
+def containers():
+    """Each kind of container around a tensor, a dict, a plain value and nothing."""
+    return {
+        "tuple": (torch.ones(2), {"a": torch.zeros(2)}, 3),
+        "tuples in a list": [(torch.ones(2), 1), (2,)],
+        "lists in a tuple": ([torch.ones(2)], [1]),
+        "lists in a list": [[[1]], [[torch.ones(1)]], [2]],
+        "ordered": collections.OrderedDict(b=torch.ones(1), a=collections.OrderedDict(c=1)),
+        "counter": collections.Counter("aab"),
+        "size": torch.Size([2, 3]),
+        "no list": [],
+        "no tuple": (),
+        "no dict": {},
+        "none": None,
+    }
+
+
+STATES = {
+    "nested": nested,
+    "trained": trained,
+    "dtypes": every_dtype,
+    "values": plain_values,
+    "containers": containers,
+    "keys": lambda: {0: torch.ones(1), "a": {1: {2: [torch.ones(2)]}, True: 1.5, None: (), -3.25: 0}},
+    "dots": lambda: {"a.b": {"c.": torch.ones(2)}, "a": {"b.d": 1, "": 2}},
+    "no tensor": lambda: {"a": 1, "b": [2, 3]},
+}
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_a_step_becomes_what_dcp_save_makes_of_its_state(admin, tmp_path, kind):
+    state = STATES[kind]()
+    save(state, tmp_path / "torch")
+    into_store(tmp_path / "s", state)
+    finished = export(admin, tmp_path / "s", tmp_path / "ours.dcp")
+    assert finished.err == ""
+
+    assert listed(tmp_path / "ours.dcp") == [".metadata", "__0_0.distcp"]
+    ours, theirs = metadata_of(tmp_path / "ours.dcp"), metadata_of(tmp_path / "torch")
+    assert list(ours.state_dict_metadata) == list(theirs.state_dict_metadata)
+    assert ours.state_dict_metadata == theirs.state_dict_metadata
+    assert ours.planner_data == theirs.planner_data
+    assert ours.version == theirs.version
+    assert ours.storage_data.keys() == theirs.storage_data.keys()
+    for ours_index in ours.storage_data:
+        (their_index,) = (index for index in theirs.storage_data if index == ours_index)
+        assert vars(ours_index) == vars(their_index)
+    assert same(load(tmp_path / "ours.dcp"), load(tmp_path / "torch"))
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_and_is_imported_again_as_one_of_torch(admin, tmp_path, kind):
+    state = STATES[kind]()
+    save(state, tmp_path / "torch")
+    into_store(tmp_path / "s", state)
+    export(admin, tmp_path / "s", tmp_path / "ours.dcp")
+    for name in ("torch", "ours.dcp"):
+        finished = admin("import", tmp_path / f"of {name}", "--step", 1, tmp_path / name)
+        assert finished.status == 0 and "warning" not in finished.err
+    assert same(read(tmp_path / "of ours.dcp"), read(tmp_path / "of torch"))
+
+
+def test_there_and_back_again(admin, tmp_path):
+    state = {**trained(), "more": nested()}
+    save(state, tmp_path / "d")
+    assert admin("import", tmp_path / "s", "--step", 1, tmp_path / "d").status == 0
+    export(admin, tmp_path / "s", tmp_path / "e.dcp")
+    before, after = metadata_of(tmp_path / "d"), metadata_of(tmp_path / "e.dcp")
+    assert after.state_dict_metadata == before.state_dict_metadata
+    assert after.planner_data == before.planner_data
+    assert admin("import", tmp_path / "t", "--step", 1, tmp_path / "e.dcp").status == 0
+    assert same(read(tmp_path / "t"), read(tmp_path / "s"))
+
+
+def test_dcp_load_fills_a_state_in_place(admin, tmp_path):
+    state = nested()
+    into_store(tmp_path / "s", state)
+    export(admin, tmp_path / "s", tmp_path / "o.dcp")
+
+    def emptied(value):
+        if isinstance(value, torch.Tensor):
+            return torch.zeros_like(value)
+        if isinstance(value, dict):
+            return {key: emptied(child) for key, child in value.items()}
+        return [emptied(child) for child in value] if isinstance(value, list) else None
+
+    # What is one item in the checkpoint is one in the target, too.
+    target = {**emptied(state), "params": None}
+    tensor = target["layers"][0]
+    quietly(dcp.load, target, storage_reader=dcp.FileSystemReader(tmp_path / "o.dcp"))
+    assert same(target, state)
+    assert target["layers"][0] is tensor
+
+
+def test_parts_are_loaded_by_their_keys(admin, tmp_path):
+    state = nested()
+    into_store(tmp_path / "s", state)
+    export(admin, tmp_path / "s", tmp_path / "o.dcp")
+    part = load(tmp_path / "o.dcp", keys={"model", "params"})
+    assert same(part, {"model": state["model"], "params": state["params"]})
+
+
+def test_dcp_to_torch_save(admin, tmp_path):
+    state = nested()
+    into_store(tmp_path / "s", state)
+    export(admin, tmp_path / "s", tmp_path / "o.dcp")
+    quietly(format_utils.dcp_to_torch_save, tmp_path / "o.dcp", tmp_path / "o.pt")
+    assert same(torch.load(tmp_path / "o.pt", weights_only=True), state)
+
+
+RANKS = """
+import sys, torch
+import torch.distributed as dist, torch.multiprocessing as mp
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+def rank(r, path, whole):
+    dist.init_process_group("gloo", rank=r, world_size=4, init_method="file://" + path + ".init")
+    grid = init_device_mesh("cpu", (2, 2))
+    full = torch.load(whole, weights_only=True)
+    ways = [[Shard(0), Shard(1)], [Replicate(), Shard(0)], [Shard(1), Replicate()]]
+    state = {key: distribute_tensor(torch.zeros_like(tensor), grid, way)
+             for (key, tensor), way in zip(full.items(), ways)}
+    dcp.load({"m": state}, storage_reader=dcp.FileSystemReader(path))
+    for key, tensor in full.items():
+        assert torch.equal(state[key].full_tensor(), tensor), key
+    dist.barrier()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    context = mp.get_context("fork")
+    ranks = [context.Process(target=rank, args=(r, *sys.argv[1:])) for r in range(4)]
+    for p in ranks: p.start()
+    for p in ranks: p.join(80)
+    sys.exit(any(p.exitcode != 0 for p in ranks))
+"""
+
+
+def test_four_ranks_load_their_shards(admin, tmp_path):
+    whole = {"a": torch.randn(7, 5), "b": torch.randn(9, 4), "c": torch.randn(3, 11)}
+    torch.save(whole, tmp_path / "whole.pt")
+    into_store(tmp_path / "s", {"m": whole, "step": 3})
+    export(admin, tmp_path / "s", tmp_path / "o.dcp", "--shard-size", "200B")
+    run_python(RANKS, tmp_path / "o.dcp", tmp_path / "whole.pt")
+
+
+def test_optimizer_state_goes_back_into_the_optimizer(admin, tmp_path):
+    state = trained()
+    into_store(tmp_path / "s", state)
+    export(admin, tmp_path / "s", tmp_path / "o.dcp")
+    loaded = load(tmp_path / "o.dcp")
+    # As DCP has it: keys of dicts are strings.
+    moments = {int(key): value for key, value in loaded["optimizer"]["state"].items()}
+    assert same(moments, state["optimizer"]["state"])
+    assert same(loaded["optimizer"]["param_groups"], state["optimizer"]["param_groups"])
+
+
+def test_items_lie_one_behind_another_and_each_is_a_file_of_torch_save(admin, tmp_path):
+    state = nested()
+    into_store(tmp_path / "s", state)
+    export(admin, tmp_path / "s", tmp_path / "o.dcp")
+    metadata = metadata_of(tmp_path / "o.dcp")
+    raw = (tmp_path / "o.dcp" / "__0_0.distcp").read_bytes()
+    places = sorted(metadata.storage_data.items(), key=lambda item: item[1].offset)
+    at = 0
+    for index, place in places:
+        assert place.offset == at and place.transform_descriptors is None
+        at += place.length
+        (tmp_path / "item.pt").write_bytes(raw[place.offset : at])
+        item = torch.load(tmp_path / "item.pt", weights_only=True, mmap=True)
+        assert isinstance(item, torch.Tensor) == (index.offset is not None)
+    assert at == len(raw)
+    # Values first, as torch writes them.
+    kinds = [index.offset is not None for index, _ in places]
+    assert kinds == sorted(kinds)
+
+
+def test_several_files_of_a_bounded_size(admin, tmp_path):
+    state = {f"w{i}": torch.full((256,), float(i)) for i in range(10)}
+    state.update(big=torch.arange(5000.0), n=3)
+    into_store(tmp_path / "s", state)
+    finished = export(admin, tmp_path / "s", tmp_path / "o.dcp", "--shard-size", "4KiB")
+    assert same(load(tmp_path / "o.dcp"), state)
+    files = sorted((tmp_path / "o.dcp").glob("*.distcp"))
+    assert [path.name for path in files] == [f"__0_{n}.distcp" for n in range(4)]
+    assert all(str(path) in finished.out for path in files) and ".metadata" in finished.out
+    held = collections.Counter()
+    for index, place in metadata_of(tmp_path / "o.dcp").storage_data.items():
+        if index.offset is not None:
+            held[place.relative_path] += state[index.fqn].nbytes
+    assert sorted(held.values()) == [2048, 4096, 4096, 20000]
+    assert admin("import", tmp_path / "t", "--step", 1, tmp_path / "o.dcp").status == 0
+    assert same(read(tmp_path / "t"), state)
+
+
+def test_tensors_that_share_memory_are_items_of_their_own(admin, tmp_path):
+    big = torch.arange(100_000.0)
+    state = {"slice": big[70:90:7], "head": big[:4], "again": big[:4], "ints": big.view(torch.int32)[2:5]}
+    into_store(tmp_path / "s", state)
+    export(admin, tmp_path / "s", tmp_path / "o.dcp")
+    assert same(load(tmp_path / "o.dcp"), state)
+    # Nothing of the memory that they are parts of.
+    assert (tmp_path / "o.dcp" / "__0_0.distcp").stat().st_size < 20_000
+
+
+def test_tensors_in_a_tuple_share_their_storage_again(admin, tmp_path):
+    weight = torch.randn(4, 4)
+    state = {"pair": (weight, weight.t()), "alone": weight}
+    into_store(tmp_path / "s", state)
+    export(admin, tmp_path / "s", tmp_path / "o.dcp")
+    loaded = load(tmp_path / "o.dcp")
+    assert same(loaded, state)
+    first, second = loaded["pair"]
+    assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+
+
+def test_patterns_choose(admin, tmp_path):
+    state = nested()
+    into_store(tmp_path / "s", state)
+    export(admin, tmp_path / "s", tmp_path / "o.dcp", "model", "layers", "!model.row", "!layers.0")
+    # A list that lost elements is a dict by index in a step, and of string keys in DCP.
+    layers = {"1": state["layers"][1], "2": state["layers"][2]}
+    model = {key: value for key, value in state["model"].items() if key != "row"}
+    assert same(load(tmp_path / "o.dcp"), {"model": model, "layers": layers})
+    finished = admin("export", tmp_path / "s", tmp_path / "none.dcp", "absent")
+    assert finished.status == 2 and "no tensor matches" in finished.err
+    assert not (tmp_path / "none.dcp").exists()
+
+
+def test_the_format_is_told_by_name_or_option(admin, tmp_path):
+    into_store(tmp_path / "s", {"a": torch.ones(2)})
+    export(admin, tmp_path / "s", tmp_path / "deep" / "step-1", "--format", "dcp")
+    assert same(load(tmp_path / "deep" / "step-1"), {"a": torch.ones(2)})
+    export(admin, tmp_path / "s", f"{tmp_path}/slash.dcp/")
+    assert same(load(tmp_path / "slash.dcp"), {"a": torch.ones(2)})
+    export(admin, tmp_path / "s", tmp_path / "file.dcp", "--format", "torch")
+    assert same(torch.load(tmp_path / "file.dcp", weights_only=True), {"a": torch.ones(2)})
+    export(admin, tmp_path / "s", tmp_path / "flat.dcp", "--format", "safetensors")
+    assert listed(tmp_path / "flat.dcp") == ["model.safetensors"]
+    finished = admin("export", tmp_path / "s", tmp_path / "x", "--format", "zarr")
+    assert finished.status == 2 and "zarr" in finished.err and not (tmp_path / "x").exists()
+
+
+def test_the_same_step_gives_the_same_bytes(admin, tmp_path):
+    into_store(tmp_path / "s", nested())
+    for name in ("a.dcp", "b.dcp"):
+        export(admin, tmp_path / "s", tmp_path / name)
+    for name in listed(tmp_path / "a.dcp"):
+        assert (tmp_path / "a.dcp" / name).read_bytes() == (tmp_path / "b.dcp" / name).read_bytes()
+
+
+def test_a_directory_that_holds_something_is_refused(admin, tmp_path):
+    into_store(tmp_path / "s", {"a": torch.ones(2)})
+    (tmp_path / "o.dcp").mkdir()
+    export(admin, tmp_path / "s", tmp_path / "o.dcp")  # an empty one is taken
+    before = {name: (tmp_path / "o.dcp" / name).read_bytes() for name in listed(tmp_path / "o.dcp")}
+    finished = admin("export", tmp_path / "s", tmp_path / "o.dcp")
+    assert finished.status == 2 and "--overwrite" in finished.err
+    assert before == {name: (tmp_path / "o.dcp" / name).read_bytes() for name in before}
+
+    (tmp_path / "file.dcp").write_bytes(b"")
+    finished = admin("export", tmp_path / "s", tmp_path / "file.dcp", "--overwrite")
+    assert finished.status == 2 and "file.dcp" in finished.err
+
+
+def test_overwrite_replaces_the_checkpoint_and_nothing_else(admin, tmp_path):
+    save({"old": torch.ones(3)}, tmp_path / "o.dcp")
+    (tmp_path / "o.dcp" / "__3_0.distcp").write_bytes(b"of another rank")
+    (tmp_path / "o.dcp" / "notes.txt").write_text("kept")
+    into_store(tmp_path / "s", {"new": torch.zeros(2)})
+    export(admin, tmp_path / "s", tmp_path / "o.dcp", "--overwrite")
+    assert same(load(tmp_path / "o.dcp"), {"new": torch.zeros(2)})
+    # A file of the old checkpoint is never written over, only removed when it has been replaced.
+    assert listed(tmp_path / "o.dcp") == [".metadata", "__0_1.distcp", "notes.txt"]
+    export(admin, tmp_path / "s", tmp_path / "o.dcp", "--overwrite")
+    assert listed(tmp_path / "o.dcp") == [".metadata", "__0_0.distcp", "notes.txt"]
+    assert same(load(tmp_path / "o.dcp"), {"new": torch.zeros(2)})
+
+
+def at_most_one_mebibyte_a_file():
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+
+@pytest.mark.parametrize("shard_size", ["5GB", "512KiB"])
+def test_an_export_that_runs_out_of_room_leaves_nothing(admin, tmp_path, shard_size):
+    state = {f"a{i}": torch.ones(100_000) for i in range(3)}
+    into_store(tmp_path / "s", {**state, "big": torch.ones(1 << 20)})
+    limits = {"preexec_fn": at_most_one_mebibyte_a_file}
+    target = tmp_path / "new" / "o.dcp"
+    finished = admin("export", tmp_path / "s", target, "--shard-size", shard_size, **limits)
+    assert finished.status == 2 and "cannot write" in finished.err
+    assert not (tmp_path / "new").exists()
+
+    save({"old": torch.ones(3)}, target)
+    before = listed(target)
+    options = ("--shard-size", shard_size, "--overwrite")
+    assert admin("export", tmp_path / "s", target, *options, **limits).status == 2
+    assert listed(target) == before
+    assert same(load(target), {"old": torch.ones(3)})
+
+
+def test_an_export_that_is_killed_leaves_the_old_checkpoint_or_the_new_one(admin, tmp_path):
+    old, new = {"old": torch.ones(3)}, {f"w{i}": torch.full((1 << 20,), float(i)) for i in range(8)}
+    into_store(tmp_path / "s", new)
+    target = tmp_path / "o.dcp"
+    words = [BIN_DIR / "kv-admin", "export", tmp_path / "s", target, "--overwrite", "--shard-size", "4MB"]
+    for round_number in range(10):
+        shutil.rmtree(target, ignore_errors=True)
+        save(old, target)
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+        # Killed as soon as it has made so many files, wherever it is by then.
+        deadline = time.monotonic() + 60
+        while process.poll() is None and len(listed(target)) < 2 + round_number:
+            assert time.monotonic() < deadline
+        process.kill()
+        process.wait(60)
+        loaded = load(target)
+        assert same(loaded, old) or same(loaded, new)
+    for leftover in ("__0_77.distcp.123.tmp", ".metadata.123.tmp", "__0_99.distcp"):
+        (target / leftover).write_bytes(b"half")
+    (target / "mine.tmp").write_bytes(b"kept")
+    export(admin, tmp_path / "s", target, "--overwrite")
+    assert same(load(target), new)
+    places = metadata_of(target).storage_data.values()
+    assert set(listed(target)) == {".metadata", "mine.tmp", *(place.relative_path for place in places)}
+
+
+def test_more_bytes_than_memory(admin, tmp_path):
+    state = {f"w{i}": torch.full((8 << 20,), i, dtype=torch.int32) for i in range(8)}
+    into_store(tmp_path / "s", state)
+
+    def less_memory_than_the_step_has():
+        resource.setrlimit(resource.RLIMIT_DATA, (192 << 20, 192 << 20))
+        resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, 1 << 20))  # what a thread takes of it
+
+    target = tmp_path / "o.dcp"
+    finished = admin("export", tmp_path / "s", target, preexec_fn=less_memory_than_the_step_has)
+    assert finished.status == 0, finished.err
+    assert same(load(target), state)
+    shutil.rmtree(tmp_path)  # pytest would keep it for a while
+
+
+def test_numpy_arrays_become_tensors_with_a_warning(admin, tmp_path):
+    numpy = pytest.importorskip("numpy")
+    into_store(tmp_path / "s", {"array": numpy.arange(3.0), "list": [numpy.float32(2.5)]})
+    finished = export(admin, tmp_path / "s", tmp_path / "o.dcp")
+    assert "2 numpy arrays became torch tensors" in finished.err
+    array = torch.arange(3.0, dtype=torch.float64)
+    assert same(load(tmp_path / "o.dcp"), {"array": array, "list": [torch.tensor(2.5)]})
+
+
+def refused(admin, tmp_path, *words):
+    (tmp_path / "out").mkdir()
+    finished = admin("export", tmp_path / "s", tmp_path / "out" / "o.dcp")
+    assert finished.status == 2
+    assert all(word in finished.err for word in words), finished.err
+    assert listed(tmp_path / "out") == []
+
+
+def test_pickled_objects_are_refused_by_name(admin, tmp_path):
+    with cairn.open(tmp_path / "s", mode="a") as store:
+        store.save(1, {"a": torch.ones(2), "n": {"set": {1, 2}}}, allow_pickle=True)
+    refused(admin, tmp_path, "pickled", "n.set")
+    export(admin, tmp_path / "s", tmp_path / "o.dcp", "!n.set")
+    assert same(load(tmp_path / "o.dcp"), {"a": torch.ones(2)})
+
+
+def test_long_ints_are_refused_by_name(admin, tmp_path):
+    into_store(tmp_path / "s", {"a": torch.ones(2), "long": 1 << 4000})
+    refused(admin, tmp_path, "long", "255")
+
+
+def test_two_values_of_one_flat_key_are_refused_as_dcp_does(admin, tmp_path):
+    state = {"a": {"b": [1, 2]}, "a.b": 3, "w": torch.ones(1)}
+    with pytest.raises(CheckpointException, match="duplicated flatten key a.b"):
+        save(state, tmp_path / "d")
+    into_store(tmp_path / "s", state)
+    refused(admin, tmp_path, "two values", "a.b")
+
+
+def test_a_step_that_is_no_dict_is_refused(admin, tmp_path):
+    torch.save([torch.ones(2)], tmp_path / "in.pt")
+    assert admin("import", tmp_path / "s", "--step", 1, tmp_path / "in.pt").status == 0
+    refused(admin, tmp_path, "dict")
+
+
+def test_every_byte_of_a_tensor_is_the_same(admin, tmp_path):
+    state = {str(seed): bits(torch.float32, (1000 + seed, 3), seed) for seed in range(5)}
+    into_store(tmp_path / "s", state)
+    export(admin, tmp_path / "s", tmp_path / "o.dcp")
+    loaded = load(tmp_path / "o.dcp")
+    assert [raw_bytes(t) for t in loaded.values()] == [raw_bytes(t) for t in state.values()]
