@@ -20,8 +20,8 @@ namespace nb = nanobind;
 /// A communicator and the lock that its "one call at a time" asks for. Stores share it with Python.
 ///
 /// Threads: any; each waits without the GIL. A signal handler that raises (Ctrl-C) ends the waiting
-/// of the main thread at once: the call raises that, and the communicator is left, so that the
-/// other ranks fail at once too. In a forked child every member raises Invalid, and the destructor
+/// of the main thread at once: the call raises that, and the communicator is left, so that ranks
+/// that wait for this one fail at once. In a forked child every member raises Invalid, and the destructor
 /// leaves what belongs to the parent alone.
 class CommunicatorBinding {
  public:
