@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import json
-import operator
 import os
 import sys
 import threading
@@ -30,6 +29,7 @@ from cairn.reading import Reader
 from cairn.reports import DeleteReport, Diff, KeyChange, KeyInfo, LoadReport, SaveReport
 from cairn.slicing import BoxReader, Range
 from cairn.stateful import Unwrapped
+from cairn.steps import step_number
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -509,7 +509,7 @@ class Store:
         Raises NotFound if one of them does not exist.
         """
         changes, unchanged = self._native.compare(
-            _step_number(a), _step_number(b), _pattern_list(pattern)
+            step_number(a), step_number(b), _pattern_list(pattern)
         )
         return Diff(tuple(KeyChange(*change) for change in changes), unchanged)
 
@@ -547,7 +547,7 @@ class Store:
         def work() -> bytes:
             if self.rank > 0:
                 return b""
-            numbers = tuple(_step_number(step) for step in choose())
+            numbers = tuple(step_number(step) for step in choose())
             if not numbers:
                 return json.dumps([numbers, 0, 0]).encode()
             _, segments, freed_bytes = self._native.delete(numbers, False)
@@ -623,7 +623,7 @@ class Store:
         self._wait_for_last_save()
 
         def flat() -> tuple[dict[str, Any], Flat]:
-            arguments = {"step": _step_number(step), **options}
+            arguments = {"step": step_number(step), **options}
             self._check_new(arguments["step"], options["overwrite"])
             unwrapped = Unwrapped(state, clean_prefix(prefix), ignore_frozen)
             patterns = all_patterns(_pattern_list(keys), clean_prefix(prefix), unwrapped.frozen)
@@ -649,7 +649,7 @@ class Store:
 
         def tell() -> bytes:
             if step is not None:
-                return json.dumps([_step_number(step), True]).encode()
+                return json.dumps([step_number(step), True]).encode()
             steps = self.steps()
             # Without any, this raises what says so.
             latest = steps[-1] if steps else self._native.contents(None, []).step
@@ -687,13 +687,6 @@ def _give_up_failed_dcp_save(address: str) -> None:
     saves = sys.modules.get("cairn.dcp.saves")
     if saves is not None:
         saves.give_up_abandoned(address)
-
-
-def _step_number(step: int) -> int:
-    number = operator.index(step)
-    if not 0 <= number < 2**64:
-        raise Invalid(f"step {number}: steps are 0 to 2**64 - 1")
-    return number
 
 
 def _no_such_key(fqn: str, step: int) -> NotFound:

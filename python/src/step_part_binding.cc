@@ -11,14 +11,10 @@
 
 #include "python/src/convert.h"
 #include "python/src/errors.h"
+#include "python/src/store_binding.h"
 
 namespace cairn::python {
 namespace {
-
-nb::tuple ToPyReport(const core::SaveReport& report) {
-  return nb::make_tuple(report.step, report.logical_bytes, report.written_bytes, report.chunks,
-                        report.chunks_reused, report.seconds);
-}
 
 core::Sharding ToSharding(core::DType dtype, nb::handle shape, nb::handle parts) {
   core::Sharding sharding{

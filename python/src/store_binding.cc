@@ -15,11 +15,6 @@
 namespace cairn::python {
 namespace {
 
-nb::tuple ToPyReport(const core::SaveReport& report) {
-  return nb::make_tuple(report.step, report.logical_bytes, report.written_bytes, report.chunks,
-                        report.chunks_reused, report.seconds);
-}
-
 const char* ChangeName(core::KeyChange::Kind kind) {
   switch (kind) {
     case core::KeyChange::Kind::kAdded:
@@ -45,6 +40,11 @@ nb::object ToPyMapped(std::optional<core::MappedTensor> mapped, const core::Tens
 }
 
 }  // namespace
+
+nb::tuple ToPyReport(const core::SaveReport& report) {
+  return nb::make_tuple(report.step, report.logical_bytes, report.written_bytes, report.chunks,
+                        report.chunks_reused, report.seconds);
+}
 
 template <typename Work>
 auto StoreBinding::Use(const Work& work) const {

@@ -21,6 +21,9 @@ namespace cairn::python {
 
 namespace nb = nanobind;
 
+/// (step, logical bytes, written bytes, chunks, chunks reused, seconds).
+nb::tuple ToPyReport(const core::SaveReport& report);
+
 /// Threads: any; each waits without the GIL.
 class SaveHandleBinding {
  public:

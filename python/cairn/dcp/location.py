@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import re
 from typing import NamedTuple, Union
 
 from cairn.errors import Invalid
+from cairn.steps import step_number
 
 CheckpointId = Union[str, "os.PathLike[str]", None]
 
@@ -56,12 +56,7 @@ def folder_of(address: str) -> str:
 
 def check_step(step: int | None) -> int | None:
     """The step as an int. Raises Invalid for one out of range."""
-    if step is None:
-        return None
-    number = operator.index(step)
-    if not 0 <= number < 2**64:
-        raise Invalid(f"step {number}: steps are 0 to 2**64 - 1")
-    return number
+    return None if step is None else step_number(step)
 
 
 def is_checkpoint_id(checkpoint_id: CheckpointId) -> bool:

@@ -22,6 +22,7 @@ from cairn.contents import Leaf, TensorLeaf, ValueLeaf, plain_value
 from cairn.dcp.metadata import Described, Slot, nested_values
 from cairn.errors import Corrupt, Invalid, NotFound
 from cairn.flatten import flatten
+from cairn.patterns import literal
 from cairn.ranks import Ranks
 from cairn.reading import Reader
 
@@ -167,8 +168,7 @@ class Values:
         fqns = [slot.leaf.fqn for slot in _slots(found) if isinstance(slot.leaf, TensorLeaf)]
         if not fqns:
             return {}
-        patterns = ["".join("?" if char in "*?[]!" else char for char in fqn) for fqn in fqns]
-        contents = self._native.contents(self._step, patterns)
+        contents = self._native.contents(self._step, [literal(fqn) for fqn in fqns])
         if contents.generation != self._generation:
             raise NotFound(
                 f"step {self._step} was overwritten while it was being read: load it again",

@@ -1,0 +1,15 @@
+"""Numbers of steps."""
+
+from __future__ import annotations
+
+import operator
+
+from cairn.errors import Invalid
+
+
+def step_number(step: int) -> int:
+    """`step` as an int. Raises Invalid for one out of range, TypeError for no integer."""
+    number = operator.index(step)
+    if not 0 <= number < 2**64:
+        raise Invalid(f"step {number}: steps are 0 to 2**64 - 1")
+    return number
