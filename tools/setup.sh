@@ -94,3 +94,36 @@ if [[ ! -x .venv/bin/python || ! -f $stamp || $(<"$stamp") != "$wanted" ]]; then
   echo "$repo/build/python" >"$site/cairn.pth"
   echo "$wanted" >"$stamp"
 fi
+
+# Headers for the CUDA layer ------------------------------------------------------------------
+# With a CUDA toolkit but without NCCL's and cuFile's headers, those of their PyPI packages; the
+# libraries themselves are opened at run time where there is a GPU.
+headers=.cache/nvidia/include
+# TakeHeader NAME PACKAGE: finds NAME in the toolkit or the system, or takes it from PACKAGE.
+TakeHeader() {
+  [[ ! -f $headers/$1 ]] || return 0
+  if echo "#include <$1>" |
+      g++ -E -x c++ -I "$(dirname "$(readlink -f "$cuda_runtime_h")")" - >/dev/null 2>>"$log"; then
+    return 0
+  fi
+  local wheels=.cache/nvidia/wheels
+  echo "setup: taking $1 from PyPI's ${2%%=*} (once)"
+  Logged .venv/bin/python -m pip download --disable-pip-version-check --no-deps \
+    --only-binary=:all: --dest "$wheels" "$2"
+  mkdir -p "$headers"
+  Logged .venv/bin/python -c "
+import pathlib, zipfile
+wheel = zipfile.ZipFile(next(pathlib.Path('$wheels').glob('*.whl')))
+member = next(name for name in wheel.namelist() if name.endswith('/include/$1'))
+pathlib.Path('$headers/$1.part').write_bytes(wheel.read(member))"
+  mv "$headers/$1.part" "$headers/$1"
+  rm -rf "$wheels"
+}
+if nvcc=$(command -v nvcc); then
+  # Where nvcc itself looks, as it may be a link or a script far from its toolkit.
+  cuda_runtime_h=$("$nvcc" -x cu -M /dev/null 2>>"$log" | grep -om1 '/[^ ]*/cuda_runtime.h' || true)
+  if [[ -n $cuda_runtime_h ]]; then
+    TakeHeader nccl.h nvidia-nccl-cu13==2.28.9
+    TakeHeader cufile.h nvidia-cufile==1.15.1.6
+  fi
+fi
