@@ -17,7 +17,8 @@ class StateTarget {
   StateDict& state() const { return *state_; }
   /// Requires a view of `state`, or of a part of one.
   TensorTarget Writable(const TensorView& view) const {
-    return {view.dtype, view.shape, view.strides, const_cast<std::byte*>(view.data)};
+    return {view.dtype, view.shape, view.strides, const_cast<std::byte*>(view.data),
+            view.device};
   }
 
  private:

@@ -14,6 +14,9 @@ namespace cairn::core {
 using schema::DType;
 using Shape = std::vector<uint64_t>;  // elements a dimension; empty for a scalar
 
+/// Memory of this host; other numbers are those of accelerators, as CUDA counts them.
+inline constexpr int kHostDevice = -1;
+
 /// Borrowed, read-only tensor memory. `strides` are in elements, one a dimension; empty means
 /// row-major contiguous. Strides of 0 (expanded tensors) are fine; negative ones cannot be said.
 struct TensorView {
@@ -21,6 +24,7 @@ struct TensorView {
   Shape shape;
   std::vector<uint64_t> strides;
   const std::byte* data = nullptr;  // element 0; may be null when there are no elements
+  int device = kHostDevice;         // whose memory `data` is in
 };
 
 /// Borrowed, writable tensor memory; elements must not overlap each other.
@@ -29,6 +33,7 @@ struct TensorTarget {
   Shape shape;
   std::vector<uint64_t> strides;
   std::byte* data = nullptr;
+  int device = kHostDevice;
 };
 
 /// An N-d box in elements: `[offsets[d], offsets[d] + sizes[d])`.

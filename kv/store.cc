@@ -66,7 +66,7 @@ Result<std::unique_ptr<Store::Impl>> Store::Impl::Make(const std::string& direct
   state.options.io = io;
   state.writable = mode == OpenMode::kWrite;
   state.joined = mode == OpenMode::kJoin;
-  state.pool = std::make_shared<internal::BlockPool>(io.block_bytes, io.queue_depth);
+  state.pool = std::make_shared<BlockPool>(io.block_bytes, io.queue_depth);
   state.files = std::make_shared<internal::SegmentFiles>();
   return impl;
 }

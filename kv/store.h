@@ -38,6 +38,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kv/block_pool.h"
 #include "kv/digest.h"
 #include "kv/error.h"
 #include "kv/key.h"
@@ -167,6 +168,21 @@ class Mapping {
   std::span<const std::byte> bytes_;
 };
 
+/// Brings payload that is not in host memory into the writer's blocks, behind its back.
+/// Threads: one at a time.
+class BlockFiller {
+ public:
+  virtual ~BlockFiller() = default;
+  /// `target`, which lies between parts that are being brought, becomes zero.
+  virtual Result<void> Zero(std::span<std::byte> target) = 0;
+  /// A mark behind all that was started.
+  virtual Result<uint64_t> Seal() = 0;
+  /// True once all before the mark is in place.
+  virtual Result<bool> Arrived(uint64_t mark) = 0;
+  /// Waits for it.
+  virtual Result<void> Await(uint64_t mark) = 0;
+};
+
 class Snapshot;
 class StepWriter;
 
@@ -234,6 +250,10 @@ class Store {
     /// Until when the others wait for rank 0's word.
     std::chrono::steady_clock::time_point outcome_deadline =
         std::chrono::steady_clock::time_point::max();
+    /// Blocks for the payload; null: the store's own.
+    std::shared_ptr<BlockPool> blocks;
+    /// Needed by AppendFilled; must outlive the writer.
+    BlockFiller* filler = nullptr;
   };
   Result<std::unique_ptr<StepWriter>> Begin(uint64_t step, const BeginOptions& options);
 
@@ -338,6 +358,11 @@ class StepWriter {
   Result<Appended> Append(uint64_t length_bytes, Placement placement, const PageSource& pages,
                           std::span<const uint64_t> leaves = {},
                           std::span<const std::byte> memory = {});
+  /// The same for a payload that the filler brings: `start(begin_bytes, target)` begins to bring a
+  /// part of it. Its page digests are known.
+  using StartFill = std::function<Result<void>(uint64_t begin_bytes, std::span<std::byte> target)>;
+  Result<Appended> AppendFilled(uint64_t length_bytes, Placement placement,
+                                std::span<const uint64_t> leaves, const StartFill& start);
 
   /// Adds a record; `key` is without generation and added only once. Columns: kTensors, kValues.
   /// Where there are several ranks, tensors that are added before Gather are for the segments'

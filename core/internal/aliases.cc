@@ -44,7 +44,7 @@ class GroupPlanner {
       AddOwner(tensors_[group.front()]);
       return;
     } else {
-      owner_fqn = AddHidden(tensors_[group.front()].fqn, all);
+      owner_fqn = AddHidden(tensors_[group.front()], all);
     }
     for (const size_t i : group) {
       if (owner == group.end() || i != *owner) AddAlias(i, owner_fqn, all.begin);
@@ -65,15 +65,16 @@ class GroupPlanner {
                       .nbytes = *nbytes};
   }
 
-  std::string AddHidden(const std::string& first_fqn, const MemorySpan& all) {
+  std::string AddHidden(const NamedTensor& first, const MemorySpan& all) {
     if (names_.empty()) {
       for (const NamedTensor& tensor : tensors_) names_.insert(tensor.fqn);
     }
-    std::string fqn = first_fqn + ".__storage__";
+    std::string fqn = first.fqn + ".__storage__";
     while (!names_.insert(fqn).second) fqn += "_";
     const TensorView bytes{.dtype = DType::kUInt8,
                            .shape = {all.end - all.begin},
-                           .data = reinterpret_cast<const std::byte*>(all.begin)};
+                           .data = reinterpret_cast<const std::byte*>(all.begin),
+                           .device = first.view.device};
     AddOwner({.fqn = fqn, .view = bytes});
     planned_->back().info.hidden = true;
     return fqn;

@@ -28,12 +28,13 @@ namespace cairn::core::internal {
 namespace {
 
 TensorView AsView(const TensorTarget& target) {
-  return {target.dtype, target.shape, target.strides, target.data};
+  return {target.dtype, target.shape, target.strides, target.data, target.device};
 }
 
 // Views that were made of writable memory, here or by a caller who gave them as targets.
 TensorTarget AsTarget(const TensorView& view) {
-  return {view.dtype, view.shape, view.strides, const_cast<std::byte*>(view.data)};
+  return {view.dtype, view.shape, view.strides, const_cast<std::byte*>(view.data),
+          view.device};
 }
 
 Result<std::vector<LocalPiece>> PiecesToFill(const ShardTarget& target, const TensorInfo& stored,

@@ -1,4 +1,4 @@
-// Block pool, and the I/O queue over io_uring or over threads.
+// The I/O queue over io_uring or over threads.
 
 #include "kv/internal/block_io.h"
 
@@ -8,16 +8,17 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <condition_variable>
 #include <deque>
+#include <mutex>
 #include <thread>
+#include <vector>
 
 #include "kv/internal/fault_point.h"
 #include "kv/internal/file.h"
 
 namespace cairn::kv::internal {
 namespace {
-
-constexpr uint64_t kHugePageBytes = 2 << 20;
 
 /// Advances `request` past `done` bytes.
 void Skip(IoRequest& request, uint64_t done) {
@@ -43,6 +44,8 @@ class UringQueue final : public IoQueue {
   }
 
   const char* name() const override { return "io_uring"; }
+
+  bool HasCompletion() override { return io_uring_cq_ready(&ring_) > 0; }
 
   Result<void> Submit(const IoRequest& request) override {
     CAIRN_CHECK(in_flight_ < depth_);
@@ -139,6 +142,11 @@ class ThreadQueue final : public IoQueue {
 
   const char* name() const override { return "threads"; }
 
+  bool HasCompletion() override {
+    const std::lock_guard lock(mutex_);
+    return !completions_.empty();
+  }
+
   Result<void> Submit(const IoRequest& request) override {
     CAIRN_CHECK(in_flight_ < depth_);
     ++in_flight_;
@@ -202,56 +210,6 @@ class ThreadQueue final : public IoQueue {
 };
 
 }  // namespace
-
-BlockPool::BlockPool(uint64_t block_bytes, uint32_t block_count)
-    : block_bytes_(RoundUp(block_bytes, kDirectAlignBytes)), block_count_(block_count) {
-  CAIRN_CHECK(block_bytes > 0 && block_count > 0);
-}
-
-BlockPool::~BlockPool() {
-  CAIRN_CHECK(free_.size() == all_.size());  // a block still out would be written after its end
-  for (std::byte* block : all_) std::free(block);
-}
-
-std::byte* BlockPool::TakeLocked() {
-  if (free_.empty() && all_.size() < block_count_) {
-    const uint64_t alignment =
-        block_bytes_ % kHugePageBytes == 0 ? kHugePageBytes : kDirectAlignBytes;
-    void* memory = std::aligned_alloc(alignment, block_bytes_);
-    if (memory == nullptr) return nullptr;
-    if (alignment == kHugePageBytes) ::madvise(memory, block_bytes_, MADV_HUGEPAGE);
-    all_.push_back(static_cast<std::byte*>(memory));
-    return all_.back();
-  }
-  if (free_.empty()) return nullptr;
-  std::byte* block = free_.back();
-  free_.pop_back();
-  return block;
-}
-
-Result<std::byte*> BlockPool::Take() {
-  std::unique_lock lock(mutex_);
-  while (true) {
-    if (std::byte* block = TakeLocked()) return block;
-    if (all_.empty()) {
-      return Fail(ErrorCode::kResourceExhausted, "no memory for an I/O block");
-    }
-    given_.wait(lock, [this] { return !free_.empty(); });
-  }
-}
-
-std::byte* BlockPool::TryTake() {
-  std::lock_guard lock(mutex_);
-  return TakeLocked();
-}
-
-void BlockPool::Give(std::byte* block) {
-  {
-    std::lock_guard lock(mutex_);
-    free_.push_back(block);
-  }
-  given_.notify_one();
-}
 
 Result<std::unique_ptr<IoQueue>> IoQueue::Make(bool uring, uint32_t depth) {
   if (uring) {

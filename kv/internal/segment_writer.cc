@@ -26,13 +26,18 @@ constexpr uint64_t kBorrowed = 1;
 }  // namespace
 
 SegmentWriter::SegmentWriter(File file, std::string name, const SegmentHeader& header,
-                             BlockPool* pool, IoQueue* queue)
-    : file_(std::move(file)), name_(std::move(name)), header_(header), pool_(pool), queue_(queue) {}
+                             BlockPool* pool, IoQueue* queue, BlockFiller* filler)
+    : file_(std::move(file)),
+      name_(std::move(name)),
+      header_(header),
+      pool_(pool),
+      queue_(queue),
+      filler_(filler) {}
 
 Result<std::unique_ptr<SegmentWriter>> SegmentWriter::Create(const std::string& directory,
                                                              const SegmentHeader& header,
                                                              bool direct, BlockPool* pool,
-                                                             IoQueue* queue) {
+                                                             IoQueue* queue, BlockFiller* filler) {
   std::string name = SegmentName(header.step, header.rank, header.segment_id);
   const std::string path = directory + "/" + name;
   if (const int fault = FaultPoint("segment.create")) {
@@ -40,7 +45,7 @@ Result<std::unique_ptr<SegmentWriter>> SegmentWriter::Create(const std::string& 
   }
   CAIRN_TRY_ASSIGN(File file, File::Create(path, direct));
   auto writer = std::unique_ptr<SegmentWriter>(
-      new SegmentWriter(std::move(file), std::move(name), header, pool, queue));
+      new SegmentWriter(std::move(file), std::move(name), header, pool, queue, filler));
   std::vector<std::byte> bytes(kSegmentHeaderBytes);
   EncodeSegmentHeader(header, std::span<std::byte, kSegmentHeaderBytes>(bytes));
   CAIRN_TRY(writer->Put(bytes));
@@ -48,6 +53,15 @@ Result<std::unique_ptr<SegmentWriter>> SegmentWriter::Create(const std::string& 
 }
 
 SegmentWriter::~SegmentWriter() {
+  // No block goes back while a device may still write to it. An error of the wait says that the
+  // device has failed, and then it writes nothing any more.
+  if (block_is_filled_later_) {
+    if (auto mark = filler_->Seal()) (void)filler_->Await(*mark);
+  }
+  for (const WaitingBlock& block : waiting_) {
+    if (block.filled) (void)filler_->Await(*block.filled);
+    pool_->Give(block.data);
+  }
   while (queue_->in_flight() > 0) {
     auto completion = queue_->Wait();
     if (!completion) break;
@@ -98,9 +112,14 @@ Result<void> SegmentWriter::AwaitOne() {
 
 Result<void> SegmentWriter::TakeBlock() {
   while (block_ == nullptr) {
-    if (queue_->in_flight() < queue_->depth()) block_ = pool_->TryTake();
+    CAIRN_TRY(SubmitFilled());
+    const bool has_room = queue_->in_flight() < queue_->depth();
+    // A filler may run ahead of the disk, as far as there are blocks.
+    if (has_room || filler_ != nullptr) block_ = pool_->TryTake();
     if (block_ != nullptr) break;
-    if (queue_->in_flight() > 0) {
+    if (has_room && !waiting_.empty()) {
+      CAIRN_TRY(SubmitOldest());
+    } else if (queue_->in_flight() > 0) {
       CAIRN_TRY(AwaitOne());
     } else {
       CAIRN_TRY_ASSIGN(block_, pool_->Take());
@@ -110,32 +129,75 @@ Result<void> SegmentWriter::TakeBlock() {
   return {};
 }
 
+Result<void> SegmentWriter::Submit(const WaitingBlock& block) {
+  return queue_->Submit({.fd = file_.fd(),
+                         .write = true,
+                         .data = block.data,
+                         .length_bytes = block.length_bytes,
+                         .offset_bytes = block.offset_bytes,
+                         .tag = kPoolBlock});
+}
+
 Result<void> SegmentWriter::SubmitBlock() {
-  const uint64_t begin = position_ - fill_bytes_;
   // The last block of a small segment needs no more than itself.
   if (fill_bytes_ == pool_->block_bytes()) Reserve(position_);
-  CAIRN_TRY(queue_->Submit({.fd = file_.fd(),
-                            .write = true,
-                            .data = block_,
-                            .length_bytes = fill_bytes_,
-                            .offset_bytes = begin,
-                            .tag = kPoolBlock}));
+  WaitingBlock block{
+      .data = block_, .length_bytes = fill_bytes_, .offset_bytes = position_ - fill_bytes_};
+  if (block_is_filled_later_) {
+    CAIRN_TRY_ASSIGN(block.filled, filler_->Seal());
+  }
+  block_is_filled_later_ = false;
+  if (!block.filled && queue_->in_flight() < queue_->depth()) {
+    CAIRN_TRY(Submit(block));
+  } else {
+    waiting_.push_back(block);
+  }
   block_ = nullptr;
   fill_bytes_ = 0;
   return {};
 }
 
-Result<void> SegmentWriter::Put(std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
+Result<void> SegmentWriter::SubmitFilled() {
+  if (waiting_.empty()) return {};
+  while (queue_->HasCompletion()) CAIRN_TRY(AwaitOne());
+  while (!waiting_.empty() && queue_->in_flight() < queue_->depth()) {
+    if (waiting_.front().filled) {
+      CAIRN_TRY_ASSIGN(const bool filled, filler_->Arrived(*waiting_.front().filled));
+      if (!filled) return {};
+    }
+    CAIRN_TRY(SubmitOldest());
+  }
+  return {};
+}
+
+Result<void> SegmentWriter::SubmitOldest() {
+  const WaitingBlock& block = waiting_.front();
+  if (block.filled) CAIRN_TRY(filler_->Await(*block.filled));
+  CAIRN_TRY(Submit(block));
+  waiting_.pop_front();
+  return {};
+}
+
+template <typename Fill>
+Result<void> SegmentWriter::FillBlocks(uint64_t length_bytes, const Fill& fill) {
+  uint64_t done_bytes = 0;
+  while (done_bytes < length_bytes) {
     if (block_ == nullptr) CAIRN_TRY(TakeBlock());
-    const size_t part = std::min<uint64_t>(bytes.size(), pool_->block_bytes() - fill_bytes_);
-    std::memcpy(block_ + fill_bytes_, bytes.data(), part);
+    const uint64_t part = std::min(length_bytes - done_bytes, pool_->block_bytes() - fill_bytes_);
+    CAIRN_TRY(fill(done_bytes, std::span(block_ + fill_bytes_, part)));
     fill_bytes_ += part;
     position_ += part;
-    bytes = bytes.subspan(part);
+    done_bytes += part;
     if (fill_bytes_ == pool_->block_bytes()) CAIRN_TRY(SubmitBlock());
   }
   return {};
+}
+
+Result<void> SegmentWriter::Put(std::span<const std::byte> bytes) {
+  return FillBlocks(bytes.size(), [&](uint64_t done, std::span<std::byte> target) -> Result<void> {
+    std::memcpy(target.data(), bytes.data() + done, target.size());
+    return {};
+  });
 }
 
 bool SegmentWriter::CanBorrow(std::span<const std::byte> memory) const {
@@ -168,12 +230,19 @@ Result<void> SegmentWriter::PutBorrowed(std::span<const std::byte> memory) {
 }
 
 Result<void> SegmentWriter::PutZerosTo(uint64_t position) {
-  static constexpr std::array<std::byte, kDirectAlignBytes> kZeros{};
-  while (position_ < position) {
-    CAIRN_TRY(
-        Put(std::span(kZeros).first(std::min<uint64_t>(kZeros.size(), position - position_))));
-  }
-  return {};
+  if (position_ >= position) return {};
+  return FillBlocks(position - position_, [&](uint64_t, std::span<std::byte> target) {
+    // What lies between two parts that the filler brings may come along with them.
+    if (block_is_filled_later_) return filler_->Zero(target);
+    std::ranges::fill(target, std::byte{0});
+    return Result<void>();
+  });
+}
+
+Result<void> SegmentWriter::Place(StepWriter::Placement placement) {
+  using Placement = StepWriter::Placement;
+  if (placement == Placement::kFollow) return {};
+  return PutZerosTo(RoundUp(position_, placement == Placement::kAlign4096 ? 4096 : 64));
 }
 
 Result<SegmentWriter::Appended> SegmentWriter::Append(uint64_t length_bytes,
@@ -181,10 +250,7 @@ Result<SegmentWriter::Appended> SegmentWriter::Append(uint64_t length_bytes,
                                                       const StepWriter::PageSource& pages,
                                                       std::span<const uint64_t> leaves,
                                                       std::span<const std::byte> memory) {
-  using Placement = StepWriter::Placement;
-  if (placement != Placement::kFollow) {
-    CAIRN_TRY(PutZerosTo(RoundUp(position_, placement == Placement::kAlign4096 ? 4096 : 64)));
-  }
+  CAIRN_TRY(Place(placement));
   const uint64_t page_count = PageCount(length_bytes);
   CAIRN_CHECK(leaves.empty() || leaves.size() == page_count);
   Appended appended{.offset_bytes = position_, .first_leaf = leaves_.size(), .digest = {}};
@@ -199,6 +265,24 @@ Result<SegmentWriter::Appended> SegmentWriter::Append(uint64_t length_bytes,
     leaves_.push_back(leaves.empty() ? LeafDigest(bytes) : leaves[page]);
   }
   appended.digest = RootDigest(std::span(leaves_).subspan(appended.first_leaf), length_bytes);
+  payload_bytes_ += length_bytes;
+  ++chunk_count_;
+  return appended;
+}
+
+Result<SegmentWriter::Appended> SegmentWriter::AppendFilled(uint64_t length_bytes,
+                                                            StepWriter::Placement placement,
+                                                            std::span<const uint64_t> leaves,
+                                                            const StepWriter::StartFill& start) {
+  CAIRN_CHECK(filler_ != nullptr && leaves.size() == PageCount(length_bytes));
+  CAIRN_TRY(Place(placement));
+  Appended appended{.offset_bytes = position_, .first_leaf = leaves_.size(), .digest = {}};
+  CAIRN_TRY(FillBlocks(length_bytes, [&](uint64_t done, std::span<std::byte> target) {
+    block_is_filled_later_ = true;
+    return start(done, target);
+  }));
+  leaves_.insert(leaves_.end(), leaves.begin(), leaves.end());
+  appended.digest = RootDigest(leaves, length_bytes);
   payload_bytes_ += length_bytes;
   ++chunk_count_;
   return appended;
@@ -227,7 +311,13 @@ Result<SegmentInfo> SegmentWriter::Seal(const std::string& attempt,
   EncodeSegmentTrailer(trailer, trailer_bytes);
   CAIRN_TRY(Put(trailer_bytes));
   if (fill_bytes_ > 0) CAIRN_TRY(SubmitBlock());
-  while (queue_->in_flight() > 0) CAIRN_TRY(AwaitOne());
+  while (queue_->in_flight() > 0 || !waiting_.empty()) {
+    if (!waiting_.empty() && queue_->in_flight() < queue_->depth()) {
+      CAIRN_TRY(SubmitOldest());
+    } else {
+      CAIRN_TRY(AwaitOne());
+    }
+  }
   CAIRN_TRY(file_.Truncate(file_bytes));
   CAIRN_TRY(file_.Sync("segment.sync"));
   sealed_ = true;

@@ -1,11 +1,14 @@
 #pragma once
 /// Writes one segment file: payload through the block pool, then leaves, footer and trailer.
 
+#include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "kv/block_pool.h"
 #include "kv/digest.h"
 #include "kv/internal/block_io.h"
 #include "kv/internal/file.h"
@@ -19,11 +22,12 @@ namespace cairn::kv::internal {
 /// in the file, page by page, is written from where it is. Threads: one.
 class SegmentWriter {
  public:
-  /// Makes `<directory>/<name>`. `pool` and `queue` must outlive the writer; the queue must be idle
-  /// and is used by nobody else until Seal or the destructor returns.
+  /// Makes `<directory>/<name>`. `pool`, `queue` and `filler` (or null) must outlive the writer;
+  /// the queue must be idle and is used by nobody else until Seal or the destructor returns.
   static Result<std::unique_ptr<SegmentWriter>> Create(const std::string& directory,
                                                        const SegmentHeader& header, bool direct,
-                                                       BlockPool* pool, IoQueue* queue);
+                                                       BlockPool* pool, IoQueue* queue,
+                                                       BlockFiller* filler = nullptr);
   /// Waits for writes in flight. Unlinks the file unless Seal returned success.
   ~SegmentWriter();
 
@@ -37,6 +41,11 @@ class SegmentWriter {
                           const StepWriter::PageSource& pages, std::span<const uint64_t> leaves,
                           std::span<const std::byte> memory);
 
+  /// Appends a payload that the filler brings; see StepWriter::AppendFilled.
+  Result<Appended> AppendFilled(uint64_t length_bytes, StepWriter::Placement placement,
+                                std::span<const uint64_t> leaves,
+                                const StepWriter::StartFill& start);
+
   /// True if a payload of this length should go into a next segment.
   bool IsFull(uint64_t length_bytes) const;
   uint64_t payload_bytes() const { return payload_bytes_; }
@@ -48,12 +57,27 @@ class SegmentWriter {
 
  private:
   SegmentWriter(File file, std::string name, const SegmentHeader& header, BlockPool* pool,
-                IoQueue* queue);
+                IoQueue* queue, BlockFiller* filler);
+  /// A block whose bytes are on their way, or which waits for room in the queue.
+  struct WaitingBlock {
+    std::byte* data = nullptr;
+    uint64_t length_bytes = 0;
+    uint64_t offset_bytes = 0;       // in the file
+    std::optional<uint64_t> filled;  // the filler's mark; nothing: the bytes are there
+  };
+  /// Lets `fill(done_bytes, target)` fill the next `length_bytes` of the file, block by block.
+  template <typename Fill>
+  Result<void> FillBlocks(uint64_t length_bytes, const Fill& fill);
+  Result<void> Place(StepWriter::Placement placement);
   Result<void> Put(std::span<const std::byte> bytes);
   Result<void> PutBorrowed(std::span<const std::byte> memory);
   bool CanBorrow(std::span<const std::byte> memory) const;
   Result<void> PutZerosTo(uint64_t position);
   Result<void> SubmitBlock();
+  Result<void> Submit(const WaitingBlock& block);
+  /// Submits the blocks that are filled, as far as the queue has room; or the oldest, waiting.
+  Result<void> SubmitFilled();
+  Result<void> SubmitOldest();
   Result<void> TakeBlock();
   Result<void> AwaitOne();
   void Reserve(uint64_t end_bytes);
@@ -63,11 +87,14 @@ class SegmentWriter {
   const SegmentHeader header_;
   BlockPool* const pool_;
   IoQueue* const queue_;
+  BlockFiller* const filler_;  // may be null
 
   uint64_t position_ = 0;        // next byte of the file
   uint64_t reserved_bytes_ = 0;  // allocated ahead, so that writes do not extend the file
   std::byte* block_ = nullptr;   // being filled; holds [position_ - fill_bytes_, position_)
   uint64_t fill_bytes_ = 0;
+  bool block_is_filled_later_ = false;  // block_ has parts that the filler brings
+  std::deque<WaitingBlock> waiting_;    // in the order of the file
   uint64_t payload_bytes_ = 0;
   uint64_t chunk_count_ = 0;
   std::vector<uint64_t> leaves_;

@@ -36,6 +36,11 @@ Result<StepWriter::Appended> StepWriter::Append(uint64_t length_bytes, Placement
                                                 std::span<const std::byte> memory) {
   return impl_->Append(length_bytes, placement, pages, leaves, memory);
 }
+Result<StepWriter::Appended> StepWriter::AppendFilled(uint64_t length_bytes, Placement placement,
+                                                      std::span<const uint64_t> leaves,
+                                                      const StartFill& start) {
+  return impl_->AppendFilled(length_bytes, placement, leaves, start);
+}
 Result<void> StepWriter::AddRecord(Column column, std::string_view key,
                                    std::span<const std::byte> record) {
   return impl_->AddRecord(column, key, record);
@@ -134,9 +139,10 @@ Result<void> StepWriter::Impl::StartSegment() {
                                        .step = step_,
                                        .rank = options_.rank,
                                        .created_unix_ns = created_unix_ns_};
+  BlockPool* const pool = options_.blocks != nullptr ? options_.blocks.get() : state_->pool.get();
   CAIRN_TRY_ASSIGN(segment_, internal::SegmentWriter::Create(state_->paths.segments(), header,
-                                                             state_->options.io->direct,
-                                                             state_->pool.get(), queue_.get()));
+                                                             state_->options.io->direct, pool,
+                                                             queue_.get(), options_.filler));
   return {};
 }
 
@@ -165,12 +171,27 @@ Result<StepWriter::Appended> StepWriter::Impl::Append(uint64_t length_bytes, Pla
                                                       const PageSource& pages,
                                                       std::span<const uint64_t> leaves,
                                                       std::span<const std::byte> memory) {
+  return AppendWith(length_bytes, [&] {
+    return segment_->Append(length_bytes, placement, pages, leaves, memory);
+  });
+}
+
+Result<StepWriter::Appended> StepWriter::Impl::AppendFilled(uint64_t length_bytes,
+                                                            Placement placement,
+                                                            std::span<const uint64_t> leaves,
+                                                            const StartFill& start) {
+  return AppendWith(length_bytes,
+                    [&] { return segment_->AppendFilled(length_bytes, placement, leaves, start); });
+}
+
+template <typename AppendTo>
+Result<StepWriter::Appended> StepWriter::Impl::AppendWith(uint64_t length_bytes,
+                                                          const AppendTo& append) {
   CAIRN_TRY(CheckUsable());
   failed_ = true;  // until the end: a half-appended chunk must not be committed
   if (segment_ != nullptr && segment_->IsFull(length_bytes)) CAIRN_TRY(SealSegment());
   if (segment_ == nullptr) CAIRN_TRY(StartSegment());
-  CAIRN_TRY_ASSIGN(const auto appended,
-                   segment_->Append(length_bytes, placement, pages, leaves, memory));
+  CAIRN_TRY_ASSIGN(const auto appended, append());
   written_bytes_ += length_bytes;
   failed_ = false;
   return Appended{.extent = Extent{.segment_id = segment_id_,

@@ -26,6 +26,8 @@ class StepWriter::Impl {
 
   Result<Appended> Append(uint64_t length_bytes, Placement placement, const PageSource& pages,
                           std::span<const uint64_t> leaves, std::span<const std::byte> memory);
+  Result<Appended> AppendFilled(uint64_t length_bytes, Placement placement,
+                                std::span<const uint64_t> leaves, const StartFill& start);
   Result<void> AddRecord(Column column, std::string_view key, std::span<const std::byte> record);
   Result<void> AddChunk(std::string_view key, std::span<const uint64_t> sizes, const Extent& extent,
                         const Digest& digest, uint64_t since_step, bool reused);
@@ -46,6 +48,9 @@ class StepWriter::Impl {
 
   /// Of the n-th segment that a rank writes in this attempt; no other attempt has it.
   uint64_t SegmentIdOf(uint32_t rank, uint64_t n) const;
+  /// Runs `append` on a segment that has room for the payload.
+  template <typename AppendTo>
+  Result<Appended> AppendWith(uint64_t length_bytes, const AppendTo& append);
   /// A record for the manifest.
   Result<void> AddEntry(Column column, std::string_view key, std::span<const std::byte> value);
   Result<internal::StepEntry> IndexRecords(uint64_t generation,

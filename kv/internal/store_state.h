@@ -144,7 +144,7 @@ class Snapshot::Impl {
   bool writable = false;
   internal::Uuid uuid{};
   std::shared_ptr<internal::Index> index;
-  std::shared_ptr<internal::BlockPool> pool;
+  std::shared_ptr<BlockPool> pool;
   std::shared_ptr<internal::SegmentFiles> files;
   std::shared_ptr<internal::LiveGenerations> live;  // null for readers
   std::vector<StepInfo> steps;

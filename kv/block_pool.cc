@@ -1,0 +1,112 @@
+// Blocks in slabs: one allocation a block, or where pages are locked, one for many.
+
+#include "kv/block_pool.h"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "kv/internal/file.h"
+
+namespace cairn::kv {
+namespace {
+
+constexpr uint64_t kHugePageBytes = 2 << 20;
+constexpr uint64_t kLockedSlabBytes = 64 << 20;  // locking costs a system call and a driver's lock
+
+}  // namespace
+
+BlockPool::BlockPool(uint64_t block_bytes, uint32_t block_count, std::shared_ptr<PageLocker> locker)
+    : block_bytes_(internal::RoundUp(block_bytes, internal::kDirectAlignBytes)),
+      block_count_(block_count),
+      locker_(std::move(locker)) {
+  CAIRN_CHECK(block_bytes > 0 && block_count > 0);
+}
+
+BlockPool::~BlockPool() {
+  CAIRN_CHECK(free_.size() == allocated_);  // a block still out would be written after its end
+  for (const Slab& slab : slabs_) {
+    if (locker_ != nullptr) locker_->Unlock({slab.memory, slab.length_bytes});
+    std::free(slab.memory);
+  }
+}
+
+bool BlockPool::GrowLocked() {
+  if (allocated_ == block_count_ || exhausted_) return false;
+  const uint64_t blocks = locker_ == nullptr ? 1
+                                             : std::clamp<uint64_t>(kLockedSlabBytes / block_bytes_,
+                                                                    1, block_count_ - allocated_);
+  const uint64_t alignment =
+      block_bytes_ % kHugePageBytes == 0 ? kHugePageBytes : internal::kDirectAlignBytes;
+  const uint64_t length_bytes = blocks * block_bytes_;
+  void* const memory = std::aligned_alloc(alignment, length_bytes);
+  if (memory == nullptr) {
+    exhausted_ = true;
+    return false;
+  }
+  if (alignment == kHugePageBytes) ::madvise(memory, length_bytes, MADV_HUGEPAGE);
+  const Slab slab{static_cast<std::byte*>(memory), length_bytes};
+  if (locker_ != nullptr) {
+    if (auto locked = locker_->Lock({slab.memory, slab.length_bytes}); !locked) {
+      std::free(memory);
+      exhausted_ = true;
+      lock_error_ = std::move(locked).error();
+      return false;
+    }
+  }
+  slabs_.push_back(slab);
+  allocated_ += static_cast<uint32_t>(blocks);
+  for (uint64_t i = blocks; i > 0; --i) free_.push_back(slab.memory + (i - 1) * block_bytes_);
+  return true;
+}
+
+std::byte* BlockPool::TakeLocked() {
+  if (free_.empty() && !GrowLocked()) return nullptr;
+  std::byte* block = free_.back();
+  free_.pop_back();
+  return block;
+}
+
+Result<std::byte*> BlockPool::Take() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    if (std::byte* block = TakeLocked()) return block;
+    if (allocated_ == 0) {
+      exhausted_ = false;  // the next may have more luck
+      return Fail(
+          ErrorCode::kResourceExhausted,
+          fmt::format("no memory for a block of {} bytes, of a budget of {} bytes{}", block_bytes_,
+                      block_bytes_ * block_count_, lock_error_ ? ": " + lock_error_->message : ""));
+    }
+    given_.wait(lock, [this] { return !free_.empty(); });
+  }
+}
+
+std::byte* BlockPool::TryTake() {
+  const std::lock_guard lock(mutex_);
+  return TakeLocked();
+}
+
+void BlockPool::Give(std::byte* block) {
+  {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(block);
+  }
+  given_.notify_one();
+}
+
+void BlockPool::Reserve(uint32_t blocks) {
+  while (true) {
+    const std::lock_guard lock(mutex_);  // let go between slabs, so that others get blocks
+    if (allocated_ >= blocks || !GrowLocked()) return;
+  }
+}
+
+uint64_t BlockPool::allocated_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return allocated_ * block_bytes_;
+}
+
+}  // namespace cairn::kv

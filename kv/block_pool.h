@@ -1,0 +1,74 @@
+#pragma once
+/// A bounded pool of aligned blocks that payload passes through on its way to and from files.
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "kv/error.h"
+
+namespace cairn::kv {
+
+/// Makes memory fit for a device that copies to and from it by itself. Threads: safe.
+class PageLocker {
+ public:
+  virtual ~PageLocker() = default;
+  virtual Result<void> Lock(std::span<std::byte> memory) = 0;
+  virtual void Unlock(std::span<std::byte> memory) = 0;
+};
+
+/// Blocks of one size, aligned to 4 KiB (large ones to 2 MiB, on huge pages where there are some).
+/// Allocated when first needed, kept until the pool goes. Threads: all members are safe.
+///
+/// Whoever waits in Take must hold no block, or only ones whose return does not depend on others:
+/// users take a second block with TryTake and, failing that, first wait for their own I/O.
+class BlockPool {
+ public:
+  /// With `locker`, blocks are page-locked, many at a time, and unlocked when the pool goes.
+  BlockPool(uint64_t block_bytes, uint32_t block_count,
+            std::shared_ptr<PageLocker> locker = nullptr);
+  ~BlockPool();
+  BlockPool(const BlockPool&) = delete;
+  BlockPool& operator=(const BlockPool&) = delete;
+
+  uint64_t block_bytes() const { return block_bytes_; }
+  uint32_t block_count() const { return block_count_; }
+  /// Waits for a block. kResourceExhausted: there is none and no memory for a first one; names the
+  /// bytes that the pool may take.
+  Result<std::byte*> Take();
+  /// nullptr if none is free now (or no memory is left).
+  std::byte* TryTake();
+  void Give(std::byte* block);
+
+  /// Allocates blocks ahead until there are `blocks`, or as many as the pool may have or memory
+  /// lets it.
+  void Reserve(uint32_t blocks);
+  uint64_t allocated_bytes() const;
+
+ private:
+  struct Slab {
+    std::byte* memory = nullptr;
+    uint64_t length_bytes = 0;
+  };
+  std::byte* TakeLocked();
+  bool GrowLocked();
+
+  const uint64_t block_bytes_;
+  const uint32_t block_count_;
+  const std::shared_ptr<PageLocker> locker_;  // null: pageable; shared by its pools
+  mutable std::mutex mutex_;
+  std::condition_variable given_;
+  // Guarded by mutex_:
+  std::vector<Slab> slabs_;
+  std::vector<std::byte*> free_;
+  uint32_t allocated_ = 0;  // blocks
+  bool exhausted_ = false;  // the system gave no more; what is there must do
+  std::optional<Error> lock_error_;
+};
+
+}  // namespace cairn::kv
