@@ -1,0 +1,259 @@
+// The digest kernel: one warp a page.
+//
+// XXH3 reads a long input in blocks of 1024 bytes: 16 stripes of 64 bytes, whose products add up in
+// eight 64-bit sums; behind each block the sums are scrambled, which is the only thing that has an
+// order. A lane takes 16 bytes of two stripes, that is two neighbouring sums; the eight lanes that
+// hold the same two sums of different stripes add them up by shuffles. So all of a block is read in
+// two accesses of 512 consecutive bytes a warp, and four blocks are in flight at once.
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "cuda/internal/digest_kernel.h"
+#include "cuda/internal/xxh3_device.h"
+#include "kv/digest.h"
+
+namespace cairn::cuda::internal {
+namespace {
+
+constexpr unsigned kAllLanes = 0xffffffffu;
+constexpr int kWarpLanes = 32;
+constexpr int kWarpsPerBlock = 8;
+constexpr int kBlocksPerMultiprocessor = 8;
+constexpr int kXxhBlockBytes = 1024;
+constexpr int kXxhStripeBytes = 64;
+constexpr int kShortBytes = 240;
+constexpr int kUnrolled = 4;  // XXH3 blocks in flight
+
+/// Two neighbouring sums.
+struct Pair {
+  uint64_t a = 0;
+  uint64_t b = 0;
+};
+
+/// Which sums and stripes are a lane's, and their keys.
+struct LaneKeys {
+  Pair first;   // of stripe lane / 4
+  Pair second;  // of stripe lane / 4 + 8
+  Pair last;    // of the stripe that ends the input
+  Pair scramble;
+};
+
+__device__ __forceinline__ Pair KeyAt(int at) { return {Secret64(at), Secret64(at + 8)}; }
+
+__device__ LaneKeys KeysOf(int lane) {
+  const int stripe = lane / 4;
+  const int column = lane % 4 * 16;
+  return {KeyAt(stripe * 8 + column), KeyAt((stripe + 8) * 8 + column), KeyAt(121 + column),
+          KeyAt(128 + column)};
+}
+
+/// The digest begins with these sums.
+__device__ Pair FirstSums(int lane) {
+  switch (lane % 4) {
+    case 0:
+      return {kPrime32C, kPrime64A};
+    case 1:
+      return {kPrime64B, kPrime64C};
+    case 2:
+      return {kPrime64D, kPrime32B};
+    default:
+      return {kPrime64E, kPrime32A};
+  }
+}
+
+/// 16 bytes of a page. Aligned pages are read past the first-level cache: no byte is read twice.
+template <bool kAligned>
+__device__ __forceinline__ Pair LoadPair(const unsigned char* bytes) {
+  if constexpr (kAligned) {
+    const ulonglong2 value = __ldcs(reinterpret_cast<const ulonglong2*>(bytes));
+    return {value.x, value.y};
+  } else {
+    return {Load64(bytes), Load64(bytes + 8)};
+  }
+}
+
+__device__ __forceinline__ void Accumulate(Pair& sums, const Pair& value, const Pair& key) {
+  sums.a += Product(value.a, key.a) + value.b;
+  sums.b += Product(value.b, key.b) + value.a;
+}
+
+/// Adds what the lanes hold of the same two sums.
+__device__ __forceinline__ Pair AddUp(Pair part) {
+  for (int distance = 4; distance < kWarpLanes; distance *= 2) {
+    part.a += __shfl_xor_sync(kAllLanes, part.a, distance);
+    part.b += __shfl_xor_sync(kAllLanes, part.b, distance);
+  }
+  return part;
+}
+
+__device__ __forceinline__ void AddBlock(Pair& sums, const Pair& part, const LaneKeys& keys) {
+  const Pair total = AddUp(part);
+  sums.a = Scramble(sums.a + total.a, keys.scramble.a);
+  sums.b = Scramble(sums.b + total.b, keys.scramble.b);
+}
+
+/// More than 240 bytes, by a whole warp; every lane gets the digest.
+template <bool kAligned>
+__device__ uint64_t HashLong(const unsigned char* page, uint32_t length, int lane,
+                             const LaneKeys& keys) {
+  const int stripe = lane / 4;
+  const int column = lane % 4 * 16;
+  const uint32_t blocks = (length - 1) / kXxhBlockBytes;
+  Pair sums = FirstSums(lane);
+  const unsigned char* at = page + lane * 16;
+  uint32_t block = 0;
+  for (; block + kUnrolled <= blocks; block += kUnrolled) {
+    Pair first[kUnrolled];
+    Pair second[kUnrolled];
+#pragma unroll
+    for (int i = 0; i < kUnrolled; ++i) {
+      first[i] = LoadPair<kAligned>(at + i * kXxhBlockBytes);
+      second[i] = LoadPair<kAligned>(at + i * kXxhBlockBytes + kXxhBlockBytes / 2);
+    }
+#pragma unroll
+    for (int i = 0; i < kUnrolled; ++i) {
+      Pair part;
+      Accumulate(part, first[i], keys.first);
+      Accumulate(part, second[i], keys.second);
+      AddBlock(sums, part, keys);
+    }
+    at += kUnrolled * kXxhBlockBytes;
+  }
+  for (; block < blocks; ++block) {
+    Pair part;
+    Accumulate(part, LoadPair<kAligned>(at), keys.first);
+    Accumulate(part, LoadPair<kAligned>(at + kXxhBlockBytes / 2), keys.second);
+    AddBlock(sums, part, keys);
+    at += kXxhBlockBytes;
+  }
+  // The stripes behind the last whole block, and the stripe that ends the input, which may overlap
+  // them; no scramble comes after.
+  const int stripes = static_cast<int>((length - 1 - blocks * kXxhBlockBytes) / kXxhStripeBytes);
+  Pair part;
+  if (stripe < stripes) Accumulate(part, LoadPair<kAligned>(at), keys.first);
+  if (stripe + 8 < stripes) {
+    Accumulate(part, LoadPair<kAligned>(at + kXxhBlockBytes / 2), keys.second);
+  }
+  if (stripe == 0) {
+    Accumulate(part, LoadPair<false>(page + length - kXxhStripeBytes + column), keys.last);
+  }
+  const Pair total = AddUp(part);
+  const int secret = 11 + column;
+  uint64_t hash =
+      MultiplyFold(sums.a + total.a ^ Secret64(secret), sums.b + total.b ^ Secret64(secret + 8));
+  hash += __shfl_xor_sync(kAllLanes, hash, 1);
+  hash += __shfl_xor_sync(kAllLanes, hash, 2);
+  return Avalanche(hash + length * kPrime64A);
+}
+
+/// The job that holds a page, found by all lanes together: each probes one of 32 places.
+__device__ uint32_t FindJob(const PageJob* jobs, uint32_t count, uint64_t page, int lane) {
+  uint32_t low = 0;
+  uint32_t high = count;
+  while (high - low > 1) {
+    const uint32_t step = (high - low + kWarpLanes - 1) / kWarpLanes;
+    const uint32_t probe = low + static_cast<uint32_t>(lane) * step;
+    const bool before = probe < high && jobs[probe].first_page <= page;
+    const unsigned hits = __ballot_sync(kAllLanes, before);  // lane 0 always hits
+    low += static_cast<uint32_t>(__popc(hits) - 1) * step;
+    high = min(low + step, high);
+  }
+  return low;
+}
+
+/// One page of one job.
+struct PagePlace {
+  const unsigned char* data;
+  uint32_t length;
+  uint64_t base_page;
+};
+__device__ PagePlace PlaceOf(const PageJob& job, uint64_t page) {
+  const uint64_t in_job = page - job.first_page;
+  const uint64_t begin = in_job * kv::kPageBytes;
+  const uint64_t left = job.length_bytes - begin;
+  return {job.data + begin, static_cast<uint32_t>(left < kv::kPageBytes ? left : kv::kPageBytes),
+          job.base_page == UINT64_MAX ? UINT64_MAX : job.base_page + in_job};
+}
+
+__global__ void __launch_bounds__(kWarpsPerBlock* kWarpLanes)
+    DigestPages(const DigestLaunch launch) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
+  const LaneKeys keys = KeysOf(lane);
+  const uint64_t warps = static_cast<uint64_t>(gridDim.x) * kWarpsPerBlock;
+  for (uint64_t page =
+           static_cast<uint64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.x / kWarpLanes;
+       page < launch.page_count; page += warps) {
+    const PagePlace place =
+        PlaceOf(launch.jobs[FindJob(launch.jobs, launch.job_count, page, lane)], page);
+    uint64_t hash = 0;
+    if (place.length <= kShortBytes) {
+      if (lane == 0) hash = HashShort(place.data, place.length);
+    } else if (reinterpret_cast<uintptr_t>(place.data) % 16 == 0) {
+      hash = HashLong<true>(place.data, place.length, lane, keys);
+    } else {
+      hash = HashLong<false>(place.data, place.length, lane, keys);
+    }
+    if (lane != 0) continue;
+    const uint64_t leaf = launch.first_leaf + page;
+    launch.leaves[leaf] = hash;
+    if (place.base_page == UINT64_MAX || launch.base[place.base_page] != hash) {
+      atomicOr(launch.changed + leaf / 32, 1u << leaf % 32);
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kWarpsPerBlock* kWarpLanes)
+    ReadPages(const DigestLaunch launch, uint64_t* sums) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
+  const uint64_t warps = static_cast<uint64_t>(gridDim.x) * kWarpsPerBlock;
+  for (uint64_t page =
+           static_cast<uint64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.x / kWarpLanes;
+       page < launch.page_count; page += warps) {
+    const PagePlace place =
+        PlaceOf(launch.jobs[FindJob(launch.jobs, launch.job_count, page, lane)], page);
+    Pair sum;
+    for (uint32_t at = lane * 16; at + 16 <= place.length; at += kWarpLanes * 16 * kUnrolled * 2) {
+#pragma unroll
+      for (int i = 0; i < kUnrolled * 2; ++i) {
+        const uint32_t begin = at + i * kWarpLanes * 16;
+        if (begin + 16 > place.length) break;
+        const Pair value = LoadPair<true>(place.data + begin);
+        sum.a ^= value.a;
+        sum.b ^= value.b;
+      }
+    }
+    for (int distance = 1; distance < kWarpLanes; distance *= 2) {
+      sum.a ^= __shfl_xor_sync(kAllLanes, sum.a, distance);
+      sum.b ^= __shfl_xor_sync(kAllLanes, sum.b, distance);
+    }
+    if (lane == 0) sums[launch.first_leaf + page] = sum.a ^ sum.b;
+  }
+}
+
+template <typename Kernel, typename... Arguments>
+cudaError_t LaunchOverPages(uint64_t page_count, int multiprocessors, cudaStream_t stream,
+                            Kernel kernel, Arguments... arguments) {
+  if (page_count == 0) return cudaSuccess;
+  const uint64_t wanted = (page_count + kWarpsPerBlock - 1) / kWarpsPerBlock;
+  const uint64_t most = static_cast<uint64_t>(multiprocessors) * kBlocksPerMultiprocessor;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(std::min(wanted, most)));
+  config.blockDim = dim3(kWarpsPerBlock * kWarpLanes);
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+}  // namespace
+
+cudaError_t LaunchDigest(const DigestLaunch& launch, int multiprocessors, cudaStream_t stream) {
+  return LaunchOverPages(launch.page_count, multiprocessors, stream, DigestPages, launch);
+}
+
+cudaError_t LaunchRead(const DigestLaunch& launch, uint64_t* sums, int multiprocessors,
+                       cudaStream_t stream) {
+  return LaunchOverPages(launch.page_count, multiprocessors, stream, ReadPages, launch, sums);
+}
+
+}  // namespace cairn::cuda::internal
