@@ -114,8 +114,9 @@ class DeviceBackend {
  public:
   virtual ~DeviceBackend() = default;
 
-  /// kInvalidArgument: no such device.
-  virtual Result<std::unique_ptr<DeviceLane>> OpenLane(int device) = 0;
+  /// A lane for one user, shared only for its deleter: that gives it back with the buffers that it
+  /// has. kInvalidArgument: no such device.
+  virtual Result<std::shared_ptr<DeviceLane>> OpenLane(int device) = 0;
   /// kResourceExhausted names device and free memory.
   virtual Result<std::unique_ptr<DeviceMemory>> Allocate(int device, uint64_t length_bytes) = 0;
   /// Device memory that an Allocate could get now.

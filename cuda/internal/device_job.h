@@ -10,7 +10,8 @@ namespace cairn::cuda::internal {
 struct PageJob {
   const unsigned char* data = nullptr;
   uint64_t length_bytes = 0;
-  uint64_t first_page = 0;          // among all pages
+  uint64_t first_page = 0;          // among all pages of the launch
+  uint64_t first_leaf = 0;          // where its digests go
   uint64_t base_page = UINT64_MAX;  // where its digests stand in the base's; all ones: nowhere
 };
 

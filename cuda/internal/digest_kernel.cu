@@ -20,7 +20,7 @@ namespace {
 constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kWarpLanes = 32;
 constexpr int kWarpsPerBlock = 8;
-constexpr int kBlocksPerMultiprocessor = 8;
+constexpr int kBlocksPerMultiprocessor = 3;  // that fit with 80 registers a thread
 constexpr int kXxhBlockBytes = 1024;
 constexpr int kXxhStripeBytes = 64;
 constexpr int kShortBytes = 240;
@@ -167,6 +167,7 @@ __device__ uint32_t FindJob(const PageJob* jobs, uint32_t count, uint64_t page, 
 struct PagePlace {
   const unsigned char* data;
   uint32_t length;
+  uint64_t leaf;
   uint64_t base_page;
 };
 __device__ PagePlace PlaceOf(const PageJob& job, uint64_t page) {
@@ -174,10 +175,11 @@ __device__ PagePlace PlaceOf(const PageJob& job, uint64_t page) {
   const uint64_t begin = in_job * kv::kPageBytes;
   const uint64_t left = job.length_bytes - begin;
   return {job.data + begin, static_cast<uint32_t>(left < kv::kPageBytes ? left : kv::kPageBytes),
+          job.first_leaf + in_job,
           job.base_page == UINT64_MAX ? UINT64_MAX : job.base_page + in_job};
 }
 
-__global__ void __launch_bounds__(kWarpsPerBlock* kWarpLanes)
+__global__ void __launch_bounds__(kWarpsPerBlock* kWarpLanes, kBlocksPerMultiprocessor)
     DigestPages(const DigestLaunch launch) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
   const LaneKeys keys = KeysOf(lane);
@@ -196,15 +198,14 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarpLanes)
       hash = HashLong<false>(place.data, place.length, lane, keys);
     }
     if (lane != 0) continue;
-    const uint64_t leaf = launch.first_leaf + page;
-    launch.leaves[leaf] = hash;
+    launch.leaves[place.leaf] = hash;
     if (place.base_page == UINT64_MAX || launch.base[place.base_page] != hash) {
-      atomicOr(launch.changed + leaf / 32, 1u << leaf % 32);
+      atomicOr(launch.changed + place.leaf / 32, 1u << place.leaf % 32);
     }
   }
 }
 
-__global__ void __launch_bounds__(kWarpsPerBlock* kWarpLanes)
+__global__ void __launch_bounds__(kWarpsPerBlock* kWarpLanes, kBlocksPerMultiprocessor)
     ReadPages(const DigestLaunch launch, uint64_t* sums) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
   const uint64_t warps = static_cast<uint64_t>(gridDim.x) * kWarpsPerBlock;
@@ -228,7 +229,7 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarpLanes)
       sum.a ^= __shfl_xor_sync(kAllLanes, sum.a, distance);
       sum.b ^= __shfl_xor_sync(kAllLanes, sum.b, distance);
     }
-    if (lane == 0) sums[launch.first_leaf + page] = sum.a ^ sum.b;
+    if (lane == 0) sums[place.leaf] = sum.a ^ sum.b;
   }
 }
 

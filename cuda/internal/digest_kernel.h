@@ -14,7 +14,6 @@ struct DigestLaunch {
   const PageJob* jobs = nullptr;  // by first_page; none is empty
   uint32_t job_count = 0;
   uint64_t page_count = 0;         // of all jobs
-  uint64_t first_leaf = 0;         // of the first job's first page, in `leaves` and `changed`
   const uint64_t* base = nullptr;  // page digests to compare with; may be null if no job has any
   uint64_t* leaves = nullptr;      // written: one a page
   uint32_t* changed = nullptr;     // bits that are set: bit p % 32 of word p / 32

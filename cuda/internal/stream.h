@@ -17,8 +17,10 @@ class Event {
   /// Of the current device.
   static Result<Event> Make() {
     Event event;
-    CAIRN_TRY(
-        Check(cudaEventCreateWithFlags(&event.event_, cudaEventDisableTiming), "making an event"));
+    // Who waits sleeps: cores are for digests and files, not for spinning.
+    CAIRN_TRY(Check(
+        cudaEventCreateWithFlags(&event.event_, cudaEventDisableTiming | cudaEventBlockingSync),
+        "making an event"));
     return event;
   }
   Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}

@@ -1,0 +1,127 @@
+// Devices of this process, each with its heap and the lanes that nobody uses now.
+
+#include "cuda/backend.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "cuda/internal/device_heap.h"
+#include "cuda/internal/lane.h"
+
+namespace cairn::cuda {
+namespace {
+
+using internal::Check;
+using internal::DeviceBuffer;
+using internal::DeviceHeap;
+using internal::Lane;
+
+class Memory final : public core::DeviceMemory {
+ public:
+  explicit Memory(DeviceBuffer buffer) : buffer_(std::move(buffer)) {}
+  std::byte* data() const override { return reinterpret_cast<std::byte*>(buffer_.data()); }
+  uint64_t length_bytes() const override { return buffer_.length_bytes(); }
+
+ private:
+  const DeviceBuffer buffer_;
+};
+
+class Backend final : public core::DeviceBackend {
+ public:
+  explicit Backend(int device_count) : devices_(static_cast<size_t>(device_count)) {}
+
+  Result<std::shared_ptr<core::DeviceLane>> OpenLane(int device) override {
+    CAIRN_TRY_ASSIGN(const std::shared_ptr<DeviceHeap> heap, HeapOf(device));
+    std::unique_ptr<Lane> lane;
+    {
+      const std::lock_guard lock(mutex_);
+      std::vector<std::unique_ptr<Lane>>& idle = devices_[static_cast<size_t>(device)].idle;
+      if (!idle.empty()) {
+        lane = std::move(idle.back());
+        idle.pop_back();
+      }
+    }
+    if (lane == nullptr) {
+      CAIRN_TRY_ASSIGN(lane, Lane::Make(heap));
+    }
+    return std::shared_ptr<core::DeviceLane>(lane.release(), [this](core::DeviceLane* used) {
+      GiveBack(std::unique_ptr<Lane>(static_cast<Lane*>(used)));
+    });
+  }
+
+  Result<std::unique_ptr<core::DeviceMemory>> Allocate(int device, uint64_t length_bytes) override {
+    CAIRN_TRY_ASSIGN(const std::shared_ptr<DeviceHeap> heap, HeapOf(device));
+    CAIRN_TRY_ASSIGN(DeviceBuffer buffer, heap->Allocate(length_bytes));
+    return std::make_unique<Memory>(std::move(buffer));
+  }
+
+  Result<uint64_t> FreeBytes(int device) override {
+    CAIRN_TRY_ASSIGN(const std::shared_ptr<DeviceHeap> heap, HeapOf(device));
+    return heap->FreeBytes();
+  }
+
+  Result<void> Pin(std::span<std::byte> memory) override {
+    if (memory.empty()) return {};
+    auto pinned = Check(cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable),
+                        "page-locking host memory");
+    if (pinned) return {};
+    return Fail(pinned.error().code == ErrorCode::kFailedPrecondition
+                    ? ErrorCode::kFailedPrecondition
+                    : ErrorCode::kResourceExhausted,
+                fmt::format("{} bytes of host memory cannot be page-locked: {}", memory.size(),
+                            pinned.error().message));
+  }
+  void Unpin(std::span<std::byte> memory) override {
+    if (!memory.empty()) internal::Ignore(cudaHostUnregister(memory.data()));
+  }
+
+ private:
+  struct Device {
+    std::shared_ptr<DeviceHeap> heap;  // shared with its buffers
+    std::vector<std::unique_ptr<Lane>> idle;
+  };
+
+  Result<std::shared_ptr<DeviceHeap>> HeapOf(int device) {
+    if (device < 0 || static_cast<size_t>(device) >= devices_.size()) {
+      return Fail(ErrorCode::kInvalidArgument,
+                  fmt::format("there is no GPU {}; this process sees {}", device, devices_.size()));
+    }
+    const std::lock_guard lock(mutex_);
+    std::shared_ptr<DeviceHeap>& heap = devices_[static_cast<size_t>(device)].heap;
+    if (heap == nullptr) {
+      CAIRN_TRY_ASSIGN(heap, DeviceHeap::Make(device));
+    }
+    return heap;
+  }
+
+  // Its buffers stay allocated for the next save.
+  void GiveBack(std::unique_ptr<Lane> lane) {
+    lane->Reset();
+    const std::lock_guard lock(mutex_);
+    devices_[static_cast<size_t>(lane->device())].idle.push_back(std::move(lane));
+  }
+
+  std::mutex mutex_;
+  std::vector<Device> devices_;  // guarded by mutex_
+};
+
+}  // namespace
+
+Result<core::DeviceBackend*> FindBackend() {
+  static std::mutex mutex;
+  // Never destroyed: at the end of the process the driver may be gone before it.
+  static Backend* backend = nullptr;
+  const std::lock_guard lock(mutex);
+  if (backend != nullptr) return backend;
+  int count = 0;
+  CAIRN_TRY(Check(cudaGetDeviceCount(&count), "looking for GPUs"));
+  if (count == 0) return Fail(ErrorCode::kFailedPrecondition, "there is no GPU");
+  backend = new Backend(count);
+  return backend;
+}
+
+}  // namespace cairn::cuda

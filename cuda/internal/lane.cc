@@ -1,0 +1,338 @@
+// Copies of a lane: direct ones, and parts that go through a buffer on the device.
+
+#include "cuda/internal/lane.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cuda/internal/copy_kernels.h"
+#include "cuda/internal/strided_shape.h"
+
+namespace cairn::cuda::internal {
+namespace {
+
+constexpr size_t kBufferCount = 3;  // one is packed, one crosses the bus, one is being filled
+constexpr uint64_t kBufferBytes = 8 << 20;
+constexpr uint64_t kBufferAlignment = 64;
+constexpr uint64_t kDirectBytes = 128
+                                  << 10;  // from here on a copy of its own reaches the bus's speed
+constexpr uint64_t kJobBytes = 8 << 10;   // a warp's work
+constexpr uint64_t kMaxJobs = 16384;      // of one launch
+
+unsigned char* AsDevice(const std::byte* data) {
+  return reinterpret_cast<unsigned char*>(const_cast<std::byte*>(data));
+}
+
+core::TensorView AsView(const core::TensorTarget& target) {
+  return {target.dtype, target.shape, target.strides, target.data, target.device};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Lane>> Lane::Make(std::shared_ptr<DeviceHeap> heap) {
+  auto lane = std::unique_ptr<Lane>(new Lane(std::move(heap)));
+  const DeviceScope scope(lane->device());
+  CAIRN_TRY_ASSIGN(lane->copy_, Stream::Make());
+  CAIRN_TRY_ASSIGN(lane->pack_, Stream::Make());
+  lane->buffers_.resize(kBufferCount);
+  for (Buffer& buffer : lane->buffers_) {
+    CAIRN_TRY_ASSIGN(buffer.done, Event::Make());
+  }
+  return lane;
+}
+
+Lane::~Lane() { Reset(); }
+
+void Lane::Reset() {
+  const DeviceScope scope(device());
+  // What has failed is known to whoever used the lane.
+  (void)pack_.Synchronize();
+  (void)copy_.Synchronize();
+  out_ = {};
+  in_ = {};
+  pack_is_ahead_ = false;
+  copy_is_ahead_ = false;
+  const std::lock_guard lock(marks_mutex_);
+  marks_.clear();
+}
+
+Result<void> Lane::Follow(void* stream) {
+  const DeviceScope scope(device());
+  CAIRN_TRY_ASSIGN(const Event now, Event::Make());
+  CAIRN_TRY(now.Record(static_cast<cudaStream_t>(stream)));
+  CAIRN_TRY(pack_.WaitFor(now));
+  return copy_.WaitFor(now);
+}
+
+Result<void> Lane::HoldBack(void* stream) {
+  CAIRN_TRY(Flush());
+  const DeviceScope scope(device());
+  CAIRN_TRY_ASSIGN(const Event now, Event::Make());
+  CAIRN_TRY(now.Record(copy_.get()));
+  return Check(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), now.get(), 0),
+               "making the caller's stream wait");
+}
+
+Result<void> Lane::Order(const Stream& first, const Stream& second) {
+  CAIRN_TRY_ASSIGN(const Event now, Event::Make());
+  CAIRN_TRY(now.Record(first.get()));
+  return second.WaitFor(now);
+}
+
+Result<void> Lane::CopyOut(const core::TensorView& source, uint64_t begin_bytes,
+                           std::span<std::byte> target) {
+  if (target.empty()) return {};
+  if (target.size() < kDirectBytes || !core::IsContiguous(source.shape, source.strides)) {
+    return Collect(Direction::kOut, source, begin_bytes, target.data(), target.size());
+  }
+  const DeviceScope scope(device());
+  if (pack_is_ahead_) CAIRN_TRY(Order(pack_, copy_));
+  pack_is_ahead_ = false;
+  return Check(cudaMemcpyAsync(target.data(), source.data + begin_bytes, target.size(),
+                               cudaMemcpyDeviceToHost, copy_.get()),
+               "copying from the GPU");
+}
+
+Result<void> Lane::ZeroOut(std::span<std::byte> target) {
+  if (target.empty()) return {};
+  return Add(Direction::kOut,
+             {.kind = Part::Kind::kZero, .length_bytes = target.size(), .host = target.data()});
+}
+
+Result<void> Lane::CopyIn(std::span<const std::byte> source, const core::TensorTarget& target,
+                          uint64_t begin_bytes) {
+  if (source.empty()) return {};
+  if (source.size() < kDirectBytes || !core::IsContiguous(target.shape, target.strides)) {
+    return Collect(Direction::kIn, AsView(target), begin_bytes,
+                   const_cast<std::byte*>(source.data()), source.size());
+  }
+  const DeviceScope scope(device());
+  if (pack_is_ahead_) CAIRN_TRY(Order(pack_, copy_));
+  pack_is_ahead_ = false;
+  copy_is_ahead_ = true;
+  return Check(cudaMemcpyAsync(target.data + begin_bytes, source.data(), source.size(),
+                               cudaMemcpyHostToDevice, copy_.get()),
+               "copying to the GPU");
+}
+
+Result<void> Lane::Collect(Direction direction, const core::TensorView& view, uint64_t begin_bytes,
+                           std::byte* host, uint64_t count) {
+  const bool contiguous = core::IsContiguous(view.shape, view.strides);
+  // A part may be larger than a buffer. The cuts are multiples of every unit.
+  while (count > 0) {
+    const uint64_t length_bytes = std::min(count, kBufferBytes / 2);
+    Part part{.device = AsDevice(view.data), .length_bytes = length_bytes, .host = host};
+    if (contiguous) {
+      part.device += begin_bytes;
+    } else {
+      const uint64_t alignment =
+          begin_bytes | length_bytes | (reinterpret_cast<uintptr_t>(host) % kBufferAlignment);
+      part.kind = Part::Kind::kStrided;
+      CAIRN_TRY_ASSIGN(part.shape, ShapeForCopy(view, alignment));
+      part.begin_units = begin_bytes / static_cast<uint64_t>(part.shape.unit_bytes);
+    }
+    CAIRN_TRY(Add(direction, part));
+    begin_bytes += length_bytes;
+    host += length_bytes;
+    count -= length_bytes;
+  }
+  return {};
+}
+
+Result<void> Lane::Add(Direction direction, const Part& part) {
+  Parts& parts = direction == Direction::kOut ? out_ : in_;
+  // A run begins where its host memory does, of 64; so no part takes more than this.
+  const uint64_t taken_bytes = part.length_bytes + 2 * kBufferAlignment;
+  const uint64_t job_count =
+      part.kind == Part::Kind::kStrided ? 0 : (part.length_bytes + kJobBytes - 1) / kJobBytes;
+  if (parts.buffer_bytes + taken_bytes > kBufferBytes || parts.job_count + job_count > kMaxJobs) {
+    CAIRN_TRY(Send(direction));
+  }
+  parts.list.push_back(part);
+  parts.buffer_bytes += taken_bytes;
+  parts.job_count += job_count;
+  return {};
+}
+
+Lane::Layout Lane::LayOut(const Parts& parts) {
+  Layout layout;
+  layout.offsets_bytes.reserve(parts.list.size());
+  uint64_t end_bytes = 0;
+  for (const Part& part : parts.list) {
+    const bool follows = !layout.runs.empty() &&
+                         layout.runs.back().host + layout.runs.back().length_bytes == part.host;
+    if (!follows) {
+      // Alike to the host's address, so that what is aligned there is aligned here.
+      end_bytes = (end_bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment +
+                  reinterpret_cast<uintptr_t>(part.host) % kBufferAlignment;
+      layout.runs.push_back({.offset_bytes = end_bytes, .length_bytes = 0, .host = part.host});
+    }
+    layout.offsets_bytes.push_back(end_bytes);
+    layout.runs.back().length_bytes += part.length_bytes;
+    end_bytes += part.length_bytes;
+  }
+  return layout;
+}
+
+Result<Lane::Buffer*> Lane::TakeBuffer() {
+  Buffer& buffer = buffers_[next_buffer_];
+  next_buffer_ = (next_buffer_ + 1) % buffers_.size();
+  if (buffer.used) CAIRN_TRY(buffer.done.Wait());
+  CAIRN_TRY(heap_->Grow(buffer.bytes, kBufferBytes));
+  CAIRN_TRY(heap_->Grow(buffer.jobs, kMaxJobs * sizeof(CopyJob)));
+  CAIRN_TRY(buffer.host_jobs.Grow(kMaxJobs * sizeof(CopyJob)));
+  buffer.used = true;
+  return &buffer;
+}
+
+Result<void> Lane::Launch(Direction direction, const Parts& parts, const Layout& layout,
+                          const Buffer& buffer) {
+  auto* const jobs = buffer.host_jobs.As<CopyJob>();
+  uint32_t job_count = 0;
+  for (size_t i = 0; i < parts.list.size(); ++i) {
+    const Part& part = parts.list[i];
+    if (part.kind == Part::Kind::kStrided) continue;
+    unsigned char* const packed = buffer.bytes.data() + layout.offsets_bytes[i];
+    for (uint64_t at = 0; at < part.length_bytes; at += kJobBytes) {
+      CopyJob job{.target = packed + at,
+                  .length_bytes = std::min(kJobBytes, part.length_bytes - at)};
+      if (part.kind == Part::Kind::kRun) job.source = part.device + at;
+      if (direction == Direction::kIn) {
+        job.source = packed + at;
+        job.target = part.device + at;
+      }
+      jobs[job_count++] = job;
+    }
+  }
+  if (job_count > 0) {
+    CAIRN_TRY(Check(cudaMemcpyAsync(buffer.jobs.data(), jobs, job_count * sizeof(CopyJob),
+                                    cudaMemcpyHostToDevice, pack_.get()),
+                    "telling the GPU what to pack"));
+    CAIRN_TRY(Check(
+        LaunchCopies(buffer.jobs.As<CopyJob>(), job_count, heap_->multiprocessors(), pack_.get()),
+        "packing on the GPU"));
+  }
+  for (size_t i = 0; i < parts.list.size(); ++i) {
+    const Part& part = parts.list[i];
+    if (part.kind != Part::Kind::kStrided) continue;
+    CAIRN_TRY(
+        Check(LaunchStrided(part.shape, part.device, part.begin_units,
+                            part.length_bytes / static_cast<uint64_t>(part.shape.unit_bytes),
+                            buffer.bytes.data() + layout.offsets_bytes[i],
+                            direction == Direction::kIn, heap_->multiprocessors(), pack_.get()),
+              "packing a strided tensor on the GPU"));
+  }
+  return {};
+}
+
+Result<void> Lane::Send(Direction direction) {
+  Parts& parts = direction == Direction::kOut ? out_ : in_;
+  if (parts.empty()) return {};
+  const DeviceScope scope(device());
+  const Parts sent = std::exchange(parts, {});
+  const Layout layout = LayOut(sent);
+  CAIRN_TRY_ASSIGN(Buffer* const buffer, TakeBuffer());
+  if (direction == Direction::kOut) {
+    if (copy_is_ahead_) CAIRN_TRY(Order(copy_, pack_));
+    copy_is_ahead_ = false;
+    CAIRN_TRY(Launch(direction, sent, layout, *buffer));
+    CAIRN_TRY(Order(pack_, copy_));
+    pack_is_ahead_ = false;
+    for (const Run& run : layout.runs) {
+      CAIRN_TRY(Check(cudaMemcpyAsync(run.host, buffer->bytes.data() + run.offset_bytes,
+                                      run.length_bytes, cudaMemcpyDeviceToHost, copy_.get()),
+                      "copying packed tensors from the GPU"));
+    }
+    return buffer->done.Record(copy_.get());
+  }
+  for (const Run& run : layout.runs) {
+    CAIRN_TRY(Check(cudaMemcpyAsync(buffer->bytes.data() + run.offset_bytes, run.host,
+                                    run.length_bytes, cudaMemcpyHostToDevice, copy_.get()),
+                    "copying packed tensors to the GPU"));
+  }
+  CAIRN_TRY(Order(copy_, pack_));
+  copy_is_ahead_ = false;
+  CAIRN_TRY(Launch(direction, sent, layout, *buffer));
+  pack_is_ahead_ = true;
+  return buffer->done.Record(pack_.get());
+}
+
+Result<void> Lane::CopyStrided(const core::TensorView& view, uint64_t begin_bytes, uint64_t count,
+                               unsigned char* packed, bool unpack) {
+  const uint64_t alignment = begin_bytes | count | reinterpret_cast<uintptr_t>(packed);
+  CAIRN_TRY_ASSIGN(const StridedShape shape, ShapeForCopy(view, alignment));
+  const auto unit_bytes = static_cast<uint64_t>(shape.unit_bytes);
+  return Check(
+      LaunchStrided(shape, AsDevice(view.data), begin_bytes / unit_bytes, count / unit_bytes,
+                    packed, unpack, heap_->multiprocessors(), pack_.get()),
+      "packing a strided tensor on the GPU");
+}
+
+Result<void> Lane::Pack(const core::TensorView& source, uint64_t begin_bytes, uint64_t count,
+                        std::byte* target) {
+  if (count == 0) return {};
+  CAIRN_TRY(Send(Direction::kIn));  // which may write what is read here
+  const DeviceScope scope(device());
+  if (copy_is_ahead_) CAIRN_TRY(Order(copy_, pack_));
+  copy_is_ahead_ = false;
+  pack_is_ahead_ = true;
+  if (!core::IsContiguous(source.shape, source.strides)) {
+    return CopyStrided(source, begin_bytes, count, AsDevice(target), /*unpack=*/false);
+  }
+  return Check(cudaMemcpyAsync(target, source.data + begin_bytes, count, cudaMemcpyDeviceToDevice,
+                               pack_.get()),
+               "copying on the GPU");
+}
+
+Result<void> Lane::Unpack(const std::byte* source, uint64_t count, const core::TensorTarget& target,
+                          uint64_t begin_bytes) {
+  if (count == 0) return {};
+  CAIRN_TRY(Send(Direction::kIn));
+  const DeviceScope scope(device());
+  if (copy_is_ahead_) CAIRN_TRY(Order(copy_, pack_));
+  copy_is_ahead_ = false;
+  pack_is_ahead_ = true;
+  if (!core::IsContiguous(target.shape, target.strides)) {
+    return CopyStrided(AsView(target), begin_bytes, count, AsDevice(source), /*unpack=*/true);
+  }
+  return Check(cudaMemcpyAsync(target.data + begin_bytes, source, count, cudaMemcpyDeviceToDevice,
+                               pack_.get()),
+               "copying on the GPU");
+}
+
+Result<Lane::Mark> Lane::Flush() {
+  CAIRN_TRY(Send(Direction::kOut));
+  CAIRN_TRY(Send(Direction::kIn));
+  const DeviceScope scope(device());
+  if (pack_is_ahead_) CAIRN_TRY(Order(pack_, copy_));
+  pack_is_ahead_ = false;
+  CAIRN_TRY_ASSIGN(Event now, Event::Make());
+  CAIRN_TRY(now.Record(copy_.get()));
+  const std::lock_guard lock(marks_mutex_);
+  marks_.emplace_back(next_mark_, std::make_shared<const Event>(std::move(now)));
+  return next_mark_++;
+}
+
+Result<bool> Lane::Passed(Mark mark) {
+  const std::lock_guard lock(marks_mutex_);
+  while (!marks_.empty() && marks_.front().first <= mark) {
+    CAIRN_TRY_ASSIGN(const bool passed, marks_.front().second->Passed());
+    if (!passed) return false;
+    marks_.pop_front();
+  }
+  return true;
+}
+
+Result<void> Lane::Await(Mark mark) {
+  std::shared_ptr<const Event> event;
+  {
+    const std::lock_guard lock(marks_mutex_);
+    const auto found =
+        std::ranges::find(marks_, mark, &std::pair<Mark, std::shared_ptr<const Event>>::first);
+    if (found == marks_.end()) return {};  // passed before
+    event = found->second;
+  }
+  return event->Wait();
+}
+
+}  // namespace cairn::cuda::internal

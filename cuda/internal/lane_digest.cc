@@ -1,0 +1,174 @@
+// Digests of a lane: one launch for all payload that lies in one piece; strided payload is packed
+// into a window first.
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "cuda/internal/digest_kernel.h"
+#include "cuda/internal/lane.h"
+#include "kv/digest.h"
+
+namespace cairn::cuda::internal {
+namespace {
+
+constexpr uint64_t kWindowBytes = 64 << 20;
+
+class Leaves final : public core::DeviceLeaves {
+ public:
+  Leaves(DeviceBuffer buffer, uint64_t page_count)
+      : buffer_(std::move(buffer)), page_count_(page_count) {}
+  uint64_t page_count() const override { return page_count_; }
+  uint64_t* data() const { return buffer_.As<uint64_t>(); }
+
+ private:
+  const DeviceBuffer buffer_;
+  const uint64_t page_count_;
+};
+
+}  // namespace
+
+struct Lane::DigestTables {
+  const uint64_t* base = nullptr;
+  uint64_t* leaves = nullptr;
+  uint32_t* changed = nullptr;
+};
+
+Result<void> Lane::DigestBatch(std::span<const PageJob> jobs, uint64_t page_count,
+                               const DigestTables& tables) {
+  if (jobs.empty()) return {};
+  // The kernel before reads the table that is written now.
+  CAIRN_TRY(pack_.Synchronize());
+  CAIRN_TRY(host_jobs_.Grow(jobs.size_bytes()));
+  CAIRN_TRY(heap_->Grow(digest_jobs_, jobs.size_bytes()));
+  std::memcpy(host_jobs_.data(), jobs.data(), jobs.size_bytes());
+  CAIRN_TRY(Check(cudaMemcpyAsync(digest_jobs_.data(), host_jobs_.data(), jobs.size_bytes(),
+                                  cudaMemcpyHostToDevice, pack_.get()),
+                  "telling the GPU what to digest"));
+  return Check(LaunchDigest({.jobs = digest_jobs_.As<PageJob>(),
+                             .job_count = static_cast<uint32_t>(jobs.size()),
+                             .page_count = page_count,
+                             .base = tables.base,
+                             .leaves = tables.leaves,
+                             .changed = tables.changed},
+                            heap_->multiprocessors(), pack_.get()),
+               "digesting on the GPU");
+}
+
+Result<void> Lane::DigestStrided(std::span<const core::DigestJob> jobs,
+                                 std::span<const uint64_t> first_leaf, const DigestTables& tables) {
+  std::vector<PageJob> window;
+  uint64_t window_bytes = 0;
+  uint64_t window_pages = 0;
+  const auto send = [&]() -> Result<void> {
+    CAIRN_TRY(DigestBatch(window, window_pages, tables));
+    window.clear();
+    window_bytes = 0;
+    window_pages = 0;
+    return {};
+  };
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    const core::DigestJob& job = jobs[i];
+    if (core::IsContiguous(job.source.shape, job.source.strides)) continue;
+    CAIRN_TRY(heap_->Grow(digest_window_, kWindowBytes));
+    for (uint64_t at = 0; at < job.length_bytes;) {
+      // Each part on pages of its own: the windows are cut where pages end.
+      const uint64_t length_bytes = std::min(job.length_bytes - at, kWindowBytes - window_bytes);
+      const uint64_t page = at / kv::kPageBytes;
+      unsigned char* const packed = digest_window_.data() + window_bytes;
+      CAIRN_TRY(
+          CopyStrided(job.source, job.begin_bytes + at, length_bytes, packed, /*unpack=*/false));
+      window.push_back({.data = packed,
+                        .length_bytes = length_bytes,
+                        .first_page = window_pages,
+                        .first_leaf = first_leaf[i] + page,
+                        .base_page = job.base_page == core::DigestJob::kNoBase
+                                         ? job.base_page
+                                         : job.base_page + page});
+      window_bytes += kv::PageCount(length_bytes) * kv::kPageBytes;
+      window_pages += kv::PageCount(length_bytes);
+      at += length_bytes;
+      if (window_bytes == kWindowBytes) CAIRN_TRY(send());
+    }
+  }
+  return send();
+}
+
+Result<Lane::Digests> Lane::Digest(std::span<const core::DigestJob> jobs,
+                                   const core::DeviceLeaves* base) {
+  CAIRN_TRY(Send(Direction::kIn));
+  const DeviceScope scope(device());
+  if (copy_is_ahead_) CAIRN_TRY(Order(copy_, pack_));
+  copy_is_ahead_ = false;
+
+  std::vector<uint64_t> first_leaf;
+  std::vector<PageJob> contiguous;
+  uint64_t page_count = 0;
+  uint64_t contiguous_pages = 0;
+  first_leaf.reserve(jobs.size());
+  for (const core::DigestJob& job : jobs) {
+    const uint64_t pages = kv::PageCount(job.length_bytes);
+    first_leaf.push_back(page_count);
+    if (pages > 0 && core::IsContiguous(job.source.shape, job.source.strides)) {
+      contiguous.push_back(
+          {.data = reinterpret_cast<const unsigned char*>(job.source.data) + job.begin_bytes,
+           .length_bytes = job.length_bytes,
+           .first_page = contiguous_pages,
+           .first_leaf = page_count,
+           .base_page = job.base_page});
+      contiguous_pages += pages;
+    }
+    page_count += pages;
+  }
+
+  Digests digests;
+  digests.changed.resize((page_count + 63) / 64);
+  CAIRN_TRY_ASSIGN(DeviceBuffer leaves, heap_->Allocate(page_count * sizeof(uint64_t)));
+  const uint64_t changed_bytes = digests.changed.size() * sizeof(uint64_t);
+  CAIRN_TRY_ASSIGN(DeviceBuffer changed, heap_->Allocate(changed_bytes));
+  CAIRN_TRY(host_results_.Grow(changed_bytes));
+  if (page_count > 0) {
+    const auto* const base_leaves = static_cast<const Leaves*>(base);
+    const DigestTables tables{.base = base_leaves != nullptr ? base_leaves->data() : nullptr,
+                              .leaves = leaves.As<uint64_t>(),
+                              .changed = changed.As<uint32_t>()};
+    CAIRN_TRY(Check(cudaMemsetAsync(changed.data(), 0, changed_bytes, pack_.get()),
+                    "clearing GPU memory"));
+    CAIRN_TRY(DigestBatch(contiguous, contiguous_pages, tables));
+    CAIRN_TRY(DigestStrided(jobs, first_leaf, tables));
+    CAIRN_TRY(Check(cudaMemcpyAsync(host_results_.data(), changed.data(), changed_bytes,
+                                    cudaMemcpyDeviceToHost, pack_.get()),
+                    "bringing digests from the GPU"));
+    CAIRN_TRY_ASSIGN(const Event done, Event::Make());
+    CAIRN_TRY(done.Record(pack_.get()));
+    CAIRN_TRY(done.Wait());
+    std::memcpy(digests.changed.data(), host_results_.data(), changed_bytes);
+  }
+  digests.leaves = std::make_shared<const Leaves>(std::move(leaves), page_count);
+  return digests;
+}
+
+Result<std::vector<uint64_t>> Lane::FetchLeaves(const core::DeviceLeaves& leaves,
+                                                std::span<const PageRange> ranges) {
+  uint64_t count = 0;
+  for (const PageRange& range : ranges) count += range.count;
+  CAIRN_TRY(host_results_.Grow(count * sizeof(uint64_t)));
+  const core::TensorView view{
+      .dtype = core::DType::kUInt8,
+      .shape = {leaves.page_count() * sizeof(uint64_t)},
+      .data = reinterpret_cast<const std::byte*>(static_cast<const Leaves&>(leaves).data()),
+      .device = device()};
+  std::byte* at = host_results_.data();
+  for (const PageRange& range : ranges) {
+    const std::span<std::byte> target(at, range.count * sizeof(uint64_t));
+    CAIRN_TRY(CopyOut(view, range.first * sizeof(uint64_t), target));
+    at += target.size();
+  }
+  CAIRN_TRY_ASSIGN(const Mark mark, Flush());
+  CAIRN_TRY(Await(mark));
+  std::vector<uint64_t> fetched(count);
+  std::memcpy(fetched.data(), host_results_.data(), count * sizeof(uint64_t));
+  return fetched;
+}
+
+}  // namespace cairn::cuda::internal
