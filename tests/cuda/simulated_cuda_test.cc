@@ -1,0 +1,538 @@
+// The simulated CUDA runtime keeps the promises that tests of the CUDA layer rest on.
+#include "tests/support/simulated_cuda/simulated_cuda.h"
+
+#include <cuda_runtime_api.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdint>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "tests/cuda/simulated_cuda_test_kernels.h"
+
+namespace cairn::testing {
+namespace {
+
+namespace sim = simulated_cuda;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+#define ASSERT_CUDA(call) ASSERT_EQ(call, cudaSuccess)
+#define EXPECT_CUDA(call) EXPECT_EQ(call, cudaSuccess)
+
+class SimulatedCudaTest : public ::testing::Test {
+ protected:
+  void SetUp() override { sim::Reset(); }
+  void TearDown() override { sim::Reset(); }
+
+  static cudaStream_t MakeStream(unsigned flags = cudaStreamNonBlocking) {
+    cudaStream_t stream = nullptr;
+    EXPECT_CUDA(cudaStreamCreateWithFlags(&stream, flags));
+    return stream;
+  }
+  static cudaEvent_t MakeEvent(unsigned flags = cudaEventDisableTiming) {
+    cudaEvent_t event = nullptr;
+    EXPECT_CUDA(cudaEventCreateWithFlags(&event, flags));
+    return event;
+  }
+  template <typename T>
+  static T* Device(uint64_t count) {
+    void* memory = nullptr;
+    EXPECT_CUDA(cudaMalloc(&memory, count * sizeof(T)));
+    return static_cast<T*>(memory);
+  }
+  template <typename T>
+  static T* Pinned(uint64_t count) {
+    void* memory = nullptr;
+    EXPECT_CUDA(cudaHostAlloc(&memory, count * sizeof(T), cudaHostAllocDefault));
+    return static_cast<T*>(memory);
+  }
+  template <typename T>
+  static std::vector<T> Peek(const T* device, uint64_t count) {
+    std::vector<T> values(count);
+    sim::PeekDevice(values.data(), device, count * sizeof(T));
+    return values;
+  }
+};
+
+using SimulatedCudaDeathTest = SimulatedCudaTest;
+
+TEST_F(SimulatedCudaTest, RunsOperationsOfAStreamInOrderAndWithoutTheCaller) {
+  const cudaStream_t stream = MakeStream();
+  auto* const memory = Device<uint32_t>(64);
+  auto* const seen = Pinned<uint32_t>(64);
+  sim::StreamBlock block(stream);
+
+  ASSERT_CUDA(cudaMemsetAsync(memory, 1, 256, stream));
+  ASSERT_CUDA(cudaMemsetAsync(memory, 2, 256, stream));
+  ASSERT_CUDA(cudaMemcpyAsync(seen, memory, 256, cudaMemcpyDeviceToHost, stream));
+  ASSERT_CUDA(cudaMemsetAsync(memory, 3, 256, stream));
+
+  EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorNotReady);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  EXPECT_THAT(Peek(memory, 64), Each(0xA5A5A5A5u));
+  block.Release();
+  ASSERT_CUDA(cudaStreamSynchronize(stream));
+  EXPECT_CUDA(cudaStreamQuery(stream));
+  EXPECT_THAT(std::vector<uint32_t>(seen, seen + 64), Each(0x02020202u));
+  EXPECT_THAT(Peek(memory, 64), Each(0x03030303u));
+}
+
+TEST_F(SimulatedCudaTest, WaitsForAnEventAsItWasRecordedWhenTheWaitWasAskedFor) {
+  const cudaStream_t first = MakeStream();
+  const cudaStream_t second = MakeStream();
+  const cudaEvent_t event = MakeEvent();
+  ASSERT_CUDA(cudaEventRecord(event, first));
+  ASSERT_CUDA(cudaStreamWaitEvent(second, event, 0));
+  sim::StreamBlock block(first);
+  ASSERT_CUDA(cudaEventRecord(event, first));  // again: no matter to the wait above
+
+  EXPECT_CUDA(cudaStreamSynchronize(second));
+  EXPECT_EQ(cudaEventQuery(event), cudaErrorNotReady);
+  ASSERT_CUDA(cudaStreamWaitEvent(second, event, 0));
+  EXPECT_EQ(cudaStreamQuery(second), cudaErrorNotReady);
+
+  block.Release();
+  EXPECT_CUDA(cudaEventSynchronize(event));
+  EXPECT_CUDA(cudaStreamSynchronize(second));
+  EXPECT_EQ(sim::GetCounters().event_synchronize_count, 1u);
+}
+
+TEST_F(SimulatedCudaTest, AnEventThatWasNeverRecordedHoldsNobodyUp) {
+  const cudaStream_t stream = MakeStream();
+  const cudaEvent_t event = MakeEvent();
+
+  EXPECT_CUDA(cudaEventQuery(event));
+  EXPECT_CUDA(cudaEventSynchronize(event));
+  EXPECT_CUDA(cudaStreamWaitEvent(stream, event, 0));
+  EXPECT_CUDA(cudaStreamSynchronize(stream));
+}
+
+TEST_F(SimulatedCudaTest, TimesBetweenEventsThatTakeTimes) {
+  const cudaStream_t stream = MakeStream();
+  const cudaEvent_t begin = MakeEvent(cudaEventDefault);
+  const cudaEvent_t end = MakeEvent(cudaEventDefault);
+  const cudaEvent_t without = MakeEvent();
+  ASSERT_CUDA(cudaEventRecord(begin, stream));
+  ASSERT_CUDA(cudaEventRecord(end, stream));
+  ASSERT_CUDA(cudaEventRecord(without, stream));
+  ASSERT_CUDA(cudaStreamSynchronize(stream));
+  float milliseconds = -1;
+
+  EXPECT_CUDA(cudaEventElapsedTime(&milliseconds, begin, end));
+  EXPECT_GE(milliseconds, 0);
+  EXPECT_EQ(cudaEventElapsedTime(&milliseconds, begin, without), cudaErrorInvalidResourceHandle);
+}
+
+TEST_F(SimulatedCudaTest, TheDefaultStreamWaitsForBlockingStreamsAndTheyForIt) {
+  const cudaStream_t blocking = MakeStream(cudaStreamDefault);
+  const cudaStream_t independent = MakeStream(cudaStreamNonBlocking);
+  auto* const memory = Device<uint32_t>(1);
+  {
+    const sim::StreamBlock block(blocking);
+    ASSERT_CUDA(cudaMemsetAsync(memory, 1, 4, nullptr));
+    EXPECT_EQ(cudaStreamQuery(nullptr), cudaErrorNotReady);
+    EXPECT_CUDA(cudaStreamSynchronize(independent));
+  }
+  EXPECT_CUDA(cudaStreamSynchronize(nullptr));
+
+  const sim::StreamBlock block(nullptr);
+  ASSERT_CUDA(cudaMemsetAsync(memory, 2, 4, blocking));
+  ASSERT_CUDA(cudaMemsetAsync(memory, 3, 4, independent));
+  EXPECT_CUDA(cudaStreamSynchronize(independent));
+  EXPECT_EQ(cudaStreamQuery(blocking), cudaErrorNotReady);
+}
+
+// Copies a value through two streams, with the wait between them or without. True if it came
+// through.
+bool CopyThroughTwoStreams(uint64_t seed, bool with_wait) {
+  sim::Reset({.jitter_us = 2000, .jitter_seed = seed});
+  cudaStream_t first = nullptr;
+  cudaStream_t second = nullptr;
+  cudaEvent_t event = nullptr;
+  void* memory = nullptr;
+  void* seen = nullptr;
+  EXPECT_CUDA(cudaStreamCreateWithFlags(&first, cudaStreamNonBlocking));
+  EXPECT_CUDA(cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking));
+  EXPECT_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  EXPECT_CUDA(cudaMalloc(&memory, 4));
+  EXPECT_CUDA(cudaHostAlloc(&seen, 4, 0));
+  EXPECT_CUDA(cudaMemsetAsync(memory, 7, 4, first));
+  EXPECT_CUDA(cudaEventRecord(event, first));
+  if (with_wait) {
+    EXPECT_CUDA(cudaStreamWaitEvent(second, event, 0));
+  }
+  EXPECT_CUDA(cudaMemcpyAsync(seen, memory, 4, cudaMemcpyDeviceToHost, second));
+  EXPECT_CUDA(cudaStreamSynchronize(second));
+  return *static_cast<uint32_t*>(seen) == 0x07070707u;
+}
+
+TEST_F(SimulatedCudaTest, JitterShowsAMissingWait) {
+  int found_count = 0;
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    EXPECT_TRUE(CopyThroughTwoStreams(seed, true)) << "seed " << seed;
+    found_count += CopyThroughTwoStreams(seed, false) ? 0 : 1;
+  }
+
+  EXPECT_GT(found_count, 0);
+}
+
+TEST_F(SimulatedCudaTest, RefusesCopiesBeyondAnAllocationAndOfFreedMemory) {
+  auto* const memory = Device<char>(1000);
+  auto* const pinned = Pinned<char>(1000);
+
+  EXPECT_CUDA(cudaMemcpy(pinned, memory, 1000, cudaMemcpyDeviceToHost));
+  EXPECT_EQ(cudaMemcpy(pinned, memory, 1001, cudaMemcpyDeviceToHost), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaMemcpy(pinned + 1, memory, 1000, cudaMemcpyDeviceToHost), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaMemcpy(memory, pinned, 10, cudaMemcpyDeviceToHost), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaMemset(memory + 999, 0, 2), cudaErrorInvalidValue);
+  EXPECT_CUDA(cudaMemcpy2DAsync(pinned, 10, memory, 100, 10, 10, cudaMemcpyDefault, nullptr));
+  EXPECT_EQ(cudaMemcpy2DAsync(pinned, 10, memory + 91, 100, 10, 10, cudaMemcpyDefault, nullptr),
+            cudaErrorInvalidValue);
+  EXPECT_EQ(cudaMemcpy2DAsync(pinned, 9, memory, 100, 10, 1, cudaMemcpyDefault, nullptr),
+            cudaErrorInvalidPitchValue);
+  ASSERT_CUDA(cudaFree(memory));
+  EXPECT_EQ(cudaMemcpy(pinned, memory, 10, cudaMemcpyDeviceToHost), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaFree(memory), cudaErrorInvalidValue);
+}
+
+TEST_F(SimulatedCudaTest, CopiesRowsWithTheirPitches) {
+  auto* const pinned = Pinned<uint8_t>(64);
+  std::iota(pinned, pinned + 64, uint8_t{0});
+  auto* const memory = Device<uint8_t>(12);
+
+  ASSERT_CUDA(cudaMemcpy2DAsync(memory, 4, pinned + 5, 16, 3, 3, cudaMemcpyHostToDevice, nullptr));
+  ASSERT_CUDA(cudaStreamSynchronize(nullptr));
+
+  EXPECT_THAT(Peek(memory, 12),
+              ::testing::ElementsAre(5, 6, 7, 0xA5, 21, 22, 23, 0xA5, 37, 38, 39, 0xA5));
+}
+
+TEST_F(SimulatedCudaTest, CountsCopiesAndTellsPageableOnes) {
+  auto* const memory = Device<char>(4096);
+  auto* const pinned = Pinned<char>(4096);
+  std::vector<char> pageable(4096);
+  const cudaStream_t stream = MakeStream();
+  sim::ResetCounters();
+
+  ASSERT_CUDA(cudaMemcpyAsync(memory, pinned, 4096, cudaMemcpyHostToDevice, stream));
+  ASSERT_CUDA(cudaMemcpyAsync(pageable.data(), memory, 100, cudaMemcpyDeviceToHost, stream));
+  EXPECT_CUDA(cudaStreamQuery(stream)) << "a pageable copy keeps the caller waiting";
+  ASSERT_CUDA(cudaHostRegister(pageable.data(), 4096, cudaHostRegisterDefault));
+  ASSERT_CUDA(cudaMemcpyAsync(pageable.data(), memory, 200, cudaMemcpyDeviceToHost, stream));
+  ASSERT_CUDA(cudaMemcpyAsync(memory, memory + 100, 50, cudaMemcpyDefault, stream));
+  ASSERT_CUDA(cudaStreamSynchronize(stream));
+
+  const sim::Counters counters = sim::GetCounters();
+  EXPECT_EQ(counters.h2d_count, 1u);
+  EXPECT_EQ(counters.h2d_bytes, 4096u);
+  EXPECT_EQ(counters.d2h_count, 2u);
+  EXPECT_EQ(counters.d2h_bytes, 300u);
+  EXPECT_EQ(counters.d2d_bytes, 50u);
+  EXPECT_EQ(counters.pageable_count, 1u);
+  EXPECT_EQ(counters.pageable_bytes, 100u);
+  EXPECT_EQ(counters.host_register_count, 1u);
+  EXPECT_EQ(sim::CallCount("cudaMemcpyAsync"), 4u);
+}
+
+TEST_F(SimulatedCudaTest, KnowsWhatAPointerPointsTo) {
+  sim::Reset({.device_count = 2});
+  ASSERT_CUDA(cudaSetDevice(1));
+  auto* const memory = Device<char>(100);
+  auto* const pinned = Pinned<char>(100);
+  char pageable = 0;
+  cudaPointerAttributes attributes{};
+
+  ASSERT_CUDA(cudaPointerGetAttributes(&attributes, memory + 99));
+  EXPECT_EQ(attributes.type, cudaMemoryTypeDevice);
+  EXPECT_EQ(attributes.device, 1);
+  ASSERT_CUDA(cudaPointerGetAttributes(&attributes, pinned + 1));
+  EXPECT_EQ(attributes.type, cudaMemoryTypeHost);
+  EXPECT_EQ(attributes.hostPointer, pinned + 1);
+  ASSERT_CUDA(cudaPointerGetAttributes(&attributes, &pageable));
+  EXPECT_EQ(attributes.type, cudaMemoryTypeUnregistered);
+  ASSERT_CUDA(cudaPointerGetAttributes(&attributes, memory + 100));
+  EXPECT_EQ(attributes.type, cudaMemoryTypeUnregistered);
+}
+
+TEST_F(SimulatedCudaTest, RefusesMoreMemoryThanThereIs) {
+  sim::Reset({.device_memory_bytes = 1000, .pinned_limit_bytes = 500});
+  void* memory = nullptr;
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  std::vector<char> pageable(300);
+
+  ASSERT_CUDA(cudaMalloc(&memory, 600));
+  void* more = nullptr;
+  EXPECT_EQ(cudaMalloc(&more, 401), cudaErrorMemoryAllocation);
+  EXPECT_EQ(more, nullptr);
+  ASSERT_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
+  EXPECT_EQ(free_bytes, 400u);
+  EXPECT_EQ(total_bytes, 1000u);
+  ASSERT_CUDA(cudaFree(memory));
+  EXPECT_CUDA(cudaMalloc(&more, 1000));
+
+  EXPECT_CUDA(cudaHostRegister(pageable.data(), 300, 0));
+  EXPECT_EQ(cudaHostAlloc(&memory, 201, 0), cudaErrorMemoryAllocation);
+  EXPECT_EQ(cudaHostRegister(pageable.data() + 299, 1, 0), cudaErrorHostMemoryAlreadyRegistered);
+  EXPECT_CUDA(cudaHostUnregister(pageable.data()));
+  EXPECT_CUDA(cudaHostAlloc(&memory, 201, 0));
+}
+
+TEST_F(SimulatedCudaTest, FreesInTheOrderOfTheStream) {
+  sim::Reset({.device_memory_bytes = 1000});
+  const cudaStream_t stream = MakeStream();
+  void* first = nullptr;
+  void* second = nullptr;
+  void* third = nullptr;
+  ASSERT_CUDA(cudaMallocAsync(&first, 800, stream));
+  sim::StreamBlock block(stream);
+  ASSERT_CUDA(cudaFreeAsync(first, stream));
+
+  EXPECT_EQ(sim::GetLive().device_allocation_count, 1u);
+  EXPECT_EQ(cudaMalloc(&third, 800), cudaErrorMemoryAllocation) << "not free yet for others";
+  EXPECT_CUDA(cudaMallocAsync(&second, 800, stream)) << "free by then for this stream";
+  block.Release();
+  ASSERT_CUDA(cudaStreamSynchronize(stream));
+  EXPECT_EQ(sim::GetLive().device_allocation_count, 1u);
+  EXPECT_CUDA(cudaFree(second));
+}
+
+TEST_F(SimulatedCudaTest, FreeingMemoryWaitsForTheDevice) {
+  auto* const memory = Device<char>(100);
+  const cudaStream_t stream = MakeStream();
+  sim::StreamBlock block(stream);
+  std::atomic<bool> freed = false;
+  std::thread freeing([&] {
+    EXPECT_CUDA(cudaFree(memory));
+    freed = true;
+  });
+  while (sim::GetCounters().implicit_synchronize_count == 0) std::this_thread::yield();
+  EXPECT_FALSE(freed);
+  block.Release();
+  freeing.join();
+  EXPECT_EQ(sim::GetCounters().device_synchronize_count, 0u);
+}
+
+TEST_F(SimulatedCudaTest, CountsWhatIsNotGivenBack) {
+  const sim::Live before = sim::GetLive();
+  const cudaStream_t stream = MakeStream();
+  const cudaEvent_t event = MakeEvent();
+  auto* const memory = Device<char>(100);
+  auto* const pinned = Pinned<char>(50);
+
+  const sim::Live live = sim::GetLive();
+  EXPECT_EQ(live.device_bytes, 100u);
+  EXPECT_EQ(live.pinned_bytes, 50u);
+  EXPECT_EQ(live.stream_count, 1u);
+  EXPECT_EQ(live.event_count, 1u);
+  EXPECT_CUDA(cudaStreamDestroy(stream));
+  EXPECT_CUDA(cudaEventDestroy(event));
+  EXPECT_CUDA(cudaFree(memory));
+  EXPECT_CUDA(cudaFreeHost(pinned));
+  EXPECT_EQ(sim::GetLive(), before);
+  EXPECT_EQ(cudaStreamSynchronize(stream), cudaErrorInvalidResourceHandle);
+  EXPECT_EQ(cudaEventQuery(event), cudaErrorInvalidResourceHandle);
+}
+
+TEST_F(SimulatedCudaTest, FailsTheCallThatATestNames) {
+  void* memory = nullptr;
+  sim::FailCall("cudaMalloc", 2, cudaErrorMemoryAllocation);
+
+  EXPECT_CUDA(cudaMalloc(&memory, 10));
+  EXPECT_FALSE(sim::FaultHappened("cudaMalloc"));
+  EXPECT_EQ(cudaMalloc(&memory, 10), cudaErrorMemoryAllocation);
+  EXPECT_TRUE(sim::FaultHappened("cudaMalloc"));
+  EXPECT_CUDA(cudaMalloc(&memory, 10));
+  sim::FailCall("*", 1, cudaErrorUnknown);
+  EXPECT_EQ(cudaSetDevice(0), cudaErrorUnknown);
+  EXPECT_CUDA(cudaSetDevice(0));
+}
+
+TEST_F(SimulatedCudaTest, ALostDeviceFailsEverythingAndLetsWaitsEnd) {
+  sim::Reset({.device_count = 2});
+  const cudaStream_t stream = MakeStream();
+  auto* const memory = Device<uint32_t>(1);
+  const sim::StreamBlock block(stream);
+  ASSERT_CUDA(cudaMemsetAsync(memory, 1, 4, stream));
+  block.WaitUntilReached();
+
+  sim::LoseDevice(0, cudaErrorLaunchFailure);
+
+  EXPECT_EQ(cudaStreamSynchronize(stream), cudaErrorLaunchFailure);
+  EXPECT_EQ(cudaMemset(memory, 0, 4), cudaErrorLaunchFailure);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorLaunchFailure);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorLaunchFailure) << "sticky";
+  EXPECT_THAT(Peek(memory, 1), Each(0xA5A5A5A5u)) << "what was enqueued is not done";
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaErrorLaunchFailure);
+  EXPECT_EQ(sim::GetLive().stream_count, 0u);
+  ASSERT_CUDA(cudaSetDevice(1));
+  EXPECT_CUDA(cudaDeviceSynchronize());
+}
+
+TEST_F(SimulatedCudaTest, WithoutDevicesThereIsNoCuda) {
+  sim::Reset({.device_count = 0});
+  int count = -1;
+  void* memory = nullptr;
+
+  EXPECT_EQ(cudaGetDeviceCount(&count), cudaErrorNoDevice);
+  EXPECT_EQ(count, 0);
+  EXPECT_EQ(cudaMalloc(&memory, 1), cudaErrorNoDevice);
+  EXPECT_EQ(cudaHostAlloc(&memory, 1, 0), cudaErrorNoDevice);
+  EXPECT_EQ(cudaSetDevice(0), cudaErrorNoDevice);
+  EXPECT_STREQ(cudaGetErrorName(cudaErrorNoDevice), "cudaErrorNoDevice");
+  EXPECT_STREQ(cudaGetErrorString(cudaErrorMemoryAllocation), "out of memory");
+}
+
+TEST_F(SimulatedCudaTest, EachThreadHasItsCurrentDevice) {
+  sim::Reset({.device_count = 2});
+  ASSERT_CUDA(cudaSetDevice(1));
+  std::thread([] {
+    int device = -1;
+    EXPECT_CUDA(cudaGetDevice(&device));
+    EXPECT_EQ(device, 0);
+  }).join();
+  EXPECT_EQ(cudaSetDevice(2), cudaErrorInvalidDevice);
+  const cudaStream_t stream = MakeStream();
+  ASSERT_CUDA(cudaSetDevice(0));
+  int device = -1;
+  ASSERT_CUDA(cudaStreamGetDevice(stream, &device));
+  EXPECT_EQ(device, 1);
+  EXPECT_EQ(LaunchFill(nullptr, 0, 0, stream), cudaErrorInvalidResourceHandle)
+      << "a kernel's stream is of the current device";
+  EXPECT_EQ(cudaEventRecord(MakeEvent(), stream), cudaErrorInvalidResourceHandle);
+}
+
+TEST_F(SimulatedCudaTest, HostFunctionsRunInOrderAndMayNotCallCuda) {
+  const cudaStream_t stream = MakeStream();
+  cudaError_t inside = cudaSuccess;
+  sim::StreamBlock block(stream);
+  ASSERT_CUDA(cudaLaunchHostFunc(
+      stream, [](void* result) { *static_cast<cudaError_t*>(result) = cudaSetDevice(0); },
+      &inside));
+  EXPECT_EQ(inside, cudaSuccess);
+  block.Release();
+  ASSERT_CUDA(cudaStreamSynchronize(stream));
+  EXPECT_EQ(inside, cudaErrorNotPermitted);
+}
+
+TEST_F(SimulatedCudaTest, RunsKernelsInTheStream) {
+  const cudaStream_t stream = MakeStream();
+  auto* const memory = Device<uint32_t>(10000);
+  sim::StreamBlock block(stream);
+
+  ASSERT_CUDA(LaunchFill(memory, 9999, 42, stream));
+
+  EXPECT_THAT(Peek(memory, 10000), Each(0xA5A5A5A5u));
+  block.Release();
+  ASSERT_CUDA(cudaStreamSynchronize(stream));
+  EXPECT_THAT(Peek(memory, 9999), Each(42u));
+  EXPECT_EQ(Peek(memory, 10000).back(), 0xA5A5A5A5u);
+  EXPECT_EQ(sim::GetCounters().kernel_count, 1u);
+}
+
+TEST_F(SimulatedCudaTest, BlocksReduceAsTheHostDoes) {
+  for (const bool shuffled : {false, true}) {
+    sim::Reset({.shuffle_threads = shuffled});
+    std::vector<uint32_t> values(12345);
+    std::iota(values.begin(), values.end(), 7u);
+    auto* const memory = Device<uint32_t>(values.size());
+    auto* const sum = Device<unsigned long long>(1);
+    ASSERT_CUDA(cudaMemcpy(memory, values.data(), values.size() * 4, cudaMemcpyHostToDevice));
+    for (const unsigned thread_count : {32u, 256u, 1024u}) {
+      ASSERT_CUDA(cudaMemset(sum, 0, 8));
+      ASSERT_CUDA(LaunchSum(memory, values.size(), sum, 3, thread_count, nullptr));
+      ASSERT_CUDA(cudaDeviceSynchronize());
+      EXPECT_EQ(Peek(sum, 1)[0], std::accumulate(values.begin(), values.end(), 0ull));
+    }
+  }
+}
+
+TEST_F(SimulatedCudaTest, ShufflesAndVotesAsAWarp) {
+  auto* const memory = Device<uint64_t>(32 * 6);
+
+  ASSERT_CUDA(LaunchWarpOperations(memory, nullptr));
+
+  ASSERT_CUDA(cudaDeviceSynchronize());
+  const std::vector<uint64_t> results = Peek(memory, 32 * 6);
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    const uint64_t* const mine = results.data() + 6 * lane;
+    EXPECT_EQ(mine[0], 30u);
+    EXPECT_EQ(mine[1], uint64_t{lane ^ 5u} << 40);
+    EXPECT_EQ(mine[2], lane % 8 < 5 ? lane + 3 : lane) << lane;
+    EXPECT_EQ(mine[3], lane % 16 >= 2 ? lane - 2 : lane) << lane;
+    EXPECT_EQ(mine[4], 0x49249249u);
+    EXPECT_EQ(mine[5], lane < 16 ? 1u : 31u);
+  }
+}
+
+TEST_F(SimulatedCudaTest, RefusesImpossibleLaunches) {
+  EXPECT_EQ(LaunchSum(nullptr, 0, nullptr, 0, 32, nullptr), cudaErrorInvalidConfiguration);
+  EXPECT_EQ(LaunchSum(nullptr, 0, nullptr, 1, 1025, nullptr), cudaErrorInvalidConfiguration);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidConfiguration);
+  sim::FailCall("cudaLaunchKernelEx", 1, cudaErrorLaunchOutOfResources);
+  EXPECT_EQ(LaunchFill(nullptr, 0, 0, nullptr), cudaErrorLaunchOutOfResources);
+}
+
+// Sanitizers report the bad address themselves.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+TEST_F(SimulatedCudaTest, AKernelAtABadAddressLosesTheDevice) {
+  auto* const memory = Device<uint32_t>(1);
+
+  ASSERT_CUDA(LaunchStore(reinterpret_cast<uint32_t*>(0x1000), 1, nullptr));
+
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaErrorIllegalAddress);
+  EXPECT_EQ(cudaMemset(memory, 0, 4), cudaErrorIllegalAddress);
+  sim::Reset();
+  auto* const again = Device<uint32_t>(1);
+  ASSERT_CUDA(LaunchStore(again, 5, nullptr));
+  ASSERT_CUDA(cudaDeviceSynchronize());
+  EXPECT_EQ(Peek(again, 1)[0], 5u);
+}
+
+TEST_F(SimulatedCudaTest, AKernelMayNotTouchAnotherDeviceUnlessAllowed) {
+  sim::Reset({.device_count = 2});
+  ASSERT_CUDA(cudaSetDevice(1));
+  auto* const memory = Device<uint32_t>(1);
+  ASSERT_CUDA(cudaSetDevice(0));
+  ASSERT_CUDA(cudaDeviceEnablePeerAccess(1, 0));
+  ASSERT_CUDA(LaunchStore(memory, 1, nullptr));
+  EXPECT_CUDA(cudaDeviceSynchronize());
+  EXPECT_EQ(Peek(memory, 1)[0], 1u);
+
+  ASSERT_CUDA(cudaDeviceDisablePeerAccess(1));
+  ASSERT_CUDA(LaunchStore(memory, 1, nullptr));
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaErrorIllegalAddress);
+}
+
+TEST_F(SimulatedCudaDeathTest, AHostThatTouchesDeviceMemoryCrashes) {
+  auto* const memory = Device<uint32_t>(1);
+  EXPECT_DEATH(*static_cast<volatile uint32_t*>(memory) = 1, "");
+}
+
+TEST_F(SimulatedCudaDeathTest, AWriteBeyondAnAllocationIsFoundWhenItIsFreed) {
+  EXPECT_DEATH(
+      {
+        auto* const memory = Device<uint32_t>(3);
+        EXPECT_CUDA(LaunchStore(memory + 3, 1, nullptr));
+        cudaFree(memory);
+      },
+      "wrote beyond the end");
+}
+#endif
+
+TEST_F(SimulatedCudaDeathTest, ABlockThatHangsEndsTheProcessAndSaysWhere) {
+  EXPECT_DEATH(
+      {
+        EXPECT_CUDA(LaunchHang(nullptr));
+        cudaDeviceSynchronize();
+      },
+      "hangs");
+}
+
+}  // namespace
+}  // namespace cairn::testing

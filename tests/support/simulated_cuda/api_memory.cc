@@ -1,0 +1,414 @@
+// Memory and copies of the simulated CUDA runtime.
+#include <cuda_runtime_api.h>
+
+#include <cstring>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "tests/support/simulated_cuda/runtime.h"
+
+namespace cairn::simulated_cuda {
+namespace {
+
+void* Offset(const void* address, uint64_t bytes) {
+  return const_cast<std::byte*>(static_cast<const std::byte*>(address) + bytes);
+}
+
+// `height` rows of `width_bytes`, `pitch_bytes` apart.
+struct Rows {
+  void* address;
+  uint64_t pitch_bytes;
+};
+
+struct Copy {
+  Rows target;
+  Rows source;
+  uint64_t width_bytes;
+  uint64_t height;
+
+  uint64_t total_bytes() const { return width_bytes * height; }
+  uint64_t extent_bytes(const Rows& rows) const {
+    return (height - 1) * rows.pitch_bytes + width_bytes;
+  }
+};
+
+bool IsOfDevice(MemoryKind kind) { return kind == MemoryKind::kDevice; }
+
+// What runs in the stream. Device memory that has gone meanwhile is what a kernel would meet too.
+void RunCopy(MemoryRegistry& memory, const Copy& copy, int stream_device) {
+  for (const Rows& rows : {copy.target, copy.source}) {
+    if (!memory.InBounds(rows.address, copy.extent_bytes(rows))) {
+      Runtime::Get().SetStickyError(stream_device, cudaErrorIllegalAddress);
+      return;
+    }
+  }
+  std::byte* target = memory.Accessible(copy.target.address);
+  const std::byte* source = memory.Accessible(copy.source.address);
+  for (uint64_t row = 0; row < copy.height; ++row) {
+    std::memmove(target, source, copy.width_bytes);
+    target += copy.target.pitch_bytes;
+    source += copy.source.pitch_bytes;
+  }
+}
+
+struct Direction {
+  bool to_device;
+  bool from_device;
+  bool pageable;  // keeps the caller waiting
+};
+
+bool Matches(cudaMemcpyKind kind, const Direction& direction) {
+  switch (kind) {
+    case cudaMemcpyHostToHost:
+      return !direction.to_device && !direction.from_device;
+    case cudaMemcpyHostToDevice:
+      return direction.to_device && !direction.from_device;
+    case cudaMemcpyDeviceToHost:
+      return !direction.to_device && direction.from_device;
+    case cudaMemcpyDeviceToDevice:
+      return direction.to_device && direction.from_device;
+    case cudaMemcpyDefault:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Nothing if the addresses are not what `kind` says, or not whole in one allocation.
+std::optional<Direction> DirectionOf(const MemoryRegistry& memory, const Copy& copy,
+                                     cudaMemcpyKind kind) {
+  for (const Rows& rows : {copy.target, copy.source}) {
+    if (rows.address == nullptr) return std::nullopt;
+    if (!memory.InBounds(rows.address, copy.extent_bytes(rows))) return std::nullopt;
+  }
+  const MemoryKind target = memory.Find(copy.target.address).kind;
+  const MemoryKind source = memory.Find(copy.source.address).kind;
+  const Direction direction{
+      .to_device = IsOfDevice(target),
+      .from_device = IsOfDevice(source),
+      .pageable = target == MemoryKind::kPageable || source == MemoryKind::kPageable};
+  if (!Matches(kind, direction)) return std::nullopt;
+  return direction;
+}
+
+void Count(Counters& counters, const Direction& direction, uint64_t bytes) {
+  const auto add = [&](uint64_t& count, uint64_t& total) {
+    ++count;
+    total += bytes;
+  };
+  if (direction.to_device && direction.from_device) {
+    add(counters.d2d_count, counters.d2d_bytes);
+  } else if (direction.to_device) {
+    add(counters.h2d_count, counters.h2d_bytes);
+  } else if (direction.from_device) {
+    add(counters.d2h_count, counters.d2h_bytes);
+  } else {
+    add(counters.h2h_count, counters.h2h_bytes);
+  }
+  if (direction.pageable && direction.to_device != direction.from_device) {
+    add(counters.pageable_count, counters.pageable_bytes);
+  }
+}
+
+cudaError_t EnqueueCopy(const Copy& copy, cudaMemcpyKind kind, cudaStream_t stream, bool wait) {
+  if (copy.total_bytes() == 0) return cudaSuccess;
+  if (copy.width_bytes > copy.target.pitch_bytes || copy.width_bytes > copy.source.pitch_bytes) {
+    return cudaErrorInvalidPitchValue;
+  }
+  Runtime& runtime = Runtime::Get();
+  CompletionPtr done;
+  int device = 0;
+  {
+    const std::lock_guard lock(runtime.mutex());
+    const StreamPtr queue = runtime.FindStream(stream);
+    if (!queue) return cudaErrorInvalidResourceHandle;
+    device = queue->options().device;
+    MemoryRegistry& memory = *runtime.memory;
+    const std::optional<Direction> direction = DirectionOf(memory, copy, kind);
+    if (!direction) return cudaErrorInvalidValue;
+    Count(runtime.counters, *direction, copy.total_bytes());
+    done = runtime.Enqueue(queue, [&memory, copy, device] { RunCopy(memory, copy, device); });
+    // Copies within a device do not keep even cudaMemcpy's caller waiting.
+    if (direction->to_device && direction->from_device) {
+      wait = false;
+    } else if (direction->pageable) {
+      wait = true;
+    }
+  }
+  if (wait) done->Wait();
+  return runtime.StickyError(device);
+}
+
+cudaError_t EnqueueMemset(const Rows& rows, int value, uint64_t width_bytes, uint64_t height,
+                          cudaStream_t stream) {
+  if (width_bytes * height == 0) return cudaSuccess;
+  if (width_bytes > rows.pitch_bytes) return cudaErrorInvalidPitchValue;
+  Runtime& runtime = Runtime::Get();
+  const std::lock_guard lock(runtime.mutex());
+  const StreamPtr queue = runtime.FindStream(stream);
+  if (!queue) return cudaErrorInvalidResourceHandle;
+  MemoryRegistry& memory = *runtime.memory;
+  const uint64_t extent_bytes = (height - 1) * rows.pitch_bytes + width_bytes;
+  const bool known = memory.Find(rows.address).kind != MemoryKind::kPageable;
+  if (!known || !memory.InBounds(rows.address, extent_bytes)) return cudaErrorInvalidValue;
+  ++runtime.counters.memset_count;
+  runtime.counters.memset_bytes += width_bytes * height;
+  runtime.Enqueue(queue, [&memory, rows, value, width_bytes, height] {
+    std::byte* row = memory.Accessible(rows.address);
+    for (uint64_t i = 0; i < height; ++i, row += rows.pitch_bytes) {
+      std::memset(row, value, width_bytes);
+    }
+  });
+  return cudaSuccess;
+}
+
+// What gives memory back waits for all that may still use it.
+void SynchronizeImplicitly(int device) {
+  Runtime& runtime = Runtime::Get();
+  std::vector<CompletionPtr> tails;
+  {
+    const std::lock_guard lock(runtime.mutex());
+    ++runtime.counters.implicit_synchronize_count;
+    tails = runtime.Tails(device, false);
+  }
+  WaitForAll(tails);
+}
+
+cudaError_t AllocateHost(void** memory, size_t bytes, unsigned flags) {
+  constexpr unsigned kKnown =
+      cudaHostAllocPortable | cudaHostAllocMapped | cudaHostAllocWriteCombined;
+  if (memory == nullptr || (flags & ~kKnown) != 0) return cudaErrorInvalidValue;
+  Runtime& runtime = Runtime::Get();
+  const std::lock_guard lock(runtime.mutex());
+  *memory = nullptr;
+  if (bytes == 0) return cudaSuccess;
+  *memory = runtime.memory->AllocatePinned(CurrentDevice(), bytes, flags);
+  if (*memory == nullptr) return cudaErrorMemoryAllocation;
+  ++runtime.counters.host_alloc_count;
+  return cudaSuccess;
+}
+
+}  // namespace
+}  // namespace cairn::simulated_cuda
+
+using namespace cairn::simulated_cuda;  // NOLINT(google-build-using-namespace): C functions below
+
+extern "C" {
+
+cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  return Call("cudaMalloc", Needs::kDevice, [&] {
+    if (memory == nullptr) return cudaErrorInvalidValue;
+    Runtime& runtime = Runtime::Get();
+    const std::lock_guard lock(runtime.mutex());
+    *memory = nullptr;
+    if (bytes == 0) return cudaSuccess;
+    *memory = runtime.memory->AllocateDevice(CurrentDevice(), bytes);
+    if (*memory == nullptr) return cudaErrorMemoryAllocation;
+    ++runtime.counters.device_malloc_count;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaFree(void* memory) {
+  return Call("cudaFree", Needs::kGivesBack, [&] {
+    if (memory == nullptr) return cudaSuccess;
+    const MemoryRange range = Runtime::Get().memory->Find(memory);
+    if (range.kind != MemoryKind::kDevice) return cudaErrorInvalidValue;
+    SynchronizeImplicitly(range.device);
+    if (!Runtime::Get().memory->FreeDevice(memory)) return cudaErrorInvalidValue;
+    return Runtime::Get().StickyError(range.device);
+  });
+}
+
+cudaError_t cudaMallocAsync(void** memory, size_t bytes, cudaStream_t stream) {
+  return Call("cudaMallocAsync", Needs::kDevice, [&] {
+    if (memory == nullptr) return cudaErrorInvalidValue;
+    Runtime& runtime = Runtime::Get();
+    const std::lock_guard lock(runtime.mutex());
+    const StreamPtr queue = runtime.FindStream(stream);
+    if (!queue) return cudaErrorInvalidResourceHandle;
+    *memory = nullptr;
+    if (bytes == 0) return cudaSuccess;
+    // What this stream frees earlier is free by the time this stream uses the new memory.
+    *memory = runtime.memory->AllocateDevice(queue->options().device, bytes,
+                                             runtime.freed_later_bytes[queue.get()]);
+    if (*memory == nullptr) return cudaErrorMemoryAllocation;
+    ++runtime.counters.device_malloc_count;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaFreeAsync(void* memory, cudaStream_t stream) {
+  return Call("cudaFreeAsync", Needs::kGivesBack, [&] {
+    Runtime& runtime = Runtime::Get();
+    const std::lock_guard lock(runtime.mutex());
+    const StreamPtr queue = runtime.FindStream(stream);
+    if (!queue) return cudaErrorInvalidResourceHandle;
+    if (memory == nullptr) return cudaSuccess;
+    const MemoryRange range = runtime.memory->Find(memory);
+    if (range.kind != MemoryKind::kDevice || range.start != reinterpret_cast<uintptr_t>(memory)) {
+      return cudaErrorInvalidValue;
+    }
+    const StreamQueue* const key = queue.get();
+    runtime.freed_later_bytes[key] += range.size_bytes;
+    runtime.Enqueue(queue, [&runtime, memory, key, bytes = range.size_bytes] {
+      const std::lock_guard run_lock(runtime.mutex());
+      runtime.memory->FreeDevice(memory);
+      runtime.freed_later_bytes[key] -= bytes;
+    });
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+  return Call("cudaMemGetInfo", Needs::kDevice, [&] {
+    Runtime& runtime = Runtime::Get();
+    const std::lock_guard lock(runtime.mutex());
+    *total_bytes = runtime.config.device_memory_bytes;
+    *free_bytes = *total_bytes - runtime.memory->DeviceUsedBytes(CurrentDevice());
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned flags) {
+  return Call("cudaHostAlloc", Needs::kDevice, [&] { return AllocateHost(memory, bytes, flags); });
+}
+
+cudaError_t cudaMallocHost(void** memory, size_t bytes) {
+  return Call("cudaMallocHost", Needs::kDevice,
+              [&] { return AllocateHost(memory, bytes, cudaHostAllocDefault); });
+}
+
+cudaError_t cudaFreeHost(void* memory) {
+  return Call("cudaFreeHost", Needs::kGivesBack, [&] {
+    if (memory == nullptr) return cudaSuccess;
+    const MemoryRange range = Runtime::Get().memory->Find(memory);
+    if (range.kind != MemoryKind::kPinned) return cudaErrorInvalidValue;
+    SynchronizeImplicitly(range.device);
+    return Runtime::Get().memory->FreePinned(memory) ? cudaSuccess : cudaErrorInvalidValue;
+  });
+}
+
+cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned flags) {
+  return Call("cudaHostRegister", Needs::kDevice, [&] {
+    constexpr unsigned kKnown = cudaHostRegisterPortable | cudaHostRegisterMapped;
+    if (memory == nullptr || bytes == 0) return cudaErrorInvalidValue;
+    if ((flags & ~kKnown) != 0) return cudaErrorNotSupported;  // not simulated
+    Runtime& runtime = Runtime::Get();
+    const std::lock_guard lock(runtime.mutex());
+    switch (runtime.memory->Register(CurrentDevice(), memory, bytes, flags)) {
+      case MemoryRegistry::RegisterResult::kOverlap:
+        return cudaErrorHostMemoryAlreadyRegistered;
+      case MemoryRegistry::RegisterResult::kLimit:
+        return cudaErrorMemoryAllocation;
+      case MemoryRegistry::RegisterResult::kDone:
+        break;
+    }
+    ++runtime.counters.host_register_count;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaHostUnregister(void* memory) {
+  return Call("cudaHostUnregister", Needs::kGivesBack, [&] {
+    const MemoryRange range = Runtime::Get().memory->Find(memory);
+    if (range.kind != MemoryKind::kRegistered) return cudaErrorHostMemoryNotRegistered;
+    SynchronizeImplicitly(range.device);
+    return Runtime::Get().memory->Unregister(memory) ? cudaSuccess
+                                                     : cudaErrorHostMemoryNotRegistered;
+  });
+}
+
+cudaError_t cudaHostGetDevicePointer(void** device_pointer, void* memory, unsigned flags) {
+  return Call("cudaHostGetDevicePointer", Needs::kDevice, [&] {
+    if (flags != 0) return cudaErrorInvalidValue;
+    const MemoryKind kind = Runtime::Get().memory->Find(memory).kind;
+    if (kind != MemoryKind::kPinned && kind != MemoryKind::kRegistered)
+      return cudaErrorInvalidValue;
+    *device_pointer = memory;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaHostGetFlags(unsigned* flags, void* memory) {
+  return Call("cudaHostGetFlags", Needs::kDevice, [&] {
+    const MemoryRange range = Runtime::Get().memory->Find(memory);
+    if (range.kind != MemoryKind::kPinned) return cudaErrorInvalidValue;
+    *flags = range.flags | cudaHostAllocMapped;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
+  return Call("cudaPointerGetAttributes", Needs::kDevice, [&] {
+    const MemoryRange range = Runtime::Get().memory->Find(pointer);
+    *attributes = {};
+    void* const address = const_cast<void*>(pointer);
+    if (range.kind == MemoryKind::kDevice) {
+      attributes->type = cudaMemoryTypeDevice;
+      attributes->device = range.device;
+      attributes->devicePointer = address;
+    } else if (range.kind == MemoryKind::kPinned || range.kind == MemoryKind::kRegistered) {
+      attributes->type = cudaMemoryTypeHost;
+      attributes->device = range.device;
+      attributes->devicePointer = address;
+      attributes->hostPointer = address;
+    } else {
+      attributes->type = cudaMemoryTypeUnregistered;
+      attributes->device = -2;
+      attributes->hostPointer = address;
+    }
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaMemcpy(void* target, const void* source, size_t bytes, cudaMemcpyKind kind) {
+  return Call("cudaMemcpy", Needs::kDevice, [&] {
+    const Copy copy{{target, bytes}, {Offset(source, 0), bytes}, bytes, 1};
+    return EnqueueCopy(copy, kind, nullptr, true);
+  });
+}
+
+cudaError_t cudaMemcpyAsync(void* target, const void* source, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream) {
+  return Call("cudaMemcpyAsync", Needs::kDevice, [&] {
+    const Copy copy{{target, bytes}, {Offset(source, 0), bytes}, bytes, 1};
+    return EnqueueCopy(copy, kind, stream, false);
+  });
+}
+
+cudaError_t cudaMemcpyPeerAsync(void* target, int, const void* source, int, size_t bytes,
+                                cudaStream_t stream) {
+  return Call("cudaMemcpyPeerAsync", Needs::kDevice, [&] {
+    const Copy copy{{target, bytes}, {Offset(source, 0), bytes}, bytes, 1};
+    return EnqueueCopy(copy, cudaMemcpyDeviceToDevice, stream, false);
+  });
+}
+
+cudaError_t cudaMemcpy2DAsync(void* target, size_t target_pitch, const void* source,
+                              size_t source_pitch, size_t width, size_t height, cudaMemcpyKind kind,
+                              cudaStream_t stream) {
+  return Call("cudaMemcpy2DAsync", Needs::kDevice, [&] {
+    const Copy copy{{target, target_pitch}, {Offset(source, 0), source_pitch}, width, height};
+    return EnqueueCopy(copy, kind, stream, false);
+  });
+}
+
+cudaError_t cudaMemset(void* memory, int value, size_t bytes) {
+  return Call("cudaMemset", Needs::kDevice,
+              [&] { return EnqueueMemset({memory, bytes}, value, bytes, 1, nullptr); });
+}
+
+cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream) {
+  return Call("cudaMemsetAsync", Needs::kDevice,
+              [&] { return EnqueueMemset({memory, bytes}, value, bytes, 1, stream); });
+}
+
+cudaError_t cudaMemset2DAsync(void* memory, size_t pitch, int value, size_t width, size_t height,
+                              cudaStream_t stream) {
+  return Call("cudaMemset2DAsync", Needs::kDevice,
+              [&] { return EnqueueMemset({memory, pitch}, value, width, height, stream); });
+}
+
+}  // extern "C"

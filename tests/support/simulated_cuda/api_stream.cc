@@ -1,0 +1,280 @@
+// Streams and events of the simulated CUDA runtime.
+#include <cuda_runtime_api.h>
+
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include "tests/support/simulated_cuda/runtime.h"
+
+using namespace cairn::simulated_cuda;  // NOLINT(google-build-using-namespace): C functions below
+
+namespace {
+
+constexpr int kLeastPriority = 0;
+constexpr int kGreatestPriority = -5;
+
+cudaError_t CreateStream(cudaStream_t* stream, unsigned flags, int priority) {
+  if (stream == nullptr || (flags & ~cudaStreamNonBlocking) != 0) return cudaErrorInvalidValue;
+  Runtime& runtime = Runtime::Get();
+  const std::lock_guard lock(runtime.mutex());
+  if (priority > kLeastPriority) priority = kLeastPriority;
+  if (priority < kGreatestPriority) priority = kGreatestPriority;
+  *stream = runtime.NewHandle<cudaStream_t>();
+  runtime.streams.emplace(*stream, runtime.NewStream(CurrentDevice(), flags, priority));
+  return cudaSuccess;
+}
+
+// What a wait for `stream` waits for: for the default stream, also what that would wait for.
+cudaError_t FindTails(cudaStream_t stream, std::vector<CompletionPtr>& tails, int& device) {
+  Runtime& runtime = Runtime::Get();
+  const StreamPtr queue = runtime.FindStream(stream);
+  if (!queue) return cudaErrorInvalidResourceHandle;
+  device = queue->options().device;
+  if (queue == runtime.devices[device].legacy_stream) {
+    tails = runtime.Tails(device, true);
+  } else {
+    tails = {queue->tail()};
+  }
+  return cudaSuccess;
+}
+
+cudaError_t CreateEvent(cudaEvent_t* event, unsigned flags) {
+  constexpr unsigned kKnown = cudaEventBlockingSync | cudaEventDisableTiming;
+  if (event == nullptr || (flags & ~kKnown) != 0) return cudaErrorInvalidValue;
+  Runtime& runtime = Runtime::Get();
+  const std::lock_guard lock(runtime.mutex());
+  *event = runtime.NewHandle<cudaEvent_t>();
+  runtime.events[*event] = {CurrentDevice(), flags, nullptr};
+  return cudaSuccess;
+}
+
+// What was recorded last, or null; the event's device beside it.
+cudaError_t FindRecorded(cudaEvent_t event, CompletionPtr& recorded, int& device) {
+  Runtime& runtime = Runtime::Get();
+  const auto found = runtime.events.find(event);
+  if (found == runtime.events.end()) return cudaErrorInvalidResourceHandle;
+  recorded = found->second.recorded;
+  device = found->second.device;
+  return cudaSuccess;
+}
+
+}  // namespace
+
+extern "C" {
+
+cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  return Call("cudaStreamCreate", Needs::kDevice,
+              [&] { return CreateStream(stream, cudaStreamDefault, 0); });
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  return Call("cudaStreamCreateWithFlags", Needs::kDevice,
+              [&] { return CreateStream(stream, flags, 0); });
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
+  return Call("cudaStreamCreateWithPriority", Needs::kDevice,
+              [&] { return CreateStream(stream, flags, priority); });
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  return Call("cudaDeviceGetStreamPriorityRange", Needs::kDevice, [&] {
+    if (least != nullptr) *least = kLeastPriority;
+    if (greatest != nullptr) *greatest = kGreatestPriority;
+    return cudaSuccess;
+  });
+}
+
+// Work that the stream still holds runs on.
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  return Call("cudaStreamDestroy", Needs::kGivesBack, [&] {
+    Runtime& runtime = Runtime::Get();
+    const std::lock_guard lock(runtime.mutex());
+    const auto found = runtime.streams.find(stream);
+    if (found == runtime.streams.end()) return cudaErrorInvalidResourceHandle;
+    found->second->Close();
+    runtime.streams.erase(found);
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  return Call("cudaStreamSynchronize", Needs::kDevice, [&] {
+    Runtime& runtime = Runtime::Get();
+    std::vector<CompletionPtr> tails;
+    int device = 0;
+    {
+      const std::lock_guard lock(runtime.mutex());
+      const cudaError_t status = FindTails(stream, tails, device);
+      if (status != cudaSuccess) return status;
+      ++runtime.counters.stream_synchronize_count;
+    }
+    WaitForAll(tails);
+    return runtime.StickyError(device);
+  });
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  return Call("cudaStreamQuery", Needs::kDevice, [&] {
+    Runtime& runtime = Runtime::Get();
+    std::vector<CompletionPtr> tails;
+    int device = 0;
+    {
+      const std::lock_guard lock(runtime.mutex());
+      const cudaError_t status = FindTails(stream, tails, device);
+      if (status != cudaSuccess) return status;
+    }
+    for (const CompletionPtr& tail : tails) {
+      if (!tail->Finished()) return cudaErrorNotReady;
+    }
+    return runtime.StickyError(device);
+  });
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+  return Call("cudaStreamWaitEvent", Needs::kDevice, [&] {
+    if (flags != cudaEventWaitDefault) return cudaErrorInvalidValue;
+    Runtime& runtime = Runtime::Get();
+    const std::lock_guard lock(runtime.mutex());
+    const StreamPtr queue = runtime.FindStream(stream);
+    if (!queue) return cudaErrorInvalidResourceHandle;
+    CompletionPtr recorded;
+    int device = 0;
+    const cudaError_t status = FindRecorded(event, recorded, device);
+    if (status != cudaSuccess) return status;
+    if (recorded) runtime.Enqueue(queue, nullptr, {recorded});
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaStreamGetDevice(cudaStream_t stream, int* device) {
+  return Call("cudaStreamGetDevice", Needs::kDevice, [&] {
+    const std::lock_guard lock(Runtime::Get().mutex());
+    const StreamPtr queue = Runtime::Get().FindStream(stream);
+    if (!queue) return cudaErrorInvalidResourceHandle;
+    *device = queue->options().device;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned* flags) {
+  return Call("cudaStreamGetFlags", Needs::kDevice, [&] {
+    const std::lock_guard lock(Runtime::Get().mutex());
+    const StreamPtr queue = Runtime::Get().FindStream(stream);
+    if (!queue) return cudaErrorInvalidResourceHandle;
+    *flags = queue->options().flags;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
+  return Call("cudaStreamGetPriority", Needs::kDevice, [&] {
+    const std::lock_guard lock(Runtime::Get().mutex());
+    const StreamPtr queue = Runtime::Get().FindStream(stream);
+    if (!queue) return cudaErrorInvalidResourceHandle;
+    *priority = queue->options().priority;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
+  return Call("cudaLaunchHostFunc", Needs::kDevice, [&] {
+    if (function == nullptr) return cudaErrorInvalidValue;
+    Runtime& runtime = Runtime::Get();
+    const std::lock_guard lock(runtime.mutex());
+    const StreamPtr queue = runtime.FindStream(stream);
+    if (!queue) return cudaErrorInvalidResourceHandle;
+    ++runtime.counters.host_function_count;
+    runtime.Enqueue(queue, [function, data] {
+      InHostFunction() = true;
+      function(data);
+      InHostFunction() = false;
+    });
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  return Call("cudaEventCreate", Needs::kDevice,
+              [&] { return CreateEvent(event, cudaEventDefault); });
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  return Call("cudaEventCreateWithFlags", Needs::kDevice,
+              [&] { return CreateEvent(event, flags); });
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return Call("cudaEventRecord", Needs::kDevice, [&] {
+    Runtime& runtime = Runtime::Get();
+    const std::lock_guard lock(runtime.mutex());
+    const StreamPtr queue = runtime.FindStream(stream);
+    const auto found = runtime.events.find(event);
+    if (!queue || found == runtime.events.end()) return cudaErrorInvalidResourceHandle;
+    if (found->second.device != queue->options().device) return cudaErrorInvalidResourceHandle;
+    found->second.recorded = runtime.Enqueue(queue, nullptr);
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  return Call("cudaEventQuery", Needs::kDevice, [&] {
+    Runtime& runtime = Runtime::Get();
+    CompletionPtr recorded;
+    int device = 0;
+    {
+      const std::lock_guard lock(runtime.mutex());
+      const cudaError_t status = FindRecorded(event, recorded, device);
+      if (status != cudaSuccess) return status;
+    }
+    if (recorded && !recorded->Finished()) return cudaErrorNotReady;
+    return runtime.StickyError(device);
+  });
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  return Call("cudaEventSynchronize", Needs::kDevice, [&] {
+    Runtime& runtime = Runtime::Get();
+    CompletionPtr recorded;
+    int device = 0;
+    {
+      const std::lock_guard lock(runtime.mutex());
+      const cudaError_t status = FindRecorded(event, recorded, device);
+      if (status != cudaSuccess) return status;
+      ++runtime.counters.event_synchronize_count;
+    }
+    if (recorded) recorded->Wait();
+    return runtime.StickyError(device);
+  });
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  return Call("cudaEventDestroy", Needs::kGivesBack, [&] {
+    const std::lock_guard lock(Runtime::Get().mutex());
+    const bool was_there = Runtime::Get().events.erase(event) > 0;
+    return was_there ? cudaSuccess : cudaErrorInvalidResourceHandle;
+  });
+}
+
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  return Call("cudaEventElapsedTime", Needs::kDevice, [&] {
+    Runtime& runtime = Runtime::Get();
+    const std::lock_guard lock(runtime.mutex());
+    std::chrono::steady_clock::time_point times[2];
+    cudaEvent_t const both[2] = {begin, end};
+    for (int i = 0; i < 2; ++i) {
+      const auto found = runtime.events.find(both[i]);
+      if (found == runtime.events.end() || !found->second.recorded ||
+          (found->second.flags & cudaEventDisableTiming) != 0) {
+        return cudaErrorInvalidResourceHandle;
+      }
+      if (!found->second.recorded->Finished()) return cudaErrorNotReady;
+      times[i] = found->second.recorded->finished_at();
+    }
+    *milliseconds = std::chrono::duration<float, std::milli>(times[1] - times[0]).count();
+    return cudaSuccess;
+  });
+}
+
+}  // extern "C"

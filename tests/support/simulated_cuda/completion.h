@@ -1,0 +1,44 @@
+#pragma once
+/// A flag that is raised once: the end of an operation of a stream.
+
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+
+namespace cairn::simulated_cuda {
+
+/// Threads: any. What happened before Finish is seen by who saw the flag raised.
+class Completion {
+ public:
+  void Finish() {
+    const std::lock_guard lock(mutex_);
+    if (finished_) return;
+    finished_ = true;
+    finished_at_ = std::chrono::steady_clock::now();
+    changed_.notify_all();
+  }
+  bool Finished() const {
+    const std::lock_guard lock(mutex_);
+    return finished_;
+  }
+  void Wait() const {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return finished_; });
+  }
+  /// Requires Finished.
+  std::chrono::steady_clock::time_point finished_at() const {
+    const std::lock_guard lock(mutex_);
+    return finished_at_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  bool finished_ = false;
+  std::chrono::steady_clock::time_point finished_at_;
+};
+
+using CompletionPtr = std::shared_ptr<Completion>;
+
+}  // namespace cairn::simulated_cuda
