@@ -9,6 +9,7 @@
 #include <optional>
 #include <thread>
 
+#include "core/internal/device_save.h"
 #include "core/internal/no_throw.h"
 #include "core/internal/save.h"
 #include "core/internal/staging.h"
@@ -18,14 +19,16 @@ namespace cairn::core {
 struct SaveHandle::State {
   std::mutex mutex;
   std::condition_variable changed;
-  // Guarded by mutex.
-  bool staged = false;
-  std::optional<Result<SaveReport>> result;
+  std::optional<Result<SaveReport>> result;             // guarded by mutex
+  std::shared_ptr<const internal::StagedPoint> staged;  // shared with the save; null: at once
 };
 
 void SaveHandle::WaitStaged() const {
-  std::unique_lock lock(state_->mutex);
-  state_->changed.wait(lock, [this] { return state_->staged; });
+  if (state_->staged != nullptr) state_->staged->Await();
+}
+
+Result<void> SaveHandle::HoldBack(const DeviceStream& stream) const {
+  return state_->staged == nullptr ? Result<void>() : state_->staged->HoldBack(stream);
 }
 
 Result<SaveReport> SaveHandle::Wait() const {
@@ -69,7 +72,7 @@ class AsyncSaver::Impl {
       return Fail(store_->GiveUp(task.attempt, std::move(begun).error()));
     }
     auto handle = std::make_shared<SaveHandle::State>();
-    handle->staged = true;
+    if (task.device != nullptr) handle->staged = task.device->staged_point();
     task.handle = handle;
     const std::lock_guard lock(mutex_);
     task_ = std::move(task);
@@ -82,7 +85,8 @@ class AsyncSaver::Impl {
  private:
   struct Task {
     internal::SaveAttempt attempt;
-    internal::SavePlan plan;  // staged
+    internal::SavePlan plan;                       // what is in host memory is staged
+    std::unique_ptr<internal::DeviceSave> device;  // for what is not; null: nothing
     SaveOptions options;
     std::shared_ptr<SaveHandle::State> handle;  // shared by the worker and the caller's handle
   };
@@ -96,6 +100,13 @@ class AsyncSaver::Impl {
     CAIRN_TRY(staging_.Stage(task.plan, base_is_known ? &last_save_ : nullptr));
     // What is not in staging must come from the very step that it was compared with.
     if (base_is_known) task.options.base_step = last_save_.step.step;
+    if (!internal::DeviceSave::IsNeeded(task.plan)) return {};
+    CAIRN_TRY_ASSIGN(task.device,
+                     internal::DeviceSave::Begin(task.plan, task.options.streams,
+                                                 store_->kv().options().io->block_bytes));
+    if (!task.options.device_snapshot) return {};
+    CAIRN_TRY(task.device->Digest(task.plan, base_is_known ? &last_save_ : nullptr));
+    CAIRN_TRY(task.device->TakeSnapshot(task.plan));
     return {};
   }
 
@@ -137,16 +148,26 @@ class AsyncSaver::Impl {
       if (!task_) return;
       Task& task = *task_;
       lock.unlock();
-      auto result = store_->SavePlanned(task.attempt, task.plan, task.options, &last_save_);
+      auto result = store_->SavePlanned(task.attempt, task.plan, task.options, &last_save_,
+                                        task.device.get());
+      std::optional<internal::DeviceSave::Reservation> later;
+      if (task.device != nullptr) later = task.device->reservation();
+      task.device.reset();  // a save that failed lets its waiters go
       const auto handle = task.handle;
       lock.lock();
       // First free for the next save, then known as done: who waits for the handle may save at
       // once.
       task_.reset();
       changed_.notify_all();
-      const std::lock_guard done(handle->mutex);
-      handle->result = std::move(result);
-      handle->changed.notify_all();
+      {
+        const std::lock_guard done(handle->mutex);
+        handle->result = std::move(result);
+        handle->changed.notify_all();
+      }
+      if (!later) continue;
+      lock.unlock();
+      later->Take();
+      lock.lock();
     }
   }
 

@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "core/internal/list.h"
+#include "core/internal/device_save.h"
 #include "core/internal/load.h"
 #include "core/internal/lookup.h"
 #include "core/internal/no_throw.h"
@@ -55,21 +56,24 @@ class CheckpointStore::Impl {
     return error;
   }
 
-  Result<SaveReport> SavePlanned(const internal::SaveAttempt& attempt,
-                                 const internal::SavePlan& plan, const SaveOptions& options,
-                                 internal::SavedChunks* saved) {
+  Result<SaveReport> SavePlanned(const internal::SaveAttempt& attempt, internal::SavePlan& plan,
+                                 const SaveOptions& options, internal::SavedChunks* saved,
+                                 internal::DeviceSave* device) {
     if (!attempt.name.empty()) turns_.Await(attempt.turn);
     const std::lock_guard lock(writing_);
     auto report = internal::CatchNoMemory("the records of a save", [&] {
       if (!pool_) {
         pool_ = std::make_unique<internal::WorkerPool>(internal::WorkerPool::DefaultThreadCount());
       }
-      return internal::RunSave(*store_, attempt, plan, place_, options, *pool_, saved);
+      return internal::RunSave(*store_, attempt, plan, place_, options, *pool_, saved, device);
     });
     if (!report) return Fail(GiveUp(attempt, std::move(report).error()));
     if (!attempt.name.empty()) turns_.End(attempt.turn);
     return report;
   }
+
+  /// What the last Save with tensors in device memory wrote; only for SavePlanned.
+  internal::SavedChunks* last_device_save() { return &last_device_save_; }
 
   Result<kv::Store::DeleteReport> Delete(std::span<const uint64_t> steps, bool dry_run) {
     const std::lock_guard lock(writing_);
@@ -93,6 +97,7 @@ class CheckpointStore::Impl {
   internal::SaveTurns turns_;                   // several ranks
   bool closed_ = false;                         // guarded by writing_
   std::mutex writing_;                          // held for all of a save, a deletion, the closing
+  internal::SavedChunks last_device_save_;  // guarded by writing_
   std::unique_ptr<internal::WorkerPool> pool_;  // guarded by writing_; made by the first save
 };
 
@@ -160,14 +165,21 @@ Result<SaveReport> CheckpointStore::Save(uint64_t step, const StateDict& state,
   auto plan = internal::CatchNoMemory("the plan of a save",
                                       [&] { return internal::PlanSave(state, options, place()); });
   if (!plan) return Fail(GiveUp(attempt, std::move(plan).error()));
-  return SavePlanned(attempt, *plan, options, nullptr);
+  if (!internal::DeviceSave::IsNeeded(*plan)) {
+    return SavePlanned(attempt, *plan, options, nullptr, nullptr);
+  }
+  auto device =
+      internal::DeviceSave::Begin(*plan, options.streams, kv().options().io->block_bytes);
+  if (!device) return Fail(GiveUp(attempt, std::move(device).error()));
+  return SavePlanned(attempt, *plan, options, impl_->last_device_save(), device->get());
 }
 
 Result<SaveReport> CheckpointStore::SavePlanned(const internal::SaveAttempt& attempt,
-                                                const internal::SavePlan& plan,
+                                                internal::SavePlan& plan,
                                                 const SaveOptions& options,
-                                                internal::SavedChunks* saved) {
-  return impl_->SavePlanned(attempt, plan, options, saved);
+                                                internal::SavedChunks* saved,
+                                                internal::DeviceSave* device) {
+  return impl_->SavePlanned(attempt, plan, options, saved, device);
 }
 
 Result<Contents> CheckpointStore::List(std::optional<uint64_t> step,

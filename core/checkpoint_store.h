@@ -16,6 +16,7 @@
 
 #include "core/chunk_grid.h"
 #include "core/communicator.h"
+#include "core/device.h"
 #include "core/key_pattern.h"
 #include "core/state_dict.h"
 #include "kv/store.h"
@@ -27,6 +28,7 @@ struct RankPlace;
 struct SaveAttempt;
 struct SavePlan;
 struct SavedChunks;
+class DeviceSave;
 }  // namespace internal
 
 /// Told of progress at most every 50 ms from the calling thread; return false to cancel.
@@ -44,6 +46,12 @@ struct SaveOptions {
   /// Several ranks: those that hold the same plain tensors as this one, which share the writing of
   /// them; by default all. A pipeline stage whose tensors are no DTensors gives its ranks.
   std::shared_ptr<const DeviceMesh> plain_mesh;  // shared with the caller
+  /// Tensors in device memory: the streams whose work makes them what is to be saved; nothing else
+  /// is waited for. For devices that are not named, the default stream.
+  std::vector<DeviceStream> streams;
+  /// AsyncSaver: copy what changed within the device's memory first, if so much is free, so that
+  /// the streams may go on with their next work once that is done.
+  bool device_snapshot = false;
 };
 
 /// What this process wrote; of several ranks each tells its own part.
@@ -228,9 +236,10 @@ class CheckpointStore {
   internal::SaveAttempt NextAttempt(uint64_t step, const SaveOptions& options);
   /// A save that fails before SavePlanned: lets the other ranks know, and returns the error.
   Error GiveUp(const internal::SaveAttempt& attempt, Error error);
-  Result<SaveReport> SavePlanned(const internal::SaveAttempt& attempt,
-                                 const internal::SavePlan& plan, const SaveOptions& options,
-                                 internal::SavedChunks* saved);
+  /// `device` for a plan that has tensors in device memory.
+  Result<SaveReport> SavePlanned(const internal::SaveAttempt& attempt, internal::SavePlan& plan,
+                                 const SaveOptions& options, internal::SavedChunks* saved,
+                                 internal::DeviceSave* device);
 
   class Impl;
   explicit CheckpointStore(std::unique_ptr<Impl> impl);

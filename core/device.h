@@ -41,6 +41,16 @@ struct DigestJob {
   uint64_t base_page = kNoBase;
 };
 
+/// A point in a device's work, kept apart from the lane that made it. Threads: safe.
+class DeviceFence {
+ public:
+  virtual ~DeviceFence() = default;
+  /// Waits, on the host.
+  virtual Result<void> Await() const = 0;
+  /// What the caller's stream gets from here on runs after the point. Does not wait.
+  virtual Result<void> HoldBack(void* stream) const = 0;
+};
+
 /// Work on one device in an order of its own, beside the caller's streams. Members enqueue and
 /// return unless they say that they wait.
 ///
@@ -55,8 +65,6 @@ class DeviceLane {
 
   /// What comes from here on runs after all that the caller's stream holds now.
   virtual Result<void> Follow(void* stream) = 0;
-  /// What the caller's stream gets from here on runs after all that this lane holds now.
-  virtual Result<void> HoldBack(void* stream) = 0;
 
   /// Brings bytes [begin, begin + target.size()) of the row-major form of `source`, a tensor in
   /// device memory, to `target`, host memory (page-locked, or the copy is slow and waits). Small
@@ -81,6 +89,8 @@ class DeviceLane {
   virtual Result<bool> Passed(Mark mark) = 0;
   /// Waits, on the host.
   virtual Result<void> Await(Mark mark) = 0;
+  /// Flushes. The point behind all that the lane holds now.
+  virtual Result<std::shared_ptr<const DeviceFence>> Fence() = 0;
 
   /// Page digests (kv/digest.h, bit-equal) of all jobs, in their order, each on its own pages.
   /// Waits for the result. `changed` holds a bit for each page, set where there is nothing to

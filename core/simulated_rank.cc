@@ -8,7 +8,7 @@ namespace cairn::core {
 
 Result<RankShare> PlanRank(const StateDict& state, const SaveOptions& options, uint32_t rank,
                            uint32_t world_size) {
-  CAIRN_TRY_ASSIGN(const internal::SavePlan plan,
+  CAIRN_TRY_ASSIGN(internal::SavePlan plan,
                    internal::PlanSave(state, options, {.rank = rank, .world_size = world_size}));
   RankShare share{.bytes = plan.own_bytes};
   for (const TensorInfo& tensor : plan.tensors) {
@@ -22,7 +22,7 @@ Result<void> HandInRank(kv::Store& joined, uint64_t step, const std::string& att
                         const StateDict& state, const SaveOptions& options, uint32_t rank,
                         uint32_t world_size) {
   const internal::RankPlace place{.rank = rank, .world_size = world_size};
-  CAIRN_TRY_ASSIGN(const internal::SavePlan plan, internal::PlanSave(state, options, place));
+  CAIRN_TRY_ASSIGN(internal::SavePlan plan, internal::PlanSave(state, options, place));
   internal::WorkerPool pool(1);
   CAIRN_TRY(internal::RunSave(joined, {.step = step, .name = attempt, .wait = false}, plan, place,
                               options, pool));

@@ -20,6 +20,7 @@
 #include <limits>
 #include <utility>
 
+#include "core/internal/device_save.h"
 #include "core/internal/progress.h"
 #include "core/internal/rank_merge.h"
 #include "core/internal/records.h"
@@ -309,6 +310,8 @@ std::vector<SavedChunks::Piece> PiecesToRemember(const SavePlan& plan) {
                       .dtype = tensor.dtype,
                       .box = piece.grid.box(),
                       .first_chunk = piece.first_chunk,
+                      .device = piece.source.device,
+                      .first_leaf = piece.first_leaf,
                       .chunks = {}});
     pieces.back().chunks.reserve(piece.chunk_count());
   }
@@ -398,8 +401,9 @@ Result<std::optional<SaveRun::Base>> SaveRun::FindBase(kv::Store& store,
 }
 
 Result<SaveRun> SaveRun::Begin(kv::Store& store, const SaveAttempt& attempt, const RankPlace& place,
-                               const SaveOptions& options) {
+                               const SaveOptions& options, DeviceSave* device) {
   SaveRun run;
+  run.device_ = device;
   run.step_ = attempt.step;
   run.place_ = place;
   run.report_.step = attempt.step;
@@ -410,7 +414,9 @@ Result<SaveRun> SaveRun::Begin(kv::Store& store, const SaveAttempt& attempt, con
                                               .world_size = place.world_size,
                                               .attempt = attempt.name,
                                               .deadline = attempt.deadline,
-                                              .outcome_deadline = attempt.outcome_deadline}));
+                                              .outcome_deadline = attempt.outcome_deadline,
+                                              .blocks = device ? device->blocks() : nullptr,
+                                              .filler = device}));
   return run;
 }
 
@@ -438,6 +444,10 @@ std::optional<uint64_t> SaveRun::base_step() const {
   return base_ ? std::optional(base_->step.step) : std::nullopt;
 }
 
+bool SaveRun::IsBase(const kv::StepInfo& step) const {
+  return base_ && base_->step.generation == step.generation && base_->step.step == step.step;
+}
+
 SaveReport SaveRun::report() const {
   SaveReport report = report_;
   report.written_bytes = writer_->written_bytes();
@@ -446,18 +456,25 @@ SaveReport SaveRun::report() const {
   return report;
 }
 
-Result<SaveReport> RunSave(kv::Store& store, const SaveAttempt& attempt, const SavePlan& plan,
+Result<SaveReport> RunSave(kv::Store& store, const SaveAttempt& attempt, SavePlan& plan,
                            const RankPlace& place, const SaveOptions& options, WorkerPool& pool,
-                           SavedChunks* saved) {
-  CAIRN_TRY_ASSIGN(SaveRun run, SaveRun::Begin(store, attempt, place, options));
+                           SavedChunks* saved, DeviceSave* device) {
+  CAIRN_TRY_ASSIGN(SaveRun run, SaveRun::Begin(store, attempt, place, options, device));
+  if (device != nullptr && !device->is_digested()) {
+    const bool comparable = saved != nullptr && saved->chunk_bytes == options.chunk_bytes &&
+                            run.IsBase(saved->step);
+    CAIRN_TRY(device->Digest(plan, comparable ? saved : nullptr));
+  }
   SavedChunks remembered;
   CAIRN_TRY(run.Write(plan, options, pool, saved == nullptr ? nullptr : &remembered));
+  if (device != nullptr) CAIRN_TRY(device->Staged());
   SaveReport report = run.report();
   CAIRN_TRY_ASSIGN(const kv::StepInfo info,
                    Finish(plan, place, attempt.wait, run.base_step(), run.writer()));
   if (saved != nullptr) {
     remembered.step = info;
     remembered.chunk_bytes = options.chunk_bytes;
+    if (device != nullptr) remembered.leaves = device->TakeLeaves();
     *saved = std::move(remembered);
   }
   report.seconds = run.report().seconds;

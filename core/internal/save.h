@@ -2,11 +2,13 @@
 /// Writing one state dict as one step.
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "core/device.h"
 #include "core/internal/save_plan.h"
 #include "core/internal/worker_pool.h"
 
@@ -24,12 +26,18 @@ struct SavedChunks {
     DType dtype = DType::kUnknown;
     Box box;
     uint64_t first_chunk = 0;
+    int device = kHostDevice;
+    uint64_t first_leaf = 0;    // as PlannedPiece::first_leaf
     std::vector<Chunk> chunks;  // from first_chunk on, in the order of the grid
   };
   kv::StepInfo step;
   uint64_t chunk_bytes = 0;
   std::vector<Piece> pieces;  // as in the plan
+  /// Page digests of pieces in device memory, kept there; shared with the save that compares.
+  std::map<int, std::shared_ptr<const DeviceLeaves>> leaves;
 };
+
+class DeviceSave;
 
 /// The attempt that a save makes; named by Store::NextAttempt where there are several ranks.
 struct SaveAttempt {
@@ -51,8 +59,9 @@ struct SaveAttempt {
 class SaveRun {
  public:
   /// `store` and `place` as in RunSave; errors as Store::Begin.
+  /// `device` for plans that have tensors in device memory; must outlive the run.
   static Result<SaveRun> Begin(kv::Store& store, const SaveAttempt& attempt, const RankPlace& place,
-                               const SaveOptions& options);
+                               const SaveOptions& options, DeviceSave* device = nullptr);
 
   /// The chunks and records of a plan; of several plans none has a tensor of another. `saved`, if
   /// given, gets what was written, but for its step. kConflict: chunks that the plan takes for the
@@ -63,6 +72,8 @@ class SaveRun {
   kv::StepWriter& writer() { return *writer_; }
   const RankPlace& place() const { return place_; }
   std::optional<uint64_t> base_step() const;
+  /// True if that step is the base, so that what it wrote says what has not changed since.
+  bool IsBase(const kv::StepInfo& step) const;
   /// Of this rank, as far as it has come.
   SaveReport report() const;
 
@@ -77,16 +88,18 @@ class SaveRun {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   uint64_t step_ = 0;
   RankPlace place_;
+  DeviceSave* device_ = nullptr;  // outlives the run; null: host memory alone
   std::optional<Base> base_;
   std::unique_ptr<kv::StepWriter> writer_;
   SaveReport report_;
 };
 
-/// Writes the plan. Requires that no other save of this store runs. `pool` digests. Fills `saved`,
-/// if given, on success. Errors as SaveRun. Several ranks: as StepWriter::Gather and AwaitOutcome;
+/// Writes the plan. Requires that no other save of this store runs. `pool` digests. `saved`, if
+/// given, holds what the save before wrote, if any, and on success what this one did. Tensors in
+/// device memory are digested first, and compared with `saved` where that was the base. Errors as SaveRun. Several ranks: as StepWriter::Gather and AwaitOutcome;
 /// and kInvalidArgument on all of them where their parts do not make whole tensors or do not agree.
-Result<SaveReport> RunSave(kv::Store& store, const SaveAttempt& attempt, const SavePlan& plan,
+Result<SaveReport> RunSave(kv::Store& store, const SaveAttempt& attempt, SavePlan& plan,
                            const RankPlace& place, const SaveOptions& options, WorkerPool& pool,
-                           SavedChunks* saved = nullptr);
+                           SavedChunks* saved = nullptr, DeviceSave* device = nullptr);
 
 }  // namespace cairn::core::internal

@@ -42,6 +42,15 @@ struct PlannedPiece {
   /// `source`; from first_chunk on, or empty if all bytes are there.
   std::vector<std::optional<kv::Digest>> unchanged;
 
+  /// Of a piece in device memory, once it is digested there: for each chunk from first_chunk on.
+  struct ChunkPages {
+    std::vector<uint64_t> leaves;  // page digests; none where `unchanged` has the chunk's
+    std::vector<bool> changed;     // pages that are not the base's; none where that is not known
+  };
+  std::vector<ChunkPages> pages;
+  uint64_t first_leaf = 0;  // of the run's page digests among those of its device
+  bool on_device() const { return source.device != kHostDevice; }
+
   uint64_t chunk_count() const { return end_chunk - first_chunk; }
   /// Where the run begins in the box's payload, and where it ends. Requires a chunk.
   uint64_t begin_bytes() const { return grid.offset_bytes(first_chunk); }

@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "core/internal/base_cursor.h"
 #include "core/strided_copy.h"
 #include "kv/digest.h"
 
@@ -44,32 +45,8 @@ void AddCopies(PlannedPiece& piece, uint64_t begin, uint64_t end, uint64_t offse
   }
 }
 
-// Looks pieces up that come in key order, as `base` has them.
-class BaseCursor {
- public:
-  explicit BaseCursor(const SavedChunks* base) : base_(base) {}
-
-  /// The chunks of the same piece on the same grid, or null.
-  const std::vector<SavedChunks::Chunk>* Find(const TensorInfo& tensor, const PlannedPiece& piece) {
-    if (base_ == nullptr) return nullptr;
-    while (next_ < base_->pieces.size() && base_->pieces[next_].fqn < tensor.fqn) ++next_;
-    for (size_t i = next_; i < base_->pieces.size() && base_->pieces[i].fqn == tensor.fqn; ++i) {
-      const SavedChunks::Piece& found = base_->pieces[i];
-      if (found.dtype == tensor.dtype && found.box == piece.grid.box() &&
-          found.first_chunk == piece.first_chunk && found.chunks.size() == piece.chunk_count()) {
-        return &found.chunks;
-      }
-    }
-    return nullptr;
-  }
-
- private:
-  const SavedChunks* base_;
-  size_t next_ = 0;
-};
-
-void AddTasks(PlannedPiece& piece, uint64_t offset_bytes,
-              const std::vector<SavedChunks::Chunk>* base, std::vector<Task>& tasks) {
+void AddTasks(PlannedPiece& piece, uint64_t offset_bytes, const SavedChunks::Piece* base,
+              std::vector<Task>& tasks) {
   if (base == nullptr || !IsContiguous(piece.source.shape, piece.source.strides)) {
     return AddCopies(piece, piece.begin_bytes(), piece.end_bytes(), offset_bytes, tasks);
   }
@@ -78,7 +55,7 @@ void AddTasks(PlannedPiece& piece, uint64_t offset_bytes,
     const uint64_t begin = piece.grid.offset_bytes(piece.first_chunk + chunk);
     const uint64_t length = piece.grid.length_bytes(piece.first_chunk + chunk);
     const uint64_t at = offset_bytes + (begin - piece.begin_bytes());
-    if (!(*base)[chunk].reused) {
+    if (!base->chunks[chunk].reused) {
       AddCopies(piece, begin, begin + length, at, tasks);
       continue;
     }
@@ -86,7 +63,7 @@ void AddTasks(PlannedPiece& piece, uint64_t offset_bytes,
                      .begin_bytes = begin,
                      .length_bytes = length,
                      .offset_bytes = at,
-                     .base = &(*base)[chunk].digest,
+                     .base = &base->chunks[chunk].digest,
                      .chunk = chunk});
   }
 }
@@ -139,6 +116,10 @@ Result<void> StagingArea::Stage(SavePlan& plan, const SavedChunks* base) {
   uint64_t total_bytes = 0;
   BaseCursor cursor(base);
   for (PlannedPiece& piece : plan.pieces) {
+    if (piece.on_device()) {
+      offsets_bytes.push_back(0);
+      continue;
+    }
     const uint64_t length = piece.end_bytes() - piece.begin_bytes();
     offsets_bytes.push_back(
         RoundUp(total_bytes, length >= kLargePieceBytes ? kPageAlignment : kLineBytes));
@@ -149,6 +130,7 @@ Result<void> StagingArea::Stage(SavePlan& plan, const SavedChunks* base) {
   pool_.Run(tasks.size(), [&](size_t i, size_t) { RunTask(tasks[i], memory_); });
   for (size_t i = 0; i < plan.pieces.size(); ++i) {
     PlannedPiece& piece = plan.pieces[i];
+    if (piece.on_device()) continue;
     piece.source.data = memory_ + offsets_bytes[i];
     piece.source.strides.clear();
     piece.skipped_bytes = piece.begin_bytes();

@@ -18,7 +18,7 @@ class StagingArea {
   StagingArea(const StagingArea&) = delete;
   StagingArea& operator=(const StagingArea&) = delete;
 
-  /// Copies what the plan's pieces hold into this area and lets them point there, row-major.
+  /// Copies what the plan's pieces in host memory hold into this area and lets them point there, row-major.
   /// Valid until the next Stage. kResourceExhausted: no memory; the plan is as it was then.
   ///
   /// With `base`, the chunks that the save of it found unchanged are digested first, which costs

@@ -27,6 +27,21 @@ core::TensorView AsView(const core::TensorTarget& target) {
   return {target.dtype, target.shape, target.strides, target.data, target.device};
 }
 
+class LaneFence final : public core::DeviceFence {
+ public:
+  LaneFence(Event event, int device) : event_(std::move(event)), device_(device) {}
+  Result<void> Await() const override { return event_.Wait(); }
+  Result<void> HoldBack(void* stream) const override {
+    const DeviceScope scope(device_);
+    return Check(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), event_.get(), 0),
+                 "making the caller's stream wait");
+  }
+
+ private:
+  const Event event_;
+  const int device_;
+};
+
 }  // namespace
 
 Result<std::unique_ptr<Lane>> Lane::Make(std::shared_ptr<DeviceHeap> heap) {
@@ -64,13 +79,12 @@ Result<void> Lane::Follow(void* stream) {
   return copy_.WaitFor(now);
 }
 
-Result<void> Lane::HoldBack(void* stream) {
+Result<std::shared_ptr<const core::DeviceFence>> Lane::Fence() {
   CAIRN_TRY(Flush());
   const DeviceScope scope(device());
-  CAIRN_TRY_ASSIGN(const Event now, Event::Make());
+  CAIRN_TRY_ASSIGN(Event now, Event::Make());
   CAIRN_TRY(now.Record(copy_.get()));
-  return Check(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), now.get(), 0),
-               "making the caller's stream wait");
+  return std::make_shared<const LaneFence>(std::move(now), device());
 }
 
 Result<void> Lane::Order(const Stream& first, const Stream& second) {

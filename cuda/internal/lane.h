@@ -33,7 +33,6 @@ class Lane final : public core::DeviceLane {
 
   int device() const override { return heap_->device(); }
   Result<void> Follow(void* stream) override;
-  Result<void> HoldBack(void* stream) override;
   Result<void> CopyOut(const core::TensorView& source, uint64_t begin_bytes,
                        std::span<std::byte> target) override;
   Result<void> ZeroOut(std::span<std::byte> target) override;
@@ -46,6 +45,7 @@ class Lane final : public core::DeviceLane {
   Result<Mark> Flush() override;
   Result<bool> Passed(Mark mark) override;
   Result<void> Await(Mark mark) override;
+  Result<std::shared_ptr<const core::DeviceFence>> Fence() override;
   Result<Digests> Digest(std::span<const core::DigestJob> jobs,
                          const core::DeviceLeaves* base) override;
   Result<std::vector<uint64_t>> FetchLeaves(const core::DeviceLeaves& leaves,

@@ -41,9 +41,9 @@ Result<StridedShape> ShapeForCopy(const core::TensorView& view, uint64_t alignme
   const std::vector<Dim> dims = JoinedDims(view, schema::ElementBytes(view.dtype));
   if (dims.size() > StridedShape::kMaxDims) {
     return Fail(ErrorCode::kUnimplemented,
-                fmt::format("a strided tensor of {} dimensions on a GPU: at most {} are copied; "
-                            "make it contiguous first",
-                            dims.size(), int{StridedShape::kMaxDims}));
+                fmt::format("a strided tensor of {} dimensions on a GPU, more than {} of which do "
+                            "not lie one behind another; make it contiguous first",
+                            view.shape.size(), int{StridedShape::kMaxDims}));
   }
   // The lowest bit set in any of them is the widest unit that divides all.
   uint64_t all = kMaxUnitBytes | alignment | dims.front().size |

@@ -1,0 +1,79 @@
+// The process's page-locked pool and its budget.
+
+#include "core/internal/pinned_blocks.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string_view>
+
+#include "core/device.h"
+
+namespace cairn::core::internal {
+namespace {
+
+class DevicePageLocker final : public kv::PageLocker {
+ public:
+  explicit DevicePageLocker(DeviceBackend* backend) : backend_(backend) {}
+  Result<void> Lock(std::span<std::byte> memory) override { return backend_->Pin(memory); }
+  void Unlock(std::span<std::byte> memory) override { backend_->Unpin(memory); }
+
+ private:
+  DeviceBackend* const backend_;  // of the process
+};
+
+// Nothing: not set.
+Result<std::optional<uint64_t>> NumberFromEnvironment(const char* name) {
+  const char* const text = std::getenv(name);
+  if (text == nullptr || *text == '\0') return std::nullopt;
+  const std::string_view view(text);
+  uint64_t value = 0;
+  const auto [end, error] = std::from_chars(view.data(), view.data() + view.size(), value);
+  if (error != std::errc() || end != view.data() + view.size()) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}={} is not a number of bytes", name, view));
+  }
+  return value;
+}
+
+Result<uint64_t> BudgetBytes() {
+  CAIRN_TRY_ASSIGN(const auto given, NumberFromEnvironment("CAIRN_PINNED_BYTES"));
+  if (given) return *given;
+  const auto pages = static_cast<uint64_t>(std::max(0L, ::sysconf(_SC_PHYS_PAGES)));
+  const auto page_bytes = static_cast<uint64_t>(std::max(0L, ::sysconf(_SC_PAGESIZE)));
+  // torchrun says how many ranks share the host; whoever starts ranks otherwise sets the budget.
+  const auto ranks = NumberFromEnvironment("LOCAL_WORLD_SIZE");
+  const uint64_t rank_count = ranks ? std::max<uint64_t>(ranks->value_or(1), 1) : 1;
+  return pages * page_bytes / 2 / rank_count;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<kv::BlockPool>> PinnedBlocks(uint64_t block_bytes) {
+  static std::mutex mutex;
+  // Never destroyed: at the end of the process the driver may be gone before them.
+  static auto* const pools = new std::map<uint64_t, std::shared_ptr<kv::BlockPool>>;
+  const std::lock_guard lock(mutex);
+  std::shared_ptr<kv::BlockPool>& pool = (*pools)[block_bytes];
+  if (pool != nullptr) return pool;
+  CAIRN_TRY_ASSIGN(DeviceBackend* const backend, FindDeviceBackend());
+  CAIRN_TRY_ASSIGN(const uint64_t budget_bytes, BudgetBytes());
+  const uint64_t blocks = std::min<uint64_t>(budget_bytes / block_bytes, UINT32_MAX);
+  if (blocks == 0) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("a budget of {} bytes of page-locked memory (CAIRN_PINNED_BYTES) holds "
+                            "no block of {} bytes",
+                            budget_bytes, block_bytes));
+  }
+  pool = std::make_shared<kv::BlockPool>(block_bytes, static_cast<uint32_t>(blocks),
+                                         std::make_shared<DevicePageLocker>(backend));
+  return pool;
+}
+
+}  // namespace cairn::core::internal

@@ -1,0 +1,16 @@
+#pragma once
+/// Page-locked blocks that payload of devices passes through: one bounded pool for the process.
+
+#include <memory>
+
+#include "kv/block_pool.h"
+
+namespace cairn::core::internal {
+
+/// The pool of blocks of this size; made at the first call, kept until the process ends. Its budget
+/// is CAIRN_PINNED_BYTES from the environment (kInvalidArgument: no number, or less than a block),
+/// by default half of the host's memory divided by the ranks on the host, as LOCAL_WORLD_SIZE says.
+/// Errors as FindDeviceBackend. Threads: safe.
+Result<std::shared_ptr<kv::BlockPool>> PinnedBlocks(uint64_t block_bytes);
+
+}  // namespace cairn::core::internal

@@ -1,0 +1,164 @@
+// Digests that are made on the device are those that the host makes, bit for bit.
+
+#include "kv/digest.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "core/strided_copy.h"
+#include "cuda/backend.h"
+#include "tests/cuda/device_tensor.h"
+#include "tests/support/result_matchers.h"
+
+namespace cairn::cuda {
+namespace {
+
+using core::DigestJob;
+using core::TensorView;
+using testing::DeviceBytes;
+using testing::RandomBytes;
+
+class DigestTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto backend = FindBackend();
+    CAIRN_ASSERT_OK(backend);
+    auto lane = (*backend)->OpenLane(0);
+    CAIRN_ASSERT_OK(lane);
+    lane_ = *std::move(lane);
+  }
+
+  std::vector<uint64_t> LeavesOf(const core::DeviceLane::Digests& digests) {
+    auto leaves = lane_->FetchLeaves(*digests.leaves,
+                                     {{{.first = 0, .count = digests.leaves->page_count()}}});
+    CAIRN_EXPECT_OK(leaves);
+    return leaves ? *leaves : std::vector<uint64_t>();
+  }
+
+  std::shared_ptr<core::DeviceLane> lane_;
+};
+
+TEST_F(DigestTest, EqualsTheHostsForEveryLengthAndAddress) {
+  // Every branch of XXH3 has its first and last length here, and the ends of pages.
+  std::vector<uint64_t> lengths;
+  for (uint64_t length = 1; length <= 260; ++length) lengths.push_back(length);
+  for (const uint64_t around : {512, 1024, 1025, 2048, 4096, 4160, 5120, 65536, 131072, 200000}) {
+    for (int64_t off = -2; off <= 2; ++off) lengths.push_back(around + static_cast<uint64_t>(off));
+  }
+  const std::vector<std::byte> bytes = RandomBytes(200002 + 64, 7);
+  const DeviceBytes device(bytes);
+  std::vector<DigestJob> jobs;
+  std::vector<uint64_t> expected;
+  for (const uint64_t length : lengths) {
+    for (const uint64_t at : {0, 1, 2, 4, 8, 16, 24}) {
+      if (length > 5200 && at > 1) continue;  // whole pages take the simulation a while
+      jobs.push_back({.source = device.View(), .begin_bytes = at, .length_bytes = length});
+      kv::AppendLeaves(std::span(bytes).subspan(at, length), expected);
+    }
+  }
+  auto digests = lane_->Digest(jobs, nullptr);
+  CAIRN_ASSERT_OK(digests);
+  ASSERT_EQ(digests->leaves->page_count(), expected.size());
+  const std::vector<uint64_t> leaves = LeavesOf(*digests);
+  ASSERT_EQ(leaves.size(), expected.size());
+  uint64_t page = 0;
+  for (const DigestJob& job : jobs) {
+    for (uint64_t i = 0; i < kv::PageCount(job.length_bytes); ++i, ++page) {
+      ASSERT_EQ(leaves[page], expected[page])
+          << "page " << i << " of " << job.length_bytes << " bytes at " << job.begin_bytes;
+      EXPECT_TRUE(digests->IsChanged(page));
+    }
+  }
+}
+
+TEST_F(DigestTest, DigestsStridedTensorsAsTheirRowMajorForm) {
+  const std::vector<std::byte> bytes = RandomBytes(600 * 700 * 2, 8);
+  const DeviceBytes device(bytes);
+  const TensorView host{.dtype = core::DType::kBFloat16,
+                        .shape = {700, 300},
+                        .strides = {1, 1400},
+                        .data = bytes.data()};
+  TensorView transposed = host;
+  transposed.data = device.data();
+  transposed.device = 0;
+  const uint64_t length = 700 * 300 * 2;
+  std::vector<std::byte> row_major(length);
+  core::GatherBytes(host, 0, row_major);
+  std::vector<uint64_t> expected;
+  kv::AppendLeaves(row_major, expected);
+  const std::vector<std::byte> tail(row_major.begin() + 100'002, row_major.end());
+  kv::AppendLeaves(tail, expected);
+  kv::AppendLeaves(bytes, expected);
+
+  auto digests = lane_->Digest(
+      std::vector<DigestJob>{
+          {.source = transposed, .begin_bytes = 0, .length_bytes = length},
+          {.source = transposed, .begin_bytes = 100'002, .length_bytes = length - 100'002},
+          {.source = device.View(), .begin_bytes = 0, .length_bytes = bytes.size()}},
+      nullptr);
+  CAIRN_ASSERT_OK(digests);
+  EXPECT_EQ(LeavesOf(*digests), expected);
+}
+
+TEST_F(DigestTest, TellsWhichPagesChanged) {
+  std::vector<std::byte> bytes = RandomBytes(100 * kv::kPageBytes + 5, 9);
+  DeviceBytes device(bytes);
+  std::vector<DigestJob> jobs{
+      {.source = device.View(), .begin_bytes = 0, .length_bytes = 60 * kv::kPageBytes},
+      {.source = device.View(),
+       .begin_bytes = 60 * kv::kPageBytes,
+       .length_bytes = bytes.size() - 60 * kv::kPageBytes}};
+  auto before = lane_->Digest(jobs, nullptr);
+  CAIRN_ASSERT_OK(before);
+  for (const uint64_t page : {0, 31, 32, 63, 99}) {
+    std::byte& first = bytes[page * kv::kPageBytes];
+    first ^= std::byte{1};
+    device.Write({&first, 1}, page * kv::kPageBytes);
+  }
+  bytes.back() ^= std::byte{0x80};
+  device.Write({&bytes.back(), 1}, bytes.size() - 1);
+
+  // The second job is looked up where it stood, the first has nothing to compare with.
+  jobs[1].base_page = 60;
+  auto after = lane_->Digest(jobs, before->leaves.get());
+  CAIRN_ASSERT_OK(after);
+  for (uint64_t page = 0; page < 101; ++page) {
+    const bool expected = page < 60 || page == 63 || page == 99 || page == 100;
+    EXPECT_EQ(after->IsChanged(page), expected) << page;
+  }
+  jobs[0].base_page = 0;
+  after = lane_->Digest(jobs, before->leaves.get());
+  CAIRN_ASSERT_OK(after);
+  for (uint64_t page = 0; page < 101; ++page) {
+    const bool expected =
+        page == 0 || page == 31 || page == 32 || page == 63 || page == 99 || page == 100;
+    EXPECT_EQ(after->IsChanged(page), expected) << page;
+  }
+}
+
+TEST_F(DigestTest, FindsTheJobOfEveryPageAmongMany) {
+  // More jobs than a warp finds in two looks, most of one page, some of several.
+  const std::vector<std::byte> bytes = RandomBytes(200'000, 10);
+  const DeviceBytes device(bytes);
+  std::vector<DigestJob> jobs;
+  std::vector<uint64_t> expected;
+  for (uint64_t i = 0; i < 1500; ++i) {
+    const uint64_t length = i % 400 == 0 ? 140'000 : 1 + i % 77;
+    jobs.push_back({.source = device.View(), .begin_bytes = i, .length_bytes = length});
+    kv::AppendLeaves(std::span(bytes).subspan(i, length), expected);
+  }
+  auto digests = lane_->Digest(jobs, nullptr);
+  CAIRN_ASSERT_OK(digests);
+  EXPECT_EQ(LeavesOf(*digests), expected);
+}
+
+TEST_F(DigestTest, OfNothingIsNothing) {
+  auto digests = lane_->Digest({}, nullptr);
+  CAIRN_ASSERT_OK(digests);
+  EXPECT_EQ(digests->leaves->page_count(), 0u);
+}
+
+}  // namespace
+}  // namespace cairn::cuda
