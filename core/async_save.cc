@@ -102,8 +102,7 @@ class AsyncSaver::Impl {
     if (base_is_known) task.options.base_step = last_save_.step.step;
     if (!internal::DeviceSave::IsNeeded(task.plan)) return {};
     CAIRN_TRY_ASSIGN(task.device,
-                     internal::DeviceSave::Begin(task.plan, task.options.streams,
-                                                 store_->kv().options().io->block_bytes));
+                     internal::DeviceSave::Begin(task.plan, task.options.streams));
     if (!task.options.device_snapshot) return {};
     CAIRN_TRY(task.device->Digest(task.plan, base_is_known ? &last_save_ : nullptr));
     CAIRN_TRY(task.device->TakeSnapshot(task.plan));

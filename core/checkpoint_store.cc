@@ -168,8 +168,7 @@ Result<SaveReport> CheckpointStore::Save(uint64_t step, const StateDict& state,
   if (!internal::DeviceSave::IsNeeded(*plan)) {
     return SavePlanned(attempt, *plan, options, nullptr, nullptr);
   }
-  auto device =
-      internal::DeviceSave::Begin(*plan, options.streams, kv().options().io->block_bytes);
+  auto device = internal::DeviceSave::Begin(*plan, options.streams);
   if (!device) return Fail(GiveUp(attempt, std::move(device).error()));
   return SavePlanned(attempt, *plan, options, impl_->last_device_save(), device->get());
 }
@@ -216,9 +215,10 @@ Result<std::vector<ChunkInfo>> CheckpointStore::Chunks(const kv::StepInfo& step,
 
 Result<LoadReport> CheckpointStore::Load(const kv::StepInfo& step,
                                          std::span<const LoadRequest> requests,
-                                         const Progress& progress) const {
+                                         const Progress& progress,
+                                         std::span<const DeviceStream> streams) const {
   return internal::WithStep(kv(), step, [&](const internal::StepView& view) {
-    return internal::RunLoad(view, requests, progress);
+    return internal::RunLoad(view, requests, progress, streams);
   });
 }
 

@@ -125,6 +125,8 @@ struct ShardLoadOptions {
   /// read_once: host memory for passing bytes on.
   uint64_t buffer_bytes = 64 << 20;
   Progress progress;
+  /// For targets in device memory, as Load has them.
+  std::vector<DeviceStream> streams;
 };
 
 struct LoadReport {
@@ -199,9 +201,11 @@ class CheckpointStore {
 
   /// Fills all targets; every byte is checked against its page digest first read. All requests are
   /// checked (key, dtype, box) before any target is touched. After an error targets are
-  /// unspecified.
+  /// unspecified. Targets in device memory are written behind what `streams` hold (for devices that
+  /// are not named, the default stream) and may be used on any stream when it returns.
   Result<LoadReport> Load(const kv::StepInfo& step, std::span<const LoadRequest> requests,
-                          const Progress& progress = {}) const;
+                          const Progress& progress = {},
+                          std::span<const DeviceStream> streams = {}) const;
 
   /// Load for any mesh: fills this rank's part of each tensor. kInvalidArgument: a global shape
   /// that is not the stored one, a local tensor that mesh and placements do not make, or as Load.

@@ -62,11 +62,10 @@ bool DeviceSave::IsNeeded(const SavePlan& plan) {
 }
 
 Result<std::unique_ptr<DeviceSave>> DeviceSave::Begin(const SavePlan& plan,
-                                                      std::span<const DeviceStream> streams,
-                                                      uint64_t block_bytes) {
+                                                      std::span<const DeviceStream> streams) {
   auto save = std::unique_ptr<DeviceSave>(new DeviceSave);
   CAIRN_TRY_ASSIGN(save->backend_, FindDeviceBackend());
-  CAIRN_TRY_ASSIGN(save->blocks_, PinnedBlocks(block_bytes));
+  CAIRN_TRY_ASSIGN(save->blocks_, PinnedBlocks());
   std::set<int> devices;
   for (const PlannedPiece& piece : plan.pieces) {
     if (!piece.on_device()) continue;

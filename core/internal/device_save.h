@@ -57,8 +57,7 @@ class DeviceSave final : public kv::BlockFiller {
   /// Requires that `plan` has tensors in device memory. `streams`: those that write the caller's
   /// tensors; for other devices the default stream. Errors as DeviceBackend.
   static Result<std::unique_ptr<DeviceSave>> Begin(const SavePlan& plan,
-                                                   std::span<const DeviceStream> streams,
-                                                   uint64_t block_bytes);
+                                                   std::span<const DeviceStream> streams);
 
   /// Fills the digests (PlannedPiece::leaves, changed, unchanged) of the pieces in device memory.
   /// `base`, if given, is what the save before wrote and the step that will be the base.

@@ -13,6 +13,7 @@
 
 #include "core/box_index.h"
 #include "core/internal/chunk_reader.h"
+#include "core/internal/device_load.h"
 #include "core/internal/owners.h"
 
 namespace cairn::core::internal {
@@ -244,12 +245,8 @@ class Plan {
   uint64_t total_bytes_ = 0;
 };
 
-}  // namespace
-
-Result<LoadReport> RunLoad(const StepView& view, std::span<const LoadRequest> requests,
-                           const Progress& progress) {
-  const auto start = std::chrono::steady_clock::now();
-  CAIRN_TRY_ASSIGN(Plan plan, Plan::Make(view, requests));
+// Into host memory. The time is not told.
+Result<LoadReport> LoadHost(const StepView& view, Plan plan, const Progress& progress) {
   ProgressMeter meter(progress, plan.total_bytes());
   ChunkReader reader(view, meter);
   // Many chunks take as long to plan as to read, so it is done beside the reading.
@@ -261,8 +258,30 @@ Result<LoadReport> RunLoad(const StepView& view, std::span<const LoadRequest> re
     }
   });
   CAIRN_TRY(reader.ReadAll());
+  return LoadReport{.bytes_read = reader.bytes_read()};
+}
+
+Result<LoadReport> LoadAnywhere(const StepView& view, std::span<const LoadRequest> requests,
+                                const Progress& progress, std::span<const DeviceStream> streams) {
+  CAIRN_TRY_ASSIGN(Plan plan, Plan::Make(view, requests));
+  if (!HasDeviceTargets(requests)) return LoadHost(view, std::move(plan), progress);
+  return LoadThroughBlocks(
+      requests, streams, progress,
+      [&](std::span<const LoadRequest> part, const Progress& told) -> Result<LoadReport> {
+        CAIRN_TRY_ASSIGN(Plan part_plan, Plan::Make(view, part));
+        return LoadHost(view, std::move(part_plan), told);
+      });
+}
+
+}  // namespace
+
+Result<LoadReport> RunLoad(const StepView& view, std::span<const LoadRequest> requests,
+                           const Progress& progress, std::span<const DeviceStream> streams) {
+  const auto start = std::chrono::steady_clock::now();
+  CAIRN_TRY_ASSIGN(LoadReport report, LoadAnywhere(view, requests, progress, streams));
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-  return LoadReport{.bytes_read = reader.bytes_read(), .seconds = elapsed.count()};
+  report.seconds = elapsed.count();
+  return report;
 }
 
 }  // namespace cairn::core::internal

@@ -8,7 +8,7 @@ namespace cairn::core::internal {
 
 /// See CheckpointStore::Load. All requests are checked before any target is touched.
 Result<LoadReport> RunLoad(const StepView& view, std::span<const LoadRequest> requests,
-                           const Progress& progress);
+                           const Progress& progress, std::span<const DeviceStream> streams = {});
 
 /// See CheckpointStore::Map.
 Result<std::vector<std::optional<MappedTensor>>> RunMap(const StepView& view,

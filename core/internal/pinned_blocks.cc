@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
-#include <map>
 #include <mutex>
 #include <optional>
 #include <string_view>
@@ -55,23 +54,22 @@ Result<uint64_t> BudgetBytes() {
 
 }  // namespace
 
-Result<std::shared_ptr<kv::BlockPool>> PinnedBlocks(uint64_t block_bytes) {
+Result<std::shared_ptr<kv::BlockPool>> PinnedBlocks() {
   static std::mutex mutex;
-  // Never destroyed: at the end of the process the driver may be gone before them.
-  static auto* const pools = new std::map<uint64_t, std::shared_ptr<kv::BlockPool>>;
+  // Never destroyed: at the end of the process the driver may be gone before it.
+  static auto& pool = *new std::shared_ptr<kv::BlockPool>;
   const std::lock_guard lock(mutex);
-  std::shared_ptr<kv::BlockPool>& pool = (*pools)[block_bytes];
   if (pool != nullptr) return pool;
   CAIRN_TRY_ASSIGN(DeviceBackend* const backend, FindDeviceBackend());
   CAIRN_TRY_ASSIGN(const uint64_t budget_bytes, BudgetBytes());
-  const uint64_t blocks = std::min<uint64_t>(budget_bytes / block_bytes, UINT32_MAX);
+  const uint64_t blocks = std::min<uint64_t>(budget_bytes / kPinnedBlockBytes, UINT32_MAX);
   if (blocks == 0) {
     return Fail(ErrorCode::kInvalidArgument,
                 fmt::format("a budget of {} bytes of page-locked memory (CAIRN_PINNED_BYTES) holds "
                             "no block of {} bytes",
-                            budget_bytes, block_bytes));
+                            budget_bytes, kPinnedBlockBytes));
   }
-  pool = std::make_shared<kv::BlockPool>(block_bytes, static_cast<uint32_t>(blocks),
+  pool = std::make_shared<kv::BlockPool>(kPinnedBlockBytes, static_cast<uint32_t>(blocks),
                                          std::make_shared<DevicePageLocker>(backend));
   return pool;
 }

@@ -3,14 +3,18 @@
 
 #include <memory>
 
+#include "core/chunk_grid.h"
 #include "kv/block_pool.h"
 
 namespace cairn::core::internal {
 
-/// The pool of blocks of this size; made at the first call, kept until the process ends. Its budget
+/// As large as a chunk by default, whatever blocks a store uses for host memory.
+inline constexpr uint64_t kPinnedBlockBytes = kDefaultChunkBytes;
+
+/// The pool; made at the first call, kept until the process ends. Its budget
 /// is CAIRN_PINNED_BYTES from the environment (kInvalidArgument: no number, or less than a block),
 /// by default half of the host's memory divided by the ranks on the host, as LOCAL_WORLD_SIZE says.
 /// Errors as FindDeviceBackend. Threads: safe.
-Result<std::shared_ptr<kv::BlockPool>> PinnedBlocks(uint64_t block_bytes);
+Result<std::shared_ptr<kv::BlockPool>> PinnedBlocks();
 
 }  // namespace cairn::core::internal

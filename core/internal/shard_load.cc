@@ -363,7 +363,7 @@ Result<LoadReport> LoadOwnShards(const StepView& view, std::span<const ShardTarg
           {.fqn = filling.target->fqn, .box = piece.box, .target = AsTarget(piece.view)});
     }
   }
-  return RunLoad(view, requests, options.progress);
+  return RunLoad(view, requests, options.progress, options.streams);
 }
 
 Result<LoadReport> LoadShardsOnce(const std::function<Result<StepView>()>& find_view,
@@ -378,7 +378,7 @@ Result<LoadReport> LoadShardsOnce(const std::function<Result<StepView>()>& find_
     CAIRN_TRY_ASSIGN(const StepView view, find_view());
     step = view.step;
     CAIRN_TRY(load.Plan(view, targets));
-    CAIRN_TRY_ASSIGN(report, RunLoad(view, load.requests(), options.progress));
+    CAIRN_TRY_ASSIGN(report, RunLoad(view, load.requests(), options.progress, options.streams));
     return {};
   };
   CAIRN_TRY(Vote(communicator, CatchNoMemory("a load", read_own)));
