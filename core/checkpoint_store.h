@@ -80,9 +80,11 @@ struct TensorInfo {
 
 struct ChunkInfo {
   Box box;
-  kv::Extent extent;
+  kv::Extents extents;
   kv::Digest digest;
-  uint64_t since_step = 0;
+  uint64_t since_step = 0;  // that wrote the bytes, or the last of them
+
+  uint64_t length_bytes() const { return extents.length_bytes(); }
 };
 
 struct ValueInfo {

@@ -41,18 +41,10 @@
 #include "kv/block_pool.h"
 #include "kv/digest.h"
 #include "kv/error.h"
+#include "kv/extents.h"
 #include "kv/key.h"
 
 namespace cairn::kv {
-
-/// Run of payload bytes in one segment.
-struct Extent {
-  uint64_t segment_id = 0;
-  uint64_t offset_bytes = 0;  // from the start of the segment file
-  uint64_t length_bytes = 0;
-  uint64_t leaves_offset_bytes = 0;
-  friend bool operator==(const Extent&, const Extent&) = default;
-};
 
 enum class OpenMode {
   kRead,   // never changes anything
@@ -316,7 +308,7 @@ class Snapshot {
                         const RangeCallback& arrived) const;
 
   /// Maps a whole segment, lazily paged in and shared with the page cache. Writes through it stay
-  /// in this process. Offsets are those of Extent.
+  /// in this process. Offsets are those of an Extent.
   Result<std::shared_ptr<const Mapping>> Map(uint64_t segment_id) const;
 
   /// Checks what needs no knowledge of tensors: every index file byte, every record of the kv
@@ -364,14 +356,30 @@ class StepWriter {
   Result<Appended> AppendFilled(uint64_t length_bytes, Placement placement,
                                 std::span<const uint64_t> leaves, const StartFill& start);
 
+  /// Pages [begin_page, end_page) of a chunk.
+  struct PageRun {
+    uint64_t begin_page = 0;
+    uint64_t end_page = 0;
+    friend bool operator==(const PageRun&, const PageRun&) = default;
+  };
+  /// Appends just these pages of a chunk of `length_bytes`, all to one segment, each run on 4 KiB;
+  /// the result has an extent for each. `pages`, `leaves` (here always given) and `memory` are
+  /// those of the whole chunk, as in Append. Requires runs that are not empty, ascend and lie in
+  /// the chunk.
+  Result<std::vector<Extent>> AppendRuns(uint64_t length_bytes, std::span<const PageRun> runs,
+                                         const PageSource& pages, std::span<const uint64_t> leaves,
+                                         std::span<const std::byte> memory = {});
+
   /// Adds a record; `key` is without generation and added only once. Columns: kTensors, kValues.
   /// Where there are several ranks, tensors that are added before Gather are for the segments'
   /// footers alone; those for the index are added by rank 0, behind it.
   Result<void> AddRecord(Column column, std::string_view key, std::span<const std::byte> record);
-  /// Adds a ChunkRecord (sizes in elements). `extent` is from Append (`reused` false) or of the
-  /// base.
-  Result<void> AddChunk(std::string_view key, std::span<const uint64_t> sizes, const Extent& extent,
-                        const Digest& digest, uint64_t since_step, bool reused);
+  /// Adds a ChunkRecord (sizes in elements). `reused`: the extents are those of the base. Else they
+  /// are from Append, or from AppendRuns with parts of the base's between them, and this comes
+  /// before the next of either.
+  Result<void> AddChunk(std::string_view key, std::span<const uint64_t> sizes,
+                        const Extents& extents, const Digest& digest, uint64_t since_step,
+                        bool reused);
   /// Records that ranks have alike, such as the values that all of them hold. Kept once an attempt,
   /// however many ranks add the same. Only Gather sees them; they do not go into the index.
   struct SharedRecord {

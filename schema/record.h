@@ -8,8 +8,17 @@
 
 namespace cairn::schema {
 
-/// Version of every record type in this build. Higher ones are refused.
+/// Version of the records that this build writes.
 inline constexpr uint8_t kRecordVersion = 1;
+/// Of chunks that lie in several runs of pages; in one, they are what they always were.
+inline constexpr uint8_t kSeveralExtentsVersion = 2;
+
+/// The newest version of a record type that this build reads. Higher ones are refused.
+template <typename Record>
+inline constexpr uint8_t kNewestVersion = kRecordVersion;
+struct ChunkRecord;
+template <>
+inline constexpr uint8_t kNewestVersion<ChunkRecord> = kSeveralExtentsVersion;
 
 enum class RecordCheck { kFine, kDamaged, kNewer };
 
@@ -25,7 +34,7 @@ RecordCheck CheckRecord(std::span<const std::byte> bytes, const char* identifier
   if (bytes.size() < 8 || !verifier.VerifyBuffer<Record>(identifier)) return RecordCheck::kDamaged;
   const auto* root = flatbuffers::GetRoot<Record>(data);
   if (root->version() == 0) return RecordCheck::kDamaged;
-  if (root->version() > kRecordVersion) return RecordCheck::kNewer;
+  if (root->version() > kNewestVersion<Record>) return RecordCheck::kNewer;
   *record = root;
   return RecordCheck::kFine;
 }

@@ -5,25 +5,24 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <chrono>
 #include <thread>
 #include <utility>
 
+#include "core/internal/stored_leaves.h"
+
 namespace cairn::core::internal {
 
-// Leaves are read from the segment as they lie.
-static_assert(std::endian::native == std::endian::little);
 static_assert(kv::ReadRange::kMaxLentBytes % kv::kPageBytes == 0);
 
 Result<void> ChunkReader::Add(const std::string& fqn, const ChunkInfo& chunk,
                               StridedRegion region) {
-  const uint64_t length = chunk.extent.length_bytes;
+  const uint64_t length = chunk.length_bytes();
   if (std::byte* const target = region.TargetOfRun(length)) {
     auto job = std::make_shared<Job>(fqn, chunk, std::move(region));
     job->whole = true;
     job->missing_bytes = length;
-    return AddPiece({.job = std::move(job), .length_bytes = length, .target = target});
+    return AddPieces(job, 0, length, target);
   }
   std::vector<bool> touched(kv::PageCount(length));
   region.ForEachTouched(length, kv::kPageBytes, [&](uint64_t begin, uint64_t end) {
@@ -48,19 +47,28 @@ Result<void> ChunkReader::Add(const std::string& fqn, const ChunkInfo& chunk,
 }
 
 Result<void> ChunkReader::AddPieces(const std::shared_ptr<Job>& job, uint64_t begin_bytes,
-                                    uint64_t end_bytes) {
-  for (uint64_t begin = begin_bytes; begin < end_bytes;) {
-    const uint64_t count = std::min(kv::ReadRange::kMaxLentBytes, end_bytes - begin);
-    CAIRN_TRY(AddPiece({.job = job, .begin_bytes = begin, .length_bytes = count}));
-    begin += count;
+                                    uint64_t end_bytes, std::byte* target) {
+  const uint64_t max_bytes = target == nullptr ? kv::ReadRange::kMaxLentBytes : end_bytes;
+  uint64_t extent_begin = 0;
+  for (const kv::Extent& extent : job->chunk.extents) {
+    const uint64_t end = std::min(end_bytes, extent_begin + extent.length_bytes);
+    for (uint64_t begin = std::max(begin_bytes, extent_begin); begin < end;) {
+      const uint64_t count = std::min(max_bytes, end - begin);
+      CAIRN_TRY(AddPiece({.job = job,
+                          .begin_bytes = begin,
+                          .length_bytes = count,
+                          .target = target == nullptr ? nullptr : target + begin}));
+      begin += count;
+    }
+    extent_begin += extent.length_bytes;
   }
   return {};
 }
 
 Result<void> ChunkReader::AddPiece(Piece piece) {
-  if (piece.job->whole && piece.length_bytes < piece.job->chunk.extent.length_bytes &&
-      piece.job->computed.empty()) {
-    piece.job->computed.resize(kv::PageCount(piece.job->chunk.extent.length_bytes));
+  const uint64_t length = piece.job->chunk.length_bytes();
+  if (piece.job->whole && piece.length_bytes < length && piece.job->computed.empty()) {
+    piece.job->computed.resize(kv::PageCount(length));
   }
   added_.push_back(std::move(piece));
   return added_.size() < batch_pieces_ ? Result<void>() : HandOver();
@@ -130,34 +138,51 @@ Result<void> ChunkReader::ReadBatch() {
 Result<void> ChunkReader::ReadLeaves(std::span<const std::shared_ptr<Job>> jobs) {
   if (jobs.empty()) return {};
   std::vector<kv::ReadRange> ranges;
-  for (const auto& job : jobs) {
-    const kv::Extent& extent = job->chunk.extent;
-    job->stored.resize(kv::PageCount(extent.length_bytes));
-    ranges.push_back({.segment_id = extent.segment_id,
-                      .offset_bytes = extent.leaves_offset_bytes,
-                      .target = std::as_writable_bytes(std::span(job->stored))});
-  }
-  const auto arrived = [&](size_t i, auto) -> Result<void> {
-    const Job& job = *jobs[i];
-    const kv::Extent& extent = job.chunk.extent;
-    if (kv::RootDigest(job.stored, extent.length_bytes) == job.chunk.digest) return {};
-    return Fail(DamagedBytes(view_, job.fqn, job.chunk,
-                             fmt::format("the page digests of chunk {} do not match its record",
-                                         FormatNumbers(job.chunk.box.offsets)),
-                             extent.leaves_offset_bytes));
-  };
-  CAIRN_TRY_ASSIGN(const uint64_t bytes, view_.snapshot->Read(ranges, 1, arrived));
+  for (const auto& job : jobs) AddLeafRanges(job->chunk.extents, job->stored, ranges);
+  CAIRN_TRY_ASSIGN(const uint64_t bytes,
+                   view_.snapshot->Read(ranges, 1, [](size_t, auto) { return Result<void>(); }));
   bytes_read_ += bytes;
+  for (const auto& job : jobs) {
+    if (kv::RootDigest(job->stored, job->chunk.length_bytes()) != job->chunk.digest) {
+      return Fail(WrongLeaves(*job));
+    }
+  }
   return {};
+}
+
+Error ChunkReader::WrongLeaves(const Job& job) const {
+  // Of several runs it is one whose digests are not those of its pages.
+  kv::Extent wrong = job.chunk.extents.front();
+  size_t page = 0;
+  for (const kv::Extent& extent : job.chunk.extents) {
+    const auto count = static_cast<size_t>(kv::PageCount(extent.length_bytes));
+    std::vector<std::byte> bytes(job.chunk.extents.size() > 1 ? extent.length_bytes : 0);
+    std::vector<uint64_t> computed;
+    const kv::ReadRange range{
+        .segment_id = extent.segment_id, .offset_bytes = extent.offset_bytes, .target = bytes};
+    if (bytes.empty() ||
+        !view_.snapshot->Read({&range, 1}, 1, [](size_t, auto) { return Result<void>(); })) {
+      break;
+    }
+    kv::AppendLeaves(bytes, computed);
+    if (!std::ranges::equal(computed, std::span(job.stored).subspan(page, count))) {
+      wrong = extent;
+      break;
+    }
+    page += count;
+  }
+  return DamagedBytes(view_, job.fqn, wrong.segment_id,
+                      fmt::format("the page digests of chunk {} do not match its record",
+                                  FormatNumbers(job.chunk.box.offsets)),
+                      wrong.leaves_offset_bytes);
 }
 
 Result<void> ChunkReader::ReadPieces() {
   std::vector<kv::ReadRange> ranges;
   ranges.reserve(pieces_.size());
   for (const Piece& piece : pieces_) {
-    const kv::Extent& extent = piece.job->chunk.extent;
-    kv::ReadRange range{.segment_id = extent.segment_id,
-                        .offset_bytes = extent.offset_bytes + piece.begin_bytes};
+    const kv::Extent at = piece.job->chunk.extents.At(piece.begin_bytes);
+    kv::ReadRange range{.segment_id = at.segment_id, .offset_bytes = at.offset_bytes};
     if (piece.target == nullptr) {
       range.lent_bytes = piece.length_bytes;
     } else {
@@ -185,7 +210,7 @@ Result<void> ChunkReader::Arrived(const Piece& piece, std::span<const std::byte>
 
 Result<void> ChunkReader::CheckWhole(const Piece& piece, std::span<const std::byte> bytes) {
   Job& job = *piece.job;
-  const uint64_t length = job.chunk.extent.length_bytes;
+  const uint64_t length = job.chunk.length_bytes();
   if (bytes.size() == length) {
     if (kv::PayloadDigest(bytes) == job.chunk.digest) return {};
     kv::AppendLeaves(bytes, job.computed);
@@ -220,7 +245,6 @@ Result<void> ChunkReader::Mismatched(Mismatch mismatch) {
 
 Error ChunkReader::Diagnose(Mismatch mismatch) {
   const Job& job = *mismatch.job;
-  const kv::Extent& extent = job.chunk.extent;
   if (!mismatch.page) {
     const auto read = ReadLeaves({&mismatch.job, 1});
     if (!read) return read.error();
@@ -228,12 +252,13 @@ Error ChunkReader::Diagnose(Mismatch mismatch) {
     mismatch.page = static_cast<uint64_t>(std::ranges::mismatch(job.computed, job.stored).in1 -
                                           job.computed.begin());
   }
+  const kv::Extent at = job.chunk.extents.At(*mismatch.page * kv::kPageBytes);
   return DamagedBytes(
-      view_, job.fqn, job.chunk,
+      view_, job.fqn, at.segment_id,
       fmt::format("page {} of chunk {} does not match its digest; the bytes on disk "
                   "have changed",
                   *mismatch.page, FormatNumbers(job.chunk.box.offsets)),
-      extent.offset_bytes + *mismatch.page * kv::kPageBytes);
+      at.offset_bytes);
 }
 
 }  // namespace cairn::core::internal

@@ -2,8 +2,8 @@
 /// Reads parts of chunks into strided targets, and checks every byte that it read.
 ///
 /// 1. Add() finds the pages of the chunk that the region touches. A chunk that goes whole into one
-///    run of memory is read right there; else its pages are cut into pieces, which are scattered
-///    from where they arrive.
+///    run of memory is read right there, extent by extent; else its pages are cut into pieces,
+///    which are scattered from where they arrive.
 /// 2. ReadAll() takes the pieces in batches, while more are added. For a batch it reads the stored
 ///    page digests of the chunks that are read in part, checks them against the root, then reads
 ///    the pieces, on all cores. A chunk that is read whole needs no stored digests: its own make
@@ -65,7 +65,7 @@ class ChunkReader {
   struct Piece {
     std::shared_ptr<Job> job;  // shared by the pieces of one chunk, which may fall into two batches
     uint64_t begin_bytes = 0;  // in the chunk, on a page
-    uint64_t length_bytes = 0;
+    uint64_t length_bytes = 0;    // inside one extent
     std::byte* target = nullptr;  // null: scattered by the job's region
   };
   struct Mismatch {
@@ -73,7 +73,10 @@ class ChunkReader {
     std::optional<uint64_t> page;  // nothing: the root
   };
 
-  Result<void> AddPieces(const std::shared_ptr<Job>& job, uint64_t begin_bytes, uint64_t end_bytes);
+  /// Cuts [begin_bytes, end_bytes) at the ends of extents, and to what can be lent if there is no
+  /// `target`, which is that of the chunk's first byte.
+  Result<void> AddPieces(const std::shared_ptr<Job>& job, uint64_t begin_bytes, uint64_t end_bytes,
+                         std::byte* target = nullptr);
   Result<void> AddPiece(Piece piece);
   /// Passes what was added to the reading thread.
   Result<void> HandOver();
@@ -89,6 +92,8 @@ class ChunkReader {
   Result<void> CheckPart(const Piece& piece, std::span<const std::byte> bytes);
   Result<void> Mismatched(Mismatch mismatch);
   Error Diagnose(Mismatch mismatch);
+  /// Stored page digests that do not make the chunk's root.
+  Error WrongLeaves(const Job& job) const;
 
   const StepView& view_;
   ProgressMeter& progress_;

@@ -67,7 +67,7 @@ Result<std::optional<uint64_t>> ChangedByDigest(const StepView& view_a, const Te
   uint64_t changed = 0;
   for (size_t i = 0; i < chunks_a.size(); ++i) {
     if (chunks_a[i].box != chunks_b[i].box) return std::nullopt;
-    if (chunks_a[i].digest != chunks_b[i].digest) changed += chunks_a[i].extent.length_bytes;
+    if (chunks_a[i].digest != chunks_b[i].digest) changed += chunks_a[i].length_bytes();
   }
   return changed;
 }

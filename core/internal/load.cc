@@ -226,7 +226,7 @@ class Plan {
                                    "several ranks cannot be read yet",
                         .key = owner.fqn});
     }
-    next_offset_bytes_[i] += chunk.extent.length_bytes;
+    next_offset_bytes_[i] += chunk.length_bytes();
     for (const Want& want : wants_[i]) {
       if (!want.alias_region) continue;
       CAIRN_TRY(reader.Add(owner.fqn, chunk,

@@ -173,12 +173,12 @@ std::string SegmentPath(const StepView& view, uint64_t segment_id) {
   return fmt::format("{}/segments/{}", view.directory, segment->name);
 }
 
-Error DamagedBytes(const StepView& view, const std::string& fqn, const ChunkInfo& chunk,
+Error DamagedBytes(const StepView& view, const std::string& fqn, uint64_t segment_id,
                    std::string message, uint64_t offset_bytes) {
   return Error{.code = ErrorCode::kDataLoss,
                .message = std::move(message),
                .key = fqn,
-               .file = SegmentPath(view, chunk.extent.segment_id),
+               .file = SegmentPath(view, segment_id),
                .step = view.step.step,
                .offset_bytes = offset_bytes};
 }

@@ -59,7 +59,8 @@ Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> te
 std::string SegmentPath(const StepView& view, uint64_t segment_id);
 
 /// What a reader says of bytes that do not match: kDataLoss with key, step, file and offset.
-Error DamagedBytes(const StepView& view, const std::string& fqn, const ChunkInfo& chunk,
+/// Of the segment, `offset_bytes` from its start.
+Error DamagedBytes(const StepView& view, const std::string& fqn, uint64_t segment_id,
                    std::string message, uint64_t offset_bytes);
 
 }  // namespace cairn::core::internal

@@ -24,7 +24,7 @@ struct Payload {
   bool is_row_major = true;  // the chunks are consecutive runs of the row-major payload
 };
 
-// What holds bytes [begin_bytes, ...) of a payload.
+// What holds bytes [begin_bytes, ...) of a payload: chunks of one extent each.
 struct Run {
   std::span<const ChunkInfo> chunks;
   uint64_t skipped_bytes = 0;  // of the first chunk
@@ -44,7 +44,7 @@ Result<std::vector<Payload>> FindPayloads(const StepView& view,
       payload.is_row_major = false;
     }
     payload.begins_bytes.push_back(payload.total_bytes);
-    payload.total_bytes += chunk.extent.length_bytes;
+    payload.total_bytes += chunk.length_bytes();
     payload.chunks.push_back(std::move(chunk));
     return {};
   }));
@@ -66,8 +66,11 @@ std::optional<Run> FindRun(const Payload& payload, uint64_t begin_bytes, uint64_
   const auto end = std::ranges::lower_bound(begins, begin_bytes + length_bytes) - begins.begin();
   const std::span<const ChunkInfo> chunks(payload.chunks.begin() + first,
                                           payload.chunks.begin() + end);
-  for (size_t i = 1; i < chunks.size(); ++i) {
-    if (!Follows(chunks[i].extent, chunks[i - 1].extent)) return std::nullopt;
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    if (chunks[i].extents.size() > 1) return std::nullopt;
+    if (i > 0 && !Follows(chunks[i].extents.front(), chunks[i - 1].extents.front())) {
+      return std::nullopt;
+    }
   }
   return Run{.chunks = chunks, .skipped_bytes = begin_bytes - begins[static_cast<size_t>(first)]};
 }
@@ -92,12 +95,12 @@ class Mapper {
     const auto run =
         FindRun(payloads_[static_cast<size_t>(&owner - owners_.data())], begin, tensor.nbytes);
     if (!run) return std::nullopt;
-    const kv::Extent& first = run->chunks.front().extent;
-    const kv::Extent& last = run->chunks.back().extent;
+    const kv::Extent& first = run->chunks.front().extents.front();
+    const kv::Extent& last = run->chunks.back().extents.front();
     CAIRN_TRY_ASSIGN(auto mapping, MapSegment(first.segment_id));
     const std::span<const std::byte> segment = mapping->bytes();
     if (last.offset_bytes + last.length_bytes > segment.size()) {
-      return Fail(DamagedBytes(view_, tensor.fqn, run->chunks.back(),
+      return Fail(DamagedBytes(view_, tensor.fqn, last.segment_id,
                                "the segment is too short for a chunk", segment.size()));
     }
     AddChunks(owner, *run, *mapping);

@@ -37,7 +37,7 @@ struct Stretch {
 std::vector<Stretch> JoinChunks(std::span<const MappedChunk> chunks) {
   std::vector<Stretch> stretches;
   for (size_t i = 0; i < chunks.size(); ++i) {
-    const kv::Extent& extent = chunks[i].chunk->extent;
+    const kv::Extent& extent = chunks[i].extent();
     const uint64_t end_bytes = extent.offset_bytes + extent.length_bytes;
     Stretch* const last = stretches.empty() ? nullptr : &stretches.back();
     if (last != nullptr && last->mapping == chunks[i].mapping &&
@@ -58,18 +58,18 @@ std::vector<Stretch> JoinChunks(std::span<const MappedChunk> chunks) {
 }
 
 Result<void> CheckReadable(const StepView& view, const MappedChunk& mapped) {
-  const kv::Extent& extent = mapped.chunk->extent;
+  const kv::Extent& extent = mapped.extent();
   const auto readable = mapped.mapping->Populate(extent.offset_bytes, extent.length_bytes);
   if (readable) return {};
-  return Fail(DamagedBytes(view, *mapped.fqn, *mapped.chunk, readable.error().message,
+  return Fail(DamagedBytes(view, *mapped.fqn, extent.segment_id, readable.error().message,
                            extent.offset_bytes));
 }
 
 Result<void> CheckDigest(const StepView& view, const MappedChunk& mapped) {
-  const kv::Extent& extent = mapped.chunk->extent;
+  const kv::Extent& extent = mapped.extent();
   const auto bytes = mapped.mapping->bytes().subspan(extent.offset_bytes, extent.length_bytes);
   if (kv::PayloadDigest(bytes) == mapped.chunk->digest) return {};
-  return Fail(DamagedBytes(view, *mapped.fqn, *mapped.chunk,
+  return Fail(DamagedBytes(view, *mapped.fqn, extent.segment_id,
                            fmt::format("chunk {} does not match its digest; the bytes on disk have "
                                        "changed",
                                        FormatNumbers(mapped.chunk->box.offsets)),
@@ -139,7 +139,7 @@ class Checker {
 Result<void> CheckMapped(const StepView& view, std::vector<MappedChunk> chunks,
                          const Progress& progress) {
   std::ranges::sort(chunks, {}, [](const MappedChunk& chunk) {
-    return std::pair(chunk.chunk->extent.segment_id, chunk.chunk->extent.offset_bytes);
+    return std::pair(chunk.extent().segment_id, chunk.extent().offset_bytes);
   });
   const std::vector<Stretch> stretches = JoinChunks(chunks);
   if (stretches.empty()) return {};

@@ -8,11 +8,13 @@
 
 namespace cairn::core::internal {
 
-/// All pointers are borrowed; the chunk lies inside the mapping.
+/// All pointers are borrowed; the chunk lies inside the mapping, in one extent.
 struct MappedChunk {
   const std::string* fqn = nullptr;
   const ChunkInfo* chunk = nullptr;
   const kv::Mapping* mapping = nullptr;  // of the chunk's segment, the same for all of its chunks
+
+  const kv::Extent& extent() const { return chunk->extents.front(); }
 };
 
 /// Checks all chunks against their digests, in file order, on all cores, the disk kept busy ahead

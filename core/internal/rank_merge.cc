@@ -139,7 +139,7 @@ Result<void> RankMerge::AddChunk(uint32_t rank, std::string_view key,
   const Box& box = chunk.info.box;
   const auto bytes = TensorBytes(tensor.info.dtype, box.sizes);
   if (box.sizes.size() != tensor.info.shape.size() || !bytes ||
-      *bytes != chunk.info.extent.length_bytes) {
+      *bytes != chunk.info.length_bytes()) {
     // Of a rank that has the same state as one that disagrees, or of damaged bytes.
     if (disagreement_) return {};
     return Fail(

@@ -109,22 +109,18 @@ Result<DecodedChunk> DecodeChunk(std::string_view key, std::span<const std::byte
                                              where(), record->encoding()),
                       .key = std::string(parsed.fqn)});
   }
-  if (record->extent() == nullptr || record->digest() == nullptr) {
-    return Damaged(parsed.fqn,
-                   fmt::format("ChunkRecord {} is damaged: no extent or digest", where()));
+  if (record->digest() == nullptr) {
+    return Damaged(parsed.fqn, fmt::format("ChunkRecord {} is damaged: no digest", where()));
+  }
+  auto extents = kv::ReadExtents(*record);
+  if (!extents) {
+    return Damaged(parsed.fqn, fmt::format("chunk {}: {}", where(), extents.error().message));
   }
   ChunkInfo info{.box = {.offsets = {}, .sizes = ToVector(record->sizes())},
-                 .extent = {.segment_id = record->extent()->segment_id(),
-                            .offset_bytes = record->extent()->offset_bytes(),
-                            .length_bytes = record->extent()->length_bytes(),
-                            .leaves_offset_bytes = record->extent()->leaves_offset_bytes()},
+                 .extents = *std::move(extents),
                  .digest = {.lo = record->digest()->lo(), .hi = record->digest()->hi()},
                  .since_step = record->since_step()};
-  uint64_t end = 0;
-  if (parsed.offsets_elements.size() != info.box.sizes.size() || info.extent.length_bytes == 0 ||
-      __builtin_add_overflow(info.extent.offset_bytes, info.extent.length_bytes, &end) ||
-      __builtin_add_overflow(info.extent.leaves_offset_bytes,
-                             kv::PageCount(info.extent.length_bytes) * 8, &end)) {
+  if (parsed.offsets_elements.size() != info.box.sizes.size() || info.length_bytes() == 0) {
     return Damaged(parsed.fqn, fmt::format("ChunkRecord {} is damaged: impossible sizes", where()));
   }
   info.box.offsets = std::move(parsed.offsets_elements);
@@ -133,11 +129,11 @@ Result<DecodedChunk> DecodeChunk(std::string_view key, std::span<const std::byte
 
 Result<void> CheckChunk(const TensorInfo& tensor, const ChunkInfo& chunk) {
   const auto length = TensorBytes(tensor.dtype, chunk.box.sizes);
-  if (!BoxFits(chunk.box, tensor.shape) || !length || *length != chunk.extent.length_bytes) {
+  if (!BoxFits(chunk.box, tensor.shape) || !length || *length != chunk.length_bytes()) {
     return Damaged(tensor.fqn,
                    fmt::format("chunk {} of sizes {} and {} bytes does not fit into {} of shape {}",
                                FormatNumbers(chunk.box.offsets), FormatNumbers(chunk.box.sizes),
-                               chunk.extent.length_bytes, schema::DTypeName(tensor.dtype),
+                               chunk.length_bytes(), schema::DTypeName(tensor.dtype),
                                FormatNumbers(tensor.shape)));
   }
   return {};

@@ -217,7 +217,7 @@ class ItemWriter {
     ++chunks_;
     if (item.base && item.base->digest == item.digest) {
       ++chunks_reused_;
-      CAIRN_TRY(writer_.AddChunk(item.key, item.sizes, item.base->extent, item.base->digest,
+      CAIRN_TRY(writer_.AddChunk(item.key, item.sizes, item.base->extents, item.base->digest,
                                  item.base->since_step, /*reused=*/true));
       Remember(item, item.digest, /*reused=*/true);
       return progress_.Add(item.length_bytes);
@@ -267,7 +267,7 @@ class ItemWriter {
 void SetBase(std::span<const std::byte> record, WorkItem& item) {
   auto decoded = DecodeChunk(item.key, record);
   if (decoded && decoded->info.box.sizes == item.sizes &&
-      decoded->info.extent.length_bytes == item.length_bytes) {
+      decoded->info.length_bytes() == item.length_bytes) {
     item.base = std::move(decoded->info);
   }
 }

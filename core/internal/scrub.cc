@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "core/internal/progress.h"
+#include "core/internal/stored_leaves.h"
 #include "core/internal/verify.h"
 
 namespace cairn::core::internal {
@@ -27,19 +28,19 @@ class Scrubber {
         arena_(std::make_unique_for_overwrite<std::byte[]>(kArenaBytes)) {}
 
   Result<void> Add(const ScrubItem& item) {
-    const uint64_t length = item.chunk.extent.length_bytes;
+    const uint64_t length = item.chunk.length_bytes();
     auto job = std::make_shared<Job>(Job{.item = &item});
+    CAIRN_TRY(AddLeaves(job));
+    if (item.part == ScrubItem::Part::kLeaves) return {};
     job->computed.resize(kv::PageCount(length));
-    job->stored.resize(kv::PageCount(length));
-    CAIRN_TRY(AddPiece({.job = job,
-                        .offset_bytes = item.chunk.extent.leaves_offset_bytes,
-                        .memory = std::as_writable_bytes(std::span(job->stored)),
-                        .leaves = true}));
+    job->missing_bytes += length;
+    const kv::Extent& extent = item.chunk.extents.front();
     for (uint64_t begin = 0; begin < length; begin += kPieceBytes) {
       const uint64_t count = std::min(kPieceBytes, length - begin);
       if (used_bytes_ + count > kArenaBytes) CAIRN_TRY(Flush());
       CAIRN_TRY(AddPiece({.job = job,
-                          .offset_bytes = item.chunk.extent.offset_bytes + begin,
+                          .segment_id = extent.segment_id,
+                          .offset_bytes = extent.offset_bytes + begin,
                           .begin_bytes = begin,
                           .memory = {arena_.get() + used_bytes_, count}}));
       used_bytes_ += count;
@@ -88,12 +89,12 @@ class Scrubber {
     const ScrubItem* item = nullptr;
     std::vector<uint64_t> computed;
     std::vector<uint64_t> stored;
-    uint64_t arrived_bytes = 0;
-    bool stored_arrived = false;
+    uint64_t missing_bytes = 0;  // of payload and stored digests
     bool failed = false;
   };
   struct Piece {
     std::shared_ptr<Job> job;  // shared by the pieces of one chunk, which may fall into two flushes
+    uint64_t segment_id = 0;
     uint64_t offset_bytes = 0;  // in the segment
     uint64_t begin_bytes = 0;   // in the chunk
     std::span<std::byte> memory;
@@ -101,9 +102,22 @@ class Scrubber {
   };
 
   static kv::ReadRange RangeOf(const Piece& piece) {
-    return {.segment_id = piece.job->item->chunk.extent.segment_id,
-            .offset_bytes = piece.offset_bytes,
-            .target = piece.memory};
+    return {
+        .segment_id = piece.segment_id, .offset_bytes = piece.offset_bytes, .target = piece.memory};
+  }
+
+  Result<void> AddLeaves(const std::shared_ptr<Job>& job) {
+    std::vector<kv::ReadRange> ranges;
+    AddLeafRanges(job->item->chunk.extents, job->stored, ranges);
+    job->missing_bytes = 8 * job->stored.size();
+    for (const kv::ReadRange& range : ranges) {
+      CAIRN_TRY(AddPiece({.job = job,
+                          .segment_id = range.segment_id,
+                          .offset_bytes = range.offset_bytes,
+                          .memory = range.target,
+                          .leaves = true}));
+    }
+    return {};
   }
 
   Result<void> AddPiece(Piece piece) {
@@ -115,18 +129,16 @@ class Scrubber {
 
   Result<void> Arrived(const Piece& piece) {
     Job& job = *piece.job;
-    if (piece.leaves) {
-      job.stored_arrived = true;
-    } else {
+    if (!piece.leaves) {
       uint64_t page = piece.begin_bytes / kv::kPageBytes;
       for (uint64_t at = 0; at < piece.memory.size(); at += kv::kPageBytes) {
         job.computed[page++] = kv::LeafDigest(
             piece.memory.subspan(at, std::min<uint64_t>(kv::kPageBytes, piece.memory.size() - at)));
       }
-      job.arrived_bytes += piece.memory.size();
       bytes_read_ += piece.memory.size();
     }
-    if (job.stored_arrived && job.arrived_bytes == job.item->chunk.extent.length_bytes) Check(job);
+    job.missing_bytes -= piece.memory.size();
+    if (job.missing_bytes == 0) Check(job);
     return piece.leaves ? Result<void>() : Advance(piece.memory.size());
   }
 
@@ -137,28 +149,47 @@ class Scrubber {
   }
 
   void Check(const Job& job) {
+    switch (job.item->part) {
+      case ScrubItem::Part::kChunk:
+        return CheckChunk(job);
+      case ScrubItem::Part::kRun:  // its digests are checked with those of the chunk's other runs
+        return ComparePages(job);
+      case ScrubItem::Part::kLeaves:
+        CheckLeaves(job);
+        return;
+    }
+  }
+
+  void CheckChunk(const Job& job) {
     const ChunkInfo& chunk = job.item->chunk;
-    const uint64_t length = chunk.extent.length_bytes;
-    const auto where = FormatNumbers(chunk.box.offsets);
-    const bool payload_fine = kv::RootDigest(job.computed, length) == chunk.digest;
-    const bool stored_fine = kv::RootDigest(job.stored, length) == chunk.digest;
-    if (!stored_fine) {
-      Report(*job.item, fmt::format("the page digests of chunk {} do not match its record", where),
-             chunk.extent.leaves_offset_bytes);
-    }
-    if (payload_fine) return;
-    if (!stored_fine) {
-      Report(*job.item, fmt::format("chunk {} does not match its digest", where),
-             chunk.extent.offset_bytes);
-      return;
-    }
+    const bool stored_fine = CheckLeaves(job);
+    if (kv::RootDigest(job.computed, chunk.length_bytes()) == chunk.digest) return;
+    if (stored_fine) return ComparePages(job);
+    Report(*job.item,
+           fmt::format("chunk {} does not match its digest", FormatNumbers(chunk.box.offsets)),
+           chunk.extents.front().offset_bytes);
+  }
+
+  bool CheckLeaves(const Job& job) {
+    const ChunkInfo& chunk = job.item->chunk;
+    if (kv::RootDigest(job.stored, chunk.length_bytes()) == chunk.digest) return true;
+    Report(*job.item,
+           fmt::format("the page digests of chunk {} do not match its record{}",
+                       FormatNumbers(chunk.box.offsets),
+                       chunk.extents.size() > 1 ? ", in one of its extents" : ""),
+           chunk.extents.front().leaves_offset_bytes);
+    return false;
+  }
+
+  void ComparePages(const Job& job) {
+    const ScrubItem& item = *job.item;
     for (size_t page = 0; page < job.computed.size(); ++page) {
       if (job.computed[page] == job.stored[page]) continue;
-      Report(*job.item,
+      Report(item,
              fmt::format("page {} of chunk {} does not match its digest; the bytes on disk have "
                          "changed",
-                         page, where),
-             chunk.extent.offset_bytes + page * kv::kPageBytes);
+                         item.first_page + page, FormatNumbers(item.chunk.box.offsets)),
+             item.chunk.extents.front().offset_bytes + page * kv::kPageBytes);
     }
   }
 
@@ -167,11 +198,10 @@ class Scrubber {
     // kNotFound is no damage: the segment went with a step that was deleted meanwhile.
     if (!job.failed && error.code != ErrorCode::kNotFound) {
       job.failed = true;
-      const uint64_t segment_id = job.item->chunk.extent.segment_id;
-      if (++unreadable_[segment_id] <= kNamedFailures) {
+      if (++unreadable_[piece.segment_id] <= kNamedFailures) {
         if (error.key.empty()) error.key = job.item->fqn;
         if (!error.step) error.step = job.item->step;
-        if (error.file.empty()) error.file = SegmentPath(view_, segment_id);
+        if (error.file.empty()) error.file = SegmentPath(view_, piece.segment_id);
         if (!error.offset_bytes) error.offset_bytes = piece.offset_bytes;
         damage_({std::move(error)});
       }
@@ -183,7 +213,7 @@ class Scrubber {
     damage_({Error{.code = ErrorCode::kDataLoss,
                    .message = std::move(message),
                    .key = item.fqn,
-                   .file = SegmentPath(view_, item.chunk.extent.segment_id),
+                   .file = SegmentPath(view_, item.chunk.extents.front().segment_id),
                    .step = item.step,
                    .offset_bytes = offset_bytes}});
   }
@@ -206,7 +236,9 @@ Result<uint64_t> ScrubPayload(const std::shared_ptr<const kv::Snapshot>& snapsho
                               const std::function<void(const kv::Damage&)>& damage,
                               const Progress& progress) {
   uint64_t total = 0;
-  for (const ScrubItem& item : items) total += item.chunk.extent.length_bytes;
+  for (const ScrubItem& item : items) {
+    if (item.part != ScrubItem::Part::kLeaves) total += item.chunk.length_bytes();
+  }
   ProgressMeter meter(progress, total);
   Scrubber scrubber(snapshot, directory, damage, meter);
   for (const ScrubItem& item : items) CAIRN_TRY(scrubber.Add(item));

@@ -3,7 +3,7 @@
 // 1. kv checks files, manifests and its own columns.
 // 2. For each step: structure, tensors, values and chunks decode; chunks tile their tensors;
 //    aliases stay inside their owners; the leaves of the tree are exactly the tensors and values.
-// 3. Every distinct extent is read once and checked (scrub.cc).
+// 3. Every distinct extent (payload_index.cc) is read once and checked (scrub.cc).
 
 #include "core/internal/verify.h"
 
@@ -14,6 +14,7 @@
 #include <set>
 
 #include "core/internal/owners.h"
+#include "core/internal/payload_index.h"
 #include "core/state_dict.h"
 #include "core/tiling.h"
 #include "core/value.h"
@@ -24,13 +25,9 @@ namespace {
 
 using DamageCallback = std::function<void(const kv::Damage&)>;
 
-// Distinct extents over all steps: the first chunk record that speaks of each place.
-using Place = std::pair<uint64_t, uint64_t>;  // segment, offset
-
 class StepChecker {
  public:
-  StepChecker(const StepView& view, const DamageCallback& damage,
-              std::map<Place, ScrubItem>* payload)
+  StepChecker(const StepView& view, const DamageCallback& damage, PayloadIndex* payload)
       : view_(view), damage_(damage), payload_(payload) {}
 
   void Run() {
@@ -107,18 +104,15 @@ class StepChecker {
   }
 
   void AddPayload(const DecodedChunk& decoded) {
-    const kv::Extent& extent = decoded.info.extent;
-    const auto [at, added] =
-        payload_->try_emplace(Place(extent.segment_id, extent.offset_bytes),
-                              ScrubItem{view_.step.step, std::string(decoded.fqn), decoded.info});
-    if (added) return;
-    const ScrubItem& other = at->second;
-    if (other.chunk.extent == extent && other.chunk.digest == decoded.info.digest) return;
-    Report(DamagedBytes(view_, std::string(decoded.fqn), decoded.info,
-                        fmt::format("chunk {} and one of '{}' in step {} claim the same bytes but "
-                                    "disagree on what they are",
-                                    FormatNumbers(decoded.info.box.offsets), other.fqn, other.step),
-                        extent.offset_bytes));
+    const ScrubItem* const other = payload_->Add(view_.step.step, decoded.fqn, decoded.info);
+    if (other == nullptr) return;
+    const kv::Extent& extent = decoded.info.extents.front();
+    Report(
+        DamagedBytes(view_, std::string(decoded.fqn), extent.segment_id,
+                     fmt::format("chunk {} and one of '{}' in step {} claim the same bytes but "
+                                 "disagree on what they are",
+                                 FormatNumbers(decoded.info.box.offsets), other->fqn, other->step),
+                     extent.offset_bytes));
   }
 
   void CheckTensor(const std::string& fqn, const Entry& entry) {
@@ -170,7 +164,7 @@ class StepChecker {
 
   const StepView& view_;
   const DamageCallback& damage_;
-  std::map<Place, ScrubItem>* payload_;
+  PayloadIndex* payload_;  // of all steps
   std::map<std::string, Entry, std::less<>> tensors_;
   std::set<std::string, std::less<>> values_;
 };
@@ -187,15 +181,12 @@ Result<uint64_t> RunVerify(const kv::Store& store, std::optional<uint64_t> step,
   }
   auto files = snapshot->VerifyFiles([&](const kv::Damage& found) { damage(found); });
   if (!files) damage({std::move(files).error()});
-  std::map<Place, ScrubItem> payload;
+  PayloadIndex payload;
   for (const kv::StepInfo& info : steps) {
     const StepView view{.snapshot = snapshot, .step = info, .directory = store.directory()};
     StepChecker(view, damage, &payload).Run();
   }
-  std::vector<ScrubItem> items;
-  items.reserve(payload.size());
-  for (auto& [place, item] : payload) items.push_back(std::move(item));
-  payload.clear();
+  const std::vector<ScrubItem> items = payload.Take();
   return ScrubPayload(snapshot, store.directory(), items, damage, progress);
 }
 

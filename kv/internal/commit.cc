@@ -74,11 +74,8 @@ class StepIndexer {
   Result<void> AddEntry(Column column, std::string_view key, std::span<const std::byte> value) {
     switch (column) {
       case Column::kChunks: {
-        CAIRN_TRY_ASSIGN(const Extent extent, DecodeChunkExtent(value));
-        if (last_segment_ == nullptr || last_segment_->first != extent.segment_id) {
-          last_segment_ = &*usage_.try_emplace(extent.segment_id, 0).first;
-        }
-        last_segment_->second += extent.length_bytes;
+        CAIRN_TRY_ASSIGN(const Extents extents, DecodeChunkExtents(value));
+        for (const Extent& extent : extents) AddUse(extent);
         break;
       }
       case Column::kSteps: {
@@ -105,6 +102,13 @@ class StepIndexer {
       pieces_.Clear();
     }
     return {};
+  }
+
+  void AddUse(const Extent& extent) {
+    if (last_segment_ == nullptr || last_segment_->first != extent.segment_id) {
+      last_segment_ = &*usage_.try_emplace(extent.segment_id, 0).first;
+    }
+    last_segment_->second += extent.length_bytes;
   }
 
   // Most steps have the structure of the one before.

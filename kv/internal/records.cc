@@ -19,6 +19,10 @@ std::string Text(const flatbuffers::String* text) {
   return text == nullptr ? std::string() : text->str();
 }
 
+schema::Extent ToSchema(const Extent& extent) {
+  return {extent.segment_id, extent.offset_bytes, extent.length_bytes, extent.leaves_offset_bytes};
+}
+
 }  // namespace
 
 std::vector<std::byte> TakeBytes(const flatbuffers::FlatBufferBuilder& builder) {
@@ -124,27 +128,29 @@ Result<SegmentInfo> DecodeSegment(std::span<const std::byte> record) {
 
 std::vector<std::byte> EncodeChunk(const ChunkEntry& entry) {
   flatbuffers::FlatBufferBuilder builder(256);
-  const schema::Extent extent(entry.extent.segment_id, entry.extent.offset_bytes,
-                              entry.extent.length_bytes, entry.extent.leaves_offset_bytes);
   const schema::Digest digest = ToSchema(entry.digest);
   const auto sizes = builder.CreateVector(entry.sizes);
-  const auto root = schema::CreateChunkRecord(builder, schema::kRecordVersion, /*encoding=*/0,
-                                              sizes, &extent, &digest, entry.since_step);
+  flatbuffers::Offset<schema::ChunkRecord> root;
+  if (entry.extents.size() == 1) {
+    const schema::Extent extent = ToSchema(entry.extents.front());
+    root = schema::CreateChunkRecord(builder, schema::kRecordVersion, /*encoding=*/0, sizes,
+                                     &extent, &digest, entry.since_step);
+  } else {
+    std::vector<schema::Extent> runs;
+    for (const Extent& run : entry.extents) runs.push_back(ToSchema(run));
+    const auto extents = builder.CreateVectorOfStructs(runs);
+    root = schema::CreateChunkRecord(builder, schema::kSeveralExtentsVersion, /*encoding=*/0, sizes,
+                                     nullptr, &digest, entry.since_step, extents);
+  }
   schema::FinishChunkRecordBuffer(builder, root);
   return TakeBytes(builder);
 }
 
-Result<Extent> DecodeChunkExtent(std::span<const std::byte> record) {
+Result<Extents> DecodeChunkExtents(std::span<const std::byte> record) {
   CAIRN_TRY_ASSIGN(
       const schema::ChunkRecord* chunk,
       CheckedRecord<schema::ChunkRecord>(record, schema::ChunkRecordIdentifier(), "chunk record"));
-  if (chunk->extent() == nullptr) {
-    return Fail(ErrorCode::kDataLoss, "a chunk record does not say where its bytes lie");
-  }
-  return Extent{.segment_id = chunk->extent()->segment_id(),
-                .offset_bytes = chunk->extent()->offset_bytes(),
-                .length_bytes = chunk->extent()->length_bytes(),
-                .leaves_offset_bytes = chunk->extent()->leaves_offset_bytes()};
+  return ReadExtents(*chunk);
 }
 
 std::string UsageKey(uint64_t segment_id, uint64_t generation) {

@@ -54,13 +54,14 @@ Result<SegmentInfo> DecodeSegment(std::span<const std::byte> record);
 
 struct ChunkEntry {
   std::vector<uint64_t> sizes;
-  Extent extent;
+  Extents extents;
   Digest digest;
   uint64_t since_step = 0;
 };
+/// A chunk in one extent is encoded as version 1, in several as version 2.
 std::vector<std::byte> EncodeChunk(const ChunkEntry& entry);
-/// Only where the bytes lie.
-Result<Extent> DecodeChunkExtent(std::span<const std::byte> record);
+/// Only where the bytes lie. The runs of several have pages each, and a length that adds up.
+Result<Extents> DecodeChunkExtents(std::span<const std::byte> record);
 
 /// kUsage: segment id, generation -> live bytes.
 std::string UsageKey(uint64_t segment_id, uint64_t generation);

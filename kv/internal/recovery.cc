@@ -72,8 +72,8 @@ Result<void> CheckSegments(const StoreState& state, const std::vector<ManifestFi
         manifest.path,
         [&](Column column, std::string_view, std::span<const std::byte> value) -> Result<void> {
           if (column == Column::kChunks) {
-            CAIRN_TRY_ASSIGN(const Extent extent, DecodeChunkExtent(value));
-            used.insert(extent.segment_id);
+            CAIRN_TRY_ASSIGN(const Extents extents, DecodeChunkExtents(value));
+            for (const Extent& extent : extents) used.insert(extent.segment_id);
           }
           return {};
         }));

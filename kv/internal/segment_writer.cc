@@ -266,7 +266,6 @@ Result<SegmentWriter::Appended> SegmentWriter::Append(uint64_t length_bytes,
   }
   appended.digest = RootDigest(std::span(leaves_).subspan(appended.first_leaf), length_bytes);
   payload_bytes_ += length_bytes;
-  ++chunk_count_;
   return appended;
 }
 
@@ -284,7 +283,6 @@ Result<SegmentWriter::Appended> SegmentWriter::AppendFilled(uint64_t length_byte
   leaves_.insert(leaves_.end(), leaves.begin(), leaves.end());
   appended.digest = RootDigest(leaves, length_bytes);
   payload_bytes_ += length_bytes;
-  ++chunk_count_;
   return appended;
 }
 

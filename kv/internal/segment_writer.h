@@ -46,6 +46,9 @@ class SegmentWriter {
                                 std::span<const uint64_t> leaves,
                                 const StepWriter::StartFill& start);
 
+  /// One more chunk has its payload here, or some pages of it; a chunk may take several appends.
+  void CountChunk() { ++chunk_count_; }
+
   /// True if a payload of this length should go into a next segment.
   bool IsFull(uint64_t length_bytes) const;
   uint64_t payload_bytes() const { return payload_bytes_; }

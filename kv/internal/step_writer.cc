@@ -45,10 +45,17 @@ Result<void> StepWriter::AddRecord(Column column, std::string_view key,
                                    std::span<const std::byte> record) {
   return impl_->AddRecord(column, key, record);
 }
+Result<std::vector<Extent>> StepWriter::AppendRuns(uint64_t length_bytes,
+                                                   std::span<const PageRun> runs,
+                                                   const PageSource& pages,
+                                                   std::span<const uint64_t> leaves,
+                                                   std::span<const std::byte> memory) {
+  return impl_->AppendRuns(length_bytes, runs, pages, leaves, memory);
+}
 Result<void> StepWriter::AddChunk(std::string_view key, std::span<const uint64_t> sizes,
-                                  const Extent& extent, const Digest& digest, uint64_t since_step,
+                                  const Extents& extents, const Digest& digest, uint64_t since_step,
                                   bool reused) {
-  return impl_->AddChunk(key, sizes, extent, digest, since_step, reused);
+  return impl_->AddChunk(key, sizes, extents, digest, since_step, reused);
 }
 Result<void> StepWriter::SetStructure(std::span<const std::byte> record) {
   return impl_->SetStructure(record);
@@ -146,12 +153,21 @@ Result<void> StepWriter::Impl::StartSegment() {
   return {};
 }
 
+// The runs in the segment at hand know only the index of their first leaf, until it is sealed.
+Extents StepWriter::Impl::WithLeaves(const Extents& extents, uint64_t leaves_offset_bytes) const {
+  std::vector<Extent> runs(extents.begin(), extents.end());
+  for (Extent& run : runs) {
+    if (run.segment_id != segment_id_) continue;
+    run.leaves_offset_bytes = leaves_offset_bytes + 8 * run.leaves_offset_bytes;
+  }
+  return Extents(runs);
+}
+
 Result<void> StepWriter::Impl::SealSegment() {
   if (segment_ == nullptr) return {};
   const uint64_t leaves_offset_bytes = segment_->leaves_offset_bytes();
   for (PendingChunk& chunk : pending_chunks_) {
-    chunk.entry.extent.leaves_offset_bytes =
-        leaves_offset_bytes + 8 * chunk.entry.extent.leaves_offset_bytes;
+    chunk.entry.extents = WithLeaves(chunk.entry.extents, leaves_offset_bytes);
     std::vector<std::byte> record = internal::EncodeChunk(chunk.entry);
     CAIRN_TRY(AddEntry(Column::kChunks, chunk.key, record));
     footer_entries_.push_back(
@@ -165,6 +181,11 @@ Result<void> StepWriter::Impl::SealSegment() {
   footer_entries_.clear();
   last_tensor_used_ = false;  // its chunks may go on in the next segment
   return {};
+}
+
+Result<void> StepWriter::Impl::MakeRoom(uint64_t length_bytes) {
+  if (segment_ != nullptr && segment_->IsFull(length_bytes)) CAIRN_TRY(SealSegment());
+  return segment_ == nullptr ? StartSegment() : Result<void>();
 }
 
 Result<StepWriter::Appended> StepWriter::Impl::Append(uint64_t length_bytes, Placement placement,
@@ -189,9 +210,9 @@ Result<StepWriter::Appended> StepWriter::Impl::AppendWith(uint64_t length_bytes,
                                                           const AppendTo& append) {
   CAIRN_TRY(CheckUsable());
   failed_ = true;  // until the end: a half-appended chunk must not be committed
-  if (segment_ != nullptr && segment_->IsFull(length_bytes)) CAIRN_TRY(SealSegment());
-  if (segment_ == nullptr) CAIRN_TRY(StartSegment());
+  CAIRN_TRY(MakeRoom(length_bytes));
   CAIRN_TRY_ASSIGN(const auto appended, append());
+  segment_->CountChunk();
   written_bytes_ += length_bytes;
   failed_ = false;
   return Appended{.extent = Extent{.segment_id = segment_id_,
@@ -199,6 +220,50 @@ Result<StepWriter::Appended> StepWriter::Impl::AppendWith(uint64_t length_bytes,
                                    .length_bytes = length_bytes,
                                    .leaves_offset_bytes = appended.first_leaf},
                   .digest = appended.digest};
+}
+
+Result<std::vector<Extent>> StepWriter::Impl::AppendRuns(uint64_t length_bytes,
+                                                         std::span<const PageRun> runs,
+                                                         const PageSource& pages,
+                                                         std::span<const uint64_t> leaves,
+                                                         std::span<const std::byte> memory) {
+  CAIRN_CHECK(leaves.size() == PageCount(length_bytes));
+  return AppendRunsWith(length_bytes, runs, [&](const PageRun& run, uint64_t run_bytes) {
+    const auto pages_of_run = [&](uint64_t page, std::span<std::byte> scratch) {
+      return pages(run.begin_page + page, scratch);
+    };
+    return segment_->Append(
+        run_bytes, Placement::kAlign4096, pages_of_run,
+        leaves.subspan(run.begin_page, run.end_page - run.begin_page),
+        memory.empty() ? memory : memory.subspan(run.begin_page * kPageBytes, run_bytes));
+  });
+}
+
+template <typename AppendRun>
+Result<std::vector<Extent>> StepWriter::Impl::AppendRunsWith(uint64_t length_bytes,
+                                                             std::span<const PageRun> runs,
+                                                             const AppendRun& append) {
+  CAIRN_TRY(CheckUsable());
+  failed_ = true;  // until the end, as in AppendWith
+  const auto bytes_of = [&](const PageRun& run) {
+    CAIRN_CHECK(run.begin_page < run.end_page && run.end_page <= PageCount(length_bytes));
+    return std::min(run.end_page * kPageBytes, length_bytes) - run.begin_page * kPageBytes;
+  };
+  uint64_t total_bytes = 0;
+  for (const PageRun& run : runs) total_bytes += bytes_of(run);
+  CAIRN_TRY(MakeRoom(total_bytes));
+  std::vector<Extent> extents;
+  for (const PageRun& run : runs) {
+    CAIRN_TRY_ASSIGN(const auto appended, append(run, bytes_of(run)));
+    extents.push_back({.segment_id = segment_id_,
+                       .offset_bytes = appended.offset_bytes,
+                       .length_bytes = bytes_of(run),
+                       .leaves_offset_bytes = appended.first_leaf});
+  }
+  segment_->CountChunk();
+  written_bytes_ += total_bytes;
+  failed_ = false;
+  return extents;
 }
 
 Result<void> StepWriter::Impl::AddRecord(Column column, std::string_view key,
@@ -216,21 +281,24 @@ Result<void> StepWriter::Impl::AddRecord(Column column, std::string_view key,
 }
 
 Result<void> StepWriter::Impl::AddChunk(std::string_view key, std::span<const uint64_t> sizes,
-                                        const Extent& extent, const Digest& digest,
+                                        const Extents& extents, const Digest& digest,
                                         uint64_t since_step, bool reused) {
   CAIRN_TRY(CheckUsable());
   ++chunk_count_;
   ChunkEntry entry{.sizes = std::vector<uint64_t>(sizes.begin(), sizes.end()),
-                   .extent = extent,
+                   .extents = extents,
                    .digest = digest,
                    .since_step = since_step};
+  for (const Extent& run : extents) {
+    if (reused || run.segment_id != segment_id_) referenced_.insert(run.segment_id);
+  }
   if (reused) {
     ++reused_chunk_count_;
-    referenced_.insert(extent.segment_id);
     return AddEntry(Column::kChunks, key, internal::EncodeChunk(entry));
   }
   // Its page digests' place is known only when the segment is sealed.
-  CAIRN_CHECK(segment_ != nullptr && extent.segment_id == segment_id_);
+  CAIRN_CHECK(segment_ != nullptr &&
+              std::ranges::find(extents, segment_id_, &Extent::segment_id) != extents.end());
   if (!last_tensor_used_ && !last_tensor_.key.empty() && key.starts_with(last_tensor_.key)) {
     footer_entries_.push_back(last_tensor_);
     last_tensor_used_ = true;

@@ -29,8 +29,12 @@ class StepWriter::Impl {
   Result<Appended> AppendFilled(uint64_t length_bytes, Placement placement,
                                 std::span<const uint64_t> leaves, const StartFill& start);
   Result<void> AddRecord(Column column, std::string_view key, std::span<const std::byte> record);
-  Result<void> AddChunk(std::string_view key, std::span<const uint64_t> sizes, const Extent& extent,
-                        const Digest& digest, uint64_t since_step, bool reused);
+  Result<std::vector<Extent>> AppendRuns(uint64_t length_bytes, std::span<const PageRun> runs,
+                                         const PageSource& pages, std::span<const uint64_t> leaves,
+                                         std::span<const std::byte> memory);
+  Result<void> AddChunk(std::string_view key, std::span<const uint64_t> sizes,
+                        const Extents& extents, const Digest& digest, uint64_t since_step,
+                        bool reused);
   Result<void> AddShared(std::span<const SharedRecord> records);
   Result<void> Gather(const RankRecordCallback& on_record);
   Result<void> SetStructure(std::span<const std::byte> record);
@@ -42,8 +46,9 @@ class StepWriter::Impl {
  private:
   struct PendingChunk {
     std::string key;
-    internal::ChunkEntry
-        entry;  // leaves_offset_bytes holds the index of the first leaf until sealed
+    // Until the segment is sealed, leaves_offset_bytes of its runs is the index of their first
+    // leaf.
+    internal::ChunkEntry entry;
   };
 
   /// Of the n-th segment that a rank writes in this attempt; no other attempt has it.
@@ -51,12 +56,19 @@ class StepWriter::Impl {
   /// Runs `append` on a segment that has room for the payload.
   template <typename AppendTo>
   Result<Appended> AppendWith(uint64_t length_bytes, const AppendTo& append);
+  /// The same for runs of its pages: `append(run, bytes)` for each.
+  template <typename AppendRun>
+  Result<std::vector<Extent>> AppendRunsWith(uint64_t length_bytes, std::span<const PageRun> runs,
+                                             const AppendRun& append);
   /// A record for the manifest.
   Result<void> AddEntry(Column column, std::string_view key, std::span<const std::byte> value);
   Result<internal::StepEntry> IndexRecords(uint64_t generation,
                                            const std::vector<internal::StepEntry>& replaced,
                                            internal::Removal* removal);
   Result<void> StartSegment();
+  /// Lets segment_ be one that takes so many bytes.
+  Result<void> MakeRoom(uint64_t length_bytes);
+  Extents WithLeaves(const Extents& extents, uint64_t leaves_offset_bytes) const;
   Result<void> SealSegment();
   Result<void> AddReferencedSegments();
   /// Where it is written; that of a joined rank gets its own name when it is durable.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 
 #include "kv/internal/file.h"
@@ -141,14 +142,17 @@ Result<void> CheckRegion(const File& file, uint64_t offset, uint64_t length, uin
   return {};
 }
 
-/// The payload's gaps, by the chunks that the footer lists.
+/// The payload's gaps, by the chunks that the footer lists; runs of them in other segments are
+/// those' business.
 Result<void> CheckGaps(const File& file, const SegmentTrailer& trailer,
                        const std::vector<FooterEntry>& entries) {
   std::vector<Extent> extents;
   for (const FooterEntry& entry : entries) {
     if (entry.column != Column::kChunks) continue;
-    CAIRN_TRY_ASSIGN(const Extent extent, DecodeChunkExtent(entry.value));
-    extents.push_back(extent);
+    CAIRN_TRY_ASSIGN(const Extents of_chunk, DecodeChunkExtents(entry.value));
+    std::ranges::copy_if(of_chunk, std::back_inserter(extents), [&](const Extent& extent) {
+      return extent.segment_id == trailer.segment_id;
+    });
   }
   std::ranges::sort(extents, {}, &Extent::offset_bytes);
   uint64_t at = kSegmentHeaderBytes;
@@ -207,14 +211,16 @@ Result<void> CheckSegment(const StorePaths& paths, const Uuid& uuid, const Segme
 Result<void> CheckUsage(const Snapshot& snapshot, const Report& report) {
   std::map<std::pair<uint64_t, uint64_t>, uint64_t> implied;
   for (const StepInfo& step : snapshot.steps()) {
-    CAIRN_TRY(snapshot.Scan(
-        Column::kChunks, step.generation, "",
-        [&](std::string_view, std::span<const std::byte> record) -> Result<bool> {
-          const auto extent =
-              DecodeChunkExtent(record);  // damaged ones are core's to report, with key
-          if (extent) implied[{extent->segment_id, step.generation}] += extent->length_bytes;
-          return true;
-        }));
+    CAIRN_TRY(
+        snapshot.Scan(Column::kChunks, step.generation, "",
+                      [&](std::string_view, std::span<const std::byte> record) -> Result<bool> {
+                        const auto extents = DecodeChunkExtents(record);
+                        if (!extents) return true;  // damaged ones are core's to report, with key
+                        for (const Extent& extent : *extents) {
+                          implied[{extent.segment_id, step.generation}] += extent.length_bytes;
+                        }
+                        return true;
+                      }));
   }
   CAIRN_TRY_ASSIGN(const std::vector<Usage> usage, snapshot.SegmentUsage());
   for (const Usage& one : usage) {

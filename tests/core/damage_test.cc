@@ -29,7 +29,7 @@ class DamageTest : public StoreTest {
     ASSERT_EQ(chunks_.size(), 2u);
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->kv().Latest());
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto segment,
-                               snapshot->FindSegment(chunks_[0].extent.segment_id));
+                               snapshot->FindSegment(chunks_[0].extents.front().segment_id));
     segment_ = segment.name;
   }
 
@@ -70,7 +70,7 @@ class DamageTest : public StoreTest {
 
 TEST_F(DamageTest, AWholeLoadNamesThePage) {
   SaveSample();
-  const uint64_t page_begin = chunks_[0].extent.offset_bytes + 3 * kv::kPageBytes;
+  const uint64_t page_begin = chunks_[0].extents.front().offset_bytes + 3 * kv::kPageBytes;
   Flip(page_begin + 777);
   const auto report = LoadBox(WholeBox(tensor_.shape));
   ASSERT_THAT(report, IsError(ErrorCode::kDataLoss,
@@ -82,7 +82,7 @@ TEST_F(DamageTest, AWholeLoadNamesThePage) {
 
 TEST_F(DamageTest, APartialLoadNamesThePageIfItTouchesIt) {
   SaveSample();
-  const uint64_t page_begin = chunks_[0].extent.offset_bytes + 3 * kv::kPageBytes;
+  const uint64_t page_begin = chunks_[0].extents.front().offset_bytes + 3 * kv::kPageBytes;
   Flip(page_begin + kv::kPageBytes - 1);
   CAIRN_EXPECT_OK(LoadBox({{0, 0}, {12, 4096}}));
   const auto report = LoadBox({{12, 5}, {2, 7}});
@@ -93,7 +93,7 @@ TEST_F(DamageTest, APartialLoadNamesThePageIfItTouchesIt) {
 
 TEST_F(DamageTest, AStridedWholeLoadNamesThePage) {
   SaveSample();
-  const uint64_t page_begin = chunks_[1].extent.offset_bytes;
+  const uint64_t page_begin = chunks_[1].extents.front().offset_bytes;
   Flip(page_begin);
   TestTensor target(DType::kFloat32, {4096, 100}, 9);
   const LoadRequest request{
@@ -107,12 +107,12 @@ TEST_F(DamageTest, AStridedWholeLoadNamesThePage) {
 
 TEST_F(DamageTest, DamagedPageDigestsAreToldFromDamagedPages) {
   SaveSample();
-  Flip(chunks_[0].extent.leaves_offset_bytes + 8);
+  Flip(chunks_[0].extents.front().leaves_offset_bytes + 8);
   // A whole load needs only the root, which is fine.
   CAIRN_EXPECT_OK(LoadBox(WholeBox(tensor_.shape)));
   const auto report = LoadBox({{0, 0}, {1, 1}});
   ASSERT_THAT(report, IsError(ErrorCode::kDataLoss, "page digests of chunk [0, 0]"));
-  ExpectPageError(report.error(), chunks_[0].extent.leaves_offset_bytes);
+  ExpectPageError(report.error(), chunks_[0].extents.front().leaves_offset_bytes);
 }
 
 TEST_F(DamageTest, ALoadOfManyChunksEndsAtTheFirstThatIsDamaged) {
@@ -126,19 +126,19 @@ TEST_F(DamageTest, ALoadOfManyChunksEndsAtTheFirstThatIsDamaged) {
   EXPECT_EQ(LoadBytes(1, "w"), tensor.bytes);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->kv().Latest());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto segment,
-                             snapshot->FindSegment(chunks_[3].extent.segment_id));
+                             snapshot->FindSegment(chunks_[3].extents.front().segment_id));
   segment_ = segment.name;
-  Flip(chunks_[3].extent.offset_bytes);
+  Flip(chunks_[3].extents.front().offset_bytes);
   TestTensor target(DType::kInt8, {30'000, 128}, 9);
   const LoadRequest request{.fqn = "w", .box = WholeBox(tensor.shape), .target = target.target()};
   const auto report = store->Load(Step(1), {&request, 1});
   ASSERT_THAT(report, IsError(ErrorCode::kDataLoss, "page 0 of chunk [3, 0]"));
-  ExpectPageError(report.error(), chunks_[3].extent.offset_bytes);
+  ExpectPageError(report.error(), chunks_[3].extents.front().offset_bytes);
 }
 
 TEST_F(DamageTest, AMapChecksUnlessToldNotTo) {
   SaveSample();
-  Flip(chunks_[1].extent.offset_bytes + 99);
+  Flip(chunks_[1].extents.front().offset_bytes + 99);
   const std::string fqn = "w";
   EXPECT_THAT(store->Map(Step(1), {&fqn, 1}), IsError(ErrorCode::kDataLoss, "chunk [64, 0]"));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto mapped, store->Map(Step(1), {&fqn, 1}, /*verify=*/false));
@@ -160,9 +160,9 @@ TEST_F(DamageTest, AMapOfManyNamesTheFirstThatIsDamaged) {
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto chunks, store->Chunks(Step(1), fqn));
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->kv().Latest());
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto segment,
-                               snapshot->FindSegment(chunks[0].extent.segment_id));
+                               snapshot->FindSegment(chunks[0].extents.front().segment_id));
     segment_ = segment.name;
-    first_offset_bytes = chunks[0].extent.offset_bytes;
+    first_offset_bytes = chunks[0].extents.front().offset_bytes;
     Flip(first_offset_bytes + 5);
   }
   const auto mapped = store->Map(Step(1), fqns);
@@ -189,8 +189,8 @@ TEST_F(DamageTest, VerifyOfACleanStoreFindsNothing) {
 
 TEST_F(DamageTest, VerifyGoesOnAfterDamageAndNamesEachPage) {
   SaveSample();
-  const uint64_t first = chunks_[0].extent.offset_bytes + 2 * kv::kPageBytes;
-  const uint64_t second = chunks_[1].extent.offset_bytes + kv::kPageBytes;
+  const uint64_t first = chunks_[0].extents.front().offset_bytes + 2 * kv::kPageBytes;
+  const uint64_t second = chunks_[1].extents.front().offset_bytes + kv::kPageBytes;
   Flip(first + 5);
   Flip(second + 6);
   const std::vector<Error> found = VerifyAll();
@@ -228,7 +228,7 @@ TEST_F(DamageTest, ATruncatedSegmentIsDamage) {
   SaveSample();
   store.reset();
   std::filesystem::resize_file(directory / "store/segments/" + segment_,
-                               chunks_[1].extent.offset_bytes + 10);
+                               chunks_[1].extents.front().offset_bytes + 10);
   Reopen(kv::OpenMode::kRead);
   EXPECT_THAT(LoadBox(WholeBox(tensor_.shape)), IsError(ErrorCode::kDataLoss, segment_));
   const std::string fqn = "w";
@@ -239,7 +239,7 @@ TEST_F(DamageTest, ATruncatedSegmentIsDamage) {
 TEST_F(DamageTest, ASaveOverADamagedBaseStillSavesEveryByte) {
   SaveSample();
   tensor_.bytes[0] ^= std::byte{1};
-  Flip(chunks_[0].extent.offset_bytes + 9);
+  Flip(chunks_[0].extents.front().offset_bytes + 9);
   Reopen(kv::OpenMode::kWrite);
   StateDict state;
   state.root().Tensor("w", tensor_.view());

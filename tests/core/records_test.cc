@@ -95,7 +95,7 @@ TEST(ChunkRecordTest, ReadsKeyAndRecord) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const DecodedChunk chunk,
                              DecodeChunk(kv::ChunkKey("w", offsets), record));
   EXPECT_EQ(chunk.info.box, (Box{{4, 0}, {2, 6}}));
-  EXPECT_EQ(chunk.info.extent, (kv::Extent{9, 4096, 48, 8192}));
+  EXPECT_EQ(chunk.info.extents, kv::Extents(kv::Extent{9, 4096, 48, 8192}));
   EXPECT_EQ(chunk.info.digest, (kv::Digest{1, 2}));
   EXPECT_EQ(chunk.info.since_step, 7u);
 }
@@ -121,7 +121,7 @@ TEST(ChunkRecordTest, RefusesImpossibleSizes) {
 TEST(ChunkRecordTest, MustFitItsTensor) {
   const TensorInfo tensor{.fqn = "w", .dtype = DType::kInt32, .shape = {4, 6}, .nbytes = 96};
   const auto chunk = [](Box box, uint64_t length) {
-    return ChunkInfo{.box = std::move(box), .extent = {.length_bytes = length}};
+    return ChunkInfo{.box = std::move(box), .extents = kv::Extent{.length_bytes = length}};
   };
   CAIRN_EXPECT_OK(CheckChunk(tensor, chunk({{2, 0}, {2, 6}}, 48)));
   EXPECT_THAT(CheckChunk(tensor, chunk({{3, 0}, {2, 6}}, 48)), IsError(ErrorCode::kDataLoss, "w"));

@@ -15,6 +15,7 @@ namespace {
 
 using cairn::testing::ScopedTempDir;
 using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
 
 class GoldenStoreTest : public ::testing::TestWithParam<std::string> {
@@ -57,6 +58,41 @@ TEST_P(GoldenStoreTest, TakesNewStepsAndRebuildsItsIndex) {
   EXPECT_TRUE(steps == expected);
 }
 
+class GoldenPagesTest : public GoldenStoreTest {};
+
+TEST_P(GoldenPagesTest, ReadsBackAndVerifies) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path_));
+  EXPECT_TRUE(steps == PagesGoldenSteps());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kRead));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
+  EXPECT_THAT(damage, IsEmpty());
+  // Page and tail that each step wrote, and the page that they share.
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto usage, snapshot->SegmentUsage());
+  std::vector<uint64_t> live_bytes;
+  for (const Usage& one : usage) live_bytes.push_back(one.live_bytes);
+  EXPECT_THAT(live_bytes, UnorderedElementsAre(kPageBytes, kPageBytes, 15'464u, 15'464u));
+}
+
+TEST_P(GoldenPagesTest, TakesNewStepsAndRebuildsItsIndex) {
+  auto expected = PagesGoldenSteps();
+  {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kWrite));
+    EXPECT_THAT(store->recovery_notes(), IsEmpty());
+    CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo saved, SaveSample(*store, PagesGoldenStep(4)));
+    EXPECT_EQ(saved.written_bytes, 15'464u);
+    CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 1>{2}));
+  }
+  expected.erase(2);
+  expected[4] = PagesGoldenStep(4);
+  std::filesystem::remove(path_ + "/index/CURRENT");
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto report, Store::RebuildIndex(path_));
+  EXPECT_THAT(report.lost, IsEmpty());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path_));
+  EXPECT_TRUE(steps == expected);
+}
+
+INSTANTIATE_TEST_SUITE_P(Every, GoldenPagesTest, ::testing::Values("v1-pages"));
 INSTANTIATE_TEST_SUITE_P(Every, GoldenStoreTest, ::testing::Values("v1"));
 
 }  // namespace

@@ -1,5 +1,6 @@
-// Makes the golden store of this build's format version: make_golden DIR. Run once a format
-// version; the result goes into git and is never made again.
+// Makes the golden stores of this build's format version: make_golden DIR makes DIR, and DIR-pages
+// with chunks in several extents. Run once a format version; the result goes into git and is never
+// made again.
 
 #include <fmt/format.h>
 
@@ -11,6 +12,13 @@
 
 namespace cairn::kv::testing {
 namespace {
+
+// RocksDB's record of its options is large and no open reads it.
+void RemoveOptions(const std::string& directory) {
+  for (const auto& entry : std::filesystem::directory_iterator(directory + "/index")) {
+    if (entry.path().filename().string().starts_with("OPTIONS-")) std::filesystem::remove(entry);
+  }
+}
 
 Result<void> MakeGolden(const std::string& directory) {
   {
@@ -24,10 +32,19 @@ Result<void> MakeGolden(const std::string& directory) {
   CAIRN_TRY_ASSIGN(const auto store, Store::Open(directory, OpenMode::kWrite));
   CAIRN_TRY(SaveSample(*store, GoldenStep(30, 0)));
   CAIRN_TRY(store->Close());
-  // RocksDB's record of its options is large and no open reads it.
-  for (const auto& entry : std::filesystem::directory_iterator(directory + "/index")) {
-    if (entry.path().filename().string().starts_with("OPTIONS-")) std::filesystem::remove(entry);
+  RemoveOptions(directory);
+  return {};
+}
+
+// Step 1 is deleted: its segment stays, as pages of it are used.
+Result<void> MakeGoldenPages(const std::string& directory) {
+  {
+    CAIRN_TRY_ASSIGN(const auto store, Store::Open(directory, OpenMode::kWrite));
+    for (const uint64_t step : {1, 2, 3}) CAIRN_TRY(SaveSample(*store, PagesGoldenStep(step)));
+    CAIRN_TRY(store->Delete(std::array<uint64_t, 1>{1}));
+    CAIRN_TRY(store->Close());
   }
+  RemoveOptions(directory);
   return {};
 }
 
@@ -39,7 +56,10 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: make_golden DIR\n");
     return 2;
   }
-  if (const auto made = cairn::kv::testing::MakeGolden(argv[1]); !made) {
+  const std::string directory = argv[1];
+  auto made = cairn::kv::testing::MakeGolden(directory);
+  if (made) made = cairn::kv::testing::MakeGoldenPages(directory + "-pages");
+  if (!made) {
     std::fprintf(stderr, "make_golden: %s\n", made.error().ToString().c_str());
     return 2;
   }

@@ -1,10 +1,12 @@
 // Manifests, segment headers, trailers, footers and records: what is encoded comes back, and one
 // damaged thing a test is refused.
 
+#include <cairn_schema/chunk_generated.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <fstream>
 
@@ -388,11 +390,64 @@ TEST(RecordsTest, SegmentComesBackAndItsNameMustBeAFileName) {
 TEST(RecordsTest, ChunkExtentComesBack) {
   const ChunkEntry entry{
       .sizes = {3, 4},
-      .extent = {.segment_id = 1, .offset_bytes = 2, .length_bytes = 3, .leaves_offset_bytes = 4},
+      .extents =
+          Extent{.segment_id = 1, .offset_bytes = 2, .length_bytes = 3, .leaves_offset_bytes = 4},
       .digest = {.lo = 5, .hi = 6},
       .since_step = 7};
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Extent found, DecodeChunkExtent(EncodeChunk(entry)));
-  EXPECT_EQ(found, entry.extent);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Extents found, DecodeChunkExtents(EncodeChunk(entry)));
+  EXPECT_EQ(found, entry.extents);
+}
+
+TEST(RecordsTest, ChunkExtentsComeBackInTheirOrder) {
+  const std::array runs = {Extent{1, 4096, kPageBytes, 70'000},
+                           Extent{2, 8192, 2 * kPageBytes, 80'000},
+                           Extent{1, 4096 + kPageBytes, 77, 70'008}};
+  const ChunkEntry entry{.sizes = {3}, .extents = Extents(runs), .digest = {}, .since_step = 7};
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Extents found, DecodeChunkExtents(EncodeChunk(entry)));
+  EXPECT_TRUE(std::ranges::equal(found, runs));
+}
+
+TEST(RecordsTest, OnlyTheFormOfSeveralExtentsIsNewToOlderReaders) {
+  const auto version_of = [](const Extents& extents) {
+    const auto record = EncodeChunk({.sizes = {1}, .extents = extents});
+    return flatbuffers::GetRoot<schema::ChunkRecord>(record.data())->version();
+  };
+  EXPECT_EQ(version_of(Extent{1, 4096, 5, 8192}), schema::kRecordVersion);
+  const std::array runs = {Extent{1, 4096, kPageBytes, 70'000}, Extent{2, 4096, 5, 80'000}};
+  EXPECT_EQ(version_of(Extents(runs)), schema::kSeveralExtentsVersion);
+}
+
+TEST(RecordsTest, RunsThatAreNoPagesAreRefused) {
+  const auto decode = [](uint8_t version, const std::vector<schema::Extent>& runs) {
+    flatbuffers::FlatBufferBuilder builder;
+    const auto extents = builder.CreateVectorOfStructs(runs);
+    schema::ChunkRecordBuilder record(builder);
+    record.add_version(version);
+    record.add_extents(extents);
+    schema::FinishChunkRecordBuffer(builder, record.Finish());
+    return DecodeChunkExtents(TakeBytes(builder));
+  };
+  const schema::Extent page(1, 4096, kPageBytes, 70'000), other(2, 4096, kPageBytes, 70'000);
+  CAIRN_EXPECT_OK(decode(2, {page, other}));
+  EXPECT_THAT(decode(1, {page, other}), IsError(ErrorCode::kDataLoss, "where its bytes lie"));
+  EXPECT_THAT(decode(2, {page}), IsError(ErrorCode::kDataLoss, "several runs"));
+  EXPECT_THAT(decode(3, {page, other}), IsError(ErrorCode::kUnimplemented, "newer"));
+  const schema::Extent empty(1, 4096, 0, 70'000), odd(1, 4096, kPageBytes + 1, 70'000),
+      endless(1, ~uint64_t{0}, kPageBytes, 70'000);
+  for (const schema::Extent& bad : {empty, odd, endless}) {
+    EXPECT_THAT(decode(2, {bad, other}), IsError(ErrorCode::kDataLoss, "impossible sizes"));
+  }
+  EXPECT_THAT(decode(2, {page, empty}), IsError(ErrorCode::kDataLoss, "impossible sizes"));
+}
+
+TEST(ExtentsTest, RunsThatFollowEachOtherAreOne) {
+  const Extent whole{1, 4096, 3 * kPageBytes + 5, 70'000};
+  const std::array parts = {whole.First(kPageBytes), whole.From(kPageBytes).First(2 * kPageBytes),
+                            whole.From(3 * kPageBytes)};
+  EXPECT_EQ(Extents(parts), Extents(whole));
+  EXPECT_EQ(Extents(parts).size(), 1u);
+  EXPECT_EQ(Extents(whole).At(2 * kPageBytes),
+            (Extent{1, 4096 + 2 * kPageBytes, kPageBytes + 5, 70'016}));
 }
 
 TEST(RecordsTest, UsageComesBackAndOddSizesAreRefused) {
@@ -410,7 +465,7 @@ TEST(RecordsTest, OneKindOfRecordIsNotTakenForAnother) {
   EXPECT_THAT(DecodeStep(EncodeSegment({.segment_id = 1, .name = "n"})),
               IsError(ErrorCode::kDataLoss, "step record"));
   EXPECT_THAT(DecodeSegment(EncodeChunk({})), IsError(ErrorCode::kDataLoss, "segment record"));
-  EXPECT_THAT(DecodeChunkExtent({}), IsError(ErrorCode::kDataLoss, "0 bytes"));
+  EXPECT_THAT(DecodeChunkExtents({}), IsError(ErrorCode::kDataLoss, "0 bytes"));
 }
 
 }  // namespace

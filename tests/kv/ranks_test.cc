@@ -179,7 +179,8 @@ TEST_F(RanksTest, AReferenceToASegmentThatIsGoneFailsTheCommitAndNothingElse) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto segments, base->Segments());
   CAIRN_ASSERT_OK(part->AddChunk(
       ChunkKey("x", std::array{uint64_t{0}}), std::array<uint64_t, 1>{10},
-      {.segment_id = segments.front().segment_id, .offset_bytes = 4096, .length_bytes = 10}, {}, 5,
+      Extent{.segment_id = segments.front().segment_id, .offset_bytes = 4096, .length_bytes = 10},
+      {}, 5,
       /*reused=*/true));
   CAIRN_ASSERT_OK(part->HandIn({}));
   CAIRN_ASSERT_OK(writer_->Delete(std::array<uint64_t, 1>{5}));

@@ -79,7 +79,7 @@ std::vector<std::byte> FlatStructure(const SampleStep& sample) {
 
 struct Chunk {
   uint64_t offset_bytes = 0;  // in the tensor
-  Extent extent;
+  Extents extents;
   Digest digest;
   uint64_t since_step = 0;
 };
@@ -88,26 +88,49 @@ Result<Chunk> DecodeChunk(std::string_view key, std::span<const std::byte> recor
   CAIRN_TRY_ASSIGN(const auto* chunk, CheckedRecord<schema::ChunkRecord>(
                                           record, schema::ChunkRecordIdentifier(), "chunk record"));
   CAIRN_TRY_ASSIGN(const ParsedKey parsed, ParseKey(key));
-  CAIRN_TRY_ASSIGN(const Extent extent, internal::DecodeChunkExtent(record));
+  CAIRN_TRY_ASSIGN(Extents extents, internal::DecodeChunkExtents(record));
   if (parsed.offsets_elements.size() != 1 || chunk->digest() == nullptr) {
     return Fail(ErrorCode::kDataLoss, "a chunk record without digest or of another rank");
   }
   return Chunk{.offset_bytes = parsed.offsets_elements[0],
-               .extent = extent,
+               .extents = std::move(extents),
                .digest = {.lo = chunk->digest()->lo(), .hi = chunk->digest()->hi()},
                .since_step = chunk->since_step()};
 }
 
-/// The latest step's chunk under `key`, if its bytes are the same.
-Result<std::optional<Chunk>> FindSame(const Snapshot& snapshot, const std::string& key,
-                                      std::span<const std::byte> bytes) {
+/// The latest step's chunk under `key`.
+Result<std::optional<Chunk>> FindBase(const Snapshot& snapshot, const std::string& key) {
   if (snapshot.steps().empty()) return std::nullopt;
   CAIRN_TRY_ASSIGN(const auto record,
                    snapshot.Get(Column::kChunks, snapshot.steps().back().generation, key));
   if (!record) return std::nullopt;
-  CAIRN_TRY_ASSIGN(const Chunk chunk, DecodeChunk(key, *record));
-  if (chunk.digest != PayloadDigest(bytes)) return std::nullopt;
-  return chunk;
+  return DecodeChunk(key, *record);
+}
+
+/// True if the chunk has two pages, and the first of them is that of `base`.
+bool HasSameFirstPage(const Snapshot& snapshot, const Chunk& base,
+                      std::span<const std::byte> bytes) {
+  if (PageCount(bytes.size()) != 2 || base.extents.length_bytes() != bytes.size()) return false;
+  const Extent first = base.extents.At(0);
+  uint64_t leaf = 0;
+  const ReadRange range{.segment_id = first.segment_id,
+                        .offset_bytes = first.leaves_offset_bytes,
+                        .target = std::as_writable_bytes(std::span(&leaf, 1))};
+  return snapshot.Read({&range, 1}, 1, [](size_t, auto) { return Result<void>(); }) &&
+         leaf == LeafDigest(bytes.first(kPageBytes));
+}
+
+/// Writes the second page; the first stays where `base` has it.
+Result<void> SaveSecondPage(StepWriter& writer, const Chunk& base, uint64_t step,
+                            const std::string& key, std::span<const std::byte> bytes) {
+  std::vector<uint64_t> leaves;
+  AppendLeaves(bytes, leaves);
+  const StepWriter::PageRun run{.begin_page = 1, .end_page = 2};
+  CAIRN_TRY_ASSIGN(const auto appended,
+                   writer.AppendRuns(bytes.size(), {&run, 1}, PagesOf(bytes), leaves));
+  const std::array extents = {base.extents.At(0).First(kPageBytes), appended[0]};
+  return writer.AddChunk(key, std::array{uint64_t{bytes.size()}}, Extents(extents),
+                         RootDigest(leaves, bytes.size()), step, false);
 }
 
 Result<void> SaveTensor(StepWriter& writer, const Snapshot& base, uint64_t step,
@@ -119,9 +142,13 @@ Result<void> SaveTensor(StepWriter& writer, const Snapshot& base, uint64_t step,
     const auto part = bytes.subspan(at, std::min<uint64_t>(kSampleChunkBytes, bytes.size() - at));
     const std::string key = ChunkKey(fqn, std::array{at});
     const std::array sizes = {uint64_t{part.size()}};
-    CAIRN_TRY_ASSIGN(const std::optional<Chunk> same, FindSame(base, key, part));
-    if (same) {
-      CAIRN_TRY(writer.AddChunk(key, sizes, same->extent, same->digest, same->since_step, true));
+    CAIRN_TRY_ASSIGN(const std::optional<Chunk> old, FindBase(base, key));
+    if (old && old->digest == PayloadDigest(part)) {
+      CAIRN_TRY(writer.AddChunk(key, sizes, old->extents, old->digest, old->since_step, true));
+      continue;
+    }
+    if (old && HasSameFirstPage(base, *old, part)) {
+      CAIRN_TRY(SaveSecondPage(writer, *old, step, key, part));
       continue;
     }
     using Placement = StepWriter::Placement;
@@ -146,6 +173,18 @@ std::vector<std::byte> RandomBytes(uint64_t seed, uint64_t length_bytes) {
   return bytes;
 }
 
+namespace {
+
+/// Lets the first page of each chunk be that of `kept`.
+void KeepFirstPages(std::span<const std::byte> kept, std::span<std::byte> bytes) {
+  for (uint64_t at = 0; at < bytes.size(); at += kSampleChunkBytes) {
+    const uint64_t count = std::min<uint64_t>(kPageBytes, bytes.size() - at);
+    std::ranges::copy(kept.subspan(at, count), bytes.begin() + static_cast<ptrdiff_t>(at));
+  }
+}
+
+}  // namespace
+
 SampleStep MakeSample(uint64_t step, uint64_t version, const SampleShape& shape) {
   SampleStep sample{.step = step, .version = version, .tensors = {}};
   for (uint32_t i = 0; i < shape.tensor_count; ++i) {
@@ -154,7 +193,8 @@ SampleStep MakeSample(uint64_t step, uint64_t version, const SampleShape& shape)
     // 0, then odd sizes that grow to the largest.
     const uint64_t length_bytes =
         i == 0 ? 0 : shape.largest_bytes * i * i / (shape.tensor_count * shape.tensor_count) + i;
-    sample.tensors[fmt::format("w{:03}", i)] = RandomBytes(seed, length_bytes);
+    auto& bytes = sample.tensors[fmt::format("w{:03}", i)] = RandomBytes(seed, length_bytes);
+    if (i % 4 == 0) KeepFirstPages(RandomBytes(i, length_bytes), bytes);
   }
   return sample;
 }
@@ -263,37 +303,50 @@ Result<SampleStep> LoadSample(const Snapshot& snapshot, std::optional<uint64_t> 
         sample.tensors[std::string(parsed.fqn)].resize(tensor->nbytes());
         return true;
       }));
+  struct Expected {
+    std::string fqn;
+    Digest digest;
+    std::span<std::byte> target;
+    size_t missing_ranges = 0;
+  };
+  std::vector<Expected> chunks;
   std::vector<ReadRange> ranges;
-  std::vector<std::pair<std::string, Digest>> expected;
+  std::vector<size_t> chunk_of;  // each range
   CAIRN_TRY(snapshot.Scan(
       Column::kChunks, info.generation, "",
       [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
         CAIRN_TRY_ASSIGN(const Chunk chunk, DecodeChunk(key, record));
         const std::string fqn(key.substr(0, key.find('\0')));
         auto& bytes = sample.tensors[fqn];
-        if (chunk.offset_bytes + chunk.extent.length_bytes > bytes.size()) {
+        const uint64_t length_bytes = chunk.extents.length_bytes();
+        if (chunk.offset_bytes + length_bytes > bytes.size()) {
           return Fail(
               Error{.code = ErrorCode::kDataLoss, .message = "a chunk too many", .key = fqn});
         }
-        ranges.push_back(
-            {.segment_id = chunk.extent.segment_id,
-             .offset_bytes = chunk.extent.offset_bytes,
-             .target = std::span(bytes).subspan(chunk.offset_bytes, chunk.extent.length_bytes)});
-        expected.emplace_back(fqn, chunk.digest);
+        std::span<std::byte> rest = std::span(bytes).subspan(chunk.offset_bytes, length_bytes);
+        chunks.push_back({fqn, chunk.digest, rest, chunk.extents.size()});
+        for (const Extent& extent : chunk.extents) {
+          ranges.push_back({.segment_id = extent.segment_id,
+                            .offset_bytes = extent.offset_bytes,
+                            .target = rest.first(extent.length_bytes)});
+          rest = rest.subspan(extent.length_bytes);
+          chunk_of.push_back(chunks.size() - 1);
+        }
         return true;
       }));
-  if (ranges.size() != info.chunk_count || sample.tensors.size() != info.tensor_count) {
+  if (chunks.size() != info.chunk_count || sample.tensors.size() != info.tensor_count) {
     return Fail(Error{.code = ErrorCode::kDataLoss,
                       .message = fmt::format("the step has {} chunks, its record says {}",
-                                             ranges.size(), info.chunk_count),
+                                             chunks.size(), info.chunk_count),
                       .step = info.step});
   }
   CAIRN_TRY(snapshot.Read(ranges, 1, [&](size_t i, auto) -> Result<void> {
-    if (PayloadDigest(ranges[i].target) == expected[i].second) return {};
+    Expected& chunk = chunks[chunk_of[i]];
+    if (--chunk.missing_ranges > 0 || PayloadDigest(chunk.target) == chunk.digest) return {};
     CAIRN_TRY_ASSIGN(const SegmentInfo segment, snapshot.FindSegment(ranges[i].segment_id));
     return Fail(Error{.code = ErrorCode::kDataLoss,
                       .message = "payload does not match its digest",
-                      .key = expected[i].first,
+                      .key = chunk.fqn,
                       .file = segment.name,
                       .step = info.step,
                       .offset_bytes = ranges[i].offset_bytes});

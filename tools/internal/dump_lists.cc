@@ -112,28 +112,47 @@ class ChunkPrinter {
                          {"SINCE STEP", Align::kRight}}),
         names_(std::move(names)) {}
 
+  /// A row; of a chunk in several extents one for each below it.
   void Add(const core::TensorInfo& tensor, const core::ChunkInfo& chunk) {
+    const kv::Extent& first = chunk.extents.front();
+    const bool several = chunk.extents.size() > 1;
     table_.Add({EscapeText(tensor.fqn), ShapeText(chunk.box.offsets), ShapeText(chunk.box.sizes),
-                HumanBytes(chunk.extent.length_bytes), chunk.digest.ToHex(), "raw",
-                names_.Name(chunk.extent.segment_id), fmt::to_string(chunk.extent.offset_bytes),
+                HumanBytes(chunk.length_bytes()), chunk.digest.ToHex(), "raw",
+                several ? Plural(chunk.extents.size(), "extent") : names_.Name(first.segment_id),
+                several ? "" : fmt::to_string(first.offset_bytes),
                 fmt::to_string(chunk.since_step)});
+    if (!several) return;
+    for (const kv::Extent& extent : chunk.extents) {
+      table_.Add({"", "", "", HumanBytes(extent.length_bytes), "", "",
+                  names_.Name(extent.segment_id), fmt::to_string(extent.offset_bytes), ""});
+    }
   }
   void Finish() { table_.Finish(); }
 
   Json RowJson(const core::TensorInfo& tensor, const core::ChunkInfo& chunk) {
-    return {{"fqn", JsonText(tensor.fqn)},
-            {"offsets", chunk.box.offsets},
-            {"sizes", chunk.box.sizes},
-            {"bytes", chunk.extent.length_bytes},
-            {"digest", chunk.digest.ToHex()},
-            {"encoding", "raw"},
-            {"segment", names_.Name(chunk.extent.segment_id)},
-            {"segment_id", chunk.extent.segment_id},
-            {"offset_bytes", chunk.extent.offset_bytes},
-            {"since_step", chunk.since_step}};
+    Json row = {{"fqn", JsonText(tensor.fqn)},    {"offsets", chunk.box.offsets},
+                {"sizes", chunk.box.sizes},       {"bytes", chunk.length_bytes()},
+                {"digest", chunk.digest.ToHex()}, {"encoding", "raw"}};
+    if (chunk.extents.size() == 1) {
+      AddPlace(chunk.extents.front(), row);
+    } else {
+      for (const kv::Extent& extent : chunk.extents) {
+        Json& part = row["extents"].emplace_back();
+        AddPlace(extent, part);
+        part["bytes"] = extent.length_bytes;
+      }
+    }
+    row["since_step"] = chunk.since_step;
+    return row;
   }
 
  private:
+  void AddPlace(const kv::Extent& extent, Json& json) {
+    json["segment"] = names_.Name(extent.segment_id);
+    json["segment_id"] = extent.segment_id;
+    json["offset_bytes"] = extent.offset_bytes;
+  }
+
   Table table_;
   SegmentNames names_;
 };

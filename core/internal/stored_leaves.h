@@ -1,0 +1,23 @@
+#pragma once
+/// The page digests of chunks as they stand in the segments, each beside the pages that it is of.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/checkpoint_store.h"
+
+namespace cairn::core::internal {
+
+/// Adds the ranges that read the digests of the chunk's pages into `leaves`, which get their size
+/// here and must stay where they are until they are read. They are to be checked then: the chunk's
+/// digest is RootDigest of them.
+void AddLeafRanges(const kv::Extents& extents, std::vector<uint64_t>& leaves,
+                   std::vector<kv::ReadRange>& ranges);
+
+/// The page digests of each of the chunks; none where they cannot be read, or do not make the
+/// digest of the chunk. One batch of reads.
+std::vector<std::vector<uint64_t>> ReadStoredLeaves(const kv::Snapshot& snapshot,
+                                                    std::span<const ChunkInfo* const> chunks);
+
+}  // namespace cairn::core::internal
