@@ -5,8 +5,9 @@
 //    produced in the same order, or looked up where they are few among many; equal keys with equal
 //    sizes are candidates for reuse.
 // 3. Chunks gather in windows of bounded bytes. Candidates of a window are digested by all cores,
-//    while this one writes the window before and gathers the next; then, in order, each chunk
-//    becomes a reference to the base's bytes or is appended.
+//    while this one writes the window before and gathers the next. Of those that changed the base's
+//    page digests are read, in one batch a window; then, in order, each chunk becomes a reference
+//    to the base's bytes, or is appended, whole or only the pages that changed (page_runs.h).
 // 4. Records, values, structure, commit. Until the commit nothing of this is a step. Of several
 //    ranks, those but rank 0 hand their part in; rank 0 puts all parts together and checks them.
 
@@ -21,9 +22,11 @@
 #include <utility>
 
 #include "core/internal/device_save.h"
+#include "core/internal/page_runs.h"
 #include "core/internal/progress.h"
 #include "core/internal/rank_merge.h"
 #include "core/internal/records.h"
+#include "core/internal/stored_leaves.h"
 #include "core/strided_copy.h"
 #include "kv/key.h"
 
@@ -32,6 +35,10 @@ namespace {
 
 constexpr uint64_t kWindowBytes = 64 << 20;  // source bytes digested in one go
 constexpr size_t kWindowChunks = 2048;
+// Where a chunk changed all over, those behind it in the tensor mostly did, too: only each so many
+// is held against the base's page digests then, so that a state of which everything changes, as an
+// optimizer's does, costs next to no reads.
+constexpr uint32_t kProbeEach = 16;
 
 // One chunk that is written.
 struct WorkItem {
@@ -46,7 +53,11 @@ struct WorkItem {
   std::optional<ChunkInfo> base;
   std::vector<uint64_t> leaves;  // of candidates
   kv::Digest digest;
-  bool bytes_at_hand = true;  // false: the digest is known and must be the base's
+  bool bytes_at_hand = true;     // false: the digest is known and must be the base's
+  std::optional<PageRuns> runs;  // pages to write, if not all
+
+  bool is_candidate() const { return base && bytes_at_hand; }
+  bool is_unchanged() const { return base && base->digest == digest; }
 
   /// The payload, if it lies in one piece; else nothing.
   std::span<const std::byte> memory() const {
@@ -145,12 +156,13 @@ class ItemSource {
 class ItemWriter {
  public:
   ItemWriter(const SavePlan& plan, kv::StepWriter& writer, WorkerPool& pool,
-             ProgressMeter& progress, uint64_t step, SavedChunks* saved)
+             ProgressMeter& progress, uint64_t step, const kv::Snapshot* base, SavedChunks* saved)
       : plan_(plan),
         writer_(writer),
         pool_(pool),
         progress_(progress),
         step_(step),
+        base_(base),
         saved_(saved),
         scratch_(pool.thread_count(), std::vector<std::byte>(kv::kPageBytes)) {}
 
@@ -182,13 +194,14 @@ class ItemWriter {
   // The filled window's candidates begin to be digested while the one before it is written.
   Result<void> Turn() {
     pool_.Finish();
-    const Window ready = std::exchange(digested_, std::exchange(filling_, {}));
+    Window ready = std::exchange(digested_, std::exchange(filling_, {}));
     candidates_.clear();
     for (WorkItem& item : digested_.items) {
-      if (item.base && item.bytes_at_hand) candidates_.push_back(&item);
+      if (item.is_candidate()) candidates_.push_back(&item);
     }
     pool_.Start(candidates_.size(),
                 [this](size_t i, size_t worker) { DigestItem(*candidates_[i], scratch_[worker]); });
+    PlanRuns(ready);
     for (const WorkItem& item : ready.items) {
       CAIRN_TRY(AddTensorRecords(item.tensor + 1));
       CAIRN_TRY(Write(item));
@@ -205,6 +218,37 @@ class ItemWriter {
     item.digest = kv::RootDigest(item.leaves, item.length_bytes);
   }
 
+  // Finds out which pages of the changed chunks are to be written.
+  void PlanRuns(Window& window) {
+    std::vector<WorkItem*> probed;
+    std::vector<const ChunkInfo*> bases;
+    for (WorkItem& item : window.items) {
+      if (!item.is_candidate() || item.is_unchanged() || !IsWorthProbing(item)) continue;
+      probed.push_back(&item);
+      bases.push_back(&*item.base);
+    }
+    if (probed.empty()) return;
+    const auto leaves = ReadStoredLeaves(*base_, bases);
+    for (size_t i = 0; i < probed.size(); ++i) {
+      WorkItem& item = *probed[i];
+      if (!leaves[i].empty()) {
+        item.runs = PlanPageRuns(ChangedPages(item.leaves, leaves[i]), item.base->extents);
+      }
+      changed_all_over_ = item.runs ? std::nullopt : std::optional(item.tensor);
+    }
+  }
+
+  // Chunks of one page have nothing to keep.
+  bool IsWorthProbing(const WorkItem& item) {
+    if (item.leaves.size() < 2) return false;
+    if (changed_all_over_ != item.tensor) {
+      unprobed_ = 0;
+      return true;
+    }
+    unprobed_ = (unprobed_ + 1) % kProbeEach;
+    return unprobed_ == 0;
+  }
+
   Result<void> AddTensorRecords(size_t end) {
     for (; next_tensor_ < end; ++next_tensor_) {
       const TensorInfo& info = plan_.tensors[next_tensor_];
@@ -215,7 +259,7 @@ class ItemWriter {
 
   Result<void> Write(const WorkItem& item) {
     ++chunks_;
-    if (item.base && item.base->digest == item.digest) {
+    if (item.is_unchanged()) {
       ++chunks_reused_;
       CAIRN_TRY(writer_.AddChunk(item.key, item.sizes, item.base->extents, item.base->digest,
                                  item.base->since_step, /*reused=*/true));
@@ -229,17 +273,32 @@ class ItemWriter {
                         .key = plan_.tensors[item.tensor].fqn,
                         .step = step_});
     }
-    CAIRN_TRY_ASSIGN(const kv::StepWriter::Appended appended,
-                     writer_.Append(
-                         item.length_bytes, item.placement,
-                         [&](uint64_t page, std::span<std::byte> scratch) {
-                           return PageOf(item, page, scratch);
-                         },
-                         item.leaves, item.memory()));
-    CAIRN_TRY(writer_.AddChunk(item.key, item.sizes, appended.extent, appended.digest, step_,
+    CAIRN_TRY_ASSIGN(const Stored stored, Append(item));
+    CAIRN_TRY(writer_.AddChunk(item.key, item.sizes, stored.extents, stored.digest, step_,
                                /*reused=*/false));
-    Remember(item, appended.digest, /*reused=*/false);
+    Remember(item, stored.digest, /*reused=*/false);
     return progress_.Add(item.length_bytes);
+  }
+
+  struct Stored {
+    kv::Extents extents;
+    kv::Digest digest;
+  };
+
+  Result<Stored> Append(const WorkItem& item) {
+    const auto pages = [&](uint64_t page, std::span<std::byte> scratch) {
+      return PageOf(item, page, scratch);
+    };
+    if (item.runs) {
+      CAIRN_TRY_ASSIGN(const std::vector<kv::Extent> appended,
+                       writer_.AppendRuns(item.length_bytes, item.runs->written, pages, item.leaves,
+                                          item.memory()));
+      return Stored{.extents = item.runs->Join(appended), .digest = item.digest};
+    }
+    CAIRN_TRY_ASSIGN(
+        const kv::StepWriter::Appended appended,
+        writer_.Append(item.length_bytes, item.placement, pages, item.leaves, item.memory()));
+    return Stored{.extents = appended.extent, .digest = appended.digest};
   }
 
   void Remember(const WorkItem& item, const kv::Digest& digest, bool reused) {
@@ -251,12 +310,15 @@ class ItemWriter {
   WorkerPool& pool_;
   ProgressMeter& progress_;
   uint64_t step_;
+  const kv::Snapshot* base_;                     // null: no item has a base
   SavedChunks* saved_;                           // may be null
   size_t next_tensor_ = 0;                       // whose record is not yet added
   std::vector<std::vector<std::byte>> scratch_;  // one page a worker
   Window filling_;
-  Window digested_;                    // or being digested
-  std::vector<WorkItem*> candidates_;  // of digested_
+  Window digested_;                         // or being digested
+  std::vector<WorkItem*> candidates_;       // of digested_
+  std::optional<size_t> changed_all_over_;  // the tensor of the last chunk that was probed, if so
+  uint32_t unprobed_ = 0;                   // chunks of it since one was
   uint64_t chunks_ = 0;
   uint64_t chunks_reused_ = 0;
 };
@@ -428,7 +490,8 @@ Result<void> SaveRun::Write(const SavePlan& plan, const SaveOptions& options, Wo
   ProgressMeter progress(options.progress, plan.own_bytes);
   ItemSource items(plan);
   if (saved != nullptr) saved->pieces = PiecesToRemember(plan);
-  ItemWriter item_writer(plan, *writer_, pool, progress, step_, saved);
+  ItemWriter item_writer(plan, *writer_, pool, progress, step_,
+                         base_ ? base_->snapshot.get() : nullptr, saved);
   if (base_) {
     CAIRN_TRY(MergeWithBase(*base_->snapshot, base_->step, own_chunks, items, item_writer));
   }

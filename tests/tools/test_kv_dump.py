@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from tool_programs import BIN_DIR, import_model, small_model
 
@@ -110,6 +111,33 @@ def test_chunks_say_where_the_bytes_lie(dump, two_steps):
         payload = segment.read(row["bytes"])
     assert payload == small_model()["model.ids"].numpy().tobytes()
     assert re.fullmatch("[0-9a-f]{32}", row["digest"])
+
+
+def test_chunks_in_several_extents_say_where_each_lies(dump, admin, tmp_path):
+    store = tmp_path / "store"
+    tensor = torch.arange(100_000, dtype=torch.int32)  # 400,000 bytes, 7 pages
+    import_model(admin, tmp_path, store, 1, {"w": tensor})
+    tensor[40_000] = -1  # in page 2
+    import_model(admin, tmp_path, store, 2, {"w": tensor})
+    (row,) = dump("chunks", f"{store}@2", "--json").json()["chunks"]
+    assert row["bytes"] == 400_000 and "segment" not in row
+    page = 64 * 1024
+    assert [extent["bytes"] for extent in row["extents"]] == [2 * page, page, 400_000 - 3 * page]
+    payload = b""
+    for extent in row["extents"]:
+        with open(store / "segments" / extent["segment"], "rb") as segment:
+            segment.seek(extent["offset_bytes"])
+            payload += segment.read(extent["bytes"])
+    assert payload == tensor.numpy().tobytes()
+
+    lines = dump("chunks", f"{store}@2").out.splitlines()
+    assert "3 extents" in lines[1]
+    for extent, line in zip(row["extents"], lines[2:], strict=True):
+        assert extent["segment"] in line
+    assert dump("verify", store).status == 0
+    exported = tmp_path / "exported.safetensors"
+    assert admin("export", f"{store}@2", exported).status == 0
+    assert torch.equal(load_file(exported)["w"], tensor)
 
 
 def test_segments_tell_who_uses_them(dump, two_steps):

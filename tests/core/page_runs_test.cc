@@ -1,0 +1,136 @@
+// Which pages of a changed chunk are written anew.
+
+#include "core/internal/page_runs.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "tests/support/seeded_random.h"
+
+namespace cairn::core::internal {
+namespace {
+
+using kv::Extent;
+using kv::kPageBytes;
+using PageRun = kv::StepWriter::PageRun;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+constexpr uint64_t kTailBytes = 100;
+
+// A chunk of so many pages in one piece, the last of them short.
+Extent Whole(uint64_t page_count) {
+  return {.segment_id = 1,
+          .offset_bytes = 4096,
+          .length_bytes = (page_count - 1) * kPageBytes + kTailBytes,
+          .leaves_offset_bytes = 1 << 20};
+}
+
+std::vector<bool> Changed(uint64_t page_count, std::initializer_list<uint64_t> pages) {
+  std::vector<bool> changed(page_count);
+  for (const uint64_t page : pages) changed[page] = true;
+  return changed;
+}
+
+// What appending the runs would give.
+std::vector<Extent> Append(const PageRuns& runs, uint64_t length_bytes, uint64_t segment_id) {
+  std::vector<Extent> appended;
+  uint64_t at = 4096;
+  for (const PageRun& run : runs.written) {
+    const uint64_t bytes =
+        std::min(run.end_page * kPageBytes, length_bytes) - run.begin_page * kPageBytes;
+    appended.push_back({segment_id, at, bytes, (1 << 20) + 8 * run.begin_page});
+    at += 1 << 30;  // never one behind the other
+  }
+  return appended;
+}
+
+TEST(PageRunsTest, ChangedPagesAreThoseWhoseDigestsDiffer) {
+  EXPECT_THAT(ChangedPages(std::array<uint64_t, 3>{1, 2, 3}, std::array<uint64_t, 3>{1, 5, 3}),
+              ElementsAre(false, true, false));
+}
+
+TEST(PageRunsTest, OneChangedPageSplitsTheBase) {
+  const Extent base = Whole(10);
+  const auto runs = PlanPageRuns(Changed(10, {4}), base);
+  ASSERT_TRUE(runs);
+  EXPECT_THAT(runs->written, ElementsAre(PageRun{4, 5}));
+  const Extent written{7, 8192, kPageBytes, 999};
+  const kv::Extents joined = runs->Join({&written, 1});
+  EXPECT_THAT(joined.all(),
+              ElementsAre(base.First(4 * kPageBytes), written, base.From(5 * kPageBytes)));
+  EXPECT_EQ(joined.length_bytes(), base.length_bytes);
+}
+
+TEST(PageRunsTest, NeighboursAreOneRunAndTheShortPageIsTheLast) {
+  const Extent base = Whole(10);
+  const auto runs = PlanPageRuns(Changed(10, {0, 1, 8, 9}), base);
+  ASSERT_TRUE(runs);
+  EXPECT_THAT(runs->written, ElementsAre(PageRun{0, 2}, PageRun{8, 10}));
+  EXPECT_THAT(
+      runs->extents,
+      ElementsAre(std::nullopt, base.From(2 * kPageBytes).First(6 * kPageBytes), std::nullopt));
+}
+
+TEST(PageRunsTest, UpToHalfOfThePagesAreWrittenAlone) {
+  EXPECT_TRUE(PlanPageRuns(Changed(4, {0, 1}), Whole(4)));
+  EXPECT_FALSE(PlanPageRuns(Changed(4, {0, 1, 2}), Whole(4)));
+  EXPECT_FALSE(PlanPageRuns(Changed(1, {0}), Whole(1)));
+  EXPECT_FALSE(PlanPageRuns(Changed(3, {1, 2}), Whole(3)));
+}
+
+TEST(PageRunsTest, AChunkInTooManyPiecesIsWrittenWhole) {
+  EXPECT_EQ(MaxExtents(64), 32u);
+  EXPECT_EQ(MaxExtents(1), 32u);
+  EXPECT_EQ(MaxExtents(200), 100u);
+  EXPECT_EQ(MaxExtents(1 << 20), 512u);
+  const auto every_fourth = [](uint64_t page_count, uint64_t changed_count) {
+    std::vector<bool> changed(page_count);
+    for (uint64_t i = 0; i < changed_count; ++i) changed[4 * i + 1] = true;
+    return PlanPageRuns(changed, Whole(page_count));
+  };
+  const auto runs = every_fourth(64, 15);  // and 16 runs between them
+  ASSERT_TRUE(runs);
+  EXPECT_EQ(runs->extents.size(), 31u);
+  EXPECT_FALSE(every_fourth(64, 16));
+}
+
+TEST(PageRunsTest, NothingChangedKeepsTheBase) {
+  const auto runs = PlanPageRuns(Changed(5, {}), Whole(5));
+  ASSERT_TRUE(runs);
+  EXPECT_THAT(runs->written, IsEmpty());
+  EXPECT_EQ(runs->Join({}), kv::Extents(Whole(5)));
+}
+
+// Property: however often pages change, each page of the chunk lies where it was written last.
+TEST(PageRunsTest, EveryPageIsWhereItWasWrittenLast) {
+  testing::SeededRandom random;
+  for (int round = 0; round < 50; ++round) {
+    const uint64_t page_count = random.Between(2, 80);
+    const uint64_t length_bytes = Whole(page_count).length_bytes;
+    kv::Extents extents = Whole(page_count);
+    std::vector<uint64_t> segment_of(page_count, 1);
+    for (uint64_t save = 2; save < 20; ++save) {
+      std::vector<bool> changed(page_count);
+      for (uint64_t i = random.Between(0, 3); i > 0; --i) {
+        changed[random.Between(0, page_count - 1)] = true;
+      }
+      const auto runs = PlanPageRuns(changed, extents);
+      if (!runs) break;
+      extents = runs->Join(Append(*runs, length_bytes, save));
+      ASSERT_EQ(extents.length_bytes(), length_bytes);
+      ASSERT_LE(extents.size(), MaxExtents(page_count));
+      for (uint64_t page = 0; page < page_count; ++page) {
+        if (changed[page]) segment_of[page] = save;
+        const Extent at = extents.At(page * kPageBytes);
+        ASSERT_EQ(at.segment_id, segment_of[page]) << "page " << page;
+        ASSERT_EQ(at.leaves_offset_bytes, (1 << 20) + 8 * page) << "page " << page;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cairn::core::internal

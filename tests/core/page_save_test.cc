@@ -1,0 +1,342 @@
+// Saving a chunk of which a few pages changed: only they are written, and what lies in several
+// extents is read, checked, mapped, compared and deleted as what lies in one.
+
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "core/payload_reader.h"
+#include "tests/core/test_tensor.h"
+
+namespace cairn::core {
+namespace {
+
+using kv::kPageBytes;
+using ::testing::HasSubstr;
+using testing::IsError;
+
+constexpr uint64_t kPages = 20;
+constexpr uint64_t kTailBytes = 4'000;
+
+class PageSaveTest : public StoreTest {
+ protected:
+  // One chunk of kPages whole pages and a short one.
+  TestTensor tensor_{DType::kFloat32, {kPages * kPageBytes / 4 + kTailBytes / 4}};
+
+  StateDict State(const TestTensor& tensor) {
+    StateDict state;
+    state.root().Tensor("w", tensor.view());
+    return state;
+  }
+  void Touch(uint64_t page) { tensor_.bytes[page * kPageBytes + 7] ^= std::byte{1}; }
+
+  SaveReport SaveTensor(uint64_t step) { return Save(step, State(tensor_)); }
+
+  ChunkInfo OnlyChunk(uint64_t step) {
+    auto chunks = store->Chunks(Step(step), "w");
+    EXPECT_TRUE(testing::IsOk(chunks));
+    EXPECT_EQ(chunks->size(), 1u);
+    return chunks->front();
+  }
+
+  std::string FileOf(const kv::Extent& extent) {
+    const auto snapshot = store->kv().Latest();
+    EXPECT_TRUE(testing::IsOk(snapshot));
+    const auto segment = (*snapshot)->FindSegment(extent.segment_id);
+    EXPECT_TRUE(testing::IsOk(segment));
+    return store->kv().directory() + "/segments/" + segment->name;
+  }
+
+  void Flip(const std::string& file, uint64_t offset_bytes) {
+    std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekg(static_cast<std::streamoff>(offset_bytes));
+    const char byte = static_cast<char>(stream.get() ^ 1);
+    stream.seekp(static_cast<std::streamoff>(offset_bytes));
+    stream.put(byte);
+  }
+
+  // Step 1 whole, step 2 with page 4 anew, step 3 with pages 10 and 11.
+  void SaveThreeSteps() {
+    SaveTensor(1);
+    states_[1] = tensor_.bytes;
+    Touch(4);
+    SaveTensor(2);
+    states_[2] = tensor_.bytes;
+    Touch(10);
+    Touch(11);
+    SaveTensor(3);
+    states_[3] = tensor_.bytes;
+  }
+  std::map<uint64_t, std::vector<std::byte>> states_;
+};
+
+TEST_F(PageSaveTest, OneChangedPageIsWrittenAlone) {
+  EXPECT_EQ(SaveTensor(1).written_bytes, tensor_.bytes.size());
+  const kv::Extent base = OnlyChunk(1).extents.front();
+  Touch(4);
+  const SaveReport second = SaveTensor(2);
+  EXPECT_EQ(second.written_bytes, kPageBytes);
+  EXPECT_EQ(second.chunks, 1u);
+  EXPECT_EQ(second.chunks_reused, 0u);
+  const ChunkInfo chunk = OnlyChunk(2);
+  EXPECT_EQ(chunk.since_step, 2u);
+  ASSERT_EQ(chunk.extents.size(), 3u);
+  EXPECT_EQ(chunk.extents.front(), base.First(4 * kPageBytes));
+  EXPECT_EQ(chunk.extents.back(), base.From(5 * kPageBytes));
+  EXPECT_EQ(chunk.extents.all()[1].offset_bytes % 4096, 0u);
+  EXPECT_EQ(LoadBytes(2, "w"), tensor_.bytes);
+  EXPECT_TRUE(VerifyAll().empty());
+}
+
+TEST_F(PageSaveTest, TheShortLastPageIsOneOfThem) {
+  SaveTensor(1);
+  tensor_.bytes.back() ^= std::byte{1};
+  EXPECT_EQ(SaveTensor(2).written_bytes, kTailBytes);
+  EXPECT_EQ(LoadBytes(2, "w"), tensor_.bytes);
+  EXPECT_TRUE(VerifyAll().empty());
+}
+
+TEST_F(PageSaveTest, MoreThanHalfOfThePagesAreAWholeChunk) {
+  SaveTensor(1);
+  for (uint64_t page = 0; page < 11; ++page) Touch(page);
+  EXPECT_EQ(SaveTensor(2).written_bytes, tensor_.bytes.size());
+  EXPECT_EQ(OnlyChunk(2).extents.size(), 1u);
+}
+
+TEST_F(PageSaveTest, AnUnchangedChunkStaysWhereItLies) {
+  SaveThreeSteps();
+  const SaveReport fourth = SaveTensor(4);
+  EXPECT_EQ(fourth.chunks_reused, 1u);
+  EXPECT_EQ(fourth.written_bytes, 0u);
+  EXPECT_EQ(OnlyChunk(4).extents, OnlyChunk(3).extents);
+  EXPECT_EQ(OnlyChunk(4).extents.size(), 5u);
+}
+
+TEST_F(PageSaveTest, ScatteredChangesAreWrittenWholeAtLast) {
+  TestTensor large(DType::kInt8, {64 * kPageBytes});
+  Save(1, State(large));
+  for (uint64_t save = 0; save < 40; ++save) {
+    const uint64_t page = save * 23 % 64;
+    large.bytes[page * kPageBytes] ^= std::byte{1};
+    const SaveReport report = Save(2 + save, State(large));
+    EXPECT_THAT(report.written_bytes, ::testing::AnyOf(kPageBytes, large.bytes.size()));
+    EXPECT_LE(OnlyChunk(2 + save).extents.size(), 32u);
+  }
+  EXPECT_EQ(LoadBytes(41, "w"), large.bytes);
+  EXPECT_TRUE(VerifyAll().empty());
+}
+
+TEST_F(PageSaveTest, PartsOfItAreRead) {
+  SaveThreeSteps();
+  // Two elements in each of these pages, and across the ends of extents.
+  for (const uint64_t page : {0, 3, 4, 5, 9, 10, 12, 20}) {
+    for (const int64_t shift : {-8, 0, 8}) {
+      const int64_t begin = static_cast<int64_t>(page * kPageBytes) + shift;
+      if (begin < 0) continue;
+      TestTensor part(DType::kFloat32, {4}, 99);
+      const LoadRequest request{
+          .fqn = "w", .box = {{static_cast<uint64_t>(begin) / 4}, {4}}, .target = part.target()};
+      CAIRN_ASSERT_OK(store->Load(Step(3), {&request, 1}));
+      EXPECT_TRUE(std::ranges::equal(part.bytes,
+                                     std::span(states_[3]).subspan(static_cast<size_t>(begin), 16)))
+          << "page " << page << " " << shift;
+    }
+  }
+}
+
+TEST_F(PageSaveTest, ItIsReadInPiecesInOrder) {
+  SaveThreeSteps();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TensorInfo info, store->FindTensor(Step(3), "w"));
+  std::vector<std::byte> read;
+  CAIRN_ASSERT_OK(ReadRowMajor(
+      *store, Step(3), {&info, 1},
+      [&](size_t, uint64_t offset_bytes, std::span<const std::byte> bytes) -> Result<void> {
+        EXPECT_EQ(offset_bytes, read.size());
+        read.insert(read.end(), bytes.begin(), bytes.end());
+        return {};
+      }));
+  EXPECT_EQ(read, states_[3]);
+}
+
+TEST_F(PageSaveTest, ItIsNotMapped) {
+  SaveThreeSteps();
+  const std::string fqns[] = {"w"};
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto whole, store->Map(Step(1), fqns));
+  EXPECT_TRUE(whole[0].has_value());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto scattered, store->Map(Step(3), fqns));
+  EXPECT_FALSE(scattered[0].has_value());
+}
+
+TEST_F(PageSaveTest, StepsOfItAreCompared) {
+  SaveThreeSteps();
+  Save(4, State(tensor_), {.incremental = false});
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Diff changed, store->Compare(1, 3));
+  ASSERT_EQ(changed.changes.size(), 1u);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Diff same, store->Compare(3, 4));
+  EXPECT_TRUE(same.changes.empty());
+}
+
+TEST_F(PageSaveTest, SegmentsLiveWhileAnyPageOfThemIsUsed) {
+  SaveThreeSteps();
+  const uint64_t first_two[] = {1, 2};
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto report, store->Delete(first_two));
+  EXPECT_EQ(report.segments, 0u);
+  EXPECT_EQ(LoadBytes(3, "w"), states_[3]);
+  EXPECT_TRUE(VerifyAll().empty());
+  Reopen();
+  EXPECT_EQ(LoadBytes(3, "w"), states_[3]);
+  Save(3, State(tensor_), {.overwrite = true, .incremental = false});
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->kv().Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto segments, snapshot->Segments());
+  EXPECT_EQ(segments.size(), 1u);
+  EXPECT_EQ(LoadBytes(3, "w"), states_[3]);
+}
+
+TEST_F(PageSaveTest, AStepMayBeOverwrittenOnItsOwnBase) {
+  SaveThreeSteps();
+  Touch(0);
+  const SaveReport report = Save(3, State(tensor_), {.overwrite = true});
+  EXPECT_EQ(report.written_bytes, kPageBytes);
+  EXPECT_EQ(LoadBytes(3, "w"), tensor_.bytes);
+  EXPECT_EQ(LoadBytes(2, "w"), states_[2]);
+  EXPECT_TRUE(VerifyAll().empty());
+}
+
+TEST_F(PageSaveTest, TheIndexIsMadeAnew) {
+  SaveThreeSteps();
+  store.reset();
+  const std::string path = directory.path() + "/store";
+  std::filesystem::remove(path + "/index/CURRENT");
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto report, kv::Store::RebuildIndex(path));
+  EXPECT_TRUE(report.lost.empty());
+  Reopen();
+  for (const auto& [step, bytes] : states_) EXPECT_EQ(LoadBytes(step, "w"), bytes);
+  EXPECT_TRUE(VerifyAll().empty());
+}
+
+TEST_F(PageSaveTest, DamageInAnOldExtentIsFoundAndNamed) {
+  SaveThreeSteps();
+  // Page 15 of step 3 lies where step 1 put it, page 4 where step 2 did.
+  for (const uint64_t page : {15, 4}) {
+    const kv::Extent at = OnlyChunk(3).extents.At(page * kPageBytes);
+    const std::string file = FileOf(at);
+    Flip(file, at.offset_bytes + 100);
+    TestTensor target(tensor_.dtype, tensor_.shape, 9);
+    const LoadRequest whole = WholeRequest("w", target);
+    TestTensor element(DType::kFloat32, {1});
+    const LoadRequest part{
+        .fqn = "w", .box = {{page * kPageBytes / 4}, {1}}, .target = element.target()};
+    for (const LoadRequest& request : {whole, part}) {
+      const auto loaded = store->Load(Step(3), {&request, 1});
+      ASSERT_THAT(loaded, IsError(ErrorCode::kDataLoss, "page " + std::to_string(page) + " "));
+      EXPECT_EQ(loaded.error().key, "w");
+      EXPECT_EQ(loaded.error().file, file);
+      EXPECT_EQ(loaded.error().offset_bytes, at.offset_bytes);
+    }
+    // Elsewhere it is still read.
+    const LoadRequest other{.fqn = "w", .box = {{0}, {1}}, .target = element.target()};
+    CAIRN_EXPECT_OK(store->Load(Step(3), {&other, 1}));
+    const auto damage = VerifyAll(3);
+    ASSERT_EQ(damage.size(), 1u);
+    EXPECT_EQ(damage[0].file, file);
+    EXPECT_EQ(damage[0].offset_bytes, at.offset_bytes);
+    EXPECT_THAT(damage[0].message, HasSubstr("page " + std::to_string(page) + " "));
+    // Of all steps, too, it is read and named once.
+    EXPECT_EQ(VerifyAll().size(), 1u);
+    Flip(file, at.offset_bytes + 100);
+  }
+}
+
+TEST_F(PageSaveTest, DamagedPageDigestsAreNamedByTheirFile) {
+  SaveThreeSteps();
+  const kv::Extent at = OnlyChunk(3).extents.At(4 * kPageBytes);
+  Flip(FileOf(at), at.leaves_offset_bytes);
+  TestTensor element(DType::kFloat32, {1});
+  const LoadRequest part{.fqn = "w", .box = {{0}, {1}}, .target = element.target()};
+  const auto loaded = store->Load(Step(3), {&part, 1});
+  ASSERT_THAT(loaded, IsError(ErrorCode::kDataLoss, "page digests"));
+  EXPECT_EQ(loaded.error().file, FileOf(at));
+  EXPECT_EQ(loaded.error().offset_bytes, at.leaves_offset_bytes);
+  EXPECT_FALSE(VerifyAll(3).empty());
+  // The next save does not believe them: it writes the chunk whole.
+  Touch(0);
+  EXPECT_EQ(SaveTensor(4).written_bytes, tensor_.bytes.size());
+  EXPECT_EQ(LoadBytes(4, "w"), tensor_.bytes);
+}
+
+TEST_F(PageSaveTest, AMissingSegmentOfTheBaseCostsNoSave) {
+  SaveThreeSteps();
+  std::filesystem::remove(FileOf(OnlyChunk(3).extents.At(4 * kPageBytes)));
+  Reopen();
+  Touch(0);
+  EXPECT_EQ(SaveTensor(4).written_bytes, tensor_.bytes.size());
+  EXPECT_EQ(LoadBytes(4, "w"), tensor_.bytes);
+}
+
+TEST_F(PageSaveTest, WhatStepsShareIsVerifiedOnce) {
+  SaveThreeSteps();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const uint64_t bytes, store->Verify({}, [](const kv::Damage& found) {
+    ADD_FAILURE() << found.error.ToString();
+  }));
+  EXPECT_EQ(bytes, tensor_.bytes.size() + 3 * kPageBytes);
+  // Once the first step is gone, of its bytes those are left that the others use.
+  const uint64_t first[] = {1};
+  CAIRN_ASSERT_OK(store->Delete(first));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const uint64_t left, store->Verify({}, [](const kv::Damage& found) {
+    ADD_FAILURE() << found.error.ToString();
+  }));
+  EXPECT_EQ(left, tensor_.bytes.size() - kPageBytes + 3 * kPageBytes);
+}
+
+TEST_F(PageSaveTest, ALargeTensorThatChangesInPartsKeepsTheRest) {
+  // Chunks that change all over, then others of which a page does.
+  constexpr uint64_t kChunkPages = 4, kChunks = 40;
+  TestTensor large(DType::kInt8, {kChunks * kChunkPages * kPageBytes});
+  const SaveOptions options{.chunk_bytes = kChunkPages * kPageBytes};
+  Save(1, State(large), options);
+  for (uint64_t page = 0; page < kChunks * kChunkPages; ++page) {
+    const bool all_over = page < 20 * kChunkPages;
+    if (all_over || page % kChunkPages == 1) large.bytes[page * kPageBytes] ^= std::byte{1};
+  }
+  const SaveReport report = Save(2, State(large), options);
+  EXPECT_EQ(LoadBytes(2, "w"), large.bytes);
+  EXPECT_TRUE(VerifyAll().empty());
+  EXPECT_EQ(report.chunks_reused, 0u);
+  EXPECT_EQ(report.written_bytes, (20 * kChunkPages + 20) * kPageBytes);
+}
+
+TEST_F(PageSaveTest, BehindChunksThatChangedAllOverFewAreLookedAt) {
+  // Three windows of 64 MiB: what the first one shows, the second goes by.
+  constexpr uint64_t kMiB = 1 << 20, kInWindow = 16, kChunks = 2 * kInWindow + 2;
+  TestTensor large(DType::kInt8, {kChunks * 4 * kMiB});
+  Save(1, State(large));
+  for (uint64_t at = 0; at < large.bytes.size(); at += kPageBytes) {
+    const bool all_over = at < kInWindow * 4 * kMiB;
+    if (all_over || at % (4 * kMiB) == 0) large.bytes[at] ^= std::byte{1};
+  }
+  const SaveReport report = Save(2, State(large));
+  EXPECT_EQ(report.written_bytes, (2 * kInWindow - 1) * 4 * kMiB + 3 * kPageBytes);
+  EXPECT_TRUE(LoadBytes(2, "w") == large.bytes);
+}
+
+TEST_F(PageSaveTest, StridedSourcesAreWrittenByPagesToo) {
+  const uint64_t side = 512;
+  TestTensor matrix(DType::kFloat32, {side, side});
+  const TensorView view{DType::kFloat32, {side, side}, {1, side}, matrix.bytes.data()};
+  StateDict state;
+  state.root().Tensor("w", view);
+  Save(1, state);
+  matrix.bytes[0] ^= std::byte{1};
+  EXPECT_EQ(Save(2, state).written_bytes, kPageBytes);
+  std::vector<std::byte> expected(matrix.bytes.size());
+  for (uint64_t i = 0; i < side; ++i) {
+    for (uint64_t j = 0; j < side; ++j) {
+      std::copy_n(&matrix.bytes[(j * side + i) * 4], 4, &expected[(i * side + j) * 4]);
+    }
+  }
+  EXPECT_EQ(LoadBytes(2, "w"), expected);
+}
+
+}  // namespace
+}  // namespace cairn::core
