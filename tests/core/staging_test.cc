@@ -31,7 +31,7 @@ SavePlan StagedPlan(StagingArea& staging, const StateDict& state, const SavedChu
 
 class StagingTest : public StoreTest {
  protected:
-  SavedChunks SaveAndRemember(uint64_t step, const SavePlan& plan) {
+  SavedChunks SaveAndRemember(uint64_t step, SavePlan plan) {
     SavedChunks saved;
     EXPECT_TRUE(testing::IsOk(
         internal::RunSave(store->kv(), {.step = step}, plan, {}, kOptions, workers_, &saved)));
@@ -106,7 +106,7 @@ TEST_F(StagingTest, ASaveWhoseBaseWentAwayFailsAndLeavesNothing) {
   StagingArea staging;
   SaveAndRemember(1, StagedPlan(staging, state, nullptr));
   const SavedChunks base = SaveAndRemember(2, StagedPlan(staging, state, nullptr));
-  const SavePlan plan = StagedPlan(staging, state, &base);
+  SavePlan plan = StagedPlan(staging, state, &base);
   CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 2>{1, 2}));
 
   EXPECT_THAT(internal::RunSave(store->kv(), {.step = 3}, plan, {}, kOptions, workers_),
