@@ -172,6 +172,9 @@ bool CopyThroughTwoStreams(uint64_t seed, bool with_wait) {
 }
 
 TEST_F(SimulatedCudaTest, JitterShowsAMissingWait) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "ThreadSanitizer reports the missing wait itself";
+#endif
   int found_count = 0;
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     EXPECT_TRUE(CopyThroughTwoStreams(seed, true)) << "seed " << seed;

@@ -131,7 +131,7 @@ class BlockRunner {
 // A kernel that touches what it may not: the error of the device, as far as it can be told.
 struct sigaction action_before;
 
-void OnBadAddress(int signal, siginfo_t* info, void* context) {
+[[maybe_unused]] void OnBadAddress(int signal, siginfo_t* info, void* context) {
   BlockRunner& runner = BlockRunner::OfThisThread();
   if (runner.running()) runner.Fail(cudaErrorIllegalAddress);
   if ((action_before.sa_flags & SA_SIGINFO) != 0) {

@@ -4,6 +4,7 @@
 /// The memory of a device lies twice in the address space: at the addresses that CUDA's callers
 /// get, where the pages are open only while a kernel runs on that device, and at addresses that
 /// only the simulation's own copies use. A host that touches device memory crashes, as with a GPU.
+/// (Under ThreadSanitizer both are the same, always open.)
 
 #include <cstddef>
 #include <cstdint>

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <utility>
 
+#include "tests/support/simulated_cuda/stream_work.h"
+
 namespace cairn::simulated_cuda {
 namespace {
 
@@ -253,6 +255,25 @@ void PeekDevice(void* target, const void* device_source, uint64_t bytes) {
 void PokeDevice(void* device_target, const void* source, uint64_t bytes) {
   if (bytes > 0) std::memcpy(CheckedDeviceAlias(device_target, bytes), source, bytes);
 }
+
+cudaError_t EnqueueWork(cudaStream_t stream, int device, std::function<void()> work) {
+  Runtime& runtime = Runtime::Get();
+  const std::lock_guard lock(runtime.mutex());
+  const StreamPtr queue = runtime.FindStream(stream);
+  if (!queue || queue->options().device != device) return cudaErrorInvalidResourceHandle;
+  runtime.Enqueue(queue, std::move(work));
+  return runtime.devices[device].sticky_error;
+}
+
+std::byte* AccessibleByDevice(const void* address, uint64_t bytes, int device) {
+  const MemoryRegistry& memory = *Runtime::Get().memory;
+  const MemoryRange range = memory.Find(address);
+  const bool is_open = range.kind == MemoryKind::kPinned || range.kind == MemoryKind::kRegistered ||
+                       (range.kind == MemoryKind::kDevice && range.device == device);
+  return is_open && memory.InBounds(address, bytes) ? memory.Accessible(address) : nullptr;
+}
+
+bool IsLost(int device) { return Runtime::Get().StickyError(device) != cudaSuccess; }
 
 struct StreamBlock::State {
   CompletionPtr released = std::make_shared<Completion>();

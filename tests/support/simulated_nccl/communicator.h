@@ -1,0 +1,78 @@
+#pragma once
+/// One rank's communicator: its state, and what is under way for it.
+
+#include <nccl.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tests/support/simulated_cuda/completion.h"
+#include "tests/support/simulated_nccl/clique.h"
+
+namespace cairn::simulated_nccl {
+
+/// Threads: any.
+class Communicator : public std::enable_shared_from_this<Communicator> {
+ public:
+  Communicator(int device, bool blocking, int in_progress_polls)
+      : device_(device), blocking_(blocking), in_progress_polls_(in_progress_polls) {}
+
+  int device() const { return device_; }
+  bool blocking() const { return blocking_; }
+  /// Meaningful once it is ready.
+  int rank() const;
+  std::shared_ptr<Clique> clique() const;
+  void Join(std::shared_ptr<Clique> clique, int rank);
+
+  /// What a call begins: asked again and again until it is no longer empty.
+  using Step = std::function<std::optional<ncclResult_t>()>;
+  /// Blocking: waits for the end of `step`. Else ncclInProgress, and polls ask.
+  /// `waits_in`: the clique whose changes `step` depends on.
+  ncclResult_t Begin(Step step, const std::shared_ptr<Clique>& waits_in);
+
+  /// As ncclCommGetAsyncError.
+  ncclResult_t Poll();
+  /// Whether a new call may begin: not while another is in progress, nor after an error.
+  ncclResult_t CheckReady();
+
+  /// Puts operations into the stream: one rank's part of a group.
+  ncclResult_t Submit(std::vector<Operation> operations, cudaStream_t stream);
+  /// True if nothing is under way, or never will end.
+  bool Quiescent() const;
+
+  void SetAsyncError(ncclResult_t error, std::string text);
+  void Abort();
+  bool Ended() const;
+  std::string last_error() const;
+  ncclResult_t Refuse(ncclResult_t error, std::string text);
+
+ private:
+  struct Pending {
+    Step step;
+    int polls_left = 0;
+  };
+
+  bool ResolveAddresses(Batch& batch) const;
+
+  const int device_;
+  const bool blocking_;
+  const int in_progress_polls_;
+  std::atomic<bool> aborted_ = false;
+  std::atomic<int> under_way_count_ = 0;
+
+  mutable std::mutex mutex_;
+  std::shared_ptr<Clique> clique_;
+  int rank_ = -1;
+  std::optional<Pending> pending_;
+  ncclResult_t async_error_ = ncclSuccess;
+  std::string last_error_;
+  std::vector<std::weak_ptr<Batch>> batches_;  // under way
+  simulated_cuda::CompletionPtr last_done_;    // NCCL keeps a communicator's groups in order
+};
+
+}  // namespace cairn::simulated_nccl
