@@ -369,6 +369,11 @@ class StepWriter {
   Result<std::vector<Extent>> AppendRuns(uint64_t length_bytes, std::span<const PageRun> runs,
                                          const PageSource& pages, std::span<const uint64_t> leaves,
                                          std::span<const std::byte> memory = {});
+  /// The same for a payload that the filler brings; `start` takes places in the chunk.
+  Result<std::vector<Extent>> AppendRunsFilled(uint64_t length_bytes,
+                                               std::span<const PageRun> runs,
+                                               std::span<const uint64_t> leaves,
+                                               const StartFill& start);
 
   /// Adds a record; `key` is without generation and added only once. Columns: kTensors, kValues.
   /// Where there are several ranks, tensors that are added before Gather are for the segments'

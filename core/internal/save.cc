@@ -53,15 +53,20 @@ struct WorkItem {
   std::optional<ChunkInfo> base;
   std::vector<uint64_t> leaves;  // of candidates
   kv::Digest digest;
-  bool bytes_at_hand = true;     // false: the digest is known and must be the base's
+  bool bytes_at_hand = true;  // false: the digest is known and must be the base's
+  /// Of tensors in device memory: pages that are known to differ from the base's; null: not known.
+  const std::vector<bool>* changed_pages = nullptr;
   std::optional<PageRuns> runs;  // pages to write, if not all
 
   bool is_candidate() const { return base && bytes_at_hand; }
   bool is_unchanged() const { return base && base->digest == digest; }
 
-  /// The payload, if it lies in one piece; else nothing.
+  bool on_device() const { return source->device != kHostDevice; }
+  bool is_digested() const { return !leaves.empty() || !bytes_at_hand; }
+
+  /// The payload, if it lies in one piece of host memory; else nothing.
   std::span<const std::byte> memory() const {
-    if (!IsContiguous(source->shape, source->strides)) return {};
+    if (on_device() || !IsContiguous(source->shape, source->strides)) return {};
     return {source->data + begin_bytes, length_bytes};
   }
 };
@@ -135,6 +140,10 @@ class ItemSource {
         !piece.unchanged.empty() && piece.unchanged[i]) {
       item.digest = *piece.unchanged[i];
       item.bytes_at_hand = false;
+    } else if (!piece.pages.empty()) {
+      item.leaves = piece.pages[i].leaves;
+      item.digest = kv::RootDigest(item.leaves, item.length_bytes);
+      if (!piece.pages[i].changed.empty()) item.changed_pages = &piece.pages[i].changed;
     }
     if (chunk == piece.first_chunk) {
       item.placement = piece.end_bytes() - piece.begin_bytes() >= kLargePieceBytes
@@ -156,7 +165,8 @@ class ItemSource {
 class ItemWriter {
  public:
   ItemWriter(const SavePlan& plan, kv::StepWriter& writer, WorkerPool& pool,
-             ProgressMeter& progress, uint64_t step, const kv::Snapshot* base, SavedChunks* saved)
+             ProgressMeter& progress, uint64_t step, const kv::Snapshot* base, SavedChunks* saved,
+             DeviceSave* device)
       : plan_(plan),
         writer_(writer),
         pool_(pool),
@@ -164,6 +174,7 @@ class ItemWriter {
         step_(step),
         base_(base),
         saved_(saved),
+        device_(device),
         scratch_(pool.thread_count(), std::vector<std::byte>(kv::kPageBytes)) {}
 
   ~ItemWriter() { pool_.Finish(); }  // after an error digests may still be made
@@ -197,7 +208,7 @@ class ItemWriter {
     Window ready = std::exchange(digested_, std::exchange(filling_, {}));
     candidates_.clear();
     for (WorkItem& item : digested_.items) {
-      if (item.is_candidate()) candidates_.push_back(&item);
+      if (item.is_candidate() && !item.is_digested()) candidates_.push_back(&item);
     }
     pool_.Start(candidates_.size(),
                 [this](size_t i, size_t worker) { DigestItem(*candidates_[i], scratch_[worker]); });
@@ -223,7 +234,12 @@ class ItemWriter {
     std::vector<WorkItem*> probed;
     std::vector<const ChunkInfo*> bases;
     for (WorkItem& item : window.items) {
-      if (!item.is_candidate() || item.is_unchanged() || !IsWorthProbing(item)) continue;
+      if (!item.is_candidate() || item.is_unchanged()) continue;
+      if (item.changed_pages != nullptr) {
+        item.runs = PlanPageRuns(*item.changed_pages, item.base->extents);
+        continue;
+      }
+      if (!IsWorthProbing(item)) continue;
       probed.push_back(&item);
       bases.push_back(&*item.base);
     }
@@ -286,6 +302,7 @@ class ItemWriter {
   };
 
   Result<Stored> Append(const WorkItem& item) {
+    if (item.on_device()) return AppendFromDevice(item);
     const auto pages = [&](uint64_t page, std::span<std::byte> scratch) {
       return PageOf(item, page, scratch);
     };
@@ -301,6 +318,21 @@ class ItemWriter {
     return Stored{.extents = appended.extent, .digest = appended.digest};
   }
 
+  Result<Stored> AppendFromDevice(const WorkItem& item) {
+    const auto start = [&](uint64_t begin_bytes, std::span<std::byte> target) {
+      return device_->Start(*item.source, item.begin_bytes + begin_bytes, target);
+    };
+    if (item.runs) {
+      CAIRN_TRY_ASSIGN(
+          const std::vector<kv::Extent> appended,
+          writer_.AppendRunsFilled(item.length_bytes, item.runs->written, item.leaves, start));
+      return Stored{.extents = item.runs->Join(appended), .digest = item.digest};
+    }
+    CAIRN_TRY_ASSIGN(const kv::StepWriter::Appended appended,
+                     writer_.AppendFilled(item.length_bytes, item.placement, item.leaves, start));
+    return Stored{.extents = appended.extent, .digest = appended.digest};
+  }
+
   void Remember(const WorkItem& item, const kv::Digest& digest, bool reused) {
     if (saved_ != nullptr) saved_->pieces[item.piece].chunks.push_back({digest, reused});
   }
@@ -312,6 +344,7 @@ class ItemWriter {
   uint64_t step_;
   const kv::Snapshot* base_;                     // null: no item has a base
   SavedChunks* saved_;                           // may be null
+  DeviceSave* device_;                           // null: all in host memory
   size_t next_tensor_ = 0;                       // whose record is not yet added
   std::vector<std::vector<std::byte>> scratch_;  // one page a worker
   Window filling_;
@@ -491,7 +524,7 @@ Result<void> SaveRun::Write(const SavePlan& plan, const SaveOptions& options, Wo
   ItemSource items(plan);
   if (saved != nullptr) saved->pieces = PiecesToRemember(plan);
   ItemWriter item_writer(plan, *writer_, pool, progress, step_,
-                         base_ ? base_->snapshot.get() : nullptr, saved);
+                         base_ ? base_->snapshot.get() : nullptr, saved, device_);
   if (base_) {
     CAIRN_TRY(MergeWithBase(*base_->snapshot, base_->step, own_chunks, items, item_writer));
   }
@@ -524,8 +557,8 @@ Result<SaveReport> RunSave(kv::Store& store, const SaveAttempt& attempt, SavePla
                            SavedChunks* saved, DeviceSave* device) {
   CAIRN_TRY_ASSIGN(SaveRun run, SaveRun::Begin(store, attempt, place, options, device));
   if (device != nullptr && !device->is_digested()) {
-    const bool comparable = saved != nullptr && saved->chunk_bytes == options.chunk_bytes &&
-                            run.IsBase(saved->step);
+    const bool comparable =
+        saved != nullptr && saved->chunk_bytes == options.chunk_bytes && run.IsBase(saved->step);
     CAIRN_TRY(device->Digest(plan, comparable ? saved : nullptr));
   }
   SavedChunks remembered;

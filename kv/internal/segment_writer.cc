@@ -288,27 +288,36 @@ Result<SegmentWriter::Appended> SegmentWriter::AppendFilled(uint64_t length_byte
 
 Result<SegmentInfo> SegmentWriter::Seal(const std::string& attempt,
                                         std::span<const FooterEntry> entries) {
+  CAIRN_TRY(Finish(attempt, entries));
+  return Complete();
+}
+
+Result<void> SegmentWriter::Finish(const std::string& attempt,
+                                   std::span<const FooterEntry> entries) {
   if (const int fault = FaultPoint("segment.seal")) {
     return Fail(SystemError(fault, "cannot seal the segment", file_.path()));
   }
   const std::vector<std::byte> footer = EncodeSegmentFooter(header_, attempt, entries);
   const auto leaves = std::as_bytes(std::span(leaves_));
-  SegmentTrailer trailer{.segment_id = header_.segment_id,
-                         .payload_end_bytes = position_,
-                         .leaves_offset_bytes = leaves_offset_bytes(),
-                         .leaf_count = leaves_.size(),
-                         .footer_bytes = footer.size(),
-                         .leaves_digest = Checksum64(leaves),
-                         .footer_digest = Checksum64(footer)};
-  CAIRN_TRY(PutZerosTo(trailer.leaves_offset_bytes));
+  trailer_ = SegmentTrailer{.segment_id = header_.segment_id,
+                            .payload_end_bytes = position_,
+                            .leaves_offset_bytes = leaves_offset_bytes(),
+                            .leaf_count = leaves_.size(),
+                            .footer_bytes = footer.size(),
+                            .leaves_digest = Checksum64(leaves),
+                            .footer_digest = Checksum64(footer)};
+  CAIRN_TRY(PutZerosTo(trailer_.leaves_offset_bytes));
   CAIRN_TRY(Put(leaves));
   CAIRN_TRY(Put(footer));
   const uint64_t file_bytes = RoundUp(position_ + kSegmentTrailerBytes, kDirectAlignBytes);
   CAIRN_TRY(PutZerosTo(file_bytes - kSegmentTrailerBytes));
   std::array<std::byte, kSegmentTrailerBytes> trailer_bytes;
-  EncodeSegmentTrailer(trailer, trailer_bytes);
+  EncodeSegmentTrailer(trailer_, trailer_bytes);
   CAIRN_TRY(Put(trailer_bytes));
-  if (fill_bytes_ > 0) CAIRN_TRY(SubmitBlock());
+  return fill_bytes_ > 0 ? SubmitBlock() : Result<void>();
+}
+
+Result<SegmentInfo> SegmentWriter::Complete() {
   while (queue_->in_flight() > 0 || !waiting_.empty()) {
     if (!waiting_.empty() && queue_->in_flight() < queue_->depth()) {
       CAIRN_TRY(SubmitOldest());
@@ -316,18 +325,18 @@ Result<SegmentInfo> SegmentWriter::Seal(const std::string& attempt,
       CAIRN_TRY(AwaitOne());
     }
   }
-  CAIRN_TRY(file_.Truncate(file_bytes));
+  CAIRN_TRY(file_.Truncate(position_));
   CAIRN_TRY(file_.Sync("segment.sync"));
   sealed_ = true;
   return SegmentInfo{.segment_id = header_.segment_id,
                      .name = name_,
                      .step = header_.step,
                      .rank = header_.rank,
-                     .file_bytes = file_bytes,
+                     .file_bytes = position_,
                      .payload_bytes = payload_bytes_,
                      .chunk_count = chunk_count_,
-                     .footer_digest = trailer.footer_digest,
-                     .leaves_digest = trailer.leaves_digest};
+                     .footer_digest = trailer_.footer_digest,
+                     .leaves_digest = trailer_.leaves_digest};
 }
 
 }  // namespace cairn::kv::internal

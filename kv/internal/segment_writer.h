@@ -55,8 +55,14 @@ class SegmentWriter {
   /// Where the page digests will stand once no more payload comes.
   uint64_t leaves_offset_bytes() const { return RoundUp(position_, kDirectAlignBytes); }
 
-  /// Writes the rest and syncs the file. The directory is the caller's to sync.
+  /// Writes the rest and syncs the file: Finish and Complete. The directory is the caller's to
+  /// sync.
   Result<SegmentInfo> Seal(const std::string& attempt, std::span<const FooterEntry> entries);
+  /// Puts the rest into blocks. Nothing can be appended any more.
+  Result<void> Finish(const std::string& attempt, std::span<const FooterEntry> entries);
+  /// Waits for all that is to be written, and syncs. May run on another thread than what came
+  /// before, beside a next writer that has the same pool and filler but a queue of its own.
+  Result<SegmentInfo> Complete();
 
  private:
   SegmentWriter(File file, std::string name, const SegmentHeader& header, BlockPool* pool,
@@ -102,6 +108,7 @@ class SegmentWriter {
   uint64_t chunk_count_ = 0;
   std::vector<uint64_t> leaves_;
   std::vector<std::byte> scratch_;
+  SegmentTrailer trailer_;  // once finished
   bool sealed_ = false;
 };
 

@@ -52,6 +52,12 @@ Result<std::vector<Extent>> StepWriter::AppendRuns(uint64_t length_bytes,
                                                    std::span<const std::byte> memory) {
   return impl_->AppendRuns(length_bytes, runs, pages, leaves, memory);
 }
+Result<std::vector<Extent>> StepWriter::AppendRunsFilled(uint64_t length_bytes,
+                                                         std::span<const PageRun> runs,
+                                                         std::span<const uint64_t> leaves,
+                                                         const StartFill& start) {
+  return impl_->AppendRunsFilled(length_bytes, runs, leaves, start);
+}
 Result<void> StepWriter::AddChunk(std::string_view key, std::span<const uint64_t> sizes,
                                   const Extents& extents, const Digest& digest, uint64_t since_step,
                                   bool reused) {
@@ -81,6 +87,11 @@ StepWriter::Impl::Impl(std::shared_ptr<internal::StoreState> state, uint64_t ste
 
 StepWriter::Impl::~Impl() {
   segment_.reset();  // waits for its writes and unlinks it
+  for (Closing& closing : closing_) {
+    const Result<SegmentInfo> info = closing.sealed.get();
+    if (info) sealed_.push_back(*info);
+    closing.segment.reset();
+  }
   if (!finished_ && !state_->outcome_unknown) RemoveOwnFiles();
   if (has_ranks() && options_.rank == 0) RetireAttempts();
   state_->step_writer_alive = false;
@@ -164,6 +175,14 @@ Extents StepWriter::Impl::WithLeaves(const Extents& extents, uint64_t leaves_off
 }
 
 Result<void> StepWriter::Impl::SealSegment() {
+  CAIRN_TRY(CloseSegment());
+  for (; !closing_.empty(); closing_.pop_front()) {
+    CAIRN_TRY(AddSealed(closing_.front().sealed.get()));
+  }
+  return {};
+}
+
+Result<void> StepWriter::Impl::CloseSegment() {
   if (segment_ == nullptr) return {};
   const uint64_t leaves_offset_bytes = segment_->leaves_offset_bytes();
   for (PendingChunk& chunk : pending_chunks_) {
@@ -173,18 +192,38 @@ Result<void> StepWriter::Impl::SealSegment() {
     footer_entries_.push_back(
         {.column = Column::kChunks, .key = std::move(chunk.key), .value = std::move(record)});
   }
-  CAIRN_TRY_ASSIGN(SegmentInfo info, segment_->Seal(attempt_, footer_entries_));
-  CAIRN_TRY(AddEntry(Column::kSegments, NumberKey(info.segment_id), internal::EncodeSegment(info)));
-  sealed_.push_back(std::move(info));
-  segment_.reset();
+  CAIRN_TRY(segment_->Finish(attempt_, footer_entries_));
   pending_chunks_.clear();
   footer_entries_.clear();
   last_tensor_used_ = false;  // its chunks may go on in the next segment
+  if (options_.filler == nullptr) {
+    auto sealed = segment_->Complete();
+    CAIRN_TRY(AddSealed(std::move(sealed)));
+    segment_.reset();
+    return {};
+  }
+  std::shared_future<Result<SegmentInfo>> before;
+  if (!closing_.empty()) before = closing_.back().sealed;
+  Closing& closing = closing_.emplace_back();
+  closing.queue = std::move(queue_);
+  closing.segment = std::move(segment_);
+  closing.sealed = std::async(std::launch::async, [before, segment = closing.segment.get()] {
+                     if (before.valid()) before.wait();
+                     return segment->Complete();
+                   }).share();
+  return {};
+}
+
+Result<void> StepWriter::Impl::AddSealed(Result<SegmentInfo> info) {
+  CAIRN_TRY(info);
+  CAIRN_TRY(
+      AddEntry(Column::kSegments, NumberKey(info->segment_id), internal::EncodeSegment(*info)));
+  sealed_.push_back(*std::move(info));
   return {};
 }
 
 Result<void> StepWriter::Impl::MakeRoom(uint64_t length_bytes) {
-  if (segment_ != nullptr && segment_->IsFull(length_bytes)) CAIRN_TRY(SealSegment());
+  if (segment_ != nullptr && segment_->IsFull(length_bytes)) CAIRN_TRY(CloseSegment());
   return segment_ == nullptr ? StartSegment() : Result<void>();
 }
 
@@ -236,6 +275,20 @@ Result<std::vector<Extent>> StepWriter::Impl::AppendRuns(uint64_t length_bytes,
         run_bytes, Placement::kAlign4096, pages_of_run,
         leaves.subspan(run.begin_page, run.end_page - run.begin_page),
         memory.empty() ? memory : memory.subspan(run.begin_page * kPageBytes, run_bytes));
+  });
+}
+
+Result<std::vector<Extent>> StepWriter::Impl::AppendRunsFilled(uint64_t length_bytes,
+                                                               std::span<const PageRun> runs,
+                                                               std::span<const uint64_t> leaves,
+                                                               const StartFill& start) {
+  CAIRN_CHECK(leaves.size() == PageCount(length_bytes));
+  return AppendRunsWith(length_bytes, runs, [&](const PageRun& run, uint64_t run_bytes) {
+    return segment_->AppendFilled(run_bytes, Placement::kAlign4096,
+                                  leaves.subspan(run.begin_page, run.end_page - run.begin_page),
+                                  [&](uint64_t begin_bytes, std::span<std::byte> target) {
+                                    return start(run.begin_page * kPageBytes + begin_bytes, target);
+                                  });
   });
 }
 

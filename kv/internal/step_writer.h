@@ -1,6 +1,8 @@
 #pragma once
 /// The parts behind StepWriter.
 
+#include <future>
+#include <list>
 #include <map>
 #include <memory>
 #include <set>
@@ -29,6 +31,9 @@ class StepWriter::Impl {
   Result<Appended> AppendFilled(uint64_t length_bytes, Placement placement,
                                 std::span<const uint64_t> leaves, const StartFill& start);
   Result<void> AddRecord(Column column, std::string_view key, std::span<const std::byte> record);
+  Result<std::vector<Extent>> AppendRunsFilled(uint64_t length_bytes, std::span<const PageRun> runs,
+                                               std::span<const uint64_t> leaves,
+                                               const StartFill& start);
   Result<std::vector<Extent>> AppendRuns(uint64_t length_bytes, std::span<const PageRun> runs,
                                          const PageSource& pages, std::span<const uint64_t> leaves,
                                          std::span<const std::byte> memory);
@@ -69,7 +74,12 @@ class StepWriter::Impl {
   /// Lets segment_ be one that takes so many bytes.
   Result<void> MakeRoom(uint64_t length_bytes);
   Extents WithLeaves(const Extents& extents, uint64_t leaves_offset_bytes) const;
+  /// Seals the segment at hand, if any, and waits for those that are being sealed.
   Result<void> SealSegment();
+  /// Gives the segment at hand its footer. With a filler, which may be far ahead of the disk, it is
+  /// written on by a thread of its own, behind the segments before it.
+  Result<void> CloseSegment();
+  Result<void> AddSealed(Result<SegmentInfo> info);
   Result<void> AddReferencedSegments();
   /// Where it is written; that of a joined rank gets its own name when it is durable.
   std::string ManifestPath() const;
@@ -103,6 +113,13 @@ class StepWriter::Impl {
   std::unique_ptr<internal::ManifestWriter> manifest_;
   std::unique_ptr<internal::IoQueue> queue_;
   std::unique_ptr<internal::SegmentWriter> segment_;  // uses queue_
+  /// A segment that is being written to its end.
+  struct Closing {
+    std::unique_ptr<internal::IoQueue> queue;
+    std::unique_ptr<internal::SegmentWriter> segment;  // uses the queue
+    std::shared_future<Result<SegmentInfo>> sealed;    // shared with the thread behind it
+  };
+  std::list<Closing> closing_;
   uint64_t segment_id_ = 0;
   uint64_t segment_counter_ = 0;
   std::vector<PendingChunk> pending_chunks_;           // of segment_
