@@ -83,6 +83,9 @@ class DeviceLane {
   virtual Result<void> Unpack(const std::byte* source, uint64_t count, const TensorTarget& target,
                               uint64_t begin_bytes) = 0;
 
+  /// After an error: drops what was collected and waits for what is enqueued. Marks have passed.
+  virtual void Reset() = 0;
+
   /// A point in this lane's work: after all that came before it.
   using Mark = uint64_t;
   virtual Result<Mark> Flush() = 0;

@@ -173,6 +173,8 @@ class BlockFiller {
   virtual Result<bool> Arrived(uint64_t mark) = 0;
   /// Waits for it.
   virtual Result<void> Await(uint64_t mark) = 0;
+  /// After an error: drops what has not begun and waits until nothing is brought any more.
+  virtual void Stop() = 0;
 };
 
 class Snapshot;

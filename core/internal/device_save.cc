@@ -86,7 +86,10 @@ Result<std::unique_ptr<DeviceSave>> DeviceSave::Begin(const SavePlan& plan,
   return save;
 }
 
-DeviceSave::~DeviceSave() { staged_point_->Set({}); }
+DeviceSave::~DeviceSave() {
+  lanes_.clear();  // waits: until then the tensors may still be read
+  staged_point_->Set({});
+}
 
 Result<void> DeviceSave::Digest(SavePlan& plan, const SavedChunks* base) {
   for (const auto& [device, lane] : lanes_) CAIRN_TRY(DigestOn(device, plan, base));
@@ -262,6 +265,10 @@ Result<void> DeviceSave::Staged() {
   }
   staged_point_->Set(std::move(fences));
   return {};
+}
+
+void DeviceSave::Stop() {
+  for (const auto& [device, lane] : lanes_) lane->Reset();
 }
 
 DeviceSave::Reservation DeviceSave::reservation() const {

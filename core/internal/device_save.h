@@ -76,6 +76,7 @@ class DeviceSave final : public kv::BlockFiller {
   Result<uint64_t> Seal() override;
   Result<bool> Arrived(uint64_t mark) override;
   Result<void> Await(uint64_t mark) override;
+  void Stop() override;
 
   ~DeviceSave() override;
 

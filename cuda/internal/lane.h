@@ -42,6 +42,7 @@ class Lane final : public core::DeviceLane {
                     std::byte* target) override;
   Result<void> Unpack(const std::byte* source, uint64_t count, const core::TensorTarget& target,
                       uint64_t begin_bytes) override;
+  void Reset() override;
   Result<Mark> Flush() override;
   Result<bool> Passed(Mark mark) override;
   Result<void> Await(Mark mark) override;
@@ -50,9 +51,6 @@ class Lane final : public core::DeviceLane {
                          const core::DeviceLeaves* base) override;
   Result<std::vector<uint64_t>> FetchLeaves(const core::DeviceLeaves& leaves,
                                             std::span<const PageRange> ranges) override;
-
-  /// Drops what was collected and waits for what is enqueued, after an error or at the end.
-  void Reset();
 
  private:
   /// A part that goes through a buffer: a run of device memory, a range of a strided tensor, or
@@ -110,6 +108,9 @@ class Lane final : public core::DeviceLane {
 
   /// Tables of one launch of the digest kernel.
   struct DigestTables;
+  Result<std::vector<uint64_t>> DigestInto(std::span<const core::DigestJob> jobs,
+                                           const core::DeviceLeaves* base, uint64_t page_count,
+                                           const DeviceBuffer& leaves, const DeviceBuffer& changed);
   Result<void> DigestBatch(std::span<const PageJob> jobs, uint64_t page_count,
                            const DigestTables& tables);
   Result<void> DigestStrided(std::span<const core::DigestJob> jobs,

@@ -96,6 +96,25 @@ Result<void> Lane::DigestStrided(std::span<const core::DigestJob> jobs,
 
 Result<Lane::Digests> Lane::Digest(std::span<const core::DigestJob> jobs,
                                    const core::DeviceLeaves* base) {
+  uint64_t page_count = 0;
+  for (const core::DigestJob& job : jobs) page_count += kv::PageCount(job.length_bytes);
+  const uint64_t changed_bytes = (page_count + 63) / 64 * sizeof(uint64_t);
+  CAIRN_TRY_ASSIGN(DeviceBuffer leaves, heap_->Allocate(page_count * sizeof(uint64_t)));
+  CAIRN_TRY_ASSIGN(const DeviceBuffer changed, heap_->Allocate(changed_bytes));
+  auto digested = DigestInto(jobs, base, page_count, leaves, changed);
+  if (!digested) {
+    Reset();  // before the kernels' memory goes
+    return Fail(std::move(digested).error());
+  }
+  return Digests{.leaves = std::make_shared<const Leaves>(std::move(leaves), page_count),
+                 .changed = *std::move(digested)};
+}
+
+Result<std::vector<uint64_t>> Lane::DigestInto(std::span<const core::DigestJob> jobs,
+                                               const core::DeviceLeaves* base, uint64_t page_count,
+                                               const DeviceBuffer& leaves,
+                                               const DeviceBuffer& changed) {
+  if (page_count == 0) return {};
   CAIRN_TRY(Send(Direction::kIn));
   const DeviceScope scope(device());
   if (copy_is_ahead_) CAIRN_TRY(Order(copy_, pack_));
@@ -103,49 +122,43 @@ Result<Lane::Digests> Lane::Digest(std::span<const core::DigestJob> jobs,
 
   std::vector<uint64_t> first_leaf;
   std::vector<PageJob> contiguous;
-  uint64_t page_count = 0;
+  uint64_t leaf = 0;
   uint64_t contiguous_pages = 0;
   first_leaf.reserve(jobs.size());
   for (const core::DigestJob& job : jobs) {
     const uint64_t pages = kv::PageCount(job.length_bytes);
-    first_leaf.push_back(page_count);
+    first_leaf.push_back(leaf);
     if (pages > 0 && core::IsContiguous(job.source.shape, job.source.strides)) {
       contiguous.push_back(
           {.data = reinterpret_cast<const unsigned char*>(job.source.data) + job.begin_bytes,
            .length_bytes = job.length_bytes,
            .first_page = contiguous_pages,
-           .first_leaf = page_count,
+           .first_leaf = leaf,
            .base_page = job.base_page});
       contiguous_pages += pages;
     }
-    page_count += pages;
+    leaf += pages;
   }
 
-  Digests digests;
-  digests.changed.resize((page_count + 63) / 64);
-  CAIRN_TRY_ASSIGN(DeviceBuffer leaves, heap_->Allocate(page_count * sizeof(uint64_t)));
-  const uint64_t changed_bytes = digests.changed.size() * sizeof(uint64_t);
-  CAIRN_TRY_ASSIGN(DeviceBuffer changed, heap_->Allocate(changed_bytes));
+  const uint64_t changed_bytes = changed.length_bytes();
   CAIRN_TRY(host_results_.Grow(changed_bytes));
-  if (page_count > 0) {
-    const auto* const base_leaves = static_cast<const Leaves*>(base);
-    const DigestTables tables{.base = base_leaves != nullptr ? base_leaves->data() : nullptr,
-                              .leaves = leaves.As<uint64_t>(),
-                              .changed = changed.As<uint32_t>()};
-    CAIRN_TRY(Check(cudaMemsetAsync(changed.data(), 0, changed_bytes, pack_.get()),
-                    "clearing GPU memory"));
-    CAIRN_TRY(DigestBatch(contiguous, contiguous_pages, tables));
-    CAIRN_TRY(DigestStrided(jobs, first_leaf, tables));
-    CAIRN_TRY(Check(cudaMemcpyAsync(host_results_.data(), changed.data(), changed_bytes,
-                                    cudaMemcpyDeviceToHost, pack_.get()),
-                    "bringing digests from the GPU"));
-    CAIRN_TRY_ASSIGN(const Event done, Event::Make());
-    CAIRN_TRY(done.Record(pack_.get()));
-    CAIRN_TRY(done.Wait());
-    std::memcpy(digests.changed.data(), host_results_.data(), changed_bytes);
-  }
-  digests.leaves = std::make_shared<const Leaves>(std::move(leaves), page_count);
-  return digests;
+  const auto* const base_leaves = static_cast<const Leaves*>(base);
+  const DigestTables tables{.base = base_leaves != nullptr ? base_leaves->data() : nullptr,
+                            .leaves = leaves.As<uint64_t>(),
+                            .changed = changed.As<uint32_t>()};
+  CAIRN_TRY(
+      Check(cudaMemsetAsync(changed.data(), 0, changed_bytes, pack_.get()), "clearing GPU memory"));
+  CAIRN_TRY(DigestBatch(contiguous, contiguous_pages, tables));
+  CAIRN_TRY(DigestStrided(jobs, first_leaf, tables));
+  CAIRN_TRY(Check(cudaMemcpyAsync(host_results_.data(), changed.data(), changed_bytes,
+                                  cudaMemcpyDeviceToHost, pack_.get()),
+                  "bringing digests from the GPU"));
+  CAIRN_TRY_ASSIGN(const Event done, Event::Make());
+  CAIRN_TRY(done.Record(pack_.get()));
+  CAIRN_TRY(done.Wait());
+  std::vector<uint64_t> words(changed_bytes / sizeof(uint64_t));
+  std::memcpy(words.data(), host_results_.data(), changed_bytes);
+  return words;
 }
 
 Result<std::vector<uint64_t>> Lane::FetchLeaves(const core::DeviceLeaves& leaves,

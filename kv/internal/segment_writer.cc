@@ -53,15 +53,9 @@ Result<std::unique_ptr<SegmentWriter>> SegmentWriter::Create(const std::string& 
 }
 
 SegmentWriter::~SegmentWriter() {
-  // No block goes back while a device may still write to it. An error of the wait says that the
-  // device has failed, and then it writes nothing any more.
-  if (block_is_filled_later_) {
-    if (auto mark = filler_->Seal()) (void)filler_->Await(*mark);
-  }
-  for (const WaitingBlock& block : waiting_) {
-    if (block.filled) (void)filler_->Await(*block.filled);
-    pool_->Give(block.data);
-  }
+  // Only after an error. No block goes back while a device may still write to it.
+  if (block_is_filled_later_ || !waiting_.empty()) filler_->Stop();
+  for (const WaitingBlock& block : waiting_) pool_->Give(block.data);
   while (queue_->in_flight() > 0) {
     auto completion = queue_->Wait();
     if (!completion) break;

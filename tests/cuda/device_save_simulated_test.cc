@@ -1,0 +1,232 @@
+// What a save of tensors in device memory asks of the CUDA runtime, as the simulation counts it:
+// what crosses the bus, what waits for what, and what an error of any call leaves behind.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "core/async_save.h"
+#include "kv/digest.h"
+#include "tests/cuda/device_store_fixture.h"
+#include "tests/support/simulated_cuda/simulated_cuda.h"
+
+namespace cairn::cuda {
+namespace {
+
+using simulated_cuda::Counters;
+using testing::DeviceBytes;
+using testing::DeviceStoreTest;
+using testing::IsOk;
+using testing::RandomBytes;
+
+// Every operation of a stream starts late by a random time, so that what forgets to wait is seen.
+class LateStreams : public ::testing::Environment {
+ public:
+  void SetUp() override { simulated_cuda::Reset({.jitter_us = 100, .shuffle_threads = true}); }
+};
+[[maybe_unused]] const auto* const late_streams =
+    ::testing::AddGlobalTestEnvironment(new LateStreams);
+
+class DeviceSaveTest : public DeviceStoreTest {
+ protected:
+  // 600 pages in tensors of several lengths.
+  void AddPages() {
+    for (const uint64_t pages : {200, 130, 64, 100, 6, 100}) {
+      AddPlain("layer." + std::to_string(host_.size()), pages * kv::kPageBytes);
+    }
+  }
+  static constexpr uint64_t kPages = 600;
+  // One bit a page, a word at least for each lane and call, and the digests of changed chunks.
+  static constexpr uint64_t kLeafBytes = kPages * 8 + 1024;
+};
+
+TEST_F(DeviceSaveTest, NothingChangedAndNoPayloadCrossesTheBus) {
+  AddPages();
+  CAIRN_ASSERT_OK(store_->Save(1, State()));
+  simulated_cuda::ResetCounters();
+  CAIRN_ASSERT_OK(store_->Save(2, State()));
+  const Counters counters = simulated_cuda::GetCounters();
+  EXPECT_LE(counters.d2h_bytes, kPages / 8 + 64);
+  ExpectStored(2);
+}
+
+TEST_F(DeviceSaveTest, APercentOfThePagesCostsAPercentOfTheBus) {
+  AddPages();
+  CAIRN_ASSERT_OK(store_->Save(1, State()));
+  const std::vector<std::byte> bytes = RandomBytes(100, 5);
+  Write("layer.0", 17 * kv::kPageBytes + 5, bytes);
+  Write("layer.0", 100 * kv::kPageBytes, bytes);
+  Write("layer.1", 0, bytes);
+  Write("layer.3", 99 * kv::kPageBytes, bytes);
+  Write("layer.4", 5 * kv::kPageBytes, bytes);
+  Write("layer.5", 50 * kv::kPageBytes - 50, std::span(bytes).first(50));  // the end of one
+  simulated_cuda::ResetCounters();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const core::SaveReport report, store_->Save(2, State()));
+  EXPECT_EQ(report.written_bytes, 6 * kv::kPageBytes);
+  EXPECT_LE(simulated_cuda::GetCounters().d2h_bytes,
+            kPages * kv::kPageBytes * 11 / 1000 + kLeafBytes);
+  ExpectStored(2);
+}
+
+TEST_F(DeviceSaveTest, TheSavePathWaitsForNoDevice) {
+  AddModel();
+  core::AsyncSaver saver(store_.get());
+  cudaStream_t training = nullptr;
+  cudaStream_t other = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&training, cudaStreamNonBlocking), cudaSuccess);
+  ASSERT_EQ(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaSuccess);
+  core::SaveOptions options;
+  options.streams = {{.device = 0, .stream = training}};
+  // The first save may allocate; even it waits for nothing but its own stream.
+  for (uint64_t step = 1; step <= 4; ++step) {
+    options.device_snapshot = step == 4;
+    Write("large", step * 100'000, RandomBytes(70'000, step));
+    if (step == 2) simulated_cuda::ResetCounters();
+    const uint64_t own_copies = simulated_cuda::GetCounters().pageable_count;
+    simulated_cuda::StreamBlock spinning(other);
+    spinning.WaitUntilReached();
+    CAIRN_ASSERT_OK_AND_ASSIGN(const core::SaveHandle handle, saver.Save(step, State(), options));
+    ASSERT_TRUE(handle.WaitFor(std::chrono::seconds(60))) << "waits for a stream that spins";
+    CAIRN_ASSERT_OK(handle.Wait());
+    handle.WaitStaged();
+    CAIRN_ASSERT_OK(handle.HoldBack({.device = 0, .stream = training}));
+    spinning.Release();
+    EXPECT_EQ(simulated_cuda::GetCounters().pageable_count, own_copies);
+    ExpectStored(step);
+    if (step == 2) simulated_cuda::ResetCounters();
+  }
+  const Counters counters = simulated_cuda::GetCounters();
+  EXPECT_EQ(counters.host_alloc_count, 0u);
+  EXPECT_EQ(counters.host_register_count, 0u);
+  EXPECT_EQ(counters.device_synchronize_count, 0u);
+  EXPECT_EQ(counters.implicit_synchronize_count, 0u);
+  ASSERT_EQ(cudaStreamDestroy(training), cudaSuccess);
+  ASSERT_EQ(cudaStreamDestroy(other), cudaSuccess);
+}
+
+TEST_F(DeviceSaveTest, ReturnsWhileTheCallersStreamIsStillAtWork) {
+  AddModel();
+  core::AsyncSaver saver(store_.get());
+  cudaStream_t training = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&training, cudaStreamNonBlocking), cudaSuccess);
+  simulated_cuda::StreamBlock forward(training);
+  core::SaveOptions options;
+  options.streams = {{.device = 0, .stream = training}};
+  CAIRN_ASSERT_OK_AND_ASSIGN(const core::SaveHandle handle, saver.Save(1, State(), options));
+  EXPECT_FALSE(handle.done());
+  // What the stream writes before the save still belongs to it.
+  const std::vector<std::byte> late = RandomBytes(1000, 77);
+  EXPECT_FALSE(handle.WaitFor(std::chrono::milliseconds(50)));
+  forward.Release();
+  CAIRN_ASSERT_OK(handle.Wait());
+  ExpectStored(1);
+  ASSERT_EQ(cudaStreamDestroy(training), cudaSuccess);
+}
+
+TEST_F(DeviceSaveTest, ASnapshotWithoutMemoryIsStagedLazily) {
+  AddModel();
+  core::AsyncSaver saver(store_.get());
+  CAIRN_ASSERT_OK_AND_ASSIGN(auto* const backend, core::FindDeviceBackend());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const uint64_t free_bytes, backend->FreeBytes(0));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto hog, backend->Allocate(0, free_bytes - (100 << 20)));
+  core::SaveOptions options;
+  options.device_snapshot = true;
+  CAIRN_ASSERT_OK_AND_ASSIGN(const core::SaveHandle handle, saver.Save(1, State(), options));
+  handle.WaitStaged();
+  CAIRN_ASSERT_OK(handle.Wait());
+  ExpectStored(1);
+}
+
+TEST_F(DeviceSaveTest, AnyCallMayFailAndNothingIsLost) {
+  AddPlain("a", 9 * kv::kPageBytes + 11);
+  AddPlain("b", 500);
+  Add("c", 1 << 18, {.dtype = core::DType::kFloat32, .shape = {100, 60}, .strides = {128, 1}});
+  CAIRN_ASSERT_OK(store_->Save(1, State()));
+  uint64_t step = 2;
+  uint64_t failed = 0;
+  for (uint64_t nth = 1;; ++nth) {
+    Write("a", nth * 64 % 100'000, RandomBytes(64, nth));
+    Write("c", nth % 1000, RandomBytes(4, nth));
+    simulated_cuda::FailCall("*", nth, cudaErrorMemoryAllocation);
+    const auto report = store_->Save(step, State());
+    const bool happened = simulated_cuda::FaultHappened("*");
+    simulated_cuda::ClearFaults();
+    if (report) {
+      ExpectStored(step++);
+    } else {
+      ++failed;
+      EXPECT_EQ(report.error().code, ErrorCode::kResourceExhausted) << report.error().ToString();
+      CAIRN_ASSERT_OK(store_->Save(step, State()));  // the next one works
+      ExpectStored(step++);
+    }
+    if (!happened) break;
+    ASSERT_LT(nth, 1000u);
+  }
+  EXPECT_GT(failed, 10u);
+  ExpectLoadsToDevice(step - 1);
+}
+
+TEST_F(DeviceSaveTest, AnyCallOfALoadMayFail) {
+  AddPlain("a", 9 * kv::kPageBytes + 11);
+  AddPlain("b", 500);
+  Add("c", 1 << 18, {.dtype = core::DType::kFloat32, .shape = {100, 60}, .strides = {128, 1}});
+  CAIRN_ASSERT_OK(store_->Save(1, State()));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store_->kv().Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const kv::StepInfo info, snapshot->FindStep(1));
+  const DeviceBytes target(std::vector<std::byte>(1 << 18));
+  const std::vector<core::LoadRequest> requests{
+      {.fqn = "a",
+       .box = core::WholeBox(tensors_["a"].view.shape),
+       .target = {core::DType::kUInt8, tensors_["a"].view.shape, {}, target.data(), 0}},
+      {.fqn = "c",
+       .box = core::WholeBox(tensors_["c"].view.shape),
+       .target = {core::DType::kFloat32, {100, 60}, {128, 1}, target.data(), 0}}};
+  uint64_t failed = 0;
+  for (uint64_t nth = 1;; ++nth) {
+    ASSERT_LT(nth, 1000u);
+    simulated_cuda::FailCall("*", nth, cudaErrorInvalidValue);
+    const auto report = store_->Load(info, requests);
+    const bool happened = simulated_cuda::FaultHappened("*");
+    simulated_cuda::ClearFaults();
+    if (!report) ++failed;
+    if (!happened) break;
+  }
+  EXPECT_GT(failed, 5u);
+  ExpectLoadsToDevice(1);
+}
+
+TEST_F(DeviceSaveTest, SegmentsCloseBehindTheStaging) {
+  // More tensors than a segment has entries for.
+  const std::vector<std::byte> bytes = RandomBytes(70'000, 6);
+  host_.push_back(bytes);
+  storages_.emplace_back(bytes);
+  core::StateDict state;
+  for (uint64_t i = 0; i < bytes.size(); ++i) {
+    state.root().Tensor(std::to_string(i), {.dtype = core::DType::kUInt8,
+                                            .shape = {1},
+                                            .data = storages_.back().data() + i,
+                                            .device = 0});
+  }
+  CAIRN_ASSERT_OK_AND_ASSIGN(const core::SaveReport report, store_->Save(1, state));
+  EXPECT_EQ(report.written_bytes, bytes.size());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store_->kv().Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto segments, snapshot->Segments());
+  EXPECT_EQ(segments.size(), 2u);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const kv::StepInfo info, snapshot->FindStep(1));
+  std::vector<std::byte> read(bytes.size());
+  std::vector<core::LoadRequest> requests;
+  for (uint64_t i = 0; i < bytes.size(); ++i) {
+    requests.push_back(
+        {.fqn = std::to_string(i),
+         .box = core::WholeBox(std::vector<uint64_t>{1}),
+         .target = {.dtype = core::DType::kUInt8, .shape = {1}, .data = read.data() + i}});
+  }
+  CAIRN_ASSERT_OK(store_->Load(info, requests));
+  EXPECT_TRUE(read == bytes);
+}
+
+}  // namespace
+}  // namespace cairn::cuda
