@@ -17,9 +17,9 @@
 #include "core/internal/leaves.h"
 #include "core/internal/piece_stream.h"
 #include "core/internal/shard_plan.h"
-#include "core/internal/vote.h"
 #include "core/state_dict_collectives.h"
 #include "core/strided_copy.h"
+#include "core/vote.h"
 
 namespace cairn::core {
 namespace {
@@ -48,7 +48,7 @@ class Broadcaster {
                      LeafRoster::Exchange(communicator_, target_, target_leaves_, checked, agreed));
     CAIRN_TRY(ShareDescription());
     const Result<void> planned = Plan();
-    CAIRN_TRY(internal::Vote(communicator_, planned));
+    CAIRN_TRY(Vote(communicator_, planned));
     FindTransfers();
     for (size_t i = 0; i < transfers_.size();) CAIRN_TRY(MoveBatch(i));
     if (options_.report != nullptr) {

@@ -14,9 +14,9 @@
 #include "core/internal/leaf_roster.h"
 #include "core/internal/leaves.h"
 #include "core/internal/piece_stream.h"
-#include "core/internal/vote.h"
 #include "core/state_dict_collectives.h"
 #include "core/strided_copy.h"
+#include "core/vote.h"
 
 namespace cairn::core {
 namespace {
@@ -62,7 +62,7 @@ class Gatherer {
                      LeafRoster::Exchange(communicator_, state_, leaves_, checked, agreed));
     ChooseReceivers();
     const Result<void> planned = PlanResult();
-    CAIRN_TRY(internal::Vote(communicator_, planned));
+    CAIRN_TRY(Vote(communicator_, planned));
     CopyWhole();
     for (size_t i = 0; i < transfers_.size();) CAIRN_TRY(MoveBatch(i));
     if (options_.report != nullptr) {

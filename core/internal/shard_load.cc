@@ -20,8 +20,8 @@
 #include "core/internal/no_throw.h"
 #include "core/internal/owners.h"
 #include "core/internal/replica_group.h"
-#include "core/internal/vote.h"
 #include "core/strided_copy.h"
+#include "core/vote.h"
 #include "kv/digest.h"
 
 namespace cairn::core::internal {
