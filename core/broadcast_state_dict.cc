@@ -12,14 +12,15 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <set>
 
 #include "core/internal/leaf_roster.h"
 #include "core/internal/leaves.h"
 #include "core/internal/piece_stream.h"
+#include "core/internal/round_mover.h"
 #include "core/internal/shard_plan.h"
-#include "core/internal/vote.h"
 #include "core/state_dict_collectives.h"
-#include "core/strided_copy.h"
+#include "core/vote.h"
 
 namespace cairn::core {
 namespace {
@@ -48,11 +49,11 @@ class Broadcaster {
                      LeafRoster::Exchange(communicator_, target_, target_leaves_, checked, agreed));
     CAIRN_TRY(ShareDescription());
     const Result<void> planned = Plan();
-    CAIRN_TRY(internal::Vote(communicator_, planned));
+    CAIRN_TRY(Vote(communicator_, planned));
     FindTransfers();
     for (size_t i = 0; i < transfers_.size();) CAIRN_TRY(MoveBatch(i));
     if (options_.report != nullptr) {
-      report_.peak_buffer_bytes = buffer_.peak_bytes();
+      report_.peak_buffer_bytes = mover_.peak_bytes();
       *options_.report = report_;
     }
     return std::move(plan_.result);
@@ -79,7 +80,11 @@ class Broadcaster {
     if (is_root()) {
       CAIRN_TRY_ASSIGN(described_, internal::DescribeFull(full_));
     }
-    CAIRN_TRY_ASSIGN(buffer_, internal::RoundBuffer::Make(options_.buffer_bytes));
+    std::set<int> devices;
+    internal::AddDevices(target_, devices);
+    if (is_root()) internal::AddDevices(full_, devices);
+    CAIRN_TRY_ASSIGN(mover_, internal::RoundMover::Make(communicator_, options_.buffer_bytes,
+                                                        devices, options_.streams));
     return {};
   }
 
@@ -148,7 +153,7 @@ class Broadcaster {
     return internal::PiecesToFill(plan_, *fill, rank_);
   }
 
-  void AddToBatch(const Transfer& transfer, Batch& batch) {
+  Result<void> AddToBatch(const Transfer& transfer, Batch& batch) {
     batch.total_bytes += transfer.length_bytes;
     if (!is_root()) {
       for (internal::FillPiece& piece : MyPieces(transfer)) batch.mine.Add(std::move(piece.target));
@@ -159,20 +164,21 @@ class Broadcaster {
         batch.lengths[rank] += *TensorBytes(leaf.dtype, box.sizes);
       }
     }
-    if (!is_root()) return;
+    if (!is_root()) return {};
     const TensorView& whole = full_.tensors[full_.slot[transfer.full_leaf]];
     for (const internal::FillPiece& piece : MyPieces(transfer)) {
-      CopyTensor(internal::NarrowTo(whole, piece.box), piece.target);
+      CAIRN_TRY(mover_.lanes().Copy(internal::NarrowTo(whole, piece.box), piece.target));
     }
     if (transfer.whole_on_all) {
       batch.sources[0].Add(whole);
-      return;
+      return {};
     }
     for (uint32_t rank = 1; rank < world_size_; ++rank) {
       for (const Box& box : BoxesOf(transfer, rank)) {
         batch.sources[rank].Add(internal::NarrowTo(whole, box));
       }
     }
+    return {};
   }
 
   // Moves the transfers from `next` on that go together in one round. One that is too large for a
@@ -185,13 +191,13 @@ class Broadcaster {
     batch.sources.resize(world_size_);
     batch.lengths.resize(world_size_);
     do {
-      AddToBatch(transfers_[next++], batch);
+      CAIRN_TRY(AddToBatch(transfers_[next++], batch));
     } while (next < transfers_.size() && transfers_[next].whole_on_all == by_broadcast &&
              batch.total_bytes + transfers_[next].length_bytes <= round_bytes);
-    if (world_size_ == 1) return {};
+    if (world_size_ == 1) return mover_.lanes().Await();
     const uint64_t rounds = (batch.total_bytes + round_bytes - 1) / round_bytes;
     for (uint64_t round = 0; round < rounds; ++round) {
-      buffer_.Reset();
+      mover_.Begin();
       ++report_.round_count;
       CAIRN_TRY(by_broadcast ? BroadcastRound(batch, round, rounds)
                              : ScatterRound(batch, round, rounds));
@@ -201,14 +207,18 @@ class Broadcaster {
 
   Result<void> BroadcastRound(const Batch& batch, uint64_t round, uint64_t rounds) {
     const auto [begin, count] = internal::RangeOfRound(batch.total_bytes, round, rounds);
-    std::byte* run = is_root() ? nullptr : batch.mine.RunAt(begin, count);
-    const ByteTarget bytes = run != nullptr ? ByteTarget(run, count) : buffer_.Take(count);
-    // The communicator may write to the root's range too, so it never gets the full state's memory.
-    if (is_root()) internal::ReadStream(batch.sources[0], begin, bytes);
+    ByteTarget bytes;
+    if (is_root()) {
+      // The communicator may write to the root's range too, so it never gets the full state's
+      // memory.
+      CAIRN_TRY_ASSIGN(bytes, mover_.Pack(batch.sources[0], begin, count));
+    } else {
+      bytes = mover_.Target(batch.mine, begin, count);
+    }
+    CAIRN_TRY(mover_.Packed());
     CAIRN_TRY(communicator_.Broadcast(bytes, kRoot));
     (is_root() ? report_.sent_bytes : report_.received_bytes) += count;
-    if (!is_root() && run == nullptr) internal::WriteStream(batch.mine, begin, bytes);
-    return {};
+    return mover_.Unpack();
   }
 
   Result<void> ScatterRound(const Batch& batch, uint64_t round, uint64_t rounds) {
@@ -219,27 +229,26 @@ class Broadcaster {
         const auto [begin, count] = internal::RangeOfRound(batch.lengths[rank], round, rounds);
         if (count == 0) continue;
         report_.sent_bytes += count;
-        const std::byte* run = batch.sources[rank].RunAt(begin, count);
+        const auto there = mover_.InPlace(batch.sources[rank], begin, count);
         // Ranges of one call may not overlap, and replicas ask for the same bytes.
-        if (run != nullptr && std::ranges::none_of(in_place, [&](ByteView other) {
-              return run < other.data() + other.size() && other.data() < run + count;
+        if (there && std::ranges::none_of(in_place, [&](ByteView other) {
+              return there->data() < other.data() + other.size() &&
+                     other.data() < there->data() + count;
             })) {
-          sent[rank] = in_place.emplace_back(run, count);
+          sent[rank] = in_place.emplace_back(*there);
           continue;
         }
-        const auto packed = buffer_.Take(count);
-        internal::ReadStream(batch.sources[rank], begin, packed);
-        sent[rank] = packed;
+        CAIRN_TRY_ASSIGN(sent[rank], mover_.Pack(batch.sources[rank], begin, count));
       }
+      CAIRN_TRY(mover_.Packed());
       return communicator_.Scatter(sent, {}, kRoot);
     }
     const auto [begin, count] = internal::RangeOfRound(batch.lengths[rank_], round, rounds);
-    std::byte* run = count == 0 ? nullptr : batch.mine.RunAt(begin, count);
-    const ByteTarget bytes = run != nullptr ? ByteTarget(run, count) : buffer_.Take(count);
+    const ByteTarget bytes = mover_.Target(batch.mine, begin, count);
+    CAIRN_TRY(mover_.Packed());
     CAIRN_TRY(communicator_.Scatter({}, bytes, kRoot));
     report_.received_bytes += count;
-    if (run == nullptr) internal::WriteStream(batch.mine, begin, bytes);
-    return {};
+    return mover_.Unpack();
   }
 
   const StateDict& full_;  // of rank 0
@@ -253,7 +262,7 @@ class Broadcaster {
   std::optional<LeafRoster> roster_;           // of the targets
   internal::ShardPlan plan_;
   std::vector<Transfer> transfers_;  // in rank 0's order, the same on all ranks
-  internal::RoundBuffer buffer_;
+  internal::RoundMover mover_;
   TransferReport report_;
 };
 

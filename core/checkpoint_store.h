@@ -124,7 +124,7 @@ struct ShardLoadOptions {
   /// kInvalidArgument on all ranks if they do not. Else each rank reads all that it needs, and may
   /// call alone.
   bool read_once = false;
-  /// read_once: host memory for passing bytes on.
+  /// read_once: memory for passing bytes on, of the host or the communicator's device.
   uint64_t buffer_bytes = 64 << 20;
   Progress progress;
   /// For targets in device memory, as Load has them.

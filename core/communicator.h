@@ -24,6 +24,7 @@
 #include <string>
 #include <vector>
 
+#include "core/tensor.h"
 #include "kv/error.h"
 
 namespace cairn::core {
@@ -38,6 +39,9 @@ class Communicator {
   /// Of this process; ranks are numbered from 0.
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
+  /// Byte ranges lie in host memory, or in that of this device, whose streams the communicator's
+  /// own header tells of. kHostDevice: in host memory only.
+  virtual int device() const { return kHostDevice; }
   /// The longest that one call may take.
   virtual std::chrono::milliseconds timeout() const = 0;
 

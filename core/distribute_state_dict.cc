@@ -1,10 +1,12 @@
 // Cutting this rank's shards from a full state that it has.
 
+#include <set>
+
+#include "core/internal/device_lanes.h"
 #include "core/internal/leaves.h"
 #include "core/internal/piece_stream.h"
 #include "core/internal/shard_plan.h"
 #include "core/state_dict_collectives.h"
-#include "core/strided_copy.h"
 
 namespace cairn::core {
 
@@ -14,12 +16,17 @@ Result<HostState> DistributeStateDict(const StateDict& full, const StateTarget& 
   CAIRN_TRY_ASSIGN(const auto leaves, FlattenTree(target.state().tree));
   CAIRN_TRY_ASSIGN(internal::ShardPlan plan,
                    internal::PlanShards(described, target.state(), leaves, rank, options));
+  std::set<int> devices;
+  internal::AddDevices(full, devices);
+  internal::AddDevices(plan.result.state(), devices);
+  CAIRN_TRY_ASSIGN(const auto lanes, internal::DeviceLanes::Open(devices, options.streams));
   for (const auto& fill : plan.fills) {
     const TensorView& whole = full.tensors[full.slot[fill.full_leaf]];
     for (const auto& piece : internal::PiecesToFill(plan, fill, rank)) {
-      CopyTensor(internal::NarrowTo(whole, piece.box), piece.target);
+      CAIRN_TRY(lanes.Copy(internal::NarrowTo(whole, piece.box), piece.target));
     }
   }
+  CAIRN_TRY(lanes.Await());
   if (options.report != nullptr) *options.report = {};
   return std::move(plan.result);
 }

@@ -111,4 +111,14 @@ Result<std::unique_ptr<Communicator>> SplitAlong(Communicator& communicator, con
   return communicator.Split(group.front(), static_cast<uint32_t>(place));
 }
 
+Result<std::vector<std::unique_ptr<Communicator>>> SplitAlongEach(Communicator& communicator,
+                                                                  const DeviceMesh& mesh) {
+  std::vector<std::unique_ptr<Communicator>> parts;
+  for (size_t dim = 0; dim < mesh.dims().size(); ++dim) {
+    CAIRN_TRY_ASSIGN(auto part, SplitAlong(communicator, mesh, {&dim, 1}));
+    parts.push_back(std::move(part));
+  }
+  return parts;
+}
+
 }  // namespace cairn::core

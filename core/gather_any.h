@@ -46,4 +46,9 @@ Result<ByteVector> BroadcastAny(Communicator& communicator, ByteView bytes, int 
 Result<std::unique_ptr<Communicator>> SplitAlong(Communicator& communicator, const DeviceMesh& mesh,
                                                  std::span<const size_t> along);
 
+/// One communicator for each dimension of the mesh, in their order, of the ranks that differ in it
+/// only. All ranks of the communicator call it. Errors as SplitAlong.
+Result<std::vector<std::unique_ptr<Communicator>>> SplitAlongEach(Communicator& communicator,
+                                                                  const DeviceMesh& mesh);
+
 }  // namespace cairn::core

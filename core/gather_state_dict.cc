@@ -10,13 +10,14 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 
 #include "core/internal/leaf_roster.h"
 #include "core/internal/leaves.h"
 #include "core/internal/piece_stream.h"
-#include "core/internal/vote.h"
+#include "core/internal/round_mover.h"
 #include "core/state_dict_collectives.h"
-#include "core/strided_copy.h"
+#include "core/vote.h"
 
 namespace cairn::core {
 namespace {
@@ -62,11 +63,11 @@ class Gatherer {
                      LeafRoster::Exchange(communicator_, state_, leaves_, checked, agreed));
     ChooseReceivers();
     const Result<void> planned = PlanResult();
-    CAIRN_TRY(internal::Vote(communicator_, planned));
-    CopyWhole();
+    CAIRN_TRY(Vote(communicator_, planned));
+    CAIRN_TRY(CopyWhole());
     for (size_t i = 0; i < transfers_.size();) CAIRN_TRY(MoveBatch(i));
     if (options_.report != nullptr) {
-      report_.peak_buffer_bytes = buffer_.peak_bytes();
+      report_.peak_buffer_bytes = mover_.peak_bytes();
       *options_.report = report_;
     }
     return std::move(result_);
@@ -85,7 +86,10 @@ class Gatherer {
     CAIRN_TRY_ASSIGN(leaves_, FlattenTree(state_.tree));
     CAIRN_TRY(internal::CheckMemory(state_, leaves_));
     CAIRN_TRY(internal::CheckShardings(state_, leaves_, rank_));
-    CAIRN_TRY_ASSIGN(buffer_, internal::RoundBuffer::Make(options_.buffer_bytes));
+    std::set<int> devices;
+    internal::AddDevices(state_, devices);
+    CAIRN_TRY_ASSIGN(mover_, internal::RoundMover::Make(communicator_, options_.buffer_bytes,
+                                                        devices, options_.streams));
     return {};
   }
 
@@ -128,17 +132,28 @@ class Gatherer {
       const bool moves = length_bytes > 0 && NeedsTransfer(entry);
       if (moves) transfers_.push_back({&entry, length_bytes, local[e]});
       if (!local[e] || (!moves && length_bytes > 0)) continue;
-      gathered.tensors[*local[e]] = {.dtype = entry.dtype, .shape = entry.shape};
+      gathered.tensors[*local[e]] = {
+          .dtype = entry.dtype, .shape = entry.shape, .device = DeviceOf(*local[e])};
       owned[*local[e]] = true;
+    }
+    if (options_.cpu_offload) {
+      for (TensorView& view : gathered.tensors) view.device = kHostDevice;
     }
     if (!is_receiver_[rank_]) return {};
     CAIRN_TRY_ASSIGN(result_, HostState::Allocate(std::move(gathered), options_.memory, &owned));
     return {};
   }
 
+  // Of a tensor, or of the parts that it is made of.
+  int DeviceOf(uint32_t tensor) const {
+    int device = kHostDevice;
+    internal::ForEachMemory(state_, tensor, [&](const TensorView& view) { device = view.device; });
+    return device;
+  }
+
   // What needs no other rank, with cpu_offload.
-  void CopyWhole() {
-    if (!options_.cpu_offload || !is_receiver_[rank_]) return;
+  Result<void> CopyWhole() {
+    if (!options_.cpu_offload || !is_receiver_[rank_]) return {};
     std::vector<bool> moves(state_.tensors.size());
     for (const Transfer& transfer : transfers_) {
       if (transfer.tensor) moves[*transfer.tensor] = true;
@@ -146,9 +161,10 @@ class Gatherer {
     for (uint32_t i = 0; i < state_.tensors.size(); ++i) {
       const TensorView& view = result_.state().tensors[i];
       if (!moves[i] && state_.tensors[i].shape == view.shape) {
-        CopyTensor(state_.tensors[i], result_.target().Writable(view));
+        CAIRN_TRY(mover_.lanes().Copy(state_.tensors[i], result_.target().Writable(view)));
       }
     }
+    return mover_.lanes().Await();
   }
 
   // Who sends which elements of a tensor. Replicas take turns from tensor to tensor.
@@ -228,32 +244,17 @@ class Gatherer {
 
   Result<void> MoveRound(const Batch& batch, uint64_t round, uint64_t rounds,
                          const std::vector<uint32_t>& receivers, bool receives) {
-    buffer_.Reset();
+    mover_.Begin();
     const auto [begin, count] = internal::RangeOfRound(batch.lengths[rank_], round, rounds);
-    ByteView mine;
-    if (count > 0) {
-      if (const std::byte* run = batch.mine.RunAt(begin, count)) {
-        mine = {run, count};
-      } else {
-        const auto packed = buffer_.Take(count);
-        internal::ReadStream(batch.mine, begin, packed);
-        mine = packed;
-      }
-    }
+    CAIRN_TRY_ASSIGN(const ByteView mine, mover_.Source(batch.mine, begin, count));
     const bool to_all = receivers.size() == world_size_;
     std::vector<ByteTarget> targets(world_size_);
-    std::vector<uint32_t> staged;
     for (uint32_t rank = 0; receives && rank < world_size_; ++rank) {
       const auto range = internal::RangeOfRound(batch.lengths[rank], round, rounds);
-      if (range.count == 0) continue;
-      if (std::byte* run = batch.targets[rank].RunAt(range.begin, range.count)) {
-        targets[rank] = {run, range.count};
-      } else {
-        targets[rank] = buffer_.Take(range.count);
-        staged.push_back(rank);
-      }
+      targets[rank] = mover_.Target(batch.targets[rank], range.begin, range.count);
       if (rank != rank_) report_.received_bytes += range.count;
     }
+    CAIRN_TRY(mover_.Packed());
     report_.sent_bytes += count * (to_all ? 1 : receivers.size());
     if (to_all) {
       ++report_.round_count;
@@ -264,11 +265,7 @@ class Gatherer {
         CAIRN_TRY(communicator_.Gather(mine, targets, static_cast<int>(root)));
       }
     }
-    for (const uint32_t rank : staged) {
-      const auto range = internal::RangeOfRound(batch.lengths[rank], round, rounds);
-      internal::WriteStream(batch.targets[rank], range.begin, targets[rank]);
-    }
-    return {};
+    return mover_.Unpack();
   }
 
   const StateDict& state_;
@@ -280,7 +277,7 @@ class Gatherer {
   std::optional<LeafRoster> roster_;
   std::vector<bool> is_receiver_;    // by rank
   std::vector<Transfer> transfers_;  // in the roster's order, the same on all ranks
-  internal::RoundBuffer buffer_;
+  internal::RoundMover mover_;
   HostState result_;
   TransferReport report_;
 };

@@ -1,10 +1,10 @@
-// One region for all tensors, laid out in the order of the tensors.
+// One region for all tensors of a device, laid out in the order of the tensors.
 
 #include "core/host_state.h"
 
 #include <fmt/format.h>
 
-#include <optional>
+#include <map>
 
 #include "core/internal/leaves.h"
 
@@ -33,8 +33,8 @@ class Layout {
 
   uint64_t length_bytes() const { return end_bytes_; }
 
-  void PointInto(const HostMemory& memory) const {
-    for (const auto& [view, begin] : views_) view->data = memory.bytes().data() + begin;
+  void PointInto(std::byte* memory) const {
+    for (const auto& [view, begin] : views_) view->data = memory + begin;
   }
 
  private:
@@ -51,17 +51,19 @@ std::string KeyOf(const StateDict& state, uint32_t tensor) {
   return {};
 }
 
-Result<Layout> LayOut(StateDict& state, const std::vector<bool>* owned) {
-  Layout layout;
+// By device; that of host memory is always there.
+Result<std::map<int, Layout>> LayOut(StateDict& state, const std::vector<bool>* owned) {
+  std::map<int, Layout> layouts;
+  layouts[kHostDevice];
   for (uint32_t i = 0; i < state.tensors.size(); ++i) {
     if (owned != nullptr && !(*owned)[i]) continue;
     Result<void> added;
     internal::ForEachMemory(state, i, [&](TensorView& view) {
-      if (added) added = layout.Add(view);
+      if (added) added = layouts[view.device].Add(view);
     });
     if (!added) return Fail(std::move(added).error().WithKey(KeyOf(state, i)));
   }
-  return layout;
+  return layouts;
 }
 
 }  // namespace
@@ -70,18 +72,29 @@ Result<HostState> HostState::Allocate(StateDict state, const HostMemoryOptions& 
                                       const std::vector<bool>* owned) {
   HostState result;
   result.state_ = std::move(state);
-  CAIRN_TRY_ASSIGN(const Layout layout, LayOut(result.state_, owned));
-  CAIRN_TRY_ASSIGN(result.memory_, HostMemory::Allocate(layout.length_bytes(), options));
-  layout.PointInto(result.memory_);
+  CAIRN_TRY_ASSIGN(const auto layouts, LayOut(result.state_, owned));
+  for (const auto& [device, layout] : layouts) {
+    if (device == kHostDevice) {
+      CAIRN_TRY_ASSIGN(result.memory_, HostMemory::Allocate(layout.length_bytes(), options));
+      layout.PointInto(result.memory_.bytes().data());
+    } else if (layout.length_bytes() > 0) {
+      CAIRN_TRY_ASSIGN(DeviceBackend* const backend, FindDeviceBackend());
+      CAIRN_TRY_ASSIGN(auto memory, backend->Allocate(device, layout.length_bytes()));
+      layout.PointInto(memory->data());
+      result.device_memory_.push_back(std::move(memory));
+    }
+  }
   return result;
 }
 
 Result<HostState> HostState::Map(StateDict state, int descriptor) {
   HostState result;
   result.state_ = std::move(state);
-  CAIRN_TRY_ASSIGN(const Layout layout, LayOut(result.state_, nullptr));
+  internal::MoveToHost(result.state_);
+  CAIRN_TRY_ASSIGN(const auto layouts, LayOut(result.state_, nullptr));
+  const Layout& layout = layouts.at(kHostDevice);
   CAIRN_TRY_ASSIGN(result.memory_, HostMemory::Map(descriptor, layout.length_bytes()));
-  layout.PointInto(result.memory_);
+  layout.PointInto(result.memory_.bytes().data());
   return result;
 }
 

@@ -11,7 +11,16 @@
 /// larger goes in pieces, small ones go together. Bytes that lie in one run on a side go from or
 /// into the tensors themselves, without a buffer.
 ///
-/// Collectives: every rank calls them with the same options (but for `memory` and `report`). A rank
+/// Devices: tensors of a state may lie on devices (TensorView::device), and results then lie there
+/// too: a gathered tensor where its shards are, a tensor that the target has no memory for where
+/// its view says; with cpu_offload all are in host memory. Over a communicator of that device
+/// (Communicator::device) their bytes go from device to device, and buffers lie there; over others
+/// they pass through host memory, page-locked where the system lets it. The tensors are read and
+/// written after all that `streams` held when the call began; the call returns when its work is
+/// done, so that what follows on any stream comes after it.
+///
+/// Collectives: every rank calls them with the same options (but for `memory`, `streams` and
+/// `report`). A rank
 /// that finds its input bad says so in a vote, so that all ranks return the same error, which names
 /// rank and key; nothing has been written then. Every wait is a call of the communicator and ends
 /// within its deadline; after an error of the communicator itself (kUnavailable) targets hold
@@ -23,6 +32,7 @@
 #include <vector>
 
 #include "core/communicator.h"
+#include "core/device.h"
 #include "core/host_state.h"
 #include "core/state_dict.h"
 #include "core/state_target.h"
@@ -47,7 +57,9 @@ struct GatherOptions {
   std::vector<int> ranks_only;
   /// At least 4 a rank.
   uint64_t buffer_bytes = kDefaultBufferBytes;
-  HostMemoryOptions memory;          // of the result
+  HostMemoryOptions memory;  // of the result
+  /// The caller's, on which tensors are made ready; the default stream of devices that none is of.
+  std::vector<DeviceStream> streams;
   TransferReport* report = nullptr;  // filled if not null
 };
 
@@ -69,7 +81,9 @@ struct BroadcastOptions {
   bool cpu_offload = false;
   /// At least 4 a rank. Not used by DistributeStateDict.
   uint64_t buffer_bytes = kDefaultBufferBytes;
-  HostMemoryOptions memory;          // of the result
+  HostMemoryOptions memory;  // of the result
+  /// The caller's, on which tensors are made ready; the default stream of devices that none is of.
+  std::vector<DeviceStream> streams;
   TransferReport* report = nullptr;  // filled if not null
 };
 

@@ -7,9 +7,10 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
+#include "core/internal/device_lanes.h"
 #include "core/internal/leaves.h"
-#include "core/strided_copy.h"
 
 namespace cairn::core {
 namespace {
@@ -205,16 +206,23 @@ Result<void> SameStructure(const StateDict& a, const StateDict& b) {
 }
 
 Result<HostState> CreateCpuStateDict(const StateDict& like, const HostMemoryOptions& options) {
-  return HostState::Allocate(like, options);
+  StateDict state = like;
+  internal::MoveToHost(state);
+  return HostState::Allocate(std::move(state), options);
 }
 
-Result<void> CopyStateDict(const StateDict& source, const StateTarget& target) {
+Result<void> CopyStateDict(const StateDict& source, const StateTarget& target,
+                           std::span<const DeviceStream> streams) {
   StateDict& into = target.state();
   CAIRN_TRY_ASSIGN(const auto matches, Match(source, into));
   CAIRN_TRY_ASSIGN(const auto leaves, FlattenTree(source.tree));
   CAIRN_TRY(internal::CheckMemory(source, leaves));
   CAIRN_TRY_ASSIGN(const auto target_leaves, FlattenTree(into.tree));
   CAIRN_TRY(internal::CheckMemory(into, target_leaves));
+  std::set<int> devices;
+  internal::AddDevices(source, devices);
+  internal::AddDevices(into, devices);
+  CAIRN_TRY_ASSIGN(const auto lanes, internal::DeviceLanes::Open(devices, streams));
   for (uint32_t i = 0; i < leaves.size(); ++i) {
     const uint32_t from = source.slot[i];
     const uint32_t to = into.slot[matches[i]];
@@ -227,15 +235,19 @@ Result<void> CopyStateDict(const StateDict& source, const StateTarget& target) {
     internal::ForEachMemory(
         into, to, [&](const TensorView& view) { targets.push_back(target.Writable(view)); });
     size_t next = 0;
-    internal::ForEachMemory(source, from,
-                            [&](const TensorView& view) { CopyTensor(view, targets[next++]); });
+    Result<void> copied;
+    internal::ForEachMemory(source, from, [&](const TensorView& view) {
+      if (copied) copied = lanes.Copy(view, targets[next++]);
+    });
+    CAIRN_TRY(copied);
   }
-  return {};
+  return lanes.Await();
 }
 
-Result<HostState> OffloadStateDict(const StateDict& state, const HostMemoryOptions& options) {
+Result<HostState> OffloadStateDict(const StateDict& state, const HostMemoryOptions& options,
+                                   std::span<const DeviceStream> streams) {
   CAIRN_TRY_ASSIGN(HostState copy, CreateCpuStateDict(state, options));
-  CAIRN_TRY(CopyStateDict(state, copy.target()));
+  CAIRN_TRY(CopyStateDict(state, copy.target(), streams));
   return copy;
 }
 

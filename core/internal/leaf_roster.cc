@@ -16,9 +16,9 @@
 
 #include "core/internal/all_gather_values.h"
 #include "core/internal/leaves.h"
-#include "core/internal/vote.h"
 #include "core/internal/wire.h"
 #include "core/tiling.h"
+#include "core/vote.h"
 #include "kv/digest.h"
 
 namespace cairn::core::internal {

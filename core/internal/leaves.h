@@ -24,6 +24,13 @@ void ForEachMemory(State& state, uint32_t tensor, const Visit& visit) {
   for (auto& part : found->second.parts) visit(part.view);
 }
 
+/// From here on the tensors' memory, which they have not got yet, is to be the host's.
+inline void MoveToHost(StateDict& state) {
+  for (uint32_t i = 0; i < state.tensors.size(); ++i) {
+    ForEachMemory(state, i, [](TensorView& view) { view.device = kHostDevice; });
+  }
+}
+
 /// Appends the content of leaf `leaf` of `from` to that of `to`; the node is the caller's.
 void AppendContent(const StateDict& from, const Node& node, uint32_t leaf, StateDict& to);
 

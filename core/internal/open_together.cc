@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "core/internal/vote.h"
+#include "core/vote.h"
 
 namespace cairn::core::internal {
 namespace {

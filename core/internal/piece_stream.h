@@ -4,12 +4,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <span>
 #include <utility>
 #include <vector>
 
-#include "core/host_memory.h"
-#include "core/strided_copy.h"
+#include "core/tensor.h"
 
 namespace cairn::core::internal {
 
@@ -41,11 +39,23 @@ class PieceStream {
   }
   uint64_t length_bytes() const { return length_bytes_; }
 
-  /// Where bytes [begin, begin + count) lie if they lie in one run; else null. Requires count > 0.
-  decltype(View::data) RunAt(uint64_t begin, uint64_t count) const {
-    const Piece& piece = *PieceAt(begin);
-    if (!piece.contiguous || begin + count > piece.end) return nullptr;
-    return piece.view.data + (begin - piece.begin);
+  /// Where bytes lie.
+  struct Place {
+    decltype(View::data) run = nullptr;  // null if they lie in more than one run
+    int device = kHostDevice;            // also where they lie on more than one
+  };
+  /// Of bytes [begin, begin + count). Requires count > 0.
+  Place PlaceOf(uint64_t begin, uint64_t count) const {
+    const auto first = PieceAt(begin);
+    Place place{.device = first->view.device};
+    if (begin + count <= first->end) {
+      if (first->contiguous) place.run = first->view.data + (begin - first->begin);
+      return place;
+    }
+    for (auto piece = first; piece != pieces_.end() && piece->begin < begin + count; ++piece) {
+      if (piece->view.device != place.device) place.device = kHostDevice;
+    }
+    return place;
   }
 
   /// Calls `move(view, first byte in view, first byte in range, count)` for the tensors that
@@ -75,22 +85,6 @@ class PieceStream {
   uint64_t length_bytes_ = 0;
 };
 
-inline void ReadStream(const PieceStream<TensorView>& stream, uint64_t begin,
-                       std::span<std::byte> bytes) {
-  stream.ForEach(begin, bytes.size(),
-                 [&](const TensorView& view, uint64_t in_view, uint64_t at, uint64_t count) {
-                   GatherBytes(view, in_view, bytes.subspan(at, count));
-                 });
-}
-
-inline void WriteStream(const PieceStream<TensorTarget>& stream, uint64_t begin,
-                        std::span<const std::byte> bytes) {
-  stream.ForEach(begin, bytes.size(),
-                 [&](const TensorTarget& target, uint64_t in_target, uint64_t at, uint64_t count) {
-                   ScatterBytes(bytes.subspan(at, count), target, in_target);
-                 });
-}
-
 /// The range that round `round` of `rounds` takes of a stream. Rounds share every stream evenly, so
 /// that long and short ones end together; all of the ranges of one round are at most one byte a
 /// stream longer than the sum of the streams divided by the rounds.
@@ -104,30 +98,5 @@ inline RoundRange RangeOfRound(uint64_t length_bytes, uint64_t round, uint64_t r
   const auto end = static_cast<uint64_t>(Wide{length_bytes} * (round + 1) / rounds);
   return {begin, end - begin};
 }
-
-/// Memory for what does not lie in one run, handed out anew each round.
-class RoundBuffer {
- public:
-  static Result<RoundBuffer> Make(uint64_t capacity_bytes) {
-    RoundBuffer buffer;
-    CAIRN_TRY_ASSIGN(buffer.memory_, HostMemory::Allocate(capacity_bytes));
-    return buffer;
-  }
-  void Reset() { used_bytes_ = 0; }
-  /// Requires that the round's takes fit: rounds are planned so.
-  std::span<std::byte> Take(uint64_t count) {
-    CAIRN_CHECK(count <= memory_.bytes().size() - used_bytes_);
-    const auto taken = memory_.bytes().subspan(used_bytes_, count);
-    used_bytes_ += count;
-    peak_bytes_ = std::max(peak_bytes_, used_bytes_);
-    return taken;
-  }
-  uint64_t peak_bytes() const { return peak_bytes_; }
-
- private:
-  HostMemory memory_;  // pages that no round reaches are never there
-  uint64_t used_bytes_ = 0;
-  uint64_t peak_bytes_ = 0;
-};
 
 }  // namespace cairn::core::internal

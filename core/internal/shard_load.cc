@@ -14,14 +14,16 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <set>
 
 #include "core/internal/all_gather_values.h"
 #include "core/internal/load.h"
 #include "core/internal/no_throw.h"
 #include "core/internal/owners.h"
+#include "core/internal/piece_stream.h"
 #include "core/internal/replica_group.h"
-#include "core/internal/vote.h"
-#include "core/strided_copy.h"
+#include "core/internal/round_mover.h"
+#include "core/vote.h"
 #include "kv/digest.h"
 
 namespace cairn::core::internal {
@@ -33,8 +35,7 @@ TensorView AsView(const TensorTarget& target) {
 
 // Views that were made of writable memory, here or by a caller who gave them as targets.
 TensorTarget AsTarget(const TensorView& view) {
-  return {view.dtype, view.shape, view.strides, const_cast<std::byte*>(view.data),
-          view.device};
+  return {view.dtype, view.shape, view.strides, const_cast<std::byte*>(view.data), view.device};
 }
 
 Result<std::vector<LocalPiece>> PiecesToFill(const ShardTarget& target, const TensorInfo& stored,
@@ -160,36 +161,40 @@ class GroupLoad {
                       .key = items_.empty() ? std::string() : *items_.front().fqn});
   }
 
-  Result<void> PassOn(Communicator& group, uint64_t buffer_bytes) const {
-    const uint64_t round_bytes = std::max<uint64_t>(buffer_bytes / place_.size, 1);
-    std::vector<uint64_t> run_bytes;
-    for (uint64_t member = 0; member < place_.size; ++member) {
-      uint64_t bytes = 0;
-      for (const Item& item : Run(member)) bytes += item.bytes;
-      run_bytes.push_back(bytes);
+  void AddDevices(std::set<int>& devices) const {
+    for (const Item& item : items_) {
+      if (item.target.device != kHostDevice) devices.insert(item.target.device);
     }
-    const uint64_t longest = std::ranges::max(run_bytes);
-    // One slot a member: what it sends us, or what we send all others.
-    std::vector<std::unique_ptr<std::byte[]>> buffers(place_.size);
+  }
+
+  /// Requires a mover with a buffer of at least max(buffer_bytes, one byte a rank).
+  Result<void> PassOn(Communicator& group, RoundMover& mover, uint64_t buffer_bytes) const {
+    const uint64_t round_bytes = std::max<uint64_t>(buffer_bytes / place_.size, 1);
+    PieceStream<TensorView> mine;
+    for (const Item& item : Run(place_.index)) mine.Add(AsView(item.target));
+    std::vector<PieceStream<TensorTarget>> runs(place_.size);
+    uint64_t longest = 0;
     for (uint64_t member = 0; member < place_.size; ++member) {
-      buffers[member] =
-          std::make_unique_for_overwrite<std::byte[]>(std::min(round_bytes, run_bytes[member]));
+      for (const Item& item : Run(member)) runs[member].Add(item.target);
+      longest = std::max(longest, runs[member].length_bytes());
     }
     for (uint64_t at = 0; at < longest; at += round_bytes) {
-      std::vector<ByteTarget> parts;
-      for (uint64_t member = 0; member < place_.size; ++member) {
-        const uint64_t left = run_bytes[member] - std::min(at, run_bytes[member]);
-        parts.emplace_back(buffers[member].get(), std::min(left, round_bytes));
-      }
-      const ByteTarget own = parts[place_.index];
-      Move(place_.index, at, own, /*into_targets=*/false);
+      const auto count_of = [&](uint64_t member) {
+        const uint64_t length = runs[member].length_bytes();
+        return std::min(length - std::min(at, length), round_bytes);
+      };
+      mover.Begin();
+      CAIRN_TRY_ASSIGN(const ByteView own, mover.Source(mine, at, count_of(place_.index)));
       std::vector<ByteView> sent(place_.size, own);
-      sent[place_.index] = {};
-      parts[place_.index] = {};
-      CAIRN_TRY(group.AllToAll(sent, parts));
+      std::vector<ByteTarget> parts(place_.size);
       for (uint64_t member = 0; member < place_.size; ++member) {
-        if (member != place_.index) Move(member, at, parts[member], /*into_targets=*/true);
+        if (member != place_.index)
+          parts[member] = mover.Target(runs[member], at, count_of(member));
       }
+      sent[place_.index] = {};
+      CAIRN_TRY(mover.Packed());
+      CAIRN_TRY(group.AllToAll(sent, parts));
+      CAIRN_TRY(mover.Unpack());
     }
     return {};
   }
@@ -197,26 +202,6 @@ class GroupLoad {
  private:
   std::span<const Item> Run(uint64_t member) const {
     return std::span(items_).subspan(begins_[member], begins_[member + 1] - begins_[member]);
-  }
-
-  // Bytes [begin, begin + bytes.size()) of a member's run, between `bytes` and the targets.
-  void Move(uint64_t member, uint64_t begin, std::span<std::byte> bytes, bool into_targets) const {
-    uint64_t item_begin = 0;
-    const uint64_t end = begin + bytes.size();
-    for (const Item& item : Run(member)) {
-      const uint64_t from = std::max(begin, item_begin);
-      const uint64_t to = std::min(end, item_begin + item.bytes);
-      if (from < to) {
-        const auto part = bytes.subspan(from - begin, to - from);
-        if (into_targets) {
-          ScatterBytes(part, item.target, from - item_begin);
-        } else {
-          GatherBytes(AsView(item.target), from - item_begin, part);
-        }
-      }
-      item_begin += item.bytes;
-      if (item_begin >= end) break;
-    }
   }
 
   const ReplicaGroup::Place place_;
@@ -248,7 +233,8 @@ class OnceLoad {
 
   const std::vector<LoadRequest>& requests() const { return requests_; }
 
-  Result<void> PassOn(Communicator& communicator, const kv::StepInfo& step, uint64_t buffer_bytes) {
+  Result<void> PassOn(Communicator& communicator, const kv::StepInfo& step,
+                      const ShardLoadOptions& options) {
     CAIRN_TRY_ASSIGN(const uint64_t rounds, MostGroups(communicator));
     std::vector<std::unique_ptr<Communicator>> parts;
     Result<void> agreed = {};
@@ -269,9 +255,12 @@ class OnceLoad {
       }
       parts.push_back(std::move(part));
     }
+    auto mover = MakeMover(communicator, options);
+    if (!mover && agreed) agreed = std::unexpected(mover.error());
     CAIRN_TRY(Vote(communicator, agreed));
     for (size_t i = 0; i < order_.size(); ++i) {
-      if (order_[i] != nullptr) CAIRN_TRY(order_[i]->PassOn(*parts[i], buffer_bytes));
+      if (order_[i] == nullptr) continue;
+      CAIRN_TRY(order_[i]->PassOn(*parts[i], *mover, options.buffer_bytes));
     }
     return {};
   }
@@ -335,6 +324,17 @@ class OnceLoad {
     });
   }
 
+  // For all groups, one after the other.
+  Result<RoundMover> MakeMover(const Communicator& communicator,
+                               const ShardLoadOptions& options) const {
+    std::set<int> devices;
+    for (const GroupLoad* const group : order_) {
+      if (group != nullptr) group->AddDevices(devices);
+    }
+    return RoundMover::Make(communicator, std::max<uint64_t>(options.buffer_bytes, world_size_),
+                            devices, options.streams);
+  }
+
   Result<uint64_t> MostGroups(Communicator& communicator) const {
     CAIRN_TRY_ASSIGN(const std::vector<uint64_t> all,
                      AllGatherValues<uint64_t>(communicator, order_.size()));
@@ -382,7 +382,7 @@ Result<LoadReport> LoadShardsOnce(const std::function<Result<StepView>()>& find_
     return {};
   };
   CAIRN_TRY(Vote(communicator, CatchNoMemory("a load", read_own)));
-  CAIRN_TRY(load.PassOn(communicator, step, options.buffer_bytes));
+  CAIRN_TRY(load.PassOn(communicator, step, options));
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   report.seconds = elapsed.count();
   return report;

@@ -153,6 +153,9 @@ Result<ShardPlan> PlanShards(std::span<const FullLeaf> full, const StateDict& ta
     const uint32_t tensor = state.slot.back();
     plan.fills.push_back({.full_leaf = found->second, .tensor = tensor});
     owned.push_back(options.cpu_offload || LacksMemory(state, tensor));
+    if (options.cpu_offload) {
+      ForEachMemory(state, tensor, [](TensorView& view) { view.device = kHostDevice; });
+    }
   }
   state.tree = PruneTree(tree, keep);
   std::ranges::sort(plan.fills, {}, &ShardPlan::Fill::full_leaf);

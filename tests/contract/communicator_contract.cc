@@ -360,6 +360,28 @@ TEST_P(CommunicatorContractTest, SplitAlongAMeshGivesTheRanksThatDifferThereOnly
   });
 }
 
+TEST_P(CommunicatorContractTest, EachDimensionOfAMeshGetsACommunicator) {
+  World& world = Make(kAmpleTimeout);
+  const auto size = static_cast<uint32_t>(GetParam().world_size);
+  const uint32_t columns = size % 2 == 0 ? 2 : 1;
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto mesh,
+                             core::DeviceMesh::Make({{.name = "dp", .size = size / columns},
+                                                     {.name = "tp", .size = columns}}));
+  RunRanks(world, [&](Communicator& communicator) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto parts, SplitAlongEach(communicator, mesh));
+    ASSERT_EQ(parts.size(), 2u);
+    const auto rank = static_cast<uint32_t>(communicator.rank());
+    for (size_t dim = 0; dim < parts.size(); ++dim) {
+      const std::vector<uint32_t> expected = mesh.GroupOf(rank, {&dim, 1});
+      std::vector<uint32_t> found(expected.size());
+      std::vector<ByteTarget> targets;
+      for (uint32_t& value : found) targets.push_back(std::as_writable_bytes(std::span(&value, 1)));
+      CAIRN_ASSERT_OK(parts[dim]->AllGather(std::as_bytes(std::span(&rank, 1)), targets));
+      EXPECT_EQ(found, expected);
+    }
+  });
+}
+
 TEST_P(CommunicatorContractTest, SplitAlongRefusesAMeshOfOtherRanks) {
   World& world = Make(kAmpleTimeout);
   const auto size = static_cast<uint32_t>(GetParam().world_size);

@@ -8,8 +8,8 @@
 
 #include <array>
 
-#include "core/internal/vote.h"
 #include "core/state_dict_copy.h"
+#include "core/vote.h"
 #include "tests/core/sharded_collectives.h"
 #include "tests/support/checked_communicator.h"
 #include "tests/support/result_matchers.h"
@@ -381,14 +381,14 @@ TEST(BroadcastStateDictTest, WholeTensorsAreBroadcast) {
 
 TEST(VoteTest, TheLowestFailureIsEveryonesVerdict) {
   RunRanks(7, [](Communicator& communicator) {
-    CAIRN_EXPECT_OK(internal::Vote(communicator, {}));
+    CAIRN_EXPECT_OK(Vote(communicator, {}));
     Result<void> mine;
     if (communicator.rank() >= 3) {
       mine = Fail(Error{.code = ErrorCode::kDataLoss,
                         .message = fmt::format("bad {}", communicator.rank()),
                         .key = "w"});
     }
-    const auto verdict = internal::Vote(communicator, mine);
+    const auto verdict = Vote(communicator, mine);
     ASSERT_FALSE(verdict);
     EXPECT_EQ(verdict.error().code, ErrorCode::kDataLoss);
     EXPECT_EQ(verdict.error().message, "rank 3: bad 3");

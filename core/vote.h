@@ -3,7 +3,7 @@
 
 #include "core/communicator.h"
 
-namespace cairn::core::internal {
+namespace cairn::core {
 
 /// Collective: every rank tells how it fared. Where one failed, all get the same error: that of the
 /// lowest rank that failed, with "rank 2: " before its message; or an error of the communicator.
@@ -14,4 +14,4 @@ Result<void> Vote(Communicator& communicator, const Result<void>& own);
 /// error, others get it as text.
 Result<std::string> VoteAndTell(Communicator& communicator, const Result<std::string>& own);
 
-}  // namespace cairn::core::internal
+}  // namespace cairn::core

@@ -1,6 +1,6 @@
 // Votes: lengths of errors or fixed words first, so that one AllGather is all that goes well takes.
 
-#include "core/internal/vote.h"
+#include "core/vote.h"
 
 #include <fmt/format.h>
 
@@ -12,8 +12,12 @@
 #include "core/internal/all_gather_values.h"
 #include "core/internal/wire.h"
 
-namespace cairn::core::internal {
+namespace cairn::core {
 namespace {
+
+using internal::AllGatherValues;
+using internal::WireReader;
+using internal::WireWriter;
 
 // byte 0: 1 if fine; byte 1: the error's code; from 8 on: text, ended by NUL
 struct Word {
@@ -93,4 +97,4 @@ Result<void> Vote(Communicator& communicator, const Result<void>& own) {
   return {};
 }
 
-}  // namespace cairn::core::internal
+}  // namespace cairn::core

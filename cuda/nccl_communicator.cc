@@ -1,0 +1,341 @@
+// The contract of communicators on NCCL:
+//   1. Each rank makes its streams and buffers; a vote.
+//   2. Rank 0's id, and what has to be the same everywhere, go round.
+//   3. Each rank connects; a vote. Where one has failed all give back what they have.
+// Everything that fails afterwards aborts this rank's communicator.
+
+#include "cuda/nccl_communicator.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "core/communicator_arguments.h"
+#include "core/vote.h"
+#include "cuda/internal/nccl_transfers.h"
+
+namespace cairn::cuda {
+namespace {
+
+using core::ByteTarget;
+using core::ByteView;
+using core::Communicator;
+using internal::Deadline;
+using internal::DeadlineAfter;
+using internal::DeviceScope;
+using internal::MemoryRange;
+using internal::NcclHandle;
+using internal::NcclLibrary;
+using internal::NcclTransfers;
+
+static_assert(kMinNcclBufferBytes >= NcclTransfers::kMinBufferBytes);
+
+/// After an abort or before an end: for what should take no time.
+constexpr std::chrono::milliseconds kGrace = std::chrono::seconds(5);
+
+size_t Index(int rank) { return static_cast<size_t>(rank); }
+
+/// A value of each rank, by rank, from `gather(mine, targets)`. `T` is copied as it lies.
+template <typename T, typename Gather>
+Result<std::vector<T>> GatherValues(int world_size, const T& mine, const Gather& gather) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  std::vector<T> values(Index(world_size));
+  std::vector<ByteTarget> targets;
+  for (T& value : values) targets.push_back(std::as_writable_bytes(std::span(&value, 1)));
+  CAIRN_TRY(gather(std::as_bytes(std::span(&mine, 1)), targets));
+  return values;
+}
+
+class NcclCommunicator final : public Communicator {
+ public:
+  NcclCommunicator(int rank, int world_size, std::chrono::milliseconds timeout,
+                   std::unique_ptr<NcclTransfers> transfers, std::unique_ptr<NcclHandle> nccl)
+      : rank_(rank),
+        world_size_(world_size),
+        timeout_(timeout),
+        transfers_(std::move(transfers)),
+        nccl_(std::move(nccl)) {}
+
+  ~NcclCommunicator() override {
+    const DeviceScope scope(device());
+    if (broken_by_.empty()) nccl_->Close(DeadlineAfter(std::min(timeout_, kGrace)));
+    nccl_.reset();
+    transfers_.reset();
+  }
+
+  int rank() const override { return rank_; }
+  int world_size() const override { return world_size_; }
+  std::chrono::milliseconds timeout() const override { return timeout_; }
+  int device() const override { return transfers_->device(); }
+
+  Result<void> Barrier() override {
+    CAIRN_TRY(CheckUsable());
+    return Run("Barrier", [&](Deadline deadline) { return transfers_->Barrier(*nccl_, deadline); });
+  }
+
+  Result<void> Broadcast(ByteTarget bytes, int root) override {
+    CAIRN_TRY(CheckUsable());
+    CAIRN_TRY(core::CheckRoot("Broadcast", root, world_size_));
+    CAIRN_TRY_ASSIGN(const MemoryRange range, transfers_->Locate(bytes));
+    return Run("Broadcast", [&](Deadline deadline) {
+      return transfers_->Broadcast(*nccl_, rank_, root, range, deadline);
+    });
+  }
+
+  Result<void> Gather(ByteView mine, std::span<const ByteTarget> all, int root) override {
+    CAIRN_TRY(CheckUsable());
+    CAIRN_TRY(core::CheckRoot("Gather", root, world_size_));
+    if (rank_ == root) {
+      CAIRN_TRY(core::CheckRanges("Gather", all, rank_, world_size_, mine.size()));
+    }
+    const std::vector<ByteTarget> none(Index(world_size_));
+    return Exchange("Gather", Only(root, mine), rank_ == root ? all : none);
+  }
+
+  Result<void> AllGather(ByteView mine, std::span<const ByteTarget> all) override {
+    CAIRN_TRY(CheckUsable());
+    CAIRN_TRY(core::CheckRanges("AllGather", all, rank_, world_size_, mine.size()));
+    return Exchange("AllGather", std::vector<ByteView>(Index(world_size_), mine), all);
+  }
+
+  Result<void> Scatter(std::span<const ByteView> all, ByteTarget mine, int root) override {
+    CAIRN_TRY(CheckUsable());
+    CAIRN_TRY(core::CheckRoot("Scatter", root, world_size_));
+    if (rank_ == root) {
+      CAIRN_TRY(core::CheckRanges("Scatter", all, rank_, world_size_, mine.size()));
+    }
+    const std::vector<ByteView> none(Index(world_size_));
+    return Exchange("Scatter", rank_ == root ? all : none, Only(root, mine));
+  }
+
+  Result<void> AllToAll(std::span<const ByteView> sent,
+                        std::span<const ByteTarget> received) override {
+    CAIRN_TRY(CheckUsable());
+    CAIRN_TRY(core::CheckAllToAll(sent, received, rank_, world_size_));
+    return Exchange("AllToAll", sent, received);
+  }
+
+  Result<std::unique_ptr<Communicator>> Split(uint32_t color, uint32_t key) override {
+    CAIRN_TRY(CheckUsable());
+    const DeviceScope scope(device());
+    // Buffers as for the whole world: how many ranks the part has is not known yet, and a rank that
+    // has no memory has to say so before any waits for it. They go after an abort only: cudaFree
+    // waits for all that runs on the device, so for NCCL too.
+    auto transfers = NcclTransfers::Make(device(), world_size_, transfers_->buffer_bytes(),
+                                         transfers_->follows());
+    auto part = SplitBy(DeadlineAfter(timeout_), {color, key, transfers.has_value()}, transfers);
+    if (part) return part;
+    return Fail(Break("Split", std::move(part).error()));
+  }
+
+ private:
+  /// What a rank tells the others of itself in a Split.
+  struct SplitChoice {
+    uint32_t color = 0;
+    uint32_t key = 0;
+    bool ready = false;
+  };
+
+  Result<void> CheckUsable() const {
+    if (broken_by_.empty()) return {};
+    return Fail(ErrorCode::kFailedPrecondition,
+                fmt::format("rank {}: the communicator broke earlier: {}", rank_, broken_by_));
+  }
+
+  /// Nothing for all ranks but one.
+  template <typename Range>
+  std::vector<Range> Only(int rank, Range range) const {
+    std::vector<Range> ranges(Index(world_size_));
+    ranges[Index(rank)] = range;
+    return ranges;
+  }
+
+  template <typename Range>
+  Result<std::vector<MemoryRange>> LocateAll(std::span<const Range> ranges) const {
+    std::vector<MemoryRange> located;
+    for (const Range bytes : ranges) {
+      CAIRN_TRY_ASSIGN(const MemoryRange range, transfers_->Locate(bytes));
+      located.push_back(range);
+    }
+    return located;
+  }
+
+  /// Runs a call under its deadline. Whatever fails in it breaks the communicator.
+  template <typename Body>
+  Result<void> Run(const char* operation, const Body& body) {
+    const DeviceScope scope(device());
+    Result<void> done = body(DeadlineAfter(timeout_));
+    if (done) return {};
+    return Fail(Break(operation, std::move(done).error()));
+  }
+
+  Result<void> Exchange(const char* operation, std::span<const ByteView> sent,
+                        std::span<const ByteTarget> received) {
+    CAIRN_TRY_ASSIGN(const auto from, LocateAll(sent));
+    CAIRN_TRY_ASSIGN(const auto to, LocateAll(received));
+    return Run(operation, [&](Deadline deadline) {
+      return transfers_->Exchange(*nccl_, rank_, from, to, deadline);
+    });
+  }
+
+  Error Break(const char* operation, Error error) {
+    nccl_->Abort();
+    transfers_->Drain(DeadlineAfter(kGrace));
+    error.code = ErrorCode::kUnavailable;
+    error.message =
+        fmt::format("{}, rank {} of {}: {}", operation, rank_, world_size_, error.message);
+    broken_by_ = error.message;
+    return error;
+  }
+
+  Result<std::vector<SplitChoice>> GatherChoices(const SplitChoice& mine, Deadline deadline) {
+    return GatherValues(world_size_, mine,
+                        [&](ByteView own, std::span<const ByteTarget> all) -> Result<void> {
+                          const std::vector<ByteView> sent(all.size(), own);
+                          CAIRN_TRY_ASSIGN(const auto from, LocateAll<ByteView>(sent));
+                          CAIRN_TRY_ASSIGN(const auto to, LocateAll(all));
+                          return transfers_->Exchange(*nccl_, rank_, from, to, deadline);
+                        });
+  }
+
+  /// Takes `transfers` if it succeeds.
+  Result<std::unique_ptr<Communicator>> SplitBy(Deadline deadline, const SplitChoice& choice,
+                                                Result<std::unique_ptr<NcclTransfers>>& transfers);
+
+  const int rank_;
+  const int world_size_;
+  const std::chrono::milliseconds timeout_;
+  std::unique_ptr<NcclTransfers> transfers_;
+  std::unique_ptr<NcclHandle> nccl_;
+  std::string broken_by_;
+};
+
+Result<std::unique_ptr<Communicator>> NcclCommunicator::SplitBy(
+    Deadline deadline, const SplitChoice& choice,
+    Result<std::unique_ptr<NcclTransfers>>& transfers) {
+  CAIRN_TRY_ASSIGN(const auto choices, GatherChoices(choice, deadline));
+  if (!transfers) return std::unexpected(transfers.error());
+  std::vector<int> members;  // ranks here, by their rank there
+  for (int i = 0; i < world_size_; ++i) {
+    if (!choices[Index(i)].ready) {
+      return Fail(ErrorCode::kUnavailable, fmt::format("rank {} could not take part", i));
+    }
+    if (choices[Index(i)].color == choice.color) members.push_back(i);
+  }
+  std::ranges::stable_sort(members, {}, [&](int member) { return choices[Index(member)].key; });
+  const auto place = static_cast<int>(std::ranges::find(members, rank_) - members.begin());
+
+  // NCCL's colours and keys are ints that may not be negative: ranks of ours stand for them.
+  CAIRN_TRY_ASSIGN(auto part, nccl_->Split(std::ranges::min(members), place, deadline));
+  CAIRN_TRY(transfers_->Barrier(*nccl_, deadline));  // all have theirs
+  return std::make_unique<NcclCommunicator>(place, static_cast<int>(members.size()), timeout_,
+                                            *std::move(transfers), std::move(part));
+}
+
+Result<void> CheckOptions(const NcclOptions& options) {
+  const auto invalid = [](std::string message) {
+    return Fail(ErrorCode::kInvalidArgument, std::move(message));
+  };
+  if (options.timeout.count() <= 0) {
+    return invalid(fmt::format("a timeout of {} ms is not above 0", options.timeout.count()));
+  }
+  if (options.buffer_bytes < kMinNcclBufferBytes) {
+    return invalid(
+        fmt::format("buffer_bytes of {} is below {}", options.buffer_bytes, kMinNcclBufferBytes));
+  }
+  int device_count = 0;
+  CAIRN_TRY(internal::Check(cudaGetDeviceCount(&device_count), "counting the GPUs"));
+  if (options.device < 0 || options.device >= device_count) {
+    return invalid(fmt::format("device {} is none of the {} here", options.device, device_count));
+  }
+  return {};
+}
+
+/// What a rank has before it talks to the others through NCCL.
+struct Prepared {
+  const NcclLibrary* nccl = nullptr;
+  std::unique_ptr<NcclTransfers> transfers;
+  ncclUniqueId id{};  // of rank 0
+};
+
+Result<Prepared> Prepare(const Communicator& host, const NcclOptions& options) {
+  Prepared prepared;
+  CAIRN_TRY_ASSIGN(prepared.nccl, NcclLibrary::Open());
+  CAIRN_TRY(CheckOptions(options));
+  const DeviceScope scope(options.device);
+  CAIRN_TRY_ASSIGN(prepared.transfers,
+                   NcclTransfers::Make(options.device, host.world_size(), options.buffer_bytes,
+                                       static_cast<cudaStream_t>(options.stream)));
+  if (host.rank() == 0) {
+    const ncclResult_t status = prepared.nccl->GetUniqueId(&prepared.id);
+    if (status != ncclSuccess) {
+      return Fail(ErrorCode::kUnavailable,
+                  fmt::format("making an id: NCCL says {}", prepared.nccl->GetErrorString(status)));
+    }
+  }
+  return prepared;
+}
+
+template <typename T>
+Result<void> StatusOf(const Result<T>& result) {
+  if (result) return {};
+  return std::unexpected(result.error());
+}
+
+/// What goes round: all ranks find the same in it.
+struct Introduction {
+  uint64_t buffer_bytes = 0;
+  int version = 0;
+  ncclUniqueId id{};
+};
+
+/// Rank 0's id.
+Result<ncclUniqueId> Introduce(Communicator& host, const Prepared& prepared) {
+  const Introduction mine{.buffer_bytes = prepared.transfers->buffer_bytes(),
+                          .version = prepared.nccl->version,
+                          .id = prepared.id};
+  CAIRN_TRY_ASSIGN(
+      const auto all,
+      GatherValues(host.world_size(), mine, [&](ByteView own, std::span<const ByteTarget> targets) {
+        return host.AllGather(own, targets);
+      }));
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank].buffer_bytes != all[0].buffer_bytes) {
+      return Fail(ErrorCode::kInvalidArgument,
+                  fmt::format("rank {} gives buffer_bytes = {}, rank 0 {}", rank,
+                              all[rank].buffer_bytes, all[0].buffer_bytes));
+    }
+    if (all[rank].version != all[0].version) {
+      return Fail(ErrorCode::kFailedPrecondition,
+                  fmt::format("rank {} has NCCL {}, rank 0 {}", rank,
+                              internal::FormatNcclVersion(all[rank].version),
+                              internal::FormatNcclVersion(all[0].version)));
+    }
+  }
+  return all[0].id;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Communicator>> ConnectNccl(Communicator& host, const NcclOptions& options) {
+  auto prepared = Prepare(host, options);
+  CAIRN_TRY(core::Vote(host, StatusOf(prepared)));
+  const DeviceScope scope(options.device);
+  CAIRN_TRY_ASSIGN(const ncclUniqueId id, Introduce(host, *prepared));
+  // A rank that fails at once waits in the vote for those that fail at their deadline.
+  const auto timeout = std::min(options.timeout, host.timeout() / 2);
+  auto nccl =
+      NcclHandle::Init(*prepared->nccl, id, host.rank(), host.world_size(), DeadlineAfter(timeout));
+  CAIRN_TRY(core::Vote(host, StatusOf(nccl)));
+  return std::make_unique<NcclCommunicator>(host.rank(), host.world_size(), options.timeout,
+                                            std::move(prepared->transfers), *std::move(nccl));
+}
+
+Result<std::string> DescribeNccl() {
+  CAIRN_TRY_ASSIGN(const NcclLibrary* const nccl, NcclLibrary::Open());
+  return fmt::format("{} ({})", internal::FormatNcclVersion(nccl->version), nccl->path);
+}
+
+}  // namespace cairn::cuda

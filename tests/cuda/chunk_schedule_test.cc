@@ -1,0 +1,205 @@
+// Rounds of an exchange, for all its ranks at once: no CUDA and no NCCL in it.
+
+#include "cuda/internal/chunk_schedule.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "tests/support/seeded_random.h"
+
+namespace cairn::cuda::internal {
+namespace {
+
+using testing::SeededRandom;
+
+/// By sender, by receiver.
+using Lengths = std::vector<std::vector<uint64_t>>;
+
+std::vector<Round> RoundsOf(const ChunkLayout& layout, const Lengths& lengths, size_t rank) {
+  std::vector<uint64_t> received;
+  for (const auto& row : lengths) received.push_back(row[rank]);
+  ExchangeRounds rounds(layout, static_cast<int>(rank), lengths[rank], received);
+  std::vector<Round> all;
+  for (Round round; rounds.Next(round);) all.push_back(round);
+  return all;
+}
+
+std::vector<std::vector<Round>> RoundsOfAll(const ChunkLayout& layout, const Lengths& lengths) {
+  std::vector<std::vector<Round>> all;
+  for (size_t rank = 0; rank < lengths.size(); ++rank) {
+    all.push_back(RoundsOf(layout, lengths, rank));
+  }
+  return all;
+}
+
+/// A world with lengths around what the layout cuts at; small enough that a test has thousands.
+struct RandomExchange {
+  explicit RandomExchange(SeededRandom& random)
+      : world_size(random.Between(1, 9)),
+        buffer_bytes(random.Chance(0.5) ? random.Between(ChunkLayout::MinBufferBytes(), 40'000)
+                                        : random.Between(1, 40) << 20),
+        layout(ChunkLayout::Of(static_cast<int>(world_size), buffer_bytes)),
+        lengths(world_size, std::vector<uint64_t>(world_size)) {
+    for (auto& row : lengths) {
+      for (uint64_t& length : row) {
+        if (random.Chance(0.3)) continue;
+        length = random.Chance(0.3) ? layout.piece_bytes * random.Between(1, 4)
+                                    : random.Between(1, 5 * layout.piece_bytes);
+      }
+    }
+  }
+
+  uint64_t world_size;
+  uint64_t buffer_bytes;
+  ChunkLayout layout;
+  Lengths lengths;
+};
+
+constexpr int kExchanges = 2000;
+
+TEST(ChunkScheduleTest, BuffersAreNeverLargerThanWhatIsGiven) {
+  SeededRandom random;
+  for (int i = 0; i < kExchanges; ++i) {
+    const auto world_size = static_cast<int>(random.Between(1, 2000));
+    const uint64_t buffer_bytes =
+        random.Between(ChunkLayout::MinBufferBytes(), random.Chance(0.5) ? 1 << 16 : 1 << 30);
+    const ChunkLayout layout = ChunkLayout::Of(world_size, buffer_bytes);
+    EXPECT_GE(layout.peers_a_round, 1);
+    EXPECT_LE(layout.peers_a_round, std::max(world_size - 1, 1));
+    EXPECT_GE(layout.piece_bytes, ChunkLayout::kAlignmentBytes);
+    EXPECT_EQ(layout.piece_bytes % ChunkLayout::kAlignmentBytes, 0u);
+    EXPECT_LE(ChunkLayout::kHalves * layout.half_bytes(), buffer_bytes);
+    // Little enough of it lies idle.
+    EXPECT_GT(
+        ChunkLayout::kHalves *
+            (layout.half_bytes() + layout.slots_a_half() * ChunkLayout::kAlignmentBytes),
+        buffer_bytes - 2 * ChunkLayout::kHalves * static_cast<uint64_t>(layout.peers_a_round));
+  }
+}
+
+TEST(ChunkScheduleTest, LargeWorldsHaveFewPeersARoundAndSmallOnesLargePieces) {
+  const ChunkLayout large = ChunkLayout::Of(1024, 64 << 20);
+  EXPECT_EQ(large.peers_a_round, 16);
+  EXPECT_EQ(large.piece_bytes, 1u << 20);
+  const ChunkLayout small = ChunkLayout::Of(2, 64 << 20);
+  EXPECT_EQ(small.peers_a_round, 1);
+  EXPECT_EQ(small.piece_bytes, 16u << 20);
+}
+
+TEST(ChunkScheduleTest, EveryByteGoesOnceInOrder) {
+  SeededRandom random;
+  for (int i = 0; i < kExchanges; ++i) {
+    const RandomExchange exchange(random);
+    for (size_t rank = 0; rank < exchange.world_size; ++rank) {
+      std::vector<uint64_t> sent(exchange.world_size), received(exchange.world_size);
+      const auto take = [](const std::vector<Piece>& pieces, std::vector<uint64_t>& done) {
+        for (const Piece& piece : pieces) {
+          uint64_t& end = done[static_cast<size_t>(piece.peer)];
+          ASSERT_EQ(piece.offset_bytes, end);
+          ASSERT_GT(piece.length_bytes, 0u);
+          end += piece.length_bytes;
+        }
+      };
+      for (const Round& round : RoundsOf(exchange.layout, exchange.lengths, rank)) {
+        take(round.sends, sent);
+        take(round.receives, received);
+      }
+      for (size_t peer = 0; peer < exchange.world_size; ++peer) {
+        EXPECT_EQ(sent[peer], peer == rank ? 0 : exchange.lengths[rank][peer]);
+        EXPECT_EQ(received[peer], peer == rank ? 0 : exchange.lengths[peer][rank]);
+      }
+    }
+  }
+}
+
+TEST(ChunkScheduleTest, ARoundFitsIntoItsSlots) {
+  SeededRandom random;
+  for (int i = 0; i < kExchanges; ++i) {
+    const RandomExchange exchange(random);
+    for (const auto& rounds : RoundsOfAll(exchange.layout, exchange.lengths)) {
+      for (const Round& round : rounds) {
+        std::set<uint64_t> slots;
+        for (const auto& pieces : {round.sends, round.receives}) {
+          for (const Piece& piece : pieces) {
+            EXPECT_LT(piece.slot, exchange.layout.slots_a_half());
+            EXPECT_LE(piece.length_bytes, exchange.layout.piece_bytes);
+            EXPECT_TRUE(slots.insert(piece.slot).second) << "a slot twice in a round";
+          }
+        }
+        EXPECT_FALSE(slots.empty()) << "a round of nothing";
+      }
+    }
+  }
+}
+
+/// Plays the rounds as NCCL would, each as one group: a rank's round ends once every piece of it
+/// has met its peer, who must be in a round that has it too. False if ranks wait in a circle.
+bool PlayToTheEnd(const std::vector<std::vector<Round>>& all) {
+  std::vector<size_t> at(all.size());
+  // Pieces that are on offer: by sender, receiver and offset, the length.
+  const auto meets = [&](size_t rank, const Round& round) {
+    const auto has = [](const std::vector<Piece>& pieces, int peer, const Piece& piece) {
+      return std::ranges::any_of(pieces, [&](const Piece& other) {
+        return other.peer == peer && other.offset_bytes == piece.offset_bytes &&
+               other.length_bytes == piece.length_bytes;
+      });
+    };
+    // A peer that is past the round has met it before; one that is not there yet is waited for.
+    const auto met = [&](const Piece& piece, bool sends) {
+      const auto& theirs = all[static_cast<size_t>(piece.peer)];
+      for (size_t i = 0; i < theirs.size(); ++i) {
+        const Round& other = theirs[i];
+        if (has(sends ? other.receives : other.sends, static_cast<int>(rank), piece)) {
+          return i <= at[static_cast<size_t>(piece.peer)];
+        }
+      }
+      return false;
+    };
+    return std::ranges::all_of(round.sends, [&](const Piece& p) { return met(p, true); }) &&
+           std::ranges::all_of(round.receives, [&](const Piece& p) { return met(p, false); });
+  };
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (size_t rank = 0; rank < all.size(); ++rank) {
+      if (at[rank] == all[rank].size() || !meets(rank, all[rank][at[rank]])) continue;
+      ++at[rank];
+      moved = true;
+    }
+  }
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (at[rank] != all[rank].size()) return false;
+  }
+  return true;
+}
+
+TEST(ChunkScheduleTest, SendersAndReceiversCutAlikeAndNeverWaitInACircle) {
+  SeededRandom random;
+  for (int i = 0; i < kExchanges / 4; ++i) {
+    const RandomExchange exchange(random);
+    EXPECT_TRUE(PlayToTheEnd(RoundsOfAll(exchange.layout, exchange.lengths)));
+  }
+}
+
+TEST(ChunkScheduleTest, ThePlayFindsRanksThatWaitInACircle) {
+  // Each receives from the other before it sends.
+  const Piece piece{.peer = 1, .offset_bytes = 0, .length_bytes = 1, .slot = 0};
+  Piece back = piece;
+  back.peer = 0;
+  const std::vector<Round> first = {{.sends = {}, .receives = {piece}},
+                                    {.sends = {piece}, .receives = {}}};
+  const std::vector<Round> second = {{.sends = {}, .receives = {back}},
+                                     {.sends = {back}, .receives = {}}};
+  EXPECT_FALSE(PlayToTheEnd({first, second}));
+}
+
+TEST(ChunkScheduleTest, OneRankHasNoRounds) {
+  EXPECT_TRUE(RoundsOf(ChunkLayout::Of(1, 1 << 20), {{123}}, 0).empty());
+}
+
+}  // namespace
+}  // namespace cairn::cuda::internal

@@ -1,0 +1,350 @@
+// State-dict collectives on tensors of devices: the same bytes as on hosts, over communicators of
+// host memory and of NCCL, both on the simulated runtime.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "core/checkpoint_store.h"
+#include "core/state_dict_collectives.h"
+#include "core/state_dict_copy.h"
+#include "core/strided_copy.h"
+#include "cuda/backend.h"
+#include "cuda/nccl_communicator.h"
+#include "tests/core/sharded_state.h"
+#include "tests/support/result_matchers.h"
+#include "tests/support/scoped_temp_dir.h"
+#include "tests/support/seeded_random.h"
+#include "tests/support/simulated_cuda/simulated_cuda.h"
+#include "tests/support/simulated_nccl/simulated_nccl.h"
+#include "tests/support/thread_communicator.h"
+
+namespace cairn::core::testing {
+namespace {
+
+using cairn::testing::IsError;
+using cairn::testing::RunRanks;
+using cairn::testing::SeededRandom;
+using cairn::testing::ThreadCommunicator;
+
+constexpr uint64_t kBufferBytes = 5'000;
+
+using World = std::vector<std::unique_ptr<Communicator>>;  // by rank
+
+void OnEachRank(World& world, const std::function<void(Communicator&)>& body) {
+  std::vector<std::jthread> ranks;
+  for (const auto& communicator : world) {
+    ranks.emplace_back([&body, &communicator] { body(*communicator); });
+  }
+}
+
+/// Bytes from element 0 to the last one.
+uint64_t SpanBytes(const TensorView& view) {
+  uint64_t last = 0;
+  const auto strides = view.strides.empty() ? RowMajorStrides(view.shape) : view.strides;
+  for (size_t d = 0; d < view.shape.size(); ++d) {
+    if (view.shape[d] == 0) return 0;
+    last += (view.shape[d] - 1) * strides[d];
+  }
+  return (last + 1) * schema::ElementBytes(view.dtype);
+}
+
+/// Calls `visit(TensorView&)` for all memory of a state.
+template <typename Visit>
+void ForEachView(StateDict& state, const Visit& visit) {
+  for (uint32_t i = 0; i < state.tensors.size(); ++i) {
+    const auto found = state.shardings.find(i);
+    if (found == state.shardings.end() || found->second.mesh != nullptr) {
+      visit(state.tensors[i]);
+    } else {
+      for (auto& part : found->second.parts) visit(part.view);
+    }
+  }
+}
+
+/// A copy of a state, some or all of whose tensors lie on a device with the strides that they had.
+class DeviceCopy {
+ public:
+  DeviceCopy(const StateDict& host, int device, SeededRandom& random, double on_device = 0.8)
+      : state(host) {
+    CAIRN_EXPECT_OK(FindDeviceBackend());
+    DeviceBackend* const backend = *FindDeviceBackend();
+    ForEachView(state, [&](TensorView& view) {
+      const uint64_t span_bytes = SpanBytes(view);
+      if (!random.Chance(on_device) || span_bytes == 0) return;
+      auto memory = backend->Allocate(device, span_bytes);
+      EXPECT_TRUE(cairn::testing::IsOk(memory));
+      simulated_cuda::PokeDevice((*memory)->data(), view.data, span_bytes);
+      view.data = (*memory)->data();
+      view.device = device;
+      memory_.push_back(*std::move(memory));
+    });
+  }
+
+  StateDict state;
+
+ private:
+  std::vector<std::unique_ptr<DeviceMemory>> memory_;
+};
+
+std::vector<std::byte> RowMajorBytes(const TensorView& view) {
+  std::vector<std::byte> bytes(*TensorBytes(view.dtype, view.shape));
+  GatherBytes(view, 0, bytes);
+  return bytes;
+}
+
+/// Tensor by tensor, part by part. Both lie in host memory.
+void ExpectSameBytes(StateDict found, StateDict expected) {
+  std::vector<std::vector<std::byte>> bytes[2];
+  ForEachView(found, [&](TensorView& view) { bytes[0].push_back(RowMajorBytes(view)); });
+  ForEachView(expected, [&](TensorView& view) { bytes[1].push_back(RowMajorBytes(view)); });
+  ASSERT_EQ(bytes[0].size(), bytes[1].size());
+  for (size_t i = 0; i < bytes[0].size(); ++i) EXPECT_TRUE(bytes[0][i] == bytes[1][i]) << i;
+}
+
+StateDict OnHost(const HostState& result, HostState& keeps) {
+  auto offloaded = OffloadStateDict(result.state());
+  EXPECT_TRUE(cairn::testing::IsOk(offloaded));
+  if (!offloaded) return {};
+  keeps = *std::move(offloaded);
+  return keeps.state();
+}
+
+struct Param {
+  bool nccl = false;
+  int world_size = 1;
+
+  friend void PrintTo(const Param& param, std::ostream* out) {
+    *out << param.world_size << (param.nccl ? " ranks on NCCL" : " ranks on host memory");
+  }
+};
+
+class DeviceStateDictTest : public ::testing::TestWithParam<Param> {
+ protected:
+  void SetUp() override {
+    const int size = GetParam().world_size;
+    const auto shared =
+        std::make_shared<ThreadCommunicator::Shared>(size, std::chrono::seconds(60));
+    for (int rank = 0; rank < size; ++rank) {
+      hosts_.push_back(std::make_unique<ThreadCommunicator>(shared, rank));
+    }
+    world_ = &hosts_;
+    if (!GetParam().nccl) return;
+    nccl_.resize(static_cast<size_t>(size));
+    OnEachRank(hosts_, [&](Communicator& host) {
+      CAIRN_ASSERT_OK_AND_ASSIGN(
+          nccl_[static_cast<size_t>(host.rank())],
+          cuda::ConnectNccl(host, {.device = host.rank(), .buffer_bytes = 1 << 20}));
+    });
+    world_ = &nccl_;
+  }
+
+  uint32_t size() const { return static_cast<uint32_t>(GetParam().world_size); }
+
+  /// Tensors, how they lie, and what each rank holds of them.
+  struct Case {
+    Case(uint32_t ranks, SeededRandom& random)
+        : globals(RandomTensors(6, random)), layouts(RandomLayouts(globals, ranks, random)) {
+      for (uint32_t rank = 0; rank < ranks; ++rank) {
+        states.push_back(std::make_unique<RankState>(globals, layouts, rank, random.Between(0, 2)));
+        states.back()->FillFrom(globals, rank);
+      }
+    }
+    StateDict Full() const {
+      StateDict full;
+      for (const GlobalTensor& global : globals) {
+        full.root().Tensor(global.fqn, {.dtype = global.tensor.dtype,
+                                        .shape = global.tensor.shape,
+                                        .data = global.tensor.bytes.data()});
+      }
+      return full;
+    }
+    std::vector<GlobalTensor> globals;
+    std::vector<Layout> layouts;
+    std::vector<std::unique_ptr<RankState>> states;
+  };
+
+  World hosts_;
+  World nccl_;
+  World* world_ = nullptr;
+};
+
+INSTANTIATE_TEST_SUITE_P(, DeviceStateDictTest,
+                         ::testing::Values(Param{false, 1}, Param{false, 3}, Param{true, 1},
+                                           Param{true, 2}, Param{true, 4}),
+                         [](const auto& info) {
+                           return (info.param.nccl ? "NcclOf" : "HostOf") +
+                                  std::to_string(info.param.world_size);
+                         });
+
+TEST_P(DeviceStateDictTest, GathersWhatHostsGather) {
+  SeededRandom random;
+  for (int round = 0; round < 5; ++round) {
+    const Case with(size(), random);
+    std::vector<std::unique_ptr<DeviceCopy>> copies;
+    for (uint32_t rank = 0; rank < size(); ++rank) {
+      copies.push_back(
+          std::make_unique<DeviceCopy>(with.states[rank]->state, static_cast<int>(rank), random));
+    }
+    const bool cpu_offload = random.Chance(0.5);
+    OnEachRank(*world_, [&](Communicator& communicator) {
+      const auto rank = static_cast<size_t>(communicator.rank());
+      TransferReport report;
+      CAIRN_ASSERT_OK_AND_ASSIGN(
+          const HostState whole,
+          GatherStateDict(
+              copies[rank]->state, communicator,
+              {.cpu_offload = cpu_offload, .buffer_bytes = kBufferBytes, .report = &report}));
+      EXPECT_LE(report.peak_buffer_bytes, kBufferBytes);
+      for (const TensorView& view : whole.state().tensors) {
+        EXPECT_TRUE(view.device == kHostDevice || !cpu_offload);
+      }
+      HostState keeps;
+      ExpectSameBytes(OnHost(whole, keeps), with.Full());
+    });
+  }
+}
+
+TEST_P(DeviceStateDictTest, BroadcastsIntoWhatHostsGet) {
+  SeededRandom random;
+  for (int round = 0; round < 5; ++round) {
+    const Case with(size(), random);
+    const StateDict host_full = with.Full();
+    const DeviceCopy full(host_full, 0, random);
+    std::vector<std::unique_ptr<DeviceCopy>> targets;
+    for (uint32_t rank = 0; rank < size(); ++rank) {
+      const RankState empty(with.globals, with.layouts, rank);
+      targets.push_back(
+          std::make_unique<DeviceCopy>(empty.state, static_cast<int>(rank), random, 1.0));
+      // Some have no memory yet, on the device or on the host.
+      ForEachView(targets.back()->state, [&](TensorView& view) {
+        if (view.device == kHostDevice || random.Chance(0.5)) view.data = nullptr;
+        if (view.data == nullptr) view.strides.clear();
+        if (view.data == nullptr && random.Chance(0.3)) view.device = kHostDevice;
+      });
+    }
+    const bool cpu_offload = random.Chance(0.3);
+    OnEachRank(*world_, [&](Communicator& communicator) {
+      const auto rank = static_cast<size_t>(communicator.rank());
+      TransferReport report;
+      CAIRN_ASSERT_OK_AND_ASSIGN(
+          const HostState result,
+          BroadcastStateDict(
+              rank == 0 ? full.state : StateDict(), StateTarget(targets[rank]->state), communicator,
+              {.cpu_offload = cpu_offload, .buffer_bytes = kBufferBytes, .report = &report}));
+      EXPECT_LE(report.peak_buffer_bytes, kBufferBytes);
+      HostState keeps;
+      ExpectSameBytes(OnHost(result, keeps), with.states[rank]->state);
+    });
+  }
+}
+
+TEST_P(DeviceStateDictTest, DistributesWhatHostsCut) {
+  SeededRandom random;
+  const Case with(size(), random);
+  const StateDict host_full = with.Full();
+  for (uint32_t rank = 0; rank < size(); ++rank) {
+    const DeviceCopy full(host_full, static_cast<int>(rank), random);
+    const RankState empty(with.globals, with.layouts, rank);
+    DeviceCopy target(empty.state, static_cast<int>(rank), random, 1.0);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const HostState result,
+                               DistributeStateDict(full.state, StateTarget(target.state), rank));
+    HostState keeps;
+    ExpectSameBytes(OnHost(result, keeps), with.states[rank]->state);
+  }
+}
+
+TEST_P(DeviceStateDictTest, CopiesBetweenDevicesAndHosts) {
+  SeededRandom random;
+  const Case with(size(), random);
+  const StateDict& source = with.states[0]->state;
+  const DeviceCopy on_device(source, 0, random);
+  const RankState other(with.globals, with.layouts, 0, 1);
+  DeviceCopy target(other.state, static_cast<int>(size()) - 1, random);
+  CAIRN_ASSERT_OK(CopyStateDict(on_device.state, StateTarget(target.state)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const HostState copied, OffloadStateDict(target.state));
+  ExpectSameBytes(copied.state(), source);
+}
+
+TEST_P(DeviceStateDictTest, LoadsReadOnceAndPassOnToDevices) {
+  SeededRandom random;
+  const Case with(size(), random);
+  const cairn::testing::ScopedTempDir dir;
+  std::atomic<uint64_t> read_bytes[2] = {};  // each rank for itself, and once for all
+  OnEachRank(hosts_, [&](Communicator& host) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(
+        const auto store,
+        CheckpointStore::OpenShared(dir.path() + "/store", kv::OpenMode::kWrite, host));
+    SaveOn(*store, 1, with.globals, with.layouts, {});
+    CAIRN_EXPECT_OK(store->Close());
+  });
+  for (const bool read_once : {false, true}) {
+    std::vector<std::unique_ptr<DeviceCopy>> copies;
+    for (uint32_t rank = 0; rank < size(); ++rank) {
+      const RankState empty(with.globals, with.layouts, rank, 1);
+      copies.push_back(
+          std::make_unique<DeviceCopy>(empty.state, static_cast<int>(rank), random, 1.0));
+    }
+    OnEachRank(*world_, [&](Communicator& communicator) {
+      const auto rank = static_cast<size_t>(communicator.rank());
+      StateDict& state = copies[rank]->state;
+      CAIRN_ASSERT_OK_AND_ASSIGN(
+          const auto store,
+          CheckpointStore::OpenShared(dir.path() + "/store", kv::OpenMode::kRead, communicator));
+      std::vector<ShardTarget> targets;
+      for (uint32_t i = 0; i < with.globals.size(); ++i) {
+        const auto sharding = state.shardings.find(i);
+        targets.push_back(
+            {.fqn = with.globals[i].fqn,
+             .sharding = sharding == state.shardings.end() ? nullptr : &sharding->second,
+             .local = StateTarget(state).Writable(state.tensors[i])});
+      }
+      CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, store->Steps());
+      CAIRN_ASSERT_OK_AND_ASSIGN(
+          const LoadReport report,
+          store->LoadShards(steps[0], targets,
+                            {.read_once = read_once, .buffer_bytes = kBufferBytes}));
+      read_bytes[read_once ? 1 : 0] += report.bytes_read;
+      CAIRN_ASSERT_OK_AND_ASSIGN(const HostState loaded, OffloadStateDict(state));
+      ExpectSameBytes(loaded.state(), with.states[rank]->state);
+    });
+  }
+  EXPECT_LE(read_bytes[1], read_bytes[0]);
+}
+
+TEST(DeviceStateDictErrorTest, NoDeviceMemoryForBuffersFailsOnAllRanks) {
+  SeededRandom random;
+  const auto memory = std::vector<std::byte>(64);
+  StateDict host;
+  host.root().Tensor("a", {.dtype = DType::kUInt8, .shape = {64}, .data = memory.data()});
+  std::vector<std::unique_ptr<DeviceCopy>> copies;
+  for (int rank = 0; rank < 2; ++rank) {
+    copies.push_back(std::make_unique<DeviceCopy>(host, rank, random, 1.0));
+  }
+  World nccl(2);
+  RunRanks(2, [&](Communicator& thread) {
+    const auto rank = static_cast<size_t>(thread.rank());
+    CAIRN_ASSERT_OK_AND_ASSIGN(
+        nccl[rank], cuda::ConnectNccl(thread, {.device = thread.rank(), .buffer_bytes = 1 << 20}));
+    EXPECT_THAT(
+        GatherStateDict(copies[rank]->state, *nccl[rank], {.buffer_bytes = uint64_t{1} << 40}),
+        IsError(ErrorCode::kResourceExhausted, "rank 0"));
+  });
+}
+
+}  // namespace
+}  // namespace cairn::core::testing
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleMock(&argc, argv);
+  ::setenv("CAIRN_NCCL_LIBRARY", CAIRN_SIMULATED_NCCL, 1);
+  cairn::simulated_cuda::Reset({.device_count = 4, .jitter_us = 10});
+  cairn::cuda::Register();
+  return RUN_ALL_TESTS();
+}
