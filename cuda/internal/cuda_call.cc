@@ -30,7 +30,29 @@ ErrorCode CodeOf(cudaError_t status) {
   }
 }
 
+// cuDevicePrimaryCtxGetState, with the driver's types spelled out: a device's ordinal is its
+// handle.
+using GetContextState = int (*)(int device, unsigned int* flags, int* active);
+
+GetContextState FindGetContextState() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  constexpr unsigned int kSince = 7000;  // CUDA 7.0
+  const cudaError_t status = cudaGetDriverEntryPointByVersion(
+      "cuDevicePrimaryCtxGetState", &function, kSince, cudaEnableDefault, &found);
+  Ignore(status);
+  const bool is_there = status == cudaSuccess && found == cudaDriverEntryPointSuccess;
+  return is_there ? reinterpret_cast<GetContextState>(function) : nullptr;
+}
+
 }  // namespace
+
+bool HasContext(int device) noexcept {
+  static const GetContextState get_state = FindGetContextState();
+  unsigned int flags = 0;
+  int active = 1;
+  return get_state == nullptr || get_state(device, &flags, &active) != 0 || active != 0;
+}
 
 Result<void> Check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return {};

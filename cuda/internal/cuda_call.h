@@ -20,8 +20,14 @@ inline void Ignore(cudaError_t status) noexcept {
   if (status != cudaSuccess) (void)cudaGetLastError();
 }
 
-/// Makes `device` current for this thread and the one before again at the end. Does not throw; a
-/// device that cannot be made current fails the calls inside the scope.
+/// True if this process uses the device already: it has made its primary context. Where the driver
+/// cannot be asked, true.
+bool HasContext(int device) noexcept;
+
+/// Makes `device` current for this thread and the one before again at the end; but not one that the
+/// process does not use, such as device 0 in a rank that only knows device 3: that would take some
+/// hundred MiB of its memory for a context. Does not throw; a device that cannot be made current
+/// fails the calls inside the scope.
 class DeviceScope {
  public:
   explicit DeviceScope(int device) noexcept {
@@ -30,7 +36,7 @@ class DeviceScope {
     changed_ = device != before_;
   }
   ~DeviceScope() {
-    if (changed_ && before_ >= 0) Ignore(cudaSetDevice(before_));
+    if (changed_ && before_ >= 0 && HasContext(before_)) Ignore(cudaSetDevice(before_));
   }
   DeviceScope(const DeviceScope&) = delete;
   DeviceScope& operator=(const DeviceScope&) = delete;

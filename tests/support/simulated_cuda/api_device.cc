@@ -200,6 +200,15 @@ cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
   });
 }
 
+cudaError_t cudaGetDriverEntryPointByVersion(const char* /*symbol*/, void** function,
+                                             unsigned /*version*/, unsigned long long /*flags*/,
+                                             cudaDriverEntryPointQueryResult* found) {
+  // There is no driver behind this runtime.
+  *function = nullptr;
+  if (found != nullptr) *found = cudaDriverEntryPointSymbolNotFound;
+  return cudaSuccess;
+}
+
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
   return Call("cudaDeviceEnablePeerAccess", Needs::kDevice, [&] {
     if (flags != 0) return cudaErrorInvalidValue;
