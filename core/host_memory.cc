@@ -1,4 +1,4 @@
-// Anonymous pages, and memfds that cannot shrink under those who map them.
+// Anonymous pages, and memfds that cannot shrink under those who map them; pinned if asked for.
 
 #include "core/host_memory.h"
 
@@ -10,6 +10,8 @@
 
 #include <cerrno>
 #include <cstring>
+
+#include "core/device.h"
 
 namespace cairn::core {
 namespace {
@@ -36,13 +38,20 @@ Result<std::byte*> MapPages(uint64_t length_bytes, int descriptor) {
 }  // namespace
 
 HostMemory::~HostMemory() {
+  if (pinned_by_ != nullptr) pinned_by_->Unpin(bytes());
   if (data_ != nullptr) munmap(data_, length_bytes_);
   if (descriptor_ >= 0) close(descriptor_);
 }
 
 Result<HostMemory> HostMemory::Allocate(uint64_t length_bytes, const HostMemoryOptions& options) {
+  DeviceBackend* backend = nullptr;
   if (options.pinned) {
-    return Fail(ErrorCode::kUnimplemented, "pinned host memory needs the CUDA layer");
+    auto found = FindDeviceBackend();
+    if (!found) {
+      return Fail(found.error().code,
+                  fmt::format("pinned host memory needs a device: {}", found.error().message));
+    }
+    backend = *found;
   }
   HostMemory memory;
   if (options.shared) {
@@ -56,6 +65,9 @@ Result<HostMemory> HostMemory::Allocate(uint64_t length_bytes, const HostMemoryO
   if (length_bytes == 0) return memory;
   CAIRN_TRY_ASSIGN(memory.data_, MapPages(length_bytes, memory.descriptor_));
   memory.length_bytes_ = length_bytes;
+  if (backend == nullptr) return memory;
+  CAIRN_TRY(backend->Pin(memory.bytes()));
+  memory.pinned_by_ = backend;
   return memory;
 }
 

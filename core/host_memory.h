@@ -11,9 +11,11 @@
 
 namespace cairn::core {
 
+class DeviceBackend;
+
 /// Of which kind memory is. Both false: pageable memory of this process alone.
 struct HostMemoryOptions {
-  /// Page-locked, as devices copy from it fastest. Needs the CUDA layer.
+  /// Page-locked, as devices copy from it fastest. Needs a device, and the CUDA layer.
   bool pinned = false;
   /// In a memfd, which other processes can map.
   bool shared = false;
@@ -27,7 +29,8 @@ class HostMemory {
  public:
   /// Of no bytes.
   HostMemory() = default;
-  /// kResourceExhausted: no memory. kUnimplemented: pinned memory, which needs the CUDA layer.
+  /// kResourceExhausted: no memory, or (pinned) the system lets no more be locked. Pinned memory
+  /// also as FindDeviceBackend, saying why there is no device; its pages are taken at once.
   static Result<HostMemory> Allocate(uint64_t length_bytes, const HostMemoryOptions& options = {});
   /// The memory that another HostMemory shares; writes are seen on both sides. `descriptor` stays
   /// the caller's. kInvalidArgument: it is not of exactly `length_bytes`, or may still shrink.
@@ -50,11 +53,13 @@ class HostMemory {
     std::swap(data_, other.data_);
     std::swap(length_bytes_, other.length_bytes_);
     std::swap(descriptor_, other.descriptor_);
+    std::swap(pinned_by_, other.pinned_by_);
   }
 
   std::byte* data_ = nullptr;
   uint64_t length_bytes_ = 0;
   int descriptor_ = -1;
+  DeviceBackend* pinned_by_ = nullptr;  // of the process; null: not pinned
 };
 
 }  // namespace cairn::core
