@@ -31,12 +31,15 @@ def flatten(
     ranks: Ranks,
     patterns: list[str],
     copies: HostCopies | None = None,
+    *,
+    devices: bool = False,
 ) -> Flat:
     """The leaves that `patterns` take. The batch borrows the tensors' memory and keeps its owners
-    alive; tensors on a device are copied into `copies`, by default memory of this batch alone.
+    alive; tensors on a device are copied into `copies`, by default memory of this batch alone, but
+    with `devices` borrowed too where C++ reaches them.
     Leaves that are a _cairn.Pickle are kept as such. Raises Invalid."""
     shards = Shards(ranks)
-    sources = Sources(shards, copies)
+    sources = Sources(shards, copies, devices=devices)
 
     def take(value: Any, fqn: str) -> tuple | _cairn.Pickle:
         if isinstance(value, _cairn.Pickle):
@@ -44,7 +47,7 @@ def flatten(
         source = sources.take(value, fqn)
         return _pickled(value, fqn, allow_pickle) if source is None else source
 
-    return Flat(_cairn.flatten(state, take, patterns), shards.groups, patterns)
+    return Flat(_cairn.flatten(state, take, patterns, devices), shards.groups, patterns)
 
 
 def _pickled(value: Any, fqn: str, allow_pickle: bool) -> _cairn.Pickle:

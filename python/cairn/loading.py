@@ -2,7 +2,7 @@
 
 Everything is checked before anything is changed: which keys are there, dtypes, shapes, whether a
 value can be put where it belongs. Then the bytes are read, then plain values are replaced. Plain
-tensors in host memory are planned in C++ (python/src/load_plan.cc), all other leaves here.
+row-major tensors are planned in C++ (python/src/load_plan.cc), all other leaves here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cairn import _cairn
+from cairn import _cairn, devices
 from cairn.contents import Leaf, TensorLeaf, ValueLeaf, leaf_at, plain_value
 from cairn.errors import Invalid, NotFound, refuse
 from cairn.meta import Materials
@@ -78,7 +78,9 @@ class Load:
 
     def run(self) -> LoadReport:
         """Reads. Raises Corrupt or Unavailable with the state partly filled."""
-        bytes_read, seconds = self._native.load(self._contents.info, self.requests, self.read_once)
+        bytes_read, seconds = devices.load(
+            self._native, self._contents.info, self.requests, read_once=self.read_once
+        )
         self._others.finish()
         return LoadReport(self._contents.step, self._missing, self.unexpected, bytes_read, seconds)
 
@@ -116,7 +118,7 @@ def _is_fillable(value: Any) -> bool:
 
 
 class _OtherLeaves:
-    """All leaves but plain tensors in host memory: what is to be read where, and replaced after."""
+    """All leaves but plain row-major tensors: what is to be read where, and replaced after."""
 
     def __init__(
         self, plan: _cairn.LoadPlan, step: int, options: LoadOptions, ranks: Ranks
@@ -219,20 +221,21 @@ class _OtherLeaves:
         if isinstance(shard, MeshShard):
             if shard.is_here:
                 target = target_of(shard.local, leaf.fqn)
-                memory = target.shape, target.strides, target.address
+                memory = target.shape, target.strides, target.address, target.device
                 self._targets.append(target)
             else:
-                memory = (0,), (1,), 0
+                memory = (0,), (1,), 0, devices.HOST
             self._plan.request_shard(index, *memory, shard.native())
             return
         parts = []
         for offsets, sizes, local in shard.boxes:
             target = target_of(local, leaf.fqn)
-            parts.append((offsets, sizes, target.strides, target.address))
+            parts.append((offsets, sizes, target.strides, target.address, target.device))
             self._targets.append(target)
-        self._plan.request_shard(index, (0,), (1,), 0, (shard.global_shape, None, parts))
+        sharding = (shard.global_shape, None, parts)
+        self._plan.request_shard(index, (0,), (1,), 0, devices.HOST, sharding)
 
     def _request(self, index: int, leaf: TensorLeaf, target: Target) -> None:
         self._check_same(leaf, target.dtype, target.shape)
-        if self._plan.request(index, target.strides, target.address):
+        if self._plan.request(index, target.strides, target.address, target.device):
             self._targets.append(target)

@@ -4,8 +4,8 @@ Tensors that shared memory when they were saved share it again: the owner of the
 aliases become views of its storage. An owner that is no leaf of the state is allocated, but not
 placed in the result. Where only some of the sharers are selected, the bytes of others are not read.
 
-Torch tensors that share nothing and are not mapped are made in C++ (python/src/new_tensors.cc), all
-other leaves here.
+Torch tensors that share nothing, are not mapped and go to host memory are made in C++
+(python/src/new_tensors.cc), all other leaves here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from cairn import _cairn, dtypes
+from cairn import _cairn, devices, dtypes
 from cairn.contents import TensorLeaf, ValueLeaf, leaf_at, plain_value
 from cairn.targets import new_array, new_tensor
 from cairn.tensors import address_of, row_major
@@ -37,13 +37,15 @@ class Reader:
         self._native = native
         self._contents = contents
         self._device = device
+        self._reads_on_device = not mmap and _is_reached(device)
         self._mmap = mmap
         self._verify = verify
         self._requests = _cairn.Requests()
         self._holders: dict[tuple, _cairn.TensorInfo] = {}
         """What is allocated for a place (see TensorInfo.place): the owner, or the tensor alone."""
         self._memory: dict[str, Any] = {}
-        """Contiguous torch tensors and numpy arrays in host memory, by FQN of the holder."""
+        """Contiguous torch tensors and numpy arrays, by FQN of the holder; in host memory but for
+        torch tensors that are read where they go."""
         self._mapped: set[str] = set()
         """FQNs of those that are mapped segments."""
         self._moved: dict[str, Any] = {}
@@ -54,7 +56,7 @@ class Reader:
     def read(self, allow_pickle: bool) -> list[Any]:
         """Contents of the leaves in tree order."""
         results: list[Any] = [None] * len(self._contents)
-        if not self._mmap:
+        if not self._mmap and not self._reads_on_device:
             results = _cairn.request_new_tensors(self._contents, self._requests)
         others = [i for i, made in enumerate(results) if made is None]
         leaves = [leaf_at(self._contents, i) for i in others]
@@ -69,11 +71,11 @@ class Reader:
         needed = self._needed_memory(tensors)
         if self._mmap:
             self._map(needed)
-        for info, needs_torch in needed:
+        for info, kinds in needed:
             if info.fqn not in self._mapped:
-                self._allocate(info, needs_torch)
+                self._allocate(info, kinds)
         if len(self._requests) > 0:
-            self._native.load(self._contents.info, self._requests)
+            devices.load(self._native, self._contents.info, self._requests)
         self._move()
         if self._device is not None:
             results = [made if made is None else made.to(self._device) for made in results]
@@ -96,23 +98,21 @@ class Reader:
             aligned = info.alias_offset_bytes % dtypes.item_bytes(info.dtype) == 0
             self._holders.setdefault(place, owner if owner is not None and aligned else info)
 
-    def _needed_memory(self, tensors: list[TensorLeaf]) -> list[tuple[_cairn.TensorInfo, bool]]:
-        """The holders, each with whether a torch tensor lies in it."""
-        needs_torch: dict[str, bool] = {}
+    def _needed_memory(self, tensors: list[TensorLeaf]) -> list[tuple[_cairn.TensorInfo, set[int]]]:
+        """The holders, each with the kinds of leaves that lie in it."""
+        kinds: dict[str, set[int]] = {}
         for leaf in tensors:
-            fqn = self._holders[leaf.info.place].fqn
-            needs_torch[fqn] = needs_torch.get(fqn, False) or leaf.kind == TENSOR
-        return [(self._contents.find_tensor(fqn), torch) for fqn, torch in needs_torch.items()]
+            kinds.setdefault(self._holders[leaf.info.place].fqn, set()).add(leaf.kind)
+        return [(self._contents.find_tensor(fqn), inside) for fqn, inside in kinds.items()]
 
-    def _map(self, needed: list[tuple[_cairn.TensorInfo, bool]]) -> None:
+    def _map(self, needed: list[tuple[_cairn.TensorInfo, set[int]]]) -> None:
         """Maps what can be mapped, all at once."""
-        needed = [(info, needs_torch) for info, needs_torch in needed if info.nbytes > 0]
-        if any(needs_torch for _, needs_torch in needed):
+        infos = [info for info, _ in needed if info.nbytes > 0]
+        as_torch = [TENSOR in kinds for info, kinds in needed if info.nbytes > 0]
+        if any(as_torch):
             dtypes.require_torch()
-        infos = [info for info, _ in needed]
-        as_torch = [needs_torch for _, needs_torch in needed]
         mapped = self._native.map(self._contents.info, infos, as_torch, self._verify)
-        for (info, needs_torch), memory in zip(needed, mapped):
+        for info, needs_torch, memory in zip(infos, as_torch, mapped):
             if memory is None:
                 continue
             if isinstance(memory, _cairn.Mapped):
@@ -120,23 +120,27 @@ class Reader:
             self._memory[info.fqn] = memory
             self._mapped.add(info.fqn)
 
-    def _allocate(self, info: _cairn.TensorInfo, needs_torch: bool) -> None:
+    def _allocate(self, info: _cairn.TensorInfo, kinds: set[int]) -> None:
         """New memory for all of a tensor, requested."""
-        if needs_torch:
-            memory = new_tensor(info.dtype, info.shape)
+        place = devices.HOST
+        if TENSOR in kinds:
+            # What numpy arrays share is read into host memory, and moved afterwards.
+            on_device = self._reads_on_device and kinds == {TENSOR}
+            memory = new_tensor(info.dtype, info.shape, self._device if on_device else None)
             address = memory.data_ptr()
+            place = memory.device.index if on_device else place
         else:
             memory = new_array(info.dtype, info.shape)
             address = address_of(memory)
         strides = row_major(info.shape)
-        self._requests.add(info.fqn, None, info.shape, info.dtype, strides, address)
+        self._requests.add(info.fqn, None, info.shape, info.dtype, strides, address, place)
         self._memory[info.fqn] = memory
 
     def _move(self) -> None:
         if self._device is None:
             return
         for fqn, memory in self._memory.items():
-            if not isinstance(memory, np.ndarray):
+            if not isinstance(memory, np.ndarray) and memory.device.type == "cpu":
                 self._moved[fqn] = memory.to(self._device)
 
     def _result(self, leaf: TensorLeaf) -> Any:
@@ -157,6 +161,14 @@ class Reader:
                     array.flags.writeable = False
                 self._made[key] = array
         return self._made[key][()] if leaf.kind == NUMPY_SCALAR else self._made[key]
+
+
+def _is_reached(device: Any) -> bool:
+    """True for a device whose memory C++ fills itself."""
+    if device is None:
+        return False
+    kind = dtypes.require_torch().device(device).type
+    return kind == "cuda" and devices.reaches_cuda()
 
 
 def _mapped_view(mapped: _cairn.Mapped, info: _cairn.TensorInfo, needs_torch: bool) -> Any:

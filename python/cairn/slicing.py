@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
-from cairn import _cairn
+from cairn import _cairn, devices
 from cairn.contents import ValueLeaf, leaf_at
 from cairn.errors import Invalid
 from cairn.targets import Target, check_same, new_array, new_tensor, target_of
@@ -55,14 +55,20 @@ class BoxReader:
         for dim, stride in zip(box.kept, target.strides):
             strides[dim] = stride
         self._requests.add(
-            fqn, box.offsets, box.sizes, info.dtype, tuple(strides), target.address
+            fqn,
+            box.offsets,
+            box.sizes,
+            info.dtype,
+            tuple(strides),
+            target.address,
+            target.device,
         )
         self._targets.append(target)
         return out
 
     def read(self) -> None:
         """Fills what was added. Raises Corrupt."""
-        self._native.load(self._contents.info, self._requests)
+        devices.load(self._native, self._contents.info, self._requests)
         for target in self._targets:
             if target.finish is not None:
                 target.finish()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from cairn import _cairn, dtypes
+from cairn.devices import HOST
 from cairn.errors import refuse
 from cairn.ranks import Ranks, default_group, ranks_of, this_process
 from cairn.sharded import MeshShard, Shards, dtensor_like, is_dtensor, is_sharded
@@ -303,8 +304,8 @@ class _Transfer:
         shape = tuple(local.shape)
         is_direct = local.device.type == "cpu" and local.dtype == dtype and not local.is_conj()
         if not shard.is_here or not is_direct or local.is_neg():
-            return _Leaf(Source(TENSOR, code, shape, row_major(shape), 0, local, shard.native()))
-        place = tuple(local.stride()), local.data_ptr()
+            return _Leaf(Source(TENSOR, code, shape, row_major(shape), 0, HOST, local, shard.native()))
+        place = tuple(local.stride()), local.data_ptr(), HOST
         return _Leaf(Source(TENSOR, code, shape, *place, local, shard.native()))
 
     def _boxes(self, shard: Any, value: Any, key: str, dtype: Any) -> Source:
@@ -316,9 +317,9 @@ class _Transfer:
                     f"a ShardedTensor of {memory.dtype} on {memory.device} that is to get {dtype}",
                     "give it that dtype in host memory, or use DTensor",
                 )
-            parts.append((offsets, sizes, tuple(memory.stride()), memory.data_ptr()))
+            parts.append((offsets, sizes, tuple(memory.stride()), memory.data_ptr(), HOST))
         sharding = (shard.global_shape, None, parts)
-        return Source(TENSOR, dtype_code(dtype, key), (0,), (1,), 0, shard, sharding)
+        return Source(TENSOR, dtype_code(dtype, key), (0,), (1,), 0, HOST, shard, sharding)
 
     def put(self, moved: list[tuple], local: dict[str, Any], device: Any) -> None:
         """What arrived in new memory, to where it belongs."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from cairn import _cairn, devices, dtypes
 from cairn.errors import Invalid, refuse
 from cairn.ranks import default_group
 from cairn.sharded import dtensor_like, is_dtensor, is_sharded_tensor, local_of
@@ -57,6 +58,7 @@ def create_cpu_state_dict(
 
     Args:
         pin_memory: page-locked memory, which devices copy from without waiting. Needs a device.
+            Each tensor takes whole pages.
         share_memory: memory that other processes can map, as ``Tensor.share_memory_()``.
 
     Counterpart of torch's ``_create_cpu_state_dict``. Unlike there scalar DTensors get memory of
@@ -68,7 +70,7 @@ def create_cpu_state_dict(
         if share_memory:
             made = made.share_memory_()
         if pin_memory and made.numel() > 0:
-            made = _register(made) if share_memory else made.pin_memory()
+            made = _register(made) if share_memory else _pinned(made)
         return made
 
     def tensor(value: Any, fqn: str) -> Any:
@@ -82,6 +84,15 @@ def create_cpu_state_dict(
         return new(value)
 
     return rebuild(state_dict, tensor, type_check=False)
+
+
+def _pinned(like: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same form in page-locked memory: Cairn's, where it has a device layer."""
+    code = dtypes.code_of_torch(like.dtype)
+    made = None
+    if code is not None and devices.reaches_cuda():
+        made = _cairn.new_pinned_tensor(code, tuple(like.shape))
+    return like.pin_memory() if made is None else made
 
 
 def _register(tensor: torch.Tensor) -> torch.Tensor:

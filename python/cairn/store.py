@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from cairn import _cairn
 from cairn.contents import key_info, leaf_at
+from cairn.devices import Kept, Streams, current_streams, stream_of
 from cairn.errors import Conflict, Invalid, NotFound
 from cairn.flatten import Flat, flatten
 from cairn.host_copies import HostCopies
@@ -80,15 +81,44 @@ def open(
 class SaveHandle:
     """A save that runs in the background. All methods may be called from any thread."""
 
-    def __init__(self, native: _cairn.SaveHandle, step: int) -> None:
+    def __init__(
+        self, native: _cairn.SaveHandle, step: int, tensors: list[Any], streams: Streams
+    ) -> None:
+        """``tensors``: those in device memory, which ``streams`` write."""
         self._native = native
         self._step = step
+        self._kept = Kept(native, tensors) if tensors else None
+        self._streams = streams
         self._pid = os.getpid()
         self._asked = False
 
-    def wait_staged(self) -> None:
-        """Waits until the state is copied; from then on the caller may change its tensors."""
-        self._native.wait_staged()
+    def wait_staged(self, stream: Any = None) -> None:
+        """Waits until the state is copied; from then on the caller may change its tensors.
+
+        Tensors in host memory are copied already. Those on CUDA devices are copied behind the
+        caller's back: the host waits for them, or, with ``stream``, only for the copies to be
+        enqueued (as long as the disk takes, where more has changed than fits into the page-locked
+        memory). What the stream gets from then on runs after the copies from its device, so that
+        work on it may change the tensors; anything else has to wait for that stream.
+
+        Args:
+            stream: a ``torch.cuda.Stream``, or the address of a stream of the current device.
+
+        Raises:
+            Invalid: that is no stream.
+            Unavailable: the device has failed.
+        """
+        if stream is not None:
+            self._native.hold_back(*stream_of(stream))
+            return
+        self._native.done()  # raises in a forked child, where nothing would end the wait
+        if self._kept is not None:
+            self._kept.wait()
+
+    def _hold_back_streams(self) -> None:
+        """``wait_staged`` for the streams that were current at the save."""
+        for device, stream in self._streams:
+            self._native.hold_back(device, stream)
 
     def done(self) -> bool:
         """True once the save has ended, well or not."""
@@ -188,6 +218,8 @@ class Store:
         # Host copies of what lies on devices, kept from save to save; used under the lock alone.
         self._copies = HostCopies()
         self._copies_lock = threading.Lock()
+        self._unstaged: list[list[Any]] = []
+        """Tensors in device memory of saves that may still read them; emptied by the handles."""
         _open_stores.add(self)
 
     @property
@@ -221,7 +253,8 @@ class Store:
     ) -> SaveReport:
         """Writes ``state`` as ``step``; when it returns the step is durable, and whole.
 
-        Tensors in host memory are read where they are; others are copied to host memory first.
+        Tensors in host memory and on CUDA devices are read where they are, those on a device after
+        the work that its current stream holds; others are copied to host memory first.
         Chunks that the base step has already, bit for bit, are not written again. Of several ranks
         each calls it with what it holds, and the report tells each its own part.
 
@@ -250,7 +283,7 @@ class Store:
         # Copies that save_async has made are used again, and held until they are written.
         copies = self._copies if len(self._copies) > 0 else None
         with nullcontext() if copies is None else self._copies_lock:
-            number, batch, options = self._prepare_save(
+            number, batch, options, streams = self._prepare_save(
                 step,
                 state,
                 overwrite=overwrite,
@@ -263,7 +296,7 @@ class Store:
                 allow_pickle=allow_pickle,
                 copies=copies,
             )
-            return SaveReport(*self._native.save(number, batch, *options))
+            return SaveReport(*self._native.save(number, batch, *options, streams))
 
     def save_async(
         self,
@@ -278,21 +311,27 @@ class Store:
         prefix: str = "",
         ignore_frozen: bool = False,
         allow_pickle: bool = False,
+        device_snapshot: bool = False,
     ) -> SaveHandle:
         """Copies ``state`` into staging memory and writes it in the background.
 
         The step is what the state is now, whatever is changed after :meth:`SaveHandle.wait_staged`.
-        The staging memory is as large as the tensors and is used again by the next save, as are the
-        host copies of tensors on a device, each for as long as its storage lives. While one save
-        runs, another waits for it first. Closing the store, or leaving Python, waits for it too.
-        Arguments as for :meth:`save`.
+        The staging memory is as large as the tensors in host memory and is used again by the next
+        save. Of tensors on CUDA devices what has changed is copied behind the caller's back, and
+        the tensors are kept alive until then; those on other devices get host copies, which are
+        kept for as long as their storages live. While one save runs, another waits for it first.
+        Closing the store, or leaving Python, waits for it too. Arguments as for :meth:`save`, and:
+
+        Args:
+            device_snapshot: first copies what has changed within the device's memory, if that much
+                is free, so that ``wait_staged`` is over once that is done.
 
         Raises:
             Conflict, Invalid: as :meth:`save`, at once. What goes wrong later is raised by
                 :meth:`SaveHandle.result`.
         """
         with self._copies_lock:
-            number, batch, options = self._prepare_save(
+            number, batch, options, streams = self._prepare_save(
                 step,
                 state,
                 overwrite=overwrite,
@@ -305,8 +344,16 @@ class Store:
                 allow_pickle=allow_pickle,
                 copies=self._copies,
             )
-            native = self._native.save_async(number, batch, *options)
-        self._last_save = SaveHandle(native, number)
+            # Also if Ctrl-C comes before there is a handle.
+            tensors = batch.device_owners()
+            self._unstaged.append(tensors)
+            try:
+                native = self._native.save_async(number, batch, *options, streams, device_snapshot)
+            except Exception:
+                self._unstaged.pop()
+                raise
+        self._last_save = SaveHandle(native, number, tensors, streams)
+        self._unstaged = [tensors]  # earlier saves have ended
         return self._last_save
 
     def load(
@@ -618,8 +665,9 @@ class Store:
         allow_pickle: bool,
         copies: HostCopies | None,
         **options: Any,
-    ) -> tuple[int, _cairn.Batch, tuple[Any, ...]]:
-        """The step's number, and what the C++ side takes; on several ranks, agreed between them."""
+    ) -> tuple[int, _cairn.Batch, tuple[Any, ...], Streams]:
+        """The step's number, and what the C++ side takes; on several ranks, agreed between them.
+        With the current streams of the devices that hold some of the state."""
         self._wait_for_last_save()
 
         def flat() -> tuple[dict[str, Any], Flat]:
@@ -627,12 +675,15 @@ class Store:
             self._check_new(arguments["step"], options["overwrite"])
             unwrapped = Unwrapped(state, clean_prefix(prefix), ignore_frozen)
             patterns = all_patterns(_pattern_list(keys), clean_prefix(prefix), unwrapped.frozen)
-            flattened = flatten(unwrapped.state, allow_pickle, self._ranks, patterns, copies)
+            flattened = flatten(
+                unwrapped.state, allow_pickle, self._ranks, patterns, copies, devices=True
+            )
             return arguments, flattened
 
         arguments, flattened = agree(self._ranks, flat)
         number = arguments.pop("step")
-        return number, flattened.batch, (*arguments.values(), self._ranks.timeout)
+        streams = current_streams(flattened.batch.devices())
+        return number, flattened.batch, (*arguments.values(), self._ranks.timeout), streams
 
     def _check_new(self, step: int, overwrite: bool) -> None:
         """Of several ranks the first looks for all, before anything is copied; one process alone

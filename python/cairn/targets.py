@@ -8,6 +8,7 @@ from typing import Any, Callable
 import numpy as np
 
 from cairn import _cairn, dtypes
+from cairn.devices import HOST, device_of
 from cairn.errors import Invalid
 from cairn.sharded import arrived
 from cairn.tensors import (
@@ -28,12 +29,13 @@ class Target:
     """Writable memory of one tensor. `owner` keeps it alive; `finish`, if any, is called after the
     load to bring the bytes from there to where the caller wants them."""
 
-    __slots__ = ("dtype", "shape", "strides", "address", "owner", "finish")
+    __slots__ = ("dtype", "shape", "strides", "address", "device", "owner", "finish")
 
     dtype: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     address: int
+    device: int
     owner: Any
     finish: Callable[[], None] | None
 
@@ -49,10 +51,12 @@ def target_of(value: Any, fqn: str) -> Target:
     return _torch(value, fqn)
 
 
-def new_tensor(code: int, shape: tuple[int, ...]) -> Any:
-    """An uninitialised torch tensor in host memory."""
+def new_tensor(code: int, shape: tuple[int, ...], device: Any = None) -> Any:
+    """An uninitialised row-major torch tensor on a device, by default in host memory."""
     torch = dtypes.require_torch()
     dtype = dtypes.torch_dtype(code)
+    if device is not None:
+        return torch.empty(shape, dtype=dtype, device=device)
     made = _cairn.new_large_tensor(code, shape)
     return torch.empty(shape, dtype=dtype, device="cpu") if made is None else made
 
@@ -67,8 +71,9 @@ def _torch(tensor: Any, fqn: str) -> Target:
     code = check_torch(tensor, fqn)
     shape, strides = tuple(tensor.shape), tuple(tensor.stride())
     _check_overlap(shape, strides, fqn)
-    if tensor.device.type == "cpu" and not tensor.is_conj() and not tensor.is_neg():
-        return Target(code, shape, strides, tensor.data_ptr(), tensor, None)
+    device = device_of(tensor)
+    if device is not None and not tensor.is_conj() and not tensor.is_neg():
+        return Target(code, shape, strides, tensor.data_ptr(), device, tensor, None)
     return _staged(tensor, code)
 
 
@@ -92,7 +97,7 @@ def _staged(tensor: Any, code: int) -> Target:
         with torch.no_grad():
             tensor.copy_(staged)
 
-    return Target(code, shape, row_major(shape), staged.data_ptr(), staged, finish)
+    return Target(code, shape, row_major(shape), staged.data_ptr(), HOST, staged, finish)
 
 
 def _numpy(array: np.ndarray, fqn: str) -> Target:
@@ -103,13 +108,14 @@ def _numpy(array: np.ndarray, fqn: str) -> Target:
     if strides is not None:
         _check_overlap(array.shape, strides, fqn)
     if strides is not None and array.dtype.isnative:
-        return Target(code, array.shape, strides, address_of(array), array, None)
+        return Target(code, array.shape, strides, address_of(array), HOST, array, None)
     staged = new_array(code, array.shape)
 
     def finish() -> None:
         np.copyto(array, staged)
 
-    return Target(code, array.shape, row_major(array.shape), address_of(staged), staged, finish)
+    address = address_of(staged)
+    return Target(code, array.shape, row_major(array.shape), address, HOST, staged, finish)
 
 
 def _check_overlap(shape: tuple[int, ...], strides: tuple[int, ...], fqn: str) -> None:

@@ -1,8 +1,9 @@
 """Tensors of the caller as sources of a save: where their bytes lie, and what is refused.
 
 torch tensors, numpy arrays and scalars, and whatever speaks DLPack become an address with dtype,
-shape and strides. Nothing is copied but what is not plain memory of this machine: tensors on a
-device, lazily conjugated or negated ones, arrays in foreign byte order or with negative strides.
+shape, strides and device. Nothing is copied but what is not plain memory that C++ reaches: tensors
+on other devices, lazily conjugated or negated ones, arrays in foreign byte order or with negative
+strides.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cairn import dtypes
+from cairn.devices import HOST, device_of
 from cairn.errors import refuse
 from cairn.host_copies import HostCopies
 from cairn.sharded import BoxShard, MeshShard, Shards, arrived, is_sharded
@@ -26,6 +28,7 @@ class Source(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     address: int
+    device: int
     owner: Any
     sharding: tuple[Any, ...] | None = None
     """Of a sharded tensor, of which this is the local part."""
@@ -53,11 +56,15 @@ def is_on_host(tensor: Any) -> bool:
 class Sources:
     """Makes sources of leaves; one for each save, as it keeps the device storages it copied.
 
-    What is not in host memory is copied into `copies`, which a store keeps from save to save.
+    What is not in host memory is copied into `copies`, which a store keeps from save to save; with
+    `devices` only what C++ does not reach.
     """
 
-    def __init__(self, shards: Shards, copies: HostCopies | None = None) -> None:
+    def __init__(
+        self, shards: Shards, copies: HostCopies | None = None, *, devices: bool = False
+    ) -> None:
         self._shards = shards
+        self._takes_devices = devices
         self._round = (HostCopies() if copies is None else copies).round()
 
     def take(self, value: Any, fqn: str) -> Source | None:
@@ -82,16 +89,16 @@ class Sources:
         if isinstance(shard, MeshShard):
             if not shard.is_here:
                 code = check_torch(shard.local, fqn)
-                return Source(TENSOR, code, (0,), (1,), 0, value, shard.native())
+                return Source(TENSOR, code, (0,), (1,), 0, HOST, value, shard.native())
             return self._torch(shard.local, fqn)._replace(sharding=shard.native())
         parts, owners = [], []
         code = dtype_code(value.dtype, fqn)
         for offsets, sizes, memory in shard.boxes:
             source = self._torch(memory, fqn)
-            parts.append((offsets, sizes, source.strides, source.address))
+            parts.append((offsets, sizes, source.strides, source.address, source.device))
             owners.append(source.owner)
         sharding = (shard.global_shape, None, parts)
-        return Source(TENSOR, code, (0,), (1,), 0, owners, sharding)
+        return Source(TENSOR, code, (0,), (1,), 0, HOST, owners, sharding)
 
     def _torch(self, tensor: Any, fqn: str) -> Source:
         tensor = arrived(tensor)
@@ -102,13 +109,18 @@ class Sources:
         # Asked before the copy, which would have memory of its own.
         if tensor.data_ptr() == 0 and tensor.numel() > 0:
             raise refuse(fqn, "a tensor whose storage was freed", "leave it out, or restore it")
-        tensor = self._on_host(tensor)
+        tensor, device = self._reached(tensor)
         shape, strides = tuple(tensor.shape), tuple(tensor.stride())
-        return Source(TENSOR, code, shape, strides, tensor.data_ptr(), tensor)
+        return Source(TENSOR, code, shape, strides, tensor.data_ptr(), device, tensor)
 
-    def _on_host(self, tensor: Any) -> Any:
+    def _reached(self, tensor: Any) -> tuple[Any, int]:
+        if is_on_host(tensor):
+            return tensor, HOST
+        device = device_of(tensor) if self._takes_devices else None
+        if device is not None and device != HOST:
+            return tensor, device
         # By whole storages, so that tensors that share one on the device share its copy too.
-        return tensor if is_on_host(tensor) else self._round.tensor(tensor)
+        return self._round.tensor(tensor), HOST
 
 
 def from_dlpack(value: Any, fqn: str) -> Any:
@@ -182,7 +194,7 @@ def _numpy(array: np.ndarray, fqn: str, kind: int) -> Source:
     if strides is None:
         array = array.copy(order="C")
         strides = row_major(array.shape)
-    return Source(kind, code, array.shape, strides, address_of(array), array)
+    return Source(kind, code, array.shape, strides, address_of(array), HOST, array)
 
 
 def element_strides(array: np.ndarray) -> tuple[int, ...] | None:

@@ -9,9 +9,11 @@
 namespace cairn::python::dlpack {
 
 using Tensor = nanobind::dlpack::dltensor;
+using Device = nanobind::dlpack::device;
 
 inline constexpr uint32_t kMajorVersion = 1;
 inline constexpr int32_t kCpu = 1;
+inline constexpr int32_t kCuda = 2;
 /// Name of the capsule that the attribute __dlpack_c_exchange_api__ of a tensor type holds.
 inline constexpr const char* kExchangeApiName = "dlpack_exchange_api";
 

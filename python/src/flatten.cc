@@ -4,31 +4,41 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "python/src/collection_pause.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
 #include "python/src/placements.h"
-#include "python/src/torch_access.h"
 #include "python/src/walk.h"
 
 namespace cairn::python {
 namespace {
 
-core::TensorView ViewOf(const HostMemory& memory) {
+core::TensorView ViewOf(const TensorMemory& memory) {
   core::TensorView view;
   view.dtype = memory.dtype;
   view.shape.assign(memory.shape.begin(), memory.shape.end());
   // No strides mean row-major: one allocation less for nearly all tensors.
   if (!memory.is_contiguous()) view.strides.assign(memory.strides.begin(), memory.strides.end());
   view.data = memory.data;
+  view.device = memory.device;
   return view;
+}
+
+// Calls `visit(device)` for each piece of memory that a tensor of the state is made of.
+template <typename Visit>
+void ForEachDevice(const core::StateDict& state, uint32_t tensor, const Visit& visit) {
+  visit(state.tensors[tensor].device);
+  const auto found = state.shardings.find(tensor);
+  if (found == state.shardings.end()) return;
+  for (const core::Sharding::Part& part : found->second.parts) visit(part.view.device);
 }
 
 class Flattener {
  public:
-  Flattener(nb::handle take, core::KeyPatterns patterns)
-      : take_(take), patterns_(std::move(patterns)) {}
+  Flattener(nb::handle take, core::KeyPatterns patterns, TorchAccess::Reach reach)
+      : take_(take), patterns_(std::move(patterns)), torch_(reach) {}
 
   Batch Run(nb::handle state) {
     Walk walk = WalkState(state, torch_);
@@ -59,12 +69,13 @@ class Flattener {
     view.shape = FromPyNumbers(source[2]);
     view.strides = FromPyNumbers(source[3]);
     view.data = FromPyAddress(source[4]);
-    if (const nb::object sharding = source[6]; !sharding.is_none()) {
+    view.device = nb::cast<int>(source[5]);
+    if (const nb::object sharding = source[7]; !sharding.is_none()) {
       batch_.state.shardings.emplace(static_cast<uint32_t>(batch_.state.tensors.size()),
                                      ToSharding(sharding, view.dtype));
     }
     return AddTensor(static_cast<core::NodeKind>(nb::cast<uint8_t>(source[0])), std::move(view),
-                     source[5]);
+                     source[6]);
   }
 
   core::NodeKind AddTensor(core::NodeKind kind, core::TensorView view, nb::object owner) {
@@ -164,9 +175,29 @@ void Batch::SetSharding(nb::str fqn, nb::handle sharding) {
   state.shardings[found->second] = ToSharding(sharding, state.tensors[found->second].dtype);
 }
 
-Batch Flatten(nb::handle state, nb::handle take, nb::list patterns) {
+std::vector<int> Batch::Devices() const {
+  std::set<int> devices;
+  for (uint32_t i = 0; i < state.tensors.size(); ++i) {
+    ForEachDevice(state, i, [&](int device) {
+      if (device != core::kHostDevice) devices.insert(device);
+    });
+  }
+  return {devices.begin(), devices.end()};
+}
+
+nb::list Batch::DeviceOwners() const {
+  nb::list found;
+  for (uint32_t i = 0; i < state.tensors.size(); ++i) {
+    bool on_device = false;
+    ForEachDevice(state, i, [&](int device) { on_device |= device != core::kHostDevice; });
+    if (on_device) found.append(owners[i]);
+  }
+  return found;
+}
+
+Batch Flatten(nb::handle state, nb::handle take, nb::list patterns, TorchAccess::Reach reach) {
   const CollectionPause pause;
-  return Flattener(take, ParsePatterns(patterns)).Run(state);
+  return Flattener(take, ParsePatterns(patterns), reach).Run(state);
 }
 
 }  // namespace cairn::python

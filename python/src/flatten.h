@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/state_dict.h"
+#include "python/src/torch_access.h"
 
 namespace cairn::python {
 
@@ -23,12 +24,17 @@ struct Batch {
   /// Says anew how a tensor lies: `sharding` as ToSharding takes it. Raises Invalid if there is no
   /// such tensor.
   void SetSharding(nb::str fqn, nb::handle sharding);
+  /// The devices that hold some of the state, ascending; none if all is in host memory.
+  std::vector<int> Devices() const;
+  /// The owners of what is in device memory, for those who outlive this batch.
+  nb::list DeviceOwners() const;
 };
 
 /// `take(value, fqn)` is asked about leaves that are neither plain values nor plain torch tensors
-/// in host memory: it returns (node kind, dtype code, shape, strides in elements, address, owner,
-/// sharding), the last None or as ToSharding takes it; or what FromPyValue takes. Leaves that
-/// `patterns` (a list of str) do not take are left out. Raises Invalid, and what `take` raises.
-Batch Flatten(nb::handle state, nb::handle take, nb::list patterns);
+/// within `reach`: it returns (node kind, dtype code, shape, strides in elements, address, device,
+/// owner, sharding), the last None or as ToSharding takes it; or what FromPyValue takes. Leaves
+/// that `patterns` (a list of str) do not take are left out. Raises Invalid, and what `take`
+/// raises.
+Batch Flatten(nb::handle state, nb::handle take, nb::list patterns, TorchAccess::Reach reach);
 
 }  // namespace cairn::python

@@ -3,6 +3,7 @@
 #include "python/src/load_plan.h"
 
 #include <algorithm>
+#include <set>
 #include <unordered_set>
 
 #include "python/src/convert.h"
@@ -22,7 +23,7 @@ nb::tuple ToPyTexts(const Fqns& fqns) {
   ThrowInvalid("two leaves of the state are named '" + fqn + "': rename a key", fqn);
 }
 
-bool HasSameForm(const HostMemory& memory, const core::TensorInfo& info) {
+bool HasSameForm(const TensorMemory& memory, const core::TensorInfo& info) {
   return memory.dtype == info.dtype &&
          std::ranges::equal(memory.shape, info.shape, {},
                             [](int64_t size) { return static_cast<uint64_t>(size); });
@@ -31,7 +32,7 @@ bool HasSameForm(const HostMemory& memory, const core::TensorInfo& info) {
 }  // namespace
 
 void Requests::Add(nb::str fqn, nb::handle offsets, nb::handle sizes, uint8_t dtype,
-                   nb::handle strides, nb::handle address) {
+                   nb::handle strides, nb::handle address, int device) {
   core::LoadRequest& request = list.emplace_back();
   request.fqn = FromPyText(fqn);
   request.box.sizes = FromPyNumbers(sizes);
@@ -41,6 +42,18 @@ void Requests::Add(nb::str fqn, nb::handle offsets, nb::handle sizes, uint8_t dt
   request.target.shape = request.box.sizes;
   request.target.strides = FromPyNumbers(strides);
   request.target.data = FromPyAddress(address);
+  request.target.device = device;
+}
+
+std::vector<int> Requests::Devices() const {
+  std::set<int> devices;
+  for (const core::LoadRequest& request : list) devices.insert(request.target.device);
+  for (const core::ShardTarget& shard : shards) devices.insert(shard.local.device);
+  for (const core::Sharding& sharding : shardings) {
+    for (const core::Sharding::Part& part : sharding.parts) devices.insert(part.view.device);
+  }
+  devices.erase(core::kHostDevice);
+  return {devices.begin(), devices.end()};
 }
 
 nb::list Requests::WholeFqns() const {
@@ -52,12 +65,14 @@ nb::list Requests::WholeFqns() const {
 void Requests::SetHolders(nb::str fqn, const Mesh& mesh) { holders[FromPyText(fqn)] = mesh.mesh; }
 
 core::LoadRequest WholeRequest(const core::TensorInfo& info, std::vector<uint64_t> strides,
-                               std::byte* data) {
-  return core::LoadRequest{
-      .fqn = info.fqn,
-      .box = core::WholeBox(info.shape),
-      .target = {
-          .dtype = info.dtype, .shape = info.shape, .strides = std::move(strides), .data = data}};
+                               std::byte* data, int device) {
+  return core::LoadRequest{.fqn = info.fqn,
+                           .box = core::WholeBox(info.shape),
+                           .target = {.dtype = info.dtype,
+                                      .shape = info.shape,
+                                      .strides = std::move(strides),
+                                      .data = data,
+                                      .device = device}};
 }
 
 LoadPlan::LoadPlan(const StepContents& contents, nb::handle state, nb::list patterns)
@@ -125,20 +140,20 @@ bool LoadPlan::RequestIfPlain(uint32_t node, uint32_t leaf) {
   const auto memory = torch_.FindMemory(walk_.places[node].value);
   const core::TensorInfo& info = contents_.tensor(leaf);
   if (!memory || !memory->is_contiguous() || !HasSameForm(*memory, info)) return false;
-  Request(leaf, WholeRequest(info, {}, memory->data));
+  Request(leaf, WholeRequest(info, {}, memory->data, memory->device));
   return true;
 }
 
-bool LoadPlan::RequestLeaf(uint32_t leaf, nb::handle strides, nb::handle address) {
+bool LoadPlan::RequestLeaf(uint32_t leaf, nb::handle strides, nb::handle address, int device) {
   const core::TensorInfo& info = contents_.tensor(leaf);
   std::vector<uint64_t> numbers = FromPyNumbers(strides);
   // One way to say row-major, so that the same memory is known as the same.
   if (core::IsContiguous(info.shape, numbers)) numbers.clear();
-  return Request(leaf, WholeRequest(info, std::move(numbers), FromPyAddress(address)));
+  return Request(leaf, WholeRequest(info, std::move(numbers), FromPyAddress(address), device));
 }
 
 void LoadPlan::RequestShard(uint32_t leaf, nb::handle shape, nb::handle strides, nb::handle address,
-                            nb::handle sharding) {
+                            int device, nb::handle sharding) {
   const core::TensorInfo& info = contents_.tensor(leaf);
   const core::Sharding& kept = requests_.shardings.emplace_back(ToSharding(sharding, info.dtype));
   std::byte* const data = FromPyAddress(address);
@@ -148,7 +163,8 @@ void LoadPlan::RequestShard(uint32_t leaf, nb::handle shape, nb::handle strides,
                               .local = {.dtype = info.dtype,
                                         .shape = FromPyNumbers(shape),
                                         .strides = FromPyNumbers(strides),
-                                        .data = data}});
+                                        .data = data,
+                                        .device = device}});
 }
 
 // Parts of two tensors that are filled into the same memory must be tied in the step too.

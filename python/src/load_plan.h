@@ -31,7 +31,9 @@ struct Requests {
 
   /// A box (offsets None: from the origin) of a tensor into strided memory.
   void Add(nb::str fqn, nb::handle offsets, nb::handle sizes, uint8_t dtype, nb::handle strides,
-           nb::handle address);
+           nb::handle address, int device);
+  /// The devices that are loaded into, ascending; none if all is host memory.
+  std::vector<int> Devices() const;
   /// FQNs of `list`.
   nb::list WholeFqns() const;
   void SetHolders(nb::str fqn, const Mesh& mesh);
@@ -39,7 +41,7 @@ struct Requests {
 
 /// A request for all of a tensor. Empty `strides` mean row-major.
 core::LoadRequest WholeRequest(const core::TensorInfo& info, std::vector<uint64_t> strides,
-                               std::byte* data);
+                               std::byte* data, int device = core::kHostDevice);
 
 /// A state against the contents of a step.
 ///
@@ -55,17 +57,17 @@ class LoadPlan {
   nb::tuple Missing() const;
   nb::tuple Unexpected() const;
 
-  /// Requests what goes into row-major torch tensors in host memory of the same dtype and shape.
+  /// Requests what goes into row-major torch tensors of the same dtype and shape that core reaches.
   /// Returns (node, leaf) of all other leaves that both sides have, for the Python side to plan or
   /// refuse. Raises Invalid as RequestLeaf.
   nb::list RequestPlain();
   /// Requests a tensor leaf into memory of its dtype and shape. False if that memory is filled from
   /// the same place of the step already: tied tensors. Raises Invalid if from another one.
-  bool RequestLeaf(uint32_t leaf, nb::handle strides, nb::handle address);
+  bool RequestLeaf(uint32_t leaf, nb::handle strides, nb::handle address, int device);
   /// Requests this rank's part of a tensor leaf into a local tensor; `sharding` as ToSharding takes
   /// it, whose global shape is the leaf's. Raises Invalid as RequestLeaf.
   void RequestShard(uint32_t leaf, nb::handle shape, nb::handle strides, nb::handle address,
-                    nb::handle sharding);
+                    int device, nb::handle sharding);
   const Requests& requests() const { return requests_; }
 
   /// (value, key in its parent, index of the parent, node kind); the root's parent is itself.
@@ -82,7 +84,7 @@ class LoadPlan {
   [[noreturn]] void ThrowTied(uint32_t leaf, uint32_t other) const;
 
   const StepContents& contents_;
-  TorchAccess torch_;
+  TorchAccess torch_{TorchAccess::Reach::kDevices};
   Walk walk_;
   std::vector<uint32_t> node_of_leaf_;  // by leaf of the step; kNone for unexpected ones
   std::vector<std::pair<uint32_t, uint32_t>> matches_;            // (node, leaf), in order of nodes

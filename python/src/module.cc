@@ -4,9 +4,12 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
+#include "core/device.h"
 #include "python/src/collectives.h"
 #include "python/src/communicator_binding.h"
 #include "python/src/convert.h"
@@ -19,22 +22,45 @@
 #include "python/src/step_part_binding.h"
 #include "python/src/store_binding.h"
 
+#ifdef CAIRN_HAS_CUDA
+#include "cuda/backend.h"
+#endif
+
 namespace cairn::python {
 namespace {
 
 using TorchBytes = nb::ndarray<nb::pytorch, uint8_t, nb::ndim<1>>;
 using NumpyBytes = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>;
 
+// (device, address of the stream) of each.
+using Streams = std::vector<std::pair<int, uintptr_t>>;
+
+std::vector<core::DeviceStream> ToStreams(const Streams& streams) {
+  std::vector<core::DeviceStream> result;
+  for (const auto& [device, stream] : streams) {
+    result.push_back({.device = device, .stream = reinterpret_cast<void*>(stream)});
+  }
+  return result;
+}
+
 core::SaveOptions MakeSaveOptions(bool overwrite, bool incremental,
                                   std::optional<uint64_t> base_step,
-                                  std::optional<uint64_t> chunk_bytes, double deadline) {
+                                  std::optional<uint64_t> chunk_bytes, double deadline,
+                                  const Streams& streams) {
   core::SaveOptions options;
   options.overwrite = overwrite;
   options.incremental = incremental;
   options.base_step = base_step;
   if (chunk_bytes) options.chunk_bytes = *chunk_bytes;
   options.deadline = std::chrono::milliseconds(static_cast<int64_t>(deadline * 1000));
+  options.streams = ToStreams(streams);
   return options;
+}
+
+// Why core reaches no device, or None if it does.
+nb::object DeviceProblem() {
+  const auto backend = core::FindDeviceBackend();
+  return backend ? nb::none() : ToPyText(backend.error().message);
 }
 
 // torch has no read-only tensors, hence the const_cast; the mapping is private, so that a write
@@ -65,8 +91,17 @@ void BindRecords(nb::module_& m) {
   nb::class_<Batch>(m, "Batch")
       .def("__len__", [](const Batch& self) { return self.state.slot.size(); })
       .def("layout", &Batch::Layout)
-      .def("set_sharding", &Batch::SetSharding);
-  m.def("flatten", &Flatten, nb::arg("state").none(), nb::arg("take"), nb::arg("patterns"));
+      .def("set_sharding", &Batch::SetSharding)
+      .def("devices", &Batch::Devices)
+      .def("device_owners", &Batch::DeviceOwners);
+  m.def(
+      "flatten",
+      [](nb::handle state, nb::handle take, nb::list patterns, bool devices) {
+        using Reach = TorchAccess::Reach;
+        return Flatten(state, take, patterns, devices ? Reach::kDevices : Reach::kHost);
+      },
+      nb::arg("state").none(), nb::arg("take"), nb::arg("patterns"), nb::arg("devices") = false);
+  m.def("device_problem", &DeviceProblem);
   nb::class_<core::Pickle>(m, "Pickle")
       .def("__init__",
            [](core::Pickle* self, nb::bytes data) {
@@ -107,7 +142,8 @@ void BindLoading(nb::module_& m) {
       .def(nb::init<>())
       .def("__len__", [](const Requests& self) { return self.list.size(); })
       .def("add", &Requests::Add, nb::arg("fqn"), nb::arg("offsets").none(), nb::arg("sizes"),
-           nb::arg("dtype"), nb::arg("strides"), nb::arg("address"))
+           nb::arg("dtype"), nb::arg("strides"), nb::arg("address"), nb::arg("device"))
+      .def("devices", &Requests::Devices)
       .def("whole_fqns", &Requests::WholeFqns)
       .def("set_holders", &Requests::SetHolders);
   nb::class_<LoadPlan>(m, "LoadPlan")
@@ -124,11 +160,13 @@ void BindLoading(nb::module_& m) {
   m.def("shard_of", &ShardOf, nb::arg("shape"), nb::arg("mesh_sizes"), nb::arg("placements"),
         nb::arg("rank"));
   m.def("new_large_tensor", &NewLargeTensor, nb::arg("dtype"), nb::arg("shape"));
+  m.def("new_pinned_tensor", &NewPinnedTensor, nb::arg("dtype"), nb::arg("shape"));
 }
 
 void BindHandles(nb::module_& m) {
   nb::class_<SaveHandleBinding>(m, "SaveHandle")
       .def("wait_staged", &SaveHandleBinding::WaitStaged)
+      .def("hold_back", &SaveHandleBinding::HoldBack, nb::arg("device"), nb::arg("stream"))
       .def("wait", &SaveHandleBinding::Wait, nb::arg("timeout") = nb::none())
       .def("done", &SaveHandleBinding::done)
       .def("report", &SaveHandleBinding::Report);
@@ -150,29 +188,37 @@ void BindStore(nb::module_& m) {
           "save",
           [](StoreBinding& self, uint64_t step, const Batch& batch, bool overwrite,
              bool incremental, std::optional<uint64_t> base_step,
-             std::optional<uint64_t> chunk_bytes, double deadline) {
+             std::optional<uint64_t> chunk_bytes, double deadline, const Streams& streams) {
             return self.Save(
                 step, batch.state,
-                MakeSaveOptions(overwrite, incremental, base_step, chunk_bytes, deadline));
+                MakeSaveOptions(overwrite, incremental, base_step, chunk_bytes, deadline, streams));
           },
           nb::arg("step"), nb::arg("batch"), nb::arg("overwrite"), nb::arg("incremental"),
-          nb::arg("base_step").none(), nb::arg("chunk_bytes").none(), nb::arg("deadline"))
+          nb::arg("base_step").none(), nb::arg("chunk_bytes").none(), nb::arg("deadline"),
+          nb::arg("streams"))
       .def(
           "save_async",
           [](StoreBinding& self, uint64_t step, const Batch& batch, bool overwrite,
              bool incremental, std::optional<uint64_t> base_step,
-             std::optional<uint64_t> chunk_bytes, double deadline) {
-            return self.SaveAsync(
-                step, batch.state,
-                MakeSaveOptions(overwrite, incremental, base_step, chunk_bytes, deadline));
+             std::optional<uint64_t> chunk_bytes, double deadline, const Streams& streams,
+             bool device_snapshot) {
+            core::SaveOptions options =
+                MakeSaveOptions(overwrite, incremental, base_step, chunk_bytes, deadline, streams);
+            options.device_snapshot = device_snapshot;
+            return self.SaveAsync(step, batch.state, options);
           },
           nb::arg("step"), nb::arg("batch"), nb::arg("overwrite"), nb::arg("incremental"),
-          nb::arg("base_step").none(), nb::arg("chunk_bytes").none(), nb::arg("deadline"))
+          nb::arg("base_step").none(), nb::arg("chunk_bytes").none(), nb::arg("deadline"),
+          nb::arg("streams"), nb::arg("device_snapshot"))
       .def("steps", &StoreBinding::Steps)
       .def("contents", &StoreBinding::List, nb::arg("step").none(), nb::arg("patterns"))
       .def("annex", &StoreBinding::FindAnnex, nb::arg("step"), nb::arg("name"))
-      .def("load", &StoreBinding::Load, nb::arg("step"), nb::arg("requests"),
-           nb::arg("read_once") = false)
+      .def(
+          "load",
+          [](const StoreBinding& self, const kv::StepInfo& step, const Requests& requests,
+             const Streams& streams,
+             bool read_once) { return self.Load(step, requests, read_once, ToStreams(streams)); },
+          nb::arg("step"), nb::arg("requests"), nb::arg("streams"), nb::arg("read_once") = false)
       .def("map", &StoreBinding::Map)
       .def("compare", &StoreBinding::Compare)
       .def("delete", &StoreBinding::Delete)
@@ -205,6 +251,9 @@ void BindCommunicator(nb::module_& m) {
 NB_MODULE(_cairn, m) {
   // At exit Python may drop the module before the last store or tensor; that is no leak of ours.
   nanobind::set_leak_warnings(false);
+#ifdef CAIRN_HAS_CUDA
+  cairn::cuda::Register();
+#endif
   m.attr("DTYPES") = cairn::python::DTypeTable();
   cairn::python::BindRecords(m);
   cairn::python::BindLoading(m);

@@ -8,8 +8,10 @@
 #include <unordered_set>
 #include <vector>
 
+#include "core/host_memory.h"
 #include "python/src/collection_pause.h"
 #include "python/src/convert.h"
+#include "python/src/errors.h"
 #include "python/src/fresh_memory.h"
 #include "python/src/torch_access.h"
 
@@ -126,6 +128,20 @@ nb::object NewLargeTensor(uint8_t dtype, nb::handle shape) {
   const TorchAccess torch;
   if (!torch.CanWrap(code)) return nb::none();
   return torch.Wrap(Allocate({*bytes}).front(), code, sizes);
+}
+
+nb::object NewPinnedTensor(uint8_t dtype, nb::handle shape) {
+  const auto code = static_cast<core::DType>(dtype);
+  const std::vector<uint64_t> sizes = FromPyNumbers(shape);
+  const uint64_t bytes = Unwrap(core::TensorBytes(code, sizes));
+  const TorchAccess torch;
+  if (!torch.CanWrap(code)) return nb::none();
+  auto memory = Unwrap([&] {
+    nb::gil_scoped_release no_gil;  // locking takes its time
+    return core::HostMemory::Allocate(bytes, {.pinned = true});
+  }());
+  const auto owner = std::make_shared<core::HostMemory>(std::move(memory));
+  return torch.Wrap({owner, owner->bytes().data()}, code, sizes);
 }
 
 }  // namespace cairn::python

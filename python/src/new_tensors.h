@@ -26,4 +26,9 @@ nb::list RequestNewTensors(const StepContents& contents, Requests& requests);
 /// tensors, and dtypes or versions of torch without a way to lend it memory.
 nb::object NewLargeTensor(uint8_t dtype, nb::handle shape);
 
+/// A new row-major tensor in page-locked memory of its own, of zeros; None for dtypes or versions
+/// of torch without a way to lend it memory. Requires elements. Raises as
+/// core::HostMemory::Allocate.
+nb::object NewPinnedTensor(uint8_t dtype, nb::handle shape);
+
 }  // namespace cairn::python

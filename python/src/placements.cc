@@ -42,7 +42,8 @@ core::Sharding::Part ToPart(nb::handle part, core::DType dtype) {
   result.view = {.dtype = dtype,
                  .shape = result.box.sizes,
                  .strides = FromPyNumbers(fields[2]),
-                 .data = FromPyAddress(fields[3])};
+                 .data = FromPyAddress(fields[3]),
+                 .device = nb::cast<int>(fields[4])};
   return result;
 }
 

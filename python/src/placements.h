@@ -26,7 +26,7 @@ struct Mesh {
 nb::tuple ShardOf(nb::handle shape, nb::handle mesh_sizes, nb::handle placements, uint32_t rank);
 
 /// From (global shape, Mesh, placements), or for explicit boxes (global shape, None, parts), each
-/// part (offsets, sizes, strides in elements, address) of elements of `dtype`.
+/// part (offsets, sizes, strides in elements, address, device) of elements of `dtype`.
 core::Sharding ToSharding(nb::handle sharding, core::DType dtype);
 
 }  // namespace cairn::python

@@ -62,6 +62,14 @@ void SaveHandleBinding::WaitStaged() const {
   handle_.WaitStaged();
 }
 
+void SaveHandleBinding::HoldBack(int device, uintptr_t stream) const {
+  process_.Check();
+  Unwrap([&] {
+    nb::gil_scoped_release no_gil;
+    return handle_.HoldBack({.device = device, .stream = reinterpret_cast<void*>(stream)});
+  }());
+}
+
 bool SaveHandleBinding::Wait(std::optional<double> timeout_seconds) const {
   using Clock = std::chrono::steady_clock;
   using std::chrono::milliseconds;
@@ -169,11 +177,11 @@ nb::object StoreBinding::FindAnnex(const kv::StepInfo& step, nb::str name) const
   return nb::bytes(annex->data(), annex->size());
 }
 
-nb::tuple StoreBinding::Load(const kv::StepInfo& step, const Requests& requests,
-                             bool read_once) const {
+nb::tuple StoreBinding::Load(const kv::StepInfo& step, const Requests& requests, bool read_once,
+                             const std::vector<core::DeviceStream>& streams) const {
   SignalWatch watch;
   auto result = Use([&](core::CheckpointStore& store) {
-    return RunLoad(store, step, requests, read_once, watch);
+    return RunLoad(store, step, requests, read_once, streams, watch);
   });
   watch.Rethrow();
   const core::LoadReport report = Unwrap(std::move(result));
@@ -182,9 +190,11 @@ nb::tuple StoreBinding::Load(const kv::StepInfo& step, const Requests& requests,
 
 Result<core::LoadReport> StoreBinding::RunLoad(core::CheckpointStore& store,
                                                const kv::StepInfo& step, const Requests& requests,
-                                               bool read_once, SignalWatch& watch) const {
+                                               bool read_once,
+                                               const std::vector<core::DeviceStream>& streams,
+                                               SignalWatch& watch) const {
   if (requests.shards.empty() && !read_once) {
-    return store.Load(step, requests.list, watch.AsProgress());
+    return store.Load(step, requests.list, watch.AsProgress(), streams);
   }
   // Requests of a load in place are for whole tensors.
   std::vector<core::ShardTarget> targets = requests.shards;
@@ -204,7 +214,7 @@ Result<core::LoadReport> StoreBinding::RunLoad(core::CheckpointStore& store,
   std::ranges::stable_sort(targets, {}, [&](const core::ShardTarget& target) {
     return std::pair(requests.holders.contains(target.fqn), std::string_view(target.fqn));
   });
-  core::ShardLoadOptions options{.read_once = read_once, .progress = {}};
+  core::ShardLoadOptions options{.read_once = read_once, .progress = {}, .streams = streams};
   if (!read_once || !communicator_) {
     options.progress = watch.AsProgress();
     return store.LoadShards(step, targets, options);

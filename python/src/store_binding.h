@@ -8,6 +8,7 @@
 #include <optional>
 #include <shared_mutex>
 #include <string>
+#include <vector>
 
 #include "core/async_save.h"
 #include "core/checkpoint_store.h"
@@ -29,6 +30,9 @@ class SaveHandleBinding {
  public:
   explicit SaveHandleBinding(core::SaveHandle handle) : handle_(std::move(handle)) {}
   void WaitStaged() const;
+  /// What the stream of that address on `device` gets from here on runs after the copies of that
+  /// device. Waits until they are enqueued.
+  void HoldBack(int device, uintptr_t stream) const;
   /// Waits for the end, at most `timeout_seconds` if given; true if the save has ended. Runs signal
   /// handlers meanwhile.
   bool Wait(std::optional<double> timeout_seconds) const;
@@ -67,8 +71,10 @@ class StoreBinding {
   StepContents List(std::optional<uint64_t> step, nb::list patterns) const;
   /// The bytes that a front end has kept with the step, or None.
   nb::object FindAnnex(const kv::StepInfo& step, nb::str name) const;
-  /// `read_once` as core::ShardLoadOptions has it; only for a store of several ranks.
-  nb::tuple Load(const kv::StepInfo& step, const Requests& requests, bool read_once) const;
+  /// `read_once` as core::ShardLoadOptions has it; only for a store of several ranks. `streams`: of
+  /// the devices that are loaded into.
+  nb::tuple Load(const kv::StepInfo& step, const Requests& requests, bool read_once,
+                 const std::vector<core::DeviceStream>& streams) const;
   /// For each TensorInfo of `tensors` its mapped bytes, or None where they cannot be mapped: a
   /// torch tensor of its dtype and shape if `as_torch` (a bool for each) says so and torch can be
   /// lent memory of that dtype, else a MappedBinding.
@@ -87,6 +93,7 @@ class StoreBinding {
   auto Use(const Work& work) const;
   Result<core::LoadReport> RunLoad(core::CheckpointStore& store, const kv::StepInfo& step,
                                    const Requests& requests, bool read_once,
+                                   const std::vector<core::DeviceStream>& streams,
                                    SignalWatch& watch) const;
 
   ProcessGuard process_;

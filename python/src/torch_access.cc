@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/device.h"
+
 namespace cairn::python {
 namespace {
 
@@ -69,7 +71,7 @@ bool IsComplex(core::DType dtype) {
 
 }  // namespace
 
-bool HostMemory::is_contiguous() const {
+bool TensorMemory::is_contiguous() const {
   int64_t expected = 1;
   for (size_t d = shape.size(); d-- > 0;) {
     if (shape[d] != 1 && strides[d] != expected) return false;
@@ -78,8 +80,9 @@ bool HostMemory::is_contiguous() const {
   return true;
 }
 
-TorchAccess::TorchAccess()
-    : dtype_name_(nb::borrow<nb::str>(Interned("dtype"))),
+TorchAccess::TorchAccess(Reach reach)
+    : reach_(reach),
+      dtype_name_(nb::borrow<nb::str>(Interned("dtype"))),
       is_neg_name_(nb::borrow<nb::str>(Interned("is_neg"))) {
   nb::object dtypes = nb::module_::import_("cairn.dtypes");
   nb::object torch = dtypes.attr("loaded_torch")();
@@ -95,7 +98,7 @@ bool TorchAccess::IsSize(nb::handle value) const {
   return size_type_.is_valid() && value.type().is(size_type_);
 }
 
-std::optional<HostMemory> TorchAccess::FindMemory(nb::handle value) const {
+std::optional<TensorMemory> TorchAccess::FindMemory(nb::handle value) const {
   if (api_ == nullptr) return std::nullopt;
   if (!value.type().is(tensor_type_) && !value.type().is(parameter_type_)) return std::nullopt;
   // DLPack's own dtype would not do: it calls torch's uint4 a uint8.
@@ -106,17 +109,26 @@ std::optional<HostMemory> TorchAccess::FindMemory(nb::handle value) const {
     PyErr_Clear();  // the Python side finds out, and says, what it is
     return std::nullopt;
   }
-  if (tensor.device.device_type != dlpack::kCpu || tensor.byte_offset != 0) return std::nullopt;
+  const std::optional<int> device = ReachedDevice(tensor.device);
+  if (!device || tensor.byte_offset != 0) return std::nullopt;
   const auto dims = static_cast<size_t>(tensor.ndim);
   if (dims > 0 && (tensor.shape == nullptr || tensor.strides == nullptr)) return std::nullopt;
   const std::span<const int64_t> shape(tensor.shape, dims);
   // A storage that was freed, unless there is nothing to be stored.
   const bool is_empty = std::ranges::find(shape, 0) != shape.end();
   if (tensor.data == nullptr && !is_empty) return std::nullopt;
-  return HostMemory{.dtype = dtype,
-                    .shape = shape,
-                    .strides = {tensor.strides, dims},
-                    .data = static_cast<std::byte*>(tensor.data)};
+  return TensorMemory{.dtype = dtype,
+                      .shape = shape,
+                      .strides = {tensor.strides, dims},
+                      .data = static_cast<std::byte*>(tensor.data),
+                      .device = *device};
+}
+
+std::optional<int> TorchAccess::ReachedDevice(const dlpack::Device& device) const {
+  if (device.device_type == dlpack::kCpu) return core::kHostDevice;
+  if (device.device_type != dlpack::kCuda || reach_ == Reach::kHost) return std::nullopt;
+  if (!has_backend_) has_backend_ = core::FindDeviceBackend().has_value();
+  return *has_backend_ ? std::optional<int>(device.device_id) : std::nullopt;
 }
 
 bool TorchAccess::CanWrap(core::DType dtype) const {

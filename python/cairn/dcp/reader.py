@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from cairn import _cairn
+from cairn import _cairn, devices
 from cairn.dcp.location import CheckpointId, check_step, is_checkpoint_id, locate, required
 from cairn.dcp.metadata import Described, describe, shard_key
 from cairn.dcp.saves import new_id
@@ -219,8 +219,9 @@ class _Opened:
         requests = _cairn.Requests()
         for item, _, target in portion:
             fqn, offsets = self._place_of(item)
-            requests.add(fqn, offsets, target.shape, target.dtype, target.strides, target.address)
-        self.native.load(self._contents.info, requests)
+            place = target.strides, target.address, target.device
+            requests.add(fqn, offsets, target.shape, target.dtype, *place)
+        devices.load(self.native, self._contents.info, requests)
         for item, tensor, target in portion:
             if target.finish is not None:
                 target.finish()

@@ -29,6 +29,8 @@ class Saver:
         At steps that ``every`` divides, behind the training unless ``async_=False``. One save runs
         at a time: a step that is due while one runs waits for it. What went wrong with a save
         behind the training is raised by the next :meth:`step` or :meth:`close`, once.
+        CUDA tensors are copied behind the work of the current stream of their device, which is held
+        back until then; work on other streams that changes them has to wait for that stream.
 
     What it keeps
         The last ``keep_last`` steps, and those that ``keep_every`` divides; everything if both are
@@ -237,7 +239,7 @@ class Saver:
         if behind:
             self._handle = self._store.save_async(number, made, overwrite=self._overwrite)
             self._handle_step = number
-            self._handle.wait_staged()
+            self._handle._hold_back_streams()
         else:
             self._store.save(number, made, overwrite=self._overwrite)
             self._last_step = number

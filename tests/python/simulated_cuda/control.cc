@@ -1,0 +1,75 @@
+// The simulated CUDA runtime's controls as C functions, for Python tests: device_memory.py.
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "tests/support/simulated_cuda/simulated_cuda.h"
+
+namespace simulation = cairn::simulated_cuda;
+
+extern "C" {
+
+void SimulatedReset(int device_count, uint64_t device_memory_bytes, int jitter_us) {
+  simulation::Reset({.device_count = device_count,
+                     .device_memory_bytes = device_memory_bytes,
+                     .jitter_us = jitter_us});
+}
+
+void* SimulatedAllocate(int device, uint64_t bytes) {
+  int before = 0;
+  void* memory = nullptr;
+  if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(device) != cudaSuccess) return nullptr;
+  if (cudaMalloc(&memory, bytes) != cudaSuccess) memory = nullptr;
+  (void)cudaSetDevice(before);
+  return memory;
+}
+void SimulatedFree(void* memory) { (void)cudaFree(memory); }
+
+void SimulatedPeek(void* target, const void* device_source, uint64_t bytes) {
+  simulation::PeekDevice(target, device_source, bytes);
+}
+void SimulatedPoke(void* device_target, const void* source, uint64_t bytes) {
+  simulation::PokeDevice(device_target, source, bytes);
+}
+
+uint64_t SimulatedBytesToHost() { return simulation::GetCounters().d2h_bytes; }
+uint64_t SimulatedBytesToDevice() { return simulation::GetCounters().h2d_bytes; }
+uint64_t SimulatedPageableCopies() { return simulation::GetCounters().pageable_count; }
+uint64_t SimulatedDeviceSynchronizations() {
+  return simulation::GetCounters().device_synchronize_count;
+}
+void SimulatedResetCounters() { simulation::ResetCounters(); }
+uint64_t SimulatedRegistered() { return simulation::GetLive().registered_count; }
+
+/// The next allocation of device memory by Cairn fails; until SimulatedClearFaults.
+void SimulatedFailAllocation() {
+  simulation::FailCall("cudaMallocAsync", 1, cudaErrorMemoryAllocation);
+}
+void SimulatedClearFaults() { simulation::ClearFaults(); }
+
+void* SimulatedStream(int device) {
+  cudaStream_t stream = nullptr;
+  int before = 0;
+  if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(device) != cudaSuccess) return nullptr;
+  if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) stream = nullptr;
+  (void)cudaSetDevice(before);
+  return stream;
+}
+/// Enqueues; `source` must stay as it is until the stream has passed.
+int SimulatedCopyBehind(void* device_target, const void* device_source, uint64_t bytes,
+                        void* stream) {
+  return cudaMemcpyAsync(device_target, device_source, bytes, cudaMemcpyDeviceToDevice,
+                         static_cast<cudaStream_t>(stream));
+}
+int SimulatedSynchronize(void* stream) {
+  return cudaStreamSynchronize(static_cast<cudaStream_t>(stream));
+}
+
+/// Keeps a stream busy until SimulatedUnblock.
+void* SimulatedBlock(void* stream) {
+  return new simulation::StreamBlock(static_cast<cudaStream_t>(stream));
+}
+void SimulatedUnblock(void* block) { delete static_cast<simulation::StreamBlock*>(block); }
+
+}  // extern "C"

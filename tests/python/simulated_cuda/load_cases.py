@@ -1,0 +1,158 @@
+"""Loads into CUDA tensors, filled where they are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from device_memory import Memory, blocked, control, empty, fill, to_cuda, to_host
+
+import cairn
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def saved(store):
+    """A state of host tensors, which is step 1 of the store."""
+    state = {
+        "large": torch.randn(3, MIB),
+        "small": torch.randn(5),
+        "matrix": torch.randn(1000, 300),
+        "half": torch.randn(300, 7).to(torch.bfloat16),
+        "complex": torch.randn(1000, dtype=torch.complex64),
+        "empty": torch.empty(0, 3),
+        "scalar": torch.tensor(7),
+    }
+    store.save(1, state)
+    control.ResetCounters()
+    return state
+
+
+def test_a_state_on_devices_is_filled_in_place(store, saved):
+    state = {
+        name: empty(tuple(tensor.shape), tensor.dtype, device=i % 2)
+        for i, (name, tensor) in enumerate(saved.items())
+    }
+    addresses = {name: tensor.data_ptr() for name, tensor in state.items()}
+    store.load(state)
+    for name, tensor in saved.items():
+        assert state[name].data_ptr() == addresses[name]
+        assert torch.equal(to_host(state[name]), tensor), name
+    assert control.PageableCopies() == 0 and control.DeviceSynchronizations() == 0
+    assert control.BytesToDevice() >= sum(tensor.nbytes for tensor in saved.values())
+
+
+def test_strided_targets_leave_what_lies_between(store, saved):
+    base = torch.full((1000, 600), -1.0)
+    memory = to_cuda(base)
+    target = Memory.of(memory).tensor(torch.float32, (1000, 300), (600, 2))
+    transposed = empty((1000, 300), strides=(1, 1000))
+    store.load({"matrix": target}, strict=False)
+    store.load({"matrix": transposed}, strict=False)
+    base[:, ::2] = saved["matrix"]
+    assert torch.equal(to_host(memory), base)
+    assert torch.equal(to_host(transposed), saved["matrix"])
+
+
+def test_host_and_device_targets_in_one_load(store, saved):
+    state = {
+        "large": torch.empty(3, MIB),
+        "small": empty((5,)),
+        "matrix": empty((1000, 300), device=1),
+    }
+    store.load(state, strict=False)
+    assert torch.equal(state["large"], saved["large"])
+    assert torch.equal(to_host(state["small"]), saved["small"])
+    assert torch.equal(to_host(state["matrix"]), saved["matrix"])
+
+
+def test_a_load_comes_after_what_the_current_stream_holds(store, saved, streams):
+    target, zeros = empty((3, MIB)), to_cuda(torch.zeros(3, MIB))
+    with blocked(streams[0]) as block:
+        streams[0].copy(target, zeros)
+        block.open_later(0.2)
+        store.load({"large": target}, strict=False)
+    assert torch.equal(to_host(target), saved["large"])
+
+
+def test_read_makes_tensors_on_the_device(store, saved):
+    for device in ("cuda:0", "cuda:1", "cuda"):
+        read = store.read(["large", "small", "half", "complex", "empty", "scalar"], device=device)
+        for name, tensor in read.items():
+            assert tensor.device == torch.device("cuda", 1 if device == "cuda:1" else 0)
+            assert torch.equal(to_host(tensor), saved[name]), name
+    assert control.PageableCopies() == 0
+
+
+def test_meta_tensors_get_memory_on_the_device(store, saved):
+    state = {"matrix": torch.empty(1000, 300, device="meta")}
+    store.load(state, strict=False, device="cuda:1")
+    assert state["matrix"].device == torch.device("cuda:1")
+    assert torch.equal(to_host(state["matrix"]), saved["matrix"])
+
+
+def test_a_slice_is_read_into_a_tensor_on_the_device(store, saved):
+    out = empty((100, 50))
+    assert store.read_slice("matrix", [(200, 300), (10, 60)], out=out) is out
+    assert torch.equal(to_host(out), saved["matrix"][200:300, 10:60])
+
+
+def test_what_was_saved_from_a_device_is_loaded_to_another(store):
+    values = torch.randn(MIB)
+    store.save(1, {"t": to_cuda(values)})
+    target = empty((MIB,), device=1)
+    store.load({"t": target})
+    assert torch.equal(to_host(target), values)
+
+
+def test_tied_tensors_are_filled_once_and_others_refused(store, saved):
+    target = empty((5,))
+    store.save(2, {"a": saved["small"], "b": saved["small"]})
+    store.load({"a": target, "b": target}, step=2)
+    assert torch.equal(to_host(target), saved["small"])
+    store.save(3, {"a": saved["small"], "b": saved["small"] + 1})
+    with pytest.raises(cairn.Invalid, match="shares its memory"):
+        store.load({"a": target, "b": target}, step=3)
+
+
+def test_damaged_bytes_are_found(store, saved, path):
+    segment = max(path.rglob("*.seg"), key=lambda file: file.stat().st_size)
+    with segment.open("r+b") as file:
+        file.seek(segment.stat().st_size // 2)
+        file.write(b"damage")
+    with pytest.raises(cairn.Corrupt):
+        store.load({"large": empty((3, MIB))}, strict=False)
+
+
+def test_dcp_fills_tensors_on_the_device(path):
+    import torch.distributed.checkpoint as dcp
+
+    from cairn.dcp import CairnReader, CairnWriter
+
+    values = torch.randn(1000, 30)
+    dcp.save({"t": values}, storage_writer=CairnWriter(path, step=1), no_dist=True)
+    target = empty((1000, 30))
+    dcp.load({"t": target}, storage_reader=CairnReader(path), no_dist=True)
+    assert torch.equal(to_host(target), values)
+
+
+def test_pinned_companions_of_a_state_are_page_locked():
+    from cairn.state_dict import create_cpu_state_dict
+
+    before = control.Registered()
+    state = {"t": torch.randn(100, 3), "n": [torch.arange(7)], "plain": 5}
+    made = create_cpu_state_dict(state, pin_memory=True)
+    assert control.Registered() == before + 2
+    assert made["t"].shape == (100, 3) and made["n"][0].dtype == torch.int64
+    made["t"].copy_(state["t"])
+    assert torch.equal(made["t"], state["t"])
+    del made
+    assert control.Registered() == before
+
+
+def test_new_contents_are_what_the_next_save_finds(store, saved):
+    target = empty((3, MIB))
+    store.load({"large": target}, strict=False)
+    assert store.save(2, {"large": target}).written_bytes == 0
+    fill(target, torch.tensor(2.0))
+    assert store.save(3, {"large": target}).written_bytes == target.nbytes
