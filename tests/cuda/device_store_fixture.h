@@ -28,6 +28,7 @@ struct Held {
 class DeviceStoreTest : public ::testing::Test {
  protected:
   void SetUp() override {
+    CAIRN_SKIP_WITHOUT_GPU();
     cuda::Register();
     auto backend = core::FindDeviceBackend();
     CAIRN_ASSERT_OK(backend);

@@ -11,7 +11,22 @@
 #include <vector>
 
 #include "core/tensor.h"
+#include "cuda/backend.h"
+#include "tests/support/result_matchers.h"
 #include "tests/support/seeded_random.h"
+
+/// First in a fixture's SetUp. Programs that are built for a GPU (CAIRN_TEST_ON_GPU) skip their
+/// tests where there is none, with the reason; on the simulated runtime a missing GPU is a failure.
+#ifdef CAIRN_TEST_ON_GPU
+#define CAIRN_SKIP_WITHOUT_GPU()                                 \
+  do {                                                           \
+    if (const auto gpu = cairn::cuda::FindBackend(); !gpu) {     \
+      GTEST_SKIP() << "needs a GPU: " << gpu.error().ToString(); \
+    }                                                            \
+  } while (false)
+#else
+#define CAIRN_SKIP_WITHOUT_GPU() CAIRN_ASSERT_OK(cairn::cuda::FindBackend())
+#endif
 
 namespace cairn::testing {
 

@@ -23,6 +23,7 @@ using testing::RandomBytes;
 class DigestTest : public ::testing::Test {
  protected:
   void SetUp() override {
+    CAIRN_SKIP_WITHOUT_GPU();
     auto backend = FindBackend();
     CAIRN_ASSERT_OK(backend);
     auto lane = (*backend)->OpenLane(0);

@@ -25,6 +25,7 @@ using testing::RandomBytes;
 class LaneTest : public ::testing::Test {
  protected:
   void SetUp() override {
+    CAIRN_SKIP_WITHOUT_GPU();
     CAIRN_ASSERT_OK_AND_ASSIGN(core::DeviceBackend* const backend, FindBackend());
     backend_ = backend;
     CAIRN_ASSERT_OK_AND_ASSIGN(lane_, backend->OpenLane(0));
