@@ -59,6 +59,7 @@ struct SaveReport {
   uint64_t step = 0;
   uint64_t logical_bytes = 0;  // tensors, shared storage counted once
   uint64_t written_bytes = 0;  // payload put into segments
+  uint64_t device_bytes = 0;   // payload brought from devices to the host
   uint64_t chunks = 0;
   uint64_t chunks_reused = 0;
   double seconds = 0;

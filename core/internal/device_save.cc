@@ -209,6 +209,7 @@ Result<void> DeviceSave::Start(const TensorView& source, uint64_t begin_bytes,
                                std::span<std::byte> target) {
   last_lane_ = lanes_.at(source.device).get();
   used_lanes_.insert(last_lane_);
+  brought_bytes_ += target.size();
   return last_lane_->CopyOut(source, begin_bytes, target);
 }
 

@@ -84,6 +84,9 @@ class DeviceSave final : public kv::BlockFiller {
   Result<void> Staged();
   const std::shared_ptr<StagedPoint>& staged_point() const { return staged_point_; }
 
+  /// Payload that Start was asked for so far.
+  uint64_t brought_bytes() const { return brought_bytes_; }
+
   const std::shared_ptr<kv::BlockPool>& blocks() const { return blocks_; }
   /// Page-locked memory that a save like this may need. Who takes it once no save is under way
   /// spares the next one the taking.
@@ -110,6 +113,7 @@ class DeviceSave final : public kv::BlockFiller {
   std::shared_ptr<kv::BlockPool> blocks_;                      // the process's
   bool digested_ = false;
   uint64_t payload_bytes_ = 0;                                 // of the plan, on devices
+  uint64_t brought_bytes_ = 0;
   std::map<int, std::shared_ptr<const DeviceLeaves>> leaves_;  // shared with the save after
   std::vector<DeviceStream> streams_;                          // one at least for each device
   std::shared_ptr<StagedPoint> staged_point_ = std::make_shared<StagedPoint>();

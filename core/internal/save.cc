@@ -547,6 +547,7 @@ bool SaveRun::IsBase(const kv::StepInfo& step) const {
 SaveReport SaveRun::report() const {
   SaveReport report = report_;
   report.written_bytes = writer_->written_bytes();
+  if (device_ != nullptr) report.device_bytes = device_->brought_bytes();
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;
   report.seconds = elapsed.count();
   return report;

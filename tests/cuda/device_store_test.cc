@@ -29,6 +29,7 @@ TEST_F(DeviceStoreTest, WritesNothingWhereNothingChanged) {
   CAIRN_ASSERT_OK(store_->Save(1, State()));
   CAIRN_ASSERT_OK_AND_ASSIGN(core::SaveReport report, store_->Save(2, State()));
   EXPECT_EQ(report.written_bytes, 0u);
+  EXPECT_EQ(report.device_bytes, 0u);
   EXPECT_EQ(report.chunks_reused, report.chunks);
   // A new process has no digests on the device: it compares with those that are stored.
   OpenStore();
@@ -48,6 +49,7 @@ TEST_F(DeviceStoreTest, WritesThePagesThatChanged) {
   CAIRN_ASSERT_OK_AND_ASSIGN(core::SaveReport report, store_->Save(2, State()));
   // Three pages, of which the small tensor's is as long as itself.
   EXPECT_EQ(report.written_bytes, 3 * kv::kPageBytes + 1 + 7 * 13);
+  EXPECT_EQ(report.device_bytes, report.written_bytes);
   ExpectStored(1 + 1);
   ExpectLoadsToDevice(2);
   // And again where the base's digests are those in the store.
