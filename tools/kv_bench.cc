@@ -86,6 +86,22 @@ void AddPartVerbs(CLI::App& app, Arguments& arguments) {
   SetExamples(*verb, {"kv-bench incremental --dir /data --bytes 4GiB --changed 10"});
 }
 
+void AddGpuVerb(CLI::App& app, Arguments& arguments) {
+  CLI::App* verb =
+      AddVerb(app, arguments, "gpu",
+              "[--bytes SIZE] [--part PART] [--device N] [--fio] [--repeat N] [--json]",
+              "A GPU: copies, digests, durable saves and cold loads, incremental saves\n"
+              "and the stall of asynchronous ones, each beside its limit");
+  AddBytes(verb, arguments);
+  verb->add_option("--part", arguments.options.part,
+                   "Only this: copies, digest, disk, pages or stall")
+      ->type_name("PART")
+      ->check(CLI::IsMember({"copies", "digest", "disk", "pages", "stall"}));
+  verb->add_option("--device", arguments.options.device, "Number of the GPU (0)")->type_name("N");
+  AddFio(verb, arguments, "O_DIRECT write with end_fsync, and read");
+  SetExamples(*verb, {"kv-bench gpu --dir /data --bytes 4GiB --fio --repeat 5"});
+}
+
 void AddOtherVerbs(CLI::App& app, Arguments& arguments) {
   CLI::App* verb =
       AddVerb(app, arguments, "open", "[--chunks N] [--warm] [--repeat N] [--json]",
@@ -116,6 +132,8 @@ void AddOtherVerbs(CLI::App& app, Arguments& arguments) {
                  "The digest of memory, against a plain read and a copy of it");
   AddBytes(verb, arguments);
   SetExamples(*verb, {"kv-bench digest --dir /tmp --bytes 1GiB"});
+
+  AddGpuVerb(app, arguments);
 
   verb =
       AddVerb(app, arguments, "tune", "[--bytes SIZE] [--json]",
@@ -157,6 +175,7 @@ Result<void> RunVerb(const std::string& verb, const Arguments& arguments, Output
   if (verb == "open") return BenchOpen(options, report);
   if (verb == "commit") return BenchCommit(options, report);
   if (verb == "plan") return BenchPlan(options, report);
+  if (verb == "gpu") return BenchGpu(options, report);
   return BenchDigest(options, report);
 }
 

@@ -93,4 +93,74 @@ void BenchReport::AddRatio(const std::string& verb, const std::string& what,
   }
 }
 
+std::optional<double> BenchReport::MedianRate(const std::string& what) const {
+  const auto found = rates_.find(what);
+  if (found == rates_.end() || found->second.empty()) return std::nullopt;
+  return Median(found->second);
+}
+
+void BenchReport::AddBar(const std::string& verb, const std::string& what,
+                         const std::string& reference, double least) {
+  const std::optional<double> figure = MedianRate(what);
+  const std::optional<double> limit = MedianRate(reference);
+  if (!figure || !limit || !(*limit > 0)) return;
+  const double ratio = *figure / *limit;
+  WriteBar({{"verb", verb},
+            {"what", "bar"},
+            {"of", what},
+            {"to", reference},
+            {"figure", *figure},
+            {"limit", *limit},
+            {"unit", "bytes/s"},
+            {"ratio", ratio},
+            {"bar", least},
+            {"bar_is", "at least"},
+            {"met", ratio >= least}});
+}
+
+void BenchReport::AddBar(const Bar& bar) {
+  const double ratio = bar.limit > 0 ? bar.figure / bar.limit : 0;
+  WriteBar({{"verb", bar.verb},
+            {"what", "bar"},
+            {"of", bar.what},
+            {"to", bar.reference},
+            {"figure", bar.figure},
+            {"limit", bar.limit},
+            {"unit", bar.unit},
+            {"ratio", ratio},
+            {"bar", bar.most},
+            {"bar_is", "at most"},
+            {"met", ratio <= bar.most}});
+}
+
+void BenchReport::WriteBar(const Json& json) {
+  if (json_) {
+    out_->WriteLine(json.dump());
+  } else {
+    out_->WriteLine(out_->Styled(
+        Style::kBold,
+        fmt::format("{}: {:.4g} of {} (bar: {} {:g}, {})", json["of"].get<std::string>(),
+                    json["ratio"].get<double>(), json["to"].get<std::string>(),
+                    json["bar_is"].get<std::string>(), json["bar"].get<double>(),
+                    json["met"].get<bool>() ? "met" : "not met")));
+  }
+  std::fflush(stdout);
+}
+
+void BenchReport::AddFact(const std::string& verb, const std::string& what, const Json& members) {
+  if (json_) {
+    Json json = {{"verb", verb}, {"what", what}};
+    json.update(members);
+    out_->WriteLine(json.dump());
+  } else {
+    std::string line = what + ":";
+    for (const auto& [name, value] : members.items()) {
+      line +=
+          fmt::format(" {} {};", name, value.is_string() ? value.get<std::string>() : value.dump());
+    }
+    out_->WriteLine(line);
+  }
+  std::fflush(stdout);
+}
+
 }  // namespace cairn::tools::internal

@@ -31,8 +31,27 @@ class BenchReport {
   void Add(const BenchRow& row);
   /// The ratio of the median rates of two kinds of rows (named by `what`), as a row of its own.
   void AddRatio(const std::string& verb, const std::string& what, const std::string& reference);
+  /// As AddRatio, with the least that the ratio should be.
+  void AddBar(const std::string& verb, const std::string& what, const std::string& reference,
+              double least);
+  /// A figure beside its limit, both in `unit`, and the most that their ratio should be.
+  struct Bar {
+    std::string verb;
+    std::string what;
+    std::string reference;
+    double figure = 0;
+    double limit = 0;
+    std::string unit;
+    double most = 0;
+  };
+  void AddBar(const Bar& bar);
+  /// A fact that is no measurement: what the measurements ran on.
+  void AddFact(const std::string& verb, const std::string& what, const Json& members);
 
  private:
+  std::optional<double> MedianRate(const std::string& what) const;
+  void WriteBar(const Json& json);
+
   Output* out_;
   bool json_;
   bool header_written_ = false;

@@ -12,7 +12,7 @@
 #include "core/checkpoint_store.h"
 #include "tools/internal/bench_verbs.h"
 #include "tools/internal/disk_usage.h"
-#include "tools/internal/fio.h"
+#include "tools/internal/fio_row.h"
 #include "tools/internal/model_state.h"
 #include "tools/internal/progress.h"
 #include "tools/internal/scratch_store.h"
@@ -22,15 +22,6 @@ namespace cairn::tools::internal {
 namespace {
 
 namespace fs = std::filesystem;
-
-/// Removes fio's file at the end.
-struct FioFile {
-  std::string directory;
-  ~FioFile() {
-    std::error_code ignored;
-    fs::remove(fs::path(directory) / kFioFileName, ignored);
-  }
-};
 
 using StorePointer = std::unique_ptr<core::CheckpointStore>;
 
@@ -45,17 +36,6 @@ Result<ModelMemory> MakeModel(const BenchOptions& options) {
 
 core::SaveOptions FullSave(ProgressLine& progress) {
   return {.incremental = false, .progress = progress.callback()};
-}
-
-BenchRow FioRow(const std::string& verb, const std::string& what, uint64_t run,
-                const FioResult& fio) {
-  BenchRow row{.verb = verb, .what = what, .run = run, .bytes = fio.bytes};
-  row.measured.seconds = fio.seconds;
-  row.in_this_process = false;
-  row.extra["engine"] = fio.engine;
-  row.note = fmt::format("O_DIRECT, {}, 4 MiB blocks, 8 in flight{}", fio.engine,
-                         what == "fio write" ? ", end_fsync" : "");
-  return row;
 }
 
 /// A store with the model as step 1, saved and closed, and `use` run on it while it exists.

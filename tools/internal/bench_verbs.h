@@ -18,6 +18,8 @@ struct BenchOptions {
   double changed_percent = 0;
   uint64_t chunks = 1'000'000;
   uint64_t ranks = 16'384;
+  int device = 0;    // gpu
+  std::string part;  // gpu; empty: all
 };
 
 Result<void> BenchSave(const BenchOptions& options, BenchReport& report);
@@ -28,6 +30,8 @@ Result<void> BenchOpen(const BenchOptions& options, BenchReport& report);
 Result<void> BenchCommit(const BenchOptions& options, BenchReport& report);
 Result<void> BenchPlan(const BenchOptions& options, BenchReport& report);
 Result<void> BenchDigest(const BenchOptions& options, BenchReport& report);
+/// kFailedPrecondition, kUnimplemented: there is no GPU, or this build has no CUDA layer.
+Result<void> BenchGpu(const BenchOptions& options, BenchReport& report);
 /// Prints a table, or one JSON object a row, of its own: its rows are settings and not runs.
 Result<void> BenchTune(const BenchOptions& options, bool json, Output& out);
 

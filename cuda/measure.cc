@@ -1,0 +1,234 @@
+// What one GPU does at most, by plain CUDA.
+
+#include "cuda/measure.h"
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <vector>
+
+#include "cuda/backend.h"
+#include "cuda/internal/compute_kernel.h"
+#include "cuda/internal/cuda_call.h"
+#include "cuda/internal/device_heap.h"
+#include "cuda/internal/device_job.h"
+#include "cuda/internal/digest_kernel.h"
+#include "cuda/internal/stream.h"
+#include "kv/digest.h"
+
+namespace cairn::cuda {
+namespace {
+
+using internal::Check;
+using internal::DeviceBuffer;
+using internal::DeviceHeap;
+using internal::DeviceScope;
+using internal::Stream;
+
+constexpr uint64_t kChunkBytes = 4 << 20;
+constexpr double kKernelSeconds = 1e-3;
+constexpr uint64_t kFirstRounds = 1 << 10;
+
+/// An event that takes times, unlike the lanes' own.
+class TimedEvent {
+ public:
+  static Result<TimedEvent> Make() {
+    TimedEvent event;
+    CAIRN_TRY(Check(cudaEventCreate(&event.event_), "making an event"));
+    return event;
+  }
+  TimedEvent(TimedEvent&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+  TimedEvent& operator=(TimedEvent&&) = delete;
+  ~TimedEvent() {
+    if (event_ != nullptr) internal::Ignore(cudaEventDestroy(event_));
+  }
+  cudaEvent_t get() const { return event_; }
+
+ private:
+  TimedEvent() = default;
+  cudaEvent_t event_ = nullptr;
+};
+
+std::string VersionText(int version) {
+  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+}
+
+Result<GpuDescription> Describe(int device) {
+  GpuDescription description;
+  cudaDeviceProp properties{};
+  CAIRN_TRY(Check(cudaGetDeviceProperties(&properties, device), "asking for the GPU's name"));
+  int driver = 0;
+  int runtime = 0;
+  CAIRN_TRY(Check(cudaDriverGetVersion(&driver), "asking for the driver's version"));
+  CAIRN_TRY(Check(cudaRuntimeGetVersion(&runtime), "asking for the runtime's version"));
+  description.name = properties.name;
+  description.driver_cuda = VersionText(driver);
+  description.runtime_cuda = VersionText(runtime);
+  description.memory_bytes = properties.totalGlobalMem;
+  description.multiprocessors = properties.multiProcessorCount;
+  return description;
+}
+
+class Gpu final : public PlainGpu {
+ public:
+  static Result<std::unique_ptr<PlainGpu>> Open(int device) {
+    const DeviceScope scope(device);
+    std::unique_ptr<Gpu> gpu(new Gpu(device));
+    CAIRN_TRY_ASSIGN(gpu->description_, Describe(device));
+    CAIRN_TRY_ASSIGN(gpu->heap_, DeviceHeap::Make(device));
+    CAIRN_TRY_ASSIGN(gpu->stream_, Stream::Make());
+    CAIRN_TRY_ASSIGN(gpu->sink_, gpu->heap_->Allocate(sizeof(uint32_t)));
+    // A training's work goes before that of the lanes.
+    cudaStream_t training = nullptr;
+    CAIRN_TRY(
+        Check(cudaStreamCreateWithFlags(&training, cudaStreamNonBlocking), "making a stream"));
+    gpu->training_ = training;
+    return gpu;
+  }
+  ~Gpu() override {
+    if (training_ == nullptr) return;
+    const DeviceScope scope(device_);
+    internal::Ignore(cudaStreamSynchronize(training_));
+    internal::Ignore(cudaStreamDestroy(training_));
+  }
+
+  const GpuDescription& description() const override { return description_; }
+
+  Result<double> CopyOut(const std::byte* source, std::span<std::byte> host) override {
+    return Copy(host.data(), source, host.size(), cudaMemcpyDeviceToHost);
+  }
+  Result<double> CopyIn(std::span<const std::byte> host, std::byte* target) override {
+    return Copy(target, host.data(), host.size(), cudaMemcpyHostToDevice);
+  }
+
+  Result<double> Digest(const std::byte* source, uint64_t length_bytes) override {
+    return TimeKernel(source, length_bytes, [&](const internal::DigestLaunch& launch) {
+      return internal::LaunchDigest(launch, heap_->multiprocessors(), stream_.get());
+    });
+  }
+  Result<double> Read(const std::byte* source, uint64_t length_bytes) override {
+    return TimeKernel(source, length_bytes, [&](const internal::DigestLaunch& launch) {
+      return internal::LaunchRead(launch, launch.leaves, heap_->multiprocessors(), stream_.get());
+    });
+  }
+
+  void* training_stream() const override { return training_; }
+
+  Result<double> KernelSeconds() override {
+    const DeviceScope scope(device_);
+    // The rounds that make a millisecond, then their time over some kernels.
+    rounds_ = kFirstRounds;
+    CAIRN_TRY(TimeCompute(1));  // the first launch loads the kernel
+    while (true) {
+      CAIRN_TRY_ASSIGN(const double seconds, TimeCompute(1));
+      if (seconds >= kKernelSeconds) break;
+      rounds_ *= 2;
+    }
+    constexpr uint64_t kKernels = 20;
+    CAIRN_TRY_ASSIGN(const double seconds, TimeCompute(kKernels));
+    return seconds / kKernels;
+  }
+  Result<void> Compute(uint64_t kernel_count) override {
+    const DeviceScope scope(device_);
+    for (uint64_t i = 0; i < kernel_count; ++i) {
+      CAIRN_TRY(Check(internal::LaunchCompute(rounds_, sink_.As<uint32_t>(),
+                                              heap_->multiprocessors(), training_),
+                      "starting a kernel"));
+    }
+    return {};
+  }
+  Result<void> Fill(std::byte* target, uint64_t length_bytes, uint8_t value) override {
+    const DeviceScope scope(device_);
+    return Check(cudaMemsetAsync(target, value, length_bytes, training_), "filling memory");
+  }
+  Result<void> Synchronize() override {
+    return Check(cudaStreamSynchronize(training_), "waiting for the training's stream");
+  }
+
+ private:
+  explicit Gpu(int device) : device_(device) {}
+
+  Result<double> TimeCompute(uint64_t kernel_count) {
+    const auto begin = std::chrono::steady_clock::now();
+    CAIRN_TRY(Compute(kernel_count));
+    CAIRN_TRY(Synchronize());
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  }
+
+  Result<double> Copy(void* target, const void* source, uint64_t count, cudaMemcpyKind kind) {
+    const DeviceScope scope(device_);
+    CAIRN_TRY(stream_.Synchronize());
+    const auto begin = std::chrono::steady_clock::now();
+    CAIRN_TRY(Check(cudaMemcpyAsync(target, source, count, kind, stream_.get()), "copying"));
+    CAIRN_TRY(stream_.Synchronize());
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  }
+
+  Result<double> TimeKernel(const std::byte* source, uint64_t length_bytes,
+                            const std::function<cudaError_t(const internal::DigestLaunch&)>& run) {
+    const DeviceScope scope(device_);
+    CAIRN_TRY_ASSIGN(const internal::DigestLaunch launch, Prepare(source, length_bytes));
+    CAIRN_TRY_ASSIGN(const TimedEvent begin, TimedEvent::Make());
+    CAIRN_TRY_ASSIGN(const TimedEvent end, TimedEvent::Make());
+    CAIRN_TRY(Check(cudaEventRecord(begin.get(), stream_.get()), "recording an event"));
+    CAIRN_TRY(Check(run(launch), "starting a kernel"));
+    CAIRN_TRY(Check(cudaEventRecord(end.get(), stream_.get()), "recording an event"));
+    CAIRN_TRY(stream_.Synchronize());
+    float milliseconds = 0;
+    CAIRN_TRY(Check(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()), "taking a time"));
+    return milliseconds * 1e-3;
+  }
+
+  /// The table of chunks and room for the results, on the device.
+  Result<internal::DigestLaunch> Prepare(const std::byte* source, uint64_t length_bytes) {
+    std::vector<internal::PageJob> jobs;
+    uint64_t pages = 0;
+    for (uint64_t at = 0; at < length_bytes; at += kChunkBytes) {
+      const uint64_t length = std::min(kChunkBytes, length_bytes - at);
+      jobs.push_back({.data = reinterpret_cast<const unsigned char*>(source + at),
+                      .length_bytes = length,
+                      .first_page = pages,
+                      .first_leaf = pages});
+      pages += kv::PageCount(length);
+    }
+    const uint64_t table_bytes = jobs.size() * sizeof(internal::PageJob);
+    CAIRN_TRY(heap_->Grow(jobs_, table_bytes));
+    CAIRN_TRY(heap_->Grow(leaves_, pages * sizeof(uint64_t)));
+    CAIRN_TRY(heap_->Grow(changed_, pages / 8 + sizeof(uint64_t)));
+    CAIRN_TRY(Check(cudaMemcpyAsync(jobs_.data(), jobs.data(), table_bytes, cudaMemcpyHostToDevice,
+                                    stream_.get()),
+                    "copying a table"));
+    CAIRN_TRY(Check(cudaMemsetAsync(changed_.data(), 0, changed_.length_bytes(), stream_.get()),
+                    "clearing bits"));
+    CAIRN_TRY(stream_.Synchronize());
+    return internal::DigestLaunch{.jobs = jobs_.As<internal::PageJob>(),
+                                  .job_count = static_cast<uint32_t>(jobs.size()),
+                                  .page_count = pages,
+                                  .leaves = leaves_.As<uint64_t>(),
+                                  .changed = changed_.As<uint32_t>()};
+  }
+
+  const int device_;
+  GpuDescription description_;
+  std::shared_ptr<DeviceHeap> heap_;  // shared with its buffers
+  DeviceBuffer sink_;
+  DeviceBuffer jobs_;
+  DeviceBuffer leaves_;
+  DeviceBuffer changed_;
+  Stream stream_;  // before the buffers that its work uses are given back
+  cudaStream_t training_ = nullptr;
+  uint64_t rounds_ = kFirstRounds;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<PlainGpu>> PlainGpu::Open(int device) {
+  CAIRN_TRY_ASSIGN(core::DeviceBackend* const backend, FindBackend());
+  CAIRN_TRY(backend->FreeBytes(device));  // there is such a device
+  return Gpu::Open(device);
+}
+
+}  // namespace cairn::cuda

@@ -1,0 +1,93 @@
+"""kv-bench gpu: says why it cannot run, and on the simulated runtime runs through.
+
+What it measures there means nothing; that bytes are counted, and bars are drawn, can be seen.
+"""
+
+import json
+
+import pytest
+
+from tool_programs import BIN_DIR, run_program
+
+MIB = 1 << 20
+SIMULATED = "kv_bench_on_simulation"
+
+
+@pytest.fixture
+def gpu_rows(tmp_path):
+    if not (BIN_DIR / SIMULATED).exists():
+        pytest.skip("built without the CUDA layer: no kv-bench on the simulated runtime")
+
+    def run(part):
+        done = run_program(SIMULATED, "gpu", "--dir", tmp_path, "--bytes", "2MiB", "--part", part,
+                           "--json")
+        assert done.status == 0, done.err
+        assert list(tmp_path.iterdir()) == []
+        return [json.loads(line) for line in done.out.splitlines()]
+
+    return run
+
+
+def bars_of(rows):
+    return {row["of"]: row for row in rows if row["what"] == "bar"}
+
+
+def test_without_a_gpu_it_says_why_and_fails(bench, tmp_path):
+    done = bench("gpu", "--dir", tmp_path, "--bytes", "2MiB", "--json")
+    if done.status == 0:
+        pytest.skip("there is a GPU here")
+    assert done.status == 2
+    assert done.out == ""
+    assert done.err.startswith("kv-bench: no GPU can be measured here: ")
+    assert len(done.err.splitlines()) == 1
+
+
+def test_the_first_row_says_what_it_ran_on(gpu_rows):
+    device = gpu_rows("digest")[0]
+    assert device["what"] == "device"
+    assert device["name"] and device["driver_cuda"] and device["multiprocessors"] > 0
+    assert device["gpudirect_storage"].startswith("off: ")
+
+
+def test_copies_are_measured_both_ways_beside_plain_ones(gpu_rows):
+    rows = gpu_rows("copies")
+    bars = bars_of(rows)
+    assert len(bars) == 4
+    for of, bar in bars.items():
+        assert bar["to"].startswith(of.partition(",")[0] + ", cudaMemcpyAsync")
+        assert bar["bar"] == (0.85 if "small" in of else 0.95)
+        assert bar["met"] == (bar["ratio"] >= bar["bar"])
+    small = [row for row in rows if "small" in row["what"]]
+    assert small and all(row["tensors"] > 20 and row["bytes"] <= 2 * MIB for row in small)
+
+
+def test_the_digest_is_measured_beside_a_reading_kernel(gpu_rows):
+    rows = gpu_rows("digest")
+    assert {row["bytes"] for row in rows if row["what"] == "digest kernel"} == {2 * MIB}
+    assert bars_of(rows)["digest kernel"]["bar"] == 0.8
+
+
+def test_saves_and_loads_go_through_the_disk(gpu_rows):
+    rows = gpu_rows("disk")
+    (save,) = [row for row in rows if row["what"] == "save to disk"]
+    assert save["device_bytes"] == save["payload_written_bytes"] == save["bytes"] == 2 * MIB
+    assert [row["bytes"] for row in rows if row["what"] == "cold load to device"] == [2 * MIB]
+
+
+def test_bytes_over_the_bus_are_those_of_changed_pages(gpu_rows):
+    rows = gpu_rows("pages")
+    (same,) = [row for row in rows if row["what"] == "nothing changed"]
+    assert same["device_bytes"] == 0 and same["payload_written_bytes"] == 0
+    (changed,) = [row for row in rows if row["what"] == "1 % of pages changed"]
+    assert 0 < changed["device_bytes"] < changed["bytes"]
+    bars = bars_of(rows)
+    assert bars["over the bus, nothing changed"]["met"]
+    assert bars["over the bus, 1 % of pages changed"]["figure"] == changed["device_bytes"]
+
+
+def test_stall_is_measured_with_both_ways_of_staging(gpu_rows):
+    rows = gpu_rows("stall")
+    assert set(bars_of(rows)) == {"stall, lazy staging", "stall, device snapshot"}
+    for row in rows:
+        if row["what"].startswith("step with"):
+            assert row["seconds"] > 0 and row["step_alone_seconds"] > 0
