@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# Packs the GPU tests and benchmarks with all that they need into one folder for a GPU host.
+#
+#   tools/gpu-bundle.sh [OUTPUT]   OUTPUT (build/gpu-bundle) is made anew
+#
+# The folder runs on an Ubuntu 24.04 with an NVIDIA driver, CUDA 13 and PyTorch: copy it there and
+# call its run.sh. The Python package is built for this checkout's Python and, where python3.12 with
+# headers is found (or CAIRN_BUNDLE_PYTHON names one), for Ubuntu's. Full output: build/gpu-bundle.log.
+# docs/gpu.md has the rest.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+output=${1:-build/gpu-bundle}
+case $output in
+  -h | --help) sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+  -*) echo "gpu-bundle: unknown option $output (see --help)" >&2; exit 2 ;;
+esac
+jobs=${CAIRN_BUILD_JOBS:-$(nproc)}
+log=$PWD/build/gpu-bundle.log
+limit_kib=$((60 * 1024))
+
+Die() { echo "gpu-bundle: $*" >&2; exit 1; }
+# Runs a command into the log; on failure shows the log's end.
+Logged() {
+  echo "+ $*" >>"$log"
+  if ! "$@" >>"$log" 2>&1 </dev/null; then
+    tail -n 25 "$log" >&2
+    Die "failed: $* (whole log: $log)"
+  fi
+}
+
+mkdir -p build
+: >"$log"
+[[ ! -e $output || -f $output/run.sh ]] || Die "$output exists and is no bundle"
+[[ -f build/build.ninja ]] || Logged cmake --preset release
+# Targets are missing where there is no CUDA toolkit or no nccl.h.
+targets=$(cmake --build build --target help)
+HasTarget() { grep -qE "^$1:" <<<"$targets"; }
+HasTarget cuda_layer_gpu_test || Die "this build has no CUDA layer: no CUDA 13 toolkit was found"
+programs=(cuda_layer_gpu_test cuda_small_budget_gpu_test kv-bench)
+if HasTarget nccl_gpu_test; then programs+=(nccl_gpu_test); fi
+wanted=("${programs[@]}")
+if HasTarget cairn_python; then wanted+=(cairn_python); fi
+echo "gpu-bundle: building"
+Logged cmake --build build -j "$jobs" --target "${wanted[@]}"
+
+# Python -------------------------------------------------------------------------------------------
+# An extension belongs to one version of Python. Ubuntu 24.04 has 3.12.
+FindOtherPython() {
+  local candidate
+  for candidate in ${CAIRN_BUNDLE_PYTHON:-} python3.12 "$HOME"/.pyenv/versions/3.12.*/bin/python3.12; do
+    if "$candidate" -c 'import os, sys, sysconfig
+header = os.path.join(sysconfig.get_path("include"), "Python.h")
+sys.exit(sys.version_info[:2] == (3, 11) or not os.path.exists(header))' >>"$log" 2>&1; then
+      command -v "$candidate"
+      return 0
+    fi
+  done
+  return 1
+}
+extensions=(build/python/cairn/_cairn.*.so)
+if [[ ! -f ${extensions[0]} ]]; then
+  extensions=()
+elif python=$(FindOtherPython); then
+  echo "gpu-bundle: building the Python package for $("$python" --version)"
+  # nanobind's sources are the same for all versions: those of this checkout's environment.
+  site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  Logged env PYTHONPATH="$site" cmake --preset release -B build/bundle-python \
+    -DPython_EXECUTABLE="$python" -DCAIRN_BUILD_TESTS=OFF -DCAIRN_BUILD_TOOLS=OFF
+  Logged cmake --build build/bundle-python -j "$jobs" --target _cairn
+  extensions+=(build/bundle-python/python/cairn/_cairn.*.so)
+else
+  echo "gpu-bundle: no python3.12 with headers: the Python package is for 3.11 only"
+fi
+
+# The folder ---------------------------------------------------------------------------------------
+rm -rf "$output"
+mkdir -p "$output"/{bin,lib,python,bench}
+for program in "${programs[@]}"; do strip -o "$output/bin/$program" "build/bin/$program"; done
+if ((${#extensions[@]})); then
+  cp -r build/python/cairn "$output/python/"
+  find "$output/python" \( -name '__pycache__' -o -name '*.so' \) -prune -exec rm -rf {} +
+  for extension in "${extensions[@]}"; do
+    strip -o "$output/python/cairn/$(basename "$extension")" "$extension"
+  done
+fi
+cp bench/compare_gpu.py "$output/bench/"
+cp tools/gpu_bundle/run.sh tools/gpu_bundle/*.py "$output/"
+
+# Every library that the programs need, but for those of the system and the driver, which must be the
+# host's own.
+host_libraries='^(linux-vdso|ld-linux|libc|libm|libpthread|libdl|librt|libresolv|libstdc\+\+|libgcc_s|libcuda|libnvidia)'
+ldd "$output"/bin/* "${extensions[@]}" 2>>"$log" | awk '$2 == "=>" && $3 ~ /^\// { print $1, $3 }' | sort -u |
+  while read -r name path; do
+    [[ $name =~ $host_libraries ]] || cp -L "$path" "$output/lib/$name"
+  done
+if ldd "$output"/bin/* 2>&1 | grep -q 'not found'; then Die "a library of the programs is missing"; fi
+
+{
+  echo "Cairn $(git describe --always --dirty 2>/dev/null || echo '(no git)'), packed $(date -u +%Y-%m-%dT%H:%MZ)"
+  echo "Programs: ${programs[*]}"
+  echo "Python extensions: ${extensions[*]##*/}"
+} >"$output/VERSION"
+size_kib=$(du -sk "$output" | cut -f 1)
+((size_kib < limit_kib)) || Die "$output has $size_kib KiB, more than $limit_kib"
+echo "gpu-bundle: $output, $((size_kib / 1024)) MiB; on the GPU host: $(basename "$output")/run.sh"
