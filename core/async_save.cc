@@ -101,8 +101,7 @@ class AsyncSaver::Impl {
     // What is not in staging must come from the very step that it was compared with.
     if (base_is_known) task.options.base_step = last_save_.step.step;
     if (!internal::DeviceSave::IsNeeded(task.plan)) return {};
-    CAIRN_TRY_ASSIGN(task.device,
-                     internal::DeviceSave::Begin(task.plan, task.options.streams));
+    CAIRN_TRY_ASSIGN(task.device, internal::DeviceSave::Begin(task.plan, task.options.streams));
     if (!task.options.device_snapshot) return {};
     CAIRN_TRY(task.device->Digest(task.plan, base_is_known ? &last_save_ : nullptr));
     CAIRN_TRY(task.device->TakeSnapshot(task.plan));
@@ -164,9 +163,13 @@ class AsyncSaver::Impl {
         handle->changed.notify_all();
       }
       if (!later) continue;
-      lock.unlock();
-      later->Take();
-      lock.lock();
+      // Who saves again soon takes what it needs itself.
+      while (!stop_ && !task_) {
+        lock.unlock();
+        const bool more = later->TakeSome();
+        lock.lock();
+        if (!more) break;
+      }
     }
   }
 

@@ -54,8 +54,9 @@ class DeviceFence {
 /// Work on one device in an order of its own, beside the caller's streams. Members enqueue and
 /// return unless they say that they wait.
 ///
-/// Errors: kResourceExhausted names the budget or the memory that was lacking; kInvalidArgument
-/// memory that is not the device's; kUnavailable that the device has failed.
+/// Errors: kResourceExhausted names the budget or the memory that was lacking; kUnavailable
+/// that the device has failed. Requires tensors that are in the device's memory: CUDA lets no later
+/// call succeed after a wrong address.
 /// Threads: one at a time. The destructor waits for what is enqueued.
 class DeviceLane {
  public:
@@ -77,6 +78,10 @@ class DeviceLane {
   /// `target`. `source` must stay as it is until the lane has passed the next Flush.
   virtual Result<void> CopyIn(std::span<const std::byte> source, const TensorTarget& target,
                               uint64_t begin_bytes) = 0;
+  /// Lets parts that touch in host memory cross the bus as one copy, also over gaps of less than 64
+  /// bytes on the way in. Only for memory that is one allocation from each multiple of 2 MiB to the
+  /// next, as page-locked blocks are: no copy may span two. Off until asked for.
+  virtual void JoinHostRuns(bool join) = 0;
   /// Within the device: `source`'s row-major bytes [begin, begin + count) to `target`, and back.
   virtual Result<void> Pack(const TensorView& source, uint64_t begin_bytes, uint64_t count,
                             std::byte* target) = 0;

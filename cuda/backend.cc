@@ -66,6 +66,7 @@ class Backend final : public core::DeviceBackend {
 
   Result<void> Pin(std::span<std::byte> memory) override {
     if (memory.empty()) return {};
+    const internal::DeviceScope scope(AnyDevice());
     auto pinned = Check(cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable),
                         "page-locking host memory");
     if (pinned) return {};
@@ -76,7 +77,9 @@ class Backend final : public core::DeviceBackend {
                             pinned.error().message));
   }
   void Unpin(std::span<std::byte> memory) override {
-    if (!memory.empty()) internal::Ignore(cudaHostUnregister(memory.data()));
+    if (memory.empty()) return;
+    const internal::DeviceScope scope(AnyDevice());
+    internal::Ignore(cudaHostUnregister(memory.data()));
   }
 
  private:
@@ -96,6 +99,17 @@ class Backend final : public core::DeviceBackend {
       CAIRN_TRY_ASSIGN(heap, DeviceHeap::Make(device));
     }
     return heap;
+  }
+
+  // One that is in use, so that no context is made on another; the current one if there is none.
+  int AnyDevice() {
+    const std::lock_guard lock(mutex_);
+    for (const Device& device : devices_) {
+      if (device.heap != nullptr) return device.heap->device();
+    }
+    int current = 0;
+    internal::Ignore(cudaGetDevice(&current));
+    return current;
   }
 
   // Its buffers stay allocated for the next save.

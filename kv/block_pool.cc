@@ -28,7 +28,10 @@ BlockPool::BlockPool(uint64_t block_bytes, uint32_t block_count, std::shared_ptr
 BlockPool::~BlockPool() {
   CAIRN_CHECK(free_.size() == allocated_);  // a block still out would be written after its end
   for (const Slab& slab : slabs_) {
-    if (locker_ != nullptr) locker_->Unlock({slab.memory, slab.length_bytes});
+    if (locker_ != nullptr) {
+      locker_->Unlock({slab.memory, slab.length_bytes});
+      ::madvise(slab.memory, slab.length_bytes, MADV_DOFORK);
+    }
     std::free(slab.memory);
   }
 }
@@ -49,7 +52,11 @@ bool BlockPool::GrowLocked() {
   if (alignment == kHugePageBytes) ::madvise(memory, length_bytes, MADV_HUGEPAGE);
   const Slab slab{static_cast<std::byte*>(memory), length_bytes};
   if (locker_ != nullptr) {
+    // A child of fork would copy what is locked, or leave the parent with other pages than the
+    // device writes to.
+    ::madvise(memory, length_bytes, MADV_DONTFORK);
     if (auto locked = locker_->Lock({slab.memory, slab.length_bytes}); !locked) {
+      ::madvise(memory, length_bytes, MADV_DOFORK);
       std::free(memory);
       exhausted_ = true;
       lock_error_ = std::move(locked).error();
@@ -97,11 +104,9 @@ void BlockPool::Give(std::byte* block) {
   given_.notify_one();
 }
 
-void BlockPool::Reserve(uint32_t blocks) {
-  while (true) {
-    const std::lock_guard lock(mutex_);  // let go between slabs, so that others get blocks
-    if (allocated_ >= blocks || !GrowLocked()) return;
-  }
+bool BlockPool::ReserveSome(uint32_t blocks) {
+  const std::lock_guard lock(mutex_);
+  return allocated_ < blocks && GrowLocked();
 }
 
 uint64_t BlockPool::allocated_bytes() const {

@@ -45,9 +45,9 @@ class BlockPool {
   std::byte* TryTake();
   void Give(std::byte* block);
 
-  /// Allocates blocks ahead until there are `blocks`, or as many as the pool may have or memory
-  /// lets it.
-  void Reserve(uint32_t blocks);
+  /// Allocates some blocks ahead, if there are less than `blocks`. False: there are so many, or as
+  /// many as the pool may have or memory lets it; else call it again.
+  bool ReserveSome(uint32_t blocks);
   uint64_t allocated_bytes() const;
 
  private:

@@ -111,6 +111,7 @@ class DeviceLoad {
       const int device = request.target.device;
       if (device == kHostDevice || lanes_.contains(device)) continue;
       CAIRN_TRY_ASSIGN(std::shared_ptr<DeviceLane> lane, backend.OpenLane(device));
+      lane->JoinHostRuns(true);  // blocks begin on 2 MiB
       bool named = false;
       for (const DeviceStream& stream : streams) {
         if (stream.device != device) continue;

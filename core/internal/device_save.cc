@@ -81,6 +81,7 @@ Result<std::unique_ptr<DeviceSave>> DeviceSave::Begin(const SavePlan& plan,
     for (size_t i = before; i < save->streams_.size(); ++i) {
       CAIRN_TRY(lane->Follow(save->streams_[i].stream));
     }
+    lane->JoinHostRuns(true);  // blocks begin on 2 MiB
     save->lanes_.emplace(device, std::move(lane));
   }
   return save;
@@ -94,6 +95,7 @@ DeviceSave::~DeviceSave() {
 Result<void> DeviceSave::Digest(SavePlan& plan, const SavedChunks* base) {
   for (const auto& [device, lane] : lanes_) CAIRN_TRY(DigestOn(device, plan, base));
   digested_ = true;
+  if (base != nullptr) compared_ = base->step;
   return {};
 }
 
@@ -173,7 +175,10 @@ Result<bool> DeviceSave::TakeSnapshot(SavePlan& plan) {
   }
   for (const auto& [device, length_bytes] : bytes) {
     CAIRN_TRY_ASSIGN(const uint64_t free_bytes, backend_->FreeBytes(device));
-    if (free_bytes < length_bytes + kSpareBytes) return false;
+    if (free_bytes < length_bytes + kSpareBytes) {
+      snapshots_.clear();
+      return false;
+    }
     auto memory = backend_->Allocate(device, length_bytes);
     if (!memory && memory.error().code == ErrorCode::kResourceExhausted) {
       snapshots_.clear();

@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <span>
 #include <utility>
@@ -63,6 +64,8 @@ class DeviceSave final : public kv::BlockFiller {
   /// `base`, if given, is what the save before wrote and the step that will be the base.
   Result<void> Digest(SavePlan& plan, const SavedChunks* base);
   bool is_digested() const { return digested_; }
+  /// The step whose digests were compared with, if any: it must be the base.
+  const std::optional<kv::StepInfo>& compared() const { return compared_; }
   /// Copies the pieces that have changed within their devices, so that the caller's streams need
   /// only wait for that, and lets the plan point there. False, and nothing is done, where a device
   /// has not enough free memory. Requires Digest.
@@ -93,7 +96,8 @@ class DeviceSave final : public kv::BlockFiller {
   struct Reservation {
     std::shared_ptr<kv::BlockPool> blocks;  // the process's
     uint32_t count = 0;
-    void Take() const { blocks->Reserve(count); }
+    /// A part of it; false once there is no more to take.
+    bool TakeSome() const { return blocks->ReserveSome(count); }
   };
   Reservation reservation() const;
 
@@ -107,12 +111,13 @@ class DeviceSave final : public kv::BlockFiller {
   DeviceBackend* backend_ = nullptr;  // of the process
   // Freed behind the lanes, whose work reads them.
   std::map<int, std::unique_ptr<DeviceMemory>> snapshots_;
-  std::map<int, std::shared_ptr<DeviceLane>> lanes_;           // shared for their deleter
-  std::set<DeviceLane*> used_lanes_;                           // since the last Seal
-  DeviceLane* last_lane_ = nullptr;                            // that brought the part before
-  std::shared_ptr<kv::BlockPool> blocks_;                      // the process's
+  std::map<int, std::shared_ptr<DeviceLane>> lanes_;  // shared for their deleter
+  std::set<DeviceLane*> used_lanes_;                  // since the last Seal
+  DeviceLane* last_lane_ = nullptr;                   // that brought the part before
+  std::shared_ptr<kv::BlockPool> blocks_;             // the process's
   bool digested_ = false;
-  uint64_t payload_bytes_ = 0;                                 // of the plan, on devices
+  std::optional<kv::StepInfo> compared_;
+  uint64_t payload_bytes_ = 0;  // of the plan, on devices
   uint64_t brought_bytes_ = 0;
   std::map<int, std::shared_ptr<const DeviceLeaves>> leaves_;  // shared with the save after
   std::vector<DeviceStream> streams_;                          // one at least for each device

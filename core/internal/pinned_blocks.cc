@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
+#include <fstream>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <string_view>
@@ -41,15 +43,33 @@ Result<std::optional<uint64_t>> NumberFromEnvironment(const char* name) {
   return value;
 }
 
+// Ranks on this host, as launchers tell them; 1 if none does.
+uint64_t RanksOnHost() {
+  for (const char* const name : {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                 "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"}) {
+    const auto ranks = NumberFromEnvironment(name);
+    if (ranks && ranks->value_or(0) > 0) return **ranks;
+  }
+  return 1;
+}
+
+// What the control group of a container lets it take; the largest number where there is no limit.
+uint64_t ContainerLimitBytes() {
+  uint64_t limit_bytes = std::numeric_limits<uint64_t>::max();
+  for (const char* const path :
+       {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    std::ifstream file(path);
+    if (uint64_t value = 0; file >> value) limit_bytes = std::min(limit_bytes, value);
+  }
+  return limit_bytes;
+}
+
 Result<uint64_t> BudgetBytes() {
   CAIRN_TRY_ASSIGN(const auto given, NumberFromEnvironment("CAIRN_PINNED_BYTES"));
   if (given) return *given;
   const auto pages = static_cast<uint64_t>(std::max(0L, ::sysconf(_SC_PHYS_PAGES)));
   const auto page_bytes = static_cast<uint64_t>(std::max(0L, ::sysconf(_SC_PAGESIZE)));
-  // torchrun says how many ranks share the host; whoever starts ranks otherwise sets the budget.
-  const auto ranks = NumberFromEnvironment("LOCAL_WORLD_SIZE");
-  const uint64_t rank_count = ranks ? std::max<uint64_t>(ranks->value_or(1), 1) : 1;
-  return pages * page_bytes / 2 / rank_count;
+  return std::min(pages * page_bytes, ContainerLimitBytes()) / 2 / RanksOnHost();
 }
 
 }  // namespace

@@ -94,8 +94,8 @@ class RoundMover {
   int BufferDevice(int device) const { return Takes(device) ? device : kHostDevice; }
 
   int communicator_device_ = kHostDevice;
+  RoundBuffer buffer_;  // freed behind the lanes, whose work reads and writes it
   DeviceLanes lanes_;
-  RoundBuffer buffer_;
   std::vector<Staged> staged_;
 };
 

@@ -562,6 +562,12 @@ Result<SaveReport> RunSave(kv::Store& store, const SaveAttempt& attempt, SavePla
         saved != nullptr && saved->chunk_bytes == options.chunk_bytes && run.IsBase(saved->step);
     CAIRN_TRY(device->Digest(plan, comparable ? saved : nullptr));
   }
+  if (device != nullptr && device->compared() && !run.IsBase(*device->compared())) {
+    return Fail(Error{.code = ErrorCode::kConflict,
+                      .message = "the base step was deleted or replaced while this save, which was "
+                                 "compared with it, was waiting; save again",
+                      .step = attempt.step});
+  }
   SavedChunks remembered;
   CAIRN_TRY(run.Write(plan, options, pool, saved == nullptr ? nullptr : &remembered));
   if (device != nullptr) CAIRN_TRY(device->Staged());

@@ -65,11 +65,11 @@ Result<void> DeviceHeap::Grow(DeviceBuffer& buffer, uint64_t length_bytes) const
 
 Result<void> PinnedBuffer::Grow(uint64_t length_bytes) {
   if (length_bytes_ >= length_bytes) return {};
-  *this = {};
   void* memory = nullptr;
   const uint64_t rounded = std::bit_ceil(std::max<uint64_t>(length_bytes, 64 << 10));
   CAIRN_TRY(Check(cudaHostAlloc(&memory, rounded, cudaHostAllocPortable),
                   "allocating page-locked host memory"));
+  if (data_ != nullptr) outgrown_.push_back(data_);
   data_ = static_cast<std::byte*>(memory);
   length_bytes_ = rounded;
   return {};

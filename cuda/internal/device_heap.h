@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "core/device.h"
 #include "cuda/internal/stream.h"
@@ -78,9 +79,12 @@ class PinnedBuffer {
   }
   ~PinnedBuffer() {
     if (data_ != nullptr) Ignore(cudaFreeHost(data_));
+    for (std::byte* const memory : outgrown_) Ignore(cudaFreeHost(memory));
   }
 
-  /// Makes it at least this long, with room to spare; what it held is lost.
+  /// Makes it at least this long, with room to spare; what it held is lost. What it outgrows is
+  /// kept until the end, as giving page-locked memory back waits for the whole device; so it takes
+  /// at most twice its length.
   Result<void> Grow(uint64_t length_bytes);
   std::byte* data() const { return data_; }
   template <typename T>
@@ -92,9 +96,11 @@ class PinnedBuffer {
   void Swap(PinnedBuffer& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(length_bytes_, other.length_bytes_);
+    outgrown_.swap(other.outgrown_);
   }
   std::byte* data_ = nullptr;
   uint64_t length_bytes_ = 0;
+  std::vector<std::byte*> outgrown_;
 };
 
 }  // namespace cairn::cuda::internal

@@ -23,6 +23,9 @@ constexpr int kWarpsPerBlock = 8;
 constexpr int kBlocksPerMultiprocessor = 3;  // that fit with 80 registers a thread
 constexpr int kXxhBlockBytes = 1024;
 constexpr int kXxhStripeBytes = 64;
+// Blocks that run this many times shorter than all of the work: streams of higher priority, which
+// get a multiprocessor only when a block has ended, wait for some 100 microseconds at most.
+constexpr uint64_t kTurns = 256;
 constexpr int kShortBytes = 240;
 constexpr int kUnrolled = 4;  // XXH3 blocks in flight
 
@@ -238,7 +241,7 @@ cudaError_t LaunchOverPages(uint64_t page_count, int multiprocessors, cudaStream
                             Kernel kernel, Arguments... arguments) {
   if (page_count == 0) return cudaSuccess;
   const uint64_t wanted = (page_count + kWarpsPerBlock - 1) / kWarpsPerBlock;
-  const uint64_t most = static_cast<uint64_t>(multiprocessors) * kBlocksPerMultiprocessor;
+  const uint64_t most = static_cast<uint64_t>(multiprocessors) * kBlocksPerMultiprocessor * kTurns;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(std::min(wanted, most)));
   config.blockDim = dim3(kWarpsPerBlock * kWarpLanes);

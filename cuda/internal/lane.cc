@@ -19,6 +19,11 @@ constexpr uint64_t kDirectBytes = 128
 constexpr uint64_t kJobBytes = 8 << 10;   // a warp's work
 constexpr uint64_t kMaxJobs = 16384;      // of one launch
 
+// Memory between two multiples of it is one allocation, where runs may be joined.
+constexpr uint64_t kJoinedBytes = 2 << 20;
+
+uint64_t JobCount(uint64_t length_bytes) { return (length_bytes + kJobBytes - 1) / kJobBytes; }
+
 unsigned char* AsDevice(const std::byte* data) {
   return reinterpret_cast<unsigned char*>(const_cast<std::byte*>(data));
 }
@@ -30,7 +35,10 @@ core::TensorView AsView(const core::TensorTarget& target) {
 class LaneFence final : public core::DeviceFence {
  public:
   LaneFence(Event event, int device) : event_(std::move(event)), device_(device) {}
-  Result<void> Await() const override { return event_.Wait(); }
+  Result<void> Await() const override {
+    const DeviceScope scope(device_);
+    return event_.Wait();
+  }
   Result<void> HoldBack(void* stream) const override {
     const DeviceScope scope(device_);
     return Check(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), event_.get(), 0),
@@ -65,6 +73,7 @@ void Lane::Reset() {
   (void)copy_.Synchronize();
   out_ = {};
   in_ = {};
+  join_host_runs_ = false;
   pack_is_ahead_ = false;
   copy_is_ahead_ = false;
   const std::lock_guard lock(marks_mutex_);
@@ -102,9 +111,29 @@ Result<void> Lane::CopyOut(const core::TensorView& source, uint64_t begin_bytes,
   const DeviceScope scope(device());
   if (pack_is_ahead_) CAIRN_TRY(Order(pack_, copy_));
   pack_is_ahead_ = false;
-  return Check(cudaMemcpyAsync(target.data(), source.data + begin_bytes, target.size(),
-                               cudaMemcpyDeviceToHost, copy_.get()),
+  const uint64_t before = TakeBefore(source.data + begin_bytes, target.data());
+  return Check(cudaMemcpyAsync(target.data() - before, source.data + begin_bytes - before,
+                               target.size() + before, cudaMemcpyDeviceToHost, copy_.get()),
                "copying from the GPU");
+}
+
+// A segment's header shifts all chunks against the blocks: without this each block of a large
+// tensor would begin with a small part.
+uint64_t Lane::TakeBefore(const std::byte* device, const std::byte* host) {
+  if (!join_host_runs_ || out_.list.empty() ||
+      reinterpret_cast<uintptr_t>(host) % kJoinedBytes == 0) {
+    return 0;
+  }
+  const Part& last = out_.list.back();
+  if (last.kind != Part::Kind::kRun || last.device + last.length_bytes != AsDevice(device) ||
+      last.host + last.length_bytes != host) {
+    return 0;
+  }
+  const uint64_t length_bytes = last.length_bytes;
+  out_.buffer_bytes -= length_bytes + 2 * kBufferAlignment;
+  out_.job_count -= JobCount(last.length_bytes);
+  out_.list.pop_back();
+  return length_bytes;
 }
 
 Result<void> Lane::ZeroOut(std::span<std::byte> target) {
@@ -157,8 +186,7 @@ Result<void> Lane::Add(Direction direction, const Part& part) {
   Parts& parts = direction == Direction::kOut ? out_ : in_;
   // A run begins where its host memory does, of 64; so no part takes more than this.
   const uint64_t taken_bytes = part.length_bytes + 2 * kBufferAlignment;
-  const uint64_t job_count =
-      part.kind == Part::Kind::kStrided ? 0 : (part.length_bytes + kJobBytes - 1) / kJobBytes;
+  const uint64_t job_count = part.kind == Part::Kind::kStrided ? 0 : JobCount(part.length_bytes);
   if (parts.buffer_bytes + taken_bytes > kBufferBytes || parts.job_count + job_count > kMaxJobs) {
     CAIRN_TRY(Send(direction));
   }
@@ -168,14 +196,32 @@ Result<void> Lane::Add(Direction direction, const Part& part) {
   return {};
 }
 
-Lane::Layout Lane::LayOut(const Parts& parts) {
+std::optional<uint64_t> Lane::GapTo(Direction direction, const Run& run, const Part& part) const {
+  const std::byte* const end = run.host + run.length_bytes;
+  if (!join_host_runs_ || part.host < end) return std::nullopt;
+  if (reinterpret_cast<uintptr_t>(part.host) / kJoinedBytes !=
+      reinterpret_cast<uintptr_t>(end - 1) / kJoinedBytes) {
+    return std::nullopt;
+  }
+  const auto gap_bytes = static_cast<uint64_t>(part.host - end);
+  // What lies in a gap is only read on the way in, and not looked at.
+  if (gap_bytes > 0 && (direction == Direction::kOut || gap_bytes >= kBufferAlignment)) {
+    return std::nullopt;
+  }
+  return gap_bytes;
+}
+
+Lane::Layout Lane::LayOut(Direction direction, const Parts& parts) const {
   Layout layout;
   layout.offsets_bytes.reserve(parts.list.size());
   uint64_t end_bytes = 0;
   for (const Part& part : parts.list) {
-    const bool follows = !layout.runs.empty() &&
-                         layout.runs.back().host + layout.runs.back().length_bytes == part.host;
-    if (!follows) {
+    std::optional<uint64_t> gap_bytes;
+    if (!layout.runs.empty()) gap_bytes = GapTo(direction, layout.runs.back(), part);
+    if (gap_bytes) {
+      end_bytes += *gap_bytes;
+      layout.runs.back().length_bytes += *gap_bytes;
+    } else {
       // Alike to the host's address, so that what is aligned there is aligned here.
       end_bytes = (end_bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment +
                   reinterpret_cast<uintptr_t>(part.host) % kBufferAlignment;
@@ -244,7 +290,7 @@ Result<void> Lane::Send(Direction direction) {
   if (parts.empty()) return {};
   const DeviceScope scope(device());
   const Parts sent = std::exchange(parts, {});
-  const Layout layout = LayOut(sent);
+  const Layout layout = LayOut(direction, sent);
   CAIRN_TRY_ASSIGN(Buffer* const buffer, TakeBuffer());
   if (direction == Direction::kOut) {
     if (copy_is_ahead_) CAIRN_TRY(Order(copy_, pack_));
@@ -328,6 +374,7 @@ Result<Lane::Mark> Lane::Flush() {
 }
 
 Result<bool> Lane::Passed(Mark mark) {
+  const DeviceScope scope(device());  // a new thread would make a context on device 0
   const std::lock_guard lock(marks_mutex_);
   while (!marks_.empty() && marks_.front().first <= mark) {
     CAIRN_TRY_ASSIGN(const bool passed, marks_.front().second->Passed());
@@ -338,6 +385,7 @@ Result<bool> Lane::Passed(Mark mark) {
 }
 
 Result<void> Lane::Await(Mark mark) {
+  const DeviceScope scope(device());
   std::shared_ptr<const Event> event;
   {
     const std::lock_guard lock(marks_mutex_);

@@ -11,6 +11,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -36,6 +37,7 @@ class Lane final : public core::DeviceLane {
   Result<void> CopyOut(const core::TensorView& source, uint64_t begin_bytes,
                        std::span<std::byte> target) override;
   Result<void> ZeroOut(std::span<std::byte> target) override;
+  void JoinHostRuns(bool join) override { join_host_runs_ = join; }
   Result<void> CopyIn(std::span<const std::byte> source, const core::TensorTarget& target,
                       uint64_t begin_bytes) override;
   Result<void> Pack(const core::TensorView& source, uint64_t begin_bytes, uint64_t count,
@@ -96,7 +98,12 @@ class Lane final : public core::DeviceLane {
                        std::byte* host, uint64_t count);
   Result<void> Add(Direction direction, const Part& part);
   Result<void> Send(Direction direction);
-  static Layout LayOut(const Parts& parts);
+  Layout LayOut(Direction direction, const Parts& parts) const;
+  /// How far behind the end of a run a part may begin and still belong to it, or nothing.
+  std::optional<uint64_t> GapTo(Direction direction, const Run& run, const Part& part) const;
+  /// If the last part that was collected ends where a direct copy begins, on both sides, it goes
+  /// along: the copy's start moves back.
+  uint64_t TakeBefore(const std::byte* device, const std::byte* host);
   Result<Buffer*> TakeBuffer();
   /// Launches the kernels that pack (kOut) or unpack (kIn) `parts`.
   Result<void> Launch(Direction direction, const Parts& parts, const Layout& layout,
@@ -121,6 +128,7 @@ class Lane final : public core::DeviceLane {
   Stream pack_;
   bool pack_is_ahead_ = false;  // pack_ has work that copy_ has not been ordered behind
   bool copy_is_ahead_ = false;  // copy_ has brought bytes that pack_ has not been ordered behind
+  bool join_host_runs_ = false;
   Parts out_;
   Parts in_;
   std::vector<Buffer> buffers_;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "cuda/internal/digest_kernel.h"
@@ -141,7 +142,7 @@ Result<std::vector<uint64_t>> Lane::DigestInto(std::span<const core::DigestJob> 
   }
 
   const uint64_t changed_bytes = changed.length_bytes();
-  CAIRN_TRY(host_results_.Grow(changed_bytes));
+  CAIRN_TRY(host_results_.Grow(page_count * sizeof(uint64_t)));  // FetchLeaves needs no more then
   const auto* const base_leaves = static_cast<const Leaves*>(base);
   const DigestTables tables{.base = base_leaves != nullptr ? base_leaves->data() : nullptr,
                             .leaves = leaves.As<uint64_t>(),
@@ -163,6 +164,8 @@ Result<std::vector<uint64_t>> Lane::DigestInto(std::span<const core::DigestJob> 
 
 Result<std::vector<uint64_t>> Lane::FetchLeaves(const core::DeviceLeaves& leaves,
                                                 std::span<const PageRange> ranges) {
+  const DeviceScope scope(device());
+  const bool joined = std::exchange(join_host_runs_, true);  // of one allocation
   uint64_t count = 0;
   for (const PageRange& range : ranges) count += range.count;
   CAIRN_TRY(host_results_.Grow(count * sizeof(uint64_t)));
@@ -179,6 +182,7 @@ Result<std::vector<uint64_t>> Lane::FetchLeaves(const core::DeviceLeaves& leaves
   }
   CAIRN_TRY_ASSIGN(const Mark mark, Flush());
   CAIRN_TRY(Await(mark));
+  join_host_runs_ = joined;
   std::vector<uint64_t> fetched(count);
   std::memcpy(fetched.data(), host_results_.data(), count * sizeof(uint64_t));
   return fetched;

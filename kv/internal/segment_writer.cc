@@ -54,13 +54,8 @@ Result<std::unique_ptr<SegmentWriter>> SegmentWriter::Create(const std::string& 
 
 SegmentWriter::~SegmentWriter() {
   // Only after an error. No block goes back while a device may still write to it.
-  if (block_is_filled_later_ || !waiting_.empty()) filler_->Stop();
-  for (const WaitingBlock& block : waiting_) pool_->Give(block.data);
-  while (queue_->in_flight() > 0) {
-    auto completion = queue_->Wait();
-    if (!completion) break;
-    if (completion->request.tag == kPoolBlock) pool_->Give(completion->request.data);
-  }
+  if (block_is_filled_later_) filler_->Stop();
+  GiveWaitingBack();
   if (block_ != nullptr) pool_->Give(block_);
   // Nothing refers to an unsealed file; what cannot be removed now is swept at the next open.
   if (!sealed_) (void)RemoveFile(file_.path());
@@ -311,13 +306,35 @@ Result<void> SegmentWriter::Finish(const std::string& attempt,
   return fill_bytes_ > 0 ? SubmitBlock() : Result<void>();
 }
 
-Result<SegmentInfo> SegmentWriter::Complete() {
+Result<void> SegmentWriter::WriteWaiting() {
   while (queue_->in_flight() > 0 || !waiting_.empty()) {
     if (!waiting_.empty() && queue_->in_flight() < queue_->depth()) {
       CAIRN_TRY(SubmitOldest());
     } else {
       CAIRN_TRY(AwaitOne());
     }
+  }
+  return {};
+}
+
+void SegmentWriter::GiveWaitingBack() {
+  while (queue_->in_flight() > 0) {
+    auto completion = queue_->Wait();
+    if (!completion) break;
+    if (completion->request.tag == kPoolBlock) pool_->Give(completion->request.data);
+  }
+  for (const WaitingBlock& block : waiting_) {
+    // An error of the wait says that the device has failed, and then it writes nothing any more.
+    if (block.filled) (void)filler_->Await(*block.filled);
+    pool_->Give(block.data);
+  }
+  waiting_.clear();
+}
+
+Result<SegmentInfo> SegmentWriter::Complete() {
+  if (auto written = WriteWaiting(); !written) {
+    GiveWaitingBack();  // others may stand waiting for a block
+    return Fail(std::move(written).error());
   }
   CAIRN_TRY(file_.Truncate(position_));
   CAIRN_TRY(file_.Sync("segment.sync"));

@@ -60,8 +60,9 @@ class SegmentWriter {
   Result<SegmentInfo> Seal(const std::string& attempt, std::span<const FooterEntry> entries);
   /// Puts the rest into blocks. Nothing can be appended any more.
   Result<void> Finish(const std::string& attempt, std::span<const FooterEntry> entries);
-  /// Waits for all that is to be written, and syncs. May run on another thread than what came
-  /// before, beside a next writer that has the same pool and filler but a queue of its own.
+  /// Waits for all that is to be written, and syncs; after an error all blocks are given back. May
+  /// run on another thread than what came before, beside a next writer that has the same pool and
+  /// filler but a queue of its own.
   Result<SegmentInfo> Complete();
 
  private:
@@ -87,6 +88,8 @@ class SegmentWriter {
   /// Submits the blocks that are filled, as far as the queue has room; or the oldest, waiting.
   Result<void> SubmitFilled();
   Result<void> SubmitOldest();
+  Result<void> WriteWaiting();
+  void GiveWaitingBack();
   Result<void> TakeBlock();
   Result<void> AwaitOne();
   void Reserve(uint64_t end_bytes);

@@ -207,10 +207,31 @@ Result<void> StepWriter::Impl::CloseSegment() {
   Closing& closing = closing_.emplace_back();
   closing.queue = std::move(queue_);
   closing.segment = std::move(segment_);
-  closing.sealed = std::async(std::launch::async, [before, segment = closing.segment.get()] {
-                     if (before.valid()) before.wait();
-                     return segment->Complete();
-                   }).share();
+  const auto complete = [before, segment = closing.segment.get()]() -> Result<SegmentInfo> {
+    if (before.valid()) before.wait();
+    try {
+      return segment->Complete();
+    } catch (const std::bad_alloc&) {
+      return Fail(ErrorCode::kResourceExhausted, "not enough memory to seal a segment");
+    }
+  };
+  try {
+    closing.sealed = std::async(std::launch::async, complete).share();
+  } catch (const std::system_error&) {  // no thread to be had: this one then
+    std::promise<Result<SegmentInfo>> done;
+    done.set_value(complete());
+    closing.sealed = done.get_future().share();
+  }
+  return {};
+}
+
+Result<void> StepWriter::Impl::ReapClosed() {
+  while (!closing_.empty() &&
+         closing_.front().sealed.wait_for(std::chrono::seconds(0)) == std::future_status::ready) {
+    const Result<SegmentInfo> info = closing_.front().sealed.get();
+    closing_.pop_front();
+    CAIRN_TRY(AddSealed(info));
+  }
   return {};
 }
 
@@ -223,6 +244,7 @@ Result<void> StepWriter::Impl::AddSealed(Result<SegmentInfo> info) {
 }
 
 Result<void> StepWriter::Impl::MakeRoom(uint64_t length_bytes) {
+  CAIRN_TRY(ReapClosed());
   if (segment_ != nullptr && segment_->IsFull(length_bytes)) CAIRN_TRY(CloseSegment());
   return segment_ == nullptr ? StartSegment() : Result<void>();
 }

@@ -80,6 +80,8 @@ class StepWriter::Impl {
   /// written on by a thread of its own, behind the segments before it.
   Result<void> CloseSegment();
   Result<void> AddSealed(Result<SegmentInfo> info);
+  /// Takes over what has been sealed meanwhile; an error of it ends the attempt.
+  Result<void> ReapClosed();
   Result<void> AddReferencedSegments();
   /// Where it is written; that of a joined rank gets its own name when it is durable.
   std::string ManifestPath() const;
