@@ -106,7 +106,7 @@ class FailedHandle:
     def done(self) -> bool:
         return True
 
-    def wait_staged(self) -> None:
+    def _hold_back_streams(self) -> None:
         pass
 
     def result(self) -> None:
