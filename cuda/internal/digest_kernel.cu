@@ -144,8 +144,8 @@ __device__ uint64_t HashLong(const unsigned char* page, uint32_t length, int lan
   }
   const Pair total = AddUp(part);
   const int secret = 11 + column;
-  uint64_t hash =
-      MultiplyFold(sums.a + total.a ^ Secret64(secret), sums.b + total.b ^ Secret64(secret + 8));
+  uint64_t hash = MultiplyFold((sums.a + total.a) ^ Secret64(secret),
+                               (sums.b + total.b) ^ Secret64(secret + 8));
   hash += __shfl_xor_sync(kAllLanes, hash, 1);
   hash += __shfl_xor_sync(kAllLanes, hash, 2);
   return Avalanche(hash + length * kPrime64A);
