@@ -1,5 +1,5 @@
-# `cmake --install` and find_package(cairn): the static libraries cairn::schema, cairn::kv and
-# cairn::core with their public headers, below include/cairn so that folder names as common as "core"
+# `cmake --install` and find_package(cairn): the static libraries cairn::schema, cairn::kv,
+# cairn::core and (where it is built) cairn::cuda with their public headers, below include/cairn so that folder names as common as "core"
 # do not meet another project's. Programs are installed where they are built.
 include(CMakePackageConfigHelpers)
 
@@ -13,7 +13,15 @@ set_target_properties(cairn_gloo PROPERTIES EXPORT_NAME gloo)
 install(TARGETS cairn_schema cairn_kv cairn_core cairn_rocksdb cairn_gloo
   EXPORT cairnTargets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT cairn_development)
-foreach(layer schema kv core)
+set(layers schema kv core)
+if(TARGET cairn_cuda)
+  # Apart from the others: only who links it needs the CUDA toolkit.
+  list(APPEND layers cuda)
+  set_target_properties(cairn_cuda PROPERTIES EXPORT_NAME cuda)
+  install(TARGETS cairn_cuda EXPORT cairnCudaTargets
+    ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT cairn_development)
+endif()
+foreach(layer ${layers})
   file(GLOB public_headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${layer}/*.h)
   install(FILES ${public_headers} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cairn/${layer}
     COMPONENT cairn_development)
@@ -26,6 +34,10 @@ install(DIRECTORY ${PROJECT_BINARY_DIR}/schema/generated/
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/cairn)
 install(EXPORT cairnTargets NAMESPACE cairn:: DESTINATION ${package_dir}
   COMPONENT cairn_development)
+if(TARGET cairn_cuda)
+  install(EXPORT cairnCudaTargets NAMESPACE cairn:: DESTINATION ${package_dir}
+    COMPONENT cairn_development)
+endif()
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/cairnConfig.cmake.in
   ${PROJECT_BINARY_DIR}/cairnConfig.cmake INSTALL_DESTINATION ${package_dir})
 # Before 1.0 a minor version may change the C++ interface.

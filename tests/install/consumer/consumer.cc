@@ -5,6 +5,10 @@
 #include <vector>
 
 #include "core/checkpoint_store.h"
+#include "core/device.h"
+#ifdef CONSUMER_HAS_CUDA
+#include "cuda/backend.h"
+#endif
 
 namespace core = cairn::core;
 namespace kv = cairn::kv;
@@ -52,5 +56,10 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "%s\n", result.error().ToString().c_str());
     return 1;
   }
+#ifdef CONSUMER_HAS_CUDA
+  cairn::cuda::Register();
+#endif
+  const auto gpus = core::FindDeviceBackend();
+  std::printf("GPUs: %s\n", gpus ? "found" : gpus.error().message.c_str());
   return 0;
 }
