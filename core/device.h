@@ -83,6 +83,8 @@ class DeviceLane {
   /// next, as page-locked blocks are: no copy may span two. Off until asked for.
   virtual void JoinHostRuns(bool join) = 0;
   /// Within the device: `source`'s row-major bytes [begin, begin + count) to `target`, and back.
+  /// Small ones go together: of the packs between two flushes, and of the unpacks, none reads or
+  /// writes what another one writes.
   virtual Result<void> Pack(const TensorView& source, uint64_t begin_bytes, uint64_t count,
                             std::byte* target) = 0;
   virtual Result<void> Unpack(const std::byte* source, uint64_t count, const TensorTarget& target,

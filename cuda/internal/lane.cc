@@ -73,6 +73,7 @@ void Lane::Reset() {
   (void)copy_.Synchronize();
   out_ = {};
   in_ = {};
+  within_.clear();
   join_host_runs_ = false;
   pack_is_ahead_ = false;
   copy_is_ahead_ = false;
@@ -108,6 +109,7 @@ Result<void> Lane::CopyOut(const core::TensorView& source, uint64_t begin_bytes,
   if (target.size() < kDirectBytes || !core::IsContiguous(source.shape, source.strides)) {
     return Collect(Direction::kOut, source, begin_bytes, target.data(), target.size());
   }
+  CAIRN_TRY(SendWithin());
   const DeviceScope scope(device());
   if (pack_is_ahead_) CAIRN_TRY(Order(pack_, copy_));
   pack_is_ahead_ = false;
@@ -149,6 +151,7 @@ Result<void> Lane::CopyIn(std::span<const std::byte> source, const core::TensorT
     return Collect(Direction::kIn, AsView(target), begin_bytes,
                    const_cast<std::byte*>(source.data()), source.size());
   }
+  CAIRN_TRY(SendWithin());
   const DeviceScope scope(device());
   if (pack_is_ahead_) CAIRN_TRY(Order(pack_, copy_));
   pack_is_ahead_ = false;
@@ -288,6 +291,7 @@ Result<void> Lane::Launch(Direction direction, const Parts& parts, const Layout&
 Result<void> Lane::Send(Direction direction) {
   Parts& parts = direction == Direction::kOut ? out_ : in_;
   if (parts.empty()) return {};
+  CAIRN_TRY(SendWithin());
   const DeviceScope scope(device());
   const Parts sent = std::exchange(parts, {});
   const Layout layout = LayOut(direction, sent);
@@ -328,39 +332,70 @@ Result<void> Lane::CopyStrided(const core::TensorView& view, uint64_t begin_byte
       "packing a strided tensor on the GPU");
 }
 
+Result<void> Lane::AddWithin(bool unpack, const unsigned char* source, unsigned char* target,
+                             uint64_t length_bytes) {
+  // What was packed may be unpacked next: the two kinds are never in one launch.
+  if (within_unpacks_ != unpack) CAIRN_TRY(SendWithin());
+  within_unpacks_ = unpack;
+  if (within_.size() + JobCount(length_bytes) > kMaxJobs) CAIRN_TRY(SendWithin());
+  for (uint64_t at = 0; at < length_bytes; at += kJobBytes) {
+    within_.push_back({.source = source + at,
+                       .target = target + at,
+                       .length_bytes = std::min(kJobBytes, length_bytes - at)});
+  }
+  return {};
+}
+
+Result<void> Lane::SendWithin() {
+  if (within_.empty()) return {};
+  const DeviceScope scope(device());
+  const std::vector<CopyJob> jobs = std::exchange(within_, {});
+  CAIRN_TRY_ASSIGN(Buffer* const buffer, TakeBuffer());
+  std::ranges::copy(jobs, buffer->host_jobs.As<CopyJob>());
+  CAIRN_TRY(
+      Check(cudaMemcpyAsync(buffer->jobs.data(), buffer->host_jobs.data(),
+                            jobs.size() * sizeof(CopyJob), cudaMemcpyHostToDevice, pack_.get()),
+            "telling the GPU what to copy"));
+  CAIRN_TRY(Check(LaunchCopies(buffer->jobs.As<CopyJob>(), static_cast<uint32_t>(jobs.size()),
+                               heap_->multiprocessors(), pack_.get()),
+                  "copying on the GPU"));
+  pack_is_ahead_ = true;
+  return buffer->done.Record(pack_.get());
+}
+
 Result<void> Lane::Pack(const core::TensorView& source, uint64_t begin_bytes, uint64_t count,
                         std::byte* target) {
+  return CopyWithin(source, begin_bytes, count, AsDevice(target), /*unpack=*/false);
+}
+
+Result<void> Lane::Unpack(const std::byte* source, uint64_t count, const core::TensorTarget& target,
+                          uint64_t begin_bytes) {
+  return CopyWithin(AsView(target), begin_bytes, count, AsDevice(source), /*unpack=*/true);
+}
+
+Result<void> Lane::CopyWithin(const core::TensorView& view, uint64_t begin_bytes, uint64_t count,
+                              unsigned char* packed, bool unpack) {
   if (count == 0) return {};
   CAIRN_TRY(Send(Direction::kIn));  // which may write what is read here
   const DeviceScope scope(device());
   if (copy_is_ahead_) CAIRN_TRY(Order(copy_, pack_));
   copy_is_ahead_ = false;
-  pack_is_ahead_ = true;
-  if (!core::IsContiguous(source.shape, source.strides)) {
-    return CopyStrided(source, begin_bytes, count, AsDevice(target), /*unpack=*/false);
+  const bool contiguous = core::IsContiguous(view.shape, view.strides);
+  unsigned char* const tensor = AsDevice(view.data) + begin_bytes;
+  if (contiguous && count < kDirectBytes) {
+    return unpack ? AddWithin(unpack, packed, tensor, count)
+                  : AddWithin(unpack, tensor, packed, count);
   }
-  return Check(cudaMemcpyAsync(target, source.data + begin_bytes, count, cudaMemcpyDeviceToDevice,
-                               pack_.get()),
-               "copying on the GPU");
-}
-
-Result<void> Lane::Unpack(const std::byte* source, uint64_t count, const core::TensorTarget& target,
-                          uint64_t begin_bytes) {
-  if (count == 0) return {};
-  CAIRN_TRY(Send(Direction::kIn));
-  const DeviceScope scope(device());
-  if (copy_is_ahead_) CAIRN_TRY(Order(copy_, pack_));
-  copy_is_ahead_ = false;
+  CAIRN_TRY(SendWithin());
   pack_is_ahead_ = true;
-  if (!core::IsContiguous(target.shape, target.strides)) {
-    return CopyStrided(AsView(target), begin_bytes, count, AsDevice(source), /*unpack=*/true);
-  }
-  return Check(cudaMemcpyAsync(target.data + begin_bytes, source, count, cudaMemcpyDeviceToDevice,
-                               pack_.get()),
+  if (!contiguous) return CopyStrided(view, begin_bytes, count, packed, unpack);
+  return Check(cudaMemcpyAsync(unpack ? tensor : packed, unpack ? packed : tensor, count,
+                               cudaMemcpyDeviceToDevice, pack_.get()),
                "copying on the GPU");
 }
 
 Result<Lane::Mark> Lane::Flush() {
+  CAIRN_TRY(SendWithin());
   CAIRN_TRY(Send(Direction::kOut));
   CAIRN_TRY(Send(Direction::kIn));
   const DeviceScope scope(device());

@@ -108,6 +108,12 @@ class Lane final : public core::DeviceLane {
   /// Launches the kernels that pack (kOut) or unpack (kIn) `parts`.
   Result<void> Launch(Direction direction, const Parts& parts, const Layout& layout,
                       const Buffer& buffer);
+  Result<void> CopyWithin(const core::TensorView& view, uint64_t begin_bytes, uint64_t count,
+                          unsigned char* packed, bool unpack);
+  /// A small copy within the device, to go with others in one launch.
+  Result<void> AddWithin(bool unpack, const unsigned char* source, unsigned char* target,
+                         uint64_t length_bytes);
+  Result<void> SendWithin();
   /// What follows on the second stream runs after all that the first holds.
   Result<void> Order(const Stream& first, const Stream& second);
   Result<void> CopyStrided(const core::TensorView& view, uint64_t begin_bytes, uint64_t count,
@@ -131,6 +137,8 @@ class Lane final : public core::DeviceLane {
   bool join_host_runs_ = false;
   Parts out_;
   Parts in_;
+  std::vector<CopyJob> within_;  // collected by Pack, or all by Unpack
+  bool within_unpacks_ = false;
   std::vector<Buffer> buffers_;
   size_t next_buffer_ = 0;
 

@@ -116,6 +116,7 @@ Result<std::vector<uint64_t>> Lane::DigestInto(std::span<const core::DigestJob> 
                                                const DeviceBuffer& leaves,
                                                const DeviceBuffer& changed) {
   if (page_count == 0) return {};
+  CAIRN_TRY(SendWithin());
   CAIRN_TRY(Send(Direction::kIn));
   const DeviceScope scope(device());
   if (copy_is_ahead_) CAIRN_TRY(Order(copy_, pack_));
