@@ -89,7 +89,8 @@ class Stream {
   }
   /// Waits, on the host, for all that the stream holds; asleep, where an event can be had.
   Result<void> Synchronize() const {
-    if (const auto now = Event::Make(); now && now->Record(stream_)) return now->Wait();
+    // Where the event fails, too, the stream itself says whether it has ended.
+    if (const auto now = Event::Make(); now && now->Record(stream_) && now->Wait()) return {};
     return Check(cudaStreamSynchronize(stream_), "waiting for the GPU");
   }
 

@@ -78,7 +78,7 @@ TEST(HostStateTest, SizesThatHaveNoEndAreRefusedByKey) {
 
 TEST(HostStateTest, PinnedMemoryNeedsTheCudaLayer) {
   EXPECT_THAT(HostState::Allocate(SmallState(), {.pinned = true}),
-              IsError(ErrorCode::kUnimplemented, "needs the CUDA layer"));
+              IsError(ErrorCode::kUnimplemented, "pinned host memory needs a device"));
 }
 
 TEST(HostStateTest, MovesLeaveNothingBehind) {
