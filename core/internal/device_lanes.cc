@@ -27,6 +27,17 @@ void AddDevices(const StateDict& state, std::set<int>& devices) {
   }
 }
 
+Result<std::vector<DeviceStream>> FollowStreams(DeviceLane& lane,
+                                                std::span<const DeviceStream> streams) {
+  std::vector<DeviceStream> followed;
+  for (const DeviceStream& stream : streams) {
+    if (stream.device == lane.device()) followed.push_back(stream);
+  }
+  if (followed.empty()) followed.push_back({.device = lane.device()});
+  for (const DeviceStream& stream : followed) CAIRN_TRY(lane.Follow(stream.stream));
+  return followed;
+}
+
 Result<DeviceLanes> DeviceLanes::Open(const std::set<int>& devices,
                                       std::span<const DeviceStream> streams) {
   DeviceLanes opened;
@@ -34,13 +45,7 @@ Result<DeviceLanes> DeviceLanes::Open(const std::set<int>& devices,
   CAIRN_TRY_ASSIGN(DeviceBackend* const backend, FindDeviceBackend());
   for (const int device : devices) {
     CAIRN_TRY_ASSIGN(auto lane, backend->OpenLane(device));
-    bool named = false;
-    for (const DeviceStream& stream : streams) {
-      if (stream.device != device) continue;
-      CAIRN_TRY(lane->Follow(stream.stream));
-      named = true;
-    }
-    if (!named) CAIRN_TRY(lane->Follow(nullptr));
+    CAIRN_TRY(FollowStreams(*lane, streams));
     opened.lanes_.emplace(device, std::move(lane));
   }
   CAIRN_TRY(opened.Await());

@@ -5,6 +5,7 @@
 #include <memory>
 #include <set>
 #include <span>
+#include <vector>
 
 #include "core/device.h"
 #include "core/internal/leaves.h"
@@ -15,6 +16,11 @@ namespace cairn::core::internal {
 
 /// Adds the devices that a state's tensors lie on.
 void AddDevices(const StateDict& state, std::set<int>& devices);
+
+/// Makes the lane run behind those of the caller's `streams` that are its device's, or behind the
+/// default stream if none is; returns which they are.
+Result<std::vector<DeviceStream>> FollowStreams(DeviceLane& lane,
+                                                std::span<const DeviceStream> streams);
 
 /// A lane for each device that one call works with.
 ///

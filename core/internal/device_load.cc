@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/chunk_grid.h"
+#include "core/internal/device_lanes.h"
 #include "core/internal/pinned_blocks.h"
 
 namespace cairn::core::internal {
@@ -112,13 +113,7 @@ class DeviceLoad {
       if (device == kHostDevice || lanes_.contains(device)) continue;
       CAIRN_TRY_ASSIGN(std::shared_ptr<DeviceLane> lane, backend.OpenLane(device));
       lane->JoinHostRuns(true);  // blocks begin on 2 MiB
-      bool named = false;
-      for (const DeviceStream& stream : streams) {
-        if (stream.device != device) continue;
-        named = true;
-        CAIRN_TRY(lane->Follow(stream.stream));
-      }
-      if (!named) CAIRN_TRY(lane->Follow(nullptr));
+      CAIRN_TRY(FollowStreams(*lane, streams));
       lanes_.emplace(device, std::move(lane));
     }
     return {};

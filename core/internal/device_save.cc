@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/internal/base_cursor.h"
+#include "core/internal/device_lanes.h"
 #include "core/internal/pinned_blocks.h"
 #include "kv/digest.h"
 
@@ -74,13 +75,8 @@ Result<std::unique_ptr<DeviceSave>> DeviceSave::Begin(const SavePlan& plan,
   }
   for (const int device : devices) {
     CAIRN_TRY_ASSIGN(std::shared_ptr<DeviceLane> lane, save->backend_->OpenLane(device));
-    const size_t before = save->streams_.size();
-    std::ranges::copy_if(streams, std::back_inserter(save->streams_),
-                         [device](const DeviceStream& stream) { return stream.device == device; });
-    if (save->streams_.size() == before) save->streams_.push_back({.device = device});
-    for (size_t i = before; i < save->streams_.size(); ++i) {
-      CAIRN_TRY(lane->Follow(save->streams_[i].stream));
-    }
+    CAIRN_TRY_ASSIGN(const std::vector<DeviceStream> followed, FollowStreams(*lane, streams));
+    save->streams_.insert(save->streams_.end(), followed.begin(), followed.end());
     lane->JoinHostRuns(true);  // blocks begin on 2 MiB
     save->lanes_.emplace(device, std::move(lane));
   }
