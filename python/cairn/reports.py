@@ -15,6 +15,9 @@ class SaveReport:
     """Bytes of all tensors; memory that several share is counted once."""
     written_bytes: int
     """Payload bytes that this save added to the store."""
+    device_bytes: int
+    """Payload bytes that this save brought from device memory to the host; digests are not counted,
+    nor are host copies that are made of tensors before the save."""
     chunks: int
     chunks_reused: int
     """Chunks recorded as references to bytes that the store had already."""

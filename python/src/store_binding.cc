@@ -42,8 +42,8 @@ nb::object ToPyMapped(std::optional<core::MappedTensor> mapped, const core::Tens
 }  // namespace
 
 nb::tuple ToPyReport(const core::SaveReport& report) {
-  return nb::make_tuple(report.step, report.logical_bytes, report.written_bytes, report.chunks,
-                        report.chunks_reused, report.seconds);
+  return nb::make_tuple(report.step, report.logical_bytes, report.written_bytes,
+                        report.device_bytes, report.chunks, report.chunks_reused, report.seconds);
 }
 
 template <typename Work>

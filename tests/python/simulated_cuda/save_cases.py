@@ -45,6 +45,7 @@ def test_tensors_on_host_and_devices_come_back_as_they_were(store):
     report = store.save(1, state)
     assert report.logical_bytes == 3 * sum(t.nbytes for t in host.values()) + host["large"].nbytes
     assert len(store._copies) == 0 and control.DeviceSynchronizations() == 0
+    assert report.device_bytes == report.logical_bytes - sum(t.nbytes for t in host.values())
     read = store.read()
     for part in ("cuda", "other", "host"):
         for name, tensor in host.items():
@@ -86,6 +87,7 @@ def test_an_unchanged_state_is_neither_copied_nor_written(store):
         control.ResetCounters()
         second = save(len(store.steps()), state)
         assert first.logical_bytes == second.logical_bytes == 8 * MIB + 400
+        assert first.device_bytes == first.written_bytes and second.device_bytes == 0
         assert second.written_bytes == 0 and second.chunks_reused == second.chunks
         assert control.BytesToHost() < 64 * 1024, "only digests cross the bus"
 
@@ -98,7 +100,7 @@ def test_only_changed_chunks_are_written(store):
     fill(tensor, values)
     control.ResetCounters()
     report = store.save_async(2, {"t": tensor}).result()
-    assert 0 < report.written_bytes <= 4 * MIB
+    assert 0 < report.device_bytes == report.written_bytes <= 4 * MIB
     assert control.BytesToHost() <= 5 * MIB
     assert torch.equal(store.read(step=2)["t"], values)
 
