@@ -194,7 +194,8 @@ class Broadcaster {
       CAIRN_TRY(AddToBatch(transfers_[next++], batch));
     } while (next < transfers_.size() && transfers_[next].whole_on_all == by_broadcast &&
              batch.total_bytes + transfers_[next].length_bytes <= round_bytes);
-    if (world_size_ == 1) return mover_.lanes().Await();
+    // Nobody else gets anything, so no round ends the root's own copies.
+    if (world_size_ == 1 || batch.total_bytes == 0) return mover_.lanes().Await();
     const uint64_t rounds = (batch.total_bytes + round_bytes - 1) / round_bytes;
     for (uint64_t round = 0; round < rounds; ++round) {
       mover_.Begin();

@@ -338,6 +338,25 @@ TEST(DeviceStateDictErrorTest, NoDeviceMemoryForBuffersFailsOnAllRanks) {
   });
 }
 
+TEST(DeviceStateDictRootTest, BroadcastFillsWhatOnlyTheRootHas) {
+  SeededRandom random;
+  std::vector<std::byte> bytes(1000);
+  random.Fill(bytes);
+  StateDict host;
+  host.root().Tensor("a", {.dtype = DType::kUInt8, .shape = {1000}, .data = bytes.data()});
+  const DeviceCopy full(host, 0, random, 1.0);
+  StateDict targets[2];
+  targets[0].root().Tensor("a", {.dtype = DType::kUInt8, .shape = {1000}, .device = 0});
+  RunRanks(2, [&](Communicator& thread) {
+    const auto rank = static_cast<size_t>(thread.rank());
+    CAIRN_ASSERT_OK_AND_ASSIGN(const HostState result,
+                               BroadcastStateDict(rank == 0 ? full.state : StateDict(),
+                                                  StateTarget(targets[rank]), thread));
+    HostState keeps;
+    if (rank == 0) ExpectSameBytes(OnHost(result, keeps), host);
+  });
+}
+
 }  // namespace
 }  // namespace cairn::core::testing
 
