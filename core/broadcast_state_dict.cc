@@ -263,7 +263,7 @@ class Broadcaster {
   std::optional<LeafRoster> roster_;           // of the targets
   internal::ShardPlan plan_;
   std::vector<Transfer> transfers_;  // in rank 0's order, the same on all ranks
-  internal::RoundMover mover_;
+  internal::RoundMover mover_;       // goes before the plan, whose result it may still write
   TransferReport report_;
 };
 

@@ -277,8 +277,8 @@ class Gatherer {
   std::optional<LeafRoster> roster_;
   std::vector<bool> is_receiver_;    // by rank
   std::vector<Transfer> transfers_;  // in the roster's order, the same on all ranks
-  internal::RoundMover mover_;
   HostState result_;
+  internal::RoundMover mover_;  // goes first: after an error it may still write the result
   TransferReport report_;
 };
 

@@ -82,14 +82,21 @@ Result<void> DeviceLanes::CopyThroughHost(const TensorView& source, const Tensor
                                           uint64_t length_bytes) const {
   CAIRN_TRY_ASSIGN(const HostMemory bounce,
                    HostMemory::Allocate(std::min(length_bytes, kBounceBytes)));
-  for (uint64_t at = 0; at < length_bytes; at += kBounceBytes) {
-    const auto part = bounce.bytes().first(std::min(length_bytes - at, kBounceBytes));
-    CAIRN_TRY(Read(source, at, part, kHostDevice));
-    CAIRN_TRY(Await());
-    CAIRN_TRY(Write(part, kHostDevice, target, at));
-    CAIRN_TRY(Await());
+  const auto copy = [&]() -> Result<void> {
+    for (uint64_t at = 0; at < length_bytes; at += kBounceBytes) {
+      const auto part = bounce.bytes().first(std::min(length_bytes - at, kBounceBytes));
+      CAIRN_TRY(Read(source, at, part, kHostDevice));
+      CAIRN_TRY(Await());
+      CAIRN_TRY(Write(part, kHostDevice, target, at));
+      CAIRN_TRY(Await());
+    }
+    return {};
+  };
+  Result<void> copied = copy();
+  if (!copied) {
+    for (const auto& [device, lane] : lanes_) lane->Reset();  // before `bounce` goes
   }
-  return {};
+  return copied;
 }
 
 Result<void> DeviceLanes::Copy(const TensorView& source, const TensorTarget& target) const {

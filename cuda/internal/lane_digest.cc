@@ -175,14 +175,20 @@ Result<std::vector<uint64_t>> Lane::FetchLeaves(const core::DeviceLeaves& leaves
       .shape = {leaves.page_count() * sizeof(uint64_t)},
       .data = reinterpret_cast<const std::byte*>(static_cast<const Leaves&>(leaves).data()),
       .device = device()};
-  std::byte* at = host_results_.data();
-  for (const PageRange& range : ranges) {
-    const std::span<std::byte> target(at, range.count * sizeof(uint64_t));
-    CAIRN_TRY(CopyOut(view, range.first * sizeof(uint64_t), target));
-    at += target.size();
+  const auto bring = [&]() -> Result<void> {
+    std::byte* at = host_results_.data();
+    for (const PageRange& range : ranges) {
+      const std::span<std::byte> target(at, range.count * sizeof(uint64_t));
+      CAIRN_TRY(CopyOut(view, range.first * sizeof(uint64_t), target));
+      at += target.size();
+    }
+    CAIRN_TRY_ASSIGN(const Mark mark, Flush());
+    return Await(mark);
+  };
+  if (Result<void> brought = bring(); !brought) {
+    Reset();  // before the leaves' memory goes
+    return Fail(std::move(brought).error());
   }
-  CAIRN_TRY_ASSIGN(const Mark mark, Flush());
-  CAIRN_TRY(Await(mark));
   join_host_runs_ = joined;
   std::vector<uint64_t> fetched(count);
   std::memcpy(fetched.data(), host_results_.data(), count * sizeof(uint64_t));

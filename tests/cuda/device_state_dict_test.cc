@@ -357,6 +357,82 @@ TEST(DeviceStateDictRootTest, BroadcastFillsWhatOnlyTheRootHas) {
   });
 }
 
+/// One call of the runtime after the other fails. No copy that is then under way may meet memory
+/// that is gone: that would lose the device, or be a data race.
+class DeviceStateDictFaultTest : public ::testing::Test {
+ protected:
+  static constexpr uint64_t kHalf = 300'000;  // goes directly, not packed
+
+  DeviceStateDictFaultTest() : bytes_(2 * kHalf) {
+    random_.Fill(bytes_);
+    whole_.root().Tensor("strided", View({100, 60}, {128, 1}));
+    whole_.root().Tensor("halves", View({2 * kHalf}));
+    Sharding halves{.global_shape = {2 * kHalf}};
+    for (const uint64_t at : {uint64_t{0}, kHalf}) {
+      halves.parts.push_back({.box = {.offsets = {at}, .sizes = {kHalf}}, .view = View({kHalf})});
+      halves.parts.back().view.data += at;
+    }
+    cut_.root().Tensor("strided", View({100, 60}, {128, 1}));
+    cut_.root().Sharded("halves", {.dtype = DType::kUInt8, .shape = {}}, halves);
+  }
+
+  TensorView View(Shape shape, Shape strides = {}) const {
+    return {DType::kUInt8, std::move(shape), std::move(strides), bytes_.data()};
+  }
+
+  template <typename Work>
+  static void FailEachCall(const StateDict& expected, const Work& work) {
+    uint64_t failed = 0;
+    for (bool happened = true; happened;) {
+      const uint64_t nth = ++failed;
+      ASSERT_LT(nth, 1000u);
+      simulated_cuda::FailCall("*", nth, cudaErrorInvalidValue);
+      const Result<HostState> result = work();
+      happened = simulated_cuda::FaultHappened("*");
+      simulated_cuda::ClearFaults();
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess) << "when call " << nth << " had failed";
+      ASSERT_TRUE(happened || cairn::testing::IsOk(result));
+      HostState keeps;
+      if (result) ExpectSameBytes(OnHost(*result, keeps), expected);
+    }
+    EXPECT_GT(failed, 10u);
+  }
+
+  SeededRandom random_;
+  std::vector<std::byte> bytes_;
+  StateDict cut_;    // "halves" in two parts
+  StateDict whole_;  // the same tensors
+};
+
+TEST_F(DeviceStateDictFaultTest, AnyCallOfAGatherMayFail) {
+  const DeviceCopy cut(cut_, 0, random_, 1.0);
+  RunRanks(1, [&](Communicator& alone) {
+    for (const bool cpu_offload : {false, true}) {
+      const GatherOptions options{
+          .cpu_offload = cpu_offload, .buffer_bytes = 6 * kHalf, .memory = {.pinned = cpu_offload}};
+      FailEachCall(whole_, [&] { return GatherStateDict(cut.state, alone, options); });
+    }
+  });
+}
+
+TEST_F(DeviceStateDictFaultTest, AnyCallOfABroadcastMayFail) {
+  const DeviceCopy whole(whole_, 0, random_, 1.0);
+  DeviceCopy target(cut_, 0, random_, 1.0);
+  ForEachView(target.state, [](TensorView& view) {
+    view.data = nullptr;
+    view.strides.clear();
+  });
+  RunRanks(1, [&](Communicator& alone) {
+    FailEachCall(cut_,
+                 [&] { return BroadcastStateDict(whole.state, StateTarget(target.state), alone); });
+  });
+}
+
+TEST_F(DeviceStateDictFaultTest, AnyCallOfACopyMayFail) {
+  const DeviceCopy whole(whole_, 0, random_, 1.0);
+  FailEachCall(whole_, [&] { return OffloadStateDict(whole.state, {.pinned = true}); });
+}
+
 }  // namespace
 }  // namespace cairn::core::testing
 
