@@ -40,6 +40,8 @@ const char* NameOf(GlooOperation operation) {
       return "Scatter";
     case GlooOperation::kAllToAll:
       return "AllToAll";
+    case GlooOperation::kWatch:
+      break;
   }
   return "";
 }
@@ -122,6 +124,7 @@ class GlooCommunicator final : public Communicator {
   Result<std::unique_ptr<Communicator>> Split(uint32_t color, uint32_t key) override;
 
   void Interrupt() { group_->Interrupt(); }
+  Result<void> CheckConnections() { return group_->CheckConnections(); }
 
  private:
   static size_t Index(int rank) { return static_cast<size_t>(rank); }
@@ -357,6 +360,11 @@ Result<std::unique_ptr<Communicator>> ConnectGloo(const GlooOptions& options) {
 
 void InterruptGloo(Communicator& communicator) {
   if (auto* const gloo = dynamic_cast<GlooCommunicator*>(&communicator)) gloo->Interrupt();
+}
+
+Result<void> CheckGlooConnections(Communicator& communicator) {
+  auto* const gloo = dynamic_cast<GlooCommunicator*>(&communicator);
+  return gloo == nullptr ? Result<void>() : gloo->CheckConnections();
 }
 
 }  // namespace cairn::core

@@ -62,4 +62,9 @@ Result<std::unique_ptr<Communicator>> ConnectGloo(const GlooOptions& options);
 /// nothing to one that ConnectGloo has not made. Threads: any, beside a call.
 void InterruptGloo(Communicator& communicator);
 
+/// kUnavailable, naming the rank: its connection is gone, as a call that needed it would find. For
+/// ranks that wait for each other elsewhere, where nobody tells them. Does not wait; success for
+/// one that ConnectGloo has not made. Threads: any, beside a call.
+Result<void> CheckGlooConnections(Communicator& communicator);
+
 }  // namespace cairn::core

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <map>
 #include <mutex>
 #include <new>
 
@@ -195,6 +196,39 @@ class GlooGroup::Waits {
   UnboundBuffer* waited_for_ = nullptr;
 };
 
+/// A message from each peer that never comes: who waits for it learns that its connection is gone.
+class GlooGroup::Watch {
+ public:
+  explicit Watch(Context& context) : context_(context) {}
+
+  Result<void> Check() {
+    const std::lock_guard lock(mutex_);
+    for (int peer = 0; peer < context_.size; ++peer) {
+      if (peer == context_.rank) continue;
+      CAIRN_TRY(Guarded([&] { return fmt::format("the connection to rank {}", peer); },
+                        [&] { CheckPeer(peer); }));
+    }
+    return {};
+  }
+
+ private:
+  void CheckPeer(int peer) {
+    auto& buffer = expected_[peer];
+    if (buffer == nullptr) {
+      buffer = context_.createUnboundBuffer(nullptr, 0);
+      buffer->recv(peer, SlotOf({.operation = GlooOperation::kWatch, .deadline = {}},
+                                MessageKind::kBytes, 0));
+    }
+    // A wait that has been given up before it begins throws what has broken, and else returns.
+    buffer->abortWaitRecv();
+    (void)buffer->waitRecv(std::chrono::milliseconds(1));
+  }
+
+  Context& context_;
+  std::mutex mutex_;
+  std::map<int, std::unique_ptr<UnboundBuffer>> expected_;  // guarded by mutex_
+};
+
 /// The pieces of one call: those on their way in, and those on their way out.
 class GlooGroup::Transfers {
  public:
@@ -302,7 +336,9 @@ class GlooGroup::Transfers {
 };
 
 GlooGroup::GlooGroup(std::shared_ptr<Context> context)
-    : context_(std::move(context)), waits_(std::make_unique<Waits>(*context_)) {}
+    : context_(std::move(context)),
+      waits_(std::make_unique<Waits>(*context_)),
+      watch_(std::make_unique<Watch>(*context_)) {}
 
 GlooGroup::~GlooGroup() = default;
 
@@ -400,6 +436,11 @@ Result<void> GlooGroup::Broadcast(const GlooCall& call, ByteTarget bytes, int ro
 }
 
 void GlooGroup::Interrupt() { waits_->Interrupt(); }
+
+Result<void> GlooGroup::CheckConnections() {
+  const SigpipeBlock no_sigpipe;
+  return watch_->Check();
+}
 
 void GlooGroup::Close() {
   SigpipeBlock no_sigpipe;

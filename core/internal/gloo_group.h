@@ -47,6 +47,7 @@ enum class GlooOperation : uint64_t {
   kAllGather,
   kScatter,
   kAllToAll,
+  kWatch,  // never sent: see GlooGroup::CheckConnections
 };
 
 /// A call: all ranks number theirs alike.
@@ -112,15 +113,20 @@ class GlooGroup {
   /// Ends the wait of the call that another thread is in, and each later one, with kUnavailable.
   /// Threads: any, beside a call.
   void Interrupt();
+  /// kUnavailable, naming the peer: its connection is gone. Does not wait. Threads: any, beside a
+  /// call.
+  Result<void> CheckConnections();
 
  private:
   class Context;
   class Transfers;
   class Waits;
+  class Watch;
   explicit GlooGroup(std::shared_ptr<Context> context);
 
   const std::shared_ptr<Context> context_;  // shared with Gloo's algorithms, which ask for it so
   const std::unique_ptr<Waits> waits_;
+  const std::unique_ptr<Watch> watch_;
   std::vector<std::string> addresses_;
 };
 

@@ -17,6 +17,7 @@
 namespace cairn::testing {
 namespace {
 
+using core::CheckGlooConnections;
 using core::ConnectGloo;
 using core::GlooOptions;
 using std::chrono::milliseconds;
@@ -136,6 +137,24 @@ TEST(ConnectGlooTest, WithoutRankZeroTheOthersGiveUpAtTheDeadline) {
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_THAT(ConnectGloo(options), IsError(ErrorCode::kUnavailable, "no answer from rank 0"));
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+}
+
+TEST(GlooConnectionsTest, TellThatARankIsGoneWithoutACall) {
+  World world = MakeGlooWorld(3, std::chrono::seconds(60));
+  ASSERT_EQ(world.size(), 3u);
+  for (int round = 0; round < 3; ++round) {
+    for (const auto& rank : world) CAIRN_EXPECT_OK(CheckGlooConnections(*rank));
+    RunRanks(world, [](core::Communicator& rank) { CAIRN_EXPECT_OK(rank.Barrier()); });
+  }
+  world.pop_back();
+  for (const auto& rank : world) {
+    Result<void> checked;
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while ((checked = CheckGlooConnections(*rank)) && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::yield();
+    }
+    EXPECT_THAT(checked, IsError(ErrorCode::kUnavailable, "the connection to rank 2"));
+  }
 }
 
 TEST(ConnectGlooTest, WorldOfOneNeedsNoRendezvous) {
