@@ -181,6 +181,7 @@ class NcclCommunicator final : public Communicator {
   }
 
   Error Break(const char* operation, Error error) {
+    nccl_->stop().NoteFailure();
     nccl_->Abort();
     transfers_->Drain(DeadlineAfter(kGrace));
     error.code = ErrorCode::kUnavailable;
@@ -327,7 +328,8 @@ Result<std::unique_ptr<Communicator>> ConnectNccl(Communicator& host, const Nccl
   // A rank that fails at once waits in the vote for those that fail at their deadline.
   const auto timeout = std::min(options.timeout, host.timeout() / 2);
   auto nccl =
-      NcclHandle::Init(*prepared->nccl, id, host.rank(), host.world_size(), DeadlineAfter(timeout));
+      NcclHandle::Init(*prepared->nccl, id, host.rank(), host.world_size(), DeadlineAfter(timeout),
+                       options.stop ? options.stop : std::make_shared<NcclStop>());
   CAIRN_TRY(core::Vote(host, StatusOf(nccl)));
   return std::make_unique<NcclCommunicator>(host.rank(), host.world_size(), options.timeout,
                                             std::move(prepared->transfers), *std::move(nccl));

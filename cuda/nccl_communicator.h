@@ -10,6 +10,7 @@
 #include <string>
 
 #include "core/communicator.h"
+#include "cuda/nccl_stop.h"
 #include "kv/error.h"
 
 namespace cairn::cuda {
@@ -29,6 +30,10 @@ struct NcclOptions {
   /// communicator and those split from it. What a call does to ranges in device memory comes after
   /// all that this stream held when the call began.
   void* stream = nullptr;
+
+  /// Ends this rank's calls, those on communicators split from it too. Null: nothing but deadlines
+  /// does.
+  std::shared_ptr<NcclStop> stop;
 };
 
 inline constexpr uint64_t kMinNcclBufferBytes = 64ull << 10;

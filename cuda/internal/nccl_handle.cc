@@ -27,7 +27,13 @@ Error NcclHandle::ErrorOf(ncclResult_t status, const char* what) const {
                           has_detail ? " (" : "", has_detail ? detail : "", has_detail ? ")" : "")};
 }
 
+Result<void> NcclHandle::CheckStop(const char* what) const {
+  if (!stop_->is_requested()) return {};
+  return Fail(ErrorCode::kUnavailable, fmt::format("{}: {}", what, stop_->why()));
+}
+
 Result<bool> NcclHandle::IsIdle(const char* what) const {
+  CAIRN_TRY(CheckStop(what));
   ncclResult_t state = ncclSuccess;
   const ncclResult_t asked = nccl_.CommGetAsyncError(comm_, &state);
   if (asked != ncclSuccess) return Fail(ErrorOf(asked, what));
@@ -47,16 +53,21 @@ Result<void> NcclHandle::Settle(ncclResult_t status, const char* what, Deadline 
 
 Result<void> NcclHandle::Arrive(const char* what, Deadline deadline) {
   // NCCL's thread writes the handle of a part while this one looks.
-  CAIRN_TRY(Await([&]() -> Result<bool> { return std::atomic_ref(comm_).load() != nullptr; }, what,
-                  deadline));
+  CAIRN_TRY(Await(
+      [&]() -> Result<bool> {
+        CAIRN_TRY(CheckStop(what));
+        return std::atomic_ref(comm_).load() != nullptr;
+      },
+      what, deadline));
   return Settle(ncclInProgress, what, deadline);
 }
 
 Result<std::unique_ptr<NcclHandle>> NcclHandle::Init(const NcclLibrary& nccl,
                                                      const ncclUniqueId& id, int rank,
-                                                     int world_size, Deadline deadline) {
+                                                     int world_size, Deadline deadline,
+                                                     std::shared_ptr<NcclStop> stop) {
   constexpr const char* kWhat = "connecting";
-  auto handle = std::unique_ptr<NcclHandle>(new NcclHandle(nccl));
+  auto handle = std::unique_ptr<NcclHandle>(new NcclHandle(nccl, std::move(stop)));
   ncclConfig_t config = ConfigWithoutBlocking();
   const ncclResult_t status =
       nccl.CommInitRankConfig(&handle->comm_, world_size, id, rank, &config);
@@ -69,7 +80,7 @@ Result<std::unique_ptr<NcclHandle>> NcclHandle::Init(const NcclLibrary& nccl,
 
 Result<std::unique_ptr<NcclHandle>> NcclHandle::Split(int color, int key, Deadline deadline) {
   constexpr const char* kWhat = "dividing the ranks";
-  unfinished_.reset(new NcclHandle(nccl_));
+  unfinished_.reset(new NcclHandle(nccl_, stop_));
   ncclConfig_t config = ConfigWithoutBlocking();
   CAIRN_TRY(
       Settle(nccl_.CommSplit(comm_, color, key, &unfinished_->comm_, &config), kWhat, deadline));
@@ -85,7 +96,8 @@ void NcclHandle::Abort() noexcept {
 
 void NcclHandle::Close(Deadline deadline) noexcept {
   if (comm_ == nullptr) return;
-  if (!Settle(nccl_.CommFinalize(comm_), "closing", deadline)) return Abort();
+  if (stop_->is_requested() || !Settle(nccl_.CommFinalize(comm_), "closing", deadline))
+    return Abort();
   (void)nccl_.CommDestroy(std::exchange(comm_, nullptr));  // has been finalized: frees what is here
 }
 

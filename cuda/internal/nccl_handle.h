@@ -8,9 +8,11 @@
 #include <nccl.h>
 
 #include <memory>
+#include <utility>
 
 #include "cuda/internal/nccl_library.h"
 #include "cuda/internal/poll.h"
+#include "cuda/nccl_stop.h"
 #include "kv/error.h"
 
 namespace cairn::cuda::internal {
@@ -23,8 +25,10 @@ namespace cairn::cuda::internal {
 /// for `Abort` only then.
 class NcclHandle {
  public:
-  static Result<std::unique_ptr<NcclHandle>> Init(const NcclLibrary& nccl, const ncclUniqueId& id,
-                                                  int rank, int world_size, Deadline deadline);
+  /// `stop` ends every wait; shared with whoever asks for that, and with parts.
+  static Result<std::unique_ptr<NcclHandle>> Init(
+      const NcclLibrary& nccl, const ncclUniqueId& id, int rank, int world_size, Deadline deadline,
+      std::shared_ptr<NcclStop> stop = std::make_shared<NcclStop>());
   NcclHandle(const NcclHandle&) = delete;
   NcclHandle& operator=(const NcclHandle&) = delete;
   ~NcclHandle() { Abort(); }
@@ -33,6 +37,7 @@ class NcclHandle {
   Result<std::unique_ptr<NcclHandle>> Split(int color, int key, Deadline deadline);
 
   const NcclLibrary& nccl() const { return nccl_; }
+  NcclStop& stop() const { return *stop_; }
   /// Null after Abort or Close.
   ncclComm_t get() const { return comm_; }
 
@@ -45,11 +50,14 @@ class NcclHandle {
   /// Ends all work on the device and gives everything back. Peers are not told: they meet their
   /// own deadlines.
   void Abort() noexcept;
-  /// Lets NCCL send on what peers still read, then gives everything back; aborts at the deadline.
+  /// Lets NCCL send on what peers still read, then gives everything back; aborts at the deadline,
+  /// or if it is asked to stop.
   void Close(Deadline deadline) noexcept;
 
  private:
-  explicit NcclHandle(const NcclLibrary& nccl) : nccl_(nccl) {}
+  NcclHandle(const NcclLibrary& nccl, std::shared_ptr<NcclStop> stop)
+      : nccl_(nccl), stop_(std::move(stop)) {}
+  Result<void> CheckStop(const char* what) const;
   /// False while NCCL works for the last call.
   Result<bool> IsIdle(const char* what) const;
   Error ErrorOf(ncclResult_t status, const char* what) const;
@@ -57,6 +65,7 @@ class NcclHandle {
   Result<void> Arrive(const char* what, Deadline deadline);
 
   const NcclLibrary& nccl_;
+  const std::shared_ptr<NcclStop> stop_;
   ncclComm_t comm_ = nullptr;
   std::unique_ptr<NcclHandle> unfinished_;  // a part that NCCL may still write to
 };

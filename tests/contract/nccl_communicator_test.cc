@@ -295,6 +295,48 @@ TEST(NcclCommunicatorTest, ADeadPeerEndsInAnErrorAtTheDeadline) {
   }
 }
 
+TEST(NcclCommunicatorTest, AStopEndsCallsAndThoseOfParts) {
+  for (const bool on_part : {false, true}) {
+    ResetMachine(2);
+    auto options = OptionsOf(2, kAmple);
+    for (NcclOptions& each : options) each.stop = std::make_shared<cuda::NcclStop>();
+    World world = Connect(options);
+    ASSERT_EQ(world.size(), 2u);
+    World parts(2);
+    RunRanks(world, [&](Communicator& communicator) {
+      CAIRN_ASSERT_OK_AND_ASSIGN(parts[static_cast<size_t>(communicator.rank())],
+                                 communicator.Split(0, 0));
+    });
+    Communicator& waits = on_part ? *parts[0] : *world[0];
+    const auto begin = steady_clock::now();
+    std::jthread stopper([&] {
+      std::this_thread::sleep_for(milliseconds(30));  // the call is there, or comes to less
+      options[0].stop->Request("rank 1 has left");
+    });
+    EXPECT_THAT(waits.Barrier(), IsError(ErrorCode::kUnavailable, "rank 1 has left"));
+    EXPECT_THAT(
+        world[0]->Barrier(),
+        IsError(on_part ? ErrorCode::kUnavailable : ErrorCode::kFailedPrecondition, "left"));
+    EXPECT_LT(steady_clock::now() - begin, kAmple / 2);
+    EXPECT_TRUE(options[0].stop->has_failed());
+    EXPECT_FALSE(options[1].stop->has_failed());
+    options[1].stop->Request("the test ends");
+  }
+}
+
+TEST(ConnectNcclTest, AStopEndsConnecting) {
+  ResetMachine(2, /*in_progress_polls=*/1'000'000'000);
+  auto options = OptionsOf(2, kAmple);
+  for (NcclOptions& each : options) {
+    each.stop = std::make_shared<cuda::NcclStop>();
+    each.stop->Request("interrupted");
+  }
+  for (const auto& result : ConnectAll(options)) {
+    EXPECT_THAT(result, IsError(ErrorCode::kUnavailable, "connecting: interrupted"));
+  }
+  EXPECT_FALSE(options[0].stop->has_failed());
+}
+
 TEST(NcclCommunicatorTest, WhatNcclReportsInTheBackgroundEndsACallBeforeItsDeadline) {
   ResetMachine(2);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto* const nccl, cuda::internal::NcclLibrary::Open());
