@@ -37,6 +37,8 @@ class Broadcaster {
       : full_(full),
         target_(target.state()),
         communicator_(communicator),
+        carrier_(options.tensor_communicator == nullptr ? communicator
+                                                        : *options.tensor_communicator),
         options_(options),
         rank_(static_cast<uint32_t>(communicator.rank())),
         world_size_(static_cast<uint32_t>(communicator.world_size())) {}
@@ -83,8 +85,8 @@ class Broadcaster {
     std::set<int> devices;
     internal::AddDevices(target_, devices);
     if (is_root()) internal::AddDevices(full_, devices);
-    CAIRN_TRY_ASSIGN(mover_, internal::RoundMover::Make(communicator_, options_.buffer_bytes,
-                                                        devices, options_.streams));
+    CAIRN_TRY_ASSIGN(mover_, internal::RoundMover::Make(carrier_, options_.buffer_bytes, devices,
+                                                        options_.streams));
     return {};
   }
 
@@ -217,7 +219,7 @@ class Broadcaster {
       bytes = mover_.Target(batch.mine, begin, count);
     }
     CAIRN_TRY(mover_.Packed());
-    CAIRN_TRY(communicator_.Broadcast(bytes, kRoot));
+    CAIRN_TRY(carrier_.Broadcast(bytes, kRoot));
     (is_root() ? report_.sent_bytes : report_.received_bytes) += count;
     return mover_.Unpack();
   }
@@ -242,12 +244,12 @@ class Broadcaster {
         CAIRN_TRY_ASSIGN(sent[rank], mover_.Pack(batch.sources[rank], begin, count));
       }
       CAIRN_TRY(mover_.Packed());
-      return communicator_.Scatter(sent, {}, kRoot);
+      return carrier_.Scatter(sent, {}, kRoot);
     }
     const auto [begin, count] = internal::RangeOfRound(batch.lengths[rank_], round, rounds);
     const ByteTarget bytes = mover_.Target(batch.mine, begin, count);
     CAIRN_TRY(mover_.Packed());
-    CAIRN_TRY(communicator_.Scatter({}, bytes, kRoot));
+    CAIRN_TRY(carrier_.Scatter({}, bytes, kRoot));
     report_.received_bytes += count;
     return mover_.Unpack();
   }
@@ -255,6 +257,7 @@ class Broadcaster {
   const StateDict& full_;  // of rank 0
   StateDict& target_;
   Communicator& communicator_;
+  Communicator& carrier_;  // of tensors
   const BroadcastOptions& options_;
   const uint32_t rank_;
   const uint32_t world_size_;

@@ -130,6 +130,9 @@ struct ShardLoadOptions {
   Progress progress;
   /// For targets in device memory, as Load has them.
   std::vector<DeviceStream> streams;
+  /// read_once: passes bytes on in place of the communicator of OpenShared, which all else still
+  /// goes over; of the same ranks in the same order. All ranks give one, or none does.
+  Communicator* tensor_communicator = nullptr;
 };
 
 struct LoadReport {

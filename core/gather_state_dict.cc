@@ -51,6 +51,8 @@ class Gatherer {
   Gatherer(const StateDict& state, Communicator& communicator, const GatherOptions& options)
       : state_(state),
         communicator_(communicator),
+        carrier_(options.tensor_communicator == nullptr ? communicator
+                                                        : *options.tensor_communicator),
         options_(options),
         rank_(static_cast<uint32_t>(communicator.rank())),
         world_size_(static_cast<uint32_t>(communicator.world_size())) {}
@@ -88,8 +90,11 @@ class Gatherer {
     CAIRN_TRY(internal::CheckShardings(state_, leaves_, rank_));
     std::set<int> devices;
     internal::AddDevices(state_, devices);
-    CAIRN_TRY_ASSIGN(mover_, internal::RoundMover::Make(communicator_, options_.buffer_bytes,
-                                                        devices, options_.streams));
+    for (const auto& [fqn, target] : options_.targets) {
+      if (target.device != kHostDevice) devices.insert(target.device);
+    }
+    CAIRN_TRY_ASSIGN(mover_, internal::RoundMover::Make(carrier_, options_.buffer_bytes, devices,
+                                                        options_.streams));
     return {};
   }
 
@@ -124,6 +129,7 @@ class Gatherer {
     StateDict gathered = state_;
     gathered.shardings.clear();
     std::vector<bool> owned(state_.tensors.size(), options_.cpu_offload);
+    is_given_.resize(state_.tensors.size());
     for (size_t e = 0; e < roster_->entries().size(); ++e) {
       const Entry& entry = roster_->entries()[e];
       if (entry.kind == Entry::Kind::kWhole) continue;
@@ -131,17 +137,38 @@ class Gatherer {
       const uint64_t length_bytes = *TensorBytes(entry.dtype, entry.shape);
       const bool moves = length_bytes > 0 && NeedsTransfer(entry);
       if (moves) transfers_.push_back({&entry, length_bytes, local[e]});
+      if (local[e] && is_receiver_[rank_]) {
+        CAIRN_TRY_ASSIGN(is_given_[*local[e]], TakeTarget(entry, gathered.tensors[*local[e]]));
+        owned[*local[e]] = owned[*local[e]] && !is_given_[*local[e]];
+        if (is_given_[*local[e]]) continue;
+      }
       if (!local[e] || (!moves && length_bytes > 0)) continue;
       gathered.tensors[*local[e]] = {
           .dtype = entry.dtype, .shape = entry.shape, .device = DeviceOf(*local[e])};
       owned[*local[e]] = true;
     }
     if (options_.cpu_offload) {
-      for (TensorView& view : gathered.tensors) view.device = kHostDevice;
+      for (size_t i = 0; i < gathered.tensors.size(); ++i) {
+        if (!is_given_[i]) gathered.tensors[i].device = kHostDevice;
+      }
     }
     if (!is_receiver_[rank_]) return {};
     CAIRN_TRY_ASSIGN(result_, HostState::Allocate(std::move(gathered), options_.memory, &owned));
     return {};
+  }
+
+  // True if the caller has memory for the gathered tensor, which `view` then becomes.
+  Result<bool> TakeTarget(const Entry& entry, TensorView& view) const {
+    const auto found = options_.targets.find(entry.fqn);
+    if (found == options_.targets.end()) return false;
+    const TensorTarget& target = found->second;
+    if (target.dtype != entry.dtype || target.shape != entry.shape) {
+      return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                        .message = "the memory given for it is of another dtype or shape",
+                        .key = entry.fqn});
+    }
+    view = {target.dtype, target.shape, target.strides, target.data, target.device};
+    return true;
   }
 
   // Of a tensor, or of the parts that it is made of.
@@ -151,15 +178,16 @@ class Gatherer {
     return device;
   }
 
-  // What needs no other rank, with cpu_offload.
+  // What needs no other rank: into memory of the caller's, or with cpu_offload.
   Result<void> CopyWhole() {
-    if (!options_.cpu_offload || !is_receiver_[rank_]) return {};
+    if (!is_receiver_[rank_]) return {};
     std::vector<bool> moves(state_.tensors.size());
     for (const Transfer& transfer : transfers_) {
       if (transfer.tensor) moves[*transfer.tensor] = true;
     }
     for (uint32_t i = 0; i < state_.tensors.size(); ++i) {
       const TensorView& view = result_.state().tensors[i];
+      if (!options_.cpu_offload && !is_given_[i]) continue;
       if (!moves[i] && state_.tensors[i].shape == view.shape) {
         CAIRN_TRY(mover_.lanes().Copy(state_.tensors[i], result_.target().Writable(view)));
       }
@@ -258,11 +286,11 @@ class Gatherer {
     report_.sent_bytes += count * (to_all ? 1 : receivers.size());
     if (to_all) {
       ++report_.round_count;
-      CAIRN_TRY(communicator_.AllGather(mine, targets));
+      CAIRN_TRY(carrier_.AllGather(mine, targets));
     } else {
       for (const uint32_t root : receivers) {
         ++report_.round_count;
-        CAIRN_TRY(communicator_.Gather(mine, targets, static_cast<int>(root)));
+        CAIRN_TRY(carrier_.Gather(mine, targets, static_cast<int>(root)));
       }
     }
     return mover_.Unpack();
@@ -270,12 +298,14 @@ class Gatherer {
 
   const StateDict& state_;
   Communicator& communicator_;
+  Communicator& carrier_;  // of tensors
   const GatherOptions& options_;
   const uint32_t rank_;
   const uint32_t world_size_;
   std::vector<Leaf> leaves_;
   std::optional<LeafRoster> roster_;
   std::vector<bool> is_receiver_;    // by rank
+  std::vector<uint8_t> is_given_;    // by tensor of the state: memory is the caller's
   std::vector<Transfer> transfers_;  // in the roster's order, the same on all ranks
   HostState result_;
   internal::RoundMover mover_;  // goes first: after an error it may still write the result

@@ -19,16 +19,22 @@
 /// written after all that `streams` held when the call began; the call returns when its work is
 /// done, so that what follows on any stream comes after it.
 ///
-/// Collectives: every rank calls them with the same options (but for `memory`, `streams` and
-/// `report`). A rank
-/// that finds its input bad says so in a vote, so that all ranks return the same error, which names
-/// rank and key; nothing has been written then. Every wait is a call of the communicator and ends
-/// within its deadline; after an error of the communicator itself (kUnavailable) targets hold
-/// anything.
+/// Two communicators: with `tensor_communicator` the bytes of tensors go over that one and all
+/// else, so every vote, over the other: device memory over NCCL, say, and the rest over TCP. Both
+/// have the same ranks in the same order.
+///
+/// Collectives: every rank calls them with the same options (but for `targets`, `memory`, `streams`
+/// and `report`). A rank that finds its input bad says so in a vote, so that all ranks return the
+/// same error, which names rank and key; nothing has been written then. Every wait is a call of the
+/// communicator and ends within its deadline; after an error of the communicator itself
+/// (kUnavailable) targets hold anything.
 ///
 /// Threads: one call at a time for each communicator; states must not change during a call.
 
 #include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
 #include <vector>
 
 #include "core/communicator.h"
@@ -58,6 +64,10 @@ struct GatherOptions {
   /// At least 4 a rank.
   uint64_t buffer_bytes = kDefaultBufferBytes;
   HostMemoryOptions memory;  // of the result
+  /// Memory of the caller's for gathered tensors, by FQN: the result borrows it. On any device,
+  /// whatever that of the shards, and with any strides; with cpu_offload too.
+  std::map<std::string, TensorTarget, std::less<>> targets;
+  Communicator* tensor_communicator = nullptr;  // null: the other one
   /// The caller's, on which tensors are made ready; the default stream of devices that none is of.
   std::vector<DeviceStream> streams;
   TransferReport* report = nullptr;  // filled if not null
@@ -68,7 +78,8 @@ struct GatherOptions {
 ///
 /// kInvalidArgument on all ranks, beside what the top of this file says: a shard that does not fit
 /// its sharding, or has no memory; explicit shards with gaps or overlaps; ranks that say different
-/// things of one key; a rank in `ranks_only` that is none; too small a buffer.
+/// things of one key; a rank in `ranks_only` that is none; a target of another dtype or shape; too
+/// small a buffer.
 /// kResourceExhausted: a rank has no memory for the result.
 /// Cost: each byte goes once to every rank that wants it.
 Result<HostState> GatherStateDict(const StateDict& state, Communicator& communicator,
@@ -81,7 +92,8 @@ struct BroadcastOptions {
   bool cpu_offload = false;
   /// At least 4 a rank. Not used by DistributeStateDict.
   uint64_t buffer_bytes = kDefaultBufferBytes;
-  HostMemoryOptions memory;  // of the result
+  HostMemoryOptions memory;                     // of the result
+  Communicator* tensor_communicator = nullptr;  // null: the other one
   /// The caller's, on which tensors are made ready; the default stream of devices that none is of.
   std::vector<DeviceStream> streams;
   TransferReport* report = nullptr;  // filled if not null

@@ -235,6 +235,8 @@ class OnceLoad {
 
   Result<void> PassOn(Communicator& communicator, const kv::StepInfo& step,
                       const ShardLoadOptions& options) {
+    Communicator& carrier =
+        options.tensor_communicator == nullptr ? communicator : *options.tensor_communicator;
     CAIRN_TRY_ASSIGN(const uint64_t rounds, MostGroups(communicator));
     std::vector<std::unique_ptr<Communicator>> parts;
     Result<void> agreed = {};
@@ -243,7 +245,7 @@ class OnceLoad {
       const ReplicaGroup::Place place =
           group != nullptr ? group->place() : ReplicaGroup::Place{.lowest_rank = rank_};
       CAIRN_TRY_ASSIGN(auto part,
-                       communicator.Split(place.lowest_rank, static_cast<uint32_t>(place.index)));
+                       carrier.Split(place.lowest_rank, static_cast<uint32_t>(place.index)));
       if (group != nullptr) {
         Result<void> checked = group->CheckAgreed(*part, step);
         if (!checked && agreed) agreed = std::move(checked);
@@ -255,7 +257,7 @@ class OnceLoad {
       }
       parts.push_back(std::move(part));
     }
-    auto mover = MakeMover(communicator, options);
+    auto mover = MakeMover(carrier, options);
     if (!mover && agreed) agreed = std::unexpected(mover.error());
     CAIRN_TRY(Vote(communicator, agreed));
     for (size_t i = 0; i < order_.size(); ++i) {

@@ -147,6 +147,17 @@ class DeviceStateDictTest : public ::testing::TestWithParam<Param> {
 
   uint32_t size() const { return static_cast<uint32_t>(GetParam().world_size); }
 
+  /// Calls `body(ranks, tensors)` on each rank: one communicator for all, with `tensors` null, or
+  /// NCCL for tensors alone.
+  void OnEachRankWith(bool two_communicators,
+                      const std::function<void(Communicator&, Communicator*)>& body) {
+    OnEachRank(*world_, [&](Communicator& communicator) {
+      const auto rank = static_cast<size_t>(communicator.rank());
+      two_communicators ? body(*hosts_[rank], &communicator) : body(communicator, nullptr);
+    });
+  }
+  bool CanDivideWork(SeededRandom& random) const { return GetParam().nccl && random.Chance(0.5); }
+
   /// Tensors, how they lie, and what each rank holds of them.
   struct Case {
     Case(uint32_t ranks, SeededRandom& random)
@@ -193,14 +204,15 @@ TEST_P(DeviceStateDictTest, GathersWhatHostsGather) {
           std::make_unique<DeviceCopy>(with.states[rank]->state, static_cast<int>(rank), random));
     }
     const bool cpu_offload = random.Chance(0.5);
-    OnEachRank(*world_, [&](Communicator& communicator) {
+    OnEachRankWith(CanDivideWork(random), [&](Communicator& communicator, Communicator* tensors) {
       const auto rank = static_cast<size_t>(communicator.rank());
       TransferReport report;
-      CAIRN_ASSERT_OK_AND_ASSIGN(
-          const HostState whole,
-          GatherStateDict(
-              copies[rank]->state, communicator,
-              {.cpu_offload = cpu_offload, .buffer_bytes = kBufferBytes, .report = &report}));
+      CAIRN_ASSERT_OK_AND_ASSIGN(const HostState whole,
+                                 GatherStateDict(copies[rank]->state, communicator,
+                                                 {.cpu_offload = cpu_offload,
+                                                  .buffer_bytes = kBufferBytes,
+                                                  .tensor_communicator = tensors,
+                                                  .report = &report}));
       EXPECT_LE(report.peak_buffer_bytes, kBufferBytes);
       for (const TensorView& view : whole.state().tensors) {
         EXPECT_TRUE(view.device == kHostDevice || !cpu_offload);
@@ -209,6 +221,41 @@ TEST_P(DeviceStateDictTest, GathersWhatHostsGather) {
       ExpectSameBytes(OnHost(whole, keeps), with.Full());
     });
   }
+}
+
+TEST_P(DeviceStateDictTest, GathersIntoMemoryOfTheCallers) {
+  SeededRandom random;
+  const Case with(size(), random);
+  const StateDict host_full = with.Full();
+  std::vector<std::unique_ptr<DeviceCopy>> copies, targets;
+  for (uint32_t rank = 0; rank < size(); ++rank) {
+    const auto device = static_cast<int>(rank);
+    copies.push_back(std::make_unique<DeviceCopy>(with.states[rank]->state, device, random, 1.0));
+    targets.push_back(std::make_unique<DeviceCopy>(host_full, device, random, 1.0));
+    ForEachView(targets.back()->state, [&](const TensorView& view) {
+      std::vector<std::byte> zeros(SpanBytes(view));
+      if (view.device != kHostDevice) {
+        simulated_cuda::PokeDevice(const_cast<std::byte*>(view.data), zeros.data(), zeros.size());
+      }
+    });
+  }
+  OnEachRankWith(CanDivideWork(random), [&](Communicator& communicator, Communicator* tensors) {
+    const auto rank = static_cast<size_t>(communicator.rank());
+    GatherOptions options{.buffer_bytes = kBufferBytes, .tensor_communicator = tensors};
+    StateDict& given = targets[rank]->state;
+    for (size_t i = 0; i < with.globals.size(); ++i) {
+      options.targets[with.globals[i].fqn] = StateTarget(given).Writable(given.tensors[i]);
+    }
+    CAIRN_ASSERT_OK_AND_ASSIGN(const HostState whole,
+                               GatherStateDict(copies[rank]->state, communicator, options));
+    for (size_t i = 0; i < with.globals.size(); ++i) {
+      // Tensors that are not sharded are left where they are.
+      if (!copies[rank]->state.shardings.contains(static_cast<uint32_t>(i))) continue;
+      EXPECT_EQ(whole.state().tensors[i].data, given.tensors[i].data);
+    }
+    HostState keeps;
+    ExpectSameBytes(OnHost(whole, keeps), host_full);
+  });
 }
 
 TEST_P(DeviceStateDictTest, BroadcastsIntoWhatHostsGet) {
@@ -230,14 +277,16 @@ TEST_P(DeviceStateDictTest, BroadcastsIntoWhatHostsGet) {
       });
     }
     const bool cpu_offload = random.Chance(0.3);
-    OnEachRank(*world_, [&](Communicator& communicator) {
+    OnEachRankWith(CanDivideWork(random), [&](Communicator& communicator, Communicator* tensors) {
       const auto rank = static_cast<size_t>(communicator.rank());
       TransferReport report;
-      CAIRN_ASSERT_OK_AND_ASSIGN(
-          const HostState result,
-          BroadcastStateDict(
-              rank == 0 ? full.state : StateDict(), StateTarget(targets[rank]->state), communicator,
-              {.cpu_offload = cpu_offload, .buffer_bytes = kBufferBytes, .report = &report}));
+      CAIRN_ASSERT_OK_AND_ASSIGN(const HostState result,
+                                 BroadcastStateDict(rank == 0 ? full.state : StateDict(),
+                                                    StateTarget(targets[rank]->state), communicator,
+                                                    {.cpu_offload = cpu_offload,
+                                                     .buffer_bytes = kBufferBytes,
+                                                     .tensor_communicator = tensors,
+                                                     .report = &report}));
       EXPECT_LE(report.peak_buffer_bytes, kBufferBytes);
       HostState keeps;
       ExpectSameBytes(OnHost(result, keeps), with.states[rank]->state);
@@ -291,7 +340,7 @@ TEST_P(DeviceStateDictTest, LoadsReadOnceAndPassOnToDevices) {
       copies.push_back(
           std::make_unique<DeviceCopy>(empty.state, static_cast<int>(rank), random, 1.0));
     }
-    OnEachRank(*world_, [&](Communicator& communicator) {
+    OnEachRankWith(CanDivideWork(random), [&](Communicator& communicator, Communicator* tensors) {
       const auto rank = static_cast<size_t>(communicator.rank());
       StateDict& state = copies[rank]->state;
       CAIRN_ASSERT_OK_AND_ASSIGN(
@@ -306,10 +355,11 @@ TEST_P(DeviceStateDictTest, LoadsReadOnceAndPassOnToDevices) {
              .local = StateTarget(state).Writable(state.tensors[i])});
       }
       CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, store->Steps());
-      CAIRN_ASSERT_OK_AND_ASSIGN(
-          const LoadReport report,
-          store->LoadShards(steps[0], targets,
-                            {.read_once = read_once, .buffer_bytes = kBufferBytes}));
+      CAIRN_ASSERT_OK_AND_ASSIGN(const LoadReport report,
+                                 store->LoadShards(steps[0], targets,
+                                                   {.read_once = read_once,
+                                                    .buffer_bytes = kBufferBytes,
+                                                    .tensor_communicator = tensors}));
       read_bytes[read_once ? 1 : 0] += report.bytes_read;
       CAIRN_ASSERT_OK_AND_ASSIGN(const HostState loaded, OffloadStateDict(state));
       ExpectSameBytes(loaded.state(), with.states[rank]->state);
