@@ -35,6 +35,8 @@ Result<std::unique_ptr<NcclTransfers>> NcclTransfers::Make(int device, int world
   for (Event& event : made->moved_) {
     CAIRN_TRY_ASSIGN(event, Event::Make());
   }
+  // Not of the stream-ordered allocator: its memory is closed to the process's other GPUs, and NCCL
+  // lets those of ranks that are threads of one process read and write each other's directly.
   void* memory = nullptr;
   Result<void> allocated = Check(cudaMalloc(&memory, buffer_bytes), "allocating buffers");
   if (!allocated) {
