@@ -8,17 +8,15 @@ Result<RoundBuffer> RoundBuffer::Make(uint64_t capacity_bytes, int device,
                                       const std::set<int>& devices) {
   RoundBuffer buffer;
   buffer.capacity_bytes_ = capacity_bytes;
-  CAIRN_TRY_ASSIGN(buffer.memory_, HostMemory::Allocate(capacity_bytes));
-  if (devices.empty()) return buffer;
-  CAIRN_TRY_ASSIGN(DeviceBackend* const backend, FindDeviceBackend());
   if (devices.contains(device)) {
+    CAIRN_TRY_ASSIGN(DeviceBackend* const backend, FindDeviceBackend());
     CAIRN_TRY_ASSIGN(buffer.on_device_, backend->Allocate(device, capacity_bytes));
   }
   // With all tensors where the communicator is, host memory is not used.
-  const bool host_is_used = devices.size() > 1 || !devices.contains(device);
-  if (host_is_used && backend->Pin(buffer.memory_.bytes())) {  // unpinned it is only slower
-    buffer.pinned_ = {buffer.memory_.bytes().data(), Unpin{backend, buffer.memory_.bytes()}};
-  }
+  const bool is_copied = devices.size() > (devices.contains(device) ? 1 : 0);
+  auto memory = HostMemory::Allocate(capacity_bytes, {.pinned = is_copied});
+  if (!memory && is_copied) memory = HostMemory::Allocate(capacity_bytes);  // it is only slower
+  CAIRN_TRY_ASSIGN(buffer.memory_, std::move(memory));
   return buffer;
 }
 

@@ -17,13 +17,6 @@
 
 namespace cairn::core::internal {
 
-/// Lets page-locked memory go.
-struct Unpin {
-  DeviceBackend* backend = nullptr;
-  std::span<std::byte> memory;
-  void operator()(std::byte*) const { backend->Unpin(memory); }
-};
-
 /// Memory for what does not go in place, handed out anew each round: host memory, and that of the
 /// communicator's device where tensors lie there. Host memory is page-locked where devices copy
 /// from and to it and the system lets it be.
@@ -44,8 +37,7 @@ class RoundBuffer {
 
  private:
   uint64_t capacity_bytes_ = 0;
-  HostMemory memory_;                         // pages that no round reaches are never there
-  std::unique_ptr<std::byte, Unpin> pinned_;  // goes before the memory
+  HostMemory memory_;  // unless it is pinned, pages that no round reaches are never there
   std::unique_ptr<DeviceMemory> on_device_;
   uint64_t used_bytes_ = 0;
   uint64_t peak_bytes_ = 0;
