@@ -24,7 +24,7 @@ struct SaveHandle::State {
 };
 
 void SaveHandle::WaitStaged() const {
-  if (state_->staged != nullptr) state_->staged->Await();
+  if (state_->staged != nullptr) (void)state_->staged->Await();  // the handle tells an error
 }
 
 Result<void> SaveHandle::HoldBack(const DeviceStream& stream) const {

@@ -1,12 +1,17 @@
-// Parts of a step: portions are planned and written one by one; rank 0 joins what all have written
-// as in any save of several ranks, and gives the tree its nesting.
+// Parts of a step: portions are planned and written one by one, each until nothing of it is read
+// any more; rank 0 joins what all have written as in any save of several ranks, and gives the tree
+// its nesting.
 
 #include "core/step_part.h"
 
 #include <fmt/format.h>
 
+#include <memory>
+#include <optional>
+#include <span>
 #include <utility>
 
+#include "core/internal/device_save.h"
 #include "core/internal/no_throw.h"
 #include "core/internal/rank_merge.h"
 #include "core/internal/records.h"
@@ -26,6 +31,7 @@ void MakeParts(StateDict& portion) {
     Sharding sharding{.global_shape = view.shape, .mesh = nullptr, .placements = {}, .parts = {}};
     sharding.parts.push_back({.box = WholeBox(view.shape), .view = view});
     view.data = nullptr;
+    view.device = kHostDevice;
     portion.shardings.emplace(i, std::move(sharding));
   }
 }
@@ -102,28 +108,28 @@ class StepPart::Impl {
         options_(std::move(options)),
         run_(std::move(run)) {}
 
-  Result<void> Add(StateDict portion) {
+  Result<void> Add(StateDict portion, std::span<const DeviceStream> streams) {
+    if (failure_) return Fail(*failure_);
     has_portion_ = true;
-    if (place_.world_size > 1) MakeParts(portion);
-    return internal::CatchNoMemory("a part of a step", [&]() -> Result<void> {
-      CAIRN_TRY_ASSIGN(const internal::SavePlan plan,
-                       internal::PlanSave(portion, options_, place_));
-      CAIRN_TRY(run_.Write(plan, options_, pool_));
-      if (place_.rank != 0) return {};
-      return merge_.AddOwn(plan);
-    });
+    auto added = internal::CatchNoMemory("a part of a step",
+                                         [&] { return Write(std::move(portion), streams); });
+    if (!added) {
+      failure_ = added.error();
+      run_.reset();  // waits for what still reads the portion
+      device_.reset();
+    }
+    return added;
   }
 
   Result<SaveReport> HandIn() {
-    if (!has_portion_) CAIRN_TRY(Add(StateDict()));
-    internal::SaveRun& run = run_;
-    CAIRN_TRY(run.writer().HandIn(
-        {.base_step = run.base_step(), .logical_bytes = run.report().logical_bytes}));
-    return run.report();
+    CAIRN_TRY(FinishPortions());
+    CAIRN_TRY(run_->writer().HandIn(
+        {.base_step = run_->base_step(), .logical_bytes = run_->report().logical_bytes}));
+    return run_->report();
   }
 
   Result<SaveReport> Commit(const StepFrame& frame) {
-    if (!has_portion_) CAIRN_TRY(Add(StateDict()));
+    CAIRN_TRY(FinishPortions());
     return internal::CatchNoMemory("the records of a step", [&] { return CommitAll(frame); });
   }
 
@@ -134,8 +140,36 @@ class StepPart::Impl {
   }
 
  private:
+  Result<void> FinishPortions() {
+    if (!has_portion_) CAIRN_TRY(Add(StateDict(), {}));
+    return failure_ ? Result<void>(Fail(*failure_)) : Result<void>();
+  }
+
+  Result<void> Write(StateDict portion, std::span<const DeviceStream> streams) {
+    if (place_.world_size > 1) MakeParts(portion);
+    CAIRN_TRY_ASSIGN(internal::SavePlan plan, internal::PlanSave(portion, options_, place_));
+    const bool on_device = internal::DeviceSave::IsNeeded(plan);
+    if (on_device) CAIRN_TRY(DigestOnDevices(plan, streams));
+    CAIRN_TRY(run_->Write(plan, options_, pool_));
+    if (on_device) CAIRN_TRY(device_->Staged());
+    CAIRN_TRY(run_->writer().Settle());
+    if (on_device) CAIRN_TRY(device_->staged_point()->Await());
+    if (place_.rank != 0) return {};
+    return merge_.AddOwn(plan);
+  }
+
+  Result<void> DigestOnDevices(internal::SavePlan& plan, std::span<const DeviceStream> streams) {
+    if (device_ == nullptr) {
+      CAIRN_TRY_ASSIGN(device_, internal::DeviceSave::Begin(plan, streams));
+      CAIRN_TRY(run_->UseDevice(*device_));
+    } else {
+      CAIRN_TRY(device_->GoOn(plan, streams));
+    }
+    return device_->Digest(plan, nullptr);
+  }
+
   Result<SaveReport> CommitAll(const StepFrame& frame) {
-    kv::StepWriter& writer = run_.writer();
+    kv::StepWriter& writer = run_->writer();
     if (place_.world_size > 1) {
       CAIRN_TRY(writer.Gather([this](uint32_t rank, kv::Column column, std::string_view key,
                                      std::span<const std::byte> value) {
@@ -154,11 +188,11 @@ class StepPart::Impl {
     }
     auto nested = NestTree(merged.tree, frame.paths);
     CAIRN_TRY(writer.SetStructure(EncodeTree(nested ? *nested : merged.tree, frame.annexes)));
-    CAIRN_TRY(writer.Commit({.base_step = run_.base_step(),
+    CAIRN_TRY(writer.Commit({.base_step = run_->base_step(),
                              .tensor_count = merged.tensor_count,
                              .value_count = merged.values.size(),
                              .logical_bytes = merged.logical_bytes}));
-    return run_.report();
+    return run_->report();
   }
 
   CheckpointStore& store_;
@@ -166,8 +200,10 @@ class StepPart::Impl {
   const internal::RankPlace place_;
   const SaveOptions options_;
   internal::WorkerPool pool_{internal::WorkerPool::DefaultThreadCount()};
-  internal::SaveRun run_;
-  internal::RankMerge merge_;  // rank 0
+  std::unique_ptr<internal::DeviceSave> device_;  // null: no portion has needed it; outlives run_
+  std::optional<internal::SaveRun> run_;          // nothing: failed
+  std::optional<Error> failure_;                  // of the first Add that failed
+  internal::RankMerge merge_;                     // rank 0
   bool has_portion_ = false;
 };
 
@@ -199,7 +235,9 @@ Result<std::unique_ptr<StepPart>> StepPart::Begin(CheckpointStore& store, const 
       new StepPart(std::make_unique<Impl>(store, ticket, rank, options, std::move(run))));
 }
 
-Result<void> StepPart::Add(StateDict portion) { return impl_->Add(std::move(portion)); }
+Result<void> StepPart::Add(StateDict portion, std::span<const DeviceStream> streams) {
+  return impl_->Add(std::move(portion), streams);
+}
 Result<SaveReport> StepPart::HandIn() { return impl_->HandIn(); }
 Result<SaveReport> StepPart::Commit(const StepFrame& frame) { return impl_->Commit(frame); }
 void StepPart::GiveUp(const Error& error) { impl_->GiveUp(error); }

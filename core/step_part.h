@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "core/checkpoint_store.h"
+#include "core/device.h"
 #include "core/state_dict.h"
 
 namespace cairn::core {
@@ -46,23 +47,26 @@ struct StepFrame {
   std::vector<Annex> annexes;
 };
 
-/// Threads: one at a time. `store` outlives it, and no other save of it runs meanwhile.
+/// Threads: one at a time. `store` outlives it, and no other save of it runs meanwhile. After an
+/// error of Add the part is as if never begun, and every further call gives that error.
 class StepPart {
  public:
   /// Rank 0. kFailedPrecondition: a reader. Otherwise as Store::Invite.
   static Result<StepTicket> Invite(CheckpointStore& store, uint64_t step, uint32_t world_size);
 
   /// Errors as Store::Begin. `options.deadline`, from now on, is that of the commit;
-  /// `options.plain_mesh` is not looked at.
+  /// `options.plain_mesh`, `streams` and `device_snapshot` are not looked at.
   static Result<std::unique_ptr<StepPart>> Begin(CheckpointStore& store, const StepTicket& ticket,
                                                  uint32_t rank, const SaveOptions& options);
   ~StepPart();
 
   /// Writes what this rank has been told to write: tensors with explicit parts (core/sharding.h),
   /// of which no other rank writes any; whole tensors; and values. The root is a dict, and no two
-  /// portions of one rank have a key in common. The memory is the caller's again when it returns.
-  /// Errors as CheckpointStore::Save.
-  Result<void> Add(StateDict portion);
+  /// portions of one rank have a key in common. Tensors in device memory are read where they are,
+  /// in the order of `streams` as SaveOptions::streams says; of chunks that the base step has only
+  /// digests leave the device. The memory is the caller's again when it returns, whatever it
+  /// returns. Errors as CheckpointStore::Save.
+  Result<void> Add(StateDict portion, std::span<const DeviceStream> streams = {});
 
   /// Makes this part durable; from here on rank 0 may commit it.
   Result<SaveReport> HandIn();

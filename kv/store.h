@@ -244,10 +244,6 @@ class Store {
     /// Until when the others wait for rank 0's word.
     std::chrono::steady_clock::time_point outcome_deadline =
         std::chrono::steady_clock::time_point::max();
-    /// Blocks for the payload; null: the store's own.
-    std::shared_ptr<BlockPool> blocks;
-    /// Needed by AppendFilled; must outlive the writer.
-    BlockFiller* filler = nullptr;
   };
   Result<std::unique_ptr<StepWriter>> Begin(uint64_t step, const BeginOptions& options);
 
@@ -352,8 +348,11 @@ class StepWriter {
   Result<Appended> Append(uint64_t length_bytes, Placement placement, const PageSource& pages,
                           std::span<const uint64_t> leaves = {},
                           std::span<const std::byte> memory = {});
-  /// The same for a payload that the filler brings: `start(begin_bytes, target)` begins to bring a
-  /// part of it. Its page digests are known.
+  /// Lets `filler` bring payload from here on, and payload go through `blocks` instead of the
+  /// store's own; both must outlive the writer. Seals a segment that has been begun. At most once.
+  Result<void> UseFiller(BlockFiller& filler, std::shared_ptr<BlockPool> blocks);
+  /// The same as Append for a payload that the filler brings: `start(begin_bytes, target)` begins
+  /// to bring a part of it. Its page digests are known. Requires UseFiller.
   using StartFill = std::function<Result<void>(uint64_t begin_bytes, std::span<std::byte> target)>;
   Result<Appended> AppendFilled(uint64_t length_bytes, Placement placement,
                                 std::span<const uint64_t> leaves, const StartFill& start);
@@ -372,10 +371,14 @@ class StepWriter {
                                          const PageSource& pages, std::span<const uint64_t> leaves,
                                          std::span<const std::byte> memory = {});
   /// The same for a payload that the filler brings; `start` takes places in the chunk.
-  Result<std::vector<Extent>> AppendRunsFilled(uint64_t length_bytes,
-                                               std::span<const PageRun> runs,
+  Result<std::vector<Extent>> AppendRunsFilled(uint64_t length_bytes, std::span<const PageRun> runs,
                                                std::span<const uint64_t> leaves,
                                                const StartFill& start);
+
+  /// Returns once nothing that was appended is read any more from where it lay, but for what the
+  /// filler still brings into one last block. `memory` of earlier appends is the caller's again,
+  /// and all blocks but that one are free.
+  Result<void> Settle();
 
   /// Adds a record; `key` is without generation and added only once. Columns: kTensors, kValues.
   /// Where there are several ranks, tensors that are added before Gather are for the segments'

@@ -39,12 +39,13 @@ bool StagedPoint::is_set() const {
   return set_;
 }
 
-void StagedPoint::Await() const {
+Result<void> StagedPoint::Await() const {
   {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return set_; });
   }
-  for (const auto& [device, fence] : fences_) (void)fence->Await();
+  for (const auto& [device, fence] : fences_) CAIRN_TRY(fence->Await());
+  return {};
 }
 
 Result<void> StagedPoint::HoldBack(const DeviceStream& stream) const {
@@ -67,20 +68,38 @@ Result<std::unique_ptr<DeviceSave>> DeviceSave::Begin(const SavePlan& plan,
   auto save = std::unique_ptr<DeviceSave>(new DeviceSave);
   CAIRN_TRY_ASSIGN(save->backend_, FindDeviceBackend());
   CAIRN_TRY_ASSIGN(save->blocks_, PinnedBlocks());
+  CAIRN_TRY(save->FollowFor(plan, streams));
+  return save;
+}
+
+Result<void> DeviceSave::GoOn(const SavePlan& plan, std::span<const DeviceStream> streams) {
+  CAIRN_CHECK(staged_point_->is_set());
+  staged_point_ = std::make_shared<StagedPoint>();
+  digested_ = false;
+  compared_.reset();
+  leaves_.clear();
+  return FollowFor(plan, streams);
+}
+
+Result<void> DeviceSave::FollowFor(const SavePlan& plan, std::span<const DeviceStream> streams) {
   std::set<int> devices;
   for (const PlannedPiece& piece : plan.pieces) {
     if (!piece.on_device()) continue;
     devices.insert(piece.source.device);
-    save->payload_bytes_ += piece.end_bytes() - piece.begin_bytes();
+    payload_bytes_ += piece.end_bytes() - piece.begin_bytes();
   }
+  streams_.clear();
   for (const int device : devices) {
-    CAIRN_TRY_ASSIGN(std::shared_ptr<DeviceLane> lane, save->backend_->OpenLane(device));
-    CAIRN_TRY_ASSIGN(const std::vector<DeviceStream> followed, FollowStreams(*lane, streams));
-    save->streams_.insert(save->streams_.end(), followed.begin(), followed.end());
-    lane->JoinHostRuns(true);  // blocks begin on 2 MiB
-    save->lanes_.emplace(device, std::move(lane));
+    if (!lanes_.contains(device)) {
+      CAIRN_TRY_ASSIGN(std::shared_ptr<DeviceLane> lane, backend_->OpenLane(device));
+      lane->JoinHostRuns(true);  // blocks begin on 2 MiB
+      lanes_.emplace(device, std::move(lane));
+    }
+    CAIRN_TRY_ASSIGN(const std::vector<DeviceStream> followed,
+                     FollowStreams(*lanes_.at(device), streams));
+    streams_.insert(streams_.end(), followed.begin(), followed.end());
   }
-  return save;
+  return {};
 }
 
 DeviceSave::~DeviceSave() {
@@ -122,6 +141,7 @@ Result<void> DeviceSave::DigestOn(int device, SavePlan& plan, const SavedChunks*
       page += kv::PageCount(length_bytes);
     }
   }
+  if (jobs.empty()) return {};  // a device of an earlier plan
   DeviceLane& lane = *lanes_.at(device);
   CAIRN_TRY_ASSIGN(const DeviceLane::Digests digests, lane.Digest(jobs, base_leaves));
 

@@ -8,6 +8,8 @@
 /// 3. The writer asks for the bytes of changed pages with Start(), block by block; they cross the
 ///    bus while it goes on.
 /// 4. Staged() is called when the last byte was asked for; from then on the caller can wait.
+///
+/// A step that is written plan by plan goes through 2 to 4 for each, with GoOn() between them.
 
 #include <condition_variable>
 #include <map>
@@ -31,11 +33,11 @@ namespace cairn::core::internal {
 class StagedPoint {
  public:
   /// With the fences of all devices, or without any where there is nothing to wait for (a failed
-  /// save needs its tensors no more).
+  /// save needs its tensors no more). Only the first call counts.
   void Set(std::vector<std::pair<int, std::shared_ptr<const DeviceFence>>> fences);
-  /// Waits on the host for the bytes to be off the devices. An error of a device is the save's own,
-  /// which its handle tells.
-  void Await() const;
+  /// Waits on the host for the bytes to be off the devices. The error of a device is the save's
+  /// too.
+  Result<void> Await() const;
   /// Waits until all copies are enqueued; then `stream` waits for those of its device, not the
   /// host.
   Result<void> HoldBack(const DeviceStream& stream) const;
@@ -59,6 +61,10 @@ class DeviceSave final : public kv::BlockFiller {
   /// tensors; for other devices the default stream. Errors as DeviceBackend.
   static Result<std::unique_ptr<DeviceSave>> Begin(const SavePlan& plan,
                                                    std::span<const DeviceStream> streams);
+
+  /// The same for a further plan, once the one before is staged. What was brought of that goes on
+  /// into its blocks.
+  Result<void> GoOn(const SavePlan& plan, std::span<const DeviceStream> streams);
 
   /// Fills the digests (PlannedPiece::leaves, changed, unchanged) of the pieces in device memory.
   /// `base`, if given, is what the save before wrote and the step that will be the base.
@@ -87,7 +93,7 @@ class DeviceSave final : public kv::BlockFiller {
   Result<void> Staged();
   const std::shared_ptr<StagedPoint>& staged_point() const { return staged_point_; }
 
-  /// Payload that Start was asked for so far.
+  /// Payload that Start was asked for so far, of all plans.
   uint64_t brought_bytes() const { return brought_bytes_; }
 
   const std::shared_ptr<kv::BlockPool>& blocks() const { return blocks_; }
@@ -106,6 +112,8 @@ class DeviceSave final : public kv::BlockFiller {
 
  private:
   DeviceSave() = default;
+  /// Opens what lanes are missing, and lets those of the plan's devices follow the streams.
+  Result<void> FollowFor(const SavePlan& plan, std::span<const DeviceStream> streams);
   Result<void> DigestOn(int device, SavePlan& plan, const SavedChunks* base);
 
   DeviceBackend* backend_ = nullptr;  // of the process
@@ -117,7 +125,7 @@ class DeviceSave final : public kv::BlockFiller {
   std::shared_ptr<kv::BlockPool> blocks_;             // the process's
   bool digested_ = false;
   std::optional<kv::StepInfo> compared_;
-  uint64_t payload_bytes_ = 0;  // of the plan, on devices
+  uint64_t payload_bytes_ = 0;  // of all plans, on devices
   uint64_t brought_bytes_ = 0;
   std::map<int, std::shared_ptr<const DeviceLeaves>> leaves_;  // shared with the save after
   std::vector<DeviceStream> streams_;                          // one at least for each device

@@ -496,9 +496,8 @@ Result<std::optional<SaveRun::Base>> SaveRun::FindBase(kv::Store& store,
 }
 
 Result<SaveRun> SaveRun::Begin(kv::Store& store, const SaveAttempt& attempt, const RankPlace& place,
-                               const SaveOptions& options, DeviceSave* device) {
+                               const SaveOptions& options) {
   SaveRun run;
-  run.device_ = device;
   run.step_ = attempt.step;
   run.place_ = place;
   run.report_.step = attempt.step;
@@ -509,10 +508,13 @@ Result<SaveRun> SaveRun::Begin(kv::Store& store, const SaveAttempt& attempt, con
                                               .world_size = place.world_size,
                                               .attempt = attempt.name,
                                               .deadline = attempt.deadline,
-                                              .outcome_deadline = attempt.outcome_deadline,
-                                              .blocks = device ? device->blocks() : nullptr,
-                                              .filler = device}));
+                                              .outcome_deadline = attempt.outcome_deadline}));
   return run;
+}
+
+Result<void> SaveRun::UseDevice(DeviceSave& device) {
+  device_ = &device;
+  return writer_->UseFiller(device, device.blocks());
 }
 
 Result<void> SaveRun::Write(const SavePlan& plan, const SaveOptions& options, WorkerPool& pool,
@@ -556,7 +558,8 @@ SaveReport SaveRun::report() const {
 Result<SaveReport> RunSave(kv::Store& store, const SaveAttempt& attempt, SavePlan& plan,
                            const RankPlace& place, const SaveOptions& options, WorkerPool& pool,
                            SavedChunks* saved, DeviceSave* device) {
-  CAIRN_TRY_ASSIGN(SaveRun run, SaveRun::Begin(store, attempt, place, options, device));
+  CAIRN_TRY_ASSIGN(SaveRun run, SaveRun::Begin(store, attempt, place, options));
+  if (device != nullptr) CAIRN_TRY(run.UseDevice(*device));
   if (device != nullptr && !device->is_digested()) {
     const bool comparable =
         saved != nullptr && saved->chunk_bytes == options.chunk_bytes && run.IsBase(saved->step);

@@ -59,13 +59,17 @@ struct SaveAttempt {
 class SaveRun {
  public:
   /// `store` and `place` as in RunSave; errors as Store::Begin.
-  /// `device` for plans that have tensors in device memory; must outlive the run.
   static Result<SaveRun> Begin(kv::Store& store, const SaveAttempt& attempt, const RankPlace& place,
-                               const SaveOptions& options, DeviceSave* device = nullptr);
+                               const SaveOptions& options);
+
+  /// Before the first plan that has tensors in device memory; once. `device` must outlive the run.
+  /// Errors as StepWriter::UseFiller.
+  Result<void> UseDevice(DeviceSave& device);
 
   /// The chunks and records of a plan; of several plans none has a tensor of another. `saved`, if
-  /// given, gets what was written, but for its step. kConflict: chunks that the plan takes for the
-  /// base's are not, as the base was deleted or replaced meanwhile.
+  /// given, gets what was written, but for its step. Pieces in device memory must be digested.
+  /// kConflict: chunks that the plan takes for the base's are not, as the base was deleted or
+  /// replaced meanwhile.
   Result<void> Write(const SavePlan& plan, const SaveOptions& options, WorkerPool& pool,
                      SavedChunks* saved = nullptr);
 

@@ -331,11 +331,14 @@ void SegmentWriter::GiveWaitingBack() {
   waiting_.clear();
 }
 
+Result<void> SegmentWriter::Settle() {
+  auto written = WriteWaiting();
+  if (!written) GiveWaitingBack();  // others may stand waiting for a block
+  return written;
+}
+
 Result<SegmentInfo> SegmentWriter::Complete() {
-  if (auto written = WriteWaiting(); !written) {
-    GiveWaitingBack();  // others may stand waiting for a block
-    return Fail(std::move(written).error());
-  }
+  CAIRN_TRY(Settle());
   CAIRN_TRY(file_.Truncate(position_));
   CAIRN_TRY(file_.Sync("segment.sync"));
   sealed_ = true;

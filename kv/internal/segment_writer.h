@@ -55,6 +55,10 @@ class SegmentWriter {
   /// Where the page digests will stand once no more payload comes.
   uint64_t leaves_offset_bytes() const { return RoundUp(position_, kDirectAlignBytes); }
 
+  /// Waits for all blocks that are full, and for writes from the caller's memory; after an error
+  /// all but the one at hand are given back.
+  Result<void> Settle();
+
   /// Writes the rest and syncs the file: Finish and Complete. The directory is the caller's to
   /// sync.
   Result<SegmentInfo> Seal(const std::string& attempt, std::span<const FooterEntry> entries);

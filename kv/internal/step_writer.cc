@@ -41,6 +41,10 @@ Result<StepWriter::Appended> StepWriter::AppendFilled(uint64_t length_bytes, Pla
                                                       const StartFill& start) {
   return impl_->AppendFilled(length_bytes, placement, leaves, start);
 }
+Result<void> StepWriter::UseFiller(BlockFiller& filler, std::shared_ptr<BlockPool> blocks) {
+  return impl_->UseFiller(filler, std::move(blocks));
+}
+Result<void> StepWriter::Settle() { return impl_->Settle(); }
 Result<void> StepWriter::AddRecord(Column column, std::string_view key,
                                    std::span<const std::byte> record) {
   return impl_->AddRecord(column, key, record);
@@ -157,10 +161,10 @@ Result<void> StepWriter::Impl::StartSegment() {
                                        .step = step_,
                                        .rank = options_.rank,
                                        .created_unix_ns = created_unix_ns_};
-  BlockPool* const pool = options_.blocks != nullptr ? options_.blocks.get() : state_->pool.get();
+  BlockPool* const pool = blocks_ != nullptr ? blocks_.get() : state_->pool.get();
   CAIRN_TRY_ASSIGN(segment_, internal::SegmentWriter::Create(state_->paths.segments(), header,
                                                              state_->options.io->direct, pool,
-                                                             queue_.get(), options_.filler));
+                                                             queue_.get(), filler_));
   return {};
 }
 
@@ -196,7 +200,7 @@ Result<void> StepWriter::Impl::CloseSegment() {
   pending_chunks_.clear();
   footer_entries_.clear();
   last_tensor_used_ = false;  // its chunks may go on in the next segment
-  if (options_.filler == nullptr) {
+  if (filler_ == nullptr) {
     auto sealed = segment_->Complete();
     CAIRN_TRY(AddSealed(std::move(sealed)));
     segment_.reset();
@@ -247,6 +251,27 @@ Result<void> StepWriter::Impl::MakeRoom(uint64_t length_bytes) {
   CAIRN_TRY(ReapClosed());
   if (segment_ != nullptr && segment_->IsFull(length_bytes)) CAIRN_TRY(CloseSegment());
   return segment_ == nullptr ? StartSegment() : Result<void>();
+}
+
+Result<void> StepWriter::Impl::UseFiller(BlockFiller& filler, std::shared_ptr<BlockPool> blocks) {
+  CAIRN_CHECK(filler_ == nullptr);
+  CAIRN_TRY(CheckUsable());
+  failed_ = true;  // until the end, as in AppendWith
+  CAIRN_TRY(SealSegment());
+  filler_ = &filler;
+  blocks_ = std::move(blocks);
+  failed_ = false;
+  return {};
+}
+
+Result<void> StepWriter::Impl::Settle() {
+  CAIRN_TRY(CheckUsable());
+  failed_ = true;  // until the end, as in AppendWith
+  for (const Closing& closing : closing_) closing.sealed.wait();
+  CAIRN_TRY(ReapClosed());
+  if (segment_ != nullptr) CAIRN_TRY(segment_->Settle());
+  failed_ = false;
+  return {};
 }
 
 Result<StepWriter::Appended> StepWriter::Impl::Append(uint64_t length_bytes, Placement placement,

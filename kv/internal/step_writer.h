@@ -28,8 +28,10 @@ class StepWriter::Impl {
 
   Result<Appended> Append(uint64_t length_bytes, Placement placement, const PageSource& pages,
                           std::span<const uint64_t> leaves, std::span<const std::byte> memory);
+  Result<void> UseFiller(BlockFiller& filler, std::shared_ptr<BlockPool> blocks);
   Result<Appended> AppendFilled(uint64_t length_bytes, Placement placement,
                                 std::span<const uint64_t> leaves, const StartFill& start);
+  Result<void> Settle();
   Result<void> AddRecord(Column column, std::string_view key, std::span<const std::byte> record);
   Result<std::vector<Extent>> AppendRunsFilled(uint64_t length_bytes, std::span<const PageRun> runs,
                                                std::span<const uint64_t> leaves,
@@ -112,6 +114,8 @@ class StepWriter::Impl {
   const std::string attempt_;
   const int64_t created_unix_ns_;
 
+  BlockFiller* filler_ = nullptr;      // null: none so far
+  std::shared_ptr<BlockPool> blocks_;  // the store's, or shared with the filler's owner
   std::unique_ptr<internal::ManifestWriter> manifest_;
   std::unique_ptr<internal::IoQueue> queue_;
   std::unique_ptr<internal::SegmentWriter> segment_;  // uses queue_

@@ -6,8 +6,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <optional>
 
+#include "core/host_memory.h"
 #include "tests/core/test_tensor.h"
 
 namespace cairn::core {
@@ -183,6 +185,43 @@ TEST_F(StepPartTest, OneRankAloneKeepsSharedMemoryShared) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const SaveReport report, own->Commit({}));
   EXPECT_EQ(report.written_bytes, tied.bytes.size());
   ExpectStored("b", tied);
+}
+
+TEST_F(StepPartTest, TheMemoryOfAPortionIsTheCallersAgain) {
+  // Large and aligned, so that it is written from where it lies.
+  const TestTensor whole(DType::kUInt8, {96 << 20}, 1);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const HostMemory lent, HostMemory::Allocate(whole.bytes.size()));
+  std::ranges::copy(whole.bytes, lent.bytes().begin());
+  CAIRN_ASSERT_OK_AND_ASSIGN(ticket_, StepPart::Invite(*first_, kStep, 1));
+  auto own = Begin(0);
+  TensorView view = whole.view();
+  view.data = lent.bytes().data();
+  StateDict state;
+  state.root().Tensor("w", view);
+  CAIRN_ASSERT_OK(own->Add(std::move(state)));
+  // What was handed to the kernel last, before it can have been written by chance.
+  std::ranges::fill(lent.bytes().last(8 << 20), std::byte{0xee});
+  CAIRN_ASSERT_OK(own->Commit({}));
+  ExpectStored("w", whole);
+}
+
+TEST_F(StepPartTest, AfterAPortionThatFailedNothingIsCommitted) {
+  const TestTensor matrix(DType::kFloat32, {6, 4}, 1);
+  CAIRN_ASSERT_OK_AND_ASSIGN(ticket_, StepPart::Invite(*first_, kStep, 1));
+  auto own = Begin(0);
+  StateDict good, bad;
+  AddRows(good, "w", matrix, 0, 6);
+  TensorView view = matrix.view();
+  view.strides = {1};
+  bad.root().Tensor("v", view);
+  CAIRN_ASSERT_OK(own->Add(std::move(good)));
+  const auto added = own->Add(std::move(bad));
+  ASSERT_FALSE(added.has_value());
+  EXPECT_THAT(own->Commit({}), IsError(added.error().code, added.error().message));
+  EXPECT_THAT(own->Add(StateDict()), IsError(added.error().code, added.error().message));
+  own.reset();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, first_->Steps());
+  EXPECT_THAT(steps, IsEmpty());
 }
 
 TEST(NestTreeTest, PathsThatContradictEachOtherAreAnError) {

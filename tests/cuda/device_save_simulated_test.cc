@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/async_save.h"
+#include "core/step_part.h"
 #include "kv/digest.h"
 #include "tests/cuda/device_store_fixture.h"
 #include "tests/support/simulated_cuda/simulated_cuda.h"
@@ -167,6 +168,46 @@ TEST_F(DeviceSaveTest, AnyCallMayFailAndNothingIsLost) {
   }
   EXPECT_GT(failed, 10u);
   ExpectLoadsToDevice(step - 1);
+}
+
+TEST_F(DeviceSaveTest, AnyCallOfAPartMayFailAndNoStepIsMade) {
+  AddPlain("a", 9 * kv::kPageBytes + 11);
+  AddPlain("b", 500);
+  CAIRN_ASSERT_OK(store_->Save(1, State()));
+  const auto save = [&](uint64_t step) -> Result<core::SaveReport> {
+    CAIRN_TRY_ASSIGN(const core::StepTicket ticket, core::StepPart::Invite(*store_, step, 1));
+    CAIRN_TRY_ASSIGN(auto part, core::StepPart::Begin(*store_, ticket, 0, {}));
+    Result<void> added;
+    for (const std::string name : {"a", "b"}) {
+      core::StateDict portion;
+      portion.root().Tensor(name, tensors_.at(name).view);
+      if (auto one = part->Add(std::move(portion)); !one) added = one;
+    }
+    auto report = part->Commit({});
+    EXPECT_TRUE(added || !report) << "committed without a portion";
+    return report;
+  };
+  uint64_t step = 2;
+  uint64_t failed = 0;
+  for (uint64_t nth = 1;; ++nth) {
+    ASSERT_LT(nth, 1000u);
+    Write("a", nth * 64 % 100'000, RandomBytes(64, nth));
+    Write("b", nth % 400, RandomBytes(4, nth));
+    simulated_cuda::FailCall("*", nth, cudaErrorMemoryAllocation);
+    const auto report = save(step);
+    const bool happened = simulated_cuda::FaultHappened("*");
+    simulated_cuda::ClearFaults();
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, store_->Steps());
+    EXPECT_EQ(steps.size(), report ? step : step - 1);
+    if (report) {
+      ExpectStored(step++);
+    } else {
+      ++failed;
+      EXPECT_EQ(report.error().code, ErrorCode::kResourceExhausted) << report.error().ToString();
+    }
+    if (!happened) break;
+  }
+  EXPECT_GT(failed, 10u);
 }
 
 TEST_F(DeviceSaveTest, AnyCallOfALoadMayFail) {
