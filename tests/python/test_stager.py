@@ -486,6 +486,18 @@ def test_copies_behind_the_host_are_waited_for_before_they_are_filled_again(monk
     assert made[2].waited
 
 
+def test_a_staging_waits_once_for_each_device(monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        host_copies, "_record_event", lambda device: made.append(FakeEvent()) or made[-1]
+    )
+    monkeypatch.setattr(host_copies, "_orders_by_stream", lambda storage: True)
+    with StateDictStager() as stager:
+        staged = stager.stage({"a": torch.ones(2), "b": torch.zeros(2)})
+        assert len(made) == 1 and made[0].waited, "no copy was waited for by itself"
+        assert staged["a"].tolist() == [1, 1] and stager.copy_count == 0
+
+
 def test_from_host_memory_a_staging_is_complete_on_return(stager):
     tensor = torch.ones(3)
     staged = stager.stage_async({"t": tensor})

@@ -105,7 +105,7 @@ class StateDictStager:
                 stager is closed.
             Unavailable: no host memory for a copy.
         """
-        return self.stage_async(state, non_blocking=False).wait()
+        return self.stage_async(state).wait()  # one wait a device, not one a tensor
 
     def stage_async(self, state: Any, *, non_blocking: bool = True) -> Staged:
         """Begins to copy `state`; returns when only copies from CUDA devices are under way.
