@@ -218,7 +218,12 @@ class StepPart:
     def begin(
         self, ticket: tuple[int, int, str, str], rank: int, overwrite: bool, chunk_bytes: int | None
     ) -> None: ...
-    def add(self, batch: Batch, shards: dict[str, tuple[Any, ...]]) -> None: ...
+    def add(
+        self,
+        batch: Batch,
+        shards: dict[str, tuple[int, tuple[Any, ...]]],
+        streams: Sequence[tuple[int, int]],
+    ) -> None: ...
     def hand_in(self) -> tuple[int, int, int, int, int, int, float]: ...
     def commit(
         self, paths: dict[str, tuple[str | int, ...]], annexes: dict[str, bytes]

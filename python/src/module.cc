@@ -21,6 +21,7 @@
 #include "python/src/step_contents.h"
 #include "python/src/step_part_binding.h"
 #include "python/src/store_binding.h"
+#include "python/src/streams.h"
 
 #ifdef CAIRN_HAS_CUDA
 #include "cuda/backend.h"
@@ -31,17 +32,6 @@ namespace {
 
 using TorchBytes = nb::ndarray<nb::pytorch, uint8_t, nb::ndim<1>>;
 using NumpyBytes = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>;
-
-// (device, address of the stream) of each.
-using Streams = std::vector<std::pair<int, uintptr_t>>;
-
-std::vector<core::DeviceStream> ToStreams(const Streams& streams) {
-  std::vector<core::DeviceStream> result;
-  for (const auto& [device, stream] : streams) {
-    result.push_back({.device = device, .stream = reinterpret_cast<void*>(stream)});
-  }
-  return result;
-}
 
 core::SaveOptions MakeSaveOptions(bool overwrite, bool incremental,
                                   std::optional<uint64_t> base_step,

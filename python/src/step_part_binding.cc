@@ -3,6 +3,7 @@
 #include "python/src/step_part_binding.h"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -11,35 +12,23 @@
 
 #include "python/src/convert.h"
 #include "python/src/errors.h"
+#include "python/src/placements.h"
 #include "python/src/store_binding.h"
+#include "python/src/streams.h"
 
 namespace cairn::python {
 namespace {
-
-core::Sharding ToSharding(core::DType dtype, nb::handle shape, nb::handle parts) {
-  core::Sharding sharding{
-      .global_shape = FromPyNumbers(shape), .mesh = nullptr, .placements = {}, .parts = {}};
-  for (nb::handle item : parts) {
-    const auto part = nb::cast<nb::tuple>(item);
-    core::Box box{.offsets = FromPyNumbers(part[0]), .sizes = FromPyNumbers(part[1])};
-    core::TensorView view{.dtype = dtype,
-                          .shape = box.sizes,
-                          .strides = FromPyNumbers(part[2]),
-                          .data = FromPyAddress(part[3])};
-    sharding.parts.push_back({.box = std::move(box), .view = std::move(view)});
-  }
-  return sharding;
-}
 
 void AddShards(core::StateDict& state, nb::dict shards) {
   core::StateDict::Builder root = state.root();
   for (auto [fqn, value] : shards) {
     const auto entry = nb::cast<nb::tuple>(value);
     const auto dtype = static_cast<core::DType>(nb::cast<uint8_t>(entry[0]));
+    core::Sharding sharding = ToSharding(entry[1], dtype);
     core::TensorView view;
     view.dtype = dtype;
-    view.shape = FromPyNumbers(entry[1]);
-    root.Sharded(FromPyText(fqn), std::move(view), ToSharding(dtype, entry[1], entry[2]));
+    view.shape = sharding.global_shape;
+    root.Sharded(FromPyText(fqn), std::move(view), std::move(sharding));
   }
 }
 
@@ -153,7 +142,8 @@ void StepPartBinding::Begin(nb::tuple ticket, uint32_t rank, bool overwrite,
   part_ = WithoutGil([&] { return core::StepPart::Begin(*store_, told, rank, options); });
 }
 
-void StepPartBinding::Add(Batch& batch, nb::dict shards) {
+void StepPartBinding::Add(Batch& batch, nb::dict shards,
+                          const std::vector<core::DeviceStream>& streams) {
   const Turn turn(*this);
   core::StepPart& part = this->part();
   AddShards(batch.state, shards);
@@ -161,7 +151,7 @@ void StepPartBinding::Add(Batch& batch, nb::dict shards) {
   watch_ = &watch;
   auto added = [&] {
     nb::gil_scoped_release no_gil;
-    return part.Add(std::move(batch.state));
+    return part.Add(std::move(batch.state), streams);
   }();
   watch_ = nullptr;
   watch.Rethrow();
@@ -210,7 +200,12 @@ void BindStepPart(nb::module_& m) {
       .def("steps", &StepPartBinding::Steps)
       .def("begin", &StepPartBinding::Begin, nb::arg("ticket"), nb::arg("rank"),
            nb::arg("overwrite"), nb::arg("chunk_bytes").none())
-      .def("add", &StepPartBinding::Add, nb::arg("batch"), nb::arg("shards"))
+      .def(
+          "add",
+          [](StepPartBinding& self, Batch& batch, nb::dict shards, const Streams& streams) {
+            self.Add(batch, shards, ToStreams(streams));
+          },
+          nb::arg("batch"), nb::arg("shards"), nb::arg("streams"))
       .def("hand_in", &StepPartBinding::HandIn)
       .def("commit", &StepPartBinding::Commit, nb::arg("paths"), nb::arg("annexes"))
       .def("give_up", &StepPartBinding::GiveUp, nb::arg("reason"))

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "core/checkpoint_store.h"
 #include "core/step_part.h"
@@ -33,9 +34,9 @@ class StepPartBinding {
   nb::tuple Invite(uint64_t step, uint32_t world_size);
   std::vector<uint64_t> Steps() const;
   void Begin(nb::tuple ticket, uint32_t rank, bool overwrite, std::optional<uint64_t> chunk_bytes);
-  /// `shards`: FQN -> (dtype code, global shape, [(offsets, sizes, strides, address)]), beside the
-  /// leaves of `batch`, whose keys are FQNs. The caller keeps the memory of `shards` alive.
-  void Add(Batch& batch, nb::dict shards);
+  /// `shards`: FQN -> (dtype code, sharding with explicit boxes, for ToSharding), beside the leaves
+  /// of `batch`, whose keys are FQNs. The caller keeps the memory of `shards` alive.
+  void Add(Batch& batch, nb::dict shards, const std::vector<core::DeviceStream>& streams);
   /// The report as a tuple.
   nb::tuple HandIn();
   /// `paths`: FQN -> tuple of str (keys) and int (positions); `annexes`: name -> bytes.

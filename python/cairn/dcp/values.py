@@ -38,8 +38,9 @@ _PICKLE_STARTS = (b"\x80", b"PK\x03\x04")
 
 
 def flat_values(values: dict[str, Any]) -> _cairn.Batch:
-    """Values by FQN as C++ takes them. Raises Invalid for what only a pickle could keep."""
-    return flatten(values, allow_pickle=False, ranks=ALONE, patterns=[]).batch
+    """Values by FQN as C++ takes them, tensors on CUDA devices where they are. Raises Invalid for
+    what only a pickle could keep."""
+    return flatten(values, allow_pickle=False, ranks=ALONE, patterns=[], devices=True).batch
 
 
 def value_of(planner: SavePlanner, item: WriteItem, allow_pickle: bool) -> tuple[Any, bool]:

@@ -31,6 +31,7 @@ from cairn.dcp.location import (
 )
 from cairn.dcp.metadata import ANNEX, encode, paths_of, shard_key
 from cairn.dcp.values import ALONE, flat_values, value_of
+from cairn.devices import HOST, current_streams
 from cairn.errors import Invalid
 from cairn.sharded import Shards
 from cairn.tensors import Source, Sources
@@ -57,9 +58,10 @@ class CairnWriter(StorageWriter, AsyncStager):
         allow_pickle: keeps values that are neither tensors nor plain as pickles; the reader must
             allow it too.
         chunk_bytes: size of the pieces that tensors are cut into; by default 4 MiB.
-        per_thread_copy_ahead: bytes of tensors that are copied off their device, or made by the
-            planner, at one time, and at least one tensor; by default 512 MiB. Tensors in host
-            memory are written from where they are.
+        per_thread_copy_ahead: bytes of tensors that are made by the planner, or copied to the host
+            as they lie on devices other than CUDA's, at one time, and at least one tensor; by
+            default 512 MiB. Tensors in host memory and on CUDA devices are written from where they
+            are, those on a device after the work that its current stream holds.
         cache_staged_state_dict: ``dcp.async_save`` keeps its host copies for the next save with
             this writer (see :class:`cairn.torch.StateDictStager`); else they live as long as the
             save.
@@ -272,7 +274,8 @@ class CairnWriter(StorageWriter, AsyncStager):
 
 
 class _Portion:
-    """Some of a rank's items, whose tensors are in memory at one time."""
+    """Some of a rank's items, whose tensors are in memory at one time, where C++ reads them: the
+    caller's own in host memory and on CUDA devices, copies of others."""
 
     def __init__(self, whole: bool, results: list[WriteResult] | None = None) -> None:
         """`whole`: other ranks write the rest of a tensor that has only shards here."""
@@ -281,9 +284,10 @@ class _Portion:
         self.staged_bytes = 0
         """Of tensors that are not the caller's own memory."""
         self._leaves: dict[str, Any] = {}
-        self._shards: dict[str, tuple[int, tuple[int, ...], list[tuple]]] = {}
+        self._shards: dict[str, tuple[int, tuple[Any, ...]]] = {}
         self._owners: list[Any] = []
-        self._sources = Sources(Shards(ALONE))
+        self._devices: set[int] = set()
+        self._sources = Sources(Shards(ALONE), devices=True)
 
     def add(self, items: list[WriteItem], planner: SavePlanner, allow_pickle: bool) -> None:
         """All items of one FQN. Raises Invalid for what cannot be kept."""
@@ -297,14 +301,18 @@ class _Portion:
             self._add_tensor(item, planner)
 
     def write(self, part: saves.Part) -> None:
-        part.native.add(flat_values(self._leaves), self._shards)
+        """After what the current streams hold. When it returns no tensor is read any more."""
+        batch = flat_values(self._leaves)
+        streams = current_streams(self._devices.union(batch.devices()))
+        part.native.add(batch, self._shards, streams)
 
     def _add_tensor(self, item: WriteItem, planner: SavePlanner) -> None:
         fqn = item.index.fqn
         tensor = planner.resolve_data(item).detach()
         source = self._sources.take(tensor, fqn)
         _check_chunk(item, source)
-        if tensor.device.type != "cpu" or not _lends(planner):
+        is_copy = source.device == HOST and tensor.device.type != "cpu"
+        if is_copy or not _lends(planner):
             self.staged_bytes += tensor.nbytes
         self._add_result(item, tensor.nbytes, None)
         offsets, size = tuple(item.tensor_data.chunk.offsets), tuple(item.tensor_data.size)
@@ -314,14 +322,16 @@ class _Portion:
             return
         if not self._whole and source.shape != size:
             fqn, offsets, size = shard_key(fqn, offsets), (0,) * len(size), source.shape
-        dtype, _, parts = self._shards.setdefault(fqn, (source.dtype, size, []))
+        dtype, (_, _, parts) = self._shards.setdefault(fqn, (source.dtype, (size, None, [])))
         if dtype != source.dtype:
             raise Invalid(
                 f"'{fqn}': one shard is {dtypes.name_of(dtype)}, another "
                 f"{dtypes.name_of(source.dtype)}",
                 key=fqn,
             )
-        parts.append((offsets, source.shape, source.strides, source.address))
+        parts.append((offsets, source.shape, source.strides, source.address, source.device))
+        if source.device != HOST:
+            self._devices.add(source.device)
         self._owners.append(source.owner)
 
     def _add_result(self, item: WriteItem, nbytes: int, storage_data: str | None) -> None:

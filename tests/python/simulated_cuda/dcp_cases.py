@@ -1,0 +1,190 @@
+"""DCP's saves and loads of CUDA tensors, in one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from device_memory import Memory, blocked, control, empty, fill, to_cuda, to_host
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+
+import cairn
+from cairn.dcp import CairnReader, CairnWriter
+
+MIB = 1 << 20
+
+
+def _save(state, path, step, **options):
+    writer = CairnWriter(path, step=step, **options)
+    dcp.save(state, storage_writer=writer, no_dist=True)
+
+
+def _host_state():
+    return {
+        "large": torch.randn(3, MIB // 4),
+        "small": torch.randn(5),
+        "scalar": torch.tensor(7),
+        "half": torch.randn(300, 7).to(torch.bfloat16),
+        "complex": torch.randn(1000, dtype=torch.complex64),
+        "columns": torch.randn(100, 300)[:, 10:20],
+        "nested": {"list": [torch.randn(70_000), 3], "text": "as it is"},
+    }
+
+
+def _mapped(state, change):
+    if isinstance(state, torch.Tensor):
+        return change(state)
+    if isinstance(state, dict):
+        return {key: _mapped(value, change) for key, value in state.items()}
+    if isinstance(state, list):
+        return [_mapped(value, change) for value in state]
+    return state
+
+
+def _assert_same(state, expected):
+    if isinstance(expected, torch.Tensor):
+        assert torch.equal(to_host(state) if state.is_cuda else state, expected)
+    elif isinstance(expected, (dict, list)):
+        assert len(state) == len(expected)
+        for key in expected if isinstance(expected, dict) else range(len(expected)):
+            _assert_same(state[key], expected[key])
+    else:
+        assert state == expected
+
+
+@pytest.mark.parametrize("ahead", [1, 512 * MIB])
+def test_what_is_saved_from_devices_comes_back_there(path, ahead):
+    host = _host_state()
+    state = {
+        "first": _mapped(host, to_cuda),
+        "second": _mapped(host, lambda tensor: to_cuda(tensor, device=1)),
+        "host": host,
+    }
+    _save(state, path, 1, per_thread_copy_ahead=ahead)
+    assert control.PageableCopies() == 0 and control.DeviceSynchronizations() == 0
+    with cairn.open(path) as store:
+        read = store.read()
+        for part in state:
+            _assert_same(read[part], host)
+    target = _mapped(state, lambda t: empty(tuple(t.shape), t.dtype) if t.is_cuda else t * 0)
+    dcp.load(target, storage_reader=CairnReader(path), no_dist=True)
+    for part in state:
+        _assert_same(target[part], host)
+    assert control.PageableCopies() == 0
+
+
+def test_tensors_are_not_copied_to_the_host_before_they_are_written(path, monkeypatch):
+    from cairn.host_copies import Round
+
+    monkeypatch.setattr(Round, "tensor", lambda self, tensor: pytest.fail("copied"))
+    _save({"t": to_cuda(torch.randn(1000)), "n": [to_cuda(torch.ones(3))]}, path, 1)
+
+
+def test_what_the_base_has_does_not_cross_the_bus(path):
+    values = torch.randn(4 * MIB)
+    state = {"large": to_cuda(values), "small": to_cuda(torch.randn(100))}
+    _save(state, path, 1)
+    control.ResetCounters()
+    _save(state, path, 2)
+    assert control.BytesToHost() < 64 * 1024, "only digests"
+    values[3 * MIB] = 1e9
+    fill(state["large"], values)
+    control.ResetCounters()
+    _save(state, path, 3)
+    assert 64 * 1024 < control.BytesToHost() <= 5 * MIB
+    with cairn.open(path) as store:
+        assert torch.equal(store.read(step=3)["large"], values)
+        assert not store.diff(1, 2).changes and store.diff(2, 3).changed == ("large",)
+
+
+def test_tensors_that_share_device_memory_are_written_once(path):
+    host = torch.randn(4, 1000)
+    memory = Memory(host.nbytes, 0)
+    control.Poke(memory.address, host.data_ptr(), host.nbytes)
+    whole = memory.tensor(torch.float32, (4, 1000), (1000, 1))
+    row = memory.tensor(torch.float32, (1000,), (1,), offset_bytes=2 * 4000)
+    _save({"whole": whole, "row": row}, path, 1)
+    with cairn.open(path) as store:
+        read = store.read()
+    assert torch.equal(read["whole"], host) and torch.equal(read["row"], host[2])
+    assert read["row"].untyped_storage().data_ptr() == read["whole"].untyped_storage().data_ptr()
+
+
+class _OpensLater:
+    """A planner's part: from when it gives a tensor to the storage, the stream is still busy."""
+
+    def __init__(self, block):
+        super().__init__()
+        self._block = block
+
+    def resolve_data(self, write_item):
+        self._block.open_later(0.2)
+        return super().resolve_data(write_item)
+
+    def resolve_tensor(self, read_item):
+        self._block.open_later(0.2)
+        return super().resolve_tensor(read_item)
+
+
+class _SavePlanner(_OpensLater, DefaultSavePlanner):
+    pass
+
+
+class _LoadPlanner(_OpensLater, DefaultLoadPlanner):
+    pass
+
+
+def test_a_save_follows_the_current_stream(path, streams):
+    tensor, new = to_cuda(torch.zeros(MIB)), to_cuda(torch.ones(MIB))
+    with blocked(streams[0]) as block:
+        streams[0].copy(tensor, new)
+        writer = CairnWriter(path, step=1)
+        dcp.save({"t": tensor}, storage_writer=writer, planner=_SavePlanner(block), no_dist=True)
+    with cairn.open(path) as store:
+        assert bool((store.read()["t"] == 1).all())
+
+
+def test_a_load_follows_the_current_stream(path, streams):
+    _save({"t": torch.ones(MIB)}, path, 1)
+    target, zeros = empty((MIB,)), to_cuda(torch.zeros(MIB))
+    with blocked(streams[0]) as block:
+        streams[0].copy(target, zeros)
+        reader = CairnReader(path)
+        dcp.load({"t": target}, storage_reader=reader, planner=_LoadPlanner(block), no_dist=True)
+    assert bool((to_host(target) == 1).all())
+
+
+def test_a_planner_may_make_tensors_on_the_device(path):
+    class Doubling(DefaultSavePlanner):
+        def transform_object(self, write_item, object):
+            return to_cuda(to_host(object) * 2) if object.is_cuda else object
+
+    state = {name: to_cuda(torch.full((MIB,), float(i))) for i, name in enumerate("abc")}
+    dcp.save(
+        state,
+        storage_writer=CairnWriter(path, step=1, per_thread_copy_ahead=MIB),
+        planner=Doubling(),
+        no_dist=True,
+    )
+    with cairn.open(path) as store:
+        read = store.read()
+    assert all(bool((read[name] == 2 * i).all()) for i, name in enumerate("abc"))
+
+
+def test_a_device_without_memory_leaves_the_old_step(path):
+    old = {"t": to_cuda(torch.zeros(MIB), device=1)}
+    _save(old, path, 1)
+    new = to_cuda(torch.ones(MIB))
+    control.FailAllocation()
+    try:
+        with pytest.raises(dcp.CheckpointException) as failed:
+            _save({"t": to_host(old["t"]), "u": new}, path, 1)
+    finally:
+        control.ClearFaults()
+    error = failed.value.failures[0][0]
+    assert isinstance(error, cairn.Unavailable) and "bytes left" in str(error)
+    with cairn.open(path) as store:
+        assert list(store.keys()) == ["t"]
+    _save({"u": old["t"]}, path, 1)
+    with cairn.open(path) as store:
+        assert list(store.keys()) == ["u"]
