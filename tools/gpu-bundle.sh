@@ -78,6 +78,8 @@ mkdir -p "$output"/{bin,lib,python,bench}
 for program in "${programs[@]}"; do strip -o "$output/bin/$program" "build/bin/$program"; done
 if ((${#extensions[@]})); then
   cp -r build/python/cairn "$output/python/"
+  mkdir "$output/tests"
+  cp tests/python/gpu/*.py "$output/tests/"
   find "$output/python" \( -name '__pycache__' -o -name '*.so' \) -prune -exec rm -rf {} +
   for extension in "${extensions[@]}"; do
     strip -o "$output/python/cairn/$(basename "$extension")" "$extension"

@@ -46,6 +46,8 @@ class Bundle:
         for name in ("run.sh", "run_bundle.py"):
             shutil.copy2(REPOSITORY / "tools" / "gpu_bundle" / name, folder)
         shutil.copy2(REPOSITORY / "bench" / "compare_gpu.py", folder / "bench")
+        tests = REPOSITORY / "tests" / "python" / "gpu"
+        shutil.copytree(tests, folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
         (folder / "VERSION").write_text("a test\n")
         self.put("kv-bench", BENCH)
 
@@ -80,6 +82,9 @@ def test_where_nothing_can_run_all_is_skipped_with_the_reason(bundle):
     assert (suite["passed"], suite["failed"], suite["skipped"]) == (0, 0, 1)
     assert suite["note"] == "needs a GPU: there is none"
     assert suite_of(results, "nccl_gpu_test")["note"].startswith("not in this bundle")
+    python = suite_of(results, "Python tests")
+    assert (python["passed"], python["failed"], python["skipped"]) == (0, 0, 3)
+    assert python["note"].startswith("needs a GPU: PyTorch cannot be imported")
     assert {bench["state"] for bench in results["benchmarks"]} == {"skipped"}
     assert all("needs a GPU" in bench["note"] for bench in results["benchmarks"])
     assert done.stdout.count("needs a GPU: there is none") >= 9
@@ -105,6 +110,33 @@ def test_a_failed_test_is_named_and_fails_the_run(bundle):
     suite = suite_of(results, "cuda_layer_gpu_test")
     assert (suite["passed"], suite["failed"]) == (1, 1)
     assert "Suite.B" in suite["note"] and "Suite.B" in done.stdout
+
+
+def test_python_tests_are_counted_and_failures_named(bundle):
+    bundle.put("cuda_layer_gpu_test", google_test(("A", "COMPLETED", False)))
+    for module in (bundle.folder / "tests").glob("test_*.py"):
+        module.unlink()
+    (bundle.folder / "tests" / "gpu_machine.py").write_text("def why_not():\n    return None\n")
+    (bundle.folder / "tests" / "test_some.py").write_text(
+        "import unittest\n\n\nclass Some(unittest.TestCase):\n"
+        "    def test_good(self):\n        pass\n\n"
+        "    def test_bad(self):\n        self.assertEqual(1, 2)\n\n"
+        "    def test_wrong(self):\n        raise ValueError('no')\n\n"
+        "    def test_left_out(self):\n        self.skipTest('no such card')\n")
+    (bundle.folder / "tests" / "test_broken.py").write_text("import there_is_no_such_module\n")
+    done, results = bundle.run()
+    assert done.returncode == 1
+    suite = suite_of(results, "Python tests")
+    assert (suite["passed"], suite["failed"], suite["skipped"]) == (1, 3, 1)
+    assert all(f".{name}" in suite["note"] for name in ("test_bad", "test_wrong", "test_broken"))
+    for module in (bundle.folder / "tests").glob("test_*.py"):
+        module.unlink()
+    (bundle.folder / "tests" / "test_some.py").write_text(
+        "import unittest\n\n\nclass Some(unittest.TestCase):\n"
+        "    def test_left_out(self):\n        self.skipTest('no such card')\n")
+    done, results = bundle.run()
+    assert done.returncode == 0
+    assert suite_of(results, "Python tests")["note"] == "no such card"
 
 
 def test_a_program_that_dies_fails_the_run(bundle):
@@ -165,4 +197,5 @@ def test_the_packed_folder_is_small_and_runs_elsewhere(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "TESTS" in done.stdout and "BENCHMARK" in done.stdout
     results = json.loads((moved / "results.json").read_text())
+    assert not list(moved.rglob("_cairn*.so")) or suite_of(results, "Python tests")["skipped"] >= 3
     assert all(suite["passed"] + suite["skipped"] > 0 for suite in results["suites"])

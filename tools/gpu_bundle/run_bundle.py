@@ -154,7 +154,7 @@ def read_suite(name: str, results: Path, ended: subprocess.CompletedProcess) -> 
 
 
 def skip_reason(output: str) -> str:
-    """The line that GoogleTest prints below the first "Skipped"."""
+    """The line that GoogleTest, and tests/run.py, print below the first "Skipped"."""
     lines = output.splitlines()
     for at, line in enumerate(lines[:-1]):
         if line.rstrip().endswith(": Skipped"):
@@ -175,6 +175,25 @@ def run_suite(program: str, env: dict[str, str]) -> Suite:
             TEST_SECONDS,
         )
         return read_suite(program, results, ended)
+
+
+def with_package(env: dict[str, str]) -> dict[str, str]:
+    """The same, for Python programs that import the package."""
+    return env | {"PYTHONPATH": f"{HERE / 'python'}:{env.get('PYTHONPATH', '')}"}
+
+
+def run_python_tests(env: dict[str, str]) -> Suite:
+    """tests/run.py, which says itself why it cannot run, and writes results as GoogleTest does."""
+    name = "Python tests"
+    program = HERE / "tests" / "run.py"
+    if not program.exists():
+        return Suite(name, skipped=1, note="not in this bundle: built without Python")
+    with tempfile.TemporaryDirectory() as scratch:
+        results = Path(scratch) / "results.json"
+        command = [sys.executable, str(program), str(results)]
+        return read_suite(
+            name, results, call(command, with_package(env), TEST_SECONDS)
+        )
 
 
 def find_sanitizer() -> str | None:
@@ -273,7 +292,7 @@ def python_bench(
     options: argparse.Namespace, env: dict[str, str], why_not: str | None
 ) -> Bench:
     """compare_gpu.py, which says itself (status 77) why it cannot run."""
-    env = env | {"PYTHONPATH": f"{HERE / 'python'}:{env.get('PYTHONPATH', '')}"}
+    env = with_package(env)
     command = [
         sys.executable,
         str(HERE / "bench" / "compare_gpu.py"),
@@ -354,6 +373,7 @@ def main() -> int:
                 note=f"nvidia-smi knows {gpu['name']}, the tests do not",
             )
         )
+    suites.append(run_python_tests(env))
     suites += [run_sanitizer(tool, env, why_not) for tool in SANITIZER_TOOLS]
     benches = [gpu_bench(part, options, env, why_not) for part in BENCH_PARTS]
     benches.append(python_bench(options, env, why_not))

@@ -1,0 +1,148 @@
+"""What the tests of this folder need of a GPU, and why they cannot run where there is none.
+
+They need PyTorch, its CUDA and the package, nothing else: no pytest. What they do to tensors goes
+through `machine`, so that tests/python/simulated_cuda can run them on a simulated GPU.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import unittest
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+def why_not() -> str | None:
+    """Why nothing can run here."""
+    try:
+        import torch
+    except ImportError as error:
+        return f"PyTorch cannot be imported: {error}"
+    if not torch.cuda.is_available():
+        return "torch.cuda finds no GPU"
+    try:
+        import cairn
+    except ImportError as error:
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        return f"the Python package cannot be imported by Python {version}: {error}"
+    del cairn
+    return None
+
+
+class Gpu:
+    """Device 0 by torch."""
+
+    why_not = staticmethod(why_not)
+    computes = True
+    """False: nothing runs on it but copies that Cairn and this class make."""
+
+    @property
+    def dtypes(self) -> list[Any]:
+        import torch
+
+        names = "uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 "
+        names += "float64 complex64 complex128 bool float8_e4m3fn float8_e5m2"
+        return [getattr(torch, name) for name in names.split() if hasattr(torch, name)]
+
+    def views(self, base: Any, places: list[tuple]) -> list[Any]:
+        """Tensors (shape, strides, offset in elements) in one storage with the values of `base`."""
+        storage = base.cuda()
+        return [storage.as_strided(*place) for place in places]
+
+    def empty(self, shape: tuple, dtype: Any) -> Any:
+        import torch
+
+        return torch.empty(shape, dtype=dtype, device="cuda")
+
+    def to_host(self, tensor: Any) -> Any:
+        return tensor.cpu()
+
+    def put(self, tensor: Any, values: Any) -> None:
+        """Changes a row-major tensor; done when it returns."""
+        import torch
+
+        tensor.copy_(values)
+        torch.cuda.synchronize()
+
+    def enqueue_copy(self, target: Any, source: Any) -> None:
+        """On the current stream, between row-major tensors on the device."""
+        target.copy_(source)
+
+    @contextmanager
+    def busy_stream(self) -> Iterator[Any]:
+        """Another stream is current, and has work for a while."""
+        import torch
+
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(300_000_000)  # cycles: a fraction of a second
+            yield stream
+        torch.cuda.current_stream().wait_stream(stream)
+
+
+machine: Any = Gpu()
+
+
+def use(other: Any) -> None:
+    """Another machine than this host's GPU; before the modules of tests are imported."""
+    global machine
+    machine = other
+
+
+def to_gpu(host: Any) -> Any:
+    """A tensor on the device as one in host memory: values, strides."""
+    base = host.contiguous() if host.dim() == 0 else host
+    (tensor,) = machine.views(base, [(tuple(host.shape), tuple(base.stride()), 0)])
+    return tensor
+
+
+def bits(tensor: Any) -> Any:
+    """The bytes of its row-major form, in host memory."""
+    import torch
+
+    host = machine.to_host(tensor) if tensor.is_cuda else tensor
+    return host.contiguous().reshape(-1).view(torch.uint8)
+
+
+class GpuTest(unittest.TestCase):
+    """Has a folder for a store; skipped, with the reason, where there is no GPU."""
+
+    def setUp(self) -> None:
+        reason = machine.why_not()
+        if reason is not None:
+            self.skipTest(f"needs a GPU: {reason}")
+        folder = tempfile.TemporaryDirectory(prefix="cairn-gpu-test-")
+        self.addCleanup(folder.cleanup)
+        self.path = Path(folder.name) / "store"
+
+    def open_store(self) -> Any:
+        import cairn
+
+        store = cairn.open(self.path, mode="a")
+        self.addCleanup(store.close)
+        return store
+
+    def assert_same_bits(self, got: Any, expected: Any, what: str = "") -> None:
+        import torch
+
+        self.assertEqual(tuple(got.shape), tuple(expected.shape), what)
+        self.assertEqual(got.dtype, expected.dtype, what)
+        self.assertTrue(torch.equal(bits(got), bits(expected)), f"other bits: {what}")
+
+
+def random_bits(dtype: Any, shape: tuple) -> Any:
+    """Values of any dtype with all kinds of bits, in host memory; bools of 0 and 1."""
+    import torch
+
+    if dtype == torch.bool:
+        return torch.randint(0, 2, shape).bool()
+    count = 1
+    for size in shape:
+        count *= size
+    width = torch.empty(0, dtype=dtype).element_size()
+    data = torch.randint(0, 256, (count * width,), dtype=torch.uint8)
+    return data.view(dtype).reshape(shape) if count else torch.empty(shape, dtype=dtype)

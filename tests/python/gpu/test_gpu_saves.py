@@ -1,0 +1,118 @@
+"""Saves of CUDA tensors."""
+
+from __future__ import annotations
+
+from gpu_machine import GpuTest, machine, random_bits, to_gpu
+
+MIB = 1 << 20
+
+
+class Saves(GpuTest):
+    def test_cairn_reaches_the_device(self):
+        import cairn
+
+        self.assertIsNone(cairn._cairn.device_problem())
+
+    def test_every_dtype_comes_back_with_the_same_bits(self):
+        host = {str(dtype): random_bits(dtype, (7, 1237)) for dtype in machine.dtypes}
+        store = self.open_store()
+        store.save(1, {name: to_gpu(tensor) for name, tensor in host.items()})
+        read = store.read()
+        for name, tensor in host.items():
+            self.assert_same_bits(read[name], tensor, name)
+
+    def test_strided_tensors_come_back(self):
+        import torch
+
+        base = torch.randn(1000, 300)
+        places = {
+            "transposed": ((300, 1000), (1, 300), 0),
+            "columns": ((1000, 10), (300, 1), 10),
+            "steps": ((334, 43), (900, 7), 0),
+        }
+        tensors = machine.views(base, list(places.values()))
+        store = self.open_store()
+        store.save(1, dict(zip(places, tensors)))
+        read = store.read()
+        for name, place in places.items():
+            self.assert_same_bits(read[name], base.as_strided(*place), name)
+
+    def test_tensors_of_one_storage_are_written_once_and_share_again(self):
+        import torch
+
+        base = torch.randn(4, 1000)
+        whole, row = machine.views(base, [((4, 1000), (1000, 1), 0), ((1000,), (1,), 2000)])
+        store = self.open_store()
+        report = store.save(1, {"whole": whole, "row": row})
+        self.assertEqual(report.written_bytes, base.nbytes)
+        read = store.read()
+        self.assert_same_bits(read["row"], base[2])
+        self.assertEqual(
+            read["row"].untyped_storage().data_ptr(), read["whole"].untyped_storage().data_ptr()
+        )
+
+    def test_many_small_tensors_come_back(self):
+        import torch
+
+        host = {f"t{i}": torch.randn(1 + i * 13 % 700) for i in range(500)}
+        store = self.open_store()
+        report = store.save(1, {name: to_gpu(tensor) for name, tensor in host.items()})
+        self.assertEqual(report.device_bytes, report.logical_bytes)
+        read = store.read()
+        for name, tensor in host.items():
+            self.assert_same_bits(read[name], tensor, name)
+
+    def test_an_unchanged_state_is_neither_copied_nor_written(self):
+        import torch
+
+        state = {"large": to_gpu(torch.randn(4 * MIB)), "small": to_gpu(torch.randn(100))}
+        store = self.open_store()
+        first = store.save(1, state)
+        self.assertEqual(first.device_bytes, first.logical_bytes)
+        for step, save in ((2, store.save), (3, lambda *a: store.save_async(*a).result())):
+            report = save(step, state)
+            self.assertEqual((report.device_bytes, report.written_bytes), (0, 0))
+        self.assert_same_bits(store.read(step=3)["large"], state["large"])
+
+    def test_only_pages_that_changed_are_copied(self):
+        import torch
+
+        values = torch.randn(4 * MIB)
+        tensor = to_gpu(values)
+        store = self.open_store()
+        store.save(1, {"t": tensor})
+        values[3 * MIB] = 1e9
+        machine.put(tensor, values)
+        report = store.save(2, {"t": tensor})
+        self.assertEqual((report.device_bytes, report.written_bytes), (64 << 10, 64 << 10))
+        self.assert_same_bits(store.read(step=2)["t"], values)
+
+    def test_a_save_follows_the_current_stream(self):
+        import torch
+
+        tensor, new = to_gpu(torch.zeros(MIB)), to_gpu(torch.ones(MIB))
+        store = self.open_store()
+        with machine.busy_stream():
+            machine.enqueue_copy(tensor, new)
+            store.save(1, {"t": tensor})
+        self.assert_same_bits(store.read()["t"], torch.ones(MIB))
+
+    def test_changes_behind_wait_staged_are_not_saved(self):
+        import torch
+
+        tensor = to_gpu(torch.zeros(4 * MIB))
+        values = [to_gpu(torch.full((4 * MIB,), float(step))) for step in range(4)]
+        store = self.open_store()
+        for snapshot in (False, True):
+            for step in range(4):
+                stream = torch.cuda.current_stream()
+                machine.enqueue_copy(tensor, values[step])
+                handle = store.save_async(
+                    step, {"t": tensor}, overwrite=True, device_snapshot=snapshot
+                )
+                handle.wait_staged(stream)
+                machine.enqueue_copy(tensor, values[0])
+                handle.result()
+            for step in range(4):
+                read = store.read(step=step)["t"]
+                self.assertTrue(bool((read == step).all()), f"step {step}, snapshot {snapshot}")
