@@ -156,15 +156,32 @@ class Communicator:
     @property
     def world_size(self) -> int: ...
     def all_gather(self, mine: bytes) -> list[bytes]: ...
+    def connect_devices(self, device: int) -> None: ...
+    def disconnect_devices(self) -> None: ...
     def leave(self) -> None: ...
+
+def describe_nccl() -> str: ...
 
 Moved = list[tuple[str, int, tuple[int, ...], torch.Tensor | None]]
 
 def gather_shards(
-    communicator: Communicator, state: Batch, ranks_only: Sequence[int]
+    communicator: Communicator,
+    state: Batch,
+    ranks_only: Sequence[int],
+    targets: list[tuple[str, int, tuple[int, ...], tuple[int, ...], int, int]],
+    by_nccl: bool,
+    streams: Sequence[tuple[int, int]],
 ) -> Moved: ...
-def broadcast_to_shards(communicator: Communicator, full: Batch, target: Batch) -> Moved: ...
-def distribute_to_shards(full: Batch, target: Batch, rank: int) -> Moved: ...
+def broadcast_to_shards(
+    communicator: Communicator,
+    full: Batch,
+    target: Batch,
+    by_nccl: bool,
+    streams: Sequence[tuple[int, int]],
+) -> Moved: ...
+def distribute_to_shards(
+    full: Batch, target: Batch, rank: int, streams: Sequence[tuple[int, int]]
+) -> Moved: ...
 
 class Store:
     def __init__(
@@ -202,6 +219,7 @@ class Store:
         requests: Requests,
         streams: Sequence[tuple[int, int]],
         read_once: bool = False,
+        by_nccl: bool = False,
     ) -> tuple[int, float]: ...
     def map(
         self, step: StepInfo, tensors: list[TensorInfo], as_torch: list[bool], verify: bool

@@ -36,6 +36,7 @@ def plan_together(ranks: Ranks, plan: Callable[[], Load]) -> Load:
     load.check_unexpected()
     if load.read_once and ranks.world_size > 1:
         _share_reads(ranks, load.requests)
+        load.by_nccl = ranks.over_nccl(load.requests.devices())
     return load
 
 

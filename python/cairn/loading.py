@@ -47,6 +47,7 @@ class Load:
         unexpected: FQNs of the step that the state lacks.
         requests: what is to be read.
         read_once: as asked for.
+        by_nccl: what is read once is passed on over NCCL; to be set alike on all ranks.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Load:
         self._contents = contents
         self._strict = options.strict
         self.read_once = options.read_once and ranks.world_size > 1
+        self.by_nccl = False
         plan = _cairn.LoadPlan(contents, state, options.patterns)
         self._missing, self.unexpected = plan.missing(), plan.unexpected()
         if options.strict:
@@ -79,7 +81,11 @@ class Load:
     def run(self) -> LoadReport:
         """Reads. Raises Corrupt or Unavailable with the state partly filled."""
         bytes_read, seconds = devices.load(
-            self._native, self._contents.info, self.requests, read_once=self.read_once
+            self._native,
+            self._contents.info,
+            self.requests,
+            read_once=self.read_once,
+            by_nccl=self.by_nccl,
         )
         self._others.finish()
         return LoadReport(self._contents.step, self._missing, self.unexpected, bytes_read, seconds)

@@ -1,7 +1,8 @@
 """The processes that use a store together: ranks of a torch process group, connected by Cairn.
 
 The process group is asked once, to tell all ranks where rank 0 listens; from then on they talk over
-the C++ communicator, whose every call has a deadline and fails at once when a peer dies.
+the C++ communicator, whose every call has a deadline and fails at once when a peer dies. Tensors on
+devices go over NCCL beside it, where all ranks have it (cairn/nccl.py).
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import random
 import socket
 import sys
 import uuid
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cairn import _cairn, errors
+from cairn import _cairn, errors, nccl
 from cairn.errors import Error, Invalid, Unavailable
 
 if TYPE_CHECKING:
@@ -38,7 +40,9 @@ class Ranks:
         numbers: dict[int, int],
         device: Any,
         timeout: float,
+        nccl_objection: str | None = None,
     ) -> None:
+        """``nccl_objection``: why NCCL is not to be used unless it is asked for."""
         self.communicator = communicator
         """None for this process alone."""
         self._numbers = numbers
@@ -47,6 +51,15 @@ class Ranks:
         """Where torch puts what it makes for the group; None for this process alone."""
         self.timeout = timeout
         """Seconds that ranks wait for each other."""
+        self._nccl_objection = nccl_objection
+        self._has_nccl: bool | None = None
+        """None until a call has tensors on devices; then the same on all ranks."""
+        self.transport = (
+            "none: this process is alone"
+            if communicator is None
+            else "host memory; NCCL is looked for when a call has tensors on devices"
+        )
+        """What tensors on devices go over between ranks, and why."""
 
     @property
     def rank(self) -> int:
@@ -93,6 +106,68 @@ class Ranks:
         """Ends the connections: the others fail at once where they wait for this rank."""
         if self.communicator is not None:
             self.communicator.leave()
+
+    def over_nccl(self, devices: Iterable[int]) -> bool:
+        """Whether the tensors of a call, which here lie on ``devices``, go over NCCL. Collective,
+        with one answer for all ranks; the first call that has any such tensor connects them.
+
+        Raises Invalid on all ranks if ``CAIRN_NCCL=on`` asks for what cannot be had.
+        """
+        if self.communicator is None or self._has_nccl is False:
+            return False
+        own = sorted(devices)
+
+        def tell() -> bytes:
+            objection = nccl.objection(self._nccl_objection) if self._has_nccl is None else None
+            return json.dumps([bool(own), nccl.mode(), objection]).encode()
+
+        told = [json.loads(one) for one in self.exchange(tell)]
+        if not any(has_devices for has_devices, _, _ in told):
+            return False
+        if self._has_nccl is None:
+            self._choose_transport(own, [(mode, found) for _, mode, found in told])
+        return bool(self._has_nccl)
+
+    def _choose_transport(self, devices: list[int], told: list[tuple[str, Any]]) -> None:
+        found = [(rank, *one) for rank, (_, one) in enumerate(told) if one is not None]
+        is_chosen = any(chosen for _, _, chosen in found)
+        problem = f"rank {found[0][0]}: {found[0][1]}" if found else self._connect_nccl(devices)
+        if problem is None:
+            self._has_nccl = True
+            return
+
+        def refuse() -> None:
+            if any(mode == "on" for mode, _ in told):
+                raise Invalid(f"{nccl.VARIABLE}=on, but there is no NCCL for all ranks: {problem}")
+
+        self.settle(refuse)
+        self._has_nccl = False
+        self.transport = f"host memory: {problem}"
+        if not is_chosen and self.rank == 0:
+            warnings.warn(
+                f"tensors on devices go between ranks through host memory: {problem}"
+                f" ({nccl.VARIABLE}=off says that this is meant)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _connect_nccl(self, devices: list[int]) -> str | None:
+        """What went wrong, which is the same on all ranks; None if they are connected."""
+        device = nccl.device_for(devices)
+        problem = None
+        try:
+            self.communicator.connect_devices(device)
+            self.transport = f"NCCL {_cairn.describe_nccl()}, from device {device}"
+        except Error as error:
+            problem = str(error)
+        # Raises where it was the connections that failed.
+        self.exchange(lambda: b"")
+        return problem
+
+    def disconnect_nccl(self) -> None:
+        """Gives back what NCCL takes on the device, once these ranks make no more calls."""
+        if self._has_nccl:
+            self.communicator.disconnect_devices()
 
     def _exchange(self, work: Callable[[], bytes]) -> list[bytes]:
         failure: Exception | None = None
@@ -182,7 +257,7 @@ def ranks_of(group: ProcessGroup, timeout: float) -> Ranks:
     if world_size == 1:
         return Ranks(None, numbers, device, timeout)
     communicator = connect(group, timeout)
-    return Ranks(communicator, numbers, device, timeout)
+    return Ranks(communicator, numbers, device, timeout, nccl.objection_of_group(group))
 
 
 def connect(group: ProcessGroup, timeout: float) -> _cairn.Communicator:

@@ -15,6 +15,7 @@ from cairn.state_dict_collectives import (
     broadcast_state_dict,
     distribute_state_dict,
     gather_state_dict,
+    transport,
 )
 from cairn.state_dict_copies import (
     check_state_dict_similarity,
@@ -33,5 +34,6 @@ __all__ = [
     "flatten_state_dict",
     "gather_state_dict",
     "offload_state_dict_to_cpu",
+    "transport",
     "unflatten_state_dict",
 ]

@@ -1,6 +1,11 @@
 """State dicts between "a shard on each rank" and "whole": gather, broadcast, distribute.
 
 Bytes move over Cairn's own communicator, one for each process group, connected at the first call.
+Tensors on CUDA devices are sent from and received into device memory: over NCCL where all ranks
+have it (``transport`` tells), else through bounded host memory, after what the current streams of
+their devices hold at the call, and done when it returns. A call with such a tensor on any rank
+moves all of its tensors so.
+
 Every rank of the group makes each call. What is wrong on one rank is raised on all, before anything
 has been written, and every wait has a deadline. A rank that dies, is interrupted (Ctrl-C) or is too
 late ends the connections, and with them the call on all ranks; their next call makes new ones.
@@ -16,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from cairn import _cairn, dtypes
-from cairn.devices import HOST
+from cairn import _cairn, devices, dtypes
+from cairn.devices import HOST, device_of
 from cairn.errors import refuse
 from cairn.ranks import Ranks, default_group, ranks_of, this_process
 from cairn.sharded import MeshShard, Shards, dtensor_like, is_dtensor, is_sharded
@@ -55,6 +60,17 @@ def _ranks(pg: ProcessGroup | None) -> Iterator[Ranks]:
         raise
 
 
+def transport(pg: ProcessGroup | None = None) -> str:
+    """What the calls of a process group (by default the default one) move tensors on devices over,
+    and why: NCCL, from device to device, or host memory. Chosen by the first call that has any; the
+    environment variable ``CAIRN_NCCL`` has a say (docs/communicators.md)."""
+    group = default_group() if pg is None else pg
+    if group is None:
+        return this_process(TIMEOUT).transport
+    ranks = _ranks_of_group.get(group)
+    return "none yet: no call was made" if ranks is None else ranks.transport
+
+
 class _Leaf(NamedTuple):
     """A leaf for `_cairn.flatten`, described already."""
 
@@ -64,6 +80,16 @@ class _Leaf(NamedTuple):
 def _batch(leaves: dict[str, Any]) -> _cairn.Batch:
     """Of `_Leaf`s, and of None where a leaf is to be told what it is."""
     return _cairn.flatten(leaves, lambda leaf, fqn: leaf.source, [])
+
+
+def _is_reached(device: torch.device) -> bool:
+    """Whether C++ fills memory of this device where it is."""
+    return device.type == "cuda" and devices.reaches_cuda()
+
+
+def _memory(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
+    """Shape, strides, address and device of what C++ reaches."""
+    return tuple(tensor.shape), tuple(tensor.stride()), tensor.data_ptr(), device_of(tensor)
 
 
 def _tensor(moved: tuple[str, int, tuple[int, ...], torch.Tensor | None]) -> torch.Tensor:
@@ -85,7 +111,8 @@ def gather_state_dict(
 
     Plain tensors and values are this rank's own, the same objects. The tensors put together lie in
     one region of host memory, which lives as long as one of them: ``clone()`` what outlives the
-    rest. Each byte goes once to every rank that gets the state.
+    rest; those on CUDA devices are tensors like any other. Each byte goes once to every rank that
+    gets the state.
 
     Args:
         pg: the process group, of which every rank calls this; by default the default one.
@@ -107,10 +134,13 @@ def gather_state_dict(
         Unavailable: a rank died or did not come in time.
     """
     with _ranks(pg) as ranks:
-        gathering = ranks.settle(lambda: _Gathering(ranks, state_dict, type_check))
-        communicator = ranks.communicator or _cairn.Communicator.alone()
-        moved = _cairn.gather_shards(communicator, gathering.batch, ranks_only)
         is_wanted = not ranks_only or ranks.rank in ranks_only
+        gathering = ranks.settle(
+            lambda: _Gathering(
+                ranks, state_dict, type_check, device, on_devices=is_wanted and not cpu_offload
+            )
+        )
+        moved = gathering.move(ranks, ranks_only)
         whole = ranks.settle(
             lambda: gathering.whole(moved, device, cpu_offload) if is_wanted else {}
         )
@@ -126,26 +156,30 @@ def gather_state_dict(
 
 
 class _Gathering:
-    """The shards of one rank on their way to all.
+    """The shards of one rank on their way to all."""
 
-    Attributes:
-        batch: what is here of each sharded tensor.
-    """
-
-    def __init__(self, ranks: Ranks, state_dict: Any, type_check: bool) -> None:
-        """Raises Invalid."""
+    def __init__(
+        self, ranks: Ranks, state_dict: Any, type_check: bool, device: Any, *, on_devices: bool
+    ) -> None:
+        """``on_devices``: what belongs on a device gets memory there. Raises Invalid."""
         self._shards = Shards(ranks)
-        self._sources = Sources(self._shards)
+        self._sources = Sources(self._shards, devices=True)
         self._values: dict[str, Any] = {}
+        self._made: dict[str, tuple[int, torch.Tensor]] = {}
+        """Dtype code and new memory of what is put together on devices."""
         leaves: dict[str, _Leaf] = {}
 
         def tensor(value: Any, fqn: str) -> None:
             if is_sharded(value):
                 name, source = self._describe(value, fqn)
                 self._values[name], leaves[name] = value, _Leaf(source)
+                home = _home(value, device)
+                if on_devices and _is_reached(home):
+                    made = torch.empty(tuple(value.shape), dtype=value.dtype, device=home)
+                    self._made[name] = source.dtype, made
 
         rebuild(state_dict, tensor, type_check)
-        self.batch = _batch(leaves)
+        self._batch = _batch(leaves)
 
     def _describe(self, value: Any, fqn: str) -> tuple[str, Source]:
         """The shard that is here, under a name that tells copies on different meshes apart."""
@@ -156,24 +190,36 @@ class _Gathering:
             members = self._shards.groups[fqn]
         return f"{min(members)}:{fqn}", self._sources.sharded(shard, value, fqn)
 
+    def move(self, ranks: Ranks, ranks_only: tuple[int, ...]) -> list[tuple]:
+        """What has arrived in host memory. Collective."""
+        targets = [(name, code, *_memory(made)) for name, (code, made) in self._made.items()]
+        used = {*self._batch.devices(), *(target[-1] for target in targets)}
+        by_nccl = ranks.over_nccl(used)
+        communicator = ranks.communicator or _cairn.Communicator.alone()
+        streams = devices.current_streams(used)
+        return _cairn.gather_shards(
+            communicator, self._batch, ranks_only, targets, by_nccl, streams
+        )
+
     def whole(self, moved: list[tuple], device: Any, cpu_offload: bool) -> dict[int, torch.Tensor]:
         """What has arrived, where it belongs, by the id of the sharded tensor."""
-        return {
-            id(self._values[one[0]]): _placed(
-                _tensor(one), self._values[one[0]], device, cpu_offload
-            )
-            for one in moved
-        }
+        result = {id(self._values[name]): made for name, (_, made) in self._made.items()}
+        for one in moved:
+            value, tensor = self._values[one[0]], _tensor(one)
+            result[id(value)] = tensor if cpu_offload else tensor.to(_home(value, device))
+        return result
 
 
-def _placed(whole: torch.Tensor, like: Any, device: Any, cpu_offload: bool) -> torch.Tensor:
-    if cpu_offload:
-        return whole
+def _home(like: Any, device: Any) -> torch.device:
+    """Where a sharded tensor is put together."""
     if is_dtensor(like):
-        return whole.to(like.device_mesh.device_type)
+        there = like._local_tensor.device
+        kind = like.device_mesh.device_type
+        return there if there.type == kind else torch.device(kind)
+    if device is not None:
+        return torch.device(device)
     shards = like.local_shards()
-    there = shards[0].tensor.device if shards else torch.device("cpu")
-    return whole.to(there if device is None else device)
+    return shards[0].tensor.device if shards else torch.device("cpu")
 
 
 class _Announced(NamedTuple):
@@ -182,6 +228,7 @@ class _Announced(NamedTuple):
     value: Any
     """Of plain values and scalars; None for a tensor."""
     dtype: torch.dtype | None = None
+    shape: tuple[int, ...] = ()
 
 
 def broadcast_state_dict(
@@ -224,11 +271,20 @@ def broadcast_state_dict(
         is_root = ranks.rank == 0
         prepared = ranks.settle(
             lambda: _Transfer(
-                ranks, full_state_dict if is_root else {}, local_state_dict, tensors, announced
+                ranks,
+                full_state_dict if is_root else {},
+                local_state_dict,
+                tensors,
+                announced,
+                torch.device("cpu") if cpu_offload else torch.device(device),
             )
         )
+        by_nccl = ranks.over_nccl(prepared.devices())
         communicator = ranks.communicator or _cairn.Communicator.alone()
-        moved = _cairn.broadcast_to_shards(communicator, prepared.full, prepared.target)
+        streams = devices.current_streams(prepared.devices())
+        moved = _cairn.broadcast_to_shards(
+            communicator, prepared.full, prepared.target, by_nccl, streams
+        )
         ranks.settle(lambda: prepared.put(moved, local_state_dict, device))
     for key, one in announced.items():
         if one.dtype is None and key in local_state_dict:
@@ -248,7 +304,9 @@ def _announce(ranks: Ranks, full_state_dict: dict[str, Any]) -> dict[str, _Annou
 def _announced(value: Any) -> _Announced:
     if not torch.is_tensor(value):
         return _Announced(value)
-    return _Announced(value.detach().cpu()) if value.dim() == 0 else _Announced(None, value.dtype)
+    if value.dim() == 0:
+        return _Announced(value.detach().cpu())
+    return _Announced(None, value.dtype, tuple(value.shape))
 
 
 def _finish(
@@ -273,11 +331,16 @@ class _Transfer:
         local: dict[str, Any],
         tensors: dict[str, str],
         announced: dict[str, _Announced],
+        device: torch.device,
     ) -> None:
-        """``tensors``: the names to move, by the text that stands for each. Raises Invalid."""
+        """``tensors``: the names to move, by the text that stands for each; ``device``: of new
+        ones. Raises Invalid."""
+        self._device = device
+        self._made: dict[str, torch.Tensor] = {}
+        """New memory on devices, which `put` brings to its place, by the text for each."""
         self._keys = {name: key for name, key in tensors.items() if local.get(key) is not None}
         shards = Shards(ranks)
-        sources = Sources(shards)
+        sources = Sources(shards, devices=True)
         self.full = _batch(
             {
                 name: _Leaf(_whole(full[key], key, sources))
@@ -287,45 +350,62 @@ class _Transfer:
         )
         self.target = _batch(
             {
-                name: self._slot(local[key], key, shards, announced[key].dtype)
+                name: self._slot(name, local[key], shards, announced[key])
                 for name, key in self._keys.items()
             }
         )
 
-    def _slot(self, value: Any, key: str, shards: Shards, dtype: Any) -> _Leaf | None:
+    def devices(self) -> set[int]:
+        """Where some of this rank's tensors lie."""
+        return {*self.full.devices(), *self.target.devices()}
+
+    def _slot(self, name: str, value: Any, shards: Shards, full: _Announced) -> _Leaf | None:
         """Where the bytes go, in the dtype that they have."""
-        if not is_sharded(value):
-            return None
+        key, dtype = self._keys[name], full.dtype
         code = dtype_code(dtype, key)
+        if not is_sharded(value):
+            made = self._make(name, full.shape, dtype, self._device)
+            return None if made is None else _Leaf(Source(TENSOR, code, *_memory(made), made))
         shard = shards.of(value, key)
         if not isinstance(shard, MeshShard):
             return _Leaf(self._boxes(shard, value, key, dtype))
         local = shard.local
         shape = tuple(local.shape)
-        is_direct = local.device.type == "cpu" and local.dtype == dtype and not local.is_conj()
-        if not shard.is_here or not is_direct or local.is_neg():
-            return _Leaf(Source(TENSOR, code, shape, row_major(shape), 0, HOST, local, shard.native()))
-        place = tuple(local.stride()), local.data_ptr(), HOST
-        return _Leaf(Source(TENSOR, code, shape, *place, local, shard.native()))
+        is_plain = local.dtype == dtype and not local.is_conj() and not local.is_neg()
+        if shard.is_here and is_plain and device_of(local) is not None:
+            return _Leaf(Source(TENSOR, code, *_memory(local), local, shard.native()))
+        place = self._device if local.is_meta else local.device
+        made = self._make(name, shape, dtype, place) if shard.is_here else None
+        if made is not None:
+            return _Leaf(Source(TENSOR, code, *_memory(made), made, shard.native()))
+        return _Leaf(Source(TENSOR, code, shape, row_major(shape), 0, HOST, local, shard.native()))
+
+    def _make(self, name: str, shape: Any, dtype: Any, device: torch.device) -> Any:
+        """New memory where C++ fills it, on a device; None for what is host memory first."""
+        if not _is_reached(device):
+            return None
+        self._made[name] = torch.empty(shape, dtype=dtype, device=device)
+        return self._made[name]
 
     def _boxes(self, shard: Any, value: Any, key: str, dtype: Any) -> Source:
         parts = []
         for offsets, sizes, memory in shard.boxes:
-            if memory.device.type != "cpu" or memory.dtype != dtype or memory.is_conj():
+            if device_of(memory) is None or memory.dtype != dtype or memory.is_conj():
                 raise refuse(
                     key,
                     f"a ShardedTensor of {memory.dtype} on {memory.device} that is to get {dtype}",
-                    "give it that dtype in host memory, or use DTensor",
+                    "give it that dtype, in host memory or on a CUDA device, or use DTensor",
                 )
-            parts.append((offsets, sizes, tuple(memory.stride()), memory.data_ptr(), HOST))
+            parts.append((offsets, sizes, *_memory(memory)[1:]))
         sharding = (shard.global_shape, None, parts)
         return Source(TENSOR, dtype_code(dtype, key), (0,), (1,), 0, HOST, shard, sharding)
 
     def put(self, moved: list[tuple], local: dict[str, Any], device: Any) -> None:
         """What arrived in new memory, to where it belongs."""
-        for one in moved:
-            key = self._keys[one[0]]
-            value, tensor = local[key], _tensor(one)
+        arrived = {one[0]: _tensor(one) for one in moved if one[0] not in self._made}
+        for name, tensor in (arrived | self._made).items():
+            key = self._keys[name]
+            value = local[key]
             if not is_dtensor(value):
                 local[key] = tensor.to(device)
             elif value.is_meta:
@@ -373,12 +453,13 @@ def distribute_state_dict(
     announced = {key: _announced(full_state_dict[key]) for key in local}
     # DTensors get new memory, in the full state's dtype.
     slots = {
-        key: dtensor_like(value, value._local_tensor.to("meta")) if is_dtensor(value) else value
+        key: _meta_like(value) if is_dtensor(value) else value
         for key, value in local.items()
     }
     names = {str(i): key for i, key in enumerate(local)}
-    transfer = _Transfer(ranks, full_state_dict, slots, names, announced)
-    moved = _cairn.distribute_to_shards(transfer.full, transfer.target, ranks.rank)
+    transfer = _Transfer(ranks, full_state_dict, slots, names, announced, torch.device(device))
+    streams = devices.current_streams(transfer.devices())
+    moved = _cairn.distribute_to_shards(transfer.full, transfer.target, ranks.rank, streams)
     transfer.put(moved, slots, device)
     for key, value in full_state_dict.items():
         if not torch.is_tensor(value):
@@ -389,6 +470,10 @@ def distribute_state_dict(
             local_state_dict[key] = slots[key]
         elif local_state_dict.get(key) is not None:
             local_state_dict[key] = value.detach().to(device)
+
+
+def _meta_like(value: Any) -> Any:
+    return dtensor_like(value, torch.empty_like(value._local_tensor, device="meta"))
 
 
 def _is_array(value: Any) -> bool:

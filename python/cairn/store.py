@@ -237,6 +237,13 @@ class Store:
         """Seconds that ranks wait for each other in any call."""
         return self._ranks.timeout
 
+    @property
+    def transport(self) -> str:
+        """What ``load(read_once=True)`` passes tensors on devices on over, and why: NCCL, from
+        device to device, or host memory. All ranks use the same; it is chosen by the first such load
+        (the environment variable ``CAIRN_NCCL`` has a say: docs/communicators.md)."""
+        return self._ranks.transport
+
     def save(
         self,
         step: int,
@@ -397,7 +404,8 @@ class Store:
                 step has them or not. It needs the modules themselves in the state.
             device: where meta tensors get their memory; by default that of the process group (host
                 memory, where the group can use it), of the DTensor's mesh, or torch's default.
-            read_once: what several ranks need is read from storage by one of them and passed on.
+            read_once: what several ranks need is read from storage by one of them and passed on,
+                from device to device where all ranks have NCCL (see :attr:`transport`).
                 Ranks have the same sharded tensors then, or those of their stage of a pipeline.
 
         Raises:
@@ -626,6 +634,7 @@ class Store:
                 last_save._wait()
         finally:
             release()
+            self._ranks.disconnect_nccl()
             self._copies.clear()
             self._closed = True
             _open_stores.discard(self)

@@ -61,31 +61,53 @@ std::vector<bool> LeavesWithoutMemory(const core::StateDict& target) {
 
 }  // namespace
 
-nb::list GatherShards(CommunicatorBinding& communicator, const Batch& state,
-                      nb::handle ranks_only) {
+nb::list GatherShards(CommunicatorBinding& communicator, const Batch& state, nb::handle ranks_only,
+                      nb::list targets, const DeviceWay& way) {
   core::GatherOptions options;
+  options.cpu_offload = true;
+  options.streams = way.streams;
+  for (const nb::handle item : targets) {
+    const auto fields = nb::cast<nb::tuple>(item);
+    options.targets[FromPyText(nb::cast<nb::str>(fields[0]))] = {
+        .dtype = static_cast<core::DType>(nb::cast<uint8_t>(fields[1])),
+        .shape = FromPyNumbers(fields[2]),
+        .strides = FromPyNumbers(fields[3]),
+        .data = FromPyAddress(fields[4]),
+        .device = nb::cast<int>(fields[5])};
+  }
   for (const uint64_t rank : FromPyNumbers(ranks_only)) {
     options.ranks_only.push_back(static_cast<int>(rank));
   }
   auto gathered = communicator.Use([&](core::Communicator& ranks) {
+    if (way.by_nccl) options.tensor_communicator = communicator.tensors();
     return core::GatherStateDict(state.state, ranks, options);
   });
-  return ToPyTensors(Unwrap(std::move(gathered)), {});
+  std::vector<bool> wanted;
+  for (const core::Leaf& leaf : Unwrap(core::FlattenTree(state.state.tree))) {
+    wanted.push_back(!options.targets.contains(leaf.fqn));
+  }
+  return ToPyTensors(Unwrap(std::move(gathered)), wanted);
 }
 
-nb::list BroadcastToShards(CommunicatorBinding& communicator, const Batch& full, Batch& target) {
+nb::list BroadcastToShards(CommunicatorBinding& communicator, const Batch& full, Batch& target,
+                           const DeviceWay& way) {
   const std::vector<bool> wanted = LeavesWithoutMemory(target.state);
+  core::BroadcastOptions options;
+  options.streams = way.streams;
   auto result = communicator.Use([&](core::Communicator& ranks) {
-    return core::BroadcastStateDict(full.state, core::StateTarget(target.state), ranks);
+    if (way.by_nccl) options.tensor_communicator = communicator.tensors();
+    return core::BroadcastStateDict(full.state, core::StateTarget(target.state), ranks, options);
   });
   return ToPyTensors(Unwrap(std::move(result)), wanted);
 }
 
-nb::list DistributeToShards(const Batch& full, Batch& target, uint32_t rank) {
+nb::list DistributeToShards(const Batch& full, Batch& target, uint32_t rank,
+                            std::vector<core::DeviceStream> streams) {
   const std::vector<bool> wanted = LeavesWithoutMemory(target.state);
   auto result = [&] {
     nb::gil_scoped_release no_gil;
-    return core::DistributeStateDict(full.state, core::StateTarget(target.state), rank);
+    return core::DistributeStateDict(full.state, core::StateTarget(target.state), rank,
+                                     {.streams = std::move(streams)});
   }();
   return ToPyTensors(Unwrap(std::move(result)), wanted);
 }

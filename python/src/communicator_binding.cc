@@ -1,4 +1,4 @@
-// Gloo's communicator below a lock, and byte strings in and out of it.
+// Gloo's communicator, and NCCL's beside it, below a lock; and byte strings in and out of it.
 
 #include "python/src/communicator_binding.h"
 
@@ -15,6 +15,10 @@
 #include "core/gather_any.h"
 #include "core/gloo_communicator.h"
 #include "core/local_communicator.h"
+
+#ifdef CAIRN_HAS_CUDA
+#include "cuda/nccl_communicator.h"
+#endif
 
 namespace cairn::python {
 namespace {
@@ -68,7 +72,44 @@ CommunicatorBinding::CommunicatorBinding()
 
 CommunicatorBinding::~CommunicatorBinding() {
   // Sockets and threads are the parent's; the object is left as it is.
-  if (!process_.is_same_process()) (void)communicator_.release();
+  if (!process_.is_same_process()) {
+    (void)tensors_.release();
+    (void)communicator_.release();
+    return;
+  }
+  if (stop_) stop_->Request("closed");  // as in DisconnectDevices
+}
+
+void CommunicatorBinding::ConnectDevices([[maybe_unused]] int device) {
+#ifdef CAIRN_HAS_CUDA
+  {
+    const std::lock_guard alive(life_mutex_);
+    stop_ = std::make_shared<cuda::NcclStop>();
+  }
+  // Passed by what lies in host memory alone, which is not much.
+  constexpr uint64_t kBufferBytes = 16 << 20;
+  Unwrap(Use([&](core::Communicator& ranks) -> Result<void> {
+    CAIRN_TRY_ASSIGN(auto connected, cuda::ConnectNccl(ranks, {.device = device,
+                                                               .timeout = ranks.timeout(),
+                                                               .buffer_bytes = kBufferBytes,
+                                                               .stop = stop_}));
+    const std::lock_guard alive(life_mutex_);
+    tensors_ = std::move(connected);
+    return {};
+  }));
+#else
+  (void)DescribeNccl();
+#endif
+}
+
+void CommunicatorBinding::DisconnectDevices() {
+  process_.Check();
+  nb::gil_scoped_release no_gil;
+  const std::lock_guard one_call(mutex_);
+  const std::lock_guard alive(life_mutex_);
+  // No wait for NCCL's peers: each call has ended with a word from all of them.
+  if (stop_) stop_->Request("closed");
+  tensors_.reset();
 }
 
 nb::list CommunicatorBinding::AllGather(nb::bytes mine) {
@@ -89,15 +130,25 @@ void CommunicatorBinding::Leave() {
 }
 
 void CommunicatorBinding::LeaveWithoutGil() {
-  Interrupt();
+  Interrupt("this rank has left the others");
   const std::lock_guard one_call(mutex_);
   const std::lock_guard alive(life_mutex_);
+  tensors_.reset();
   communicator_.reset();
 }
 
-void CommunicatorBinding::Interrupt() {
+void CommunicatorBinding::Interrupt(const char* why) {
   const std::lock_guard alive(life_mutex_);
+  if (stop_) stop_->Request(why);
   if (communicator_) core::InterruptGloo(*communicator_);
+}
+
+void CommunicatorBinding::WatchRanks() {
+  const std::lock_guard alive(life_mutex_);
+  if (!stop_ || stop_->is_requested() || !communicator_) return;
+  if (const auto checked = core::CheckGlooConnections(*communicator_); !checked) {
+    stop_->Request(checked.error().message);
+  }
 }
 
 void CommunicatorBinding::RunWatched(SignalWatch& watch, const std::function<void()>& call) {
@@ -109,19 +160,35 @@ void CommunicatorBinding::RunWatched(SignalWatch& watch, const std::function<voi
   std::thread thread = StartWithoutSignals(std::move(task));
   bool is_interrupted = false;
   while (ended.wait_for(kSlice) != std::future_status::ready) {
-    if (is_interrupted || watch.Check()) continue;
+    if (is_interrupted) continue;
+    WatchRanks();
+    if (watch.Check()) continue;
     is_interrupted = true;
-    Interrupt();
+    Interrupt("interrupted on this rank");
   }
   // What the call borrows is the caller's: it has ended before anybody returns.
   thread.join();
-  if (is_interrupted) LeaveWithoutGil();
+  // The others learn of what has failed over NCCL by the connections alone.
+  const bool has_failed = [&] {
+    const std::lock_guard alive(life_mutex_);
+    return stop_ && stop_->has_failed();
+  }();
+  if (is_interrupted || has_failed) LeaveWithoutGil();
   ended.get();
 }
 
 std::unexpected<Error> CommunicatorBinding::Gone() {
   return Fail(ErrorCode::kFailedPrecondition,
               "this rank has left the others after an error: open the store again on all ranks");
+}
+
+std::string DescribeNccl() {
+#ifdef CAIRN_HAS_CUDA
+  (void)Unwrap(core::FindDeviceBackend());
+  return Unwrap(cuda::DescribeNccl());
+#else
+  ThrowInvalid("this build of Cairn has no CUDA layer");
+#endif
 }
 
 }  // namespace cairn::python

@@ -8,8 +8,11 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "core/communicator.h"
+#include "core/device.h"
+#include "cuda/nccl_stop.h"
 #include "python/src/errors.h"
 #include "python/src/process_guard.h"
 
@@ -21,8 +24,10 @@ namespace nb = nanobind;
 ///
 /// Threads: any; each waits without the GIL. A signal handler that raises (Ctrl-C) ends the waiting
 /// of the main thread at once: the call raises that, and the communicator is left, so that ranks
-/// that wait for this one fail at once. In a forked child every member raises Invalid, and the destructor
-/// leaves what belongs to the parent alone.
+/// that wait for this one fail at once. NCCL tells nobody that a rank is gone, so while a call runs
+/// the connections are looked at, which do tell: a rank that dies, leaves or fails ends the calls
+/// over NCCL of the others within a tenth of a second. In a forked child every member raises
+/// Invalid, and the destructor leaves what belongs to the parent alone.
 class CommunicatorBinding {
  public:
   /// Connects over TCP; every rank calls it. Arguments as core::GlooOptions, times in seconds.
@@ -41,6 +46,15 @@ class CommunicatorBinding {
 
   /// `mine` (bytes) of each rank, as a list in the order of ranks. Collective.
   nb::list AllGather(nb::bytes mine);
+  /// From here on tensors may go from device to device over NCCL (see `tensors`); all else goes as
+  /// before. Every rank calls it, with a device of its own. Raises what every rank is told:
+  /// Invalid, Unavailable; without NCCL the communicator is then what it was.
+  void ConnectDevices(int device);
+  /// Gives back what NCCL has, once no rank will use it again. Not collective.
+  void DisconnectDevices();
+  /// Over NCCL, of the same ranks; null without. For `work` of Use alone.
+  core::Communicator* tensors() const { return tensors_.get(); }
+
   /// Closes the connections, so that ranks that wait for this one learn of it at once, and a call
   /// that another thread is in. Calls after it raise. May be called again.
   void Leave();
@@ -76,8 +90,10 @@ class CommunicatorBinding {
   /// Runs `call` on another thread to its end; leaves the communicator once a signal handler
   /// raised.
   void RunWatched(SignalWatch& watch, const std::function<void()>& call);
-  /// Ends the call that is running, if one is.
-  void Interrupt();
+  /// Ends the call that is running, if one is, and each later one over NCCL, which says `why`.
+  void Interrupt(const char* why);
+  /// Ends calls over NCCL if a rank is gone.
+  void WatchRanks();
   /// Requires that the GIL is not held.
   void LeaveWithoutGil();
 
@@ -85,8 +101,21 @@ class CommunicatorBinding {
   std::mutex mutex_;                                  // of one call; taken first
   std::mutex life_mutex_;                             // of making communicator_ null
   std::unique_ptr<core::Communicator> communicator_;  // changed under both; null once left
+  std::unique_ptr<core::Communicator> tensors_;       // changed under both; null without NCCL
+  std::shared_ptr<cuda::NcclStop> stop_;  // changed under life_mutex_; of NCCL, connecting or there
   int rank_ = 0;
   int world_size_ = 1;
 };
+
+/// How one call reaches tensors on devices.
+struct DeviceWay {
+  /// Bytes of tensors go over the communicator's NCCL, which all ranks say alike.
+  bool by_nccl = false;
+  std::vector<core::DeviceStream> streams;  // the caller's
+};
+
+/// "2.28.9 (/usr/lib/libnccl.so.2)". Raises Invalid: this process has no NCCL, no driver, no
+/// device, or this build no CUDA layer.
+std::string DescribeNccl();
 
 }  // namespace cairn::python

@@ -33,6 +33,10 @@ namespace {
 using TorchBytes = nb::ndarray<nb::pytorch, uint8_t, nb::ndim<1>>;
 using NumpyBytes = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>;
 
+DeviceWay ToWay(bool by_nccl, const Streams& streams) {
+  return {.by_nccl = by_nccl, .streams = ToStreams(streams)};
+}
+
 core::SaveOptions MakeSaveOptions(bool overwrite, bool incremental,
                                   std::optional<uint64_t> base_step,
                                   std::optional<uint64_t> chunk_bytes, double deadline,
@@ -206,9 +210,11 @@ void BindStore(nb::module_& m) {
       .def(
           "load",
           [](const StoreBinding& self, const kv::StepInfo& step, const Requests& requests,
-             const Streams& streams,
-             bool read_once) { return self.Load(step, requests, read_once, ToStreams(streams)); },
-          nb::arg("step"), nb::arg("requests"), nb::arg("streams"), nb::arg("read_once") = false)
+             const Streams& streams, bool read_once, bool by_nccl) {
+            return self.Load(step, requests, read_once, ToWay(by_nccl, streams));
+          },
+          nb::arg("step"), nb::arg("requests"), nb::arg("streams"), nb::arg("read_once") = false,
+          nb::arg("by_nccl") = false)
       .def("map", &StoreBinding::Map)
       .def("compare", &StoreBinding::Compare)
       .def("delete", &StoreBinding::Delete)
@@ -226,13 +232,32 @@ void BindCommunicator(nb::module_& m) {
       .def_prop_ro("rank", &CommunicatorBinding::rank)
       .def_prop_ro("world_size", &CommunicatorBinding::world_size)
       .def("all_gather", &CommunicatorBinding::AllGather)
+      .def("connect_devices", &CommunicatorBinding::ConnectDevices, nb::arg("device"))
+      .def("disconnect_devices", &CommunicatorBinding::DisconnectDevices)
       .def("leave", &CommunicatorBinding::Leave);
-  m.def("gather_shards", &GatherShards, nb::arg("communicator"), nb::arg("state"),
-        nb::arg("ranks_only"));
-  m.def("broadcast_to_shards", &BroadcastToShards, nb::arg("communicator"), nb::arg("full"),
-        nb::arg("target"));
-  m.def("distribute_to_shards", &DistributeToShards, nb::arg("full"), nb::arg("target"),
-        nb::arg("rank"));
+  m.def("describe_nccl", &DescribeNccl);
+  m.def(
+      "gather_shards",
+      [](CommunicatorBinding& communicator, const Batch& state, nb::handle ranks_only,
+         nb::list targets, bool by_nccl, const Streams& streams) {
+        return GatherShards(communicator, state, ranks_only, targets, ToWay(by_nccl, streams));
+      },
+      nb::arg("communicator"), nb::arg("state"), nb::arg("ranks_only"), nb::arg("targets"),
+      nb::arg("by_nccl"), nb::arg("streams"));
+  m.def(
+      "broadcast_to_shards",
+      [](CommunicatorBinding& communicator, const Batch& full, Batch& target, bool by_nccl,
+         const Streams& streams) {
+        return BroadcastToShards(communicator, full, target, ToWay(by_nccl, streams));
+      },
+      nb::arg("communicator"), nb::arg("full"), nb::arg("target"), nb::arg("by_nccl"),
+      nb::arg("streams"));
+  m.def(
+      "distribute_to_shards",
+      [](const Batch& full, Batch& target, uint32_t rank, const Streams& streams) {
+        return DistributeToShards(full, target, rank, ToStreams(streams));
+      },
+      nb::arg("full"), nb::arg("target"), nb::arg("rank"), nb::arg("streams"));
 }
 
 }  // namespace

@@ -178,10 +178,10 @@ nb::object StoreBinding::FindAnnex(const kv::StepInfo& step, nb::str name) const
 }
 
 nb::tuple StoreBinding::Load(const kv::StepInfo& step, const Requests& requests, bool read_once,
-                             const std::vector<core::DeviceStream>& streams) const {
+                             const DeviceWay& way) const {
   SignalWatch watch;
   auto result = Use([&](core::CheckpointStore& store) {
-    return RunLoad(store, step, requests, read_once, streams, watch);
+    return RunLoad(store, step, requests, read_once, way, watch);
   });
   watch.Rethrow();
   const core::LoadReport report = Unwrap(std::move(result));
@@ -190,11 +190,10 @@ nb::tuple StoreBinding::Load(const kv::StepInfo& step, const Requests& requests,
 
 Result<core::LoadReport> StoreBinding::RunLoad(core::CheckpointStore& store,
                                                const kv::StepInfo& step, const Requests& requests,
-                                               bool read_once,
-                                               const std::vector<core::DeviceStream>& streams,
+                                               bool read_once, const DeviceWay& way,
                                                SignalWatch& watch) const {
   if (requests.shards.empty() && !read_once) {
-    return store.Load(step, requests.list, watch.AsProgress(), streams);
+    return store.Load(step, requests.list, watch.AsProgress(), way.streams);
   }
   // Requests of a load in place are for whole tensors.
   std::vector<core::ShardTarget> targets = requests.shards;
@@ -214,13 +213,15 @@ Result<core::LoadReport> StoreBinding::RunLoad(core::CheckpointStore& store,
   std::ranges::stable_sort(targets, {}, [&](const core::ShardTarget& target) {
     return std::pair(requests.holders.contains(target.fqn), std::string_view(target.fqn));
   });
-  core::ShardLoadOptions options{.read_once = read_once, .progress = {}, .streams = streams};
+  core::ShardLoadOptions options{.read_once = read_once, .progress = {}, .streams = way.streams};
   if (!read_once || !communicator_) {
     options.progress = watch.AsProgress();
     return store.LoadShards(step, targets, options);
   }
-  return communicator_->UseWatched(
-      watch, [&](core::Communicator&) { return store.LoadShards(step, targets, options); });
+  return communicator_->UseWatched(watch, [&](core::Communicator&) {
+    if (way.by_nccl) options.tensor_communicator = communicator_->tensors();
+    return store.LoadShards(step, targets, options);
+  });
 }
 
 nb::list StoreBinding::Map(const kv::StepInfo& step, nb::list tensors, nb::list as_torch,

@@ -71,10 +71,10 @@ class StoreBinding {
   StepContents List(std::optional<uint64_t> step, nb::list patterns) const;
   /// The bytes that a front end has kept with the step, or None.
   nb::object FindAnnex(const kv::StepInfo& step, nb::str name) const;
-  /// `read_once` as core::ShardLoadOptions has it; only for a store of several ranks. `streams`: of
-  /// the devices that are loaded into.
+  /// `read_once` as core::ShardLoadOptions has it; only for a store of several ranks. The streams
+  /// are of the devices that are loaded into.
   nb::tuple Load(const kv::StepInfo& step, const Requests& requests, bool read_once,
-                 const std::vector<core::DeviceStream>& streams) const;
+                 const DeviceWay& way) const;
   /// For each TensorInfo of `tensors` its mapped bytes, or None where they cannot be mapped: a
   /// torch tensor of its dtype and shape if `as_torch` (a bool for each) says so and torch can be
   /// lent memory of that dtype, else a MappedBinding.
@@ -92,8 +92,7 @@ class StoreBinding {
   template <typename Work>
   auto Use(const Work& work) const;
   Result<core::LoadReport> RunLoad(core::CheckpointStore& store, const kv::StepInfo& step,
-                                   const Requests& requests, bool read_once,
-                                   const std::vector<core::DeviceStream>& streams,
+                                   const Requests& requests, bool read_once, const DeviceWay& way,
                                    SignalWatch& watch) const;
 
   ProcessGuard process_;
