@@ -6,6 +6,10 @@
 
 #include "tests/support/simulated_cuda/simulated_cuda.h"
 
+#ifdef CAIRN_SIMULATED_NCCL
+#include "tests/support/simulated_nccl/simulated_nccl.h"
+#endif
+
 namespace simulation = cairn::simulated_cuda;
 
 extern "C" {
@@ -70,6 +74,34 @@ int SimulatedSynchronize(void* stream) {
 void* SimulatedBlock(void* stream) {
   return new simulation::StreamBlock(static_cast<cudaStream_t>(stream));
 }
+/// The same of a device's default stream, which NCCL follows.
+void* SimulatedBlockDefault(int device) {
+  int before = 0;
+  if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(device) != cudaSuccess) return nullptr;
+  void* const block = SimulatedBlock(nullptr);
+  (void)cudaSetDevice(before);
+  return block;
+}
 void SimulatedUnblock(void* block) { delete static_cast<simulation::StreamBlock*>(block); }
+
+#ifdef CAIRN_SIMULATED_NCCL
+/// Where the library is; empty if it was not built.
+const char* SimulatedNcclPath() { return CAIRN_SIMULATED_NCCL; }
+/// Given to NCCL by all ranks, to send and to broadcast.
+uint64_t SimulatedNcclBytes() {
+  const auto counters = cairn::simulated_nccl::GetCounters();
+  return counters.send_bytes + counters.collective_bytes;
+}
+uint64_t SimulatedNcclCommunicators() { return cairn::simulated_nccl::LiveCommunicatorCount(); }
+/// The next call of that name fails.
+void SimulatedNcclFailCall(const char* function) {
+  cairn::simulated_nccl::FailCall(function, 1, ncclSystemError);
+}
+#else
+const char* SimulatedNcclPath() { return ""; }
+uint64_t SimulatedNcclBytes() { return 0; }
+uint64_t SimulatedNcclCommunicators() { return 0; }
+void SimulatedNcclFailCall(const char*) {}
+#endif
 
 }  // extern "C"

@@ -81,7 +81,12 @@ def _load_control() -> ctypes.CDLL:
         ("CopyBehind", ctypes.c_int, [pointer, pointer, count, pointer]),
         ("Synchronize", ctypes.c_int, [pointer]),
         ("Block", pointer, [pointer]),
+        ("BlockDefault", pointer, [ctypes.c_int]),
         ("Unblock", None, [pointer]),
+        ("NcclPath", ctypes.c_char_p, []),
+        ("NcclBytes", count, []),
+        ("NcclCommunicators", count, []),
+        ("NcclFailCall", None, [ctypes.c_char_p]),
     ):
         function = library["Simulated" + name]
         function.restype, function.argtypes = result, arguments

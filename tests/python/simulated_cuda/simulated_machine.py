@@ -1,8 +1,10 @@
-"""Fixtures: a torch that believes in CUDA, and a simulated machine of two devices. A plugin and no
-conftest, which tests on the real package would load too."""
+"""Fixtures: a torch that believes in CUDA, and a simulated machine of four devices with NCCL. A
+plugin and no conftest, which tests on the real package would load too."""
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -11,26 +13,39 @@ from device_memory import Memory, Stream, control, empty
 
 # Small delays of all that streams do, so that a wait that is missing shows as wrong bytes.
 _JITTER_US = 200
+_DEVICES = 4
+current = threading.local()
+"""Of each thread: `device`, 0 unless it is set."""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def machine() -> Iterator[None]:
     # Once, as the CUDA layer keeps what it has made of the devices.
-    control.Reset(2, 1 << 30, _JITTER_US)
+    control.Reset(_DEVICES, 1 << 30, _JITTER_US)
+    os.environ["CAIRN_NCCL_LIBRARY"] = control.NcclPath().decode()
     torch.cuda._lazy_init = lambda: None
     library = torch.library.Library("aten", "IMPL")
 
+    def number(device):
+        return torch.cuda.current_device() if device.index is None else device.index
+
     def new(size, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
-        return empty(tuple(size), dtype or torch.float32, device.index or 0)
+        return empty(tuple(size), dtype or torch.float32, number(device))
 
     def new_strided(size, stride, *, dtype=None, layout=None, device=None, pin_memory=None):
-        return empty(tuple(size), dtype or torch.float32, device.index or 0, tuple(stride))
+        return empty(tuple(size), dtype or torch.float32, number(device), tuple(stride))
 
     def as_strided(tensor, size, stride, storage_offset=None):
         assert not storage_offset
         return Memory.of(tensor).tensor(tensor.dtype, tuple(size), tuple(stride))
 
+    def view(tensor, size):
+        assert tensor.is_contiguous()
+        strides = torch.empty(tuple(size), device="meta").stride()
+        return Memory.of(tensor).tensor(tensor.dtype, tuple(size), strides)
+
     library.impl("as_strided", as_strided, "CUDA")
+    library.impl("view", view, "CUDA")
     library.impl("empty.memory_format", new, "CUDA")
     library.impl("empty_strided", new_strided, "CUDA")
     yield
@@ -39,12 +54,12 @@ def machine() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def streams(monkeypatch: pytest.MonkeyPatch) -> dict[int, Stream]:
     """The current streams, by device."""
-    current = {device: Stream(device) for device in range(2)}
+    made = {device: Stream(device) for device in range(_DEVICES)}
 
     def current_stream(device=0):
-        return current[device if isinstance(device, int) else torch.device(device).index or 0]
+        return made[device if isinstance(device, int) else torch.device(device).index or 0]
 
     monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: getattr(current, "device", 0))
     control.ResetCounters()
-    return current
+    return made

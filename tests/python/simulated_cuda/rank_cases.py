@@ -1,0 +1,483 @@
+"""Several ranks with CUDA tensors: what passes between them, over NCCL and without it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from device_memory import control, to_cuda, to_host
+from thread_ranks import TIMEOUT, dtensor, mesh_of, on_ranks, part_of, sharded_tensor
+from torch.distributed.tensor import Replicate, Shard
+
+import cairn
+from cairn import nccl, state_dict, state_dict_collectives
+from cairn.sharded import dtensor_like
+
+KIB = 1 << 10
+SMALL = 64 * KIB
+"""Bytes that cross the bus for control messages alone."""
+
+pytestmark = pytest.mark.skipif(not control.NcclPath(), reason="no nccl.h: no simulated NCCL")
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    monkeypatch.setattr(state_dict_collectives, "TIMEOUT", TIMEOUT)
+    monkeypatch.setenv("CAIRN_NCCL", "on")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    yield
+    assert control.NcclCommunicators() == 0
+    gc.collect()  # later it might wait for a stream that a test keeps busy
+
+
+def with_connections(body):
+    """``body(rank)``, after which all ranks let their connections go."""
+
+    def run(rank):
+        try:
+            return body(rank)
+        finally:
+            group = dist.group.WORLD
+            ranks = state_dict_collectives._ranks_of_group.pop(group, None)
+            if ranks is not None:
+                ranks.leave()
+
+    return run
+
+
+def values(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_shards_on_devices_are_gathered_from_device_to_device():
+    large, small = values(512, 1000), values(7, 5, seed=2)
+    half = values(300, 40, seed=3).to(torch.bfloat16)
+
+    def body(rank):
+        mesh, grid = mesh_of(4), mesh_of(2, 2)
+        state = {
+            "rows": dtensor(large, mesh, Shard(0)),
+            "columns": dtensor(large, mesh, Shard(1)),
+            "uneven": dtensor(small, mesh, Shard(0)),
+            "grid": dtensor(half, grid, Replicate(), Shard(1)),
+            "whole": dtensor(small, mesh, Replicate()),
+            "boxes": sharded_tensor(large),
+            "own": to_cuda(small, rank),
+            "number": rank,
+        }
+        dist.barrier()
+        control.ResetCounters()
+        before = control.NcclBytes()
+        whole = state_dict.gather_state_dict(state)
+        dist.barrier()
+        moved = control.NcclBytes() - before, control.BytesToHost(), control.BytesToDevice()
+        assert whole["own"] is state["own"] and whole["number"] == rank
+        for name, want in {
+            "rows": large, "columns": large, "uneven": small, "grid": half, "whole": small,
+            "boxes": large,
+        }.items():  # fmt: skip
+            assert type(whole[name]) is torch.Tensor
+            assert whole[name].device == torch.device("cuda", rank), name
+            assert torch.equal(to_host(whole[name]), want), name
+        assert whole["whole"].data_ptr() != state["whole"]._local_tensor.data_ptr()
+        return state_dict.transport(), moved
+
+    for rank, (transport, moved) in enumerate(on_ranks(with_connections(body), 4)):
+        assert transport.startswith("NCCL 2.") and f"from device {rank}" in transport
+        sent, to_host_bytes, to_device_bytes = moved
+        assert sent > 3 * large.nbytes * 3 // 4
+        assert to_host_bytes < SMALL and to_device_bytes < SMALL
+
+
+def test_gathered_states_may_be_for_some_ranks_and_in_host_memory():
+    large = values(300, 500)
+
+    def body(rank):
+        state = {"rows": dtensor(large, mesh_of(3), Shard(0)), "n": 1}
+        whole = state_dict.gather_state_dict(state, cpu_offload=True, ranks_only=(1,))
+        assert bool(whole) == (rank == 1)
+        if rank == 1:
+            assert whole["rows"].device.type == "cpu" and torch.equal(whole["rows"], large)
+
+    on_ranks(with_connections(body), 3)
+
+
+def test_a_gathering_comes_after_what_the_current_streams_hold(streams):
+    large = values(64, 1000)
+
+    def body(rank):
+        state = {"rows": dtensor(torch.zeros_like(large), mesh_of(2), Shard(0))}
+        local = state["rows"]._local_tensor
+        new = to_cuda(part_of(large, mesh_of(2), (Shard(0),)), rank)
+        for _ in range(20):  # each with a delay of its own
+            streams[rank].copy(local, new)
+        whole = state_dict.gather_state_dict(state)
+        assert torch.equal(to_host(whole["rows"]), large)
+
+    on_ranks(with_connections(body))
+
+
+def test_a_full_state_is_broadcast_from_device_to_device():
+    large, small = values(512, 1000), values(7, 5, seed=2)
+    full = {"rows": large, "grid": small, "meta": large, "plain": large, "boxes": large, "n": 3}
+
+    def body(rank):
+        mesh, grid = mesh_of(4), mesh_of(2, 2)
+        zeros = {name: torch.zeros_like(t) for name, t in full.items() if torch.is_tensor(t)}
+        local = {
+            "rows": dtensor(zeros["rows"], mesh, Shard(0)),
+            "grid": dtensor(zeros["grid"], grid, Shard(1), Replicate()),
+            "plain": 0,
+            "boxes": sharded_tensor(zeros["boxes"]),
+            "n": 0,
+        }
+        like = dtensor(zeros["meta"], mesh, Shard(1))
+        meta = torch.empty(tuple(like._local_tensor.shape), device="meta")
+        local["meta"] = dtensor_like(like, meta)
+        kept = local["rows"]._local_tensor.data_ptr()
+        on_device = {k: to_cuda(v, 0) if torch.is_tensor(v) else v for k, v in full.items()}
+        dist.barrier()
+        control.ResetCounters()
+        device = torch.device("cuda", rank)
+        state_dict.broadcast_state_dict(on_device if rank == 0 else {}, local, device)
+        dist.barrier()
+        assert control.BytesToHost() < SMALL and control.BytesToDevice() < SMALL
+        assert local["rows"]._local_tensor.data_ptr() == kept
+        for name, on, placements in (
+            ("rows", mesh, (Shard(0),)),
+            ("grid", grid, (Shard(1), Replicate())),
+            ("meta", mesh, (Shard(1),)),
+        ):
+            assert local[name]._local_tensor.device == device
+            part = part_of(full[name], on, placements)
+            assert torch.equal(to_host(local[name]._local_tensor), part), name
+        assert local["plain"].device == device and torch.equal(to_host(local["plain"]), large)
+        shard = local["boxes"].local_shards()[0].tensor
+        assert torch.equal(to_host(shard), large[rank * 128 : rank * 128 + 128])
+        assert local["n"] == 3
+
+    on_ranks(with_connections(body), 4)
+
+
+def test_a_full_state_on_a_device_is_distributed_there():
+    large = values(300, 40)
+
+    def body(rank):
+        mesh = mesh_of(2)
+        local = {"rows": dtensor(torch.zeros_like(large), mesh, Shard(0))}
+        full = {"rows": to_cuda(large, rank), "x": "text"}
+        control.ResetCounters()
+        state_dict.distribute_state_dict(full, local, torch.device("cuda", rank))
+        assert local["x"] == "text" and local["rows"]._local_tensor.device.index == rank
+        part = part_of(large, mesh, (Shard(0),))
+        assert torch.equal(to_host(local["rows"]._local_tensor), part)
+        assert control.BytesToHost() == 0
+
+    on_ranks(with_connections(body))
+
+
+def lacking_on(rank, monkeypatch):
+    real = nccl.objection
+
+    def objection(of_group):
+        if dist.get_rank() == rank:
+            return nccl.Objection("no NCCL: it is not installed", False)
+        return real(of_group)
+
+    monkeypatch.setattr(nccl, "objection", objection)
+
+
+def test_one_rank_without_nccl_means_none_uses_it(monkeypatch):
+    monkeypatch.setenv("CAIRN_NCCL", "auto")
+    monkeypatch.setattr(nccl, "objection_of_group", lambda group: None)
+    lacking_on(1, monkeypatch)
+    large = values(300, 500)
+
+    def body(rank):
+        state = {"rows": dtensor(large, mesh_of(3), Shard(0))}
+        for _ in range(2):
+            whole = state_dict.gather_state_dict(state)
+            assert torch.equal(to_host(whole["rows"]), large)
+        return state_dict.transport()
+
+    before = control.NcclBytes()
+    with pytest.warns(RuntimeWarning, match="rank 1: no NCCL: it is not installed") as warned:
+        told = on_ranks(with_connections(body), 3)
+    assert len([one for one in warned if one.category is RuntimeWarning]) == 1
+    assert set(told) == {"host memory: rank 1: no NCCL: it is not installed"}
+    assert control.NcclBytes() == before and control.BytesToHost() >= large.nbytes
+
+
+def test_nccl_that_is_asked_for_and_lacking_is_an_error_on_all_ranks(monkeypatch):
+    lacking_on(1, monkeypatch)
+
+    def body(rank):
+        state = {"rows": dtensor(values(8, 4), mesh_of(2), Shard(0))}
+        for _ in range(2):
+            with pytest.raises(cairn.Invalid, match="CAIRN_NCCL=on.*rank 1: no NCCL"):
+                state_dict.gather_state_dict(state)
+
+    on_ranks(with_connections(body))
+
+
+@pytest.mark.parametrize("mode", ["off", "auto"])
+def test_groups_and_jobs_without_nccl_are_left_without_a_warning(monkeypatch, mode):
+    monkeypatch.setenv("CAIRN_NCCL", mode)
+    large = values(30, 50)
+
+    def body(rank):
+        whole = state_dict.gather_state_dict({"rows": dtensor(large, mesh_of(2), Shard(0))})
+        assert torch.equal(to_host(whole["rows"]), large)
+        return state_dict.transport()
+
+    before = control.NcclBytes()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        told = on_ranks(with_connections(body))
+    why = "CAIRN_NCCL=off" if mode == "off" else "torch uses threaded for the group's CUDA tensors"
+    assert all(why in one for one in told) and control.NcclBytes() == before
+
+
+def test_a_mode_that_is_none_is_refused(monkeypatch):
+    monkeypatch.setenv("CAIRN_NCCL", "yes")
+
+    def body(rank):
+        with pytest.raises(cairn.Invalid, match="CAIRN_NCCL=yes: auto, on, off"):
+            state_dict.gather_state_dict({"rows": dtensor(values(8), mesh_of(2), Shard(0))})
+
+    on_ranks(with_connections(body))
+
+
+def test_two_ranks_on_one_device_go_without_nccl(monkeypatch):
+    monkeypatch.setenv("CAIRN_NCCL", "auto")
+    monkeypatch.setattr(nccl, "objection_of_group", lambda group: None)
+    monkeypatch.setattr(nccl, "device_for", lambda devices: 7)  # which is none
+    large = values(30, 50)
+
+    def body(rank):
+        whole = state_dict.gather_state_dict({"rows": dtensor(large, mesh_of(2), Shard(0))})
+        assert torch.equal(to_host(whole["rows"]), large)
+        return state_dict.transport()
+
+    with pytest.warns(RuntimeWarning, match="device 7 is none of the 4 here"):
+        told = on_ranks(with_connections(body))
+    assert all(one.startswith("host memory: ") and "device 7" in one for one in told)
+
+
+def test_what_fails_over_nccl_on_one_rank_ends_on_all():
+    large = values(300, 500)
+
+    def body(rank):
+        state = {"rows": dtensor(large, mesh_of(3), Shard(0))}
+        state_dict.gather_state_dict(state)
+        dist.barrier()
+        if rank == 1:
+            control.NcclFailCall(b"ncclGroupEnd")
+        dist.barrier()
+        with pytest.raises(cairn.Unavailable) as raised:
+            state_dict.gather_state_dict(state)
+        assert "deadline" not in str(raised.value)
+        # The next call connects anew.
+        whole = state_dict.gather_state_dict(state)
+        assert torch.equal(to_host(whole["rows"]), large)
+
+    on_ranks(with_connections(body), 3)
+
+
+def test_an_interruption_ends_a_call_over_nccl_on_all_ranks():
+    large = values(64, 1000)
+    held = []
+
+    def interrupt(after):
+        deadline = time.monotonic() + TIMEOUT
+        while control.NcclBytes() <= after and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def body(rank):
+        state = {"rows": dtensor(large, mesh_of(2), Shard(0))}
+        state_dict.gather_state_dict(state)
+        dist.barrier()
+        if rank == 1:
+            held.append(control.BlockDefault(1))  # which NCCL on that device waits for
+        else:
+            threading.Thread(target=interrupt, args=(control.NcclBytes(),)).start()
+        dist.barrier()
+        with pytest.raises(KeyboardInterrupt if rank == 0 else cairn.Unavailable) as raised:
+            state_dict.gather_state_dict(state)
+        assert "deadline" not in str(raised.value)
+        if rank == 0:
+            control.Unblock(held[0])
+        dist.barrier()
+        whole = state_dict.gather_state_dict(state)
+        assert torch.equal(to_host(whole["rows"]), large)
+
+    on_ranks(with_connections(body))
+
+
+def test_a_child_of_fork_cannot_use_the_ranks_of_its_parent():
+    def body(rank):
+        state_dict.gather_state_dict({"rows": dtensor(values(8), mesh_of(2), Shard(0))})
+        communicator = state_dict_collectives._ranks_of_group[dist.group.WORLD].communicator
+        dist.barrier()
+        if rank == 0:
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    communicator.connect_devices(0)
+                except cairn.Invalid:
+                    status = 0
+                finally:
+                    os._exit(status)
+            assert os.waitpid(child, 0)[1] == 0
+        dist.barrier()
+
+    on_ranks(with_connections(body))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "store"
+
+
+def load_cases(rank):
+    grid = mesh_of(2, 2)
+    full = {"plain": values(600, 1000), "grid": values(512, 700, seed=2), "boxes": values(8, 9)}
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in full.items()}
+
+    def state(wholes):
+        return {
+            "plain": to_cuda(wholes["plain"], rank),
+            "grid": dtensor(wholes["grid"], grid, Replicate(), Shard(0)),
+            "boxes": sharded_tensor(wholes["boxes"]),
+            "number": 5,
+        }
+
+    return full, state(full), state(zeros), grid
+
+
+def check_loaded(state, full, grid, rank):
+    assert torch.equal(to_host(state["plain"]), full["plain"])
+    part = part_of(full["grid"], grid, (Replicate(), Shard(0)))
+    assert torch.equal(to_host(state["grid"]._local_tensor), part)
+    rows = to_host(state["boxes"].local_shards()[0].tensor)
+    assert torch.equal(rows, full["boxes"][2 * rank : 2 * rank + 2])
+
+
+@pytest.mark.parametrize("mode", ["on", "off"])
+def test_what_one_rank_reads_is_passed_on_from_device_to_device(folder, monkeypatch, mode):
+    monkeypatch.setenv("CAIRN_NCCL", mode)
+
+    def body(rank):
+        full, saved, target, grid = load_cases(rank)
+        with cairn.open(folder, mode="a", timeout=TIMEOUT) as store:
+            store.save(1, saved)
+            dist.barrier()
+            control.ResetCounters()
+            dist.barrier()
+            report = store.load(target, read_once=True)
+            dist.barrier()
+            check_loaded(target, full, grid, rank)
+            shared = full["plain"].nbytes + full["grid"].nbytes
+            moved = control.BytesToHost(), control.BytesToDevice()
+            if mode == "on":
+                assert store.transport.startswith("NCCL")
+                assert moved[0] < SMALL and moved[1] < shared * 1.1 + SMALL
+            else:
+                assert "CAIRN_NCCL=off" in store.transport
+                assert moved[0] > full["plain"].nbytes
+        return report.bytes_read, shared
+
+    results = on_ranks(body, 4)
+    assert sum(read for read, _ in results) < results[0][1] * 1.1 + 4 * SMALL
+
+
+def test_shards_on_devices_are_saved_and_loaded_by_any_ranks(folder):
+    whole = values(96, 64)
+
+    def save(rank):
+        state = {
+            "rows": dtensor(whole, mesh_of(4), Shard(0)),
+            "grid": dtensor(whole, mesh_of(2, 2), Shard(1), Shard(0)),
+            "boxes": sharded_tensor(whole),
+        }
+        with cairn.open(folder, mode="a", timeout=TIMEOUT) as store:
+            report = store.save(1, state)
+            again = store.save_async(2, state).result()
+            assert again.written_bytes == 0
+        return report.logical_bytes
+
+    def load(rank):
+        zeros = torch.zeros_like(whole)
+        mesh = mesh_of(2)
+        for read_once in (False, True):
+            state = {
+                "rows": dtensor(zeros, mesh, Shard(1)),
+                "grid": sharded_tensor(zeros),
+                "boxes": dtensor(zeros, mesh, Replicate()),
+            }
+            with cairn.open(folder, timeout=TIMEOUT) as store:
+                store.load(state, read_once=read_once)
+            part = part_of(whole, mesh, (Shard(1),))
+            assert torch.equal(to_host(state["rows"]._local_tensor), part)
+            rows = to_host(state["grid"].local_shards()[0].tensor)
+            assert torch.equal(rows, whole[rank * 48 : rank * 48 + 48])
+            assert torch.equal(to_host(state["boxes"]._local_tensor), whole)
+
+    assert sum(on_ranks(save, 4)) == 3 * whole.nbytes
+    on_ranks(load, 2)
+    with cairn.open(folder, alone=True) as store:
+        read = store.read()
+    assert all(torch.equal(read[name], whole) for name in ("rows", "grid", "boxes"))
+
+
+def test_meta_tensors_get_device_memory_that_is_filled_over_nccl(folder):
+    whole = values(96, 64)
+
+    def body(rank):
+        mesh = mesh_of(2)
+        with cairn.open(folder, mode="a", timeout=TIMEOUT) as store:
+            store.save(1, {"t": dtensor(whole, mesh, Shard(0)), "p": to_cuda(whole, rank)})
+            like = dtensor(whole, mesh, Replicate())
+            meta = torch.empty(tuple(whole.shape), device="meta")
+            state = {"t": dtensor_like(like, meta), "p": torch.empty_like(meta)}
+            store.load(state, device=f"cuda:{rank}", read_once=True)
+            assert store.transport.startswith("NCCL")
+        assert state["p"].device.index == state["t"]._local_tensor.device.index == rank
+        assert torch.equal(to_host(state["p"]), whole)
+        assert torch.equal(to_host(state["t"]._local_tensor), whole)
+
+    on_ranks(body)
+
+
+def test_a_load_that_fails_over_nccl_on_one_rank_ends_on_all(folder):
+    def body(rank):
+        full, saved, target, grid = load_cases(rank)
+        with cairn.open(folder, mode="a", timeout=TIMEOUT) as store:
+            store.save(1, saved)
+        with cairn.open(folder, timeout=TIMEOUT) as store:
+            store.load(target, read_once=True)
+            dist.barrier()
+            if rank == 2:
+                control.NcclFailCall(b"ncclGroupEnd")
+            dist.barrier()
+            with pytest.raises(cairn.Unavailable) as raised:
+                store.load(target, read_once=True)
+            assert "deadline" not in str(raised.value)
+            store._abandon()
+        with cairn.open(folder, timeout=TIMEOUT) as store:
+            store.load(target, read_once=True)
+            check_loaded(target, full, grid, rank)
+
+    on_ranks(body, 4)

@@ -1,0 +1,117 @@
+"""Ranks that are threads of this process, each in torch process groups of its own, as the simulated
+NCCL needs it. torch's "threaded" backend moves host memory only; Cairn connects over TCP."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import simulated_machine
+import torch
+import torch.distributed as dist
+from device_memory import to_cuda
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed import multi_threaded_pg
+
+from cairn import _cairn
+
+TIMEOUT = 20.0
+
+
+def on_ranks(body: Callable[[int], Any], world_size: int = 2) -> list[Any]:
+    """What ``body(rank)`` returns on each rank, whose current device has the rank's number. Rank 0
+    is the calling thread, which signals reach. Raises AssertionError for all that ranks raise."""
+    torch._C._distributed_c10d._set_thread_isolation_mode(True)
+    multi_threaded_pg._install_threaded_pg()
+    store = dist.HashStore()
+    results: list[Any] = [None] * world_size
+    raised: list[str] = []
+
+    def run(rank: int) -> None:
+        simulated_machine.current.device = rank
+        try:
+            dist.init_process_group("threaded", rank=rank, world_size=world_size, store=store)
+            results[rank] = body(rank)
+        except BaseException:
+            raised.append(f"--- rank {rank}\n{traceback.format_exc()}")
+        finally:
+            simulated_machine.current.device = 0
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+    others = [
+        threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(1, world_size)
+    ]
+    try:
+        for thread in others:
+            thread.start()
+        run(0)
+        for thread in others:
+            thread.join(2 * TIMEOUT)
+            assert not thread.is_alive(), "a rank hangs\n" + "\n".join(raised)
+    finally:
+        multi_threaded_pg._uninstall_threaded_pg()
+        torch._C._distributed_c10d._set_thread_isolation_mode(False)
+    assert not raised, "\n".join(raised)
+    return results
+
+
+def mesh_of(*sizes: int, device_type: str = "cuda") -> DeviceMesh:
+    """The first ranks in a grid, without torch's own communicators for it."""
+    ranks = torch.arange(torch.Size(sizes).numel()).view(sizes)
+    return DeviceMesh(device_type, ranks, _init_backend=False, _rank=dist.get_rank())
+
+
+def part_of(whole: torch.Tensor, mesh: DeviceMesh, placements: tuple) -> torch.Tensor:
+    """This rank's part, in host memory."""
+    codes = [(1, p.dim, 1) if p.is_shard() else (0, 0, 1) for p in placements]
+    shape, _, pieces = _cairn.shard_of(
+        tuple(whole.shape), tuple(mesh.mesh.shape), codes, dist.get_rank()
+    )
+    part = torch.empty(shape, dtype=whole.dtype)
+    for offsets, sizes, local in pieces:
+        source, target = (
+            tuple(slice(begin, begin + size) for begin, size in zip(begins, sizes))
+            for begins in (offsets, local)
+        )
+        part[target] = whole[source]
+    return part
+
+
+def dtensor(whole: torch.Tensor, mesh: DeviceMesh, *placements: Any, like: Any = None) -> DTensor:
+    """A DTensor on this rank's device with the values of ``whole``, or of ``like`` if given."""
+    local = to_cuda(part_of(whole if like is None else like, mesh, placements), dist.get_rank())
+    return DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+
+
+def sharded_tensor(whole: torch.Tensor, like: torch.Tensor | None = None) -> Any:
+    """A ShardedTensor of a row block a rank, on the rank's device."""
+    from torch.distributed._shard.metadata import ShardMetadata
+    from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
+    from torch.distributed._shard.sharded_tensor.metadata import (
+        ShardedTensorMetadata,
+        TensorProperties,
+    )
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    rows = whole.shape[0] // size
+    parts = [
+        ShardMetadata(
+            [i * rows, *[0] * (whole.dim() - 1)], [rows, *whole.shape[1:]], f"rank:{i}/cuda:{i}"
+        )
+        for i in range(size)
+    ]
+    values = whole if like is None else like
+    local = to_cuda(values[rank * rows : (rank + 1) * rows].clone(), rank)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ShardedTensor._init_from_local_shards_and_global_metadata(
+            [Shard(local, parts[rank])],
+            ShardedTensorMetadata(parts, whole.size(), TensorProperties(dtype=whole.dtype)),
+        )
