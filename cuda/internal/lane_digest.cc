@@ -166,9 +166,10 @@ Result<std::vector<uint64_t>> Lane::DigestInto(std::span<const core::DigestJob> 
 Result<std::vector<uint64_t>> Lane::FetchLeaves(const core::DeviceLeaves& leaves,
                                                 std::span<const PageRange> ranges) {
   const DeviceScope scope(device());
-  const bool joined = std::exchange(join_host_runs_, true);  // of one allocation
   uint64_t count = 0;
   for (const PageRange& range : ranges) count += range.count;
+  if (count == 0) return std::vector<uint64_t>();
+  const bool joined = std::exchange(join_host_runs_, true);  // of one allocation
   CAIRN_TRY(host_results_.Grow(count * sizeof(uint64_t)));
   const core::TensorView view{
       .dtype = core::DType::kUInt8,
