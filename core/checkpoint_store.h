@@ -60,6 +60,7 @@ struct SaveReport {
   uint64_t logical_bytes = 0;  // tensors, shared storage counted once
   uint64_t written_bytes = 0;  // payload put into segments
   uint64_t device_bytes = 0;   // payload brought from devices to the host
+  uint64_t direct_bytes = 0;   // of written_bytes, what devices wrote to the segments themselves
   uint64_t chunks = 0;
   uint64_t chunks_reused = 0;
   double seconds = 0;
@@ -136,7 +137,8 @@ struct ShardLoadOptions {
 };
 
 struct LoadReport {
-  uint64_t bytes_read = 0;  // taken from storage, page rounding included
+  uint64_t bytes_read = 0;    // taken from storage, page rounding included
+  uint64_t direct_bytes = 0;  // of these, what devices read from the segments themselves
   double seconds = 0;
 };
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/tensor.h"
@@ -129,6 +130,19 @@ class DeviceMemory {
   virtual uint64_t length_bytes() const = 0;
 };
 
+/// A file that devices write and read themselves, past host memory. Members wait until the bytes
+/// are there, and ask that all that was enqueued for the memory before is done.
+///
+/// Errors: those of file I/O, without the file's name; kUnavailable, too, where the device fails.
+/// Threads: safe.
+class DeviceFile {
+ public:
+  virtual ~DeviceFile() = default;
+  virtual Result<void> Write(int device, std::span<const std::byte> source,
+                             uint64_t offset_bytes) = 0;
+  virtual Result<void> Read(int device, std::span<std::byte> target, uint64_t offset_bytes) = 0;
+};
+
 /// The accelerators of this process. Threads: all members are safe.
 class DeviceBackend {
  public:
@@ -147,6 +161,13 @@ class DeviceBackend {
   /// no more be locked.
   virtual Result<void> Pin(std::span<std::byte> memory) = 0;
   virtual void Unpin(std::span<std::byte> memory) = 0;
+
+  /// `fd`, the file `path`, opened for direct I/O, for as long as the result lives. The first file
+  /// of a file system that is to be written has a trial beside it, with a file of its own, which is
+  /// read back. kFailedPrecondition, kUnimplemented: why devices cannot reach it, or must not.
+  enum class FileUse { kRead, kWrite };
+  virtual Result<std::unique_ptr<DeviceFile>> OpenFile(int fd, const std::string& path,
+                                                       FileUse use) = 0;
 };
 
 /// kFailedPrecondition / kUnimplemented: there is no GPU, or this build has no CUDA layer.

@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
+#include "cuda/gds.h"
 #include "cuda/internal/device_heap.h"
 #include "cuda/internal/lane.h"
 
@@ -80,6 +82,11 @@ class Backend final : public core::DeviceBackend {
     if (memory.empty()) return;
     const internal::DeviceScope scope(AnyDevice());
     internal::Ignore(cudaHostUnregister(memory.data()));
+  }
+
+  Result<std::unique_ptr<core::DeviceFile>> OpenFile(int fd, const std::string& path,
+                                                     FileUse use) override {
+    return internal::OpenCuFile(*this, AnyDevice(), fd, path, use);
   }
 
  private:

@@ -175,6 +175,28 @@ class BlockFiller {
   virtual Result<void> Await(uint64_t mark) = 0;
   /// After an error: drops what has not begun and waits until nothing is brought any more.
   virtual void Stop() = 0;
+
+  /// True if payload can go to `fd`, a file that was just made for direct I/O, without a block
+  /// (StepWriter::Fill::write); then CloseFile follows.
+  virtual Result<bool> OpenFile(int fd, const std::string& path) {
+    (void)fd, (void)path;
+    return false;
+  }
+  /// Waits for all writes to the file that have begun. Errors: the first of theirs. These two may
+  /// run on another thread than what writes to a next file meanwhile.
+  virtual Result<void> AwaitFile(int fd) {
+    (void)fd;
+    return {};
+  }
+  /// Waits likewise, and lets go of the file.
+  virtual void CloseFile(int fd) { (void)fd; }
+};
+
+/// A segment, for direct I/O by who reads it without the store.
+struct DirectFile {
+  int fd = -1;
+  std::string path;
+  std::shared_ptr<const void> open;  // shared with the store's readers; keeps `fd` open
 };
 
 class Snapshot;
@@ -309,6 +331,10 @@ class Snapshot {
   /// in this process. Offsets are those of an Extent.
   Result<std::shared_ptr<const Mapping>> Map(uint64_t segment_id) const;
 
+  /// Offsets in it are those of an Extent. Nothing where the file system, or the store's options,
+  /// allow no direct I/O. Errors as Read.
+  Result<std::optional<DirectFile>> OpenDirect(uint64_t segment_id) const;
+
   /// Checks what needs no knowledge of tensors: every index file byte, every record of the kv
   /// columns, manifests against the index, segment headers, footers, trailers and gaps. `damage` is
   /// called for each problem. Payload digests are core's part (chunk records say what the bytes
@@ -351,11 +377,20 @@ class StepWriter {
   /// Lets `filler` bring payload from here on, and payload go through `blocks` instead of the
   /// store's own; both must outlive the writer. Seals a segment that has been begun. At most once.
   Result<void> UseFiller(BlockFiller& filler, std::shared_ptr<BlockPool> blocks);
-  /// The same as Append for a payload that the filler brings: `start(begin_bytes, target)` begins
-  /// to bring a part of it. Its page digests are known. Requires UseFiller.
-  using StartFill = std::function<Result<void>(uint64_t begin_bytes, std::span<std::byte> target)>;
+  /// How the filler brings a payload, or a part of it.
+  struct Fill {
+    /// Begins to bring bytes from `begin_bytes` on to `target`.
+    std::function<Result<void>(uint64_t begin_bytes, std::span<std::byte> target)> start;
+    /// Begins to write bytes to a file that the filler has opened, at `offset_bytes`; length and
+    /// offset are multiples of 4 KiB. False: these bytes take the other way. May be null.
+    std::function<Result<bool>(uint64_t begin_bytes, uint64_t length_bytes, int fd,
+                               uint64_t offset_bytes)>
+        write;
+  };
+  /// The same as Append for a payload that the filler brings. Its page digests are known. Requires
+  /// UseFiller.
   Result<Appended> AppendFilled(uint64_t length_bytes, Placement placement,
-                                std::span<const uint64_t> leaves, const StartFill& start);
+                                std::span<const uint64_t> leaves, const Fill& fill);
 
   /// Pages [begin_page, end_page) of a chunk.
   struct PageRun {
@@ -370,10 +405,9 @@ class StepWriter {
   Result<std::vector<Extent>> AppendRuns(uint64_t length_bytes, std::span<const PageRun> runs,
                                          const PageSource& pages, std::span<const uint64_t> leaves,
                                          std::span<const std::byte> memory = {});
-  /// The same for a payload that the filler brings; `start` takes places in the chunk.
+  /// The same for a payload that the filler brings; `fill` takes places in the chunk.
   Result<std::vector<Extent>> AppendRunsFilled(uint64_t length_bytes, std::span<const PageRun> runs,
-                                               std::span<const uint64_t> leaves,
-                                               const StartFill& start);
+                                               std::span<const uint64_t> leaves, const Fill& fill);
 
   /// Returns once nothing that was appended is read any more from where it lay, but for what the
   /// filler still brings into one last block. `memory` of earlier appends is the caller's again,

@@ -76,6 +76,7 @@ Result<void> DeviceSave::GoOn(const SavePlan& plan, std::span<const DeviceStream
   CAIRN_CHECK(staged_point_->is_set());
   staged_point_ = std::make_shared<StagedPoint>();
   digested_ = false;
+  sources_are_ready_ = false;
   compared_.reset();
   leaves_.clear();
   return FollowFor(plan, streams);
@@ -103,6 +104,7 @@ Result<void> DeviceSave::FollowFor(const SavePlan& plan, std::span<const DeviceS
 }
 
 DeviceSave::~DeviceSave() {
+  transfers_.reset();
   lanes_.clear();  // waits: until then the tensors may still be read
   staged_point_->Set({});
 }
@@ -233,6 +235,31 @@ Result<void> DeviceSave::Start(const TensorView& source, uint64_t begin_bytes,
   brought_bytes_ += target.size();
   return last_lane_->CopyOut(source, begin_bytes, target);
 }
+
+Result<bool> DeviceSave::StartWrite(const TensorView& source, uint64_t begin_bytes,
+                                    uint64_t length_bytes, int fd, uint64_t offset_bytes) {
+  if (!IsContiguous(source.shape, source.strides)) return false;
+  if (!sources_are_ready_) {
+    // Follows the caller's streams and, with a snapshot, is behind its copies.
+    for (const auto& [device, lane] : lanes_) {
+      CAIRN_TRY_ASSIGN(const DeviceLane::Mark mark, lane->Flush());
+      CAIRN_TRY(lane->Await(mark));
+    }
+    sources_are_ready_ = true;
+  }
+  CAIRN_TRY(transfers_->Write(fd, source.device, {source.data + begin_bytes, length_bytes},
+                              offset_bytes));
+  direct_bytes_ += length_bytes;
+  return true;
+}
+
+Result<bool> DeviceSave::OpenFile(int fd, const std::string& path) {
+  if (!transfers_) return false;
+  return transfers_->Open(fd, path, DeviceTransfers::FileUse::kWrite);
+}
+
+Result<void> DeviceSave::AwaitFile(int fd) { return transfers_->Await(fd); }
+void DeviceSave::CloseFile(int fd) { transfers_->Close(fd); }
 
 Result<void> DeviceSave::Zero(std::span<std::byte> target) {
   CAIRN_CHECK(last_lane_ != nullptr);

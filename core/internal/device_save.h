@@ -6,7 +6,7 @@
 /// 2. Digest() digests all chunks where they are, compares with the digests that the save before
 ///    left on the device, and brings those of changed chunks to the host.
 /// 3. The writer asks for the bytes of changed pages with Start(), block by block; they cross the
-///    bus while it goes on.
+///    bus while it goes on. Or with StartWrite(): the device writes them to the file itself.
 /// 4. Staged() is called when the last byte was asked for; from then on the caller can wait.
 ///
 /// A step that is written plan by plan goes through 2 to 4 for each, with GoOn() between them.
@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "core/device.h"
+#include "core/internal/device_transfers.h"
 #include "core/internal/save.h"
 #include "core/internal/save_plan.h"
 #include "kv/block_pool.h"
@@ -77,6 +78,14 @@ class DeviceSave final : public kv::BlockFiller {
   /// has not enough free memory. Requires Digest.
   Result<bool> TakeSnapshot(SavePlan& plan);
 
+  /// From here on devices may write to files that they reach. They read the tensors then until the
+  /// files are written, not only until the bytes have crossed the bus: for saves whose caller waits
+  /// for the end anyway, or which have a snapshot. Requires Digest before the first write.
+  void WriteFilesDirectly() { transfers_.emplace(backend_); }
+
+  /// Begins to write such bytes to a file that OpenFile accepted. False: they are no run of memory.
+  Result<bool> StartWrite(const TensorView& source, uint64_t begin_bytes, uint64_t length_bytes,
+                          int fd, uint64_t offset_bytes);
   /// Begins to bring bytes [begin, begin + target.size()) of the row-major form of `source`.
   Result<void> Start(const TensorView& source, uint64_t begin_bytes, std::span<std::byte> target);
 
@@ -86,6 +95,9 @@ class DeviceSave final : public kv::BlockFiller {
   Result<bool> Arrived(uint64_t mark) override;
   Result<void> Await(uint64_t mark) override;
   void Stop() override;
+  Result<bool> OpenFile(int fd, const std::string& path) override;
+  Result<void> AwaitFile(int fd) override;
+  void CloseFile(int fd) override;
 
   ~DeviceSave() override;
 
@@ -95,6 +107,8 @@ class DeviceSave final : public kv::BlockFiller {
 
   /// Payload that Start was asked for so far, of all plans.
   uint64_t brought_bytes() const { return brought_bytes_; }
+  /// Payload that StartWrite took.
+  uint64_t direct_bytes() const { return direct_bytes_; }
 
   const std::shared_ptr<kv::BlockPool>& blocks() const { return blocks_; }
   /// Page-locked memory that a save like this may need. Who takes it once no save is under way
@@ -127,6 +141,10 @@ class DeviceSave final : public kv::BlockFiller {
   std::optional<kv::StepInfo> compared_;
   uint64_t payload_bytes_ = 0;  // of all plans, on devices
   uint64_t brought_bytes_ = 0;
+  uint64_t direct_bytes_ = 0;
+  // Nothing unless devices may write files. Ends before the lanes and snapshots.
+  std::optional<DeviceTransfers> transfers_;
+  bool sources_are_ready_ = false;  // the lanes have done what was enqueued before the first write
   std::map<int, std::shared_ptr<const DeviceLeaves>> leaves_;  // shared with the save after
   std::vector<DeviceStream> streams_;                          // one at least for each device
   std::shared_ptr<StagedPoint> staged_point_ = std::make_shared<StagedPoint>();

@@ -14,6 +14,7 @@
 #include "core/box_index.h"
 #include "core/internal/chunk_reader.h"
 #include "core/internal/device_load.h"
+#include "core/internal/direct_load.h"
 #include "core/internal/owners.h"
 
 namespace cairn::core::internal {
@@ -265,12 +266,26 @@ Result<LoadReport> LoadAnywhere(const StepView& view, std::span<const LoadReques
                                 const Progress& progress, std::span<const DeviceStream> streams) {
   CAIRN_TRY_ASSIGN(Plan plan, Plan::Make(view, requests));
   if (!HasDeviceTargets(requests)) return LoadHost(view, std::move(plan), progress);
-  return LoadThroughBlocks(
-      requests, streams, progress,
-      [&](std::span<const LoadRequest> part, const Progress& told) -> Result<LoadReport> {
-        CAIRN_TRY_ASSIGN(Plan part_plan, Plan::Make(view, part));
-        return LoadHost(view, std::move(part_plan), told);
-      });
+  CAIRN_TRY_ASSIGN(const DirectLoad direct, LoadDirectly(view, requests, streams, progress));
+  Progress rest_progress = progress;
+  if (progress && direct.loaded_bytes > 0) {
+    rest_progress = [&](uint64_t done, uint64_t total) {
+      return progress(direct.loaded_bytes + done, direct.loaded_bytes + total);
+    };
+  }
+  LoadReport report;
+  if (!direct.rest.empty()) {
+    CAIRN_TRY_ASSIGN(report, LoadThroughBlocks(direct.rest, streams, rest_progress,
+                                               [&](std::span<const LoadRequest> part,
+                                                   const Progress& told) -> Result<LoadReport> {
+                                                 CAIRN_TRY_ASSIGN(Plan part_plan,
+                                                                  Plan::Make(view, part));
+                                                 return LoadHost(view, std::move(part_plan), told);
+                                               }));
+  }
+  report.bytes_read += direct.bytes_read;
+  report.direct_bytes = direct.bytes_read;
+  return report;
 }
 
 }  // namespace

@@ -319,17 +319,24 @@ class ItemWriter {
   }
 
   Result<Stored> AppendFromDevice(const WorkItem& item) {
-    const auto start = [&](uint64_t begin_bytes, std::span<std::byte> target) {
-      return device_->Start(*item.source, item.begin_bytes + begin_bytes, target);
-    };
+    const kv::StepWriter::Fill fill{
+        .start =
+            [&](uint64_t begin_bytes, std::span<std::byte> target) {
+              return device_->Start(*item.source, item.begin_bytes + begin_bytes, target);
+            },
+        .write =
+            [&](uint64_t begin_bytes, uint64_t length_bytes, int fd, uint64_t offset_bytes) {
+              return device_->StartWrite(*item.source, item.begin_bytes + begin_bytes, length_bytes,
+                                         fd, offset_bytes);
+            }};
     if (item.runs) {
       CAIRN_TRY_ASSIGN(
           const std::vector<kv::Extent> appended,
-          writer_.AppendRunsFilled(item.length_bytes, item.runs->written, item.leaves, start));
+          writer_.AppendRunsFilled(item.length_bytes, item.runs->written, item.leaves, fill));
       return Stored{.extents = item.runs->Join(appended), .digest = item.digest};
     }
     CAIRN_TRY_ASSIGN(const kv::StepWriter::Appended appended,
-                     writer_.AppendFilled(item.length_bytes, item.placement, item.leaves, start));
+                     writer_.AppendFilled(item.length_bytes, item.placement, item.leaves, fill));
     return Stored{.extents = appended.extent, .digest = appended.digest};
   }
 
@@ -549,7 +556,10 @@ bool SaveRun::IsBase(const kv::StepInfo& step) const {
 SaveReport SaveRun::report() const {
   SaveReport report = report_;
   report.written_bytes = writer_->written_bytes();
-  if (device_ != nullptr) report.device_bytes = device_->brought_bytes();
+  if (device_ != nullptr) {
+    report.device_bytes = device_->brought_bytes();
+    report.direct_bytes = device_->direct_bytes();
+  }
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;
   report.seconds = elapsed.count();
   return report;

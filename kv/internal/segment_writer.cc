@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "kv/internal/fault_point.h"
 
@@ -46,6 +47,9 @@ Result<std::unique_ptr<SegmentWriter>> SegmentWriter::Create(const std::string& 
   CAIRN_TRY_ASSIGN(File file, File::Create(path, direct));
   auto writer = std::unique_ptr<SegmentWriter>(
       new SegmentWriter(std::move(file), std::move(name), header, pool, queue, filler));
+  if (filler != nullptr && writer->file_.direct()) {
+    CAIRN_TRY_ASSIGN(writer->filler_writes_, filler->OpenFile(writer->file_.fd(), path));
+  }
   std::vector<std::byte> bytes(kSegmentHeaderBytes);
   EncodeSegmentHeader(header, std::span<std::byte, kSegmentHeaderBytes>(bytes));
   CAIRN_TRY(writer->Put(bytes));
@@ -53,7 +57,9 @@ Result<std::unique_ptr<SegmentWriter>> SegmentWriter::Create(const std::string& 
 }
 
 SegmentWriter::~SegmentWriter() {
-  // Only after an error. No block goes back while a device may still write to it.
+  // What is still under way is so only after an error. No block goes back while a device may still
+  // write to it.
+  if (filler_writes_) filler_->CloseFile(file_.fd());
   if (block_is_filled_later_) filler_->Stop();
   GiveWaitingBack();
   if (block_ != nullptr) pool_->Give(block_);
@@ -218,6 +224,28 @@ Result<void> SegmentWriter::PutBorrowed(std::span<const std::byte> memory) {
   return Put(memory);
 }
 
+Result<void> SegmentWriter::PutFilled(uint64_t begin_bytes, uint64_t end_bytes,
+                                      const StepWriter::Fill& fill) {
+  return FillBlocks(end_bytes - begin_bytes, [&](uint64_t done, std::span<std::byte> target) {
+    block_is_filled_later_ = true;
+    return fill.start(begin_bytes + done, target);
+  });
+}
+
+Result<uint64_t> SegmentWriter::PutWithoutBlocks(uint64_t length_bytes,
+                                                 const StepWriter::Fill& fill) {
+  const uint64_t head = RoundUp(position_, kDirectAlignBytes) - position_;
+  const uint64_t body = RoundDown(length_bytes - head, kDirectAlignBytes);
+  Reserve(position_ + head + body);
+  const auto written = fill.write(head, body, file_.fd(), position_ + head);
+  if (!written) return Fail(Error(written.error()).WithFile(file_.path()));
+  if (!*written) return 0;
+  CAIRN_TRY(PutFilled(0, head, fill));
+  if (fill_bytes_ > 0) CAIRN_TRY(SubmitBlock());
+  position_ += body;
+  return head + body;
+}
+
 Result<void> SegmentWriter::PutZerosTo(uint64_t position) {
   if (position_ >= position) return {};
   return FillBlocks(position - position_, [&](uint64_t, std::span<std::byte> target) {
@@ -261,14 +289,15 @@ Result<SegmentWriter::Appended> SegmentWriter::Append(uint64_t length_bytes,
 Result<SegmentWriter::Appended> SegmentWriter::AppendFilled(uint64_t length_bytes,
                                                             StepWriter::Placement placement,
                                                             std::span<const uint64_t> leaves,
-                                                            const StepWriter::StartFill& start) {
+                                                            const StepWriter::Fill& fill) {
   CAIRN_CHECK(filler_ != nullptr && leaves.size() == PageCount(length_bytes));
   CAIRN_TRY(Place(placement));
   Appended appended{.offset_bytes = position_, .first_leaf = leaves_.size(), .digest = {}};
-  CAIRN_TRY(FillBlocks(length_bytes, [&](uint64_t done, std::span<std::byte> target) {
-    block_is_filled_later_ = true;
-    return start(done, target);
-  }));
+  uint64_t done_bytes = 0;
+  if (filler_writes_ && fill.write && length_bytes >= kMinBorrowedBytes) {
+    CAIRN_TRY_ASSIGN(done_bytes, PutWithoutBlocks(length_bytes, fill));
+  }
+  CAIRN_TRY(PutFilled(done_bytes, length_bytes, fill));
   leaves_.insert(leaves_.end(), leaves.begin(), leaves.end());
   appended.digest = RootDigest(leaves, length_bytes);
   payload_bytes_ += length_bytes;
@@ -334,11 +363,16 @@ void SegmentWriter::GiveWaitingBack() {
 Result<void> SegmentWriter::Settle() {
   auto written = WriteWaiting();
   if (!written) GiveWaitingBack();  // others may stand waiting for a block
-  return written;
+  if (!filler_writes_) return written;
+  auto arrived = filler_->AwaitFile(file_.fd());
+  CAIRN_TRY(std::move(written));
+  if (!arrived) return Fail(std::move(arrived).error().WithFile(file_.path()));
+  return {};
 }
 
 Result<SegmentInfo> SegmentWriter::Complete() {
   CAIRN_TRY(Settle());
+  if (std::exchange(filler_writes_, false)) filler_->CloseFile(file_.fd());
   CAIRN_TRY(file_.Truncate(position_));
   CAIRN_TRY(file_.Sync("segment.sync"));
   sealed_ = true;

@@ -43,8 +43,7 @@ class SegmentWriter {
 
   /// Appends a payload that the filler brings; see StepWriter::AppendFilled.
   Result<Appended> AppendFilled(uint64_t length_bytes, StepWriter::Placement placement,
-                                std::span<const uint64_t> leaves,
-                                const StepWriter::StartFill& start);
+                                std::span<const uint64_t> leaves, const StepWriter::Fill& fill);
 
   /// One more chunk has its payload here, or some pages of it; a chunk may take several appends.
   void CountChunk() { ++chunk_count_; }
@@ -85,6 +84,11 @@ class SegmentWriter {
   Result<void> Place(StepWriter::Placement placement);
   Result<void> Put(std::span<const std::byte> bytes);
   Result<void> PutBorrowed(std::span<const std::byte> memory);
+  /// Bytes [begin_bytes, end_bytes) of a payload, through blocks.
+  Result<void> PutFilled(uint64_t begin_bytes, uint64_t end_bytes, const StepWriter::Fill& fill);
+  /// Begins to write what it can of a payload without blocks; returns how far that is. In front of
+  /// it is what fills no page of the file, through a block.
+  Result<uint64_t> PutWithoutBlocks(uint64_t length_bytes, const StepWriter::Fill& fill);
   bool CanBorrow(std::span<const std::byte> memory) const;
   Result<void> PutZerosTo(uint64_t position);
   Result<void> SubmitBlock();
@@ -104,6 +108,7 @@ class SegmentWriter {
   BlockPool* const pool_;
   IoQueue* const queue_;
   BlockFiller* const filler_;  // may be null
+  bool filler_writes_ = false;  // it has opened the file, and must close it
 
   uint64_t position_ = 0;        // next byte of the file
   uint64_t reserved_bytes_ = 0;  // allocated ahead, so that writes do not extend the file

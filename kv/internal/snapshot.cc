@@ -198,6 +198,12 @@ Result<uint64_t> Snapshot::Read(std::span<const ReadRange> ranges, uint32_t thre
       [&](uint64_t segment_id) { return impl_->OpenSegment(segment_id); }, arrived);
 }
 
+Result<std::optional<DirectFile>> Snapshot::OpenDirect(uint64_t segment_id) const {
+  CAIRN_TRY_ASSIGN(const auto file, impl_->OpenSegment(segment_id));
+  if (!file->direct.direct()) return std::nullopt;
+  return DirectFile{.fd = file->direct.fd(), .path = file->direct.path(), .open = file};
+}
+
 Result<std::shared_ptr<const Mapping>> Snapshot::Map(uint64_t segment_id) const {
   CAIRN_TRY_ASSIGN(const auto file, impl_->OpenSegment(segment_id));
   CAIRN_TRY_ASSIGN(const uint64_t size_bytes, file->buffered.SizeBytes());

@@ -38,8 +38,8 @@ Result<StepWriter::Appended> StepWriter::Append(uint64_t length_bytes, Placement
 }
 Result<StepWriter::Appended> StepWriter::AppendFilled(uint64_t length_bytes, Placement placement,
                                                       std::span<const uint64_t> leaves,
-                                                      const StartFill& start) {
-  return impl_->AppendFilled(length_bytes, placement, leaves, start);
+                                                      const Fill& fill) {
+  return impl_->AppendFilled(length_bytes, placement, leaves, fill);
 }
 Result<void> StepWriter::UseFiller(BlockFiller& filler, std::shared_ptr<BlockPool> blocks) {
   return impl_->UseFiller(filler, std::move(blocks));
@@ -59,8 +59,8 @@ Result<std::vector<Extent>> StepWriter::AppendRuns(uint64_t length_bytes,
 Result<std::vector<Extent>> StepWriter::AppendRunsFilled(uint64_t length_bytes,
                                                          std::span<const PageRun> runs,
                                                          std::span<const uint64_t> leaves,
-                                                         const StartFill& start) {
-  return impl_->AppendRunsFilled(length_bytes, runs, leaves, start);
+                                                         const Fill& fill) {
+  return impl_->AppendRunsFilled(length_bytes, runs, leaves, fill);
 }
 Result<void> StepWriter::AddChunk(std::string_view key, std::span<const uint64_t> sizes,
                                   const Extents& extents, const Digest& digest, uint64_t since_step,
@@ -286,9 +286,9 @@ Result<StepWriter::Appended> StepWriter::Impl::Append(uint64_t length_bytes, Pla
 Result<StepWriter::Appended> StepWriter::Impl::AppendFilled(uint64_t length_bytes,
                                                             Placement placement,
                                                             std::span<const uint64_t> leaves,
-                                                            const StartFill& start) {
+                                                            const Fill& fill) {
   return AppendWith(length_bytes,
-                    [&] { return segment_->AppendFilled(length_bytes, placement, leaves, start); });
+                    [&] { return segment_->AppendFilled(length_bytes, placement, leaves, fill); });
 }
 
 template <typename AppendTo>
@@ -328,14 +328,23 @@ Result<std::vector<Extent>> StepWriter::Impl::AppendRuns(uint64_t length_bytes,
 Result<std::vector<Extent>> StepWriter::Impl::AppendRunsFilled(uint64_t length_bytes,
                                                                std::span<const PageRun> runs,
                                                                std::span<const uint64_t> leaves,
-                                                               const StartFill& start) {
+                                                               const Fill& fill) {
   CAIRN_CHECK(leaves.size() == PageCount(length_bytes));
   return AppendRunsWith(length_bytes, runs, [&](const PageRun& run, uint64_t run_bytes) {
+    const uint64_t run_begin = run.begin_page * kPageBytes;
+    Fill fill_run{.start =
+                      [&](uint64_t begin_bytes, std::span<std::byte> target) {
+                        return fill.start(run_begin + begin_bytes, target);
+                      },
+                  .write = nullptr};
+    if (fill.write) {
+      fill_run.write = [&](uint64_t begin_bytes, uint64_t part_bytes, int fd, uint64_t offset) {
+        return fill.write(run_begin + begin_bytes, part_bytes, fd, offset);
+      };
+    }
     return segment_->AppendFilled(run_bytes, Placement::kAlign4096,
                                   leaves.subspan(run.begin_page, run.end_page - run.begin_page),
-                                  [&](uint64_t begin_bytes, std::span<std::byte> target) {
-                                    return start(run.begin_page * kPageBytes + begin_bytes, target);
-                                  });
+                                  fill_run);
   });
 }
 

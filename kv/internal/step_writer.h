@@ -30,12 +30,11 @@ class StepWriter::Impl {
                           std::span<const uint64_t> leaves, std::span<const std::byte> memory);
   Result<void> UseFiller(BlockFiller& filler, std::shared_ptr<BlockPool> blocks);
   Result<Appended> AppendFilled(uint64_t length_bytes, Placement placement,
-                                std::span<const uint64_t> leaves, const StartFill& start);
+                                std::span<const uint64_t> leaves, const Fill& fill);
   Result<void> Settle();
   Result<void> AddRecord(Column column, std::string_view key, std::span<const std::byte> record);
   Result<std::vector<Extent>> AppendRunsFilled(uint64_t length_bytes, std::span<const PageRun> runs,
-                                               std::span<const uint64_t> leaves,
-                                               const StartFill& start);
+                                               std::span<const uint64_t> leaves, const Fill& fill);
   Result<std::vector<Extent>> AppendRuns(uint64_t length_bytes, std::span<const PageRun> runs,
                                          const PageSource& pages, std::span<const uint64_t> leaves,
                                          std::span<const std::byte> memory);

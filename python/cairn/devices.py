@@ -51,7 +51,7 @@ def current_streams(devices: Iterable[int]) -> Streams:
 
 def load(
     native: _cairn.Store, step: _cairn.StepInfo, requests: _cairn.Requests, **options: Any
-) -> tuple[int, float]:
+) -> tuple[int, int, float]:
     """Reads what is requested, into device memory in the order of the current streams. Returns bytes
     read and seconds."""
     return native.load(step, requests, current_streams(requests.devices()), **options)

@@ -80,7 +80,7 @@ class Load:
 
     def run(self) -> LoadReport:
         """Reads. Raises Corrupt or Unavailable with the state partly filled."""
-        bytes_read, seconds = devices.load(
+        bytes_read, direct_bytes, seconds = devices.load(
             self._native,
             self._contents.info,
             self.requests,
@@ -88,7 +88,8 @@ class Load:
             by_nccl=self.by_nccl,
         )
         self._others.finish()
-        return LoadReport(self._contents.step, self._missing, self.unexpected, bytes_read, seconds)
+        step, unexpected = self._contents.step, self.unexpected
+        return LoadReport(step, self._missing, unexpected, bytes_read, direct_bytes, seconds)
 
 
 _WAY_OUT = "load parts with keys=..., strict=False, or read() what you need"

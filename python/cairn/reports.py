@@ -18,6 +18,8 @@ class SaveReport:
     device_bytes: int
     """Payload bytes that this save brought from device memory to the host; digests are not counted,
     nor are host copies that are made of tensors before the save."""
+    direct_bytes: int
+    """Of ``written_bytes``, what GPUs wrote to the segments themselves (GPUDirect Storage)."""
     chunks: int
     chunks_reused: int
     """Chunks recorded as references to bytes that the store had already."""
@@ -35,6 +37,8 @@ class LoadReport:
     """FQNs of the step that the state does not have; not read."""
     bytes_read: int
     """Bytes taken from storage, rounding to pages included."""
+    direct_bytes: int
+    """Of these, what GPUs read from the segments themselves (GPUDirect Storage)."""
     seconds: float
 
 

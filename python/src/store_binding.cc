@@ -43,7 +43,8 @@ nb::object ToPyMapped(std::optional<core::MappedTensor> mapped, const core::Tens
 
 nb::tuple ToPyReport(const core::SaveReport& report) {
   return nb::make_tuple(report.step, report.logical_bytes, report.written_bytes,
-                        report.device_bytes, report.chunks, report.chunks_reused, report.seconds);
+                        report.device_bytes, report.direct_bytes, report.chunks,
+                        report.chunks_reused, report.seconds);
 }
 
 template <typename Work>
@@ -185,7 +186,7 @@ nb::tuple StoreBinding::Load(const kv::StepInfo& step, const Requests& requests,
   });
   watch.Rethrow();
   const core::LoadReport report = Unwrap(std::move(result));
-  return nb::make_tuple(report.bytes_read, report.seconds);
+  return nb::make_tuple(report.bytes_read, report.direct_bytes, report.seconds);
 }
 
 Result<core::LoadReport> StoreBinding::RunLoad(core::CheckpointStore& store,

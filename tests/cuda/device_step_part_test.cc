@@ -84,7 +84,9 @@ TEST_F(DeviceStepPartTest, WhatTheBaseHasIsNotBrought) {
     part.reset();
     const uint64_t expected[] = {report.logical_bytes, 0, kv::kPageBytes};
     EXPECT_EQ(report.written_bytes, expected[step - 1]);
-    if (step > 1) EXPECT_EQ(report.device_bytes, expected[step - 1]);
+    if (step > 1) {
+      EXPECT_EQ(report.device_bytes, expected[step - 1]);
+    }
     ExpectStored(step);
   }
 }

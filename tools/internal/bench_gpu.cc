@@ -24,7 +24,7 @@ constexpr Part kParts[] = {{"copies", BenchGpuCopies},
 
 void Describe(const GpuBench& bench) {
   const cuda::GpuDescription& gpu = bench.plain->description();
-  const auto direct = cuda::FindGpuDirectStorage();
+  const auto direct = cuda::FindGpuDirectStorage(bench.options.directory);
   bench.report.AddFact(
       "gpu", "device",
       {{"name", gpu.name},
@@ -33,8 +33,7 @@ void Describe(const GpuBench& bench) {
        {"multiprocessors", gpu.multiprocessors},
        {"driver_cuda", gpu.driver_cuda},
        {"runtime_cuda", gpu.runtime_cuda},
-       {"gpudirect_storage", direct ? "off: it is here, but Cairn has no path through it"
-                                    : "off: " + direct.error().message}});
+       {"gpudirect_storage", direct ? "on" : "off: " + direct.error().message}});
 }
 
 }  // namespace

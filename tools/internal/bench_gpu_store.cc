@@ -126,6 +126,7 @@ Result<void> SaveRuns(GpuBench& bench, const DeviceModel& model, const ScratchSt
                      }));
     BenchRow row = GpuRow("save to disk", run, saved.logical_bytes, seconds);
     row.extra = {{"device_bytes", saved.device_bytes},
+                 {"direct_bytes", saved.direct_bytes},
                  {"payload_written_bytes", saved.written_bytes},
                  {"durable", true}};
     bench.report.Add(row);
@@ -166,6 +167,11 @@ Result<void> LoadRuns(GpuBench& bench, const DeviceModel& model, const ScratchSt
   return {};
 }
 
+/// Payload that crossed the bus, to the host or to the disk.
+uint64_t LeftDevice(const core::SaveReport& saved) {
+  return saved.device_bytes + saved.direct_bytes;
+}
+
 /// An incremental save, and what it brought and wrote.
 Result<core::SaveReport> SaveAgain(GpuBench& bench, const DeviceModel& model,
                                    core::CheckpointStore& store, uint64_t step,
@@ -178,10 +184,11 @@ Result<core::SaveReport> SaveAgain(GpuBench& bench, const DeviceModel& model,
                    }));
   BenchRow row = GpuRow(what, run, saved.logical_bytes, seconds);
   row.extra = {{"device_bytes", saved.device_bytes},
+               {"direct_bytes", saved.direct_bytes},
                {"payload_written_bytes", saved.written_bytes},
                {"chunks", saved.chunks},
                {"chunks_reused", saved.chunks_reused}};
-  row.note = fmt::format("{} over the bus, {} written", HumanBytes(saved.device_bytes),
+  row.note = fmt::format("{} over the bus, {} written", HumanBytes(LeftDevice(saved)),
                          HumanBytes(saved.written_bytes));
   bench.report.Add(row);
   return saved;
@@ -308,7 +315,7 @@ Result<void> BenchGpuPages(GpuBench& bench) {
     bench.report.AddBar({.verb = "gpu",
                          .what = "over the bus, nothing changed",
                          .reference = "all bytes",
-                         .figure = static_cast<double>(saved.device_bytes),
+                         .figure = static_cast<double>(LeftDevice(saved)),
                          .limit = static_cast<double>(saved.logical_bytes),
                          .unit = "bytes",
                          .most = 0});
@@ -317,7 +324,7 @@ Result<void> BenchGpuPages(GpuBench& bench) {
     bench.report.AddBar({.verb = "gpu",
                          .what = "over the bus, 1 % of pages changed",
                          .reference = "all bytes",
-                         .figure = static_cast<double>(saved.device_bytes),
+                         .figure = static_cast<double>(LeftDevice(saved)),
                          .limit = static_cast<double>(saved.logical_bytes),
                          .unit = "bytes",
                          .most = 0.011});

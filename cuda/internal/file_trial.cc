@@ -1,0 +1,113 @@
+// One file, two ranges of device memory, three comparisons.
+
+#include "cuda/internal/file_trial.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <new>
+#include <span>
+#include <vector>
+
+namespace cairn::cuda::internal {
+namespace {
+
+constexpr uint64_t kTrialBytes = 1ull << 20;
+constexpr uint64_t kOffsetBytes = 8192;  // not where the file begins
+constexpr size_t kAlignment = 4096;
+
+struct Descriptor {
+  int fd = -1;
+  ~Descriptor() {
+    if (fd >= 0) ::close(fd);
+  }
+};
+
+struct AlignedBytes {
+  std::byte* const data =
+      static_cast<std::byte*>(::operator new(kTrialBytes, std::align_val_t{kAlignment}));
+  ~AlignedBytes() { ::operator delete(data, std::align_val_t{kAlignment}); }
+  std::span<std::byte> span() const { return {data, kTrialBytes}; }
+};
+
+/// A file that goes when it is closed.
+Result<int> MakeFile(const std::string& directory) {
+  constexpr int kFlags = O_RDWR | O_CLOEXEC | O_DIRECT;
+  const int fd = ::open(directory.c_str(), O_TMPFILE | kFlags, 0600);
+  if (fd >= 0) return fd;
+  // Not every file system has files without a name.
+  std::string path = directory + "/.cairn-trial-XXXXXX";
+  const int named = ::mkostemp(path.data(), O_CLOEXEC | O_DIRECT);
+  const int error_number = errno;
+  if (named >= 0) {
+    (void)::unlink(path.c_str());
+    return named;
+  }
+  Error error = SystemError(error_number, "no file for direct I/O can be made", directory);
+  if (error_number == EINVAL) error.code = ErrorCode::kFailedPrecondition;
+  return Fail(std::move(error));
+}
+
+Result<void> Compare(std::span<const std::byte> found, std::span<const std::byte> written) {
+  if (std::ranges::equal(found, written)) return {};
+  return Fail(ErrorCode::kDataLoss,
+              "a trial of GPUDirect Storage found other bytes in the file than the GPU had "
+              "written; it stays off for this file system");
+}
+
+}  // namespace
+
+Result<void> TryOutFile(
+    core::DeviceBackend& backend, int device, const std::string& directory,
+    const std::function<Result<std::unique_ptr<core::DeviceFile>>(int fd)>& open) {
+  Descriptor descriptor;
+  CAIRN_TRY_ASSIGN(descriptor.fd, MakeFile(directory));
+  CAIRN_TRY_ASSIGN(const std::unique_ptr<core::DeviceFile> file, open(descriptor.fd));
+  CAIRN_TRY_ASSIGN(const auto memory, backend.Allocate(device, 2 * kTrialBytes));
+  CAIRN_TRY_ASSIGN(const std::shared_ptr<core::DeviceLane> lane, backend.OpenLane(device));
+
+  std::vector<std::byte> written(kTrialBytes);
+  uint64_t state = static_cast<uint64_t>(::getpid());
+  for (std::byte& byte : written) {
+    state = state * 6364136223846793005u + 1442695040888963407u;  // Knuth's, of MMIX
+    byte = static_cast<std::byte>(state >> 56);
+  }
+  const auto target = [&](std::byte* data) {
+    return core::TensorTarget{.dtype = core::DType::kUInt8,
+                              .shape = {kTrialBytes},
+                              .strides = {},
+                              .data = data,
+                              .device = device};
+  };
+  std::byte* const source = memory->data();
+  std::byte* const copy = memory->data() + kTrialBytes;
+  CAIRN_TRY(lane->CopyIn(written, target(source), 0));
+  CAIRN_TRY_ASSIGN(const core::DeviceLane::Mark copied_in, lane->Flush());
+  CAIRN_TRY(lane->Await(copied_in));
+
+  CAIRN_TRY(file->Write(device, {source, kTrialBytes}, kOffsetBytes));
+  const AlignedBytes found;
+  if (::pread(descriptor.fd, found.data, kTrialBytes, kOffsetBytes) !=
+      static_cast<ssize_t>(kTrialBytes)) {
+    return Fail(
+        SystemError(errno != 0 ? errno : EIO, "the trial's file cannot be read", directory));
+  }
+  CAIRN_TRY(Compare(found.span(), written));
+
+  CAIRN_TRY(file->Read(device, {copy, kTrialBytes}, kOffsetBytes));
+  std::vector<std::byte> read(kTrialBytes);
+  const core::TensorView view{.dtype = core::DType::kUInt8,
+                              .shape = {kTrialBytes},
+                              .strides = {},
+                              .data = copy,
+                              .device = device};
+  CAIRN_TRY(lane->CopyOut(view, 0, read));
+  CAIRN_TRY_ASSIGN(const core::DeviceLane::Mark copied_out, lane->Flush());
+  CAIRN_TRY(lane->Await(copied_out));
+  return Compare(read, written);
+}
+
+}  // namespace cairn::cuda::internal
