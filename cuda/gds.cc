@@ -5,12 +5,8 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <map>
@@ -21,6 +17,7 @@
 #include "cuda/backend.h"
 #include "cuda/internal/cuda_call.h"
 #include "cuda/internal/file_trial.h"
+#include "cuda/internal/gds_reach.h"
 
 #if __has_include(<cufile.h>)
 #include <cufile.h>
@@ -117,48 +114,70 @@ Result<const Library*> OpenLibrary() {
   return &**opened;
 }
 
-/// Whether the driver reaches files like this one without going through host memory. cuFile itself
-/// does not tell, and copies where it cannot.
-Result<void> CheckFileSystem(const Library& library, int fd) {
-  struct statfs status{};
-  if (::fstatfs(fd, &status) != 0) return Unusable("the file system does not tell its type");
-  struct Kind {
-    uint64_t magic;
-    const char* name;
-    unsigned flags;  // of CUfileDriverStatusFlags_t, any of which serves it
-  };
-  constexpr unsigned kBlockDevices =
-      1u << CU_FILE_NVME_SUPPORTED | 1u << CU_FILE_NVMEOF_SUPPORTED | 1u << CU_FILE_SCSI_SUPPORTED |
-      1u << CU_FILE_SCALEFLUX_CSD_SUPPORTED | 1u << CU_FILE_NVMESH_SUPPORTED |
-      1u << CU_FILE_NVME_P2P_SUPPORTED;
-  constexpr std::array kKinds = {Kind{0xEF53, "ext4", kBlockDevices},
-                                 Kind{0x58465342, "xfs", kBlockDevices},
-                                 Kind{0x0BD00BD0, "Lustre", 1u << CU_FILE_LUSTRE_SUPPORTED},
-                                 Kind{0x6969, "NFS", 1u << CU_FILE_NFS_SUPPORTED},
-                                 Kind{0x47504653, "GPFS", 1u << CU_FILE_GPFS_SUPPORTED},
-                                 Kind{0x19830326, "BeeGFS", 1u << CU_FILE_BEEGFS_SUPPORTED}};
-  const auto magic = static_cast<uint32_t>(status.f_type);
-  const auto* const kind = std::ranges::find(kKinds, uint64_t{magic}, &Kind::magic);
-  if (kind == kKinds.end()) {
-    return Unusable(
-        fmt::format("the file system (type 0x{:x}) is none of those that cuFile is "
-                    "known to serve; {}=on lets it try",
-                    magic, kModeVariable));
+/// What this process has found out about file systems, by device number. Threads: safe.
+class Findings {
+ public:
+  static Findings& Get() {
+    static Findings& findings = *new Findings;  // transfers may outlive statics
+    return findings;
   }
-  if ((library.properties.nvfs.dstatusflags & kind->flags) == 0) {
-    return Unusable(
-        fmt::format("cuFile's driver does not serve {} here (is the kernel module "
-                    "nvidia-fs loaded?)",
-                    kind->name));
-  }
-  return {};
-}
 
-/// A file registered with cuFile.
+  /// Success, or what has gone wrong before on this file system.
+  Result<void> Check(dev_t device) {
+    const std::lock_guard lock(mutex_);
+    const auto found = results_.find(device);
+    return found == results_.end() ? Result<void>() : found->second;
+  }
+  /// The result of `trial`, which runs once; the others wait for it.
+  template <typename Trial>
+  Result<void> TryOutOnce(dev_t device, const Trial& trial) {
+    const std::lock_guard one_trial(trial_mutex_);
+    {
+      const std::lock_guard lock(mutex_);
+      if (const auto found = results_.find(device); found != results_.end()) return found->second;
+    }
+    Result<void> result = trial();
+    // A full disk or device may have room again.
+    if (result || result.error().code != ErrorCode::kResourceExhausted) {
+      const std::lock_guard lock(mutex_);
+      results_.insert_or_assign(device, result);
+    }
+    return result;
+  }
+  /// Off from now on.
+  void TurnOff(dev_t device, const Error& error) {
+    const std::lock_guard lock(mutex_);
+    results_.insert_or_assign(
+        device, Unusable("it is off for this file system since it failed: " + error.ToString()));
+  }
+
+ private:
+  std::mutex trial_mutex_;
+  std::mutex mutex_;
+  std::map<dev_t, Result<void>> results_;  // guarded by mutex_
+};
+
+/// A file registered with cuFile, by a descriptor of its own: cuFile takes each only once.
 class File final : public core::DeviceFile {
  public:
-  File(const Library* library, CUfileHandle_t handle) : library_(library), handle_(handle) {}
-  ~File() override { library_->HandleDeregister(handle_); }
+  static Result<std::unique_ptr<File>> Register(const Library& library, int fd, dev_t device) {
+    const int own_fd = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (own_fd < 0) return Fail(SystemError(errno, "cannot register a file with cuFile"));
+    CUfileDescr_t descriptor{};
+    descriptor.type = CU_FILE_HANDLE_TYPE_OPAQUE_FD;
+    descriptor.handle.fd = own_fd;
+    CUfileHandle_t handle = nullptr;
+    const CUfileError_t status = library.HandleRegister(&handle, &descriptor);
+    if (status.err != CU_FILE_SUCCESS) {
+      ::close(own_fd);
+      return Unusable("cuFile does not take the file: " + Describe(status));
+    }
+    return std::unique_ptr<File>(new File(&library, handle, own_fd, device));
+  }
+  ~File() override {
+    library_->HandleDeregister(handle_);
+    ::close(fd_);
+  }
   File(const File&) = delete;
   File& operator=(const File&) = delete;
 
@@ -177,6 +196,9 @@ class File final : public core::DeviceFile {
   }
 
  private:
+  File(const Library* library, CUfileHandle_t handle, int fd, dev_t device)
+      : library_(library), handle_(handle), fd_(fd), storage_device_(device) {}
+
   /// `at_end`: the error where nothing more is taken or given.
   template <typename Call>
   Result<void> Transfer(int device, uint64_t length_bytes, uint64_t offset_bytes, const char* what,
@@ -191,62 +213,63 @@ class File final : public core::DeviceFile {
         done += static_cast<uint64_t>(count);
         continue;
       }
-      if (count == -1 || count == 0) {
-        const int number = count == 0 || error_number == 0 ? at_end : error_number;
-        return Fail(SystemError(number, what).WithOffset(offset_bytes + done));
+      Error error = ErrorOf(count, count == 0 ? at_end : error_number, what);
+      error.offset_bytes = offset_bytes + done;
+      // Who tries again takes the way through the host; a full disk is full on both.
+      if (count != 0 && error.code != ErrorCode::kResourceExhausted) {
+        Findings::Get().TurnOff(storage_device_, error);
       }
-      const auto status = static_cast<CUfileOpError>(-count);
-      return Fail(Error{.code = ErrorCode::kUnavailable,
-                        .message = fmt::format("{}: {} ({})", what, cufileop_status_error(status),
-                                               static_cast<int>(status)),
-                        .offset_bytes = offset_bytes + done});
+      return Fail(std::move(error));
     }
     return {};
   }
 
+  /// -1 means errno; less is cuFile's own code, or a system's error that it passes on.
+  static Error ErrorOf(ssize_t count, int error_number, const char* what) {
+    if (count < -CUFILEOP_BASE_ERR) {
+      const auto status = static_cast<CUfileOpError>(-count);
+      return {
+          .code = ErrorCode::kUnavailable,
+          .message = fmt::format("{}: {} ({}); try again, without GPUDirect Storage from now on",
+                                 what, cufileop_status_error(status), static_cast<int>(status))};
+    }
+    if (count < -1) error_number = static_cast<int>(-count);
+    return SystemError(error_number == 0 ? EIO : error_number, what);
+  }
+
   const Library* const library_;  // of the process
   const CUfileHandle_t handle_;
+  const int fd_;
+  const dev_t storage_device_;
 };
 
-Result<std::unique_ptr<File>> Register(const Library& library, int fd) {
-  CUfileDescr_t descriptor{};
-  descriptor.type = CU_FILE_HANDLE_TYPE_OPAQUE_FD;
-  descriptor.handle.fd = fd;
-  CUfileHandle_t handle = nullptr;
-  const CUfileError_t status = library.HandleRegister(&handle, &descriptor);
-  if (status.err != CU_FILE_SUCCESS) {
-    return Unusable("cuFile does not take the file: " + Describe(status));
-  }
-  return std::make_unique<File>(&library, handle);
-}
-
-/// What is known of file systems that were to be written, by device number.
-Result<void> TryOutOnce(core::DeviceBackend& backend, int device, int fd,
-                        const std::string& directory) {
-  struct stat status{};
-  if (::fstat(fd, &status) != 0) return Fail(SystemError(errno, "cannot look at", directory));
-  static std::mutex mutex;
-  static std::map<dev_t, Result<void>> results;
-  const std::lock_guard lock(mutex);  // others wait for the answer
-  if (const auto found = results.find(status.st_dev); found != results.end()) return found->second;
-  const auto open = [](int trial_fd) -> Result<std::unique_ptr<core::DeviceFile>> {
-    CAIRN_TRY_ASSIGN(const Library* const library, OpenLibrary());
-    return Register(*library, trial_fd);
-  };
-  const auto result = internal::TryOutFile(backend, device, directory, open);
-  // A full disk or device may have room again.
-  const bool is_final = result || result.error().code == ErrorCode::kFailedPrecondition ||
-                        result.error().code == ErrorCode::kDataLoss;
-  if (is_final) results.emplace(status.st_dev, result);
-  return result;
-}
-
-Result<const Library*> FindLibraryFor(int fd) {
+/// The library, if it is wanted and serves the storage.
+Result<const Library*> FindLibraryFor(const internal::FileStorage& storage) {
   CAIRN_TRY_ASSIGN(const Mode mode, ModeFromEnvironment());
   if (mode == Mode::kOff) return Unusable(fmt::format("{}=off", kModeVariable));
+  CAIRN_TRY(Findings::Get().Check(storage.device));
+  // Before the library: its driver starts threads.
+  unsigned flags = 0;
+  if (mode == Mode::kAuto) {
+    CAIRN_TRY_ASSIGN(flags, internal::FlagsThatServe(storage));
+  }
   CAIRN_TRY_ASSIGN(const Library* const library, OpenLibrary());
-  if (mode == Mode::kAuto) CAIRN_TRY(CheckFileSystem(*library, fd));
+  if (mode == Mode::kAuto && (library->properties.nvfs.dstatusflags & flags) == 0) {
+    return Unusable(
+        "cuFile's driver does not serve this file system here (is the kernel module nvidia-fs "
+        "loaded?)");
+  }
   return library;
+}
+
+Result<void> TryOut(const Library& library, core::DeviceBackend& backend, int device,
+                    const internal::FileStorage& storage, const std::string& directory) {
+  return Findings::Get().TryOutOnce(storage.device, [&] {
+    return internal::TryOutFile(backend, device, directory,
+                                [&](int fd) -> Result<std::unique_ptr<core::DeviceFile>> {
+                                  return File::Register(library, fd, storage.device);
+                                });
+  });
 }
 
 }  // namespace
@@ -255,12 +278,14 @@ Result<std::unique_ptr<core::DeviceFile>> internal::OpenCuFile(core::DeviceBacke
                                                                int device, int fd,
                                                                const std::string& path,
                                                                FileUse use) {
-  CAIRN_TRY_ASSIGN(const Library* const library, FindLibraryFor(fd));
+  CAIRN_TRY_ASSIGN(const FileStorage storage, FindStorage(fd));
+  CAIRN_TRY_ASSIGN(const Library* const library, FindLibraryFor(storage));
   if (use == FileUse::kWrite) {
     const size_t slash = path.rfind('/');
-    CAIRN_TRY(TryOutOnce(backend, device, fd, slash == path.npos ? "." : path.substr(0, slash)));
+    CAIRN_TRY(TryOut(*library, backend, device, storage,
+                     slash == path.npos ? "." : path.substr(0, slash)));
   }
-  return Register(*library, fd);
+  return File::Register(*library, fd, storage.device);
 }
 
 Result<void> FindGpuDirectStorage(const std::string& directory) {
@@ -268,10 +293,11 @@ Result<void> FindGpuDirectStorage(const std::string& directory) {
   const int fd = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return Fail(SystemError(errno, "cannot open the directory", directory));
   auto found = [&]() -> Result<void> {
-    CAIRN_TRY(FindLibraryFor(fd));
+    CAIRN_TRY_ASSIGN(const internal::FileStorage storage, internal::FindStorage(fd));
+    CAIRN_TRY_ASSIGN(const Library* const library, FindLibraryFor(storage));
     int device = 0;
     CAIRN_TRY(internal::Check(cudaGetDevice(&device), "asking for the GPU"));
-    return TryOutOnce(*backend, device, fd, directory);
+    return TryOut(*library, *backend, device, storage, directory);
   }();
   ::close(fd);
   return found;

@@ -188,7 +188,7 @@ class BlockFiller {
     (void)fd;
     return {};
   }
-  /// Waits likewise, and lets go of the file.
+  /// Drops what has not begun, waits for the rest, and lets go of the file.
   virtual void CloseFile(int fd) { (void)fd; }
 };
 
@@ -409,9 +409,8 @@ class StepWriter {
   Result<std::vector<Extent>> AppendRunsFilled(uint64_t length_bytes, std::span<const PageRun> runs,
                                                std::span<const uint64_t> leaves, const Fill& fill);
 
-  /// Returns once nothing that was appended is read any more from where it lay, but for what the
-  /// filler still brings into one last block. `memory` of earlier appends is the caller's again,
-  /// and all blocks but that one are free.
+  /// Returns once nothing that was appended is read any more from where it lay: `memory` of earlier
+  /// appends is the caller's again, and all blocks are free.
   Result<void> Settle();
 
   /// Adds a record; `key` is without generation and added only once. Columns: kTensors, kValues.

@@ -3,6 +3,7 @@
 #include "core/internal/device_transfers.h"
 
 #include <algorithm>
+#include <new>
 #include <system_error>
 #include <utility>
 
@@ -68,6 +69,16 @@ Result<void> DeviceTransfers::Begin(Part part, int fd) {
   return {};
 }
 
+Result<void> DeviceTransfers::Run(const Part& part) {
+  try {
+    DeviceFile& file = *part.file->file;
+    return part.write ? file.Write(part.device, part.memory, part.offset_bytes)
+                      : file.Read(part.device, part.memory, part.offset_bytes);
+  } catch (const std::bad_alloc&) {
+    return Fail(ErrorCode::kResourceExhausted, "not enough memory for a transfer");
+  }
+}
+
 void DeviceTransfers::Loop() {
   std::unique_lock lock(mutex_);
   while (true) {
@@ -78,9 +89,7 @@ void DeviceTransfers::Loop() {
     Result<void> done;
     if (!part.file->error) {
       lock.unlock();
-      DeviceFile& file = *part.file->file;
-      done = part.write ? file.Write(part.device, part.memory, part.offset_bytes)
-                        : file.Read(part.device, part.memory, part.offset_bytes);
+      done = Run(part);
       lock.lock();
     }
     if (!done && !part.file->error) part.file->error = std::move(done).error();
@@ -98,9 +107,13 @@ Result<void> DeviceTransfers::Await(int fd) {
 }
 
 void DeviceTransfers::Close(int fd) {
-  (void)Await(fd);
   std::map<int, File>::node_type closed;  // ends behind the lock
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  File& file = files_.at(fd);
+  if (file.pending > 0 && !file.error) {
+    file.error = Error{.code = ErrorCode::kCancelled, .message = "the file was closed"};
+  }
+  ended_.wait(lock, [&] { return file.pending == 0; });
   closed = files_.extract(fd);
 }
 

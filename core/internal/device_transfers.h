@@ -43,7 +43,7 @@ class DeviceTransfers {
 
   /// Waits for what has begun with the file. Errors: the first of a transfer.
   Result<void> Await(int fd);
-  /// Waits likewise, and forgets the file.
+  /// Drops what has not begun, waits for the rest, and forgets the file.
   void Close(int fd);
 
  private:
@@ -66,6 +66,7 @@ class DeviceTransfers {
 
   Result<void> Begin(Part part, int fd);
   bool StartThreads();
+  static Result<void> Run(const Part& part);
   void Loop();
 
   DeviceBackend* const backend_;

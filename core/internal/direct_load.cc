@@ -23,9 +23,8 @@ namespace {
 
 // Below it the way through blocks, which needs no call for each extent, is as fast.
 constexpr uint64_t kMinRequestBytes = 1ull << 20;
-// Read before it is digested; a digest of so much takes a thousandth of the time.
-constexpr uint64_t kBatchBytes = 1ull << 30;
-constexpr uint64_t kFileAlignment = 4096;  // of direct I/O
+// Read before it is digested; a digest of so much takes a hundredth of the time at most.
+constexpr uint64_t kBatchBytes = 256ull << 20;
 
 // A chunk that one request wants whole.
 struct Job {
@@ -39,11 +38,6 @@ bool MayBeDirect(const LoadRequest& request) {
   const auto bytes = TensorBytes(request.target.dtype, request.target.shape);
   return request.target.device != kHostDevice && bytes && *bytes >= kMinRequestBytes &&
          IsContiguous(request.target.shape, request.target.strides);
-}
-
-bool IsAligned(const kv::Extents& extents) {
-  return std::ranges::all_of(
-      extents, [](const kv::Extent& extent) { return extent.offset_bytes % kFileAlignment == 0; });
 }
 
 // Where the chunk's bytes belong, if the request wants all of them, as one run.
@@ -114,9 +108,10 @@ class Loader {
       uint64_t bytes = 0;
       size_t end = begin;
       while (end < jobs_.size() && bytes < kBatchBytes) bytes += jobs_[end++].target.size();
-      CAIRN_TRY(RunBatch(std::span(jobs_).subspan(begin, end - begin), lanes));
+      const std::span batch = std::span(jobs_).subspan(begin, end - begin);
+      CAIRN_TRY(RunBatch(batch, lanes));
       begin = end;
-      done_bytes_ += bytes;
+      for (const Job& job : batch) done_bytes_ += direct_[job.request] ? job.target.size() : 0;
       if (progress_ && !progress_(done_bytes_, TotalBytes())) {
         return Fail(ErrorCode::kCancelled, "stopped as asked");
       }
@@ -150,7 +145,7 @@ class Loader {
     const LoadRequest& request = requests_[i];
     if (!direct_[i] || IsEmpty(Intersect(chunk.box, request.box))) return;
     const auto target = TargetOf(request, chunk);
-    if (!target || !IsAligned(chunk.extents) || target->size() > missing_bytes_[i]) {
+    if (!target || target->size() > missing_bytes_[i]) {
       direct_[i] = false;
       return;
     }
@@ -190,37 +185,62 @@ class Loader {
   // Waits for the reads, and forgets the files. Only what the digests say counts.
   void CloseFiles() {
     for (const auto& [segment_id, file] : files_) {
-      if (file) transfers_.Close(file->fd);
+      if (!file) continue;
+      (void)transfers_.Await(file->fd);
+      transfers_.Close(file->fd);
     }
     files_.clear();
   }
 
   Result<void> RunBatch(std::span<const Job> batch, const DeviceLanes& lanes) {
     for (const Job& job : batch) {
-      if (!direct_[job.request]) continue;
-      auto begun = Begin(job);
-      if (!begun && begun.error().code == ErrorCode::kInvalidArgument) return begun;
-      if (!begun) direct_[job.request] = false;
+      if (direct_[job.request]) CAIRN_TRY(Plan(job));
     }
+    CAIRN_TRY(BeginRead());
     CloseFiles();
     std::map<int, std::vector<const Job*>> by_device;
     for (const Job& job : batch) {
       if (direct_[job.request]) by_device[requests_[job.request].target.device].push_back(&job);
     }
-    for (const auto& [device, jobs] : by_device) CAIRN_TRY(Check(lanes.On(device), jobs));
+    for (const auto& [device, jobs] : by_device) {
+      if (Check(lanes.On(device), jobs)) continue;
+      // Digests need some memory of the device. One that has failed fails the other way as well.
+      for (const Job* const job : jobs) direct_[job->request] = false;
+    }
     return {};
   }
 
-  Result<void> Begin(const Job& job) {
-    const int device = requests_[job.request].target.device;
+  // Joins what lies one behind another in a segment and in memory: where a chunk ends is seldom
+  // where direct I/O would have it.
+  Result<void> Plan(const Job& job) {
     uint64_t at = 0;
     for (const kv::Extent& extent : job.extents) {
-      CAIRN_TRY_ASSIGN(const bool reached, Open(extent.segment_id));
-      if (!reached) return Fail(ErrorCode::kUnimplemented, "no way from devices to the segment");
-      CAIRN_TRY(transfers_.Read(files_.at(extent.segment_id)->fd, device,
-                                job.target.subspan(at, extent.length_bytes), extent.offset_bytes));
+      const std::span<std::byte> target = job.target.subspan(at, extent.length_bytes);
       at += extent.length_bytes;
-      bytes_read_ += extent.length_bytes;
+      if (read_.segment_id == extent.segment_id &&
+          read_.offset_bytes + read_.target.size() == extent.offset_bytes &&
+          read_.target.data() + read_.target.size() == target.data()) {
+        read_.target = {read_.target.data(), read_.target.size() + target.size()};
+        continue;
+      }
+      CAIRN_TRY(BeginRead());
+      read_ = {.segment_id = extent.segment_id,
+               .offset_bytes = extent.offset_bytes,
+               .target = target,
+               .device = requests_[job.request].target.device};
+    }
+    return {};
+  }
+
+  // Of what cannot be read the digests will not match.
+  Result<void> BeginRead() {
+    const PlannedRead read = std::exchange(read_, {});
+    if (read.target.empty()) return {};
+    CAIRN_TRY_ASSIGN(const bool reached, Open(read.segment_id));
+    if (!reached) return {};
+    const int fd = files_.at(read.segment_id)->fd;
+    if (transfers_.Read(fd, read.device, read.target, read.offset_bytes)) {
+      bytes_read_ += read.target.size();
     }
     return {};
   }
@@ -252,6 +272,13 @@ class Loader {
     return {};
   }
 
+  struct PlannedRead {
+    uint64_t segment_id = 0;
+    uint64_t offset_bytes = 0;
+    std::span<std::byte> target;
+    int device = 0;
+  };
+
   const StepView& view_;
   const std::span<const LoadRequest> requests_;
   std::vector<bool> direct_;             // by request
@@ -261,6 +288,7 @@ class Loader {
   // end first.
   std::map<uint64_t, std::optional<kv::DirectFile>> files_;
   DeviceTransfers transfers_;
+  PlannedRead read_;  // that may still grow
   const Progress& progress_;
   uint64_t done_bytes_ = 0;
   uint64_t bytes_read_ = 0;

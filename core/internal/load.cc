@@ -266,22 +266,26 @@ Result<LoadReport> LoadAnywhere(const StepView& view, std::span<const LoadReques
                                 const Progress& progress, std::span<const DeviceStream> streams) {
   CAIRN_TRY_ASSIGN(Plan plan, Plan::Make(view, requests));
   if (!HasDeviceTargets(requests)) return LoadHost(view, std::move(plan), progress);
-  CAIRN_TRY_ASSIGN(const DirectLoad direct, LoadDirectly(view, requests, streams, progress));
-  Progress rest_progress = progress;
-  if (progress && direct.loaded_bytes > 0) {
-    rest_progress = [&](uint64_t done, uint64_t total) {
-      return progress(direct.loaded_bytes + done, direct.loaded_bytes + total);
+  uint64_t told_bytes = 0;
+  uint64_t before_bytes = 0;
+  Progress told;
+  if (progress) {
+    // What has to be read again was told before.
+    told = [&](uint64_t done, uint64_t total) {
+      told_bytes = std::max(told_bytes, before_bytes + done);
+      return progress(told_bytes, before_bytes + total);
     };
   }
+  CAIRN_TRY_ASSIGN(const DirectLoad direct, LoadDirectly(view, requests, streams, told));
+  before_bytes = direct.loaded_bytes;
+  const HostLoad load_part = [&](std::span<const LoadRequest> part,
+                                 const Progress& part_progress) -> Result<LoadReport> {
+    CAIRN_TRY_ASSIGN(Plan part_plan, Plan::Make(view, part));
+    return LoadHost(view, std::move(part_plan), part_progress);
+  };
   LoadReport report;
   if (!direct.rest.empty()) {
-    CAIRN_TRY_ASSIGN(report, LoadThroughBlocks(direct.rest, streams, rest_progress,
-                                               [&](std::span<const LoadRequest> part,
-                                                   const Progress& told) -> Result<LoadReport> {
-                                                 CAIRN_TRY_ASSIGN(Plan part_plan,
-                                                                  Plan::Make(view, part));
-                                                 return LoadHost(view, std::move(part_plan), told);
-                                               }));
+    CAIRN_TRY_ASSIGN(report, LoadThroughBlocks(direct.rest, streams, told, load_part));
   }
   report.bytes_read += direct.bytes_read;
   report.direct_bytes = direct.bytes_read;

@@ -66,10 +66,12 @@ Result<void> TryOutFile(
   Descriptor descriptor;
   CAIRN_TRY_ASSIGN(descriptor.fd, MakeFile(directory));
   CAIRN_TRY_ASSIGN(const std::unique_ptr<core::DeviceFile> file, open(descriptor.fd));
+  // In front of the lane, which ends before them.
+  std::vector<std::byte> written(kTrialBytes);
+  std::vector<std::byte> read(kTrialBytes);
   CAIRN_TRY_ASSIGN(const auto memory, backend.Allocate(device, 2 * kTrialBytes));
   CAIRN_TRY_ASSIGN(const std::shared_ptr<core::DeviceLane> lane, backend.OpenLane(device));
 
-  std::vector<std::byte> written(kTrialBytes);
   uint64_t state = static_cast<uint64_t>(::getpid());
   for (std::byte& byte : written) {
     state = state * 6364136223846793005u + 1442695040888963407u;  // Knuth's, of MMIX
@@ -90,6 +92,7 @@ Result<void> TryOutFile(
 
   CAIRN_TRY(file->Write(device, {source, kTrialBytes}, kOffsetBytes));
   const AlignedBytes found;
+  errno = 0;  // as it stays where less comes back
   if (::pread(descriptor.fd, found.data, kTrialBytes, kOffsetBytes) !=
       static_cast<ssize_t>(kTrialBytes)) {
     return Fail(
@@ -98,7 +101,6 @@ Result<void> TryOutFile(
   CAIRN_TRY(Compare(found.span(), written));
 
   CAIRN_TRY(file->Read(device, {copy, kTrialBytes}, kOffsetBytes));
-  std::vector<std::byte> read(kTrialBytes);
   const core::TensorView view{.dtype = core::DType::kUInt8,
                               .shape = {kTrialBytes},
                               .strides = {},

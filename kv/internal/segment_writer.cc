@@ -361,7 +361,10 @@ void SegmentWriter::GiveWaitingBack() {
 }
 
 Result<void> SegmentWriter::Settle() {
-  auto written = WriteWaiting();
+  // The last block too: who waits for the next payload must not hold one.
+  auto written = PutZerosTo(RoundUp(position_, kDirectAlignBytes));
+  if (written && fill_bytes_ > 0) written = SubmitBlock();
+  if (written) written = WriteWaiting();
   if (!written) GiveWaitingBack();  // others may stand waiting for a block
   if (!filler_writes_) return written;
   auto arrived = filler_->AwaitFile(file_.fd());

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <string>
@@ -29,6 +30,9 @@ class DeviceStoreTest : public ::testing::Test {
  protected:
   void SetUp() override {
     CAIRN_SKIP_WITHOUT_GPU();
+#ifndef CAIRN_TEST_ON_GPU
+    ::setenv("CAIRN_GDS", "off", /*overwrite=*/0);  // a real cuFile knows no simulated memory
+#endif
     cuda::Register();
     auto backend = core::FindDeviceBackend();
     CAIRN_ASSERT_OK(backend);

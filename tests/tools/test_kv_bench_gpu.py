@@ -14,7 +14,8 @@ SIMULATED = "kv_bench_on_simulation"
 
 
 @pytest.fixture
-def gpu_rows(tmp_path):
+def gpu_rows(tmp_path, monkeypatch):
+    monkeypatch.setenv("CAIRN_GDS", "off")  # a real cuFile knows no simulated memory
     if not (BIN_DIR / SIMULATED).exists():
         pytest.skip("built without the CUDA layer: no kv-bench on the simulated runtime")
 

@@ -11,6 +11,8 @@ import pytest
 import torch
 from device_memory import Memory, Stream, control, empty
 
+# A real cuFile knows no simulated memory.
+os.environ.setdefault("CAIRN_GDS", "off")
 # Small delays of all that streams do, so that a wait that is missing shows as wrong bytes.
 _JITTER_US = 200
 _DEVICES = 4
