@@ -60,7 +60,10 @@ class Loader {
          const Progress& progress)
       : view_(view), requests_(requests), transfers_(backend), progress_(progress) {
     direct_.resize(requests.size());
-    for (const LoadRequest& request : requests) missing_bytes_.push_back(BytesOf(request));
+    for (const LoadRequest& request : requests) {
+      missing_bytes_.push_back(BytesOf(request));
+      total_bytes_ += BytesOf(request);
+    }
   }
 
   Result<void> Plan() {
@@ -112,7 +115,7 @@ class Loader {
       CAIRN_TRY(RunBatch(batch, lanes));
       begin = end;
       for (const Job& job : batch) done_bytes_ += direct_[job.request] ? job.target.size() : 0;
-      if (progress_ && !progress_(done_bytes_, TotalBytes())) {
+      if (progress_ && !progress_(done_bytes_, total_bytes_)) {
         return Fail(ErrorCode::kCancelled, "stopped as asked");
       }
     }
@@ -134,11 +137,6 @@ class Loader {
  private:
   static uint64_t BytesOf(const LoadRequest& request) {
     return *TensorBytes(request.target.dtype, request.target.shape);
-  }
-  uint64_t TotalBytes() const {
-    uint64_t bytes = 0;
-    for (const LoadRequest& request : requests_) bytes += BytesOf(request);
-    return bytes;
   }
 
   void Add(size_t i, const ChunkInfo& chunk) {
@@ -194,7 +192,7 @@ class Loader {
 
   Result<void> RunBatch(std::span<const Job> batch, const DeviceLanes& lanes) {
     for (const Job& job : batch) {
-      if (direct_[job.request]) CAIRN_TRY(Plan(job));
+      if (direct_[job.request]) CAIRN_TRY(AddRead(job));
     }
     CAIRN_TRY(BeginRead());
     CloseFiles();
@@ -212,7 +210,7 @@ class Loader {
 
   // Joins what lies one behind another in a segment and in memory: where a chunk ends is seldom
   // where direct I/O would have it.
-  Result<void> Plan(const Job& job) {
+  Result<void> AddRead(const Job& job) {
     uint64_t at = 0;
     for (const kv::Extent& extent : job.extents) {
       const std::span<std::byte> target = job.target.subspan(at, extent.length_bytes);
@@ -290,6 +288,7 @@ class Loader {
   DeviceTransfers transfers_;
   PlannedRead read_;  // that may still grow
   const Progress& progress_;
+  uint64_t total_bytes_ = 0;
   uint64_t done_bytes_ = 0;
   uint64_t bytes_read_ = 0;
 };

@@ -244,13 +244,7 @@ TEST_F(DeviceSaveTest, SegmentsCloseBehindTheStaging) {
   const std::vector<std::byte> bytes = RandomBytes(70'000, 6);
   host_.push_back(bytes);
   storages_.emplace_back(bytes);
-  core::StateDict state;
-  for (uint64_t i = 0; i < bytes.size(); ++i) {
-    state.root().Tensor(std::to_string(i), {.dtype = core::DType::kUInt8,
-                                            .shape = {1},
-                                            .data = storages_.back().data() + i,
-                                            .device = 0});
-  }
+  const core::StateDict state = OneByteTensors(storages_.back());
   CAIRN_ASSERT_OK_AND_ASSIGN(const core::SaveReport report, store_->Save(1, state));
   EXPECT_EQ(report.written_bytes, bytes.size());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store_->kv().Latest());

@@ -88,6 +88,17 @@ class DeviceStoreTest : public ::testing::Test {
     return bytes;
   }
 
+  /// As many tensors as `storage` has bytes: more than 65,536 take two segments.
+  static core::StateDict OneByteTensors(const DeviceBytes& storage) {
+    core::StateDict state;
+    for (uint64_t i = 0; i < storage.length_bytes(); ++i) {
+      state.root().Tensor(
+          std::to_string(i),
+          {.dtype = core::DType::kUInt8, .shape = {1}, .data = storage.data() + i, .device = 0});
+    }
+    return state;
+  }
+
   /// Loads all tensors of the step to host memory and compares.
   void ExpectStored(uint64_t step) {
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store_->kv().Latest());

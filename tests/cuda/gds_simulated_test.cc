@@ -308,12 +308,7 @@ TEST_F(GdsTest, ASegmentThatClosesBesideTheNext) {
   // Two segments, as one holds 65,536 chunks.
   const std::vector<std::byte> bytes = testing::RandomBytes(70'000, 6);
   const testing::DeviceBytes storage(bytes);
-  core::StateDict state;
-  for (uint64_t i = 0; i < bytes.size(); ++i) {
-    state.root().Tensor(
-        std::to_string(i),
-        {.dtype = core::DType::kUInt8, .shape = {1}, .data = storage.data() + i, .device = 0});
-  }
+  core::StateDict state = OneByteTensors(storage);
   AddPlain("large", 20 * kMiB);
   for (const char* const name : {"a", "x"}) {  // in front of the small ones and behind
     core::TensorView view = tensors_.at("large").view;

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <string>
 #include <vector>
 
 #include "core/async_save.h"
@@ -19,12 +18,7 @@ TEST_F(SmallBudgetFailureTest, AFailedDeviceEndsTheSaveAndNotInAHang) {
   // Two segments that share one block; the waits that fail are the closing thread's, too.
   const std::vector<std::byte> bytes = testing::RandomBytes(70'000, 6);
   const testing::DeviceBytes storage(bytes);
-  core::StateDict state;
-  for (uint64_t i = 0; i < bytes.size(); ++i) {
-    state.root().Tensor(
-        std::to_string(i),
-        {.dtype = core::DType::kUInt8, .shape = {1}, .data = storage.data() + i, .device = 0});
-  }
+  const core::StateDict state = OneByteTensors(storage);
   core::AsyncSaver saver(store_.get());
   uint64_t failed = 0;
   for (uint64_t nth = 1; nth <= 7; nth += 2) {
