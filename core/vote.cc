@@ -85,8 +85,11 @@ Result<std::string> VoteAndTell(Communicator& communicator, const Result<std::st
 Result<void> Vote(Communicator& communicator, const Result<void>& own) {
   std::vector<std::byte> error = own ? std::vector<std::byte>() : EncodeError(own.error());
   const uint64_t length_bytes = error.size();
-  CAIRN_TRY_ASSIGN(const std::vector<uint64_t> lengths,
-                   AllGatherValues(communicator, length_bytes));
+  const auto gathered = AllGatherValues(communicator, length_bytes);
+  if (!gathered) {
+    return own ? Result<void>(std::unexpected(gathered.error())) : own;  // the cause of the break
+  }
+  const std::vector<uint64_t>& lengths = *gathered;
   for (int rank = 0; rank < communicator.world_size(); ++rank) {
     const uint64_t length = lengths[static_cast<size_t>(rank)];
     if (length == 0) continue;

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -60,6 +61,7 @@ class NcclCommunicator final : public Communicator {
 
   ~NcclCommunicator() override {
     const DeviceScope scope(device());
+    if (!broken_by_.empty() || nccl_->stop().is_requested()) transfers_->FreeInBackground();
     if (broken_by_.empty()) nccl_->Close(DeadlineAfter(std::min(timeout_, kGrace)));
     nccl_.reset();
     transfers_.reset();
@@ -78,7 +80,7 @@ class NcclCommunicator final : public Communicator {
   Result<void> Broadcast(ByteTarget bytes, int root) override {
     CAIRN_TRY(CheckUsable());
     CAIRN_TRY(core::CheckRoot("Broadcast", root, world_size_));
-    CAIRN_TRY_ASSIGN(const MemoryRange range, transfers_->Locate(bytes));
+    CAIRN_TRY_ASSIGN(const MemoryRange range, Locate(bytes));
     return Run("Broadcast", [&](Deadline deadline) {
       return transfers_->Broadcast(*nccl_, rank_, root, range, deadline);
     });
@@ -152,11 +154,17 @@ class NcclCommunicator final : public Communicator {
     return ranges;
   }
 
+  Result<MemoryRange> Locate(ByteView bytes) const {
+    auto range = transfers_->Locate(bytes);
+    if (!range) nccl_->stop().NoteFailure();  // the others are in the call
+    return range;
+  }
+
   template <typename Range>
   Result<std::vector<MemoryRange>> LocateAll(std::span<const Range> ranges) const {
     std::vector<MemoryRange> located;
     for (const Range bytes : ranges) {
-      CAIRN_TRY_ASSIGN(const MemoryRange range, transfers_->Locate(bytes));
+      CAIRN_TRY_ASSIGN(const MemoryRange range, Locate(bytes));
       located.push_back(range);
     }
     return located;
@@ -266,9 +274,10 @@ Result<Prepared> Prepare(const Communicator& host, const NcclOptions& options) {
   CAIRN_TRY_ASSIGN(prepared.nccl, NcclLibrary::Open());
   CAIRN_TRY(CheckOptions(options));
   const DeviceScope scope(options.device);
-  CAIRN_TRY_ASSIGN(prepared.transfers,
-                   NcclTransfers::Make(options.device, host.world_size(), options.buffer_bytes,
-                                       static_cast<cudaStream_t>(options.stream)));
+  std::optional<cudaStream_t> follows;
+  if (!options.follows_no_stream) follows = static_cast<cudaStream_t>(options.stream);
+  CAIRN_TRY_ASSIGN(prepared.transfers, NcclTransfers::Make(options.device, host.world_size(),
+                                                           options.buffer_bytes, follows));
   if (host.rank() == 0) {
     const ncclResult_t status = prepared.nccl->GetUniqueId(&prepared.id);
     if (status != ncclSuccess) {
@@ -326,7 +335,8 @@ Result<std::unique_ptr<Communicator>> ConnectNccl(Communicator& host, const Nccl
   const DeviceScope scope(options.device);
   CAIRN_TRY_ASSIGN(const ncclUniqueId id, Introduce(host, *prepared));
   // A rank that fails at once waits in the vote for those that fail at their deadline.
-  const auto timeout = std::min(options.timeout, host.timeout() / 2);
+  const auto timeout = std::min(
+      {options.timeout, options.connect_timeout.value_or(options.timeout), host.timeout() / 2});
   auto nccl =
       NcclHandle::Init(*prepared->nccl, id, host.rank(), host.world_size(), DeadlineAfter(timeout),
                        options.stop ? options.stop : std::make_shared<NcclStop>());

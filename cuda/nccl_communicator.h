@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "core/communicator.h"
@@ -22,6 +23,9 @@ struct NcclOptions {
   /// Of connecting, of each call, and of those on communicators split from it.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
 
+  /// Of connecting, if that is to take less.
+  std::optional<std::chrono::milliseconds> connect_timeout;
+
   /// Device memory that ranges in host memory pass through: taken once, by each communicator, those
   /// split from it too. The same on all ranks; at least kMinNcclBufferBytes.
   uint64_t buffer_bytes = 64ull << 20;
@@ -30,6 +34,9 @@ struct NcclOptions {
   /// communicator and those split from it. What a call does to ranges in device memory comes after
   /// all that this stream held when the call began.
   void* stream = nullptr;
+
+  /// No stream is followed: the caller waits for all that writes or reads the ranges.
+  bool follows_no_stream = false;
 
   /// Ends this rank's calls, those on communicators split from it too. Null: nothing but deadlines
   /// does.
@@ -46,7 +53,7 @@ inline constexpr uint64_t kMinNcclBufferBytes = 64ull << 10;
 /// without NCCL's header. kFailedPrecondition: no NCCL of 2.18.1 or newer here (which one was found
 /// and what to install), not the same version on all ranks, no GPU or no driver.
 /// kResourceExhausted: no device memory for buffers. kUnavailable: NCCL could not connect, or not
-/// in time: `timeout` or half of `host`'s, whichever is shorter.
+/// in time: the shortest of `timeout`, `connect_timeout` and half of `host`'s.
 ///
 /// The result keeps the contract of core/communicator.h, and:
 ///   - Ranges may lie in memory of its device() or in host memory, also both in one call and

@@ -28,8 +28,8 @@ class NcclStop {
     return why_;
   }
 
-  /// True once a call has failed, and so broken its communicator: the other ranks may wait for this
-  /// one until their deadlines.
+  /// True once a call has failed, by breaking its communicator or before anything was sent: the
+  /// other ranks may wait for this one until their deadlines.
   bool has_failed() const { return has_failed_; }
   void NoteFailure() { has_failed_ = true; }
 

@@ -16,6 +16,7 @@
 #include <map>
 #include <set>
 
+#include "core/gloo_communicator.h"
 #include "core/internal/all_gather_values.h"
 #include "core/internal/load.h"
 #include "core/internal/no_throw.h"
@@ -237,6 +238,19 @@ class OnceLoad {
                       const ShardLoadOptions& options) {
     Communicator& carrier =
         options.tensor_communicator == nullptr ? communicator : *options.tensor_communicator;
+    Result<void> verdict;
+    Result<void> done = PassOnBy(carrier, communicator, step, options, verdict);
+    if (done) return verdict;
+    // No verdict of all: the others may wait in the carrier, which need not tell them of this rank.
+    // Its connections do, once it uses or leaves them.
+    if (&carrier != &communicator) InterruptGloo(communicator);
+    return done;
+  }
+
+ private:
+  /// `verdict` is what all ranks get. Errors are this rank's own.
+  Result<void> PassOnBy(Communicator& carrier, Communicator& communicator, const kv::StepInfo& step,
+                        const ShardLoadOptions& options, Result<void>& verdict) {
     CAIRN_TRY_ASSIGN(const uint64_t rounds, MostGroups(communicator));
     std::vector<std::unique_ptr<Communicator>> parts;
     Result<void> agreed = {};
@@ -248,6 +262,8 @@ class OnceLoad {
                        carrier.Split(place.lowest_rank, static_cast<uint32_t>(place.index)));
       if (group != nullptr) {
         Result<void> checked = group->CheckAgreed(*part, step);
+        // What the ranks say differently they vote on; a communicator that broke is not for later.
+        if (!checked && checked.error().code != ErrorCode::kInvalidArgument) return checked;
         if (!checked && agreed) agreed = std::move(checked);
       } else if (part->world_size() > 1) {
         agreed = Fail(ErrorCode::kInvalidArgument,
@@ -259,7 +275,8 @@ class OnceLoad {
     }
     auto mover = MakeMover(carrier, options);
     if (!mover && agreed) agreed = std::unexpected(mover.error());
-    CAIRN_TRY(Vote(communicator, agreed));
+    verdict = Vote(communicator, agreed);
+    if (!verdict) return {};
     for (size_t i = 0; i < order_.size(); ++i) {
       if (order_[i] == nullptr) continue;
       CAIRN_TRY(order_[i]->PassOn(*parts[i], *mover, options.buffer_bytes));
@@ -267,7 +284,6 @@ class OnceLoad {
     return {};
   }
 
- private:
   // Takes part in CheckAgreed of a group that this rank has not planned for.
   static Result<void> DeclineAgreement(Communicator& group) {
     CAIRN_TRY(AllGatherValues(group, kv::Digest()));

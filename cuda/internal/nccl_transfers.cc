@@ -5,7 +5,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <future>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 namespace cairn::cuda::internal {
@@ -24,7 +28,7 @@ void NcclTransfers::Step::Clear() {
 
 Result<std::unique_ptr<NcclTransfers>> NcclTransfers::Make(int device, int world_size,
                                                            uint64_t buffer_bytes,
-                                                           cudaStream_t follows) {
+                                                           std::optional<cudaStream_t> follows) {
   CAIRN_CHECK(buffer_bytes >= kMinBufferBytes);
   auto made = std::unique_ptr<NcclTransfers>(new NcclTransfers(device, buffer_bytes, follows));
   made->layout_ = ChunkLayout::Of(world_size, buffer_bytes - kBarrierBytes);
@@ -55,7 +59,22 @@ Result<std::unique_ptr<NcclTransfers>> NcclTransfers::Make(int device, int world
 }
 
 NcclTransfers::~NcclTransfers() {
-  if (memory_ != nullptr) Ignore(cudaFree(memory_));
+  if (memory_ == nullptr) return;
+  if (!frees_in_background_) {
+    Ignore(cudaFree(memory_));
+    return;
+  }
+  std::packaged_task<void()> free([memory = memory_, device = device_] {
+    const DeviceScope scope(device);
+    Ignore(cudaFree(memory));
+  });
+  const std::future<void> freed = free.get_future();
+  try {
+    std::thread(std::move(free)).detach();
+  } catch (const std::system_error&) {
+    return;  // no threads left: it goes with the process
+  }
+  (void)freed.wait_for(std::chrono::seconds(1));
 }
 
 Result<MemoryRange> NcclTransfers::Locate(core::ByteView bytes) const {
@@ -81,11 +100,12 @@ Result<MemoryRange> NcclTransfers::Locate(core::ByteView bytes) const {
 
 Result<void> NcclTransfers::FollowCaller(std::span<const MemoryRange> sent,
                                          std::span<const MemoryRange> received) const {
+  if (!follows_) return {};
   if (std::ranges::none_of(sent, &MemoryRange::on_device) &&
       std::ranges::none_of(received, &MemoryRange::on_device)) {
     return {};
   }
-  CAIRN_TRY(caller_.Record(follows_));
+  CAIRN_TRY(caller_.Record(*follows_));
   CAIRN_TRY(copies_.WaitFor(caller_));
   return moves_.WaitFor(caller_);
 }

@@ -16,6 +16,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -42,10 +43,11 @@ struct MemoryRange {
 class NcclTransfers {
  public:
   /// Takes `buffer_bytes` of device memory, all that it ever takes. The work of a call with ranges
-  /// in device memory comes after all that `follows` holds when the call begins.
+  /// in device memory comes after all that `follows`, if given, holds when the call begins.
   /// Requires kMinBufferBytes. kResourceExhausted: no device memory.
   static Result<std::unique_ptr<NcclTransfers>> Make(int device, int world_size,
-                                                     uint64_t buffer_bytes, cudaStream_t follows);
+                                                     uint64_t buffer_bytes,
+                                                     std::optional<cudaStream_t> follows);
   static constexpr uint64_t kMinBufferBytes = 64 << 10;
   ~NcclTransfers();
   NcclTransfers(const NcclTransfers&) = delete;
@@ -53,7 +55,7 @@ class NcclTransfers {
 
   int device() const { return device_; }
   uint64_t buffer_bytes() const { return buffer_bytes_; }
-  cudaStream_t follows() const { return follows_; }
+  std::optional<cudaStream_t> follows() const { return follows_; }
 
   /// Memory that CUDA does not know is the host's. kInvalidArgument: of another device.
   Result<MemoryRange> Locate(core::ByteView bytes) const;
@@ -65,6 +67,10 @@ class NcclTransfers {
   /// `sent[i]` goes to rank i, `received[i]` comes from it; the own ones are copied.
   Result<void> Exchange(NcclHandle& nccl, int rank, std::span<const MemoryRange> sent,
                         std::span<const MemoryRange> received, Deadline deadline);
+
+  /// From here on the destructor waits for a busy device for a second only, and leaves the rest to
+  /// the background: cudaFree waits for all that the device runs, others' work too.
+  void FreeInBackground() { frees_in_background_ = true; }
 
   /// After an abort: waits until nothing of ours runs on the device any more, up to `deadline`.
   void Drain(Deadline deadline) noexcept;
@@ -91,7 +97,7 @@ class NcclTransfers {
     void Clear();
   };
 
-  NcclTransfers(int device, uint64_t buffer_bytes, cudaStream_t follows)
+  NcclTransfers(int device, uint64_t buffer_bytes, std::optional<cudaStream_t> follows)
       : device_(device), buffer_bytes_(buffer_bytes), follows_(follows) {}
 
   /// Runs `next(step, half)` until it says that there is none.
@@ -110,10 +116,11 @@ class NcclTransfers {
 
   const int device_;
   const uint64_t buffer_bytes_;
-  const cudaStream_t follows_;
+  const std::optional<cudaStream_t> follows_;
   ChunkLayout layout_;           // of `slots_`
   std::byte* memory_ = nullptr;  // one element for barriers, then the slots
   std::byte* slots_ = nullptr;
+  bool frees_in_background_ = false;
   Stream moves_;  // NCCL's
   Stream copies_;
   Event caller_;  // what the caller's stream held
