@@ -53,7 +53,7 @@ def load(
     native: _cairn.Store, step: _cairn.StepInfo, requests: _cairn.Requests, **options: Any
 ) -> tuple[int, int, float]:
     """Reads what is requested, into device memory in the order of the current streams. Returns bytes
-    read and seconds."""
+    read, those of them that went straight to devices, and seconds."""
     return native.load(step, requests, current_streams(requests.devices()), **options)
 
 

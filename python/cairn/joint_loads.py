@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 from cairn import _cairn
 from cairn.loading import Load
 from cairn.ranks import Ranks
 
 
-def plan_together(ranks: Ranks, plan: Callable[[], Load]) -> Load:
-    """This rank's load, checked against the others'. Collective.
+def plan_together(ranks: Ranks, plan: Callable[[], Load], device: Any = None) -> Load:
+    """This rank's load, checked against the others'. Collective. ``device``: as the call names it.
 
     Raises on all ranks what ``plan()`` raises on one; NotFound or Invalid as ``Load``.
     """
@@ -24,19 +25,21 @@ def plan_together(ranks: Ranks, plan: Callable[[], Load]) -> Load:
 
     def tell() -> bytes:
         loads.append(plan())
-        return json.dumps(loads[0].unexpected).encode("utf-8", "surrogatepass")
+        has_devices = bool(loads[0].requests.devices())
+        return json.dumps([has_devices, loads[0].unexpected]).encode("utf-8", "surrogatepass")
 
-    told = ranks.exchange(tell)
+    told = [json.loads(one) for one in ranks.exchange(tell)]
     load = loads[0]
     if ranks.world_size > 1:
         nowhere = set(load.unexpected)
-        for one in told:
-            nowhere &= set(json.loads(one))
+        for _, unexpected in told:
+            nowhere &= set(unexpected)
         load.unexpected = tuple(fqn for fqn in load.unexpected if fqn in nowhere)
     load.check_unexpected()
     if load.read_once and ranks.world_size > 1:
         _share_reads(ranks, load.requests)
-        load.by_nccl = ranks.over_nccl(load.requests.devices())
+        have_devices = any(has_devices for has_devices, _ in told)
+        load.by_nccl = ranks.over_nccl(load.requests.devices(), have_devices, device)
     return load
 
 

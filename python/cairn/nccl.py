@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 VARIABLE = "CAIRN_NCCL"
+CONNECT_TIMEOUT = 90.0
+"""Seconds at most that connecting takes before all ranks go on without."""
 _MODES = ("auto", "on", "off")
 
 
@@ -29,11 +31,11 @@ class Objection(NamedTuple):
 
 
 def mode() -> str:
-    """What the environment asks for. Raises Invalid."""
+    """What the environment asks for, in any case of letters. Raises Invalid."""
     wanted = os.environ.get(VARIABLE, "auto") or "auto"
-    if wanted not in _MODES:
+    if wanted.lower() not in _MODES:
         raise Invalid(f"{VARIABLE}={wanted}: {', '.join(_MODES)} are known")
-    return wanted
+    return wanted.lower()
 
 
 def objection_of_group(group: ProcessGroup) -> str | None:
@@ -61,11 +63,33 @@ def objection(of_group: str | None) -> Objection | None:
     return None
 
 
-def device_for(devices: Sequence[int]) -> int:
-    """The device that a rank connects, of those that its tensors lie on."""
+def bound_device(group: ProcessGroup) -> int | None:
+    """The CUDA device that a rank's process group was given, if it was."""
+    return _number(getattr(group, "bound_device_id", None))
+
+
+def device_for(devices: Sequence[int], bound: int | None, wanted: Any) -> int:
+    """The device that a rank connects, of those that its tensors lie on; if there are none, of its
+    own all the same, as two ranks cannot connect one.
+
+    Args:
+        bound: the process group's.
+        wanted: as the call names it: where new tensors go.
+    """
     import torch
 
     if len(devices) == 1:
         return devices[0]
-    current: Any = torch.cuda.current_device()
-    return current if not devices or current in devices else devices[0]
+    for likely in (bound, _number(wanted), torch.cuda.current_device()):
+        if likely is not None and (not devices or likely in devices):
+            return likely
+    return devices[0]
+
+
+def _number(device: Any) -> int | None:
+    import torch
+
+    if device is None:
+        return None
+    made = torch.device(device)
+    return made.index if made.type == "cuda" else None

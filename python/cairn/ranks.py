@@ -14,8 +14,8 @@ import socket
 import sys
 import uuid
 import warnings
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from cairn import _cairn, errors, nccl
 from cairn.errors import Error, Invalid, Unavailable
@@ -24,6 +24,15 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 T = TypeVar("T")
+
+
+class HasDevices(Protocol):
+    """What says on which devices its tensors lie."""
+
+    def devices(self) -> Collection[int]: ...
+
+
+D = TypeVar("D", bound=HasDevices)
 
 _OK, _FAILED = b"\0", b"\1"
 
@@ -41,8 +50,10 @@ class Ranks:
         device: Any,
         timeout: float,
         nccl_objection: str | None = None,
+        bound_device: int | None = None,
     ) -> None:
-        """``nccl_objection``: why NCCL is not to be used unless it is asked for."""
+        """``nccl_objection``: why NCCL is not to be used unless it is asked for; ``bound_device``:
+        that of the process group."""
         self.communicator = communicator
         """None for this process alone."""
         self._numbers = numbers
@@ -52,6 +63,8 @@ class Ranks:
         self.timeout = timeout
         """Seconds that ranks wait for each other."""
         self._nccl_objection = nccl_objection
+        self._bound_device = bound_device
+        self._warning: str | None = None
         self._has_nccl: bool | None = None
         """None until a call has tensors on devices; then the same on all ranks."""
         self.transport = (
@@ -107,31 +120,41 @@ class Ranks:
         if self.communicator is not None:
             self.communicator.leave()
 
-    def over_nccl(self, devices: Iterable[int]) -> bool:
+    def over_nccl(self, devices: Iterable[int], have_devices: bool, wanted: Any = None) -> bool:
         """Whether the tensors of a call, which here lie on ``devices``, go over NCCL. Collective,
         with one answer for all ranks; the first call that has any such tensor connects them.
 
-        Raises Invalid on all ranks if ``CAIRN_NCCL=on`` asks for what cannot be had.
+        Args:
+            have_devices: whether any rank has such a tensor, which all have been told
+                (``settle_with_devices``).
+            wanted: the device that the call names, if it names one.
+
+        Raises Invalid on all ranks if ``CAIRN_NCCL`` asks for what cannot be had, or is no mode.
         """
-        if self.communicator is None or self._has_nccl is False:
-            return False
-        own = sorted(devices)
-
-        def tell() -> bytes:
-            objection = nccl.objection(self._nccl_objection) if self._has_nccl is None else None
-            return json.dumps([bool(own), nccl.mode(), objection]).encode()
-
-        told = [json.loads(one) for one in self.exchange(tell)]
-        if not any(has_devices for has_devices, _, _ in told):
+        if self.communicator is None or not have_devices:
             return False
         if self._has_nccl is None:
-            self._choose_transport(own, [(mode, found) for _, mode, found in told])
+            self._choose_transport(sorted(devices), wanted)
         return bool(self._has_nccl)
 
-    def _choose_transport(self, devices: list[int], told: list[tuple[str, Any]]) -> None:
+    def _choose_transport(self, devices: list[int], wanted: Any) -> None:
+        device = -1
+
+        def tell() -> bytes:
+            nonlocal device
+            mode = nccl.mode()
+            objection = nccl.objection(self._nccl_objection)
+            if objection is None:
+                try:
+                    device = nccl.device_for(devices, self._bound_device, wanted)
+                except Exception as error:  # torch without CUDA, or after a fork
+                    objection = nccl.Objection(f"torch has no current device: {error}", False)
+            return json.dumps([mode, objection]).encode()
+
+        told = [json.loads(one) for one in self.exchange(tell)]
         found = [(rank, *one) for rank, (_, one) in enumerate(told) if one is not None]
         is_chosen = any(chosen for _, _, chosen in found)
-        problem = f"rank {found[0][0]}: {found[0][1]}" if found else self._connect_nccl(devices)
+        problem = f"rank {found[0][0]}: {found[0][1]}" if found else self._connect_nccl(device)
         if problem is None:
             self._has_nccl = True
             return
@@ -144,29 +167,39 @@ class Ranks:
         self._has_nccl = False
         self.transport = f"host memory: {problem}"
         if not is_chosen and self.rank == 0:
-            warnings.warn(
+            self._warning = (
                 f"tensors on devices go between ranks through host memory: {problem}"
-                f" ({nccl.VARIABLE}=off says that this is meant)",
-                RuntimeWarning,
-                stacklevel=2,
+                f" ({nccl.VARIABLE}=off says that this is meant)"
             )
 
-    def _connect_nccl(self, devices: list[int]) -> str | None:
+    def warn(self) -> None:
+        """What the user is to know of this rank's last call, at the end of the public function that
+        made it: a filter may make it an exception, which must not come between the ranks."""
+        text, self._warning = self._warning, None
+        if text is not None:
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+    def _connect_nccl(self, device: int) -> str | None:
         """What went wrong, which is the same on all ranks; None if they are connected."""
-        device = nccl.device_for(devices)
-        problem = None
+        problem: Error | None = None
         try:
-            self.communicator.connect_devices(device)
+            self.communicator.connect_devices(device, min(self.timeout, nccl.CONNECT_TIMEOUT))
             self.transport = f"NCCL {_cairn.describe_nccl()}, from device {device}"
         except Error as error:
-            problem = str(error)
+            problem = error
         # Raises where it was the connections that failed.
-        self.exchange(lambda: b"")
-        return problem
+        try:
+            self.exchange(lambda: b"")
+        except Error as broken:
+            if problem is not None:
+                raise problem from broken
+            raise
+        return None if problem is None else str(problem)
 
     def disconnect_nccl(self) -> None:
         """Gives back what NCCL takes on the device, once these ranks make no more calls."""
         if self._has_nccl:
+            self._has_nccl = None
             self.communicator.disconnect_devices()
 
     def _exchange(self, work: Callable[[], bytes]) -> list[bytes]:
@@ -203,6 +236,17 @@ class Ranks:
 
         self.exchange(run)
         return results[0]
+
+    def settle_with_devices(self, work: Callable[[], D]) -> tuple[D, bool]:
+        """``settle``, and whether any rank's result has tensors on devices."""
+        results = []
+
+        def run() -> bytes:
+            results.append(work())
+            return b"1" if results[0].devices() else b""
+
+        told = self.exchange(run)
+        return results[0], any(told)
 
 
 def _encode(error: Exception) -> bytes:
@@ -257,7 +301,8 @@ def ranks_of(group: ProcessGroup, timeout: float) -> Ranks:
     if world_size == 1:
         return Ranks(None, numbers, device, timeout)
     communicator = connect(group, timeout)
-    return Ranks(communicator, numbers, device, timeout, nccl.objection_of_group(group))
+    objection, bound = nccl.objection_of_group(group), nccl.bound_device(group)
+    return Ranks(communicator, numbers, device, timeout, objection, bound)
 
 
 def connect(group: ProcessGroup, timeout: float) -> _cairn.Communicator:

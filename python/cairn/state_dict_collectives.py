@@ -135,15 +135,17 @@ def gather_state_dict(
     """
     with _ranks(pg) as ranks:
         is_wanted = not ranks_only or ranks.rank in ranks_only
-        gathering = ranks.settle(
+        gathering, have_devices = ranks.settle_with_devices(
             lambda: _Gathering(
                 ranks, state_dict, type_check, device, on_devices=is_wanted and not cpu_offload
             )
         )
-        moved = gathering.move(ranks, ranks_only)
+        by_nccl = ranks.over_nccl(gathering.devices(), have_devices, device)
+        moved = gathering.move(ranks, ranks_only, by_nccl)
         whole = ranks.settle(
             lambda: gathering.whole(moved, device, cpu_offload) if is_wanted else {}
         )
+    ranks.warn()
     if not is_wanted:
         return {}
 
@@ -190,13 +192,16 @@ class _Gathering:
             members = self._shards.groups[fqn]
         return f"{min(members)}:{fqn}", self._sources.sharded(shard, value, fqn)
 
-    def move(self, ranks: Ranks, ranks_only: tuple[int, ...]) -> list[tuple]:
+    def devices(self) -> set[int]:
+        """Where some of this rank's tensors, and of those put together here, lie."""
+        made = (device_of(tensor) for _, tensor in self._made.values())
+        return {*self._batch.devices(), *made}
+
+    def move(self, ranks: Ranks, ranks_only: tuple[int, ...], by_nccl: bool) -> list[tuple]:
         """What has arrived in host memory. Collective."""
         targets = [(name, code, *_memory(made)) for name, (code, made) in self._made.items()]
-        used = {*self._batch.devices(), *(target[-1] for target in targets)}
-        by_nccl = ranks.over_nccl(used)
         communicator = ranks.communicator or _cairn.Communicator.alone()
-        streams = devices.current_streams(used)
+        streams = devices.current_streams(self.devices())
         return _cairn.gather_shards(
             communicator, self._batch, ranks_only, targets, by_nccl, streams
         )
@@ -269,7 +274,7 @@ def broadcast_state_dict(
             str(i): key for i, (key, one) in enumerate(announced.items()) if one.dtype is not None
         }
         is_root = ranks.rank == 0
-        prepared = ranks.settle(
+        prepared, have_devices = ranks.settle_with_devices(
             lambda: _Transfer(
                 ranks,
                 full_state_dict if is_root else {},
@@ -279,7 +284,7 @@ def broadcast_state_dict(
                 torch.device("cpu") if cpu_offload else torch.device(device),
             )
         )
-        by_nccl = ranks.over_nccl(prepared.devices())
+        by_nccl = ranks.over_nccl(prepared.devices(), have_devices, device)
         communicator = ranks.communicator or _cairn.Communicator.alone()
         streams = devices.current_streams(prepared.devices())
         moved = _cairn.broadcast_to_shards(
@@ -290,6 +295,7 @@ def broadcast_state_dict(
         if one.dtype is None and key in local_state_dict:
             local_state_dict[key] = one.value
     _finish(local_state_dict, announced, strict, cpu_offload)
+    ranks.warn()
 
 
 def _announce(ranks: Ranks, full_state_dict: dict[str, Any]) -> dict[str, _Announced]:

@@ -423,10 +423,11 @@ class Store:
             unwrapped.append(Unwrapped(state, clean_prefix(prefix), ignore_frozen))
             return self._plan_load(unwrapped[0], number, options, clean_prefix(prefix))
 
-        load = plan_together(self._ranks, plan)
+        load = plan_together(self._ranks, plan, device)
         report = self._ranks.settle(load.run)
         # What an object makes of its state may fail on one rank alone.
         self._ranks.settle(unwrapped[0].hand_back)
+        self._ranks.warn()
         return report
 
     def read(

@@ -78,8 +78,8 @@ nb::list GatherShards(CommunicatorBinding& communicator, const Batch& state, nb:
   for (const uint64_t rank : FromPyNumbers(ranks_only)) {
     options.ranks_only.push_back(static_cast<int>(rank));
   }
-  auto gathered = communicator.Use([&](core::Communicator& ranks) {
-    if (way.by_nccl) options.tensor_communicator = communicator.tensors();
+  auto gathered = communicator.Use([&](core::Communicator& ranks) -> Result<core::HostState> {
+    CAIRN_TRY_ASSIGN(options.tensor_communicator, communicator.CarrierOf(way.by_nccl));
     return core::GatherStateDict(state.state, ranks, options);
   });
   std::vector<bool> wanted;
@@ -94,8 +94,8 @@ nb::list BroadcastToShards(CommunicatorBinding& communicator, const Batch& full,
   const std::vector<bool> wanted = LeavesWithoutMemory(target.state);
   core::BroadcastOptions options;
   options.streams = way.streams;
-  auto result = communicator.Use([&](core::Communicator& ranks) {
-    if (way.by_nccl) options.tensor_communicator = communicator.tensors();
+  auto result = communicator.Use([&](core::Communicator& ranks) -> Result<core::HostState> {
+    CAIRN_TRY_ASSIGN(options.tensor_communicator, communicator.CarrierOf(way.by_nccl));
     return core::BroadcastStateDict(full.state, core::StateTarget(target.state), ranks, options);
   });
   return ToPyTensors(Unwrap(std::move(result)), wanted);

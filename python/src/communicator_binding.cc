@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <future>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -77,10 +78,14 @@ CommunicatorBinding::~CommunicatorBinding() {
     (void)communicator_.release();
     return;
   }
+  const nb::gil_scoped_release no_gil;
   if (stop_) stop_->Request("closed");  // as in DisconnectDevices
+  communicator_.reset();                // tells the others
+  GiveBack(std::move(tensors_));
 }
 
-void CommunicatorBinding::ConnectDevices([[maybe_unused]] int device) {
+void CommunicatorBinding::ConnectDevices([[maybe_unused]] int device,
+                                         [[maybe_unused]] double connect_timeout) {
 #ifdef CAIRN_HAS_CUDA
   {
     const std::lock_guard alive(life_mutex_);
@@ -88,10 +93,14 @@ void CommunicatorBinding::ConnectDevices([[maybe_unused]] int device) {
   }
   // Passed by what lies in host memory alone, which is not much.
   constexpr uint64_t kBufferBytes = 16 << 20;
+  const std::chrono::milliseconds to_connect = ToMilliseconds(connect_timeout);
   Unwrap(Use([&](core::Communicator& ranks) -> Result<void> {
     CAIRN_TRY_ASSIGN(auto connected, cuda::ConnectNccl(ranks, {.device = device,
                                                                .timeout = ranks.timeout(),
+                                                               .connect_timeout = to_connect,
                                                                .buffer_bytes = kBufferBytes,
+                                                               // Lanes have waited for them.
+                                                               .follows_no_stream = true,
                                                                .stop = stop_}));
     const std::lock_guard alive(life_mutex_);
     tensors_ = std::move(connected);
@@ -105,11 +114,23 @@ void CommunicatorBinding::ConnectDevices([[maybe_unused]] int device) {
 void CommunicatorBinding::DisconnectDevices() {
   process_.Check();
   nb::gil_scoped_release no_gil;
-  const std::lock_guard one_call(mutex_);
-  const std::lock_guard alive(life_mutex_);
-  // No wait for NCCL's peers: each call has ended with a word from all of them.
-  if (stop_) stop_->Request("closed");
-  tensors_.reset();
+  std::unique_ptr<core::Communicator> tensors;
+  {
+    const std::lock_guard one_call(mutex_);
+    const std::lock_guard alive(life_mutex_);
+    // No wait for NCCL's peers: each call has ended with a word from all of them.
+    if (stop_) stop_->Request("closed");
+    tensors = std::move(tensors_);
+  }
+  GiveBack(std::move(tensors));
+}
+
+Result<core::Communicator*> CommunicatorBinding::CarrierOf(bool by_nccl) const {
+  if (!by_nccl) return nullptr;
+  if (tensors_ != nullptr) return tensors_.get();
+  return Fail(ErrorCode::kFailedPrecondition,
+              "tensors were to go over NCCL, which this rank has given back: open the store again "
+              "on all ranks");
 }
 
 nb::list CommunicatorBinding::AllGather(nb::bytes mine) {
@@ -131,10 +152,28 @@ void CommunicatorBinding::Leave() {
 
 void CommunicatorBinding::LeaveWithoutGil() {
   Interrupt("this rank has left the others");
-  const std::lock_guard one_call(mutex_);
-  const std::lock_guard alive(life_mutex_);
-  tensors_.reset();
-  communicator_.reset();
+  std::unique_ptr<core::Communicator> tensors;
+  {
+    const std::lock_guard one_call(mutex_);
+    const std::lock_guard alive(life_mutex_);
+    communicator_.reset();  // tells the others, whatever NCCL's end takes
+    tensors = std::move(tensors_);
+  }
+  GiveBack(std::move(tensors));
+}
+
+void CommunicatorBinding::GiveBack(std::unique_ptr<core::Communicator> tensors) {
+  if (tensors == nullptr) return;
+  // Of a device that is not busy it takes no longer.
+  constexpr auto kPatience = std::chrono::seconds(1);
+  std::packaged_task<void()> task([gone = std::move(tensors)]() mutable { gone.reset(); });
+  std::future<void> ended = task.get_future();
+  try {
+    StartWithoutSignals(std::move(task)).detach();
+  } catch (const std::system_error&) {
+    return;  // no threads left: freed by the task's own end
+  }
+  (void)ended.wait_for(kPatience);
 }
 
 void CommunicatorBinding::Interrupt(const char* why) {
@@ -145,7 +184,10 @@ void CommunicatorBinding::Interrupt(const char* why) {
 
 void CommunicatorBinding::WatchRanks() {
   const std::lock_guard alive(life_mutex_);
-  if (!stop_ || stop_->is_requested() || !communicator_) return;
+  if (!stop_ || !communicator_) return;
+  // The call may go on beside NCCL, where the others, who are in NCCL, do not come.
+  if (stop_->has_failed()) return core::InterruptGloo(*communicator_);
+  if (stop_->is_requested()) return;
   if (const auto checked = core::CheckGlooConnections(*communicator_); !checked) {
     stop_->Request(checked.error().message);
   }

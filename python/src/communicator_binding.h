@@ -26,8 +26,9 @@ namespace nb = nanobind;
 /// of the main thread at once: the call raises that, and the communicator is left, so that ranks
 /// that wait for this one fail at once. NCCL tells nobody that a rank is gone, so while a call runs
 /// the connections are looked at, which do tell: a rank that dies, leaves or fails ends the calls
-/// over NCCL of the others within a tenth of a second. In a forked child every member raises
-/// Invalid, and the destructor leaves what belongs to the parent alone.
+/// over NCCL of the others within a tenth of a second. What NCCL has on a device that is busy is
+/// freed in the background: that waits for all that the device runs. In a forked child every member
+/// raises Invalid, and the destructor leaves what belongs to the parent alone.
 class CommunicatorBinding {
  public:
   /// Connects over TCP; every rank calls it. Arguments as core::GlooOptions, times in seconds.
@@ -49,11 +50,13 @@ class CommunicatorBinding {
   /// From here on tensors may go from device to device over NCCL (see `tensors`); all else goes as
   /// before. Every rank calls it, with a device of its own. Raises what every rank is told:
   /// Invalid, Unavailable; without NCCL the communicator is then what it was.
-  void ConnectDevices(int device);
+  /// Connecting alone is given up after `connect_timeout` seconds.
+  void ConnectDevices(int device, double connect_timeout);
   /// Gives back what NCCL has, once no rank will use it again. Not collective.
   void DisconnectDevices();
-  /// Over NCCL, of the same ranks; null without. For `work` of Use alone.
-  core::Communicator* tensors() const { return tensors_.get(); }
+  /// What tensors go over, of the same ranks: NCCL, or null for the way of all else. For `work` of
+  /// Use alone. kFailedPrecondition: there is no NCCL any more.
+  Result<core::Communicator*> CarrierOf(bool by_nccl) const;
 
   /// Closes the connections, so that ranks that wait for this one learn of it at once, and a call
   /// that another thread is in. Calls after it raise. May be called again.
@@ -92,10 +95,12 @@ class CommunicatorBinding {
   void RunWatched(SignalWatch& watch, const std::function<void()>& call);
   /// Ends the call that is running, if one is, and each later one over NCCL, which says `why`.
   void Interrupt(const char* why);
-  /// Ends calls over NCCL if a rank is gone.
+  /// Ends calls over NCCL if a rank is gone, and those beside it if one over NCCL has failed here.
   void WatchRanks();
   /// Requires that the GIL is not held.
   void LeaveWithoutGil();
+  /// Frees what NCCL has, where that waits for a busy device behind the caller's back.
+  static void GiveBack(std::unique_ptr<core::Communicator> tensors);
 
   ProcessGuard process_;
   std::mutex mutex_;                                  // of one call; taken first

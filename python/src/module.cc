@@ -232,7 +232,8 @@ void BindCommunicator(nb::module_& m) {
       .def_prop_ro("rank", &CommunicatorBinding::rank)
       .def_prop_ro("world_size", &CommunicatorBinding::world_size)
       .def("all_gather", &CommunicatorBinding::AllGather)
-      .def("connect_devices", &CommunicatorBinding::ConnectDevices, nb::arg("device"))
+      .def("connect_devices", &CommunicatorBinding::ConnectDevices, nb::arg("device"),
+           nb::arg("connect_timeout"))
       .def("disconnect_devices", &CommunicatorBinding::DisconnectDevices)
       .def("leave", &CommunicatorBinding::Leave);
   m.def("describe_nccl", &DescribeNccl);

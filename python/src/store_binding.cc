@@ -219,8 +219,8 @@ Result<core::LoadReport> StoreBinding::RunLoad(core::CheckpointStore& store,
     options.progress = watch.AsProgress();
     return store.LoadShards(step, targets, options);
   }
-  return communicator_->UseWatched(watch, [&](core::Communicator&) {
-    if (way.by_nccl) options.tensor_communicator = communicator_->tensors();
+  return communicator_->UseWatched(watch, [&](core::Communicator&) -> Result<core::LoadReport> {
+    CAIRN_TRY_ASSIGN(options.tensor_communicator, communicator_->CarrierOf(way.by_nccl));
     return store.LoadShards(step, targets, options);
   });
 }

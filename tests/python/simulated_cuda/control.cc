@@ -50,6 +50,10 @@ uint64_t SimulatedRegistered() { return simulation::GetLive().registered_count; 
 void SimulatedFailAllocation() {
   simulation::FailCall("cudaMallocAsync", 1, cudaErrorMemoryAllocation);
 }
+/// The nth call from now of that function of the runtime fails; until SimulatedClearFaults.
+void SimulatedFailCall(const char* function, uint64_t nth) {
+  simulation::FailCall(function, nth, cudaErrorUnknown);
+}
 void SimulatedClearFaults() { simulation::ClearFaults(); }
 
 void* SimulatedStream(int device) {
@@ -74,7 +78,7 @@ int SimulatedSynchronize(void* stream) {
 void* SimulatedBlock(void* stream) {
   return new simulation::StreamBlock(static_cast<cudaStream_t>(stream));
 }
-/// The same of a device's default stream, which NCCL follows.
+/// The same of a device's default stream, which cudaFree waits for.
 void* SimulatedBlockDefault(int device) {
   int before = 0;
   if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(device) != cudaSuccess) return nullptr;
@@ -87,6 +91,8 @@ void SimulatedUnblock(void* block) { delete static_cast<simulation::StreamBlock*
 #ifdef CAIRN_SIMULATED_NCCL
 /// Where the library is; empty if it was not built.
 const char* SimulatedNcclPath() { return CAIRN_SIMULATED_NCCL; }
+/// NCCL as it comes: two ranks cannot connect on one device.
+void SimulatedNcclReset() { cairn::simulated_nccl::Reset({.refuses_shared_devices = true}); }
 /// Given to NCCL by all ranks, to send and to broadcast.
 uint64_t SimulatedNcclBytes() {
   const auto counters = cairn::simulated_nccl::GetCounters();
@@ -99,6 +105,7 @@ void SimulatedNcclFailCall(const char* function) {
 }
 #else
 const char* SimulatedNcclPath() { return ""; }
+void SimulatedNcclReset() {}
 uint64_t SimulatedNcclBytes() { return 0; }
 uint64_t SimulatedNcclCommunicators() { return 0; }
 void SimulatedNcclFailCall(const char*) {}

@@ -17,7 +17,7 @@ from thread_ranks import TIMEOUT, dtensor, mesh_of, on_ranks, part_of, sharded_t
 from torch.distributed.tensor import Replicate, Shard
 
 import cairn
-from cairn import nccl, state_dict, state_dict_collectives
+from cairn import devices, nccl, state_dict, state_dict_collectives
 from cairn.sharded import dtensor_like
 
 KIB = 1 << 10
@@ -230,7 +230,7 @@ def test_nccl_that_is_asked_for_and_lacking_is_an_error_on_all_ranks(monkeypatch
     on_ranks(with_connections(body))
 
 
-@pytest.mark.parametrize("mode", ["off", "auto"])
+@pytest.mark.parametrize("mode", ["OFF", "off", "auto"])
 def test_groups_and_jobs_without_nccl_are_left_without_a_warning(monkeypatch, mode):
     monkeypatch.setenv("CAIRN_NCCL", mode)
     large = values(30, 50)
@@ -244,7 +244,7 @@ def test_groups_and_jobs_without_nccl_are_left_without_a_warning(monkeypatch, mo
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         told = on_ranks(with_connections(body))
-    why = "CAIRN_NCCL=off" if mode == "off" else "torch uses threaded for the group's CUDA tensors"
+    why = "CAIRN_NCCL=off" if mode != "auto" else "torch uses threaded for the group's CUDA tensors"
     assert all(why in one for one in told) and control.NcclBytes() == before
 
 
@@ -261,17 +261,160 @@ def test_a_mode_that_is_none_is_refused(monkeypatch):
 def test_two_ranks_on_one_device_go_without_nccl(monkeypatch):
     monkeypatch.setenv("CAIRN_NCCL", "auto")
     monkeypatch.setattr(nccl, "objection_of_group", lambda group: None)
-    monkeypatch.setattr(nccl, "device_for", lambda devices: 7)  # which is none
     large = values(30, 50)
 
     def body(rank):
-        whole = state_dict.gather_state_dict({"rows": dtensor(large, mesh_of(2), Shard(0))})
-        assert torch.equal(to_host(whole["rows"]), large)
+        local = to_cuda(part_of(large, mesh_of(2), (Shard(0),)), 0)
+        state = {"rows": dtensor_like(dtensor(large, mesh_of(2), Shard(0)), local)}
+        for _ in range(2):
+            whole = state_dict.gather_state_dict(state)
+            assert torch.equal(to_host(whole["rows"]), large)
         return state_dict.transport()
 
-    with pytest.warns(RuntimeWarning, match="device 7 is none of the 4 here"):
+    with pytest.warns(RuntimeWarning, match="invalid usage"):
         told = on_ranks(with_connections(body))
-    assert all(one.startswith("host memory: ") and "device 7" in one for one in told)
+    assert all(one.startswith("host memory: ") for one in told)
+
+
+def test_a_rank_without_tensors_on_devices_connects_its_own(monkeypatch):
+    large = values(30, 50)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)  # nobody has set it
+    bound = {1: 1}
+    monkeypatch.setattr(nccl, "bound_device", lambda group: bound.get(dist.get_rank()))
+
+    def body(rank):
+        # Rank 2 is told by the call, rank 1 by the group.
+        local = {"rows": to_cuda(large, 0) if rank == 0 else None}
+        full = {"rows": to_cuda(large, 0)} if rank == 0 else {}
+        wanted = torch.device("cuda", rank) if rank == 2 else torch.device("cpu")
+        state_dict.broadcast_state_dict(full, local, wanted)
+        return state_dict.transport()
+
+    told = on_ranks(with_connections(body), 3)
+    assert all(one.startswith("NCCL") for one in told)
+    assert [one[-1] for one in told] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    "named, devices, bound, wanted, current, connected",
+    [
+        ("its tensors'", [3], 1, "cuda:2", 0, 3),
+        ("the group's", [], 1, "cuda:2", 0, 1),
+        ("the call's", [], None, "cuda:2", 0, 2),
+        ("no number", [], None, "cuda", 3, 3),
+        ("host memory", [], None, "cpu", 3, 3),
+        ("several, one the group's", [0, 1], 1, "cuda:0", 0, 1),
+        ("several, none likely", [2, 3], 1, None, 0, 2),
+    ],
+)
+def test_the_device_that_a_rank_connects(
+    monkeypatch, named, devices, bound, wanted, current, connected
+):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    assert nccl.device_for(devices, bound, wanted) == connected
+
+
+def test_a_torch_that_has_no_current_device_goes_without_nccl(monkeypatch):
+    monkeypatch.setenv("CAIRN_NCCL", "auto")
+    monkeypatch.setattr(nccl, "objection_of_group", lambda group: None)
+
+    def fail():
+        raise AssertionError("Torch not compiled with CUDA enabled")
+
+    monkeypatch.setattr(torch.cuda, "current_device", fail)
+    large = values(30, 50)
+
+    def body(rank):
+        local = {"rows": to_cuda(large, 0) if rank == 0 else None}
+        full = {"rows": to_cuda(large, 0)} if rank == 0 else {}
+        state_dict.broadcast_state_dict(full, local, torch.device("cpu"))
+        assert rank > 0 or torch.equal(local["rows"], large)
+        return state_dict.transport()
+
+    with pytest.warns(RuntimeWarning, match="rank 1: .*not compiled with CUDA"):
+        told = on_ranks(with_connections(body))
+    assert all("rank 1" in one for one in told)
+
+
+def test_a_warning_that_is_an_error_does_not_part_the_ranks(monkeypatch):
+    monkeypatch.setenv("CAIRN_NCCL", "auto")
+    monkeypatch.setattr(nccl, "objection_of_group", lambda group: None)
+    lacking_on(1, monkeypatch)
+    large = values(30, 50)
+
+    def body(rank):
+        state = {"rows": dtensor(large, mesh_of(2), Shard(0))}
+        if rank == 0:
+            with pytest.raises(RuntimeWarning, match="no NCCL") as raised:
+                state_dict.gather_state_dict(state)
+            assert raised.traceback[-2].path.name == "state_dict_collectives.py"
+        else:
+            state_dict.gather_state_dict(state)
+        connected = state_dict_collectives._ranks_of_group[dist.group.WORLD]
+        whole = state_dict.gather_state_dict(state)
+        assert torch.equal(to_host(whole["rows"]), large)
+        assert state_dict_collectives._ranks_of_group[dist.group.WORLD] is connected
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        on_ranks(with_connections(body))
+
+
+def test_the_warning_names_the_line_of_the_caller(monkeypatch):
+    monkeypatch.setenv("CAIRN_NCCL", "auto")
+    monkeypatch.setattr(nccl, "objection_of_group", lambda group: None)
+    lacking_on(1, monkeypatch)
+
+    def body(rank):
+        state_dict.gather_state_dict({"rows": dtensor(values(8), mesh_of(2), Shard(0))})
+
+    with pytest.warns(RuntimeWarning, match="no NCCL") as warned:
+        on_ranks(with_connections(body))
+    assert {one.filename for one in warned if one.category is RuntimeWarning} == {__file__}
+
+
+@pytest.mark.parametrize("mode", ["1", "OFF"])
+def test_calls_in_host_memory_alone_do_not_ask_for_nccl(monkeypatch, mode):
+    monkeypatch.setenv("CAIRN_NCCL", mode)
+    asked = []
+    monkeypatch.setattr(nccl, "objection", lambda of_group: asked.append(1))
+
+    def body(rank):
+        full, local = {"a": values(30)}, {"a": torch.zeros(30)}
+        state_dict.broadcast_state_dict(full, local, torch.device("cpu"))
+        assert torch.equal(local["a"], full["a"])
+
+    on_ranks(with_connections(body))
+    assert not asked
+
+
+def test_a_peer_that_dies_while_nccl_connects_is_unavailable():
+    def body(rank):
+        state = {"rows": dtensor(values(8, 4), mesh_of(2), Shard(0))}
+        if rank == 1:
+            ranks = state_dict_collectives.ranks_of(dist.group.WORLD, TIMEOUT)
+            state_dict_collectives._ranks_of_group[dist.group.WORLD] = ranks
+            ranks._connect_nccl = lambda device: (ranks.leave(), ranks.exchange(lambda: b""))
+        with pytest.raises(cairn.Unavailable if rank == 0 else cairn.Error):
+            state_dict.gather_state_dict(state)
+
+    on_ranks(with_connections(body))
+
+
+@pytest.mark.parametrize(
+    "backend, why",
+    [
+        ("gloo", "torch uses gloo for"),
+        ("nccl", None),
+        ("cpu:gloo,cuda:nccl", None),
+        ("cpu:gloo", "torch uses nothing for"),
+    ],
+)
+def test_what_torch_sends_cuda_tensors_over(monkeypatch, backend, why):
+    config = str(dist.BackendConfig(dist.Backend(backend)))
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: config)
+    found = nccl.objection_of_group(None)
+    assert found is None if why is None else found.startswith(why)
 
 
 def test_what_fails_over_nccl_on_one_rank_ends_on_all():
@@ -294,29 +437,42 @@ def test_what_fails_over_nccl_on_one_rank_ends_on_all():
     on_ranks(with_connections(body), 3)
 
 
-def test_an_interruption_ends_a_call_over_nccl_on_all_ranks():
+@pytest.mark.parametrize("own_device_is_busy", [False, True])
+def test_an_interruption_ends_a_call_over_nccl_on_all_ranks(monkeypatch, own_device_is_busy):
     large = values(64, 1000)
     held = []
 
-    def interrupt(after):
-        deadline = time.monotonic() + TIMEOUT
-        while control.NcclBytes() <= after and time.monotonic() < deadline:
-            time.sleep(0.01)
+    def interrupt():
+        time.sleep(0.5)  # earlier is as good: the call waits for the other rank
         os.kill(os.getpid(), signal.SIGINT)
+
+    late = threading.Event()
+    real = devices.current_streams
+
+    def current_streams(used):
+        if dist.get_rank() == 1 and held and not late.is_set():
+            late.wait(TIMEOUT)
+        return real(used)
+
+    monkeypatch.setattr(devices, "current_streams", current_streams)
 
     def body(rank):
         state = {"rows": dtensor(large, mesh_of(2), Shard(0))}
         state_dict.gather_state_dict(state)
         dist.barrier()
-        if rank == 1:
-            held.append(control.BlockDefault(1))  # which NCCL on that device waits for
-        else:
-            threading.Thread(target=interrupt, args=(control.NcclBytes(),)).start()
+        if rank == 0:
+            held.append(None)
+            if own_device_is_busy:
+                held[0] = control.BlockDefault(0)
+            threading.Thread(target=interrupt).start()
         dist.barrier()
         with pytest.raises(KeyboardInterrupt if rank == 0 else cairn.Unavailable) as raised:
             state_dict.gather_state_dict(state)
         assert "deadline" not in str(raised.value)
         if rank == 0:
+            late.set()  # it has ended without the other
+        dist.barrier()
+        if rank == 0 and held[0]:
             control.Unblock(held[0])
         dist.barrier()
         whole = state_dict.gather_state_dict(state)
@@ -335,7 +491,7 @@ def test_a_child_of_fork_cannot_use_the_ranks_of_its_parent():
             if child == 0:
                 status = 1
                 try:
-                    communicator.connect_devices(0)
+                    communicator.connect_devices(0, 1.0)
                 except cairn.Invalid:
                     status = 0
                 finally:
@@ -479,5 +635,44 @@ def test_a_load_that_fails_over_nccl_on_one_rank_ends_on_all(folder):
         with cairn.open(folder, timeout=TIMEOUT) as store:
             store.load(target, read_once=True)
             check_loaded(target, full, grid, rank)
+
+    on_ranks(body, 4)
+
+
+SHORT = 4.0
+"""Seconds after which ranks that wait for each other give up."""
+
+
+@pytest.mark.parametrize(
+    "function, calls",
+    [
+        (b"cudaPointerGetAttributes", range(9, 19, 3)),
+        (b"cudaMemcpyAsync", range(6, 8)),
+        (b"cudaEventRecord", range(33, 36)),
+    ],
+)
+def test_a_fault_at_any_call_of_a_load_ends_it_on_all_ranks(folder, function, calls):
+    def body(rank):
+        full, saved, target, grid = load_cases(rank)
+        with cairn.open(folder, mode="a", timeout=TIMEOUT) as store:
+            store.save(1, saved)
+        for nth in calls:
+            store = cairn.open(folder, timeout=SHORT)
+            store.load(target, read_once=True)  # connects
+            dist.barrier()
+            if rank == 0:
+                control.FailCall(function, nth)
+            dist.barrier()
+            try:
+                store.load(target, read_once=True)
+                check_loaded(target, full, grid, rank)
+            except cairn.Error as error:
+                for late in ("deadline", "imed out", "timeout"):
+                    assert late not in str(error), (function, nth, str(error))
+            dist.barrier()
+            if rank == 0:
+                control.ClearFaults()
+            store._abandon()
+            dist.barrier()
 
     on_ranks(body, 4)

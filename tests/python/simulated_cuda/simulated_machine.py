@@ -24,6 +24,7 @@ current = threading.local()
 def machine() -> Iterator[None]:
     # Once, as the CUDA layer keeps what it has made of the devices.
     control.Reset(_DEVICES, 1 << 30, _JITTER_US)
+    control.NcclReset()
     os.environ["CAIRN_NCCL_LIBRARY"] = control.NcclPath().decode()
     torch.cuda._lazy_init = lambda: None
     library = torch.library.Library("aten", "IMPL")

@@ -32,9 +32,9 @@ bool AreAlike(const Operation& a, const Operation& b) {
 
 }  // namespace
 
-bool Clique::Arrive(int rank) {
+bool Clique::Arrive(int rank, int device) {
   const std::lock_guard lock(mutex_);
-  const bool is_new = arrived_.insert(rank).second;
+  const bool is_new = arrived_.emplace(rank, device).second;
   changed_.notify_all();
   return is_new;
 }
@@ -42,6 +42,13 @@ bool Clique::Arrive(int rank) {
 bool Clique::Complete() const {
   const std::lock_guard lock(mutex_);
   return static_cast<int>(arrived_.size()) == size_;
+}
+
+bool Clique::SharesDevices() const {
+  const std::lock_guard lock(mutex_);
+  std::set<int> devices;
+  for (const auto& [rank, device] : arrived_) devices.insert(device);
+  return devices.size() < arrived_.size();
 }
 
 void Clique::Run(const std::shared_ptr<Batch>& batch, const std::function<bool()>& ended) {

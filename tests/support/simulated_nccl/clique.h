@@ -48,9 +48,11 @@ class Clique {
 
   int size() const { return size_; }
 
-  /// A rank is there. False: it was already.
-  bool Arrive(int rank);
+  /// A rank is there, on that device. False: it was already.
+  bool Arrive(int rank, int device);
   bool Complete() const;
+  /// Two of the ranks that are there have one device.
+  bool SharesDevices() const;
 
   /// Posts what the batch holds and waits until all of it is done, or `ended()`, which is asked
   /// every few milliseconds and after Wake. What is not done by then is taken back.
@@ -98,7 +100,7 @@ class Clique {
   const int size_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::set<int> arrived_;
+  std::map<int, int> arrived_;                           // devices, by rank
   std::map<std::pair<int, int>, Channel> channels_;      // by sender and receiver
   std::vector<uint64_t> collectives_posted_;             // by rank
   std::map<uint64_t, std::map<int, Post>> collectives_;  // by number, then rank

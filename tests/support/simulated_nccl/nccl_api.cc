@@ -191,20 +191,24 @@ ncclResult_t Init(ncclComm_t* handle, int size, const ncclUniqueId& id, int rank
   if (!communicator) return ncclUnhandledCudaError;
   Library& library = TheLibrary();
   std::shared_ptr<Clique> clique;
+  bool refuses = false;
   {
     const std::lock_guard lock(library.mutex);
+    refuses = library.config.refuses_shared_devices;
     const auto found = library.cliques.find(std::string(id.internal, sizeof id.internal));
     if (found == library.cliques.end()) return ncclInvalidArgument;
     if (!found->second) found->second = std::make_shared<Clique>(size);
     clique = found->second;
   }
-  if (clique->size() != size || !clique->Arrive(rank)) return ncclInvalidUsage;
+  if (clique->size() != size || !clique->Arrive(rank, communicator->device())) {
+    return ncclInvalidUsage;
+  }
   communicator->Join(clique, rank);
   *handle = Keep(communicator);
   return communicator->Begin(
-      [clique]() -> std::optional<ncclResult_t> {
+      [clique, refuses]() -> std::optional<ncclResult_t> {
         if (!clique->Complete()) return std::nullopt;
-        return ncclSuccess;
+        return refuses && clique->SharesDevices() ? ncclInvalidUsage : ncclSuccess;
       },
       clique);
 }

@@ -17,6 +17,8 @@ struct Config {
   /// waits for ever.
   int in_progress_polls = 1;
   int version = NCCL_VERSION_CODE;
+  /// Ranks on one device cannot connect, as in NCCL ("Duplicate GPU detected").
+  bool refuses_shared_devices = false;
 };
 
 /// Forgets ids, faults and counters. Communicators that are alive stay so.
