@@ -197,9 +197,14 @@ def lacking_on(rank, monkeypatch):
     monkeypatch.setattr(nccl, "objection", objection)
 
 
-def test_one_rank_without_nccl_means_none_uses_it(monkeypatch):
+def choose_as_for_nccl(monkeypatch):
+    """From here on ranks choose by themselves, as where torch has NCCL for CUDA tensors."""
     monkeypatch.setenv("CAIRN_NCCL", "auto")
     monkeypatch.setattr(nccl, "objection_of_group", lambda group: None)
+
+
+def test_one_rank_without_nccl_means_none_uses_it(monkeypatch):
+    choose_as_for_nccl(monkeypatch)
     lacking_on(1, monkeypatch)
     large = values(300, 500)
 
@@ -259,8 +264,7 @@ def test_a_mode_that_is_none_is_refused(monkeypatch):
 
 
 def test_two_ranks_on_one_device_go_without_nccl(monkeypatch):
-    monkeypatch.setenv("CAIRN_NCCL", "auto")
-    monkeypatch.setattr(nccl, "objection_of_group", lambda group: None)
+    choose_as_for_nccl(monkeypatch)
     large = values(30, 50)
 
     def body(rank):
@@ -315,8 +319,7 @@ def test_the_device_that_a_rank_connects(
 
 
 def test_a_torch_that_has_no_current_device_goes_without_nccl(monkeypatch):
-    monkeypatch.setenv("CAIRN_NCCL", "auto")
-    monkeypatch.setattr(nccl, "objection_of_group", lambda group: None)
+    choose_as_for_nccl(monkeypatch)
 
     def fail():
         raise AssertionError("Torch not compiled with CUDA enabled")
@@ -337,8 +340,7 @@ def test_a_torch_that_has_no_current_device_goes_without_nccl(monkeypatch):
 
 
 def test_a_warning_that_is_an_error_does_not_part_the_ranks(monkeypatch):
-    monkeypatch.setenv("CAIRN_NCCL", "auto")
-    monkeypatch.setattr(nccl, "objection_of_group", lambda group: None)
+    choose_as_for_nccl(monkeypatch)
     lacking_on(1, monkeypatch)
     large = values(30, 50)
 
@@ -361,8 +363,7 @@ def test_a_warning_that_is_an_error_does_not_part_the_ranks(monkeypatch):
 
 
 def test_the_warning_names_the_line_of_the_caller(monkeypatch):
-    monkeypatch.setenv("CAIRN_NCCL", "auto")
-    monkeypatch.setattr(nccl, "objection_of_group", lambda group: None)
+    choose_as_for_nccl(monkeypatch)
     lacking_on(1, monkeypatch)
 
     def body(rank):

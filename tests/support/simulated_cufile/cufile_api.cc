@@ -103,16 +103,30 @@ ssize_t ReadTo(std::byte* memory, int fd, uint64_t bytes, off_t offset, bool cor
   return static_cast<ssize_t>(got);
 }
 
+// What tells reads from writes.
+struct Direction {
+  const char* function;
+  uint64_t State::* corrupt;
+  uint64_t Counters::* count;
+  uint64_t Counters::* bytes;
+};
+constexpr Direction kReads{"cuFileRead", &State::corrupt_read, &Counters::read_count,
+                           &Counters::read_bytes};
+constexpr Direction kWrites{"cuFileWrite", &State::corrupt_write, &Counters::write_count,
+                            &Counters::write_bytes};
+
+/// `move(fd, bytes, corrupt)` moves at most so many bytes and returns as pread and pwrite do.
 template <typename Move>
-ssize_t Transfer(const char* function, CUfileHandle_t fh, const void* base, size_t size,
+ssize_t Transfer(const Direction& direction, CUfileHandle_t fh, const void* base, size_t size,
                  const Move& move) {
   State& state = Get();
   auto* const handle = static_cast<Handle*>(fh);
   uint64_t bytes = 0;
   int delay_us = 0;
+  bool corrupt = false;
   {
     const std::lock_guard lock(state.mutex);
-    if (const int status = TakeFault(state, function); status != 0) {
+    if (const int status = TakeFault(state, direction.function); status != 0) {
       errno = status < 0 ? -status : 0;
       return status < 0 ? -1 : -status;
     }
@@ -128,16 +142,19 @@ ssize_t Transfer(const char* function, CUfileHandle_t fh, const void* base, size
       return -CU_FILE_CUDA_CONTEXT_MISMATCH;
     }
     ++handle->running;
+    corrupt = CountDown(state.*direction.corrupt);
     bytes = std::min<uint64_t>(size, state.config.max_transfer_bytes);
     if (state.config.jitter_us > 0) {
       delay_us = static_cast<int>(state.random() % static_cast<unsigned>(state.config.jitter_us));
     }
   }
   std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
-  const ssize_t moved = move(handle->fd, bytes);
+  const ssize_t moved = move(handle->fd, bytes, corrupt);
   const int error_number = errno;
   const std::lock_guard lock(state.mutex);
   --handle->running;
+  ++(state.counters.*direction.count);
+  if (moved > 0) state.counters.*direction.bytes += static_cast<uint64_t>(moved);
   errno = error_number;
   return moved;
 }
@@ -236,36 +253,16 @@ void cuFileHandleDeregister(CUfileHandle_t fh) {
 ssize_t cuFileRead(CUfileHandle_t fh, void* base, size_t size, off_t file_offset,
                    off_t base_offset) {
   auto* const memory = static_cast<std::byte*>(base) + base_offset;
-  return Transfer("cuFileRead", fh, memory, size, [&](int fd, uint64_t bytes) {
-    State& state = Get();
-    bool corrupt = false;
-    {
-      const std::lock_guard lock(state.mutex);
-      corrupt = CountDown(state.corrupt_read);
-    }
-    const ssize_t count = ReadTo(memory, fd, bytes, file_offset, corrupt);
-    const std::lock_guard lock(state.mutex);
-    ++state.counters.read_count;
-    if (count > 0) state.counters.read_bytes += static_cast<uint64_t>(count);
-    return count;
+  return Transfer(kReads, fh, memory, size, [&](int fd, uint64_t bytes, bool corrupt) {
+    return ReadTo(memory, fd, bytes, file_offset, corrupt);
   });
 }
 
 ssize_t cuFileWrite(CUfileHandle_t fh, const void* base, size_t size, off_t file_offset,
                     off_t base_offset) {
   const auto* const memory = static_cast<const std::byte*>(base) + base_offset;
-  return Transfer("cuFileWrite", fh, memory, size, [&](int fd, uint64_t bytes) {
-    State& state = Get();
-    bool corrupt = false;
-    {
-      const std::lock_guard lock(state.mutex);
-      corrupt = CountDown(state.corrupt_write);
-    }
-    const ssize_t count = WriteFrom(memory, fd, bytes, file_offset, corrupt);
-    const std::lock_guard lock(state.mutex);
-    ++state.counters.write_count;
-    if (count > 0) state.counters.write_bytes += static_cast<uint64_t>(count);
-    return count;
+  return Transfer(kWrites, fh, memory, size, [&](int fd, uint64_t bytes, bool corrupt) {
+    return WriteFrom(memory, fd, bytes, file_offset, corrupt);
   });
 }
 
