@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "kv/internal/file.h"
+#include "kv/internal/io/file.h"
 
 namespace cairn::kv {
 namespace {

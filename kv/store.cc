@@ -9,11 +9,11 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kv/internal/attempt_files.h"
-#include "kv/internal/io_environment.h"
+#include "kv/internal/commit/attempt_files.h"
+#include "kv/internal/io/io_environment.h"
 #include "kv/internal/step_writer.h"
-#include "kv/internal/store_identity.h"
-#include "kv/internal/store_state.h"
+#include "kv/internal/commit/store_identity.h"
+#include "kv/internal/commit/store_state.h"
 
 namespace cairn::kv {
 

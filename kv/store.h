@@ -8,7 +8,7 @@
 ///   index/                         RocksDB: the columns of kv/key.h
 ///   segments/<step>-<rank>-<id>.seg
 ///   pending/<attempt>/<rank>.manifest   a step that is being written, with what ranks tell each
-///                                       other (kv/internal/attempt_files.h)
+///                                       other (kv/internal/commit/attempt_files.h)
 ///   commits/<generation>-<rank>.manifest  the records of a committed step, kept while it lives
 ///
 /// Commit, in this order, each step durable before the next:

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "kv/internal/store_state.h"
+#include "kv/internal/commit/store_state.h"
 
 namespace cairn::kv {
 

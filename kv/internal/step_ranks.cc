@@ -15,8 +15,8 @@
 
 #include <algorithm>
 
-#include "kv/internal/attempt_files.h"
-#include "kv/internal/fault_point.h"
+#include "kv/internal/commit/attempt_files.h"
+#include "kv/internal/io/fault_point.h"
 #include "kv/internal/step_writer.h"
 
 namespace cairn::kv {

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <chrono>
 
-#include "kv/internal/attempt_files.h"
-#include "kv/internal/fault_point.h"
+#include "kv/internal/commit/attempt_files.h"
+#include "kv/internal/io/fault_point.h"
 
 namespace cairn::kv {
 

@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "kv/internal/collected_records.h"
-#include "kv/internal/manifest.h"
-#include "kv/internal/segment_writer.h"
-#include "kv/internal/store_state.h"
+#include "kv/internal/commit/collected_records.h"
+#include "kv/internal/commit/manifest.h"
+#include "kv/internal/segment/segment_writer.h"
+#include "kv/internal/commit/store_state.h"
 #include "kv/store.h"
 
 namespace cairn::kv {

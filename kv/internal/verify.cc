@@ -6,10 +6,10 @@
 #include <iterator>
 #include <map>
 
-#include "kv/internal/file.h"
-#include "kv/internal/manifest.h"
-#include "kv/internal/store_identity.h"
-#include "kv/internal/store_state.h"
+#include "kv/internal/io/file.h"
+#include "kv/internal/commit/manifest.h"
+#include "kv/internal/commit/store_identity.h"
+#include "kv/internal/commit/store_state.h"
 
 namespace cairn::kv {
 namespace internal {

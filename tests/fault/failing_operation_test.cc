@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <filesystem>
 
-#include "kv/internal/fault_point.h"
+#include "kv/internal/io/fault_point.h"
 #include "tests/fault/operations.h"
 #include "tests/support/fault_hook.h"
 #include "tests/support/result_matchers.h"

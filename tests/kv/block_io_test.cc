@@ -1,6 +1,6 @@
 // The block pool, and the I/O queue over io_uring and over threads.
 
-#include "kv/internal/block_io.h"
+#include "kv/internal/io/block_io.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

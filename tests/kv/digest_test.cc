@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kv/internal/file.h"
+#include "kv/internal/io/file.h"
 #include "tests/kv/sample_step.h"
 
 namespace cairn::kv {

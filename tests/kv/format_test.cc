@@ -10,10 +10,10 @@
 #include <filesystem>
 #include <fstream>
 
-#include "kv/internal/commit_files.h"
-#include "kv/internal/manifest.h"
-#include "kv/internal/records.h"
-#include "kv/internal/segment_format.h"
+#include "kv/internal/commit/commit_files.h"
+#include "kv/internal/commit/manifest.h"
+#include "kv/internal/index/records.h"
+#include "kv/internal/segment/segment_format.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"

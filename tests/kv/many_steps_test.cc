@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "kv/internal/file.h"
+#include "kv/internal/io/file.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"

@@ -13,7 +13,7 @@
 #include <filesystem>
 #include <thread>
 
-#include "kv/internal/file.h"
+#include "kv/internal/io/file.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/fault_hook.h"
 #include "tests/support/result_matchers.h"

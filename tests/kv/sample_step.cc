@@ -14,11 +14,11 @@
 #include <random>
 #include <set>
 
-#include "kv/internal/commit_files.h"
-#include "kv/internal/file.h"
-#include "kv/internal/index.h"
-#include "kv/internal/records.h"
-#include "kv/internal/segment_format.h"
+#include "kv/internal/commit/commit_files.h"
+#include "kv/internal/io/file.h"
+#include "kv/internal/index/index.h"
+#include "kv/internal/index/records.h"
+#include "kv/internal/segment/segment_format.h"
 #include "schema/dtype.h"
 
 namespace cairn::kv::testing {

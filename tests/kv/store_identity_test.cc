@@ -9,7 +9,7 @@
 #include <fstream>
 
 #include "kv/digest.h"
-#include "kv/internal/file.h"
+#include "kv/internal/io/file.h"
 #include "kv/store.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/result_matchers.h"

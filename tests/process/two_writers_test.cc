@@ -8,7 +8,7 @@
 
 #include <chrono>
 
-#include "kv/internal/lock_file.h"
+#include "kv/internal/io/lock_file.h"
 #include "kv/store.h"
 #include "tests/process/child.h"
 #include "tests/support/result_matchers.h"

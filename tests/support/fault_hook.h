@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "kv/internal/fault_point.h"
+#include "kv/internal/io/fault_point.h"
 
 namespace cairn::testing {
 

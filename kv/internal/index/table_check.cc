@@ -7,7 +7,7 @@
 //
 // https://github.com/facebook/rocksdb/wiki/Rocksdb-BlockBasedTable-Format
 
-#include "kv/internal/table_check.h"
+#include "kv/internal/index/table_check.h"
 
 #include <algorithm>
 #include <optional>
@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "kv/digest.h"
-#include "kv/internal/segment_format.h"
+#include "kv/internal/segment/segment_format.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -1,6 +1,6 @@
 // Files and directories over POSIX.
 
-#include "kv/internal/file.h"
+#include "kv/internal/io/file.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -12,7 +12,7 @@
 #include <cerrno>
 #include <filesystem>
 
-#include "kv/internal/fault_point.h"
+#include "kv/internal/io/fault_point.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -1,6 +1,6 @@
 // Files by which the ranks of an attempt learn of each other.
 
-#include "kv/internal/attempt_files.h"
+#include "kv/internal/commit/attempt_files.h"
 
 #include <fmt/format.h>
 
@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "kv/internal/fault_point.h"
-#include "kv/internal/file.h"
+#include "kv/internal/io/fault_point.h"
+#include "kv/internal/io/file.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -16,9 +16,9 @@
 #include <algorithm>
 #include <map>
 
-#include "kv/internal/fault_point.h"
-#include "kv/internal/manifest.h"
-#include "kv/internal/store_state.h"
+#include "kv/internal/io/fault_point.h"
+#include "kv/internal/commit/manifest.h"
+#include "kv/internal/commit/store_state.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -1,6 +1,6 @@
 // Manifest files, written and read as streams.
 
-#include "kv/internal/manifest.h"
+#include "kv/internal/commit/manifest.h"
 
 #include <fmt/format.h>
 #define XXH_STATIC_LINKING_ONLY  // for state on the stack
@@ -10,8 +10,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kv/internal/fault_point.h"
-#include "kv/internal/index.h"
+#include "kv/internal/io/fault_point.h"
+#include "kv/internal/index/index.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -1,12 +1,12 @@
 // Names in commits/ and pending/.
 
-#include "kv/internal/commit_files.h"
+#include "kv/internal/commit/commit_files.h"
 
 #include <fmt/format.h>
 
 #include <charconv>
 
-#include "kv/internal/file.h"
+#include "kv/internal/io/file.h"
 
 namespace cairn::kv::internal {
 

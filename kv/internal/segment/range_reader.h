@@ -9,8 +9,8 @@
 #include <string>
 #include <unordered_map>
 
-#include "kv/internal/block_io.h"
-#include "kv/internal/file.h"
+#include "kv/internal/io/block_io.h"
+#include "kv/internal/io/file.h"
 #include "kv/store.h"
 
 namespace cairn::kv::internal {

@@ -10,9 +10,9 @@
 
 #include "kv/block_pool.h"
 #include "kv/digest.h"
-#include "kv/internal/block_io.h"
-#include "kv/internal/file.h"
-#include "kv/internal/segment_format.h"
+#include "kv/internal/io/block_io.h"
+#include "kv/internal/io/file.h"
+#include "kv/internal/segment/segment_format.h"
 #include "kv/store.h"
 
 namespace cairn::kv::internal {

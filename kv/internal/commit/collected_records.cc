@@ -1,6 +1,6 @@
 // Records in blocks of memory, in buckets by FQN.
 
-#include "kv/internal/collected_records.h"
+#include "kv/internal/commit/collected_records.h"
 
 #include <algorithm>
 #include <cstring>

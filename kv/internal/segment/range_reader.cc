@@ -11,7 +11,7 @@
 //      where they serve one range only and alignment allows.
 //   5. When the last piece of a range is there, the caller hears of it.
 
-#include "kv/internal/range_reader.h"
+#include "kv/internal/segment/range_reader.h"
 
 #include <fmt/format.h>
 #include <sys/syscall.h>
@@ -23,7 +23,7 @@
 #include <numeric>
 #include <thread>
 
-#include "kv/internal/fault_point.h"
+#include "kv/internal/io/fault_point.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -1,6 +1,6 @@
 // The I/O queue over io_uring or over threads.
 
-#include "kv/internal/block_io.h"
+#include "kv/internal/io/block_io.h"
 
 #include <fcntl.h>
 #include <liburing.h>
@@ -18,8 +18,8 @@
 #include <sanitizer/tsan_interface.h>
 #endif
 
-#include "kv/internal/fault_point.h"
-#include "kv/internal/file.h"
+#include "kv/internal/io/fault_point.h"
+#include "kv/internal/io/file.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -4,8 +4,8 @@
 #include <chrono>
 
 #include "kv/error.h"
-#include "kv/internal/commit_files.h"
-#include "kv/internal/segment_format.h"
+#include "kv/internal/commit/commit_files.h"
+#include "kv/internal/segment/segment_format.h"
 
 namespace cairn::kv::internal {
 

@@ -15,7 +15,7 @@
 #include <optional>
 #include <string>
 
-#include "kv/internal/commit_files.h"
+#include "kv/internal/commit/commit_files.h"
 
 namespace cairn::kv::internal {
 

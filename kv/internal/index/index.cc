@@ -1,6 +1,6 @@
 // The index over RocksDB.
 
-#include "kv/internal/index.h"
+#include "kv/internal/index/index.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -18,9 +18,9 @@
 #include <mutex>
 #include <thread>
 
-#include "kv/internal/fault_point.h"
-#include "kv/internal/file.h"
-#include "kv/internal/table_check.h"
+#include "kv/internal/io/fault_point.h"
+#include "kv/internal/io/file.h"
+#include "kv/internal/index/table_check.h"
 
 namespace cairn::kv::internal {
 

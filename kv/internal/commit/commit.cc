@@ -6,10 +6,10 @@
 #include <map>
 #include <unordered_map>
 
-#include "kv/internal/collected_records.h"
-#include "kv/internal/fault_point.h"
-#include "kv/internal/manifest.h"
-#include "kv/internal/store_state.h"
+#include "kv/internal/commit/collected_records.h"
+#include "kv/internal/io/fault_point.h"
+#include "kv/internal/commit/manifest.h"
+#include "kv/internal/commit/store_state.h"
 
 namespace cairn::kv::internal {
 namespace {

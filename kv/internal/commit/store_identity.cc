@@ -5,7 +5,7 @@
 //   uuid <32 hex digits>
 //   checksum <16 hex digits>      XXH3-64 of the lines before
 
-#include "kv/internal/store_identity.h"
+#include "kv/internal/commit/store_identity.h"
 
 #include <fmt/format.h>
 #include <sys/random.h>
@@ -17,8 +17,8 @@
 #include <filesystem>
 
 #include "kv/digest.h"
-#include "kv/internal/file.h"
-#include "kv/internal/index.h"
+#include "kv/internal/io/file.h"
+#include "kv/internal/index/index.h"
 
 namespace cairn::kv::internal {
 namespace {

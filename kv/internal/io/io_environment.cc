@@ -1,6 +1,6 @@
 // The I/O settings of a store whose opener gave none.
 
-#include "kv/internal/io_environment.h"
+#include "kv/internal/io/io_environment.h"
 
 #include <fmt/format.h>
 

@@ -1,6 +1,6 @@
 // The writer's lock over fcntl.
 
-#include "kv/internal/lock_file.h"
+#include "kv/internal/io/lock_file.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

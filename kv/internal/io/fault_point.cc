@@ -1,6 +1,6 @@
 // The hook behind the fault points.
 
-#include "kv/internal/fault_point.h"
+#include "kv/internal/io/fault_point.h"
 
 namespace cairn::kv::internal {
 

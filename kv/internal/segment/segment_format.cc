@@ -1,6 +1,6 @@
 // Encoding and decoding of segment headers, trailers and footers.
 
-#include "kv/internal/segment_format.h"
+#include "kv/internal/segment/segment_format.h"
 
 #include <cairn_schema/segment_footer_generated.h>
 #include <fmt/format.h>
@@ -9,7 +9,7 @@
 #include <charconv>
 
 #include "kv/digest.h"
-#include "kv/internal/records.h"
+#include "kv/internal/index/records.h"
 #include "schema/record.h"
 
 namespace cairn::kv::internal {

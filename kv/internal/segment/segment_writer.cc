@@ -1,6 +1,6 @@
 // Writing of segment files.
 
-#include "kv/internal/segment_writer.h"
+#include "kv/internal/segment/segment_writer.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -10,7 +10,7 @@
 #include <cstring>
 #include <utility>
 
-#include "kv/internal/fault_point.h"
+#include "kv/internal/io/fault_point.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -11,13 +11,13 @@
 #include <string>
 #include <vector>
 
-#include "kv/internal/block_io.h"
-#include "kv/internal/commit_files.h"
-#include "kv/internal/index.h"
-#include "kv/internal/lock_file.h"
-#include "kv/internal/range_reader.h"
-#include "kv/internal/records.h"
-#include "kv/internal/segment_format.h"
+#include "kv/internal/io/block_io.h"
+#include "kv/internal/commit/commit_files.h"
+#include "kv/internal/index/index.h"
+#include "kv/internal/io/lock_file.h"
+#include "kv/internal/segment/range_reader.h"
+#include "kv/internal/index/records.h"
+#include "kv/internal/segment/segment_format.h"
 #include "kv/store.h"
 
 namespace cairn::kv::internal {

@@ -18,9 +18,9 @@
 
 #include "kv/digest.h"
 #include "kv/error.h"
-#include "kv/internal/file.h"
-#include "kv/internal/records.h"
-#include "kv/internal/segment_format.h"
+#include "kv/internal/io/file.h"
+#include "kv/internal/index/records.h"
+#include "kv/internal/segment/segment_format.h"
 #include "kv/key.h"
 
 namespace cairn::kv::internal {
