@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "bench/noise.h"
-#include "core/key_pattern.h"
-#include "core/strided_copy.h"
-#include "core/tiling.h"
+#include "core/state_dict/key_pattern.h"
+#include "core/tensor/strided_copy.h"
+#include "core/tensor/tiling.h"
 #include "kv/digest.h"
 #include "kv/key.h"
 

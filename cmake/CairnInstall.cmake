@@ -22,9 +22,14 @@ if(TARGET cairn_cuda)
     ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT cairn_development)
 endif()
 foreach(layer ${layers})
-  file(GLOB public_headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${layer}/*.h)
-  install(FILES ${public_headers} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cairn/${layer}
-    COMPONENT cairn_development)
+  file(GLOB_RECURSE public_headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}
+    ${PROJECT_SOURCE_DIR}/${layer}/*.h)
+  list(FILTER public_headers EXCLUDE REGEX "/internal/")
+  foreach(header ${public_headers})
+    get_filename_component(folder ${header} DIRECTORY)
+    install(FILES ${PROJECT_SOURCE_DIR}/${header}
+      DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cairn/${folder} COMPONENT cairn_development)
+  endforeach()
 endforeach()
 install(DIRECTORY ${PROJECT_BINARY_DIR}/schema/generated/
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cairn

@@ -8,17 +8,17 @@
 #include <chrono>
 #include <mutex>
 
-#include "core/internal/list.h"
-#include "core/internal/device_save.h"
-#include "core/internal/load.h"
-#include "core/internal/lookup.h"
-#include "core/internal/no_throw.h"
-#include "core/internal/open_together.h"
-#include "core/internal/save.h"
-#include "core/internal/save_turns.h"
-#include "core/internal/shard_load.h"
-#include "core/internal/verify.h"
-#include "core/internal/worker_pool.h"
+#include "core/inspect/internal/list.h"
+#include "core/save/internal/device_save.h"
+#include "core/load/internal/load.h"
+#include "core/step/internal/lookup.h"
+#include "core/base/internal/no_throw.h"
+#include "core/ranks/internal/open_together.h"
+#include "core/save/internal/save.h"
+#include "core/save/internal/save_turns.h"
+#include "core/load/internal/shard_load.h"
+#include "core/inspect/internal/verify.h"
+#include "core/base/internal/worker_pool.h"
 
 namespace cairn::core {
 

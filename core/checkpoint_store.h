@@ -14,11 +14,11 @@
 #include <string_view>
 #include <vector>
 
-#include "core/chunk_grid.h"
-#include "core/communicator.h"
-#include "core/device.h"
-#include "core/key_pattern.h"
-#include "core/state_dict.h"
+#include "core/tensor/chunk_grid.h"
+#include "core/ranks/communicator.h"
+#include "core/device/device.h"
+#include "core/state_dict/key_pattern.h"
+#include "core/state_dict/state_dict.h"
 #include "kv/store.h"
 
 namespace cairn::core {

@@ -2,7 +2,7 @@
 
 #include "core/simulated_rank.h"
 
-#include "core/internal/save.h"
+#include "core/save/internal/save.h"
 
 namespace cairn::core {
 

@@ -9,7 +9,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "core/internal/element.h"
+#include "core/tensor/internal/element.h"
 #include "core/payload_reader.h"
 
 namespace cairn::core {

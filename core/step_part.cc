@@ -11,13 +11,13 @@
 #include <span>
 #include <utility>
 
-#include "core/internal/device_save.h"
-#include "core/internal/no_throw.h"
-#include "core/internal/rank_merge.h"
-#include "core/internal/records.h"
-#include "core/internal/save.h"
-#include "core/internal/tree_merge.h"
-#include "core/internal/worker_pool.h"
+#include "core/save/internal/device_save.h"
+#include "core/base/internal/no_throw.h"
+#include "core/save/internal/rank_merge.h"
+#include "core/step/internal/records.h"
+#include "core/save/internal/save.h"
+#include "core/state_dict/internal/tree_merge.h"
+#include "core/base/internal/worker_pool.h"
 #include "kv/key.h"
 
 namespace cairn::core {

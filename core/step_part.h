@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "core/checkpoint_store.h"
-#include "core/device.h"
-#include "core/state_dict.h"
+#include "core/device/device.h"
+#include "core/state_dict/state_dict.h"
 
 namespace cairn::core {
 
@@ -60,7 +60,7 @@ class StepPart {
                                                  uint32_t rank, const SaveOptions& options);
   ~StepPart();
 
-  /// Writes what this rank has been told to write: tensors with explicit parts (core/sharding.h),
+  /// Writes what this rank has been told to write: tensors with explicit parts (core/sharding/sharding.h),
   /// of which no other rank writes any; whole tensors; and values. The root is a dict, and no two
   /// portions of one rank have a key in common. Tensors in device memory are read where they are,
   /// in the order of `streams` as SaveOptions::streams says; of chunks that the base step has only

@@ -1,7 +1,7 @@
 #pragma once
 /// The CUDA layer as core sees it.
 
-#include "core/device.h"
+#include "core/device/device.h"
 
 namespace cairn::cuda {
 

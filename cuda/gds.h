@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "core/device.h"
+#include "core/device/device.h"
 #include "kv/error.h"
 
 namespace cairn::cuda {

@@ -1,6 +1,6 @@
 // Builds that did not find nccl.h.
 
-#include "core/vote.h"
+#include "core/ranks/vote.h"
 #include "cuda/nccl_communicator.h"
 
 namespace cairn::cuda {

@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/communicator_arguments.h"
-#include "core/vote.h"
+#include "core/ranks/communicator_arguments.h"
+#include "core/ranks/vote.h"
 #include "cuda/internal/nccl_transfers.h"
 
 namespace cairn::cuda {

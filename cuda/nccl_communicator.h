@@ -10,7 +10,7 @@
 #include <optional>
 #include <string>
 
-#include "core/communicator.h"
+#include "core/ranks/communicator.h"
 #include "cuda/nccl_stop.h"
 #include "kv/error.h"
 
@@ -55,7 +55,7 @@ inline constexpr uint64_t kMinNcclBufferBytes = 64ull << 10;
 /// kResourceExhausted: no device memory for buffers. kUnavailable: NCCL could not connect, or not
 /// in time: the shortest of `timeout`, `connect_timeout` and half of `host`'s.
 ///
-/// The result keeps the contract of core/communicator.h, and:
+/// The result keeps the contract of core/ranks/communicator.h, and:
 ///   - Ranges may lie in memory of its device() or in host memory, also both in one call and
 ///   another
 ///     way on each rank. Memory of another device is kInvalidArgument.

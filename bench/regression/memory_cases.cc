@@ -5,7 +5,7 @@
 
 #include "bench/noise.h"
 #include "bench/regression/cases.h"
-#include "core/strided_copy.h"
+#include "core/tensor/strided_copy.h"
 #include "kv/digest.h"
 #include "kv/key.h"
 

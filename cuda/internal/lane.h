@@ -15,7 +15,7 @@
 #include <span>
 #include <vector>
 
-#include "core/device.h"
+#include "core/device/device.h"
 #include "cuda/internal/device_heap.h"
 #include "cuda/internal/device_job.h"
 #include "cuda/internal/stream.h"

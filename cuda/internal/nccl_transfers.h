@@ -20,7 +20,7 @@
 #include <span>
 #include <vector>
 
-#include "core/communicator.h"
+#include "core/ranks/communicator.h"
 #include "cuda/internal/chunk_schedule.h"
 #include "cuda/internal/nccl_handle.h"
 #include "cuda/internal/stream.h"

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "core/tensor.h"
+#include "core/tensor/tensor.h"
 #include "cuda/internal/device_job.h"
 #include "kv/error.h"
 

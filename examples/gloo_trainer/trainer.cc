@@ -18,8 +18,8 @@
 
 #include "core/async_save.h"
 #include "core/checkpoint_store.h"
-#include "core/gather_any.h"
-#include "core/gloo_communicator.h"
+#include "core/ranks/gather_any.h"
+#include "core/ranks/gloo_communicator.h"
 
 namespace core = cairn::core;
 namespace kv = cairn::kv;

@@ -1,7 +1,7 @@
 """Tensors in device memory: which of them C++ reaches, in whose order, and how long they must stay.
 
 C++ reads and fills the memory of CUDA tensors where it is, with copies of its own that run beside
-the caller's streams (core/device.h). Three things are seen to here:
+the caller's streams (core/device/device.h). Three things are seen to here:
 
 1. Which memory it reaches: that of CUDA devices, in a build with the CUDA layer and with a driver.
    What lies elsewhere (other kinds of accelerators), or where there is no such build, goes by way

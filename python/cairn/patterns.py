@@ -1,6 +1,6 @@
 """Key patterns of parts of a state: below a prefix, without what is left out.
 
-The patterns themselves are matched in C++ (core/key_pattern.h).
+The patterns themselves are matched in C++ (core/state_dict/key_pattern.h).
 """
 
 from __future__ import annotations

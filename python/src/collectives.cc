@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/state_dict_collectives.h"
+#include "core/collectives/state_dict_collectives.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
 

@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/gather_any.h"
-#include "core/gloo_communicator.h"
-#include "core/local_communicator.h"
+#include "core/ranks/gather_any.h"
+#include "core/ranks/gloo_communicator.h"
+#include "core/ranks/local_communicator.h"
 
 #ifdef CAIRN_HAS_CUDA
 #include "cuda/nccl_communicator.h"

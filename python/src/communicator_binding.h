@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "core/communicator.h"
-#include "core/device.h"
+#include "core/ranks/communicator.h"
+#include "core/device/device.h"
 #include "cuda/nccl_stop.h"
 #include "python/src/errors.h"
 #include "python/src/process_guard.h"

@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
-#include "core/key_pattern.h"
-#include "core/value.h"
+#include "core/state_dict/key_pattern.h"
+#include "core/state_dict/value.h"
 
 namespace cairn::python {
 

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "core/state_dict.h"
+#include "core/state_dict/state_dict.h"
 #include "python/src/torch_access.h"
 
 namespace cairn::python {

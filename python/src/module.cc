@@ -9,7 +9,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "core/device.h"
+#include "core/device/device.h"
 #include "python/src/collectives.h"
 #include "python/src/communicator_binding.h"
 #include "python/src/convert.h"

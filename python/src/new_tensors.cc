@@ -8,7 +8,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "core/host_memory.h"
+#include "core/device/host_memory.h"
 #include "python/src/collection_pause.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"

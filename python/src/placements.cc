@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "core/placement.h"
+#include "core/sharding/placement.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
 

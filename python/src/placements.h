@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "core/sharding.h"
+#include "core/sharding/sharding.h"
 
 namespace cairn::python {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/device.h"
+#include "core/device/device.h"
 
 namespace cairn::python {
 namespace {

@@ -8,7 +8,7 @@
 #include <optional>
 #include <span>
 
-#include "core/tensor.h"
+#include "core/tensor/tensor.h"
 #include "python/src/dlpack.h"
 
 namespace cairn::python {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "core/state_dict.h"
+#include "core/state_dict/state_dict.h"
 #include "python/src/torch_access.h"
 
 namespace cairn::python {

@@ -1,4 +1,4 @@
-// What core/communicator.h promises.
+// What core/ranks/communicator.h promises.
 
 #include "tests/contract/communicator_contract.h"
 
@@ -11,8 +11,8 @@
 #include <random>
 #include <thread>
 
-#include "core/gather_any.h"
-#include "core/mesh.h"
+#include "core/ranks/gather_any.h"
+#include "core/sharding/mesh.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/seeded_random.h"
 

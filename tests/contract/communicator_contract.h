@@ -1,5 +1,5 @@
 #pragma once
-/// What core/communicator.h promises, as tests that any implementation registers into:
+/// What core/ranks/communicator.h promises, as tests that any implementation registers into:
 ///
 ///   INSTANTIATE_TEST_SUITE_P(Gloo, CommunicatorContractTest,
 ///                            ::testing::ValuesIn(Worlds(MakeGlooWorld, {1, 2, 4, 7})), WorldName);
@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "core/communicator.h"
+#include "core/ranks/communicator.h"
 
 namespace cairn::testing {
 

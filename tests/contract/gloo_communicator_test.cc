@@ -1,6 +1,6 @@
 // Gloo's ranks, as threads of one process; tests/process/ has them as processes.
 
-#include "core/gloo_communicator.h"
+#include "core/ranks/gloo_communicator.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

@@ -1,6 +1,6 @@
 // The world of one rank.
 
-#include "core/local_communicator.h"
+#include "core/ranks/local_communicator.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "core/internal/aliases.h"
+#include "core/save/internal/aliases.h"
 
 #include <map>
 

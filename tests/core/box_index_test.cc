@@ -1,6 +1,6 @@
 // Finding overlapping boxes, against looking at every pair.
 
-#include "core/box_index.h"
+#include "core/tensor/box_index.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
-#include "core/chunk_grid.h"
+#include "core/tensor/chunk_grid.h"
 
-#include "core/internal/records.h"
+#include "core/step/internal/records.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/seeded_random.h"
 

@@ -1,15 +1,15 @@
 // Steps cut into items, and exports that stop half-way. What torch reads is tested with torch, in
 // tests/tools/test_dcp_export.py.
 
-#include "core/dcp_export.h"
+#include "core/interop/dcp/dcp_export.h"
 
 #include <filesystem>
 #include <fstream>
 #include <string>
 
-#include "core/dcp_checkpoint.h"
-#include "core/internal/dcp_items.h"
-#include "core/internal/torch_pickler.h"
+#include "core/interop/dcp/dcp_checkpoint.h"
+#include "core/interop/dcp/internal/dcp_items.h"
+#include "core/interop/torch/internal/torch_pickler.h"
 #include "tests/core/strided_fixture.h"
 #include "tests/core/test_tensor.h"
 

@@ -6,7 +6,7 @@
 #include <fstream>
 
 #include "core/payload_reader.h"
-#include "core/safetensors.h"
+#include "core/interop/safetensors/safetensors.h"
 #include "core/statistics.h"
 #include "tests/core/strided_fixture.h"
 #include "tests/core/test_tensor.h"

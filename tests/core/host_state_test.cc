@@ -1,6 +1,6 @@
 // Host memory of states, within a process and between two.
 
-#include "core/host_state.h"
+#include "core/state_dict/host_state.h"
 
 #include <sys/wait.h>
 #include <unistd.h>

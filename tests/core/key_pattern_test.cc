@@ -1,4 +1,4 @@
-#include "core/key_pattern.h"
+#include "core/state_dict/key_pattern.h"
 
 #include <chrono>
 

@@ -1,6 +1,6 @@
 // Which pages of a changed chunk are written anew.
 
-#include "core/internal/page_runs.h"
+#include "core/save/internal/page_runs.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

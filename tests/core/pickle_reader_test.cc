@@ -1,6 +1,6 @@
 // Pickles by hand: what each opcode makes, and what must be refused.
 
-#include "core/internal/pickle_reader.h"
+#include "core/interop/archive/internal/pickle_reader.h"
 
 #include <string>
 

@@ -1,6 +1,6 @@
 // Meeting by files and at an address of rank 0, with ranks that behave and others that do not.
 
-#include "core/internal/rendezvous.h"
+#include "core/ranks/internal/rendezvous.h"
 
 #include <arpa/inet.h>
 #include <fmt/format.h>

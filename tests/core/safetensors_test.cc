@@ -1,11 +1,11 @@
 // One damaged thing a test: the header is hostile input.
 
-#include "core/safetensors.h"
+#include "core/interop/safetensors/safetensors.h"
 
 #include <filesystem>
 #include <fstream>
 
-#include "core/internal/safetensors_header.h"
+#include "core/interop/safetensors/internal/safetensors_header.h"
 #include "tests/core/test_tensor.h"
 
 namespace cairn::core {

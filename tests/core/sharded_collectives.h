@@ -4,8 +4,8 @@
 
 #include <fmt/format.h>
 
-#include "core/state_dict_collectives.h"
-#include "core/state_dict_copy.h"
+#include "core/collectives/state_dict_collectives.h"
+#include "core/state_dict/state_dict_copy.h"
 #include "tests/core/sharded_fixture.h"
 
 namespace cairn::core {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "core/state_dict.h"
+#include "core/state_dict/state_dict.h"
 #include "tests/core/strided_fixture.h"
 
 namespace cairn::core {

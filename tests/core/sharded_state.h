@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/checkpoint_store.h"
-#include "core/strided_copy.h"
+#include "core/tensor/strided_copy.h"
 #include "tests/core/test_tensor.h"
 
 namespace cairn::core::testing {

@@ -1,6 +1,6 @@
 // Which boxes of global tensors local memory holds.
 
-#include "core/sharding.h"
+#include "core/sharding/sharding.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

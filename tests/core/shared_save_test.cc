@@ -15,7 +15,7 @@
 
 #include "core/async_save.h"
 #include "core/checkpoint_store.h"
-#include "core/internal/tree_merge.h"
+#include "core/state_dict/internal/tree_merge.h"
 #include "tests/core/sharded_state.h"
 #include "tests/support/counting_communicator.h"
 #include "tests/support/thread_communicator.h"

@@ -1,6 +1,6 @@
 // What is copied into staging, and what is known not to have changed.
 
-#include "core/internal/staging.h"
+#include "core/save/internal/staging.h"
 
 #include "core/async_save.h"
 #include "tests/core/strided_fixture.h"

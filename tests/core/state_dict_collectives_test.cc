@@ -1,15 +1,15 @@
 // Gather, broadcast and distribute: thousands of random states over ranks that are threads, and the
 // verdicts on bad input.
 
-#include "core/state_dict_collectives.h"
+#include "core/collectives/state_dict_collectives.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <array>
 
-#include "core/state_dict_copy.h"
-#include "core/vote.h"
+#include "core/state_dict/state_dict_copy.h"
+#include "core/ranks/vote.h"
 #include "tests/core/sharded_collectives.h"
 #include "tests/support/checked_communicator.h"
 #include "tests/support/result_matchers.h"

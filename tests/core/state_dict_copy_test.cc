@@ -1,6 +1,6 @@
 // Copies of state dicts, and what counts as the same structure.
 
-#include "core/state_dict_copy.h"
+#include "core/state_dict/state_dict_copy.h"
 
 #include <gmock/gmock.h>
 

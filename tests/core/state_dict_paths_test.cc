@@ -1,6 +1,6 @@
 // Flat state dicts, parts of them, and prefixes.
 
-#include "core/state_dict_paths.h"
+#include "core/state_dict/state_dict_paths.h"
 
 #include <gmock/gmock.h>
 

@@ -1,4 +1,4 @@
-#include "core/state_dict.h"
+#include "core/state_dict/state_dict.h"
 
 #include <fmt/format.h>
 

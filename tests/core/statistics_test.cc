@@ -5,7 +5,7 @@
 #include <cstring>
 #include <limits>
 
-#include "core/internal/element.h"
+#include "core/tensor/internal/element.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/seeded_random.h"
 

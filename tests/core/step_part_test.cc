@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "core/host_memory.h"
+#include "core/device/host_memory.h"
 #include "tests/core/test_tensor.h"
 
 namespace cairn::core {

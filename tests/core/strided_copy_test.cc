@@ -1,4 +1,4 @@
-#include "core/strided_copy.h"
+#include "core/tensor/strided_copy.h"
 
 #include <algorithm>
 

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <vector>
 
-#include "core/tensor.h"
+#include "core/tensor/tensor.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/seeded_random.h"
 

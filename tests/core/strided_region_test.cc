@@ -1,4 +1,4 @@
-#include "core/internal/strided_region.h"
+#include "core/tensor/internal/strided_region.h"
 
 #include <cstring>
 

@@ -1,4 +1,4 @@
-#include "core/tiling.h"
+#include "core/tensor/tiling.h"
 
 #include "tests/support/result_matchers.h"
 #include "tests/support/seeded_random.h"

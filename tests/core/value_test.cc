@@ -1,4 +1,4 @@
-#include "core/value.h"
+#include "core/state_dict/value.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "core/internal/worker_pool.h"
+#include "core/base/internal/worker_pool.h"
 
 #include <gtest/gtest.h>
 

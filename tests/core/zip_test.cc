@@ -4,9 +4,9 @@
 #include <fstream>
 #include <iterator>
 
-#include "core/internal/crc32.h"
-#include "core/internal/zip_reader.h"
-#include "core/internal/zip_writer.h"
+#include "core/interop/archive/internal/crc32.h"
+#include "core/interop/archive/internal/zip_reader.h"
+#include "core/interop/archive/internal/zip_writer.h"
 #include "tests/core/test_tensor.h"
 
 namespace cairn::core::internal {

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "core/checkpoint_store.h"
-#include "core/state_dict_collectives.h"
-#include "core/state_dict_copy.h"
-#include "core/strided_copy.h"
+#include "core/collectives/state_dict_collectives.h"
+#include "core/state_dict/state_dict_copy.h"
+#include "core/tensor/strided_copy.h"
 #include "cuda/backend.h"
 #include "cuda/nccl_communicator.h"
 #include "tests/core/sharded_state.h"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/checkpoint_store.h"
-#include "core/strided_copy.h"
+#include "core/tensor/strided_copy.h"
 #include "cuda/backend.h"
 #include "kv/digest.h"
 #include "tests/cuda/device_tensor.h"

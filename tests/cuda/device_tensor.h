@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/tensor.h"
+#include "core/tensor/tensor.h"
 #include "cuda/backend.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/seeded_random.h"

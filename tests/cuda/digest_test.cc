@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/strided_copy.h"
+#include "core/tensor/strided_copy.h"
 #include "cuda/backend.h"
 #include "tests/cuda/device_tensor.h"
 #include "tests/support/result_matchers.h"

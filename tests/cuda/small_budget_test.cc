@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 #include "core/async_save.h"
-#include "core/internal/pinned_blocks.h"
+#include "core/device/internal/pinned_blocks.h"
 #include "tests/cuda/device_store_fixture.h"
 
 namespace cairn::cuda {

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "core/strided_copy.h"
+#include "core/tensor/strided_copy.h"
 #include "tests/cuda/device_tensor.h"
 #include "tests/support/result_matchers.h"
 

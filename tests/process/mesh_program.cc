@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-#include "core/gloo_communicator.h"
+#include "core/ranks/gloo_communicator.h"
 #include "tests/core/sharded_state.h"
 
 namespace cairn::core::testing {

@@ -22,8 +22,8 @@
 #include <thread>
 #include <vector>
 
-#include "core/gather_any.h"
-#include "core/gloo_communicator.h"
+#include "core/ranks/gather_any.h"
+#include "core/ranks/gloo_communicator.h"
 
 namespace cairn::testing {
 namespace {

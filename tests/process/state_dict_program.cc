@@ -18,8 +18,8 @@
 #include <string>
 #include <vector>
 
-#include "core/gloo_communicator.h"
-#include "core/state_dict_collectives.h"
+#include "core/ranks/gloo_communicator.h"
+#include "core/collectives/state_dict_collectives.h"
 
 namespace cairn::testing {
 namespace {

@@ -62,7 +62,7 @@ def test_includes_point_down_the_layers(folder):
 @pytest.mark.parametrize(
     ("folder", "line", "wrong"),
     [
-        ("kv", '#include "core/tensor.h"', "may not include"),
+        ("kv", '#include "core/tensor/tensor.h"', "may not include"),
         ("core", '#include "tools/table.h"', "may not include"),
         ("tools", '#include "kv/internal/index/index.h"', "internal to kv/"),
         ("kv", '  #  include "../core/tensor.h"', "relative"),
@@ -107,7 +107,8 @@ def compile_alone(header: Path) -> str:
 
 
 def test_each_public_header_compiles_alone():
-    headers = [path for folder in LAYERS for path in sorted((ROOT / folder).glob("*.h"))]
+    headers = [path for folder in LAYERS for path in sorted((ROOT / folder).rglob("*.h"))
+               if "internal" not in path.relative_to(ROOT).parts]
     assert len(headers) >= 10, "the list of headers looks wrong"
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:

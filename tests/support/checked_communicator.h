@@ -1,5 +1,5 @@
 #pragma once
-/// Holds callers to their half of core/communicator.h.
+/// Holds callers to their half of core/ranks/communicator.h.
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/communicator.h"
+#include "core/ranks/communicator.h"
 
 namespace cairn::testing {
 

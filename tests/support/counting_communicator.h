@@ -6,7 +6,7 @@
 #include <span>
 #include <utility>
 
-#include "core/communicator.h"
+#include "core/ranks/communicator.h"
 
 namespace cairn::testing {
 

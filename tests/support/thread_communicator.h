@@ -14,12 +14,12 @@
 #include <utility>
 #include <vector>
 
-#include "core/communicator.h"
-#include "core/communicator_arguments.h"
+#include "core/ranks/communicator.h"
+#include "core/ranks/communicator_arguments.h"
 
 namespace cairn::testing {
 
-/// Keeps the contract of core/communicator.h by copying from the senders' own memory while all
+/// Keeps the contract of core/ranks/communicator.h by copying from the senders' own memory while all
 /// ranks are inside the call. Threads: one a rank.
 class ThreadCommunicator : public core::Communicator {
  public:

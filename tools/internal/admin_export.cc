@@ -8,10 +8,10 @@
 #include <span>
 
 #include "core/checkpoint_store.h"
-#include "core/dcp_export.h"
-#include "core/key_pattern.h"
-#include "core/safetensors.h"
-#include "core/torch_export.h"
+#include "core/interop/dcp/dcp_export.h"
+#include "core/state_dict/key_pattern.h"
+#include "core/interop/safetensors/safetensors.h"
+#include "core/interop/torch/torch_export.h"
 #include "tools/internal/address.h"
 #include "tools/internal/admin_verbs.h"
 #include "tools/internal/progress.h"

@@ -9,10 +9,10 @@
 #include <set>
 
 #include "core/checkpoint_store.h"
-#include "core/dcp_checkpoint.h"
-#include "core/imported_state.h"
-#include "core/safetensors.h"
-#include "core/torch_file.h"
+#include "core/interop/dcp/dcp_checkpoint.h"
+#include "core/interop/torch/imported_state.h"
+#include "core/interop/safetensors/safetensors.h"
+#include "core/interop/torch/torch_file.h"
 #include "tools/internal/address.h"
 #include "tools/internal/admin_verbs.h"
 #include "tools/internal/json.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "core/tensor.h"
+#include "core/tensor/tensor.h"
 #include "tools/internal/json.h"
 
 namespace cairn::tools::internal {

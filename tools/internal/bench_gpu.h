@@ -6,7 +6,7 @@
 #include <span>
 #include <string>
 
-#include "core/device.h"
+#include "core/device/device.h"
 #include "cuda/measure.h"
 #include "tools/internal/bench_verbs.h"
 #include "tools/internal/model_state.h"

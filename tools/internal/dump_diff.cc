@@ -8,8 +8,8 @@
 #include <filesystem>
 #include <map>
 
-#include "core/chunk_grid.h"
-#include "core/key_pattern.h"
+#include "core/tensor/chunk_grid.h"
+#include "core/state_dict/key_pattern.h"
 #include "tools/internal/dump_verbs.h"
 #include "tools/internal/element.h"
 #include "tools/internal/progress.h"

@@ -6,7 +6,7 @@
 #include <map>
 #include <tuple>
 
-#include "core/key_pattern.h"
+#include "core/state_dict/key_pattern.h"
 #include "tools/internal/dump_verbs.h"
 #include "tools/internal/table.h"
 #include "tools/internal/text.h"

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "core/chunk_grid.h"
-#include "core/key_pattern.h"
+#include "core/tensor/chunk_grid.h"
+#include "core/state_dict/key_pattern.h"
 #include "core/statistics.h"
 #include "tools/internal/array_text.h"
 #include "tools/internal/dump_verbs.h"

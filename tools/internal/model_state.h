@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "core/state_dict.h"
-#include "core/tensor.h"
+#include "core/state_dict/state_dict.h"
+#include "core/tensor/tensor.h"
 
 namespace cairn::tools::internal {
 

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/tensor.h"
+#include "core/tensor/tensor.h"
 
 namespace cairn::tools::internal {
 

@@ -1,0 +1,34 @@
+// Cutting this rank's shards from a full state that it has.
+
+#include <set>
+
+#include "core/device/internal/device_lanes.h"
+#include "core/state_dict/internal/leaves.h"
+#include "core/tensor/internal/piece_stream.h"
+#include "core/collectives/internal/shard_plan.h"
+#include "core/collectives/state_dict_collectives.h"
+
+namespace cairn::core {
+
+Result<HostState> DistributeStateDict(const StateDict& full, const StateTarget& target,
+                                      uint32_t rank, const BroadcastOptions& options) {
+  CAIRN_TRY_ASSIGN(const auto described, internal::DescribeFull(full));
+  CAIRN_TRY_ASSIGN(const auto leaves, FlattenTree(target.state().tree));
+  CAIRN_TRY_ASSIGN(internal::ShardPlan plan,
+                   internal::PlanShards(described, target.state(), leaves, rank, options));
+  std::set<int> devices;
+  internal::AddDevices(full, devices);
+  internal::AddDevices(plan.result.state(), devices);
+  CAIRN_TRY_ASSIGN(const auto lanes, internal::DeviceLanes::Open(devices, options.streams));
+  for (const auto& fill : plan.fills) {
+    const TensorView& whole = full.tensors[full.slot[fill.full_leaf]];
+    for (const auto& piece : internal::PiecesToFill(plan, fill, rank)) {
+      CAIRN_TRY(lanes.Copy(internal::NarrowTo(whole, piece.box), piece.target));
+    }
+  }
+  CAIRN_TRY(lanes.Await());
+  if (options.report != nullptr) *options.report = {};
+  return std::move(plan.result);
+}
+
+}  // namespace cairn::core

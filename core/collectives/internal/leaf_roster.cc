@@ -1,0 +1,398 @@
+// Exchange of manifests:
+//   1. Everyone votes on its own state: a rank whose input is bad says so before any waits for it.
+//   2. Digests of options and manifest, lengths of manifest and boxes: a fixed record of each rank.
+//   3. The lowest rank with each distinct manifest broadcasts it.
+//   4. Where there are explicit shards, everyone's boxes go to all.
+// From step 2 on all ranks judge the same bytes.
+
+#include "core/collectives/internal/leaf_roster.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+
+#include "core/ranks/internal/all_gather_values.h"
+#include "core/state_dict/internal/leaves.h"
+#include "core/ranks/internal/wire.h"
+#include "core/tensor/tiling.h"
+#include "core/ranks/vote.h"
+#include "kv/digest.h"
+
+namespace cairn::core::internal {
+namespace {
+
+using Entry = LeafRoster::Entry;
+
+std::unexpected<Error> Invalid(std::string message, std::string_view fqn = {}) {
+  return Fail(
+      Error{.code = ErrorCode::kInvalidArgument, .message = std::move(message)}.WithKey(fqn));
+}
+
+// What step 2 sends.
+struct Header {
+  uint64_t options = 0;
+  uint64_t digest_lo = 0;
+  uint64_t digest_hi = 0;
+  uint64_t manifest_bytes = 0;
+  uint64_t boxes_bytes = 0;
+
+  bool SameManifest(const Header& other) const {
+    return digest_lo == other.digest_lo && digest_hi == other.digest_hi &&
+           manifest_bytes == other.manifest_bytes;
+  }
+};
+static_assert(sizeof(Header) == 5 * sizeof(uint64_t));
+
+void WriteMesh(const DeviceMesh& mesh, WireWriter& writer) {
+  writer.Number(mesh.dims().size());
+  for (const DeviceMesh::Dim& dim : mesh.dims()) {
+    writer.Text(dim.name);
+    writer.Number(dim.size);
+  }
+  writer.Numbers(std::vector<uint64_t>(mesh.ranks().begin(), mesh.ranks().end()));
+}
+
+Result<std::shared_ptr<const DeviceMesh>> ReadMesh(WireReader& reader) {
+  std::vector<DeviceMesh::Dim> dims(std::min<uint64_t>(reader.Number(), 64));
+  for (DeviceMesh::Dim& dim : dims) {
+    dim.name = reader.Text();
+    dim.size = static_cast<uint32_t>(reader.Number());
+  }
+  const auto numbers = reader.Numbers();
+  CAIRN_TRY_ASSIGN(auto mesh, DeviceMesh::Make(std::move(dims), {numbers.begin(), numbers.end()}));
+  return std::make_shared<const DeviceMesh>(std::move(mesh));
+}
+
+// Meshes first, each once; then the leaves.
+std::vector<std::byte> EncodeManifest(const StateDict& state, const std::vector<Leaf>& leaves) {
+  std::vector<const DeviceMesh*> meshes;
+  std::map<const DeviceMesh*, uint64_t> index;
+  for (const auto& [tensor, sharding] : state.shardings) {
+    if (sharding.mesh == nullptr) continue;
+    if (index.emplace(sharding.mesh.get(), meshes.size()).second) {
+      meshes.push_back(sharding.mesh.get());
+    }
+  }
+  WireWriter writer;
+  writer.Number(meshes.size());
+  for (const DeviceMesh* mesh : meshes) WriteMesh(*mesh, writer);
+  writer.Number(leaves.size());
+  for (uint32_t i = 0; i < leaves.size(); ++i) {
+    writer.Text(leaves[i].fqn);
+    const bool tensor = IsTensor(state.tree.nodes[leaves[i].node].kind);
+    const Sharding* sharding = tensor ? FindSharding(state, state.slot[i]) : nullptr;
+    auto kind = Entry::Kind::kWhole;
+    if (sharding != nullptr) {
+      kind = sharding->mesh == nullptr ? Entry::Kind::kBoxes : Entry::Kind::kMesh;
+    }
+    writer.Number(static_cast<uint64_t>(kind));
+    if (kind == Entry::Kind::kWhole) continue;
+    writer.Number(static_cast<uint64_t>(state.tensors[state.slot[i]].dtype));
+    writer.Numbers(sharding->global_shape);
+    if (kind == Entry::Kind::kBoxes) continue;
+    writer.Number(index.at(sharding->mesh.get()));
+    for (const Placement& placement : sharding->placements) {
+      writer.Number(static_cast<uint64_t>(placement.kind));
+      writer.Number(placement.dim);
+      writer.Number(placement.split_factor);
+    }
+  }
+  return std::move(writer).Take();
+}
+
+Result<std::vector<Entry>> DecodeManifest(std::span<const std::byte> bytes) {
+  WireReader reader(bytes);
+  std::vector<std::shared_ptr<const DeviceMesh>> meshes;
+  for (uint64_t left = reader.Number(); left > 0 && reader.ok(); --left) {
+    CAIRN_TRY_ASSIGN(auto mesh, ReadMesh(reader));
+    meshes.push_back(std::move(mesh));
+  }
+  std::vector<Entry> entries;
+  for (uint64_t left = reader.Number(); left > 0 && reader.ok(); --left) {
+    Entry& entry = entries.emplace_back();
+    entry.fqn = reader.Text();
+    entry.kind = static_cast<Entry::Kind>(reader.Number());
+    if (entry.kind == Entry::Kind::kWhole) continue;
+    entry.dtype = static_cast<DType>(reader.Number());
+    entry.shape = reader.Numbers();
+    if (entry.kind == Entry::Kind::kBoxes) continue;
+    const uint64_t mesh = reader.Number();
+    if (mesh >= meshes.size()) break;
+    entry.mesh = meshes[mesh];
+    for (size_t m = 0; m < entry.mesh->dims().size(); ++m) {
+      Placement& placement = entry.placements.emplace_back();
+      placement.kind = static_cast<Placement::Kind>(reader.Number());
+      placement.dim = static_cast<uint32_t>(reader.Number());
+      placement.split_factor = static_cast<uint32_t>(reader.Number());
+    }
+  }
+  if (reader.ok() && reader.at_end()) return entries;
+  return Fail(ErrorCode::kInternal, "another rank's description of its state is damaged");
+}
+
+// FQN, number of boxes, boxes; for each tensor with explicit shards.
+std::vector<std::byte> EncodeBoxes(const StateDict& state, const std::vector<Leaf>& leaves,
+                                   uint32_t rank) {
+  WireWriter writer;
+  for (uint32_t i = 0; i < leaves.size(); ++i) {
+    if (!IsTensor(state.tree.nodes[leaves[i].node].kind)) continue;
+    const uint32_t tensor = state.slot[i];
+    const Sharding* sharding = FindSharding(state, tensor);
+    if (sharding == nullptr || sharding->mesh != nullptr) continue;
+    const auto pieces = PiecesHere(*sharding, state.tensors[tensor], rank);
+    CAIRN_CHECK(pieces.has_value());  // CheckShardings came before
+    writer.Text(leaves[i].fqn);
+    writer.Number(pieces->size());
+    for (const LocalPiece& piece : *pieces) {
+      writer.Numbers(piece.box.offsets);
+      writer.Numbers(piece.box.sizes);
+    }
+  }
+  return std::move(writer).Take();
+}
+
+bool SameMesh(const DeviceMesh& a, const DeviceMesh& b) {
+  return &a == &b || (a.ranks() == b.ranks() &&
+                      std::ranges::equal(a.dims(), b.dims(), {}, &DeviceMesh::Dim::size,
+                                         &DeviceMesh::Dim::size));
+}
+
+// Nothing, or what two ranks say differently of one key.
+std::string Conflict(const Entry& a, const Entry& b) {
+  const auto how = [](const Entry& entry) {
+    return entry.kind == Entry::Kind::kWhole  ? "not sharded"
+           : entry.kind == Entry::Kind::kMesh ? "sharded over a mesh"
+                                              : "made of explicit shards";
+  };
+  if (a.kind != b.kind) return fmt::format("{} and {}", how(a), how(b));
+  if (a.kind == Entry::Kind::kWhole) return {};
+  if (a.dtype != b.dtype || a.shape != b.shape) {
+    return fmt::format("{} [{}] and {} [{}]", schema::DTypeName(a.dtype), fmt::join(a.shape, ", "),
+                       schema::DTypeName(b.dtype), fmt::join(b.shape, ", "));
+  }
+  if (a.kind == Entry::Kind::kBoxes) return {};
+  if (!SameMesh(*a.mesh, *b.mesh)) return "on different meshes";
+  if (a.placements != b.placements) return "placed differently";
+  return {};
+}
+
+std::string DescribeFlaw(const TilingFlaw& flaw, const std::vector<std::pair<uint32_t, Box>>& boxes,
+                         const std::vector<size_t>& nonempty) {
+  switch (flaw.kind) {
+    case TilingFlaw::Kind::kGap:
+      return fmt::format("no rank's shard holds element [{}]", fmt::join(flaw.element, ", "));
+    case TilingFlaw::Kind::kOverlap:
+      return fmt::format("shards of rank {} and rank {} both hold element [{}]",
+                         boxes[nonempty[flaw.boxes[0]]].first, boxes[nonempty[flaw.boxes[1]]].first,
+                         fmt::join(flaw.element, ", "));
+    case TilingFlaw::Kind::kOutside:
+      break;
+  }
+  return fmt::format("a shard of rank {} leaves the global shape",
+                     boxes[nonempty[flaw.boxes[0]]].first);
+}
+
+}  // namespace
+
+Result<std::vector<LocalPiece>> PiecesHere(const Sharding& sharding, const TensorView& local,
+                                           uint32_t rank) {
+  if (sharding.mesh != nullptr && !sharding.mesh->CoordinateOf(rank)) {
+    return std::vector<LocalPiece>{};
+  }
+  return PiecesOf(sharding, local, rank);
+}
+
+Result<void> CheckShardings(const StateDict& state, const std::vector<Leaf>& leaves,
+                            uint32_t rank) {
+  for (uint32_t i = 0; i < leaves.size(); ++i) {
+    if (!IsTensor(state.tree.nodes[leaves[i].node].kind)) continue;
+    const TensorView& view = state.tensors[state.slot[i]];
+    const Sharding* sharding = FindSharding(state, state.slot[i]);
+    const Shape& shape = sharding == nullptr ? view.shape : sharding->global_shape;
+    if (auto bytes = TensorBytes(view.dtype, shape); !bytes) {
+      return Fail(std::move(bytes).error().WithKey(leaves[i].fqn));
+    }
+    if (sharding == nullptr) continue;
+    // Of ranks outside the mesh too, as all ranks have to come to the same placements.
+    if (sharding->mesh != nullptr) {
+      const uint32_t member = sharding->mesh->ranks().front();
+      if (auto shard = ShardOf(shape, *sharding->mesh, sharding->placements, member); !shard) {
+        return Fail(std::move(shard).error().WithKey(leaves[i].fqn));
+      }
+    }
+    if (auto pieces = PiecesHere(*sharding, view, rank); !pieces) {
+      return Fail(std::move(pieces).error().WithKey(leaves[i].fqn));
+    }
+  }
+  return {};
+}
+
+Result<LeafRoster> LeafRoster::Exchange(Communicator& communicator, const StateDict& state,
+                                        const std::vector<Leaf>& leaves, const Result<void>& local,
+                                        std::span<const uint64_t> options) {
+  CAIRN_TRY(Vote(communicator, local));
+  const auto rank = static_cast<uint32_t>(communicator.rank());
+  const std::vector<std::byte> manifest = EncodeManifest(state, leaves);
+  const std::vector<std::byte> boxes = EncodeBoxes(state, leaves, rank);
+  const kv::Digest digest = kv::PayloadDigest(manifest);
+  const Header mine{.options = kv::Checksum64(std::as_bytes(options)),
+                    .digest_lo = digest.lo,
+                    .digest_hi = digest.hi,
+                    .manifest_bytes = manifest.size(),
+                    .boxes_bytes = boxes.size()};
+  CAIRN_TRY_ASSIGN(const std::vector<Header> headers, AllGatherValues(communicator, mine));
+
+  LeafRoster roster;
+  std::vector<uint32_t> senders;  // by manifest: the lowest rank that has it
+  for (uint32_t r = 0; r < headers.size(); ++r) {
+    if (headers[r].options != headers[0].options) {
+      return Invalid(fmt::format("ranks 0 and {} called the collective with different options", r));
+    }
+    const auto same = std::ranges::find_if(
+        senders, [&](uint32_t other) { return headers[r].SameManifest(headers[other]); });
+    roster.manifest_of_rank_.push_back(static_cast<uint32_t>(same - senders.begin()));
+    if (same == senders.end()) senders.push_back(r);
+  }
+  for (uint32_t i = 0; i < senders.size(); ++i) {
+    std::vector<std::byte> bytes = manifest;
+    bytes.resize(headers[senders[i]].manifest_bytes);
+    CAIRN_TRY(communicator.Broadcast(bytes, static_cast<int>(senders[i])));
+    CAIRN_TRY_ASSIGN(auto entries, DecodeManifest(bytes));
+    CAIRN_TRY(roster.Merge(i, std::move(entries)));
+  }
+  CAIRN_TRY(roster.CheckMeshes());
+
+  uint64_t all_boxes_bytes = 0;
+  for (const Header& header : headers) all_boxes_bytes += header.boxes_bytes;
+  if (all_boxes_bytes == 0) return roster;
+  std::vector<std::vector<std::byte>> of_ranks;
+  for (const Header& header : headers) of_ranks.emplace_back(header.boxes_bytes);
+  CAIRN_TRY(
+      communicator.AllGather(boxes, std::vector<ByteTarget>(of_ranks.begin(), of_ranks.end())));
+  for (uint32_t r = 0; r < of_ranks.size(); ++r) CAIRN_TRY(roster.ReadBoxes(r, of_ranks[r]));
+  CAIRN_TRY(roster.CheckBoxes());
+  return roster;
+}
+
+uint32_t LeafRoster::FirstRankOf(uint32_t manifest) const {
+  return static_cast<uint32_t>(std::ranges::find(manifest_of_rank_, manifest) -
+                               manifest_of_rank_.begin());
+}
+
+// Verdicts must not end the exchange on some ranks only: all of them see the same manifests in the
+// same order, so that all stop here or none does.
+Result<void> LeafRoster::Merge(uint32_t manifest, std::vector<Entry> entries) {
+  for (Entry& entry : entries) {
+    const auto [found, is_new] = by_fqn_.emplace(entry.fqn, entries_.size());
+    if (is_new) {
+      entry.manifests = {manifest};
+      entries_.push_back(std::move(entry));
+      continue;
+    }
+    Entry& known = entries_[found->second];
+    if (const std::string conflict = Conflict(known, entry); !conflict.empty()) {
+      return Invalid(
+          fmt::format("ranks {} and {} disagree about a tensor: {}",
+                      FirstRankOf(known.manifests.front()), FirstRankOf(manifest), conflict),
+          entry.fqn);
+    }
+    known.manifests.push_back(manifest);
+  }
+  return {};
+}
+
+Result<void> LeafRoster::CheckMeshes() const {
+  for (const Entry& entry : entries_) {
+    if (entry.kind != Entry::Kind::kMesh) continue;
+    for (const uint32_t rank : entry.mesh->ranks()) {
+      if (rank >= world_size()) {
+        return Invalid(fmt::format("its mesh names rank {}; the communicator has {} ranks", rank,
+                                   world_size()),
+                       entry.fqn);
+      }
+      if (!Has(entry, rank)) {
+        return Invalid(fmt::format("rank {} is of the tensor's mesh, but its state dict has no "
+                                   "such key",
+                                   rank),
+                       entry.fqn);
+      }
+    }
+  }
+  return {};
+}
+
+Result<void> LeafRoster::ReadBoxes(uint32_t rank, std::span<const std::byte> bytes) {
+  WireReader reader(bytes);
+  while (reader.ok() && !reader.at_end()) {
+    const auto entry = by_fqn_.find(reader.Text());
+    if (entry == by_fqn_.end()) break;
+    for (uint64_t left = reader.Number(); left > 0 && reader.ok(); --left) {
+      Box box;
+      box.offsets = reader.Numbers();
+      box.sizes = reader.Numbers();
+      boxes_[entry->second].emplace_back(rank, std::move(box));
+    }
+  }
+  if (reader.ok() && reader.at_end()) return {};
+  return Fail(ErrorCode::kInternal, fmt::format("the boxes that rank {} sent are damaged", rank));
+}
+
+Result<void> LeafRoster::CheckBoxes() const {
+  static const std::vector<std::pair<uint32_t, Box>> kNone;
+  for (size_t e = 0; e < entries_.size(); ++e) {
+    if (entries_[e].kind != Entry::Kind::kBoxes) continue;
+    const auto found = boxes_.find(e);
+    const auto& boxes = found == boxes_.end() ? kNone : found->second;
+    BoxList list(entries_[e].shape.size());
+    std::vector<size_t> listed;
+    for (size_t i = 0; i < boxes.size(); ++i) {
+      if (boxes[i].second.sizes.size() != entries_[e].shape.size()) continue;
+      list.Add(boxes[i].second);
+      listed.push_back(i);
+    }
+    if (const auto flaw = FindTilingFlaw(entries_[e].shape, list)) {
+      return Invalid(DescribeFlaw(*flaw, boxes, listed), entries_[e].fqn);
+    }
+  }
+  return {};
+}
+
+int64_t LeafRoster::Find(std::string_view fqn) const {
+  const auto found = by_fqn_.find(std::string(fqn));
+  return found == by_fqn_.end() ? -1 : static_cast<int64_t>(found->second);
+}
+
+bool LeafRoster::Has(const Entry& entry, uint32_t rank) const {
+  return std::ranges::binary_search(entry.manifests, manifest_of_rank_[rank]);
+}
+
+std::vector<uint32_t> LeafRoster::RanksWith(const Entry& entry) const {
+  std::vector<uint32_t> ranks;
+  for (uint32_t rank = 0; rank < world_size(); ++rank) {
+    if (Has(entry, rank)) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+std::vector<Box> LeafRoster::BoxesOf(const Entry& entry, uint32_t rank) const {
+  std::vector<Box> boxes;
+  if (entry.kind == Entry::Kind::kBoxes) {
+    const auto found = boxes_.find(static_cast<size_t>(&entry - entries_.data()));
+    if (found == boxes_.end()) return boxes;
+    for (const auto& [holder, box] :
+         std::ranges::equal_range(found->second, rank, {}, &std::pair<uint32_t, Box>::first)) {
+      boxes.push_back(box);
+    }
+    return boxes;
+  }
+  if (!entry.mesh->CoordinateOf(rank)) return boxes;
+  const auto shard = ShardOf(entry.shape, *entry.mesh, entry.placements, rank);
+  CAIRN_CHECK(shard.has_value());  // every rank has checked its own before it voted
+  for (ShardPiece& piece : shard->Pieces()) boxes.push_back(std::move(piece.box));
+  return boxes;
+}
+
+}  // namespace cairn::core::internal

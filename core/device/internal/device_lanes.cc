@@ -1,0 +1,130 @@
+// Which way bytes go: by hand, or by a lane.
+
+#include "core/device/internal/device_lanes.h"
+
+#include <algorithm>
+
+#include "core/device/host_memory.h"
+#include "core/tensor/strided_copy.h"
+
+namespace cairn::core::internal {
+namespace {
+
+constexpr uint64_t kBounceBytes = 4 << 20;
+
+// Bytes can go between them without a stop in between.
+bool AreNeighbours(int tensor_device, int memory_device) {
+  return memory_device == kHostDevice || memory_device == tensor_device;
+}
+
+}  // namespace
+
+void AddDevices(const StateDict& state, std::set<int>& devices) {
+  for (uint32_t i = 0; i < state.tensors.size(); ++i) {
+    ForEachMemory(state, i, [&](const TensorView& view) {
+      if (view.device != kHostDevice) devices.insert(view.device);
+    });
+  }
+}
+
+Result<std::vector<DeviceStream>> FollowStreams(DeviceLane& lane,
+                                                std::span<const DeviceStream> streams) {
+  std::vector<DeviceStream> followed;
+  for (const DeviceStream& stream : streams) {
+    if (stream.device == lane.device()) followed.push_back(stream);
+  }
+  if (followed.empty()) followed.push_back({.device = lane.device()});
+  for (const DeviceStream& stream : followed) CAIRN_TRY(lane.Follow(stream.stream));
+  return followed;
+}
+
+Result<DeviceLanes> DeviceLanes::Open(const std::set<int>& devices,
+                                      std::span<const DeviceStream> streams) {
+  DeviceLanes opened;
+  if (devices.empty()) return opened;
+  CAIRN_TRY_ASSIGN(DeviceBackend* const backend, FindDeviceBackend());
+  for (const int device : devices) {
+    CAIRN_TRY_ASSIGN(auto lane, backend->OpenLane(device));
+    CAIRN_TRY(FollowStreams(*lane, streams));
+    opened.lanes_.emplace(device, std::move(lane));
+  }
+  CAIRN_TRY(opened.Await());
+  return opened;
+}
+
+Result<void> DeviceLanes::Read(const TensorView& source, uint64_t begin_bytes,
+                               std::span<std::byte> memory, int memory_device) const {
+  if (source.device == kHostDevice) {
+    CAIRN_CHECK(memory_device == kHostDevice);
+    GatherBytes(source, begin_bytes, memory);
+    return {};
+  }
+  CAIRN_CHECK(AreNeighbours(source.device, memory_device));
+  DeviceLane& lane = On(source.device);
+  if (memory_device == kHostDevice) return lane.CopyOut(source, begin_bytes, memory);
+  return lane.Pack(source, begin_bytes, memory.size(), memory.data());
+}
+
+Result<void> DeviceLanes::Write(std::span<const std::byte> memory, int memory_device,
+                                const TensorTarget& target, uint64_t begin_bytes) const {
+  if (target.device == kHostDevice) {
+    CAIRN_CHECK(memory_device == kHostDevice);
+    ScatterBytes(memory, target, begin_bytes);
+    return {};
+  }
+  CAIRN_CHECK(AreNeighbours(target.device, memory_device));
+  DeviceLane& lane = On(target.device);
+  if (memory_device == kHostDevice) return lane.CopyIn(memory, target, begin_bytes);
+  return lane.Unpack(memory.data(), memory.size(), target, begin_bytes);
+}
+
+Result<void> DeviceLanes::CopyThroughHost(const TensorView& source, const TensorTarget& target,
+                                          uint64_t length_bytes) const {
+  CAIRN_TRY_ASSIGN(const HostMemory bounce,
+                   HostMemory::Allocate(std::min(length_bytes, kBounceBytes)));
+  const auto copy = [&]() -> Result<void> {
+    for (uint64_t at = 0; at < length_bytes; at += kBounceBytes) {
+      const auto part = bounce.bytes().first(std::min(length_bytes - at, kBounceBytes));
+      CAIRN_TRY(Read(source, at, part, kHostDevice));
+      CAIRN_TRY(Await());
+      CAIRN_TRY(Write(part, kHostDevice, target, at));
+      CAIRN_TRY(Await());
+    }
+    return {};
+  };
+  Result<void> copied = copy();
+  if (!copied) {
+    for (const auto& [device, lane] : lanes_) lane->Reset();  // before `bounce` goes
+  }
+  return copied;
+}
+
+Result<void> DeviceLanes::Copy(const TensorView& source, const TensorTarget& target) const {
+  if (source.device == kHostDevice && target.device == kHostDevice) {
+    CopyTensor(source, target);
+    return {};
+  }
+  const uint64_t length_bytes = *TensorBytes(source.dtype, source.shape);
+  if (length_bytes == 0) return {};
+  if (source.device == target.device && source.data == target.data) return {};  // the same tensor
+  if (source.device != kHostDevice && AreNeighbours(source.device, target.device) &&
+      IsContiguous(target.shape, target.strides)) {
+    return Read(source, 0, {target.data, length_bytes}, target.device);
+  }
+  if (target.device != kHostDevice && AreNeighbours(target.device, source.device) &&
+      IsContiguous(source.shape, source.strides)) {
+    return Write({source.data, length_bytes}, source.device, target, 0);
+  }
+  return CopyThroughHost(source, target, length_bytes);
+}
+
+Result<void> DeviceLanes::Await() const {
+  std::map<DeviceLane*, DeviceLane::Mark> marks;
+  for (const auto& [device, lane] : lanes_) {
+    CAIRN_TRY_ASSIGN(marks[lane.get()], lane->Flush());
+  }
+  for (const auto& [lane, mark] : marks) CAIRN_TRY(lane->Await(mark));
+  return {};
+}
+
+}  // namespace cairn::core::internal

@@ -1,0 +1,97 @@
+// The process's page-locked pool and its budget.
+
+#include "core/device/internal/pinned_blocks.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <fstream>
+#include <limits>
+#include <mutex>
+#include <optional>
+#include <string_view>
+
+#include "core/device/device.h"
+
+namespace cairn::core::internal {
+namespace {
+
+class DevicePageLocker final : public kv::PageLocker {
+ public:
+  explicit DevicePageLocker(DeviceBackend* backend) : backend_(backend) {}
+  Result<void> Lock(std::span<std::byte> memory) override { return backend_->Pin(memory); }
+  void Unlock(std::span<std::byte> memory) override { backend_->Unpin(memory); }
+
+ private:
+  DeviceBackend* const backend_;  // of the process
+};
+
+// Nothing: not set.
+Result<std::optional<uint64_t>> NumberFromEnvironment(const char* name) {
+  const char* const text = std::getenv(name);
+  if (text == nullptr || *text == '\0') return std::nullopt;
+  const std::string_view view(text);
+  uint64_t value = 0;
+  const auto [end, error] = std::from_chars(view.data(), view.data() + view.size(), value);
+  if (error != std::errc() || end != view.data() + view.size()) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}={} is not a number of bytes", name, view));
+  }
+  return value;
+}
+
+// Ranks on this host, as launchers tell them; 1 if none does.
+uint64_t RanksOnHost() {
+  for (const char* const name : {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                 "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"}) {
+    const auto ranks = NumberFromEnvironment(name);
+    if (ranks && ranks->value_or(0) > 0) return **ranks;
+  }
+  return 1;
+}
+
+// What the control group of a container lets it take; the largest number where there is no limit.
+uint64_t ContainerLimitBytes() {
+  uint64_t limit_bytes = std::numeric_limits<uint64_t>::max();
+  for (const char* const path :
+       {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    std::ifstream file(path);
+    if (uint64_t value = 0; file >> value) limit_bytes = std::min(limit_bytes, value);
+  }
+  return limit_bytes;
+}
+
+Result<uint64_t> BudgetBytes() {
+  CAIRN_TRY_ASSIGN(const auto given, NumberFromEnvironment("CAIRN_PINNED_BYTES"));
+  if (given) return *given;
+  const auto pages = static_cast<uint64_t>(std::max(0L, ::sysconf(_SC_PHYS_PAGES)));
+  const auto page_bytes = static_cast<uint64_t>(std::max(0L, ::sysconf(_SC_PAGESIZE)));
+  return std::min(pages * page_bytes, ContainerLimitBytes()) / 2 / RanksOnHost();
+}
+
+}  // namespace
+
+Result<std::shared_ptr<kv::BlockPool>> PinnedBlocks() {
+  static std::mutex mutex;
+  // Never destroyed: at the end of the process the driver may be gone before it.
+  static auto& pool = *new std::shared_ptr<kv::BlockPool>;
+  const std::lock_guard lock(mutex);
+  if (pool != nullptr) return pool;
+  CAIRN_TRY_ASSIGN(DeviceBackend* const backend, FindDeviceBackend());
+  CAIRN_TRY_ASSIGN(const uint64_t budget_bytes, BudgetBytes());
+  const uint64_t blocks = std::min<uint64_t>(budget_bytes / kPinnedBlockBytes, UINT32_MAX);
+  if (blocks == 0) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("a budget of {} bytes of page-locked memory (CAIRN_PINNED_BYTES) holds "
+                            "no block of {} bytes",
+                            budget_bytes, kPinnedBlockBytes));
+  }
+  pool = std::make_shared<kv::BlockPool>(kPinnedBlockBytes, static_cast<uint32_t>(blocks),
+                                         std::make_shared<DevicePageLocker>(backend));
+  return pool;
+}
+
+}  // namespace cairn::core::internal

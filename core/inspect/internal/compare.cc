@@ -1,0 +1,182 @@
+// Compare: two steps by keys, records and chunk digests; bytes are read only where boxes differ.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/tensor/chunk_grid.h"
+#include "core/inspect/internal/list.h"
+#include "core/load/internal/load.h"
+#include "core/step/internal/owners.h"
+
+namespace cairn::core::internal {
+namespace {
+
+constexpr uint64_t kPieceBytes = 8 << 20;
+
+// A key of one step: a tensor or a value.
+struct Entry {
+  std::string_view fqn;
+  const TensorInfo* tensor = nullptr;
+  const Value* value = nullptr;
+};
+
+std::vector<Entry> EntriesOf(const Contents& contents) {
+  std::vector<Entry> entries;
+  for (const TensorInfo& tensor : contents.tensors) {
+    if (!tensor.hidden) entries.push_back({tensor.fqn, &tensor, nullptr});
+  }
+  for (const ValueInfo& value : contents.values) {
+    entries.push_back({value.fqn, nullptr, &value.value});
+  }
+  std::ranges::sort(entries, {}, &Entry::fqn);
+  return entries;
+}
+
+std::string Describe(const Entry& entry) {
+  if (entry.value != nullptr) return FormatValue(*entry.value);
+  return fmt::format("{} {}", schema::DTypeName(entry.tensor->dtype),
+                     FormatNumbers(entry.tensor->shape));
+}
+
+KeyChange WholeChange(KeyChange::Kind kind, const Entry& entry) {
+  const uint64_t bytes = entry.tensor != nullptr ? entry.tensor->nbytes : 0;
+  return KeyChange{.kind = kind,
+                   .fqn = std::string(entry.fqn),
+                   .is_tensor = entry.tensor != nullptr,
+                   .changed_bytes = bytes,
+                   .total_bytes = bytes,
+                   .detail = Describe(entry)};
+}
+
+Result<std::vector<ChunkInfo>> ChunksOf(const StepView& view, const TensorInfo& tensor) {
+  std::vector<ChunkInfo> chunks;
+  CAIRN_TRY(ForEachChunk(view, tensor, [&](ChunkInfo chunk) -> Result<void> {
+    chunks.push_back(std::move(chunk));
+    return {};
+  }));
+  return chunks;
+}
+
+// Bytes of the chunks that differ, or nothing if the two steps cut the tensor differently.
+Result<std::optional<uint64_t>> ChangedByDigest(const StepView& view_a, const TensorInfo& a,
+                                                const StepView& view_b, const TensorInfo& b) {
+  CAIRN_TRY_ASSIGN(const auto chunks_a, ChunksOf(view_a, a));
+  CAIRN_TRY_ASSIGN(const auto chunks_b, ChunksOf(view_b, b));
+  if (chunks_a.size() != chunks_b.size()) return std::nullopt;
+  uint64_t changed = 0;
+  for (size_t i = 0; i < chunks_a.size(); ++i) {
+    if (chunks_a[i].box != chunks_b[i].box) return std::nullopt;
+    if (chunks_a[i].digest != chunks_b[i].digest) changed += chunks_a[i].length_bytes();
+  }
+  return changed;
+}
+
+Result<void> ReadBox(const StepView& view, const TensorInfo& tensor, const Box& box,
+                     std::span<std::byte> target) {
+  const LoadRequest request{
+      .fqn = tensor.fqn,
+      .box = box,
+      .target = {.dtype = tensor.dtype, .shape = box.sizes, .data = target.data()}};
+  CAIRN_TRY(RunLoad(view, {&request, 1}, {}));
+  return {};
+}
+
+// Bytes of the pages of the row-major tensor that differ, by reading both.
+Result<uint64_t> ChangedByReading(const StepView& view_a, const TensorInfo& a,
+                                  const StepView& view_b, const TensorInfo& b) {
+  CAIRN_TRY_ASSIGN(const ChunkGrid grid, ChunkGrid::Make(a.dtype, a.shape, kPieceBytes));
+  std::vector<std::byte> bytes_a, bytes_b;
+  uint64_t changed = 0;
+  for (uint64_t i = 0; i < grid.chunk_count(); ++i) {
+    bytes_a.resize(grid.length_bytes(i));
+    bytes_b.resize(grid.length_bytes(i));
+    CAIRN_TRY(ReadBox(view_a, a, grid.chunk(i), bytes_a));
+    CAIRN_TRY(ReadBox(view_b, b, grid.chunk(i), bytes_b));
+    for (uint64_t at = 0; at < bytes_a.size(); at += kv::kPageBytes) {
+      const uint64_t count = std::min<uint64_t>(kv::kPageBytes, bytes_a.size() - at);
+      const auto page_a = std::span(bytes_a).subspan(at, count);
+      if (!std::ranges::equal(page_a, std::span(bytes_b).subspan(at, count))) changed += count;
+    }
+  }
+  return changed;
+}
+
+Result<uint64_t> ChangedBytes(const StepView& view_a, const TensorInfo& a, const StepView& view_b,
+                              const TensorInfo& b) {
+  if (!a.alias_of && !b.alias_of) {
+    CAIRN_TRY_ASSIGN(const auto changed, ChangedByDigest(view_a, a, view_b, b));
+    if (changed) return *changed;
+  } else if (a.alias_of == b.alias_of && a.alias_offset_bytes == b.alias_offset_bytes &&
+             a.alias_strides == b.alias_strides) {
+    // The same part of the same owner: equal at least if the whole owner is.
+    CAIRN_TRY_ASSIGN(const TensorInfo owner_a, FindOwner(view_a, a));
+    CAIRN_TRY_ASSIGN(const TensorInfo owner_b, FindOwner(view_b, b));
+    CAIRN_TRY_ASSIGN(const auto changed, ChangedByDigest(view_a, owner_a, view_b, owner_b));
+    if (changed && *changed == 0) return 0;
+  }
+  return ChangedByReading(view_a, a, view_b, b);
+}
+
+// Values are equal when their records are: NaN equals itself, 0.0 does not equal -0.0.
+Result<bool> SameValue(const Value& a, const Value& b) {
+  CAIRN_TRY_ASSIGN(const auto record_a, EncodeValue(a));
+  CAIRN_TRY_ASSIGN(const auto record_b, EncodeValue(b));
+  return record_a == record_b;
+}
+
+// The change from one entry to the other of the same key, or nothing.
+Result<std::optional<KeyChange>> CompareEntries(const StepView& view_a, const Entry& a,
+                                                const StepView& view_b, const Entry& b) {
+  KeyChange change = WholeChange(KeyChange::Kind::kChanged, b);
+  change.detail = fmt::format("{} -> {}", Describe(a), Describe(b));
+  if (a.value != nullptr && b.value != nullptr) {
+    CAIRN_TRY_ASSIGN(const bool same, SameValue(*a.value, *b.value));
+    if (same) return std::nullopt;
+    return change;
+  }
+  if (a.tensor == nullptr || b.tensor == nullptr) return change;
+  if (a.tensor->dtype != b.tensor->dtype || a.tensor->shape != b.tensor->shape) {
+    if (a.tensor->shape == b.tensor->shape) {
+      change.detail = fmt::format("dtype {} -> {}", schema::DTypeName(a.tensor->dtype),
+                                  schema::DTypeName(b.tensor->dtype));
+    } else if (a.tensor->dtype == b.tensor->dtype) {
+      change.detail = fmt::format("shape {} -> {}", FormatNumbers(a.tensor->shape),
+                                  FormatNumbers(b.tensor->shape));
+    }
+    return change;
+  }
+  CAIRN_TRY_ASSIGN(change.changed_bytes, ChangedBytes(view_a, *a.tensor, view_b, *b.tensor));
+  change.detail.clear();
+  if (change.changed_bytes == 0) return std::nullopt;
+  return change;
+}
+
+}  // namespace
+
+Result<Diff> RunCompare(const StepView& view_a, const StepView& view_b,
+                        const KeyPatterns& patterns) {
+  CAIRN_TRY_ASSIGN(const Contents contents_a, RunList(view_a, patterns));
+  CAIRN_TRY_ASSIGN(const Contents contents_b, RunList(view_b, patterns));
+  const std::vector<Entry> a = EntriesOf(contents_a);
+  const std::vector<Entry> b = EntriesOf(contents_b);
+  Diff diff;
+  size_t i = 0, j = 0;
+  while (i < a.size() || j < b.size()) {
+    if (j == b.size() || (i < a.size() && a[i].fqn < b[j].fqn)) {
+      diff.changes.push_back(WholeChange(KeyChange::Kind::kRemoved, a[i++]));
+    } else if (i == a.size() || b[j].fqn < a[i].fqn) {
+      diff.changes.push_back(WholeChange(KeyChange::Kind::kAdded, b[j++]));
+    } else {
+      CAIRN_TRY_ASSIGN(auto change, CompareEntries(view_a, a[i++], view_b, b[j++]));
+      if (change) {
+        diff.changes.push_back(*std::move(change));
+      } else {
+        ++diff.unchanged_keys;
+      }
+    }
+  }
+  return diff;
+}
+
+}  // namespace cairn::core::internal

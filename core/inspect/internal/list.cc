@@ -1,0 +1,100 @@
+// List: records that patterns select, and the tree pruned to them.
+
+#include "core/inspect/internal/list.h"
+
+#include <algorithm>
+
+#include "core/step/internal/owners.h"
+#include "kv/key.h"
+
+namespace cairn::core::internal {
+namespace {
+
+// Calls `visit(fqn, record)` for the keys of a column that the patterns select, in key order.
+Result<void> ScanSelected(
+    const StepView& view, kv::Column column, const KeyPatterns& patterns,
+    const std::function<Result<void>(std::string_view, std::span<const std::byte>)>& visit) {
+  for (const std::string& prefix : patterns.ScanPrefixes()) {
+    CAIRN_TRY(view.snapshot->Scan(
+        column, view.step.generation, prefix,
+        [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+          CAIRN_TRY_ASSIGN(const kv::ParsedKey parsed, kv::ParseKey(key));
+          if (patterns.Matches(parsed.fqn)) CAIRN_TRY(visit(parsed.fqn, record));
+          return true;
+        }));
+  }
+  return {};
+}
+
+Result<std::vector<std::byte>> StructureOf(const StepView& view) {
+  CAIRN_TRY_ASSIGN(auto record, view.snapshot->GetStructure(view.step.structure));
+  if (record) return *std::move(record);
+  return Fail(Error{.code = ErrorCode::kDataLoss,
+                    .message = "the index lacks the structure record of the step",
+                    .step = view.step.step});
+}
+
+// The step's tree, with only the leaves that the patterns select.
+Result<StateTree> SelectTree(const StepView& view, const KeyPatterns& patterns) {
+  CAIRN_TRY_ASSIGN(const std::vector<std::byte> record, StructureOf(view));
+  CAIRN_TRY_ASSIGN(StateTree tree, DecodeTree(record));
+  if (patterns.matches_everything()) return tree;
+  CAIRN_TRY_ASSIGN(const std::vector<Leaf> leaves, FlattenTree(tree));
+  std::vector<bool> keep(leaves.size());
+  for (size_t i = 0; i < leaves.size(); ++i) keep[i] = patterns.Matches(leaves[i].fqn);
+  return PruneTree(tree, keep);
+}
+
+// Hidden tensors are no leaves: they are listed because a selected one shares their bytes.
+// `tensors` are in key order.
+Result<void> AddHiddenOwners(const StepView& view, std::vector<TensorInfo>& tensors) {
+  std::vector<TensorInfo> selected;  // aliases of what is not among `tensors`
+  for (const TensorInfo& tensor : tensors) {
+    if (tensor.alias_of && FindByName(tensors, *tensor.alias_of) == nullptr) {
+      selected.push_back(tensor);
+    }
+  }
+  if (selected.empty()) return {};
+  CAIRN_TRY_ASSIGN(std::vector<TensorInfo> owners, FindOwners(view, selected));
+  for (size_t i = 0; i < selected.size(); ++i) {
+    CAIRN_TRY(CheckAlias(selected[i], ByName(owners, *selected[i].alias_of)));
+  }
+  for (TensorInfo& owner : owners) {
+    if (owner.hidden) tensors.push_back(std::move(owner));
+  }
+  std::ranges::sort(tensors, {}, &TensorInfo::fqn);
+  return {};
+}
+
+}  // namespace
+
+Result<std::optional<std::vector<std::byte>>> FindAnnex(const StepView& view,
+                                                        std::string_view name) {
+  CAIRN_TRY_ASSIGN(const std::vector<std::byte> record, StructureOf(view));
+  return DecodeAnnex(record, name);
+}
+
+Result<Contents> RunList(const StepView& view, const KeyPatterns& patterns) {
+  Contents contents{.step = view.step};
+  CAIRN_TRY(
+      ScanSelected(view, kv::Column::kTensors, patterns,
+                   [&](std::string_view fqn, std::span<const std::byte> record) -> Result<void> {
+                     CAIRN_TRY_ASSIGN(TensorInfo info, DecodeTensor(fqn, record));
+                     // Selected by what shares it, not by its own name.
+                     if (!info.hidden) contents.tensors.push_back(std::move(info));
+                     return {};
+                   }));
+  CAIRN_TRY(AddHiddenOwners(view, contents.tensors));
+  CAIRN_TRY(
+      ScanSelected(view, kv::Column::kValues, patterns,
+                   [&](std::string_view fqn, std::span<const std::byte> record) -> Result<void> {
+                     auto value = DecodeValue(record);
+                     if (!value) return Fail(std::move(value).error().WithKey(fqn));
+                     contents.values.push_back({std::string(fqn), *std::move(value)});
+                     return {};
+                   }));
+  CAIRN_TRY_ASSIGN(contents.tree, SelectTree(view, patterns));
+  return contents;
+}
+
+}  // namespace cairn::core::internal

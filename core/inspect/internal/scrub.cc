@@ -1,0 +1,250 @@
+// Verify, part two: reading every payload byte and the page digests stored beside it.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <unordered_map>
+
+#include "core/base/internal/progress.h"
+#include "core/step/internal/stored_leaves.h"
+#include "core/inspect/internal/verify.h"
+
+namespace cairn::core::internal {
+namespace {
+
+constexpr uint64_t kArenaBytes = 32 << 20;
+constexpr uint64_t kPieceBytes = 8 << 20;
+// A lost segment makes every chunk in it unreadable: only the first are named one by one.
+constexpr uint64_t kNamedFailures = 4;
+
+class Scrubber {
+ public:
+  Scrubber(const std::shared_ptr<const kv::Snapshot>& snapshot, std::string directory,
+           const std::function<void(const kv::Damage&)>& damage, ProgressMeter& progress)
+      : view_{.snapshot = snapshot, .step = {}, .directory = std::move(directory)},
+        damage_(damage),
+        progress_(progress),
+        arena_(std::make_unique_for_overwrite<std::byte[]>(kArenaBytes)) {}
+
+  Result<void> Add(const ScrubItem& item) {
+    const uint64_t length = item.chunk.length_bytes();
+    auto job = std::make_shared<Job>(Job{.item = &item});
+    CAIRN_TRY(AddLeaves(job));
+    if (item.part == ScrubItem::Part::kLeaves) return {};
+    job->computed.resize(kv::PageCount(length));
+    job->missing_bytes += length;
+    const kv::Extent& extent = item.chunk.extents.front();
+    for (uint64_t begin = 0; begin < length; begin += kPieceBytes) {
+      const uint64_t count = std::min(kPieceBytes, length - begin);
+      if (used_bytes_ + count > kArenaBytes) CAIRN_TRY(Flush());
+      CAIRN_TRY(AddPiece({.job = job,
+                          .segment_id = extent.segment_id,
+                          .offset_bytes = extent.offset_bytes + begin,
+                          .begin_bytes = begin,
+                          .memory = {arena_.get() + used_bytes_, count}}));
+      used_bytes_ += count;
+    }
+    return {};
+  }
+
+  Result<void> Flush() {
+    if (pieces_.empty()) return {};
+    std::vector<kv::ReadRange> ranges;
+    for (const Piece& piece : pieces_) ranges.push_back(RangeOf(piece));
+    std::vector<bool> done(pieces_.size());
+    auto read = view_.snapshot->Read(ranges, 1, [&](size_t i, auto) {
+      done[i] = true;
+      return Arrived(pieces_[i]);
+    });
+    if (cancelled_) return Fail(*cancelled_);
+    // One bad range fails the batch: the others are still to be looked at.
+    for (size_t i = 0; i < pieces_.size() && !read; ++i) {
+      if (done[i]) continue;
+      const auto alone = view_.snapshot->Read({&ranges[i], 1}, 1,
+                                              [&](size_t, auto) { return Arrived(pieces_[i]); });
+      if (cancelled_) return Fail(*cancelled_);
+      if (!alone) CAIRN_TRY(Unreadable(pieces_[i], alone.error()));
+    }
+    pieces_.clear();
+    used_bytes_ = 0;
+    return {};
+  }
+
+  /// Says how many more chunks of a segment could not be read than were named.
+  void Finish() {
+    for (const auto& [segment_id, count] : unreadable_) {
+      if (count <= kNamedFailures) continue;
+      damage_({Error{.code = ErrorCode::kDataLoss,
+                     .message = fmt::format("{} more chunks of this segment cannot be read",
+                                            count - kNamedFailures),
+                     .file = SegmentPath(view_, segment_id)}});
+    }
+  }
+
+  uint64_t bytes_read() const { return bytes_read_; }
+
+ private:
+  struct Job {
+    const ScrubItem* item = nullptr;
+    std::vector<uint64_t> computed;
+    std::vector<uint64_t> stored;
+    uint64_t missing_bytes = 0;  // of payload and stored digests
+    bool failed = false;
+  };
+  struct Piece {
+    std::shared_ptr<Job> job;  // shared by the pieces of one chunk, which may fall into two flushes
+    uint64_t segment_id = 0;
+    uint64_t offset_bytes = 0;  // in the segment
+    uint64_t begin_bytes = 0;   // in the chunk
+    std::span<std::byte> memory;
+    bool leaves = false;  // the stored page digests, not payload
+  };
+
+  static kv::ReadRange RangeOf(const Piece& piece) {
+    return {
+        .segment_id = piece.segment_id, .offset_bytes = piece.offset_bytes, .target = piece.memory};
+  }
+
+  Result<void> AddLeaves(const std::shared_ptr<Job>& job) {
+    std::vector<kv::ReadRange> ranges;
+    AddLeafRanges(job->item->chunk.extents, job->stored, ranges);
+    job->missing_bytes = 8 * job->stored.size();
+    for (const kv::ReadRange& range : ranges) {
+      CAIRN_TRY(AddPiece({.job = job,
+                          .segment_id = range.segment_id,
+                          .offset_bytes = range.offset_bytes,
+                          .memory = range.target,
+                          .leaves = true}));
+    }
+    return {};
+  }
+
+  Result<void> AddPiece(Piece piece) {
+    constexpr size_t kMaxPieces = 8192;
+    if (pieces_.size() >= kMaxPieces) CAIRN_TRY(Flush());
+    pieces_.push_back(std::move(piece));
+    return {};
+  }
+
+  Result<void> Arrived(const Piece& piece) {
+    Job& job = *piece.job;
+    if (!piece.leaves) {
+      uint64_t page = piece.begin_bytes / kv::kPageBytes;
+      for (uint64_t at = 0; at < piece.memory.size(); at += kv::kPageBytes) {
+        job.computed[page++] = kv::LeafDigest(
+            piece.memory.subspan(at, std::min<uint64_t>(kv::kPageBytes, piece.memory.size() - at)));
+      }
+      bytes_read_ += piece.memory.size();
+    }
+    job.missing_bytes -= piece.memory.size();
+    if (job.missing_bytes == 0) Check(job);
+    return piece.leaves ? Result<void>() : Advance(piece.memory.size());
+  }
+
+  Result<void> Advance(uint64_t bytes) {
+    auto advanced = progress_.Add(bytes);
+    if (!advanced) cancelled_ = advanced.error();
+    return advanced;
+  }
+
+  void Check(const Job& job) {
+    switch (job.item->part) {
+      case ScrubItem::Part::kChunk:
+        return CheckChunk(job);
+      case ScrubItem::Part::kRun:  // its digests are checked with those of the chunk's other runs
+        return ComparePages(job);
+      case ScrubItem::Part::kLeaves:
+        CheckLeaves(job);
+        return;
+    }
+  }
+
+  void CheckChunk(const Job& job) {
+    const ChunkInfo& chunk = job.item->chunk;
+    const bool stored_fine = CheckLeaves(job);
+    if (kv::RootDigest(job.computed, chunk.length_bytes()) == chunk.digest) return;
+    if (stored_fine) return ComparePages(job);
+    Report(*job.item,
+           fmt::format("chunk {} does not match its digest", FormatNumbers(chunk.box.offsets)),
+           chunk.extents.front().offset_bytes);
+  }
+
+  bool CheckLeaves(const Job& job) {
+    const ChunkInfo& chunk = job.item->chunk;
+    if (kv::RootDigest(job.stored, chunk.length_bytes()) == chunk.digest) return true;
+    Report(*job.item,
+           fmt::format("the page digests of chunk {} do not match its record{}",
+                       FormatNumbers(chunk.box.offsets),
+                       chunk.extents.size() > 1 ? ", in one of its extents" : ""),
+           chunk.extents.front().leaves_offset_bytes);
+    return false;
+  }
+
+  void ComparePages(const Job& job) {
+    const ScrubItem& item = *job.item;
+    for (size_t page = 0; page < job.computed.size(); ++page) {
+      if (job.computed[page] == job.stored[page]) continue;
+      Report(item,
+             fmt::format("page {} of chunk {} does not match its digest; the bytes on disk have "
+                         "changed",
+                         item.first_page + page, FormatNumbers(item.chunk.box.offsets)),
+             item.chunk.extents.front().offset_bytes + page * kv::kPageBytes);
+    }
+  }
+
+  Result<void> Unreadable(const Piece& piece, Error error) {
+    Job& job = *piece.job;
+    // kNotFound is no damage: the segment went with a step that was deleted meanwhile.
+    if (!job.failed && error.code != ErrorCode::kNotFound) {
+      job.failed = true;
+      if (++unreadable_[piece.segment_id] <= kNamedFailures) {
+        if (error.key.empty()) error.key = job.item->fqn;
+        if (!error.step) error.step = job.item->step;
+        if (error.file.empty()) error.file = SegmentPath(view_, piece.segment_id);
+        if (!error.offset_bytes) error.offset_bytes = piece.offset_bytes;
+        damage_({std::move(error)});
+      }
+    }
+    return piece.leaves ? Result<void>() : Advance(piece.memory.size());
+  }
+
+  void Report(const ScrubItem& item, std::string message, uint64_t offset_bytes) {
+    damage_({Error{.code = ErrorCode::kDataLoss,
+                   .message = std::move(message),
+                   .key = item.fqn,
+                   .file = SegmentPath(view_, item.chunk.extents.front().segment_id),
+                   .step = item.step,
+                   .offset_bytes = offset_bytes}});
+  }
+
+  StepView view_;  // of no particular step: for segment names
+  const std::function<void(const kv::Damage&)>& damage_;
+  ProgressMeter& progress_;
+  std::unique_ptr<std::byte[]> arena_;
+  uint64_t used_bytes_ = 0;
+  std::vector<Piece> pieces_;
+  std::unordered_map<uint64_t, uint64_t> unreadable_;  // chunks by segment
+  std::optional<Error> cancelled_;
+  uint64_t bytes_read_ = 0;
+};
+
+}  // namespace
+
+Result<uint64_t> ScrubPayload(const std::shared_ptr<const kv::Snapshot>& snapshot,
+                              const std::string& directory, std::span<const ScrubItem> items,
+                              const std::function<void(const kv::Damage&)>& damage,
+                              const Progress& progress) {
+  uint64_t total = 0;
+  for (const ScrubItem& item : items) {
+    if (item.part != ScrubItem::Part::kLeaves) total += item.chunk.length_bytes();
+  }
+  ProgressMeter meter(progress, total);
+  Scrubber scrubber(snapshot, directory, damage, meter);
+  for (const ScrubItem& item : items) CAIRN_TRY(scrubber.Add(item));
+  CAIRN_TRY(scrubber.Flush());
+  scrubber.Finish();
+  return scrubber.bytes_read();
+}
+
+}  // namespace cairn::core::internal

@@ -1,0 +1,193 @@
+// Verify, part one: the records of every step, held against each other.
+//
+// 1. kv checks files, manifests and its own columns.
+// 2. For each step: structure, tensors, values and chunks decode; chunks tile their tensors;
+//    aliases stay inside their owners; the leaves of the tree are exactly the tensors and values.
+// 3. Every distinct extent (payload_index.cc) is read once and checked (scrub.cc).
+
+#include "core/inspect/internal/verify.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "core/step/internal/owners.h"
+#include "core/inspect/internal/payload_index.h"
+#include "core/state_dict/state_dict.h"
+#include "core/tensor/tiling.h"
+#include "core/state_dict/value.h"
+#include "kv/key.h"
+
+namespace cairn::core::internal {
+namespace {
+
+using DamageCallback = std::function<void(const kv::Damage&)>;
+
+class StepChecker {
+ public:
+  StepChecker(const StepView& view, const DamageCallback& damage, PayloadIndex* payload)
+      : view_(view), damage_(damage), payload_(payload) {}
+
+  void Run() {
+    ReadTensors();
+    ReadValues();
+    ReadChunks();
+    for (auto& [fqn, entry] : tensors_) CheckTensor(fqn, entry);
+    CheckStructure();
+  }
+
+ private:
+  struct Entry {
+    TensorInfo info;
+    BoxList boxes;
+  };
+
+  void Report(Error error) {
+    if (!error.step) error.step = view_.step.step;
+    damage_({std::move(error)});
+  }
+  void Report(std::string_view fqn, std::string message) {
+    Report(Error{
+        .code = ErrorCode::kDataLoss, .message = std::move(message), .key = std::string(fqn)});
+  }
+
+  // Scans a column; `visit` reports what is wrong with one record and never ends the scan.
+  void ScanAll(kv::Column column,
+               const std::function<void(std::string_view, std::span<const std::byte>)>& visit) {
+    auto scanned = view_.snapshot->Scan(
+        column, view_.step.generation, "",
+        [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+          visit(key, record);
+          return true;
+        });
+    if (!scanned) Report(std::move(scanned).error());
+  }
+
+  void ReadTensors() {
+    ScanAll(kv::Column::kTensors, [&](std::string_view key, std::span<const std::byte> record) {
+      auto parsed = kv::ParseKey(key);
+      if (!parsed) return Report(std::move(parsed).error());
+      auto info = DecodeTensor(parsed->fqn, record);
+      if (!info) return Report(std::move(info).error());
+      std::string fqn = info->fqn;
+      const size_t dimensions = info->shape.size();
+      tensors_.emplace(std::move(fqn),
+                       Entry{.info = *std::move(info), .boxes = BoxList(dimensions)});
+    });
+  }
+
+  void ReadValues() {
+    ScanAll(kv::Column::kValues, [&](std::string_view key, std::span<const std::byte> record) {
+      auto parsed = kv::ParseKey(key);
+      if (!parsed) return Report(std::move(parsed).error());
+      auto value = DecodeValue(record);
+      if (!value) Report(std::move(value).error().WithKey(parsed->fqn));
+      values_.emplace(parsed->fqn);
+    });
+  }
+
+  void ReadChunks() {
+    ScanAll(kv::Column::kChunks, [&](std::string_view key, std::span<const std::byte> record) {
+      auto decoded = DecodeChunk(key, record);
+      if (!decoded) return Report(std::move(decoded).error());
+      AddPayload(*decoded);
+      const auto entry = tensors_.find(decoded->fqn);
+      if (entry == tensors_.end()) {
+        return Report(decoded->fqn, "there is a chunk but no tensor of this name");
+      }
+      auto fits = CheckChunk(entry->second.info, decoded->info);
+      if (!fits) return Report(std::move(fits).error());
+      entry->second.boxes.Add(decoded->info.box);
+    });
+  }
+
+  void AddPayload(const DecodedChunk& decoded) {
+    const ScrubItem* const other = payload_->Add(view_.step.step, decoded.fqn, decoded.info);
+    if (other == nullptr) return;
+    const kv::Extent& extent = decoded.info.extents.front();
+    Report(
+        DamagedBytes(view_, std::string(decoded.fqn), extent.segment_id,
+                     fmt::format("chunk {} and one of '{}' in step {} claim the same bytes but "
+                                 "disagree on what they are",
+                                 FormatNumbers(decoded.info.box.offsets), other->fqn, other->step),
+                     extent.offset_bytes));
+  }
+
+  void CheckTensor(const std::string& fqn, const Entry& entry) {
+    const TensorInfo& info = entry.info;
+    if (info.alias_of) {
+      const auto owner = tensors_.find(*info.alias_of);
+      if (owner == tensors_.end()) {
+        return Report(fqn, fmt::format("'{}', whose bytes it shares, is missing", *info.alias_of));
+      }
+      auto fits = CheckAlias(info, owner->second.info);
+      if (!fits) Report(std::move(fits).error());
+      if (entry.boxes.size() > 0) Report(fqn, "it shares another tensor's bytes but has chunks");
+      return;
+    }
+    if (entry.boxes.size() != info.chunk_count) {
+      return Report(fqn, fmt::format("the index holds {} of its {} chunks", entry.boxes.size(),
+                                     info.chunk_count));
+    }
+    if (const auto flaw = FindTilingFlaw(info.shape, entry.boxes)) {
+      Report(fqn,
+             fmt::format("its chunks do not cover it exactly once: element {} is in {} of them",
+                         FormatNumbers(flaw->element), flaw->boxes.size()));
+    }
+  }
+
+  void CheckStructure() {
+    auto record = view_.snapshot->GetStructure(view_.step.structure);
+    if (!record) return Report(std::move(record).error());
+    if (!*record) return Report("", "the step's structure record is missing");
+    auto tree = DecodeTree(**record);
+    if (!tree) return Report(std::move(tree).error());
+    auto leaves = FlattenTree(*tree);
+    if (!leaves) return Report(std::move(leaves).error());
+    uint64_t tensor_leaves = 0;
+    for (const Leaf& leaf : *leaves) {
+      const bool is_tensor = IsTensor(tree->nodes[leaf.node].kind);
+      tensor_leaves += is_tensor;
+      const auto tensor = tensors_.find(leaf.fqn);
+      const bool found = is_tensor ? tensor != tensors_.end() && !tensor->second.info.hidden
+                                   : values_.contains(leaf.fqn);
+      if (!found) Report(leaf.fqn, "the state dict has this key but the index has no record of it");
+    }
+    uint64_t shown = 0;
+    for (const auto& [fqn, entry] : tensors_) shown += !entry.info.hidden;
+    if (shown > tensor_leaves || values_.size() > leaves->size() - tensor_leaves) {
+      Report("", "the index has tensors or values that are not in the state dict");
+    }
+  }
+
+  const StepView& view_;
+  const DamageCallback& damage_;
+  PayloadIndex* payload_;  // of all steps
+  std::map<std::string, Entry, std::less<>> tensors_;
+  std::set<std::string, std::less<>> values_;
+};
+
+}  // namespace
+
+Result<uint64_t> RunVerify(const kv::Store& store, std::optional<uint64_t> step,
+                           const DamageCallback& damage, const Progress& progress) {
+  CAIRN_TRY_ASSIGN(const auto snapshot, store.Latest());
+  std::vector<kv::StepInfo> steps = snapshot->steps();
+  if (step) {
+    CAIRN_TRY_ASSIGN(const kv::StepInfo only, snapshot->FindStep(step));
+    steps = {only};
+  }
+  auto files = snapshot->VerifyFiles([&](const kv::Damage& found) { damage(found); });
+  if (!files) damage({std::move(files).error()});
+  PayloadIndex payload;
+  for (const kv::StepInfo& info : steps) {
+    const StepView view{.snapshot = snapshot, .step = info, .directory = store.directory()};
+    StepChecker(view, damage, &payload).Run();
+  }
+  const std::vector<ScrubItem> items = payload.Take();
+  return ScrubPayload(snapshot, store.directory(), items, damage, progress);
+}
+
+}  // namespace cairn::core::internal

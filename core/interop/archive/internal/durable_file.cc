@@ -1,0 +1,62 @@
+// Temporary, fsync, rename, directory fsync.
+
+#include "core/interop/archive/internal/durable_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <utility>
+
+namespace cairn::core::internal {
+Result<void> SyncDirectory(const std::string& directory) {
+  const int file = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (file < 0) return Fail(SystemError(errno, "cannot open the directory", directory));
+  const int failed = ::fsync(file) != 0 ? errno : 0;
+  ::close(file);
+  if (failed != 0) return Fail(SystemError(failed, "cannot sync the directory", directory));
+  return {};
+}
+
+Result<std::unique_ptr<DurableFile>> DurableFile::Create(const std::string& path) {
+  std::unique_ptr<DurableFile> file(new DurableFile());
+  file->path_ = path;
+  std::string temporary = fmt::format("{}.{}.tmp", path, ::getpid());
+  file->file_ = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (file->file_ < 0) return Fail(SystemError(errno, "cannot make the file", temporary));
+  file->temporary_ = std::move(temporary);
+  return file;
+}
+
+DurableFile::~DurableFile() {
+  if (file_ >= 0) ::close(file_);
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+}
+
+Result<void> DurableFile::Write(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(file_, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return Fail(SystemError(errno, "cannot write", temporary_));
+    bytes = bytes.subspan(static_cast<size_t>(written));
+  }
+  return {};
+}
+
+Result<void> DurableFile::Finish() {
+  // The bytes before the name, so that no crash leaves the name on half a file.
+  if (::fsync(file_) != 0) return Fail(SystemError(errno, "cannot sync", temporary_));
+  if (::close(std::exchange(file_, -1)) != 0) {
+    return Fail(SystemError(errno, "cannot close", temporary_));
+  }
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
+    return Fail(SystemError(errno, "cannot rename the finished file", path_));
+  }
+  temporary_.clear();
+  const auto parent = std::filesystem::path(path_).parent_path();
+  return SyncDirectory(parent.empty() ? "." : parent.string());
+}
+
+}  // namespace cairn::core::internal

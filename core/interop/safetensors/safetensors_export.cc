@@ -1,0 +1,124 @@
+// Export: tensors sorted as the reference implementation does, cut into shards, streamed.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "core/interop/archive/internal/durable_file.h"
+#include "core/base/internal/progress.h"
+#include "core/payload_reader.h"
+#include "core/interop/safetensors/safetensors.h"
+
+namespace cairn::core {
+namespace {
+
+constexpr std::string_view kSuffix = ".safetensors";
+
+// Tensors of one file, in the order of their bytes.
+using Shard = std::vector<TensorInfo>;
+
+Result<std::vector<Shard>> CutShards(const Contents& contents, uint64_t max_shard_bytes) {
+  std::vector<TensorInfo> tensors;
+  for (const TensorInfo& tensor : contents.tensors) {
+    if (tensor.hidden) continue;
+    if (!SafetensorsName(tensor.dtype)) {
+      return Fail(
+          Error{.code = ErrorCode::kInvalidArgument,
+                .message = fmt::format("safetensors files cannot hold {}; leave the key out "
+                                       "with a pattern",
+                                       schema::DTypeName(tensor.dtype)),
+                .key = tensor.fqn});
+    }
+    tensors.push_back(tensor);
+  }
+  std::vector<Shard> shards(1);
+  uint64_t shard_bytes = 0;
+  for (TensorInfo& tensor : tensors) {
+    if (!shards.back().empty() && shard_bytes + tensor.nbytes > max_shard_bytes) {
+      shards.emplace_back();
+      shard_bytes = 0;
+    }
+    shard_bytes += tensor.nbytes;
+    shards.back().push_back(std::move(tensor));
+  }
+  // Wide elements first: then all are aligned, since the data begins on 8 bytes.
+  for (Shard& shard : shards) {
+    std::ranges::stable_sort(shard, std::ranges::greater{}, [](const TensorInfo& tensor) {
+      return schema::ElementBytes(tensor.dtype);
+    });
+  }
+  return shards;
+}
+
+// Directory and name without suffix of the files to write; makes the directory.
+Result<std::filesystem::path> StemOf(const std::string& out) {
+  const bool file = std::string_view(out).ends_with(kSuffix);
+  std::filesystem::path stem =
+      file ? std::filesystem::path(out.substr(0, out.size() - kSuffix.size()))
+           : std::filesystem::path(out) / "model";
+  if (stem.has_parent_path()) {
+    std::error_code error;
+    std::filesystem::create_directories(stem.parent_path(), error);
+    if (error) {
+      return Fail(
+          SystemError(error.value(), "cannot make the directory", stem.parent_path().string()));
+    }
+  }
+  return stem;
+}
+
+Result<void> WriteShard(const CheckpointStore& store, const kv::StepInfo& step, const Shard& shard,
+                        const std::string& path, internal::ProgressMeter& progress) {
+  std::vector<SafetensorsWriter::Entry> entries;
+  for (const TensorInfo& tensor : shard)
+    entries.push_back({tensor.fqn, tensor.dtype, tensor.shape});
+  CAIRN_TRY_ASSIGN(const auto writer, SafetensorsWriter::Create(path, entries));
+  CAIRN_TRY(ReadRowMajor(store, step, shard,
+                         [&](size_t, uint64_t, std::span<const std::byte> bytes) -> Result<void> {
+                           CAIRN_TRY(writer->Append(bytes));
+                           return progress.Add(bytes.size());
+                         }));
+  return writer->Finish();
+}
+
+}  // namespace
+
+Result<ExportReport> ExportSafetensors(const CheckpointStore& store, const Contents& contents,
+                                       const std::string& out, const ExportOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  CAIRN_TRY_ASSIGN(const std::vector<Shard> shards, CutShards(contents, options.max_shard_bytes));
+  CAIRN_TRY_ASSIGN(const std::filesystem::path stem, StemOf(out));
+  ExportReport report{.values_left_out = contents.values.size()};
+  for (const Shard& shard : shards) {
+    report.tensors += shard.size();
+    for (const TensorInfo& tensor : shard) report.bytes += tensor.nbytes;
+  }
+  internal::ProgressMeter progress(options.progress, report.bytes);
+  nlohmann::json weight_map = nlohmann::json::object();
+  for (size_t i = 0; i < shards.size(); ++i) {
+    std::string path = stem.string();
+    if (shards.size() > 1) path += fmt::format("-{:05}-of-{:05}", i + 1, shards.size());
+    path += kSuffix;
+    CAIRN_TRY(WriteShard(store, contents.step, shards[i], path, progress));
+    const std::string name = std::filesystem::path(path).filename().string();
+    for (const TensorInfo& tensor : shards[i]) weight_map[tensor.fqn] = name;
+    report.files.push_back(std::move(path));
+  }
+  if (shards.size() > 1) {
+    const nlohmann::json index = {{"metadata", {{"total_size", report.bytes}}},
+                                  {"weight_map", std::move(weight_map)}};
+    std::string path = stem.string() + std::string(kSuffix) + ".index.json";
+    const std::string text = index.dump(2) + "\n";
+    CAIRN_TRY_ASSIGN(const auto file, internal::DurableFile::Create(path));
+    CAIRN_TRY(file->Write(std::as_bytes(std::span(text))));
+    CAIRN_TRY(file->Finish());
+    report.files.push_back(std::move(path));
+  }
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return report;
+}
+
+}  // namespace cairn::core

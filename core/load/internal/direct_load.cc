@@ -1,0 +1,310 @@
+// 1. Requests that devices could serve are cut into the chunks that they want, whole.
+// 2. Chunks are read in batches, by the transfers' threads, to where they belong.
+// 3. A batch that has arrived is digested where it is; only the digests come to the host.
+
+#include "core/load/internal/direct_load.h"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "core/device/internal/device_lanes.h"
+#include "core/device/internal/device_transfers.h"
+#include "core/step/internal/owners.h"
+#include "core/step/internal/records.h"
+#include "kv/digest.h"
+
+namespace cairn::core::internal {
+namespace {
+
+// Below it the way through blocks, which needs no call for each extent, is as fast.
+constexpr uint64_t kMinRequestBytes = 1ull << 20;
+// Read before it is digested; a digest of so much takes a hundredth of the time at most.
+constexpr uint64_t kBatchBytes = 256ull << 20;
+
+// A chunk that one request wants whole.
+struct Job {
+  size_t request = 0;
+  kv::Extents extents;
+  kv::Digest digest;
+  std::span<std::byte> target;
+};
+
+bool MayBeDirect(const LoadRequest& request) {
+  const auto bytes = TensorBytes(request.target.dtype, request.target.shape);
+  return request.target.device != kHostDevice && bytes && *bytes >= kMinRequestBytes &&
+         IsContiguous(request.target.shape, request.target.strides);
+}
+
+// Where the chunk's bytes belong, if the request wants all of them, as one run.
+std::optional<std::span<std::byte>> TargetOf(const LoadRequest& request, const ChunkInfo& chunk) {
+  if (Intersect(chunk.box, request.box) != chunk.box) return std::nullopt;
+  Box inside = chunk.box;
+  for (size_t d = 0; d < inside.offsets.size(); ++d) inside.offsets[d] -= request.box.offsets[d];
+  const auto offset = RunOffsetBytes(request.target.dtype, request.box.sizes, inside);
+  if (!offset) return std::nullopt;
+  return std::span(request.target.data + *offset, chunk.length_bytes());
+}
+
+bool IsEmpty(const Box& box) {
+  return std::ranges::find(box.sizes, uint64_t{0}) != box.sizes.end();
+}
+
+class Loader {
+ public:
+  Loader(const StepView& view, std::span<const LoadRequest> requests, DeviceBackend* backend,
+         const Progress& progress)
+      : view_(view), requests_(requests), transfers_(backend), progress_(progress) {
+    direct_.resize(requests.size());
+    for (const LoadRequest& request : requests) {
+      missing_bytes_.push_back(BytesOf(request));
+      total_bytes_ += BytesOf(request);
+    }
+  }
+
+  Result<void> Plan() {
+    std::vector<std::string> fqns;
+    std::multimap<std::string, size_t> by_fqn;
+    for (size_t i = 0; i < requests_.size(); ++i) {
+      if (!MayBeDirect(requests_[i])) continue;
+      fqns.push_back(requests_[i].fqn);
+      by_fqn.emplace(requests_[i].fqn, i);
+    }
+    if (fqns.empty()) return {};
+    // Nearly everywhere the answer is no, and then nothing more is planned.
+    CAIRN_TRY_ASSIGN(const bool reached, ReachesAChunkOf(fqns.front()));
+    if (!reached) return {};
+    CAIRN_TRY_ASSIGN(std::vector<TensorInfo> tensors, FindNamed(view_, std::move(fqns)));
+    // The bytes of an alias are another tensor's, and seldom as large as here.
+    std::erase_if(tensors, [](const TensorInfo& tensor) { return tensor.alias_of.has_value(); });
+    for (const TensorInfo& tensor : tensors) {
+      const auto [begin, end] = by_fqn.equal_range(tensor.fqn);
+      for (auto at = begin; at != end; ++at) direct_[at->second] = true;
+    }
+    const auto planned =
+        ForEachChunkOf(view_, tensors, [&](size_t i, const ChunkInfo& chunk) -> Result<void> {
+          const auto [begin, end] = by_fqn.equal_range(tensors[i].fqn);
+          for (auto at = begin; at != end; ++at) Add(at->second, chunk);
+          return {};
+        });
+    for (size_t i = 0; i < requests_.size(); ++i) {
+      if (!planned || missing_bytes_[i] > 0) direct_[i] = false;
+    }
+    return {};  // where an error is one, the other way meets it too
+  }
+
+  std::set<int> Devices() const {
+    std::set<int> devices;
+    for (size_t i = 0; i < requests_.size(); ++i) {
+      if (direct_[i]) devices.insert(requests_[i].target.device);
+    }
+    return devices;
+  }
+
+  Result<void> Run(const DeviceLanes& lanes) {
+    std::erase_if(jobs_, [this](const Job& job) { return !direct_[job.request]; });
+    for (size_t begin = 0; begin < jobs_.size();) {
+      uint64_t bytes = 0;
+      size_t end = begin;
+      while (end < jobs_.size() && bytes < kBatchBytes) bytes += jobs_[end++].target.size();
+      const std::span batch = std::span(jobs_).subspan(begin, end - begin);
+      CAIRN_TRY(RunBatch(batch, lanes));
+      begin = end;
+      for (const Job& job : batch) done_bytes_ += direct_[job.request] ? job.target.size() : 0;
+      if (progress_ && !progress_(done_bytes_, total_bytes_)) {
+        return Fail(ErrorCode::kCancelled, "stopped as asked");
+      }
+    }
+    return {};
+  }
+
+  DirectLoad Finish() {
+    DirectLoad done{.rest = {}, .bytes_read = bytes_read_};
+    for (size_t i = 0; i < requests_.size(); ++i) {
+      if (direct_[i]) {
+        done.loaded_bytes += BytesOf(requests_[i]);
+      } else {
+        done.rest.push_back(requests_[i]);
+      }
+    }
+    return done;
+  }
+
+ private:
+  static uint64_t BytesOf(const LoadRequest& request) {
+    return *TensorBytes(request.target.dtype, request.target.shape);
+  }
+
+  void Add(size_t i, const ChunkInfo& chunk) {
+    const LoadRequest& request = requests_[i];
+    if (!direct_[i] || IsEmpty(Intersect(chunk.box, request.box))) return;
+    const auto target = TargetOf(request, chunk);
+    if (!target || target->size() > missing_bytes_[i]) {
+      direct_[i] = false;
+      return;
+    }
+    missing_bytes_[i] -= target->size();
+    jobs_.push_back(
+        {.request = i, .extents = chunk.extents, .digest = chunk.digest, .target = *target});
+  }
+
+  // Whether devices can read the segment of the tensor's first chunk. Leaves it to the other way to
+  // say that a record is damaged.
+  Result<bool> ReachesAChunkOf(const std::string& fqn) {
+    auto tensor = FindTensor(view_, fqn);
+    if (tensor && tensor->alias_of) tensor = FindTensor(view_, *tensor->alias_of);
+    if (!tensor) return false;
+    Result<bool> reached = false;
+    (void)ForEachChunk(view_, *tensor, [&](const ChunkInfo& chunk) -> Result<void> {
+      reached = Open(chunk.extents.front().segment_id);
+      return Fail(ErrorCode::kCancelled, "one is enough");
+    });
+    CloseFiles();
+    return reached;
+  }
+
+  // True if devices can read the segment, which is open then.
+  Result<bool> Open(uint64_t segment_id) {
+    const auto found = files_.find(segment_id);
+    if (found != files_.end()) return found->second.has_value();
+    auto file = view_.snapshot->OpenDirect(segment_id);
+    std::optional<kv::DirectFile>& opened = files_[segment_id];
+    if (!file || !*file) return false;  // the other way says what is wrong
+    CAIRN_TRY_ASSIGN(const bool reached,
+                     transfers_.Open((*file)->fd, (*file)->path, DeviceTransfers::FileUse::kRead));
+    if (reached) opened = std::move(**file);
+    return reached;
+  }
+
+  // Waits for the reads, and forgets the files. Only what the digests say counts.
+  void CloseFiles() {
+    for (const auto& [segment_id, file] : files_) {
+      if (!file) continue;
+      (void)transfers_.Await(file->fd);
+      transfers_.Close(file->fd);
+    }
+    files_.clear();
+  }
+
+  Result<void> RunBatch(std::span<const Job> batch, const DeviceLanes& lanes) {
+    for (const Job& job : batch) {
+      if (direct_[job.request]) CAIRN_TRY(AddRead(job));
+    }
+    CAIRN_TRY(BeginRead());
+    CloseFiles();
+    std::map<int, std::vector<const Job*>> by_device;
+    for (const Job& job : batch) {
+      if (direct_[job.request]) by_device[requests_[job.request].target.device].push_back(&job);
+    }
+    for (const auto& [device, jobs] : by_device) {
+      if (Check(lanes.On(device), jobs)) continue;
+      // Digests need some memory of the device. One that has failed fails the other way as well.
+      for (const Job* const job : jobs) direct_[job->request] = false;
+    }
+    return {};
+  }
+
+  // Joins what lies one behind another in a segment and in memory: where a chunk ends is seldom
+  // where direct I/O would have it.
+  Result<void> AddRead(const Job& job) {
+    uint64_t at = 0;
+    for (const kv::Extent& extent : job.extents) {
+      const std::span<std::byte> target = job.target.subspan(at, extent.length_bytes);
+      at += extent.length_bytes;
+      if (read_.segment_id == extent.segment_id &&
+          read_.offset_bytes + read_.target.size() == extent.offset_bytes &&
+          read_.target.data() + read_.target.size() == target.data()) {
+        read_.target = {read_.target.data(), read_.target.size() + target.size()};
+        continue;
+      }
+      CAIRN_TRY(BeginRead());
+      read_ = {.segment_id = extent.segment_id,
+               .offset_bytes = extent.offset_bytes,
+               .target = target,
+               .device = requests_[job.request].target.device};
+    }
+    return {};
+  }
+
+  // Of what cannot be read the digests will not match.
+  Result<void> BeginRead() {
+    const PlannedRead read = std::exchange(read_, {});
+    if (read.target.empty()) return {};
+    CAIRN_TRY_ASSIGN(const bool reached, Open(read.segment_id));
+    if (!reached) return {};
+    const int fd = files_.at(read.segment_id)->fd;
+    if (transfers_.Read(fd, read.device, read.target, read.offset_bytes)) {
+      bytes_read_ += read.target.size();
+    }
+    return {};
+  }
+
+  Result<void> Check(DeviceLane& lane, std::span<const Job* const> jobs) {
+    std::vector<DigestJob> digest_jobs;
+    uint64_t pages = 0;
+    for (const Job* const job : jobs) {
+      digest_jobs.push_back({.source = {.dtype = DType::kUInt8,
+                                        .shape = {job->target.size()},
+                                        .strides = {},
+                                        .data = job->target.data(),
+                                        .device = lane.device()},
+                             .length_bytes = job->target.size()});
+      pages += kv::PageCount(job->target.size());
+    }
+    CAIRN_TRY_ASSIGN(const DeviceLane::Digests digests, lane.Digest(digest_jobs, nullptr));
+    const DeviceLane::PageRange all{.first = 0, .count = pages};
+    CAIRN_TRY_ASSIGN(const std::vector<uint64_t> leaves,
+                     lane.FetchLeaves(*digests.leaves, {&all, 1}));
+    std::span<const uint64_t> rest = leaves;
+    for (const Job* const job : jobs) {
+      const auto count = static_cast<size_t>(kv::PageCount(job->target.size()));
+      if (kv::RootDigest(rest.first(count), job->target.size()) != job->digest) {
+        direct_[job->request] = false;
+      }
+      rest = rest.subspan(count);
+    }
+    return {};
+  }
+
+  struct PlannedRead {
+    uint64_t segment_id = 0;
+    uint64_t offset_bytes = 0;
+    std::span<std::byte> target;
+    int device = 0;
+  };
+
+  const StepView& view_;
+  const std::span<const LoadRequest> requests_;
+  std::vector<bool> direct_;             // by request
+  std::vector<uint64_t> missing_bytes_;  // by request: not yet planned
+  std::vector<Job> jobs_;                // also of requests that turned out not to be direct
+  // Open segments; nothing for those that devices do not reach. Behind them the transfers, which
+  // end first.
+  std::map<uint64_t, std::optional<kv::DirectFile>> files_;
+  DeviceTransfers transfers_;
+  PlannedRead read_;  // that may still grow
+  const Progress& progress_;
+  uint64_t total_bytes_ = 0;
+  uint64_t done_bytes_ = 0;
+  uint64_t bytes_read_ = 0;
+};
+
+}  // namespace
+
+Result<DirectLoad> LoadDirectly(const StepView& view, std::span<const LoadRequest> requests,
+                                std::span<const DeviceStream> streams, const Progress& progress) {
+  CAIRN_TRY_ASSIGN(DeviceBackend* const backend, FindDeviceBackend());
+  Loader loader(view, requests, backend, progress);
+  CAIRN_TRY(loader.Plan());
+  if (const std::set<int> devices = loader.Devices(); !devices.empty()) {
+    CAIRN_TRY_ASSIGN(const DeviceLanes lanes, DeviceLanes::Open(devices, streams));
+    CAIRN_TRY(loader.Run(lanes));
+  }
+  return loader.Finish();
+}
+
+}  // namespace cairn::core::internal

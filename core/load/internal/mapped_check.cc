@@ -1,0 +1,153 @@
+// Mapped chunks are read ahead, made present and checked by a few threads, in file order.
+
+#include "core/load/internal/mapped_check.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <utility>
+
+#include "core/base/internal/progress.h"
+#include "core/base/internal/worker_pool.h"
+
+namespace cairn::core::internal {
+namespace {
+
+// How far the disk is kept busy ahead of the digests.
+constexpr uint64_t kAheadBytes = uint64_t{64} << 20;
+// Small chunks that lie together are one item of work.
+constexpr uint64_t kStretchBytes = uint64_t{1} << 20;
+// Padding between chunks that is not worth an item of its own.
+constexpr uint64_t kGapBytes = 64 * 1024;
+
+// Chunks that lie together in one mapping.
+struct Stretch {
+  std::span<const MappedChunk> chunks;
+  const kv::Mapping* mapping = nullptr;
+  uint64_t begin_bytes = 0;  // in the mapping
+  uint64_t end_bytes = 0;
+  uint64_t before_bytes = 0;  // of all stretches before this one
+
+  uint64_t length_bytes() const { return end_bytes - begin_bytes; }
+};
+
+// Requires file order.
+std::vector<Stretch> JoinChunks(std::span<const MappedChunk> chunks) {
+  std::vector<Stretch> stretches;
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const kv::Extent& extent = chunks[i].extent();
+    const uint64_t end_bytes = extent.offset_bytes + extent.length_bytes;
+    Stretch* const last = stretches.empty() ? nullptr : &stretches.back();
+    if (last != nullptr && last->mapping == chunks[i].mapping &&
+        extent.offset_bytes <= last->end_bytes + kGapBytes &&
+        end_bytes - last->begin_bytes <= kStretchBytes) {
+      last->chunks = {last->chunks.data(), last->chunks.size() + 1};
+      last->end_bytes = std::max(last->end_bytes, end_bytes);
+      continue;
+    }
+    stretches.push_back(
+        {.chunks = chunks.subspan(i, 1),
+         .mapping = chunks[i].mapping,
+         .begin_bytes = extent.offset_bytes,
+         .end_bytes = end_bytes,
+         .before_bytes = last != nullptr ? last->before_bytes + last->length_bytes() : 0});
+  }
+  return stretches;
+}
+
+Result<void> CheckReadable(const StepView& view, const MappedChunk& mapped) {
+  const kv::Extent& extent = mapped.extent();
+  const auto readable = mapped.mapping->Populate(extent.offset_bytes, extent.length_bytes);
+  if (readable) return {};
+  return Fail(DamagedBytes(view, *mapped.fqn, extent.segment_id, readable.error().message,
+                           extent.offset_bytes));
+}
+
+Result<void> CheckDigest(const StepView& view, const MappedChunk& mapped) {
+  const kv::Extent& extent = mapped.extent();
+  const auto bytes = mapped.mapping->bytes().subspan(extent.offset_bytes, extent.length_bytes);
+  if (kv::PayloadDigest(bytes) == mapped.chunk->digest) return {};
+  return Fail(DamagedBytes(view, *mapped.fqn, extent.segment_id,
+                           fmt::format("chunk {} does not match its digest; the bytes on disk have "
+                                       "changed",
+                                       FormatNumbers(mapped.chunk->box.offsets)),
+                           extent.offset_bytes));
+}
+
+// Threads: Check may run from many.
+class Checker {
+ public:
+  Checker(const StepView& view, std::span<const Stretch> stretches, ProgressMeter& meter)
+      : view_(view), stretches_(stretches), meter_(meter), failed_(stretches.size()) {}
+
+  void Check(size_t i) {
+    if (i >= failed_) return;
+    ReadAhead(stretches_[i].before_bytes + kAheadBytes);
+    auto result = CheckChunks(stretches_[i]);
+    if (result) result = meter_.Add(stretches_[i].length_bytes());
+    if (!result) NoteFailure(i, std::move(result).error());
+  }
+
+  Result<void> result() && {
+    if (failed_ < stretches_.size()) return Fail(std::move(error_));
+    return {};
+  }
+
+ private:
+  // Asks for the stretches that begin before `end_bytes`, each once.
+  void ReadAhead(uint64_t end_bytes) {
+    size_t next = asked_;
+    while (next < stretches_.size() && stretches_[next].before_bytes < end_bytes) {
+      if (!asked_.compare_exchange_weak(next, next + 1)) continue;
+      stretches_[next].mapping->WillNeed(stretches_[next].begin_bytes,
+                                         stretches_[next].length_bytes());
+      ++next;
+    }
+  }
+
+  Result<void> CheckChunks(const Stretch& stretch) {
+    // One call for all; if it fails, the chunks' own calls tell which it was.
+    const auto all = stretch.mapping->Populate(stretch.begin_bytes, stretch.length_bytes());
+    for (const MappedChunk& chunk : stretch.chunks) {
+      if (!all) CAIRN_TRY(CheckReadable(view_, chunk));
+      CAIRN_TRY(CheckDigest(view_, chunk));
+    }
+    return {};
+  }
+
+  // Items are begun in order, so the first that fails is known once all that were begun are done.
+  void NoteFailure(size_t i, Error error) {
+    const std::lock_guard lock(mutex_);
+    if (i >= failed_) return;
+    failed_ = i;
+    error_ = std::move(error);
+  }
+
+  const StepView& view_;
+  const std::span<const Stretch> stretches_;
+  ProgressMeter& meter_;
+  std::atomic<size_t> asked_ = 0;  // stretches that the kernel was asked for
+  std::atomic<size_t> failed_;     // the first that failed, or their number; written under mutex_
+  std::mutex mutex_;
+  Error error_;  // guarded by mutex_
+};
+
+}  // namespace
+
+Result<void> CheckMapped(const StepView& view, std::vector<MappedChunk> chunks,
+                         const Progress& progress) {
+  std::ranges::sort(chunks, {}, [](const MappedChunk& chunk) {
+    return std::pair(chunk.extent().segment_id, chunk.extent().offset_bytes);
+  });
+  const std::vector<Stretch> stretches = JoinChunks(chunks);
+  if (stretches.empty()) return {};
+  ProgressMeter meter(progress, stretches.back().before_bytes + stretches.back().length_bytes());
+  Checker checker(view, stretches, meter);
+  WorkerPool pool(std::min(WorkerPool::DefaultThreadCount(), stretches.size()));
+  pool.Run(stretches.size(), [&](size_t i, size_t) { checker.Check(i); });
+  return std::move(checker).result();
+}
+
+}  // namespace cairn::core::internal

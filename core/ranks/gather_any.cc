@@ -1,0 +1,124 @@
+// Lengths first, then bytes.
+
+#include "core/ranks/gather_any.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <new>
+
+#include "core/ranks/communicator_arguments.h"
+#include "core/ranks/internal/all_gather_values.h"
+
+namespace cairn::core {
+namespace {
+
+Result<void> CheckTotal(std::span<const uint64_t> lengths, uint64_t max_bytes) {
+  uint64_t left_bytes = max_bytes;
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    if (lengths[i] > left_bytes) {
+      return Fail(ErrorCode::kInvalidArgument,
+                  fmt::format("rank {} gives {} bytes, of which {} are left below the limit of {}",
+                              i, lengths[i], left_bytes, max_bytes));
+    }
+    left_bytes -= lengths[i];
+  }
+  return {};
+}
+
+Result<ByteVector> Allocate(uint64_t length_bytes) {
+  try {
+    return ByteVector(length_bytes);
+  } catch (const std::bad_alloc&) {
+    return Fail(ErrorCode::kResourceExhausted,
+                fmt::format("no memory for {} bytes from other ranks", length_bytes));
+  }
+}
+
+Result<std::vector<ByteVector>> AllocateAll(std::span<const uint64_t> lengths) {
+  std::vector<ByteVector> all;
+  for (const uint64_t length : lengths) {
+    CAIRN_TRY_ASSIGN(ByteVector bytes, Allocate(length));
+    all.push_back(std::move(bytes));
+  }
+  return all;
+}
+
+}  // namespace
+
+Result<std::vector<ByteVector>> GatherAny(Communicator& communicator, ByteView mine, int root,
+                                          uint64_t max_bytes) {
+  CAIRN_TRY(CheckRoot("GatherAny", root, communicator.world_size()));
+  CAIRN_TRY_ASSIGN(const auto lengths,
+                   internal::AllGatherValues<uint64_t>(communicator, mine.size()));
+  CAIRN_TRY(CheckTotal(lengths, max_bytes));
+  std::vector<ByteVector> all;
+  if (communicator.rank() == root) {
+    CAIRN_TRY_ASSIGN(all, AllocateAll(lengths));
+  }
+  const std::vector<ByteTarget> targets(all.begin(), all.end());
+  CAIRN_TRY(communicator.Gather(mine, targets, root));
+  return all;
+}
+
+Result<std::vector<ByteVector>> AllGatherAny(Communicator& communicator, ByteView mine,
+                                             uint64_t max_bytes) {
+  CAIRN_TRY_ASSIGN(const auto lengths,
+                   internal::AllGatherValues<uint64_t>(communicator, mine.size()));
+  CAIRN_TRY(CheckTotal(lengths, max_bytes));
+  CAIRN_TRY_ASSIGN(auto all, AllocateAll(lengths));
+  const std::vector<ByteTarget> targets(all.begin(), all.end());
+  CAIRN_TRY(communicator.AllGather(mine, targets));
+  return all;
+}
+
+Result<ByteVector> BroadcastAny(Communicator& communicator, ByteView bytes, int root,
+                                uint64_t max_bytes) {
+  CAIRN_TRY(CheckRoot("BroadcastAny", root, communicator.world_size()));
+  uint64_t length = communicator.rank() == root ? bytes.size() : 0;
+  CAIRN_TRY(communicator.Broadcast(std::as_writable_bytes(std::span(&length, 1)), root));
+  if (length > max_bytes) {
+    return Fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("rank {} broadcasts {} bytes, the limit is {}", root, length, max_bytes));
+  }
+  CAIRN_TRY_ASSIGN(ByteVector copy, Allocate(length));
+  if (communicator.rank() == root) std::ranges::copy(bytes, copy.begin());
+  CAIRN_TRY(communicator.Broadcast(copy, root));
+  return copy;
+}
+
+Result<std::unique_ptr<Communicator>> SplitAlong(Communicator& communicator, const DeviceMesh& mesh,
+                                                 std::span<const size_t> along) {
+  // As many ranks as the communicator has, no rank twice: all below that number are there.
+  const auto world_size = static_cast<uint32_t>(communicator.world_size());
+  const auto highest = std::ranges::max(mesh.ranks());
+  if (mesh.size() != world_size || highest >= world_size) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("a mesh of {} ranks up to {} is not of the communicator's {}",
+                            mesh.size(), highest, world_size));
+  }
+  for (const size_t dim : along) {
+    if (dim >= mesh.dims().size()) {
+      return Fail(
+          ErrorCode::kInvalidArgument,
+          fmt::format("the mesh has {} dimensions, none numbered {}", mesh.dims().size(), dim));
+    }
+  }
+  const auto rank = static_cast<uint32_t>(communicator.rank());
+  const std::vector<uint32_t> group = mesh.GroupOf(rank, along);
+  const auto place = std::ranges::find(group, rank) - group.begin();
+  return communicator.Split(group.front(), static_cast<uint32_t>(place));
+}
+
+Result<std::vector<std::unique_ptr<Communicator>>> SplitAlongEach(Communicator& communicator,
+                                                                  const DeviceMesh& mesh) {
+  std::vector<std::unique_ptr<Communicator>> parts;
+  for (size_t dim = 0; dim < mesh.dims().size(); ++dim) {
+    CAIRN_TRY_ASSIGN(auto part, SplitAlong(communicator, mesh, {&dim, 1}));
+    parts.push_back(std::move(part));
+  }
+  return parts;
+}
+
+}  // namespace cairn::core

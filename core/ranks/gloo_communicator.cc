@@ -1,0 +1,370 @@
+// Collectives over a group of connections.
+
+#include "core/ranks/gloo_communicator.h"
+
+#include <fmt/format.h>
+#include <limits.h>
+#include <net/if.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <utility>
+
+#include "core/ranks/communicator_arguments.h"
+#include "core/ranks/internal/gloo_group.h"
+#include "core/ranks/internal/rendezvous.h"
+#include "core/ranks/local_communicator.h"
+
+namespace cairn::core {
+namespace {
+
+using gloo::transport::Device;
+using internal::Deadline;
+using internal::GlooCall;
+using internal::GlooGroup;
+using internal::GlooOperation;
+
+const char* NameOf(GlooOperation operation) {
+  switch (operation) {
+    case GlooOperation::kBarrier:
+      return "Barrier";
+    case GlooOperation::kBroadcast:
+      return "Broadcast";
+    case GlooOperation::kGather:
+      return "Gather";
+    case GlooOperation::kAllGather:
+      return "AllGather";
+    case GlooOperation::kScatter:
+      return "Scatter";
+    case GlooOperation::kAllToAll:
+      return "AllToAll";
+    case GlooOperation::kWatch:
+      break;
+  }
+  return "";
+}
+
+/// Of the call that ends connecting; those of a communicator count from 0.
+constexpr uint32_t kConnectingSequence = ~uint32_t{0};
+
+/// What a rank tells the others of itself in a Split.
+struct SplitChoice {
+  uint32_t color = 0;
+  uint32_t key = 0;
+};
+
+class GlooCommunicator final : public Communicator {
+ public:
+  GlooCommunicator(std::shared_ptr<Device> device, std::unique_ptr<GlooGroup> group,
+                   std::chrono::milliseconds timeout)
+      : device_(std::move(device)), group_(std::move(group)), timeout_(timeout) {}
+
+  int rank() const override { return group_->rank(); }
+  int world_size() const override { return group_->size(); }
+  std::chrono::milliseconds timeout() const override { return timeout_; }
+
+  Result<void> Barrier() override {
+    return Run(GlooOperation::kBarrier,
+               [&](const GlooCall& call) { return group_->Barrier(call); });
+  }
+
+  Result<void> Broadcast(ByteTarget bytes, int root) override {
+    CAIRN_TRY(CheckUsable());
+    CAIRN_TRY(CheckRoot("Broadcast", root, world_size()));
+    return Run(GlooOperation::kBroadcast,
+               [&](const GlooCall& call) { return group_->Broadcast(call, bytes, root); });
+  }
+
+  Result<void> Gather(ByteView mine, std::span<const ByteTarget> all, int root) override {
+    CAIRN_TRY(CheckUsable());
+    CAIRN_TRY(CheckRoot("Gather", root, world_size()));
+    if (rank() == root) {
+      CAIRN_TRY(CheckRanges("Gather", all, rank(), world_size(), mine.size()));
+    }
+    return Run(GlooOperation::kGather, [&](const GlooCall& call) {
+      if (rank() != root) return group_->Exchange(call, {{root, mine}}, {});
+      std::ranges::copy(mine, all[Index(root)].begin());
+      return group_->Exchange(call, {}, FromOthers(all));
+    });
+  }
+
+  Result<void> AllGather(ByteView mine, std::span<const ByteTarget> all) override {
+    CAIRN_TRY(CheckUsable());
+    CAIRN_TRY(CheckRanges("AllGather", all, rank(), world_size(), mine.size()));
+    return Run(GlooOperation::kAllGather,
+               [&](const GlooCall& call) { return AllGatherIn(call, mine, all); });
+  }
+
+  Result<void> Scatter(std::span<const ByteView> all, ByteTarget mine, int root) override {
+    CAIRN_TRY(CheckUsable());
+    CAIRN_TRY(CheckRoot("Scatter", root, world_size()));
+    if (rank() == root) {
+      CAIRN_TRY(CheckRanges("Scatter", all, rank(), world_size(), mine.size()));
+    }
+    return Run(GlooOperation::kScatter, [&](const GlooCall& call) {
+      if (rank() != root) return group_->Exchange(call, {}, {{root, mine}});
+      std::ranges::copy(all[Index(root)], mine.begin());
+      return group_->Exchange(call, ToOthers(all), {});
+    });
+  }
+
+  Result<void> AllToAll(std::span<const ByteView> sent,
+                        std::span<const ByteTarget> received) override {
+    CAIRN_TRY(CheckUsable());
+    CAIRN_TRY(CheckAllToAll(sent, received, rank(), world_size()));
+    const size_t own = Index(rank());
+    return Run(GlooOperation::kAllToAll, [&](const GlooCall& call) {
+      std::ranges::copy(sent[own], received[own].begin());
+      return group_->Exchange(call, ToOthers(sent), FromOthers(received));
+    });
+  }
+
+  Result<std::unique_ptr<Communicator>> Split(uint32_t color, uint32_t key) override;
+
+  void Interrupt() { group_->Interrupt(); }
+  Result<void> CheckConnections() { return group_->CheckConnections(); }
+
+ private:
+  static size_t Index(int rank) { return static_cast<size_t>(rank); }
+
+  Result<void> CheckUsable() const {
+    if (broken_by_.empty()) return {};
+    return Fail(ErrorCode::kFailedPrecondition,
+                fmt::format("rank {}: the communicator broke earlier: {}", rank(), broken_by_));
+  }
+
+  GlooCall NextCall(GlooOperation operation, Deadline deadline) {
+    return {.operation = operation, .sequence = sequence_++, .deadline = deadline};
+  }
+
+  /// Runs a call under its deadline. Whatever fails in it breaks the communicator.
+  template <typename Body>
+  Result<void> Run(GlooOperation operation, Body&& body) {
+    CAIRN_TRY(CheckUsable());
+    const internal::SigpipeBlock no_sigpipe;
+    const GlooCall call = NextCall(operation, std::chrono::steady_clock::now() + timeout_);
+    Result<void> done = body(call);
+    if (done) return {};
+    return Fail(Break(NameOf(operation), std::move(done).error()));
+  }
+
+  Error Break(const char* operation, Error error) {
+    group_->Close();
+    error.message =
+        fmt::format("{}, rank {} of {}: {}", operation, rank(), world_size(), error.message);
+    broken_by_ = error.message;
+    return error;
+  }
+
+  /// Begins with the ranks behind this one, so that not all ranks turn to rank 0 first.
+  template <typename Function>
+  void ForEachOther(Function&& function) const {
+    for (int step = 1; step < world_size(); ++step) function((rank() + step) % world_size());
+  }
+  std::vector<GlooGroup::Send> ToOthers(std::span<const ByteView> all) const {
+    std::vector<GlooGroup::Send> sends;
+    ForEachOther([&](int peer) { sends.push_back({peer, all[Index(peer)]}); });
+    return sends;
+  }
+  std::vector<GlooGroup::Receive> FromOthers(std::span<const ByteTarget> all) const {
+    std::vector<GlooGroup::Receive> receives;
+    ForEachOther([&](int peer) { receives.push_back({peer, all[Index(peer)]}); });
+    return receives;
+  }
+
+  Result<void> AllGatherIn(const GlooCall& call, ByteView mine, std::span<const ByteTarget> all) {
+    std::ranges::copy(mine, all[Index(rank())].begin());
+    std::vector<GlooGroup::Send> sends;
+    ForEachOther([&](int peer) { sends.push_back({peer, mine}); });
+    return group_->Exchange(call, sends, FromOthers(all));
+  }
+  /// A value of each rank. `T` is copied as it lies: both ends are the same program.
+  template <typename T>
+  Result<std::vector<T>> AllGatherValues(Deadline deadline, const T& mine);
+
+  /// The parts of Split.
+  Result<std::vector<std::string>> ExchangeAddresses(Deadline deadline,
+                                                     const std::vector<int>& members,
+                                                     const Result<std::unique_ptr<GlooGroup>>& own);
+  Result<std::unique_ptr<Communicator>> SplitBy(Deadline deadline, SplitChoice choice);
+
+  const std::shared_ptr<Device> device_;  // shared with the communicators split from this one
+  const std::unique_ptr<GlooGroup> group_;
+  const std::chrono::milliseconds timeout_;
+  uint32_t sequence_ = 0;
+  std::string broken_by_;
+};
+
+template <typename T>
+Result<std::vector<T>> GlooCommunicator::AllGatherValues(Deadline deadline, const T& mine) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  std::vector<T> values(Index(world_size()));
+  std::vector<ByteTarget> targets;
+  for (T& value : values) targets.push_back(std::as_writable_bytes(std::span(&value, 1)));
+  CAIRN_TRY(AllGatherIn(NextCall(GlooOperation::kAllGather, deadline),
+                        std::as_bytes(std::span(&mine, 1)), targets));
+  return values;
+}
+
+/// An address in a message of one length for all, so that none has to be told first. An empty one
+/// says that its rank failed.
+struct AddressMessage {
+  uint16_t length_bytes = 0;
+  std::array<char, internal::kMaxPieceBytes> bytes{};
+};
+
+Result<std::vector<std::string>> GlooCommunicator::ExchangeAddresses(
+    Deadline deadline, const std::vector<int>& members,
+    const Result<std::unique_ptr<GlooGroup>>& own) {
+  std::vector<AddressMessage> sent(members.size()), received(members.size());
+  std::vector<GlooGroup::Send> sends;
+  std::vector<GlooGroup::Receive> receives;
+  for (size_t i = 0; i < members.size(); ++i) {
+    if (members[i] == rank()) continue;
+    if (own) {
+      const std::string& address = (*own)->addresses()[i];
+      sent[i].length_bytes = static_cast<uint16_t>(address.size());
+      std::ranges::copy(address, sent[i].bytes.begin());
+    }
+    sends.push_back({members[i], std::as_bytes(std::span(&sent[i], 1))});
+    receives.push_back({members[i], std::as_writable_bytes(std::span(&received[i], 1))});
+  }
+  CAIRN_TRY(group_->Exchange(NextCall(GlooOperation::kAllToAll, deadline), sends, receives));
+
+  std::vector<std::string> addresses(members.size());
+  for (size_t i = 0; i < members.size(); ++i) {
+    if (members[i] == rank()) continue;
+    const size_t length = std::min<size_t>(received[i].length_bytes, internal::kMaxPieceBytes);
+    if (length == 0) {
+      return Fail(ErrorCode::kUnavailable, fmt::format("rank {} could not take part", members[i]));
+    }
+    addresses[i].assign(received[i].bytes.data(), length);
+  }
+  return addresses;
+}
+
+Result<std::unique_ptr<Communicator>> GlooCommunicator::SplitBy(Deadline deadline,
+                                                                SplitChoice choice) {
+  CAIRN_TRY_ASSIGN(const auto choices, AllGatherValues(deadline, choice));
+  std::vector<int> members;  // ranks here, by their rank there
+  for (int i = 0; i < world_size(); ++i) {
+    if (choices[Index(i)].color == choice.color) members.push_back(i);
+  }
+  std::ranges::stable_sort(members, {}, [&](int member) { return choices[Index(member)].key; });
+  const int place = static_cast<int>(std::ranges::find(members, rank()) - members.begin());
+
+  // A rank that fails still takes its part in all steps, so that no other waits for it in vain.
+  auto group = GlooGroup::Listen(device_, place, static_cast<int>(members.size()),
+                                 internal::TimeLeft(deadline));
+  auto addresses = ExchangeAddresses(deadline, members, group);
+  Result<void> connected = {};
+  if (!group) {
+    connected = std::unexpected(group.error());
+  } else if (!addresses) {
+    connected = std::unexpected(addresses.error());
+  } else {
+    connected = (*group)->Connect(*addresses);
+  }
+  CAIRN_TRY_ASSIGN(const auto verdicts,
+                   AllGatherValues<uint8_t>(deadline, connected.has_value() ? 1 : 0));
+  CAIRN_TRY(connected);
+  const auto failed = std::ranges::find(verdicts, 0);
+  if (failed != verdicts.end()) {
+    return Fail(ErrorCode::kUnavailable,
+                fmt::format("rank {} did not connect with its group", failed - verdicts.begin()));
+  }
+  return std::make_unique<GlooCommunicator>(device_, *std::move(group), timeout_);
+}
+
+Result<std::unique_ptr<Communicator>> GlooCommunicator::Split(uint32_t color, uint32_t key) {
+  CAIRN_TRY(CheckUsable());
+  const internal::SigpipeBlock no_sigpipe;
+  auto part = SplitBy(std::chrono::steady_clock::now() + timeout_, {.color = color, .key = key});
+  if (part) return part;
+  return Fail(Break("Split", std::move(part).error()));
+}
+
+Result<void> CheckOptions(const GlooOptions& options) {
+  const auto invalid = [](std::string message) {
+    return Fail(ErrorCode::kInvalidArgument, std::move(message));
+  };
+  if (options.world_size < 1 || options.world_size > kMaxGlooRanks || options.rank < 0 ||
+      options.rank >= options.world_size) {
+    return invalid(fmt::format("rank {} of {}: ranks are numbered from 0, and at most {}",
+                               options.rank, options.world_size, kMaxGlooRanks));
+  }
+  if (options.timeout.count() <= 0 || options.connect_timeout.count() <= 0) {
+    return invalid(fmt::format("timeouts of {} and {} ms are not both above 0",
+                               options.timeout.count(), options.connect_timeout.count()));
+  }
+  const auto may_be_in_name = [](char c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '.' ||
+           c == '_' || c == '-';
+  };
+  const std::string& run_id = options.run_id;
+  if (run_id.empty() || run_id.size() > internal::kMaxRunIdBytes ||
+      !std::ranges::all_of(run_id, may_be_in_name) ||
+      run_id.find_first_not_of('.') == std::string::npos) {
+    return invalid(fmt::format("run id '{}' does not name a directory", run_id));
+  }
+  return {};
+}
+
+/// In digits, and tried: Gloo reads what it did not get when a name stands for nothing, and loses
+/// memory when it cannot listen.
+Result<std::string> OwnAddress(const std::string& wanted, const internal::Place& place) {
+  if (!wanted.empty()) return internal::AddressOfThisHost(wanted);
+  if (!place.host.empty()) return internal::LocalAddressTowards(place);
+  char name[HOST_NAME_MAX + 1] = {};
+  if (::gethostname(name, sizeof(name) - 1) != 0) {
+    return Fail(SystemError(errno, "cannot ask for the host's name"));
+  }
+  return internal::AddressOfThisHost(name);
+}
+
+Result<std::shared_ptr<Device>> MakeDevice(const std::string& interface,
+                                           const internal::Place& place) {
+  if (!interface.empty() && ::if_nametoindex(interface.c_str()) != 0) {
+    return internal::MakeGlooDevice("", interface);
+  }
+  CAIRN_TRY_ASSIGN(const std::string address, OwnAddress(interface, place));
+  return internal::MakeGlooDevice(address, "");
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Communicator>> ConnectGloo(const GlooOptions& options) {
+  CAIRN_TRY(CheckOptions(options));
+  if (options.world_size == 1) return std::make_unique<LocalCommunicator>();
+  CAIRN_TRY_ASSIGN(const internal::Place place, internal::ParsePlace(options.rendezvous));
+
+  const internal::SigpipeBlock no_sigpipe;
+  const Deadline deadline = std::chrono::steady_clock::now() + options.connect_timeout;
+  const internal::Party party{
+      .rank = options.rank, .world_size = options.world_size, .run_id = options.run_id};
+  CAIRN_TRY_ASSIGN(auto device, MakeDevice(options.interface, place));
+  CAIRN_TRY_ASSIGN(auto group, GlooGroup::Listen(device, options.rank, options.world_size,
+                                                 options.connect_timeout));
+  CAIRN_TRY_ASSIGN(const auto addresses,
+                   internal::Meet(place, party, group->addresses(), deadline));
+  CAIRN_TRY(group->Connect(addresses));
+  // Once through it, all ranks have read what lies at the rendezvous.
+  CAIRN_TRY(group->Barrier({.operation = GlooOperation::kBarrier,
+                            .sequence = kConnectingSequence,
+                            .deadline = deadline}));
+  if (options.rank == 0) CAIRN_TRY(internal::Forget(place, party));
+  return std::make_unique<GlooCommunicator>(std::move(device), std::move(group), options.timeout);
+}
+
+void InterruptGloo(Communicator& communicator) {
+  if (auto* const gloo = dynamic_cast<GlooCommunicator*>(&communicator)) gloo->Interrupt();
+}
+
+Result<void> CheckGlooConnections(Communicator& communicator) {
+  auto* const gloo = dynamic_cast<GlooCommunicator*>(&communicator);
+  return gloo == nullptr ? Result<void>() : gloo->CheckConnections();
+}
+
+}  // namespace cairn::core

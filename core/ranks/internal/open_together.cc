@@ -1,0 +1,63 @@
+// Opening together: rank 0 opens and says which store it has, and in which session; then the others
+// open, and see whether theirs is the same; then all vote.
+
+#include "core/ranks/internal/open_together.h"
+
+#include <fmt/format.h>
+
+#include "core/ranks/vote.h"
+
+namespace cairn::core::internal {
+namespace {
+
+using Opened = Result<std::unique_ptr<kv::Store>>;
+
+Result<void> CheckSame(const kv::Store& store, std::string_view uuid) {
+  if (store.uuid() == uuid) return {};
+  return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                    .message = fmt::format("this is store {}, rank 0 has opened store {}; give all "
+                                           "ranks the same directory, on a file system that they "
+                                           "share",
+                                           store.uuid(), uuid),
+                    .file = store.directory()});
+}
+
+// "<uuid> <session>"; no session for readers.
+Result<std::string> Introduce(const Opened& store, kv::OpenMode mode) {
+  if (!store) return std::unexpected(store.error());
+  std::string words = (*store)->uuid() + " ";
+  if (mode != kv::OpenMode::kWrite) return words;
+  CAIRN_TRY_ASSIGN(const std::string session, (*store)->Invite());
+  return words + session;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<kv::Store>> OpenTogether(
+    const std::function<Result<std::string>()>& directory, kv::OpenMode mode,
+    Communicator& communicator, kv::StoreOptions options) {
+  const auto open = [&](kv::OpenMode own_mode) -> Opened {
+    CAIRN_TRY_ASSIGN(const std::string path, directory());
+    return kv::Store::Open(path, own_mode, options);
+  };
+  const bool is_first = communicator.rank() == 0;
+  Opened store = nullptr;
+  if (is_first) store = open(mode);
+  CAIRN_TRY_ASSIGN(
+      const std::string words,
+      VoteAndTell(communicator, is_first ? Introduce(store, mode) : Result<std::string>("")));
+  const size_t space = words.find(' ');
+  if (!is_first && space != std::string::npos) {
+    options.session = words.substr(space + 1);
+    store = open(mode == kv::OpenMode::kWrite ? kv::OpenMode::kJoin : mode);
+    if (store) {
+      Result<void> same = CheckSame(**store, words.substr(0, space));
+      if (!same) store = std::unexpected(std::move(same).error());
+    }
+  }
+  CAIRN_TRY(
+      Vote(communicator, store ? Result<void>() : Result<void>(std::unexpected(store.error()))));
+  return store;
+}
+
+}  // namespace cairn::core::internal

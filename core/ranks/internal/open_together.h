@@ -1,0 +1,18 @@
+#pragma once
+/// Opening one store by all ranks of a job.
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "core/ranks/communicator.h"
+#include "kv/store.h"
+
+namespace cairn::core::internal {
+
+/// See CheckpointStore::OpenShared. `directory` says where, or why not; it is called once.
+Result<std::unique_ptr<kv::Store>> OpenTogether(
+    const std::function<Result<std::string>()>& directory, kv::OpenMode mode,
+    Communicator& communicator, kv::StoreOptions options);
+
+}  // namespace cairn::core::internal

@@ -1,0 +1,463 @@
+// Meeting at an address of rank 0.
+//
+// 1. Every other rank connects, again and again until rank 0 listens, and says hello.
+// 2. Rank 0 keeps the connections until it has heard of all ranks. What is no hello is cut off; a
+//    hello that does not belong here gets a refusal. A rank that goes away is missing again.
+// 3. Rank 0 sends each its answer and closes. At the deadline it sends a refusal that names the
+//    missing ranks.
+// Rank 0 never waits for one connection alone, and holds at most kSpareConnections more than there
+// are ranks, each with at most one record.
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <list>
+#include <memory>
+
+#include "core/ranks/internal/rendezvous.h"
+
+namespace cairn::core::internal {
+namespace {
+
+constexpr size_t kSpareConnections = 32;
+constexpr std::chrono::milliseconds kRetryPause(20);
+
+class Socket {
+ public:
+  explicit Socket(int fd = -1) : fd_(fd) {}
+  ~Socket() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Socket& operator=(Socket&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  int fd() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
+
+std::string UrlOf(const Place& place) { return fmt::format("tcp://{}:{}", place.host, place.port); }
+
+Result<AddressList> Resolve(const Place& place) {
+  const addrinfo hints{.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
+  addrinfo* found = nullptr;
+  const int failed = ::getaddrinfo(place.host.c_str(), place.port.c_str(), &hints, &found);
+  if (failed != 0) {
+    return Fail(ErrorCode::kUnavailable,
+                fmt::format("cannot look up {}: {}", place.host, ::gai_strerror(failed)));
+  }
+  return AddressList(found, &::freeaddrinfo);
+}
+
+Result<std::string> InDigits(const sockaddr* address, socklen_t length) {
+  char name[NI_MAXHOST];
+  const int failed = ::getnameinfo(address, length, name, sizeof(name), nullptr, 0, NI_NUMERICHOST);
+  if (failed != 0) {
+    return Fail(ErrorCode::kUnavailable,
+                fmt::format("cannot write an address in digits: {}", ::gai_strerror(failed)));
+  }
+  return std::string(name);
+}
+
+Error Failed(const char* what, const Place& place, int error_number) {
+  return SystemError(error_number, fmt::format("rendezvous {}: {}", UrlOf(place), what));
+}
+
+Result<Socket> Listen(const Place& place) {
+  CAIRN_TRY_ASSIGN(const AddressList addresses, Resolve(place));
+  int failed = 0;
+  for (const addrinfo* address = addresses.get(); address; address = address->ai_next) {
+    Socket socket(::socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    const int on = 1;  // the port of a run that has just ended may be taken again
+    if (socket.fd() >= 0 &&
+        ::setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
+        ::bind(socket.fd(), address->ai_addr, address->ai_addrlen) == 0 &&
+        ::listen(socket.fd(), SOMAXCONN) == 0) {
+      return socket;
+    }
+    failed = errno;
+  }
+  return Fail(Failed("rank 0 cannot listen", place, failed));
+}
+
+enum class Progress { kDone, kAgain, kGone };
+
+/// As much of `text` from `sent` on as the socket takes.
+Progress SendSome(int fd, std::string_view text, size_t& sent) {
+  while (sent < text.size()) {
+    const ssize_t count = ::send(fd, text.data() + sent, text.size() - sent, MSG_NOSIGNAL);
+    if (count >= 0) {
+      sent += static_cast<size_t>(count);
+    } else if (errno == EAGAIN) {
+      return Progress::kAgain;
+    } else if (errno != EINTR) {
+      return Progress::kGone;
+    }
+  }
+  return Progress::kDone;
+}
+
+/// Adds what has arrived, up to one record. kDataLoss: no record, or too long a one.
+Result<Progress> ReceiveSome(int fd, uint64_t max_bytes, std::string& record) {
+  while (true) {
+    CAIRN_TRY_ASSIGN(const auto length, RecordLength(record, max_bytes));
+    const uint64_t wanted_bytes = length.value_or(kRecordHeaderBytes);
+    if (length && record.size() == wanted_bytes) return Progress::kDone;
+    const size_t before = record.size();
+    // Grows with what arrives, not to what the sender promises.
+    record.resize(std::min<uint64_t>(wanted_bytes, before + 64 * 1024));
+    const ssize_t count = ::recv(fd, record.data() + before, record.size() - before, 0);
+    const int failed = errno;
+    record.resize(before + static_cast<size_t>(std::max<ssize_t>(count, 0)));
+    if (count > 0 || (count < 0 && failed == EINTR)) continue;
+    return count < 0 && failed == EAGAIN ? Progress::kAgain : Progress::kGone;
+  }
+}
+
+/// A record of one piece: a reason.
+std::string EncodeReason(RendezvousRecord::Kind kind, const Party& party, std::string reason) {
+  reason.resize(std::min<size_t>(reason.size(), kMaxPieceBytes));
+  return EncodeRecord({.kind = kind,
+                       .rank = static_cast<uint32_t>(party.rank),
+                       .world_size = static_cast<uint32_t>(party.world_size),
+                       .run_id = party.run_id,
+                       .pieces = {std::move(reason)}});
+}
+
+int PollLimit(std::chrono::milliseconds time) {
+  return static_cast<int>(std::min<int64_t>(time.count(), 60'000));
+}
+
+/// Rank 0's side.
+class Meeting {
+ public:
+  Meeting(const Place& place, const Party& party, const std::vector<std::string>& pieces,
+          Deadline deadline)
+      : place_(place), party_(party), deadline_(deadline) {
+    hellos_.resize(static_cast<size_t>(party.world_size));
+    present_.resize(hellos_.size());
+    hellos_[0] = pieces;
+    present_[0] = true;
+    has_come_ = present_;
+  }
+
+  Result<std::vector<std::string>> Run() {
+    CAIRN_TRY_ASSIGN(listener_, Listen(place_));
+    while (!EveryoneIsHere()) {
+      if (TimeLeft(deadline_).count() == 0) return Fail(SendHome());
+      CAIRN_TRY(Step());
+    }
+    return Answer();
+  }
+
+ private:
+  struct Connection {
+    Socket socket;
+    std::string received;
+    std::string to_send;
+    size_t sent = 0;
+    int rank = -1;         // once it has said hello
+    bool is_over = false;  // to be closed
+  };
+
+  bool EveryoneIsHere() const { return std::ranges::find(present_, false) == present_.end(); }
+
+  /// Waits until something happens on a connection and deals with it.
+  Result<void> Step() {
+    std::vector<pollfd> polled = {{.fd = listener_.fd(), .events = POLLIN, .revents = 0}};
+    for (const Connection& connection : connections_) {
+      const bool is_sending = connection.sent < connection.to_send.size();
+      polled.push_back({.fd = connection.socket.fd(),
+                        .events = static_cast<short>(is_sending ? POLLOUT : POLLIN),
+                        .revents = 0});
+    }
+    if (::poll(polled.data(), polled.size(), PollLimit(TimeLeft(deadline_))) < 0) {
+      if (errno == EINTR) return {};
+      return Fail(Failed("rank 0 cannot wait", place_, errno));
+    }
+    size_t i = 1;
+    for (Connection& connection : connections_) {
+      if (polled[i++].revents != 0) Handle(connection);
+    }
+    connections_.remove_if([](const Connection& connection) { return connection.is_over; });
+    if (polled[0].revents != 0) CAIRN_TRY(Accept());
+    return {};
+  }
+
+  Result<void> Accept() {
+    Socket socket(::accept4(listener_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (socket.fd() < 0) {
+      // Gone again, or no descriptor to spare now: others may come.
+      if (errno == EMFILE || errno == ENFILE) return Fail(Failed("accept", place_, errno));
+      return {};
+    }
+    if (connections_.size() >= hellos_.size() + kSpareConnections) {
+      // Whoever has been silent the longest makes room.
+      const auto silent = std::ranges::find(connections_, -1, &Connection::rank);
+      if (silent != connections_.end()) connections_.erase(silent);
+    }
+    connections_.push_back({.socket = std::move(socket)});
+    return {};
+  }
+
+  void Handle(Connection& connection) {
+    if (!connection.to_send.empty()) {
+      const Progress progress =
+          SendSome(connection.socket.fd(), connection.to_send, connection.sent);
+      connection.is_over = progress != Progress::kAgain;
+      return;
+    }
+    if (connection.rank >= 0) return Leave(connection);  // it has nothing more to say
+    const auto progress =
+        ReceiveSome(connection.socket.fd(), MaxRecordBytes(party_.world_size), connection.received);
+    if (!progress || *progress == Progress::kGone) {
+      connection.is_over = true;
+    } else if (*progress == Progress::kDone) {
+      Welcome(connection);
+    }
+  }
+
+  void Leave(Connection& connection) {
+    present_[static_cast<size_t>(connection.rank)] = false;
+    connection.is_over = true;
+  }
+
+  void Welcome(Connection& connection) {
+    auto record = DecodeRecord(connection.received);
+    if (!record || record->kind != RendezvousRecord::Kind::kHello) {
+      connection.is_over = true;
+      return;
+    }
+    const std::string reason = ReasonAgainst(*record);
+    if (!reason.empty()) {
+      connection.to_send = EncodeReason(RendezvousRecord::Kind::kRefusal, party_, reason);
+      return;
+    }
+    connection.rank = static_cast<int>(record->rank);
+    present_[record->rank] = true;
+    has_come_[record->rank] = true;
+    hellos_[record->rank] = std::move(record->pieces);
+  }
+
+  std::string ReasonAgainst(const RendezvousRecord& hello) const {
+    if (hello.run_id != party_.run_id) {
+      return fmt::format("rank 0 is of run '{}', not '{}'", party_.run_id, hello.run_id);
+    }
+    if (hello.world_size != hellos_.size() || hello.pieces.size() != hellos_.size()) {
+      return fmt::format("rank 0 is of a world of {} ranks, not {}", hellos_.size(),
+                         hello.world_size);
+    }
+    if (hello.rank >= hellos_.size()) return fmt::format("there is no rank {}", hello.rank);
+    if (present_[hello.rank]) return fmt::format("there is a rank {} already", hello.rank);
+    return "";
+  }
+
+  /// Tells all who came that it is over.
+  Error SendHome() {
+    // Whose deadline is a little before ours has left already: it is not whom all waited for.
+    const bool all_came = std::ranges::find(has_come_, false) == has_come_.end();
+    const std::string reason = all_came ? fmt::format("ranks that came and went: {} of {}",
+                                                      MissingRanks(present_), hellos_.size())
+                                        : fmt::format("ranks that did not come in time: {} of {}",
+                                                      MissingRanks(has_come_), hellos_.size());
+    const std::string last_words = EncodeReason(RendezvousRecord::Kind::kGiveUp, party_, reason);
+    for (Connection& connection : connections_) {
+      // The time is over: what the socket does not take at once is not sent.
+      size_t sent = 0;
+      SendSome(connection.socket.fd(), last_words, sent);
+    }
+    return {.code = ErrorCode::kUnavailable,
+            .message = fmt::format("rendezvous {}: {}", UrlOf(place_), reason)};
+  }
+
+  Result<std::vector<std::string>> Answer() {
+    listener_ = Socket();
+    std::vector<pollfd> polled;
+    std::vector<Connection*> waiting;
+    for (Connection& connection : connections_) {
+      if (connection.rank < 0) continue;
+      connection.to_send = EncodeRecord({.kind = RendezvousRecord::Kind::kAnswer,
+                                         .world_size = static_cast<uint32_t>(party_.world_size),
+                                         .run_id = party_.run_id,
+                                         .pieces = PiecesFor(connection.rank)});
+      waiting.push_back(&connection);
+    }
+    while (!waiting.empty()) {
+      polled.clear();
+      for (const Connection* connection : waiting) {
+        polled.push_back({.fd = connection->socket.fd(), .events = POLLOUT, .revents = 0});
+      }
+      const auto left = TimeLeft(deadline_);
+      if (left.count() == 0) {
+        return Fail(ErrorCode::kUnavailable,
+                    fmt::format("rendezvous {}: rank {} does not take its answer", UrlOf(place_),
+                                waiting.front()->rank));
+      }
+      ::poll(polled.data(), polled.size(), PollLimit(left));
+      std::erase_if(waiting, [](Connection* connection) {
+        // Who goes away now is missed when connections are made.
+        return SendSome(connection->socket.fd(), connection->to_send, connection->sent) !=
+               Progress::kAgain;
+      });
+    }
+    return PiecesFor(0);
+  }
+
+  std::vector<std::string> PiecesFor(int rank) const {
+    std::vector<std::string> pieces;
+    for (const auto& hello : hellos_) pieces.push_back(hello[static_cast<size_t>(rank)]);
+    return pieces;
+  }
+
+  const Place& place_;
+  const Party& party_;
+  const Deadline deadline_;
+  Socket listener_;
+  std::list<Connection> connections_;
+  std::vector<std::vector<std::string>> hellos_;  // by rank
+  std::vector<bool> present_;                     // said hello and is still there
+  std::vector<bool> has_come_;                    // said hello at any time
+};
+
+/// Waits for `events`; false at the deadline.
+bool WaitFor(int fd, short events, Deadline deadline) {
+  while (true) {
+    pollfd polled{.fd = fd, .events = events, .revents = 0};
+    const auto left = TimeLeft(deadline);
+    if (::poll(&polled, 1, PollLimit(left)) > 0) return true;
+    if (left.count() == 0) return false;
+  }
+}
+
+/// One attempt: a connected socket, or none.
+Socket TryConnect(const addrinfo* addresses, Deadline deadline) {
+  for (const addrinfo* address = addresses; address; address = address->ai_next) {
+    Socket socket(::socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (socket.fd() < 0) continue;
+    if (::connect(socket.fd(), address->ai_addr, address->ai_addrlen) == 0) return socket;
+    if (errno != EINPROGRESS || !WaitFor(socket.fd(), POLLOUT, deadline)) continue;
+    int failed = 0;
+    socklen_t length = sizeof(failed);
+    if (::getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &failed, &length) == 0 && failed == 0) {
+      return socket;
+    }
+  }
+  return Socket();
+}
+
+/// One attempt to be heard: rank 0's words, or nothing if it went away or the time is over.
+Result<std::optional<RendezvousRecord>> TryToJoin(const addrinfo* addresses,
+                                                  const std::string& hello, uint64_t max_bytes,
+                                                  Deadline deadline) {
+  const Socket socket = TryConnect(addresses, deadline);
+  if (socket.fd() < 0) return std::nullopt;
+  size_t sent = 0;
+  Progress progress = Progress::kAgain;
+  while ((progress = SendSome(socket.fd(), hello, sent)) == Progress::kAgain) {
+    if (!WaitFor(socket.fd(), POLLOUT, deadline)) return std::nullopt;
+  }
+  if (progress == Progress::kGone) return std::nullopt;
+  std::string received;
+  while (true) {
+    if (!WaitFor(socket.fd(), POLLIN, deadline)) return std::nullopt;
+    CAIRN_TRY_ASSIGN(progress, ReceiveSome(socket.fd(), max_bytes, received));
+    if (progress == Progress::kGone) return std::nullopt;
+    if (progress == Progress::kDone) break;
+  }
+  CAIRN_TRY_ASSIGN(auto record, DecodeRecord(received));
+  return record;
+}
+
+/// What rank 0's words mean for this rank.
+Result<std::vector<std::string>> Outcome(const Place& place, const Party& party,
+                                         RendezvousRecord record) {
+  const bool is_answer = record.kind == RendezvousRecord::Kind::kAnswer;
+  if (is_answer && record.pieces.size() == static_cast<size_t>(party.world_size)) {
+    return std::move(record.pieces);
+  }
+  const std::string reason =
+      !is_answer && record.pieces.size() == 1 ? record.pieces[0] : "it makes no sense";
+  if (record.kind == RendezvousRecord::Kind::kGiveUp) {
+    return Fail(ErrorCode::kUnavailable,
+                fmt::format("rendezvous {}: rank 0 gave up: {}", UrlOf(place), reason));
+  }
+  return Fail(
+      ErrorCode::kFailedPrecondition,
+      fmt::format("rendezvous {}: rank 0 refuses rank {}: {}", UrlOf(place), party.rank, reason));
+}
+
+}  // namespace
+
+Result<std::vector<std::string>> ServeTcpMeeting(const Place& place, const Party& party,
+                                                 const std::vector<std::string>& pieces,
+                                                 Deadline deadline) {
+  return Meeting(place, party, pieces, deadline).Run();
+}
+
+Result<std::vector<std::string>> JoinTcpMeeting(const Place& place, const Party& party,
+                                                const std::vector<std::string>& pieces,
+                                                Deadline deadline) {
+  CAIRN_TRY_ASSIGN(const AddressList addresses, Resolve(place));
+  const std::string hello = EncodeRecord({.rank = static_cast<uint32_t>(party.rank),
+                                          .world_size = static_cast<uint32_t>(party.world_size),
+                                          .run_id = party.run_id,
+                                          .pieces = pieces});
+  while (true) {
+    CAIRN_TRY_ASSIGN(auto record,
+                     TryToJoin(addresses.get(), hello, MaxRecordBytes(party.world_size), deadline));
+    if (record) return Outcome(place, party, *std::move(record));
+    if (TimeLeft(deadline).count() == 0) {
+      return Fail(ErrorCode::kUnavailable,
+                  fmt::format("rendezvous {}: rank {} had no answer from rank 0 in time",
+                              UrlOf(place), party.rank));
+    }
+    // Rank 0 may not be there yet. Waits without anything to wait for.
+    ::poll(nullptr, 0, PollLimit(std::min(kRetryPause, TimeLeft(deadline))));
+  }
+}
+
+Result<std::string> LocalAddressTowards(const Place& place) {
+  CAIRN_TRY_ASSIGN(const AddressList addresses, Resolve(place));
+  int failed = 0;
+  for (const addrinfo* address = addresses.get(); address; address = address->ai_next) {
+    // Connecting a datagram socket only chooses the route.
+    const Socket socket(::socket(address->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    sockaddr_storage own{};
+    socklen_t length = sizeof(own);
+    if (socket.fd() >= 0 && ::connect(socket.fd(), address->ai_addr, address->ai_addrlen) == 0 &&
+        ::getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&own), &length) == 0) {
+      return InDigits(reinterpret_cast<const sockaddr*>(&own), length);
+    }
+    failed = errno;
+  }
+  return Fail(Failed("no way leads there", place, failed));
+}
+
+Result<std::string> AddressOfThisHost(const std::string& host) {
+  CAIRN_TRY_ASSIGN(const AddressList addresses, Resolve({.host = host, .port = "0"}));
+  int failed = 0;
+  for (const addrinfo* address = addresses.get(); address; address = address->ai_next) {
+    const Socket socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (socket.fd() >= 0 && ::bind(socket.fd(), address->ai_addr, address->ai_addrlen) == 0) {
+      return InDigits(address->ai_addr, address->ai_addrlen);
+    }
+    failed = errno;
+  }
+  return Fail(SystemError(failed, fmt::format("cannot listen at {}", host)));
+}
+
+}  // namespace cairn::core::internal

@@ -1,0 +1,103 @@
+// Votes: lengths of errors or fixed words first, so that one AllGather is all that goes well takes.
+
+#include "core/ranks/vote.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <vector>
+
+#include "core/ranks/internal/all_gather_values.h"
+#include "core/ranks/internal/wire.h"
+
+namespace cairn::core {
+namespace {
+
+using internal::AllGatherValues;
+using internal::WireReader;
+using internal::WireWriter;
+
+// byte 0: 1 if fine; byte 1: the error's code; from 8 on: text, ended by NUL
+struct Word {
+  static constexpr size_t kTextBytes = 1016;
+  std::array<std::byte, kTextBytes + 8> bytes{};
+
+  static Word Fine(std::string_view text) { return Word(true, ErrorCode::kInternal, text); }
+  static Word Bad(const Error& error) { return Word(false, error.code, error.ToString()); }
+  Word() = default;
+
+  bool fine() const { return bytes[0] != std::byte{0}; }
+  ErrorCode code() const {
+    return static_cast<ErrorCode>(
+        std::min(std::to_integer<int>(bytes[1]), static_cast<int>(ErrorCode::kInternal)));
+  }
+  std::string text() const {
+    const auto* const begin = reinterpret_cast<const char*>(bytes.data() + 8);
+    return std::string(begin, ::strnlen(begin, kTextBytes));
+  }
+
+ private:
+  Word(bool fine, ErrorCode code, std::string_view text) {
+    bytes[0] = std::byte{fine};
+    bytes[1] = static_cast<std::byte>(code);
+    std::memcpy(bytes.data() + 8, text.data(), std::min(text.size(), kTextBytes));
+  }
+};
+
+std::vector<std::byte> EncodeError(const Error& error) {
+  WireWriter writer;
+  writer.Number(static_cast<uint64_t>(error.code));
+  writer.Text(error.message);
+  writer.Text(error.key);
+  writer.Text(error.file);
+  return std::move(writer).Take();
+}
+
+Error DecodeError(std::span<const std::byte> bytes, int rank) {
+  WireReader reader(bytes);
+  Error error;
+  error.code = static_cast<ErrorCode>(reader.Number());
+  error.message = fmt::format("rank {}: {}", rank, reader.Text());
+  error.key = reader.Text();
+  error.file = reader.Text();
+  if (reader.ok()) return error;
+  return {.code = ErrorCode::kInternal,
+          .message = fmt::format("rank {} failed; what it sent about it is damaged", rank)};
+}
+
+}  // namespace
+
+Result<std::string> VoteAndTell(Communicator& communicator, const Result<std::string>& own) {
+  const Word word = own ? Word::Fine(*own) : Word::Bad(own.error());
+  const auto gathered = AllGatherValues(communicator, word);
+  if (!own) return own;
+  if (!gathered) return std::unexpected(gathered.error());
+  const std::vector<Word>& words = *gathered;
+  for (size_t rank = 0; rank < words.size(); ++rank) {
+    if (words[rank].fine()) continue;
+    return Fail(words[rank].code(), fmt::format("rank {}: {}", rank, words[rank].text()));
+  }
+  return words[0].text();
+}
+
+Result<void> Vote(Communicator& communicator, const Result<void>& own) {
+  std::vector<std::byte> error = own ? std::vector<std::byte>() : EncodeError(own.error());
+  const uint64_t length_bytes = error.size();
+  const auto gathered = AllGatherValues(communicator, length_bytes);
+  if (!gathered) {
+    return own ? Result<void>(std::unexpected(gathered.error())) : own;  // the cause of the break
+  }
+  const std::vector<uint64_t>& lengths = *gathered;
+  for (int rank = 0; rank < communicator.world_size(); ++rank) {
+    const uint64_t length = lengths[static_cast<size_t>(rank)];
+    if (length == 0) continue;
+    if (rank != communicator.rank()) error.resize(length);
+    CAIRN_TRY(communicator.Broadcast(error, rank));
+    return Fail(DecodeError(error, rank));
+  }
+  return {};
+}
+
+}  // namespace cairn::core

@@ -1,0 +1,174 @@
+// Finding shared memory by address ranges: one sort, one sweep.
+
+#include "core/save/internal/aliases.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+namespace cairn::core::internal {
+namespace {
+
+std::unexpected<Error> Invalid(std::string message) {
+  return Fail(ErrorCode::kInvalidArgument, std::move(message));
+}
+
+std::vector<uint64_t> StridesOf(const TensorView& view) {
+  return view.strides.empty() ? RowMajorStrides(view.shape) : view.strides;
+}
+
+// Makes the records of one group whose members are given in FQN order.
+class GroupPlanner {
+ public:
+  GroupPlanner(std::span<const NamedTensor> tensors, std::span<const MemorySpan> spans,
+               std::vector<PlannedTensor>* planned)
+      : tensors_(tensors), spans_(spans), planned_(planned) {}
+
+  void Plan(const std::vector<size_t>& group) {
+    MemorySpan all = spans_[group.front()];
+    for (const size_t i : group) {
+      all.begin = std::min(all.begin, spans_[i].begin);
+      all.end = std::max(all.end, spans_[i].end);
+    }
+    const auto owner = std::ranges::find_if(group, [&](size_t i) {
+      return spans_[i].begin == all.begin && spans_[i].end == all.end &&
+             IsContiguous(tensors_[i].view.shape, tensors_[i].view.strides);
+    });
+    std::string owner_fqn;
+    if (owner != group.end()) {
+      owner_fqn = tensors_[*owner].fqn;
+      AddOwner(tensors_[*owner]);
+    } else if (group.size() == 1) {
+      // Alone and with gaps or repeats: gathered into row-major order.
+      AddOwner(tensors_[group.front()]);
+      return;
+    } else {
+      owner_fqn = AddHidden(tensors_[group.front()], all);
+    }
+    for (const size_t i : group) {
+      if (owner == group.end() || i != *owner) AddAlias(i, owner_fqn, all.begin);
+    }
+  }
+
+  void AddOwner(const NamedTensor& tensor) {
+    planned_->push_back({.info = Describe(tensor), .source = tensor.view});
+  }
+
+ private:
+  static TensorInfo Describe(const NamedTensor& tensor) {
+    const auto nbytes = TensorBytes(tensor.view.dtype, tensor.view.shape);
+    CAIRN_CHECK(nbytes.has_value());  // SpanOf accepted the tensor
+    return TensorInfo{.fqn = tensor.fqn,
+                      .dtype = tensor.view.dtype,
+                      .shape = tensor.view.shape,
+                      .nbytes = *nbytes};
+  }
+
+  std::string AddHidden(const NamedTensor& first, const MemorySpan& all) {
+    if (names_.empty()) {
+      for (const NamedTensor& tensor : tensors_) names_.insert(tensor.fqn);
+    }
+    std::string fqn = first.fqn + ".__storage__";
+    while (!names_.insert(fqn).second) fqn += "_";
+    const TensorView bytes{.dtype = DType::kUInt8,
+                           .shape = {all.end - all.begin},
+                           .data = reinterpret_cast<const std::byte*>(all.begin),
+                           .device = first.view.device};
+    AddOwner({.fqn = fqn, .view = bytes});
+    planned_->back().info.hidden = true;
+    return fqn;
+  }
+
+  void AddAlias(size_t i, const std::string& owner_fqn, uintptr_t owner_begin) {
+    TensorInfo info = Describe(tensors_[i]);
+    info.alias_of = owner_fqn;
+    info.alias_offset_bytes = spans_[i].begin - owner_begin;
+    info.alias_strides = StridesOf(tensors_[i].view);
+    planned_->push_back({.info = std::move(info), .source = {}});
+  }
+
+  std::span<const NamedTensor> tensors_;
+  std::span<const MemorySpan> spans_;
+  std::vector<PlannedTensor>* planned_;
+  std::unordered_set<std::string> names_;  // of all tensors, once a new name is needed
+};
+
+}  // namespace
+
+Result<MemorySpan> SpanOf(const TensorView& view) {
+  CAIRN_TRY_ASSIGN(const uint64_t nbytes, TensorBytes(view.dtype, view.shape));
+  if (!view.strides.empty() && view.strides.size() != view.shape.size()) {
+    return Invalid(
+        fmt::format("{} strides for {} dimensions", view.strides.size(), view.shape.size()));
+  }
+  if (nbytes == 0) return MemorySpan{};
+  if (view.data == nullptr) {
+    return Invalid(fmt::format("{} bytes at a null pointer; materialise the tensor first", nbytes));
+  }
+  const uint64_t element_bytes = schema::ElementBytes(view.dtype);
+  uint64_t last = 0;  // element index of the furthest element
+  if (view.strides.empty()) {
+    last = nbytes / element_bytes - 1;
+  }
+  for (size_t d = 0; d < view.strides.size(); ++d) {
+    uint64_t reach = 0;
+    if (__builtin_mul_overflow(view.shape[d] - 1, view.strides[d], &reach) ||
+        __builtin_add_overflow(last, reach, &last)) {
+      return Invalid("strides lead out of the address space");
+    }
+  }
+  const auto begin = reinterpret_cast<uintptr_t>(view.data);
+  uintptr_t end = 0;
+  if (__builtin_add_overflow(last, uint64_t{1}, &last) ||
+      __builtin_mul_overflow(last, element_bytes, &last) ||
+      __builtin_add_overflow(begin, last, &end)) {
+    return Invalid("strides lead out of the address space");
+  }
+  return MemorySpan{.begin = begin, .end = end};
+}
+
+std::vector<std::vector<size_t>> OverlapGroups(std::span<const MemorySpan> spans) {
+  std::vector<size_t> order;
+  for (size_t i = 0; i < spans.size(); ++i) {
+    if (spans[i].begin < spans[i].end) order.push_back(i);
+  }
+  std::ranges::stable_sort(order, {}, [&](size_t i) { return spans[i].begin; });
+  std::vector<std::vector<size_t>> groups;
+  uintptr_t end = 0;
+  for (const size_t i : order) {
+    if (groups.empty() || spans[i].begin >= end) {
+      groups.emplace_back();
+      end = spans[i].end;
+    }
+    groups.back().push_back(i);
+    end = std::max(end, spans[i].end);
+  }
+  return groups;
+}
+
+Result<std::vector<PlannedTensor>> PlanTensors(std::span<const NamedTensor> tensors) {
+  std::vector<MemorySpan> spans;
+  spans.reserve(tensors.size());
+  for (const NamedTensor& tensor : tensors) {
+    auto span = SpanOf(tensor.view);
+    if (!span) return Fail(std::move(span).error().WithKey(tensor.fqn));
+    spans.push_back(*span);
+  }
+  std::vector<PlannedTensor> planned;
+  planned.reserve(tensors.size());
+  GroupPlanner planner(tensors, spans, &planned);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (spans[i].begin == spans[i].end) planner.AddOwner(tensors[i]);
+  }
+  for (std::vector<size_t>& group : OverlapGroups(spans)) {
+    std::ranges::sort(group, {}, [&](size_t i) -> const std::string& { return tensors[i].fqn; });
+    planner.Plan(group);
+  }
+  // std::string compares bytes, so this is the order of kv::FqnKey.
+  std::ranges::sort(planned, {},
+                    [](const PlannedTensor& p) -> const std::string& { return p.info.fqn; });
+  return planned;
+}
+
+}  // namespace cairn::core::internal

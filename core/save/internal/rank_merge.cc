@@ -1,0 +1,245 @@
+// Merging and checking what ranks wrote.
+
+#include "core/save/internal/rank_merge.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/step/internal/records.h"
+#include "core/state_dict/internal/tree_merge.h"
+#include "kv/key.h"
+
+namespace cairn::core::internal {
+namespace {
+
+std::string NameInfo(const TensorInfo& info) {
+  std::string name = fmt::format("{} {}", schema::DTypeName(info.dtype), FormatNumbers(info.shape));
+  if (!info.alias_of) return name;
+  return fmt::format("{} in the memory of '{}' (from byte {}, strides {})", name, *info.alias_of,
+                     info.alias_offset_bytes, FormatNumbers(info.alias_strides));
+}
+
+std::string NameBoxOf(uint32_t rank, std::span<const uint64_t> offsets,
+                      std::span<const uint64_t> sizes) {
+  return fmt::format("rank {}'s box at {} of sizes {}", rank, FormatNumbers(offsets),
+                     FormatNumbers(sizes));
+}
+
+std::unexpected<Error> Invalid(const TensorInfo& info, std::string message) {
+  return Fail(
+      Error{.code = ErrorCode::kInvalidArgument, .message = std::move(message), .key = info.fqn});
+}
+
+}  // namespace
+
+Result<void> RankMerge::AddOwn(const SavePlan& plan) {
+  const size_t first = tensors_.size();
+  for (TensorInfo tensor : plan.tensors) {
+    tensor.chunk_count = 0;
+    AddTensor(0, std::move(tensor));
+  }
+  if (tensors_.size() - first != plan.tensors.size()) {
+    return Fail(ErrorCode::kInvalidArgument, "two portions of a step have a tensor in common");
+  }
+  for (const PlannedPiece& piece : plan.pieces) {
+    Tensor& tensor = tensors_[first + piece.tensor];
+    for (uint64_t i = piece.first_chunk; i < piece.end_chunk; ++i) {
+      tensor.boxes.Add(piece.grid.chunk(i));
+      tensor.box_ranks.push_back(0);
+    }
+  }
+  for (const auto& [fqn, record] : plan.values) values_.try_emplace(fqn, record);
+  CAIRN_TRY_ASSIGN(const StateTree tree, DecodeTree(plan.structure));
+  return tree_.Add(tree);
+}
+
+Result<void> RankMerge::Add(uint32_t rank, kv::Column column, std::string_view key,
+                            std::span<const std::byte> record) {
+  switch (column) {
+    case kv::Column::kChunks:
+      return AddChunk(rank, key, record);
+    case kv::Column::kTensors: {
+      CAIRN_TRY_ASSIGN(const kv::ParsedKey parsed, kv::ParseKey(key));
+      CAIRN_TRY_ASSIGN(TensorInfo info, DecodeTensor(parsed.fqn, record));
+      AddTensor(rank, std::move(info));
+      return {};
+    }
+    case kv::Column::kValues: {
+      CAIRN_TRY_ASSIGN(const kv::ParsedKey parsed, kv::ParseKey(key));
+      values_.try_emplace(std::string(parsed.fqn), record.begin(), record.end());
+      return {};
+    }
+    case kv::Column::kStructures: {
+      CAIRN_TRY_ASSIGN(const StateTree tree, DecodeTree(record));
+      return AddTree(tree);
+    }
+    default:
+      return Fail(ErrorCode::kDataLoss,
+                  fmt::format("rank {} hands in a {} record", rank, kv::ColumnName(column)));
+  }
+}
+
+void RankMerge::AddTensor(uint32_t rank, TensorInfo info) {
+  const auto [found, inserted] = by_fqn_.try_emplace(info.fqn, tensors_.size());
+  if (inserted) {
+    tensors_.emplace_back(std::move(info));
+    tensors_.back().rank = rank;
+    if (tensors_.back().info.alias_of) tensors_.back().alias_rank = rank;
+    return;
+  }
+  Tensor& known = tensors_[found->second];
+  const bool same = known.info.dtype == info.dtype && known.info.shape == info.shape &&
+                    known.info.hidden == info.hidden;
+  if (!same) {
+    if (!disagreement_) {
+      disagreement_ =
+          Disagreement{.tensor = found->second, .rank = rank, .info = std::move(info), .box = {}};
+    }
+    return;
+  }
+  // A rank that holds nothing of a tensor cannot tell what it shares memory with.
+  if (!info.alias_of) return;
+  if (!known.info.alias_of) {
+    known.info = std::move(info);
+    known.alias_rank = rank;
+  } else if ((known.info.alias_of != info.alias_of ||
+              known.info.alias_offset_bytes != info.alias_offset_bytes ||
+              known.info.alias_strides != info.alias_strides) &&
+             !disagreement_) {
+    disagreement_ =
+        Disagreement{.tensor = found->second, .rank = rank, .info = std::move(info), .box = {}};
+  }
+}
+
+Result<void> RankMerge::AddTree(const StateTree& tree) {
+  if (tree_error_) return {};
+  Result<void> added = tree_.Add(tree);
+  if (!added) tree_error_ = std::move(added).error();
+  return {};
+}
+
+Result<void> RankMerge::AddChunk(uint32_t rank, std::string_view key,
+                                 std::span<const std::byte> record) {
+  CAIRN_TRY_ASSIGN(DecodedChunk chunk, DecodeChunk(key, record));
+  if (last_ == tensors_.size() || tensors_[last_].info.fqn != chunk.fqn) {
+    const auto found = by_fqn_.find(std::string(chunk.fqn));
+    if (found == by_fqn_.end()) {
+      return Fail(Error{.code = ErrorCode::kDataLoss,
+                        .message = fmt::format("rank {} hands in a chunk without its tensor", rank),
+                        .key = std::string(chunk.fqn)});
+    }
+    last_ = found->second;
+  }
+  Tensor& tensor = tensors_[last_];
+  if (disagreement_ && disagreement_->tensor == last_ && disagreement_->rank == rank) {
+    if (!disagreement_->box) disagreement_->box = std::move(chunk.info.box);
+    return {};
+  }
+  const Box& box = chunk.info.box;
+  const auto bytes = TensorBytes(tensor.info.dtype, box.sizes);
+  if (box.sizes.size() != tensor.info.shape.size() || !bytes ||
+      *bytes != chunk.info.length_bytes()) {
+    // Of a rank that has the same state as one that disagrees, or of damaged bytes.
+    if (disagreement_) return {};
+    return Fail(
+        Error{.code = ErrorCode::kDataLoss,
+              .message = fmt::format("{} is not one of {}", NameBoxOf(rank, box.offsets, box.sizes),
+                                     NameInfo(tensor.info)),
+              .key = tensor.info.fqn});
+  }
+  tensor.boxes.Add(box);
+  tensor.box_ranks.push_back(rank);
+  return {};
+}
+
+std::string RankMerge::NameBox(const Tensor& tensor, size_t i) const {
+  return NameBoxOf(tensor.box_ranks[i], tensor.boxes.offsets(i), tensor.boxes.sizes(i));
+}
+
+Error RankMerge::Describe(const Disagreement& disagreement) const {
+  const Tensor& tensor = tensors_[disagreement.tensor];
+  std::string boxes;
+  for (size_t i = 0; i < tensor.box_ranks.size() && boxes.empty(); ++i) {
+    if (tensor.box_ranks[i] == tensor.rank) boxes = "; " + NameBox(tensor, i);
+  }
+  if (disagreement.box) {
+    boxes +=
+        "; " + NameBoxOf(disagreement.rank, disagreement.box->offsets, disagreement.box->sizes);
+  }
+  return Error{
+      .code = ErrorCode::kInvalidArgument,
+      .message = fmt::format("rank {} holds it as {}, rank {} as {}{}",
+                             tensor.alias_rank.value_or(tensor.rank), NameInfo(tensor.info),
+                             disagreement.rank, NameInfo(disagreement.info), boxes),
+      .key = tensor.info.fqn};
+}
+
+Result<void> RankMerge::CheckTensor(const Tensor& tensor) const {
+  const TensorInfo& info = tensor.info;
+  if (info.alias_of) {
+    if (tensor.box_ranks.empty()) return {};
+    return Invalid(info, fmt::format("on rank {} it shares the memory of '{}', yet {} is its own",
+                                     *tensor.alias_rank, *info.alias_of, NameBox(tensor, 0)));
+  }
+  const auto flaw = FindTilingFlaw(info.shape, tensor.boxes);
+  if (!flaw) return {};
+  std::vector<std::string> boxes;
+  for (const size_t i : flaw->boxes) boxes.push_back(NameBox(tensor, i));
+  const std::string named = fmt::format("{}", fmt::join(boxes, ", "));
+  switch (flaw->kind) {
+    case TilingFlaw::Kind::kOutside:
+      return Invalid(info, fmt::format("{} leaves the shape {}", named, FormatNumbers(info.shape)));
+    case TilingFlaw::Kind::kOverlap:
+      return Invalid(info,
+                     fmt::format("element {} is written by more than one: {}; give every rank "
+                                 "the same mesh and placements",
+                                 FormatNumbers(flaw->element), named));
+    case TilingFlaw::Kind::kGap:
+      break;
+  }
+  return Invalid(
+      info, fmt::format("no rank wrote element {} of shape {}, told by rank {}; {} boxes "
+                        "were written{}{}. Every rank of its mesh (for a plain tensor: "
+                        "every rank, or those of plain_mesh) must hold it",
+                        FormatNumbers(flaw->element), FormatNumbers(info.shape), tensor.rank,
+                        tensor.box_ranks.size(), tensor.box_ranks.empty() ? "" : ", the first ",
+                        tensor.box_ranks.empty() ? "" : NameBox(tensor, 0)));
+}
+
+// One leaf a key, and of the right kind: what is committed must be readable as one state.
+Result<void> RankMerge::CheckLeaves(const StateTree& tree) const {
+  CAIRN_TRY_ASSIGN(const std::vector<Leaf> leaves, FlattenTree(tree));
+  for (const Leaf& leaf : leaves) {
+    const auto tensor = by_fqn_.find(leaf.fqn);
+    const bool is_tensor = tensor != by_fqn_.end() && !tensors_[tensor->second].info.hidden;
+    const bool is_value = values_.contains(leaf.fqn);
+    if (IsTensor(tree.nodes[leaf.node].kind) == is_tensor && is_value != is_tensor) continue;
+    return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                      .message = "it is a tensor on one rank and a plain value on another",
+                      .key = leaf.fqn});
+  }
+  return {};
+}
+
+Result<MergedStep> RankMerge::Finish() {
+  if (disagreement_) return Fail(Describe(*disagreement_));
+  if (tree_error_) return Fail(*tree_error_);
+  for (const Tensor& tensor : tensors_) CAIRN_TRY(CheckTensor(tensor));
+  MergedStep merged;
+  merged.tree = tree_.Take();
+  CAIRN_TRY(CheckLeaves(merged.tree));
+  for (Tensor& tensor : tensors_) {
+    tensor.info.chunk_count = tensor.box_ranks.size();
+    if (!tensor.info.alias_of) merged.logical_bytes += tensor.info.nbytes;
+    if (!tensor.info.hidden) ++merged.tensor_count;
+    merged.tensors.push_back(std::move(tensor.info));
+  }
+  std::ranges::sort(merged.tensors, {}, &TensorInfo::fqn);
+  merged.values.assign(std::make_move_iterator(values_.begin()),
+                       std::make_move_iterator(values_.end()));
+  std::ranges::sort(merged.values, {}, &std::pair<std::string, std::vector<std::byte>>::first);
+  return merged;
+}
+
+}  // namespace cairn::core::internal

@@ -1,0 +1,109 @@
+#pragma once
+/// Writing one state dict as one step.
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/device/device.h"
+#include "core/save/internal/save_plan.h"
+#include "core/base/internal/worker_pool.h"
+
+namespace cairn::core::internal {
+
+/// What a save wrote, chunk by chunk, for the one after it to find out what has not changed before
+/// it copies anything. Some 30 bytes a chunk.
+struct SavedChunks {
+  struct Chunk {
+    kv::Digest digest;
+    bool reused = false;  // was that of the base already
+  };
+  struct Piece {
+    std::string fqn;
+    DType dtype = DType::kUnknown;
+    Box box;
+    uint64_t first_chunk = 0;
+    int device = kHostDevice;
+    uint64_t first_leaf = 0;    // as PlannedPiece::first_leaf
+    std::vector<Chunk> chunks;  // from first_chunk on, in the order of the grid
+  };
+  kv::StepInfo step;
+  uint64_t chunk_bytes = 0;
+  std::vector<Piece> pieces;  // as in the plan
+  /// Page digests of pieces in device memory, kept there; shared with the save that compares.
+  std::map<int, std::shared_ptr<const DeviceLeaves>> leaves;
+};
+
+class DeviceSave;
+
+/// The attempt that a save makes; named by Store::NextAttempt where there are several ranks.
+struct SaveAttempt {
+  uint64_t step = 0;
+  std::string name;
+  std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
+  /// Until when ranks wait to hear from rank 0, which may commit until `deadline`, and longer if it
+  /// has begun to.
+  std::chrono::steady_clock::time_point outcome_deadline =
+      std::chrono::steady_clock::time_point::max();
+  uint64_t turn = 0;  // SaveTurns; several ranks
+  bool wait = true;   // false: a rank but the first returns once its part is durable
+};
+
+/// An attempt that is under way, written plan by plan.
+///
+/// Threads: one at a time. Requires that no other save of the store runs meanwhile, and the plans'
+/// memory until the end of their Write. Destroying it before the end abandons the attempt.
+class SaveRun {
+ public:
+  /// `store` and `place` as in RunSave; errors as Store::Begin.
+  static Result<SaveRun> Begin(kv::Store& store, const SaveAttempt& attempt, const RankPlace& place,
+                               const SaveOptions& options);
+
+  /// Before the first plan that has tensors in device memory; once. `device` must outlive the run.
+  /// Errors as StepWriter::UseFiller.
+  Result<void> UseDevice(DeviceSave& device);
+
+  /// The chunks and records of a plan; of several plans none has a tensor of another. `saved`, if
+  /// given, gets what was written, but for its step. Pieces in device memory must be digested.
+  /// kConflict: chunks that the plan takes for the base's are not, as the base was deleted or
+  /// replaced meanwhile.
+  Result<void> Write(const SavePlan& plan, const SaveOptions& options, WorkerPool& pool,
+                     SavedChunks* saved = nullptr);
+
+  kv::StepWriter& writer() { return *writer_; }
+  const RankPlace& place() const { return place_; }
+  std::optional<uint64_t> base_step() const;
+  /// True if that step is the base, so that what it wrote says what has not changed since.
+  bool IsBase(const kv::StepInfo& step) const;
+  /// Of this rank, as far as it has come.
+  SaveReport report() const;
+
+ private:
+  struct Base {
+    std::shared_ptr<const kv::Snapshot> snapshot;
+    kv::StepInfo step;
+  };
+  SaveRun() = default;
+  static Result<std::optional<Base>> FindBase(kv::Store& store, const SaveOptions& options);
+
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  uint64_t step_ = 0;
+  RankPlace place_;
+  DeviceSave* device_ = nullptr;  // outlives the run; null: host memory alone
+  std::optional<Base> base_;
+  std::unique_ptr<kv::StepWriter> writer_;
+  SaveReport report_;
+};
+
+/// Writes the plan. Requires that no other save of this store runs. `pool` digests. `saved`, if
+/// given, holds what the save before wrote, if any, and on success what this one did. Tensors in
+/// device memory are digested first, and compared with `saved` where that was the base. Errors as SaveRun. Several ranks: as StepWriter::Gather and AwaitOutcome;
+/// and kInvalidArgument on all of them where their parts do not make whole tensors or do not agree.
+Result<SaveReport> RunSave(kv::Store& store, const SaveAttempt& attempt, SavePlan& plan,
+                           const RankPlace& place, const SaveOptions& options, WorkerPool& pool,
+                           SavedChunks* saved = nullptr, DeviceSave* device = nullptr);
+
+}  // namespace cairn::core::internal

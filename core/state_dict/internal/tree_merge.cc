@@ -1,0 +1,132 @@
+// Merging trees: both are unfolded, joined node by node, and written in preorder again.
+
+#include "core/state_dict/internal/tree_merge.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <utility>
+
+namespace cairn::core::internal {
+namespace {
+
+constexpr size_t kMaxDepth = 1000;  // as deep as trees that are read from disk may be
+
+const char* KindName(NodeKind kind) {
+  switch (kind) {
+    case NodeKind::kDict:
+      return "a dict";
+    case NodeKind::kOrderedDict:
+      return "an OrderedDict";
+    case NodeKind::kCounter:
+      return "a Counter";
+    case NodeKind::kList:
+      return "a list";
+    case NodeKind::kTuple:
+      return "a tuple";
+    case NodeKind::kTorchSize:
+      return "a torch.Size";
+    case NodeKind::kTensor:
+      return "a tensor";
+    case NodeKind::kNumpyArray:
+      return "a numpy array";
+    case NodeKind::kNumpyScalar:
+      return "a numpy scalar";
+    case NodeKind::kValue:
+      return "a plain value";
+  }
+  return "unknown";
+}
+
+}  // namespace
+
+struct TreeMerge::Branch {
+  Node node;
+  std::vector<std::unique_ptr<Branch>> children;
+  std::map<std::pair<KeyKind, std::string>, Branch*> by_key;
+
+  Branch* Add(std::unique_ptr<Branch> child) {
+    Branch* const added = child.get();
+    by_key.emplace(std::pair(added->node.key_kind, added->node.key), added);
+    children.push_back(std::move(child));
+    return added;
+  }
+};
+
+Result<std::unique_ptr<TreeMerge::Branch>> TreeMerge::Unfold(const StateTree& tree, size_t& at,
+                                                             size_t depth) {
+  if (at == tree.nodes.size() || depth > kMaxDepth) {
+    return Fail(ErrorCode::kDataLoss, "a state's tree is damaged: its child counts do not add up");
+  }
+  auto branch = std::make_unique<Branch>();
+  branch->node = tree.nodes[at++];
+  for (uint32_t i = 0; i < branch->node.child_count; ++i) {
+    CAIRN_TRY_ASSIGN(auto child, Unfold(tree, at, depth + 1));
+    branch->Add(std::move(child));
+  }
+  return branch;
+}
+
+Result<void> TreeMerge::Join(Branch& into, std::unique_ptr<Branch> other, const std::string& path) {
+  if (into.node.kind != other->node.kind) {
+    return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                      .message = fmt::format("it is {} on one rank and {} on another",
+                                             KindName(into.node.kind), KindName(other->node.kind)),
+                      .key = path});
+  }
+  for (auto& child : other->children) {
+    const auto found = into.by_key.find({child->node.key_kind, child->node.key});
+    if (found == into.by_key.end()) {
+      into.Add(std::move(child));
+      continue;
+    }
+    const std::string& key = child->node.key;
+    CAIRN_TRY(Join(*found->second, std::move(child), path.empty() ? key : path + "." + key));
+  }
+  return {};
+}
+
+// The children of a list are its elements from 0 on; if they are not, it is none.
+void TreeMerge::MendList(Branch& list) {
+  std::ranges::stable_sort(list.children, [](const auto& a, const auto& b) {
+    const std::string& x = a->node.key;
+    const std::string& y = b->node.key;
+    return std::pair(x.size(), std::string_view(x)) < std::pair(y.size(), std::string_view(y));
+  });
+  for (size_t i = 0; i < list.children.size(); ++i) {
+    if (list.children[i]->node.key == std::to_string(i)) continue;
+    list.node.kind = NodeKind::kDict;
+    for (auto& child : list.children) child->node.key_kind = KeyKind::kInt;
+    return;
+  }
+}
+
+void TreeMerge::Fold(Branch& branch, StateTree& tree) {
+  if (IsContainer(branch.node.kind) && !IsMapping(branch.node.kind)) MendList(branch);
+  branch.node.child_count = static_cast<uint32_t>(branch.children.size());
+  tree.nodes.push_back(branch.node);
+  for (auto& child : branch.children) Fold(*child, tree);
+}
+
+TreeMerge::TreeMerge() = default;
+TreeMerge::~TreeMerge() = default;
+
+Result<void> TreeMerge::Add(const StateTree& tree) {
+  size_t at = 0;
+  CAIRN_TRY_ASSIGN(auto added, Unfold(tree, at, 0));
+  if (root_ == nullptr) {
+    root_ = std::move(added);
+    return {};
+  }
+  return Join(*root_, std::move(added), "");
+}
+
+StateTree TreeMerge::Take() {
+  StateTree tree;
+  Fold(*root_, tree);
+  return tree;
+}
+
+}  // namespace cairn::core::internal

@@ -1,0 +1,184 @@
+// Matching FQNs against patterns with a set of pattern positions, so that no pattern is
+// exponential.
+
+#include "core/state_dict/key_pattern.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace cairn::core {
+namespace {
+
+constexpr std::string_view kWildcards = "*?[";
+
+// The next UTF-8 code point of `text` at `*at`. A byte that begins none stands for itself, above
+// all code points, so that any bytes can be matched.
+uint32_t NextCharacter(std::string_view text, size_t* at) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned lead = byte(*at);
+  const size_t length = lead < 0x80    ? 1
+                        : lead >= 0xf0 ? 4
+                        : lead >= 0xe0 ? 3
+                        : lead >= 0xc0 ? 2
+                                       : 0;
+  if (length == 1 || length == 0 || *at + length > text.size()) {
+    ++*at;
+    return lead < 0x80 ? lead : 0x110000 + lead;
+  }
+  uint32_t character = lead & (0x7fu >> length);
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte(*at + i) & 0xc0) != 0x80) {
+      ++*at;
+      return 0x110000 + lead;
+    }
+    character = (character << 6) | (byte(*at + i) & 0x3f);
+  }
+  *at += length;
+  return character;
+}
+
+}  // namespace
+
+Result<KeyPatterns::Pattern> KeyPatterns::ParseOne(std::string_view text) {
+  Pattern pattern;
+  const size_t wildcard = text.find_first_of(kWildcards);
+  pattern.prefix = std::string(text.substr(0, wildcard));
+  if (wildcard == std::string_view::npos) return pattern;
+  size_t at = 0;
+  while (at < text.size()) {
+    if (text[at] == '*') {
+      const size_t end = std::min(text.find_first_not_of('*', at), text.size());
+      pattern.tokens.push_back(
+          {end - at >= 2 ? Token::Kind::kStarStar : Token::Kind::kStar, 0, false, {}});
+      at = end;
+    } else if (text[at] == '?') {
+      pattern.tokens.push_back({Token::Kind::kAnyCharacter, 0, false, {}});
+      ++at;
+    } else if (text[at] == '[') {
+      Token set{Token::Kind::kSet, 0, false, {}};
+      ++at;
+      if (at < text.size() && text[at] == '!') {
+        set.negated = true;
+        ++at;
+      }
+      // A "]" that comes first is a member, as in shells.
+      for (bool first = true; at < text.size() && (first || text[at] != ']'); first = false) {
+        const uint32_t low = NextCharacter(text, &at);
+        uint32_t high = low;
+        if (at + 1 < text.size() && text[at] == '-' && text[at + 1] != ']') {
+          ++at;
+          high = NextCharacter(text, &at);
+        }
+        set.ranges.push_back({low, high});
+      }
+      if (at >= text.size()) {
+        return Fail(ErrorCode::kInvalidArgument,
+                    fmt::format("pattern '{}' has a '[' without its ']'", text));
+      }
+      ++at;
+      pattern.tokens.push_back(std::move(set));
+    } else {
+      pattern.tokens.push_back({Token::Kind::kCharacter, NextCharacter(text, &at), false, {}});
+    }
+  }
+  return pattern;
+}
+
+bool KeyPatterns::Pattern::Matches(std::string_view fqn) const {
+  if (!fqn.starts_with(prefix)) return false;
+  const auto is_star = [this](size_t i) {
+    return tokens[i].kind == Token::Kind::kStar || tokens[i].kind == Token::Kind::kStarStar;
+  };
+  // reached[i]: the text so far can be eaten by tokens [0, i).
+  std::vector<bool> reached(tokens.size() + 1), next(tokens.size() + 1);
+  const auto skip_stars = [&](std::vector<bool>& positions) {
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      if (positions[i] && is_star(i)) positions[i + 1] = true;
+    }
+  };
+  reached[0] = true;
+  skip_stars(reached);
+  for (size_t at = 0; at < fqn.size();) {
+    const uint32_t character = NextCharacter(fqn, &at);
+    next.assign(next.size(), false);
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      if (!reached[i]) continue;
+      const Token& token = tokens[i];
+      switch (token.kind) {
+        case Token::Kind::kCharacter:
+          if (character == token.character) next[i + 1] = true;
+          break;
+        case Token::Kind::kAnyCharacter:
+          if (character != '.') next[i + 1] = true;
+          break;
+        case Token::Kind::kSet: {
+          const bool member = std::ranges::any_of(token.ranges, [&](const auto& range) {
+            return range.first <= character && character <= range.second;
+          });
+          if (character != '.' && member != token.negated) next[i + 1] = true;
+          break;
+        }
+        case Token::Kind::kStar:
+          if (character != '.') next[i] = true;
+          break;
+        case Token::Kind::kStarStar:
+          next[i] = true;
+          break;
+      }
+    }
+    skip_stars(next);
+    reached.swap(next);
+  }
+  return reached[tokens.size()];
+}
+
+Result<KeyPatterns> KeyPatterns::Parse(const std::vector<std::string>& patterns) {
+  KeyPatterns result;
+  for (const std::string& text : patterns) {
+    const bool excludes = text.starts_with('!');
+    const std::string_view body = std::string_view(text).substr(excludes ? 1 : 0);
+    if (body.empty()) {
+      return Fail(ErrorCode::kInvalidArgument, "a key pattern is empty; '**' takes every key");
+    }
+    CAIRN_TRY_ASSIGN(Pattern pattern, ParseOne(body));
+    Set& set = excludes ? result.excludes_ : result.includes_;
+    if (pattern.tokens.empty()) {
+      set.literals.insert(std::move(pattern.prefix));
+    } else {
+      set.wildcards.push_back(std::move(pattern));
+    }
+  }
+  return result;
+}
+
+bool KeyPatterns::Set::Matches(std::string_view fqn) const {
+  // A literal takes the key itself and all below it.
+  for (size_t end = 0; !literals.empty() && end <= fqn.size(); ++end) {
+    end = std::min(fqn.find('.', end), fqn.size());
+    if (literals.contains(fqn.substr(0, end))) return true;
+  }
+  return std::ranges::any_of(wildcards,
+                             [fqn](const Pattern& pattern) { return pattern.Matches(fqn); });
+}
+
+bool KeyPatterns::Matches(std::string_view fqn) const {
+  return (includes_.empty() || includes_.Matches(fqn)) && !excludes_.Matches(fqn);
+}
+
+std::vector<std::string> KeyPatterns::ScanPrefixes() const {
+  if (includes_.empty()) return {""};
+  std::vector<std::string> prefixes(includes_.literals.begin(), includes_.literals.end());
+  for (const Pattern& pattern : includes_.wildcards) prefixes.push_back(pattern.prefix);
+  std::ranges::sort(prefixes);
+  // Sorted, a prefix comes right before all that it covers.
+  std::vector<std::string> covering;
+  for (std::string& prefix : prefixes) {
+    if (covering.empty() || !prefix.starts_with(covering.back())) {
+      covering.push_back(std::move(prefix));
+    }
+  }
+  return covering;
+}
+
+}  // namespace cairn::core

@@ -1,0 +1,322 @@
+// Trees of leaves: building, flattening, pruning and their record.
+
+#include "core/state_dict/state_dict.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <functional>
+
+#include "cairn_schema/structure_generated.h"
+#include "core/state_dict/internal/record_check.h"
+
+namespace cairn::core {
+namespace {
+
+// Frozen on disk: both enums must say the same.
+static_assert(static_cast<int>(NodeKind::kDict) == static_cast<int>(schema::NodeKind::Dict));
+static_assert(static_cast<int>(NodeKind::kCounter) == static_cast<int>(schema::NodeKind::Counter));
+static_assert(static_cast<int>(NodeKind::kTorchSize) ==
+              static_cast<int>(schema::NodeKind::TorchSize));
+static_assert(static_cast<int>(NodeKind::kTensor) == static_cast<int>(schema::NodeKind::Tensor));
+static_assert(static_cast<int>(NodeKind::kNumpyScalar) ==
+              static_cast<int>(schema::NodeKind::NumpyScalar));
+static_assert(static_cast<int>(NodeKind::kValue) == static_cast<int>(schema::NodeKind::Value));
+static_assert(static_cast<int>(KeyKind::kRoot) == static_cast<int>(schema::KeyKind::Root));
+static_assert(static_cast<int>(KeyKind::kFloat) == static_cast<int>(schema::KeyKind::Float));
+
+// Bounds what a hostile structure record can make of itself.
+constexpr size_t kMaxFqnBytes = 64 * 1024;
+
+// Walks a tree in preorder. `visit(node, parent)` sees every node; parent of the root is itself.
+// kDataLoss if child counts do not add up.
+template <typename Visit>
+Result<void> Walk(const StateTree& tree, const Visit& visit) {
+  struct Open {
+    uint32_t node;
+    uint32_t left;  // children still to come
+  };
+  if (tree.nodes.empty()) return Fail(ErrorCode::kDataLoss, "a state dict's structure has no root");
+  std::vector<Open> path;
+  for (uint32_t i = 0; i < tree.nodes.size(); ++i) {
+    while (!path.empty() && path.back().left == 0) path.pop_back();
+    if (path.empty() != (i == 0)) {
+      return Fail(ErrorCode::kDataLoss, "a state dict's structure has nodes outside its root");
+    }
+    if (i > 0) --path.back().left;
+    const Node& node = tree.nodes[i];
+    if (!IsContainer(node.kind) && node.child_count != 0) {
+      return Fail(ErrorCode::kDataLoss, "a leaf of a state dict's structure has children");
+    }
+    CAIRN_TRY(visit(i, path.empty() ? 0 : path.back().node));
+    if (node.child_count > 0) path.push_back({i, node.child_count});
+  }
+  for (const Open& open : path) {
+    if (open.left != 0)
+      return Fail(ErrorCode::kDataLoss, "a state dict's structure ends too early");
+  }
+  return {};
+}
+
+// A leaf that has the FQN of one before it; null if there is none. Open addressing in one table of
+// indices: every save and every listing comes by here, and a set would take a node a leaf.
+const Leaf* FindRepeated(const std::vector<Leaf>& leaves) {
+  constexpr uint32_t kFree = ~uint32_t{0};
+  std::vector<uint32_t> table(std::bit_ceil(2 * leaves.size() + 1), kFree);
+  for (uint32_t i = 0; i < leaves.size(); ++i) {
+    size_t at = std::hash<std::string_view>()(leaves[i].fqn) & (table.size() - 1);
+    for (; table[at] != kFree; at = (at + 1) & (table.size() - 1)) {
+      if (leaves[table[at]].fqn == leaves[i].fqn) return &leaves[i];
+    }
+    table[at] = i;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+Result<std::vector<Leaf>> FlattenTree(const StateTree& tree) {
+  std::vector<Leaf> leaves;
+  // FQNs of the containers on the path from the root to the node that is looked at.
+  struct Prefix {
+    uint32_t node;
+    std::string fqn;
+  };
+  std::vector<Prefix> prefixes;
+  CAIRN_TRY(Walk(tree, [&](uint32_t i, uint32_t parent) -> Result<void> {
+    const Node& node = tree.nodes[i];
+    while (!prefixes.empty() && prefixes.back().node != parent) prefixes.pop_back();
+    std::string fqn;
+    if (i > 0) {
+      // Children of the root have no "." before them; the root's own FQN is "".
+      if (parent != 0) {
+        const std::string& prefix = prefixes.back().fqn;
+        fqn.reserve(prefix.size() + 1 + node.key.size());
+        fqn.append(prefix).push_back('.');
+      }
+      fqn += node.key;
+    }
+    if (fqn.find('\0') != std::string::npos) {
+      return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                        .message = "a key holds a NUL character; rename it",
+                        .key = fqn.substr(0, fqn.find('\0'))});
+    }
+    if (fqn.size() > kMaxFqnBytes) {
+      return Fail(ErrorCode::kInvalidArgument,
+                  fmt::format("a key path is longer than {} bytes: {}...", kMaxFqnBytes,
+                              fqn.substr(0, 80)));
+    }
+    if (IsContainer(node.kind)) {
+      prefixes.push_back({i, std::move(fqn)});
+    } else {
+      leaves.push_back({i, std::move(fqn)});
+    }
+    return {};
+  }));
+  if (const Leaf* second = FindRepeated(leaves)) {
+    return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                      .message = "two leaves of the state dict have this key path; rename one",
+                      .key = second->fqn});
+  }
+  return leaves;
+}
+
+namespace {
+
+// What becomes of each node when leaves are taken out.
+struct Census {
+  std::vector<uint32_t> parent;
+  std::vector<uint32_t> leaves;  // below the node, or 1 for a leaf
+  std::vector<uint32_t> kept;    // of these
+};
+
+Result<Census> Count(const StateTree& tree, const std::vector<bool>& keep) {
+  Census census;
+  const size_t count = tree.nodes.size();
+  census.parent.resize(count);
+  census.leaves.resize(count);
+  census.kept.resize(count);
+  size_t leaf = 0;
+  CAIRN_TRY(Walk(tree, [&](uint32_t i, uint32_t parent) -> Result<void> {
+    census.parent[i] = parent;
+    if (!IsContainer(tree.nodes[i].kind)) {
+      census.leaves[i] = 1;
+      census.kept[i] = leaf < keep.size() && keep[leaf] ? 1 : 0;
+      ++leaf;
+    }
+    return {};
+  }));
+  for (size_t i = count; i-- > 1;) {
+    census.leaves[census.parent[i]] += census.leaves[i];
+    census.kept[census.parent[i]] += census.kept[i];
+  }
+  return census;
+}
+
+}  // namespace
+
+StateTree PruneTree(const StateTree& tree, const std::vector<bool>& keep) {
+  const auto census = Count(tree, keep);
+  CAIRN_CHECK(census.has_value());  // FlattenTree accepted the tree: `keep` comes from it
+  const auto& [parent, leaves, kept] = *census;
+  if (kept[0] == leaves[0]) return tree;
+  if (!IsContainer(tree.nodes[0].kind)) return StateTree{.nodes = {Node{}}};
+  // A container without leaves of its own lives if the nearest one around it that has some lost
+  // none.
+  std::vector<bool> stays(tree.nodes.size());
+  stays[0] = true;
+  for (uint32_t i = 1; i < tree.nodes.size(); ++i) {
+    uint32_t holder = i;
+    while (leaves[holder] == 0) holder = parent[holder];
+    stays[i] = leaves[i] > 0 ? kept[i] > 0 : kept[holder] == leaves[holder];
+  }
+  StateTree pruned;
+  std::vector<uint32_t> moved(tree.nodes.size());
+  for (uint32_t i = 0; i < tree.nodes.size(); ++i) {
+    if (!stays[i]) continue;
+    moved[i] = static_cast<uint32_t>(pruned.nodes.size());
+    pruned.nodes.push_back(tree.nodes[i]);
+    pruned.nodes.back().child_count = 0;
+    if (i > 0) ++pruned.nodes[moved[parent[i]]].child_count;
+  }
+  for (uint32_t i = 0; i < tree.nodes.size(); ++i) {
+    if (!stays[i]) continue;
+    const Node& before = tree.nodes[i];
+    Node& after = pruned.nodes[moved[i]];
+    const bool sequence = IsContainer(before.kind) && !IsMapping(before.kind);
+    if (sequence && after.child_count != before.child_count) after.kind = NodeKind::kDict;
+    if (i > 0 && before.key_kind == KeyKind::kIndex &&
+        pruned.nodes[moved[parent[i]]].kind == NodeKind::kDict) {
+      after.key_kind = KeyKind::kInt;
+    }
+  }
+  return pruned;
+}
+
+std::vector<std::byte> EncodeTree(const StateTree& tree, std::span<const Annex> annexes) {
+  flatbuffers::FlatBufferBuilder builder(tree.nodes.size() * 32 + 256);
+  std::vector<uint8_t> kinds, key_kinds;
+  std::vector<flatbuffers::Offset<flatbuffers::String>> keys;
+  std::vector<uint32_t> child_counts;
+  for (const Node& node : tree.nodes) {
+    kinds.push_back(static_cast<uint8_t>(node.kind));
+    key_kinds.push_back(static_cast<uint8_t>(node.key_kind));
+    keys.push_back(builder.CreateString(node.key));
+    child_counts.push_back(node.child_count);
+  }
+  const auto kinds_at =
+      builder.CreateVectorScalarCast<schema::NodeKind>(kinds.data(), kinds.size());
+  const auto key_kinds_at =
+      builder.CreateVectorScalarCast<schema::KeyKind>(key_kinds.data(), key_kinds.size());
+  const auto keys_at = builder.CreateVector(keys);
+  const auto counts_at = builder.CreateVector(child_counts);
+  flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<schema::Annex>>> annexes_at;
+  if (!annexes.empty()) {
+    std::vector<flatbuffers::Offset<schema::Annex>> offsets;
+    for (const Annex& annex : annexes) {
+      const auto name = builder.CreateString(annex.name);
+      const auto data = builder.CreateVector(reinterpret_cast<const uint8_t*>(annex.data.data()),
+                                             annex.data.size());
+      offsets.push_back(schema::CreateAnnex(builder, name, data));
+    }
+    annexes_at = builder.CreateVector(offsets);
+  }
+  builder.Finish(schema::CreateStructureRecord(builder, schema::kRecordVersion, kinds_at,
+                                               key_kinds_at, keys_at, counts_at, annexes_at),
+                 schema::StructureRecordIdentifier());
+  const auto* data = reinterpret_cast<const std::byte*>(builder.GetBufferPointer());
+  return std::vector<std::byte>(data, data + builder.GetSize());
+}
+
+Result<std::optional<std::vector<std::byte>>> DecodeAnnex(std::span<const std::byte> bytes,
+                                                          std::string_view name) {
+  CAIRN_TRY_ASSIGN(const schema::StructureRecord* record,
+                   internal::Checked<schema::StructureRecord>(
+                       bytes, schema::StructureRecordIdentifier(), "StructureRecord"));
+  if (record->annexes() == nullptr) return std::nullopt;
+  for (const schema::Annex* annex : *record->annexes()) {
+    if (annex->name() == nullptr || annex->name()->string_view() != name) continue;
+    if (annex->data() == nullptr) return std::vector<std::byte>();
+    const auto data = std::as_bytes(std::span(annex->data()->data(), annex->data()->size()));
+    return std::vector<std::byte>(data.begin(), data.end());
+  }
+  return std::nullopt;
+}
+
+Result<StateTree> DecodeTree(std::span<const std::byte> bytes) {
+  CAIRN_TRY_ASSIGN(const schema::StructureRecord* record,
+                   internal::Checked<schema::StructureRecord>(
+                       bytes, schema::StructureRecordIdentifier(), "StructureRecord"));
+  const auto* kinds = record->kinds();
+  const auto* key_kinds = record->key_kinds();
+  const auto* keys = record->keys();
+  const auto* counts = record->child_counts();
+  if (kinds == nullptr || key_kinds == nullptr || keys == nullptr || counts == nullptr ||
+      kinds->size() != key_kinds->size() || kinds->size() != keys->size() ||
+      kinds->size() != counts->size()) {
+    return Fail(ErrorCode::kDataLoss, "StructureRecord is damaged: its vectors differ in length");
+  }
+  StateTree tree;
+  tree.nodes.reserve(kinds->size());
+  for (uint32_t i = 0; i < kinds->size(); ++i) {
+    const auto kind = static_cast<uint8_t>(kinds->Get(i));
+    const auto key_kind = static_cast<uint8_t>(key_kinds->Get(i));
+    if (kind > static_cast<uint8_t>(NodeKind::kValue) ||
+        key_kind > static_cast<uint8_t>(KeyKind::kFloat)) {
+      return Fail(ErrorCode::kUnimplemented,
+                  "a state dict holds a node kind unknown to this version; upgrade to read it");
+    }
+    tree.nodes.push_back(Node{.kind = static_cast<NodeKind>(kind),
+                              .key_kind = static_cast<KeyKind>(key_kind),
+                              .key = keys->Get(i)->str(),
+                              .child_count = counts->Get(i)});
+  }
+  return tree;
+}
+
+StateDict::StateDict() { tree.nodes.push_back(Node{}); }
+
+StateDict::Builder& StateDict::Builder::WithKeyKind(KeyKind kind) {
+  key_kind_ = kind;
+  return *this;
+}
+
+uint32_t StateDict::Builder::Append(std::string_view key, NodeKind kind) {
+  Node& parent = state_->tree.nodes[node_];
+  const bool dict = IsMapping(parent.kind);
+  Node node{.kind = kind,
+            .key_kind = dict ? key_kind_ : KeyKind::kIndex,
+            .key = dict ? std::string(key) : fmt::format("{}", parent.child_count)};
+  key_kind_ = KeyKind::kString;
+  ++parent.child_count;
+  state_->tree.nodes.push_back(std::move(node));
+  return static_cast<uint32_t>(state_->tree.nodes.size() - 1);
+}
+
+StateDict::Builder StateDict::Builder::Map(std::string_view key, NodeKind kind) {
+  return Builder(state_, Append(key, kind));
+}
+
+StateDict::Builder StateDict::Builder::List(std::string_view key, NodeKind kind) {
+  return Builder(state_, Append(key, kind));
+}
+
+void StateDict::Builder::Tensor(std::string_view key, TensorView view, NodeKind kind) {
+  Append(key, kind);
+  state_->slot.push_back(static_cast<uint32_t>(state_->tensors.size()));
+  state_->tensors.push_back(std::move(view));
+}
+
+void StateDict::Builder::Sharded(std::string_view key, TensorView local, Sharding sharding) {
+  state_->shardings.emplace(static_cast<uint32_t>(state_->tensors.size()), std::move(sharding));
+  Tensor(key, std::move(local));
+}
+
+void StateDict::Builder::Value(std::string_view key, core::Value value) {
+  Append(key, NodeKind::kValue);
+  state_->slot.push_back(static_cast<uint32_t>(state_->values.size()));
+  state_->values.push_back(std::move(value));
+}
+
+}  // namespace cairn::core

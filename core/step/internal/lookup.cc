@@ -1,0 +1,186 @@
+// Lookups of records in one step of a snapshot.
+
+#include "core/step/internal/lookup.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "kv/key.h"
+
+namespace cairn::core::internal {
+namespace {
+
+// A seek costs about as much as this many records of a scan.
+constexpr uint64_t kSeekCost = 16;
+
+uint64_t CommonEnds(std::string_view a, std::string_view b) {
+  const auto front = std::ranges::mismatch(a, b).in1 - a.begin();
+  const auto back = std::mismatch(a.rbegin(), a.rend(), b.rbegin(), b.rend()).first - a.rbegin();
+  return static_cast<uint64_t>(
+      std::min<ptrdiff_t>(front + back, static_cast<ptrdiff_t>(std::min(a.size(), b.size()))));
+}
+
+// Keys whose beginning and end are most like `fqn`, best first.
+std::vector<std::string> CloseMatches(const StepView& view, std::string_view fqn) {
+  constexpr size_t kShown = 3;
+  std::vector<std::pair<uint64_t, std::string>> best;
+  const auto scanned =
+      view.snapshot->Scan(kv::Column::kTensors, view.step.generation, "",
+                          [&](std::string_view key, std::span<const std::byte>) -> Result<bool> {
+                            const auto parsed = kv::ParseKey(key);
+                            if (!parsed) return true;
+                            const uint64_t score = CommonEnds(fqn, parsed->fqn);
+                            if (score * 2 < std::max(fqn.size(), parsed->fqn.size())) return true;
+                            best.emplace_back(score, parsed->fqn);
+                            std::ranges::stable_sort(best, std::ranges::greater{},
+                                                     &std::pair<uint64_t, std::string>::first);
+                            if (best.size() > kShown) best.pop_back();
+                            return true;
+                          });
+  std::vector<std::string> names;
+  if (!scanned) return names;  // only a hint: the caller reports the missing key in any case
+  for (auto& [score, name] : best) names.push_back(std::move(name));
+  return names;
+}
+
+Error MissingTensor(const StepView& view, const std::string& fqn) {
+  const auto close = CloseMatches(view, fqn);
+  std::string message = "the step has no such tensor; ";
+  message += close.empty() ? "'kv-dump keys' lists what it has"
+                           : fmt::format("there is {}", fmt::join(close, ", "));
+  return Error{.code = ErrorCode::kNotFound,
+               .message = std::move(message),
+               .key = fqn,
+               .step = view.step.step};
+}
+
+std::unexpected<Error> AtStep(const StepView& view, Error error) {
+  if (!error.step) error.step = view.step.step;
+  return Fail(std::move(error));
+}
+
+}  // namespace
+
+Result<StepView> ViewStep(const kv::Store& store, const kv::StepInfo& step) {
+  CAIRN_TRY_ASSIGN(auto snapshot, store.Latest());
+  for (const kv::StepInfo& info : snapshot->steps()) {
+    if (info.generation == step.generation && info.step == step.step) {
+      return StepView{
+          .snapshot = std::move(snapshot), .step = info, .directory = store.directory()};
+    }
+  }
+  return Fail(Error{.code = ErrorCode::kNotFound,
+                    .message = fmt::format("step {} was deleted or overwritten while it was being "
+                                           "read; list the steps and read again",
+                                           step.step),
+                    .step = step.step});
+}
+
+Result<TensorInfo> FindTensor(const StepView& view, const std::string& fqn) {
+  if (fqn.find('\0') != std::string::npos) return Fail(MissingTensor(view, fqn));
+  CAIRN_TRY_ASSIGN(const auto record,
+                   view.snapshot->Get(kv::Column::kTensors, view.step.generation, kv::FqnKey(fqn)));
+  if (!record) return Fail(MissingTensor(view, fqn));
+  auto info = DecodeTensor(fqn, *record);
+  if (!info) return AtStep(view, std::move(info).error());
+  return info;
+}
+
+Result<std::vector<TensorInfo>> FindTensors(const StepView& view,
+                                            std::span<const std::string> fqns) {
+  std::vector<TensorInfo> found;
+  found.reserve(fqns.size());
+  if (fqns.size() * kSeekCost < view.step.tensor_count) {
+    for (const std::string& fqn : fqns) {
+      CAIRN_TRY_ASSIGN(TensorInfo info, FindTensor(view, fqn));
+      found.push_back(std::move(info));
+    }
+    return found;
+  }
+  CAIRN_TRY(view.snapshot->Scan(
+      kv::Column::kTensors, view.step.generation, "",
+      [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+        if (found.size() == fqns.size()) return false;
+        CAIRN_TRY_ASSIGN(const kv::ParsedKey parsed, kv::ParseKey(key));
+        const std::string& wanted = fqns[found.size()];
+        if (parsed.fqn < wanted) return true;
+        if (parsed.fqn > wanted) return Fail(MissingTensor(view, wanted));
+        auto info = DecodeTensor(parsed.fqn, record);
+        if (!info) return AtStep(view, std::move(info).error());
+        found.push_back(*std::move(info));
+        return true;
+      }));
+  if (found.size() < fqns.size()) return Fail(MissingTensor(view, fqns[found.size()]));
+  return found;
+}
+
+Result<void> ForEachChunk(const StepView& view, const TensorInfo& tensor,
+                          const std::function<Result<void>(ChunkInfo)>& visit) {
+  return ForEachChunkOf(view, {&tensor, 1},
+                        [&](size_t, ChunkInfo chunk) { return visit(std::move(chunk)); });
+}
+
+Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> tensors,
+                            const std::function<Result<void>(size_t, ChunkInfo)>& visit) {
+  size_t at = 0;      // the tensor whose chunks come next
+  uint64_t seen = 0;  // of its chunks
+  const auto finish = [&]() -> Result<void> {
+    const TensorInfo& tensor = tensors[at];
+    if (seen != tensor.chunk_count) {
+      return Fail(Error{.code = ErrorCode::kDataLoss,
+                        .message = fmt::format("the index holds {} of the tensor's {} chunks", seen,
+                                               tensor.chunk_count),
+                        .key = tensor.fqn,
+                        .step = view.step.step});
+    }
+    ++at;
+    seen = 0;
+    return {};
+  };
+  const auto on_record = [&](std::string_view key,
+                             std::span<const std::byte> record) -> Result<bool> {
+    const std::string_view fqn = key.substr(0, key.find('\0'));
+    while (at < tensors.size() && tensors[at].fqn < fqn) CAIRN_TRY(finish());
+    if (at == tensors.size()) return false;
+    if (tensors[at].fqn != fqn) return true;
+    auto decoded = DecodeChunk(key, record);
+    if (!decoded) return AtStep(view, std::move(decoded).error());
+    auto fits = CheckChunk(tensors[at], decoded->info);
+    if (!fits) return AtStep(view, std::move(fits).error());
+    ++seen;
+    CAIRN_TRY(visit(at, std::move(decoded->info)));
+    return true;
+  };
+  const uint64_t generation = view.step.generation;
+  if (tensors.size() * kSeekCost >= view.step.chunk_count) {
+    CAIRN_TRY(view.snapshot->Scan(kv::Column::kChunks, generation, "", on_record));
+    while (at < tensors.size()) CAIRN_TRY(finish());
+    return {};
+  }
+  while (at < tensors.size()) {
+    CAIRN_TRY(view.snapshot->Scan(kv::Column::kChunks, generation, kv::FqnKey(tensors[at].fqn),
+                                  on_record));
+    CAIRN_TRY(finish());
+  }
+  return {};
+}
+
+std::string SegmentPath(const StepView& view, uint64_t segment_id) {
+  const auto segment = view.snapshot->FindSegment(segment_id);
+  if (!segment) return fmt::format("{}/segments/ (segment {})", view.directory, segment_id);
+  return fmt::format("{}/segments/{}", view.directory, segment->name);
+}
+
+Error DamagedBytes(const StepView& view, const std::string& fqn, uint64_t segment_id,
+                   std::string message, uint64_t offset_bytes) {
+  return Error{.code = ErrorCode::kDataLoss,
+               .message = std::move(message),
+               .key = fqn,
+               .file = SegmentPath(view, segment_id),
+               .step = view.step.step,
+               .offset_bytes = offset_bytes};
+}
+
+}  // namespace cairn::core::internal

@@ -1,0 +1,156 @@
+// TensorRecord and ChunkRecord: encoding, and decoding with every check that one record allows.
+
+#include "core/step/internal/records.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "cairn_schema/chunk_generated.h"
+#include "cairn_schema/tensor_generated.h"
+#include "core/state_dict/internal/record_check.h"
+#include "kv/key.h"
+
+namespace cairn::core::internal {
+namespace {
+
+// The verifier checks where a vector's length lies but not that 8-byte elements behind it are
+// aligned, so a damaged record may have them anywhere: they are copied out, never read in place.
+std::vector<uint64_t> ToVector(const flatbuffers::Vector<uint64_t>* numbers) {
+  static_assert(std::endian::native == std::endian::little);
+  if (numbers == nullptr || numbers->size() == 0) return {};
+  std::vector<uint64_t> copied(numbers->size());
+  std::memcpy(copied.data(), numbers->Data(), copied.size() * sizeof(uint64_t));
+  return copied;
+}
+
+std::unexpected<Error> Damaged(std::string_view fqn, std::string why) {
+  return Fail(
+      Error{.code = ErrorCode::kDataLoss, .message = std::move(why), .key = std::string(fqn)});
+}
+
+}  // namespace
+
+std::string FormatNumbers(std::span<const uint64_t> numbers) {
+  return fmt::format("[{}]", fmt::join(numbers, ", "));
+}
+
+std::vector<std::byte> EncodeTensor(const TensorInfo& info) {
+  flatbuffers::FlatBufferBuilder builder(256);
+  const auto shape = builder.CreateVector(info.shape);
+  flatbuffers::Offset<flatbuffers::String> alias_of;
+  flatbuffers::Offset<flatbuffers::Vector<uint64_t>> alias_strides;
+  if (info.alias_of) {
+    alias_of = builder.CreateString(*info.alias_of);
+    alias_strides = builder.CreateVector(info.alias_strides);
+  }
+  builder.Finish(
+      schema::CreateTensorRecord(builder, schema::kRecordVersion, static_cast<uint8_t>(info.dtype),
+                                 shape, info.nbytes, info.chunk_count, alias_of,
+                                 info.alias_offset_bytes, alias_strides, info.hidden),
+      schema::TensorRecordIdentifier());
+  const auto* data = reinterpret_cast<const std::byte*>(builder.GetBufferPointer());
+  return std::vector<std::byte>(data, data + builder.GetSize());
+}
+
+Result<TensorInfo> DecodeTensor(std::string_view fqn, std::span<const std::byte> bytes) {
+  auto checked =
+      Checked<schema::TensorRecord>(bytes, schema::TensorRecordIdentifier(), "TensorRecord");
+  if (!checked) return Fail(std::move(checked).error().WithKey(fqn));
+  const schema::TensorRecord* record = *checked;
+  TensorInfo info{.fqn = std::string(fqn),
+                  .dtype = static_cast<DType>(record->dtype()),
+                  .shape = ToVector(record->shape()),
+                  .nbytes = record->nbytes(),
+                  .chunk_count = record->chunk_count(),
+                  .alias_offset_bytes = record->alias_offset_bytes(),
+                  .alias_strides = ToVector(record->alias_strides()),
+                  .hidden = record->hidden()};
+  if (!schema::FindDType(info.dtype)) {
+    return Fail(
+        Error{.code = ErrorCode::kUnimplemented,
+              .message = fmt::format("dtype code {} is unknown to this version; upgrade to read it",
+                                     record->dtype()),
+              .key = std::string(fqn)});
+  }
+  const auto nbytes = TensorBytes(info.dtype, info.shape);
+  if (!nbytes || *nbytes != info.nbytes) {
+    return Damaged(
+        fqn, fmt::format("TensorRecord is damaged: {} bytes do not agree with {} of shape {}",
+                         info.nbytes, schema::DTypeName(info.dtype), FormatNumbers(info.shape)));
+  }
+  if (record->alias_of() == nullptr) {
+    if (!info.alias_strides.empty()) {
+      return Damaged(fqn, "TensorRecord is damaged: strides without the tensor that they refer to");
+    }
+    return info;
+  }
+  info.alias_of = record->alias_of()->str();
+  if (info.alias_strides.size() != info.shape.size() || info.chunk_count != 0) {
+    return Damaged(fqn, "TensorRecord is damaged: an alias has chunks or too few strides");
+  }
+  return info;
+}
+
+Result<DecodedChunk> DecodeChunk(std::string_view key, std::span<const std::byte> bytes) {
+  CAIRN_TRY_ASSIGN(kv::ParsedKey parsed, kv::ParseKey(key));
+  auto checked =
+      Checked<schema::ChunkRecord>(bytes, schema::ChunkRecordIdentifier(), "ChunkRecord");
+  if (!checked) return Fail(std::move(checked).error().WithKey(parsed.fqn));
+  const schema::ChunkRecord* record = *checked;
+  const auto where = [&] { return FormatNumbers(parsed.offsets_elements); };  // for errors only
+  if (record->encoding() != 0) {
+    return Fail(Error{.code = ErrorCode::kUnimplemented,
+                      .message = fmt::format("chunk {} has encoding {}, unknown to this version; "
+                                             "upgrade to read it",
+                                             where(), record->encoding()),
+                      .key = std::string(parsed.fqn)});
+  }
+  if (record->digest() == nullptr) {
+    return Damaged(parsed.fqn, fmt::format("ChunkRecord {} is damaged: no digest", where()));
+  }
+  auto extents = kv::ReadExtents(*record);
+  if (!extents) {
+    return Damaged(parsed.fqn, fmt::format("chunk {}: {}", where(), extents.error().message));
+  }
+  ChunkInfo info{.box = {.offsets = {}, .sizes = ToVector(record->sizes())},
+                 .extents = *std::move(extents),
+                 .digest = {.lo = record->digest()->lo(), .hi = record->digest()->hi()},
+                 .since_step = record->since_step()};
+  if (parsed.offsets_elements.size() != info.box.sizes.size() || info.length_bytes() == 0) {
+    return Damaged(parsed.fqn, fmt::format("ChunkRecord {} is damaged: impossible sizes", where()));
+  }
+  info.box.offsets = std::move(parsed.offsets_elements);
+  return DecodedChunk{.fqn = parsed.fqn, .info = std::move(info)};
+}
+
+Result<void> CheckChunk(const TensorInfo& tensor, const ChunkInfo& chunk) {
+  const auto length = TensorBytes(tensor.dtype, chunk.box.sizes);
+  if (!BoxFits(chunk.box, tensor.shape) || !length || *length != chunk.length_bytes()) {
+    return Damaged(tensor.fqn,
+                   fmt::format("chunk {} of sizes {} and {} bytes does not fit into {} of shape {}",
+                               FormatNumbers(chunk.box.offsets), FormatNumbers(chunk.box.sizes),
+                               chunk.length_bytes(), schema::DTypeName(tensor.dtype),
+                               FormatNumbers(tensor.shape)));
+  }
+  return {};
+}
+
+std::optional<uint64_t> RunOffsetBytes(DType dtype, std::span<const uint64_t> shape,
+                                       const Box& box) {
+  // One run: single indices, then one dimension in part, then whole dimensions.
+  size_t d = 0;
+  while (d < shape.size() && box.sizes[d] == 1) ++d;
+  for (size_t inner = d + 1; inner < shape.size(); ++inner) {
+    if (box.sizes[inner] != shape[inner]) return std::nullopt;
+  }
+  const auto strides = RowMajorStrides(shape);
+  uint64_t offset = 0;
+  for (size_t i = 0; i < shape.size(); ++i) offset += box.offsets[i] * strides[i];
+  return offset * schema::ElementBytes(dtype);
+}
+
+}  // namespace cairn::core::internal

@@ -1,0 +1,117 @@
+// Cutting and copying strided regions; see the header.
+
+#include "core/tensor/internal/strided_region.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace cairn::core::internal {
+
+StridedRegion::StridedRegion(std::span<const uint64_t> sizes,
+                             std::span<const uint64_t> source_strides_bytes,
+                             std::span<const uint64_t> target_strides_bytes, uint64_t element_bytes,
+                             int64_t base_bytes, std::byte* target)
+    : run_bytes_(static_cast<int64_t>(element_bytes)), base_bytes_(base_bytes), target_(target) {
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] == 1) continue;
+    dims_.push_back({sizes[d], static_cast<int64_t>(source_strides_bytes[d]),
+                     static_cast<int64_t>(target_strides_bytes[d])});
+  }
+  // Walking by descending source stride meets the payload in ascending order wherever strides nest.
+  std::ranges::stable_sort(dims_, std::ranges::greater{}, &Dim::source_stride);
+  std::vector<Dim> merged;
+  for (const Dim& dim : dims_) {
+    const auto size = static_cast<int64_t>(dim.size);
+    if (!merged.empty() && merged.back().source_stride == dim.source_stride * size &&
+        merged.back().target_stride == dim.target_stride * size) {
+      merged.back() = {merged.back().size * dim.size, dim.source_stride, dim.target_stride};
+    } else {
+      merged.push_back(dim);
+    }
+  }
+  dims_ = std::move(merged);
+  if (!dims_.empty() && dims_.back().source_stride == run_bytes_ &&
+      dims_.back().target_stride == run_bytes_) {
+    run_bytes_ *= static_cast<int64_t>(dims_.back().size);
+    dims_.pop_back();
+  }
+  extents_.assign(dims_.size() + 1, run_bytes_);
+  for (size_t d = dims_.size(); d-- > 0;) {
+    extents_[d] =
+        extents_[d + 1] + static_cast<int64_t>(dims_[d].size - 1) * dims_[d].source_stride;
+  }
+}
+
+StridedRegion StridedRegion::ShiftedBy(int64_t offset_bytes) const {
+  StridedRegion shifted = *this;
+  shifted.base_bytes_ -= offset_bytes;
+  return shifted;
+}
+
+std::byte* StridedRegion::TargetOfRun(uint64_t length_bytes) const {
+  if (!dims_.empty() || base_bytes_ > 0 ||
+      base_bytes_ + run_bytes_ < static_cast<int64_t>(length_bytes)) {
+    return nullptr;
+  }
+  return target_ - base_bytes_;
+}
+
+std::pair<uint64_t, uint64_t> StridedRegion::IndexRange(size_t d, int64_t source, int64_t begin,
+                                                        int64_t end) const {
+  const int64_t stride = dims_[d].source_stride;
+  const uint64_t size = dims_[d].size;
+  if (stride == 0) return {0, size};
+  // Sub-block i covers [source + i * stride, source + i * stride + extent(d + 1)).
+  const int64_t before = begin - source - extent(d + 1);
+  const uint64_t first = before < 0 ? 0 : static_cast<uint64_t>(before / stride) + 1;
+  const int64_t room = end - source;
+  const uint64_t last = room <= 0 ? 0 : static_cast<uint64_t>((room - 1) / stride) + 1;
+  return {std::min(first, size), std::min(last, size)};
+}
+
+void StridedRegion::ForEachTouched(uint64_t length_bytes, uint64_t page_bytes,
+                                   const std::function<void(uint64_t, uint64_t)>& touch) const {
+  Touch(0, base_bytes_, static_cast<int64_t>(length_bytes), static_cast<int64_t>(page_bytes),
+        touch);
+}
+
+void StridedRegion::Touch(size_t d, int64_t source, int64_t end, int64_t page_bytes,
+                          const std::function<void(uint64_t, uint64_t)>& touch) const {
+  if (source >= end || source + extent(d) <= 0) return;
+  // Dimension d has the widest stride of those left: with steps of at most a page no page of the
+  // span can be missed.
+  if (d == dims_.size() || dims_[d].source_stride <= page_bytes) {
+    touch(static_cast<uint64_t>(std::max<int64_t>(source, 0)),
+          static_cast<uint64_t>(std::min(source + extent(d), end)));
+    return;
+  }
+  const auto [first, last] = IndexRange(d, source, 0, end);
+  for (uint64_t i = first; i < last; ++i) {
+    Touch(d + 1, source + static_cast<int64_t>(i) * dims_[d].source_stride, end, page_bytes, touch);
+  }
+}
+
+void StridedRegion::CopyFrom(std::span<const std::byte> window, uint64_t window_begin_bytes) const {
+  const auto begin = static_cast<int64_t>(window_begin_bytes);
+  Copy(0, base_bytes_, target_,
+       Window{window.data(), begin, begin + static_cast<int64_t>(window.size())});
+}
+
+void StridedRegion::Copy(size_t d, int64_t source, std::byte* target, const Window& window) const {
+  if (source >= window.end || source + extent(d) <= window.begin) return;
+  if (d == dims_.size()) {
+    const int64_t begin = std::max(source, window.begin);
+    const int64_t end = std::min(source + run_bytes_, window.end);
+    std::memcpy(target + (begin - source), window.bytes + (begin - window.begin),
+                static_cast<size_t>(end - begin));
+    return;
+  }
+  const Dim& dim = dims_[d];
+  const auto [first, last] = IndexRange(d, source, window.begin, window.end);
+  for (uint64_t i = first; i < last; ++i) {
+    const auto index = static_cast<int64_t>(i);
+    Copy(d + 1, source + index * dim.source_stride, target + index * dim.target_stride, window);
+  }
+}
+
+}  // namespace cairn::core::internal

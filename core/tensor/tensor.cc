@@ -1,0 +1,97 @@
+// Shapes, strides and boxes.
+
+#include "core/tensor/tensor.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace cairn::core {
+namespace {
+
+// Byte offsets are computed in signed 64-bit arithmetic when regions are cut, so sizes stop at
+// 2^63.
+constexpr uint64_t kMaxCount = std::numeric_limits<int64_t>::max();
+
+}  // namespace
+
+Result<uint64_t> ElementCount(std::span<const uint64_t> shape) {
+  if (std::ranges::find(shape, uint64_t{0}) != shape.end()) return 0;
+  uint64_t count = 1;
+  for (const uint64_t size : shape) {
+    if (__builtin_mul_overflow(count, size, &count) || count > kMaxCount) {
+      return Fail(ErrorCode::kInvalidArgument,
+                  fmt::format("shape [{}] has more elements than 2^63", fmt::join(shape, ", ")));
+    }
+  }
+  return count;
+}
+
+Result<uint64_t> TensorBytes(DType dtype, std::span<const uint64_t> shape) {
+  const auto info = schema::FindDType(dtype);
+  if (!info) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("dtype code {} is unknown", static_cast<int>(dtype)));
+  }
+  CAIRN_TRY_ASSIGN(const uint64_t count, ElementCount(shape));
+  // Every known type fills whole bytes, so counting bytes loses nothing against counting bits.
+  uint64_t bytes = 0;
+  if (__builtin_mul_overflow(count, uint64_t{info->storage_bits} / 8, &bytes) ||
+      bytes > kMaxCount) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("{} tensor of shape [{}] has more bytes than 2^63", info->name,
+                            fmt::join(shape, ", ")));
+  }
+  return bytes;
+}
+
+std::vector<uint64_t> RowMajorStrides(std::span<const uint64_t> shape) {
+  std::vector<uint64_t> strides(shape.size());
+  uint64_t stride = 1;
+  for (size_t d = shape.size(); d-- > 0;) {
+    strides[d] = stride;
+    stride *= std::max<uint64_t>(shape[d], 1);
+  }
+  return strides;
+}
+
+bool IsContiguous(std::span<const uint64_t> shape, std::span<const uint64_t> strides) {
+  if (strides.empty()) return true;
+  if (std::ranges::find(shape, uint64_t{0}) != shape.end()) return true;
+  uint64_t expected = 1;
+  for (size_t d = shape.size(); d-- > 0;) {
+    if (shape[d] != 1 && strides[d] != expected) return false;
+    expected *= shape[d];
+  }
+  return true;
+}
+
+Box WholeBox(std::span<const uint64_t> shape) {
+  return Box{.offsets = std::vector<uint64_t>(shape.size(), 0),
+             .sizes = Shape(shape.begin(), shape.end())};
+}
+
+bool BoxFits(const Box& box, std::span<const uint64_t> shape) {
+  if (box.offsets.size() != shape.size() || box.sizes.size() != shape.size()) return false;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (box.offsets[d] > shape[d] || box.sizes[d] > shape[d] - box.offsets[d]) return false;
+  }
+  return true;
+}
+
+Box Intersect(const Box& a, const Box& b) {
+  Box common;
+  common.offsets.resize(a.offsets.size());
+  common.sizes.resize(a.offsets.size());
+  for (size_t d = 0; d < a.offsets.size(); ++d) {
+    const uint64_t begin = std::max(a.offsets[d], b.offsets[d]);
+    const uint64_t end = std::min(a.offsets[d] + a.sizes[d], b.offsets[d] + b.sizes[d]);
+    common.offsets[d] = begin;
+    common.sizes[d] = end > begin ? end - begin : 0;
+  }
+  return common;
+}
+
+}  // namespace cairn::core

@@ -1,0 +1,166 @@
+// Random weights of boxes, and the search for the element where they go wrong.
+
+#include "core/tensor/tiling.h"
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+namespace cairn::core {
+namespace {
+
+constexpr uint64_t kPrime = (uint64_t{1} << 61) - 1;
+
+uint64_t Reduce(uint64_t value) {
+  value = (value & kPrime) + (value >> 61);
+  return value >= kPrime ? value - kPrime : value;
+}
+
+uint64_t Multiply(uint64_t a, uint64_t b) {
+  const unsigned __int128 product = static_cast<unsigned __int128>(a) * b;
+  return Reduce((static_cast<uint64_t>(product) & kPrime) + static_cast<uint64_t>(product >> 61));
+}
+
+// The random function F.
+class Weights {
+ public:
+  explicit Weights(size_t dimensions) {
+    std::random_device device;
+    for (size_t d = 0; d < dimensions; ++d) {
+      seeds_.push_back((uint64_t{device()} << 32) | device());
+    }
+  }
+
+  uint64_t OfRange(size_t d, uint64_t begin, uint64_t end) const {
+    const uint64_t difference = At(d, end) + kPrime - At(d, begin);
+    return difference >= kPrime ? difference - kPrime : difference;
+  }
+
+ private:
+  // SplitMix64's finaliser (Steele, Lea, Flood 2014) over a seeded counter, twice.
+  uint64_t At(size_t d, uint64_t boundary) const {
+    return Reduce(Mix(Mix(boundary ^ seeds_[d]) + seeds_[d]));
+  }
+  static uint64_t Mix(uint64_t x) {
+    x += 0x9e3779b97f4a7c15;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+    return x ^ (x >> 31);
+  }
+
+  std::vector<uint64_t> seeds_;
+};
+
+struct Region {
+  std::vector<uint64_t> begin;
+  std::vector<uint64_t> end;
+};
+
+bool IsEmpty(std::span<const uint64_t> sizes) {
+  return std::ranges::find(sizes, uint64_t{0}) != sizes.end();
+}
+
+class Search {
+ public:
+  Search(const BoxList& boxes, std::span<const uint64_t> shape)
+      : boxes_(boxes),
+        weights_(shape.size()),
+        region_{.begin = std::vector<uint64_t>(shape.size()), .end = {shape.begin(), shape.end()}} {
+  }
+
+  bool RegionIsTiled() const {
+    uint64_t sum = 0;
+    for (size_t i = 0; i < boxes_.size(); ++i) sum = Reduce(sum + WeightInRegion(region_, i));
+    return sum == RegionWeight(region_);
+  }
+
+  // Requires that the region is not tiled.
+  TilingFlaw Locate() {
+    std::vector<size_t> near(boxes_.size());  // that may meet the region
+    std::iota(near.begin(), near.end(), size_t{0});
+    for (size_t d = 0; d < region_.begin.size(); ++d) {
+      while (region_.end[d] - region_.begin[d] > 1) near = Halve(d, near);
+    }
+    TilingFlaw flaw{.kind = TilingFlaw::Kind::kGap, .element = region_.begin, .boxes = {}};
+    for (const size_t i : near) {
+      if (WeightInRegion(region_, i) != 0 && flaw.boxes.size() < TilingFlaw::kMaxNamed) {
+        flaw.boxes.push_back(i);
+      }
+    }
+    if (!flaw.boxes.empty()) flaw.kind = TilingFlaw::Kind::kOverlap;
+    return flaw;
+  }
+
+ private:
+  uint64_t RegionWeight(const Region& region) const {
+    uint64_t weight = 1;
+    for (size_t d = 0; d < region.begin.size(); ++d) {
+      weight = Multiply(weight, weights_.OfRange(d, region.begin[d], region.end[d]));
+    }
+    return weight;
+  }
+
+  // Of the part of the box that lies in the region.
+  uint64_t WeightInRegion(const Region& region, size_t i) const {
+    const auto offsets = boxes_.offsets(i);
+    const auto sizes = boxes_.sizes(i);
+    uint64_t weight = 1;
+    for (size_t d = 0; d < offsets.size(); ++d) {
+      const uint64_t begin = std::max(region.begin[d], offsets[d]);
+      const uint64_t end = std::min(region.end[d], offsets[d] + sizes[d]);
+      if (begin >= end) return 0;
+      weight = Multiply(weight, weights_.OfRange(d, begin, end));
+    }
+    return weight;
+  }
+
+  // Keeps a half of the region that is not tiled; returns the boxes that meet it.
+  std::vector<size_t> Halve(size_t d, const std::vector<size_t>& near) {
+    Region half = region_;
+    half.end[d] = region_.begin[d] + (region_.end[d] - region_.begin[d]) / 2;
+    uint64_t sum = 0;
+    for (const size_t i : near) sum = Reduce(sum + WeightInRegion(half, i));
+    if (sum == RegionWeight(half)) {
+      half.begin[d] = half.end[d];
+      half.end[d] = region_.end[d];
+    }
+    region_ = half;
+    std::vector<size_t> nearer;
+    for (const size_t i : near) {
+      if (WeightInRegion(region_, i) != 0) nearer.push_back(i);
+    }
+    return nearer;
+  }
+
+  const BoxList& boxes_;
+  const Weights weights_;
+  Region region_;
+};
+
+}  // namespace
+
+void BoxList::Add(std::span<const uint64_t> offsets, std::span<const uint64_t> sizes) {
+  CAIRN_CHECK(offsets.size() == dimensions_ && sizes.size() == dimensions_);
+  numbers_.insert(numbers_.end(), offsets.begin(), offsets.end());
+  numbers_.insert(numbers_.end(), sizes.begin(), sizes.end());
+  ++count_;
+}
+
+std::optional<TilingFlaw> FindTilingFlaw(std::span<const uint64_t> shape, const BoxList& boxes) {
+  CAIRN_CHECK(boxes.dimensions() == shape.size());
+  for (size_t i = 0; i < boxes.size(); ++i) {
+    const auto offsets = boxes.offsets(i);
+    const auto sizes = boxes.sizes(i);
+    for (size_t d = 0; d < shape.size(); ++d) {
+      if (offsets[d] > shape[d] || sizes[d] > shape[d] - offsets[d]) {
+        return TilingFlaw{.kind = TilingFlaw::Kind::kOutside, .element = {}, .boxes = {i}};
+      }
+    }
+  }
+  if (IsEmpty(shape)) return std::nullopt;
+  Search search(boxes, shape);
+  if (search.RegionIsTiled()) return std::nullopt;
+  return search.Locate();
+}
+
+}  // namespace cairn::core
