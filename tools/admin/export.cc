@@ -1,0 +1,188 @@
+// `kv-admin export`: a step to safetensors files, a file of torch.save, or a directory of
+// torch.distributed.checkpoint.
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <optional>
+#include <span>
+
+#include "core/checkpoint_store.h"
+#include "core/interop/dcp/dcp_export.h"
+#include "core/state_dict/key_pattern.h"
+#include "core/interop/safetensors/safetensors.h"
+#include "core/interop/torch/torch_export.h"
+#include "tools/common/address.h"
+#include "tools/admin/verbs.h"
+#include "tools/common/progress.h"
+#include "tools/common/text.h"
+
+namespace cairn::tools::internal {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kSuffix = ".safetensors";
+
+enum class Format { kSafetensors, kTorch, kDcp };
+
+bool IsTorchName(std::string_view name) {
+  return name.ends_with(".pt") || name.ends_with(".pth") || name.ends_with(".bin") ||
+         name.ends_with(".ckpt");
+}
+
+bool IsDcpName(std::string_view name) {
+  while (name.ends_with('/')) name.remove_suffix(1);
+  return name.ends_with(".dcp");
+}
+
+Format FormatOf(const ExportOptions& options) {
+  if (options.format == "torch") return Format::kTorch;
+  if (options.format == "dcp") return Format::kDcp;
+  if (options.format == "safetensors") return Format::kSafetensors;
+  if (IsTorchName(options.target)) return Format::kTorch;
+  return IsDcpName(options.target) ? Format::kDcp : Format::kSafetensors;
+}
+
+/// What `folder` holds, if anything.
+Result<std::optional<fs::path>> FindFirstIn(const fs::path& folder) {
+  std::error_code error;
+  if (!fs::exists(folder, error)) return std::nullopt;
+  const fs::directory_iterator entries(folder, error);
+  if (error) return Fail(SystemError(error.value(), "looking into the folder", folder.string()));
+  if (entries == fs::directory_iterator()) return std::nullopt;
+  return entries->path();
+}
+
+/// A file that an export to `target` could replace, if there is one: the file itself, its index, or
+/// a shard "NAME-00001-of-00003.safetensors".
+Result<std::optional<fs::path>> FindExisting(const std::string& target, Format format) {
+  if (format == Format::kDcp) return FindFirstIn(target);
+  std::error_code error;
+  if (format == Format::kTorch) {
+    return fs::exists(target, error) ? std::optional<fs::path>(target) : std::nullopt;
+  }
+  fs::path folder = target;
+  std::string name = "model";
+  if (target.ends_with(kSuffix)) {
+    folder = fs::path(target).parent_path();
+    name = fs::path(target).stem().string();
+  }
+  if (folder.empty()) folder = ".";
+  if (!fs::exists(folder, error)) return std::nullopt;
+  fs::directory_iterator entries(folder, error);
+  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
+    const std::string file = entries->path().filename().string();
+    const bool whole = file == name + std::string(kSuffix);
+    const bool index = file == name + std::string(kSuffix) + ".index.json";
+    const bool shard = file.starts_with(name + "-") && file.ends_with(kSuffix) &&
+                       file.find("-of-") != std::string::npos;
+    if (whole || index || shard) return entries->path();
+  }
+  if (error) return Fail(SystemError(error.value(), "looking into the folder", folder.string()));
+  return std::nullopt;
+}
+
+Result<void> CheckTarget(const ExportOptions& options) {
+  if (options.shard_bytes == 0)
+    return Fail(ErrorCode::kInvalidArgument, "--shard-size must not be 0");
+  if (options.overwrite) return {};
+  const Format format = FormatOf(options);
+  CAIRN_TRY_ASSIGN(const auto existing, FindExisting(options.target, format));
+  if (!existing) return {};
+  return Fail(Error{.code = ErrorCode::kConflict,
+                    .message = format == Format::kDcp
+                                   ? "the directory is not empty; give --overwrite to replace the "
+                                     "checkpoint in it"
+                                   : "the file exists; give --overwrite to replace it",
+                    .file = existing->string()});
+}
+
+void PrintReport(uint64_t step, const std::string& what, uint64_t bytes, double seconds,
+                 std::span<const std::string> files, Output& out) {
+  out.WriteLine(fmt::format("step {}: {}, {}, in {} ({})", step, what, HumanBytes(bytes),
+                            HumanSeconds(seconds), HumanRate(bytes, seconds)));
+  for (const std::string& file : files) out.WriteLine(fmt::format("  {}", EscapeText(file)));
+}
+
+/// Of a format that holds plain values, too.
+std::string WithValues(uint64_t tensors, uint64_t values) {
+  std::string what = Plural(tensors, "tensor");
+  if (values > 0) what += ", " + Plural(values, "plain value");
+  return what;
+}
+
+void WarnOfArrays(uint64_t arrays, std::string_view why) {
+  if (arrays == 0) return;
+  Warn("kv-admin", fmt::format("{} became torch tensors: {}", Plural(arrays, "numpy array"), why));
+}
+
+Result<void> ToTorch(const core::CheckpointStore& store, const core::Contents& contents,
+                     const std::string& target, Output& out) {
+  ProgressLine progress("exporting");
+  CAIRN_TRY_ASSIGN(const core::TorchExportReport report,
+                   core::ExportTorch(store, contents, target, progress.callback()));
+  progress.Clear();
+  PrintReport(contents.step.step, WithValues(report.tensors, report.values), report.bytes,
+              report.seconds, {&target, 1}, out);
+  WarnOfArrays(report.arrays, "weights_only takes no other");
+  return {};
+}
+
+Result<void> ToDcp(const core::CheckpointStore& store, const core::Contents& contents,
+                   const ExportOptions& options, Output& out) {
+  ProgressLine progress("exporting");
+  const core::DcpExportOptions how{.max_file_bytes = options.shard_bytes,
+                                   .progress = progress.callback()};
+  CAIRN_TRY_ASSIGN(const core::DcpExportReport report,
+                   core::ExportDcp(store, contents, options.target, how));
+  progress.Clear();
+  PrintReport(contents.step.step, WithValues(report.tensors, report.values), report.bytes,
+              report.seconds, report.files, out);
+  WarnOfArrays(report.arrays, "torch.distributed.checkpoint makes items of no other");
+  return {};
+}
+
+Result<void> ToSafetensors(const core::CheckpointStore& store, const core::Contents& contents,
+                           const ExportOptions& options, Output& out) {
+  ProgressLine progress("exporting");
+  const core::ExportOptions how{.max_shard_bytes = options.shard_bytes,
+                                .progress = progress.callback()};
+  CAIRN_TRY_ASSIGN(const core::ExportReport report,
+                   core::ExportSafetensors(store, contents, options.target, how));
+  progress.Clear();
+  PrintReport(contents.step.step, Plural(report.tensors, "tensor"), report.bytes, report.seconds,
+              report.files, out);
+  if (report.values_left_out > 0) {
+    Warn("kv-admin", fmt::format("{} left out: safetensors holds tensors only",
+                                 Plural(report.values_left_out, "plain value")));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<void> AdminExport(const ExportOptions& options, Output& out) {
+  CAIRN_TRY_ASSIGN(const Address address, ParseAddress(options.address));
+  CAIRN_TRY_ASSIGN(const core::KeyPatterns patterns, core::KeyPatterns::Parse(options.patterns));
+  CAIRN_TRY(CheckTarget(options));
+  CAIRN_TRY_ASSIGN(const auto store,
+                   core::CheckpointStore::Open(address.store, kv::OpenMode::kRead));
+  CAIRN_TRY_ASSIGN(const core::Contents contents, store->List(address.step, patterns));
+  const Format format = FormatOf(options);
+  if (contents.tensors.empty() && (format == Format::kSafetensors || contents.values.empty())) {
+    return Fail(Error{.code = ErrorCode::kNotFound,
+                      .message = "no tensor matches; kv-dump keys shows what there is",
+                      .step = contents.step.step});
+  }
+  switch (format) {
+    case Format::kTorch:
+      return ToTorch(*store, contents, options.target, out);
+    case Format::kDcp:
+      return ToDcp(*store, contents, options, out);
+    default:
+      return ToSafetensors(*store, contents, options, out);
+  }
+}
+
+}  // namespace cairn::tools::internal

@@ -1,0 +1,97 @@
+// kv-bench digest: the page-tree digest against reading and copying the same memory.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <thread>
+
+#include "kv/digest.h"
+#include "tools/bench/verbs.h"
+#include "tools/bench/model_state.h"
+
+namespace cairn::tools::internal {
+namespace {
+
+using Part = std::function<uint64_t(std::span<const std::byte>, std::span<std::byte>)>;
+
+uint64_t DigestPart(std::span<const std::byte> source, std::span<std::byte>) {
+  // Chunk by chunk, as a save does.
+  constexpr uint64_t kChunkBytes = 4 << 20;
+  uint64_t mixed = 0;
+  std::vector<uint64_t> leaves;
+  for (uint64_t at = 0; at < source.size(); at += kChunkBytes) {
+    const auto chunk = source.subspan(at, std::min<uint64_t>(kChunkBytes, source.size() - at));
+    leaves.clear();
+    kv::AppendLeaves(chunk, leaves);
+    mixed ^= kv::RootDigest(leaves, chunk.size()).lo;
+  }
+  return mixed;
+}
+
+uint64_t SumPart(std::span<const std::byte> source, std::span<std::byte>) {
+  uint64_t sum = 0;
+  for (uint64_t at = 0; at + 8 <= source.size(); at += 8) {
+    uint64_t word;
+    std::memcpy(&word, source.data() + at, 8);
+    sum += word;
+  }
+  return sum;
+}
+
+uint64_t CopyPart(std::span<const std::byte> source, std::span<std::byte> target) {
+  std::memcpy(target.data(), source.data(), source.size());
+  return static_cast<uint64_t>(target[source.size() / 2]);
+}
+
+/// Runs `part` over equal pieces of the memory, one a thread.
+BenchRow Measure(const std::string& what, uint64_t run, unsigned threads, const Part& part,
+                 std::span<const std::byte> source, std::span<std::byte> target) {
+  BenchRow row{.verb = "digest", .run = run, .bytes = source.size()};
+  row.what = fmt::format("{}, {} thread{}", what, threads, threads == 1 ? "" : "s");
+  const uint64_t piece = source.size() / threads / 64 * 64;
+  std::vector<uint64_t> results(threads);
+  const Meter meter;
+  {
+    std::vector<std::jthread> workers;
+    for (unsigned t = 0; t < threads; ++t) {
+      const uint64_t begin = piece * t;
+      const uint64_t length = t + 1 == threads ? source.size() - begin : piece;
+      workers.emplace_back([&, t, begin, length] {
+        results[t] = part(source.subspan(begin, length), target.subspan(begin, length));
+      });
+    }
+  }
+  row.measured = meter.Stop();
+  // The results are shown so that no compiler can drop the work.
+  row.extra = {{"threads", threads},
+               {"result", std::accumulate(results.begin(), results.end(), uint64_t{0})}};
+  return row;
+}
+
+}  // namespace
+
+Result<void> BenchDigest(const BenchOptions& options, BenchReport& report) {
+  const std::vector<BenchTensor> plan = {
+      {"memory", core::DType::kUInt8, {options.bytes}, options.bytes, 0}};
+  if (options.bytes == 0) return Fail(ErrorCode::kInvalidArgument, "--bytes must not be 0");
+  CAIRN_TRY_ASSIGN(const ModelMemory source, ModelMemory::Allocate(plan));
+  CAIRN_TRY_ASSIGN(const ModelMemory target, ModelMemory::Allocate(plan));
+  source.Fill(0, 1);
+  for (uint64_t run = 1; run <= options.repeat; ++run) {
+    for (const unsigned threads : {1u, 2u}) {
+      for (const auto& [what, part] : {std::pair<const char*, Part>{"page-tree digest", DigestPart},
+                                       std::pair<const char*, Part>{"sum", SumPart},
+                                       std::pair<const char*, Part>{"memcpy", CopyPart}}) {
+        report.Add(Measure(what, run, threads, part, source.bytes_of(0), target.bytes_of(0)));
+      }
+    }
+  }
+  report.AddRatio("digest", "page-tree digest, 1 thread", "sum, 1 thread");
+  report.AddRatio("digest", "page-tree digest, 2 threads", "sum, 2 threads");
+  return {};
+}
+
+}  // namespace cairn::tools::internal

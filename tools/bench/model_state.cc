@@ -1,0 +1,194 @@
+// A state dict of any size that looks like a transformer in training.
+
+#include "tools/bench/model_state.h"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "tools/common/text.h"
+
+namespace cairn::tools::internal {
+namespace {
+
+using core::DType;
+using core::Shape;
+
+constexpr uint64_t kTensorAlignment = 64;
+constexpr uint64_t kSmallestModelBytes = 1 << 20;
+// Weight bf16, two moments fp32: bytes that training keeps for one parameter.
+constexpr uint64_t kBytesPerParameter = 2 + 4 + 4;
+constexpr uint64_t kMostLayers = 24;
+
+class Planner {
+ public:
+  /// One parameter: its weight, its AdamW moments and its step counter.
+  void AddParameter(const std::string& name, const Shape& shape) {
+    Add("model." + name, DType::kBFloat16, shape);
+    Add("optimizer." + name + ".exp_avg", DType::kFloat32, shape);
+    Add("optimizer." + name + ".exp_avg_sq", DType::kFloat32, shape);
+    Add("optimizer." + name + ".step", DType::kFloat32, {});
+  }
+
+  void Add(std::string fqn, DType dtype, const Shape& shape) {
+    uint64_t nbytes = schema::ElementBytes(dtype);
+    for (const uint64_t size : shape) nbytes *= size;
+    tensors_.push_back({std::move(fqn), dtype, shape, nbytes, 0});
+    bytes_ += nbytes;
+  }
+
+  uint64_t bytes() const { return bytes_; }
+  std::vector<BenchTensor> Take() { return std::move(tensors_); }
+
+ private:
+  std::vector<BenchTensor> tensors_;
+  uint64_t bytes_ = 0;
+};
+
+void AddLayer(Planner& planner, uint64_t layer, uint64_t width) {
+  const std::string prefix = fmt::format("layers.{}.", layer);
+  planner.AddParameter(prefix + "attn_norm.weight", {width});
+  for (const char* name : {"wq", "wk", "wv", "wo"}) {
+    planner.AddParameter(fmt::format("{}attn.{}.weight", prefix, name), {width, width});
+  }
+  planner.AddParameter(prefix + "attn.q_norm.weight", {64});
+  planner.AddParameter(prefix + "attn.k_norm.weight", {64});
+  planner.AddParameter(prefix + "mlp_norm.weight", {width});
+  planner.AddParameter(prefix + "mlp.up.weight", {4 * width, width});
+  planner.AddParameter(prefix + "mlp.up.bias", {4 * width});
+  planner.AddParameter(prefix + "mlp.down.weight", {width, 4 * width});
+  planner.AddParameter(prefix + "mlp.down.bias", {width});
+}
+
+uint64_t NextRandom(uint64_t& state) {
+  // SplitMix64 (Steele, Lea, Flood 2014): fast, seeded by any number, passes BigCrush.
+  uint64_t z = (state += 0x9e3779b97f4a7c15);
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+  return z ^ (z >> 31);
+}
+
+void FillBytes(std::span<std::byte> target, size_t tensor, uint64_t version) {
+  uint64_t state = version * 0x100000000 + tensor;
+  state = NextRandom(state);
+  uint64_t at = 0;
+  for (; at + 8 <= target.size(); at += 8) {
+    const uint64_t word = NextRandom(state);
+    std::memcpy(target.data() + at, &word, 8);
+  }
+  const uint64_t word = NextRandom(state);
+  std::memcpy(target.data() + at, &word, target.size() - at);
+}
+
+/// Calls `work(i)` for all i below `count` from as many threads as there are processors.
+template <typename Work>
+void InParallel(size_t count, Work work) {
+  std::atomic<size_t> next = 0;
+  std::vector<std::jthread> threads;
+  const unsigned thread_count = std::max(1u, std::thread::hardware_concurrency());
+  for (unsigned t = 0; t < thread_count; ++t) {
+    threads.emplace_back([&] {
+      for (size_t i = next++; i < count; i = next++) work(i);
+    });
+  }
+}
+
+}  // namespace
+
+Result<std::vector<BenchTensor>> PlanModel(uint64_t bytes) {
+  if (bytes < kSmallestModelBytes) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("--bytes {} is too small for a model; give at least 1MiB", bytes));
+  }
+  // Parameters: 12 w^2 a layer, and 32 w^2 in two embeddings of 16 w rows; three quarters of the
+  // bytes make the layers, so that the model stays below `bytes` whatever the rounding.
+  const uint64_t layers = std::clamp<uint64_t>(bytes >> 24, 2, kMostLayers);
+  const double parameters = 0.97 * static_cast<double>(bytes) / kBytesPerParameter;
+  const double width_exact = std::sqrt(parameters / static_cast<double>(12 * layers + 32));
+  const uint64_t width = std::max<uint64_t>(16, static_cast<uint64_t>(width_exact) / 16 * 16);
+  Planner planner;
+  planner.AddParameter("embed.weight", {16 * width, width});
+  planner.AddParameter("lm_head.weight", {16 * width, width});
+  for (uint64_t layer = 0; layer < layers; ++layer) AddLayer(planner, layer, width);
+  planner.AddParameter("norm.weight", {width});
+  if (planner.bytes() > bytes) {
+    return Fail(ErrorCode::kInternal, fmt::format("no model of {} bytes can be planned", bytes));
+  }
+  // What rounding left over: a few more rows of positions, and the state of a random generator.
+  const uint64_t rows = (bytes - planner.bytes()) / (width * kBytesPerParameter + 4);
+  if (rows > 1) planner.AddParameter("positions.weight", {rows - 1, width});
+  const uint64_t rest = bytes - planner.bytes();
+  if (rest > 0) planner.Add("rng.state", DType::kUInt8, {rest});
+  std::vector<BenchTensor> tensors = planner.Take();
+  std::sort(tensors.begin(), tensors.end(),
+            [](const BenchTensor& a, const BenchTensor& b) { return a.fqn < b.fqn; });
+  uint64_t offset = 0;
+  for (BenchTensor& tensor : tensors) {
+    tensor.offset_bytes = offset;
+    offset += (tensor.nbytes + kTensorAlignment - 1) / kTensorAlignment * kTensorAlignment;
+  }
+  return tensors;
+}
+
+Result<ModelMemory> ModelMemory::Allocate(std::vector<BenchTensor> tensors) {
+  ModelMemory model;
+  model.memory_bytes_ = tensors.empty() ? 0 : tensors.back().offset_bytes + tensors.back().nbytes;
+  model.tensors_ = std::move(tensors);
+  void* memory = mmap(nullptr, std::max<uint64_t>(model.memory_bytes_, 1), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  if (memory == MAP_FAILED) {
+    return Fail(SystemError(errno, fmt::format("taking {} of memory for the tensors",
+                                               HumanBytes(model.memory_bytes_))));
+  }
+  model.memory_ = static_cast<std::byte*>(memory);
+  return model;
+}
+
+ModelMemory::ModelMemory(ModelMemory&& other) noexcept
+    : tensors_(std::move(other.tensors_)),
+      memory_(std::exchange(other.memory_, nullptr)),
+      memory_bytes_(other.memory_bytes_) {}
+
+ModelMemory::~ModelMemory() {
+  if (memory_ != nullptr) munmap(memory_, std::max<uint64_t>(memory_bytes_, 1));
+}
+
+void ModelMemory::Fill(size_t tensor, uint64_t version) const {
+  FillBytes(bytes_of(tensor), tensor, version);
+}
+
+void ModelMemory::FillAll(uint64_t version) const {
+  InParallel(tensors_.size(), [&](size_t i) { Fill(i, version); });
+}
+
+size_t ModelMemory::FindMismatch(uint64_t version) const {
+  std::atomic<size_t> first = tensors_.size();
+  InParallel(tensors_.size(), [&](size_t i) {
+    std::vector<std::byte> expected(tensors_[i].nbytes);
+    FillBytes(expected, i, version);
+    if (std::memcmp(expected.data(), bytes_of(i).data(), expected.size()) == 0) return;
+    size_t seen = first;
+    while (i < seen && !first.compare_exchange_weak(seen, i)) {
+    }
+  });
+  return first;
+}
+
+core::StateDict ModelMemory::State() const {
+  core::StateDict state;
+  auto root = state.root();
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const BenchTensor& tensor = tensors_[i];
+    root.Tensor(tensor.fqn, {tensor.dtype, tensor.shape, {}, bytes_of(i).data()});
+  }
+  return state;
+}
+
+}  // namespace cairn::tools::internal

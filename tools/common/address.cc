@@ -1,0 +1,57 @@
+// Addresses on the command line: STORE and STORE@STEP.
+
+#include "tools/common/address.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <system_error>
+
+#include "tools/common/text.h"
+
+namespace cairn::tools::internal {
+namespace {
+
+bool Exists(const std::string& store) {
+  std::error_code ignored;  // "cannot tell" counts as absent; the open says why
+  return std::filesystem::exists(AddressDirectory(store), ignored);
+}
+
+}  // namespace
+
+std::string AddressDirectory(const std::string& store) {
+  constexpr std::string_view kScheme = "file:";
+  return store.starts_with(kScheme) ? store.substr(kScheme.size()) : store;
+}
+
+Result<Address> ParseAddress(const std::string& text) {
+  const size_t at = text.rfind('@');
+  Address address{.store = text};
+  const std::string digits = at == std::string::npos ? "" : text.substr(at + 1);
+  const bool number =
+      !digits.empty() && std::all_of(digits.begin(), digits.end(),
+                                     [](unsigned char c) { return c >= '0' && c <= '9'; });
+  if (number && (Exists(text.substr(0, at)) || !Exists(text))) {
+    uint64_t step = 0;
+    const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), step);
+    if (parsed.ec != std::errc()) {
+      return Fail(ErrorCode::kInvalidArgument,
+                  fmt::format("step {} is beyond the largest number, 2^64 - 1", digits));
+    }
+    address = {.store = text.substr(0, at), .step = step};
+  } else if (at != std::string::npos && !number && !Exists(text) && Exists(text.substr(0, at))) {
+    return Fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("'{}' is no step; write STORE@NUMBER, or STORE alone for the latest step",
+                    EscapeText(digits)));
+  }
+  if (AddressDirectory(address.store).empty()) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("'{}' names no store; write STORE or STORE@STEP", EscapeText(text)));
+  }
+  return address;
+}
+
+}  // namespace cairn::tools::internal

@@ -1,0 +1,75 @@
+// A progress line with rate and time left, on standard error, for work that takes over a second.
+
+#include "tools/common/progress.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+
+#include "tools/common/terminal.h"
+#include "tools/common/text.h"
+
+namespace cairn::tools::internal {
+namespace {
+
+volatile std::sig_atomic_t cancel_requested = 0;
+
+void RequestCancel(int signal_number) {
+  cancel_requested = 1;
+  std::signal(signal_number, SIG_DFL);
+}
+
+}  // namespace
+
+void InstallCancelHandler() {
+  std::signal(SIGINT, RequestCancel);
+  std::signal(SIGTERM, RequestCancel);
+}
+
+ProgressLine::ProgressLine(std::string what)
+    : what_(std::move(what)),
+      terminal_(StderrIsTerminal()),
+      begin_(std::chrono::steady_clock::now()),
+      last_draw_(begin_) {}
+
+ProgressLine::~ProgressLine() { Clear(); }
+
+void ProgressLine::Clear() {
+  if (!drawn_) return;
+  fmt::print(stderr, "\r\033[K");
+  std::fflush(stderr);
+  drawn_ = false;
+}
+
+bool ProgressLine::Update(uint64_t done_bytes, uint64_t total_bytes) {
+  if (cancel_requested) return false;
+  if (!terminal_) return true;
+  const auto now = std::chrono::steady_clock::now();
+  if (!first_done_bytes_) {
+    first_update_ = now;
+    first_done_bytes_ = done_bytes;
+  }
+  if (now - begin_ < std::chrono::seconds(1)) return true;
+  if (now - last_draw_ < std::chrono::milliseconds(100)) return true;
+  last_draw_ = now;
+  std::string line =
+      fmt::format("{} {} of {}", what_, HumanBytes(done_bytes), HumanBytes(total_bytes));
+  if (total_bytes > 0) line += fmt::format(" ({})", Percent(done_bytes, total_bytes));
+  const double elapsed = std::chrono::duration<double>(now - first_update_).count();
+  const uint64_t done_since = done_bytes - std::min(done_bytes, *first_done_bytes_);
+  if (elapsed > 0.5 && done_since > 0) {
+    const uint64_t left_bytes = total_bytes - std::min(total_bytes, done_bytes);
+    const double left_seconds =
+        elapsed * static_cast<double>(left_bytes) / static_cast<double>(done_since);
+    line +=
+        fmt::format("  {}  {} left", HumanRate(done_since, elapsed), HumanSeconds(left_seconds));
+  }
+  fmt::print(stderr, "\r\033[K{}", line);
+  std::fflush(stderr);
+  drawn_ = true;
+  return true;
+}
+
+}  // namespace cairn::tools::internal

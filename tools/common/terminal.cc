@@ -1,0 +1,84 @@
+// Standard output as the programs see it: a terminal with colours and a width, or a pipe.
+
+#include "tools/common/terminal.h"
+
+#include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+
+#include "tools/common/text.h"
+
+namespace cairn::tools::internal {
+namespace {
+
+bool EnvironmentSet(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != '\0';
+}
+
+const char* Code(Style style) {
+  switch (style) {
+    case Style::kPlain:
+      return "";
+    case Style::kBold:
+      return "\033[1m";
+    case Style::kDim:
+      return "\033[2m";
+    case Style::kRed:
+      return "\033[31m";
+    case Style::kGreen:
+      return "\033[32m";
+    case Style::kYellow:
+      return "\033[33m";
+    case Style::kCyan:
+      return "\033[36m";
+  }
+  return "";
+}
+
+}  // namespace
+
+Output::Output() {
+  if (!isatty(STDOUT_FILENO)) return;
+  winsize size{};
+  width_columns_ = 80;
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) width_columns_ = size.ws_col;
+  width_columns_ = std::max(width_columns_, 40u);
+  const char* terminal = std::getenv("TERM");
+  colour_ =
+      !EnvironmentSet("NO_COLOR") && terminal != nullptr && std::string_view(terminal) != "dumb";
+}
+
+void Output::Write(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); }
+
+void Output::WriteLine(std::string_view text) {
+  Write(text);
+  Write("\n");
+}
+
+std::string Output::Styled(Style style, std::string_view text) const {
+  if (!colour_ || style == Style::kPlain || text.empty()) return std::string(text);
+  return fmt::format("{}{}\033[0m", Code(style), text);
+}
+
+Result<void> Output::Finish() {
+  const bool failed_before = std::ferror(stdout) != 0;
+  if (std::fflush(stdout) != 0 || failed_before) {
+    return Fail(SystemError(errno, "writing to standard output"));
+  }
+  return {};
+}
+
+bool StderrIsTerminal() { return isatty(STDERR_FILENO) != 0; }
+
+void Warn(std::string_view program, std::string_view message) {
+  std::fflush(stdout);
+  fmt::print(stderr, "{}: warning: {}\n", program, EscapeText(message));
+}
+
+}  // namespace cairn::tools::internal

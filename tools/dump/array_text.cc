@@ -1,0 +1,162 @@
+// Arrays as numpy prints them: brackets, aligned columns, only the edges of large ones.
+
+#include "tools/dump/array_text.h"
+
+#include <algorithm>
+
+#include "core/statistics.h"
+#include "tools/dump/element.h"
+
+namespace cairn::tools::internal {
+namespace {
+
+constexpr uint64_t kEdge = 3;
+/// Cells of a layout that shows only edges; what goes beyond makes outer dimensions show less.
+constexpr uint64_t kMostEdgeCells = 2000;
+
+class Printer {
+ public:
+  Printer(core::DType dtype, const ArrayLayout& layout, const std::vector<bool>& dropped,
+          std::span<const std::byte> cells, uint32_t width_columns)
+      : layout_(layout), strides_(layout.strides()), width_columns_(width_columns) {
+    const uint64_t element_bytes = schema::ElementBytes(dtype);
+    for (uint64_t i = 0; i < layout.cell_count(); ++i) {
+      texts_.push_back(core::FormatElement(dtype, cells.subspan(i * element_bytes, element_bytes)));
+      cell_columns_ = std::max(cell_columns_, texts_.back().size());
+    }
+    for (size_t d = 0; d < layout.rank(); ++d) {
+      if (!dropped[d]) kept_.push_back(d);
+    }
+  }
+
+  std::string Print() { return kept_.empty() ? texts_[0] : Block(0, 0); }
+
+ private:
+  /// The array below one index of each of the first `depth` dimensions.
+  std::string Block(size_t depth, uint64_t cell) const {
+    if (depth + 1 == kept_.size()) return Row(depth, cell);
+    const size_t d = kept_[depth];
+    // One line end between rows, one more for each dimension above, as numpy does.
+    const std::string gap =
+        std::string(kept_.size() - depth - 1, '\n') + std::string(depth + 1, ' ');
+    std::string text = "[";
+    for (uint64_t i = 0; i < layout_.shown(d); ++i) {
+      if (i > 0) text += gap;
+      if (layout_.has_gap(d) && i == layout_.head(d)) text += "..." + gap;
+      text += Block(depth + 1, cell + i * strides_[d]);
+    }
+    if (layout_.has_gap(d) && layout_.head(d) == layout_.shown(d)) text += gap + "...";
+    return text + "]";
+  }
+
+  std::string Row(size_t depth, uint64_t cell) const {
+    const size_t d = kept_[depth];
+    const std::string indent(depth + 1, ' ');
+    std::string text = "[";
+    size_t column = depth + 1;
+    const auto add = [&](const std::string& word) {
+      const bool first = text.size() == 1;
+      if (!first && column + 1 + word.size() > width_columns_) {
+        text += "\n" + indent;
+        column = indent.size();
+      } else if (!first) {
+        text += " ";
+        ++column;
+      }
+      text += word;
+      column += word.size();
+    };
+    for (uint64_t i = 0; i < layout_.shown(d); ++i) {
+      if (layout_.has_gap(d) && i == layout_.head(d)) add("...");
+      const std::string& value = texts_[cell + i * strides_[d]];
+      add(std::string(cell_columns_ - value.size(), ' ') + value);
+    }
+    if (layout_.has_gap(d) && layout_.head(d) == layout_.shown(d)) add("...");
+    return text + "]";
+  }
+
+  const ArrayLayout& layout_;
+  std::vector<uint64_t> strides_;
+  uint32_t width_columns_;
+  std::vector<std::string> texts_;
+  size_t cell_columns_ = 0;
+  std::vector<size_t> kept_;
+};
+
+Json Nested(core::DType dtype, std::span<const uint64_t> shape, const std::byte*& next) {
+  if (shape.empty()) {
+    Json element = ElementJson(dtype, {next, schema::ElementBytes(dtype)});
+    next += schema::ElementBytes(dtype);
+    return element;
+  }
+  Json list = Json::array();
+  for (uint64_t i = 0; i < shape[0]; ++i) list.push_back(Nested(dtype, shape.subspan(1), next));
+  return list;
+}
+
+}  // namespace
+
+ArrayLayout::ArrayLayout(std::span<const uint64_t> sizes, bool whole) : dimensions_(sizes.size()) {
+  uint64_t cells = 1;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    Dimension& dimension = dimensions_[d];
+    dimension = {.size = sizes[d], .head = sizes[d]};
+    if (!whole && sizes[d] > 2 * kEdge) dimension = {sizes[d], kEdge, kEdge};
+    if (!whole && cells * (dimension.head + dimension.tail) > kMostEdgeCells) {
+      dimension = {sizes[d], 1, 0};
+    }
+    if (!whole) cells *= dimension.head + dimension.tail;
+  }
+}
+
+uint64_t ArrayLayout::cell_count() const {
+  uint64_t count = 1;
+  for (size_t d = 0; d < rank(); ++d) count *= shown(d);
+  return count;
+}
+
+std::vector<uint64_t> ArrayLayout::strides() const {
+  std::vector<uint64_t> strides(rank(), 1);
+  for (size_t d = rank(); d-- > 1;) strides[d - 1] = strides[d] * shown(d);
+  return strides;
+}
+
+std::vector<ArrayLayout::Piece> ArrayLayout::pieces() const {
+  if (cell_count() == 0) return {};
+  const std::vector<uint64_t> steps = strides();
+  std::vector<Piece> pieces = {Piece{}};
+  for (size_t d = 0; d < rank(); ++d) {
+    const Dimension& dimension = dimensions_[d];
+    std::vector<Piece> grown;
+    for (const Piece& piece : pieces) {
+      Piece head = piece;
+      head.source_offsets.push_back(0);
+      head.sizes.push_back(dimension.head);
+      grown.push_back(std::move(head));
+      if (dimension.tail == 0) continue;
+      Piece tail = piece;
+      tail.source_offsets.push_back(dimension.size - dimension.tail);
+      tail.sizes.push_back(dimension.tail);
+      tail.cell_offset += dimension.head * steps[d];
+      grown.push_back(std::move(tail));
+    }
+    pieces = std::move(grown);
+  }
+  return pieces;
+}
+
+std::string ArrayText(core::DType dtype, const ArrayLayout& layout,
+                      const std::vector<bool>& dropped, std::span<const std::byte> cells,
+                      uint32_t width_columns) {
+  if (layout.cell_count() == 0) return "[]";
+  return Printer(dtype, layout, dropped, cells, width_columns).Print();
+}
+
+Json ArrayJson(core::DType dtype, std::span<const uint64_t> shape,
+               std::span<const std::byte> values) {
+  if (values.empty()) return Json::array();
+  const std::byte* next = values.data();
+  return Nested(dtype, shape, next);
+}
+
+}  // namespace cairn::tools::internal

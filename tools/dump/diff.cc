@@ -1,0 +1,244 @@
+// `kv-dump diff`: what differs between two steps, and with --values by how much.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <map>
+
+#include "core/tensor/chunk_grid.h"
+#include "core/state_dict/key_pattern.h"
+#include "tools/dump/verbs.h"
+#include "tools/dump/element.h"
+#include "tools/common/progress.h"
+#include "tools/common/table.h"
+#include "tools/common/text.h"
+
+namespace cairn::tools::internal {
+namespace {
+
+using Kind = core::KeyChange::Kind;
+
+/// Both steps are read side by side in pieces of this size.
+constexpr uint64_t kPieceBytes = 16 << 20;
+
+/// How far the values of two tensors of one dtype and shape lie apart.
+struct ValueDifference {
+  uint64_t elements = 0;
+  uint64_t differing_elements = 0;  // by their bits
+  uint64_t not_comparable = 0;      // NaN or Inf on one side only, or on both but different
+  double largest_absolute = 0;      // over the comparable ones
+  bool numeric = false;             // false: there are no numbers, only bits were compared
+};
+
+struct DiffRow {
+  core::KeyChange change;
+  std::optional<ValueDifference> values;
+};
+
+struct Sides {
+  OpenedStore opened;  // one store, two steps
+  kv::StepInfo a;
+  kv::StepInfo b;
+};
+
+std::string_view KindName(Kind kind) {
+  switch (kind) {
+    case Kind::kAdded:
+      return "added";
+    case Kind::kRemoved:
+      return "removed";
+    case Kind::kChanged:
+      return "changed";
+  }
+  return "changed";
+}
+
+bool SameDirectory(const std::string& a, const std::string& b) {
+  if (a == b) return true;
+  std::error_code error;  // a path that cannot be examined is another one
+  const bool same = std::filesystem::equivalent(AddressDirectory(a), AddressDirectory(b), error);
+  return !error && same;
+}
+
+Result<Sides> OpenSides(const std::string& address_a, const std::string& address_b) {
+  Sides sides;
+  CAIRN_TRY_ASSIGN(sides.opened, OpenToLook(address_a));
+  const std::string& store = sides.opened.address.store;
+  const std::string full_b = address_b.starts_with('@') ? store + address_b : address_b;
+  CAIRN_TRY_ASSIGN(const Address b, ParseAddress(full_b));
+  if (!SameDirectory(store, b.store)) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("diff compares steps of one store, but {} and {} are two",
+                            ShellWord(store), ShellWord(b.store)));
+  }
+  CAIRN_TRY_ASSIGN(sides.a, FindStep(sides.opened));
+  CAIRN_TRY_ASSIGN(const auto snapshot, sides.opened.store->kv().Latest());
+  CAIRN_TRY_ASSIGN(sides.b, snapshot->FindStep(b.step));
+  return sides;
+}
+
+void CompareElements(core::DType dtype, std::span<const std::byte> a, std::span<const std::byte> b,
+                     ValueDifference& difference) {
+  const uint64_t element_bytes = schema::ElementBytes(dtype);
+  for (uint64_t at = 0; at < a.size(); at += element_bytes) {
+    if (std::memcmp(a.data() + at, b.data() + at, element_bytes) == 0) continue;
+    ++difference.differing_elements;
+    const auto distance =
+        Distance(dtype, a.subspan(at, element_bytes), b.subspan(at, element_bytes));
+    if (!distance) continue;
+    difference.numeric = true;
+    if (std::isfinite(*distance)) {
+      difference.largest_absolute = std::max(difference.largest_absolute, *distance);
+    } else {
+      ++difference.not_comparable;
+    }
+  }
+}
+
+Result<ValueDifference> CompareValues(const Sides& sides, const core::TensorInfo& tensor,
+                                      ProgressLine& progress) {
+  ValueDifference difference;
+  CAIRN_TRY_ASSIGN(difference.elements, core::ElementCount(tensor.shape));
+  CAIRN_TRY_ASSIGN(const auto grid, core::ChunkGrid::Make(tensor.dtype, tensor.shape, kPieceBytes));
+  std::vector<std::byte> a, b;
+  for (uint64_t i = 0; i < grid.chunk_count(); ++i) {
+    if (!progress.Update(grid.offset_bytes(i), tensor.nbytes)) {
+      return Fail(ErrorCode::kCancelled, "stopped on request");
+    }
+    const core::Box box = grid.chunk(i);
+    a.resize(grid.length_bytes(i));
+    b.resize(a.size());
+    const core::LoadRequest from_a{tensor.fqn, box, {tensor.dtype, box.sizes, {}, a.data()}};
+    const core::LoadRequest from_b{tensor.fqn, box, {tensor.dtype, box.sizes, {}, b.data()}};
+    CAIRN_TRY(sides.opened.store->Load(sides.a, {&from_a, 1}));
+    CAIRN_TRY(sides.opened.store->Load(sides.b, {&from_b, 1}));
+    CompareElements(tensor.dtype, a, b, difference);
+  }
+  return difference;
+}
+
+/// The tensors of a step by FQN.
+Result<std::map<std::string, core::TensorInfo>> Tensors(const Sides& sides,
+                                                        const kv::StepInfo& step,
+                                                        const core::KeyPatterns& patterns) {
+  CAIRN_TRY_ASSIGN(auto contents, sides.opened.store->List(step.step, patterns));
+  std::map<std::string, core::TensorInfo> tensors;
+  for (core::TensorInfo& tensor : contents.tensors) {
+    std::string fqn = tensor.fqn;
+    tensors.emplace(std::move(fqn), std::move(tensor));
+  }
+  return tensors;
+}
+
+Result<void> AddValueDifferences(const Sides& sides, const core::KeyPatterns& patterns,
+                                 std::vector<DiffRow>& rows) {
+  CAIRN_TRY_ASSIGN(const auto in_a, Tensors(sides, sides.a, patterns));
+  CAIRN_TRY_ASSIGN(const auto in_b, Tensors(sides, sides.b, patterns));
+  for (DiffRow& row : rows) {
+    if (row.change.kind != Kind::kChanged || !row.change.is_tensor) continue;
+    const auto a = in_a.find(row.change.fqn);
+    const auto b = in_b.find(row.change.fqn);
+    if (a == in_a.end() || b == in_b.end() || a->second.dtype != b->second.dtype ||
+        a->second.shape != b->second.shape) {
+      continue;  // the detail says what differs; values of unlike tensors have no distance
+    }
+    ProgressLine progress(fmt::format("comparing {}", EscapeText(row.change.fqn)));
+    CAIRN_TRY_ASSIGN(row.values, CompareValues(sides, a->second, progress));
+  }
+  return {};
+}
+
+Json RowJson(const DiffRow& row) {
+  const core::KeyChange& change = row.change;
+  Json json = {{"fqn", JsonText(change.fqn)},
+               {"change", KindName(change.kind)},
+               {"kind", change.is_tensor ? "tensor" : "value"},
+               {"changed_bytes", change.changed_bytes},
+               {"total_bytes", change.total_bytes}};
+  if (!change.detail.empty()) json["detail"] = JsonText(change.detail);
+  if (!row.values) return json;
+  json["elements"] = row.values->elements;
+  json["differing_elements"] = row.values->differing_elements;
+  if (row.values->numeric) {
+    json["largest_absolute_difference"] = row.values->largest_absolute;
+    json["not_comparable_elements"] = row.values->not_comparable;
+  }
+  return json;
+}
+
+std::string DifferenceText(const ValueDifference& values) {
+  std::string text =
+      fmt::format("{} of elements", Percent(values.differing_elements, values.elements));
+  if (values.numeric) text += fmt::format(", by up to {:.4g}", values.largest_absolute);
+  if (values.not_comparable > 0) {
+    text += fmt::format(", {} NaN or Inf", GroupedCount(values.not_comparable));
+  }
+  return text;
+}
+
+Table MakeTable(const DumpRun& run, bool values) {
+  std::vector<Column> columns = {
+      {"CHANGE"}, {"FQN", Align::kLeft, true}, {"BYTES", Align::kRight}, {"OF", Align::kRight}};
+  if (values) columns.push_back({"VALUES DIFFER IN"});
+  columns.push_back({"DETAIL", Align::kLeft, true});
+  return Table(run.out, std::move(columns));
+}
+
+void PrintRows(const DumpRun& run, const Sides& sides, const std::vector<DiffRow>& rows,
+               uint64_t unchanged_keys, bool values) {
+  Table table = MakeTable(run, values);
+  std::map<Kind, uint64_t> counts;
+  uint64_t changed_bytes = 0;
+  for (const DiffRow& row : rows) {
+    const core::KeyChange& change = row.change;
+    ++counts[change.kind];
+    changed_bytes += change.changed_bytes;
+    const Style style = change.kind == Kind::kAdded     ? Style::kGreen
+                        : change.kind == Kind::kRemoved ? Style::kRed
+                                                        : Style::kYellow;
+    std::vector<Cell> cells = {Cell(std::string(KindName(change.kind)), style),
+                               EscapeText(change.fqn),
+                               change.is_tensor ? HumanBytes(change.changed_bytes) : "value",
+                               change.is_tensor ? HumanBytes(change.total_bytes) : ""};
+    if (values) cells.emplace_back(row.values ? DifferenceText(*row.values) : std::string());
+    cells.emplace_back(EscapeText(change.detail));
+    table.Add(std::move(cells));
+  }
+  table.Finish();
+  if (!rows.empty()) run.out->WriteLine("");
+  run.out->WriteLine(
+      fmt::format("step {} -> {}: {} added, {} removed, {} changed ({}), {} unchanged",
+                  sides.a.step, sides.b.step, GroupedCount(counts[Kind::kAdded]),
+                  GroupedCount(counts[Kind::kRemoved]), GroupedCount(counts[Kind::kChanged]),
+                  HumanBytes(changed_bytes), GroupedCount(unchanged_keys)));
+}
+
+}  // namespace
+
+Result<int> DumpDiff(const DumpRun& run, const std::string& address_a, const std::string& address_b,
+                     const std::vector<std::string>& patterns, bool values) {
+  CAIRN_TRY_ASSIGN(const core::KeyPatterns parsed, core::KeyPatterns::Parse(patterns));
+  CAIRN_TRY_ASSIGN(const Sides sides, OpenSides(address_a, address_b));
+  CAIRN_TRY_ASSIGN(auto diff, sides.opened.store->Compare(sides.a.step, sides.b.step, parsed));
+  std::vector<DiffRow> rows;
+  for (core::KeyChange& change : diff.changes) rows.push_back({std::move(change), std::nullopt});
+  if (values) CAIRN_TRY(AddValueDifferences(sides, parsed, rows));
+  if (run.json) {
+    JsonList list(run.out,
+                  {{"store", JsonText(AddressDirectory(sides.opened.address.store))},
+                   {"step_a", sides.a.step},
+                   {"step_b", sides.b.step},
+                   {"unchanged_keys", diff.unchanged_keys}},
+                  "changes");
+    for (const DiffRow& row : rows) list.Add(RowJson(row));
+    list.Finish();
+  } else {
+    PrintRows(run, sides, rows, diff.unchanged_keys, values);
+  }
+  return rows.empty() ? kExitFine : kExitDiffers;
+}
+
+}  // namespace cairn::tools::internal

@@ -1,0 +1,218 @@
+// `kv-dump STORE`: what is in a store, at a glance.
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "tools/common/disk_usage.h"
+#include "tools/dump/verbs.h"
+#include "tools/common/table.h"
+#include "tools/common/text.h"
+
+namespace cairn::tools::internal {
+namespace {
+
+struct DTypeShare {
+  uint64_t tensors = 0;
+  uint64_t elements = 0;
+  uint64_t bytes = 0;
+};
+
+struct Overview {
+  std::string directory;
+  std::map<std::string, std::string> identity;  // the named lines of the file CAIRN
+  std::vector<kv::StepInfo> steps;
+  std::vector<kv::SegmentInfo> segments;
+  std::map<std::string, DTypeShare> dtypes;  // of the latest step
+  uint64_t logical_bytes = 0;                // of all steps
+  uint64_t payload_bytes = 0;                // in all segments
+  DiskUsage disk;
+  std::vector<Error> notes;
+};
+
+/// The "name value" lines of CAIRN, a few short ones; the open has checked them, here they are
+/// shown.
+std::map<std::string, std::string> ReadIdentity(const std::string& directory) {
+  constexpr size_t kMostLines = 8;
+  constexpr size_t kLongestLine = 200;
+  std::ifstream file(std::filesystem::path(directory) / "CAIRN");
+  std::map<std::string, std::string> named;
+  std::string line;
+  for (size_t i = 0; i < kMostLines && std::getline(file, line); ++i) {
+    line = EscapeText(line.substr(0, kLongestLine));
+    const size_t space = line.find(' ');
+    if (space != std::string::npos) named[line.substr(0, space)] = line.substr(space + 1);
+  }
+  return named;
+}
+
+Result<Overview> Look(const OpenedStore& opened) {
+  Overview view;
+  view.directory = AddressDirectory(opened.address.store);
+  view.identity = ReadIdentity(view.directory);
+  view.notes = opened.store->kv().recovery_notes();
+  CAIRN_TRY_ASSIGN(const auto snapshot, opened.store->kv().Latest());
+  view.steps = snapshot->steps();
+  CAIRN_TRY_ASSIGN(view.segments, snapshot->Segments());
+  for (const kv::StepInfo& step : view.steps) view.logical_bytes += step.logical_bytes;
+  for (const kv::SegmentInfo& segment : view.segments) view.payload_bytes += segment.payload_bytes;
+  CAIRN_TRY_ASSIGN(view.disk, MeasureDiskUsage(view.directory));
+  if (view.steps.empty()) return view;
+  auto contents = opened.store->List(view.steps.back().step);
+  if (!contents) {
+    view.notes.push_back(std::move(contents).error());
+    return view;
+  }
+  for (const core::TensorInfo& tensor : contents->tensors) {
+    if (tensor.hidden) continue;
+    DTypeShare& share = view.dtypes[std::string(schema::DTypeName(tensor.dtype))];
+    share.tensors += 1;
+    share.elements += core::ElementCount(tensor.shape).value_or(0);
+    share.bytes += tensor.nbytes;
+  }
+  return view;
+}
+
+void PrintJson(Output& out, const Overview& view) {
+  Json json = {{"store", JsonText(view.directory)}};
+  for (const char* name : {"format", "uuid"}) {
+    if (const auto line = view.identity.find(name); line != view.identity.end()) {
+      json[name] = line->second;
+    }
+  }
+  json["steps"] = view.steps.size();
+  if (!view.steps.empty()) {
+    json["first_step"] = view.steps.front().step;
+    json["last_step"] = view.steps.back().step;
+    json["latest"] = StepJson(view.steps.back());
+    Json dtypes = Json::object();
+    for (const auto& [name, share] : view.dtypes) {
+      dtypes[name] = {
+          {"tensors", share.tensors}, {"elements", share.elements}, {"bytes", share.bytes}};
+    }
+    json["latest"]["dtypes"] = std::move(dtypes);
+  }
+  json["logical_bytes"] = view.logical_bytes;
+  json["payload_bytes"] = view.payload_bytes;
+  json["segments"] = view.segments.size();
+  json["file_bytes"] = view.disk.file_bytes;
+  json["allocated_bytes"] = view.disk.allocated_bytes;
+  json["segment_file_bytes"] = view.disk.segment_file_bytes;
+  json["notes"] = Json::array();
+  for (const Error& note : view.notes) json["notes"].push_back(ErrorJson(note));
+  WriteJson(out, json);
+}
+
+/// "12, from 100 to 1,200".
+std::string StepsText(const std::vector<kv::StepInfo>& steps) {
+  if (steps.empty()) return "none yet";
+  if (steps.size() == 1) return fmt::format("1, number {}", steps.front().step);
+  return fmt::format("{}, from {} to {}", GroupedCount(steps.size()), steps.front().step,
+                     steps.back().step);
+}
+
+std::string DiskText(const Overview& view) {
+  const uint64_t records = view.disk.file_bytes - view.disk.segment_file_bytes;
+  return fmt::format("{} in {}, {} of records", HumanBytes(view.disk.segment_file_bytes),
+                     Plural(view.segments.size(), "segment"), HumanBytes(records));
+}
+
+std::string SharingText(const Overview& view) {
+  const double factor =
+      static_cast<double>(view.logical_bytes) / static_cast<double>(view.payload_bytes);
+  return fmt::format("{} of checkpoints in {} of payload, {:.2f} to 1",
+                     HumanBytes(view.logical_bytes), HumanBytes(view.payload_bytes), factor);
+}
+
+void PrintFacts(Output& out, const Overview& view) {
+  const auto fact = [&](std::string_view name, std::string_view text) {
+    out.WriteLine(
+        fmt::format("  {}  {}", out.Styled(Style::kDim, fmt::format("{:<8}", name)), text));
+  };
+  out.WriteLine(out.Styled(Style::kBold, EscapeText(view.directory)));
+  for (const char* name : {"format", "uuid"}) {
+    if (const auto line = view.identity.find(name); line != view.identity.end()) {
+      fact(name, line->second);
+    }
+  }
+  fact("steps", StepsText(view.steps));
+  if (!view.steps.empty()) {
+    const kv::StepInfo& latest = view.steps.back();
+    fact("latest",
+         fmt::format("{}, saved {} ({}) by {}", latest.step, LocalTime(latest.created_unix_ns),
+                     Age(latest.created_unix_ns, NowUnixNs()), Plural(latest.world_size, "rank")));
+    fact("",
+         fmt::format("{} and {}, {}", Plural(latest.tensor_count, "tensor"),
+                     Plural(latest.value_count, "plain value"), HumanBytes(latest.logical_bytes)));
+  }
+  fact("on disk", DiskText(view));
+  if (view.payload_bytes > 0) fact("sharing", SharingText(view));
+  if (view.notes.empty()) {
+    fact("health", out.Styled(Style::kGreen, "nothing amiss at first sight"));
+  } else {
+    fact("health", out.Styled(Style::kRed, Plural(view.notes.size(), "problem")));
+    for (const Error& note : view.notes) fact("", EscapeText(note.ToString()));
+  }
+}
+
+void PrintDTypes(Output& out, const Overview& view) {
+  if (view.dtypes.empty()) return;
+  uint64_t total = 0;
+  for (const auto& [name, share] : view.dtypes) total += share.bytes;
+  out.WriteLine("");
+  Table table(&out,
+              {{"DTYPE"},
+               {"TENSORS", Align::kRight},
+               {"ELEMENTS", Align::kRight},
+               {"BYTES", Align::kRight},
+               {"SHARE", Align::kRight}},
+              2);
+  for (const auto& [name, share] : view.dtypes) {
+    table.Add({name, GroupedCount(share.tensors), GroupedCount(share.elements),
+               HumanBytes(share.bytes), Percent(share.bytes, total)});
+  }
+  table.Finish();
+}
+
+void PrintHints(Output& out, const Overview& view) {
+  const std::string store = ShellWord(view.directory);
+  const auto hint = [&](const std::string& command, std::string_view what) {
+    out.WriteLine(fmt::format("  {}  {}", command, out.Styled(Style::kDim, what)));
+  };
+  out.WriteLine("");
+  if (view.steps.empty()) {
+    hint(fmt::format("kv-admin import {} --step 0 FILE.safetensors", store), "a first step");
+    return;
+  }
+  const std::string steps = fmt::format("kv-dump steps {}", store);
+  const std::string keys = fmt::format("kv-dump keys {}@{}", store, view.steps.back().step);
+  const std::string verify = fmt::format("kv-dump verify {}", store);
+  const size_t width = std::max({steps.size(), keys.size(), verify.size()});
+  hint(fmt::format("{:<{}}", steps, width), "each step: when, how large, what it wrote");
+  hint(fmt::format("{:<{}}", keys, width), "each tensor and value of the latest step");
+  hint(fmt::format("{:<{}}", verify, width), "reads every byte and checks every digest");
+}
+
+}  // namespace
+
+Result<int> DumpOverview(const DumpRun& run, const std::string& store) {
+  CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenSilently(store));
+  if (opened.address.step) {
+    return Fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("the overview is about a whole store; try kv-dump keys {}", ShellWord(store)));
+  }
+  CAIRN_TRY_ASSIGN(const Overview view, Look(opened));
+  if (run.json) {
+    PrintJson(*run.out, view);
+  } else {
+    PrintFacts(*run.out, view);
+    PrintDTypes(*run.out, view);
+    PrintHints(*run.out, view);
+  }
+  return kExitFine;
+}
+
+}  // namespace cairn::tools::internal

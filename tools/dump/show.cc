@@ -1,0 +1,264 @@
+// `kv-dump show`: values and statistics of one key.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/tensor/chunk_grid.h"
+#include "core/state_dict/key_pattern.h"
+#include "core/statistics.h"
+#include "tools/dump/array_text.h"
+#include "tools/dump/verbs.h"
+#include "tools/dump/element.h"
+#include "tools/common/progress.h"
+#include "tools/dump/slice.h"
+#include "tools/common/text.h"
+
+namespace cairn::tools::internal {
+namespace {
+
+/// Statistics read the tensor in pieces of this size.
+constexpr uint64_t kPieceBytes = 16 << 20;
+/// As numpy: arrays with more elements show only their edges.
+constexpr uint64_t kMostShownElements = 1000;
+/// --all is for people's eyes and small scripts; larger parts are read with the library.
+constexpr uint64_t kMostElementsOfAll = 1 << 22;
+
+struct Subject {
+  OpenedStore opened;
+  kv::StepInfo step;
+  core::TensorInfo tensor;
+  Slice slice;
+  bool sliced = false;
+};
+
+Result<void> LoadBox(const Subject& subject, const core::Box& box, std::span<std::byte> target) {
+  const core::LoadRequest request{
+      subject.tensor.fqn, box, {subject.tensor.dtype, box.sizes, {}, target.data()}};
+  CAIRN_TRY(subject.opened.store->Load(subject.step, {&request, 1}));
+  return {};
+}
+
+Result<core::Statistics> Measure(const Subject& subject) {
+  core::StatisticsAccumulator accumulator(subject.tensor.dtype);
+  const core::Box& part = subject.slice.box;
+  CAIRN_TRY_ASSIGN(const auto grid,
+                   core::ChunkGrid::Make(subject.tensor.dtype, part.sizes, kPieceBytes));
+  CAIRN_TRY_ASSIGN(const uint64_t total_bytes, core::TensorBytes(subject.tensor.dtype, part.sizes));
+  ProgressLine progress("reading");
+  std::vector<std::byte> piece;
+  for (uint64_t i = 0; i < grid.chunk_count(); ++i) {
+    progress.Update(grid.offset_bytes(i), total_bytes);
+    core::Box box = grid.chunk(i);
+    for (size_t d = 0; d < box.offsets.size(); ++d) box.offsets[d] += part.offsets[d];
+    piece.resize(grid.length_bytes(i));
+    CAIRN_TRY(LoadBox(subject, box, piece));
+    accumulator.Add(piece);
+  }
+  return accumulator.Finish();
+}
+
+/// Loads what the layout shows: its runs of indices in every dimension.
+Result<std::vector<std::byte>> LoadShown(const Subject& subject, const ArrayLayout& layout) {
+  const uint64_t element_bytes = schema::ElementBytes(subject.tensor.dtype);
+  std::vector<std::byte> cells(layout.cell_count() * element_bytes);
+  std::vector<core::LoadRequest> requests;
+  for (const ArrayLayout::Piece& piece : layout.pieces()) {
+    core::Box box{piece.source_offsets, piece.sizes};
+    for (size_t d = 0; d < box.offsets.size(); ++d) box.offsets[d] += subject.slice.box.offsets[d];
+    requests.push_back({subject.tensor.fqn,
+                        std::move(box),
+                        {subject.tensor.dtype, piece.sizes, layout.strides(),
+                         cells.data() + piece.cell_offset * element_bytes}});
+  }
+  CAIRN_TRY(subject.opened.store->Load(subject.step, requests));
+  return cells;
+}
+
+/// A pattern that takes `fqn`, whatever characters are in it; it may take a few more.
+Result<core::KeyPatterns> PatternFor(const std::string& fqn) {
+  if (fqn.empty()) return core::KeyPatterns();  // the root itself is a leaf
+  std::string pattern = fqn;
+  for (size_t i = 0; i < pattern.size(); ++i) {
+    const bool special = std::string_view("*?[]").find(pattern[i]) != std::string_view::npos;
+    if (special || (i == 0 && pattern[i] == '!')) pattern[i] = '?';
+  }
+  return core::KeyPatterns::Parse({pattern});
+}
+
+std::unexpected<Error> NoSuchKey(const kv::StepInfo& step, const std::string& store,
+                                 const core::Contents& below, const std::string& fqn) {
+  std::string message = fmt::format("step {} has no such key", step.step);
+  const size_t count = below.tensors.size() + below.values.size();
+  if (count > 0) {
+    message += fmt::format(", but {} below it; see kv-dump keys {}@{} {}", Plural(count, "key"),
+                           ShellWord(store), step.step, ShellWord(fqn));
+  } else {
+    message += fmt::format("; see kv-dump keys {}@{}", ShellWord(store), step.step);
+  }
+  return Fail(Error{.code = ErrorCode::kNotFound, .message = std::move(message), .key = fqn});
+}
+
+Result<int> ShowValue(const DumpRun& run, const kv::StepInfo& step, const core::ValueInfo& value) {
+  const std::string kind = ValueKindName(value.value);
+  if (run.json) {
+    WriteJson(*run.out, {{"fqn", JsonText(value.fqn)},
+                         {"step", step.step},
+                         {"kind", "value"},
+                         {"type", kind},
+                         {"value", ValueJson(value.value)}});
+    return kExitFine;
+  }
+  run.out->WriteLine(fmt::format(
+      "{}  {} of step {}", run.out->Styled(Style::kBold, EscapeText(value.fqn)), kind, step.step));
+  run.out->WriteLine("");
+  const auto* text = std::get_if<std::string>(&value.value);
+  run.out->WriteLine(text != nullptr ? EscapeText(*text)
+                                     : EscapeText(core::FormatValue(value.value)));
+  return kExitFine;
+}
+
+/// Integers as such, however large; nothing (null) where no element counts.
+Json BoundJson(core::DType dtype, const std::optional<double>& bound, const std::string& text) {
+  if (!bound) return nullptr;
+  const bool whole = dtype >= core::DType::kUInt8 && dtype <= core::DType::kUInt64;
+  if (!whole) return FloatJson(*bound);
+  return Json::parse(text, nullptr, /*allow_exceptions=*/false);
+}
+
+Json StatisticsJson(core::DType dtype, const core::Statistics& statistics) {
+  const auto number = [](const std::optional<double>& value) {
+    return value ? FloatJson(*value) : Json(nullptr);
+  };
+  return {{"count", statistics.count},
+          {"zeros", statistics.zeros},
+          {"nan", statistics.nans},
+          {"inf", statistics.infs},
+          {"min", BoundJson(dtype, statistics.min, statistics.min_text)},
+          {"max", BoundJson(dtype, statistics.max, statistics.max_text)},
+          {"mean", number(statistics.mean)},
+          {"std", number(statistics.std_deviation)}};
+}
+
+void PrintStatistics(Output& out, const core::Statistics& statistics) {
+  std::string line;
+  const auto add = [&](std::string_view name, const std::string& value, Style style) {
+    line += fmt::format("{}{} {}", line.empty() ? "" : "   ", out.Styled(Style::kDim, name),
+                        out.Styled(style, value));
+  };
+  const auto count = [&](std::string_view name, uint64_t value, Style style) {
+    add(name,
+        value == 0 ? "0"
+                   : fmt::format("{} ({})", GroupedCount(value), Percent(value, statistics.count)),
+        value == 0 ? Style::kPlain : style);
+  };
+  if (statistics.min) add("min", statistics.min_text, Style::kPlain);
+  if (statistics.max) add("max", statistics.max_text, Style::kPlain);
+  if (statistics.mean) add("mean", fmt::format("{:.6g}", *statistics.mean), Style::kPlain);
+  if (statistics.std_deviation) {
+    add("std", fmt::format("{:.6g}", *statistics.std_deviation), Style::kPlain);
+  }
+  count("zeros", statistics.zeros, Style::kPlain);
+  count("NaN", statistics.nans, Style::kRed);
+  count("Inf", statistics.infs, Style::kRed);
+  out.WriteLine(line);
+}
+
+Json TensorJson(const Subject& subject) {
+  const core::TensorInfo& tensor = subject.tensor;
+  Json json = {{"fqn", JsonText(tensor.fqn)},
+               {"step", subject.step.step},
+               {"kind", "tensor"},
+               {"dtype", schema::DTypeName(tensor.dtype)},
+               {"shape", tensor.shape},
+               {"bytes", tensor.nbytes},
+               {"chunks", tensor.chunk_count}};
+  if (tensor.alias_of) json["alias_of"] = JsonText(*tensor.alias_of);
+  if (subject.sliced) {
+    json["slice"] = {{"offsets", subject.slice.box.offsets}, {"sizes", subject.slice.box.sizes}};
+  }
+  return json;
+}
+
+void PrintHead(Output& out, const Subject& subject) {
+  const core::TensorInfo& tensor = subject.tensor;
+  std::string line = fmt::format("{}  {} {}, {}", out.Styled(Style::kBold, EscapeText(tensor.fqn)),
+                                 schema::DTypeName(tensor.dtype), ShapeText(tensor.shape),
+                                 HumanBytes(tensor.nbytes));
+  if (tensor.alias_of) {
+    line += fmt::format(", shares {}", EscapeText(*tensor.alias_of));
+  } else {
+    line += fmt::format(" in {}", Plural(tensor.chunk_count, "chunk"));
+  }
+  out.WriteLine(fmt::format("{}, step {}", line, subject.step.step));
+  if (!subject.sliced) return;
+  std::vector<std::string> ranges;
+  for (size_t d = 0; d < tensor.shape.size(); ++d) {
+    const uint64_t begin = subject.slice.box.offsets[d];
+    ranges.push_back(subject.slice.dropped[d]
+                         ? fmt::to_string(begin)
+                         : fmt::format("{}:{}", begin, begin + subject.slice.box.sizes[d]));
+  }
+  out.WriteLine(
+      fmt::format("slice [{}], shape {}", fmt::join(ranges, ", "), ShapeText(subject.slice.shape)));
+}
+
+Result<int> ShowTensor(const DumpRun& run, const Subject& subject, bool all) {
+  CAIRN_TRY_ASSIGN(const uint64_t elements, core::ElementCount(subject.slice.box.sizes));
+  if (all && elements > kMostElementsOfAll) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("--all prints at most {} elements, these are {}; take a --slice",
+                            GroupedCount(kMostElementsOfAll), GroupedCount(elements)));
+  }
+  const bool whole = all || elements <= kMostShownElements;
+  const ArrayLayout layout(subject.slice.box.sizes, whole);
+  CAIRN_TRY_ASSIGN(const core::Statistics statistics, Measure(subject));
+  CAIRN_TRY_ASSIGN(const std::vector<std::byte> cells, LoadShown(subject, layout));
+  if (run.json) {
+    Json json = TensorJson(subject);
+    json["statistics"] = StatisticsJson(subject.tensor.dtype, statistics);
+    json["truncated"] = !whole;
+    json["values"] =
+        whole ? ArrayJson(subject.tensor.dtype, subject.slice.shape, cells) : Json(nullptr);
+    WriteJson(*run.out, json);
+    return kExitFine;
+  }
+  PrintHead(*run.out, subject);
+  run.out->WriteLine("");
+  PrintStatistics(*run.out, statistics);
+  run.out->WriteLine("");
+  const uint32_t width = run.out->width_columns() != 0 ? run.out->width_columns() : 100;
+  run.out->WriteLine(ArrayText(subject.tensor.dtype, layout, subject.slice.dropped, cells, width));
+  return kExitFine;
+}
+
+}  // namespace
+
+Result<int> DumpShow(const DumpRun& run, const std::string& address, const std::string& fqn,
+                     const ShowOptions& options) {
+  Subject subject;
+  CAIRN_TRY_ASSIGN(subject.opened, OpenToLook(address));
+  CAIRN_TRY_ASSIGN(subject.step, FindStep(subject.opened));
+  CAIRN_TRY_ASSIGN(const core::KeyPatterns pattern, PatternFor(fqn));
+  CAIRN_TRY_ASSIGN(const core::Contents contents,
+                   subject.opened.store->List(subject.step.step, pattern));
+  for (const core::ValueInfo& value : contents.values) {
+    if (value.fqn != fqn) continue;
+    if (!options.slice.empty()) {
+      return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                        .message = "--slice is for tensors, this is a plain value",
+                        .key = fqn});
+    }
+    return ShowValue(run, subject.step, value);
+  }
+  for (const core::TensorInfo& tensor : contents.tensors) {
+    if (tensor.fqn != fqn) continue;
+    subject.tensor = tensor;
+    subject.sliced = !options.slice.empty();
+    CAIRN_TRY_ASSIGN(subject.slice, ParseSlice(options.slice, tensor.shape));
+    return ShowTensor(run, subject, options.all);
+  }
+  return NoSuchKey(subject.step, subject.opened.address.store, contents, fqn);
+}
+
+}  // namespace cairn::tools::internal
