@@ -6,7 +6,7 @@
 #include <functional>
 #include <map>
 
-#include "tests/core/test_tensor.h"
+#include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {
 namespace {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/state_dict/state_dict.h"
-#include "tests/core/strided_fixture.h"
+#include "tests/core/tensor/strided_fixture.h"
 
 namespace cairn::core {
 

@@ -9,7 +9,7 @@
 
 #include "core/checkpoint_store.h"
 #include "core/tensor/strided_copy.h"
-#include "tests/core/test_tensor.h"
+#include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core::testing {
 

@@ -10,7 +10,7 @@
 #include <optional>
 
 #include "core/device/host_memory.h"
-#include "tests/core/test_tensor.h"
+#include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {
 namespace {

@@ -7,7 +7,7 @@
 #include "core/interop/archive/internal/crc32.h"
 #include "core/interop/archive/internal/zip_reader.h"
 #include "core/interop/archive/internal/zip_writer.h"
-#include "tests/core/test_tensor.h"
+#include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "core/ranks/gloo_communicator.h"
-#include "tests/core/sharded_collectives.h"
+#include "tests/core/collectives/sharded_collectives.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
 

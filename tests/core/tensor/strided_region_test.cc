@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "tests/core/strided_fixture.h"
+#include "tests/core/tensor/strided_fixture.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -6,7 +6,7 @@
 #include <fstream>
 
 #include "core/interop/safetensors/internal/safetensors_header.h"
-#include "tests/core/test_tensor.h"
+#include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {
 namespace {

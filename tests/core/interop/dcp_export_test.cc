@@ -10,8 +10,8 @@
 #include "core/interop/dcp/dcp_checkpoint.h"
 #include "core/interop/dcp/internal/dcp_items.h"
 #include "core/interop/torch/internal/torch_pickler.h"
-#include "tests/core/strided_fixture.h"
-#include "tests/core/test_tensor.h"
+#include "tests/core/tensor/strided_fixture.h"
+#include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {
 namespace {

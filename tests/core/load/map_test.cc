@@ -2,7 +2,7 @@
 
 #include <set>
 
-#include "tests/core/test_tensor.h"
+#include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "tests/core/test_tensor.h"
+#include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core::internal {
 namespace {

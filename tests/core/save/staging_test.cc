@@ -3,8 +3,8 @@
 #include "core/save/internal/staging.h"
 
 #include "core/async_save.h"
-#include "tests/core/strided_fixture.h"
-#include "tests/core/test_tensor.h"
+#include "tests/core/tensor/strided_fixture.h"
+#include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "core/state_dict/state_dict_copy.h"
 #include "core/ranks/vote.h"
-#include "tests/core/sharded_collectives.h"
+#include "tests/core/collectives/sharded_collectives.h"
 #include "tests/support/checked_communicator.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/thread_communicator.h"

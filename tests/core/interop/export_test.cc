@@ -8,8 +8,8 @@
 #include "core/payload_reader.h"
 #include "core/interop/safetensors/safetensors.h"
 #include "core/statistics.h"
-#include "tests/core/strided_fixture.h"
-#include "tests/core/test_tensor.h"
+#include "tests/core/tensor/strided_fixture.h"
+#include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {
 namespace {

@@ -1,6 +1,6 @@
 #include <fmt/format.h>
 
-#include "tests/core/test_tensor.h"
+#include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {
 namespace {

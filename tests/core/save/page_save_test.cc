@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "core/payload_reader.h"
-#include "tests/core/test_tensor.h"
+#include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {
 namespace {

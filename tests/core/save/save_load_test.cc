@@ -5,8 +5,8 @@
 #include <cstring>
 #include <filesystem>
 
-#include "tests/core/strided_fixture.h"
-#include "tests/core/test_tensor.h"
+#include "tests/core/tensor/strided_fixture.h"
+#include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {
 namespace {
