@@ -9,9 +9,10 @@
 #include <optional>
 #include <thread>
 
-#include "core/save/internal/device_save.h"
 #include "core/base/internal/no_throw.h"
+#include "core/save/internal/device_save.h"
 #include "core/save/internal/save.h"
+#include "core/save/internal/saved_chunks.h"
 #include "core/save/internal/staging.h"
 
 namespace cairn::core {

@@ -8,17 +8,20 @@
 #include <chrono>
 #include <mutex>
 
-#include "core/inspect/internal/list.h"
-#include "core/save/internal/device_save.h"
-#include "core/load/internal/load.h"
-#include "core/step/internal/lookup.h"
 #include "core/base/internal/no_throw.h"
+#include "core/base/internal/worker_pool.h"
+#include "core/inspect/internal/compare.h"
+#include "core/inspect/internal/list.h"
+#include "core/inspect/internal/verify.h"
+#include "core/load/internal/load.h"
+#include "core/load/internal/map.h"
+#include "core/load/internal/shard_load.h"
 #include "core/ranks/internal/open_together.h"
+#include "core/save/internal/device_save.h"
 #include "core/save/internal/save.h"
 #include "core/save/internal/save_turns.h"
-#include "core/load/internal/shard_load.h"
-#include "core/inspect/internal/verify.h"
-#include "core/base/internal/worker_pool.h"
+#include "core/save/internal/saved_chunks.h"
+#include "core/step/internal/lookup.h"
 
 namespace cairn::core {
 

@@ -4,7 +4,10 @@
 
 #include <string>
 
-#include "core/checkpoint_store.h"
+#include "core/save/save_options.h"
+#include "core/state_dict/state_dict.h"
+#include "kv/store.h"
+
 
 namespace cairn::core {
 

@@ -11,14 +11,15 @@
 #include <span>
 #include <utility>
 
-#include "core/save/internal/device_save.h"
 #include "core/base/internal/no_throw.h"
+#include "core/base/internal/worker_pool.h"
+#include "core/save/internal/device_save.h"
 #include "core/save/internal/rank_merge.h"
-#include "core/step/internal/records.h"
 #include "core/save/internal/save.h"
 #include "core/state_dict/internal/tree_merge.h"
-#include "core/base/internal/worker_pool.h"
+#include "core/step/internal/records.h"
 #include "kv/key.h"
+#include "kv/step_writer.h"
 
 namespace cairn::core {
 namespace {

@@ -8,7 +8,8 @@
 #include <cerrno>
 #include <cstring>
 
-#include "kv/store.h"
+#include "kv/mapping.h"
+
 
 namespace cairn::kv {
 namespace {

@@ -10,10 +10,14 @@
 #include <cstring>
 
 #include "kv/internal/commit/attempt_files.h"
-#include "kv/internal/io/io_environment.h"
-#include "kv/internal/step_writer.h"
+#include "kv/internal/commit/commit.h"
+#include "kv/internal/commit/recovery.h"
 #include "kv/internal/commit/store_identity.h"
-#include "kv/internal/commit/store_state.h"
+#include "kv/internal/io/io_environment.h"
+#include "kv/internal/snapshot_state.h"
+#include "kv/internal/step_writer.h"
+#include "kv/snapshot.h"
+#include "kv/step_writer.h"
 
 namespace cairn::kv {
 
@@ -189,7 +193,8 @@ Result<std::shared_ptr<const Snapshot>> Store::Impl::ReaderSnapshot() const {
   CAIRN_TRY_ASSIGN(std::vector<StepEntry> steps, internal::LoadSteps(*index));
   CAIRN_TRY(CheckNothingLost(commits, steps));
   state->index = index;
-  state->latest = internal::MakeSnapshot(*state, std::move(index), steps);
+  state->latest = std::make_shared<const Snapshot>(
+      std::make_unique<internal::SnapshotState>(*state, std::move(index), steps));
   return state->latest;
 }
 
@@ -203,7 +208,8 @@ Result<std::shared_ptr<const Snapshot>> Store::Latest() const {
   }
   if (state.writable) {
     if (state.latest == nullptr) {
-      state.latest = internal::MakeSnapshot(state, state.index, state.steps);
+      state.latest = std::make_shared<const Snapshot>(
+          std::make_unique<internal::SnapshotState>(state, state.index, state.steps));
     }
     return state.latest;
   }

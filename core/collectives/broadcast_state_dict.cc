@@ -7,6 +7,8 @@
 //      ranks hold whole go in batches of their own, by Broadcast.
 // From step 2 on all ranks compute the same batches, streams and rounds.
 
+#include "core/collectives/broadcast_state_dict.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,12 +17,12 @@
 #include <set>
 
 #include "core/collectives/internal/leaf_roster.h"
-#include "core/state_dict/internal/leaves.h"
-#include "core/tensor/internal/piece_stream.h"
-#include "core/ranks/internal/round_mover.h"
 #include "core/collectives/internal/shard_plan.h"
-#include "core/collectives/state_dict_collectives.h"
+#include "core/ranks/internal/round_mover.h"
 #include "core/ranks/vote.h"
+#include "core/state_dict/internal/leaves.h"
+#include "core/state_dict/internal/state_devices.h"
+#include "core/tensor/internal/piece_stream.h"
 
 namespace cairn::core {
 namespace {

@@ -1,12 +1,14 @@
 // Cutting this rank's shards from a full state that it has.
 
+#include "core/collectives/distribute_state_dict.h"
+
 #include <set>
 
+#include "core/collectives/internal/shard_plan.h"
 #include "core/device/internal/device_lanes.h"
 #include "core/state_dict/internal/leaves.h"
+#include "core/state_dict/internal/state_devices.h"
 #include "core/tensor/internal/piece_stream.h"
-#include "core/collectives/internal/shard_plan.h"
-#include "core/collectives/state_dict_collectives.h"
 
 namespace cairn::core {
 

@@ -6,6 +6,8 @@
 //      moves the same share of each stream to the receivers.
 // From step 1 on all ranks compute the same batches, streams and rounds.
 
+#include "core/collectives/gather_state_dict.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,11 +15,11 @@
 #include <set>
 
 #include "core/collectives/internal/leaf_roster.h"
-#include "core/state_dict/internal/leaves.h"
-#include "core/tensor/internal/piece_stream.h"
 #include "core/ranks/internal/round_mover.h"
-#include "core/collectives/state_dict_collectives.h"
 #include "core/ranks/vote.h"
+#include "core/state_dict/internal/leaves.h"
+#include "core/state_dict/internal/state_devices.h"
+#include "core/tensor/internal/piece_stream.h"
 
 namespace cairn::core {
 namespace {

@@ -15,6 +15,7 @@
 #include "core/ranks/communicator_arguments.h"
 #include "core/ranks/internal/gloo_group.h"
 #include "core/ranks/internal/rendezvous.h"
+#include "core/ranks/internal/tcp_rendezvous.h"
 #include "core/ranks/local_communicator.h"
 
 namespace cairn::core {

@@ -11,6 +11,7 @@
 
 #include "core/device/internal/device_lanes.h"
 #include "core/state_dict/internal/leaves.h"
+#include "core/state_dict/internal/state_devices.h"
 
 namespace cairn::core {
 namespace {

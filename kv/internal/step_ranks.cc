@@ -16,8 +16,11 @@
 #include <algorithm>
 
 #include "kv/internal/commit/attempt_files.h"
+#include "kv/internal/commit/commit.h"
 #include "kv/internal/io/fault_point.h"
 #include "kv/internal/step_writer.h"
+#include "kv/step_info.h"
+#include "kv/step_writer.h"
 
 namespace cairn::kv {
 namespace {

@@ -7,8 +7,12 @@
 #include <algorithm>
 #include <chrono>
 
+#include "kv/block_filler.h"
 #include "kv/internal/commit/attempt_files.h"
+#include "kv/internal/commit/commit.h"
 #include "kv/internal/io/fault_point.h"
+#include "kv/step_info.h"
+#include "kv/step_writer.h"
 
 namespace cairn::kv {
 
@@ -82,7 +86,7 @@ Result<StepInfo> StepWriter::Commit(const Summary& summary) { return impl_->Comm
 uint64_t StepWriter::written_bytes() const { return impl_->written_bytes(); }
 
 StepWriter::Impl::Impl(std::shared_ptr<internal::StoreState> state, uint64_t step,
-                       const Store::BeginOptions& options, std::string attempt)
+                       const BeginOptions& options, std::string attempt)
     : state_(std::move(state)),
       step_(step),
       options_(options),

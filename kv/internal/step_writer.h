@@ -9,18 +9,20 @@
 #include <string>
 #include <vector>
 
+#include "kv/block_filler.h"
 #include "kv/internal/commit/collected_records.h"
+#include "kv/internal/commit/commit.h"
 #include "kv/internal/commit/manifest.h"
 #include "kv/internal/segment/segment_writer.h"
-#include "kv/internal/commit/store_state.h"
-#include "kv/store.h"
+#include "kv/step_info.h"
+#include "kv/step_writer.h"
 
 namespace cairn::kv {
 
 class StepWriter::Impl {
  public:
   Impl(std::shared_ptr<internal::StoreState> state, uint64_t step,
-       const Store::BeginOptions& options, std::string attempt);
+       const BeginOptions& options, std::string attempt);
   ~Impl();
 
   /// Makes pending/<attempt>/ and the manifest.
@@ -109,7 +111,7 @@ class StepWriter::Impl {
 
   const std::shared_ptr<internal::StoreState> state_;
   const uint64_t step_;
-  const Store::BeginOptions options_;
+  const BeginOptions options_;
   const std::string attempt_;
   const int64_t created_unix_ns_;
 

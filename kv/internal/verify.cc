@@ -1,4 +1,6 @@
-// Snapshot::VerifyFiles: everything that can be checked without knowing tensors.
+// Index files, manifests against the index, segments, usage.
+
+#include "kv/internal/verify.h"
 
 #include <fmt/format.h>
 
@@ -6,13 +8,12 @@
 #include <iterator>
 #include <map>
 
-#include "kv/internal/io/file.h"
 #include "kv/internal/commit/manifest.h"
 #include "kv/internal/commit/store_identity.h"
-#include "kv/internal/commit/store_state.h"
+#include "kv/internal/io/file.h"
+#include "kv/step_info.h"
 
-namespace cairn::kv {
-namespace internal {
+namespace cairn::kv::internal {
 namespace {
 
 using Report = std::function<void(Damage)>;
@@ -208,11 +209,12 @@ Result<void> CheckSegment(const StorePaths& paths, const Uuid& uuid, const Segme
 // --------------------------------------------------------------------------------
 
 /// Usage as the chunk records of all steps imply it, against the usage column.
-Result<void> CheckUsage(const Snapshot& snapshot, const Report& report) {
+Result<void> CheckUsage(const std::vector<StepInfo>& steps, const IndexedSegments& indexed,
+                        const Report& report) {
   std::map<std::pair<uint64_t, uint64_t>, uint64_t> implied;
-  for (const StepInfo& step : snapshot.steps()) {
+  for (const StepInfo& step : steps) {
     CAIRN_TRY(
-        snapshot.Scan(Column::kChunks, step.generation, "",
+        indexed.scan_chunks(step.generation,
                       [&](std::string_view, std::span<const std::byte> record) -> Result<bool> {
                         const auto extents = DecodeChunkExtents(record);
                         if (!extents) return true;  // damaged ones are core's to report, with key
@@ -222,8 +224,8 @@ Result<void> CheckUsage(const Snapshot& snapshot, const Report& report) {
                         return true;
                       }));
   }
-  CAIRN_TRY_ASSIGN(const std::vector<Usage> usage, snapshot.SegmentUsage());
-  for (const Usage& one : usage) {
+  if (!indexed.usage) return Fail(Error(indexed.usage.error()));
+  for (const Usage& one : *indexed.usage) {
     const auto found = implied.find({one.segment_id, one.generation});
     if (found == implied.end() || found->second != one.live_bytes) {
       report(Damage{
@@ -246,32 +248,30 @@ Result<void> CheckUsage(const Snapshot& snapshot, const Report& report) {
 }
 
 }  // namespace
-}  // namespace internal
 
-Result<void> Snapshot::VerifyFiles(const std::function<void(Damage)>& damage) const {
-  using namespace internal;  // NOLINT(google-build-using-namespace): this file's own helpers
-  const Impl& impl = *impl_;
-  if (const auto identity = ReadIdentity(impl.paths); !identity) damage(Damage{identity.error()});
-  CAIRN_TRY(impl.index->VerifyTables([&](Error error) { damage(Damage{std::move(error)}); }));
-  for (const StepEntry& entry : impl.entries) {
-    CAIRN_TRY(CheckManifests(impl.paths, *impl.index, entry, damage));
+Result<void> VerifyFiles(const SnapshotState& snapshot, const IndexedSegments& indexed,
+                         const std::function<void(Damage)>& damage) {
+  if (const auto identity = ReadIdentity(snapshot.paths); !identity) damage(Damage{identity.error()});
+  CAIRN_TRY(snapshot.index->VerifyTables([&](Error error) { damage(Damage{std::move(error)}); }));
+  for (const StepEntry& entry : snapshot.entries) {
+    CAIRN_TRY(CheckManifests(snapshot.paths, *snapshot.index, entry, damage));
   }
-  const auto segments = Segments();
+  const auto& segments = indexed.segments;
   if (!segments) {
     damage(Damage{segments.error()});
   } else {
     for (const SegmentInfo& segment : *segments) {
-      Result<void> checked = CheckSegment(impl.paths, impl.uuid, segment);
+      Result<void> checked = CheckSegment(snapshot.paths, snapshot.uuid, segment);
       // A delete may have taken it away since the snapshot.
       if (!checked && checked.error().code == ErrorCode::kNotFound) {
-        checked = Fail(impl.MissingSegment(segment.segment_id, checked.error()));
+        checked = Fail(snapshot.MissingSegment(segment.segment_id, checked.error()));
         if (checked.error().code == ErrorCode::kNotFound) continue;
       }
-      Try(damage, checked, impl.paths.segments() + "/" + segment.name);
+      Try(damage, checked, snapshot.paths.segments() + "/" + segment.name);
     }
   }
-  Try(damage, CheckUsage(*this, damage), impl.paths.index());
+  Try(damage, CheckUsage(snapshot.steps, indexed, damage), snapshot.paths.index());
   return {};
 }
 
-}  // namespace cairn::kv
+}  // namespace cairn::kv::internal

@@ -7,7 +7,8 @@
 #include <optional>
 #include <string>
 
-#include "core/checkpoint_store.h"
+#include "core/base/progress.h"
+
 
 namespace cairn::python {
 

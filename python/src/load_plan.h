@@ -10,7 +10,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "core/checkpoint_store.h"
+#include "core/load/load_options.h"
+#include "core/step/contents.h"
 #include "python/src/placements.h"
 #include "python/src/step_contents.h"
 #include "python/src/torch_access.h"

@@ -25,6 +25,9 @@
 
 #ifdef CAIRN_HAS_CUDA
 #include "cuda/backend.h"
+#include "core/save/save_options.h"
+#include "core/step/contents.h"
+#include "kv/step_info.h"
 #endif
 
 namespace cairn::python {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/device/host_memory.h"
+#include "core/step/contents.h"
 #include "python/src/collection_pause.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"

@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "core/checkpoint_store.h"
+#include "core/step/contents.h"
+#include "kv/step_info.h"
+
 
 namespace cairn::python {
 

@@ -4,6 +4,8 @@
 
 #include "tests/core/tensor/strided_fixture.h"
 #include "tests/core/tensor/test_tensor.h"
+#include "core/save/save_options.h"
+#include "kv/options.h"
 
 namespace cairn::core {
 namespace {

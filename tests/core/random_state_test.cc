@@ -6,6 +6,8 @@
 #include <functional>
 #include <map>
 
+#include "core/load/load_options.h"
+#include "core/step/contents.h"
 #include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {

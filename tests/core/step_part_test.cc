@@ -11,6 +11,7 @@
 
 #include "core/device/host_memory.h"
 #include "tests/core/tensor/test_tensor.h"
+#include "core/checkpoint_store.h"
 
 namespace cairn::core {
 namespace {

@@ -9,8 +9,11 @@
 #include <vector>
 
 #include "core/async_save.h"
+#include "core/load/load_options.h"
+#include "core/save/save_options.h"
 #include "core/step_part.h"
 #include "kv/digest.h"
+#include "kv/step_info.h"
 #include "tests/cuda/device_store_fixture.h"
 #include "tests/support/simulated_cuda/simulated_cuda.h"
 

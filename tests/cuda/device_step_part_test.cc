@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/save/save_options.h"
 #include "core/step_part.h"
 #include "tests/cuda/device_store_fixture.h"
 

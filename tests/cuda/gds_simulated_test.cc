@@ -13,9 +13,13 @@
 #include <vector>
 
 #include "core/async_save.h"
+#include "core/base/progress.h"
+#include "core/load/load_options.h"
+#include "core/save/save_options.h"
 #include "core/step_part.h"
 #include "cuda/gds.h"
 #include "cuda/internal/file_trial.h"
+#include "kv/step_info.h"
 #include "tests/cuda/device_store_fixture.h"
 #include "tests/support/simulated_cuda/simulated_cuda.h"
 #include "tests/support/simulated_cufile/simulated_cufile.h"

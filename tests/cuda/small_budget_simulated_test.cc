@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/async_save.h"
+#include "core/save/save_options.h"
 #include "tests/cuda/device_store_fixture.h"
 #include "tests/support/simulated_cuda/simulated_cuda.h"
 

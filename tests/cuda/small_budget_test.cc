@@ -7,6 +7,7 @@
 
 #include "core/async_save.h"
 #include "core/device/internal/pinned_blocks.h"
+#include "core/save/save_options.h"
 #include "tests/cuda/device_store_fixture.h"
 
 namespace cairn::cuda {

@@ -10,6 +10,9 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "kv/options.h"
+#include "kv/step_info.h"
+#include "kv/store.h"
 #include "tests/fault/operations.h"
 #include "tests/process/child.h"
 #include "tests/support/fault_hook.h"

@@ -16,6 +16,10 @@
 #include <fstream>
 #include <set>
 
+#include "kv/options.h"
+#include "kv/snapshot.h"
+#include "kv/step_info.h"
+#include "kv/store.h"
 #include "tests/fault/operations.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"

@@ -9,6 +9,9 @@
 #include <filesystem>
 
 #include "kv/internal/io/fault_point.h"
+#include "kv/options.h"
+#include "kv/step_info.h"
+#include "kv/store.h"
 #include "tests/fault/operations.h"
 #include "tests/support/fault_hook.h"
 #include "tests/support/result_matchers.h"

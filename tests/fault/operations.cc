@@ -4,6 +4,9 @@
 
 #include <array>
 
+#include "kv/options.h"
+#include "kv/store.h"
+
 namespace cairn::kv::testing {
 
 const char* OperationName(Operation operation) {

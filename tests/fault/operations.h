@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "kv/options.h"
+#include "kv/store.h"
 #include "tests/kv/sample_step.h"
 
 namespace cairn::kv::testing {

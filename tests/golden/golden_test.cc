@@ -6,6 +6,9 @@
 #include <array>
 #include <filesystem>
 
+#include "kv/options.h"
+#include "kv/step_info.h"
+#include "kv/store.h"
 #include "tests/golden/golden_contents.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"

@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "kv/options.h"
+#include "kv/store.h"
 #include "tests/golden/golden_contents.h"
 
 namespace cairn::kv::testing {

@@ -14,6 +14,7 @@
 #include "kv/internal/commit/manifest.h"
 #include "kv/internal/index/records.h"
 #include "kv/internal/segment/segment_format.h"
+#include "kv/step_info.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"

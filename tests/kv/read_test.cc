@@ -14,6 +14,10 @@
 #include <thread>
 
 #include "kv/internal/io/file.h"
+#include "kv/options.h"
+#include "kv/read_range.h"
+#include "kv/step_writer.h"
+#include "kv/store.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/fault_hook.h"
 #include "tests/support/result_matchers.h"

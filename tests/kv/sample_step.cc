@@ -15,10 +15,15 @@
 #include <set>
 
 #include "kv/internal/commit/commit_files.h"
-#include "kv/internal/io/file.h"
 #include "kv/internal/index/index.h"
 #include "kv/internal/index/records.h"
+#include "kv/internal/io/file.h"
 #include "kv/internal/segment/segment_format.h"
+#include "kv/options.h"
+#include "kv/read_range.h"
+#include "kv/snapshot.h"
+#include "kv/step_info.h"
+#include "kv/step_writer.h"
 #include "schema/dtype.h"
 
 namespace cairn::kv::testing {
@@ -245,7 +250,7 @@ Result<uint64_t> SavePart(StepWriter& writer, const Snapshot& base, const Sample
 }
 
 Result<StepInfo> SaveSampleOf(Store& store, const SampleStep& sample,
-                              const Store::BeginOptions& options) {
+                              const BeginOptions& options) {
   CAIRN_TRY_ASSIGN(const auto base, store.Latest());
   CAIRN_TRY_ASSIGN(const auto writer, store.Begin(sample.step, options));
   CAIRN_TRY_ASSIGN(uint64_t bytes,

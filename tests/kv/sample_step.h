@@ -10,6 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "kv/snapshot.h"
+#include "kv/step_info.h"
+#include "kv/step_writer.h"
 #include "kv/store.h"
 
 namespace cairn::kv::testing {

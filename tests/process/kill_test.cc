@@ -14,6 +14,9 @@
 #include <filesystem>
 #include <thread>
 
+#include "kv/options.h"
+#include "kv/step_info.h"
+#include "kv/store.h"
 #include "tests/fault/operations.h"
 #include "tests/process/child.h"
 #include "tests/support/result_matchers.h"

@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "core/checkpoint_store.h"
 #include "core/ranks/gloo_communicator.h"
 #include "tests/core/sharded_state.h"
 

@@ -18,6 +18,7 @@
 #include <memory>
 #include <thread>
 
+#include "core/checkpoint_store.h"
 #include "tests/process/child.h"
 #include "tests/process/mesh_program.h"
 #include "tests/support/seeded_random.h"

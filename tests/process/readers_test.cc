@@ -11,6 +11,8 @@
 #include <filesystem>
 #include <memory>
 
+#include "kv/options.h"
+#include "kv/store.h"
 #include "tests/fault/operations.h"
 #include "tests/process/child.h"
 #include "tests/support/result_matchers.h"

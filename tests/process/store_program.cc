@@ -20,6 +20,9 @@
 #include <cstdio>
 #include <random>
 
+#include "kv/options.h"
+#include "kv/step_info.h"
+#include "kv/store.h"
 #include "tests/fault/operations.h"
 #include "tests/support/fault_hook.h"
 

@@ -9,6 +9,7 @@
 #include <chrono>
 
 #include "kv/internal/io/lock_file.h"
+#include "kv/options.h"
 #include "kv/store.h"
 #include "tests/process/child.h"
 #include "tests/support/result_matchers.h"

@@ -7,6 +7,8 @@
 #include <optional>
 #include <set>
 
+#include "kv/options.h"
+
 namespace cairn::tools::internal {
 namespace {
 

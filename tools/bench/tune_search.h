@@ -14,7 +14,8 @@
 #include <functional>
 #include <vector>
 
-#include "kv/store.h"
+#include "kv/options.h"
+
 
 namespace cairn::tools::internal {
 

@@ -6,7 +6,8 @@
 #include <optional>
 #include <string>
 
-#include "core/checkpoint_store.h"
+#include "core/base/progress.h"
+
 
 namespace cairn::tools::internal {
 

@@ -4,9 +4,10 @@
 
 #include <array>
 
-#include "tools/dump/verbs.h"
-#include "tools/dump/element.h"
+#include "core/checkpoint_store.h"
 #include "tools/common/text.h"
+#include "tools/dump/element.h"
+#include "tools/dump/verbs.h"
 
 namespace cairn::tools::internal {
 namespace {

@@ -8,13 +8,17 @@
 #include <filesystem>
 #include <map>
 
-#include "core/tensor/chunk_grid.h"
+#include "core/inspect/diff.h"
+#include "core/load/load_options.h"
 #include "core/state_dict/key_pattern.h"
-#include "tools/dump/verbs.h"
-#include "tools/dump/element.h"
+#include "core/step/contents.h"
+#include "core/tensor/chunk_grid.h"
+#include "kv/step_info.h"
 #include "tools/common/progress.h"
 #include "tools/common/table.h"
 #include "tools/common/text.h"
+#include "tools/dump/element.h"
+#include "tools/dump/verbs.h"
 
 namespace cairn::tools::internal {
 namespace {

@@ -7,9 +7,12 @@
 #include <tuple>
 
 #include "core/state_dict/key_pattern.h"
-#include "tools/dump/verbs.h"
+#include "core/step/contents.h"
+#include "kv/snapshot.h"
+#include "kv/step_info.h"
 #include "tools/common/table.h"
 #include "tools/common/text.h"
+#include "tools/dump/verbs.h"
 
 namespace cairn::tools::internal {
 namespace {

@@ -6,10 +6,12 @@
 #include <fstream>
 #include <map>
 
+#include "core/step/contents.h"
+#include "kv/step_info.h"
 #include "tools/common/disk_usage.h"
-#include "tools/dump/verbs.h"
 #include "tools/common/table.h"
 #include "tools/common/text.h"
+#include "tools/dump/verbs.h"
 
 namespace cairn::tools::internal {
 namespace {

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "core/checkpoint_store.h"
-#include "kv/store.h"
 #include "tools/common/address.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/json.h"

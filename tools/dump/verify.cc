@@ -5,9 +5,10 @@
 
 #include <chrono>
 
-#include "tools/dump/verbs.h"
+#include "kv/step_info.h"
 #include "tools/common/progress.h"
 #include "tools/common/text.h"
+#include "tools/dump/verbs.h"
 
 namespace cairn::tools::internal {
 namespace {

@@ -7,7 +7,8 @@
 #include <vector>
 
 #include "core/state_dict/host_state.h"
-#include "core/collectives/state_dict_collectives.h"
+#include "core/collectives/broadcast_options.h"
+#include "core/state_dict/state_target.h"
 
 namespace cairn::core::internal {
 

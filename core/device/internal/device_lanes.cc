@@ -19,14 +19,6 @@ bool AreNeighbours(int tensor_device, int memory_device) {
 
 }  // namespace
 
-void AddDevices(const StateDict& state, std::set<int>& devices) {
-  for (uint32_t i = 0; i < state.tensors.size(); ++i) {
-    ForEachMemory(state, i, [&](const TensorView& view) {
-      if (view.device != kHostDevice) devices.insert(view.device);
-    });
-  }
-}
-
 Result<std::vector<DeviceStream>> FollowStreams(DeviceLane& lane,
                                                 std::span<const DeviceStream> streams) {
   std::vector<DeviceStream> followed;

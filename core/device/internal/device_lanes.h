@@ -8,14 +8,9 @@
 #include <vector>
 
 #include "core/device/device.h"
-#include "core/state_dict/internal/leaves.h"
-#include "core/state_dict/state_dict.h"
 #include "core/tensor/tensor.h"
 
 namespace cairn::core::internal {
-
-/// Adds the devices that a state's tensors lie on.
-void AddDevices(const StateDict& state, std::set<int>& devices);
 
 /// Makes the lane run behind those of the caller's `streams` that are its device's, or behind the
 /// default stream if none is; returns which they are.

@@ -1,13 +1,17 @@
 // Compare: two steps by keys, records and chunk digests; bytes are read only where boxes differ.
 
+#include "core/inspect/internal/compare.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "core/tensor/chunk_grid.h"
 #include "core/inspect/internal/list.h"
 #include "core/load/internal/load.h"
+#include "core/load/load_options.h"
+#include "core/step/contents.h"
 #include "core/step/internal/owners.h"
+#include "core/tensor/chunk_grid.h"
 
 namespace cairn::core::internal {
 namespace {

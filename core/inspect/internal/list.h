@@ -1,11 +1,12 @@
 #pragma once
-/// Listing the keys of a step, what is kept with it, and comparing two steps.
+/// Listing the keys of a step, and what is kept with it.
 
 #include <optional>
 #include <string_view>
 #include <vector>
 
-#include "core/checkpoint_store.h"
+#include "core/state_dict/key_pattern.h"
+#include "core/step/contents.h"
 #include "core/step/internal/lookup.h"
 
 namespace cairn::core::internal {
@@ -16,8 +17,5 @@ Result<Contents> RunList(const StepView& view, const KeyPatterns& patterns);
 /// See CheckpointStore::FindAnnex.
 Result<std::optional<std::vector<std::byte>>> FindAnnex(const StepView& view,
                                                         std::string_view name);
-
-/// See CheckpointStore::Compare.
-Result<Diff> RunCompare(const StepView& a, const StepView& b, const KeyPatterns& patterns);
 
 }  // namespace cairn::core::internal

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "core/step/contents.h"
+
 namespace cairn::core::internal {
 namespace {
 

@@ -7,7 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/inspect/internal/verify.h"
+#include "core/inspect/internal/scrub.h"
+#include "core/step/contents.h"
 
 namespace cairn::core::internal {
 

@@ -1,4 +1,6 @@
-// Verify, part two: reading every payload byte and the page digests stored beside it.
+// Reads every payload byte and the page digests stored beside it.
+
+#include "core/inspect/internal/scrub.h"
 
 #include <fmt/format.h>
 
@@ -6,9 +8,10 @@
 #include <memory>
 #include <unordered_map>
 
-#include "core/base/internal/progress.h"
+#include "core/base/internal/progress_meter.h"
+#include "core/step/internal/lookup.h"
 #include "core/step/internal/stored_leaves.h"
-#include "core/inspect/internal/verify.h"
+#include "kv/read_range.h"
 
 namespace cairn::core::internal {
 namespace {

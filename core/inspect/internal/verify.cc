@@ -13,11 +13,12 @@
 #include <map>
 #include <set>
 
-#include "core/step/internal/owners.h"
 #include "core/inspect/internal/payload_index.h"
+#include "core/inspect/internal/scrub.h"
 #include "core/state_dict/state_dict.h"
-#include "core/tensor/tiling.h"
 #include "core/state_dict/value.h"
+#include "core/step/internal/owners.h"
+#include "core/tensor/tiling.h"
 #include "kv/key.h"
 
 namespace cairn::core::internal {

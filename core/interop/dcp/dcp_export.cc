@@ -11,7 +11,7 @@
 #include "core/interop/dcp/internal/dcp_folder.h"
 #include "core/interop/dcp/internal/dcp_items.h"
 #include "core/interop/dcp/internal/dcp_metadata.h"
-#include "core/base/internal/progress.h"
+#include "core/base/internal/progress_meter.h"
 #include "core/interop/torch/internal/torch_archive_writer.h"
 #include "core/interop/torch/internal/torch_pickler.h"
 #include "core/payload_reader.h"

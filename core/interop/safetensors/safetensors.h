@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/checkpoint_store.h"
+#include "kv/mapping.h"
 
 namespace cairn::core {
 

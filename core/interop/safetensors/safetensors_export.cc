@@ -7,10 +7,11 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "core/base/internal/progress_meter.h"
+#include "core/checkpoint_store.h"
 #include "core/interop/archive/internal/durable_file.h"
-#include "core/base/internal/progress.h"
-#include "core/payload_reader.h"
 #include "core/interop/safetensors/safetensors.h"
+#include "core/payload_reader.h"
 
 namespace cairn::core {
 namespace {

@@ -8,8 +8,9 @@
 #include <string_view>
 #include <vector>
 
-#include "core/checkpoint_store.h"
+#include "core/base/progress.h"
 #include "core/state_dict/state_dict.h"
+#include "kv/mapping.h"
 
 namespace cairn::core {
 

@@ -5,7 +5,7 @@
 #include <chrono>
 
 #include "core/interop/archive/internal/durable_file.h"
-#include "core/base/internal/progress.h"
+#include "core/base/internal/progress_meter.h"
 #include "core/interop/torch/internal/torch_archive_writer.h"
 #include "core/interop/torch/internal/torch_pickler.h"
 #include "core/payload_reader.h"

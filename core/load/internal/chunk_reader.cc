@@ -9,7 +9,9 @@
 #include <thread>
 #include <utility>
 
+#include "core/step/contents.h"
 #include "core/step/internal/stored_leaves.h"
+#include "kv/read_range.h"
 
 namespace cairn::core::internal {
 

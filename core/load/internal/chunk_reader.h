@@ -16,8 +16,9 @@
 #include <optional>
 #include <vector>
 
+#include "core/base/internal/progress_meter.h"
+#include "core/step/contents.h"
 #include "core/step/internal/lookup.h"
-#include "core/base/internal/progress.h"
 #include "core/tensor/internal/strided_region.h"
 
 namespace cairn::core::internal {

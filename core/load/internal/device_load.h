@@ -5,7 +5,9 @@
 #include <functional>
 #include <span>
 
-#include "core/checkpoint_store.h"
+#include "core/base/progress.h"
+#include "core/load/load_options.h"
+
 
 namespace cairn::core::internal {
 

@@ -17,6 +17,7 @@
 #include "core/step/internal/owners.h"
 #include "core/step/internal/records.h"
 #include "kv/digest.h"
+#include "kv/read_range.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -6,7 +6,8 @@
 #include <span>
 #include <vector>
 
-#include "core/checkpoint_store.h"
+#include "core/base/progress.h"
+#include "core/load/load_options.h"
 #include "core/step/internal/lookup.h"
 
 namespace cairn::core::internal {

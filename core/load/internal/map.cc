@@ -4,14 +4,17 @@
 // 2. A tensor's run is the chunks that hold its payload, if they lie one behind another.
 // 3. Every segment that has a run is mapped once; the runs' chunks are checked in file order.
 
+#include "core/load/internal/map.h"
+
 #include <algorithm>
 #include <map>
 #include <memory>
 #include <set>
 
-#include "core/load/internal/load.h"
 #include "core/load/internal/mapped_check.h"
+#include "core/step/contents.h"
 #include "core/step/internal/owners.h"
+#include "kv/mapping.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -9,8 +9,10 @@
 #include <mutex>
 #include <utility>
 
-#include "core/base/internal/progress.h"
+#include "core/base/internal/progress_meter.h"
 #include "core/base/internal/worker_pool.h"
+#include "core/base/progress.h"
+#include "kv/mapping.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -4,7 +4,10 @@
 #include <string>
 #include <vector>
 
+#include "core/base/progress.h"
+#include "core/step/contents.h"
 #include "core/step/internal/lookup.h"
+#include "kv/mapping.h"
 
 namespace cairn::core::internal {
 

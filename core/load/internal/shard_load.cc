@@ -16,15 +16,16 @@
 #include <map>
 #include <set>
 
+#include "core/base/internal/no_throw.h"
+#include "core/load/internal/load.h"
 #include "core/ranks/gloo_communicator.h"
 #include "core/ranks/internal/all_gather_values.h"
-#include "core/load/internal/load.h"
-#include "core/base/internal/no_throw.h"
-#include "core/step/internal/owners.h"
-#include "core/tensor/internal/piece_stream.h"
-#include "core/sharding/internal/replica_group.h"
 #include "core/ranks/internal/round_mover.h"
 #include "core/ranks/vote.h"
+#include "core/sharding/internal/replica_group.h"
+#include "core/state_dict/internal/state_devices.h"
+#include "core/step/internal/owners.h"
+#include "core/tensor/internal/piece_stream.h"
 #include "kv/digest.h"
 
 namespace cairn::core::internal {

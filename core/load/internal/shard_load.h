@@ -4,7 +4,7 @@
 #include <functional>
 #include <span>
 
-#include "core/checkpoint_store.h"
+#include "core/load/load_options.h"
 #include "core/step/internal/lookup.h"
 
 namespace cairn::core::internal {

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "core/ranks/vote.h"
+#include "kv/options.h"
 
 namespace cairn::core::internal {
 namespace {

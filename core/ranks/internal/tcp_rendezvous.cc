@@ -8,6 +8,8 @@
 // Rank 0 never waits for one connection alone, and holds at most kSpareConnections more than there
 // are ranks, each with at most one record.
 
+#include "core/ranks/internal/tcp_rendezvous.h"
+
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -23,7 +25,7 @@
 #include <list>
 #include <memory>
 
-#include "core/ranks/internal/rendezvous.h"
+
 
 namespace cairn::core::internal {
 namespace {

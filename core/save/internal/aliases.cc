@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "core/tensor/internal/memory_span.h"
+
 namespace cairn::core::internal {
 namespace {
 
@@ -95,57 +97,6 @@ class GroupPlanner {
 };
 
 }  // namespace
-
-Result<MemorySpan> SpanOf(const TensorView& view) {
-  CAIRN_TRY_ASSIGN(const uint64_t nbytes, TensorBytes(view.dtype, view.shape));
-  if (!view.strides.empty() && view.strides.size() != view.shape.size()) {
-    return Invalid(
-        fmt::format("{} strides for {} dimensions", view.strides.size(), view.shape.size()));
-  }
-  if (nbytes == 0) return MemorySpan{};
-  if (view.data == nullptr) {
-    return Invalid(fmt::format("{} bytes at a null pointer; materialise the tensor first", nbytes));
-  }
-  const uint64_t element_bytes = schema::ElementBytes(view.dtype);
-  uint64_t last = 0;  // element index of the furthest element
-  if (view.strides.empty()) {
-    last = nbytes / element_bytes - 1;
-  }
-  for (size_t d = 0; d < view.strides.size(); ++d) {
-    uint64_t reach = 0;
-    if (__builtin_mul_overflow(view.shape[d] - 1, view.strides[d], &reach) ||
-        __builtin_add_overflow(last, reach, &last)) {
-      return Invalid("strides lead out of the address space");
-    }
-  }
-  const auto begin = reinterpret_cast<uintptr_t>(view.data);
-  uintptr_t end = 0;
-  if (__builtin_add_overflow(last, uint64_t{1}, &last) ||
-      __builtin_mul_overflow(last, element_bytes, &last) ||
-      __builtin_add_overflow(begin, last, &end)) {
-    return Invalid("strides lead out of the address space");
-  }
-  return MemorySpan{.begin = begin, .end = end};
-}
-
-std::vector<std::vector<size_t>> OverlapGroups(std::span<const MemorySpan> spans) {
-  std::vector<size_t> order;
-  for (size_t i = 0; i < spans.size(); ++i) {
-    if (spans[i].begin < spans[i].end) order.push_back(i);
-  }
-  std::ranges::stable_sort(order, {}, [&](size_t i) { return spans[i].begin; });
-  std::vector<std::vector<size_t>> groups;
-  uintptr_t end = 0;
-  for (const size_t i : order) {
-    if (groups.empty() || spans[i].begin >= end) {
-      groups.emplace_back();
-      end = spans[i].end;
-    }
-    groups.back().push_back(i);
-    end = std::max(end, spans[i].end);
-  }
-  return groups;
-}
 
 Result<std::vector<PlannedTensor>> PlanTensors(std::span<const NamedTensor> tensors) {
   std::vector<MemorySpan> spans;

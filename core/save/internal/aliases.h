@@ -7,24 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "core/checkpoint_store.h"
+#include "core/step/contents.h"
 #include "core/tensor/tensor.h"
 
 namespace cairn::core::internal {
-
-/// The memory that a tensor's elements touch: [begin, end), addresses.
-struct MemorySpan {
-  uintptr_t begin = 0;
-  uintptr_t end = 0;
-};
-
-/// Empty for a tensor without elements. kInvalidArgument: unknown dtype, overflow, strides that are
-/// not one a dimension, or elements at a null pointer.
-Result<MemorySpan> SpanOf(const TensorView& view);
-
-/// Groups of spans that overlap, directly or through others; by index, each group ascending by
-/// address. Empty spans are in no group. Cost: one sort.
-std::vector<std::vector<size_t>> OverlapGroups(std::span<const MemorySpan> spans);
 
 struct NamedTensor {
   std::string fqn;

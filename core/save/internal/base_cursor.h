@@ -1,8 +1,9 @@
 #pragma once
 /// Finding what the save before wrote of a plan's pieces.
 
-#include "core/save/internal/save.h"
 #include "core/save/internal/save_plan.h"
+#include "core/save/internal/saved_chunks.h"
+#include "core/step/contents.h"
 
 namespace cairn::core::internal {
 

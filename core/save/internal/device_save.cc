@@ -4,9 +4,10 @@
 
 #include <algorithm>
 
-#include "core/save/internal/base_cursor.h"
 #include "core/device/internal/device_lanes.h"
 #include "core/device/internal/pinned_blocks.h"
+#include "core/save/internal/base_cursor.h"
+#include "core/save/internal/saved_chunks.h"
 #include "kv/digest.h"
 
 namespace cairn::core::internal {

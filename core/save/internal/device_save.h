@@ -23,10 +23,12 @@
 
 #include "core/device/device.h"
 #include "core/device/internal/device_transfers.h"
-#include "core/save/internal/save.h"
+#include "core/save/save_options.h"
 #include "core/save/internal/save_plan.h"
+#include "core/save/internal/saved_chunks.h"
+#include "kv/block_filler.h"
 #include "kv/block_pool.h"
-#include "kv/store.h"
+#include "kv/step_info.h"
 
 namespace cairn::core::internal {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kv/extents.h"
-#include "kv/store.h"
+#include "kv/step_writer.h"
 
 namespace cairn::core::internal {
 

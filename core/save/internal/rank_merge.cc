@@ -6,8 +6,9 @@
 
 #include <algorithm>
 
-#include "core/step/internal/records.h"
 #include "core/state_dict/internal/tree_merge.h"
+#include "core/step/contents.h"
+#include "core/step/internal/records.h"
 #include "kv/key.h"
 
 namespace cairn::core::internal {

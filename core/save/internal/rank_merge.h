@@ -13,7 +13,9 @@
 #include "core/save/internal/save_plan.h"
 #include "core/state_dict/internal/tree_merge.h"
 #include "core/state_dict/state_dict.h"
+#include "core/step/contents.h"
 #include "core/tensor/tiling.h"
+#include "kv/key.h"
 
 namespace cairn::core::internal {
 

@@ -21,14 +21,16 @@
 #include <limits>
 #include <utility>
 
+#include "core/base/internal/progress_meter.h"
 #include "core/save/internal/device_save.h"
 #include "core/save/internal/page_runs.h"
-#include "core/base/internal/progress.h"
 #include "core/save/internal/rank_merge.h"
+#include "core/step/contents.h"
 #include "core/step/internal/records.h"
 #include "core/step/internal/stored_leaves.h"
 #include "core/tensor/strided_copy.h"
 #include "kv/key.h"
+#include "kv/step_info.h"
 
 namespace cairn::core::internal {
 namespace {

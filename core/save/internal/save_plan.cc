@@ -7,8 +7,9 @@
 #include <algorithm>
 #include <map>
 
-#include "core/step/internal/records.h"
 #include "core/sharding/internal/replica_group.h"
+#include "core/step/internal/records.h"
+#include "core/tensor/internal/memory_span.h"
 #include "kv/digest.h"
 
 namespace cairn::core::internal {

@@ -11,9 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include "core/checkpoint_store.h"
-#include "core/tensor/chunk_grid.h"
 #include "core/save/internal/aliases.h"
+#include "core/save/save_options.h"
+#include "core/step/contents.h"
+#include "core/tensor/chunk_grid.h"
 
 namespace cairn::core::internal {
 

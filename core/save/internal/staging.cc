@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/save/internal/base_cursor.h"
+#include "core/save/internal/saved_chunks.h"
 #include "core/tensor/strided_copy.h"
 #include "kv/digest.h"
 

@@ -4,8 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/save/internal/save.h"
 #include "core/base/internal/worker_pool.h"
+#include "core/save/internal/save.h"
+#include "core/save/internal/saved_chunks.h"
 
 namespace cairn::core::internal {
 

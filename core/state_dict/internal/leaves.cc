@@ -2,7 +2,7 @@
 
 #include "core/state_dict/internal/leaves.h"
 
-#include "core/save/internal/aliases.h"
+#include "core/tensor/internal/memory_span.h"
 
 namespace cairn::core::internal {
 

@@ -9,8 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "core/checkpoint_store.h"
+#include "core/step/contents.h"
 #include "core/step/internal/records.h"
+#include "kv/snapshot.h"
+#include "kv/step_info.h"
+#include "kv/store.h"
 
 namespace cairn::core::internal {
 

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "core/step/contents.h"
+
 namespace cairn::core::internal {
 namespace {
 

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/step/contents.h"
 #include "core/step/internal/lookup.h"
 
 namespace cairn::core::internal {

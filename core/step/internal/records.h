@@ -8,7 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "core/checkpoint_store.h"
+#include "core/step/contents.h"
+
 
 namespace cairn::core::internal {
 

@@ -4,6 +4,9 @@
 
 #include <bit>
 
+#include "kv/read_range.h"
+#include "kv/snapshot.h"
+
 namespace cairn::core::internal {
 
 // They are read from the segment as they lie.

@@ -5,7 +5,10 @@
 #include <span>
 #include <vector>
 
-#include "core/checkpoint_store.h"
+#include "core/step/contents.h"
+#include "kv/read_range.h"
+#include "kv/snapshot.h"
+
 
 namespace cairn::core::internal {
 

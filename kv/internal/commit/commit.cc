@@ -1,5 +1,7 @@
 // The index side of commit and delete: one atomic write, and the removal of what it replaces.
 
+#include "kv/internal/commit/commit.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,9 +9,9 @@
 #include <unordered_map>
 
 #include "kv/internal/commit/collected_records.h"
-#include "kv/internal/io/fault_point.h"
 #include "kv/internal/commit/manifest.h"
-#include "kv/internal/commit/store_state.h"
+#include "kv/internal/io/fault_point.h"
+#include "kv/step_info.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -132,6 +134,23 @@ class StepIndexer {
 };
 
 }  // namespace
+
+Result<std::vector<StepEntry>> LoadSteps(const Index& index) {
+  std::vector<StepEntry> steps;
+  CAIRN_TRY(
+      index.Scan(Column::kSteps, "",
+                 [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+                   CAIRN_TRY_ASSIGN(StepEntry entry, DecodeStep(record));
+                   if (key != NumberKey(entry.info.step)) {
+                     return Fail(Error{.code = ErrorCode::kDataLoss,
+                                       .message = "a step record stands under another step's key",
+                                       .step = entry.info.step});
+                   }
+                   steps.push_back(std::move(entry));
+                   return true;
+                 }));
+  return steps;
+}
 
 Result<Removal> PlanRemoval(const StoreState& state, std::vector<StepEntry> steps,
                             const std::set<uint64_t>& kept_segments) {

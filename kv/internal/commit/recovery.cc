@@ -11,6 +11,8 @@
 //   5. Segment files that the index does not know are unlinked, unless rule 3 failed for some step:
 //      then nothing is swept, because the lost step may need them.
 
+#include "kv/internal/commit/recovery.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,7 +20,7 @@
 
 #include "kv/internal/io/fault_point.h"
 #include "kv/internal/commit/manifest.h"
-#include "kv/internal/commit/store_state.h"
+#include "kv/internal/commit/commit.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -8,6 +8,8 @@
 
 #include <cstring>
 
+#include "kv/step_info.h"
+
 namespace cairn::kv::internal {
 namespace {
 

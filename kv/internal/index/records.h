@@ -7,8 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "kv/digest.h"
 #include "kv/error.h"
-#include "kv/store.h"
+#include "kv/extents.h"
+#include "kv/key.h"
+#include "kv/step_info.h"
 #include "schema/record.h"
 
 namespace cairn::kv::internal {

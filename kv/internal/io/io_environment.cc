@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "kv/options.h"
+
 namespace cairn::kv::internal {
 namespace {
 

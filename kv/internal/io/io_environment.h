@@ -1,5 +1,8 @@
 #pragma once
 /// The I/O settings of a store whose opener gave none: the defaults, as the environment changes
+
+#include "kv/error.h"
+#include "kv/options.h"
 /// them.
 ///
 ///   CAIRN_IO_BLOCK_BYTES   4096 ... 1073741824   IoOptions::block_bytes
@@ -9,7 +12,6 @@
 ///
 /// This is how Python and the programs take what `kv-bench tune` found. No other file reads these.
 
-#include "kv/store.h"
 
 namespace cairn::kv::internal {
 

@@ -24,6 +24,8 @@
 #include <thread>
 
 #include "kv/internal/io/fault_point.h"
+#include "kv/options.h"
+#include "kv/read_range.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -9,9 +9,12 @@
 #include <string>
 #include <unordered_map>
 
+#include "kv/block_pool.h"
+#include "kv/error.h"
 #include "kv/internal/io/block_io.h"
 #include "kv/internal/io/file.h"
-#include "kv/store.h"
+#include "kv/options.h"
+#include "kv/read_range.h"
 
 namespace cairn::kv::internal {
 

@@ -16,7 +16,6 @@
 
 #include "kv/error.h"
 #include "kv/key.h"
-#include "kv/store.h"
 
 namespace cairn::kv::internal {
 

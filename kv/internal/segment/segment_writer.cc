@@ -10,7 +10,10 @@
 #include <cstring>
 #include <utility>
 
+#include "kv/block_filler.h"
 #include "kv/internal/io/fault_point.h"
+#include "kv/step_info.h"
+#include "kv/step_writer.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -8,12 +8,14 @@
 #include <string>
 #include <vector>
 
+#include "kv/block_filler.h"
 #include "kv/block_pool.h"
 #include "kv/digest.h"
 #include "kv/internal/io/block_io.h"
 #include "kv/internal/io/file.h"
 #include "kv/internal/segment/segment_format.h"
-#include "kv/store.h"
+#include "kv/step_info.h"
+#include "kv/step_writer.h"
 
 namespace cairn::kv::internal {
 

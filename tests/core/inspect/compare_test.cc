@@ -1,3 +1,4 @@
+#include "core/inspect/diff.h"
 #include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {

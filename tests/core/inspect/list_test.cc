@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include "core/step/contents.h"
 #include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {

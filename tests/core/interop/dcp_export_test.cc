@@ -12,6 +12,7 @@
 #include "core/interop/torch/internal/torch_pickler.h"
 #include "tests/core/tensor/strided_fixture.h"
 #include "tests/core/tensor/test_tensor.h"
+#include "core/step/contents.h"
 
 namespace cairn::core {
 namespace {

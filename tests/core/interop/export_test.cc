@@ -5,9 +5,10 @@
 #include <filesystem>
 #include <fstream>
 
-#include "core/payload_reader.h"
 #include "core/interop/safetensors/safetensors.h"
+#include "core/payload_reader.h"
 #include "core/statistics.h"
+#include "core/step/contents.h"
 #include "tests/core/tensor/strided_fixture.h"
 #include "tests/core/tensor/test_tensor.h"
 

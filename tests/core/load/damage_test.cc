@@ -5,6 +5,10 @@
 #include <filesystem>
 #include <fstream>
 
+#include "core/load/load_options.h"
+#include "core/step/contents.h"
+#include "kv/options.h"
+#include "kv/step_info.h"
 #include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {

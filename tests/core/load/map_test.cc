@@ -2,6 +2,8 @@
 
 #include <set>
 
+#include "core/load/load_options.h"
+#include "kv/mapping.h"
 #include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {

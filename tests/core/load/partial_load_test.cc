@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "core/load/load_options.h"
 #include "tests/core/tensor/strided_fixture.h"
 #include "tests/core/tensor/test_tensor.h"
 

@@ -2,6 +2,9 @@
 
 #include "core/ranks/internal/rendezvous.h"
 
+#include "core/ranks/internal/file_rendezvous.h"
+#include "core/ranks/internal/tcp_rendezvous.h"
+
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>

@@ -4,6 +4,7 @@
 
 #include "tests/support/result_matchers.h"
 #include "tests/support/seeded_random.h"
+#include "core/tensor/internal/memory_span.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "core/save/save_options.h"
 #include "tests/core/tensor/strided_fixture.h"
 #include "tests/core/tensor/test_tensor.h"
 

@@ -8,6 +8,7 @@
 #include <array>
 
 #include "tests/support/seeded_random.h"
+#include "kv/step_writer.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -6,7 +6,13 @@
 #include <filesystem>
 #include <fstream>
 
+#include "core/inspect/diff.h"
+#include "core/load/load_options.h"
 #include "core/payload_reader.h"
+#include "core/save/save_options.h"
+#include "core/step/contents.h"
+#include "kv/step_info.h"
+#include "kv/store.h"
 #include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {

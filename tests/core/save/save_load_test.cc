@@ -5,6 +5,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "core/checkpoint_store.h"
 #include "tests/core/tensor/strided_fixture.h"
 #include "tests/core/tensor/test_tensor.h"
 

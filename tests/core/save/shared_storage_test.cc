@@ -5,6 +5,9 @@
 #include <cstring>
 #include <map>
 
+#include "core/load/load_options.h"
+#include "core/save/save_options.h"
+#include "core/step/contents.h"
 #include "tests/core/tensor/strided_fixture.h"
 #include "tests/core/tensor/test_tensor.h"
 

@@ -5,6 +5,8 @@
 #include "core/async_save.h"
 #include "tests/core/tensor/strided_fixture.h"
 #include "tests/core/tensor/test_tensor.h"
+#include "core/save/internal/saved_chunks.h"
+#include "core/save/save_options.h"
 
 namespace cairn::core {
 namespace {

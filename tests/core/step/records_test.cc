@@ -5,6 +5,7 @@
 #include "kv/key.h"
 #include "schema/record.h"
 #include "tests/support/result_matchers.h"
+#include "core/step/contents.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -6,6 +6,10 @@
 #include <filesystem>
 
 #include "kv/internal/io/file.h"
+#include "kv/options.h"
+#include "kv/snapshot.h"
+#include "kv/step_info.h"
+#include "kv/step_writer.h"
 #include "kv/store.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/result_matchers.h"

@@ -9,6 +9,8 @@
 #include <filesystem>
 
 #include "kv/internal/io/file.h"
+#include "kv/options.h"
+#include "kv/store.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"

@@ -8,6 +8,10 @@
 #include <filesystem>
 #include <thread>
 
+#include "kv/options.h"
+#include "kv/step_info.h"
+#include "kv/step_writer.h"
+#include "kv/store.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/fault_hook.h"
 #include "tests/support/result_matchers.h"

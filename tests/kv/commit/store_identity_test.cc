@@ -10,6 +10,7 @@
 
 #include "kv/digest.h"
 #include "kv/internal/io/file.h"
+#include "kv/options.h"
 #include "kv/store.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/result_matchers.h"

@@ -8,9 +8,10 @@
 #include <atomic>
 #include <mutex>
 
-#include "core/interop/archive/internal/crc32.h"
-#include "core/base/internal/progress.h"
+#include "core/base/internal/progress_meter.h"
 #include "core/base/internal/worker_pool.h"
+#include "core/interop/archive/internal/crc32.h"
+#include "kv/mapping.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -8,8 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "core/checkpoint_store.h"
+#include "core/base/progress.h"
 #include "core/interop/archive/internal/zip_reader.h"
+#include "kv/mapping.h"
 
 namespace cairn::core::internal {
 

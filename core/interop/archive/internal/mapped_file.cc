@@ -9,6 +9,8 @@
 
 #include <cerrno>
 
+#include "kv/mapping.h"
+
 namespace cairn::core::internal {
 namespace {
 

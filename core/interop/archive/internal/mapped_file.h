@@ -4,7 +4,8 @@
 #include <memory>
 #include <string>
 
-#include "kv/store.h"
+#include "kv/mapping.h"
+
 
 namespace cairn::core::internal {
 

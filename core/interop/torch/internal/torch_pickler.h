@@ -6,7 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "core/checkpoint_store.h"
+#include "core/step/contents.h"
+
 
 namespace cairn::core::internal {
 

@@ -6,7 +6,8 @@
 #include <chrono>
 #include <thread>
 
-#include "core/checkpoint_store.h"
+#include "core/base/progress.h"
+#include "kv/error.h"
 
 namespace cairn::core::internal {
 

@@ -1,0 +1,23 @@
+#pragma once
+/// How two steps differ.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace cairn::core {
+
+struct KeyChange {
+  enum class Kind { kAdded, kRemoved, kChanged } kind;
+  std::string fqn;
+  bool is_tensor = true;
+  uint64_t changed_bytes = 0;  // bytes of chunks that differ (all of them when added/removed)
+  uint64_t total_bytes = 0;
+  std::string detail;  // "dtype float32 -> bfloat16", "shape ...", old -> new value
+};
+struct Diff {
+  std::vector<KeyChange> changes;  // key order
+  uint64_t unchanged_keys = 0;
+};
+
+}  // namespace cairn::core

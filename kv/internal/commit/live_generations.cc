@@ -1,0 +1,18 @@
+// A set behind a mutex.
+
+#include "kv/internal/commit/live_generations.h"
+
+namespace cairn::kv::internal {
+
+void LiveGenerations::Set(const std::vector<StepEntry>& steps) {
+  std::lock_guard lock(mutex_);
+  generations_.clear();
+  for (const StepEntry& entry : steps) generations_.insert(entry.info.generation);
+}
+
+bool LiveGenerations::Contains(uint64_t generation) const {
+  std::lock_guard lock(mutex_);
+  return generations_.contains(generation);
+}
+
+}  // namespace cairn::kv::internal

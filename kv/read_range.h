@@ -1,0 +1,43 @@
+#pragma once
+/// Ranges of segments to be read, and who is given what was read.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "kv/error.h"
+
+namespace cairn::kv {
+
+/// Called with a key (without its generation) and a record, 8-byte aligned; both are valid during
+/// the call only. Return false to stop the scan.
+using ScanCallback = std::function<Result<bool>(std::string_view key, std::span<const std::byte>)>;
+
+/// Called with the index of a range and its bytes.
+using RangeCallback = std::function<Result<void>(size_t, std::span<const std::byte>)>;
+
+/// One range of a segment to be read into `target`; or, if that is empty, `lent_bytes` to be shown
+/// to the callback where they happen to lie, for the time of the call.
+struct ReadRange {
+  static constexpr uint64_t kMaxLentBytes = 2 << 20;
+
+  uint64_t segment_id = 0;
+  uint64_t offset_bytes = 0;
+  std::span<std::byte> target;
+  uint64_t lent_bytes = 0;  // at most kMaxLentBytes
+
+  uint64_t length_bytes() const { return target.empty() ? lent_bytes : target.size(); }
+};
+
+/// A segment, for direct I/O by who reads it without the store.
+struct DirectFile {
+  int fd = -1;
+  std::string path;
+  std::shared_ptr<const void> open;  // shared with the store's readers; keeps `fd` open
+};
+
+}  // namespace cairn::kv
