@@ -41,11 +41,11 @@ BENCHMARK(Memcpy)->Arg(64 << 10)->Arg(4 << 20)->Arg(64 << 20);
 
 void PageTreeDigest(benchmark::State& state) {
   const auto payload = Noise(static_cast<size_t>(state.range(0)));
-  std::vector<uint64_t> leaves;
+  std::vector<uint64_t> page_digests;
   for (auto _ : state) {
-    leaves.clear();
-    kv::AppendLeaves(payload, leaves);
-    benchmark::DoNotOptimize(kv::RootDigest(leaves, payload.size()));
+    page_digests.clear();
+    kv::AppendPageDigests(payload, page_digests);
+    benchmark::DoNotOptimize(kv::RootDigest(page_digests, payload.size()));
   }
   SetBytes(state, payload.size());
 }

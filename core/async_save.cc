@@ -9,7 +9,7 @@
 #include <optional>
 #include <thread>
 
-#include "core/base/internal/no_throw.h"
+#include "core/base/internal/catch_bad_alloc.h"
 #include "core/save/internal/device_save.h"
 #include "core/save/internal/save.h"
 #include "core/save/internal/saved_chunks.h"
@@ -28,8 +28,8 @@ void SaveHandle::WaitStaged() const {
   if (state_->staged != nullptr) (void)state_->staged->Await();  // the handle tells an error
 }
 
-Result<void> SaveHandle::HoldBack(const DeviceStream& stream) const {
-  return state_->staged == nullptr ? Result<void>() : state_->staged->HoldBack(stream);
+Result<void> SaveHandle::MakeStreamWait(const DeviceStream& stream) const {
+  return state_->staged == nullptr ? Result<void>() : state_->staged->MakeStreamWait(stream);
 }
 
 Result<SaveReport> SaveHandle::Wait() const {
@@ -69,8 +69,8 @@ class AsyncSaver::Impl {
     }
     Task task{.attempt = store_->NextAttempt(step, options), .options = options};
     const auto begin = [&] { return Begin(state, task); };
-    if (Result<void> begun = internal::CatchNoMemory("staging a save", begin); !begun) {
-      return Fail(store_->GiveUp(task.attempt, std::move(begun).error()));
+    if (Result<void> begun = internal::CatchBadAlloc("staging a save", begin); !begun) {
+      return Fail(store_->Abort(task.attempt, std::move(begun).error()));
     }
     auto handle = std::make_shared<SaveHandle::State>();
     if (task.device != nullptr) handle->staged = task.device->staged_point();

@@ -19,7 +19,7 @@ class SaveHandle {
   /// device; this call only waits until they are all enqueued, which may take as long as the disk
   /// where the state is larger than the page-locked budget. An error of the save is not told here.
   /// kUnavailable: the device has failed.
-  Result<void> HoldBack(const DeviceStream& stream) const;
+  Result<void> MakeStreamWait(const DeviceStream& stream) const;
   /// Waits until the step is durable, or has failed. May be called again and gives the same answer.
   Result<SaveReport> Wait() const;
   /// Waits at most `timeout`; false if the save still runs.

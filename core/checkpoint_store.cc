@@ -8,7 +8,7 @@
 #include <chrono>
 #include <mutex>
 
-#include "core/base/internal/no_throw.h"
+#include "core/base/internal/catch_bad_alloc.h"
 #include "core/base/internal/worker_pool.h"
 #include "core/inspect/internal/compare.h"
 #include "core/inspect/internal/list.h"
@@ -19,7 +19,7 @@
 #include "core/ranks/internal/open_together.h"
 #include "core/save/internal/device_save.h"
 #include "core/save/internal/save.h"
-#include "core/save/internal/save_turns.h"
+#include "core/save/internal/save_queue.h"
 #include "core/save/internal/saved_chunks.h"
 #include "core/step/internal/lookup.h"
 
@@ -35,7 +35,7 @@ class CheckpointStore::Impl {
   }
 
   kv::Store& store() const { return *store_; }
-  const internal::RankPlace& place() const { return place_; }
+  const internal::RankInWorld& place() const { return place_; }
   Communicator* communicator() const { return communicator_; }
 
   internal::SaveAttempt NextAttempt(uint64_t step, const SaveOptions& options) {
@@ -47,11 +47,11 @@ class CheckpointStore::Impl {
         std::chrono::steady_clock::time_point::max() - now);
     const auto deadline = std::clamp(options.deadline, std::chrono::milliseconds(0), most / 2);
     attempt.deadline = now + deadline;
-    attempt.outcome_deadline = attempt.deadline + deadline / 4 + std::chrono::seconds(1);
+    attempt.decision_deadline = attempt.deadline + deadline / 4 + std::chrono::seconds(1);
     return attempt;
   }
 
-  Error GiveUp(const internal::SaveAttempt& attempt, Error error) {
+  Error Abort(const internal::SaveAttempt& attempt, Error error) {
     if (attempt.name.empty()) return error;
     // If not even this can be written, the others find out by their deadline.
     (void)store_->FailAttempt(attempt.name, place_.rank, error);
@@ -64,13 +64,13 @@ class CheckpointStore::Impl {
                                  internal::DeviceSave* device) {
     if (!attempt.name.empty()) turns_.Await(attempt.turn);
     const std::lock_guard lock(writing_);
-    auto report = internal::CatchNoMemory("the records of a save", [&] {
+    auto report = internal::CatchBadAlloc("the records of a save", [&] {
       if (!pool_) {
         pool_ = std::make_unique<internal::WorkerPool>(internal::WorkerPool::DefaultThreadCount());
       }
       return internal::RunSave(*store_, attempt, plan, place_, options, *pool_, saved, device);
     });
-    if (!report) return Fail(GiveUp(attempt, std::move(report).error()));
+    if (!report) return Fail(Abort(attempt, std::move(report).error()));
     if (!attempt.name.empty()) turns_.End(attempt.turn);
     return report;
   }
@@ -96,8 +96,8 @@ class CheckpointStore::Impl {
  private:
   std::unique_ptr<kv::Store> store_;
   Communicator* const communicator_;  // null for one process alone
-  internal::RankPlace place_;
-  internal::SaveTurns turns_;                   // several ranks
+  internal::RankInWorld place_;
+  internal::SaveQueue turns_;                   // several ranks
   bool closed_ = false;                         // guarded by writing_
   std::mutex writing_;                          // held for all of a save, a deletion, the closing
   internal::SavedChunks last_device_save_;  // guarded by writing_
@@ -145,14 +145,14 @@ Result<std::unique_ptr<CheckpointStore>> CheckpointStore::OpenShared(const std::
 
 uint32_t CheckpointStore::rank() const { return impl_->place().rank; }
 uint32_t CheckpointStore::world_size() const { return impl_->place().world_size; }
-internal::RankPlace CheckpointStore::place() const { return impl_->place(); }
+internal::RankInWorld CheckpointStore::place() const { return impl_->place(); }
 
 internal::SaveAttempt CheckpointStore::NextAttempt(uint64_t step, const SaveOptions& options) {
   return impl_->NextAttempt(step, options);
 }
 
-Error CheckpointStore::GiveUp(const internal::SaveAttempt& attempt, Error error) {
-  return impl_->GiveUp(attempt, std::move(error));
+Error CheckpointStore::Abort(const internal::SaveAttempt& attempt, Error error) {
+  return impl_->Abort(attempt, std::move(error));
 }
 
 kv::Store& CheckpointStore::kv() const { return impl_->store(); }
@@ -165,14 +165,14 @@ Result<std::vector<kv::StepInfo>> CheckpointStore::Steps() const {
 Result<SaveReport> CheckpointStore::Save(uint64_t step, const StateDict& state,
                                          const SaveOptions& options) {
   const internal::SaveAttempt attempt = NextAttempt(step, options);
-  auto plan = internal::CatchNoMemory("the plan of a save",
+  auto plan = internal::CatchBadAlloc("the plan of a save",
                                       [&] { return internal::PlanSave(state, options, place()); });
-  if (!plan) return Fail(GiveUp(attempt, std::move(plan).error()));
+  if (!plan) return Fail(Abort(attempt, std::move(plan).error()));
   if (!internal::DeviceSave::IsNeeded(*plan)) {
     return SavePlanned(attempt, *plan, options, nullptr, nullptr);
   }
   auto device = internal::DeviceSave::Begin(*plan, options.streams);
-  if (!device) return Fail(GiveUp(attempt, std::move(device).error()));
+  if (!device) return Fail(Abort(attempt, std::move(device).error()));
   (*device)->WriteFilesDirectly();
   return SavePlanned(attempt, *plan, options, impl_->last_device_save(), device->get());
 }
@@ -199,10 +199,10 @@ Result<TensorInfo> CheckpointStore::FindTensor(const kv::StepInfo& step,
   return internal::FindTensor(view, fqn);
 }
 
-Result<std::optional<std::vector<std::byte>>> CheckpointStore::FindAnnex(
+Result<std::optional<std::vector<std::byte>>> CheckpointStore::FindExtension(
     const kv::StepInfo& step, std::string_view name) const {
   CAIRN_TRY_ASSIGN(const auto view, internal::ViewStep(kv(), step));
-  return internal::FindAnnex(view, name);
+  return internal::FindExtension(view, name);
 }
 
 Result<std::vector<ChunkInfo>> CheckpointStore::Chunks(const kv::StepInfo& step,

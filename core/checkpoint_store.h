@@ -29,7 +29,7 @@
 namespace cairn::core {
 
 namespace internal {
-struct RankPlace;
+struct RankInWorld;
 struct SaveAttempt;
 struct SavePlan;
 struct SavedChunks;
@@ -77,7 +77,7 @@ class CheckpointStore {
   /// One tensor's record, without listing anything. kNotFound: no such tensor; names close ones.
   Result<TensorInfo> FindTensor(const kv::StepInfo& step, const std::string& fqn) const;
   /// What a front end has kept with the step under its name (core/step_part.h), or nothing.
-  Result<std::optional<std::vector<std::byte>>> FindAnnex(const kv::StepInfo& step,
+  Result<std::optional<std::vector<std::byte>>> FindExtension(const kv::StepInfo& step,
                                                           std::string_view name) const;
   /// Chunks of one tensor, in key order; none for an alias.
   Result<std::vector<ChunkInfo>> Chunks(const kv::StepInfo& step, const std::string& fqn) const;
@@ -118,11 +118,11 @@ class CheckpointStore {
 
  private:
   friend class AsyncSaver;  // saves a plan that it has staged
-  internal::RankPlace place() const;
+  internal::RankInWorld place() const;
   /// Every save of several ranks begins with it, on each of them.
   internal::SaveAttempt NextAttempt(uint64_t step, const SaveOptions& options);
   /// A save that fails before SavePlanned: lets the other ranks know, and returns the error.
-  Error GiveUp(const internal::SaveAttempt& attempt, Error error);
+  Error Abort(const internal::SaveAttempt& attempt, Error error);
   /// `device` for a plan that has tensors in device memory.
   Result<SaveReport> SavePlanned(const internal::SaveAttempt& attempt, internal::SavePlan& plan,
                                  const SaveOptions& options, internal::SavedChunks* saved,

@@ -18,10 +18,10 @@ Result<RankShare> PlanRank(const StateDict& state, const SaveOptions& options, u
   return share;
 }
 
-Result<void> HandInRank(kv::Store& joined, uint64_t step, const std::string& attempt,
+Result<void> PrepareRank(kv::Store& joined, uint64_t step, const std::string& attempt,
                         const StateDict& state, const SaveOptions& options, uint32_t rank,
                         uint32_t world_size) {
-  const internal::RankPlace place{.rank = rank, .world_size = world_size};
+  const internal::RankInWorld place{.rank = rank, .world_size = world_size};
   CAIRN_TRY_ASSIGN(internal::SavePlan plan, internal::PlanSave(state, options, place));
   internal::WorkerPool pool(1);
   CAIRN_TRY(internal::RunSave(joined, {.step = step, .name = attempt, .wait = false}, plan, place,

@@ -22,9 +22,9 @@ Result<RankShare> PlanRank(const StateDict& state, const SaveOptions& options, u
                            uint32_t world_size);
 
 /// Writes a rank's part of an attempt at `step`, durably, and does not wait for the outcome.
-/// `joined` is a store open with OpenMode::kJoin, `attempt` what NextAttempt says on every rank.
+/// `joined` is a store open with OpenMode::kJoinSession, `attempt` what NextAttempt says on every rank.
 /// Only `rank` 1 and up. Errors as CheckpointStore::Save.
-Result<void> HandInRank(kv::Store& joined, uint64_t step, const std::string& attempt,
+Result<void> PrepareRank(kv::Store& joined, uint64_t step, const std::string& attempt,
                         const StateDict& state, const SaveOptions& options, uint32_t rank,
                         uint32_t world_size);
 

@@ -11,7 +11,7 @@
 #include <span>
 #include <utility>
 
-#include "core/base/internal/no_throw.h"
+#include "core/base/internal/catch_bad_alloc.h"
 #include "core/base/internal/worker_pool.h"
 #include "core/save/internal/device_save.h"
 #include "core/save/internal/rank_merge.h"
@@ -102,7 +102,7 @@ Result<StateTree> NestTree(const StateTree& tree,
 class StepPart::Impl {
  public:
   Impl(CheckpointStore& store, StepTicket ticket, uint32_t rank, SaveOptions options,
-       internal::SaveRun run)
+       internal::SaveSession run)
       : store_(store),
         ticket_(std::move(ticket)),
         place_{.rank = rank, .world_size = ticket_.world_size},
@@ -112,7 +112,7 @@ class StepPart::Impl {
   Result<void> Add(StateDict portion, std::span<const DeviceStream> streams) {
     if (failure_) return Fail(*failure_);
     has_portion_ = true;
-    auto added = internal::CatchNoMemory("a part of a step",
+    auto added = internal::CatchBadAlloc("a part of a step",
                                          [&] { return Write(std::move(portion), streams); });
     if (!added) {
       failure_ = added.error();
@@ -122,19 +122,19 @@ class StepPart::Impl {
     return added;
   }
 
-  Result<SaveReport> HandIn() {
+  Result<SaveReport> Prepare() {
     CAIRN_TRY(FinishPortions());
-    CAIRN_TRY(run_->writer().HandIn(
+    CAIRN_TRY(run_->writer().Prepare(
         {.base_step = run_->base_step(), .logical_bytes = run_->report().logical_bytes}));
     return run_->report();
   }
 
   Result<SaveReport> Commit(const StepFrame& frame) {
     CAIRN_TRY(FinishPortions());
-    return internal::CatchNoMemory("the records of a step", [&] { return CommitAll(frame); });
+    return internal::CatchBadAlloc("the records of a step", [&] { return CommitAll(frame); });
   }
 
-  void GiveUp(const Error& error) {
+  void Abort(const Error& error) {
     if (place_.world_size == 1) return;
     // Best effort: rank 0 hears of it from the front end too.
     (void)store_.kv().FailAttempt(ticket_.attempt, place_.rank, error);
@@ -153,7 +153,7 @@ class StepPart::Impl {
     if (on_device) CAIRN_TRY(DigestOnDevices(plan, streams));
     CAIRN_TRY(run_->Write(plan, options_, pool_));
     if (on_device) CAIRN_TRY(device_->Staged());
-    CAIRN_TRY(run_->writer().Settle());
+    CAIRN_TRY(run_->writer().Drain());
     if (on_device) CAIRN_TRY(device_->staged_point()->Await());
     if (place_.rank != 0) return {};
     return merge_.AddOwn(plan);
@@ -189,7 +189,7 @@ class StepPart::Impl {
       CAIRN_TRY(writer.AddRecord(kv::Column::kValues, kv::FqnKey(fqn), record));
     }
     auto nested = NestTree(merged.tree, frame.paths);
-    CAIRN_TRY(writer.SetStructure(EncodeTree(nested ? *nested : merged.tree, frame.annexes)));
+    CAIRN_TRY(writer.SetStructure(EncodeTree(nested ? *nested : merged.tree, frame.extensions)));
     CAIRN_TRY(writer.Commit({.base_step = run_->base_step(),
                              .tensor_count = merged.tensor_count,
                              .value_count = merged.values.size(),
@@ -199,11 +199,11 @@ class StepPart::Impl {
 
   CheckpointStore& store_;
   const StepTicket ticket_;
-  const internal::RankPlace place_;
+  const internal::RankInWorld place_;
   const SaveOptions options_;
   internal::WorkerPool pool_{internal::WorkerPool::DefaultThreadCount()};
   std::unique_ptr<internal::DeviceSave> device_;  // null: no portion has needed it; outlives run_
-  std::optional<internal::SaveRun> run_;          // nothing: failed
+  std::optional<internal::SaveSession> run_;          // nothing: failed
   std::optional<Error> failure_;                  // of the first Add that failed
   internal::RankMerge merge_;                     // rank 0
   bool has_portion_ = false;
@@ -212,10 +212,10 @@ class StepPart::Impl {
 StepPart::StepPart(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 StepPart::~StepPart() = default;
 
-Result<StepTicket> StepPart::Invite(CheckpointStore& store, uint64_t step, uint32_t world_size) {
+Result<StepTicket> StepPart::OpenSession(CheckpointStore& store, uint64_t step, uint32_t world_size) {
   StepTicket ticket{.step = step, .world_size = world_size, .session = {}, .attempt = {}};
   if (world_size > 1) {
-    CAIRN_TRY_ASSIGN(ticket.session, store.kv().Invite());
+    CAIRN_TRY_ASSIGN(ticket.session, store.kv().OpenSession());
   }
   ticket.attempt = store.kv().NextAttempt(step);
   return ticket;
@@ -230,9 +230,9 @@ Result<std::unique_ptr<StepPart>> StepPart::Begin(CheckpointStore& store, const 
   }
   const internal::SaveAttempt attempt{
       .step = ticket.step, .name = ticket.attempt, .deadline = Clock::now() + options.deadline};
-  const internal::RankPlace place{.rank = rank, .world_size = ticket.world_size};
-  CAIRN_TRY_ASSIGN(internal::SaveRun run,
-                   internal::SaveRun::Begin(store.kv(), attempt, place, options));
+  const internal::RankInWorld place{.rank = rank, .world_size = ticket.world_size};
+  CAIRN_TRY_ASSIGN(internal::SaveSession run,
+                   internal::SaveSession::Begin(store.kv(), attempt, place, options));
   return std::unique_ptr<StepPart>(
       new StepPart(std::make_unique<Impl>(store, ticket, rank, options, std::move(run))));
 }
@@ -240,8 +240,8 @@ Result<std::unique_ptr<StepPart>> StepPart::Begin(CheckpointStore& store, const 
 Result<void> StepPart::Add(StateDict portion, std::span<const DeviceStream> streams) {
   return impl_->Add(std::move(portion), streams);
 }
-Result<SaveReport> StepPart::HandIn() { return impl_->HandIn(); }
+Result<SaveReport> StepPart::Prepare() { return impl_->Prepare(); }
 Result<SaveReport> StepPart::Commit(const StepFrame& frame) { return impl_->Commit(frame); }
-void StepPart::GiveUp(const Error& error) { impl_->GiveUp(error); }
+void StepPart::Abort(const Error& error) { impl_->Abort(error); }
 
 }  // namespace cairn::core

@@ -3,13 +3,13 @@
 /// torch.distributed.checkpoint, tells each rank what to write, hears from each that it has, and
 /// then says that the step is whole.
 ///
-///   rank 0:   StepPart::Invite(store, step)  -> a ticket, which it passes to all ranks
+///   rank 0:   StepPart::OpenSession(store, step)  -> a ticket, which it passes to all ranks
 ///   all:      StepPart::Begin(store, ticket, rank); Add(portion) ...
-///   others:   HandIn()
+///   others:   Prepare()
 ///   rank 0, once all have handed in: Commit()
 ///
-/// Rank 0 has the store open for writing, the others with kJoin and the ticket's session. Nothing
-/// is exchanged but files. A part that is destroyed before HandIn or Commit is as if never begun.
+/// Rank 0 has the store open for writing, the others with kJoinSession and the ticket's session. Nothing
+/// is exchanged but files. A part that is destroyed before Prepare or Commit is as if never begun.
 
 #include <cstdint>
 #include <map>
@@ -44,15 +44,15 @@ struct StepFrame {
   /// from the root to it, its texts joined by "." being that key. Keys that are not here, or whose
   /// paths do not agree with each other, stay at the root.
   std::map<std::string, std::vector<PathElement>> paths;
-  std::vector<Annex> annexes;
+  std::vector<Extension> extensions;
 };
 
 /// Threads: one at a time. `store` outlives it, and no other save of it runs meanwhile. After an
 /// error of Add the part is as if never begun, and every further call gives that error.
 class StepPart {
  public:
-  /// Rank 0. kFailedPrecondition: a reader. Otherwise as Store::Invite.
-  static Result<StepTicket> Invite(CheckpointStore& store, uint64_t step, uint32_t world_size);
+  /// Rank 0. kFailedPrecondition: a reader. Otherwise as Store::OpenSession.
+  static Result<StepTicket> OpenSession(CheckpointStore& store, uint64_t step, uint32_t world_size);
 
   /// Errors as Store::Begin. `options.deadline`, from now on, is that of the commit;
   /// `options.plain_mesh`, `streams` and `device_snapshot` are not looked at.
@@ -69,12 +69,12 @@ class StepPart {
   Result<void> Add(StateDict portion, std::span<const DeviceStream> streams = {});
 
   /// Makes this part durable; from here on rank 0 may commit it.
-  Result<SaveReport> HandIn();
+  Result<SaveReport> Prepare();
   /// Rank 0: joins all parts, checks that they make whole tensors, and commits. Errors as
   /// CheckpointStore::Save by several ranks.
   Result<SaveReport> Commit(const StepFrame& frame);
   /// Lets rank 0 know why this rank gives up, in case that nobody else tells it. Best effort.
-  void GiveUp(const Error& error);
+  void Abort(const Error& error);
 
  private:
   class Impl;

@@ -1,4 +1,4 @@
-// Devices of this process, each with its heap and the lanes that nobody uses now.
+// Devices of this process, each with its heap and the queues that nobody uses now.
 
 #include "cuda/backend.h"
 
@@ -12,7 +12,7 @@
 
 #include "cuda/gds.h"
 #include "cuda/internal/device_heap.h"
-#include "cuda/internal/lane.h"
+#include "cuda/internal/device_queue.h"
 
 namespace cairn::cuda {
 namespace {
@@ -20,7 +20,7 @@ namespace {
 using internal::Check;
 using internal::DeviceBuffer;
 using internal::DeviceHeap;
-using internal::Lane;
+using internal::CudaQueue;
 
 class Memory final : public core::DeviceMemory {
  public:
@@ -36,22 +36,22 @@ class Backend final : public core::DeviceBackend {
  public:
   explicit Backend(int device_count) : devices_(static_cast<size_t>(device_count)) {}
 
-  Result<std::shared_ptr<core::DeviceLane>> OpenLane(int device) override {
+  Result<std::shared_ptr<core::DeviceQueue>> OpenQueue(int device) override {
     CAIRN_TRY_ASSIGN(const std::shared_ptr<DeviceHeap> heap, HeapOf(device));
-    std::unique_ptr<Lane> lane;
+    std::unique_ptr<CudaQueue> queue;
     {
       const std::lock_guard lock(mutex_);
-      std::vector<std::unique_ptr<Lane>>& idle = devices_[static_cast<size_t>(device)].idle;
+      std::vector<std::unique_ptr<CudaQueue>>& idle = devices_[static_cast<size_t>(device)].idle;
       if (!idle.empty()) {
-        lane = std::move(idle.back());
+        queue = std::move(idle.back());
         idle.pop_back();
       }
     }
-    if (lane == nullptr) {
-      CAIRN_TRY_ASSIGN(lane, Lane::Make(heap));
+    if (queue == nullptr) {
+      CAIRN_TRY_ASSIGN(queue, CudaQueue::Make(heap));
     }
-    return std::shared_ptr<core::DeviceLane>(lane.release(), [this](core::DeviceLane* used) {
-      GiveBack(std::unique_ptr<Lane>(static_cast<Lane*>(used)));
+    return std::shared_ptr<core::DeviceQueue>(queue.release(), [this](core::DeviceQueue* used) {
+      GiveBack(std::unique_ptr<CudaQueue>(static_cast<CudaQueue*>(used)));
     });
   }
 
@@ -92,7 +92,7 @@ class Backend final : public core::DeviceBackend {
  private:
   struct Device {
     std::shared_ptr<DeviceHeap> heap;  // shared with its buffers
-    std::vector<std::unique_ptr<Lane>> idle;
+    std::vector<std::unique_ptr<CudaQueue>> idle;
   };
 
   Result<std::shared_ptr<DeviceHeap>> HeapOf(int device) {
@@ -120,10 +120,10 @@ class Backend final : public core::DeviceBackend {
   }
 
   // Its buffers stay allocated for the next save.
-  void GiveBack(std::unique_ptr<Lane> lane) {
-    lane->Reset();
+  void GiveBack(std::unique_ptr<CudaQueue> queue) {
+    queue->Reset();
     const std::lock_guard lock(mutex_);
-    devices_[static_cast<size_t>(lane->device())].idle.push_back(std::move(lane));
+    devices_[static_cast<size_t>(queue->device())].idle.push_back(std::move(queue));
   }
 
   std::mutex mutex_;

@@ -32,7 +32,7 @@ constexpr uint64_t kChunkBytes = 4 << 20;
 constexpr double kKernelSeconds = 1e-3;
 constexpr uint64_t kFirstRounds = 1 << 10;
 
-/// An event that takes times, unlike the lanes' own.
+/// An event that takes times, unlike the queues' own.
 class TimedEvent {
  public:
   static Result<TimedEvent> Make() {
@@ -81,7 +81,7 @@ class Gpu final : public PlainGpu {
     CAIRN_TRY_ASSIGN(gpu->heap_, DeviceHeap::Make(device));
     CAIRN_TRY_ASSIGN(gpu->stream_, Stream::Make());
     CAIRN_TRY_ASSIGN(gpu->sink_, gpu->heap_->Allocate(sizeof(uint32_t)));
-    // A training's work goes before that of the lanes.
+    // A training's work goes before that of the queues.
     cudaStream_t training = nullptr;
     CAIRN_TRY(
         Check(cudaStreamCreateWithFlags(&training, cudaStreamNonBlocking), "making a stream"));
@@ -111,7 +111,7 @@ class Gpu final : public PlainGpu {
   }
   Result<double> Read(const std::byte* source, uint64_t length_bytes) override {
     return TimeKernel(source, length_bytes, [&](const internal::DigestLaunch& launch) {
-      return internal::LaunchRead(launch, launch.leaves, heap_->multiprocessors(), stream_.get());
+      return internal::LaunchRead(launch, launch.page_digests, heap_->multiprocessors(), stream_.get());
     });
   }
 
@@ -191,12 +191,12 @@ class Gpu final : public PlainGpu {
       jobs.push_back({.data = reinterpret_cast<const unsigned char*>(source + at),
                       .length_bytes = length,
                       .first_page = pages,
-                      .first_leaf = pages});
+                      .first_page_digest = pages});
       pages += kv::PageCount(length);
     }
     const uint64_t table_bytes = jobs.size() * sizeof(internal::PageJob);
     CAIRN_TRY(heap_->Grow(jobs_, table_bytes));
-    CAIRN_TRY(heap_->Grow(leaves_, pages * sizeof(uint64_t)));
+    CAIRN_TRY(heap_->Grow(page_digests_, pages * sizeof(uint64_t)));
     CAIRN_TRY(heap_->Grow(changed_, pages / 8 + sizeof(uint64_t)));
     CAIRN_TRY(Check(cudaMemcpyAsync(jobs_.data(), jobs.data(), table_bytes, cudaMemcpyHostToDevice,
                                     stream_.get()),
@@ -207,7 +207,7 @@ class Gpu final : public PlainGpu {
     return internal::DigestLaunch{.jobs = jobs_.As<internal::PageJob>(),
                                   .job_count = static_cast<uint32_t>(jobs.size()),
                                   .page_count = pages,
-                                  .leaves = leaves_.As<uint64_t>(),
+                                  .page_digests = page_digests_.As<uint64_t>(),
                                   .changed = changed_.As<uint32_t>()};
   }
 
@@ -216,7 +216,7 @@ class Gpu final : public PlainGpu {
   std::shared_ptr<DeviceHeap> heap_;  // shared with its buffers
   DeviceBuffer sink_;
   DeviceBuffer jobs_;
-  DeviceBuffer leaves_;
+  DeviceBuffer page_digests_;
   DeviceBuffer changed_;
   Stream stream_;  // before the buffers that its work uses are given back
   cudaStream_t training_ = nullptr;

@@ -1,5 +1,5 @@
 #pragma once
-/// What one GPU does at most, by plain CUDA: the limits that the lanes, digests and saves are
+/// What one GPU does at most, by plain CUDA: the limits that the queues, digests and saves are
 /// measured against, and a stream that computes as a training does.
 ///
 /// For programs that measure; nothing that saves or loads uses it.

@@ -1,6 +1,6 @@
 // Builds that did not find nccl.h.
 
-#include "core/ranks/vote.h"
+#include "core/ranks/status_agreement.h"
 #include "cuda/nccl_communicator.h"
 
 namespace cairn::cuda {
@@ -17,7 +17,7 @@ std::unexpected<Error> Absent() {
 Result<std::unique_ptr<core::Communicator>> ConnectNccl(core::Communicator& host,
                                                         const NcclOptions&) {
   // The others may be of a build that has it, and wait for this rank's word.
-  CAIRN_TRY(core::Vote(host, Absent()));
+  CAIRN_TRY(core::AgreeOnStatus(host, Absent()));
   return Absent();
 }
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "core/ranks/communicator_arguments.h"
-#include "core/ranks/vote.h"
+#include "core/ranks/status_agreement.h"
 #include "cuda/internal/nccl_transfers.h"
 
 namespace cairn::cuda {
@@ -331,7 +331,7 @@ Result<ncclUniqueId> Introduce(Communicator& host, const Prepared& prepared) {
 
 Result<std::unique_ptr<Communicator>> ConnectNccl(Communicator& host, const NcclOptions& options) {
   auto prepared = Prepare(host, options);
-  CAIRN_TRY(core::Vote(host, StatusOf(prepared)));
+  CAIRN_TRY(core::AgreeOnStatus(host, StatusOf(prepared)));
   const DeviceScope scope(options.device);
   CAIRN_TRY_ASSIGN(const ncclUniqueId id, Introduce(host, *prepared));
   // A rank that fails at once waits in the vote for those that fail at their deadline.
@@ -340,7 +340,7 @@ Result<std::unique_ptr<Communicator>> ConnectNccl(Communicator& host, const Nccl
   auto nccl =
       NcclHandle::Init(*prepared->nccl, id, host.rank(), host.world_size(), DeadlineAfter(timeout),
                        options.stop ? options.stop : std::make_shared<NcclStop>());
-  CAIRN_TRY(core::Vote(host, StatusOf(nccl)));
+  CAIRN_TRY(core::AgreeOnStatus(host, StatusOf(nccl)));
   return std::make_unique<NcclCommunicator>(host.rank(), host.world_size(), options.timeout,
                                             std::move(prepared->transfers), *std::move(nccl));
 }

@@ -21,7 +21,7 @@ static_assert(std::endian::native == std::endian::little);
 
 std::string Digest::ToHex() const { return fmt::format("{:016x}{:016x}", hi, lo); }
 
-uint64_t LeafDigest(std::span<const std::byte> page) {
+uint64_t PageDigest(std::span<const std::byte> page) {
   CAIRN_CHECK(page.size() <= kPageBytes);
   return XXH3_64bits(page.data(), page.size());
 }
@@ -31,7 +31,7 @@ namespace {
 template <typename Visit>
 void ForEachLeaf(std::span<const std::byte> payload, const Visit& visit) {
   for (size_t begin = 0; begin < payload.size(); begin += kPageBytes) {
-    visit(LeafDigest(payload.subspan(begin, std::min<size_t>(kPageBytes, payload.size() - begin))));
+    visit(PageDigest(payload.subspan(begin, std::min<size_t>(kPageBytes, payload.size() - begin))));
   }
 }
 
@@ -39,8 +39,8 @@ void ForEachLeaf(std::span<const std::byte> payload, const Visit& visit) {
 class Root {
  public:
   Root() { XXH3_128bits_reset(&state_); }
-  void Add(std::span<const uint64_t> leaves) {
-    XXH3_128bits_update(&state_, leaves.data(), leaves.size_bytes());
+  void Add(std::span<const uint64_t> page_digests) {
+    XXH3_128bits_update(&state_, page_digests.data(), page_digests.size_bytes());
   }
   Digest Finish(uint64_t length_bytes) {
     XXH3_128bits_update(&state_, &length_bytes, sizeof(length_bytes));
@@ -54,20 +54,20 @@ class Root {
 
 }  // namespace
 
-void AppendLeaves(std::span<const std::byte> payload, std::vector<uint64_t>& leaves) {
-  ForEachLeaf(payload, [&](uint64_t leaf) { leaves.push_back(leaf); });
+void AppendPageDigests(std::span<const std::byte> payload, std::vector<uint64_t>& page_digests) {
+  ForEachLeaf(payload, [&](uint64_t page_digest) { page_digests.push_back(page_digest); });
 }
 
-Digest RootDigest(std::span<const uint64_t> leaves, uint64_t length_bytes) {
-  CAIRN_CHECK(leaves.size() == PageCount(length_bytes));
+Digest RootDigest(std::span<const uint64_t> page_digests, uint64_t length_bytes) {
+  CAIRN_CHECK(page_digests.size() == PageCount(length_bytes));
   Root root;
-  root.Add(leaves);
+  root.Add(page_digests);
   return root.Finish(length_bytes);
 }
 
 Digest PayloadDigest(std::span<const std::byte> payload) {
   Root root;
-  ForEachLeaf(payload, [&](uint64_t leaf) { root.Add({&leaf, 1}); });
+  ForEachLeaf(payload, [&](uint64_t page_digest) { root.Add({&page_digest, 1}); });
   return root.Finish(payload.size());
 }
 

@@ -30,10 +30,10 @@ constexpr uint64_t PageCount(uint64_t length_bytes) {
 }
 
 /// Requires `page.size() <= kPageBytes`.
-uint64_t LeafDigest(std::span<const std::byte> page);
+uint64_t PageDigest(std::span<const std::byte> page);
 /// Appends the leaves of `payload` to `leaves`.
-void AppendLeaves(std::span<const std::byte> payload, std::vector<uint64_t>& leaves);
-Digest RootDigest(std::span<const uint64_t> leaves, uint64_t length_bytes);
+void AppendPageDigests(std::span<const std::byte> payload, std::vector<uint64_t>& page_digests);
+Digest RootDigest(std::span<const uint64_t> page_digests, uint64_t length_bytes);
 /// Of a payload that lies in one piece: the root over its leaves.
 Digest PayloadDigest(std::span<const std::byte> payload);
 

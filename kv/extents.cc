@@ -25,7 +25,7 @@ bool IsPossible(const Extent& run, uint64_t* length_bytes) {
   uint64_t end = 0;
   return !__builtin_add_overflow(*length_bytes, run.length_bytes, length_bytes) &&
          !__builtin_add_overflow(run.offset_bytes, run.length_bytes, &end) &&
-         !__builtin_add_overflow(run.leaves_offset_bytes, 8 * PageCount(run.length_bytes), &end);
+         !__builtin_add_overflow(run.page_digests_offset_bytes, 8 * PageCount(run.length_bytes), &end);
 }
 
 // The verifier does not check that the 8-byte fields behind a vector's length are aligned: they are
@@ -37,7 +37,7 @@ Extent CopyRun(const uint8_t* from) {
   return {.segment_id = fields[0],
           .offset_bytes = fields[1],
           .length_bytes = fields[2],
-          .leaves_offset_bytes = fields[3]};
+          .page_digests_offset_bytes = fields[3]};
 }
 
 Result<Extents> ReadRuns(const flatbuffers::Vector<const schema::Extent*>& runs) {
@@ -61,7 +61,7 @@ Extent Extent::From(uint64_t skipped_bytes) const {
   return {.segment_id = segment_id,
           .offset_bytes = offset_bytes + skipped_bytes,
           .length_bytes = length_bytes - skipped_bytes,
-          .leaves_offset_bytes = leaves_offset_bytes + 8 * (skipped_bytes / kPageBytes)};
+          .page_digests_offset_bytes = page_digests_offset_bytes + 8 * (skipped_bytes / kPageBytes)};
 }
 
 Extent Extent::First(uint64_t bytes) const {
@@ -74,7 +74,7 @@ Extent Extent::First(uint64_t bytes) const {
 bool Extent::IsFollowedBy(const Extent& next) const {
   return next.segment_id == segment_id && next.offset_bytes == offset_bytes + length_bytes &&
          length_bytes % kPageBytes == 0 &&
-         next.leaves_offset_bytes == leaves_offset_bytes + 8 * (length_bytes / kPageBytes);
+         next.page_digests_offset_bytes == page_digests_offset_bytes + 8 * (length_bytes / kPageBytes);
 }
 
 Extents::Extents(std::span<const Extent> runs) {
@@ -117,7 +117,7 @@ Result<Extents> ReadExtents(const schema::ChunkRecord& chunk) {
   const Extent only{.segment_id = chunk.extent()->segment_id(),
                     .offset_bytes = chunk.extent()->offset_bytes(),
                     .length_bytes = chunk.extent()->length_bytes(),
-                    .leaves_offset_bytes = chunk.extent()->leaves_offset_bytes()};
+                    .page_digests_offset_bytes = chunk.extent()->page_digests_offset_bytes()};
   uint64_t length = 0;
   if (!IsPossible(only, &length)) return Fail(DamagedRecord("impossible sizes"));
   return Extents(only);

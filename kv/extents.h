@@ -19,7 +19,7 @@ struct Extent {
   uint64_t segment_id = 0;
   uint64_t offset_bytes = 0;         // from the start of the segment file
   uint64_t length_bytes = 0;         // whole pages, but where the chunk ends
-  uint64_t leaves_offset_bytes = 0;  // of its first page's digest, in the same file
+  uint64_t page_digests_offset_bytes = 0;  // of its first page's digest, in the same file
   friend bool operator==(const Extent&, const Extent&) = default;
 
   /// What is left of the run behind its first `skipped_bytes`, which are whole pages of it.

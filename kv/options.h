@@ -11,7 +11,7 @@ namespace cairn::kv {
 enum class OpenMode {
   kRead,   // never changes anything
   kWrite,  // one writer at a time; makes the store if absent
-  kJoin,   // a rank of a job whose rank 0 has the store open for writing: adds segments and a
+  kJoinSession,   // a rank of a job whose rank 0 has the store open for writing: adds segments and a
            // manifest to steps that rank 0 commits, and never touches the index
 };
 
@@ -32,7 +32,7 @@ struct StoreOptions {
   bool tolerate_lost_steps = false;
   /// How long an open may wait for a writer that is just replacing index files.
   std::chrono::milliseconds deadline{10'000};
-  /// kJoin: what Store::Invite of the job's rank 0 said.
+  /// kJoinSession: what Store::OpenSession of the job's rank 0 said.
   std::string session;
 };
 
@@ -45,7 +45,7 @@ struct BeginOptions {
   /// Until when rank 0 waits for the others' parts, and must have begun to commit.
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
   /// Until when the others wait for rank 0's word.
-  std::chrono::steady_clock::time_point outcome_deadline =
+  std::chrono::steady_clock::time_point decision_deadline =
       std::chrono::steady_clock::time_point::max();
 };
 

@@ -37,7 +37,7 @@ struct SegmentInfo {
   uint64_t payload_bytes = 0;
   uint64_t chunk_count = 0;
   uint64_t footer_digest = 0;
-  uint64_t leaves_digest = 0;
+  uint64_t page_digests_checksum = 0;
 };
 
 /// Live bytes of one segment in one step's generation.

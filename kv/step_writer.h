@@ -45,7 +45,7 @@ class StepWriter {
   using PageSource =
       std::function<std::span<const std::byte>(uint64_t page_index, std::span<std::byte> scratch)>;
   Result<Appended> Append(uint64_t length_bytes, Placement placement, const PageSource& pages,
-                          std::span<const uint64_t> leaves = {},
+                          std::span<const uint64_t> page_digests = {},
                           std::span<const std::byte> memory = {});
   /// Lets `filler` bring payload from here on, and payload go through `blocks` instead of the
   /// store's own; both must outlive the writer. Seals a segment that has been begun. At most once.
@@ -63,28 +63,28 @@ class StepWriter {
   /// The same as Append for a payload that the filler brings. Its page digests are known. Requires
   /// UseFiller.
   Result<Appended> AppendFilled(uint64_t length_bytes, Placement placement,
-                                std::span<const uint64_t> leaves, const Fill& fill);
+                                std::span<const uint64_t> page_digests, const Fill& fill);
 
   /// Pages [begin_page, end_page) of a chunk.
-  struct PageRun {
+  struct PageRange {
     uint64_t begin_page = 0;
     uint64_t end_page = 0;
-    friend bool operator==(const PageRun&, const PageRun&) = default;
+    friend bool operator==(const PageRange&, const PageRange&) = default;
   };
   /// Appends just these pages of a chunk of `length_bytes`, all to one segment, each run on 4 KiB;
   /// the result has an extent for each. `pages`, `leaves` (here always given) and `memory` are
   /// those of the whole chunk, as in Append. Requires runs that are not empty, ascend and lie in
   /// the chunk.
-  Result<std::vector<Extent>> AppendRuns(uint64_t length_bytes, std::span<const PageRun> runs,
-                                         const PageSource& pages, std::span<const uint64_t> leaves,
+  Result<std::vector<Extent>> AppendRuns(uint64_t length_bytes, std::span<const PageRange> runs,
+                                         const PageSource& pages, std::span<const uint64_t> page_digests,
                                          std::span<const std::byte> memory = {});
   /// The same for a payload that the filler brings; `fill` takes places in the chunk.
-  Result<std::vector<Extent>> AppendRunsFilled(uint64_t length_bytes, std::span<const PageRun> runs,
-                                               std::span<const uint64_t> leaves, const Fill& fill);
+  Result<std::vector<Extent>> AppendRunsFilled(uint64_t length_bytes, std::span<const PageRange> runs,
+                                               std::span<const uint64_t> page_digests, const Fill& fill);
 
   /// Returns once nothing that was appended is read any more from where it lay: `memory` of earlier
   /// appends is the caller's again, and all blocks are free.
-  Result<void> Settle();
+  Result<void> Drain();
 
   /// Adds a record; `key` is without generation and added only once. Columns: kTensors, kValues.
   /// Where there are several ranks, tensors that are added before Gather are for the segments'
@@ -128,12 +128,12 @@ class StepWriter {
 
   /// In place of Commit, on the other ranks: makes this rank's part durable. From here on rank 0
   /// may commit it.
-  Result<void> HandIn(const Summary& summary);
-  /// After HandIn: waits until rank 0 has committed the step or given it up. The counts of the
+  Result<void> Prepare(const Summary& summary);
+  /// After Prepare: waits until rank 0 has committed the step or given it up. The counts of the
   /// result are this rank's. Errors: that of the rank that failed; kUnavailable: no word from rank
   /// 0 at the deadline, or another job has taken over the store. The step may exist all the same
   /// then, if the message says so.
-  Result<StepInfo> AwaitOutcome();
+  Result<StepInfo> AwaitDecision();
 
   /// Bytes this attempt has put into segments so far (payload, without padding).
   uint64_t written_bytes() const;

@@ -69,7 +69,7 @@ Result<std::unique_ptr<Store::Impl>> Store::Impl::Make(const std::string& direct
   state.options = options;
   state.options.io = io;
   state.writable = mode == OpenMode::kWrite;
-  state.joined = mode == OpenMode::kJoin;
+  state.joined = mode == OpenMode::kJoinSession;
   state.pool = std::make_shared<BlockPool>(io.block_bytes, io.queue_depth);
   state.files = std::make_shared<internal::SegmentFiles>();
   return impl;
@@ -231,7 +231,7 @@ std::string Store::uuid() const {
   return text;
 }
 
-Result<std::string> Store::Invite() {
+Result<std::string> Store::OpenSession() {
   const StoreState& state = *impl_->state;
   CAIRN_CHECK(state.writable);
   CAIRN_TRY(internal::MakeDirectory(state.paths.attempt(state.session)));
@@ -282,7 +282,7 @@ Result<void> Store::FailAttempt(const std::string& attempt, uint32_t rank, const
   if (rank == 0) {
     const std::lock_guard lock(state.mutex);
     kept = kept || state.committed_attempt == attempt;
-    internal::Remember(attempt, state.told_attempts);
+    internal::RecordAttempt(attempt, state.finished_attempts);
   }
   return internal::TellFailure(state.paths, attempt, rank, error, kept);
 }
@@ -342,7 +342,7 @@ Result<void> Store::Close() {
   state.latest = nullptr;
   Result<void> result = {};
   // A rank that still waits for word of one of these finds it in the index.
-  for (const std::string& attempt : state.told_attempts) {
+  for (const std::string& attempt : state.finished_attempts) {
     internal::ForgetAttempt(state.paths, attempt);
   }
   if (state.writable && !state.session.empty()) {

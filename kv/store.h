@@ -37,19 +37,18 @@
 
 #include "kv/error.h"
 #include "kv/options.h"
+#include "kv/snapshot.h"
 #include "kv/step_info.h"
+#include "kv/step_writer.h"
 
 namespace cairn::kv {
-
-class Snapshot;
-class StepWriter;
 
 /// Threads: all const members may run from many threads at once, also beside one StepWriter.
 /// Begin, Delete and Close are serialised by the store.
 class Store {
  public:
   /// kNotFound: no store there (kRead). kConflict: another writer has it. kUnimplemented: newer
-  /// format. kFailedPrecondition: nobody has invited to the session here (kJoin). kDataLoss: CAIRN
+  /// format. kFailedPrecondition: nobody has invited to the session here (kJoinSession). kDataLoss: CAIRN
   /// or the index is damaged. kUnavailable: permission, I/O, deadline. kInvalidArgument: unusable
   /// I/O options, given or from the environment.
   static Result<std::unique_ptr<Store>> Open(const std::string& directory, OpenMode mode,
@@ -83,7 +82,7 @@ class Store {
   std::string uuid() const;
   /// Rank 0 of several: the session, which from here on others may join. It leaves a mark in the
   /// directory, so that a rank that sees another directory is found out.
-  Result<std::string> Invite();
+  Result<std::string> OpenSession();
   /// What the open found and mended, or (tolerate_lost_steps) what it could not; for people.
   const std::vector<Error>& recovery_notes() const;
 

@@ -20,10 +20,10 @@ struct ChunkRecord;
 template <>
 inline constexpr uint8_t kNewestVersion<ChunkRecord> = kSeveralExtentsVersion;
 
-enum class RecordCheck { kFine, kDamaged, kNewer };
+enum class RecordCheck { kOk, kDamaged, kNewer };
 
 /// Checks identifier, every offset and the version of `bytes`, which must stay alive while the
-/// result is used. `*record` is set only on kFine. Cost: one walk over the record.
+/// result is used. `*record` is set only on kOk. Cost: one walk over the record.
 template <typename Record>
 RecordCheck CheckRecord(std::span<const std::byte> bytes, const char* identifier,
                         const Record** record) {
@@ -36,7 +36,7 @@ RecordCheck CheckRecord(std::span<const std::byte> bytes, const char* identifier
   if (root->version() == 0) return RecordCheck::kDamaged;
   if (root->version() > kNewestVersion<Record>) return RecordCheck::kNewer;
   *record = root;
-  return RecordCheck::kFine;
+  return RecordCheck::kOk;
 }
 
 }  // namespace cairn::schema

@@ -71,11 +71,11 @@ Result<void> CountWordSum(const std::string&) {
 
 Result<void> CountDigest(const std::string&) {
   const std::vector<std::byte> payload = Noise(kChunkBytes);
-  std::vector<uint64_t> leaves;
+  std::vector<uint64_t> page_digests;
   const auto digest = [&] {
-    leaves.clear();
-    kv::AppendLeaves(payload, leaves);
-    return kv::RootDigest(leaves, payload.size());
+    page_digests.clear();
+    kv::AppendPageDigests(payload, page_digests);
+    return kv::RootDigest(page_digests, payload.size());
   };
   Keep(Count("digest", "byte", kChunkBytes, digest).lo);
   return {};

@@ -1,5 +1,5 @@
 // Broadcasting a full state into shards:
-//   1. Everyone checks its part; manifests of the targets go round (LeafRoster), which votes.
+//   1. Everyone checks its part; manifests of the targets go round (GlobalStateLayout), which votes.
 //   2. Rank 0 describes its leaves, plain values included, to all.
 //   3. Everyone plans and allocates its result; a vote.
 //   4. Tensors go in batches, in rank 0's order. What a rank gets of a batch is one stream, its
@@ -16,19 +16,19 @@
 #include <optional>
 #include <set>
 
-#include "core/collectives/internal/leaf_roster.h"
+#include "core/collectives/internal/global_state_layout.h"
 #include "core/collectives/internal/shard_plan.h"
 #include "core/ranks/internal/round_mover.h"
-#include "core/ranks/vote.h"
+#include "core/ranks/status_agreement.h"
 #include "core/state_dict/internal/leaves.h"
 #include "core/state_dict/internal/state_devices.h"
-#include "core/tensor/internal/piece_stream.h"
+#include "core/tensor/internal/tensor_stream.h"
 
 namespace cairn::core {
 namespace {
 
-using internal::LeafRoster;
-using internal::PieceStream;
+using internal::GlobalStateLayout;
+using internal::TensorStream;
 
 constexpr int kRoot = 0;
 
@@ -50,10 +50,10 @@ class Broadcaster {
     const std::array<uint64_t, 3> agreed = {options_.buffer_bytes, options_.strict ? 1u : 0u,
                                             options_.cpu_offload ? 1u : 0u};
     CAIRN_TRY_ASSIGN(roster_,
-                     LeafRoster::Exchange(communicator_, target_, target_leaves_, checked, agreed));
+                     GlobalStateLayout::Exchange(communicator_, target_, target_leaves_, checked, agreed));
     CAIRN_TRY(ShareDescription());
     const Result<void> planned = Plan();
-    CAIRN_TRY(Vote(communicator_, planned));
+    CAIRN_TRY(AgreeOnStatus(communicator_, planned));
     FindTransfers();
     for (size_t i = 0; i < transfers_.size();) CAIRN_TRY(MoveBatch(i));
     if (options_.report != nullptr) {
@@ -66,7 +66,7 @@ class Broadcaster {
  private:
   struct Transfer {
     size_t full_leaf = 0;
-    const LeafRoster::Entry* entry = nullptr;
+    const GlobalStateLayout::Entry* entry = nullptr;
     uint64_t length_bytes = 0;  // of what all ranks but the root get; by Broadcast: of the tensor
     bool whole_on_all = false;
   };
@@ -113,7 +113,7 @@ class Broadcaster {
 
   std::vector<Box> BoxesOf(const Transfer& transfer, uint32_t rank) const {
     if (!roster_->Has(*transfer.entry, rank)) return {};
-    if (transfer.entry->kind != LeafRoster::Entry::Kind::kWhole) {
+    if (transfer.entry->kind != GlobalStateLayout::Entry::Kind::kWhole) {
       return roster_->BoxesOf(*transfer.entry, rank);
     }
     return {WholeBox(described_[transfer.full_leaf].shape)};
@@ -143,9 +143,9 @@ class Broadcaster {
 
   // Streams of a batch: on the root what each rank gets, elsewhere where it goes.
   struct Batch {
-    std::vector<PieceStream<TensorView>> sources;  // by rank; by Broadcast: the first one
+    std::vector<TensorStream<TensorView>> sources;  // by rank; by Broadcast: the first one
     std::vector<uint64_t> lengths;                 // by rank
-    PieceStream<TensorTarget> mine;
+    TensorStream<TensorTarget> mine;
     uint64_t total_bytes = 0;
   };
 
@@ -171,7 +171,7 @@ class Broadcaster {
     if (!is_root()) return {};
     const TensorView& whole = full_.tensors[full_.slot[transfer.full_leaf]];
     for (const internal::FillPiece& piece : MyPieces(transfer)) {
-      CAIRN_TRY(mover_.lanes().Copy(internal::NarrowTo(whole, piece.box), piece.target));
+      CAIRN_TRY(mover_.queues().Copy(internal::NarrowTo(whole, piece.box), piece.target));
     }
     if (transfer.whole_on_all) {
       batch.sources[0].Add(whole);
@@ -199,7 +199,7 @@ class Broadcaster {
     } while (next < transfers_.size() && transfers_[next].whole_on_all == by_broadcast &&
              batch.total_bytes + transfers_[next].length_bytes <= round_bytes);
     // Nobody else gets anything, so no round ends the root's own copies.
-    if (world_size_ == 1 || batch.total_bytes == 0) return mover_.lanes().Await();
+    if (world_size_ == 1 || batch.total_bytes == 0) return mover_.queues().Await();
     const uint64_t rounds = (batch.total_bytes + round_bytes - 1) / round_bytes;
     for (uint64_t round = 0; round < rounds; ++round) {
       mover_.Begin();
@@ -265,7 +265,7 @@ class Broadcaster {
   const uint32_t world_size_;
   std::vector<Leaf> target_leaves_;
   std::vector<internal::FullLeaf> described_;  // rank 0's leaves
-  std::optional<LeafRoster> roster_;           // of the targets
+  std::optional<GlobalStateLayout> roster_;           // of the targets
   internal::ShardPlan plan_;
   std::vector<Transfer> transfers_;  // in rank 0's order, the same on all ranks
   internal::RoundMover mover_;       // goes before the plan, whose result it may still write

@@ -5,10 +5,10 @@
 #include <set>
 
 #include "core/collectives/internal/shard_plan.h"
-#include "core/device/internal/device_lanes.h"
+#include "core/device/internal/device_queues.h"
 #include "core/state_dict/internal/leaves.h"
 #include "core/state_dict/internal/state_devices.h"
-#include "core/tensor/internal/piece_stream.h"
+#include "core/tensor/internal/tensor_stream.h"
 
 namespace cairn::core {
 
@@ -21,14 +21,14 @@ Result<HostState> DistributeStateDict(const StateDict& full, const StateTarget& 
   std::set<int> devices;
   internal::AddDevices(full, devices);
   internal::AddDevices(plan.result.state(), devices);
-  CAIRN_TRY_ASSIGN(const auto lanes, internal::DeviceLanes::Open(devices, options.streams));
+  CAIRN_TRY_ASSIGN(const auto queues, internal::DeviceQueues::Open(devices, options.streams));
   for (const auto& fill : plan.fills) {
     const TensorView& whole = full.tensors[full.slot[fill.full_leaf]];
     for (const auto& piece : internal::PiecesToFill(plan, fill, rank)) {
-      CAIRN_TRY(lanes.Copy(internal::NarrowTo(whole, piece.box), piece.target));
+      CAIRN_TRY(queues.Copy(internal::NarrowTo(whole, piece.box), piece.target));
     }
   }
-  CAIRN_TRY(lanes.Await());
+  CAIRN_TRY(queues.Await());
   if (options.report != nullptr) *options.report = {};
   return std::move(plan.result);
 }

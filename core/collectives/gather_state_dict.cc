@@ -1,5 +1,5 @@
 // Gathering shards:
-//   1. Everyone checks its state; manifests go round (LeafRoster), which votes.
+//   1. Everyone checks its state; manifests go round (GlobalStateLayout), which votes.
 //   2. Receivers allocate the result; a vote.
 //   3. Tensors go in batches, in the roster's order. Of each tensor every element has one chosen
 //      holder. A holder's bytes of a batch are one stream, its boxes one after the other; a round
@@ -14,18 +14,18 @@
 #include <optional>
 #include <set>
 
-#include "core/collectives/internal/leaf_roster.h"
+#include "core/collectives/internal/global_state_layout.h"
 #include "core/ranks/internal/round_mover.h"
-#include "core/ranks/vote.h"
+#include "core/ranks/status_agreement.h"
 #include "core/state_dict/internal/leaves.h"
 #include "core/state_dict/internal/state_devices.h"
-#include "core/tensor/internal/piece_stream.h"
+#include "core/tensor/internal/tensor_stream.h"
 
 namespace cairn::core {
 namespace {
 
-using internal::LeafRoster;
-using Entry = LeafRoster::Entry;
+using internal::GlobalStateLayout;
+using Entry = GlobalStateLayout::Entry;
 
 Result<void> CheckOptions(const GatherOptions& options, int world_size) {
   const auto world = static_cast<uint64_t>(world_size);
@@ -64,10 +64,10 @@ class Gatherer {
     std::vector<uint64_t> agreed = {options_.buffer_bytes};
     agreed.insert(agreed.end(), options_.ranks_only.begin(), options_.ranks_only.end());
     CAIRN_TRY_ASSIGN(roster_,
-                     LeafRoster::Exchange(communicator_, state_, leaves_, checked, agreed));
+                     GlobalStateLayout::Exchange(communicator_, state_, leaves_, checked, agreed));
     ChooseReceivers();
     const Result<void> planned = PlanResult();
-    CAIRN_TRY(Vote(communicator_, planned));
+    CAIRN_TRY(AgreeOnStatus(communicator_, planned));
     CAIRN_TRY(CopyWhole());
     for (size_t i = 0; i < transfers_.size();) CAIRN_TRY(MoveBatch(i));
     if (options_.report != nullptr) {
@@ -191,10 +191,10 @@ class Gatherer {
       const TensorView& view = result_.state().tensors[i];
       if (!options_.cpu_offload && !is_given_[i]) continue;
       if (!moves[i] && state_.tensors[i].shape == view.shape) {
-        CAIRN_TRY(mover_.lanes().Copy(state_.tensors[i], result_.target().Writable(view)));
+        CAIRN_TRY(mover_.queues().Copy(state_.tensors[i], result_.target().Writable(view)));
       }
     }
-    return mover_.lanes().Await();
+    return mover_.queues().Await();
   }
 
   // Who sends which elements of a tensor. Replicas take turns from tensor to tensor.
@@ -223,9 +223,9 @@ class Gatherer {
 
   // Streams of a batch: what each rank sends, and on a receiver where it goes.
   struct Batch {
-    internal::PieceStream<TensorView> mine;
+    internal::TensorStream<TensorView> mine;
     std::vector<uint64_t> lengths;                             // by rank
-    std::vector<internal::PieceStream<TensorTarget>> targets;  // by rank; of a receiver
+    std::vector<internal::TensorStream<TensorTarget>> targets;  // by rank; of a receiver
     uint64_t total_bytes = 0;
   };
 
@@ -305,7 +305,7 @@ class Gatherer {
   const uint32_t rank_;
   const uint32_t world_size_;
   std::vector<Leaf> leaves_;
-  std::optional<LeafRoster> roster_;
+  std::optional<GlobalStateLayout> roster_;
   std::vector<bool> is_receiver_;    // by rank
   std::vector<uint8_t> is_given_;    // by tensor of the state: memory is the caller's
   std::vector<Transfer> transfers_;  // in the roster's order, the same on all ranks

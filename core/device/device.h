@@ -26,9 +26,9 @@ struct DeviceStream {
 
 /// Page digests of one call, kept in device memory: 8 bytes for each 64 KiB. Ownership: holds the
 /// memory. Threads: immutable.
-class DeviceLeaves {
+class DevicePageDigests {
  public:
-  virtual ~DeviceLeaves() = default;
+  virtual ~DevicePageDigests() = default;
   virtual uint64_t page_count() const = 0;
 };
 
@@ -42,14 +42,14 @@ struct DigestJob {
   uint64_t base_page = kNoBase;
 };
 
-/// A point in a device's work, kept apart from the lane that made it. Threads: safe.
+/// A point in a device's work, kept apart from the queue that made it. Threads: safe.
 class DeviceFence {
  public:
   virtual ~DeviceFence() = default;
   /// Waits, on the host.
   virtual Result<void> Await() const = 0;
   /// What the caller's stream gets from here on runs after the point. Does not wait.
-  virtual Result<void> HoldBack(void* stream) const = 0;
+  virtual Result<void> MakeStreamWait(void* stream) const = 0;
 };
 
 /// Work on one device in an order of its own, beside the caller's streams. Members enqueue and
@@ -59,14 +59,14 @@ class DeviceFence {
 /// that the device has failed. Requires tensors that are in the device's memory: CUDA lets no later
 /// call succeed after a wrong address.
 /// Threads: one at a time. The destructor waits for what is enqueued.
-class DeviceLane {
+class DeviceQueue {
  public:
-  virtual ~DeviceLane() = default;
+  virtual ~DeviceQueue() = default;
 
   virtual int device() const = 0;
 
   /// What comes from here on runs after all that the caller's stream holds now.
-  virtual Result<void> Follow(void* stream) = 0;
+  virtual Result<void> WaitForStream(void* stream) = 0;
 
   /// Brings bytes [begin, begin + target.size()) of the row-major form of `source`, a tensor in
   /// device memory, to `target`, host memory (page-locked, or the copy is slow and waits). Small
@@ -76,7 +76,7 @@ class DeviceLane {
   /// `target` becomes zero; what was collected before and after it may then go as one copy.
   virtual Result<void> ZeroOut(std::span<std::byte> target) = 0;
   /// The other way round: `source` becomes bytes [begin_bytes, ...) of the row-major form of
-  /// `target`. `source` must stay as it is until the lane has passed the next Flush.
+  /// `target`. `source` must stay as it is until the queue has passed the next Flush.
   virtual Result<void> CopyIn(std::span<const std::byte> source, const TensorTarget& target,
                               uint64_t begin_bytes) = 0;
   /// Lets parts that touch in host memory cross the bus as one copy, also over gaps of less than 64
@@ -94,31 +94,31 @@ class DeviceLane {
   /// After an error: drops what was collected and waits for what is enqueued. Marks have passed.
   virtual void Reset() = 0;
 
-  /// A point in this lane's work: after all that came before it.
+  /// A point in this queue's work: after all that came before it.
   using Mark = uint64_t;
   virtual Result<Mark> Flush() = 0;
   virtual Result<bool> Passed(Mark mark) = 0;
   /// Waits, on the host.
   virtual Result<void> Await(Mark mark) = 0;
-  /// Flushes. The point behind all that the lane holds now.
+  /// Flushes. The point behind all that the queue holds now.
   virtual Result<std::shared_ptr<const DeviceFence>> Fence() = 0;
 
   /// Page digests (kv/digest.h, bit-equal) of all jobs, in their order, each on its own pages.
   /// Waits for the result. `changed` holds a bit for each page, set where there is nothing to
   /// compare with or the digest is another than `base`'s.
   struct Digests {
-    std::shared_ptr<const DeviceLeaves> leaves;
+    std::shared_ptr<const DevicePageDigests> page_digests;
     std::vector<uint64_t> changed;  // bit p % 64 of word p / 64
 
     bool IsChanged(uint64_t page) const { return changed[page / 64] >> (page % 64) & 1; }
   };
-  virtual Result<Digests> Digest(std::span<const DigestJob> jobs, const DeviceLeaves* base) = 0;
+  virtual Result<Digests> Digest(std::span<const DigestJob> jobs, const DevicePageDigests* base) = 0;
   /// Brings digests of pages to the host. Waits.
   struct PageRange {
     uint64_t first = 0;
     uint64_t count = 0;
   };
-  virtual Result<std::vector<uint64_t>> FetchLeaves(const DeviceLeaves& leaves,
+  virtual Result<std::vector<uint64_t>> FetchPageDigests(const DevicePageDigests& page_digests,
                                                     std::span<const PageRange> ranges) = 0;
 };
 
@@ -148,9 +148,9 @@ class DeviceBackend {
  public:
   virtual ~DeviceBackend() = default;
 
-  /// A lane for one user, shared only for its deleter: that gives it back with the buffers that it
+  /// A queue for one user, shared only for its deleter: that gives it back with the buffers that it
   /// has. kInvalidArgument: no such device.
-  virtual Result<std::shared_ptr<DeviceLane>> OpenLane(int device) = 0;
+  virtual Result<std::shared_ptr<DeviceQueue>> OpenQueue(int device) = 0;
   /// kResourceExhausted names device and free memory.
   virtual Result<std::unique_ptr<DeviceMemory>> Allocate(int device, uint64_t length_bytes) = 0;
   /// Device memory that an Allocate could get now.

@@ -3,8 +3,8 @@
 ///
 /// Collectives: every rank of the communicator calls the same ones in the same order, with the same
 /// root. Byte ranges may have any length, 0 included, and another one for each rank; where a
-/// receiver gives memory, it knows the length that is sent (`GatherAny` and its kin in
-/// core/ranks/gather_any.h exchange lengths first). Ranges of one call do not overlap.
+/// receiver gives memory, it knows the length that is sent (`GatherV` and its kin in
+/// core/ranks/gather_v.h exchange lengths first). Ranges of one call do not overlap.
 ///
 /// Every call ends within the communicator's deadline. Errors are the same everywhere:
 ///   kUnavailable       a peer died, went away, or the deadline passed; names operation and peer

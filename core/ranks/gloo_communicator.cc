@@ -315,7 +315,7 @@ Result<void> CheckOptions(const GlooOptions& options) {
 
 /// In digits, and tried: Gloo reads what it did not get when a name stands for nothing, and loses
 /// memory when it cannot listen.
-Result<std::string> OwnAddress(const std::string& wanted, const internal::Place& place) {
+Result<std::string> OwnAddress(const std::string& wanted, const internal::Endpoint& place) {
   if (!wanted.empty()) return internal::AddressOfThisHost(wanted);
   if (!place.host.empty()) return internal::LocalAddressTowards(place);
   char name[HOST_NAME_MAX + 1] = {};
@@ -326,7 +326,7 @@ Result<std::string> OwnAddress(const std::string& wanted, const internal::Place&
 }
 
 Result<std::shared_ptr<Device>> MakeDevice(const std::string& interface,
-                                           const internal::Place& place) {
+                                           const internal::Endpoint& place) {
   if (!interface.empty() && ::if_nametoindex(interface.c_str()) != 0) {
     return internal::MakeGlooDevice("", interface);
   }
@@ -339,7 +339,7 @@ Result<std::shared_ptr<Device>> MakeDevice(const std::string& interface,
 Result<std::unique_ptr<Communicator>> ConnectGloo(const GlooOptions& options) {
   CAIRN_TRY(CheckOptions(options));
   if (options.world_size == 1) return std::make_unique<LocalCommunicator>();
-  CAIRN_TRY_ASSIGN(const internal::Place place, internal::ParsePlace(options.rendezvous));
+  CAIRN_TRY_ASSIGN(const internal::Endpoint place, internal::ParseEndpoint(options.rendezvous));
 
   const internal::SigpipeBlock no_sigpipe;
   const Deadline deadline = std::chrono::steady_clock::now() + options.connect_timeout;

@@ -125,14 +125,14 @@ Result<std::vector<Leaf>> FlattenTree(const StateTree& tree) {
 namespace {
 
 // What becomes of each node when leaves are taken out.
-struct Census {
+struct LeafCounts {
   std::vector<uint32_t> parent;
   std::vector<uint32_t> leaves;  // below the node, or 1 for a leaf
   std::vector<uint32_t> kept;    // of these
 };
 
-Result<Census> Count(const StateTree& tree, const std::vector<bool>& keep) {
-  Census census;
+Result<LeafCounts> Count(const StateTree& tree, const std::vector<bool>& keep) {
+  LeafCounts census;
   const size_t count = tree.nodes.size();
   census.parent.resize(count);
   census.leaves.resize(count);
@@ -194,7 +194,7 @@ StateTree PruneTree(const StateTree& tree, const std::vector<bool>& keep) {
   return pruned;
 }
 
-std::vector<std::byte> EncodeTree(const StateTree& tree, std::span<const Annex> annexes) {
+std::vector<std::byte> EncodeTree(const StateTree& tree, std::span<const Extension> extensions) {
   flatbuffers::FlatBufferBuilder builder(tree.nodes.size() * 32 + 256);
   std::vector<uint8_t> kinds, key_kinds;
   std::vector<flatbuffers::Offset<flatbuffers::String>> keys;
@@ -211,34 +211,34 @@ std::vector<std::byte> EncodeTree(const StateTree& tree, std::span<const Annex> 
       builder.CreateVectorScalarCast<schema::KeyKind>(key_kinds.data(), key_kinds.size());
   const auto keys_at = builder.CreateVector(keys);
   const auto counts_at = builder.CreateVector(child_counts);
-  flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<schema::Annex>>> annexes_at;
-  if (!annexes.empty()) {
-    std::vector<flatbuffers::Offset<schema::Annex>> offsets;
-    for (const Annex& annex : annexes) {
-      const auto name = builder.CreateString(annex.name);
-      const auto data = builder.CreateVector(reinterpret_cast<const uint8_t*>(annex.data.data()),
-                                             annex.data.size());
-      offsets.push_back(schema::CreateAnnex(builder, name, data));
+  flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<schema::Extension>>> extensions_at;
+  if (!extensions.empty()) {
+    std::vector<flatbuffers::Offset<schema::Extension>> offsets;
+    for (const Extension& extension : extensions) {
+      const auto name = builder.CreateString(extension.name);
+      const auto data = builder.CreateVector(reinterpret_cast<const uint8_t*>(extension.data.data()),
+                                             extension.data.size());
+      offsets.push_back(schema::CreateExtension(builder, name, data));
     }
-    annexes_at = builder.CreateVector(offsets);
+    extensions_at = builder.CreateVector(offsets);
   }
   builder.Finish(schema::CreateStructureRecord(builder, schema::kRecordVersion, kinds_at,
-                                               key_kinds_at, keys_at, counts_at, annexes_at),
+                                               key_kinds_at, keys_at, counts_at, extensions_at),
                  schema::StructureRecordIdentifier());
   const auto* data = reinterpret_cast<const std::byte*>(builder.GetBufferPointer());
   return std::vector<std::byte>(data, data + builder.GetSize());
 }
 
-Result<std::optional<std::vector<std::byte>>> DecodeAnnex(std::span<const std::byte> bytes,
+Result<std::optional<std::vector<std::byte>>> DecodeExtension(std::span<const std::byte> bytes,
                                                           std::string_view name) {
   CAIRN_TRY_ASSIGN(const schema::StructureRecord* record,
                    internal::Checked<schema::StructureRecord>(
                        bytes, schema::StructureRecordIdentifier(), "StructureRecord"));
-  if (record->annexes() == nullptr) return std::nullopt;
-  for (const schema::Annex* annex : *record->annexes()) {
-    if (annex->name() == nullptr || annex->name()->string_view() != name) continue;
-    if (annex->data() == nullptr) return std::vector<std::byte>();
-    const auto data = std::as_bytes(std::span(annex->data()->data(), annex->data()->size()));
+  if (record->extensions() == nullptr) return std::nullopt;
+  for (const schema::Extension* extension : *record->extensions()) {
+    if (extension->name() == nullptr || extension->name()->string_view() != name) continue;
+    if (extension->data() == nullptr) return std::vector<std::byte>();
+    const auto data = std::as_bytes(std::span(extension->data()->data(), extension->data()->size()));
     return std::vector<std::byte>(data.begin(), data.end());
   }
   return std::nullopt;

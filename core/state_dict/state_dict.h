@@ -75,16 +75,16 @@ Result<std::vector<Leaf>> FlattenTree(const StateTree& tree);
 StateTree PruneTree(const StateTree& tree, const std::vector<bool>& keep);
 
 /// What a front end keeps beside a step's tree, under its own name; only it knows what is in it.
-struct Annex {
+struct Extension {
   std::string name;
   std::vector<std::byte> data;
 };
 
 /// A StructureRecord and back. kDataLoss / kUnimplemented as for every record.
-std::vector<std::byte> EncodeTree(const StateTree& tree, std::span<const Annex> annexes = {});
+std::vector<std::byte> EncodeTree(const StateTree& tree, std::span<const Extension> extensions = {});
 Result<StateTree> DecodeTree(std::span<const std::byte> record);
-/// The annex of that name, or nothing.
-Result<std::optional<std::vector<std::byte>>> DecodeAnnex(std::span<const std::byte> record,
+/// The extension of that name, or nothing.
+Result<std::optional<std::vector<std::byte>>> DecodeExtension(std::span<const std::byte> record,
                                                           std::string_view name);
 
 /// A tree with its leaves' contents; tensors are borrowed and must outlive the StateDict's use.

@@ -9,7 +9,7 @@
 #include <map>
 #include <set>
 
-#include "core/device/internal/device_lanes.h"
+#include "core/device/internal/device_queues.h"
 #include "core/state_dict/internal/leaves.h"
 #include "core/state_dict/internal/state_devices.h"
 
@@ -223,7 +223,7 @@ Result<void> CopyStateDict(const StateDict& source, const StateTarget& target,
   std::set<int> devices;
   internal::AddDevices(source, devices);
   internal::AddDevices(into, devices);
-  CAIRN_TRY_ASSIGN(const auto lanes, internal::DeviceLanes::Open(devices, streams));
+  CAIRN_TRY_ASSIGN(const auto queues, internal::DeviceQueues::Open(devices, streams));
   for (uint32_t i = 0; i < leaves.size(); ++i) {
     const uint32_t from = source.slot[i];
     const uint32_t to = into.slot[matches[i]];
@@ -238,11 +238,11 @@ Result<void> CopyStateDict(const StateDict& source, const StateTarget& target,
     size_t next = 0;
     Result<void> copied;
     internal::ForEachMemory(source, from, [&](const TensorView& view) {
-      if (copied) copied = lanes.Copy(view, targets[next++]);
+      if (copied) copied = queues.Copy(view, targets[next++]);
     });
     CAIRN_TRY(copied);
   }
-  return lanes.Await();
+  return queues.Await();
 }
 
 Result<HostState> OffloadStateDict(const StateDict& state, const HostMemoryOptions& options,

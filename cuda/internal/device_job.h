@@ -11,7 +11,7 @@ struct PageJob {
   const unsigned char* data = nullptr;
   uint64_t length_bytes = 0;
   uint64_t first_page = 0;          // among all pages of the launch
-  uint64_t first_leaf = 0;          // where its digests go
+  uint64_t first_page_digest = 0;          // where its digests go
   uint64_t base_page = UINT64_MAX;  // where its digests stand in the base's; all ones: nowhere
 };
 

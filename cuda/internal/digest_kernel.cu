@@ -170,7 +170,7 @@ __device__ uint32_t FindJob(const PageJob* jobs, uint32_t count, uint64_t page, 
 struct PagePlace {
   const unsigned char* data;
   uint32_t length;
-  uint64_t leaf;
+  uint64_t page_digest;
   uint64_t base_page;
 };
 __device__ PagePlace PlaceOf(const PageJob& job, uint64_t page) {
@@ -178,7 +178,7 @@ __device__ PagePlace PlaceOf(const PageJob& job, uint64_t page) {
   const uint64_t begin = in_job * kv::kPageBytes;
   const uint64_t left = job.length_bytes - begin;
   return {job.data + begin, static_cast<uint32_t>(left < kv::kPageBytes ? left : kv::kPageBytes),
-          job.first_leaf + in_job,
+          job.first_page_digest + in_job,
           job.base_page == UINT64_MAX ? UINT64_MAX : job.base_page + in_job};
 }
 
@@ -201,9 +201,9 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarpLanes, kBlocksPerMultipro
       hash = HashLong<false>(place.data, place.length, lane, keys);
     }
     if (lane != 0) continue;
-    launch.leaves[place.leaf] = hash;
+    launch.page_digests[place.page_digest] = hash;
     if (place.base_page == UINT64_MAX || launch.base[place.base_page] != hash) {
-      atomicOr(launch.changed + place.leaf / 32, 1u << place.leaf % 32);
+      atomicOr(launch.changed + place.page_digest / 32, 1u << place.page_digest % 32);
     }
   }
 }
@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarpLanes, kBlocksPerMultipro
       sum.a ^= __shfl_xor_sync(kAllLanes, sum.a, distance);
       sum.b ^= __shfl_xor_sync(kAllLanes, sum.b, distance);
     }
-    if (lane == 0) sums[place.leaf] = sum.a ^ sum.b;
+    if (lane == 0) sums[place.page_digest] = sum.a ^ sum.b;
   }
 }
 

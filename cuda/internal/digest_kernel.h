@@ -1,5 +1,5 @@
 #pragma once
-/// Page digests on the device: XXH3-64 of every 64 KiB page, bit-equal to kv::LeafDigest.
+/// Page digests on the device: XXH3-64 of every 64 KiB page, bit-equal to kv::PageDigest.
 
 #include <cuda_runtime_api.h>
 
@@ -15,7 +15,7 @@ struct DigestLaunch {
   uint32_t job_count = 0;
   uint64_t page_count = 0;         // of all jobs
   const uint64_t* base = nullptr;  // page digests to compare with; may be null if no job has any
-  uint64_t* leaves = nullptr;      // written: one a page
+  uint64_t* page_digests = nullptr;      // written: one a page
   uint32_t* changed = nullptr;     // bits that are set: bit p % 32 of word p / 32
 };
 /// Enqueues. `multiprocessors` of the device bound the grid.

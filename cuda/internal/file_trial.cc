@@ -66,11 +66,11 @@ Result<void> TryOutFile(
   Descriptor descriptor;
   CAIRN_TRY_ASSIGN(descriptor.fd, MakeFile(directory));
   CAIRN_TRY_ASSIGN(const std::unique_ptr<core::DeviceFile> file, open(descriptor.fd));
-  // In front of the lane, which ends before them.
+  // In front of the queue, which ends before them.
   std::vector<std::byte> written(kTrialBytes);
   std::vector<std::byte> read(kTrialBytes);
   CAIRN_TRY_ASSIGN(const auto memory, backend.Allocate(device, 2 * kTrialBytes));
-  CAIRN_TRY_ASSIGN(const std::shared_ptr<core::DeviceLane> lane, backend.OpenLane(device));
+  CAIRN_TRY_ASSIGN(const std::shared_ptr<core::DeviceQueue> queue, backend.OpenQueue(device));
 
   uint64_t state = static_cast<uint64_t>(::getpid());
   for (std::byte& byte : written) {
@@ -86,9 +86,9 @@ Result<void> TryOutFile(
   };
   std::byte* const source = memory->data();
   std::byte* const copy = memory->data() + kTrialBytes;
-  CAIRN_TRY(lane->CopyIn(written, target(source), 0));
-  CAIRN_TRY_ASSIGN(const core::DeviceLane::Mark copied_in, lane->Flush());
-  CAIRN_TRY(lane->Await(copied_in));
+  CAIRN_TRY(queue->CopyIn(written, target(source), 0));
+  CAIRN_TRY_ASSIGN(const core::DeviceQueue::Mark copied_in, queue->Flush());
+  CAIRN_TRY(queue->Await(copied_in));
 
   CAIRN_TRY(file->Write(device, {source, kTrialBytes}, kOffsetBytes));
   const AlignedBytes found;
@@ -106,9 +106,9 @@ Result<void> TryOutFile(
                               .strides = {},
                               .data = copy,
                               .device = device};
-  CAIRN_TRY(lane->CopyOut(view, 0, read));
-  CAIRN_TRY_ASSIGN(const core::DeviceLane::Mark copied_out, lane->Flush());
-  CAIRN_TRY(lane->Await(copied_out));
+  CAIRN_TRY(queue->CopyOut(view, 0, read));
+  CAIRN_TRY_ASSIGN(const core::DeviceQueue::Mark copied_out, queue->Flush());
+  CAIRN_TRY(queue->Await(copied_out));
   return Compare(read, written);
 }
 

@@ -46,7 +46,7 @@ Result<void> NcclHandle::CheckHealth(const char* what) const {
   return {};
 }
 
-Result<void> NcclHandle::Settle(ncclResult_t status, const char* what, Deadline deadline) const {
+Result<void> NcclHandle::Drain(ncclResult_t status, const char* what, Deadline deadline) const {
   if (status != ncclSuccess && status != ncclInProgress) return Fail(ErrorOf(status, what));
   return Await([&] { return IsIdle(what); }, what, deadline);
 }
@@ -59,7 +59,7 @@ Result<void> NcclHandle::Arrive(const char* what, Deadline deadline) {
         return std::atomic_ref(comm_).load() != nullptr;
       },
       what, deadline));
-  return Settle(ncclInProgress, what, deadline);
+  return Drain(ncclInProgress, what, deadline);
 }
 
 Result<std::unique_ptr<NcclHandle>> NcclHandle::Init(const NcclLibrary& nccl,
@@ -83,7 +83,7 @@ Result<std::unique_ptr<NcclHandle>> NcclHandle::Split(int color, int key, Deadli
   unfinished_.reset(new NcclHandle(nccl_, stop_));
   ncclConfig_t config = ConfigWithoutBlocking();
   CAIRN_TRY(
-      Settle(nccl_.CommSplit(comm_, color, key, &unfinished_->comm_, &config), kWhat, deadline));
+      Drain(nccl_.CommSplit(comm_, color, key, &unfinished_->comm_, &config), kWhat, deadline));
   CAIRN_TRY(unfinished_->Arrive(kWhat, deadline));
   return std::move(unfinished_);
 }
@@ -96,7 +96,7 @@ void NcclHandle::Abort() noexcept {
 
 void NcclHandle::Close(Deadline deadline) noexcept {
   if (comm_ == nullptr) return;
-  if (stop_->is_requested() || !Settle(nccl_.CommFinalize(comm_), "closing", deadline))
+  if (stop_->is_requested() || !Drain(nccl_.CommFinalize(comm_), "closing", deadline))
     return Abort();
   (void)nccl_.CommDestroy(std::exchange(comm_, nullptr));  // has been finalized: frees what is here
 }

@@ -43,7 +43,7 @@ class NcclHandle {
 
   /// Waits until what a call has begun is under way; `status` is what the call returned. Only then
   /// do its streams hold the work.
-  Result<void> Settle(ncclResult_t status, const char* what, Deadline deadline) const;
+  Result<void> Drain(ncclResult_t status, const char* what, Deadline deadline) const;
   /// What went wrong in the background.
   Result<void> CheckHealth(const char* what) const;
 

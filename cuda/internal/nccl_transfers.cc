@@ -162,7 +162,7 @@ Result<void> NcclTransfers::Launch(NcclHandle& handle, const Step& step, Deadlin
     const ncclResult_t ended = nccl.GroupEnd();
     if (status == ncclSuccess) status = ended;
   }
-  return handle.Settle(status, "starting transfers", deadline);
+  return handle.Drain(status, "starting transfers", deadline);
 }
 
 template <typename Next>

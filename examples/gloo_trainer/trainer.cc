@@ -18,7 +18,7 @@
 
 #include "core/async_save.h"
 #include "core/checkpoint_store.h"
-#include "core/ranks/gather_any.h"
+#include "core/ranks/gather_v.h"
 #include "core/ranks/gloo_communicator.h"
 
 namespace core = cairn::core;

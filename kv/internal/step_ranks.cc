@@ -207,8 +207,8 @@ Result<void> StepWriter::Impl::TakeShared(uint32_t rank, std::string_view digest
 
 void StepWriter::Impl::RetireAttempts() {
   const std::lock_guard lock(state_->mutex);
-  auto& attempts = state_->told_attempts;
-  internal::Remember(attempt_, attempts);
+  auto& attempts = state_->finished_attempts;
+  internal::RecordAttempt(attempt_, attempts);
   while (attempts.size() > kKeptOutcomes) {
     internal::ForgetAttempt(state_->paths, attempts.front());
     attempts.pop_front();
@@ -218,12 +218,12 @@ void StepWriter::Impl::RetireAttempts() {
 // --- the other ranks
 // ------------------------------------------------------------------------------
 
-Result<void> StepWriter::Impl::HandIn(const Summary& summary) {
+Result<void> StepWriter::Impl::Prepare(const Summary& summary) {
   CAIRN_TRY(CheckUsable());
   CAIRN_CHECK(state_->joined);
   failed_ = true;
   CAIRN_TRY(FinishPart(summary));
-  handed_in_ = InfoOf(summary);
+  prepared_ = InfoOf(summary);
   // From here on rank 0 may commit it: it stays unless rank 0 says that it has discarded it. The
   // name need not be durable, as rank 0 makes a manifest of its own.
   finished_ = true;
@@ -231,10 +231,10 @@ Result<void> StepWriter::Impl::HandIn(const Summary& summary) {
                           "manifest.rename");
 }
 
-Result<StepInfo> StepWriter::Impl::AwaitOutcome() {
+Result<StepInfo> StepWriter::Impl::AwaitDecision() {
   CAIRN_CHECK(state_->joined && finished_);
-  CAIRN_TRY_ASSIGN(handed_in_.generation, AwaitGeneration());
-  return handed_in_;
+  CAIRN_TRY_ASSIGN(prepared_.generation, AwaitGeneration());
+  return prepared_;
 }
 
 Result<void> StepWriter::Impl::FinishPart(const Summary& summary) {
@@ -258,7 +258,7 @@ Result<void> StepWriter::Impl::FinishPart(const Summary& summary) {
 }
 
 Result<uint64_t> StepWriter::Impl::AwaitGeneration() {
-  Poll poll(options_.outcome_deadline, options_.world_size);
+  Poll poll(options_.decision_deadline, options_.world_size);
   while (true) {
     if (auto outcome = internal::FindOutcome(state_->paths, attempt_)) {
       if (outcome->discarded) finished_ = false;

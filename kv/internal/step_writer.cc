@@ -36,35 +36,35 @@ StepWriter::~StepWriter() = default;
 
 Result<StepWriter::Appended> StepWriter::Append(uint64_t length_bytes, Placement placement,
                                                 const PageSource& pages,
-                                                std::span<const uint64_t> leaves,
+                                                std::span<const uint64_t> page_digests,
                                                 std::span<const std::byte> memory) {
-  return impl_->Append(length_bytes, placement, pages, leaves, memory);
+  return impl_->Append(length_bytes, placement, pages, page_digests, memory);
 }
 Result<StepWriter::Appended> StepWriter::AppendFilled(uint64_t length_bytes, Placement placement,
-                                                      std::span<const uint64_t> leaves,
+                                                      std::span<const uint64_t> page_digests,
                                                       const Fill& fill) {
-  return impl_->AppendFilled(length_bytes, placement, leaves, fill);
+  return impl_->AppendFilled(length_bytes, placement, page_digests, fill);
 }
 Result<void> StepWriter::UseFiller(BlockFiller& filler, std::shared_ptr<BlockPool> blocks) {
   return impl_->UseFiller(filler, std::move(blocks));
 }
-Result<void> StepWriter::Settle() { return impl_->Settle(); }
+Result<void> StepWriter::Drain() { return impl_->Drain(); }
 Result<void> StepWriter::AddRecord(Column column, std::string_view key,
                                    std::span<const std::byte> record) {
   return impl_->AddRecord(column, key, record);
 }
 Result<std::vector<Extent>> StepWriter::AppendRuns(uint64_t length_bytes,
-                                                   std::span<const PageRun> runs,
+                                                   std::span<const PageRange> runs,
                                                    const PageSource& pages,
-                                                   std::span<const uint64_t> leaves,
+                                                   std::span<const uint64_t> page_digests,
                                                    std::span<const std::byte> memory) {
-  return impl_->AppendRuns(length_bytes, runs, pages, leaves, memory);
+  return impl_->AppendRuns(length_bytes, runs, pages, page_digests, memory);
 }
 Result<std::vector<Extent>> StepWriter::AppendRunsFilled(uint64_t length_bytes,
-                                                         std::span<const PageRun> runs,
-                                                         std::span<const uint64_t> leaves,
+                                                         std::span<const PageRange> runs,
+                                                         std::span<const uint64_t> page_digests,
                                                          const Fill& fill) {
-  return impl_->AppendRunsFilled(length_bytes, runs, leaves, fill);
+  return impl_->AppendRunsFilled(length_bytes, runs, page_digests, fill);
 }
 Result<void> StepWriter::AddChunk(std::string_view key, std::span<const uint64_t> sizes,
                                   const Extents& extents, const Digest& digest, uint64_t since_step,
@@ -80,8 +80,8 @@ Result<void> StepWriter::AddShared(std::span<const SharedRecord> records) {
 Result<void> StepWriter::Gather(const RankRecordCallback& on_record) {
   return impl_->Gather(on_record);
 }
-Result<void> StepWriter::HandIn(const Summary& summary) { return impl_->HandIn(summary); }
-Result<StepInfo> StepWriter::AwaitOutcome() { return impl_->AwaitOutcome(); }
+Result<void> StepWriter::Prepare(const Summary& summary) { return impl_->Prepare(summary); }
+Result<StepInfo> StepWriter::AwaitDecision() { return impl_->AwaitDecision(); }
 Result<StepInfo> StepWriter::Commit(const Summary& summary) { return impl_->Commit(summary); }
 uint64_t StepWriter::written_bytes() const { return impl_->written_bytes(); }
 
@@ -173,11 +173,11 @@ Result<void> StepWriter::Impl::StartSegment() {
 }
 
 // The runs in the segment at hand know only the index of their first leaf, until it is sealed.
-Extents StepWriter::Impl::WithLeaves(const Extents& extents, uint64_t leaves_offset_bytes) const {
+Extents StepWriter::Impl::WithPageDigestOffsets(const Extents& extents, uint64_t page_digests_offset_bytes) const {
   std::vector<Extent> runs(extents.begin(), extents.end());
   for (Extent& run : runs) {
     if (run.segment_id != segment_id_) continue;
-    run.leaves_offset_bytes = leaves_offset_bytes + 8 * run.leaves_offset_bytes;
+    run.page_digests_offset_bytes = page_digests_offset_bytes + 8 * run.page_digests_offset_bytes;
   }
   return Extents(runs);
 }
@@ -192,9 +192,9 @@ Result<void> StepWriter::Impl::SealSegment() {
 
 Result<void> StepWriter::Impl::CloseSegment() {
   if (segment_ == nullptr) return {};
-  const uint64_t leaves_offset_bytes = segment_->leaves_offset_bytes();
+  const uint64_t page_digests_offset_bytes = segment_->page_digests_offset_bytes();
   for (PendingChunk& chunk : pending_chunks_) {
-    chunk.entry.extents = WithLeaves(chunk.entry.extents, leaves_offset_bytes);
+    chunk.entry.extents = WithPageDigestOffsets(chunk.entry.extents, page_digests_offset_bytes);
     std::vector<std::byte> record = internal::EncodeChunk(chunk.entry);
     CAIRN_TRY(AddEntry(Column::kChunks, chunk.key, record));
     footer_entries_.push_back(
@@ -268,31 +268,31 @@ Result<void> StepWriter::Impl::UseFiller(BlockFiller& filler, std::shared_ptr<Bl
   return {};
 }
 
-Result<void> StepWriter::Impl::Settle() {
+Result<void> StepWriter::Impl::Drain() {
   CAIRN_TRY(CheckUsable());
   failed_ = true;  // until the end, as in AppendWith
   for (const Closing& closing : closing_) closing.sealed.wait();
   CAIRN_TRY(ReapClosed());
-  if (segment_ != nullptr) CAIRN_TRY(segment_->Settle());
+  if (segment_ != nullptr) CAIRN_TRY(segment_->Drain());
   failed_ = false;
   return {};
 }
 
 Result<StepWriter::Appended> StepWriter::Impl::Append(uint64_t length_bytes, Placement placement,
                                                       const PageSource& pages,
-                                                      std::span<const uint64_t> leaves,
+                                                      std::span<const uint64_t> page_digests,
                                                       std::span<const std::byte> memory) {
   return AppendWith(length_bytes, [&] {
-    return segment_->Append(length_bytes, placement, pages, leaves, memory);
+    return segment_->Append(length_bytes, placement, pages, page_digests, memory);
   });
 }
 
 Result<StepWriter::Appended> StepWriter::Impl::AppendFilled(uint64_t length_bytes,
                                                             Placement placement,
-                                                            std::span<const uint64_t> leaves,
+                                                            std::span<const uint64_t> page_digests,
                                                             const Fill& fill) {
   return AppendWith(length_bytes,
-                    [&] { return segment_->AppendFilled(length_bytes, placement, leaves, fill); });
+                    [&] { return segment_->AppendFilled(length_bytes, placement, page_digests, fill); });
 }
 
 template <typename AppendTo>
@@ -308,33 +308,33 @@ Result<StepWriter::Appended> StepWriter::Impl::AppendWith(uint64_t length_bytes,
   return Appended{.extent = Extent{.segment_id = segment_id_,
                                    .offset_bytes = appended.offset_bytes,
                                    .length_bytes = length_bytes,
-                                   .leaves_offset_bytes = appended.first_leaf},
+                                   .page_digests_offset_bytes = appended.first_page_digest},
                   .digest = appended.digest};
 }
 
 Result<std::vector<Extent>> StepWriter::Impl::AppendRuns(uint64_t length_bytes,
-                                                         std::span<const PageRun> runs,
+                                                         std::span<const PageRange> runs,
                                                          const PageSource& pages,
-                                                         std::span<const uint64_t> leaves,
+                                                         std::span<const uint64_t> page_digests,
                                                          std::span<const std::byte> memory) {
-  CAIRN_CHECK(leaves.size() == PageCount(length_bytes));
-  return AppendRunsWith(length_bytes, runs, [&](const PageRun& run, uint64_t run_bytes) {
+  CAIRN_CHECK(page_digests.size() == PageCount(length_bytes));
+  return AppendRunsWith(length_bytes, runs, [&](const PageRange& run, uint64_t run_bytes) {
     const auto pages_of_run = [&](uint64_t page, std::span<std::byte> scratch) {
       return pages(run.begin_page + page, scratch);
     };
     return segment_->Append(
         run_bytes, Placement::kAlign4096, pages_of_run,
-        leaves.subspan(run.begin_page, run.end_page - run.begin_page),
+        page_digests.subspan(run.begin_page, run.end_page - run.begin_page),
         memory.empty() ? memory : memory.subspan(run.begin_page * kPageBytes, run_bytes));
   });
 }
 
 Result<std::vector<Extent>> StepWriter::Impl::AppendRunsFilled(uint64_t length_bytes,
-                                                               std::span<const PageRun> runs,
-                                                               std::span<const uint64_t> leaves,
+                                                               std::span<const PageRange> runs,
+                                                               std::span<const uint64_t> page_digests,
                                                                const Fill& fill) {
-  CAIRN_CHECK(leaves.size() == PageCount(length_bytes));
-  return AppendRunsWith(length_bytes, runs, [&](const PageRun& run, uint64_t run_bytes) {
+  CAIRN_CHECK(page_digests.size() == PageCount(length_bytes));
+  return AppendRunsWith(length_bytes, runs, [&](const PageRange& run, uint64_t run_bytes) {
     const uint64_t run_begin = run.begin_page * kPageBytes;
     Fill fill_run{.start =
                       [&](uint64_t begin_bytes, std::span<std::byte> target) {
@@ -347,31 +347,31 @@ Result<std::vector<Extent>> StepWriter::Impl::AppendRunsFilled(uint64_t length_b
       };
     }
     return segment_->AppendFilled(run_bytes, Placement::kAlign4096,
-                                  leaves.subspan(run.begin_page, run.end_page - run.begin_page),
+                                  page_digests.subspan(run.begin_page, run.end_page - run.begin_page),
                                   fill_run);
   });
 }
 
 template <typename AppendRun>
 Result<std::vector<Extent>> StepWriter::Impl::AppendRunsWith(uint64_t length_bytes,
-                                                             std::span<const PageRun> runs,
+                                                             std::span<const PageRange> runs,
                                                              const AppendRun& append) {
   CAIRN_TRY(CheckUsable());
   failed_ = true;  // until the end, as in AppendWith
-  const auto bytes_of = [&](const PageRun& run) {
+  const auto bytes_of = [&](const PageRange& run) {
     CAIRN_CHECK(run.begin_page < run.end_page && run.end_page <= PageCount(length_bytes));
     return std::min(run.end_page * kPageBytes, length_bytes) - run.begin_page * kPageBytes;
   };
   uint64_t total_bytes = 0;
-  for (const PageRun& run : runs) total_bytes += bytes_of(run);
+  for (const PageRange& run : runs) total_bytes += bytes_of(run);
   CAIRN_TRY(MakeRoom(total_bytes));
   std::vector<Extent> extents;
-  for (const PageRun& run : runs) {
+  for (const PageRange& run : runs) {
     CAIRN_TRY_ASSIGN(const auto appended, append(run, bytes_of(run)));
     extents.push_back({.segment_id = segment_id_,
                        .offset_bytes = appended.offset_bytes,
                        .length_bytes = bytes_of(run),
-                       .leaves_offset_bytes = appended.first_leaf});
+                       .page_digests_offset_bytes = appended.first_page_digest});
   }
   segment_->CountChunk();
   written_bytes_ += total_bytes;
@@ -527,7 +527,7 @@ Result<StepEntry> StepWriter::Impl::CommitLocked() {
   }
   if (has_ranks()) {
     // A rank that this does not reach finds the step in the index when its deadline passes.
-    (void)internal::TellCommitted(state_->paths, attempt_, entry.info.generation);
+    (void)internal::PublishCommitted(state_->paths, attempt_, entry.info.generation);
   }
   internal::FinishRemoval(*state_, removal);
   CAIRN_TRY(internal::RefreshSteps(*state_));

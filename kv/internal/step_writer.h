@@ -29,16 +29,16 @@ class StepWriter::Impl {
   Result<void> Start();
 
   Result<Appended> Append(uint64_t length_bytes, Placement placement, const PageSource& pages,
-                          std::span<const uint64_t> leaves, std::span<const std::byte> memory);
+                          std::span<const uint64_t> page_digests, std::span<const std::byte> memory);
   Result<void> UseFiller(BlockFiller& filler, std::shared_ptr<BlockPool> blocks);
   Result<Appended> AppendFilled(uint64_t length_bytes, Placement placement,
-                                std::span<const uint64_t> leaves, const Fill& fill);
-  Result<void> Settle();
+                                std::span<const uint64_t> page_digests, const Fill& fill);
+  Result<void> Drain();
   Result<void> AddRecord(Column column, std::string_view key, std::span<const std::byte> record);
-  Result<std::vector<Extent>> AppendRunsFilled(uint64_t length_bytes, std::span<const PageRun> runs,
-                                               std::span<const uint64_t> leaves, const Fill& fill);
-  Result<std::vector<Extent>> AppendRuns(uint64_t length_bytes, std::span<const PageRun> runs,
-                                         const PageSource& pages, std::span<const uint64_t> leaves,
+  Result<std::vector<Extent>> AppendRunsFilled(uint64_t length_bytes, std::span<const PageRange> runs,
+                                               std::span<const uint64_t> page_digests, const Fill& fill);
+  Result<std::vector<Extent>> AppendRuns(uint64_t length_bytes, std::span<const PageRange> runs,
+                                         const PageSource& pages, std::span<const uint64_t> page_digests,
                                          std::span<const std::byte> memory);
   Result<void> AddChunk(std::string_view key, std::span<const uint64_t> sizes,
                         const Extents& extents, const Digest& digest, uint64_t since_step,
@@ -46,15 +46,15 @@ class StepWriter::Impl {
   Result<void> AddShared(std::span<const SharedRecord> records);
   Result<void> Gather(const RankRecordCallback& on_record);
   Result<void> SetStructure(std::span<const std::byte> record);
-  Result<void> HandIn(const Summary& summary);
-  Result<StepInfo> AwaitOutcome();
+  Result<void> Prepare(const Summary& summary);
+  Result<StepInfo> AwaitDecision();
   Result<StepInfo> Commit(const Summary& summary);
   uint64_t written_bytes() const { return written_bytes_; }
 
  private:
   struct PendingChunk {
     std::string key;
-    // Until the segment is sealed, leaves_offset_bytes of its runs is the index of their first
+    // Until the segment is sealed, page_digests_offset_bytes of its runs is the index of their first
     // leaf.
     internal::ChunkEntry entry;
   };
@@ -66,7 +66,7 @@ class StepWriter::Impl {
   Result<Appended> AppendWith(uint64_t length_bytes, const AppendTo& append);
   /// The same for runs of its pages: `append(run, bytes)` for each.
   template <typename AppendRun>
-  Result<std::vector<Extent>> AppendRunsWith(uint64_t length_bytes, std::span<const PageRun> runs,
+  Result<std::vector<Extent>> AppendRunsWith(uint64_t length_bytes, std::span<const PageRange> runs,
                                              const AppendRun& append);
   /// A record for the manifest.
   Result<void> AddEntry(Column column, std::string_view key, std::span<const std::byte> value);
@@ -76,7 +76,7 @@ class StepWriter::Impl {
   Result<void> StartSegment();
   /// Lets segment_ be one that takes so many bytes.
   Result<void> MakeRoom(uint64_t length_bytes);
-  Extents WithLeaves(const Extents& extents, uint64_t leaves_offset_bytes) const;
+  Extents WithPageDigestOffsets(const Extents& extents, uint64_t page_digests_offset_bytes) const;
   /// Seals the segment at hand, if any, and waits for those that are being sealed.
   Result<void> SealSegment();
   /// Gives the segment at hand its footer. With a filler, which may be far ahead of the disk, it is
@@ -142,7 +142,7 @@ class StepWriter::Impl {
   internal::CollectedRecords collected_;  // of all ranks, as they stand in the manifest
   internal::ManifestRef manifest_ref_;    // once it is finished
   bool gathered_ = false;
-  StepInfo handed_in_;
+  StepInfo prepared_;
 
   Digest structure_;
   bool has_structure_ = false;

@@ -168,7 +168,7 @@ Result<void> CheckGaps(const File& file, const SegmentTrailer& trailer,
     CAIRN_TRY(CheckZeros(file, at, extent.offset_bytes));
     at = extent.offset_bytes + extent.length_bytes;
   }
-  return CheckZeros(file, at, trailer.leaves_offset_bytes);
+  return CheckZeros(file, at, trailer.page_digests_offset_bytes);
 }
 
 Result<void> CheckSegment(const StorePaths& paths, const Uuid& uuid, const SegmentInfo& info) {
@@ -190,12 +190,12 @@ Result<void> CheckSegment(const StorePaths& paths, const Uuid& uuid, const Segme
   if (!trailer) return Fail(std::move(trailer).error().WithOffset(trailer_at));
   if (header.segment_id != info.segment_id || trailer->segment_id != info.segment_id ||
       header.store_uuid != uuid || trailer->footer_digest != info.footer_digest ||
-      trailer->leaves_digest != info.leaves_digest) {
+      trailer->page_digests_checksum != info.page_digests_checksum) {
     return Fail(ErrorCode::kDataLoss, "the segment is not the one that the index names");
   }
   std::vector<std::byte> bytes;
-  CAIRN_TRY(CheckRegion(file, trailer->leaves_offset_bytes, 8 * trailer->leaf_count,
-                        trailer->leaves_digest, "page digests", bytes));
+  CAIRN_TRY(CheckRegion(file, trailer->page_digests_offset_bytes, 8 * trailer->page_digest_count,
+                        trailer->page_digests_checksum, "page digests", bytes));
   const uint64_t footer_at = trailer->footer_offset_bytes();
   CAIRN_TRY(CheckRegion(file, footer_at, trailer->footer_bytes, trailer->footer_digest,
                         "footer records", bytes));

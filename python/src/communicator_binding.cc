@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/ranks/gather_any.h"
+#include "core/ranks/gather_v.h"
 #include "core/ranks/gloo_communicator.h"
 #include "core/ranks/local_communicator.h"
 
@@ -99,7 +99,7 @@ void CommunicatorBinding::ConnectDevices([[maybe_unused]] int device,
                                                                .timeout = ranks.timeout(),
                                                                .connect_timeout = to_connect,
                                                                .buffer_bytes = kBufferBytes,
-                                                               // Lanes have waited for them.
+                                                               // Queues have waited for them.
                                                                .follows_no_stream = true,
                                                                .stop = stop_}));
     const std::lock_guard alive(life_mutex_);
@@ -136,7 +136,7 @@ Result<core::Communicator*> CommunicatorBinding::CarrierOf(bool by_nccl) const {
 nb::list CommunicatorBinding::AllGather(nb::bytes mine) {
   const core::ByteView bytes(reinterpret_cast<const std::byte*>(mine.c_str()), mine.size());
   auto gathered = Use(
-      [&](core::Communicator& communicator) { return core::AllGatherAny(communicator, bytes); });
+      [&](core::Communicator& communicator) { return core::AllGatherV(communicator, bytes); });
   nb::list result;
   for (const core::ByteVector& part : Unwrap(std::move(gathered))) {
     result.append(nb::bytes(part.data(), part.size()));

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/base/progress.h"
+#include "kv/error.h"
 
 
 namespace cairn::python {

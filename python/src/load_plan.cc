@@ -78,7 +78,7 @@ core::LoadRequest WholeRequest(const core::TensorInfo& info, std::vector<uint64_
 LoadPlan::LoadPlan(const StepContents& contents, nb::handle state, nb::list patterns)
     : contents_(contents),
       walk_(WalkState(state, torch_)),
-      node_of_leaf_(contents.leaf_count(), kNone) {
+      node_of_leaf_(contents.page_digest_count(), kNone) {
   const core::KeyPatterns wanted = ParsePatterns(patterns);
   for (uint32_t node = 0; node < walk_.places.size(); ++node) {
     if (core::IsContainer(walk_.tree.nodes[node].kind)) continue;
@@ -105,9 +105,9 @@ void LoadPlan::Match(uint32_t node) {
 uint32_t LoadPlan::FindLeaf(const std::string& fqn) {
   // Nearly always the state is what was saved, in the same order.
   const uint32_t next = matches_.empty() ? 0 : matches_.back().second + 1;
-  if (next < contents_.leaf_count() && contents_.fqn(next) == fqn) return next;
+  if (next < contents_.page_digest_count() && contents_.fqn(next) == fqn) return next;
   if (leaves_by_fqn_.empty()) {
-    for (uint32_t i = 0; i < contents_.leaf_count(); ++i) {
+    for (uint32_t i = 0; i < contents_.page_digest_count(); ++i) {
       leaves_by_fqn_.emplace(contents_.fqn(i), i);
     }
   }

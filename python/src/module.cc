@@ -130,7 +130,7 @@ void BindLoading(nb::module_& m) {
       .def_prop_ro("info", &StepContents::step)
       .def_prop_ro("step", [](const StepContents& self) { return self.step().step; })
       .def_prop_ro("generation", [](const StepContents& self) { return self.step().generation; })
-      .def("__len__", &StepContents::leaf_count)
+      .def("__len__", &StepContents::page_digest_count)
       .def("leaf", &StepContents::ToPyLeaf)
       .def("fqns", &StepContents::ToPyFqns)
       .def("find_tensor", &StepContents::FindTensor)
@@ -163,7 +163,7 @@ void BindLoading(nb::module_& m) {
 void BindHandles(nb::module_& m) {
   nb::class_<SaveHandleBinding>(m, "SaveHandle")
       .def("wait_staged", &SaveHandleBinding::WaitStaged)
-      .def("hold_back", &SaveHandleBinding::HoldBack, nb::arg("device"), nb::arg("stream"))
+      .def("hold_back", &SaveHandleBinding::MakeStreamWait, nb::arg("device"), nb::arg("stream"))
       .def("wait", &SaveHandleBinding::Wait, nb::arg("timeout") = nb::none())
       .def("done", &SaveHandleBinding::done)
       .def("report", &SaveHandleBinding::Report);
@@ -209,7 +209,7 @@ void BindStore(nb::module_& m) {
           nb::arg("streams"), nb::arg("device_snapshot"))
       .def("steps", &StoreBinding::Steps)
       .def("contents", &StoreBinding::List, nb::arg("step").none(), nb::arg("patterns"))
-      .def("annex", &StoreBinding::FindAnnex, nb::arg("step"), nb::arg("name"))
+      .def("extension", &StoreBinding::FindExtension, nb::arg("step"), nb::arg("name"))
       .def(
           "load",
           [](const StoreBinding& self, const kv::StepInfo& step, const Requests& requests,

@@ -35,7 +35,7 @@ std::vector<uint32_t> PlainLeaves(const StepContents& contents, const TorchAcces
   }
   constexpr uint32_t kNone = UINT32_MAX;
   std::vector<uint32_t> leaf_of_tensor(contents.tensors().size(), kNone);
-  for (uint32_t leaf = 0; leaf < contents.leaf_count(); ++leaf) {
+  for (uint32_t leaf = 0; leaf < contents.page_digest_count(); ++leaf) {
     if (contents.kind(leaf) != core::NodeKind::kTensor) continue;
     const core::TensorInfo& info = contents.tensor(leaf);
     if (info.nbytes == 0 || info.alias_of || shared.contains(info.fqn)) continue;
@@ -47,7 +47,7 @@ std::vector<uint32_t> PlainLeaves(const StepContents& contents, const TorchAcces
 }
 
 bool HasTorchTensor(const StepContents& contents) {
-  for (size_t leaf = 0; leaf < contents.leaf_count(); ++leaf) {
+  for (size_t leaf = 0; leaf < contents.page_digest_count(); ++leaf) {
     if (contents.kind(leaf) == core::NodeKind::kTensor) return true;
   }
   return false;
@@ -103,7 +103,7 @@ std::vector<std::shared_ptr<std::byte>> Allocate(const std::vector<uint64_t>& si
 nb::list RequestNewTensors(const StepContents& contents, Requests& requests) {
   const CollectionPause pause;
   nb::list tensors = nb::steal<nb::list>(PyList_New(0));
-  for (size_t leaf = 0; leaf < contents.leaf_count(); ++leaf) tensors.append(nb::none());
+  for (size_t leaf = 0; leaf < contents.page_digest_count(); ++leaf) tensors.append(nb::none());
   if (!HasTorchTensor(contents)) return tensors;
   nb::module_::import_("cairn.dtypes").attr("require_torch")();
   const TorchAccess torch;

@@ -25,7 +25,7 @@ class StepContents {
   explicit StepContents(core::Contents contents);
 
   const kv::StepInfo& step() const { return contents_.step; }
-  size_t leaf_count() const { return leaves_.size(); }
+  size_t page_digest_count() const { return leaves_.size(); }
   const std::string& fqn(size_t leaf) const { return leaves_[leaf].fqn; }
   core::NodeKind kind(size_t leaf) const { return contents_.tree.nodes[leaves_[leaf].node].kind; }
   /// Requires a leaf whose kind is that of a tensor.

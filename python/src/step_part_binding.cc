@@ -1,4 +1,4 @@
-// Portions, paths and annexes from Python objects; every call that does I/O runs without the GIL.
+// Portions, paths and extensions from Python objects; every call that does I/O runs without the GIL.
 
 #include "python/src/step_part_binding.h"
 
@@ -32,7 +32,7 @@ void AddShards(core::StateDict& state, nb::dict shards) {
   }
 }
 
-core::StepFrame ToFrame(nb::dict paths, nb::dict annexes) {
+core::StepFrame ToFrame(nb::dict paths, nb::dict extensions) {
   core::StepFrame frame;
   for (auto [fqn, path] : paths) {
     std::vector<core::PathElement>& elements = frame.paths[FromPyText(fqn)];
@@ -43,10 +43,10 @@ core::StepFrame ToFrame(nb::dict paths, nb::dict annexes) {
            .is_position = is_position});
     }
   }
-  for (auto [name, data] : annexes) {
+  for (auto [name, data] : extensions) {
     const auto bytes = nb::cast<nb::bytes>(data);
     const auto* begin = reinterpret_cast<const std::byte*>(bytes.c_str());
-    frame.annexes.push_back({.name = FromPyText(name), .data = {begin, begin + bytes.size()}});
+    frame.extensions.push_back({.name = FromPyText(name), .data = {begin, begin + bytes.size()}});
   }
   return frame;
 }
@@ -87,7 +87,7 @@ StepPartBinding::StepPartBinding(const std::string& address, const std::string& 
   LetForkedChildrenExit();
   kv::StoreOptions options;
   options.session = session;
-  const auto mode = session.empty() ? kv::OpenMode::kWrite : kv::OpenMode::kJoin;
+  const auto mode = session.empty() ? kv::OpenMode::kWrite : kv::OpenMode::kJoinSession;
   store_ = WithoutGil([&] { return core::CheckpointStore::Open(address, mode, options); });
 }
 
@@ -108,10 +108,10 @@ core::StepPart& StepPartBinding::part() const {
   return *part_;
 }
 
-nb::tuple StepPartBinding::Invite(uint64_t step, uint32_t world_size) {
+nb::tuple StepPartBinding::OpenSession(uint64_t step, uint32_t world_size) {
   const Turn turn(*this);
   const core::StepTicket ticket =
-      WithoutGil([&] { return core::StepPart::Invite(*store_, step, world_size); });
+      WithoutGil([&] { return core::StepPart::OpenSession(*store_, step, world_size); });
   return nb::make_tuple(ticket.step, ticket.world_size, ToPyText(ticket.session),
                         ToPyText(ticket.attempt));
 }
@@ -158,25 +158,25 @@ void StepPartBinding::Add(Batch& batch, nb::dict shards,
   Unwrap(std::move(added));
 }
 
-nb::tuple StepPartBinding::HandIn() {
+nb::tuple StepPartBinding::Prepare() {
   const Turn turn(*this);
   core::StepPart& part = this->part();
-  return ToPyReport(WithoutGil([&] { return part.HandIn(); }));
+  return ToPyReport(WithoutGil([&] { return part.Prepare(); }));
 }
 
-nb::tuple StepPartBinding::Commit(nb::dict paths, nb::dict annexes) {
+nb::tuple StepPartBinding::Commit(nb::dict paths, nb::dict extensions) {
   const Turn turn(*this);
   core::StepPart& part = this->part();
-  const core::StepFrame frame = ToFrame(paths, annexes);
+  const core::StepFrame frame = ToFrame(paths, extensions);
   return ToPyReport(WithoutGil([&] { return part.Commit(frame); }));
 }
 
-void StepPartBinding::GiveUp(nb::str reason) {
+void StepPartBinding::Abort(nb::str reason) {
   const Turn turn(*this);
   core::StepPart& part = this->part();
   const Error error{.code = ErrorCode::kFailedPrecondition, .message = FromPyText(reason)};
   nb::gil_scoped_release no_gil;
-  part.GiveUp(error);
+  part.Abort(error);
 }
 
 void StepPartBinding::Close() {
@@ -196,7 +196,7 @@ void BindStepPart(nb::module_& m) {
            [](StepPartBinding* self, nb::str address, nb::str session) {
              new (self) StepPartBinding(FromPyText(address), FromPyText(session));
            })
-      .def("invite", &StepPartBinding::Invite, nb::arg("step"), nb::arg("world_size"))
+      .def("invite", &StepPartBinding::OpenSession, nb::arg("step"), nb::arg("world_size"))
       .def("steps", &StepPartBinding::Steps)
       .def("begin", &StepPartBinding::Begin, nb::arg("ticket"), nb::arg("rank"),
            nb::arg("overwrite"), nb::arg("chunk_bytes").none())
@@ -206,9 +206,9 @@ void BindStepPart(nb::module_& m) {
             self.Add(batch, shards, ToStreams(streams));
           },
           nb::arg("batch"), nb::arg("shards"), nb::arg("streams"))
-      .def("hand_in", &StepPartBinding::HandIn)
-      .def("commit", &StepPartBinding::Commit, nb::arg("paths"), nb::arg("annexes"))
-      .def("give_up", &StepPartBinding::GiveUp, nb::arg("reason"))
+      .def("hand_in", &StepPartBinding::Prepare)
+      .def("commit", &StepPartBinding::Commit, nb::arg("paths"), nb::arg("extensions"))
+      .def("give_up", &StepPartBinding::Abort, nb::arg("reason"))
       .def("close", &StepPartBinding::Close);
 }
 

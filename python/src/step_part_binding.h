@@ -31,17 +31,17 @@ class StepPartBinding {
   ~StepPartBinding();
 
   /// (step, world size, session, attempt)
-  nb::tuple Invite(uint64_t step, uint32_t world_size);
+  nb::tuple OpenSession(uint64_t step, uint32_t world_size);
   std::vector<uint64_t> Steps() const;
   void Begin(nb::tuple ticket, uint32_t rank, bool overwrite, std::optional<uint64_t> chunk_bytes);
   /// `shards`: FQN -> (dtype code, sharding with explicit boxes, for ToSharding), beside the leaves
   /// of `batch`, whose keys are FQNs. The caller keeps the memory of `shards` alive.
   void Add(Batch& batch, nb::dict shards, const std::vector<core::DeviceStream>& streams);
   /// The report as a tuple.
-  nb::tuple HandIn();
-  /// `paths`: FQN -> tuple of str (keys) and int (positions); `annexes`: name -> bytes.
-  nb::tuple Commit(nb::dict paths, nb::dict annexes);
-  void GiveUp(nb::str reason);
+  nb::tuple Prepare();
+  /// `paths`: FQN -> tuple of str (keys) and int (positions); `extensions`: name -> bytes.
+  nb::tuple Commit(nb::dict paths, nb::dict extensions);
+  void Abort(nb::str reason);
   void Close();
 
  private:

@@ -63,11 +63,11 @@ void SaveHandleBinding::WaitStaged() const {
   handle_.WaitStaged();
 }
 
-void SaveHandleBinding::HoldBack(int device, uintptr_t stream) const {
+void SaveHandleBinding::MakeStreamWait(int device, uintptr_t stream) const {
   process_.Check();
   Unwrap([&] {
     nb::gil_scoped_release no_gil;
-    return handle_.HoldBack({.device = device, .stream = reinterpret_cast<void*>(stream)});
+    return handle_.MakeStreamWait({.device = device, .stream = reinterpret_cast<void*>(stream)});
   }());
 }
 
@@ -170,12 +170,12 @@ StepContents StoreBinding::List(std::optional<uint64_t> step, nb::list patterns)
       Unwrap(Use([&](core::CheckpointStore& store) { return store.List(step, parsed); })));
 }
 
-nb::object StoreBinding::FindAnnex(const kv::StepInfo& step, nb::str name) const {
+nb::object StoreBinding::FindExtension(const kv::StepInfo& step, nb::str name) const {
   const std::string text = FromPyText(name);
-  const auto annex =
-      Unwrap(Use([&](core::CheckpointStore& store) { return store.FindAnnex(step, text); }));
-  if (!annex) return nb::none();
-  return nb::bytes(annex->data(), annex->size());
+  const auto extension =
+      Unwrap(Use([&](core::CheckpointStore& store) { return store.FindExtension(step, text); }));
+  if (!extension) return nb::none();
+  return nb::bytes(extension->data(), extension->size());
 }
 
 nb::tuple StoreBinding::Load(const kv::StepInfo& step, const Requests& requests, bool read_once,

@@ -32,7 +32,7 @@ class SaveHandleBinding {
   void WaitStaged() const;
   /// What the stream of that address on `device` gets from here on runs after the copies of that
   /// device. Waits until they are enqueued.
-  void HoldBack(int device, uintptr_t stream) const;
+  void MakeStreamWait(int device, uintptr_t stream) const;
   /// Waits for the end, at most `timeout_seconds` if given; true if the save has ended. Runs signal
   /// handlers meanwhile.
   bool Wait(std::optional<double> timeout_seconds) const;
@@ -70,7 +70,7 @@ class StoreBinding {
   nb::list Steps() const;
   StepContents List(std::optional<uint64_t> step, nb::list patterns) const;
   /// The bytes that a front end has kept with the step, or None.
-  nb::object FindAnnex(const kv::StepInfo& step, nb::str name) const;
+  nb::object FindExtension(const kv::StepInfo& step, nb::str name) const;
   /// `read_once` as core::ShardLoadOptions has it; only for a store of several ranks. The streams
   /// are of the devices that are loaded into.
   nb::tuple Load(const kv::StepInfo& step, const Requests& requests, bool read_once,

@@ -11,7 +11,7 @@
 #include <random>
 #include <thread>
 
-#include "core/ranks/gather_any.h"
+#include "core/ranks/gather_v.h"
 #include "core/sharding/mesh.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/seeded_random.h"
@@ -412,13 +412,13 @@ TEST_P(CommunicatorContractTest, AnyLengthsReachThoseWhoDoNotKnowThem) {
   }
   RunRanks(world, [&](Communicator& communicator) {
     const ByteVector& mine = expected[static_cast<size_t>(communicator.rank())];
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto all, core::AllGatherAny(communicator, mine));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto all, core::AllGatherV(communicator, mine));
     EXPECT_TRUE(all == expected);
     for (int root = 0; root < communicator.world_size(); ++root) {
-      CAIRN_ASSERT_OK_AND_ASSIGN(const auto gathered, core::GatherAny(communicator, mine, root));
+      CAIRN_ASSERT_OK_AND_ASSIGN(const auto gathered, core::GatherV(communicator, mine, root));
       EXPECT_TRUE(gathered == (communicator.rank() == root ? expected : std::vector<ByteVector>()));
       CAIRN_ASSERT_OK_AND_ASSIGN(const ByteVector broadcast,
-                                 core::BroadcastAny(communicator, mine, root));
+                                 core::BroadcastV(communicator, mine, root));
       EXPECT_TRUE(broadcast == expected[static_cast<size_t>(root)]);
     }
   });
@@ -430,14 +430,14 @@ TEST_P(CommunicatorContractTest, AnyLengthsAboveTheLimitFailOnAllRanksAndBreakNo
   RunRanks(world, [&](Communicator& communicator) {
     const ByteVector mine(communicator.rank() == last ? 101 : 0);
     const auto too_long = IsError(ErrorCode::kInvalidArgument, "101 bytes");
-    EXPECT_THAT(core::AllGatherAny(communicator, mine, 100), too_long);
-    EXPECT_THAT(core::GatherAny(communicator, mine, 0, 100), too_long);
-    EXPECT_THAT(core::BroadcastAny(communicator, mine, last, 100), too_long);
-    EXPECT_THAT(core::GatherAny(communicator, mine, -1),
+    EXPECT_THAT(core::AllGatherV(communicator, mine, 100), too_long);
+    EXPECT_THAT(core::GatherV(communicator, mine, 0, 100), too_long);
+    EXPECT_THAT(core::BroadcastV(communicator, mine, last, 100), too_long);
+    EXPECT_THAT(core::GatherV(communicator, mine, -1),
                 IsError(ErrorCode::kInvalidArgument, "root"));
-    EXPECT_THAT(core::BroadcastAny(communicator, mine, last + 1),
+    EXPECT_THAT(core::BroadcastV(communicator, mine, last + 1),
                 IsError(ErrorCode::kInvalidArgument, "root"));
-    CAIRN_EXPECT_OK(core::AllGatherAny(communicator, mine, 101));
+    CAIRN_EXPECT_OK(core::AllGatherV(communicator, mine, 101));
   });
 }
 

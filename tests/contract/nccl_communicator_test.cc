@@ -353,7 +353,7 @@ TEST(NcclCommunicatorTest, WhatNcclReportsInTheBackgroundEndsACallBeforeItsDeadl
       simulated_nccl::SetAsyncError(handle->get(), ncclRemoteError);
       EXPECT_THAT(handle->CheckHealth("testing"),
                   IsError(ErrorCode::kUnavailable, "testing: NCCL says remote process exited"));
-      EXPECT_THAT(handle->Settle(ncclInProgress, "testing", deadline),
+      EXPECT_THAT(handle->Drain(ncclInProgress, "testing", deadline),
                   IsError(ErrorCode::kUnavailable, "an error that a test asked for"));
     });
   }

@@ -1,4 +1,4 @@
-// Steps written in parts: portions, nesting, annexes, and what is refused. The ranks are two stores
+// Steps written in parts: portions, nesting, extensions, and what is refused. The ranks are two stores
 // of this process; tests/python/dcp/ has them as processes.
 
 #include "core/step_part.h"
@@ -56,11 +56,11 @@ class StepPartTest : public ::testing::Test {
  protected:
   void SetUp() override {
     CAIRN_ASSERT_OK_AND_ASSIGN(first_, CheckpointStore::Open(path(), kv::OpenMode::kWrite));
-    CAIRN_ASSERT_OK_AND_ASSIGN(ticket_, StepPart::Invite(*first_, kStep, 2));
+    CAIRN_ASSERT_OK_AND_ASSIGN(ticket_, StepPart::OpenSession(*first_, kStep, 2));
     kv::StoreOptions options;
     options.session = ticket_.session;
     CAIRN_ASSERT_OK_AND_ASSIGN(second_,
-                               CheckpointStore::Open(path(), kv::OpenMode::kJoin, options));
+                               CheckpointStore::Open(path(), kv::OpenMode::kJoinSession, options));
   }
 
   std::string path() const { return directory_.path() + "/store"; }
@@ -97,11 +97,11 @@ TEST_F(StepPartTest, PortionsOfBothRanksMakeOneNestedStep) {
   CAIRN_ASSERT_OK(own->Add(std::move(a)));
   CAIRN_ASSERT_OK(own->Add(std::move(b)));
   CAIRN_ASSERT_OK(other->Add(std::move(c)));
-  CAIRN_ASSERT_OK(other->HandIn());
+  CAIRN_ASSERT_OK(other->Prepare());
   StepFrame frame;
   frame.paths["layers.0.w"] = {{.text = "layers"}, {.text = "0", .is_position = true}, {"w"}};
   frame.paths["layers.1.v"] = {{.text = "layers"}, {.text = "1", .is_position = true}, {"v"}};
-  frame.annexes = {{.name = "note", .data = Bytes("hello")}};
+  frame.extensions = {{.name = "note", .data = Bytes("hello")}};
 
   CAIRN_ASSERT_OK(own->Commit(frame));
 
@@ -111,9 +111,9 @@ TEST_F(StepPartTest, PortionsOfBothRanksMakeOneNestedStep) {
   EXPECT_EQ(contents.step.world_size, 2u);
   ExpectStored("layers.0.w", matrix);
   ExpectStored("layers.1.v", vector);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto note, first_->FindAnnex(contents.step, "note"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto note, first_->FindExtension(contents.step, "note"));
   EXPECT_EQ(note, Bytes("hello"));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto nothing, first_->FindAnnex(contents.step, "other"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto nothing, first_->FindExtension(contents.step, "other"));
   EXPECT_EQ(nothing, std::nullopt);
 }
 
@@ -131,7 +131,7 @@ TEST_F(StepPartTest, AMissingPartIsRefusedAndTheOldStepStays) {
     AddRows(b, "w", matrix, 3, 6);
     CAIRN_ASSERT_OK(own->Add(std::move(a)));
     CAIRN_ASSERT_OK(other->Add(std::move(b)));
-    CAIRN_ASSERT_OK(other->HandIn());
+    CAIRN_ASSERT_OK(other->Prepare());
 
     EXPECT_THAT(own->Commit({}),
                 IsError(ErrorCode::kInvalidArgument, "no rank wrote element [2, 0]"));
@@ -142,7 +142,7 @@ TEST_F(StepPartTest, AMissingPartIsRefusedAndTheOldStepStays) {
 TEST_F(StepPartTest, ARankThatGivesUpIsNamed) {
   auto own = Begin(0);
   auto other = Begin(1);
-  other->GiveUp({.code = ErrorCode::kInvalidArgument, .message = "no disk"});
+  other->Abort({.code = ErrorCode::kInvalidArgument, .message = "no disk"});
 
   EXPECT_THAT(own->Commit({}), IsError(ErrorCode::kInvalidArgument, "no disk"));
   own.reset();
@@ -177,7 +177,7 @@ TEST_F(StepPartTest, TwoPortionsWithOneTensorAreRefused) {
 
 TEST_F(StepPartTest, OneRankAloneKeepsSharedMemoryShared) {
   const TestTensor tied(DType::kFloat32, {64, 64}, 1);
-  CAIRN_ASSERT_OK_AND_ASSIGN(ticket_, StepPart::Invite(*first_, kStep, 1));
+  CAIRN_ASSERT_OK_AND_ASSIGN(ticket_, StepPart::OpenSession(*first_, kStep, 1));
   auto own = Begin(0);
   StateDict state;
   state.root().Tensor("a", tied.view());
@@ -193,7 +193,7 @@ TEST_F(StepPartTest, TheMemoryOfAPortionIsTheCallersAgain) {
   const TestTensor whole(DType::kUInt8, {96 << 20}, 1);
   CAIRN_ASSERT_OK_AND_ASSIGN(const HostMemory lent, HostMemory::Allocate(whole.bytes.size()));
   std::ranges::copy(whole.bytes, lent.bytes().begin());
-  CAIRN_ASSERT_OK_AND_ASSIGN(ticket_, StepPart::Invite(*first_, kStep, 1));
+  CAIRN_ASSERT_OK_AND_ASSIGN(ticket_, StepPart::OpenSession(*first_, kStep, 1));
   auto own = Begin(0);
   TensorView view = whole.view();
   view.data = lent.bytes().data();
@@ -208,7 +208,7 @@ TEST_F(StepPartTest, TheMemoryOfAPortionIsTheCallersAgain) {
 
 TEST_F(StepPartTest, AfterAPortionThatFailedNothingIsCommitted) {
   const TestTensor matrix(DType::kFloat32, {6, 4}, 1);
-  CAIRN_ASSERT_OK_AND_ASSIGN(ticket_, StepPart::Invite(*first_, kStep, 1));
+  CAIRN_ASSERT_OK_AND_ASSIGN(ticket_, StepPart::OpenSession(*first_, kStep, 1));
   auto own = Begin(0);
   StateDict good, bad;
   AddRows(good, "w", matrix, 0, 6);

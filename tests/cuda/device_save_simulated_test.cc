@@ -43,8 +43,8 @@ class DeviceSaveTest : public DeviceStoreTest {
     }
   }
   static constexpr uint64_t kPages = 600;
-  // One bit a page, a word at least for each lane and call, and the digests of changed chunks.
-  static constexpr uint64_t kLeafBytes = kPages * 8 + 1024;
+  // One bit a page, a word at least for each queue and call, and the digests of changed chunks.
+  static constexpr uint64_t kPageDigestBytes = kPages * 8 + 1024;
 };
 
 TEST_F(DeviceSaveTest, NothingChangedAndNoPayloadCrossesTheBus) {
@@ -71,7 +71,7 @@ TEST_F(DeviceSaveTest, APercentOfThePagesCostsAPercentOfTheBus) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const core::SaveReport report, store_->Save(2, State()));
   EXPECT_EQ(report.written_bytes, 6 * kv::kPageBytes);
   EXPECT_LE(simulated_cuda::GetCounters().d2h_bytes,
-            kPages * kv::kPageBytes * 11 / 1000 + kLeafBytes);
+            kPages * kv::kPageBytes * 11 / 1000 + kPageDigestBytes);
   ExpectStored(2);
 }
 
@@ -96,7 +96,7 @@ TEST_F(DeviceSaveTest, TheSavePathWaitsForNoDevice) {
     ASSERT_TRUE(handle.WaitFor(std::chrono::seconds(60))) << "waits for a stream that spins";
     CAIRN_ASSERT_OK(handle.Wait());
     handle.WaitStaged();
-    CAIRN_ASSERT_OK(handle.HoldBack({.device = 0, .stream = training}));
+    CAIRN_ASSERT_OK(handle.MakeStreamWait({.device = 0, .stream = training}));
     spinning.Release();
     EXPECT_EQ(simulated_cuda::GetCounters().pageable_count, own_copies);
     ExpectStored(step);
@@ -178,7 +178,7 @@ TEST_F(DeviceSaveTest, AnyCallOfAPartMayFailAndNoStepIsMade) {
   AddPlain("b", 500);
   CAIRN_ASSERT_OK(store_->Save(1, State()));
   const auto save = [&](uint64_t step) -> Result<core::SaveReport> {
-    CAIRN_TRY_ASSIGN(const core::StepTicket ticket, core::StepPart::Invite(*store_, step, 1));
+    CAIRN_TRY_ASSIGN(const core::StepTicket ticket, core::StepPart::OpenSession(*store_, step, 1));
     CAIRN_TRY_ASSIGN(auto part, core::StepPart::Begin(*store_, ticket, 0, {}));
     Result<void> added;
     for (const std::string name : {"a", "b"}) {

@@ -21,7 +21,7 @@ using testing::RandomBytes;
 class DeviceStepPartTest : public DeviceStoreTest {
  protected:
   std::unique_ptr<core::StepPart> Begin(uint64_t step) {
-    auto ticket = core::StepPart::Invite(*store_, step, 1);
+    auto ticket = core::StepPart::OpenSession(*store_, step, 1);
     EXPECT_TRUE(testing::IsOk(ticket));
     auto part = core::StepPart::Begin(*store_, *ticket, 0, {});
     EXPECT_TRUE(testing::IsOk(part));

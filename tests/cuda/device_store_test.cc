@@ -75,7 +75,7 @@ TEST_F(DeviceStoreTest, AsynchronousSavesKeepWhatWasThere) {
       CAIRN_ASSERT_OK_AND_ASSIGN(const core::SaveHandle handle, saver.Save(step, State(), options));
       // The training goes on as soon as its stream lets it, on the same tensors.
       if (!snapshot) {
-        CAIRN_ASSERT_OK(handle.HoldBack({.device = 0, .stream = training}));
+        CAIRN_ASSERT_OK(handle.MakeStreamWait({.device = 0, .stream = training}));
       }
       for (DeviceBytes& storage : storages_) {
         ASSERT_EQ(cudaMemsetAsync(storage.data(), static_cast<int>(step), storage.length_bytes(),

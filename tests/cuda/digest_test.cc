@@ -26,19 +26,19 @@ class DigestTest : public ::testing::Test {
     CAIRN_SKIP_WITHOUT_GPU();
     auto backend = FindBackend();
     CAIRN_ASSERT_OK(backend);
-    auto lane = (*backend)->OpenLane(0);
-    CAIRN_ASSERT_OK(lane);
-    lane_ = *std::move(lane);
+    auto queue = (*backend)->OpenQueue(0);
+    CAIRN_ASSERT_OK(queue);
+    queue_ = *std::move(queue);
   }
 
-  std::vector<uint64_t> LeavesOf(const core::DeviceLane::Digests& digests) {
-    auto leaves = lane_->FetchLeaves(*digests.leaves,
-                                     {{{.first = 0, .count = digests.leaves->page_count()}}});
-    CAIRN_EXPECT_OK(leaves);
-    return leaves ? *leaves : std::vector<uint64_t>();
+  std::vector<uint64_t> LeavesOf(const core::DeviceQueue::Digests& digests) {
+    auto page_digests = queue_->FetchPageDigests(*digests.page_digests,
+                                     {{{.first = 0, .count = digests.page_digests->page_count()}}});
+    CAIRN_EXPECT_OK(page_digests);
+    return page_digests ? *page_digests : std::vector<uint64_t>();
   }
 
-  std::shared_ptr<core::DeviceLane> lane_;
+  std::shared_ptr<core::DeviceQueue> queue_;
 };
 
 TEST_F(DigestTest, EqualsTheHostsForEveryLengthAndAddress) {
@@ -56,18 +56,18 @@ TEST_F(DigestTest, EqualsTheHostsForEveryLengthAndAddress) {
     for (const uint64_t at : {0, 1, 2, 4, 8, 16, 24}) {
       if (length > 5200 && at > 1) continue;  // whole pages take the simulation a while
       jobs.push_back({.source = device.View(), .begin_bytes = at, .length_bytes = length});
-      kv::AppendLeaves(std::span(bytes).subspan(at, length), expected);
+      kv::AppendPageDigests(std::span(bytes).subspan(at, length), expected);
     }
   }
-  auto digests = lane_->Digest(jobs, nullptr);
+  auto digests = queue_->Digest(jobs, nullptr);
   CAIRN_ASSERT_OK(digests);
-  ASSERT_EQ(digests->leaves->page_count(), expected.size());
-  const std::vector<uint64_t> leaves = LeavesOf(*digests);
-  ASSERT_EQ(leaves.size(), expected.size());
+  ASSERT_EQ(digests->page_digests->page_count(), expected.size());
+  const std::vector<uint64_t> page_digests = LeavesOf(*digests);
+  ASSERT_EQ(page_digests.size(), expected.size());
   uint64_t page = 0;
   for (const DigestJob& job : jobs) {
     for (uint64_t i = 0; i < kv::PageCount(job.length_bytes); ++i, ++page) {
-      ASSERT_EQ(leaves[page], expected[page])
+      ASSERT_EQ(page_digests[page], expected[page])
           << "page " << i << " of " << job.length_bytes << " bytes at " << job.begin_bytes;
       EXPECT_TRUE(digests->IsChanged(page));
     }
@@ -88,12 +88,12 @@ TEST_F(DigestTest, DigestsStridedTensorsAsTheirRowMajorForm) {
   std::vector<std::byte> row_major(length);
   core::GatherBytes(host, 0, row_major);
   std::vector<uint64_t> expected;
-  kv::AppendLeaves(row_major, expected);
+  kv::AppendPageDigests(row_major, expected);
   const std::vector<std::byte> tail(row_major.begin() + 100'002, row_major.end());
-  kv::AppendLeaves(tail, expected);
-  kv::AppendLeaves(bytes, expected);
+  kv::AppendPageDigests(tail, expected);
+  kv::AppendPageDigests(bytes, expected);
 
-  auto digests = lane_->Digest(
+  auto digests = queue_->Digest(
       std::vector<DigestJob>{
           {.source = transposed, .begin_bytes = 0, .length_bytes = length},
           {.source = transposed, .begin_bytes = 100'002, .length_bytes = length - 100'002},
@@ -111,7 +111,7 @@ TEST_F(DigestTest, TellsWhichPagesChanged) {
       {.source = device.View(),
        .begin_bytes = 60 * kv::kPageBytes,
        .length_bytes = bytes.size() - 60 * kv::kPageBytes}};
-  auto before = lane_->Digest(jobs, nullptr);
+  auto before = queue_->Digest(jobs, nullptr);
   CAIRN_ASSERT_OK(before);
   for (const uint64_t page : {0, 31, 32, 63, 99}) {
     std::byte& first = bytes[page * kv::kPageBytes];
@@ -123,14 +123,14 @@ TEST_F(DigestTest, TellsWhichPagesChanged) {
 
   // The second job is looked up where it stood, the first has nothing to compare with.
   jobs[1].base_page = 60;
-  auto after = lane_->Digest(jobs, before->leaves.get());
+  auto after = queue_->Digest(jobs, before->page_digests.get());
   CAIRN_ASSERT_OK(after);
   for (uint64_t page = 0; page < 101; ++page) {
     const bool expected = page < 60 || page == 63 || page == 99 || page == 100;
     EXPECT_EQ(after->IsChanged(page), expected) << page;
   }
   jobs[0].base_page = 0;
-  after = lane_->Digest(jobs, before->leaves.get());
+  after = queue_->Digest(jobs, before->page_digests.get());
   CAIRN_ASSERT_OK(after);
   for (uint64_t page = 0; page < 101; ++page) {
     const bool expected =
@@ -148,17 +148,17 @@ TEST_F(DigestTest, FindsTheJobOfEveryPageAmongMany) {
   for (uint64_t i = 0; i < 1500; ++i) {
     const uint64_t length = i % 400 == 0 ? 140'000 : 1 + i % 77;
     jobs.push_back({.source = device.View(), .begin_bytes = i, .length_bytes = length});
-    kv::AppendLeaves(std::span(bytes).subspan(i, length), expected);
+    kv::AppendPageDigests(std::span(bytes).subspan(i, length), expected);
   }
-  auto digests = lane_->Digest(jobs, nullptr);
+  auto digests = queue_->Digest(jobs, nullptr);
   CAIRN_ASSERT_OK(digests);
   EXPECT_EQ(LeavesOf(*digests), expected);
 }
 
 TEST_F(DigestTest, OfNothingIsNothing) {
-  auto digests = lane_->Digest({}, nullptr);
+  auto digests = queue_->Digest({}, nullptr);
   CAIRN_ASSERT_OK(digests);
-  EXPECT_EQ(digests->leaves->page_count(), 0u);
+  EXPECT_EQ(digests->page_digests->page_count(), 0u);
 }
 
 }  // namespace

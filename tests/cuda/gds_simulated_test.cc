@@ -160,7 +160,7 @@ TEST_F(GdsTest, LazyStagingGoesThroughTheHostAndASnapshotDoesNot) {
 TEST_F(GdsTest, AnAddedPortionIsTheCallersAgain) {
   AddPlain("a", 6 * kMiB);
   AddPlain("b", 6 * kMiB);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const core::StepTicket ticket, core::StepPart::Invite(*store_, 1, 1));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const core::StepTicket ticket, core::StepPart::OpenSession(*store_, 1, 1));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto part, core::StepPart::Begin(*store_, ticket, 0, {}));
   for (const std::string name : {"a", "b"}) {
     core::StateDict portion;

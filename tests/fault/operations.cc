@@ -59,10 +59,10 @@ Result<void> Perform(Operation operation, Store& store) {
       return {};
     case Operation::kRanks: {
       StoreOptions join = SmallBlocks();
-      CAIRN_TRY_ASSIGN(join.session, store.Invite());
+      CAIRN_TRY_ASSIGN(join.session, store.OpenSession());
       std::vector<std::unique_ptr<Store>> others(2);
       for (auto& other : others) {
-        CAIRN_TRY_ASSIGN(other, Store::Open(store.directory(), OpenMode::kJoin, join));
+        CAIRN_TRY_ASSIGN(other, Store::Open(store.directory(), OpenMode::kJoinSession, join));
       }
       CAIRN_TRY(SaveSampleByRanks(store, others, MakeSample(4)));
       return {};

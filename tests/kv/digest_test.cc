@@ -18,16 +18,16 @@ using internal::AsBytes;
 using testing::RandomBytes;
 
 Digest TreeOf(std::span<const std::byte> payload) {
-  std::vector<uint64_t> leaves;
-  AppendLeaves(payload, leaves);
-  return RootDigest(leaves, payload.size());
+  std::vector<uint64_t> page_digests;
+  AppendPageDigests(payload, page_digests);
+  return RootDigest(page_digests, payload.size());
 }
 
 TEST(DigestTest, ChecksumsArePlainXxh3) {
   // XXH3-64 of nothing and of "a", as `xxhsum -H3` prints them.
   EXPECT_EQ(Checksum64({}), 0x2d06800538d394c2u);
   EXPECT_EQ(Checksum64(AsBytes("a")), 0xe6c632b61e964e1fu);
-  EXPECT_EQ(LeafDigest(AsBytes("a")), 0xe6c632b61e964e1fu);
+  EXPECT_EQ(PageDigest(AsBytes("a")), 0xe6c632b61e964e1fu);
 }
 
 TEST(DigestTest, HexIsHighHalfFirst) {

@@ -194,10 +194,10 @@ class SegmentFormatTest : public ::testing::Test {
   static constexpr uint64_t kFileBytes = 40'960;
   const SegmentTrailer trailer_{.segment_id = 0x1122334455667788,
                                 .payload_end_bytes = 20'000,
-                                .leaves_offset_bytes = 20'480,
-                                .leaf_count = 3,
+                                .page_digests_offset_bytes = 20'480,
+                                .page_digest_count = 3,
                                 .footer_bytes = 500,
-                                .leaves_digest = 11,
+                                .page_digests_checksum = 11,
                                 .footer_digest = 12};
 };
 
@@ -231,10 +231,10 @@ TEST_F(SegmentFormatTest, TrailerComesBackAndEveryFlippedByteIsRefused) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const SegmentTrailer found, DecodeSegmentTrailer(bytes, kFileBytes));
   EXPECT_EQ(found.segment_id, trailer_.segment_id);
   EXPECT_EQ(found.payload_end_bytes, trailer_.payload_end_bytes);
-  EXPECT_EQ(found.leaves_offset_bytes, trailer_.leaves_offset_bytes);
-  EXPECT_EQ(found.leaf_count, trailer_.leaf_count);
+  EXPECT_EQ(found.page_digests_offset_bytes, trailer_.page_digests_offset_bytes);
+  EXPECT_EQ(found.page_digest_count, trailer_.page_digest_count);
   EXPECT_EQ(found.footer_bytes, trailer_.footer_bytes);
-  EXPECT_EQ(found.leaves_digest, trailer_.leaves_digest);
+  EXPECT_EQ(found.page_digests_checksum, trailer_.page_digests_checksum);
   EXPECT_EQ(found.footer_digest, trailer_.footer_digest);
   for (size_t at = 0; at < bytes.size(); ++at) {
     bytes[at] ^= std::byte{0x40};
@@ -256,13 +256,13 @@ TEST_F(SegmentFormatTest, TrailerWhosePartsDoNotFitTheFileIsRefused) {
   hostile.payload_end_bytes = kSegmentHeaderBytes - 1;
   EXPECT_TRUE(refuses(hostile));
   hostile = trailer_;
-  hostile.payload_end_bytes = trailer_.leaves_offset_bytes + 1;
+  hostile.payload_end_bytes = trailer_.page_digests_offset_bytes + 1;
   EXPECT_TRUE(refuses(hostile));
   hostile = trailer_;
-  hostile.leaves_offset_bytes = ~uint64_t{0};
+  hostile.page_digests_offset_bytes = ~uint64_t{0};
   EXPECT_TRUE(refuses(hostile));
   hostile = trailer_;
-  hostile.leaf_count = (~uint64_t{0} / 8) + 2;  // wraps around when multiplied
+  hostile.page_digest_count = (~uint64_t{0} / 8) + 2;  // wraps around when multiplied
   EXPECT_TRUE(refuses(hostile));
   hostile = trailer_;
   hostile.footer_bytes = kFileBytes;
@@ -371,7 +371,7 @@ TEST(RecordsTest, SegmentComesBackAndItsNameMustBeAFileName) {
                    .payload_bytes = 5,
                    .chunk_count = 6,
                    .footer_digest = 7,
-                   .leaves_digest = 8};
+                   .page_digests_checksum = 8};
   CAIRN_ASSERT_OK_AND_ASSIGN(const SegmentInfo found, DecodeSegment(EncodeSegment(info)));
   EXPECT_EQ(found.segment_id, 1u);
   EXPECT_EQ(found.name, info.name);
@@ -381,7 +381,7 @@ TEST(RecordsTest, SegmentComesBackAndItsNameMustBeAFileName) {
   EXPECT_EQ(found.payload_bytes, 5u);
   EXPECT_EQ(found.chunk_count, 6u);
   EXPECT_EQ(found.footer_digest, 7u);
-  EXPECT_EQ(found.leaves_digest, 8u);
+  EXPECT_EQ(found.page_digests_checksum, 8u);
   for (const char* hostile : {"", "../../etc/passwd", "a/b"}) {
     info.name = hostile;
     EXPECT_THAT(DecodeSegment(EncodeSegment(info)), IsError(ErrorCode::kDataLoss, "no file name"));
@@ -392,7 +392,7 @@ TEST(RecordsTest, ChunkExtentComesBack) {
   const ChunkEntry entry{
       .sizes = {3, 4},
       .extents =
-          Extent{.segment_id = 1, .offset_bytes = 2, .length_bytes = 3, .leaves_offset_bytes = 4},
+          Extent{.segment_id = 1, .offset_bytes = 2, .length_bytes = 3, .page_digests_offset_bytes = 4},
       .digest = {.lo = 5, .hi = 6},
       .since_step = 7};
   CAIRN_ASSERT_OK_AND_ASSIGN(const Extents found, DecodeChunkExtents(EncodeChunk(entry)));

@@ -117,25 +117,25 @@ bool HasSameFirstPage(const Snapshot& snapshot, const Chunk& base,
                       std::span<const std::byte> bytes) {
   if (PageCount(bytes.size()) != 2 || base.extents.length_bytes() != bytes.size()) return false;
   const Extent first = base.extents.At(0);
-  uint64_t leaf = 0;
+  uint64_t page_digest = 0;
   const ReadRange range{.segment_id = first.segment_id,
-                        .offset_bytes = first.leaves_offset_bytes,
-                        .target = std::as_writable_bytes(std::span(&leaf, 1))};
+                        .offset_bytes = first.page_digests_offset_bytes,
+                        .target = std::as_writable_bytes(std::span(&page_digest, 1))};
   return snapshot.Read({&range, 1}, 1, [](size_t, auto) { return Result<void>(); }) &&
-         leaf == LeafDigest(bytes.first(kPageBytes));
+         page_digest == PageDigest(bytes.first(kPageBytes));
 }
 
 /// Writes the second page; the first stays where `base` has it.
 Result<void> SaveSecondPage(StepWriter& writer, const Chunk& base, uint64_t step,
                             const std::string& key, std::span<const std::byte> bytes) {
-  std::vector<uint64_t> leaves;
-  AppendLeaves(bytes, leaves);
-  const StepWriter::PageRun run{.begin_page = 1, .end_page = 2};
+  std::vector<uint64_t> page_digests;
+  AppendPageDigests(bytes, page_digests);
+  const StepWriter::PageRange run{.begin_page = 1, .end_page = 2};
   CAIRN_TRY_ASSIGN(const auto appended,
-                   writer.AppendRuns(bytes.size(), {&run, 1}, PagesOf(bytes), leaves));
+                   writer.AppendRuns(bytes.size(), {&run, 1}, PagesOf(bytes), page_digests));
   const std::array extents = {base.extents.At(0).First(kPageBytes), appended[0]};
   return writer.AddChunk(key, std::array{uint64_t{bytes.size()}}, Extents(extents),
-                         RootDigest(leaves, bytes.size()), step, false);
+                         RootDigest(page_digests, bytes.size()), step, false);
 }
 
 Result<void> SaveTensor(StepWriter& writer, const Snapshot& base, uint64_t step,
@@ -256,7 +256,7 @@ Result<StepInfo> SaveSampleOf(Store& store, const SampleStep& sample,
   CAIRN_TRY_ASSIGN(uint64_t bytes,
                    SavePart(*writer, *base, sample, options.rank, options.world_size));
   if (options.rank > 0) {
-    CAIRN_TRY(writer->HandIn({.logical_bytes = bytes}));
+    CAIRN_TRY(writer->Prepare({.logical_bytes = bytes}));
     return StepInfo();
   }
   CAIRN_TRY(writer->Gather([](uint32_t, Column, std::string_view, std::span<const std::byte>) {

@@ -72,7 +72,7 @@ struct Allowed {
   uint64_t acknowledged = 0;
 };
 
-Allowed Follow(const Versions& before, const std::vector<std::string>& lines) {
+Allowed WaitForStream(const Versions& before, const std::vector<std::string>& lines) {
   Allowed allowed{.without = before, .with = before, .acknowledged = 0};
   for (const std::string& line : lines) {
     const auto change = ParseChange(line);
@@ -131,7 +131,7 @@ TEST(KillTest, EveryAcknowledgedChangeSurvivesRandomKills) {
       lines = writer.ReadLines();
       ASSERT_EQ(writer.Wait(), -SIGKILL);
     }
-    const Allowed allowed = Follow(versions, lines);
+    const Allowed allowed = WaitForStream(versions, lines);
     acknowledged += allowed.acknowledged;
     if (!std::filesystem::exists(path + "/CAIRN")) continue;  // killed while it made the store
     Versions read, written;

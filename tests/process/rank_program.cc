@@ -22,7 +22,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/ranks/gather_any.h"
+#include "core/ranks/gather_v.h"
 #include "core/ranks/gloo_communicator.h"
 
 namespace cairn::testing {
@@ -105,7 +105,7 @@ int RunPeer(Communicator& communicator, const std::string& operation, int victim
 
 int RunExchange(Communicator& communicator) {
   const std::string mine(static_cast<size_t>(communicator.rank()) * 1000, 'a');
-  const auto all = core::AllGatherAny(communicator, std::as_bytes(std::span(mine)));
+  const auto all = core::AllGatherV(communicator, std::as_bytes(std::span(mine)));
   if (!all) {
     Say("error " + all.error().ToString());
     return 1;

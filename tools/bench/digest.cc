@@ -25,7 +25,7 @@ uint64_t DigestPart(std::span<const std::byte> source, std::span<std::byte>) {
   for (uint64_t at = 0; at < source.size(); at += kChunkBytes) {
     const auto chunk = source.subspan(at, std::min<uint64_t>(kChunkBytes, source.size() - at));
     leaves.clear();
-    kv::AppendLeaves(chunk, leaves);
+    kv::AppendPageDigests(chunk, leaves);
     mixed ^= kv::RootDigest(leaves, chunk.size()).lo;
   }
   return mixed;

@@ -46,7 +46,7 @@ Result<double> TimeWork(const std::function<Result<void>()>& work);
 /// A row of `bytes` in `seconds`.
 BenchRow GpuRow(const std::string& what, uint64_t run, uint64_t bytes, double seconds);
 
-/// Lanes against cudaMemcpyAsync, for large tensors and for 20,000 small ones, both ways.
+/// Queues against cudaMemcpyAsync, for large tensors and for 20,000 small ones, both ways.
 Result<void> BenchGpuCopies(GpuBench& bench);
 /// The digest kernel against one that only reads.
 Result<void> BenchGpuDigest(GpuBench& bench);

@@ -56,41 +56,41 @@ Pieces SmallPieces(uint64_t most_bytes) {
   return pieces;
 }
 
-/// Memory on both sides, and a lane between them.
+/// Memory on both sides, and a queue between them.
 struct BothSides {
-  std::shared_ptr<core::DeviceLane> lane;  // shared for its deleter
+  std::shared_ptr<core::DeviceQueue> queue;  // shared for its deleter
   std::unique_ptr<core::DeviceMemory> device;
   std::unique_ptr<LockedMemory> host;
 };
 
 Result<BothSides> MakeBothSides(GpuBench& bench, const Pieces& pieces) {
   BothSides sides;
-  CAIRN_TRY_ASSIGN(sides.lane, bench.backend->OpenLane(bench.device));
+  CAIRN_TRY_ASSIGN(sides.queue, bench.backend->OpenQueue(bench.device));
   CAIRN_TRY_ASSIGN(sides.device, bench.backend->Allocate(bench.device, pieces.device_bytes));
   CAIRN_TRY_ASSIGN(sides.host, LockedMemory::Make(bench.backend, pieces.device_bytes));
   return sides;
 }
 
-Result<void> AwaitAll(core::DeviceLane& lane) {
-  CAIRN_TRY_ASSIGN(const core::DeviceLane::Mark mark, lane.Flush());
-  return lane.Await(mark);
+Result<void> AwaitAll(core::DeviceQueue& queue) {
+  CAIRN_TRY_ASSIGN(const core::DeviceQueue::Mark mark, queue.Flush());
+  return queue.Await(mark);
 }
 
 Result<void> BringAll(const Pieces& pieces, const BothSides& sides, int device) {
   for (const Piece& piece : pieces.list) {
     CAIRN_TRY(
-        sides.lane->CopyOut({.dtype = core::DType::kUInt8,
+        sides.queue->CopyOut({.dtype = core::DType::kUInt8,
                              .shape = {piece.length_bytes},
                              .data = sides.device->data() + piece.device_offset,
                              .device = device},
                             0, sides.host->bytes().subspan(piece.host_offset, piece.length_bytes)));
   }
-  return AwaitAll(*sides.lane);
+  return AwaitAll(*sides.queue);
 }
 
 Result<void> TakeAll(const Pieces& pieces, const BothSides& sides, int device) {
   for (const Piece& piece : pieces.list) {
-    CAIRN_TRY(sides.lane->CopyIn(sides.host->bytes().subspan(piece.host_offset, piece.length_bytes),
+    CAIRN_TRY(sides.queue->CopyIn(sides.host->bytes().subspan(piece.host_offset, piece.length_bytes),
                                  {core::DType::kUInt8,
                                   {piece.length_bytes},
                                   {},
@@ -98,10 +98,10 @@ Result<void> TakeAll(const Pieces& pieces, const BothSides& sides, int device) {
                                   device},
                                  0));
   }
-  return AwaitAll(*sides.lane);
+  return AwaitAll(*sides.queue);
 }
 
-/// Measures both ways through the lane and by plain copies, in turns.
+/// Measures both ways through the queue and by plain copies, in turns.
 Result<void> CopyBothWays(GpuBench& bench, const std::string& name, const Pieces& pieces,
                           double least) {
   CAIRN_TRY_ASSIGN(const BothSides sides, MakeBothSides(bench, pieces));
@@ -109,7 +109,7 @@ Result<void> CopyBothWays(GpuBench& bench, const std::string& name, const Pieces
   const std::string out = fmt::format("to host, {}", name);
   const std::string in = fmt::format("to device, {}", name);
   const std::string best = fmt::format(", cudaMemcpyAsync beside {}", name);
-  // Run 0 makes the lane's buffers and touches all memory; it is not reported.
+  // Run 0 makes the queue's buffers and touches all memory; it is not reported.
   for (uint64_t run = 0; run <= bench.options.repeat; ++run) {
     const auto add = [&](const std::string& what, double seconds) {
       if (run == 0) return;

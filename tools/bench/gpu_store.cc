@@ -32,15 +32,15 @@ class DeviceModel {
     const BenchTensor& last = model.tensors_.back();
     CAIRN_TRY_ASSIGN(model.memory_,
                      bench.backend->Allocate(bench.device, last.offset_bytes + last.nbytes));
-    CAIRN_TRY_ASSIGN(model.lane_, bench.backend->OpenLane(bench.device));
+    CAIRN_TRY_ASSIGN(model.queue_, bench.backend->OpenQueue(bench.device));
     // Bytes that differ from page to page, so that pages in a wrong place are noticed.
     CAIRN_TRY_ASSIGN(const ModelMemory host, ModelMemory::Allocate(model.tensors_));
     host.FillAll(1);
     for (size_t i = 0; i < model.tensors_.size(); ++i) {
-      CAIRN_TRY(model.lane_->CopyIn(host.bytes_of(i), model.TargetOf(i), 0));
+      CAIRN_TRY(model.queue_->CopyIn(host.bytes_of(i), model.TargetOf(i), 0));
     }
-    CAIRN_TRY_ASSIGN(const auto mark, model.lane_->Flush());
-    CAIRN_TRY(model.lane_->Await(mark));
+    CAIRN_TRY_ASSIGN(const auto mark, model.queue_->Flush());
+    CAIRN_TRY(model.queue_->Await(mark));
     return model;
   }
 
@@ -79,16 +79,16 @@ class DeviceModel {
                                  .device = device_},
                       .length_bytes = tensor.nbytes});
     }
-    CAIRN_TRY_ASSIGN(const auto digests, lane_->Digest(jobs, nullptr));
-    const core::DeviceLane::PageRange all{.first = 0, .count = digests.leaves->page_count()};
-    return lane_->FetchLeaves(*digests.leaves, {&all, 1});
+    CAIRN_TRY_ASSIGN(const auto digests, queue_->Digest(jobs, nullptr));
+    const core::DeviceQueue::PageRange all{.first = 0, .count = digests.leaves->page_count()};
+    return queue_->FetchPageDigests(*digests.leaves, {&all, 1});
   }
 
  private:
   int device_ = 0;
   std::vector<BenchTensor> tensors_;
   std::unique_ptr<core::DeviceMemory> memory_;
-  std::shared_ptr<core::DeviceLane> lane_;  // shared for its deleter
+  std::shared_ptr<core::DeviceQueue> queue_;  // shared for its deleter
 };
 
 Result<StorePointer> OpenStore(const ScratchStore& scratch, kv::OpenMode mode) {
@@ -258,7 +258,7 @@ Result<StallTimes> StepsWithSaves(GpuBench& bench, const DeviceModel& model, Tra
       return {};
     };
     const auto hold_back = [&] {
-      return handle.HoldBack({.device = bench.device, .stream = bench.plain->training_stream()});
+      return handle.MakeStreamWait({.device = bench.device, .stream = bench.plain->training_stream()});
     };
     CAIRN_TRY_ASSIGN(const double step, training.Step(save, hold_back));
     CAIRN_TRY(handle.Wait());

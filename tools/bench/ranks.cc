@@ -137,12 +137,12 @@ Result<void> WriteParts(const core::CheckpointStore& store, uint64_t ranks,
   std::optional<Error> failure;  // guarded by mutex
   const auto write = [&]() -> Result<void> {
     kv::StoreOptions join;
-    CAIRN_TRY_ASSIGN(join.session, store.kv().Invite());
+    CAIRN_TRY_ASSIGN(join.session, store.kv().OpenSession());
     CAIRN_TRY_ASSIGN(const auto joined,
-                     kv::Store::Open(store.kv().directory(), kv::OpenMode::kJoin, join));
+                     kv::Store::Open(store.kv().directory(), kv::OpenMode::kJoinSession, join));
     const std::string attempt = joined->NextAttempt(1);
     for (uint32_t rank = next++; rank < ranks; rank = next++) {
-      CAIRN_TRY(core::HandInRank(*joined, 1, attempt, state.Of(rank), options, rank,
+      CAIRN_TRY(core::PrepareRank(*joined, 1, attempt, state.Of(rank), options, rank,
                                  static_cast<uint32_t>(ranks)));
       const std::lock_guard lock(mutex);
       if (!progress.callback()(rank, ranks)) return Fail(ErrorCode::kCancelled, "cancelled");

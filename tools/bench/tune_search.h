@@ -14,6 +14,7 @@
 #include <functional>
 #include <vector>
 
+#include "kv/error.h"
 #include "kv/options.h"
 
 

@@ -8,9 +8,9 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "core/collectives/internal/leaf_roster.h"
+#include "core/collectives/internal/global_state_layout.h"
 #include "core/state_dict/internal/leaves.h"
-#include "core/ranks/internal/wire.h"
+#include "core/ranks/internal/message_codec.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -68,10 +68,10 @@ Result<void> AddHiddenOwners(const StepView& view, std::vector<TensorInfo>& tens
 
 }  // namespace
 
-Result<std::optional<std::vector<std::byte>>> FindAnnex(const StepView& view,
+Result<std::optional<std::vector<std::byte>>> FindExtension(const StepView& view,
                                                         std::string_view name) {
   CAIRN_TRY_ASSIGN(const std::vector<std::byte> record, StructureOf(view));
-  return DecodeAnnex(record, name);
+  return DecodeExtension(record, name);
 }
 
 Result<Contents> RunList(const StepView& view, const KeyPatterns& patterns) {

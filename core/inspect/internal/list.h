@@ -14,8 +14,8 @@ namespace cairn::core::internal {
 /// See CheckpointStore::List.
 Result<Contents> RunList(const StepView& view, const KeyPatterns& patterns);
 
-/// See CheckpointStore::FindAnnex.
-Result<std::optional<std::vector<std::byte>>> FindAnnex(const StepView& view,
+/// See CheckpointStore::FindExtension.
+Result<std::optional<std::vector<std::byte>>> FindExtension(const StepView& view,
                                                         std::string_view name);
 
 }  // namespace cairn::core::internal

@@ -27,7 +27,7 @@ bool BeginsBefore(const ScrubItem& a, const ScrubItem& b) {
 bool IsOfSameLayout(const kv::Extent& before, const kv::Extent& run) {
   const uint64_t bytes = run.offset_bytes - before.offset_bytes;
   return run.segment_id == before.segment_id && bytes % kv::kPageBytes == 0 &&
-         run.leaves_offset_bytes == before.leaves_offset_bytes + 8 * (bytes / kv::kPageBytes);
+         run.page_digests_offset_bytes == before.page_digests_offset_bytes + 8 * (bytes / kv::kPageBytes);
 }
 
 // Leaves out of `run` what `before`, which begins no later, has read. False: all of it.
@@ -53,7 +53,7 @@ const ScrubItem* PayloadIndex::Add(uint64_t step, std::string_view fqn, const Ch
   std::vector<Place> places;
   std::ranges::transform(chunk.extents, std::back_inserter(places), PlaceOf);
   const auto [at, added] = scattered_.try_emplace(
-      std::move(places), ScrubItem{step, std::string(fqn), chunk, ScrubItem::Part::kLeaves});
+      std::move(places), ScrubItem{step, std::string(fqn), chunk, ScrubItem::Part::kPageDigests});
   return added ? nullptr : FindConflict(at->second, chunk);
 }
 

@@ -10,7 +10,7 @@
 
 #include "core/base/internal/progress_meter.h"
 #include "core/step/internal/lookup.h"
-#include "core/step/internal/stored_leaves.h"
+#include "core/step/internal/stored_page_digests.h"
 #include "kv/read_range.h"
 
 namespace cairn::core::internal {
@@ -33,8 +33,8 @@ class Scrubber {
   Result<void> Add(const ScrubItem& item) {
     const uint64_t length = item.chunk.length_bytes();
     auto job = std::make_shared<Job>(Job{.item = &item});
-    CAIRN_TRY(AddLeaves(job));
-    if (item.part == ScrubItem::Part::kLeaves) return {};
+    CAIRN_TRY(AddPageDigests(job));
+    if (item.part == ScrubItem::Part::kPageDigests) return {};
     job->computed.resize(kv::PageCount(length));
     job->missing_bytes += length;
     const kv::Extent& extent = item.chunk.extents.front();
@@ -101,7 +101,7 @@ class Scrubber {
     uint64_t offset_bytes = 0;  // in the segment
     uint64_t begin_bytes = 0;   // in the chunk
     std::span<std::byte> memory;
-    bool leaves = false;  // the stored page digests, not payload
+    bool page_digests = false;  // the stored page digests, not payload
   };
 
   static kv::ReadRange RangeOf(const Piece& piece) {
@@ -109,16 +109,16 @@ class Scrubber {
         .segment_id = piece.segment_id, .offset_bytes = piece.offset_bytes, .target = piece.memory};
   }
 
-  Result<void> AddLeaves(const std::shared_ptr<Job>& job) {
+  Result<void> AddPageDigests(const std::shared_ptr<Job>& job) {
     std::vector<kv::ReadRange> ranges;
-    AddLeafRanges(job->item->chunk.extents, job->stored, ranges);
+    AddPageDigestRanges(job->item->chunk.extents, job->stored, ranges);
     job->missing_bytes = 8 * job->stored.size();
     for (const kv::ReadRange& range : ranges) {
       CAIRN_TRY(AddPiece({.job = job,
                           .segment_id = range.segment_id,
                           .offset_bytes = range.offset_bytes,
                           .memory = range.target,
-                          .leaves = true}));
+                          .page_digests = true}));
     }
     return {};
   }
@@ -132,17 +132,17 @@ class Scrubber {
 
   Result<void> Arrived(const Piece& piece) {
     Job& job = *piece.job;
-    if (!piece.leaves) {
+    if (!piece.page_digests) {
       uint64_t page = piece.begin_bytes / kv::kPageBytes;
       for (uint64_t at = 0; at < piece.memory.size(); at += kv::kPageBytes) {
-        job.computed[page++] = kv::LeafDigest(
+        job.computed[page++] = kv::PageDigest(
             piece.memory.subspan(at, std::min<uint64_t>(kv::kPageBytes, piece.memory.size() - at)));
       }
       bytes_read_ += piece.memory.size();
     }
     job.missing_bytes -= piece.memory.size();
     if (job.missing_bytes == 0) Check(job);
-    return piece.leaves ? Result<void>() : Advance(piece.memory.size());
+    return piece.page_digests ? Result<void>() : Advance(piece.memory.size());
   }
 
   Result<void> Advance(uint64_t bytes) {
@@ -157,15 +157,15 @@ class Scrubber {
         return CheckChunk(job);
       case ScrubItem::Part::kRun:  // its digests are checked with those of the chunk's other runs
         return ComparePages(job);
-      case ScrubItem::Part::kLeaves:
-        CheckLeaves(job);
+      case ScrubItem::Part::kPageDigests:
+        CheckPageDigests(job);
         return;
     }
   }
 
   void CheckChunk(const Job& job) {
     const ChunkInfo& chunk = job.item->chunk;
-    const bool stored_fine = CheckLeaves(job);
+    const bool stored_fine = CheckPageDigests(job);
     if (kv::RootDigest(job.computed, chunk.length_bytes()) == chunk.digest) return;
     if (stored_fine) return ComparePages(job);
     Report(*job.item,
@@ -173,14 +173,14 @@ class Scrubber {
            chunk.extents.front().offset_bytes);
   }
 
-  bool CheckLeaves(const Job& job) {
+  bool CheckPageDigests(const Job& job) {
     const ChunkInfo& chunk = job.item->chunk;
     if (kv::RootDigest(job.stored, chunk.length_bytes()) == chunk.digest) return true;
     Report(*job.item,
            fmt::format("the page digests of chunk {} do not match its record{}",
                        FormatNumbers(chunk.box.offsets),
                        chunk.extents.size() > 1 ? ", in one of its extents" : ""),
-           chunk.extents.front().leaves_offset_bytes);
+           chunk.extents.front().page_digests_offset_bytes);
     return false;
   }
 
@@ -209,7 +209,7 @@ class Scrubber {
         damage_({std::move(error)});
       }
     }
-    return piece.leaves ? Result<void>() : Advance(piece.memory.size());
+    return piece.page_digests ? Result<void>() : Advance(piece.memory.size());
   }
 
   void Report(const ScrubItem& item, std::string message, uint64_t offset_bytes) {
@@ -240,7 +240,7 @@ Result<uint64_t> ScrubPayload(const std::shared_ptr<const kv::Snapshot>& snapsho
                               const Progress& progress) {
   uint64_t total = 0;
   for (const ScrubItem& item : items) {
-    if (item.part != ScrubItem::Part::kLeaves) total += item.chunk.length_bytes();
+    if (item.part != ScrubItem::Part::kPageDigests) total += item.chunk.length_bytes();
   }
   ProgressMeter meter(progress, total);
   Scrubber scrubber(snapshot, directory, damage, meter);

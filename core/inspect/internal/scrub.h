@@ -19,7 +19,7 @@ struct ScrubItem {
   enum class Part {
     kChunk,   // a chunk in one extent: its payload and page digests
     kRun,     // one of the extents of a chunk, or a part of it: its payload against page digests
-    kLeaves,  // a chunk in several extents: its page digests alone
+    kPageDigests,  // a chunk in several extents: its page digests alone
   };
   uint64_t step = 0;
   std::string fqn;

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "core/step/contents.h"
-#include "core/step/internal/stored_leaves.h"
+#include "core/step/internal/stored_page_digests.h"
 #include "kv/read_range.h"
 
 namespace cairn::core::internal {
@@ -131,28 +131,28 @@ Result<void> ChunkReader::ReadBatch() {
       partial.push_back(piece.job);
     }
   }
-  CAIRN_TRY(ReadLeaves(partial));
+  CAIRN_TRY(ReadPageDigests(partial));
   CAIRN_TRY(ReadPieces());
   pieces_.clear();
   return {};
 }
 
-Result<void> ChunkReader::ReadLeaves(std::span<const std::shared_ptr<Job>> jobs) {
+Result<void> ChunkReader::ReadPageDigests(std::span<const std::shared_ptr<Job>> jobs) {
   if (jobs.empty()) return {};
   std::vector<kv::ReadRange> ranges;
-  for (const auto& job : jobs) AddLeafRanges(job->chunk.extents, job->stored, ranges);
+  for (const auto& job : jobs) AddPageDigestRanges(job->chunk.extents, job->stored, ranges);
   CAIRN_TRY_ASSIGN(const uint64_t bytes,
                    view_.snapshot->Read(ranges, 1, [](size_t, auto) { return Result<void>(); }));
   bytes_read_ += bytes;
   for (const auto& job : jobs) {
     if (kv::RootDigest(job->stored, job->chunk.length_bytes()) != job->chunk.digest) {
-      return Fail(WrongLeaves(*job));
+      return Fail(WrongPageDigests(*job));
     }
   }
   return {};
 }
 
-Error ChunkReader::WrongLeaves(const Job& job) const {
+Error ChunkReader::WrongPageDigests(const Job& job) const {
   // Of several runs it is one whose digests are not those of its pages.
   kv::Extent wrong = job.chunk.extents.front();
   size_t page = 0;
@@ -166,7 +166,7 @@ Error ChunkReader::WrongLeaves(const Job& job) const {
         !view_.snapshot->Read({&range, 1}, 1, [](size_t, auto) { return Result<void>(); })) {
       break;
     }
-    kv::AppendLeaves(bytes, computed);
+    kv::AppendPageDigests(bytes, computed);
     if (!std::ranges::equal(computed, std::span(job.stored).subspan(page, count))) {
       wrong = extent;
       break;
@@ -176,7 +176,7 @@ Error ChunkReader::WrongLeaves(const Job& job) const {
   return DamagedBytes(view_, job.fqn, wrong.segment_id,
                       fmt::format("the page digests of chunk {} do not match its record",
                                   FormatNumbers(job.chunk.box.offsets)),
-                      wrong.leaves_offset_bytes);
+                      wrong.page_digests_offset_bytes);
 }
 
 Result<void> ChunkReader::ReadPieces() {
@@ -215,13 +215,13 @@ Result<void> ChunkReader::CheckWhole(const Piece& piece, std::span<const std::by
   const uint64_t length = job.chunk.length_bytes();
   if (bytes.size() == length) {
     if (kv::PayloadDigest(bytes) == job.chunk.digest) return {};
-    kv::AppendLeaves(bytes, job.computed);
+    kv::AppendPageDigests(bytes, job.computed);
     return Mismatched({.job = piece.job});
   }
   uint64_t page = piece.begin_bytes / kv::kPageBytes;
   for (uint64_t at = 0; at < bytes.size(); at += kv::kPageBytes) {
     job.computed[page++] =
-        kv::LeafDigest(bytes.subspan(at, std::min<uint64_t>(kv::kPageBytes, bytes.size() - at)));
+        kv::PageDigest(bytes.subspan(at, std::min<uint64_t>(kv::kPageBytes, bytes.size() - at)));
   }
   // Whoever brings the last bytes sees the digests of all others.
   if (job.missing_bytes.fetch_sub(bytes.size()) != bytes.size()) return {};
@@ -232,9 +232,9 @@ Result<void> ChunkReader::CheckWhole(const Piece& piece, std::span<const std::by
 Result<void> ChunkReader::CheckPart(const Piece& piece, std::span<const std::byte> bytes) {
   uint64_t page = piece.begin_bytes / kv::kPageBytes;
   for (uint64_t at = 0; at < bytes.size(); at += kv::kPageBytes, ++page) {
-    const uint64_t leaf =
-        kv::LeafDigest(bytes.subspan(at, std::min<uint64_t>(kv::kPageBytes, bytes.size() - at)));
-    if (leaf != piece.job->stored[page]) return Mismatched({.job = piece.job, .page = page});
+    const uint64_t page_digest =
+        kv::PageDigest(bytes.subspan(at, std::min<uint64_t>(kv::kPageBytes, bytes.size() - at)));
+    if (page_digest != piece.job->stored[page]) return Mismatched({.job = piece.job, .page = page});
   }
   return {};
 }
@@ -248,7 +248,7 @@ Result<void> ChunkReader::Mismatched(Mismatch mismatch) {
 Error ChunkReader::Diagnose(Mismatch mismatch) {
   const Job& job = *mismatch.job;
   if (!mismatch.page) {
-    const auto read = ReadLeaves({&mismatch.job, 1});
+    const auto read = ReadPageDigests({&mismatch.job, 1});
     if (!read) return read.error();
     // The stored digests make the root and the computed ones do not, so they differ somewhere.
     mismatch.page = static_cast<uint64_t>(std::ranges::mismatch(job.computed, job.stored).in1 -

@@ -85,7 +85,7 @@ class ChunkReader {
   Result<void> TakePieces();
   /// Reads pieces_.
   Result<void> ReadBatch();
-  Result<void> ReadLeaves(std::span<const std::shared_ptr<Job>> jobs);
+  Result<void> ReadPageDigests(std::span<const std::shared_ptr<Job>> jobs);
   Result<void> ReadPieces();
   /// Checks and scatters a piece. Any thread.
   Result<void> Arrived(const Piece& piece, std::span<const std::byte> bytes);
@@ -94,7 +94,7 @@ class ChunkReader {
   Result<void> Mismatched(Mismatch mismatch);
   Error Diagnose(Mismatch mismatch);
   /// Stored page digests that do not make the chunk's root.
-  Error WrongLeaves(const Job& job) const;
+  Error WrongPageDigests(const Job& job) const;
 
   const StepView& view_;
   ProgressMeter& progress_;

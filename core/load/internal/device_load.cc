@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/tensor/chunk_grid.h"
-#include "core/device/internal/device_lanes.h"
+#include "core/device/internal/device_queues.h"
 #include "core/device/internal/pinned_blocks.h"
 
 namespace cairn::core::internal {
@@ -101,7 +101,7 @@ class DeviceLoad {
       : progress_(progress), host_load_(host_load), windows_{Window(pool), Window(pool)} {}
 
   // Before the windows: their blocks go back when nothing crosses the bus any more.
-  ~DeviceLoad() { lanes_.clear(); }
+  ~DeviceLoad() { queues_.clear(); }
 
   Result<void> Begin(DeviceBackend& backend, std::span<const LoadRequest> requests,
                      std::span<const DeviceStream> streams) {
@@ -110,11 +110,11 @@ class DeviceLoad {
                        TensorBytes(request.target.dtype, request.target.shape));
       total_bytes_ += bytes;
       const int device = request.target.device;
-      if (device == kHostDevice || lanes_.contains(device)) continue;
-      CAIRN_TRY_ASSIGN(std::shared_ptr<DeviceLane> lane, backend.OpenLane(device));
-      lane->JoinHostRuns(true);  // blocks begin on 2 MiB
-      CAIRN_TRY(FollowStreams(*lane, streams));
-      lanes_.emplace(device, std::move(lane));
+      if (device == kHostDevice || queues_.contains(device)) continue;
+      CAIRN_TRY_ASSIGN(std::shared_ptr<DeviceQueue> queue, backend.OpenQueue(device));
+      queue->JoinHostRuns(true);  // blocks begin on 2 MiB
+      CAIRN_TRY(WaitForStreams(*queue, streams));
+      queues_.emplace(device, std::move(queue));
     }
     return {};
   }
@@ -183,11 +183,11 @@ class DeviceLoad {
     CAIRN_TRY(Read(window.requests()));
     for (const Piece& piece : window.pieces()) {
       const TensorTarget& target = piece.request->target;
-      CAIRN_TRY(lanes_.at(target.device)->CopyIn(piece.landing, target, piece.begin_bytes));
+      CAIRN_TRY(queues_.at(target.device)->CopyIn(piece.landing, target, piece.begin_bytes));
     }
-    for (const auto& [device, lane] : lanes_) {
-      CAIRN_TRY_ASSIGN(const DeviceLane::Mark mark, lane->Flush());
-      marks_[turn_].emplace_back(lane.get(), mark);
+    for (const auto& [device, queue] : queues_) {
+      CAIRN_TRY_ASSIGN(const DeviceQueue::Mark mark, queue->Flush());
+      marks_[turn_].emplace_back(queue.get(), mark);
     }
     sent_before_ = true;
     turn_ = 1 - turn_;
@@ -197,7 +197,7 @@ class DeviceLoad {
   }
 
   Result<void> AwaitCopies(size_t window) {
-    for (const auto& [lane, mark] : marks_[window]) CAIRN_TRY(lane->Await(mark));
+    for (const auto& [queue, mark] : marks_[window]) CAIRN_TRY(queue->Await(mark));
     marks_[window].clear();
     return {};
   }
@@ -205,10 +205,10 @@ class DeviceLoad {
   const Progress& progress_;
   const HostLoad& host_load_;
   std::array<Window, 2> windows_;
-  std::array<std::vector<std::pair<DeviceLane*, DeviceLane::Mark>>, 2> marks_;
+  std::array<std::vector<std::pair<DeviceQueue*, DeviceQueue::Mark>>, 2> marks_;
   size_t turn_ = 0;                                   // the window that is being filled
   bool sent_before_ = false;                          // the other one may hold blocks
-  std::map<int, std::shared_ptr<DeviceLane>> lanes_;  // shared for their deleter
+  std::map<int, std::shared_ptr<DeviceQueue>> queues_;  // shared for their deleter
   uint64_t total_bytes_ = 0;
   uint64_t done_bytes_ = 0;
   uint64_t bytes_read_ = 0;

@@ -22,7 +22,7 @@ bool HasDeviceTargets(std::span<const LoadRequest> requests);
 /// device follow what the caller's `streams` hold (for devices that are not named, the default
 /// stream's work); it returns when they are done, so that any stream may use the targets.
 /// Page-locked memory: at most two windows of 128 MiB, of the process's pool; waits for one block
-/// of it at least. Errors as HostLoad and DeviceLane.
+/// of it at least. Errors as HostLoad and DeviceQueue.
 Result<LoadReport> LoadThroughBlocks(std::span<const LoadRequest> requests,
                                      std::span<const DeviceStream> streams,
                                      const Progress& progress, const HostLoad& host_load);

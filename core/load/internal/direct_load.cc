@@ -12,7 +12,7 @@
 #include <string>
 #include <utility>
 
-#include "core/device/internal/device_lanes.h"
+#include "core/device/internal/device_queues.h"
 #include "core/device/internal/device_transfers.h"
 #include "core/step/internal/owners.h"
 #include "core/step/internal/records.h"
@@ -106,14 +106,14 @@ class Loader {
     return devices;
   }
 
-  Result<void> Run(const DeviceLanes& lanes) {
+  Result<void> Run(const DeviceQueues& queues) {
     std::erase_if(jobs_, [this](const Job& job) { return !direct_[job.request]; });
     for (size_t begin = 0; begin < jobs_.size();) {
       uint64_t bytes = 0;
       size_t end = begin;
       while (end < jobs_.size() && bytes < kBatchBytes) bytes += jobs_[end++].target.size();
       const std::span batch = std::span(jobs_).subspan(begin, end - begin);
-      CAIRN_TRY(RunBatch(batch, lanes));
+      CAIRN_TRY(RunBatch(batch, queues));
       begin = end;
       for (const Job& job : batch) done_bytes_ += direct_[job.request] ? job.target.size() : 0;
       if (progress_ && !progress_(done_bytes_, total_bytes_)) {
@@ -191,7 +191,7 @@ class Loader {
     files_.clear();
   }
 
-  Result<void> RunBatch(std::span<const Job> batch, const DeviceLanes& lanes) {
+  Result<void> RunBatch(std::span<const Job> batch, const DeviceQueues& queues) {
     for (const Job& job : batch) {
       if (direct_[job.request]) CAIRN_TRY(AddRead(job));
     }
@@ -202,7 +202,7 @@ class Loader {
       if (direct_[job.request]) by_device[requests_[job.request].target.device].push_back(&job);
     }
     for (const auto& [device, jobs] : by_device) {
-      if (Check(lanes.On(device), jobs)) continue;
+      if (Check(queues.On(device), jobs)) continue;
       // Digests need some memory of the device. One that has failed fails the other way as well.
       for (const Job* const job : jobs) direct_[job->request] = false;
     }
@@ -244,7 +244,7 @@ class Loader {
     return {};
   }
 
-  Result<void> Check(DeviceLane& lane, std::span<const Job* const> jobs) {
+  Result<void> Check(DeviceQueue& queue, std::span<const Job* const> jobs) {
     std::vector<DigestJob> digest_jobs;
     uint64_t pages = 0;
     for (const Job* const job : jobs) {
@@ -252,15 +252,15 @@ class Loader {
                                         .shape = {job->target.size()},
                                         .strides = {},
                                         .data = job->target.data(),
-                                        .device = lane.device()},
+                                        .device = queue.device()},
                              .length_bytes = job->target.size()});
       pages += kv::PageCount(job->target.size());
     }
-    CAIRN_TRY_ASSIGN(const DeviceLane::Digests digests, lane.Digest(digest_jobs, nullptr));
-    const DeviceLane::PageRange all{.first = 0, .count = pages};
-    CAIRN_TRY_ASSIGN(const std::vector<uint64_t> leaves,
-                     lane.FetchLeaves(*digests.leaves, {&all, 1}));
-    std::span<const uint64_t> rest = leaves;
+    CAIRN_TRY_ASSIGN(const DeviceQueue::Digests digests, queue.Digest(digest_jobs, nullptr));
+    const DeviceQueue::PageRange all{.first = 0, .count = pages};
+    CAIRN_TRY_ASSIGN(const std::vector<uint64_t> page_digests,
+                     queue.FetchPageDigests(*digests.page_digests, {&all, 1}));
+    std::span<const uint64_t> rest = page_digests;
     for (const Job* const job : jobs) {
       const auto count = static_cast<size_t>(kv::PageCount(job->target.size()));
       if (kv::RootDigest(rest.first(count), job->target.size()) != job->digest) {
@@ -302,8 +302,8 @@ Result<DirectLoad> LoadDirectly(const StepView& view, std::span<const LoadReques
   Loader loader(view, requests, backend, progress);
   CAIRN_TRY(loader.Plan());
   if (const std::set<int> devices = loader.Devices(); !devices.empty()) {
-    CAIRN_TRY_ASSIGN(const DeviceLanes lanes, DeviceLanes::Open(devices, streams));
-    CAIRN_TRY(loader.Run(lanes));
+    CAIRN_TRY_ASSIGN(const DeviceQueues queues, DeviceQueues::Open(devices, streams));
+    CAIRN_TRY(loader.Run(queues));
   }
   return loader.Finish();
 }

@@ -22,7 +22,7 @@ struct DirectLoad {
 /// whole and lie in files that DeviceBackend::OpenFile takes. All others are the rest; so are those
 /// whose bytes do not match their digests or could not be read, as another reading says what is
 /// wrong with them. `requests` have been checked. What devices write follows what `streams` hold.
-/// Memory: the records of the chunks. Errors: kCancelled; as DeviceLanes::Open.
+/// Memory: the records of the chunks. Errors: kCancelled; as DeviceQueues::Open.
 Result<DirectLoad> LoadDirectly(const StepView& view, std::span<const LoadRequest> requests,
                                 std::span<const DeviceStream> streams, const Progress& progress);
 

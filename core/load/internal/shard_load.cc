@@ -16,16 +16,16 @@
 #include <map>
 #include <set>
 
-#include "core/base/internal/no_throw.h"
+#include "core/base/internal/catch_bad_alloc.h"
 #include "core/load/internal/load.h"
 #include "core/ranks/gloo_communicator.h"
 #include "core/ranks/internal/all_gather_values.h"
 #include "core/ranks/internal/round_mover.h"
-#include "core/ranks/vote.h"
+#include "core/ranks/status_agreement.h"
 #include "core/sharding/internal/replica_group.h"
 #include "core/state_dict/internal/state_devices.h"
 #include "core/step/internal/owners.h"
-#include "core/tensor/internal/piece_stream.h"
+#include "core/tensor/internal/tensor_stream.h"
 #include "kv/digest.h"
 
 namespace cairn::core::internal {
@@ -172,9 +172,9 @@ class GroupLoad {
   /// Requires a mover with a buffer of at least max(buffer_bytes, one byte a rank).
   Result<void> PassOn(Communicator& group, RoundMover& mover, uint64_t buffer_bytes) const {
     const uint64_t round_bytes = std::max<uint64_t>(buffer_bytes / place_.size, 1);
-    PieceStream<TensorView> mine;
+    TensorStream<TensorView> mine;
     for (const Item& item : Run(place_.index)) mine.Add(AsView(item.target));
-    std::vector<PieceStream<TensorTarget>> runs(place_.size);
+    std::vector<TensorStream<TensorTarget>> runs(place_.size);
     uint64_t longest = 0;
     for (uint64_t member = 0; member < place_.size; ++member) {
       for (const Item& item : Run(member)) runs[member].Add(item.target);
@@ -276,7 +276,7 @@ class OnceLoad {
     }
     auto mover = MakeMover(carrier, options);
     if (!mover && agreed) agreed = std::unexpected(mover.error());
-    verdict = Vote(communicator, agreed);
+    verdict = AgreeOnStatus(communicator, agreed);
     if (!verdict) return {};
     for (size_t i = 0; i < order_.size(); ++i) {
       if (order_[i] == nullptr) continue;
@@ -400,7 +400,7 @@ Result<LoadReport> LoadShardsOnce(const std::function<Result<StepView>()>& find_
     CAIRN_TRY_ASSIGN(report, RunLoad(view, load.requests(), options.progress, options.streams));
     return {};
   };
-  CAIRN_TRY(Vote(communicator, CatchNoMemory("a load", read_own)));
+  CAIRN_TRY(AgreeOnStatus(communicator, CatchBadAlloc("a load", read_own)));
   CAIRN_TRY(load.PassOn(communicator, step, options));
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   report.seconds = elapsed.count();

@@ -149,12 +149,12 @@ class GlooGroup::Waits {
   void Received(UnboundBuffer& buffer, std::chrono::milliseconds timeout) {
     Begin(buffer);
     const Ending ending(*this);
-    if (!buffer.waitRecv(timeout)) GiveUp();
+    if (!buffer.waitRecv(timeout)) Abort();
   }
   void Sent(UnboundBuffer& buffer, std::chrono::milliseconds timeout) {
     Begin(buffer);
     const Ending ending(*this);
-    if (!buffer.waitSend(timeout)) GiveUp();
+    if (!buffer.waitSend(timeout)) Abort();
   }
 
   void Interrupt() {
@@ -180,11 +180,11 @@ class GlooGroup::Waits {
 
   void Begin(UnboundBuffer& buffer) {
     const std::lock_guard lock(mutex_);
-    if (is_interrupted_) GiveUp();
+    if (is_interrupted_) Abort();
     waited_for_ = &buffer;
   }
   /// As a wait that times out: closed before the buffers of the call go.
-  [[noreturn]] void GiveUp() {
+  [[noreturn]] void Abort() {
     context_.closeConnections();
     throw gloo::IoException("interrupted on this rank");
   }

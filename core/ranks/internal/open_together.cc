@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "core/ranks/vote.h"
+#include "core/ranks/status_agreement.h"
 #include "kv/options.h"
 
 namespace cairn::core::internal {
@@ -28,7 +28,7 @@ Result<std::string> Introduce(const Opened& store, kv::OpenMode mode) {
   if (!store) return std::unexpected(store.error());
   std::string words = (*store)->uuid() + " ";
   if (mode != kv::OpenMode::kWrite) return words;
-  CAIRN_TRY_ASSIGN(const std::string session, (*store)->Invite());
+  CAIRN_TRY_ASSIGN(const std::string session, (*store)->OpenSession());
   return words + session;
 }
 
@@ -46,18 +46,18 @@ Result<std::unique_ptr<kv::Store>> OpenTogether(
   if (is_first) store = open(mode);
   CAIRN_TRY_ASSIGN(
       const std::string words,
-      VoteAndTell(communicator, is_first ? Introduce(store, mode) : Result<std::string>("")));
+      BroadcastStatus(communicator, is_first ? Introduce(store, mode) : Result<std::string>("")));
   const size_t space = words.find(' ');
   if (!is_first && space != std::string::npos) {
     options.session = words.substr(space + 1);
-    store = open(mode == kv::OpenMode::kWrite ? kv::OpenMode::kJoin : mode);
+    store = open(mode == kv::OpenMode::kWrite ? kv::OpenMode::kJoinSession : mode);
     if (store) {
       Result<void> same = CheckSame(**store, words.substr(0, space));
       if (!same) store = std::unexpected(std::move(same).error());
     }
   }
   CAIRN_TRY(
-      Vote(communicator, store ? Result<void>() : Result<void>(std::unexpected(store.error()))));
+      AgreeOnStatus(communicator, store ? Result<void>() : Result<void>(std::unexpected(store.error()))));
   return store;
 }
 

@@ -157,10 +157,10 @@ std::string MissingRanks(const std::vector<bool>& present) {
   return names;
 }
 
-Result<Place> ParsePlace(std::string_view url) {
+Result<Endpoint> ParseEndpoint(std::string_view url) {
   constexpr std::string_view kFile = "file://";
   constexpr std::string_view kTcp = "tcp://";
-  Place place;
+  Endpoint place;
   if (url.starts_with(kFile) && url.substr(kFile.size()).starts_with('/')) {
     place.directory = url.substr(kFile.size());
     return place;

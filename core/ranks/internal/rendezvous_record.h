@@ -33,7 +33,7 @@ struct RendezvousRecord {
     kHello = 1,    // pieces[i] is for rank i
     kAnswer = 2,   // pieces[i] is from rank i
     kRefusal = 3,  // one piece, why this rank may not come
-    kGiveUp = 4,   // one piece, who did not come in time
+    kTimedOut = 4,   // one piece, who did not come in time
   };
   Kind kind = Kind::kHello;
   uint32_t rank = 0;
@@ -66,13 +66,13 @@ struct Party {
 std::string MissingRanks(const std::vector<bool>& present);
 
 /// Where ranks meet, as a URL gives it.
-struct Place {
+struct Endpoint {
   std::string directory;  // of files; empty: host and port
   std::string host;
   std::string port;
 };
 /// kInvalidArgument: neither "file:///directory" nor "tcp://host:port" (an IPv6 address in
 /// brackets).
-Result<Place> ParsePlace(std::string_view url);
+Result<Endpoint> ParseEndpoint(std::string_view url);
 
 }  // namespace cairn::core::internal

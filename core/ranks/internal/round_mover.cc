@@ -34,7 +34,7 @@ Result<RoundMover> RoundMover::Make(const Communicator& communicator, uint64_t b
                                     std::span<const DeviceStream> streams) {
   RoundMover mover;
   mover.communicator_device_ = communicator.device();
-  CAIRN_TRY_ASSIGN(mover.lanes_, DeviceLanes::Open(devices, streams));
+  CAIRN_TRY_ASSIGN(mover.queues_, DeviceQueues::Open(devices, streams));
   CAIRN_TRY_ASSIGN(mover.buffer_,
                    RoundBuffer::Make(buffer_bytes, mover.communicator_device_, devices));
   return mover;
@@ -45,27 +45,27 @@ void RoundMover::Begin() {
   staged_.clear();
 }
 
-std::optional<ByteView> RoundMover::InPlace(const PieceStream<TensorView>& stream, uint64_t begin,
+std::optional<ByteView> RoundMover::InPlace(const TensorStream<TensorView>& stream, uint64_t begin,
                                             uint64_t count) const {
   const auto place = stream.PlaceOf(begin, count);
   if (place.run == nullptr || !Takes(place.device)) return std::nullopt;
   return ByteView(place.run, count);
 }
 
-Result<ByteTarget> RoundMover::Pack(const PieceStream<TensorView>& stream, uint64_t begin,
+Result<ByteTarget> RoundMover::Pack(const TensorStream<TensorView>& stream, uint64_t begin,
                                     uint64_t count) {
   const int device = count == 0 ? kHostDevice : BufferDevice(stream.PlaceOf(begin, count).device);
   const ByteTarget packed = buffer_.Take(count, device);
   Result<void> read;
   stream.ForEach(begin, count,
                  [&](const TensorView& view, uint64_t in_view, uint64_t at, uint64_t length) {
-                   if (read) read = lanes_.Read(view, in_view, packed.subspan(at, length), device);
+                   if (read) read = queues_.Read(view, in_view, packed.subspan(at, length), device);
                  });
   CAIRN_TRY(read);
   return packed;
 }
 
-Result<ByteView> RoundMover::Source(const PieceStream<TensorView>& stream, uint64_t begin,
+Result<ByteView> RoundMover::Source(const TensorStream<TensorView>& stream, uint64_t begin,
                                     uint64_t count) {
   if (count == 0) return ByteView();
   if (const auto there = InPlace(stream, begin, count)) return *there;
@@ -73,7 +73,7 @@ Result<ByteView> RoundMover::Source(const PieceStream<TensorView>& stream, uint6
   return packed;
 }
 
-ByteTarget RoundMover::Target(const PieceStream<TensorTarget>& stream, uint64_t begin,
+ByteTarget RoundMover::Target(const TensorStream<TensorTarget>& stream, uint64_t begin,
                               uint64_t count) {
   if (count == 0) return {};
   const auto place = stream.PlaceOf(begin, count);
@@ -84,7 +84,7 @@ ByteTarget RoundMover::Target(const PieceStream<TensorTarget>& stream, uint64_t 
   return bytes;
 }
 
-Result<void> RoundMover::Packed() const { return lanes_.Await(); }
+Result<void> RoundMover::Packed() const { return queues_.Await(); }
 
 Result<void> RoundMover::Unpack() {
   Result<void> written;
@@ -93,12 +93,12 @@ Result<void> RoundMover::Unpack() {
         part.begin, part.bytes.size(),
         [&](const TensorTarget& target, uint64_t in_target, uint64_t at, uint64_t length) {
           if (!written) return;
-          written = lanes_.Write(part.bytes.subspan(at, length), part.device, target, in_target);
+          written = queues_.Write(part.bytes.subspan(at, length), part.device, target, in_target);
         });
   }
   staged_.clear();
   CAIRN_TRY(written);
-  return lanes_.Await();
+  return queues_.Await();
 }
 
 }  // namespace cairn::core::internal

@@ -12,8 +12,8 @@
 #include "core/ranks/communicator.h"
 #include "core/device/device.h"
 #include "core/device/host_memory.h"
-#include "core/device/internal/device_lanes.h"
-#include "core/tensor/internal/piece_stream.h"
+#include "core/device/internal/device_queues.h"
+#include "core/tensor/internal/tensor_stream.h"
 
 namespace cairn::core::internal {
 
@@ -49,25 +49,25 @@ class RoundMover {
  public:
   RoundMover() = default;
   /// For tensors on `devices`, after what `streams` hold; borrows `communicator`. Errors as
-  /// DeviceLanes::Open, and kResourceExhausted.
+  /// DeviceQueues::Open, and kResourceExhausted.
   static Result<RoundMover> Make(const Communicator& communicator, uint64_t buffer_bytes,
                                  const std::set<int>& devices,
                                  std::span<const DeviceStream> streams);
 
-  const DeviceLanes& lanes() const { return lanes_; }
+  const DeviceQueues& queues() const { return queues_; }
   uint64_t peak_bytes() const { return buffer_.peak_bytes(); }
 
   void Begin();
   /// Bytes [begin, begin + count) of a stream if the communicator can send them from where they
   /// lie. Requires count > 0.
-  std::optional<ByteView> InPlace(const PieceStream<TensorView>& stream, uint64_t begin,
+  std::optional<ByteView> InPlace(const TensorStream<TensorView>& stream, uint64_t begin,
                                   uint64_t count) const;
   /// A copy of them in a buffer, filled once Packed returns.
-  Result<ByteTarget> Pack(const PieceStream<TensorView>& stream, uint64_t begin, uint64_t count);
+  Result<ByteTarget> Pack(const TensorStream<TensorView>& stream, uint64_t begin, uint64_t count);
   /// In place or packed; empty for no bytes.
-  Result<ByteView> Source(const PieceStream<TensorView>& stream, uint64_t begin, uint64_t count);
+  Result<ByteView> Source(const TensorStream<TensorView>& stream, uint64_t begin, uint64_t count);
   /// Memory for bytes [begin, begin + count) of a stream, which stays as it is until Unpack.
-  ByteTarget Target(const PieceStream<TensorTarget>& stream, uint64_t begin, uint64_t count);
+  ByteTarget Target(const TensorStream<TensorTarget>& stream, uint64_t begin, uint64_t count);
   /// Buffers hold what they are to send.
   Result<void> Packed() const;
   /// Brings what buffers have received to where it belongs.
@@ -75,7 +75,7 @@ class RoundMover {
 
  private:
   struct Staged {
-    const PieceStream<TensorTarget>* stream = nullptr;
+    const TensorStream<TensorTarget>* stream = nullptr;
     uint64_t begin = 0;
     ByteTarget bytes;
     int device = kHostDevice;
@@ -86,8 +86,8 @@ class RoundMover {
   int BufferDevice(int device) const { return Takes(device) ? device : kHostDevice; }
 
   int communicator_device_ = kHostDevice;
-  RoundBuffer buffer_;  // freed behind the lanes, whose work reads and writes it
-  DeviceLanes lanes_;
+  RoundBuffer buffer_;  // freed behind the queues, whose work reads and writes it
+  DeviceQueues queues_;
   std::vector<Staged> staged_;
 };
 

@@ -52,9 +52,9 @@ class Socket {
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
-std::string UrlOf(const Place& place) { return fmt::format("tcp://{}:{}", place.host, place.port); }
+std::string UrlOf(const Endpoint& place) { return fmt::format("tcp://{}:{}", place.host, place.port); }
 
-Result<AddressList> Resolve(const Place& place) {
+Result<AddressList> Resolve(const Endpoint& place) {
   const addrinfo hints{.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
   addrinfo* found = nullptr;
   const int failed = ::getaddrinfo(place.host.c_str(), place.port.c_str(), &hints, &found);
@@ -75,11 +75,11 @@ Result<std::string> InDigits(const sockaddr* address, socklen_t length) {
   return std::string(name);
 }
 
-Error Failed(const char* what, const Place& place, int error_number) {
+Error Failed(const char* what, const Endpoint& place, int error_number) {
   return SystemError(error_number, fmt::format("rendezvous {}: {}", UrlOf(place), what));
 }
 
-Result<Socket> Listen(const Place& place) {
+Result<Socket> Listen(const Endpoint& place) {
   CAIRN_TRY_ASSIGN(const AddressList addresses, Resolve(place));
   int failed = 0;
   for (const addrinfo* address = addresses.get(); address; address = address->ai_next) {
@@ -147,7 +147,7 @@ int PollLimit(std::chrono::milliseconds time) {
 /// Rank 0's side.
 class Meeting {
  public:
-  Meeting(const Place& place, const Party& party, const std::vector<std::string>& pieces,
+  Meeting(const Endpoint& place, const Party& party, const std::vector<std::string>& pieces,
           Deadline deadline)
       : place_(place), party_(party), deadline_(deadline) {
     hellos_.resize(static_cast<size_t>(party.world_size));
@@ -276,7 +276,7 @@ class Meeting {
                                                       MissingRanks(present_), hellos_.size())
                                         : fmt::format("ranks that did not come in time: {} of {}",
                                                       MissingRanks(has_come_), hellos_.size());
-    const std::string last_words = EncodeReason(RendezvousRecord::Kind::kGiveUp, party_, reason);
+    const std::string last_words = EncodeReason(RendezvousRecord::Kind::kTimedOut, party_, reason);
     for (Connection& connection : connections_) {
       // The time is over: what the socket does not take at once is not sent.
       size_t sent = 0;
@@ -325,7 +325,7 @@ class Meeting {
     return pieces;
   }
 
-  const Place& place_;
+  const Endpoint& place_;
   const Party& party_;
   const Deadline deadline_;
   Socket listener_;
@@ -385,7 +385,7 @@ Result<std::optional<RendezvousRecord>> TryToJoin(const addrinfo* addresses,
 }
 
 /// What rank 0's words mean for this rank.
-Result<std::vector<std::string>> Outcome(const Place& place, const Party& party,
+Result<std::vector<std::string>> Outcome(const Endpoint& place, const Party& party,
                                          RendezvousRecord record) {
   const bool is_answer = record.kind == RendezvousRecord::Kind::kAnswer;
   if (is_answer && record.pieces.size() == static_cast<size_t>(party.world_size)) {
@@ -393,7 +393,7 @@ Result<std::vector<std::string>> Outcome(const Place& place, const Party& party,
   }
   const std::string reason =
       !is_answer && record.pieces.size() == 1 ? record.pieces[0] : "it makes no sense";
-  if (record.kind == RendezvousRecord::Kind::kGiveUp) {
+  if (record.kind == RendezvousRecord::Kind::kTimedOut) {
     return Fail(ErrorCode::kUnavailable,
                 fmt::format("rendezvous {}: rank 0 gave up: {}", UrlOf(place), reason));
   }
@@ -404,13 +404,13 @@ Result<std::vector<std::string>> Outcome(const Place& place, const Party& party,
 
 }  // namespace
 
-Result<std::vector<std::string>> ServeTcpMeeting(const Place& place, const Party& party,
+Result<std::vector<std::string>> ServeTcpMeeting(const Endpoint& place, const Party& party,
                                                  const std::vector<std::string>& pieces,
                                                  Deadline deadline) {
   return Meeting(place, party, pieces, deadline).Run();
 }
 
-Result<std::vector<std::string>> JoinTcpMeeting(const Place& place, const Party& party,
+Result<std::vector<std::string>> JoinTcpMeeting(const Endpoint& place, const Party& party,
                                                 const std::vector<std::string>& pieces,
                                                 Deadline deadline) {
   CAIRN_TRY_ASSIGN(const AddressList addresses, Resolve(place));
@@ -432,7 +432,7 @@ Result<std::vector<std::string>> JoinTcpMeeting(const Place& place, const Party&
   }
 }
 
-Result<std::string> LocalAddressTowards(const Place& place) {
+Result<std::string> LocalAddressTowards(const Endpoint& place) {
   CAIRN_TRY_ASSIGN(const AddressList addresses, Resolve(place));
   int failed = 0;
   for (const addrinfo* address = addresses.get(); address; address = address->ai_next) {

@@ -14,7 +14,7 @@ class BaseCursor {
   explicit BaseCursor(const SavedChunks* base) : base_(base) {}
 
   /// The same piece on the same grid, or null.
-  const SavedChunks::Piece* Find(const TensorInfo& tensor, const PlannedPiece& piece) {
+  const SavedChunks::Piece* Find(const TensorInfo& tensor, const PlannedShard& piece) {
     if (base_ == nullptr) return nullptr;
     while (next_ < base_->pieces.size() && base_->pieces[next_].fqn < tensor.fqn) ++next_;
     for (size_t i = next_; i < base_->pieces.size() && base_->pieces[i].fqn == tensor.fqn; ++i) {

@@ -1,10 +1,10 @@
-// Digests, copies and snapshots of a plan's pieces in device memory, by one lane a device.
+// Digests, copies and snapshots of a plan's pieces in device memory, by one queue a device.
 
 #include "core/save/internal/device_save.h"
 
 #include <algorithm>
 
-#include "core/device/internal/device_lanes.h"
+#include "core/device/internal/device_queues.h"
 #include "core/device/internal/pinned_blocks.h"
 #include "core/save/internal/base_cursor.h"
 #include "core/save/internal/saved_chunks.h"
@@ -19,7 +19,7 @@ constexpr uint64_t kSpareBytes = 512 << 20;
 
 uint64_t RoundUp(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
-bool HasChange(const PlannedPiece& piece) {
+bool HasChange(const PlannedShard& piece) {
   return std::ranges::any_of(piece.unchanged, [](const auto& digest) { return !digest; });
 }
 
@@ -49,19 +49,19 @@ Result<void> StagedPoint::Await() const {
   return {};
 }
 
-Result<void> StagedPoint::HoldBack(const DeviceStream& stream) const {
+Result<void> StagedPoint::MakeStreamWait(const DeviceStream& stream) const {
   {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return set_; });
   }
   for (const auto& [device, fence] : fences_) {
-    if (device == stream.device) CAIRN_TRY(fence->HoldBack(stream.stream));
+    if (device == stream.device) CAIRN_TRY(fence->MakeStreamWait(stream.stream));
   }
   return {};
 }
 
 bool DeviceSave::IsNeeded(const SavePlan& plan) {
-  return std::ranges::any_of(plan.pieces, &PlannedPiece::on_device);
+  return std::ranges::any_of(plan.pieces, &PlannedShard::on_device);
 }
 
 Result<std::unique_ptr<DeviceSave>> DeviceSave::Begin(const SavePlan& plan,
@@ -79,26 +79,26 @@ Result<void> DeviceSave::GoOn(const SavePlan& plan, std::span<const DeviceStream
   digested_ = false;
   sources_are_ready_ = false;
   compared_.reset();
-  leaves_.clear();
+  page_digests_.clear();
   return FollowFor(plan, streams);
 }
 
 Result<void> DeviceSave::FollowFor(const SavePlan& plan, std::span<const DeviceStream> streams) {
   std::set<int> devices;
-  for (const PlannedPiece& piece : plan.pieces) {
+  for (const PlannedShard& piece : plan.pieces) {
     if (!piece.on_device()) continue;
     devices.insert(piece.source.device);
     payload_bytes_ += piece.end_bytes() - piece.begin_bytes();
   }
   streams_.clear();
   for (const int device : devices) {
-    if (!lanes_.contains(device)) {
-      CAIRN_TRY_ASSIGN(std::shared_ptr<DeviceLane> lane, backend_->OpenLane(device));
-      lane->JoinHostRuns(true);  // blocks begin on 2 MiB
-      lanes_.emplace(device, std::move(lane));
+    if (!queues_.contains(device)) {
+      CAIRN_TRY_ASSIGN(std::shared_ptr<DeviceQueue> queue, backend_->OpenQueue(device));
+      queue->JoinHostRuns(true);  // blocks begin on 2 MiB
+      queues_.emplace(device, std::move(queue));
     }
     CAIRN_TRY_ASSIGN(const std::vector<DeviceStream> followed,
-                     FollowStreams(*lanes_.at(device), streams));
+                     WaitForStreams(*queues_.at(device), streams));
     streams_.insert(streams_.end(), followed.begin(), followed.end());
   }
   return {};
@@ -106,12 +106,12 @@ Result<void> DeviceSave::FollowFor(const SavePlan& plan, std::span<const DeviceS
 
 DeviceSave::~DeviceSave() {
   transfers_.reset();
-  lanes_.clear();  // waits: until then the tensors may still be read
+  queues_.clear();  // waits: until then the tensors may still be read
   staged_point_->Set({});
 }
 
 Result<void> DeviceSave::Digest(SavePlan& plan, const SavedChunks* base) {
-  for (const auto& [device, lane] : lanes_) CAIRN_TRY(DigestOn(device, plan, base));
+  for (const auto& [device, queue] : queues_) CAIRN_TRY(DigestOn(device, plan, base));
   digested_ = true;
   if (base != nullptr) compared_ = base->step;
   return {};
@@ -119,48 +119,48 @@ Result<void> DeviceSave::Digest(SavePlan& plan, const SavedChunks* base) {
 
 Result<void> DeviceSave::DigestOn(int device, SavePlan& plan, const SavedChunks* base) {
   // The digests that are compared with are those of the same device.
-  const DeviceLeaves* base_leaves = nullptr;
+  const DevicePageDigests* base_page_digests = nullptr;
   if (base != nullptr) {
-    const auto found = base->leaves.find(device);
-    if (found != base->leaves.end()) base_leaves = found->second.get();
+    const auto found = base->page_digests.find(device);
+    if (found != base->page_digests.end()) base_page_digests = found->second.get();
   }
   BaseCursor cursor(base);
   std::vector<DigestJob> jobs;
   std::vector<const SavedChunks::Piece*> bases;  // by piece on the device
   uint64_t page = 0;
-  for (PlannedPiece& piece : plan.pieces) {
+  for (PlannedShard& piece : plan.pieces) {
     const SavedChunks::Piece* found = cursor.Find(plan.tensors[piece.tensor], piece);
     if (piece.source.device != device) continue;
-    if (base_leaves == nullptr || (found != nullptr && found->device != device)) found = nullptr;
+    if (base_page_digests == nullptr || (found != nullptr && found->device != device)) found = nullptr;
     bases.push_back(found);
-    piece.first_leaf = page;
+    piece.first_page_digest = page;
     for (uint64_t chunk = piece.first_chunk; chunk < piece.end_chunk; ++chunk) {
       const uint64_t length_bytes = piece.grid.length_bytes(chunk);
       DigestJob job{.source = piece.source,
                     .begin_bytes = piece.grid.offset_bytes(chunk) - piece.skipped_bytes,
                     .length_bytes = length_bytes};
-      if (found != nullptr) job.base_page = found->first_leaf + (page - piece.first_leaf);
+      if (found != nullptr) job.base_page = found->first_page_digest + (page - piece.first_page_digest);
       jobs.push_back(std::move(job));
       page += kv::PageCount(length_bytes);
     }
   }
   if (jobs.empty()) return {};  // a device of an earlier plan
-  DeviceLane& lane = *lanes_.at(device);
-  CAIRN_TRY_ASSIGN(const DeviceLane::Digests digests, lane.Digest(jobs, base_leaves));
+  DeviceQueue& queue = *queues_.at(device);
+  CAIRN_TRY_ASSIGN(const DeviceQueue::Digests digests, queue.Digest(jobs, base_page_digests));
 
   // Of changed chunks the digests are wanted here.
-  std::vector<DeviceLane::PageRange> ranges;
-  std::vector<PlannedPiece::ChunkPages*> wanted;
+  std::vector<DeviceQueue::PageRange> ranges;
+  std::vector<PlannedShard::ChunkPages*> wanted;
   auto found = bases.begin();
-  for (PlannedPiece& piece : plan.pieces) {
+  for (PlannedShard& piece : plan.pieces) {
     if (piece.source.device != device) continue;
     const SavedChunks::Piece* const piece_base = *found++;
     piece.unchanged.resize(piece.chunk_count());
     piece.pages.resize(piece.chunk_count());
-    uint64_t first = piece.first_leaf;
+    uint64_t first = piece.first_page_digest;
     for (uint64_t chunk = 0; chunk < piece.chunk_count(); ++chunk) {
       const uint64_t count = kv::PageCount(piece.grid.length_bytes(piece.first_chunk + chunk));
-      PlannedPiece::ChunkPages& pages = piece.pages[chunk];
+      PlannedShard::ChunkPages& pages = piece.pages[chunk];
       if (piece_base != nullptr) {
         for (uint64_t i = 0; i < count; ++i) pages.changed.push_back(digests.IsChanged(first + i));
       }
@@ -174,20 +174,20 @@ Result<void> DeviceSave::DigestOn(int device, SavePlan& plan, const SavedChunks*
       first += count;
     }
   }
-  CAIRN_TRY_ASSIGN(const std::vector<uint64_t> leaves, lane.FetchLeaves(*digests.leaves, ranges));
-  auto at = leaves.begin();
+  CAIRN_TRY_ASSIGN(const std::vector<uint64_t> page_digests, queue.FetchPageDigests(*digests.page_digests, ranges));
+  auto at = page_digests.begin();
   for (size_t i = 0; i < ranges.size(); ++i) {
     const auto end = at + static_cast<ptrdiff_t>(ranges[i].count);
-    wanted[i]->leaves.assign(at, end);
+    wanted[i]->page_digests.assign(at, end);
     at = end;
   }
-  leaves_[device] = digests.leaves;
+  page_digests_[device] = digests.page_digests;
   return {};
 }
 
 Result<bool> DeviceSave::TakeSnapshot(SavePlan& plan) {
   std::map<int, uint64_t> bytes;
-  for (const PlannedPiece& piece : plan.pieces) {
+  for (const PlannedShard& piece : plan.pieces) {
     if (!piece.on_device() || !HasChange(piece)) continue;
     bytes[piece.source.device] +=
         RoundUp(piece.end_bytes() - piece.begin_bytes(), kSnapshotAlignment);
@@ -207,12 +207,12 @@ Result<bool> DeviceSave::TakeSnapshot(SavePlan& plan) {
     snapshots_[device] = std::move(*memory);
   }
   std::map<int, uint64_t> used;
-  for (PlannedPiece& piece : plan.pieces) {
+  for (PlannedShard& piece : plan.pieces) {
     if (!piece.on_device() || !HasChange(piece)) continue;
     const int device = piece.source.device;
     std::byte* const target = snapshots_.at(device)->data() + used[device];
     const uint64_t length_bytes = piece.end_bytes() - piece.begin_bytes();
-    CAIRN_TRY(lanes_.at(device)->Pack(piece.source, piece.begin_bytes() - piece.skipped_bytes,
+    CAIRN_TRY(queues_.at(device)->Pack(piece.source, piece.begin_bytes() - piece.skipped_bytes,
                                       length_bytes, target));
     used[device] += RoundUp(length_bytes, kSnapshotAlignment);
     piece.source.data = target;
@@ -220,21 +220,21 @@ Result<bool> DeviceSave::TakeSnapshot(SavePlan& plan) {
     piece.skipped_bytes = piece.begin_bytes();
   }
   std::vector<std::pair<int, std::shared_ptr<const DeviceFence>>> fences;
-  for (const auto& [device, lane] : lanes_) {
-    CAIRN_TRY_ASSIGN(auto fence, lane->Fence());
+  for (const auto& [device, queue] : queues_) {
+    CAIRN_TRY_ASSIGN(auto fence, queue->Fence());
     fences.emplace_back(device, std::move(fence));
   }
   staged_point_->Set(std::move(fences));
-  for (const DeviceStream& stream : streams_) CAIRN_TRY(staged_point_->HoldBack(stream));
+  for (const DeviceStream& stream : streams_) CAIRN_TRY(staged_point_->MakeStreamWait(stream));
   return true;
 }
 
 Result<void> DeviceSave::Start(const TensorView& source, uint64_t begin_bytes,
                                std::span<std::byte> target) {
-  last_lane_ = lanes_.at(source.device).get();
-  used_lanes_.insert(last_lane_);
+  last_queue_ = queues_.at(source.device).get();
+  used_queues_.insert(last_queue_);
   brought_bytes_ += target.size();
-  return last_lane_->CopyOut(source, begin_bytes, target);
+  return last_queue_->CopyOut(source, begin_bytes, target);
 }
 
 Result<bool> DeviceSave::StartWrite(const TensorView& source, uint64_t begin_bytes,
@@ -242,9 +242,9 @@ Result<bool> DeviceSave::StartWrite(const TensorView& source, uint64_t begin_byt
   if (!IsContiguous(source.shape, source.strides)) return false;
   if (!sources_are_ready_) {
     // Follows the caller's streams and, with a snapshot, is behind its copies.
-    for (const auto& [device, lane] : lanes_) {
-      CAIRN_TRY_ASSIGN(const DeviceLane::Mark mark, lane->Flush());
-      CAIRN_TRY(lane->Await(mark));
+    for (const auto& [device, queue] : queues_) {
+      CAIRN_TRY_ASSIGN(const DeviceQueue::Mark mark, queue->Flush());
+      CAIRN_TRY(queue->Await(mark));
     }
     sources_are_ready_ = true;
   }
@@ -263,18 +263,18 @@ Result<void> DeviceSave::AwaitFile(int fd) { return transfers_->Await(fd); }
 void DeviceSave::CloseFile(int fd) { transfers_->Close(fd); }
 
 Result<void> DeviceSave::Zero(std::span<std::byte> target) {
-  CAIRN_CHECK(last_lane_ != nullptr);
-  used_lanes_.insert(last_lane_);
-  return last_lane_->ZeroOut(target);
+  CAIRN_CHECK(last_queue_ != nullptr);
+  used_queues_.insert(last_queue_);
+  return last_queue_->ZeroOut(target);
 }
 
 Result<uint64_t> DeviceSave::Seal() {
-  std::vector<std::pair<DeviceLane*, DeviceLane::Mark>> marks;
-  for (DeviceLane* const lane : used_lanes_) {
-    CAIRN_TRY_ASSIGN(const DeviceLane::Mark mark, lane->Flush());
-    marks.emplace_back(lane, mark);
+  std::vector<std::pair<DeviceQueue*, DeviceQueue::Mark>> marks;
+  for (DeviceQueue* const queue : used_queues_) {
+    CAIRN_TRY_ASSIGN(const DeviceQueue::Mark mark, queue->Flush());
+    marks.emplace_back(queue, mark);
   }
-  used_lanes_.clear();
+  used_queues_.clear();
   const std::lock_guard lock(marks_mutex_);
   marks_.emplace(next_mark_, std::move(marks));
   return next_mark_++;
@@ -284,8 +284,8 @@ Result<bool> DeviceSave::Arrived(uint64_t mark) {
   const std::lock_guard lock(marks_mutex_);
   const auto found = marks_.find(mark);
   if (found == marks_.end()) return true;
-  for (const auto& [lane, lane_mark] : found->second) {
-    CAIRN_TRY_ASSIGN(const bool passed, lane->Passed(lane_mark));
+  for (const auto& [queue, queue_mark] : found->second) {
+    CAIRN_TRY_ASSIGN(const bool passed, queue->Passed(queue_mark));
     if (!passed) return false;
   }
   marks_.erase(found);
@@ -293,14 +293,14 @@ Result<bool> DeviceSave::Arrived(uint64_t mark) {
 }
 
 Result<void> DeviceSave::Await(uint64_t mark) {
-  std::vector<std::pair<DeviceLane*, DeviceLane::Mark>> marks;
+  std::vector<std::pair<DeviceQueue*, DeviceQueue::Mark>> marks;
   {
     const std::lock_guard lock(marks_mutex_);
     const auto found = marks_.find(mark);
     if (found == marks_.end()) return {};
     marks = found->second;
   }
-  for (const auto& [lane, lane_mark] : marks) CAIRN_TRY(lane->Await(lane_mark));
+  for (const auto& [queue, queue_mark] : marks) CAIRN_TRY(queue->Await(queue_mark));
   const std::lock_guard lock(marks_mutex_);
   marks_.erase(mark);
   return {};
@@ -309,8 +309,8 @@ Result<void> DeviceSave::Await(uint64_t mark) {
 Result<void> DeviceSave::Staged() {
   if (staged_point_->is_set()) return {};  // by the snapshot
   std::vector<std::pair<int, std::shared_ptr<const DeviceFence>>> fences;
-  for (const auto& [device, lane] : lanes_) {
-    CAIRN_TRY_ASSIGN(auto fence, lane->Fence());
+  for (const auto& [device, queue] : queues_) {
+    CAIRN_TRY_ASSIGN(auto fence, queue->Fence());
     fences.emplace_back(device, std::move(fence));
   }
   staged_point_->Set(std::move(fences));
@@ -318,7 +318,7 @@ Result<void> DeviceSave::Staged() {
 }
 
 void DeviceSave::Stop() {
-  for (const auto& [device, lane] : lanes_) lane->Reset();
+  for (const auto& [device, queue] : queues_) queue->Reset();
 }
 
 DeviceSave::Reservation DeviceSave::reservation() const {

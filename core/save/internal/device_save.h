@@ -2,7 +2,7 @@
 /// What a save does with tensors in device memory: digests there, copies of what changed into the
 /// writer's blocks, and the points that the caller may wait for.
 ///
-/// 1. Begin() opens a lane to each device, behind the work that the caller's streams hold.
+/// 1. Begin() opens a queue to each device, behind the work that the caller's streams hold.
 /// 2. Digest() digests all chunks where they are, compares with the digests that the save before
 ///    left on the device, and brings those of changed chunks to the host.
 /// 3. The writer asks for the bytes of changed pages with Start(), block by block; they cross the
@@ -43,14 +43,14 @@ class StagedPoint {
   Result<void> Await() const;
   /// Waits until all copies are enqueued; then `stream` waits for those of its device, not the
   /// host.
-  Result<void> HoldBack(const DeviceStream& stream) const;
+  Result<void> MakeStreamWait(const DeviceStream& stream) const;
   bool is_set() const;
 
  private:
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   bool set_ = false;  // guarded by mutex_
-  // Guarded by mutex_ until set_, then immutable; shared with the lanes' makers.
+  // Guarded by mutex_ until set_, then immutable; shared with the queues' makers.
   std::vector<std::pair<int, std::shared_ptr<const DeviceFence>>> fences_;
 };
 
@@ -69,7 +69,7 @@ class DeviceSave final : public kv::BlockFiller {
   /// into its blocks.
   Result<void> GoOn(const SavePlan& plan, std::span<const DeviceStream> streams);
 
-  /// Fills the digests (PlannedPiece::leaves, changed, unchanged) of the pieces in device memory.
+  /// Fills the digests (PlannedShard::leaves, changed, unchanged) of the pieces in device memory.
   /// `base`, if given, is what the save before wrote and the step that will be the base.
   Result<void> Digest(SavePlan& plan, const SavedChunks* base);
   bool is_digested() const { return digested_; }
@@ -124,37 +124,37 @@ class DeviceSave final : public kv::BlockFiller {
   Reservation reservation() const;
 
   /// Digests on the devices, for the save after this.
-  std::map<int, std::shared_ptr<const DeviceLeaves>> TakeLeaves() { return std::move(leaves_); }
+  std::map<int, std::shared_ptr<const DevicePageDigests>> TakePageDigests() { return std::move(page_digests_); }
 
  private:
   DeviceSave() = default;
-  /// Opens what lanes are missing, and lets those of the plan's devices follow the streams.
+  /// Opens what queues are missing, and lets those of the plan's devices follow the streams.
   Result<void> FollowFor(const SavePlan& plan, std::span<const DeviceStream> streams);
   Result<void> DigestOn(int device, SavePlan& plan, const SavedChunks* base);
 
   DeviceBackend* backend_ = nullptr;  // of the process
-  // Freed behind the lanes, whose work reads them.
+  // Freed behind the queues, whose work reads them.
   std::map<int, std::unique_ptr<DeviceMemory>> snapshots_;
-  std::map<int, std::shared_ptr<DeviceLane>> lanes_;  // shared for their deleter
-  std::set<DeviceLane*> used_lanes_;                  // since the last Seal
-  DeviceLane* last_lane_ = nullptr;                   // that brought the part before
+  std::map<int, std::shared_ptr<DeviceQueue>> queues_;  // shared for their deleter
+  std::set<DeviceQueue*> used_queues_;                  // since the last Seal
+  DeviceQueue* last_queue_ = nullptr;                   // that brought the part before
   std::shared_ptr<kv::BlockPool> blocks_;             // the process's
   bool digested_ = false;
   std::optional<kv::StepInfo> compared_;
   uint64_t payload_bytes_ = 0;  // of all plans, on devices
   uint64_t brought_bytes_ = 0;
   uint64_t direct_bytes_ = 0;
-  // Nothing unless devices may write files. Ends before the lanes and snapshots.
+  // Nothing unless devices may write files. Ends before the queues and snapshots.
   std::optional<DeviceTransfers> transfers_;
-  bool sources_are_ready_ = false;  // the lanes have done what was enqueued before the first write
-  std::map<int, std::shared_ptr<const DeviceLeaves>> leaves_;  // shared with the save after
+  bool sources_are_ready_ = false;  // the queues have done what was enqueued before the first write
+  std::map<int, std::shared_ptr<const DevicePageDigests>> page_digests_;  // shared with the save after
   std::vector<DeviceStream> streams_;                          // one at least for each device
   std::shared_ptr<StagedPoint> staged_point_ = std::make_shared<StagedPoint>();
 
   std::mutex marks_mutex_;
   uint64_t next_mark_ = 1;  // guarded by marks_mutex_
-  // Guarded by marks_mutex_: what each mark of ours means on the lanes.
-  std::map<uint64_t, std::vector<std::pair<DeviceLane*, DeviceLane::Mark>>> marks_;
+  // Guarded by marks_mutex_: what each mark of ours means on the queues.
+  std::map<uint64_t, std::vector<std::pair<DeviceQueue*, DeviceQueue::Mark>>> marks_;
 };
 
 }  // namespace cairn::core::internal

@@ -43,7 +43,7 @@ Result<void> RankMerge::AddOwn(const SavePlan& plan) {
   if (tensors_.size() - first != plan.tensors.size()) {
     return Fail(ErrorCode::kInvalidArgument, "two portions of a step have a tensor in common");
   }
-  for (const PlannedPiece& piece : plan.pieces) {
+  for (const PlannedShard& piece : plan.pieces) {
     Tensor& tensor = tensors_[first + piece.tensor];
     for (uint64_t i = piece.first_chunk; i < piece.end_chunk; ++i) {
       tensor.boxes.Add(piece.grid.chunk(i));

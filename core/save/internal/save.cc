@@ -23,11 +23,11 @@
 
 #include "core/base/internal/progress_meter.h"
 #include "core/save/internal/device_save.h"
-#include "core/save/internal/page_runs.h"
+#include "core/save/internal/page_ranges.h"
 #include "core/save/internal/rank_merge.h"
 #include "core/step/contents.h"
 #include "core/step/internal/records.h"
-#include "core/step/internal/stored_leaves.h"
+#include "core/step/internal/stored_page_digests.h"
 #include "core/tensor/strided_copy.h"
 #include "kv/key.h"
 #include "kv/step_info.h"
@@ -53,18 +53,18 @@ struct WorkItem {
   uint64_t length_bytes = 0;
   kv::StepWriter::Placement placement = kv::StepWriter::Placement::kFollow;
   std::optional<ChunkInfo> base;
-  std::vector<uint64_t> leaves;  // of candidates
+  std::vector<uint64_t> page_digests;  // of candidates
   kv::Digest digest;
   bool bytes_at_hand = true;  // false: the digest is known and must be the base's
   /// Of tensors in device memory: pages that are known to differ from the base's; null: not known.
   const std::vector<bool>* changed_pages = nullptr;
-  std::optional<PageRuns> runs;  // pages to write, if not all
+  std::optional<PageRanges> runs;  // pages to write, if not all
 
   bool is_candidate() const { return base && bytes_at_hand; }
   bool is_unchanged() const { return base && base->digest == digest; }
 
   bool on_device() const { return source->device != kHostDevice; }
-  bool is_digested() const { return !leaves.empty() || !bytes_at_hand; }
+  bool is_digested() const { return !page_digests.empty() || !bytes_at_hand; }
 
   /// The payload, if it lies in one piece of host memory; else nothing.
   std::span<const std::byte> memory() const {
@@ -116,7 +116,7 @@ class ItemSource {
     const size_t first = piece_;
     const size_t tensor = plan_.pieces[first].tensor;
     for (; piece_ < plan_.pieces.size() && plan_.pieces[piece_].tensor == tensor; ++piece_) {
-      const PlannedPiece& piece = plan_.pieces[piece_];
+      const PlannedShard& piece = plan_.pieces[piece_];
       for (uint64_t i = piece.first_chunk; i < piece.end_chunk; ++i) chunks_.push_back({piece_, i});
     }
     if (piece_ - first == 1) return;
@@ -128,7 +128,7 @@ class ItemSource {
 
   WorkItem Make() const {
     const auto [piece_index, chunk] = chunks_[at_];
-    const PlannedPiece& piece = plan_.pieces[piece_index];
+    const PlannedShard& piece = plan_.pieces[piece_index];
     const TensorInfo& tensor = plan_.tensors[piece.tensor];
     Box box = piece.grid.chunk(chunk);
     WorkItem item{.piece = piece_index,
@@ -143,8 +143,8 @@ class ItemSource {
       item.digest = *piece.unchanged[i];
       item.bytes_at_hand = false;
     } else if (!piece.pages.empty()) {
-      item.leaves = piece.pages[i].leaves;
-      item.digest = kv::RootDigest(item.leaves, item.length_bytes);
+      item.page_digests = piece.pages[i].page_digests;
+      item.digest = kv::RootDigest(item.page_digests, item.length_bytes);
       if (!piece.pages[i].changed.empty()) item.changed_pages = &piece.pages[i].changed;
     }
     if (chunk == piece.first_chunk) {
@@ -185,13 +185,13 @@ class ItemWriter {
     filling_.bytes += item.length_bytes;
     filling_.items.push_back(std::move(item));
     if (filling_.bytes < kWindowBytes && filling_.items.size() < kWindowChunks) return {};
-    return Turn();
+    return FlushWindow();
   }
 
   /// Writes what is left: the last windows, and records of tensors without chunks.
   Result<void> Finish() {
-    CAIRN_TRY(Turn());
-    CAIRN_TRY(Turn());
+    CAIRN_TRY(FlushWindow());
+    CAIRN_TRY(FlushWindow());
     return AddTensorRecords(plan_.tensors.size());
   }
 
@@ -205,7 +205,7 @@ class ItemWriter {
   };
 
   // The filled window's candidates begin to be digested while the one before it is written.
-  Result<void> Turn() {
+  Result<void> FlushWindow() {
     pool_.Finish();
     Window ready = std::exchange(digested_, std::exchange(filling_, {}));
     candidates_.clear();
@@ -224,11 +224,11 @@ class ItemWriter {
 
   static void DigestItem(WorkItem& item, std::span<std::byte> scratch) {
     const uint64_t pages = kv::PageCount(item.length_bytes);
-    item.leaves.reserve(pages);
+    item.page_digests.reserve(pages);
     for (uint64_t page = 0; page < pages; ++page) {
-      item.leaves.push_back(kv::LeafDigest(PageOf(item, page, scratch)));
+      item.page_digests.push_back(kv::PageDigest(PageOf(item, page, scratch)));
     }
-    item.digest = kv::RootDigest(item.leaves, item.length_bytes);
+    item.digest = kv::RootDigest(item.page_digests, item.length_bytes);
   }
 
   // Finds out which pages of the changed chunks are to be written.
@@ -238,7 +238,7 @@ class ItemWriter {
     for (WorkItem& item : window.items) {
       if (!item.is_candidate() || item.is_unchanged()) continue;
       if (item.changed_pages != nullptr) {
-        item.runs = PlanPageRuns(*item.changed_pages, item.base->extents);
+        item.runs = PlanPageRanges(*item.changed_pages, item.base->extents);
         continue;
       }
       if (!IsWorthProbing(item)) continue;
@@ -246,11 +246,11 @@ class ItemWriter {
       bases.push_back(&*item.base);
     }
     if (probed.empty()) return;
-    const auto leaves = ReadStoredLeaves(*base_, bases);
+    const auto page_digests = ReadStoredPageDigests(*base_, bases);
     for (size_t i = 0; i < probed.size(); ++i) {
       WorkItem& item = *probed[i];
-      if (!leaves[i].empty()) {
-        item.runs = PlanPageRuns(ChangedPages(item.leaves, leaves[i]), item.base->extents);
+      if (!page_digests[i].empty()) {
+        item.runs = PlanPageRanges(ChangedPages(item.page_digests, page_digests[i]), item.base->extents);
       }
       changed_all_over_ = item.runs ? std::nullopt : std::optional(item.tensor);
     }
@@ -258,7 +258,7 @@ class ItemWriter {
 
   // Chunks of one page have nothing to keep.
   bool IsWorthProbing(const WorkItem& item) {
-    if (item.leaves.size() < 2) return false;
+    if (item.page_digests.size() < 2) return false;
     if (changed_all_over_ != item.tensor) {
       unprobed_ = 0;
       return true;
@@ -281,7 +281,7 @@ class ItemWriter {
       ++chunks_reused_;
       CAIRN_TRY(writer_.AddChunk(item.key, item.sizes, item.base->extents, item.base->digest,
                                  item.base->since_step, /*reused=*/true));
-      Remember(item, item.digest, /*reused=*/true);
+      Record(item, item.digest, /*reused=*/true);
       return progress_.Add(item.length_bytes);
     }
     if (!item.bytes_at_hand) {
@@ -294,7 +294,7 @@ class ItemWriter {
     CAIRN_TRY_ASSIGN(const Stored stored, Append(item));
     CAIRN_TRY(writer_.AddChunk(item.key, item.sizes, stored.extents, stored.digest, step_,
                                /*reused=*/false));
-    Remember(item, stored.digest, /*reused=*/false);
+    Record(item, stored.digest, /*reused=*/false);
     return progress_.Add(item.length_bytes);
   }
 
@@ -310,13 +310,13 @@ class ItemWriter {
     };
     if (item.runs) {
       CAIRN_TRY_ASSIGN(const std::vector<kv::Extent> appended,
-                       writer_.AppendRuns(item.length_bytes, item.runs->written, pages, item.leaves,
+                       writer_.AppendRuns(item.length_bytes, item.runs->written, pages, item.page_digests,
                                           item.memory()));
       return Stored{.extents = item.runs->Join(appended), .digest = item.digest};
     }
     CAIRN_TRY_ASSIGN(
         const kv::StepWriter::Appended appended,
-        writer_.Append(item.length_bytes, item.placement, pages, item.leaves, item.memory()));
+        writer_.Append(item.length_bytes, item.placement, pages, item.page_digests, item.memory()));
     return Stored{.extents = appended.extent, .digest = appended.digest};
   }
 
@@ -334,15 +334,15 @@ class ItemWriter {
     if (item.runs) {
       CAIRN_TRY_ASSIGN(
           const std::vector<kv::Extent> appended,
-          writer_.AppendRunsFilled(item.length_bytes, item.runs->written, item.leaves, fill));
+          writer_.AppendRunsFilled(item.length_bytes, item.runs->written, item.page_digests, fill));
       return Stored{.extents = item.runs->Join(appended), .digest = item.digest};
     }
     CAIRN_TRY_ASSIGN(const kv::StepWriter::Appended appended,
-                     writer_.AppendFilled(item.length_bytes, item.placement, item.leaves, fill));
+                     writer_.AppendFilled(item.length_bytes, item.placement, item.page_digests, fill));
     return Stored{.extents = appended.extent, .digest = appended.digest};
   }
 
-  void Remember(const WorkItem& item, const kv::Digest& digest, bool reused) {
+  void Record(const WorkItem& item, const kv::Digest& digest, bool reused) {
     if (saved_ != nullptr) saved_->pieces[item.piece].chunks.push_back({digest, reused});
   }
 
@@ -408,14 +408,14 @@ Result<void> MergeWithBase(const kv::Snapshot& base, const kv::StepInfo& base_st
 std::vector<SavedChunks::Piece> PiecesToRemember(const SavePlan& plan) {
   std::vector<SavedChunks::Piece> pieces;
   pieces.reserve(plan.pieces.size());
-  for (const PlannedPiece& piece : plan.pieces) {
+  for (const PlannedShard& piece : plan.pieces) {
     const TensorInfo& tensor = plan.tensors[piece.tensor];
     pieces.push_back({.fqn = tensor.fqn,
                       .dtype = tensor.dtype,
                       .box = piece.grid.box(),
                       .first_chunk = piece.first_chunk,
                       .device = piece.source.device,
-                      .first_leaf = piece.first_leaf,
+                      .first_page_digest = piece.first_page_digest,
                       .chunks = {}});
     pieces.back().chunks.reserve(piece.chunk_count());
   }
@@ -485,17 +485,17 @@ Result<kv::StepInfo> CommitAlone(const SavePlan& plan, std::optional<uint64_t> b
                         .logical_bytes = plan.logical_bytes});
 }
 
-Result<kv::StepInfo> Finish(const SavePlan& plan, const RankPlace& place, bool wait,
+Result<kv::StepInfo> Finish(const SavePlan& plan, const RankInWorld& place, bool wait,
                             std::optional<uint64_t> base_step, kv::StepWriter& writer) {
   if (place.world_size == 1) return CommitAlone(plan, base_step, writer);
   if (place.rank == 0) return CommitAll(plan, base_step, writer);
-  CAIRN_TRY(writer.HandIn({.base_step = base_step, .logical_bytes = plan.own_bytes}));
-  return wait ? writer.AwaitOutcome() : Result<kv::StepInfo>();
+  CAIRN_TRY(writer.Prepare({.base_step = base_step, .logical_bytes = plan.own_bytes}));
+  return wait ? writer.AwaitDecision() : Result<kv::StepInfo>();
 }
 
 }  // namespace
 
-Result<std::optional<SaveRun::Base>> SaveRun::FindBase(kv::Store& store,
+Result<std::optional<SaveSession::Base>> SaveSession::FindBase(kv::Store& store,
                                                        const SaveOptions& options) {
   if (!options.incremental) return std::nullopt;
   CAIRN_TRY_ASSIGN(auto snapshot, store.Latest());
@@ -504,9 +504,9 @@ Result<std::optional<SaveRun::Base>> SaveRun::FindBase(kv::Store& store,
   return Base{std::move(snapshot), std::move(step)};
 }
 
-Result<SaveRun> SaveRun::Begin(kv::Store& store, const SaveAttempt& attempt, const RankPlace& place,
+Result<SaveSession> SaveSession::Begin(kv::Store& store, const SaveAttempt& attempt, const RankInWorld& place,
                                const SaveOptions& options) {
-  SaveRun run;
+  SaveSession run;
   run.step_ = attempt.step;
   run.place_ = place;
   run.report_.step = attempt.step;
@@ -517,19 +517,19 @@ Result<SaveRun> SaveRun::Begin(kv::Store& store, const SaveAttempt& attempt, con
                                               .world_size = place.world_size,
                                               .attempt = attempt.name,
                                               .deadline = attempt.deadline,
-                                              .outcome_deadline = attempt.outcome_deadline}));
+                                              .decision_deadline = attempt.decision_deadline}));
   return run;
 }
 
-Result<void> SaveRun::UseDevice(DeviceSave& device) {
+Result<void> SaveSession::UseDevice(DeviceSave& device) {
   device_ = &device;
   return writer_->UseFiller(device, device.blocks());
 }
 
-Result<void> SaveRun::Write(const SavePlan& plan, const SaveOptions& options, WorkerPool& pool,
+Result<void> SaveSession::Write(const SavePlan& plan, const SaveOptions& options, WorkerPool& pool,
                             SavedChunks* saved) {
   uint64_t own_chunks = 0;
-  for (const PlannedPiece& piece : plan.pieces) own_chunks += piece.chunk_count();
+  for (const PlannedShard& piece : plan.pieces) own_chunks += piece.chunk_count();
   if (place_.world_size > 1) CAIRN_TRY(AddShared(plan, *writer_));
   ProgressMeter progress(options.progress, plan.own_bytes);
   ItemSource items(plan);
@@ -547,15 +547,15 @@ Result<void> SaveRun::Write(const SavePlan& plan, const SaveOptions& options, Wo
   return {};
 }
 
-std::optional<uint64_t> SaveRun::base_step() const {
+std::optional<uint64_t> SaveSession::base_step() const {
   return base_ ? std::optional(base_->step.step) : std::nullopt;
 }
 
-bool SaveRun::IsBase(const kv::StepInfo& step) const {
+bool SaveSession::IsBase(const kv::StepInfo& step) const {
   return base_ && base_->step.generation == step.generation && base_->step.step == step.step;
 }
 
-SaveReport SaveRun::report() const {
+SaveReport SaveSession::report() const {
   SaveReport report = report_;
   report.written_bytes = writer_->written_bytes();
   if (device_ != nullptr) {
@@ -568,9 +568,9 @@ SaveReport SaveRun::report() const {
 }
 
 Result<SaveReport> RunSave(kv::Store& store, const SaveAttempt& attempt, SavePlan& plan,
-                           const RankPlace& place, const SaveOptions& options, WorkerPool& pool,
+                           const RankInWorld& place, const SaveOptions& options, WorkerPool& pool,
                            SavedChunks* saved, DeviceSave* device) {
-  CAIRN_TRY_ASSIGN(SaveRun run, SaveRun::Begin(store, attempt, place, options));
+  CAIRN_TRY_ASSIGN(SaveSession run, SaveSession::Begin(store, attempt, place, options));
   if (device != nullptr) CAIRN_TRY(run.UseDevice(*device));
   if (device != nullptr && !device->is_digested()) {
     const bool comparable =
@@ -592,7 +592,7 @@ Result<SaveReport> RunSave(kv::Store& store, const SaveAttempt& attempt, SavePla
   if (saved != nullptr) {
     remembered.step = info;
     remembered.chunk_bytes = options.chunk_bytes;
-    if (device != nullptr) remembered.leaves = device->TakeLeaves();
+    if (device != nullptr) remembered.page_digests = device->TakePageDigests();
     *saved = std::move(remembered);
   }
   report.seconds = run.report().seconds;

@@ -28,9 +28,9 @@ struct SaveAttempt {
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
   /// Until when ranks wait to hear from rank 0, which may commit until `deadline`, and longer if it
   /// has begun to.
-  std::chrono::steady_clock::time_point outcome_deadline =
+  std::chrono::steady_clock::time_point decision_deadline =
       std::chrono::steady_clock::time_point::max();
-  uint64_t turn = 0;  // SaveTurns; several ranks
+  uint64_t turn = 0;  // SaveQueue; several ranks
   bool wait = true;   // false: a rank but the first returns once its part is durable
 };
 
@@ -38,10 +38,10 @@ struct SaveAttempt {
 ///
 /// Threads: one at a time. Requires that no other save of the store runs meanwhile, and the plans'
 /// memory until the end of their Write. Destroying it before the end abandons the attempt.
-class SaveRun {
+class SaveSession {
  public:
   /// `store` and `place` as in RunSave; errors as Store::Begin.
-  static Result<SaveRun> Begin(kv::Store& store, const SaveAttempt& attempt, const RankPlace& place,
+  static Result<SaveSession> Begin(kv::Store& store, const SaveAttempt& attempt, const RankInWorld& place,
                                const SaveOptions& options);
 
   /// Before the first plan that has tensors in device memory; once. `device` must outlive the run.
@@ -56,7 +56,7 @@ class SaveRun {
                      SavedChunks* saved = nullptr);
 
   kv::StepWriter& writer() { return *writer_; }
-  const RankPlace& place() const { return place_; }
+  const RankInWorld& place() const { return place_; }
   std::optional<uint64_t> base_step() const;
   /// True if that step is the base, so that what it wrote says what has not changed since.
   bool IsBase(const kv::StepInfo& step) const;
@@ -68,12 +68,12 @@ class SaveRun {
     std::shared_ptr<const kv::Snapshot> snapshot;
     kv::StepInfo step;
   };
-  SaveRun() = default;
+  SaveSession() = default;
   static Result<std::optional<Base>> FindBase(kv::Store& store, const SaveOptions& options);
 
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   uint64_t step_ = 0;
-  RankPlace place_;
+  RankInWorld place_;
   DeviceSave* device_ = nullptr;  // outlives the run; null: host memory alone
   std::optional<Base> base_;
   std::unique_ptr<kv::StepWriter> writer_;
@@ -82,10 +82,10 @@ class SaveRun {
 
 /// Writes the plan. Requires that no other save of this store runs. `pool` digests. `saved`, if
 /// given, holds what the save before wrote, if any, and on success what this one did. Tensors in
-/// device memory are digested first, and compared with `saved` where that was the base. Errors as SaveRun. Several ranks: as StepWriter::Gather and AwaitOutcome;
+/// device memory are digested first, and compared with `saved` where that was the base. Errors as SaveSession. Several ranks: as StepWriter::Gather and AwaitDecision;
 /// and kInvalidArgument on all of them where their parts do not make whole tensors or do not agree.
 Result<SaveReport> RunSave(kv::Store& store, const SaveAttempt& attempt, SavePlan& plan,
-                           const RankPlace& place, const SaveOptions& options, WorkerPool& pool,
+                           const RankInWorld& place, const SaveOptions& options, WorkerPool& pool,
                            SavedChunks* saved = nullptr, DeviceSave* device = nullptr);
 
 }  // namespace cairn::core::internal

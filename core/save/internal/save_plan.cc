@@ -23,7 +23,7 @@ struct LeafTensor {
 
 class Planner {
  public:
-  Planner(const SaveOptions& options, const RankPlace& place) : options_(options), place_(place) {}
+  Planner(const SaveOptions& options, const RankInWorld& place) : options_(options), place_(place) {}
 
   Result<SavePlan> Plan(const StateDict& state) {
     CAIRN_TRY(SetPlainMesh());
@@ -185,7 +185,7 @@ class Planner {
       piece_order[i] = i;
     }
     std::ranges::stable_sort(piece_order, {}, [&](size_t i) { return plan_.pieces[i].tensor; });
-    std::vector<PlannedPiece> pieces;
+    std::vector<PlannedShard> pieces;
     pieces.reserve(piece_order.size());
     for (const size_t i : piece_order) {
       groups_[group_of_piece_[i]].push_back(pieces.size());
@@ -207,7 +207,7 @@ class Planner {
     for (const size_t i : pieces) total += PieceBytes(plan_.pieces[i]);
     uint64_t before = 0;
     for (const size_t i : pieces) {
-      PlannedPiece& piece = plan_.pieces[i];
+      PlannedShard& piece = plan_.pieces[i];
       const auto share_of = [&](uint64_t chunk) {
         const uint64_t middle =
             before + piece.grid.offset_bytes(chunk) + piece.grid.length_bytes(chunk) / 2;
@@ -232,14 +232,14 @@ class Planner {
     }
   }
 
-  static uint64_t PieceBytes(const PlannedPiece& piece) {
+  static uint64_t PieceBytes(const PlannedShard& piece) {
     const uint64_t chunks = piece.grid.chunk_count();
     return piece.grid.offset_bytes(chunks - 1) + piece.grid.length_bytes(chunks - 1);
   }
 
   void Finish() {
-    std::erase_if(plan_.pieces, [](const PlannedPiece& piece) { return piece.chunk_count() == 0; });
-    for (const PlannedPiece& piece : plan_.pieces) {
+    std::erase_if(plan_.pieces, [](const PlannedShard& piece) { return piece.chunk_count() == 0; });
+    for (const PlannedShard& piece : plan_.pieces) {
       plan_.tensors[piece.tensor].chunk_count += piece.chunk_count();
       plan_.own_bytes += piece.end_bytes() - piece.begin_bytes();
     }
@@ -249,7 +249,7 @@ class Planner {
   }
 
   const SaveOptions& options_;
-  const RankPlace place_;
+  const RankInWorld place_;
   std::shared_ptr<const DeviceMesh> plain_mesh_;  // the caller's too, or ours
   EqualMeshes meshes_;
   ReplicaGroup plain_group_;
@@ -262,7 +262,7 @@ class Planner {
 }  // namespace
 
 Result<SavePlan> PlanSave(const StateDict& state, const SaveOptions& options,
-                          const RankPlace& place) {
+                          const RankInWorld& place) {
   if (options.chunk_bytes > kMaxChunkBytes) {
     return Fail(ErrorCode::kInvalidArgument, fmt::format("chunk_bytes is {}; the most is {}",
                                                          options.chunk_bytes, kMaxChunkBytes));

@@ -25,13 +25,13 @@ inline constexpr uint64_t kMaxChunkBytes = uint64_t{1} << 30;
 inline constexpr uint64_t kLargePieceBytes = 64 << 10;
 
 /// This process among those that save together.
-struct RankPlace {
+struct RankInWorld {
   uint32_t rank = 0;
   uint32_t world_size = 1;
 };
 
 /// A box of one of the plan's tensors, and the run of its chunks that this rank writes.
-struct PlannedPiece {
+struct PlannedShard {
   size_t tensor = 0;  // in the plan
   ChunkGrid grid;
   uint64_t first_chunk = 0;
@@ -45,11 +45,11 @@ struct PlannedPiece {
 
   /// Of a piece in device memory, once it is digested there: for each chunk from first_chunk on.
   struct ChunkPages {
-    std::vector<uint64_t> leaves;  // page digests; none where `unchanged` has the chunk's
+    std::vector<uint64_t> page_digests;  // page digests; none where `unchanged` has the chunk's
     std::vector<bool> changed;     // pages that are not the base's; none where that is not known
   };
   std::vector<ChunkPages> pages;
-  uint64_t first_leaf = 0;  // of the run's page digests among those of its device
+  uint64_t first_page_digest = 0;  // of the run's page digests among those of its device
   bool on_device() const { return source.device != kHostDevice; }
 
   uint64_t chunk_count() const { return end_chunk - first_chunk; }
@@ -63,7 +63,7 @@ struct PlannedPiece {
 /// A state dict ready to be written: checked, flattened, owners, aliases and shares decided.
 struct SavePlan {
   std::vector<TensorInfo> tensors;   // key order; chunk_count is this rank's
-  std::vector<PlannedPiece> pieces;  // by tensor; none without chunks
+  std::vector<PlannedShard> pieces;  // by tensor; none without chunks
   std::vector<std::pair<std::string, std::vector<std::byte>>> values;  // key order; records
   std::vector<std::byte> structure;
   uint64_t tensor_count = 0;   // leaves; hidden ones not counted
@@ -75,6 +75,6 @@ struct SavePlan {
 /// kInvalidArgument: duplicate FQNs, NUL, bad tensors or shardings, too large values; names the
 /// key.
 Result<SavePlan> PlanSave(const StateDict& state, const SaveOptions& options,
-                          const RankPlace& place = {});
+                          const RankInWorld& place = {});
 
 }  // namespace cairn::core::internal

@@ -27,14 +27,14 @@ struct SavedChunks {
     Box box;
     uint64_t first_chunk = 0;
     int device = kHostDevice;
-    uint64_t first_leaf = 0;    // as PlannedPiece::first_leaf
+    uint64_t first_page_digest = 0;    // as PlannedShard::first_page_digest
     std::vector<Chunk> chunks;  // from first_chunk on, in the order of the grid
   };
   kv::StepInfo step;
   uint64_t chunk_bytes = 0;
   std::vector<Piece> pieces;  // as in the plan
   /// Page digests of pieces in device memory, kept there; shared with the save that compares.
-  std::map<int, std::shared_ptr<const DeviceLeaves>> leaves;
+  std::map<int, std::shared_ptr<const DevicePageDigests>> page_digests;
 };
 
 }  // namespace cairn::core::internal

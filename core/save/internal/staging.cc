@@ -28,7 +28,7 @@ uint64_t RoundUp(uint64_t value, uint64_t unit) { return (value + unit - 1) / un
 
 // Payload [begin, begin + length) of a piece goes to `offset_bytes` of the area.
 struct Task {
-  PlannedPiece* piece = nullptr;
+  PlannedShard* piece = nullptr;
   uint64_t begin_bytes = 0;
   uint64_t length_bytes = 0;
   uint64_t offset_bytes = 0;
@@ -36,7 +36,7 @@ struct Task {
   uint64_t chunk = 0;                // from the piece's first on
 };
 
-void AddCopies(PlannedPiece& piece, uint64_t begin, uint64_t end, uint64_t offset_bytes,
+void AddCopies(PlannedShard& piece, uint64_t begin, uint64_t end, uint64_t offset_bytes,
                std::vector<Task>& tasks) {
   for (uint64_t at = begin; at < end; at += kCopyBytes) {
     tasks.push_back({.piece = &piece,
@@ -46,7 +46,7 @@ void AddCopies(PlannedPiece& piece, uint64_t begin, uint64_t end, uint64_t offse
   }
 }
 
-void AddTasks(PlannedPiece& piece, uint64_t offset_bytes, const SavedChunks::Piece* base,
+void AddTasks(PlannedShard& piece, uint64_t offset_bytes, const SavedChunks::Piece* base,
               std::vector<Task>& tasks) {
   if (base == nullptr || !IsContiguous(piece.source.shape, piece.source.strides)) {
     return AddCopies(piece, piece.begin_bytes(), piece.end_bytes(), offset_bytes, tasks);
@@ -116,7 +116,7 @@ Result<void> StagingArea::Stage(SavePlan& plan, const SavedChunks* base) {
   offsets_bytes.reserve(plan.pieces.size());
   uint64_t total_bytes = 0;
   BaseCursor cursor(base);
-  for (PlannedPiece& piece : plan.pieces) {
+  for (PlannedShard& piece : plan.pieces) {
     if (piece.on_device()) {
       offsets_bytes.push_back(0);
       continue;
@@ -130,7 +130,7 @@ Result<void> StagingArea::Stage(SavePlan& plan, const SavedChunks* base) {
   CAIRN_TRY(Reserve(total_bytes));
   pool_.Run(tasks.size(), [&](size_t i, size_t) { RunTask(tasks[i], memory_); });
   for (size_t i = 0; i < plan.pieces.size(); ++i) {
-    PlannedPiece& piece = plan.pieces[i];
+    PlannedShard& piece = plan.pieces[i];
     if (piece.on_device()) continue;
     piece.source.data = memory_ + offsets_bytes[i];
     piece.source.strides.clear();

@@ -24,7 +24,7 @@ class StagingArea {
   ///
   /// With `base`, the chunks that the save of it found unchanged are digested first, which costs
   /// less than a copy, and are not copied if they are the base's still: see
-  /// PlannedPiece::unchanged. Those that had changed are taken to have changed again.
+  /// PlannedShard::unchanged. Those that had changed are taken to have changed again.
   Result<void> Stage(SavePlan& plan, const SavedChunks* base);
 
   /// Address space held. Memory is behind what was ever copied.

@@ -15,7 +15,7 @@ Result<const Record*> Checked(std::span<const std::byte> bytes, const char* iden
                               const char* what) {
   const Record* record = nullptr;
   switch (schema::CheckRecord<Record>(bytes, identifier, &record)) {
-    case schema::RecordCheck::kFine:
+    case schema::RecordCheck::kOk:
       return record;
     case schema::RecordCheck::kNewer:
       return Fail(ErrorCode::kUnimplemented,

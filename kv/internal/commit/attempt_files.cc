@@ -91,7 +91,7 @@ Result<void> TellFailure(const StorePaths& paths, const std::string& attempt, ui
   return WriteOnce(FailurePath(paths, attempt), rank, {{"error", ToJson(named, rank)}});
 }
 
-Result<void> TellCommitted(const StorePaths& paths, const std::string& attempt,
+Result<void> PublishCommitted(const StorePaths& paths, const std::string& attempt,
                            uint64_t generation) {
   return WriteOnce(OutcomePath(paths, attempt), 0, {{"committed", generation}});
 }
@@ -116,7 +116,7 @@ std::optional<Outcome> FindOutcome(const StorePaths& paths, const std::string& a
   return std::nullopt;
 }
 
-void Remember(const std::string& attempt, std::deque<std::string>& attempts) {
+void RecordAttempt(const std::string& attempt, std::deque<std::string>& attempts) {
   if (std::ranges::find(attempts, attempt) == attempts.end()) attempts.push_back(attempt);
 }
 

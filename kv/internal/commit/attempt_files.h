@@ -28,7 +28,7 @@ std::string SharedPath(const StorePaths& paths, const std::string& attempt,
 Result<void> TellFailure(const StorePaths& paths, const std::string& attempt, uint32_t rank,
                          const Error& error, bool kept);
 /// Rank 0: the step exists.
-Result<void> TellCommitted(const StorePaths& paths, const std::string& attempt,
+Result<void> PublishCommitted(const StorePaths& paths, const std::string& attempt,
                            uint64_t generation);
 
 /// The failure that a rank told, if one did.
@@ -42,7 +42,7 @@ struct Outcome {
 std::optional<Outcome> FindOutcome(const StorePaths& paths, const std::string& attempt);
 
 /// Adds an attempt that has an outcome, once.
-void Remember(const std::string& attempt, std::deque<std::string>& attempts);
+void RecordAttempt(const std::string& attempt, std::deque<std::string>& attempts);
 /// Removes the files of an attempt that has an outcome; but not a manifest of rank 0, which then is
 /// the only one that its step has.
 void ForgetAttempt(const StorePaths& paths, const std::string& attempt);

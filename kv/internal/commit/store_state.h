@@ -32,7 +32,7 @@ struct StoreState {
   StorePaths paths;
   StoreOptions options;
   bool writable = false;
-  bool joined = false;  // OpenMode::kJoin
+  bool joined = false;  // OpenMode::kJoinSession
   Uuid uuid{};
   std::string session;                // 16 hex digits, new at each open
   std::vector<Error> recovery_notes;  // what the open found, for people
@@ -56,7 +56,7 @@ struct StoreState {
   std::shared_ptr<const Snapshot> latest;    // guarded by mutex; null: to be made
   bool closed = false;                       // guarded by mutex
   std::map<uint64_t, uint64_t> attempts_at;  // by step; guarded by mutex
-  std::deque<std::string> told_attempts;     // of several ranks, with an outcome; guarded by mutex
+  std::deque<std::string> finished_attempts;     // of several ranks, with an outcome; guarded by mutex
   std::string committed_attempt;             // the last one; guarded by mutex
 };
 

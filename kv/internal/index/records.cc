@@ -22,7 +22,7 @@ std::string Text(const flatbuffers::String* text) {
 }
 
 schema::Extent ToSchema(const Extent& extent) {
-  return {extent.segment_id, extent.offset_bytes, extent.length_bytes, extent.leaves_offset_bytes};
+  return {extent.segment_id, extent.offset_bytes, extent.length_bytes, extent.page_digests_offset_bytes};
 }
 
 }  // namespace
@@ -100,7 +100,7 @@ std::vector<std::byte> EncodeSegment(const SegmentInfo& info) {
   const auto root = schema::CreateSegmentRecord(
       builder, schema::kRecordVersion, info.segment_id, builder.CreateString(info.name), info.step,
       info.rank, info.file_bytes, info.payload_bytes, info.chunk_count, info.footer_digest,
-      info.leaves_digest);
+      info.page_digests_checksum);
   schema::FinishSegmentRecordBuffer(builder, root);
   return TakeBytes(builder);
 }
@@ -118,7 +118,7 @@ Result<SegmentInfo> DecodeSegment(std::span<const std::byte> record) {
       .payload_bytes = segment->payload_bytes(),
       .chunk_count = segment->chunk_count(),
       .footer_digest = segment->footer_digest(),
-      .leaves_digest = segment->leaves_digest(),
+      .page_digests_checksum = segment->page_digests_checksum(),
   };
   // The name becomes part of a path.
   if (info.name.empty() || info.name.find('/') != std::string::npos ||

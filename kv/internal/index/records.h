@@ -25,7 +25,7 @@ Result<const Record*> CheckedRecord(std::span<const std::byte> bytes, const char
                                     const char* kind) {
   const Record* record = nullptr;
   switch (schema::CheckRecord<Record>(bytes, identifier, &record)) {
-    case schema::RecordCheck::kFine:
+    case schema::RecordCheck::kOk:
       return record;
     case schema::RecordCheck::kNewer:
       return Fail(ErrorCode::kUnimplemented,

@@ -1,15 +1,15 @@
 // Planning, submitting and finishing of range reads.
 //
-//   1. Ranges are sorted by segment and offset, and handed out in runs of some MiB to lanes:
+//   1. Ranges are sorted by segment and offset, and handed out in runs of some MiB to workers:
 //   threads
-//      that each keep a queue of requests in flight. What a lane was handed it finishes, so that
+//      that each keep a queue of requests in flight. What a worker was handed it finishes, so that
 //      copying, page faults of fresh targets and the caller's digests run on as many cores.
 //   2. Neighbours (gap of at most kMaxGapBytes) become one request of at most one block, as long as
 //      they are small; longer ranges are split. Requests begin and end on 4 KiB.
 //   3. A request whose bytes are in the page cache is read through it, any other past it.
 //   4. Requests land in a block of the pool and are copied out, or go straight into the target
 //      where they serve one range only and alignment allows.
-//   5. When the last piece of a range is there, the caller hears of it.
+//   5. When the last part of a range is there, the caller hears of it.
 
 #include "kv/internal/segment/range_reader.h"
 
@@ -37,15 +37,15 @@ constexpr uint64_t kLargeRangeBytes = 512 << 10;
 // Ranges from here on go straight from the page cache into their target, if they are there: the
 // copy out of a block would cost more than a request.
 constexpr uint64_t kStraightRangeBytes = 16 << 10;
-// What a lane is handed at once. Small enough that lanes end together, large enough that requests
+// What a worker is handed at once. Small enough that workers end together, large enough that requests
 // stay sequential and a run's bytes are still in the cache when they are digested.
 constexpr uint64_t kRunBytes = 4 << 20;
-constexpr uint64_t kMinLaneBytes = 4 << 20;  // less work is not worth a thread
+constexpr uint64_t kMinWorkerBytes = 4 << 20;  // less work is not worth a thread
 // Reads of so little bring blocks of their own: the first touch of a large one costs milliseconds.
 constexpr uint64_t kSmallReadBytes = 128 << 10;
 
 /// Part of a range inside a request.
-struct Piece {
+struct ReadPart {
   size_t range = 0;
   uint64_t offset_bytes = 0;  // in the file
   std::byte* target = nullptr;
@@ -56,9 +56,9 @@ struct Request {
   uint64_t begin_bytes = 0;  // in the file
   uint64_t end_bytes = 0;
   bool known_cached = false;   // all of it is in the page cache; else it is still to be asked
-  std::byte* block = nullptr;  // null: straight into the only piece's target
+  std::byte* block = nullptr;  // null: straight into the only part's target
   std::shared_ptr<const SegmentFile> file;
-  std::vector<Piece> pieces;
+  std::vector<ReadPart> parts;
 };
 
 /// True if all pages of [begin, end) are in the page cache, or it is the only way. Knows it from
@@ -109,9 +109,9 @@ class RunList {
 };
 
 /// Reads runs until there are none left. Threads: one.
-class Lane {
+class ReadWorker {
  public:
-  Lane(std::span<const ReadRange> ranges, RunList& runs, const IoOptions& options,
+  ReadWorker(std::span<const ReadRange> ranges, RunList& runs, const IoOptions& options,
        uint32_t queue_depth, BlockPool& pool, const OpenSegment& open, const RangeCallback& arrived)
       : ranges_(ranges),
         runs_(runs),
@@ -121,7 +121,7 @@ class Lane {
         open_(open),
         arrived_(arrived) {}
 
-  ~Lane() {
+  ~ReadWorker() {
     while (queue_ && queue_->in_flight() > 0) {
       auto completion = queue_->Wait();
       if (!completion) break;
@@ -186,10 +186,10 @@ class Lane {
     return {};
   }
 
-  /// Fills `request` with as many pieces as fit into a block, and moves on behind them.
+  /// Fills `request` with as many parts as fit into a block, and moves on behind them.
   Result<void> Plan(Request& request) {
     const ReadRange& first = ranges_[run_[next_]];
-    request.pieces.clear();
+    request.parts.clear();
     request.known_cached = false;
     request.begin_bytes = RoundDown(first.offset_bytes + progress_, kDirectAlignBytes);
     request.end_bytes = request.begin_bytes;
@@ -213,13 +213,13 @@ class Lane {
       const bool lent = range.target.empty();
       const uint64_t length = std::min(range.length_bytes() - progress_, limit - at);
       bool alone = !lent && range.target.size() >= kLargeRangeBytes;
-      if (!request.pieces.empty() && alone) break;
-      if (request.pieces.empty() && !lent && !alone && length >= kStraightRangeBytes) {
+      if (!request.parts.empty() && alone) break;
+      if (request.parts.empty() && !lent && !alone && length >= kStraightRangeBytes) {
         alone = IsCached(*file_, request.begin_bytes, RoundUp(at + length, kDirectAlignBytes));
         request.known_cached = alone;
       }
       if (lent && length < range.lent_bytes) break;  // begins the next request
-      request.pieces.push_back({.range = index,
+      request.parts.push_back({.range = index,
                                 .offset_bytes = at,
                                 .target = lent ? nullptr : range.target.data() + progress_,
                                 .length_bytes = length});
@@ -243,13 +243,13 @@ class Lane {
                  .length_bytes = request.end_bytes - request.begin_bytes,
                  .offset_bytes = request.begin_bytes,
                  .tag = slot};
-    if (request.pieces.size() == 1 && FitsStraight(request, cached)) {
-      const Piece& piece = request.pieces.front();
-      io.data = piece.target;
-      io.offset_bytes = piece.offset_bytes;
-      io.length_bytes = piece.length_bytes;
-      request.begin_bytes = piece.offset_bytes;
-      request.end_bytes = piece.offset_bytes + piece.length_bytes;
+    if (request.parts.size() == 1 && FitsStraight(request, cached)) {
+      const ReadPart& part = request.parts.front();
+      io.data = part.target;
+      io.offset_bytes = part.offset_bytes;
+      io.length_bytes = part.length_bytes;
+      request.begin_bytes = part.offset_bytes;
+      request.end_bytes = part.offset_bytes + part.length_bytes;
       GiveBack(request);
     }
     read_bytes_ += io.length_bytes;
@@ -257,11 +257,11 @@ class Lane {
   }
 
   static bool FitsStraight(const Request& request, bool cached) {
-    const Piece& piece = request.pieces.front();
-    if (cached || piece.target == nullptr) return piece.target != nullptr;
-    const auto address = reinterpret_cast<uintptr_t>(piece.target);
+    const ReadPart& part = request.parts.front();
+    if (cached || part.target == nullptr) return part.target != nullptr;
+    const auto address = reinterpret_cast<uintptr_t>(part.target);
     return address % request.file->direct.memory_align_bytes() == 0 &&
-           (piece.offset_bytes | piece.length_bytes) % kDirectAlignBytes == 0;
+           (part.offset_bytes | part.length_bytes) % kDirectAlignBytes == 0;
   }
 
   Result<void> FinishOne() {
@@ -284,26 +284,26 @@ class Lane {
       return Fail(std::move(error).WithOffset(completion.request.offset_bytes));
     }
     const uint64_t have_end = completion.request.offset_bytes + completion.done_bytes;
-    for (const Piece& piece : request.pieces) {
-      if (piece.offset_bytes + piece.length_bytes > have_end) {
+    for (const ReadPart& part : request.parts) {
+      if (part.offset_bytes + part.length_bytes > have_end) {
         return Fail(Error{
             .code = ErrorCode::kDataLoss,
             .message = fmt::format("the segment ends at {}, before the payload does", have_end),
             .file = path,
-            .offset_bytes = piece.offset_bytes});
+            .offset_bytes = part.offset_bytes});
       }
-      const std::byte* const in_block = request.block + (piece.offset_bytes - request.begin_bytes);
-      if (piece.target == nullptr) {
-        missing_bytes_.erase(piece.range);
-        CAIRN_TRY(arrived_(piece.range, {in_block, piece.length_bytes}));
+      const std::byte* const in_block = request.block + (part.offset_bytes - request.begin_bytes);
+      if (part.target == nullptr) {
+        missing_bytes_.erase(part.range);
+        CAIRN_TRY(arrived_(part.range, {in_block, part.length_bytes}));
         continue;
       }
-      if (request.block != nullptr) std::memcpy(piece.target, in_block, piece.length_bytes);
-      const auto missing = missing_bytes_.find(piece.range);
-      missing->second -= piece.length_bytes;
+      if (request.block != nullptr) std::memcpy(part.target, in_block, part.length_bytes);
+      const auto missing = missing_bytes_.find(part.range);
+      missing->second -= part.length_bytes;
       if (missing->second > 0) continue;
       missing_bytes_.erase(missing);
-      CAIRN_TRY(arrived_(piece.range, ranges_[piece.range].target));
+      CAIRN_TRY(arrived_(part.range, ranges_[part.range].target));
     }
     return {};
   }
@@ -373,9 +373,9 @@ Result<uint64_t> ReadRanges(std::span<const ReadRange> ranges, const IoOptions& 
     total_bytes += range.length_bytes();
     lends = lends || range.target.empty();
   }
-  const auto lane_count = static_cast<uint32_t>(
-      std::clamp<uint64_t>(total_bytes / kMinLaneBytes, 1, std::max(threads, 1u)));
-  // Each lane may have all of the depth in flight: blocks are few enough to bound memory, and reads
+  const auto worker_count = static_cast<uint32_t>(
+      std::clamp<uint64_t>(total_bytes / kMinWorkerBytes, 1, std::max(threads, 1u)));
+  // Each worker may have all of the depth in flight: blocks are few enough to bound memory, and reads
   // straight into their target need none.
   const uint32_t queue_depth = std::max(2u, options.queue_depth);
   // What is lent lies in one block, whatever page it begins in.
@@ -386,15 +386,15 @@ Result<uint64_t> ReadRanges(std::span<const ReadRange> ranges, const IoOptions& 
   BlockPool& blocks = own ? own_pool : pool;
   RunList runs(ranges);
   const auto read = [&]() -> Result<uint64_t> {
-    auto bytes = Lane(ranges, runs, options, queue_depth, blocks, open, arrived).Run();
+    auto bytes = ReadWorker(ranges, runs, options, queue_depth, blocks, open, arrived).Run();
     if (!bytes) runs.Stop();
     return bytes;
   };
-  std::vector<Result<uint64_t>> results(lane_count, uint64_t{0});
+  std::vector<Result<uint64_t>> results(worker_count, uint64_t{0});
   {
     std::vector<std::jthread> others;
-    for (uint32_t lane = 1; lane < lane_count; ++lane) {
-      others.emplace_back([&, lane] { results[lane] = read(); });
+    for (uint32_t worker = 1; worker < worker_count; ++worker) {
+      others.emplace_back([&, worker] { results[worker] = read(); });
     }
     results[0] = read();
   }

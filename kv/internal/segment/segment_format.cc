@@ -85,10 +85,10 @@ void EncodeSegmentTrailer(const SegmentTrailer& trailer,
   std::memcpy(out.data(), kTrailerMagic, 8);
   PutLittleEndian<uint32_t>(out, 8, kSegmentVersion);
   PutLittleEndian(out, 16, trailer.payload_end_bytes);
-  PutLittleEndian(out, 24, trailer.leaves_offset_bytes);
-  PutLittleEndian(out, 32, trailer.leaf_count);
+  PutLittleEndian(out, 24, trailer.page_digests_offset_bytes);
+  PutLittleEndian(out, 32, trailer.page_digest_count);
   PutLittleEndian(out, 40, trailer.footer_bytes);
-  PutLittleEndian(out, 48, trailer.leaves_digest);
+  PutLittleEndian(out, 48, trailer.page_digests_checksum);
   PutLittleEndian(out, 56, trailer.footer_digest);
   PutLittleEndian(out, 64, trailer.segment_id);
   PutChecksum(out);
@@ -100,17 +100,17 @@ Result<SegmentTrailer> DecodeSegmentTrailer(std::span<const std::byte, kSegmentT
   SegmentTrailer trailer{
       .segment_id = GetLittleEndian<uint64_t>(bytes, 64),
       .payload_end_bytes = GetLittleEndian<uint64_t>(bytes, 16),
-      .leaves_offset_bytes = GetLittleEndian<uint64_t>(bytes, 24),
-      .leaf_count = GetLittleEndian<uint64_t>(bytes, 32),
+      .page_digests_offset_bytes = GetLittleEndian<uint64_t>(bytes, 24),
+      .page_digest_count = GetLittleEndian<uint64_t>(bytes, 32),
       .footer_bytes = GetLittleEndian<uint64_t>(bytes, 40),
-      .leaves_digest = GetLittleEndian<uint64_t>(bytes, 48),
+      .page_digests_checksum = GetLittleEndian<uint64_t>(bytes, 48),
       .footer_digest = GetLittleEndian<uint64_t>(bytes, 56),
   };
   const uint64_t limit = file_bytes - kSegmentTrailerBytes;
   const bool ordered = kSegmentHeaderBytes <= trailer.payload_end_bytes &&
-                       trailer.payload_end_bytes <= trailer.leaves_offset_bytes &&
-                       trailer.leaves_offset_bytes <= limit &&
-                       trailer.leaf_count <= (limit - trailer.leaves_offset_bytes) / 8 &&
+                       trailer.payload_end_bytes <= trailer.page_digests_offset_bytes &&
+                       trailer.page_digests_offset_bytes <= limit &&
+                       trailer.page_digest_count <= (limit - trailer.page_digests_offset_bytes) / 8 &&
                        trailer.footer_bytes <= limit - trailer.footer_offset_bytes();
   if (!ordered) {
     return Fail(ErrorCode::kDataLoss,

@@ -3,7 +3,7 @@
 ///
 ///   [0, 4096)                 header
 ///   [4096, payload_end)       payload; gaps are zero
-///   [leaves_offset, ...)      page digests, u64 little-endian; leaves_offset = payload_end up to
+///   [page_digests_offset, ...)      page digests, u64 little-endian; page_digests_offset = payload_end up to
 ///   4096 behind them               SegmentFooter, a FlatBuffer last 80 bytes             trailer;
 ///   zeros before it make the file a multiple of 4096
 
@@ -39,13 +39,13 @@ struct SegmentHeader {
 struct SegmentTrailer {
   uint64_t segment_id = 0;
   uint64_t payload_end_bytes = 0;
-  uint64_t leaves_offset_bytes = 0;
-  uint64_t leaf_count = 0;
+  uint64_t page_digests_offset_bytes = 0;
+  uint64_t page_digest_count = 0;
   uint64_t footer_bytes = 0;
-  uint64_t leaves_digest = 0;
+  uint64_t page_digests_checksum = 0;
   uint64_t footer_digest = 0;
 
-  uint64_t footer_offset_bytes() const { return leaves_offset_bytes + 8 * leaf_count; }
+  uint64_t footer_offset_bytes() const { return page_digests_offset_bytes + 8 * page_digest_count; }
 };
 
 /// A record about payload of the segment, as it will stand in the index behind a generation.

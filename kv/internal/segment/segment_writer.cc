@@ -268,12 +268,12 @@ Result<void> SegmentWriter::Place(StepWriter::Placement placement) {
 Result<SegmentWriter::Appended> SegmentWriter::Append(uint64_t length_bytes,
                                                       StepWriter::Placement placement,
                                                       const StepWriter::PageSource& pages,
-                                                      std::span<const uint64_t> leaves,
+                                                      std::span<const uint64_t> page_digests,
                                                       std::span<const std::byte> memory) {
   CAIRN_TRY(Place(placement));
   const uint64_t page_count = PageCount(length_bytes);
-  CAIRN_CHECK(leaves.empty() || leaves.size() == page_count);
-  Appended appended{.offset_bytes = position_, .first_leaf = leaves_.size(), .digest = {}};
+  CAIRN_CHECK(page_digests.empty() || page_digests.size() == page_count);
+  Appended appended{.offset_bytes = position_, .first_page_digest = page_digests_.size(), .digest = {}};
   scratch_.resize(kPageBytes);
   const bool borrow = CanBorrow(memory);
   if (borrow) CAIRN_TRY(PutBorrowed(memory));
@@ -282,27 +282,27 @@ Result<SegmentWriter::Appended> SegmentWriter::Append(uint64_t length_bytes,
     CAIRN_CHECK(bytes.size() == std::min(kPageBytes, length_bytes - page * kPageBytes));
     // Digested after the copy has pulled the page into the cache, or while it is being written.
     if (!borrow) CAIRN_TRY(Put(bytes));
-    leaves_.push_back(leaves.empty() ? LeafDigest(bytes) : leaves[page]);
+    page_digests_.push_back(page_digests.empty() ? PageDigest(bytes) : page_digests[page]);
   }
-  appended.digest = RootDigest(std::span(leaves_).subspan(appended.first_leaf), length_bytes);
+  appended.digest = RootDigest(std::span(page_digests_).subspan(appended.first_page_digest), length_bytes);
   payload_bytes_ += length_bytes;
   return appended;
 }
 
 Result<SegmentWriter::Appended> SegmentWriter::AppendFilled(uint64_t length_bytes,
                                                             StepWriter::Placement placement,
-                                                            std::span<const uint64_t> leaves,
+                                                            std::span<const uint64_t> page_digests,
                                                             const StepWriter::Fill& fill) {
-  CAIRN_CHECK(filler_ != nullptr && leaves.size() == PageCount(length_bytes));
+  CAIRN_CHECK(filler_ != nullptr && page_digests.size() == PageCount(length_bytes));
   CAIRN_TRY(Place(placement));
-  Appended appended{.offset_bytes = position_, .first_leaf = leaves_.size(), .digest = {}};
+  Appended appended{.offset_bytes = position_, .first_page_digest = page_digests_.size(), .digest = {}};
   uint64_t done_bytes = 0;
   if (filler_writes_ && fill.write && length_bytes >= kMinBorrowedBytes) {
     CAIRN_TRY_ASSIGN(done_bytes, PutWithoutBlocks(length_bytes, fill));
   }
   CAIRN_TRY(PutFilled(done_bytes, length_bytes, fill));
-  leaves_.insert(leaves_.end(), leaves.begin(), leaves.end());
-  appended.digest = RootDigest(leaves, length_bytes);
+  page_digests_.insert(page_digests_.end(), page_digests.begin(), page_digests.end());
+  appended.digest = RootDigest(page_digests, length_bytes);
   payload_bytes_ += length_bytes;
   return appended;
 }
@@ -319,16 +319,16 @@ Result<void> SegmentWriter::Finish(const std::string& attempt,
     return Fail(SystemError(fault, "cannot seal the segment", file_.path()));
   }
   const std::vector<std::byte> footer = EncodeSegmentFooter(header_, attempt, entries);
-  const auto leaves = std::as_bytes(std::span(leaves_));
+  const auto page_digests = std::as_bytes(std::span(page_digests_));
   trailer_ = SegmentTrailer{.segment_id = header_.segment_id,
                             .payload_end_bytes = position_,
-                            .leaves_offset_bytes = leaves_offset_bytes(),
-                            .leaf_count = leaves_.size(),
+                            .page_digests_offset_bytes = page_digests_offset_bytes(),
+                            .page_digest_count = page_digests_.size(),
                             .footer_bytes = footer.size(),
-                            .leaves_digest = Checksum64(leaves),
+                            .page_digests_checksum = Checksum64(page_digests),
                             .footer_digest = Checksum64(footer)};
-  CAIRN_TRY(PutZerosTo(trailer_.leaves_offset_bytes));
-  CAIRN_TRY(Put(leaves));
+  CAIRN_TRY(PutZerosTo(trailer_.page_digests_offset_bytes));
+  CAIRN_TRY(Put(page_digests));
   CAIRN_TRY(Put(footer));
   const uint64_t file_bytes = RoundUp(position_ + kSegmentTrailerBytes, kDirectAlignBytes);
   CAIRN_TRY(PutZerosTo(file_bytes - kSegmentTrailerBytes));
@@ -363,7 +363,7 @@ void SegmentWriter::GiveWaitingBack() {
   waiting_.clear();
 }
 
-Result<void> SegmentWriter::Settle() {
+Result<void> SegmentWriter::Drain() {
   // The last block too: who waits for the next payload must not hold one.
   auto written = PutZerosTo(RoundUp(position_, kDirectAlignBytes));
   if (written && fill_bytes_ > 0) written = SubmitBlock();
@@ -377,7 +377,7 @@ Result<void> SegmentWriter::Settle() {
 }
 
 Result<SegmentInfo> SegmentWriter::Complete() {
-  CAIRN_TRY(Settle());
+  CAIRN_TRY(Drain());
   if (std::exchange(filler_writes_, false)) filler_->CloseFile(file_.fd());
   CAIRN_TRY(file_.Truncate(position_));
   CAIRN_TRY(file_.Sync("segment.sync"));
@@ -390,7 +390,7 @@ Result<SegmentInfo> SegmentWriter::Complete() {
                      .payload_bytes = payload_bytes_,
                      .chunk_count = chunk_count_,
                      .footer_digest = trailer_.footer_digest,
-                     .leaves_digest = trailer_.leaves_digest};
+                     .page_digests_checksum = trailer_.page_digests_checksum};
 }
 
 }  // namespace cairn::kv::internal

@@ -33,19 +33,19 @@ class SegmentWriter {
   /// Waits for writes in flight. Unlinks the file unless Seal returned success.
   ~SegmentWriter();
 
-  /// Appends a payload; see StepWriter::Append. `first_leaf` is the index of its first page digest.
+  /// Appends a payload; see StepWriter::Append. `first_page_digest` is the index of its first page digest.
   struct Appended {
     uint64_t offset_bytes = 0;
-    uint64_t first_leaf = 0;
+    uint64_t first_page_digest = 0;
     Digest digest;
   };
   Result<Appended> Append(uint64_t length_bytes, StepWriter::Placement placement,
-                          const StepWriter::PageSource& pages, std::span<const uint64_t> leaves,
+                          const StepWriter::PageSource& pages, std::span<const uint64_t> page_digests,
                           std::span<const std::byte> memory);
 
   /// Appends a payload that the filler brings; see StepWriter::AppendFilled.
   Result<Appended> AppendFilled(uint64_t length_bytes, StepWriter::Placement placement,
-                                std::span<const uint64_t> leaves, const StepWriter::Fill& fill);
+                                std::span<const uint64_t> page_digests, const StepWriter::Fill& fill);
 
   /// One more chunk has its payload here, or some pages of it; a chunk may take several appends.
   void CountChunk() { ++chunk_count_; }
@@ -54,11 +54,11 @@ class SegmentWriter {
   bool IsFull(uint64_t length_bytes) const;
   uint64_t payload_bytes() const { return payload_bytes_; }
   /// Where the page digests will stand once no more payload comes.
-  uint64_t leaves_offset_bytes() const { return RoundUp(position_, kDirectAlignBytes); }
+  uint64_t page_digests_offset_bytes() const { return RoundUp(position_, kDirectAlignBytes); }
 
   /// Waits for all blocks that are full, and for writes from the caller's memory; after an error
   /// all but the one at hand are given back.
-  Result<void> Settle();
+  Result<void> Drain();
 
   /// Writes the rest and syncs the file: Finish and Complete. The directory is the caller's to
   /// sync.
@@ -120,7 +120,7 @@ class SegmentWriter {
   std::deque<WaitingBlock> waiting_;    // in the order of the file
   uint64_t payload_bytes_ = 0;
   uint64_t chunk_count_ = 0;
-  std::vector<uint64_t> leaves_;
+  std::vector<uint64_t> page_digests_;
   std::vector<std::byte> scratch_;
   SegmentTrailer trailer_;  // once finished
   bool sealed_ = false;

@@ -9,7 +9,7 @@
 #include <array>
 
 #include "core/state_dict/state_dict_copy.h"
-#include "core/ranks/vote.h"
+#include "core/ranks/status_agreement.h"
 #include "tests/core/collectives/sharded_collectives.h"
 #include "tests/support/checked_communicator.h"
 #include "tests/support/result_matchers.h"
@@ -381,14 +381,14 @@ TEST(BroadcastStateDictTest, WholeTensorsAreBroadcast) {
 
 TEST(VoteTest, TheLowestFailureIsEveryonesVerdict) {
   RunRanks(7, [](Communicator& communicator) {
-    CAIRN_EXPECT_OK(Vote(communicator, {}));
+    CAIRN_EXPECT_OK(AgreeOnStatus(communicator, {}));
     Result<void> mine;
     if (communicator.rank() >= 3) {
       mine = Fail(Error{.code = ErrorCode::kDataLoss,
                         .message = fmt::format("bad {}", communicator.rank()),
                         .key = "w"});
     }
-    const auto verdict = Vote(communicator, mine);
+    const auto verdict = AgreeOnStatus(communicator, mine);
     ASSERT_FALSE(verdict);
     EXPECT_EQ(verdict.error().code, ErrorCode::kDataLoss);
     EXPECT_EQ(verdict.error().message, "rank 3: bad 3");

@@ -111,12 +111,12 @@ TEST_F(DamageTest, AStridedWholeLoadNamesThePage) {
 
 TEST_F(DamageTest, DamagedPageDigestsAreToldFromDamagedPages) {
   SaveSample();
-  Flip(chunks_[0].extents.front().leaves_offset_bytes + 8);
+  Flip(chunks_[0].extents.front().page_digests_offset_bytes + 8);
   // A whole load needs only the root, which is fine.
   CAIRN_EXPECT_OK(LoadBox(WholeBox(tensor_.shape)));
   const auto report = LoadBox({{0, 0}, {1, 1}});
   ASSERT_THAT(report, IsError(ErrorCode::kDataLoss, "page digests of chunk [0, 0]"));
-  ExpectPageError(report.error(), chunks_[0].extents.front().leaves_offset_bytes);
+  ExpectPageError(report.error(), chunks_[0].extents.front().page_digests_offset_bytes);
 }
 
 TEST_F(DamageTest, ALoadOfManyChunksEndsAtTheFirstThatIsDamaged) {

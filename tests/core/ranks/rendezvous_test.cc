@@ -77,9 +77,9 @@ TEST(RendezvousRecordTest, RefusesALengthAboveTheLimitBeforeItIsBelieved) {
 }
 
 TEST(RendezvousPlaceTest, IsReadFromAUrl) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Place files, ParsePlace("file:///shared/dir"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Endpoint files, ParseEndpoint("file:///shared/dir"));
   EXPECT_EQ(files.directory, "/shared/dir");
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Place address, ParsePlace("tcp://[::1]:29500"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Endpoint address, ParseEndpoint("tcp://[::1]:29500"));
   EXPECT_EQ(address.host, "::1");
   EXPECT_EQ(address.port, "29500");
 }
@@ -183,7 +183,7 @@ class TcpRendezvousTest : public ::testing::Test {
   }
 
   const uint16_t port_ = FreePort();
-  const Place place_{.host = "127.0.0.1", .port = std::to_string(port_)};
+  const Endpoint place_{.host = "127.0.0.1", .port = std::to_string(port_)};
   Result<Pieces> served_;
   std::jthread server_;  // last: it uses the rest
 };

@@ -257,13 +257,13 @@ TEST_F(PageSaveTest, DamageInAnOldExtentIsFoundAndNamed) {
 TEST_F(PageSaveTest, DamagedPageDigestsAreNamedByTheirFile) {
   SaveThreeSteps();
   const kv::Extent at = OnlyChunk(3).extents.At(4 * kPageBytes);
-  Flip(FileOf(at), at.leaves_offset_bytes);
+  Flip(FileOf(at), at.page_digests_offset_bytes);
   TestTensor element(DType::kFloat32, {1});
   const LoadRequest part{.fqn = "w", .box = {{0}, {1}}, .target = element.target()};
   const auto loaded = store->Load(Step(3), {&part, 1});
   ASSERT_THAT(loaded, IsError(ErrorCode::kDataLoss, "page digests"));
   EXPECT_EQ(loaded.error().file, FileOf(at));
-  EXPECT_EQ(loaded.error().offset_bytes, at.leaves_offset_bytes);
+  EXPECT_EQ(loaded.error().offset_bytes, at.page_digests_offset_bytes);
   EXPECT_FALSE(VerifyAll(3).empty());
   // The next save does not believe them: it writes the chunk whole.
   Touch(0);

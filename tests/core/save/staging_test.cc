@@ -19,7 +19,7 @@ using internal::StagingArea;
 constexpr uint64_t kChunkBytes = 100'000;
 const SaveOptions kOptions{.chunk_bytes = kChunkBytes};
 
-std::vector<std::byte> StagedBytes(const internal::PlannedPiece& piece) {
+std::vector<std::byte> StagedBytes(const internal::PlannedShard& piece) {
   return {piece.source.data, piece.source.data + (piece.end_bytes() - piece.begin_bytes())};
 }
 

@@ -197,11 +197,11 @@ TEST(CommitTest, GivenLeavesAreStoredAsGiven) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(dir / "store", OpenMode::kWrite));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, store->Begin(1, {}));
   const std::vector<std::byte> payload = RandomBytes(5, 3 * kPageBytes + 5);
-  std::vector<uint64_t> leaves;
-  AppendLeaves(payload, leaves);
+  std::vector<uint64_t> page_digests;
+  AppendPageDigests(payload, page_digests);
   CAIRN_ASSERT_OK_AND_ASSIGN(
       const auto given,
-      writer->Append(payload.size(), StepWriter::Placement::kAlign4096, PagesOf(payload), leaves));
+      writer->Append(payload.size(), StepWriter::Placement::kAlign4096, PagesOf(payload), page_digests));
   CAIRN_ASSERT_OK_AND_ASSIGN(
       const auto computed,
       writer->Append(payload.size(), StepWriter::Placement::kFollow, PagesOf(payload)));

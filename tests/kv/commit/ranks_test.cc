@@ -39,8 +39,8 @@ class RanksTest : public ::testing::Test {
     CAIRN_ASSERT_OK_AND_ASSIGN(writer_, Store::Open(path(), OpenMode::kWrite));
   }
 
-  std::string Invite() {
-    const auto session = writer_->Invite();
+  std::string OpenSession() {
+    const auto session = writer_->OpenSession();
     EXPECT_TRUE(IsOk(session));
     return session.value_or("");
   }
@@ -48,7 +48,7 @@ class RanksTest : public ::testing::Test {
   std::unique_ptr<Store> Join(const std::string& session) {
     StoreOptions options;
     options.session = session;
-    auto store = Store::Open(path(), OpenMode::kJoin, options);
+    auto store = Store::Open(path(), OpenMode::kJoinSession, options);
     EXPECT_TRUE(IsOk(store));
     return store ? *std::move(store) : nullptr;
   }
@@ -60,7 +60,7 @@ class RanksTest : public ::testing::Test {
                                   .world_size = 2,
                                   .attempt = attempt,
                                   .deadline = deadline,
-                                  .outcome_deadline = kNow});
+                                  .decision_deadline = kNow});
     EXPECT_TRUE(IsOk(writer));
     const std::vector<std::byte> bytes = RandomBytes(rank + 7, 5'000);
     const auto appended =
@@ -91,7 +91,7 @@ class RanksTest : public ::testing::Test {
 
 TEST_F(RanksTest, ASampleOfSeveralRanksReadsAsThatOfOne) {
   std::vector<std::unique_ptr<Store>> others;
-  for (int i = 0; i < 3; ++i) others.push_back(Join(Invite()));
+  for (int i = 0; i < 3; ++i) others.push_back(Join(OpenSession()));
   CAIRN_ASSERT_OK(SaveSample(*writer_, MakeSample(1)));
   CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo info,
                              SaveSampleByRanks(*writer_, others, MakeSample(2)));
@@ -107,7 +107,7 @@ TEST_F(RanksTest, ASampleOfSeveralRanksReadsAsThatOfOne) {
 
 TEST_F(RanksTest, AStepOfSeveralRanksIsPutBackFromItsOneManifest) {
   std::vector<std::unique_ptr<Store>> others;
-  for (int i = 0; i < 2; ++i) others.push_back(Join(Invite()));
+  for (int i = 0; i < 2; ++i) others.push_back(Join(OpenSession()));
   CAIRN_ASSERT_OK(SaveSampleByRanks(*writer_, others, MakeSample(2)));
   CAIRN_ASSERT_OK(writer_->Close());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto report, Store::RebuildIndex(path()));
@@ -118,24 +118,24 @@ TEST_F(RanksTest, AStepOfSeveralRanksIsPutBackFromItsOneManifest) {
 }
 
 TEST_F(RanksTest, ARankOfADeadRunThatWakesUpIsNotTakenIntoTheNextOne) {
-  const auto zombie = Join(Invite());
+  const auto zombie = Join(OpenSession());
   const std::string old_attempt = zombie->NextAttempt(1);
   auto zombie_writer = Begin(*zombie, 1, old_attempt);
   writer_->NextAttempt(1);
   OpenWriter();  // the job is started anew, with ranks that count from 0 again
 
-  EXPECT_THAT(zombie_writer->HandIn({}), IsError(ErrorCode::kUnavailable, "another job"));
+  EXPECT_THAT(zombie_writer->Prepare({}), IsError(ErrorCode::kUnavailable, "another job"));
   zombie_writer.reset();
   const auto second_writer = Begin(*zombie, 1, zombie->NextAttempt(1));
-  CAIRN_ASSERT_OK(second_writer->HandIn({}));
-  EXPECT_THAT(second_writer->AwaitOutcome(), IsError(ErrorCode::kUnavailable, "not committed"));
+  CAIRN_ASSERT_OK(second_writer->Prepare({}));
+  EXPECT_THAT(second_writer->AwaitDecision(), IsError(ErrorCode::kUnavailable, "not committed"));
 
   const auto own = Begin(*writer_, 0, writer_->NextAttempt(1));
   EXPECT_THAT(Gather(*own), IsError(ErrorCode::kUnavailable, "1 of 2 ranks"));
 }
 
 TEST_F(RanksTest, ARankThatIsLateForOneAttemptIsNotTakenIntoTheNext) {
-  const auto late = Join(Invite());
+  const auto late = Join(OpenSession());
   const std::string first = writer_->NextAttempt(1);
   ASSERT_EQ(late->NextAttempt(1), first);
   const auto late_writer = Begin(*late, 1, first);
@@ -148,17 +148,17 @@ TEST_F(RanksTest, ARankThatIsLateForOneAttemptIsNotTakenIntoTheNext) {
   const std::string second = writer_->NextAttempt(1);
   {
     const auto own = Begin(*writer_, 0, second);
-    CAIRN_ASSERT_OK(late_writer->HandIn({}));
+    CAIRN_ASSERT_OK(late_writer->Prepare({}));
     EXPECT_THAT(Gather(*own), IsError(ErrorCode::kUnavailable, "deadline: 1"));
   }
   // It learns what became of its attempt, and takes its files away.
-  EXPECT_THAT(late_writer->AwaitOutcome(), IsError(ErrorCode::kUnavailable, "deadline: 1"));
+  EXPECT_THAT(late_writer->AwaitDecision(), IsError(ErrorCode::kUnavailable, "deadline: 1"));
 }
 
 TEST_F(RanksTest, AManifestOfAnotherAttemptUnderTheRightNameIsRefused) {
-  const auto other = Join(Invite());
+  const auto other = Join(OpenSession());
   const std::string first = writer_->NextAttempt(1), second = writer_->NextAttempt(1);
-  CAIRN_ASSERT_OK(Begin(*other, 1, first)->HandIn({}));
+  CAIRN_ASSERT_OK(Begin(*other, 1, first)->Prepare({}));
   const auto own = Begin(*writer_, 0, second);
   std::filesystem::copy_file(path() + "/pending/" + first + "/1.manifest",
                              path() + "/pending/" + second + "/1.manifest");
@@ -166,8 +166,8 @@ TEST_F(RanksTest, AManifestOfAnotherAttemptUnderTheRightNameIsRefused) {
 }
 
 TEST_F(RanksTest, WhatDeadRanksLeftIsSweptByTheNextWriter) {
-  const auto other = Join(Invite());
-  CAIRN_ASSERT_OK(Begin(*other, 1, writer_->NextAttempt(1))->HandIn({}));
+  const auto other = Join(OpenSession());
+  CAIRN_ASSERT_OK(Begin(*other, 1, writer_->NextAttempt(1))->Prepare({}));
   EXPECT_FALSE(std::filesystem::is_empty(path() + "/pending"));
   OpenWriter();
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path()));
@@ -176,7 +176,7 @@ TEST_F(RanksTest, WhatDeadRanksLeftIsSweptByTheNextWriter) {
 
 TEST_F(RanksTest, AReferenceToASegmentThatIsGoneFailsTheCommitAndNothingElse) {
   CAIRN_ASSERT_OK(SaveSample(*writer_, MakeSample(5)));
-  const auto other = Join(Invite());
+  const auto other = Join(OpenSession());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto base, other->Latest());
   const std::string attempt = writer_->NextAttempt(1);
   const auto part = Begin(*other, 1, attempt);
@@ -186,7 +186,7 @@ TEST_F(RanksTest, AReferenceToASegmentThatIsGoneFailsTheCommitAndNothingElse) {
       Extent{.segment_id = segments.front().segment_id, .offset_bytes = 4096, .length_bytes = 10},
       {}, 5,
       /*reused=*/true));
-  CAIRN_ASSERT_OK(part->HandIn({}));
+  CAIRN_ASSERT_OK(part->Prepare({}));
   CAIRN_ASSERT_OK(writer_->Delete(std::array<uint64_t, 1>{5}));
   const auto own = Begin(*writer_, 0, attempt, kNever);
   CAIRN_ASSERT_OK(Gather(*own));
@@ -195,10 +195,10 @@ TEST_F(RanksTest, AReferenceToASegmentThatIsGoneFailsTheCommitAndNothingElse) {
 }
 
 TEST_F(RanksTest, ARankThatHearsNothingFindsTheStepInTheIndex) {
-  const auto other = Join(Invite());
+  const auto other = Join(OpenSession());
   const std::string attempt = writer_->NextAttempt(1);
   const auto part = Begin(*other, 1, attempt);
-  CAIRN_ASSERT_OK(part->HandIn({}));
+  CAIRN_ASSERT_OK(part->Prepare({}));
   {
     const auto own = Begin(*writer_, 0, attempt, kNever);
     CAIRN_ASSERT_OK(Gather(*own));
@@ -206,16 +206,16 @@ TEST_F(RanksTest, ARankThatHearsNothingFindsTheStepInTheIndex) {
     CAIRN_ASSERT_OK(own->Commit({}));
   }
   std::filesystem::remove_all(path() + "/pending/" + attempt);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo info, part->AwaitOutcome());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo info, part->AwaitDecision());
   EXPECT_EQ(info.generation, (*writer_->Latest())->steps().front().generation);
 }
 
 // The index write is durable, its success is not seen, and the index cannot be opened again.
 TEST_F(RanksTest, NobodyRemovesAnythingWhileTheOutcomeIsUnknown) {
-  const auto other = Join(Invite());
+  const auto other = Join(OpenSession());
   const std::string attempt = writer_->NextAttempt(1);
   auto part = Begin(*other, 1, attempt);
-  CAIRN_ASSERT_OK(part->HandIn({}));
+  CAIRN_ASSERT_OK(part->Prepare({}));
   {
     const auto own = Begin(*writer_, 0, attempt, kNever);
     CAIRN_ASSERT_OK(Gather(*own));
@@ -232,7 +232,7 @@ TEST_F(RanksTest, NobodyRemovesAnythingWhileTheOutcomeIsUnknown) {
     ASSERT_FALSE(committed);
     CAIRN_ASSERT_OK(writer_->FailAttempt(attempt, 0, committed.error()));
   }
-  EXPECT_FALSE(part->AwaitOutcome());
+  EXPECT_FALSE(part->AwaitDecision());
   part.reset();
   std::filesystem::rename(path() + "/index/AWAY", path() + "/index/CURRENT");
   OpenWriter();
@@ -243,10 +243,10 @@ TEST_F(RanksTest, NobodyRemovesAnythingWhileTheOutcomeIsUnknown) {
 }
 
 TEST_F(RanksTest, APartThatMayHaveBeenTakenIsNotRemoved) {
-  const auto other = Join(Invite());
+  const auto other = Join(OpenSession());
   const std::string attempt = writer_->NextAttempt(1);
   auto part = Begin(*other, 1, attempt);
-  CAIRN_ASSERT_OK(part->HandIn({}));
+  CAIRN_ASSERT_OK(part->Prepare({}));
   {
     const auto own = Begin(*writer_, 0, attempt, kNever);
     CAIRN_ASSERT_OK(Gather(*own));
@@ -263,7 +263,7 @@ TEST_F(RanksTest, APartThatMayHaveBeenTakenIsNotRemoved) {
 }
 
 TEST_F(RanksTest, SharedRecordsThatAreNotWhatTheirNameSaysAreRefused) {
-  const auto other = Join(Invite());
+  const auto other = Join(OpenSession());
   const std::string attempt = writer_->NextAttempt(1);
   const auto part = Begin(*other, 1, attempt);
   const auto add = [&](StepWriter& writer, uint8_t byte) {
@@ -277,7 +277,7 @@ TEST_F(RanksTest, SharedRecordsThatAreNotWhatTheirNameSaysAreRefused) {
     if (file.path().extension() == ".shared") files.push_back(file.path());
   }
   ASSERT_EQ(files.size(), 2u);
-  CAIRN_ASSERT_OK(part->HandIn({}));
+  CAIRN_ASSERT_OK(part->Prepare({}));
   std::filesystem::remove(files[0]);
   std::filesystem::copy_file(files[1], files[0]);
   const auto own = Begin(*writer_, 0, attempt, kNever);
@@ -287,26 +287,26 @@ TEST_F(RanksTest, SharedRecordsThatAreNotWhatTheirNameSaysAreRefused) {
 TEST_F(RanksTest, NobodyJoinsWithoutAnInvitation) {
   StoreOptions options;
   options.session = writer_->session();
-  EXPECT_THAT(Store::Open(path(), OpenMode::kJoin, options),
+  EXPECT_THAT(Store::Open(path(), OpenMode::kJoinSession, options),
               IsError(ErrorCode::kFailedPrecondition, "the same directory"));
-  Join(Invite());
+  Join(OpenSession());
 }
 
 TEST_F(RanksTest, ManifestsAreNoHiddenTrapForASessionThatIsAPath) {
   StoreOptions options;
   options.session = "../elsewhere";
-  EXPECT_THAT(Store::Open(path(), OpenMode::kJoin, options),
+  EXPECT_THAT(Store::Open(path(), OpenMode::kJoinSession, options),
               IsError(ErrorCode::kInvalidArgument, "session"));
   options.session.clear();
-  EXPECT_THAT(Store::Open(path(), OpenMode::kJoin, options),
+  EXPECT_THAT(Store::Open(path(), OpenMode::kJoinSession, options),
               IsError(ErrorCode::kInvalidArgument, "session"));
 }
 
 TEST_F(RanksTest, RubbishInTheFilesThatRanksLeaveIsNoWordOfAnyone) {
-  const auto other = Join(Invite());
+  const auto other = Join(OpenSession());
   const std::string attempt = writer_->NextAttempt(1);
   const auto part = Begin(*other, 1, attempt);
-  CAIRN_ASSERT_OK(part->HandIn({}));
+  CAIRN_ASSERT_OK(part->Prepare({}));
   for (const char* rubbish : {"", "{", "[1]", "{\"committed\":\"yes\"}", "{\"error\":7}",
                               "{\"error\":{\"code\":\"x\",\"message\":3}}"}) {
     const std::string name = path() + "/pending/" + attempt + "/outcome";
@@ -314,7 +314,7 @@ TEST_F(RanksTest, RubbishInTheFilesThatRanksLeaveIsNoWordOfAnyone) {
       std::fputs(rubbish, file);
       std::fclose(file);
     }
-    EXPECT_THAT(part->AwaitOutcome(), IsError(ErrorCode::kUnavailable, "no word")) << rubbish;
+    EXPECT_THAT(part->AwaitDecision(), IsError(ErrorCode::kUnavailable, "no word")) << rubbish;
   }
 }
 

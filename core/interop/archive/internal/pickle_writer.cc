@@ -78,7 +78,7 @@ void PickleWriter::Global(std::string_view module, std::string_view name) {
   out_.append(name).push_back('\n');
 }
 
-uint32_t PickleWriter::Remember() {
+uint32_t PickleWriter::Record() {
   out_ += 'r';
   AppendLittle(out_, remembered_);
   return remembered_++;

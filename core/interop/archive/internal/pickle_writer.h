@@ -49,7 +49,7 @@ class PickleWriter {
   void Append() { out_ += 'e'; }
 
   /// A number for the value on top, which Repeat writes once more: the very same object.
-  uint32_t Remember();
+  uint32_t Record();
   void Repeat(uint32_t number);
 
   /// The pickle; nothing more can be written.

@@ -39,7 +39,7 @@ class MetadataPickler {
     const auto found = numbers_.find(name);
     if (found != numbers_.end()) return pickle_.Repeat(found->second);
     write_once();
-    numbers_.emplace(name, pickle_.Remember());
+    numbers_.emplace(name, pickle_.Record());
   }
   void Name(std::string_view text) {
     Shared("'" + std::string(text), [&] { pickle_.Text(text); });

@@ -15,12 +15,12 @@ namespace cairn::core::internal {
 /// Adds the ranges that read the digests of the chunk's pages into `leaves`, which get their size
 /// here and must stay where they are until they are read. They are to be checked then: the chunk's
 /// digest is RootDigest of them.
-void AddLeafRanges(const kv::Extents& extents, std::vector<uint64_t>& leaves,
+void AddPageDigestRanges(const kv::Extents& extents, std::vector<uint64_t>& page_digests,
                    std::vector<kv::ReadRange>& ranges);
 
 /// The page digests of each of the chunks; none where they cannot be read, or do not make the
 /// digest of the chunk. One batch of reads.
-std::vector<std::vector<uint64_t>> ReadStoredLeaves(const kv::Snapshot& snapshot,
+std::vector<std::vector<uint64_t>> ReadStoredPageDigests(const kv::Snapshot& snapshot,
                                                     std::span<const ChunkInfo* const> chunks);
 
 }  // namespace cairn::core::internal

@@ -27,7 +27,7 @@ View NarrowTo(const View& view, const Box& box) {
 /// The row-major bytes of tensors, one tensor after the other. View: TensorView or TensorTarget.
 /// Threads: as a vector.
 template <typename View>
-class PieceStream {
+class TensorStream {
  public:
   /// Requires a dtype and shape that TensorBytes accepts.
   void Add(View view) {

@@ -1,6 +1,6 @@
 // Lengths first, then bytes.
 
-#include "core/ranks/gather_any.h"
+#include "core/ranks/gather_v.h"
 
 #include <fmt/format.h>
 
@@ -46,9 +46,9 @@ Result<std::vector<ByteVector>> AllocateAll(std::span<const uint64_t> lengths) {
 
 }  // namespace
 
-Result<std::vector<ByteVector>> GatherAny(Communicator& communicator, ByteView mine, int root,
+Result<std::vector<ByteVector>> GatherV(Communicator& communicator, ByteView mine, int root,
                                           uint64_t max_bytes) {
-  CAIRN_TRY(CheckRoot("GatherAny", root, communicator.world_size()));
+  CAIRN_TRY(CheckRoot("GatherV", root, communicator.world_size()));
   CAIRN_TRY_ASSIGN(const auto lengths,
                    internal::AllGatherValues<uint64_t>(communicator, mine.size()));
   CAIRN_TRY(CheckTotal(lengths, max_bytes));
@@ -61,7 +61,7 @@ Result<std::vector<ByteVector>> GatherAny(Communicator& communicator, ByteView m
   return all;
 }
 
-Result<std::vector<ByteVector>> AllGatherAny(Communicator& communicator, ByteView mine,
+Result<std::vector<ByteVector>> AllGatherV(Communicator& communicator, ByteView mine,
                                              uint64_t max_bytes) {
   CAIRN_TRY_ASSIGN(const auto lengths,
                    internal::AllGatherValues<uint64_t>(communicator, mine.size()));
@@ -72,9 +72,9 @@ Result<std::vector<ByteVector>> AllGatherAny(Communicator& communicator, ByteVie
   return all;
 }
 
-Result<ByteVector> BroadcastAny(Communicator& communicator, ByteView bytes, int root,
+Result<ByteVector> BroadcastV(Communicator& communicator, ByteView bytes, int root,
                                 uint64_t max_bytes) {
-  CAIRN_TRY(CheckRoot("BroadcastAny", root, communicator.world_size()));
+  CAIRN_TRY(CheckRoot("BroadcastV", root, communicator.world_size()));
   uint64_t length = communicator.rank() == root ? bytes.size() : 0;
   CAIRN_TRY(communicator.Broadcast(std::as_writable_bytes(std::span(&length, 1)), root));
   if (length > max_bytes) {

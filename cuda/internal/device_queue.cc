@@ -1,6 +1,6 @@
-// Copies of a lane: direct ones, and parts that go through a buffer on the device.
+// Copies of a queue: direct ones, and parts that go through a buffer on the device.
 
-#include "cuda/internal/lane.h"
+#include "cuda/internal/device_queue.h"
 
 #include <algorithm>
 #include <utility>
@@ -32,14 +32,14 @@ core::TensorView AsView(const core::TensorTarget& target) {
   return {target.dtype, target.shape, target.strides, target.data, target.device};
 }
 
-class LaneFence final : public core::DeviceFence {
+class QueueFence final : public core::DeviceFence {
  public:
-  LaneFence(Event event, int device) : event_(std::move(event)), device_(device) {}
+  QueueFence(Event event, int device) : event_(std::move(event)), device_(device) {}
   Result<void> Await() const override {
     const DeviceScope scope(device_);
     return event_.Wait();
   }
-  Result<void> HoldBack(void* stream) const override {
+  Result<void> MakeStreamWait(void* stream) const override {
     const DeviceScope scope(device_);
     return Check(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), event_.get(), 0),
                  "making the caller's stream wait");
@@ -52,23 +52,23 @@ class LaneFence final : public core::DeviceFence {
 
 }  // namespace
 
-Result<std::unique_ptr<Lane>> Lane::Make(std::shared_ptr<DeviceHeap> heap) {
-  auto lane = std::unique_ptr<Lane>(new Lane(std::move(heap)));
-  const DeviceScope scope(lane->device());
-  CAIRN_TRY_ASSIGN(lane->copy_, Stream::Make());
-  CAIRN_TRY_ASSIGN(lane->pack_, Stream::Make());
-  lane->buffers_.resize(kBufferCount);
-  for (Buffer& buffer : lane->buffers_) {
+Result<std::unique_ptr<CudaQueue>> CudaQueue::Make(std::shared_ptr<DeviceHeap> heap) {
+  auto queue = std::unique_ptr<CudaQueue>(new CudaQueue(std::move(heap)));
+  const DeviceScope scope(queue->device());
+  CAIRN_TRY_ASSIGN(queue->copy_, Stream::Make());
+  CAIRN_TRY_ASSIGN(queue->pack_, Stream::Make());
+  queue->buffers_.resize(kBufferCount);
+  for (Buffer& buffer : queue->buffers_) {
     CAIRN_TRY_ASSIGN(buffer.done, Event::Make());
   }
-  return lane;
+  return queue;
 }
 
-Lane::~Lane() { Reset(); }
+CudaQueue::~CudaQueue() { Reset(); }
 
-void Lane::Reset() {
+void CudaQueue::Reset() {
   const DeviceScope scope(device());
-  // What has failed is known to whoever used the lane.
+  // What has failed is known to whoever used the queue.
   (void)pack_.Synchronize();
   (void)copy_.Synchronize();
   out_ = {};
@@ -81,7 +81,7 @@ void Lane::Reset() {
   marks_.clear();
 }
 
-Result<void> Lane::Follow(void* stream) {
+Result<void> CudaQueue::WaitForStream(void* stream) {
   const DeviceScope scope(device());
   CAIRN_TRY_ASSIGN(const Event now, Event::Make());
   CAIRN_TRY(now.Record(static_cast<cudaStream_t>(stream)));
@@ -89,21 +89,21 @@ Result<void> Lane::Follow(void* stream) {
   return copy_.WaitFor(now);
 }
 
-Result<std::shared_ptr<const core::DeviceFence>> Lane::Fence() {
+Result<std::shared_ptr<const core::DeviceFence>> CudaQueue::Fence() {
   CAIRN_TRY(Flush());
   const DeviceScope scope(device());
   CAIRN_TRY_ASSIGN(Event now, Event::Make());
   CAIRN_TRY(now.Record(copy_.get()));
-  return std::make_shared<const LaneFence>(std::move(now), device());
+  return std::make_shared<const QueueFence>(std::move(now), device());
 }
 
-Result<void> Lane::Order(const Stream& first, const Stream& second) {
+Result<void> CudaQueue::Order(const Stream& first, const Stream& second) {
   CAIRN_TRY_ASSIGN(const Event now, Event::Make());
   CAIRN_TRY(now.Record(first.get()));
   return second.WaitFor(now);
 }
 
-Result<void> Lane::CopyOut(const core::TensorView& source, uint64_t begin_bytes,
+Result<void> CudaQueue::CopyOut(const core::TensorView& source, uint64_t begin_bytes,
                            std::span<std::byte> target) {
   if (target.empty()) return {};
   if (target.size() < kDirectBytes || !core::IsContiguous(source.shape, source.strides)) {
@@ -121,7 +121,7 @@ Result<void> Lane::CopyOut(const core::TensorView& source, uint64_t begin_bytes,
 
 // A segment's header shifts all chunks against the blocks: without this each block of a large
 // tensor would begin with a small part.
-uint64_t Lane::TakeBefore(const std::byte* device, const std::byte* host) {
+uint64_t CudaQueue::TakeBefore(const std::byte* device, const std::byte* host) {
   if (!join_host_runs_ || out_.list.empty() ||
       reinterpret_cast<uintptr_t>(host) % kJoinedBytes == 0) {
     return 0;
@@ -138,13 +138,13 @@ uint64_t Lane::TakeBefore(const std::byte* device, const std::byte* host) {
   return length_bytes;
 }
 
-Result<void> Lane::ZeroOut(std::span<std::byte> target) {
+Result<void> CudaQueue::ZeroOut(std::span<std::byte> target) {
   if (target.empty()) return {};
   return Add(Direction::kOut,
              {.kind = Part::Kind::kZero, .length_bytes = target.size(), .host = target.data()});
 }
 
-Result<void> Lane::CopyIn(std::span<const std::byte> source, const core::TensorTarget& target,
+Result<void> CudaQueue::CopyIn(std::span<const std::byte> source, const core::TensorTarget& target,
                           uint64_t begin_bytes) {
   if (source.empty()) return {};
   if (source.size() < kDirectBytes || !core::IsContiguous(target.shape, target.strides)) {
@@ -161,7 +161,7 @@ Result<void> Lane::CopyIn(std::span<const std::byte> source, const core::TensorT
                "copying to the GPU");
 }
 
-Result<void> Lane::Collect(Direction direction, const core::TensorView& view, uint64_t begin_bytes,
+Result<void> CudaQueue::Collect(Direction direction, const core::TensorView& view, uint64_t begin_bytes,
                            std::byte* host, uint64_t count) {
   const bool contiguous = core::IsContiguous(view.shape, view.strides);
   // A part may be larger than a buffer. The cuts are multiples of every unit.
@@ -185,7 +185,7 @@ Result<void> Lane::Collect(Direction direction, const core::TensorView& view, ui
   return {};
 }
 
-Result<void> Lane::Add(Direction direction, const Part& part) {
+Result<void> CudaQueue::Add(Direction direction, const Part& part) {
   Parts& parts = direction == Direction::kOut ? out_ : in_;
   // A run begins where its host memory does, of 64; so no part takes more than this.
   const uint64_t taken_bytes = part.length_bytes + 2 * kBufferAlignment;
@@ -199,7 +199,7 @@ Result<void> Lane::Add(Direction direction, const Part& part) {
   return {};
 }
 
-std::optional<uint64_t> Lane::GapTo(Direction direction, const Run& run, const Part& part) const {
+std::optional<uint64_t> CudaQueue::GapTo(Direction direction, const Run& run, const Part& part) const {
   const std::byte* const end = run.host + run.length_bytes;
   if (!join_host_runs_ || part.host < end) return std::nullopt;
   if (reinterpret_cast<uintptr_t>(part.host) / kJoinedBytes !=
@@ -214,7 +214,7 @@ std::optional<uint64_t> Lane::GapTo(Direction direction, const Run& run, const P
   return gap_bytes;
 }
 
-Lane::Layout Lane::LayOut(Direction direction, const Parts& parts) const {
+CudaQueue::Layout CudaQueue::LayOut(Direction direction, const Parts& parts) const {
   Layout layout;
   layout.offsets_bytes.reserve(parts.list.size());
   uint64_t end_bytes = 0;
@@ -237,7 +237,7 @@ Lane::Layout Lane::LayOut(Direction direction, const Parts& parts) const {
   return layout;
 }
 
-Result<Lane::Buffer*> Lane::TakeBuffer() {
+Result<CudaQueue::Buffer*> CudaQueue::TakeBuffer() {
   Buffer& buffer = buffers_[next_buffer_];
   next_buffer_ = (next_buffer_ + 1) % buffers_.size();
   if (buffer.used) CAIRN_TRY(buffer.done.Wait());
@@ -248,7 +248,7 @@ Result<Lane::Buffer*> Lane::TakeBuffer() {
   return &buffer;
 }
 
-Result<void> Lane::Launch(Direction direction, const Parts& parts, const Layout& layout,
+Result<void> CudaQueue::Launch(Direction direction, const Parts& parts, const Layout& layout,
                           const Buffer& buffer) {
   auto* const jobs = buffer.host_jobs.As<CopyJob>();
   uint32_t job_count = 0;
@@ -288,7 +288,7 @@ Result<void> Lane::Launch(Direction direction, const Parts& parts, const Layout&
   return {};
 }
 
-Result<void> Lane::Send(Direction direction) {
+Result<void> CudaQueue::Send(Direction direction) {
   Parts& parts = direction == Direction::kOut ? out_ : in_;
   if (parts.empty()) return {};
   CAIRN_TRY(SendWithin());
@@ -321,7 +321,7 @@ Result<void> Lane::Send(Direction direction) {
   return buffer->done.Record(pack_.get());
 }
 
-Result<void> Lane::CopyStrided(const core::TensorView& view, uint64_t begin_bytes, uint64_t count,
+Result<void> CudaQueue::CopyStrided(const core::TensorView& view, uint64_t begin_bytes, uint64_t count,
                                unsigned char* packed, bool unpack) {
   const uint64_t alignment = begin_bytes | count | reinterpret_cast<uintptr_t>(packed);
   CAIRN_TRY_ASSIGN(const StridedShape shape, ShapeForCopy(view, alignment));
@@ -332,7 +332,7 @@ Result<void> Lane::CopyStrided(const core::TensorView& view, uint64_t begin_byte
       "packing a strided tensor on the GPU");
 }
 
-Result<void> Lane::AddWithin(bool unpack, const unsigned char* source, unsigned char* target,
+Result<void> CudaQueue::AddWithin(bool unpack, const unsigned char* source, unsigned char* target,
                              uint64_t length_bytes) {
   // What was packed may be unpacked next: the two kinds are never in one launch.
   if (within_unpacks_ != unpack) CAIRN_TRY(SendWithin());
@@ -346,7 +346,7 @@ Result<void> Lane::AddWithin(bool unpack, const unsigned char* source, unsigned 
   return {};
 }
 
-Result<void> Lane::SendWithin() {
+Result<void> CudaQueue::SendWithin() {
   if (within_.empty()) return {};
   const DeviceScope scope(device());
   const std::vector<CopyJob> jobs = std::exchange(within_, {});
@@ -363,17 +363,17 @@ Result<void> Lane::SendWithin() {
   return buffer->done.Record(pack_.get());
 }
 
-Result<void> Lane::Pack(const core::TensorView& source, uint64_t begin_bytes, uint64_t count,
+Result<void> CudaQueue::Pack(const core::TensorView& source, uint64_t begin_bytes, uint64_t count,
                         std::byte* target) {
   return CopyWithin(source, begin_bytes, count, AsDevice(target), /*unpack=*/false);
 }
 
-Result<void> Lane::Unpack(const std::byte* source, uint64_t count, const core::TensorTarget& target,
+Result<void> CudaQueue::Unpack(const std::byte* source, uint64_t count, const core::TensorTarget& target,
                           uint64_t begin_bytes) {
   return CopyWithin(AsView(target), begin_bytes, count, AsDevice(source), /*unpack=*/true);
 }
 
-Result<void> Lane::CopyWithin(const core::TensorView& view, uint64_t begin_bytes, uint64_t count,
+Result<void> CudaQueue::CopyWithin(const core::TensorView& view, uint64_t begin_bytes, uint64_t count,
                               unsigned char* packed, bool unpack) {
   if (count == 0) return {};
   CAIRN_TRY(Send(Direction::kIn));  // which may write what is read here
@@ -394,7 +394,7 @@ Result<void> Lane::CopyWithin(const core::TensorView& view, uint64_t begin_bytes
                "copying on the GPU");
 }
 
-Result<Lane::Mark> Lane::Flush() {
+Result<CudaQueue::Mark> CudaQueue::Flush() {
   CAIRN_TRY(SendWithin());
   CAIRN_TRY(Send(Direction::kOut));
   CAIRN_TRY(Send(Direction::kIn));
@@ -408,7 +408,7 @@ Result<Lane::Mark> Lane::Flush() {
   return next_mark_++;
 }
 
-Result<bool> Lane::Passed(Mark mark) {
+Result<bool> CudaQueue::Passed(Mark mark) {
   const DeviceScope scope(device());  // a new thread would make a context on device 0
   const std::lock_guard lock(marks_mutex_);
   while (!marks_.empty() && marks_.front().first <= mark) {
@@ -419,7 +419,7 @@ Result<bool> Lane::Passed(Mark mark) {
   return true;
 }
 
-Result<void> Lane::Await(Mark mark) {
+Result<void> CudaQueue::Await(Mark mark) {
   const DeviceScope scope(device());
   std::shared_ptr<const Event> event;
   {

@@ -23,8 +23,8 @@ constexpr uint64_t MaxExtents(uint64_t page_count) {
 }
 
 /// Pages to be written, in order, and what is taken from the base around them.
-struct PageRuns {
-  std::vector<kv::StepWriter::PageRun> written;
+struct PageRanges {
+  std::vector<kv::StepWriter::PageRange> written;
   /// One for each run of pages in the chunk: a part of the base's extents, or nothing where the
   /// next of `written` goes.
   std::vector<std::optional<kv::Extent>> extents;
@@ -35,12 +35,12 @@ struct PageRuns {
 };
 
 /// Pages whose digests differ. Requires as many of the one as of the other.
-std::vector<bool> ChangedPages(std::span<const uint64_t> leaves,
-                               std::span<const uint64_t> base_leaves);
+std::vector<bool> ChangedPages(std::span<const uint64_t> page_digests,
+                               std::span<const uint64_t> base_page_digests);
 
 /// Nothing: the chunk is better written whole, because more than half of its pages changed or it
 /// would lie in more than MaxExtents. `changed` has one for each page of the chunk, which has the
 /// length of `base`.
-std::optional<PageRuns> PlanPageRuns(const std::vector<bool>& changed, const kv::Extents& base);
+std::optional<PageRanges> PlanPageRanges(const std::vector<bool>& changed, const kv::Extents& base);
 
 }  // namespace cairn::core::internal

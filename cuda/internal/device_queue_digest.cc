@@ -1,4 +1,4 @@
-// Digests of a lane: one launch for all payload that lies in one piece; strided payload is packed
+// Digests of a queue: one launch for all payload that lies in one piece; strided payload is packed
 // into a window first.
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cuda/internal/digest_kernel.h"
-#include "cuda/internal/lane.h"
+#include "cuda/internal/device_queue.h"
 #include "kv/digest.h"
 
 namespace cairn::cuda::internal {
@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint64_t kWindowBytes = 64 << 20;
 
-class Leaves final : public core::DeviceLeaves {
+class Leaves final : public core::DevicePageDigests {
  public:
   Leaves(DeviceBuffer buffer, uint64_t page_count)
       : buffer_(std::move(buffer)), page_count_(page_count) {}
@@ -29,13 +29,13 @@ class Leaves final : public core::DeviceLeaves {
 
 }  // namespace
 
-struct Lane::DigestTables {
+struct CudaQueue::DigestTables {
   const uint64_t* base = nullptr;
-  uint64_t* leaves = nullptr;
+  uint64_t* page_digests = nullptr;
   uint32_t* changed = nullptr;
 };
 
-Result<void> Lane::DigestBatch(std::span<const PageJob> jobs, uint64_t page_count,
+Result<void> CudaQueue::DigestBatch(std::span<const PageJob> jobs, uint64_t page_count,
                                const DigestTables& tables) {
   if (jobs.empty()) return {};
   // The kernel before reads the table that is written now.
@@ -50,14 +50,14 @@ Result<void> Lane::DigestBatch(std::span<const PageJob> jobs, uint64_t page_coun
                              .job_count = static_cast<uint32_t>(jobs.size()),
                              .page_count = page_count,
                              .base = tables.base,
-                             .leaves = tables.leaves,
+                             .page_digests = tables.page_digests,
                              .changed = tables.changed},
                             heap_->multiprocessors(), pack_.get()),
                "digesting on the GPU");
 }
 
-Result<void> Lane::DigestStrided(std::span<const core::DigestJob> jobs,
-                                 std::span<const uint64_t> first_leaf, const DigestTables& tables) {
+Result<void> CudaQueue::DigestStrided(std::span<const core::DigestJob> jobs,
+                                 std::span<const uint64_t> first_page_digest, const DigestTables& tables) {
   std::vector<PageJob> window;
   uint64_t window_bytes = 0;
   uint64_t window_pages = 0;
@@ -82,7 +82,7 @@ Result<void> Lane::DigestStrided(std::span<const core::DigestJob> jobs,
       window.push_back({.data = packed,
                         .length_bytes = length_bytes,
                         .first_page = window_pages,
-                        .first_leaf = first_leaf[i] + page,
+                        .first_page_digest = first_page_digest[i] + page,
                         .base_page = job.base_page == core::DigestJob::kNoBase
                                          ? job.base_page
                                          : job.base_page + page});
@@ -95,25 +95,25 @@ Result<void> Lane::DigestStrided(std::span<const core::DigestJob> jobs,
   return send();
 }
 
-Result<Lane::Digests> Lane::Digest(std::span<const core::DigestJob> jobs,
-                                   const core::DeviceLeaves* base) {
+Result<CudaQueue::Digests> CudaQueue::Digest(std::span<const core::DigestJob> jobs,
+                                   const core::DevicePageDigests* base) {
   uint64_t page_count = 0;
   for (const core::DigestJob& job : jobs) page_count += kv::PageCount(job.length_bytes);
   const uint64_t changed_bytes = (page_count + 63) / 64 * sizeof(uint64_t);
-  CAIRN_TRY_ASSIGN(DeviceBuffer leaves, heap_->Allocate(page_count * sizeof(uint64_t)));
+  CAIRN_TRY_ASSIGN(DeviceBuffer page_digests, heap_->Allocate(page_count * sizeof(uint64_t)));
   CAIRN_TRY_ASSIGN(const DeviceBuffer changed, heap_->Allocate(changed_bytes));
-  auto digested = DigestInto(jobs, base, page_count, leaves, changed);
+  auto digested = DigestInto(jobs, base, page_count, page_digests, changed);
   if (!digested) {
     Reset();  // before the kernels' memory goes
     return Fail(std::move(digested).error());
   }
-  return Digests{.leaves = std::make_shared<const Leaves>(std::move(leaves), page_count),
+  return Digests{.page_digests = std::make_shared<const Leaves>(std::move(page_digests), page_count),
                  .changed = *std::move(digested)};
 }
 
-Result<std::vector<uint64_t>> Lane::DigestInto(std::span<const core::DigestJob> jobs,
-                                               const core::DeviceLeaves* base, uint64_t page_count,
-                                               const DeviceBuffer& leaves,
+Result<std::vector<uint64_t>> CudaQueue::DigestInto(std::span<const core::DigestJob> jobs,
+                                               const core::DevicePageDigests* base, uint64_t page_count,
+                                               const DeviceBuffer& page_digests,
                                                const DeviceBuffer& changed) {
   if (page_count == 0) return {};
   CAIRN_TRY(SendWithin());
@@ -122,36 +122,36 @@ Result<std::vector<uint64_t>> Lane::DigestInto(std::span<const core::DigestJob> 
   if (copy_is_ahead_) CAIRN_TRY(Order(copy_, pack_));
   copy_is_ahead_ = false;
 
-  std::vector<uint64_t> first_leaf;
+  std::vector<uint64_t> first_page_digest;
   std::vector<PageJob> contiguous;
-  uint64_t leaf = 0;
+  uint64_t page_digest = 0;
   uint64_t contiguous_pages = 0;
-  first_leaf.reserve(jobs.size());
+  first_page_digest.reserve(jobs.size());
   for (const core::DigestJob& job : jobs) {
     const uint64_t pages = kv::PageCount(job.length_bytes);
-    first_leaf.push_back(leaf);
+    first_page_digest.push_back(page_digest);
     if (pages > 0 && core::IsContiguous(job.source.shape, job.source.strides)) {
       contiguous.push_back(
           {.data = reinterpret_cast<const unsigned char*>(job.source.data) + job.begin_bytes,
            .length_bytes = job.length_bytes,
            .first_page = contiguous_pages,
-           .first_leaf = leaf,
+           .first_page_digest = page_digest,
            .base_page = job.base_page});
       contiguous_pages += pages;
     }
-    leaf += pages;
+    page_digest += pages;
   }
 
   const uint64_t changed_bytes = changed.length_bytes();
-  CAIRN_TRY(host_results_.Grow(page_count * sizeof(uint64_t)));  // FetchLeaves needs no more then
-  const auto* const base_leaves = static_cast<const Leaves*>(base);
-  const DigestTables tables{.base = base_leaves != nullptr ? base_leaves->data() : nullptr,
-                            .leaves = leaves.As<uint64_t>(),
+  CAIRN_TRY(host_results_.Grow(page_count * sizeof(uint64_t)));  // FetchPageDigests needs no more then
+  const auto* const base_page_digests = static_cast<const Leaves*>(base);
+  const DigestTables tables{.base = base_page_digests != nullptr ? base_page_digests->data() : nullptr,
+                            .page_digests = page_digests.As<uint64_t>(),
                             .changed = changed.As<uint32_t>()};
   CAIRN_TRY(
       Check(cudaMemsetAsync(changed.data(), 0, changed_bytes, pack_.get()), "clearing GPU memory"));
   CAIRN_TRY(DigestBatch(contiguous, contiguous_pages, tables));
-  CAIRN_TRY(DigestStrided(jobs, first_leaf, tables));
+  CAIRN_TRY(DigestStrided(jobs, first_page_digest, tables));
   CAIRN_TRY(Check(cudaMemcpyAsync(host_results_.data(), changed.data(), changed_bytes,
                                   cudaMemcpyDeviceToHost, pack_.get()),
                   "bringing digests from the GPU"));
@@ -163,7 +163,7 @@ Result<std::vector<uint64_t>> Lane::DigestInto(std::span<const core::DigestJob> 
   return words;
 }
 
-Result<std::vector<uint64_t>> Lane::FetchLeaves(const core::DeviceLeaves& leaves,
+Result<std::vector<uint64_t>> CudaQueue::FetchPageDigests(const core::DevicePageDigests& page_digests,
                                                 std::span<const PageRange> ranges) {
   const DeviceScope scope(device());
   uint64_t count = 0;
@@ -173,8 +173,8 @@ Result<std::vector<uint64_t>> Lane::FetchLeaves(const core::DeviceLeaves& leaves
   CAIRN_TRY(host_results_.Grow(count * sizeof(uint64_t)));
   const core::TensorView view{
       .dtype = core::DType::kUInt8,
-      .shape = {leaves.page_count() * sizeof(uint64_t)},
-      .data = reinterpret_cast<const std::byte*>(static_cast<const Leaves&>(leaves).data()),
+      .shape = {page_digests.page_count() * sizeof(uint64_t)},
+      .data = reinterpret_cast<const std::byte*>(static_cast<const Leaves&>(page_digests).data()),
       .device = device()};
   const auto bring = [&]() -> Result<void> {
     std::byte* at = host_results_.data();

@@ -24,16 +24,16 @@ namespace cairn::cuda::internal {
 
 /// Device memory: three buffers of 8 MiB, and what the digests of a call need (8 bytes and a bit a
 /// page, 40 bytes a job, 64 MiB where strided tensors are digested). Host memory, page-locked: the
-/// tables of the same. Allocated at the first use, kept until the lane goes.
+/// tables of the same. Allocated at the first use, kept until the queue goes.
 ///
-/// Threads: as DeviceLane; Passed and Await may be called beside the other members.
-class Lane final : public core::DeviceLane {
+/// Threads: as DeviceQueue; Passed and Await may be called beside the other members.
+class CudaQueue final : public core::DeviceQueue {
  public:
-  static Result<std::unique_ptr<Lane>> Make(std::shared_ptr<DeviceHeap> heap);
-  ~Lane() override;
+  static Result<std::unique_ptr<CudaQueue>> Make(std::shared_ptr<DeviceHeap> heap);
+  ~CudaQueue() override;
 
   int device() const override { return heap_->device(); }
-  Result<void> Follow(void* stream) override;
+  Result<void> WaitForStream(void* stream) override;
   Result<void> CopyOut(const core::TensorView& source, uint64_t begin_bytes,
                        std::span<std::byte> target) override;
   Result<void> ZeroOut(std::span<std::byte> target) override;
@@ -50,8 +50,8 @@ class Lane final : public core::DeviceLane {
   Result<void> Await(Mark mark) override;
   Result<std::shared_ptr<const core::DeviceFence>> Fence() override;
   Result<Digests> Digest(std::span<const core::DigestJob> jobs,
-                         const core::DeviceLeaves* base) override;
-  Result<std::vector<uint64_t>> FetchLeaves(const core::DeviceLeaves& leaves,
+                         const core::DevicePageDigests* base) override;
+  Result<std::vector<uint64_t>> FetchPageDigests(const core::DevicePageDigests& page_digests,
                                             std::span<const PageRange> ranges) override;
 
  private:
@@ -91,7 +91,7 @@ class Lane final : public core::DeviceLane {
     std::vector<uint64_t> offsets_bytes;  // of each part
   };
 
-  explicit Lane(std::shared_ptr<DeviceHeap> heap) : heap_(std::move(heap)) {}
+  explicit CudaQueue(std::shared_ptr<DeviceHeap> heap) : heap_(std::move(heap)) {}
 
   enum class Direction { kOut, kIn };
   Result<void> Collect(Direction direction, const core::TensorView& view, uint64_t begin_bytes,
@@ -122,12 +122,12 @@ class Lane final : public core::DeviceLane {
   /// Tables of one launch of the digest kernel.
   struct DigestTables;
   Result<std::vector<uint64_t>> DigestInto(std::span<const core::DigestJob> jobs,
-                                           const core::DeviceLeaves* base, uint64_t page_count,
-                                           const DeviceBuffer& leaves, const DeviceBuffer& changed);
+                                           const core::DevicePageDigests* base, uint64_t page_count,
+                                           const DeviceBuffer& page_digests, const DeviceBuffer& changed);
   Result<void> DigestBatch(std::span<const PageJob> jobs, uint64_t page_count,
                            const DigestTables& tables);
   Result<void> DigestStrided(std::span<const core::DigestJob> jobs,
-                             std::span<const uint64_t> first_leaf, const DigestTables& tables);
+                             std::span<const uint64_t> first_page_digest, const DigestTables& tables);
 
   const std::shared_ptr<DeviceHeap> heap_;  // shared with its buffers, which leaves may keep
   Stream copy_;

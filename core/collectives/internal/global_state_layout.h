@@ -20,7 +20,7 @@
 namespace cairn::core::internal {
 
 /// Threads: immutable once exchanged.
-class LeafRoster {
+class GlobalStateLayout {
  public:
   struct Entry {
     enum class Kind : uint8_t { kWhole, kMesh, kBoxes };  // kWhole: plain values too
@@ -34,10 +34,10 @@ class LeafRoster {
   };
 
   /// A collective. `local` is what this rank found so far; `options` has to be the same everywhere.
-  /// Errors, the same on all ranks: those of Vote; kInvalidArgument: options differ; ranks say
+  /// Errors, the same on all ranks: those of AgreeOnStatus; kInvalidArgument: options differ; ranks say
   /// different things of one key; a mesh holds a rank that is none or lacks the tensor; boxes of
   /// explicit shards leave elements out or hold them twice. They name key and rank.
-  static Result<LeafRoster> Exchange(Communicator& communicator, const StateDict& state,
+  static Result<GlobalStateLayout> Exchange(Communicator& communicator, const StateDict& state,
                                      const std::vector<Leaf>& leaves, const Result<void>& local,
                                      std::span<const uint64_t> options);
 

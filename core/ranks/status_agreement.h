@@ -9,10 +9,10 @@ namespace cairn::core {
 /// lowest rank that failed, with "rank 2: " before its message. Where the communicator fails, a
 /// rank gets its own error if it has one, else the communicator's. Cost: 8 bytes from each rank;
 /// after a failure its error to all.
-Result<void> Vote(Communicator& communicator, const Result<void>& own);
+Result<void> AgreeOnStatus(Communicator& communicator, const Result<void>& own);
 
 /// The same with a short text that rank 0 gives and all get; a rank that failed keeps its own
 /// error, others get it as text.
-Result<std::string> VoteAndTell(Communicator& communicator, const Result<std::string>& own);
+Result<std::string> BroadcastStatus(Communicator& communicator, const Result<std::string>& own);
 
 }  // namespace cairn::core

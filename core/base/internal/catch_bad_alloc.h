@@ -10,7 +10,7 @@ namespace cairn::core::internal {
 
 /// What `work` returns; kResourceExhausted if it ran out of memory on `what`.
 template <typename Work>
-auto CatchNoMemory(const char* what, const Work& work) -> decltype(work()) {
+auto CatchBadAlloc(const char* what, const Work& work) -> decltype(work()) {
   try {
     return work();
   } catch (const std::bad_alloc&) {

@@ -1,6 +1,6 @@
 // Votes: lengths of errors or fixed words first, so that one AllGather is all that goes well takes.
 
-#include "core/ranks/vote.h"
+#include "core/ranks/status_agreement.h"
 
 #include <fmt/format.h>
 
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/ranks/internal/all_gather_values.h"
-#include "core/ranks/internal/wire.h"
+#include "core/ranks/internal/message_codec.h"
 
 namespace cairn::core {
 namespace {
@@ -20,13 +20,13 @@ using internal::WireReader;
 using internal::WireWriter;
 
 // byte 0: 1 if fine; byte 1: the error's code; from 8 on: text, ended by NUL
-struct Word {
+struct StatusMessage {
   static constexpr size_t kTextBytes = 1016;
   std::array<std::byte, kTextBytes + 8> bytes{};
 
-  static Word Fine(std::string_view text) { return Word(true, ErrorCode::kInternal, text); }
-  static Word Bad(const Error& error) { return Word(false, error.code, error.ToString()); }
-  Word() = default;
+  static StatusMessage Fine(std::string_view text) { return StatusMessage(true, ErrorCode::kInternal, text); }
+  static StatusMessage Bad(const Error& error) { return StatusMessage(false, error.code, error.ToString()); }
+  StatusMessage() = default;
 
   bool fine() const { return bytes[0] != std::byte{0}; }
   ErrorCode code() const {
@@ -39,7 +39,7 @@ struct Word {
   }
 
  private:
-  Word(bool fine, ErrorCode code, std::string_view text) {
+  StatusMessage(bool fine, ErrorCode code, std::string_view text) {
     bytes[0] = std::byte{fine};
     bytes[1] = static_cast<std::byte>(code);
     std::memcpy(bytes.data() + 8, text.data(), std::min(text.size(), kTextBytes));
@@ -69,12 +69,12 @@ Error DecodeError(std::span<const std::byte> bytes, int rank) {
 
 }  // namespace
 
-Result<std::string> VoteAndTell(Communicator& communicator, const Result<std::string>& own) {
-  const Word word = own ? Word::Fine(*own) : Word::Bad(own.error());
+Result<std::string> BroadcastStatus(Communicator& communicator, const Result<std::string>& own) {
+  const StatusMessage word = own ? StatusMessage::Fine(*own) : StatusMessage::Bad(own.error());
   const auto gathered = AllGatherValues(communicator, word);
   if (!own) return own;
   if (!gathered) return std::unexpected(gathered.error());
-  const std::vector<Word>& words = *gathered;
+  const std::vector<StatusMessage>& words = *gathered;
   for (size_t rank = 0; rank < words.size(); ++rank) {
     if (words[rank].fine()) continue;
     return Fail(words[rank].code(), fmt::format("rank {}: {}", rank, words[rank].text()));
@@ -82,7 +82,7 @@ Result<std::string> VoteAndTell(Communicator& communicator, const Result<std::st
   return words[0].text();
 }
 
-Result<void> Vote(Communicator& communicator, const Result<void>& own) {
+Result<void> AgreeOnStatus(Communicator& communicator, const Result<void>& own) {
   std::vector<std::byte> error = own ? std::vector<std::byte>() : EncodeError(own.error());
   const uint64_t length_bytes = error.size();
   const auto gathered = AllGatherValues(communicator, length_bytes);

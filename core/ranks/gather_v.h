@@ -20,7 +20,7 @@ using ByteVector = std::vector<std::byte>;
 /// allocate without bound.
 inline constexpr uint64_t kMaxAnyBytes = 4ull << 30;
 
-/// The lengths go first, in an AllGather (a Broadcast for BroadcastAny), then the bytes; two
+/// The lengths go first, in an AllGather (a Broadcast for BroadcastV), then the bytes; two
 /// collectives in all. Errors are those of the communicator, and
 ///   kInvalidArgument: all ranges together are longer than `max_bytes`. All ranks give the same
 ///   limit, so it fails on all of them; no byte was sent, and the communicator stays usable.
@@ -28,15 +28,15 @@ inline constexpr uint64_t kMaxAnyBytes = 4ull << 30;
 ///   deadline.
 
 /// At the root element i holds rank i's `mine`; elsewhere the result is empty.
-Result<std::vector<ByteVector>> GatherAny(Communicator& communicator, ByteView mine, int root,
+Result<std::vector<ByteVector>> GatherV(Communicator& communicator, ByteView mine, int root,
                                           uint64_t max_bytes = kMaxAnyBytes);
 
 /// Element i holds rank i's `mine`, on every rank.
-Result<std::vector<ByteVector>> AllGatherAny(Communicator& communicator, ByteView mine,
+Result<std::vector<ByteVector>> AllGatherV(Communicator& communicator, ByteView mine,
                                              uint64_t max_bytes = kMaxAnyBytes);
 
 /// `bytes` of the root, on every rank; elsewhere `bytes` is not looked at.
-Result<ByteVector> BroadcastAny(Communicator& communicator, ByteView bytes, int root,
+Result<ByteVector> BroadcastV(Communicator& communicator, ByteView bytes, int root,
                                 uint64_t max_bytes = kMaxAnyBytes);
 
 /// The ranks that differ from this one in the dimensions `along` of the mesh only, in the order of

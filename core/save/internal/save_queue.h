@@ -11,7 +11,7 @@
 namespace cairn::core::internal {
 
 /// Threads: any.
-class SaveTurns {
+class SaveQueue {
  public:
   /// Draws the next turn, while `draw` runs alone. Each turn that is drawn must be ended once.
   template <typename Draw>

@@ -1,6 +1,6 @@
-// Which way bytes go: by hand, or by a lane.
+// Which way bytes go: by hand, or by a queue.
 
-#include "core/device/internal/device_lanes.h"
+#include "core/device/internal/device_queues.h"
 
 #include <algorithm>
 
@@ -19,32 +19,32 @@ bool AreNeighbours(int tensor_device, int memory_device) {
 
 }  // namespace
 
-Result<std::vector<DeviceStream>> FollowStreams(DeviceLane& lane,
+Result<std::vector<DeviceStream>> WaitForStreams(DeviceQueue& queue,
                                                 std::span<const DeviceStream> streams) {
   std::vector<DeviceStream> followed;
   for (const DeviceStream& stream : streams) {
-    if (stream.device == lane.device()) followed.push_back(stream);
+    if (stream.device == queue.device()) followed.push_back(stream);
   }
-  if (followed.empty()) followed.push_back({.device = lane.device()});
-  for (const DeviceStream& stream : followed) CAIRN_TRY(lane.Follow(stream.stream));
+  if (followed.empty()) followed.push_back({.device = queue.device()});
+  for (const DeviceStream& stream : followed) CAIRN_TRY(queue.WaitForStream(stream.stream));
   return followed;
 }
 
-Result<DeviceLanes> DeviceLanes::Open(const std::set<int>& devices,
+Result<DeviceQueues> DeviceQueues::Open(const std::set<int>& devices,
                                       std::span<const DeviceStream> streams) {
-  DeviceLanes opened;
+  DeviceQueues opened;
   if (devices.empty()) return opened;
   CAIRN_TRY_ASSIGN(DeviceBackend* const backend, FindDeviceBackend());
   for (const int device : devices) {
-    CAIRN_TRY_ASSIGN(auto lane, backend->OpenLane(device));
-    CAIRN_TRY(FollowStreams(*lane, streams));
-    opened.lanes_.emplace(device, std::move(lane));
+    CAIRN_TRY_ASSIGN(auto queue, backend->OpenQueue(device));
+    CAIRN_TRY(WaitForStreams(*queue, streams));
+    opened.queues_.emplace(device, std::move(queue));
   }
   CAIRN_TRY(opened.Await());
   return opened;
 }
 
-Result<void> DeviceLanes::Read(const TensorView& source, uint64_t begin_bytes,
+Result<void> DeviceQueues::Read(const TensorView& source, uint64_t begin_bytes,
                                std::span<std::byte> memory, int memory_device) const {
   if (source.device == kHostDevice) {
     CAIRN_CHECK(memory_device == kHostDevice);
@@ -52,12 +52,12 @@ Result<void> DeviceLanes::Read(const TensorView& source, uint64_t begin_bytes,
     return {};
   }
   CAIRN_CHECK(AreNeighbours(source.device, memory_device));
-  DeviceLane& lane = On(source.device);
-  if (memory_device == kHostDevice) return lane.CopyOut(source, begin_bytes, memory);
-  return lane.Pack(source, begin_bytes, memory.size(), memory.data());
+  DeviceQueue& queue = On(source.device);
+  if (memory_device == kHostDevice) return queue.CopyOut(source, begin_bytes, memory);
+  return queue.Pack(source, begin_bytes, memory.size(), memory.data());
 }
 
-Result<void> DeviceLanes::Write(std::span<const std::byte> memory, int memory_device,
+Result<void> DeviceQueues::Write(std::span<const std::byte> memory, int memory_device,
                                 const TensorTarget& target, uint64_t begin_bytes) const {
   if (target.device == kHostDevice) {
     CAIRN_CHECK(memory_device == kHostDevice);
@@ -65,12 +65,12 @@ Result<void> DeviceLanes::Write(std::span<const std::byte> memory, int memory_de
     return {};
   }
   CAIRN_CHECK(AreNeighbours(target.device, memory_device));
-  DeviceLane& lane = On(target.device);
-  if (memory_device == kHostDevice) return lane.CopyIn(memory, target, begin_bytes);
-  return lane.Unpack(memory.data(), memory.size(), target, begin_bytes);
+  DeviceQueue& queue = On(target.device);
+  if (memory_device == kHostDevice) return queue.CopyIn(memory, target, begin_bytes);
+  return queue.Unpack(memory.data(), memory.size(), target, begin_bytes);
 }
 
-Result<void> DeviceLanes::CopyThroughHost(const TensorView& source, const TensorTarget& target,
+Result<void> DeviceQueues::CopyThroughHost(const TensorView& source, const TensorTarget& target,
                                           uint64_t length_bytes) const {
   CAIRN_TRY_ASSIGN(const HostMemory bounce,
                    HostMemory::Allocate(std::min(length_bytes, kBounceBytes)));
@@ -86,12 +86,12 @@ Result<void> DeviceLanes::CopyThroughHost(const TensorView& source, const Tensor
   };
   Result<void> copied = copy();
   if (!copied) {
-    for (const auto& [device, lane] : lanes_) lane->Reset();  // before `bounce` goes
+    for (const auto& [device, queue] : queues_) queue->Reset();  // before `bounce` goes
   }
   return copied;
 }
 
-Result<void> DeviceLanes::Copy(const TensorView& source, const TensorTarget& target) const {
+Result<void> DeviceQueues::Copy(const TensorView& source, const TensorTarget& target) const {
   if (source.device == kHostDevice && target.device == kHostDevice) {
     CopyTensor(source, target);
     return {};
@@ -110,12 +110,12 @@ Result<void> DeviceLanes::Copy(const TensorView& source, const TensorTarget& tar
   return CopyThroughHost(source, target, length_bytes);
 }
 
-Result<void> DeviceLanes::Await() const {
-  std::map<DeviceLane*, DeviceLane::Mark> marks;
-  for (const auto& [device, lane] : lanes_) {
-    CAIRN_TRY_ASSIGN(marks[lane.get()], lane->Flush());
+Result<void> DeviceQueues::Await() const {
+  std::map<DeviceQueue*, DeviceQueue::Mark> marks;
+  for (const auto& [device, queue] : queues_) {
+    CAIRN_TRY_ASSIGN(marks[queue.get()], queue->Flush());
   }
-  for (const auto& [lane, mark] : marks) CAIRN_TRY(lane->Await(mark));
+  for (const auto& [queue, mark] : marks) CAIRN_TRY(queue->Await(mark));
   return {};
 }
 

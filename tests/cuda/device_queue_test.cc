@@ -1,4 +1,4 @@
-// Copies through a lane, direct, packed and strided, are those that the host makes.
+// Copies through a queue, direct, packed and strided, are those that the host makes.
 
 #include <gtest/gtest.h>
 
@@ -22,23 +22,23 @@ using testing::IsError;
 using testing::PinnedBytes;
 using testing::RandomBytes;
 
-class LaneTest : public ::testing::Test {
+class DeviceQueueTest : public ::testing::Test {
  protected:
   void SetUp() override {
     CAIRN_SKIP_WITHOUT_GPU();
     CAIRN_ASSERT_OK_AND_ASSIGN(core::DeviceBackend* const backend, FindBackend());
     backend_ = backend;
-    CAIRN_ASSERT_OK_AND_ASSIGN(lane_, backend->OpenLane(0));
+    CAIRN_ASSERT_OK_AND_ASSIGN(queue_, backend->OpenQueue(0));
   }
   void AwaitAll() {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto mark, lane_->Flush());
-    CAIRN_ASSERT_OK(lane_->Await(mark));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const bool passed, lane_->Passed(mark));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto mark, queue_->Flush());
+    CAIRN_ASSERT_OK(queue_->Await(mark));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const bool passed, queue_->Passed(mark));
     EXPECT_TRUE(passed);
   }
 
   core::DeviceBackend* backend_ = nullptr;
-  std::shared_ptr<core::DeviceLane> lane_;
+  std::shared_ptr<core::DeviceQueue> queue_;
 };
 
 std::vector<std::byte> RowMajor(const TensorView& host) {
@@ -57,7 +57,7 @@ std::vector<TensorView> StridedViews() {
           {.dtype = DType::kComplex128, .shape = {60, 60}, .strides = {1, 60}}};
 }
 
-TEST_F(LaneTest, BringsPartsOfEveryKindInOneGo) {
+TEST_F(DeviceQueueTest, BringsPartsOfEveryKindInOneGo) {
   const std::vector<std::byte> bytes = RandomBytes(400'000, 1);
   const DeviceBytes device(bytes);
   PinnedBytes host(3 << 20);
@@ -71,14 +71,14 @@ TEST_F(LaneTest, BringsPartsOfEveryKindInOneGo) {
     TensorView on_host = view;
     on_host.data = bytes.data();
     core::GatherBytes(on_host, begin, std::span(expected).subspan(at, count));
-    CAIRN_EXPECT_OK(lane_->CopyOut(on_device, begin, host.span().subspan(at, count)));
+    CAIRN_EXPECT_OK(queue_->CopyOut(on_device, begin, host.span().subspan(at, count)));
     at += count;
   };
   bring(device.View(), 0, 1);
   bring(device.View(), 5, 1000);
   bring(device.View(), 0, 300'000);  // direct
   std::fill_n(expected.begin() + static_cast<ptrdiff_t>(at), 63, std::byte{0});
-  CAIRN_EXPECT_OK(lane_->ZeroOut(host.span().subspan(at, 63)));
+  CAIRN_EXPECT_OK(queue_->ZeroOut(host.span().subspan(at, 63)));
   at += 63;
   bring(device.View(), 1, 70'000);
   for (const TensorView& view : StridedViews()) {
@@ -93,7 +93,7 @@ TEST_F(LaneTest, BringsPartsOfEveryKindInOneGo) {
   EXPECT_EQ(std::memcmp(host.span().data(), expected.data(), expected.size()), 0);
 }
 
-TEST_F(LaneTest, BringsMoreThanItsBuffersHold) {
+TEST_F(DeviceQueueTest, BringsMoreThanItsBuffersHold) {
   // 30 MiB in parts of up to 100 KB, and one strided tensor that is larger than a buffer.
   const std::vector<std::byte> bytes = RandomBytes(12'000'000, 2);
   const DeviceBytes device(bytes);
@@ -105,7 +105,7 @@ TEST_F(LaneTest, BringsMoreThanItsBuffersHold) {
     const uint64_t begin = i * 104'729 % (bytes.size() - count);
     std::copy_n(bytes.begin() + static_cast<ptrdiff_t>(begin), count,
                 expected.begin() + static_cast<ptrdiff_t>(at));
-    CAIRN_ASSERT_OK(lane_->CopyOut(device.View(), begin, host.span().subspan(at, count)));
+    CAIRN_ASSERT_OK(queue_->CopyOut(device.View(), begin, host.span().subspan(at, count)));
     at += count;
   }
   TensorView strided{
@@ -114,13 +114,13 @@ TEST_F(LaneTest, BringsMoreThanItsBuffersHold) {
   std::copy(row_major.begin(), row_major.end(), expected.begin() + static_cast<ptrdiff_t>(at));
   strided.data = device.data();
   strided.device = 0;
-  CAIRN_ASSERT_OK(lane_->CopyOut(strided, 0, host.span().subspan(at, row_major.size())));
+  CAIRN_ASSERT_OK(queue_->CopyOut(strided, 0, host.span().subspan(at, row_major.size())));
   at += row_major.size();
   AwaitAll();
   EXPECT_EQ(std::memcmp(host.span().data(), expected.data(), at), 0);
 }
 
-TEST_F(LaneTest, TakesPartsOfEveryKindBack) {
+TEST_F(DeviceQueueTest, TakesPartsOfEveryKindBack) {
   for (const TensorView& view : StridedViews()) {
     if (view.strides[0] == 0) continue;  // elements that overlap cannot be written
     const std::vector<std::byte> before = RandomBytes(400'000, 3);
@@ -137,14 +137,14 @@ TEST_F(LaneTest, TakesPartsOfEveryKindBack) {
     for (int i = 0; i < 3; ++i) {
       const auto range = payload.span().subspan(cuts[i], cuts[i + 1] - cuts[i]);
       core::ScatterBytes(range, on_host, cuts[i]);
-      CAIRN_ASSERT_OK(lane_->CopyIn(range, on_device, cuts[i]));
+      CAIRN_ASSERT_OK(queue_->CopyIn(range, on_device, cuts[i]));
     }
     AwaitAll();
     EXPECT_EQ(device.Read(), expected);
   }
 }
 
-TEST_F(LaneTest, TakesSmallAndLargeRunsBack) {
+TEST_F(DeviceQueueTest, TakesSmallAndLargeRunsBack) {
   DeviceBytes device(RandomBytes(2 << 20, 5));
   std::vector<std::byte> expected = device.Read();
   PinnedBytes payload(2 << 20);
@@ -155,14 +155,14 @@ TEST_F(LaneTest, TakesSmallAndLargeRunsBack) {
   for (const uint64_t count : {1, 4096, 200'000, 17, 131'072, 65'536, 5, 1'000'000}) {
     std::copy_n(random.begin() + static_cast<ptrdiff_t>(at), count,
                 expected.begin() + static_cast<ptrdiff_t>(at));
-    CAIRN_ASSERT_OK(lane_->CopyIn(payload.span().subspan(at, count), target, at));
+    CAIRN_ASSERT_OK(queue_->CopyIn(payload.span().subspan(at, count), target, at));
     at += count + 13;
   }
   AwaitAll();
   EXPECT_EQ(device.Read(), expected);
 }
 
-TEST_F(LaneTest, PacksAndUnpacksWithinTheDevice) {
+TEST_F(DeviceQueueTest, PacksAndUnpacksWithinTheDevice) {
   for (const TensorView& view : StridedViews()) {
     const std::vector<std::byte> bytes = RandomBytes(400'000, 7);
     const DeviceBytes device(bytes);
@@ -173,10 +173,10 @@ TEST_F(LaneTest, PacksAndUnpacksWithinTheDevice) {
     source.device = 0;
     const std::vector<std::byte> row_major = RowMajor(host);
     DeviceBytes packed(std::vector<std::byte>(row_major.size()));
-    CAIRN_ASSERT_OK(lane_->Pack(source, 0, row_major.size(), packed.data()));
+    CAIRN_ASSERT_OK(queue_->Pack(source, 0, row_major.size(), packed.data()));
     // Copies see what the kernels before them wrote, and kernels what copies brought.
     PinnedBytes read_back(row_major.size());
-    CAIRN_ASSERT_OK(lane_->CopyOut(packed.View(), 0, read_back.span()));
+    CAIRN_ASSERT_OK(queue_->CopyOut(packed.View(), 0, read_back.span()));
     AwaitAll();
     EXPECT_EQ(packed.Read(), row_major);
     EXPECT_EQ(std::memcmp(read_back.span().data(), row_major.data(), row_major.size()), 0);
@@ -184,14 +184,14 @@ TEST_F(LaneTest, PacksAndUnpacksWithinTheDevice) {
     const DeviceBytes target(std::vector<std::byte>(bytes.size()));
     std::vector<std::byte> expected(bytes.size());
     core::ScatterBytes(row_major, {view.dtype, view.shape, view.strides, expected.data()}, 0);
-    CAIRN_ASSERT_OK(lane_->Unpack(packed.data(), row_major.size(),
+    CAIRN_ASSERT_OK(queue_->Unpack(packed.data(), row_major.size(),
                                   {view.dtype, view.shape, view.strides, target.data(), 0}, 0));
     AwaitAll();
     EXPECT_EQ(target.Read(), expected);
   }
 }
 
-TEST_F(LaneTest, FollowsTheCallersStreamAndHoldsItBack) {
+TEST_F(DeviceQueueTest, FollowsTheCallersStreamAndHoldsItBack) {
   const std::vector<std::byte> first = RandomBytes(500'000, 8);
   const std::vector<std::byte> second = RandomBytes(500'000, 9);
   DeviceBytes device(std::vector<std::byte>(first.size()));
@@ -205,10 +205,10 @@ TEST_F(LaneTest, FollowsTheCallersStreamAndHoldsItBack) {
   ASSERT_EQ(
       cudaMemcpyAsync(device.data(), a.span().data(), first.size(), cudaMemcpyHostToDevice, caller),
       cudaSuccess);
-  CAIRN_ASSERT_OK(lane_->Follow(caller));
-  CAIRN_ASSERT_OK(lane_->CopyOut(device.View(), 0, seen.span()));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto fence, lane_->Fence());
-  CAIRN_ASSERT_OK(fence->HoldBack(caller));
+  CAIRN_ASSERT_OK(queue_->WaitForStream(caller));
+  CAIRN_ASSERT_OK(queue_->CopyOut(device.View(), 0, seen.span()));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto fence, queue_->Fence());
+  CAIRN_ASSERT_OK(fence->MakeStreamWait(caller));
   ASSERT_EQ(cudaMemcpyAsync(device.data(), b.span().data(), second.size(), cudaMemcpyHostToDevice,
                             caller),
             cudaSuccess);
@@ -219,8 +219,8 @@ TEST_F(LaneTest, FollowsTheCallersStreamAndHoldsItBack) {
   ASSERT_EQ(cudaStreamDestroy(caller), cudaSuccess);
 }
 
-TEST_F(LaneTest, SaysWhichDeviceAndHowMuchIsLacking) {
-  EXPECT_THAT(backend_->OpenLane(99), IsError(ErrorCode::kInvalidArgument, "no GPU 99"));
+TEST_F(DeviceQueueTest, SaysWhichDeviceAndHowMuchIsLacking) {
+  EXPECT_THAT(backend_->OpenQueue(99), IsError(ErrorCode::kInvalidArgument, "no GPU 99"));
   EXPECT_THAT(backend_->Allocate(0, uint64_t{1} << 50),
               IsError(ErrorCode::kResourceExhausted, "GPU 0 has no 1125899906842624 bytes left"));
 }

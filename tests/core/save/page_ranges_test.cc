@@ -1,6 +1,6 @@
 // Which pages of a changed chunk are written anew.
 
-#include "core/save/internal/page_runs.h"
+#include "core/save/internal/page_ranges.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ namespace {
 
 using kv::Extent;
 using kv::kPageBytes;
-using PageRun = kv::StepWriter::PageRun;
+using PageRange = kv::StepWriter::PageRange;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
@@ -26,7 +26,7 @@ Extent Whole(uint64_t page_count) {
   return {.segment_id = 1,
           .offset_bytes = 4096,
           .length_bytes = (page_count - 1) * kPageBytes + kTailBytes,
-          .leaves_offset_bytes = 1 << 20};
+          .page_digests_offset_bytes = 1 << 20};
 }
 
 std::vector<bool> Changed(uint64_t page_count, std::initializer_list<uint64_t> pages) {
@@ -36,10 +36,10 @@ std::vector<bool> Changed(uint64_t page_count, std::initializer_list<uint64_t> p
 }
 
 // What appending the runs would give.
-std::vector<Extent> Append(const PageRuns& runs, uint64_t length_bytes, uint64_t segment_id) {
+std::vector<Extent> Append(const PageRanges& runs, uint64_t length_bytes, uint64_t segment_id) {
   std::vector<Extent> appended;
   uint64_t at = 4096;
-  for (const PageRun& run : runs.written) {
+  for (const PageRange& run : runs.written) {
     const uint64_t bytes =
         std::min(run.end_page * kPageBytes, length_bytes) - run.begin_page * kPageBytes;
     appended.push_back({segment_id, at, bytes, (1 << 20) + 8 * run.begin_page});
@@ -55,9 +55,9 @@ TEST(PageRunsTest, ChangedPagesAreThoseWhoseDigestsDiffer) {
 
 TEST(PageRunsTest, OneChangedPageSplitsTheBase) {
   const Extent base = Whole(10);
-  const auto runs = PlanPageRuns(Changed(10, {4}), base);
+  const auto runs = PlanPageRanges(Changed(10, {4}), base);
   ASSERT_TRUE(runs);
-  EXPECT_THAT(runs->written, ElementsAre(PageRun{4, 5}));
+  EXPECT_THAT(runs->written, ElementsAre(PageRange{4, 5}));
   const Extent written{7, 8192, kPageBytes, 999};
   const kv::Extents joined = runs->Join({&written, 1});
   EXPECT_THAT(joined.all(),
@@ -67,19 +67,19 @@ TEST(PageRunsTest, OneChangedPageSplitsTheBase) {
 
 TEST(PageRunsTest, NeighboursAreOneRunAndTheShortPageIsTheLast) {
   const Extent base = Whole(10);
-  const auto runs = PlanPageRuns(Changed(10, {0, 1, 8, 9}), base);
+  const auto runs = PlanPageRanges(Changed(10, {0, 1, 8, 9}), base);
   ASSERT_TRUE(runs);
-  EXPECT_THAT(runs->written, ElementsAre(PageRun{0, 2}, PageRun{8, 10}));
+  EXPECT_THAT(runs->written, ElementsAre(PageRange{0, 2}, PageRange{8, 10}));
   EXPECT_THAT(
       runs->extents,
       ElementsAre(std::nullopt, base.From(2 * kPageBytes).First(6 * kPageBytes), std::nullopt));
 }
 
 TEST(PageRunsTest, UpToHalfOfThePagesAreWrittenAlone) {
-  EXPECT_TRUE(PlanPageRuns(Changed(4, {0, 1}), Whole(4)));
-  EXPECT_FALSE(PlanPageRuns(Changed(4, {0, 1, 2}), Whole(4)));
-  EXPECT_FALSE(PlanPageRuns(Changed(1, {0}), Whole(1)));
-  EXPECT_FALSE(PlanPageRuns(Changed(3, {1, 2}), Whole(3)));
+  EXPECT_TRUE(PlanPageRanges(Changed(4, {0, 1}), Whole(4)));
+  EXPECT_FALSE(PlanPageRanges(Changed(4, {0, 1, 2}), Whole(4)));
+  EXPECT_FALSE(PlanPageRanges(Changed(1, {0}), Whole(1)));
+  EXPECT_FALSE(PlanPageRanges(Changed(3, {1, 2}), Whole(3)));
 }
 
 TEST(PageRunsTest, AChunkInTooManyPiecesIsWrittenWhole) {
@@ -90,7 +90,7 @@ TEST(PageRunsTest, AChunkInTooManyPiecesIsWrittenWhole) {
   const auto every_fourth = [](uint64_t page_count, uint64_t changed_count) {
     std::vector<bool> changed(page_count);
     for (uint64_t i = 0; i < changed_count; ++i) changed[4 * i + 1] = true;
-    return PlanPageRuns(changed, Whole(page_count));
+    return PlanPageRanges(changed, Whole(page_count));
   };
   const auto runs = every_fourth(64, 15);  // and 16 runs between them
   ASSERT_TRUE(runs);
@@ -99,7 +99,7 @@ TEST(PageRunsTest, AChunkInTooManyPiecesIsWrittenWhole) {
 }
 
 TEST(PageRunsTest, NothingChangedKeepsTheBase) {
-  const auto runs = PlanPageRuns(Changed(5, {}), Whole(5));
+  const auto runs = PlanPageRanges(Changed(5, {}), Whole(5));
   ASSERT_TRUE(runs);
   EXPECT_THAT(runs->written, IsEmpty());
   EXPECT_EQ(runs->Join({}), kv::Extents(Whole(5)));
@@ -118,7 +118,7 @@ TEST(PageRunsTest, EveryPageIsWhereItWasWrittenLast) {
       for (uint64_t i = random.Between(0, 3); i > 0; --i) {
         changed[random.Between(0, page_count - 1)] = true;
       }
-      const auto runs = PlanPageRuns(changed, extents);
+      const auto runs = PlanPageRanges(changed, extents);
       if (!runs) break;
       extents = runs->Join(Append(*runs, length_bytes, save));
       ASSERT_EQ(extents.length_bytes(), length_bytes);
@@ -127,7 +127,7 @@ TEST(PageRunsTest, EveryPageIsWhereItWasWrittenLast) {
         if (changed[page]) segment_of[page] = save;
         const Extent at = extents.At(page * kPageBytes);
         ASSERT_EQ(at.segment_id, segment_of[page]) << "page " << page;
-        ASSERT_EQ(at.leaves_offset_bytes, (1 << 20) + 8 * page) << "page " << page;
+        ASSERT_EQ(at.page_digests_offset_bytes, (1 << 20) + 8 * page) << "page " << page;
       }
     }
   }

@@ -5,7 +5,7 @@
 //   4. Where there are explicit shards, everyone's boxes go to all.
 // From step 2 on all ranks judge the same bytes.
 
-#include "core/collectives/internal/leaf_roster.h"
+#include "core/collectives/internal/global_state_layout.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -16,15 +16,15 @@
 
 #include "core/ranks/internal/all_gather_values.h"
 #include "core/state_dict/internal/leaves.h"
-#include "core/ranks/internal/wire.h"
+#include "core/ranks/internal/message_codec.h"
 #include "core/tensor/tiling.h"
-#include "core/ranks/vote.h"
+#include "core/ranks/status_agreement.h"
 #include "kv/digest.h"
 
 namespace cairn::core::internal {
 namespace {
 
-using Entry = LeafRoster::Entry;
+using Entry = GlobalStateLayout::Entry;
 
 std::unexpected<Error> Invalid(std::string message, std::string_view fqn = {}) {
   return Fail(
@@ -230,10 +230,10 @@ Result<void> CheckShardings(const StateDict& state, const std::vector<Leaf>& lea
   return {};
 }
 
-Result<LeafRoster> LeafRoster::Exchange(Communicator& communicator, const StateDict& state,
+Result<GlobalStateLayout> GlobalStateLayout::Exchange(Communicator& communicator, const StateDict& state,
                                         const std::vector<Leaf>& leaves, const Result<void>& local,
                                         std::span<const uint64_t> options) {
-  CAIRN_TRY(Vote(communicator, local));
+  CAIRN_TRY(AgreeOnStatus(communicator, local));
   const auto rank = static_cast<uint32_t>(communicator.rank());
   const std::vector<std::byte> manifest = EncodeManifest(state, leaves);
   const std::vector<std::byte> boxes = EncodeBoxes(state, leaves, rank);
@@ -245,7 +245,7 @@ Result<LeafRoster> LeafRoster::Exchange(Communicator& communicator, const StateD
                     .boxes_bytes = boxes.size()};
   CAIRN_TRY_ASSIGN(const std::vector<Header> headers, AllGatherValues(communicator, mine));
 
-  LeafRoster roster;
+  GlobalStateLayout roster;
   std::vector<uint32_t> senders;  // by manifest: the lowest rank that has it
   for (uint32_t r = 0; r < headers.size(); ++r) {
     if (headers[r].options != headers[0].options) {
@@ -277,14 +277,14 @@ Result<LeafRoster> LeafRoster::Exchange(Communicator& communicator, const StateD
   return roster;
 }
 
-uint32_t LeafRoster::FirstRankOf(uint32_t manifest) const {
+uint32_t GlobalStateLayout::FirstRankOf(uint32_t manifest) const {
   return static_cast<uint32_t>(std::ranges::find(manifest_of_rank_, manifest) -
                                manifest_of_rank_.begin());
 }
 
 // Verdicts must not end the exchange on some ranks only: all of them see the same manifests in the
 // same order, so that all stop here or none does.
-Result<void> LeafRoster::Merge(uint32_t manifest, std::vector<Entry> entries) {
+Result<void> GlobalStateLayout::Merge(uint32_t manifest, std::vector<Entry> entries) {
   for (Entry& entry : entries) {
     const auto [found, is_new] = by_fqn_.emplace(entry.fqn, entries_.size());
     if (is_new) {
@@ -304,7 +304,7 @@ Result<void> LeafRoster::Merge(uint32_t manifest, std::vector<Entry> entries) {
   return {};
 }
 
-Result<void> LeafRoster::CheckMeshes() const {
+Result<void> GlobalStateLayout::CheckMeshes() const {
   for (const Entry& entry : entries_) {
     if (entry.kind != Entry::Kind::kMesh) continue;
     for (const uint32_t rank : entry.mesh->ranks()) {
@@ -324,7 +324,7 @@ Result<void> LeafRoster::CheckMeshes() const {
   return {};
 }
 
-Result<void> LeafRoster::ReadBoxes(uint32_t rank, std::span<const std::byte> bytes) {
+Result<void> GlobalStateLayout::ReadBoxes(uint32_t rank, std::span<const std::byte> bytes) {
   WireReader reader(bytes);
   while (reader.ok() && !reader.at_end()) {
     const auto entry = by_fqn_.find(reader.Text());
@@ -340,7 +340,7 @@ Result<void> LeafRoster::ReadBoxes(uint32_t rank, std::span<const std::byte> byt
   return Fail(ErrorCode::kInternal, fmt::format("the boxes that rank {} sent are damaged", rank));
 }
 
-Result<void> LeafRoster::CheckBoxes() const {
+Result<void> GlobalStateLayout::CheckBoxes() const {
   static const std::vector<std::pair<uint32_t, Box>> kNone;
   for (size_t e = 0; e < entries_.size(); ++e) {
     if (entries_[e].kind != Entry::Kind::kBoxes) continue;
@@ -360,16 +360,16 @@ Result<void> LeafRoster::CheckBoxes() const {
   return {};
 }
 
-int64_t LeafRoster::Find(std::string_view fqn) const {
+int64_t GlobalStateLayout::Find(std::string_view fqn) const {
   const auto found = by_fqn_.find(std::string(fqn));
   return found == by_fqn_.end() ? -1 : static_cast<int64_t>(found->second);
 }
 
-bool LeafRoster::Has(const Entry& entry, uint32_t rank) const {
+bool GlobalStateLayout::Has(const Entry& entry, uint32_t rank) const {
   return std::ranges::binary_search(entry.manifests, manifest_of_rank_[rank]);
 }
 
-std::vector<uint32_t> LeafRoster::RanksWith(const Entry& entry) const {
+std::vector<uint32_t> GlobalStateLayout::RanksWith(const Entry& entry) const {
   std::vector<uint32_t> ranks;
   for (uint32_t rank = 0; rank < world_size(); ++rank) {
     if (Has(entry, rank)) ranks.push_back(rank);
@@ -377,7 +377,7 @@ std::vector<uint32_t> LeafRoster::RanksWith(const Entry& entry) const {
   return ranks;
 }
 
-std::vector<Box> LeafRoster::BoxesOf(const Entry& entry, uint32_t rank) const {
+std::vector<Box> GlobalStateLayout::BoxesOf(const Entry& entry, uint32_t rank) const {
   std::vector<Box> boxes;
   if (entry.kind == Entry::Kind::kBoxes) {
     const auto found = boxes_.find(static_cast<size_t>(&entry - entries_.data()));

@@ -1,6 +1,6 @@
 // Runs of changed and unchanged pages.
 
-#include "core/save/internal/page_runs.h"
+#include "core/save/internal/page_ranges.h"
 
 #include <algorithm>
 
@@ -25,7 +25,7 @@ void AddBaseParts(const kv::Extents& base, uint64_t begin_bytes, uint64_t end_by
 
 }  // namespace
 
-kv::Extents PageRuns::Join(std::span<const kv::Extent> appended) const {
+kv::Extents PageRanges::Join(std::span<const kv::Extent> appended) const {
   CAIRN_CHECK(appended.size() == written.size());
   std::vector<kv::Extent> joined;
   joined.reserve(extents.size());
@@ -34,23 +34,23 @@ kv::Extents PageRuns::Join(std::span<const kv::Extent> appended) const {
   return kv::Extents(joined);
 }
 
-std::vector<bool> ChangedPages(std::span<const uint64_t> leaves,
-                               std::span<const uint64_t> base_leaves) {
-  CAIRN_CHECK(leaves.size() == base_leaves.size());
-  std::vector<bool> changed(leaves.size());
-  for (size_t page = 0; page < leaves.size(); ++page) {
-    changed[page] = leaves[page] != base_leaves[page];
+std::vector<bool> ChangedPages(std::span<const uint64_t> page_digests,
+                               std::span<const uint64_t> base_page_digests) {
+  CAIRN_CHECK(page_digests.size() == base_page_digests.size());
+  std::vector<bool> changed(page_digests.size());
+  for (size_t page = 0; page < page_digests.size(); ++page) {
+    changed[page] = page_digests[page] != base_page_digests[page];
   }
   return changed;
 }
 
-std::optional<PageRuns> PlanPageRuns(const std::vector<bool>& changed, const kv::Extents& base) {
+std::optional<PageRanges> PlanPageRanges(const std::vector<bool>& changed, const kv::Extents& base) {
   const uint64_t length_bytes = base.length_bytes();
   CAIRN_CHECK(changed.size() == kv::PageCount(length_bytes));
   if (2 * static_cast<uint64_t>(std::ranges::count(changed, true)) > changed.size()) {
     return std::nullopt;
   }
-  PageRuns runs;
+  PageRanges runs;
   for (auto begin = changed.begin(); begin != changed.end();) {
     const auto end = std::find(begin, changed.end(), !*begin);
     const auto begin_page = static_cast<uint64_t>(begin - changed.begin());

@@ -12,27 +12,27 @@
 
 namespace cairn::core::internal {
 
-/// Makes the lane run behind those of the caller's `streams` that are its device's, or behind the
+/// Makes the queue run behind those of the caller's `streams` that are its device's, or behind the
 /// default stream if none is; returns which they are.
-Result<std::vector<DeviceStream>> FollowStreams(DeviceLane& lane,
+Result<std::vector<DeviceStream>> WaitForStreams(DeviceQueue& queue,
                                                 std::span<const DeviceStream> streams);
 
-/// A lane for each device that one call works with.
+/// A queue for each device that one call works with.
 ///
-/// Ownership: owns the lanes; the destructor waits for what they hold. Threads: one at a time.
-class DeviceLanes {
+/// Ownership: owns the queues; the destructor waits for what they hold. Threads: one at a time.
+class DeviceQueues {
  public:
   /// None: for what is all in host memory.
-  DeviceLanes() = default;
+  DeviceQueues() = default;
   /// Returns once the devices have done all that `streams` hold now, so that what comes from here
   /// on may be read and written in any order; the default stream stands for devices that `streams`
-  /// does not name. Errors as FindDeviceBackend's and OpenLane's.
-  static Result<DeviceLanes> Open(const std::set<int>& devices,
+  /// does not name. Errors as FindDeviceBackend's and OpenQueue's.
+  static Result<DeviceQueues> Open(const std::set<int>& devices,
                                   std::span<const DeviceStream> streams);
 
-  bool Has(int device) const { return lanes_.contains(device); }
+  bool Has(int device) const { return queues_.contains(device); }
   /// Requires Has.
-  DeviceLane& On(int device) const { return *lanes_.at(device); }
+  DeviceQueue& On(int device) const { return *queues_.at(device); }
 
   /// Bytes [begin, begin + memory.size()) of the row-major form of `source` to `memory`, which lies
   /// in host memory or on `source`'s own device. May be under way only when it returns: see Await.
@@ -52,7 +52,7 @@ class DeviceLanes {
   Result<void> CopyThroughHost(const TensorView& source, const TensorTarget& target,
                                uint64_t length_bytes) const;
 
-  std::map<int, std::shared_ptr<DeviceLane>> lanes_;
+  std::map<int, std::shared_ptr<DeviceQueue>> queues_;
 };
 
 }  // namespace cairn::core::internal
