@@ -1,16 +1,16 @@
 #!/usr/bin/env python
-"""Measures Cairn beside other ways to keep tensors, and beside the machine's limits, in one run.
+"""Compares Cairn with other libraries and with the machine's limits in one run.
 
-Three states (a transformer with AdamW, 20,000 small tensors, one huge embedding) are saved and
-loaded in every way by every peer, in turns, in the same directory. Peers whose package is missing
-are left out with a word:
+All peers save and load three states (a transformer with AdamW, 20,000 small tensors, one huge
+embedding) in several ways, in turns, in the same directory. Peers whose package is missing are
+skipped with a message:
 
     .venv/bin/pip install -r bench/requirements.txt
     .venv/bin/python bench/compare.py --dir /mnt/disk/compare
 
 Writes tables, charts and the raw results into docs/performance (or --out). The default run takes
-an hour or more and 40 GiB of disk; the raw results are kept as they come, and --resume goes on
-with a run that was cut.
+an hour or more and 40 GiB of disk. The raw results are saved after every measurement, and --resume
+continues an interrupted run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ try:
     import numpy  # noqa: F401
     import torch  # noqa: F401
 except ImportError as error:
-    sys.exit(f"compare.py: {error}; run it with .venv/bin/python, which tools/setup.sh makes")
+    sys.exit(f"compare.py: {error}; run it with .venv/bin/python, which tools/setup.sh creates")
 
 from compare_lib import machine, report, works  # noqa: E402
 from compare_lib.peers import PEERS  # noqa: E402
@@ -48,7 +48,8 @@ def _names(known: list[str]) -> Callable[[str], list[str]]:
         names = [name.strip() for name in text.split(",")]
         unknown = [name for name in names if name not in known]
         if unknown:
-            raise argparse.ArgumentTypeError(f"no {unknown[0]!r}; there are: {', '.join(known)}")
+            valid = ", ".join(known)
+            raise argparse.ArgumentTypeError(f"unknown name {unknown[0]!r}; valid names: {valid}")
         return names
 
     return parse
@@ -60,31 +61,31 @@ def _parse() -> argparse.Namespace:
     )
     peers, states = [p.name for p in PEERS], list(MAKERS)
     names = [w.name for w in works.WORKS]
-    parser.add_argument("--dir", type=Path, help="where to work; what is made there is removed")
+    parser.add_argument("--dir", type=Path, help="working directory; its new files are removed")
     parser.add_argument(
         "--out", type=Path, default=ROOT / "docs" / "performance", help="for tables and charts"
     )
     parser.add_argument("--repeat", type=int, default=5, help="runs of each measurement (5)")
     parser.add_argument("--scale", type=float, default=1, help="size of the states, 1 is full (1)")
-    parser.add_argument("--block-mib", type=int, default=4, help="block size of fio (4, as Cairn's)")
-    parser.add_argument("--timeout", type=float, default=300, help="seconds a measurement (300)")
+    parser.add_argument("--block-mib", type=int, default=4, help="block size of fio (4)")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds per measurement (300)")
     parser.add_argument("--only-peers", type=_names(peers), default=peers, metavar="A,B")
     parser.add_argument("--only-works", type=_names(names), default=names, metavar="A,B")
     parser.add_argument("--only-states", type=_names(states), default=states, metavar="A,B")
-    parser.add_argument("--resume", action="store_true", help="keep what raw.json has already")
+    parser.add_argument("--resume", action="store_true", help="keep the results in raw.json")
     parser.add_argument(
-        "--report-only", action="store_true", help="tables and charts again from raw.json"
+        "--report-only", action="store_true", help="only generate tables and charts from raw.json"
     )
     options = parser.parse_args()
     if options.repeat < 1 or not 0 < options.scale <= 1:
-        parser.error("--repeat is at least 1, --scale above 0 and at most 1")
+        parser.error("--repeat must be at least 1, and --scale greater than 0 and at most 1")
     if not options.report_only and options.dir is None:
-        parser.error("--dir is needed: a directory on the disk to measure")
+        parser.error("--dir is required: a directory on the disk to measure")
     return options
 
 
 def _describe(options: argparse.Namespace) -> dict:
-    """What the raw results say beside the runs."""
+    """Returns everything in the raw results except for the runs."""
     return {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "command": [
@@ -138,10 +139,10 @@ def _measure(options: argparse.Namespace, results: Results, scratch: Path) -> No
     for peer in peers:
         missing = results.data["peers"][peer.name]["missing"]
         if missing:
-            print(f"{peer.name} is left out: {missing}", file=sys.stderr)
+            print(f"{peer.name} is skipped: {missing}", file=sys.stderr)
     peers = [p for p in peers if not results.data["peers"][p.name]["missing"]]
     chosen = [w for w in works.WORKS if w.name in options.only_works]
-    print("making the states", file=sys.stderr)
+    print("creating the states", file=sys.stderr)
     states = [make_state(name, options.scale) for name in MAKERS if name in options.only_states]
     plan: list[tuple[Turn, int]] = []
     for state in states:
@@ -171,7 +172,7 @@ def main() -> int:
         return 0
     Fio.block_bytes = options.block_mib << 20
     options.dir.mkdir(parents=True, exist_ok=True)
-    for number in (signal.SIGINT, signal.SIGTERM):  # also in the background of a shell
+    for number in (signal.SIGINT, signal.SIGTERM):  # shells ignore SIGINT for background jobs
         signal.signal(number, signal.default_int_handler)
     results = Results(path)
     if options.resume and path.exists():
@@ -181,7 +182,7 @@ def main() -> int:
     try:
         _measure(options, results, scratch)
     except KeyboardInterrupt:
-        print(f"cut; {path} has what was measured, --resume goes on", file=sys.stderr)
+        print(f"interrupted; {path} has the results so far, --resume continues", file=sys.stderr)
         return 130
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -1,13 +1,13 @@
 #!/usr/bin/env python
-"""Asynchronous saves of a model on a GPU: Cairn's beside dcp.async_save with its pinned stager.
+"""Compares asynchronous saves of a model on a GPU: Cairn and dcp.async_save with its pinned stager.
 
     .venv/bin/python bench/compare_gpu.py --dir /mnt/disk --bytes 4GiB
 
-Both save the same tensors, all of which have changed, from the same steps of a training: a matrix
-is multiplied for longer than the tensors take to the host, then all tensors are changed in place.
-Measured are the stall (how much longer a step with a save takes than one without) and the time
-from the call until the step is durable. Where PyTorch has no GPU, or the package does not reach it,
-it says so and ends with status 77.
+Both save the same tensors, all of which have changed, in the same simulated training: each step
+multiplies a matrix for longer than a copy of the tensors to the host takes, then changes all
+tensors in place. The program measures the stall (how much longer a step with a save takes than
+one without) and the time from the call until the step is durable. If PyTorch finds no GPU, or the
+package cannot be imported, the program prints the reason and exits with status 77.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "build" / "python"))  # behind an installed package
+sys.path.append(str(ROOT / "build" / "python"))  # an installed package has precedence
 
 CANNOT = 77
-"""Exit status of what cannot run here, as automake and Meson have it."""
+"""Exit status of a skipped program, as in automake and Meson."""
 STEPS = 6
 LARGE_TENSORS = 32
 SMALL_TENSORS = 400
@@ -41,7 +41,7 @@ Durable = Callable[[], None]
 
 
 def why_not() -> str | None:
-    """Why nothing can be measured here."""
+    """Returns why nothing can be measured here, or None."""
     try:
         import torch
     except ImportError as error:
@@ -72,7 +72,7 @@ def parse_bytes(text: str) -> int:
 
 
 def make_state(total_bytes: int) -> dict[str, Any]:
-    """A few large and many small tensors of float32 on the GPU."""
+    """Creates a few large and many small tensors of float32 on the GPU."""
     import torch
 
     large = max(1, total_bytes // 4 - SMALL_TENSORS * SMALL_ELEMENTS) // LARGE_TENSORS
@@ -86,7 +86,7 @@ def make_state(total_bytes: int) -> dict[str, Any]:
 
 
 class Training:
-    """Steps that multiply matrices for `seconds`, then change all tensors."""
+    """Simulated training: steps multiply matrices for `seconds`, then change all tensors."""
 
     def __init__(self, state: dict[str, Any], seconds: float) -> None:
         import torch
@@ -110,7 +110,7 @@ class Training:
             torch.mm(self._matrix, self._matrix, out=self._out)
 
     def step(self, save: Callable[[], Staged] | None = None) -> float:
-        """Seconds until the GPU is done. What `save` returns is called before tensors change."""
+        """Returns seconds until the GPU is idle. Calls the result of `save` before changes."""
         import torch
 
         begin = time.perf_counter()
@@ -124,7 +124,7 @@ class Training:
 
 
 def copy_seconds(state: dict[str, Any]) -> float:
-    """Of all tensors to page-locked memory, as PyTorch copies it."""
+    """Estimates how long PyTorch takes to copy all tensors to page-locked memory."""
     import torch
 
     sample = max(state.values(), key=lambda tensor: tensor.numel())
@@ -161,8 +161,8 @@ class Cairn:
 
 
 class Dcp:
-    """FileSystemWriter with synced files, then the directory, as a durable step needs; the stager
-    keeps its pinned memory and copies in a thread of its own, its fastest setting."""
+    """FileSystemWriter with synced files and a sync of the directory, which a durable step needs.
+    The stager keeps its pinned memory and copies in a separate thread, its fastest setting."""
 
     name = "dcp.async_save"
 
@@ -212,7 +212,7 @@ class Dcp:
 def step_with_save(
     peer: Any, state: dict[str, Any], training: Training
 ) -> tuple[float, float, float]:
-    """Seconds of the step, of the call in it, and until what it saved is durable."""
+    """Returns the seconds of the step, of the save call, and until the saved step is durable."""
     waits: list[Durable] = []
     call = 0.0
     begin = time.perf_counter()
@@ -227,12 +227,12 @@ def step_with_save(
     step = training.step(save)
     waits[0]()
     durable = time.perf_counter() - begin
-    peer.forget()  # all but the last step: each is as large as the state
+    peer.forget()  # deletes all but the last step: each is as large as the state
     return step, call, durable
 
 
 def measure(peer: Any, state: dict[str, Any], training: Training) -> dict[str, float]:
-    """Medians over steps; the first of each kind is not counted, as it makes staging memory."""
+    """Returns medians without the first step of each kind, which allocates staging memory."""
     alone = statistics.median([training.step() for _ in range(STEPS + 1)][1:])
     times = [step_with_save(peer, state, training) for _ in range(STEPS + 1)][1:]
     step, call, durable = (statistics.median(each) for each in zip(*times, strict=True))
@@ -251,7 +251,7 @@ def bars(cairn: dict[str, float], dcp: dict[str, float]) -> list[dict[str, Any]]
         ("stall_seconds", "stall"),
         ("durable_seconds", "time to durable"),
     ):
-        # A stall of nothing at all on both sides is no shorter one.
+        # If neither of them stalls, the stall is not shorter.
         ratio = cairn[name] / dcp[name] if dcp[name] > 0 else float(cairn[name] > 0)
         rows.append(
             {
@@ -304,12 +304,12 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--dir", type=Path, required=True, help="where to work; removed again"
+        "--dir", type=Path, required=True, help="working directory; its new files are removed"
     )
-    parser.add_argument("--bytes", default="1GiB", help="of the tensors (1GiB)")
-    parser.add_argument("--json", action="store_true", help="one JSON object a row")
+    parser.add_argument("--bytes", default="1GiB", help="size of all tensors (1GiB)")
+    parser.add_argument("--json", action="store_true", help="one JSON object per row")
     parser.add_argument(
-        "--check", action="store_true", help="only say whether it can run here"
+        "--check", action="store_true", help="only check whether it can run here"
     )
     options = parser.parse_args()
     if reason := why_not():

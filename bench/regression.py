@@ -1,13 +1,13 @@
-"""Counts the instructions of Cairn's inner loops under callgrind and fails on a clear loss.
+"""Counts the instructions of Cairn's inner loops under callgrind and fails on a clear regression.
 
     .venv/bin/python bench/regression.py             all cases against their baselines
     .venv/bin/python bench/regression.py --only digest open
-    .venv/bin/python bench/regression.py --update    the counts of now become the baselines
+    .venv/bin/python bench/regression.py --update    the current counts become the baselines
 
-Instructions, unlike seconds, are the same on a busy machine and an idle one, so that a loss of a
-third can be told from noise. They say nothing of waiting: disks are kv-bench's business.
+Unlike times, instruction counts are the same on a busy and on an idle machine, so an increase by a
+third can be distinguished from noise. They do not measure waiting: use kv-bench for disks.
 
-Exit status: 0 no loss, 1 a case takes clearly more than its baseline, 2 nothing could be counted.
+Exit status: 0 no regression, 1 a case clearly exceeds its baseline, 2 nothing could be counted.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 BASELINES = ROOT / "bench/regression/baselines.json"
 
-# These are also divided by what a plain sum of as many bytes takes in the same run.
+# These are also divided by the instructions of a plain sum of as many bytes in the same run.
 YARDSTICK = "word_sum"
 AGAINST_YARDSTICK = ("digest", "gather_rows", "scatter_rows", "save_payload", "load_payload")
-# Runs differ by 0.1 % (open_and_find by 3 %). Another compiler or library counts differently
-# without being a loss.
+# Runs differ by 0.1 % (open_and_find by 3 %). With another compiler or library, counts differ
+# without a regression.
 LIMIT = 1.3
 LIMIT_OF_ANOTHER_TOOLCHAIN = 2.0
 
 
 class CannotCount(Exception):
-    """Nothing was measured; the message says why."""
+    """Nothing was measured; the message states why."""
 
 
 def run_cases(program: Path, cases: list[str]) -> tuple[str, dict[str, float], dict[str, str]]:
-    """Runs the cases under callgrind: the toolchain, instructions a unit, and the units' names."""
+    """Runs the cases under callgrind. Returns toolchain, instructions per unit, unit names."""
     if shutil.which("valgrind") is None:
         raise CannotCount("valgrind is not installed; tools/setup.sh installs it")
     if not program.exists():
@@ -63,16 +63,16 @@ def run_cases(program: Path, cases: list[str]) -> tuple[str, dict[str, float], d
 
 
 def read_dump(text: str, case: str) -> int:
-    """Instructions in one dump of callgrind, which must be that of `case`."""
+    """Returns the instructions in one dump of callgrind, which must be that of `case`."""
     trigger = re.search(r"^desc: Trigger: Client Request: (.*)$", text, re.MULTILINE)
     total = re.search(r"^totals: (\d+)", text, re.MULTILINE)
     if not trigger or trigger.group(1) != case or not total:
-        raise CannotCount(f"callgrind's dump is not that of {case}")
+        raise CannotCount(f"callgrind's dump does not belong to {case}")
     return int(total.group(1))
 
 
 def per_unit(counts: list[tuple[str, str, int, int]]) -> dict[str, float]:
-    """Instructions a unit; of a case counted twice, those that each further unit takes."""
+    """Returns instructions per unit; for a case that was counted twice, per additional unit."""
     seen: dict[str, list[tuple[int, int]]] = {}
     for case, _, units, instructions in counts:
         seen.setdefault(case, []).append((units, instructions))
@@ -86,7 +86,7 @@ def per_unit(counts: list[tuple[str, str, int, int]]) -> dict[str, float]:
 
 
 def with_ratios(counts: dict[str, float]) -> dict[str, float]:
-    """The counts, and those of AGAINST_YARDSTICK as ratios if the yardstick was counted."""
+    """Adds the ratios of AGAINST_YARDSTICK to the counts, if the yardstick was counted."""
     if YARDSTICK not in counts:
         return counts
     return counts | {
@@ -99,7 +99,7 @@ def with_ratios(counts: dict[str, float]) -> dict[str, float]:
 def compare(
     figures: dict[str, float], units: dict[str, str], baselines: dict[str, float], limit: float
 ) -> list[str]:
-    """Prints a row a figure; returns the names of those above the limit or without a baseline."""
+    """Prints one row per figure; returns the names above the limit or without a baseline."""
     lost = []
     print(f"{'CASE':<28} {'INSTRUCTIONS':>14}      {'A':<8} {'BASELINE':>14} {'RATIO':>7}")
     for name, figure in figures.items():
@@ -133,7 +133,7 @@ def run(arguments: argparse.Namespace) -> int:
     limit = LIMIT if same else LIMIT_OF_ANOTHER_TOOLCHAIN
     lost = compare(figures, units, stored["instructions"], limit)
     if not same:
-        print(f"counted with {toolchain}; the baselines are of {stored['toolchain']}")
+        print(f"counted with {toolchain}; the baselines were counted with {stored['toolchain']}")
     if lost:
         print(f"regression: above {limit} of the baseline: {', '.join(lost)}", file=sys.stderr)
         return 1
@@ -146,14 +146,14 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", default=[], metavar="CASE",
-                        help="cases as bench/regression/main.cc names them")
+                        help="names of cases in bench/regression/main.cc")
     parser.add_argument("--update", action="store_true", help="rewrite the baselines")
     parser.add_argument("--baselines", type=Path, default=BASELINES, metavar="FILE")
     parser.add_argument("--program", type=Path, default=ROOT / "build/bin/cairn_regression",
                         metavar="FILE")
     arguments = parser.parse_args()
     if arguments.update and arguments.only:
-        parser.error("--update takes all cases")
+        parser.error("--update requires all cases")
     try:
         return run(arguments)
     except (CannotCount, OSError, subprocess.TimeoutExpired) as error:

@@ -1,4 +1,4 @@
-"""Runs one measurement in a forked child, which has the state without a copy of it."""
+"""Runs one measurement in a forked child process, which shares the memory of the state."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ LATE = "not done after"
 
 
 def _run_in_child(work: Callable[[], list[Record]], log: Path, answer_fd: int) -> None:
-    os.setsid()  # a deadline ends the peer's own processes with it
+    os.setsid()  # so that a deadline also ends the processes that the peer started
     with open(log, "ab", buffering=0) as sink:  # peers print and warn
         os.dup2(sink.fileno(), 1)
         os.dup2(sink.fileno(), 2)
     try:
         answer: Any = work()
-    except BaseException as error:  # whatever it was: the parent records it
+    except BaseException as error:  # any exception: the parent records it
         traceback.print_exc()
         sys.stderr.flush()
         answer = {"error": f"{type(error).__name__}: {error}"}
@@ -34,9 +34,9 @@ def _run_in_child(work: Callable[[], list[Record]], log: Path, answer_fd: int) -
 
 
 def _read_until(fd: int, deadline: float) -> bytes | None:
-    """The line that is written to the pipe, or what there is of it; None if it is late.
+    """Returns the line that is written to the pipe, or a part of it; None at the deadline.
 
-    The end of the line counts, as a peer's own processes may keep the pipe open.
+    Waits for the end of the line, because processes of the peer may keep the pipe open.
     """
     pieces = [b""]
     while not pieces[-1].endswith(b"\n"):
@@ -51,15 +51,15 @@ def _read_until(fd: int, deadline: float) -> bytes | None:
 
 
 def run_in_child(work: Callable[[], list[Record]], deadline_s: float, log: Path) -> list[Record]:
-    """The records that `work` returns; one record with `error` if it raises, dies or is late."""
-    end, answer_end = os.pipe()  # neither end outlives an exec
+    """Returns the records of `work`, or one record with `error` if it raises, dies or is late."""
+    end, answer_end = os.pipe()  # both ends are closed by exec
     pid = os.fork()
     if pid == 0:
         try:
             os.close(end)
             _run_in_child(work, log, answer_end)
         finally:
-            os._exit(0)  # no handlers of the parent's, no waiting for a peer's threads
+            os._exit(0)  # does not run the parent's handlers or wait for a peer's threads
     os.close(answer_end)
     try:
         data = _read_until(end, time.monotonic() + deadline_s)

@@ -1,4 +1,4 @@
-"""What the figures were measured on, and with which versions."""
+"""Describes the machine and the versions with which the figures were measured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _field(path: str, pattern: str) -> str:
 
 
 def _mount_of(directory: Path) -> str:
-    """Type and device of the file system that holds the directory."""
+    """Type and device of the file system that contains the directory."""
     device = os.stat(directory).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():

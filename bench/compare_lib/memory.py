@@ -1,4 +1,4 @@
-"""Free memory that is ready to be taken, and a look at what was loaded."""
+"""Prepares free memory before a measurement, and checks what was loaded."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 READY_SHARE = 0.7
-"""Of the memory that the system says is available."""
+"""Fraction of the memory that the system reports as available."""
 
 
 SMALL_PAGES_BYTES = 64 << 20
-"""Small objects take single pages, which the kernel keeps apart from huge ones."""
+"""Small objects use single pages, which the kernel manages separately from huge pages."""
 
 
 def _touched(nbytes: int, advice: int) -> mmap.mmap:
@@ -33,10 +33,10 @@ def _touched(nbytes: int, advice: int) -> mmap.mmap:
 
 
 def make_ready(nbytes: int) -> None:
-    """Touches so much memory and frees it again.
+    """Touches this amount of memory and frees it again.
 
-    A virtual machine may have to ask its host for memory that nobody used lately, at a rate that
-    has nothing to do with who takes it; after this, whoever takes it next finds it there.
+    A virtual machine may have to request memory that was not used recently from its host, at a
+    rate that does not depend on the measured program. After this call, the memory is available.
     """
     available = re.search(r"^MemAvailable:\s*(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
     nbytes = min(nbytes, int(int(available.group(1)) * 1024 * READY_SHARE)) if available else nbytes
@@ -44,11 +44,11 @@ def make_ready(nbytes: int) -> None:
         return
     small = _touched(min(nbytes, SMALL_PAGES_BYTES), mmap.MADV_NOHUGEPAGE)
     large = _touched(nbytes, mmap.MADV_HUGEPAGE)
-    del large, small  # what was freed last is taken first
+    del large, small  # the kernel reuses the memory that was freed last
 
 
 def _spans(values: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Begin and end of each tensor's memory, empty ones left out, ordered by address."""
+    """Begin and end of the memory of each non-empty tensor, ordered by address."""
     lengths = [value.nbytes for value in values.values()]
     begins = np.fromiter((value.data_ptr() for value in values.values()), np.uint64, len(lengths))
     ends = begins + np.array(lengths, np.uint64)
@@ -58,9 +58,10 @@ def _spans(values: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def touch_pages(values: Mapping[str, Any]) -> int:
-    """Reads one byte of every page that holds bytes of these tensors, as a lazy mapping is no load.
+    """Reads one byte of every page of these tensors, because a lazy mapping is not a load.
 
-    Spans that no whole page separates are walked as one, or 20,000 tensors would measure numpy.
+    Adjacent spans without a complete page between them are processed as one; otherwise, 20,000
+    tensors would measure numpy.
     """
     begins, ends = _spans(values)
     if not len(begins):
@@ -69,7 +70,7 @@ def touch_pages(values: Mapping[str, Any]) -> int:
     starts = np.flatnonzero(np.append(True, begins[1:] >= reach[:-1] + np.uint64(PAGE)))
     total = 0
     for first, last in zip(starts, np.append(starts[1:], len(begins)) - 1):
-        begin = int(begins[first]) // PAGE * PAGE  # in the page of a byte that is ours
+        begin = int(begins[first]) // PAGE * PAGE  # in a page that contains a byte of the tensor
         length = int(reach[last]) - begin
         view = np.frombuffer((ctypes.c_ubyte * length).from_address(begin), np.uint8)
         total += int(view[::PAGE].sum(dtype=np.uint64))
@@ -77,11 +78,11 @@ def touch_pages(values: Mapping[str, Any]) -> int:
 
 
 def take_over(values: Mapping[str, torch.Tensor]) -> None:
-    """Undoes what a fork costs whoever uses its parent's tensors first; their owner pays nothing.
+    """Accesses the parent's tensors after a fork, so that the measurement does not pay for it.
 
-    The kernel marks the child's copy of every page table entry as not yet used, and the processor
-    takes a third of a microsecond to mark a page as used again; names and tensor objects are
-    copied, as their reference counts are written.
+    The kernel marks the child's copy of every page table entry as unused, and the processor takes
+    a third of a microsecond to mark a page as used. Names and tensor objects are copied, because
+    their reference counts are written.
     """
     touch_pages(values)
     for _, value in values.items():
@@ -89,7 +90,7 @@ def take_over(values: Mapping[str, torch.Tensor]) -> None:
 
 
 def first_difference(loaded: Mapping[str, Any], expected: Mapping[str, torch.Tensor]) -> str | None:
-    """What is wrong with the loaded tensors, in words; None if every bit is as expected."""
+    """Describes the first difference of the loaded tensors; None if every bit is as expected."""
     if loaded.keys() != expected.keys():
         odd = sorted(loaded.keys() ^ expected.keys())
         return f"{len(odd)} keys on one side only, {odd[0]!r} the first"

@@ -1,4 +1,4 @@
-"""What one process spends between two moments."""
+"""Measures the resources that a process uses between two points in time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def _cpu_seconds() -> float:
-    """Of all threads, and of child processes that have ended and were waited for."""
+    """CPU time of all threads, and of child processes that have ended and were waited for."""
     return sum(
         usage.ru_utime + usage.ru_stime
         for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
@@ -18,7 +18,7 @@ def _cpu_seconds() -> float:
 
 
 def _numbers(path: str) -> dict[str, int]:
-    """The lines `name: number` of a file of the kernel's."""
+    """Parses the lines `name: number` of a file in /proc."""
     found = re.findall(r"^(\w+):\s*(\d+)", Path(path).read_text(), re.MULTILINE)
     return {name: int(number) for name, number in found}
 
@@ -32,18 +32,18 @@ class Spent:
     seconds: float
     cpu_seconds: float
     peak_bytes: int
-    """Resident beyond what was at the start, at the highest."""
+    """Highest resident memory minus the resident memory at the start."""
     read_bytes: int
-    """From storage, as the kernel counts them."""
+    """Bytes read from storage, as counted by the kernel."""
     write_bytes: int
 
 
 class Meter:
-    """Starts when it is made. `peak_from` is an earlier meter, to count its memory too."""
+    """Starts when it is created. `peak_from` is an earlier meter whose memory is included."""
 
     def __init__(self, peak_from: Meter | None = None) -> None:
         if peak_from is None:
-            Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
+            Path("/proc/self/clear_refs").write_text("5")  # resets the peak
             self._start_bytes = _resident_bytes("VmRSS")
         else:
             self._start_bytes = peak_from._start_bytes

@@ -1,4 +1,4 @@
-"""Which bytes of files the page cache holds: putting them there, and out of there."""
+"""Queries which bytes of files are in the page cache, and loads and evicts them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def files_of(path: Path) -> list[Path]:
 
 
 def resident_bytes(path: Path) -> int | None:
-    """Bytes of the files below `path` in the page cache; None where the kernel does not say."""
+    """Returns the bytes of files below `path` in the page cache; None if the kernel cannot tell."""
     pages = 0
     for file in files_of(path):
         fd = os.open(file, os.O_RDONLY)
         try:
             counts = _Counts()
-            whole = _Range(0, 0)  # a length of 0: to the end
+            whole = _Range(0, 0)  # a length of 0 means up to the end
             if _libc.syscall(_CACHESTAT, fd, ctypes.byref(whole), ctypes.byref(counts), 0) != 0:
                 return None
             pages += counts.cached
@@ -42,11 +42,11 @@ def resident_bytes(path: Path) -> int | None:
 
 
 def evict(path: Path) -> int | None:
-    """Drops the files below `path` from the page cache; returns what is left of them there."""
+    """Evicts the files below `path` from the page cache; returns the bytes that remain there."""
     for file in files_of(path):
         fd = os.open(file, os.O_RDONLY)
         try:
-            os.fsync(fd)  # dirty pages stay, whatever is asked
+            os.fsync(fd)  # dirty pages cannot be evicted
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(fd)

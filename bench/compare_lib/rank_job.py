@@ -2,9 +2,9 @@
 
     python rank_job.py SCALE RANK WORLD_SIZE RENDEZVOUS_FILE STORAGE VERB PATH
 
-Makes its shards of the transformer, waits for the other ranks and a line on standard input, saves
-or loads, and prints what it spent as a line of JSON. Rank 0's seconds are those of all: from a
-barrier to a barrier.
+Creates its shards of the transformer, waits for the other ranks and for a line on standard input,
+saves or loads, and prints its figures as one line of JSON. Rank 0's time is that of the job: it is
+measured between two barriers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from compare_lib.states import SEED, fill, transformer_shapes  # noqa: E402
 
 
 def _shards(scale: float, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
-    """As FSDP2 would hold them: rows over the ranks; scalars are on every rank. Not filled."""
+    """Shards as FSDP2 creates them: rows over the ranks, scalars on every rank. Not filled."""
     found: dict[str, torch.Tensor] = {}
     for name, (shape, dtype) in transformer_shapes(scale).items():
         if not shape:
@@ -96,7 +96,7 @@ def main() -> None:
         "save": lambda: dcp.save(state, storage_writer=_writer(storage, path)),
         "load": lambda: dcp.load(state, storage_reader=_reader(storage, path)),
     }[verb]
-    _writer(storage, path)  # what is imported for it is not timed
+    _writer(storage, path)  # imports are not timed
     dist.barrier()
     print("ready", flush=True)
     sys.stdin.readline()
@@ -108,7 +108,7 @@ def main() -> None:
     if verb == "load":
         _check(state, _filled(scale, mesh, rank))
     print(json.dumps(asdict(spent)), flush=True)
-    dist.barrier()  # nobody goes while another may still talk to it
+    dist.barrier()  # no rank exits while another one may still communicate with it
     dist.destroy_process_group()
 
 

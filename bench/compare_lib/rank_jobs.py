@@ -1,4 +1,4 @@
-"""Jobs of several ranks, each a process: starting them, giving the word, adding up what they spent."""
+"""Runs jobs with several ranks: starts a process per rank, starts them together, adds up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _JOB = Path(__file__).with_name("rank_job.py")
 
 
 class RanksOfDcp:
-    """The works that a storage of torch.distributed.checkpoint does on several ranks."""
+    """The workloads of a torch.distributed.checkpoint storage on several ranks."""
 
     storage: str
     """"dcp" or "cairn", see rank_job.py."""
@@ -69,5 +69,5 @@ def _start(arguments: list[str]) -> subprocess.Popen:
 def _read_line(rank: subprocess.Popen) -> str:
     line = rank.stdout.readline()
     if not line:
-        raise RuntimeError(f"a rank ended with status {rank.wait()}; its words are in peers.log")
+        raise RuntimeError(f"a rank ended with status {rank.wait()}; its output is in peers.log")
     return line

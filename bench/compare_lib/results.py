@@ -1,4 +1,4 @@
-"""The raw results: every run as it came, in one JSON file that is whole at every moment."""
+"""The raw results: every run in one JSON file, which is complete at every moment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPENT = ("seconds", "cpu_seconds", "peak_bytes", "read_bytes", "write_bytes")
 
 @dataclass
 class Figure:
-    """What the runs of one peer at one work come to."""
+    """The figures of one peer and workload over all runs."""
 
     median: float
     low: float
@@ -48,12 +48,12 @@ class Results:
         self.write()
 
     def write(self) -> None:
-        """Replaces the file in one step, so that a run that is cut keeps what it has."""
+        """Replaces the file atomically, so that an interrupted run keeps its results."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         new = self.path.with_suffix(".new")
         head = {key: value for key, value in self.data.items() if key != "runs"} | {"runs": []}
         text = json.dumps(head, indent=1).removesuffix("[]\n}")
-        runs = ",\n".join(json.dumps(run) for run in self.runs)  # a line a run
+        runs = ",\n".join(json.dumps(run) for run in self.runs)  # one line per run
         new.write_text(f"{text}[\n{runs}\n]}}\n")
         os.replace(new, self.path)
 
@@ -69,7 +69,7 @@ class Results:
         ]
 
     def figure(self, state: str, work: str, peer: str) -> Figure | None:
-        """Medians over the runs that count: neither failed nor the first of its process."""
+        """Medians over the runs that neither failed nor were the first of their process."""
         runs = [r for r in self.of(state, work, peer) if "error" not in r and not r.get("first")]
         if not runs:
             return None
@@ -87,7 +87,7 @@ class Results:
         return [run["error"] for run in self.of(state, work, peer) if "error" in run]
 
     def limit(self, state: str, work: str) -> Figure | None:
-        """The fastest of the limits that the work is held against."""
+        """Returns the fastest of the limits with which the workload is compared."""
         names = self.data["works"][work]["limits"]
         found = [self.figure(state, work, name) for name in names]
         return min((f for f in found if f is not None), key=lambda f: f.median, default=None)

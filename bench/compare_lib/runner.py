@@ -1,4 +1,4 @@
-"""Runs the measurements in turns: for every work and run each peer once, in a rotating order."""
+"""Runs the measurements in turns: per workload and run, each peer once, in a rotating order."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ SAVE = next(work for work in works.WORKS if work.name == "save")
 RANKS_SAVE = next(work for work in works.WORKS if work.name == "ranks_save")
 SAVING = (SAVE, RANKS_SAVE)
 BESIDE = {"load_warm": "load_cold"}
-"""Works that follow another of the same peer at once: what that one read need not be read again."""
+"""Workloads that directly follow another one of the same peer and reuse what it read."""
 
 SETTLE_S = 0.2
-"""Before a measurement, for the device to end what it does behind our backs."""
+"""Pause before a measurement in which the device completes its background work."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Turn:
 
 
 def turns(state: State, chosen: list[Work], peers: list[type[Peer]], repeat: int) -> Iterator[Turn]:
-    """What is measured on one state, in order."""
+    """Returns the measurements of one state, in order."""
     chosen = [w for w in chosen if state.name in w.states and w.impossible(state) is None]
     names = [work.name for work in chosen]
     for work in chosen:
@@ -77,7 +77,7 @@ class Runner:
         self._late: set[tuple[Work, str]] = set()
 
     def measure(self, turn: Turn) -> list[Record]:
-        """Records of one turn, already among the results."""
+        """Returns the records of one turn, which it has added to the results."""
         peer = self._peers[turn.peer]
         if (turn.work, turn.peer) in self._late:
             records: list[Record] = [{"error": "not tried again, as it was late before"}]
@@ -86,7 +86,7 @@ class Runner:
         else:
             records = self._measure_prepared(turn, peer)
         if LATE in records[0].get("error", ""):
-            self._late.add((turn.work, turn.peer))  # one deadline is enough of everyone's time
+            self._late.add((turn.work, turn.peer))  # waits for one deadline only
         for record in records:
             record |= {"state": turn.state, "work": turn.work.name, "peer": turn.peer}
             record |= {"run": turn.run, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
@@ -102,7 +102,7 @@ class Runner:
             self._make_empty(peer.directory)
         cache = works.set_cache(turn.work, peer)
         peer.scratch.mkdir()
-        os.sync()  # what others left to be written
+        os.sync()  # writes back the dirty pages of other programs
         time.sleep(SETTLE_S)
         records = self._in_child(turn.work, peer, check=turn.run == 1)
         shutil.rmtree(peer.scratch, ignore_errors=True)
@@ -111,7 +111,7 @@ class Runner:
         return [record | cache for record in records]
 
     def _prepare(self, work: Work, peer: Peer) -> str | None:
-        """Makes the checkpoint that the work needs, if it is not there; what went wrong."""
+        """Creates the checkpoint that the workload needs; returns an error or None."""
         if work in SAVING or peer.directory in self._saved:
             return None
         self._make_empty(peer.directory)
@@ -142,9 +142,9 @@ class Runner:
 
 
 class Progress:
-    """A line a measurement on standard error, with what is probably left.
+    """Prints one line per measurement to standard error, with an estimate of the remaining time.
 
-    Until a peer was seen at a work, the guess is what the bytes take at everyday rates.
+    Before a peer was measured at a workload, the estimate uses the bytes and typical rates.
     """
 
     BUFFERED_RATE = 0.4e9

@@ -1,8 +1,8 @@
-"""How long an asynchronous save keeps the caller from changing its tensors.
+"""Measures how long an asynchronous save prevents the caller from changing its tensors.
 
-`peer.save_async(state, keys)` prepares and returns a function. Calling that returns as soon as the
-caller may go on and change its tensors, with a function that waits until the save is durable. The
-first save of a process makes staging memory, so the figures are of those after it.
+`peer.save_async(state, keys)` prepares and returns a function. Calling this function returns as
+soon as the caller may change its tensors; its result is a function that waits until the save is
+durable. The first save of a process allocates staging memory, so the figures are of later ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from compare_lib.peers.base import Peer
 from compare_lib.states import State
 
 LATER_SAVES = 3
-"""In one process, after the first."""
+"""Number of saves in one process, after the first one."""
 
 
 def measure_stalls(peer: Peer, state: State, keys: list[str]) -> list[Record]:
@@ -24,12 +24,12 @@ def measure_stalls(peer: Peer, state: State, keys: list[str]) -> list[Record]:
     stall = peer.save_async(state, keys)
     for number in range(1 + LATER_SAVES):
         if number > 0:
-            state.change(keys)  # for limits too: what was changed lies in pages of the child's own
+            state.change(keys)  # for limits too: gives the child its own pages
         meter = Meter(peak_from=whole)
         finish = stall()
         record = asdict(meter.stop())
         finish()
-        # The save works on behind the caller's back: its memory counts, whenever it is needed.
+        # The save continues in the background: its memory counts, whenever it is needed.
         record["peak_bytes"] = meter.stop().peak_bytes
         records.append(record | {"first": number == 0})
     return records

@@ -1,7 +1,7 @@
 """The states that every peer saves and loads: flat dicts from name to tensor, filled from a seed.
 
-Tensors come from `torch.empty`, so that torch's own alignment is what is measured. They are filled
-through numpy, as torch's operators would start threads, which a process that forks must not have.
+Tensors are allocated by `torch.empty`, so that they have torch's alignment. They are filled by
+numpy, because torch's operators would start threads, which a process that forks must not have.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def total_bytes(tensors: Tensors) -> int:
 
 @dataclass
 class State:
-    """One state in memory, and the parts of it that works ask for."""
+    """One state in memory, and the parts of it that workloads use."""
 
     name: str
     title: str
@@ -45,7 +45,7 @@ class State:
         self.nbytes = total_bytes(self.tensors)
 
     def every(self, nth: int) -> list[str]:
-        """Every nth key, from the middle of the first n on; none if there is but one tensor."""
+        """Every n-th key, starting in the middle of the first n; none if there is one tensor."""
         return list(self.tensors)[nth // 2 :: nth] if len(self.tensors) > 1 else []
 
     def bytes_of(self, keys: list[str]) -> int:
@@ -63,14 +63,14 @@ class State:
         return found
 
     def change(self, keys: list[str]) -> None:
-        """Inverts every byte of these tensors: of this process alone, once it is forked."""
+        """Inverts every byte of these tensors, in a forked process only for this process."""
         for key in keys:
             view = byte_view(self.tensors[key])
             np.invert(view, out=view)
 
 
 def fill(tensors: Tensors, seed: int = SEED) -> Tensors:
-    """Random bytes in all of them."""
+    """Fills all of them with random bytes."""
     random = np.random.Generator(np.random.SFC64(seed))
     for tensor in tensors.values():
         view = byte_view(tensor)
@@ -126,7 +126,7 @@ def _transformer(scale: float) -> State:
 
 
 def _sharded(scale: float) -> State:
-    """The transformer on the ranks of a job, which make it themselves: no tensors here."""
+    """The transformer on the ranks of a job; the ranks create the tensors themselves."""
     state = State("sharded", "The transformer on 4 gloo ranks", {}, scale)
     state.nbytes = sum(
         math.prod(shape) * dtype.itemsize for shape, dtype in transformer_shapes(scale).values()
@@ -135,7 +135,7 @@ def _sharded(scale: float) -> State:
 
 
 def _experts_shape(scale: float) -> tuple[int, int, int]:
-    """Tensors, rows, columns. The tensors shrink first; below a twentieth there are fewer too."""
+    """Tensor count, rows, columns. The tensors shrink first; below 1/20, there are fewer too."""
     count = 20_000 if scale >= 0.05 else max(200, round(20_000 * scale * 20))
     return count, 128, _round(416 * scale, 8)
 
@@ -150,7 +150,7 @@ def _experts(scale: float) -> State:
 
 
 def _embedding(scale: float) -> State:
-    """One tensor of exactly the bytes of the experts."""
+    """One tensor with exactly as many bytes as the experts."""
     count, rows, columns = _experts_shape(scale)
     shape = (count * 8, rows * columns // 8)
     tensors = {"embedding.weight": torch.empty(shape, dtype=torch.bfloat16)}
@@ -158,7 +158,7 @@ def _embedding(scale: float) -> State:
 
 
 def _metadata(scale: float) -> State:
-    """No tensors: its one work looks into checkpoints of many chunks, which its peers make."""
+    """No tensors: its only workload opens checkpoints with many chunks, which the peers create."""
     count = max(1_000, round(1_000_000 * scale) // 1_000 * 1_000)
     state = State("metadata", f"{count:,} chunks", {})
     state.nbytes = count
@@ -172,7 +172,7 @@ MAKERS: dict[str, Callable[[float], State]] = {
     "metadata": _metadata,
     "sharded": _sharded,
 }
-"""In the order in which they are measured."""
+"""The states, in the order in which they are measured."""
 
 
 def make_state(name: str, scale: float) -> State:

@@ -1,4 +1,4 @@
-"""The works: what is measured, and how each is set up, timed and checked in its child process."""
+"""The workloads: what is measured, and how each is set up, timed and checked in a child process."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ class Work:
     name: str
     title: str
     method: str
-    """Of the peer."""
+    """Method of the peer."""
     limits: tuple[str, ...] = ()
-    """Names of the limits that it is held against, the fastest of them."""
+    """Names of the limits; the workload is compared with the fastest of them."""
     cache: str | None = None
-    """What is done to the page cache just before: "evict", "warm", or nothing."""
+    """How the page cache is prepared: "evict", "warm", or None."""
     dim: int = 0
-    """For slices: the dimension that is cut."""
+    """For slices: the sliced dimension."""
     every: int = 0
-    """For keys and changes: every how manieth key; 0 for none of them, 1 for all."""
+    """For keys and changes: every N-th key; 0 selects none, 1 selects all."""
     states: tuple[str, ...] = ("transformer", "experts", "embedding")
     runs_share: float = 1
-    """Part of the repeats that it gets, for works that give several figures a run."""
+    """Fraction of the repeats, for workloads that produce several figures per run."""
 
     def keys(self, state: State) -> list[str]:
         return state.every(self.every) if self.every > 1 else list(state.tensors) * self.every
 
     def impossible(self, state: State) -> str | None:
-        """Why this work makes no sense on this state."""
+        """Returns why this workload is not applicable to this state, or None."""
         if self.every > 1 and not self.keys(state):
             return "one tensor only"
         return None
 
     def bytes_of(self, state: State) -> int:
-        """What the rates are counted by."""
+        """Returns the bytes to which the rates refer."""
         if self.method == "load_slices":
             boxes = state.slices(self.dim)
             return total_bytes({key: _on_meta(state, key, box) for key, box in boxes.items()})
@@ -55,7 +55,7 @@ class Work:
         return 0 if self.method == "open_metadata" else state.nbytes
 
     def memory_of(self, state: State) -> int:
-        """What a peer may take anew: tensors, the page cache of its files, buffers."""
+        """Returns how much memory a peer may need: tensors, page cache of its files, buffers."""
         if self.method in ("load_keys", "load_slices"):
             return 2 * self.bytes_of(state) + BUFFER_BYTES
         if self.method == "open_metadata":
@@ -65,7 +65,7 @@ class Work:
         return (2 if self.method == "load_new" and self.cache == "evict" else 1) * state.nbytes
 
     def page_bytes(self, state: State) -> int | None:
-        """For slices: the bytes of the digest pages that they touch."""
+        """For slices: the bytes of the digest pages that they overlap."""
         if self.method != "load_slices":
             return None
         boxes = state.slices(self.dim)
@@ -73,10 +73,10 @@ class Work:
 
 
 SAVING = ("save", "second_save", "save_async")
-"""Methods that read the state; limits read it for loads too."""
+"""Methods that read the state; for loads, only limits read it."""
 BUFFER_BYTES = 256 << 20
 DIGEST_PAGE = 1 << 16
-"""Cairn's smallest piece that has a digest."""
+"""Size of the pages of which Cairn stores digests."""
 MEMCPY = ("memcpy 1 thread", "memcpy 2 threads")
 WORKS = [
     Work("save", "durable full save", "save", ("fio",)),
@@ -100,7 +100,7 @@ WORKS = [
 
 
 def _pages(matrix: torch.Tensor, box: Ranges) -> int:
-    """How many digest pages, from the begin of the matrix on, hold bytes of the box."""
+    """Returns how many digest pages (counted from the matrix's start) the box overlaps."""
     (top, bottom), (left, right) = box
     item, row = matrix.element_size(), matrix.shape[1] * matrix.element_size()
     begins = np.arange(top, bottom) * row + left * item
@@ -125,7 +125,7 @@ def _touched_targets(state: State) -> Tensors:
 
 
 def _steps(work: Work, peer: Peer, state: State) -> tuple[Steps, Callable[[], Tensors] | None]:
-    """The peer's generator for this work, and what it has to load."""
+    """Returns the peer's generator for this workload, and a function for the expected tensors."""
     method = getattr(peer, work.method)
     keys = work.keys(state)
     if work.method == "save":
@@ -145,7 +145,7 @@ def _steps(work: Work, peer: Peer, state: State) -> tuple[Steps, Callable[[], Te
         return method(state, keys), lambda: state.tensors
     if work.method == "open_metadata":
         return method(state.nbytes), None
-    return method(state), None  # of several ranks, which check what they load themselves
+    return method(state), None  # the ranks check what they load themselves
 
 
 def set_cache(work: Work, peer: Peer) -> dict[str, Any]:
@@ -154,13 +154,13 @@ def set_cache(work: Work, peer: Peer) -> dict[str, Any]:
     elif work.cache == "evict":
         left = page_cache.evict(peer.directory)
         if left != 0:
-            return {"note": "what stayed in the page cache is unknown" if left is None
-                    else f"{left} bytes stayed in the page cache"}  # fmt: skip
+            return {"note": "unknown how much remained in the page cache" if left is None
+                    else f"{left} bytes remained in the page cache"}  # fmt: skip
     return {}
 
 
 def measure(work: Work, peer: Peer, state: State, check: bool) -> list[Record]:
-    """All of a measurement, in a child process. `check` compares what was loaded."""
+    """Runs one measurement in a child process; `check` compares the result with the state."""
     if work.method in SAVING or peer.is_limit:
         take_over(state.tensors)
     if work.method == "save_async":

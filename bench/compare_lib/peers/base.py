@@ -1,17 +1,17 @@
-"""What a peer is: a name, a directory, and a method for each kind of work that it can do.
+"""Base class of peers: a name, a directory, and a method for each workload that the peer supports.
 
-Methods are generators, so that only what counts is timed:
+Methods are generators, so that only the relevant part is timed:
 
     def load_new(self, state):
         library = importlib.import_module("library")    # not timed
         yield
         tensors = library.load(self.path)               # timed
-        yield tensors                                   # what was loaded, a function that loads
-                                                        # what was saved, or None
+        yield tensors                                   # the loaded tensors, a function that
+                                                        # loads what was saved, or None
         library.close()                                 # not timed
 
-Every call runs in a process of its own. A method that a peer lacks is a dash in the tables, and
-`cannot` says why.
+Every call runs in a separate process. A method that a peer does not have is shown as a dash in the
+tables, and `cannot` contains the reason.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Finish = Callable[[], None]
 
 KV_BENCH = Path(__file__).resolve().parents[3] / "build" / "bin" / "kv-bench"
 THREADS = min(8, os.cpu_count() or 1)
-NO_INCREMENT = "has no incremental save: it writes everything again, as in the full save"
-EVERYTHING_STAGED = "copies everything, whatever changed: see the row where all of it did"
+NO_INCREMENT = "has no incremental save: writes everything again, as in the full save"
+EVERYTHING_STAGED = "copies everything, regardless of what changed: see the stall with all changed"
 
 
 @dataclass
 class Reported:
-    """What a program that was run says of itself, which leaves out its start."""
+    """Figures that a separate program reports about itself, without the time to start it."""
 
     seconds: float
     cpu_seconds: float | None = None
@@ -51,37 +51,37 @@ class Reported:
 class Peer:
     name: ClassVar[str]
     modules: ClassVar[tuple[str, ...]] = ()
-    """What has to be importable, or the peer is left out with a word."""
+    """Modules that must be importable; otherwise, the peer is skipped with a message."""
     package: ClassVar[str | None] = None
-    """The distribution whose version is shown."""
+    """The Python distribution whose version is shown."""
     is_limit: ClassVar[bool] = False
     """It measures the machine, not a library."""
     is_direct: ClassVar[bool] = False
     """It writes past the page cache."""
     saved_by: ClassVar[str | None] = None
-    """The peer whose checkpoint this one reads, if it is not its own."""
+    """The peer whose checkpoint this one reads, if it does not write one itself."""
     cannot: ClassVar[dict[str, str]] = {}
-    """Method: why there is none."""
+    """Maps a method to the reason why the peer does not have it."""
     cannot_partly: ClassVar[dict[str, str]] = {}
-    """Name of a work: why it is left out, though there is the method."""
+    """Maps a workload to the reason why it is skipped although the peer has the method."""
     remarks: ClassVar[tuple[str, ...]] = ()
-    """Settings, and whatever a reader of the tables should know."""
+    """Settings and other information for readers of the tables."""
 
-    # Methods that a peer may have; all but `save_async` are as described above:
+    # Methods that a peer may have; all except `save_async` are generators as described above:
     #   save(state)                        a durable full save
-    #   load_new(state)                    all of it, into new tensors
-    #   load_existing(state, targets)      all of it, into these tensors
-    #   load_keys(state, keys)             only these keys, from opening on
-    #   load_slices(state, slices)         these boxes, from opening on
+    #   load_new(state)                    a full load into new tensors
+    #   load_existing(state, targets)      a full load into these tensors
+    #   load_keys(state, keys)             a load of only these keys, including the open
+    #   load_slices(state, slices)         a load of these boxes, including the open
     #   second_save(state, keys)           a durable save after these keys changed
-    #   save_async(state, keys)            returns a function: see compare_lib/stall.py
-    #   make_metadata(chunks)              makes a checkpoint of so many chunks, untimed, no steps
-    #   open_metadata(chunks)              opens that and looks up one key
+    #   save_async(state, keys)            returns a function; see compare_lib/stall.py
+    #   make_metadata(chunks)              creates a checkpoint; not timed, not a generator
+    #   open_metadata(chunks)              opens this checkpoint and looks up one key
     #   ranks_save(state), ranks_load(state)    see compare_lib/rank_jobs.py
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        """Where its checkpoint is; all below it is evicted and warmed."""
+        """Contains the checkpoint; all files below it are evicted and warmed."""
         self.scratch = directory / "scratch"
         """Empty before each measurement, removed after it."""
 
@@ -90,7 +90,7 @@ class Peer:
 
     @classmethod
     def missing(cls) -> str | None:
-        """Why it cannot be measured here; None if it can."""
+        """Returns why the peer cannot be measured here; None if it can."""
         for module in cls.modules:
             try:
                 importlib.import_module(module)
@@ -108,7 +108,7 @@ def sync_path(path: Path) -> None:
 
 
 def empty_boxes(state: State, slices: Slices) -> Tensors:
-    """New tensors for these boxes."""
+    """Allocates tensors for these boxes."""
     return {
         key: torch.empty([end - begin for begin, end in ranges], dtype=state.tensors[key].dtype)
         for key, ranges in slices.items()
@@ -116,5 +116,5 @@ def empty_boxes(state: State, slices: Slices) -> Tensors:
 
 
 def cut(tensor: Any, ranges: Ranges) -> Any:
-    """A box of a tensor as a tensor of its own."""
+    """Copies a box of a tensor into a new tensor."""
     return tensor[tuple(slice(begin, end) for begin, end in ranges)].clone()

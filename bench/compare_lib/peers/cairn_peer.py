@@ -1,4 +1,4 @@
-"""Cairn itself: reading into memory, and by mapping its segments."""
+"""Cairn itself: reading into memory, and mapping its segments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CairnPeer(RanksOfDcp, Peer):
     is_direct = True
     modules = ("cairn",)
     package = None  # not installed: the version of the working tree is shown
-    remarks = ("every byte that is read is checked against its digest",)
+    remarks = ("every byte that is read is verified with its digest",)
 
     def _open(self, mode: str = "r") -> Any:
         import cairn
@@ -104,9 +104,9 @@ class CairnMapped(Peer):
     saved_by = "cairn"
     cannot = dict.fromkeys(
         ("save", "second_save", "save_async", "load_existing", "load_slices", "open_metadata"),
-        "another way to read: the same as cairn's",
+        "differs from cairn only in reading",
     )
-    remarks = ("read(mmap=True): digests are checked, nothing is copied",)
+    remarks = ("read(mmap=True): digests are verified, nothing is copied",)
 
     def load_new(self, state: State) -> Steps:
         import cairn

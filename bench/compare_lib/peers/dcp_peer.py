@@ -30,7 +30,7 @@ def _empty_like(tensors: Tensors) -> Tensors:
 
 
 def _box_planner(slices: Slices) -> Any:
-    """Plans the reading of these boxes, as a mesh of ranks would have them, without the mesh."""
+    """Returns a planner that reads these boxes as the ranks of a mesh would."""
     import torch
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
@@ -60,7 +60,7 @@ class DcpPeer(RanksOfDcp, Peer):
     cannot_partly = {"stall_1": EVERYTHING_STAGED}
     remarks = (
         f"FileSystemWriter(thread_count={THREADS}, sync_files=True), then fsync of the directory, "
-        "which it leaves out; FileSystemReader, which has no threads in this version; async_save "
+        "which it omits; FileSystemReader, which has no threads in this version; async_save "
         "with a DefaultStager that is kept (cached staging memory; pinning it needs CUDA)",
         "on several ranks FileSystemWriter(sync_files=True), with one thread each",
     )
@@ -117,7 +117,7 @@ class DcpPeer(RanksOfDcp, Peer):
 
         def stall() -> Finish:
             path = self.scratch / str(next(numbers))
-            # Staging without threads of its own: what is staged when this returns.
+            # The stager has no threads, so staging is complete when this returns.
             future = dcp.async_save(
                 state.tensors,
                 storage_writer=self._writer(path),
@@ -151,7 +151,7 @@ CHUNKS_PER_TENSOR = 100
 
 
 def _metadata_of(chunks: int) -> Any:
-    """What DCP would write for tensors of 100 rows, a chunk a row, as kv-bench open makes them."""
+    """Returns what DCP would write for the tensors of `kv-bench open`: 100 rows, each a chunk."""
     import torch
     from torch.distributed.checkpoint import metadata as md
     from torch.distributed.checkpoint.filesystem import _StorageInfo

@@ -18,7 +18,7 @@ from compare_lib.states import State, Tensors, byte_view
 
 
 class Fio(Peer):
-    """The device: the same bytes in one file, past the page cache."""
+    """Measures the device: writes and reads the same bytes in one file without the page cache."""
 
     name = "fio"
     is_limit = True
@@ -41,7 +41,7 @@ class Fio(Peer):
         if done.returncode != 0:
             raise RuntimeError(f"fio failed: {(done.stderr or done.stdout).strip()[-300:]}")
         job = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0][direction]
-        # It leaves out what does not fill a block.
+        # fio omits bytes that do not fill a block.
         return Reported(job["runtime"] / 1000 * nbytes / job["io_bytes"])
 
     def save(self, state: State) -> Steps:
@@ -66,7 +66,7 @@ def _new_memory(nbytes: int) -> mmap.mmap:
 
 
 def _pieces(tensors: Iterable[torch.Tensor]) -> list[np.ndarray]:
-    """The memory of the tensors, in pieces that threads can share evenly."""
+    """Divides the memory of the tensors into pieces that threads can share evenly."""
     views = [byte_view(tensor) for tensor in tensors]
     return [
         view[begin : begin + PIECE_BYTES]
@@ -76,8 +76,8 @@ def _pieces(tensors: Iterable[torch.Tensor]) -> list[np.ndarray]:
 
 
 def _in_threads(threads: int, work: Callable[[int], None], count: int) -> None:
-    """Calls work(0 .. count - 1); a free thread takes the next."""
-    numbers = iter(range(count))  # next() of it is atomic
+    """Calls work(0 .. count - 1); each thread takes the next item when it is free."""
+    numbers = iter(range(count))  # its next() is atomic
 
     def run() -> None:
         for number in numbers:
@@ -89,12 +89,12 @@ def _in_threads(threads: int, work: Callable[[int], None], count: int) -> None:
 
 
 class Memcpy(Peer):
-    """Copying the state: into fresh memory for loads, into touched memory for stalls."""
+    """Copies the state: into new memory for loads, into touched memory for stalls."""
 
     name = "memcpy 1 thread"
     is_limit = True
     threads: ClassVar[int] = 1
-    remarks = ("of the state's tensors; in huge pages, fresh for loads, touched for stalls",)
+    remarks = ("copies the state's tensors; in huge pages, new for loads, touched for stalls",)
 
     def _copy(self, target: mmap.mmap, pieces: list[np.ndarray]) -> None:
         ends = np.cumsum([0, *(piece.nbytes for piece in pieces)])
@@ -132,11 +132,11 @@ class MemcpyTwo(Memcpy):
 
 
 class Sum(Peer):
-    """Two threads adding up the state's tensors: how fast anything can look at all of them."""
+    """Two threads sum up the state's tensors: the fastest that any program can read them."""
 
     name = "sum 2 threads"
     is_limit = True
-    remarks = ("64-bit words, by numpy",)
+    remarks = ("sums 64-bit words with numpy",)
 
     def second_save(self, state: State, keys: list[str]) -> Steps:
         pieces = _pieces(state.tensors.values())

@@ -1,4 +1,4 @@
-"""safetensors: one file, mapped when it is read."""
+"""safetensors: one file, which is memory-mapped for reading."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ class SafetensorsPeer(Peer):
     modules = ("safetensors.torch",)
     package = "safetensors"
     cannot = {
-        "load_existing": "makes new tensors only",
+        "load_existing": "can only create new tensors",
         "second_save": NO_INCREMENT,
         "save_async": "has no asynchronous save",
-        "open_metadata": "keeps whole tensors, not chunks",
+        "open_metadata": "stores complete tensors, not chunks",
     }
     remarks = ("save_file, then fsync of the file and of its directory; no digests",)
 

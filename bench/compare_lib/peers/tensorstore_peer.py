@@ -1,4 +1,4 @@
-"""TensorStore: one zarr3 array a tensor in an OCDBT database of files."""
+"""TensorStore: one zarr3 array per tensor in an OCDBT database in files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OPEN_AT_ONCE = 1_000
 
 
 def _array(tensor: Any) -> Any:
-    """A numpy array of TensorStore's type over the tensor's memory."""
+    """Returns a numpy array of TensorStore's type that shares the tensor's memory."""
     import ml_dtypes
     import torch
 
@@ -32,7 +32,7 @@ def _tensor(array: Any) -> Any:
 
 
 def _chunk_shape(tensor: Any) -> tuple[int, ...]:
-    """Whole rows, as many as fit."""
+    """Returns the shape of a chunk: as many complete rows as fit."""
     if tensor.dim() == 0:
         return ()
     row_bytes = tensor.nbytes // tensor.shape[0]
@@ -50,12 +50,12 @@ class TensorStorePeer(Peer):
     package = "tensorstore"
     cannot = {
         "second_save": NO_INCREMENT,
-        "save_async": "has no call that copies the state aside and returns",
-        "open_metadata": "a tensor's chunks are found by name: there is no list of them to load",
+        "save_async": "has no call that copies the state and then returns",
+        "open_metadata": "finds a tensor's chunks by name: there is no list of chunks to load",
     }
     remarks = (
         "zarr3 in OCDBT on files with their default sync, uncompressed, all arrays in one "
-        f"transaction; chunks of up to {CHUNK_BYTES >> 20} MiB of whole rows; no cache; "
+        f"transaction; chunks of up to {CHUNK_BYTES >> 20} MiB of complete rows; no cache; "
         f"{OPEN_AT_ONCE:,} arrays at once; no digests",
     )
 
@@ -138,7 +138,7 @@ class TensorStorePeer(Peer):
             copies = []
             for key, array in zip(batch, opened):
                 box = tuple(slice(begin, end) for begin, end in slices[key])
-                # Boxes keep the indices that they had; the target's begin at 0.
+                # Boxes keep their original indices; those of the target start at 0.
                 source = array.result()[box][ts.d[:].translate_to[0]]
                 copies.append(ts.array(_array(targets[key]), copy=False).write(source))
             for copy in copies:

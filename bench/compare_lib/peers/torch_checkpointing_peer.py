@@ -1,4 +1,4 @@
-"""torch_checkpointing: torch.save of whole items in threads, asynchronous in a process beside."""
+"""torch_checkpointing: torch.save of complete items in threads, or in a separate process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from compare_lib.states import State, Tensors
 
 
 def _items(tensors: Tensors) -> dict[str, Tensors]:
-    """Dealt out to as many items as there are threads: an item is a file."""
+    """Distributes the tensors over as many items as there are threads: an item is a file."""
     parts = (list(tensors.items())[i::THREADS] for i in range(THREADS))
     return {f"part{i}": dict(part) for i, part in enumerate(parts) if part}
 
@@ -35,14 +35,14 @@ class TorchCheckpointingPeer(Peer):
     modules = ("torch_checkpointing",)
     package = "torch_checkpointing"
     cannot = {
-        "load_slices": "reads boxes only for tensors that are spread over a mesh of ranks",
+        "load_slices": "reads boxes only for tensors that are sharded over a mesh of ranks",
         "second_save": NO_INCREMENT,
-        "open_metadata": "keeps whole items, not chunks",
+        "open_metadata": "stores complete items, not chunks",
     }
     cannot_partly = {"stall_1": EVERYTHING_STAGED}
     remarks = (
         f"synchronous saves with file_write_max_threads={THREADS} and as many items, then fsync of "
-        "files and directories, which it leaves out; use_direct_io=False, as "
+        "files and directories, which it omits; use_direct_io=False, because "
         "its direct writes are not aligned and ext4 refuses them; loads with use_mmap; "
         "asynchronous saves staged in shared memory by its thread: the stall ends when "
         "manager.lock() is free",

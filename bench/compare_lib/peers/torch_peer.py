@@ -5,19 +5,19 @@ from __future__ import annotations
 from compare_lib.peers.base import NO_INCREMENT, Peer, Slices, Steps, cut, sync_path
 from compare_lib.states import State
 
-READS_ALL = "reads the whole file: see the full load"
+READS_ALL = "reads the complete file: see the full load"
 
 
 class TorchPeer(Peer):
     name = "torch"
     package = "torch"
     cannot = {
-        "load_existing": "makes new tensors only",
+        "load_existing": "can only create new tensors",
         "load_keys": READS_ALL,
         "load_slices": READS_ALL,
         "second_save": NO_INCREMENT,
         "save_async": "has no asynchronous save",
-        "open_metadata": "keeps whole tensors, not chunks",
+        "open_metadata": "stores complete tensors, not chunks",
     }
     remarks = ("torch.save, then fsync of the file and of its directory; torch.load into memory",)
 
@@ -41,8 +41,8 @@ class TorchPeer(Peer):
 class TorchMapped(Peer):
     name = "torch mmap"
     saved_by = "torch"
-    cannot = TorchPeer.cannot | {"save": "another way to read: the same as torch's"}
-    remarks = ("torch.load(mmap=True); slices are cut out of the mapped tensors",)
+    cannot = TorchPeer.cannot | {"save": "differs from torch only in reading"}
+    remarks = ("torch.load(mmap=True); slices are taken from the mapped tensors",)
 
     def load_new(self, state: State) -> Steps:
         import torch

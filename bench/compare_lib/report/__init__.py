@@ -1,4 +1,4 @@
-"""Tables, charts and the summary, all made from the raw results alone."""
+"""Tables, charts and the summary, all generated from the raw results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Cairn is held to, each bar with the figure that was measured."""
+"""The targets of Cairn, each with the measured figure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Bar:
     asked: str
     measured: str
     is_met: bool | None
-    """None: something that it takes was not measured."""
+    """None: a figure that the target needs was not measured."""
 
 
 class _Judge:
-    """Bars of one state and work, of which Cairn is `ours`, by its figures or another's."""
+    """Evaluates the targets of one state and workload for the peer `ours`."""
 
     def __init__(self, results: Results, state: str, work: str, ours: str = "cairn") -> None:
         self._results = results
@@ -57,7 +57,7 @@ class _Judge:
         return limit.median / self.ours.median if limit and self.ours else None
 
     def faster_than(self, peers: Sequence[str] | None = None) -> float | None:
-        """How many times faster than the fastest of these, or of all other peers."""
+        """Returns how many times faster we are than the fastest of `peers` (all by default)."""
         others = [self.figure(peer) for peer in (self._others() if peers is None else peers)]
         times = [figure.median for figure in others if figure]
         return min(times) / self.ours.median if times and self.ours else None
@@ -79,7 +79,7 @@ class _Judge:
 
 
 def bars(results: Results) -> list[Bar]:
-    """Of all that this run was asked to measure."""
+    """Returns the targets of everything that this run was asked to measure."""
     found = []
     for state, described in results.data["states"].items():
         for work, of_work in described["works"].items():
@@ -111,7 +111,7 @@ def _bars_of(results: Results, state: str, work: str) -> Iterator[Bar]:
         yield from _keys(results, judge, state)
     elif work == "columns":
         read = judge.ours.read_bytes / judge.about("page_bytes") if judge.ours else None
-        yield judge.at_most("of the 64 KiB pages that it touches, index included", 1.01, read)
+        yield judge.at_most("of the 64 KiB pages that it overlaps, including the index", 1.01, read)
         yield judge.at_least("DCP", 3, judge.faster_than(("dcp",)), "×")
     elif work == "second_0":
         yield judge.at_least("of two threads' sum", 0.8, judge.of_limit())
@@ -140,7 +140,7 @@ def _cpu(judge: _Judge) -> Iterator[Bar]:
         return peer.cpu_seconds / judge.about("bytes") * 1e9 if peer else None
 
     ours, theirs = per_gb(judge.ours), per_gb(judge.figure("dcp"))
-    yield judge.at_most("of CPU a GB", 0.35, ours, " s")
+    yield judge.at_most("of CPU per GB", 0.35, ours, " s")
     yield judge.at_most("of DCP's CPU", 1, ours / theirs if ours and theirs else None)
 
 
@@ -158,11 +158,11 @@ def _peak(judge: _Judge) -> Iterator[Bar]:
     ours, least = judge.ours.peak_bytes / MIB if judge.ours else None, judge.least_peak()
     yield judge.at_most("beyond the tensors", 128, ours, " MiB")
     share = ours / least if ours is not None and least else None
-    yield judge.at_most("of the least of any peer", 1, share)
+    yield judge.at_most("of the lowest peak of any peer", 1, share)
 
 
 def _small_tensors(results: Results) -> Iterator[Bar]:
-    """Many small tensors against one large one of the same bytes."""
+    """Compares many small tensors with one large tensor of the same size."""
     if not {"experts", "embedding"} <= results.data["states"].keys():
         return
     for work in ("save", "load_cold", "load_existing"):

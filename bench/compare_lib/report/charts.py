@@ -1,4 +1,4 @@
-"""The chart of one state: a panel for every work, a bar for every peer."""
+"""Draws the chart of one state: a panel per workload, a bar per peer."""
 
 from __future__ import annotations
 

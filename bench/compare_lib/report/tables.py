@@ -1,4 +1,4 @@
-"""The page of one state: a table for every work."""
+"""Generates the page of one state: a table per workload."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def table(head: tuple[str, ...], rows: list[list[str]]) -> str:
 
 
 class _Notes:
-    """Footnotes, each text once, numbered as they come."""
+    """Footnotes: each text occurs once, numbered in the order of first use."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
@@ -99,15 +99,15 @@ def state_page(results: Results, state: str) -> str:
     held = f": {size(described['bytes'])}{what}" if tensors else ""
     parts = [
         f"# {described['title']}{held}",
-        f"Measured on {results.data['date']} by `bench/compare.py`; [README.md](README.md) has the "
-        "machine, the versions and how to read this.",
+        f"Measured on {results.data['date']} by `bench/compare.py`; [README.md](README.md) "
+        "describes the machine, the versions and the method.",
         f"![chart]({state}.png)",
     ]
     for work, of_work in described["works"].items():
         title = results.data["works"][work]["title"]
         parts.append(f"## {title[0].upper()}{title[1:]}")
         if of_work["impossible"]:
-            parts.append(f"Makes no sense here: {of_work['impossible']}.")
+            parts.append(f"Not applicable: {of_work['impossible']}.")
             continue
         if of_work["bytes"]:
             parts.append(f"{size(of_work['bytes'])}.")
