@@ -1,10 +1,10 @@
-"""FSDP2 on several ranks: each saves its shards, and any number of ranks goes on from them.
+"""FSDP2 on several ranks: each rank saves its shards, and any number of ranks can continue.
 
     torchrun --nproc-per-node 4 examples/fsdp2_torchrun.py runs/fsdp2 --steps 20
     torchrun --nproc-per-node 2 examples/fsdp2_torchrun.py runs/fsdp2 --steps 40
 
-Runs on CPUs with Gloo; with GPUs the device and the backend are all that changes. SIGTERM to one
-rank, or to torchrun, makes all ranks save the step that they are at, and end.
+Runs on CPUs with Gloo; for GPUs, change the device and the backend. If one rank, or torchrun,
+receives SIGTERM, all ranks save the current step and exit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GLOBAL_BATCH = 48
 
 
 def sharded_model() -> torch.nn.Module:
-    torch.manual_seed(0)  # the same on all ranks, before each keeps its shards alone
+    torch.manual_seed(0)  # the same weights on all ranks; then each keeps only its shards
     layers = [torch.nn.Linear(16, 64), torch.nn.GELU(), torch.nn.Linear(64, 30)]
     model = torch.nn.Sequential(*layers, torch.nn.Linear(30, 1))
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -35,7 +35,7 @@ def sharded_model() -> torch.nn.Module:
 
 
 def train_one_step(app: App, step: int) -> float:
-    """One step on this rank's part of the batch; the loss of the whole batch."""
+    """Trains on this rank's part of the batch. Returns the loss of the complete batch."""
     whole = torch.randn(GLOBAL_BATCH, 16, generator=torch.Generator().manual_seed(step))
     batch = whole[dist.get_rank() :: dist.get_world_size()]
     loss = (app.model(batch).squeeze(1) - batch.sum(1).sin()).square().mean()
@@ -49,9 +49,9 @@ def train_one_step(app: App, step: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("store", help="directory to save in, which all ranks see")
+    parser.add_argument("store", help="directory of the store, which all ranks can see")
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--every", type=int, default=10, help="steps from save to save")
+    parser.add_argument("--every", type=int, default=10, help="number of steps between saves")
     arguments = parser.parse_args()
 
     dist.init_process_group("gloo")
@@ -61,12 +61,12 @@ def main() -> None:
     def state() -> dict[str, Any]:
         return {"app": app}
 
-    # The ranks open the store together, and each hands in what it has.
+    # All ranks open the store together, and each passes the tensors that it holds.
     with cairn.open(arguments.store, mode="a") as store:
         with Saver(store, every=arguments.every, keep_last=3) as saver:
             done = saver.resume(state())
             if done is not None and dist.get_rank() == 0:
-                print(f"goes on after step {done}", flush=True)
+                print(f"continues after step {done}", flush=True)
             for step in range(1 if done is None else done + 1, arguments.steps + 1):
                 loss = train_one_step(app, step)
                 if dist.get_rank() == 0:

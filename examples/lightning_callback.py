@@ -1,9 +1,9 @@
-"""Cairn in PyTorch Lightning: a callback that saves after epochs, and goes on from the last one.
+"""Cairn in PyTorch Lightning: a callback that saves after epochs and resumes from the last one.
 
     python examples/lightning_callback.py runs/lightning --epochs 6
 
-Stop it, start it again with more epochs: the losses go on as if nothing had been. SIGTERM makes it
-save at the end of the epoch, and end.
+Stop it and start it again with more epochs: the losses continue as if it had not been stopped. On
+SIGTERM, it saves at the end of the epoch and exits.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from cairn.torch import Saver
 class CairnCheckpoint(lightning.Callback):
     """Saves module, optimizers, schedulers and loops; for training in one process.
 
-    Random numbers are not part of it, as Lightning draws some between an epoch's end and the next:
-    seed them in `on_train_epoch_start`, by epoch.
+    The state of random generators is not saved, because Lightning uses them between epochs: seed
+    them by epoch in `on_train_epoch_start`.
 
     Args:
-        address: of the store.
-        every: epochs from save to save.
-        options: for the `Saver`.
+        address: Address of the store.
+        every: Number of epochs between saves.
+        options: Options of the `Saver`.
     """
 
     def __init__(self, address: str, every: int = 1, **options: Any) -> None:
@@ -91,7 +91,7 @@ class Regression(lightning.LightningModule):
     def configure_optimizers(self) -> dict[str, Any]:
         optimizer = torch.optim.AdamW(self.parameters(), lr=3e-3)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
-        # Lightning steps those of epochs after its callbacks, so that a save would miss it.
+        # Lightning updates per-epoch schedulers after its callbacks, so a save would miss the update.
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
@@ -100,7 +100,7 @@ class Regression(lightning.LightningModule):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("store", help="directory to save in")
+    parser.add_argument("store", help="directory of the store")
     parser.add_argument("--epochs", type=int, default=6)
     arguments = parser.parse_args()
 

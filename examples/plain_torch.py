@@ -1,9 +1,9 @@
-"""Trains a small model, saves as it goes, and goes on where it was stopped.
+"""Trains a small model, saves checkpoints, and continues where it was stopped.
 
     python examples/plain_torch.py runs/plain --steps 300
 
-Stop it as you like (Ctrl-C, kill, kill -9) and start it again with the same command: the losses go
-on as if nothing had been. `kv-dump runs/plain` shows what was saved.
+Stop it at any time (Ctrl-C, kill, kill -9) and start it again with the same command: the losses
+continue as if it had not been stopped. `kv-dump runs/plain` shows what was saved.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from cairn.torch import Saver
 
 
 class App:
-    """Model and optimizer as one thing that gives and takes its state.
+    """Combines model and optimizer into one object with a state dict.
 
-    torch's `get_state_dict` names what the optimizer keeps by parameter, and makes it before the
-    first step, so that there is something to load into.
+    torch's `get_state_dict` names the optimizer's state by parameter, and creates it before the
+    first step, so that a load can fill it.
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -52,9 +52,9 @@ def train_one_step(app: App) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("store", help="directory to save in")
+    parser.add_argument("store", help="directory of the store")
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--every", type=int, default=25, help="steps from save to save")
+    parser.add_argument("--every", type=int, default=25, help="number of steps between saves")
     arguments = parser.parse_args()
 
     torch.manual_seed(0)
@@ -72,7 +72,7 @@ def main() -> None:
             done = saver.resume(loaded)
             if done is not None:
                 torch.set_rng_state(loaded["rng"])
-                print(f"goes on after step {done}", flush=True)
+                print(f"continues after step {done}", flush=True)
             for step in range(1 if done is None else done + 1, arguments.steps + 1):
                 print(f"step {step} loss {train_one_step(app):.6f}", flush=True)
                 saver.step(step, state)

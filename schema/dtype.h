@@ -1,7 +1,7 @@
 #pragma once
-/// Element types as they are recorded on disk.
+/// Element types, with the numbers that are stored on disk.
 ///
-/// The numeric values are frozen: they stand in every TensorRecord. New types are added at the end.
+/// The numeric values are frozen: every TensorRecord contains one. New types are added at the end.
 
 #include <array>
 #include <cstdint>
@@ -33,7 +33,7 @@ enum class DType : uint8_t {
   kFloat8E5M2 = 19,
   kFloat8E5M2FNUZ = 20,
   kFloat8E8M0FNU = 21,
-  kFloat4E2M1FNx2 = 22,  // two 4-bit floats an element, as torch counts them
+  kFloat4E2M1FNx2 = 22,  // two 4-bit floats per element, as torch counts them
   kUInt1 = 23,           // torch's sub-byte integers occupy one byte an element
   kUInt2 = 24,
   kUInt3 = 25,
@@ -105,7 +105,7 @@ inline constexpr std::array kDTypes = {
     DTypeInfo{DType::kBits4x2, "bits4x2", 8},
 };
 
-/// The table row of `dtype`, or nothing for kUnknown and for values this build does not know.
+/// Returns the table row of `dtype`, or nothing for kUnknown and for values unknown to this build.
 constexpr std::optional<DTypeInfo> FindDType(DType dtype) {
   for (const DTypeInfo& info : kDTypes) {
     if (info.dtype == dtype) return info;
@@ -120,13 +120,13 @@ constexpr std::optional<DTypeInfo> FindDType(std::string_view name) {
   return std::nullopt;
 }
 
-/// Name for messages and tables; "unknown" for values this build does not know.
+/// Returns the name for messages and tables; "unknown" for values unknown to this build.
 constexpr std::string_view DTypeName(DType dtype) {
   const auto info = FindDType(dtype);
   return info ? info->name : std::string_view("unknown");
 }
 
-/// Bytes of one element; 0 for unknown types. Every known type fills whole bytes.
+/// Returns the bytes of one element; 0 for unknown types. Every known type has complete bytes.
 constexpr uint64_t ElementBytes(DType dtype) {
   const auto info = FindDType(dtype);
   return info ? info->storage_bits / 8 : 0;

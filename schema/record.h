@@ -1,5 +1,5 @@
 #pragma once
-/// Verified access to FlatBuffers records: nothing reads a record that did not pass here.
+/// Verified access to FlatBuffers records: every record is checked here before it is read.
 
 #include <flatbuffers/flatbuffers.h>
 
@@ -10,10 +10,10 @@ namespace cairn::schema {
 
 /// Version of the records that this build writes.
 inline constexpr uint8_t kRecordVersion = 1;
-/// Of chunks that lie in several runs of pages; in one, they are what they always were.
+/// Version of chunk records with several extents; records with one extent have kRecordVersion.
 inline constexpr uint8_t kSeveralExtentsVersion = 2;
 
-/// The newest version of a record type that this build reads. Higher ones are refused.
+/// The newest version of a record type that this build reads. Higher versions are refused.
 template <typename Record>
 inline constexpr uint8_t kNewestVersion = kRecordVersion;
 struct ChunkRecord;
@@ -28,7 +28,7 @@ template <typename Record>
 RecordCheck CheckRecord(std::span<const std::byte> bytes, const char* identifier,
                         const Record** record) {
   const auto* data = reinterpret_cast<const uint8_t*>(bytes.data());
-  // Big tables (structure, footer) have millions of entries; depth stays small in all of ours.
+  // Large tables (structure, footer) have millions of entries; the depth of all records is small.
   flatbuffers::Verifier verifier(data, bytes.size(), /*max_depth=*/16,
                                  /*max_tables=*/1u << 30);
   if (bytes.size() < 8 || !verifier.VerifyBuffer<Record>(identifier)) return RecordCheck::kDamaged;

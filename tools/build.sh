@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Builds one CMake preset (release by default) without saying more than it must.
+# Builds one CMake preset (release by default) and prints as little as possible.
 #
 #   tools/build.sh [PRESET]        build/ for release, build-PRESET/ for the others
 #
-# Full output: build.log in the build folder.
+# Complete output: build.log in the build folder.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 preset=${1:-release}
@@ -12,7 +12,7 @@ dir=build
 mkdir -p "$dir"
 log=$dir/build.log
 
-# Ninja's "[3/70] ..." lines become one line that moves, on a terminal only.
+# On a terminal, shows Ninja's "[3/70] ..." lines as one line that is updated in place.
 Progress() {
   if [[ -t 2 ]]; then
     awk -v what="build $preset" 'match($0, /^\[[0-9]+\/[0-9]+\]/) {
@@ -23,9 +23,9 @@ Progress() {
   fi
 }
 Fail() {
-  # The compiler's own words if there are any, else the end of the log.
+  # The compiler's messages if there are any, otherwise the end of the log.
   grep -E -A 12 '(error:|^FAILED|CMake Error)' "$log" | head -n 60 >&2 || tail -n 40 "$log" >&2
-  echo "build: $preset failed after ${SECONDS} s (whole log: $log)" >&2
+  echo "build: $preset failed after ${SECONDS} s (complete log: $log)" >&2
   exit 1
 }
 

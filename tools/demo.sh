@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Sets up what is missing, builds, and runs the main job: train, die in the middle of a save, resume
-# bit for bit, fine-tune on a part, look inside. Says what it does and why as it goes.
+# Sets up what is missing, builds, and demonstrates the main job: trains, kills the training during
+# a save, resumes bit for bit, fine-tunes a part, and inspects the store. Explains each step.
 #
-#   tools/demo.sh [DIR]            results stay in DIR (default demo-run/, made anew each time)
+#   tools/demo.sh [DIR]            writes results to DIR (default demo-run/), which is deleted first
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 tools/setup.sh

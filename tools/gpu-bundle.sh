@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Packs the GPU tests and benchmarks with all that they need into one folder for a GPU host.
+# Packs the GPU tests and benchmarks with all dependencies into one folder for a machine with a GPU.
 #
-#   tools/gpu-bundle.sh [OUTPUT]   OUTPUT (build/gpu-bundle) is made anew
+#   tools/gpu-bundle.sh [OUTPUT]   replaces OUTPUT (build/gpu-bundle)
 #
-# The folder runs on an Ubuntu 24.04 with an NVIDIA driver, CUDA 13 and PyTorch: copy it there and
-# call its run.sh. The Python package is built for this checkout's Python and, where python3.12 with
-# headers is found (or CAIRN_BUNDLE_PYTHON names one), for Ubuntu's. Full output: build/gpu-bundle.log.
-# docs/gpu.md has the rest.
+# The folder runs on Ubuntu 24.04 with an NVIDIA driver, CUDA 13 and PyTorch: copy it there and run
+# its run.sh. The Python package is built for this checkout's Python and, if python3.12 with headers
+# is found (or CAIRN_BUNDLE_PYTHON names one), for Ubuntu's. Complete output: build/gpu-bundle.log.
+# See docs/gpu.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 output=${1:-build/gpu-bundle}
@@ -19,20 +19,20 @@ log=$PWD/build/gpu-bundle.log
 limit_kib=$((60 * 1024))
 
 Die() { echo "gpu-bundle: $*" >&2; exit 1; }
-# Runs a command into the log; on failure shows the log's end.
+# Runs a command with its output in the log; on failure, prints the end of the log.
 Logged() {
   echo "+ $*" >>"$log"
   if ! "$@" >>"$log" 2>&1 </dev/null; then
     tail -n 25 "$log" >&2
-    Die "failed: $* (whole log: $log)"
+    Die "failed: $* (complete log: $log)"
   fi
 }
 
 mkdir -p build
 : >"$log"
-[[ ! -e $output || -f $output/run.sh ]] || Die "$output exists and is no bundle"
+[[ ! -e $output || -f $output/run.sh ]] || Die "$output exists and is not a bundle"
 [[ -f build/build.ninja ]] || Logged cmake --preset release
-# Targets are missing where there is no CUDA toolkit or no nccl.h.
+# Some targets do not exist without a CUDA toolkit or without nccl.h.
 targets=$(cmake --build build --target help)
 HasTarget() { grep -qE "^$1:" <<<"$targets"; }
 HasTarget cuda_layer_gpu_test || Die "this build has no CUDA layer: no CUDA 13 toolkit was found"
@@ -44,7 +44,7 @@ echo "gpu-bundle: building"
 Logged cmake --build build -j "$jobs" --target "${wanted[@]}"
 
 # Python -------------------------------------------------------------------------------------------
-# An extension belongs to one version of Python. Ubuntu 24.04 has 3.12.
+# An extension module works with one version of Python only. Ubuntu 24.04 has 3.12.
 FindOtherPython() {
   local candidate
   for candidate in ${CAIRN_BUNDLE_PYTHON:-} python3.12 "$HOME"/.pyenv/versions/3.12.*/bin/python3.12; do
@@ -62,7 +62,7 @@ if [[ ! -f ${extensions[0]} ]]; then
   extensions=()
 elif python=$(FindOtherPython); then
   echo "gpu-bundle: building the Python package for $("$python" --version)"
-  # nanobind's sources are the same for all versions: those of this checkout's environment.
+  # nanobind's sources are the same for all versions; uses those of this checkout's environment.
   site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   Logged env PYTHONPATH="$site" cmake --preset release -B build/bundle-python \
     -DPython_EXECUTABLE="$python" -DCAIRN_BUILD_TESTS=OFF -DCAIRN_BUILD_TOOLS=OFF
@@ -88,8 +88,8 @@ fi
 cp bench/compare_gpu.py "$output/bench/"
 cp tools/gpu_bundle/run.sh tools/gpu_bundle/*.py "$output/"
 
-# Every library that the programs need, but for those of the system and the driver, which must be the
-# host's own.
+# Copies every library that the programs need, except for those of the system and the driver, which
+# must be those of the host.
 host_libraries='^(linux-vdso|ld-linux|libc|libm|libpthread|libdl|librt|libresolv|libstdc\+\+|libgcc_s|libcuda|libnvidia)'
 ldd "$output"/bin/* "${extensions[@]}" 2>>"$log" | awk '$2 == "=>" && $3 ~ /^\// { print $1, $3 }' | sort -u |
   while read -r name path; do
@@ -103,5 +103,5 @@ if ldd "$output"/bin/* 2>&1 | grep -q 'not found'; then Die "a library of the pr
   echo "Python extensions: ${extensions[*]##*/}"
 } >"$output/VERSION"
 size_kib=$(du -sk "$output" | cut -f 1)
-((size_kib < limit_kib)) || Die "$output has $size_kib KiB, more than $limit_kib"
-echo "gpu-bundle: $output, $((size_kib / 1024)) MiB; on the GPU host: $(basename "$output")/run.sh"
+((size_kib < limit_kib)) || Die "$output has $size_kib KiB, more than the limit of $limit_kib"
+echo "gpu-bundle: $output, $((size_kib / 1024)) MiB; on the GPU machine: $(basename "$output")/run.sh"

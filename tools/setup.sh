@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs what building, testing and the demo need; quick when nothing is missing.
+# Installs what the build, the tests and the demo need; fast when nothing is missing.
 #
 #   tools/setup.sh
 #
-# Takes Debian packages (as root or with sudo) and, into .venv, the PyPI packages of
-# python/requirements-dev.txt. Full output: .cache/setup.log.
+# Installs Debian packages (as root or with sudo), and the PyPI packages of
+# python/requirements-dev.txt into .venv. Complete output: .cache/setup.log.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 repo=$PWD
@@ -21,18 +21,18 @@ packages=(
 )
 
 Die() { echo "setup: $*" >&2; exit 1; }
-# Runs a command into the log; on failure shows the log's end.
+# Runs a command with its output in the log; on failure, prints the end of the log.
 Logged() {
   echo "+ $*" >>"$log"
   if ! "$@" >>"$log" 2>&1 </dev/null; then
     tail -n 25 "$log" >&2
-    Die "failed: $* (whole log: $log)"
+    Die "failed: $* (complete log: $log)"
   fi
 }
 
 mkdir -p .cache
 exec 9>.cache/setup.lock
-flock 9  # the demo and the tests may be started side by side
+flock 9  # the demo and the tests may run at the same time
 : >"$log"
 
 # Debian packages -----------------------------------------------------------------------------
@@ -50,7 +50,7 @@ if ((${#missing[@]})); then
   as_root=()
   if (($(id -u) != 0)); then
     command -v sudo >/dev/null ||
-      Die "these Debian packages are missing and there is no sudo, run as root: ${missing[*]}"
+      Die "these Debian packages are missing, and sudo is not installed; run as root: ${missing[*]}"
     as_root=(sudo)
     sudo -v || Die "sudo refused; as root: apt-get install ${missing[*]}"
   fi
@@ -70,7 +70,7 @@ cmake_version=$(cmake --version | sed -n '1s/[^0-9]*//p')
   Die "CMake $cmake_version is too old; needs 3.25 or newer, as in Debian 12 and Ubuntu 24.04"
 
 # Python packages -----------------------------------------------------------------------------
-# The stamp names the checkout too: a moved one gets a new cairn.pth.
+# The stamp contains the path of the checkout, so that a moved checkout gets a new cairn.pth.
 wanted="$(sha256sum <"$requirements") $repo"
 if [[ ! -x .venv/bin/python || ! -f $stamp || $(<"$stamp") != "$wanted" ]]; then
   if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
@@ -84,10 +84,10 @@ if [[ ! -x .venv/bin/python || ! -f $stamp || $(<"$stamp") != "$wanted" ]]; then
     done
     [[ -n $python ]] ||
       Die "found no Python 3.11 or newer with venv (tried python3 and /usr/bin/python3)"
-    echo "setup: making .venv with $("$python" --version)"
+    echo "setup: creating .venv with $("$python" --version)"
     Logged "$python" -m venv --clear .venv
   fi
-  echo "setup: installing Python packages (torch is large: some minutes)"
+  echo "setup: installing Python packages (torch is large; this takes some minutes)"
   Logged .venv/bin/python -m pip install --disable-pip-version-check -r "$requirements"
   # `import cairn` finds the package in the build tree.
   site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
@@ -96,8 +96,8 @@ if [[ ! -x .venv/bin/python || ! -f $stamp || $(<"$stamp") != "$wanted" ]]; then
 fi
 
 # Headers for the CUDA layer ------------------------------------------------------------------
-# With a CUDA toolkit but without NCCL's and cuFile's headers, those of their PyPI packages; the
-# libraries themselves are opened at run time where there is a GPU.
+# If there is a CUDA toolkit without the headers of NCCL and cuFile, takes them from PyPI packages.
+# The libraries themselves are opened at run time on machines with a GPU.
 headers=.cache/nvidia/include
 # TakeHeader NAME PACKAGE: finds NAME in the toolkit or the system, or takes it from PACKAGE.
 TakeHeader() {
@@ -120,7 +120,7 @@ pathlib.Path('$headers/$1.part').write_bytes(wheel.read(member))"
   rm -rf "$wheels"
 }
 if nvcc=$(command -v nvcc); then
-  # Where nvcc itself looks, as it may be a link or a script far from its toolkit.
+  # Asks nvcc where it looks, because it may be a link or a script outside of its toolkit.
   cuda_runtime_h=$("$nvcc" -x cu -M /dev/null 2>>"$log" | grep -om1 '/[^ ]*/cuda_runtime.h' || true)
   if [[ -n $cuda_runtime_h ]]; then
     TakeHeader nccl.h nvidia-nccl-cu13==2.28.9

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Sets up what is missing, builds, and runs every test that this machine can run.
 #
-#   tools/test.sh                  C++ tests (but those labelled slow), Python tests, then
-#                                  instruction counts against their baselines
-#   tools/test.sh --all            the slow ones too
+#   tools/test.sh                  C++ tests (except those labelled slow), Python tests, and
+#                                  instruction counts compared with their baselines
+#   tools/test.sh --all            also the slow tests
 #   tools/test.sh --sanitizers     also the C++ unit tests under ASan+UBSan and under TSan
 #
-# Everything is run even if something fails; the exit status is 0 only if nothing did.
+# Runs everything even if something fails; the exit status is 0 only if nothing failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -3,7 +3,7 @@
 #
 #   run.sh TRAINER STORE RANKS LAST_STEP
 #
-# The exit status is 0 only if every rank's is.
+# The exit status is 0 only if all ranks exit with 0.
 set -euo pipefail
 
 if (($# != 4)); then

@@ -1,11 +1,10 @@
-// Data- and tensor-parallel training by ranks that save together and resume on any number of ranks.
+// Data-parallel and tensor-parallel training: ranks save together, and any number of ranks resumes.
 //
 //   gloo_trainer STORE RANK RANKS RENDEZVOUS LAST_STEP
 //
-// The model is y = W2 tanh(W1 x) + b. Ranks stand on a mesh (dp, tp). Along tp the hidden units are
-// cut: each rank holds some rows of W1 and the same columns of W2, and its momentum of them; the
-// partial outputs are added up. Along dp each rank works on its share of the batch, and the
-// gradients are added up.
+// The model is y = W2 tanh(W1 x) + b. Ranks form a mesh (dp, tp). The hidden units are divided along
+// tp: each rank holds some rows of W1, the same columns of W2, and their momentum; the partial
+// outputs are summed. The batch is divided along dp, and the gradients are summed.
 
 #include <algorithm>
 #include <cmath>
@@ -27,15 +26,15 @@ namespace kv = cairn::kv;
 namespace {
 
 constexpr uint64_t kInputs = 16;
-constexpr uint64_t kHidden = 25;  // does not divide by 2: the last rank along tp holds fewer
+constexpr uint64_t kHidden = 25;  // not divisible by 2: the last rank along tp holds fewer
 constexpr uint64_t kOutputs = 10;
-constexpr uint64_t kBatch = 32;  // of all ranks together
+constexpr uint64_t kBatch = 32;  // on all ranks together
 constexpr uint64_t kSaveEvery = 20;
 constexpr double kLearningRate = 0.1;
 constexpr double kMomentum = 0.9;
 
-// A number in [-1, 1) that depends on its arguments only, so that any number of ranks sees the same
-// data and begins with the same weights.
+// Returns a number in [-1, 1) that depends only on the arguments, so that any number of ranks uses the
+// same data and the same initial weights.
 double Draw(uint64_t a, uint64_t b, uint64_t c) {
   uint64_t x = a * 0x9e3779b97f4a7c15u + b * 0xbf58476d1ce4e5b9u + c * 0x94d049bb133111ebu + 1;
   for (int i = 0; i < 3; ++i) {
@@ -45,7 +44,7 @@ double Draw(uint64_t a, uint64_t b, uint64_t c) {
   return static_cast<double>(x >> 11) / static_cast<double>(uint64_t{1} << 52) - 1.0;
 }
 
-// Adds up what all ranks of a group have.
+// Sums `numbers` over all ranks of the group.
 cairn::Result<void> AllReduce(core::Communicator& group, std::vector<double>& numbers) {
   std::vector<std::vector<double>> all(static_cast<size_t>(group.world_size()),
                                        std::vector<double>(numbers.size()));
@@ -59,10 +58,10 @@ cairn::Result<void> AllReduce(core::Communicator& group, std::vector<double>& nu
   return {};
 }
 
-// A matrix of which this rank holds a part, with its momentum.
+// A matrix and its momentum, of which this rank holds a part.
 struct Matrix {
   core::Sharding sharding;
-  core::Box box;  // the part
+  core::Box box;  // the part of this rank
   std::vector<double> weights;
   std::vector<double> momentum;
 
@@ -107,7 +106,7 @@ class Trainer {
     return trainer;
   }
 
-  /// Goes on from the latest step, if there is one.
+  /// Loads the latest step, if there is one.
   cairn::Result<void> Resume(const core::CheckpointStore& store) {
     CAIRN_TRY_ASSIGN(const std::vector<kv::StepInfo> steps, store.Steps());
     if (steps.empty()) return {};
@@ -122,13 +121,13 @@ class Trainer {
                    .shape = {kOutputs},
                    .strides = {},
                    .data = std::as_writable_bytes(std::span(bias_)).data()}}};
-    // What several ranks hold alike is read by one of them and passed on.
+    // Bytes that several ranks need are read by one of them and sent to the others.
     CAIRN_TRY(store.LoadShards(steps.back(), targets, {.read_once = true}));
     step_ = steps.back().step;
     return {};
   }
 
-  /// What this rank holds; valid as long as the trainer.
+  /// Returns the tensors of this rank, as views that are valid while the trainer exists.
   core::StateDict State() const {
     core::StateDict state;
     auto model = state.root().Map("model");
@@ -145,7 +144,7 @@ class Trainer {
     return state;
   }
 
-  /// One step on one batch. Returns the loss before it.
+  /// Trains on one batch. Returns the loss before the update.
   cairn::Result<double> Step() {
     ++step_;
     const auto share = static_cast<uint64_t>(dp_->world_size());
@@ -164,7 +163,7 @@ class Trainer {
         h[j] = std::tanh(z);
       }
       std::vector<double> error(
-          kOutputs);  // of the outputs, from this rank's hidden units at first
+          kOutputs);  // partial outputs of this rank's hidden units
       for (uint64_t k = 0; k < kOutputs; ++k) {
         for (uint64_t j = 0; j < hidden; ++j) error[k] += w2_.weights[k * hidden + j] * h[j];
       }
@@ -198,7 +197,7 @@ class Trainer {
  private:
   Trainer() : bias_(kOutputs) {}
 
-  // The part of a matrix that is cut in dimension `dim` along tp, with its first weights.
+  // Creates this rank's part of a matrix that is divided along tp in dimension `dim`.
   cairn::Result<void> Begin(Matrix& matrix, core::Shape shape, uint32_t dim) {
     matrix.sharding = {.global_shape = shape,
                        .mesh = mesh_,
@@ -216,7 +215,7 @@ class Trainer {
   }
 
   uint32_t rank_ = 0;
-  std::shared_ptr<const core::DeviceMesh> mesh_;  // by all matrices
+  std::shared_ptr<const core::DeviceMesh> mesh_;  // shared with all matrices
   std::unique_ptr<core::Communicator> dp_;
   std::unique_ptr<core::Communicator> tp_;
   Matrix w1_;

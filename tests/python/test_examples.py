@@ -82,7 +82,7 @@ def test_plain_torch_goes_on_after_any_end(path, tmp_path, number, status):
     assert done == max(losses(stopped)) if number == signal.SIGTERM else done >= 20
     last = done + 20
     resumed = run("plain_torch.py", path, "--steps", last)
-    assert resumed[0] == f"goes on after step {done}"
+    assert resumed[0] == f"continues after step {done}"
     again = losses(resumed)
     assert list(again) == list(range(done + 1, last + 1))
     reference = losses(run("plain_torch.py", tmp_path / "reference", "--steps", last))
@@ -94,7 +94,7 @@ def test_fsdp2_goes_on_with_another_number_of_ranks(path, tmp_path):
     first = run("fsdp2_torchrun.py", path, "--steps", 6, ranks=4)
     second = run("fsdp2_torchrun.py", path, "--steps", 12, ranks=3)
 
-    assert second[0] == "goes on after step 6"
+    assert second[0] == "continues after step 6"
     got = {**losses(first), **losses(second)}
     assert list(got) == list(range(1, 13))
     # Three ranks add up in another order than four.

@@ -165,7 +165,7 @@ def test_a_gpu_that_only_nvidia_smi_sees_fails_the_run(bundle, tmp_path):
     done, results = bundle.run(path=f"{tools}:/usr/bin:/bin")
     assert done.returncode == 1
     assert results["gpu"] == {"name": "Some GPU", "driver": "580.1", "count": "1"}
-    assert "the tests do not" in done.stdout
+    assert "but the tests do not find it" in done.stdout
 
 
 @pytest.mark.slow

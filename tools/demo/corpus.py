@@ -1,4 +1,4 @@
-"""English text that every Debian machine has: the licences in /usr/share/common-licenses."""
+"""English text that every Debian machine has: the licenses in /usr/share/common-licenses."""
 
 import random
 from pathlib import Path
@@ -11,20 +11,20 @@ LICENSES = Path("/usr/share/common-licenses")
 
 
 def read_documents() -> dict[str, torch.Tensor]:
-    """Returns name -> the file's bytes (uint8, 1-d), sorted by name, links left out.
+    """Returns a map from name to the bytes of the file (uint8, 1-d), sorted by name, without links.
 
-    Raises FileNotFoundError if the machine has none of them (a stripped container).
+    Raises FileNotFoundError if the machine has no such file (a minimal container).
     """
     documents = {}
     for path in sorted(LICENSES.glob("*")):
         if path.is_file() and not path.is_symlink() and path.stat().st_size > 4096:
             documents[path.name] = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
     if not documents:
-        raise FileNotFoundError(f"no licence texts in {LICENSES}: apt-get install base-files")
+        raise FileNotFoundError(f"no license texts in {LICENSES}: apt-get install base-files")
     return documents
 
 
 def next_batch(text: torch.Tensor, length: int) -> torch.Tensor:
-    """Windows of `text` at random places: [BATCH, length], int64. Draws from Python's `random`."""
+    """Returns random windows of `text`: [BATCH, length], int64. Uses Python's `random`."""
     starts = [random.randrange(len(text) - length) for _ in range(BATCH)]
     return torch.stack([text[start : start + length] for start in starts]).long()

@@ -1,7 +1,7 @@
-"""Kills this very process with SIGKILL while Cairn is in the middle of writing a step.
+"""Kills the current process with SIGKILL while Cairn is writing a step.
 
-No signal handler, no destructor and no flush runs after SIGKILL: what is on disk at that moment is
-all that the next run will find.
+No signal handler, no destructor and no flush runs after SIGKILL: the next run finds only what is on
+disk at that moment.
 """
 
 import os
@@ -13,11 +13,11 @@ from pathlib import Path
 
 
 def kill_during_save(store: Path, step: int) -> threading.Thread:
-    """Starts a thread that waits for payload of `step` in `store`, then kills the process.
+    """Starts a thread that waits for payload of `step` in `store` and then kills the process.
 
-    Whether it struck in time is for the parent to find out: a save may finish first.
+    The save may complete first; the parent process has to check this.
     """
-    sys.setswitchinterval(0.0005)  # so that the watcher is not kept waiting by the training thread
+    sys.setswitchinterval(0.0005)  # so that the watcher does not wait for the training thread
 
     def watch() -> None:
         while True:

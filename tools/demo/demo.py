@@ -1,7 +1,7 @@
-"""The main job, told step by step: what happens, why, and the lines to do it yourself.
+"""Demonstrates the main job step by step: what happens, why, and the code that does it.
 
-Every number printed is measured in this run, and every claim is checked: if one does not hold, the
-demo says so and exits with status 1. Started by tools/demo.sh.
+Every printed number is measured in this run, and every claim is checked: if one does not hold, the
+demo prints it and exits with status 1. Started by tools/demo.sh.
 """
 
 import json
@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 KV_DUMP = HERE.parent.parent / "build" / "bin" / "kv-dump"
 STEPS, SAVE_EVERY, DIE_AT = 120, 20, 80
 FINETUNE_FIRST, FINETUNE_STEPS, FINETUNE_SAVE_EVERY = 1000, 90, 30
-MARKER = ".cairn-demo"  # marks a folder as ours to wipe
+MARKER = ".cairn-demo"  # marks a folder that the demo may delete
 
 
 def say(text: str, indent: int = 3) -> None:
@@ -35,17 +35,17 @@ def headline(text: str) -> None:
 
 
 def show(text: str) -> None:
-    """Prints code or a table as it stands, between empty lines."""
+    """Prints code or a table unchanged, between empty lines."""
     print("\n" + textwrap.indent(textwrap.dedent(text).strip("\n"), " " * 5) + "\n", flush=True)
 
 
 def check(holds: bool, claim: str) -> None:
     if not holds:
-        sys.exit(f"demo: this does not hold: {claim}")
+        sys.exit(f"demo: failed check: {claim}")
 
 
 def human(count: float) -> str:
-    """Bytes for people, as kv-dump writes them: 816 B, 1.52 MiB, 37.3 MiB."""
+    """Formats a number of bytes as kv-dump does: 816 B, 1.52 MiB, 37.3 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":
             break
@@ -56,13 +56,13 @@ def human(count: float) -> str:
 
 
 def run_program(name: str, **options: object) -> int:
-    """Runs a program of this folder with --option value for each. Returns its exit status, which is
-    negative if a signal ended it; fails the demo if it ended otherwise than well or by SIGKILL.
+    """Runs a program in this folder with `--option value` for each option. Returns its exit status,
+    which is negative if a signal ended it. The demo fails unless the status is 0 or -SIGKILL.
     """
     command = [sys.executable, str(HERE / name)]
     for option, value in options.items():
         command += [f"--{option.replace('_', '-')}", str(value)]
-    # torch's threads sleep while they wait: on a busy machine spinning costs several times as much.
+    # torch's threads sleep while they wait: spinning is several times slower on a busy machine.
     environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                           env=environment)
@@ -72,7 +72,7 @@ def run_program(name: str, **options: object) -> int:
 
 
 def read_log(path: Path) -> list[dict]:
-    # The last line may be cut short where the process died.
+    # The last line may be incomplete if the process died.
     return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
 
 
@@ -81,7 +81,7 @@ def losses_of(records: list[dict]) -> dict[int, str]:
 
 
 def kv_dump(*arguments: str, expect: int = 0) -> None:
-    """Runs and shows kv-dump; an exit status other than `expect` fails the demo."""
+    """Runs kv-dump and prints its output; the demo fails if the exit status is not `expect`."""
     command = shlex.join(("build/bin/kv-dump", *arguments))
     done = subprocess.run([KV_DUMP, *arguments], capture_output=True, text=True)
     check(done.returncode == expect,
@@ -91,28 +91,28 @@ def kv_dump(*arguments: str, expect: int = 0) -> None:
 
 def reference(work: Path) -> dict[int, str]:
     """Returns the loss of every step, as hexadecimal floats."""
-    headline(f"1. The run as it should be: {STEPS} steps, no checkpoints, never interrupted")
+    headline(f"1. Reference run: {STEPS} steps, no checkpoints, never interrupted")
     began = time.perf_counter()
     status = run_program("train.py", steps=STEPS, log=work / "reference.jsonl")
-    check(status == 0, "the reference run ends by itself")
+    check(status == 0, "the reference run ends normally")
     losses = losses_of(read_log(work / "reference.jsonl"))
     first, last = float.fromhex(losses[1]), float.fromhex(losses[STEPS])
-    check(last < first, "training makes the loss smaller")
+    check(last < first, "training reduces the loss")
     say(f"{time.perf_counter() - began:.0f} s; loss {first:.3f} -> {last:.3f}")
     return losses
 
 
 def leftovers(store: Path, step: int) -> list[str]:
-    """What the dead process left of `step`: payload in segments/, records in pending/."""
+    """Returns the files that the killed process left of `step`, in segments/ and pending/."""
     found = sorted((store / "segments").glob(f"{step}-*")) + sorted((store / "pending").rglob("*"))
     return [str(path.relative_to(store)) + ("/" if path.is_dir() else "") for path in found]
 
 
 def killed(work: Path, store: Path) -> tuple[int, list[str]]:
-    """Trains until SIGKILL cuts off a save. Returns the latest committed step and what the dead
-    process left of the next one, relative to `store`.
+    """Trains until SIGKILL interrupts a save. Returns the latest committed step, and the files of
+    the next step that the killed process left, relative to `store`.
     """
-    headline(f"2. The same run, saving every {SAVE_EVERY} steps, killed in the middle of a save")
+    headline(f"2. The same run, saving every {SAVE_EVERY} steps, killed during a save")
     show("""
         store  = cairn.open(path, mode="a")
         handle = store.save_async(step, state)  # nested dicts of tensors and plain values
@@ -122,81 +122,82 @@ def killed(work: Path, store: Path) -> tuple[int, list[str]]:
     while True:
         status = run_program("train.py", steps=STEPS, store=store, save_every=SAVE_EVERY,
                              die_during_save=die_at, log=work / "killed.jsonl")
-        check(status == -signal.SIGKILL, f"a save from step {die_at} on was cut off by SIGKILL")
+        check(status == -signal.SIGKILL, f"SIGKILL interrupted a save of step {die_at} or later")
         dying = max(record.get("will_die_at", 0) for record in read_log(work / "killed.jsonl"))
         found = leftovers(store, dying)
         with cairn.open(store) as reader:
             committed = reader.steps()
         if dying not in committed and found:
             break
-        say(f"(step {dying} was committed before the signal came; again, at the next save)")
+        say(f"(step {dying} was committed before the signal arrived; retrying at the next save)")
         die_at = dying + SAVE_EVERY
-    say(f"The process is dead. Of step {dying} it left files that nothing refers to:")
+    say(f"The process is dead. It left files of step {dying} to which nothing refers:")
     show("\n".join(found))
     check(committed == list(range(SAVE_EVERY, dying, SAVE_EVERY)),
           "every step before the killed one is committed")
-    say(f"Steps in the store: {committed}. Step {dying} is not there, not even in part: a step exists "
-        "from one atomic index write on, and before that write nothing refers to its bytes.")
+    say(f"Steps in the store: {committed}. Step {dying} is not in the store, not even partially: "
+        "one atomic index write makes a step exist, and before it nothing refers to its bytes.")
     return committed[-1], found
 
 
 def resumed(work: Path, store: Path, latest: int, left: list[str], expected: dict[int, str]) -> None:
-    headline(f"3. The same command again: it finds step {latest} and goes on")
+    headline(f"3. The same command again finds step {latest} and continues")
     show("""
-        store.load({"model": model.state_dict()}, strict=False)  # straight into the weights' memory
+        store.load({"model": model.state_dict()}, strict=False)  # directly into the weights' memory
         saved = store.read(["optimizer", "scheduler", "rng", "step"])
         optimizer.load_state_dict(saved["optimizer"])
-        random.setstate(saved["rng"]["python"])                  # a tuple comes back a tuple
+        random.setstate(saved["rng"]["python"])                  # a tuple is loaded as a tuple
     """)
     status = run_program("train.py", steps=STEPS, store=store, save_every=SAVE_EVERY,
                          log=work / "resumed.jsonl")
-    check(status == 0, "the resumed run ends by itself")
+    check(status == 0, "the resumed run ends normally")
     records = read_log(work / "resumed.jsonl")
     losses = losses_of(records)
-    say("The losses, in full as hexadecimal floats:")
+    say("The losses, with all bits as hexadecimal floats:")
     rows = [f"{'step':>4}   {'never killed':29}   killed and resumed"]
     for step in (latest + 1, latest + 2, (latest + STEPS) // 2, STEPS):
         rows.append(f"{step:4}   " + "   ".join(
             f"{float.fromhex(loss):.6f} {loss:20}" for loss in (expected[step], losses[step])))
     show("\n".join(rows))
     check(sorted(losses) == list(range(latest + 1, STEPS + 1)),
-          f"the resumed run does steps {latest + 1} to {STEPS} and no other")
+          f"the resumed run performs steps {latest + 1} to {STEPS} and no others")
     different = [step for step in losses if losses[step] != expected[step]]
-    check(not different, f"the losses agree bit for bit (they differ at steps {different[:5]})")
+    check(not different, f"the losses are equal bit for bit (they differ at steps {different[:5]})")
     before = losses_of(read_log(work / "killed.jsonl"))
     check(all(before[step] == expected[step] for step in before),
           "saving in the background did not change the training")
-    say(f"All {len(losses)} losses after the resume are the same to the last bit, and so are those of "
-        "the run that was killed: weights, AdamW's moments, the schedule, and the random states of "
-        "dropout and of the data all came back exactly.")
+    say(f"All {len(losses)} losses after the resume are bit for bit the same, and so are those of "
+        "the killed run: weights, AdamW's moments, the schedule, and the random states of dropout "
+        "and of the data were restored exactly.")
     check(not any((store / name).exists() for name in left),
-          "what the dead process left was swept by the next open for writing")
-    say("What the dead process had left was swept as the store was opened for writing.")
-    # Time inside save_async and wait_staged; everything else of a save ran beside the training.
+          "the next open for writing removed the files that the killed process left")
+    say("The files that the killed process had left were removed when the store was opened for "
+        "writing.")
+    # Time inside save_async and wait_staged; the rest of a save ran in the background.
     stalls = sum(record.get("save_call_s", 0) + record.get("staging_wait_s", 0)
                  for record in records)
     saves = sum("save_call_s" in record for record in records)
-    say(f"A checkpoint is {human(records[-1]['logical_bytes'])}. The training stood still for "
-        f"{1000 * stalls / saves:.1f} ms a save; the writing went on behind it.")
+    say(f"A checkpoint is {human(records[-1]['logical_bytes'])}. The training was blocked for "
+        f"{1000 * stalls / saves:.1f} ms per save; the rest of each save ran in the background.")
 
 
 def finetuned(work: Path, store: Path) -> list[int]:
-    """Returns the steps that the fine-tune saved."""
-    headline("4. A fine-tune, on one licence, that wants only a part: the embedding and two of the "
-             "four\n   layers, frozen, with a small new adapter to train behind them")
+    """Returns the steps that the fine-tuning run saved."""
+    headline("4. Fine-tuning on one license, which loads a part: the embedding and two of the\n"
+             "   four layers, frozen, followed by a small new adapter that is trained")
     show(f"""
         wanted = ("embed.", "layers.")  # the new model has two layers
         frozen = {{k: v for k, v in model.state_dict().items() if k.startswith(wanted)}}
-        store.load({{"model": frozen}}, step={STEPS}, strict=False)  # reads these keys, no others
-        store.save({FINETUNE_FIRST + FINETUNE_SAVE_EVERY}, state)  # what the store has is not written
+        store.load({{"model": frozen}}, step={STEPS}, strict=False)  # reads only these keys
+        store.save({FINETUNE_FIRST + FINETUNE_SAVE_EVERY}, state)  # writes only new chunks
     """)
     status = run_program("finetune.py", store=store, from_step=STEPS, first_step=FINETUNE_FIRST,
                          steps=FINETUNE_STEPS, save_every=FINETUNE_SAVE_EVERY,
                          log=work / "finetune.jsonl")
-    check(status == 0, "the fine-tune ends by itself")
+    check(status == 0, "the fine-tuning run ends normally")
     records = read_log(work / "finetune.jsonl")
     loaded = records[0]
-    check(not loaded["missing"], "the step has every key that the fine-tune asks for")
+    check(not loaded["missing"], "the step has every key that the fine-tuning run requests")
     with cairn.open(store) as reader:
         stored = reader.keys(step=STEPS)
     # The tied head shares the embedding's bytes; they count once.
@@ -207,15 +208,15 @@ def finetuned(work: Path, store: Path) -> list[int]:
     curve = [record["loss"] for record in records if "loss" in record]
     window = 20
     first, last = sum(curve[:window]) / window, sum(curve[-window:]) / window
-    check(last < first, "the fine-tune learns")
+    check(last < first, "the fine-tuning run reduces the loss")
     say(f"Loss {first:.3f} -> {last:.3f} (means of {window} steps).")
 
     saves = [record for record in records if "saved" in record]
     with cairn.open(store) as reader:
         state = reader.read(step=saves[-1]["saved"])
-    with cairn.open(work / "full", mode="a") as other:  # an empty store has nothing to refer to
+    with cairn.open(work / "full", mode="a") as other:  # an empty store has no bytes to refer to
         full = other.save(1, state).written_bytes
-    say(f"A full save of this state writes {human(full)}. What these saves wrote:")
+    say(f"A full save of this state writes {human(full)}. These saves wrote:")
     rows = []
     for record in saves:
         check(record["written_bytes"] < full / 2, "frozen tensors are not written again")
@@ -223,13 +224,13 @@ def finetuned(work: Path, store: Path) -> list[int]:
         rows.append(f"step {record['saved']}   {human(record['written_bytes']):>8}   {part:.1f} %   "
                     f"{record['chunks_reused']} of {record['chunks']} chunks are references")
     show("\n".join(rows))
-    say(f"Even the first one refers to bytes that step {STEPS} had written. Each step still lists all "
-        "of its chunks: there is no chain to follow, and any step can be deleted at any time.")
+    say(f"Even the first save refers to bytes that step {STEPS} wrote. Each step still lists all "
+        "of its chunks: steps do not depend on each other, and any step can be deleted at any time.")
     return [record["saved"] for record in saves]
 
 
 def inspected(store: Path, saves: list[int]) -> None:
-    headline("5. Look inside from a shell: kv-dump only looks\n")
+    headline("5. Inspecting the store from a shell: kv-dump never changes a store\n")
     name = str(store)
     kv_dump(name)
     kv_dump("steps", name)
@@ -243,15 +244,15 @@ def main() -> None:
     work = Path(sys.argv[1])
     if work.exists():
         if not (work / MARKER).exists():
-            sys.exit(f"demo: {work} exists and was not made by the demo; name another folder")
+            sys.exit(f"demo: {work} exists and was not created by the demo; choose another folder")
         shutil.rmtree(work)
     work.mkdir(parents=True)
     (work / MARKER).touch()
     store = work / "store"
 
     say(f"Cairn's main job, in {work}/. The programs are tools/demo/train.py and finetune.py: plain "
-        "torch on two cores, a GPT of 3.3 million parameters over bytes, AdamW, and for text the "
-        "licences that every Debian machine has.", indent=0)
+        "torch on two cores, a GPT over bytes with 3.3 million parameters, AdamW, and as text the "
+        "licenses that every Debian machine has.", indent=0)
     expected = reference(work)
     latest, left = killed(work, store)
     resumed(work, store, latest, left, expected)

@@ -1,5 +1,5 @@
-"""A fine-tune on one licence: takes only the GPT's embedding and first two layers, frozen,
-and trains a small new adapter behind them.
+"""Fine-tuning on one license: loads only the GPT's embedding and first two layers, freezes them,
+and trains a small new adapter after them.
 
     finetune.py --store DIR --from-step 120 --first-step 1000 --steps 90 --save-every 30 --log FILE
 """
@@ -38,7 +38,7 @@ def main() -> None:
 
     store = cairn.open(args.store, mode="a")
 
-    # The request says what is wanted; nothing else of the step is read.
+    # Only the requested keys of the step are read.
     frozen = {key: value for key, value in model.state_dict().items() if key.startswith(FROZEN)}
     loaded = store.load({"model": frozen}, step=args.from_step, strict=False)
     log.write(json.dumps({"keys": len(frozen), "missing": list(loaded.missing),

@@ -1,4 +1,4 @@
-"""A small GPT over bytes, plain torch: nothing in here knows of Cairn."""
+"""A small GPT over bytes in plain torch, independent of Cairn."""
 
 from dataclasses import dataclass
 
@@ -41,7 +41,7 @@ class Block(nn.Module):
 
 
 class Trunk(nn.Module):
-    """Embedding and blocks: [batch, length] tokens to [batch, length, width]."""
+    """Embedding and blocks: maps [batch, length] tokens to [batch, length, width]."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -81,7 +81,7 @@ class GPT(Trunk):
 
 
 class Adapted(Trunk):
-    """A trunk trained before, its embedding as head (tied), between them a small new adapter."""
+    """A pretrained trunk, a small new adapter, and the (tied) embedding as head."""
 
     def __init__(self, config: Config):
         super().__init__(config)

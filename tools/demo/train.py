@@ -1,11 +1,11 @@
-"""A training run as a user would write it: trains the GPT, saves with Cairn, resumes where it can.
+"""A training script as a user would write it: trains the GPT, saves with Cairn, and resumes.
 
     train.py --steps 120                                            no checkpoints
     train.py --steps 120 --store DIR --save-every 20                saves; resumes if DIR has steps
     train.py ... --die-during-save 80                               SIGKILL while step 80 is written
 
-Writes one JSON line a step to --log: the loss (as hexadecimal float, so that no bit is hidden) and,
-for saves, what they cost.
+Writes one JSON line per step to --log: the loss (as a hexadecimal float, which shows every bit)
+and, for saves, their cost.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from gpt import GPT, Config
 
 
 class Run:
-    """Everything that a step changes, and so everything that a checkpoint must hold."""
+    """Everything that a step changes, and therefore everything that a checkpoint must contain."""
 
     def __init__(self, total_steps: int):
         self.config = Config()
@@ -43,8 +43,8 @@ class Run:
         }
 
     def resume(self, store) -> None:
-        """Continues from the latest committed step. The weights are read straight into the model's
-        own memory; the rest comes back as the nested dict that was saved, tuples and ints included.
+        """Continues from the latest committed step. The weights are read directly into the
+        memory of the model; the rest is returned as the nested dict that was saved, with its types.
         """
         store.load({"model": self.model.state_dict()}, strict=False)
         saved = store.read(["optimizer", "scheduler", "rng", "step"])
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--die-during-save", type=int)
     args = parser.parse_args()
 
-    # The same numbers in every run, whatever the machine's load.
+    # Makes every run compute the same numbers, regardless of the load of the machine.
     torch.manual_seed(7)
     random.seed(7)
     torch.set_num_threads(2)
@@ -97,9 +97,9 @@ def main() -> None:
         loss = run.forward_backward(text)
         waited = 0.0
         if pending:
-            # The save of the step before has been copying while this step computed its gradients.
+            # The previous save has copied tensors while this step computed its gradients.
             began = time.perf_counter()
-            pending.wait_staged()  # from here on the tensors may change
+            pending.wait_staged()  # after this call, the tensors may change
             waited = time.perf_counter() - began
         run.update()
         record = {"step": run.step, "loss": loss.hex(), "staging_wait_s": waited}

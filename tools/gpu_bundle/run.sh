@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Runs every GPU test and benchmark of this folder and prints one table; results.json has it all.
+# Runs every GPU test and benchmark in this folder, prints one table and writes results.json.
 #
 #   ./run.sh [--dir DIR] [--bytes SIZE] [--repeat N] [--out results.json]
 #
-# DIR (this folder) is where benchmarks write: it should be on the disk that is to be measured, with
-# room for four times SIZE (4GiB). Exit status: 0 if no test and no benchmark failed. What cannot run
-# here is skipped, with the reason.
+# Benchmarks write to DIR (default: this folder), which should be on the disk to be measured and have
+# space for four times SIZE (4GiB). Exit status: 0 if no test and no benchmark failed. Whatever cannot
+# run here is skipped with the reason.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 command -v python3 >/dev/null ||

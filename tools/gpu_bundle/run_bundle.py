@@ -1,6 +1,6 @@
-"""Runs the tests and benchmarks that lie beside this file; prints one table, writes results.json.
+"""Runs the tests and benchmarks in this folder, prints one table and writes results.json.
 
-Needs nothing but Python 3.11 or newer; see run.sh for what may be said on the command line.
+Needs only Python 3.11 or newer; see run.sh for the command line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SANITIZER_TOOLS = ("memcheck", "racecheck", "synccheck")
-# The tests that start kernels; the others would only take longer.
+# Only the tests that start kernels: the others take time and find nothing more.
 KERNEL_TESTS = "LaneTest.*:DigestTest.*"
 SANITIZER_FOUND = 99
 TEST_PROGRAMS = ("cuda_layer_gpu_test", "cuda_small_budget_gpu_test", "nccl_gpu_test")
@@ -29,7 +29,7 @@ BENCH_PARTS = ("copies", "digest", "disk", "pages", "stall")
 
 @dataclass
 class Suite:
-    """What became of a program of tests."""
+    """Outcome of a test program."""
 
     name: str
     passed: int = 0
@@ -40,7 +40,7 @@ class Suite:
 
 @dataclass
 class Bench:
-    """What became of a benchmark: rows as it printed them, or why it did not run."""
+    """Outcome of a benchmark: the rows that it printed, or why it did not run."""
 
     name: str
     state: str  # "ran", "skipped" or "failed"
@@ -53,7 +53,7 @@ class Bench:
 
 
 def environment() -> dict[str, str]:
-    """This process's, with the folder's libraries first and PyTorch's NCCL, if it is there."""
+    """Returns this process's environment plus the folder's libraries and PyTorch's NCCL, if any."""
     env = dict(os.environ)
     before = env.get("LD_LIBRARY_PATH")
     env["LD_LIBRARY_PATH"] = str(HERE / "lib") + (f":{before}" if before else "")
@@ -63,7 +63,7 @@ def environment() -> dict[str, str]:
 
 
 def find_nccl() -> str | None:
-    """The libnccl.so.2 of the PyPI package that PyTorch depends on; None: the system's, if any."""
+    """Returns libnccl.so.2 of the PyPI package that PyTorch depends on; None if it is not there."""
     for entry in sys.path:
         found = Path(entry) / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
         if found.is_file():
@@ -79,7 +79,7 @@ def last_line(text: str) -> str:
 def call(
     command: list[str], env: dict[str, str], seconds: float
 ) -> subprocess.CompletedProcess:
-    """Runs a program; one that takes too long counts as ended by status 124."""
+    """Runs a program; after a timeout, the status is 124."""
     try:
         return subprocess.run(
             command,
@@ -98,7 +98,7 @@ def call(
 
 
 def find_gpu() -> dict[str, str] | None:
-    """Name and driver as nvidia-smi tells them; None where it does not."""
+    """Returns name and driver from nvidia-smi, or None."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
@@ -118,7 +118,7 @@ def find_gpu() -> dict[str, str] | None:
 
 
 def read_suite(name: str, results: Path, ended: subprocess.CompletedProcess) -> Suite:
-    """Counts what GoogleTest wrote; a program that died without it has failed."""
+    """Counts GoogleTest's results; a program that died without writing them has failed."""
     suite = Suite(name)
     try:
         tests = [
@@ -154,7 +154,7 @@ def read_suite(name: str, results: Path, ended: subprocess.CompletedProcess) -> 
 
 
 def skip_reason(output: str) -> str:
-    """The line that GoogleTest, and tests/run.py, print below the first "Skipped"."""
+    """Returns the line that GoogleTest and tests/run.py print below the first "Skipped"."""
     lines = output.splitlines()
     for at, line in enumerate(lines[:-1]):
         if line.rstrip().endswith(": Skipped"):
@@ -178,12 +178,12 @@ def run_suite(program: str, env: dict[str, str]) -> Suite:
 
 
 def with_package(env: dict[str, str]) -> dict[str, str]:
-    """The same, for Python programs that import the package."""
+    """Returns `env` for Python programs that import the package."""
     return env | {"PYTHONPATH": f"{HERE / 'python'}:{env.get('PYTHONPATH', '')}"}
 
 
 def run_python_tests(env: dict[str, str]) -> Suite:
-    """tests/run.py, which says itself why it cannot run, and writes results as GoogleTest does."""
+    """Runs tests/run.py, which reports why it cannot run, and writes results like GoogleTest."""
     name = "Python tests"
     program = HERE / "tests" / "run.py"
     if not program.exists():
@@ -291,7 +291,7 @@ def gpu_bench(
 def python_bench(
     options: argparse.Namespace, env: dict[str, str], why_not: str | None
 ) -> Bench:
-    """compare_gpu.py, which says itself (status 77) why it cannot run."""
+    """Runs compare_gpu.py, which reports (with status 77) why it cannot run."""
     env = with_package(env)
     command = [
         sys.executable,
@@ -343,7 +343,7 @@ def print_table(suites: list[Suite], benches: list[Bench]) -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="run.sh", description=__doc__.splitlines()[0])
     parser.add_argument("--dir", type=Path, default=HERE, help="where benchmarks write")
-    parser.add_argument("--bytes", default="4GiB", help="of the tensors (4GiB)")
+    parser.add_argument("--bytes", default="4GiB", help="size of all tensors (4GiB)")
     parser.add_argument(
         "--repeat", type=int, default=5, help="runs of each measurement (5)"
     )
@@ -360,17 +360,17 @@ def main() -> int:
     print(
         f"GPU: {gpu['name']}, driver {gpu['driver']}"
         if gpu
-        else "GPU: none that nvidia-smi tells of"
+        else "GPU: nvidia-smi reports none"
     )
     suites = [run_suite(program, env) for program in TEST_PROGRAMS]
-    # The programs look for the GPU themselves: nvidia-smi may be missing where a driver is.
+    # The programs look for the GPU themselves: nvidia-smi may be missing despite a driver.
     why_not = suites[0].note if suites[0].passed + suites[0].failed == 0 else None
     if gpu and why_not:
         suites.append(
             Suite(
                 "the GPU is found",
                 failed=1,
-                note=f"nvidia-smi knows {gpu['name']}, the tests do not",
+                note=f"nvidia-smi reports {gpu['name']}, but the tests do not find it",
             )
         )
     suites.append(run_python_tests(env))
@@ -399,7 +399,7 @@ def main() -> int:
         )
         + "\n"
     )
-    print(f"\nAll of it: {options.out}")
+    print(f"\nComplete results: {options.out}")
     failed = any(suite.failed for suite in suites) or any(
         b.state == "failed" for b in benches
     )
