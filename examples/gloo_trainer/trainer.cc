@@ -2,8 +2,8 @@
 //
 //   gloo_trainer STORE RANK RANKS RENDEZVOUS LAST_STEP
 //
-// The model is y = W2 tanh(W1 x) + b. Ranks form a mesh (dp, tp). The hidden units are divided along
-// tp: each rank holds some rows of W1, the same columns of W2, and their momentum; the partial
+// The model is y = W2 tanh(W1 x) + b. Ranks form a mesh (dp, tp). The hidden units are divided
+// along tp: each rank holds some rows of W1, the same columns of W2, and their momentum; the partial
 // outputs are summed. The batch is divided along dp, and the gradients are summed.
 
 #include <algorithm>
@@ -33,8 +33,8 @@ constexpr uint64_t kSaveEvery = 20;
 constexpr double kLearningRate = 0.1;
 constexpr double kMomentum = 0.9;
 
-// Returns a number in [-1, 1) that depends only on the arguments, so that any number of ranks uses the
-// same data and the same initial weights.
+// Returns a number in [-1, 1) that depends only on the arguments, so that any number of ranks uses
+// the same data and the same initial weights.
 double Draw(uint64_t a, uint64_t b, uint64_t c) {
   uint64_t x = a * 0x9e3779b97f4a7c15u + b * 0xbf58476d1ce4e5b9u + c * 0x94d049bb133111ebu + 1;
   for (int i = 0; i < 3; ++i) {

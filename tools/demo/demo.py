@@ -225,7 +225,7 @@ def finetuned(work: Path, store: Path) -> list[int]:
                     f"{record['chunks_reused']} of {record['chunks']} chunks are references")
     show("\n".join(rows))
     say(f"Even the first save refers to bytes that step {STEPS} wrote. Each step still lists all "
-        "of its chunks: steps do not depend on each other, and any step can be deleted at any time.")
+        "of its chunks: steps do not depend on each other, and any step can be deleted anytime.")
     return [record["saved"] for record in saves]
 
 
