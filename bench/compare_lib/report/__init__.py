@@ -19,4 +19,5 @@ def write(results: Results, out: Path) -> None:
             draw(results, name, out / f"{name}.png")
         except ImportError as error:
             print(f"no chart: {error} (pip install -r bench/requirements.txt)", file=sys.stderr)
-    (out / "README.md").write_text(summary_page(results))
+    page = summary_page(results, has_kv_bench=(out / "kv-bench.md").exists())
+    (out / "README.md").write_text(page)

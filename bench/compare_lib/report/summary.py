@@ -6,6 +6,7 @@ from compare_lib.report.bars import Bar, bars
 from compare_lib.report.tables import size, table
 from compare_lib.results import Results
 
+KV_BENCH = " The figures of `kv-bench` alone are in [kv-bench.md](kv-bench.md)."
 READING = """\
 ## How it was measured
 
@@ -45,14 +46,14 @@ def _bars_table(results: Results) -> str:
     return table(("state", "workload", "target", "measured", ""), rows)
 
 
-def summary_page(results: Results) -> str:
+def summary_page(results: Results, has_kv_bench: bool) -> str:
     data = results.data
     counts = [run["run"] for run in results.runs]
     parts = [
         "# Cairn compared with its peers and the machine's limits",
         f"Measured on {data['date']} by `{' '.join(data['command'])}`: {len(results.runs)} "
         f"figures, up to {max(counts, default=0)} runs of each measurement. Every run is in "
-        "[raw.json](raw.json). The figures of `kv-bench` alone are in [kv-bench.md](kv-bench.md).",
+        "[raw.json](raw.json)." + (KV_BENCH if has_kv_bench else ""),
         table(
             ("state", "bytes", "tensors"),
             [
