@@ -34,7 +34,7 @@ enum class DType : uint8_t {
   kFloat8E5M2FNUZ = 20,
   kFloat8E8M0FNU = 21,
   kFloat4E2M1FNx2 = 22,  // two 4-bit floats per element, as torch counts them
-  kUInt1 = 23,           // torch's sub-byte integers occupy one byte an element
+  kUInt1 = 23,           // torch's sub-byte integers occupy one byte per element
   kUInt2 = 24,
   kUInt3 = 25,
   kUInt4 = 26,

@@ -20,8 +20,8 @@ READING = """\
   the resident memory in addition to that at the start, including mapped pages of files; for loads
   into new tensors, the tensors are subtracted. *Read* and *written* are bytes from and to storage,
   as counted by the kernel.
-- The time of a save ends when everything is synced. If a peer does not sync, the sync is added, and
-  *Settings* says so.
+- The time of a save ends when everything is synced. If a peer does not sync, the sync is added and
+  mentioned in *Settings*.
 - The time of a load ends when one byte of every page of the result has been read: a lazy mapping is
   not a load. The results of the first run of every peer and workload were compared with the state,
   bit for bit.
