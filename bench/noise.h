@@ -1,5 +1,5 @@
 #pragma once
-/// Bytes that nothing can compress or guess, the same ones every time.
+/// Incompressible pseudo-random bytes, the same in every run.
 
 #include <cstddef>
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace cairn::bench {
 
-/// Knuth's MMIX linear congruential generator; what does not fill 8 bytes at the end stays zero.
+/// Knuth's MMIX linear congruential generator; a tail of less than 8 bytes stays zero.
 inline std::vector<std::byte> Noise(uint64_t size_bytes) {
   std::vector<std::byte> bytes(size_bytes);
   uint64_t state = 1;

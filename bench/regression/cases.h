@@ -1,10 +1,10 @@
 #pragma once
-/// Pieces of work whose instructions are counted, and the bracket that counts them.
+/// The cases whose instructions are counted, and the function that counts them.
 ///
 /// Under `valgrind --tool=callgrind --instr-atstart=no` each Count ends in a dump named after its
-/// case, and in a line "CASE UNIT UNITS" on standard output, in the order of the dumps. A case that
-/// is counted twice with different numbers of units is about the difference of the two: what does
-/// not grow with the units cancels.
+/// case, and in a line "CASE UNIT UNITS" on standard output, in the order of the dumps. If a
+/// case is counted twice with different numbers of units, the difference of the two is used: costs
+/// that do not depend on the number of units cancel out.
 
 #include <valgrind/callgrind.h>
 
@@ -19,11 +19,11 @@ namespace cairn::bench {
 
 struct Case {
   const char* name;
-  /// Runs the work, Count included. `directory` is an empty one of its own.
+  /// Runs the case, including Count. `directory` is empty and belongs to this case.
   Result<void> (*run)(const std::string& directory);
 };
 
-/// Runs `work`, which is about `units` times a `unit`, with all its threads counted.
+/// Runs `work`, which processes `units` units, and counts all of its threads.
 template <typename Work>
 auto Count(const char* name, const char* unit, uint64_t units, Work&& work) {
   CALLGRIND_START_INSTRUMENTATION;

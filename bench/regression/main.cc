@@ -1,5 +1,4 @@
-// Runs the cases that are named on the command line, or all of them. Only bench/regression.py has
-// use for it:
+// Runs the cases that are named on the command line, or all of them, for bench/regression.py:
 //
 //   cairn_regression DIRECTORY [CASE...]
 
@@ -30,8 +29,8 @@ int Run(const std::filesystem::path& directory, const std::vector<std::string_vi
   std::fprintf(stderr, "cairn_regression: built without optimization, its counts mean nothing\n");
   return 2;
 #endif
-  // What the counts depend on besides our own code. Under valgrind this is the processor that
-  // valgrind shows, which is the same on every machine with AVX2.
+  // The counts depend on this in addition to our code. Under valgrind, the processor is the one
+  // that valgrind simulates, which is the same on every machine with AVX2.
   std::printf("toolchain g++ %d, RocksDB %d.%d, %s\n", __GNUC__, ROCKSDB_MAJOR, ROCKSDB_MINOR,
               __builtin_cpu_supports("avx2") ? "AVX2" : "no AVX2");
   for (const Case& one : kCases) {

@@ -1,4 +1,4 @@
-// Work in memory alone: digests, strided copies, keys.
+// Cases that use only memory: digests, strided copies, keys.
 
 #include <array>
 #include <vector>
@@ -14,15 +14,15 @@ namespace {
 
 constexpr uint64_t kChunkBytes = 4 << 20;
 
-// A slice across the columns: 256 bytes a run, in rows of 2 KiB.
+// A slice across the columns: contiguous runs of 256 bytes, in rows of 2 KiB.
 constexpr uint64_t kRowCount = 4096;
 constexpr uint64_t kSliceColumns = 64;
 constexpr uint64_t kRowColumns = 512;
-// The worst case: one element a run.
+// The worst case: one element per contiguous run.
 constexpr uint64_t kSide = 512;
 
-/// One addition for each 8 bytes: the yardstick of the ratios. Not vectorized, so that it costs
-/// the same with every compiler.
+/// One addition per 8 bytes, the yardstick of the ratios. Not vectorized, so that it has the same
+/// cost with every compiler.
 [[gnu::noinline, gnu::optimize("no-tree-vectorize", "no-unroll-loops")]] uint64_t WordSum(
     std::span<const uint64_t> words) {
   uint64_t sum = 0;
@@ -30,7 +30,7 @@ constexpr uint64_t kSide = 512;
   return sum;
 }
 
-/// So that no compiler can drop the work that made it.
+/// Prevents the compiler from removing the computation of the value.
 void Keep(uint64_t result) { asm volatile("" : : "r"(result) : "memory"); }
 
 std::vector<std::byte> RowsMemory() { return Noise(kRowCount * kRowColumns * sizeof(float)); }

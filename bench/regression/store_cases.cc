@@ -1,5 +1,5 @@
-// Work against a store: small tensors, where it is the work a tensor that counts; large ones, where
-// it is the passes over the bytes; opening.
+// Cases that use a store: small tensors, which measure the work per tensor; large tensors, which
+// measure the passes over the bytes; opening.
 
 #include <fmt/format.h>
 
@@ -14,14 +14,14 @@ namespace {
 
 constexpr uint64_t kTensorFloats = 64;
 
-// Threads and the page cache: neither valgrind nor the file system decides what is counted.
+// Threads and the page cache, so that the counts depend on neither valgrind nor the file system.
 kv::StoreOptions CountedOptions() {
   kv::StoreOptions options;
   options.io = {.direct = false, .uring = false};
   return options;
 }
 
-/// `count` tensors of `floats` elements each.
+/// A state with `count` tensors of `floats` elements each.
 class Tensors {
  public:
   Tensors(uint64_t count, uint64_t floats) : memory_(count * floats), floats_(floats) {
@@ -53,7 +53,7 @@ class Tensors {
   core::StateDict state_;
 };
 
-/// What the measurements of one round are called.
+/// Names of the measurements of one round.
 struct Names {
   const char* unit = nullptr;
   const char* save = nullptr;
@@ -61,7 +61,7 @@ struct Names {
   const char* load = nullptr;
 };
 
-/// Saves the tensors, saves them again unchanged and loads them: a measurement each.
+/// Saves the tensors, saves them again unchanged and loads them: three measurements.
 Result<void> CountRound(const std::string& directory, uint64_t units, Tensors& tensors,
                         const Names& names) {
   CAIRN_TRY_ASSIGN(const auto store,
@@ -76,8 +76,8 @@ Result<void> CountRound(const std::string& directory, uint64_t units, Tensors& t
   return store->Close();
 }
 
-/// One round that is not counted, so that no symbol is resolved and no lazily made object is made
-/// in one that is.
+/// One round that is not counted, so that the counted rounds resolve no symbols and create no
+/// lazily initialized objects.
 Result<void> WarmUp(const std::string& directory) {
   Tensors tensors(10, kTensorFloats);
   CAIRN_TRY_ASSIGN(const auto store,
