@@ -15,7 +15,7 @@
 #include "kv/internal/commit/store_identity.h"
 #include "kv/internal/io/io_environment.h"
 #include "kv/internal/snapshot_state.h"
-#include "kv/internal/step_writer.h"
+#include "kv/internal/step_attempt.h"
 #include "kv/snapshot.h"
 #include "kv/step_writer.h"
 
@@ -271,9 +271,9 @@ Result<std::unique_ptr<StepWriter>> Store::Begin(uint64_t step, const BeginOptio
                       .step = step});
   }
   const std::string attempt = options.attempt.empty() ? NextAttempt(step) : options.attempt;
-  auto impl = std::make_unique<StepWriter::Impl>(state, step, options, attempt);
-  CAIRN_TRY(impl->Start());
-  return std::make_unique<StepWriter>(std::move(impl));
+  auto begun = std::make_unique<internal::StepAttempt>(state, step, options, attempt);
+  CAIRN_TRY(begun->Start());
+  return std::make_unique<StepWriter>(std::move(begun));
 }
 
 Result<void> Store::FailAttempt(const std::string& attempt, uint32_t rank, const Error& error) {

@@ -18,6 +18,7 @@
 #include "kv/read_range.h"
 #include "kv/step_writer.h"
 #include "kv/store.h"
+#include "tests/kv/byte_payload.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/fault_hook.h"
 #include "tests/support/result_matchers.h"
@@ -43,16 +44,15 @@ struct Written {
 
 Result<Written> WritePayloads(const std::string& path, const StoreOptions& options,
                               const std::vector<uint64_t>& lengths) {
-  using Placement = StepWriter::Placement;
-  constexpr Placement kPlacements[] = {Placement::kFollow, Placement::kAlign64,
-                                       Placement::kAlign4096};
+  constexpr SegmentAlignment kAlignments[] = {SegmentAlignment::kNone, SegmentAlignment::k64,
+                                              SegmentAlignment::k4096};
   CAIRN_TRY_ASSIGN(const auto store, Store::Open(path, OpenMode::kWrite, options));
   CAIRN_TRY_ASSIGN(const auto writer, store->Begin(1, {}));
   Written written;
   for (size_t i = 0; i < lengths.size(); ++i) {
     written.payloads.push_back(RandomBytes(i + 1, lengths[i]));
-    CAIRN_TRY_ASSIGN(const auto appended, writer->Append(lengths[i], kPlacements[i % 3],
-                                                         PagesOf(written.payloads.back())));
+    CAIRN_TRY_ASSIGN(const auto appended, writer->Append(CopiedPayload(written.payloads.back()),
+                                                         kAlignments[i % 3]));
     const std::string key = ChunkKey(fmt::format("p{}", i), std::array{uint64_t{0}});
     CAIRN_TRY(
         writer->AddChunk(key, std::array{lengths[i]}, appended.extent, appended.digest, 1, false));
@@ -175,7 +175,7 @@ TEST_P(ReadTest, PayloadFromAnyAddressIsWhatWasWritten) {
     const std::span<const std::byte> payload(memory.get() + shift, kBytes);
     CAIRN_ASSERT_OK_AND_ASSIGN(
         const auto appended,
-        writer->Append(kBytes, StepWriter::Placement::kAlign4096, PagesOf(payload), {}, payload));
+        writer->Append(BorrowedPayload(payload), SegmentAlignment::k4096));
     CAIRN_ASSERT_OK(writer->AddChunk(ChunkKey(fmt::format("p{}", shift), std::array{uint64_t{0}}),
                                      std::array{kBytes}, appended.extent, appended.digest, 1,
                                      false));

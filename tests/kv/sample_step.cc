@@ -25,6 +25,7 @@
 #include "kv/step_info.h"
 #include "kv/step_writer.h"
 #include "schema/dtype.h"
+#include "tests/kv/byte_payload.h"
 
 namespace cairn::kv::testing {
 namespace {
@@ -130,9 +131,9 @@ Result<void> SaveSecondPage(StepWriter& writer, const Chunk& base, uint64_t step
                             const std::string& key, std::span<const std::byte> bytes) {
   std::vector<uint64_t> page_digests;
   AppendPageDigests(bytes, page_digests);
-  const StepWriter::PageRange run{.begin_page = 1, .end_page = 2};
+  const PageRange range{.begin_page = 1, .end_page = 2};
   CAIRN_TRY_ASSIGN(const auto appended,
-                   writer.AppendRuns(bytes.size(), {&run, 1}, PagesOf(bytes), page_digests));
+                   writer.AppendPages(CopiedPayload(bytes), {&range, 1}, page_digests));
   const std::array extents = {base.extents.At(0).First(kPageBytes), appended[0]};
   return writer.AddChunk(key, std::array{uint64_t{bytes.size()}}, Extents(extents),
                          RootDigest(page_digests, bytes.size()), step, false);
@@ -156,11 +157,10 @@ Result<void> SaveTensor(StepWriter& writer, const Snapshot& base, uint64_t step,
       CAIRN_TRY(SaveSecondPage(writer, *old, step, key, part));
       continue;
     }
-    using Placement = StepWriter::Placement;
-    const Placement start = bytes.size() >= 65'536 ? Placement::kAlign4096 : Placement::kAlign64;
+    const auto start = bytes.size() >= 65'536 ? SegmentAlignment::k4096 : SegmentAlignment::k64;
     CAIRN_TRY_ASSIGN(
         const auto appended,
-        writer.Append(part.size(), at == 0 ? start : Placement::kFollow, PagesOf(part)));
+        writer.Append(CopiedPayload(part), at == 0 ? start : SegmentAlignment::kNone));
     CAIRN_TRY(writer.AddChunk(key, sizes, appended.extent, appended.digest, step, false));
   }
   return {};
@@ -204,18 +204,11 @@ SampleStep MakeSample(uint64_t step, uint64_t version, const SampleShape& shape)
   return sample;
 }
 
-StepWriter::PageSource PagesOf(std::span<const std::byte> payload) {
-  return [payload](uint64_t page, std::span<std::byte>) {
-    const uint64_t begin = page * kPageBytes;
-    return payload.subspan(begin, std::min<uint64_t>(kPageBytes, payload.size() - begin));
-  };
-}
-
 Result<StepInfo> SaveSample(Store& store, const SampleStep& sample, bool overwrite) {
   CAIRN_TRY_ASSIGN(const auto base, store.Latest());
   CAIRN_TRY_ASSIGN(const auto writer,
                    store.Begin(sample.step, {.overwrite = overwrite, .rank = 0, .world_size = 1}));
-  StepWriter::Summary summary{.base_step = std::nullopt,
+  StepSummary summary{.base_step = std::nullopt,
                               .tensor_count = sample.tensors.size(),
                               .value_count = 1,
                               .logical_bytes = 0};
@@ -236,7 +229,7 @@ Result<uint64_t> SavePart(StepWriter& writer, const Snapshot& base, const Sample
                           uint32_t rank, uint32_t world_size) {
   // All but the last rank have these alike.
   const std::vector<std::byte> value = IntRecord(rank + 1 == world_size ? rank : 0);
-  const StepWriter::SharedRecord shared[] = {
+  const SharedRecord shared[] = {
       {.column = Column::kValues, .key = FqnKey("shared"), .value = value}};
   CAIRN_TRY(writer.AddShared(shared));
   uint64_t bytes_of_rank = 0;

@@ -40,9 +40,6 @@ SampleStep MakeSample(uint64_t step, uint64_t version = 0, const SampleShape& sh
 /// Pseudo-random bytes, the same for the same seed.
 std::vector<std::byte> RandomBytes(uint64_t seed, uint64_t length_bytes);
 
-/// A page source over contiguous memory, which must outlive its use.
-StepWriter::PageSource PagesOf(std::span<const std::byte> payload);
-
 /// Saves with real records, so that core could read it too. Chunks that the latest step has with
 /// the same digest become references.
 Result<StepInfo> SaveSample(Store& store, const SampleStep& sample, bool overwrite = false);

@@ -23,6 +23,21 @@ bool HasChange(const PlannedShard& piece) {
   return std::ranges::any_of(piece.unchanged, [](const auto& digest) { return !digest; });
 }
 
+// A segment that devices write to. Ownership: borrows the transfers, which end after it.
+class TransferFile final : public kv::PayloadFile {
+ public:
+  TransferFile(DeviceTransfers& transfers, int fd) : transfers_(transfers), fd_(fd) {}
+  ~TransferFile() override { transfers_.Close(fd_); }
+  TransferFile(const TransferFile&) = delete;
+  TransferFile& operator=(const TransferFile&) = delete;
+
+  Result<void> Await() override { return transfers_.Await(fd_); }
+
+ private:
+  DeviceTransfers& transfers_;
+  const int fd_;
+};
+
 }  // namespace
 
 void StagedPoint::Set(std::vector<std::pair<int, std::shared_ptr<const DeviceFence>>> fences) {
@@ -254,13 +269,13 @@ Result<bool> DeviceSave::StartWrite(const TensorView& source, uint64_t begin_byt
   return true;
 }
 
-Result<bool> DeviceSave::OpenFile(int fd, const std::string& path) {
-  if (!transfers_) return false;
-  return transfers_->Open(fd, path, DeviceTransfers::FileUse::kWrite);
+Result<std::unique_ptr<kv::PayloadFile>> DeviceSave::OpenFile(int fd, const std::string& path) {
+  if (!transfers_) return nullptr;
+  CAIRN_TRY_ASSIGN(const bool opened,
+                   transfers_->Open(fd, path, DeviceTransfers::FileUse::kWrite));
+  if (!opened) return nullptr;
+  return std::make_unique<TransferFile>(*transfers_, fd);
 }
-
-Result<void> DeviceSave::AwaitFile(int fd) { return transfers_->Await(fd); }
-void DeviceSave::CloseFile(int fd) { transfers_->Close(fd); }
 
 Result<void> DeviceSave::Zero(std::span<std::byte> target) {
   CAIRN_CHECK(last_queue_ != nullptr);
@@ -268,7 +283,7 @@ Result<void> DeviceSave::Zero(std::span<std::byte> target) {
   return last_queue_->ZeroOut(target);
 }
 
-Result<uint64_t> DeviceSave::Seal() {
+Result<uint64_t> DeviceSave::Flush() {
   std::vector<std::pair<DeviceQueue*, DeviceQueue::Mark>> marks;
   for (DeviceQueue* const queue : used_queues_) {
     CAIRN_TRY_ASSIGN(const DeviceQueue::Mark mark, queue->Flush());
@@ -280,7 +295,7 @@ Result<uint64_t> DeviceSave::Seal() {
   return next_mark_++;
 }
 
-Result<bool> DeviceSave::Arrived(uint64_t mark) {
+Result<bool> DeviceSave::HasReached(uint64_t mark) {
   const std::lock_guard lock(marks_mutex_);
   const auto found = marks_.find(mark);
   if (found == marks_.end()) return true;
@@ -317,7 +332,7 @@ Result<void> DeviceSave::Staged() {
   return {};
 }
 
-void DeviceSave::Stop() {
+void DeviceSave::Cancel() {
   for (const auto& [device, queue] : queues_) queue->Reset();
 }
 

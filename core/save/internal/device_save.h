@@ -26,7 +26,7 @@
 #include "core/save/save_options.h"
 #include "core/save/internal/save_plan.h"
 #include "core/save/internal/saved_chunks.h"
-#include "kv/block_filler.h"
+#include "kv/payload.h"
 #include "kv/block_pool.h"
 #include "kv/step_info.h"
 
@@ -55,7 +55,7 @@ class StagedPoint {
 };
 
 /// Threads: one at a time, but for the StagedPoint.
-class DeviceSave final : public kv::BlockFiller {
+class DeviceSave final : public kv::CopyQueue {
  public:
   /// True if the plan has tensors in device memory.
   static bool IsNeeded(const SavePlan& plan);
@@ -91,15 +91,13 @@ class DeviceSave final : public kv::BlockFiller {
   /// Begins to bring bytes [begin, begin + target.size()) of the row-major form of `source`.
   Result<void> Start(const TensorView& source, uint64_t begin_bytes, std::span<std::byte> target);
 
-  // kv::BlockFiller.
+  // kv::CopyQueue.
   Result<void> Zero(std::span<std::byte> target) override;
-  Result<uint64_t> Seal() override;
-  Result<bool> Arrived(uint64_t mark) override;
+  Result<uint64_t> Flush() override;
+  Result<bool> HasReached(uint64_t mark) override;
   Result<void> Await(uint64_t mark) override;
-  void Stop() override;
-  Result<bool> OpenFile(int fd, const std::string& path) override;
-  Result<void> AwaitFile(int fd) override;
-  void CloseFile(int fd) override;
+  void Cancel() override;
+  Result<std::unique_ptr<kv::PayloadFile>> OpenFile(int fd, const std::string& path) override;
 
   ~DeviceSave() override;
 
@@ -136,7 +134,7 @@ class DeviceSave final : public kv::BlockFiller {
   // Freed behind the queues, whose work reads them.
   std::map<int, std::unique_ptr<DeviceMemory>> snapshots_;
   std::map<int, std::shared_ptr<DeviceQueue>> queues_;  // shared for their deleter
-  std::set<DeviceQueue*> used_queues_;                  // since the last Seal
+  std::set<DeviceQueue*> used_queues_;                  // since the last Flush
   DeviceQueue* last_queue_ = nullptr;                   // that brought the part before
   std::shared_ptr<kv::BlockPool> blocks_;             // the process's
   bool digested_ = false;

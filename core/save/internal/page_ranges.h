@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kv/extents.h"
-#include "kv/step_writer.h"
+#include "kv/payload.h"
 
 namespace cairn::core::internal {
 
@@ -24,7 +24,7 @@ constexpr uint64_t MaxExtents(uint64_t page_count) {
 
 /// Pages to be written, in order, and what is taken from the base around them.
 struct PageRanges {
-  std::vector<kv::StepWriter::PageRange> written;
+  std::vector<kv::PageRange> written;
   /// One for each run of pages in the chunk: a part of the base's extents, or nothing where the
   /// next of `written` goes.
   std::vector<std::optional<kv::Extent>> extents;

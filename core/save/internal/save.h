@@ -45,7 +45,7 @@ class SaveSession {
                                const SaveOptions& options);
 
   /// Before the first plan that has tensors in device memory; once. `device` must outlive the run.
-  /// Errors as StepWriter::UseFiller.
+  /// Errors as StepWriter::UseBlocks.
   Result<void> UseDevice(DeviceSave& device);
 
   /// The chunks and records of a plan; of several plans none has a tensor of another. `saved`, if

@@ -10,10 +10,8 @@
 #include <cstring>
 #include <utility>
 
-#include "kv/block_filler.h"
 #include "kv/internal/io/fault_point.h"
 #include "kv/step_info.h"
-#include "kv/step_writer.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -30,18 +28,17 @@ constexpr uint64_t kBorrowed = 1;
 }  // namespace
 
 SegmentWriter::SegmentWriter(File file, std::string name, const SegmentHeader& header,
-                             BlockPool* pool, IoQueue* queue, BlockFiller* filler)
+                             BlockPool* pool, IoQueue* queue)
     : file_(std::move(file)),
       name_(std::move(name)),
       header_(header),
       pool_(pool),
-      queue_(queue),
-      filler_(filler) {}
+      queue_(queue) {}
 
 Result<std::unique_ptr<SegmentWriter>> SegmentWriter::Create(const std::string& directory,
                                                              const SegmentHeader& header,
                                                              bool direct, BlockPool* pool,
-                                                             IoQueue* queue, BlockFiller* filler) {
+                                                             IoQueue* queue) {
   std::string name = SegmentName(header.step, header.rank, header.segment_id);
   const std::string path = directory + "/" + name;
   if (const int fault = FaultPoint("segment.create")) {
@@ -49,10 +46,7 @@ Result<std::unique_ptr<SegmentWriter>> SegmentWriter::Create(const std::string& 
   }
   CAIRN_TRY_ASSIGN(File file, File::Create(path, direct));
   auto writer = std::unique_ptr<SegmentWriter>(
-      new SegmentWriter(std::move(file), std::move(name), header, pool, queue, filler));
-  if (filler != nullptr && writer->file_.direct()) {
-    CAIRN_TRY_ASSIGN(writer->filler_writes_, filler->OpenFile(writer->file_.fd(), path));
-  }
+      new SegmentWriter(std::move(file), std::move(name), header, pool, queue));
   std::vector<std::byte> bytes(kSegmentHeaderBytes);
   EncodeSegmentHeader(header, std::span<std::byte, kSegmentHeaderBytes>(bytes));
   CAIRN_TRY(writer->Put(bytes));
@@ -62,8 +56,8 @@ Result<std::unique_ptr<SegmentWriter>> SegmentWriter::Create(const std::string& 
 SegmentWriter::~SegmentWriter() {
   // What is still under way is so only after an error. No block goes back while a device may still
   // write to it.
-  if (filler_writes_) filler_->CloseFile(file_.fd());
-  if (block_is_filled_later_) filler_->Stop();
+  payload_file_.reset();
+  if (block_copies_ != nullptr) block_copies_->Cancel();
   GiveWaitingBack();
   if (block_ != nullptr) pool_->Give(block_);
   // Nothing refers to an unsealed file; what cannot be removed now is swept at the next open.
@@ -110,10 +104,9 @@ Result<void> SegmentWriter::AwaitOne() {
 
 Result<void> SegmentWriter::TakeBlock() {
   while (block_ == nullptr) {
-    CAIRN_TRY(SubmitFilled());
+    CAIRN_TRY(SubmitCopied());
     const bool has_room = queue_->in_flight() < queue_->depth();
-    // A filler may run ahead of the disk, as far as there are blocks.
-    if (has_room || filler_ != nullptr) block_ = pool_->TryTake();
+    if (has_room || copies_run_ahead_) block_ = pool_->TryTake();
     if (block_ != nullptr) break;
     if (has_room && !waiting_.empty()) {
       CAIRN_TRY(SubmitOldest());
@@ -141,11 +134,12 @@ Result<void> SegmentWriter::SubmitBlock() {
   if (fill_bytes_ == pool_->block_bytes()) Reserve(position_);
   WaitingBlock block{
       .data = block_, .length_bytes = fill_bytes_, .offset_bytes = position_ - fill_bytes_};
-  if (block_is_filled_later_) {
-    CAIRN_TRY_ASSIGN(block.filled, filler_->Seal());
+  if (block_copies_ != nullptr) {
+    block.copies = block_copies_;
+    CAIRN_TRY_ASSIGN(block.copied_mark, block_copies_->Flush());
   }
-  block_is_filled_later_ = false;
-  if (!block.filled && queue_->in_flight() < queue_->depth()) {
+  block_copies_ = nullptr;
+  if (block.copies == nullptr && queue_->in_flight() < queue_->depth()) {
     CAIRN_TRY(Submit(block));
   } else {
     waiting_.push_back(block);
@@ -155,13 +149,14 @@ Result<void> SegmentWriter::SubmitBlock() {
   return {};
 }
 
-Result<void> SegmentWriter::SubmitFilled() {
+Result<void> SegmentWriter::SubmitCopied() {
   if (waiting_.empty()) return {};
   while (queue_->HasCompletion()) CAIRN_TRY(AwaitOne());
   while (!waiting_.empty() && queue_->in_flight() < queue_->depth()) {
-    if (waiting_.front().filled) {
-      CAIRN_TRY_ASSIGN(const bool filled, filler_->Arrived(*waiting_.front().filled));
-      if (!filled) return {};
+    const WaitingBlock& oldest = waiting_.front();
+    if (oldest.copies != nullptr) {
+      CAIRN_TRY_ASSIGN(const bool copied, oldest.copies->HasReached(oldest.copied_mark));
+      if (!copied) return {};
     }
     CAIRN_TRY(SubmitOldest());
   }
@@ -170,7 +165,7 @@ Result<void> SegmentWriter::SubmitFilled() {
 
 Result<void> SegmentWriter::SubmitOldest() {
   const WaitingBlock& block = waiting_.front();
-  if (block.filled) CAIRN_TRY(filler_->Await(*block.filled));
+  if (block.copies != nullptr) CAIRN_TRY(block.copies->Await(block.copied_mark));
   CAIRN_TRY(Submit(block));
   waiting_.pop_front();
   return {};
@@ -227,90 +222,112 @@ Result<void> SegmentWriter::PutBorrowed(std::span<const std::byte> memory) {
   return Put(memory);
 }
 
-Result<void> SegmentWriter::PutFilled(uint64_t begin_bytes, uint64_t end_bytes,
-                                      const StepWriter::Fill& fill) {
-  return FillBlocks(end_bytes - begin_bytes, [&](uint64_t done, std::span<std::byte> target) {
-    block_is_filled_later_ = true;
-    return fill.start(begin_bytes + done, target);
+Result<void> SegmentWriter::PutCopies(const Payload& payload, uint64_t begin_bytes,
+                                      uint64_t length_bytes) {
+  return FillBlocks(length_bytes, [&](uint64_t done, std::span<std::byte> target) {
+    CAIRN_CHECK(block_copies_ == nullptr || block_copies_ == payload.queue());
+    block_copies_ = payload.queue();
+    return payload.CopyTo(begin_bytes + done, target);
   });
 }
 
-Result<uint64_t> SegmentWriter::PutWithoutBlocks(uint64_t length_bytes,
-                                                 const StepWriter::Fill& fill) {
+Result<uint64_t> SegmentWriter::PutDirectly(const Payload& payload, uint64_t begin_bytes,
+                                            uint64_t length_bytes) {
   const uint64_t head = RoundUp(position_, kDirectAlignBytes) - position_;
   const uint64_t body = RoundDown(length_bytes - head, kDirectAlignBytes);
   Reserve(position_ + head + body);
-  const auto written = fill.write(head, body, file_.fd(), position_ + head);
+  const auto written = payload.WriteTo(begin_bytes + head, body, file_.fd(), position_ + head);
   if (!written) return Fail(Error(written.error()).WithFile(file_.path()));
   if (!*written) return 0;
-  CAIRN_TRY(PutFilled(0, head, fill));
+  CAIRN_TRY(PutCopies(payload, begin_bytes, head));
   if (fill_bytes_ > 0) CAIRN_TRY(SubmitBlock());
   position_ += body;
   return head + body;
 }
 
+Result<void> SegmentWriter::PutFromQueue(const Payload& payload, uint64_t begin_bytes,
+                                         uint64_t length_bytes) {
+  copies_run_ahead_ = true;
+  if (!has_asked_for_direct_writes_ && file_.direct()) {
+    has_asked_for_direct_writes_ = true;
+    CAIRN_TRY_ASSIGN(payload_file_, payload.queue()->OpenFile(file_.fd(), file_.path()));
+  }
+  uint64_t done_bytes = 0;
+  if (payload_file_ != nullptr && length_bytes >= kMinBorrowedBytes) {
+    CAIRN_TRY_ASSIGN(done_bytes, PutDirectly(payload, begin_bytes, length_bytes));
+  }
+  return PutCopies(payload, begin_bytes + done_bytes, length_bytes - done_bytes);
+}
+
 Result<void> SegmentWriter::PutZerosTo(uint64_t position) {
   if (position_ >= position) return {};
   return FillBlocks(position - position_, [&](uint64_t, std::span<std::byte> target) {
-    // What lies between two parts that the filler brings may come along with them.
-    if (block_is_filled_later_) return filler_->Zero(target);
+    // The queue may join the copies before and after a gap that it fills itself.
+    if (block_copies_ != nullptr) return block_copies_->Zero(target);
     std::ranges::fill(target, std::byte{0});
     return Result<void>();
   });
 }
 
-Result<void> SegmentWriter::Place(StepWriter::Placement placement) {
-  using Placement = StepWriter::Placement;
-  if (placement == Placement::kFollow) return {};
-  return PutZerosTo(RoundUp(position_, placement == Placement::kAlign4096 ? 4096 : 64));
+Result<void> SegmentWriter::Align(SegmentAlignment alignment) {
+  if (alignment == SegmentAlignment::kNone) return {};
+  return PutZerosTo(RoundUp(position_, alignment == SegmentAlignment::k4096 ? 4096 : 64));
 }
 
-Result<SegmentWriter::Appended> SegmentWriter::Append(uint64_t length_bytes,
-                                                      StepWriter::Placement placement,
-                                                      const StepWriter::PageSource& pages,
-                                                      std::span<const uint64_t> page_digests,
-                                                      std::span<const std::byte> memory) {
-  CAIRN_TRY(Place(placement));
-  const uint64_t page_count = PageCount(length_bytes);
-  CAIRN_CHECK(page_digests.empty() || page_digests.size() == page_count);
-  Appended appended{.offset_bytes = position_, .first_page_digest = page_digests_.size(), .digest = {}};
-  scratch_.resize(kPageBytes);
+Result<void> SegmentWriter::PutFromHost(const Payload& payload, uint64_t begin_bytes,
+                                        uint64_t length_bytes,
+                                        std::span<const uint64_t> page_digests) {
+  std::span<const std::byte> memory = payload.memory();
+  if (!memory.empty()) memory = memory.subspan(begin_bytes, length_bytes);
   const bool borrow = CanBorrow(memory);
   if (borrow) CAIRN_TRY(PutBorrowed(memory));
-  for (uint64_t page = 0; page < page_count; ++page) {
-    const std::span<const std::byte> bytes = pages(page, scratch_);
-    CAIRN_CHECK(bytes.size() == std::min(kPageBytes, length_bytes - page * kPageBytes));
+  if (!page_digests.empty()) {
+    page_digests_.insert(page_digests_.end(), page_digests.begin(), page_digests.end());
+    if (borrow) return {};
+    if (!memory.empty()) return Put(memory);
+    return FillBlocks(length_bytes, [&](uint64_t done, std::span<std::byte> target) {
+      return payload.CopyTo(begin_bytes + done, target);
+    });
+  }
+  scratch_.resize(kPageBytes);
+  for (uint64_t done = 0; done < length_bytes; done += kPageBytes) {
+    const uint64_t count = std::min(kPageBytes, length_bytes - done);
+    std::span<const std::byte> page;
+    if (memory.empty()) {
+      const std::span target = std::span(scratch_).first(count);
+      CAIRN_TRY(payload.CopyTo(begin_bytes + done, target));
+      page = target;
+    } else {
+      page = memory.subspan(done, count);
+    }
     // Digested after the copy has pulled the page into the cache, or while it is being written.
-    if (!borrow) CAIRN_TRY(Put(bytes));
-    page_digests_.push_back(page_digests.empty() ? PageDigest(bytes) : page_digests[page]);
+    if (!borrow) CAIRN_TRY(Put(page));
+    page_digests_.push_back(PageDigest(page));
   }
-  appended.digest = RootDigest(std::span(page_digests_).subspan(appended.first_page_digest), length_bytes);
-  payload_bytes_ += length_bytes;
-  return appended;
+  return {};
 }
 
-Result<SegmentWriter::Appended> SegmentWriter::AppendFilled(uint64_t length_bytes,
-                                                            StepWriter::Placement placement,
-                                                            std::span<const uint64_t> page_digests,
-                                                            const StepWriter::Fill& fill) {
-  CAIRN_CHECK(filler_ != nullptr && page_digests.size() == PageCount(length_bytes));
-  CAIRN_TRY(Place(placement));
-  Appended appended{.offset_bytes = position_, .first_page_digest = page_digests_.size(), .digest = {}};
-  uint64_t done_bytes = 0;
-  if (filler_writes_ && fill.write && length_bytes >= kMinBorrowedBytes) {
-    CAIRN_TRY_ASSIGN(done_bytes, PutWithoutBlocks(length_bytes, fill));
+Result<SegmentWriter::Appended> SegmentWriter::Append(const Payload& payload, uint64_t begin_bytes,
+                                                      uint64_t length_bytes,
+                                                      SegmentAlignment alignment,
+                                                      std::span<const uint64_t> page_digests) {
+  const uint64_t page_count = PageCount(length_bytes);
+  const bool is_queued = payload.queue() != nullptr;
+  CAIRN_CHECK(begin_bytes % kPageBytes == 0);
+  CAIRN_CHECK(page_digests.size() == page_count || (page_digests.empty() && !is_queued));
+  CAIRN_TRY(Align(alignment));
+  Appended appended{
+      .offset_bytes = position_, .first_page_digest = page_digests_.size(), .digest = {}};
+  if (is_queued) {
+    CAIRN_TRY(PutFromQueue(payload, begin_bytes, length_bytes));
+    page_digests_.insert(page_digests_.end(), page_digests.begin(), page_digests.end());
+  } else {
+    CAIRN_TRY(PutFromHost(payload, begin_bytes, length_bytes, page_digests));
   }
-  CAIRN_TRY(PutFilled(done_bytes, length_bytes, fill));
-  page_digests_.insert(page_digests_.end(), page_digests.begin(), page_digests.end());
-  appended.digest = RootDigest(page_digests, length_bytes);
+  appended.digest =
+      RootDigest(std::span(page_digests_).subspan(appended.first_page_digest), length_bytes);
   payload_bytes_ += length_bytes;
   return appended;
-}
-
-Result<SegmentInfo> SegmentWriter::Seal(const std::string& attempt,
-                                        std::span<const FooterEntry> entries) {
-  CAIRN_TRY(Finish(attempt, entries));
-  return Complete();
 }
 
 Result<void> SegmentWriter::Finish(const std::string& attempt,
@@ -357,7 +374,7 @@ void SegmentWriter::GiveWaitingBack() {
   }
   for (const WaitingBlock& block : waiting_) {
     // An error of the wait says that the device has failed, and then it writes nothing any more.
-    if (block.filled) (void)filler_->Await(*block.filled);
+    if (block.copies != nullptr) (void)block.copies->Await(block.copied_mark);
     pool_->Give(block.data);
   }
   waiting_.clear();
@@ -369,16 +386,16 @@ Result<void> SegmentWriter::Drain() {
   if (written && fill_bytes_ > 0) written = SubmitBlock();
   if (written) written = WriteWaiting();
   if (!written) GiveWaitingBack();  // others may stand waiting for a block
-  if (!filler_writes_) return written;
-  auto arrived = filler_->AwaitFile(file_.fd());
+  if (payload_file_ == nullptr) return written;
+  auto direct = payload_file_->Await();
   CAIRN_TRY(std::move(written));
-  if (!arrived) return Fail(std::move(arrived).error().WithFile(file_.path()));
+  if (!direct) return Fail(std::move(direct).error().WithFile(file_.path()));
   return {};
 }
 
 Result<SegmentInfo> SegmentWriter::Complete() {
   CAIRN_TRY(Drain());
-  if (std::exchange(filler_writes_, false)) filler_->CloseFile(file_.fd());
+  payload_file_.reset();
   CAIRN_TRY(file_.Truncate(position_));
   CAIRN_TRY(file_.Sync("segment.sync"));
   sealed_ = true;

@@ -8,44 +8,40 @@
 #include <string>
 #include <vector>
 
-#include "kv/block_filler.h"
 #include "kv/block_pool.h"
 #include "kv/digest.h"
 #include "kv/internal/io/block_io.h"
 #include "kv/internal/io/file.h"
 #include "kv/internal/segment/segment_format.h"
+#include "kv/payload.h"
 #include "kv/step_info.h"
-#include "kv/step_writer.h"
 
 namespace cairn::kv::internal {
 
-/// Payload is copied into a block, digested while it is hot, and written when the block is full; as
-/// many blocks are in flight as the queue is deep. Large payload that lies in memory as it will lie
-/// in the file, page by page, is written from where it is. Threads: one.
+/// Payload is copied to a block, digested while it is in the cache, and written when the block is
+/// full; the number of blocks in flight is the depth of the queue. Large payload is written from its
+/// own memory, or by its device, if its alignment allows that. Threads: one.
 class SegmentWriter {
  public:
-  /// Makes `<directory>/<name>`. `pool`, `queue` and `filler` (or null) must outlive the writer;
-  /// the queue must be idle and is used by nobody else until Seal or the destructor returns.
+  /// Creates `<directory>/<name>`. `pool` and `queue` must outlive the writer; the queue must be idle
+  /// and is used by no one else until Complete or the destructor returns.
   static Result<std::unique_ptr<SegmentWriter>> Create(const std::string& directory,
                                                        const SegmentHeader& header, bool direct,
-                                                       BlockPool* pool, IoQueue* queue,
-                                                       BlockFiller* filler = nullptr);
-  /// Waits for writes in flight. Unlinks the file unless Seal returned success.
+                                                       BlockPool* pool, IoQueue* queue);
+  /// Waits for writes in flight. Removes the file unless Complete returned success.
   ~SegmentWriter();
 
-  /// Appends a payload; see StepWriter::Append. `first_page_digest` is the index of its first page digest.
+  /// Appends bytes [begin_bytes, begin_bytes + length_bytes) of a payload. `begin_bytes` is the
+  /// beginning of a page. `page_digests` are those of the range; empty: they are computed, which a
+  /// payload with a CopyQueue does not allow. `first_page_digest` of the result is the index of the
+  /// first page's digest. The CopyQueue must outlive the writer.
   struct Appended {
     uint64_t offset_bytes = 0;
     uint64_t first_page_digest = 0;
     Digest digest;
   };
-  Result<Appended> Append(uint64_t length_bytes, StepWriter::Placement placement,
-                          const StepWriter::PageSource& pages, std::span<const uint64_t> page_digests,
-                          std::span<const std::byte> memory);
-
-  /// Appends a payload that the filler brings; see StepWriter::AppendFilled.
-  Result<Appended> AppendFilled(uint64_t length_bytes, StepWriter::Placement placement,
-                                std::span<const uint64_t> page_digests, const StepWriter::Fill& fill);
+  Result<Appended> Append(const Payload& payload, uint64_t begin_bytes, uint64_t length_bytes,
+                          SegmentAlignment alignment, std::span<const uint64_t> page_digests);
 
   /// One more chunk has its payload here, or some pages of it; a chunk may take several appends.
   void CountChunk() { ++chunk_count_; }
@@ -60,43 +56,46 @@ class SegmentWriter {
   /// all but the one at hand are given back.
   Result<void> Drain();
 
-  /// Writes the rest and syncs the file: Finish and Complete. The directory is the caller's to
-  /// sync.
-  Result<SegmentInfo> Seal(const std::string& attempt, std::span<const FooterEntry> entries);
-  /// Puts the rest into blocks. Nothing can be appended any more.
+  /// Puts the page digests, the footer and the trailer into blocks. Nothing can be appended after
+  /// this.
   Result<void> Finish(const std::string& attempt, std::span<const FooterEntry> entries);
-  /// Waits for all that is to be written, and syncs; after an error all blocks are given back. May
-  /// run on another thread than what came before, beside a next writer that has the same pool and
-  /// filler but a queue of its own.
+  /// Waits for all writes, and syncs the file; the caller syncs the directory. Requires Finish. After
+  /// an error all blocks are back in the pool. May run on another thread than the calls before it,
+  /// concurrently with the next writer if that has an IoQueue of its own.
   Result<SegmentInfo> Complete();
 
  private:
   SegmentWriter(File file, std::string name, const SegmentHeader& header, BlockPool* pool,
-                IoQueue* queue, BlockFiller* filler);
-  /// A block whose bytes are on their way, or which waits for room in the queue.
+                IoQueue* queue);
+  /// A block whose copies are not complete, or which waits for room in the queue.
   struct WaitingBlock {
     std::byte* data = nullptr;
     uint64_t length_bytes = 0;
-    uint64_t offset_bytes = 0;       // in the file
-    std::optional<uint64_t> filled;  // the filler's mark; nothing: the bytes are there
+    uint64_t offset_bytes = 0;    // in the file
+    CopyQueue* copies = nullptr;  // null: the bytes are in the block
+    uint64_t copied_mark = 0;     // of `copies`
   };
   /// Lets `fill(done_bytes, target)` fill the next `length_bytes` of the file, block by block.
   template <typename Fill>
   Result<void> FillBlocks(uint64_t length_bytes, const Fill& fill);
-  Result<void> Place(StepWriter::Placement placement);
+  Result<void> Align(SegmentAlignment alignment);
   Result<void> Put(std::span<const std::byte> bytes);
   Result<void> PutBorrowed(std::span<const std::byte> memory);
-  /// Bytes [begin_bytes, end_bytes) of a payload, through blocks.
-  Result<void> PutFilled(uint64_t begin_bytes, uint64_t end_bytes, const StepWriter::Fill& fill);
-  /// Begins to write what it can of a payload without blocks; returns how far that is. In front of
-  /// it is what fills no page of the file, through a block.
-  Result<uint64_t> PutWithoutBlocks(uint64_t length_bytes, const StepWriter::Fill& fill);
+  /// Appends a payload whose copies are complete when CopyTo returns.
+  Result<void> PutFromHost(const Payload& payload, uint64_t begin_bytes, uint64_t length_bytes,
+                           std::span<const uint64_t> page_digests);
+  /// Appends a payload that has a CopyQueue, directly where it can, otherwise through blocks.
+  Result<void> PutFromQueue(const Payload& payload, uint64_t begin_bytes, uint64_t length_bytes);
+  Result<void> PutCopies(const Payload& payload, uint64_t begin_bytes, uint64_t length_bytes);
+  /// Begins direct writes of the whole pages of the file in this range, after the bytes before them,
+  /// which pass through a block. Returns how many bytes of the range are done.
+  Result<uint64_t> PutDirectly(const Payload& payload, uint64_t begin_bytes, uint64_t length_bytes);
   bool CanBorrow(std::span<const std::byte> memory) const;
   Result<void> PutZerosTo(uint64_t position);
   Result<void> SubmitBlock();
   Result<void> Submit(const WaitingBlock& block);
   /// Submits the blocks that are filled, as far as the queue has room; or the oldest, waiting.
-  Result<void> SubmitFilled();
+  Result<void> SubmitCopied();
   Result<void> SubmitOldest();
   Result<void> WriteWaiting();
   void GiveWaitingBack();
@@ -109,14 +108,16 @@ class SegmentWriter {
   const SegmentHeader header_;
   BlockPool* const pool_;
   IoQueue* const queue_;
-  BlockFiller* const filler_;  // may be null
-  bool filler_writes_ = false;  // it has opened the file, and must close it
+  bool has_asked_for_direct_writes_ = false;
+  std::unique_ptr<PayloadFile> payload_file_;  // null: payloads do not write to the file directly
 
   uint64_t position_ = 0;        // next byte of the file
   uint64_t reserved_bytes_ = 0;  // allocated ahead, so that writes do not extend the file
   std::byte* block_ = nullptr;   // being filled; holds [position_ - fill_bytes_, position_)
   uint64_t fill_bytes_ = 0;
-  bool block_is_filled_later_ = false;  // block_ has parts that the filler brings
+  CopyQueue* block_copies_ = nullptr;  // null: the bytes of block_ are complete
+  /// Copies may be ahead of the disk, by as many blocks as the pool has.
+  bool copies_run_ahead_ = false;
   std::deque<WaitingBlock> waiting_;    // in the order of the file
   uint64_t payload_bytes_ = 0;
   uint64_t chunk_count_ = 0;

@@ -8,14 +8,15 @@
 #include <array>
 
 #include "tests/support/seeded_random.h"
-#include "kv/step_writer.h"
+#include "kv/payload.h"
+#include "kv/digest.h"
 
 namespace cairn::core::internal {
 namespace {
 
 using kv::Extent;
 using kv::kPageBytes;
-using PageRange = kv::StepWriter::PageRange;
+using PageRange = kv::PageRange;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 

@@ -11,6 +11,7 @@
 #include "kv/step_info.h"
 #include "kv/step_writer.h"
 #include "kv/store.h"
+#include "tests/kv/byte_payload.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
@@ -180,7 +181,7 @@ TEST(CommitTest, AbandonedWriterLeavesNothing) {
   {
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, store->Begin(1, {}));
     CAIRN_ASSERT_OK(
-        writer->Append(payload.size(), StepWriter::Placement::kAlign64, PagesOf(payload)));
+        writer->Append(CopiedPayload(payload), SegmentAlignment::k64));
     EXPECT_EQ(writer->written_bytes(), payload.size());
     EXPECT_THAT(store->Begin(2, {}), IsError(ErrorCode::kFailedPrecondition, "still running"));
     EXPECT_THAT(store->Close(), IsError(ErrorCode::kFailedPrecondition, "still running"));
@@ -192,7 +193,7 @@ TEST(CommitTest, AbandonedWriterLeavesNothing) {
   EXPECT_THAT(snapshot->FindStep(std::nullopt), IsError(ErrorCode::kNotFound, "no step yet"));
 }
 
-TEST(CommitTest, GivenLeavesAreStoredAsGiven) {
+TEST(CommitTest, GivenPageDigestsAreStoredAsGiven) {
   ScopedTempDir dir;
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(dir / "store", OpenMode::kWrite));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, store->Begin(1, {}));
@@ -201,29 +202,26 @@ TEST(CommitTest, GivenLeavesAreStoredAsGiven) {
   AppendPageDigests(payload, page_digests);
   CAIRN_ASSERT_OK_AND_ASSIGN(
       const auto given,
-      writer->Append(payload.size(), StepWriter::Placement::kAlign4096, PagesOf(payload), page_digests));
+      writer->Append(CopiedPayload(payload), SegmentAlignment::k4096, page_digests));
   CAIRN_ASSERT_OK_AND_ASSIGN(
       const auto computed,
-      writer->Append(payload.size(), StepWriter::Placement::kFollow, PagesOf(payload)));
+      writer->Append(CopiedPayload(payload), SegmentAlignment::kNone));
   EXPECT_EQ(given.digest, computed.digest);
   EXPECT_EQ(given.extent.offset_bytes % 4096, 0u);
   EXPECT_EQ(computed.extent.offset_bytes, given.extent.offset_bytes + payload.size());
 }
 
-TEST(CommitTest, PageSourceMayGatherIntoTheScratchBuffer) {
+TEST(CommitTest, DigestOfGatheredPayloadIsThatOfItsBytes) {
   ScopedTempDir dir;
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(dir / "store", OpenMode::kWrite));
   const std::vector<std::byte> payload = RandomBytes(8, 2 * kPageBytes + 77);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, store->Begin(1, {}));
-  const auto gather = [&](uint64_t page,
-                          std::span<std::byte> scratch) -> std::span<const std::byte> {
-    const auto part = PagesOf(payload)(page, {});
-    std::ranges::copy(part, scratch.begin());
-    return scratch.first(part.size());
-  };
-  CAIRN_ASSERT_OK_AND_ASSIGN(
-      const auto gathered, writer->Append(payload.size(), StepWriter::Placement::kFollow, gather));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto gathered,
+                             writer->Append(CopiedPayload(payload), SegmentAlignment::kNone));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto borrowed,
+                             writer->Append(BorrowedPayload(payload), SegmentAlignment::kNone));
   EXPECT_EQ(gathered.digest, PayloadDigest(payload));
+  EXPECT_EQ(borrowed.digest, PayloadDigest(payload));
 }
 
 TEST(LatestTest, ReaderFollowsCommitsOverwritesAndDeletes) {

@@ -12,6 +12,7 @@
 #include "kv/step_info.h"
 #include "kv/step_writer.h"
 #include "kv/store.h"
+#include "tests/kv/byte_payload.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/fault_hook.h"
 #include "tests/support/result_matchers.h"
@@ -63,8 +64,7 @@ class RanksTest : public ::testing::Test {
                                   .decision_deadline = kNow});
     EXPECT_TRUE(IsOk(writer));
     const std::vector<std::byte> bytes = RandomBytes(rank + 7, 5'000);
-    const auto appended =
-        (*writer)->Append(bytes.size(), StepWriter::Placement::kAlign64, PagesOf(bytes));
+    const auto appended = (*writer)->Append(CopiedPayload(bytes), SegmentAlignment::k64);
     EXPECT_TRUE(IsOk(appended));
     EXPECT_TRUE(IsOk((*writer)->AddChunk(ChunkKey("w", std::array{uint64_t{5'000} * rank}),
                                          std::array<uint64_t, 1>{5'000}, appended->extent,
@@ -267,7 +267,7 @@ TEST_F(RanksTest, SharedRecordsThatAreNotWhatTheirNameSaysAreRefused) {
   const std::string attempt = writer_->NextAttempt(1);
   const auto part = Begin(*other, 1, attempt);
   const auto add = [&](StepWriter& writer, uint8_t byte) {
-    const StepWriter::SharedRecord record{
+    const SharedRecord record{
         .column = Column::kValues, .key = FqnKey("v"), .value = {std::byte{byte}}};
     CAIRN_ASSERT_OK(writer.AddShared({&record, 1}));
   };

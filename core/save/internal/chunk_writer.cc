@@ -1,0 +1,163 @@
+// Two windows: the candidates of one are digested by all cores while the other one is written.
+
+#include "core/save/internal/chunk_writer.h"
+
+#include <utility>
+
+#include "core/save/internal/tensor_payload.h"
+#include "core/step/internal/records.h"
+#include "core/step/internal/stored_page_digests.h"
+#include "kv/key.h"
+
+namespace cairn::core::internal {
+namespace {
+
+constexpr uint64_t kWindowBytes = 64 << 20;  // source bytes digested together
+constexpr size_t kWindowChunks = 2048;
+// If every page of a chunk changed, those of the chunks after it mostly did, too. Then only every
+// N-th chunk of the tensor is compared with the base's page digests, so that a state of which
+// everything changes, such as an optimizer's, costs few reads.
+constexpr uint32_t kProbeInterval = 16;
+
+void DigestChunk(PlannedChunk& chunk, std::span<std::byte> scratch) {
+  const HostPayload payload(*chunk.source, chunk.begin_bytes, chunk.length_bytes);
+  const uint64_t pages = kv::PageCount(chunk.length_bytes);
+  chunk.page_digests.reserve(pages);
+  for (uint64_t page = 0; page < pages; ++page) {
+    chunk.page_digests.push_back(payload.PageDigest(page, scratch));
+  }
+  chunk.digest = kv::RootDigest(chunk.page_digests, chunk.length_bytes);
+}
+
+}  // namespace
+
+ChunkWriter::ChunkWriter(const ChunkWriterContext& context)
+    : context_(context),
+      scratch_(context.pool.thread_count(), std::vector<std::byte>(kv::kPageBytes)) {}
+
+ChunkWriter::~ChunkWriter() { context_.pool.Finish(); }
+
+Result<void> ChunkWriter::Add(PlannedChunk chunk) {
+  filling_.bytes += chunk.length_bytes;
+  filling_.chunks.push_back(std::move(chunk));
+  if (filling_.bytes < kWindowBytes && filling_.chunks.size() < kWindowChunks) return {};
+  return FlushWindow();
+}
+
+Result<void> ChunkWriter::Finish() {
+  CAIRN_TRY(FlushWindow());
+  CAIRN_TRY(FlushWindow());
+  return AddTensorRecords(context_.plan.tensors.size());
+}
+
+Result<void> ChunkWriter::FlushWindow() {
+  context_.pool.Finish();
+  Window ready = std::exchange(digested_, std::exchange(filling_, {}));
+  candidates_.clear();
+  for (PlannedChunk& chunk : digested_.chunks) {
+    if (chunk.is_candidate() && !chunk.is_digested()) candidates_.push_back(&chunk);
+  }
+  context_.pool.Start(candidates_.size(), [this](size_t i, size_t worker) {
+    DigestChunk(*candidates_[i], scratch_[worker]);
+  });
+  PlanRanges(ready);
+  for (const PlannedChunk& chunk : ready.chunks) {
+    CAIRN_TRY(AddTensorRecords(chunk.tensor + 1));
+    CAIRN_TRY(Write(chunk));
+  }
+  return {};
+}
+
+void ChunkWriter::PlanRanges(Window& window) {
+  std::vector<PlannedChunk*> probed;
+  std::vector<const ChunkInfo*> bases;
+  for (PlannedChunk& chunk : window.chunks) {
+    if (!chunk.is_candidate() || chunk.is_unchanged()) continue;
+    if (chunk.changed_pages != nullptr) {
+      chunk.ranges = PlanPageRanges(*chunk.changed_pages, chunk.base->extents);
+      continue;
+    }
+    if (!IsWorthProbing(chunk)) continue;
+    probed.push_back(&chunk);
+    bases.push_back(&*chunk.base);
+  }
+  if (probed.empty()) return;
+  const auto stored = ReadStoredPageDigests(*context_.base, bases);
+  for (size_t i = 0; i < probed.size(); ++i) {
+    PlannedChunk& chunk = *probed[i];
+    if (!stored[i].empty()) {
+      chunk.ranges =
+          PlanPageRanges(ChangedPages(chunk.page_digests, stored[i]), chunk.base->extents);
+    }
+    tensor_changed_fully_ = chunk.ranges ? std::nullopt : std::optional(chunk.tensor);
+  }
+}
+
+bool ChunkWriter::IsWorthProbing(const PlannedChunk& chunk) {
+  if (chunk.page_digests.size() < 2) return false;  // one page: nothing of it could be kept
+  if (tensor_changed_fully_ != chunk.tensor) {
+    unprobed_ = 0;
+    return true;
+  }
+  unprobed_ = (unprobed_ + 1) % kProbeInterval;
+  return unprobed_ == 0;
+}
+
+Result<void> ChunkWriter::AddTensorRecords(size_t end) {
+  for (; next_tensor_ < end; ++next_tensor_) {
+    const TensorInfo& info = context_.plan.tensors[next_tensor_];
+    CAIRN_TRY(context_.writer.AddRecord(kv::Column::kTensors, kv::FqnKey(info.fqn),
+                                        EncodeTensor(info)));
+  }
+  return {};
+}
+
+Result<void> ChunkWriter::Write(const PlannedChunk& chunk) {
+  ++chunks_;
+  if (chunk.is_unchanged()) {
+    ++chunks_reused_;
+    CAIRN_TRY(context_.writer.AddChunk(chunk.key, chunk.sizes, chunk.base->extents,
+                                       chunk.base->digest, chunk.base->since_step,
+                                       /*reused=*/true));
+    RecordSaved(chunk, chunk.digest, /*reused=*/true);
+    return context_.progress.Add(chunk.length_bytes);
+  }
+  if (!chunk.has_bytes) {
+    return Fail(Error{.code = ErrorCode::kConflict,
+                      .message = "the base step was deleted or replaced while this save, which "
+                                 "refers to it, was waiting; save again",
+                      .key = context_.plan.tensors[chunk.tensor].fqn,
+                      .step = context_.step});
+  }
+  CAIRN_TRY_ASSIGN(const Stored stored, Append(chunk));
+  CAIRN_TRY(context_.writer.AddChunk(chunk.key, chunk.sizes, stored.extents, stored.digest,
+                                     context_.step, /*reused=*/false));
+  RecordSaved(chunk, stored.digest, /*reused=*/false);
+  return context_.progress.Add(chunk.length_bytes);
+}
+
+Result<ChunkWriter::Stored> ChunkWriter::Append(const PlannedChunk& chunk) {
+  const auto append = [&](const kv::Payload& payload) -> Result<Stored> {
+    if (chunk.ranges) {
+      CAIRN_TRY_ASSIGN(
+          const std::vector<kv::Extent> appended,
+          context_.writer.AppendPages(payload, chunk.ranges->written, chunk.page_digests));
+      return Stored{.extents = chunk.ranges->Join(appended), .digest = chunk.digest};
+    }
+    CAIRN_TRY_ASSIGN(const auto appended,
+                     context_.writer.Append(payload, chunk.alignment, chunk.page_digests));
+    return Stored{.extents = appended.extent, .digest = appended.digest};
+  };
+  if (chunk.is_on_device()) {
+    return append(DevicePayload(*context_.device, *chunk.source, chunk.begin_bytes,
+                                chunk.length_bytes));
+  }
+  return append(HostPayload(*chunk.source, chunk.begin_bytes, chunk.length_bytes));
+}
+
+void ChunkWriter::RecordSaved(const PlannedChunk& chunk, const kv::Digest& digest, bool reused) {
+  if (context_.saved == nullptr) return;
+  context_.saved->pieces[chunk.shard].chunks.push_back({digest, reused});
+}
+
+}  // namespace cairn::core::internal

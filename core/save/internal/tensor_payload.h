@@ -1,0 +1,54 @@
+#pragma once
+/// Chunks of tensors as payload of a segment: in host memory, and in device memory.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "core/save/internal/device_save.h"
+#include "core/tensor/tensor.h"
+#include "kv/payload.h"
+
+namespace cairn::core::internal {
+
+/// Bytes [begin_bytes, begin_bytes + length_bytes) of the row-major form of a tensor in host memory.
+/// Ownership: borrows the tensor. Threads: immutable.
+class HostPayload final : public kv::Payload {
+ public:
+  HostPayload(const TensorView& source, uint64_t begin_bytes, uint64_t length_bytes)
+      : source_(source), begin_bytes_(begin_bytes), length_bytes_(length_bytes) {}
+
+  uint64_t length_bytes() const override { return length_bytes_; }
+  std::span<const std::byte> memory() const override;
+  Result<void> CopyTo(uint64_t begin_bytes, std::span<std::byte> target) const override;
+  /// Digest of a page; `scratch` has kPageBytes.
+  uint64_t PageDigest(uint64_t page, std::span<std::byte> scratch) const;
+
+ private:
+  const TensorView& source_;
+  const uint64_t begin_bytes_;
+  const uint64_t length_bytes_;
+};
+
+/// The same range of a tensor in device memory. Ownership: borrows tensor and save. Threads: as
+/// kv::CopyQueue.
+class DevicePayload final : public kv::Payload {
+ public:
+  DevicePayload(DeviceSave& device, const TensorView& source, uint64_t begin_bytes,
+                uint64_t length_bytes)
+      : device_(device), source_(source), begin_bytes_(begin_bytes), length_bytes_(length_bytes) {}
+
+  uint64_t length_bytes() const override { return length_bytes_; }
+  kv::CopyQueue* queue() const override { return &device_; }
+  Result<void> CopyTo(uint64_t begin_bytes, std::span<std::byte> target) const override;
+  Result<bool> WriteTo(uint64_t begin_bytes, uint64_t length_bytes, int fd,
+                       uint64_t offset_bytes) const override;
+
+ private:
+  DeviceSave& device_;
+  const TensorView& source_;
+  const uint64_t begin_bytes_;
+  const uint64_t length_bytes_;
+};
+
+}  // namespace cairn::core::internal

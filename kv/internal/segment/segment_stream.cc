@@ -1,0 +1,220 @@
+// Rotation of segments, and sealing in the background.
+
+#include "kv/internal/segment/segment_stream.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <new>
+#include <system_error>
+#include <utility>
+
+namespace cairn::kv::internal {
+
+uint64_t SegmentIdOf(const std::string& attempt, uint32_t rank, uint64_t n) {
+  return Checksum64(AsBytes(fmt::format("{}/{}/{}", attempt, rank, n)));
+}
+
+SegmentStream::SegmentStream(Options options, RecordCallback on_record)
+    : options_(std::move(options)), on_record_(std::move(on_record)) {}
+
+SegmentStream::~SegmentStream() { Abandon(); }
+
+void SegmentStream::Abandon() {
+  segment_.reset();  // waits for its writes and removes the file
+  for (Closing& closing : closing_) {
+    const Result<SegmentInfo> info = closing.sealed.get();
+    if (info) sealed_.push_back(*info);
+    closing.segment.reset();
+  }
+  closing_.clear();
+}
+
+Result<void> SegmentStream::StartSegment() {
+  if (queue_ == nullptr) {
+    CAIRN_TRY_ASSIGN(queue_, IoQueue::Make(options_.io.uring, options_.io.queue_depth));
+  }
+  segment_id_ = SegmentIdOf(options_.attempt, options_.rank, segment_count_++);
+  const SegmentHeader header{.store_uuid = options_.store_uuid,
+                             .segment_id = segment_id_,
+                             .step = options_.step,
+                             .rank = options_.rank,
+                             .created_unix_ns = options_.created_unix_ns};
+  BlockPool* const pool = blocks_ != nullptr ? blocks_.get() : options_.pool;
+  CAIRN_TRY_ASSIGN(segment_, SegmentWriter::Create(options_.directory, header, options_.io.direct,
+                                                   pool, queue_.get()));
+  return {};
+}
+
+Result<void> SegmentStream::MakeRoom(uint64_t length_bytes) {
+  CAIRN_TRY(ReapClosed());
+  if (segment_ != nullptr && segment_->IsFull(length_bytes)) CAIRN_TRY(CloseSegment());
+  return segment_ == nullptr ? StartSegment() : Result<void>();
+}
+
+Result<void> SegmentStream::UseBlocks(std::shared_ptr<BlockPool> blocks) {
+  CAIRN_CHECK(blocks_ == nullptr && blocks != nullptr);
+  CAIRN_TRY(Seal());
+  blocks_ = std::move(blocks);
+  return {};
+}
+
+Result<SegmentStream::Appended> SegmentStream::Append(const Payload& payload,
+                                                      SegmentAlignment alignment,
+                                                      std::span<const uint64_t> page_digests) {
+  const uint64_t length_bytes = payload.length_bytes();
+  CAIRN_TRY(MakeRoom(length_bytes));
+  CAIRN_TRY_ASSIGN(const auto appended,
+                   segment_->Append(payload, 0, length_bytes, alignment, page_digests));
+  segment_->CountChunk();
+  written_bytes_ += length_bytes;
+  return Appended{.extent = Extent{.segment_id = segment_id_,
+                                   .offset_bytes = appended.offset_bytes,
+                                   .length_bytes = length_bytes,
+                                   .page_digests_offset_bytes = appended.first_page_digest},
+                  .digest = appended.digest};
+}
+
+Result<std::vector<Extent>> SegmentStream::AppendPages(const Payload& payload,
+                                                       std::span<const PageRange> ranges,
+                                                       std::span<const uint64_t> page_digests) {
+  const uint64_t length_bytes = payload.length_bytes();
+  CAIRN_CHECK(page_digests.size() == PageCount(length_bytes));
+  const auto bytes_of = [&](const PageRange& range) {
+    CAIRN_CHECK(range.begin_page < range.end_page && range.end_page <= PageCount(length_bytes));
+    return std::min(range.end_page * kPageBytes, length_bytes) - range.begin_page * kPageBytes;
+  };
+  uint64_t total_bytes = 0;
+  for (const PageRange& range : ranges) total_bytes += bytes_of(range);
+  CAIRN_TRY(MakeRoom(total_bytes));
+  std::vector<Extent> extents;
+  extents.reserve(ranges.size());
+  for (const PageRange& range : ranges) {
+    CAIRN_TRY_ASSIGN(
+        const auto appended,
+        segment_->Append(payload, range.begin_page * kPageBytes, bytes_of(range),
+                         SegmentAlignment::k4096,
+                         page_digests.subspan(range.begin_page, range.end_page - range.begin_page)));
+    extents.push_back({.segment_id = segment_id_,
+                       .offset_bytes = appended.offset_bytes,
+                       .length_bytes = bytes_of(range),
+                       .page_digests_offset_bytes = appended.first_page_digest});
+  }
+  segment_->CountChunk();
+  written_bytes_ += total_bytes;
+  return extents;
+}
+
+void SegmentStream::SetTensor(std::string_view key, std::span<const std::byte> record) {
+  tensor_ = {.column = Column::kTensors,
+             .key = std::string(key),
+             .value = std::vector<std::byte>(record.begin(), record.end())};
+  tensor_is_in_footer_ = false;
+}
+
+void SegmentStream::AddChunk(std::string_view key, ChunkEntry entry) {
+  CAIRN_CHECK(segment_ != nullptr && std::ranges::find(entry.extents, segment_id_,
+                                                       &Extent::segment_id) != entry.extents.end());
+  if (!tensor_is_in_footer_ && !tensor_.key.empty() && key.starts_with(tensor_.key)) {
+    footer_entries_.push_back(tensor_);
+    tensor_is_in_footer_ = true;
+  }
+  pending_chunks_.push_back({.key = std::string(key), .entry = std::move(entry)});
+}
+
+Extents SegmentStream::WithPageDigestOffsets(const Extents& extents,
+                                             uint64_t page_digests_offset_bytes) const {
+  std::vector<Extent> all(extents.begin(), extents.end());
+  for (Extent& extent : all) {
+    if (extent.segment_id != segment_id_) continue;
+    extent.page_digests_offset_bytes =
+        page_digests_offset_bytes + 8 * extent.page_digests_offset_bytes;
+  }
+  return Extents(all);
+}
+
+Result<void> SegmentStream::AddPendingRecords() {
+  const uint64_t page_digests_offset_bytes = segment_->page_digests_offset_bytes();
+  for (PendingChunk& chunk : pending_chunks_) {
+    chunk.entry.extents = WithPageDigestOffsets(chunk.entry.extents, page_digests_offset_bytes);
+    std::vector<std::byte> record = EncodeChunk(chunk.entry);
+    CAIRN_TRY(on_record_(Column::kChunks, chunk.key, record));
+    footer_entries_.push_back(
+        {.column = Column::kChunks, .key = std::move(chunk.key), .value = std::move(record)});
+  }
+  pending_chunks_.clear();
+  return {};
+}
+
+Result<void> SegmentStream::CloseSegment() {
+  if (segment_ == nullptr) return {};
+  CAIRN_TRY(AddPendingRecords());
+  CAIRN_TRY(segment_->Finish(options_.attempt, footer_entries_));
+  footer_entries_.clear();
+  tensor_is_in_footer_ = false;  // its chunks may continue in the next segment
+  if (blocks_ != nullptr) return CompleteInBackground();
+  auto sealed = segment_->Complete();
+  CAIRN_TRY(AddSealed(std::move(sealed)));
+  segment_.reset();
+  return {};
+}
+
+// Copies may be far ahead of the disk, so nobody waits here for the segment to be written. Segments
+// complete in their order.
+Result<void> SegmentStream::CompleteInBackground() {
+  std::shared_future<Result<SegmentInfo>> before;
+  if (!closing_.empty()) before = closing_.back().sealed;
+  Closing& closing = closing_.emplace_back();
+  closing.queue = std::move(queue_);
+  closing.segment = std::move(segment_);
+  const auto complete = [before, segment = closing.segment.get()]() -> Result<SegmentInfo> {
+    if (before.valid()) before.wait();
+    try {
+      return segment->Complete();
+    } catch (const std::bad_alloc&) {
+      return Fail(ErrorCode::kResourceExhausted, "not enough memory to seal a segment");
+    }
+  };
+  try {
+    closing.sealed = std::async(std::launch::async, complete).share();
+  } catch (const std::system_error&) {  // the system has no thread left: use this one
+    std::promise<Result<SegmentInfo>> done;
+    done.set_value(complete());
+    closing.sealed = done.get_future().share();
+  }
+  return {};
+}
+
+Result<void> SegmentStream::ReapClosed() {
+  while (!closing_.empty() &&
+         closing_.front().sealed.wait_for(std::chrono::seconds(0)) == std::future_status::ready) {
+    const Result<SegmentInfo> info = closing_.front().sealed.get();
+    closing_.pop_front();
+    CAIRN_TRY(AddSealed(info));
+  }
+  return {};
+}
+
+Result<void> SegmentStream::AddSealed(Result<SegmentInfo> info) {
+  CAIRN_TRY(info);
+  CAIRN_TRY(on_record_(Column::kSegments, NumberKey(info->segment_id), EncodeSegment(*info)));
+  sealed_.push_back(*std::move(info));
+  return {};
+}
+
+Result<void> SegmentStream::Drain() {
+  for (const Closing& closing : closing_) closing.sealed.wait();
+  CAIRN_TRY(ReapClosed());
+  return segment_ != nullptr ? segment_->Drain() : Result<void>();
+}
+
+Result<void> SegmentStream::Seal() {
+  CAIRN_TRY(CloseSegment());
+  for (; !closing_.empty(); closing_.pop_front()) {
+    CAIRN_TRY(AddSealed(closing_.front().sealed.get()));
+  }
+  return {};
+}
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,132 @@
+#pragma once
+/// The segments that one attempt writes, one after another: which segment a payload goes to, when a
+/// segment is sealed, and the records about its payload.
+
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <list>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kv/block_pool.h"
+#include "kv/digest.h"
+#include "kv/error.h"
+#include "kv/extents.h"
+#include "kv/internal/index/records.h"
+#include "kv/internal/segment/segment_format.h"
+#include "kv/internal/segment/segment_writer.h"
+#include "kv/key.h"
+#include "kv/options.h"
+#include "kv/payload.h"
+#include "kv/step_info.h"
+
+namespace cairn::kv::internal {
+
+/// The id of the n-th segment that `rank` writes in `attempt`. No other attempt has it.
+uint64_t SegmentIdOf(const std::string& attempt, uint32_t rank, uint64_t n);
+
+/// Ownership: owns the segments until they are sealed. The destructor waits for all writes and
+/// removes a segment that is not sealed. Threads: one at a time.
+class SegmentStream {
+ public:
+  struct Options {
+    std::string directory;
+    Uuid store_uuid{};
+    uint64_t step = 0;
+    uint32_t rank = 0;
+    int64_t created_unix_ns = 0;
+    std::string attempt;
+    IoOptions io;
+    BlockPool* pool = nullptr;  // outlives the stream
+  };
+  /// Called with each record that the attempt's manifest must have: chunks when their segment gets
+  /// its footer, segments when they are sealed.
+  using RecordCallback =
+      std::function<Result<void>(Column, std::string_view key, std::span<const std::byte> value)>;
+
+  SegmentStream(Options options, RecordCallback on_record);
+  ~SegmentStream();
+  SegmentStream(const SegmentStream&) = delete;
+  SegmentStream& operator=(const SegmentStream&) = delete;
+
+  /// Lets payload pass through `blocks` from now on. Seals a segment that has been begun. After
+  /// this, full segments are written to their end in the background. At most once.
+  Result<void> UseBlocks(std::shared_ptr<BlockPool> blocks);
+
+  /// See StepWriter::Append. Until the segment is sealed, page_digests_offset_bytes of the extent is
+  /// the index of its first page digest.
+  struct Appended {
+    Extent extent;
+    Digest digest;
+  };
+  Result<Appended> Append(const Payload& payload, SegmentAlignment alignment,
+                          std::span<const uint64_t> page_digests);
+  /// See StepWriter::AppendPages.
+  Result<std::vector<Extent>> AppendPages(const Payload& payload, std::span<const PageRange> ranges,
+                                          std::span<const uint64_t> page_digests);
+
+  /// The tensor of the chunks that follow; its record is in the footer of each of their segments.
+  void SetTensor(std::string_view key, std::span<const std::byte> record);
+  /// Adds the record of a chunk that was just appended, completely or in part. Requires that one of
+  /// its extents is in the current segment.
+  void AddChunk(std::string_view key, ChunkEntry entry);
+
+  /// Waits until all payload that was appended is in the files.
+  Result<void> Drain();
+  /// Seals the current segment, if there is one, and waits for those that are being sealed.
+  Result<void> Seal();
+  /// Waits for all writes and removes the current segment. Nothing can be appended after this.
+  void Abandon();
+
+  /// The current segment, or the last one.
+  uint64_t segment_id() const { return segment_id_; }
+  /// Ascending by the order in which they were begun.
+  const std::vector<SegmentInfo>& sealed() const { return sealed_; }
+  /// Payload appended so far, without padding.
+  uint64_t written_bytes() const { return written_bytes_; }
+
+ private:
+  struct PendingChunk {
+    std::string key;
+    ChunkEntry entry;
+  };
+  /// A segment that is being written to its end.
+  struct Closing {
+    std::unique_ptr<IoQueue> queue;
+    std::unique_ptr<SegmentWriter> segment;          // uses `queue`
+    std::shared_future<Result<SegmentInfo>> sealed;  // shared with the thread of the next segment
+  };
+
+  Result<void> StartSegment();
+  /// Makes segment_ one that has room for `length_bytes`.
+  Result<void> MakeRoom(uint64_t length_bytes);
+  /// Gives the current segment its footer, and seals it or begins to seal it in the background.
+  Result<void> CloseSegment();
+  Result<void> AddPendingRecords();
+  Result<void> CompleteInBackground();
+  Result<void> AddSealed(Result<SegmentInfo> info);
+  /// Takes over the segments that have been sealed in the meantime.
+  Result<void> ReapClosed();
+  Extents WithPageDigestOffsets(const Extents& extents, uint64_t page_digests_offset_bytes) const;
+
+  const Options options_;
+  const RecordCallback on_record_;
+  std::shared_ptr<BlockPool> blocks_;  // null: options_.pool; shared with the payloads' owner
+  std::unique_ptr<IoQueue> queue_;
+  std::unique_ptr<SegmentWriter> segment_;  // uses queue_
+  std::list<Closing> closing_;              // in the order in which they were begun
+  uint64_t segment_id_ = 0;
+  uint64_t segment_count_ = 0;
+  std::vector<PendingChunk> pending_chunks_;  // of segment_
+  std::vector<FooterEntry> footer_entries_;   // of segment_
+  FooterEntry tensor_;
+  bool tensor_is_in_footer_ = false;
+  std::vector<SegmentInfo> sealed_;
+  uint64_t written_bytes_ = 0;
+};
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,84 @@
+#pragma once
+/// The state of one rank's part of one attempt at a step: what StepWriter has written so far.
+
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "kv/digest.h"
+#include "kv/error.h"
+#include "kv/internal/commit/collected_records.h"
+#include "kv/internal/commit/manifest.h"
+#include "kv/internal/commit/store_state.h"
+#include "kv/internal/segment/segment_stream.h"
+#include "kv/key.h"
+#include "kv/options.h"
+#include "kv/step_info.h"
+#include "kv/step_records.h"
+
+namespace cairn::kv::internal {
+
+/// Threads: one at a time. The destructor removes the files of an attempt that is not finished.
+class StepAttempt {
+ public:
+  StepAttempt(std::shared_ptr<StoreState> store, uint64_t step, const BeginOptions& options,
+              std::string attempt);
+  ~StepAttempt();
+  StepAttempt(const StepAttempt&) = delete;
+  StepAttempt& operator=(const StepAttempt&) = delete;
+
+  /// Creates pending/<attempt>/ and the manifest.
+  Result<void> Start();
+
+  /// kFailedPrecondition: the attempt has failed or is committed.
+  Result<void> CheckUsable() const;
+  bool has_ranks() const { return options.world_size > 1; }
+
+  /// Adds a record to the manifest.
+  Result<void> AddEntry(Column column, std::string_view key, std::span<const std::byte> value);
+  /// Adds the records of the segments of earlier steps that this step references, so that the
+  /// manifest alone can restore the step. kConflict: one of them was deleted.
+  Result<void> AddReferencedSegments();
+  Result<void> WriteStepRecord(const StepSummary& summary);
+  StepInfo InfoOf(const StepSummary& summary) const;
+
+  /// Seals all segments and syncs their directory.
+  Result<void> SealSegments();
+  /// Where the manifest is written. That of a joined rank is renamed when it is durable.
+  std::string ManifestPath() const;
+  std::string PreparedManifestPath() const;
+  uint64_t written_bytes() const { return segments.written_bytes() + written_bytes_of_others; }
+
+  const std::shared_ptr<StoreState> store;
+  const uint64_t step;
+  const BeginOptions options;
+  const std::string attempt;
+  const int64_t created_unix_ns;
+
+  SegmentStream segments;
+  std::unique_ptr<ManifestWriter> manifest;
+  ManifestRef manifest_ref;               // once the manifest is finished
+  std::set<uint64_t> referenced_segments; // of earlier steps
+  Digest structure;
+  bool has_structure = false;
+  uint64_t chunk_count = 0;
+  uint64_t reused_chunk_count = 0;
+
+  // In a multi-rank store.
+  std::set<std::string> known_shared_records;  // digests of those that were added or seen
+  CollectedRecords collected;                  // of all ranks, as in the manifest
+  uint64_t written_bytes_of_others = 0;        // of the ranks that rank 0 has gathered
+  bool gathered = false;
+  StepInfo prepared;
+
+  bool failed = false;    // nothing can be added or committed any more
+  bool finished = false;  // the files belong to the step, which exists or may exist
+
+ private:
+  void RemoveOwnFiles();
+};
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,88 @@
+#pragma once
+/// Payload that is appended to a segment, and the three ways in which its bytes reach the file:
+///
+///   borrowed  The bytes are contiguous in host memory (Payload::memory) and suitably aligned. The
+///             file is written directly from that memory.
+///   copied    The bytes are copied to blocks, which are written when they are full. A copy is
+///             complete when Payload::CopyTo returns or, if the payload has a CopyQueue, later.
+///   direct    The payload writes its bytes to the file itself (Payload::WriteTo).
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "kv/error.h"
+
+namespace cairn::kv {
+
+/// Alignment of the first byte of a payload in its segment.
+enum class SegmentAlignment {
+  kNone,  // directly after the payload before it: the next chunk of the same tensor
+  k64,    // start of a tensor
+  k4096,  // start of a large shard, as direct I/O requires
+};
+
+/// Pages [begin_page, end_page) of a chunk.
+struct PageRange {
+  uint64_t begin_page = 0;
+  uint64_t end_page = 0;
+  friend bool operator==(const PageRange&, const PageRange&) = default;
+};
+
+/// A segment file to which payloads write directly. The destructor drops the writes that have not
+/// begun and waits for the others.
+class PayloadFile {
+ public:
+  virtual ~PayloadFile() = default;
+  /// Waits for all writes that have begun. Returns the first error of a write.
+  virtual Result<void> Await() = 0;
+};
+
+/// Copies that complete after Payload::CopyTo has returned, such as those from device memory.
+///
+/// Threads: one at a time; but HasReached, Await and the members of a PayloadFile may run on
+/// another thread concurrently.
+class CopyQueue {
+ public:
+  virtual ~CopyQueue() = default;
+  /// Sets `target`, which is between the targets of two copies, to zero.
+  virtual Result<void> Zero(std::span<std::byte> target) = 0;
+  /// Returns a mark that is reached when all copies that have begun are complete.
+  virtual Result<uint64_t> Flush() = 0;
+  virtual Result<bool> HasReached(uint64_t mark) = 0;
+  /// Waits until the mark is reached. An error means that the device has failed and writes to no
+  /// block any more.
+  virtual Result<void> Await(uint64_t mark) = 0;
+  /// Drops the copies that have not begun and waits for the others; for use after an error.
+  virtual void Cancel() = 0;
+  /// Prepares direct writes to the file at `path`, which was created for direct I/O and is open as
+  /// `fd` for as long as the result exists. Returns null if payloads must pass through blocks.
+  virtual Result<std::unique_ptr<PayloadFile>> OpenFile(int fd, const std::string& path) = 0;
+};
+
+/// The bytes of one chunk. Threads: one at a time.
+class Payload {
+ public:
+  virtual ~Payload() = default;
+  virtual uint64_t length_bytes() const = 0;
+  /// The bytes, if they are contiguous in host memory and remain unchanged until StepWriter::Drain
+  /// or Commit returns or the writer is destroyed. Otherwise empty.
+  virtual std::span<const std::byte> memory() const { return {}; }
+  /// The queue of the copies; null if each copy is complete when CopyTo returns. Must outlive the
+  /// writer.
+  virtual CopyQueue* queue() const { return nullptr; }
+  /// Copies bytes [begin_bytes, begin_bytes + target.size()) to `target`, or begins to.
+  virtual Result<void> CopyTo(uint64_t begin_bytes, std::span<std::byte> target) const = 0;
+  /// Begins to write bytes [begin_bytes, begin_bytes + length_bytes) at `offset_bytes` of the file
+  /// that is open as `fd` and for which `queue()` has a PayloadFile. The length and the offset are
+  /// multiples of 4 KiB. Returns false if these bytes must pass through blocks.
+  virtual Result<bool> WriteTo(uint64_t begin_bytes, uint64_t length_bytes, int fd,
+                               uint64_t offset_bytes) const {
+    (void)begin_bytes, (void)length_bytes, (void)fd, (void)offset_bytes;
+    return false;
+  }
+};
+
+}  // namespace cairn::kv
