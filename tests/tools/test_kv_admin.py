@@ -229,5 +229,5 @@ def test_rebuild_index_says_which_steps_cannot_be_put_back(admin, dump, tmp_path
     finished = admin("rebuild-index", store)
 
     assert finished.status == 2
-    assert manifest.name in finished.out and "1 step could not be put back" in finished.err
+    assert manifest.name in finished.out and "1 step could not be restored" in finished.err
     assert sorted(path.name for path in (store / "segments").iterdir()) == segments

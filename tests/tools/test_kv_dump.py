@@ -323,7 +323,7 @@ def test_wrong_calls_exit_2_with_one_line(dump, tmp_path, words):
 def test_a_mistyped_verb_is_named(dump, two_steps):
     finished = dump("setps", two_steps)
     assert finished.status == 2
-    assert "'setps' is no verb" in finished.err
+    assert "'setps' is not a verb" in finished.err
 
 
 def test_missing_step_and_pattern_errors_name_them(dump, two_steps):

@@ -1,22 +1,24 @@
-// `kv-admin delete`: whole steps, nothing else.
+// `kv-admin delete`: deletes whole steps and nothing else.
+
+#include "tools/admin/delete.h"
 
 #include <fmt/format.h>
 
 #include "core/checkpoint_store.h"
 #include "tools/common/address.h"
-#include "tools/admin/verbs.h"
+#include "tools/common/quantities.h"
 #include "tools/common/text.h"
 
-namespace cairn::tools::internal {
+namespace cairn::tools {
 
 Result<void> AdminDelete(const DeleteOptions& options, Output& out) {
   CAIRN_TRY_ASSIGN(const Address address, ParseAddress(options.store));
   if (address.step) {
     return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("write the steps behind the store: kv-admin delete {} {}",
+                fmt::format("write the steps after the store: kv-admin delete {} {}",
                             ShellWord(address.store), *address.step));
   }
-  // A typing error must not leave an empty store behind, as an open for writing would.
+  // A mistyped address must not create an empty store, as an open for writing would.
   CAIRN_TRY(core::CheckpointStore::Open(address.store, kv::OpenMode::kRead));
   CAIRN_TRY_ASSIGN(const auto store,
                    core::CheckpointStore::Open(address.store, kv::OpenMode::kWrite));
@@ -28,4 +30,4 @@ Result<void> AdminDelete(const DeleteOptions& options, Output& out) {
   return {};
 }
 
-}  // namespace cairn::tools::internal
+}  // namespace cairn::tools

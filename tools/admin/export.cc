@@ -1,5 +1,7 @@
-// `kv-admin export`: a step to safetensors files, a file of torch.save, or a directory of
+// `kv-admin export`: writes a step to safetensors files, a file of torch.save, or a directory of
 // torch.distributed.checkpoint.
+
+#include "tools/admin/export.h"
 
 #include <fmt/format.h>
 
@@ -9,15 +11,15 @@
 
 #include "core/checkpoint_store.h"
 #include "core/interop/dcp/dcp_export.h"
-#include "core/state_dict/key_pattern.h"
 #include "core/interop/safetensors/safetensors.h"
 #include "core/interop/torch/torch_export.h"
+#include "core/state_dict/key_pattern.h"
 #include "tools/common/address.h"
-#include "tools/admin/verbs.h"
 #include "tools/common/progress.h"
+#include "tools/common/quantities.h"
 #include "tools/common/text.h"
 
-namespace cairn::tools::internal {
+namespace cairn::tools {
 namespace {
 
 namespace fs = std::filesystem;
@@ -44,18 +46,18 @@ Format FormatOf(const ExportOptions& options) {
   return IsDcpName(options.target) ? Format::kDcp : Format::kSafetensors;
 }
 
-/// What `folder` holds, if anything.
+/// Returns an entry of `folder`; nothing if it is empty or absent.
 Result<std::optional<fs::path>> FindFirstIn(const fs::path& folder) {
   std::error_code error;
   if (!fs::exists(folder, error)) return std::nullopt;
   const fs::directory_iterator entries(folder, error);
-  if (error) return Fail(SystemError(error.value(), "looking into the folder", folder.string()));
+  if (error) return Fail(SystemError(error.value(), "reading the folder", folder.string()));
   if (entries == fs::directory_iterator()) return std::nullopt;
   return entries->path();
 }
 
-/// A file that an export to `target` could replace, if there is one: the file itself, its index, or
-/// a shard "NAME-00001-of-00003.safetensors".
+/// Returns a file that an export to `target` could replace, if there is one: the file itself, its
+/// index, or a shard "NAME-00001-of-00003.safetensors".
 Result<std::optional<fs::path>> FindExisting(const std::string& target, Format format) {
   if (format == Format::kDcp) return FindFirstIn(target);
   std::error_code error;
@@ -79,13 +81,14 @@ Result<std::optional<fs::path>> FindExisting(const std::string& target, Format f
                        file.find("-of-") != std::string::npos;
     if (whole || index || shard) return entries->path();
   }
-  if (error) return Fail(SystemError(error.value(), "looking into the folder", folder.string()));
+  if (error) return Fail(SystemError(error.value(), "reading the folder", folder.string()));
   return std::nullopt;
 }
 
 Result<void> CheckTarget(const ExportOptions& options) {
-  if (options.shard_bytes == 0)
+  if (options.shard_bytes == 0) {
     return Fail(ErrorCode::kInvalidArgument, "--shard-size must not be 0");
+  }
   if (options.overwrite) return {};
   const Format format = FormatOf(options);
   CAIRN_TRY_ASSIGN(const auto existing, FindExisting(options.target, format));
@@ -105,8 +108,8 @@ void PrintReport(uint64_t step, const std::string& what, uint64_t bytes, double 
   for (const std::string& file : files) out.WriteLine(fmt::format("  {}", EscapeText(file)));
 }
 
-/// Of a format that holds plain values, too.
-std::string WithValues(uint64_t tensors, uint64_t values) {
+/// "12 tensors, 3 plain values", for a format that has plain values.
+std::string ContentsText(uint64_t tensors, uint64_t values) {
   std::string what = Plural(tensors, "tensor");
   if (values > 0) what += ", " + Plural(values, "plain value");
   return what;
@@ -123,9 +126,9 @@ Result<void> ToTorch(const core::CheckpointStore& store, const core::Contents& c
   CAIRN_TRY_ASSIGN(const core::TorchExportReport report,
                    core::ExportTorch(store, contents, target, progress.callback()));
   progress.Clear();
-  PrintReport(contents.step.step, WithValues(report.tensors, report.values), report.bytes,
+  PrintReport(contents.step.step, ContentsText(report.tensors, report.values), report.bytes,
               report.seconds, {&target, 1}, out);
-  WarnOfArrays(report.arrays, "weights_only takes no other");
+  WarnOfArrays(report.arrays, "weights_only accepts no other arrays");
   return {};
 }
 
@@ -137,9 +140,9 @@ Result<void> ToDcp(const core::CheckpointStore& store, const core::Contents& con
   CAIRN_TRY_ASSIGN(const core::DcpExportReport report,
                    core::ExportDcp(store, contents, options.target, how));
   progress.Clear();
-  PrintReport(contents.step.step, WithValues(report.tensors, report.values), report.bytes,
+  PrintReport(contents.step.step, ContentsText(report.tensors, report.values), report.bytes,
               report.seconds, report.files, out);
-  WarnOfArrays(report.arrays, "torch.distributed.checkpoint makes items of no other");
+  WarnOfArrays(report.arrays, "torch.distributed.checkpoint stores no other arrays as items");
   return {};
 }
 
@@ -154,7 +157,7 @@ Result<void> ToSafetensors(const core::CheckpointStore& store, const core::Conte
   PrintReport(contents.step.step, Plural(report.tensors, "tensor"), report.bytes, report.seconds,
               report.files, out);
   if (report.values_left_out > 0) {
-    Warn("kv-admin", fmt::format("{} left out: safetensors holds tensors only",
+    Warn("kv-admin", fmt::format("{} left out: safetensors holds only tensors",
                                  Plural(report.values_left_out, "plain value")));
   }
   return {};
@@ -172,7 +175,7 @@ Result<void> AdminExport(const ExportOptions& options, Output& out) {
   const Format format = FormatOf(options);
   if (contents.tensors.empty() && (format == Format::kSafetensors || contents.values.empty())) {
     return Fail(Error{.code = ErrorCode::kNotFound,
-                      .message = "no tensor matches; kv-dump keys shows what there is",
+                      .message = "no tensor matches; kv-dump keys lists the keys of a step",
                       .step = contents.step.step});
   }
   switch (format) {
@@ -185,4 +188,4 @@ Result<void> AdminExport(const ExportOptions& options, Output& out) {
   }
 }
 
-}  // namespace cairn::tools::internal
+}  // namespace cairn::tools

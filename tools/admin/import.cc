@@ -1,4 +1,7 @@
-// `kv-admin import`: a new step from checkpoints of other programs, each known by what it holds.
+// `kv-admin import`: creates a step from checkpoints of other programs. Their format is recognized
+// by their contents.
+
+#include "tools/admin/import.h"
 
 #include <fmt/format.h>
 
@@ -10,100 +13,33 @@
 
 #include "core/checkpoint_store.h"
 #include "core/interop/dcp/dcp_checkpoint.h"
-#include "core/interop/torch/imported_state.h"
 #include "core/interop/safetensors/safetensors.h"
+#include "core/interop/torch/imported_state.h"
 #include "core/interop/torch/torch_file.h"
+#include "tools/admin/import_sources.h"
 #include "tools/common/address.h"
-#include "tools/admin/verbs.h"
-#include "tools/common/json.h"
 #include "tools/common/progress.h"
+#include "tools/common/quantities.h"
 #include "tools/common/text.h"
 
-namespace cairn::tools::internal {
+namespace cairn::tools {
 namespace {
 
 namespace fs = std::filesystem;
 
-/// Far above the index of any model; a larger file is something else.
-constexpr uint64_t kMostIndexBytes = 1 << 30;
-
-/// The files to read, each once, and what an index promised of them.
-struct Sources {
-  std::vector<std::string> files;
-  std::set<fs::path> seen;
-  std::map<std::string, std::string> promised;  // tensor -> index file that names it
-
-  void Add(const fs::path& path) {
-    std::error_code error;  // a path that cannot be resolved is opened as it is, and refused there
-    const fs::path canonical = fs::weakly_canonical(path, error);
-    if (seen.insert(error ? path : canonical).second) files.push_back(path.string());
-  }
-};
-
-std::unexpected<Error> BadIndex(const std::string& path, std::string_view why) {
-  return Fail(Error{.code = ErrorCode::kDataLoss,
-                    .message = fmt::format("no index of shards: {}", why),
-                    .file = path});
-}
-
-/// `{"weight_map": {"tensor": "model-00001-of-00002.safetensors", ...}}`
-Result<void> AddIndex(const std::string& path, Sources& sources) {
-  std::error_code error;
-  const uint64_t bytes = fs::file_size(path, error);
-  if (error) return Fail(SystemError(error.value(), "reading the index", path));
-  if (bytes > kMostIndexBytes) return BadIndex(path, "it is too large");
-  std::ifstream file(path);
-  const Json json = Json::parse(file, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) return BadIndex(path, "it is not JSON");
-  if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) {
-    return BadIndex(path, "it has no weight_map");
-  }
-  for (const auto& [tensor, shard] : json["weight_map"].items()) {
-    if (!shard.is_string()) return BadIndex(path, "a name in weight_map is no text");
-    const fs::path name(shard.get<std::string>());
-    // Only neighbours: an index from elsewhere must not pick files of this machine.
-    if (name.empty() || name != name.filename() || name == "..") {
-      return BadIndex(path, fmt::format("'{}' is no file beside it", name.string()));
-    }
-    sources.promised[tensor] = path;
-    sources.Add(fs::path(path).parent_path() / name);
-  }
-  return {};
-}
-
-Result<Sources> FindSources(const std::vector<std::string>& files) {
-  Sources sources;
-  for (const std::string& file : files) {
-    std::error_code ignored;  // the open says what is wrong with a path
-    if (fs::is_directory(file, ignored) && !core::LooksLikeDcpCheckpoint(file)) {
-      return Fail(
-          Error{.code = ErrorCode::kInvalidArgument,
-                .message = "a directory without a .metadata; give its *.safetensors or *.bin files "
-                           "or their *.index.json",
-                .file = file});
-    }
-    if (file.ends_with(".json")) {
-      CAIRN_TRY(AddIndex(file, sources));
-    } else {
-      sources.Add(file);
-    }
-  }
-  return sources;
-}
-
-/// True for what torch.save writes, now and long ago; told by the first bytes.
+/// Returns whether the first bytes are those of a file of torch.save, of any version.
 bool LooksLikeTorchFile(const std::string& path) {
   std::error_code ignored;  // reading a pipe would wait for its writer
   if (!fs::is_regular_file(path, ignored)) return false;
   std::ifstream file(path, std::ios::binary);
   std::string begin(4, '\0');
   file.read(begin.data(), static_cast<std::streamsize>(begin.size()));
-  // A zip archive; or a pickle, which before torch 1.6 was all there was. A safetensors header of
-  // the length that the latter spells would be beyond the format's bound.
+  // A zip archive, or before torch 1.6 a pickle. Read as the length of a safetensors header, the
+  // first bytes of the pickle would exceed the limit of that format.
   return begin == "PK\x03\x04" || begin == "\x80\x02\x8a\n";
 }
 
-/// What was read: views of `imported` and `safetensors` stand in `state`.
+/// What was read. `state` has views of the memory of `imported` and `safetensors`.
 struct Input {
   std::vector<core::ImportedState> imported;
   std::vector<core::SafetensorsFile> safetensors;
@@ -114,7 +50,7 @@ struct Input {
 Result<core::StateDict> ReadSafetensors(const std::string& path, Input& input) {
   CAIRN_TRY_ASSIGN(core::SafetensorsFile file, core::SafetensorsFile::Open(path));
   for (const auto& [name, value] : file.metadata()) {
-    if (name != "format") input.metadata_left_out.insert(name);  // "pt" for nearly every file
+    if (name != "format") input.metadata_left_out.insert(name);  // "pt" in nearly every file
   }
   input.safetensors.push_back(std::move(file));
   return core::SafetensorsState({&input.safetensors.back(), 1});
@@ -136,7 +72,7 @@ Result<core::StateDict> ReadFile(const std::string& path, const core::ImportOpti
   return state;
 }
 
-Result<void> CheckPromised(const Sources& sources, const core::StateDict& state) {
+Result<void> CheckPromised(const ImportSources& sources, const core::StateDict& state) {
   if (sources.promised.empty()) return {};
   std::map<std::string, std::string> missing = sources.promised;
   CAIRN_TRY_ASSIGN(const std::vector<core::Leaf> leaves, core::FlattenTree(state.tree));
@@ -144,13 +80,13 @@ Result<void> CheckPromised(const Sources& sources, const core::StateDict& state)
   if (missing.empty()) return {};
   const auto& [tensor, index] = *missing.begin();
   return Fail(Error{.code = ErrorCode::kDataLoss,
-                    .message = "the index names a tensor that no shard holds",
+                    .message = "the index names a tensor that is in no shard",
                     .key = tensor,
                     .file = index});
 }
 
 Result<Input> ReadInput(const ImportOptions& options, const core::Progress& progress) {
-  CAIRN_TRY_ASSIGN(const Sources sources, FindSources(options.files));
+  CAIRN_TRY_ASSIGN(const ImportSources sources, FindImportSources(options.files));
   const core::ImportOptions how{.skip_unknown = options.skip_unknown, .progress = progress};
   Input input;
   std::vector<core::StateDict> states;
@@ -167,16 +103,16 @@ Result<Input> ReadInput(const ImportOptions& options, const core::Progress& prog
   return input;
 }
 
-/// Of very many warnings the first tell enough.
+/// Prints the warnings, but only the first of very many.
 void WarnEach(const std::vector<std::string>& texts) {
-  constexpr size_t kMostLines = 20;
-  for (size_t i = 0; i < std::min(texts.size(), kMostLines); ++i) Warn("kv-admin", texts[i]);
-  if (texts.size() > kMostLines) {
-    Warn("kv-admin", fmt::format("and {} more like it", GroupedCount(texts.size() - kMostLines)));
+  constexpr size_t kMaxLines = 20;
+  for (size_t i = 0; i < std::min(texts.size(), kMaxLines); ++i) Warn("kv-admin", texts[i]);
+  if (texts.size() > kMaxLines) {
+    Warn("kv-admin", fmt::format("and {} more", GroupedCount(texts.size() - kMaxLines)));
   }
 }
 
-/// Nothing is left out in silence.
+/// Prints a warning for everything that was left out or not checked.
 void WarnLeftOut(const Input& input) {
   std::vector<std::string> left_out;
   std::vector<std::string> unchecked;
@@ -187,7 +123,7 @@ void WarnLeftOut(const Input& input) {
     }
     for (const std::string& file : imported.unchecked) {
       unchecked.push_back(
-          fmt::format("'{}' has no checksums: its bytes were taken as they are", EscapeText(file)));
+          fmt::format("'{}' has no checksums: its bytes were not checked", EscapeText(file)));
     }
     for (const auto& attribute : imported.attributes) tensors += attribute.what == "tensor" ? 1 : 0;
   }
@@ -210,7 +146,7 @@ void PrintReport(const core::SaveReport& report, const core::StateDict& state, O
                             HumanBytes(report.logical_bytes), HumanSeconds(report.seconds),
                             HumanRate(report.logical_bytes, report.seconds)));
   if (report.chunks_reused > 0) {
-    out.WriteLine(fmt::format("{} of {} chunks were there already; {} written",
+    out.WriteLine(fmt::format("{} of {} chunks existed already; {} written",
                               GroupedCount(report.chunks_reused), GroupedCount(report.chunks),
                               HumanBytes(report.written_bytes)));
   }
@@ -222,9 +158,9 @@ Result<void> AdminImport(const ImportOptions& options, Output& out) {
   CAIRN_TRY_ASSIGN(const Address address, ParseAddress(options.store));
   if (address.step) {
     return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("write the step as --step {}, not behind the store", *address.step));
+                fmt::format("write the step as --step {}, not after the store", *address.step));
   }
-  // The input first: a file that cannot be read must not leave an empty store behind.
+  // Reads the input first, so that a file that cannot be read does not create an empty store.
   ProgressLine checking("checking");
   CAIRN_TRY_ASSIGN(const Input input, ReadInput(options, checking.callback()));
   checking.Clear();
@@ -247,4 +183,4 @@ Result<void> AdminImport(const ImportOptions& options, Output& out) {
   return {};
 }
 
-}  // namespace cairn::tools::internal
+}  // namespace cairn::tools

@@ -1,19 +1,22 @@
-// kv-admin: brings checkpoints into a store, takes them out, deletes them, and mends an index.
-
-#include <fmt/format.h>
+// kv-admin: imports, exports and deletes steps, and rebuilds damaged indexes.
 
 #include <csignal>
 #include <string>
 
-#include "tools/admin/verbs.h"
+#include "tools/admin/delete.h"
+#include "tools/admin/export.h"
+#include "tools/admin/import.h"
+#include "tools/admin/rebuild_index.h"
+#include "tools/common/exit_status.h"
 #include "tools/common/program.h"
 #include "tools/common/progress.h"
-#include "tools/common/text.h"
+#include "tools/common/quantities.h"
 
-namespace cairn::tools::internal {
+namespace cairn::tools {
 namespace {
 
-struct Arguments {
+/// What the user wrote. Each verb reads its part.
+struct Values {
   ImportOptions import;
   ExportOptions export_to;
   DeleteOptions delete_steps;
@@ -21,125 +24,149 @@ struct Arguments {
   std::string shard_size = "5GB";
 };
 
-CLI::App* AddVerb(CLI::App& app, const std::string& name, const std::string& usage,
-                  const std::string& what) {
-  CLI::App* verb = app.add_subcommand(name, what)->group("Verbs");
-  StyleHelp(*verb, "kv-admin " + usage);
-  return verb;
+Argument StoreArgument(std::string& store) {
+  return {.name = "STORE", .target = &store, .help = "Directory of the store", .required = true};
 }
 
-void AddImport(CLI::App& app, ImportOptions& options) {
-  CLI::App* verb =
-      AddVerb(app, "import", "import STORE --step N FILE...",
-              "A new step from safetensors or torch.save files, or a torch.distributed.checkpoint");
-  verb->add_option("STORE", options.store, "Directory of the store, made if absent")
-      ->required()
-      ->type_name("");
-  verb->add_option("FILE", options.files,
-                   "Safetensors or torch.save files, all shards of one checkpoint, or its "
-                   "*.index.json; or a torch.distributed.checkpoint directory")
-      ->required()
-      ->type_name("");
-  verb->add_option("--step", options.step, "Number of the new step")->required()->type_name("N");
-  verb->add_option("--prefix", options.prefix,
-                   "Put the tensors below this key: with \"model\", wte.weight becomes "
-                   "model.wte.weight")
-      ->type_name("KEY");
-  verb->add_flag("--skip-unknown", options.skip_unknown,
-                 "Leave out and list objects of classes that a store cannot hold");
-  verb->add_option("--base", options.base_step, "Reuse unchanged bytes of this step (the latest)")
-      ->type_name("N");
-  verb->add_flag("--overwrite", options.overwrite, "Replace the step if it exists, in one switch");
-  SetExamples(*verb,
-              {"kv-admin import runs/gpt --step 0 model.safetensors",
-               "kv-admin import runs/gpt --step 100 checkpoints/step-100",
-               "kv-admin import runs/gpt --step 0 model.pt --prefix model",
-               "kv-admin import runs/gpt --step 0 model.safetensors.index.json --prefix model"});
+std::vector<Argument> ImportArguments(ImportOptions& options) {
+  return {{.name = "STORE",
+           .target = &options.store,
+           .help = "Directory of the store, created if absent",
+           .required = true},
+          {.name = "FILE",
+           .target = &options.files,
+           .help = "Safetensors or torch.save files, all shards of one checkpoint, or its "
+                   "*.index.json; or a torch.distributed.checkpoint directory",
+           .required = true},
+          {.name = "--step",
+           .target = &options.step,
+           .help = "Number of the new step",
+           .value_name = "N",
+           .required = true},
+          {.name = "--prefix",
+           .target = &options.prefix,
+           .help = "Put the tensors below this key: with \"model\", wte.weight becomes "
+                   "model.wte.weight",
+           .value_name = "KEY"},
+          {.name = "--skip-unknown",
+           .target = &options.skip_unknown,
+           .help = "Leave out and list objects of classes that a store cannot hold"},
+          {.name = "--base",
+           .target = &options.base_step,
+           .help = "Reuse unchanged bytes of this step (the latest)",
+           .value_name = "N"},
+          {.name = "--overwrite",
+           .target = &options.overwrite,
+           .help = "Replace the step atomically if it exists"}};
 }
 
-void AddExport(CLI::App& app, ExportOptions& options, std::string& shard_size) {
-  CLI::App* verb = AddVerb(app, "export", "export STORE[@STEP] OUT [PATTERN...]",
-                           "A step to safetensors or torch.save files, or a "
-                           "torch.distributed.checkpoint");
-  verb->add_option("STORE[@STEP]", options.address, "STORE or STORE@STEP; without @STEP the latest")
-      ->required()
-      ->type_name("");
-  verb->add_option("OUT", options.target,
-                   "NAME.safetensors, or a folder, which gets a model.safetensors; or with all "
-                   "values: a file of torch.save, NAME.pt, .pth, .bin or .ckpt, or a directory of "
-                   "torch.distributed.checkpoint, NAME.dcp")
-      ->required()
-      ->type_name("");
-  verb->add_option(
-          "PATTERN", options.patterns,
-          "Keys to take: NAME takes all below it, * one element, ** any, !PATTERN excludes")
-      ->type_name("");
-  verb->add_option("--shard-size", shard_size,
-                   "Larger than this becomes several files and an index (5GB); no bound for "
-                   "torch.save")
-      ->type_name("SIZE");
-  verb->add_option("--format", options.format, "safetensors, torch or dcp, whatever OUT is called")
-      ->check(CLI::IsMember({"safetensors", "torch", "dcp"}))
-      ->type_name("FORMAT");
-  verb->add_flag("--overwrite", options.overwrite,
-                 "Replace files that exist, or the checkpoint that a directory holds");
-  SetExamples(
-      *verb, {"kv-admin export runs/gpt@100 gpt-100.safetensors model",
-              "kv-admin export runs/gpt@100 gpt-100.pt", "kv-admin export runs/gpt@100 gpt-100.dcp",
-              "kv-admin export runs/gpt@100 checkpoints/step-100 --format dcp",
-              "kv-admin export runs/gpt out/ 'model.**' --shard-size 2GB"});
+Verb ImportVerb(ImportOptions& options) {
+  return {
+      .name = "import",
+      .usage = "import STORE --step N FILE...",
+      .summary =
+          "Creates a step from safetensors or torch.save files, or a torch.distributed.checkpoint",
+      .arguments = ImportArguments(options),
+      .examples = {"kv-admin import runs/gpt --step 0 model.safetensors",
+                   "kv-admin import runs/gpt --step 100 checkpoints/step-100",
+                   "kv-admin import runs/gpt --step 0 model.pt --prefix model",
+                   "kv-admin import runs/gpt --step 0 model.safetensors.index.json --prefix model"},
+      .run = [&](Output& out) { return StatusOf(AdminImport(options, out)); }};
 }
 
-void AddDelete(CLI::App& app, DeleteOptions& options) {
-  CLI::App* verb = AddVerb(app, "delete", "delete STORE STEP... [--dry-run]",
-                           "Whole steps; bytes that other steps use stay");
-  verb->add_option("STORE", options.store, "Directory of the store")->required()->type_name("");
-  verb->add_option("STEP", options.steps, "Numbers of the steps")->required()->type_name("");
-  verb->add_flag("--dry-run", options.dry_run, "Only say what would go");
-  SetExamples(*verb, {"kv-admin delete runs/gpt 100 200 --dry-run"});
+std::vector<Argument> ExportArguments(Values& values) {
+  ExportOptions& options = values.export_to;
+  return {{.name = "STORE[@STEP]",
+           .target = &options.address,
+           .help = "STORE or STORE@STEP; the latest step without @STEP",
+           .required = true},
+          {.name = "OUT",
+           .target = &options.target,
+           .help = "NAME.safetensors, or a folder, which receives a model.safetensors; or, with "
+                   "all values, a file of torch.save (NAME.pt, .pth, .bin or .ckpt) or a directory "
+                   "of torch.distributed.checkpoint (NAME.dcp)",
+           .required = true},
+          {.name = "PATTERN",
+           .target = &options.patterns,
+           .help = "Keys to select: NAME selects all keys below it, * matches one element, ** any "
+                   "number of elements; !PATTERN excludes"},
+          {.name = "--shard-size",
+           .target = &values.shard_size,
+           .help = "Larger exports become several files and an index (5GB); torch.save has no "
+                   "limit",
+           .value_name = "SIZE"},
+          {.name = "--format",
+           .target = &options.format,
+           .help = "safetensors, torch or dcp, regardless of the name of OUT",
+           .value_name = "FORMAT",
+           .choices = {"safetensors", "torch", "dcp"}},
+          {.name = "--overwrite",
+           .target = &options.overwrite,
+           .help = "Replace existing files, or the checkpoint in a directory"}};
 }
 
-void AddRebuildIndex(CLI::App& app, std::string& store) {
-  CLI::App* verb = AddVerb(app, "rebuild-index", "rebuild-index STORE",
-                           "A new index from the manifests in commits/, for one that is damaged");
-  verb->add_option("STORE", store, "Directory of the store")->required()->type_name("");
-  SetExamples(*verb, {"kv-admin rebuild-index runs/gpt"});
+Verb ExportVerb(Values& values) {
+  return {.name = "export",
+          .usage = "export STORE[@STEP] OUT [PATTERN...]",
+          .summary =
+              "Writes a step to safetensors or torch.save files, or a "
+              "torch.distributed.checkpoint",
+          .arguments = ExportArguments(values),
+          .examples = {"kv-admin export runs/gpt@100 gpt-100.safetensors model",
+                       "kv-admin export runs/gpt@100 gpt-100.pt",
+                       "kv-admin export runs/gpt@100 gpt-100.dcp",
+                       "kv-admin export runs/gpt@100 checkpoints/step-100 --format dcp",
+                       "kv-admin export runs/gpt out/ 'model.**' --shard-size 2GB"},
+          .run = [&](Output& out) -> Result<int> {
+            CAIRN_TRY_ASSIGN(values.export_to.shard_bytes, ParseBytes(values.shard_size));
+            return StatusOf(AdminExport(values.export_to, out));
+          }};
 }
 
-Result<void> RunVerb(const std::string& verb, Arguments& arguments, Output& out) {
-  if (verb == "import") return AdminImport(arguments.import, out);
-  if (verb == "rebuild-index") return AdminRebuildIndex(arguments.rebuild_store, out);
-  if (verb == "delete") return AdminDelete(arguments.delete_steps, out);
-  CAIRN_TRY_ASSIGN(arguments.export_to.shard_bytes, ParseBytes(arguments.shard_size));
-  return AdminExport(arguments.export_to, out);
+Verb DeleteVerb(DeleteOptions& options) {
+  return {.name = "delete",
+          .usage = "delete STORE STEP... [--dry-run]",
+          .summary = "Deletes whole steps; bytes that other steps use remain",
+          .arguments = {StoreArgument(options.store),
+                        {.name = "STEP",
+                         .target = &options.steps,
+                         .help = "Numbers of the steps",
+                         .required = true},
+                        {.name = "--dry-run",
+                         .target = &options.dry_run,
+                         .help = "Only report what would be deleted"}},
+          .examples = {"kv-admin delete runs/gpt 100 200 --dry-run"},
+          .run = [&](Output& out) { return StatusOf(AdminDelete(options, out)); }};
 }
 
-Result<int> Main(int argc, char** argv) {
-  CLI::App app("Changes what is in a Cairn store.", "kv-admin");
-  StyleProgram(app, "kv-admin VERB STORE ...", CAIRN_VERSION);
-  Arguments arguments;
-  AddImport(app, arguments.import);
-  AddExport(app, arguments.export_to, arguments.shard_size);
-  AddDelete(app, arguments.delete_steps);
-  AddRebuildIndex(app, arguments.rebuild_store);
-  app.footer(
-      "`kv-admin VERB --help` has the options of a verb and examples.\n"
-      "Exit status: 0 done; 2 it could not be done, and the store is as it was.");
-  CAIRN_TRY_ASSIGN(const bool go_on, ParseCommandLine(app, JoinValues(argc, argv, {})));
-  if (!go_on) return kExitFine;
-  InstallCancelHandler();
-  Output out;
-  CAIRN_TRY(RunVerb(app.get_subcommands().front()->get_name(), arguments, out));
-  CAIRN_TRY(out.Finish());
-  return kExitFine;
+Verb RebuildIndexVerb(std::string& store) {
+  return {.name = "rebuild-index",
+          .usage = "rebuild-index STORE",
+          .summary = "Replaces a damaged index by one built from the manifests in commits/",
+          .arguments = {StoreArgument(store)},
+          .examples = {"kv-admin rebuild-index runs/gpt"},
+          .run = [&](Output& out) { return StatusOf(AdminRebuildIndex(store, out)); }};
+}
+
+CommandLine MakeCommandLine(Values& values) {
+  return {.name = "kv-admin",
+          .version = CAIRN_VERSION,
+          .summary = "Changes a Cairn store.",
+          .usage = "kv-admin VERB STORE ...",
+          .verbs = {ImportVerb(values.import), ExportVerb(values), DeleteVerb(values.delete_steps),
+                    RebuildIndexVerb(values.rebuild_store)},
+          .notes =
+              "`kv-admin VERB --help` lists the options of a verb, with examples.\n"
+              "Exit status: 0 success; 2 failure, which leaves the store as it was."};
 }
 
 }  // namespace
-}  // namespace cairn::tools::internal
+}  // namespace cairn::tools
 
 int main(int argc, char** argv) {
-  // A closed pipe must not end a save half-way; the failed write is reported at the end.
+  // A closed pipe must not interrupt a save; the failed write is reported at the end.
   std::signal(SIGPIPE, SIG_IGN);
-  return cairn::tools::internal::RunProgram(
-      "kv-admin", [&] { return cairn::tools::internal::Main(argc, argv); });
+  cairn::tools::InstallCancelHandler();
+  cairn::tools::Values values;
+  return cairn::tools::RunProgram(cairn::tools::MakeCommandLine(values), argc, argv);
 }

@@ -1,4 +1,6 @@
-// kv-bench digest: the page-tree digest against reading and copying the same memory.
+// kv-bench digest: the page-tree digest compared with reading and copying the same memory.
+
+#include "tools/bench/digest.h"
 
 #include <fmt/format.h>
 
@@ -9,29 +11,28 @@
 #include <thread>
 
 #include "kv/digest.h"
-#include "tools/bench/verbs.h"
 #include "tools/bench/model_state.h"
 
-namespace cairn::tools::internal {
+namespace cairn::tools {
 namespace {
 
-using Part = std::function<uint64_t(std::span<const std::byte>, std::span<std::byte>)>;
+using Operation = std::function<uint64_t(std::span<const std::byte>, std::span<std::byte>)>;
 
-uint64_t DigestPart(std::span<const std::byte> source, std::span<std::byte>) {
-  // Chunk by chunk, as a save does.
+uint64_t Digest(std::span<const std::byte> source, std::span<std::byte>) {
+  // One chunk after the other, as a save does.
   constexpr uint64_t kChunkBytes = 4 << 20;
   uint64_t mixed = 0;
-  std::vector<uint64_t> leaves;
+  std::vector<uint64_t> page_digests;
   for (uint64_t at = 0; at < source.size(); at += kChunkBytes) {
     const auto chunk = source.subspan(at, std::min<uint64_t>(kChunkBytes, source.size() - at));
-    leaves.clear();
-    kv::AppendPageDigests(chunk, leaves);
-    mixed ^= kv::RootDigest(leaves, chunk.size()).lo;
+    page_digests.clear();
+    kv::AppendPageDigests(chunk, page_digests);
+    mixed ^= kv::RootDigest(page_digests, chunk.size()).lo;
   }
   return mixed;
 }
 
-uint64_t SumPart(std::span<const std::byte> source, std::span<std::byte>) {
+uint64_t Sum(std::span<const std::byte> source, std::span<std::byte>) {
   uint64_t sum = 0;
   for (uint64_t at = 0; at + 8 <= source.size(); at += 8) {
     uint64_t word;
@@ -41,31 +42,32 @@ uint64_t SumPart(std::span<const std::byte> source, std::span<std::byte>) {
   return sum;
 }
 
-uint64_t CopyPart(std::span<const std::byte> source, std::span<std::byte> target) {
+uint64_t Copy(std::span<const std::byte> source, std::span<std::byte> target) {
   std::memcpy(target.data(), source.data(), source.size());
   return static_cast<uint64_t>(target[source.size() / 2]);
 }
 
-/// Runs `part` over equal pieces of the memory, one a thread.
-BenchRow Measure(const std::string& what, uint64_t run, unsigned threads, const Part& part,
-                 std::span<const std::byte> source, std::span<std::byte> target) {
+/// Runs `operation` on equal ranges of the memory, one range per thread.
+BenchRow Measure(const std::string& what, uint64_t run, unsigned threads,
+                 const Operation& operation, std::span<const std::byte> source,
+                 std::span<std::byte> target) {
   BenchRow row{.verb = "digest", .run = run, .bytes = source.size()};
   row.what = fmt::format("{}, {} thread{}", what, threads, threads == 1 ? "" : "s");
-  const uint64_t piece = source.size() / threads / 64 * 64;
+  const uint64_t range_bytes = source.size() / threads / 64 * 64;
   std::vector<uint64_t> results(threads);
   const Meter meter;
   {
     std::vector<std::jthread> workers;
     for (unsigned t = 0; t < threads; ++t) {
-      const uint64_t begin = piece * t;
-      const uint64_t length = t + 1 == threads ? source.size() - begin : piece;
+      const uint64_t begin = range_bytes * t;
+      const uint64_t length = t + 1 == threads ? source.size() - begin : range_bytes;
       workers.emplace_back([&, t, begin, length] {
-        results[t] = part(source.subspan(begin, length), target.subspan(begin, length));
+        results[t] = operation(source.subspan(begin, length), target.subspan(begin, length));
       });
     }
   }
   row.measured = meter.Stop();
-  // The results are shown so that no compiler can drop the work.
+  // The results are printed so that no compiler can remove the computation.
   row.extra = {{"threads", threads},
                {"result", std::accumulate(results.begin(), results.end(), uint64_t{0})}};
   return row;
@@ -82,10 +84,9 @@ Result<void> BenchDigest(const BenchOptions& options, BenchReport& report) {
   source.Fill(0, 1);
   for (uint64_t run = 1; run <= options.repeat; ++run) {
     for (const unsigned threads : {1u, 2u}) {
-      for (const auto& [what, part] : {std::pair<const char*, Part>{"page-tree digest", DigestPart},
-                                       std::pair<const char*, Part>{"sum", SumPart},
-                                       std::pair<const char*, Part>{"memcpy", CopyPart}}) {
-        report.Add(Measure(what, run, threads, part, source.bytes_of(0), target.bytes_of(0)));
+      for (const auto& [what, operation] : std::initializer_list<std::pair<const char*, Operation>>{
+               {"page-tree digest", Digest}, {"sum", Sum}, {"memcpy", Copy}}) {
+        report.Add(Measure(what, run, threads, operation, source.bytes_of(0), target.bytes_of(0)));
       }
     }
   }
@@ -94,4 +95,4 @@ Result<void> BenchDigest(const BenchOptions& options, BenchReport& report) {
   return {};
 }
 
-}  // namespace cairn::tools::internal
+}  // namespace cairn::tools

@@ -1,26 +1,22 @@
-// The raw device's speed, measured by fio on the same directory and in the same run.
+// The speed of the raw device, measured by fio in the same directory and in the same run.
 
 #include "tools/bench/fio.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <cerrno>
+#include <algorithm>
 #include <filesystem>
-#include <optional>
+#include <string_view>
+#include <system_error>
 #include <vector>
 
+#include "tools/bench/child_process.h"
 #include "tools/common/json.h"
 
-extern char** environ;
-
-namespace cairn::tools::internal {
+namespace cairn::tools {
 namespace {
 
-/// fio takes ":" in a path as a separator unless it is escaped.
+/// fio treats ":" in a path as a separator unless it is escaped.
 std::string EscapeColons(const std::string& path) {
   std::string out;
   for (const char c : path) {
@@ -30,61 +26,21 @@ std::string EscapeColons(const std::string& path) {
   return out;
 }
 
-struct Finished {
-  int status = 0;      // as waitpid gives it
-  std::string output;  // standard output and standard error
-};
-
-Result<Finished> RunProgramAndRead(const std::vector<std::string>& words) {
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) return Fail(SystemError(errno, "making a pipe to fio"));
-  std::vector<char*> arguments;
-  for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
-  arguments.push_back(nullptr);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
-  pid_t child = 0;
-  const int error =
-      posix_spawnp(&child, arguments[0], &actions, nullptr, arguments.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  close(ends[1]);
-  if (error != 0) {
-    close(ends[0]);
-    return Fail(SystemError(error, "starting fio; install it or leave out --fio"));
+Result<FioResult> ParseFio(const std::string& output, std::string_view direction) {
+  // Warnings may precede the document.
+  const std::string json = output.substr(std::min(output.find('{'), output.size()));
+  const auto bytes = FindJsonNumber(json, fmt::format("/jobs/0/{}/io_bytes", direction));
+  const auto milliseconds = FindJsonNumber(json, fmt::format("/jobs/0/{}/runtime", direction));
+  if (!bytes || !milliseconds) {
+    return Fail(ErrorCode::kUnavailable, "the result of fio cannot be read");
   }
-  Finished finished;
-  char buffer[4096];
-  while (true) {
-    const ssize_t got = read(ends[0], buffer, sizeof(buffer));
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) break;
-    finished.output.append(buffer, static_cast<size_t>(got));
-  }
-  close(ends[0]);
-  while (waitpid(child, &finished.status, 0) < 0 && errno == EINTR) {
-  }
-  return finished;
-}
-
-Result<FioResult> ParseFio(const std::string& output, const char* direction) {
-  const size_t begin = output.find('{');  // warnings may come first
-  const Json json = Json::parse(begin == std::string::npos ? "" : output.substr(begin), nullptr,
-                                /*allow_exceptions=*/false);
-  const auto pointer = Json::json_pointer(fmt::format("/jobs/0/{}", direction));
-  if (json.is_discarded() || !json.contains(pointer)) {
-    return Fail(ErrorCode::kUnavailable, "fio printed no result that can be read");
-  }
-  const Json& job = json.at(pointer);
   FioResult result;
-  result.bytes = job.value("io_bytes", uint64_t{0});
-  result.seconds = job.value("runtime", 0.0) / 1000;
+  result.bytes = static_cast<uint64_t>(*bytes);
+  result.seconds = *milliseconds / 1000;
   return result;
 }
 
-Result<FioResult> Run(const std::string& directory, uint64_t bytes, const char* direction) {
-  const bool writes = std::string_view(direction) == "write";
+Result<FioResult> Run(const std::string& directory, uint64_t bytes, std::string_view direction) {
   std::string last_output;
   for (const char* engine : {"io_uring", "libaio"}) {
     std::vector<std::string> words = {"fio",
@@ -98,14 +54,19 @@ Result<FioResult> Run(const std::string& directory, uint64_t bytes, const char* 
                                       "--direct=1",
                                       "--iodepth=8",
                                       "--output-format=json"};
-    if (writes) words.emplace_back("--end_fsync=1");
-    CAIRN_TRY_ASSIGN(const Finished finished, RunProgramAndRead(words));
-    if (finished.status == 0) {
-      CAIRN_TRY_ASSIGN(FioResult result, ParseFio(finished.output, direction));
+    if (direction == "write") words.emplace_back("--end_fsync=1");
+    auto finished = RunChild("fio", words, ChildOutput::kStandardOutputAndError);
+    if (!finished) {
+      Error error = std::move(finished).error();
+      error.message += "; install it or omit --fio";
+      return Fail(std::move(error));
+    }
+    if (finished->status == 0) {
+      CAIRN_TRY_ASSIGN(FioResult result, ParseFio(finished->output, direction));
       result.engine = engine;
       return result;
     }
-    last_output = finished.output.substr(0, 200);
+    last_output = finished->output.substr(0, 200);
   }
   return Fail(ErrorCode::kUnavailable, fmt::format("fio failed: {}", last_output));
 }
@@ -113,7 +74,7 @@ Result<FioResult> Run(const std::string& directory, uint64_t bytes, const char* 
 }  // namespace
 
 Result<FioResult> FioWrite(const std::string& directory, uint64_t bytes) {
-  // A file that exists would spare fio the allocation that a new segment pays for.
+  // In an existing file, fio would not have to allocate blocks as a new segment does.
   std::error_code ignored;
   std::filesystem::remove(std::filesystem::path(directory) / kFioFileName, ignored);
   return Run(directory, bytes, "write");
@@ -123,4 +84,20 @@ Result<FioResult> FioRead(const std::string& directory, uint64_t bytes) {
   return Run(directory, bytes, "read");
 }
 
-}  // namespace cairn::tools::internal
+FioFile::~FioFile() {
+  std::error_code ignored;
+  std::filesystem::remove(std::filesystem::path(directory) / kFioFileName, ignored);
+}
+
+BenchRow FioRow(const std::string& verb, const std::string& what, uint64_t run,
+                const FioResult& fio) {
+  BenchRow row{.verb = verb, .what = what, .run = run, .bytes = fio.bytes};
+  row.measured.seconds = fio.seconds;
+  row.in_this_process = false;
+  row.extra.Set("engine", fio.engine);
+  row.note = fmt::format("O_DIRECT, {}, 4 MiB blocks, 8 in flight{}", fio.engine,
+                         what == "fio write" ? ", end_fsync" : "");
+  return row;
+}
+
+}  // namespace cairn::tools

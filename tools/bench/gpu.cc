@@ -1,15 +1,17 @@
-// kv-bench gpu: what is asked for, on what it runs, and what its parts share.
+// kv-bench gpu in builds with the CUDA layer: the GPU, and the parts to run on it.
 
 #include "tools/bench/gpu.h"
 
 #include <fmt/format.h>
 
-#include <chrono>
-
 #include "cuda/backend.h"
 #include "cuda/gds.h"
+#include "tools/bench/gpu_bench.h"
+#include "tools/bench/gpu_bus.h"
+#include "tools/bench/gpu_disk.h"
+#include "tools/bench/gpu_stall.h"
 
-namespace cairn::tools::internal {
+namespace cairn::tools {
 namespace {
 
 struct Part {
@@ -25,41 +27,17 @@ constexpr Part kParts[] = {{"copies", BenchGpuCopies},
 void Describe(const GpuBench& bench) {
   const cuda::GpuDescription& gpu = bench.plain->description();
   const auto direct = cuda::FindGpuDirectStorage(bench.options.directory);
-  bench.report.AddFact(
-      "gpu", "device",
-      {{"name", gpu.name},
-       {"device", bench.device},
-       {"memory_bytes", gpu.memory_bytes},
-       {"multiprocessors", gpu.multiprocessors},
-       {"driver_cuda", gpu.driver_cuda},
-       {"runtime_cuda", gpu.runtime_cuda},
-       {"gpudirect_storage", direct ? "on" : "off: " + direct.error().message}});
+  bench.report.AddFact("gpu", "device",
+                       {{"name", gpu.name},
+                        {"device", bench.device},
+                        {"memory_bytes", gpu.memory_bytes},
+                        {"multiprocessors", gpu.multiprocessors},
+                        {"driver_cuda", gpu.driver_cuda},
+                        {"runtime_cuda", gpu.runtime_cuda},
+                        {"gpudirect_storage", direct ? "on" : "off: " + direct.error().message}});
 }
 
 }  // namespace
-
-Result<std::unique_ptr<LockedMemory>> LockedMemory::Make(core::DeviceBackend* backend,
-                                                         uint64_t bytes) {
-  CAIRN_TRY_ASSIGN(ModelMemory memory,
-                   ModelMemory::Allocate({{"host", core::DType::kUInt8, {bytes}, bytes, 0}}));
-  CAIRN_TRY(backend->Pin(memory.bytes_of(0)));
-  return std::unique_ptr<LockedMemory>(new LockedMemory(backend, std::move(memory)));
-}
-
-LockedMemory::~LockedMemory() { backend_->Unpin(memory_.bytes_of(0)); }
-
-Result<double> TimeWork(const std::function<Result<void>()>& work) {
-  const auto begin = std::chrono::steady_clock::now();
-  CAIRN_TRY(work());
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-BenchRow GpuRow(const std::string& what, uint64_t run, uint64_t bytes, double seconds) {
-  BenchRow row{.verb = "gpu", .what = what, .run = run, .bytes = bytes};
-  row.measured.seconds = seconds;
-  row.in_this_process = false;  // neither processor time nor memory was taken
-  return row;
-}
 
 Result<void> BenchGpu(const BenchOptions& options, BenchReport& report) {
   cuda::Register();
@@ -78,4 +56,4 @@ Result<void> BenchGpu(const BenchOptions& options, BenchReport& report) {
   return {};
 }
 
-}  // namespace cairn::tools::internal
+}  // namespace cairn::tools

@@ -1,4 +1,4 @@
-// kv-bench: measures saves, loads, opening and digests on a directory of the user's choice.
+// kv-bench: measures saves, loads, opening and digests in a directory of the user's choice.
 
 #include <fmt/format.h>
 
@@ -6,200 +6,276 @@
 #include <string>
 #include <system_error>
 
-#include "tools/bench/verbs.h"
+#include "tools/bench/commit.h"
+#include "tools/bench/digest.h"
+#include "tools/bench/gpu.h"
+#include "tools/bench/load.h"
+#include "tools/bench/open.h"
+#include "tools/bench/plan.h"
+#include "tools/bench/save.h"
+#include "tools/bench/tune.h"
+#include "tools/common/exit_status.h"
 #include "tools/common/program.h"
 #include "tools/common/progress.h"
-#include "tools/common/text.h"
+#include "tools/common/quantities.h"
 
-namespace cairn::tools::internal {
+namespace cairn::tools {
 namespace {
 
-struct Arguments {
+/// What the user wrote. Each verb reads its part.
+struct Values {
   BenchOptions options;
   std::string bytes = "1GiB";
   bool json = false;
   std::string child_store;
 };
 
-CLI::App* AddVerb(CLI::App& app, Arguments& arguments, const std::string& name,
-                  const std::string& options, const std::string& what) {
-  CLI::App* verb = app.add_subcommand(name, what)->group("Verbs");
-  StyleHelp(*verb, fmt::format("kv-bench {} --dir DIR {}", name, options));
-  verb->add_option("--dir", arguments.options.directory,
-                   "Where to work; what is made there is removed again")
-      ->required()
-      ->type_name("DIR");
-  verb->add_flag("--json", arguments.json, "One JSON object a run, one a line");
-  verb->add_option("--repeat", arguments.options.repeat, "Runs")
-      ->type_name("N")
-      ->check(CLI::Range(uint64_t{1}, uint64_t{1000}));
-  return verb;
-}
+using Measure = Result<void> (*)(const BenchOptions&, BenchReport&);
 
-void AddBytes(CLI::App* verb, Arguments& arguments) {
-  verb->add_option("--bytes", arguments.bytes, "Size of all tensors (1GiB): 4GiB, 512M, ...")
-      ->type_name("SIZE");
-}
-
-void AddFio(CLI::App* verb, Arguments& arguments, const std::string& what) {
-  verb->add_flag("--fio", arguments.options.fio,
-                 fmt::format("After each run the same bytes by fio ({}), and the ratio", what));
-}
-
-void AddRanks(CLI::App* verb, Arguments& arguments) {
-  verb->add_option("--ranks", arguments.options.ranks, "Ranks of the simulated job (16384)")
-      ->type_name("N")
-      ->check(CLI::Range(uint64_t{2}, uint64_t{1} << 20));
-}
-
-void AddWholeVerbs(CLI::App& app, Arguments& arguments) {
-  BenchOptions& options = arguments.options;
-  CLI::App* verb = AddVerb(app, arguments, "save", "[--bytes SIZE] [--fio] [--repeat N] [--json]",
-                           "A full durable save of a model in training, into a new store");
-  AddBytes(verb, arguments);
-  AddFio(verb, arguments, "sequential O_DIRECT write, end_fsync");
-  SetExamples(*verb, {"kv-bench save --dir /data --bytes 4GiB --fio --repeat 5"});
-
-  verb = AddVerb(app, arguments, "load", "[--bytes SIZE] [--warm] [--fio] [--repeat N] [--json]",
-                 "A load of everything, with cold caches, into memory that is already there");
-  AddBytes(verb, arguments);
-  verb->add_flag("--warm", options.warm, "Leave the page cache as it is");
-  AddFio(verb, arguments, "sequential O_DIRECT read");
-  SetExamples(*verb, {"kv-bench load --dir /data --bytes 4GiB --fio --repeat 5"});
-}
-
-void AddPartVerbs(CLI::App& app, Arguments& arguments) {
-  BenchOptions& options = arguments.options;
-  CLI::App* verb = AddVerb(app, arguments, "partial", "[--bytes SIZE] [--repeat N] [--json]",
-                           "A cold load of one key in a hundred, and what it read for them");
-  AddBytes(verb, arguments);
-  SetExamples(*verb, {"kv-bench partial --dir /data --bytes 4GiB --repeat 10"});
-
-  verb =
-      AddVerb(app, arguments, "incremental", "[--bytes SIZE] [--changed P] [--repeat N] [--json]",
-              "A second save, and what it put on disk with records and all");
-  AddBytes(verb, arguments);
-  verb->add_option("--changed", options.changed_percent,
-                   "Besides the save with nothing changed, one with P % of the tensors changed")
-      ->type_name("P")
-      ->check(CLI::Range(0.0, 100.0));
-  SetExamples(*verb, {"kv-bench incremental --dir /data --bytes 4GiB --changed 10"});
-}
-
-void AddGpuVerb(CLI::App& app, Arguments& arguments) {
-  CLI::App* verb =
-      AddVerb(app, arguments, "gpu",
-              "[--bytes SIZE] [--part PART] [--device N] [--fio] [--repeat N] [--json]",
-              "A GPU: copies, digests, durable saves and cold loads, incremental saves\n"
-              "and the stall of asynchronous ones, each beside its limit");
-  AddBytes(verb, arguments);
-  verb->add_option("--part", arguments.options.part,
-                   "Only this: copies, digest, disk, pages or stall")
-      ->type_name("PART")
-      ->check(CLI::IsMember({"copies", "digest", "disk", "pages", "stall"}));
-  verb->add_option("--device", arguments.options.device, "Number of the GPU (0)")->type_name("N");
-  AddFio(verb, arguments, "O_DIRECT write with end_fsync, and read");
-  SetExamples(*verb, {"kv-bench gpu --dir /data --bytes 4GiB --fio --repeat 5"});
-}
-
-void AddOtherVerbs(CLI::App& app, Arguments& arguments) {
-  CLI::App* verb =
-      AddVerb(app, arguments, "open", "[--chunks N] [--warm] [--repeat N] [--json]",
-              "Opening a store of many chunks and reading a first key, in a fresh process");
-  verb->add_option("--chunks", arguments.options.chunks,
-                   "Chunks in the store (1000000), which is kept as DIR/open-N for further runs")
-      ->type_name("N")
-      ->check(CLI::Range(uint64_t{1}, uint64_t{100'000'000}));
-  verb->add_flag("--warm", arguments.options.warm, "Only with the files in the page cache");
-  SetExamples(*verb, {"kv-bench open --dir /data --repeat 5"});
-
-  verb =
-      AddVerb(app, arguments, "commit", "[--ranks N] [--chunks N] [--repeat N] [--json]",
-              "What rank 0 does for a step of many ranks: takes up their manifests, checks that\n"
-              "they make whole tensors, commits. The ranks' parts are written before, durably");
-  AddRanks(verb, arguments);
-  verb->add_option("--chunks", arguments.options.chunks, "Chunks of all ranks (1000000)")
-      ->type_name("N")
-      ->check(CLI::Range(uint64_t{1}, uint64_t{100'000'000}));
-  SetExamples(*verb, {"kv-bench commit --dir /data --ranks 16384 --chunks 1000000"});
-
-  verb = AddVerb(app, arguments, "plan", "[--ranks N] [--repeat N] [--json]",
-                 "One rank's part of a model of 2,000 tensors on a mesh of three dimensions");
-  AddRanks(verb, arguments);
-  SetExamples(*verb, {"kv-bench plan --dir /tmp --ranks 16384 --repeat 5"});
-
-  verb = AddVerb(app, arguments, "digest", "[--bytes SIZE] [--repeat N] [--json]",
-                 "The digest of memory, against a plain read and a copy of it");
-  AddBytes(verb, arguments);
-  SetExamples(*verb, {"kv-bench digest --dir /tmp --bytes 1GiB"});
-
-  AddGpuVerb(app, arguments);
-
-  verb =
-      AddVerb(app, arguments, "tune", "[--bytes SIZE] [--json]",
-              "Sweeps block size, depth, engine and O_DIRECT over durable saves and cold loads,\n"
-              "and says what suits this disk best and how to set it; 1GiB takes a minute or two");
-  verb->remove_option(verb->get_option("--repeat"));  // the search decides that
-  AddBytes(verb, arguments);
-  SetExamples(*verb, {"kv-bench tune --dir /data"});
-  verb->footer(verb->get_footer() +
-               "\n\n"
-               "How to set what it found, for Python and the programs (unset: the defaults):\n"
-               "  CAIRN_IO_BLOCK_BYTES   bytes of one request\n"
-               "  CAIRN_IO_DEPTH         requests in flight; their product is the memory it takes\n"
-               "  CAIRN_IO_ENGINE        uring or threads\n"
-               "  CAIRN_IO_DIRECT        1: O_DIRECT, 0: through the page cache\n"
-               "In C++: kv::StoreOptions::io.");
-
-  // Only for BenchOpen, which runs it as a process of its own.
-  verb = app.add_subcommand("open-child")->group("");
-  verb->add_option("store", arguments.child_store)->required();
-}
-
-Result<void> RunVerb(const std::string& verb, const Arguments& arguments, Output& out) {
-  if (verb == "open-child") return BenchOpenChild(arguments.child_store, out);
-  BenchOptions options = arguments.options;
-  CAIRN_TRY_ASSIGN(options.bytes, ParseBytes(arguments.bytes));
+/// Returns the options with the size parsed. kNotFound: --dir is not a directory.
+Result<BenchOptions> CheckedOptions(const Values& values) {
+  BenchOptions options = values.options;
+  CAIRN_TRY_ASSIGN(options.bytes, ParseBytes(values.bytes));
   std::error_code error;
   if (!std::filesystem::is_directory(options.directory, error)) {
     return Fail(Error{.code = ErrorCode::kNotFound,
                       .message = "--dir must be a directory that exists",
                       .file = options.directory});
   }
-  if (verb == "tune") return BenchTune(options, arguments.json, out);
-  BenchReport report(&out, arguments.json);
-  if (verb == "save") return BenchSave(options, report);
-  if (verb == "load") return BenchLoad(options, report);
-  if (verb == "partial") return BenchPartial(options, report);
-  if (verb == "incremental") return BenchIncremental(options, report);
-  if (verb == "open") return BenchOpen(options, report);
-  if (verb == "commit") return BenchCommit(options, report);
-  if (verb == "plan") return BenchPlan(options, report);
-  if (verb == "gpu") return BenchGpu(options, report);
-  return BenchDigest(options, report);
+  return options;
 }
 
-Result<int> Main(int argc, char** argv) {
-  CLI::App app("Measures Cairn on this machine's disk, beside the disk itself.", "kv-bench");
-  StyleProgram(app, "kv-bench VERB --dir DIR ...", CAIRN_VERSION);
-  Arguments arguments;
-  AddWholeVerbs(app, arguments);
-  AddPartVerbs(app, arguments);
-  AddOtherVerbs(app, arguments);
-  app.footer("`kv-bench VERB --help` has the options of a verb and an example.");
-  CAIRN_TRY_ASSIGN(const bool go_on, ParseCommandLine(app, JoinValues(argc, argv, {})));
-  if (!go_on) return kExitFine;
-  InstallCancelHandler();
-  Output out;
-  CAIRN_TRY(RunVerb(app.get_subcommands().front()->get_name(), arguments, out));
-  CAIRN_TRY(out.Finish());
-  return kExitFine;
+std::function<Result<int>(Output&)> Run(const Values& values, Measure measure) {
+  return [&values, measure](Output& out) -> Result<int> {
+    CAIRN_TRY_ASSIGN(const BenchOptions options, CheckedOptions(values));
+    BenchReport report(&out, values.json);
+    return StatusOf(measure(options, report));
+  };
+}
+
+std::string Usage(const std::string& verb, const std::string& options) {
+  return fmt::format("{} --dir DIR {}", verb, options);
+}
+
+/// The arguments that all verbs have, followed by those of one verb.
+std::vector<Argument> CommonArguments(Values& values, std::vector<Argument> more) {
+  std::vector<Argument> arguments = {
+      {.name = "--dir",
+       .target = &values.options.directory,
+       .help = "Directory to work in; files that are created there are removed",
+       .value_name = "DIR",
+       .required = true},
+      {.name = "--json", .target = &values.json, .help = "One JSON object per run, one per line"}};
+  for (Argument& argument : more) arguments.push_back(std::move(argument));
+  return arguments;
+}
+
+/// CommonArguments of a verb that repeats its measurement.
+std::vector<Argument> RepeatedArguments(Values& values, std::vector<Argument> more) {
+  more.insert(more.begin(), {.name = "--repeat",
+                             .target = &values.options.repeat,
+                             .help = "Number of runs",
+                             .value_name = "N",
+                             .range = std::pair{uint64_t{1}, uint64_t{1000}}});
+  return CommonArguments(values, std::move(more));
+}
+
+Argument BytesOption(Values& values) {
+  return {.name = "--bytes",
+          .target = &values.bytes,
+          .help = "Size of all tensors (1GiB): 4GiB, 512M, ...",
+          .value_name = "SIZE"};
+}
+
+Argument FioFlag(Values& values, const std::string& mode) {
+  return {.name = "--fio",
+          .target = &values.options.fio,
+          .help = fmt::format("After each run, fio with the same bytes ({}), and the ratio", mode)};
+}
+
+Argument RanksOption(Values& values) {
+  return {.name = "--ranks",
+          .target = &values.options.ranks,
+          .help = "Ranks of the simulated job (16384)",
+          .value_name = "N",
+          .range = std::pair{uint64_t{2}, uint64_t{1} << 20}};
+}
+
+Argument ChunksOption(Values& values, const std::string& help) {
+  return {.name = "--chunks",
+          .target = &values.options.chunks,
+          .help = help,
+          .value_name = "N",
+          .range = std::pair{uint64_t{1}, uint64_t{100'000'000}}};
+}
+
+Verb SaveVerb(Values& values) {
+  return {
+      .name = "save",
+      .usage = Usage("save", "[--bytes SIZE] [--fio] [--repeat N] [--json]"),
+      .summary = "A full durable save of a model in training, into a new store",
+      .arguments = RepeatedArguments(
+          values, {BytesOption(values), FioFlag(values, "sequential O_DIRECT write, end_fsync")}),
+      .examples = {"kv-bench save --dir /data --bytes 4GiB --fio --repeat 5"},
+      .run = Run(values, BenchSave)};
+}
+
+Verb LoadVerb(Values& values) {
+  return {.name = "load",
+          .usage = Usage("load", "[--bytes SIZE] [--warm] [--fio] [--repeat N] [--json]"),
+          .summary = "A load of everything, with cold caches, into existing memory",
+          .arguments = RepeatedArguments(values, {BytesOption(values),
+                                                  {.name = "--warm",
+                                                   .target = &values.options.warm,
+                                                   .help = "Leave the page cache as it is"},
+                                                  FioFlag(values, "sequential O_DIRECT read")}),
+          .examples = {"kv-bench load --dir /data --bytes 4GiB --fio --repeat 5"},
+          .run = Run(values, BenchLoad)};
+}
+
+Verb PartialVerb(Values& values) {
+  return {.name = "partial",
+          .usage = Usage("partial", "[--bytes SIZE] [--repeat N] [--json]"),
+          .summary = "A cold load of one key in a hundred, and the bytes that it read",
+          .arguments = RepeatedArguments(values, {BytesOption(values)}),
+          .examples = {"kv-bench partial --dir /data --bytes 4GiB --repeat 10"},
+          .run = Run(values, BenchPartial)};
+}
+
+Verb IncrementalVerb(Values& values) {
+  return {
+      .name = "incremental",
+      .usage = Usage("incremental", "[--bytes SIZE] [--changed P] [--repeat N] [--json]"),
+      .summary = "A second save, and what it added to the disk, including records",
+      .arguments = RepeatedArguments(
+          values, {BytesOption(values),
+                   {.name = "--changed",
+                    .target = &values.options.changed_percent,
+                    .help = "Besides the save with nothing changed, one with P % of the tensors "
+                            "changed",
+                    .value_name = "P",
+                    .range = std::pair{0.0, 100.0}}}),
+      .examples = {"kv-bench incremental --dir /data --bytes 4GiB --changed 10"},
+      .run = Run(values, BenchIncremental)};
+}
+
+Verb OpenVerb(Values& values) {
+  return {.name = "open",
+          .usage = Usage("open", "[--chunks N] [--warm] [--repeat N] [--json]"),
+          .summary = "Opening a store of many chunks and reading a first key, in a new process",
+          .arguments = RepeatedArguments(
+              values, {ChunksOption(values,
+                                    "Chunks in the store (1000000), which is kept as "
+                                    "DIR/open-N for later runs"),
+                       {.name = "--warm",
+                        .target = &values.options.warm,
+                        .help = "Only with the files in the page cache"}}),
+          .examples = {"kv-bench open --dir /data --repeat 5"},
+          .run = Run(values, BenchOpen)};
+}
+
+Verb CommitVerb(Values& values) {
+  return {.name = "commit",
+          .usage = Usage("commit", "[--ranks N] [--chunks N] [--repeat N] [--json]"),
+          .summary =
+              "What rank 0 does for a step of many ranks: reads their manifests, checks that\n"
+              "they form complete tensors, commits. The parts of the ranks are written before,\n"
+              "durably",
+          .arguments = RepeatedArguments(
+              values, {RanksOption(values), ChunksOption(values, "Chunks of all ranks (1000000)")}),
+          .examples = {"kv-bench commit --dir /data --ranks 16384 --chunks 1000000"},
+          .run = Run(values, BenchCommit)};
+}
+
+Verb PlanVerb(Values& values) {
+  return {.name = "plan",
+          .usage = Usage("plan", "[--ranks N] [--repeat N] [--json]"),
+          .summary = "One rank's part of a model of 2,000 tensors on a mesh of three dimensions",
+          .arguments = RepeatedArguments(values, {RanksOption(values)}),
+          .examples = {"kv-bench plan --dir /tmp --ranks 16384 --repeat 5"},
+          .run = Run(values, BenchPlan)};
+}
+
+Verb DigestVerb(Values& values) {
+  return {.name = "digest",
+          .usage = Usage("digest", "[--bytes SIZE] [--repeat N] [--json]"),
+          .summary = "The digest of memory, compared with a plain read and a copy of it",
+          .arguments = RepeatedArguments(values, {BytesOption(values)}),
+          .examples = {"kv-bench digest --dir /tmp --bytes 1GiB"},
+          .run = Run(values, BenchDigest)};
+}
+
+Verb GpuVerb(Values& values) {
+  return {.name = "gpu",
+          .usage = Usage("gpu",
+                         "[--bytes SIZE] [--part PART] [--device N] [--fio] [--repeat N] [--json]"),
+          .summary =
+              "A GPU: copies, digests, durable saves and cold loads, incremental saves and\n"
+              "the stall of asynchronous ones, each compared with its limit",
+          .arguments = RepeatedArguments(
+              values, {BytesOption(values),
+                       {.name = "--part",
+                        .target = &values.options.part,
+                        .help = "Only this: copies, digest, disk, pages or stall",
+                        .value_name = "PART",
+                        .choices = {"copies", "digest", "disk", "pages", "stall"}},
+                       {.name = "--device",
+                        .target = &values.options.device,
+                        .help = "Number of the GPU (0)",
+                        .value_name = "N"},
+                       FioFlag(values, "O_DIRECT write with end_fsync, and read")}),
+          .examples = {"kv-bench gpu --dir /data --bytes 4GiB --fio --repeat 5"},
+          .run = Run(values, BenchGpu)};
+}
+
+Verb TuneVerb(Values& values) {
+  return {
+      .name = "tune",
+      .usage = Usage("tune", "[--bytes SIZE] [--json]"),
+      .summary =
+          "Tries block sizes, depths, engines and O_DIRECT with durable saves and cold\n"
+          "loads, and reports what suits this disk best and how to set it; 1GiB takes\n"
+          "one to two minutes",
+      .arguments = CommonArguments(values, {BytesOption(values)}),
+      .examples = {"kv-bench tune --dir /data"},
+      .notes =
+          "How to set what it found, for Python and the programs (if unset: the defaults):\n"
+          "  CAIRN_IO_BLOCK_BYTES   bytes per request\n"
+          "  CAIRN_IO_DEPTH         requests in flight; the product of both is the memory used\n"
+          "  CAIRN_IO_ENGINE        uring or threads\n"
+          "  CAIRN_IO_DIRECT        1: O_DIRECT, 0: through the page cache\n"
+          "In C++: kv::StoreOptions::io.",
+      .run = [&](Output& out) -> Result<int> {
+        CAIRN_TRY_ASSIGN(const BenchOptions options, CheckedOptions(values));
+        return StatusOf(BenchTune(options, values.json, out));
+      }};
+}
+
+/// Only for BenchOpen, which runs this verb in a new process.
+Verb OpenChildVerb(Values& values) {
+  return {.name = "open-child",
+          .usage = "open-child STORE",
+          .arguments = {{.name = "store", .target = &values.child_store, .required = true}},
+          .hidden = true,
+          .run = [&](Output& out) { return StatusOf(BenchOpenChild(values.child_store, out)); }};
+}
+
+CommandLine MakeCommandLine(Values& values) {
+  return {.name = "kv-bench",
+          .version = CAIRN_VERSION,
+          .summary = "Measures Cairn on the disk of this machine, compared with the disk itself.",
+          .usage = "kv-bench VERB --dir DIR ...",
+          .verbs = {SaveVerb(values), LoadVerb(values), PartialVerb(values),
+                    IncrementalVerb(values), OpenVerb(values), CommitVerb(values), PlanVerb(values),
+                    DigestVerb(values), GpuVerb(values), TuneVerb(values), OpenChildVerb(values)},
+          .notes = "`kv-bench VERB --help` lists the options of a verb, with an example."};
 }
 
 }  // namespace
-}  // namespace cairn::tools::internal
+}  // namespace cairn::tools
 
 int main(int argc, char** argv) {
-  return cairn::tools::internal::RunProgram(
-      "kv-bench", [&] { return cairn::tools::internal::Main(argc, argv); });
+  cairn::tools::InstallCancelHandler();
+  cairn::tools::Values values;
+  return cairn::tools::RunProgram(cairn::tools::MakeCommandLine(values), argc, argv);
 }

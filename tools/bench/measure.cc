@@ -1,4 +1,4 @@
-// Time, processor time, memory and device traffic of one piece of work in this process.
+// Time, processor time, memory and device traffic of one operation in this process.
 
 #include "tools/bench/measure.h"
 
@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace cairn::tools::internal {
+namespace cairn::tools {
 namespace {
 
 double CpuSeconds() {
@@ -20,7 +20,7 @@ double CpuSeconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-/// The number behind `name` in a file of "name: number" lines.
+/// Returns the number after `name` in a file of "name: number" lines.
 std::optional<uint64_t> ReadField(const char* path, std::string_view name) {
   std::ifstream file(path);
   for (std::string word; file >> word;) {
@@ -34,7 +34,7 @@ uint64_t StatusBytes(std::string_view name) {
   return ReadField("/proc/self/status", name).value_or(0) * 1024;
 }
 
-/// Sets VmHWM back to the present resident set (proc(5), clear_refs, since Linux 4.0).
+/// Resets VmHWM to the current resident set (proc(5), clear_refs, since Linux 4.0).
 bool ResetPeak() {
   std::ofstream file("/proc/self/clear_refs");
   file << "5" << std::flush;
@@ -73,4 +73,4 @@ Measurement Meter::Stop() const {
   return result;
 }
 
-}  // namespace cairn::tools::internal
+}  // namespace cairn::tools

@@ -1,29 +1,29 @@
 #pragma once
-/// Time, processor time, memory and device traffic of one piece of work in this process.
+/// Time, processor time, memory and device traffic of one operation in this process.
 
 #include <chrono>
 #include <cstdint>
 #include <optional>
 
-namespace cairn::tools::internal {
+namespace cairn::tools {
 
 struct Measurement {
   double seconds = 0;
   double cpu_seconds = 0;  // user and system, all threads
-  /// Largest resident set while it ran. Since the start of the process where the kernel does not
-  /// let the mark be reset (peak_is_of_run is false then).
+  /// Largest resident set during the operation, or since the start of the process if the kernel
+  /// cannot reset the mark (then peak_is_of_run is false).
   uint64_t peak_resident_bytes = 0;
-  /// The part of it above what was resident when the work began: with tensors already in memory,
-  /// what the work itself needed.
+  /// The part of it beyond what was resident at the beginning: the memory that the operation itself
+  /// needed if the tensors were already in memory.
   uint64_t peak_beyond_tensors_bytes = 0;
   bool peak_is_of_run = false;
-  /// What the kernel fetched from and sent to devices for this process; nothing where it does not
-  /// say.
+  /// Bytes that the kernel read from and wrote to devices for this process, if it reports them.
   std::optional<uint64_t> device_read_bytes;
   std::optional<uint64_t> device_written_bytes;
 };
 
-/// Measures from its construction to Stop. Counts the whole process: one meter at a time.
+/// Measures from its construction to Stop. It counts the complete process, so only one meter may be
+/// active at a time.
 class Meter {
  public:
   Meter();
@@ -38,4 +38,4 @@ class Meter {
   std::optional<uint64_t> device_written_bytes_;
 };
 
-}  // namespace cairn::tools::internal
+}  // namespace cairn::tools

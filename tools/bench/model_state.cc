@@ -1,4 +1,4 @@
-// A state dict of any size that looks like a transformer in training.
+// A state dict of any size that resembles a transformer in training.
 
 #include "tools/bench/model_state.h"
 
@@ -13,23 +13,23 @@
 #include <thread>
 #include <utility>
 
-#include "tools/common/text.h"
+#include "tools/common/quantities.h"
 
-namespace cairn::tools::internal {
+namespace cairn::tools {
 namespace {
 
 using core::DType;
 using core::Shape;
 
 constexpr uint64_t kTensorAlignment = 64;
-constexpr uint64_t kSmallestModelBytes = 1 << 20;
-// Weight bf16, two moments fp32: bytes that training keeps for one parameter.
+constexpr uint64_t kMinModelBytes = 1 << 20;
+// A bf16 weight and two fp32 moments: the bytes that training keeps per parameter.
 constexpr uint64_t kBytesPerParameter = 2 + 4 + 4;
-constexpr uint64_t kMostLayers = 24;
+constexpr uint64_t kMaxLayers = 24;
 
 class Planner {
  public:
-  /// One parameter: its weight, its AdamW moments and its step counter.
+  /// Adds the weight, the AdamW moments and the step counter of a parameter.
   void AddParameter(const std::string& name, const Shape& shape) {
     Add("model." + name, DType::kBFloat16, shape);
     Add("optimizer." + name + ".exp_avg", DType::kFloat32, shape);
@@ -87,15 +87,15 @@ void FillBytes(std::span<std::byte> target, size_t tensor, uint64_t version) {
   std::memcpy(target.data() + at, &word, target.size() - at);
 }
 
-/// Calls `work(i)` for all i below `count` from as many threads as there are processors.
-template <typename Work>
-void InParallel(size_t count, Work work) {
+/// Calls `task(i)` for all i below `count` from as many threads as there are processors.
+template <typename Task>
+void InParallel(size_t count, Task task) {
   std::atomic<size_t> next = 0;
   std::vector<std::jthread> threads;
   const unsigned thread_count = std::max(1u, std::thread::hardware_concurrency());
   for (unsigned t = 0; t < thread_count; ++t) {
     threads.emplace_back([&] {
-      for (size_t i = next++; i < count; i = next++) work(i);
+      for (size_t i = next++; i < count; i = next++) task(i);
     });
   }
 }
@@ -103,13 +103,13 @@ void InParallel(size_t count, Work work) {
 }  // namespace
 
 Result<std::vector<BenchTensor>> PlanModel(uint64_t bytes) {
-  if (bytes < kSmallestModelBytes) {
+  if (bytes < kMinModelBytes) {
     return Fail(ErrorCode::kInvalidArgument,
                 fmt::format("--bytes {} is too small for a model; give at least 1MiB", bytes));
   }
-  // Parameters: 12 w^2 a layer, and 32 w^2 in two embeddings of 16 w rows; three quarters of the
-  // bytes make the layers, so that the model stays below `bytes` whatever the rounding.
-  const uint64_t layers = std::clamp<uint64_t>(bytes >> 24, 2, kMostLayers);
+  // Parameters: 12 w^2 per layer, and 32 w^2 in two embeddings of 16 w rows. The factor 0.97 keeps
+  // the model below `bytes` despite rounding.
+  const uint64_t layers = std::clamp<uint64_t>(bytes >> 24, 2, kMaxLayers);
   const double parameters = 0.97 * static_cast<double>(bytes) / kBytesPerParameter;
   const double width_exact = std::sqrt(parameters / static_cast<double>(12 * layers + 32));
   const uint64_t width = std::max<uint64_t>(16, static_cast<uint64_t>(width_exact) / 16 * 16);
@@ -121,11 +121,11 @@ Result<std::vector<BenchTensor>> PlanModel(uint64_t bytes) {
   if (planner.bytes() > bytes) {
     return Fail(ErrorCode::kInternal, fmt::format("no model of {} bytes can be planned", bytes));
   }
-  // What rounding left over: a few more rows of positions, and the state of a random generator.
+  // The remaining bytes become rows of position embeddings and the state of a random generator.
   const uint64_t rows = (bytes - planner.bytes()) / (width * kBytesPerParameter + 4);
   if (rows > 1) planner.AddParameter("positions.weight", {rows - 1, width});
-  const uint64_t rest = bytes - planner.bytes();
-  if (rest > 0) planner.Add("rng.state", DType::kUInt8, {rest});
+  const uint64_t remainder = bytes - planner.bytes();
+  if (remainder > 0) planner.Add("rng.state", DType::kUInt8, {remainder});
   std::vector<BenchTensor> tensors = planner.Take();
   std::sort(tensors.begin(), tensors.end(),
             [](const BenchTensor& a, const BenchTensor& b) { return a.fqn < b.fqn; });
@@ -144,7 +144,7 @@ Result<ModelMemory> ModelMemory::Allocate(std::vector<BenchTensor> tensors) {
   void* memory = mmap(nullptr, std::max<uint64_t>(model.memory_bytes_, 1), PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
   if (memory == MAP_FAILED) {
-    return Fail(SystemError(errno, fmt::format("taking {} of memory for the tensors",
+    return Fail(SystemError(errno, fmt::format("allocating {} of memory for the tensors",
                                                HumanBytes(model.memory_bytes_))));
   }
   model.memory_ = static_cast<std::byte*>(memory);
@@ -191,4 +191,4 @@ core::StateDict ModelMemory::State() const {
   return state;
 }
 
-}  // namespace cairn::tools::internal
+}  // namespace cairn::tools

@@ -1,5 +1,5 @@
 #pragma once
-/// A state dict of any size that looks like a transformer in training: bf16 weights, fp32 AdamW
+/// A state dict of any size that resembles a transformer in training: bf16 weights and fp32 AdamW
 /// moments; a few large embeddings, many matrices, many small vectors and scalars.
 
 #include <cstdint>
@@ -10,24 +10,24 @@
 #include "core/state_dict/state_dict.h"
 #include "core/tensor/tensor.h"
 
-namespace cairn::tools::internal {
+namespace cairn::tools {
 
 struct BenchTensor {
   std::string fqn;
   core::DType dtype;
   core::Shape shape;
   uint64_t nbytes = 0;
-  uint64_t offset_bytes = 0;  // in the memory of ModelMemory, on 64 bytes as torch's allocator does
+  uint64_t offset_bytes = 0;  // into ModelMemory; a multiple of 64, as in torch's allocator
 };
 
-/// Tensors of `bytes` bytes in all, exactly. kInvalidArgument: less than 1 MiB.
+/// Returns tensors whose total size is exactly `bytes`. kInvalidArgument: less than 1 MiB.
 Result<std::vector<BenchTensor>> PlanModel(uint64_t bytes);
 
-/// The tensors' memory: private pages, all touched, so that a later measurement counts none of
-/// them.
+/// The memory of the tensors: private pages that are all resident, so that a later measurement does
+/// not count them.
 class ModelMemory {
  public:
-  /// kResourceExhausted: there is not enough memory. The contents are zeros.
+  /// The contents are zeros. kResourceExhausted: there is not enough memory.
   static Result<ModelMemory> Allocate(std::vector<BenchTensor> tensors);
   ModelMemory(ModelMemory&& other) noexcept;
   ModelMemory& operator=(ModelMemory&&) = delete;
@@ -38,12 +38,13 @@ class ModelMemory {
     return {memory_ + tensors_[tensor].offset_bytes, tensors_[tensor].nbytes};
   }
 
-  /// Fills tensor i with bytes that do not compress and depend only on (i, `version`).
+  /// Fills a tensor with incompressible bytes that depend only on its index and on `version`.
   void Fill(size_t tensor, uint64_t version) const;
   void FillAll(uint64_t version) const;
-  /// The first tensor whose bytes are not those of Fill(i, version), or tensors().size().
+  /// Returns the first tensor whose bytes differ from those of Fill(i, version), or
+  /// tensors().size().
   size_t FindMismatch(uint64_t version) const;
-  /// All tensors, borrowed, under their FQNs.
+  /// Returns a state dict that refers to the tensors under their FQNs.
   core::StateDict State() const;
 
  private:
@@ -53,4 +54,4 @@ class ModelMemory {
   uint64_t memory_bytes_ = 0;
 };
 
-}  // namespace cairn::tools::internal
+}  // namespace cairn::tools

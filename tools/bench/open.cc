@@ -1,26 +1,22 @@
-// kv-bench open: how long until a process has a store of many chunks open and its first key read.
+// kv-bench open: how long a new process takes to open a large store and read its first key.
 
-#include <fcntl.h>
+#include "tools/bench/open.h"
+
 #include <fmt/format.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
 #include <chrono>
-#include <cstdio>
 #include <filesystem>
 
 #include "core/checkpoint_store.h"
-#include "tools/bench/verbs.h"
+#include "core/load/load_options.h"
+#include "kv/snapshot.h"
+#include "tools/bench/child_process.h"
+#include "tools/bench/page_cache.h"
 #include "tools/common/progress.h"
-#include "tools/common/text.h"
+#include "tools/common/quantities.h"
 
-extern char** environ;
-
-namespace cairn::tools::internal {
+namespace cairn::tools {
 namespace {
 
 namespace fs = std::filesystem;
@@ -36,7 +32,7 @@ double SecondsSince(Clock::time_point begin) {
 
 std::string FirstKey() { return "layer.000000.weight"; }
 
-/// Tensors of 100 rows, a chunk a row, until there are `chunks` chunks.
+/// Saves tensors of 100 rows, with one chunk per row, until there are `chunks` chunks.
 Result<void> MakeStore(const std::string& directory, uint64_t chunks) {
   const uint64_t tensors = (chunks + kChunksPerTensor - 1) / kChunksPerTensor;
   std::vector<float> values(tensors * kChunksPerTensor * kRowFloats);
@@ -52,7 +48,7 @@ Result<void> MakeStore(const std::string& directory, uint64_t chunks) {
         fmt::format("layer.{:06}.weight", i),
         {core::DType::kFloat32, {rows, kRowFloats}, {}, reinterpret_cast<const std::byte*>(data)});
   }
-  ProgressLine progress("making the store");
+  ProgressLine progress("creating the store");
   CAIRN_TRY_ASSIGN(const auto store, core::CheckpointStore::Open(directory, kv::OpenMode::kWrite));
   core::SaveOptions save{
       .incremental = false, .chunk_bytes = kChunkBytes, .progress = progress.callback()};
@@ -60,7 +56,7 @@ Result<void> MakeStore(const std::string& directory, uint64_t chunks) {
   return store->Close();
 }
 
-/// The store of an earlier run if it is whole, else a new one.
+/// Returns the store of an earlier run if it is complete, otherwise a new one.
 Result<std::string> FindOrMakeStore(const BenchOptions& options) {
   const std::string directory =
       (fs::path(options.directory) / fmt::format("open-{}", options.chunks)).string();
@@ -75,75 +71,65 @@ Result<std::string> FindOrMakeStore(const BenchOptions& options) {
   }
   if (fs::exists(directory)) {
     return Fail(Error{.code = ErrorCode::kFailedPrecondition,
-                      .message = "exists but is no store that this benchmark made; remove it",
+                      .message = "exists but is not a store that this benchmark created; remove it",
                       .file = directory});
   }
   CAIRN_TRY(MakeStore(directory, options.chunks));
   return directory;
 }
 
-struct ChildRun {
-  double wall_seconds = 0;  // from before exec until its end
-  Json times;
+struct ChildTimes {
+  double wall_seconds = 0;  // from before exec until the process has ended
+  double open_seconds = 0;
+  double read_seconds = 0;
+  uint64_t first_key_bytes = 0;
+  double cpu_seconds = 0;
+  uint64_t peak_resident_bytes = 0;
+  uint64_t peak_beyond_bytes = 0;
 };
 
-Result<ChildRun> RunChild(const std::string& directory) {
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) return Fail(SystemError(errno, "making a pipe"));
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
-  std::array<std::string, 3> words = {"kv-bench", "open-child", directory};
-  std::array<char*, 4> arguments = {words[0].data(), words[1].data(), words[2].data(), nullptr};
+Result<ChildTimes> OpenInNewProcess(const std::string& directory) {
   const auto begin = Clock::now();
-  pid_t child = 0;
-  const int error =
-      posix_spawn(&child, "/proc/self/exe", &actions, nullptr, arguments.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  close(ends[1]);
-  if (error != 0) {
-    close(ends[0]);
-    return Fail(SystemError(error, "starting a fresh process"));
+  CAIRN_TRY_ASSIGN(const FinishedChild child,
+                   RunChild("/proc/self/exe", {"kv-bench", "open-child", directory},
+                            ChildOutput::kStandardOutput));
+  ChildTimes times{.wall_seconds = SecondsSince(begin)};
+  if (child.status != 0 || !FindJsonNumber(child.output, "/open_seconds")) {
+    return Fail(ErrorCode::kUnavailable, "the new process could not read the store (see above)");
   }
-  std::string output;
-  char buffer[4096];
-  for (ssize_t got = 0; (got = read(ends[0], buffer, sizeof(buffer))) > 0;) {
-    output.append(buffer, static_cast<size_t>(got));
-  }
-  close(ends[0]);
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  ChildRun run{.wall_seconds = SecondsSince(begin), .times = Json::parse(output, nullptr, false)};
-  if (status != 0 || run.times.is_discarded()) {
-    return Fail(ErrorCode::kUnavailable, "the fresh process could not read the store (see above)");
-  }
-  return run;
+  const auto number = [&](const char* name) {
+    return FindJsonNumber(child.output, fmt::format("/{}", name)).value_or(0);
+  };
+  times.open_seconds = number("open_seconds");
+  times.read_seconds = number("read_seconds");
+  times.first_key_bytes = static_cast<uint64_t>(number("first_key_bytes"));
+  times.cpu_seconds = number("cpu_seconds");
+  times.peak_resident_bytes = static_cast<uint64_t>(number("peak_resident_bytes"));
+  times.peak_beyond_bytes = static_cast<uint64_t>(number("peak_beyond_bytes"));
+  return times;
 }
 
 Result<BenchRow> OpenOnce(const BenchOptions& options, const std::string& directory, bool cold,
                           uint64_t run) {
   if (cold) CAIRN_TRY(EvictFromPageCache(directory));
-  CAIRN_TRY_ASSIGN(const ChildRun child, RunChild(directory));
+  CAIRN_TRY_ASSIGN(const ChildTimes times, OpenInNewProcess(directory));
   BenchRow row{.verb = "open", .what = cold ? "cold open" : "warm open", .run = run};
   row.rate_matters = false;
-  const double open = child.times.value("open_seconds", 0.0);
-  const double read = child.times.value("read_seconds", 0.0);
-  row.bytes = child.times.value("first_key_bytes", uint64_t{0});
-  row.measured.seconds = open + read;
-  row.measured.cpu_seconds = child.times.value("cpu_seconds", 0.0);
-  row.measured.peak_resident_bytes = child.times.value("peak_resident_bytes", uint64_t{0});
-  row.measured.peak_beyond_tensors_bytes = child.times.value("peak_beyond_bytes", uint64_t{0});
+  row.bytes = times.first_key_bytes;
+  row.measured.seconds = times.open_seconds + times.read_seconds;
+  row.measured.cpu_seconds = times.cpu_seconds;
+  row.measured.peak_resident_bytes = times.peak_resident_bytes;
+  row.measured.peak_beyond_tensors_bytes = times.peak_beyond_bytes;
   row.measured.peak_is_of_run = true;
   row.extra = {{"chunks", options.chunks},
                {"fresh_process", true},
                {"cold", cold},
-               {"open_seconds", open},
-               {"first_read_seconds", read},
-               {"process_wall_seconds", child.wall_seconds}};
-  row.note = fmt::format("fresh process, {} chunks: open {}, first key {}; process {}",
-                         GroupedCount(options.chunks), HumanSeconds(open), HumanSeconds(read),
-                         HumanSeconds(child.wall_seconds));
+               {"open_seconds", times.open_seconds},
+               {"first_read_seconds", times.read_seconds},
+               {"process_wall_seconds", times.wall_seconds}};
+  row.note = fmt::format("new process, {} chunks: open {}, first key {}; process {}",
+                         GroupedCount(options.chunks), HumanSeconds(times.open_seconds),
+                         HumanSeconds(times.read_seconds), HumanSeconds(times.wall_seconds));
   return row;
 }
 
@@ -185,4 +171,4 @@ Result<void> BenchOpen(const BenchOptions& options, BenchReport& report) {
   return {};
 }
 
-}  // namespace cairn::tools::internal
+}  // namespace cairn::tools

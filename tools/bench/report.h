@@ -1,61 +1,68 @@
 #pragma once
-/// Rows of measurements: JSON objects, one a line, or a table for people.
+/// Rows of measurements: JSON objects, one per line, or a table for people.
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "tools/common/json.h"
 #include "tools/bench/measure.h"
-#include "tools/common/table.h"
+#include "tools/common/json.h"
+#include "tools/common/terminal.h"
 
-namespace cairn::tools::internal {
+namespace cairn::tools {
 
 struct BenchRow {
   std::string verb;
-  std::string what;    // tells the rows of one verb apart: "cold", "fio write", "unchanged"
-  uint64_t run = 0;    // counts repetitions from 1
-  uint64_t bytes = 0;  // that the work was about
+  std::string what;    // distinguishes the rows of a verb: "cold load", "fio write"
+  uint64_t run = 0;    // number of the repetition, from 1
+  uint64_t bytes = 0;  // bytes that the operation processed
   Measurement measured;
   bool in_this_process = true;  // false: memory and processor time are not known (fio)
-  bool rate_matters = true;     // false: the bytes are few and the time is what counts
-  Json extra = Json::object();  // further members, in JSON
-  std::string note;             // what is worth saying of them, for people
+  bool rate_matters = true;     // false: the bytes are few, and the time is what counts
+  Json extra = Json::Object();  // further members of the JSON object
+  std::string note;             // what people need to know about the row
 };
 
-/// Prints rows as they come and remembers the rates.
+/// A figure compared with its limit, and the bar for their ratio.
+struct BenchBar {
+  std::string verb;
+  std::string what;
+  std::string reference;  // what the limit is
+  double figure = 0;      // in `unit`
+  double limit = 0;       // in `unit`
+  std::string unit;
+  double bar = 0;
+  bool at_least = false;  // the ratio should be at least `bar`; false: at most
+};
+
+/// Prints rows as soon as they are added, and remembers their rates.
 class BenchReport {
  public:
+  /// `out` must outlive the report.
   BenchReport(Output* out, bool json);
   void Add(const BenchRow& row);
-  /// The ratio of the median rates of two kinds of rows (named by `what`), as a row of its own.
+  /// Adds the ratio of the median rates of two kinds of rows, named by their `what`. Adds nothing
+  /// if one kind has no rows.
   void AddRatio(const std::string& verb, const std::string& what, const std::string& reference);
-  /// As AddRatio, with the least that the ratio should be.
-  void AddBar(const std::string& verb, const std::string& what, const std::string& reference,
-              double least);
-  /// A figure beside its limit, both in `unit`, and the most that their ratio should be.
-  struct Bar {
-    std::string verb;
-    std::string what;
-    std::string reference;
-    double figure = 0;
-    double limit = 0;
-    std::string unit;
-    double most = 0;
-  };
-  void AddBar(const Bar& bar);
-  /// A fact that is no measurement: what the measurements ran on.
-  void AddFact(const std::string& verb, const std::string& what, const Json& members);
+  /// Adds the ratio of the median rates as a bar: it should be at least `least`. Adds nothing if
+  /// one kind has no rows.
+  void AddRateBar(const std::string& verb, const std::string& what, const std::string& reference,
+                  double least);
+  void AddBar(const BenchBar& bar);
+  /// Adds a fact that is not a measurement: what the measurements ran on.
+  void AddFact(const std::string& verb, const std::string& what,
+               const std::vector<JsonMember>& members);
 
  private:
   std::optional<double> MedianRate(const std::string& what) const;
-  void WriteBar(const Json& json);
+  void AddText(const BenchRow& row);
 
   Output* out_;
   bool json_;
   bool header_written_ = false;
-  std::map<std::string, std::vector<double>> rates_;  // bytes a second by `what`
+  std::map<std::string, std::vector<double>> rates_;  // bytes per second by `what`
 };
 
-}  // namespace cairn::tools::internal
+}  // namespace cairn::tools

@@ -1,35 +1,28 @@
 #pragma once
-/// A place for a store that a measurement makes and removes again.
-
-#include <fmt/format.h>
-#include <unistd.h>
+/// A temporary directory for the store of a measurement.
 
 #include <filesystem>
 #include <string>
 #include <string_view>
-#include <system_error>
 
-namespace cairn::tools::internal {
+namespace cairn::tools {
 
-/// A directory below --dir that this run makes and removes again, whatever happens.
+/// A directory below --dir that exists as long as this object.
 class ScratchStore {
  public:
-  ScratchStore(const std::string& directory, std::string_view verb)
-      : path_(std::filesystem::path(directory) / fmt::format("cairn-bench-{}-{}", verb, getpid())) {
-  }
+  /// Only chooses the name, DIRECTORY/cairn-bench-VERB-PID.
+  ScratchStore(const std::string& directory, std::string_view verb);
   ~ScratchStore() { Remove(); }
   ScratchStore(const ScratchStore&) = delete;
   ScratchStore& operator=(const ScratchStore&) = delete;
 
   std::string path() const { return path_.string(); }
-  /// What cannot be removed stays behind for the user to see; a measurement does not fail for it.
-  void Remove() const {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
+  /// Removes the directory. A failure is ignored: the user sees the directory, and the measurement
+  /// is valid.
+  void Remove() const;
 
  private:
   std::filesystem::path path_;
 };
 
-}  // namespace cairn::tools::internal
+}  // namespace cairn::tools

@@ -1,4 +1,6 @@
-// kv-bench tune: real saves and loads with many I/O settings, and which to use.
+// kv-bench tune: searches for the I/O settings that suit a disk.
+
+#include "tools/bench/tune.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -11,18 +13,21 @@
 #include <filesystem>
 
 #include "core/checkpoint_store.h"
-#include "tools/bench/verbs.h"
+#include "tools/bench/measure.h"
 #include "tools/bench/model_state.h"
-#include "tools/common/progress.h"
+#include "tools/bench/page_cache.h"
 #include "tools/bench/scratch_store.h"
-#include "tools/common/text.h"
 #include "tools/bench/tune_search.h"
+#include "tools/common/json.h"
+#include "tools/common/progress.h"
+#include "tools/common/quantities.h"
+#include "tools/common/table.h"
 
-namespace cairn::tools::internal {
+namespace cairn::tools {
 namespace {
 
-/// What is this close to the best is not worth a setting.
-constexpr double kFineRatio = 0.95;
+/// Defaults that reach this share of the best speed need no settings.
+constexpr double kGoodRatio = 0.95;
 
 bool KernelGrantsUring() {
   io_uring_params parameters{};
@@ -39,14 +44,14 @@ bool GrantsDirect(const std::string& directory) {
   return file >= 0;
 }
 
-/// A meter that sees the memory of this run: without the trim a run would live on what the one
-/// before it left with the allocator, and seem to need none.
+/// Returns a meter that measures the memory of this run. Without the trim, a run would use memory
+/// that the previous one left in the allocator, and would appear to need none.
 Meter StartMeter() {
   malloc_trim(0);
   return {};
 }
 
-/// Saves and loads one model again and again.
+/// Saves and loads one model repeatedly.
 class Tuner {
  public:
   Tuner(const std::string& directory, const ModelMemory& model)
@@ -91,10 +96,10 @@ class Tuner {
         std::max(run.peak_beyond_tensors_bytes, measured.peak_beyond_tensors_bytes);
     done_bytes_ += bytes_;
   }
-  /// How far the whole search is, if it needs all the runs that it may take.
+  /// Progress of the search, assuming that it takes the maximum number of runs.
   core::Progress Progress() {
     return [this](uint64_t done, uint64_t) {
-      return line_.Update(done_bytes_ + done, 2 * MostTuneRuns() * bytes_);
+      return line_.Update(done_bytes_ + done, 2 * MaxTuneRuns() * bytes_);
     };
   }
 
@@ -115,7 +120,7 @@ std::string Describe(const kv::IoOptions& io) {
                      io.direct ? "O_DIRECT" : "through the page cache");
 }
 
-std::string Variables(const kv::IoOptions& io) {
+std::string EnvironmentVariables(const kv::IoOptions& io) {
   return fmt::format(
       "CAIRN_IO_BLOCK_BYTES={} CAIRN_IO_DEPTH={} CAIRN_IO_ENGINE={} CAIRN_IO_DIRECT={}",
       io.block_bytes, io.queue_depth, EngineName(io), io.direct ? 1 : 0);
@@ -134,7 +139,7 @@ Json SettingsJson(const kv::IoOptions& io) {
           {"direct", io.direct}};
 }
 
-/// The fastest of all trials, for each kind of work.
+/// Returns the fastest figure over all trials, for saves and loads separately.
 TuneFigures Fastest(const std::vector<TuneTrial>& trials) {
   TuneFigures fastest = Summarize(trials.front().runs);
   for (const TuneTrial& trial : trials) {
@@ -186,18 +191,19 @@ void WriteAdvice(const TuneResult& result, Output& out) {
   const double ratio = DefaultsOfBest(result);
   if (SameSettings(result.best.io, result.defaults.io)) {
     out.WriteLine(fmt::format(
-        "The defaults are fine here: in {} runs by turns the best of the others was no better.",
+        "The defaults are fine here: in {} runs in turns the best alternative was not better.",
         result.best.runs.size()));
     return;
   }
   out.WriteLine(fmt::format(
-      "In {} runs each by turns the defaults reached {:.2f} of it (save {:.2f}, load {:.2f}).",
+      "In {} runs each, in turns, the defaults reached {:.2f} of the best (save {:.2f}, load "
+      "{:.2f}).",
       result.best.runs.size(), ratio,
       Summarize(result.best.runs).save_seconds / Summarize(result.defaults.runs).save_seconds,
       Summarize(result.best.runs).load_seconds / Summarize(result.defaults.runs).load_seconds));
-  if (ratio >= kFineRatio) out.WriteLine("The defaults are fine here.");
+  if (ratio >= kGoodRatio) out.WriteLine("The defaults are fine here.");
   out.WriteLine("To use the best in Python and the programs:");
-  out.WriteLine("  export " + Variables(result.best.io));
+  out.WriteLine("  export " + EnvironmentVariables(result.best.io));
   out.WriteLine("In C++, with kv::StoreOptions options:");
   out.WriteLine("  " + Initializer(result.best.io));
 }
@@ -216,17 +222,17 @@ void WriteJsonLines(const TuneResult& result, uint64_t bytes, Output& out) {
   const TuneFigures fastest = Fastest(result.trials);
   for (const TuneTrial& trial : result.trials) {
     Json row = {{"verb", "tune"}, {"what", "settings"}, {"bytes", bytes}};
-    row.update(SettingsJson(trial.io));
-    row.update(FiguresJson(trial.runs, bytes));
-    row["both_of_best"] = fastest.both_seconds / Summarize(trial.runs).both_seconds;
-    row["default"] = SameSettings(trial.io, result.defaults.io);
-    row["best"] = SameSettings(trial.io, result.best.io);
-    out.WriteLine(row.dump());
+    row.Merge(SettingsJson(trial.io));
+    row.Merge(FiguresJson(trial.runs, bytes));
+    row.Merge({{"both_of_best", fastest.both_seconds / Summarize(trial.runs).both_seconds},
+               {"default", SameSettings(trial.io, result.defaults.io)},
+               {"best", SameSettings(trial.io, result.best.io)}});
+    out.WriteLine(row.Line());
   }
   Json best = SettingsJson(result.best.io);
-  best.update(FiguresJson(result.best.runs, bytes));
+  best.Merge(FiguresJson(result.best.runs, bytes));
   Json defaults = SettingsJson(result.defaults.io);
-  defaults.update(FiguresJson(result.defaults.runs, bytes));
+  defaults.Merge(FiguresJson(result.defaults.runs, bytes));
   const double ratio = DefaultsOfBest(result);
   const Json verdict = {{"verb", "tune"},
                         {"what", "verdict"},
@@ -234,16 +240,18 @@ void WriteJsonLines(const TuneResult& result, uint64_t bytes, Output& out) {
                         {"best", best},
                         {"defaults", defaults},
                         {"defaults_of_best", ratio},
-                        {"defaults_are_fine", ratio >= kFineRatio},
-                        {"environment", Variables(result.best.io)}};
-  out.WriteLine(verdict.dump());
+                        {"defaults_are_fine", ratio >= kGoodRatio},
+                        {"environment", EnvironmentVariables(result.best.io)}};
+  out.WriteLine(verdict.Line());
 }
 
-/// The progress line is gone when it returns.
+/// Searches for the best settings. The progress line is removed when this function returns.
 Result<TuneResult> Search(const BenchOptions& options) {
   const TuneLimits limits{.uring = KernelGrantsUring(), .direct = GrantsDirect(options.directory)};
-  if (!limits.uring) Warn("kv-bench", "this kernel grants no io_uring; threads are tried alone");
-  if (!limits.direct) Warn("kv-bench", "no O_DIRECT in --dir; only the page cache is tried");
+  if (!limits.uring)
+    Warn("kv-bench", "this kernel does not support io_uring; only threads are tried");
+  if (!limits.direct)
+    Warn("kv-bench", "--dir does not support O_DIRECT; only the page cache is tried");
   CAIRN_TRY_ASSIGN(auto plan, PlanModel(options.bytes));
   CAIRN_TRY_ASSIGN(const ModelMemory model, ModelMemory::Allocate(std::move(plan)));
   model.FillAll(1);
@@ -264,4 +272,4 @@ Result<void> BenchTune(const BenchOptions& options, bool json, Output& out) {
   return {};
 }
 
-}  // namespace cairn::tools::internal
+}  // namespace cairn::tools

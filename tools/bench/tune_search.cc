@@ -7,34 +7,28 @@
 #include <optional>
 #include <set>
 
-#include "kv/options.h"
+#include "tools/bench/median.h"
 
-namespace cairn::tools::internal {
+namespace cairn::tools {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint64_t kLeastBlockBytes = 256 << 10;
-constexpr uint64_t kMostBlockBytes = 16 << 20;
-constexpr uint32_t kLeastDepth = 2;
-constexpr uint32_t kMostDepth = 32;
-constexpr uint64_t kMostPoolBytes = 128 << 20;
+constexpr uint64_t kMinBlockBytes = 256 << 10;
+constexpr uint64_t kMaxBlockBytes = 16 << 20;
+constexpr uint32_t kMinDepth = 2;
+constexpr uint32_t kMaxDepth = 32;
+constexpr uint64_t kMaxPoolBytes = 128 << 20;
 
 constexpr uint64_t kCoarseTrials = 12;
-constexpr uint64_t kNeighbours = 6;
+constexpr uint64_t kNeighbors = 6;
 constexpr uint64_t kRefinements = 2;
 constexpr uint64_t kTurns = 3;
 
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
-}
-
 bool InRange(const kv::IoOptions& io) {
-  return io.block_bytes >= kLeastBlockBytes && io.block_bytes <= kMostBlockBytes &&
-         io.queue_depth >= kLeastDepth && io.queue_depth <= kMostDepth &&
-         io.block_bytes * io.queue_depth <= kMostPoolBytes;
+  return io.block_bytes >= kMinBlockBytes && io.block_bytes <= kMaxBlockBytes &&
+         io.queue_depth >= kMinDepth && io.queue_depth <= kMaxDepth &&
+         io.block_bytes * io.queue_depth <= kMaxPoolBytes;
 }
 
 class Search {
@@ -54,7 +48,7 @@ class Search {
   }
 
  private:
-  /// The defaults as they work here: without io_uring, say, they mean threads.
+  /// The defaults as this machine supports them: without io_uring they use threads.
   kv::IoOptions Defaults() const {
     kv::IoOptions io;
     io.uring = limits_.uring;
@@ -62,8 +56,8 @@ class Search {
     return io;
   }
 
-  /// The index of the trial with these settings, a new one if there is none; nothing if this
-  /// machine cannot do them.
+  /// Returns the index of the trial with these settings, which is added if there is none; nothing
+  /// if this machine does not support them.
   std::optional<size_t> Add(const kv::IoOptions& io) {
     if (!InRange(io) || (io.uring && !limits_.uring) || (io.direct && !limits_.direct)) {
       return std::nullopt;
@@ -78,7 +72,7 @@ class Search {
   Result<void> Round(std::vector<size_t> chosen, uint64_t turns) {
     for (uint64_t turn = 0; turn < turns; ++turn) {
       for (const size_t i : chosen) {
-        // The defaults, which come first, are always run: there is something to compare with.
+        // The defaults, which are the first trial, always have a run to compare with.
         if (!trials_.front().runs.empty() && Clock::now() - begin_ > limits_.budget) return {};
         CAIRN_TRY_ASSIGN(const TuneRun run, run_(trials_[i].io));
         trials_[i].runs.push_back(run);
@@ -102,13 +96,13 @@ class Search {
         kv::IoOptions io = Defaults();
         io.block_bytes = block_bytes;
         io.queue_depth =
-            static_cast<uint32_t>(std::min<uint64_t>(depth, kMostPoolBytes / block_bytes));
+            static_cast<uint32_t>(std::min<uint64_t>(depth, kMaxPoolBytes / block_bytes));
         Add(io);
       }
     }
     std::vector<size_t> all(trials_.size());
     for (size_t i = 0; i < all.size(); ++i) all[i] = i;
-    // The first run of a process pays for what the others find done, so it does not count.
+    // The first run of a process includes initialization, so it does not count.
     CAIRN_TRY(run_(Defaults()));
     CAIRN_TRY(Round(all, 1));
     std::vector<size_t> better = Ranked();
@@ -118,7 +112,7 @@ class Search {
   }
 
   Result<void> Refine(const kv::IoOptions& best) {
-    std::vector<kv::IoOptions> near(kNeighbours, best);
+    std::vector<kv::IoOptions> near(kNeighbors, best);
     near[0].block_bytes *= 2;
     near[1].block_bytes /= 2;
     near[2].queue_depth *= 2;
@@ -128,7 +122,7 @@ class Search {
     std::set<size_t> chosen = {*Add(best)};
     for (const kv::IoOptions& io : near) {
       const auto index = Add(io);
-      // One that had its turns is known well enough.
+      // A trial that has had its turns is known well enough.
       if (index && trials_[*index].runs.size() < kTurns) chosen.insert(*index);
     }
     if (chosen.size() == 1) return {};
@@ -137,7 +131,7 @@ class Search {
 
   Result<TuneResult> Decide() {
     const std::vector<size_t> ranked = Ranked();
-    // A single run may have been lucky.
+    // A single fast run may be an outlier.
     const auto steady =
         std::ranges::find_if(ranked, [this](size_t i) { return trials_[i].runs.size() >= kTurns; });
     const size_t best = steady == ranked.end() ? ranked.front() : *steady;
@@ -161,7 +155,7 @@ class Search {
     return result;
   }
 
-  /// Trials that were run, best first.
+  /// Returns the indices of the trials that have runs, fastest first.
   std::vector<size_t> Ranked() const {
     std::vector<std::pair<double, size_t>> order;
     for (size_t i = 0; i < trials_.size(); ++i) {
@@ -177,7 +171,7 @@ class Search {
   const TuneLimits& limits_;
   const Run& run_;
   const Clock::time_point begin_ = Clock::now();
-  std::vector<TuneTrial> trials_;  // the defaults first
+  std::vector<TuneTrial> trials_;  // the defaults are the first
 };
 
 }  // namespace
@@ -198,9 +192,9 @@ TuneFigures Summarize(const std::vector<TuneRun>& runs) {
   return figures;
 }
 
-uint64_t MostTuneRuns() {
+uint64_t MaxTuneRuns() {
   return 1 + kCoarseTrials + (kCoarseTrials / 2 + 1) * (kTurns - 1) +
-         kRefinements * (kNeighbours + 1) * kTurns + 2 * kTurns;
+         kRefinements * (kNeighbors + 1) * kTurns + 2 * kTurns;
 }
 
 bool SameSettings(const kv::IoOptions& a, const kv::IoOptions& b) {
@@ -213,4 +207,4 @@ Result<TuneResult> SearchSettings(const TuneLimits& limits,
   return Search(limits, run).Go();
 }
 
-}  // namespace cairn::tools::internal
+}  // namespace cairn::tools

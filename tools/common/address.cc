@@ -11,11 +11,11 @@
 
 #include "tools/common/text.h"
 
-namespace cairn::tools::internal {
+namespace cairn::tools {
 namespace {
 
 bool Exists(const std::string& store) {
-  std::error_code ignored;  // "cannot tell" counts as absent; the open says why
+  std::error_code ignored;  // an error counts as absent; opening the store will report it
   return std::filesystem::exists(AddressDirectory(store), ignored);
 }
 
@@ -38,20 +38,21 @@ Result<Address> ParseAddress(const std::string& text) {
     const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), step);
     if (parsed.ec != std::errc()) {
       return Fail(ErrorCode::kInvalidArgument,
-                  fmt::format("step {} is beyond the largest number, 2^64 - 1", digits));
+                  fmt::format("step {} exceeds the largest step number, 2^64 - 1", digits));
     }
     address = {.store = text.substr(0, at), .step = step};
   } else if (at != std::string::npos && !number && !Exists(text) && Exists(text.substr(0, at))) {
     return Fail(
         ErrorCode::kInvalidArgument,
-        fmt::format("'{}' is no step; write STORE@NUMBER, or STORE alone for the latest step",
+        fmt::format("'{}' is not a step; write STORE@NUMBER, or only STORE for the latest step",
                     EscapeText(digits)));
   }
   if (AddressDirectory(address.store).empty()) {
-    return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("'{}' names no store; write STORE or STORE@STEP", EscapeText(text)));
+    return Fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("'{}' does not name a store; write STORE or STORE@STEP", EscapeText(text)));
   }
   return address;
 }
 
-}  // namespace cairn::tools::internal
+}  // namespace cairn::tools

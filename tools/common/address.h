@@ -7,18 +7,18 @@
 
 #include "kv/error.h"
 
-namespace cairn::tools::internal {
+namespace cairn::tools {
 
 struct Address {
-  std::string store;             // what CheckpointStore::Open takes
-  std::optional<uint64_t> step;  // none: the latest
+  std::string store;             // the argument of CheckpointStore::Open
+  std::optional<uint64_t> step;  // none: the latest step
 };
 
-/// Splits at the last "@" if a number follows; a directory whose own name ends that way is taken
-/// whole if only it exists. kInvalidArgument: an empty store, or a step beyond 2^64.
+/// Splits at the last "@" if a number follows, unless only a directory with that complete name
+/// exists. kInvalidArgument: the store is empty, or the step exceeds 2^64 - 1.
 Result<Address> ParseAddress(const std::string& text);
 
-/// The directory of a store address: without "file:".
+/// Returns the directory of a store address, without "file:".
 std::string AddressDirectory(const std::string& store);
 
-}  // namespace cairn::tools::internal
+}  // namespace cairn::tools

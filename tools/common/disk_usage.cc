@@ -1,4 +1,4 @@
-// What the files of a store occupy.
+// The disk space that the files of a store occupy.
 
 #include "tools/common/disk_usage.h"
 
@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <system_error>
 
-namespace cairn::tools::internal {
+namespace cairn::tools {
 
 Result<DiskUsage> MeasureDiskUsage(const std::string& directory) {
   namespace fs = std::filesystem;
@@ -28,4 +28,4 @@ Result<DiskUsage> MeasureDiskUsage(const std::string& directory) {
   return usage;
 }
 
-}  // namespace cairn::tools::internal
+}  // namespace cairn::tools

@@ -1,12 +1,20 @@
 #pragma once
 /// Exit statuses of all programs.
 
-namespace cairn::tools::internal {
+#include "kv/error.h"
+
+namespace cairn::tools {
 
 enum ExitStatus : int {
-  kExitFine = 0,
-  kExitDiffers = 1,  // what was asked about differs or is damaged
-  kExitFailed = 2,   // it could not be done
+  kExitSuccess = 0,
+  kExitDiffers = 1,  // what the user asked about differs or is damaged
+  kExitFailed = 2,   // the command could not be carried out
 };
 
-}  // namespace cairn::tools::internal
+/// Returns kExitSuccess or the error, for a verb that has one kind of success.
+inline Result<int> StatusOf(const Result<void>& done) {
+  CAIRN_TRY(done);
+  return kExitSuccess;
+}
+
+}  // namespace cairn::tools

@@ -1,4 +1,5 @@
-// A progress line with rate and time left, on standard error, for work that takes over a second.
+// A progress line with rate and remaining time on standard error, for work that takes more than a
+// second.
 
 #include "tools/common/progress.h"
 
@@ -8,10 +9,10 @@
 #include <csignal>
 #include <cstdio>
 
+#include "tools/common/quantities.h"
 #include "tools/common/terminal.h"
-#include "tools/common/text.h"
 
-namespace cairn::tools::internal {
+namespace cairn::tools {
 namespace {
 
 volatile std::sig_atomic_t cancel_requested = 0;
@@ -28,8 +29,8 @@ void InstallCancelHandler() {
   std::signal(SIGTERM, RequestCancel);
 }
 
-ProgressLine::ProgressLine(std::string what)
-    : what_(std::move(what)),
+ProgressLine::ProgressLine(std::string task)
+    : task_(std::move(task)),
       terminal_(StderrIsTerminal()),
       begin_(std::chrono::steady_clock::now()),
       last_draw_(begin_) {}
@@ -55,7 +56,7 @@ bool ProgressLine::Update(uint64_t done_bytes, uint64_t total_bytes) {
   if (now - last_draw_ < std::chrono::milliseconds(100)) return true;
   last_draw_ = now;
   std::string line =
-      fmt::format("{} {} of {}", what_, HumanBytes(done_bytes), HumanBytes(total_bytes));
+      fmt::format("{} {} of {}", task_, HumanBytes(done_bytes), HumanBytes(total_bytes));
   if (total_bytes > 0) line += fmt::format(" ({})", Percent(done_bytes, total_bytes));
   const double elapsed = std::chrono::duration<double>(now - first_update_).count();
   const uint64_t done_since = done_bytes - std::min(done_bytes, *first_done_bytes_);
@@ -72,4 +73,4 @@ bool ProgressLine::Update(uint64_t done_bytes, uint64_t total_bytes) {
   return true;
 }
 
-}  // namespace cairn::tools::internal
+}  // namespace cairn::tools

@@ -1,4 +1,4 @@
-// Tables with aligned columns that stay readable on a terminal and whole in a pipe.
+// Tables with aligned columns, which are cut to the width of a terminal but never in a pipe.
 
 #include "tools/common/table.h"
 
@@ -7,11 +7,11 @@
 
 #include "tools/common/text.h"
 
-namespace cairn::tools::internal {
+namespace cairn::tools {
 namespace {
 
 constexpr uint32_t kGapColumns = 2;
-constexpr uint32_t kNarrowestFlexible = 16;
+constexpr uint32_t kMinFlexibleColumns = 16;
 
 }  // namespace
 
@@ -36,8 +36,8 @@ void Table::FitTerminal(std::vector<uint32_t>& widths) const {
   const uint32_t gaps = kGapColumns * static_cast<uint32_t>(columns_.size() - 1) + indent_;
   uint32_t total = std::accumulate(widths.begin(), widths.end(), gaps);
   for (size_t i = 0; i < columns_.size() && total > out_->width_columns(); ++i) {
-    if (!columns_[i].flexible || widths[i] <= kNarrowestFlexible) continue;
-    const uint32_t give = std::min(total - out_->width_columns(), widths[i] - kNarrowestFlexible);
+    if (!columns_[i].flexible || widths[i] <= kMinFlexibleColumns) continue;
+    const uint32_t give = std::min(total - out_->width_columns(), widths[i] - kMinFlexibleColumns);
     widths[i] -= give;
     total -= give;
   }
@@ -54,7 +54,7 @@ std::string Table::Line(const std::vector<Cell>& cells, const std::vector<uint32
     if (i > 0) line.append(kGapColumns, ' ');
     if (columns_[i].align == Align::kRight) line += padding;
     line += out_->Styled(cells[i].style, text);
-    // No blanks at the end of a line: they wrap on a terminal and clutter a diff.
+    // No spaces at the end of a line: they wrap on a terminal and add noise to a diff.
     if (columns_[i].align == Align::kLeft && i + 1 < cells.size()) line += padding;
   }
   while (!line.empty() && line.back() == ' ') line.pop_back();
@@ -75,4 +75,4 @@ void Table::Flush() {
   rows_.clear();
 }
 
-}  // namespace cairn::tools::internal
+}  // namespace cairn::tools

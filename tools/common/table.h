@@ -1,5 +1,5 @@
 #pragma once
-/// Tables with aligned columns that stay readable on a terminal and whole in a pipe.
+/// Tables with aligned columns, which are cut to the width of a terminal but never in a pipe.
 
 #include <cstdint>
 #include <string>
@@ -7,14 +7,14 @@
 
 #include "tools/common/terminal.h"
 
-namespace cairn::tools::internal {
+namespace cairn::tools {
 
 enum class Align : uint8_t { kLeft, kRight };
 
 struct Column {
   std::string title;
   Align align = Align::kLeft;
-  /// Gives way, losing the middle of its text, when the terminal is too narrow.
+  /// The middle of the text is removed if the terminal is too narrow.
   bool flexible = false;
 };
 
@@ -27,17 +27,17 @@ struct Cell {
   Style style = Style::kPlain;
 };
 
-/// Rows are held back until their widths are known, at most kBatchRows of them, so that a table of
-/// millions of rows takes bounded memory (its columns may widen once from batch to batch).
+/// Buffers rows until their widths are known, but at most kBatchRows of them, so that a table of
+/// millions of rows takes bounded memory. Columns may become wider from batch to batch.
 class Table {
  public:
   static constexpr size_t kBatchRows = 20'000;
 
-  /// `out` must outlive the table. `indent` spaces stand before every row.
+  /// `out` must outlive the table. Every row is indented by `indent` spaces.
   Table(Output* out, std::vector<Column> columns, uint32_t indent = 0);
-  /// Requires one cell a column; texts must be escaped.
+  /// Requires one cell per column; texts must be escaped.
   void Add(std::vector<Cell> cells);
-  /// Writes what is held back; a table without rows writes nothing.
+  /// Writes the buffered rows; a table without rows writes nothing.
   void Finish();
 
  private:
@@ -53,4 +53,4 @@ class Table {
   bool header_written_ = false;
 };
 
-}  // namespace cairn::tools::internal
+}  // namespace cairn::tools

@@ -1,4 +1,4 @@
-// Standard output as the programs see it: a terminal with colours and a width, or a pipe.
+// Standard output, which is a terminal with colors and a width, or a pipe.
 
 #include "tools/common/terminal.h"
 
@@ -13,7 +13,7 @@
 
 #include "tools/common/text.h"
 
-namespace cairn::tools::internal {
+namespace cairn::tools {
 namespace {
 
 bool EnvironmentSet(const char* name) {
@@ -50,7 +50,7 @@ Output::Output() {
   if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) width_columns_ = size.ws_col;
   width_columns_ = std::max(width_columns_, 40u);
   const char* terminal = std::getenv("TERM");
-  colour_ =
+  color_ =
       !EnvironmentSet("NO_COLOR") && terminal != nullptr && std::string_view(terminal) != "dumb";
 }
 
@@ -62,7 +62,7 @@ void Output::WriteLine(std::string_view text) {
 }
 
 std::string Output::Styled(Style style, std::string_view text) const {
-  if (!colour_ || style == Style::kPlain || text.empty()) return std::string(text);
+  if (!color_ || style == Style::kPlain || text.empty()) return std::string(text);
   return fmt::format("{}{}\033[0m", Code(style), text);
 }
 
@@ -81,4 +81,4 @@ void Warn(std::string_view program, std::string_view message) {
   fmt::print(stderr, "{}: warning: {}\n", program, EscapeText(message));
 }
 
-}  // namespace cairn::tools::internal
+}  // namespace cairn::tools

@@ -1,18 +1,18 @@
-// Arrays as numpy prints them: brackets, aligned columns, only the edges of large ones.
+// Arrays printed as numpy does: brackets, aligned columns, and only the edges of large arrays.
 
 #include "tools/dump/array_text.h"
 
 #include <algorithm>
 
 #include "core/statistics.h"
-#include "tools/dump/element.h"
+#include "tools/dump/element_json.h"
 
-namespace cairn::tools::internal {
+namespace cairn::tools {
 namespace {
 
 constexpr uint64_t kEdge = 3;
-/// Cells of a layout that shows only edges; what goes beyond makes outer dimensions show less.
-constexpr uint64_t kMostEdgeCells = 2000;
+/// Limit for the cells of a layout that shows only edges; outer dimensions show less beyond it.
+constexpr uint64_t kMaxEdgeCells = 2000;
 
 class Printer {
  public:
@@ -32,11 +32,11 @@ class Printer {
   std::string Print() { return kept_.empty() ? texts_[0] : Block(0, 0); }
 
  private:
-  /// The array below one index of each of the first `depth` dimensions.
+  /// Returns the subarray at one index of each of the first `depth` dimensions.
   std::string Block(size_t depth, uint64_t cell) const {
     if (depth + 1 == kept_.size()) return Row(depth, cell);
     const size_t d = kept_[depth];
-    // One line end between rows, one more for each dimension above, as numpy does.
+    // One line end between rows and one more per outer dimension, as numpy does.
     const std::string gap =
         std::string(kept_.size() - depth - 1, '\n') + std::string(depth + 1, ' ');
     std::string text = "[";
@@ -89,8 +89,8 @@ Json Nested(core::DType dtype, std::span<const uint64_t> shape, const std::byte*
     next += schema::ElementBytes(dtype);
     return element;
   }
-  Json list = Json::array();
-  for (uint64_t i = 0; i < shape[0]; ++i) list.push_back(Nested(dtype, shape.subspan(1), next));
+  Json list = Json::List();
+  for (uint64_t i = 0; i < shape[0]; ++i) list.Append(Nested(dtype, shape.subspan(1), next));
   return list;
 }
 
@@ -102,7 +102,7 @@ ArrayLayout::ArrayLayout(std::span<const uint64_t> sizes, bool whole) : dimensio
     Dimension& dimension = dimensions_[d];
     dimension = {.size = sizes[d], .head = sizes[d]};
     if (!whole && sizes[d] > 2 * kEdge) dimension = {sizes[d], kEdge, kEdge};
-    if (!whole && cells * (dimension.head + dimension.tail) > kMostEdgeCells) {
+    if (!whole && cells * (dimension.head + dimension.tail) > kMaxEdgeCells) {
       dimension = {sizes[d], 1, 0};
     }
     if (!whole) cells *= dimension.head + dimension.tail;
@@ -121,28 +121,28 @@ std::vector<uint64_t> ArrayLayout::strides() const {
   return strides;
 }
 
-std::vector<ArrayLayout::Piece> ArrayLayout::pieces() const {
+std::vector<ArrayLayout::EdgeBox> ArrayLayout::edge_boxes() const {
   if (cell_count() == 0) return {};
   const std::vector<uint64_t> steps = strides();
-  std::vector<Piece> pieces = {Piece{}};
+  std::vector<EdgeBox> boxes = {EdgeBox{}};
   for (size_t d = 0; d < rank(); ++d) {
     const Dimension& dimension = dimensions_[d];
-    std::vector<Piece> grown;
-    for (const Piece& piece : pieces) {
-      Piece head = piece;
+    std::vector<EdgeBox> extended;
+    for (const EdgeBox& box : boxes) {
+      EdgeBox head = box;
       head.source_offsets.push_back(0);
       head.sizes.push_back(dimension.head);
-      grown.push_back(std::move(head));
+      extended.push_back(std::move(head));
       if (dimension.tail == 0) continue;
-      Piece tail = piece;
+      EdgeBox tail = box;
       tail.source_offsets.push_back(dimension.size - dimension.tail);
       tail.sizes.push_back(dimension.tail);
       tail.cell_offset += dimension.head * steps[d];
-      grown.push_back(std::move(tail));
+      extended.push_back(std::move(tail));
     }
-    pieces = std::move(grown);
+    boxes = std::move(extended);
   }
-  return pieces;
+  return boxes;
 }
 
 std::string ArrayText(core::DType dtype, const ArrayLayout& layout,
@@ -154,9 +154,9 @@ std::string ArrayText(core::DType dtype, const ArrayLayout& layout,
 
 Json ArrayJson(core::DType dtype, std::span<const uint64_t> shape,
                std::span<const std::byte> values) {
-  if (values.empty()) return Json::array();
+  if (values.empty()) return Json::List();
   const std::byte* next = values.data();
   return Nested(dtype, shape, next);
 }
 
-}  // namespace cairn::tools::internal
+}  // namespace cairn::tools

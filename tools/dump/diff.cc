@@ -1,41 +1,36 @@
-// `kv-dump diff`: what differs between two steps, and with --values by how much.
+// `kv-dump diff`: the keys and bytes that differ between two steps, and with --values by how much.
+
+#include "tools/dump/diff.h"
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <filesystem>
 #include <map>
+#include <optional>
 
 #include "core/inspect/diff.h"
 #include "core/load/load_options.h"
 #include "core/state_dict/key_pattern.h"
 #include "core/step/contents.h"
 #include "core/tensor/chunk_grid.h"
+#include "kv/snapshot.h"
 #include "kv/step_info.h"
+#include "tools/common/exit_status.h"
+#include "tools/common/json.h"
 #include "tools/common/progress.h"
+#include "tools/common/quantities.h"
 #include "tools/common/table.h"
 #include "tools/common/text.h"
-#include "tools/dump/element.h"
-#include "tools/dump/verbs.h"
+#include "tools/dump/opened_store.h"
+#include "tools/dump/value_difference.h"
 
-namespace cairn::tools::internal {
+namespace cairn::tools {
 namespace {
 
 using Kind = core::KeyChange::Kind;
 
-/// Both steps are read side by side in pieces of this size.
-constexpr uint64_t kPieceBytes = 16 << 20;
-
-/// How far the values of two tensors of one dtype and shape lie apart.
-struct ValueDifference {
-  uint64_t elements = 0;
-  uint64_t differing_elements = 0;  // by their bits
-  uint64_t not_comparable = 0;      // NaN or Inf on one side only, or on both but different
-  double largest_absolute = 0;      // over the comparable ones
-  bool numeric = false;             // false: there are no numbers, only bits were compared
-};
+/// Both steps are read in parts of this size.
+constexpr uint64_t kPartBytes = 16 << 20;
 
 struct DiffRow {
   core::KeyChange change;
@@ -62,20 +57,20 @@ std::string_view KindName(Kind kind) {
 
 bool SameDirectory(const std::string& a, const std::string& b) {
   if (a == b) return true;
-  std::error_code error;  // a path that cannot be examined is another one
+  std::error_code error;  // a path that cannot be examined is a different one
   const bool same = std::filesystem::equivalent(AddressDirectory(a), AddressDirectory(b), error);
   return !error && same;
 }
 
 Result<Sides> OpenSides(const std::string& address_a, const std::string& address_b) {
   Sides sides;
-  CAIRN_TRY_ASSIGN(sides.opened, OpenToLook(address_a));
+  CAIRN_TRY_ASSIGN(sides.opened, OpenWithWarnings(address_a));
   const std::string& store = sides.opened.address.store;
   const std::string full_b = address_b.starts_with('@') ? store + address_b : address_b;
   CAIRN_TRY_ASSIGN(const Address b, ParseAddress(full_b));
   if (!SameDirectory(store, b.store)) {
     return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("diff compares steps of one store, but {} and {} are two",
+                fmt::format("diff compares two steps of one store, but {} and {} are two stores",
                             ShellWord(store), ShellWord(b.store)));
   }
   CAIRN_TRY_ASSIGN(sides.a, FindStep(sides.opened));
@@ -84,29 +79,11 @@ Result<Sides> OpenSides(const std::string& address_a, const std::string& address
   return sides;
 }
 
-void CompareElements(core::DType dtype, std::span<const std::byte> a, std::span<const std::byte> b,
-                     ValueDifference& difference) {
-  const uint64_t element_bytes = schema::ElementBytes(dtype);
-  for (uint64_t at = 0; at < a.size(); at += element_bytes) {
-    if (std::memcmp(a.data() + at, b.data() + at, element_bytes) == 0) continue;
-    ++difference.differing_elements;
-    const auto distance =
-        Distance(dtype, a.subspan(at, element_bytes), b.subspan(at, element_bytes));
-    if (!distance) continue;
-    difference.numeric = true;
-    if (std::isfinite(*distance)) {
-      difference.largest_absolute = std::max(difference.largest_absolute, *distance);
-    } else {
-      ++difference.not_comparable;
-    }
-  }
-}
-
 Result<ValueDifference> CompareValues(const Sides& sides, const core::TensorInfo& tensor,
                                       ProgressLine& progress) {
   ValueDifference difference;
   CAIRN_TRY_ASSIGN(difference.elements, core::ElementCount(tensor.shape));
-  CAIRN_TRY_ASSIGN(const auto grid, core::ChunkGrid::Make(tensor.dtype, tensor.shape, kPieceBytes));
+  CAIRN_TRY_ASSIGN(const auto grid, core::ChunkGrid::Make(tensor.dtype, tensor.shape, kPartBytes));
   std::vector<std::byte> a, b;
   for (uint64_t i = 0; i < grid.chunk_count(); ++i) {
     if (!progress.Update(grid.offset_bytes(i), tensor.nbytes)) {
@@ -119,7 +96,7 @@ Result<ValueDifference> CompareValues(const Sides& sides, const core::TensorInfo
     const core::LoadRequest from_b{tensor.fqn, box, {tensor.dtype, box.sizes, {}, b.data()}};
     CAIRN_TRY(sides.opened.store->Load(sides.a, {&from_a, 1}));
     CAIRN_TRY(sides.opened.store->Load(sides.b, {&from_b, 1}));
-    CompareElements(tensor.dtype, a, b, difference);
+    AddDifferences(tensor.dtype, a, b, difference);
   }
   return difference;
 }
@@ -147,7 +124,7 @@ Result<void> AddValueDifferences(const Sides& sides, const core::KeyPatterns& pa
     const auto b = in_b.find(row.change.fqn);
     if (a == in_a.end() || b == in_b.end() || a->second.dtype != b->second.dtype ||
         a->second.shape != b->second.shape) {
-      continue;  // the detail says what differs; values of unlike tensors have no distance
+      continue;  // the detail states what differs; these values cannot be compared
     }
     ProgressLine progress(fmt::format("comparing {}", EscapeText(row.change.fqn)));
     CAIRN_TRY_ASSIGN(row.values, CompareValues(sides, a->second, progress));
@@ -162,13 +139,13 @@ Json RowJson(const DiffRow& row) {
                {"kind", change.is_tensor ? "tensor" : "value"},
                {"changed_bytes", change.changed_bytes},
                {"total_bytes", change.total_bytes}};
-  if (!change.detail.empty()) json["detail"] = JsonText(change.detail);
+  if (!change.detail.empty()) json.Set("detail", JsonText(change.detail));
   if (!row.values) return json;
-  json["elements"] = row.values->elements;
-  json["differing_elements"] = row.values->differing_elements;
+  json.Set("elements", row.values->elements);
+  json.Set("differing_elements", row.values->differing_elements);
   if (row.values->numeric) {
-    json["largest_absolute_difference"] = row.values->largest_absolute;
-    json["not_comparable_elements"] = row.values->not_comparable;
+    json.Set("largest_absolute_difference", row.values->largest_absolute);
+    json.Set("not_comparable_elements", row.values->not_comparable);
   }
   return json;
 }
@@ -232,7 +209,7 @@ Result<int> DumpDiff(const DumpRun& run, const std::string& address_a, const std
   if (values) CAIRN_TRY(AddValueDifferences(sides, parsed, rows));
   if (run.json) {
     JsonList list(run.out,
-                  {{"store", JsonText(AddressDirectory(sides.opened.address.store))},
+                  {{"store", StoreText(sides.opened)},
                    {"step_a", sides.a.step},
                    {"step_b", sides.b.step},
                    {"unchanged_keys", diff.unchanged_keys}},
@@ -242,7 +219,7 @@ Result<int> DumpDiff(const DumpRun& run, const std::string& address_a, const std
   } else {
     PrintRows(run, sides, rows, diff.unchanged_keys, values);
   }
-  return rows.empty() ? kExitFine : kExitDiffers;
+  return rows.empty() ? kExitSuccess : kExitDiffers;
 }
 
-}  // namespace cairn::tools::internal
+}  // namespace cairn::tools

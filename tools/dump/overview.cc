@@ -1,4 +1,6 @@
-// `kv-dump STORE`: what is in a store, at a glance.
+// `kv-dump STORE`: a summary of a store.
+
+#include "tools/dump/overview.h"
 
 #include <fmt/format.h>
 
@@ -7,13 +9,18 @@
 #include <map>
 
 #include "core/step/contents.h"
+#include "kv/snapshot.h"
 #include "kv/step_info.h"
 #include "tools/common/disk_usage.h"
+#include "tools/common/exit_status.h"
+#include "tools/common/quantities.h"
 #include "tools/common/table.h"
 #include "tools/common/text.h"
-#include "tools/dump/verbs.h"
+#include "tools/common/timestamps.h"
+#include "tools/dump/contents_json.h"
+#include "tools/dump/opened_store.h"
 
-namespace cairn::tools::internal {
+namespace cairn::tools {
 namespace {
 
 struct DTypeShare {
@@ -24,33 +31,33 @@ struct DTypeShare {
 
 struct Overview {
   std::string directory;
-  std::map<std::string, std::string> identity;  // the named lines of the file CAIRN
+  std::map<std::string, std::string> identity;  // the named lines of the CAIRN file
   std::vector<kv::StepInfo> steps;
   std::vector<kv::SegmentInfo> segments;
-  std::map<std::string, DTypeShare> dtypes;  // of the latest step
-  uint64_t logical_bytes = 0;                // of all steps
-  uint64_t payload_bytes = 0;                // in all segments
+  std::map<std::string, DTypeShare> dtypes;  // in the latest step
+  uint64_t logical_bytes = 0;                // sum over all steps
+  uint64_t payload_bytes = 0;                // sum over all segments
   DiskUsage disk;
   std::vector<Error> notes;
 };
 
-/// The "name value" lines of CAIRN, a few short ones; the open has checked them, here they are
-/// shown.
+/// Returns the "name value" lines of the CAIRN file, which the open has already checked. Their
+/// number and length are limited.
 std::map<std::string, std::string> ReadIdentity(const std::string& directory) {
-  constexpr size_t kMostLines = 8;
-  constexpr size_t kLongestLine = 200;
+  constexpr size_t kMaxLines = 8;
+  constexpr size_t kMaxLineBytes = 200;
   std::ifstream file(std::filesystem::path(directory) / "CAIRN");
   std::map<std::string, std::string> named;
   std::string line;
-  for (size_t i = 0; i < kMostLines && std::getline(file, line); ++i) {
-    line = EscapeText(line.substr(0, kLongestLine));
+  for (size_t i = 0; i < kMaxLines && std::getline(file, line); ++i) {
+    line = EscapeText(line.substr(0, kMaxLineBytes));
     const size_t space = line.find(' ');
     if (space != std::string::npos) named[line.substr(0, space)] = line.substr(space + 1);
   }
   return named;
 }
 
-Result<Overview> Look(const OpenedStore& opened) {
+Result<Overview> Summarize(const OpenedStore& opened) {
   Overview view;
   view.directory = AddressDirectory(opened.address.store);
   view.identity = ReadIdentity(view.directory);
@@ -77,33 +84,39 @@ Result<Overview> Look(const OpenedStore& opened) {
   return view;
 }
 
+Json DTypesJson(const Overview& view) {
+  Json dtypes = Json::Object();
+  for (const auto& [name, share] : view.dtypes) {
+    dtypes.Set(name,
+               {{"tensors", share.tensors}, {"elements", share.elements}, {"bytes", share.bytes}});
+  }
+  return dtypes;
+}
+
 void PrintJson(Output& out, const Overview& view) {
   Json json = {{"store", JsonText(view.directory)}};
   for (const char* name : {"format", "uuid"}) {
     if (const auto line = view.identity.find(name); line != view.identity.end()) {
-      json[name] = line->second;
+      json.Set(name, line->second);
     }
   }
-  json["steps"] = view.steps.size();
+  json.Set("steps", view.steps.size());
   if (!view.steps.empty()) {
-    json["first_step"] = view.steps.front().step;
-    json["last_step"] = view.steps.back().step;
-    json["latest"] = StepJson(view.steps.back());
-    Json dtypes = Json::object();
-    for (const auto& [name, share] : view.dtypes) {
-      dtypes[name] = {
-          {"tensors", share.tensors}, {"elements", share.elements}, {"bytes", share.bytes}};
-    }
-    json["latest"]["dtypes"] = std::move(dtypes);
+    Json latest = StepJson(view.steps.back());
+    latest.Set("dtypes", DTypesJson(view));
+    json.Merge({{"first_step", view.steps.front().step},
+                {"last_step", view.steps.back().step},
+                {"latest", std::move(latest)}});
   }
-  json["logical_bytes"] = view.logical_bytes;
-  json["payload_bytes"] = view.payload_bytes;
-  json["segments"] = view.segments.size();
-  json["file_bytes"] = view.disk.file_bytes;
-  json["allocated_bytes"] = view.disk.allocated_bytes;
-  json["segment_file_bytes"] = view.disk.segment_file_bytes;
-  json["notes"] = Json::array();
-  for (const Error& note : view.notes) json["notes"].push_back(ErrorJson(note));
+  Json notes = Json::List();
+  for (const Error& note : view.notes) notes.Append(ErrorJson(note));
+  json.Merge({{"logical_bytes", view.logical_bytes},
+              {"payload_bytes", view.payload_bytes},
+              {"segments", view.segments.size()},
+              {"file_bytes", view.disk.file_bytes},
+              {"allocated_bytes", view.disk.allocated_bytes},
+              {"segment_file_bytes", view.disk.segment_file_bytes},
+              {"notes", std::move(notes)}});
   WriteJson(out, json);
 }
 
@@ -152,7 +165,7 @@ void PrintFacts(Output& out, const Overview& view) {
   fact("on disk", DiskText(view));
   if (view.payload_bytes > 0) fact("sharing", SharingText(view));
   if (view.notes.empty()) {
-    fact("health", out.Styled(Style::kGreen, "nothing amiss at first sight"));
+    fact("health", out.Styled(Style::kGreen, "no problems found while opening"));
   } else {
     fact("health", out.Styled(Style::kRed, Plural(view.notes.size(), "problem")));
     for (const Error& note : view.notes) fact("", EscapeText(note.ToString()));
@@ -185,15 +198,16 @@ void PrintHints(Output& out, const Overview& view) {
   };
   out.WriteLine("");
   if (view.steps.empty()) {
-    hint(fmt::format("kv-admin import {} --step 0 FILE.safetensors", store), "a first step");
+    hint(fmt::format("kv-admin import {} --step 0 FILE.safetensors", store),
+         "creates a first step");
     return;
   }
   const std::string steps = fmt::format("kv-dump steps {}", store);
   const std::string keys = fmt::format("kv-dump keys {}@{}", store, view.steps.back().step);
   const std::string verify = fmt::format("kv-dump verify {}", store);
   const size_t width = std::max({steps.size(), keys.size(), verify.size()});
-  hint(fmt::format("{:<{}}", steps, width), "each step: when, how large, what it wrote");
-  hint(fmt::format("{:<{}}", keys, width), "each tensor and value of the latest step");
+  hint(fmt::format("{:<{}}", steps, width), "one row per step: time, size, new bytes");
+  hint(fmt::format("{:<{}}", keys, width), "tensors and values of the latest step");
   hint(fmt::format("{:<{}}", verify, width), "reads every byte and checks every digest");
 }
 
@@ -202,11 +216,11 @@ void PrintHints(Output& out, const Overview& view) {
 Result<int> DumpOverview(const DumpRun& run, const std::string& store) {
   CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenSilently(store));
   if (opened.address.step) {
-    return Fail(
-        ErrorCode::kInvalidArgument,
-        fmt::format("the overview is about a whole store; try kv-dump keys {}", ShellWord(store)));
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("the overview takes a store without a step; try kv-dump keys {}",
+                            ShellWord(store)));
   }
-  CAIRN_TRY_ASSIGN(const Overview view, Look(opened));
+  CAIRN_TRY_ASSIGN(const Overview view, Summarize(opened));
   if (run.json) {
     PrintJson(*run.out, view);
   } else {
@@ -214,7 +228,7 @@ Result<int> DumpOverview(const DumpRun& run, const std::string& store) {
     PrintDTypes(*run.out, view);
     PrintHints(*run.out, view);
   }
-  return kExitFine;
+  return kExitSuccess;
 }
 
-}  // namespace cairn::tools::internal
+}  // namespace cairn::tools

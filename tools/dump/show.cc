@@ -1,5 +1,7 @@
 // `kv-dump show`: values and statistics of one key.
 
+#include "tools/dump/show.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,22 +12,25 @@
 #include "core/step/contents.h"
 #include "core/tensor/chunk_grid.h"
 #include "kv/step_info.h"
+#include "tools/common/exit_status.h"
 #include "tools/common/progress.h"
+#include "tools/common/quantities.h"
 #include "tools/common/text.h"
 #include "tools/dump/array_text.h"
-#include "tools/dump/element.h"
+#include "tools/dump/contents_json.h"
+#include "tools/dump/element_json.h"
+#include "tools/dump/opened_store.h"
 #include "tools/dump/slice.h"
-#include "tools/dump/verbs.h"
 
-namespace cairn::tools::internal {
+namespace cairn::tools {
 namespace {
 
-/// Statistics read the tensor in pieces of this size.
-constexpr uint64_t kPieceBytes = 16 << 20;
-/// As numpy: arrays with more elements show only their edges.
-constexpr uint64_t kMostShownElements = 1000;
-/// --all is for people's eyes and small scripts; larger parts are read with the library.
-constexpr uint64_t kMostElementsOfAll = 1 << 22;
+/// The tensor is read in parts of this size for its statistics.
+constexpr uint64_t kPartBytes = 16 << 20;
+/// Arrays with more elements show only their edges, as in numpy.
+constexpr uint64_t kMaxShownElements = 1000;
+/// --all is for people and small scripts; the library reads larger parts.
+constexpr uint64_t kMaxElementsOfAll = 1 << 22;
 
 struct Subject {
   OpenedStore opened;
@@ -46,41 +51,42 @@ Result<core::Statistics> Measure(const Subject& subject) {
   core::StatisticsAccumulator accumulator(subject.tensor.dtype);
   const core::Box& part = subject.slice.box;
   CAIRN_TRY_ASSIGN(const auto grid,
-                   core::ChunkGrid::Make(subject.tensor.dtype, part.sizes, kPieceBytes));
+                   core::ChunkGrid::Make(subject.tensor.dtype, part.sizes, kPartBytes));
   CAIRN_TRY_ASSIGN(const uint64_t total_bytes, core::TensorBytes(subject.tensor.dtype, part.sizes));
   ProgressLine progress("reading");
-  std::vector<std::byte> piece;
+  std::vector<std::byte> bytes;
   for (uint64_t i = 0; i < grid.chunk_count(); ++i) {
     progress.Update(grid.offset_bytes(i), total_bytes);
     core::Box box = grid.chunk(i);
     for (size_t d = 0; d < box.offsets.size(); ++d) box.offsets[d] += part.offsets[d];
-    piece.resize(grid.length_bytes(i));
-    CAIRN_TRY(LoadBox(subject, box, piece));
-    accumulator.Add(piece);
+    bytes.resize(grid.length_bytes(i));
+    CAIRN_TRY(LoadBox(subject, box, bytes));
+    accumulator.Add(bytes);
   }
   return accumulator.Finish();
 }
 
-/// Loads what the layout shows: its runs of indices in every dimension.
+/// Loads the elements that the layout shows.
 Result<std::vector<std::byte>> LoadShown(const Subject& subject, const ArrayLayout& layout) {
   const uint64_t element_bytes = schema::ElementBytes(subject.tensor.dtype);
   std::vector<std::byte> cells(layout.cell_count() * element_bytes);
   std::vector<core::LoadRequest> requests;
-  for (const ArrayLayout::Piece& piece : layout.pieces()) {
-    core::Box box{piece.source_offsets, piece.sizes};
+  for (const ArrayLayout::EdgeBox& edge : layout.edge_boxes()) {
+    core::Box box{edge.source_offsets, edge.sizes};
     for (size_t d = 0; d < box.offsets.size(); ++d) box.offsets[d] += subject.slice.box.offsets[d];
     requests.push_back({subject.tensor.fqn,
                         std::move(box),
-                        {subject.tensor.dtype, piece.sizes, layout.strides(),
-                         cells.data() + piece.cell_offset * element_bytes}});
+                        {subject.tensor.dtype, edge.sizes, layout.strides(),
+                         cells.data() + edge.cell_offset * element_bytes}});
   }
   CAIRN_TRY(subject.opened.store->Load(subject.step, requests));
   return cells;
 }
 
-/// A pattern that takes `fqn`, whatever characters are in it; it may take a few more.
+/// Returns a pattern that matches `fqn`, whatever characters it contains. It may match other keys
+/// as well.
 Result<core::KeyPatterns> PatternFor(const std::string& fqn) {
-  if (fqn.empty()) return core::KeyPatterns();  // the root itself is a leaf
+  if (fqn.empty()) return core::KeyPatterns();  // the root itself is the value
   std::string pattern = fqn;
   for (size_t i = 0; i < pattern.size(); ++i) {
     const bool special = std::string_view("*?[]").find(pattern[i]) != std::string_view::npos;
@@ -89,8 +95,8 @@ Result<core::KeyPatterns> PatternFor(const std::string& fqn) {
   return core::KeyPatterns::Parse({pattern});
 }
 
-std::unexpected<Error> NoSuchKey(const kv::StepInfo& step, const std::string& store,
-                                 const core::Contents& below, const std::string& fqn) {
+std::unexpected<Error> KeyNotFound(const kv::StepInfo& step, const std::string& store,
+                                   const core::Contents& below, const std::string& fqn) {
   std::string message = fmt::format("step {} has no such key", step.step);
   const size_t count = below.tensors.size() + below.values.size();
   if (count > 0) {
@@ -110,7 +116,7 @@ Result<int> ShowValue(const DumpRun& run, const kv::StepInfo& step, const core::
                          {"kind", "value"},
                          {"type", kind},
                          {"value", ValueJson(value.value)}});
-    return kExitFine;
+    return kExitSuccess;
   }
   run.out->WriteLine(fmt::format(
       "{}  {} of step {}", run.out->Styled(Style::kBold, EscapeText(value.fqn)), kind, step.step));
@@ -118,15 +124,14 @@ Result<int> ShowValue(const DumpRun& run, const kv::StepInfo& step, const core::
   const auto* text = std::get_if<std::string>(&value.value);
   run.out->WriteLine(text != nullptr ? EscapeText(*text)
                                      : EscapeText(core::FormatValue(value.value)));
-  return kExitFine;
+  return kExitSuccess;
 }
 
-/// Integers as such, however large; nothing (null) where no element counts.
+/// Integers of any size are exact. The bound is null if there are no elements to take it from.
 Json BoundJson(core::DType dtype, const std::optional<double>& bound, const std::string& text) {
   if (!bound) return nullptr;
-  const bool whole = dtype >= core::DType::kUInt8 && dtype <= core::DType::kUInt64;
-  if (!whole) return FloatJson(*bound);
-  return Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const bool is_integer = dtype >= core::DType::kUInt8 && dtype <= core::DType::kUInt64;
+  return is_integer ? Json::Parse(text) : FloatJson(*bound);
 }
 
 Json StatisticsJson(core::DType dtype, const core::Statistics& statistics) {
@@ -167,18 +172,10 @@ void PrintStatistics(Output& out, const core::Statistics& statistics) {
   out.WriteLine(line);
 }
 
-Json TensorJson(const Subject& subject) {
-  const core::TensorInfo& tensor = subject.tensor;
-  Json json = {{"fqn", JsonText(tensor.fqn)},
-               {"step", subject.step.step},
-               {"kind", "tensor"},
-               {"dtype", schema::DTypeName(tensor.dtype)},
-               {"shape", tensor.shape},
-               {"bytes", tensor.nbytes},
-               {"chunks", tensor.chunk_count}};
-  if (tensor.alias_of) json["alias_of"] = JsonText(*tensor.alias_of);
+Json SubjectJson(const Subject& subject) {
+  Json json = TensorJson(subject.tensor, subject.step.step);
   if (subject.sliced) {
-    json["slice"] = {{"offsets", subject.slice.box.offsets}, {"sizes", subject.slice.box.sizes}};
+    json.Set("slice", {{"offsets", subject.slice.box.offsets}, {"sizes", subject.slice.box.sizes}});
   }
   return json;
 }
@@ -208,23 +205,23 @@ void PrintHead(Output& out, const Subject& subject) {
 
 Result<int> ShowTensor(const DumpRun& run, const Subject& subject, bool all) {
   CAIRN_TRY_ASSIGN(const uint64_t elements, core::ElementCount(subject.slice.box.sizes));
-  if (all && elements > kMostElementsOfAll) {
+  if (all && elements > kMaxElementsOfAll) {
     return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("--all prints at most {} elements, these are {}; take a --slice",
-                            GroupedCount(kMostElementsOfAll), GroupedCount(elements)));
+                fmt::format("--all prints at most {} elements, but there are {}; use --slice",
+                            GroupedCount(kMaxElementsOfAll), GroupedCount(elements)));
   }
-  const bool whole = all || elements <= kMostShownElements;
+  const bool whole = all || elements <= kMaxShownElements;
   const ArrayLayout layout(subject.slice.box.sizes, whole);
   CAIRN_TRY_ASSIGN(const core::Statistics statistics, Measure(subject));
   CAIRN_TRY_ASSIGN(const std::vector<std::byte> cells, LoadShown(subject, layout));
   if (run.json) {
-    Json json = TensorJson(subject);
-    json["statistics"] = StatisticsJson(subject.tensor.dtype, statistics);
-    json["truncated"] = !whole;
-    json["values"] =
-        whole ? ArrayJson(subject.tensor.dtype, subject.slice.shape, cells) : Json(nullptr);
+    Json json = SubjectJson(subject);
+    json.Set("statistics", StatisticsJson(subject.tensor.dtype, statistics));
+    json.Set("truncated", !whole);
+    json.Set("values",
+             whole ? ArrayJson(subject.tensor.dtype, subject.slice.shape, cells) : Json(nullptr));
     WriteJson(*run.out, json);
-    return kExitFine;
+    return kExitSuccess;
   }
   PrintHead(*run.out, subject);
   run.out->WriteLine("");
@@ -232,7 +229,7 @@ Result<int> ShowTensor(const DumpRun& run, const Subject& subject, bool all) {
   run.out->WriteLine("");
   const uint32_t width = run.out->width_columns() != 0 ? run.out->width_columns() : 100;
   run.out->WriteLine(ArrayText(subject.tensor.dtype, layout, subject.slice.dropped, cells, width));
-  return kExitFine;
+  return kExitSuccess;
 }
 
 }  // namespace
@@ -240,7 +237,7 @@ Result<int> ShowTensor(const DumpRun& run, const Subject& subject, bool all) {
 Result<int> DumpShow(const DumpRun& run, const std::string& address, const std::string& fqn,
                      const ShowOptions& options) {
   Subject subject;
-  CAIRN_TRY_ASSIGN(subject.opened, OpenToLook(address));
+  CAIRN_TRY_ASSIGN(subject.opened, OpenWithWarnings(address));
   CAIRN_TRY_ASSIGN(subject.step, FindStep(subject.opened));
   CAIRN_TRY_ASSIGN(const core::KeyPatterns pattern, PatternFor(fqn));
   CAIRN_TRY_ASSIGN(const core::Contents contents,
@@ -249,7 +246,7 @@ Result<int> DumpShow(const DumpRun& run, const std::string& address, const std::
     if (value.fqn != fqn) continue;
     if (!options.slice.empty()) {
       return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                        .message = "--slice is for tensors, this is a plain value",
+                        .message = "--slice applies to tensors, and this key is a plain value",
                         .key = fqn});
     }
     return ShowValue(run, subject.step, value);
@@ -261,7 +258,7 @@ Result<int> DumpShow(const DumpRun& run, const std::string& address, const std::
     CAIRN_TRY_ASSIGN(subject.slice, ParseSlice(options.slice, tensor.shape));
     return ShowTensor(run, subject, options.all);
   }
-  return NoSuchKey(subject.step, subject.opened.address.store, contents, fqn);
+  return KeyNotFound(subject.step, subject.opened.address.store, contents, fqn);
 }
 
-}  // namespace cairn::tools::internal
+}  // namespace cairn::tools

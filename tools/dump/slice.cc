@@ -11,7 +11,7 @@
 
 #include "tools/common/text.h"
 
-namespace cairn::tools::internal {
+namespace cairn::tools {
 namespace {
 
 std::vector<std::string_view> Split(std::string_view text, char separator) {
@@ -31,18 +31,18 @@ std::unexpected<Error> Refuse(std::string_view part, std::string_view why) {
   return Fail(ErrorCode::kInvalidArgument, fmt::format("slice '{}': {}", EscapeText(part), why));
 }
 
-/// Nothing for an empty text, which means "from the start" or "to the end".
+/// Returns nothing for an empty text, which means "from the start" or "to the end".
 Result<std::optional<int64_t>> ParseBound(std::string_view part, std::string_view text) {
   if (text.empty()) return std::nullopt;
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size()) {
-    return Refuse(part, "not a number; write like --slice 0:4,:,-1");
+    return Refuse(part, "not a number; write a slice like 0:4,:,-1");
   }
   return value;
 }
 
-/// Python's rule: negative counts from the end, then everything is cut to [0, size].
+/// Python's rule: a negative bound counts from the end; the result is clipped to [0, size].
 uint64_t Clamp(int64_t bound, uint64_t size) {
   if (bound < 0) {
     const uint64_t back = static_cast<uint64_t>(-(bound + 1)) + 1;
@@ -56,11 +56,11 @@ Result<void> AddDimension(std::string_view part, uint64_t size, Slice& slice) {
   if (bounds.size() > 3) return Refuse(part, "more than two colons");
   CAIRN_TRY_ASSIGN(const auto first, ParseBound(part, bounds[0]));
   if (bounds.size() == 1) {
-    if (!first) return Refuse(part, "an index is missing between the commas");
+    if (!first) return Refuse(part, "an index is missing between two commas");
     const uint64_t index = Clamp(*first, size);
     const bool before_start = *first < 0 && static_cast<uint64_t>(-(*first + 1)) >= size;
     if (before_start || index >= size) {
-      return Refuse(part, fmt::format("outside a dimension of size {}", size));
+      return Refuse(part, fmt::format("out of range for a dimension of size {}", size));
     }
     slice.box.offsets.push_back(index);
     slice.box.sizes.push_back(1);
@@ -70,7 +70,7 @@ Result<void> AddDimension(std::string_view part, uint64_t size, Slice& slice) {
   CAIRN_TRY_ASSIGN(const auto last, ParseBound(part, bounds[1]));
   if (bounds.size() == 3) {
     CAIRN_TRY_ASSIGN(const auto step, ParseBound(part, bounds[2]));
-    if (step.value_or(1) != 1) return Refuse(part, "only a step of 1 is known");
+    if (step.value_or(1) != 1) return Refuse(part, "only a step of 1 is supported");
   }
   const uint64_t begin = first ? Clamp(*first, size) : 0;
   const uint64_t end = last ? Clamp(*last, size) : size;
@@ -94,12 +94,12 @@ Result<Slice> ParseSlice(std::string_view text, std::span<const uint64_t> shape)
                                     ShapeText(shape)));
   }
   if (ellipsis == parts.end()) ellipsis = parts.insert(parts.end(), "...");
-  const auto place = static_cast<size_t>(ellipsis - parts.begin());
+  const auto ellipsis_index = static_cast<size_t>(ellipsis - parts.begin());
   parts.erase(ellipsis);
-  parts.insert(parts.begin() + static_cast<ptrdiff_t>(place), shape.size() - named, ":");
+  parts.insert(parts.begin() + static_cast<ptrdiff_t>(ellipsis_index), shape.size() - named, ":");
   Slice slice;
   for (size_t i = 0; i < parts.size(); ++i) CAIRN_TRY(AddDimension(parts[i], shape[i], slice));
   return slice;
 }
 
-}  // namespace cairn::tools::internal
+}  // namespace cairn::tools

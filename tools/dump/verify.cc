@@ -1,19 +1,22 @@
-// `kv-dump verify`: reads every byte of a store, or of one step, and checks every digest and
-// record.
+// `kv-dump verify`: reads every byte and checks every digest and record.
+
+#include "tools/dump/verify.h"
 
 #include <fmt/format.h>
 
 #include <chrono>
 
-#include "kv/step_info.h"
+#include "tools/common/exit_status.h"
+#include "tools/common/json.h"
 #include "tools/common/progress.h"
+#include "tools/common/quantities.h"
 #include "tools/common/text.h"
-#include "tools/dump/verbs.h"
+#include "tools/dump/opened_store.h"
 
-namespace cairn::tools::internal {
+namespace cairn::tools {
 namespace {
 
-/// Collects problems and, for people, prints each as it is found.
+/// Collects the problems for the JSON document, or prints each one when it is found.
 class DamageReport {
  public:
   DamageReport(const DumpRun& run, ProgressLine* progress) : run_(run), progress_(progress) {}
@@ -21,8 +24,8 @@ class DamageReport {
   void Add(const Error& error) {
     ++count_;
     if (run_.json) {
-      // A store whose every page is bad must not fill the memory; the count stays exact.
-      if (problems_.size() < kMostProblems) problems_.push_back(ErrorJson(error));
+      // The list is limited because every page of a store may be damaged; the count is exact.
+      if (count_ <= kMaxListed) problems_.Append(ErrorJson(error));
       return;
     }
     progress_->Clear();
@@ -31,17 +34,17 @@ class DamageReport {
   }
 
   uint64_t count() const { return count_; }
-  const Json& problems() const { return problems_; }
+  Json TakeProblems() { return std::move(problems_); }
 
  private:
-  static constexpr size_t kMostProblems = 100'000;
+  static constexpr uint64_t kMaxListed = 100'000;
   DumpRun run_;
   ProgressLine* progress_;
   uint64_t count_ = 0;
-  Json problems_ = Json::array();
+  Json problems_ = Json::List();
 };
 
-/// What a failed open or a failed scan says about the store itself.
+/// Returns whether a failed open or a failed scan means that the store is damaged.
 bool MeansDamage(const Error& error) { return error.code == ErrorCode::kDataLoss; }
 
 struct Verdict {
@@ -50,7 +53,7 @@ struct Verdict {
   double seconds = 0;
 };
 
-/// Runs the checks; whatever stops them because of damage is reported as damage.
+/// Runs the checks. Damage that stops them is reported as damage, not as an error.
 Result<Verdict> Check(const std::string& address, ProgressLine& progress, DamageReport& report) {
   Verdict verdict;
   const auto begin = std::chrono::steady_clock::now();
@@ -80,27 +83,26 @@ Result<int> DumpVerify(const DumpRun& run, const std::string& address) {
   DamageReport report(run, &progress);
   CAIRN_TRY_ASSIGN(const Verdict verdict, Check(address, progress, report));
   progress.Clear();
-  const bool fine = report.count() == 0;
+  const bool intact = report.count() == 0;
   if (run.json) {
-    WriteJson(*run.out, {{"store", JsonText(address)},
-                         {"ok", fine},
-                         {"steps", verdict.steps},
-                         {"bytes_read", verdict.bytes_read},
-                         {"seconds", verdict.seconds},
-                         {"damage_count", report.count()},
-                         {"damage", report.problems()}});
+    Json json = {{"store", JsonText(address)}, {"ok", intact},
+                 {"steps", verdict.steps},     {"bytes_read", verdict.bytes_read},
+                 {"seconds", verdict.seconds}, {"damage_count", report.count()}};
+    json.Set("damage", report.TakeProblems());
+    WriteJson(*run.out, json);
   } else {
     const std::string read =
         fmt::format("{} of payload in {} read in {} ({})", HumanBytes(verdict.bytes_read),
                     Plural(verdict.steps, "step"), HumanSeconds(verdict.seconds),
                     HumanRate(verdict.bytes_read, verdict.seconds));
     run.out->WriteLine(
-        fine ? fmt::format("{}  {}; every digest and record is right",
-                           run.out->Styled(Style::kGreen, "fine"), read)
-             : fmt::format("{}; {}",
-                           run.out->Styled(Style::kRed, Plural(report.count(), "problem")), read));
+        intact
+            ? fmt::format("{}  {}; every digest and record is correct",
+                          run.out->Styled(Style::kGreen, "ok"), read)
+            : fmt::format("{}; {}", run.out->Styled(Style::kRed, Plural(report.count(), "problem")),
+                          read));
   }
-  return fine ? kExitFine : kExitDiffers;
+  return intact ? kExitSuccess : kExitDiffers;
 }
 
-}  // namespace cairn::tools::internal
+}  // namespace cairn::tools

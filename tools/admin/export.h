@@ -1,0 +1,26 @@
+#pragma once
+/// `kv-admin export`: writes a step to safetensors files, a file of torch.save, or a directory of
+/// torch.distributed.checkpoint.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kv/error.h"
+#include "tools/common/terminal.h"
+
+namespace cairn::tools {
+
+struct ExportOptions {
+  std::string address;
+  std::string target;
+  std::string format;  // safetensors, torch or dcp; empty: depends on the name of the target
+  std::vector<std::string> patterns;
+  uint64_t shard_bytes = 5'000'000'000;
+  bool overwrite = false;
+};
+
+/// Exports the keys that match the patterns (all if there are none), and prints what was written.
+Result<void> AdminExport(const ExportOptions& options, Output& out);
+
+}  // namespace cairn::tools

@@ -1,0 +1,192 @@
+// kv-bench commit: what rank 0 of a large job does for a step.
+
+#include "tools/bench/commit.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "core/checkpoint_store.h"
+#include "core/simulated_rank.h"
+#include "tools/bench/scratch_store.h"
+#include "tools/common/progress.h"
+#include "tools/common/quantities.h"
+
+namespace cairn::tools {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kWriters = 8;        // threads that write parts and mostly wait for syncs
+constexpr uint64_t kRowElements = 8;  // one row per rank, one chunk per row
+
+/// The communicator of rank 0 in a job whose other ranks are simulated: they agree to everything.
+class SimulatedJob : public core::Communicator {
+ public:
+  explicit SimulatedJob(uint64_t ranks) : ranks_(static_cast<int>(ranks)) {}
+  int rank() const override { return 0; }
+  int world_size() const override { return ranks_; }
+  std::chrono::milliseconds timeout() const override { return std::chrono::seconds(60); }
+  Result<void> Barrier() override { return {}; }
+  Result<void> Broadcast(core::ByteTarget, int) override { return {}; }
+  Result<void> Gather(core::ByteView mine, std::span<const core::ByteTarget> all, int) override {
+    return AllGather(mine, all);
+  }
+  Result<void> AllGather(core::ByteView mine, std::span<const core::ByteTarget> all) override {
+    for (const core::ByteTarget target : all) std::ranges::copy(mine, target.begin());
+    return {};
+  }
+  Result<void> Scatter(std::span<const core::ByteView>, core::ByteTarget, int) override {
+    return Unsupported();
+  }
+  Result<void> AllToAll(std::span<const core::ByteView>,
+                        std::span<const core::ByteTarget>) override {
+    return Unsupported();
+  }
+  Result<std::unique_ptr<core::Communicator>> Split(uint32_t, uint32_t) override {
+    return Fail(Unsupported().error());
+  }
+
+ private:
+  static Result<void> Unsupported() {
+    return Fail(ErrorCode::kUnimplemented, "simulated ranks do not support this collective");
+  }
+  const int ranks_;
+};
+
+/// Tensors with one row per rank, which is one chunk, up to a number of chunks.
+class SimulatedState {
+ public:
+  static Result<SimulatedState> Make(uint64_t ranks, uint64_t chunks) {
+    CAIRN_TRY_ASSIGN(core::DeviceMesh mesh,
+                     core::DeviceMesh::Make({{"ranks", static_cast<uint32_t>(ranks)}}));
+    SimulatedState state;
+    state.mesh_ = std::make_shared<const core::DeviceMesh>(std::move(mesh));
+    for (uint64_t left = chunks; left > 0;) {
+      state.rows_.push_back(std::min(left, ranks));
+      left -= state.rows_.back();
+    }
+    state.memory_.resize(kRowElements);
+    return state;
+  }
+
+  core::StateDict Of(uint32_t rank) const {
+    core::StateDict state;
+    auto model = state.root().Map("model");
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const uint64_t own = rank < rows_[i] ? 1 : 0;
+      model.Sharded(fmt::format("layers.{:06}.weight", i),
+                    {.dtype = core::DType::kUInt8,
+                     .shape = {own, kRowElements},
+                     .strides = {},
+                     .data = memory_.data()},
+                    {.global_shape = {rows_[i], kRowElements},
+                     .mesh = nullptr,
+                     .placements = {},
+                     .parts = OwnRow(rank, own)});
+    }
+    return state;
+  }
+
+ private:
+  std::vector<core::Sharding::Part> OwnRow(uint32_t rank, uint64_t own) const {
+    if (own == 0) return {};
+    return {{.box = {{rank, 0}, {1, kRowElements}},
+             .view = {.dtype = core::DType::kUInt8,
+                      .shape = {1, kRowElements},
+                      .strides = {},
+                      .data = memory_.data()}}};
+  }
+
+  std::shared_ptr<const core::DeviceMesh> mesh_;  // shared by all tensors
+  std::vector<uint64_t> rows_;                    // one entry per tensor
+  std::vector<std::byte> memory_;
+};
+
+/// Writes the segments and manifests of ranks 1 and up durably.
+Result<void> WriteParts(const core::CheckpointStore& store, uint64_t ranks,
+                        const SimulatedState& state, const core::SaveOptions& options) {
+  ProgressLine progress("writing the parts of the ranks");
+  std::atomic<uint32_t> next = 1;
+  std::mutex mutex;
+  std::optional<Error> failure;  // guarded by mutex
+  const auto write = [&]() -> Result<void> {
+    kv::StoreOptions join;
+    CAIRN_TRY_ASSIGN(join.session, store.kv().OpenSession());
+    CAIRN_TRY_ASSIGN(const auto joined,
+                     kv::Store::Open(store.kv().directory(), kv::OpenMode::kJoinSession, join));
+    const std::string attempt = joined->NextAttempt(1);
+    for (uint32_t rank = next++; rank < ranks; rank = next++) {
+      CAIRN_TRY(core::PrepareRank(*joined, 1, attempt, state.Of(rank), options, rank,
+                                  static_cast<uint32_t>(ranks)));
+      const std::lock_guard lock(mutex);
+      if (!progress.callback()(rank, ranks)) return Fail(ErrorCode::kCancelled, "cancelled");
+      if (failure) return {};
+    }
+    return {};
+  };
+  {
+    std::vector<std::jthread> writers;
+    for (size_t i = 0; i < kWriters; ++i) {
+      writers.emplace_back([&] {
+        if (Result<void> written = write(); !written) {
+          const std::lock_guard lock(mutex);
+          if (!failure) failure = std::move(written).error();
+        }
+      });
+    }
+  }
+  if (failure) return Fail(*failure);
+  return {};
+}
+
+Result<BenchRow> CommitOnce(const BenchOptions& options, uint64_t run) {
+  const ScratchStore scratch(options.directory, "commit");
+  SimulatedJob job(options.ranks);
+  CAIRN_TRY_ASSIGN(const auto store,
+                   core::CheckpointStore::OpenShared(scratch.path(), kv::OpenMode::kWrite, job));
+  CAIRN_TRY_ASSIGN(const SimulatedState state, SimulatedState::Make(options.ranks, options.chunks));
+  const core::SaveOptions save{.incremental = false};
+  const auto begin = Clock::now();
+  CAIRN_TRY(WriteParts(*store, options.ranks, state, save));
+  const double parts_seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  const core::StateDict own = state.Of(0);
+  const Meter meter;
+  CAIRN_TRY(store->Save(1, own, save));
+  BenchRow row{.verb = "commit", .what = "commit", .run = run};
+  row.measured = meter.Stop();
+  row.rate_matters = false;
+  CAIRN_TRY_ASSIGN(const auto steps, store->Steps());
+  if (steps.size() != 1 || steps.front().chunk_count != options.chunks) {
+    return Fail(ErrorCode::kInternal,
+                "the committed step does not have the chunks that were written");
+  }
+  row.bytes = steps.front().logical_bytes;
+  row.extra = {
+      {"ranks", options.ranks}, {"chunks", options.chunks}, {"parts_seconds", parts_seconds}};
+  row.note =
+      fmt::format("{} manifests, {} chunks (writing them took {})", GroupedCount(options.ranks),
+                  GroupedCount(options.chunks), HumanSeconds(parts_seconds));
+  CAIRN_TRY(store->Close());
+  return row;
+}
+
+}  // namespace
+
+Result<void> BenchCommit(const BenchOptions& options, BenchReport& report) {
+  for (uint64_t run = 1; run <= options.repeat; ++run) {
+    CAIRN_TRY_ASSIGN(const BenchRow row, CommitOnce(options, run));
+    report.Add(row);
+  }
+  return {};
+}
+
+}  // namespace cairn::tools

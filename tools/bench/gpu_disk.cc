@@ -1,0 +1,169 @@
+// kv-bench gpu: saves from a device and loads to it.
+
+#include "tools/bench/gpu_disk.h"
+
+#include <fmt/format.h>
+
+#include <vector>
+
+#include "core/checkpoint_store.h"
+#include "core/load/load_options.h"
+#include "kv/digest.h"
+#include "kv/snapshot.h"
+#include "tools/bench/device_model.h"
+#include "tools/bench/fio.h"
+#include "tools/bench/page_cache.h"
+#include "tools/common/quantities.h"
+
+namespace cairn::tools {
+namespace {
+
+constexpr uint64_t kChangedPageStride = 100;  // 1 % of the pages
+
+/// Runs the first save of the process, which page-locks the memory that later saves reuse.
+Result<void> WarmUp(GpuBench& bench, const DeviceModel& model) {
+  const ScratchStore scratch(bench.options.directory, "gpu-warm-up");
+  CAIRN_TRY_ASSIGN(const StorePointer store, OpenStore(scratch, kv::OpenMode::kWrite));
+  CAIRN_TRY_ASSIGN(const double seconds, TimeOf([&]() -> Result<void> {
+                     CAIRN_TRY(store->Save(1, model.State(), OptionsOf(bench, false)));
+                     return {};
+                   }));
+  bench.report.Add(GpuRow("first save of the process", 1, bench.options.bytes, seconds));
+  return store->Close();
+}
+
+Result<void> SaveRuns(GpuBench& bench, const DeviceModel& model, const ScratchStore& scratch) {
+  for (uint64_t run = 1; run <= bench.options.repeat; ++run) {
+    scratch.Remove();
+    CAIRN_TRY_ASSIGN(const StorePointer store, OpenStore(scratch, kv::OpenMode::kWrite));
+    core::SaveReport saved;
+    CAIRN_TRY_ASSIGN(const double seconds, TimeOf([&]() -> Result<void> {
+                       CAIRN_TRY_ASSIGN(saved,
+                                        store->Save(1, model.State(), OptionsOf(bench, false)));
+                       return {};
+                     }));
+    BenchRow row = GpuRow("save to disk", run, saved.logical_bytes, seconds);
+    row.extra = {{"device_bytes", saved.device_bytes},
+                 {"direct_bytes", saved.direct_bytes},
+                 {"payload_written_bytes", saved.written_bytes},
+                 {"durable", true}};
+    bench.report.Add(row);
+    CAIRN_TRY(store->Close());
+    if (bench.options.fio) {
+      CAIRN_TRY_ASSIGN(const FioResult fio, FioWrite(bench.options.directory, bench.options.bytes));
+      bench.report.Add(FioRow("gpu", "fio write", run, fio));
+    }
+  }
+  return {};
+}
+
+Result<void> LoadRuns(GpuBench& bench, const DeviceModel& model, const ScratchStore& scratch) {
+  CAIRN_TRY_ASSIGN(const std::vector<uint64_t> saved, model.PageDigests());
+  for (uint64_t run = 1; run <= bench.options.repeat; ++run) {
+    // So that bytes that are not loaded are detected.
+    CAIRN_TRY(bench.plain->Fill(model.data(), model.length_bytes(), 0));
+    CAIRN_TRY(bench.plain->Synchronize());
+    CAIRN_TRY_ASSIGN(const StorePointer store, OpenStore(scratch, kv::OpenMode::kRead));
+    CAIRN_TRY_ASSIGN(const auto snapshot, store->kv().Latest());
+    CAIRN_TRY_ASSIGN(const kv::StepInfo step, snapshot->FindStep(1));
+    CAIRN_TRY(EvictFromPageCache(scratch.path()));
+    const std::vector<core::LoadRequest> requests = model.Requests();
+    CAIRN_TRY_ASSIGN(const double seconds, TimeOf([&]() -> Result<void> {
+                       CAIRN_TRY(store->Load(step, requests));
+                       return {};
+                     }));
+    bench.report.Add(GpuRow("cold load to device", run, bench.options.bytes, seconds));
+    CAIRN_TRY_ASSIGN(const std::vector<uint64_t> loaded, model.PageDigests());
+    if (loaded != saved) {
+      return Fail(ErrorCode::kDataLoss, "loaded bytes differ from those that were saved");
+    }
+    if (bench.options.fio) {
+      CAIRN_TRY_ASSIGN(const FioResult fio, FioRead(bench.options.directory, bench.options.bytes));
+      bench.report.Add(FioRow("gpu", "fio read", run, fio));
+    }
+  }
+  return {};
+}
+
+/// Payload bytes that crossed the bus, to the host or to the disk.
+uint64_t BusBytes(const core::SaveReport& saved) { return saved.device_bytes + saved.direct_bytes; }
+
+/// Runs an incremental save and reports what crossed the bus and what was written.
+Result<core::SaveReport> SaveAgain(GpuBench& bench, const DeviceModel& model,
+                                   core::CheckpointStore& store, uint64_t step,
+                                   const std::string& what, uint64_t run) {
+  core::SaveReport saved;
+  CAIRN_TRY_ASSIGN(const double seconds, TimeOf([&]() -> Result<void> {
+                     CAIRN_TRY_ASSIGN(saved,
+                                      store.Save(step, model.State(), OptionsOf(bench, true)));
+                     return {};
+                   }));
+  BenchRow row = GpuRow(what, run, saved.logical_bytes, seconds);
+  row.extra = {{"device_bytes", saved.device_bytes},
+               {"direct_bytes", saved.direct_bytes},
+               {"payload_written_bytes", saved.written_bytes},
+               {"chunks", saved.chunks},
+               {"chunks_reused", saved.chunks_reused}};
+  row.note = fmt::format("{} over the bus, {} written", HumanBytes(BusBytes(saved)),
+                         HumanBytes(saved.written_bytes));
+  bench.report.Add(row);
+  return saved;
+}
+
+/// Changes a byte in every hundredth page of the tensors, in different pages in each run.
+Result<void> ChangePages(GpuBench& bench, const DeviceModel& model, uint64_t run) {
+  uint64_t page = 0;
+  for (const BenchTensor& tensor : model.tensors()) {
+    for (uint64_t at = 0; at < tensor.nbytes; at += kv::kPageBytes, ++page) {
+      if (page % kChangedPageStride != run % kChangedPageStride) continue;
+      CAIRN_TRY(bench.plain->Fill(model.data() + tensor.offset_bytes + at, 1,
+                                  static_cast<uint8_t>(run * 83 + page)));
+    }
+  }
+  return bench.plain->Synchronize();
+}
+
+}  // namespace
+
+Result<void> BenchGpuDisk(GpuBench& bench) {
+  CAIRN_TRY_ASSIGN(const DeviceModel model, DeviceModel::Make(bench));
+  CAIRN_TRY(WarmUp(bench, model));
+  const ScratchStore scratch(bench.options.directory, "gpu");
+  const FioFile fio_file{bench.options.directory};
+  CAIRN_TRY(SaveRuns(bench, model, scratch));
+  CAIRN_TRY(LoadRuns(bench, model, scratch));
+  bench.report.AddRateBar("gpu", "save to disk", "fio write", 0.95);
+  bench.report.AddRatio("gpu", "cold load to device", "fio read");
+  return {};
+}
+
+Result<void> BenchGpuPages(GpuBench& bench) {
+  CAIRN_TRY_ASSIGN(const DeviceModel model, DeviceModel::Make(bench));
+  const ScratchStore scratch(bench.options.directory, "gpu");
+  CAIRN_TRY_ASSIGN(const StorePointer store, OpenStore(scratch, kv::OpenMode::kWrite));
+  CAIRN_TRY(store->Save(1, model.State(), OptionsOf(bench, true)));
+  uint64_t step = 2;
+  for (uint64_t run = 1; run <= bench.options.repeat; ++run) {
+    CAIRN_TRY_ASSIGN(core::SaveReport saved,
+                     SaveAgain(bench, model, *store, step++, "nothing changed", run));
+    bench.report.AddBar({.verb = "gpu",
+                         .what = "over the bus, nothing changed",
+                         .reference = "all bytes",
+                         .figure = static_cast<double>(BusBytes(saved)),
+                         .limit = static_cast<double>(saved.logical_bytes),
+                         .unit = "bytes",
+                         .bar = 0});
+    CAIRN_TRY(ChangePages(bench, model, run));
+    CAIRN_TRY_ASSIGN(saved, SaveAgain(bench, model, *store, step++, "1 % of pages changed", run));
+    bench.report.AddBar({.verb = "gpu",
+                         .what = "over the bus, 1 % of pages changed",
+                         .reference = "all bytes",
+                         .figure = static_cast<double>(BusBytes(saved)),
+                         .limit = static_cast<double>(saved.logical_bytes),
+                         .unit = "bytes",
+                         .bar = 0.011});
+  }
+  return store->Close();
+}
+
+}  // namespace cairn::tools

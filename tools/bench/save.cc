@@ -1,0 +1,117 @@
+// kv-bench save and incremental: durable saves of a complete model.
+
+#include "tools/bench/save.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/checkpoint_store.h"
+#include "tools/bench/fio.h"
+#include "tools/bench/saved_model.h"
+#include "tools/common/disk_usage.h"
+#include "tools/common/progress.h"
+#include "tools/common/quantities.h"
+
+namespace cairn::tools {
+namespace {
+
+/// Saves the model as `step` and measures what that added to the disk, including records.
+Result<BenchRow> SaveAndMeasureDisk(core::CheckpointStore& store, const std::string& directory,
+                                    const ModelMemory& model, uint64_t step) {
+  const core::StateDict state = model.State();
+  CAIRN_TRY_ASSIGN(const DiskUsage before, MeasureDiskUsage(directory));
+  ProgressLine progress("saving");
+  BenchRow row{.verb = "incremental", .bytes = 0};
+  const Meter meter;
+  CAIRN_TRY_ASSIGN(const core::SaveReport report,
+                   store.Save(step, state, {.progress = progress.callback()}));
+  row.measured = meter.Stop();
+  CAIRN_TRY_ASSIGN(const DiskUsage after, MeasureDiskUsage(directory));
+  row.bytes = report.logical_bytes;
+  const auto grown = static_cast<int64_t>(after.file_bytes - before.file_bytes);
+  row.extra = {{"payload_written_bytes", report.written_bytes},
+               {"chunks", report.chunks},
+               {"chunks_reused", report.chunks_reused},
+               {"store_grown_bytes", grown},
+               {"store_grown_allocated_bytes",
+                static_cast<int64_t>(after.allocated_bytes - before.allocated_bytes)}};
+  row.note = fmt::format("payload {}, files grown by {}", HumanBytes(report.written_bytes),
+                         HumanBytes(static_cast<uint64_t>(std::max<int64_t>(grown, 0))));
+  if (row.measured.device_written_bytes) {
+    row.note +=
+        fmt::format(", {} sent to the device", HumanBytes(*row.measured.device_written_bytes));
+  }
+  return row;
+}
+
+}  // namespace
+
+Result<void> BenchSave(const BenchOptions& options, BenchReport& report) {
+  const ScratchStore scratch(options.directory, "save");
+  const FioFile fio_file{options.directory};
+  CAIRN_TRY_ASSIGN(const ModelMemory model, MakeModel(options));
+  model.FillAll(1);
+  const core::StateDict state = model.State();
+  for (uint64_t run = 1; run <= options.repeat; ++run) {
+    scratch.Remove();
+    CAIRN_TRY_ASSIGN(const StorePointer store, OpenForWriting(scratch));
+    ProgressLine progress("saving");
+    BenchRow row{.verb = "save", .what = "save", .run = run};
+    const Meter meter;
+    CAIRN_TRY_ASSIGN(const core::SaveReport saved, store->Save(1, state, FullSave(progress)));
+    row.measured = meter.Stop();
+    progress.Clear();
+    row.bytes = saved.logical_bytes;
+    row.extra = {{"keys", model.tensors().size()},
+                 {"chunks", saved.chunks},
+                 {"payload_written_bytes", saved.written_bytes},
+                 {"durable", true}};
+    row.note = fmt::format("durable, {} keys, {} chunks", GroupedCount(model.tensors().size()),
+                           GroupedCount(saved.chunks));
+    report.Add(row);
+    CAIRN_TRY(store->Close());
+    scratch.Remove();
+    if (options.fio) {
+      CAIRN_TRY_ASSIGN(const FioResult fio, FioWrite(options.directory, options.bytes));
+      report.Add(FioRow("save", "fio write", run, fio));
+    }
+  }
+  report.AddRatio("save", "save", "fio write");
+  return {};
+}
+
+Result<void> BenchIncremental(const BenchOptions& options, BenchReport& report) {
+  return WithSavedModel(
+      options, "incremental",
+      [&](const std::string& directory, ModelMemory& model) -> Result<void> {
+        CAIRN_TRY_ASSIGN(const StorePointer store,
+                         core::CheckpointStore::Open(directory, kv::OpenMode::kWrite));
+        uint64_t step = 2;
+        for (uint64_t run = 1; run <= options.repeat; ++run) {
+          CAIRN_TRY_ASSIGN(BenchRow row, SaveAndMeasureDisk(*store, directory, model, step++));
+          row.what = "nothing changed", row.run = run;
+          row.extra.Set("changed_percent", 0);
+          report.Add(row);
+          if (!(options.changed_percent > 0)) continue;
+          const uint64_t count = model.tensors().size();
+          const auto changed = static_cast<uint64_t>(
+              std::max(1.0, static_cast<double>(count) * options.changed_percent / 100));
+          uint64_t changed_bytes = 0;
+          for (uint64_t i = 0; i < changed; ++i) {
+            const size_t tensor = (i * count / changed + run) % count;
+            model.Fill(tensor, 1 + run);
+            changed_bytes += model.tensors()[tensor].nbytes;
+          }
+          CAIRN_TRY_ASSIGN(row, SaveAndMeasureDisk(*store, directory, model, step++));
+          row.what = fmt::format("{:g} % changed", options.changed_percent), row.run = run;
+          row.extra.Set("changed_percent", options.changed_percent);
+          row.extra.Set("changed_keys", changed);
+          row.extra.Set("changed_bytes", changed_bytes);
+          report.Add(row);
+        }
+        return store->Close();
+      });
+}
+
+}  // namespace cairn::tools

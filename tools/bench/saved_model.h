@@ -1,0 +1,32 @@
+#pragma once
+/// A model in memory, and a store that has it as step 1.
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "core/checkpoint_store.h"
+#include "tools/bench/model_state.h"
+#include "tools/bench/options.h"
+#include "tools/bench/scratch_store.h"
+#include "tools/common/progress.h"
+
+namespace cairn::tools {
+
+using StorePointer = std::unique_ptr<core::CheckpointStore>;
+
+Result<StorePointer> OpenForWriting(const ScratchStore& scratch);
+
+/// Returns memory for a model of `options.bytes` bytes; its contents are zeros.
+Result<ModelMemory> MakeModel(const BenchOptions& options);
+
+/// Options of a save that writes every byte.
+core::SaveOptions FullSave(ProgressLine& progress);
+
+/// Saves a model as step 1 of a new store, closes the store, calls `use` with its directory and the
+/// model, and removes the store.
+Result<void> WithSavedModel(
+    const BenchOptions& options, const char* verb,
+    const std::function<Result<void>(const std::string&, ModelMemory&)>& use);
+
+}  // namespace cairn::tools

@@ -1,0 +1,190 @@
+// Command lines that consist of a verb, its arguments and its options, parsed by CLI11.
+
+#include "tools/common/command_line.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+#include <string_view>
+#include <type_traits>
+
+#include "tools/common/text.h"
+
+namespace cairn::tools {
+namespace {
+
+/// Replaces the usage line and the option types of CLI11, which are long and not specific.
+class HelpFormatter : public CLI::Formatter {
+ public:
+  explicit HelpFormatter(std::string usage) : usage_(std::move(usage)) {
+    label("Positionals", "Arguments");
+    column_width(26);
+  }
+  std::string make_usage(const CLI::App*, std::string) const override {
+    return fmt::format("\nUsage: {}\n", usage_);
+  }
+  std::string make_option_opts(const CLI::Option* option) const override {
+    const std::string type = option->get_type_name();
+    const std::string value = option->get_default_str();
+    std::string text = type.empty() || option->get_type_size() == 0 ? "" : " " + type;
+    if (!value.empty()) text += " (" + value + ")";
+    return text;
+  }
+
+ private:
+  std::string usage_;
+};
+
+void StyleHelp(CLI::App& app, const std::string& usage) {
+  app.formatter(std::make_shared<HelpFormatter>(usage));
+  app.set_help_flag("-h,--help", "This text");
+}
+
+/// CLI11 reads a word "[abc]" as a list and removes the brackets, which would change a pattern that
+/// is one set of characters. A mark at the end of the word prevents that; it is removed when the
+/// value is stored.
+constexpr char kBracketMark = '\x1f';
+
+void MarkBrackets(std::vector<std::string>& words) {
+  for (std::string& word : words) {
+    if (word.starts_with('[') && word.ends_with(']')) word += kBracketMark;
+  }
+}
+
+const CLI::Validator& UnmarkBrackets() {
+  static const CLI::Validator unmark(
+      [](std::string& word) {
+        if (word.ends_with(kBracketMark)) word.pop_back();
+        return std::string();
+      },
+      "");
+  return unmark;
+}
+
+CLI::Option* AddToParser(CLI::App& app, const Argument& argument) {
+  return std::visit(
+      [&](auto* target) {
+        if constexpr (std::is_same_v<decltype(target), bool*>) {
+          return app.add_flag(argument.name, *target, argument.help);
+        } else {
+          return app.add_option(argument.name, *target, argument.help)
+              ->type_name(argument.value_name);
+        }
+      },
+      argument.target);
+}
+
+void AddArgument(CLI::App& app, const Argument& argument) {
+  CLI::Option* option = AddToParser(app, argument);
+  if (argument.required) option->required();
+  if (!argument.choices.empty()) option->check(CLI::IsMember(argument.choices));
+  if (argument.range) {
+    std::visit([&](const auto& range) { option->check(CLI::Range(range.first, range.second)); },
+               *argument.range);
+  }
+}
+
+void AddVerb(CLI::App& app, const CommandLine& line, const Verb& verb) {
+  CLI::App* added = app.add_subcommand(verb.name, verb.summary)->group(verb.hidden ? "" : "Verbs");
+  StyleHelp(*added, line.name + " " + verb.usage);
+  for (const Argument& argument : verb.arguments) AddArgument(*added, argument);
+  // A transformation precedes the checks of an option.
+  for (CLI::Option* option : added->get_options()) option->transform(UnmarkBrackets());
+  if (verb.examples.empty()) return;
+  std::string footer = "Examples:";
+  for (const std::string& example : verb.examples) footer += "\n  " + example;
+  if (!verb.notes.empty()) footer += "\n\n" + verb.notes;
+  added->footer(footer);
+}
+
+std::unique_ptr<CLI::App> MakeParser(const CommandLine& line) {
+  auto app = std::make_unique<CLI::App>(line.summary, line.name);
+  StyleHelp(*app, line.usage);
+  app->require_subcommand(1);
+  app->set_version_flag("--version", line.name + " " + line.version)
+      ->description("Name and version");
+  for (const Argument& argument : line.arguments) AddArgument(*app, argument);
+  for (const Verb& verb : line.verbs) AddVerb(*app, line, verb);
+  app->footer(line.notes);
+  return app;
+}
+
+/// Joins the options whose value may start with "-" with that value.
+void JoinValues(const CommandLine& line, std::vector<std::string>& words) {
+  const auto joins = [&](const std::string& word) {
+    for (const Verb& verb : line.verbs) {
+      for (const Argument& argument : verb.arguments) {
+        if (argument.value_may_start_with_dash && argument.name == word) return true;
+      }
+    }
+    return false;
+  };
+  std::vector<std::string> joined;
+  for (size_t i = 0; i < words.size(); ++i) {
+    const bool join = joins(words[i]) && i + 1 < words.size();
+    joined.push_back(join ? fmt::format("{}={}", words[i], words[i + 1]) : words[i]);
+    if (join) ++i;
+  }
+  words = std::move(joined);
+}
+
+/// Puts the default verb in front if the only word is not a verb. kInvalidArgument: the first of
+/// several words is not a verb.
+Result<void> InsertDefaultVerb(const CommandLine& line, std::vector<std::string>& words) {
+  const auto is_word = [](const std::string& text) { return !text.starts_with("-"); };
+  const auto first = std::find_if(words.begin(), words.end(), is_word);
+  if (first == words.end()) return {};
+  std::vector<std::string_view> names;
+  for (const Verb& verb : line.verbs) names.push_back(verb.name);
+  if (std::find(names.begin(), names.end(), *first) != names.end()) return {};
+  if (std::count_if(words.begin(), words.end(), is_word) > 1) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("'{}' is not a verb; the verbs are {}", EscapeText(*first),
+                            fmt::join(names, ", ")));
+  }
+  words.insert(words.begin(), line.default_verb);
+  return {};
+}
+
+std::string OneLine(std::string text) {
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
+
+const Verb* FindVerb(const CommandLine& line, const std::string& name) {
+  const auto found = std::find_if(line.verbs.begin(), line.verbs.end(),
+                                  [&](const Verb& verb) { return verb.name == name; });
+  return found == line.verbs.end() ? nullptr : &*found;
+}
+
+}  // namespace
+
+Result<const Verb*> ParseCommandLine(const CommandLine& line, std::vector<std::string> words) {
+  JoinValues(line, words);
+  if (!line.default_verb.empty()) CAIRN_TRY(InsertDefaultVerb(line, words));
+  if (words.empty()) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("a verb is missing (see {} --help)", line.name));
+  }
+  MarkBrackets(words);
+  std::reverse(words.begin(), words.end());  // CLI11 takes them from the back
+  const std::unique_ptr<CLI::App> app = MakeParser(line);
+  try {
+    app->parse(words);
+    return FindVerb(line, app->get_subcommands().front()->get_name());
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) {
+      app->exit(error);  // prints help or version on standard output
+      return nullptr;
+    }
+    std::string verb;
+    for (const CLI::App* parsed : app->get_subcommands()) verb = " " + parsed->get_name();
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("{} (see {}{} --help)", OneLine(error.what()), line.name, verb));
+  }
+}
+
+}  // namespace cairn::tools

@@ -1,0 +1,147 @@
+// `kv-dump chunks`: one row per chunk.
+
+#include "tools/dump/chunks.h"
+
+#include <fmt/format.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "core/step/contents.h"
+#include "kv/snapshot.h"
+#include "tools/common/exit_status.h"
+#include "tools/common/json.h"
+#include "tools/common/quantities.h"
+#include "tools/common/table.h"
+#include "tools/common/text.h"
+#include "tools/dump/opened_store.h"
+
+namespace cairn::tools {
+namespace {
+
+/// Names of segments by id. Each name is looked up once.
+class SegmentNames {
+ public:
+  explicit SegmentNames(std::shared_ptr<const kv::Snapshot> snapshot)
+      : snapshot_(std::move(snapshot)) {}
+  /// Returns "unknown-ID" for a segment that the index does not contain, so that the row is still
+  /// printed.
+  const std::string& Name(uint64_t segment_id) {
+    auto [entry, is_new] = names_.try_emplace(segment_id);
+    if (is_new) {
+      const auto segment = snapshot_->FindSegment(segment_id);
+      entry->second = segment ? EscapeText(segment->name) : fmt::format("unknown-{}", segment_id);
+    }
+    return entry->second;
+  }
+
+ private:
+  std::shared_ptr<const kv::Snapshot> snapshot_;
+  std::map<uint64_t, std::string> names_;
+};
+
+class ChunkPrinter {
+ public:
+  ChunkPrinter(const DumpRun& run, SegmentNames names)
+      : table_(run.out, {{"FQN", Align::kLeft, true},
+                         {"OFFSETS"},
+                         {"SIZES"},
+                         {"BYTES", Align::kRight},
+                         {"DIGEST"},
+                         {"ENCODING"},
+                         {"SEGMENT"},
+                         {"AT BYTE", Align::kRight},
+                         {"SINCE STEP", Align::kRight}}),
+        names_(std::move(names)) {}
+
+  /// Adds a row; a chunk that has several extents is followed by one row per extent.
+  void Add(const core::TensorInfo& tensor, const core::ChunkInfo& chunk) {
+    const kv::Extent& first = chunk.extents.front();
+    const bool several = chunk.extents.size() > 1;
+    table_.Add({EscapeText(tensor.fqn), ShapeText(chunk.box.offsets), ShapeText(chunk.box.sizes),
+                HumanBytes(chunk.length_bytes()), chunk.digest.ToHex(), "raw",
+                several ? Plural(chunk.extents.size(), "extent") : names_.Name(first.segment_id),
+                several ? "" : fmt::to_string(first.offset_bytes),
+                fmt::to_string(chunk.since_step)});
+    if (!several) return;
+    for (const kv::Extent& extent : chunk.extents) {
+      table_.Add({"", "", "", HumanBytes(extent.length_bytes), "", "",
+                  names_.Name(extent.segment_id), fmt::to_string(extent.offset_bytes), ""});
+    }
+  }
+  void Finish() { table_.Finish(); }
+
+  Json RowJson(const core::TensorInfo& tensor, const core::ChunkInfo& chunk) {
+    Json row = {{"fqn", JsonText(tensor.fqn)},    {"offsets", chunk.box.offsets},
+                {"sizes", chunk.box.sizes},       {"bytes", chunk.length_bytes()},
+                {"digest", chunk.digest.ToHex()}, {"encoding", "raw"}};
+    if (chunk.extents.size() == 1) {
+      row.Merge(ExtentJson(chunk.extents.front()));
+    } else {
+      Json extents = Json::List();
+      for (const kv::Extent& extent : chunk.extents) {
+        Json part = ExtentJson(extent);
+        part.Set("bytes", extent.length_bytes);
+        extents.Append(std::move(part));
+      }
+      row.Set("extents", std::move(extents));
+    }
+    row.Set("since_step", chunk.since_step);
+    return row;
+  }
+
+ private:
+  Json ExtentJson(const kv::Extent& extent) {
+    return {{"segment", names_.Name(extent.segment_id)},
+            {"segment_id", extent.segment_id},
+            {"offset_bytes", extent.offset_bytes}};
+  }
+
+  Table table_;
+  SegmentNames names_;
+};
+
+}  // namespace
+
+Result<int> DumpChunks(const DumpRun& run, const std::string& address,
+                       const std::vector<std::string>& patterns) {
+  CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenWithWarnings(address));
+  CAIRN_TRY_ASSIGN(const core::Contents contents, ListKeys(opened, patterns));
+  CAIRN_TRY_ASSIGN(auto snapshot, opened.store->kv().Latest());
+  ChunkPrinter printer(run, SegmentNames(std::move(snapshot)));
+  std::optional<JsonList> list;
+  if (run.json) {
+    list.emplace(
+        run.out,
+        std::vector<JsonMember>{{"store", StoreText(opened)}, {"step", contents.step.step}},
+        "chunks");
+  }
+  uint64_t chunk_count = 0;
+  for (const core::TensorInfo& tensor : contents.tensors) {
+    if (tensor.alias_of) continue;
+    const auto chunks = opened.store->Chunks(contents.step, tensor.fqn);
+    if (!chunks) {
+      if (list) list->Abandon(chunks.error());
+      printer.Finish();  // the rows before the damage are useful
+      return Fail(chunks.error());
+    }
+    chunk_count += chunks->size();
+    for (const core::ChunkInfo& chunk : *chunks) {
+      if (list) {
+        list->Add(printer.RowJson(tensor, chunk));
+      } else {
+        printer.Add(tensor, chunk);
+      }
+    }
+  }
+  if (list) {
+    list->Finish();
+  } else {
+    printer.Finish();
+    if (chunk_count == 0) PrintRemark(run, "No chunks: no tensor with elements matches.");
+  }
+  return kExitSuccess;
+}
+
+}  // namespace cairn::tools

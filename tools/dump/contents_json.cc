@@ -1,0 +1,90 @@
+// Steps, tensors and plain values of a store as JSON.
+
+#include "tools/dump/contents_json.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <complex>
+#include <span>
+#include <variant>
+
+#include "tools/common/text.h"
+#include "tools/common/timestamps.h"
+#include "tools/dump/element_json.h"
+
+namespace cairn::tools {
+namespace {
+
+std::string Hex(std::span<const std::byte> bytes) {
+  std::string out;
+  out.reserve(bytes.size() * 2);
+  for (const std::byte byte : bytes) fmt::format_to(std::back_inserter(out), "{:02x}", byte);
+  return out;
+}
+
+template <typename... F>
+struct Overloaded : F... {
+  using F::operator()...;
+};
+
+}  // namespace
+
+Json StepJson(const kv::StepInfo& step) {
+  return {{"step", step.step},
+          {"created", IsoTime(step.created_unix_ns)},
+          {"created_unix_ns", step.created_unix_ns},
+          {"world_size", step.world_size},
+          {"attempt", JsonText(step.attempt)},
+          {"generation", step.generation},
+          {"base_step", step.base_step},
+          {"keys", step.tensor_count + step.value_count},
+          {"tensors", step.tensor_count},
+          {"values", step.value_count},
+          {"chunks", step.chunk_count},
+          {"chunks_reused", step.reused_chunk_count},
+          {"logical_bytes", step.logical_bytes},
+          {"written_bytes", step.written_bytes}};
+}
+
+Json TensorJson(const core::TensorInfo& tensor, std::optional<uint64_t> step) {
+  Json json = {{"fqn", JsonText(tensor.fqn)}};
+  if (step) json.Set("step", *step);
+  json.Merge({{"kind", "tensor"},
+              {"dtype", schema::DTypeName(tensor.dtype)},
+              {"shape", tensor.shape},
+              {"bytes", tensor.nbytes},
+              {"chunks", tensor.chunk_count}});
+  if (tensor.alias_of) json.Set("alias_of", JsonText(*tensor.alias_of));
+  return json;
+}
+
+std::string ValueKindName(const core::Value& value) {
+  static constexpr std::array kNames = {"None",    "bool", "int",   "int",   "float",
+                                        "complex", "str",  "bytes", "pickle"};
+  static_assert(kNames.size() == std::variant_size_v<core::Value>);
+  return kNames[value.index()];
+}
+
+Json ValueJson(const core::Value& value) {
+  return std::visit(
+      Overloaded{[](std::monostate) { return Json(nullptr); }, [](bool v) { return Json(v); },
+                 [](int64_t v) { return Json(v); },
+                 [](const core::BigInt& v) {
+                   return Json{{"twos_complement_le", Hex(v.twos_complement)}};
+                 },
+                 [](double v) { return FloatJson(v); },
+                 [](const std::complex<double>& v) {
+                   return Json{{"real", FloatJson(v.real())}, {"imag", FloatJson(v.imag())}};
+                 },
+                 [](const std::string& v) { return Json(JsonText(v)); },
+                 [](const core::Bytes& v) {
+                   return Json{{"hex", Hex(v.data)}};
+                 },
+                 [](const core::Pickle& v) {
+                   return Json{{"pickle_bytes", v.data.size()}};
+                 }},
+      value);
+}
+
+}  // namespace cairn::tools

@@ -1,0 +1,28 @@
+#pragma once
+/// Steps, tensors and plain values of a store as JSON.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "core/state_dict/value.h"
+#include "core/step/contents.h"
+#include "kv/step_info.h"
+#include "tools/common/json.h"
+
+namespace cairn::tools {
+
+Json StepJson(const kv::StepInfo& step);
+
+/// FQN, dtype, shape, bytes and chunks. `step` is a member if it is given.
+Json TensorJson(const core::TensorInfo& tensor, std::optional<uint64_t> step = std::nullopt);
+
+/// The Python type of a value: "int", "str", ...; "pickle" for pickled objects.
+std::string ValueKindName(const core::Value& value);
+
+/// Numbers, strings and null as JSON has them. NaN and infinities are strings; integers of more
+/// than 64 bits, complex numbers, bytes and pickled objects are objects. A pickle is represented by
+/// its size alone, so that nobody is led to unpickle content from this document.
+Json ValueJson(const core::Value& value);
+
+}  // namespace cairn::tools

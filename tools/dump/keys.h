@@ -1,0 +1,17 @@
+#pragma once
+/// `kv-dump keys`: one row per key.
+
+#include <string>
+#include <vector>
+
+#include "kv/error.h"
+#include "tools/dump/run.h"
+
+namespace cairn::tools {
+
+/// Prints the tensors and plain values of a step that match the patterns (all if there are none).
+/// Returns the exit status.
+Result<int> DumpKeys(const DumpRun& run, const std::string& address,
+                     const std::vector<std::string>& patterns);
+
+}  // namespace cairn::tools

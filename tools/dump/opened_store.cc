@@ -1,0 +1,55 @@
+// Stores opened for kv-dump, which tolerates damage.
+
+#include "tools/dump/opened_store.h"
+
+#include <fmt/format.h>
+
+#include "core/state_dict/key_pattern.h"
+#include "kv/snapshot.h"
+#include "tools/common/terminal.h"
+#include "tools/common/text.h"
+
+namespace cairn::tools {
+
+Result<OpenedStore> OpenSilently(const std::string& address) {
+  OpenedStore opened;
+  CAIRN_TRY_ASSIGN(opened.address, ParseAddress(address));
+  kv::StoreOptions options;
+  options.tolerate_lost_steps = true;
+  CAIRN_TRY_ASSIGN(opened.store,
+                   core::CheckpointStore::Open(opened.address.store, kv::OpenMode::kRead, options));
+  return opened;
+}
+
+Result<OpenedStore> OpenWithWarnings(const std::string& address) {
+  CAIRN_TRY_ASSIGN(OpenedStore opened, OpenSilently(address));
+  for (const Error& note : opened.store->kv().recovery_notes()) Warn("kv-dump", note.ToString());
+  return opened;
+}
+
+Result<OpenedStore> OpenWithoutStep(const std::string& address, std::string_view verb) {
+  CAIRN_TRY_ASSIGN(OpenedStore opened, OpenWithWarnings(address));
+  if (opened.address.step) {
+    return Fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{} takes a store without a step; omit @{}", verb, *opened.address.step));
+  }
+  return opened;
+}
+
+std::string StoreText(const OpenedStore& opened) {
+  return JsonText(AddressDirectory(opened.address.store));
+}
+
+Result<kv::StepInfo> FindStep(const OpenedStore& opened) {
+  CAIRN_TRY_ASSIGN(const auto snapshot, opened.store->kv().Latest());
+  return snapshot->FindStep(opened.address.step);
+}
+
+Result<core::Contents> ListKeys(const OpenedStore& opened,
+                                const std::vector<std::string>& patterns) {
+  CAIRN_TRY_ASSIGN(const core::KeyPatterns parsed, core::KeyPatterns::Parse(patterns));
+  return opened.store->List(opened.address.step, parsed);
+}
+
+}  // namespace cairn::tools

@@ -1,0 +1,40 @@
+#pragma once
+/// Stores opened for kv-dump, which tolerates damage.
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/checkpoint_store.h"
+#include "core/step/contents.h"
+#include "kv/step_info.h"
+#include "kv/store.h"
+#include "tools/common/address.h"
+
+namespace cairn::tools {
+
+struct OpenedStore {
+  Address address;
+  std::unique_ptr<core::CheckpointStore> store;
+};
+
+/// Opens the store of an address. Problems that the open found are in
+/// store->kv().recovery_notes().
+Result<OpenedStore> OpenSilently(const std::string& address);
+/// Opens the store of an address and prints the problems that the open found as warnings.
+Result<OpenedStore> OpenWithWarnings(const std::string& address);
+/// Opens a store for a verb that does not take a step, and prints warnings as OpenWithWarnings
+/// does. kInvalidArgument: the address names a step.
+Result<OpenedStore> OpenWithoutStep(const std::string& address, std::string_view verb);
+
+/// Returns the directory of the store as a JSON string.
+std::string StoreText(const OpenedStore& opened);
+
+/// Returns the step that the address names, or the latest. kNotFound: there is no such step.
+Result<kv::StepInfo> FindStep(const OpenedStore& opened);
+/// Returns what that step contains, or the part of it that matches the patterns.
+Result<core::Contents> ListKeys(const OpenedStore& opened,
+                                const std::vector<std::string>& patterns);
+
+}  // namespace cairn::tools

@@ -1,0 +1,89 @@
+// `kv-dump segments`: one row per segment file.
+
+#include "tools/dump/segments.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "kv/snapshot.h"
+#include "kv/step_info.h"
+#include "tools/common/exit_status.h"
+#include "tools/common/json.h"
+#include "tools/common/quantities.h"
+#include "tools/common/table.h"
+#include "tools/common/text.h"
+#include "tools/dump/opened_store.h"
+
+namespace cairn::tools {
+namespace {
+
+struct SegmentUse {
+  uint64_t steps = 0;
+  uint64_t latest_bytes = 0;  // bytes that the latest step uses
+};
+
+Result<std::map<uint64_t, SegmentUse>> CountUse(const kv::Snapshot& snapshot) {
+  CAIRN_TRY_ASSIGN(const std::vector<kv::Usage> usage, snapshot.SegmentUsage());
+  const auto& steps = snapshot.steps();
+  std::map<uint64_t, SegmentUse> uses;
+  for (const kv::Usage& entry : usage) {
+    SegmentUse& use = uses[entry.segment_id];
+    use.steps += 1;
+    if (!steps.empty() && entry.generation == steps.back().generation) {
+      use.latest_bytes += entry.live_bytes;
+    }
+  }
+  return uses;
+}
+
+}  // namespace
+
+Result<int> DumpSegments(const DumpRun& run, const std::string& store) {
+  CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenWithoutStep(store, "segments"));
+  CAIRN_TRY_ASSIGN(const auto snapshot, opened.store->kv().Latest());
+  CAIRN_TRY_ASSIGN(std::vector<kv::SegmentInfo> segments, snapshot->Segments());
+  std::sort(segments.begin(), segments.end(), [](const auto& a, const auto& b) {
+    return std::tie(a.step, a.rank, a.name) < std::tie(b.step, b.rank, b.name);
+  });
+  CAIRN_TRY_ASSIGN(auto uses, CountUse(*snapshot));
+  if (run.json) {
+    JsonList list(run.out, {{"store", StoreText(opened)}}, "segments");
+    for (const kv::SegmentInfo& segment : segments) {
+      const SegmentUse& use = uses[segment.segment_id];
+      list.Add({{"segment", JsonText(segment.name)},
+                {"segment_id", segment.segment_id},
+                {"step", segment.step},
+                {"rank", segment.rank},
+                {"chunks", segment.chunk_count},
+                {"file_bytes", segment.file_bytes},
+                {"payload_bytes", segment.payload_bytes},
+                {"used_by_steps", use.steps},
+                {"used_by_latest_bytes", use.latest_bytes}});
+    }
+    list.Finish();
+    return kExitSuccess;
+  }
+  if (segments.empty()) PrintRemark(run, "No segments: nothing has been saved.");
+  Table table(run.out, {{"SEGMENT"},
+                        {"STEP", Align::kRight},
+                        {"RANK", Align::kRight},
+                        {"CHUNKS", Align::kRight},
+                        {"FILE", Align::kRight},
+                        {"PAYLOAD", Align::kRight},
+                        {"USED BY", Align::kRight},
+                        {"LIVE IN LATEST", Align::kRight}});
+  for (const kv::SegmentInfo& segment : segments) {
+    const SegmentUse& use = uses[segment.segment_id];
+    table.Add({EscapeText(segment.name), fmt::to_string(segment.step), fmt::to_string(segment.rank),
+               GroupedCount(segment.chunk_count), HumanBytes(segment.file_bytes),
+               HumanBytes(segment.payload_bytes), Plural(use.steps, "step"),
+               Percent(use.latest_bytes, segment.payload_bytes)});
+  }
+  table.Finish();
+  return kExitSuccess;
+}
+
+}  // namespace cairn::tools

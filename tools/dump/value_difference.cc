@@ -1,0 +1,58 @@
+// By how much the values of two tensors of the same dtype and shape differ.
+
+#include "tools/dump/value_difference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <complex>
+#include <cstring>
+
+#include "core/statistics.h"
+
+namespace cairn::tools {
+namespace {
+
+using schema::DType;
+
+/// Subtracts before it rounds, because adjacent integers above 2^53 are the same double.
+template <typename Integer>
+double IntegerDistance(const std::byte* a, const std::byte* b) {
+  Integer x, y;
+  std::memcpy(&x, a, sizeof(x));
+  std::memcpy(&y, b, sizeof(y));
+  const uint64_t difference = x > y ? static_cast<uint64_t>(x) - static_cast<uint64_t>(y)
+                                    : static_cast<uint64_t>(y) - static_cast<uint64_t>(x);
+  return static_cast<double>(difference);
+}
+
+}  // namespace
+
+std::optional<double> Distance(DType dtype, std::span<const std::byte> a,
+                               std::span<const std::byte> b) {
+  if (dtype == DType::kInt64) return IntegerDistance<int64_t>(a.data(), b.data());
+  if (dtype == DType::kUInt64) return IntegerDistance<uint64_t>(a.data(), b.data());
+  const auto x = core::ElementValue(dtype, a);
+  const auto y = core::ElementValue(dtype, b);
+  if (!x || !y) return std::nullopt;
+  return std::abs(*x - *y);
+}
+
+void AddDifferences(DType dtype, std::span<const std::byte> a, std::span<const std::byte> b,
+                    ValueDifference& difference) {
+  const uint64_t element_bytes = schema::ElementBytes(dtype);
+  for (uint64_t at = 0; at < a.size(); at += element_bytes) {
+    if (std::memcmp(a.data() + at, b.data() + at, element_bytes) == 0) continue;
+    ++difference.differing_elements;
+    const auto distance =
+        Distance(dtype, a.subspan(at, element_bytes), b.subspan(at, element_bytes));
+    if (!distance) continue;
+    difference.numeric = true;
+    if (std::isfinite(*distance)) {
+      difference.largest_absolute = std::max(difference.largest_absolute, *distance);
+    } else {
+      ++difference.not_comparable;
+    }
+  }
+}
+
+}  // namespace cairn::tools

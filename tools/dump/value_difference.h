@@ -1,0 +1,32 @@
+#pragma once
+/// By how much the values of two tensors of the same dtype and shape differ.
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "schema/dtype.h"
+
+namespace cairn::tools {
+
+struct ValueDifference {
+  uint64_t elements = 0;            // of either tensor
+  uint64_t differing_elements = 0;  // elements with different bits
+  uint64_t not_comparable = 0;      // NaN or Inf in one tensor only, or different ones in both
+  double largest_absolute = 0;      // over the comparable elements
+  bool numeric = false;             // false: the dtype has no numbers, only bits were compared
+};
+
+/// Returns |a - b|, which is NaN or infinite if an element is; the difference of 64-bit integers is
+/// exact before it is rounded to a double. Nothing for float4_e2m1fn_x2 and unknown dtypes, whose
+/// elements are not single numbers. Requires ElementBytes(dtype) bytes each.
+std::optional<double> Distance(schema::DType dtype, std::span<const std::byte> a,
+                               std::span<const std::byte> b);
+
+/// Adds the elements of `a` and `b`, pair by pair, to `difference`, except for their count.
+/// Requires equal sizes, a multiple of ElementBytes(dtype).
+void AddDifferences(schema::DType dtype, std::span<const std::byte> a, std::span<const std::byte> b,
+                    ValueDifference& difference);
+
+}  // namespace cairn::tools
