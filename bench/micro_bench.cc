@@ -1,5 +1,5 @@
-// The inner loops of save and load, each measured separately, with memcpy for comparison: digests,
-// strided gathering, keys, tilings.
+// The inner loops of save and load, measured separately, and memcpy for comparison: digests,
+// strided copies, keys, tilings.
 //
 //   build/bin/cairn_micro_bench --benchmark_filter=Gather
 
@@ -26,7 +26,7 @@ void SetBytes(benchmark::State& state, uint64_t bytes_each) {
   state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * bytes_each));
 }
 
-/// The limit for all benchmarks below that copy bytes.
+/// The limit for all loops below that copy bytes.
 void Memcpy(benchmark::State& state) {
   const auto source = Noise(static_cast<size_t>(state.range(0)));
   std::vector<std::byte> target(source.size());
@@ -51,7 +51,7 @@ void PageTreeDigest(benchmark::State& state) {
 }
 BENCHMARK(PageTreeDigest)->Arg(4 << 10)->Arg(64 << 10)->Arg(4 << 20)->Arg(64 << 20);
 
-/// Rows of a matrix with a row stride of `range(0)` times the row length.
+/// Gathers the rows of a matrix whose row stride is `range(0)` times the row length.
 void GatherRows(benchmark::State& state) {
   constexpr uint64_t kRows = 2048;
   constexpr uint64_t kColumns = 512;
@@ -70,7 +70,7 @@ void GatherRows(benchmark::State& state) {
 }
 BENCHMARK(GatherRows)->Arg(2)->Arg(8);
 
-/// The worst case: a transposed matrix, one element per contiguous run.
+/// The worst case: a transposed matrix, with runs of one element.
 void GatherTransposed(benchmark::State& state) {
   constexpr uint64_t kSide = 1024;
   const auto memory = Noise(kSide * kSide * 4);
@@ -106,8 +106,8 @@ void PatternMatch(benchmark::State& state) {
 }
 BENCHMARK(PatternMatch);
 
-/// A tensor divided into a grid of boxes, in the order of ranks that hold one column each. Shows
-/// how the time grows with the number of boxes.
+/// Checks a tensor that is split into a grid of boxes, in the order of ranks that each hold one
+/// column. The sizes show how the time grows with the number of boxes.
 void TilingCheck(benchmark::State& state) {
   const auto boxes = static_cast<uint64_t>(state.range(0));
   constexpr uint64_t kColumns = 100;

@@ -1,5 +1,5 @@
 #pragma once
-/// Incompressible pseudo-random bytes, the same in every run.
+/// Incompressible bytes that are the same in every run.
 
 #include <cstddef>
 #include <cstdint>
@@ -8,7 +8,8 @@
 
 namespace cairn::bench {
 
-/// Knuth's MMIX linear congruential generator; a tail of less than 8 bytes stays zero.
+/// Returns the output of Knuth's MMIX linear congruential generator. A remainder of less than 8
+/// bytes is zero.
 inline std::vector<std::byte> Noise(uint64_t size_bytes) {
   std::vector<std::byte> bytes(size_bytes);
   uint64_t state = 1;

@@ -11,7 +11,9 @@
 #include <string_view>
 #include <vector>
 
-#include "bench/regression/cases.h"
+#include "bench/regression/counting.h"
+#include "bench/regression/memory_cases.h"
+#include "bench/regression/store_cases.h"
 
 namespace cairn::bench {
 namespace {
@@ -26,22 +28,23 @@ constexpr std::array kCases = {
 
 int Run(const std::filesystem::path& directory, const std::vector<std::string_view>& names) {
 #ifndef __OPTIMIZE__
-  std::fprintf(stderr, "cairn_regression: built without optimization, its counts mean nothing\n");
+  std::fprintf(stderr,
+               "cairn_regression: built without optimization, so its counts are not meaningful\n");
   return 2;
 #endif
-  // The counts depend on this in addition to our code. Under valgrind, the processor is the one
-  // that valgrind simulates, which is the same on every machine with AVX2.
+  // What the counts depend on besides our code. Valgrind presents the same processor to the program
+  // on every machine with AVX2.
   std::printf("toolchain g++ %d, RocksDB %d.%d, %s\n", __GNUC__, ROCKSDB_MAJOR, ROCKSDB_MINOR,
               __builtin_cpu_supports("avx2") ? "AVX2" : "no AVX2");
   for (const Case& one : kCases) {
     if (!names.empty() && std::ranges::find(names, one.name) == names.end()) continue;
-    const auto place = directory / one.name;
-    std::filesystem::create_directories(place);
-    if (const auto done = one.run(place.string()); !done) {
+    const auto case_directory = directory / one.name;
+    std::filesystem::create_directories(case_directory);
+    if (const auto done = one.run(case_directory.string()); !done) {
       std::fprintf(stderr, "cairn_regression: %s: %s\n", one.name, done.error().ToString().c_str());
       return 2;
     }
-    std::filesystem::remove_all(place);
+    std::filesystem::remove_all(case_directory);
   }
   return 0;
 }

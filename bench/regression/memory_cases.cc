@@ -1,10 +1,12 @@
-// Cases that use only memory: digests, strided copies, keys.
+// Cases that work in memory alone: digests, strided copies, keys.
+
+#include "bench/regression/memory_cases.h"
 
 #include <array>
 #include <vector>
 
 #include "bench/noise.h"
-#include "bench/regression/cases.h"
+#include "bench/regression/counting.h"
 #include "core/tensor/strided_copy.h"
 #include "kv/digest.h"
 #include "kv/key.h"
@@ -14,15 +16,15 @@ namespace {
 
 constexpr uint64_t kChunkBytes = 4 << 20;
 
-// A slice across the columns: contiguous runs of 256 bytes, in rows of 2 KiB.
+// A slice of columns: runs of 256 bytes, in rows of 2 KiB.
 constexpr uint64_t kRowCount = 4096;
 constexpr uint64_t kSliceColumns = 64;
 constexpr uint64_t kRowColumns = 512;
-// The worst case: one element per contiguous run.
+// The worst case: runs of one element.
 constexpr uint64_t kSide = 512;
 
-/// One addition per 8 bytes, the yardstick of the ratios. Not vectorized, so that it has the same
-/// cost with every compiler.
+/// One addition per 8 bytes, to which the ratios relate. It is not vectorized, so that it costs the
+/// same with every compiler.
 [[gnu::noinline, gnu::optimize("no-tree-vectorize", "no-unroll-loops")]] uint64_t WordSum(
     std::span<const uint64_t> words) {
   uint64_t sum = 0;
@@ -30,7 +32,7 @@ constexpr uint64_t kSide = 512;
   return sum;
 }
 
-/// Prevents the compiler from removing the computation of the value.
+/// Keeps the compiler from removing the computation of `result`.
 void Keep(uint64_t result) { asm volatile("" : : "r"(result) : "memory"); }
 
 std::vector<std::byte> RowsMemory() { return Noise(kRowCount * kRowColumns * sizeof(float)); }

@@ -1,12 +1,14 @@
-// Cases that use a store: small tensors, which measure the work per tensor; large tensors, which
-// measure the passes over the bytes; opening.
+// Cases that work on a store: small tensors, which measure the cost per tensor; large tensors,
+// which measure the passes over the bytes; opening.
+
+#include "bench/regression/store_cases.h"
 
 #include <fmt/format.h>
 
 #include <filesystem>
 #include <vector>
 
-#include "bench/regression/cases.h"
+#include "bench/regression/counting.h"
 #include "core/checkpoint_store.h"
 
 namespace cairn::bench {
@@ -14,14 +16,14 @@ namespace {
 
 constexpr uint64_t kTensorFloats = 64;
 
-// Threads and the page cache, so that the counts depend on neither valgrind nor the file system.
+// Uses threads and the page cache, so that valgrind and the file system do not affect the counts.
 kv::StoreOptions CountedOptions() {
   kv::StoreOptions options;
   options.io = {.direct = false, .uring = false};
   return options;
 }
 
-/// A state with `count` tensors of `floats` elements each.
+/// `count` tensors of `floats` elements each.
 class Tensors {
  public:
   Tensors(uint64_t count, uint64_t floats) : memory_(count * floats), floats_(floats) {
@@ -61,7 +63,7 @@ struct Names {
   const char* load = nullptr;
 };
 
-/// Saves the tensors, saves them again unchanged and loads them: three measurements.
+/// Saves the tensors, saves them again unchanged, and loads them: three measurements.
 Result<void> CountRound(const std::string& directory, uint64_t units, Tensors& tensors,
                         const Names& names) {
   CAIRN_TRY_ASSIGN(const auto store,
@@ -76,8 +78,7 @@ Result<void> CountRound(const std::string& directory, uint64_t units, Tensors& t
   return store->Close();
 }
 
-/// One round that is not counted, so that the counted rounds resolve no symbols and create no
-/// lazily initialized objects.
+/// Runs one round that is not counted, in which symbols are resolved and lazy objects are created.
 Result<void> WarmUp(const std::string& directory) {
   Tensors tensors(10, kTensorFloats);
   CAIRN_TRY_ASSIGN(const auto store,
