@@ -1,4 +1,4 @@
-"""bench/compare.py: what it writes, on states small enough for every machine."""
+"""bench/compare.py: what it writes, with states that are small enough for every machine."""
 
 import json
 import os
@@ -71,7 +71,7 @@ def state():
 
 
 def measured(state, tmp_path, monkeypatch, peer, work="save", deadline_s=20.0):
-    """Records of one turn, and the results that it went into."""
+    """Records of one turn, and the results that contain it."""
     monkeypatch.setattr("compare_lib.runner.PEERS", [peer])
     results = Results(tmp_path / "out" / "raw.json")
     runner = Runner(state, tmp_path / "work", results, deadline_s)
@@ -156,7 +156,7 @@ def test_states_come_from_a_seed_and_have_the_same_bytes():
 
 def test_pages_touched_are_those_of_the_tensors():
     tensors = {str(i): torch.full((n,), 1, dtype=torch.uint8) for i, n in enumerate((1, 9000, 50))}
-    assert memory.touch_pages(tensors) >= 3  # each page has a byte that is 1, or lies before one
+    assert memory.touch_pages(tensors) >= 3  # each page has a byte that is 1, or precedes one that does
     assert memory.touch_pages({"empty": torch.empty(0)}) == 0
 
 
@@ -214,6 +214,6 @@ def test_a_run_draws_a_chart(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_every_peer_does_every_work_right(tmp_path):
+def test_every_peer_runs_every_workload_correctly(tmp_path):
     done = run_compare(tmp_path, "--dir", tmp_path, "--scale", "0.002", "--repeat", "1")
     assert "failed" not in done.stderr

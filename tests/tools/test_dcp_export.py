@@ -1,4 +1,4 @@
-"""kv-admin and torch.distributed.checkpoint: steps come out as dcp.save would have written them."""
+"""kv-admin and torch.distributed.checkpoint: exports are what dcp.save would have written."""
 
 import collections
 import resource
@@ -22,7 +22,7 @@ from torch_states import bits, every_dtype, plain_values, raw_bytes, run_python,
 
 def quietly(function, *arguments, **options):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is one process only
+        warnings.simplefilter("ignore")  # the warning about a single process
         return function(*arguments, **options)
 
 
@@ -31,7 +31,7 @@ def save(state, path):
 
 
 def load(path, keys=None):
-    """The state that a checkpoint says it holds, or a part of it, from nothing but its files."""
+    """The state that is in a checkpoint, or a part of it, read from its files alone."""
     return quietly(_load_state_dict_from_keys, keys, storage_reader=dcp.FileSystemReader(path))
 
 
@@ -81,7 +81,7 @@ def nested():
 
 
 def containers():
-    """Each kind of container around a tensor, a dict, a plain value and nothing."""
+    """Each kind of container, with a tensor, a dict, a plain value or nothing in it."""
     return {
         "tuple": (torch.ones(2), {"a": torch.zeros(2)}, 3),
         "tuples in a list": [(torch.ones(2), 1), (2,)],
@@ -110,7 +110,7 @@ STATES = {
 
 
 @pytest.mark.parametrize("kind", STATES)
-def test_a_step_becomes_what_dcp_save_makes_of_its_state(admin, tmp_path, kind):
+def test_a_step_becomes_what_dcp_save_would_write(admin, tmp_path, kind):
     state = STATES[kind]()
     save(state, tmp_path / "torch")
     into_store(tmp_path / "s", state)
@@ -166,7 +166,7 @@ def test_dcp_load_fills_a_state_in_place(admin, tmp_path):
             return {key: emptied(child) for key, child in value.items()}
         return [emptied(child) for child in value] if isinstance(value, list) else None
 
-    # What is one item in the checkpoint is one in the target, too.
+    # One item of the checkpoint is also one item of the target.
     target = {**emptied(state), "params": None}
     tensor = target["layers"][0]
     quietly(dcp.load, target, storage_reader=dcp.FileSystemReader(tmp_path / "o.dcp"))
@@ -232,13 +232,13 @@ def test_optimizer_state_goes_back_into_the_optimizer(admin, tmp_path):
     into_store(tmp_path / "s", state)
     export(admin, tmp_path / "s", tmp_path / "o.dcp")
     loaded = load(tmp_path / "o.dcp")
-    # As DCP has it: keys of dicts are strings.
+    # In DCP the keys of dicts are strings.
     moments = {int(key): value for key, value in loaded["optimizer"]["state"].items()}
     assert same(moments, state["optimizer"]["state"])
     assert same(loaded["optimizer"]["param_groups"], state["optimizer"]["param_groups"])
 
 
-def test_items_lie_one_behind_another_and_each_is_a_file_of_torch_save(admin, tmp_path):
+def test_items_are_adjacent_and_each_is_a_torch_save_file(admin, tmp_path):
     state = nested()
     into_store(tmp_path / "s", state)
     export(admin, tmp_path / "s", tmp_path / "o.dcp")
@@ -253,7 +253,7 @@ def test_items_lie_one_behind_another_and_each_is_a_file_of_torch_save(admin, tm
         item = torch.load(tmp_path / "item.pt", weights_only=True, mmap=True)
         assert isinstance(item, torch.Tensor) == (index.offset is not None)
     assert at == len(raw)
-    # Values first, as torch writes them.
+    # The values come first, as in torch's files.
     kinds = [index.offset is not None for index, _ in places]
     assert kinds == sorted(kinds)
 
@@ -282,7 +282,7 @@ def test_tensors_that_share_memory_are_items_of_their_own(admin, tmp_path):
     into_store(tmp_path / "s", state)
     export(admin, tmp_path / "s", tmp_path / "o.dcp")
     assert same(load(tmp_path / "o.dcp"), state)
-    # Nothing of the memory that they are parts of.
+    # Only the elements, not the memory that they are part of.
     assert (tmp_path / "o.dcp" / "__0_0.distcp").stat().st_size < 20_000
 
 
@@ -301,7 +301,7 @@ def test_patterns_choose(admin, tmp_path):
     state = nested()
     into_store(tmp_path / "s", state)
     export(admin, tmp_path / "s", tmp_path / "o.dcp", "model", "layers", "!model.row", "!layers.0")
-    # A list that lost elements is a dict by index in a step, and of string keys in DCP.
+    # A list that lost elements becomes a dict by index in a step, and by string keys in DCP.
     layers = {"1": state["layers"][1], "2": state["layers"][2]}
     model = {key: value for key, value in state["model"].items() if key != "row"}
     assert same(load(tmp_path / "o.dcp"), {"model": model, "layers": layers})
@@ -310,7 +310,7 @@ def test_patterns_choose(admin, tmp_path):
     assert not (tmp_path / "none.dcp").exists()
 
 
-def test_the_format_is_told_by_name_or_option(admin, tmp_path):
+def test_the_format_is_chosen_by_name_or_option(admin, tmp_path):
     into_store(tmp_path / "s", {"a": torch.ones(2)})
     export(admin, tmp_path / "s", tmp_path / "deep" / "step-1", "--format", "dcp")
     assert same(load(tmp_path / "deep" / "step-1"), {"a": torch.ones(2)})
@@ -335,7 +335,7 @@ def test_the_same_step_gives_the_same_bytes(admin, tmp_path):
 def test_a_directory_that_holds_something_is_refused(admin, tmp_path):
     into_store(tmp_path / "s", {"a": torch.ones(2)})
     (tmp_path / "o.dcp").mkdir()
-    export(admin, tmp_path / "s", tmp_path / "o.dcp")  # an empty one is taken
+    export(admin, tmp_path / "s", tmp_path / "o.dcp")  # an empty directory is accepted
     before = {name: (tmp_path / "o.dcp" / name).read_bytes() for name in listed(tmp_path / "o.dcp")}
     finished = admin("export", tmp_path / "s", tmp_path / "o.dcp")
     assert finished.status == 2 and "--overwrite" in finished.err
@@ -353,7 +353,7 @@ def test_overwrite_replaces_the_checkpoint_and_nothing_else(admin, tmp_path):
     into_store(tmp_path / "s", {"new": torch.zeros(2)})
     export(admin, tmp_path / "s", tmp_path / "o.dcp", "--overwrite")
     assert same(load(tmp_path / "o.dcp"), {"new": torch.zeros(2)})
-    # A file of the old checkpoint is never written over, only removed when it has been replaced.
+    # A file of the old checkpoint is never overwritten; it is removed after it has been replaced.
     assert listed(tmp_path / "o.dcp") == [".metadata", "__0_1.distcp", "notes.txt"]
     export(admin, tmp_path / "s", tmp_path / "o.dcp", "--overwrite")
     assert listed(tmp_path / "o.dcp") == [".metadata", "__0_0.distcp", "notes.txt"]
@@ -392,7 +392,7 @@ def test_an_export_that_is_killed_leaves_the_old_checkpoint_or_the_new_one(admin
         shutil.rmtree(target, ignore_errors=True)
         save(old, target)
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
-        # Killed as soon as it has made so many files, wherever it is by then.
+        # It is killed as soon as it has created that many files.
         deadline = time.monotonic() + 60
         while process.poll() is None and len(listed(target)) < 2 + round_number:
             assert time.monotonic() < deadline
@@ -415,13 +415,13 @@ def test_more_bytes_than_memory(admin, tmp_path):
 
     def less_memory_than_the_step_has():
         resource.setrlimit(resource.RLIMIT_DATA, (192 << 20, 192 << 20))
-        resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, 1 << 20))  # what a thread takes of it
+        resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, 1 << 20))  # the stack size of threads
 
     target = tmp_path / "o.dcp"
     finished = admin("export", tmp_path / "s", target, preexec_fn=less_memory_than_the_step_has)
     assert finished.status == 0, finished.err
     assert same(load(target), state)
-    shutil.rmtree(tmp_path)  # pytest would keep it for a while
+    shutil.rmtree(tmp_path)  # pytest would keep it
 
 
 def test_numpy_arrays_become_tensors_with_a_warning(admin, tmp_path):
@@ -462,7 +462,7 @@ def test_two_values_of_one_flat_key_are_refused_as_dcp_does(admin, tmp_path):
     refused(admin, tmp_path, "two values", "a.b")
 
 
-def test_a_step_that_is_no_dict_is_refused(admin, tmp_path):
+def test_a_step_that_is_not_a_dict_is_refused(admin, tmp_path):
     torch.save([torch.ones(2)], tmp_path / "in.pt")
     assert admin("import", tmp_path / "s", "--step", 1, tmp_path / "in.pt").status == 0
     refused(admin, tmp_path, "dict")

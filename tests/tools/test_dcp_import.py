@@ -1,4 +1,4 @@
-"""kv-admin and torch.distributed.checkpoint: directories go in as the state that was saved."""
+"""kv-admin and torch.distributed.checkpoint: imports give the state that was saved."""
 
 import collections
 import pathlib
@@ -18,7 +18,7 @@ from torch_states import bits, every_dtype, plain_values, raw_bytes, run_python,
 
 def save(state, path, planner=None, **options):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is one process only
+        warnings.simplefilter("ignore")  # the warning about a single process
         dcp.save(state, storage_writer=dcp.FileSystemWriter(path, **options), planner=planner)
 
 
@@ -77,7 +77,7 @@ def test_and_back_to_dcp_through_torch(admin, tmp_path):
 
 
 def test_every_dtype_and_value(admin, tmp_path):
-    # A tuple is one item to DCP; of dicts it makes keys, all of them strings.
+    # A tuple is one item in DCP; dicts become keys, which are strings.
     state = {"t": every_dtype(), "values": tuple(plain_values().values())}
     save(state, tmp_path / "d")
     import_dcp(admin, tmp_path / "s", tmp_path / "d")
@@ -97,7 +97,7 @@ def test_every_dtype_and_value(admin, tmp_path):
 def test_every_way_of_writing_files(admin, tmp_path, options):
     state = nested()
     if "serialization_format" in options:
-        # safetensors writes no memory twice and only row-major tensors.
+        # safetensors does not write shared memory, and writes only row-major tensors.
         state["model"]["head"] = state["model"]["head"].clone()
         state["model"]["layers"][1] = state["model"]["layers"][1].contiguous()
     save(state, tmp_path / "d", **options)
@@ -139,8 +139,8 @@ def rank(r, out, kind):
     line = init_device_mesh("cpu", (4,))
     grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
     full = whole()
-    # As FSDP1 saves: boxes that are said. The last rank has two of them and rank 1 has none, but for
-    # safetensors, of which torch would lose one.
+    # As FSDP1 saves, with explicit boxes. The last rank has two of them and rank 1 has none, except
+    # for safetensors, where torch would lose one.
     two = kind != "safetensors"
     begins = {0: [0], 1: [] if two else [3], 2: [5], 3: [6, 3] if two else [6]}[r]
     ends = {0: 3, 5: 6, 6: 8, 3: 5}
@@ -202,7 +202,7 @@ def test_checkpoints_of_single_ranks_are_named_one_by_one(admin, tmp_path):
     finished = admin("import", tmp_path / "s", "--step", 1, tmp_path / "d")
     assert finished.status == 2 and "use_collectives=False" in finished.err
     assert not (tmp_path / "s").exists()
-    # A rank's own file lists only its own chunks, which do not make up the sharded tensors.
+    # The file of a rank lists only its own chunks, which do not cover the sharded tensors.
     finished = admin("import", tmp_path / "s", "--step", 1, tmp_path / "d" / "__0.metadata")
     assert finished.status == 2 and "chunks hold" in finished.err
 
@@ -355,7 +355,7 @@ def test_files_that_were_cut_are_refused(admin, tmp_path):
 
 
 def leaves(state):
-    """Contents without their keys: what a flipped byte of a key may not change."""
+    """Contents without their keys, which a flipped byte of a key must not change."""
     if isinstance(state, dict):
         state = list(state.values())
     if isinstance(state, (list, tuple)):

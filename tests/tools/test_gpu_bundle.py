@@ -1,4 +1,4 @@
-"""The bundle for GPU hosts: what it packs, and what its run.sh makes of tests and benchmarks."""
+"""The bundle for GPU hosts: what it packs, and how its run.sh reports tests and benchmarks."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ def google_test(*tests, stdout="", status=0):
 
 
 class Bundle:
-    """A folder as gpu-bundle.sh makes it, with programs of the test's own."""
+    """A folder like that of gpu-bundle.sh, with programs of the test."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -57,7 +57,7 @@ class Bundle:
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
     def run(self, path="/usr/bin:/bin"):
-        # The system's Python, which has no PyTorch: importing that takes longer than all else here.
+        # The Python of the system, which has no PyTorch: importing it would take most of the time.
         done = subprocess.run(
             [self.folder / "run.sh"], capture_output=True, text=True, timeout=300,
             env={"PATH": path, "HOME": str(self.folder)})
@@ -182,7 +182,7 @@ def test_the_packed_folder_is_small_and_runs_elsewhere(tmp_path):
     files = [path for path in moved.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 60 << 20
     assert not any(path.name.startswith(("libcuda.", "libc.", "libstdc++")) for path in files)
-    # What the folder does not have must be what every host has.
+    # What is not in the folder must exist on every host.
     env = {"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": str(moved / "lib")}
     for program in [*(moved / "bin").iterdir(), *moved.rglob("_cairn*.so")]:
         for line in subprocess.run(["ldd", program], env=env, capture_output=True,

@@ -1,4 +1,4 @@
-"""kv-admin: what goes in comes out bit for bit, and what fails leaves nothing behind."""
+"""kv-admin: imports and exports preserve every bit, and failures leave nothing behind."""
 
 import json
 import struct
@@ -43,7 +43,7 @@ def test_export_in_shards_with_an_index_and_back(admin, tmp_path):
     assert admin("import", tmp_path / "t", "--step", 5, index_path).status == 0
     assert admin("export", tmp_path / "t", tmp_path / "again.safetensors").status == 0
     assert same(load_file(tmp_path / "again.safetensors"), small_model())
-    # Index and shards together, as a shell's * gives them, are each file once.
+    # With the index and the shards, as a shell's * gives them, each file is read once.
     assert admin("import", tmp_path / "u", "--step", 5, index_path, *shards).status == 0
 
 
@@ -67,7 +67,7 @@ def test_export_replaces_nothing_unasked(admin, tmp_path):
     assert same(load_file(target), small_model())
 
 
-def test_exported_file_says_pt_so_that_transformers_takes_it(admin, tmp_path):
+def test_exported_file_has_the_format_pt_that_transformers_requires(admin, tmp_path):
     import_model(admin, tmp_path, tmp_path / "s", 1, small_model())
     assert admin("export", tmp_path / "s", tmp_path / "o.safetensors").status == 0
     with safe_open(tmp_path / "o.safetensors", "pt") as file:
@@ -197,7 +197,7 @@ def test_help_mentions_only_what_exists(admin):
         assert "Examples:" in admin(verb, "--help").out
 
 
-def test_rebuild_index_brings_back_a_store_whose_index_does_not_open(admin, dump, tmp_path):
+def test_rebuild_index_restores_a_store_whose_index_does_not_open(admin, dump, tmp_path):
     store = tmp_path / "s"
     import_model(admin, tmp_path, store, 1, small_model())
     import_model(admin, tmp_path, store, 2, small_model())
@@ -216,7 +216,7 @@ def test_rebuild_index_brings_back_a_store_whose_index_does_not_open(admin, dump
     assert same(load_file(tmp_path / "o.safetensors"), small_model())
 
 
-def test_rebuild_index_says_which_steps_cannot_be_put_back(admin, dump, tmp_path):
+def test_rebuild_index_names_the_steps_that_cannot_be_restored(admin, dump, tmp_path):
     store = tmp_path / "s"
     import_model(admin, tmp_path, store, 1, small_model())
     assert "nothing to rebuild" in admin("rebuild-index", store).err

@@ -1,4 +1,4 @@
-"""kv-bench measures what it says, on sizes small enough for every machine."""
+"""kv-bench measures what it reports, with sizes that are small enough for every machine."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def test_digest_is_measured_against_sum_and_copy(bench, tmp_path):
     assert {"page-tree digest", "sum", "memcpy"} <= kinds
 
 
-def test_fio_runs_beside_and_gives_a_ratio(bench, tmp_path):
+def test_fio_runs_after_each_run_and_gives_a_ratio(bench, tmp_path):
     if shutil.which("fio") is None:
         pytest.skip("fio is not installed")
     finished = bench("save", "--dir", tmp_path, "--bytes", "32MiB", "--fio", "--json", "--repeat", 2)
@@ -75,7 +75,7 @@ def test_fio_runs_beside_and_gives_a_ratio(bench, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tune_tries_settings_and_says_what_to_set(bench, tmp_path):
+def test_tune_tries_settings_and_reports_the_best(bench, tmp_path):
     *tried, verdict = rows(bench("tune", "--dir", tmp_path, "--bytes", "8MiB", "--json"))
     assert all(row["what"] == "settings" and row["runs"] >= 1 for row in tried)
     assert len({setting(row) for row in tried}) == len(tried) >= 8
@@ -89,7 +89,7 @@ def test_tune_tries_settings_and_says_what_to_set(bench, tmp_path):
     assert verdict["defaults_are_fine"] == (verdict["defaults_of_best"] >= 0.95)
     assert list(tmp_path.iterdir()) == []
 
-    # What it says can be set, and is taken.
+    # The programs accept the settings that it reports.
     assignments = dict(word.split("=") for word in verdict["environment"].split())
     assert assignments["CAIRN_IO_BLOCK_BYTES"] == str(verdict["best"]["block_bytes"])
     set_so = bench("save", "--dir", tmp_path, "--bytes", "4MiB", env={**os.environ, **assignments})

@@ -1,4 +1,4 @@
-"""kv-bench gpu: says why it cannot run, and on the simulated runtime runs through.
+"""kv-bench gpu: reports why it cannot run, and completes on the simulated runtime.
 
 What it measures there means nothing; that bytes are counted, and bars are drawn, can be seen.
 """
@@ -15,7 +15,7 @@ SIMULATED = "kv_bench_on_simulation"
 
 @pytest.fixture
 def gpu_rows(tmp_path, monkeypatch):
-    monkeypatch.setenv("CAIRN_GDS", "off")  # a real cuFile knows no simulated memory
+    monkeypatch.setenv("CAIRN_GDS", "off")  # a real cuFile does not know simulated memory
     if not (BIN_DIR / SIMULATED).exists():
         pytest.skip("built without the CUDA layer: no kv-bench on the simulated runtime")
 
@@ -33,7 +33,7 @@ def bars_of(rows):
     return {row["of"]: row for row in rows if row["what"] == "bar"}
 
 
-def test_without_a_gpu_it_says_why_and_fails(bench, tmp_path):
+def test_without_a_gpu_it_fails_with_the_reason(bench, tmp_path):
     done = bench("gpu", "--dir", tmp_path, "--bytes", "2MiB", "--json")
     if done.status == 0:
         pytest.skip("there is a GPU here")
@@ -43,14 +43,14 @@ def test_without_a_gpu_it_says_why_and_fails(bench, tmp_path):
     assert len(done.err.splitlines()) == 1
 
 
-def test_the_first_row_says_what_it_ran_on(gpu_rows):
+def test_the_first_row_describes_the_gpu(gpu_rows):
     device = gpu_rows("digest")[0]
     assert device["what"] == "device"
     assert device["name"] and device["driver_cuda"] and device["multiprocessors"] > 0
     assert device["gpudirect_storage"].startswith("off: ")
 
 
-def test_copies_are_measured_both_ways_beside_plain_ones(gpu_rows):
+def test_copies_are_measured_in_both_directions_with_plain_copies(gpu_rows):
     rows = gpu_rows("copies")
     bars = bars_of(rows)
     assert len(bars) == 4
@@ -62,7 +62,7 @@ def test_copies_are_measured_both_ways_beside_plain_ones(gpu_rows):
     assert small and all(row["tensors"] > 20 and row["bytes"] <= 2 * MIB for row in small)
 
 
-def test_the_digest_is_measured_beside_a_reading_kernel(gpu_rows):
+def test_the_digest_is_compared_with_a_reading_kernel(gpu_rows):
     rows = gpu_rows("digest")
     assert {row["bytes"] for row in rows if row["what"] == "digest kernel"} == {2 * MIB}
     assert bars_of(rows)["digest kernel"]["bar"] == 0.8
@@ -86,7 +86,7 @@ def test_bytes_over_the_bus_are_those_of_changed_pages(gpu_rows):
     assert bars["over the bus, 1 % of pages changed"]["figure"] == changed["device_bytes"]
 
 
-def test_stall_is_measured_with_both_ways_of_staging(gpu_rows):
+def test_stall_is_measured_with_both_kinds_of_staging(gpu_rows):
     rows = gpu_rows("stall")
     assert set(bars_of(rows)) == {"stall, lazy staging", "stall, device snapshot"}
     for row in rows:

@@ -1,4 +1,4 @@
-"""kv-dump on healthy stores: numbers are exact, statuses are as INTERFACE says."""
+"""kv-dump on healthy stores: numbers are exact, and exit statuses are the documented ones."""
 
 import json
 import math
@@ -99,7 +99,7 @@ def test_control_characters_in_names_are_escaped(dump, admin, tmp_path):
     assert dump("keys", tmp_path / "s", "--json").json()["keys"][-1]["fqn"] == name
 
 
-def test_chunks_say_where_the_bytes_lie(dump, two_steps):
+def test_chunks_state_where_their_bytes_are(dump, two_steps):
     rows = dump("chunks", f"{two_steps}@200", "--json").json()["chunks"]
     by_name = {r["fqn"]: r for r in rows}
     assert "optimizer.empty" not in by_name
@@ -113,7 +113,7 @@ def test_chunks_say_where_the_bytes_lie(dump, two_steps):
     assert re.fullmatch("[0-9a-f]{32}", row["digest"])
 
 
-def test_chunks_in_several_extents_say_where_each_lies(dump, admin, tmp_path):
+def test_chunks_in_several_extents_state_where_each_is(dump, admin, tmp_path):
     store = tmp_path / "store"
     tensor = torch.arange(100_000, dtype=torch.int32)  # 400,000 bytes, 7 pages
     import_model(admin, tmp_path, store, 1, {"w": tensor})
@@ -140,7 +140,7 @@ def test_chunks_in_several_extents_say_where_each_lies(dump, admin, tmp_path):
     assert torch.equal(load_file(exported)["w"], tensor)
 
 
-def test_segments_tell_who_uses_them(dump, two_steps):
+def test_segments_count_the_steps_that_use_them(dump, two_steps):
     first, second = dump("segments", two_steps, "--json").json()["segments"]
     assert (first["used_by_steps"], second["used_by_steps"]) == (2, 1)
     assert first["payload_bytes"] == MODEL_BYTES
@@ -165,7 +165,7 @@ def test_show_statistics_match_torch(dump, two_steps):
         assert math.isclose(statistics["std"], std, rel_tol=1e-9, abs_tol=1e-12)
 
 
-def test_show_prints_small_tensors_whole_and_large_ones_by_their_edges(dump, two_steps):
+def test_show_prints_small_tensors_completely_and_only_the_edges_of_large_ones(dump, two_steps):
     shown = dump("show", f"{two_steps}@100", "model.ids", "--json").json()
     assert shown["values"] == list(range(-5, 20))
     assert shown["truncated"] is False
@@ -215,7 +215,7 @@ def test_bad_slices_are_refused_in_one_line(dump, two_steps, text):
     assert "slice" in finished.err
 
 
-def test_show_of_a_module_says_what_lies_below(dump, two_steps):
+def test_show_of_a_module_names_the_keys_below_it(dump, two_steps):
     finished = dump("show", two_steps, "model.layers")
     assert finished.status == 2
     assert "2 keys below it" in finished.err
@@ -300,7 +300,7 @@ def test_every_verb_prints_one_json_document(dump, two_steps):
         assert isinstance(dump("--json", *words).json(), dict), words
 
 
-def test_looking_changes_nothing(dump, two_steps):
+def test_reading_changes_nothing(dump, two_steps):
     def state():
         return {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in two_steps.rglob("*")}
 
@@ -333,7 +333,7 @@ def test_missing_step_and_pattern_errors_name_them(dump, two_steps):
     assert finished.status == 2 and "[a" in finished.err
 
 
-def test_a_closed_pipe_is_no_complaint(two_steps):
+def test_a_closed_pipe_is_not_an_error(two_steps):
     shell = f"'{BIN_DIR}/kv-dump' chunks '{two_steps}' | head -1"
     process = subprocess.run(["bash", "-c", shell], capture_output=True, timeout=60)
     assert process.stderr == b""
@@ -360,7 +360,7 @@ def run_on_terminal(words, environment):
         assert ready, "no output within a minute"
         try:
             part = os.read(main, 4096)
-        except OSError:  # the last writer has gone
+        except OSError:  # there is no writer any more
             break
         if not part:
             break
@@ -371,7 +371,7 @@ def run_on_terminal(words, environment):
     return text.decode()
 
 
-def test_colour_and_width_only_on_a_terminal(dump, admin, tmp_path):
+def test_color_and_width_only_on_a_terminal(dump, admin, tmp_path):
     name = "model." + "x" * 200 + ".weight"
     import_model(admin, tmp_path, tmp_path / "s", 1, {name: torch.ones(1)})
     words = [BIN_DIR / "kv-dump", "keys", tmp_path / "s"]

@@ -1,4 +1,4 @@
-"""bench/regression.py counts, passes on its own baselines, and fails on a loss."""
+"""bench/regression.py counts, passes with its own baselines, and fails on a loss."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ needs_callgrind = pytest.mark.skipif(
 
 
 def run(baselines, *words):
-    """The runner on two cases that take a moment."""
+    """Runs two short cases."""
     return subprocess.run(
         [sys.executable, REPOSITORY / "bench/regression.py", "--program", PROGRAM,
          "--baselines", baselines, "--only", "word_sum", "digest", *words],
@@ -29,7 +29,7 @@ def run(baselines, *words):
 
 @pytest.fixture
 def baselines(tmp_path):
-    """The real ones, to be changed; the toolchain is that of this machine."""
+    """The real baselines, which a test can change, with the toolchain of this machine."""
     toolchain = regression.run_cases(PROGRAM, ["word_sum"])[0]
     document = json.loads(regression.BASELINES.read_text()) | {"toolchain": toolchain}
     path = tmp_path / "baselines.json"

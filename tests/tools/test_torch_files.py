@@ -1,4 +1,4 @@
-"""kv-admin and torch.save: files go in and come out bit for bit, and no pickle is ever run."""
+"""kv-admin and torch.save: imports and exports preserve every bit, and no pickle is executed."""
 
 import collections
 import io
@@ -31,7 +31,7 @@ def read(store, **options):
 
 
 def through(admin, folder, state):
-    """`state` by torch.save, import, export, torch.load; and as the store reads it."""
+    """`state` after torch.save, import, export and torch.load; and as read from the store."""
     folder = pathlib.Path(folder)
     torch.save(state, folder / "in.pt")
     import_file(admin, folder / "s", folder / "in.pt")
@@ -140,7 +140,7 @@ def test_several_shards_with_an_index(admin, tmp_path):
 
 
 @pytest.mark.parametrize("root", [[torch.ones(2), 3], torch.ones(2), 7, (1, {"a": torch.ones(1)})])
-def test_roots_that_are_no_dict(admin, tmp_path, root):
+def test_roots_that_are_not_dicts(admin, tmp_path, root):
     exported, _ = through(admin, tmp_path, root)
     assert same(exported, root)
     import_file(admin, tmp_path / "p", tmp_path / "in.pt", "--prefix", "below")
@@ -175,7 +175,7 @@ def test_export_replaces_nothing_unasked(admin, tmp_path):
     assert same(torch.load(tmp_path / "o.pt", weights_only=True), {"a": torch.ones(2)})
 
 
-def test_what_cannot_be_exported_is_said_before_anything_is_written(admin, tmp_path):
+def test_what_cannot_be_exported_is_reported_before_anything_is_written(admin, tmp_path):
     torch.save({"a": torch.ones(2), "long": 1 << 4000}, tmp_path / "in.pt", pickle_protocol=4)
     import_file(admin, tmp_path / "s", tmp_path / "in.pt")
     (tmp_path / "out").mkdir()
@@ -208,7 +208,7 @@ def test_import_and_export_of_more_bytes_than_memory(admin, tmp_path):
 
     def less_memory_than_the_file_has():
         resource.setrlimit(resource.RLIMIT_DATA, (192 << 20, 192 << 20))
-        resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, 1 << 20))  # what a thread takes of it
+        resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, 1 << 20))  # the stack size of threads
 
     limited = {"preexec_fn": less_memory_than_the_file_has}
     finished = admin("import", tmp_path / "s", "--step", 1, tmp_path / "in.pt", **limited)
@@ -216,7 +216,7 @@ def test_import_and_export_of_more_bytes_than_memory(admin, tmp_path):
     finished = admin("export", tmp_path / "s", tmp_path / "o.pt", **limited)
     assert finished.status == 0, finished.err
     assert same(torch.load(tmp_path / "o.pt", weights_only=True, mmap=True), state)
-    shutil.rmtree(tmp_path)  # pytest would keep it for a while
+    shutil.rmtree(tmp_path)  # pytest would keep it
 
 
 def test_a_pipe_is_refused_and_not_waited_for(admin, tmp_path):
@@ -317,7 +317,7 @@ def test_pickled_code_is_named_and_never_run(admin, tmp_path):
 
 
 def archive(pickled, *members, prefix="x/"):
-    """A zip archive as torch.save makes it, with this pickle."""
+    """A zip archive like those of torch.save, with this pickle."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as file:
         file.writestr(prefix + "data.pkl", pickled)
@@ -451,7 +451,7 @@ def test_no_flipped_byte_is_taken_for_data(admin, tmp_path):
         (tmp_path / "flip.pt").write_bytes(damaged)
         finished = admin("import", tmp_path / f"s{i}", "--step", 1, tmp_path / "flip.pt")
         refused += finished.status == 2
-        # What is taken all the same (padding, times) says the same.
+        # A flip that is not detected (padding, times) does not change the result.
         if finished.status == 0:
             assert same(read(tmp_path / f"s{i}"), state), at
     assert refused > 40

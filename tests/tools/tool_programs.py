@@ -1,4 +1,4 @@
-"""Runs the real programs of build/bin (or $CAIRN_BIN_DIR) on stores made in temporary directories."""
+"""Runs the programs of build/bin (or $CAIRN_BIN_DIR) on stores in temporary directories."""
 
 import json
 import os
@@ -13,7 +13,7 @@ BIN_DIR = pathlib.Path(os.environ.get("CAIRN_BIN_DIR", REPOSITORY / "build" / "b
 
 
 class Finished:
-    """What a program did: its status and what it printed."""
+    """The result of a program: its exit status and what it printed."""
 
     def __init__(self, process):
         self.status = process.returncode
@@ -25,7 +25,7 @@ class Finished:
 
 
 def run_program(name, *words, **options):
-    """Runs one of our programs; a death by signal or a hang is always a failure."""
+    """Runs one of our programs; termination by a signal or a hang is always a failure."""
     process = subprocess.run(
         [BIN_DIR / name, *map(str, words)], capture_output=True, timeout=120, **options
     )
@@ -38,7 +38,7 @@ def run_program(name, *words, **options):
 
 
 def small_model(scale=1.0):
-    """Tensors of several dtypes and shapes, an empty one and a scalar among them."""
+    """Tensors of several dtypes and shapes, including an empty one and a scalar."""
     generator = torch.Generator().manual_seed(7)
     return {
         "model.wte.weight": torch.randn(100, 64, generator=generator) * scale,

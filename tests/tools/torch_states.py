@@ -1,4 +1,4 @@
-"""States that real torch writes to files, and how they are compared bit for bit."""
+"""States that torch writes to files, and their comparison bit for bit."""
 
 import collections
 import os
@@ -10,7 +10,7 @@ import torch
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 
-# As torch knows them; its sub-byte integers can be made only by a view.
+# The dtypes of torch; its sub-byte integers can be created only by a view.
 SIMPLE_DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.uint16, torch.uint32, torch.uint64),
@@ -22,7 +22,7 @@ SIMPLE_DTYPES = [
 
 
 def bits(dtype, shape, seed=0):
-    """A tensor of random bits, NaNs with payloads among them; bools are 0 or 1."""
+    """A tensor of random bits, including NaNs with payloads; bools are 0 or 1."""
     count = int(torch.Size(shape).numel())
     size = torch.empty((), dtype=dtype).element_size()
     generator = torch.Generator().manual_seed(seed)
@@ -37,7 +37,7 @@ def every_dtype():
 
 
 def raw_bytes(tensor):
-    """The elements' bytes, row-major."""
+    """The bytes of the elements, row-major."""
     tensor = tensor.detach().contiguous()
     if tensor.numel() == 0:
         return b""
@@ -81,7 +81,7 @@ def plain_values():
 
 
 def run_python(code, *words, timeout=100):
-    """Runs `code` in a Python of its own, as gloo ranks and misbehaving pickles need."""
+    """Runs `code` in a new interpreter, which gloo ranks and hostile pickles need."""
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, words)],
         capture_output=True,
