@@ -134,10 +134,16 @@ def whole():
     return {"row": t(7, 5), "col": t(6, 11), "two": t(9, 10), "replicated": t(4, 4), "few": t(2, 3),
             "explicit": t(8, 3), "plain": t(3), "bf16": t(16, 8).to(torch.bfloat16)}
 
-def rank(r, out, kind):
-    dist.init_process_group("gloo", rank=r, world_size=4, init_method="file://" + out + ".init")
+def rank(r, folder, *kinds):
+    dist.init_process_group("gloo", rank=r, world_size=4, init_method="file://" + folder + "/init")
     line = init_device_mesh("cpu", (4,))
     grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    if r == 0: torch.save(whole(), folder + "/whole.pt")
+    for kind in kinds: save(r, line, grid, os.path.join(folder, kind), kind)
+    dist.barrier()
+    dist.destroy_process_group()
+
+def save(r, line, grid, out, kind):
     full = whole()
     # As FSDP1 saves, with explicit boxes. The last rank has two of them and rank 1 has none, except
     # for safetensors, where torch would lose one.
@@ -161,9 +167,6 @@ def rank(r, out, kind):
         options = {"serialization_format": dcp.filesystem.SerializationFormat.SAFETENSORS}
     dcp.save(state, storage_writer=dcp.FileSystemWriter(out, **options),
              use_collectives=kind != "per rank")
-    if r == 0: torch.save(full, out + ".whole")
-    dist.barrier()
-    dist.destroy_process_group()
 
 if __name__ == "__main__":
     import warnings
@@ -176,11 +179,21 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("kind", ["plain", "threads", "files", "safetensors"])
-def test_shards_of_four_ranks_become_whole_tensors(admin, dump, tmp_path, kind):
-    run_python(RANKS, tmp_path / "d", kind)
-    whole = torch.load(tmp_path / "d.whole", weights_only=True)
-    import_dcp(admin, tmp_path / "s", tmp_path / "d")
+WHOLE_KINDS = ["plain", "threads", "files", "safetensors"]
+
+
+@pytest.fixture(scope="module")
+def rank_checkpoints(tmp_path_factory):
+    """A folder with a checkpoint of four ranks per kind, all from one run of the ranks."""
+    folder = tmp_path_factory.mktemp("ranks")
+    run_python(RANKS, folder, *WHOLE_KINDS, "safetensors, two chunks", "per rank")
+    return folder
+
+
+@pytest.mark.parametrize("kind", WHOLE_KINDS)
+def test_shards_of_four_ranks_become_whole_tensors(admin, dump, rank_checkpoints, tmp_path, kind):
+    whole = torch.load(rank_checkpoints / "whole.pt", weights_only=True)
+    import_dcp(admin, tmp_path / "s", rank_checkpoints / kind)
     state = read(tmp_path / "s")
     assert state["epoch"] == 4
     assert state["m"].keys() == whole.keys() - {"plain"}
@@ -189,21 +202,21 @@ def test_shards_of_four_ranks_become_whole_tensors(admin, dump, tmp_path, kind):
     assert dump("verify", tmp_path / "s").status == 0
 
 
-def test_a_chunk_that_torch_lost_is_missed(admin, tmp_path):
-    run_python(RANKS, tmp_path / "d", "safetensors, two chunks")
-    finished = admin("import", tmp_path / "s", "--step", 1, tmp_path / "d")
+def test_a_chunk_that_torch_lost_is_missed(admin, rank_checkpoints, tmp_path):
+    checkpoint = rank_checkpoints / "safetensors, two chunks"
+    finished = admin("import", tmp_path / "s", "--step", 1, checkpoint)
     assert finished.status == 2
     assert "keeps but one" in finished.err and "m.explicit" in finished.err
     assert "__3_0.distcp" in finished.err
 
 
-def test_checkpoints_of_single_ranks_are_named_one_by_one(admin, tmp_path):
-    run_python(RANKS, tmp_path / "d", "per rank")
-    finished = admin("import", tmp_path / "s", "--step", 1, tmp_path / "d")
+def test_checkpoints_of_single_ranks_are_named_one_by_one(admin, rank_checkpoints, tmp_path):
+    checkpoint = rank_checkpoints / "per rank"
+    finished = admin("import", tmp_path / "s", "--step", 1, checkpoint)
     assert finished.status == 2 and "use_collectives=False" in finished.err
     assert not (tmp_path / "s").exists()
     # The file of a rank lists only its own chunks, which do not cover the sharded tensors.
-    finished = admin("import", tmp_path / "s", "--step", 1, tmp_path / "d" / "__0.metadata")
+    finished = admin("import", tmp_path / "s", "--step", 1, checkpoint / "__0.metadata")
     assert finished.status == 2 and "chunks hold" in finished.err
 
 
