@@ -6,36 +6,22 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
+
+#include "core/base/utf8.h"
 
 namespace cairn::core {
 namespace {
 
 constexpr std::string_view kWildcards = "*?[";
 
-// The next UTF-8 code point of `text` at `*at`. A byte that begins none stands for itself, above
-// all code points, so that any bytes can be matched.
+// Returns the code point of `text` at `*at`, and advances `*at`. A byte that does not begin UTF-8
+// counts as one character with a value above all code points, so that any bytes can be matched.
 uint32_t NextCharacter(std::string_view text, size_t* at) {
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned lead = byte(*at);
-  const size_t length = lead < 0x80    ? 1
-                        : lead >= 0xf0 ? 4
-                        : lead >= 0xe0 ? 3
-                        : lead >= 0xc0 ? 2
-                                       : 0;
-  if (length == 1 || length == 0 || *at + length > text.size()) {
-    ++*at;
-    return lead < 0x80 ? lead : 0x110000 + lead;
-  }
-  uint32_t character = lead & (0x7fu >> length);
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(*at + i) & 0xc0) != 0x80) {
-      ++*at;
-      return 0x110000 + lead;
-    }
-    character = (character << 6) | (byte(*at + i) & 0x3f);
-  }
-  *at += length;
-  return character;
+  const std::optional<CodePoint> decoded = DecodeUtf8(text.substr(*at));
+  *at += decoded ? decoded->length_bytes : 1;
+  constexpr uint32_t kFirstByteValue = 0x110000;
+  return decoded ? decoded->value : kFirstByteValue + static_cast<uint8_t>(text[*at - 1]);
 }
 
 }  // namespace

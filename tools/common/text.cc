@@ -9,35 +9,18 @@
 #include <cctype>
 #include <optional>
 
+#include "core/base/utf8.h"
+
 namespace cairn::tools {
 namespace {
 
-/// Decodes the UTF-8 code point at the front of `text` and removes it from `text`; nothing if the
-/// first bytes are not a code point.
+/// Removes the code point at the front of `text` and returns it, or nothing if the text does not
+/// start with strict UTF-8, which encodes no surrogates.
 std::optional<uint32_t> TakeCodePoint(std::string_view& text) {
-  const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
-  const uint8_t first = byte(0);
-  size_t length = 1;
-  uint32_t code = first;
-  uint32_t smallest = 0;
-  if (first >= 0xf0 && first < 0xf5) {
-    length = 4, code = first & 0x07, smallest = 0x10000;
-  } else if (first >= 0xe0) {
-    length = 3, code = first & 0x0f, smallest = 0x800;
-  } else if (first >= 0xc2) {
-    length = 2, code = first & 0x1f, smallest = 0x80;
-  } else if (first >= 0x80) {
-    return std::nullopt;
-  }
-  if (first >= 0xf5 || text.size() < length) return std::nullopt;
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return std::nullopt;
-    code = (code << 6) | (byte(i) & 0x3f);
-  }
-  const bool surrogate = code >= 0xd800 && code < 0xe000;
-  if (code < smallest || surrogate || code > 0x10ffff) return std::nullopt;
-  text.remove_prefix(length);
-  return code;
+  const std::optional<core::CodePoint> decoded = core::DecodeUtf8(text);
+  if (!decoded || core::IsSurrogate(decoded->value)) return std::nullopt;
+  text.remove_prefix(decoded->length_bytes);
+  return decoded->value;
 }
 
 /// True for characters that move the cursor, break a line or change the writing direction.
