@@ -11,7 +11,7 @@
 
 #include "core/checkpoint_store.h"
 #include "core/interop/dcp/dcp_export.h"
-#include "core/interop/safetensors/safetensors.h"
+#include "core/interop/safetensors/safetensors_export.h"
 #include "core/interop/torch/torch_export.h"
 #include "core/state_dict/key_pattern.h"
 #include "tools/common/address.h"
@@ -149,9 +149,9 @@ Result<void> ToDcp(const core::CheckpointStore& store, const core::Contents& con
 Result<void> ToSafetensors(const core::CheckpointStore& store, const core::Contents& contents,
                            const ExportOptions& options, Output& out) {
   ProgressLine progress("exporting");
-  const core::ExportOptions how{.max_shard_bytes = options.shard_bytes,
-                                .progress = progress.callback()};
-  CAIRN_TRY_ASSIGN(const core::ExportReport report,
+  const core::SafetensorsExportOptions how{.max_shard_bytes = options.shard_bytes,
+                                           .progress = progress.callback()};
+  CAIRN_TRY_ASSIGN(const core::SafetensorsExportReport report,
                    core::ExportSafetensors(store, contents, options.target, how));
   progress.Clear();
   PrintReport(contents.step.step, Plural(report.tensors, "tensor"), report.bytes, report.seconds,

@@ -13,7 +13,7 @@
 
 #include "core/checkpoint_store.h"
 #include "core/interop/dcp/dcp_checkpoint.h"
-#include "core/interop/safetensors/safetensors.h"
+#include "core/interop/safetensors/safetensors_file.h"
 #include "core/interop/torch/imported_state.h"
 #include "core/interop/torch/torch_file.h"
 #include "tools/admin/import_sources.h"

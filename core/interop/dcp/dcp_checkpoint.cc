@@ -15,7 +15,7 @@
 #include "core/interop/archive/internal/byte_checks.h"
 #include "core/interop/archive/internal/mapped_file.h"
 #include "core/interop/dcp/internal/dcp_metadata.h"
-#include "core/interop/safetensors/internal/safetensors_header.h"
+#include "core/interop/safetensors/internal/safetensors_contents.h"
 #include "core/interop/torch/internal/state_assembler.h"
 #include "core/interop/torch/internal/torch_archive.h"
 #include "kv/mapping.h"

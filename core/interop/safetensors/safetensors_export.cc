@@ -1,4 +1,6 @@
-// Export: tensors sorted as the reference implementation does, cut into shards, streamed.
+// Tensors are sorted as the reference implementation sorts them, cut into shards, and streamed.
+
+#include "core/interop/safetensors/safetensors_export.h"
 
 #include <fmt/format.h>
 
@@ -8,9 +10,8 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/internal/progress_meter.h"
-#include "core/checkpoint_store.h"
 #include "core/interop/archive/internal/durable_file.h"
-#include "core/interop/safetensors/safetensors.h"
+#include "core/interop/safetensors/safetensors_writer.h"
 #include "core/payload_reader.h"
 
 namespace cairn::core {
@@ -21,7 +22,7 @@ constexpr std::string_view kSuffix = ".safetensors";
 // Tensors of one file, in the order of their bytes.
 using Shard = std::vector<TensorInfo>;
 
-Result<std::vector<Shard>> CutShards(const Contents& contents, uint64_t max_shard_bytes) {
+Result<std::vector<TensorInfo>> SelectTensors(const Contents& contents) {
   std::vector<TensorInfo> tensors;
   for (const TensorInfo& tensor : contents.tensors) {
     if (tensor.hidden) continue;
@@ -35,6 +36,10 @@ Result<std::vector<Shard>> CutShards(const Contents& contents, uint64_t max_shar
     }
     tensors.push_back(tensor);
   }
+  return tensors;
+}
+
+std::vector<Shard> CutIntoShards(std::vector<TensorInfo> tensors, uint64_t max_shard_bytes) {
   std::vector<Shard> shards(1);
   uint64_t shard_bytes = 0;
   for (TensorInfo& tensor : tensors) {
@@ -45,7 +50,8 @@ Result<std::vector<Shard>> CutShards(const Contents& contents, uint64_t max_shar
     shard_bytes += tensor.nbytes;
     shards.back().push_back(std::move(tensor));
   }
-  // Wide elements first: then all are aligned, since the data begins on 8 bytes.
+  // The data begins at a multiple of 8 bytes, so all tensors are aligned if wide elements are
+  // first.
   for (Shard& shard : shards) {
     std::ranges::stable_sort(shard, std::ranges::greater{}, [](const TensorInfo& tensor) {
       return schema::ElementBytes(tensor.dtype);
@@ -54,18 +60,18 @@ Result<std::vector<Shard>> CutShards(const Contents& contents, uint64_t max_shar
   return shards;
 }
 
-// Directory and name without suffix of the files to write; makes the directory.
-Result<std::filesystem::path> StemOf(const std::string& out) {
-  const bool file = std::string_view(out).ends_with(kSuffix);
+// Returns the path of the files to write without its suffix; creates their directory.
+Result<std::filesystem::path> PrepareStem(const std::string& out) {
+  const bool is_file = std::string_view(out).ends_with(kSuffix);
   std::filesystem::path stem =
-      file ? std::filesystem::path(out.substr(0, out.size() - kSuffix.size()))
-           : std::filesystem::path(out) / "model";
+      is_file ? std::filesystem::path(out.substr(0, out.size() - kSuffix.size()))
+              : std::filesystem::path(out) / "model";
   if (stem.has_parent_path()) {
     std::error_code error;
     std::filesystem::create_directories(stem.parent_path(), error);
     if (error) {
       return Fail(
-          SystemError(error.value(), "cannot make the directory", stem.parent_path().string()));
+          SystemError(error.value(), "cannot create the directory", stem.parent_path().string()));
     }
   }
   return stem;
@@ -73,9 +79,10 @@ Result<std::filesystem::path> StemOf(const std::string& out) {
 
 Result<void> WriteShard(const CheckpointStore& store, const kv::StepInfo& step, const Shard& shard,
                         const std::string& path, internal::ProgressMeter& progress) {
-  std::vector<SafetensorsWriter::Entry> entries;
-  for (const TensorInfo& tensor : shard)
+  std::vector<SafetensorsEntry> entries;
+  for (const TensorInfo& tensor : shard) {
     entries.push_back({tensor.fqn, tensor.dtype, tensor.shape});
+  }
   CAIRN_TRY_ASSIGN(const auto writer, SafetensorsWriter::Create(path, entries));
   CAIRN_TRY(ReadRowMajor(store, step, shard,
                          [&](size_t, uint64_t, std::span<const std::byte> bytes) -> Result<void> {
@@ -85,14 +92,26 @@ Result<void> WriteShard(const CheckpointStore& store, const kv::StepInfo& step, 
   return writer->Finish();
 }
 
+// The index of the shards that Hugging Face libraries read.
+Result<void> WriteIndex(const std::string& path, uint64_t total_bytes, nlohmann::json weight_map) {
+  const nlohmann::json index = {{"metadata", {{"total_size", total_bytes}}},
+                                {"weight_map", std::move(weight_map)}};
+  const std::string text = index.dump(2) + "\n";
+  CAIRN_TRY_ASSIGN(const auto file, internal::DurableFile::Create(path));
+  CAIRN_TRY(file->Write(std::as_bytes(std::span(text))));
+  return file->Finish();
+}
+
 }  // namespace
 
-Result<ExportReport> ExportSafetensors(const CheckpointStore& store, const Contents& contents,
-                                       const std::string& out, const ExportOptions& options) {
+Result<SafetensorsExportReport> ExportSafetensors(const CheckpointStore& store,
+                                                  const Contents& contents, const std::string& out,
+                                                  const SafetensorsExportOptions& options) {
   const auto start = std::chrono::steady_clock::now();
-  CAIRN_TRY_ASSIGN(const std::vector<Shard> shards, CutShards(contents, options.max_shard_bytes));
-  CAIRN_TRY_ASSIGN(const std::filesystem::path stem, StemOf(out));
-  ExportReport report{.values_left_out = contents.values.size()};
+  CAIRN_TRY_ASSIGN(std::vector<TensorInfo> tensors, SelectTensors(contents));
+  const std::vector<Shard> shards = CutIntoShards(std::move(tensors), options.max_shard_bytes);
+  CAIRN_TRY_ASSIGN(const std::filesystem::path stem, PrepareStem(out));
+  SafetensorsExportReport report{.values_left_out = contents.values.size()};
   for (const Shard& shard : shards) {
     report.tensors += shard.size();
     for (const TensorInfo& tensor : shard) report.bytes += tensor.nbytes;
@@ -109,13 +128,8 @@ Result<ExportReport> ExportSafetensors(const CheckpointStore& store, const Conte
     report.files.push_back(std::move(path));
   }
   if (shards.size() > 1) {
-    const nlohmann::json index = {{"metadata", {{"total_size", report.bytes}}},
-                                  {"weight_map", std::move(weight_map)}};
     std::string path = stem.string() + std::string(kSuffix) + ".index.json";
-    const std::string text = index.dump(2) + "\n";
-    CAIRN_TRY_ASSIGN(const auto file, internal::DurableFile::Create(path));
-    CAIRN_TRY(file->Write(std::as_bytes(std::span(text))));
-    CAIRN_TRY(file->Finish());
+    CAIRN_TRY(WriteIndex(path, report.bytes, std::move(weight_map)));
     report.files.push_back(std::move(path));
   }
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -1,54 +1,25 @@
-// Parsing without a document tree: the only values kept are those that the format has.
-
 #include "core/interop/safetensors/internal/safetensors_header.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <tuple>
 #include <unordered_set>
-
-#include "core/interop/archive/internal/little_endian.h"
-#include "core/step/internal/records.h"
+#include <utility>
 
 namespace cairn::core::internal {
 namespace {
 
-struct Name {
-  std::string_view name;
-  DType dtype;
-};
-constexpr std::array kNames = {
-    Name{"BOOL", DType::kBool},
-    Name{"U8", DType::kUInt8},
-    Name{"I8", DType::kInt8},
-    Name{"U16", DType::kUInt16},
-    Name{"I16", DType::kInt16},
-    Name{"U32", DType::kUInt32},
-    Name{"I32", DType::kInt32},
-    Name{"U64", DType::kUInt64},
-    Name{"I64", DType::kInt64},
-    Name{"F16", DType::kFloat16},
-    Name{"BF16", DType::kBFloat16},
-    Name{"F32", DType::kFloat32},
-    Name{"F64", DType::kFloat64},
-    Name{"C64", DType::kComplex64},
-    Name{"F8_E4M3", DType::kFloat8E4M3FN},
-    Name{"F8_E4M3FNUZ", DType::kFloat8E4M3FNUZ},
-    Name{"F8_E5M2", DType::kFloat8E5M2},
-    Name{"F8_E5M2FNUZ", DType::kFloat8E5M2FNUZ},
-    Name{"F8_E8M0", DType::kFloat8E8M0FNU},
-    Name{"F4", DType::kFloat4E2M1FNx2},
-};
+constexpr std::string_view kMetadataKey = "__metadata__";
 
 std::unexpected<Error> Damaged(std::string message) {
   return Fail(ErrorCode::kDataLoss, std::move(message));
 }
 
-// One tensor as the header says it, unchecked.
+// A tensor as the header describes it, before any check.
 struct RawTensor {
   std::string name;
   std::optional<std::string> dtype;
@@ -56,8 +27,9 @@ struct RawTensor {
   std::optional<std::vector<uint64_t>> data_offsets;
 };
 
-// Follows the parser's events through the one structure that a header may have. Every event that
-// does not fit ends the parsing, so that hostile nesting never builds anything up.
+// Follows the parser's events through the only structure that a header may have, and keeps only
+// the values of the format. Every other event ends the parsing, so that hostile nesting takes no
+// memory.
 class Handler : public nlohmann::json_sax<nlohmann::json> {
  public:
   std::vector<RawTensor> tensors;
@@ -68,7 +40,7 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
   bool boolean(bool) override { return Stop("a boolean"); }
   bool number_integer(number_integer_t) override { return Stop("a negative number"); }
   bool number_float(number_float_t, const string_t&) override {
-    return Stop("a fraction, or a number too large");
+    return Stop("a fraction, or a number that is too large");
   }
   bool binary(binary_t&) override { return Stop("binary data"); }
 
@@ -96,7 +68,7 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
         state_ = State::kTop;
         return true;
       case State::kTop:
-        if (key_ == "__metadata__") {
+        if (key_ == kMetadataKey) {
           state_ = State::kMetadata;
         } else {
           state_ = State::kTensor;
@@ -144,7 +116,7 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
 
   bool parse_error(std::size_t position, const std::string&,
                    const nlohmann::detail::exception&) override {
-    problem = fmt::format("the header is no JSON from byte {} on", position);
+    problem = fmt::format("the header is not JSON from byte {} on", position);
     return false;
   }
 
@@ -152,7 +124,7 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
   enum class State { kOutside, kTop, kMetadata, kTensor, kDone };
 
   bool Stop(std::string what) {
-    problem = "the header holds " + std::move(what);
+    problem = "the header contains " + std::move(what);
     return false;
   }
 
@@ -162,7 +134,7 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
   std::vector<uint64_t>* numbers_ = nullptr;
 };
 
-Result<SafetensorsHeader::Tensor> Check(RawTensor raw, uint64_t data_bytes) {
+Result<SafetensorsHeader::Tensor> CheckTensor(RawTensor raw, uint64_t data_bytes) {
   SafetensorsHeader::Tensor tensor{.name = std::move(raw.name)};
   const auto damaged = [&](std::string why) {
     return Damaged(fmt::format("tensor '{}': {}", tensor.name, why));
@@ -177,156 +149,153 @@ Result<SafetensorsHeader::Tensor> Check(RawTensor raw, uint64_t data_bytes) {
   tensor.shape = *std::move(raw.shape);
   if (*dtype == DType::kFloat4E2M1FNx2) {
     if (tensor.shape.empty() || tensor.shape.back() % 2 != 0) {
-      return damaged("4-bit elements that do not fill whole bytes");
+      return damaged("its 4-bit elements do not fill whole bytes");
     }
     tensor.shape.back() /= 2;
   }
-  if (raw.data_offsets->size() != 2) return damaged("data_offsets are not two numbers");
+  if (raw.data_offsets->size() != 2) return damaged("its data_offsets are not two numbers");
   tensor.begin_bytes = raw.data_offsets->front();
   tensor.end_bytes = raw.data_offsets->back();
   if (tensor.begin_bytes > tensor.end_bytes || tensor.end_bytes > data_bytes) {
-    return damaged(fmt::format("bytes [{}, {}) lead out of the file's {}", tensor.begin_bytes,
-                               tensor.end_bytes, data_bytes));
+    return damaged(fmt::format("its bytes [{}, {}) extend beyond the {} of the file",
+                               tensor.begin_bytes, tensor.end_bytes, data_bytes));
   }
   const auto nbytes = TensorBytes(tensor.dtype, tensor.shape);
   if (!nbytes || *nbytes != tensor.end_bytes - tensor.begin_bytes) {
-    return damaged(fmt::format("{} bytes do not agree with {} of shape {}",
+    return damaged(fmt::format("its {} bytes do not agree with {} of shape [{}]",
                                tensor.end_bytes - tensor.begin_bytes, *raw.dtype,
-                               FormatNumbers(tensor.shape)));
+                               fmt::join(tensor.shape, ", ")));
   }
   return tensor;
 }
 
-}  // namespace
-
-Result<SafetensorsHeader> ParseSafetensorsHeader(std::string_view json, uint64_t data_bytes) {
-  if (!json.starts_with('{')) return Damaged("the header does not begin with '{'");
-  Handler handler;
-  const bool parsed = nlohmann::json::sax_parse(json.begin(), json.end(), &handler);
-  if (!parsed) return Damaged(handler.problem);
-  SafetensorsHeader header{.metadata = std::move(handler.metadata)};
-  for (RawTensor& raw : handler.tensors) {
-    CAIRN_TRY_ASSIGN(auto tensor, Check(std::move(raw), data_bytes));
-    header.tensors.push_back(std::move(tensor));
-  }
-  std::ranges::sort(header.tensors, {}, [](const SafetensorsHeader::Tensor& tensor) {
-    return std::tuple(tensor.begin_bytes, tensor.end_bytes, tensor.name);
+void SortByPosition(std::vector<SafetensorsHeader::Tensor>& tensors) {
+  std::ranges::sort(tensors, {}, [](const SafetensorsHeader::Tensor& tensor) {
+    return std::tuple(tensor.begin_bytes, tensor.end_bytes, std::string_view(tensor.name));
   });
+}
+
+// Requires tensors that are sorted by position.
+Result<void> CheckContiguous(std::span<const SafetensorsHeader::Tensor> tensors,
+                             uint64_t data_bytes) {
   uint64_t end = 0;
-  for (const auto& tensor : header.tensors) {
+  for (const auto& tensor : tensors) {
     if (tensor.begin_bytes != end) {
-      return Damaged(fmt::format("tensor '{}' begins at byte {} where {} was expected: {}",
-                                 tensor.name, tensor.begin_bytes, end,
+      return Damaged(fmt::format("tensor '{}' begins at byte {} instead of {}: {}", tensor.name,
+                                 tensor.begin_bytes, end,
                                  tensor.begin_bytes < end ? "tensors overlap" : "there is a hole"));
     }
     end = tensor.end_bytes;
   }
-  if (end != data_bytes) {
-    return Damaged(fmt::format("tensors end at byte {} of {}", end, data_bytes));
+  if (end == data_bytes) return {};
+  return Damaged(fmt::format("tensors end at byte {} of {}", end, data_bytes));
+}
+
+using Json = nlohmann::ordered_json;
+
+// Appends a member to an object. `Json::operator[]` compares the key with all keys before it, which
+// would make a header of many tensors quadratic.
+void AppendMember(Json& object, std::string key, Json value) {
+  object.get_ref<Json::object_t&>().Json::object_t::Container::emplace_back(std::move(key),
+                                                                            std::move(value));
+}
+
+// The tensors of a header with their positions. Requires distinct names.
+Result<SafetensorsHeader> LayOut(std::span<const SafetensorsEntry> entries,
+                                 const std::map<std::string, std::string>& metadata) {
+  SafetensorsHeader header{.tensors = {}, .metadata = metadata};
+  std::unordered_set<std::string_view> names;
+  uint64_t offset = 0;
+  for (const SafetensorsEntry& entry : entries) {
+    const auto invalid = [&](std::string why) {
+      return Fail(
+          Error{.code = ErrorCode::kInvalidArgument, .message = std::move(why), .key = entry.name});
+    };
+    if (!SafetensorsName(entry.dtype)) {
+      return invalid(
+          fmt::format("safetensors files cannot hold {}; leave the key out or convert it",
+                      schema::DTypeName(entry.dtype)));
+    }
+    if (entry.name == kMetadataKey || !names.insert(entry.name).second) {
+      return invalid("safetensors files cannot hold this name, or it occurs twice");
+    }
+    if (entry.dtype == DType::kFloat4E2M1FNx2 &&
+        (entry.shape.empty() || entry.shape.back() > ~uint64_t{0} / 2)) {
+      return invalid("safetensors files cannot hold 4-bit floats of this shape");
+    }
+    CAIRN_TRY_ASSIGN(const uint64_t nbytes, TensorBytes(entry.dtype, entry.shape));
+    SafetensorsHeader::Tensor tensor{
+        .name = entry.name, .dtype = entry.dtype, .shape = entry.shape, .begin_bytes = offset};
+    if (__builtin_add_overflow(offset, nbytes, &offset)) {
+      return invalid("the tensors have too many bytes in total");
+    }
+    tensor.end_bytes = offset;
+    header.tensors.push_back(std::move(tensor));
   }
   return header;
 }
 
-Result<std::string> FormatSafetensorsHeader(std::span<const SafetensorsWriter::Entry> entries,
-                                            const std::map<std::string, std::string>& metadata,
-                                            uint64_t* data_bytes) {
-  const auto quoted = [](const std::string& text) {
-    // Lone surrogates and other bytes that are no UTF-8 have no place in JSON.
-    return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::strict);
-  };
-  std::unordered_set<std::string_view> names;
-  std::string json = "{";
-  uint64_t offset = 0;
-  try {
-    if (!metadata.empty()) {
-      json += "\"__metadata__\":{";
-      for (const auto& [key, value] : metadata) json += quoted(key) + ":" + quoted(value) + ",";
-      json.back() = '}';
-      json += ',';
-    }
-    for (const SafetensorsWriter::Entry& entry : entries) {
-      const auto invalid = [&](std::string why) {
-        return Fail(Error{
-            .code = ErrorCode::kInvalidArgument, .message = std::move(why), .key = entry.name});
-      };
-      const auto name = SafetensorsName(entry.dtype);
-      if (!name) {
-        return invalid(
-            fmt::format("safetensors files cannot hold {}; leave the key out or convert it",
-                        schema::DTypeName(entry.dtype)));
-      }
-      if (entry.name == "__metadata__" || !names.insert(entry.name).second) {
-        return invalid("this name cannot stand in a safetensors file, or stands there already");
-      }
-      Shape shape = entry.shape;
-      CAIRN_TRY_ASSIGN(const uint64_t nbytes, TensorBytes(entry.dtype, shape));
-      if (entry.dtype == DType::kFloat4E2M1FNx2) {
-        if (shape.empty()) return invalid("safetensors files cannot hold a scalar of 4-bit floats");
-        shape.back() *= 2;
-      }
-      std::string numbers = FormatNumbers(shape);
-      std::erase(numbers, ' ');
-      json += fmt::format("{}:{{\"dtype\":\"{}\",\"shape\":{},\"data_offsets\":[{},{}]}},",
-                          quoted(entry.name), *name, numbers, offset, offset + nbytes);
-      if (__builtin_add_overflow(offset, nbytes, &offset)) return invalid("too many bytes in all");
-    }
-  } catch (const nlohmann::json::exception&) {
-    return Fail(ErrorCode::kInvalidArgument,
-                "a key is no valid UTF-8; safetensors files cannot hold it");
+Json ToJson(const SafetensorsHeader& header) {
+  Json json = Json::object();
+  json.get_ref<Json::object_t&>().reserve(header.tensors.size() + 1);
+  if (!header.metadata.empty()) {
+    Json metadata = Json::object();
+    for (const auto& [key, value] : header.metadata) AppendMember(metadata, key, value);
+    AppendMember(json, std::string(kMetadataKey), std::move(metadata));
   }
-  if (json.back() == ',') json.pop_back();
-  json += '}';
-  while (json.size() % 8 != 0) json += ' ';
-  if (json.size() > kMaxSafetensorsHeaderBytes) {
-    return Fail(
-        ErrorCode::kInvalidArgument,
-        fmt::format("the header would have {} bytes, the format allows {}; export fewer keys",
-                    json.size(), kMaxSafetensorsHeaderBytes));
+  for (const SafetensorsHeader::Tensor& tensor : header.tensors) {
+    Shape shape = tensor.shape;
+    if (tensor.dtype == DType::kFloat4E2M1FNx2) shape.back() *= 2;
+    Json description = Json::object();
+    AppendMember(description, "dtype", *SafetensorsName(tensor.dtype));
+    AppendMember(description, "shape", std::move(shape));
+    AppendMember(description, "data_offsets", {tensor.begin_bytes, tensor.end_bytes});
+    AppendMember(json, tensor.name, std::move(description));
   }
-  *data_bytes = offset;
   return json;
 }
 
-Result<SafetensorsContents> ReadSafetensors(std::span<const std::byte> file) {
-  if (file.size() < 8) {
-    return Fail(ErrorCode::kDataLoss, "it is no safetensors file: too short, or no file at all");
+}  // namespace
+
+Result<SafetensorsHeader> DecodeSafetensorsHeader(std::string_view json, uint64_t data_bytes) {
+  if (!json.starts_with('{')) return Damaged("the header does not begin with '{'");
+  Handler handler;
+  const bool is_parsed = nlohmann::json::sax_parse(json.begin(), json.end(), &handler);
+  if (!is_parsed) return Damaged(handler.problem);
+  SafetensorsHeader header{.tensors = {}, .metadata = std::move(handler.metadata)};
+  header.tensors.reserve(handler.tensors.size());
+  for (RawTensor& raw : handler.tensors) {
+    CAIRN_TRY_ASSIGN(auto tensor, CheckTensor(std::move(raw), data_bytes));
+    header.tensors.push_back(std::move(tensor));
   }
-  const auto header_bytes = ReadLittle<uint64_t>(file);
-  if (header_bytes > kMaxSafetensorsHeaderBytes || header_bytes > file.size() - 8) {
-    return Fail(ErrorCode::kDataLoss,
-                fmt::format("it is no safetensors file: a header of {} bytes in a file of {}",
-                            header_bytes, file.size()));
+  SortByPosition(header.tensors);
+  CAIRN_TRY(CheckContiguous(header.tensors, data_bytes));
+  return header;
+}
+
+Result<EncodedSafetensorsHeader> EncodeSafetensorsHeader(
+    std::span<const SafetensorsEntry> entries, const std::map<std::string, std::string>& metadata) {
+  CAIRN_TRY_ASSIGN(SafetensorsHeader header, LayOut(entries, metadata));
+  EncodedSafetensorsHeader encoded;
+  if (!header.tensors.empty()) encoded.data_bytes = header.tensors.back().end_bytes;
+  try {
+    // Strict: lone surrogates and other bytes that are not UTF-8 have no place in JSON.
+    encoded.json = ToJson(header).dump(-1, ' ', false, Json::error_handler_t::strict);
+  } catch (const Json::exception&) {
+    return Fail(ErrorCode::kInvalidArgument,
+                "a key is not valid UTF-8; safetensors files cannot hold it");
   }
-  const auto text = file.subspan(8, header_bytes);
-  const auto data = file.subspan(8 + header_bytes);
-  CAIRN_TRY_ASSIGN(SafetensorsHeader header,
-                   ParseSafetensorsHeader({reinterpret_cast<const char*>(text.data()), text.size()},
-                                          data.size()));
-  SafetensorsContents contents{.tensors = {}, .metadata = std::move(header.metadata)};
-  for (auto& tensor : header.tensors) {
-    contents.tensors.push_back(
-        {.name = std::move(tensor.name),
-         .dtype = tensor.dtype,
-         .shape = std::move(tensor.shape),
-         .bytes = data.subspan(tensor.begin_bytes, tensor.end_bytes - tensor.begin_bytes)});
+  while (encoded.json.size() % 8 != 0) encoded.json += ' ';
+  if (encoded.json.size() > kMaxSafetensorsHeaderBytes) {
+    return Fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("the header would have {} bytes, but the format allows {}; export fewer keys",
+                    encoded.json.size(), kMaxSafetensorsHeaderBytes));
   }
-  return contents;
+  SortByPosition(header.tensors);
+  const auto decoded = DecodeSafetensorsHeader(encoded.json, encoded.data_bytes);
+  CAIRN_CHECK(decoded && *decoded == header);
+  return encoded;
 }
 
 }  // namespace cairn::core::internal
-
-namespace cairn::core {
-
-std::optional<std::string_view> SafetensorsName(DType dtype) {
-  const auto* found = std::ranges::find(internal::kNames, dtype, &internal::Name::dtype);
-  if (found == internal::kNames.end()) return std::nullopt;
-  return found->name;
-}
-
-std::optional<DType> FindSafetensorsDType(std::string_view name) {
-  const auto* found = std::ranges::find(internal::kNames, name, &internal::Name::name);
-  if (found == internal::kNames.end()) return std::nullopt;
-  return found->dtype;
-}
-
-}  // namespace cairn::core

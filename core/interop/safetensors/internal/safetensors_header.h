@@ -1,5 +1,6 @@
 #pragma once
-/// The JSON header of a safetensors file, parsed and checked as hostile input.
+/// The JSON header of a safetensors file. It is hostile input when it is decoded; the encoder
+/// checks that the decoder returns what it encoded.
 
 #include <cstdint>
 #include <map>
@@ -8,7 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "core/interop/safetensors/safetensors.h"
+#include "core/interop/safetensors/safetensors_format.h"
+#include "kv/error.h"
 
 namespace cairn::core::internal {
 
@@ -19,26 +21,27 @@ struct SafetensorsHeader {
     Shape shape;               // as torch counts
     uint64_t begin_bytes = 0;  // from the end of the header
     uint64_t end_bytes = 0;
+    friend bool operator==(const Tensor&, const Tensor&) = default;
   };
-  std::vector<Tensor> tensors;  // by begin_bytes
+  std::vector<Tensor> tensors;  // in the order of their bytes
   std::map<std::string, std::string> metadata;
+  friend bool operator==(const SafetensorsHeader&, const SafetensorsHeader&) = default;
 };
 
-/// `data_bytes` follow the header in the file. Memory: in proportion to the header; nesting is
-/// never deeper than the format's. Errors as SafetensorsFile::Open.
-Result<SafetensorsHeader> ParseSafetensorsHeader(std::string_view json, uint64_t data_bytes);
+/// Decodes the header of a file in which `data_bytes` follow it. kDataLoss: it is not a header of
+/// this format, or tensors overlap, extend beyond the file or leave bytes between them.
+/// kUnimplemented: this version does not know a dtype. Memory: proportional to the header; nested
+/// values that the format does not have are refused before they take any.
+Result<SafetensorsHeader> DecodeSafetensorsHeader(std::string_view json, uint64_t data_bytes);
 
-/// A whole file of the format, or one that lies inside another file. The tensors' bytes are in
-/// `file`. Errors as SafetensorsFile::Open.
-struct SafetensorsContents {
-  std::vector<SafetensorsTensor> tensors;
-  std::map<std::string, std::string> metadata;
+struct EncodedSafetensorsHeader {
+  std::string json;         // padded with spaces so that the data begins at a multiple of 8 bytes
+  uint64_t data_bytes = 0;  // of all tensors
 };
-Result<SafetensorsContents> ReadSafetensors(std::span<const std::byte> file);
-
-/// The header's JSON, padded with spaces so that the data begins on 8 bytes.
-Result<std::string> FormatSafetensorsHeader(std::span<const SafetensorsWriter::Entry> entries,
-                                            const std::map<std::string, std::string>& metadata,
-                                            uint64_t* data_bytes);
+/// Encodes the header of a file with these tensors, in this order. kInvalidArgument: the format
+/// cannot express a name, dtype or shape, a name occurs twice, or the header is longer than
+/// kMaxSafetensorsHeaderBytes; the error names the key where there is one.
+Result<EncodedSafetensorsHeader> EncodeSafetensorsHeader(
+    std::span<const SafetensorsEntry> entries, const std::map<std::string, std::string>& metadata);
 
 }  // namespace cairn::core::internal

@@ -1,14 +1,13 @@
-// Steps out to safetensors files and in again.
+// Steps that are exported to safetensors files, and imported again.
+
+#include "core/interop/safetensors/safetensors_export.h"
 
 #include <fmt/format.h>
 
 #include <filesystem>
 #include <fstream>
 
-#include "core/interop/safetensors/safetensors.h"
-#include "core/payload_reader.h"
-#include "core/statistics.h"
-#include "core/step/contents.h"
+#include "core/interop/safetensors/safetensors_file.h"
 #include "tests/core/tensor/strided_fixture.h"
 #include "tests/core/tensor/test_tensor.h"
 
@@ -19,9 +18,9 @@ using cairn::testing::IsError;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-class ExportTest : public StoreTest {};
+class SafetensorsExportTest : public StoreTest {};
 
-TEST_F(ExportTest, OneFileHoldsEveryTensorInFull) {
+TEST_F(SafetensorsExportTest, OneFileHoldsEveryTensorInFull) {
   const TestTensor matrix(DType::kFloat32, {300, 200}), bytes(DType::kInt8, {7});
   StateDict state;
   auto model = state.root().Map("model");
@@ -33,7 +32,7 @@ TEST_F(ExportTest, OneFileHoldsEveryTensorInFull) {
   state.root().Value("step", int64_t{1});
   Save(1, state, {.chunk_bytes = 10'000});
   CAIRN_ASSERT_OK_AND_ASSIGN(const Contents contents, store->List(1));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const ExportReport report,
+  CAIRN_ASSERT_OK_AND_ASSIGN(const SafetensorsExportReport report,
                              ExportSafetensors(*store, contents, directory / "out/m.safetensors"));
   EXPECT_THAT(report.files, ElementsAre(directory / "out/m.safetensors"));
   EXPECT_EQ(report.tensors, 4u);
@@ -55,7 +54,7 @@ TEST_F(ExportTest, OneFileHoldsEveryTensorInFull) {
   EXPECT_EQ(tensors.at("model.none").shape, (Shape{0, 2}));
 }
 
-TEST_F(ExportTest, LargeSelectionsBecomeShardsWithAnIndex) {
+TEST_F(SafetensorsExportTest, LargeSelectionsBecomeShardsWithAnIndex) {
   std::vector<TestTensor> tensors;
   for (int i = 0; i < 5; ++i) tensors.emplace_back(DType::kFloat32, Shape{1000}, i);
   StateDict state;
@@ -63,7 +62,7 @@ TEST_F(ExportTest, LargeSelectionsBecomeShardsWithAnIndex) {
   Save(1, state);
   CAIRN_ASSERT_OK_AND_ASSIGN(const Contents contents, store->List(1));
   CAIRN_ASSERT_OK_AND_ASSIGN(
-      const ExportReport report,
+      const SafetensorsExportReport report,
       ExportSafetensors(*store, contents, directory / "out", {.max_shard_bytes = 8000}));
   EXPECT_THAT(report.files, ElementsAre(directory / "out/model-00001-of-00003.safetensors",
                                         directory / "out/model-00002-of-00003.safetensors",
@@ -74,7 +73,7 @@ TEST_F(ExportTest, LargeSelectionsBecomeShardsWithAnIndex) {
   EXPECT_THAT(text, HasSubstr("\"total_size\": 20000"));
   EXPECT_THAT(text, HasSubstr("\"t4\": \"model-00003-of-00003.safetensors\""));
 
-  // And in again, from all files at once.
+  // Import from all files at once.
   std::vector<SafetensorsFile> files;
   for (int i = 0; i < 3; ++i) {
     CAIRN_ASSERT_OK_AND_ASSIGN(SafetensorsFile file, SafetensorsFile::Open(report.files[i]));
@@ -86,7 +85,7 @@ TEST_F(ExportTest, LargeSelectionsBecomeShardsWithAnIndex) {
   EXPECT_THAT(store->Save(3, SafetensorsState(files)), IsError(ErrorCode::kInvalidArgument, "t0"));
 }
 
-TEST_F(ExportTest, RefusesADTypeWithoutANameBeforeWritingAnything) {
+TEST_F(SafetensorsExportTest, RefusesADTypeWithoutANameBeforeWritingAnything) {
   const TestTensor tensor(DType::kComplex128, {2}), fine(DType::kInt8, {2});
   StateDict state;
   state.root().Tensor("a", fine.view());
@@ -96,40 +95,6 @@ TEST_F(ExportTest, RefusesADTypeWithoutANameBeforeWritingAnything) {
   EXPECT_THAT(ExportSafetensors(*store, contents, directory / "out/x.safetensors"),
               IsError(ErrorCode::kInvalidArgument, "z"));
   EXPECT_FALSE(std::filesystem::exists(directory / "out"));
-}
-
-TEST_F(ExportTest, PiecesOfManyTensorsComeInOrder) {
-  const TestTensor large(DType::kFloat64, {6'000'000}), small(DType::kInt8, {3});  // 48 MB
-  StateDict state;
-  state.root().Tensor("large", large.view());
-  state.root().Tensor("small", small.view());
-  Save(1, state);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Contents contents, store->List(1));
-  std::vector<std::byte> seen[2];
-  CAIRN_ASSERT_OK_AND_ASSIGN(
-      const uint64_t bytes_read,
-      ReadRowMajor(*store, contents.step, contents.tensors,
-                   [&](size_t tensor, uint64_t offset, std::span<const std::byte> bytes) {
-                     EXPECT_EQ(offset, seen[tensor].size());
-                     seen[tensor].insert(seen[tensor].end(), bytes.begin(), bytes.end());
-                     return Result<void>();
-                   }));
-  EXPECT_EQ(seen[0], large.bytes);
-  EXPECT_EQ(seen[1], small.bytes);
-  EXPECT_LE(bytes_read, large.bytes.size() + 64 * 1024);
-}
-
-TEST_F(ExportTest, StatisticsOfAStoredTensor) {
-  const std::vector<float> elements = {1, 2, 3, 0};
-  StateDict state;
-  state.root().Tensor(
-      "f", {DType::kFloat32, {4}, {}, reinterpret_cast<const std::byte*>(elements.data())});
-  Save(1, state);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const TensorInfo info, store->FindTensor(Step(1), "f"));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Statistics s, ComputeStatistics(*store, Step(1), info));
-  EXPECT_EQ(s.count, 4u);
-  EXPECT_EQ(s.zeros, 1u);
-  EXPECT_EQ(s.mean, 1.5);
 }
 
 }  // namespace

@@ -1,0 +1,40 @@
+#pragma once
+/// Exports steps as safetensors files.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/base/progress.h"
+#include "core/step/contents.h"
+#include "kv/error.h"
+
+namespace cairn::core {
+
+class CheckpointStore;
+
+struct SafetensorsExportOptions {
+  uint64_t max_shard_bytes = 5'000'000'000;  // larger selections become several files and an index
+  Progress progress;
+};
+struct SafetensorsExportReport {
+  std::vector<std::string> files;  // paths of the files that were written, including the index
+  uint64_t tensors = 0;
+  uint64_t bytes = 0;            // of tensors; tensors that share memory are each counted in full
+  uint64_t values_left_out = 0;  // the format holds only tensors
+  double seconds = 0;
+};
+
+/// Writes the tensors of `contents` (from List) as safetensors. `out` is a file whose name ends in
+/// ".safetensors", or a directory, which is created and receives "model.safetensors". If there is
+/// more than one shard, the files are "model-00001-of-00003.safetensors", ..., and
+/// "model.safetensors.index.json". Tensors that share memory are each written in full.
+///
+/// kInvalidArgument: a dtype that the format cannot express; nothing is written. kNotFound,
+/// kUnavailable, kResourceExhausted: a file cannot be created or written. Errors of reading the
+/// step: those of CheckpointStore::Load.
+Result<SafetensorsExportReport> ExportSafetensors(const CheckpointStore& store,
+                                                  const Contents& contents, const std::string& out,
+                                                  const SafetensorsExportOptions& options = {});
+
+}  // namespace cairn::core

@@ -1,0 +1,39 @@
+#pragma once
+/// Vocabulary of the safetensors file format (https://github.com/huggingface/safetensors).
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "core/tensor/tensor.h"
+
+namespace cairn::core {
+
+/// The format's own limit.
+inline constexpr uint64_t kMaxSafetensorsHeaderBytes = 100'000'000;
+
+/// Returns the format's name of a dtype, such as "F32", or nothing if it has none.
+std::optional<std::string_view> SafetensorsName(DType dtype);
+/// Returns the dtype of a name, or nothing if this version does not know the name.
+std::optional<DType> FindSafetensorsDType(std::string_view name);
+
+/// What a file states about a tensor. The shape counts elements as torch does: the format counts
+/// the 4-bit elements of an "F4" tensor, of which float4_e2m1fn_x2 packs two along the last
+/// dimension.
+struct SafetensorsEntry {
+  std::string name;
+  DType dtype = DType::kUnknown;
+  Shape shape;
+};
+
+/// A tensor of a file that is in memory.
+struct SafetensorsTensor {
+  std::string name;
+  DType dtype = DType::kUnknown;
+  Shape shape;
+  std::span<const std::byte> bytes;  // row-major, in the mapping of the file; any alignment
+};
+
+}  // namespace cairn::core
