@@ -206,7 +206,7 @@ def test_a_chunk_that_torch_lost_is_missed(admin, rank_checkpoints, tmp_path):
     checkpoint = rank_checkpoints / "safetensors, two chunks"
     finished = admin("import", tmp_path / "s", "--step", 1, checkpoint)
     assert finished.status == 2
-    assert "keeps but one" in finished.err and "m.explicit" in finished.err
+    assert "keeps only one" in finished.err and "m.explicit" in finished.err
     assert "__3_0.distcp" in finished.err
 
 

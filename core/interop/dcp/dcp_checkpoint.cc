@@ -1,5 +1,3 @@
-// Metadata to a tree of keys, its leaves to chunks in mapped files.
-
 #include "core/interop/dcp/dcp_checkpoint.h"
 
 #include <fmt/format.h>
@@ -10,15 +8,15 @@
 #include <map>
 #include <set>
 #include <utility>
-#include <variant>
 
-#include "core/interop/archive/internal/byte_checks.h"
+#include "core/interop/archive/internal/checksum_verifier.h"
 #include "core/interop/archive/internal/mapped_file.h"
-#include "core/interop/dcp/internal/dcp_metadata.h"
+#include "core/interop/archive/internal/zip_records.h"
+#include "core/interop/dcp/internal/dcp_key_tree.h"
+#include "core/interop/dcp/internal/dcp_metadata_reader.h"
 #include "core/interop/safetensors/internal/safetensors_contents.h"
 #include "core/interop/torch/internal/state_assembler.h"
 #include "core/interop/torch/internal/torch_archive.h"
-#include "kv/mapping.h"
 
 namespace cairn::core {
 namespace {
@@ -26,8 +24,9 @@ namespace {
 namespace fs = std::filesystem;
 using internal::ChildKey;
 using internal::DcpItem;
+using internal::DcpKeyTree;
+using internal::DcpLocation;
 using internal::DcpMetadata;
-using internal::DcpPlace;
 using internal::DcpTensor;
 using internal::TorchArchive;
 
@@ -36,67 +35,6 @@ constexpr std::string_view kMetadataName = ".metadata";
 std::unexpected<Error> Damaged(std::string message) {
   return Fail(ErrorCode::kDataLoss, std::move(message));
 }
-
-// The nested state that flat keys came from.
-class KeyTree {
- public:
-  using Element = std::variant<std::string, uint64_t>;
-  struct Node {
-    std::vector<std::pair<Element, size_t>> children;  // in the order of the items
-    std::map<Element, size_t> by_key;
-    const DcpItem* item = nullptr;  // of a leaf
-  };
-
-  static Result<KeyTree> Make(const DcpMetadata& metadata) {
-    KeyTree tree;
-    for (const DcpItem& item : metadata.items) {
-      size_t at = 0;
-      if (item.path.empty()) {
-        at = tree.Child(0, item.key);
-      } else {
-        for (const Element& element : item.path) at = tree.Child(at, element);
-      }
-      if (tree.nodes_[at].item != nullptr) return Clash(item.key);
-      tree.nodes_[at].item = &item;
-    }
-    for (const Node& node : tree.nodes_) {
-      if (node.item != nullptr && !node.children.empty()) return Clash(node.item->key);
-    }
-    return tree;
-  }
-
-  const Node& node(size_t index) const { return nodes_[index]; }
-
-  // Children 0, 1, 2, ... in their order, if the node is a list; else nothing.
-  std::optional<std::vector<size_t>> ListOf(const Node& node) const {
-    std::vector<size_t> elements;
-    for (const auto& [key, child] : node.by_key) {  // numbers come in their order
-      const uint64_t* const index = std::get_if<uint64_t>(&key);
-      if (index == nullptr || *index != elements.size()) return std::nullopt;
-      elements.push_back(child);
-    }
-    return elements;
-  }
-
- private:
-  static std::unexpected<Error> Clash(const std::string& key) {
-    return Fail(Error{.code = ErrorCode::kDataLoss,
-                      .message = "the checkpoint's metadata puts two things at one place",
-                      .key = key});
-  }
-
-  size_t Child(size_t parent, const Element& element) {
-    const auto [found, inserted] = nodes_[parent].by_key.try_emplace(element, nodes_.size());
-    const size_t child = found->second;
-    if (inserted) {
-      nodes_[parent].children.emplace_back(element, child);
-      nodes_.emplace_back();
-    }
-    return child;
-  }
-
-  std::vector<Node> nodes_ = std::vector<Node>(1);
-};
 
 class DcpReader {
  public:
@@ -107,40 +45,40 @@ class DcpReader {
         assembler_(options.skip_unknown) {}
 
   Result<ImportedState> Read(uint64_t metadata_bytes) {
-    assembler_.Grant(metadata_bytes);
-    CAIRN_TRY_ASSIGN(const KeyTree tree, KeyTree::Make(metadata_));
-    CAIRN_TRY(AddContainer({}, tree, tree.node(0), NodeKind::kDict));
-    CAIRN_TRY(checks_.Run(options_.progress));
+    assembler_.RaiseBudget(metadata_bytes);
+    CAIRN_TRY_ASSIGN(const DcpKeyTree tree, DcpKeyTree::Build(metadata_));
+    CAIRN_TRY(AddContainer({}, tree, tree.root(), NodeKind::kDict));
+    CAIRN_TRY(checksums_.Run(options_.progress));
     ImportedState result;
     CAIRN_TRY(assembler_.Finish(result));
     for (auto& [name, file] : files_) result.files.push_back(std::move(file.mapping));
-    result.unchecked = checks_.unchecked();
+    result.unchecked = checksums_.unchecked();
     return result;
   }
 
  private:
-  // What SerializationFormat.SAFETENSORS makes of the tensors of a file.
+  // The tensors of a file that was written with SerializationFormat.SAFETENSORS.
   struct Blob {
     internal::SafetensorsContents contents;
-    std::set<std::string> taken;  // by the chunks so far
+    std::set<std::string> taken;  // names of the tensors that chunks have used
   };
   struct File {
     std::shared_ptr<const kv::Mapping> mapping;
     std::string path;
-    uint64_t left_bytes = 0;         // that no item has claimed
-    std::map<uint64_t, Blob> blobs;  // by where they begin
+    uint64_t unclaimed_bytes = 0;    // bytes that no item has used
+    std::map<uint64_t, Blob> blobs;  // by offset
   };
   struct Region {
     File* file = nullptr;
     std::span<const std::byte> bytes;
   };
 
-  Result<void> AddNode(const ChildKey& key, const KeyTree& tree, const KeyTree::Node& node) {
+  Result<void> AddNode(const ChildKey& key, const DcpKeyTree& tree, const DcpKeyTree::Node& node) {
     if (node.item == nullptr) {
-      const bool is_list = tree.ListOf(node).has_value();
+      const bool is_list = DcpKeyTree::FindElements(node).has_value();
       return AddContainer(key, tree, node, is_list ? NodeKind::kList : NodeKind::kDict);
     }
-    // The assembler names the key in its own errors, by the very same text.
+    // The assembler adds the same key to its own errors.
     Result<void> added = node.item->tensor ? AddTensor(key, *node.item) : AddBytes(key, *node.item);
     if (!added && added.error().key.empty()) {
       return Fail(std::move(added).error().WithKey(node.item->key));
@@ -148,59 +86,59 @@ class DcpReader {
     return added;
   }
 
-  Result<void> AddContainer(const ChildKey& key, const KeyTree& tree, const KeyTree::Node& node,
-                            NodeKind kind) {
+  Result<void> AddContainer(const ChildKey& key, const DcpKeyTree& tree,
+                            const DcpKeyTree::Node& node, NodeKind kind) {
     CAIRN_TRY(assembler_.Begin(key, kind));
     if (kind == NodeKind::kList) {
-      const auto elements = tree.ListOf(node);
+      const auto elements = DcpKeyTree::FindElements(node);
       for (size_t i = 0; i < elements->size(); ++i) {
         CAIRN_TRY(AddNode({std::to_string(i), KeyKind::kIndex}, tree, tree.node((*elements)[i])));
       }
     } else {
-      for (const auto& [element, child] : node.children) {
-        CAIRN_TRY(AddNode(KeyOf(element), tree, tree.node(child)));
+      for (const auto& [child_key, child] : node.children) {
+        CAIRN_TRY(AddNode(KeyOf(child_key), tree, tree.node(child)));
       }
     }
     assembler_.End();
     return {};
   }
 
-  static ChildKey KeyOf(const KeyTree::Element& element) {
-    if (const auto* index = std::get_if<uint64_t>(&element)) {
+  static ChildKey KeyOf(const DcpKeyTree::Key& key) {
+    if (const auto* index = std::get_if<uint64_t>(&key)) {
       return {std::to_string(*index), KeyKind::kInt};
     }
-    return {std::get<std::string>(element), KeyKind::kString};
+    return {std::get<std::string>(key), KeyKind::kString};
   }
 
-  // ---- the files
+  // ---- Files
 
   Result<Region> Find(const std::string& key, std::optional<std::vector<uint64_t>> offsets) {
-    const auto found = metadata_.places.find({key, offsets});
-    if (found == metadata_.places.end()) {
-      return Damaged(offsets ? fmt::format("the metadata does not say where the chunk at [{}] is",
+    const auto found = metadata_.locations.find({key, offsets});
+    if (found == metadata_.locations.end()) {
+      return Damaged(offsets ? fmt::format("the metadata has no location for the chunk at [{}]",
                                            fmt::join(*offsets, ", "))
-                             : "the metadata does not say where the value is");
+                             : "the metadata has no location for the value");
     }
-    const DcpPlace& place = found->second;
-    CAIRN_TRY_ASSIGN(File* const file, Open(place.file));
+    const DcpLocation& location = found->second;
+    CAIRN_TRY_ASSIGN(File* const file, Open(location.file));
     const auto bytes = file->mapping->bytes();
-    if (place.offset_bytes > bytes.size() ||
-        place.length_bytes > bytes.size() - place.offset_bytes) {
+    if (location.offset_bytes > bytes.size() ||
+        location.length_bytes > bytes.size() - location.offset_bytes) {
       return Fail(Error{.code = ErrorCode::kDataLoss,
-                        .message = fmt::format("an item of {} bytes leads out of the file; was it "
-                                               "cut off?",
-                                               place.length_bytes),
+                        .message = fmt::format("an item of {} bytes extends beyond the file; was "
+                                               "it cut off?",
+                                               location.length_bytes),
                         .file = file->path,
-                        .offset_bytes = place.offset_bytes});
+                        .offset_bytes = location.offset_bytes});
     }
-    // Items lie apart; that bounds what a metadata file can make of one small item.
-    if (place.length_bytes > file->left_bytes) {
+    // Items do not share bytes. This bounds the state that metadata can build from one small item.
+    if (location.length_bytes > file->unclaimed_bytes) {
       return Fail(Error{.code = ErrorCode::kDataLoss,
-                        .message = "the items of the metadata take more than the file has",
+                        .message = "the items of the metadata have more bytes than the file",
                         .file = file->path});
     }
-    file->left_bytes -= place.length_bytes;
-    return Region{file, bytes.subspan(place.offset_bytes, place.length_bytes)};
+    file->unclaimed_bytes -= location.length_bytes;
+    return Region{file, bytes.subspan(location.offset_bytes, location.length_bytes)};
   }
 
   Result<File*> Open(const std::string& name) {
@@ -208,11 +146,11 @@ class DcpReader {
     if (found != files_.end()) return &found->second;
     File file{.mapping = {}, .path = (directory_ / name).string(), .blobs = {}};
     CAIRN_TRY_ASSIGN(file.mapping, internal::MapFile(file.path));
-    file.left_bytes = file.mapping->bytes().size();
+    file.unclaimed_bytes = file.mapping->bytes().size();
     return &files_.emplace(name, std::move(file)).first->second;
   }
 
-  static Error Placed(Error error, const Region& region) {
+  static Error WithLocation(Error error, const Region& region) {
     if (error.file.empty()) error.file = region.file->path;
     if (!error.offset_bytes) {
       error.offset_bytes =
@@ -223,24 +161,24 @@ class DcpReader {
 
   Result<TorchArchive> OpenArchive(const Region& region) {
     auto archive = TorchArchive::Open(region.bytes);
-    if (!archive) return Fail(Placed(std::move(archive).error(), region));
-    checks_.Add(archive->zip(), region.file->mapping, region.file->path);
+    if (!archive) return Fail(WithLocation(std::move(archive).error(), region));
+    checksums_.Add(archive->zip(), region.file->mapping, region.file->path);
     return archive;
   }
 
-  // ---- values
+  // ---- Values
 
   Result<void> AddBytes(const ChildKey& key, const DcpItem& item) {
     CAIRN_TRY_ASSIGN(const Region region, Find(item.key, std::nullopt));
     auto archive = OpenArchive(region);
     if (!archive) return assembler_.AddUnknown(key, std::move(archive).error());
-    assembler_.Grant(archive->pickle().source_bytes());
+    assembler_.RaiseBudget(archive->pickle().source_bytes());
     auto added = assembler_.AddObject(key, *archive, archive->pickle().root());
-    if (!added) return Fail(Placed(std::move(added).error(), region));
+    if (!added) return Fail(WithLocation(std::move(added).error(), region));
     return {};
   }
 
-  // ---- tensors
+  // ---- Tensors
 
   Result<void> AddTensor(const ChildKey& key, const DcpItem& item) {
     const DcpTensor& tensor = *item.tensor;
@@ -261,7 +199,8 @@ class DcpReader {
     return assembler_.AddSharded(key, tensor.dtype, std::move(sharding));
   }
 
-  // With the same volume, chunks that leave something out overlap, which the save refuses.
+  // Checks that the chunks have as many elements as the tensor. Chunks that leave a gap then
+  // overlap elsewhere, which the save refuses.
   static Result<void> CheckVolume(const DcpTensor& tensor) {
     CAIRN_TRY_ASSIGN(const uint64_t all, ElementCount(tensor.shape));
     uint64_t sum = 0;
@@ -270,37 +209,37 @@ class DcpReader {
       if (__builtin_add_overflow(sum, count, &sum)) break;
     }
     if (sum == all) return {};
-    return Damaged(fmt::format("its chunks hold {} elements, its shape [{}] has {}", sum,
+    return Damaged(fmt::format("its chunks hold {} elements, but its shape [{}] has {}", sum,
                                fmt::join(tensor.shape, ", "), all));
   }
 
   Result<TensorView> ReadChunk(const DcpItem& item, const Box& box) {
     CAIRN_TRY_ASSIGN(const Region region, Find(item.key, box.offsets));
     TensorView view;
-    if (internal::LooksLikeZip(region.bytes)) {
+    if (internal::StartsWithZipHeader(region.bytes)) {
       CAIRN_TRY_ASSIGN(const TorchArchive archive, OpenArchive(region));
       if (!archive.IsTensor(archive.pickle().root())) {
-        return Fail(Placed(
-            {.code = ErrorCode::kDataLoss, .message = "the item of a tensor holds something else"},
-            region));
+        return Fail(WithLocation({.code = ErrorCode::kDataLoss,
+                                  .message = "the item of a tensor contains something else"},
+                                 region));
       }
       auto tensor = archive.ReadTensor(archive.pickle().root());
-      if (!tensor) return Fail(Placed(std::move(tensor).error(), region));
+      if (!tensor) return Fail(WithLocation(std::move(tensor).error(), region));
       view = std::move(tensor->view);
     } else {
       CAIRN_TRY_ASSIGN(view, ReadFromBlob(item.key, region));
     }
     if (view.dtype == item.tensor->dtype && view.shape == box.sizes) return view;
-    return Fail(Placed(
+    return Fail(WithLocation(
         {.code = ErrorCode::kDataLoss,
-         .message = fmt::format("the metadata says {} [{}], the item is {} [{}]",
+         .message = fmt::format("the metadata states {} [{}], but the item is {} [{}]",
                                 schema::DTypeName(item.tensor->dtype), fmt::join(box.sizes, ", "),
                                 schema::DTypeName(view.dtype), fmt::join(view.shape, ", "))},
         region));
   }
 
-  // The tensors of a file are one safetensors blob, from where each of them is said to begin up to
-  // the end of the file.
+  // All tensors of a file are one safetensors blob, which ends at the end of the file. The metadata
+  // states the beginning of the blob as the offset of each tensor.
   Result<TensorView> ReadFromBlob(const std::string& key, const Region& region) {
     const auto file = region.file->mapping->bytes();
     const auto begin = static_cast<uint64_t>(region.bytes.data() - file.data());
@@ -308,28 +247,32 @@ class DcpReader {
     if (found == region.file->blobs.end()) {
       auto contents = internal::ReadSafetensors(file.subspan(begin));
       if (!contents) {
-        return Fail(Placed({.code = ErrorCode::kDataLoss,
-                            .message = fmt::format("an item that is neither torch.save's nor "
-                                                   "safetensors ({})",
-                                                   contents.error().message)},
-                           region));
+        return Fail(WithLocation(
+            {.code = ErrorCode::kDataLoss,
+             .message = fmt::format("an item that is in neither torch.save's format nor "
+                                    "safetensors ({})",
+                                    contents.error().message)},
+            region));
       }
-      checks_.AddUnchecked(region.file->path);
+      checksums_.AddUnchecked(region.file->path);
       found = region.file->blobs.emplace(begin, Blob{*std::move(contents), {}}).first;
     }
-    // The blob has one tensor of a name: of several chunks torch has written only the last.
+    // Names in a blob are unique: if a rank had several chunks of a tensor, torch wrote only the
+    // last.
     if (!found->second.taken.insert(key).second) {
-      return Fail(Placed({.code = ErrorCode::kDataLoss,
-                          .message = "its rank had several chunks, of which torch's safetensors "
-                                     "format keeps but one; the others are lost"},
-                         region));
+      return Fail(
+          WithLocation({.code = ErrorCode::kDataLoss,
+                        .message = "its rank had several chunks, of which torch's safetensors "
+                                   "format keeps only one; the others are lost"},
+                       region));
     }
     const auto& tensors = found->second.contents.tensors;
     const auto tensor = std::ranges::find(tensors, key, &SafetensorsTensor::name);
     if (tensor == tensors.end()) {
-      return Fail(Placed({.code = ErrorCode::kDataLoss,
-                          .message = "the safetensors data of the file does not hold the tensor"},
-                         region));
+      return Fail(
+          WithLocation({.code = ErrorCode::kDataLoss,
+                        .message = "the safetensors data of the file does not contain the tensor"},
+                       region));
     }
     return TensorView{.dtype = tensor->dtype,
                       .shape = tensor->shape,
@@ -341,12 +284,12 @@ class DcpReader {
   const DcpMetadata& metadata_;
   const ImportOptions& options_;
   internal::StateAssembler assembler_;
-  internal::ByteChecks checks_;
+  internal::ChecksumVerifier checksums_;
   std::map<std::string, File> files_;
 };
 
 bool IsFile(const fs::path& path) {
-  std::error_code ignored;  // what cannot be looked at is none
+  std::error_code ignored;  // a path that cannot be examined is not a file
   return fs::is_regular_file(path, ignored);
 }
 
@@ -356,7 +299,7 @@ Result<fs::path> FindMetadata(const std::string& path) {
   fs::path metadata = fs::path(path) / kMetadataName;
   if (!IsFile(metadata) && IsFile(fs::path(path) / "__0.metadata")) {
     return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                      .message = "every rank saved a checkpoint of its own here "
+                      .message = "every rank saved its own checkpoint here "
                                  "(use_collectives=False); give the __R.metadata of one rank",
                       .file = path});
   }
@@ -374,7 +317,7 @@ bool LooksLikeDcpCheckpoint(const std::string& path) {
 Result<ImportedState> ReadDcpCheckpoint(const std::string& path, const ImportOptions& options) {
   CAIRN_TRY_ASSIGN(const fs::path metadata_path, FindMetadata(path));
   CAIRN_TRY_ASSIGN(const auto mapping, internal::MapFile(metadata_path.string()));
-  auto metadata = internal::ParseDcpMetadata(mapping->bytes());
+  auto metadata = internal::ReadDcpMetadata(mapping->bytes());
   if (!metadata) return Fail(std::move(metadata).error().WithFile(metadata_path.string()));
   DcpReader reader(metadata_path.parent_path(), *metadata, options);
   auto state = reader.Read(mapping->bytes().size());

@@ -1,6 +1,6 @@
 #pragma once
-/// Directories of torch.distributed.checkpoint, read by one process and without unpickling anything
-/// but DCP's own description of them.
+/// Reads directories of torch.distributed.checkpoint (DCP) in one process, without running any code
+/// that is pickled in them.
 
 #include <string>
 
@@ -8,18 +8,20 @@
 
 namespace cairn::core {
 
-/// True for a directory with a `.metadata`, one of `__R.metadata` (see below), and such a file.
+/// True for a directory that contains `.metadata` or `__0.metadata`, and for such a file.
 bool LooksLikeDcpCheckpoint(const std::string& path);
 
-/// The state that was given to `dcp.save`, as nested as it was: tensors made of the chunks that the
-/// ranks wrote, values from their pickles (what core/interop/torch/torch_file.h says of files holds for them).
-/// `path` is the directory. With use_collectives=False every rank wrote a checkpoint of its own:
-/// then `path` is the `__R.metadata` of the rank to read.
+/// Reads the nested state that was passed to `dcp.save`: tensors from the chunks that the ranks
+/// wrote, values from their pickles (with the types of core/interop/torch/torch_file.h). `path` is
+/// the directory. If the checkpoint was saved with use_collectives=False, each rank wrote its own
+/// checkpoint, and `path` is the `__R.metadata` of the rank to read.
 ///
-/// Both formats of items, torch.save's and safetensors, are read; bytes of the former are checked
-/// against their checksums. kDataLoss: damaged, or chunks that do not make up their tensor.
-/// kUnimplemented: items that went through an extension (compression), a class that no state dict
-/// can hold; names key and file. Memory: the metadata's, some times over; tensors stay in the
+/// Reads both formats of items, torch.save and safetensors, and verifies the checksums of the
+/// former. kDataLoss: the checkpoint is damaged, or the chunks of a tensor are incomplete.
+/// kUnimplemented: items were written with an extension (compression), or contain a class that no
+/// state dict can hold; the error names key and file. kInvalidArgument: `path` is a directory of
+/// checkpoints of single ranks. kNotFound, kUnavailable: a file cannot be opened. kCancelled: the
+/// progress callback asked to stop. Memory: several times that of the metadata; tensors stay in the
 /// files.
 Result<ImportedState> ReadDcpCheckpoint(const std::string& path, const ImportOptions& options = {});
 

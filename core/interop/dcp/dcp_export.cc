@@ -1,4 +1,5 @@
-// 1. Items and their pickles, in memory. 2. Archives, one behind another. 3. The metadata.
+// 1. Plan the items, with their pickles in memory. 2. Write the archives of the items one after
+//    another. 3. Write the metadata, which makes them a checkpoint.
 
 #include "core/interop/dcp/dcp_export.h"
 
@@ -8,10 +9,10 @@
 #include <span>
 #include <utility>
 
+#include "core/base/internal/progress_meter.h"
 #include "core/interop/dcp/internal/dcp_folder.h"
 #include "core/interop/dcp/internal/dcp_items.h"
-#include "core/interop/dcp/internal/dcp_metadata.h"
-#include "core/base/internal/progress_meter.h"
+#include "core/interop/dcp/internal/dcp_metadata_writer.h"
 #include "core/interop/torch/internal/torch_archive_writer.h"
 #include "core/interop/torch/internal/torch_pickler.h"
 #include "core/payload_reader.h"
@@ -26,17 +27,17 @@ using internal::DcpTreeItem;
 using internal::TorchPickle;
 using internal::TorchPickler;
 
-// An archive to be written. Its item is that of the metadata with the same index.
+// An archive to be written.
 struct Archive {
-  size_t item = 0;
-  TorchPickle what;
-  uint64_t bytes = 0;  // of its storages
+  size_t item = 0;  // index of its item in the metadata
+  TorchPickle pickle;
+  uint64_t storage_bytes = 0;
   bool begins_file = false;
 };
 
-// What will be written, in the order of the state.
+// What is to be written, in the order of the state.
 struct Plan {
-  DcpMetadata metadata;  // without places
+  DcpMetadata metadata;  // without locations
   std::vector<Archive> archives;
 };
 
@@ -49,23 +50,25 @@ Result<Plan> MakePlan(const Contents& contents, TorchPickler& pickler) {
   Plan plan;
   for (DcpTreeItem& from : items) {
     DcpItem item{.key = std::move(from.key), .tensor = {}, .path = std::move(from.path)};
-    TorchPickle what;
+    Archive archive{.item = plan.metadata.items.size(), .pickle = {}};
     if (from.is_tensor) {
-      CAIRN_TRY_ASSIGN(what, pickler.TensorAlone(from.node));
-      item.tensor = OneChunk(what.storages.front());
+      CAIRN_TRY_ASSIGN(archive.pickle, pickler.PickleTensor(from.node));
+      item.tensor = OneChunk(archive.pickle.storages.front());
     } else {
-      CAIRN_TRY_ASSIGN(what, pickler.Object(from.node));
+      CAIRN_TRY_ASSIGN(archive.pickle, pickler.PickleNode(from.node));
     }
-    Archive archive{.item = plan.metadata.items.size(), .what = std::move(what)};
-    for (const TensorInfo& storage : archive.what.storages) archive.bytes += storage.nbytes;
+    for (const TensorInfo& storage : archive.pickle.storages) {
+      archive.storage_bytes += storage.nbytes;
+    }
     plan.metadata.items.push_back(std::move(item));
     plan.archives.push_back(std::move(archive));
   }
   return plan;
 }
 
-// Values before tensors, as torch writes them: they are read from one place. Then files.
-void Arrange(Plan& plan, uint64_t max_file_bytes) {
+// Sorts values before tensors, as torch does, so that all values are read from one file; then
+// decides which archives begin a file.
+void ArrangeFiles(Plan& plan, uint64_t max_file_bytes) {
   std::ranges::stable_partition(plan.archives, [&](const Archive& archive) {
     return !plan.metadata.items[archive.item].tensor;
   });
@@ -73,29 +76,30 @@ void Arrange(Plan& plan, uint64_t max_file_bytes) {
   for (Archive& archive : plan.archives) {
     archive.begins_file =
         &archive == plan.archives.data() ||
-        (file_bytes > 0 && archive.bytes > max_file_bytes - std::min(file_bytes, max_file_bytes));
-    file_bytes = archive.begins_file ? archive.bytes : file_bytes + archive.bytes;
+        (file_bytes > 0 &&
+         archive.storage_bytes > max_file_bytes - std::min(file_bytes, max_file_bytes));
+    file_bytes = archive.begins_file ? archive.storage_bytes : file_bytes + archive.storage_bytes;
   }
 }
 
-// The archives of a plan, from the bytes of all their storages in a row.
+// Writes the archives of a plan from the bytes of all of their storages, in order.
 class ArchiveStream {
  public:
   ArchiveStream(Plan& plan, DcpFolder& folder) : plan_(plan), folder_(folder) {
     for (size_t i = 0; i < plan.archives.size(); ++i) {
-      const auto& storages = plan.archives[i].what.storages;
+      const auto& storages = plan.archives[i].pickle.storages;
       for (size_t n = 0; n < storages.size(); ++n) {
         storages_.push_back(storages[n]);
-        places_.emplace_back(i, n);
+        archive_of_.emplace_back(i, n);
       }
     }
   }
 
-  // Of all archives in their order.
+  // The storages of all archives, in the order of the archives.
   std::span<const TensorInfo> storages() const { return storages_; }
 
   Result<void> Append(size_t storage, std::span<const std::byte> bytes) {
-    const auto [archive, number] = places_[storage];
+    const auto [archive, number] = archive_of_[storage];
     while (next_ <= archive) CAIRN_TRY(BeginArchive());
     return writer_->Append(number, bytes);
   }
@@ -113,7 +117,7 @@ class ArchiveStream {
       CAIRN_TRY_ASSIGN(file_, folder_.BeginFile());
       offset_bytes_ = 0;
     }
-    writer_.emplace(folder_.file(), archive.what);
+    writer_.emplace(folder_.file(), archive.pickle);
     return writer_->Begin();
   }
 
@@ -124,7 +128,7 @@ class ArchiveStream {
     const DcpItem& item = plan_.metadata.items[plan_.archives[next_ - 1].item];
     std::optional<std::vector<uint64_t>> offsets;
     if (item.tensor) offsets = item.tensor->chunks.front().offsets;
-    plan_.metadata.places[{item.key, std::move(offsets)}] = {
+    plan_.metadata.locations[{item.key, std::move(offsets)}] = {
         .file = file_, .offset_bytes = offset_bytes_, .length_bytes = length};
     offset_bytes_ += length;
     return {};
@@ -133,8 +137,9 @@ class ArchiveStream {
   Plan& plan_;
   DcpFolder& folder_;
   std::vector<TensorInfo> storages_;
-  std::vector<std::pair<size_t, size_t>> places_;  // archive and number of each storage
-  size_t next_ = 0;                                // archive that is not yet begun
+  std::vector<std::pair<size_t, size_t>>
+      archive_of_;   // archive of each storage, and its number there
+  size_t next_ = 0;  // the first archive that has not been begun
   std::optional<internal::TorchArchiveWriter> writer_;
   std::string file_;
   uint64_t offset_bytes_ = 0;
@@ -151,7 +156,8 @@ Result<std::vector<std::string>> WriteFiles(const CheckpointStore& store, const 
                            return progress.Add(bytes.size());
                          }));
   CAIRN_TRY(stream.Finish());
-  return folder->Commit(internal::WriteDcpMetadata(plan.metadata));
+  CAIRN_TRY_ASSIGN(const std::string metadata, internal::WriteDcpMetadata(plan.metadata));
+  return folder->Commit(metadata);
 }
 
 }  // namespace
@@ -161,7 +167,7 @@ Result<DcpExportReport> ExportDcp(const CheckpointStore& store, const Contents& 
   const auto start = std::chrono::steady_clock::now();
   CAIRN_TRY_ASSIGN(TorchPickler pickler, TorchPickler::Make(contents));
   CAIRN_TRY_ASSIGN(Plan plan, MakePlan(contents, pickler));
-  Arrange(plan, options.max_file_bytes);
+  ArrangeFiles(plan, options.max_file_bytes);
   const internal::TorchCounts& counts = pickler.counts();
   internal::ProgressMeter progress(options.progress, counts.bytes);
   DcpExportReport report{.files = {},

@@ -1,5 +1,3 @@
-// Joining states that came from several files.
-
 #include "core/interop/torch/imported_state.h"
 
 #include <utility>
@@ -9,7 +7,7 @@
 namespace cairn::core {
 namespace {
 
-// Appends the nodes of `from` from `first` on, with the contents of all leaves.
+// Appends the nodes of `from` from index `first` on, and the contents of all of its leaves.
 void AppendNodes(const StateDict& from, size_t first, StateDict& to) {
   const auto& nodes = from.tree.nodes;
   to.tree.nodes.insert(to.tree.nodes.end(), nodes.begin() + static_cast<ptrdiff_t>(first),
@@ -43,7 +41,7 @@ Result<StateDict> JoinStates(std::vector<StateDict> states, std::string_view pre
     const Node& root = state.tree.nodes.front();
     if (!IsMapping(root.kind)) {
       return Fail(ErrorCode::kInvalidArgument,
-                  "several files make one state only if each holds a dict; give one file");
+                  "several files can be joined only if each of them holds a dict; give one file");
     }
     joined.tree.nodes[target].child_count += root.child_count;
     AppendNodes(state, 1, joined);

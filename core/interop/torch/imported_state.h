@@ -1,5 +1,5 @@
 #pragma once
-/// States that are read from other programs' checkpoint files, to be saved as a step.
+/// A state that was read from checkpoint files of other programs, to be saved as a step.
 
 #include <cstdint>
 #include <memory>
@@ -15,35 +15,36 @@
 namespace cairn::core {
 
 struct ImportOptions {
-  /// Values that no store can hold (objects of classes other than plain ones) are left out and
-  /// listed; else they are an error that names the key.
+  /// If true, values that no store can hold (objects of classes other than plain ones) are left out
+  /// and listed; otherwise they are an error that names the key.
   bool skip_unknown = false;
-  Progress progress;  // of checking the files' own checksums
+  Progress progress;  // of verifying the checksums of the files
 };
 
-/// A state whose tensors lie in mapped files.
+/// A state whose tensors are in mapped files.
 ///
-/// Ownership: owns the mappings, which views in `state` point into. Threads: as StateDict. The
-/// files must not be truncated while it is used.
+/// Ownership: shares the mappings, which views in `state` point into, with its copies. Threads: the
+/// rules of StateDict apply. The files must not be truncated while it is in use.
 struct ImportedState {
   struct LeftOut {
     std::string key;
-    std::string what;
+    std::string what;  // for people: what was left out, and why
   };
   StateDict state;
-  std::vector<std::shared_ptr<const kv::Mapping>> files;  // shared by copies of this object
-  std::vector<LeftOut> left_out;    // what ImportOptions::skip_unknown asked for
-  std::vector<LeftOut> attributes;  // Python attributes of tensors and dicts: never kept
+  std::vector<std::shared_ptr<const kv::Mapping>> files;
+  std::vector<LeftOut> left_out;    // values that ImportOptions::skip_unknown left out
+  std::vector<LeftOut> attributes;  // Python attributes of tensors and dicts, which are never kept
   std::set<std::string> unchecked;  // files that were written without checksums
 
-  /// Lets go of the memory that reading the files has taken so far, so that a save of more bytes
-  /// than there is memory leaves room for others. Cheap enough for a progress callback.
+  /// Releases the memory that reading the files has taken so far, so that a save of more bytes than
+  /// there is memory leaves room for other processes. Cheap enough for a progress callback.
   void ReleasePages() const;
 };
 
-/// One dict of what the roots of `states` hold, in their order, or the state itself if there is but
-/// one; below `prefix`, if it is not empty, as its only key. The states returned borrow the same
-/// tensors. kInvalidArgument: several states, and one that is no dict.
+/// Joins the dicts `states` into one with all of their items, in order. A single state is returned
+/// as it is, and need not be a dict. If `prefix` is not empty, the result is a dict with `prefix`
+/// as its only key. The result borrows the same tensors. kInvalidArgument: there are several
+/// states, and one of them is not a dict.
 Result<StateDict> JoinStates(std::vector<StateDict> states, std::string_view prefix);
 
 }  // namespace cairn::core

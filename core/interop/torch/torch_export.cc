@@ -1,11 +1,9 @@
-// One pickle of the whole state, and one archive around it.
-
 #include "core/interop/torch/torch_export.h"
 
 #include <chrono>
 
-#include "core/interop/archive/internal/durable_file.h"
 #include "core/base/internal/progress_meter.h"
+#include "core/interop/archive/internal/durable_file.h"
 #include "core/interop/torch/internal/torch_archive_writer.h"
 #include "core/interop/torch/internal/torch_pickler.h"
 #include "core/payload_reader.h"
@@ -16,7 +14,7 @@ Result<TorchExportReport> ExportTorch(const CheckpointStore& store, const Conten
                                       const std::string& path, const Progress& progress) {
   const auto start = std::chrono::steady_clock::now();
   CAIRN_TRY_ASSIGN(auto pickler, internal::TorchPickler::Make(contents));
-  CAIRN_TRY_ASSIGN(const internal::TorchPickle state, pickler.Object(0));
+  CAIRN_TRY_ASSIGN(const internal::TorchPickle state, pickler.PickleNode(0));
   const internal::TorchCounts& counts = pickler.counts();
   CAIRN_TRY_ASSIGN(const auto file, internal::DurableFile::Create(path));
   internal::TorchArchiveWriter archive(*file, state);

@@ -1,8 +1,6 @@
-// A mapped archive, put together as a state.
-
 #include "core/interop/torch/torch_file.h"
 
-#include "core/interop/archive/internal/byte_checks.h"
+#include "core/interop/archive/internal/checksum_verifier.h"
 #include "core/interop/archive/internal/mapped_file.h"
 #include "core/interop/torch/internal/state_assembler.h"
 #include "core/interop/torch/internal/torch_archive.h"
@@ -14,16 +12,16 @@ Result<ImportedState> ReadTorchFile(const std::string& path, const ImportOptions
   CAIRN_TRY_ASSIGN(auto mapping, internal::MapFile(path));
   auto archive = internal::TorchArchive::Open(mapping->bytes());
   if (!archive) return Fail(std::move(archive).error().WithFile(path));
-  internal::ByteChecks checks;
-  checks.Add(archive->zip(), mapping, path);
-  CAIRN_TRY(checks.Run(options.progress));
+  internal::ChecksumVerifier checksums;
+  checksums.Add(archive->zip(), mapping, path);
+  CAIRN_TRY(checksums.Run(options.progress));
   internal::StateAssembler assembler(options.skip_unknown);
-  assembler.Grant(archive->pickle().source_bytes());
+  assembler.RaiseBudget(archive->pickle().source_bytes());
   auto added = assembler.AddObject({}, *archive, archive->pickle().root());
   if (!added) return Fail(std::move(added).error().WithFile(path));
   CAIRN_TRY(assembler.Finish(result));
   result.files.push_back(std::move(mapping));
-  result.unchecked = checks.unchecked();
+  result.unchecked = checksums.unchecked();
   return result;
 }
 

@@ -1,5 +1,3 @@
-// Temporary, fsync, rename, directory fsync.
-
 #include "core/interop/archive/internal/durable_file.h"
 
 #include <fcntl.h>
@@ -11,33 +9,33 @@
 #include <utility>
 
 namespace cairn::core::internal {
+
 Result<void> SyncDirectory(const std::string& directory) {
-  const int file = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (file < 0) return Fail(SystemError(errno, "cannot open the directory", directory));
-  const int failed = ::fsync(file) != 0 ? errno : 0;
-  ::close(file);
-  if (failed != 0) return Fail(SystemError(failed, "cannot sync the directory", directory));
-  return {};
+  const kv::FileDescriptor file(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!file.is_open()) return Fail(SystemError(errno, "cannot open the directory", directory));
+  if (::fsync(file.get()) == 0) return {};
+  return Fail(SystemError(errno, "cannot sync the directory", directory));
 }
 
 Result<std::unique_ptr<DurableFile>> DurableFile::Create(const std::string& path) {
   std::unique_ptr<DurableFile> file(new DurableFile());
   file->path_ = path;
   std::string temporary = fmt::format("{}.{}.tmp", path, ::getpid());
-  file->file_ = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (file->file_ < 0) return Fail(SystemError(errno, "cannot make the file", temporary));
+  file->file_ =
+      kv::FileDescriptor(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!file->file_.is_open()) return Fail(SystemError(errno, "cannot create the file", temporary));
   file->temporary_ = std::move(temporary);
   return file;
 }
 
 DurableFile::~DurableFile() {
-  if (file_ >= 0) ::close(file_);
   if (!temporary_.empty()) ::unlink(temporary_.c_str());
 }
 
 Result<void> DurableFile::Write(std::span<const std::byte> bytes) {
+  CAIRN_CHECK(file_.is_open());
   while (!bytes.empty()) {
-    const ssize_t written = ::write(file_, bytes.data(), bytes.size());
+    const ssize_t written = ::write(file_.get(), bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) return Fail(SystemError(errno, "cannot write", temporary_));
     bytes = bytes.subspan(static_cast<size_t>(written));
@@ -46,10 +44,11 @@ Result<void> DurableFile::Write(std::span<const std::byte> bytes) {
 }
 
 Result<void> DurableFile::Finish() {
-  // The bytes before the name, so that no crash leaves the name on half a file.
-  if (::fsync(file_) != 0) return Fail(SystemError(errno, "cannot sync", temporary_));
-  if (::close(std::exchange(file_, -1)) != 0) {
-    return Fail(SystemError(errno, "cannot close", temporary_));
+  CAIRN_CHECK(file_.is_open());
+  // Sync the bytes before the rename, so that no crash leaves the name on an incomplete file.
+  if (::fsync(file_.get()) != 0) return Fail(SystemError(errno, "cannot sync", temporary_));
+  if (const int failed = file_.Close()) {
+    return Fail(SystemError(failed, "cannot close", temporary_));
   }
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
     return Fail(SystemError(errno, "cannot rename the finished file", path_));

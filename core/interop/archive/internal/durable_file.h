@@ -1,36 +1,48 @@
 #pragma once
-/// Replacing a file so that a reader, or a crash, sees the old one or the whole new one.
+/// Writes a file so that readers, also after a crash, see the complete new file or none of it.
+///
+/// The files of a store are replaced by kv::internal::ReplaceFile, which takes all bytes at once
+/// and passes the fault points of the store's tests. A DurableFile streams, and removes its
+/// temporary file after an error, because nothing recovers the directory of an export.
 
 #include <memory>
 #include <span>
 #include <string>
 
 #include "kv/error.h"
+#include "kv/file_descriptor.h"
 
 namespace cairn::core::internal {
 
-/// Writes to a temporary beside `path`; Finish syncs it, renames it and syncs the directory, in
-/// that order. Without Finish the destructor removes it. Threads: one at a time.
+/// Writes to a temporary file "PATH.PID.tmp" in the same directory. `Finish` syncs it, renames it
+/// to `path` and syncs the directory, in that order. The destructor removes an unfinished file.
+/// Threads: one at a time.
 class DurableFile {
  public:
+  /// kNotFound, kUnavailable, kResourceExhausted: the file cannot be created.
   static Result<std::unique_ptr<DurableFile>> Create(const std::string& path);
   ~DurableFile();
   DurableFile(const DurableFile&) = delete;
   DurableFile& operator=(const DurableFile&) = delete;
 
+  /// Appends bytes. Requires that Finish was not called. kUnavailable, kResourceExhausted: they
+  /// cannot be written.
   Result<void> Write(std::span<const std::byte> bytes);
+  /// Requires that Finish was not called. kUnavailable, kResourceExhausted: the file or its
+  /// directory cannot be made durable.
   Result<void> Finish();
-  /// True once the file stands under its name, which Finish may be and fail all the same.
+  /// True once the file has its final name. This may be so although Finish failed, if it could not
+  /// sync the directory.
   bool is_in_place() const { return temporary_.empty(); }
 
  private:
   DurableFile() = default;
   std::string path_;
-  std::string temporary_;  // empty once renamed
-  int file_ = -1;
+  std::string temporary_;  // empty once it has been renamed
+  kv::FileDescriptor file_;
 };
 
-/// Makes the names in a directory durable.
+/// Makes the names in a directory durable. kNotFound, kUnavailable: it cannot be opened or synced.
 Result<void> SyncDirectory(const std::string& directory);
 
 }  // namespace cairn::core::internal

@@ -1,50 +1,52 @@
-// Opcodes and their arguments.
-
 #include "core/interop/archive/internal/pickle_writer.h"
+
+#include <fmt/format.h>
 
 #include <bit>
 #include <limits>
 #include <utility>
 
-#include "core/interop/archive/internal/little_endian.h"
+#include "core/interop/archive/internal/pickle_reader.h"
+#include "schema/little_endian.h"
 
 namespace cairn::core::internal {
 
 void PickleWriter::Int(int64_t value) {
   if (value >= 0 && value <= 0xff) {
     out_ += 'K';
-    AppendLittle(out_, static_cast<uint8_t>(value));
+    schema::AppendLittleEndian(out_, static_cast<uint8_t>(value));
   } else if (value >= std::numeric_limits<int32_t>::min() &&
              value <= std::numeric_limits<int32_t>::max()) {
     out_ += 'J';
-    AppendLittle(out_, static_cast<int32_t>(value));
+    schema::AppendLittleEndian(out_, static_cast<int32_t>(value));
   } else {
     out_ += "\x8a\x08";
-    AppendLittle(out_, value);
+    schema::AppendLittleEndian(out_, value);
   }
 }
 
 bool PickleWriter::Long(std::span<const std::byte> value) {
   if (value.size() > 0xff) return false;
   out_ += '\x8a';
-  AppendLittle(out_, static_cast<uint8_t>(value.size()));
+  schema::AppendLittleEndian(out_, static_cast<uint8_t>(value.size()));
   out_.append(reinterpret_cast<const char*>(value.data()), value.size());
   return true;
 }
 
 void PickleWriter::Float(double value) {
   out_ += 'G';
-  AppendLittle(out_, std::byteswap(std::bit_cast<uint64_t>(value)));
+  schema::AppendLittleEndian(out_, std::byteswap(std::bit_cast<uint64_t>(value)));
 }
 
 void PickleWriter::Text(std::string_view utf8) {
+  CAIRN_CHECK(utf8.size() <= std::numeric_limits<uint32_t>::max());
   out_ += 'X';
-  AppendLittle(out_, static_cast<uint32_t>(utf8.size()));
+  schema::AppendLittleEndian(out_, static_cast<uint32_t>(utf8.size()));
   out_ += utf8;
 }
 
 void PickleWriter::Bytes(std::span<const std::byte> value) {
-  // Bytes as code points up to U+00FF, in UTF-8.
+  // Each byte is a code point up to U+00FF, encoded as UTF-8.
   std::string text;
   for (const std::byte byte : value) {
     const auto code = static_cast<uint8_t>(byte);
@@ -73,24 +75,31 @@ void PickleWriter::Complex(double real, double imaginary) {
 }
 
 void PickleWriter::Global(std::string_view module, std::string_view name) {
+  CAIRN_CHECK(module.find('\n') == module.npos && name.find('\n') == name.npos);
   out_ += 'c';
   out_.append(module).push_back('\n');
   out_.append(name).push_back('\n');
 }
 
-uint32_t PickleWriter::Record() {
+uint32_t PickleWriter::Memoize() {
   out_ += 'r';
-  AppendLittle(out_, remembered_);
-  return remembered_++;
+  schema::AppendLittleEndian(out_, memoized_count_);
+  return memoized_count_++;
 }
 
-void PickleWriter::Repeat(uint32_t number) {
+void PickleWriter::Recall(uint32_t number) {
+  CAIRN_CHECK(number < memoized_count_);
   out_ += 'j';
-  AppendLittle(out_, number);
+  schema::AppendLittleEndian(out_, number);
 }
 
-std::string PickleWriter::Finish() && {
+Result<std::string> PickleWriter::Finish() && {
   out_ += '.';
+  const auto tree = ReadPickle(std::as_bytes(std::span(out_)));
+  if (!tree && tree.error().code != ErrorCode::kResourceExhausted) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("the values cannot be pickled: {}", tree.error().message));
+  }
   return std::move(out_);
 }
 

@@ -1,9 +1,8 @@
 #pragma once
-/// Zip archives as torch.save writes them: members that are stored, not compressed.
+/// Reads zip archives as torch.save writes them: members are stored, not compressed.
 ///
-/// Format: PKWARE APPNOTE 6.3 (https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT), with
-/// zip64. An archive is hostile input: nothing in it leads outside its bytes, no two members share
-/// bytes, and the local header of a member must say what the directory says.
+/// An archive is hostile input: no part of it may refer to bytes outside the archive, no two
+/// members may share bytes, and the local header of a member must agree with the directory.
 
 #include <cstdint>
 #include <map>
@@ -18,12 +17,9 @@ namespace cairn::core::internal {
 
 struct ZipMember {
   std::string name;
-  uint32_t crc32 = 0;                // as recorded, not yet checked
+  uint32_t crc32 = 0;                // as recorded; not checked yet
   std::span<const std::byte> bytes;  // in the archive
 };
-
-/// True if the bytes begin as those of an archive with members do.
-bool LooksLikeZip(std::span<const std::byte> bytes);
 
 /// Ownership: move-only; borrows the archive's bytes. Threads: immutable.
 class ZipReader {
@@ -33,15 +29,16 @@ class ZipReader {
   ZipReader(const ZipReader&) = delete;
   ZipReader& operator=(const ZipReader&) = delete;
 
-  /// kDataLoss: not an archive, or a damaged one. kUnimplemented: compressed or encrypted members,
-  /// several disks; names the member. Memory: in proportion to the directory.
+  /// Reads the directory and the local headers. kDataLoss: not an archive, or a damaged one.
+  /// kUnimplemented: compressed or encrypted members, several disks; the message names the member.
+  /// Memory: proportional to the directory.
   static Result<ZipReader> Open(std::span<const std::byte> archive);
 
   /// In the order of the directory.
   const std::vector<ZipMember>& members() const { return members_; }
-  /// Null if there is none of this name.
+  /// Returns null if no member has this name.
   const ZipMember* Find(std::string_view name) const;
-  /// False where the writer was told to compute no checksums: all are recorded as 0.
+  /// False if the writer computed no checksums: then all of them are recorded as 0.
   bool has_checksums() const { return has_checksums_; }
 
  private:

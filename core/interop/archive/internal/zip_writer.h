@@ -1,5 +1,5 @@
 #pragma once
-/// Zip archives as torch reads them: stored members whose data begins at multiples of 64 bytes.
+/// Writes zip archives as torch reads them: members are stored, and their data is aligned.
 
 #include <cstdint>
 #include <span>
@@ -7,43 +7,40 @@
 #include <vector>
 
 #include "core/interop/archive/internal/durable_file.h"
+#include "core/interop/archive/internal/zip_records.h"
 
 namespace cairn::core::internal {
 
-/// An archive behind what the file holds already, and the offsets in it count from where it begins:
-/// members one after another, each with a CRC-32 behind it; zip64 where it is needed.
+/// Appends an archive to a file, which may already contain something else; offsets in the archive
+/// count from its own beginning. Every member has a CRC-32; zip64 is used where it is needed.
 ///
 /// Ownership: borrows the file, which the caller finishes. Threads: one.
 class ZipWriter {
  public:
-  static constexpr uint64_t kAlignmentBytes = 64;
-
   explicit ZipWriter(DurableFile& file) : file_(&file) {}
 
-  /// A whole member. Requires that none is open.
+  /// Writes a complete member. Requires that no member is open.
   Result<void> Add(const std::string& name, std::span<const std::byte> bytes);
-  /// A member of this length, whose bytes follow by Append until there are as many, and End.
+  /// Opens a member of `length_bytes`. The caller passes exactly that many bytes to Append, then
+  /// calls End. Requires that no member is open, and a name of fewer than 64 KiB.
   Result<void> Begin(const std::string& name, uint64_t length_bytes);
+  /// Requires that the open member still lacks at least `bytes.size()` bytes.
   Result<void> Append(std::span<const std::byte> bytes);
+  /// Requires a member that is open and complete.
   Result<void> End();
-  /// The directory of the members. Returns the length of the whole archive in bytes.
+  /// Writes the directory. Requires that no member is open. Returns the length of the archive in
+  /// bytes.
   Result<uint64_t> Finish();
 
  private:
-  struct Member {
-    std::string name;
-    uint64_t length_bytes = 0;
-    uint64_t header_bytes = 0;  // where the local header begins
-    uint32_t crc32 = 0;
-  };
   Result<void> Write(std::span<const std::byte> bytes);
   Result<void> Write(const std::string& bytes) { return Write(std::as_bytes(std::span(bytes))); }
-  static std::string Record(const Member& member);
 
   DurableFile* file_;
-  uint64_t at_ = 0;
-  uint64_t left_bytes_ = 0;  // of the open member
-  std::vector<Member> members_;
+  uint64_t length_bytes_ = 0;   // of the archive so far
+  bool is_open_ = false;        // there is an open member, the last one
+  uint64_t missing_bytes_ = 0;  // of the open member
+  std::vector<ZipRecord> members_;
 };
 
 }  // namespace cairn::core::internal

@@ -1,5 +1,3 @@
-// Data files, then `.metadata`; what it replaced goes last.
-
 #include "core/interop/dcp/internal/dcp_folder.h"
 
 #include <fmt/format.h>
@@ -19,7 +17,8 @@ bool IsNumber(std::string_view text) {
   return !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
 }
 
-// "__3_0.distcp" of any rank, and "__3.metadata", which a rank writes that saves for itself.
+// True for names such as "__3_0.distcp", of any rank, and "__3.metadata", which a rank writes if it
+// saves its own checkpoint.
 bool IsDcpName(std::string_view name) {
   if (!name.starts_with("__")) return false;
   name.remove_prefix(2);
@@ -32,7 +31,8 @@ bool IsDcpName(std::string_view name) {
          IsNumber(name.substr(bar + 1));
 }
 
-// What a DurableFile that was killed leaves of such a file: "NAME.PID.tmp". Cut down to NAME.
+// If `name` is "NAME.PID.tmp", the temporary file of a DurableFile in a process that was killed,
+// reduces it to NAME and returns true.
 bool CutTemporary(std::string_view& name) {
   constexpr std::string_view kSuffix = ".tmp";
   if (!name.ends_with(kSuffix)) return false;
@@ -53,20 +53,21 @@ bool IsReplaceable(std::string_view name) {
 Result<std::unique_ptr<DcpFolder>> DcpFolder::Open(const std::string& path) {
   std::unique_ptr<DcpFolder> folder(new DcpFolder());
   folder->path_ = fs::path(path);
-  CAIRN_TRY(folder->MakeFolders());
+  CAIRN_TRY(folder->CreateDirectories());
   return folder;
 }
 
-Result<void> DcpFolder::MakeFolders() {
+Result<void> DcpFolder::CreateDirectories() {
   std::vector<fs::path> missing;
   std::error_code error;
   for (fs::path at = path_; !at.empty() && !fs::exists(at, error); at = at.parent_path()) {
     missing.push_back(at);
   }
   for (; !missing.empty(); missing.pop_back()) {
-    if (fs::create_directory(missing.back(), error)) made_.push_back(missing.back());
+    if (fs::create_directory(missing.back(), error)) created_.push_back(missing.back());
     if (error) {
-      return Fail(SystemError(error.value(), "cannot make the directory", missing.back().string()));
+      return Fail(
+          SystemError(error.value(), "cannot create the directory", missing.back().string()));
     }
   }
   if (fs::is_directory(path_, error)) return {};
@@ -78,14 +79,15 @@ Result<void> DcpFolder::MakeFolders() {
 DcpFolder::~DcpFolder() {
   if (is_committed_) return;
   file_.reset();            // with its temporary
-  std::error_code ignored;  // what cannot be removed is no checkpoint without its metadata
+  std::error_code ignored;  // files that cannot be removed are no checkpoint without metadata
   for (const std::string& name : names_) fs::remove(path_ / name, ignored);
-  for (; !made_.empty(); made_.pop_back()) fs::remove(made_.back(), ignored);
+  for (; !created_.empty(); created_.pop_back()) fs::remove(created_.back(), ignored);
 }
 
 Result<std::string> DcpFolder::BeginFile() {
   CAIRN_TRY(FinishFile());
-  // Never a name that exists: until the new metadata is there, the old one may need that file.
+  // Never use a name that exists: the old metadata needs its files until the new metadata replaces
+  // it.
   std::string name;
   std::error_code error;
   do {
@@ -105,7 +107,7 @@ Result<void> DcpFolder::FinishFile() {
 
 Result<std::vector<std::string>> DcpFolder::Commit(std::string_view metadata) {
   CAIRN_TRY(FinishFile());
-  for (const fs::path& folder : made_) {
+  for (const fs::path& folder : created_) {
     const fs::path parent = folder.parent_path();
     CAIRN_TRY(SyncDirectory(parent.empty() ? "." : parent.string()));
   }
@@ -115,7 +117,7 @@ Result<std::vector<std::string>> DcpFolder::Commit(std::string_view metadata) {
   CAIRN_TRY_ASSIGN(const auto file, DurableFile::Create(paths.back()));
   CAIRN_TRY(file->Write(std::as_bytes(std::span(metadata))));
   const Result<void> finished = file->Finish();
-  // Metadata that stands there needs its files, even if the directory could not be synced.
+  // Once the metadata has its name it needs its files, even if the directory could not be synced.
   is_committed_ = file->is_in_place();
   CAIRN_TRY(finished);
   RemoveReplaced();
@@ -123,13 +125,14 @@ Result<std::vector<std::string>> DcpFolder::Commit(std::string_view metadata) {
 }
 
 void DcpFolder::RemoveReplaced() const {
-  std::error_code ignored;  // a leftover takes room, but the checkpoint is whole
+  std::error_code ignored;  // a file that remains takes space, but the checkpoint is complete
   fs::directory_iterator entries(path_, ignored);
   std::vector<fs::path> replaced;
   for (; !ignored && entries != fs::directory_iterator(); entries.increment(ignored)) {
     const std::string name = entries->path().filename().string();
-    if (IsReplaceable(name) && std::ranges::find(names_, name) == names_.end())
+    if (IsReplaceable(name) && std::ranges::find(names_, name) == names_.end()) {
       replaced.push_back(*entries);
+    }
   }
   for (const fs::path& path : replaced) fs::remove(path, ignored);
 }

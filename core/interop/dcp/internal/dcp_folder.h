@@ -1,5 +1,5 @@
 #pragma once
-/// The files of a torch.distributed.checkpoint directory while they are written.
+/// Writes the files of a torch.distributed.checkpoint directory.
 
 #include <filesystem>
 #include <memory>
@@ -11,37 +11,46 @@
 
 namespace cairn::core::internal {
 
-/// Data files appear one by one, whole, synced, under names that no file has yet; `.metadata`,
-/// which makes them a checkpoint, comes last. So a crash at any time leaves the old checkpoint of
-/// the directory, if it had one, or the new one; only files that nothing names can be left over,
-/// until the next Commit. Without Commit the destructor removes all that was made, new directories
-/// included. Threads: one; one writer a directory.
+/// 1. Data files are written, synced and renamed one after another, to names that no file has.
+/// 2. `.metadata`, which makes them a checkpoint, is replaced last.
+/// 3. The data files of the replaced checkpoint are removed.
+///
+/// A crash at any time therefore leaves the old checkpoint of the directory, if it had one, or the
+/// new one. Files that no metadata names may remain until the next Commit. Without Commit the
+/// destructor removes everything that was created, including directories.
+///
+/// Threads: one. Requires that nobody else writes to the directory.
 class DcpFolder {
  public:
-  /// Makes the directory, and those above it, if they are missing.
+  /// Creates the directory and its parents if they do not exist. kInvalidArgument: `path` is a
+  /// file. kNotFound, kUnavailable, kResourceExhausted: a directory cannot be created.
   static Result<std::unique_ptr<DcpFolder>> Open(const std::string& path);
   ~DcpFolder();
   DcpFolder(const DcpFolder&) = delete;
   DcpFolder& operator=(const DcpFolder&) = delete;
 
-  /// Finishes the file before, and returns the name of the next, from "__0_0.distcp" on.
+  /// Finishes the current file, if there is one, and begins the next. Returns the name of the new
+  /// file; the first is "__0_0.distcp" unless that exists.
   Result<std::string> BeginFile();
-  /// Requires BeginFile.
-  DurableFile& file() { return *file_; }
+  /// The current file. Requires BeginFile, and that Commit was not called.
+  DurableFile& file() {
+    CAIRN_CHECK(file_ != nullptr);
+    return *file_;
+  }
 
-  /// Finishes the last file, writes `.metadata`, and removes the data files of other checkpoints in
-  /// the directory, which it has replaced. Returns the paths of all files written.
+  /// Finishes the current file, writes `.metadata`, and removes the data files of the checkpoint
+  /// that it replaced. Returns the paths of all files that were written.
   Result<std::vector<std::string>> Commit(std::string_view metadata);
 
  private:
   DcpFolder() = default;
-  Result<void> MakeFolders();
+  Result<void> CreateDirectories();
   Result<void> FinishFile();
   void RemoveReplaced() const;
 
   std::filesystem::path path_;
-  std::vector<std::filesystem::path> made_;  // directories, the outermost first
-  std::vector<std::string> names_;           // of data files, the one being written included
+  std::vector<std::filesystem::path> created_;  // directories, the outermost first
+  std::vector<std::string> names_;              // of data files, including the current one
   std::unique_ptr<DurableFile> file_;
   uint64_t next_number_ = 0;
   bool is_committed_ = false;

@@ -1,4 +1,5 @@
-// Backwards over the preorder: which nodes are cut, and where they end. Then forwards: the items.
+// A backward pass over the preorder finds which nodes are cut and where they end. A forward pass
+// collects the items.
 
 #include "core/interop/dcp/internal/dcp_items.h"
 
@@ -18,7 +19,7 @@ std::unexpected<Error> Damaged(std::string message) {
 }
 
 struct Extent {
-  uint32_t end = 0;  // behind the node and all below it
+  uint32_t end = 0;  // index after the node and everything below it
   bool is_cut = false;
 };
 
@@ -27,11 +28,11 @@ bool Cuts(const Node& child, const Extent& extent) {
          (child.kind == NodeKind::kList && extent.is_cut);
 }
 
-// Of every node, without recursion: children stand behind their parents.
+// Returns the extent of every node. Not recursive: children follow their parents.
 Result<std::vector<Extent>> FindExtents(const StateTree& tree) {
   const auto& nodes = tree.nodes;
   std::vector<Extent> extents(nodes.size());
-  std::vector<uint32_t> roots;  // of what has been seen, the foremost on top
+  std::vector<uint32_t> roots;  // of the complete subtrees seen so far, the first one last
   for (auto i = static_cast<uint32_t>(nodes.size()); i-- > 0;) {
     const Node& node = nodes[i];
     if (node.child_count > roots.size()) return Damaged("the step's structure is cut off");
@@ -63,9 +64,9 @@ class Cutter {
  private:
   Result<void> Visit(uint32_t at, const std::string& key) {
     if (!extents_[at].is_cut) return AddItem(at, key);
-    if (path_.size() == kMostTreeDepth) {
+    if (path_.size() == kMaxTreeDepth) {
       return Damaged(
-          fmt::format("the step's structure nests deeper than {} levels", kMostTreeDepth));
+          fmt::format("the step's structure is nested deeper than {} levels", kMaxTreeDepth));
     }
     const bool is_list = nodes_[at].kind == NodeKind::kList;
     uint32_t child = at + 1;
@@ -86,8 +87,9 @@ class Cutter {
   Result<void> AddItem(uint32_t at, const std::string& key) {
     if (!keys_.insert(key).second) {
       return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                        .message = "two values get this key in torch.distributed.checkpoint, which "
-                                   "joins keys by '.'; leave one out with a pattern",
+                        .message =
+                            "two values have this key in torch.distributed.checkpoint, which "
+                            "joins keys with '.'; leave one out with a pattern",
                         .key = key});
     }
     items_.push_back(
@@ -108,7 +110,7 @@ Result<std::vector<DcpTreeItem>> CutIntoDcpItems(const StateTree& tree) {
   CAIRN_TRY_ASSIGN(const std::vector<Extent> extents, FindExtents(tree));
   if (!IsMapping(tree.nodes[0].kind)) {
     return Fail(ErrorCode::kInvalidArgument,
-                "the step is no dict, and torch.distributed.checkpoint saves dicts only");
+                "the step is not a dict, and torch.distributed.checkpoint saves only dicts");
   }
   return Cutter(tree, extents).Cut();
 }

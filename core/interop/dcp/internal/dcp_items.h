@@ -1,5 +1,5 @@
 #pragma once
-/// How torch.distributed.checkpoint cuts a nested state into items (flatten_state_dict in
+/// Cuts a nested state into items as torch.distributed.checkpoint does (flatten_state_dict in
 /// torch/distributed/checkpoint/_nested_dict.py).
 
 #include <cstdint>
@@ -10,19 +10,19 @@
 
 namespace cairn::core::internal {
 
-/// A tensor, or a value with all below it, which is pickled whole.
+/// A tensor, or a value that is pickled with everything below it.
 struct DcpTreeItem {
-  uint32_t node = 0;  // of the tree
+  uint32_t node = 0;  // index in the tree
   bool is_tensor = false;
   std::string key;  // the path's elements, joined by "."
   DcpPath path;
 };
 
-/// Dicts are cut, their keys become strings; so are lists with a tensor, a dict or such a list
-/// among their elements. All else is an item: plain values, other lists, tuples. Tree order. Empty
-/// dicts vanish. Numpy arrays count as tensors. kInvalidArgument: the root is no dict, or two items
-/// get one key; names it. kDataLoss: child counts do not add up, or a nesting deeper than
-/// kMostTreeDepth.
+/// Returns the items in the order of the tree. Dicts are cut, and their keys become strings; lists
+/// are cut if one of their elements is a tensor, a dict, or a list that is cut. Everything else is
+/// an item: plain values, other lists, tuples. Empty dicts disappear. Numpy arrays count as
+/// tensors. kInvalidArgument: the root is not a dict, or two items have the same key, which the
+/// error names. kDataLoss: child counts do not add up, or the nesting is deeper than kMaxTreeDepth.
 Result<std::vector<DcpTreeItem>> CutIntoDcpItems(const StateTree& tree);
 
 }  // namespace cairn::core::internal

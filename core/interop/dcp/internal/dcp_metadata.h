@@ -1,15 +1,12 @@
 #pragma once
-/// The `.metadata` of a torch.distributed.checkpoint directory, read without unpickling it, and
-/// written.
-///
-/// Only classes of torch.distributed.checkpoint itself, torch.Size, dtypes and paths may be named
-/// in it (torch/distributed/checkpoint/{metadata,filesystem}.py describe them).
+/// What the `.metadata` file of a torch.distributed.checkpoint directory contains
+/// (torch/distributed/checkpoint/{metadata,filesystem}.py describe its classes).
 
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <span>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -17,43 +14,39 @@
 
 namespace cairn::core::internal {
 
-/// A tensor, cut into boxes.
+/// A tensor that is cut into boxes.
 struct DcpTensor {
   DType dtype = DType::kUnknown;
   Shape shape;
   std::vector<Box> chunks;
+  friend bool operator==(const DcpTensor&, const DcpTensor&) = default;
 };
 
-/// Keys of dicts and indices of lists.
+/// Keys of dicts and indices of lists, from the root to a value.
 using DcpPath = std::vector<std::variant<std::string, uint64_t>>;
 
 struct DcpItem {
-  std::string key;                  // flat
+  std::string key;                  // flat: the path's elements, joined by "."
   std::optional<DcpTensor> tensor;  // nothing for a pickled value
-  /// Where it stands in the nested state. Nothing if the state was saved flat.
-  DcpPath path;
+  DcpPath path;                     // in the nested state; empty if the state was saved flat
+  friend bool operator==(const DcpItem&, const DcpItem&) = default;
 };
 
-/// Where the bytes of a chunk or value are.
-struct DcpPlace {
-  std::string file;  // a name beside `.metadata`
+/// The bytes of a chunk or value.
+struct DcpLocation {
+  std::string file;  // a name in the directory of `.metadata`
   uint64_t offset_bytes = 0;
   uint64_t length_bytes = 0;
+  friend bool operator==(const DcpLocation&, const DcpLocation&) = default;
 };
+
+/// Key of an item, and the offsets of the chunk; a value has no offsets.
+using DcpLocationKey = std::pair<std::string, std::optional<std::vector<uint64_t>>>;
 
 struct DcpMetadata {
-  std::vector<DcpItem> items;  // as they were planned
-  /// By key and offsets of the chunk; a value has no offsets.
-  std::map<std::pair<std::string, std::optional<std::vector<uint64_t>>>, DcpPlace> places;
+  std::vector<DcpItem> items;  // in the order in which they were planned
+  std::map<DcpLocationKey, DcpLocation> locations;
+  friend bool operator==(const DcpMetadata&, const DcpMetadata&) = default;
 };
-
-/// kDataLoss: no such metadata, or damaged. kUnimplemented: it names a class that has no business
-/// there, or was written by another storage than FileSystemWriter, or with transforms
-/// (compression). Memory: some times the pickle's.
-Result<DcpMetadata> ParseDcpMetadata(std::span<const std::byte> pickle);
-
-/// The pickle that torch makes of it, for tensors on the CPU that need no gradient; without the
-/// place and the name of the save. Requires a place for every chunk and value.
-std::string WriteDcpMetadata(const DcpMetadata& metadata);
 
 }  // namespace cairn::core::internal

@@ -1,11 +1,14 @@
-// Objects of the dataclasses of torch/distributed/checkpoint/{metadata,filesystem}.py.
+#include "core/interop/dcp/internal/dcp_metadata_writer.h"
 
+#include <fmt/format.h>
+
+#include <cstdint>
 #include <map>
 #include <string_view>
 #include <utility>
 
-#include "core/interop/dcp/internal/dcp_metadata.h"
 #include "core/interop/archive/internal/pickle_writer.h"
+#include "core/interop/dcp/internal/dcp_metadata_reader.h"
 
 namespace cairn::core::internal {
 namespace {
@@ -16,14 +19,14 @@ class MetadataPickler {
  public:
   explicit MetadataPickler(const DcpMetadata& metadata) : metadata_(metadata) {}
 
-  std::string Run() {
+  Result<std::string> Run() {
     BeginObject(kModule, "Metadata");
     Field("state_dict_metadata");
     WriteItems();
     Field("planner_data");
     WritePaths();
     Field("storage_data");
-    WritePlaces();
+    WriteLocations();
     Field("storage_meta");
     WriteStorageMeta();
     Field("version");
@@ -33,13 +36,13 @@ class MetadataPickler {
   }
 
  private:
-  // Text and classes come thousands of times, and are the same objects each time, as with torch.
+  // Texts and classes occur thousands of times. Each is one object, as in the pickles of torch.
   template <typename WriteOnce>
   void Shared(const std::string& name, WriteOnce write_once) {
     const auto found = numbers_.find(name);
-    if (found != numbers_.end()) return pickle_.Repeat(found->second);
+    if (found != numbers_.end()) return pickle_.Recall(found->second);
     write_once();
-    numbers_.emplace(name, pickle_.Record());
+    numbers_.emplace(name, pickle_.Memoize());
   }
   void Name(std::string_view text) {
     Shared("'" + std::string(text), [&] { pickle_.Text(text); });
@@ -48,7 +51,7 @@ class MetadataPickler {
     Shared(std::string(module) + "." + std::string(name), [&] { pickle_.Global(module, name); });
   }
 
-  // An object whose state is a dict: fields follow, each with its value.
+  // Begins an object whose state is a dict. Its fields follow, each with its value.
   void BeginObject(std::string_view module, std::string_view name) {
     Global(module, name);
     pickle_.EmptyTuple();
@@ -155,20 +158,20 @@ class MetadataPickler {
     pickle_.SetItems();
   }
 
-  void WritePlaces() {
+  void WriteLocations() {
     pickle_.EmptyDict();
     pickle_.Mark();
     for (const DcpItem& item : metadata_.items) {
-      if (!item.tensor) WritePlace(item.key, std::nullopt, 0);
+      if (!item.tensor) WriteLocation(item.key, std::nullopt, 0);
       for (size_t i = 0; item.tensor && i < item.tensor->chunks.size(); ++i) {
-        WritePlace(item.key, item.tensor->chunks[i].offsets, i);
+        WriteLocation(item.key, item.tensor->chunks[i].offsets, i);
       }
     }
     pickle_.SetItems();
   }
 
-  void WritePlace(const std::string& key, const std::optional<std::vector<uint64_t>>& offsets,
-                  size_t index) {
+  void WriteLocation(const std::string& key, const std::optional<std::vector<uint64_t>>& offsets,
+                     size_t index) {
     BeginObject(kModule, "MetadataIndex");
     Field("fqn");
     Name(key);
@@ -181,19 +184,21 @@ class MetadataPickler {
       pickle_.None();
     }
     EndObject();
-    const DcpPlace& place = metadata_.places.at({key, offsets});
+    const auto found = metadata_.locations.find({key, offsets});
+    CAIRN_CHECK(found != metadata_.locations.end());
+    const DcpLocation& location = found->second;
     BeginObject("torch.distributed.checkpoint.filesystem", "_StorageInfo");
     Field("relative_path");
-    Name(place.file);
+    Name(location.file);
     Field("offset");
-    pickle_.Int(static_cast<int64_t>(place.offset_bytes));
+    pickle_.Int(static_cast<int64_t>(location.offset_bytes));
     Field("length");
-    pickle_.Int(static_cast<int64_t>(place.length_bytes));
+    pickle_.Int(static_cast<int64_t>(location.length_bytes));
     EndObject();
   }
 
-  // Where and by which run it was written is left open, so that the same step gives the same bytes
-  // anywhere; no reader asks.
+  // The directory and the run are left out, so that the same step gives the same bytes anywhere. No
+  // reader needs them.
   void WriteStorageMeta() {
     BeginObject(kModule, "StorageMeta");
     for (const std::string_view name : {"checkpoint_id", "save_id", "load_id"}) {
@@ -212,8 +217,14 @@ class MetadataPickler {
 
 }  // namespace
 
-std::string WriteDcpMetadata(const DcpMetadata& metadata) {
-  return MetadataPickler(metadata).Run();
+Result<std::string> WriteDcpMetadata(const DcpMetadata& metadata) {
+  CAIRN_TRY_ASSIGN(std::string pickle, MetadataPickler(metadata).Run());
+  const auto read = ReadDcpMetadata(std::as_bytes(std::span(pickle)));
+  if (read && *read == metadata) return pickle;
+  if (!read && read.error().code == ErrorCode::kResourceExhausted) return pickle;
+  return Fail(ErrorCode::kInvalidArgument,
+              fmt::format("torch.distributed.checkpoint cannot describe this step{}{}",
+                          read ? "" : ": ", read ? "" : read.error().message));
 }
 
 }  // namespace cairn::core::internal

@@ -1,5 +1,3 @@
-// One recursion over the values of a pickle.
-
 #include "core/interop/torch/internal/state_assembler.h"
 
 #include <fmt/format.h>
@@ -12,24 +10,25 @@
 namespace cairn::core::internal {
 namespace {
 
-constexpr size_t kMostDepth = 1000;  // as Python states are walked
-// What any pickle may become, and how much more for each of its bytes.
-constexpr uint64_t kFreeNodes = 1 << 20;
-constexpr uint64_t kFreeTextBytes = 256 << 20;
+constexpr size_t kMaxDepth = 1000;  // the limit of the Python package
+// The budget: a constant part, and a part per byte of the pickles.
+constexpr uint64_t kBaseNodes = 1 << 20;
+constexpr uint64_t kBaseTextBytes = 256 << 20;
 constexpr uint64_t kTextBytesPerByte = 64;
 
 std::string FloatKey(double value) {
   if (std::isnan(value)) return "nan";
   std::string text = fmt::format("{}", value);
-  // As Python writes a float, so that the key is found again.
+  // Python writes integral floats like this; keys are compared as text.
   if (text.find_first_not_of("-0123456789") == std::string::npos) text += ".0";
   return text;
 }
 
-// Decimal digits of a two's complement; nothing if it is longer than any key should be.
+// Returns the decimal digits of a two's complement number, or nothing if the number is longer than
+// any reasonable key.
 std::optional<std::string> Decimal(std::span<const std::byte> twos_complement) {
-  constexpr size_t kMostKeyBytes = 512;
-  if (twos_complement.empty() || twos_complement.size() > kMostKeyBytes) return std::nullopt;
+  constexpr size_t kMaxKeyBytes = 512;
+  if (twos_complement.empty() || twos_complement.size() > kMaxKeyBytes) return std::nullopt;
   std::vector<uint8_t> magnitude;
   for (const std::byte byte : twos_complement) magnitude.push_back(static_cast<uint8_t>(byte));
   const bool is_negative = (magnitude.back() & 0x80) != 0;
@@ -43,13 +42,13 @@ std::optional<std::string> Decimal(std::span<const std::byte> twos_complement) {
   }
   std::string digits;
   while (!magnitude.empty()) {
-    unsigned rest = 0;
+    unsigned remainder = 0;
     for (size_t i = magnitude.size(); i-- > 0;) {
-      rest = rest << 8 | magnitude[i];
-      magnitude[i] = static_cast<uint8_t>(rest / 10);
-      rest %= 10;
+      remainder = remainder << 8 | magnitude[i];
+      magnitude[i] = static_cast<uint8_t>(remainder / 10);
+      remainder %= 10;
     }
-    digits.push_back(static_cast<char>('0' + rest));
+    digits.push_back(static_cast<char>('0' + remainder));
     while (!magnitude.empty() && magnitude.back() == 0) magnitude.pop_back();
   }
   if (is_negative) digits.push_back('-');
@@ -58,12 +57,12 @@ std::optional<std::string> Decimal(std::span<const std::byte> twos_complement) {
 
 Bytes CopyBytes(std::span<const std::byte> bytes) { return {{bytes.begin(), bytes.end()}}; }
 
-// Python's bytes in protocol 2: _codecs.encode(text, "latin1").
+// Decodes bytes as Python writes them in protocol 2: _codecs.encode(text, "latin1").
 std::optional<Bytes> DecodeLatin1(std::string_view text) {
   Bytes bytes;
   for (size_t i = 0; i < text.size(); ++i) {
     auto code = static_cast<uint8_t>(text[i]);
-    if (code >= 0xc4) return std::nullopt;  // beyond U+00FF
+    if (code >= 0xc4) return std::nullopt;  // above U+00FF
     if (code >= 0x80) {
       code = static_cast<uint8_t>((code & 3) << 6 | (static_cast<uint8_t>(text[++i]) & 0x3f));
     }
@@ -78,7 +77,7 @@ struct Call {
   const PickleTree::Object* object = nullptr;
 };
 
-// Nothing where what is called has no name.
+// Returns nothing if the callee is not a class or function, or if the arguments are not a tuple.
 std::optional<Call> CallOf(const PickleTree& pickle, PickleRef ref) {
   const PickleTree::Object& object = pickle.object(ref);
   if (pickle.kind(object.callee) != PickleKind::kGlobal ||
@@ -93,7 +92,7 @@ bool IsKind(const PickleTree& pickle, std::span<const PickleRef> values, size_t 
   return i < values.size() && pickle.kind(values[i]) == kind;
 }
 
-// bytes and complex, which protocol 2 writes as calls.
+// Returns the value of a call for bytes or complex, which protocol 2 writes as calls.
 std::optional<Value> ValueOf(const PickleTree& pickle, const Call& call) {
   if (call.object->has_state || !call.object->elements.empty() || !call.object->items.empty()) {
     return std::nullopt;
@@ -109,7 +108,7 @@ std::optional<Value> ValueOf(const PickleTree& pickle, const Call& call) {
       pickle.text(call.arguments[1]) == "latin1") {
     if (auto bytes = DecodeLatin1(pickle.text(call.arguments[0]))) return *std::move(bytes);
   }
-  // Protocol 2's b"".
+  // An empty bytes object in protocol 2.
   if (call.name == "builtins.bytes" && call.arguments.empty()) return Bytes{};
   return std::nullopt;
 }
@@ -119,10 +118,11 @@ Error Unknown(std::string_view what) {
                .message = fmt::format("{} cannot be kept in a store", what)};
 }
 
-// What is wrong with a call that is none of those that are understood.
+// The error for a call that is not supported.
 Error UnknownCall(const PickleTree& pickle, PickleRef ref) {
   const PickleRef callee = pickle.object(ref).callee;
-  if (pickle.kind(callee) != PickleKind::kGlobal) return Unknown("an object of a nameless class");
+  if (pickle.kind(callee) != PickleKind::kGlobal)
+    return Unknown("an object of a class without a name");
   return Unknown(fmt::format("an object of '{}'", pickle.global(callee)));
 }
 
@@ -142,11 +142,11 @@ Error UnknownPlain(const PickleTree& pickle, PickleRef ref) {
 }  // namespace
 
 StateAssembler::StateAssembler(bool skip_unknown)
-    : skip_unknown_(skip_unknown), nodes_left_(kFreeNodes), text_bytes_left_(kFreeTextBytes) {
+    : skip_unknown_(skip_unknown), nodes_left_(kBaseNodes), text_bytes_left_(kBaseTextBytes) {
   open_.push_back(state_.root());
 }
 
-void StateAssembler::Grant(uint64_t pickle_bytes) {
+void StateAssembler::RaiseBudget(uint64_t pickle_bytes) {
   nodes_left_ += pickle_bytes;
   text_bytes_left_ += kTextBytesPerByte * pickle_bytes;
 }
@@ -162,8 +162,8 @@ Result<void> StateAssembler::Spend(const ChildKey& key, uint64_t text_bytes) {
   const uint64_t bytes = text_bytes + path_bytes_ + key.text.size();
   if (nodes_left_ == 0 || bytes > text_bytes_left_) {
     return Fail(Error{.code = ErrorCode::kResourceExhausted,
-                      .message = "the pickle repeats its values so often that they outgrow all "
-                                 "bounds",
+                      .message = "the pickle repeats its values so often that the state exceeds "
+                                 "the limits",
                       .key = PathOf(key)});
   }
   --nodes_left_;
@@ -172,11 +172,11 @@ Result<void> StateAssembler::Spend(const ChildKey& key, uint64_t text_bytes) {
 }
 
 Result<void> StateAssembler::Begin(const ChildKey& key, NodeKind kind) {
-  if (open_.size() > kMostDepth) {
+  if (open_.size() > kMaxDepth) {
     return Fail(Error{.code = ErrorCode::kDataLoss,
-                      .message = fmt::format("values are nested deeper than {} levels: does one "
+                      .message = fmt::format("values are nested deeper than {} levels; does one "
                                              "contain itself?",
-                                             kMostDepth),
+                                             kMaxDepth),
                       .key = PathOf(key).substr(0, 200)});
   }
   CAIRN_TRY(Spend(key, 0));
@@ -189,6 +189,7 @@ Result<void> StateAssembler::Begin(const ChildKey& key, NodeKind kind) {
 }
 
 void StateAssembler::End() {
+  CAIRN_CHECK(open_.size() > 1);
   open_.pop_back();
   if (path_.empty()) return;
   path_bytes_ -= path_.back().size() + 1;
@@ -198,7 +199,7 @@ void StateAssembler::End() {
 Result<void> StateAssembler::AddTensor(const ChildKey& key, TensorView view) {
   CAIRN_TRY(Spend(key, 0));
   open_.back().WithKeyKind(key.kind).Tensor(key.text, std::move(view));
-  Leaf(true);
+  RecordLeaf(true);
   return {};
 }
 
@@ -206,13 +207,13 @@ Result<void> StateAssembler::AddSharded(const ChildKey& key, DType dtype, Shardi
   CAIRN_TRY(Spend(key, 0));
   const TensorView local{.dtype = dtype, .shape = {}, .strides = {}};
   open_.back().WithKeyKind(key.kind).Sharded(key.text, local, std::move(sharding));
-  Leaf(true);
+  RecordLeaf(true);
   return {};
 }
 
 Result<void> StateAssembler::AddValue(const ChildKey& key, Value value) {
   open_.back().WithKeyKind(key.kind).Value(key.text, std::move(value));
-  Leaf(true);
+  RecordLeaf(true);
   return {};
 }
 
@@ -222,9 +223,10 @@ Result<void> StateAssembler::AddUnknown(const ChildKey& key, Error error) {
   }
   CAIRN_TRY(Spend(key, error.message.size()));
   left_out_.push_back({PathOf(key), std::move(error.message)});
-  // A place that goes when the tree is pruned, so that what follows in a list keeps its index.
+  // A placeholder, which is removed when the tree is pruned: later elements of a list keep their
+  // index.
   open_.back().WithKeyKind(key.kind).Value(key.text, std::monostate());
-  Leaf(false);
+  RecordLeaf(false);
   return {};
 }
 
@@ -272,7 +274,7 @@ Result<void> StateAssembler::AddObject(const ChildKey& key, const TorchArchive& 
 Result<void> StateAssembler::AddCall(const ChildKey& key, const TorchArchive& archive,
                                      PickleRef object) {
   const PickleTree& pickle = archive.pickle();
-  if (archive.IsTensor(object)) return AddTensorOf(key, archive, object);
+  if (archive.IsTensor(object)) return AddPickledTensor(key, archive, object);
   const std::optional<Call> call = CallOf(pickle, object);
   if (!call) return AddUnknown(key, UnknownCall(pickle, object));
   if (std::optional<Value> value = ValueOf(pickle, *call)) {
@@ -283,7 +285,7 @@ Result<void> StateAssembler::AddCall(const ChildKey& key, const TorchArchive& ar
   if (!call->object->elements.empty()) return AddUnknown(key, UnknownCall(pickle, object));
   const auto& arguments = call->arguments;
   if (call->name == "collections.OrderedDict" && arguments.empty()) {
-    // nn.Module.state_dict() hangs its `_metadata` there, which the module makes anew.
+    // nn.Module.state_dict() attaches `_metadata` here, which the module can recreate.
     if (call->object->has_state) attributes_.push_back({PathOf(key), "OrderedDict"});
     return AddMapping(key, NodeKind::kOrderedDict, archive, call->object->items);
   }
@@ -300,8 +302,8 @@ Result<void> StateAssembler::AddCall(const ChildKey& key, const TorchArchive& ar
   return AddUnknown(key, UnknownCall(pickle, object));
 }
 
-Result<void> StateAssembler::AddTensorOf(const ChildKey& key, const TorchArchive& archive,
-                                         PickleRef object) {
+Result<void> StateAssembler::AddPickledTensor(const ChildKey& key, const TorchArchive& archive,
+                                              PickleRef object) {
   auto tensor = archive.ReadTensor(object);
   if (!tensor) return AddUnknown(key, std::move(tensor).error());
   if (tensor->has_attributes || archive.pickle().object(object).has_state) {
@@ -355,14 +357,16 @@ Result<ChildKey> StateAssembler::KeyOf(const PickleTree& pickle, PickleRef ref) 
       if (auto digits = Decimal(pickle.bytes(ref))) return ChildKey{*digits, KeyKind::kInt};
       [[fallthrough]];
     default:
-      return Fail(Error{.code = ErrorCode::kUnimplemented,
-                        .message = "this dict has a key that is no str, int, float, bool or None",
-                        .key = fmt::format("{}", fmt::join(path_, "."))});
+      return Fail(
+          Error{.code = ErrorCode::kUnimplemented,
+                .message = "this dict has a key that is not a str, int, float, bool or None",
+                .key = fmt::format("{}", fmt::join(path_, "."))});
   }
 }
 
 Result<void> StateAssembler::Finish(ImportedState& result) {
-  // The wrapper goes: its only child is the root.
+  CAIRN_CHECK(open_.size() == 1);
+  // Remove the wrapper, whose only child is the root.
   auto& nodes = state_.tree.nodes;
   if (nodes.size() < 2) return Fail(ErrorCode::kInternal, "a state without a root");
   nodes.erase(nodes.begin());

@@ -1,5 +1,5 @@
 #pragma once
-/// State dicts from the values that torch pickles: containers, tensors, plain values.
+/// Builds state dicts from the values that torch pickles: containers, tensors, plain values.
 
 #include <cstdint>
 #include <string>
@@ -12,44 +12,49 @@
 
 namespace cairn::core::internal {
 
-/// Key of a child, as state dicts write it.
+/// Key of a child in the form that state dicts have.
 struct ChildKey {
   std::string text;
   KeyKind kind = KeyKind::kString;
 };
 
-/// Builds one state, in preorder. A pickle that says the same list a thousand times in a thousand
-/// lists is bounded by a budget of nodes and text, and by a depth.
+/// Builds one state in preorder. A small pickle can describe a huge state, for example a list that
+/// contains the same list a thousand times, and so on; a budget of nodes and text, and a maximal
+/// depth, bound the result.
 ///
-/// Threads: one. Errors name the key.
+/// kDataLoss from any function that adds: the values are nested too deeply. kResourceExhausted: the
+/// budget is spent. Errors name the key. Threads: one.
 class StateAssembler {
  public:
   explicit StateAssembler(bool skip_unknown);
-  /// Objects of a further pickle of this length are to come: the budget grows.
-  void Grant(uint64_t pickle_bytes);
+  /// Raises the budget for objects of another pickle, which has `pickle_bytes`.
+  void RaiseBudget(uint64_t pickle_bytes);
 
-  /// Every value goes into the container that was begun last and has not ended. The first value is
-  /// the root, whatever its key.
+  /// Begins a container. All values are added to the container that was begun last and has not
+  /// ended. The first value is the root, and its key is ignored.
   Result<void> Begin(const ChildKey& key, NodeKind kind);
+  /// Requires an open container.
   void End();
   Result<void> AddTensor(const ChildKey& key, TensorView view);
   Result<void> AddSharded(const ChildKey& key, DType dtype, Sharding sharding);
-  /// A whole object of a pickle: containers, with tensors in them, or one value. kUnimplemented: it
-  /// holds something of a class that a state dict has no place for (left out with skip_unknown).
+  /// Adds an object of a pickle with everything in it. kUnimplemented: it contains an object of a
+  /// class that a state dict cannot hold (with skip_unknown, the object is left out).
   Result<void> AddObject(const ChildKey& key, const TorchArchive& archive, PickleRef object);
-  /// Something that cannot be kept: its error, or with skip_unknown a line in `left_out`.
+  /// Handles a value that cannot be kept: returns `error`, or, if that is kUnimplemented and
+  /// skip_unknown is set, adds it to ImportedState::left_out.
   Result<void> AddUnknown(const ChildKey& key, Error error);
 
-  /// The state, and what was left out, into `result`. Requires that all containers have ended.
+  /// Moves the state and the lists of what was left out to `result`. Requires that all containers
+  /// have ended.
   Result<void> Finish(ImportedState& result);
 
  private:
   Result<void> Spend(const ChildKey& key, uint64_t text_bytes);
   std::string PathOf(const ChildKey& key) const;
-  void Leaf(bool keep) { keep_.push_back(keep); }
+  void RecordLeaf(bool keep) { keep_.push_back(keep); }
 
   Result<void> AddCall(const ChildKey& key, const TorchArchive& archive, PickleRef object);
-  Result<void> AddTensorOf(const ChildKey& key, const TorchArchive& archive, PickleRef object);
+  Result<void> AddPickledTensor(const ChildKey& key, const TorchArchive& archive, PickleRef object);
   Result<void> AddMapping(const ChildKey& key, NodeKind kind, const TorchArchive& archive,
                           std::span<const PickleRef> items);
   Result<void> AddSequence(const ChildKey& key, NodeKind kind, const TorchArchive& archive,
@@ -60,9 +65,9 @@ class StateAssembler {
   const bool skip_unknown_;
   uint64_t nodes_left_;
   uint64_t text_bytes_left_;
-  StateDict state_;  // its root holds the state's root as its only child
+  StateDict state_;  // its only child is the root of the state that is built
   std::vector<StateDict::Builder> open_;
-  std::vector<std::string> path_;  // keys of the open containers but the root's
+  std::vector<std::string> path_;  // keys of the open containers, without the root
   uint64_t path_bytes_ = 0;
   std::vector<bool> keep_;  // by leaf
   std::vector<ImportedState::LeftOut> left_out_;

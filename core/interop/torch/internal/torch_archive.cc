@@ -1,5 +1,3 @@
-// The members of the archive, and the calls that stand for tensors.
-
 #include "core/interop/torch/internal/torch_archive.h"
 
 #include <fmt/format.h>
@@ -9,15 +7,17 @@
 #include <utility>
 
 #include "core/interop/archive/internal/crc32.h"
+#include "core/interop/archive/internal/pickle_reader.h"
+#include "core/interop/archive/internal/zip_records.h"
 
 namespace cairn::core::internal {
 namespace {
 
-// The newest archive version that is known; torch has written 3 for years.
+// The newest archive version that is accepted; torch has written version 3 since 1.6.
 constexpr int kNewestVersion = 10;
-// A parameter of a tensor of a subclass: more layers than that are no work of torch.
-constexpr int kMostLayers = 4;
-constexpr size_t kMostDimensions = 64;
+// A parameter may wrap a tensor of a subclass; torch does not write more layers than this.
+constexpr int kMaxLayers = 4;
+constexpr size_t kMaxDimensions = 64;
 
 constexpr std::array<std::pair<DType, std::string_view>, 12> kStorageNames = {{
     {DType::kFloat64, "DoubleStorage"},
@@ -42,7 +42,7 @@ std::unexpected<Error> Unknown(std::string_view what) {
   return Fail(ErrorCode::kUnimplemented, fmt::format("{} cannot be kept in a store", what));
 }
 
-// What torch 1.5 and older wrote: a pickle that begins with a magic number, or a tar file.
+// True for files of torch 1.5 and older: a pickle that begins with a magic number, or a tar file.
 bool LooksLikeOldFormat(std::span<const std::byte> bytes) {
   constexpr std::string_view kMagic = "\x8a\x0al\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.";
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
@@ -51,16 +51,17 @@ bool LooksLikeOldFormat(std::span<const std::byte> bytes) {
 }
 
 Result<std::string> FolderOf(const ZipReader& zip) {
-  if (zip.members().empty()) return Damaged("the zip archive is empty: no file of torch.save");
+  if (zip.members().empty())
+    return Damaged("the zip archive is empty, so it is not a file of torch.save");
   const std::string& first = zip.members().front().name;
   const size_t slash = first.find('/');
   std::string folder = slash == std::string::npos ? "" : first.substr(0, slash + 1);
   if (zip.Find(folder + "constants.pkl") != nullptr) {
     return Fail(ErrorCode::kUnimplemented,
-                "a TorchScript archive holds code; save its state_dict() with torch.save");
+                "a TorchScript archive contains code; save its state_dict() with torch.save");
   }
   if (zip.Find(folder + "data.pkl") == nullptr) {
-    return Damaged("a zip archive without data.pkl: no file of torch.save");
+    return Damaged("the zip archive has no data.pkl, so it is not a file of torch.save");
   }
   return folder;
 }
@@ -82,7 +83,7 @@ Result<void> CheckFormat(const ZipReader& zip, const std::string& folder) {
   int number = 0;
   const auto [end, error] =
       std::from_chars(version->data(), version->data() + version->size(), number);
-  if (error != std::errc()) return Damaged("its version is no number");
+  if (error != std::errc()) return Damaged("its version is not a number");
   if (number <= kNewestVersion) return {};
   return Fail(
       ErrorCode::kUnimplemented,
@@ -106,23 +107,23 @@ std::optional<std::string_view> TorchStorageName(DType dtype) {
 }
 
 Result<TorchArchive> TorchArchive::Open(std::span<const std::byte> bytes) {
-  if (!LooksLikeZip(bytes)) {
+  if (!StartsWithZipHeader(bytes)) {
     if (LooksLikeOldFormat(bytes)) {
       return Fail(ErrorCode::kUnimplemented,
                   "it is in torch.save's format from before torch 1.6; load it with torch.load and "
                   "save it again");
     }
-    return Damaged("it is no file of torch.save");
+    return Damaged("it is not a file of torch.save");
   }
   CAIRN_TRY_ASSIGN(ZipReader zip, ZipReader::Open(bytes));
   CAIRN_TRY_ASSIGN(std::string folder, FolderOf(zip));
   CAIRN_TRY(CheckFormat(zip, folder));
   const ZipMember& data = *zip.Find(folder + "data.pkl");
-  // Before the parsing: a damaged pickle is called that, not by what it seems to say.
+  // Verify before parsing, so that a damaged pickle is reported as damaged, whatever it contains.
   if (zip.has_checksums() && Crc32(0, data.bytes) != data.crc32) {
     return Damaged("its data.pkl does not match its checksum");
   }
-  CAIRN_TRY_ASSIGN(PickleTree pickle, PickleTree::Parse(data.bytes));
+  CAIRN_TRY_ASSIGN(PickleTree pickle, ReadPickle(data.bytes));
   return TorchArchive(std::move(zip), std::move(pickle), std::move(folder));
 }
 
@@ -145,7 +146,8 @@ bool TorchArchive::IsText(PickleRef ref, std::string_view text) const {
 }
 
 Result<TorchArchive::Tensor> TorchArchive::ReadTensor(PickleRef ref, int depth) const {
-  if (depth == kMostLayers || !IsTensor(ref)) return Damaged("a tensor of something that is none");
+  if (depth == kMaxLayers || !IsTensor(ref))
+    return Damaged("a parameter of something that is not a tensor");
   const PickleTree::Object& object = pickle_.object(ref);
   const std::string& function = pickle_.global(object.callee);
   const auto arguments = Arguments(ref);
@@ -181,7 +183,7 @@ Result<TorchArchive::Tensor> TorchArchive::ReadTensor(PickleRef ref, int depth) 
   return Unknown(fmt::format("a tensor made by '{}'", function));
 }
 
-// storage, offset, size, stride, requires_grad, hooks, [dtype (v3),] [metadata]
+// Arguments: storage, offset, size, stride, requires_grad, hooks, [dtype (v3),] [metadata].
 Result<TorchArchive::Tensor> TorchArchive::ReadStrided(std::string_view function,
                                                        std::span<const PickleRef> arguments) const {
   const bool is_v3 = function.ends_with("_v3");
@@ -193,7 +195,7 @@ Result<TorchArchive::Tensor> TorchArchive::ReadStrided(std::string_view function
     dtype = FindTorchDType(pickle_.global(arguments[6]));
     if (!dtype) return Unknown(fmt::format("dtype '{}'", pickle_.global(arguments[6])));
   } else if (is_v3) {
-    return Damaged("a tensor's dtype is none");
+    return Damaged("a tensor's dtype is not a dtype");
   }
   if (!dtype) return Damaged("a tensor of an untyped storage has no dtype");
   if (const size_t at = is_v3 ? 7 : 6; arguments.size() > at) {
@@ -201,16 +203,15 @@ Result<TorchArchive::Tensor> TorchArchive::ReadStrided(std::string_view function
   }
   tensor.view.dtype = *dtype;
   if (pickle_.kind(arguments[1]) != PickleKind::kInt || pickle_.integer(arguments[1]) < 0) {
-    return Damaged("a tensor's offset is no count");
+    return Damaged("a tensor's offset is not a count");
   }
   CAIRN_TRY_ASSIGN(tensor.view.shape, ReadExtents(arguments[2]));
   CAIRN_TRY_ASSIGN(tensor.view.strides, ReadExtents(arguments[3]));
   if (tensor.view.strides.size() != tensor.view.shape.size()) {
-    return Damaged("a tensor has not one stride a dimension");
+    return Damaged("a tensor does not have one stride per dimension");
   }
   CAIRN_TRY_ASSIGN(const uint64_t nbytes, TensorBytes(*dtype, tensor.view.shape));
   if (nbytes == 0) return tensor;
-  // The element furthest into the storage, counted with overflow in mind.
   auto last = static_cast<uint64_t>(pickle_.integer(arguments[1]));
   bool overflow = false;
   for (size_t d = 0; d < tensor.view.shape.size(); ++d) {
@@ -220,24 +221,25 @@ Result<TorchArchive::Tensor> TorchArchive::ReadStrided(std::string_view function
   }
   const uint64_t element_bytes = schema::ElementBytes(*dtype);
   if (overflow || last >= storage.bytes.size() / element_bytes) {
-    return Damaged("a tensor leads out of its storage");
+    return Damaged("a tensor extends beyond its storage");
   }
   tensor.view.data =
       storage.bytes.data() + static_cast<uint64_t>(pickle_.integer(arguments[1])) * element_bytes;
   return tensor;
 }
 
-// ("storage", class, key, location, length)
+// Persistent id: ("storage", class, key, location, length).
 Result<TorchArchive::Storage> TorchArchive::ReadStorage(PickleRef ref) const {
   if (pickle_.kind(ref) != PickleKind::kPersistent) return Damaged("a tensor has no storage");
   const PickleRef id = pickle_.persistent_id(ref);
-  if (pickle_.kind(id) != PickleKind::kTuple) return Damaged("a storage is not named by a tuple");
+  if (pickle_.kind(id) != PickleKind::kTuple)
+    return Damaged("a storage is not identified by a tuple");
   const auto parts = pickle_.children(id);
   if (parts.size() < 5 || !IsText(parts[0], "storage") ||
       pickle_.kind(parts[1]) != PickleKind::kGlobal ||
       pickle_.kind(parts[2]) != PickleKind::kText || pickle_.kind(parts[4]) != PickleKind::kInt ||
       pickle_.integer(parts[4]) < 0) {
-    return Damaged("a storage is not named as torch.save does");
+    return Damaged("a storage is not identified as torch.save does it");
   }
   Storage storage;
   std::string_view type = pickle_.global(parts[1]);
@@ -266,7 +268,7 @@ Result<TorchArchive::Storage> TorchArchive::ReadStorage(PickleRef ref) const {
   const ZipMember* const member = zip_.Find(fmt::format("{}data/{}", folder_, key));
   if (member == nullptr) return Damaged(fmt::format("storage '{}' is missing", key));
   if (member->bytes.size() != length_bytes) {
-    return Damaged(fmt::format("storage '{}' has {} bytes where its tensors say {}", key,
+    return Damaged(fmt::format("storage '{}' has {} bytes, but its tensors expect {}", key,
                                member->bytes.size(), length_bytes));
   }
   storage.bytes = member->bytes;
@@ -274,30 +276,31 @@ Result<TorchArchive::Storage> TorchArchive::ReadStorage(PickleRef ref) const {
 }
 
 Result<std::vector<uint64_t>> TorchArchive::ReadExtents(PickleRef ref) const {
-  // torch.Size is a call with the tuple.
+  // A torch.Size is a call with the tuple as its argument.
   if (pickle_.kind(ref) == PickleKind::kObject && Arguments(ref).size() == 1) {
     const PickleRef callee = pickle_.object(ref).callee;
     if (pickle_.kind(callee) == PickleKind::kGlobal && pickle_.global(callee) == "torch.Size") {
       ref = Arguments(ref)[0];
     }
   }
-  if (pickle_.kind(ref) != PickleKind::kTuple) return Damaged("a tensor's shape is no tuple");
+  if (pickle_.kind(ref) != PickleKind::kTuple) return Damaged("a tensor's shape is not a tuple");
   const auto elements = pickle_.children(ref);
-  if (elements.size() > kMostDimensions) return Damaged("a tensor has too many dimensions");
+  if (elements.size() > kMaxDimensions) return Damaged("a tensor has too many dimensions");
   std::vector<uint64_t> extents;
   for (const PickleRef element : elements) {
     if (pickle_.kind(element) != PickleKind::kInt || pickle_.integer(element) < 0) {
-      return Damaged("a tensor's shape or stride is no count");
+      return Damaged("a tensor's shape or stride is not a count");
     }
     extents.push_back(static_cast<uint64_t>(pickle_.integer(element)));
   }
   return extents;
 }
 
-// The elements of a conjugated or negated view are not those in its storage.
+// The elements of a conjugated or negated view differ from those in its storage.
 Result<void> TorchArchive::CheckPlain(PickleRef metadata) const {
   if (pickle_.kind(metadata) == PickleKind::kNone) return {};
-  if (pickle_.kind(metadata) != PickleKind::kDict) return Damaged("a tensor's metadata is none");
+  if (pickle_.kind(metadata) != PickleKind::kDict)
+    return Damaged("a tensor's metadata is not a dict");
   const auto items = pickle_.children(metadata);
   for (size_t i = 0; i + 1 < items.size(); i += 2) {
     if (pickle_.kind(items[i + 1]) == PickleKind::kBool && !pickle_.truth(items[i + 1])) continue;

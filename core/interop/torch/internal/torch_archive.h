@@ -1,5 +1,5 @@
 #pragma once
-/// What torch.save writes: a zip archive with a pickle and the storages of its tensors.
+/// Reads what torch.save writes: a zip archive with a pickle and the storages of its tensors.
 
 #include <cstdint>
 #include <optional>
@@ -7,39 +7,40 @@
 #include <string>
 #include <string_view>
 
-#include "core/interop/archive/internal/pickle_reader.h"
+#include "core/interop/archive/internal/pickle_tree.h"
 #include "core/interop/archive/internal/zip_reader.h"
 #include "core/tensor/tensor.h"
 
 namespace cairn::core::internal {
 
-/// "torch.float32" and the like.
+/// Returns the dtype of a global such as "torch.float32", or nothing if it is not a dtype.
 std::optional<DType> FindTorchDType(std::string_view global);
-/// The class of storages that torch names in the pickle of a tensor: "FloatStorage" for float32;
-/// nothing for dtypes that have none, whose storages are untyped.
+/// Returns the class of storages that torch names in the pickle of a tensor, for example
+/// "FloatStorage" for float32, or nothing for a dtype whose storages are untyped.
 std::optional<std::string_view> TorchStorageName(DType dtype);
 
 /// Ownership: move-only; borrows the archive's bytes. Threads: immutable.
 class TorchArchive {
  public:
-  /// Checks the directory and the checksum of the pickle, and parses that. kDataLoss: no such
-  /// archive, or a damaged one. kUnimplemented: TorchScript, the format before torch 1.6,
-  /// big-endian data, or as ZipReader and PickleTree.
+  /// Reads the directory and the pickle, and verifies the checksum of the pickle. kDataLoss: it is
+  /// not such an archive, or a damaged one. kUnimplemented: TorchScript, the format before torch
+  /// 1.6, big-endian data, compressed or encrypted members, unsupported opcodes.
+  /// kResourceExhausted: the pickle exceeds the limits of ReadPickle.
   static Result<TorchArchive> Open(std::span<const std::byte> bytes);
 
   const PickleTree& pickle() const { return pickle_; }
   const ZipReader& zip() const { return zip_; }
 
-  /// True for the calls by which torch makes tensors and parameters anew.
+  /// True for the calls with which torch recreates tensors and parameters.
   bool IsTensor(PickleRef ref) const;
 
   struct Tensor {
     TensorView view;              // in the archive's bytes
-    bool has_attributes = false;  // of Python, which the view has no room for
+    bool has_attributes = false;  // Python attributes, which the view cannot hold
   };
-  /// Requires IsTensor. kUnimplemented: a tensor that is no strided array of plain elements
-  /// (sparse, quantized, nested, conjugated, on the meta device, a subclass). kDataLoss: it leads
-  /// out of its storage.
+  /// Requires IsTensor(ref). kUnimplemented: the tensor is not a strided array of plain elements
+  /// (it is sparse, quantized, nested, conjugated, on the meta device, or of a subclass).
+  /// kDataLoss: it extends beyond its storage.
   Result<Tensor> ReadTensor(PickleRef ref) const { return ReadTensor(ref, 0); }
 
  private:
@@ -47,7 +48,7 @@ class TorchArchive {
       : zip_(std::move(zip)), pickle_(std::move(pickle)), folder_(std::move(folder)) {}
 
   struct Storage {
-    std::optional<DType> dtype;  // nothing for an untyped one
+    std::optional<DType> dtype;  // nothing if it is untyped
     std::span<const std::byte> bytes;
   };
   Result<Tensor> ReadTensor(PickleRef ref, int depth) const;
@@ -60,7 +61,7 @@ class TorchArchive {
 
   ZipReader zip_;
   PickleTree pickle_;
-  std::string folder_;  // of every member, with its "/"
+  std::string folder_;  // the prefix of every member's name, including its "/"
 };
 
 }  // namespace cairn::core::internal

@@ -1,4 +1,4 @@
-// The tree in preorder onto the machine's stack; a storage gets its number where it is first met.
+// Writes the tree in preorder. A storage is numbered when it first occurs.
 
 #include "core/interop/torch/internal/torch_pickler.h"
 
@@ -11,22 +11,22 @@
 #include <string_view>
 #include <utility>
 
-#include "core/step/internal/owners.h"
 #include "core/interop/archive/internal/pickle_writer.h"
 #include "core/interop/torch/internal/torch_archive.h"
+#include "core/step/internal/owners.h"
 
 namespace cairn::core::internal {
 namespace {
 
-// 255 bytes, the most that torch's weights_only unpickler takes of an int.
-constexpr size_t kMostIntBytes = 0xff;
+// Length of the longest int that torch's weights_only unpickler accepts.
+constexpr size_t kMaxIntBytes = 0xff;
 
 std::unexpected<Error> Invalid(std::string message, std::string_view key) {
   return Fail(Error{
       .code = ErrorCode::kInvalidArgument, .message = std::move(message), .key = std::string(key)});
 }
 
-// Shortest two's complement of a decimal number of any length.
+// Converts a decimal number of any length to two's complement, little-endian.
 std::vector<std::byte> ToTwosComplement(std::string_view decimal) {
   const bool is_negative = decimal.starts_with('-');
   std::vector<std::byte> magnitude = {std::byte{0}};
@@ -52,10 +52,10 @@ std::vector<std::byte> ToTwosComplement(std::string_view decimal) {
 
 }  // namespace
 
-// One object.
-class TorchPickler::Run {
+// Writes one pickle.
+class TorchPickler::ObjectPickler {
  public:
-  Run(const TorchPickler& state, TorchCounts& counts, uint32_t node)
+  ObjectPickler(const TorchPickler& state, TorchCounts& counts, uint32_t node)
       : contents_(state.contents_),
         leaves_(state.leaves_),
         dtype_of_(state.dtype_of_),
@@ -67,22 +67,25 @@ class TorchPickler::Run {
 
   Result<TorchPickle> Object() {
     CAIRN_TRY(WriteNode());
-    return TorchPickle{std::move(pickle_).Finish(), std::move(storages_)};
+    CAIRN_TRY_ASSIGN(std::string pickle, std::move(pickle_).Finish());
+    return TorchPickle{std::move(pickle), std::move(storages_)};
   }
 
-  Result<TorchPickle> Alone() {
-    is_alone_ = true;
+  // The storage of the tensor contains nothing but its elements.
+  Result<TorchPickle> SeparateTensor() {
+    is_separate_ = true;
     return Object();
   }
 
  private:
-  // Writes node `node_` and all below it, and goes on behind them.
+  // Writes node `node_` and everything below it, and advances `node_` to the next node.
   Result<void> WriteNode() {
     const Node& node = contents_.tree.nodes[node_++];
     if (!IsContainer(node.kind)) return WriteLeaf(node);
-    if (depth_ == kMostTreeDepth) {
-      return Fail(ErrorCode::kDataLoss,
-                  fmt::format("the step's structure nests deeper than {} levels", kMostTreeDepth));
+    if (depth_ == kMaxTreeDepth) {
+      return Fail(
+          ErrorCode::kDataLoss,
+          fmt::format("the step's structure is nested deeper than {} levels", kMaxTreeDepth));
     }
     ++depth_;
     CAIRN_TRY(WriteContainer(node));
@@ -161,8 +164,9 @@ class TorchPickler::Run {
         double value = 0;
         const char* const last = node.key.data() + node.key.size();
         const auto [end, error] = std::from_chars(node.key.data(), last, value);
-        if (error != std::errc() || end != last)
-          return Invalid("a float key that is none", node.key);
+        if (error != std::errc() || end != last) {
+          return Invalid("a float key that is not a float", node.key);
+        }
         pickle_.Float(value);
         return {};
       }
@@ -181,8 +185,8 @@ class TorchPickler::Run {
     }
     const bool is_number =
         text.find_first_not_of("0123456789", text.starts_with('-') ? 1 : 0) == std::string::npos;
-    if (!is_number || text.size() > 2 * kMostIntBytes || !pickle_.Long(ToTwosComplement(text))) {
-      return Invalid("an int key that torch.load(weights_only=True) does not take", text);
+    if (!is_number || text.size() > 2 * kMaxIntBytes || !pickle_.Long(ToTwosComplement(text))) {
+      return Invalid("an int key that torch.load(weights_only=True) does not accept", text);
     }
     return {};
   }
@@ -200,30 +204,31 @@ class TorchPickler::Run {
     return WriteTensor(*tensor);
   }
 
-  // Records are in key order, hidden ones among them.
+  // Also finds hidden tensors.
   const TensorInfo* FindTensor(std::string_view fqn) const {
     return FindByName(contents_.tensors, fqn);
   }
 
   // ---- tensors
 
-  struct Place {
+  // Where the elements of a tensor are.
+  struct StorageView {
     size_t storage = 0;
-    DType typed = DType::kUnknown;  // of the storage; unknown for an untyped one
-    uint64_t length_bytes = 0;      // of the storage
+    DType storage_dtype = DType::kUnknown;  // unknown for an untyped storage
+    uint64_t storage_bytes = 0;
     uint64_t offset_elements = 0;
     std::vector<uint64_t> strides;
   };
 
   Result<void> WriteTensor(const TensorInfo& tensor) {
-    CAIRN_TRY_ASSIGN(const Place place, PlaceOf(tensor));
-    const bool is_typed = place.typed != DType::kUnknown;
+    CAIRN_TRY_ASSIGN(const StorageView view, StorageViewOf(tensor));
+    const bool is_typed = view.storage_dtype != DType::kUnknown;
     pickle_.Global("torch._utils", is_typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
     pickle_.Mark();
-    WriteStorage(place);
-    pickle_.Int(static_cast<int64_t>(place.offset_elements));
+    WriteStorage(view);
+    pickle_.Int(static_cast<int64_t>(view.offset_elements));
     WriteExtents(tensor.shape);
-    WriteExtents(place.strides);
+    WriteExtents(view.strides);
     pickle_.Bool(false);  // requires_grad
     pickle_.Global("collections", "OrderedDict");
     pickle_.EmptyTuple();
@@ -234,19 +239,19 @@ class TorchPickler::Run {
     return {};
   }
 
-  void WriteStorage(const Place& place) {
-    const bool is_typed = place.typed != DType::kUnknown;
+  void WriteStorage(const StorageView& view) {
+    const bool is_typed = view.storage_dtype != DType::kUnknown;
     pickle_.Mark();
     pickle_.Text("storage");
     if (is_typed) {
-      pickle_.Global("torch", *TorchStorageName(place.typed));
+      pickle_.Global("torch", *TorchStorageName(view.storage_dtype));
     } else {
       pickle_.Global("torch.storage", "UntypedStorage");
     }
-    pickle_.Text(fmt::format("{}", place.storage));
+    pickle_.Text(fmt::format("{}", view.storage));
     pickle_.Text("cpu");
-    const uint64_t element_bytes = is_typed ? schema::ElementBytes(place.typed) : 1;
-    pickle_.Int(static_cast<int64_t>(place.length_bytes / element_bytes));
+    const uint64_t element_bytes = is_typed ? schema::ElementBytes(view.storage_dtype) : 1;
+    pickle_.Int(static_cast<int64_t>(view.storage_bytes / element_bytes));
     pickle_.Tuple();
     pickle_.Persistent();
   }
@@ -257,12 +262,13 @@ class TorchPickler::Run {
     pickle_.Tuple();
   }
 
-  Result<Place> PlaceOf(const TensorInfo& tensor) {
+  Result<StorageView> StorageViewOf(const TensorInfo& tensor) {
     const uint64_t element_bytes = schema::ElementBytes(tensor.dtype);
-    if (element_bytes == 0) return Invalid("a dtype unknown to this version", tensor.fqn);
-    // A view that begins inside an element of its own type cannot be said: it gets its own storage.
+    if (element_bytes == 0) return Invalid("this version does not know the dtype", tensor.fqn);
+    // torch counts the offset of a view in elements of its dtype. A view whose offset is not a
+    // multiple of that gets its own storage.
     const TensorInfo* owner = &tensor;
-    if (!is_alone_ && tensor.alias_of && tensor.alias_offset_bytes % element_bytes == 0) {
+    if (!is_separate_ && tensor.alias_of && tensor.alias_offset_bytes % element_bytes == 0) {
       owner = FindTensor(*tensor.alias_of);
       if (owner == nullptr) {
         return Fail(Error{.code = ErrorCode::kDataLoss,
@@ -272,14 +278,14 @@ class TorchPickler::Run {
       CAIRN_TRY(CheckAlias(tensor, *owner));
     }
     const bool is_alias = owner != &tensor;
-    Place place{.storage = StorageOf(*owner),
-                .length_bytes = owner->nbytes,
-                .offset_elements = is_alias ? tensor.alias_offset_bytes / element_bytes : 0,
-                .strides = is_alias ? tensor.alias_strides : RowMajorStrides(tensor.shape)};
-    const bool has_own = is_alone_ || (tensor.alias_of && !is_alias);
-    const DType typed = has_own ? tensor.dtype : dtype_of_.find(owner->fqn)->second;
-    if (TorchStorageName(typed) && owner->nbytes % element_bytes == 0) place.typed = typed;
-    return place;
+    StorageView view{.storage = StorageOf(*owner),
+                     .storage_bytes = owner->nbytes,
+                     .offset_elements = is_alias ? tensor.alias_offset_bytes / element_bytes : 0,
+                     .strides = is_alias ? tensor.alias_strides : RowMajorStrides(tensor.shape)};
+    const bool has_own = is_separate_ || (tensor.alias_of && !is_alias);
+    const DType dtype = has_own ? tensor.dtype : dtype_of_.find(owner->fqn)->second;
+    if (TorchStorageName(dtype) && owner->nbytes % element_bytes == 0) view.storage_dtype = dtype;
+    return view;
   }
 
   size_t StorageOf(const TensorInfo& owner) {
@@ -322,14 +328,14 @@ class TorchPickler::Run {
   }
   Result<void> Write(const BigInt& value, const std::string& fqn) {
     if (pickle_.Long(value.twos_complement)) return {};
-    return Invalid(fmt::format("torch.load(weights_only=True) takes ints of up to {} bytes; this "
+    return Invalid(fmt::format("torch.load(weights_only=True) accepts ints of up to {} bytes; this "
                                "one has {}. Leave the key out with a pattern",
-                               kMostIntBytes, value.twos_complement.size()),
+                               kMaxIntBytes, value.twos_complement.size()),
                    fqn);
   }
   Result<void> Write(const Pickle&, const std::string& fqn) {
     return Invalid(
-        "a pickled object, which torch.load(weights_only=True) does not take; leave the "
+        "a pickled object, which torch.load(weights_only=True) does not accept; leave the "
         "key out with a pattern",
         fqn);
   }
@@ -338,9 +344,9 @@ class TorchPickler::Run {
   const std::vector<Leaf>& leaves_;
   const std::map<std::string, DType>& dtype_of_;
   TorchCounts& counts_;
-  bool is_alone_ = false;
+  bool is_separate_ = false;
   size_t node_ = 0;
-  uint32_t depth_ = 0;  // of containers around it
+  uint32_t depth_ = 0;  // number of containers around the node
   size_t leaf_ = 0;
   PickleWriter pickle_;
   std::map<std::string, size_t> storage_of_;  // by FQN of the owner
@@ -363,12 +369,14 @@ void TorchPickler::FindMixedOwners() {
   }
 }
 
-Result<TorchPickle> TorchPickler::Object(uint32_t node) {
-  return Run(*this, counts_, node).Object();
+Result<TorchPickle> TorchPickler::PickleNode(uint32_t node) {
+  CAIRN_CHECK(node < contents_.tree.nodes.size());
+  return ObjectPickler(*this, counts_, node).Object();
 }
 
-Result<TorchPickle> TorchPickler::TensorAlone(uint32_t node) {
-  return Run(*this, counts_, node).Alone();
+Result<TorchPickle> TorchPickler::PickleTensor(uint32_t node) {
+  CAIRN_CHECK(node < contents_.tree.nodes.size() && IsTensor(contents_.tree.nodes[node].kind));
+  return ObjectPickler(*this, counts_, node).SeparateTensor();
 }
 
 }  // namespace cairn::core::internal

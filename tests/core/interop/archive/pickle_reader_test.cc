@@ -1,4 +1,4 @@
-// Pickles by hand: what each opcode makes, and what must be refused.
+// Hand-written pickles: the value of each opcode, and pickles that must be refused.
 
 #include "core/interop/archive/internal/pickle_reader.h"
 
@@ -16,7 +16,7 @@ using namespace std::string_literals;
 class Pickled {
  public:
   explicit Pickled(std::string bytes) : bytes_(std::move(bytes)) {}
-  Result<PickleTree> Parse() const { return PickleTree::Parse(std::as_bytes(std::span(bytes_))); }
+  Result<PickleTree> Parse() const { return ReadPickle(std::as_bytes(std::span(bytes_))); }
 
  private:
   std::string bytes_;
@@ -40,7 +40,7 @@ TEST(PickleReaderTest, ReadsNumbersOfEveryWidth) {
   EXPECT_EQ(tree.real(values[6]), 1.5);
 }
 
-TEST(PickleReaderTest, ACallIsANodeAndNoCall) {
+TEST(PickleReaderTest, ACallIsANodeAndIsNotExecuted) {
   const Pickled pickled("\x80\x02"s + "cos\nsystem\nX\x02\x00\x00\x00rm\x85R."s);
   CAIRN_ASSERT_OK_AND_ASSIGN(const PickleTree tree, pickled.Parse());
   ASSERT_EQ(tree.kind(tree.root()), PickleKind::kObject);
@@ -72,7 +72,7 @@ TEST(PickleReaderTest, TheMemoGivesTheSameNode) {
   EXPECT_EQ(elements[1], tree.root());
 }
 
-TEST(PickleReaderTest, TextMayHoldLoneSurrogatesAndNothingElseThatIsWrong) {
+TEST(PickleReaderTest, TextMayContainLoneSurrogatesButNothingElseThatIsNotUtf8) {
   CAIRN_EXPECT_OK(Pickled("\x80\x04\x8c\x03\xed\xb2\x80."s).Parse());
   for (const std::string& bad :
        {"\xc0\x80"s, "\xff"s, "\xe2\x82"s, "\xf4\x90\x80\x80"s, "\xe0\x80\x80"s}) {
@@ -101,11 +101,11 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{"Empty", "", ErrorCode::kDataLoss, "ends here"},
         Refused{"NoStop", "\x80\x02N"s, ErrorCode::kDataLoss, "ends here"},
         Refused{"StopWithNothing", "\x80\x02."s, ErrorCode::kDataLoss, "where there is none"},
-        Refused{"LeftOver", "\x80\x02NN."s, ErrorCode::kDataLoss, "left over"},
+        Refused{"LeftOver", "\x80\x02NN."s, ErrorCode::kDataLoss, "values left"},
         Refused{"OpenMark", "\x80\x02N(."s, ErrorCode::kDataLoss, "where there is none"},
         Refused{"NoMark", "\x80\x02Nt."s, ErrorCode::kDataLoss, "where there is none"},
         Refused{"UnderAMark", "\x80\x02N(b."s, ErrorCode::kDataLoss, "where there is none"},
-        Refused{"UnknownOpcode", "\x80\x02\xfe."s, ErrorCode::kDataLoss, "0xfe is no opcode"},
+        Refused{"UnknownOpcode", "\x80\x02\xfe."s, ErrorCode::kDataLoss, "0xfe is not an opcode"},
         Refused{"NewProtocol", "\x80\x06N."s, ErrorCode::kUnimplemented, "protocol 6"},
         Refused{"TextOpcode", "I1\n."s, ErrorCode::kUnimplemented, "0x49"},
         Refused{"Extension", "\x80\x02\x82\x01."s, ErrorCode::kUnimplemented, "0x82"},
@@ -115,18 +115,19 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{"Frame", "\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\xff."s, ErrorCode::kDataLoss,
                 "frame"},
         Refused{"MemoNumber", "\x80\x02Nr\xff\xff\xff\x7f."s, ErrorCode::kDataLoss, "memo number"},
-        Refused{"UnsetMemo", "\x80\x02h\x00."s, ErrorCode::kDataLoss, "was not there"},
-        Refused{"AppendToDict", "\x80\x02}Na."s, ErrorCode::kDataLoss, "holds nothing"},
+        Refused{"UnsetMemo", "\x80\x02h\x00."s, ErrorCode::kDataLoss, "did not memoize"},
+        Refused{"AppendToDict", "\x80\x02}Na."s, ErrorCode::kDataLoss, "not a container"},
         Refused{"OddItems", "\x80\x02}(Nu."s, ErrorCode::kDataLoss, "without a value"},
         Refused{"StateTwice", "\x80\x02"s + "ca\nb\n)RNbNb."s, ErrorCode::kDataLoss, "two states"},
         Refused{"StateOfAValue", "\x80\x02NNb."s, ErrorCode::kDataLoss, "plain value"},
-        Refused{"NamelessClass", "\x80\x04NN\x93."s, ErrorCode::kDataLoss, "no text"},
+        Refused{"NamelessClass", "\x80\x04NN\x93."s, ErrorCode::kDataLoss, "not a text"},
         Refused{"EndlessLine", "\x80\x02"s + "cmodule"s, ErrorCode::kDataLoss, "without an end"},
         Refused{"Keywords", "\x80\x04"s + "ca\nb\n)}(NNu\x92."s, ErrorCode::kUnimplemented,
                 "keyword"}),
     [](const auto& info) { return std::string(info.param.name); });
 
-// Every prefix and every single flipped bit of a pickle with most opcodes: no crash, and ends.
+// A pickle with most opcodes, cut off at every byte and with every single bit flipped, does not
+// crash the reader.
 TEST(PickleReaderTest, SurvivesEveryCutAndFlip) {
   const std::string good = "\x80\x02}q\x00(X\x01\x00\x00\x00"s + "aq\x01"s +
                            "ctorch\nSize\nq\x02(K\x01K\x02tq\x03\x85Rq\x04"s +

@@ -1,5 +1,5 @@
-// Steps cut into items, and exports that stop half-way. What torch reads is tested with torch, in
-// tests/tools/test_dcp_export.py.
+// Steps that are cut into items, and exports that are interrupted. tests/tools/test_dcp_export.py
+// tests with torch what torch reads.
 
 #include "core/interop/dcp/dcp_export.h"
 
@@ -10,9 +10,9 @@
 #include "core/interop/dcp/dcp_checkpoint.h"
 #include "core/interop/dcp/internal/dcp_items.h"
 #include "core/interop/torch/internal/torch_pickler.h"
+#include "core/step/contents.h"
 #include "tests/core/tensor/strided_fixture.h"
 #include "tests/core/tensor/test_tensor.h"
-#include "core/step/contents.h"
 
 namespace cairn::core {
 namespace {
@@ -56,7 +56,7 @@ TEST_F(DcpExportTest, AnExportThatIsCancelledLeavesTheOldCheckpointOrNothing) {
   CAIRN_ASSERT_OK(ReadDcpCheckpoint(directory / "out", {}));
 }
 
-TEST_F(DcpExportTest, DirectoriesThatCannotBeMadeAreNamed) {
+TEST_F(DcpExportTest, NamesDirectoriesThatCannotBeCreated) {
   const TestTensor tensor(DType::kFloat32, {10});
   StateDict state;
   state.root().Tensor("a", tensor.view());
@@ -75,18 +75,18 @@ TEST(DcpItemsTest, TreesOfDamagedStepsAreRefused) {
   EXPECT_THAT(CutIntoDcpItems({{dict, leaf}}), IsError(ErrorCode::kDataLoss, "cut off"));
   EXPECT_THAT(CutIntoDcpItems({{leaf, leaf}}), IsError(ErrorCode::kDataLoss, "root"));
   EXPECT_THAT(CutIntoDcpItems({}), IsError(ErrorCode::kDataLoss, "root"));
-  EXPECT_THAT(CutIntoDcpItems({{leaf}}), IsError(ErrorCode::kInvalidArgument, "no dict"));
+  EXPECT_THAT(CutIntoDcpItems({{leaf}}), IsError(ErrorCode::kInvalidArgument, "not a dict"));
 }
 
 TEST(DcpItemsTest, NestingIsBounded) {
   const Node dict{
       .kind = NodeKind::kDict, .key_kind = KeyKind::kString, .key = "d", .child_count = 1};
   const Node list{.kind = NodeKind::kList, .key_kind = KeyKind::kString, .key = "l"};
-  StateTree tree{std::vector<Node>(internal::kMostTreeDepth, dict)};
+  StateTree tree{std::vector<Node>(internal::kMaxTreeDepth, dict)};
   tree.nodes.push_back(list);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto items, CutIntoDcpItems(tree));
   ASSERT_EQ(items.size(), 1u);
-  EXPECT_EQ(items[0].path.size(), internal::kMostTreeDepth);
+  EXPECT_EQ(items[0].path.size(), internal::kMaxTreeDepth);
   tree.nodes.insert(tree.nodes.begin(), 100'000, dict);
   EXPECT_THAT(CutIntoDcpItems(tree), IsError(ErrorCode::kDataLoss, "deeper"));
 }

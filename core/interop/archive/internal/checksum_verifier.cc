@@ -1,6 +1,4 @@
-// Blocks are brought in, summed up and let go.
-
-#include "core/interop/archive/internal/byte_checks.h"
+#include "core/interop/archive/internal/checksum_verifier.h"
 
 #include <fmt/format.h>
 
@@ -11,7 +9,6 @@
 #include "core/base/internal/progress_meter.h"
 #include "core/base/internal/worker_pool.h"
 #include "core/interop/archive/internal/crc32.h"
-#include "kv/mapping.h"
 
 namespace cairn::core::internal {
 namespace {
@@ -20,8 +17,8 @@ constexpr uint64_t kBlockBytes = 8 << 20;
 
 }  // namespace
 
-void ByteChecks::Add(const ZipReader& zip, std::shared_ptr<const kv::Mapping> mapping,
-                     const std::string& path) {
+void ChecksumVerifier::Add(const ZipReader& zip, std::shared_ptr<const kv::Mapping> mapping,
+                           const std::string& path) {
   if (!zip.has_checksums()) {
     unchecked_.insert(path);
     return;
@@ -29,11 +26,13 @@ void ByteChecks::Add(const ZipReader& zip, std::shared_ptr<const kv::Mapping> ma
   if (files_.empty() || files_.back().path != path) files_.push_back({mapping, path});
   for (const ZipMember& member : zip.members()) {
     const auto offset = static_cast<uint64_t>(member.bytes.data() - mapping->bytes().data());
+    CAIRN_CHECK(offset <= mapping->bytes().size() &&
+                member.bytes.size() <= mapping->bytes().size() - offset);
     items_.push_back({member.name, files_.size() - 1, offset, member.bytes.size(), member.crc32});
   }
 }
 
-Result<void> ByteChecks::Check(const Item& item) const {
+Result<void> ChecksumVerifier::Verify(const Item& item) const {
   const kv::Mapping& mapping = *files_[item.file].mapping;
   uint32_t crc = 0;
   for (uint64_t done = 0; done < item.length_bytes;) {
@@ -42,6 +41,7 @@ Result<void> ByteChecks::Check(const Item& item) const {
     auto populated = mapping.Populate(at, count);
     if (!populated) return Fail(std::move(populated).error().WithFile(files_[item.file].path));
     crc = Crc32(crc, mapping.bytes().subspan(at, count));
+    // Blocks of long members are released at once; short members share pages with others.
     if (item.length_bytes > kBlockBytes) mapping.Release(at, count);
     done += count;
   }
@@ -52,7 +52,7 @@ Result<void> ByteChecks::Check(const Item& item) const {
                     .offset_bytes = item.offset_bytes});
 }
 
-Result<void> ByteChecks::Run(const Progress& progress) const {
+Result<void> ChecksumVerifier::Run(const Progress& progress) const {
   uint64_t total_bytes = 0;
   for (const Item& item : items_) total_bytes += item.length_bytes;
   ProgressMeter meter(progress, total_bytes);
@@ -62,7 +62,7 @@ Result<void> ByteChecks::Run(const Progress& progress) const {
   std::atomic<bool> failed = false;
   pool.Run(items_.size(), [&](size_t i, size_t) {
     if (failed) return;
-    Result<void> checked = Check(items_[i]);
+    Result<void> checked = Verify(items_[i]);
     if (checked) checked = meter.Add(items_[i].length_bytes);
     if (checked) return;
     const std::scoped_lock lock(mutex);

@@ -1,5 +1,5 @@
 #pragma once
-/// Checksums of foreign files, checked on all cores before anything of them is kept.
+/// Verifies the checksums of imported files on all cores, before any of their bytes are saved.
 
 #include <cstdint>
 #include <memory>
@@ -10,28 +10,30 @@
 
 #include "core/base/progress.h"
 #include "core/interop/archive/internal/zip_reader.h"
+#include "kv/error.h"
 #include "kv/mapping.h"
 
 namespace cairn::core::internal {
 
-/// Gathers what is to be checked, and checks it.
+/// Collects archives, then verifies all of them.
 ///
-/// Ownership: shares the mappings. Threads: one, which takes others to help.
-class ByteChecks {
+/// Ownership: shares the mappings with the readers of the files. Threads: one; `Run` starts more.
+class ChecksumVerifier {
  public:
-  /// All members of `zip`, which lies in `mapping`, a file called `path`. Without checksums of its
-  /// own it is only noted.
+  /// Adds all members of `zip`. Requires that its bytes are in `mapping`, which maps the file
+  /// `path`. An archive without checksums is listed in unchecked() instead.
   void Add(const ZipReader& zip, std::shared_ptr<const kv::Mapping> mapping,
            const std::string& path);
 
-  /// A file whose format has no checksums.
+  /// Adds a file whose format has no checksums.
   void AddUnchecked(const std::string& path) { unchecked_.insert(path); }
 
-  /// Reads every byte once; the process keeps none of them in its memory. kDataLoss: a checksum
-  /// disagrees, or bytes cannot be read; names file and member. kCancelled: as `progress` says.
+  /// Reads every byte once, and keeps none of them in the memory of the process. kDataLoss: a
+  /// checksum does not match, or bytes cannot be read; the error names file and member. kCancelled:
+  /// `progress` asked to stop.
   Result<void> Run(const Progress& progress) const;
 
-  /// Files of which nothing can be checked, each once.
+  /// Paths of the files that could not be checked.
   const std::set<std::string>& unchecked() const { return unchecked_; }
 
  private:
@@ -43,10 +45,10 @@ class ByteChecks {
     uint32_t crc32 = 0;
   };
   struct File {
-    std::shared_ptr<const kv::Mapping> mapping;  // shared with whoever reads it
+    std::shared_ptr<const kv::Mapping> mapping;
     std::string path;
   };
-  Result<void> Check(const Item& item) const;
+  Result<void> Verify(const Item& item) const;
 
   std::vector<File> files_;
   std::vector<Item> items_;

@@ -1,6 +1,4 @@
-// From the values of the pickle to items and places.
-
-#include "core/interop/dcp/internal/dcp_metadata.h"
+#include "core/interop/dcp/internal/dcp_metadata_reader.h"
 
 #include <fmt/format.h>
 
@@ -18,7 +16,7 @@ namespace {
 constexpr std::string_view kMetadata = "torch.distributed.checkpoint.metadata.";
 constexpr std::string_view kStorageInfo = "torch.distributed.checkpoint.filesystem._StorageInfo";
 
-// What a metadata pickle may name, beside dtypes.
+// The names that a metadata pickle may contain, in addition to dtypes.
 constexpr std::array<std::string_view, 22> kAllowed = {
     "torch.distributed.checkpoint.metadata.Metadata",
     "torch.distributed.checkpoint.metadata.MetadataIndex",
@@ -29,7 +27,7 @@ constexpr std::array<std::string_view, 22> kAllowed = {
     "torch.distributed.checkpoint.metadata.TensorProperties",
     "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING",
     "torch.distributed.checkpoint.filesystem._StorageInfo",
-    // torch before 2.3 keeps the properties of tensors there.
+    // torch before 2.3 has the properties of tensors here.
     "torch.distributed._shard.sharded_tensor.metadata.TensorProperties",
     "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING",
     "torch.Size",
@@ -56,7 +54,7 @@ class MetadataReader {
     DcpMetadata metadata;
     CAIRN_TRY(ReadItems(fields, metadata));
     CAIRN_TRY(ReadPaths(fields, metadata));
-    CAIRN_TRY(ReadPlaces(fields, metadata));
+    CAIRN_TRY(ReadLocations(fields, metadata));
     return metadata;
   }
 
@@ -73,7 +71,8 @@ class MetadataReader {
       if (std::ranges::find(kAllowed, name) != kAllowed.end() || FindTorchDType(name)) continue;
       return Fail(
           ErrorCode::kUnimplemented,
-          fmt::format("the checkpoint's metadata names '{}', which is none of its classes", name));
+          fmt::format("the checkpoint's metadata names '{}', which is not one of its classes",
+                      name));
     }
     return {};
   }
@@ -87,9 +86,9 @@ class MetadataReader {
     return IsCallOf(ref, fmt::format("{}{}", kMetadata, name));
   }
 
-  // The attributes of an object whose state is a dict.
+  // Returns the attributes of an object whose state is a dict.
   Result<Fields> FieldsOf(PickleRef ref, std::string_view name) const {
-    if (!IsMetadata(ref, name)) return Damaged(fmt::format("no {} where one belongs", name));
+    if (!IsMetadata(ref, name)) return Damaged(fmt::format("a {} is missing", name));
     return FieldsOfState(ref);
   }
   Result<Fields> FieldsOfState(PickleRef ref) const {
@@ -106,14 +105,14 @@ class MetadataReader {
     return fields;
   }
 
-  // Children of the dict in a field, or nothing where it is None or absent.
+  // Returns the items of the dict in a field; none if the field is None or absent.
   Result<std::span<const PickleRef>> DictOf(const Fields& fields, std::string_view name) const {
     const auto found = fields.find(name);
     if (found == fields.end() || pickle_.kind(found->second) == Kind::kNone) {
       return std::span<const PickleRef>();
     }
     if (pickle_.kind(found->second) != Kind::kDict) {
-      return Damaged(fmt::format("{} is no dict", name));
+      return Damaged(fmt::format("{} is not a dict", name));
     }
     return pickle_.children(found->second);
   }
@@ -128,7 +127,7 @@ class MetadataReader {
 
   Result<uint64_t> CountOf(PickleRef ref) const {
     if (pickle_.kind(ref) != Kind::kInt || pickle_.integer(ref) < 0) {
-      return Damaged("a number that is no count");
+      return Damaged("a number that is not a count");
     }
     return static_cast<uint64_t>(pickle_.integer(ref));
   }
@@ -139,7 +138,7 @@ class MetadataReader {
     if (!IsCallOf(ref, "torch.Size") || pickle_.kind(object.arguments) != Kind::kTuple ||
         pickle_.children(object.arguments).size() != 1 ||
         pickle_.kind(pickle_.children(object.arguments)[0]) != Kind::kTuple) {
-      return Damaged(fmt::format("{} is no torch.Size", name));
+      return Damaged(fmt::format("{} is not a torch.Size", name));
     }
     std::vector<uint64_t> extents;
     for (const PickleRef element : pickle_.children(pickle_.children(object.arguments)[0])) {
@@ -155,7 +154,7 @@ class MetadataReader {
     CAIRN_TRY_ASSIGN(const PickleRef dict, FieldOf(fields, "state_dict_metadata", Kind::kDict));
     const auto entries = pickle_.children(dict);
     for (size_t i = 0; i + 1 < entries.size(); i += 2) {
-      if (pickle_.kind(entries[i]) != Kind::kText) return Damaged("a key that is no text");
+      if (pickle_.kind(entries[i]) != Kind::kText) return Damaged("a key that is not a text");
       DcpItem item{.key = std::string(pickle_.text(entries[i])), .tensor = {}, .path = {}};
       if (!IsMetadata(entries[i + 1], "BytesStorageMetadata")) {
         auto tensor = ReadTensor(entries[i + 1]);
@@ -180,14 +179,14 @@ class MetadataReader {
       CAIRN_TRY_ASSIGN(box.offsets, SizeOf(of_chunk, "offsets"));
       CAIRN_TRY_ASSIGN(box.sizes, SizeOf(of_chunk, "sizes"));
       if (box.offsets.size() != box.sizes.size() || !BoxFits(box, tensor.shape)) {
-        return Damaged("a chunk leads out of its tensor");
+        return Damaged("a chunk extends beyond its tensor");
       }
       tensor.chunks.push_back(std::move(box));
     }
     return tensor;
   }
 
-  // The state of TensorProperties is a tuple that begins with the dtype.
+  // The first element of the state of TensorProperties, a tuple, is the dtype.
   Result<DType> ReadDType(PickleRef properties) const {
     const PickleTree::Object& object = pickle_.object(properties);
     if (!object.has_state || pickle_.kind(object.state) != Kind::kTuple ||
@@ -204,7 +203,7 @@ class MetadataReader {
   // ---- planner_data
 
   Result<void> ReadPaths(const Fields& fields, DcpMetadata& metadata) const {
-    // Another planner than torch's may keep there what it likes: the keys stay flat then.
+    // A planner other than torch's may store anything here. The keys then stay flat.
     const auto found = fields.find("planner_data");
     if (found == fields.end() || pickle_.kind(found->second) != Kind::kDict) return {};
     const auto entries = pickle_.children(found->second);
@@ -232,7 +231,7 @@ class MetadataReader {
 
   // ---- storage_data
 
-  Result<void> ReadPlaces(const Fields& fields, DcpMetadata& metadata) const {
+  Result<void> ReadLocations(const Fields& fields, DcpMetadata& metadata) const {
     CAIRN_TRY_ASSIGN(const auto entries, DictOf(fields, "storage_data"));
     for (size_t i = 0; i + 1 < entries.size(); i += 2) {
       CAIRN_TRY_ASSIGN(const Fields index, FieldsOf(entries[i], "MetadataIndex"));
@@ -243,42 +242,44 @@ class MetadataReader {
         CAIRN_TRY_ASSIGN(offsets, SizeOf(index, "offset"));
       }
       std::string key(pickle_.text(fqn));
-      auto place = ReadPlace(entries[i + 1]);
-      if (!place) return Fail(std::move(place).error().WithKey(key));
-      metadata.places[{std::move(key), std::move(offsets)}] = *std::move(place);
+      auto location = ReadLocation(entries[i + 1]);
+      if (!location) return Fail(std::move(location).error().WithKey(key));
+      metadata.locations[{std::move(key), std::move(offsets)}] = *std::move(location);
     }
     return {};
   }
 
-  Result<DcpPlace> ReadPlace(PickleRef ref) const {
-    if (!IsCallOf(ref, kStorageInfo)) return Damaged("a place that is none of FileSystemWriter's");
+  Result<DcpLocation> ReadLocation(PickleRef ref) const {
+    if (!IsCallOf(ref, kStorageInfo))
+      return Damaged("a location that FileSystemWriter did not write");
     CAIRN_TRY_ASSIGN(const Fields fields, FieldsOfState(ref));
     CAIRN_TRY(CheckTransforms(fields));
-    DcpPlace place;
+    DcpLocation location;
     CAIRN_TRY_ASSIGN(const PickleRef path, FieldOf(fields, "relative_path", Kind::kText));
-    place.file = pickle_.text(path);
-    // Only neighbours: a checkpoint from elsewhere must not pick files of this machine.
-    if (place.file.empty() || place.file == "." || place.file == ".." ||
-        place.file.find('/') != std::string::npos || place.file.find('\0') != std::string::npos) {
-      return Damaged(fmt::format("'{}' is no file beside it", place.file));
+    location.file = pickle_.text(path);
+    // Only files of the same directory: a foreign checkpoint must not select files of this machine.
+    if (location.file.empty() || location.file == "." || location.file == ".." ||
+        location.file.find('/') != std::string::npos ||
+        location.file.find('\0') != std::string::npos) {
+      return Damaged(fmt::format("'{}' is not the name of a file in its directory", location.file));
     }
     CAIRN_TRY_ASSIGN(const PickleRef offset, FieldOf(fields, "offset", Kind::kInt));
-    CAIRN_TRY_ASSIGN(place.offset_bytes, CountOf(offset));
+    CAIRN_TRY_ASSIGN(location.offset_bytes, CountOf(offset));
     CAIRN_TRY_ASSIGN(const PickleRef length, FieldOf(fields, "length", Kind::kInt));
-    CAIRN_TRY_ASSIGN(place.length_bytes, CountOf(length));
-    return place;
+    CAIRN_TRY_ASSIGN(location.length_bytes, CountOf(length));
+    return location;
   }
 
   Result<void> CheckTransforms(const Fields& fields) const {
     const auto found = fields.find("transform_descriptors");
     if (found == fields.end() || pickle_.kind(found->second) == Kind::kNone) return {};
     if (pickle_.kind(found->second) != Kind::kList && pickle_.kind(found->second) != Kind::kTuple) {
-      return Damaged("transforms that are no list");
+      return Damaged("transforms that are not a list");
     }
     for (const PickleRef name : pickle_.children(found->second)) {
       return Fail(ErrorCode::kUnimplemented,
-                  fmt::format("its bytes went through the extension '{}'; only checkpoints without "
-                              "extensions can be read",
+                  fmt::format("its bytes were transformed by the extension '{}'; only checkpoints "
+                              "without extensions can be read",
                               pickle_.kind(name) == Kind::kText ? pickle_.text(name) : "?"));
     }
     return {};
@@ -289,8 +290,8 @@ class MetadataReader {
 
 }  // namespace
 
-Result<DcpMetadata> ParseDcpMetadata(std::span<const std::byte> pickle) {
-  CAIRN_TRY_ASSIGN(const PickleTree tree, PickleTree::Parse(pickle));
+Result<DcpMetadata> ReadDcpMetadata(std::span<const std::byte> pickle) {
+  CAIRN_TRY_ASSIGN(const PickleTree tree, ReadPickle(pickle));
   return MetadataReader(tree).Read();
 }
 
