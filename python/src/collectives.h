@@ -1,5 +1,5 @@
 #pragma once
-/// State dicts that pass between shards on each rank and whole tensors, for cairn/state_dict.py.
+/// State dicts that pass between shards on each rank and whole tensors, for cairn/state_dict/.
 ///
 /// Errors are those of core/collectives/state_dict_collectives.h. What is returned is a list of (FQN, dtype
 /// code, shape, bytes), bytes a torch tensor of uint8 over memory that it keeps alive; None for

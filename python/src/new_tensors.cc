@@ -105,7 +105,7 @@ nb::list RequestNewTensors(const StepContents& contents, Requests& requests) {
   nb::list tensors = nb::steal<nb::list>(PyList_New(0));
   for (size_t leaf = 0; leaf < contents.page_digest_count(); ++leaf) tensors.append(nb::none());
   if (!HasTorchTensor(contents)) return tensors;
-  nb::module_::import_("cairn.dtypes").attr("require_torch")();
+  nb::module_::import_("cairn._base.dtypes").attr("require_torch")();
   const TorchAccess torch;
   const std::vector<uint32_t> leaves = PlainLeaves(contents, torch);
   std::vector<uint64_t> sizes_bytes;

@@ -84,7 +84,7 @@ TorchAccess::TorchAccess(Reach reach)
     : reach_(reach),
       dtype_name_(nb::borrow<nb::str>(Interned("dtype"))),
       is_neg_name_(nb::borrow<nb::str>(Interned("is_neg"))) {
-  nb::object dtypes = nb::module_::import_("cairn.dtypes");
+  nb::object dtypes = nb::module_::import_("cairn._base.dtypes");
   nb::object torch = dtypes.attr("loaded_torch")();
   if (torch.is_none()) return;
   tensor_type_ = torch.attr("Tensor");

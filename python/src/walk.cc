@@ -16,7 +16,7 @@ class Walker {
   explicit Walker(const TorchAccess& torch)
       : torch_(torch),
         counter_type_(nb::module_::import_("collections").attr("Counter")),
-        key_of_(nb::module_::import_("cairn.tree").attr("key_of")) {}
+        key_of_(nb::module_::import_("cairn._base.tree").attr("key_of")) {}
 
   Walk Run(nb::handle state) {
     Add(state, nb::none(), 0, KeyKind::kRoot, "");

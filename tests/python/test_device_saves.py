@@ -12,7 +12,7 @@ import pytest
 import torch
 from cairn_testing import resident_bytes, shares_storage
 
-from cairn import tensors
+from cairn._tensors import sources as tensors
 
 MIB = 1 << 20
 

@@ -528,12 +528,12 @@ def test_stores_that_nobody_closed(tmp_path, end):
 
 
 def open_on_different_hosts(rank, path):
-    import cairn.ranks
+    import cairn._ranks.ranks
 
-    cairn.ranks._this_host = lambda: (f"host {rank}", "")
+    cairn._ranks.ranks._this_host = lambda: (f"host {rank}", "")
     with cairn.open(path, mode="a") as store:
         store.save(1, {"t": whole("even")})
-    return cairn.ranks._reachable_host()
+    return cairn._ranks.ranks._reachable_host()
 
 
 def test_ranks_of_several_hosts_meet_by_name(path):

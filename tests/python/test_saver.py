@@ -13,7 +13,7 @@ from cairn_testing import assert_same, run_python
 
 import cairn
 from cairn.torch import Saver
-from cairn.torch.saver import unwanted
+from cairn.torch._saver import unwanted
 
 
 @pytest.fixture(autouse=True)

@@ -18,10 +18,10 @@ import torch
 from cairn_testing import assert_same, payload, resident_bytes, shares_storage
 
 import cairn
-from cairn import host_copies
-from cairn.host_copies import HostCopies
+from cairn._tensors import host_copies
+from cairn._tensors.host_copies import HostCopies
 from cairn.torch import Staged, StateDictStager
-from cairn.torch.stager import CopiesUnderWay
+from cairn.torch._stager import CopiesUnderWay
 
 MIB = 1 << 20
 

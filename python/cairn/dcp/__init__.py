@@ -19,7 +19,7 @@ No pickle is written: DCP's metadata and plain Python values are kept in records
 objects are refused, by name, unless ``allow_pickle=True`` is given to the writer and the reader.
 """
 
-from cairn.dcp.reader import CairnReader
-from cairn.dcp.writer import CairnWriter
+from cairn.dcp._reader import CairnReader
+from cairn.dcp._writer import CairnWriter
 
 __all__ = ["CairnReader", "CairnWriter"]

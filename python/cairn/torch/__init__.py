@@ -18,8 +18,8 @@ any more, and saves once more when the process is told to end (SIGTERM).
 ``store.save_async`` keeps its host copies by itself and needs neither.
 """
 
-from cairn.torch.dcp_stager import CairnStager
-from cairn.torch.saver import Saver
-from cairn.torch.stager import Staged, StateDictStager
+from cairn.torch._dcp_stager import CairnStager
+from cairn.torch._saver import Saver
+from cairn.torch._stager import Staged, StateDictStager
 
 __all__ = ["CairnStager", "Saver", "Staged", "StateDictStager"]

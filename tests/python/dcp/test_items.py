@@ -9,7 +9,7 @@ from collections import OrderedDict
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from cairn import dtypes
+from cairn._base import dtypes
 from cairn_testing import assert_same, random_tensor
 from storages import CAIRN, FILES, Storage, errors_of, failures_of
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner

@@ -74,7 +74,7 @@ def test_what_is_saved_from_devices_comes_back_there(path, ahead):
 
 
 def test_tensors_are_not_copied_to_the_host_before_they_are_written(path, monkeypatch):
-    from cairn.host_copies import Round
+    from cairn._tensors.host_copies import Round
 
     monkeypatch.setattr(Round, "tensor", lambda self, tensor: pytest.fail("copied"))
     _save({"t": to_cuda(torch.randn(1000)), "n": [to_cuda(torch.ones(3))]}, path, 1)

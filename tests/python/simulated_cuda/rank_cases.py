@@ -17,8 +17,11 @@ from thread_ranks import TIMEOUT, dtensor, mesh_of, on_ranks, part_of, sharded_t
 from torch.distributed.tensor import Replicate, Shard
 
 import cairn
-from cairn import devices, nccl, state_dict, state_dict_collectives
-from cairn.sharded import dtensor_like
+from cairn import state_dict
+from cairn._base import devices
+from cairn._ranks import nccl
+from cairn.state_dict import _collectives as state_dict_collectives
+from cairn._ranks.sharded import dtensor_like
 
 KIB = 1 << 10
 SMALL = 64 * KIB
@@ -349,7 +352,7 @@ def test_a_warning_that_is_an_error_does_not_part_the_ranks(monkeypatch):
         if rank == 0:
             with pytest.raises(RuntimeWarning, match="no NCCL") as raised:
                 state_dict.gather_state_dict(state)
-            assert raised.traceback[-2].path.name == "state_dict_collectives.py"
+            assert raised.traceback[-2].path.name == "_collectives.py"
         else:
             state_dict.gather_state_dict(state)
         connected = state_dict_collectives._ranks_of_group[dist.group.WORLD]

@@ -231,8 +231,8 @@ def test_meta_tensors_are_refused(store):
 
 
 def test_without_a_device_layer_tensors_go_by_way_of_host_copies(store, monkeypatch):
-    from cairn import devices
-    from cairn.host_copies import Round
+    from cairn._base import devices
+    from cairn._tensors.host_copies import Round
 
     values = torch.randn(100, dtype=torch.complex64)
     copied = []

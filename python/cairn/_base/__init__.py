@@ -1,0 +1,1 @@
+"""Vocabulary that every other module uses: element types, tree nodes, devices, key patterns, step numbers."""

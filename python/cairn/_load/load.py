@@ -1,0 +1,249 @@
+"""Loading in place: a step's bytes into the tensors of a state that the caller has.
+
+Everything is checked before anything is changed: which keys are there, dtypes, shapes, whether a
+value can be put where it belongs. Then the bytes are read, then plain values are replaced. Plain
+row-major tensors are planned in C++ (python/src/load_plan.cc), all other leaves here.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cairn import _cairn
+from cairn._base import devices
+from cairn._tensors.contents import Leaf, TensorLeaf, ValueLeaf, leaf_at, plain_value
+from cairn.errors import Invalid, NotFound, refuse
+from cairn._tensors.meta_tensors import Materials
+from cairn._ranks.ranks import Ranks
+from cairn.reports import LoadReport
+from cairn._ranks.sharded import MeshShard, Shards, is_sharded
+from cairn._tensors.targets import Target, check_same, new_array, target_of
+from cairn._tensors.sources import check_torch, dtype_code, is_tensor_like, is_torch_tensor
+from cairn._base.tree import LIST, MAPPINGS, NUMPY_SCALAR
+
+_MUTABLE = (*MAPPINGS, LIST)
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What a load is asked for beside the state."""
+
+    strict: bool
+    allow_pickle: bool
+    patterns: list[str]
+    """Leaves that these do not take are passed over, in the step and in the state."""
+    device: Any
+    """For tensors in place of meta tensors; None: the group's, or torch's default."""
+    read_once: bool
+
+
+class Load:
+    """One load in place: planned, with nothing changed yet, then run.
+
+    Attributes:
+        unexpected: FQNs of the step that the state lacks.
+        requests: what is to be read.
+        read_once: as asked for.
+        by_nccl: what is read once is passed on over NCCL; to be set alike on all ranks.
+    """
+
+    def __init__(
+        self,
+        native: _cairn.Store,
+        state: Any,
+        contents: _cairn.Contents,
+        options: LoadOptions,
+        ranks: Ranks,
+    ) -> None:
+        """Raises Invalid, or NotFound for what the step lacks."""
+        self._native = native
+        self._contents = contents
+        self._strict = options.strict
+        self.read_once = options.read_once and ranks.world_size > 1
+        self.by_nccl = False
+        plan = _cairn.LoadPlan(contents, state, options.patterns)
+        self._missing, self.unexpected = plan.missing(), plan.unexpected()
+        if options.strict:
+            _check_missing(self._missing, contents.step)
+        self._others = _OtherLeaves(plan, contents.step, options, ranks)
+        for node, leaf in plan.request_plain():
+            self._others.add(node, leaf, leaf_at(contents, leaf))
+        self.requests = plan.requests
+
+    def check_unexpected(self) -> None:
+        """Raises Invalid (strict) if anything is."""
+        if self._strict:
+            _check_unexpected(self.unexpected, self._contents.step)
+
+    def run(self) -> LoadReport:
+        """Reads. Raises Corrupt or Unavailable with the state partly filled."""
+        bytes_read, direct_bytes, seconds = devices.load(
+            self._native,
+            self._contents.info,
+            self.requests,
+            read_once=self.read_once,
+            by_nccl=self.by_nccl,
+        )
+        self._others.finish()
+        step, unexpected = self._contents.step, self.unexpected
+        return LoadReport(step, self._missing, unexpected, bytes_read, direct_bytes, seconds)
+
+
+_WAY_OUT = "load parts with keys=..., strict=False, or read() what you need"
+
+
+def _check_missing(missing: tuple[str, ...], step: int) -> None:
+    if missing:
+        raise NotFound(
+            f"step {step} lacks {_some(missing)} of the state: {_WAY_OUT}",
+            key=missing[0],
+            step=step,
+        )
+
+
+def _check_unexpected(unexpected: tuple[str, ...], step: int) -> None:
+    if unexpected:
+        raise Invalid(
+            f"the state lacks {_some(unexpected)} of step {step}: {_WAY_OUT}",
+            key=unexpected[0],
+            step=step,
+        )
+
+
+def _some(fqns: tuple[str, ...]) -> str:
+    shown = ", ".join(f"'{fqn}'" for fqn in fqns[:5])
+    more = f", ... ({len(fqns)} keys)" if len(fqns) > 5 else ""
+    return shown + more
+
+
+def _is_fillable(value: Any) -> bool:
+    # numpy scalars are immutable: they are replaced, as plain values are.
+    return is_tensor_like(value) and not isinstance(value, np.generic)
+
+
+class _OtherLeaves:
+    """All leaves but plain row-major tensors: what is to be read where, and replaced after."""
+
+    def __init__(
+        self, plan: _cairn.LoadPlan, step: int, options: LoadOptions, ranks: Ranks
+    ) -> None:
+        self._plan = plan
+        self._step = step
+        self._allow_pickle = options.allow_pickle
+        self._shards = Shards(ranks)
+        self._materials = Materials(options.device, ranks)
+        self._targets: list[Target] = []
+        self._replacements: dict[int, Any] = {}
+        """New values of nodes; for a numpy scalar the array that it is read into."""
+
+    def add(self, node: int, index: int, leaf: Leaf) -> None:
+        """Plans to load `leaf`, which is at `index` in the step, into a node. Raises Invalid."""
+        value, *_ = self._plan.node(node)
+        if isinstance(leaf, ValueLeaf):
+            if _is_fillable(value):
+                raise self._mismatch(leaf, "a plain value", value)
+            self._replace(node, leaf, plain_value(leaf, self._step, self._allow_pickle))
+        elif is_torch_tensor(value) and value.device.type == "meta":
+            self._add_meta(node, index, leaf, value)
+        elif is_sharded(value):
+            self._request_shard(index, leaf, value)
+        elif _is_fillable(value):
+            self._request(index, leaf, target_of(value, leaf.fqn))
+        elif leaf.kind == NUMPY_SCALAR:
+            array = new_array(leaf.info.dtype, ())
+            self._replace(node, leaf, array)
+            self._request(index, leaf, target_of(array, leaf.fqn))
+        else:
+            raise self._mismatch(leaf, "a tensor", value)
+
+    def finish(self) -> None:
+        """After the bytes have arrived: staged ones to their place, new values into containers."""
+        for target in self._targets:
+            if target.finish is not None:
+                target.finish()
+        # From the last node to the first: a tuple is made anew once its children are known, and is
+        # itself a new value of its parent.
+        rebuilt: dict[int, list[Any]] = {}
+        pending = [-node for node in self._replacements]
+        heapq.heapify(pending)
+        while pending:
+            node = -heapq.heappop(pending)
+            value, key, parent, _ = self._plan.node(node)
+            if node in rebuilt:
+                new = type(value)(rebuilt.pop(node))
+            else:
+                new = self._replacements[node]
+                new = new[()] if isinstance(new, np.ndarray) else new
+            container, _, _, kind = self._plan.node(parent)
+            if kind in _MUTABLE:
+                container[key] = new
+                continue
+            if parent not in rebuilt:
+                rebuilt[parent] = list(container)
+                heapq.heappush(pending, -parent)
+            rebuilt[parent][key] = new
+
+    def _mismatch(self, leaf: Leaf, stored: str, value: Any) -> Invalid:
+        return Invalid(
+            f"'{leaf.fqn}' is {stored} in step {self._step} but of type {type(value).__name__} in "
+            "the state: make both the same, or use read()",
+            key=leaf.fqn,
+            step=self._step,
+        )
+
+    def _replace(self, node: int, leaf: Leaf, value: Any) -> None:
+        above = node
+        while above != 0:
+            above = self._plan.node(above)[2]
+            if self._plan.node(above)[3] in _MUTABLE:
+                self._replacements[node] = value
+                return
+        raise refuse(
+            leaf.fqn,
+            "a value that cannot be replaced, as no dict or list is around it",
+            "put the state into a dict, or use read()",
+        )
+
+    def _add_meta(self, node: int, index: int, leaf: TensorLeaf, meta: Any) -> None:
+        # First, as it may be refused.
+        code = dtype_code(meta.dtype, leaf.fqn) if is_sharded(meta) else check_torch(meta, leaf.fqn)
+        self._check_same(leaf, code, tuple(meta.shape))
+        made = self._materials.make(meta, leaf.fqn)
+        self._replace(node, leaf, made)
+        if is_sharded(made):
+            self._request_shard(index, leaf, made)
+        else:
+            self._request(index, leaf, target_of(made, leaf.fqn))
+
+    def _check_same(self, leaf: TensorLeaf, code: int, shape: tuple[int, ...]) -> None:
+        check_same(leaf.fqn, self._step, (leaf.info.dtype, leaf.info.shape), (code, shape))
+
+    def _request_shard(self, index: int, leaf: TensorLeaf, value: Any) -> None:
+        """Plans to fill this rank's part of a DTensor or ShardedTensor."""
+        shard = self._shards.of(value, leaf.fqn)
+        self._check_same(leaf, dtype_code(value.dtype, leaf.fqn), shard.global_shape)
+        if isinstance(shard, MeshShard):
+            if shard.is_here:
+                target = target_of(shard.local, leaf.fqn)
+                memory = target.shape, target.strides, target.address, target.device
+                self._targets.append(target)
+            else:
+                memory = (0,), (1,), 0, devices.HOST
+            self._plan.request_shard(index, *memory, shard.native())
+            return
+        parts = []
+        for offsets, sizes, local in shard.boxes:
+            target = target_of(local, leaf.fqn)
+            parts.append((offsets, sizes, target.strides, target.address, target.device))
+            self._targets.append(target)
+        sharding = (shard.global_shape, None, parts)
+        self._plan.request_shard(index, (0,), (1,), 0, devices.HOST, sharding)
+
+    def _request(self, index: int, leaf: TensorLeaf, target: Target) -> None:
+        self._check_same(leaf, target.dtype, target.shape)
+        if self._plan.request(index, target.strides, target.address, target.device):
+            self._targets.append(target)

@@ -1,0 +1,66 @@
+"""Loads by several ranks: what no rank has a place for, and who needs what.
+
+Ranks may hold different keys, as stages of a pipeline do. A key of the step is unexpected if no
+rank has it. Where one rank reads for others, a whole tensor is passed on to those that have it.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from cairn import _cairn
+from cairn._load.load import Load
+from cairn._ranks.ranks import Ranks
+
+
+def plan_together(ranks: Ranks, plan: Callable[[], Load], device: Any = None) -> Load:
+    """This rank's load, checked against the others'. Collective. ``device``: as the call names it.
+
+    Raises on all ranks what ``plan()`` raises on one; NotFound or Invalid as ``Load``.
+    """
+    loads: list[Load] = []
+
+    def tell() -> bytes:
+        loads.append(plan())
+        has_devices = bool(loads[0].requests.devices())
+        return json.dumps([has_devices, loads[0].unexpected]).encode("utf-8", "surrogatepass")
+
+    told = [json.loads(one) for one in ranks.exchange(tell)]
+    load = loads[0]
+    if ranks.world_size > 1:
+        nowhere = set(load.unexpected)
+        for _, unexpected in told:
+            nowhere &= set(unexpected)
+        load.unexpected = tuple(fqn for fqn in load.unexpected if fqn in nowhere)
+    load.check_unexpected()
+    if load.read_once and ranks.world_size > 1:
+        _share_reads(ranks, load.requests)
+        have_devices = any(has_devices for has_devices, _ in told)
+        load.by_nccl = ranks.over_nccl(load.requests.devices(), have_devices, device)
+    return load
+
+
+def _share_reads(ranks: Ranks, requests: _cairn.Requests) -> None:
+    """Tells the C++ side which ranks need a whole tensor, where not all do."""
+    own = sorted(requests.whole_fqns())
+
+    def tell() -> bytes:
+        return zlib.compress(json.dumps(own).encode("utf-8", "surrogatepass"))
+
+    told = ranks.exchange(tell)
+    if len(set(told)) == 1:
+        return
+    holders: dict[str, list[int]] = {}
+    for rank, one in enumerate(told):
+        for fqn in json.loads(zlib.decompress(one)):
+            holders.setdefault(fqn, []).append(rank)
+    meshes: dict[tuple[int, ...], _cairn.Mesh] = {}
+    for fqn in own:
+        members = tuple(holders[fqn])
+        if len(members) < ranks.world_size:
+            if members not in meshes:
+                meshes[members] = _cairn.Mesh((len(members),), members)
+            requests.set_holders(fqn, meshes[members])

@@ -1,0 +1,201 @@
+"""Reading into new tensors: allocation, shared memory, mapped memory.
+
+Tensors that shared memory when they were saved share it again: the owner of the bytes is read, its
+aliases become views of its storage. An owner that is no leaf of the state is allocated, but not
+placed in the result. Where only some of the sharers are selected, the bytes of others are not read.
+
+Torch tensors that share nothing, are not mapped and go to host memory are made in C++
+(python/src/new_tensors.cc), all other leaves here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from cairn import _cairn
+from cairn._base import devices, dtypes
+from cairn._tensors.contents import TensorLeaf, ValueLeaf, leaf_at, plain_value
+from cairn._tensors.targets import new_array, new_tensor
+from cairn._tensors.sources import address_of, row_major
+from cairn._base.tree import NUMPY_SCALAR, TENSOR
+
+
+class Reader:
+    """Reads the leaves of one step's contents into new tensors, arrays and values. Used once."""
+
+    def __init__(
+        self,
+        native: _cairn.Store,
+        contents: _cairn.Contents,
+        *,
+        device: Any,
+        mmap: bool,
+        verify: bool,
+    ) -> None:
+        self._native = native
+        self._contents = contents
+        self._device = device
+        self._reads_on_device = not mmap and _is_reached(device)
+        self._mmap = mmap
+        self._verify = verify
+        self._requests = _cairn.Requests()
+        self._holders: dict[tuple, _cairn.TensorInfo] = {}
+        """What is allocated for a place (see TensorInfo.place): the owner, or the tensor alone."""
+        self._memory: dict[str, Any] = {}
+        """Contiguous torch tensors and numpy arrays, by FQN of the holder; in host memory but for
+        torch tensors that are read where they go."""
+        self._mapped: set[str] = set()
+        """FQNs of those that are mapped segments."""
+        self._moved: dict[str, Any] = {}
+        """Those that are torch tensors, on the device."""
+        self._made: dict[tuple, Any] = {}
+        """Results by kind and place, so that one tensor under two names stays one."""
+
+    def read(self, allow_pickle: bool) -> list[Any]:
+        """Contents of the leaves in tree order."""
+        results: list[Any] = [None] * len(self._contents)
+        if not self._mmap and not self._reads_on_device:
+            results = _cairn.request_new_tensors(self._contents, self._requests)
+        others = [i for i, made in enumerate(results) if made is None]
+        leaves = [leaf_at(self._contents, i) for i in others]
+        # First, as it may be refused.
+        values = {
+            leaf.fqn: plain_value(leaf, self._contents.step, allow_pickle)
+            for leaf in leaves
+            if isinstance(leaf, ValueLeaf)
+        }
+        tensors = [leaf for leaf in leaves if isinstance(leaf, TensorLeaf)]
+        self._assign_holders(tensors)
+        needed = self._needed_memory(tensors)
+        if self._mmap:
+            self._map(needed)
+        for info, kinds in needed:
+            if info.fqn not in self._mapped:
+                self._allocate(info, kinds)
+        if len(self._requests) > 0:
+            devices.load(self._native, self._contents.info, self._requests)
+        self._move()
+        if self._device is not None:
+            results = [made if made is None else made.to(self._device) for made in results]
+        for i, leaf in zip(others, leaves):
+            results[i] = self._result(leaf) if isinstance(leaf, TensorLeaf) else values[leaf.fqn]
+        return results
+
+    def _assign_holders(self, tensors: list[TensorLeaf]) -> None:
+        """Decides for each place whether it lies in its owner's memory or in some of its own."""
+        places = {leaf.info.place for leaf in tensors}
+        sharers = Counter(owner for owner, *_ in places)
+        selected = {leaf.fqn for leaf in tensors}
+        for leaf in tensors:
+            info, place = leaf.info, leaf.info.place
+            # An owner that is no leaf is worth its bytes only if it makes two tensors share them.
+            owner = self._contents.find_tensor(place[0])
+            if owner is not None and owner.fqn not in selected and sharers[owner.fqn] < 2:
+                owner = None
+            # torch counts a view's offset in elements.
+            aligned = info.alias_offset_bytes % dtypes.item_bytes(info.dtype) == 0
+            self._holders.setdefault(place, owner if owner is not None and aligned else info)
+
+    def _needed_memory(self, tensors: list[TensorLeaf]) -> list[tuple[_cairn.TensorInfo, set[int]]]:
+        """The holders, each with the kinds of leaves that lie in it."""
+        kinds: dict[str, set[int]] = {}
+        for leaf in tensors:
+            kinds.setdefault(self._holders[leaf.info.place].fqn, set()).add(leaf.kind)
+        return [(self._contents.find_tensor(fqn), inside) for fqn, inside in kinds.items()]
+
+    def _map(self, needed: list[tuple[_cairn.TensorInfo, set[int]]]) -> None:
+        """Maps what can be mapped, all at once."""
+        infos = [info for info, _ in needed if info.nbytes > 0]
+        as_torch = [TENSOR in kinds for info, kinds in needed if info.nbytes > 0]
+        if any(as_torch):
+            dtypes.require_torch()
+        mapped = self._native.map(self._contents.info, infos, as_torch, self._verify)
+        for info, needs_torch, memory in zip(infos, as_torch, mapped):
+            if memory is None:
+                continue
+            if isinstance(memory, _cairn.Mapped):
+                memory = _mapped_view(memory, info, needs_torch)
+            self._memory[info.fqn] = memory
+            self._mapped.add(info.fqn)
+
+    def _allocate(self, info: _cairn.TensorInfo, kinds: set[int]) -> None:
+        """New memory for all of a tensor, requested."""
+        place = devices.HOST
+        if TENSOR in kinds:
+            # What numpy arrays share is read into host memory, and moved afterwards.
+            on_device = self._reads_on_device and kinds == {TENSOR}
+            memory = new_tensor(info.dtype, info.shape, self._device if on_device else None)
+            address = memory.data_ptr()
+            place = memory.device.index if on_device else place
+        else:
+            memory = new_array(info.dtype, info.shape)
+            address = address_of(memory)
+        strides = row_major(info.shape)
+        self._requests.add(info.fqn, None, info.shape, info.dtype, strides, address, place)
+        self._memory[info.fqn] = memory
+
+    def _move(self) -> None:
+        if self._device is None:
+            return
+        for fqn, memory in self._memory.items():
+            if not isinstance(memory, np.ndarray) and memory.device.type == "cpu":
+                self._moved[fqn] = memory.to(self._device)
+
+    def _result(self, leaf: TensorLeaf) -> Any:
+        place = leaf.info.place
+        key = (leaf.kind, place)
+        if key not in self._made:
+            holder = self._holders[place]
+            is_whole = place == holder.place
+            memory = self._memory[holder.fqn]
+            if leaf.kind == TENSOR:
+                memory = self._moved.get(holder.fqn, memory)
+                self._made[key] = memory if is_whole else _torch_view(memory, leaf.info)
+            elif is_whole and isinstance(memory, np.ndarray):
+                self._made[key] = memory
+            else:
+                array = _numpy_view(memory, leaf.info, is_whole)
+                if holder.fqn in self._mapped:
+                    array.flags.writeable = False
+                self._made[key] = array
+        return self._made[key][()] if leaf.kind == NUMPY_SCALAR else self._made[key]
+
+
+def _is_reached(device: Any) -> bool:
+    """True for a device whose memory C++ fills itself."""
+    if device is None:
+        return False
+    kind = dtypes.require_torch().device(device).type
+    return kind == "cuda" and devices.reaches_cuda()
+
+
+def _mapped_view(mapped: _cairn.Mapped, info: _cairn.TensorInfo, needs_torch: bool) -> Any:
+    """All of a mapped tensor, as a numpy array or as a torch tensor that C++ cannot make."""
+    if needs_torch:
+        return mapped.torch_bytes().view(dtypes.torch_dtype(info.dtype)).view(info.shape)
+    return mapped.numpy_bytes().view(dtypes.numpy_dtype(info.dtype)).reshape(info.shape)
+
+
+def _torch_view(owner: Any, info: _cairn.TensorInfo) -> Any:
+    """An alias inside the memory of its owner, a contiguous torch tensor."""
+    torch = dtypes.require_torch()
+    offset = info.alias_offset_bytes // dtypes.item_bytes(info.dtype)
+    view = torch.empty(0, dtype=dtypes.torch_dtype(info.dtype), device=owner.device)
+    return view.set_(owner.untyped_storage(), offset, info.shape, info.alias_strides)
+
+
+def _numpy_view(owner: Any, info: _cairn.TensorInfo, is_whole: bool) -> np.ndarray:
+    """The whole of, or an alias inside, contiguous memory of a torch tensor or numpy array."""
+    if not isinstance(owner, np.ndarray):
+        torch = dtypes.require_torch()
+        owner = owner.reshape(-1).view(torch.uint8).numpy()
+    dtype = dtypes.numpy_dtype(info.dtype)
+    offset_bytes = 0 if is_whole else info.alias_offset_bytes
+    strides = row_major(info.shape) if is_whole else info.alias_strides
+    memory = owner.reshape(-1).view(np.uint8)
+    return np.ndarray(
+        info.shape, dtype, memory, offset_bytes, [stride * dtype.itemsize for stride in strides]
+    )

@@ -1,0 +1,109 @@
+"""Boxes as users say them, and reading them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Union
+
+from cairn import _cairn
+from cairn._base import devices
+from cairn._tensors.contents import ValueLeaf, leaf_at
+from cairn.errors import Invalid
+from cairn._tensors.targets import Target, check_same, new_array, new_tensor, target_of
+from cairn._base.tree import TENSOR
+
+Range = Union[tuple, slice, int]
+"""One dimension: ``(begin, end)``, a slice without step, or an index, which drops the dimension."""
+
+
+@dataclass
+class _Box:
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    kept: tuple[int, ...]
+    """The dimensions that no index dropped."""
+
+
+class BoxReader:
+    """Reads boxes of one step's tensors, all of them in one batch. Used once."""
+
+    def __init__(self, native: _cairn.Store, contents: _cairn.Contents) -> None:
+        self._native = native
+        self._contents = contents
+        self._requests = _cairn.Requests()
+        self._targets: list[Target] = []
+
+    def add(self, index: int, ranges: Sequence[Range], out: Any = None) -> Any:
+        """Plans to read a box of the leaf at `index` into `out`, or into the new tensor or array
+        that it returns. Raises Invalid."""
+        step = self._contents.step
+        leaf = leaf_at(self._contents, index)
+        fqn = leaf.fqn
+        if isinstance(leaf, ValueLeaf):
+            raise Invalid(
+                f"'{fqn}' is a plain value in step {step}: use read()", key=fqn, step=step
+            )
+        info = leaf.info
+        box = _box_of(fqn, info.shape, ranges)
+        shape = tuple(box.sizes[dim] for dim in box.kept)
+        if out is None:
+            out = (new_tensor if leaf.kind == TENSOR else new_array)(info.dtype, shape)
+        target = target_of(out, fqn)
+        check_same(fqn, step, (info.dtype, shape), (target.dtype, target.shape))
+        # A dimension of one element may have any stride.
+        strides = [1] * len(box.sizes)
+        for dim, stride in zip(box.kept, target.strides):
+            strides[dim] = stride
+        self._requests.add(
+            fqn,
+            box.offsets,
+            box.sizes,
+            info.dtype,
+            tuple(strides),
+            target.address,
+            target.device,
+        )
+        self._targets.append(target)
+        return out
+
+    def read(self) -> None:
+        """Fills what was added. Raises Corrupt."""
+        devices.load(self._native, self._contents.info, self._requests)
+        for target in self._targets:
+            if target.finish is not None:
+                target.finish()
+
+
+def _box_of(fqn: str, shape: tuple[int, ...], ranges: Sequence[Range]) -> _Box:
+    if len(ranges) > len(shape):
+        raise Invalid(
+            f"'{fqn}' has {len(shape)} dimensions, but {len(ranges)} ranges were given", key=fqn
+        )
+    ranges = [*ranges, *[slice(None)] * (len(shape) - len(ranges))]
+    bounds = [
+        _bounds(fqn, dim, size, given) for dim, (size, given) in enumerate(zip(shape, ranges))
+    ]
+    return _Box(
+        tuple(begin for begin, _ in bounds),
+        tuple(end - begin for begin, end in bounds),
+        tuple(dim for dim, given in enumerate(ranges) if not isinstance(given, int)),
+    )
+
+
+def _bounds(fqn: str, dim: int, size: int, given: Range) -> tuple[int, int]:
+    if isinstance(given, slice):
+        begin, end, step = given.indices(size)
+        if step == 1:
+            return begin, max(begin, end)
+    elif isinstance(given, int):
+        begin = given + size if given < 0 else given
+        if 0 <= begin < size:
+            return begin, begin + 1
+    elif len(given) == 2 and 0 <= given[0] <= given[1] <= size:
+        return int(given[0]), int(given[1])
+    raise Invalid(
+        f"{given!r} is no range of dimension {dim} of '{fqn}', which has {size} elements: give "
+        "(begin, end) with 0 <= begin <= end, a slice without step, or an index",
+        key=fqn,
+    )

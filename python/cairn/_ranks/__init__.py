@@ -1,0 +1,1 @@
+"""The ranks that use a store together, and which part of a sharded tensor each of them holds."""

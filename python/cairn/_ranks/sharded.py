@@ -1,0 +1,174 @@
+"""DTensor and ShardedTensor: which part of a global tensor is here, in C++'s words."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cairn import _cairn
+from cairn.errors import Invalid, refuse
+from cairn._ranks.ranks import Ranks
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+
+REPLICATE, SHARD, STRIDED_SHARD = range(3)  # core::Placement::Kind
+
+
+class MeshShard(NamedTuple):
+    """A DTensor's local tensor."""
+
+    global_shape: tuple[int, ...]
+    mesh: _cairn.Mesh
+    placements: tuple[tuple[int, int, int], ...]
+    local: torch.Tensor
+    is_here: bool
+    """False on ranks that are not of the mesh, which hold nothing of the tensor."""
+
+    def native(self) -> tuple[Any, ...]:
+        return self.global_shape, self.mesh, self.placements
+
+
+class BoxShard(NamedTuple):
+    """A ShardedTensor's local shards."""
+
+    global_shape: tuple[int, ...]
+    boxes: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.Tensor], ...]
+    """(offsets, sizes, memory) of each."""
+
+
+def _class_of(module: str, name: str) -> type | None:
+    # Without the module imported nobody can hold one.
+    return getattr(sys.modules.get(module), name, None)
+
+
+def is_dtensor(value: Any) -> bool:
+    dtensor = _class_of("torch.distributed.tensor", "DTensor")
+    return dtensor is not None and isinstance(value, dtensor)
+
+
+def is_sharded_tensor(value: Any) -> bool:
+    sharded = _class_of("torch.distributed._shard.sharded_tensor", "ShardedTensor")
+    return sharded is not None and isinstance(value, sharded)
+
+
+def is_sharded(value: Any) -> bool:
+    return is_dtensor(value) or is_sharded_tensor(value)
+
+
+def local_of(dtensor: Any) -> torch.Tensor:
+    """The local tensor itself, without autograd, arrived if a collective still fills it."""
+    return arrived(dtensor._local_tensor)
+
+
+def arrived(tensor: Any) -> Any:
+    """The tensor that a functional collective gives, once it is there; any other as it is."""
+    waiting = _class_of("torch.distributed._functional_collectives", "AsyncCollectiveTensor")
+    return tensor.wait() if waiting is not None and isinstance(tensor, waiting) else tensor
+
+
+def dtensor_like(value: Any, local: torch.Tensor) -> Any:
+    """A DTensor of the form of another one, around new local memory."""
+    from torch.distributed.tensor import DTensor
+
+    # Shape and stride are given, as an uneven local shape does not tell them.
+    return DTensor.from_local(
+        local,
+        value.device_mesh,
+        value.placements,
+        run_check=False,
+        shape=value.shape,
+        stride=value.stride(),
+    )
+
+
+class Shards:
+    """Reads shards of sharded tensors; one for each save or load, as it keeps their meshes."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._meshes: dict[int, tuple[DeviceMesh, _cairn.Mesh]] = {}
+        """By id; the DeviceMesh is kept so that the id stays its own."""
+        self.groups: dict[str, list[int]] = {}
+        """Ranks of the process group of each ShardedTensor that was looked at, by FQN."""
+
+    def of(self, value: Any, fqn: str) -> MeshShard | BoxShard:
+        """What this rank holds. Raises Invalid."""
+        return self._dtensor(value, fqn) if is_dtensor(value) else self._boxes(value, fqn)
+
+    def is_whole(self, shard: MeshShard, fqn: str) -> bool:
+        """True if a process that saves alone has all of the tensor, and may. Raises Invalid if it
+        saves alone and has not."""
+        if self._ranks.world_size > 1:
+            return False
+        if shard.is_here and tuple(shard.local.shape) == shard.global_shape:
+            return True
+        raise refuse(
+            fqn,
+            "a DTensor of which other ranks hold a part, in a store that is open here alone",
+            "open the store on all ranks without alone=True, or save its full_tensor()",
+        )
+
+    def _dtensor(self, value: Any, fqn: str) -> MeshShard:
+        mesh = value.device_mesh
+        placements = tuple(placement_of(placement, fqn) for placement in value.placements)
+        return MeshShard(
+            tuple(value.shape),
+            self._mesh(mesh, fqn),
+            placements,
+            local_of(value),
+            mesh.get_coordinate() is not None,
+        )
+
+    def _boxes(self, value: Any, fqn: str) -> BoxShard:
+        from torch.distributed import get_process_group_ranks
+
+        group = self._ranks.numbers_of(get_process_group_ranks(value._process_group))
+        if group is None:
+            raise self._not_ours(fqn, "ShardedTensor", "group")
+        self.groups[fqn] = group
+        boxes = tuple(
+            (
+                tuple(shard.metadata.shard_offsets),
+                tuple(shard.metadata.shard_sizes),
+                shard.tensor.detach(),
+            )
+            for shard in value.local_shards()
+            if shard.tensor.numel() > 0
+        )
+        return BoxShard(tuple(value.size()), boxes)
+
+    def _mesh(self, mesh: DeviceMesh, fqn: str) -> _cairn.Mesh:
+        known = self._meshes.get(id(mesh))
+        if known is None:
+            ranks = self._ranks.numbers_of(mesh.mesh.flatten().tolist())
+            if ranks is None:
+                raise self._not_ours(fqn, "DTensor", "mesh")
+            known = mesh, _cairn.Mesh(tuple(mesh.mesh.shape), ranks)
+            self._meshes[id(mesh)] = known
+        return known[1]
+
+    def _not_ours(self, fqn: str, what: str, where: str) -> Invalid:
+        return refuse(
+            fqn,
+            f"a {what} of a {where} with ranks that have not opened the store",
+            f"open it with a process group that holds all ranks of the {where}",
+        )
+
+
+def placement_of(placement: Any, fqn: str) -> tuple[int, int, int]:
+    """(kind, dimension, split factor). Raises Invalid for one that no checkpoint can hold."""
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    if isinstance(placement, _StridedShard):
+        return STRIDED_SHARD, placement.dim, placement.split_factor
+    if placement.is_shard():
+        return SHARD, placement.dim, 1
+    if placement.is_replicate():
+        return REPLICATE, 0, 1
+    raise refuse(
+        fqn,
+        f"a DTensor with the placement {placement}, a sum that is not yet made",
+        "redistribute it to Shard or Replicate first",
+    )

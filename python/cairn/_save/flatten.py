@@ -1,0 +1,102 @@
+"""A nested state as one batch for the C++ side: the way of every save."""
+
+from __future__ import annotations
+
+import enum
+import io
+import pickle
+from typing import Any, NamedTuple
+
+from cairn import _cairn
+from cairn.errors import Invalid
+from cairn._tensors.host_copies import HostCopies
+from cairn._ranks.ranks import Ranks
+from cairn._ranks.sharded import Shards
+from cairn._tensors.sources import Sources, is_torch_tensor, refuse
+
+
+class Flat(NamedTuple):
+    """A state for the C++ side."""
+
+    batch: _cairn.Batch
+    groups: dict[str, list[int]]
+    """Ranks of the process group of each ShardedTensor, by FQN."""
+    patterns: list[str]
+    """That it was selected by; none: it is all of the state."""
+
+
+def flatten(
+    state: Any,
+    allow_pickle: bool,
+    ranks: Ranks,
+    patterns: list[str],
+    copies: HostCopies | None = None,
+    *,
+    devices: bool = False,
+) -> Flat:
+    """The leaves that `patterns` take. The batch borrows the tensors' memory and keeps its owners
+    alive; tensors on a device are copied into `copies`, by default memory of this batch alone, but
+    with `devices` borrowed too where C++ reaches them.
+    Leaves that are a _cairn.Pickle are kept as such. Raises Invalid."""
+    shards = Shards(ranks)
+    sources = Sources(shards, copies, devices=devices)
+
+    def take(value: Any, fqn: str) -> tuple | _cairn.Pickle:
+        if isinstance(value, _cairn.Pickle):
+            return value
+        source = sources.take(value, fqn)
+        return _pickled(value, fqn, allow_pickle) if source is None else source
+
+    return Flat(_cairn.flatten(state, take, patterns, devices), shards.groups, patterns)
+
+
+def _pickled(value: Any, fqn: str, allow_pickle: bool) -> _cairn.Pickle:
+    if not allow_pickle:
+        name = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise refuse(fqn, f"of type {name}, which is not kept as it is", _way_out(value))
+    buffer = io.BytesIO()
+    try:
+        _TensorFreePickler(buffer, fqn).dump(value)
+    except Invalid:
+        raise
+    except Exception as error:
+        way_out = f"leave it out of the state ({error})"
+        what = f"a {type(value).__name__} that does not pickle"
+        raise refuse(fqn, what, way_out) from error
+    return _cairn.Pickle(buffer.getvalue())
+
+
+class _TensorFreePickler(pickle.Pickler):
+    """Refuses tensors: in a pickle they would be neither chunked, shared nor loaded in part."""
+
+    def __init__(self, file: io.BytesIO, fqn: str) -> None:
+        super().__init__(file, protocol=4)
+        self._fqn = fqn
+
+    def persistent_id(self, obj: Any) -> None:
+        if is_torch_tensor(obj):
+            raise refuse(
+                self._fqn,
+                "an object with tensors inside, which is not pickled",
+                "put the tensors into dicts and lists of their own",
+            )
+
+
+def _way_out(value: Any) -> str:
+    """What to do about a leaf or container of an unsupported type."""
+    otherwise = "or pass allow_pickle=True to save and load"
+    if isinstance(value, enum.Enum):
+        return f"save its .value, {otherwise}"
+    if isinstance(value, dict):
+        return f"convert it with dict(...), {otherwise}"
+    if isinstance(value, tuple):
+        return f"convert it with tuple(...) or ._asdict(), {otherwise}"
+    if isinstance(value, (list, set, frozenset)):
+        return f"convert it with list(...), {otherwise}"
+    if isinstance(value, (bytearray, memoryview)):
+        return f"convert it with bytes(...), {otherwise}"
+    for plain in (str, int, float, complex, bytes):
+        if isinstance(value, plain):
+            return f"convert it with {plain.__name__}(...), {otherwise}"
+    kept = "tensors, numpy arrays, None, bool, int, float, complex, str and bytes are kept"
+    return f"{kept}; convert it, {otherwise}"

@@ -1,0 +1,154 @@
+"""Saves by several ranks: what each of them holds, and who of them writes what several hold.
+
+Before a save the ranks tell each other, in one small exchange, that their states are in order and
+how their tensors lie. If all say the same, as they nearly always do, nothing more is needed. Else
+they exchange the whole layouts, and settle three cases that C++ cannot see from one rank:
+
+- A whole tensor that only some ranks have (a stage of a pipeline, a state of one rank) is shared by
+  these.
+- A DTensor of which several meshes hold a copy each (tensor parallelism below replicas that each
+  have a mesh of their own) lies on one mesh with a dimension more.
+- A ShardedTensor of which several process groups hold a copy each is written by the first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+import zlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from cairn import _cairn
+from cairn.errors import Invalid
+from cairn._save.flatten import Flat
+from cairn._ranks.ranks import Ranks
+from cairn._ranks.sharded import REPLICATE
+
+WHOLE, PARTS = -1, -2  # Batch.layout()
+
+
+class _Held(NamedTuple):
+    """How one rank holds a tensor."""
+
+    rank: int
+    form: str  # "whole", "mesh" or "parts"
+    shape: tuple[int, ...]
+    sizes: tuple[int, ...]  # of the mesh
+    members: tuple[int, ...]  # ranks of the mesh, or of a ShardedTensor's process group
+    placements: tuple[tuple[int, int, int], ...]
+
+
+def agree(
+    ranks: Ranks, prepare: Callable[[], tuple[dict[str, Any], Flat]]
+) -> tuple[dict[str, Any], Flat]:
+    """The arguments and state of this rank, ready to be saved with the others'. Collective.
+
+    ``prepare()`` gives this rank's. Raises on all ranks what it raises on one; Invalid if they have
+    different arguments, or patterns that take nothing.
+    """
+    prepared = []
+
+    def tell() -> bytes:
+        prepared.append(prepare())
+        has_leaves = b"1" if len(prepared[0][1].batch) else b"0"
+        if ranks.world_size == 1:
+            return has_leaves
+        return has_leaves + hashlib.blake2b(_layout(*prepared[0]), digest_size=16).digest()
+
+    told = ranks.exchange(tell)
+    _check_leaves(prepared[0][1], any(one[:1] == b"1" for one in told))
+    if len({one[1:] for one in told}) > 1:
+        told = ranks.exchange(lambda: zlib.compress(_layout(*prepared[0])))
+        _settle(prepared[0][1], [json.loads(zlib.decompress(one)) for one in told], ranks.rank)
+    return prepared[0]
+
+
+def _check_leaves(flat: Flat, has_leaves: bool) -> None:
+    # A pattern with a slip in it would else save nothing, and nobody would know.
+    if flat.patterns and not has_leaves:
+        raise Invalid(f"no key of the state matches {flat.patterns}: there is nothing to save")
+
+
+def _layout(arguments: dict[str, Any], flat: Flat) -> bytes:
+    meshes, tensors = flat.batch.layout()
+    layout = [arguments, meshes, tensors, flat.groups]
+    # Numbers may be numpy's.
+    return json.dumps(layout, default=operator.index).encode("utf-8", "surrogatepass")
+
+
+def _settle(flat: Flat, layouts: list[list[Any]], rank: int) -> None:
+    for other, layout in enumerate(layouts):
+        if layout[0] != layouts[0][0]:
+            raise Invalid(
+                f"rank 0 saves with {layouts[0][0]}, rank {other} with {layout[0]}: "
+                "all ranks give the same arguments"
+            )
+    holders = _holders(layouts)
+    meshes: dict[tuple, _cairn.Mesh] = {}
+    for fqn, held in holders.items():
+        own = next((one for one in held if one.rank == rank), None)
+        if own is None or any(one.form != own.form or one.shape != own.shape for one in held):
+            continue  # not ours, or for C++ to refuse
+        sharding = _SETTLE[own.form](own, held, len(layouts))
+        if sharding is None:
+            continue
+        shape, mesh, rest = sharding
+        if mesh is not None and mesh not in meshes:
+            meshes[mesh] = _cairn.Mesh(*mesh)
+        flat.batch.set_sharding(fqn, (shape, None if mesh is None else meshes[mesh], rest))
+
+
+def _holders(layouts: list[list[Any]]) -> dict[str, list[_Held]]:
+    """By FQN, in the order of ranks."""
+    holders: dict[str, list[_Held]] = {}
+    for rank, (_, meshes, tensors, groups) in enumerate(layouts):
+        for fqn, form, shape, placements in tensors:
+            sizes: list[int] = []
+            members = groups.get(fqn, [])
+            if form >= 0:
+                sizes, members = meshes[form]
+                if rank not in members:
+                    continue
+            name = {WHOLE: "whole", PARTS: "parts"}.get(form, "mesh")
+            held = _Held(
+                rank,
+                name,
+                tuple(shape),
+                tuple(sizes),
+                tuple(members),
+                tuple(tuple(placement) for placement in placements),
+            )
+            holders.setdefault(fqn, []).append(held)
+    return holders
+
+
+def _whole(own: _Held, held: list[_Held], world_size: int) -> tuple | None:
+    if len(held) == world_size:
+        return None
+    members = tuple(one.rank for one in held)
+    return own.shape, ((len(members),), members), ((REPLICATE, 0, 1),)
+
+
+def _copies(held: list[_Held]) -> list[tuple[int, ...]]:
+    """The different meshes or process groups, the one with the lowest rank first."""
+    return sorted({one.members for one in held}, key=min)
+
+
+def _mesh(own: _Held, held: list[_Held], world_size: int) -> tuple | None:
+    copies = _copies(held)
+    alike = all(one.sizes == own.sizes and one.placements == own.placements for one in held)
+    apart = len({rank for copy in copies for rank in copy}) == sum(map(len, copies))
+    if len(copies) == 1 or not alike or not apart:
+        return None
+    members = tuple(rank for copy in copies for rank in copy)
+    mesh = ((len(copies), *own.sizes), members)
+    return own.shape, mesh, ((REPLICATE, 0, 1), *own.placements)
+
+
+def _parts(own: _Held, held: list[_Held], world_size: int) -> tuple | None:
+    return None if own.members == _copies(held)[0] else (own.shape, None, ())
+
+
+_SETTLE = {"whole": _whole, "mesh": _mesh, "parts": _parts}

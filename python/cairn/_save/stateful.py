@@ -1,0 +1,101 @@
+"""Objects that give and take their state as a dict: modules, optimizers, a user's own.
+
+As torch.distributed.checkpoint does it, the state itself and the values of its top-level dict are
+looked at, and nothing below.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cairn._base import dtypes
+
+# What wrappers put into the names of parameters, but not into those of state dicts.
+_WRAPPER_NAMES = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+
+
+def is_stateful(value: Any) -> bool:
+    """True for objects with both ``state_dict`` and ``load_state_dict``; as torch's Stateful."""
+    if isinstance(value, (type, dict)):
+        return False
+    return callable(getattr(value, "state_dict", None)) and callable(
+        getattr(value, "load_state_dict", None)
+    )
+
+
+class Unwrapped:
+    """A state with the state dicts of its Statefuls in their place.
+
+    Attributes:
+        state: the nested state; the very object that was given if nothing in it is Stateful.
+        frozen: FQNs of parameters that were left out as they take no gradient.
+    """
+
+    def __init__(self, state: Any, prefix: str = "", ignore_frozen: bool = False) -> None:
+        self._objects: list[tuple[Any, Any, bool]] = []
+        """(Stateful, its state dict, whether parts of it are on the meta device)."""
+        self.frozen: list[str] = []
+        self._ignore_frozen = ignore_frozen
+        self._given = state
+        self._taken = self._take_all(state, prefix)
+        self.state = {prefix: self._taken} if prefix else self._taken
+
+    def hand_back(self) -> None:
+        """Gives the state dicts, filled by now, back to their objects, and what a load has replaced
+        beside them to the dict of the caller."""
+        if self._taken is not self._given and isinstance(self._given, dict):
+            for key, value in self._given.items():
+                if not is_stateful(value):
+                    self._given[key] = self._taken[key]
+        for value, state_dict, was_meta in self._objects:
+            if was_meta:
+                value.load_state_dict(state_dict, assign=True)
+            elif self._ignore_frozen and _is_module(value):
+                value.load_state_dict(state_dict, strict=False)
+            else:
+                value.load_state_dict(state_dict)
+
+    def _take_all(self, state: Any, prefix: str) -> Any:
+        if is_stateful(state):
+            return self._take(state, prefix)
+        if not isinstance(state, dict) or not any(map(is_stateful, state.values())):
+            return state
+        # A state_dict() may be a collective: by name, as ranks may have their keys in other orders.
+        taken = {
+            key: self._take(value, f"{prefix}.{key}" if prefix else str(key))
+            for key, value in sorted(state.items(), key=lambda item: str(item[0]))
+            if is_stateful(value)
+        }
+        return type(state)((key, taken.get(key, value)) for key, value in state.items())
+
+    def _take(self, value: Any, fqn: str) -> Any:
+        state_dict = value.state_dict()
+        if self._ignore_frozen and _is_module(value):
+            state_dict = dict(state_dict)
+            for name in _frozen_names(value) & state_dict.keys():
+                del state_dict[name]
+                self.frozen.append(f"{fqn}.{name}" if fqn else name)
+        was_meta = _is_module(value) and any(map(_is_meta, state_dict.values()))
+        self._objects.append((value, state_dict, was_meta))
+        return state_dict
+
+
+def _is_module(value: Any) -> bool:
+    torch = dtypes.loaded_torch()
+    return torch is not None and isinstance(value, torch.nn.Module)
+
+
+def _is_meta(value: Any) -> bool:
+    device = getattr(value, "device", None)
+    return getattr(device, "type", None) == "meta"
+
+
+def _frozen_names(module: Any) -> set[str]:
+    names = set()
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if not parameter.requires_grad:
+            names.add(name)  # some wrappers keep theirs in the state dict
+            for wrapper in _WRAPPER_NAMES:
+                name = name.replace(wrapper, "")
+            names.add(name)
+    return names

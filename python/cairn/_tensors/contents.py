@@ -1,0 +1,87 @@
+"""What a step holds, as the C++ side lists it, leaf by leaf."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from dataclasses import dataclass
+from typing import Any, Union
+
+from cairn import _cairn
+from cairn._base import dtypes
+from cairn.errors import Invalid
+from cairn.reports import KeyInfo
+from cairn._base.tree import NUMPY_ARRAY, NUMPY_SCALAR, TENSOR, VALUE
+
+
+@dataclass
+class TensorLeaf:
+    """A leaf of a step that is a tensor: of torch, or an array or scalar of numpy."""
+
+    __slots__ = ("fqn", "kind", "info")
+
+    fqn: str
+    kind: int
+    """Of its node, see cairn.tree."""
+    info: _cairn.TensorInfo
+
+
+@dataclass
+class ValueLeaf:
+    """A leaf of a step that is a plain value; a pickle is not opened."""
+
+    __slots__ = ("fqn", "value")
+
+    fqn: str
+    value: Any
+
+
+Leaf = Union[TensorLeaf, ValueLeaf]
+
+
+def leaf_at(contents: _cairn.Contents, index: int) -> Leaf:
+    """The leaf at a position in tree order."""
+    fqn, kind, content = contents.leaf(index)
+    return ValueLeaf(fqn, content) if kind == VALUE else TensorLeaf(fqn, kind, content)
+
+
+def plain_value(leaf: ValueLeaf, step: int, allow_pickle: bool) -> Any:
+    """The value of a leaf that is no tensor. Raises Invalid for a pickle that is not allowed."""
+    if not isinstance(leaf.value, _cairn.Pickle):
+        return leaf.value
+    if not allow_pickle:
+        raise Invalid(
+            f"'{leaf.fqn}' in step {step} is a pickle, which can run any code when it is read: "
+            "pass allow_pickle=True if you trust who wrote this store",
+            key=leaf.fqn,
+            step=step,
+        )
+    data = leaf.value.data
+    if data.startswith(_TORCH_SAVE):
+        torch = dtypes.require_torch()
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+    return pickle.loads(data)
+
+
+# How the zip archives of torch.save begin, which torch.distributed.checkpoint hands over.
+_TORCH_SAVE = b"PK\x03\x04"
+
+
+_KINDS = {
+    TENSOR: ("tensor", "torch.Tensor"),
+    NUMPY_ARRAY: ("ndarray", "numpy.ndarray"),
+    NUMPY_SCALAR: ("scalar", "numpy.generic"),
+}
+
+
+def key_info(leaf: Leaf) -> KeyInfo:
+    """The leaf as users see it."""
+    if isinstance(leaf, ValueLeaf):
+        is_pickle = isinstance(leaf.value, _cairn.Pickle)
+        type_name = "pickle" if is_pickle else type(leaf.value).__name__
+        value = None if is_pickle else leaf.value
+        return KeyInfo("value", type_name, None, None, 0, None, value)
+    kind, type_name = _KINDS[leaf.kind]
+    info = leaf.info
+    dtype = dtypes.name_of(info.dtype)
+    return KeyInfo(kind, type_name, dtype, info.shape, info.nbytes, info.alias_of, None)

@@ -1,0 +1,196 @@
+"""Host copies of torch storages that live as long as what they were copied from.
+
+A staging of a state copies storages, not tensors, so that tensors which share one share its copy.
+The copy of a storage is kept and used again by the next staging:
+
+1. A copy belongs to one storage, which it refers to weakly. When the storage is freed, so is its
+   copy, unless a staged tensor still lies in it.
+2. A storage whose size changed gets a new copy in place of the old one.
+3. A copy is made once in each round, whatever the number of tensors in the storage.
+4. What an earlier round staged is never overwritten while it is in use: a copy in which a staged
+   tensor still lies is left to that tensor, and the storage gets a new one.
+
+What CUDA adds (pinned copies, copies that are waited for by an event) has been written with care
+but needs a GPU to run; where there is none, nothing of it is reached.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+from cairn._base import dtypes
+from cairn.errors import Invalid, Unavailable
+
+
+class _Entry(NamedTuple):
+    source: weakref.ref[Any]
+    host: Any
+
+
+class HostCopies:
+    """Weak map from storage to its copy in host memory.
+
+    Threads: one round at a time, which the owner sees to; storages may be freed by any thread.
+
+    Args:
+        pinned: copies of what lies on a CUDA device are page-locked, which the device fills faster
+            and without holding up the caller. By default they are; ``True`` without CUDA is
+            refused.
+        shared: copies in shared memory, which other processes may map. Each holds a file
+            descriptor while it lives, and all count towards the limit of ``/dev/shm``.
+
+    Raises:
+        Invalid: ``pinned=True``, and torch finds no CUDA device.
+    """
+
+    def __init__(self, *, pinned: bool | None = None, shared: bool = False) -> None:
+        if pinned and not dtypes.require_torch().cuda.is_available():
+            raise Invalid(
+                "pinned=True: torch finds no CUDA device to pin memory for; leave `pinned` out, "
+                "and copies are pinned where they come from one"
+            )
+        self._pins = pinned is not False
+        self._shared = shared
+        self._entries: dict[int, _Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def total_bytes(self) -> int:
+        """Host memory that the copies take."""
+        return sum(entry.host.nbytes() for entry in list(self._entries.values()))
+
+    def clear(self) -> None:
+        """Drops every copy; memory goes back once no staged tensor lies in it."""
+        self._entries.clear()
+
+    def round(self, *, non_blocking: bool = False) -> Round:
+        """Begins a staging."""
+        return Round(self, non_blocking)
+
+    def _host_for(self, storage: Any) -> Any:
+        """The kept copy of `storage`, or a new one; with whatever bytes it has."""
+        key = id(storage)  # the one object of this storage, for as long as it is alive
+        entry = self._entries.get(key)
+        if entry is not None and entry.source() is storage:
+            if entry.host.nbytes() == storage.nbytes() and _is_free(entry.host):
+                return entry.host
+        host = self._allocate(storage.nbytes(), storage.device.type == "cuda")
+        self._entries[key] = _Entry(weakref.ref(storage, self._forgetter(key)), host)
+        return host
+
+    def _forgetter(self, key: int) -> Any:
+        # Weakly: neither a storage that outlives the map nor a cycle may keep the copies alive.
+        this = weakref.ref(self)
+
+        def forget(source: weakref.ref[Any]) -> None:
+            copies = this()
+            entry = None if copies is None else copies._entries.get(key)
+            if entry is not None and entry.source is source:
+                copies._entries.pop(key, None)
+
+        return forget
+
+    def _allocate(self, size_bytes: int, for_cuda: bool) -> Any:
+        torch = dtypes.require_torch()
+        try:
+            if self._shared:
+                host = torch.UntypedStorage._new_shared(size_bytes, device="cpu")
+            else:
+                host = torch.UntypedStorage(size_bytes, device="cpu")
+        except RuntimeError as error:
+            raise Unavailable(
+                f"no {'shared ' if self._shared else ''}host memory for a copy of {size_bytes} "
+                f"bytes ({error})"
+            ) from error
+        if self._pins and for_cuda and size_bytes > 0:
+            _pin(host)
+        return host
+
+
+class Round:
+    """One staging: each storage is copied once, when it is first met.
+
+    Holds the storages until it goes, as a copy may still run and as ids must not be used again.
+    """
+
+    def __init__(self, copies: HostCopies, non_blocking: bool) -> None:
+        self._copies = copies
+        self._non_blocking = non_blocking
+        self._done: dict[int, tuple[Any, Any]] = {}
+        self._devices: dict[str, Any] = {}
+
+    def tensor(self, tensor: Any) -> Any:
+        """`tensor` over the host copy of its storage: same dtype, shape, strides and offset.
+
+        Requires a strided tensor with a storage. Lazy conjugation and negation are left to the
+        caller.
+        """
+        torch = dtypes.require_torch()
+        host = self._host(tensor.untyped_storage())
+        empty = torch.empty(0, dtype=tensor.dtype, device="cpu")
+        return empty.set_(host, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    def events(self) -> list[Any]:
+        """Events to wait for before the copies are read: one for each device, none on the host."""
+        return [_record_event(device) for device in self._devices.values()]
+
+    def _host(self, storage: Any) -> Any:
+        key = id(storage)
+        if key not in self._done:
+            host = self._copies._host_for(storage)
+            self._copy(storage, host)
+            self._done[key] = (storage, host)
+        return self._done[key][1]
+
+    def _copy(self, storage: Any, host: Any) -> None:
+        behind = self._non_blocking and _orders_by_stream(storage)
+        if behind:
+            self._devices[str(storage.device)] = storage.device
+        if storage.nbytes() > 0:
+            host.copy_(storage, non_blocking=behind)
+
+
+def _is_free(host: Any) -> bool:
+    """Whether no tensor lies in a kept copy any more."""
+    torch = dtypes.require_torch()
+    return torch._C._storage_Use_Count(host._cdata) == 1
+
+
+def _orders_by_stream(storage: Any) -> bool:
+    """True where a copy may run behind the host, in the order of the device's current stream.
+
+    Known of CUDA alone; copies from other devices are waited for.
+    """
+    return storage.device.type == "cuda"
+
+
+def _record_event(device: Any) -> Any:
+    """An event after all that is enqueued on the device's current stream, the copies among it."""
+    torch = dtypes.require_torch()
+    with torch.cuda.device(device):
+        event = torch.cuda.Event()
+        event.record()
+    return event
+
+
+def _pin(host: Any) -> None:
+    """Page-locks the memory of `host` until it is freed.
+
+    Registered where it lies, as it may be shared memory, and as torch's pinned allocator rounds
+    sizes up to powers of two.
+    """
+    torch = dtypes.require_torch()
+    runtime = torch.cuda.cudart()
+    address = host.data_ptr()
+    code = int(runtime.cudaHostRegister(address, host.nbytes(), 0))
+    if code != 0:
+        raise Unavailable(
+            f"could not pin {host.nbytes()} bytes of host memory (CUDA error {code}): raise the "
+            "limit of locked memory, or pass pinned=False"
+        )
+    unpin = weakref.finalize(host, runtime.cudaHostUnregister, address)
+    # CUDA may be gone by then, and the process gives everything back by itself.
+    unpin.atexit = False

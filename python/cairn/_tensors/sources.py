@@ -1,0 +1,221 @@
+"""Tensors of the caller as sources of a save: where their bytes lie, and what is refused.
+
+torch tensors, numpy arrays and scalars, and whatever speaks DLPack become an address with dtype,
+shape, strides and device. Nothing is copied but what is not plain memory that C++ reaches: tensors
+on other devices, lazily conjugated or negated ones, arrays in foreign byte order or with negative
+strides.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cairn._base import dtypes
+from cairn._base.devices import HOST, device_of
+from cairn.errors import refuse
+from cairn._tensors.host_copies import HostCopies
+from cairn._ranks.sharded import BoxShard, MeshShard, Shards, arrived, is_sharded
+from cairn._base.tree import NUMPY_ARRAY, NUMPY_SCALAR, TENSOR
+
+
+class Source(NamedTuple):
+    """Readable memory of one tensor, as C++ takes it. `owner` keeps it alive."""
+
+    kind: int
+    dtype: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    address: int
+    device: int
+    owner: Any
+    sharding: tuple[Any, ...] | None = None
+    """Of a sharded tensor, of which this is the local part."""
+
+
+def is_torch_tensor(value: Any) -> bool:
+    torch = dtypes.loaded_torch()
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_tensor_like(value: Any) -> bool:
+    """True for what a leaf stored as a tensor can be loaded into or saved from."""
+    return (
+        is_torch_tensor(value)
+        or isinstance(value, (np.ndarray, np.generic))
+        or (hasattr(value, "__dlpack__") and not isinstance(value, type))
+    )
+
+
+def is_on_host(tensor: Any) -> bool:
+    """True if the memory of a torch tensor can be read where it is."""
+    return tensor.device.type == "cpu"
+
+
+class Sources:
+    """Makes sources of leaves; one for each save, as it keeps the device storages it copied.
+
+    What is not in host memory is copied into `copies`, which a store keeps from save to save; with
+    `devices` only what C++ does not reach.
+    """
+
+    def __init__(
+        self, shards: Shards, copies: HostCopies | None = None, *, devices: bool = False
+    ) -> None:
+        self._shards = shards
+        self._takes_devices = devices
+        self._round = (HostCopies() if copies is None else copies).round()
+
+    def take(self, value: Any, fqn: str) -> Source | None:
+        """The source of a tensor-like `value`, or None for anything else. Raises Invalid."""
+        if is_sharded(value):
+            shard = self._shards.of(value, fqn)
+            if isinstance(shard, MeshShard) and self._shards.is_whole(shard, fqn):
+                return self._torch(shard.local, fqn)
+            return self.sharded(shard, value, fqn)
+        if is_torch_tensor(value):
+            return self._torch(value, fqn)
+        if isinstance(value, np.ndarray):
+            return _numpy(value, fqn, NUMPY_ARRAY)
+        if isinstance(value, np.generic):
+            return _numpy(np.asarray(value), fqn, NUMPY_SCALAR)
+        if is_tensor_like(value):
+            return self._torch(from_dlpack(value, fqn), fqn)
+        return None
+
+    def sharded(self, shard: MeshShard | BoxShard, value: Any, fqn: str) -> Source:
+        """The source of what is here of a sharded tensor. Raises Invalid."""
+        if isinstance(shard, MeshShard):
+            if not shard.is_here:
+                code = check_torch(shard.local, fqn)
+                return Source(TENSOR, code, (0,), (1,), 0, HOST, value, shard.native())
+            return self._torch(shard.local, fqn)._replace(sharding=shard.native())
+        parts, owners = [], []
+        code = dtype_code(value.dtype, fqn)
+        for offsets, sizes, memory in shard.boxes:
+            source = self._torch(memory, fqn)
+            parts.append((offsets, sizes, source.strides, source.address, source.device))
+            owners.append(source.owner)
+        sharding = (shard.global_shape, None, parts)
+        return Source(TENSOR, code, (0,), (1,), 0, HOST, owners, sharding)
+
+    def _torch(self, tensor: Any, fqn: str) -> Source:
+        tensor = arrived(tensor)
+        code = check_torch(tensor, fqn)
+        if tensor.device.type == "meta":
+            raise refuse(fqn, "a meta tensor, which has no data", "materialise it before the save")
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+        # Asked before the copy, which would have memory of its own.
+        if tensor.data_ptr() == 0 and tensor.numel() > 0:
+            raise refuse(fqn, "a tensor whose storage was freed", "leave it out, or restore it")
+        tensor, device = self._reached(tensor)
+        shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+        return Source(TENSOR, code, shape, strides, tensor.data_ptr(), device, tensor)
+
+    def _reached(self, tensor: Any) -> tuple[Any, int]:
+        if is_on_host(tensor):
+            return tensor, HOST
+        device = device_of(tensor) if self._takes_devices else None
+        if device is not None and device != HOST:
+            return tensor, device
+        # By whole storages, so that tensors that share one on the device share its copy too.
+        return self._round.tensor(tensor), HOST
+
+
+def from_dlpack(value: Any, fqn: str) -> Any:
+    """A torch tensor over the memory of an object that speaks DLPack."""
+    try:
+        return dtypes.require_torch().from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError) as error:
+        way_out = f"convert it to a torch tensor yourself ({error})"
+        raise refuse(
+            fqn, f"a {type(value).__name__} that torch cannot take by DLPack", way_out
+        ) from error
+
+
+def check_torch(tensor: Any, fqn: str) -> int:
+    """The dtype's code. Raises Invalid for tensors that are more, or less, than strided memory."""
+    torch = dtypes.require_torch()
+    if tensor.is_quantized:
+        raise refuse(
+            fqn,
+            f"a quantized tensor ({tensor.dtype})",
+            "save .int_repr(), .q_scale() and .q_zero_point() (or their per-channel forms) instead",
+        )
+    if tensor.is_nested:
+        raise refuse(fqn, "a nested tensor", "save .values() and .offsets(), or .unbind(), instead")
+    if tensor.layout is not torch.strided:
+        raise refuse(
+            fqn,
+            f"a sparse or otherwise laid out tensor ({tensor.layout})",
+            "save its parts (.indices() and .values(), ...) or .to_dense() instead",
+        )
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        raise refuse(
+            fqn,
+            f"a {type(tensor).__qualname__}, a subclass that would come back as a plain tensor",
+            "save the plain tensors it is made of, or .as_subclass(torch.Tensor), instead",
+        )
+    return dtype_code(tensor.dtype, fqn)
+
+
+def dtype_code(dtype: Any, fqn: str) -> int:
+    """The code of a torch dtype. Raises Invalid."""
+    code = dtypes.code_of_torch(dtype)
+    if code is None:
+        raise refuse(fqn, f"of {dtype}, which Cairn does not know", "convert it first")
+    return code
+
+
+def check_numpy(array: np.ndarray, fqn: str) -> int:
+    """The dtype's code. Raises Invalid for arrays of anything but plain numbers."""
+    if type(array) not in (np.ndarray, np.memmap):
+        raise refuse(
+            fqn,
+            f"an array of the subclass {type(array).__qualname__}",
+            "save np.asarray(...) of it, and what else it holds beside, instead",
+        )
+    code = dtypes.code_of_numpy(array.dtype.newbyteorder("="))
+    if code is None:
+        raise refuse(
+            fqn,
+            f"a numpy array of dtype {array.dtype}",
+            "only numbers and bools are kept; convert it, or view it as integers, first",
+        )
+    return code
+
+
+def _numpy(array: np.ndarray, fqn: str, kind: int) -> Source:
+    code = check_numpy(array, fqn)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    strides = element_strides(array)
+    if strides is None:
+        array = array.copy(order="C")
+        strides = row_major(array.shape)
+    return Source(kind, code, array.shape, strides, address_of(array), HOST, array)
+
+
+def element_strides(array: np.ndarray) -> tuple[int, ...] | None:
+    """Strides in elements, or None if they are negative or no whole elements."""
+    if array.size == 0:
+        return row_major(array.shape)
+    item_bytes = array.dtype.itemsize
+    if any(stride < 0 or stride % item_bytes for stride in array.strides):
+        return None
+    return tuple(stride // item_bytes for stride in array.strides)
+
+
+def address_of(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides in elements of a contiguous tensor."""
+    strides = []
+    stride = 1
+    for size in reversed(shape):
+        strides.append(stride)
+        stride *= max(size, 1)
+    return tuple(reversed(strides))

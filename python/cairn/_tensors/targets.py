@@ -1,0 +1,150 @@
+"""Memory of the caller as target of a load: where bytes may be put, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable
+
+import numpy as np
+
+from cairn import _cairn
+from cairn._base import dtypes
+from cairn._base.devices import HOST, device_of
+from cairn.errors import Invalid
+from cairn._ranks.sharded import arrived
+from cairn._tensors.sources import (
+    address_of,
+    check_numpy,
+    check_torch,
+    element_strides,
+    from_dlpack,
+    is_tensor_like,
+    is_torch_tensor,
+    refuse,
+    row_major,
+)
+
+
+@dataclass
+class Target:
+    """Writable memory of one tensor. `owner` keeps it alive; `finish`, if any, is called after the
+    load to bring the bytes from there to where the caller wants them."""
+
+    __slots__ = ("dtype", "shape", "strides", "address", "device", "owner", "finish")
+
+    dtype: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    address: int
+    device: int
+    owner: Any
+    finish: Callable[[], None] | None
+
+
+def target_of(value: Any, fqn: str) -> Target:
+    """The target of a torch tensor (not meta), numpy array or DLPack object. Raises Invalid."""
+    if isinstance(value, np.ndarray):
+        return _numpy(value, fqn)
+    if not is_torch_tensor(value):
+        if not is_tensor_like(value):
+            raise refuse(fqn, f"of type {type(value).__name__}", "a tensor or array is needed here")
+        value = from_dlpack(value, fqn)
+    return _torch(value, fqn)
+
+
+def new_tensor(code: int, shape: tuple[int, ...], device: Any = None) -> Any:
+    """An uninitialised row-major torch tensor on a device, by default in host memory."""
+    torch = dtypes.require_torch()
+    dtype = dtypes.torch_dtype(code)
+    if device is not None:
+        return torch.empty(shape, dtype=dtype, device=device)
+    made = _cairn.new_large_tensor(code, shape)
+    return torch.empty(shape, dtype=dtype, device="cpu") if made is None else made
+
+
+def new_array(code: int, shape: tuple[int, ...]) -> np.ndarray:
+    """An uninitialised numpy array."""
+    return np.empty(shape, dtype=dtypes.numpy_dtype(code))
+
+
+def _torch(tensor: Any, fqn: str) -> Target:
+    tensor = arrived(tensor)
+    code = check_torch(tensor, fqn)
+    shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+    _check_overlap(shape, strides, fqn)
+    device = device_of(tensor)
+    if device is not None and not tensor.is_conj() and not tensor.is_neg():
+        return Target(code, shape, strides, tensor.data_ptr(), device, tensor, None)
+    return _staged(tensor, code)
+
+
+def staged_target_of(tensor: Any, stored: int, fqn: str) -> Target:
+    """The target of a torch tensor for contents of the dtype `stored`: the tensor itself where it
+    can be read into, else memory from which it is copied, and converted, afterwards."""
+    torch = dtypes.require_torch()
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter) and stored == dtypes.code_of_torch(
+        tensor.dtype
+    ):
+        return target_of(tensor, fqn)
+    return _staged(tensor, stored)
+
+
+def _staged(tensor: Any, code: int) -> Target:
+    torch = dtypes.require_torch()
+    shape = tuple(tensor.shape)
+    staged = new_tensor(code, shape)
+
+    def finish() -> None:
+        with torch.no_grad():
+            tensor.copy_(staged)
+
+    return Target(code, shape, row_major(shape), staged.data_ptr(), HOST, staged, finish)
+
+
+def _numpy(array: np.ndarray, fqn: str) -> Target:
+    code = check_numpy(array, fqn)
+    if not array.flags.writeable:
+        raise refuse(fqn, "a read-only numpy array", "load into a copy")
+    strides = element_strides(array)
+    if strides is not None:
+        _check_overlap(array.shape, strides, fqn)
+    if strides is not None and array.dtype.isnative:
+        return Target(code, array.shape, strides, address_of(array), HOST, array, None)
+    staged = new_array(code, array.shape)
+
+    def finish() -> None:
+        np.copyto(array, staged)
+
+    address = address_of(staged)
+    return Target(code, array.shape, row_major(array.shape), address, HOST, staged, finish)
+
+
+def _check_overlap(shape: tuple[int, ...], strides: tuple[int, ...], fqn: str) -> None:
+    """Refuses targets whose elements may share memory, such as expanded tensors."""
+    reach = 1
+    for stride, size in sorted(zip(strides, shape)):
+        if size == 0:
+            return
+        if size == 1:
+            continue
+        if stride < reach:
+            raise refuse(
+                fqn, "a tensor whose elements share memory (expanded?)", "load into a copy"
+            )
+        reach += stride * (size - 1)
+
+
+def check_same(
+    fqn: str, step: int, stored: tuple[int, tuple[int, ...]], given: tuple[int, tuple[int, ...]]
+) -> None:
+    """Raises Invalid if (dtype code, shape) differ."""
+    if stored == given:
+        return
+    stored_text, given_text = (
+        f"{dtypes.name_of(code)} {list(shape)}" for code, shape in (stored, given)
+    )
+    raise Invalid(
+        f"'{fqn}' is {stored_text} in step {step} but {given_text} in the target",
+        key=fqn,
+        step=step,
+    )

@@ -1,0 +1,71 @@
+"""Where a checkpoint of ``torch.distributed.checkpoint`` lies: which store, which step."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import NamedTuple, Union
+
+from cairn.errors import Invalid
+from cairn._base.steps import step_number
+
+CheckpointId = Union[str, "os.PathLike[str]", None]
+
+_WITH_STEP = re.compile(r"(?P<address>.+)@(?P<step>[0-9]+)", re.DOTALL)
+
+
+class Location(NamedTuple):
+    """The address of a store, and a step in it if one is named."""
+
+    address: str
+    step: int | None
+
+    def __str__(self) -> str:
+        return self.address if self.step is None else f"{self.address}@{self.step}"
+
+    def of_rank(self, rank: int) -> Location:
+        """Where a rank keeps what it saves without a word to the others."""
+        return Location(os.path.join(self.address, f"rank-{rank}"), self.step)
+
+
+def locate(checkpoint_id: CheckpointId, step: int | None) -> Location | None:
+    """The location that an address, or ``ADDRESS@STEP``, and a step name; None for no address.
+
+    Raises Invalid for an address that is no text, or a URL, and for two steps that differ.
+    """
+    if checkpoint_id is None or checkpoint_id == "":
+        return None
+    address = os.fspath(checkpoint_id)
+    if not isinstance(address, str):
+        raise Invalid(f"checkpoint_id {checkpoint_id!r}: a str or a path of str is needed")
+    if "://" in address:
+        raise Invalid(f"'{address}' is a URL: a store is a directory, PATH or file:PATH")
+    match = _WITH_STEP.fullmatch(address)
+    if match is None or os.path.exists(address):
+        return Location(address, check_step(step))
+    named = int(match["step"])
+    if step is not None and named != step:
+        raise Invalid(f"'{address}' names step {named}, but step={step} is given: give one of them")
+    return Location(match["address"], check_step(named))
+
+
+def folder_of(address: str) -> str:
+    """The directory of a store, by the one of its names that all have in common."""
+    return os.path.realpath(address.removeprefix("file:"))
+
+
+def check_step(step: int | None) -> int | None:
+    """The step as an int. Raises Invalid for one out of range."""
+    return None if step is None else step_number(step)
+
+
+def is_checkpoint_id(checkpoint_id: CheckpointId) -> bool:
+    """Whether it can name a store: anything but a URL of another kind of storage."""
+    return checkpoint_id is not None and "://" not in os.fspath(checkpoint_id)
+
+
+def required(location: Location | None) -> Location:
+    """Raises Invalid if nobody has said where."""
+    if location is None:
+        raise Invalid("which checkpoint? Give the address of a store, or checkpoint_id")
+    return location

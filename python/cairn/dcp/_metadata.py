@@ -1,0 +1,304 @@
+"""DCP's ``Metadata`` in records of Cairn, without pickle, and made up for steps saved otherwise.
+
+A step that was saved through :class:`~cairn.dcp.CairnWriter` keeps its metadata as an annex, JSON:
+
+    {"version": 1,
+     "entries": [[FQN, null],                                      # a bytes item
+                 [FQN, {"properties": [...], "size": [...], "chunks": [[offsets, sizes], ...]}]],
+     "planner_data": ..., "storage_data": ..., "storage_meta": ..., "dcp_version": ...,
+     "as_given": [FQN, ...]}                        # bytes items kept as the planner gave them
+
+Planner data of a default planner are written as ``{"paths": {FQN: [key or position, ...]}}``; in
+other data tuples are ``{"tuple": [...]}`` and dicts ``{"dict": [[key, value], ...]}``, so that all of
+it comes back equal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from cairn import _cairn
+from cairn._base import dtypes
+from cairn._tensors.contents import Leaf, TensorLeaf, ValueLeaf, leaf_at
+from cairn.errors import Corrupt, Invalid
+from cairn._base.tree import TENSOR
+
+ANNEX = "torch.distributed.checkpoint"
+_VERSION = 1
+
+_PATH_TYPES = frozenset({str, int})
+
+
+class Described(NamedTuple):
+    """What a step is to DCP."""
+
+    metadata: Metadata
+    as_given: frozenset[str]
+    """FQNs of the bytes items that are kept as the planner gave them."""
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """While objects are made by the million, all of which live: the cyclic collector would look at
+    all of them again and again, and take several times as long as the making."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+# Out ----------------------------------------------------------------------------------------------
+
+
+@_no_collection()
+def encode(metadata: Metadata, as_given: frozenset[str]) -> bytes:
+    """The annex. Raises Invalid for what a planner of its own has put in and JSON cannot say."""
+    document = {
+        "version": _VERSION,
+        "entries": [
+            [fqn, _encode_entry(entry)] for fqn, entry in metadata.state_dict_metadata.items()
+        ],
+        "planner_data": _encode_planner_data(metadata.planner_data),
+        "storage_data": _encode(metadata.storage_data, "storage_data"),
+        "storage_meta": _encode_storage_meta(metadata.storage_meta),
+        "dcp_version": metadata.version,
+        "as_given": sorted(as_given),
+    }
+    return json.dumps(document, separators=(",", ":")).encode("utf-8", "surrogatepass")
+
+
+def _encode_entry(entry: Any) -> dict | None:
+    if isinstance(entry, BytesStorageMetadata):
+        return None
+    return {
+        "properties": _encode_properties(entry.properties),
+        "size": entry.size,  # a tuple is a list in JSON
+        "chunks": [(chunk.offsets, chunk.sizes) for chunk in entry.chunks],
+    }
+
+
+def _encode_properties(properties: TensorProperties) -> list:
+    texts = (properties.dtype, properties.layout, properties.memory_format)
+    flags = (properties.requires_grad, properties.pin_memory)
+    return [*(str(text).removeprefix("torch.") for text in texts), *map(bool, flags)]
+
+
+def _encode_storage_meta(meta: StorageMeta | None) -> dict | None:
+    if meta is None:
+        return None
+    checkpoint_id = None if meta.checkpoint_id is None else str(meta.checkpoint_id)
+    return {"checkpoint_id": checkpoint_id, "save_id": meta.save_id, "modules": meta.modules}
+
+
+def paths_of(planner_data: Any) -> dict[str, tuple[str | int, ...]] | None:
+    """The nesting, FQN to path, if that is what the planner keeps, as default ones do."""
+    if type(planner_data) is not dict:
+        return None
+    for fqn, path in planner_data.items():
+        if type(fqn) is not str or type(path) is not tuple or not _PATH_TYPES.issuperset(
+            map(type, path)
+        ):
+            return None
+    return planner_data
+
+
+def _encode_planner_data(data: Any) -> Any:
+    paths = paths_of(data)
+    return _encode(data, "planner_data") if paths is None else {"paths": paths}
+
+
+def _encode(value: Any, where: str) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if type(value) is list:
+        return [_encode(element, where) for element in value]
+    if isinstance(value, tuple):
+        return {"tuple": [_encode(element, where) for element in value]}
+    if isinstance(value, dict):
+        return {"dict": [[_encode(k, where), _encode(v, where)] for k, v in value.items()]}
+    raise Invalid(
+        f"the planner's {where} holds a {type(value).__name__}, which is not kept without pickle: "
+        "make it of dicts, lists, tuples and plain values"
+    )
+
+
+# Back ---------------------------------------------------------------------------------------------
+
+
+@_no_collection()
+def describe(native: _cairn.Store, contents: _cairn.Contents) -> Described:
+    """The metadata as it was saved; made up for a step that was not saved through DCP.
+
+    Raises Corrupt if it cannot be what was written.
+    """
+    data = native.annex(contents.info, ANNEX)
+    if data is None:
+        return Described(_made_up(contents), frozenset())
+    try:
+        document = json.loads(data.decode("utf-8", "surrogatepass"))
+        if document["version"] == _VERSION:
+            return _decode_document(document)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Corrupt(
+            f"the metadata of step {contents.step} for torch.distributed.checkpoint is damaged "
+            f"({error}); Store.read() does not need it",
+            step=contents.step,
+        ) from error
+    raise Invalid(
+        f"the metadata of step {contents.step} is of version {document['version']}, newer than "
+        "this package: upgrade it",
+        step=contents.step,
+    )
+
+
+def _decode_document(document: dict) -> Described:
+    metadata = Metadata(
+        {fqn: _decode_entry(entry) for fqn, entry in document["entries"]},
+        planner_data=_decode(document["planner_data"]),
+        storage_data=_decode(document["storage_data"]),
+        storage_meta=_decode_storage_meta(document["storage_meta"]),
+        version=document["dcp_version"],
+    )
+    return Described(metadata, frozenset(document["as_given"]))
+
+
+def _decode_entry(entry: dict | None) -> TensorStorageMetadata | BytesStorageMetadata:
+    if entry is None:
+        return BytesStorageMetadata()
+    chunks = [
+        ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+        for offsets, sizes in entry["chunks"]
+    ]
+    properties = _decode_properties(*entry["properties"])
+    return TensorStorageMetadata(properties, torch.Size(entry["size"]), chunks)
+
+
+def _decode_properties(
+    dtype: str, layout: str, memory_format: str, requires_grad: bool, pin_memory: bool
+) -> TensorProperties:
+    return TensorProperties(
+        dtype=_torch_constant(dtype, torch.dtype),
+        layout=_torch_constant(layout, torch.layout),
+        requires_grad=requires_grad,
+        memory_format=_torch_constant(memory_format, torch.memory_format),
+        pin_memory=pin_memory,
+    )
+
+
+def _torch_constant(name: str, kind: type) -> Any:
+    constant = getattr(torch, name, None)
+    if not isinstance(constant, kind):
+        raise ValueError(f"the installed torch has no {kind.__name__} '{name}'")
+    return constant
+
+
+def _decode_storage_meta(meta: dict | None) -> StorageMeta | None:
+    if meta is None:
+        return None
+    return StorageMeta(meta["checkpoint_id"], meta["save_id"], modules=meta["modules"])
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decode(element) for element in value]
+    if not isinstance(value, dict):
+        return value
+    if "paths" in value:
+        return {fqn: tuple(path) for fqn, path in value["paths"].items()}
+    if "tuple" in value:
+        return tuple(_decode(element) for element in value["tuple"])
+    return {_decode(key): _decode(element) for key, element in value["dict"]}
+
+
+def shard_key(fqn: str, offsets: Iterable[int]) -> str:
+    """The key of a shard that a rank has saved on its own (use_collectives=False): the rest of the
+    tensor is not in its store, so that the shard is a tensor there, named ``FQN@0,128``."""
+    return f"{fqn}@{','.join(map(str, offsets))}"
+
+
+# Made up ------------------------------------------------------------------------------------------
+
+
+class Slot(NamedTuple):
+    """Stands for a tensor, array or pickle in a nested state."""
+
+    leaf: Leaf
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether it is a torch tensor; DCP takes numpy's arrays for plain values."""
+        return isinstance(self.leaf, TensorLeaf) and self.leaf.kind == TENSOR
+
+
+def nested_values(contents: _cairn.Contents) -> Any:
+    """The state of a step: plain values, and a Slot for each other leaf."""
+    leaves = (leaf_at(contents, i) for i in range(len(contents)))
+    return contents.build([_value_or_slot(leaf) for leaf in leaves])
+
+
+def _value_or_slot(leaf: Leaf) -> Any:
+    is_plain = isinstance(leaf, ValueLeaf) and not isinstance(leaf.value, _cairn.Pickle)
+    return leaf.value if is_plain else Slot(leaf)
+
+
+def _made_up(contents: _cairn.Contents) -> Metadata:
+    """As if a default planner had saved the step from one process."""
+    state = nested_values(contents)
+    if not isinstance(state, dict):
+        raise Invalid(f"step {contents.step} holds no dict: torch.distributed.checkpoint needs one")
+    entries: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+    paths: dict[str, tuple[str | int, ...]] = {}
+    for path, value in _items(state, ()):
+        fqn = ".".join(map(str, path))
+        entries[fqn] = _entry_of(value)
+        paths[fqn] = path
+    return Metadata(entries, planner_data=paths)
+
+
+def _items(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """What DCP takes for an item: it goes into dicts, and into lists that hold dicts at some depth
+    or a tensor; all else is one item."""
+    if isinstance(value, dict):
+        for key, child in value.items():
+            yield from _items(child, (*path, str(key)))
+    elif isinstance(value, list) and not _is_item(value):
+        for i, child in enumerate(value):
+            yield from _items(child, (*path, i))
+    else:
+        yield path, value
+
+
+def _is_item(values: list) -> bool:
+    return not any(
+        isinstance(value, dict)
+        or (isinstance(value, Slot) and value.is_tensor)
+        or (isinstance(value, list) and not _is_item(value))
+        for value in values
+    )
+
+
+def _entry_of(value: Any) -> TensorStorageMetadata | BytesStorageMetadata:
+    if not isinstance(value, Slot) or not value.is_tensor:
+        return BytesStorageMetadata()
+    info = value.leaf.info
+    size = torch.Size(info.shape)
+    whole = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
+    properties = TensorProperties(dtype=dtypes.torch_dtype(info.dtype))
+    return TensorStorageMetadata(properties, size, [whole])

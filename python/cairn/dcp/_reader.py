@@ -1,0 +1,248 @@
+"""The storage reader: DCP's read items as boxes of tensors, and values as DCP's bytes items."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from cairn import _cairn
+from cairn._base import devices
+from cairn.dcp._location import CheckpointId, check_step, is_checkpoint_id, locate, required
+from cairn.dcp._metadata import Described, describe, shard_key
+from cairn.dcp._saves import new_id
+from cairn.dcp._values import Values, set_value
+from cairn.errors import Invalid, NotFound
+from cairn._tensors.targets import Target, staged_target_of
+
+# Memory that planners may make for targets, or that is between file and device, at one time.
+_STAGED_BYTES = 512 << 20
+
+
+class CairnReader(StorageReader):
+    """Loads a step of a store with ``torch.distributed.checkpoint``, whatever saved it.
+
+    For ``dcp.load(..., storage_reader=...)``. Every rank reads the boxes that it needs, and no
+    other bytes but the rest of their 64 KiB pages; each page is checked against its digest.
+
+    Args:
+        path: address of the store, or ``ADDRESS@STEP``. May be left out where ``checkpoint_id`` is
+            given to DCP, which names an address in the same way.
+        step: number of the step; by default the latest.
+        allow_pickle: hands objects that were saved as pickles (with ``allow_pickle=True``) to the
+            planner, which unpickles them: that can run any code.
+
+    Raises (from DCP as the cause inside a ``CheckpointException``):
+        NotFound: no such store, step or key.
+        Corrupt: bytes are not what was written.
+        Invalid: a box outside of the tensor, or a pickle that is not allowed.
+
+    Picklable; not for use by several threads at once.
+    """
+
+    def __init__(
+        self,
+        path: CheckpointId = None,
+        step: int | None = None,
+        *,
+        allow_pickle: bool = False,
+        _extension_registry: Any = None,
+    ) -> None:
+        super().__init__()
+        if _extension_registry is not None:
+            raise Invalid(
+                "_extension_registry: Cairn has no stream extensions; its own digests check every "
+                "byte. Leave it out"
+            )
+        self._step = check_step(step)
+        self._location = locate(path, self._step)
+        self._allow_pickle = allow_pickle
+        self._load_id = new_id()
+        self._opened: _Opened | None = None
+
+    @property
+    def checkpoint_id(self) -> str | None:
+        """Address, and step if one is named."""
+        return None if self._location is None else str(self._location)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
+        return is_checkpoint_id(checkpoint_id)
+
+    def reset(self, checkpoint_id: CheckpointId = None) -> None:
+        """Begins a new load, from elsewhere if ``checkpoint_id`` says so."""
+        self._close()
+        self._load_id = new_id()
+        if checkpoint_id:
+            self._location = locate(checkpoint_id, self._step)
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """What the step holds. ``rank=`` asks for what that rank has saved on its own."""
+        location = required(self._location)
+        rank = kwargs.get("rank")
+        if rank is not None:
+            location = location.of_rank(rank)
+        self._close()
+        native = _cairn.Store(location.address, False, None)
+        contents = native.contents(location.step, [])
+        described = describe(native, contents)
+        self._opened = _Opened(native, contents, described, of_one_rank=rank is not None)
+        metadata = described.metadata
+        if metadata.storage_meta is None:
+            metadata.storage_meta = StorageMeta(str(location))
+        metadata.storage_meta.load_id = self._load_id
+        return metadata
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """Nothing to do: every rank has read the metadata from the step that it reads."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Tells every rank which step the coordinator has found, that none reads another."""
+        found = None if self._opened is None else self._opened.identity
+        return [dataclasses.replace(plan, storage_data=found) for plan in plans]
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Fills the planner's tensors and hands it the values that it asks for."""
+        if self._opened is None:
+            raise Invalid("read_data comes after read_metadata")
+        try:
+            self._opened.check_same(plan.storage_data)
+            self._opened.read(plan.items, planner, self._allow_pickle)
+        finally:
+            self._close()
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _close(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.native.close()
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "_opened": None}
+
+
+class _Opened:
+    """A step that is being read."""
+
+    def __init__(
+        self,
+        native: _cairn.Store,
+        contents: _cairn.Contents,
+        described: Described,
+        *,
+        of_one_rank: bool,
+    ) -> None:
+        self.native = native
+        self._of_one_rank = of_one_rank
+        self._contents = contents
+        self._described = described
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Of the step: a step that is overwritten becomes another."""
+        return self._contents.step, self._contents.generation
+
+    def check_same(self, coordinators: tuple[int, int] | None) -> None:
+        """Raises NotFound if the coordinator has found another step than this rank."""
+        if self._of_one_rank or coordinators in (None, self.identity):
+            return
+        step, other = self._contents.step, coordinators[0]
+        found = f"step {other}" if step != other else f"another save of step {step}"
+        raise NotFound(
+            f"a step was saved while the ranks began to load: the coordinator has found {found}, "
+            f"this rank step {step}; load again, or name a step",
+            step=step,
+        )
+
+    def read(self, items: list[ReadItem], planner: LoadPlanner, allow_pickle: bool) -> None:
+        for portion in self._portions(items, planner):
+            self._read_tensors(portion, planner)
+        wanted = [item for item in items if item.type == LoadItemType.BYTE_IO]
+        if not wanted:
+            return
+        values = Values(self.native, self._contents, self._described, allow_pickle)
+        found = values.read([item.storage_index.fqn for item in wanted], planner)
+        for item, value in zip(wanted, found):
+            if isinstance(value, io.BytesIO):
+                planner.load_bytes(item, value)
+            else:
+                set_value(planner, item, value)
+
+    def _portions(self, items: list[ReadItem], planner: LoadPlanner) -> Iterator[list[tuple]]:
+        """Tensor items with their targets, in portions that bound the memory beside the state."""
+        lends = _lends(planner)
+        portion: list[tuple[ReadItem, torch.Tensor, Target]] = []
+        staged_bytes = 0
+        for item in items:
+            if item.type == LoadItemType.BYTE_IO:
+                continue
+            tensor = planner.resolve_tensor(item).detach()
+            target = self._target_of(item, tensor)
+            portion.append((item, tensor, target))
+            if not lends or target.finish is not None:
+                staged_bytes += tensor.nbytes
+            if staged_bytes >= _STAGED_BYTES:
+                yield portion
+                portion, staged_bytes = [], 0
+        if portion:
+            yield portion
+
+    def _target_of(self, item: ReadItem, tensor: torch.Tensor) -> Target:
+        fqn, _ = self._place_of(item)
+        info = self._contents.find_tensor(fqn)
+        if info is None:
+            step = self._contents.step
+            raise NotFound(f"step {step} has no tensor '{fqn}'", key=fqn, step=step)
+        if tuple(tensor.shape) != tuple(item.lengths):
+            raise Invalid(
+                f"'{fqn}': the planner gave a tensor of {list(tensor.shape)} for a box of "
+                f"{list(item.lengths)}",
+                key=fqn,
+            )
+        return staged_target_of(tensor, info.dtype, fqn)
+
+    def _read_tensors(self, portion: list[tuple], planner: LoadPlanner) -> None:
+        requests = _cairn.Requests()
+        for item, _, target in portion:
+            fqn, offsets = self._place_of(item)
+            place = target.strides, target.address, target.device
+            requests.add(fqn, offsets, target.shape, target.dtype, *place)
+        devices.load(self.native, self._contents.info, requests)
+        for item, tensor, target in portion:
+            if target.finish is not None:
+                target.finish()
+            planner.commit_tensor(item, tensor)
+
+    def _place_of(self, item: ReadItem) -> tuple[str, tuple[int, ...]]:
+        """The tensor in the store, and where in it the box begins. DCP counts from the beginning of
+        the saved shard that it names."""
+        fqn, shard = item.storage_index.fqn, item.storage_index.offset
+        inside = tuple(item.storage_offsets)
+        if shard is None:
+            return fqn, inside
+        if self._of_one_rank and self._contents.find_tensor(fqn) is None:
+            return shard_key(fqn, shard), inside
+        return fqn, tuple(a + b for a, b in zip(shard, inside))
+
+
+def _lends(planner: LoadPlanner) -> bool:
+    """Whether its targets are the caller's own tensors, as far as is known."""
+    methods = ("resolve_tensor", "lookup_tensor", "transform_tensor")
+    return all(
+        getattr(type(planner), name, None) is getattr(DefaultLoadPlanner, name) for name in methods
+    )

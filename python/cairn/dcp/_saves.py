@@ -1,0 +1,210 @@
+"""One save of many ranks, as DCP drives it: a ticket from the coordinator, a part of each rank.
+
+    coordinator, in prepare_global_plan   opens the store and gives every rank's plan a ticket
+    each rank, in write_data              writes its part; all but the coordinator hand theirs in
+    coordinator, in finish                joins the parts and commits
+
+DCP does not tell a storage that a save has failed on another rank: finish is just not called. So
+the coordinator's part, which holds the store open for writing, is given up when its writer goes or
+begins another save, or when a save of the same store begins with another writer on the same thread,
+or after its thread has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import threading
+import weakref
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cairn import _cairn
+from cairn.dcp._location import Location, folder_of
+from cairn.errors import Conflict, Invalid
+
+
+def new_id() -> str:
+    """Names one save or load, as DCP's StorageMeta wants it."""
+    return secrets.token_hex(16)
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What a rank needs to take part; travels in ``SavePlan.storage_data``."""
+
+    address: str
+    attempt: tuple[int, int, str, str]
+    """(step, world size, session, attempt), as _cairn.StepPart.invite gives it."""
+    rank: int
+    job: str
+    """Of the coordinator's process."""
+
+
+_JOB = new_id()
+# The collector may run a part's __del__ on a thread that holds it.
+_lock = threading.RLock()
+# By folder: the coordinator's part that holds a store open in this process, and its thread.
+_coordinating: dict[str, tuple[weakref.ref, threading.Thread]] = {}
+# The thread of dcp.async_save ends soon after its future has the outcome.
+_THREAD_END_SECONDS = 1.0
+# Attempts that this process has taken part in.
+_used: set[str] = set()
+
+
+class Part:
+    """One rank's part of one save. Threads: one at a time."""
+
+    def __init__(self, address: str, session: str = "") -> None:
+        self._pid = os.getpid()
+        self._thread = threading.current_thread()
+        self._address = address
+        self._folder = folder_of(address)
+        self._native: _cairn.StepPart | None = _cairn.StepPart(address, session)
+        self.has_guests = False
+        """Whether other ranks may join: only as long as this part is open."""
+
+    @property
+    def native(self) -> _cairn.StepPart:
+        if self._native is None:
+            raise Invalid(
+                f"the save into {self._address} was given up, as another one began; a save needs "
+                "a writer of its own"
+            )
+        return self._native
+
+    def coordinate(self) -> None:
+        """To be called on the coordinator's: a later save of this thread gives it up."""
+        with _lock:
+            _coordinating[self._folder] = (weakref.ref(self), threading.current_thread())
+
+    def close(self) -> None:
+        """Gives up what was not committed. May be called again.
+
+        Raises Conflict, with nothing given up, while another thread saves.
+        """
+        if self._pid != os.getpid():
+            return  # a forked child's: locks and files are the parent's
+        if self._native is not None:
+            self._native.close()
+        self._native = None
+        with _lock:
+            if self._folder in _coordinating and _coordinating[self._folder][0]() in (self, None):
+                del _coordinating[self._folder]
+
+    def close_for_another(self) -> None:
+        """The same, for the next save of the same writer, which may be on another thread.
+
+        Raises Conflict if the thread that began this one lives and may still save: one of
+        dcp.async_save, which ends with its save. The main thread would be in this save itself.
+        """
+        if self._thread not in (threading.current_thread(), threading.main_thread()):
+            self._thread.join(_THREAD_END_SECONDS)
+            if self._thread.is_alive():
+                raise Conflict(
+                    f"a save into {self._address} with this writer still runs: wait for its "
+                    "future, or give each save a writer of its own"
+                )
+        self.close()
+
+    def __del__(self) -> None:
+        # Attributes are missing if __init__ has raised.
+        if getattr(self, "_native", None) is not None:
+            self.close()
+
+
+def open_for_save(location: Location, overwrite: bool) -> Part:
+    """The coordinator's part; makes the store if it is absent. Raises Conflict as cairn.open, and
+    for a step that exists and must not be replaced; Invalid where no step was named, yet the store
+    has others."""
+    folder = folder_of(location.address)
+    give_up_abandoned(location.address)
+    os.makedirs(os.path.dirname(folder), exist_ok=True)
+    part = Part(location.address)
+    part.coordinate()
+    try:
+        _check_steps(location, part.native.steps(), overwrite)
+    except BaseException:
+        part.close()
+        raise
+    return part
+
+
+def give_up_abandoned(address: str) -> None:
+    """Closes the part of a save that has failed elsewhere, of which DCP has not told its writer."""
+    folder = folder_of(address)
+    with _lock:
+        part_of, thread = _coordinating.get(folder, (None, None))
+    part = None if part_of is None else part_of()
+    if part is None or thread is None:
+        return
+    if thread is not threading.current_thread():
+        thread.join(_THREAD_END_SECONDS)
+        if thread.is_alive():
+            return  # it may be saving; then the store tells of the conflict
+    part.close()
+
+
+def _check_steps(location: Location, steps: list[int], overwrite: bool) -> None:
+    others = [step for step in steps if step != 0]
+    if location.step is None and others:
+        raise Invalid(
+            f"the store {location.address} has steps, such as {others[-1]}: say which one to save, "
+            "with step= or ADDRESS@STEP"
+        )
+    step = location.step or 0
+    if step in steps and not overwrite:
+        raise Conflict(
+            f"step {step} exists in {location.address}, and overwrite is False", step=step
+        )
+
+
+def tickets(part: Part, location: Location, world_size: int) -> list[Ticket]:
+    """One for each rank."""
+    attempt = part.native.invite(location.step or 0, world_size)
+    part.has_guests = world_size > 1
+    return [Ticket(location.address, attempt, rank, _JOB) for rank in range(world_size)]
+
+
+# Planners that cache plans (enable_plan_caching) give a rank its plan of an earlier save, with the
+# ticket of then. The ticket of now is in a file beside the store's pending parts.
+
+
+def _ticket_path(address: str) -> str:
+    return os.path.join(folder_of(address), "pending", "dcp-ticket.json")
+
+
+def leave_ticket(ticket: Ticket) -> None:
+    """For ranks that get an older one from their planner. The coordinator calls it."""
+    path = _ticket_path(ticket.address)
+    temporary = f"{path}.{_JOB}"
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(asdict(ticket), file)
+    os.replace(temporary, path)
+
+
+def current_ticket(ticket: Ticket | None, address: str, *, plan_is_cached: bool) -> Ticket:
+    """The ticket of this save into the store at `address`: the one in the plan, or a newer one.
+    `plan_is_cached`: the planner is known to give the plan of an earlier save. Raises Invalid for
+    none, or one of another job's save."""
+    if not isinstance(ticket, Ticket):
+        raise Invalid(
+            "this plan has not been through CairnWriter.prepare_global_plan: a planner must keep "
+            "storage_data"
+        )
+    if plan_is_cached or ticket.attempt[3] in _used:
+        ticket = _found_ticket(ticket, address)
+    _used.add(ticket.attempt[3])
+    return ticket
+
+
+def _found_ticket(old: Ticket, address: str) -> Ticket:
+    try:
+        with open(_ticket_path(address), encoding="utf-8") as file:
+            found: dict[str, Any] = json.load(file)
+    except (OSError, ValueError) as error:
+        raise Invalid(f"the planner gave the plan of an earlier save ({error})") from error
+    if found["job"] != old.job or found["attempt"][3] in _used:
+        raise Invalid("the planner gave the plan of an earlier save, and there is no newer one")
+    return Ticket(address, tuple(found["attempt"]), old.rank, old.job)

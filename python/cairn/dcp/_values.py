@@ -1,0 +1,237 @@
+"""DCP's bytes items: plain Python values are kept as such, all else as pickles, where allowed.
+
+A default planner would turn every value that is no tensor into the bytes of ``torch.save``, a
+pickle. So the values are taken before it does, and given back past it. A planner that transforms
+objects keeps its say: what it gives as the bytes of ``torch.save`` is taken out of them again if it
+is plain, and other bytes are kept, and handed back, as they are.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint._nested_dict import set_element
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem, SavePlanner, WriteItem
+
+from cairn import _cairn
+from cairn._tensors.contents import Leaf, TensorLeaf, ValueLeaf, plain_value
+from cairn.dcp._metadata import Described, Slot, nested_values
+from cairn.errors import Corrupt, Invalid, NotFound
+from cairn._save.flatten import flatten
+from cairn._base.patterns import literal
+from cairn._ranks.ranks import Ranks
+from cairn._load.read import Reader
+
+# DCP itself sees to who saves what; each rank's part is a state of its own.
+ALONE = Ranks(None, {}, None, timeout=0)
+
+_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
+# How pickles begin: one of protocol 2 or newer, and the zip archive of torch.save around it.
+_PICKLE_STARTS = (b"\x80", b"PK\x03\x04")
+
+
+# Saving -------------------------------------------------------------------------------------------
+
+
+def flat_values(values: dict[str, Any]) -> _cairn.Batch:
+    """Values by FQN as C++ takes them, tensors on CUDA devices where they are. Raises Invalid for
+    what only a pickle could keep."""
+    return flatten(values, allow_pickle=False, ranks=ALONE, patterns=[], devices=True).batch
+
+
+def value_of(planner: SavePlanner, item: WriteItem, allow_pickle: bool) -> tuple[Any, bool]:
+    """What is kept for a bytes item, and whether it is bytes as the planner gave them.
+
+    Raises Invalid for what only a pickle can keep, unless that is allowed.
+    """
+    fqn = item.index.fqn
+    if not _makes_bytes_itself(planner):
+        value = planner.lookup_object(item.index)
+        refusal = _refusal(value, fqn)
+        if refusal is None:
+            return value, False
+        if not allow_pickle:
+            raise Invalid(
+                str(refusal).replace(
+                    "to save and load", "to CairnWriter and CairnReader"
+                ),
+                key=fqn,
+            ) from refusal
+    data = planner.resolve_data(item).getvalue()
+    if not data.startswith(_PICKLE_STARTS):
+        return data, True
+    if allow_pickle:
+        return _cairn.Pickle(data), True
+    return _unpacked(data, fqn), False
+
+
+def _unpacked(data: bytes, fqn: str) -> Any:
+    """The plain value in the bytes of torch.save. Raises Invalid for anything else."""
+    try:
+        value = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        reason = _refusal(value, fqn)
+    except Exception as error:  # of whatever type an unpickler raises
+        reason = error
+    if reason is None:
+        return value
+    raise Invalid(
+        f"'{fqn}': the planner gives a pickle of what is not plain, which Cairn does not keep "
+        "unasked: let it give plain values, or pass allow_pickle=True to CairnWriter and "
+        "CairnReader",
+        key=fqn,
+    ) from reason
+
+
+def _makes_bytes_itself(planner: SavePlanner) -> bool:
+    return not isinstance(planner, DefaultSavePlanner) or (
+        type(planner).resolve_data is not DefaultSavePlanner.resolve_data
+        or type(planner).transform_object is not DefaultSavePlanner.transform_object
+    )
+
+
+def _refusal(value: Any, fqn: str) -> Invalid | None:
+    """Why it cannot be kept as it is, if it cannot."""
+    if type(value) in _PLAIN:
+        return None
+    try:
+        flat_values({fqn: value})
+    except Invalid as error:
+        return error
+    return None
+
+
+# Loading ------------------------------------------------------------------------------------------
+
+
+class Values:
+    """The values of one step, as DCP's bytes items. Used once."""
+
+    def __init__(
+        self,
+        native: _cairn.Store,
+        contents: _cairn.Contents,
+        described: Described,
+        allow_pickle: bool,
+    ) -> None:
+        self._native = native
+        self._step = contents.step
+        self._generation = contents.generation
+        self._state = nested_values(contents)
+        self._paths = described.metadata.planner_data
+        self._as_given = described.as_given
+        self._allow_pickle = allow_pickle
+
+    def read(self, fqns: list[str], planner: LoadPlanner) -> list[Any]:
+        """The value of each, or a BytesIO of what a planner had given, for this one to take.
+
+        Raises NotFound for an unknown one, Invalid for a pickle that is not allowed.
+        """
+        found = [self._find(fqn) for fqn in fqns]
+        arrays = self._read_arrays(found)
+        values = [self._value(fqn, value, arrays) for fqn, value in zip(fqns, found)]
+        if not self._allow_pickle:
+            for fqn, value in zip(fqns, values):
+                if isinstance(value, io.BytesIO):
+                    self._check_harmless(fqn, value.getvalue(), planner)
+        return values
+
+    def _check_harmless(self, fqn: str, data: bytes, planner: LoadPlanner) -> None:
+        """A default planner unpickles whatever bytes it is given, and the store may be anybody's."""
+        if _takes_bytes_itself(planner) and not data.startswith(_PICKLE_STARTS):
+            return
+        raise Invalid(
+            f"'{fqn}' in step {self._step} is bytes that a planner made, and to take them this one "
+            "may unpickle them, which can run any code: load with the planner that goes with them, "
+            "or pass allow_pickle=True to CairnReader if you trust who wrote this store",
+            key=fqn,
+            step=self._step,
+        )
+
+    def _find(self, fqn: str) -> Any:
+        path = self._paths.get(fqn) if isinstance(self._paths, dict) else None
+        for way in (path, (fqn,)):
+            try:
+                value = self._state
+                for key in way or ():
+                    value = value[key]
+            except (KeyError, IndexError, TypeError):
+                continue
+            if way is not None:
+                return value
+        raise NotFound(f"step {self._step} has no key '{fqn}'", key=fqn, step=self._step)
+
+    def _read_arrays(self, found: list[Any]) -> dict[str, Any]:
+        """Tensors and arrays inside of the values, by FQN."""
+        fqns = [slot.leaf.fqn for slot in _slots(found) if isinstance(slot.leaf, TensorLeaf)]
+        if not fqns:
+            return {}
+        contents = self._native.contents(self._step, [literal(fqn) for fqn in fqns])
+        if contents.generation != self._generation:
+            raise NotFound(
+                f"step {self._step} was overwritten while it was being read: load it again",
+                step=self._step,
+            )
+        reader = Reader(self._native, contents, device=None, mmap=False, verify=True)
+        return dict(zip(contents.fqns(), reader.read(self._allow_pickle)))
+
+    def _value(self, fqn: str, value: Any, arrays: dict[str, Any]) -> Any:
+        if fqn not in self._as_given:
+            return _fill(value, lambda leaf: self._leaf(leaf, arrays))
+        if isinstance(value, Slot) and isinstance(value.leaf, ValueLeaf):
+            if not self._allow_pickle:
+                plain_value(value.leaf, self._step, allow_pickle=False)  # says why not
+            value = value.leaf.value.data
+        if not isinstance(value, bytes):
+            raise Corrupt(f"'{fqn}' should be bytes in step {self._step}", key=fqn, step=self._step)
+        return io.BytesIO(value)
+
+    def _leaf(self, leaf: Any, arrays: dict[str, Any]) -> Any:
+        if isinstance(leaf, TensorLeaf):
+            return arrays[leaf.fqn]
+        return plain_value(leaf, self._step, self._allow_pickle)
+
+
+def _slots(value: Any) -> list[Slot]:
+    if isinstance(value, Slot):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return []
+    return [slot for child in value for slot in _slots(child)]
+
+
+def _fill(value: Any, content_of: Callable[[Leaf], Any]) -> Any:
+    """The same containers, with the contents of leaves in place of their slots."""
+    if isinstance(value, Slot):
+        return content_of(value.leaf)
+    if isinstance(value, dict):
+        return type(value)({key: _fill(child, content_of) for key, child in value.items()})
+    if isinstance(value, (list, tuple)):
+        return type(value)([_fill(child, content_of) for child in value])
+    return value
+
+
+def _takes_bytes_itself(planner: LoadPlanner) -> bool:
+    return not isinstance(planner, DefaultLoadPlanner) or (
+        type(planner).load_bytes is not DefaultLoadPlanner.load_bytes
+    )
+
+
+def set_value(planner: LoadPlanner, item: ReadItem, value: Any) -> None:
+    """Gives a value to the planner: past a default one's unpickling, to others as torch.save's
+    bytes, which is what they expect."""
+    fqn = item.dest_index.fqn
+    if _takes_bytes_itself(planner):
+        buffer = io.BytesIO()
+        torch.save(value, buffer)
+        buffer.seek(0)
+        planner.load_bytes(item, buffer)
+    elif planner.flatten_state_dict:
+        set_element(planner.original_state_dict, planner.mappings[fqn], value)
+    else:
+        planner.state_dict[fqn] = value

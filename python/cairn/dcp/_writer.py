@@ -1,0 +1,369 @@
+"""The storage writer: DCP's write items as parts of tensors, and values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, SerializationFormat
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import (
+    SavePlan,
+    SavePlanner,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from cairn._base import dtypes
+from cairn.dcp import _saves as saves
+from cairn.dcp._location import (
+    CheckpointId,
+    Location,
+    check_step,
+    is_checkpoint_id,
+    locate,
+    required,
+)
+from cairn.dcp._metadata import ANNEX, encode, paths_of, shard_key
+from cairn.dcp._values import ALONE, flat_values, value_of
+from cairn._base.devices import HOST, current_streams
+from cairn.errors import Invalid
+from cairn._ranks.sharded import Shards
+from cairn._tensors.sources import Source, Sources
+from cairn.torch._stager import StateDictStager
+
+_STAGED_BYTES = 512 << 20
+
+# WriteResult.storage_data of a bytes item that is kept as the planner gave it.
+_AS_GIVEN = "as given"
+
+
+class CairnWriter(StorageWriter, AsyncStager):
+    """Saves a step of a store with ``torch.distributed.checkpoint``.
+
+    For ``dcp.save(..., storage_writer=...)`` and ``dcp.async_save``, on threads and processes. The
+    step exists when ``dcp.save`` returns, durable and whole, or not at all; one that it replaces
+    stays as it was until then, whatever fails.
+
+    Args:
+        path: address of the store, or ``ADDRESS@STEP``. May be left out where ``checkpoint_id`` is
+            given to DCP, which names an address in the same way.
+        step: number of the step. Without one the store is for this checkpoint alone (step 0).
+        overwrite: whether a step that exists is replaced; else that is a Conflict.
+        allow_pickle: keeps values that are neither tensors nor plain as pickles; the reader must
+            allow it too.
+        chunk_bytes: size of the pieces that tensors are cut into; by default 4 MiB.
+        per_thread_copy_ahead: bytes of tensors that are made by the planner, or copied to the host
+            as they lie on devices other than CUDA's, at one time, and at least one tensor; by
+            default 512 MiB. Tensors in host memory and on CUDA devices are written from where they
+            are, those on a device after the work that its current stream holds.
+        cache_staged_state_dict: ``dcp.async_save`` keeps its host copies for the next save with
+            this writer (see :class:`cairn.torch.StateDictStager`); else they live as long as the
+            save.
+
+    Of the other arguments of ``FileSystemWriter``, ``thread_count`` is taken and changes nothing:
+    every rank writes with deep queues and all its cores. ``single_file_per_rank=False``,
+    ``sync_files=False``, ``_extensions`` and a ``serialization_format`` other than the default have
+    no meaning here and are refused.
+
+    Raises (from DCP as the cause inside a ``CheckpointException``, on every rank):
+        Conflict: another process writes into the store; the step exists.
+        Invalid: something cannot be kept (``key`` says what), or the ranks' parts do not make whole
+            tensors.
+        Unavailable: no space, or an I/O error.
+
+    Picklable; not for use by several threads at once.
+    """
+
+    def __init__(
+        self,
+        path: CheckpointId = None,
+        single_file_per_rank: bool = True,
+        sync_files: bool = True,
+        thread_count: int = 1,
+        per_thread_copy_ahead: int = _STAGED_BYTES,
+        cache_staged_state_dict: bool = False,
+        overwrite: bool = True,
+        _extensions: Any = None,
+        serialization_format: SerializationFormat = SerializationFormat.TORCH_SAVE,
+        *,
+        step: int | None = None,
+        allow_pickle: bool = False,
+        chunk_bytes: int | None = None,
+    ) -> None:
+        _refuse_unless(
+            single_file_per_rank, "single_file_per_rank=False", "each tensor can be read alone"
+        )
+        _refuse_unless(sync_files, "sync_files=False", "a step that exists is durable")
+        _refuse_unless(not _extensions, "_extensions", "payload is kept as it is, with digests")
+        _refuse_unless(
+            serialization_format == SerializationFormat.TORCH_SAVE,
+            f"serialization_format={serialization_format}",
+            "tensors are raw bytes in the store, and kv-admin export makes safetensors files",
+        )
+        if thread_count < 1:
+            raise Invalid(f"thread_count={thread_count}: a positive number is needed")
+        self._step = check_step(step)
+        self._location = locate(path, self._step)
+        self._overwrite = overwrite
+        self._allow_pickle = allow_pickle
+        self._chunk_bytes = chunk_bytes
+        self._staged_bytes = per_thread_copy_ahead
+        self._stager = StateDictStager() if cache_staged_state_dict else None
+        self._save_id = saves.new_id()
+        self._rank: int | None = None
+        self._use_collectives = True
+        self._plan_is_cached = False
+        self._part: saves.Part | None = None
+
+    @property
+    def checkpoint_id(self) -> str | None:
+        """Address, and step if one is named."""
+        return None if self._location is None else str(self._location)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
+        return is_checkpoint_id(checkpoint_id)
+
+    def storage_meta(self) -> StorageMeta:
+        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save_id)
+
+    def reset(self, checkpoint_id: CheckpointId = None) -> None:
+        """Begins a new save, to elsewhere if ``checkpoint_id`` says so.
+
+        Raises Conflict while a save with this writer runs on another thread.
+        """
+        self._close_earlier()
+        self._save_id = saves.new_id()
+        if checkpoint_id:
+            self._location = locate(checkpoint_id, self._step)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        self._close_earlier()
+        self._rank = kwargs.get("rank")
+        self._use_collectives = kwargs.get("use_collectives", True)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        required(self._location)
+        self._plan_is_cached = not plan.usable
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Opens the store for writing, and gives each rank what it needs to join."""
+        location = self._place()
+        self._part = saves.open_for_save(location, self._overwrite)
+        tickets = saves.tickets(self._part, location, len(plans))
+        if not all(plan.usable for plan in plans):
+            saves.leave_ticket(tickets[0])
+        return [
+            dataclasses.replace(plan, storage_data=ticket) for plan, ticket in zip(plans, tickets)
+        ]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Writes this rank's part; on ranks other than the coordinator it is durable then."""
+        try:
+            ticket = saves.current_ticket(
+                plan.storage_data, self._place().address, plan_is_cached=self._plan_is_cached
+            )
+            if self._part is None:
+                self._part = saves.Part(ticket.address, ticket.attempt[2])
+            results = self._write(self._part, ticket, plan, planner)
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Joins what all ranks have written, and commits the step."""
+        if self._part is None:
+            raise Invalid("finish comes after write_data, on the coordinator")
+        metadata.version = CURRENT_DCP_VERSION
+        metadata.storage_meta = self.storage_meta()
+        as_given = {
+            result.index.fqn
+            for rank_results in results
+            for result in rank_results
+            if result.storage_data == _AS_GIVEN
+        }
+        try:
+            annex = encode(metadata, frozenset(as_given))
+            self._part.native.commit(paths_of(metadata.planner_data) or {}, {ANNEX: annex})
+        finally:
+            self._close()
+
+    # Staging for dcp.async_save, if it is given no stager.
+
+    # What torch asks of a stager; here it is complete when stage returns.
+    _synchronize_after_execute = False
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """A copy of the state in host memory. Raises as :class:`cairn.torch.StateDictStager`."""
+        if self._stager is not None:
+            return self._stager.stage(state_dict)
+        with StateDictStager() as once:
+            return once.stage(state_dict)
+
+    def synchronize_staging(self) -> None:
+        """Nothing to wait for."""
+
+    def close(self) -> None:
+        """Drops kept copies, and a save that was not finished.
+
+        Raises Conflict while a save with this writer runs on another thread.
+        """
+        self._close_earlier()
+        if self._stager is not None:
+            self._stager.close()
+
+    def _place(self) -> Location:
+        location = required(self._location)
+        if self._use_collectives or self._rank is None:
+            return location
+        return location.of_rank(self._rank)
+
+    def _write(
+        self, part: saves.Part, ticket: saves.Ticket, plan: SavePlan, planner: SavePlanner
+    ) -> list[WriteResult]:
+        part.native.begin(ticket.attempt, ticket.rank, self._overwrite, self._chunk_bytes)
+        portion = _Portion(self._use_collectives)
+        for items in _by_fqn(plan.items):
+            portion.add(items, planner, self._allow_pickle)
+            if portion.staged_bytes >= self._staged_bytes:
+                portion.write(part)
+                portion = _Portion(self._use_collectives, portion.results)
+        portion.write(part)
+        if ticket.rank != 0:
+            part.native.hand_in()
+            self._close()
+        return portion.results
+
+    def _give_up(self, error: BaseException) -> None:
+        """After an error, which must not be hidden by one of giving up."""
+        part = self._part
+        if part is None or part.has_guests:
+            return  # ranks that join later would fail too, for no reason of their own
+        self._part = None
+        try:
+            part.native.give_up(str(error))
+        except Exception:
+            pass  # the part was not begun; the others hear of the error from DCP
+        try:
+            part.close()
+        except Exception:
+            pass  # what is left is swept at the next open for writing
+
+    def _close(self) -> None:
+        part, self._part = self._part, None
+        if part is not None:
+            part.close()
+
+    def _close_earlier(self) -> None:
+        if self._part is not None:
+            self._part.close_for_another()
+        self._part = None
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "_part": None, "_stager": None}
+
+
+class _Portion:
+    """Some of a rank's items, whose tensors are in memory at one time, where C++ reads them: the
+    caller's own in host memory and on CUDA devices, copies of others."""
+
+    def __init__(self, whole: bool, results: list[WriteResult] | None = None) -> None:
+        """`whole`: other ranks write the rest of a tensor that has only shards here."""
+        self._whole = whole
+        self.results = [] if results is None else results
+        self.staged_bytes = 0
+        """Of tensors that are not the caller's own memory."""
+        self._leaves: dict[str, Any] = {}
+        self._shards: dict[str, tuple[int, tuple[Any, ...]]] = {}
+        self._owners: list[Any] = []
+        self._devices: set[int] = set()
+        self._sources = Sources(Shards(ALONE), devices=True)
+
+    def add(self, items: list[WriteItem], planner: SavePlanner, allow_pickle: bool) -> None:
+        """All items of one FQN. Raises Invalid for what cannot be kept."""
+        if items[0].type == WriteItemType.BYTE_IO:
+            fqn = items[0].index.fqn
+            value, as_given = value_of(planner, items[0], allow_pickle)
+            self._leaves[fqn] = value
+            self._add_result(items[0], 0, _AS_GIVEN if as_given else None)
+            return
+        for item in items:
+            self._add_tensor(item, planner)
+
+    def write(self, part: saves.Part) -> None:
+        """After what the current streams hold. When it returns no tensor is read any more."""
+        batch = flat_values(self._leaves)
+        streams = current_streams(self._devices.union(batch.devices()))
+        part.native.add(batch, self._shards, streams)
+
+    def _add_tensor(self, item: WriteItem, planner: SavePlanner) -> None:
+        fqn = item.index.fqn
+        tensor = planner.resolve_data(item).detach()
+        source = self._sources.take(tensor, fqn)
+        _check_chunk(item, source)
+        is_copy = source.device == HOST and tensor.device.type != "cpu"
+        if is_copy or not _lends(planner):
+            self.staged_bytes += tensor.nbytes
+        self._add_result(item, tensor.nbytes, None)
+        offsets, size = tuple(item.tensor_data.chunk.offsets), tuple(item.tensor_data.size)
+        if item.type == WriteItemType.TENSOR and source.shape == size:
+            # With the values, so that tensors that share memory are written once, and keep sharing.
+            self._leaves[fqn] = source.owner
+            return
+        if not self._whole and source.shape != size:
+            fqn, offsets, size = shard_key(fqn, offsets), (0,) * len(size), source.shape
+        dtype, (_, _, parts) = self._shards.setdefault(fqn, (source.dtype, (size, None, [])))
+        if dtype != source.dtype:
+            raise Invalid(
+                f"'{fqn}': one shard is {dtypes.name_of(dtype)}, another "
+                f"{dtypes.name_of(source.dtype)}",
+                key=fqn,
+            )
+        parts.append((offsets, source.shape, source.strides, source.address, source.device))
+        if source.device != HOST:
+            self._devices.add(source.device)
+        self._owners.append(source.owner)
+
+    def _add_result(self, item: WriteItem, nbytes: int, storage_data: str | None) -> None:
+        self.results.append(WriteResult(item.index, nbytes, storage_data))
+
+
+def _lends(planner: SavePlanner) -> bool:
+    """Whether its tensors are those of the caller, as far as is known."""
+    methods = ("resolve_data", "lookup_object", "transform_object")
+    return all(
+        getattr(type(planner), name, None) is getattr(DefaultSavePlanner, name) for name in methods
+    )
+
+
+def _by_fqn(items: list[WriteItem]) -> Iterator[list[WriteItem]]:
+    groups: dict[str, list[WriteItem]] = {}
+    for item in items:
+        groups.setdefault(item.index.fqn, []).append(item)
+    yield from groups.values()
+
+
+def _check_chunk(item: WriteItem, source: Source) -> None:
+    planned = tuple(item.tensor_data.chunk.sizes)
+    if source.shape != planned:
+        fqn = item.index.fqn
+        raise Invalid(
+            f"'{fqn}': the plan says a shard of {list(planned)}, the planner gives one of "
+            f"{list(source.shape)}",
+            key=fqn,
+        )
+
+
+def _refuse_unless(is_fine: bool, argument: str, why: str) -> None:
+    if not is_fine:
+        raise Invalid(f"{argument} has no meaning here: {why}. Leave it out")

@@ -1,0 +1,39 @@
+"""State-dict tools: torch.distributed's private ones, documented and supported.
+
+Each function has the name, arguments and results of the one in
+``torch.distributed._state_dict_utils`` (there with a leading underscore); where they differ the
+function says so. What passes between ranks passes over Cairn's own connections, with a deadline, in
+bounded memory, and with one verdict on all ranks. Errors are :class:`cairn.Invalid` where torch
+raises ``ValueError``, ``AssertionError`` or ``CompanionMismatch``.
+
+    from cairn.state_dict import gather_state_dict
+
+    whole = gather_state_dict(model.state_dict(), cpu_offload=True, ranks_only=(0,))
+"""
+
+from cairn.state_dict._collectives import (
+    broadcast_state_dict,
+    distribute_state_dict,
+    gather_state_dict,
+    transport,
+)
+from cairn.state_dict._copies import (
+    check_state_dict_similarity,
+    copy_state_dict,
+    create_cpu_state_dict,
+    offload_state_dict_to_cpu,
+)
+from cairn.state_dict._paths import flatten_state_dict, unflatten_state_dict
+
+__all__ = [
+    "broadcast_state_dict",
+    "check_state_dict_similarity",
+    "copy_state_dict",
+    "create_cpu_state_dict",
+    "distribute_state_dict",
+    "flatten_state_dict",
+    "gather_state_dict",
+    "offload_state_dict_to_cpu",
+    "transport",
+    "unflatten_state_dict",
+]

@@ -1,0 +1,487 @@
+"""State dicts between "a shard on each rank" and "whole": gather, broadcast, distribute.
+
+Bytes move over Cairn's own communicator, one for each process group, connected at the first call.
+Tensors on CUDA devices are sent from and received into device memory: over NCCL where all ranks
+have it (``transport`` tells), else through bounded host memory, after what the current streams of
+their devices hold at the call, and done when it returns. A call with such a tensor on any rank
+moves all of its tensors so.
+
+Every rank of the group makes each call. What is wrong on one rank is raised on all, before anything
+has been written, and every wait has a deadline. A rank that dies, is interrupted (Ctrl-C) or is too
+late ends the connections, and with them the call on all ranks; their next call makes new ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from cairn import _cairn
+from cairn._base import devices, dtypes
+from cairn._base.devices import HOST, device_of
+from cairn.errors import refuse
+from cairn._ranks.ranks import Ranks, default_group, ranks_of, this_process
+from cairn._ranks.sharded import MeshShard, Shards, dtensor_like, is_dtensor, is_sharded
+from cairn.state_dict._walk import rebuild
+from cairn._tensors.sources import Source, Sources, dtype_code, row_major
+from cairn._base.tree import TENSOR
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+TIMEOUT = 1800.0
+"""Seconds that ranks wait for each other in one call."""
+
+_ranks_of_group: weakref.WeakKeyDictionary[Any, Ranks] = weakref.WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def _ranks(pg: ProcessGroup | None) -> Iterator[Ranks]:
+    group = default_group() if pg is None else pg
+    if group is None:
+        yield this_process(TIMEOUT)
+        return
+    if group not in _ranks_of_group:
+        _ranks_of_group[group] = ranks_of(group, TIMEOUT)
+    ranks = _ranks_of_group[group]
+    try:
+        yield ranks
+    except BaseException as error:
+        # Connections are used again only after what every rank has agreed on. Else this rank ends
+        # them, so that the others, who wait for it at the end of the call at the latest, do the
+        # same: the next call makes new ones, on all ranks.
+        if not ranks.has_agreed_on(error):
+            _ranks_of_group.pop(group, None)
+            ranks.leave()
+        raise
+
+
+def transport(pg: ProcessGroup | None = None) -> str:
+    """What the calls of a process group (by default the default one) move tensors on devices over,
+    and why: NCCL, from device to device, or host memory. Chosen by the first call that has any; the
+    environment variable ``CAIRN_NCCL`` has a say (docs/communicators.md)."""
+    group = default_group() if pg is None else pg
+    if group is None:
+        return this_process(TIMEOUT).transport
+    ranks = _ranks_of_group.get(group)
+    return "none yet: no call was made" if ranks is None else ranks.transport
+
+
+class _Leaf(NamedTuple):
+    """A leaf for `_cairn.flatten`, described already."""
+
+    source: Source
+
+
+def _batch(leaves: dict[str, Any]) -> _cairn.Batch:
+    """Of `_Leaf`s, and of None where a leaf is to be told what it is."""
+    return _cairn.flatten(leaves, lambda leaf, fqn: leaf.source, [])
+
+
+def _is_reached(device: torch.device) -> bool:
+    """Whether C++ fills memory of this device where it is."""
+    return device.type == "cuda" and devices.reaches_cuda()
+
+
+def _memory(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
+    """Shape, strides, address and device of what C++ reaches."""
+    return tuple(tensor.shape), tuple(tensor.stride()), tensor.data_ptr(), device_of(tensor)
+
+
+def _tensor(moved: tuple[str, int, tuple[int, ...], torch.Tensor | None]) -> torch.Tensor:
+    _, code, shape, data = moved
+    dtype = dtypes.torch_dtype(code)
+    return torch.empty(shape, dtype=dtype) if data is None else data.view(dtype).view(shape)
+
+
+def gather_state_dict(
+    state_dict: dict[str, Any],
+    *,
+    pg: ProcessGroup | None = None,
+    device: torch.device | None = None,
+    cpu_offload: bool = False,
+    ranks_only: tuple[int, ...] = (),
+    type_check: bool = True,
+) -> dict[str, Any]:
+    """The state with every DTensor and ShardedTensor whole, a plain tensor. Collective over ``pg``.
+
+    Plain tensors and values are this rank's own, the same objects. The tensors put together lie in
+    one region of host memory, which lives as long as one of them: ``clone()`` what outlives the
+    rest; those on CUDA devices are tensors like any other. Each byte goes once to every rank that
+    gets the state.
+
+    Args:
+        pg: the process group, of which every rank calls this; by default the default one.
+        device: where ShardedTensors go; by default to that of their shards. DTensors go to their
+            mesh's.
+        cpu_offload: leaves all tensors in, or brings them to, host memory.
+        ranks_only: ranks of ``pg`` that get the state; others get an empty dict. None named: all.
+        type_check: ``False`` deep-copies what is neither a tensor nor a plain value.
+
+    Counterpart of torch's ``_gather_state_dict``. Unlike there every rank of ``pg`` calls it, also
+    where a DTensor's mesh is smaller (torch: those of the mesh); ShardedTensors may be cut in any
+    way (torch: along dimension 0, one shard a rank); partial sums are refused, not added up; and
+    results never share memory with the state.
+
+    Raises:
+        Invalid: a shard does not fit its mesh, ranks say different things of one key, a mesh with
+            ranks that are not of ``pg``; a value of another type, with ``type_check`` (torch:
+            ValueError).
+        Unavailable: a rank died or did not come in time.
+    """
+    with _ranks(pg) as ranks:
+        is_wanted = not ranks_only or ranks.rank in ranks_only
+        gathering, have_devices = ranks.settle_with_devices(
+            lambda: _Gathering(
+                ranks, state_dict, type_check, device, on_devices=is_wanted and not cpu_offload
+            )
+        )
+        by_nccl = ranks.over_nccl(gathering.devices(), have_devices, device)
+        moved = gathering.move(ranks, ranks_only, by_nccl)
+        whole = ranks.settle(
+            lambda: gathering.whole(moved, device, cpu_offload) if is_wanted else {}
+        )
+    ranks.warn()
+    if not is_wanted:
+        return {}
+
+    def result(value: Any, fqn: str) -> Any:
+        if is_sharded(value):
+            return whole[id(value)]
+        return value.to("cpu") if cpu_offload else value
+
+    return rebuild(state_dict, result, type_check=False)
+
+
+class _Gathering:
+    """The shards of one rank on their way to all."""
+
+    def __init__(
+        self, ranks: Ranks, state_dict: Any, type_check: bool, device: Any, *, on_devices: bool
+    ) -> None:
+        """``on_devices``: what belongs on a device gets memory there. Raises Invalid."""
+        self._shards = Shards(ranks)
+        self._sources = Sources(self._shards, devices=True)
+        self._values: dict[str, Any] = {}
+        self._made: dict[str, tuple[int, torch.Tensor]] = {}
+        """Dtype code and new memory of what is put together on devices."""
+        leaves: dict[str, _Leaf] = {}
+
+        def tensor(value: Any, fqn: str) -> None:
+            if is_sharded(value):
+                name, source = self._describe(value, fqn)
+                self._values[name], leaves[name] = value, _Leaf(source)
+                home = _home(value, device)
+                if on_devices and _is_reached(home):
+                    made = torch.empty(tuple(value.shape), dtype=value.dtype, device=home)
+                    self._made[name] = source.dtype, made
+
+        rebuild(state_dict, tensor, type_check)
+        self._batch = _batch(leaves)
+
+    def _describe(self, value: Any, fqn: str) -> tuple[str, Source]:
+        """The shard that is here, under a name that tells copies on different meshes apart."""
+        shard = self._shards.of(value, fqn)
+        if isinstance(shard, MeshShard):
+            members = value.device_mesh.mesh.flatten().tolist()
+        else:
+            members = self._shards.groups[fqn]
+        return f"{min(members)}:{fqn}", self._sources.sharded(shard, value, fqn)
+
+    def devices(self) -> set[int]:
+        """Where some of this rank's tensors, and of those put together here, lie."""
+        made = (device_of(tensor) for _, tensor in self._made.values())
+        return {*self._batch.devices(), *made}
+
+    def move(self, ranks: Ranks, ranks_only: tuple[int, ...], by_nccl: bool) -> list[tuple]:
+        """What has arrived in host memory. Collective."""
+        targets = [(name, code, *_memory(made)) for name, (code, made) in self._made.items()]
+        communicator = ranks.communicator or _cairn.Communicator.alone()
+        streams = devices.current_streams(self.devices())
+        return _cairn.gather_shards(
+            communicator, self._batch, ranks_only, targets, by_nccl, streams
+        )
+
+    def whole(self, moved: list[tuple], device: Any, cpu_offload: bool) -> dict[int, torch.Tensor]:
+        """What has arrived, where it belongs, by the id of the sharded tensor."""
+        result = {id(self._values[name]): made for name, (_, made) in self._made.items()}
+        for one in moved:
+            value, tensor = self._values[one[0]], _tensor(one)
+            result[id(value)] = tensor if cpu_offload else tensor.to(_home(value, device))
+        return result
+
+
+def _home(like: Any, device: Any) -> torch.device:
+    """Where a sharded tensor is put together."""
+    if is_dtensor(like):
+        there = like._local_tensor.device
+        kind = like.device_mesh.device_type
+        return there if there.type == kind else torch.device(kind)
+    if device is not None:
+        return torch.device(device)
+    shards = like.local_shards()
+    return shards[0].tensor.device if shards else torch.device("cpu")
+
+
+class _Announced(NamedTuple):
+    """What rank 0 tells of one key of its full state."""
+
+    value: Any
+    """Of plain values and scalars; None for a tensor."""
+    dtype: torch.dtype | None = None
+    shape: tuple[int, ...] = ()
+
+
+def broadcast_state_dict(
+    full_state_dict: dict[str, Any],
+    local_state_dict: dict[str, Any],
+    device: torch.device,
+    pg: ProcessGroup | None = None,
+    strict: bool = False,
+    cpu_offload: bool = False,
+) -> None:
+    """Rank 0's full state into every rank's local one, which is changed. Collective over ``pg``.
+
+    Both are flat: dicts from names to leaves. Names that ``local_state_dict`` lacks, or has as
+    ``None``, are passed over. DTensors and ShardedTensors get their part in place, converted to
+    their dtype; meta DTensors are replaced by new ones on ``device``, plain tensors by new ones on
+    ``device``; scalars and other values by rank 0's.
+
+    Args:
+        full_state_dict: whole tensors and values; looked at on rank 0 of ``pg`` only.
+        device: of new tensors.
+        strict: removes names from ``local_state_dict`` that the full state lacks.
+        cpu_offload: leaves in, or brings to, host memory what was received.
+
+    Tensors move in bounded memory beside the result. Values that are no tensors go pickled from
+    rank 0 to the other ranks of the job, as torch sends them; nothing is stored.
+
+    Counterpart of torch's ``_broadcast_state_dict``. Unlike there rank 0 is that of ``pg``, what it
+    gets shares no memory with its full state, ShardedTensors stay sharded, and ``cpu_offload`` does
+    not ask for names that ``local_state_dict`` lacks.
+
+    Raises:
+        Invalid: global shapes differ, or a value where a sharded tensor is; on all ranks.
+        Unavailable: a rank died or did not come in time.
+    """
+    with _ranks(pg) as ranks:
+        announced = _announce(ranks, full_state_dict)
+        tensors = {
+            str(i): key for i, (key, one) in enumerate(announced.items()) if one.dtype is not None
+        }
+        is_root = ranks.rank == 0
+        prepared, have_devices = ranks.settle_with_devices(
+            lambda: _Transfer(
+                ranks,
+                full_state_dict if is_root else {},
+                local_state_dict,
+                tensors,
+                announced,
+                torch.device("cpu") if cpu_offload else torch.device(device),
+            )
+        )
+        by_nccl = ranks.over_nccl(prepared.devices(), have_devices, device)
+        communicator = ranks.communicator or _cairn.Communicator.alone()
+        streams = devices.current_streams(prepared.devices())
+        moved = _cairn.broadcast_to_shards(
+            communicator, prepared.full, prepared.target, by_nccl, streams
+        )
+        ranks.settle(lambda: prepared.put(moved, local_state_dict, device))
+    for key, one in announced.items():
+        if one.dtype is None and key in local_state_dict:
+            local_state_dict[key] = one.value
+    _finish(local_state_dict, announced, strict, cpu_offload)
+    ranks.warn()
+
+
+def _announce(ranks: Ranks, full_state_dict: dict[str, Any]) -> dict[str, _Announced]:
+    def tell() -> bytes:
+        if ranks.rank > 0:
+            return b""
+        return pickle.dumps({key: _announced(value) for key, value in full_state_dict.items()})
+
+    return pickle.loads(ranks.exchange(tell)[0])
+
+
+def _announced(value: Any) -> _Announced:
+    if not torch.is_tensor(value):
+        return _Announced(value)
+    if value.dim() == 0:
+        return _Announced(value.detach().cpu())
+    return _Announced(None, value.dtype, tuple(value.shape))
+
+
+def _finish(
+    local: dict[str, Any], announced: dict[str, _Announced], strict: bool, cpu_offload: bool
+) -> None:
+    if strict:
+        for key in [key for key in local if key not in announced]:
+            del local[key]
+    if cpu_offload:
+        for key, one in announced.items():
+            if one.dtype is not None and local.get(key) is not None:
+                local[key] = local[key].cpu()
+
+
+class _Transfer:
+    """Whole tensors on their way into the shards of this rank."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        full: dict[str, Any],
+        local: dict[str, Any],
+        tensors: dict[str, str],
+        announced: dict[str, _Announced],
+        device: torch.device,
+    ) -> None:
+        """``tensors``: the names to move, by the text that stands for each; ``device``: of new
+        ones. Raises Invalid."""
+        self._device = device
+        self._made: dict[str, torch.Tensor] = {}
+        """New memory on devices, which `put` brings to its place, by the text for each."""
+        self._keys = {name: key for name, key in tensors.items() if local.get(key) is not None}
+        shards = Shards(ranks)
+        sources = Sources(shards, devices=True)
+        self.full = _batch(
+            {
+                name: _Leaf(_whole(full[key], key, sources))
+                for name, key in tensors.items()
+                if key in full
+            }
+        )
+        self.target = _batch(
+            {
+                name: self._slot(name, local[key], shards, announced[key])
+                for name, key in self._keys.items()
+            }
+        )
+
+    def devices(self) -> set[int]:
+        """Where some of this rank's tensors lie."""
+        return {*self.full.devices(), *self.target.devices()}
+
+    def _slot(self, name: str, value: Any, shards: Shards, full: _Announced) -> _Leaf | None:
+        """Where the bytes go, in the dtype that they have."""
+        key, dtype = self._keys[name], full.dtype
+        code = dtype_code(dtype, key)
+        if not is_sharded(value):
+            made = self._make(name, full.shape, dtype, self._device)
+            return None if made is None else _Leaf(Source(TENSOR, code, *_memory(made), made))
+        shard = shards.of(value, key)
+        if not isinstance(shard, MeshShard):
+            return _Leaf(self._boxes(shard, value, key, dtype))
+        local = shard.local
+        shape = tuple(local.shape)
+        is_plain = local.dtype == dtype and not local.is_conj() and not local.is_neg()
+        if shard.is_here and is_plain and device_of(local) is not None:
+            return _Leaf(Source(TENSOR, code, *_memory(local), local, shard.native()))
+        place = self._device if local.is_meta else local.device
+        made = self._make(name, shape, dtype, place) if shard.is_here else None
+        if made is not None:
+            return _Leaf(Source(TENSOR, code, *_memory(made), made, shard.native()))
+        return _Leaf(Source(TENSOR, code, shape, row_major(shape), 0, HOST, local, shard.native()))
+
+    def _make(self, name: str, shape: Any, dtype: Any, device: torch.device) -> Any:
+        """New memory where C++ fills it, on a device; None for what is host memory first."""
+        if not _is_reached(device):
+            return None
+        self._made[name] = torch.empty(shape, dtype=dtype, device=device)
+        return self._made[name]
+
+    def _boxes(self, shard: Any, value: Any, key: str, dtype: Any) -> Source:
+        parts = []
+        for offsets, sizes, memory in shard.boxes:
+            if device_of(memory) is None or memory.dtype != dtype or memory.is_conj():
+                raise refuse(
+                    key,
+                    f"a ShardedTensor of {memory.dtype} on {memory.device} that is to get {dtype}",
+                    "give it that dtype, in host memory or on a CUDA device, or use DTensor",
+                )
+            parts.append((offsets, sizes, *_memory(memory)[1:]))
+        sharding = (shard.global_shape, None, parts)
+        return Source(TENSOR, dtype_code(dtype, key), (0,), (1,), 0, HOST, shard, sharding)
+
+    def put(self, moved: list[tuple], local: dict[str, Any], device: Any) -> None:
+        """What arrived in new memory, to where it belongs."""
+        arrived = {one[0]: _tensor(one) for one in moved if one[0] not in self._made}
+        for name, tensor in (arrived | self._made).items():
+            key = self._keys[name]
+            value = local[key]
+            if not is_dtensor(value):
+                local[key] = tensor.to(device)
+            elif value.is_meta:
+                local[key] = dtensor_like(value, tensor.to(device))
+            else:
+                with torch.no_grad():
+                    value._local_tensor.copy_(tensor)
+
+
+def _whole(value: Any, key: str, sources: Sources) -> Source:
+    if is_sharded(value):
+        raise refuse(key, "sharded in the full state", "gather it first (full_tensor())")
+    return sources.take(value, key)
+
+
+def distribute_state_dict(
+    full_state_dict: dict[str, Any],
+    local_state_dict: dict[str, Any],
+    device: torch.device,
+    pg: ProcessGroup | None = None,
+) -> None:
+    """This rank's part of a full state that every rank has, into its local one, which is changed.
+
+    Both are flat: dicts from names to leaves. DTensors are replaced by new ones of the same mesh
+    and placements on ``device``, plain tensors by those of the full state on ``device`` (the same
+    memory if they are there already); names that ``local_state_dict`` lacks, or has as ``None``,
+    are passed over. Scalars and other values are taken over, also where there was none.
+
+    Args:
+        pg: not used, as nothing is sent.
+
+    Counterpart of torch's ``_distribute_state_dict``. Unlike there each rank cuts its own full
+    state (torch: rank 0's is sent), ShardedTensors are filled in place, and every rank may call it
+    by itself.
+
+    Raises:
+        Invalid: global shapes differ.
+    """
+    ranks = this_process(TIMEOUT)
+    local = {
+        key: value
+        for key, value in local_state_dict.items()
+        if is_sharded(value) and _is_array(full_state_dict.get(key))
+    }
+    announced = {key: _announced(full_state_dict[key]) for key in local}
+    # DTensors get new memory, in the full state's dtype.
+    slots = {
+        key: _meta_like(value) if is_dtensor(value) else value
+        for key, value in local.items()
+    }
+    names = {str(i): key for i, key in enumerate(local)}
+    transfer = _Transfer(ranks, full_state_dict, slots, names, announced, torch.device(device))
+    streams = devices.current_streams(transfer.devices())
+    moved = _cairn.distribute_to_shards(transfer.full, transfer.target, ranks.rank, streams)
+    transfer.put(moved, slots, device)
+    for key, value in full_state_dict.items():
+        if not torch.is_tensor(value):
+            local_state_dict[key] = value
+        elif value.dim() == 0:
+            local_state_dict[key] = value.cpu()
+        elif key in local:
+            local_state_dict[key] = slots[key]
+        elif local_state_dict.get(key) is not None:
+            local_state_dict[key] = value.detach().to(device)
+
+
+def _meta_like(value: Any) -> Any:
+    return dtensor_like(value, torch.empty_like(value._local_tensor, device="meta"))
+
+
+def _is_array(value: Any) -> bool:
+    return torch.is_tensor(value) and value.dim() > 0

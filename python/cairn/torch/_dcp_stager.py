@@ -1,0 +1,83 @@
+"""`CairnStager`: staging for `torch.distributed.checkpoint.async_save`."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from cairn.torch._stager import StateDictStager
+
+
+class CairnStager:
+    """An ``AsyncStager`` that keeps its host copies from save to save (:class:`StateDictStager`).
+
+        stager = CairnStager()                      # once, before the loop
+        future = dcp.async_save(state, storage_writer=..., async_stager=stager)
+        ...
+        future.result()                             # before the next async_save
+        stager.close()                              # after the last one
+
+    A save that begins while another still writes gets host copies of its own, so wait for the future
+    first, to save their memory.
+
+    Threads: one caller at a time.
+
+    Args:
+        pinned: as for :class:`StateDictStager`.
+        shared: the copies lie in shared memory, which ``AsyncCheckpointerType.PROCESS`` passes on
+            without copying. Without it torch moves them there when the first save sends them;
+            pinned copies must be made shared.
+        background: stages on a thread: ``async_save`` returns at once, with a future for the
+            staging. The state must not be changed before that is done.
+    """
+
+    # Part of torch's protocol, which this follows without importing it.
+    _synchronize_after_execute = False
+
+    def __init__(
+        self, *, pinned: bool | None = None, shared: bool = False, background: bool = False
+    ) -> None:
+        self._stager = StateDictStager(pinned=pinned, shared=shared)
+        self._thread = ThreadPoolExecutor(1, "cairn-stager") if background else None
+        self._staging: Future[Any] | None = None
+
+    @property
+    def stager(self) -> StateDictStager:
+        """The stager that does it, for its counters."""
+        return self._stager
+
+    @property
+    def should_synchronize_after_execute(self) -> bool:
+        """False: a staging without a thread is complete when it returns."""
+        return self._synchronize_after_execute
+
+    def stage(self, state_dict: Any, **_unused: Any) -> Any:
+        """The staged state, or with `background` a future of it; raises as StateDictStager."""
+        if self._thread is None:
+            return self._stager.stage(state_dict)
+        self._staging = self._thread.submit(self._stage_on, _current_stream(), state_dict)
+        return self._staging
+
+    def _stage_on(self, stream: Any, state_dict: Any) -> Any:
+        # The caller's stream, so that the copies come after the work that it had enqueued.
+        with nullcontext() if stream is None else torch.cuda.stream(stream):
+            return self._stager.stage_async(state_dict).wait()
+
+    def synchronize_staging(self) -> None:
+        """Waits until the last staging is complete; raises what went wrong with it."""
+        if self._staging is not None:
+            self._staging.result()
+
+    def close(self) -> None:
+        """Waits for a staging that runs, and drops all copies. May be called again."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=True)
+        self._stager.close()
+
+
+def _current_stream() -> Any:
+    """The caller's CUDA stream; None in a process that does not use CUDA."""
+    return torch.cuda.current_stream() if torch.cuda.is_initialized() else None
