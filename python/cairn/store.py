@@ -16,21 +16,21 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Union
 
 from cairn import _cairn
-from cairn._tensors.contents import key_info, leaf_at
 from cairn._base.devices import Kept, Streams, current_streams, stream_of
-from cairn.errors import Conflict, Invalid, NotFound
-from cairn._save.flatten import Flat, flatten
-from cairn._tensors.host_copies import HostCopies
-from cairn._load.multi_rank_load import plan_together
-from cairn._save.multi_rank_save import agree
-from cairn._load.load import Load, LoadOptions
 from cairn._base.patterns import all_patterns, clean_prefix, literal
-from cairn._ranks.ranks import Ranks, default_group, ranks_of, this_process
-from cairn._load.read import Reader
-from cairn.reports import DeleteReport, Diff, KeyChange, KeyInfo, LoadReport, SaveReport
-from cairn._load.slices import BoxReader, Range
-from cairn._save.stateful import Unwrapped
 from cairn._base.steps import step_number
+from cairn._load.load import Load, LoadOptions
+from cairn._load.multi_rank_load import plan_together
+from cairn._load.read import Reader
+from cairn._load.slices import BoxReader, Range
+from cairn._ranks.ranks import Ranks, default_group, ranks_of, this_process
+from cairn._save.flatten import Flat, flatten
+from cairn._save.multi_rank_save import agree
+from cairn._save.stateful import Unwrapped
+from cairn._tensors.contents import key_info, leaf_at
+from cairn._tensors.host_copies import HostCopies
+from cairn.errors import Conflict, Invalid, NotFound
+from cairn.reports import DeleteReport, Diff, KeyChange, KeyInfo, LoadReport, SaveReport
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

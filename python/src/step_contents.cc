@@ -143,7 +143,9 @@ nb::object StepContents::MakeContainer(uint32_t node,
     case NodeKind::kCounter:
       return nb::module_::import_("collections").attr("Counter")(items);
     case NodeKind::kTorchSize:
-      return nb::module_::import_("cairn._base.dtypes").attr("require_torch")().attr("Size")(elements);
+      return nb::module_::import_("cairn._base.dtypes")
+          .attr("require_torch")()
+          .attr("Size")(elements);
     case NodeKind::kTuple:
       return nb::tuple(elements);
     default:

@@ -12,14 +12,14 @@ import pytest
 import torch
 from cairn_testing import resident_bytes, shares_storage
 
-from cairn._tensors import sources as tensors
+from cairn._tensors import sources
 
 MIB = 1 << 20
 
 
 @pytest.fixture
 def on_device(monkeypatch):
-    monkeypatch.setattr(tensors, "is_on_host", lambda tensor: False)
+    monkeypatch.setattr(sources, "is_on_host", lambda tensor: False)
 
 
 def test_save_async_keeps_the_host_copies_of_device_tensors(store, on_device):

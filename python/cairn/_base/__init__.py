@@ -1,1 +1,1 @@
-"""Vocabulary that every other module uses: element types, tree nodes, devices, key patterns, step numbers."""
+"""Vocabulary of all other packages: element types, node kinds, devices, patterns, step numbers."""

@@ -1,1 +1,1 @@
-"""From the contents of a stored step to filled tensors of the caller, or to new ones."""
+"""Loads: from the contents of a stored step to tensors of the caller, or to new ones."""

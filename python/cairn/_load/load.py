@@ -15,15 +15,15 @@ import numpy as np
 
 from cairn import _cairn
 from cairn._base import devices
-from cairn._tensors.contents import Leaf, TensorLeaf, ValueLeaf, leaf_at, plain_value
-from cairn.errors import Invalid, NotFound, refuse
-from cairn._tensors.meta_tensors import Materials
-from cairn._ranks.ranks import Ranks
-from cairn.reports import LoadReport
-from cairn._ranks.sharded import MeshShard, Shards, is_sharded
-from cairn._tensors.targets import Target, check_same, new_array, target_of
-from cairn._tensors.sources import check_torch, dtype_code, is_tensor_like, is_torch_tensor
 from cairn._base.tree import LIST, MAPPINGS, NUMPY_SCALAR
+from cairn._ranks.ranks import Ranks
+from cairn._ranks.sharded import MeshShard, Shards, is_sharded
+from cairn._tensors.contents import Leaf, TensorLeaf, ValueLeaf, leaf_at, plain_value
+from cairn._tensors.meta_tensors import Materials
+from cairn._tensors.sources import check_torch, dtype_code, is_tensor_like, is_torch_tensor
+from cairn._tensors.targets import Target, check_same, new_array, target_of
+from cairn.errors import Invalid, NotFound, refuse
+from cairn.reports import LoadReport
 
 _MUTABLE = (*MAPPINGS, LIST)
 

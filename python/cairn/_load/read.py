@@ -17,10 +17,10 @@ import numpy as np
 
 from cairn import _cairn
 from cairn._base import devices, dtypes
-from cairn._tensors.contents import TensorLeaf, ValueLeaf, leaf_at, plain_value
-from cairn._tensors.targets import new_array, new_tensor
-from cairn._tensors.sources import address_of, row_major
 from cairn._base.tree import NUMPY_SCALAR, TENSOR
+from cairn._tensors.contents import TensorLeaf, ValueLeaf, leaf_at, plain_value
+from cairn._tensors.sources import address_of, row_major
+from cairn._tensors.targets import new_array, new_tensor
 
 
 class Reader:

@@ -8,10 +8,10 @@ from typing import Any, Union
 
 from cairn import _cairn
 from cairn._base import devices
-from cairn._tensors.contents import ValueLeaf, leaf_at
-from cairn.errors import Invalid
-from cairn._tensors.targets import Target, check_same, new_array, new_tensor, target_of
 from cairn._base.tree import TENSOR
+from cairn._tensors.contents import ValueLeaf, leaf_at
+from cairn._tensors.targets import Target, check_same, new_array, new_tensor, target_of
+from cairn.errors import Invalid
 
 Range = Union[tuple, slice, int]
 """One dimension: ``(begin, end)``, a slice without step, or an index, which drops the dimension."""

@@ -1,1 +1,1 @@
-"""The ranks that use a store together, and which part of a sharded tensor each of them holds."""
+"""The ranks that use a store together, and the part of a sharded tensor that each of them holds."""

@@ -6,8 +6,8 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cairn import _cairn
-from cairn.errors import Invalid, refuse
 from cairn._ranks.ranks import Ranks
+from cairn.errors import Invalid, refuse
 
 if TYPE_CHECKING:
     import torch

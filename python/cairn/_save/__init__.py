@@ -1,1 +1,1 @@
-"""From the state that the caller gives to the batch that the C++ side saves."""
+"""Preparation of a save: from the state of the caller to the batch that the C++ side writes."""

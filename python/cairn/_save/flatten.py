@@ -8,11 +8,11 @@ import pickle
 from typing import Any, NamedTuple
 
 from cairn import _cairn
-from cairn.errors import Invalid
-from cairn._tensors.host_copies import HostCopies
 from cairn._ranks.ranks import Ranks
 from cairn._ranks.sharded import Shards
-from cairn._tensors.sources import Sources, is_torch_tensor, refuse
+from cairn._tensors.host_copies import HostCopies
+from cairn._tensors.sources import Sources, is_torch_tensor
+from cairn.errors import Invalid, refuse
 
 
 class Flat(NamedTuple):

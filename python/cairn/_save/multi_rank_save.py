@@ -21,10 +21,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from cairn import _cairn
-from cairn.errors import Invalid
-from cairn._save.flatten import Flat
 from cairn._ranks.ranks import Ranks
 from cairn._ranks.sharded import REPLICATE
+from cairn._save.flatten import Flat
+from cairn.errors import Invalid
 
 WHOLE, PARTS = -1, -2  # Batch.layout()
 

@@ -1,1 +1,1 @@
-"""Tensors of the caller as sources of a save and targets of a load, and the leaves of a stored step."""
+"""The caller's tensors as sources of a save or targets of a load, and the leaves of a step."""

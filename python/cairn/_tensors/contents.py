@@ -9,9 +9,9 @@ from typing import Any, Union
 
 from cairn import _cairn
 from cairn._base import dtypes
+from cairn._base.tree import NUMPY_ARRAY, NUMPY_SCALAR, TENSOR, VALUE
 from cairn.errors import Invalid
 from cairn.reports import KeyInfo
-from cairn._base.tree import NUMPY_ARRAY, NUMPY_SCALAR, TENSOR, VALUE
 
 
 @dataclass

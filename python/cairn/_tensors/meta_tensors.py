@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from cairn.errors import refuse
 from cairn._ranks.ranks import Ranks
 from cairn._ranks.sharded import dtensor_like, is_dtensor, is_sharded_tensor
-from cairn._tensors.targets import new_tensor
 from cairn._tensors.sources import dtype_code
+from cairn._tensors.targets import new_tensor
+from cairn.errors import refuse
 
 
 class Materials:

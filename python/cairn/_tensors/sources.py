@@ -14,10 +14,10 @@ import numpy as np
 
 from cairn._base import dtypes
 from cairn._base.devices import HOST, device_of
-from cairn.errors import refuse
-from cairn._tensors.host_copies import HostCopies
-from cairn._ranks.sharded import BoxShard, MeshShard, Shards, arrived, is_sharded
 from cairn._base.tree import NUMPY_ARRAY, NUMPY_SCALAR, TENSOR
+from cairn._ranks.sharded import BoxShard, MeshShard, Shards, arrived, is_sharded
+from cairn._tensors.host_copies import HostCopies
+from cairn.errors import refuse
 
 
 class Source(NamedTuple):

@@ -10,7 +10,6 @@ import numpy as np
 from cairn import _cairn
 from cairn._base import dtypes
 from cairn._base.devices import HOST, device_of
-from cairn.errors import Invalid
 from cairn._ranks.sharded import arrived
 from cairn._tensors.sources import (
     address_of,
@@ -20,9 +19,9 @@ from cairn._tensors.sources import (
     from_dlpack,
     is_tensor_like,
     is_torch_tensor,
-    refuse,
     row_major,
 )
+from cairn.errors import Invalid, refuse
 
 
 @dataclass

@@ -6,8 +6,8 @@ import os
 import re
 from typing import NamedTuple, Union
 
-from cairn.errors import Invalid
 from cairn._base.steps import step_number
+from cairn.errors import Invalid
 
 CheckpointId = Union[str, "os.PathLike[str]", None]
 

@@ -33,9 +33,9 @@ from torch.distributed.checkpoint.metadata import (
 
 from cairn import _cairn
 from cairn._base import dtypes
+from cairn._base.tree import TENSOR
 from cairn._tensors.contents import Leaf, TensorLeaf, ValueLeaf, leaf_at
 from cairn.errors import Corrupt, Invalid
-from cairn._base.tree import TENSOR
 
 ANNEX = "torch.distributed.checkpoint"
 _VERSION = 1

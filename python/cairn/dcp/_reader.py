@@ -16,12 +16,12 @@ from torch.futures import Future
 
 from cairn import _cairn
 from cairn._base import devices
+from cairn._tensors.targets import Target, staged_target_of
 from cairn.dcp._location import CheckpointId, check_step, is_checkpoint_id, locate, required
 from cairn.dcp._metadata import Described, describe, shard_key
 from cairn.dcp._saves import new_id
 from cairn.dcp._values import Values, set_value
 from cairn.errors import Invalid, NotFound
-from cairn._tensors.targets import Target, staged_target_of
 
 # Memory that planners may make for targets, or that is between file and device, at one time.
 _STAGED_BYTES = 512 << 20

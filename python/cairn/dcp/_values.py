@@ -18,13 +18,13 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem, SavePlanner, WriteItem
 
 from cairn import _cairn
+from cairn._base.patterns import literal
+from cairn._load.read import Reader
+from cairn._ranks.ranks import Ranks
+from cairn._save.flatten import flatten
 from cairn._tensors.contents import Leaf, TensorLeaf, ValueLeaf, plain_value
 from cairn.dcp._metadata import Described, Slot, nested_values
 from cairn.errors import Corrupt, Invalid, NotFound
-from cairn._save.flatten import flatten
-from cairn._base.patterns import literal
-from cairn._ranks.ranks import Ranks
-from cairn._load.read import Reader
 
 # DCP itself sees to who saves what; each rank's part is a state of its own.
 ALONE = Ranks(None, {}, None, timeout=0)

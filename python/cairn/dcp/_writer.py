@@ -20,6 +20,9 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from cairn._base import dtypes
+from cairn._base.devices import HOST, current_streams
+from cairn._ranks.sharded import Shards
+from cairn._tensors.sources import Source, Sources
 from cairn.dcp import _saves as saves
 from cairn.dcp._location import (
     CheckpointId,
@@ -31,11 +34,8 @@ from cairn.dcp._location import (
 )
 from cairn.dcp._metadata import ANNEX, encode, paths_of, shard_key
 from cairn.dcp._values import ALONE, flat_values, value_of
-from cairn._base.devices import HOST, current_streams
 from cairn.errors import Invalid
-from cairn._ranks.sharded import Shards
-from cairn._tensors.sources import Source, Sources
-from cairn.torch._stager import StateDictStager
+from cairn.torch import StateDictStager
 
 _STAGED_BYTES = 512 << 20
 

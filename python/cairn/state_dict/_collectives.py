@@ -24,12 +24,12 @@ import torch
 from cairn import _cairn
 from cairn._base import devices, dtypes
 from cairn._base.devices import HOST, device_of
-from cairn.errors import refuse
+from cairn._base.tree import TENSOR
 from cairn._ranks.ranks import Ranks, default_group, ranks_of, this_process
 from cairn._ranks.sharded import MeshShard, Shards, dtensor_like, is_dtensor, is_sharded
-from cairn.state_dict._walk import rebuild
 from cairn._tensors.sources import Source, Sources, dtype_code, row_major
-from cairn._base.tree import TENSOR
+from cairn.errors import refuse
+from cairn.state_dict._walk import rebuild
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

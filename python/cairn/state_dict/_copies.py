@@ -13,11 +13,11 @@ import torch
 
 from cairn import _cairn
 from cairn._base import devices, dtypes
-from cairn.errors import Invalid, refuse
 from cairn._ranks.ranks import default_group
 from cairn._ranks.sharded import dtensor_like, is_dtensor, is_sharded_tensor, local_of
-from cairn.state_dict._walk import pairs, rebuild
 from cairn._tensors.sources import is_torch_tensor
+from cairn.errors import Invalid, refuse
+from cairn.state_dict._walk import pairs, rebuild
 
 
 def offload_state_dict_to_cpu(

@@ -10,8 +10,8 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-from cairn.errors import Invalid, refuse
 from cairn._tensors.sources import is_torch_tensor
+from cairn.errors import Invalid, refuse
 
 _PLAIN = (int, float, str, bytes, io.BytesIO, type(None))
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from cairn.errors import Invalid, Unavailable
 from cairn._ranks.ranks import default_group
+from cairn.errors import Invalid, Unavailable
 from cairn.store import Store
 
 

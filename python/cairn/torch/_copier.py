@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from cairn.errors import Error, Invalid
 from cairn._tensors.host_copies import Round
+from cairn.errors import Error, Invalid
 
 # Values that cannot change, and those that mean one thing in the process and stay what they are.
 _KEPT_TYPES = frozenset(

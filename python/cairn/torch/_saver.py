@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
-from cairn.errors import Error, Invalid
 from cairn._save.stateful import is_stateful
+from cairn.errors import Error, Invalid
 from cairn.store import SaveHandle, Store
 from cairn.torch._agreement import Agreement, Verdict
 from cairn.torch._signals import SignalWatch

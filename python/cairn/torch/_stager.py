@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from cairn.errors import Invalid
 from cairn._tensors.host_copies import HostCopies, Round
+from cairn.errors import Invalid
 from cairn.torch._copier import Copier
 
 

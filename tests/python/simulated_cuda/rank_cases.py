@@ -20,8 +20,8 @@ import cairn
 from cairn import state_dict
 from cairn._base import devices
 from cairn._ranks import nccl
-from cairn.state_dict import _collectives as state_dict_collectives
 from cairn._ranks.sharded import dtensor_like
+from cairn.state_dict import _collectives as state_dict_collectives
 
 KIB = 1 << 10
 SMALL = 64 * KIB

@@ -1,0 +1,228 @@
+"""The direction of imports inside the Python package.
+
+1. A module imports only packages that `MAY_IMPORT` allows for its own package. Every import counts,
+   also one inside a function or under TYPE_CHECKING.
+2. The imports that run when modules are loaded form no cycle.
+3. The private modules of a public package (`cairn.dcp._writer`) are imported only inside it.
+4. No module imports a private name (`from cairn.store import _close_all`) of another module.
+5. Imports are absolute.
+6. A private package has an `__init__.py` with one sentence about its theme and no code.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "python" / "cairn"
+
+# _base <- _ranks <- _tensors <- _save, _load <- store; public packages on top of these.
+_BASE = {"_cairn", "errors", "reports", "_base"}
+MAY_IMPORT = {
+    "_base": _BASE,
+    "_ranks": {*_BASE, "_ranks"},
+    "_tensors": {*_BASE, "_ranks", "_tensors"},
+    "_save": {*_BASE, "_ranks", "_tensors", "_save"},
+    "_load": {*_BASE, "_ranks", "_tensors", "_load"},
+    "store": {*_BASE, "_ranks", "_tensors", "_save", "_load", "store"},
+    "state_dict": {*_BASE, "_ranks", "_tensors", "state_dict"},
+    "torch": {*_BASE, "_ranks", "_tensors", "_save", "store", "torch"},
+    "dcp": {*_BASE, "_ranks", "_tensors", "_save", "_load", "torch", "dcp"},
+    "": {"errors", "reports", "store"},  # cairn/__init__.py
+}
+PACKAGE_OF_MODULE = {"errors": "_base", "reports": "_base"}
+PUBLIC_PACKAGES = {"state_dict", "torch", "dcp"}
+
+
+class Import(NamedTuple):
+    """One name that a module imports from the package; `name` is empty for `import cairn.x`."""
+
+    line: int
+    module: str
+    name: str
+    is_loaded: bool
+    """False inside functions and under TYPE_CHECKING."""
+
+
+def imports_of(text: str) -> Iterator[Import]:
+    """The imports of modules of `cairn`. A relative import has a module that starts with "."."""
+    pending: list[tuple[ast.AST, bool]] = [(ast.parse(text), True)]
+    while pending:
+        node, is_loaded = pending.pop()
+        if isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            if module.split(".")[0] in ("cairn", ""):
+                for alias in node.names:
+                    yield Import(node.lineno, module, alias.name, is_loaded)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "cairn":
+                    yield Import(node.lineno, alias.name, "", is_loaded)
+        is_loaded = is_loaded and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        is_loaded = is_loaded and not (
+            isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        )
+        pending += [(child, is_loaded) for child in ast.iter_child_nodes(node)]
+
+
+def package_of(module: str) -> str:
+    """The key of MAY_IMPORT for a module such as `cairn.dcp._writer`."""
+    top = module.split(".")[1] if "." in module else ""
+    return PACKAGE_OF_MODULE.get(top, top)
+
+
+def resolve(found: Import, modules: set[str]) -> str:
+    """The module that an import names: `from cairn import store` names `cairn.store`."""
+    submodule = f"{found.module}.{found.name}"
+    return submodule if submodule in modules else found.module
+
+
+def find_violations(sources: dict[str, str]) -> list[str]:
+    """What breaks rules 1 to 5. `sources`: text by module name."""
+    modules = {*sources, "cairn._cairn"}
+    problems = []
+    for module, text in sources.items():
+        package = package_of(module)
+        for found in imports_of(text):
+            where = f"{module}:{found.line}"
+            if found.module.startswith("."):
+                problems.append(f"{where}: a relative import")
+                continue
+            target = resolve(found, modules)
+            top = target.split(".")[1] if "." in target else "__init__"
+            is_name = target == found.module and found.name != ""
+            if package not in MAY_IMPORT:
+                problems.append(f"{where}: package {package!r} is not in MAY_IMPORT")
+            elif top not in MAY_IMPORT[package]:
+                problems.append(f"{where}: {package or 'cairn'} may not import {target}")
+            elif top in PUBLIC_PACKAGES and top != package and "._" in target:
+                problems.append(f"{where}: {target} is private to cairn.{top}")
+            elif is_name and found.name.startswith("_"):
+                problems.append(f"{where}: {found.name} is private to {target}")
+    cycle = find_cycle(sources)
+    return problems + ([f"a cycle: {' -> '.join(cycle)}"] if cycle else [])
+
+
+def find_cycle(sources: dict[str, str]) -> list[str]:
+    """The modules of one cycle of imports, the first repeated at the end; [] if there is none."""
+    edges = {
+        module: sorted(
+            {
+                resolve(found, {*sources, "cairn._cairn"})
+                for found in imports_of(text)
+                if found.is_loaded and not found.module.startswith(".")
+            }
+            & (sources.keys() - {module})
+        )
+        for module, text in sources.items()
+    }
+    finished: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> list[str]:
+        if module in path:
+            return [*path[path.index(module) :], module]
+        if module in finished:
+            return []
+        for target in edges[module]:
+            cycle = visit(target, [*path, module])
+            if cycle:
+                return cycle
+        finished.add(module)
+        return []
+
+    for module in edges:
+        cycle = visit(module, [])
+        if cycle:
+            return cycle
+    return []
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SOURCES.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_imports_point_down_the_packages_and_form_no_cycle():
+    sources = {module_name(path): path.read_text() for path in sorted(SOURCES.rglob("*.py"))}
+    assert len(sources) > 30, "the list of modules looks wrong"
+
+    problems = find_violations(sources)
+
+    assert not problems, "\n".join(problems)
+
+
+def test_private_packages_have_one_sentence_about_their_theme_and_no_code():
+    for path in SOURCES.glob("_*/__init__.py"):
+        tree = ast.parse(path.read_text())
+        assert ast.get_docstring(tree), f"{path} has no docstring"
+        assert len(tree.body) == 1, f"{path} has code"
+    for folder in SOURCES.glob("_*/"):
+        assert folder.name == "__pycache__" or (folder / "__init__.py").exists(), folder
+
+
+def test_every_source_is_listed_in_cmake():
+    text = (ROOT / "python" / "CMakeLists.txt").read_text()
+    listed = text.split("set(python_sources\n")[1].split(")")[0].split()
+    present = [
+        str(path.relative_to(SOURCES))
+        for path in SOURCES.rglob("*")
+        if path.suffix in (".py", ".pyi") or path.name == "py.typed"
+    ]
+
+    assert sorted(listed) == sorted(present)
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "wrong"),
+    [
+        ("cairn._base.tree", "from cairn._ranks.ranks import Ranks", "_base may not import"),
+        ("cairn._save.flatten", "from cairn._load import load", "_save may not import cairn._load"),
+        ("cairn.errors", "def f():\n    from cairn import store", "_base may not import cairn.store"),
+        ("cairn._load.load", "import cairn", "_load may not import cairn"),
+        ("cairn.dcp._writer", "from cairn.torch._stager import X", "private to cairn.torch"),
+        ("cairn.torch._saver", "from cairn.store import _ranks", "_ranks is private"),
+        ("cairn.dcp._writer", "from . import _saves", "relative"),
+        ("cairn.extra.thing", "from cairn import errors", "not in MAY_IMPORT"),
+        ("cairn._base.tree", "from cairn import _cairn", None),
+        ("cairn.dcp._writer", "from cairn.dcp import _saves", None),
+        ("cairn.dcp._writer", "from cairn.torch import StateDictStager", None),
+        ("cairn._base.tree", "from torch import _C", None),
+    ],
+)
+def test_the_check_finds_wrong_imports_and_only_those(module, text, wrong):
+    others = {
+        name: ""
+        for name in (
+            *("cairn.errors", "cairn.store", "cairn._ranks.ranks", "cairn._load.load"),
+            *("cairn.torch._stager", "cairn.dcp._saves"),
+        )
+    }
+
+    problems = find_violations({**others, module: text})
+
+    assert len(problems) == (wrong is not None), problems
+    assert not wrong or wrong in problems[0]
+
+
+def test_the_check_finds_a_cycle_of_loaded_imports_only():
+    loaded = {
+        "cairn._base.a": "from cairn._base import b",
+        "cairn._base.b": "if True:\n    from cairn._base.c import x",
+        "cairn._base.c": "import cairn._base.a",
+    }
+    later = {**loaded, "cairn._base.c": "def f():\n    import cairn._base.a"}
+    typed = {**loaded, "cairn._base.c": "if TYPE_CHECKING:\n    import cairn._base.a"}
+
+    assert find_cycle(loaded) == [
+        "cairn._base.a",
+        "cairn._base.b",
+        "cairn._base.c",
+        "cairn._base.a",
+    ]
+    assert find_cycle(later) == []
+    assert find_cycle(typed) == []
