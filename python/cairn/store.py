@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Union
 
 from cairn import _cairn
-from cairn._base.devices import Kept, Streams, current_streams, stream_of
+from cairn._base.devices import TensorKeepAlive, Streams, current_streams, stream_of
 from cairn._base.patterns import all_patterns, clean_prefix, literal
 from cairn._base.steps import step_number
 from cairn._load.load import Load, LoadOptions
@@ -24,9 +24,9 @@ from cairn._load.multi_rank_load import plan_together
 from cairn._load.read import Reader
 from cairn._load.slices import BoxReader, Range
 from cairn._ranks.ranks import Ranks, default_group, ranks_of, this_process
-from cairn._save.flatten import Flat, flatten
-from cairn._save.multi_rank_save import agree
-from cairn._save.stateful import Unwrapped
+from cairn._save.flatten import FlatState, flatten
+from cairn._save.multi_rank_save import prepare_together
+from cairn._save.stateful import StatefulAdapter
 from cairn._tensors.contents import key_info, leaf_at
 from cairn._tensors.host_copies import HostCopies
 from cairn.errors import Conflict, Invalid, NotFound
@@ -87,7 +87,7 @@ class SaveHandle:
         """``tensors``: those in device memory, which ``streams`` write."""
         self._native = native
         self._step = step
-        self._kept = Kept(native, tensors) if tensors else None
+        self._keep_alive = TensorKeepAlive(native, tensors) if tensors else None
         self._streams = streams
         self._pid = os.getpid()
         self._asked = False
@@ -112,8 +112,8 @@ class SaveHandle:
             self._native.hold_back(*stream_of(stream))
             return
         self._native.done()  # raises in a forked child, where nothing would end the wait
-        if self._kept is not None:
-            self._kept.wait()
+        if self._keep_alive is not None:
+            self._keep_alive.wait()
 
     def _hold_back_streams(self) -> None:
         """``wait_staged`` for the streams that were current at the save."""
@@ -213,7 +213,7 @@ class Store:
         self._last_save: SaveHandle | None = None
         self._ranks = _ranks(process_group, alone, timeout)
         if mode == "a":
-            _give_up_failed_dcp_save(self._address)
+            _close_failed_dcp_save(self._address)
         self._native = _cairn.Store(self._address, mode == "a", self._ranks.communicator)
         # Host copies of what lies on devices, kept from save to save; used under the lock alone.
         self._copies = HostCopies()
@@ -417,16 +417,16 @@ class Store:
         """
         options = LoadOptions(strict, allow_pickle, _pattern_list(keys), device, read_once)
         number = self._agreed_step(step)
-        unwrapped: list[Unwrapped] = []
+        unwrapped: list[StatefulAdapter] = []
 
         def plan() -> Load:
-            unwrapped.append(Unwrapped(state, clean_prefix(prefix), ignore_frozen))
+            unwrapped.append(StatefulAdapter(state, clean_prefix(prefix), ignore_frozen))
             return self._plan_load(unwrapped[0], number, options, clean_prefix(prefix))
 
         load = plan_together(self._ranks, plan, device)
-        report = self._ranks.settle(load.run)
+        report = self._ranks.run_together(load.run)
         # What an object makes of its state may fail on one rank alone.
-        self._ranks.settle(unwrapped[0].hand_back)
+        self._ranks.run_together(unwrapped[0].load_into_objects)
         self._ranks.warn()
         return report
 
@@ -680,17 +680,17 @@ class Store:
         With the current streams of the devices that hold some of the state."""
         self._wait_for_last_save()
 
-        def flat() -> tuple[dict[str, Any], Flat]:
+        def flat() -> tuple[dict[str, Any], FlatState]:
             arguments = {"step": step_number(step), **options}
             self._check_new(arguments["step"], options["overwrite"])
-            unwrapped = Unwrapped(state, clean_prefix(prefix), ignore_frozen)
+            unwrapped = StatefulAdapter(state, clean_prefix(prefix), ignore_frozen)
             patterns = all_patterns(_pattern_list(keys), clean_prefix(prefix), unwrapped.frozen)
             flattened = flatten(
                 unwrapped.state, allow_pickle, self._ranks, patterns, copies, devices=True
             )
             return arguments, flattened
 
-        arguments, flattened = agree(self._ranks, flat)
+        arguments, flattened = prepare_together(self._ranks, flat)
         number = arguments.pop("step")
         streams = current_streams(flattened.batch.devices())
         return number, flattened.batch, (*arguments.values(), self._ranks.timeout), streams
@@ -708,7 +708,7 @@ class Store:
         if self.world_size == 1:
             return step
 
-        def tell() -> bytes:
+        def encode_local() -> bytes:
             if step is not None:
                 return json.dumps([step_number(step), True]).encode()
             steps = self.steps()
@@ -716,15 +716,15 @@ class Store:
             latest = steps[-1] if steps else self._native.contents(None, []).step
             return json.dumps([latest, False]).encode()
 
-        told = [json.loads(one) for one in self._ranks.exchange(tell)]
-        number, is_given = told[0]
-        if any(one[1] != is_given or (is_given and one[0] != number) for one in told):
-            asked = [one[0] if one[1] else None for one in told]
+        replies = [json.loads(one) for one in self._ranks.exchange(encode_local)]
+        number, is_given = replies[0]
+        if any(one[1] != is_given or (is_given and one[0] != number) for one in replies):
+            asked = [one[0] if one[1] else None for one in replies]
             raise Invalid(f"ranks load different steps, by rank: {asked}")
         return number
 
     def _plan_load(
-        self, unwrapped: Unwrapped, step: int | None, options: LoadOptions, prefix: str
+        self, unwrapped: StatefulAdapter, step: int | None, options: LoadOptions, prefix: str
     ) -> Load:
         patterns = all_patterns(options.patterns, prefix, unwrapped.frozen)
         contents = self._native.contents(step, patterns)
@@ -743,11 +743,11 @@ class Store:
             self._last_save._wait()
 
 
-def _give_up_failed_dcp_save(address: str) -> None:
+def _close_failed_dcp_save(address: str) -> None:
     # It may hold the store open still. Without the module loaded there was none.
     saves = sys.modules.get("cairn.dcp._saves")
     if saves is not None:
-        saves.give_up_abandoned(address)
+        saves.close_abandoned(address)
 
 
 def _no_such_key(fqn: str, step: int) -> NotFound:

@@ -92,7 +92,7 @@ def test_nothing_is_deleted_before_a_newer_step_is_durable(store, monkeypatch):
     with Saver(store, every=1, keep_last=1) as saver:
         saver.step(1, state_of(1))
         saver.step(2, state_of(2))
-        saver._settle()
+        saver._finish_background_save()
         assert store.steps() == [2]
         # Step 3 cannot be written; its save is told as failed, and 2 stays.
         monkeypatch.setattr(type(saver._store), "save_async", failing_save)
@@ -153,7 +153,7 @@ def test_errors_that_the_disk_really_gives_come_with_the_next_step(path):
         store = cairn.open(sys.argv[1], mode="a")
         with Saver(store, every=1, keep_last=1) as saver:
             saver.step(1, {"v": 1})
-            saver._settle()
+            saver._finish_background_save()
             limit = (4 << 20, resource.RLIM_INFINITY)
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)
             saver.step(2, {"t": torch.rand(4 << 20)})

@@ -79,7 +79,7 @@ def _cuda() -> Any:
     return dtypes.require_torch().cuda
 
 
-class Kept:
+class TensorKeepAlive:
     """Tensors that a save in the background reads in device memory: referenced until it has.
 
     Threads: all methods may be called from any thread.

@@ -19,7 +19,7 @@ from cairn._base.tree import LIST, MAPPINGS, NUMPY_SCALAR
 from cairn._ranks.ranks import Ranks
 from cairn._ranks.sharded import MeshShard, Shards, is_sharded
 from cairn._tensors.contents import Leaf, TensorLeaf, ValueLeaf, leaf_at, plain_value
-from cairn._tensors.meta_tensors import Materials
+from cairn._tensors.meta_tensors import MetaTensorFactory
 from cairn._tensors.sources import check_torch, dtype_code, is_tensor_like, is_torch_tensor
 from cairn._tensors.targets import Target, check_same, new_array, target_of
 from cairn.errors import Invalid, NotFound, refuse
@@ -135,7 +135,7 @@ class _OtherLeaves:
         self._step = step
         self._allow_pickle = options.allow_pickle
         self._shards = Shards(ranks)
-        self._materials = Materials(options.device, ranks)
+        self._meta_tensors = MetaTensorFactory(options.device, ranks)
         self._targets: list[Target] = []
         self._replacements: dict[int, Any] = {}
         """New values of nodes; for a numpy scalar the array that it is read into."""
@@ -212,7 +212,7 @@ class _OtherLeaves:
         # First, as it may be refused.
         code = dtype_code(meta.dtype, leaf.fqn) if is_sharded(meta) else check_torch(meta, leaf.fqn)
         self._check_same(leaf, code, tuple(meta.shape))
-        made = self._materials.make(meta, leaf.fqn)
+        made = self._meta_tensors.make(meta, leaf.fqn)
         self._replace(node, leaf, made)
         if is_sharded(made):
             self._request_shard(index, leaf, made)

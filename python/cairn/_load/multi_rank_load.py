@@ -23,42 +23,42 @@ def plan_together(ranks: Ranks, plan: Callable[[], Load], device: Any = None) ->
     """
     loads: list[Load] = []
 
-    def tell() -> bytes:
+    def encode_local() -> bytes:
         loads.append(plan())
         has_devices = bool(loads[0].requests.devices())
         return json.dumps([has_devices, loads[0].unexpected]).encode("utf-8", "surrogatepass")
 
-    told = [json.loads(one) for one in ranks.exchange(tell)]
+    replies = [json.loads(one) for one in ranks.exchange(encode_local)]
     load = loads[0]
     if ranks.world_size > 1:
-        nowhere = set(load.unexpected)
-        for _, unexpected in told:
-            nowhere &= set(unexpected)
-        load.unexpected = tuple(fqn for fqn in load.unexpected if fqn in nowhere)
+        unexpected_on_all = set(load.unexpected)
+        for _, unexpected in replies:
+            unexpected_on_all &= set(unexpected)
+        load.unexpected = tuple(fqn for fqn in load.unexpected if fqn in unexpected_on_all)
     load.check_unexpected()
     if load.read_once and ranks.world_size > 1:
-        _share_reads(ranks, load.requests)
-        have_devices = any(has_devices for has_devices, _ in told)
+        _set_holders(ranks, load.requests)
+        have_devices = any(has_devices for has_devices, _ in replies)
         load.by_nccl = ranks.over_nccl(load.requests.devices(), have_devices, device)
     return load
 
 
-def _share_reads(ranks: Ranks, requests: _cairn.Requests) -> None:
+def _set_holders(ranks: Ranks, requests: _cairn.Requests) -> None:
     """Tells the C++ side which ranks need a whole tensor, where not all do."""
-    own = sorted(requests.whole_fqns())
+    local_fqns = sorted(requests.whole_fqns())
 
-    def tell() -> bytes:
-        return zlib.compress(json.dumps(own).encode("utf-8", "surrogatepass"))
+    def encode_local() -> bytes:
+        return zlib.compress(json.dumps(local_fqns).encode("utf-8", "surrogatepass"))
 
-    told = ranks.exchange(tell)
-    if len(set(told)) == 1:
+    replies = ranks.exchange(encode_local)
+    if len(set(replies)) == 1:
         return
     holders: dict[str, list[int]] = {}
-    for rank, one in enumerate(told):
+    for rank, one in enumerate(replies):
         for fqn in json.loads(zlib.decompress(one)):
             holders.setdefault(fqn, []).append(rank)
     meshes: dict[tuple[int, ...], _cairn.Mesh] = {}
-    for fqn in own:
+    for fqn in local_fqns:
         members = tuple(holders[fqn])
         if len(members) < ranks.world_size:
             if members not in meshes:

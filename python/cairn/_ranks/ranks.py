@@ -41,7 +41,7 @@ _OK, _FAILED = b"\0", b"\1"
 class Ranks:
     """This process alone, or among those that make the same calls in the same order.
 
-    Threads: one at a time makes collective calls (``exchange``, ``settle``).
+    Threads: one at a time makes collective calls (``exchange``, ``run_together``).
     """
 
     def __init__(
@@ -92,8 +92,8 @@ class Ranks:
 
     def _alone(self, global_ranks: list[int]) -> list[int]:
         # This process is rank 0 here, whoever it is elsewhere; the others only need to differ.
-        own = next(iter(self._numbers), 0)
-        return [{own: 0, 0: own}.get(rank, rank) for rank in global_ranks]
+        local_rank = next(iter(self._numbers), 0)
+        return [{local_rank: 0, 0: local_rank}.get(rank, rank) for rank in global_ranks]
 
     def exchange(self, work: Callable[[], bytes]) -> list[bytes]:
         """What ``work()`` gives on each rank, in their order. Collective.
@@ -127,7 +127,7 @@ class Ranks:
 
         Args:
             have_devices: whether any rank has such a tensor, which all have been told
-                (``settle_with_devices``).
+                (``run_together_with_devices``).
             wanted: the device that the call names, if it names one.
 
         Raises Invalid on all ranks if ``CAIRN_NCCL`` asks for what cannot be had, or is no mode.
@@ -141,7 +141,7 @@ class Ranks:
     def _choose_transport(self, devices: list[int], wanted: Any) -> None:
         device = -1
 
-        def tell() -> bytes:
+        def encode_local() -> bytes:
             nonlocal device
             mode = nccl.mode()
             objection = nccl.objection(self._nccl_objection)
@@ -152,8 +152,8 @@ class Ranks:
                     objection = nccl.Objection(f"torch has no current device: {error}", False)
             return json.dumps([mode, objection]).encode()
 
-        told = [json.loads(one) for one in self.exchange(tell)]
-        found = [(rank, *one) for rank, (_, one) in enumerate(told) if one is not None]
+        replies = [json.loads(one) for one in self.exchange(encode_local)]
+        found = [(rank, *one) for rank, (_, one) in enumerate(replies) if one is not None]
         is_chosen = any(chosen for _, _, chosen in found)
         problem = f"rank {found[0][0]}: {found[0][1]}" if found else self._connect_nccl(device)
         if problem is None:
@@ -161,10 +161,10 @@ class Ranks:
             return
 
         def refuse() -> None:
-            if any(mode == "on" for mode, _ in told):
+            if any(mode == "on" for mode, _ in replies):
                 raise Invalid(f"{nccl.VARIABLE}=on, but there is no NCCL for all ranks: {problem}")
 
-        self.settle(refuse)
+        self.run_together(refuse)
         self._has_nccl = False
         self.transport = f"host memory: {problem}"
         if not is_chosen and self.rank == 0:
@@ -205,14 +205,14 @@ class Ranks:
 
     def _exchange(self, work: Callable[[], bytes]) -> list[bytes]:
         failure: Exception | None = None
-        told = b""
+        message = b""
         try:
-            told = _OK + work()
+            message = _OK + work()
         except Exception as error:
             failure = error
-            told = _FAILED + _encode(error)
+            message = _FAILED + _encode(error)
         try:
-            reports = self.communicator.all_gather(told)
+            reports = self.communicator.all_gather(message)
         except Error as broken:
             if failure is not None:
                 raise failure from broken
@@ -226,7 +226,7 @@ class Ranks:
             raise failure
         return [report[1:] for report in reports]
 
-    def settle(self, work: Callable[[], T]) -> T:
+    def run_together(self, work: Callable[[], T]) -> T:
         """The result of ``work()`` once it has succeeded on every rank. Collective; raises as
         ``exchange``."""
         results = []
@@ -238,16 +238,16 @@ class Ranks:
         self.exchange(run)
         return results[0]
 
-    def settle_with_devices(self, work: Callable[[], D]) -> tuple[D, bool]:
-        """``settle``, and whether any rank's result has tensors on devices."""
+    def run_together_with_devices(self, work: Callable[[], D]) -> tuple[D, bool]:
+        """``run_together``, and whether any rank's result has tensors on devices."""
         results = []
 
         def run() -> bytes:
             results.append(work())
             return b"1" if results[0].devices() else b""
 
-        told = self.exchange(run)
-        return results[0], any(told)
+        replies = self.exchange(run)
+        return results[0], any(replies)
 
 
 def _encode(error: Exception) -> bytes:
@@ -316,12 +316,12 @@ def connect(group: ProcessGroup, timeout: float) -> _cairn.Communicator:
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     hosts: list[Any] = [None] * world_size
     dist.all_gather_object(hosts, _this_host(), group=group)
-    words: list[Any] = [None]
+    meeting: list[Any] = [None]
     if rank == 0:
         host = "127.0.0.1" if len(set(hosts)) == 1 else _reachable_host()
-        words = [(f"tcp://{host}:{_free_port()}", uuid.uuid4().hex)]
-    dist.broadcast_object_list(words, src=dist.get_global_rank(group, 0), group=group)
-    rendezvous, run_id = words[0]
+        meeting = [(f"tcp://{host}:{_free_port()}", uuid.uuid4().hex)]
+    dist.broadcast_object_list(meeting, src=dist.get_global_rank(group, 0), group=group)
+    rendezvous, run_id = meeting[0]
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     return _cairn.Communicator(
         rank, world_size, rendezvous, run_id, interface, min(timeout, 300.0), timeout

@@ -15,7 +15,7 @@ from cairn._tensors.sources import Sources, is_torch_tensor
 from cairn.errors import Invalid, refuse
 
 
-class Flat(NamedTuple):
+class FlatState(NamedTuple):
     """A state for the C++ side."""
 
     batch: _cairn.Batch
@@ -33,7 +33,7 @@ def flatten(
     copies: HostCopies | None = None,
     *,
     devices: bool = False,
-) -> Flat:
+) -> FlatState:
     """The leaves that `patterns` take. The batch borrows the tensors' memory and keeps its owners
     alive; tensors on a device are copied into `copies`, by default memory of this batch alone, but
     with `devices` borrowed too where C++ reaches them.
@@ -47,7 +47,7 @@ def flatten(
         source = sources.take(value, fqn)
         return _pickled(value, fqn, allow_pickle) if source is None else source
 
-    return Flat(_cairn.flatten(state, take, patterns, devices), shards.groups, patterns)
+    return FlatState(_cairn.flatten(state, take, patterns, devices), shards.groups, patterns)
 
 
 def _pickled(value: Any, fqn: str, allow_pickle: bool) -> _cairn.Pickle:

@@ -23,13 +23,13 @@ from typing import Any, NamedTuple
 from cairn import _cairn
 from cairn._ranks.ranks import Ranks
 from cairn._ranks.sharded import REPLICATE
-from cairn._save.flatten import Flat
+from cairn._save.flatten import FlatState
 from cairn.errors import Invalid
 
 WHOLE, PARTS = -1, -2  # Batch.layout()
 
 
-class _Held(NamedTuple):
+class _Holder(NamedTuple):
     """How one rank holds a tensor."""
 
     rank: int
@@ -40,9 +40,9 @@ class _Held(NamedTuple):
     placements: tuple[tuple[int, int, int], ...]
 
 
-def agree(
-    ranks: Ranks, prepare: Callable[[], tuple[dict[str, Any], Flat]]
-) -> tuple[dict[str, Any], Flat]:
+def prepare_together(
+    ranks: Ranks, prepare: Callable[[], tuple[dict[str, Any], FlatState]]
+) -> tuple[dict[str, Any], FlatState]:
     """The arguments and state of this rank, ready to be saved with the others'. Collective.
 
     ``prepare()`` gives this rank's. Raises on all ranks what it raises on one; Invalid if they have
@@ -50,35 +50,36 @@ def agree(
     """
     prepared = []
 
-    def tell() -> bytes:
+    def encode_local() -> bytes:
         prepared.append(prepare())
         has_leaves = b"1" if len(prepared[0][1].batch) else b"0"
         if ranks.world_size == 1:
             return has_leaves
         return has_leaves + hashlib.blake2b(_layout(*prepared[0]), digest_size=16).digest()
 
-    told = ranks.exchange(tell)
-    _check_leaves(prepared[0][1], any(one[:1] == b"1" for one in told))
-    if len({one[1:] for one in told}) > 1:
-        told = ranks.exchange(lambda: zlib.compress(_layout(*prepared[0])))
-        _settle(prepared[0][1], [json.loads(zlib.decompress(one)) for one in told], ranks.rank)
+    replies = ranks.exchange(encode_local)
+    _check_leaves(prepared[0][1], any(one[:1] == b"1" for one in replies))
+    if len({one[1:] for one in replies}) > 1:
+        replies = ranks.exchange(lambda: zlib.compress(_layout(*prepared[0])))
+        layouts = [json.loads(zlib.decompress(one)) for one in replies]
+        _set_shardings(prepared[0][1], layouts, ranks.rank)
     return prepared[0]
 
 
-def _check_leaves(flat: Flat, has_leaves: bool) -> None:
+def _check_leaves(flat: FlatState, has_leaves: bool) -> None:
     # A pattern with a slip in it would else save nothing, and nobody would know.
     if flat.patterns and not has_leaves:
         raise Invalid(f"no key of the state matches {flat.patterns}: there is nothing to save")
 
 
-def _layout(arguments: dict[str, Any], flat: Flat) -> bytes:
+def _layout(arguments: dict[str, Any], flat: FlatState) -> bytes:
     meshes, tensors = flat.batch.layout()
     layout = [arguments, meshes, tensors, flat.groups]
     # Numbers may be numpy's.
     return json.dumps(layout, default=operator.index).encode("utf-8", "surrogatepass")
 
 
-def _settle(flat: Flat, layouts: list[list[Any]], rank: int) -> None:
+def _set_shardings(flat: FlatState, layouts: list[list[Any]], rank: int) -> None:
     for other, layout in enumerate(layouts):
         if layout[0] != layouts[0][0]:
             raise Invalid(
@@ -88,10 +89,10 @@ def _settle(flat: Flat, layouts: list[list[Any]], rank: int) -> None:
     holders = _holders(layouts)
     meshes: dict[tuple, _cairn.Mesh] = {}
     for fqn, held in holders.items():
-        own = next((one for one in held if one.rank == rank), None)
-        if own is None or any(one.form != own.form or one.shape != own.shape for one in held):
+        local = next((one for one in held if one.rank == rank), None)
+        if local is None or any(one.form != local.form or one.shape != local.shape for one in held):
             continue  # not ours, or for C++ to refuse
-        sharding = _SETTLE[own.form](own, held, len(layouts))
+        sharding = _SHARDING_OF_FORM[local.form](local, held, len(layouts))
         if sharding is None:
             continue
         shape, mesh, rest = sharding
@@ -100,9 +101,9 @@ def _settle(flat: Flat, layouts: list[list[Any]], rank: int) -> None:
         flat.batch.set_sharding(fqn, (shape, None if mesh is None else meshes[mesh], rest))
 
 
-def _holders(layouts: list[list[Any]]) -> dict[str, list[_Held]]:
+def _holders(layouts: list[list[Any]]) -> dict[str, list[_Holder]]:
     """By FQN, in the order of ranks."""
-    holders: dict[str, list[_Held]] = {}
+    holders: dict[str, list[_Holder]] = {}
     for rank, (_, meshes, tensors, groups) in enumerate(layouts):
         for fqn, form, shape, placements in tensors:
             sizes: list[int] = []
@@ -112,7 +113,7 @@ def _holders(layouts: list[list[Any]]) -> dict[str, list[_Held]]:
                 if rank not in members:
                     continue
             name = {WHOLE: "whole", PARTS: "parts"}.get(form, "mesh")
-            held = _Held(
+            held = _Holder(
                 rank,
                 name,
                 tuple(shape),
@@ -124,31 +125,31 @@ def _holders(layouts: list[list[Any]]) -> dict[str, list[_Held]]:
     return holders
 
 
-def _whole(own: _Held, held: list[_Held], world_size: int) -> tuple | None:
+def _whole(local: _Holder, held: list[_Holder], world_size: int) -> tuple | None:
     if len(held) == world_size:
         return None
     members = tuple(one.rank for one in held)
-    return own.shape, ((len(members),), members), ((REPLICATE, 0, 1),)
+    return local.shape, ((len(members),), members), ((REPLICATE, 0, 1),)
 
 
-def _copies(held: list[_Held]) -> list[tuple[int, ...]]:
+def _copies(held: list[_Holder]) -> list[tuple[int, ...]]:
     """The different meshes or process groups, the one with the lowest rank first."""
     return sorted({one.members for one in held}, key=min)
 
 
-def _mesh(own: _Held, held: list[_Held], world_size: int) -> tuple | None:
+def _mesh(local: _Holder, held: list[_Holder], world_size: int) -> tuple | None:
     copies = _copies(held)
-    alike = all(one.sizes == own.sizes and one.placements == own.placements for one in held)
+    alike = all(one.sizes == local.sizes and one.placements == local.placements for one in held)
     apart = len({rank for copy in copies for rank in copy}) == sum(map(len, copies))
     if len(copies) == 1 or not alike or not apart:
         return None
     members = tuple(rank for copy in copies for rank in copy)
-    mesh = ((len(copies), *own.sizes), members)
-    return own.shape, mesh, ((REPLICATE, 0, 1), *own.placements)
+    mesh = ((len(copies), *local.sizes), members)
+    return local.shape, mesh, ((REPLICATE, 0, 1), *local.placements)
 
 
-def _parts(own: _Held, held: list[_Held], world_size: int) -> tuple | None:
-    return None if own.members == _copies(held)[0] else (own.shape, None, ())
+def _parts(local: _Holder, held: list[_Holder], world_size: int) -> tuple | None:
+    return None if local.members == _copies(held)[0] else (local.shape, None, ())
 
 
-_SETTLE = {"whole": _whole, "mesh": _mesh, "parts": _parts}
+_SHARDING_OF_FORM = {"whole": _whole, "mesh": _mesh, "parts": _parts}

@@ -23,7 +23,7 @@ def is_stateful(value: Any) -> bool:
     )
 
 
-class Unwrapped:
+class StatefulAdapter:
     """A state with the state dicts of its Statefuls in their place.
 
     Attributes:
@@ -40,7 +40,7 @@ class Unwrapped:
         self._taken = self._take_all(state, prefix)
         self.state = {prefix: self._taken} if prefix else self._taken
 
-    def hand_back(self) -> None:
+    def load_into_objects(self) -> None:
         """Gives the state dicts, filled by now, back to their objects, and what a load has replaced
         beside them to the dict of the caller."""
         if self._taken is not self._given and isinstance(self._given, dict):

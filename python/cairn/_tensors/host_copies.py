@@ -146,11 +146,11 @@ class Round:
         return self._done[key][1]
 
     def _copy(self, storage: Any, host: Any) -> None:
-        behind = self._non_blocking and _orders_by_stream(storage)
-        if behind:
+        is_async = self._non_blocking and _orders_by_stream(storage)
+        if is_async:
             self._devices[str(storage.device)] = storage.device
         if storage.nbytes() > 0:
-            host.copy_(storage, non_blocking=behind)
+            host.copy_(storage, non_blocking=is_async)
 
 
 def _is_free(host: Any) -> bool:

@@ -11,7 +11,7 @@ from cairn._tensors.targets import new_tensor
 from cairn.errors import refuse
 
 
-class Materials:
+class MetaTensorFactory:
     """Makes tensors in place of meta tensors; one for each load, so that tied ones stay tied."""
 
     def __init__(self, device: Any, ranks: Ranks) -> None:

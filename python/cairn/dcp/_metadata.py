@@ -43,7 +43,7 @@ _VERSION = 1
 _PATH_TYPES = frozenset({str, int})
 
 
-class Described(NamedTuple):
+class StepMetadata(NamedTuple):
     """What a step is to DCP."""
 
     metadata: Metadata
@@ -143,14 +143,14 @@ def _encode(value: Any, where: str) -> Any:
 
 
 @_no_collection()
-def describe(native: _cairn.Store, contents: _cairn.Contents) -> Described:
+def load_metadata(native: _cairn.Store, contents: _cairn.Contents) -> StepMetadata:
     """The metadata as it was saved; made up for a step that was not saved through DCP.
 
     Raises Corrupt if it cannot be what was written.
     """
     data = native.annex(contents.info, ANNEX)
     if data is None:
-        return Described(_made_up(contents), frozenset())
+        return StepMetadata(_synthesized_metadata(contents), frozenset())
     try:
         document = json.loads(data.decode("utf-8", "surrogatepass"))
         if document["version"] == _VERSION:
@@ -168,7 +168,7 @@ def describe(native: _cairn.Store, contents: _cairn.Contents) -> Described:
     )
 
 
-def _decode_document(document: dict) -> Described:
+def _decode_document(document: dict) -> StepMetadata:
     metadata = Metadata(
         {fqn: _decode_entry(entry) for fqn, entry in document["entries"]},
         planner_data=_decode(document["planner_data"]),
@@ -176,7 +176,7 @@ def _decode_document(document: dict) -> Described:
         storage_meta=_decode_storage_meta(document["storage_meta"]),
         version=document["dcp_version"],
     )
-    return Described(metadata, frozenset(document["as_given"]))
+    return StepMetadata(metadata, frozenset(document["as_given"]))
 
 
 def _decode_entry(entry: dict | None) -> TensorStorageMetadata | BytesStorageMetadata:
@@ -258,7 +258,7 @@ def _value_or_slot(leaf: Leaf) -> Any:
     return leaf.value if is_plain else Slot(leaf)
 
 
-def _made_up(contents: _cairn.Contents) -> Metadata:
+def _synthesized_metadata(contents: _cairn.Contents) -> Metadata:
     """As if a default planner had saved the step from one process."""
     state = nested_values(contents)
     if not isinstance(state, dict):

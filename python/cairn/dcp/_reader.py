@@ -18,7 +18,7 @@ from cairn import _cairn
 from cairn._base import devices
 from cairn._tensors.targets import Target, staged_target_of
 from cairn.dcp._location import CheckpointId, check_step, is_checkpoint_id, locate, required
-from cairn.dcp._metadata import Described, describe, shard_key
+from cairn.dcp._metadata import StepMetadata, load_metadata, shard_key
 from cairn.dcp._saves import new_id
 from cairn.dcp._values import Values, set_value
 from cairn.errors import Invalid, NotFound
@@ -66,7 +66,7 @@ class CairnReader(StorageReader):
         self._location = locate(path, self._step)
         self._allow_pickle = allow_pickle
         self._load_id = new_id()
-        self._opened: _Opened | None = None
+        self._opened: _OpenStep | None = None
 
     @property
     def checkpoint_id(self) -> str | None:
@@ -93,8 +93,8 @@ class CairnReader(StorageReader):
         self._close()
         native = _cairn.Store(location.address, False, None)
         contents = native.contents(location.step, [])
-        described = describe(native, contents)
-        self._opened = _Opened(native, contents, described, of_one_rank=rank is not None)
+        described = load_metadata(native, contents)
+        self._opened = _OpenStep(native, contents, described, of_one_rank=rank is not None)
         metadata = described.metadata
         if metadata.storage_meta is None:
             metadata.storage_meta = StorageMeta(str(location))
@@ -136,14 +136,14 @@ class CairnReader(StorageReader):
         return {**self.__dict__, "_opened": None}
 
 
-class _Opened:
+class _OpenStep:
     """A step that is being read."""
 
     def __init__(
         self,
         native: _cairn.Store,
         contents: _cairn.Contents,
-        described: Described,
+        described: StepMetadata,
         *,
         of_one_rank: bool,
     ) -> None:
@@ -185,7 +185,7 @@ class _Opened:
 
     def _portions(self, items: list[ReadItem], planner: LoadPlanner) -> Iterator[list[tuple]]:
         """Tensor items with their targets, in portions that bound the memory beside the state."""
-        lends = _lends(planner)
+        lends = _uses_callers_tensors(planner)
         portion: list[tuple[ReadItem, torch.Tensor, Target]] = []
         staged_bytes = 0
         for item in items:
@@ -240,7 +240,7 @@ class _Opened:
         return fqn, tuple(a + b for a, b in zip(shard, inside))
 
 
-def _lends(planner: LoadPlanner) -> bool:
+def _uses_callers_tensors(planner: LoadPlanner) -> bool:
     """Whether its targets are the caller's own tensors, as far as is known."""
     methods = ("resolve_tensor", "lookup_tensor", "transform_tensor")
     return all(

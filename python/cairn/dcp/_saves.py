@@ -62,7 +62,7 @@ class Part:
         self._address = address
         self._folder = folder_of(address)
         self._native: _cairn.StepPart | None = _cairn.StepPart(address, session)
-        self.has_guests = False
+        self.has_other_ranks = False
         """Whether other ranks may join: only as long as this part is open."""
 
     @property
@@ -93,7 +93,7 @@ class Part:
             if self._folder in _coordinating and _coordinating[self._folder][0]() in (self, None):
                 del _coordinating[self._folder]
 
-    def close_for_another(self) -> None:
+    def close_for_next_save(self) -> None:
         """The same, for the next save of the same writer, which may be on another thread.
 
         Raises Conflict if the thread that began this one lives and may still save: one of
@@ -119,7 +119,7 @@ def open_for_save(location: Location, overwrite: bool) -> Part:
     for a step that exists and must not be replaced; Invalid where no step was named, yet the store
     has others."""
     folder = folder_of(location.address)
-    give_up_abandoned(location.address)
+    close_abandoned(location.address)
     os.makedirs(os.path.dirname(folder), exist_ok=True)
     part = Part(location.address)
     part.coordinate()
@@ -131,7 +131,7 @@ def open_for_save(location: Location, overwrite: bool) -> Part:
     return part
 
 
-def give_up_abandoned(address: str) -> None:
+def close_abandoned(address: str) -> None:
     """Closes the part of a save that has failed elsewhere, of which DCP has not told its writer."""
     folder = folder_of(address)
     with _lock:
@@ -163,7 +163,7 @@ def _check_steps(location: Location, steps: list[int], overwrite: bool) -> None:
 def tickets(part: Part, location: Location, world_size: int) -> list[Ticket]:
     """One for each rank."""
     attempt = part.native.invite(location.step or 0, world_size)
-    part.has_guests = world_size > 1
+    part.has_other_ranks = world_size > 1
     return [Ticket(location.address, attempt, rank, _JOB) for rank in range(world_size)]
 
 
@@ -175,7 +175,7 @@ def _ticket_path(address: str) -> str:
     return os.path.join(folder_of(address), "pending", "dcp-ticket.json")
 
 
-def leave_ticket(ticket: Ticket) -> None:
+def publish_ticket(ticket: Ticket) -> None:
     """For ranks that get an older one from their planner. The coordinator calls it."""
     path = _ticket_path(ticket.address)
     temporary = f"{path}.{_JOB}"

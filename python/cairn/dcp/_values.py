@@ -23,7 +23,7 @@ from cairn._load.read import Reader
 from cairn._ranks.ranks import Ranks
 from cairn._save.flatten import flatten
 from cairn._tensors.contents import Leaf, TensorLeaf, ValueLeaf, plain_value
-from cairn.dcp._metadata import Described, Slot, nested_values
+from cairn.dcp._metadata import StepMetadata, Slot, nested_values
 from cairn.errors import Corrupt, Invalid, NotFound
 
 # DCP itself sees to who saves what; each rank's part is a state of its own.
@@ -114,7 +114,7 @@ class Values:
         self,
         native: _cairn.Store,
         contents: _cairn.Contents,
-        described: Described,
+        described: StepMetadata,
         allow_pickle: bool,
     ) -> None:
         self._native = native

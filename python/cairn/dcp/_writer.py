@@ -159,7 +159,7 @@ class CairnWriter(StorageWriter, AsyncStager):
         self._part = saves.open_for_save(location, self._overwrite)
         tickets = saves.tickets(self._part, location, len(plans))
         if not all(plan.usable for plan in plans):
-            saves.leave_ticket(tickets[0])
+            saves.publish_ticket(tickets[0])
         return [
             dataclasses.replace(plan, storage_data=ticket) for plan, ticket in zip(plans, tickets)
         ]
@@ -247,7 +247,7 @@ class CairnWriter(StorageWriter, AsyncStager):
     def _give_up(self, error: BaseException) -> None:
         """After an error, which must not be hidden by one of giving up."""
         part = self._part
-        if part is None or part.has_guests:
+        if part is None or part.has_other_ranks:
             return  # ranks that join later would fail too, for no reason of their own
         self._part = None
         try:
@@ -266,7 +266,7 @@ class CairnWriter(StorageWriter, AsyncStager):
 
     def _close_earlier(self) -> None:
         if self._part is not None:
-            self._part.close_for_another()
+            self._part.close_for_next_save()
         self._part = None
 
     def __getstate__(self) -> dict:
@@ -312,7 +312,7 @@ class _Portion:
         source = self._sources.take(tensor, fqn)
         _check_chunk(item, source)
         is_copy = source.device == HOST and tensor.device.type != "cpu"
-        if is_copy or not _lends(planner):
+        if is_copy or not _uses_callers_tensors(planner):
             self.staged_bytes += tensor.nbytes
         self._add_result(item, tensor.nbytes, None)
         offsets, size = tuple(item.tensor_data.chunk.offsets), tuple(item.tensor_data.size)
@@ -338,7 +338,7 @@ class _Portion:
         self.results.append(WriteResult(item.index, nbytes, storage_data))
 
 
-def _lends(planner: SavePlanner) -> bool:
+def _uses_callers_tensors(planner: SavePlanner) -> bool:
     """Whether its tensors are those of the caller, as far as is known."""
     methods = ("resolve_data", "lookup_object", "transform_object")
     return all(

@@ -136,14 +136,14 @@ def gather_state_dict(
     """
     with _ranks(pg) as ranks:
         is_wanted = not ranks_only or ranks.rank in ranks_only
-        gathering, have_devices = ranks.settle_with_devices(
+        gathering, have_devices = ranks.run_together_with_devices(
             lambda: _Gathering(
                 ranks, state_dict, type_check, device, on_devices=is_wanted and not cpu_offload
             )
         )
         by_nccl = ranks.over_nccl(gathering.devices(), have_devices, device)
         moved = gathering.move(ranks, ranks_only, by_nccl)
-        whole = ranks.settle(
+        whole = ranks.run_together(
             lambda: gathering.whole(moved, device, cpu_offload) if is_wanted else {}
         )
     ranks.warn()
@@ -275,7 +275,7 @@ def broadcast_state_dict(
             str(i): key for i, (key, one) in enumerate(announced.items()) if one.dtype is not None
         }
         is_root = ranks.rank == 0
-        prepared, have_devices = ranks.settle_with_devices(
+        prepared, have_devices = ranks.run_together_with_devices(
             lambda: _Transfer(
                 ranks,
                 full_state_dict if is_root else {},
@@ -291,7 +291,7 @@ def broadcast_state_dict(
         moved = _cairn.broadcast_to_shards(
             communicator, prepared.full, prepared.target, by_nccl, streams
         )
-        ranks.settle(lambda: prepared.put(moved, local_state_dict, device))
+        ranks.run_together(lambda: prepared.put(moved, local_state_dict, device))
     for key, one in announced.items():
         if one.dtype is None and key in local_state_dict:
             local_state_dict[key] = one.value
@@ -300,12 +300,12 @@ def broadcast_state_dict(
 
 
 def _announce(ranks: Ranks, full_state_dict: dict[str, Any]) -> dict[str, _Announced]:
-    def tell() -> bytes:
+    def encode_local() -> bytes:
         if ranks.rank > 0:
             return b""
         return pickle.dumps({key: _announced(value) for key, value in full_state_dict.items()})
 
-    return pickle.loads(ranks.exchange(tell)[0])
+    return pickle.loads(ranks.exchange(encode_local)[0])
 
 
 def _announced(value: Any) -> _Announced:

@@ -14,7 +14,7 @@ from cairn.errors import Invalid, Unavailable
 from cairn.store import Store
 
 
-class Verdict(NamedTuple):
+class JobStatus(NamedTuple):
     """The same on every rank.
 
     Attributes:
@@ -61,7 +61,7 @@ class Agreement:
             # Nobody goes on, and perhaps closes, while another is still connecting.
             dist.barrier(self._group)
 
-    def ask(self, step: int, mine: Verdict) -> Verdict:
+    def agree_on(self, step: int, local: JobStatus) -> JobStatus:
         """The verdict of all ranks, of their own ones.
 
         Raises:
@@ -69,24 +69,24 @@ class Agreement:
             Unavailable: a rank is gone, or did not ask in time.
         """
         if self._group is None:
-            return mine
+            return local
         begin = time.perf_counter()
-        votes = torch.tensor([mine.signal, int(mine.saving), step, -step])
+        fields = torch.tensor([local.signal, int(local.saving), step, -step])
         try:
-            dist.all_reduce(votes, dist.ReduceOp.MAX, self._group)
+            dist.all_reduce(fields, dist.ReduceOp.MAX, self._group)
         except RuntimeError as error:
             raise Unavailable(
                 f"step {step}: a rank is gone, or did not come to it in time ({error})", step=step
             ) from error
         self.seconds += time.perf_counter() - begin
-        number, saving, highest, lowest = votes.tolist()
+        number, saving, highest, lowest = fields.tolist()
         if highest != -lowest:
             raise Invalid(
                 f"step {step}: other ranks are at steps {-lowest} to {highest}; each must call the "
                 "Saver at the same steps",
                 step=step,
             )
-        return Verdict(number, bool(saving))
+        return JobStatus(number, bool(saving))
 
     def close(self) -> None:
         """Gives the group back, if it was made here. May be called again."""

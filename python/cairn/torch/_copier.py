@@ -189,11 +189,11 @@ class Copier:
         return types.MethodType(value.__func__, self._at(".__self__", value.__self__))
 
     def _object(self, value: Any) -> Any:
-        own = getattr(value, "__deepcopy__", None)
+        deepcopy = getattr(value, "__deepcopy__", None)
         try:
-            if own is not None:
+            if deepcopy is not None:
                 with _InnerTensors(self):
-                    return self._remember(value, own({}))
+                    return self._remember(value, deepcopy({}))
             parts = _parts_of(value)
             return value if parts is None else self._rebuild(value, *parts)
         except Error:

@@ -12,7 +12,7 @@ from typing import Any
 from cairn._save.stateful import is_stateful
 from cairn.errors import Error, Invalid
 from cairn.store import SaveHandle, Store
-from cairn.torch._agreement import Agreement, Verdict
+from cairn.torch._agreement import Agreement, JobStatus
 from cairn.torch._signals import SignalWatch
 
 
@@ -153,13 +153,13 @@ class Saver:
         number = operator.index(number)
         self._check_open(number)
         due = number % self._every == 0
-        verdict = self._ask(number, due)
-        if verdict.signal:
+        status = self._agree_on_status(number, due)
+        if status.signal:
             self._save_at_the_end(number, state)
-            self._watch.follow(verdict.signal)
+            self._watch.follow(status.signal)
             return True
-        if due or not verdict.saving:
-            self._settle()
+        if due or not status.saving:
+            self._finish_background_save()
         if due:
             self._save(number, state, self._async)
         return due
@@ -172,9 +172,9 @@ class Saver:
         """
         number = operator.index(number)
         self._check_open(number)
-        self._settle()
+        self._finish_background_save()
         if number != self._last_step:
-            self._save(number, state, behind=False)
+            self._save(number, state, in_background=False)
 
     def close(self) -> None:
         """Waits for a save that runs, and gives the signals back. May be called again.
@@ -214,29 +214,29 @@ class Saver:
             raise Invalid(f"step {number}: the Saver is closed", step=number)
         _at_least("step", number, 0)
 
-    def _ask(self, number: int, due: bool) -> Verdict:
+    def _agree_on_status(self, number: int, due: bool) -> JobStatus:
         """What all ranks do at this step."""
         saving = self._handle is not None and not self._handle.done()
-        mine = Verdict(self._watch.pending, saving)
+        local = JobStatus(self._watch.pending, saving)
         self._calls += 1
         if self._store.world_size == 1:
-            return mine
+            return local
         if self._agreement is None or not (due or self._calls % self._agree_every == 0):
-            return Verdict(0, True)  # not asked: as if nothing had come to an end
-        return self._agreement.ask(number, mine)
+            return JobStatus(0, True)  # not asked: as if nothing had come to an end
+        return self._agreement.agree_on(number, local)
 
     def _save_at_the_end(self, number: int, state: Any) -> None:
         try:
-            self._settle()
+            self._finish_background_save()
         except Error as error:
             # The state of now is what counts, and there may be no time for anything else.
             warnings.warn(f"an earlier save failed: {error}", RuntimeWarning)
-        self._save(number, state, behind=False)
+        self._save(number, state, in_background=False)
         self._preempted = True
 
-    def _save(self, number: int, state: Any, behind: bool) -> None:
+    def _save(self, number: int, state: Any, in_background: bool) -> None:
         made = _made(state)
-        if behind:
+        if in_background:
             self._handle = self._store.save_async(number, made, overwrite=self._overwrite)
             self._handle_step = number
             self._handle._hold_back_streams()
@@ -245,7 +245,7 @@ class Saver:
             self._last_step = number
             self._delete_old()
 
-    def _settle(self) -> None:
+    def _finish_background_save(self) -> None:
         """Waits for the save behind the training, if there is one, and deletes what is old then.
 
         Raises what went wrong.
@@ -276,7 +276,7 @@ class Saver:
             return
         try:
             # After an error of this rank the others may not come to delete.
-            self._wait_for_save() if failed else self._settle()
+            self._wait_for_save() if failed else self._finish_background_save()
         finally:
             self._closed = True
             self._watch.restore()
