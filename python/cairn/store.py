@@ -10,33 +10,29 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 from cairn import _cairn
-from cairn._base.devices import TensorKeepAlive, Streams, current_streams, stream_of
-from cairn._base.patterns import all_patterns, clean_prefix, literal
+from cairn._base.patterns import Patterns, all_patterns, clean_prefix, pattern_list
 from cairn._base.steps import step_number
 from cairn._load.load import Load, LoadOptions
-from cairn._load.multi_rank_load import plan_together
-from cairn._load.read import Reader
-from cairn._load.slices import BoxReader, Range
-from cairn._ranks.ranks import Ranks, default_group, ranks_of, this_process
-from cairn._save.flatten import FlatState, flatten
-from cairn._save.multi_rank_save import prepare_together
+from cairn._load.multi_rank_load import agree_on_step, plan_together
+from cairn._load.step_reader import StepReader, no_match
+from cairn._ranks.ranks import choose_ranks
+from cairn._save.coordinator_parts import close_abandoned
+from cairn._save.handle import SaveHandle
+from cairn._save.options import SaveOptions
+from cairn._save.prepare import PreparedSave, prepare_save
 from cairn._save.stateful import StatefulAdapter
-from cairn._tensors.contents import key_info, leaf_at
 from cairn._tensors.host_copies import HostCopies
-from cairn.errors import Conflict, Invalid, NotFound
-from cairn.reports import DeleteReport, Diff, KeyChange, KeyInfo, LoadReport, SaveReport
+from cairn.errors import Invalid
+from cairn.reports import DeleteReport, LoadReport, SaveReport
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-Patterns = Union[str, Iterable[str], None]
-"""One pattern, several, or none: everything."""
 
 _open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
@@ -51,146 +47,72 @@ def open(
 ) -> Store:
     """Opens a store.
 
-    Under ``torch.distributed`` with more than one rank the ranks of the process group open it
-    together, each calling this. Then ``save``, ``save_async``, ``load``, ``delete``, ``prune`` and
-    ``close`` are called by every rank, in the same order; what goes wrong on one is raised on all.
-    The other methods are each rank's own.
+    Under ``torch.distributed`` with more than one rank, the ranks of the process group open the
+    store together: each of them calls this function. Every rank then calls ``save``,
+    ``save_async``, ``load``, ``delete``, ``prune`` and ``close``, in the same order, and an error
+    on one rank is raised on all of them. Each rank may call the other methods by itself.
 
     Args:
-        address: ``PATH`` or ``file:PATH``, a directory; of several ranks one that they share.
-        mode: ``"r"`` reads, and sees the steps that a writer elsewhere commits from now on. ``"a"``
-            reads and writes, making the store if it is absent; one process, or the ranks of one
-            group, at a time may hold a store open for writing.
-        process_group: whose ranks open it together; by default the default group, if there is one.
-            Any backend will do: the group is only used to tell the ranks where they meet.
-        alone: this process opens it for itself, whatever process groups there are: a tool, or a
-            reader on one rank.
-        timeout: seconds that ranks wait for each other in any call before it fails.
+        address: ``PATH`` or ``file:PATH``, a directory. In a multi-rank store all ranks must share
+            this directory.
+        mode: ``"r"`` reads, and sees the steps that a concurrent writer commits. ``"a"`` reads and
+            writes, and creates the store if it does not exist. Only one process, or the ranks of
+            one group, may have a store open for writing at a time.
+        process_group: the group whose ranks open the store together; by default the default group,
+            if there is one. Any backend works: the group is used only to exchange the address at
+            which the ranks connect.
+        alone: this process opens the store by itself, whatever process groups exist. For tools, and
+            for a reader on one rank.
+        timeout: seconds that ranks wait for each other in any call before the call fails.
 
     Raises:
-        NotFound: no store is there (``"r"``).
+        NotFound: the store does not exist (``"r"``).
         Conflict: another process has it open for writing (``"a"``).
         Corrupt: its index is damaged.
-        Invalid: what is there is no store, or of a newer format; a bad mode or address; this
-            process is not of the group, or the ranks see different directories.
-        Unavailable: permission or I/O error; a rank did not come in time.
+        Invalid: the directory is not a store, or has a newer format; the mode or the address is not
+            valid; this process is not in the group, or the ranks see different directories.
+        Unavailable: a permission or I/O error; a rank did not connect in time.
     """
     return Store(address, mode, process_group, alone=alone, timeout=timeout)
 
 
-class SaveHandle:
-    """A save that runs in the background. All methods may be called from any thread."""
-
-    def __init__(
-        self, native: _cairn.SaveHandle, step: int, tensors: list[Any], streams: Streams
-    ) -> None:
-        """``tensors``: those in device memory, which ``streams`` write."""
-        self._native = native
-        self._step = step
-        self._keep_alive = TensorKeepAlive(native, tensors) if tensors else None
-        self._streams = streams
-        self._pid = os.getpid()
-        self._asked = False
-
-    def wait_staged(self, stream: Any = None) -> None:
-        """Waits until the state is copied; from then on the caller may change its tensors.
-
-        Tensors in host memory are copied already. Those on CUDA devices are copied behind the
-        caller's back: the host waits for them, or, with ``stream``, only for the copies to be
-        enqueued (as long as the disk takes, where more has changed than fits into the page-locked
-        memory). What the stream gets from then on runs after the copies from its device, so that
-        work on it may change the tensors; anything else has to wait for that stream.
-
-        Args:
-            stream: a ``torch.cuda.Stream``, or the address of a stream of the current device.
-
-        Raises:
-            Invalid: that is no stream.
-            Unavailable: the device has failed.
-        """
-        if stream is not None:
-            self._native.hold_back(*stream_of(stream))
-            return
-        self._native.done()  # raises in a forked child, where nothing would end the wait
-        if self._keep_alive is not None:
-            self._keep_alive.wait()
-
-    def _hold_back_streams(self) -> None:
-        """``wait_staged`` for the streams that were current at the save."""
-        for device, stream in self._streams:
-            self._native.hold_back(device, stream)
-
-    def done(self) -> bool:
-        """True once the save has ended, well or not."""
-        return self._native.done()
-
-    def result(self, timeout: float | None = None) -> SaveReport:
-        """Waits until the step is durable. Ctrl-C ends the waiting, not the save.
-
-        Args:
-            timeout: seconds to wait at most; by default as long as it takes.
-
-        Raises:
-            TimeoutError: it still runs after ``timeout`` seconds.
-            Error: what went wrong with the save; the step does not exist then.
-        """
-        if not self._native.wait(timeout):
-            raise TimeoutError(f"the save of step {self._step} still runs after {timeout} s")
-        self._asked = True
-        return SaveReport(*self._native.report())
-
-    def __repr__(self) -> str:
-        state = "done" if self._pid == os.getpid() and self.done() else "running"
-        return f"<cairn.SaveHandle step={self._step} {state}>"
-
-    def _wait(self) -> None:
-        self._native.wait(None)
-
-    def __del__(self) -> None:
-        # A failure that nobody asked about must not go unseen.
-        if self._asked or self._pid != os.getpid() or not self._native.done():
-            return
-        try:
-            self._native.report()
-        except Exception as error:
-            warnings.warn(f"the save of step {self._step} failed: {error}", RuntimeWarning)
-
-
-class Store:
+class Store(StepReader):
     """Checkpoints in one place: steps, each an immutable map from FQN to tensor or plain value.
 
-    Made by :func:`cairn.open`. A context manager that closes the store. Methods may be called from
-    many threads; they run without the interpreter lock, and Ctrl-C ends them. After a fork the
-    child must open the store again. Of a store that several ranks have opened, one thread at a time
-    makes the calls that all ranks make.
+    Created by :func:`cairn.open`. The store is a context manager, which closes it.
+
+    Threads: many threads may call methods at the same time. The methods run without the interpreter
+    lock, and Ctrl-C ends them. In a multi-rank store, only one thread at a time makes the calls that
+    all ranks make. After a fork, the child must open the store again.
 
     What a state is
         Nested ``dict``, ``OrderedDict``, ``Counter``, ``list``, ``tuple`` and ``torch.Size`` with
         keys of type ``str``, ``int``, ``float``, ``bool`` or ``None``. Leaves are torch tensors of
-        every dtype but the quantized ones, numpy arrays and scalars of numbers and bools, objects
-        that speak DLPack (they come back as torch tensors), and ``None``, ``bool``, ``int``,
-        ``float``, ``complex``, ``str`` and ``bytes``. The FQN of a leaf is its keys joined by
-        ``.``; two leaves with one FQN are refused. Subclasses of these types are refused, as they would come
-        back as something else; with ``allow_pickle=True`` other objects without tensors inside are
-        pickled.
+        every dtype except the quantized ones, numpy arrays and scalars of numbers and bools,
+        objects that support DLPack (they are loaded as torch tensors), and ``None``, ``bool``,
+        ``int``, ``float``, ``complex``, ``str`` and ``bytes``. The FQN of a leaf is its keys joined
+        by ``.``; two leaves with the same FQN are refused. Subclasses of these types are refused,
+        because they would be loaded as another type. With ``allow_pickle=True``, other objects are
+        pickled if they contain no tensors.
 
         The state itself, and the values of its top-level dict, may be objects with ``state_dict``
-        and ``load_state_dict`` (modules, optimizers, torch's ``Stateful``): a save takes what the
-        one returns, a load fills that and hands it to the other.
+        and ``load_state_dict`` (modules, optimizers, torch's ``Stateful``): a save takes the result
+        of the former, and a load fills that result and passes it to the latter.
 
     Several ranks
-        A ``DTensor`` or ``ShardedTensor`` is the part of a tensor that a rank holds; the step keeps
-        the whole, once, and any mesh and placements can load it. A plain tensor is the same on all
-        ranks that have its key, and these share the writing of it; of plain values that differ the
-        lowest rank's is kept. What differs from rank to rank (random states) needs a key for each,
-        such as ``f"rng.{rank}"``. Ranks may have different keys, as stages of a pipeline do.
+        A ``DTensor`` or ``ShardedTensor`` is the part of a tensor that a rank holds. The step
+        contains the complete tensor, once, and any mesh and placements can load it. A plain tensor
+        is equal on all ranks that have its key, and these ranks share the writing of it. Of plain
+        values that differ, the step contains that of the lowest rank. What differs from rank to
+        rank (random states) needs one key per rank, such as ``f"rng.{rank}"``. Ranks may have
+        different keys, as the stages of a pipeline do.
 
-    What comes back
+    What is loaded
         The same nesting, order, key types and leaf types, bit for bit. Tensors are contiguous and
-        in host memory, numpy arrays in native byte order. Tensors that overlapped in memory share
-        memory again, tied parameters among them. Attributes of containers are not kept, such as
-        the ``_metadata`` of a module's ``state_dict()``: its modules' versions, which
-        ``load_state_dict`` needs only for states of older versions of torch.
+        in host memory; numpy arrays are in native byte order. Tensors that overlapped in memory,
+        such as tied parameters, share memory again. Attributes of containers are not saved, such as
+        the ``_metadata`` of a module's ``state_dict()``: these are the versions of its modules,
+        which ``load_state_dict`` needs only for states of older versions of torch.
     """
 
     def __init__(
@@ -202,6 +124,7 @@ class Store:
         alone: bool = False,
         timeout: float = 1800.0,
     ) -> None:
+        """Private: use :func:`cairn.open`."""
         if mode not in ("r", "a"):
             raise Invalid(f"mode {mode!r}: 'r' reads, 'a' reads and writes")
         self._address = os.fspath(address)
@@ -211,25 +134,25 @@ class Store:
         self._pid = os.getpid()
         self._closed = False
         self._last_save: SaveHandle | None = None
-        self._ranks = _ranks(process_group, alone, timeout)
+        self._ranks = choose_ranks(process_group, alone, timeout)
         if mode == "a":
-            _close_failed_dcp_save(self._address)
+            close_abandoned(self._address)
         self._native = _cairn.Store(self._address, mode == "a", self._ranks.communicator)
-        # Host copies of what lies on devices, kept from save to save; used under the lock alone.
+        # Host copies of tensors on devices, reused by the next save. Guarded by _copies_lock.
         self._copies = HostCopies()
         self._copies_lock = threading.Lock()
+        # Tensors in device memory that running saves may still read. The handles empty the lists.
         self._unstaged: list[list[Any]] = []
-        """Tensors in device memory of saves that may still read them; emptied by the handles."""
         _open_stores.add(self)
 
     @property
     def rank(self) -> int:
-        """Of this process among those that have the store open together; 0 for one alone."""
+        """Rank of this process among those that opened the store together; 0 for one process."""
         return self._ranks.rank
 
     @property
     def world_size(self) -> int:
-        """How many processes have the store open together; 1 for one alone."""
+        """Number of processes that opened the store together; 1 for one process."""
         return self._ranks.world_size
 
     @property
@@ -239,9 +162,10 @@ class Store:
 
     @property
     def transport(self) -> str:
-        """What ``load(read_once=True)`` passes tensors on devices on over, and why: NCCL, from
-        device to device, or host memory. All ranks use the same; it is chosen by the first such load
-        (the environment variable ``CAIRN_NCCL`` has a say: docs/communicators.md)."""
+        """How ``load(read_once=True)`` forwards tensors on devices, and why: over NCCL, from device
+        to device, or through host memory. The first such load makes the choice, which is the same
+        on all ranks. The environment variable ``CAIRN_NCCL`` overrides it
+        (docs/communicators.md)."""
         return self._ranks.transport
 
     def save(
@@ -258,52 +182,50 @@ class Store:
         ignore_frozen: bool = False,
         allow_pickle: bool = False,
     ) -> SaveReport:
-        """Writes ``state`` as ``step``; when it returns the step is durable, and whole.
+        """Writes ``state`` as ``step``. When it returns, the step is complete and durable.
 
-        Tensors in host memory and on CUDA devices are read where they are, those on a device after
-        the work that its current stream holds; others are copied to host memory first.
-        Chunks that the base step has already, bit for bit, are not written again. Of several ranks
-        each calls it with what it holds, and the report tells each its own part.
+        Tensors in host memory and on CUDA devices are read in place, those on a device after the
+        work on its current stream; other tensors are copied to host memory first. Chunks that are
+        equal to those of the base step, bit for bit, are not written again. In a multi-rank store
+        each rank passes what it holds, and its report covers its own part.
 
         Args:
             step: number of the step, 0 to 2**64 - 1.
             state: nested containers of tensors and plain values (see the class).
-            overwrite: replaces the step if it exists, in one atomic switch.
+            overwrite: replaces the step atomically if it exists.
             incremental: ``False`` writes every byte.
             base_step: the step to compare with; by default the latest.
-            chunk_bytes: size of the pieces that tensors are cut into; by default 4 MiB.
-            keys: patterns (see :meth:`read`) of the state's keys to save; ``"!model.encoder"``
-                leaves that part out. By default all.
-            prefix: goes before the name of each key: the state of a submodule, saved as
-                ``prefix="model.encoder"``, has the keys that it has in the whole model.
-            ignore_frozen: leaves out parameters of modules that take no gradient. It needs the
-                modules themselves in the state, not their state dicts, which do not tell.
+            chunk_bytes: size of the chunks that tensors are split into; by default 4 MiB.
+            keys: patterns (see :meth:`read`) of the keys of the state to save; by default all.
+                ``"!model.encoder"`` excludes that part.
+            prefix: is prepended to the name of each key. The state of a submodule, saved with
+                ``prefix="model.encoder"``, has the keys that it has in the complete model.
+            ignore_frozen: excludes parameters of modules that require no gradient. This needs the
+                modules themselves in the state, because their state dicts lack that information.
             allow_pickle: pickles leaves of other types.
 
         Raises:
             Conflict: the step exists.
-            Invalid: something in the state cannot be kept (``key`` says which), or the store was
-                opened for reading; ranks disagree about a tensor, or give other arguments.
-            Unavailable: no space, or an I/O error; a rank failed otherwise, died, or did not write
-                its part in time. The store is as it was.
+            Invalid: the state contains something that cannot be saved (``key`` names it), or the
+                store was opened for reading; ranks disagree on a tensor, or pass other arguments.
+            Unavailable: no space, or an I/O error; a rank failed, died, or did not write its part
+                in time. The store is unchanged.
         """
-        # Copies that save_async has made are used again, and held until they are written.
+        options = SaveOptions(
+            overwrite=overwrite,
+            incremental=incremental,
+            base_step=base_step,
+            chunk_bytes=chunk_bytes,
+            keys=keys,
+            prefix=prefix,
+            ignore_frozen=ignore_frozen,
+            allow_pickle=allow_pickle,
+        )
+        # Copies that save_async has made are reused, and locked until they are written.
         copies = self._copies if len(self._copies) > 0 else None
         with nullcontext() if copies is None else self._copies_lock:
-            number, batch, options, streams = self._prepare_save(
-                step,
-                state,
-                overwrite=overwrite,
-                incremental=incremental,
-                base_step=base_step,
-                chunk_bytes=chunk_bytes,
-                keys=keys,
-                prefix=prefix,
-                ignore_frozen=ignore_frozen,
-                allow_pickle=allow_pickle,
-                copies=copies,
-            )
-            return SaveReport(*self._native.save(number, batch, *options, streams))
+            prepared = self._prepare_save(step, state, options, copies)
+            return SaveReport(*self._native.save(**prepared.arguments))
 
     def save_async(
         self,
@@ -322,44 +244,46 @@ class Store:
     ) -> SaveHandle:
         """Copies ``state`` into staging memory and writes it in the background.
 
-        The step is what the state is now, whatever is changed after :meth:`SaveHandle.wait_staged`.
-        The staging memory is as large as the tensors in host memory and is used again by the next
-        save. Of tensors on CUDA devices what has changed is copied behind the caller's back, and
-        the tensors are kept alive until then; those on other devices get host copies, which are
-        kept for as long as their storages live. While one save runs, another waits for it first.
-        Closing the store, or leaving Python, waits for it too. Arguments as for :meth:`save`, and:
+        The step contains the state as it is now; the caller may change it after
+        :meth:`SaveHandle.wait_staged`. The staging memory is as large as the tensors in host memory
+        and is reused by the next save. Changed parts of tensors on CUDA devices are copied in the
+        background, and the tensors are kept alive until then. Tensors on other devices get host
+        copies, which live as long as their storages. A save waits until the save before it has
+        ended; so do closing the store and leaving Python. The arguments are those of :meth:`save`,
+        and:
 
         Args:
-            device_snapshot: first copies what has changed within the device's memory, if that much
-                is free, so that ``wait_staged`` is over once that is done.
+            device_snapshot: first copies what has changed within the device's memory, if enough is
+                free, so that ``wait_staged`` returns after that copy.
 
         Raises:
-            Conflict, Invalid: as :meth:`save`, at once. What goes wrong later is raised by
+            Conflict: the step exists.
+            Invalid: as :meth:`save`. Errors that occur later are raised by
                 :meth:`SaveHandle.result`.
         """
+        options = SaveOptions(
+            overwrite=overwrite,
+            incremental=incremental,
+            base_step=base_step,
+            chunk_bytes=chunk_bytes,
+            keys=keys,
+            prefix=prefix,
+            ignore_frozen=ignore_frozen,
+            allow_pickle=allow_pickle,
+        )
         with self._copies_lock:
-            number, batch, options, streams = self._prepare_save(
-                step,
-                state,
-                overwrite=overwrite,
-                incremental=incremental,
-                base_step=base_step,
-                chunk_bytes=chunk_bytes,
-                keys=keys,
-                prefix=prefix,
-                ignore_frozen=ignore_frozen,
-                allow_pickle=allow_pickle,
-                copies=self._copies,
-            )
-            # Also if Ctrl-C comes before there is a handle.
-            tensors = batch.device_owners()
+            prepared = self._prepare_save(step, state, options, self._copies)
+            # The store keeps them alive even if Ctrl-C arrives before there is a handle.
+            tensors = prepared.batch.device_owners()
             self._unstaged.append(tensors)
             try:
-                native = self._native.save_async(number, batch, *options, streams, device_snapshot)
+                native = self._native.save_async(
+                    **prepared.arguments, device_snapshot=device_snapshot
+                )
             except Exception:
                 self._unstaged.pop()
                 raise
-        self._last_save = SaveHandle(native, number, tensors, streams)
+        self._last_save = SaveHandle(native, prepared.step, tensors, prepared.streams)
         self._unstaged = [tensors]  # earlier saves have ended
         return self._last_save
 
@@ -378,209 +302,61 @@ class Store:
     ) -> LoadReport:
         """Fills ``state`` in place from ``step`` (by default the latest), leaf by leaf by FQN.
 
-        Tensors and arrays keep their memory, strides and device and get new contents; dtype and
-        shape must be those of the step. Of a DTensor or ShardedTensor this rank's part is filled,
-        whatever the step was saved with. Meta tensors and meta DTensors are replaced, in their
-        container, by new ones with memory; Parameters stay Parameters, tied ones stay tied, and
+        Tensors and arrays keep their memory, strides and device; dtype and shape must be those of
+        the step. Of a DTensor or ShardedTensor this rank's part is filled, whatever mesh saved the
+        step. Meta tensors and meta DTensors are replaced in their container by new tensors with
+        memory: Parameters remain Parameters, tied ones remain tied, and
         ``model.load_state_dict(state, assign=True)`` puts them into the model. Plain values are
-        replaced in their containers; tuples around them are made anew. All of that is checked, on
-        all ranks, before anything is changed.
+        replaced in their containers, and tuples that contain them are rebuilt. All of this is
+        checked on all ranks before anything changes.
 
-        Modules and other objects with ``load_state_dict`` get what was loaded (modules on the meta
-        device with ``assign=True``). Note that ``optimizer.state_dict()`` is partly a copy: give
-        the optimizer itself, or hand the filled state to ``optimizer.load_state_dict``; one that
-        has made no step yet has no state to be filled (see torch's ``get_state_dict``).
+        Objects with ``load_state_dict`` receive what was loaded (modules on the meta device with
+        ``assign=True``). ``optimizer.state_dict()`` is partly a copy: pass the optimizer itself, or
+        pass the filled state to ``optimizer.load_state_dict``. An optimizer that has not made a
+        step has no state to fill (see torch's ``get_state_dict``).
 
         Args:
-            strict: ``False`` allows keys that only one side has; the report names them. Of several
-                ranks each has its own missing keys; unexpected ones are those that no rank has.
-            keys: patterns (see :meth:`read`) of the state's keys to load; all others are left alone
-                and count as neither missing nor unexpected.
-            prefix: what the keys of the step have before those of the state: with
-                ``prefix="model.encoder"`` the state ``{"weight": ...}`` is filled from
-                ``model.encoder.weight``, and keys that do not begin so are passed over. Reports and
+            strict: ``False`` allows keys that only one side has; the report names them. In a
+                multi-rank store missing keys are those of each rank, and unexpected keys are those
+                that no rank has.
+            keys: patterns (see :meth:`read`) of the keys of the state to load. Other keys are
+                unchanged, and are neither missing nor unexpected.
+            prefix: what the keys of the step have before those of the state. With
+                ``prefix="model.encoder"``, ``{"weight": ...}`` is filled from
+                ``model.encoder.weight``, and keys without the prefix are skipped. Reports and
                 errors name keys as the step does.
-            ignore_frozen: parameters of modules that take no gradient are left alone, whether the
-                step has them or not. It needs the modules themselves in the state.
-            device: where meta tensors get their memory; by default that of the process group (host
-                memory, where the group can use it), of the DTensor's mesh, or torch's default.
-            read_once: what several ranks need is read from storage by one of them and passed on,
-                from device to device where all ranks have NCCL (see :attr:`transport`).
-                Ranks have the same sharded tensors then, or those of their stage of a pipeline.
+            ignore_frozen: skips parameters of modules that require no gradient, whether the step
+                has them or not. This needs the modules themselves in the state.
+            device: where meta tensors are allocated; by default the device of the process group
+                (host memory, if the group supports it), the DTensor's mesh, or torch's default.
+            read_once: one rank reads what several ranks need and forwards it, from device to device
+                if all ranks have NCCL (see :attr:`transport`). All ranks, or all ranks of a
+                pipeline stage, must have the same sharded tensors.
 
         Raises:
-            NotFound: no such step; or (strict) the step lacks keys of the state; or no key is left
-                to load.
+            NotFound: the step does not exist; or (strict) the step lacks keys of the state; or no
+                key remains to load.
             Invalid: (strict) the state lacks keys of the step; dtypes, shapes or kinds differ.
-            Corrupt: bytes are not what was written. The state is partly filled then.
-            Unavailable: an I/O error; a rank failed otherwise, died, or did not come in time.
+            Corrupt: the bytes are not those that were written. The state is partly filled.
+            Unavailable: an I/O error; a rank failed, died, or did not respond in time.
         """
-        options = LoadOptions(strict, allow_pickle, _pattern_list(keys), device, read_once)
-        number = self._agreed_step(step)
-        unwrapped: list[StatefulAdapter] = []
-
-        def plan() -> Load:
-            unwrapped.append(StatefulAdapter(state, clean_prefix(prefix), ignore_frozen))
-            return self._plan_load(unwrapped[0], number, options, clean_prefix(prefix))
-
-        load = plan_together(self._ranks, plan, device)
-        report = self._ranks.run_together(load.run)
-        # What an object makes of its state may fail on one rank alone.
-        self._ranks.run_together(unwrapped[0].load_into_objects)
+        options = LoadOptions(strict, allow_pickle, pattern_list(keys), device, read_once)
+        report = self._load(state, step, options, clean_prefix(prefix), ignore_frozen)
         self._ranks.warn()
         return report
 
-    def read(
-        self,
-        patterns: Patterns = None,
-        step: int | None = None,
-        *,
-        device: Any = None,
-        mmap: bool = False,
-        flat: bool = False,
-        verify: bool = True,
-        allow_pickle: bool = False,
-    ) -> Any:
-        """The state of ``step`` (by default the latest), or the part that ``patterns`` select.
-
-        Args:
-            patterns: one or more patterns. One without wildcards names a key and all below it:
-                ``model.layers.1`` takes ``model.layers.1.attn.wq``, but not
-                ``model.layers.10.attn.wq``. ``*`` matches inside one path element, ``**`` across
-                elements, ``?`` one character, ``[a-c]`` one of a set. A leading ``!`` excludes.
-            device: where torch tensors go; by default host memory.
-            mmap: tensors are views of the memory-mapped file where their bytes lie together in it,
-                without a copy. numpy arrays refuse to be written to; torch tensors know no such
-                thing, and what is written to one stays in this process, in a private copy of the
-                page. They stay valid while they live, even if the step is deleted or the store
-                closed.
-            flat: a dict from FQN to leaf instead of the nesting.
-            verify: ``False`` skips the check of mapped bytes, so that only what is touched is read.
-                Bytes that are not mapped are always checked.
-            allow_pickle: unpickles leaves that were pickled.
-
-        Memory of new torch tensors: those of 1 MiB and more have their own, page by page; smaller
-        ones lie in arenas of at most 32 MiB, each freed when the last tensor in it goes. To keep a
-        few small tensors of a large state for long, ``clone()`` them. The storage of a tensor is of
-        its own size and cannot be resized.
-
-        Returns:
-            A new state, nested as it was saved. A list or tuple of which only a part was selected
-            comes as a dict from index to element.
-
-        Raises:
-            NotFound: no such step, or no key matches.
-            Invalid: a malformed pattern, or a pickle that is not allowed.
-            Corrupt: bytes are not what was written.
-        """
-        selected = _pattern_list(patterns)
-        contents = self._native.contents(step, selected)
-        if selected and len(contents) == 0:
-            raise NotFound(
-                f"step {contents.step} has no key that matches {selected}: keys() lists them",
-                key=selected[0],
-                step=contents.step,
-            )
-        reader = Reader(self._native, contents, device=device, mmap=mmap, verify=verify)
-        leaves = reader.read(allow_pickle)
-        if flat:
-            return dict(zip(contents.fqns(), leaves))
-        return contents.build(leaves)
-
-    def read_slice(
-        self, fqn: str, ranges: Sequence[Range], step: int | None = None, *, out: Any = None
-    ) -> Any:
-        """A box of one tensor, reading only the chunks that it touches.
-
-        Args:
-            fqn: the tensor's name, no pattern.
-            ranges: for each dimension, outermost first, ``(begin, end)`` in elements, a slice
-                without step, or an index, which drops the dimension. Dimensions left out are taken
-                whole.
-            out: tensor or array of the box's shape and the stored dtype to read into.
-
-        Returns:
-            ``out``, or a new tensor (numpy array, if the leaf was one).
-
-        Raises:
-            NotFound: no such step or key.
-            Invalid: the key is a plain value, the box leaves the shape, ``out`` does not fit.
-            Corrupt: bytes are not what was written.
-        """
-        contents = self._native.contents(step, _pattern_for(fqn))
-        fqns = contents.fqns()
-        if fqn not in fqns:
-            raise _no_such_key(fqn, contents.step)
-        reader = BoxReader(self._native, contents)
-        out = reader.add(fqns.index(fqn), ranges, out)
-        reader.read()
-        return out
-
-    def read_slices(
-        self, boxes: Mapping[str, Sequence[Range]], step: int | None = None
-    ) -> dict[str, Any]:
-        """Boxes of many tensors in one go, such as one rank's part of every matrix.
-
-        Far quicker than :meth:`read_slice` for each: the step is listed once, and the reads of all
-        boxes are sorted, joined and in flight together.
-
-        Args:
-            boxes: by name of the tensor, ranges as for :meth:`read_slice`.
-
-        Returns:
-            New tensors (numpy arrays, where the leaf was one) by name, in the order of ``boxes``.
-
-        Raises:
-            NotFound, Invalid, Corrupt: as :meth:`read_slice`; nothing has been read after the first
-                two.
-        """
-        contents = self._native.contents(step, [])
-        places = {fqn: index for index, fqn in enumerate(contents.fqns())}
-        reader = BoxReader(self._native, contents)
-        results = {}
-        for fqn, ranges in boxes.items():
-            if fqn not in places:
-                raise _no_such_key(fqn, contents.step)
-            results[fqn] = reader.add(places[fqn], ranges)
-        reader.read()
-        return results
-
-    def steps(self) -> list[int]:
-        """Numbers of the steps, ascending. A store open for reading sees those of a live writer."""
-        return self._native.steps()
-
-    def keys(self, step: int | None = None, pattern: Patterns = None) -> dict[str, KeyInfo]:
-        """What ``step`` (by default the latest) holds, by FQN, in the order of the state.
-
-        ``pattern`` is as for :meth:`read`. No tensor is read. Raises NotFound if there is no such
-        step; a pattern that takes nothing gives an empty dict.
-        """
-        contents = self._native.contents(step, _pattern_list(pattern))
-        leaves = [leaf_at(contents, i) for i in range(len(contents))]
-        return {leaf.fqn: key_info(leaf) for leaf in leaves}
-
-    def diff(self, a: int, b: int, pattern: Patterns = None) -> Diff:
-        """How step ``b`` differs from step ``a``, by digests: no tensor is read.
-
-        Raises NotFound if one of them does not exist.
-        """
-        changes, unchanged = self._native.compare(
-            step_number(a), step_number(b), _pattern_list(pattern)
-        )
-        return Diff(tuple(KeyChange(*change) for change in changes), unchanged)
-
     def delete(self, *steps: int) -> DeleteReport:
-        """Deletes whole steps at once; bytes that other steps refer to stay.
+        """Deletes complete steps in one commit. Bytes that other steps refer to remain.
 
-        Raises NotFound, with nothing deleted, if one of them does not exist; Invalid if the store
-        was opened for reading.
+        Raises NotFound, with nothing deleted, if one of the steps does not exist; Invalid if the
+        store was opened for reading.
         """
         return self._delete(lambda: steps)
 
     def prune(self, *, keep_last: int = 0, keep_every: int = 0) -> DeleteReport:
-        """Deletes all steps but the last ``keep_last`` and the multiples of ``keep_every``.
+        """Deletes all steps except the last ``keep_last`` and the multiples of ``keep_every``.
 
-        Raises Invalid if that would keep nothing by intent: at least one must be positive.
+        Raises Invalid unless at least one of the two is positive and neither is negative.
         """
         if keep_last < 0 or keep_every < 0 or keep_last + keep_every == 0:
             raise Invalid("prune: keep_last or keep_every must be positive, and none negative")
@@ -596,8 +372,71 @@ class Store:
 
         return self._delete(doomed)
 
+    def close(self) -> None:
+        """Waits for a running asynchronous save and releases the store. May be called again.
+
+        In a multi-rank store each rank waits for the others, at most for the store's timeout.
+
+        Raises the error of that save, unless its handle has already raised it.
+        """
+        self._close(self._native.close)
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        # The propagating error is more informative than a failure to close after it.
+        try:
+            self._abandon()
+        except Exception as second:
+            warnings.warn(f"while the store was closed: {second}", RuntimeWarning)
+
+    def __repr__(self) -> str:
+        state = " closed" if self._closed else ""
+        return f"<cairn.Store {self._address!r} mode={self._mode!r}{state}>"
+
+    def _prepare_save(
+        self, step: int, state: Any, options: SaveOptions, copies: HostCopies | None
+    ) -> PreparedSave:
+        self._wait_for_last_save()
+        return prepare_save(self._native, self._ranks, step, state, options, copies)
+
+    def _load(
+        self, state: Any, step: int | None, options: LoadOptions, prefix: str, ignore_frozen: bool
+    ) -> LoadReport:
+        number = agree_on_step(self._ranks, self._native, step)
+        adapters: list[StatefulAdapter] = []
+
+        def plan() -> Load:
+            adapters.append(StatefulAdapter(state, prefix, ignore_frozen))
+            return self._plan_load(adapters[0], number, options, prefix)
+
+        load = plan_together(self._ranks, plan, options.device)
+        report = self._ranks.run_together(load.run)
+        # An object's load_state_dict may fail on one rank only.
+        self._ranks.run_together(adapters[0].load_into_objects)
+        return report
+
+    def _plan_load(
+        self, adapter: StatefulAdapter, step: int | None, options: LoadOptions, prefix: str
+    ) -> Load:
+        patterns = all_patterns(options.patterns, prefix, adapter.frozen)
+        contents = self._native.contents(step, patterns)
+        if len(contents) == 0 and (options.patterns or prefix):
+            raise no_match(patterns, contents.step)
+        options = dataclasses.replace(options, patterns=patterns)
+        return Load(self._native, adapter.state, contents, options, self._ranks)
+
     def _delete(self, choose: Callable[[], Iterable[int]]) -> DeleteReport:
-        """Of several ranks the first one chooses and deletes for all."""
+        """Deletes the steps that ``choose`` returns on rank 0. Collective."""
         self._wait_for_last_save()
 
         def work() -> bytes:
@@ -612,18 +451,14 @@ class Store:
         numbers, segments, freed_bytes = json.loads(self._ranks.exchange(work)[0])
         return DeleteReport(tuple(numbers), segments, freed_bytes)
 
-    def close(self) -> None:
-        """Waits for a running asynchronous save and releases the store. May be called again.
-
-        Of several ranks each waits for the others, at most for the store's timeout.
-
-        Raises what went wrong with that save, if nobody has asked its handle.
-        """
-        self._close(self._native.close)
+    def _wait_for_last_save(self) -> None:
+        # Waits here, where Ctrl-C can end the wait. The error of that save stays with its handle.
+        if self._last_save is not None:
+            self._last_save._wait()
 
     def _abandon(self) -> None:
-        """Closes without waiting for other ranks, and lets them know: after an error of this rank
-        that they may not have."""
+        """Closes without waiting for the other ranks, and notifies them: after an error on this
+        rank that they may not have."""
         self._close(self._native.abandon if self.world_size > 1 else self._native.close)
 
     def _close(self, release: Callable[[], None]) -> None:
@@ -639,142 +474,14 @@ class Store:
             self._copies.clear()
             self._closed = True
             _open_stores.discard(self)
-        if last_save is not None and not last_save._asked:
+        if last_save is not None and not last_save._is_observed:
             last_save.result()
-
-    def __enter__(self) -> Store:
-        return self
-
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self.close()
-            return
-        # The error that is on its way says more than one of closing after it.
-        try:
-            self._abandon()
-        except Exception as second:
-            warnings.warn(f"while the store was closed: {second}", RuntimeWarning)
-
-    def __repr__(self) -> str:
-        state = " closed" if self._closed else ""
-        return f"<cairn.Store {self._address!r} mode={self._mode!r}{state}>"
-
-    def _prepare_save(
-        self,
-        step: int,
-        state: Any,
-        *,
-        keys: Patterns,
-        prefix: str,
-        ignore_frozen: bool,
-        allow_pickle: bool,
-        copies: HostCopies | None,
-        **options: Any,
-    ) -> tuple[int, _cairn.Batch, tuple[Any, ...], Streams]:
-        """The step's number, and what the C++ side takes; on several ranks, agreed between them.
-        With the current streams of the devices that hold some of the state."""
-        self._wait_for_last_save()
-
-        def flat() -> tuple[dict[str, Any], FlatState]:
-            arguments = {"step": step_number(step), **options}
-            self._check_new(arguments["step"], options["overwrite"])
-            unwrapped = StatefulAdapter(state, clean_prefix(prefix), ignore_frozen)
-            patterns = all_patterns(_pattern_list(keys), clean_prefix(prefix), unwrapped.frozen)
-            flattened = flatten(
-                unwrapped.state, allow_pickle, self._ranks, patterns, copies, devices=True
-            )
-            return arguments, flattened
-
-        arguments, flattened = prepare_together(self._ranks, flat)
-        number = arguments.pop("step")
-        streams = current_streams(flattened.batch.devices())
-        return number, flattened.batch, (*arguments.values(), self._ranks.timeout), streams
-
-    def _check_new(self, step: int, overwrite: bool) -> None:
-        """Of several ranks the first looks for all, before anything is copied; one process alone
-        is told by the C++ side."""
-        if self.world_size > 1 and self.rank == 0 and not overwrite and step in self.steps():
-            raise Conflict(
-                f"step {step} exists already; overwrite it or give another number", step=step
-            )
-
-    def _agreed_step(self, step: int | None) -> int | None:
-        """The step to load; of several ranks the latest one that the first of them sees."""
-        if self.world_size == 1:
-            return step
-
-        def encode_local() -> bytes:
-            if step is not None:
-                return json.dumps([step_number(step), True]).encode()
-            steps = self.steps()
-            # Without any, this raises what says so.
-            latest = steps[-1] if steps else self._native.contents(None, []).step
-            return json.dumps([latest, False]).encode()
-
-        replies = [json.loads(one) for one in self._ranks.exchange(encode_local)]
-        number, is_given = replies[0]
-        if any(one[1] != is_given or (is_given and one[0] != number) for one in replies):
-            asked = [one[0] if one[1] else None for one in replies]
-            raise Invalid(f"ranks load different steps, by rank: {asked}")
-        return number
-
-    def _plan_load(
-        self, unwrapped: StatefulAdapter, step: int | None, options: LoadOptions, prefix: str
-    ) -> Load:
-        patterns = all_patterns(options.patterns, prefix, unwrapped.frozen)
-        contents = self._native.contents(step, patterns)
-        if len(contents) == 0 and (options.patterns or prefix):
-            raise NotFound(
-                f"step {contents.step} has no key that matches {patterns}: keys() lists them",
-                key=patterns[0],
-                step=contents.step,
-            )
-        options = dataclasses.replace(options, patterns=patterns)
-        return Load(self._native, unwrapped.state, contents, options, self._ranks)
-
-    def _wait_for_last_save(self) -> None:
-        # Here, where Ctrl-C can end the waiting; its error stays with its handle.
-        if self._last_save is not None:
-            self._last_save._wait()
-
-
-def _close_failed_dcp_save(address: str) -> None:
-    # It may hold the store open still. Without the module loaded there was none.
-    saves = sys.modules.get("cairn.dcp._saves")
-    if saves is not None:
-        saves.close_abandoned(address)
-
-
-def _no_such_key(fqn: str, step: int) -> NotFound:
-    return NotFound(f"step {step} has no key '{fqn}': keys() lists them", key=fqn, step=step)
-
-
-def _pattern_list(patterns: Patterns) -> list[str]:
-    if patterns is None:
-        return []
-    return [patterns] if isinstance(patterns, str) else list(patterns)
-
-
-def _pattern_for(fqn: str) -> list[str]:
-    """Patterns that take `fqn`, whatever it holds, and perhaps some more."""
-    return [literal(fqn)] if fqn else []
-
-
-def _ranks(process_group: ProcessGroup | None, alone: bool, timeout: float) -> Ranks:
-    if alone and process_group is not None:
-        raise Invalid("give process_group or alone=True, not both")
-    group = default_group() if process_group is None else process_group
-    return this_process(timeout) if alone or group is None else ranks_of(group, timeout)
 
 
 def _close_all() -> None:
-    # A daemon thread or a forgotten store must not be torn down under a running save. A rank that
-    # ends by an exception does not wait for the others, who know nothing of it.
+    # The interpreter must not be torn down while a save of a daemon thread or of a forgotten store
+    # is running. A rank that ends with an exception does not wait for the others, which do not know
+    # about it.
     failed = getattr(sys, "last_value", None) is not None
     for store in list(_open_stores):
         if store._pid == os.getpid():

@@ -106,7 +106,7 @@ class FailedHandle:
     def done(self) -> bool:
         return True
 
-    def _hold_back_streams(self) -> None:
+    def _make_streams_wait(self) -> None:
         pass
 
     def result(self) -> None:

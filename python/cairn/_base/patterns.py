@@ -1,26 +1,44 @@
-"""Key patterns of parts of a state: below a prefix, without what is left out.
+"""Key patterns for parts of a state: below a prefix, without excluded keys.
 
-The patterns themselves are matched in C++ (core/state_dict/key_pattern.h).
+The C++ side matches the patterns (core/state_dict/key_pattern.h).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Union
+
+Patterns = Union[str, Iterable[str], None]
+"""One pattern, several patterns, or None, which selects everything."""
+
 _WILDCARDS = frozenset("*?[]!")
 
 
+def pattern_list(patterns: Patterns) -> list[str]:
+    """The patterns as a list, which is empty for None."""
+    if patterns is None:
+        return []
+    return [patterns] if isinstance(patterns, str) else list(patterns)
+
+
 def literal(fqn: str) -> str:
-    """A pattern that takes `fqn`, whatever it holds, and perhaps some more."""
-    # "?" stands for itself as for any other character.
+    """A pattern that matches `fqn`, whatever characters it has, and possibly a few other names."""
+    # "?" matches every character, itself included.
     return "".join("?" if char in _WILDCARDS else char for char in fqn)
 
 
+def patterns_for(fqn: str) -> list[str]:
+    """Patterns that match `fqn`, whatever characters it has, and possibly a few other names."""
+    return [literal(fqn)] if fqn else []
+
+
 def clean_prefix(prefix: str) -> str:
-    """A prefix may be given with the separator behind it, as torch's tools do."""
+    """The prefix without a trailing separator, which torch's tools append."""
     return prefix.removesuffix(".")
 
 
 def all_patterns(patterns: list[str], prefix: str, frozen: list[str]) -> list[str]:
-    """`patterns` below `prefix`, without `frozen`, which are FQNs with the prefix."""
+    """`patterns` below `prefix`, without the keys in `frozen`, which include the prefix."""
     if prefix:
         above = literal(prefix)
         below = [each for one in patterns for each in _joined(above, one)]
@@ -37,5 +55,6 @@ def _joined(above: str, pattern: str) -> list[str]:
 
 
 def _with_below(pattern: str) -> list[str]:
-    """Patterns that take what is below the keys of `pattern` too, as one without wildcards does."""
+    """Patterns that also match what is below the keys of `pattern`, as a pattern without wildcards
+    does."""
     return [pattern, f"{pattern}.**"] if _WILDCARDS & set(pattern) else [pattern]

@@ -1,7 +1,8 @@
-"""Loads by several ranks: what no rank has a place for, and who needs what.
+"""Loads by several ranks: which step they load, which keys no rank has, and which rank needs what.
 
 Ranks may hold different keys, as stages of a pipeline do. A key of the step is unexpected if no
-rank has it. Where one rank reads for others, a whole tensor is passed on to those that have it.
+rank has it. Where one rank reads for others, it forwards a replicated tensor to the ranks that have
+it.
 """
 
 from __future__ import annotations
@@ -12,14 +13,45 @@ from collections.abc import Callable
 from typing import Any
 
 from cairn import _cairn
+from cairn._base.steps import step_number
 from cairn._load.load import Load
 from cairn._ranks.ranks import Ranks
+from cairn.errors import Invalid
+
+
+def agree_on_step(ranks: Ranks, native: _cairn.Store, step: int | None) -> int | None:
+    """The step to load: `step`, or the latest step that rank 0 sees. Collective.
+
+    Raises Invalid if the ranks name different steps, NotFound if the store has none.
+    """
+    if ranks.world_size == 1:
+        return step
+
+    def encode_local() -> bytes:
+        if step is not None:
+            return json.dumps([step_number(step), True]).encode()
+        steps = native.steps()
+        # If there are no steps, `contents` raises the error that says so.
+        latest = steps[-1] if steps else native.contents(None, []).step
+        return json.dumps([latest, False]).encode()
+
+    replies = [json.loads(one) for one in ranks.exchange(encode_local)]
+    number, is_given = replies[0]
+    if any(one[1] != is_given or (is_given and one[0] != number) for one in replies):
+        given = [one[0] if one[1] else None for one in replies]
+        raise Invalid(f"ranks load different steps, by rank: {given}")
+    return number
 
 
 def plan_together(ranks: Ranks, plan: Callable[[], Load], device: Any = None) -> Load:
-    """This rank's load, checked against the others'. Collective. ``device``: as the call names it.
+    """This rank's load, checked against the loads of the other ranks. Collective.
 
-    Raises on all ranks what ``plan()`` raises on one; NotFound or Invalid as ``Load``.
+    Args:
+        plan: makes this rank's load.
+        device: the device that the call names, if any.
+
+    Raises on all ranks what ``plan()`` raises on one of them; Invalid for unexpected keys if the
+    load is strict.
     """
     loads: list[Load] = []
 
@@ -44,7 +76,7 @@ def plan_together(ranks: Ranks, plan: Callable[[], Load], device: Any = None) ->
 
 
 def _set_holders(ranks: Ranks, requests: _cairn.Requests) -> None:
-    """Tells the C++ side which ranks need a whole tensor, where not all do."""
+    """Sets the ranks that need a replicated tensor, where not all ranks do."""
     local_fqns = sorted(requests.whole_fqns())
 
     def encode_local() -> bytes:

@@ -306,6 +306,14 @@ def ranks_of(group: ProcessGroup, timeout: float) -> Ranks:
     return Ranks(communicator, numbers, device, timeout, objection, bound)
 
 
+def choose_ranks(process_group: ProcessGroup | None, alone: bool, timeout: float) -> Ranks:
+    """The ranks that open a store together, as the caller of `cairn.open` asks. Raises Invalid."""
+    if alone and process_group is not None:
+        raise Invalid("give process_group or alone=True, not both")
+    group = default_group() if process_group is None else process_group
+    return this_process(timeout) if alone or group is None else ranks_of(group, timeout)
+
+
 def connect(group: ProcessGroup, timeout: float) -> _cairn.Communicator:
     """Cairn's communicator over the ranks of a process group. Collective over the group.
 

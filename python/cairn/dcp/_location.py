@@ -49,11 +49,6 @@ def locate(checkpoint_id: CheckpointId, step: int | None) -> Location | None:
     return Location(match["address"], check_step(named))
 
 
-def folder_of(address: str) -> str:
-    """The directory of a store, by the one of its names that all have in common."""
-    return os.path.realpath(address.removeprefix("file:"))
-
-
 def check_step(step: int | None) -> int | None:
     """The step as an int. Raises Invalid for one out of range."""
     return None if step is None else step_number(step)

@@ -16,12 +16,13 @@ import json
 import os
 import secrets
 import threading
-import weakref
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from cairn import _cairn
-from cairn.dcp._location import Location, folder_of
+from cairn._base.addresses import folder_of
+from cairn._save import coordinator_parts
+from cairn.dcp._location import Location
 from cairn.errors import Conflict, Invalid
 
 
@@ -43,12 +44,6 @@ class Ticket:
 
 
 _JOB = new_id()
-# The collector may run a part's __del__ on a thread that holds it.
-_lock = threading.RLock()
-# By folder: the coordinator's part that holds a store open in this process, and its thread.
-_coordinating: dict[str, tuple[weakref.ref, threading.Thread]] = {}
-# The thread of dcp.async_save ends soon after its future has the outcome.
-_THREAD_END_SECONDS = 1.0
 # Attempts that this process has taken part in.
 _used: set[str] = set()
 
@@ -75,9 +70,8 @@ class Part:
         return self._native
 
     def coordinate(self) -> None:
-        """To be called on the coordinator's: a later save of this thread gives it up."""
-        with _lock:
-            _coordinating[self._folder] = (weakref.ref(self), threading.current_thread())
+        """Marks this as the coordinator's part, which a later save on this thread may close."""
+        coordinator_parts.register(self._folder, self)
 
     def close(self) -> None:
         """Gives up what was not committed. May be called again.
@@ -89,9 +83,7 @@ class Part:
         if self._native is not None:
             self._native.close()
         self._native = None
-        with _lock:
-            if self._folder in _coordinating and _coordinating[self._folder][0]() in (self, None):
-                del _coordinating[self._folder]
+        coordinator_parts.unregister(self._folder, self)
 
     def close_for_next_save(self) -> None:
         """The same, for the next save of the same writer, which may be on another thread.
@@ -100,7 +92,7 @@ class Part:
         dcp.async_save, which ends with its save. The main thread would be in this save itself.
         """
         if self._thread not in (threading.current_thread(), threading.main_thread()):
-            self._thread.join(_THREAD_END_SECONDS)
+            self._thread.join(coordinator_parts.THREAD_END_SECONDS)
             if self._thread.is_alive():
                 raise Conflict(
                     f"a save into {self._address} with this writer still runs: wait for its "
@@ -119,7 +111,7 @@ def open_for_save(location: Location, overwrite: bool) -> Part:
     for a step that exists and must not be replaced; Invalid where no step was named, yet the store
     has others."""
     folder = folder_of(location.address)
-    close_abandoned(location.address)
+    coordinator_parts.close_abandoned(location.address)
     os.makedirs(os.path.dirname(folder), exist_ok=True)
     part = Part(location.address)
     part.coordinate()
@@ -129,21 +121,6 @@ def open_for_save(location: Location, overwrite: bool) -> Part:
         part.close()
         raise
     return part
-
-
-def close_abandoned(address: str) -> None:
-    """Closes the part of a save that has failed elsewhere, of which DCP has not told its writer."""
-    folder = folder_of(address)
-    with _lock:
-        part_of, thread = _coordinating.get(folder, (None, None))
-    part = None if part_of is None else part_of()
-    if part is None or thread is None:
-        return
-    if thread is not threading.current_thread():
-        thread.join(_THREAD_END_SECONDS)
-        if thread.is_alive():
-            return  # it may be saving; then the store tells of the conflict
-    part.close()
 
 
 def _check_steps(location: Location, steps: list[int], overwrite: bool) -> None:

@@ -239,7 +239,7 @@ class Saver:
         if in_background:
             self._handle = self._store.save_async(number, made, overwrite=self._overwrite)
             self._handle_step = number
-            self._handle._hold_back_streams()
+            self._handle._make_streams_wait()
         else:
             self._store.save(number, made, overwrite=self._overwrite)
             self._last_step = number

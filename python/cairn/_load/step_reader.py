@@ -1,0 +1,173 @@
+"""`StepReader`: the calls of a store that read, and that each rank makes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cairn import _cairn
+from cairn._base.patterns import Patterns, pattern_list, patterns_for
+from cairn._base.steps import step_number
+from cairn._load.read import Reader
+from cairn._load.slices import BoxReader, Range
+from cairn._tensors.contents import key_info, leaf_at
+from cairn.errors import NotFound
+from cairn.reports import Diff, KeyChange, KeyInfo
+
+
+class StepReader:
+    """The calls of :class:`cairn.Store` that read, and that a rank makes without the others.
+
+    Threads: all methods may be called from any thread.
+    """
+
+    _native: _cairn.Store
+
+    def read(
+        self,
+        patterns: Patterns = None,
+        step: int | None = None,
+        *,
+        device: Any = None,
+        mmap: bool = False,
+        flat: bool = False,
+        verify: bool = True,
+        allow_pickle: bool = False,
+    ) -> Any:
+        """Reads ``step`` (by default the latest), or the part that ``patterns`` select.
+
+        Args:
+            patterns: one or more patterns. A pattern without wildcards names a key and all keys
+                below it: ``model.layers.1`` matches ``model.layers.1.attn.wq``, but not
+                ``model.layers.10.attn.wq``. ``*`` matches inside one path element, ``**`` across
+                elements, ``?`` one character, ``[a-c]`` one of a set. A leading ``!`` excludes.
+            device: where torch tensors are placed; by default host memory.
+            mmap: tensors are views of the memory-mapped file where their bytes are contiguous in
+                it, without a copy. Such numpy arrays are read-only. Torch tensors cannot be: a
+                write to one stays in this process, in a private copy of the page. The views remain
+                valid for their lifetime, even if the step is deleted or the store is closed.
+            flat: returns a dict from FQN to leaf instead of the nested state.
+            verify: ``False`` skips the check of mapped bytes, so that only the pages that are used
+                are read. Bytes that are not mapped are always checked.
+            allow_pickle: unpickles leaves that were pickled.
+
+        Memory of new torch tensors: a tensor of 1 MiB or more has pages of its own; smaller ones
+        share arenas of at most 32 MiB, and an arena is freed with the last tensor in it. ``clone()``
+        the tensors to keep a few small ones of a large state for a long time. The storage of a
+        tensor has exactly its size and cannot be resized.
+
+        Returns:
+            A new state, nested as it was saved. A list or tuple of which only a part is selected
+            becomes a dict from index to element.
+
+        Raises:
+            NotFound: the step does not exist, or no key matches.
+            Invalid: a malformed pattern, or a pickle that is not allowed.
+            Corrupt: the bytes are not those that were written.
+        """
+        selected = pattern_list(patterns)
+        contents = self._native.contents(step, selected)
+        if selected and len(contents) == 0:
+            raise no_match(selected, contents.step)
+        reader = Reader(self._native, contents, device=device, mmap=mmap, verify=verify)
+        leaves = reader.read(allow_pickle)
+        if flat:
+            return dict(zip(contents.fqns(), leaves))
+        return contents.build(leaves)
+
+    def read_slice(
+        self, fqn: str, ranges: Sequence[Range], step: int | None = None, *, out: Any = None
+    ) -> Any:
+        """Reads a box of one tensor, and only the chunks that intersect it.
+
+        Args:
+            fqn: the name of the tensor, which is not a pattern.
+            ranges: for each dimension, outermost first, ``(begin, end)`` in elements, a slice
+                without step, or an index, which drops the dimension. Dimensions that are left out
+                are read completely.
+            out: a tensor or array of the box's shape and the stored dtype to read into.
+
+        Returns:
+            ``out``, or a new tensor (a numpy array, if the leaf was one).
+
+        Raises:
+            NotFound: the step or the key does not exist.
+            Invalid: the key is a plain value, the box exceeds the shape, or ``out`` does not fit.
+            Corrupt: the bytes are not those that were written.
+        """
+        contents = self._native.contents(step, patterns_for(fqn))
+        fqns = contents.fqns()
+        if fqn not in fqns:
+            raise _no_such_key(fqn, contents.step)
+        reader = BoxReader(self._native, contents)
+        out = reader.add(fqns.index(fqn), ranges, out)
+        reader.read()
+        return out
+
+    def read_slices(
+        self, boxes: Mapping[str, Sequence[Range]], step: int | None = None
+    ) -> dict[str, Any]:
+        """Reads boxes of many tensors in one call, such as one rank's part of every matrix.
+
+        This is much faster than :meth:`read_slice` for each: the step is listed once, and the reads
+        of all boxes are sorted, merged and submitted together.
+
+        Args:
+            boxes: the ranges of each tensor by name, as for :meth:`read_slice`.
+
+        Returns:
+            New tensors (numpy arrays, where the leaf was one) by name, in the order of ``boxes``.
+
+        Raises:
+            NotFound: the step or a key does not exist. Nothing has been read.
+            Invalid: a key is a plain value, or a box exceeds the shape. Nothing has been read.
+            Corrupt: the bytes are not those that were written.
+        """
+        contents = self._native.contents(step, [])
+        places = {fqn: index for index, fqn in enumerate(contents.fqns())}
+        reader = BoxReader(self._native, contents)
+        results = {}
+        for fqn, ranges in boxes.items():
+            if fqn not in places:
+                raise _no_such_key(fqn, contents.step)
+            results[fqn] = reader.add(places[fqn], ranges)
+        reader.read()
+        return results
+
+    def steps(self) -> list[int]:
+        """The step numbers, ascending. A store that is open for reading sees the steps that a
+        concurrent writer commits."""
+        return self._native.steps()
+
+    def keys(self, step: int | None = None, pattern: Patterns = None) -> dict[str, KeyInfo]:
+        """What ``step`` (by default the latest) contains, by FQN, in the order of the state.
+
+        ``pattern`` is as for :meth:`read`. No tensor is read. Returns an empty dict if no key
+        matches. Raises NotFound if the step does not exist.
+        """
+        contents = self._native.contents(step, pattern_list(pattern))
+        leaves = [leaf_at(contents, i) for i in range(len(contents))]
+        return {leaf.fqn: key_info(leaf) for leaf in leaves}
+
+    def diff(self, a: int, b: int, pattern: Patterns = None) -> Diff:
+        """How step ``b`` differs from step ``a``, by digests. No tensor is read.
+
+        Raises NotFound if one of them does not exist.
+        """
+        changes, unchanged = self._native.compare(
+            step_number(a), step_number(b), pattern_list(pattern)
+        )
+        return Diff(tuple(KeyChange(*change) for change in changes), unchanged)
+
+
+def no_match(patterns: list[str], step: int) -> NotFound:
+    """The error for patterns that match no key of the step."""
+    return NotFound(
+        f"step {step} has no key that matches {patterns}: keys() lists them",
+        key=patterns[0],
+        step=step,
+    )
+
+
+def _no_such_key(fqn: str, step: int) -> NotFound:
+    return NotFound(f"step {step} has no key '{fqn}': keys() lists them", key=fqn, step=step)

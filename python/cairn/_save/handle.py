@@ -1,0 +1,94 @@
+"""`SaveHandle`: a save that runs in the background."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+from cairn import _cairn
+from cairn._base.devices import Streams, TensorKeepAlive, stream_of
+from cairn.reports import SaveReport
+
+
+class SaveHandle:
+    """A save that runs in the background.
+
+    Threads: all methods may be called from any thread.
+    """
+
+    def __init__(
+        self, native: _cairn.SaveHandle, step: int, tensors: list[Any], streams: Streams
+    ) -> None:
+        """``tensors``: those in device memory, which work on ``streams`` writes."""
+        self._native = native
+        self._step = step
+        self._keep_alive = TensorKeepAlive(native, tensors) if tensors else None
+        self._streams = streams
+        self._pid = os.getpid()
+        self._is_observed = False  # True once result() has returned the report or raised the error
+
+    def wait_staged(self, stream: Any = None) -> None:
+        """Waits until the state is copied. After this call the caller may change its tensors.
+
+        Tensors in host memory are already copied. Tensors on CUDA devices are copied in the
+        background. Without ``stream``, the host waits for these copies. With ``stream``, the host
+        only waits until the copies are enqueued (if more has changed than fits into the page-locked
+        memory, that takes as long as the disk does). Work that is enqueued on the stream after this
+        call runs after the copies from its device, and may therefore change the tensors. All other
+        work has to wait for that stream.
+
+        Args:
+            stream: a ``torch.cuda.Stream``, or the address of a stream of the current device.
+
+        Raises:
+            Invalid: ``stream`` is not a stream.
+            Unavailable: the device has failed.
+        """
+        if stream is not None:
+            self._native.hold_back(*stream_of(stream))
+            return
+        self._native.done()  # raises in a forked child, where nothing would end the wait
+        if self._keep_alive is not None:
+            self._keep_alive.wait()
+
+    def _make_streams_wait(self) -> None:
+        """Applies ``wait_staged`` to each stream that was current at the save."""
+        for device, stream in self._streams:
+            self._native.hold_back(device, stream)
+
+    def done(self) -> bool:
+        """Returns True once the save has ended, with or without an error."""
+        return self._native.done()
+
+    def result(self, timeout: float | None = None) -> SaveReport:
+        """Waits until the step is durable. Ctrl-C ends the wait, but not the save.
+
+        Args:
+            timeout: maximum number of seconds to wait; by default there is no limit.
+
+        Raises:
+            TimeoutError: the save is still running after ``timeout`` seconds.
+            Error: the save failed, and the step does not exist.
+        """
+        if not self._native.wait(timeout):
+            raise TimeoutError(f"the save of step {self._step} is still running after {timeout} s")
+        self._is_observed = True
+        return SaveReport(*self._native.report())
+
+    def _wait(self) -> None:
+        """Waits until the save has ended. Does not raise its error."""
+        self._native.wait(None)
+
+    def __repr__(self) -> str:
+        state = "done" if self._pid == os.getpid() and self.done() else "running"
+        return f"<cairn.SaveHandle step={self._step} {state}>"
+
+    def __del__(self) -> None:
+        # An error that the caller did not ask for must not be lost.
+        if self._is_observed or self._pid != os.getpid() or not self._native.done():
+            return
+        try:
+            self._native.report()
+        except Exception as error:
+            warnings.warn(f"the save of step {self._step} failed: {error}", RuntimeWarning)
