@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from interpreters import run_program
 
 
 def payload(tensor: torch.Tensor) -> bytes:
@@ -66,14 +67,17 @@ def _assert_same_dict(got: dict, want: dict, where: str) -> None:
         assert_same(got[key], want[key], f"{where}[{key!r}]")
 
 
-def run_python(source: str, *args: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Runs a script in a process of its own; `args` are its sys.argv[1:]."""
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(source), *map(str, args)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def run_python(
+    source: str, *args: object, check: bool = True, fresh: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Runs a script in a process of its own. `args` are its sys.argv[1:]. With `fresh` the process
+    has imported nothing; otherwise it is forked from one that has imported torch and cairn."""
+    arguments = ["-c", textwrap.dedent(source), *map(str, args)]
+    if fresh:
+        command = [sys.executable, *arguments]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    else:
+        result = run_program(arguments)
     assert not check or result.returncode == 0, result.stderr
     return result
 

@@ -6,11 +6,13 @@ import importlib.util
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from interpreters import Program
 
 import cairn
 
@@ -18,10 +20,18 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TIMEOUT_SECONDS = 120
 
 
-def command(name: str, *arguments: object, ranks: int = 0) -> list[str]:
+def start(args: list[str], ranks: int) -> Program | subprocess.Popen:
+    """An example in one process, or with `ranks` under torchrun itself."""
+    if not ranks:
+        return Program(args, environment())
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    started = [sys.executable, *(launcher if ranks else []), str(EXAMPLES / name)]
-    return started + [str(argument) for argument in arguments]
+    return subprocess.Popen(
+        [sys.executable, *launcher, *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment(),
+    )
 
 
 def environment() -> dict[str, str]:
@@ -30,16 +40,27 @@ def environment() -> dict[str, str]:
 
 
 def run(name: str, *arguments: object, ranks: int = 0) -> list[str]:
-    """The lines that an example prints."""
-    result = subprocess.run(
-        command(name, *arguments, ranks=ranks),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-        env=environment(),
-    )
-    assert result.returncode == 0, result.stderr[-4000:]
-    return result.stdout.splitlines()
+    """The lines that an example prints, on `ranks` ranks as torchrun would start them."""
+    args = [str(EXAMPLES / name), *map(str, arguments)]
+    environments = rank_environments(ranks) if ranks else [environment()]
+    programs = [Program(args, each) for each in environments]
+    results = [program.communicate(TIMEOUT_SECONDS) for program in programs]
+    for program, (_, errors) in zip(programs, results):
+        assert program.returncode == 0, errors[-4000:]
+    return [line for output, _ in results for line in output.splitlines()]
+
+
+def rank_environments(count: int) -> list[dict[str, str]]:
+    """What torchrun puts into the environment of each rank."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    counts = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    return [
+        {**environment(), **meeting, **counts, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        for rank in range(count)
+    ]
 
 
 def losses(lines: list[str]) -> dict[int, float]:
@@ -52,13 +73,7 @@ def stop(
     name: str, *arguments: object, after: str, number: int, ranks: int = 0
 ) -> tuple[list[str], int]:
     """Sends a signal once a line holds `after`; all lines, and the exit status."""
-    child = subprocess.Popen(
-        command(name, *arguments, ranks=ranks),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=environment(),
-    )
+    child = start([str(EXAMPLES / name), *map(str, arguments)], ranks)
     lines = []
     for line in child.stdout:
         lines.append(line)

@@ -108,4 +108,5 @@ def test_torch_is_imported_by_the_read_that_needs_it(path, store):
             assert store.read()["weight"].tolist() == [0.0, 1.0, 2.0, 3.0]
         """,
         path,
+        fresh=True,
     )

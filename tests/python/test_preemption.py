@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from cairn_testing import payload
+from interpreters import Program
 
 import cairn
 
@@ -77,20 +76,14 @@ def digest(state: object) -> str:
     return found.hexdigest()
 
 
-def start(path: Path, *, last: int = 60, every: int = 1000, pause: float = 0.02):
+def start(path: Path, *, last: int = 60, every: int = 1000, pause: float = 0.02) -> Program:
     environment = dict(os.environ)
     folders = [str(Path(__file__).parent), str(Path(cairn.__file__).parent.parent)]
     environment["PYTHONPATH"] = os.pathsep.join(folders)
-    return subprocess.Popen(
-        [sys.executable, "-c", TRAIN, str(path), str(last), str(every), str(pause)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+    return Program(["-c", TRAIN, str(path), str(last), str(every), str(pause)], environment)
 
 
-def read_until(child: subprocess.Popen, step: int) -> list[list[str]]:
+def read_until(child: Program, step: int) -> list[list[str]]:
     lines = []
     for line in child.stdout:
         lines.append(line.split())
@@ -99,7 +92,7 @@ def read_until(child: subprocess.Popen, step: int) -> list[list[str]]:
     raise AssertionError(f"it ended before step {step}: {child.communicate()[1]}")
 
 
-def finish(child: subprocess.Popen, before: list[list[str]]) -> tuple[list[list[str]], str]:
+def finish(child: Program, before: list[list[str]]) -> tuple[list[list[str]], str]:
     """All of its lines, and what it said on standard error."""
     out, err = child.communicate(timeout=120)
     return before + [line.split() for line in out.splitlines()], err

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from cairn_testing import assert_same, run_python
+from interpreters import Program
 
 import cairn
 
@@ -50,8 +49,8 @@ def test_a_forked_child_is_told_to_open_again(path):
 
 KILL_ROUNDS = int(os.environ.get("CAIRN_KILL_ROUNDS", "30"))
 
-# numpy alone, so that a child starts fast. Some leaves change at every step, some at every third,
-# one never; sizes are such that a save is a few milliseconds, of which each has its turn.
+# Some leaves change at every step, some at every third step, one never. The sizes are chosen such
+# that a save takes a few milliseconds, and the kills hit all of its phases.
 STATE = """
 import numpy
 
@@ -91,10 +90,7 @@ while True:
 
 def write_until_killed(path: Path, last_step: int, seconds: float) -> list[list[str]]:
     """Lets a writer go on after `last_step` for so long, kills it; what it printed."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(path), str(last_step)], stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None
+    child = Program(["-c", WRITER, str(path), str(last_step)])
     assert child.stdout.readline() == "open\n"
     time.sleep(seconds)
     assert child.poll() is None, "the writer ended by itself"

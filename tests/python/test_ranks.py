@@ -9,14 +9,13 @@ import itertools
 import os
 import signal
 import socket
-import subprocess
-import sys
 import textwrap
 import threading
 
 import pytest
 import torch
 import torch.distributed as dist
+from interpreters import Program
 from ranks import RanksFailed, run_on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -508,12 +507,7 @@ store.save(2, {"t": torch.ones(3)})
 @pytest.mark.parametrize("end", ["well", "badly"])
 def test_stores_that_nobody_closed(tmp_path, end):
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(SCRIPT), str(rank), str(tmp_path), end],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
+        Program(["-c", textwrap.dedent(SCRIPT), str(rank), str(tmp_path), end]) for rank in range(2)
     ]
     errors = [process.communicate(timeout=60)[1] for process in processes]
     statuses = [process.returncode for process in processes]

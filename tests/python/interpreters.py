@@ -1,0 +1,120 @@
+"""Python programs in processes of their own that start in milliseconds.
+
+The processes are forked from a server that has imported torch and cairn; see interpreter_server.py.
+Programs that depend on what is not imported yet need `subprocess`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+
+@functools.cache
+def _server_socket() -> str:
+    """Starts the server, once per process. Returns the path of its socket."""
+    folder = tempfile.TemporaryDirectory(prefix="interpreters-")
+    path = os.path.join(folder.name, "socket")
+    server = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("interpreter_server.py")), path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert server.stdout is not None and server.stdout.readline() == b"ready\n"
+    atexit.register(_stop, server, folder)
+    return path
+
+
+def _stop(server: subprocess.Popen, folder: tempfile.TemporaryDirectory) -> None:
+    server.stdin.close()
+    server.wait()
+    folder.cleanup()
+
+
+class Program:
+    """A running program, with the interface of `subprocess.Popen` that the tests use.
+
+    Args:
+        args: "-c", a source and its arguments, or a path of a script and its arguments.
+        env: the environment; by default that of this process.
+    """
+
+    def __init__(self, args: list[str], env: dict[str, str] | None = None) -> None:
+        self.args = args
+        self.returncode: int | None = None
+        self._error_file = tempfile.TemporaryFile("w+")
+        request = {"args": args, "env": dict(env or os.environ), "cwd": os.getcwd()}
+        data = json.dumps(request).encode()
+        self._connection = socket.socket(socket.AF_UNIX)
+        self._connection.connect(_server_socket())
+        reader, writer = os.pipe()
+        with open(os.devnull) as nothing:
+            descriptors = [nothing.fileno(), writer, self._error_file.fileno()]
+            socket.send_fds(self._connection, [len(data).to_bytes(4, "little")], descriptors)
+        os.close(writer)
+        self._connection.sendall(data)
+        self.pid = self._receive(signed=False)
+        self.stdout = os.fdopen(reader)
+
+    def _receive(self, *, signed: bool) -> int:
+        data = self._connection.recv(4, socket.MSG_WAITALL)
+        assert len(data) == 4, "the server of interpreters has gone"
+        return int.from_bytes(data, "little", signed=signed)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Returns the exit status. Raises subprocess.TimeoutExpired."""
+        if self.returncode is None:
+            self._connection.settimeout(timeout)
+            try:
+                self.returncode = self._receive(signed=True)
+            except TimeoutError:
+                raise subprocess.TimeoutExpired(self.args[:1], timeout) from None
+            self._connection.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        """Returns the exit status, or None while the program is running."""
+        try:
+            return self.wait(0.001)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float = 120.0) -> tuple[str, str]:
+        """Reads both outputs to their end and waits. Kills the program at the deadline."""
+        timer = threading.Timer(timeout, os.kill, (self.pid, signal.SIGKILL))
+        timer.start()
+        try:
+            output = self.stdout.read()
+            self.wait()
+        finally:
+            timer.cancel()
+        self.stdout.close()
+        with self._error_file as file:
+            file.seek(0)
+            return output, file.read()
+
+
+def run_program(
+    args: list[str], env: dict[str, str] | None = None, timeout: float = 120.0
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program to its end."""
+    program = Program(args, env)
+    output, errors = program.communicate(timeout)
+    return subprocess.CompletedProcess(args, program.returncode, output, errors)
