@@ -1,14 +1,14 @@
 """Cairn: a key-value store for tensor checkpoints.
 
-A store is a directory that holds many steps. A step is one checkpoint: a nested state
-of tensors and plain values, saved whole or not at all. Each leaf has a name, its FQN:
-the keys that lead to it, joined by dots.
+A store is a directory that contains many steps. A step is one checkpoint: a nested state
+of tensors and plain values, saved completely or not at all. Each leaf has a name, its FQN
+(fully qualified name): the keys that lead to it, joined by dots.
 
     import cairn
 
     store = cairn.open("runs/gpt", mode="a")
 
-    # Save. What the step before has already is not written again.
+    # Save. Chunks that the previous step already contains are not written again.
     state = {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
@@ -18,38 +18,38 @@ the keys that lead to it, joined by dots.
     report = store.save(100, state)
     print(f"{report.written_bytes} of {report.logical_bytes} bytes written")
 
-    # Save behind the training.
+    # Save in the background.
     handle = store.save_async(200, state)
-    handle.wait_staged()          # from here on the tensors may change
-    handle.result()               # from here on step 200 is durable
+    handle.wait_staged()          # after this call the tensors may change
+    handle.result()               # after this call step 200 is durable
 
-    # Resume: in place, into the memory that the model has.
+    # Resume in place, into the existing memory of the model.
     store.load(state)             # the latest step
     optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["rng"])
     epoch = state["epoch"]        # plain values are replaced in their containers
 
-    # Take a part, or a part of a part.
+    # Read a part of a state, or a part of a tensor.
     layer = store.read("model.layers.0", step=100)
     rows = store.read_slice("model.wte.weight", [(0, 4), (0, 768)])
 
-    # Many ranks (DTensor, FSDP, DDP, ...): every rank calls; any mesh can load it again.
+    # Multiple ranks (DTensor, FSDP, DDP, ...): every rank calls; any mesh can load the step.
     store.save(300, {"model": model, "optimizer": optimizer})
     store.load({"model": model, "optimizer": optimizer})
 
-    # Look around.
+    # Inspect.
     store.steps()                 # [100, 200]
     store.keys(pattern="model.**.weight")
     store.diff(100, 200).changed
     store.close()                 # or: with cairn.open(...) as store
 
-What comes back is what was saved, bit for bit: dtypes, key types, container types, order,
-and which tensors share memory. Pickle is neither read nor written, unless
-``allow_pickle=True`` is given on both sides. Every byte read is checked against its digest.
+A load returns what was saved, bit for bit: dtypes, key types, container types, order, and
+which tensors share memory. Pickle is neither read nor written unless ``allow_pickle=True``
+is given on both sides. Every byte that is read is checked against its digest.
 
-Errors are :class:`cairn.Error` and its subclasses, by what to do about them: ``NotFound``,
-``Corrupt``, ``Conflict``, ``Invalid``, ``Unavailable``. Each has ``key``, ``step``,
-``file`` and ``offset``, where they apply.
+Errors are :class:`cairn.Error` and its subclasses, which indicate what the caller should
+do: ``NotFound``, ``Corrupt``, ``Conflict``, ``Invalid``, ``Unavailable``. Each has
+``key``, ``step``, ``file`` and ``offset``, where they apply.
 """
 
 from cairn.errors import Conflict, Corrupt, Error, Invalid, NotFound, Unavailable

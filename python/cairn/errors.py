@@ -1,17 +1,17 @@
-"""What can go wrong, as exceptions; the class says what to do about it."""
+"""The exceptions of Cairn. The class indicates what the caller should do."""
 
 from __future__ import annotations
 
 
 class Error(Exception):
-    """Base of all errors of Cairn. Raised itself only for bugs of Cairn.
+    """Base class of all errors of Cairn. Only bugs in Cairn raise this class itself.
 
-    The text is one line that says what, where, and what to do. The place is also
-    given in parts, each ``None`` where it does not apply:
+    The text is one line that states what failed, where, and what to do. The
+    location is also available in parts, each ``None`` where it does not apply:
 
     Attributes:
         key: FQN of the tensor or value.
-        step: number of the step.
+        step: step number.
         file: path of the file.
         offset: position in ``file``, in bytes.
     """
@@ -38,25 +38,25 @@ class Error(Exception):
 
 
 class NotFound(Error):
-    """There is no such store, step or key: ask for something else."""
+    """The store, step or key does not exist."""
 
 
 class Corrupt(Error):
-    """Bytes in the store are not what was written: stop, run ``kv-dump verify``, repair."""
+    """Bytes in the store are not those that were written: stop, run ``kv-dump verify``, repair."""
 
 
 class Conflict(Error):
-    """Another writer has the store open, or the step exists already."""
+    """Another writer has the store open, or the step already exists."""
 
 
 class Invalid(Error):
-    """The call cannot be carried out as it is: fix the arguments or the state of the store."""
+    """The call cannot succeed as it is: fix the arguments or the state of the store."""
 
 
 class Unavailable(Error):
-    """The storage did not do it now (I/O error, permission, no space): mend that and try again."""
+    """The storage failed (I/O error, permission, no space): fix the cause and try again."""
 
 
 def refuse(fqn: str, what: str, way_out: str) -> Invalid:
-    """The error for a leaf that cannot be taken."""
+    """The error for a leaf that Cairn cannot save or fill."""
     return Invalid(f"'{fqn}' is {what}: {way_out}", key=fqn)

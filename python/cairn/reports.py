@@ -1,4 +1,4 @@
-"""What the calls of a Store return."""
+"""The reports that the methods of a store return."""
 
 from __future__ import annotations
 
@@ -8,68 +8,68 @@ from typing import Any
 
 @dataclass(frozen=True)
 class SaveReport:
-    """What a save did."""
+    """The result of a save."""
 
     step: int
     logical_bytes: int
-    """Bytes of all tensors; memory that several share is counted once."""
+    """Bytes of all tensors. Shared memory is counted once."""
     written_bytes: int
-    """Payload bytes that this save added to the store."""
+    """Payload bytes that this save wrote to the store."""
     device_bytes: int
-    """Payload bytes that this save brought from device memory to the host; digests are not counted,
-    nor are host copies that are made of tensors before the save."""
+    """Payload bytes that this save copied from device memory to the host, without digests and
+    without host copies that were made of tensors before the save."""
     direct_bytes: int
-    """Of ``written_bytes``, what GPUs wrote to the segments themselves (GPUDirect Storage)."""
+    """The part of ``written_bytes`` that GPUs wrote to the segments (GPUDirect Storage)."""
     chunks: int
     chunks_reused: int
-    """Chunks recorded as references to bytes that the store had already."""
+    """Chunks recorded as references to bytes that the store already contained."""
     seconds: float
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What a load did."""
+    """The result of a load."""
 
     step: int
     missing: tuple[str, ...]
-    """FQNs of the state that the step does not have; left as they were."""
+    """FQNs of the state that the step lacks; these leaves are unchanged."""
     unexpected: tuple[str, ...]
-    """FQNs of the step that the state does not have; not read."""
+    """FQNs of the step that the state lacks; they were not read."""
     bytes_read: int
-    """Bytes taken from storage, rounding to pages included."""
+    """Bytes read from storage, including rounding to pages."""
     direct_bytes: int
-    """Of these, what GPUs read from the segments themselves (GPUDirect Storage)."""
+    """The part of ``bytes_read`` that GPUs read from the segments (GPUDirect Storage)."""
     seconds: float
 
 
 @dataclass(frozen=True)
 class DeleteReport:
-    """What a delete did."""
+    """The result of a delete."""
 
     steps: tuple[int, ...]
     segments: int
-    """Segment files removed."""
+    """Number of segment files removed."""
     freed_bytes: int
 
 
 @dataclass(frozen=True)
 class KeyInfo:
-    """What a step holds under one FQN."""
+    """One leaf of a step."""
 
     kind: str
     """"tensor" (torch), "ndarray" or "scalar" (numpy), or "value"."""
     type: str
     """Name of the Python type: "torch.Tensor", "numpy.ndarray", "int", "str", ..."""
     dtype: str | None
-    """As torch names it, without "torch."; ``None`` for plain values."""
+    """torch's name of the dtype, without "torch."; ``None`` for plain values."""
     shape: tuple[int, ...] | None
-    """In elements; ``None`` for plain values."""
+    """Extents in elements; ``None`` for plain values."""
     nbytes: int
-    """Of the contiguous tensor; 0 for plain values."""
+    """Bytes of the contiguous tensor; 0 for plain values."""
     alias_of: str | None
-    """FQN of the tensor that holds the bytes, if this one shares them."""
+    """FQN of the tensor that contains the bytes, if this one shares them."""
     value: Any
-    """The plain value; ``None`` for tensors, and for pickles, which are not opened here."""
+    """The plain value; ``None`` for tensors and for pickles, which are not loaded here."""
 
 
 @dataclass(frozen=True)
@@ -81,15 +81,15 @@ class KeyChange:
     fqn: str
     is_tensor: bool
     changed_bytes: int
-    """Bytes of the chunks that differ; all bytes of a key that came or went."""
+    """Bytes of the chunks that differ; all bytes of a key that was added or removed."""
     total_bytes: int
     detail: str
-    """For people: a change of dtype or shape, the old and new value."""
+    """Human-readable: a change of dtype or shape, or the old and new value."""
 
 
 @dataclass(frozen=True)
 class Diff:
-    """How two steps differ."""
+    """The differences between two steps."""
 
     changes: tuple[KeyChange, ...]
     unchanged_keys: int
@@ -99,15 +99,15 @@ class Diff:
 
     @property
     def added(self) -> tuple[str, ...]:
-        """FQNs that only the second step has."""
+        """FQNs that are only in the second step."""
         return self._of("added")
 
     @property
     def removed(self) -> tuple[str, ...]:
-        """FQNs that only the first step has."""
+        """FQNs that are only in the first step."""
         return self._of("removed")
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """FQNs that both have, with other contents, dtype or shape."""
+        """FQNs that are in both steps, with different contents, dtype or shape."""
         return self._of("changed")

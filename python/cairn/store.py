@@ -82,8 +82,8 @@ class Store(StepReader):
     Created by :func:`cairn.open`. The store is a context manager, which closes it.
 
     Threads: many threads may call methods at the same time. The methods run without the interpreter
-    lock, and Ctrl-C ends them. In a multi-rank store, only one thread at a time makes the calls that
-    all ranks make. After a fork, the child must open the store again.
+    lock, and Ctrl-C ends them. In a multi-rank store, only one thread at a time may make the calls
+    that all ranks make. After a fork, the child must open the store again.
 
     What a state is
         Nested ``dict``, ``OrderedDict``, ``Counter``, ``list``, ``tuple`` and ``torch.Size`` with

@@ -245,7 +245,7 @@ def test_a_mesh_may_hold_some_ranks_only(path):
 def use_a_group(rank, path):
     group = dist.new_group([1, 3])
     if rank in (0, 2):
-        with pytest.raises(cairn.Invalid, match="not of the process group"):
+        with pytest.raises(cairn.Invalid, match="not in the process group"):
             cairn.open(path, mode="a", process_group=group)
         return None
     with cairn.open(path, mode="a", process_group=group) as store:

@@ -154,7 +154,7 @@ def lose_a_rank(rank, path):
 
 def test_a_rank_that_dies_is_told_by_the_others(path):
     told, _ = run_on_ranks(lose_a_rank, path, world_size=2, may_die=(1,))
-    assert told.startswith("step 2: a rank is gone")
+    assert told.startswith("step 2: a rank has died")
 
 
 def fail_while_training(rank, path):

@@ -438,7 +438,7 @@ def test_tensors_that_are_no_strided_memory(stager):
 
 
 def test_what_cannot_be_staged_is_named_with_its_place(stager):
-    with pytest.raises(cairn.Invalid, match=r"state\['a'\]\[1\] is of type _thread.lock.*leave it"):
+    with pytest.raises(cairn.Invalid, match=r"state\['a'\]\[1\] is of type _thread.lock.*exclude it"):
         stager.stage({"a": [1, threading.Lock()]})
     freed = torch.ones(4)
     freed.untyped_storage().resize_(0)

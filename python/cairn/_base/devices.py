@@ -1,17 +1,17 @@
-"""Tensors in device memory: which of them C++ reaches, in whose order, and how long they must stay.
+"""Tensors in device memory: which of them C++ can access, in which order, and for how long.
 
-C++ reads and fills the memory of CUDA tensors where it is, with copies of its own that run beside
-the caller's streams (core/device/device.h). Three things are seen to here:
+C++ reads and fills the memory of CUDA tensors in place, with copies on its own streams that run
+concurrently with the caller's streams (core/device/device.h). This module is responsible for three
+things:
 
-1. Which memory it reaches: that of CUDA devices, in a build with the CUDA layer and with a driver.
-   What lies elsewhere (other kinds of accelerators), or where there is no such build, goes by way
-   of host copies.
-2. Order: the copies run after the work that the current stream of each device holds at the call.
-   Work on other streams that still writes the tensors must be known to that stream
+1. Access: C++ can access the memory of CUDA devices, in a build with the CUDA layer and with a
+   driver. Tensors on other accelerators, or in a build without that layer, go through host copies.
+2. Order: the copies run after the work that is on the current stream of each device at the call. If
+   work on another stream still writes the tensors, the current stream must wait for it
    (``torch.cuda.current_stream().wait_stream(other)``).
-3. Life: torch's allocator gives freed memory to others as soon as its own streams allow it. It
-   cannot be told of streams that torch has not made (``Tensor.record_stream``), so a reference to
-   each tensor of a save is kept until its bytes have left the device.
+3. Lifetime: torch's allocator reuses freed memory as soon as its own streams allow it.
+   ``Tensor.record_stream`` accepts only streams that torch has created, so a reference to each
+   tensor of a save is kept until its bytes have left the device.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from cairn._base import dtypes
 from cairn.errors import Invalid
 
 HOST = -1
-"""Instead of a device's number: memory of this host."""
+"""Memory of this host, in place of a device number."""
 
 Streams = list[tuple[int, int]]
-"""Device and address (``cuda_stream``) of each."""
+"""Device and address (``cuda_stream``) of each stream."""
 
 
 def device_of(tensor: Any) -> int | None:
-    """Where C++ finds the memory of a torch tensor: HOST or a device's number; None for memory that
-    it does not reach."""
+    """The location of a torch tensor for C++: HOST or a device number; None for memory that C++
+    cannot access."""
     kind = tensor.device.type
     if kind == "cpu":
         return HOST
@@ -41,7 +41,7 @@ def device_of(tensor: Any) -> int | None:
 
 
 def reaches_cuda() -> bool:
-    """True if C++ has a way to CUDA devices. Looks for the driver."""
+    """True if C++ can access CUDA devices. Looks for the driver."""
     return _cairn.device_problem() is None
 
 
@@ -53,14 +53,16 @@ def current_streams(devices: Iterable[int]) -> Streams:
 def load(
     native: _cairn.Store, step: _cairn.StepInfo, requests: _cairn.Requests, **options: Any
 ) -> tuple[int, int, float]:
-    """Reads what is requested, into device memory in the order of the current streams. Returns bytes
-    read, those of them that went straight to devices, and seconds."""
+    """Reads what is requested; device memory is filled in the order of the current streams.
+
+    Returns the bytes read, the part of them that went directly to devices, and the seconds.
+    """
     return native.load(step, requests, current_streams(requests.devices()), **options)
 
 
 def stream_of(stream: Any) -> tuple[int, int]:
-    """Device and address of a ``torch.cuda.Stream``, or of a stream of the current device that is
-    given by address. Raises Invalid for anything else."""
+    """Device and address of a ``torch.cuda.Stream``, or of a stream of the current device that the
+    caller gives by address. Raises Invalid for anything else."""
     if isinstance(stream, int) and not isinstance(stream, bool):
         return _cuda().current_device(), stream
     device = getattr(getattr(stream, "device", None), "index", None)
@@ -80,7 +82,7 @@ def _cuda() -> Any:
 
 
 class TensorKeepAlive:
-    """Tensors that a save in the background reads in device memory: referenced until it has.
+    """Keeps tensors in device memory alive until a background save has read them.
 
     Threads: all methods may be called from any thread.
     """
@@ -90,13 +92,13 @@ class TensorKeepAlive:
         self._tensors = tensors
         self._done = threading.Event()
         try:
-            # Not a daemon: Python waits for it at the end, which is no longer than the save takes.
+            # Not a daemon: at exit Python waits for it, at most as long as the save takes.
             threading.Thread(target=self._release_when_staged, name="cairn-staged").start()
-        except RuntimeError:  # no more threads, as when Python is about to end
+        except RuntimeError:  # no thread can start, for example because Python is shutting down
             self._release_when_staged()
 
     def wait(self) -> None:
-        """Waits until the bytes have left the device. Ctrl-C ends the waiting."""
+        """Waits until the bytes have left the device. Ctrl-C ends the wait."""
         self._done.wait()
 
     def _release_when_staged(self) -> None:

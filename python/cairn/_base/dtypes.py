@@ -1,4 +1,4 @@
-"""Element types: Cairn's codes, torch's dtypes and numpy's."""
+"""Element types: conversion between the codes of Cairn and the dtypes of torch and numpy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _NAMES = {code: name for name, (code, _) in DTYPES.items()}
 _ITEM_BYTES = {code: item_bytes for code, item_bytes in DTYPES.values()}
 
-# numpy's names that mean the same as Cairn's; bfloat16 and the like are torch's alone.
+# Names that numpy and Cairn share. bfloat16 and similar dtypes exist in torch only.
 _NUMPY_NAMES = ["bool", "float16", "float32", "float64", "complex64", "complex128"] + [
     f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
 ]
@@ -27,14 +27,14 @@ _TO_NUMPY = {code: dtype for dtype, code in _FROM_NUMPY.items()}
 
 
 def loaded_torch() -> ModuleType | None:
-    """torch if the process has imported it; without it nobody can hold a torch tensor."""
+    """torch if the process has imported it; otherwise no torch tensor can exist."""
     torch = sys.modules.get("torch")
-    # A half-imported torch is none yet; its tensors are complete once torch.nn is.
+    # A partly imported torch does not count: its tensors are usable once torch.nn is.
     return torch if hasattr(torch, "nn") else None
 
 
 def require_torch() -> ModuleType:
-    """torch, imported now if need be."""
+    """torch, imported now if necessary. Raises Invalid if it is not installed."""
     try:
         import torch
     except ImportError:
@@ -44,9 +44,9 @@ def require_torch() -> ModuleType:
 
 @functools.cache
 def torch_codes() -> dict[torch.dtype, int]:
-    """Cairn's codes by torch's dtypes."""
+    """The codes of Cairn by torch dtype."""
     torch = require_torch()
-    # An older torch lacks some dtypes, a newer one has dtypes that this build does not know.
+    # An older torch lacks some dtypes; a newer one has dtypes that this build does not know.
     return {
         getattr(torch, name): code for name, (code, _) in DTYPES.items() if hasattr(torch, name)
     }
@@ -58,17 +58,17 @@ def _torch_dtypes() -> dict[int, torch.dtype]:
 
 
 def code_of_torch(dtype: torch.dtype) -> int | None:
-    """Cairn's code, or None for a dtype that Cairn cannot keep."""
+    """The code of Cairn, or None for a dtype that Cairn does not support."""
     return torch_codes().get(dtype)
 
 
 def code_of_numpy(dtype: np.dtype) -> int | None:
-    """Cairn's code of a dtype in native byte order, or None for one that Cairn cannot keep."""
+    """The code of a dtype in native byte order, or None for one that Cairn does not support."""
     return _FROM_NUMPY.get(dtype)
 
 
 def torch_dtype(code: int) -> torch.dtype:
-    """Raises Invalid if the installed torch has no such dtype."""
+    """The dtype of torch. Raises Invalid if the installed torch does not have it."""
     dtype = _torch_dtypes().get(code)
     if dtype is None:
         raise Invalid(f"the installed torch has no dtype {name_of(code)}: use a newer one")
@@ -76,7 +76,7 @@ def torch_dtype(code: int) -> torch.dtype:
 
 
 def numpy_dtype(code: int) -> np.dtype:
-    """Raises Invalid if numpy has no such dtype."""
+    """The dtype of numpy. Raises Invalid if numpy does not have it."""
     dtype = _TO_NUMPY.get(code)
     if dtype is None:
         raise Invalid(f"numpy has no dtype {name_of(code)}")
@@ -84,7 +84,7 @@ def numpy_dtype(code: int) -> np.dtype:
 
 
 def name_of(code: int) -> str:
-    """torch's name without "torch."."""
+    """The name of torch, without "torch."."""
     return _NAMES.get(code, f"unknown ({code})")
 
 

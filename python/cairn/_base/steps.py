@@ -1,4 +1,4 @@
-"""Numbers of steps."""
+"""Step numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cairn.errors import Invalid
 
 
 def step_number(step: int) -> int:
-    """`step` as an int. Raises Invalid for one out of range, TypeError for no integer."""
+    """`step` as an int. Raises Invalid if it is out of range, TypeError if it is not an integer."""
     number = operator.index(step)
     if not 0 <= number < 2**64:
         raise Invalid(f"step {number}: steps are 0 to 2**64 - 1")

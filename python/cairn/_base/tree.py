@@ -1,6 +1,6 @@
-"""Nodes of a state's tree by number, and names for keys that are no strings.
+"""Node kinds of a state's tree, and the text of keys that are not strings.
 
-States are walked, and built again, in C++ (python/src/walk.cc, step_contents.cc).
+The C++ side traverses states and builds them (python/src/walk.cc, step_contents.cc).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KEYS: dict[type, tuple[int, Callable[[Any], str]]] = {
 
 
 def key_of(key: Any, container_fqn: str) -> tuple[int, str]:
-    """Kind and text of a key. Raises Invalid for one that no FQN can be made of."""
+    """Kind and text of a key. Raises Invalid for a key that cannot be part of an FQN."""
     entry = _KEYS.get(type(key))
     if entry is None:
         raise Invalid(
@@ -39,7 +39,7 @@ def key_of(key: Any, container_fqn: str) -> tuple[int, str]:
     kind, text_of = entry
     try:
         return kind, text_of(key)
-    except ValueError:  # ints of thousands of digits
+    except ValueError:  # an int with thousands of digits
         raise Invalid(
             f"the dict '{container_fqn}' has an int key too long for a name", key=container_fqn
         ) from None

@@ -1,8 +1,8 @@
-"""Loading in place: a step's bytes into the tensors of a state that the caller has.
+"""Loading in place: fills the tensors of the caller's state from a step.
 
-Everything is checked before anything is changed: which keys are there, dtypes, shapes, whether a
-value can be put where it belongs. Then the bytes are read, then plain values are replaced. Plain
-row-major tensors are planned in C++ (python/src/load_plan.cc), all other leaves here.
+All checks precede all changes: which keys are present, dtypes, shapes, whether a value can be
+replaced in its container. Then the bytes are read, and then plain values are replaced. The C++ side
+plans the load of contiguous tensors (python/src/load_plan.cc); this module plans all other leaves.
 """
 
 from __future__ import annotations
@@ -30,25 +30,26 @@ _MUTABLE = (*MAPPINGS, LIST)
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """What a load is asked for beside the state."""
+    """The options of a load."""
 
     strict: bool
     allow_pickle: bool
     patterns: list[str]
-    """Leaves that these do not take are passed over, in the step and in the state."""
+    """Leaves that these do not match are skipped, in the step and in the state."""
     device: Any
-    """For tensors in place of meta tensors; None: the group's, or torch's default."""
+    """Device of new tensors for meta tensors; None: that of the group, or torch's default."""
     read_once: bool
 
 
 class Load:
-    """One load in place: planned, with nothing changed yet, then run.
+    """One load in place: the constructor plans it and changes nothing, `run` executes it.
 
     Attributes:
         unexpected: FQNs of the step that the state lacks.
-        requests: what is to be read.
-        read_once: as asked for.
-        by_nccl: what is read once is passed on over NCCL; to be set alike on all ranks.
+        requests: what is read.
+        read_once: whether one rank reads for several; False for a single process.
+        by_nccl: whether tensors that are read once are forwarded over NCCL; must be equal on all
+            ranks.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Load:
         options: LoadOptions,
         ranks: Ranks,
     ) -> None:
-        """Raises Invalid, or NotFound for what the step lacks."""
+        """Plans the load. Raises Invalid, or NotFound for keys that the step lacks."""
         self._native = native
         self._contents = contents
         self._strict = options.strict
@@ -75,12 +76,12 @@ class Load:
         self.requests = plan.requests
 
     def check_unexpected(self) -> None:
-        """Raises Invalid (strict) if anything is."""
+        """Raises Invalid if the load is strict and a key is unexpected."""
         if self._strict:
             _check_unexpected(self.unexpected, self._contents.step)
 
     def run(self) -> LoadReport:
-        """Reads. Raises Corrupt or Unavailable with the state partly filled."""
+        """Executes the load. On Corrupt or Unavailable the state is partly filled."""
         bytes_read, direct_bytes, seconds = devices.load(
             self._native,
             self._contents.info,
@@ -93,7 +94,7 @@ class Load:
         return LoadReport(step, self._missing, unexpected, bytes_read, direct_bytes, seconds)
 
 
-_WAY_OUT = "load parts with keys=..., strict=False, or read() what you need"
+_WAY_OUT = "load a part with keys=..., use strict=False, or read() what you need"
 
 
 def _check_missing(missing: tuple[str, ...], step: int) -> None:
@@ -121,12 +122,12 @@ def _some(fqns: tuple[str, ...]) -> str:
 
 
 def _is_fillable(value: Any) -> bool:
-    # numpy scalars are immutable: they are replaced, as plain values are.
+    # numpy scalars are immutable: they are replaced like plain values.
     return is_tensor_like(value) and not isinstance(value, np.generic)
 
 
 class _OtherLeaves:
-    """All leaves but plain row-major tensors: what is to be read where, and replaced after."""
+    """The leaves that C++ does not plan: where each is read to, and what is replaced afterwards."""
 
     def __init__(
         self, plan: _cairn.LoadPlan, step: int, options: LoadOptions, ranks: Ranks
@@ -138,10 +139,11 @@ class _OtherLeaves:
         self._meta_tensors = MetaTensorFactory(options.device, ranks)
         self._targets: list[Target] = []
         self._replacements: dict[int, Any] = {}
-        """New values of nodes; for a numpy scalar the array that it is read into."""
+        """New values by node; for a numpy scalar, the array that it is read into."""
 
     def add(self, node: int, index: int, leaf: Leaf) -> None:
-        """Plans to load `leaf`, which is at `index` in the step, into a node. Raises Invalid."""
+        """Plans the load of `leaf`, which has position `index` in the step, to a node. Raises
+        Invalid."""
         value, *_ = self._plan.node(node)
         if isinstance(leaf, ValueLeaf):
             if _is_fillable(value):
@@ -161,12 +163,13 @@ class _OtherLeaves:
             raise self._mismatch(leaf, "a tensor", value)
 
     def finish(self) -> None:
-        """After the bytes have arrived: staged ones to their place, new values into containers."""
+        """Copies staged bytes to their targets and replaces values, after the read."""
         for target in self._targets:
             if target.finish is not None:
                 target.finish()
-        # From the last node to the first: a tuple is made anew once its children are known, and is
-        # itself a new value of its parent.
+        # From the last node to the first: a tuple is rebuilt once its children are known, and is
+        # then
+        # a new value of its parent.
         rebuilt: dict[int, list[Any]] = {}
         pending = [-node for node in self._replacements]
         heapq.heapify(pending)
@@ -204,12 +207,12 @@ class _OtherLeaves:
                 return
         raise refuse(
             leaf.fqn,
-            "a value that cannot be replaced, as no dict or list is around it",
+            "a value that cannot be replaced, because no dict or list contains it",
             "put the state into a dict, or use read()",
         )
 
     def _add_meta(self, node: int, index: int, leaf: TensorLeaf, meta: Any) -> None:
-        # First, as it may be refused.
+        # First, because it may raise.
         code = dtype_code(meta.dtype, leaf.fqn) if is_sharded(meta) else check_torch(meta, leaf.fqn)
         self._check_same(leaf, code, tuple(meta.shape))
         made = self._meta_tensors.make(meta, leaf.fqn)
@@ -223,7 +226,7 @@ class _OtherLeaves:
         check_same(leaf.fqn, self._step, (leaf.info.dtype, leaf.info.shape), (code, shape))
 
     def _request_shard(self, index: int, leaf: TensorLeaf, value: Any) -> None:
-        """Plans to fill this rank's part of a DTensor or ShardedTensor."""
+        """Plans the load of this rank's part of a DTensor or ShardedTensor."""
         shard = self._shards.of(value, leaf.fqn)
         self._check_same(leaf, dtype_code(value.dtype, leaf.fqn), shard.global_shape)
         if isinstance(shard, MeshShard):

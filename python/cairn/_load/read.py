@@ -1,11 +1,12 @@
 """Reading into new tensors: allocation, shared memory, mapped memory.
 
-Tensors that shared memory when they were saved share it again: the owner of the bytes is read, its
-aliases become views of its storage. An owner that is no leaf of the state is allocated, but not
-placed in the result. Where only some of the sharers are selected, the bytes of others are not read.
+Tensors that shared memory when they were saved share it again: the owner of the bytes is read, and
+its aliases become views of its storage. An owner that is not a leaf of the state is allocated, but
+is not part of the result. If only some of the tensors that share memory are selected, the bytes of
+the others are not read.
 
-Torch tensors that share nothing, are not mapped and go to host memory are made in C++
-(python/src/new_tensors.cc), all other leaves here.
+The C++ side creates torch tensors in host memory that share nothing and are not mapped
+(python/src/new_tensors.cc); this module creates all other leaves.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from cairn._tensors.targets import new_array, new_tensor
 
 
 class Reader:
-    """Reads the leaves of one step's contents into new tensors, arrays and values. Used once."""
+    """Reads the leaves of a step into new tensors, arrays and values. For a single use."""
 
     def __init__(
         self,
@@ -43,25 +44,26 @@ class Reader:
         self._verify = verify
         self._requests = _cairn.Requests()
         self._holders: dict[tuple, _cairn.TensorInfo] = {}
-        """What is allocated for a place (see TensorInfo.place): the owner, or the tensor alone."""
+        """The tensor that is allocated for a place (TensorInfo.place): the owner, or the tensor
+        itself."""
         self._memory: dict[str, Any] = {}
-        """Contiguous torch tensors and numpy arrays, by FQN of the holder; in host memory but for
-        torch tensors that are read where they go."""
+        """Contiguous torch tensors and numpy arrays, by FQN of the holder. They are in host memory,
+        except for torch tensors that are read directly into device memory."""
         self._mapped: set[str] = set()
-        """FQNs of those that are mapped segments."""
+        """FQNs of the holders that are mapped segments."""
         self._moved: dict[str, Any] = {}
-        """Those that are torch tensors, on the device."""
+        """Copies on the device of the holders that are torch tensors."""
         self._made: dict[tuple, Any] = {}
-        """Results by kind and place, so that one tensor under two names stays one."""
+        """Results by kind and place, so that one tensor with two names remains one tensor."""
 
     def read(self, allow_pickle: bool) -> list[Any]:
-        """Contents of the leaves in tree order."""
+        """The contents of the leaves, in tree order."""
         results: list[Any] = [None] * len(self._contents)
         if not self._mmap and not self._reads_on_device:
             results = _cairn.request_new_tensors(self._contents, self._requests)
         others = [i for i, made in enumerate(results) if made is None]
         leaves = [leaf_at(self._contents, i) for i in others]
-        # First, as it may be refused.
+        # First, because it may raise.
         values = {
             leaf.fqn: plain_value(leaf, self._contents.step, allow_pickle)
             for leaf in leaves
@@ -85,29 +87,29 @@ class Reader:
         return results
 
     def _assign_holders(self, tensors: list[TensorLeaf]) -> None:
-        """Decides for each place whether it lies in its owner's memory or in some of its own."""
+        """Chooses for each place between the memory of its owner and memory of its own."""
         places = {leaf.info.place for leaf in tensors}
         sharers = Counter(owner for owner, *_ in places)
         selected = {leaf.fqn for leaf in tensors}
         for leaf in tensors:
             info, place = leaf.info, leaf.info.place
-            # An owner that is no leaf is worth its bytes only if it makes two tensors share them.
+            # An owner that is not a leaf is only worth reading if two tensors share its bytes.
             owner = self._contents.find_tensor(place[0])
             if owner is not None and owner.fqn not in selected and sharers[owner.fqn] < 2:
                 owner = None
-            # torch counts a view's offset in elements.
+            # torch expresses the offset of a view in elements.
             aligned = info.alias_offset_bytes % dtypes.item_bytes(info.dtype) == 0
             self._holders.setdefault(place, owner if owner is not None and aligned else info)
 
     def _needed_memory(self, tensors: list[TensorLeaf]) -> list[tuple[_cairn.TensorInfo, set[int]]]:
-        """The holders, each with the kinds of leaves that lie in it."""
+        """The holders, each with the kinds of leaves in its memory."""
         kinds: dict[str, set[int]] = {}
         for leaf in tensors:
             kinds.setdefault(self._holders[leaf.info.place].fqn, set()).add(leaf.kind)
         return [(self._contents.find_tensor(fqn), inside) for fqn, inside in kinds.items()]
 
     def _map(self, needed: list[tuple[_cairn.TensorInfo, set[int]]]) -> None:
-        """Maps what can be mapped, all at once."""
+        """Maps all tensors that can be mapped, in one call."""
         infos = [info for info, _ in needed if info.nbytes > 0]
         as_torch = [TENSOR in kinds for info, kinds in needed if info.nbytes > 0]
         if any(as_torch):
@@ -122,10 +124,11 @@ class Reader:
             self._mapped.add(info.fqn)
 
     def _allocate(self, info: _cairn.TensorInfo, kinds: set[int]) -> None:
-        """New memory for all of a tensor, requested."""
+        """Allocates memory for a complete tensor, and requests its contents."""
         place = devices.HOST
         if TENSOR in kinds:
-            # What numpy arrays share is read into host memory, and moved afterwards.
+            # Memory that numpy arrays share is read into host memory, and copied to the device
+            # later.
             on_device = self._reads_on_device and kinds == {TENSOR}
             memory = new_tensor(info.dtype, info.shape, self._device if on_device else None)
             address = memory.data_ptr()
@@ -165,7 +168,7 @@ class Reader:
 
 
 def _is_reached(device: Any) -> bool:
-    """True for a device whose memory C++ fills itself."""
+    """True for a device whose memory C++ fills directly."""
     if device is None:
         return False
     kind = dtypes.require_torch().device(device).type
@@ -173,14 +176,14 @@ def _is_reached(device: Any) -> bool:
 
 
 def _mapped_view(mapped: _cairn.Mapped, info: _cairn.TensorInfo, needs_torch: bool) -> Any:
-    """All of a mapped tensor, as a numpy array or as a torch tensor that C++ cannot make."""
+    """A complete mapped tensor, as a numpy array or as a torch tensor that C++ cannot create."""
     if needs_torch:
         return mapped.torch_bytes().view(dtypes.torch_dtype(info.dtype)).view(info.shape)
     return mapped.numpy_bytes().view(dtypes.numpy_dtype(info.dtype)).reshape(info.shape)
 
 
 def _torch_view(owner: Any, info: _cairn.TensorInfo) -> Any:
-    """An alias inside the memory of its owner, a contiguous torch tensor."""
+    """An alias in the memory of its owner, which is a contiguous torch tensor."""
     torch = dtypes.require_torch()
     offset = info.alias_offset_bytes // dtypes.item_bytes(info.dtype)
     view = torch.empty(0, dtype=dtypes.torch_dtype(info.dtype), device=owner.device)
@@ -188,7 +191,7 @@ def _torch_view(owner: Any, info: _cairn.TensorInfo) -> Any:
 
 
 def _numpy_view(owner: Any, info: _cairn.TensorInfo, is_whole: bool) -> np.ndarray:
-    """The whole of, or an alias inside, contiguous memory of a torch tensor or numpy array."""
+    """All of the contiguous memory of a torch tensor or numpy array, or an alias in it."""
     if not isinstance(owner, np.ndarray):
         torch = dtypes.require_torch()
         owner = owner.reshape(-1).view(torch.uint8).numpy()

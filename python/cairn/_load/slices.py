@@ -1,4 +1,4 @@
-"""Boxes as users say them, and reading them."""
+"""Boxes of tensors, in the notation of the user, and reading them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class _Box:
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     kept: tuple[int, ...]
-    """The dimensions that no index dropped."""
+    """The dimensions that remain, because no index drops them."""
 
 
 class BoxReader:
-    """Reads boxes of one step's tensors, all of them in one batch. Used once."""
+    """Reads boxes of the tensors of a step in one batch. For a single use."""
 
     def __init__(self, native: _cairn.Store, contents: _cairn.Contents) -> None:
         self._native = native
@@ -35,8 +35,8 @@ class BoxReader:
         self._targets: list[Target] = []
 
     def add(self, index: int, ranges: Sequence[Range], out: Any = None) -> Any:
-        """Plans to read a box of the leaf at `index` into `out`, or into the new tensor or array
-        that it returns. Raises Invalid."""
+        """Plans to read a box of the leaf at `index` into `out`, or into a new tensor or array, and
+        returns it. Raises Invalid."""
         step = self._contents.step
         leaf = leaf_at(self._contents, index)
         fqn = leaf.fqn
@@ -68,7 +68,7 @@ class BoxReader:
         return out
 
     def read(self) -> None:
-        """Fills what was added. Raises Corrupt."""
+        """Fills all boxes that were added. Raises Corrupt."""
         devices.load(self._native, self._contents.info, self._requests)
         for target in self._targets:
             if target.finish is not None:
@@ -103,7 +103,7 @@ def _bounds(fqn: str, dim: int, size: int, given: Range) -> tuple[int, int]:
     elif len(given) == 2 and 0 <= given[0] <= given[1] <= size:
         return int(given[0]), int(given[1])
     raise Invalid(
-        f"{given!r} is no range of dimension {dim} of '{fqn}', which has {size} elements: give "
+        f"{given!r} is not a range of dimension {dim} of '{fqn}', which has {size} elements: give "
         "(begin, end) with 0 <= begin <= end, a slice without step, or an index",
         key=fqn,
     )

@@ -51,9 +51,9 @@ class StepReader:
                 are read. Bytes that are not mapped are always checked.
             allow_pickle: unpickles leaves that were pickled.
 
-        Memory of new torch tensors: a tensor of 1 MiB or more has pages of its own; smaller ones
-        share arenas of at most 32 MiB, and an arena is freed with the last tensor in it. ``clone()``
-        the tensors to keep a few small ones of a large state for a long time. The storage of a
+        Memory of new torch tensors: a tensor of 1 MiB or more has separate pages; smaller ones
+        share arenas of at most 32 MiB, and an arena is freed with the last tensor in it. To keep a
+        few small tensors of a large state for a long time, ``clone()`` them. The storage of a
         tensor has exactly its size and cannot be resized.
 
         Returns:

@@ -1,7 +1,7 @@
-"""Whether ranks pass on tensors of devices over NCCL, from device to device, and if not, why.
+"""Whether ranks send tensors over NCCL, from device to device, and if not, why.
 
-All ranks use it or none does: each says what speaks against it, and one objection counts for all.
-Tensors then go through host memory, over the connections that carry everything else in any case.
+All ranks use NCCL or none does: an objection of one rank applies to all. Without NCCL, tensors go
+through host memory, over the connections that all other messages use.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
 
 VARIABLE = "CAIRN_NCCL"
 CONNECT_TIMEOUT = 90.0
-"""Seconds at most that connecting takes before all ranks go on without."""
+"""Maximum number of seconds for connecting, after which all ranks continue without NCCL."""
 _MODES = ("auto", "on", "off")
 
 
 class Objection(NamedTuple):
-    """What speaks against NCCL on one rank."""
+    """Why one rank cannot or must not use NCCL."""
 
     reason: str
     is_chosen: bool
-    """It is how the job was set up, and nothing that anybody should be warned of."""
+    """True if the job was configured this way, so that no warning is needed."""
 
 
 def mode() -> str:
-    """What the environment asks for, in any case of letters. Raises Invalid."""
+    """The mode in the environment, which is case-insensitive. Raises Invalid for an unknown one."""
     wanted = os.environ.get(VARIABLE, "auto") or "auto"
     if wanted.lower() not in _MODES:
-        raise Invalid(f"{VARIABLE}={wanted}: {', '.join(_MODES)} are known")
+        raise Invalid(f"{VARIABLE}={wanted}: use one of {', '.join(_MODES)}")
     return wanted.lower()
 
 
 def objection_of_group(group: ProcessGroup) -> str | None:
-    """None for a group whose CUDA tensors torch sends over NCCL."""
+    """Why the group rules out NCCL; None if torch sends its CUDA tensors over NCCL."""
     import torch.distributed as dist
 
-    # As "cpu:gloo,cuda:nccl".
+    # For example "cpu:gloo,cuda:nccl".
     config = dist.get_backend_config(group)
     backends = dict(item.partition(":")[::2] for item in config.split(","))
     backend = backends.get("cuda", "nothing")
@@ -50,7 +50,7 @@ def objection_of_group(group: ProcessGroup) -> str | None:
 
 
 def objection(of_group: str | None) -> Objection | None:
-    """This rank's, if it has one. Raises Invalid."""
+    """The objection of this rank, if any. Raises Invalid for an unknown mode."""
     wanted = mode()
     if wanted == "off":
         return Objection(f"{VARIABLE}=off", True)
@@ -64,17 +64,19 @@ def objection(of_group: str | None) -> Objection | None:
 
 
 def bound_device(group: ProcessGroup) -> int | None:
-    """The CUDA device that a rank's process group was given, if it was."""
+    """The CUDA device that the process group is bound to, if any."""
     return _number(getattr(group, "bound_device_id", None))
 
 
 def device_for(devices: Sequence[int], bound: int | None, wanted: Any) -> int:
-    """The device that a rank connects, of those that its tensors lie on; if there are none, of its
-    own all the same, as two ranks cannot connect one.
+    """The device that a rank connects: one of those that its tensors are on.
+
+    A rank without tensors on devices also needs a device of its own, because two ranks cannot
+    connect the same one.
 
     Args:
-        bound: the process group's.
-        wanted: as the call names it: where new tensors go.
+        bound: the device of the process group, if any.
+        wanted: the device that the call names for new tensors, if any.
     """
     import torch
 

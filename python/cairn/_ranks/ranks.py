@@ -1,8 +1,8 @@
 """The processes that use a store together: ranks of a torch process group, connected by Cairn.
 
-The process group is asked once, to tell all ranks where rank 0 listens; from then on they talk over
-the C++ communicator, whose every call has a deadline and fails at once when a peer dies. Tensors on
-devices go over NCCL beside it, where all ranks have it (cairn/nccl.py).
+The process group is used once, to send the address at which rank 0 listens to all ranks. After that
+they communicate over the C++ communicator, in which every call has a deadline and fails immediately
+when a peer dies. Tensors on devices go over NCCL if all ranks have it (nccl.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class HasDevices(Protocol):
-    """What says on which devices its tensors lie."""
+    """An object that knows on which devices its tensors are."""
 
     def devices(self) -> Collection[int]: ...
 
@@ -39,9 +39,9 @@ _OK, _FAILED = b"\0", b"\1"
 
 
 class Ranks:
-    """This process alone, or among those that make the same calls in the same order.
+    """The ranks that make the same calls in the same order; possibly only this process.
 
-    Threads: one at a time makes collective calls (``exchange``, ``run_together``).
+    Threads: only one thread at a time makes collective calls (``exchange``, ``run_together``).
     """
 
     def __init__(
@@ -53,27 +53,28 @@ class Ranks:
         nccl_objection: str | None = None,
         bound_device: int | None = None,
     ) -> None:
-        """``nccl_objection``: why NCCL is not to be used unless it is asked for; ``bound_device``:
-        that of the process group."""
+        """``nccl_objection``: why NCCL must not be used unless the environment requires it.
+        ``bound_device``: the device of the process group."""
         self.communicator = communicator
-        """None for this process alone."""
+        """None for a single process."""
         self._numbers = numbers
-        """The rank here of each rank of torch's default group that is one of us."""
+        """The rank in this object of each rank of torch's default group that is one of its
+        ranks."""
         self.device = device
-        """Where torch puts what it makes for the group; None for this process alone."""
+        """Where torch allocates tensors for the group; None for a single process."""
         self.timeout = timeout
         """Seconds that ranks wait for each other."""
         self._nccl_objection = nccl_objection
         self._bound_device = bound_device
         self._warning: str | None = None
         self._has_nccl: bool | None = None
-        """None until a call has tensors on devices; then the same on all ranks."""
+        """None until a call has tensors on devices; after that, equal on all ranks."""
         self.transport = (
-            "none: this process is alone"
+            "none: there is only this process"
             if communicator is None
-            else "host memory; NCCL is looked for when a call has tensors on devices"
+            else "host memory; NCCL is tried when a call has tensors on devices"
         )
-        """What tensors on devices go over between ranks, and why."""
+        """How tensors on devices are sent between ranks, and why."""
 
     @property
     def rank(self) -> int:
@@ -84,23 +85,24 @@ class Ranks:
         return 1 if self.communicator is None else self.communicator.world_size
 
     def numbers_of(self, global_ranks: list[int]) -> list[int] | None:
-        """The ranks here of ranks as a device mesh names them; None if one of them is not here."""
+        """The ranks in this object of the global ranks of a device mesh; None if one is missing."""
         if self.communicator is None:
-            return self._alone(global_ranks)
+            return self._numbers_in_one_process(global_ranks)
         numbers = [self._numbers.get(rank) for rank in global_ranks]
         return None if None in numbers else numbers
 
-    def _alone(self, global_ranks: list[int]) -> list[int]:
-        # This process is rank 0 here, whoever it is elsewhere; the others only need to differ.
+    def _numbers_in_one_process(self, global_ranks: list[int]) -> list[int]:
+        # This process is rank 0 here, whatever its global rank is; the others must only be
+        # distinct.
         local_rank = next(iter(self._numbers), 0)
         return [{local_rank: 0, 0: local_rank}.get(rank, rank) for rank in global_ranks]
 
     def exchange(self, work: Callable[[], bytes]) -> list[bytes]:
-        """What ``work()`` gives on each rank, in their order. Collective.
+        """Returns what ``work()`` returns on each rank, in the order of ranks. Collective.
 
-        If it raises on one of them, every rank raises: that one its own exception, the others one
-        that names it. An exception that the others do not know of (Ctrl-C, a broken connection)
-        ends the connections, so that they fail at once.
+        If it raises on one rank, every rank raises: that rank its own exception, the others an
+        exception that names the rank. An exception that the others do not know about (Ctrl-C, a
+        broken connection) closes the connections, so that the others fail immediately.
         """
         if self.communicator is None:
             return [work()]
@@ -112,25 +114,28 @@ class Ranks:
             raise
 
     def has_agreed_on(self, error: BaseException) -> bool:
-        """True for what an exchange has raised on every rank: they can go on together."""
-        # Noted at the error, as one that is kept would keep alive all that its frames hold.
+        """True if an exchange has raised this error on every rank, so that they may continue."""
+        # Recorded in the error: a stored error would keep alive all that its frames refer to.
         return getattr(error, "_agreed_by", None) is self
 
     def leave(self) -> None:
-        """Ends the connections: the others fail at once where they wait for this rank."""
+        """Closes the connections. Ranks that wait for this rank fail immediately."""
         if self.communicator is not None:
             self.communicator.leave()
 
     def over_nccl(self, devices: Iterable[int], have_devices: bool, wanted: Any = None) -> bool:
-        """Whether the tensors of a call, which here lie on ``devices``, go over NCCL. Collective,
-        with one answer for all ranks; the first call that has any such tensor connects them.
+        """Whether the tensors of a call, which are on ``devices`` on this rank, go over NCCL.
+
+        Collective, and equal on all ranks. The first call with tensors on devices connects the
+        ranks.
 
         Args:
-            have_devices: whether any rank has such a tensor, which all have been told
-                (``run_together_with_devices``).
-            wanted: the device that the call names, if it names one.
+            have_devices: whether any rank has such a tensor; equal on all ranks (see
+                ``run_together_with_devices``).
+            wanted: the device that the call names, if any.
 
-        Raises Invalid on all ranks if ``CAIRN_NCCL`` asks for what cannot be had, or is no mode.
+        Raises Invalid on all ranks if ``CAIRN_NCCL`` requires what is not available, or is not a
+        mode.
         """
         if self.communicator is None or not have_devices:
             return False
@@ -162,33 +167,38 @@ class Ranks:
 
         def refuse() -> None:
             if any(mode == "on" for mode, _ in replies):
-                raise Invalid(f"{nccl.VARIABLE}=on, but there is no NCCL for all ranks: {problem}")
+                raise Invalid(
+                    f"{nccl.VARIABLE}=on, but NCCL is not available on all ranks: {problem}"
+                )
 
         self.run_together(refuse)
         self._has_nccl = False
         self.transport = f"host memory: {problem}"
         if not is_chosen and self.rank == 0:
             self._warning = (
-                f"tensors on devices go between ranks through host memory: {problem}"
-                f" ({nccl.VARIABLE}=off says that this is meant)"
+                f"tensors on devices are sent between ranks through host memory: {problem}"
+                f" ({nccl.VARIABLE}=off silences this warning)"
             )
 
     def warn(self) -> None:
-        """What the user is to know of this rank's last call, at the end of the public function that
-        made it: a filter may make it an exception, which must not come between the ranks."""
+        """Issues the warning of this rank's last call, if any.
+
+        To be called at the end of the public function, because a filter may turn the warning into
+        an exception, which must not occur during a collective call.
+        """
         text, self._warning = self._warning, None
         if text is not None:
             warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     def _connect_nccl(self, device: int) -> str | None:
-        """What went wrong, which is the same on all ranks; None if they are connected."""
+        """Why the connection failed, equal on all ranks; None if the ranks are connected."""
         problem: Error | None = None
         try:
             self.communicator.connect_devices(device, min(self.timeout, nccl.CONNECT_TIMEOUT))
             self.transport = f"NCCL {_cairn.describe_nccl()}, from device {device}"
         except Error as error:
             problem = error
-        # Raises where it was the connections that failed.
+        # Raises if the connections between the ranks themselves have failed.
         try:
             self.exchange(lambda: b"")
         except Error as broken:
@@ -198,7 +208,7 @@ class Ranks:
         return None if problem is None else str(problem)
 
     def disconnect_nccl(self) -> None:
-        """Gives back what NCCL takes on the device, once these ranks make no more calls."""
+        """Releases what NCCL holds on the device. These ranks must not make further calls."""
         if self._has_nccl:
             self._has_nccl = None
             self.communicator.disconnect_devices()
@@ -227,8 +237,10 @@ class Ranks:
         return [report[1:] for report in reports]
 
     def run_together(self, work: Callable[[], T]) -> T:
-        """The result of ``work()`` once it has succeeded on every rank. Collective; raises as
-        ``exchange``."""
+        """Returns the result of ``work()`` after it has succeeded on every rank. Collective.
+
+        If it raises on one rank, every rank raises, as in ``exchange``.
+        """
         results = []
 
         def run() -> bytes:
@@ -239,7 +251,8 @@ class Ranks:
         return results[0]
 
     def run_together_with_devices(self, work: Callable[[], D]) -> tuple[D, bool]:
-        """``run_together``, and whether any rank's result has tensors on devices."""
+        """Returns the result of ``run_together(work)``, and whether the result of any rank has
+        tensors on devices. Collective."""
         results = []
 
         def run() -> bytes:
@@ -276,27 +289,28 @@ def default_group() -> ProcessGroup | None:
 
 
 def _distributed() -> Any:
-    # Without torch.distributed imported nobody can have made a group.
+    # If torch.distributed has not been imported, no group can exist.
     dist = sys.modules.get("torch.distributed")
     return dist if dist is not None and dist.is_available() else None
 
 
 def this_process(timeout: float) -> Ranks:
-    """The ranks of a store that this process uses by itself."""
+    """The single rank of a store that only this process uses."""
     group = default_group()
     numbers = {} if group is None else {_distributed().get_rank(): 0}
     return Ranks(None, numbers, None, timeout)
 
 
 def ranks_of(group: ProcessGroup, timeout: float) -> Ranks:
-    """The ranks of a process group, connected anew; each of them calls it.
+    """The ranks of a process group, with new connections. Collective over the group.
 
-    Raises Invalid if this process is none of them, Unavailable if a rank does not come in time.
+    Raises Invalid if this process is not in the group, Unavailable if a rank does not connect in
+    time.
     """
     dist = _distributed()
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     if rank < 0:
-        raise Invalid("this process is not of the process group: open the store with alone=True")
+        raise Invalid("this process is not in the process group: open the store with alone=True")
     numbers = {member: i for i, member in enumerate(dist.get_process_group_ranks(group))}
     device = _default_device(group)
     if world_size == 1:
@@ -315,10 +329,10 @@ def choose_ranks(process_group: ProcessGroup | None, alone: bool, timeout: float
 
 
 def connect(group: ProcessGroup, timeout: float) -> _cairn.Communicator:
-    """Cairn's communicator over the ranks of a process group. Collective over the group.
+    """A communicator over the ranks of a process group. Collective over the group.
 
-    Rank 0 chooses where to listen, and the group's own object collectives, which work on every
-    backend, tell the others. Set ``GLOO_SOCKET_IFNAME`` to choose the network interface.
+    Rank 0 chooses the address to listen on, and sends it with the object collectives of the group,
+    which work on every backend. Set ``GLOO_SOCKET_IFNAME`` to choose the network interface.
     """
     dist = _distributed()
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
@@ -337,7 +351,7 @@ def connect(group: ProcessGroup, timeout: float) -> _cairn.Communicator:
 
 
 def _default_device(group: ProcessGroup) -> Any:
-    """As DCP: host memory where the group can do that, else the group's current device."""
+    """Host memory if the group supports it, otherwise its current device, as in DCP."""
     import torch
 
     types = {str(device.type) for device in group._device_types}
@@ -348,7 +362,7 @@ def _default_device(group: ProcessGroup) -> Any:
 
 
 def _this_host() -> tuple[str, str]:
-    """Equal for processes that reach each other over the loopback."""
+    """An identifier that is equal for processes that share a loopback interface."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
@@ -358,8 +372,8 @@ def _this_host() -> tuple[str, str]:
 
 
 def _reachable_host() -> str:
-    """An address of this host that the other hosts of the job reach."""
-    # The one that leads to where the job met; if that is this very host, the name that it has.
+    """An address of this host that the other hosts of the job can connect to."""
+    # The address of the route to MASTER_ADDR; if that is this host, MASTER_ADDR itself.
     master = os.environ.get("MASTER_ADDR", "")
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -375,10 +389,10 @@ def _reachable_host() -> str:
 
 
 def _free_port() -> int:
-    """A TCP port that nobody listens on now.
+    """A TCP port that is free now.
 
-    Below those that systems hand out by themselves (from 32768 on Linux), so that no connection
-    made meanwhile takes it.
+    It is below the ephemeral ports (from 32768 on Linux), so that no outgoing connection takes it
+    in the meantime.
     """
     for _ in range(100):
         port = random.SystemRandom().randrange(15000, 32000)

@@ -1,4 +1,4 @@
-"""DTensor and ShardedTensor: which part of a global tensor is here, in C++'s words."""
+"""DTensor and ShardedTensor: the part of a global tensor on this rank, as C++ describes it."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ REPLICATE, SHARD, STRIDED_SHARD = range(3)  # core::Placement::Kind
 
 
 class MeshShard(NamedTuple):
-    """A DTensor's local tensor."""
+    """The local tensor of a DTensor."""
 
     global_shape: tuple[int, ...]
     mesh: _cairn.Mesh
     placements: tuple[tuple[int, int, int], ...]
     local: torch.Tensor
     is_here: bool
-    """False on ranks that are not of the mesh, which hold nothing of the tensor."""
+    """False on ranks outside the mesh, which hold no part of the tensor."""
 
     def native(self) -> tuple[Any, ...]:
         return self.global_shape, self.mesh, self.placements
 
 
 class BoxShard(NamedTuple):
-    """A ShardedTensor's local shards."""
+    """The local shards of a ShardedTensor."""
 
     global_shape: tuple[int, ...]
     boxes: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.Tensor], ...]
-    """(offsets, sizes, memory) of each."""
+    """(offsets, sizes, memory) of each shard."""
 
 
 def _class_of(module: str, name: str) -> type | None:
-    # Without the module imported nobody can hold one.
+    # If the module has not been imported, no object of the class can exist.
     return getattr(sys.modules.get(module), name, None)
 
 
@@ -58,21 +58,21 @@ def is_sharded(value: Any) -> bool:
 
 
 def local_of(dtensor: Any) -> torch.Tensor:
-    """The local tensor itself, without autograd, arrived if a collective still fills it."""
+    """The local tensor, without autograd. Waits for a collective that is filling it."""
     return arrived(dtensor._local_tensor)
 
 
 def arrived(tensor: Any) -> Any:
-    """The tensor that a functional collective gives, once it is there; any other as it is."""
+    """The result of a functional collective, after waiting for it; any other tensor unchanged."""
     waiting = _class_of("torch.distributed._functional_collectives", "AsyncCollectiveTensor")
     return tensor.wait() if waiting is not None and isinstance(tensor, waiting) else tensor
 
 
 def dtensor_like(value: Any, local: torch.Tensor) -> Any:
-    """A DTensor of the form of another one, around new local memory."""
+    """A DTensor with the mesh, placements and shape of another one, around new local memory."""
     from torch.distributed.tensor import DTensor
 
-    # Shape and stride are given, as an uneven local shape does not tell them.
+    # Shape and stride are given, because an uneven local shape does not determine them.
     return DTensor.from_local(
         local,
         value.device_mesh,
@@ -84,29 +84,30 @@ def dtensor_like(value: Any, local: torch.Tensor) -> Any:
 
 
 class Shards:
-    """Reads shards of sharded tensors; one for each save or load, as it keeps their meshes."""
+    """Describes the local parts of sharded tensors. Each save or load has its own object, which
+    keeps the meshes alive."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._meshes: dict[int, tuple[DeviceMesh, _cairn.Mesh]] = {}
-        """By id; the DeviceMesh is kept so that the id stays its own."""
+        """By id. The DeviceMesh is kept alive, so that its id remains unique."""
         self.groups: dict[str, list[int]] = {}
-        """Ranks of the process group of each ShardedTensor that was looked at, by FQN."""
+        """Ranks of the process group of each described ShardedTensor, by FQN."""
 
     def of(self, value: Any, fqn: str) -> MeshShard | BoxShard:
-        """What this rank holds. Raises Invalid."""
+        """The part of the tensor on this rank. Raises Invalid."""
         return self._dtensor(value, fqn) if is_dtensor(value) else self._boxes(value, fqn)
 
     def is_whole(self, shard: MeshShard, fqn: str) -> bool:
-        """True if a process that saves alone has all of the tensor, and may. Raises Invalid if it
-        saves alone and has not."""
+        """True if this process is the only rank of the store and holds the complete tensor. Raises
+        Invalid if it is the only rank and holds a part."""
         if self._ranks.world_size > 1:
             return False
         if shard.is_here and tuple(shard.local.shape) == shard.global_shape:
             return True
         raise refuse(
             fqn,
-            "a DTensor of which other ranks hold a part, in a store that is open here alone",
+            "a DTensor of which other ranks hold a part, in a store that only this rank has open",
             "open the store on all ranks without alone=True, or save its full_tensor()",
         )
 
@@ -153,12 +154,12 @@ class Shards:
         return refuse(
             fqn,
             f"a {what} of a {where} with ranks that have not opened the store",
-            f"open it with a process group that holds all ranks of the {where}",
+            f"open it with a process group that contains all ranks of the {where}",
         )
 
 
 def placement_of(placement: Any, fqn: str) -> tuple[int, int, int]:
-    """(kind, dimension, split factor). Raises Invalid for one that no checkpoint can hold."""
+    """(kind, dimension, split factor). Raises Invalid for a placement that cannot be saved."""
     from torch.distributed.tensor.placement_types import _StridedShard
 
     if isinstance(placement, _StridedShard):
@@ -169,6 +170,6 @@ def placement_of(placement: Any, fqn: str) -> tuple[int, int, int]:
         return REPLICATE, 0, 1
     raise refuse(
         fqn,
-        f"a DTensor with the placement {placement}, a sum that is not yet made",
+        f"a DTensor with the placement {placement}, a sum that is still pending",
         "redistribute it to Shard or Replicate first",
     )

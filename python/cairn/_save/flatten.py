@@ -1,4 +1,4 @@
-"""A nested state as one batch for the C++ side: the way of every save."""
+"""Conversion of a nested state to one batch for the C++ side."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FlatState(NamedTuple):
     groups: dict[str, list[int]]
     """Ranks of the process group of each ShardedTensor, by FQN."""
     patterns: list[str]
-    """That it was selected by; none: it is all of the state."""
+    """The patterns that selected it; empty if it is the complete state."""
 
 
 def flatten(
@@ -34,10 +34,14 @@ def flatten(
     *,
     devices: bool = False,
 ) -> FlatState:
-    """The leaves that `patterns` take. The batch borrows the tensors' memory and keeps its owners
-    alive; tensors on a device are copied into `copies`, by default memory of this batch alone, but
-    with `devices` borrowed too where C++ reaches them.
-    Leaves that are a _cairn.Pickle are kept as such. Raises Invalid."""
+    """Flattens the leaves that `patterns` select.
+
+    The batch borrows the memory of the tensors and keeps its owners alive. Tensors on a device are
+    copied into `copies`, by default into memory of this batch; with `devices`, those that C++ can
+    access are borrowed too. Leaves of type _cairn.Pickle are saved as pickles.
+
+    Raises Invalid for a leaf that cannot be saved.
+    """
     shards = Shards(ranks)
     sources = Sources(shards, copies, devices=devices)
 
@@ -53,21 +57,21 @@ def flatten(
 def _pickled(value: Any, fqn: str, allow_pickle: bool) -> _cairn.Pickle:
     if not allow_pickle:
         name = f"{type(value).__module__}.{type(value).__qualname__}"
-        raise refuse(fqn, f"of type {name}, which is not kept as it is", _way_out(value))
+        raise refuse(fqn, f"of type {name}, which Cairn does not save", _way_out(value))
     buffer = io.BytesIO()
     try:
         _TensorFreePickler(buffer, fqn).dump(value)
     except Invalid:
         raise
     except Exception as error:
-        way_out = f"leave it out of the state ({error})"
-        what = f"a {type(value).__name__} that does not pickle"
+        way_out = f"exclude it from the state ({error})"
+        what = f"a {type(value).__name__} that cannot be pickled"
         raise refuse(fqn, what, way_out) from error
     return _cairn.Pickle(buffer.getvalue())
 
 
 class _TensorFreePickler(pickle.Pickler):
-    """Refuses tensors: in a pickle they would be neither chunked, shared nor loaded in part."""
+    """Refuses tensors: in a pickle they could not be chunked, shared or partly loaded."""
 
     def __init__(self, file: io.BytesIO, fqn: str) -> None:
         super().__init__(file, protocol=4)
@@ -77,13 +81,13 @@ class _TensorFreePickler(pickle.Pickler):
         if is_torch_tensor(obj):
             raise refuse(
                 self._fqn,
-                "an object with tensors inside, which is not pickled",
-                "put the tensors into dicts and lists of their own",
+                "an object that contains tensors, which Cairn does not pickle",
+                "put the tensors into dicts and lists",
             )
 
 
 def _way_out(value: Any) -> str:
-    """What to do about a leaf or container of an unsupported type."""
+    """How to save a leaf or container of an unsupported type."""
     otherwise = "or pass allow_pickle=True to save and load"
     if isinstance(value, enum.Enum):
         return f"save its .value, {otherwise}"
@@ -98,5 +102,5 @@ def _way_out(value: Any) -> str:
     for plain in (str, int, float, complex, bytes):
         if isinstance(value, plain):
             return f"convert it with {plain.__name__}(...), {otherwise}"
-    kept = "tensors, numpy arrays, None, bool, int, float, complex, str and bytes are kept"
-    return f"{kept}; convert it, {otherwise}"
+    supported = "tensors, numpy arrays, None, bool, int, float, complex, str and bytes"
+    return f"only {supported} are supported; convert it, {otherwise}"

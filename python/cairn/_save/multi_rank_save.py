@@ -1,14 +1,14 @@
-"""Saves by several ranks: what each of them holds, and who of them writes what several hold.
+"""Multi-rank saves: what each rank holds, and which rank writes what several ranks hold.
 
-Before a save the ranks tell each other, in one small exchange, that their states are in order and
-how their tensors lie. If all say the same, as they nearly always do, nothing more is needed. Else
-they exchange the whole layouts, and settle three cases that C++ cannot see from one rank:
+Before a save, the ranks exchange a digest of their arguments and of the layout of their tensors. If
+all digests are equal, which is the common case, nothing more is needed. Otherwise they exchange the
+complete layouts, and handle three cases that C++ cannot detect from one rank:
 
-- A whole tensor that only some ranks have (a stage of a pipeline, a state of one rank) is shared by
-  these.
-- A DTensor of which several meshes hold a copy each (tensor parallelism below replicas that each
-  have a mesh of their own) lies on one mesh with a dimension more.
-- A ShardedTensor of which several process groups hold a copy each is written by the first.
+- A replicated tensor that only some ranks have (a pipeline stage, or the state of one rank) is
+  written by these ranks together.
+- A DTensor of which several meshes hold a copy each (tensor parallelism with one mesh per replica)
+  is treated as one DTensor on a mesh with an additional dimension.
+- A ShardedTensor of which several process groups hold a copy each is written by the first group.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class _Holder(NamedTuple):
 def prepare_together(
     ranks: Ranks, prepare: Callable[[], tuple[dict[str, Any], FlatState]]
 ) -> tuple[dict[str, Any], FlatState]:
-    """The arguments and state of this rank, ready to be saved with the others'. Collective.
+    """Returns this rank's arguments and state, checked against those of the others. Collective.
 
-    ``prepare()`` gives this rank's. Raises on all ranks what it raises on one; Invalid if they have
-    different arguments, or patterns that take nothing.
+    ``prepare()`` returns those of this rank; if it raises on one rank, all ranks raise. Raises
+    Invalid if the arguments differ, or if the patterns match nothing.
     """
     prepared = []
 
@@ -67,7 +67,7 @@ def prepare_together(
 
 
 def _check_leaves(flat: FlatState, has_leaves: bool) -> None:
-    # A pattern with a slip in it would else save nothing, and nobody would know.
+    # A mistyped pattern must not silently save nothing.
     if flat.patterns and not has_leaves:
         raise Invalid(f"no key of the state matches {flat.patterns}: there is nothing to save")
 
@@ -75,7 +75,7 @@ def _check_leaves(flat: FlatState, has_leaves: bool) -> None:
 def _layout(arguments: dict[str, Any], flat: FlatState) -> bytes:
     meshes, tensors = flat.batch.layout()
     layout = [arguments, meshes, tensors, flat.groups]
-    # Numbers may be numpy's.
+    # Integers may be numpy's.
     return json.dumps(layout, default=operator.index).encode("utf-8", "surrogatepass")
 
 
@@ -91,7 +91,7 @@ def _set_shardings(flat: FlatState, layouts: list[list[Any]], rank: int) -> None
     for fqn, held in holders.items():
         local = next((one for one in held if one.rank == rank), None)
         if local is None or any(one.form != local.form or one.shape != local.shape for one in held):
-            continue  # not ours, or for C++ to refuse
+            continue  # not on this rank, or C++ refuses it
         sharding = _SHARDING_OF_FORM[local.form](local, held, len(layouts))
         if sharding is None:
             continue
@@ -102,7 +102,7 @@ def _set_shardings(flat: FlatState, layouts: list[list[Any]], rank: int) -> None
 
 
 def _holders(layouts: list[list[Any]]) -> dict[str, list[_Holder]]:
-    """By FQN, in the order of ranks."""
+    """The holders of each tensor by FQN, in the order of ranks."""
     holders: dict[str, list[_Holder]] = {}
     for rank, (_, meshes, tensors, groups) in enumerate(layouts):
         for fqn, form, shape, placements in tensors:
@@ -133,15 +133,17 @@ def _whole(local: _Holder, held: list[_Holder], world_size: int) -> tuple | None
 
 
 def _copies(held: list[_Holder]) -> list[tuple[int, ...]]:
-    """The different meshes or process groups, the one with the lowest rank first."""
+    """The distinct meshes or process groups, ordered by their lowest rank."""
     return sorted({one.members for one in held}, key=min)
 
 
 def _mesh(local: _Holder, held: list[_Holder], world_size: int) -> tuple | None:
     copies = _copies(held)
-    alike = all(one.sizes == local.sizes and one.placements == local.placements for one in held)
-    apart = len({rank for copy in copies for rank in copy}) == sum(map(len, copies))
-    if len(copies) == 1 or not alike or not apart:
+    is_same_layout = all(
+        one.sizes == local.sizes and one.placements == local.placements for one in held
+    )
+    is_disjoint = len({rank for copy in copies for rank in copy}) == sum(map(len, copies))
+    if len(copies) == 1 or not is_same_layout or not is_disjoint:
         return None
     members = tuple(rank for copy in copies for rank in copy)
     mesh = ((len(copies), *local.sizes), members)

@@ -1,4 +1,4 @@
-"""Preparation of a save: checks and flattens the state, and agrees on it with the other ranks."""
+"""Preparation of a save: checks and flattens the state, together with the other ranks."""
 
 from __future__ import annotations
 

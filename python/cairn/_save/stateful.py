@@ -1,7 +1,7 @@
-"""Objects that give and take their state as a dict: modules, optimizers, a user's own.
+"""Objects that return and accept their state as a dict: modules, optimizers, or a user's own.
 
-As torch.distributed.checkpoint does it, the state itself and the values of its top-level dict are
-looked at, and nothing below.
+As in torch.distributed.checkpoint, only the state itself and the values of its top-level dict may
+be such objects.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any
 
 from cairn._base import dtypes
 
-# What wrappers put into the names of parameters, but not into those of state dicts.
+# Prefixes that wrappers add to the names of parameters, but not to the keys of state dicts.
 _WRAPPER_NAMES = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 
 
 def is_stateful(value: Any) -> bool:
-    """True for objects with both ``state_dict`` and ``load_state_dict``; as torch's Stateful."""
+    """True for objects with both ``state_dict`` and ``load_state_dict``, as torch's Stateful."""
     if isinstance(value, (type, dict)):
         return False
     return callable(getattr(value, "state_dict", None)) and callable(
@@ -24,11 +24,11 @@ def is_stateful(value: Any) -> bool:
 
 
 class StatefulAdapter:
-    """A state with the state dicts of its Statefuls in their place.
+    """A state in which each Stateful is replaced by its state dict.
 
     Attributes:
-        state: the nested state; the very object that was given if nothing in it is Stateful.
-        frozen: FQNs of parameters that were left out as they take no gradient.
+        state: the nested state; the same object that was given if it contains no Stateful.
+        frozen: FQNs of the parameters that are excluded because they require no gradient.
     """
 
     def __init__(self, state: Any, prefix: str = "", ignore_frozen: bool = False) -> None:
@@ -41,8 +41,8 @@ class StatefulAdapter:
         self.state = {prefix: self._taken} if prefix else self._taken
 
     def load_into_objects(self) -> None:
-        """Gives the state dicts, filled by now, back to their objects, and what a load has replaced
-        beside them to the dict of the caller."""
+        """Passes the filled state dicts to their objects, and copies the other values that a load
+        has replaced to the caller's dict."""
         if self._taken is not self._given and isinstance(self._given, dict):
             for key, value in self._given.items():
                 if not is_stateful(value):
@@ -60,7 +60,7 @@ class StatefulAdapter:
             return self._take(state, prefix)
         if not isinstance(state, dict) or not any(map(is_stateful, state.values())):
             return state
-        # A state_dict() may be a collective: by name, as ranks may have their keys in other orders.
+        # state_dict() may be a collective, and the order of keys may differ between ranks.
         taken = {
             key: self._take(value, f"{prefix}.{key}" if prefix else str(key))
             for key, value in sorted(state.items(), key=lambda item: str(item[0]))
@@ -94,7 +94,7 @@ def _frozen_names(module: Any) -> set[str]:
     names = set()
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if not parameter.requires_grad:
-            names.add(name)  # some wrappers keep theirs in the state dict
+            names.add(name)  # some wrappers keep their prefix in the state dict
             for wrapper in _WRAPPER_NAMES:
                 name = name.replace(wrapper, "")
             names.add(name)

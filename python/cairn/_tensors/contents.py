@@ -1,4 +1,4 @@
-"""What a step holds, as the C++ side lists it, leaf by leaf."""
+"""The leaves of a step, as the C++ side lists them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from cairn.reports import KeyInfo
 
 @dataclass
 class TensorLeaf:
-    """A leaf of a step that is a tensor: of torch, or an array or scalar of numpy."""
+    """A leaf of a step that is a torch tensor, or a numpy array or scalar."""
 
     __slots__ = ("fqn", "kind", "info")
 
     fqn: str
     kind: int
-    """Of its node, see cairn.tree."""
+    """The kind of its node (cairn._base.tree)."""
     info: _cairn.TensorInfo
 
 
 @dataclass
 class ValueLeaf:
-    """A leaf of a step that is a plain value; a pickle is not opened."""
+    """A leaf of a step that is a plain value, or a pickle that is not loaded yet."""
 
     __slots__ = ("fqn", "value")
 
@@ -46,12 +46,12 @@ def leaf_at(contents: _cairn.Contents, index: int) -> Leaf:
 
 
 def plain_value(leaf: ValueLeaf, step: int, allow_pickle: bool) -> Any:
-    """The value of a leaf that is no tensor. Raises Invalid for a pickle that is not allowed."""
+    """The value of a leaf that is not a tensor. Raises Invalid for a pickle that is not allowed."""
     if not isinstance(leaf.value, _cairn.Pickle):
         return leaf.value
     if not allow_pickle:
         raise Invalid(
-            f"'{leaf.fqn}' in step {step} is a pickle, which can run any code when it is read: "
+            f"'{leaf.fqn}' in step {step} is a pickle, which can run any code when it is loaded: "
             "pass allow_pickle=True if you trust who wrote this store",
             key=leaf.fqn,
             step=step,
@@ -63,7 +63,7 @@ def plain_value(leaf: ValueLeaf, step: int, allow_pickle: bool) -> Any:
     return pickle.loads(data)
 
 
-# How the zip archives of torch.save begin, which torch.distributed.checkpoint hands over.
+# The first bytes of a zip archive of torch.save, which torch.distributed.checkpoint produces.
 _TORCH_SAVE = b"PK\x03\x04"
 
 
@@ -75,7 +75,7 @@ _KINDS = {
 
 
 def key_info(leaf: Leaf) -> KeyInfo:
-    """The leaf as users see it."""
+    """The public description of a leaf."""
     if isinstance(leaf, ValueLeaf):
         is_pickle = isinstance(leaf.value, _cairn.Pickle)
         type_name = "pickle" if is_pickle else type(leaf.value).__name__

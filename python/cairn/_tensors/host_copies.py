@@ -1,17 +1,16 @@
-"""Host copies of torch storages that live as long as what they were copied from.
+"""Host copies of torch storages that live as long as the storages.
 
-A staging of a state copies storages, not tensors, so that tensors which share one share its copy.
-The copy of a storage is kept and used again by the next staging:
+Staging a state copies storages, not tensors, so that tensors that share a storage share its copy.
+The copy of a storage is kept and reused by the next staging:
 
-1. A copy belongs to one storage, which it refers to weakly. When the storage is freed, so is its
-   copy, unless a staged tensor still lies in it.
-2. A storage whose size changed gets a new copy in place of the old one.
-3. A copy is made once in each round, whatever the number of tensors in the storage.
-4. What an earlier round staged is never overwritten while it is in use: a copy in which a staged
-   tensor still lies is left to that tensor, and the storage gets a new one.
+1. A copy belongs to one storage, which it references weakly. When the storage is freed, so is its
+   copy, unless a staged tensor still uses it.
+2. A storage whose size has changed gets a new copy in place of the old one.
+3. A copy is made once per round, whatever the number of tensors in the storage.
+4. What an earlier round has staged is never overwritten while it is in use: a copy that a staged
+   tensor still uses is left to that tensor, and the storage gets a new copy.
 
-What CUDA adds (pinned copies, copies that are waited for by an event) has been written with care
-but needs a GPU to run; where there is none, nothing of it is reached.
+The CUDA parts (pinned copies, events after asynchronous copies) run only where torch finds a GPU.
 """
 
 from __future__ import annotations
@@ -29,16 +28,15 @@ class _Entry(NamedTuple):
 
 
 class HostCopies:
-    """Weak map from storage to its copy in host memory.
+    """A weak map from a storage to its copy in host memory.
 
-    Threads: one round at a time, which the owner sees to; storages may be freed by any thread.
+    Threads: the owner must run one round at a time. Storages may be freed by any thread.
 
     Args:
-        pinned: copies of what lies on a CUDA device are page-locked, which the device fills faster
-            and without holding up the caller. By default they are; ``True`` without CUDA is
-            refused.
-        shared: copies in shared memory, which other processes may map. Each holds a file
-            descriptor while it lives, and all count towards the limit of ``/dev/shm``.
+        pinned: page-locks the copies of storages on CUDA devices, so that the device fills them
+            faster and asynchronously. This is the default; ``True`` is refused without CUDA.
+        shared: allocates the copies in shared memory, which other processes may map. Each copy
+            holds a file descriptor, and all of them count towards the limit of ``/dev/shm``.
 
     Raises:
         Invalid: ``pinned=True``, and torch finds no CUDA device.
@@ -47,8 +45,8 @@ class HostCopies:
     def __init__(self, *, pinned: bool | None = None, shared: bool = False) -> None:
         if pinned and not dtypes.require_torch().cuda.is_available():
             raise Invalid(
-                "pinned=True: torch finds no CUDA device to pin memory for; leave `pinned` out, "
-                "and copies are pinned where they come from one"
+                "pinned=True: torch finds no CUDA device to pin memory for; omit `pinned`, "
+                "and copies from CUDA devices are pinned"
             )
         self._pins = pinned is not False
         self._shared = shared
@@ -59,20 +57,20 @@ class HostCopies:
 
     @property
     def total_bytes(self) -> int:
-        """Host memory that the copies take."""
+        """Bytes of host memory in the copies."""
         return sum(entry.host.nbytes() for entry in list(self._entries.values()))
 
     def clear(self) -> None:
-        """Drops every copy; memory goes back once no staged tensor lies in it."""
+        """Drops all copies. Memory is freed once no staged tensor uses it."""
         self._entries.clear()
 
     def round(self, *, non_blocking: bool = False) -> Round:
-        """Begins a staging."""
+        """Starts a staging."""
         return Round(self, non_blocking)
 
     def _host_for(self, storage: Any) -> Any:
-        """The kept copy of `storage`, or a new one; with whatever bytes it has."""
-        key = id(storage)  # the one object of this storage, for as long as it is alive
+        """The existing copy of `storage`, or a new one. Its contents are unspecified."""
+        key = id(storage)  # unique while the storage is alive
         entry = self._entries.get(key)
         if entry is not None and entry.source() is storage:
             if entry.host.nbytes() == storage.nbytes() and _is_free(entry.host):
@@ -82,7 +80,8 @@ class HostCopies:
         return host
 
     def _forgetter(self, key: int) -> Any:
-        # Weakly: neither a storage that outlives the map nor a cycle may keep the copies alive.
+        # A weak reference: neither a storage that outlives the map nor a cycle may keep copies
+        # alive.
         this = weakref.ref(self)
 
         def forget(source: weakref.ref[Any]) -> None:
@@ -111,9 +110,9 @@ class HostCopies:
 
 
 class Round:
-    """One staging: each storage is copied once, when it is first met.
+    """One staging: each storage is copied once, at its first use.
 
-    Holds the storages until it goes, as a copy may still run and as ids must not be used again.
+    Keeps the storages alive, because a copy may still be running and ids must remain unique.
     """
 
     def __init__(self, copies: HostCopies, non_blocking: bool) -> None:
@@ -125,8 +124,7 @@ class Round:
     def tensor(self, tensor: Any) -> Any:
         """`tensor` over the host copy of its storage: same dtype, shape, strides and offset.
 
-        Requires a strided tensor with a storage. Lazy conjugation and negation are left to the
-        caller.
+        Requires a strided tensor with a storage. The caller applies lazy conjugation and negation.
         """
         torch = dtypes.require_torch()
         host = self._host(tensor.untyped_storage())
@@ -134,7 +132,7 @@ class Round:
         return empty.set_(host, tensor.storage_offset(), tensor.shape, tensor.stride())
 
     def events(self) -> list[Any]:
-        """Events to wait for before the copies are read: one for each device, none on the host."""
+        """Events to wait for before the copies are read: one per device, none for the host."""
         return [_record_event(device) for device in self._devices.values()]
 
     def _host(self, storage: Any) -> Any:
@@ -154,21 +152,21 @@ class Round:
 
 
 def _is_free(host: Any) -> bool:
-    """Whether no tensor lies in a kept copy any more."""
+    """Whether no tensor uses the copy any more."""
     torch = dtypes.require_torch()
     return torch._C._storage_Use_Count(host._cdata) == 1
 
 
 def _orders_by_stream(storage: Any) -> bool:
-    """True where a copy may run behind the host, in the order of the device's current stream.
+    """True if a copy may run asynchronously, in the order of the device's current stream.
 
-    Known of CUDA alone; copies from other devices are waited for.
+    This holds for CUDA only; copies from other devices are synchronous.
     """
     return storage.device.type == "cuda"
 
 
 def _record_event(device: Any) -> Any:
-    """An event after all that is enqueued on the device's current stream, the copies among it."""
+    """An event after all work on the device's current stream, including the copies."""
     torch = dtypes.require_torch()
     with torch.cuda.device(device):
         event = torch.cuda.Event()
@@ -179,8 +177,8 @@ def _record_event(device: Any) -> Any:
 def _pin(host: Any) -> None:
     """Page-locks the memory of `host` until it is freed.
 
-    Registered where it lies, as it may be shared memory, and as torch's pinned allocator rounds
-    sizes up to powers of two.
+    The existing memory is registered, because it may be shared memory, and because torch's pinned
+    allocator rounds sizes up to powers of two.
     """
     torch = dtypes.require_torch()
     runtime = torch.cuda.cudart()
@@ -192,5 +190,5 @@ def _pin(host: Any) -> None:
             "limit of locked memory, or pass pinned=False"
         )
     unpin = weakref.finalize(host, runtime.cudaHostUnregister, address)
-    # CUDA may be gone by then, and the process gives everything back by itself.
+    # CUDA may be shut down by then, and the end of the process releases everything.
     unpin.atexit = False

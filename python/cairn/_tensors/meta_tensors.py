@@ -1,4 +1,4 @@
-"""Memory for meta tensors: new tensors of the same form on a device."""
+"""Memory for meta tensors: new tensors with the same shape and type on a device."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from cairn.errors import refuse
 
 
 class MetaTensorFactory:
-    """Makes tensors in place of meta tensors; one for each load, so that tied ones stay tied."""
+    """Creates tensors to replace meta tensors. Each load has its own factory, which returns one
+    tensor for all meta tensors that are tied."""
 
     def __init__(self, device: Any, ranks: Ranks) -> None:
         self._device = device
         self._ranks = ranks
         self._made: dict[tuple, tuple[Any, Any]] = {}
-        """(meta tensor, what was made for it), by the memory that the meta tensor stands for."""
+        """(meta tensor, new tensor), by the memory that the meta tensor represents."""
 
     def make(self, meta: Any, fqn: str) -> Any:
-        """An uninitialised tensor like ``meta``, a DTensor if that is one. Raises Invalid."""
+        """An uninitialized tensor like ``meta``; a DTensor if ``meta`` is one. Raises Invalid."""
         import torch
 
         if is_sharded_tensor(meta):
@@ -36,7 +37,7 @@ class MetaTensorFactory:
                 made = torch.nn.Parameter(made, requires_grad=meta.requires_grad)
             elif meta.requires_grad:
                 made.requires_grad_()
-            # The meta tensor is kept, so that its storage's id stays its own.
+            # The meta tensor is kept alive, so that the id of its storage remains unique.
             self._made[place] = meta, made
         return self._made[place][1]
 
@@ -82,5 +83,5 @@ def _empty(
     like = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
     if device.type == "cpu" and like.is_contiguous():
         return new_tensor(dtype_code(dtype, fqn), shape)
-    # Strides kept where the memory has no holes, as torch does it.
+    # Like torch, this keeps the strides if the memory has no holes.
     return torch.empty_like(like, device=device)

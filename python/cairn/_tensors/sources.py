@@ -1,8 +1,8 @@
-"""Tensors of the caller as sources of a save: where their bytes lie, and what is refused.
+"""Tensors of the caller as sources of a save: where their bytes are, and what is refused.
 
-torch tensors, numpy arrays and scalars, and whatever speaks DLPack become an address with dtype,
-shape, strides and device. Nothing is copied but what is not plain memory that C++ reaches: tensors
-on other devices, lazily conjugated or negated ones, arrays in foreign byte order or with negative
+torch tensors, numpy arrays and scalars, and objects that support DLPack become an address with
+dtype, shape, strides and device. Only memory that C++ cannot read is copied: tensors on other
+devices, lazily conjugated or negated tensors, arrays in foreign byte order or with negative
 strides.
 """
 
@@ -21,7 +21,7 @@ from cairn.errors import refuse
 
 
 class Source(NamedTuple):
-    """Readable memory of one tensor, as C++ takes it. `owner` keeps it alive."""
+    """Readable memory of one tensor, as C++ expects it. `owner` keeps it alive."""
 
     kind: int
     dtype: int
@@ -31,7 +31,7 @@ class Source(NamedTuple):
     device: int
     owner: Any
     sharding: tuple[Any, ...] | None = None
-    """Of a sharded tensor, of which this is the local part."""
+    """How the tensor is sharded, if this is the local part of a sharded tensor."""
 
 
 def is_torch_tensor(value: Any) -> bool:
@@ -40,7 +40,7 @@ def is_torch_tensor(value: Any) -> bool:
 
 
 def is_tensor_like(value: Any) -> bool:
-    """True for what a leaf stored as a tensor can be loaded into or saved from."""
+    """True for objects that can be saved as a tensor, or filled from one."""
     return (
         is_torch_tensor(value)
         or isinstance(value, (np.ndarray, np.generic))
@@ -49,15 +49,15 @@ def is_tensor_like(value: Any) -> bool:
 
 
 def is_on_host(tensor: Any) -> bool:
-    """True if the memory of a torch tensor can be read where it is."""
+    """True if the memory of a torch tensor can be read in place."""
     return tensor.device.type == "cpu"
 
 
 class Sources:
-    """Makes sources of leaves; one for each save, as it keeps the device storages it copied.
+    """Makes the sources of leaves. Each save has its own object, which remembers copied storages.
 
-    What is not in host memory is copied into `copies`, which a store keeps from save to save; with
-    `devices` only what C++ does not reach.
+    Tensors that are not in host memory are copied into `copies`, which a store keeps from save to
+    save; with `devices`, only those that C++ cannot access.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Sources:
         return None
 
     def sharded(self, shard: MeshShard | BoxShard, value: Any, fqn: str) -> Source:
-        """The source of what is here of a sharded tensor. Raises Invalid."""
+        """The source of the local part of a sharded tensor. Raises Invalid."""
         if isinstance(shard, MeshShard):
             if not shard.is_here:
                 code = check_torch(shard.local, fqn)
@@ -104,11 +104,11 @@ class Sources:
         tensor = arrived(tensor)
         code = check_torch(tensor, fqn)
         if tensor.device.type == "meta":
-            raise refuse(fqn, "a meta tensor, which has no data", "materialise it before the save")
+            raise refuse(fqn, "a meta tensor, which has no data", "materialize it before the save")
         tensor = tensor.detach().resolve_conj().resolve_neg()
-        # Asked before the copy, which would have memory of its own.
+        # Checked before the copy, which would have memory of its own.
         if tensor.data_ptr() == 0 and tensor.numel() > 0:
-            raise refuse(fqn, "a tensor whose storage was freed", "leave it out, or restore it")
+            raise refuse(fqn, "a tensor whose storage was freed", "exclude it, or restore it")
         tensor, device = self._reached(tensor)
         shape, strides = tuple(tensor.shape), tuple(tensor.stride())
         return Source(TENSOR, code, shape, strides, tensor.data_ptr(), device, tensor)
@@ -119,12 +119,12 @@ class Sources:
         device = device_of(tensor) if self._takes_devices else None
         if device is not None and device != HOST:
             return tensor, device
-        # By whole storages, so that tensors that share one on the device share its copy too.
+        # Copies complete storages, so that tensors that share one on the device share its copy too.
         return self._round.tensor(tensor), HOST
 
 
 def from_dlpack(value: Any, fqn: str) -> Any:
-    """A torch tensor over the memory of an object that speaks DLPack."""
+    """A torch tensor over the memory of an object that supports DLPack. Raises Invalid."""
     try:
         return dtypes.require_torch().from_dlpack(value)
     except (BufferError, RuntimeError, TypeError) as error:
@@ -135,7 +135,7 @@ def from_dlpack(value: Any, fqn: str) -> Any:
 
 
 def check_torch(tensor: Any, fqn: str) -> int:
-    """The dtype's code. Raises Invalid for tensors that are more, or less, than strided memory."""
+    """The code of the dtype. Raises Invalid for a tensor that is not plain strided memory."""
     torch = dtypes.require_torch()
     if tensor.is_quantized:
         raise refuse(
@@ -148,14 +148,14 @@ def check_torch(tensor: Any, fqn: str) -> int:
     if tensor.layout is not torch.strided:
         raise refuse(
             fqn,
-            f"a sparse or otherwise laid out tensor ({tensor.layout})",
+            f"a tensor that is sparse or has another special layout ({tensor.layout})",
             "save its parts (.indices() and .values(), ...) or .to_dense() instead",
         )
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         raise refuse(
             fqn,
-            f"a {type(tensor).__qualname__}, a subclass that would come back as a plain tensor",
-            "save the plain tensors it is made of, or .as_subclass(torch.Tensor), instead",
+            f"a {type(tensor).__qualname__}, a subclass that would be loaded as a plain tensor",
+            "save the plain tensors that it consists of, or .as_subclass(torch.Tensor), instead",
         )
     return dtype_code(tensor.dtype, fqn)
 
@@ -164,24 +164,24 @@ def dtype_code(dtype: Any, fqn: str) -> int:
     """The code of a torch dtype. Raises Invalid."""
     code = dtypes.code_of_torch(dtype)
     if code is None:
-        raise refuse(fqn, f"of {dtype}, which Cairn does not know", "convert it first")
+        raise refuse(fqn, f"of {dtype}, which Cairn does not support", "convert it first")
     return code
 
 
 def check_numpy(array: np.ndarray, fqn: str) -> int:
-    """The dtype's code. Raises Invalid for arrays of anything but plain numbers."""
+    """The code of the dtype. Raises Invalid for arrays of anything other than plain numbers."""
     if type(array) not in (np.ndarray, np.memmap):
         raise refuse(
             fqn,
             f"an array of the subclass {type(array).__qualname__}",
-            "save np.asarray(...) of it, and what else it holds beside, instead",
+            "save np.asarray(...) of it, and its other contents separately, instead",
         )
     code = dtypes.code_of_numpy(array.dtype.newbyteorder("="))
     if code is None:
         raise refuse(
             fqn,
             f"a numpy array of dtype {array.dtype}",
-            "only numbers and bools are kept; convert it, or view it as integers, first",
+            "only numbers and bools are supported; convert it, or view it as integers, first",
         )
     return code
 
@@ -198,7 +198,7 @@ def _numpy(array: np.ndarray, fqn: str, kind: int) -> Source:
 
 
 def element_strides(array: np.ndarray) -> tuple[int, ...] | None:
-    """Strides in elements, or None if they are negative or no whole elements."""
+    """Strides in elements, or None if one is negative or not a multiple of the element size."""
     if array.size == 0:
         return row_major(array.shape)
     item_bytes = array.dtype.itemsize

@@ -1,4 +1,4 @@
-"""Memory of the caller as target of a load: where bytes may be put, and what is refused."""
+"""Memory of the caller as the target of a load: where bytes are written, and what is refused."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from cairn.errors import Invalid, refuse
 
 @dataclass
 class Target:
-    """Writable memory of one tensor. `owner` keeps it alive; `finish`, if any, is called after the
-    load to bring the bytes from there to where the caller wants them."""
+    """Writable memory of one tensor. `owner` keeps it alive. `finish`, if any, must be called after
+    the load; it copies the bytes to their final destination."""
 
     __slots__ = ("dtype", "shape", "strides", "address", "device", "owner", "finish")
 
@@ -52,7 +52,7 @@ def target_of(value: Any, fqn: str) -> Target:
 
 
 def new_tensor(code: int, shape: tuple[int, ...], device: Any = None) -> Any:
-    """An uninitialised row-major torch tensor on a device, by default in host memory."""
+    """An uninitialized row-major torch tensor on a device, by default in host memory."""
     torch = dtypes.require_torch()
     dtype = dtypes.torch_dtype(code)
     if device is not None:
@@ -62,7 +62,7 @@ def new_tensor(code: int, shape: tuple[int, ...], device: Any = None) -> Any:
 
 
 def new_array(code: int, shape: tuple[int, ...]) -> np.ndarray:
-    """An uninitialised numpy array."""
+    """An uninitialized numpy array."""
     return np.empty(shape, dtype=dtypes.numpy_dtype(code))
 
 
@@ -78,8 +78,8 @@ def _torch(tensor: Any, fqn: str) -> Target:
 
 
 def staged_target_of(tensor: Any, stored: int, fqn: str) -> Target:
-    """The target of a torch tensor for contents of the dtype `stored`: the tensor itself where it
-    can be read into, else memory from which it is copied, and converted, afterwards."""
+    """The target of a torch tensor for stored contents of the dtype `stored`: the tensor itself if
+    C++ can fill it, otherwise memory that `finish` copies to the tensor, with conversion."""
     torch = dtypes.require_torch()
     if type(tensor) in (torch.Tensor, torch.nn.Parameter) and stored == dtypes.code_of_torch(
         tensor.dtype
@@ -119,7 +119,7 @@ def _numpy(array: np.ndarray, fqn: str) -> Target:
 
 
 def _check_overlap(shape: tuple[int, ...], strides: tuple[int, ...], fqn: str) -> None:
-    """Refuses targets whose elements may share memory, such as expanded tensors."""
+    """Raises Invalid for targets whose elements may share memory, such as expanded tensors."""
     reach = 1
     for stride, size in sorted(zip(strides, shape)):
         if size == 0:

@@ -6,17 +6,17 @@
     dcp.save(state, storage_writer=CairnWriter("runs/gpt", step=100))
     dcp.load(state, storage_reader=CairnReader("runs/gpt", step=100))
 
-    # or, as with files: a store of its own for each checkpoint
+    # or, as with files, one store per checkpoint
     dcp.save(state, checkpoint_id="ckpt/final", storage_writer=CairnWriter())
     dcp.load(state, checkpoint_id="ckpt/final", storage_reader=CairnReader())
 
-What is saved so is a step like any other: ``cairn.open("runs/gpt").read("model.layers.0")`` reads
-a part of it, ``kv-dump`` shows it, and :class:`CairnReader` loads what ``Store.save`` saved.
-Unchanged chunks of the step before are not written again, every byte that is read is checked, and a
-step is there as a whole or not at all, also when it replaces another.
+Such a checkpoint is an ordinary step: ``cairn.open("runs/gpt").read("model.layers.0")`` reads a
+part of it, ``kv-dump`` shows it, and :class:`CairnReader` loads what ``Store.save`` has saved.
+Unchanged chunks of the previous step are not written again, every byte that is read is checked, and
+a step is complete or absent, even when it replaces another.
 
-No pickle is written: DCP's metadata and plain Python values are kept in records of Cairn. Other
-objects are refused, by name, unless ``allow_pickle=True`` is given to the writer and the reader.
+No pickle is written: DCP's metadata and plain Python values are stored in Cairn's records. Other
+objects are refused by name, unless the writer and the reader are given ``allow_pickle=True``.
 """
 
 from cairn.dcp._reader import CairnReader

@@ -1,4 +1,4 @@
-"""Where a checkpoint of ``torch.distributed.checkpoint`` lies: which store, which step."""
+"""The location of a checkpoint of ``torch.distributed.checkpoint``: a store and a step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WITH_STEP = re.compile(r"(?P<address>.+)@(?P<step>[0-9]+)", re.DOTALL)
 
 
 class Location(NamedTuple):
-    """The address of a store, and a step in it if one is named."""
+    """The address of a store, and optionally a step in it."""
 
     address: str
     step: int | None
@@ -24,14 +24,14 @@ class Location(NamedTuple):
         return self.address if self.step is None else f"{self.address}@{self.step}"
 
     def of_rank(self, rank: int) -> Location:
-        """Where a rank keeps what it saves without a word to the others."""
+        """The location for a rank that saves by itself, without communication."""
         return Location(os.path.join(self.address, f"rank-{rank}"), self.step)
 
 
 def locate(checkpoint_id: CheckpointId, step: int | None) -> Location | None:
-    """The location that an address, or ``ADDRESS@STEP``, and a step name; None for no address.
+    """The location that an address, or ``ADDRESS@STEP``, and a step name; None without an address.
 
-    Raises Invalid for an address that is no text, or a URL, and for two steps that differ.
+    Raises Invalid if the address is not text or is a URL, or if the two steps differ.
     """
     if checkpoint_id is None or checkpoint_id == "":
         return None
@@ -50,17 +50,17 @@ def locate(checkpoint_id: CheckpointId, step: int | None) -> Location | None:
 
 
 def check_step(step: int | None) -> int | None:
-    """The step as an int. Raises Invalid for one out of range."""
+    """The step as an int. Raises Invalid if it is out of range."""
     return None if step is None else step_number(step)
 
 
 def is_checkpoint_id(checkpoint_id: CheckpointId) -> bool:
-    """Whether it can name a store: anything but a URL of another kind of storage."""
+    """Whether it can name a store: anything except a URL of another kind of storage."""
     return checkpoint_id is not None and "://" not in os.fspath(checkpoint_id)
 
 
 def required(location: Location | None) -> Location:
-    """Raises Invalid if nobody has said where."""
+    """The location. Raises Invalid if it is None."""
     if location is None:
-        raise Invalid("which checkpoint? Give the address of a store, or checkpoint_id")
+        raise Invalid("no checkpoint is named: give the address of a store, or checkpoint_id")
     return location

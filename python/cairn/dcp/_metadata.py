@@ -1,16 +1,16 @@
-"""DCP's ``Metadata`` in records of Cairn, without pickle, and made up for steps saved otherwise.
+"""DCP's ``Metadata`` in Cairn's records, without pickle, and synthesized for other steps.
 
-A step that was saved through :class:`~cairn.dcp.CairnWriter` keeps its metadata as an annex, JSON:
+A step that :class:`~cairn.dcp.CairnWriter` has saved contains its metadata as an annex, in JSON:
 
     {"version": 1,
      "entries": [[FQN, null],                                      # a bytes item
                  [FQN, {"properties": [...], "size": [...], "chunks": [[offsets, sizes], ...]}]],
      "planner_data": ..., "storage_data": ..., "storage_meta": ..., "dcp_version": ...,
-     "as_given": [FQN, ...]}                        # bytes items kept as the planner gave them
+     "as_given": [FQN, ...]}                        # bytes items stored as the planner gave them
 
-Planner data of a default planner are written as ``{"paths": {FQN: [key or position, ...]}}``; in
-other data tuples are ``{"tuple": [...]}`` and dicts ``{"dict": [[key, value], ...]}``, so that all of
-it comes back equal.
+The data of a default planner are encoded as ``{"paths": {FQN: [key or position, ...]}}``. In other
+planner data, tuples are ``{"tuple": [...]}`` and dicts are ``{"dict": [[key, value], ...]}``, so
+that decoding returns equal data.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ _PATH_TYPES = frozenset({str, int})
 
 
 class StepMetadata(NamedTuple):
-    """What a step is to DCP."""
+    """A step as DCP sees it."""
 
     metadata: Metadata
     as_given: frozenset[str]
-    """FQNs of the bytes items that are kept as the planner gave them."""
+    """FQNs of the bytes items that are stored as the planner gave them."""
 
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """While objects are made by the million, all of which live: the cyclic collector would look at
-    all of them again and again, and take several times as long as the making."""
+    """Disables the cyclic garbage collector while millions of objects are created, all of which
+    live: it would traverse them repeatedly, which takes several times as long as their creation."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -64,12 +64,13 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-# Out ----------------------------------------------------------------------------------------------
+# Encoding
+# ----------------------------------------------------------------------------------------------
 
 
 @_no_collection()
 def encode(metadata: Metadata, as_given: frozenset[str]) -> bytes:
-    """The annex. Raises Invalid for what a planner of its own has put in and JSON cannot say."""
+    """Encodes the annex. Raises Invalid for data of a custom planner that JSON cannot represent."""
     document = {
         "version": _VERSION,
         "entries": [
@@ -89,7 +90,7 @@ def _encode_entry(entry: Any) -> dict | None:
         return None
     return {
         "properties": _encode_properties(entry.properties),
-        "size": entry.size,  # a tuple is a list in JSON
+        "size": entry.size,  # JSON encodes a tuple as a list
         "chunks": [(chunk.offsets, chunk.sizes) for chunk in entry.chunks],
     }
 
@@ -108,7 +109,8 @@ def _encode_storage_meta(meta: StorageMeta | None) -> dict | None:
 
 
 def paths_of(planner_data: Any) -> dict[str, tuple[str | int, ...]] | None:
-    """The nesting, FQN to path, if that is what the planner keeps, as default ones do."""
+    """The mapping from FQN to path, if the planner data are one, as those of default planners
+    are."""
     if type(planner_data) is not dict:
         return None
     for fqn, path in planner_data.items():
@@ -134,19 +136,20 @@ def _encode(value: Any, where: str) -> Any:
     if isinstance(value, dict):
         return {"dict": [[_encode(k, where), _encode(v, where)] for k, v in value.items()]}
     raise Invalid(
-        f"the planner's {where} holds a {type(value).__name__}, which is not kept without pickle: "
-        "make it of dicts, lists, tuples and plain values"
+        f"the planner's {where} contains a {type(value).__name__}, which cannot be saved without "
+        "pickle: use dicts, lists, tuples and plain values"
     )
 
 
-# Back ---------------------------------------------------------------------------------------------
+# Decoding
+# ---------------------------------------------------------------------------------------------
 
 
 @_no_collection()
 def load_metadata(native: _cairn.Store, contents: _cairn.Contents) -> StepMetadata:
-    """The metadata as it was saved; made up for a step that was not saved through DCP.
+    """The metadata as it was saved; synthesized for a step that was not saved through DCP.
 
-    Raises Corrupt if it cannot be what was written.
+    Raises Corrupt if the annex is damaged.
     """
     data = native.annex(contents.info, ANNEX)
     if data is None:
@@ -228,27 +231,28 @@ def _decode(value: Any) -> Any:
 
 
 def shard_key(fqn: str, offsets: Iterable[int]) -> str:
-    """The key of a shard that a rank has saved on its own (use_collectives=False): the rest of the
-    tensor is not in its store, so that the shard is a tensor there, named ``FQN@0,128``."""
+    """The key, ``FQN@0,128``, of a shard that a rank has saved by itself (use_collectives=False).
+    The rest of the tensor is not in that store, so the shard is a tensor there."""
     return f"{fqn}@{','.join(map(str, offsets))}"
 
 
-# Made up ------------------------------------------------------------------------------------------
+# Synthesis
+# ------------------------------------------------------------------------------------------
 
 
 class Slot(NamedTuple):
-    """Stands for a tensor, array or pickle in a nested state."""
+    """A placeholder for a tensor, array or pickle in a nested state."""
 
     leaf: Leaf
 
     @property
     def is_tensor(self) -> bool:
-        """Whether it is a torch tensor; DCP takes numpy's arrays for plain values."""
+        """Whether it is a torch tensor. DCP treats numpy arrays as plain values."""
         return isinstance(self.leaf, TensorLeaf) and self.leaf.kind == TENSOR
 
 
 def nested_values(contents: _cairn.Contents) -> Any:
-    """The state of a step: plain values, and a Slot for each other leaf."""
+    """The nested state of a step: plain values, and a Slot for each other leaf."""
     leaves = (leaf_at(contents, i) for i in range(len(contents)))
     return contents.build([_value_or_slot(leaf) for leaf in leaves])
 
@@ -259,10 +263,10 @@ def _value_or_slot(leaf: Leaf) -> Any:
 
 
 def _synthesized_metadata(contents: _cairn.Contents) -> Metadata:
-    """As if a default planner had saved the step from one process."""
+    """The metadata that a default planner would have saved from one process."""
     state = nested_values(contents)
     if not isinstance(state, dict):
-        raise Invalid(f"step {contents.step} holds no dict: torch.distributed.checkpoint needs one")
+        raise Invalid(f"step {contents.step} is not a dict: torch.distributed.checkpoint needs one")
     entries: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     paths: dict[str, tuple[str | int, ...]] = {}
     for path, value in _items(state, ()):
@@ -273,8 +277,8 @@ def _synthesized_metadata(contents: _cairn.Contents) -> Metadata:
 
 
 def _items(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """What DCP takes for an item: it goes into dicts, and into lists that hold dicts at some depth
-    or a tensor; all else is one item."""
+    """The items of DCP with their paths. DCP descends into dicts, and into lists that contain a
+    tensor or, at any depth, a dict; everything else is one item."""
     if isinstance(value, dict):
         for key, child in value.items():
             yield from _items(child, (*path, str(key)))

@@ -23,29 +23,29 @@ from cairn.dcp._saves import new_id
 from cairn.dcp._values import Values, set_value
 from cairn.errors import Invalid, NotFound
 
-# Memory that planners may make for targets, or that is between file and device, at one time.
+# Limit of the memory that planners allocate for targets, or that is between file and device.
 _STAGED_BYTES = 512 << 20
 
 
 class CairnReader(StorageReader):
-    """Loads a step of a store with ``torch.distributed.checkpoint``, whatever saved it.
+    """Loads a step of a store with ``torch.distributed.checkpoint``, whatever has saved the step.
 
-    For ``dcp.load(..., storage_reader=...)``. Every rank reads the boxes that it needs, and no
-    other bytes but the rest of their 64 KiB pages; each page is checked against its digest.
+    For ``dcp.load(..., storage_reader=...)``. Every rank reads only the 64 KiB pages that contain
+    the boxes that it needs; each page is checked against its digest.
+
+    Threads: only one thread at a time may use a reader. A reader can be pickled.
 
     Args:
-        path: address of the store, or ``ADDRESS@STEP``. May be left out where ``checkpoint_id`` is
-            given to DCP, which names an address in the same way.
-        step: number of the step; by default the latest.
-        allow_pickle: hands objects that were saved as pickles (with ``allow_pickle=True``) to the
-            planner, which unpickles them: that can run any code.
+        path: address of the store, or ``ADDRESS@STEP``. May be omitted if DCP is given a
+            ``checkpoint_id``, which names an address in the same way.
+        step: step number; by default the latest.
+        allow_pickle: passes objects that were saved as pickles (with ``allow_pickle=True``) to the
+            planner, which unpickles them. This can run any code.
 
-    Raises (from DCP as the cause inside a ``CheckpointException``):
-        NotFound: no such store, step or key.
-        Corrupt: bytes are not what was written.
-        Invalid: a box outside of the tensor, or a pickle that is not allowed.
-
-    Picklable; not for use by several threads at once.
+    Raises (as the cause inside a ``CheckpointException`` of DCP):
+        NotFound: the store, step or key does not exist.
+        Corrupt: the bytes are not those that were written.
+        Invalid: a box exceeds the tensor, or a pickle is not allowed.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class CairnReader(StorageReader):
 
     @property
     def checkpoint_id(self) -> str | None:
-        """Address, and step if one is named."""
+        """The address, and the step if one is named."""
         return None if self._location is None else str(self._location)
 
     @classmethod
@@ -78,14 +78,14 @@ class CairnReader(StorageReader):
         return is_checkpoint_id(checkpoint_id)
 
     def reset(self, checkpoint_id: CheckpointId = None) -> None:
-        """Begins a new load, from elsewhere if ``checkpoint_id`` says so."""
+        """Starts a new load, from ``checkpoint_id`` if it is given."""
         self._close()
         self._load_id = new_id()
         if checkpoint_id:
             self._location = locate(checkpoint_id, self._step)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """What the step holds. ``rank=`` asks for what that rank has saved on its own."""
+        """The metadata of the step. ``rank=`` selects what that rank has saved by itself."""
         location = required(self._location)
         rank = kwargs.get("rank")
         if rank is not None:
@@ -104,20 +104,20 @@ class CairnReader(StorageReader):
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Nothing to do: every rank has read the metadata from the step that it reads."""
+        """Does nothing: every rank has read the metadata from its step."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Tells every rank which step the coordinator has found, that none reads another."""
+        """Sends the step of the coordinator to every rank, so that no rank reads another one."""
         found = None if self._opened is None else self._opened.identity
         return [dataclasses.replace(plan, storage_data=found) for plan in plans]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fills the planner's tensors and hands it the values that it asks for."""
+        """Fills the tensors of the planner, and passes it the values that it requests."""
         if self._opened is None:
-            raise Invalid("read_data comes after read_metadata")
+            raise Invalid("read_data must follow read_metadata")
         try:
             self._opened.check_same(plan.storage_data)
             self._opened.read(plan.items, planner, self._allow_pickle)
@@ -154,7 +154,7 @@ class _OpenStep:
 
     @property
     def identity(self) -> tuple[int, int]:
-        """Of the step: a step that is overwritten becomes another."""
+        """Identity of the step, which changes when the step is overwritten."""
         return self._contents.step, self._contents.generation
 
     def check_same(self, coordinators: tuple[int, int] | None) -> None:
@@ -164,7 +164,7 @@ class _OpenStep:
         step, other = self._contents.step, coordinators[0]
         found = f"step {other}" if step != other else f"another save of step {step}"
         raise NotFound(
-            f"a step was saved while the ranks began to load: the coordinator has found {found}, "
+            f"a step was saved while the ranks started to load: the coordinator has found {found}, "
             f"this rank step {step}; load again, or name a step",
             step=step,
         )
@@ -184,7 +184,7 @@ class _OpenStep:
                 set_value(planner, item, value)
 
     def _portions(self, items: list[ReadItem], planner: LoadPlanner) -> Iterator[list[tuple]]:
-        """Tensor items with their targets, in portions that bound the memory beside the state."""
+        """Tensor items with their targets, in portions that bound the additional memory."""
         lends = _uses_callers_tensors(planner)
         portion: list[tuple[ReadItem, torch.Tensor, Target]] = []
         staged_bytes = 0
@@ -229,8 +229,8 @@ class _OpenStep:
             planner.commit_tensor(item, tensor)
 
     def _place_of(self, item: ReadItem) -> tuple[str, tuple[int, ...]]:
-        """The tensor in the store, and where in it the box begins. DCP counts from the beginning of
-        the saved shard that it names."""
+        """The name of the tensor in the store, and the offsets of the box in it. DCP's offsets are
+        relative to the saved shard that the item names."""
         fqn, shard = item.storage_index.fqn, item.storage_index.offset
         inside = tuple(item.storage_offsets)
         if shard is None:
@@ -241,7 +241,7 @@ class _OpenStep:
 
 
 def _uses_callers_tensors(planner: LoadPlanner) -> bool:
-    """Whether its targets are the caller's own tensors, as far as is known."""
+    """Whether its targets are known to be the tensors of the caller."""
     methods = ("resolve_tensor", "lookup_tensor", "transform_tensor")
     return all(
         getattr(type(planner), name, None) is getattr(DefaultLoadPlanner, name) for name in methods

@@ -1,13 +1,14 @@
-"""One save of many ranks, as DCP drives it: a ticket from the coordinator, a part of each rank.
+"""A multi-rank save in the steps of DCP: a ticket from the coordinator, one part per rank.
 
-    coordinator, in prepare_global_plan   opens the store and gives every rank's plan a ticket
-    each rank, in write_data              writes its part; all but the coordinator hand theirs in
-    coordinator, in finish                joins the parts and commits
+1. The coordinator, in prepare_global_plan, opens the store and adds a ticket to the plan of each
+   rank.
+2. Each rank, in write_data, writes its part. All ranks except the coordinator also prepare it.
+3. The coordinator, in finish, merges the parts and commits the step.
 
-DCP does not tell a storage that a save has failed on another rank: finish is just not called. So
-the coordinator's part, which holds the store open for writing, is given up when its writer goes or
-begins another save, or when a save of the same store begins with another writer on the same thread,
-or after its thread has ended.
+DCP does not notify a storage when a save fails on another rank: it only does not call finish. The
+coordinator's part, which holds the store open for writing, is therefore aborted when its writer is
+destroyed or starts another save, when another writer starts a save into the same store on the same
+thread, or after its thread has ended (cairn._save.coordinator_parts).
 """
 
 from __future__ import annotations
@@ -27,29 +28,32 @@ from cairn.errors import Conflict, Invalid
 
 
 def new_id() -> str:
-    """Names one save or load, as DCP's StorageMeta wants it."""
+    """A new identifier of a save or load, for DCP's StorageMeta."""
     return secrets.token_hex(16)
 
 
 @dataclass(frozen=True)
 class Ticket:
-    """What a rank needs to take part; travels in ``SavePlan.storage_data``."""
+    """What a rank needs to join a save. It is sent in ``SavePlan.storage_data``."""
 
     address: str
     attempt: tuple[int, int, str, str]
-    """(step, world size, session, attempt), as _cairn.StepPart.invite gives it."""
+    """(step, world size, session, attempt), from _cairn.StepPart.invite."""
     rank: int
     job: str
-    """Of the coordinator's process."""
+    """Identifier of the coordinator's process."""
 
 
 _JOB = new_id()
-# Attempts that this process has taken part in.
+# Attempts that this process has joined.
 _used: set[str] = set()
 
 
 class Part:
-    """One rank's part of one save. Threads: one at a time."""
+    """One rank's part of a save.
+
+    Threads: only one thread at a time.
+    """
 
     def __init__(self, address: str, session: str = "") -> None:
         self._pid = os.getpid()
@@ -58,14 +62,14 @@ class Part:
         self._folder = folder_of(address)
         self._native: _cairn.StepPart | None = _cairn.StepPart(address, session)
         self.has_other_ranks = False
-        """Whether other ranks may join: only as long as this part is open."""
+        """Whether other ranks may join, which they can only while this part is open."""
 
     @property
     def native(self) -> _cairn.StepPart:
         if self._native is None:
             raise Invalid(
-                f"the save into {self._address} was given up, as another one began; a save needs "
-                "a writer of its own"
+                f"the save into {self._address} was aborted, because another one has started; each "
+                "save needs its own writer"
             )
         return self._native
 
@@ -74,42 +78,45 @@ class Part:
         coordinator_parts.register(self._folder, self)
 
     def close(self) -> None:
-        """Gives up what was not committed. May be called again.
+        """Aborts what was not committed. May be called again.
 
-        Raises Conflict, with nothing given up, while another thread saves.
+        Raises Conflict, and aborts nothing, while another thread is saving.
         """
         if self._pid != os.getpid():
-            return  # a forked child's: locks and files are the parent's
+            return  # in a forked child: locks and files belong to the parent
         if self._native is not None:
             self._native.close()
         self._native = None
         coordinator_parts.unregister(self._folder, self)
 
     def close_for_next_save(self) -> None:
-        """The same, for the next save of the same writer, which may be on another thread.
+        """Aborts what was not committed, for the next save of the same writer, possibly on another
+        thread.
 
-        Raises Conflict if the thread that began this one lives and may still save: one of
-        dcp.async_save, which ends with its save. The main thread would be in this save itself.
+        Raises Conflict if the thread that started this save is alive and may still be saving. That
+        can only be a thread of dcp.async_save, which ends with its save.
         """
         if self._thread not in (threading.current_thread(), threading.main_thread()):
             self._thread.join(coordinator_parts.THREAD_END_SECONDS)
             if self._thread.is_alive():
                 raise Conflict(
                     f"a save into {self._address} with this writer still runs: wait for its "
-                    "future, or give each save a writer of its own"
+                    "future, or use a separate writer for each save"
                 )
         self.close()
 
     def __del__(self) -> None:
-        # Attributes are missing if __init__ has raised.
+        # If __init__ has raised, attributes are missing.
         if getattr(self, "_native", None) is not None:
             self.close()
 
 
 def open_for_save(location: Location, overwrite: bool) -> Part:
-    """The coordinator's part; makes the store if it is absent. Raises Conflict as cairn.open, and
-    for a step that exists and must not be replaced; Invalid where no step was named, yet the store
-    has others."""
+    """The coordinator's part. Creates the store if it does not exist.
+
+    Raises Conflict if another process has the store open for writing, or if the step exists and
+    must not be replaced; Invalid if no step was named and the store has other steps.
+    """
     folder = folder_of(location.address)
     coordinator_parts.close_abandoned(location.address)
     os.makedirs(os.path.dirname(folder), exist_ok=True)
@@ -127,7 +134,7 @@ def _check_steps(location: Location, steps: list[int], overwrite: bool) -> None:
     others = [step for step in steps if step != 0]
     if location.step is None and others:
         raise Invalid(
-            f"the store {location.address} has steps, such as {others[-1]}: say which one to save, "
+            f"the store {location.address} has steps, such as {others[-1]}: name the step to save, "
             "with step= or ADDRESS@STEP"
         )
     step = location.step or 0
@@ -138,14 +145,15 @@ def _check_steps(location: Location, steps: list[int], overwrite: bool) -> None:
 
 
 def tickets(part: Part, location: Location, world_size: int) -> list[Ticket]:
-    """One for each rank."""
+    """One ticket per rank."""
     attempt = part.native.invite(location.step or 0, world_size)
     part.has_other_ranks = world_size > 1
     return [Ticket(location.address, attempt, rank, _JOB) for rank in range(world_size)]
 
 
-# Planners that cache plans (enable_plan_caching) give a rank its plan of an earlier save, with the
-# ticket of then. The ticket of now is in a file beside the store's pending parts.
+# Planners that cache plans (enable_plan_caching) give a rank the plan of an earlier save, with an
+# old
+# ticket. The current ticket is in a file next to the pending parts of the store.
 
 
 def _ticket_path(address: str) -> str:
@@ -153,7 +161,7 @@ def _ticket_path(address: str) -> str:
 
 
 def publish_ticket(ticket: Ticket) -> None:
-    """For ranks that get an older one from their planner. The coordinator calls it."""
+    """Writes the ticket for ranks that get an older one from their planner."""
     path = _ticket_path(ticket.address)
     temporary = f"{path}.{_JOB}"
     with open(temporary, "w", encoding="utf-8") as file:
@@ -163,8 +171,10 @@ def publish_ticket(ticket: Ticket) -> None:
 
 def current_ticket(ticket: Ticket | None, address: str, *, plan_is_cached: bool) -> Ticket:
     """The ticket of this save into the store at `address`: the one in the plan, or a newer one.
-    `plan_is_cached`: the planner is known to give the plan of an earlier save. Raises Invalid for
-    none, or one of another job's save."""
+
+    `plan_is_cached`: the planner is known to give the plan of an earlier save. Raises Invalid if
+    there is no ticket, or only one of another job.
+    """
     if not isinstance(ticket, Ticket):
         raise Invalid(
             "this plan has not been through CairnWriter.prepare_global_plan: a planner must keep "

@@ -1,9 +1,9 @@
-"""DCP's bytes items: plain Python values are kept as such, all else as pickles, where allowed.
+"""DCP's bytes items: plain Python values are saved as such, other objects as pickles, if allowed.
 
-A default planner would turn every value that is no tensor into the bytes of ``torch.save``, a
-pickle. So the values are taken before it does, and given back past it. A planner that transforms
-objects keeps its say: what it gives as the bytes of ``torch.save`` is taken out of them again if it
-is plain, and other bytes are kept, and handed back, as they are.
+A default planner would convert every value that is not a tensor into the bytes of ``torch.save``, a
+pickle. The values are therefore taken from it before this conversion, and set without the inverse.
+The result of a planner that transforms objects is respected: a plain value in bytes of
+``torch.save`` is extracted, and other bytes are saved and returned unchanged.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from cairn._tensors.contents import Leaf, TensorLeaf, ValueLeaf, plain_value
 from cairn.dcp._metadata import StepMetadata, Slot, nested_values
 from cairn.errors import Corrupt, Invalid, NotFound
 
-# DCP itself sees to who saves what; each rank's part is a state of its own.
+# DCP itself decides which rank saves what; each rank's part is a separate state.
 ALONE = Ranks(None, {}, None, timeout=0)
 
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
-# How pickles begin: one of protocol 2 or newer, and the zip archive of torch.save around it.
+# The first bytes of a pickle of protocol 2 or newer, and of a zip archive of torch.save.
 _PICKLE_STARTS = (b"\x80", b"PK\x03\x04")
 
 
@@ -38,15 +38,15 @@ _PICKLE_STARTS = (b"\x80", b"PK\x03\x04")
 
 
 def flat_values(values: dict[str, Any]) -> _cairn.Batch:
-    """Values by FQN as C++ takes them, tensors on CUDA devices where they are. Raises Invalid for
-    what only a pickle could keep."""
+    """Values by FQN as a batch for C++, with tensors on CUDA devices in place. Raises Invalid for
+    values that only a pickle could represent."""
     return flatten(values, allow_pickle=False, ranks=ALONE, patterns=[], devices=True).batch
 
 
 def value_of(planner: SavePlanner, item: WriteItem, allow_pickle: bool) -> tuple[Any, bool]:
-    """What is kept for a bytes item, and whether it is bytes as the planner gave them.
+    """What is saved for a bytes item, and whether it is bytes as the planner gave them.
 
-    Raises Invalid for what only a pickle can keep, unless that is allowed.
+    Raises Invalid for values that only a pickle can represent, unless that is allowed.
     """
     fqn = item.index.fqn
     if not _makes_bytes_itself(planner):
@@ -74,13 +74,13 @@ def _unpacked(data: bytes, fqn: str) -> Any:
     try:
         value = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         reason = _refusal(value, fqn)
-    except Exception as error:  # of whatever type an unpickler raises
+    except Exception as error:  # an unpickler may raise any type
         reason = error
     if reason is None:
         return value
     raise Invalid(
-        f"'{fqn}': the planner gives a pickle of what is not plain, which Cairn does not keep "
-        "unasked: let it give plain values, or pass allow_pickle=True to CairnWriter and "
+        f"'{fqn}': the planner gives a pickle of a value that is not plain, which Cairn does not "
+        "save by default: let it give plain values, or pass allow_pickle=True to CairnWriter and "
         "CairnReader",
         key=fqn,
     ) from reason
@@ -94,7 +94,7 @@ def _makes_bytes_itself(planner: SavePlanner) -> bool:
 
 
 def _refusal(value: Any, fqn: str) -> Invalid | None:
-    """Why it cannot be kept as it is, if it cannot."""
+    """Why the value cannot be saved without pickle; None if it can."""
     if type(value) in _PLAIN:
         return None
     try:
@@ -108,7 +108,7 @@ def _refusal(value: Any, fqn: str) -> Invalid | None:
 
 
 class Values:
-    """The values of one step, as DCP's bytes items. Used once."""
+    """The values of a step, as DCP's bytes items. For a single use."""
 
     def __init__(
         self,
@@ -126,9 +126,9 @@ class Values:
         self._allow_pickle = allow_pickle
 
     def read(self, fqns: list[str], planner: LoadPlanner) -> list[Any]:
-        """The value of each, or a BytesIO of what a planner had given, for this one to take.
+        """The value of each FQN, or a BytesIO of the bytes that a planner gave, for this planner.
 
-        Raises NotFound for an unknown one, Invalid for a pickle that is not allowed.
+        Raises NotFound for an unknown FQN, Invalid for a pickle that is not allowed.
         """
         found = [self._find(fqn) for fqn in fqns]
         arrays = self._read_arrays(found)
@@ -140,13 +140,13 @@ class Values:
         return values
 
     def _check_harmless(self, fqn: str, data: bytes, planner: LoadPlanner) -> None:
-        """A default planner unpickles whatever bytes it is given, and the store may be anybody's."""
+        """Raises Invalid if the planner might unpickle the bytes: the store may not be trusted."""
         if _takes_bytes_itself(planner) and not data.startswith(_PICKLE_STARTS):
             return
         raise Invalid(
-            f"'{fqn}' in step {self._step} is bytes that a planner made, and to take them this one "
-            "may unpickle them, which can run any code: load with the planner that goes with them, "
-            "or pass allow_pickle=True to CairnReader if you trust who wrote this store",
+            f"'{fqn}' in step {self._step} is bytes that a planner made, and this planner may "
+            "unpickle them, which can run any code: load with the planner that matches them, or "
+            "pass allow_pickle=True to CairnReader if you trust who wrote this store",
             key=fqn,
             step=self._step,
         )
@@ -165,7 +165,7 @@ class Values:
         raise NotFound(f"step {self._step} has no key '{fqn}'", key=fqn, step=self._step)
 
     def _read_arrays(self, found: list[Any]) -> dict[str, Any]:
-        """Tensors and arrays inside of the values, by FQN."""
+        """The tensors and arrays inside the values, by FQN."""
         fqns = [slot.leaf.fqn for slot in _slots(found) if isinstance(slot.leaf, TensorLeaf)]
         if not fqns:
             return {}
@@ -183,7 +183,7 @@ class Values:
             return _fill(value, lambda leaf: self._leaf(leaf, arrays))
         if isinstance(value, Slot) and isinstance(value.leaf, ValueLeaf):
             if not self._allow_pickle:
-                plain_value(value.leaf, self._step, allow_pickle=False)  # says why not
+                plain_value(value.leaf, self._step, allow_pickle=False)  # raises
             value = value.leaf.value.data
         if not isinstance(value, bytes):
             raise Corrupt(f"'{fqn}' should be bytes in step {self._step}", key=fqn, step=self._step)
@@ -206,7 +206,7 @@ def _slots(value: Any) -> list[Slot]:
 
 
 def _fill(value: Any, content_of: Callable[[Leaf], Any]) -> Any:
-    """The same containers, with the contents of leaves in place of their slots."""
+    """A copy of the containers, with the contents of leaves in place of their slots."""
     if isinstance(value, Slot):
         return content_of(value.leaf)
     if isinstance(value, dict):
@@ -223,8 +223,8 @@ def _takes_bytes_itself(planner: LoadPlanner) -> bool:
 
 
 def set_value(planner: LoadPlanner, item: ReadItem, value: Any) -> None:
-    """Gives a value to the planner: past a default one's unpickling, to others as torch.save's
-    bytes, which is what they expect."""
+    """Passes a value to the planner: directly to a default planner, to others as the bytes of
+    torch.save, which they expect."""
     fqn = item.dest_index.fqn
     if _takes_bytes_itself(planner):
         buffer = io.BytesIO()

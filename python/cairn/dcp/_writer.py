@@ -1,4 +1,4 @@
-"""The storage writer: DCP's write items as parts of tensors, and values."""
+"""The storage writer: saves DCP's write items as parts of tensors, and values."""
 
 from __future__ import annotations
 
@@ -39,45 +39,45 @@ from cairn.torch import StateDictStager
 
 _STAGED_BYTES = 512 << 20
 
-# WriteResult.storage_data of a bytes item that is kept as the planner gave it.
+# WriteResult.storage_data of a bytes item that is stored as the planner gave it.
 _AS_GIVEN = "as given"
 
 
 class CairnWriter(StorageWriter, AsyncStager):
     """Saves a step of a store with ``torch.distributed.checkpoint``.
 
-    For ``dcp.save(..., storage_writer=...)`` and ``dcp.async_save``, on threads and processes. The
-    step exists when ``dcp.save`` returns, durable and whole, or not at all; one that it replaces
-    stays as it was until then, whatever fails.
+    For ``dcp.save(..., storage_writer=...)`` and ``dcp.async_save``, on threads and processes. When
+    ``dcp.save`` returns, the step is complete and durable. If the save fails, the step does not
+    exist; a step that it would have replaced is unchanged.
+
+    Threads: only one thread at a time may use a writer. A writer can be pickled.
 
     Args:
-        path: address of the store, or ``ADDRESS@STEP``. May be left out where ``checkpoint_id`` is
-            given to DCP, which names an address in the same way.
-        step: number of the step. Without one the store is for this checkpoint alone (step 0).
-        overwrite: whether a step that exists is replaced; else that is a Conflict.
-        allow_pickle: keeps values that are neither tensors nor plain as pickles; the reader must
-            allow it too.
-        chunk_bytes: size of the pieces that tensors are cut into; by default 4 MiB.
-        per_thread_copy_ahead: bytes of tensors that are made by the planner, or copied to the host
-            as they lie on devices other than CUDA's, at one time, and at least one tensor; by
-            default 512 MiB. Tensors in host memory and on CUDA devices are written from where they
-            are, those on a device after the work that its current stream holds.
-        cache_staged_state_dict: ``dcp.async_save`` keeps its host copies for the next save with
-            this writer (see :class:`cairn.torch.StateDictStager`); else they live as long as the
-            save.
+        path: address of the store, or ``ADDRESS@STEP``. May be omitted if DCP is given a
+            ``checkpoint_id``, which names an address in the same way.
+        step: step number. By default the store contains only this checkpoint, as step 0.
+        overwrite: replaces an existing step; otherwise an existing step is a Conflict.
+        allow_pickle: saves values that are neither tensors nor plain as pickles; the reader must
+            allow this too.
+        chunk_bytes: size of the chunks that tensors are split into; by default 4 MiB.
+        per_thread_copy_ahead: limit in bytes, at any time, of tensors that the planner creates or
+            that are copied to the host from devices other than CUDA's (at least one tensor); by
+            default 512 MiB. Tensors in host memory and on CUDA devices are written in place, those
+            on a device after the work on its current stream.
+        cache_staged_state_dict: ``dcp.async_save`` reuses its host copies for the next save with
+            this writer (see :class:`cairn.torch.StateDictStager`); otherwise they are freed after
+            the save.
 
-    Of the other arguments of ``FileSystemWriter``, ``thread_count`` is taken and changes nothing:
-    every rank writes with deep queues and all its cores. ``single_file_per_rank=False``,
+    Other arguments of ``FileSystemWriter``: ``thread_count`` is accepted and ignored, because every
+    rank writes with deep queues and all its cores. ``single_file_per_rank=False``,
     ``sync_files=False``, ``_extensions`` and a ``serialization_format`` other than the default have
     no meaning here and are refused.
 
-    Raises (from DCP as the cause inside a ``CheckpointException``, on every rank):
-        Conflict: another process writes into the store; the step exists.
-        Invalid: something cannot be kept (``key`` says what), or the ranks' parts do not make whole
-            tensors.
+    Raises (as the cause inside a ``CheckpointException`` of DCP, on every rank):
+        Conflict: another process has the store open for writing; the step exists.
+        Invalid: something cannot be saved (``key`` names it), or the parts of the ranks do not form
+            complete tensors.
         Unavailable: no space, or an I/O error.
-
-    Picklable; not for use by several threads at once.
     """
 
     def __init__(
@@ -97,10 +97,10 @@ class CairnWriter(StorageWriter, AsyncStager):
         chunk_bytes: int | None = None,
     ) -> None:
         _refuse_unless(
-            single_file_per_rank, "single_file_per_rank=False", "each tensor can be read alone"
+            single_file_per_rank, "single_file_per_rank=False", "each tensor can be read separately"
         )
         _refuse_unless(sync_files, "sync_files=False", "a step that exists is durable")
-        _refuse_unless(not _extensions, "_extensions", "payload is kept as it is, with digests")
+        _refuse_unless(not _extensions, "_extensions", "payload is stored unchanged, with digests")
         _refuse_unless(
             serialization_format == SerializationFormat.TORCH_SAVE,
             f"serialization_format={serialization_format}",
@@ -123,7 +123,7 @@ class CairnWriter(StorageWriter, AsyncStager):
 
     @property
     def checkpoint_id(self) -> str | None:
-        """Address, and step if one is named."""
+        """The address, and the step if one is named."""
         return None if self._location is None else str(self._location)
 
     @classmethod
@@ -134,9 +134,9 @@ class CairnWriter(StorageWriter, AsyncStager):
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save_id)
 
     def reset(self, checkpoint_id: CheckpointId = None) -> None:
-        """Begins a new save, to elsewhere if ``checkpoint_id`` says so.
+        """Starts a new save, to ``checkpoint_id`` if it is given.
 
-        Raises Conflict while a save with this writer runs on another thread.
+        Raises Conflict while a save with this writer is running on another thread.
         """
         self._close_earlier()
         self._save_id = saves.new_id()
@@ -154,7 +154,7 @@ class CairnWriter(StorageWriter, AsyncStager):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Opens the store for writing, and gives each rank what it needs to join."""
+        """Opens the store for writing, and adds a ticket to the plan of each rank."""
         location = self._place()
         self._part = saves.open_for_save(location, self._overwrite)
         tickets = saves.tickets(self._part, location, len(plans))
@@ -165,7 +165,8 @@ class CairnWriter(StorageWriter, AsyncStager):
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Writes this rank's part; on ranks other than the coordinator it is durable then."""
+        """Writes this rank's part. On ranks other than the coordinator, it is durable
+        afterwards."""
         try:
             ticket = saves.current_ticket(
                 plan.storage_data, self._place().address, plan_is_cached=self._plan_is_cached
@@ -174,16 +175,16 @@ class CairnWriter(StorageWriter, AsyncStager):
                 self._part = saves.Part(ticket.address, ticket.attempt[2])
             results = self._write(self._part, ticket, plan, planner)
         except BaseException as error:
-            self._give_up(error)
+            self._abort(error)
             raise
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Joins what all ranks have written, and commits the step."""
+        """Merges the parts of all ranks, and commits the step."""
         if self._part is None:
-            raise Invalid("finish comes after write_data, on the coordinator")
+            raise Invalid("finish must follow write_data, on the coordinator")
         metadata.version = CURRENT_DCP_VERSION
         metadata.storage_meta = self.storage_meta()
         as_given = {
@@ -198,25 +199,26 @@ class CairnWriter(StorageWriter, AsyncStager):
         finally:
             self._close()
 
-    # Staging for dcp.async_save, if it is given no stager.
+    # Staging for dcp.async_save without a stager.
 
-    # What torch asks of a stager; here it is complete when stage returns.
+    # torch's protocol of stagers: staging is complete when `stage` returns.
     _synchronize_after_execute = False
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """A copy of the state in host memory. Raises as :class:`cairn.torch.StateDictStager`."""
+        """Returns a copy of the state in host memory. Raises as
+        :meth:`cairn.torch.StateDictStager.stage`."""
         if self._stager is not None:
             return self._stager.stage(state_dict)
         with StateDictStager() as once:
             return once.stage(state_dict)
 
     def synchronize_staging(self) -> None:
-        """Nothing to wait for."""
+        """Does nothing: staging is synchronous."""
 
     def close(self) -> None:
-        """Drops kept copies, and a save that was not finished.
+        """Drops the host copies, and aborts an unfinished save.
 
-        Raises Conflict while a save with this writer runs on another thread.
+        Raises Conflict while a save with this writer is running on another thread.
         """
         self._close_earlier()
         if self._stager is not None:
@@ -244,20 +246,20 @@ class CairnWriter(StorageWriter, AsyncStager):
             self._close()
         return portion.results
 
-    def _give_up(self, error: BaseException) -> None:
-        """After an error, which must not be hidden by one of giving up."""
+    def _abort(self, error: BaseException) -> None:
+        """Aborts after an error, which an error of the abort must not hide."""
         part = self._part
         if part is None or part.has_other_ranks:
-            return  # ranks that join later would fail too, for no reason of their own
+            return  # ranks that join later would fail too, without having failed themselves
         self._part = None
         try:
             part.native.give_up(str(error))
         except Exception:
-            pass  # the part was not begun; the others hear of the error from DCP
+            pass  # the part was not started; DCP reports the error to the others
         try:
             part.close()
         except Exception:
-            pass  # what is left is swept at the next open for writing
+            pass  # the next open for writing cleans up
 
     def _close(self) -> None:
         part, self._part = self._part, None
@@ -274,15 +276,15 @@ class CairnWriter(StorageWriter, AsyncStager):
 
 
 class _Portion:
-    """Some of a rank's items, whose tensors are in memory at one time, where C++ reads them: the
-    caller's own in host memory and on CUDA devices, copies of others."""
+    """Some of a rank's items, whose tensors are in memory at the same time. C++ reads the caller's
+    tensors in host memory and on CUDA devices in place, and copies of other tensors."""
 
     def __init__(self, whole: bool, results: list[WriteResult] | None = None) -> None:
-        """`whole`: other ranks write the rest of a tensor that has only shards here."""
+        """`whole`: other ranks write the rest of tensors of which this rank has only shards."""
         self._whole = whole
         self.results = [] if results is None else results
         self.staged_bytes = 0
-        """Of tensors that are not the caller's own memory."""
+        """Bytes of tensors that are not the caller's own memory."""
         self._leaves: dict[str, Any] = {}
         self._shards: dict[str, tuple[int, tuple[Any, ...]]] = {}
         self._owners: list[Any] = []
@@ -290,7 +292,7 @@ class _Portion:
         self._sources = Sources(Shards(ALONE), devices=True)
 
     def add(self, items: list[WriteItem], planner: SavePlanner, allow_pickle: bool) -> None:
-        """All items of one FQN. Raises Invalid for what cannot be kept."""
+        """Adds all items of one FQN. Raises Invalid if something cannot be saved."""
         if items[0].type == WriteItemType.BYTE_IO:
             fqn = items[0].index.fqn
             value, as_given = value_of(planner, items[0], allow_pickle)
@@ -301,7 +303,8 @@ class _Portion:
             self._add_tensor(item, planner)
 
     def write(self, part: saves.Part) -> None:
-        """After what the current streams hold. When it returns no tensor is read any more."""
+        """Writes, after the work on the current streams. When it returns, no tensor is read any
+        more."""
         batch = flat_values(self._leaves)
         streams = current_streams(self._devices.union(batch.devices()))
         part.native.add(batch, self._shards, streams)
@@ -317,7 +320,8 @@ class _Portion:
         self._add_result(item, tensor.nbytes, None)
         offsets, size = tuple(item.tensor_data.chunk.offsets), tuple(item.tensor_data.size)
         if item.type == WriteItemType.TENSOR and source.shape == size:
-            # With the values, so that tensors that share memory are written once, and keep sharing.
+            # Saved with the values, so that tensors that share memory are written once, and share
+            # it again.
             self._leaves[fqn] = source.owner
             return
         if not self._whole and source.shape != size:
@@ -339,7 +343,7 @@ class _Portion:
 
 
 def _uses_callers_tensors(planner: SavePlanner) -> bool:
-    """Whether its tensors are those of the caller, as far as is known."""
+    """Whether its tensors are known to be those of the caller."""
     methods = ("resolve_data", "lookup_object", "transform_object")
     return all(
         getattr(type(planner), name, None) is getattr(DefaultSavePlanner, name) for name in methods
@@ -358,7 +362,7 @@ def _check_chunk(item: WriteItem, source: Source) -> None:
     if source.shape != planned:
         fqn = item.index.fqn
         raise Invalid(
-            f"'{fqn}': the plan says a shard of {list(planned)}, the planner gives one of "
+            f"'{fqn}': the plan has a shard of {list(planned)}, the planner gives one of "
             f"{list(source.shape)}",
             key=fqn,
         )
@@ -366,4 +370,4 @@ def _check_chunk(item: WriteItem, source: Source) -> None:
 
 def _refuse_unless(is_fine: bool, argument: str, why: str) -> None:
     if not is_fine:
-        raise Invalid(f"{argument} has no meaning here: {why}. Leave it out")
+        raise Invalid(f"{argument} has no meaning here: {why}. Omit it")

@@ -1,10 +1,10 @@
-"""State-dict tools: torch.distributed's private ones, documented and supported.
+"""State-dict tools: supported and documented versions of private tools of torch.distributed.
 
-Each function has the name, arguments and results of the one in
-``torch.distributed._state_dict_utils`` (there with a leading underscore); where they differ the
-function says so. What passes between ranks passes over Cairn's own connections, with a deadline, in
-bounded memory, and with one verdict on all ranks. Errors are :class:`cairn.Invalid` where torch
-raises ``ValueError``, ``AssertionError`` or ``CompanionMismatch``.
+Each function has the name, arguments and results of its counterpart in
+``torch.distributed._state_dict_utils``, which has a leading underscore; the docstrings describe the
+differences. Communication uses Cairn's own connections, with a deadline, in bounded memory, and
+with the same outcome on all ranks. Errors are :class:`cairn.Invalid` where torch raises
+``ValueError``, ``AssertionError`` or ``CompanionMismatch``.
 
     from cairn.state_dict import gather_state_dict
 

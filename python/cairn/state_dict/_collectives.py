@@ -1,14 +1,14 @@
-"""State dicts between "a shard on each rank" and "whole": gather, broadcast, distribute.
+"""Conversion of state dicts between shards and complete tensors: gather, broadcast, distribute.
 
-Bytes move over Cairn's own communicator, one for each process group, connected at the first call.
-Tensors on CUDA devices are sent from and received into device memory: over NCCL where all ranks
-have it (``transport`` tells), else through bounded host memory, after what the current streams of
-their devices hold at the call, and done when it returns. A call with such a tensor on any rank
-moves all of its tensors so.
+Bytes are sent over Cairn's own communicator: one per process group, connected at the first call.
+Tensors on CUDA devices are sent from and received into device memory, over NCCL if all ranks have
+it (see ``transport``), otherwise through bounded host memory. This happens after the work that is
+on the current streams of their devices at the call, and is complete when the call returns. If any
+rank has such a tensor, all tensors of the call are sent this way.
 
-Every rank of the group makes each call. What is wrong on one rank is raised on all, before anything
-has been written, and every wait has a deadline. A rank that dies, is interrupted (Ctrl-C) or is too
-late ends the connections, and with them the call on all ranks; their next call makes new ones.
+Every rank of the group makes each call. An error on one rank is raised on all ranks before anything
+is written, and every wait has a deadline. If a rank dies, is interrupted (Ctrl-C) or exceeds the
+deadline, the connections are closed and the call fails on all ranks; the next call reconnects.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def _ranks(pg: ProcessGroup | None) -> Iterator[Ranks]:
     try:
         yield ranks
     except BaseException as error:
-        # Connections are used again only after what every rank has agreed on. Else this rank ends
-        # them, so that the others, who wait for it at the end of the call at the latest, do the
-        # same: the next call makes new ones, on all ranks.
+        # Connections are reused only after an error that every rank has. Otherwise this rank closes
+        # them, so that the others, which wait for it at the end of the call at the latest, fail and
+        # do the same: the next call reconnects on all ranks.
         if not ranks.has_agreed_on(error):
             _ranks_of_group.pop(group, None)
             ranks.leave()
@@ -62,9 +62,10 @@ def _ranks(pg: ProcessGroup | None) -> Iterator[Ranks]:
 
 
 def transport(pg: ProcessGroup | None = None) -> str:
-    """What the calls of a process group (by default the default one) move tensors on devices over,
-    and why: NCCL, from device to device, or host memory. Chosen by the first call that has any; the
-    environment variable ``CAIRN_NCCL`` has a say (docs/communicators.md)."""
+    """How the calls of a process group (by default the default group) send tensors on devices, and
+    why: over NCCL, from device to device, or through host memory. The first call with such a tensor
+    makes the choice. The environment variable ``CAIRN_NCCL`` overrides it
+    (docs/communicators.md)."""
     group = default_group() if pg is None else pg
     if group is None:
         return this_process(TIMEOUT).transport
@@ -73,23 +74,23 @@ def transport(pg: ProcessGroup | None = None) -> str:
 
 
 class _Leaf(NamedTuple):
-    """A leaf for `_cairn.flatten`, described already."""
+    """A leaf for `_cairn.flatten` that already has a source."""
 
     source: Source
 
 
 def _batch(leaves: dict[str, Any]) -> _cairn.Batch:
-    """Of `_Leaf`s, and of None where a leaf is to be told what it is."""
+    """A batch of `_Leaf`s; None marks a leaf whose type the receiver determines."""
     return _cairn.flatten(leaves, lambda leaf, fqn: leaf.source, [])
 
 
 def _is_reached(device: torch.device) -> bool:
-    """Whether C++ fills memory of this device where it is."""
+    """Whether C++ fills the memory of this device in place."""
     return device.type == "cuda" and devices.reaches_cuda()
 
 
 def _memory(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
-    """Shape, strides, address and device of what C++ reaches."""
+    """Shape, strides, address and device of memory that C++ can access."""
     return tuple(tensor.shape), tuple(tensor.stride()), tensor.data_ptr(), device_of(tensor)
 
 
@@ -108,31 +109,30 @@ def gather_state_dict(
     ranks_only: tuple[int, ...] = (),
     type_check: bool = True,
 ) -> dict[str, Any]:
-    """The state with every DTensor and ShardedTensor whole, a plain tensor. Collective over ``pg``.
+    """Returns the state with every sharded tensor as a complete plain tensor. Collective.
 
-    Plain tensors and values are this rank's own, the same objects. The tensors put together lie in
-    one region of host memory, which lives as long as one of them: ``clone()`` what outlives the
-    rest; those on CUDA devices are tensors like any other. Each byte goes once to every rank that
-    gets the state.
+    Plain tensors and values are the same objects as in this rank's state. Gathered tensors in host
+    memory share one region, which lives as long as any of them: ``clone()`` a tensor that outlives
+    the rest. Each byte is sent once to every rank that gets the state.
 
     Args:
-        pg: the process group, of which every rank calls this; by default the default one.
-        device: where ShardedTensors go; by default to that of their shards. DTensors go to their
-            mesh's.
-        cpu_offload: leaves all tensors in, or brings them to, host memory.
-        ranks_only: ranks of ``pg`` that get the state; others get an empty dict. None named: all.
-        type_check: ``False`` deep-copies what is neither a tensor nor a plain value.
+        pg: the process group, of which every rank calls this; by default the default group.
+        device: the device of gathered ShardedTensors; by default that of their shards. DTensors are
+            gathered on the device of their mesh.
+        cpu_offload: places all tensors in host memory.
+        ranks_only: ranks of ``pg`` that get the state; the others get an empty dict. Empty: all
+            ranks.
+        type_check: ``False`` deep-copies values that are neither tensors nor plain values.
 
-    Counterpart of torch's ``_gather_state_dict``. Unlike there every rank of ``pg`` calls it, also
-    where a DTensor's mesh is smaller (torch: those of the mesh); ShardedTensors may be cut in any
-    way (torch: along dimension 0, one shard a rank); partial sums are refused, not added up; and
-    results never share memory with the state.
+    Counterpart of torch's ``_gather_state_dict``. Unlike in torch, every rank of ``pg`` calls it,
+    even if the mesh of a DTensor is smaller; ShardedTensors may be split in any way (torch: along
+    dimension 0, one shard per rank); partial sums are refused, not reduced; and results never share
+    memory with the state.
 
     Raises:
-        Invalid: a shard does not fit its mesh, ranks say different things of one key, a mesh with
-            ranks that are not of ``pg``; a value of another type, with ``type_check`` (torch:
-            ValueError).
-        Unavailable: a rank died or did not come in time.
+        Invalid: a shard does not fit its mesh, ranks disagree on a key, or a mesh has ranks outside
+            ``pg``; a value of another type, with ``type_check`` (torch: ValueError).
+        Unavailable: a rank died or did not respond in time.
     """
     with _ranks(pg) as ranks:
         is_wanted = not ranks_only or ranks.rank in ranks_only
@@ -159,17 +159,17 @@ def gather_state_dict(
 
 
 class _Gathering:
-    """The shards of one rank on their way to all."""
+    """One rank's side of a gather: its shards, and the memory for gathered tensors."""
 
     def __init__(
         self, ranks: Ranks, state_dict: Any, type_check: bool, device: Any, *, on_devices: bool
     ) -> None:
-        """``on_devices``: what belongs on a device gets memory there. Raises Invalid."""
+        """``on_devices``: tensors that belong on a device are allocated there. Raises Invalid."""
         self._shards = Shards(ranks)
         self._sources = Sources(self._shards, devices=True)
         self._values: dict[str, Any] = {}
         self._made: dict[str, tuple[int, torch.Tensor]] = {}
-        """Dtype code and new memory of what is put together on devices."""
+        """Dtype code and new memory of the tensors that are gathered on devices."""
         leaves: dict[str, _Leaf] = {}
 
         def tensor(value: Any, fqn: str) -> None:
@@ -185,7 +185,7 @@ class _Gathering:
         self._batch = _batch(leaves)
 
     def _describe(self, value: Any, fqn: str) -> tuple[str, Source]:
-        """The shard that is here, under a name that tells copies on different meshes apart."""
+        """The local shard, and a name that is distinct for copies on different meshes."""
         shard = self._shards.of(value, fqn)
         if isinstance(shard, MeshShard):
             members = value.device_mesh.mesh.flatten().tolist()
@@ -194,12 +194,12 @@ class _Gathering:
         return f"{min(members)}:{fqn}", self._sources.sharded(shard, value, fqn)
 
     def devices(self) -> set[int]:
-        """Where some of this rank's tensors, and of those put together here, lie."""
+        """The devices of this rank's shards and of the tensors that are gathered here."""
         made = (device_of(tensor) for _, tensor in self._made.values())
         return {*self._batch.devices(), *made}
 
     def move(self, ranks: Ranks, ranks_only: tuple[int, ...], by_nccl: bool) -> list[tuple]:
-        """What has arrived in host memory. Collective."""
+        """Gathers, and returns what was received in host memory. Collective."""
         targets = [(name, code, *_memory(made)) for name, (code, made) in self._made.items()]
         communicator = ranks.communicator or _cairn.Communicator.alone()
         streams = devices.current_streams(self.devices())
@@ -208,7 +208,7 @@ class _Gathering:
         )
 
     def whole(self, moved: list[tuple], device: Any, cpu_offload: bool) -> dict[int, torch.Tensor]:
-        """What has arrived, where it belongs, by the id of the sharded tensor."""
+        """The gathered tensors on their final devices, by the id of the sharded tensor."""
         result = {id(self._values[name]): made for name, (_, made) in self._made.items()}
         for one in moved:
             value, tensor = self._values[one[0]], _tensor(one)
@@ -217,7 +217,7 @@ class _Gathering:
 
 
 def _home(like: Any, device: Any) -> torch.device:
-    """Where a sharded tensor is put together."""
+    """The device on which a sharded tensor is gathered."""
     if is_dtensor(like):
         there = like._local_tensor.device
         kind = like.device_mesh.device_type
@@ -229,10 +229,10 @@ def _home(like: Any, device: Any) -> torch.device:
 
 
 class _Announced(NamedTuple):
-    """What rank 0 tells of one key of its full state."""
+    """What rank 0 announces about one key of its full state."""
 
     value: Any
-    """Of plain values and scalars; None for a tensor."""
+    """The plain value or scalar; None for a tensor."""
     dtype: torch.dtype | None = None
     shape: tuple[int, ...] = ()
 
@@ -245,29 +245,29 @@ def broadcast_state_dict(
     strict: bool = False,
     cpu_offload: bool = False,
 ) -> None:
-    """Rank 0's full state into every rank's local one, which is changed. Collective over ``pg``.
+    """Copies rank 0's full state into the local state of every rank. Collective over ``pg``.
 
-    Both are flat: dicts from names to leaves. Names that ``local_state_dict`` lacks, or has as
-    ``None``, are passed over. DTensors and ShardedTensors get their part in place, converted to
-    their dtype; meta DTensors are replaced by new ones on ``device``, plain tensors by new ones on
-    ``device``; scalars and other values by rank 0's.
+    Both are flat dicts from names to leaves. Names that ``local_state_dict`` lacks, or has as
+    ``None``, are skipped. DTensors and ShardedTensors receive their part in place, converted to
+    their dtype; meta DTensors and plain tensors are replaced by new ones on ``device``; scalars and
+    other values are replaced by those of rank 0.
 
     Args:
-        full_state_dict: whole tensors and values; looked at on rank 0 of ``pg`` only.
-        device: of new tensors.
+        full_state_dict: complete tensors and values; only rank 0 of ``pg`` uses it.
+        device: the device of new tensors.
         strict: removes names from ``local_state_dict`` that the full state lacks.
-        cpu_offload: leaves in, or brings to, host memory what was received.
+        cpu_offload: places what was received in host memory.
 
-    Tensors move in bounded memory beside the result. Values that are no tensors go pickled from
-    rank 0 to the other ranks of the job, as torch sends them; nothing is stored.
+    The memory in addition to the result is bounded. Values that are not tensors are sent pickled
+    from rank 0 to the other ranks, as in torch; nothing is stored.
 
-    Counterpart of torch's ``_broadcast_state_dict``. Unlike there rank 0 is that of ``pg``, what it
-    gets shares no memory with its full state, ShardedTensors stay sharded, and ``cpu_offload`` does
-    not ask for names that ``local_state_dict`` lacks.
+    Counterpart of torch's ``_broadcast_state_dict``. Unlike in torch, rank 0 is that of ``pg``, its
+    result shares no memory with its full state, ShardedTensors remain sharded, and ``cpu_offload``
+    ignores names that ``local_state_dict`` lacks.
 
     Raises:
-        Invalid: global shapes differ, or a value where a sharded tensor is; on all ranks.
-        Unavailable: a rank died or did not come in time.
+        Invalid: global shapes differ, or a value replaces a sharded tensor; on all ranks.
+        Unavailable: a rank died or did not respond in time.
     """
     with _ranks(pg) as ranks:
         announced = _announce(ranks, full_state_dict)
@@ -329,7 +329,8 @@ def _finish(
 
 
 class _Transfer:
-    """Whole tensors on their way into the shards of this rank."""
+    """One rank's side of a broadcast or distribution: full tensors and the shards that they
+    fill."""
 
     def __init__(
         self,
@@ -340,11 +341,11 @@ class _Transfer:
         announced: dict[str, _Announced],
         device: torch.device,
     ) -> None:
-        """``tensors``: the names to move, by the text that stands for each; ``device``: of new
-        ones. Raises Invalid."""
+        """``tensors``: the names to copy, by short identifier; ``device``: the device of new
+        tensors. Raises Invalid."""
         self._device = device
         self._made: dict[str, torch.Tensor] = {}
-        """New memory on devices, which `put` brings to its place, by the text for each."""
+        """New memory on devices, which `put` moves into the state, by short identifier."""
         self._keys = {name: key for name, key in tensors.items() if local.get(key) is not None}
         shards = Shards(ranks)
         sources = Sources(shards, devices=True)
@@ -363,11 +364,11 @@ class _Transfer:
         )
 
     def devices(self) -> set[int]:
-        """Where some of this rank's tensors lie."""
+        """The devices of this rank's tensors."""
         return {*self.full.devices(), *self.target.devices()}
 
     def _slot(self, name: str, value: Any, shards: Shards, full: _Announced) -> _Leaf | None:
-        """Where the bytes go, in the dtype that they have."""
+        """The target of the bytes, in the dtype in which they are sent."""
         key, dtype = self._keys[name], full.dtype
         code = dtype_code(dtype, key)
         if not is_sharded(value):
@@ -388,7 +389,7 @@ class _Transfer:
         return _Leaf(Source(TENSOR, code, shape, row_major(shape), 0, HOST, local, shard.native()))
 
     def _make(self, name: str, shape: Any, dtype: Any, device: torch.device) -> Any:
-        """New memory where C++ fills it, on a device; None for what is host memory first."""
+        """New device memory that C++ fills; None if the bytes go to host memory first."""
         if not _is_reached(device):
             return None
         self._made[name] = torch.empty(shape, dtype=dtype, device=device)
@@ -400,7 +401,7 @@ class _Transfer:
             if device_of(memory) is None or memory.dtype != dtype or memory.is_conj():
                 raise refuse(
                     key,
-                    f"a ShardedTensor of {memory.dtype} on {memory.device} that is to get {dtype}",
+                    f"a ShardedTensor of {memory.dtype} on {memory.device} that should get {dtype}",
                     "give it that dtype, in host memory or on a CUDA device, or use DTensor",
                 )
             parts.append((offsets, sizes, *_memory(memory)[1:]))
@@ -408,7 +409,7 @@ class _Transfer:
         return Source(TENSOR, dtype_code(dtype, key), (0,), (1,), 0, HOST, shard, sharding)
 
     def put(self, moved: list[tuple], local: dict[str, Any], device: Any) -> None:
-        """What arrived in new memory, to where it belongs."""
+        """Moves what was received in new memory into the local state."""
         arrived = {one[0]: _tensor(one) for one in moved if one[0] not in self._made}
         for name, tensor in (arrived | self._made).items():
             key = self._keys[name]
@@ -434,19 +435,19 @@ def distribute_state_dict(
     device: torch.device,
     pg: ProcessGroup | None = None,
 ) -> None:
-    """This rank's part of a full state that every rank has, into its local one, which is changed.
+    """Copies this rank's part of a full state that every rank has into its local state.
 
-    Both are flat: dicts from names to leaves. DTensors are replaced by new ones of the same mesh
+    Both are flat dicts from names to leaves. DTensors are replaced by new ones with the same mesh
     and placements on ``device``, plain tensors by those of the full state on ``device`` (the same
-    memory if they are there already); names that ``local_state_dict`` lacks, or has as ``None``,
-    are passed over. Scalars and other values are taken over, also where there was none.
+    memory if they are already there). Names that ``local_state_dict`` lacks, or has as ``None``,
+    are skipped. Scalars and other values are copied even if ``local_state_dict`` lacks them.
 
     Args:
-        pg: not used, as nothing is sent.
+        pg: unused, because nothing is sent.
 
-    Counterpart of torch's ``_distribute_state_dict``. Unlike there each rank cuts its own full
-    state (torch: rank 0's is sent), ShardedTensors are filled in place, and every rank may call it
-    by itself.
+    Counterpart of torch's ``_distribute_state_dict``. Unlike in torch, each rank splits its own
+    full state (torch: that of rank 0 is sent), ShardedTensors are filled in place, and a rank may
+    call it by itself.
 
     Raises:
         Invalid: global shapes differ.
@@ -458,7 +459,7 @@ def distribute_state_dict(
         if is_sharded(value) and _is_array(full_state_dict.get(key))
     }
     announced = {key: _announced(full_state_dict[key]) for key in local}
-    # DTensors get new memory, in the full state's dtype.
+    # DTensors get new memory with the dtype of the full state.
     slots = {
         key: _meta_like(value) if is_dtensor(value) else value
         for key, value in local.items()

@@ -1,6 +1,6 @@
-"""Copies of state dicts: to host memory, and into companions of the same structure.
+"""Copies of state dicts: to host memory, and into other state dicts of the same structure.
 
-Containers are looked at as cairn/state_dict_walk.py says. None of this talks to other ranks.
+No function in this module communicates with other ranks.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from cairn.state_dict._walk import pairs, rebuild
 def offload_state_dict_to_cpu(
     state_dict: dict[str, Any], *, ranks_only: tuple[int, ...] = (), type_check: bool = True
 ) -> dict[str, Any]:
-    """The state with every tensor in host memory; sharded tensors stay sharded.
+    """Returns the state with every tensor in host memory. Sharded tensors remain sharded.
 
-    Tensors that are there already are the same objects, not copies: for copies take
+    Tensors that are already in host memory are the same objects, not copies. For copies, use
     :func:`create_cpu_state_dict` and :func:`copy_state_dict`.
 
     Args:
-        ranks_only: ranks that get the state; others get an empty dict. None named: all.
-        type_check: ``False`` deep-copies what is neither a tensor nor a plain value.
+        ranks_only: ranks that get the state; the others get an empty dict. Empty: all ranks.
+        type_check: ``False`` deep-copies values that are neither tensors nor plain values.
 
-    Counterpart of torch's ``_offload_state_dict_to_cpu``; the results are the same.
+    Counterpart of torch's ``_offload_state_dict_to_cpu``, with the same results.
 
     Raises:
         Invalid: a value of another type, with ``type_check`` (torch: ValueError).
@@ -52,18 +52,18 @@ def _is_named(ranks_only: tuple[int, ...]) -> bool:
 def create_cpu_state_dict(
     state_dict: dict[str, Any], pin_memory: bool = False, share_memory: bool = False
 ) -> dict[str, Any]:
-    """A state of the same structure, with uninitialised tensors in host memory of their own.
+    """Returns a state of the same structure, with new uninitialized tensors in host memory.
 
-    Sharded tensors stay sharded, each rank with memory for its part. Plain values are the same
-    objects, all others are deep-copied. Tensors that share memory get memory each.
+    Sharded tensors remain sharded, and each rank has memory for its part. Plain values are the same
+    objects; other values are deep-copied. Tensors that share memory get separate memory.
 
     Args:
-        pin_memory: page-locked memory, which devices copy from without waiting. Needs a device.
-            Each tensor takes whole pages.
-        share_memory: memory that other processes can map, as ``Tensor.share_memory_()``.
+        pin_memory: uses page-locked memory, which devices access asynchronously. Requires a device.
+            Each tensor occupies a whole number of pages.
+        share_memory: uses memory that other processes can map, as ``Tensor.share_memory_()``.
 
-    Counterpart of torch's ``_create_cpu_state_dict``. Unlike there scalar DTensors get memory of
-    their own, too, and scalars are as uninitialised as all others are (there: 0).
+    Counterpart of torch's ``_create_cpu_state_dict``. Unlike in torch, scalar DTensors also get
+    memory of their own, and scalars are uninitialized like all other tensors (torch: 0).
     """
 
     def new(like: torch.Tensor) -> torch.Tensor:
@@ -88,7 +88,8 @@ def create_cpu_state_dict(
 
 
 def _pinned(like: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same form in page-locked memory: Cairn's, where it has a device layer."""
+    """A tensor of the same shape in page-locked memory, allocated by Cairn if it has CUDA
+    support."""
     code = dtypes.code_of_torch(like.dtype)
     made = None
     if code is not None and devices.reaches_cuda():
@@ -97,7 +98,7 @@ def _pinned(like: torch.Tensor) -> torch.Tensor:
 
 
 def _register(tensor: torch.Tensor) -> torch.Tensor:
-    """Page-locks memory that is there already, as long as the tensor lives."""
+    """Page-locks existing memory for the lifetime of the tensor."""
     runtime = torch.cuda.cudart()
     address = tensor.data_ptr()
     failed = int(runtime.cudaHostRegister(address, tensor.numel() * tensor.element_size(), 1))
@@ -114,20 +115,20 @@ def copy_state_dict(
     non_blocking: bool = False,
     type_check: bool = True,
 ) -> dict[str, Any]:
-    """Copies every tensor into the tensor at the same place of another state.
+    """Copies every tensor into the tensor at the same position of another state.
 
-    Dtypes and devices may differ. With ``non_blocking`` copies between device and pinned memory may
-    still be under way when it returns: synchronise before use.
+    Dtypes and devices may differ. With ``non_blocking``, copies between device and pinned memory
+    may still be running when it returns: synchronize before use.
 
     Returns:
         A new state: the tensors of ``copy_state_dict``, the plain values of ``state_dict``.
 
-    Counterpart of torch's ``_copy_state_dict``. Unlike there the structures are held against each
-    other before anything is written, and shapes must be equal.
+    Counterpart of torch's ``_copy_state_dict``. Unlike in torch, the structures are compared before
+    anything is written, and shapes must be equal.
 
     Raises:
-        Invalid: the structures, or the shapes or layout of two tensors, differ (torch:
-            CompanionMismatch, or whatever ``copy_`` raises); a value of another type, with
+        Invalid: the structures, or the shapes or layouts of two tensors, differ (torch:
+            CompanionMismatch, or the error of ``copy_``); a value of another type, with
             ``type_check`` (torch: ValueError).
     """
     matched = pairs(state_dict, copy_state_dict)
@@ -144,7 +145,7 @@ def copy_state_dict(
 
 
 def _memory_of(value: Any) -> list[torch.Tensor]:
-    """The plain tensors on this rank that a tensor is made of."""
+    """The plain tensors on this rank that a tensor consists of."""
     if is_dtensor(value):
         return [local_of(value)]
     if is_sharded_tensor(value):
@@ -155,11 +156,11 @@ def _memory_of(value: Any) -> list[torch.Tensor]:
 def _check_like(fqn: str, source: Any, target: Any) -> None:
     difference = _difference(source, target)
     if difference:
-        raise refuse(fqn, f"not the same on both sides ({difference})", "make both alike")
+        raise refuse(fqn, f"not the same on both sides ({difference})", "make them equal")
 
 
 def _difference(a: torch.Tensor, b: Any) -> str | None:
-    """How another leaf is no place to copy a tensor into, dtypes aside."""
+    """Why a tensor cannot be copied into another leaf, ignoring dtypes; None if it can."""
     if not is_torch_tensor(b) or is_dtensor(a) != is_dtensor(b):
         return f"{type(a).__name__}, {type(b).__name__}"
     if is_sharded_tensor(a) != is_sharded_tensor(b):
@@ -180,12 +181,12 @@ def check_state_dict_similarity(
 ) -> bool:
     """Whether two states have the same structure, and tensors of the same shapes and dtypes.
 
-    Dicts may differ in order, and lists and tuples may stand for each other. Sharded tensors must
-    be sharded alike. Plain values are not compared.
+    The order of dicts is irrelevant, and a list is equivalent to a tuple. Sharded tensors must be
+    sharded in the same way. Plain values are not compared.
 
-    Counterpart of torch's ``_check_state_dict_similarity``. Unlike there nothing is copied into
-    ``compared_state_dict``, sharded tensors are looked at, and a leaf where the other state has a
-    container, or a tensor where it has none, makes a difference instead of an exception.
+    Counterpart of torch's ``_check_state_dict_similarity``. Unlike in torch, nothing is copied into
+    ``compared_state_dict``, sharded tensors are compared, and a leaf in place of a container, or a
+    value in place of a tensor, is a difference and not an exception.
     """
     try:
         matched = pairs(state_dict, compared_state_dict)

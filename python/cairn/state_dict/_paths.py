@@ -1,4 +1,4 @@
-"""State dicts as one dict by path, and back."""
+"""Conversion between nested and flat state dicts."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ Path = tuple[Union[str, int], ...]
 
 
 def flatten_state_dict(state_dict: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Path]]:
-    """One dict from FQN to leaf, and a mapping from FQN to the path that it stands for.
+    """Returns a dict from FQN to leaf, and a mapping from FQN to the path of the leaf.
 
-    Mappings, lists and tuples are descended at every level; path elements are ``str`` for keys of
-    mappings (converted if need be) and ``int`` for positions, and the FQN is their join with ".".
-    Leaves are the same objects. Empty containers leave no trace.
+    Mappings, lists and tuples are flattened at every level. Path elements are ``str`` for keys of
+    mappings (converted if necessary) and ``int`` for positions; the FQN joins them with ".".
+    Leaves are the same objects. Empty containers are dropped.
 
-    Counterpart of torch's ``_flatten_state_dict``; the results are the same.
+    Counterpart of torch's ``_flatten_state_dict``, with the same results.
 
     Raises:
-        Invalid: two leaves have one FQN (torch: ValueError).
+        Invalid: two leaves have the same FQN (torch: ValueError).
     """
     flat: dict[str, Any] = {}
     mapping: dict[str, Path] = {}
@@ -45,23 +45,23 @@ def flatten_state_dict(state_dict: dict[str, Any]) -> tuple[dict[str, Any], dict
 
 
 def unflatten_state_dict(state_dict: dict[str, Any], mapping: dict[str, Path]) -> dict[str, Any]:
-    """The nested state of a flat one: the inverse of :func:`flatten_state_dict`.
+    """Returns the nested state of a flat one: the inverse of :func:`flatten_state_dict`.
 
-    Tuples come back as lists. ``state_dict`` may hold a part of what was flattened: lists get
-    ``None`` in front of and between the elements that are there.
+    Tuples become lists. ``state_dict`` may contain a part of what was flattened: in lists, missing
+    elements before and between the others are ``None``.
 
-    Counterpart of torch's ``_unflatten_state_dict``; the results are the same.
+    Counterpart of torch's ``_unflatten_state_dict``, with the same results.
 
     Raises:
-        Invalid: ``mapping`` lacks a key of ``state_dict`` (torch: KeyError), or sends two of them
-            through one place, once as a list and once as a dict.
+        Invalid: ``mapping`` lacks a key of ``state_dict`` (torch: KeyError), or the paths of two
+            keys disagree on whether a container is a list or a dict.
     """
     nested: dict[str, Any] = {}
     for fqn, value in state_dict.items():
         path = mapping.get(fqn)
         if not path:
             raise Invalid(
-                f"the mapping has no path for '{fqn}': give the one it came with", key=fqn
+                f"the mapping has no path for '{fqn}': pass the mapping of this state", key=fqn
             )
         container: Any = nested
         for element, below in zip(path, path[1:]):
@@ -96,4 +96,4 @@ def _put(container: Any, element: str | int, value: Any, fqn: str) -> None:
 
 def _check_index(container: list, element: str | int, fqn: str) -> None:
     if not isinstance(element, int) or element < 0:
-        raise Invalid(f"'{fqn}' leads through a list by {element!r}, which is no position", key=fqn)
+        raise Invalid(f"'{fqn}' indexes a list with {element!r}, which is not a position", key=fqn)

@@ -1,6 +1,6 @@
-"""The containers of a state dict, as torch's state-dict tools see them: dicts, lists and tuples.
+"""Traversal of the containers that torch's state-dict tools support: dicts, lists and tuples.
 
-Subclasses count as what they derive from, and come back as plain ``dict``, ``list`` or ``tuple``.
+Subclasses are treated like their base, and are rebuilt as plain ``dict``, ``list`` or ``tuple``.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _PLAIN = (int, float, str, bytes, io.BytesIO, type(None))
 
 
 def rebuild(state: Any, tensor: Callable[[Any, str], Any], type_check: bool, fqn: str = "") -> Any:
-    """The state with new containers and ``tensor(value, fqn)`` in place of each tensor.
+    """Returns the state with new containers, and ``tensor(value, fqn)`` in place of each tensor.
 
-    Plain values stay the objects they are. Anything else is deep-copied, or with ``type_check``
-    refused: raises Invalid.
+    Plain values remain the same objects. Other values are deep-copied; with ``type_check`` they
+    raise Invalid instead.
     """
     if is_torch_tensor(state):
         return tensor(state, fqn)
@@ -42,9 +42,9 @@ def rebuild(state: Any, tensor: Callable[[Any, str], Any], type_check: bool, fqn
 
 
 def pairs(state: Any, other: Any, fqn: str = "") -> list[tuple[str, Any, Any]]:
-    """(FQN, leaf, leaf of the other state), in the order of ``state``.
+    """Returns (FQN, leaf, leaf of the other state) for each leaf, in the order of ``state``.
 
-    Raises Invalid at the first place where the containers differ.
+    Raises Invalid at the first position where the containers differ.
     """
     if isinstance(state, dict):
         if not isinstance(other, dict) or state.keys() != other.keys():
@@ -56,7 +56,7 @@ def pairs(state: Any, other: Any, fqn: str = "") -> list[tuple[str, Any, Any]]:
         keys = list(range(len(state)))
     else:
         if isinstance(other, (dict, list, tuple)):
-            raise _differ(fqn, "no container", other)
+            raise _differ(fqn, "a leaf", other)
         return [(fqn, state, other)]
     return [pair for key in keys for pair in pairs(state[key], other[key], _below(fqn, key))]
 

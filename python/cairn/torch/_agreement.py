@@ -1,4 +1,4 @@
-"""What the ranks of a training job have to agree on, step by step."""
+"""Agreement between the ranks of a training job on what to do at a step."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from cairn.store import Store
 
 
 class JobStatus(NamedTuple):
-    """The same on every rank.
+    """The status of one rank, or the combined status of all ranks.
 
     Attributes:
-        signal: number of a signal that came to one rank at least; 0 for none.
-        saving: True if the last save still runs on one rank at least.
+        signal: number of a signal that at least one rank has received; 0 for none.
+        saving: True if the last save is still running on at least one rank.
     """
 
     signal: int
@@ -27,18 +27,19 @@ class JobStatus(NamedTuple):
 
 
 class Agreement:
-    """The ranks that have a store open together, asking each other; or this process alone.
+    """Combines the status of all ranks that have a store open; possibly only of this process.
 
-    They have a Gloo group of their own, so that asking neither waits for a GPU nor gets in the way
-    of the training's collectives or of a save that runs: one all-reduce of four integers in host
-    memory. All ranks make the agreement, ask, and close it at the same points of the program.
+    The ranks use a separate Gloo group, so that an agreement neither waits for a GPU nor interferes
+    with the collectives of the training or with a running save. An agreement is one all-reduce of
+    four integers in host memory. All ranks create, use and close the object at the same points of
+    the program.
 
     Args:
-        group: the process group that the store was opened with, if that is not the default one; it
-            is asked itself then, and must be able to reduce tensors in host memory.
+        group: the process group that the store was opened with, if it is not the default group.
+            This group is then used itself, and must support reductions in host memory.
 
     Raises:
-        Invalid: the process group has not as many ranks as the store.
+        Invalid: the process group and the store have different numbers of ranks.
     """
 
     def __init__(self, store: Store, group: Any = None) -> None:
@@ -58,15 +59,15 @@ class Agreement:
         if self._made:
             timeout = datetime.timedelta(seconds=store.timeout)
             self._group = dist.new_group(backend="gloo", timeout=timeout)
-            # Nobody goes on, and perhaps closes, while another is still connecting.
+            # No rank may continue, and possibly close, while another is still connecting.
             dist.barrier(self._group)
 
     def agree_on(self, step: int, local: JobStatus) -> JobStatus:
-        """The verdict of all ranks, of their own ones.
+        """Combines the local status of all ranks. Collective.
 
         Raises:
             Invalid: the ranks are at different steps.
-            Unavailable: a rank is gone, or did not ask in time.
+            Unavailable: a rank has died, or did not call in time.
         """
         if self._group is None:
             return local
@@ -76,7 +77,7 @@ class Agreement:
             dist.all_reduce(fields, dist.ReduceOp.MAX, self._group)
         except RuntimeError as error:
             raise Unavailable(
-                f"step {step}: a rank is gone, or did not come to it in time ({error})", step=step
+                f"step {step}: a rank has died, or did not reach it in time ({error})", step=step
             ) from error
         self.seconds += time.perf_counter() - begin
         number, saving, highest, lowest = fields.tolist()
@@ -89,7 +90,7 @@ class Agreement:
         return JobStatus(number, bool(saving))
 
     def close(self) -> None:
-        """Gives the group back, if it was made here. May be called again."""
+        """Destroys the group, if it was created here. May be called again."""
         if self._made and dist.is_initialized():
             dist.destroy_process_group(self._group)
         self._made = False

@@ -1,8 +1,8 @@
-"""A state copied with all of its structure, its tensors into host copies.
+"""Copies a state with all of its structure, and its tensors into host copies.
 
-Containers and objects are followed as `copy.deepcopy` follows them: by their `__deepcopy__`, or
-taken apart and put together as their `__reduce_ex__` says. What is met twice is copied once, so
-that sharing and cycles are kept. Tensors are the difference: see `Copier.tensor`.
+Containers and objects are copied as `copy.deepcopy` copies them: by their `__deepcopy__`, or from
+the parts that their `__reduce_ex__` returns. An object that occurs twice is copied once, so that
+sharing and cycles are preserved. Only tensors are treated differently: see `Copier.tensor`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from cairn._tensors.host_copies import Round
 from cairn.errors import Error, Invalid
 
-# Values that cannot change, and those that mean one thing in the process and stay what they are.
+# Immutable values, and objects that are unique in the process. They are not copied.
 _KEPT_TYPES = frozenset(
     {
         type(None),
@@ -53,22 +53,22 @@ _KEPT_TYPES = frozenset(
 
 
 class Copier:
-    """Copies one state; one for each staging. Requires that autograd is off.
+    """Copies one state; each staging has its own object. Requires that autograd is off.
 
-    Threads: one.
+    Threads: one thread only.
     """
 
     def __init__(self, round: Round) -> None:
         self._round = round
-        # Identity to (original, copy). The originals are held, so that no identity is used twice.
+        # Id to (original, copy). The originals are kept alive, so that ids remain unique.
         self._memo: dict[int, tuple[Any, Any]] = {}
         self._path: list[str] = []
 
     def copy(self, value: Any) -> Any:
-        """The copy of anything; `value` itself if it cannot change.
+        """Copies any value; returns `value` itself if it is immutable.
 
         Raises:
-            Invalid: something in it cannot be copied; the message says where it is.
+            Invalid: something in it cannot be copied; the message contains its path.
         """
         kind = type(value)
         if kind in _KEPT_TYPES:
@@ -86,12 +86,12 @@ class Copier:
         return self._object(value)
 
     def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of the same type with its data in host copies.
+        """Returns a tensor of the same type with its data in host copies.
 
-        Views, offsets and strides are kept, and tensors that share a storage share its copy.
-        Wrappers (DTensor, and what else has `__tensor_flatten__`) and ShardedTensors are made anew
-        around copies of the tensors inside. A tensor on the meta device has nothing to copy and
-        stays. Sparse, quantized and MKL-DNN tensors are cloned, without a copy that is kept.
+        Views, offsets and strides are preserved, and tensors that share a storage share its copy.
+        Wrappers (DTensor, and other classes with `__tensor_flatten__`) and ShardedTensors are
+        rebuilt around copies of their inner tensors. A tensor on the meta device is returned
+        itself. Sparse, quantized and MKL-DNN tensors are cloned, without a copy that is reused.
         """
         if _is_pending(tensor):
             tensor = tensor.trigger_wait()
@@ -115,7 +115,7 @@ class Copier:
         if plain.numel() > 0 and _has_no_data(plain):
             raise self._refuse(
                 "a tensor without memory of its own: it was freed, or its type "
-                f"({_name_of(tensor)}) hides it; leave it out, or restore it"
+                f"({_name_of(tensor)}) hides it; exclude it, or restore it"
             )
         copied = self._round.tensor(plain)
         if plain.is_conj():
@@ -133,7 +133,7 @@ class Copier:
         inner = {}
         for name in names:
             value = getattr(tensor, name)
-            # Among them may be what is no tensor, such as a DTensor's mesh.
+            # Some of these are not tensors, such as the mesh of a DTensor.
             inner[name] = self._at(f".{name}", value) if isinstance(value, torch.Tensor) else value
         return type(tensor).__tensor_unflatten__(inner, context, tensor.size(), tensor.stride())
 
@@ -150,7 +150,7 @@ class Copier:
             pin_memory=False,
             requires_grad=properties.requires_grad,
         )
-        # Metadata, process group and the like are the same; only the shards lie elsewhere.
+        # Metadata, process group and so on are shared; only the shards are copied.
         vars(copied).update(vars(tensor))
         copied._local_shards = [
             Shard(self._at(f".shard[{i}]", shard.tensor), shard.metadata)
@@ -159,8 +159,8 @@ class Copier:
         return copied
 
     def _attributes(self, tensor: torch.Tensor, copied: torch.Tensor) -> None:
-        """What a subclass, or a user, has hung on a tensor."""
-        self._remember(tensor, copied)  # an attribute may lead back to it
+        """Copies the attributes that a subclass or a user has added to a tensor."""
+        self._remember(tensor, copied)  # an attribute may refer to it
         for name, value in _attributes_of(tensor):
             if not hasattr(copied, name):
                 setattr(copied, name, self._at(f".{name}", value))
@@ -173,7 +173,7 @@ class Copier:
 
     def _tuple(self, value: tuple) -> tuple:
         items = [self._at(f"[{i}]", item) for i, item in enumerate(value)]
-        if id(value) in self._memo:  # it was met again inside of itself
+        if id(value) in self._memo:  # the tuple contains itself
             return self._memo[id(value)][1]
         if all(item is old for item, old in zip(items, value)):
             return value
@@ -195,25 +195,17 @@ class Copier:
                 with _InnerTensors(self):
                     return self._remember(value, deepcopy({}))
             parts = _parts_of(value)
-            return value if parts is None else self._rebuild(value, *parts)
+            return value if parts is None else self._rebuild(value, parts)
         except Error:
             raise
         except Exception as error:
             raise self._refuse(
-                f"of type {_name_of(value)}, which cannot be copied: leave it out ({error})"
+                f"of type {_name_of(value)}, which cannot be copied: exclude it ({error})"
             ) from error
 
-    def _rebuild(
-        self,
-        value: Any,
-        make: Callable[..., Any],
-        arguments: tuple[Any, ...],
-        state: Any = None,
-        items: Iterator[Any] | None = None,
-        pairs: Iterator[tuple[Any, Any]] | None = None,
-        set_state: Callable[[Any, Any], None] | None = None,
-    ) -> Any:
-        """An object from what its `__reduce_ex__` gave, each part copied."""
+    def _rebuild(self, value: Any, parts: tuple[Any, ...]) -> Any:
+        """Rebuilds an object from copies of the parts that its `__reduce_ex__` returned."""
+        make, arguments, state, items, pairs, set_state = (*parts, None, None, None, None)[:6]
         made = make(*(self._at(f".<{i}>", argument) for i, argument in enumerate(arguments)))
         self._remember(value, made)
         if state is not None:
@@ -225,7 +217,7 @@ class Copier:
         return made
 
     def _state(self, state: Any) -> Any:
-        # Not through the memo: the dict of attributes belongs to the object alone.
+        # Without the memo: the dict of attributes belongs to this object only.
         if type(state) is dict:
             return {name: self._at(f".{name}", value) for name, value in state.items()}
         if type(state) is tuple and len(state) == 2 and isinstance(state[1], dict):
@@ -256,7 +248,7 @@ _FOLLOWERS: dict[type, Callable[[Copier, Any], Any]] = {
 
 
 class _InnerTensors(TorchFunctionMode):
-    """While an object copies itself (`__deepcopy__`), plain tensors in it come to the copier."""
+    """Redirects plain tensors to the copier while an object copies itself (`__deepcopy__`)."""
 
     def __init__(self, copier: Copier) -> None:
         super().__init__()
@@ -269,7 +261,7 @@ class _InnerTensors(TorchFunctionMode):
 
 
 def _parts_of(value: Any) -> tuple[Any, ...] | None:
-    """What `__reduce_ex__` gives, or None for what is to be kept as it is."""
+    """The result of `__reduce_ex__`, or None for an object that is not copied."""
     reducer = copyreg.dispatch_table.get(type(value))
     parts = value.__reduce_ex__(4) if reducer is None else reducer(value)
     return None if isinstance(parts, str) else parts
@@ -289,13 +281,13 @@ def _set_state(made: Any, state: Any, set_state: Callable[[Any, Any], None] | No
 
 
 def _is_pending(tensor: torch.Tensor) -> bool:
-    """True for the result of a collective that may still run."""
+    """True for the result of a collective that may still be running."""
     module = sys.modules.get("torch.distributed._functional_collectives")
     return module is not None and isinstance(tensor, module.AsyncCollectiveTensor)
 
 
 def _attributes_of(tensor: torch.Tensor) -> list[tuple[str, Any]]:
-    """What Python hangs on a tensor, in its dict and in slots of its class."""
+    """The Python attributes of a tensor, in its dict and in the slots of its class."""
     slots = [name for name in copyreg._slotnames(type(tensor)) if hasattr(tensor, name)]
     return list(vars(tensor).items()) + [(name, getattr(tensor, name)) for name in slots]
 
@@ -308,7 +300,7 @@ def _has_no_data(tensor: torch.Tensor) -> bool:
 
 
 def _process_wide_types() -> tuple[type, ...]:
-    """Handles of the process that a copy goes on using: meshes and process groups."""
+    """Process-wide objects that a copy continues to use: meshes and process groups."""
     if not torch.distributed.is_available():
         return ()
     return (torch.distributed.DeviceMesh, torch.distributed.ProcessGroup)

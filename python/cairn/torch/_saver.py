@@ -1,4 +1,4 @@
-"""`Saver`: when a training loop saves, what it keeps, and how it goes on after the end."""
+"""`Saver`: when a training loop saves, which steps it keeps, and how it resumes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cairn.torch._signals import SignalWatch
 
 
 class Saver:
-    """Saves a training loop's state when it is due; made before the loop, closed after it.
+    """Saves the state of a training loop at intervals. Create it before the loop, close it after.
 
         with cairn.torch.Saver(store, every=100, keep_last=3) as saver:
             done = saver.resume(state)
@@ -26,50 +26,51 @@ class Saver:
                 saver.step(step, make_state)
 
     When it saves
-        At steps that ``every`` divides, behind the training unless ``async_=False``. One save runs
-        at a time: a step that is due while one runs waits for it. What went wrong with a save
-        behind the training is raised by the next :meth:`step` or :meth:`close`, once.
-        CUDA tensors are copied behind the work of the current stream of their device, which is held
-        back until then; work on other streams that changes them has to wait for that stream.
+        At steps that ``every`` divides, in the background unless ``async_=False``. Only one save
+        runs at a time: a step that is due waits for the running save. The error of a background
+        save is raised once, by the next :meth:`step` or :meth:`close`. CUDA tensors are copied
+        after the work on the current stream of their device, and that stream waits for the copies;
+        work on other streams that changes them has to wait for that stream.
 
     What it keeps
-        The last ``keep_last`` steps, and those that ``keep_every`` divides; everything if both are
-        0. Others are deleted once a newer step is durable, as rank 0 sees them. The step that was
-        saved last is never deleted, nor steps with higher numbers, which are not of this run.
+        The last ``keep_last`` steps, and those that ``keep_every`` divides; all steps if both are
+        0. Other steps that rank 0 sees are deleted once a newer step is durable. The step that was
+        saved last is never deleted, nor are steps with higher numbers, which belong to another run.
 
     Preemption
-        A signal (SIGTERM, unless ``signals`` says otherwise) is noted. The next :meth:`step` saves,
-        whatever ``every`` says, and returns to nobody before the step is durable. Then the signal
-        takes its course: the handler that was there before is called; where there was none,
-        :meth:`step` raises ``SystemExit(128 + number)``, 143 for SIGTERM, so that the process ends
-        as it was told to, with its files and stores closed. If the handler returns, or the signal
-        was ignored before, training goes on and :attr:`preempted` is True. The same signal again
-        changes nothing while the first waits. :meth:`close` gives the handlers back.
+        A signal (by default SIGTERM; see ``signals``) is recorded. The next :meth:`step` saves,
+        regardless of ``every``, and waits until the step is durable. Then the signal is delivered:
+        its previous handler is called; if there was none, :meth:`step` raises
+        ``SystemExit(128 + number)``, 143 for SIGTERM, so that the process ends with its files and
+        stores closed. If the handler returns, or the signal was ignored before, training continues
+        and :attr:`preempted` is True. A repeated signal has no effect until the first is delivered.
+        :meth:`close` restores the handlers.
 
     Ranks
-        Of a store that several ranks have open together, each makes a Saver and calls it at the
-        same steps. A signal to one rank makes all save, at the same step, and end. For that they
-        ask each other at every ``agree_every``-th call and whenever a step is due: an all-reduce of
-        32 bytes in host memory, over a Gloo group of their own. :attr:`agreement_seconds` adds up
-        what it takes. ``signals=()`` does without.
+        In a multi-rank store each rank creates a Saver and calls it at the same steps. A signal to
+        one rank makes all ranks save the same step and end. To this end the ranks combine their
+        status at every ``agree_every``-th call and whenever a step is due: an all-reduce of 32
+        bytes in host memory, over a separate Gloo group. :attr:`agreement_seconds` is the total
+        time of these calls. ``signals=()`` disables them.
 
-    Threads: the main one (``signals=()``: any one).
+    Threads: the main thread only (any one thread with ``signals=()``).
 
     Args:
-        store: opened with mode ``"a"``; it stays the caller's, who closes it after the Saver.
-        every: steps from one save to the next, at least 1.
+        store: opened with mode ``"a"``. The caller owns it, and closes it after the Saver.
+        every: interval of saves in steps, at least 1.
         keep_last, keep_every: see above.
         async_: ``False`` saves before :meth:`step` returns.
-        overwrite: replaces steps that exist, as those of a run that went back to an earlier one;
-            by default they are a Conflict.
-        signals: numbers of signals to save on.
-        agree_every: calls of :meth:`step` from one question among ranks to the next, at least 1.
-            The more, the cheaper, and the later a signal is seen.
-        process_group: the one that the store was opened with, if any; it is asked itself then, and
-            must be able to reduce tensors in host memory.
+        overwrite: replaces existing steps, for example after a run has resumed from an earlier
+            step; by default they are a Conflict.
+        signals: numbers of the signals that cause a save.
+        agree_every: interval of agreements between ranks in calls of :meth:`step`, at least 1. A
+            larger interval costs less, and delays the reaction to a signal.
+        process_group: the group that the store was opened with, if any. This group is then used
+            for agreements, and must support reductions in host memory.
 
     Raises:
-        Invalid: a number out of range, a signal that cannot be watched, or not the main thread.
+        Invalid: a number is out of range, a signal cannot be watched, or this is not the main
+            thread.
     """
 
     def __init__(
@@ -108,28 +109,28 @@ class Saver:
 
     @property
     def preempted(self) -> bool:
-        """True once a signal has made the Saver save, on whichever rank it came."""
+        """True once a signal to any rank has caused a save."""
         return self._preempted
 
     @property
     def last_step(self) -> int | None:
-        """The last step that this Saver knows to be durable, saved or resumed from."""
+        """The last durable step that this Saver has saved or resumed from."""
         return self._last_step
 
     @property
     def agreement_seconds(self) -> float:
-        """Time that this rank has spent asking the others, waiting for the slowest included."""
+        """Total time of agreements on this rank, including the wait for the slowest rank."""
         return 0.0 if self._agreement is None else self._agreement.seconds
 
     def resume(self, state: Any, step: int | None = None, *, strict: bool = True) -> int | None:
         """Loads the latest step, or `step`, into `state` in place, as :meth:`Store.load` does.
 
         Returns:
-            The step's number; None, with the state as it was, if the store has no step yet.
+            The step number; None if the store has no step yet, with the state unchanged.
 
         Raises:
-            NotFound, Invalid, Corrupt: as :meth:`Store.load`. If the latest step is damaged, an
-                earlier one can be given as `step`.
+            NotFound, Invalid, Corrupt: see :meth:`Store.load`. If the latest step is damaged, pass
+                an earlier one as `step`.
         """
         if step is None and not self._store.steps():
             return None
@@ -137,18 +138,19 @@ class Saver:
         return self._last_step
 
     def step(self, number: int, state: Any) -> bool:
-        """Tells that step `number` of the training is done; saves `state` if that is due.
+        """Records that step `number` of the training is done, and saves `state` if a save is due.
 
         Args:
-            number: of the step, the same on all ranks.
-            state: the state after the step; or a function that makes it, called only for a save.
+            number: the step number, equal on all ranks.
+            state: the state after the step, or a function that returns it, which is called only for
+                a save.
 
         Returns:
             True if the step was saved, or is being saved.
 
         Raises:
-            SystemExit: the process was told to end, and the step is durable (see the class).
-            Error: this save failed, or an earlier one that ran behind the training.
+            SystemExit: a signal asked the process to end, and the step is durable (see the class).
+            Error: this save, or an earlier background save, failed.
         """
         number = operator.index(number)
         self._check_open(number)
@@ -165,10 +167,12 @@ class Saver:
         return due
 
     def save(self, number: int, state: Any) -> None:
-        """Saves step `number` now, whatever is due, and waits until it is durable.
+        """Saves step `number` now, whether it is due or not, and waits until it is durable.
 
-        For the end of the training. Does nothing if :meth:`step` has just saved that step. Raises
-        as :meth:`step`.
+        Intended for the end of the training. Does nothing if :meth:`step` has just saved that step.
+
+        Raises:
+            Error: this save, or an earlier background save, failed.
         """
         number = operator.index(number)
         self._check_open(number)
@@ -177,12 +181,12 @@ class Saver:
             self._save(number, state, in_background=False)
 
     def close(self) -> None:
-        """Waits for a save that runs, and gives the signals back. May be called again.
+        """Waits for a running save, and restores the signal handlers. May be called again.
 
-        A signal that came after the last :meth:`step` then takes its course.
+        A signal that arrived after the last :meth:`step` is then delivered.
 
         Raises:
-            Error: the save that ran behind the training failed.
+            Error: the background save failed.
         """
         self._end(failed=False)
         if self._watch.pending:
@@ -200,14 +204,15 @@ class Saver:
         if error is None:
             self.close()
             return
-        # The error that is on its way says more than what comes after it.
+        # The propagating error is more informative than one that follows it.
         try:
             self._end(failed=True)
         except Exception as second:
             warnings.warn(f"while the Saver was closed: {second}", RuntimeWarning)
         if self._watch.pending:
             name = signal.Signals(self._watch.pending).name
-            warnings.warn(f"{name} came, and nothing was saved after it: {error!r}", RuntimeWarning)
+            text = f"{name} arrived, but nothing was saved after it: {error!r}"
+            warnings.warn(text, RuntimeWarning)
 
     def _check_open(self, number: int) -> None:
         if self._closed:
@@ -215,21 +220,21 @@ class Saver:
         _at_least("step", number, 0)
 
     def _agree_on_status(self, number: int, due: bool) -> JobStatus:
-        """What all ranks do at this step."""
+        """The combined status of all ranks at this step."""
         saving = self._handle is not None and not self._handle.done()
         local = JobStatus(self._watch.pending, saving)
         self._calls += 1
         if self._store.world_size == 1:
             return local
         if self._agreement is None or not (due or self._calls % self._agree_every == 0):
-            return JobStatus(0, True)  # not asked: as if nothing had come to an end
+            return JobStatus(0, True)  # no agreement at this step: assume that nothing has changed
         return self._agreement.agree_on(number, local)
 
     def _save_at_the_end(self, number: int, state: Any) -> None:
         try:
             self._finish_background_save()
         except Error as error:
-            # The state of now is what counts, and there may be no time for anything else.
+            # The current state matters most, and there may be no time for anything else.
             warnings.warn(f"an earlier save failed: {error}", RuntimeWarning)
         self._save(number, state, in_background=False)
         self._preempted = True
@@ -246,9 +251,9 @@ class Saver:
             self._delete_old()
 
     def _finish_background_save(self) -> None:
-        """Waits for the save behind the training, if there is one, and deletes what is old then.
+        """Waits for the background save, if there is one, and deletes old steps.
 
-        Raises what went wrong.
+        Raises the error of that save.
         """
         if self._handle is not None:
             self._wait_for_save()
@@ -258,7 +263,7 @@ class Saver:
         if self._handle is None:
             return
         try:
-            self._handle.result()  # Ctrl-C leaves it to be waited for again
+            self._handle.result()  # after Ctrl-C, a later call waits again
         except Exception:
             self._handle = None
             raise
@@ -268,14 +273,14 @@ class Saver:
     def _delete_old(self) -> None:
         if self._last_step is not None and self._keep_last + self._keep_every > 0:
             steps = self._store.steps()
-            # Called by all ranks, of which the first one's choice is taken.
+            # All ranks call it; the choice of rank 0 applies.
             self._store.delete(*unwanted(steps, self._last_step, self._keep_last, self._keep_every))
 
     def _end(self, failed: bool) -> None:
         if self._closed:
             return
         try:
-            # After an error of this rank the others may not come to delete.
+            # After an error on this rank, the others may not call delete.
             self._wait_for_save() if failed else self._finish_background_save()
         finally:
             self._closed = True
@@ -285,9 +290,9 @@ class Saver:
 
 
 def unwanted(steps: Sequence[int], newest: int, keep_last: int, keep_every: int) -> list[int]:
-    """Steps to delete once `newest` is durable: neither among the last ones nor multiples.
+    """Steps to delete once `newest` is durable: those that neither argument keeps.
 
-    `newest` stays in any case, as do steps above it.
+    `newest` and the steps above it are never deleted.
     """
     older = sorted(step for step in steps if step < newest)
     recent = older[max(len(older) - max(keep_last - 1, 0), 0) :]
@@ -297,7 +302,7 @@ def unwanted(steps: Sequence[int], newest: int, keep_last: int, keep_every: int)
 
 
 def _made(state: Any) -> Any:
-    # A module can be called too, and is a state.
+    # A module is callable too, but is a state itself.
     return state() if callable(state) and not is_stateful(state) else state
 
 

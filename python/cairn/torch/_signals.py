@@ -1,4 +1,4 @@
-"""Signals that ask the process to end, noted now and given their course later."""
+"""Signals that ask the process to end: recorded now, delivered later."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cairn.errors import Invalid
 
 
 class SignalWatch:
-    """Notes signals instead of following them, until their course is asked for.
+    """Records signals, and delivers them to the previous handler when the owner asks for it.
 
-    A signal that comes again before that changes nothing: schedulers and launchers often send it
-    twice. A process forked from this one has no watch, and its signals do what they did before.
+    A repeated signal has no effect before that: schedulers and launchers often send it twice. In a
+    process forked from this one, signals have their previous effect.
 
-    Threads: the main one, as Python's signal handlers are its alone.
+    Threads: the main thread only, as Python requires for signal handlers.
 
     Raises:
         Invalid: not in the main thread, or a signal that cannot be caught.
@@ -32,7 +32,7 @@ class SignalWatch:
         numbers = [int(number) for number in signals]
         if numbers and threading.current_thread() is not threading.main_thread():
             raise Invalid(
-                "signals can be watched from the main thread only: make the Saver there, or pass "
+                "signals can be watched from the main thread only: create the Saver there, or pass "
                 "signals=()"
             )
         try:
@@ -44,14 +44,15 @@ class SignalWatch:
 
     @property
     def pending(self) -> int:
-        """Number of the signal that came, 0 for none."""
+        """Number of the recorded signal, 0 for none."""
         return self._pending
 
     def follow(self, number: int) -> None:
-        """Does what signal `number` would have done: calls the handler that there was before.
+        """Delivers signal `number`: calls the previous handler.
 
-        Where that is the default, which ends the process: raises SystemExit(128 + number), so that
-        it ends with everything closed. Returns if the signal was ignored, or its handler returns.
+        If the previous handler is the default, which ends the process, raises
+        SystemExit(128 + number), so that files and stores are closed. Returns if the signal was
+        ignored, or if its handler returns.
         """
         self._pending = 0
         previous = self._previous.get(number, signal.SIG_DFL)
@@ -62,13 +63,13 @@ class SignalWatch:
             raise SystemExit(128 + number)
 
     def restore(self) -> None:
-        """Gives each signal the handler that it had. May be called again."""
+        """Restores the previous handler of each signal. May be called again."""
         if os.getpid() != self._pid or self._restored:
             return
         self._restored = True
         for number, previous in self._previous.items():
-            # None: a handler that is not Python's, which cannot be put back. And one that was set
-            # after ours stays.
+            # None is a handler that Python did not install and cannot restore. A handler that was
+            # installed after ours remains.
             if previous is not None and signal.getsignal(number) == self._note:
                 signal.signal(number, previous)
 

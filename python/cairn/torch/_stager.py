@@ -1,4 +1,4 @@
-"""`StateDictStager`: a state copied to host memory that is kept from staging to staging."""
+"""`StateDictStager`: copies of a state in host memory that is reused from staging to staging."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from cairn.torch._copier import Copier
 
 
 class CopiesUnderWay:
-    """Copies that devices still make, and what they read, which has to stay until then."""
+    """Copies that devices are still making, and the storages that they read, which must stay
+    alive."""
 
     def __init__(self, round: Round | None, events: list[Any]) -> None:
         self._round = round
@@ -29,10 +30,10 @@ class CopiesUnderWay:
 
 
 class Staged:
-    """A state on its way to host memory. All methods may be called from any thread.
+    """A state that is being copied to host memory. All methods may be called from any thread.
 
     Attributes:
-        state: the copy. Its tensors may be read after :meth:`wait` only.
+        state: the copy. Its tensors may be read only after :meth:`wait`.
     """
 
     def __init__(self, state: Any, copies: CopiesUnderWay) -> None:
@@ -40,42 +41,42 @@ class Staged:
         self._copies = copies
 
     def done(self) -> bool:
-        """True once everything is copied."""
+        """True once all copies are complete."""
         return self._copies.done()
 
     def wait(self) -> Any:
-        """Waits until everything is copied, and returns the state.
+        """Waits until all copies are complete, and returns the state.
 
-        From then on the sources may be changed by anyone. Work that is enqueued on the stream that
-        was current at the staging may change them before that, as it runs after the copies.
+        After this call the sources may change. Work that is enqueued on the stream that was current
+        at the staging may change them earlier, because it runs after the copies.
         """
         self._copies.wait()
         return self.state
 
 
 class StateDictStager:
-    """Copies states into host memory of its own; made once, and alive as long as the job.
+    """Copies states into its own host memory. Create it once; it should live as long as the job.
 
-    What a staging gives
+    Result of a staging
         The same structure: dicts, lists, tuples, named tuples, dataclasses and other objects are
-        made anew, what was one object stays one object. Tensors keep dtype, shape, strides, offset
-        and subclass, and those that share memory share its copy, which is made once. Plain values
-        are as they are. Objects that have a ``__deepcopy__`` copy themselves; plain tensors in them
-        are staged, Parameters in them are cloned where they are.
+        copied, and an object that occurs twice remains one object. Tensors keep dtype, shape,
+        strides, offset and subclass; tensors that share memory share one copy. Plain values remain
+        the same objects. Objects with a ``__deepcopy__`` copy themselves: plain tensors in them are
+        staged, Parameters in them are cloned on their device.
 
     Memory
-        The copy of a storage is kept for as long as the storage lives, and used again by the next
-        staging, once no staged tensor lies in it any more; until then that staging makes another.
-        So drop one staged state before staging the next, to save the memory of a second copy. A
-        tensor that is a small view of a large storage brings all of it.
+        The copy of a storage lives as long as the storage. The next staging reuses it, unless a
+        staged tensor still uses it; then that staging makes another copy. To avoid the memory of a
+        second copy, drop one staged state before staging the next. A tensor that is a small view of
+        a large storage causes a copy of the complete storage.
 
-    Threads: stagings follow one another; a staged state may be used by any thread.
+    Threads: only one staging runs at a time; any thread may use a staged state.
 
     Args:
-        pinned: copies of what lies on CUDA devices are page-locked; by default they are. ``True``
-            without CUDA is refused.
-        shared: shared memory, for a process that writes the checkpoint. One file descriptor for
-            each storage while it is kept.
+        pinned: page-locks the copies of storages on CUDA devices. This is the default; ``True`` is
+            refused without CUDA.
+        shared: uses shared memory, for another process that writes the checkpoint. Each copy holds
+            one file descriptor.
 
     Raises:
         Invalid: ``pinned=True``, and torch finds no CUDA device.
@@ -89,48 +90,48 @@ class StateDictStager:
 
     @property
     def copy_count(self) -> int:
-        """Storages of which a host copy is kept."""
+        """Number of storages that have a host copy."""
         return len(self._copies)
 
     @property
     def copy_bytes(self) -> int:
-        """Host memory of the copies that are kept."""
+        """Bytes of host memory in the copies."""
         return self._copies.total_bytes
 
     def stage(self, state: Any) -> Any:
-        """The copy of `state`, complete.
+        """Copies `state`, and returns the complete copy.
 
         Raises:
-            Invalid: something in the state cannot be copied (the message says where it is), or the
+            Invalid: something in the state cannot be copied (the message contains its path), or the
                 stager is closed.
             Unavailable: no host memory for a copy.
         """
-        return self.stage_async(state).wait()  # one wait a device, not one a tensor
+        return self.stage_async(state).wait()  # one wait per device, not one per tensor
 
     def stage_async(self, state: Any, *, non_blocking: bool = True) -> Staged:
-        """Begins to copy `state`; returns when only copies from CUDA devices are under way.
+        """Starts to copy `state`. Returns while only copies from CUDA devices are running.
 
-        Those are enqueued on the current stream of each device, after the work that is there
-        already. From host memory, other devices, and into memory that is not pinned, everything is
-        copied on return.
+        These copies are enqueued on the current stream of each device, after the work that is
+        already there. Copies from host memory, from other devices, and into memory that is not
+        pinned are complete on return. Raises as :meth:`stage`.
         """
         with self._lock:
             if self._closed:
-                raise Invalid("the stager is closed: make another to stage again")
+                raise Invalid("the stager is closed: create another one to stage again")
             self._last.wait()  # another stream may still be filling the copies
             round = self._copies.round(non_blocking=non_blocking)
             try:
                 with torch.no_grad():
                     copied = Copier(round).copy(state)
             finally:
-                # After an error too: what it had begun is still under way.
+                # Also after an error: the copies that were started may still be running.
                 self._last = CopiesUnderWay(round, round.events())
                 if self._last.done():
                     self._last.wait()
             return Staged(copied, self._last)
 
     def close(self) -> None:
-        """Drops all copies. States that were staged stay whole. May be called again."""
+        """Drops all copies. Staged states remain valid. May be called again."""
         with self._lock:
             self._last.wait()
             self._closed = True
