@@ -27,7 +27,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
@@ -71,7 +71,7 @@ def run_on_ranks(
         for rank in range(world_size):
             receiver, sender = _context.Pipe(duplex=False)
             process = _context.Process(
-                target=_run, args=(function, args, rank, world_size, timeout, folder, sender)
+                target=_run, args=(_Job(function, args, world_size, timeout, folder), rank, sender)
             )
             process.start()
             sender.close()
@@ -116,24 +116,26 @@ def _complaint(rank: int, kind: str, value: Any, folder: Path) -> str:
     return f"--- rank {rank} {kind}: {'' if value is None else value}\n{said}"
 
 
-def _run(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    rank: int,
-    world_size: int,
-    timeout: float,
-    folder: str,
-    sender: Connection,
-) -> None:
-    log = open(os.path.join(folder, f"{rank}.log"), "w", buffering=1)
+class _Job(NamedTuple):
+    """What is the same for all ranks of one call."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    world_size: int
+    timeout: float
+    folder: str
+
+
+def _run(job: _Job, rank: int, sender: Connection) -> None:
+    log = open(os.path.join(job.folder, f"{rank}.log"), "w", buffering=1)
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
     sys.stdout = sys.stderr = log
     # Where it hangs is then in the log.
-    faulthandler.dump_traceback_later(max(timeout - 2, timeout / 2), file=log)
+    faulthandler.dump_traceback_later(max(job.timeout - 2, job.timeout / 2), file=log)
     try:
-        with _group(rank, world_size, folder):
-            result = "done", function(rank, *args)
+        with _group(rank, job.world_size, job.folder):
+            result = "done", job.function(rank, *job.args)
     except BaseException:
         result = "raised", traceback.format_exc()
     # By value: torch's own way leaves tensors in this process, which is about to end.

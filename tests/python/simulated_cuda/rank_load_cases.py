@@ -1,0 +1,192 @@
+"""Several ranks with CUDA tensors: saves and loads, over NCCL and without it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from device_memory import control, to_cuda, to_host
+from rank_connections import SMALL, nothing_is_left, patience, values  # noqa: F401 (fixtures)
+from thread_ranks import TIMEOUT, dtensor, mesh_of, on_ranks, part_of, sharded_tensor
+from torch.distributed.tensor import Replicate, Shard
+
+import cairn
+from cairn._ranks.sharded import dtensor_like
+
+pytestmark = pytest.mark.skipif(not control.NcclPath(), reason="no nccl.h: no simulated NCCL")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "store"
+
+
+def load_cases(rank):
+    grid = mesh_of(2, 2)
+    full = {"plain": values(600, 1000), "grid": values(512, 700, seed=2), "boxes": values(8, 9)}
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in full.items()}
+
+    def state(wholes):
+        return {
+            "plain": to_cuda(wholes["plain"], rank),
+            "grid": dtensor(wholes["grid"], grid, Replicate(), Shard(0)),
+            "boxes": sharded_tensor(wholes["boxes"]),
+            "number": 5,
+        }
+
+    return full, state(full), state(zeros), grid
+
+
+def check_loaded(state, full, grid, rank):
+    assert torch.equal(to_host(state["plain"]), full["plain"])
+    part = part_of(full["grid"], grid, (Replicate(), Shard(0)))
+    assert torch.equal(to_host(state["grid"]._local_tensor), part)
+    rows = to_host(state["boxes"].local_shards()[0].tensor)
+    assert torch.equal(rows, full["boxes"][2 * rank : 2 * rank + 2])
+
+
+@pytest.mark.parametrize("mode", ["on", "off"])
+def test_what_one_rank_reads_is_passed_on_from_device_to_device(folder, monkeypatch, mode):
+    monkeypatch.setenv("CAIRN_NCCL", mode)
+
+    def body(rank):
+        full, saved, target, grid = load_cases(rank)
+        with cairn.open(folder, mode="a", timeout=TIMEOUT) as store:
+            store.save(1, saved)
+            dist.barrier()
+            control.ResetCounters()
+            dist.barrier()
+            report = store.load(target, read_once=True)
+            dist.barrier()
+            check_loaded(target, full, grid, rank)
+            shared = full["plain"].nbytes + full["grid"].nbytes
+            moved = control.BytesToHost(), control.BytesToDevice()
+            if mode == "on":
+                assert store.transport.startswith("NCCL")
+                assert moved[0] < SMALL and moved[1] < shared * 1.1 + SMALL
+            else:
+                assert "CAIRN_NCCL=off" in store.transport
+                assert moved[0] > full["plain"].nbytes
+        return report.bytes_read, shared
+
+    results = on_ranks(body, 4)
+    assert sum(read for read, _ in results) < results[0][1] * 1.1 + 4 * SMALL
+
+
+def test_shards_on_devices_are_saved_and_loaded_by_any_ranks(folder):
+    whole = values(96, 64)
+
+    def save(rank):
+        state = {
+            "rows": dtensor(whole, mesh_of(4), Shard(0)),
+            "grid": dtensor(whole, mesh_of(2, 2), Shard(1), Shard(0)),
+            "boxes": sharded_tensor(whole),
+        }
+        with cairn.open(folder, mode="a", timeout=TIMEOUT) as store:
+            report = store.save(1, state)
+            again = store.save_async(2, state).result()
+            assert again.written_bytes == 0
+        return report.logical_bytes
+
+    def load(rank):
+        zeros = torch.zeros_like(whole)
+        mesh = mesh_of(2)
+        for read_once in (False, True):
+            state = {
+                "rows": dtensor(zeros, mesh, Shard(1)),
+                "grid": sharded_tensor(zeros),
+                "boxes": dtensor(zeros, mesh, Replicate()),
+            }
+            with cairn.open(folder, timeout=TIMEOUT) as store:
+                store.load(state, read_once=read_once)
+            part = part_of(whole, mesh, (Shard(1),))
+            assert torch.equal(to_host(state["rows"]._local_tensor), part)
+            rows = to_host(state["grid"].local_shards()[0].tensor)
+            assert torch.equal(rows, whole[rank * 48 : rank * 48 + 48])
+            assert torch.equal(to_host(state["boxes"]._local_tensor), whole)
+
+    assert sum(on_ranks(save, 4)) == 3 * whole.nbytes
+    on_ranks(load, 2)
+    with cairn.open(folder, alone=True) as store:
+        read = store.read()
+    assert all(torch.equal(read[name], whole) for name in ("rows", "grid", "boxes"))
+
+
+def test_meta_tensors_get_device_memory_that_is_filled_over_nccl(folder):
+    whole = values(96, 64)
+
+    def body(rank):
+        mesh = mesh_of(2)
+        with cairn.open(folder, mode="a", timeout=TIMEOUT) as store:
+            store.save(1, {"t": dtensor(whole, mesh, Shard(0)), "p": to_cuda(whole, rank)})
+            like = dtensor(whole, mesh, Replicate())
+            meta = torch.empty(tuple(whole.shape), device="meta")
+            state = {"t": dtensor_like(like, meta), "p": torch.empty_like(meta)}
+            store.load(state, device=f"cuda:{rank}", read_once=True)
+            assert store.transport.startswith("NCCL")
+        assert state["p"].device.index == state["t"]._local_tensor.device.index == rank
+        assert torch.equal(to_host(state["p"]), whole)
+        assert torch.equal(to_host(state["t"]._local_tensor), whole)
+
+    on_ranks(body)
+
+
+def test_a_load_that_fails_over_nccl_on_one_rank_ends_on_all(folder):
+    def body(rank):
+        full, saved, target, grid = load_cases(rank)
+        with cairn.open(folder, mode="a", timeout=TIMEOUT) as store:
+            store.save(1, saved)
+        with cairn.open(folder, timeout=TIMEOUT) as store:
+            store.load(target, read_once=True)
+            dist.barrier()
+            if rank == 2:
+                control.NcclFailCall(b"ncclGroupEnd")
+            dist.barrier()
+            with pytest.raises(cairn.Unavailable) as raised:
+                store.load(target, read_once=True)
+            assert "deadline" not in str(raised.value)
+            store._abandon()
+        with cairn.open(folder, timeout=TIMEOUT) as store:
+            store.load(target, read_once=True)
+            check_loaded(target, full, grid, rank)
+
+    on_ranks(body, 4)
+
+
+SHORT = 4.0
+"""Seconds after which ranks that wait for each other give up."""
+
+
+@pytest.mark.parametrize(
+    "function, calls",
+    [
+        (b"cudaPointerGetAttributes", range(9, 19, 3)),
+        (b"cudaMemcpyAsync", range(6, 8)),
+        (b"cudaEventRecord", range(33, 36)),
+    ],
+)
+def test_a_fault_at_any_call_of_a_load_ends_it_on_all_ranks(folder, function, calls):
+    def body(rank):
+        full, saved, target, grid = load_cases(rank)
+        with cairn.open(folder, mode="a", timeout=TIMEOUT) as store:
+            store.save(1, saved)
+        for nth in calls:
+            store = cairn.open(folder, timeout=SHORT)
+            store.load(target, read_once=True)  # connects
+            dist.barrier()
+            if rank == 0:
+                control.FailCall(function, nth)
+            dist.barrier()
+            try:
+                store.load(target, read_once=True)
+                check_loaded(target, full, grid, rank)
+            except cairn.Error as error:
+                for late in ("deadline", "imed out", "timeout"):
+                    assert late not in str(error), (function, nth, str(error))
+            dist.barrier()
+            if rank == 0:
+                control.ClearFaults()
+            store._abandon()
+            dist.barrier()
+
+    on_ranks(body, 4)

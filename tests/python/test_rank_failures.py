@@ -1,0 +1,283 @@
+"""Several ranks: errors, interruptions and deaths on one rank are raised on all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import os
+import signal
+import socket
+import textwrap
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+from dtensors import assert_shard, sharded, whole
+from interpreters import Program
+from ranks import RanksFailed, run_on_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Shard
+
+import cairn
+
+
+class Unkept:
+    """What no store keeps."""
+
+
+def fail_one_by_one(rank, path):
+    mesh = init_device_mesh("cpu", (4,))
+    good = {"t": sharded(whole("uneven"), mesh, (Shard(0),))}
+
+    def message_of(call):
+        with pytest.raises(cairn.Error) as raised:
+            call()
+        return type(raised.value).__name__, str(raised.value), raised.value.key
+
+    with cairn.open(path, mode="a") as store:
+        store.save(1, good)
+        bad = {**good, "x": Unkept()} if rank == 2 else good
+        for save in (store.save, store.save_async):
+            kind, text, key = message_of(functools.partial(save, 2, bad))
+            assert (kind, key) == ("Invalid", "x")
+            assert ("rank 2: " in text) == (rank != 2)
+        partial = DTensor.from_local(torch.ones(2), mesh, (Partial(),), run_check=False)
+        _, text, key = message_of(lambda: store.save(2, {"p": partial}))
+        assert "redistribute" in text and key == "p"
+        kind, text, _ = message_of(lambda: store.save(2 + rank, good))
+        assert kind == "Invalid" and "same arguments" in text
+        # Ranks that disagree about a tensor.
+        odd = {"t": torch.zeros(3 + rank // 3)}
+        kind, text, key = message_of(lambda: store.save(2, odd))
+        assert (kind, key) == ("Invalid", "t") and "rank 3" in text
+        kind, _, _ = message_of(lambda: store.save(1, good))
+        assert kind == "Conflict"
+        kind, _, _ = message_of(lambda: store.save_async(1, good))
+        assert kind == "Conflict"
+        # Loads: one rank asks for what is not there, or for another shape, or another step.
+        target = {"t": sharded(torch.zeros(7, 5), mesh, (Shard(1),))}
+        more = {**target, "y": torch.zeros(1)} if rank == 3 else target
+        kind, text, key = message_of(lambda: store.load(more))
+        assert (kind, key) == ("NotFound", "y") and ("rank 3: " in text) == (rank != 3)
+        kind, text, _ = message_of(lambda: store.load(target, step=1 if rank else None))
+        assert kind == "Invalid" and "different steps" in text
+        kind, _, _ = message_of(lambda: store.load(target, step=7))
+        assert kind == "NotFound"
+        assert torch.equal(target["t"]._local_tensor, torch.zeros_like(target["t"]._local_tensor))
+        # The store is as good as before.
+        store.load(target)
+        assert_shard(target["t"], whole("uneven"), mesh, (Shard(1),))
+        store.save(2, good)
+        assert store.steps() == [1, 2]
+
+
+def test_what_goes_wrong_on_one_rank_is_raised_on_all(path):
+    run_on_ranks(fail_one_by_one, path)
+
+
+def interrupt_soon() -> None:
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+
+
+def interrupt_a_wait(rank, path, call):
+    """Rank 0 is interrupted while it waits for rank 1, which comes once that has happened."""
+    store = cairn.open(path, mode="a")
+    state = {"t": whole("even")}
+    store.save(1, state)
+    calls = {
+        "save": lambda: store.save(2, state),
+        "load": lambda: store.load(state, read_once=True),
+        "close": store.close,
+    }
+    if rank == 0:
+        interrupt_soon()
+        with pytest.raises(KeyboardInterrupt):
+            calls[call]()
+    dist.barrier()
+    if rank == 1:
+        # At once, and not after the half hour that the store waits.
+        with pytest.raises(cairn.Unavailable):
+            calls[call]()
+    dist.barrier()
+    with contextlib.suppress(cairn.Error):
+        store._abandon()
+
+
+@pytest.mark.parametrize("call", ["save", "load", "close"])
+def test_ctrl_c_ends_the_waiting_for_other_ranks(path, call):
+    run_on_ranks(interrupt_a_wait, path, call, world_size=2)
+
+
+class Fussy:
+    """Takes no state on one rank."""
+
+    def __init__(self, refuses: bool) -> None:
+        self.refuses = refuses
+        self.weight = torch.zeros(2)
+
+    def state_dict(self):
+        return {"weight": self.weight}
+
+    def load_state_dict(self, state_dict):
+        if self.refuses:
+            raise ValueError("does not fit")
+
+
+def load_into_fussy_objects(rank, path):
+    with cairn.open(path, mode="a") as store:
+        store.save(1, {"m": Fussy(False)})
+        expected = ValueError if rank == 1 else cairn.Unavailable
+        with pytest.raises(expected, match="does not fit" if rank == 1 else "rank 1: ValueError"):
+            store.load({"m": Fussy(rank == 1)})
+        # All know of it, so that they go on together.
+        store.load({"m": Fussy(False)})
+        store.save(2, {"m": Fussy(False)})
+
+
+def test_an_object_that_refuses_its_state_is_raised_on_all(path):
+    run_on_ranks(load_into_fussy_objects, path)
+    with cairn.open(path) as store:
+        assert store.steps() == [1, 2]
+
+
+def die_before_a_save(rank, path):
+    mesh = init_device_mesh("cpu", (4,))
+    state = {"t": sharded(whole("uneven"), mesh, (Shard(0),))}
+    store = cairn.open(path, mode="a")
+    store.save(1, state)
+    if rank == 3:
+        os._exit(7)
+    with pytest.raises(cairn.Unavailable):
+        store.save(2, state)
+    with pytest.raises(cairn.Error):
+        store.close()
+    os._exit(0)
+
+
+def test_a_rank_that_dies_is_noticed_at_once(path):
+    # Well before the store's own deadline of half an hour.
+    run_on_ranks(die_before_a_save, path, may_die=(0, 1, 2, 3))
+    with cairn.open(path) as store:
+        assert store.steps() == [1]
+
+
+def leave_by_an_error(rank, path):
+    state = {"t": whole("even")}
+    with pytest.raises(RuntimeError if rank == 1 else cairn.Unavailable):
+        with cairn.open(path, mode="a") as store:
+            store.save(1, state)
+            if rank == 1:
+                raise RuntimeError("of the training")
+            store.save(2, state)
+
+
+def test_a_rank_that_leaves_by_an_error_does_not_wait_for_the_others(path):
+    run_on_ranks(leave_by_an_error, path)
+
+
+def fork_with_a_store(rank, path):
+    """As a data loader does it: the child lets go of the store, and of the connections."""
+    state = {"t": whole("even")}
+    store = cairn.open(path, mode="a")
+    store.save(1, state)
+    child = os.fork()
+    if child == 0:
+        told = 1
+        try:
+            store.save(2, state)
+        except cairn.Invalid as error:
+            told = 0 if "fork" in str(error) else 2
+        store = None
+        gc.collect()
+        os._exit(told)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    store.save(2, state)
+    store.load(state, read_once=True)
+    store.close()
+
+
+def test_a_forked_child_leaves_the_connections_alone(path):
+    run_on_ranks(fork_with_a_store, path)
+
+
+SCRIPT = """
+import sys, torch, torch.distributed as dist, cairn
+
+rank, folder = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+store = cairn.open(f"{folder}/store", mode="a")
+store.save(1, {"t": torch.ones(3)})
+if sys.argv[3] == "well":
+    store.save_async(2, {"t": torch.ones(3)})
+    sys.exit(0)  # nobody has closed the store
+if rank == 1:
+    raise RuntimeError("of the training")
+store.save(2, {"t": torch.ones(3)})
+"""
+
+
+@pytest.mark.parametrize("end", ["well", "badly"])
+def test_stores_that_nobody_closed(tmp_path, end):
+    processes = [
+        Program(["-c", textwrap.dedent(SCRIPT), str(rank), str(tmp_path), end]) for rank in range(2)
+    ]
+    errors = [process.communicate(timeout=60)[1] for process in processes]
+    statuses = [process.returncode for process in processes]
+    with cairn.open(tmp_path / "store") as store:
+        assert store.steps() == ([1, 2] if end == "well" else [1])
+    if end == "well":
+        assert statuses == [0, 0], errors
+    else:
+        # Rank 0 learns at once that rank 1 has gone.
+        assert statuses == [1, 1] and "of the training" in errors[1]
+        assert "cairn.errors.Unavailable" in errors[0]
+
+
+def open_on_different_hosts(rank, path):
+    import cairn._ranks.ranks
+
+    cairn._ranks.ranks._this_host = lambda: (f"host {rank}", "")
+    with cairn.open(path, mode="a") as store:
+        store.save(1, {"t": whole("even")})
+    return cairn._ranks.ranks._reachable_host()
+
+
+def test_ranks_of_several_hosts_meet_by_name(path):
+    try:
+        socket.gethostbyname(socket.gethostname())
+    except OSError:
+        pytest.skip("this host's name stands for no address")
+    names = set(run_on_ranks(open_on_different_hosts, path))
+    assert len(names) == 1 and names != {"127.0.0.1"}
+
+
+def open_with_trouble(rank, path):
+    with pytest.raises(cairn.NotFound):
+        cairn.open(path / "none")
+    where = path if rank else path.parent / "elsewhere"
+    with pytest.raises(cairn.Invalid, match="same directory"):
+        cairn.open(where, mode="a")
+    own = path if rank == 0 else path.parent / str(rank)
+    with cairn.open(own, mode="a", alone=True):
+        dist.barrier()
+        with pytest.raises(cairn.Conflict):
+            cairn.open(path, mode="a")
+        dist.barrier()
+
+
+def test_openings_fail_together(path):
+    with cairn.open(path, mode="a") as store:
+        store.save(1, {"a": 1})
+    run_on_ranks(open_with_trouble, path)
+
+
+def test_the_helper_tells_of_ranks_that_fail():
+    with pytest.raises(RanksFailed, match="rank 1 raised(.|\n)*of rank 1"):
+        run_on_ranks(raise_on_one, world_size=2)
+
+
+def raise_on_one(rank):
+    if rank == 1:
+        raise ValueError("of rank 1")
