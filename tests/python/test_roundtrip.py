@@ -202,7 +202,8 @@ def test_keys_of_other_types_are_refused(store):
 
 def test_a_scheduler_with_a_counter_comes_back_whole(store):
     parameter = torch.nn.Parameter(torch.zeros(2))
-    scheduler = torch.optim.lr_scheduler.MultiStepLR(torch.optim.SGD([parameter], lr=1.0), [30, 60, 60])
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [30, 60, 60])
     store.save(1, {"scheduler": scheduler.state_dict()})
 
     back = store.read()["scheduler"]

@@ -317,7 +317,8 @@ def test_only_copies_of_device_memory_are_pinned(monkeypatch):
 
 
 def test_what_cannot_be_staged_is_named_with_its_place(stager):
-    with pytest.raises(cairn.Invalid, match=r"state\['a'\]\[1\] is of type _thread.lock.*exclude it"):
+    message = r"state\['a'\]\[1\] is of type _thread.lock.*exclude it"
+    with pytest.raises(cairn.Invalid, match=message):
         stager.stage({"a": [1, threading.Lock()]})
     freed = torch.ones(4)
     freed.untyped_storage().resize_(0)

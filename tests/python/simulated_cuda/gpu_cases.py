@@ -1,4 +1,4 @@
-"""The tests of ../gpu, which are for GPU hosts, on the simulated machine: that they run, and hold."""
+"""The tests of gpu/ on the simulated runtime, where they run without a GPU."""
 
 from __future__ import annotations
 

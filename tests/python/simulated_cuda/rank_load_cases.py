@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from device_memory import control, to_cuda, to_host
-from rank_connections import SMALL, nothing_is_left, patience, values  # noqa: F401 (fixtures)
+from rank_connections import nothing_is_left, patience  # noqa: F401 (fixtures)
+from rank_connections import SMALL, values
 from thread_ranks import TIMEOUT, dtensor, mesh_of, on_ranks, part_of, sharded_tensor
 from torch.distributed.tensor import Replicate, Shard
 
