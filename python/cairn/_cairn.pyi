@@ -1,4 +1,4 @@
-"""The extension module: private to the package, see python/src/."""
+"""The extension module, which is private to the package (python/src/)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 DTYPES: dict[str, tuple[int, int]]
-"""Name -> (code on disk, bytes an element)."""
+"""Name -> (code on disk, bytes per element)."""
 
 class Mesh:
     def __init__(self, sizes: Sequence[int], ranks: Sequence[int]) -> None: ...

@@ -98,7 +98,7 @@ class Shards:
         """The part of the tensor on this rank. Raises Invalid."""
         return self._dtensor(value, fqn) if is_dtensor(value) else self._boxes(value, fqn)
 
-    def is_whole(self, shard: MeshShard, fqn: str) -> bool:
+    def is_complete(self, shard: MeshShard, fqn: str) -> bool:
         """True if this process is the only rank of the store and holds the complete tensor. Raises
         Invalid if it is the only rank and holds a part."""
         if self._ranks.world_size > 1:

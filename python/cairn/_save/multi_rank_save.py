@@ -26,14 +26,14 @@ from cairn._ranks.sharded import REPLICATE
 from cairn._save.flatten import FlatState
 from cairn.errors import Invalid
 
-WHOLE, PARTS = -1, -2  # Batch.layout()
+REPLICATED, PARTS = -1, -2  # Batch.layout()
 
 
 class _Holder(NamedTuple):
     """How one rank holds a tensor."""
 
     rank: int
-    form: str  # "whole", "mesh" or "parts"
+    form: str  # "replicated", "mesh" or "parts"
     shape: tuple[int, ...]
     sizes: tuple[int, ...]  # of the mesh
     members: tuple[int, ...]  # ranks of the mesh, or of a ShardedTensor's process group
@@ -112,7 +112,7 @@ def _holders(layouts: list[list[Any]]) -> dict[str, list[_Holder]]:
                 sizes, members = meshes[form]
                 if rank not in members:
                     continue
-            name = {WHOLE: "whole", PARTS: "parts"}.get(form, "mesh")
+            name = {REPLICATED: "replicated", PARTS: "parts"}.get(form, "mesh")
             held = _Holder(
                 rank,
                 name,
@@ -125,7 +125,7 @@ def _holders(layouts: list[list[Any]]) -> dict[str, list[_Holder]]:
     return holders
 
 
-def _whole(local: _Holder, held: list[_Holder], world_size: int) -> tuple | None:
+def _replicated(local: _Holder, held: list[_Holder], world_size: int) -> tuple | None:
     if len(held) == world_size:
         return None
     members = tuple(one.rank for one in held)
@@ -154,4 +154,4 @@ def _parts(local: _Holder, held: list[_Holder], world_size: int) -> tuple | None
     return None if local.members == _copies(held)[0] else (local.shape, None, ())
 
 
-_SHARDING_OF_FORM = {"whole": _whole, "mesh": _mesh, "parts": _parts}
+_SHARDING_OF_FORM = {"replicated": _replicated, "mesh": _mesh, "parts": _parts}

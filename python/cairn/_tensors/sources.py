@@ -71,7 +71,7 @@ class Sources:
         """The source of a tensor-like `value`, or None for anything else. Raises Invalid."""
         if is_sharded(value):
             shard = self._shards.of(value, fqn)
-            if isinstance(shard, MeshShard) and self._shards.is_whole(shard, fqn):
+            if isinstance(shard, MeshShard) and self._shards.is_complete(shard, fqn):
                 return self._torch(shard.local, fqn)
             return self.sharded(shard, value, fqn)
         if is_torch_tensor(value):

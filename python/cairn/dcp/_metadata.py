@@ -303,6 +303,6 @@ def _entry_of(value: Any) -> TensorStorageMetadata | BytesStorageMetadata:
         return BytesStorageMetadata()
     info = value.leaf.info
     size = torch.Size(info.shape)
-    whole = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
+    chunk = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
     properties = TensorProperties(dtype=dtypes.torch_dtype(info.dtype))
-    return TensorStorageMetadata(properties, size, [whole])
+    return TensorStorageMetadata(properties, size, [chunk])

@@ -279,9 +279,9 @@ class _Portion:
     """Some of a rank's items, whose tensors are in memory at the same time. C++ reads the caller's
     tensors in host memory and on CUDA devices in place, and copies of other tensors."""
 
-    def __init__(self, whole: bool, results: list[WriteResult] | None = None) -> None:
-        """`whole`: other ranks write the rest of tensors of which this rank has only shards."""
-        self._whole = whole
+    def __init__(self, use_collectives: bool, results: list[WriteResult] | None = None) -> None:
+        """`use_collectives`: other ranks write the rest of tensors that have shards here."""
+        self._use_collectives = use_collectives
         self.results = [] if results is None else results
         self.staged_bytes = 0
         """Bytes of tensors that are not the caller's own memory."""
@@ -324,7 +324,7 @@ class _Portion:
             # it again.
             self._leaves[fqn] = source.owner
             return
-        if not self._whole and source.shape != size:
+        if not self._use_collectives and source.shape != size:
             fqn, offsets, size = shard_key(fqn, offsets), (0,) * len(size), source.shape
         dtype, (_, _, parts) = self._shards.setdefault(fqn, (source.dtype, (size, None, [])))
         if dtype != source.dtype:

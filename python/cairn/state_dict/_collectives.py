@@ -143,8 +143,8 @@ def gather_state_dict(
         )
         by_nccl = ranks.over_nccl(gathering.devices(), have_devices, device)
         moved = gathering.move(ranks, ranks_only, by_nccl)
-        whole = ranks.run_together(
-            lambda: gathering.whole(moved, device, cpu_offload) if is_wanted else {}
+        gathered = ranks.run_together(
+            lambda: gathering.gathered(moved, device, cpu_offload) if is_wanted else {}
         )
     ranks.warn()
     if not is_wanted:
@@ -152,7 +152,7 @@ def gather_state_dict(
 
     def result(value: Any, fqn: str) -> Any:
         if is_sharded(value):
-            return whole[id(value)]
+            return gathered[id(value)]
         return value.to("cpu") if cpu_offload else value
 
     return rebuild(state_dict, result, type_check=False)
@@ -207,7 +207,9 @@ class _Gathering:
             communicator, self._batch, ranks_only, targets, by_nccl, streams
         )
 
-    def whole(self, moved: list[tuple], device: Any, cpu_offload: bool) -> dict[int, torch.Tensor]:
+    def gathered(
+        self, moved: list[tuple], device: Any, cpu_offload: bool
+    ) -> dict[int, torch.Tensor]:
         """The gathered tensors on their final devices, by the id of the sharded tensor."""
         result = {id(self._values[name]): made for name, (_, made) in self._made.items()}
         for one in moved:
@@ -351,7 +353,7 @@ class _Transfer:
         sources = Sources(shards, devices=True)
         self.full = _batch(
             {
-                name: _Leaf(_whole(full[key], key, sources))
+                name: _Leaf(_full_tensor(full[key], key, sources))
                 for name, key in tensors.items()
                 if key in full
             }
@@ -423,7 +425,7 @@ class _Transfer:
                     value._local_tensor.copy_(tensor)
 
 
-def _whole(value: Any, key: str, sources: Sources) -> Source:
+def _full_tensor(value: Any, key: str, sources: Sources) -> Source:
     if is_sharded(value):
         raise refuse(key, "sharded in the full state", "gather it first (full_tensor())")
     return sources.take(value, key)
