@@ -1,4 +1,4 @@
-"""What the Python tests share: exact comparison of states, and child processes."""
+"""Helpers of the Python tests: exact comparison of states, and child processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def payload(tensor: torch.Tensor) -> bytes:
 
 
 def random_tensor(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tensor:
-    """A tensor of random bit patterns (bools: of zeros and ones)."""
+    """A tensor of random bit patterns (bools: zeros and ones)."""
     count = int(np.prod(shape)) * torch.empty(0, dtype=dtype).element_size()
     if count == 0:  # torch's own view of nothing as another dtype fails
         return torch.empty(shape, dtype=dtype)
@@ -35,7 +35,7 @@ def random_tensor(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tenso
 
 
 def assert_same(got: Any, want: Any, where: str = "state") -> None:
-    """Asserts that two states are equal to the last bit, types, order and key types included."""
+    """Asserts that two states are equal bit for bit, including types, order and key types."""
     want_type = torch.Tensor if isinstance(want, torch.Tensor) else type(want)
     assert type(got) is want_type, f"{where}: {type(got)} is not {want_type}"
     if isinstance(want, (dict, OrderedDict)):
@@ -61,7 +61,7 @@ def assert_same(got: Any, want: Any, where: str = "state") -> None:
 
 
 def _assert_same_dict(got: dict, want: dict, where: str) -> None:
-    # repr tells 1 from True and 1.0, and -0.0 from 0.0, which are equal as keys.
+    # repr distinguishes 1, True and 1.0, and -0.0 and 0.0, which are equal as keys.
     assert [repr(key) for key in got] == [repr(key) for key in want], where
     for key in want:
         assert_same(got[key], want[key], f"{where}[{key!r}]")
@@ -91,6 +91,6 @@ def shares_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in RAM."""
+    """Resident memory of this process in bytes."""
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

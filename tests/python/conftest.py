@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 
 import cairn
 
-# The same examples on every run and machine; a failure shows its example.
+# The same examples on every run and machine. A failure prints its example.
 settings.register_profile(
     "cairn",
     deadline=None,
@@ -24,16 +24,16 @@ settings.load_profile("cairn")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # torch announces these at the first tensor of such a dtype, and the tests make one of each.
+    # torch emits these at the first tensor of such a dtype, and the tests create one of each.
     config.addinivalue_line("filterwarnings", "ignore:ComplexHalf support is experimental")
     config.addinivalue_line("filterwarnings", "ignore:torch.quantize_per_tensor")
-    # A run in the background of a shell inherits SIGINT ignored, and Python leaves it so.
+    # A background process of a shell inherits an ignored SIGINT, and Python does not change that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
-    # Sums in another order would differ in the last bit.
+    # Sums in a different order would differ in the last bit.
     torch.set_num_threads(1)
     torch.manual_seed(0)
 

@@ -16,7 +16,7 @@ def whole(name: str, offset: int = 0) -> torch.Tensor:
 
 
 def sharded(tensor: torch.Tensor, mesh, placements) -> DTensor:
-    """As distribute_tensor, also for strided shards, and without talking."""
+    """Like distribute_tensor, but also for strided shards, and without communication."""
     local = tensor
     for dim, placement in enumerate(placements):
         if not isinstance(placement, Replicate):

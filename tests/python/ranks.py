@@ -46,7 +46,7 @@ _context.set_forkserver_preload(
 
 
 class RanksFailed(AssertionError):
-    """Ranks raised, died or hung; the text holds what each of these had to say."""
+    """Ranks raised, died or hung. The text contains the output of each of them."""
 
 
 def run_on_ranks(
@@ -56,7 +56,7 @@ def run_on_ranks(
     timeout: float = 60.0,
     may_die: tuple[int, ...] = (),
 ) -> list[Any]:
-    """What ``function(rank, *args)`` returns on each rank of a gloo group of its own.
+    """Returns what ``function(rank, *args)`` returns on each rank of a new gloo group.
 
     Args:
         timeout: seconds after which ranks that still run are killed.
@@ -91,7 +91,7 @@ def run_on_ranks(
 def _collect(
     pipes: list[Connection], processes: list[Any], deadline: float
 ) -> list[tuple[str, Any]]:
-    """("done", result), ("raised", traceback), ("died", exit status) or ("hung", None) a rank."""
+    """("done", result), ("raised", traceback), ("died", exit status) or ("hung", None) per rank."""
     results: list[tuple[str, Any]] = [("hung", None)] * len(pipes)
     open_pipes = {pipe: rank for rank, pipe in enumerate(pipes)}
     while open_pipes and (left := deadline - time.monotonic()) > 0:
@@ -131,14 +131,14 @@ def _run(job: _Job, rank: int, sender: Connection) -> None:
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
     sys.stdout = sys.stderr = log
-    # Where it hangs is then in the log.
+    # The log then shows where a rank hangs.
     faulthandler.dump_traceback_later(max(job.timeout - 2, job.timeout / 2), file=log)
     try:
         with _group(rank, job.world_size, job.folder):
             result = "done", job.function(rank, *job.args)
     except BaseException:
         result = "raised", traceback.format_exc()
-    # By value: torch's own way leaves tensors in this process, which is about to end.
+    # By value: torch's own reducers leave tensors in this process, which is about to end.
     sender.send_bytes(pickle.dumps(result))
     sender.close()
 
@@ -157,7 +157,7 @@ def _group(rank: int, world_size: int, folder: str) -> Any:
         world_size=world_size,
         timeout=timedelta(seconds=60),
     )
-    dist.barrier()  # or a rank that is done at once leaves before all have connected
+    dist.barrier()  # otherwise a fast rank could leave before all have connected
     try:
         yield
     finally:

@@ -139,7 +139,7 @@ def test_leaving_python_waits_for_a_running_save(path, ending):
 
 
 class Ticker(threading.Thread):
-    """A Python thread that notes when it got to run."""
+    """A Python thread that records the times at which it runs."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)

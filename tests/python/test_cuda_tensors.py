@@ -1,5 +1,5 @@
 """CUDA tensors without a GPU: the cases in simulated_cuda/, in a process that imports the package
-that is linked with the simulated runtime."""
+linked with the simulated runtime."""
 
 from __future__ import annotations
 

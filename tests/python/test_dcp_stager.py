@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.staging import AsyncStager
 import cairn
 from cairn.torch import CairnStager
 
-# torch warns that there is no process group, which is the point of these.
+# torch warns that there is no process group, which these tests intend.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
@@ -29,7 +29,7 @@ def load(path: Path, like: dict) -> dict:
 
 
 class SlowWriter(dcp.FileSystemWriter):
-    """Writes once it is told to."""
+    """Writes when the test allows it."""
 
     go: threading.Event
 

@@ -1,4 +1,4 @@
-"""Saves of tensors that are not in host memory: their host copies are kept from save to save.
+"""Saves of tensors that are not in host memory: their host copies are reused from save to save.
 
 A complex tensor takes the way through Python that a tensor on a device takes; `is_on_host` is made
 to say that it lies on one.

@@ -1,4 +1,4 @@
-"""Errors: each class where it belongs, with what it names, and the store as it was."""
+"""Errors: the class, the names in the text, and an unchanged store."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_second_writer_is_refused_at_once(path, store):
 def test_a_full_disk_is_unavailable_and_leaves_the_store_as_it_was(path):
     with cairn.open(path, mode="a") as store:
         store.save(1, {"v": 1})
-    # A limit on file sizes stands in for the disk's end.
+    # A limit on file sizes simulates a full disk.
     result = run_python(
         """
         import resource, sys, cairn, numpy

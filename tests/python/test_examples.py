@@ -1,4 +1,4 @@
-"""The examples of `examples/` run, and go on where they were stopped."""
+"""The examples of `examples/` run, and resume where they were stopped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIMEOUT_SECONDS = 120
 
 
 def start(args: list[str], ranks: int) -> Program | subprocess.Popen:
-    """An example in one process, or with `ranks` under torchrun itself."""
+    """Starts an example in one process, or with `ranks` under torchrun itself."""
     if not ranks:
         return Program(args, environment())
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
@@ -40,7 +40,8 @@ def environment() -> dict[str, str]:
 
 
 def run(name: str, *arguments: object, ranks: int = 0) -> list[str]:
-    """The lines that an example prints, on `ranks` ranks as torchrun would start them."""
+    """Runs an example, on `ranks` ranks as torchrun would start them. Returns the lines that it
+    prints."""
     args = [str(EXAMPLES / name), *map(str, arguments)]
     environments = rank_environments(ranks) if ranks else [environment()]
     programs = [Program(args, each) for each in environments]
@@ -51,7 +52,7 @@ def run(name: str, *arguments: object, ranks: int = 0) -> list[str]:
 
 
 def rank_environments(count: int) -> list[dict[str, str]]:
-    """What torchrun puts into the environment of each rank."""
+    """The environment of each rank, as torchrun sets it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -64,7 +65,7 @@ def rank_environments(count: int) -> list[dict[str, str]]:
 
 
 def losses(lines: list[str]) -> dict[int, float]:
-    """By step."""
+    """The losses by step."""
     found = [re.search(r"step (\d+) loss ([\d.]+)", line) for line in lines]
     return {int(match[1]): float(match[2]) for match in found if match}
 
@@ -72,7 +73,7 @@ def losses(lines: list[str]) -> dict[int, float]:
 def stop(
     name: str, *arguments: object, after: str, number: int, ranks: int = 0
 ) -> tuple[list[str], int]:
-    """Sends a signal once a line holds `after`; all lines, and the exit status."""
+    """Sends a signal once a line contains `after`. Returns all lines and the exit status."""
     child = start([str(EXAMPLES / name), *map(str, arguments)], ranks)
     lines = []
     for line in child.stdout:

@@ -1,4 +1,4 @@
-"""Memory of the tensors that read() makes: whose it is, how large, and when it goes."""
+"""Memory of the tensors that read() creates: its owner, its size and its lifetime."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ def small_tensors(count: int, elements: int) -> dict[str, torch.Tensor]:
 
 
 def test_small_tensors_come_back_whole_across_several_arenas(store):
-    # 900,001 bytes are no multiple of the alignment; 80 of them need three arenas. A large tensor
-    # lies between them in key order.
+    # 900,001 bytes are not a multiple of the alignment; 80 of them need three arenas. A large
+    # tensor
+    # is between them in key order.
     state = small_tensors(80, 900_001)
     state["0040x"] = random_tensor(torch.float32, 700, 500)
     store.save(1, state)

@@ -1,4 +1,4 @@
-"""Parts of states: objects that give their state, prefixes, key patterns, frozen parameters."""
+"""Parts of states: Statefuls, prefixes, key patterns, frozen parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import cairn
 
 
 class Counter:
-    """Stateful, and no module."""
+    """A Stateful that is not a module."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -57,7 +57,7 @@ def test_only_the_top_level_is_looked_at(store):
     with pytest.raises(cairn.Invalid, match="Counter") as refused:
         store.save(1, {"a": {"b": Counter(1)}})
     assert refused.value.key == "a.b"
-    # Classes and dicts are no Statefuls, whatever they are called.
+    # Classes and dicts are not Statefuls, whatever methods they have.
     with pytest.raises(cairn.Invalid):
         store.save(1, {"a": Counter})
 

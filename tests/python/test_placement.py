@@ -1,4 +1,4 @@
-"""Placements against torch's own answers: the same local shape, offset and elements."""
+"""Placements compared with torch's: the same local shape, offset and elements."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def to_torch(placement):
 
 
 def coordinates(mesh):
-    """Of each rank, the last dimension fastest."""
+    """The coordinate of each rank, with the last dimension varying fastest."""
     return [c.tolist() for c in torch.cartesian_prod(*map(torch.arange, mesh)).view(-1, len(mesh))]
 
 
 def local_tensor(whole, mesh, placements, coordinate):
-    """What torch gives to a rank, by its own splitting."""
+    """The part that torch's own splitting gives to a rank."""
     for size, placement, place in zip(mesh, map(to_torch, placements), coordinate):
         if not isinstance(placement, Replicate):
             pieces, _ = placement._split_tensor(whole, size, with_padding=False)

@@ -1,4 +1,4 @@
-"""A training process that is told to end, killed, started again: its losses do not show it."""
+"""A training process that is terminated, killed and restarted: its losses are unaffected."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ print("end", flush=True)
 
 
 def digest(state: object) -> str:
-    """Of all tensors in a state, by name."""
+    """A digest of all tensors in a state, by name."""
     found = hashlib.sha256()
 
     def walk(value: object, name: str) -> None:
@@ -93,14 +93,14 @@ def read_until(child: Program, step: int) -> list[list[str]]:
 
 
 def finish(child: Program, before: list[list[str]]) -> tuple[list[list[str]], str]:
-    """All of its lines, and what it said on standard error."""
+    """All lines of its standard output, and its standard error."""
     out, err = child.communicate(timeout=120)
     return before + [line.split() for line in out.splitlines()], err
 
 
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory) -> list[list[str]]:
-    """Lines of a run that nobody interrupts."""
+    """The lines of an uninterrupted run."""
     child = start(tmp_path_factory.mktemp("whole") / "store", pause=0)
     lines, err = finish(child, [])
     assert child.returncode == 0, err

@@ -89,7 +89,7 @@ while True:
 
 
 def write_until_killed(path: Path, last_step: int, seconds: float) -> list[list[str]]:
-    """Lets a writer go on after `last_step` for so long, kills it; what it printed."""
+    """Runs a writer from `last_step` for some seconds, then kills it. Returns what it printed."""
     child = Program(["-c", WRITER, str(path), str(last_step)])
     assert child.stdout.readline() == "open\n"
     time.sleep(seconds)
@@ -119,7 +119,7 @@ def test_a_killed_writer_loses_no_step_that_it_reported(path):
             assert len(steps - known - reported) <= 1
             newest = max(known | reported, default=0)
             assert steps - known - reported <= {newest + 1}
-            # Steps before the last prune may be gone, and those of a prune that was under way.
+            # Steps before the last prune, or those of an unfinished prune, may be deleted.
             kept_by = max((step for step in known | reported if step % 5 == 0), default=0)
             assert {step for step in known | reported if step > kept_by - 3} <= steps
             assert not pruned or min(steps) > pruned[-1] - 3

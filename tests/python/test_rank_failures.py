@@ -1,4 +1,4 @@
-"""Several ranks: errors, interruptions and deaths on one rank are raised on all of them."""
+"""Multi-rank failures: errors, interruptions and deaths on one rank are raised on all ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import cairn
 
 
 class Unkept:
-    """What no store keeps."""
+    """An object that no store can save."""
 
 
 def fail_one_by_one(rank, path):
@@ -82,7 +82,7 @@ def interrupt_soon() -> None:
 
 
 def interrupt_a_wait(rank, path, call):
-    """Rank 0 is interrupted while it waits for rank 1, which comes once that has happened."""
+    """Rank 0 is interrupted while it waits for rank 1, which joins after the interruption."""
     store = cairn.open(path, mode="a")
     state = {"t": whole("even")}
     store.save(1, state)
@@ -111,7 +111,7 @@ def test_ctrl_c_ends_the_waiting_for_other_ranks(path, call):
 
 
 class Fussy:
-    """Takes no state on one rank."""
+    """Refuses its state on one rank."""
 
     def __init__(self, refuses: bool) -> None:
         self.refuses = refuses
@@ -178,7 +178,7 @@ def test_a_rank_that_leaves_by_an_error_does_not_wait_for_the_others(path):
 
 
 def fork_with_a_store(rank, path):
-    """As a data loader does it: the child lets go of the store, and of the connections."""
+    """Like the child of a data loader, the child drops the store and the connections."""
     state = {"t": whole("even")}
     store = cairn.open(path, mode="a")
     store.save(1, state)
@@ -211,7 +211,7 @@ store = cairn.open(f"{folder}/store", mode="a")
 store.save(1, {"t": torch.ones(3)})
 if sys.argv[3] == "well":
     store.save_async(2, {"t": torch.ones(3)})
-    sys.exit(0)  # nobody has closed the store
+    sys.exit(0)  # the store is still open
 if rank == 1:
     raise RuntimeError("of the training")
 store.save(2, {"t": torch.ones(3)})
@@ -230,7 +230,7 @@ def test_stores_that_nobody_closed(tmp_path, end):
     if end == "well":
         assert statuses == [0, 0], errors
     else:
-        # Rank 0 learns at once that rank 1 has gone.
+        # Rank 0 detects immediately that rank 1 has exited.
         assert statuses == [1, 1] and "of the training" in errors[1]
         assert "cairn.errors.Unavailable" in errors[0]
 

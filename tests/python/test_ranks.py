@@ -1,4 +1,4 @@
-"""Several ranks that save and load together: every kind of sharded tensor, on any mesh."""
+"""Multi-rank saves and loads: every kind of sharded tensor, on any mesh."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def reshard_everything(rank, path, saved_dims, loaded_dims):
 def test_every_placement_loads_as_every_other(path, saved_dims, loaded_dims):
     run_on_ranks(reshard_everything, path, saved_dims, loaded_dims)
 
-    # And one process, later, sees whole tensors.
+    # Later, a single process reads complete tensors.
     with cairn.open(path) as store:
         assert store.world_size == 1
         for key, got in store.read(step=1).items():
@@ -72,7 +72,7 @@ def test_every_placement_loads_as_every_other(path, saved_dims, loaded_dims):
 
 
 def save_and_load_parts(rank, path):
-    """Each rank has rows of its own of one tensor, as ShardedTensor has them; one rank has none."""
+    """Each rank has its own rows of a ShardedTensor; one rank has none."""
     from torch.distributed._shard.sharded_tensor import Shard as LocalShard
     from torch.distributed._shard.sharded_tensor import ShardedTensor
     from torch.distributed._shard.sharded_tensor.metadata import ShardMetadata
@@ -105,7 +105,7 @@ def test_sharded_tensors(path):
 
 
 def save_what_only_some_have(rank, path):
-    """Stages of a pipeline, a state of each rank, tensor parallelism below two replicas."""
+    """Pipeline stages, a state per rank, and tensor parallelism in each of two replicas."""
     world = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     stage = {f"stage{rank // 2}": whole("even", rank // 2), "all": whole("uneven")}
     own = {f"rng.{rank}": torch.full((3,), rank), f"number.{rank}": rank}
@@ -157,7 +157,7 @@ def test_ranks_may_hold_different_keys(path):
 
 def save_tied(rank, path):
     mesh = init_device_mesh("cpu", (4,))
-    tied = sharded(whole("short"), mesh, (Shard(0),))  # two ranks hold nothing of it
+    tied = sharded(whole("short"), mesh, (Shard(0),))  # two ranks hold no part of it
     plain = whole("even")
     with cairn.open(path, mode="a") as store:
         store.save(1, {"a": tied, "b": {"c": tied}, "p": plain, "q": plain})
@@ -181,7 +181,7 @@ def test_tied_shards_are_written_once_and_stay_tied(path):
 
 
 def save_on_a_part(rank, path):
-    """Meshes of three of four ranks; the fourth has a DTensor too, and holds nothing of it."""
+    """Meshes of three of four ranks; the fourth has the DTensor too, but no part of it."""
     from torch.distributed.device_mesh import DeviceMesh
 
     mesh = DeviceMesh("cpu", [0, 2, 3])

@@ -1,4 +1,4 @@
-"""Models and optimizers that several ranks train: FSDP of both kinds, DDP, tensor parallelism."""
+"""Models and optimizers trained by several ranks: FSDP1, FSDP2, DDP, tensor parallelism."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ import cairn
 
 
 class Net(nn.Module):
-    """Of odd sizes, with a buffer and tied weights."""
+    """A model of odd sizes, with a buffer and tied weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ def test_fsdp2_resumes_on_another_mesh(path):
 
 
 def load_into_meta(rank, path):
-    """Nothing has memory until the load gives it."""
+    """The load allocates the memory of all tensors."""
     model = shard_fully(seeded(1))
     want = full_state(model)
     with cairn.open(path, mode="a") as store:

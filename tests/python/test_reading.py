@@ -147,7 +147,7 @@ def test_a_small_part_reads_few_bytes(store):
 
 
 def mapping_of(address: int) -> str:
-    """The line of /proc/self/maps that holds the address."""
+    """The line of /proc/self/maps that contains the address."""
     with open("/proc/self/maps") as maps:
         for line in maps:
             begin, end = (int(part, 16) for part in line.split()[0].split("-"))
@@ -203,7 +203,7 @@ def test_what_cannot_be_mapped_is_read(store):
     tensor = torch.randn(64, 65536)
     store.save(1, {"t": tensor})
     tensor[40] = 0
-    store.save(2, {"t": tensor})  # its chunks now lie in two segments
+    store.save(2, {"t": tensor})  # its chunks are now in two segments
     read = store.read(mmap=True)["t"]
     assert torch.equal(read, tensor)
 

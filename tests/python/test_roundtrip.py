@@ -1,4 +1,4 @@
-"""What is saved comes back the same: values, keys, containers, order."""
+"""A load returns what was saved: values, keys, containers, order."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def test_nothing_is_deleted_before_a_newer_step_is_durable(store, monkeypatch):
         saver.step(2, state_of(2))
         saver._finish_background_save()
         assert store.steps() == [2]
-        # Step 3 cannot be written; its save is told as failed, and 2 stays.
+        # Step 3 cannot be written; its save is reported as failed, and step 2 remains.
         monkeypatch.setattr(type(saver._store), "save_async", failing_save)
         saver.step(3, state_of(3))
         with pytest.raises(cairn.Unavailable, match="disk"):

@@ -1,4 +1,4 @@
-"""`cairn.torch.Saver` on several ranks: one signal, one step, one verdict."""
+"""`cairn.torch.Saver` on several ranks: all agree on the signal and the step."""
 
 from __future__ import annotations
 

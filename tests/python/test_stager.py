@@ -1,4 +1,4 @@
-"""`cairn.torch.StateDictStager`: what a staged state is, and how long its memory lives."""
+"""`cairn.torch.StateDictStager`: the staged state, and the lifetime of its memory."""
 
 from __future__ import annotations
 
@@ -347,7 +347,7 @@ def test_a_handle_is_done_when_every_device_is(stager):
 
 
 def test_copies_behind_the_host_are_waited_for_before_they_are_filled_again(monkeypatch):
-    # The path of a device, on the host: the storage says that it lies on one, and events are noted.
+    # The code path of a device, on the host: the storage claims a device, and events are recorded.
     made = []
     monkeypatch.setattr(
         host_copies, "_record_event", lambda device: made.append(FakeEvent()) or made[-1]

@@ -1,4 +1,4 @@
-"""The state-dict tools against torch's own, on the same inputs; four gloo ranks where they talk."""
+"""The state-dict tools compared with torch's on the same inputs; collectives on four gloo ranks."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def gather_sharded_tensors(rank):
     ours.copy_state_dict(state, companion)
     assert torch.equal(companion["t"].local_shards()[0].tensor, shards[0].tensor)
     assert companion["t"].local_shards()[0].tensor.data_ptr() != shards[0].tensor.data_ptr()
-    # Theirs would replace it by the whole tensor.
+    # torch's version would replace it by the full tensor.
     full = {"t": whole + 1} if rank == 0 else {}
     ours.broadcast_state_dict(full, state, CPU)
     assert torch.equal(state["t"].local_shards()[0].tensor, whole[begin : begin + size] + 1)
@@ -319,7 +319,7 @@ def broadcast_everything(rank):
     small = {key: value for key, value in full.items() if key != "extra"}
     theirs._broadcast_state_dict(small, want, CPU, cpu_offload=True)
     assert_alike(got, want)
-    # One rank's local state does not fit: nobody's is touched.
+    # The local state of one rank does not fit: no rank's state changes.
     bad = {"w0": distribute_tensor(torch.zeros(6, 5), mesh, PLACEMENTS[0])}
     good = {"w0": distribute_tensor(torch.zeros(7, 5), mesh, PLACEMENTS[0])}
     with pytest.raises(cairn.Invalid, match="w0|0"):
@@ -424,7 +424,7 @@ def test_one_process_without_a_group():
 
 
 def interrupt_a_gathering(rank):
-    """Rank 0 is interrupted while it waits for rank 1; both go on with the next call."""
+    """Rank 0 is interrupted while it waits for rank 1; both continue with the next call."""
     mesh = init_device_mesh("cpu", (2,))
     state = {"w": distribute_tensor(torch.arange(8.0), mesh, [Shard(0)])}
     ours.gather_state_dict(state)

@@ -1,4 +1,4 @@
-"""Tensors of every dtype, layout and origin; what shares memory; what is refused."""
+"""Tensors of every dtype, layout and origin; shared memory; what is refused."""
 
 from __future__ import annotations
 

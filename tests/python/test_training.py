@@ -1,4 +1,4 @@
-"""A real training run: resumed from a checkpoint it goes on bit for bit."""
+"""A real training run: resumed from a checkpoint, it continues bit for bit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import cairn
 
 
 class Run:
-    """A small network with all that a training loop has to carry over."""
+    """A small network with everything that a training loop has to restore."""
 
     def __init__(self, seed: int) -> None:
         torch.manual_seed(seed)
@@ -84,7 +84,7 @@ def test_a_run_resumed_in_place_goes_on_bit_for_bit(store: cairn.Store):
     weight = resumed.model[0].weight
     state = resumed.state()
     store.load(state)
-    assert resumed.model[0].weight is weight  # filled where it lies
+    assert resumed.model[0].weight is weight  # filled in place
     resumed.restore(state)
     assert ([resumed.step() for _ in range(10)], payload(resumed.model[0].weight)) == expected
 

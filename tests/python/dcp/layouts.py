@@ -20,8 +20,8 @@ Make = Callable[[torch.Tensor], Any]
 
 
 def layouts() -> dict[str, Make]:
-    """By name, what makes an object of the layout from the whole tensor, without a word between the
-    ranks but for ShardedTensors. Needs a group of four ranks."""
+    """Functions, by name, that create an object of the layout from the full tensor. Only those for
+    ShardedTensors communicate. Needs a group of four ranks."""
     return {"plain": torch.clone, **dict(_dtensors()), **dict(_sharded_tensors())}
 
 
@@ -44,7 +44,7 @@ def _on(mesh: DeviceMesh, placements: tuple) -> Make:
 
 
 def _strided(whole: torch.Tensor, mesh: DeviceMesh, placements: tuple) -> DTensor:
-    """Sharded along the second mesh dimension first, as its name says."""
+    """Sharded along the second mesh dimension first, as the strided placement requires."""
     columns = Shard(0)._split_tensor(whole, mesh.size(1), with_padding=False)[0]
     column = columns[mesh.get_local_rank(1)]
     pieces = Shard(0)._split_tensor(column, mesh.size(0), with_padding=False)[0]
@@ -68,7 +68,7 @@ def _sharded_tensors() -> Iterator[tuple[str, Make]]:
 
 
 def _grid(shape: torch.Size, counts: tuple[int, int], owners: tuple[int, ...]):
-    """Cut into uneven pieces along the first two dimensions."""
+    """Splits a tensor into uneven parts along the first two dimensions."""
     cuts = [[size * i // count for i in range(count + 1)] for size, count in zip(shape, counts)]
     boxes = itertools.product(*(itertools.pairwise(cut) for cut in cuts))
     shards = []
@@ -84,7 +84,7 @@ def _spread(spec_of: Callable) -> Make:
     def make(whole: torch.Tensor) -> ShardedTensor:
         made = sharded_tensor.empty(spec_of(whole.shape), *whole.shape, dtype=whole.dtype)
         for offsets, part in parts(made):
-            if part.numel() > 0:  # chunks of nothing may begin behind the end
+            if part.numel() > 0:  # empty chunks may begin after the end
                 part.copy_(_cut(whole, offsets, part.shape))
         return made
 
@@ -92,7 +92,7 @@ def _spread(spec_of: Callable) -> Make:
 
 
 def parts(held: Any) -> list[tuple[tuple[int, ...], torch.Tensor]]:
-    """Where each part begins that this rank holds, and its memory; a DTensor's always at 0."""
+    """The offset and memory of each part on this rank; for a DTensor, the offset is 0."""
     if isinstance(held, ShardedTensor):
         return [(tuple(s.metadata.shard_offsets), s.tensor) for s in held.local_shards()]
     local = held.to_local() if isinstance(held, DTensor) else held
@@ -100,7 +100,7 @@ def parts(held: Any) -> list[tuple[tuple[int, ...], torch.Tensor]]:
 
 
 def dcp_takes(held: Any) -> bool:
-    """dcp's own planner refuses ShardedTensors with an empty shard that begins behind the end."""
+    """dcp's planner refuses ShardedTensors with an empty shard that begins after the end."""
     return not isinstance(held, ShardedTensor) or all(
         offset + length <= size
         for shard in held.metadata().shards_metadata
@@ -115,7 +115,7 @@ def _cut(whole: torch.Tensor, offsets: tuple[int, ...], shape: torch.Size) -> to
 
 
 def assert_same_parts(got: Any, want: Any, where: str) -> None:
-    """That this rank holds the same."""
+    """Asserts that this rank holds the same parts."""
     assert type(got) is type(want), where
     for (got_at, got_part), (want_at, want_part) in zip(parts(got), parts(want), strict=True):
         assert got_at == want_at and torch.equal(got_part, want_part), (

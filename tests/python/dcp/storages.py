@@ -1,4 +1,4 @@
-"""What the tests of ``torch.distributed.checkpoint`` run on: torch's own files, and Cairn."""
+"""The storages under test with ``torch.distributed.checkpoint``: torch's files and Cairn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 
 
 class Storage(NamedTuple):
-    """A pair of classes under one contract; picklable."""
+    """A writer class and a reader class with a common contract; can be pickled."""
 
     name: str
     writer_type: Callable[..., StorageWriter]
@@ -31,12 +31,12 @@ class Storage(NamedTuple):
         return dcp.save(state, storage_writer=self.writer(path), **arguments)
 
     def load(self, state: dict, path: Any, **arguments: Any) -> dict:
-        """dcp.load with a new reader; gives `state` back."""
+        """dcp.load with a new reader. Returns `state`."""
         dcp.load(state, storage_reader=self.reader(path), **arguments)
         return state
 
     def _known(self, function: Callable[..., Any], options: dict) -> dict:
-        """Without allow_pickle where pickles are the rule anyhow."""
+        """Removes allow_pickle for storages that always use pickle."""
         if "allow_pickle" in inspect.signature(function).parameters:
             return options
         return {name: value for name, value in options.items() if name != "allow_pickle"}
@@ -48,14 +48,14 @@ STORAGES = [FILES, CAIRN]
 
 
 def failures_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[int, str]:
-    """The types' names of what each rank has raised. The call must fail as errors_of says."""
+    """The type name of each rank's error. The call must fail with a CheckpointException."""
     return {
         rank: type(error).__name__ for rank, error in errors_of(function, *args, **kwargs).items()
     }
 
 
 def errors_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[int, BaseException]:
-    """What each rank has raised. The call must fail with a CheckpointException."""
+    """The error of each rank. The call must fail with a CheckpointException."""
     try:
         function(*args, **kwargs)
     except CheckpointException as error:

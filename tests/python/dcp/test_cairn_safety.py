@@ -1,4 +1,4 @@
-"""What Cairn promises under dcp: no pickle unasked, no torn checkpoint, no damage unseen."""
+"""Cairn's guarantees under dcp: no pickle by default, atomic checkpoints, damage is detected."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def loaded(*args, **options) -> dict:
 
 
 def pickles_in(data: bytes) -> list[int]:
-    """Where pickles begin: archives of torch.save, and streams of protocol 2 or newer that make an
-    object of some class or hold more than a few values."""
+    """Offsets of pickles: archives of torch.save, and streams of protocol 2 or newer that create an
+    object of some class or contain more than a few values."""
     found = [i for i in positions(data, b"PK\x03\x04")]
     for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
         for start in positions(data, bytes([0x80, protocol])):
@@ -52,7 +52,7 @@ def pickles_in(data: bytes) -> list[int]:
 
 
 def contents_of(folder: Path) -> list[tuple[str, bytes]]:
-    """Every file, and what is compressed in it, as Cairn's records are."""
+    """Every file, and the decompressed contents of compressed records in it."""
     found = all_bytes(folder)
     for name, data in list(found):
         frames = (unpacked(data, at) for at in positions(data, b"\x28\xb5\x2f\xfd"))
@@ -61,7 +61,7 @@ def contents_of(folder: Path) -> list[tuple[str, bytes]]:
 
 
 def unpacked(data: bytes, at: int) -> bytes | None:
-    """The contents of the zstd frame that begins there, if one does."""
+    """The contents of the zstd frame that begins there, if there is one."""
     zstd = ctypes.CDLL(ctypes.util.find_library("zstd") or "libzstd.so.1")
     for function in (zstd.ZSTD_findFrameCompressedSize, zstd.ZSTD_decompress):
         function.restype = ctypes.c_size_t
@@ -81,7 +81,7 @@ def positions(data: bytes, what: bytes):
 
 
 def is_pickle(data: bytes) -> bool:
-    """Whether it is a whole stream, to its STOP."""
+    """Whether it is a complete stream, up to its STOP."""
     try:
         return len(list(pickletools.genops(data))) > 2
     except (ValueError, UnicodeDecodeError, IndexError):
@@ -229,7 +229,7 @@ def test_metadata_of_a_planner_come_back_equal(path, data):
 
 
 def flip(path: Path, what: bytes, at: int) -> None:
-    """One bit, `at` bytes behind the beginning of `what`, wherever that lies."""
+    """Flips one bit, `at` bytes after the beginning of `what`, wherever `what` is."""
     flipped = 0
     for file in segment_files(path):
         data = bytearray(file.read_bytes())
@@ -252,7 +252,7 @@ def test_a_flipped_bit_of_a_tensor_is_corrupt_and_named(path):
 
 
 def test_no_damaged_byte_gives_other_contents(path):
-    """Of records, metadata and index; each is found, or not needed."""
+    """Damage to records, metadata and index is detected, or the bytes are not needed."""
     state = {"t": torch.ones(3), "n": 1, "text": "some"}
     CAIRN.save(state, path)
     errors = 0
@@ -277,7 +277,7 @@ def test_no_damaged_byte_gives_other_contents(path):
 
 
 class DyingWriter(CairnWriter):
-    """Kills its process where it is told to."""
+    """Kills its process at the given point."""
 
     def __init__(self, path, where: str, rank: int) -> None:
         super().__init__(path)
@@ -299,7 +299,7 @@ class DyingWriter(CairnWriter):
 
 
 class DyingPlanner(DefaultSavePlanner):
-    """Lets a rank begin to write."""
+    """Allows a rank to start writing."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -377,7 +377,7 @@ def test_after_a_failed_save_the_native_api_may_write(path):
         def finish_plan(self, new_plan):
             raise OSError("asked to fail")
 
-    writer = CairnWriter(path)  # keeps its part, as dcp does not tell it of the failure
+    writer = CairnWriter(path)  # keeps its part, because dcp does not report the failure to it
     errors_of(dcp.save, {"n": 1}, storage_writer=writer, planner=Failing())
     with cairn.open(path, mode="a") as store:
         assert store.steps() == []

@@ -1,4 +1,4 @@
-"""Saves and loads beside each other: one writer twice, readers beside a writer, forks, Ctrl-C."""
+"""Concurrent saves and loads: one writer used twice, readers and a writer, forks, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_two_async_saves_with_one_stager_keep_apart(tmp_path):
 
 
 def load_the_latest(rank, path):
-    """Rank 0 finds step 1 to be the latest, rank 1 step 2."""
+    """For rank 0 the latest step is 1, for rank 1 it is 2."""
 
     class Late(CairnReader):
         def read_metadata(self, *args, **options):
@@ -126,7 +126,7 @@ def test_a_cached_plan_of_a_failed_save_does_not_fail_the_next(path):
 
 
 class Crafting(DefaultSavePlanner):
-    """Gives a pickle that says where it was opened, of the protocol that begins like text."""
+    """Gives a pickle, of the protocol that begins like text, that records where it is loaded."""
 
     said = "import builtins; builtins.was_run = True"
 

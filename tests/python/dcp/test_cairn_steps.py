@@ -1,4 +1,4 @@
-"""What Cairn adds under dcp: steps of a store, reuse, the native API on the same steps."""
+"""Cairn's additions under dcp: steps of a store, reuse, the native API on the same steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def save(state: dict, *args, **options) -> None:
 
 
 def loaded(*args, **options) -> dict:
-    """All that a step holds, by dcp."""
+    """The complete state of a step, loaded by dcp."""
     return _load_state_dict_from_keys(storage_reader=CairnReader(*args, **options))
 
 
@@ -293,7 +293,7 @@ def test_tied_weights_are_kept_once_and_stay_tied(path):
 
 
 class Converting(DefaultSavePlanner):
-    """Counts the tensors it has made that are still there."""
+    """Counts the tensors that it has created and that are still alive."""
 
     def transform_object(self, write_item, object):
         made = super().transform_object(write_item, object)

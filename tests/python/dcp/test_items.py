@@ -1,4 +1,4 @@
-"""Tensors and plain values, saved and loaded by one process: files and Cairn do the same."""
+"""Tensors and plain values, saved and loaded by one process: files and Cairn are equivalent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from
 
 
 def dcp_takes(dtype: torch.dtype) -> bool:
-    """Whether dcp's planner can say how large an element is; it cannot for torch.int4 and such."""
+    """Whether dcp's planner knows the size of an element; it does not for torch.int4 and
+    similar."""
     try:
         return torch._utils._element_size(dtype) > 0
     except TypeError:
@@ -339,7 +340,7 @@ def test_loading_what_is_not_there_fails_alike(storage, path):
 
 
 class Counter:
-    """Stateful as dcp wants it."""
+    """A Stateful of dcp."""
 
     def __init__(self, count: int) -> None:
         self.weight = torch.full((3,), float(count))
@@ -417,7 +418,7 @@ def test_checkpoint_ids_are_texts_and_paths(storage, tmp_path):
 
 
 class Where:
-    """A path by __fspath__ alone."""
+    """A path that only has __fspath__."""
 
     def __init__(self, folder) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""Four ranks through dcp: what fails on one, plans that are cached, saves without a word."""
+"""Four ranks through dcp: failures on one rank, cached plans, saves without communication."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 
 def state_of(step: int) -> dict:
-    """One sharded tensor, one on all ranks, one of each rank alone, and values."""
+    """A sharded tensor, a replicated tensor, a tensor that only this rank has, and values."""
     mesh = init_device_mesh("cpu", (4,))
     rows = torch.arange(35.0).view(7, 5) + step
     return {
@@ -157,7 +157,7 @@ def save_with_cached_plans(rank: int, storage: Storage, path) -> None:
             state["more"] = torch.full((5,), float(step))  # the plan of one rank changes, and back
         where = path / ("place" if step % 3 else f"place-{step}")
         planner = DefaultSavePlanner(enable_plan_caching=True)
-        if step == 5:  # a new writer goes on with the plans
+        if step == 5:  # a new writer continues with the cached plans
             writer = storage.writer(where)
         dcp.save(state, checkpoint_id=where, storage_writer=writer, planner=planner)
         assert_is_step(storage.load(blank_state(), where), step)
@@ -184,7 +184,7 @@ def test_ranks_save_each_for_itself(storage, path):
 
 
 def save_without_others(rank: int, storage: Storage, path) -> None:
-    """no_dist, within a group: each rank is alone."""
+    """no_dist inside a group: each rank saves by itself."""
     state = {"rank": rank, "t": torch.full((3,), float(rank))}
     storage.save(state, path / str(rank), no_dist=True)
     target = storage.load({"rank": -1, "t": torch.zeros(3)}, path / str(rank), no_dist=True)

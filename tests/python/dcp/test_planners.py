@@ -1,4 +1,4 @@
-"""Planners of the user's own: they decide what is saved, under which names, and what is loaded."""
+"""Custom planners: they decide what is saved, under which names, and what is loaded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def blank_state() -> dict:
 
 
 class HalfByTransform(DefaultSavePlanner):
-    """Calls the default one first, as most do."""
+    """Calls the default planner first, as most custom planners do."""
 
     def transform_object(self, write_item, object):
         object = super().transform_object(write_item, object)
@@ -46,7 +46,7 @@ class HalfByResolve(DefaultSavePlanner):
 
 
 class HalfByCopy(DefaultSavePlanner):
-    """Converts the whole state before anything is planned."""
+    """Converts the complete state before anything is planned."""
 
     def set_up_planner(self, state_dict, storage_meta=None, is_coordinator=False):
         model = {name: tensor.half() for name, tensor in state_dict["model"].items()}
@@ -76,7 +76,7 @@ def test_a_save_planner_changes_values(storage, path):
 
 
 class OldSignature(DefaultSavePlanner):
-    """From before planners were told the storage_meta."""
+    """A planner from before planners received the storage_meta."""
 
     def set_up_planner(self, state_dict, is_coordinator):
         super().set_up_planner(state_dict, None, is_coordinator)
@@ -187,7 +187,7 @@ def test_a_load_planner_renames(storage, path):
 
 
 class Scaling(DefaultLoadPlanner):
-    """Reads into memory of its own, and changes tensors and values on their way."""
+    """Reads into its own memory, and transforms tensors and values."""
 
     def transform_tensor(self, read_item, tensor):
         self.targets = getattr(self, "targets", [])

@@ -1,4 +1,4 @@
-"""Four ranks save a tensor held in any way, and load it into any other way of holding it."""
+"""Four ranks save a tensor in any layout and load it into any other layout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def whole(name: str, layout: str) -> torch.Tensor:
 
 
 def reshard(rank: int, storage: Storage, path) -> int:
-    """From all layouts to all; how many pairs."""
+    """Loads every layout into every other one. Returns the number of pairs."""
     made = layouts()
     state = {
         f"{name}.{layout}": held

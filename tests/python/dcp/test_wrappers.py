@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class Net(nn.Module):
-    """Sizes that four ranks do not divide, and two neither once they have been divided."""
+    """Sizes that are not divisible by four, nor by two after a first division."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def _fsdp2(net: Net) -> nn.Module:
 
 
 def _tensor_parallel(net: Net) -> nn.Module:
-    """In two pairs of ranks that hold the same."""
+    """Two pairs of ranks that hold the same tensors."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     return parallelize_module(net, mesh["tp"], _plans())
 
@@ -82,7 +82,7 @@ WRAPPERS: dict[str, Callable[[Net], nn.Module]] = {
 
 
 def made(wrapper: str, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A model that has seen one step, the same on all ranks before it is wrapped."""
+    """A model after one training step, equal on all ranks before it is wrapped."""
     torch.manual_seed(seed)
     model = WRAPPERS[wrapper](Net())
     optim = torch.optim.AdamW(model.parameters(), lr=seed / 100, betas=(0.8, 0.9))
@@ -98,7 +98,7 @@ def step(model: nn.Module, optim: torch.optim.Optimizer) -> None:
 
 
 def whole_state(model: nn.Module, optim: torch.optim.Optimizer) -> dict:
-    """All of it, on every rank."""
+    """The full state, on every rank."""
     model_state, optim_state = get_state_dict(
         model, optim, options=StateDictOptions(full_state_dict=True)
     )
@@ -134,7 +134,7 @@ def save_each_and_load_into_all(rank: int, storage: Storage, path) -> int:
 
 
 def sorted_state(state: object) -> object:
-    """Dicts by their keys' order, for wrappers differ in it."""
+    """Dicts with sorted keys, because wrappers order them differently."""
     if isinstance(state, dict):
         return {key: sorted_state(state[key]) for key in sorted(state)}
     return [sorted_state(value) for value in state] if isinstance(state, list) else state
@@ -172,7 +172,7 @@ def test_meta_tensors_of_a_target_are_made(storage, path):
 
 
 def one_of_two_groups(rank: int, storage: Storage, path) -> str:
-    """Each half of the ranks has a checkpoint of its own."""
+    """Each half of the ranks has a separate checkpoint."""
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     group, half = halves[rank // 2], f"half-{rank // 2}"
     state = {"same": torch.full((3,), float(rank // 2)), "half": half}

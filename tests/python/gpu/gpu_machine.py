@@ -1,7 +1,7 @@
-"""What the tests of this folder need of a GPU, and why they cannot run where there is none.
+"""What the tests of this folder need of a GPU, and why they cannot run without one.
 
-They need PyTorch, its CUDA and the package, nothing else: no pytest. What they do to tensors goes
-through `machine`, so that tests/python/simulated_cuda can run them on a simulated GPU.
+They need PyTorch with CUDA and the package, but not pytest. They access tensors through `machine`,
+so that tests/python/simulated_cuda can run them on a simulated GPU.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def why_not() -> str | None:
-    """Why nothing can run here."""
+    """The reason why nothing can run here; None if everything can."""
     try:
         import torch
     except ImportError as error:
@@ -33,11 +33,11 @@ def why_not() -> str | None:
 
 
 class Gpu:
-    """Device 0 by torch."""
+    """Device 0, through torch."""
 
     why_not = staticmethod(why_not)
     computes = True
-    """False: nothing runs on it but copies that Cairn and this class make."""
+    """False: the device runs only the copies of Cairn and of this class."""
 
     @property
     def dtypes(self) -> list[Any]:
@@ -61,19 +61,19 @@ class Gpu:
         return tensor.cpu()
 
     def put(self, tensor: Any, values: Any) -> None:
-        """Changes a row-major tensor; done when it returns."""
+        """Changes a row-major tensor synchronously."""
         import torch
 
         tensor.copy_(values)
         torch.cuda.synchronize()
 
     def enqueue_copy(self, target: Any, source: Any) -> None:
-        """On the current stream, between row-major tensors on the device."""
+        """Copies between row-major tensors on the device, on the current stream."""
         target.copy_(source)
 
     @contextmanager
     def busy_stream(self) -> Iterator[Any]:
-        """Another stream is current, and has work for a while."""
+        """Makes another stream current, which is busy for a while."""
         import torch
 
         stream = torch.cuda.Stream()
@@ -88,20 +88,21 @@ machine: Any = Gpu()
 
 
 def use(other: Any) -> None:
-    """Another machine than this host's GPU; before the modules of tests are imported."""
+    """Sets a machine other than this host's GPU. To be called before the test modules are
+    imported."""
     global machine
     machine = other
 
 
 def to_gpu(host: Any) -> Any:
-    """A tensor on the device as one in host memory: values, strides."""
+    """A copy in host memory of a tensor on the device, with its values and strides."""
     base = host.contiguous() if host.dim() == 0 else host
     (tensor,) = machine.views(base, [(tuple(host.shape), tuple(base.stride()), 0)])
     return tensor
 
 
 def bits(tensor: Any) -> Any:
-    """The bytes of its row-major form, in host memory."""
+    """The row-major bytes of a tensor, in host memory."""
     import torch
 
     host = machine.to_host(tensor) if tensor.is_cuda else tensor
@@ -109,7 +110,7 @@ def bits(tensor: Any) -> Any:
 
 
 class GpuTest(unittest.TestCase):
-    """Has a folder for a store; skipped, with the reason, where there is no GPU."""
+    """Provides a folder for a store. Skips the tests, with the reason, if there is no GPU."""
 
     def setUp(self) -> None:
         reason = machine.why_not()
@@ -135,7 +136,7 @@ class GpuTest(unittest.TestCase):
 
 
 def random_bits(dtype: Any, shape: tuple) -> Any:
-    """Values of any dtype with all kinds of bits, in host memory; bools of 0 and 1."""
+    """Random bit patterns of any dtype in host memory; bools are 0 and 1."""
     import torch
 
     if dtype == torch.bool:

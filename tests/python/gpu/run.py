@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Runs the tests beside this file with the standard library alone.
+"""Runs the tests in this folder with the standard library only.
 
     python3 run.py [RESULTS.json]
 
-The results are as GoogleTest writes them. Where no GPU is found, each module counts as one test
-that was skipped, with the reason.
+The results have the format of GoogleTest. Without a GPU, each module counts as one skipped test,
+with the reason.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpu_machine import why_not
 
 
 class Results(unittest.TextTestResult):
-    """Notes each test's outcome under its class and name."""
+    """Records the outcome of each test by its class and name."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -54,7 +54,7 @@ class Results(unittest.TextTestResult):
 
 
 def run() -> tuple[list[dict[str, Any]], bool]:
-    """Every test's outcome, and whether none has failed."""
+    """The outcome of every test, and whether all have passed."""
     reason = why_not()
     if reason is not None:
         modules = sorted(path.stem for path in HERE.glob("test_*.py"))

@@ -111,7 +111,7 @@ def test_tensors_that_share_device_memory_are_written_once(path):
 
 
 class _OpensLater:
-    """A planner's part: from when it gives a tensor to the storage, the stream is still busy."""
+    """The planner gives a tensor to the storage while the stream is still busy."""
 
     def __init__(self, block):
         super().__init__()

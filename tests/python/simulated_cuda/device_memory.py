@@ -1,7 +1,7 @@
 """CUDA tensors of a torch without CUDA, in the memory of the simulated runtime.
 
-torch takes device memory by DLPack without looking at it. What comes out is a torch.Tensor like any
-other, of device cuda:N; only what would compute on it fails.
+torch imports device memory by DLPack without accessing it. The result is an ordinary torch.Tensor
+on device cuda:N; only computations on it fail.
 """
 
 from __future__ import annotations
@@ -101,17 +101,17 @@ _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 _lent: dict[int, tuple] = {}
-"""What DLPack structures point to, by their address, until torch gives them back."""
+"""The objects that DLPack structures refer to, by address, until torch releases them."""
 
 
 class Memory:
-    """Bytes of a device, freed with the last tensor in them."""
+    """Device memory that is freed with the last tensor in it."""
 
     owner: Any = None
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Memory:
-        """That which a tensor begins in, and which this keeps alive."""
+        """The memory of a tensor, which this object keeps alive."""
         memory = cls.__new__(cls)
         memory.device, memory.address = tensor.device.index, tensor.data_ptr()
         memory.owner = tensor
@@ -157,7 +157,7 @@ def _give_back(managed: Any) -> None:
         _lent.pop(ctypes.addressof(managed.contents), None)
 
 
-# torch may free tensors after this module is gone.
+# torch may free tensors after this module has been torn down.
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_give_back))
 
 
@@ -173,7 +173,7 @@ def to_cuda(source: torch.Tensor, device: int = 0) -> torch.Tensor:
 def empty(
     shape: tuple, dtype: Any = torch.float32, device: int = 0, strides: tuple | None = None
 ) -> torch.Tensor:
-    """A tensor on the device with whatever its memory holds."""
+    """An uninitialized tensor on the device."""
     like = torch.empty_strided(
         shape, torch.empty(shape, device="meta").stride() if strides is None else strides,
         dtype=dtype, device="meta",
@@ -183,7 +183,7 @@ def empty(
 
 
 def fill(tensor: torch.Tensor, source: torch.Tensor) -> None:
-    """Puts other values into a row-major tensor, behind the back of all streams."""
+    """Overwrites a row-major tensor without using a stream."""
     source = source.to(tensor.dtype).expand(tensor.shape).contiguous()
     control.Poke(tensor.data_ptr(), source.data_ptr(), source.nbytes)
 
@@ -198,7 +198,7 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Stream:
-    """As torch.cuda.Stream, as far as Cairn looks at it."""
+    """The part of torch.cuda.Stream that Cairn uses."""
 
     def __init__(self, device: int = 0) -> None:
         self.device = torch.device("cuda", device)

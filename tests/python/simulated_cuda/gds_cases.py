@@ -1,4 +1,4 @@
-"""GPUDirect Storage from Python, on the simulated cuFile: reports tell what took that way."""
+"""GPUDirect Storage from Python, on the simulated cuFile: the reports count its bytes."""
 
 from __future__ import annotations
 

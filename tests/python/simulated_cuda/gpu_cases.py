@@ -17,7 +17,7 @@ import gpu_machine
 
 
 class SimulatedGpu:
-    """As gpu_machine.Gpu. torch computes nothing here."""
+    """A simulated gpu_machine.Gpu, on which torch computes nothing."""
 
     computes = False
     dtypes = list(_CODES)

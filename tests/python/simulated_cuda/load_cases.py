@@ -1,4 +1,4 @@
-"""Loads into CUDA tensors, filled where they are."""
+"""Loads into CUDA tensors in place."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def lacking_on(rank, monkeypatch):
 
 
 def choose_as_for_nccl(monkeypatch):
-    """From here on ranks choose by themselves, as where torch has NCCL for CUDA tensors."""
+    """Makes the ranks choose by themselves, as if torch used NCCL for CUDA tensors."""
     monkeypatch.setenv("CAIRN_NCCL", "auto")
     monkeypatch.setattr(nccl, "objection_of_group", lambda group: None)
 
@@ -119,12 +119,12 @@ def test_two_ranks_on_one_device_go_without_nccl(monkeypatch):
 
 def test_a_rank_without_tensors_on_devices_connects_its_own(monkeypatch):
     large = values(30, 50)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)  # nobody has set it
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)  # as if it had not been set
     bound = {1: 1}
     monkeypatch.setattr(nccl, "bound_device", lambda group: bound.get(dist.get_rank()))
 
     def body(rank):
-        # Rank 2 is told by the call, rank 1 by the group.
+        # Rank 2 takes its device from the call, rank 1 from the group.
         local = {"rows": to_cuda(large, 0) if rank == 0 else None}
         full = {"rows": to_cuda(large, 0)} if rank == 0 else {}
         wanted = torch.device("cuda", rank) if rank == 2 else torch.device("cpu")

@@ -165,7 +165,7 @@ def test_what_fails_over_nccl_on_one_rank_ends_on_all():
         with pytest.raises(cairn.Unavailable) as raised:
             state_dict.gather_state_dict(state)
         assert "deadline" not in str(raised.value)
-        # The next call connects anew.
+        # The next call reconnects.
         whole = state_dict.gather_state_dict(state)
         assert torch.equal(to_host(whole["rows"]), large)
 

@@ -1,4 +1,4 @@
-"""What the cases of several ranks share: connections that each test makes and ends."""
+"""Helpers of the multi-rank cases: each test opens and closes its connections."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cairn.state_dict import _collectives as state_dict_collectives
 
 KIB = 1 << 10
 SMALL = 64 * KIB
-"""Bytes that cross the bus for control messages alone."""
+"""Upper bound of the bytes that control messages move over the bus."""
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def nothing_is_left():
 
 
 def with_connections(body):
-    """``body(rank)``, after which all ranks let their connections go."""
+    """Wraps ``body(rank)``: afterwards, every rank closes its connections."""
 
     def run(rank):
         try:

@@ -1,4 +1,4 @@
-"""Saves of CUDA tensors, read where they are."""
+"""Saves of CUDA tensors in place."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Fixtures: a torch that believes in CUDA, and a simulated machine of four devices with NCCL. A
-plugin and no conftest, which tests on the real package would load too."""
+"""Fixtures: a torch that accepts CUDA devices, and a simulated machine of four devices with NCCL.
+
+This is a plugin and not a conftest, which the tests of the real package would load too.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +13,18 @@ import pytest
 import torch
 from device_memory import Memory, Stream, control, empty
 
-# A real cuFile knows no simulated memory.
+# A real cuFile does not support simulated memory.
 os.environ.setdefault("CAIRN_GDS", "off")
-# Small delays of all that streams do, so that a wait that is missing shows as wrong bytes.
+# Small delays of all stream operations, so that a missing wait results in wrong bytes.
 _JITTER_US = 200
 _DEVICES = 4
 current = threading.local()
-"""Of each thread: `device`, 0 unless it is set."""
+"""Per thread: `device`, 0 unless it is set."""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def machine() -> Iterator[None]:
-    # Once, as the CUDA layer keeps what it has made of the devices.
+    # Once, because the CUDA layer keeps what it has created for the devices.
     control.Reset(_DEVICES, 1 << 30, _JITTER_US)
     control.NcclReset()
     os.environ["CAIRN_NCCL_LIBRARY"] = control.NcclPath().decode()

@@ -1,5 +1,5 @@
-"""Ranks that are threads of this process, each in torch process groups of its own, as the simulated
-NCCL needs it. torch's "threaded" backend moves host memory only; Cairn connects over TCP."""
+"""Ranks that are threads of this process, each with its own torch process groups, as the simulated
+NCCL requires. torch's "threaded" backend moves host memory only; Cairn connects over TCP."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ TIMEOUT = 20.0
 
 
 def on_ranks(body: Callable[[int], Any], world_size: int = 2) -> list[Any]:
-    """What ``body(rank)`` returns on each rank, whose current device has the rank's number. Rank 0
-    is the calling thread, which signals reach. Raises AssertionError for all that ranks raise."""
+    """Returns what ``body(rank)`` returns on each rank, whose current device has the number of the
+    rank. Rank 0 is the calling thread, which receives signals. Raises AssertionError with the
+    errors of all ranks."""
     torch._C._distributed_c10d._set_thread_isolation_mode(True)
     multi_threaded_pg._install_threaded_pg()
     store = dist.HashStore()
@@ -61,7 +62,7 @@ def on_ranks(body: Callable[[int], Any], world_size: int = 2) -> list[Any]:
 
 
 def mesh_of(*sizes: int, device_type: str = "cuda") -> DeviceMesh:
-    """The first ranks in a grid, without torch's own communicators for it."""
+    """A mesh of the first ranks, without torch's communicators for it."""
     ranks = torch.arange(torch.Size(sizes).numel()).view(sizes)
     return DeviceMesh(device_type, ranks, _init_backend=False, _rank=dist.get_rank())
 
@@ -91,7 +92,7 @@ def dtensor(whole: torch.Tensor, mesh: DeviceMesh, *placements: Any, like: Any =
 
 
 def sharded_tensor(whole: torch.Tensor, like: torch.Tensor | None = None) -> Any:
-    """A ShardedTensor of a row block a rank, on the rank's device."""
+    """A ShardedTensor with one block of rows per rank, on the rank's device."""
     from torch.distributed._shard.metadata import ShardMetadata
     from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
     from torch.distributed._shard.sharded_tensor.metadata import (
