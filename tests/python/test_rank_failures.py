@@ -184,14 +184,14 @@ def fork_with_a_store(rank, path):
     store.save(1, state)
     child = os.fork()
     if child == 0:
-        told = 1
+        status = 1
         try:
             store.save(2, state)
         except cairn.Invalid as error:
-            told = 0 if "fork" in str(error) else 2
+            status = 0 if "fork" in str(error) else 2
         store = None
         gc.collect()
-        os._exit(told)
+        os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     store.save(2, state)
     store.load(state, read_once=True)

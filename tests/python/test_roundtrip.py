@@ -244,8 +244,8 @@ def test_what_keys_tells(store):
     store.save(1, state)
     keys = store.keys()
     assert list(keys) == ["t", "a", "s", "v"]
-    told = {fqn: (i.kind, i.type, i.dtype, i.shape, i.nbytes, i.value) for fqn, i in keys.items()}
-    assert told == {
+    found = {fqn: (i.kind, i.type, i.dtype, i.shape, i.nbytes, i.value) for fqn, i in keys.items()}
+    assert found == {
         "t": ("tensor", "torch.Tensor", "bfloat16", (2, 3), 12, None),
         "a": ("ndarray", "numpy.ndarray", "int16", (4,), 8, None),
         "s": ("scalar", "numpy.generic", "float32", (), 4, None),

@@ -35,8 +35,8 @@ def test_steps_are_saved_when_they_are_due(store, async_):
         return saver.step(step, lambda: made.append(step) or state_of(step))
 
     with Saver(store, every=5, async_=async_) as saver:
-        told = [step for step in range(1, 18) if step_and_state(step)]
-    assert told == made == store.steps() == [5, 10, 15]
+        results = [step for step in range(1, 18) if step_and_state(step)]
+    assert results == made == store.steps() == [5, 10, 15]
     assert saver.last_step == 15
     assert_same(store.read(step=10), state_of(10))
 
@@ -204,20 +204,20 @@ def test_bad_numbers_and_a_closed_saver_are_refused(store):
 
 
 def test_only_the_main_thread_can_watch_signals(store):
-    told = []
+    results = []
 
     def work() -> None:
         try:
             Saver(store, every=1)
         except cairn.Invalid as error:
-            told.append(str(error))
+            results.append(str(error))
         with Saver(store, every=1, signals=()) as saver:
             saver.step(1, {"v": 1})
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join(60)
-    assert "main thread" in told[0] and store.steps() == [1]
+    assert "main thread" in results[0] and store.steps() == [1]
 
 
 @pytest.mark.parametrize("async_", [True, False], ids=["async", "sync"])

@@ -43,21 +43,21 @@ def train(rank, path, world_size, signalled, every, agree_every, steps):
 
 @pytest.mark.parametrize("signalled", [0, 1, 3])
 def test_a_signal_to_one_rank_makes_all_save_the_same_step_and_end(path, signalled):
-    told = run_on_ranks(train, path, 4, signalled, 100, 1, 20)
-    assert told == [(143, True, 7, True)] * 4
+    outcome = run_on_ranks(train, path, 4, signalled, 100, 1, 20)
+    assert outcome == [(143, True, 7, True)] * 4
     with cairn.open(path) as store:
         assert store.steps() == [7]
         assert torch.equal(store.read()["d"], torch.arange(12.0).reshape(6, 2) + 7)
 
 
 def test_ranks_may_ask_each_other_less_often(path):
-    told = run_on_ranks(train, path, 2, 1, 100, 4, 20, world_size=2)
-    assert told == [(143, True, 8, True)] * 2
+    outcome = run_on_ranks(train, path, 2, 1, 100, 4, 20, world_size=2)
+    assert outcome == [(143, True, 8, True)] * 2
 
 
 def test_saves_behind_the_training_are_kept_and_deleted_alike(path):
-    told = run_on_ranks(train, path, 4, None, 3, 1, 20)
-    assert told == [(None, False, 18, True)] * 4
+    outcome = run_on_ranks(train, path, 4, None, 3, 1, 20)
+    assert outcome == [(None, False, 18, True)] * 4
     with cairn.open(path) as store:
         assert store.steps() == [15, 18]
 
@@ -93,23 +93,23 @@ def step_apart(rank, path):
 
 
 def test_ranks_at_different_steps_are_told(path):
-    told = run_on_ranks(step_apart, path, world_size=2)
-    assert all("other ranks are at steps 1 to 2" in text for text in told)
+    outcome = run_on_ranks(step_apart, path, world_size=2)
+    assert all("other ranks are at steps 1 to 2" in text for text in outcome)
 
 
 def fail_on_one(rank, path):
     def state() -> dict:
         return {"t": threading_lock() if rank == 1 else torch.zeros(1)}
 
-    told = []
+    outcome = []
     with cairn.open(path, mode="a", timeout=30) as store, Saver(store, every=1) as saver:
         for _ in range(2):
             try:
                 saver.step(1, state)
             except cairn.Error as error:
-                told.append(type(error).__name__)
+                outcome.append(type(error).__name__)
         saver.step(2, {"t": torch.zeros(1)})
-    return told
+    return outcome
 
 
 def threading_lock():
@@ -146,15 +146,15 @@ def lose_a_rank(rank, path):
         os._exit(1)
     with pytest.raises(cairn.Unavailable) as raised:
         saver.step(2, {})
-    told = str(raised.value)
+    outcome = str(raised.value)
     saver.close()
     store._abandon()
-    return told
+    return outcome
 
 
 def test_a_rank_that_dies_is_told_by_the_others(path):
-    told, _ = run_on_ranks(lose_a_rank, path, world_size=2, may_die=(1,))
-    assert told.startswith("step 2: a rank has died")
+    outcome, _ = run_on_ranks(lose_a_rank, path, world_size=2, may_die=(1,))
+    assert outcome.startswith("step 2: a rank has died")
 
 
 def fail_while_training(rank, path):

@@ -54,9 +54,9 @@ def test_one_rank_without_nccl_means_none_uses_it(monkeypatch):
 
     before = control.NcclBytes()
     with pytest.warns(RuntimeWarning, match="rank 1: no NCCL: it is not installed") as warned:
-        told = on_ranks(with_connections(body), 3)
+        results = on_ranks(with_connections(body), 3)
     assert len([one for one in warned if one.category is RuntimeWarning]) == 1
-    assert set(told) == {"host memory: rank 1: no NCCL: it is not installed"}
+    assert set(results) == {"host memory: rank 1: no NCCL: it is not installed"}
     assert control.NcclBytes() == before and control.BytesToHost() >= large.nbytes
 
 
@@ -85,9 +85,9 @@ def test_groups_and_jobs_without_nccl_are_left_without_a_warning(monkeypatch, mo
     before = control.NcclBytes()
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        told = on_ranks(with_connections(body))
+        results = on_ranks(with_connections(body))
     why = "CAIRN_NCCL=off" if mode != "auto" else "torch uses threaded for the group's CUDA tensors"
-    assert all(why in one for one in told) and control.NcclBytes() == before
+    assert all(why in one for one in results) and control.NcclBytes() == before
 
 
 def test_a_mode_that_is_none_is_refused(monkeypatch):
@@ -113,8 +113,8 @@ def test_two_ranks_on_one_device_go_without_nccl(monkeypatch):
         return state_dict.transport()
 
     with pytest.warns(RuntimeWarning, match="invalid usage"):
-        told = on_ranks(with_connections(body))
-    assert all(one.startswith("host memory: ") for one in told)
+        results = on_ranks(with_connections(body))
+    assert all(one.startswith("host memory: ") for one in results)
 
 
 def test_a_rank_without_tensors_on_devices_connects_its_own(monkeypatch):
@@ -131,9 +131,9 @@ def test_a_rank_without_tensors_on_devices_connects_its_own(monkeypatch):
         state_dict.broadcast_state_dict(full, local, wanted)
         return state_dict.transport()
 
-    told = on_ranks(with_connections(body), 3)
-    assert all(one.startswith("NCCL") for one in told)
-    assert [one[-1] for one in told] == ["0", "1", "2"]
+    results = on_ranks(with_connections(body), 3)
+    assert all(one.startswith("NCCL") for one in results)
+    assert [one[-1] for one in results] == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize(
@@ -172,8 +172,8 @@ def test_a_torch_that_has_no_current_device_goes_without_nccl(monkeypatch):
         return state_dict.transport()
 
     with pytest.warns(RuntimeWarning, match="rank 1: .*not compiled with CUDA"):
-        told = on_ranks(with_connections(body))
-    assert all("rank 1" in one for one in told)
+        results = on_ranks(with_connections(body))
+    assert all("rank 1" in one for one in results)
 
 
 def test_a_warning_that_is_an_error_does_not_part_the_ranks(monkeypatch):
