@@ -163,7 +163,8 @@ void BindLoading(nb::module_& m) {
 void BindHandles(nb::module_& m) {
   nb::class_<SaveHandleBinding>(m, "SaveHandle")
       .def("wait_staged", &SaveHandleBinding::WaitStaged)
-      .def("hold_back", &SaveHandleBinding::MakeStreamWait, nb::arg("device"), nb::arg("stream"))
+      .def("make_stream_wait", &SaveHandleBinding::MakeStreamWait, nb::arg("device"),
+           nb::arg("stream"))
       .def("wait", &SaveHandleBinding::Wait, nb::arg("timeout") = nb::none())
       .def("done", &SaveHandleBinding::done)
       .def("report", &SaveHandleBinding::Report);

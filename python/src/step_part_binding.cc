@@ -196,7 +196,7 @@ void BindStepPart(nb::module_& m) {
            [](StepPartBinding* self, nb::str address, nb::str session) {
              new (self) StepPartBinding(FromPyText(address), FromPyText(session));
            })
-      .def("invite", &StepPartBinding::OpenSession, nb::arg("step"), nb::arg("world_size"))
+      .def("open_session", &StepPartBinding::OpenSession, nb::arg("step"), nb::arg("world_size"))
       .def("steps", &StepPartBinding::Steps)
       .def("begin", &StepPartBinding::Begin, nb::arg("ticket"), nb::arg("rank"),
            nb::arg("overwrite"), nb::arg("chunk_bytes").none())
@@ -206,9 +206,9 @@ void BindStepPart(nb::module_& m) {
             self.Add(batch, shards, ToStreams(streams));
           },
           nb::arg("batch"), nb::arg("shards"), nb::arg("streams"))
-      .def("hand_in", &StepPartBinding::Prepare)
+      .def("prepare", &StepPartBinding::Prepare)
       .def("commit", &StepPartBinding::Commit, nb::arg("paths"), nb::arg("extensions"))
-      .def("give_up", &StepPartBinding::Abort, nb::arg("reason"))
+      .def("abort", &StepPartBinding::Abort, nb::arg("reason"))
       .def("close", &StepPartBinding::Close);
 }
 

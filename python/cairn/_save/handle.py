@@ -46,7 +46,7 @@ class SaveHandle:
             Unavailable: the device has failed.
         """
         if stream is not None:
-            self._native.hold_back(*stream_of(stream))
+            self._native.make_stream_wait(*stream_of(stream))
             return
         self._native.done()  # raises in a forked child, where nothing would end the wait
         if self._keep_alive is not None:
@@ -55,7 +55,7 @@ class SaveHandle:
     def _make_streams_wait(self) -> None:
         """Applies ``wait_staged`` to each stream that was current at the save."""
         for device, stream in self._streams:
-            self._native.hold_back(device, stream)
+            self._native.make_stream_wait(device, stream)
 
     def done(self) -> bool:
         """Returns True once the save has ended, with or without an error."""

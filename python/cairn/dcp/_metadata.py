@@ -1,6 +1,6 @@
 """DCP's ``Metadata`` in Cairn's records, without pickle, and synthesized for other steps.
 
-A step that :class:`~cairn.dcp.CairnWriter` has saved contains its metadata as an annex, in JSON:
+A step saved by :class:`~cairn.dcp.CairnWriter` contains its metadata as an extension, in JSON:
 
     {"version": 1,
      "entries": [[FQN, null],                                      # a bytes item
@@ -37,7 +37,7 @@ from cairn._base.tree import TENSOR
 from cairn._tensors.contents import Leaf, TensorLeaf, ValueLeaf, leaf_at
 from cairn.errors import Corrupt, Invalid
 
-ANNEX = "torch.distributed.checkpoint"
+EXTENSION = "torch.distributed.checkpoint"
 _VERSION = 1
 
 _PATH_TYPES = frozenset({str, int})
@@ -70,7 +70,7 @@ def _no_collection() -> Iterator[None]:
 
 @_no_collection()
 def encode(metadata: Metadata, as_given: frozenset[str]) -> bytes:
-    """Encodes the annex. Raises Invalid for data of a custom planner that JSON cannot represent."""
+    """The extension. Raises Invalid for data of a custom planner that JSON cannot represent."""
     document = {
         "version": _VERSION,
         "entries": [
@@ -149,9 +149,9 @@ def _encode(value: Any, where: str) -> Any:
 def load_metadata(native: _cairn.Store, contents: _cairn.Contents) -> StepMetadata:
     """The metadata as it was saved; synthesized for a step that was not saved through DCP.
 
-    Raises Corrupt if the annex is damaged.
+    Raises Corrupt if the extension is damaged.
     """
-    data = native.annex(contents.info, ANNEX)
+    data = native.extension(contents.info, EXTENSION)
     if data is None:
         return StepMetadata(_synthesized_metadata(contents), frozenset())
     try:

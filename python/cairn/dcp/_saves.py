@@ -38,7 +38,7 @@ class Ticket:
 
     address: str
     attempt: tuple[int, int, str, str]
-    """(step, world size, session, attempt), from _cairn.StepPart.invite."""
+    """(step, world size, session, attempt), from _cairn.StepPart.open_session."""
     rank: int
     job: str
     """Identifier of the coordinator's process."""
@@ -146,7 +146,7 @@ def _check_steps(location: Location, steps: list[int], overwrite: bool) -> None:
 
 def tickets(part: Part, location: Location, world_size: int) -> list[Ticket]:
     """One ticket per rank."""
-    attempt = part.native.invite(location.step or 0, world_size)
+    attempt = part.native.open_session(location.step or 0, world_size)
     part.has_other_ranks = world_size > 1
     return [Ticket(location.address, attempt, rank, _JOB) for rank in range(world_size)]
 

@@ -32,7 +32,7 @@ from cairn.dcp._location import (
     locate,
     required,
 )
-from cairn.dcp._metadata import ANNEX, encode, paths_of, shard_key
+from cairn.dcp._metadata import EXTENSION, encode, paths_of, shard_key
 from cairn.dcp._values import ALONE, flat_values, value_of
 from cairn.errors import Invalid
 from cairn.torch import StateDictStager
@@ -194,8 +194,9 @@ class CairnWriter(StorageWriter, AsyncStager):
             if result.storage_data == _AS_GIVEN
         }
         try:
-            annex = encode(metadata, frozenset(as_given))
-            self._part.native.commit(paths_of(metadata.planner_data) or {}, {ANNEX: annex})
+            metadata_json = encode(metadata, frozenset(as_given))
+            paths = paths_of(metadata.planner_data) or {}
+            self._part.native.commit(paths, {EXTENSION: metadata_json})
         finally:
             self._close()
 
@@ -242,7 +243,7 @@ class CairnWriter(StorageWriter, AsyncStager):
                 portion = _Portion(self._use_collectives, portion.results)
         portion.write(part)
         if ticket.rank != 0:
-            part.native.hand_in()
+            part.native.prepare()
             self._close()
         return portion.results
 
@@ -253,7 +254,7 @@ class CairnWriter(StorageWriter, AsyncStager):
             return  # ranks that join later would fail too, without having failed themselves
         self._part = None
         try:
-            part.native.give_up(str(error))
+            part.native.abort(str(error))
         except Exception:
             pass  # the part was not started; DCP reports the error to the others
         try:
