@@ -70,7 +70,7 @@ def _assert_same_dict(got: dict, want: dict, where: str) -> None:
 def run_python(
     source: str, *args: object, check: bool = True, fresh: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a script in a process of its own. `args` are its sys.argv[1:]. With `fresh` the process
+    """Runs a script in a new process. `args` are its sys.argv[1:]. With `fresh` the process
     has imported nothing; otherwise it is forked from one that has imported torch and cairn."""
     arguments = ["-c", textwrap.dedent(source), *map(str, args)]
     if fresh:

@@ -1,4 +1,4 @@
-"""Python programs in processes of their own that start in milliseconds.
+"""Python programs in new processes that start in milliseconds.
 
 The processes are forked from a server that has imported torch and cairn; see interpreter_server.py.
 Programs that depend on what is not imported yet need `subprocess`.

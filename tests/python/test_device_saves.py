@@ -1,7 +1,7 @@
 """Saves of tensors that are not in host memory: their host copies are reused from save to save.
 
-A complex tensor takes the way through Python that a tensor on a device takes; `is_on_host` is made
-to say that it lies on one.
+A complex tensor takes the same path through Python as a tensor on a device; `is_on_host` is patched
+to return False for it.
 """
 
 from __future__ import annotations

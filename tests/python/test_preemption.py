@@ -13,7 +13,7 @@ from interpreters import Program
 
 import cairn
 
-# Prints a line a step: its number, its loss to the last bit, and a digest of the state after it.
+# Prints one line per step: its number, its exact loss, and a digest of the state after it.
 TRAIN = """
 import sys, time, torch, cairn
 from cairn.torch import Saver

@@ -17,7 +17,7 @@ import cairn
 
 
 def test_a_forked_child_is_told_to_open_again(path):
-    # In a process of its own, as a fork takes all that pytest and torch have running.
+    # In a separate process, because a fork copies everything that pytest and torch have running.
     result = run_python(
         """
         import os, sys, cairn

@@ -131,7 +131,7 @@ def load_into_fussy_objects(rank, path):
         expected = ValueError if rank == 1 else cairn.Unavailable
         with pytest.raises(expected, match="does not fit" if rank == 1 else "rank 1: ValueError"):
             store.load({"m": Fussy(rank == 1)})
-        # All know of it, so that they go on together.
+        # All ranks have the error, so that they continue together.
         store.load({"m": Fussy(False)})
         store.save(2, {"m": Fussy(False)})
 

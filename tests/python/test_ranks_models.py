@@ -88,7 +88,7 @@ def train_fsdp2(rank, path):
         store.save(1, state)
         store.save_async(2, state).result(60)
 
-        # Resume on another mesh, in place, and go on as if nothing had happened.
+        # Resumes on another mesh, in place, and continues with the same results.
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
         other = shard_fully(seeded(2), mesh)
         other_optimizer = torch.optim.AdamW(other.parameters(), lr=0.1)

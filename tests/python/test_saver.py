@@ -246,7 +246,7 @@ def test_a_handler_of_the_user_is_called_after_the_save_and_decides(store):
                 assert saver.preempted == (step >= 3)
         assert seen == [[3], [3, 6]] and store.steps() == [3, 6]
         os.kill(os.getpid(), signal.SIGUSR1)
-        assert len(seen) == 3, "given back"
+        assert len(seen) == 3, "the handler is restored"
     finally:
         signal.signal(signal.SIGUSR1, previous)
 

@@ -221,7 +221,7 @@ def gather_everything(rank):
         if got:
             assert got["plain"] is state["plain"]
     assert_alike(ours.gather_state_dict({"a": 1}), {"a": 1})
-    # Keys of one rank only, on a mesh of its own.
+    # Keys that only one rank has, on a separate mesh.
     mine = {f"only{rank}": state["plain"], "value": rank}
     assert_alike(ours.gather_state_dict(mine), mine)
     for bad, error in [({"x": object()}, "type_check"), ({"p": partial()}, "redistribute")]:

@@ -31,7 +31,7 @@ def agree_on_step(ranks: Ranks, native: _cairn.Store, step: int | None) -> int |
         if step is not None:
             return json.dumps([step_number(step), True]).encode()
         steps = native.steps()
-        # If there are no steps, `contents` raises the error that says so.
+        # If there are no steps, `contents` raises NotFound.
         latest = steps[-1] if steps else native.contents(None, []).step
         return json.dumps([latest, False]).encode()
 

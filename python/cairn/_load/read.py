@@ -87,7 +87,7 @@ class Reader:
         return results
 
     def _assign_holders(self, tensors: list[TensorLeaf]) -> None:
-        """Chooses for each place between the memory of its owner and memory of its own."""
+        """Chooses for each place between the memory of its owner and separate memory."""
         places = {leaf.info.place for leaf in tensors}
         sharers = Counter(owner for owner, *_ in places)
         selected = {leaf.fqn for leaf in tensors}

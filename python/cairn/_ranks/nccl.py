@@ -71,8 +71,8 @@ def bound_device(group: ProcessGroup) -> int | None:
 def device_for(devices: Sequence[int], bound: int | None, wanted: Any) -> int:
     """The device that a rank connects: one of those that its tensors are on.
 
-    A rank without tensors on devices also needs a device of its own, because two ranks cannot
-    connect the same one.
+    A rank without tensors on devices also needs a distinct device, because two ranks cannot connect
+    the same one.
 
     Args:
         bound: the device of the process group, if any.

@@ -2,7 +2,7 @@
 
 The process group is used once, to send the address at which rank 0 listens to all ranks. After that
 they communicate over the C++ communicator, in which every call has a deadline and fails immediately
-when a peer dies. Tensors on devices go over NCCL if all ranks have it (nccl.py).
+when a peer dies. Tensors on devices are sent over NCCL if all ranks have it (nccl.py).
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Ranks:
             self.communicator.leave()
 
     def over_nccl(self, devices: Iterable[int], have_devices: bool, wanted: Any = None) -> bool:
-        """Whether the tensors of a call, which are on ``devices`` on this rank, go over NCCL.
+        """Whether the tensors of a call, which are on ``devices`` on this rank, are sent over NCCL.
 
         Collective, and equal on all ranks. The first call with tensors on devices connects the
         ranks.

@@ -106,7 +106,7 @@ class Sources:
         if tensor.device.type == "meta":
             raise refuse(fqn, "a meta tensor, which has no data", "materialize it before the save")
         tensor = tensor.detach().resolve_conj().resolve_neg()
-        # Checked before the copy, which would have memory of its own.
+        # Checked before the copy, which would have new memory.
         if tensor.data_ptr() == 0 and tensor.numel() > 0:
             raise refuse(fqn, "a tensor whose storage was freed", "exclude it, or restore it")
         tensor, device = self._reached(tensor)

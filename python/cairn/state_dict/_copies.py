@@ -63,7 +63,7 @@ def create_cpu_state_dict(
         share_memory: uses memory that other processes can map, as ``Tensor.share_memory_()``.
 
     Counterpart of torch's ``_create_cpu_state_dict``. Unlike in torch, scalar DTensors also get
-    memory of their own, and scalars are uninitialized like all other tensors (torch: 0).
+    separate memory, and scalars are uninitialized like all other tensors (torch: 0).
     """
 
     def new(like: torch.Tensor) -> torch.Tensor:

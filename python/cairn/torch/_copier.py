@@ -114,7 +114,7 @@ class Copier:
             plain = plain.as_subclass(torch.Tensor)
         if plain.numel() > 0 and _has_no_data(plain):
             raise self._refuse(
-                "a tensor without memory of its own: it was freed, or its type "
+                "a tensor without memory: it was freed, or its type "
                 f"({_name_of(tensor)}) hides it; exclude it, or restore it"
             )
         copied = self._round.tensor(plain)

@@ -52,7 +52,7 @@ def test_a_snapshot_is_written_by_the_device(store):
         handle = store.save_async(int(snapshot), {"t": to_cuda(host)}, device_snapshot=snapshot)
         report = handle.result()
         assert report.written_bytes == (0 if snapshot else host.nbytes)
-        assert report.direct_bytes == 0, "lazy staging lets go of the tensors sooner"
+        assert report.direct_bytes == 0, "lazy staging releases the tensors sooner"
     handle = store.save_async(2, {"t": to_cuda(host + 1)}, device_snapshot=True)
     assert handle.result().direct_bytes == host.nbytes
     assert torch.equal(store.read(step=2)["t"], host + 1)

@@ -85,7 +85,7 @@ def test_a_gathering_comes_after_what_the_current_streams_hold(streams):
         state = {"rows": dtensor(torch.zeros_like(large), mesh_of(2), Shard(0))}
         local = state["rows"]._local_tensor
         new = to_cuda(part_of(large, mesh_of(2), (Shard(0),)), rank)
-        for _ in range(20):  # each with a delay of its own
+        for _ in range(20):  # each with a different delay
             streams[rank].copy(local, new)
         whole = state_dict.gather_state_dict(state)
         assert torch.equal(to_host(whole["rows"]), large)
