@@ -272,7 +272,7 @@ def test_a_signal_after_the_last_step_takes_its_course_at_close(store):
 
 
 def test_a_signal_does_not_hide_an_error_of_the_training(store):
-    with pytest.warns(RuntimeWarning, match="SIGTERM came"), pytest.raises(ZeroDivisionError):
+    with pytest.warns(RuntimeWarning, match="SIGTERM arrived"), pytest.raises(ZeroDivisionError):
         with Saver(store, every=1):
             os.kill(os.getpid(), signal.SIGTERM)
             raise ZeroDivisionError

@@ -53,7 +53,7 @@ def test_quantized_dtypes_are_refused_with_a_way_out(store, dtype):
         (lambda: torch.eye(3).to_sparse_csr(), "to_dense"),
         (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "unbind"),
         (lambda: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged), "values"),
-        (lambda: torch.empty(3, device="meta"), "materialise"),
+        (lambda: torch.empty(3, device="meta"), "materialize"),
         (lambda: torch.ones(3).as_subclass(type("Mine", (torch.Tensor,), {})), "as_subclass"),
         (lambda: np.array([object()]), "only numbers"),
         (lambda: np.array(["text"]), "only numbers"),

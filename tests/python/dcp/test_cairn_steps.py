@@ -316,4 +316,4 @@ def test_tensors_made_by_a_planner_are_bounded(path):
 def test_a_step_without_a_dict_is_refused_by_dcp(path):
     with cairn.open(path, mode="a") as store:
         store.save(1, [1, 2])
-    assert "no dict" in str(errors_of(loaded, path)[0])
+    assert "is not a dict" in str(errors_of(loaded, path)[0])

@@ -94,7 +94,7 @@ def test_a_mode_that_is_none_is_refused(monkeypatch):
     monkeypatch.setenv("CAIRN_NCCL", "yes")
 
     def body(rank):
-        with pytest.raises(cairn.Invalid, match="CAIRN_NCCL=yes: auto, on, off"):
+        with pytest.raises(cairn.Invalid, match="CAIRN_NCCL=yes: use one of auto, on, off"):
             state_dict.gather_state_dict({"rows": dtensor(values(8), mesh_of(2), Shard(0))})
 
     on_ranks(with_connections(body))
