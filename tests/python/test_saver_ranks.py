@@ -25,9 +25,9 @@ def mesh_of(world_size: int):
     return init_device_mesh("cpu", (world_size,))
 
 
-def train(rank, path, world_size, signalled, every, agree_every, steps):
+def train(rank, path, signalled, every, agree_every, steps):
     """Saves `steps` steps, with a signal to rank `signalled` at step 7."""
-    mesh = mesh_of(world_size)
+    mesh = mesh_of(dist.get_world_size())
     code = None
     try:
         with cairn.open(path, mode="a", timeout=30) as store:
@@ -43,7 +43,7 @@ def train(rank, path, world_size, signalled, every, agree_every, steps):
 
 @pytest.mark.parametrize("signalled", [0, 1, 3])
 def test_a_signal_to_one_rank_makes_all_save_the_same_step_and_end(path, signalled):
-    outcome = run_on_ranks(train, path, 4, signalled, 100, 1, 20)
+    outcome = run_on_ranks(train, path, signalled, 100, 1, 20)
     assert outcome == [(143, True, 7, True)] * 4
     with cairn.open(path) as store:
         assert store.steps() == [7]
@@ -51,12 +51,12 @@ def test_a_signal_to_one_rank_makes_all_save_the_same_step_and_end(path, signall
 
 
 def test_ranks_may_ask_each_other_less_often(path):
-    outcome = run_on_ranks(train, path, 2, 1, 100, 4, 20, world_size=2)
+    outcome = run_on_ranks(train, path, 1, 100, 4, 20, world_size=2)
     assert outcome == [(143, True, 8, True)] * 2
 
 
 def test_saves_behind_the_training_are_kept_and_deleted_alike(path):
-    outcome = run_on_ranks(train, path, 4, None, 3, 1, 20)
+    outcome = run_on_ranks(train, path, None, 3, 1, 20)
     assert outcome == [(None, False, 18, True)] * 4
     with cairn.open(path) as store:
         assert store.steps() == [15, 18]
@@ -71,7 +71,7 @@ def resume(rank, path, world_size):
 
 
 def test_another_number_of_ranks_resumes(path):
-    run_on_ranks(train, path, 4, None, 5, 1, 5)
+    run_on_ranks(train, path, None, 5, 1, 5)
     assert run_on_ranks(resume, path, 3, world_size=3) == [(5, 5, 66 + 60)] * 3
 
 

@@ -137,19 +137,19 @@ def test_a_rank_without_tensors_on_devices_connects_its_own(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "named, devices, bound, wanted, current, connected",
+    "devices, bound, wanted, current, connected",
     [
-        ("its tensors'", [3], 1, "cuda:2", 0, 3),
-        ("the group's", [], 1, "cuda:2", 0, 1),
-        ("the call's", [], None, "cuda:2", 0, 2),
-        ("no number", [], None, "cuda", 3, 3),
-        ("host memory", [], None, "cpu", 3, 3),
-        ("several, one the group's", [0, 1], 1, "cuda:0", 0, 1),
-        ("several, none likely", [2, 3], 1, None, 0, 2),
+        pytest.param([3], 1, "cuda:2", 0, 3, id="its tensors'"),
+        pytest.param([], 1, "cuda:2", 0, 1, id="the group's"),
+        pytest.param([], None, "cuda:2", 0, 2, id="the call's"),
+        pytest.param([], None, "cuda", 3, 3, id="no number"),
+        pytest.param([], None, "cpu", 3, 3, id="host memory"),
+        pytest.param([0, 1], 1, "cuda:0", 0, 1, id="several, one the group's"),
+        pytest.param([2, 3], 1, None, 0, 2, id="several, none likely"),
     ],
 )
 def test_the_device_that_a_rank_connects(
-    monkeypatch, named, devices, bound, wanted, current, connected
+    monkeypatch, devices, bound, wanted, current, connected
 ):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
     assert nccl.device_for(devices, bound, wanted) == connected
