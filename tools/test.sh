@@ -47,7 +47,7 @@ echo "== C++ tests"
 ctest --preset release "${ctest_options[@]}" </dev/null || failed+=(ctest)
 
 echo "== Python tests"
-.venv/bin/python -m pytest -q -n "$(nproc)" --dist worksteal "${pytest_options[@]}" \
+.venv/bin/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal "${pytest_options[@]}" \
   tests/python tests/tools tests/style tests/install tests/bench </dev/null || failed+=(pytest)
 
 echo "== Regression benchmark"
