@@ -15,6 +15,7 @@
 #include "cuda/backend.h"
 #include "kv/digest.h"
 #include "tests/cuda/device_tensor.h"
+#include "tests/cuda/runtime_kind.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
 
@@ -30,9 +31,8 @@ class DeviceStoreTest : public ::testing::Test {
  protected:
   void SetUp() override {
     CAIRN_SKIP_WITHOUT_GPU();
-#ifndef CAIRN_TEST_ON_GPU
-    ::setenv("CAIRN_GDS", "off", /*overwrite=*/0);  // a real cuFile knows no simulated memory
-#endif
+    // A real cuFile does not know simulated memory.
+    if (!kOnRealGpu) ::setenv("CAIRN_GDS", "off", /*overwrite=*/0);
     cuda::Register();
     auto backend = core::FindDeviceBackend();
     CAIRN_ASSERT_OK(backend);

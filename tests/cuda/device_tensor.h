@@ -12,21 +12,20 @@
 
 #include "core/tensor/tensor.h"
 #include "cuda/backend.h"
+#include "tests/cuda/runtime_kind.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/seeded_random.h"
 
-/// First in a fixture's SetUp. Programs that are built for a GPU (CAIRN_TEST_ON_GPU) skip their
-/// tests where there is none, with the reason; on the simulated runtime a missing GPU is a failure.
-#ifdef CAIRN_TEST_ON_GPU
-#define CAIRN_SKIP_WITHOUT_GPU()                                 \
-  do {                                                           \
-    if (const auto gpu = cairn::cuda::FindBackend(); !gpu) {     \
-      GTEST_SKIP() << "needs a GPU: " << gpu.error().ToString(); \
-    }                                                            \
+/// First statement of a fixture's SetUp. A program on a real runtime skips its tests on a machine
+/// without a GPU and states the reason; on the simulated runtime a missing GPU is a failure.
+#define CAIRN_SKIP_WITHOUT_GPU()                                                     \
+  do {                                                                               \
+    const auto gpu = cairn::cuda::FindBackend();                                     \
+    if (!gpu && cairn::testing::kOnRealGpu) {                                        \
+      GTEST_SKIP() << "needs a GPU: " << gpu.error().ToString();                     \
+    }                                                                                \
+    CAIRN_ASSERT_OK(gpu);                                                            \
   } while (false)
-#else
-#define CAIRN_SKIP_WITHOUT_GPU() CAIRN_ASSERT_OK(cairn::cuda::FindBackend())
-#endif
 
 namespace cairn::testing {
 
