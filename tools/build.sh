@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Builds one CMake preset (release by default) and prints as little as possible.
 #
-#   tools/build.sh [PRESET]        build/ for release, build-PRESET/ for the others
+#   tools/build.sh [PRESET] [TARGET...]    build/ for release, build-PRESET/ for the others; everything
+#                                          without a TARGET
 #
 # Complete output: build.log in the build folder.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 preset=${1:-release}
+targets=("${@:2}")
 dir=build
 [[ $preset == release ]] || dir=build-$preset
 mkdir -p "$dir"
@@ -35,5 +37,5 @@ if [[ ! -f $dir/build.ninja || CMakePresets.json -nt $dir/CMakeCache.txt ]]; the
   cmake --preset "$preset" >>"$log" 2>&1 </dev/null || Fail
   touch "$dir/CMakeCache.txt"
 fi
-cmake --build --preset "$preset" -j "$(nproc)" 2>&1 </dev/null | tee -a "$log" | Progress || Fail
-if ((SECONDS > 2)); then echo "build: $preset is up to date (${SECONDS} s)"; fi
+cmake --build --preset "$preset" -j "$(nproc)" ${targets:+--target "${targets[@]}"} 2>&1 </dev/null | tee -a "$log" | Progress || Fail
+if ((SECONDS > 2)); then echo "build: ${targets[*]:-everything} of $preset is up to date (${SECONDS} s)"; fi

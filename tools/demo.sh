@@ -6,5 +6,5 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 tools/setup.sh
-tools/build.sh release
+tools/build.sh release demo
 exec .venv/bin/python tools/demo/demo.py "${1:-demo-run}"
