@@ -3,7 +3,7 @@
 
 namespace cairn::testing {
 
-/// True on the real runtime, false on the simulated one. The test sources are compiled once for both.
+/// True on the real runtime, false on the simulated one: the sources are compiled once for both.
 extern const bool kOnRealGpu;
 
 }  // namespace cairn::testing
