@@ -12,6 +12,11 @@ function(cairn_compile_options target)
     target_compile_options(${target} PRIVATE
       $<$<COMPILE_LANGUAGE:CXX>:--param=ggc-min-heapsize=262144;-fpch-preprocess>)
   endif()
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    # The annotations of kv/thread_annotations.h. Deprecation is left to GCC: Clang reports what
+    # libstdc++ itself uses, such as the temporary buffers of std::stable_sort.
+    target_compile_options(${target} PRIVATE -Wthread-safety -Wno-deprecated-declarations)
+  endif()
   if(CAIRN_SANITIZER STREQUAL "address")
     target_compile_options(${target} PRIVATE -fsanitize=address,undefined -fno-sanitize-recover=undefined
       -fno-omit-frame-pointer)

@@ -77,7 +77,7 @@ std::byte* BlockPool::TakeLocked() {
 }
 
 Result<std::byte*> BlockPool::Take() {
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   while (true) {
     if (std::byte* block = TakeLocked()) return block;
     if (allocated_ == 0) {
@@ -87,30 +87,30 @@ Result<std::byte*> BlockPool::Take() {
           fmt::format("no memory for a block of {} bytes, of a budget of {} bytes{}", block_bytes_,
                       block_bytes_ * block_count_, lock_error_ ? ": " + lock_error_->message : ""));
     }
-    given_.wait(lock, [this] { return !free_.empty(); });
+    while (free_.empty()) given_.Wait(mutex_);
   }
 }
 
 std::byte* BlockPool::TryTake() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return TakeLocked();
 }
 
 void BlockPool::Give(std::byte* block) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     free_.push_back(block);
   }
-  given_.notify_one();
+  given_.NotifyOne();
 }
 
 bool BlockPool::ReserveSome(uint32_t blocks) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return allocated_ < blocks && GrowLocked();
 }
 
 uint64_t BlockPool::allocated_bytes() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return allocated_ * block_bytes_;
 }
 

@@ -1,16 +1,16 @@
 #pragma once
 /// A bounded pool of aligned blocks that payload passes through on its way to and from files.
 
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "kv/error.h"
+#include "kv/mutex.h"
+#include "kv/thread_annotations.h"
 
 namespace cairn::kv {
 
@@ -55,20 +55,20 @@ class BlockPool {
     std::byte* memory = nullptr;
     uint64_t length_bytes = 0;
   };
-  std::byte* TakeLocked();
-  bool GrowLocked();
+  std::byte* TakeLocked() CAIRN_REQUIRES(mutex_);
+  bool GrowLocked() CAIRN_REQUIRES(mutex_);
 
   const uint64_t block_bytes_;
   const uint32_t block_count_;
   const std::shared_ptr<PageLocker> locker_;  // null: pageable; shared by its pools
-  mutable std::mutex mutex_;
-  std::condition_variable given_;
-  // Guarded by mutex_:
-  std::vector<Slab> slabs_;
-  std::vector<std::byte*> free_;
-  uint32_t allocated_ = 0;  // blocks
-  bool exhausted_ = false;  // the system gave no more; what is there must do
-  std::optional<Error> lock_error_;
+  mutable Mutex mutex_;
+  CondVar given_;
+  std::vector<Slab> slabs_ CAIRN_GUARDED_BY(mutex_);
+  std::vector<std::byte*> free_ CAIRN_GUARDED_BY(mutex_);
+  uint32_t allocated_ CAIRN_GUARDED_BY(mutex_) = 0;  // blocks
+  // The system has no more memory for the pool, which continues with the blocks that it has.
+  bool exhausted_ CAIRN_GUARDED_BY(mutex_) = false;
+  std::optional<Error> lock_error_ CAIRN_GUARDED_BY(mutex_);
 };
 
 }  // namespace cairn::kv

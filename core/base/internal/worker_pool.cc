@@ -21,10 +21,10 @@ WorkerPool::WorkerPool(size_t thread_count) {
 
 WorkerPool::~WorkerPool() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stop_ = true;
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
   for (std::thread& thread : threads_) thread.join();
 }
 
@@ -35,7 +35,7 @@ void WorkerPool::Run(size_t count, std::function<void(size_t, size_t)> work) {
 
 void WorkerPool::Start(size_t count, std::function<void(size_t, size_t)> work) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     CAIRN_CHECK(busy_ == 0 && next_ >= count_);
     work_ = std::move(work);
     count_ = count;
@@ -45,26 +45,26 @@ void WorkerPool::Start(size_t count, std::function<void(size_t, size_t)> work) {
     busy_ = threads_.size();
     ++round_;
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 void WorkerPool::Finish() {
   for (size_t i = next_++; i < count_; i = next_++) work_(i, 0);
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return busy_ == 0; });
+  const MutexLock lock(mutex_);
+  while (busy_ != 0) changed_.Wait(mutex_);
 }
 
 void WorkerPool::Loop(size_t worker) {
   uint64_t seen = 0;
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [&] { return stop_ || round_ != seen; });
+    while (!stop_ && round_ == seen) changed_.Wait(mutex_);
     if (stop_) return;
     seen = round_;
-    lock.unlock();
+    lock.Unlock();
     for (size_t i = next_++; i < count_; i = next_++) work_(i, worker);
-    lock.lock();
-    if (--busy_ == 0) changed_.notify_all();
+    lock.Lock();
+    if (--busy_ == 0) changed_.NotifyAll();
   }
 }
 

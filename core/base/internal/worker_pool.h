@@ -2,12 +2,14 @@
 /// A few persistent threads that share out the items of one loop at a time.
 
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
-#include <mutex>
 #include <thread>
 #include <vector>
+
+#include "kv/mutex.h"
+#include "kv/thread_annotations.h"
 
 namespace cairn::core::internal {
 
@@ -39,14 +41,15 @@ class WorkerPool {
  private:
   void Loop(size_t worker);
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  // Guarded by mutex_.
-  std::function<void(size_t, size_t)> work_;  // changes only while no thread is busy
+  Mutex mutex_;
+  CondVar changed_;
+  uint64_t round_ CAIRN_GUARDED_BY(mutex_) = 0;
+  size_t busy_ CAIRN_GUARDED_BY(mutex_) = 0;
+  bool stop_ CAIRN_GUARDED_BY(mutex_) = false;
+  // Start writes these under mutex_ while no thread is busy. Busy threads, which have seen the new
+  // round_ under mutex_, read them without it.
+  std::function<void(size_t, size_t)> work_;
   size_t count_ = 0;
-  uint64_t round_ = 0;
-  size_t busy_ = 0;
-  bool stop_ = false;
   // Items are handed out by this counter.
   std::atomic<size_t> next_{0};
   std::vector<std::thread> threads_;
