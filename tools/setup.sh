@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the build, the tests and the demo need; fast when nothing is missing.
 #
-#   tools/setup.sh
+#   tools/setup.sh [--clang]       --clang: also what the preset clang needs (300 MB)
 #
 # Installs Debian packages (as root or with sudo), and the PyPI packages of
 # python/requirements-dev.txt into .venv. Complete output: .cache/setup.log.
@@ -19,6 +19,8 @@ packages=(
   libdeflate-dev libfmt-dev libcli11-dev nlohmann-json3-dev libgloo-dev
   libgtest-dev libgmock-dev libbenchmark-dev fio valgrind
 )
+
+[[ ${1:-} != --clang ]] || packages+=(clang-19)
 
 Die() { echo "setup: $*" >&2; exit 1; }
 # Runs a command with its output in the log; on failure, prints the end of the log.

@@ -5,6 +5,8 @@
 #                                  instruction counts compared with their baselines
 #   tools/test.sh --all            also the slow tests
 #   tools/test.sh --sanitizers     also the C++ unit tests under ASan+UBSan and under TSan
+#   tools/test.sh --clang          also a build with Clang, which checks the thread annotations and
+#                                  that sources do not rely on precompiled headers
 #
 # Runs everything even if something fails; the exit status is 0 only if nothing failed.
 set -euo pipefail
@@ -12,16 +14,20 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 all=0
 sanitizers=0
+clang=0
 for argument in "$@"; do
   case $argument in
     --all) all=1 ;;
     --sanitizers) sanitizers=1 ;;
-    -h | --help) sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    --clang) clang=1 ;;
+    -h | --help) sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) echo "test: unknown option $argument (see --help)" >&2; exit 2 ;;
   esac
 done
 
-tools/setup.sh
+setup_options=()
+if ((clang)); then setup_options+=(--clang); fi
+tools/setup.sh "${setup_options[@]}"
 tools/build.sh release
 
 ctest_options=(-j "$(nproc)" --progress)
@@ -31,6 +37,11 @@ if ((!all)); then
   pytest_options+=(-m "not slow")
 fi
 failed=()
+
+if ((clang)); then
+  echo "== Build with Clang"
+  tools/build.sh clang || failed+=("clang build")
+fi
 
 if ((sanitizers)); then
   for preset in asan tsan; do
