@@ -45,7 +45,7 @@ class MetadataPickler {
     numbers_.emplace(name, pickle_.Memoize());
   }
   void Name(std::string_view text) {
-    Shared("'" + std::string(text), [&] { pickle_.Text(text); });
+    Shared(std::string("'").append(text), [&] { pickle_.Text(text); });
   }
   void Global(std::string_view module, std::string_view name) {
     Shared(std::string(module) + "." + std::string(name), [&] { pickle_.Global(module, name); });
