@@ -31,7 +31,7 @@ MAY_INCLUDE = {
     "core/tensor": {"core/base"},
     "core/sharding": {"core/tensor"},
     "core/device": {"core/base", "core/tensor"},
-    "core/state_dict": {"core/tensor", "core/sharding", "core/device"},
+    "core/state_dict": {"core/base", "core/tensor", "core/sharding", "core/device"},
     "core/ranks": {"core/base", "core/tensor", "core/sharding", "core/device"},
     "core/collectives": {"core/tensor", "core/sharding", "core/device", "core/state_dict",
                          "core/ranks"},

@@ -14,8 +14,15 @@ MAX_FUNCTION_LINES = 70
 MAX_PARAMETERS = 6
 MEDIAN_FUNCTION_LINES = 8  # the median function is shorter than this
 
-# Functions that mirror the signatures of torch, or the Python API that users call by keyword.
-MAY_HAVE_MANY_PARAMETERS = set()
+# The Python API, whose parameters are keywords, and functions that mirror the signatures of torch.
+MAY_HAVE_MANY_PARAMETERS = {
+    ("python/cairn/store.py", "load"),
+    ("python/cairn/store.py", "save"),
+    ("python/cairn/store.py", "save_async"),
+    ("python/cairn/_load/step_reader.py", "read"),
+    ("python/cairn/dcp/_writer.py", "__init__"),
+    ("python/cairn/torch/_saver.py", "__init__"),
+}
 
 
 def product_files() -> list[Path]:
@@ -29,6 +36,11 @@ def functions():
     return [(str(path.relative_to(ROOT)), function)
             for path in product_files()
             for function in lizard.analyze_file(str(path)).function_list]
+
+
+def parameter_count(function) -> int:
+    own = [name for name in function.full_parameters if name.split(":")[0].strip() in {"self", "cls"}]
+    return function.parameter_count - len(own)
 
 
 def length_of(function) -> int:
@@ -57,9 +69,9 @@ def test_the_median_function_is_short(functions):
 
 
 def test_no_function_has_too_many_parameters(functions):
-    too_many = [f"{path}: {function.name} has {function.parameter_count}"
+    too_many = [f"{path}: {function.name} has {parameter_count(function)}"
                 for path, function in functions
-                if function.parameter_count > MAX_PARAMETERS
+                if parameter_count(function) > MAX_PARAMETERS
                 and (path, function.name) not in MAY_HAVE_MANY_PARAMETERS]
 
     assert not too_many, "\n".join(too_many)
