@@ -35,6 +35,7 @@ endfunction()
 
 function(cairn_target_options target)
   cairn_compile_options(${target})
+  target_link_libraries(${target} PRIVATE fmt::fmt)  # its macro is part of the precompiled headers
   get_target_property(type ${target} TYPE)
   if(type STREQUAL "EXECUTABLE")
     target_precompile_headers(${target} REUSE_FROM cairn_program_headers)
@@ -57,5 +58,6 @@ endfunction()
 
 function(cairn_test_options target)
   cairn_test_compile_options(${target})
+  target_link_libraries(${target} PRIVATE fmt::fmt)
   target_precompile_headers(${target} REUSE_FROM cairn_test_headers)
 endfunction()
