@@ -143,7 +143,7 @@ class PartGatherer {
         }));
     if (DigestOf(records) != digest) {
       return Fail(Error{.code = ErrorCode::kDataLoss,
-                        .message = "the digest of shared records differs from their file's name",
+                        .message = "the digest of the shared records differs from the file's name",
                         .file = path});
     }
     for (const SharedRecord& record : records) {

@@ -314,7 +314,7 @@ TEST_F(RanksTest, RubbishInTheFilesThatRanksLeaveIsNoWordOfAnyone) {
       std::fputs(rubbish, file);
       std::fclose(file);
     }
-    EXPECT_THAT(part->AwaitDecision(), IsError(ErrorCode::kUnavailable, "no word")) << rubbish;
+    EXPECT_THAT(part->AwaitDecision(), IsError(ErrorCode::kUnavailable, "did not state the outcome")) << rubbish;
   }
 }
 
