@@ -91,7 +91,8 @@ class Regression(lightning.LightningModule):
     def configure_optimizers(self) -> dict[str, Any]:
         optimizer = torch.optim.AdamW(self.parameters(), lr=3e-3)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
-        # Lightning updates per-epoch schedulers after its callbacks, so a save would miss the update.
+        # Lightning updates per-epoch schedulers after its callbacks, so a save would miss the
+        # update.
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},

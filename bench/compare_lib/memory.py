@@ -38,7 +38,9 @@ def make_ready(nbytes: int) -> None:
     A virtual machine may have to request memory that was not used recently from its host, at a
     rate that does not depend on the measured program. After this call, the memory is available.
     """
-    available = re.search(r"^MemAvailable:\s*(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    available = re.search(
+        r"^MemAvailable:\s*(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE
+    )
     nbytes = min(nbytes, int(int(available.group(1)) * 1024 * READY_SHARE)) if available else nbytes
     if nbytes < PAGE:
         return

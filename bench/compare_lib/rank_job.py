@@ -79,7 +79,8 @@ def _reader(storage: str, path: str) -> dcp.StorageReader:
 def _check(loaded: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     for name, tensor in expected.items():
         if not torch.equal(
-            _local(loaded[name]).view(-1).view(torch.uint8), _local(tensor).view(-1).view(torch.uint8)
+            _local(loaded[name]).view(-1).view(torch.uint8),
+            _local(tensor).view(-1).view(torch.uint8),
         ):
             raise AssertionError(f"loaded something else than was saved: {name}")
 

@@ -156,7 +156,8 @@ def test_states_come_from_a_seed_and_have_the_same_bytes():
 
 def test_pages_touched_are_those_of_the_tensors():
     tensors = {str(i): torch.full((n,), 1, dtype=torch.uint8) for i, n in enumerate((1, 9000, 50))}
-    assert memory.touch_pages(tensors) >= 3  # each page has a byte that is 1, or precedes one that does
+    # each page has a byte that is 1, or precedes one that does
+    assert memory.touch_pages(tensors) >= 3
     assert memory.touch_pages({"empty": torch.empty(0)}) == 0
 
 

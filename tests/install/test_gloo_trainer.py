@@ -1,4 +1,7 @@
-"""The C++ example of several ranks, built against the installed package: saves on 4, resumes on 2."""
+"""The C++ example of several ranks, built against the installed package.
+
+It saves on 4 and resumes on 2.
+"""
 
 import json
 import re

@@ -94,7 +94,10 @@ def test_every_header_begins_with_pragma_once_and_says_what_it_is_for():
 
 
 def compile_alone(header: Path) -> str:
-    """Compiles a file that includes only `header`, twice. Returns the compiler's complaint, or ''."""
+    """Compiles a file that includes only `header`, twice.
+
+    Returns the compiler's complaint, or ''.
+    """
     relative = header.relative_to(ROOT)
     flags = subprocess.run(["pkg-config", "--cflags", "fmt", "liburing", "libxxhash"],
                            capture_output=True, text=True, check=True).stdout

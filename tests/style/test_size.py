@@ -39,7 +39,9 @@ def functions():
 
 
 def parameter_count(function) -> int:
-    own = [name for name in function.full_parameters if name.split(":")[0].strip() in {"self", "cls"}]
+    own = [
+        name for name in function.full_parameters if name.split(":")[0].strip() in {"self", "cls"}
+    ]
     return function.parameter_count - len(own)
 
 

@@ -185,7 +185,13 @@ def make_hostile(kind, path, healthy):
 def test_what_is_not_a_store_gets_one_clear_line(dump, admin, two_steps, tmp_path, kind):
     path = tmp_path / "hostile"
     make_hostile(kind, path, two_steps)
-    for words in [(path,), ("steps", path), ("keys", path), ("show", path, "a"), ("segments", path)]:
+    for words in [
+        (path,),
+        ("steps", path),
+        ("keys", path),
+        ("show", path, "a"),
+        ("segments", path),
+    ]:
         finished = dump(*words)
         assert finished.status == 2, (words, finished.out)
         assert "hostile" in finished.err

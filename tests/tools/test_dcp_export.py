@@ -71,7 +71,11 @@ def nested():
     weight = torch.randn(8, 6)
     return {
         "model": {"wte.weight": weight, "head": weight, "t": weight.t(), "row": weight[3]},
-        "layers": [bits(torch.bfloat16, (4, 4)), {"w": torch.ones(3), "n": 5}, [torch.zeros(2), "x"]],
+        "layers": [
+            bits(torch.bfloat16, (4, 4)),
+            {"w": torch.ones(3), "n": 5},
+            [torch.zeros(2), "x"],
+        ],
         "scalar": torch.tensor(2.5),
         "empty tensor": torch.zeros(0, 3),
         "betas": (0.9, 0.95),
@@ -103,7 +107,10 @@ STATES = {
     "dtypes": every_dtype,
     "values": plain_values,
     "containers": containers,
-    "keys": lambda: {0: torch.ones(1), "a": {1: {2: [torch.ones(2)]}, True: 1.5, None: (), -3.25: 0}},
+    "keys": lambda: {
+        0: torch.ones(1),
+        "a": {1: {2: [torch.ones(2)]}, True: 1.5, None: (), -3.25: 0},
+    },
     "dots": lambda: {"a.b": {"c.": torch.ones(2)}, "a": {"b.d": 1, "": 2}},
     "no tensor": lambda: {"a": 1, "b": [2, 3]},
 }
@@ -278,7 +285,12 @@ def test_several_files_of_a_bounded_size(admin, tmp_path):
 
 def test_tensors_that_share_memory_are_items_of_their_own(admin, tmp_path):
     big = torch.arange(100_000.0)
-    state = {"slice": big[70:90:7], "head": big[:4], "again": big[:4], "ints": big.view(torch.int32)[2:5]}
+    state = {
+        "slice": big[70:90:7],
+        "head": big[:4],
+        "again": big[:4],
+        "ints": big.view(torch.int32)[2:5],
+    }
     into_store(tmp_path / "s", state)
     export(admin, tmp_path / "s", tmp_path / "o.dcp")
     assert same(load(tmp_path / "o.dcp"), state)
@@ -387,7 +399,15 @@ def test_an_export_that_is_killed_leaves_the_old_checkpoint_or_the_new_one(admin
     old, new = {"old": torch.ones(3)}, {f"w{i}": torch.full((1 << 20,), float(i)) for i in range(8)}
     into_store(tmp_path / "s", new)
     target = tmp_path / "o.dcp"
-    words = [BIN_DIR / "kv-admin", "export", tmp_path / "s", target, "--overwrite", "--shard-size", "4MB"]
+    words = [
+        BIN_DIR / "kv-admin",
+        "export",
+        tmp_path / "s",
+        target,
+        "--overwrite",
+        "--shard-size",
+        "4MB",
+    ]
     for round_number in range(10):
         shutil.rmtree(target, ignore_errors=True)
         save(old, target)
@@ -406,7 +426,11 @@ def test_an_export_that_is_killed_leaves_the_old_checkpoint_or_the_new_one(admin
     export(admin, tmp_path / "s", target, "--overwrite")
     assert same(load(target), new)
     places = metadata_of(target).storage_data.values()
-    assert set(listed(target)) == {".metadata", "mine.tmp", *(place.relative_path for place in places)}
+    assert set(listed(target)) == {
+        ".metadata",
+        "mine.tmp",
+        *(place.relative_path for place in places),
+    }
 
 
 def test_more_bytes_than_memory(admin, tmp_path):

@@ -36,7 +36,11 @@ def read(store, **options):
 def nested():
     weight = torch.randn(8, 6)
     return {
-        "model": {"wte.weight": weight, "head": weight, "layers": [bits(torch.bfloat16, (4, 4)), weight.t()]},
+        "model": {
+            "wte.weight": weight,
+            "head": weight,
+            "layers": [bits(torch.bfloat16, (4, 4)), weight.t()],
+        },
         "optimizer": {
             "state": {"0": {"step": torch.tensor(3.0), "exp_avg": torch.randn(5)}},
             "param_groups": [{"lr": 0.1, "betas": (0.9, 0.95), "params": [0, 1]}],
@@ -236,7 +240,9 @@ def test_values_of_unknown_classes_are_named_or_left_out(admin, tmp_path):
     save({"w": torch.ones(2), "n": {"custom": Custom(3), "lr": 0.5}}, tmp_path / "d")
     finished = admin("import", tmp_path / "s", "--step", 1, tmp_path / "d")
     assert finished.status == 2
-    assert "Custom" in finished.err and "n.custom" in finished.err and "__0_0.distcp" in finished.err
+    assert (
+        "Custom" in finished.err and "n.custom" in finished.err and "__0_0.distcp" in finished.err
+    )
     finished = import_dcp(admin, tmp_path / "s", tmp_path / "d", "--skip-unknown")
     assert "'n.custom' was left out" in finished.err and "Custom" in finished.err
     assert same(read(tmp_path / "s"), {"w": torch.ones(2), "n": {"lr": 0.5}})

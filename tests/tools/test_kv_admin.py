@@ -100,7 +100,13 @@ def test_base_is_the_named_step(admin, dump, tmp_path):
 def test_delete_keeps_what_other_steps_use(admin, dump, tmp_path):
     store = tmp_path / "s"
     for step in (1, 2, 3):
-        import_model(admin, tmp_path, store, step, {"same": torch.ones(9), "own": torch.full((3,), float(step))})
+        import_model(
+            admin,
+            tmp_path,
+            store,
+            step,
+            {"same": torch.ones(9), "own": torch.full((3,), float(step))},
+        )
     before = sorted(p.name for p in (store / "segments").iterdir())
     dry = admin("delete", store, 1, 2, "--dry-run")
     assert dry.status == 0 and dry.out.startswith("would delete 2 steps")
@@ -125,12 +131,15 @@ HOSTILE = {
     "header beyond the file": struct.pack("<Q", 1 << 40) + b"{}",
     "no JSON": header(b"{nonsense"),
     "a list": header([]),
-    "offsets beyond the file": header({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}),
+    "offsets beyond the file": header(
+        {"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}
+    ),
     "shape that overflows": header(
         {"a": {"dtype": "F32", "shape": [1 << 62, 1 << 62], "data_offsets": [0, 16]}}
     )
     + bytes(16),
-    "unknown dtype": header({"a": {"dtype": "Q7", "shape": [4], "data_offsets": [0, 16]}}) + bytes(16),
+    "unknown dtype": header({"a": {"dtype": "Q7", "shape": [4], "data_offsets": [0, 16]}})
+    + bytes(16),
     "offsets backwards": header({"a": {"dtype": "F32", "shape": [0], "data_offsets": [16, 0]}})
     + bytes(16),
     "deeply nested": header(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
@@ -171,14 +180,28 @@ def test_hostile_indexes_are_refused(admin, tmp_path, content):
 def test_one_name_in_two_files_is_refused(admin, tmp_path):
     for name in ("a", "b"):
         save_file({"w": torch.ones(2)}, tmp_path / f"{name}.safetensors")
-    finished = admin("import", tmp_path / "s", "--step", 1, tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    finished = admin(
+        "import",
+        tmp_path / "s",
+        "--step",
+        1,
+        tmp_path / "a.safetensors",
+        tmp_path / "b.safetensors",
+    )
     assert finished.status == 2
     assert "w" in finished.err
 
 
 @pytest.mark.parametrize(
     "words",
-    [(), ("import",), ("import", "s", "f"), ("delete", "s"), ("delete", "s", "x"), ("compact", "s")],
+    [
+        (),
+        ("import",),
+        ("import", "s", "f"),
+        ("delete", "s"),
+        ("delete", "s", "x"),
+        ("compact", "s"),
+    ],
 )
 def test_wrong_calls_exit_2_with_one_line(admin, tmp_path, words):
     assert admin(*words, cwd=tmp_path).status == 2

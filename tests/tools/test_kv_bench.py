@@ -66,7 +66,9 @@ def test_digest_is_measured_against_sum_and_copy(bench, tmp_path):
 def test_fio_runs_after_each_run_and_gives_a_ratio(bench, tmp_path):
     if shutil.which("fio") is None:
         pytest.skip("fio is not installed")
-    finished = bench("save", "--dir", tmp_path, "--bytes", "32MiB", "--fio", "--json", "--repeat", 2)
+    finished = bench(
+        "save", "--dir", tmp_path, "--bytes", "32MiB", "--fio", "--json", "--repeat", 2
+    )
     if finished.status == 2 and "fio failed" in finished.err:
         pytest.skip("fio cannot use O_DIRECT here")
     measured = rows(finished)

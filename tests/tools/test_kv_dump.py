@@ -66,7 +66,9 @@ def test_keys_are_exact(dump, two_steps):
         name: (str(t.dtype).removeprefix("torch."), list(t.shape), t.numel() * t.element_size())
         for name, t in small_model().items()
     }
-    tensors = {r["fqn"]: (r["dtype"], r["shape"], r["bytes"]) for r in rows if r["kind"] == "tensor"}
+    tensors = {
+        r["fqn"]: (r["dtype"], r["shape"], r["bytes"]) for r in rows if r["kind"] == "tensor"
+    }
     assert tensors == expected
     assert [r["fqn"] for r in rows] == sorted(r["fqn"] for r in rows)
 
@@ -79,7 +81,9 @@ def test_patterns_take_elements_not_letters(dump, two_steps):
 
 
 def test_a_pattern_may_be_a_set_alone(dump, admin, tmp_path):
-    import_model(admin, tmp_path, tmp_path / "s", 1, {k: torch.ones(1) for k in ("a", "b", "c", "ab")})
+    import_model(
+        admin, tmp_path, tmp_path / "s", 1, {k: torch.ones(1) for k in ("a", "b", "c", "ab")}
+    )
     rows = dump("keys", tmp_path / "s", "[ab]", "[c]", "--json").json()["keys"]
     assert [r["fqn"] for r in rows] == ["a", "b", "c"]
 
@@ -194,8 +198,12 @@ def slice_text(part):
     return ":".join(bounds)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(parts=st.tuples(python_slices(8), python_slices(3), python_slices(5)), count=st.integers(1, 3))
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    parts=st.tuples(python_slices(8), python_slices(3), python_slices(5)), count=st.integers(1, 3)
+)
 def test_slices_are_those_of_python(dump, two_steps, parts, count):
     parts = parts[:count]
     expected = small_model()["model.layers.10.w"].double().numpy()[parts]
@@ -343,7 +351,10 @@ def test_a_closed_pipe_is_not_an_error(two_steps):
 def test_a_full_output_device_is_an_error(two_steps):
     with open("/dev/full", "wb") as full:
         process = subprocess.run(
-            [BIN_DIR / "kv-dump", "keys", two_steps], stdout=full, stderr=subprocess.PIPE, timeout=60
+            [BIN_DIR / "kv-dump", "keys", two_steps],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=60,
         )
     assert process.returncode == 2
     assert b"standard output" in process.stderr

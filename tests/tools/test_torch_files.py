@@ -85,7 +85,13 @@ def test_shapes_strides_and_parameters(admin, tmp_path):
 
 def test_shared_storage_is_stored_once_and_shared_again(admin, dump, tmp_path):
     weight = torch.randn(64, 32)
-    state = {"wte": weight, "head": weight, "t": weight.t(), "row": weight[3], "alone": weight.clone()}
+    state = {
+        "wte": weight,
+        "head": weight,
+        "t": weight.t(),
+        "row": weight[3],
+        "alone": weight.clone(),
+    }
     exported, _ = through(admin, tmp_path, state)
     assert same(exported, state)
     storages = {key: tensor.untyped_storage().data_ptr() for key, tensor in exported.items()}
@@ -159,7 +165,9 @@ def test_patterns_choose_what_is_exported(admin, tmp_path):
     torch.save({"a": {"x": torch.ones(2), "n": 3}, "b": [1, torch.zeros(2)]}, tmp_path / "in.pt")
     import_file(admin, tmp_path / "s", tmp_path / "in.pt")
     assert admin("export", tmp_path / "s", tmp_path / "o.pt", "a").status == 0
-    assert same(torch.load(tmp_path / "o.pt", weights_only=True), {"a": {"x": torch.ones(2), "n": 3}})
+    assert same(
+        torch.load(tmp_path / "o.pt", weights_only=True), {"a": {"x": torch.ones(2), "n": 3}}
+    )
     assert admin("export", tmp_path / "s", tmp_path / "v.pt", "a.n").status == 0
     assert torch.load(tmp_path / "v.pt", weights_only=True) == {"a": {"n": 3}}
 
@@ -341,12 +349,18 @@ def endless():
 
 def tensor_pickle(offset, size, stride, numel=4, dtype="FloatStorage", key="0"):
     def ints(values):
-        return b"(" + b"".join(b"\x8a\x08" + v.to_bytes(8, "little", signed=True) for v in values) + b"t"
+        return (
+            b"("
+            + b"".join(b"\x8a\x08" + v.to_bytes(8, "little", signed=True) for v in values)
+            + b"t"
+        )
 
     def text(value):
         return b"X" + struct.pack("<I", len(value)) + value.encode()
 
-    storage = b"(" + text("storage") + b"ctorch\n" + dtype.encode() + b"\n" + text(key) + text("cpu")
+    storage = (
+        b"(" + text("storage") + b"ctorch\n" + dtype.encode() + b"\n" + text(key) + text("cpu")
+    )
     storage += b"\x8a\x08" + numel.to_bytes(8, "little", signed=True) + b"tQ"
     return (
         b"\x80\x02}" + text("w") + b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage
@@ -364,7 +378,11 @@ HOSTILE = {
     "list of itself": archive(pickle.dumps(endless())),
     "deep": archive(b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b"."),
     "deep parameters": archive(
-        b"\x80\x02" + b"ctorch._utils\n_rebuild_parameter\n" * 9999 + b"N" + b"\x89N\x87R" * 9999 + b"."
+        b"\x80\x02"
+        + b"ctorch._utils\n_rebuild_parameter\n" * 9999
+        + b"N"
+        + b"\x89N\x87R" * 9999
+        + b"."
     ),
     "memo number": archive(b"\x80\x02Nr\xff\xff\xff\xff."),
     "unset memo": archive(b"\x80\x02h\x05."),
@@ -464,7 +482,9 @@ def test_numpy_arrays_of_a_store_become_tensors(admin, tmp_path):
     finished = admin("export", tmp_path / "s", tmp_path / "o.pt")
     assert finished.status == 0 and "numpy" in finished.err
     exported = torch.load(tmp_path / "o.pt", weights_only=True)
-    assert same(exported, {"array": torch.arange(3.0, dtype=torch.float64), "scalar": torch.tensor(2.5)})
+    assert same(
+        exported, {"array": torch.arange(3.0, dtype=torch.float64), "scalar": torch.tensor(2.5)}
+    )
 
 
 def test_ordered_dicts_keep_their_order_and_class(admin, tmp_path):

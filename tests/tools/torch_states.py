@@ -75,7 +75,14 @@ def plain_values():
         "size": torch.Size([2, 3]),
         "counter": collections.Counter("aab"),
         "ordered": collections.OrderedDict(b=1, a=2),
-        "keys": {0: "int", 1.5: "float", 2.0: "whole", None: "none", True: "bool", -(2**65): "long"},
+        "keys": {
+            0: "int",
+            1.5: "float",
+            2.0: "whole",
+            None: "none",
+            True: "bool",
+            -(2**65): "long",
+        },
         "empty": {"dict": {}, "list": [], "tuple": ()},
     }
 

@@ -140,7 +140,9 @@ def killed(work: Path, store: Path) -> tuple[int, list[str]]:
     return committed[-1], found
 
 
-def resumed(work: Path, store: Path, latest: int, left: list[str], expected: dict[int, str]) -> None:
+def resumed(
+    work: Path, store: Path, latest: int, left: list[str], expected: dict[int, str]
+) -> None:
     headline(f"3. The same command again finds step {latest} and continues")
     show("""
         store.load({"model": model.state_dict()}, strict=False)  # directly into the weights' memory
@@ -221,8 +223,10 @@ def finetuned(work: Path, store: Path) -> list[int]:
     for record in saves:
         check(record["written_bytes"] < full / 2, "frozen tensors are not written again")
         part = 100 * record["written_bytes"] / full
-        rows.append(f"step {record['saved']}   {human(record['written_bytes']):>8}   {part:.1f} %   "
-                    f"{record['chunks_reused']} of {record['chunks']} chunks are references")
+        rows.append(
+            f"step {record['saved']}   {human(record['written_bytes']):>8}   {part:.1f} %   "
+            f"{record['chunks_reused']} of {record['chunks']} chunks are references"
+        )
     show("\n".join(rows))
     say(f"Even the first save refers to bytes that step {STEPS} wrote. Each step still lists all "
         "of its chunks: steps do not depend on each other, and any step can be deleted anytime.")
@@ -250,9 +254,12 @@ def main() -> None:
     (work / MARKER).touch()
     store = work / "store"
 
-    say(f"Cairn's main job, in {work}/. The programs are tools/demo/train.py and finetune.py: plain "
-        "torch on two cores, a GPT over bytes with 3.3 million parameters, AdamW, and as text the "
-        "licenses that every Debian machine has.", indent=0)
+    say(
+        f"Cairn's main job, in {work}/. The programs are tools/demo/train.py and finetune.py: "
+        "plain torch on two cores, a GPT over bytes with 3.3 million parameters, AdamW, and as "
+        "text the licenses that every Debian machine has.",
+        indent=0,
+    )
     expected = reference(work)
     latest, left = killed(work, store)
     resumed(work, store, latest, left, expected)
