@@ -1,4 +1,4 @@
-// Devices of this process, each with its heap and the queues that nobody uses now.
+// The devices of this process, each with its heap and its idle queues.
 
 #include "cuda/backend.h"
 
@@ -6,21 +6,22 @@
 
 #include <algorithm>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
-#include "cuda/gds.h"
+#include "cuda/internal/cuda_call.h"
+#include "cuda/internal/cufile.h"
 #include "cuda/internal/device_heap.h"
 #include "cuda/internal/device_queue.h"
+#include "kv/mutex.h"
 
 namespace cairn::cuda {
 namespace {
 
 using internal::Check;
+using internal::CudaQueue;
 using internal::DeviceBuffer;
 using internal::DeviceHeap;
-using internal::CudaQueue;
 
 class Memory final : public core::DeviceMemory {
  public:
@@ -34,13 +35,14 @@ class Memory final : public core::DeviceMemory {
 
 class Backend final : public core::DeviceBackend {
  public:
-  explicit Backend(int device_count) : devices_(static_cast<size_t>(device_count)) {}
+  explicit Backend(int device_count)
+      : device_count_(static_cast<size_t>(device_count)), devices_(device_count_) {}
 
   Result<std::shared_ptr<core::DeviceQueue>> OpenQueue(int device) override {
     CAIRN_TRY_ASSIGN(const std::shared_ptr<DeviceHeap> heap, HeapOf(device));
     std::unique_ptr<CudaQueue> queue;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       std::vector<std::unique_ptr<CudaQueue>>& idle = devices_[static_cast<size_t>(device)].idle;
       if (!idle.empty()) {
         queue = std::move(idle.back());
@@ -96,11 +98,11 @@ class Backend final : public core::DeviceBackend {
   };
 
   Result<std::shared_ptr<DeviceHeap>> HeapOf(int device) {
-    if (device < 0 || static_cast<size_t>(device) >= devices_.size()) {
+    if (device < 0 || static_cast<size_t>(device) >= device_count_) {
       return Fail(ErrorCode::kInvalidArgument,
-                  fmt::format("there is no GPU {}; this process sees {}", device, devices_.size()));
+                  fmt::format("there is no GPU {}; this process sees {}", device, device_count_));
     }
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     std::shared_ptr<DeviceHeap>& heap = devices_[static_cast<size_t>(device)].heap;
     if (heap == nullptr) {
       CAIRN_TRY_ASSIGN(heap, DeviceHeap::Make(device));
@@ -108,9 +110,10 @@ class Backend final : public core::DeviceBackend {
     return heap;
   }
 
-  // One that is in use, so that no context is made on another; the current one if there is none.
+  // Returns a device that is in use, so that no context is created on another one; if there is
+  // none, the current device.
   int AnyDevice() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     for (const Device& device : devices_) {
       if (device.heap != nullptr) return device.heap->device();
     }
@@ -119,24 +122,25 @@ class Backend final : public core::DeviceBackend {
     return current;
   }
 
-  // Its buffers stay allocated for the next save.
+  // Keeps the queue, and so its buffers, for the next save.
   void GiveBack(std::unique_ptr<CudaQueue> queue) {
     queue->Reset();
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     devices_[static_cast<size_t>(queue->device())].idle.push_back(std::move(queue));
   }
 
-  std::mutex mutex_;
-  std::vector<Device> devices_;  // guarded by mutex_
+  const size_t device_count_;
+  Mutex mutex_;
+  std::vector<Device> devices_ CAIRN_GUARDED_BY(mutex_);
 };
 
 }  // namespace
 
 Result<core::DeviceBackend*> FindBackend() {
-  static std::mutex mutex;
-  // Never destroyed: at the end of the process the driver may be gone before it.
+  static Mutex mutex;
+  // Never destroyed: at the end of the process the driver may be unloaded first.
   static Backend* backend = nullptr;
-  const std::lock_guard lock(mutex);
+  const MutexLock lock(mutex);
   if (backend != nullptr) return backend;
   int count = 0;
   CAIRN_TRY(Check(cudaGetDeviceCount(&count), "looking for GPUs"));

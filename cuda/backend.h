@@ -1,15 +1,16 @@
 #pragma once
-/// The CUDA layer as core sees it.
+/// The CUDA layer as the device backend of core.
 
 #include "core/device/device.h"
 
 namespace cairn::cuda {
 
-/// The GPUs of this process. kFailedPrecondition: no GPU, no driver or one that is too old; says
-/// which. The driver is looked for at run time. Threads: safe.
+/// Returns the GPUs of this process. The driver is looked up at run time. kFailedPrecondition:
+/// there is no GPU, no driver, or the driver is too old; the message states which. Threads: safe.
 Result<core::DeviceBackend*> FindBackend();
 
-/// Makes core find it. Once, early in a program; touches no GPU.
+/// Makes core::FindDeviceBackend return this backend. Call it once, early in a program; it does not
+/// touch a GPU.
 inline void Register() { core::SetDeviceBackend(&FindBackend); }
 
 }  // namespace cairn::cuda

@@ -1,4 +1,4 @@
-// What one GPU does at most, by plain CUDA.
+// Copies, kernels and their times.
 
 #include "cuda/measure.h"
 
@@ -32,12 +32,12 @@ constexpr uint64_t kChunkBytes = 4 << 20;
 constexpr double kKernelSeconds = 1e-3;
 constexpr uint64_t kFirstRounds = 1 << 10;
 
-/// An event that takes times, unlike the queues' own.
+/// An event that measures time, unlike internal::Event.
 class TimedEvent {
  public:
   static Result<TimedEvent> Make() {
     TimedEvent event;
-    CAIRN_TRY(Check(cudaEventCreate(&event.event_), "making an event"));
+    CAIRN_TRY(Check(cudaEventCreate(&event.event_), "creating an event"));
     return event;
   }
   TimedEvent(TimedEvent&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
@@ -59,11 +59,12 @@ std::string VersionText(int version) {
 Result<GpuDescription> Describe(int device) {
   GpuDescription description;
   cudaDeviceProp properties{};
-  CAIRN_TRY(Check(cudaGetDeviceProperties(&properties, device), "asking for the GPU's name"));
+  CAIRN_TRY(
+      Check(cudaGetDeviceProperties(&properties, device), "querying the properties of the GPU"));
   int driver = 0;
   int runtime = 0;
-  CAIRN_TRY(Check(cudaDriverGetVersion(&driver), "asking for the driver's version"));
-  CAIRN_TRY(Check(cudaRuntimeGetVersion(&runtime), "asking for the runtime's version"));
+  CAIRN_TRY(Check(cudaDriverGetVersion(&driver), "querying the version of the driver"));
+  CAIRN_TRY(Check(cudaRuntimeGetVersion(&runtime), "querying the version of the runtime"));
   description.name = properties.name;
   description.driver_cuda = VersionText(driver);
   description.runtime_cuda = VersionText(runtime);
@@ -81,10 +82,10 @@ class Gpu final : public PlainGpu {
     CAIRN_TRY_ASSIGN(gpu->heap_, DeviceHeap::Make(device));
     CAIRN_TRY_ASSIGN(gpu->stream_, Stream::Make());
     CAIRN_TRY_ASSIGN(gpu->sink_, gpu->heap_->Allocate(sizeof(uint32_t)));
-    // A training's work goes before that of the queues.
+    // Of default priority: the work of a training runs before that of the queues.
     cudaStream_t training = nullptr;
     CAIRN_TRY(
-        Check(cudaStreamCreateWithFlags(&training, cudaStreamNonBlocking), "making a stream"));
+        Check(cudaStreamCreateWithFlags(&training, cudaStreamNonBlocking), "creating a stream"));
     gpu->training_ = training;
     return gpu;
   }
@@ -111,7 +112,8 @@ class Gpu final : public PlainGpu {
   }
   Result<double> Read(const std::byte* source, uint64_t length_bytes) override {
     return TimeKernel(source, length_bytes, [&](const internal::DigestLaunch& launch) {
-      return internal::LaunchRead(launch, launch.page_digests, heap_->multiprocessors(), stream_.get());
+      return internal::LaunchRead(launch, launch.page_digests, heap_->multiprocessors(),
+                                  stream_.get());
     });
   }
 
@@ -119,7 +121,7 @@ class Gpu final : public PlainGpu {
 
   Result<double> KernelSeconds() override {
     const DeviceScope scope(device_);
-    // The rounds that make a millisecond, then their time over some kernels.
+    // First finds the rounds that take a millisecond, then measures several kernels.
     rounds_ = kFirstRounds;
     CAIRN_TRY(TimeCompute(1));  // the first launch loads the kernel
     while (true) {
@@ -178,11 +180,12 @@ class Gpu final : public PlainGpu {
     CAIRN_TRY(Check(cudaEventRecord(end.get(), stream_.get()), "recording an event"));
     CAIRN_TRY(stream_.Synchronize());
     float milliseconds = 0;
-    CAIRN_TRY(Check(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()), "taking a time"));
+    CAIRN_TRY(
+        Check(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()), "measuring a time"));
     return milliseconds * 1e-3;
   }
 
-  /// The table of chunks and room for the results, on the device.
+  /// Allocates and fills the table of chunks, and allocates the results, on the device.
   Result<internal::DigestLaunch> Prepare(const std::byte* source, uint64_t length_bytes) {
     std::vector<internal::PageJob> jobs;
     uint64_t pages = 0;
@@ -218,7 +221,7 @@ class Gpu final : public PlainGpu {
   DeviceBuffer jobs_;
   DeviceBuffer page_digests_;
   DeviceBuffer changed_;
-  Stream stream_;  // before the buffers that its work uses are given back
+  Stream stream_;  // after the buffers: it is destroyed first, and its work uses them
   cudaStream_t training_ = nullptr;
   uint64_t rounds_ = kFirstRounds;
 };
@@ -227,7 +230,7 @@ class Gpu final : public PlainGpu {
 
 Result<std::unique_ptr<PlainGpu>> PlainGpu::Open(int device) {
   CAIRN_TRY_ASSIGN(core::DeviceBackend* const backend, FindBackend());
-  CAIRN_TRY(backend->FreeBytes(device));  // there is such a device
+  CAIRN_TRY(backend->FreeBytes(device));  // fails if there is no such device
   return Gpu::Open(device);
 }
 

@@ -1,8 +1,8 @@
 #pragma once
-/// What one GPU does at most, by plain CUDA: the limits that the queues, digests and saves are
-/// measured against, and a stream that computes as a training does.
+/// The limits of one GPU, measured with plain CUDA: the speeds that those of queues, digests and
+/// saves are compared with, and a stream that computes as a training does.
 ///
-/// For programs that measure; nothing that saves or loads uses it.
+/// For benchmarks only; saves and loads do not use it.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,42 +16,45 @@ namespace cairn::cuda {
 
 struct GpuDescription {
   std::string name;
-  std::string driver_cuda;  // the newest CUDA that the driver knows: "13.0"
-  std::string runtime_cuda;
+  std::string driver_cuda;   // the newest CUDA version that the driver supports, such as "13.0"
+  std::string runtime_cuda;  // the CUDA version of the runtime library
   uint64_t memory_bytes = 0;
   int multiprocessors = 0;
 };
 
-/// Works on one stream of its own and waits for each piece of work, but for Compute and Fill.
-/// Errors: as core::DeviceBackend. Threads: one at a time.
+/// Measures on its own stream. Every member except Compute and Fill waits until its work is done.
+///
+/// Errors: kResourceExhausted: no device memory is left. kUnavailable: the device failed. Threads:
+/// one at a time.
 class PlainGpu {
  public:
-  /// Errors as FindBackend; kInvalidArgument: no such device.
+  /// kFailedPrecondition: there is no GPU or no suitable driver. kInvalidArgument: there is no such
+  /// device.
   static Result<std::unique_ptr<PlainGpu>> Open(int device);
   virtual ~PlainGpu() = default;
 
   virtual const GpuDescription& description() const = 0;
 
-  /// Seconds of one cudaMemcpyAsync, by the host's clock until its stream is done. `host` is
-  /// page-locked and as long as the device's bytes.
+  /// Returns the seconds of one cudaMemcpyAsync of `host.size()` bytes, measured by the clock of
+  /// the host until the stream is done. Requires page-locked `host`.
   virtual Result<double> CopyOut(const std::byte* source, std::span<std::byte> host) = 0;
   virtual Result<double> CopyIn(std::span<const std::byte> host, std::byte* target) = 0;
 
-  /// Seconds of one kernel over device memory, by the device's clock: the page digests in chunks of
-  /// 4 MiB, and the kernel that reads the same bytes and does next to nothing with them.
+  /// Return the seconds of one kernel over device memory, measured by the clock of the device.
+  /// Digest computes the page digests of chunks of 4 MiB; Read only reads the same bytes.
   virtual Result<double> Digest(const std::byte* source, uint64_t length_bytes) = 0;
   virtual Result<double> Read(const std::byte* source, uint64_t length_bytes) = 0;
 
-  /// A cudaStream_t that a training would use. It is not that of the measurements above.
+  /// Returns the cudaStream_t that stands for a training. The measurements above use another one.
   virtual void* training_stream() const = 0;
-  /// Seconds of one kernel of Compute, by the host's clock over some of them.
+  /// Returns the seconds of one kernel of Compute, measured by the clock of the host over several.
   virtual Result<double> KernelSeconds() = 0;
-  /// Enqueues that many kernels of arithmetic, which keep every multiprocessor busy for about a
-  /// millisecond each.
+  /// Enqueues `kernel_count` kernels on the training's stream, each of which keeps every
+  /// multiprocessor busy for about a millisecond. Call KernelSeconds first: it calibrates them.
   virtual Result<void> Compute(uint64_t kernel_count) = 0;
-  /// Enqueues on the training's stream: the bytes become `value`.
+  /// Enqueues on the training's stream a kernel that sets the bytes to `value`.
   virtual Result<void> Fill(std::byte* target, uint64_t length_bytes, uint8_t value) = 0;
-  /// Waits for the training's stream.
+  /// Blocks until the training's stream has finished.
   virtual Result<void> Synchronize() = 0;
 };
 

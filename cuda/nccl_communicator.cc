@@ -1,8 +1,9 @@
-// The contract of communicators on NCCL:
-//   1. Each rank makes its streams and buffers; a vote.
-//   2. Rank 0's id, and what has to be the same everywhere, go round.
-//   3. Each rank connects; a vote. Where one has failed all give back what they have.
-// Everything that fails afterwards aborts this rank's communicator.
+// The communicator contract on NCCL. Connecting has three steps:
+//   1. Each rank creates its streams and buffers; the ranks agree on the status.
+//   2. The ranks exchange the id of rank 0 and the values that must be equal everywhere.
+//   3. Each rank connects; the ranks agree on the status. If one has failed, all release
+//      everything.
+// Every later failure aborts the communicator of this rank.
 
 #include "cuda/nccl_communicator.h"
 
@@ -33,12 +34,13 @@ using internal::NcclTransfers;
 
 static_assert(kMinNcclBufferBytes >= NcclTransfers::kMinBufferBytes);
 
-/// After an abort or before an end: for what should take no time.
+/// Limit of the waits after an abort and in the destructor, which are normally short.
 constexpr std::chrono::milliseconds kGrace = std::chrono::seconds(5);
 
 size_t Index(int rank) { return static_cast<size_t>(rank); }
 
-/// A value of each rank, by rank, from `gather(mine, targets)`. `T` is copied as it lies.
+/// Returns the value of each rank, in the order of ranks, received by `gather(mine, targets)`. The
+/// ranks exchange the bytes of `T`.
 template <typename T, typename Gather>
 Result<std::vector<T>> GatherValues(int world_size, const T& mine, const Gather& gather) {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -122,9 +124,10 @@ class NcclCommunicator final : public Communicator {
   Result<std::unique_ptr<Communicator>> Split(uint32_t color, uint32_t key) override {
     CAIRN_TRY(CheckUsable());
     const DeviceScope scope(device());
-    // Buffers as for the whole world: how many ranks the part has is not known yet, and a rank that
-    // has no memory has to say so before any waits for it. They go after an abort only: cudaFree
-    // waits for all that runs on the device, so for NCCL too.
+    // The buffers are those of the complete world: the number of ranks of the part is not known
+    // yet, and a rank that has no memory must report that before others wait for it. On an error
+    // they are freed after the abort, because cudaFree waits for all work of the device, including
+    // NCCL's.
     auto transfers = NcclTransfers::Make(device(), world_size_, transfers_->buffer_bytes(),
                                          transfers_->follows());
     auto part = SplitBy(DeadlineAfter(timeout_), {color, key, transfers.has_value()}, transfers);
@@ -133,7 +136,7 @@ class NcclCommunicator final : public Communicator {
   }
 
  private:
-  /// What a rank tells the others of itself in a Split.
+  /// What ranks exchange about themselves in Split.
   struct SplitChoice {
     uint32_t color = 0;
     uint32_t key = 0;
@@ -146,7 +149,7 @@ class NcclCommunicator final : public Communicator {
                 fmt::format("rank {}: the communicator broke earlier: {}", rank_, broken_by_));
   }
 
-  /// Nothing for all ranks but one.
+  /// Returns `range` for one rank and empty ranges for all others.
   template <typename Range>
   std::vector<Range> Only(int rank, Range range) const {
     std::vector<Range> ranges(Index(world_size_));
@@ -156,7 +159,7 @@ class NcclCommunicator final : public Communicator {
 
   Result<MemoryRange> Locate(ByteView bytes) const {
     auto range = transfers_->Locate(bytes);
-    if (!range) nccl_->stop().NoteFailure();  // the others are in the call
+    if (!range) nccl_->stop().NoteFailure();  // the other ranks are waiting in the call
     return range;
   }
 
@@ -170,7 +173,7 @@ class NcclCommunicator final : public Communicator {
     return located;
   }
 
-  /// Runs a call under its deadline. Whatever fails in it breaks the communicator.
+  /// Runs a call with its deadline. An error breaks the communicator.
   template <typename Body>
   Result<void> Run(const char* operation, const Body& body) {
     const DeviceScope scope(device());
@@ -188,6 +191,7 @@ class NcclCommunicator final : public Communicator {
     });
   }
 
+  /// Aborts the communicator. Returns `error` with information about the call.
   Error Break(const char* operation, Error error) {
     nccl_->stop().NoteFailure();
     nccl_->Abort();
@@ -209,7 +213,7 @@ class NcclCommunicator final : public Communicator {
                         });
   }
 
-  /// Takes `transfers` if it succeeds.
+  /// Takes ownership of `transfers` if it succeeds.
   Result<std::unique_ptr<Communicator>> SplitBy(Deadline deadline, const SplitChoice& choice,
                                                 Result<std::unique_ptr<NcclTransfers>>& transfers);
 
@@ -226,7 +230,7 @@ Result<std::unique_ptr<Communicator>> NcclCommunicator::SplitBy(
     Result<std::unique_ptr<NcclTransfers>>& transfers) {
   CAIRN_TRY_ASSIGN(const auto choices, GatherChoices(choice, deadline));
   if (!transfers) return std::unexpected(transfers.error());
-  std::vector<int> members;  // ranks here, by their rank there
+  std::vector<int> members;  // ranks of this communicator, in the order of their ranks in the part
   for (int i = 0; i < world_size_; ++i) {
     if (!choices[Index(i)].ready) {
       return Fail(ErrorCode::kUnavailable, fmt::format("rank {} could not take part", i));
@@ -236,9 +240,9 @@ Result<std::unique_ptr<Communicator>> NcclCommunicator::SplitBy(
   std::ranges::stable_sort(members, {}, [&](int member) { return choices[Index(member)].key; });
   const auto place = static_cast<int>(std::ranges::find(members, rank_) - members.begin());
 
-  // NCCL's colours and keys are ints that may not be negative: ranks of ours stand for them.
+  // NCCL's colors and keys are ints that must not be negative, so ranks stand for them.
   CAIRN_TRY_ASSIGN(auto part, nccl_->Split(std::ranges::min(members), place, deadline));
-  CAIRN_TRY(transfers_->Barrier(*nccl_, deadline));  // all have theirs
+  CAIRN_TRY(transfers_->Barrier(*nccl_, deadline));  // all ranks have their part
   return std::make_unique<NcclCommunicator>(place, static_cast<int>(members.size()), timeout_,
                                             *std::move(transfers), std::move(part));
 }
@@ -257,16 +261,17 @@ Result<void> CheckOptions(const NcclOptions& options) {
   int device_count = 0;
   CAIRN_TRY(internal::Check(cudaGetDeviceCount(&device_count), "counting the GPUs"));
   if (options.device < 0 || options.device >= device_count) {
-    return invalid(fmt::format("device {} is none of the {} here", options.device, device_count));
+    return invalid(
+        fmt::format("there is no device {}; this process sees {}", options.device, device_count));
   }
   return {};
 }
 
-/// What a rank has before it talks to the others through NCCL.
+/// What a rank creates before it connects through NCCL.
 struct Prepared {
   const NcclLibrary* nccl = nullptr;
   std::unique_ptr<NcclTransfers> transfers;
-  ncclUniqueId id{};  // of rank 0
+  ncclUniqueId id{};  // set on rank 0
 };
 
 Result<Prepared> Prepare(const Communicator& host, const NcclOptions& options) {
@@ -281,8 +286,8 @@ Result<Prepared> Prepare(const Communicator& host, const NcclOptions& options) {
   if (host.rank() == 0) {
     const ncclResult_t status = prepared.nccl->GetUniqueId(&prepared.id);
     if (status != ncclSuccess) {
-      return Fail(ErrorCode::kUnavailable,
-                  fmt::format("making an id: NCCL says {}", prepared.nccl->GetErrorString(status)));
+      return Fail(ErrorCode::kUnavailable, fmt::format("creating an id: NCCL reports {}",
+                                                       prepared.nccl->GetErrorString(status)));
     }
   }
   return prepared;
@@ -294,14 +299,14 @@ Result<void> StatusOf(const Result<T>& result) {
   return std::unexpected(result.error());
 }
 
-/// What goes round: all ranks find the same in it.
+/// What ranks exchange before they connect. All but `id` must be equal.
 struct Introduction {
   uint64_t buffer_bytes = 0;
   int version = 0;
   ncclUniqueId id{};
 };
 
-/// Rank 0's id.
+/// Exchanges the introductions and returns the id of rank 0.
 Result<ncclUniqueId> Introduce(Communicator& host, const Prepared& prepared) {
   const Introduction mine{.buffer_bytes = prepared.transfers->buffer_bytes(),
                           .version = prepared.nccl->version,
@@ -334,7 +339,8 @@ Result<std::unique_ptr<Communicator>> ConnectNccl(Communicator& host, const Nccl
   CAIRN_TRY(core::AgreeOnStatus(host, StatusOf(prepared)));
   const DeviceScope scope(options.device);
   CAIRN_TRY_ASSIGN(const ncclUniqueId id, Introduce(host, *prepared));
-  // A rank that fails at once waits in the vote for those that fail at their deadline.
+  // Half of the timeout of `host`: a rank that fails at once waits in AgreeOnStatus, on `host`, for
+  // those that fail at their deadline.
   const auto timeout = std::min(
       {options.timeout, options.connect_timeout.value_or(options.timeout), host.timeout() / 2});
   auto nccl =

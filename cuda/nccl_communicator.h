@@ -1,8 +1,8 @@
 #pragma once
-/// Ranks that each have a GPU, over NCCL: from GPU to GPU, without a way through host memory where
-/// the hardware has one.
+/// A communicator over NCCL for ranks that each have a GPU. Bytes are transferred from GPU to GPU,
+/// without a copy in host memory if the hardware supports that.
 ///
-/// Verified against a simulated CUDA runtime and a simulated NCCL only; never on several GPUs.
+/// Verified only with a simulated CUDA runtime and a simulated NCCL; never on several GPUs.
 
 #include <chrono>
 #include <cstdint>
@@ -17,65 +17,70 @@
 namespace cairn::cuda {
 
 struct NcclOptions {
-  /// Of this rank; no two ranks have the same.
+  /// The GPU of this rank. No two ranks may use the same one.
   int device = 0;
 
-  /// Of connecting, of each call, and of those on communicators split from it.
+  /// Limit of connecting and of each call, also for communicators that are split from this one.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
 
-  /// Of connecting, if that is to take less.
+  /// A shorter limit for connecting.
   std::optional<std::chrono::milliseconds> connect_timeout;
 
-  /// Device memory that ranges in host memory pass through: taken once, by each communicator, those
-  /// split from it too. The same on all ranks; at least kMinNcclBufferBytes.
+  /// Device memory that ranges in host memory pass through. Each communicator allocates it once,
+  /// also those that are split from this one. Must be equal on all ranks and at least
+  /// kMinNcclBufferBytes.
   uint64_t buffer_bytes = 64ull << 20;
 
-  /// A cudaStream_t of `device`, null for the default stream. It stays valid as long as the
-  /// communicator and those split from it. What a call does to ranges in device memory comes after
-  /// all that this stream held when the call began.
+  /// A cudaStream_t of `device`; null for the default stream. It must stay valid as long as the
+  /// communicator and those split from it. A call accesses ranges in device memory after all work
+  /// that this stream contained when the call began.
   void* stream = nullptr;
 
-  /// No stream is followed: the caller waits for all that writes or reads the ranges.
+  /// If true, `stream` is ignored: before a call, the caller waits for all work that accesses the
+  /// ranges.
   bool follows_no_stream = false;
 
-  /// Ends this rank's calls, those on communicators split from it too. Null: nothing but deadlines
-  /// does.
+  /// Ends calls of this rank, also on communicators split from this one. Null: only deadlines end
+  /// them.
   std::shared_ptr<NcclStop> stop;
 };
 
 inline constexpr uint64_t kMinNcclBufferBytes = 64ull << 10;
 
-/// Connects the ranks of `host`, numbered as there; each of them calls it. `host` may be any other
-/// communicator and is not needed afterwards. One rank's failure is every rank's: all get the same
-/// error, that of the lowest rank that has one, and nothing is left behind.
+/// Connects the ranks of `host`, with the same rank numbers. Collective. `host` may be any other
+/// communicator and is not needed afterwards. If one rank fails, all ranks return the same error,
+/// that of the lowest rank that failed, and no rank keeps any resource.
 ///
-/// kInvalidArgument: bad options, or ranks that give another buffer_bytes. kUnimplemented: a build
-/// without NCCL's header. kFailedPrecondition: no NCCL of 2.18.1 or newer here (which one was found
-/// and what to install), not the same version on all ranks, no GPU or no driver.
-/// kResourceExhausted: no device memory for buffers. kUnavailable: NCCL could not connect, or not
-/// in time: the shortest of `timeout`, `connect_timeout` and half of `host`'s.
+/// kInvalidArgument: bad options, or buffer_bytes differs between ranks. kUnimplemented: this build
+/// was made without NCCL's header. kFailedPrecondition: there is no NCCL of version 2.18.1 or newer
+/// (the message states which version was found and what to install), the versions of the ranks
+/// differ, or there is no GPU or no driver. kResourceExhausted: no device memory for the buffers.
+/// kUnavailable: NCCL could not connect, or not within the shortest of `timeout`, `connect_timeout`
+/// and half of the timeout of `host`.
 ///
-/// The result keeps the contract of core/ranks/communicator.h, and:
-///   - Ranges may lie in memory of its device() or in host memory, also both in one call and
-///   another
-///     way on each rank. Memory of another device is kInvalidArgument.
-///   - A call enqueues on streams of its own and waits on the host until its work is done, so that
-///     what the caller does next, on any stream, comes after it. Work that comes before it must be
-///     on `stream`, or be waited for.
-///   - Nothing waits without a deadline. At the deadline, or when NCCL reports that a peer is gone,
-///     this rank's work is aborted (ncclCommAbort) and the call fails; the other ranks may learn of
-///     it only at their own deadlines. A call may then take up to five seconds more, until nothing
-///     runs on the device that could still touch the ranges.
-///   - Ranks that give other lengths or call other collectives fail at the deadline where NCCL
-///     waits, and may find anything in their ranges where it does not. Nothing is written outside
-///     of them.
-///   - Split is ncclCommSplit. Parts are used one after another, or by all ranks in one order: two
-///     of NCCL's kernels that wait for each other on one GPU may not fit there together.
-/// Destroying it waits until peers have been sent what they still read, up to five seconds.
+/// The result implements the contract of core/ranks/communicator.h. In addition:
+///   - Ranges may be in memory of its device() or in host memory, in any combination, and ranks may
+///     differ in this. Memory of another device is kInvalidArgument.
+///   - A call enqueues on streams of the communicator and blocks until its work is done. Later work
+///     of the caller, on any stream, therefore runs after the call. Earlier work must be on
+///     `stream`, or the caller must wait for it.
+///   - Every wait has a deadline. At the deadline, or when NCCL reports that a peer is gone, the
+///     work of this rank is aborted (ncclCommAbort) and the call fails; the other ranks may notice
+///     this only at their own deadlines. The call may then take up to five more seconds, until the
+///     device runs nothing that could still access the ranges.
+///   - If ranks give different lengths or call different collectives, a call fails at its deadline
+///     if NCCL waits; otherwise the contents of the ranges are unspecified. Nothing is written
+///     outside the ranges.
+///   - Split is ncclCommSplit. Use the resulting communicators one after another, or in the same
+///     order on all ranks: two kernels of NCCL that wait for each other on one GPU may not fit on
+///     it together.
+/// The destructor waits, up to five seconds, until peers have received what was sent to them.
 Result<std::unique_ptr<core::Communicator>> ConnectNccl(core::Communicator& host,
                                                         const NcclOptions& options);
 
-/// "2.28.9 (/usr/lib/x86_64-linux-gnu/libnccl.so.2)". Errors as ConnectNccl's of finding NCCL.
+/// Returns the version and the file of NCCL, such as
+/// "2.28.9 (/usr/lib/x86_64-linux-gnu/libnccl.so.2)". kUnimplemented: this build was made without
+/// NCCL's header. kFailedPrecondition: there is no NCCL of version 2.18.1 or newer.
 Result<std::string> DescribeNccl();
 
 }  // namespace cairn::cuda

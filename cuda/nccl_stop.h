@@ -1,43 +1,45 @@
 #pragma once
-/// Ends calls over NCCL from another thread, and tells whether one has failed.
+/// A way to end calls over NCCL from another thread, and to find out whether one has failed.
 
 #include <atomic>
-#include <mutex>
 #include <string>
 #include <utility>
 
+#include "kv/mutex.h"
+
 namespace cairn::cuda {
 
-/// What a communicator shares with those split from it, and with whoever may have to end its calls:
-/// a signal, or the news that a rank is gone, which NCCL itself does not tell.
+/// The stop flag of a communicator and of those split from it. Other threads use it to end calls,
+/// for example after a signal or when a rank has died, which NCCL itself does not detect.
 ///
-/// Threads: any, beside calls.
+/// Threads: all members are safe, also during calls.
 class NcclStop {
  public:
-  /// The call that is under way, connecting too, and each later one fail with kUnavailable, which
-  /// says `why`; within a few milliseconds, but for NCCL's own abort. The other ranks are not told.
+  /// Makes the current call, which may be connecting, and all later calls fail with kUnavailable
+  /// and the message `why`, within a few milliseconds plus the time of NCCL's abort. Does not
+  /// inform the other ranks. Only the first request has an effect.
   void Request(std::string why) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (is_requested_) return;
     why_ = std::move(why);
     is_requested_ = true;
   }
   bool is_requested() const { return is_requested_; }
   std::string why() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return why_;
   }
 
-  /// True once a call has failed, by breaking its communicator or before anything was sent: the
-  /// other ranks may wait for this one until their deadlines.
+  /// Returns true once a call has failed, whether it broke its communicator or failed before it
+  /// sent anything. The other ranks may then wait for this rank until their deadlines.
   bool has_failed() const { return has_failed_; }
   void NoteFailure() { has_failed_ = true; }
 
  private:
   std::atomic<bool> is_requested_ = false;
   std::atomic<bool> has_failed_ = false;
-  mutable std::mutex mutex_;
-  std::string why_;  // guarded by mutex_
+  mutable Mutex mutex_;
+  std::string why_ CAIRN_GUARDED_BY(mutex_);
 };
 
 }  // namespace cairn::cuda

@@ -1,4 +1,4 @@
-// Arithmetic that keeps a GPU busy, for measurements beside it.
+// A chain of multiply-adds per thread.
 
 #include <cuda_runtime.h>
 
@@ -13,7 +13,7 @@ constexpr int kBlocksPerMultiprocessor = 4;
 __global__ void Compute(uint64_t rounds, uint32_t* sink) {
   float value = static_cast<float>(threadIdx.x);
   for (uint64_t i = 0; i < rounds; ++i) value = value * 0.999f + 1.0f;
-  // Never true, which the compiler cannot know: so it must compute.
+  // Never true, but the compiler cannot know that, so it must keep the arithmetic.
   if (value < 0) *sink = 1;
 }
 

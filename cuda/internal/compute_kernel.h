@@ -1,5 +1,5 @@
 #pragma once
-/// Arithmetic that keeps a GPU busy, for measurements beside it.
+/// Arithmetic that keeps a GPU busy while other work is measured.
 
 #include <cuda_runtime_api.h>
 
@@ -7,8 +7,8 @@
 
 namespace cairn::cuda::internal {
 
-/// Enqueues a kernel that fills the device and does `rounds` of dependent arithmetic in each
-/// thread. `sink` is one word of device memory.
+/// Enqueues a kernel that occupies all multiprocessors and executes `rounds` rounds of dependent
+/// arithmetic per thread. `sink` is one word of device memory, which the kernel does not change.
 cudaError_t LaunchCompute(uint64_t rounds, uint32_t* sink, int multiprocessors,
                           cudaStream_t stream);
 

@@ -1,4 +1,4 @@
-// Packing and unpacking: a warp a small run, a thread a unit of a strided tensor.
+// Packing and unpacking: one warp per copy job, one thread per unit of a strided tensor.
 
 #include <cuda_runtime.h>
 
@@ -14,7 +14,7 @@ constexpr int kThreads = 256;
 constexpr int kWarpsPerBlock = kThreads / kWarpLanes;
 constexpr int kBlocksPerMultiprocessor = 8;
 
-/// As wide as both addresses and the length allow; the rest byte by byte.
+/// Copies as many complete units as fit from `begin` on, by one warp. Returns the byte after them.
 template <typename Unit>
 __device__ uint64_t CopyUnits(const CopyJob& job, uint64_t begin, int lane) {
   const uint64_t units = (job.length_bytes - begin) / sizeof(Unit);
@@ -32,7 +32,7 @@ __device__ uint64_t ZeroUnits(const CopyJob& job, uint64_t begin, int lane) {
   return begin + units * sizeof(Unit);
 }
 
-__global__ void __launch_bounds__(kThreads) CopyRuns(const CopyJob* jobs, uint32_t count) {
+__global__ void __launch_bounds__(kThreads) CopyBytes(const CopyJob* jobs, uint32_t count) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
   const uint32_t warps = gridDim.x * kWarpsPerBlock;
   for (uint32_t i = blockIdx.x * kWarpsPerBlock + threadIdx.x / kWarpLanes; i < count; i += warps) {
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kThreads) CopyRuns(const CopyJob* jobs, uint32
   }
 }
 
-/// Index: 32 bits where they are enough, as divisions by 64 bits are many times slower.
+/// `Index` has 32 bits where they are enough, because 64-bit divisions are many times slower.
 template <typename Unit, typename Index>
 __global__ void __launch_bounds__(kThreads)
     CopyStrided(const StridedShape shape, unsigned char* tensor, uint64_t begin, uint64_t count,
@@ -96,14 +96,13 @@ cudaLaunchConfig_t ConfigFor(uint64_t threads, int multiprocessors, cudaStream_t
 }
 
 template <typename Unit>
-cudaError_t LaunchStridedOf(const cudaLaunchConfig_t& config, const StridedShape& shape,
-                            unsigned char* tensor, uint64_t begin, uint64_t count,
-                            unsigned char* packed, bool unpack) {
-  const bool small = begin + count <= UINT32_MAX &&
-                     std::ranges::all_of(shape.sizes, [](uint64_t s) { return s <= UINT32_MAX; });
-  return cudaLaunchKernelEx(&config,
-                            small ? CopyStrided<Unit, uint32_t> : CopyStrided<Unit, uint64_t>,
-                            shape, tensor, begin, count, packed, unpack);
+cudaError_t LaunchStridedOf(const cudaLaunchConfig_t& config, const StridedCopyJob& job) {
+  const bool small =
+      job.begin_units + job.unit_count <= UINT32_MAX &&
+      std::ranges::all_of(job.shape.sizes, [](uint64_t size) { return size <= UINT32_MAX; });
+  return cudaLaunchKernelEx(
+      &config, small ? CopyStrided<Unit, uint32_t> : CopyStrided<Unit, uint64_t>, job.shape,
+      job.tensor, job.begin_units, job.unit_count, job.packed, job.unpack);
 }
 
 }  // namespace
@@ -113,18 +112,14 @@ cudaError_t LaunchCopies(const CopyJob* jobs, uint32_t count, int multiprocessor
   if (count == 0) return cudaSuccess;
   const cudaLaunchConfig_t config =
       ConfigFor(uint64_t{count} * kWarpLanes, multiprocessors, stream);
-  return cudaLaunchKernelEx(&config, CopyRuns, jobs, count);
+  return cudaLaunchKernelEx(&config, CopyBytes, jobs, count);
 }
 
-cudaError_t LaunchStrided(const StridedShape& shape, unsigned char* tensor, uint64_t begin,
-                          uint64_t count, unsigned char* packed, bool unpack, int multiprocessors,
-                          cudaStream_t stream) {
-  if (count == 0) return cudaSuccess;
-  const cudaLaunchConfig_t config = ConfigFor(count, multiprocessors, stream);
-  const auto launch = [&](auto unit) {
-    return LaunchStridedOf<decltype(unit)>(config, shape, tensor, begin, count, packed, unpack);
-  };
-  switch (shape.unit_bytes) {
+cudaError_t LaunchStrided(const StridedCopyJob& job, int multiprocessors, cudaStream_t stream) {
+  if (job.unit_count == 0) return cudaSuccess;
+  const cudaLaunchConfig_t config = ConfigFor(job.unit_count, multiprocessors, stream);
+  const auto launch = [&](auto unit) { return LaunchStridedOf<decltype(unit)>(config, job); };
+  switch (job.shape.unit_bytes) {
     case 1:
       return launch(uint8_t{});
     case 2:

@@ -1,5 +1,5 @@
 #pragma once
-/// Copies within a device: many small runs of bytes at once, and strided tensors.
+/// Copies within a device: many small ranges of bytes in one launch, and strided tensors.
 
 #include <cuda_runtime_api.h>
 
@@ -9,15 +9,13 @@
 
 namespace cairn::cuda::internal {
 
-/// Enqueues copies of `count` runs that do not overlap; best when none is longer than some 8 KiB.
-/// `jobs` is device memory that stays until the work is done.
+/// Enqueues `count` copies that do not overlap. Fastest if no job is longer than about 8 KiB.
+/// `jobs` is device memory that must stay valid until the work is done.
 cudaError_t LaunchCopies(const CopyJob* jobs, uint32_t count, int multiprocessors,
                          cudaStream_t stream);
 
-/// Enqueues: units [begin, begin + count) of the row-major form of a strided tensor at `tensor` go
-/// to `packed`, or (`unpack`) come from there. `packed` is aligned to the unit.
-cudaError_t LaunchStrided(const StridedShape& shape, unsigned char* tensor, uint64_t begin,
-                          uint64_t count, unsigned char* packed, bool unpack, int multiprocessors,
-                          cudaStream_t stream);
+/// Enqueues a copy between a strided tensor and packed memory. cudaErrorInvalidValue: the unit of
+/// the shape is not 1, 2, 4, 8 or 16 bytes.
+cudaError_t LaunchStrided(const StridedCopyJob& job, int multiprocessors, cudaStream_t stream);
 
 }  // namespace cairn::cuda::internal

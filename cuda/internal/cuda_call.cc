@@ -30,8 +30,8 @@ ErrorCode CodeOf(cudaError_t status) {
   }
 }
 
-// cuDevicePrimaryCtxGetState, with the driver's types spelled out: a device's ordinal is its
-// handle.
+// cuDevicePrimaryCtxGetState, with the driver's types spelled out: the handle of a device is its
+// ordinal.
 using GetContextState = int (*)(int device, unsigned int* flags, int* active);
 
 GetContextState FindGetContextState() {
@@ -57,8 +57,8 @@ bool HasContext(int device) noexcept {
 Result<void> Check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return {};
   (void)cudaGetLastError();
-  return Fail(CodeOf(status), fmt::format("{}: CUDA says {} ({})", what, cudaGetErrorString(status),
-                                          cudaGetErrorName(status)));
+  return Fail(CodeOf(status), fmt::format("{}: CUDA reports {} ({})", what,
+                                          cudaGetErrorString(status), cudaGetErrorName(status)));
 }
 
 }  // namespace cairn::cuda::internal

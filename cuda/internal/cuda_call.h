@@ -1,5 +1,5 @@
 #pragma once
-/// Results of the CUDA runtime as errors, and the device that calls are made for.
+/// Conversion of CUDA runtime results to errors, and the scope of the current device.
 
 #include <cuda_runtime_api.h>
 
@@ -7,27 +7,29 @@
 
 namespace cairn::cuda::internal {
 
-/// Success, or what failed while `what` ("copying to the host") was attempted. The runtime's sticky
-/// last error is cleared, so that the caller's own checks do not find ours.
+/// Converts the result of a call that attempted `what` ("copying to the host"). Clears the
+/// runtime's sticky last error, so that checks of the application do not report an error of ours.
 ///
-/// kResourceExhausted: device or page-locked memory; kFailedPrecondition: no GPU, no driver, or one
-/// that is too old; kInvalidArgument: memory or a stream that is not the device's; kUnavailable:
-/// the device failed, and with it every later call of this process.
+/// kResourceExhausted: no device memory or page-locked memory is left. kFailedPrecondition: there
+/// is no GPU, no driver, or the driver is too old. kInvalidArgument: memory or a stream that does
+/// not belong to the device. kUnimplemented: this GPU or driver does not support the call.
+/// kUnavailable: the device failed, and every later call of this process will fail too.
 Result<void> Check(cudaError_t status, const char* what);
 
-/// For destructors: nothing can be done about an error there, which a later call meets again.
+/// Clears the error of a call in a destructor, which cannot report it. A later call will fail
+/// again.
 inline void Ignore(cudaError_t status) noexcept {
   if (status != cudaSuccess) (void)cudaGetLastError();
 }
 
-/// True if this process uses the device already: it has made its primary context. Where the driver
-/// cannot be asked, true.
+/// Returns true if this process already uses the device, that is, has created its primary context,
+/// or if the driver cannot be asked.
 bool HasContext(int device) noexcept;
 
-/// Makes `device` current for this thread and the one before again at the end; but not one that the
-/// process does not use, such as device 0 in a rank that only knows device 3: that would take some
-/// hundred MiB of its memory for a context. Does not throw; a device that cannot be made current
-/// fails the calls inside the scope.
+/// Makes `device` current for this thread, and the previous device again at the end of the scope.
+/// It does not restore a device that the process does not use, such as device 0 in a rank that uses
+/// only device 3: that would create a context, which takes several hundred MiB of device memory.
+/// Does not throw; if `device` cannot be made current, the calls inside the scope fail.
 class DeviceScope {
  public:
   explicit DeviceScope(int device) noexcept {

@@ -1,4 +1,4 @@
-// Stream-ordered allocation, with errors that say how much there is.
+// Stream-ordered allocation, with errors that state how much memory is free.
 
 #include "cuda/internal/device_heap.h"
 
@@ -20,7 +20,7 @@ Result<std::shared_ptr<DeviceHeap>> DeviceHeap::Make(int device) {
   const DeviceScope scope(device);
   CAIRN_TRY(
       Check(cudaDeviceGetAttribute(&heap->multiprocessors_, cudaDevAttrMultiProcessorCount, device),
-            "asking for the GPU's attributes"));
+            "querying the attributes of the GPU"));
   CAIRN_TRY_ASSIGN(heap->stream_, Stream::Make());
   return heap;
 }
@@ -29,7 +29,7 @@ Result<uint64_t> DeviceHeap::FreeBytes() const {
   const DeviceScope scope(device_);
   size_t free_bytes = 0;
   size_t total_bytes = 0;
-  CAIRN_TRY(Check(cudaMemGetInfo(&free_bytes, &total_bytes), "asking for free GPU memory"));
+  CAIRN_TRY(Check(cudaMemGetInfo(&free_bytes, &total_bytes), "querying the free GPU memory"));
   return free_bytes;
 }
 
@@ -43,22 +43,22 @@ Result<DeviceBuffer> DeviceHeap::Allocate(uint64_t length_bytes) const {
     (void)cudaGetLastError();
     const auto free_bytes = FreeBytes();
     return Fail(ErrorCode::kResourceExhausted,
-                fmt::format("GPU {} has no {} bytes left ({} bytes are free); free some, or let "
-                            "Cairn take less",
+                fmt::format("GPU {} has no {} bytes left ({} bytes are free); free memory, or "
+                            "configure Cairn to use less",
                             device_, length_bytes, free_bytes.value_or(0)));
   }
   CAIRN_TRY(Check(status, "allocating GPU memory"));
   buffer.heap_ = shared_from_this();
   buffer.data_ = static_cast<unsigned char*>(memory);
   buffer.length_bytes_ = length_bytes;
-  // The stream holds nothing but allocations: other streams may use the memory from now on.
+  // The stream contains only allocations, so this is fast; other streams may then use the memory.
   CAIRN_TRY(stream_.Synchronize());
   return buffer;
 }
 
 Result<void> DeviceHeap::Grow(DeviceBuffer& buffer, uint64_t length_bytes) const {
   if (buffer.length_bytes() >= length_bytes) return {};
-  buffer = {};  // both at once could be more than there is
+  buffer = {};  // first, because there may not be enough memory for both
   CAIRN_TRY_ASSIGN(buffer, Allocate(length_bytes));
   return {};
 }

@@ -1,7 +1,7 @@
 #pragma once
-/// Memory of a device and page-locked host memory, taken and given back without making the device
-/// wait: cudaMalloc and cudaFree may, so the stream-ordered allocator is used, on a stream of its
-/// own.
+/// Memory of a device and page-locked host memory, allocated and freed without blocking the device.
+/// cudaMalloc and cudaFree may block it, so the stream-ordered allocator is used, on a stream that
+/// carries nothing else.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +16,8 @@ namespace cairn::cuda::internal {
 
 class DeviceHeap;
 
-/// Ownership: move-only; given back by the destructor, before which no work may use it any more.
+/// Device memory. Ownership: move-only. The destructor frees the memory, so all work that uses it
+/// must have ended.
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
@@ -41,23 +42,26 @@ class DeviceBuffer {
     std::swap(data_, other.data_);
     std::swap(length_bytes_, other.length_bytes_);
   }
-  std::shared_ptr<const DeviceHeap> heap_;  // shared: buffers may outlive who made them
+  std::shared_ptr<const DeviceHeap>
+      heap_;  // shared: a buffer may outlive the queue that allocated it
   unsigned char* data_ = nullptr;
   uint64_t length_bytes_ = 0;
 };
 
-/// Threads: safe.
+/// The memory of one device. Ownership: shared with its buffers. Threads: all members are safe.
 class DeviceHeap : public std::enable_shared_from_this<DeviceHeap> {
  public:
+  /// kResourceExhausted, kUnavailable: the stream cannot be created.
   static Result<std::shared_ptr<DeviceHeap>> Make(int device);
 
   int device() const { return device_; }
   int multiprocessors() const { return multiprocessors_; }
-  /// Usable from any stream at once. kResourceExhausted names the device and what it has left.
+  /// Returns memory that any stream may use at once; an empty buffer for 0 bytes.
+  /// kResourceExhausted: the message names the device and its free memory.
   Result<DeviceBuffer> Allocate(uint64_t length_bytes) const;
-  /// Makes the buffer at least this long; what it held is lost.
+  /// Makes the buffer at least this long. If it has to grow, its contents are lost.
   Result<void> Grow(DeviceBuffer& buffer, uint64_t length_bytes) const;
-  /// What Allocate could get now, about.
+  /// Returns about how many bytes Allocate could allocate now.
   Result<uint64_t> FreeBytes() const;
 
  private:
@@ -68,7 +72,7 @@ class DeviceHeap : public std::enable_shared_from_this<DeviceHeap> {
   Stream stream_;
 };
 
-/// Page-locked host memory of the process, for tables and small results. Ownership: move-only.
+/// Page-locked host memory, for tables and small results. Ownership: move-only.
 class PinnedBuffer {
  public:
   PinnedBuffer() = default;
@@ -82,9 +86,10 @@ class PinnedBuffer {
     for (std::byte* const memory : outgrown_) Ignore(cudaFreeHost(memory));
   }
 
-  /// Makes it at least this long, with room to spare; what it held is lost. What it outgrows is
-  /// kept until the end, as giving page-locked memory back waits for the whole device; so it takes
-  /// at most twice its length.
+  /// Makes the buffer at least this long, rounded up to a power of two. If it has to grow, its
+  /// contents are lost. The previous memory is kept until the destructor, because freeing
+  /// page-locked memory waits for the complete device. All of it together is less than twice the
+  /// current length.
   Result<void> Grow(uint64_t length_bytes);
   std::byte* data() const { return data_; }
   template <typename T>

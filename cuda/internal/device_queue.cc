@@ -1,25 +1,26 @@
-// Copies of a queue: direct ones, and parts that go through a buffer on the device.
+// Direct copies, and copies that go through a buffer in device memory.
 
 #include "cuda/internal/device_queue.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "cuda/internal/copy_kernels.h"
+#include "cuda/internal/strided_copy.h"
 #include "cuda/internal/strided_shape.h"
 
 namespace cairn::cuda::internal {
 namespace {
 
-constexpr size_t kBufferCount = 3;  // one is packed, one crosses the bus, one is being filled
+constexpr size_t kBufferCount = 3;  // one is being filled, one is packed, one crosses the bus
 constexpr uint64_t kBufferBytes = 8 << 20;
 constexpr uint64_t kBufferAlignment = 64;
-constexpr uint64_t kDirectBytes = 128
-                                  << 10;  // from here on a copy of its own reaches the bus's speed
-constexpr uint64_t kJobBytes = 8 << 10;   // a warp's work
-constexpr uint64_t kMaxJobs = 16384;      // of one launch
+constexpr uint64_t kDirectBytes = 128 << 10;  // from this size on one copy reaches the bus's speed
+constexpr uint64_t kJobBytes = 8 << 10;       // the work of one warp
+constexpr uint64_t kMaxJobs = 16384;          // per launch
 
-// Memory between two multiples of it is one allocation, where runs may be joined.
+// Host memory between two multiples of this is one allocation, where copies may be joined.
 constexpr uint64_t kJoinedBytes = 2 << 20;
 
 uint64_t JobCount(uint64_t length_bytes) { return (length_bytes + kJobBytes - 1) / kJobBytes; }
@@ -68,16 +69,16 @@ CudaQueue::~CudaQueue() { Reset(); }
 
 void CudaQueue::Reset() {
   const DeviceScope scope(device());
-  // What has failed is known to whoever used the queue.
+  // Errors are ignored: the user of the queue has received them.
   (void)pack_.Synchronize();
   (void)copy_.Synchronize();
   out_ = {};
   in_ = {};
   within_.clear();
-  join_host_runs_ = false;
+  join_host_ranges_ = false;
   pack_is_ahead_ = false;
   copy_is_ahead_ = false;
-  const std::lock_guard lock(marks_mutex_);
+  const MutexLock lock(marks_mutex_);
   marks_.clear();
 }
 
@@ -103,136 +104,149 @@ Result<void> CudaQueue::Order(const Stream& first, const Stream& second) {
   return second.WaitFor(now);
 }
 
+Result<void> CudaQueue::OrderCopyAfterPack() {
+  if (!std::exchange(pack_is_ahead_, false)) return {};
+  return Order(pack_, copy_);
+}
+
+Result<void> CudaQueue::OrderPackAfterCopy() {
+  if (!std::exchange(copy_is_ahead_, false)) return {};
+  return Order(copy_, pack_);
+}
+
 Result<void> CudaQueue::CopyOut(const core::TensorView& source, uint64_t begin_bytes,
-                           std::span<std::byte> target) {
+                                std::span<std::byte> target) {
   if (target.empty()) return {};
   if (target.size() < kDirectBytes || !core::IsContiguous(source.shape, source.strides)) {
-    return Collect(Direction::kOut, source, begin_bytes, target.data(), target.size());
+    return Collect(Direction::kOut, source, begin_bytes, target);
   }
   CAIRN_TRY(SendWithin());
   const DeviceScope scope(device());
-  if (pack_is_ahead_) CAIRN_TRY(Order(pack_, copy_));
-  pack_is_ahead_ = false;
+  CAIRN_TRY(OrderCopyAfterPack());
   const uint64_t before = TakeBefore(source.data + begin_bytes, target.data());
   return Check(cudaMemcpyAsync(target.data() - before, source.data + begin_bytes - before,
                                target.size() + before, cudaMemcpyDeviceToHost, copy_.get()),
                "copying from the GPU");
 }
 
-// A segment's header shifts all chunks against the blocks: without this each block of a large
-// tensor would begin with a small part.
+// The header of a segment shifts all chunks relative to the blocks: without this, each block of a
+// large tensor would begin with a small copy.
 uint64_t CudaQueue::TakeBefore(const std::byte* device, const std::byte* host) {
-  if (!join_host_runs_ || out_.list.empty() ||
+  if (!join_host_ranges_ || out_.copies.empty() ||
       reinterpret_cast<uintptr_t>(host) % kJoinedBytes == 0) {
     return 0;
   }
-  const Part& last = out_.list.back();
-  if (last.kind != Part::Kind::kRun || last.device + last.length_bytes != AsDevice(device) ||
+  const BufferedCopy& last = out_.copies.back();
+  if (last.kind != BufferedCopy::Kind::kContiguous ||
+      last.device + last.length_bytes != AsDevice(device) ||
       last.host + last.length_bytes != host) {
     return 0;
   }
   const uint64_t length_bytes = last.length_bytes;
   out_.buffer_bytes -= length_bytes + 2 * kBufferAlignment;
   out_.job_count -= JobCount(last.length_bytes);
-  out_.list.pop_back();
+  out_.copies.pop_back();
   return length_bytes;
 }
 
 Result<void> CudaQueue::ZeroOut(std::span<std::byte> target) {
   if (target.empty()) return {};
-  return Add(Direction::kOut,
-             {.kind = Part::Kind::kZero, .length_bytes = target.size(), .host = target.data()});
+  return Add(
+      Direction::kOut,
+      {.kind = BufferedCopy::Kind::kZero, .length_bytes = target.size(), .host = target.data()});
 }
 
 Result<void> CudaQueue::CopyIn(std::span<const std::byte> source, const core::TensorTarget& target,
-                          uint64_t begin_bytes) {
+                               uint64_t begin_bytes) {
   if (source.empty()) return {};
   if (source.size() < kDirectBytes || !core::IsContiguous(target.shape, target.strides)) {
     return Collect(Direction::kIn, AsView(target), begin_bytes,
-                   const_cast<std::byte*>(source.data()), source.size());
+                   {const_cast<std::byte*>(source.data()), source.size()});
   }
   CAIRN_TRY(SendWithin());
   const DeviceScope scope(device());
-  if (pack_is_ahead_) CAIRN_TRY(Order(pack_, copy_));
-  pack_is_ahead_ = false;
+  CAIRN_TRY(OrderCopyAfterPack());
   copy_is_ahead_ = true;
   return Check(cudaMemcpyAsync(target.data + begin_bytes, source.data(), source.size(),
                                cudaMemcpyHostToDevice, copy_.get()),
                "copying to the GPU");
 }
 
-Result<void> CudaQueue::Collect(Direction direction, const core::TensorView& view, uint64_t begin_bytes,
-                           std::byte* host, uint64_t count) {
+Result<void> CudaQueue::Collect(Direction direction, const core::TensorView& view,
+                                uint64_t begin_bytes, std::span<std::byte> host) {
   const bool contiguous = core::IsContiguous(view.shape, view.strides);
-  // A part may be larger than a buffer. The cuts are multiples of every unit.
-  while (count > 0) {
-    const uint64_t length_bytes = std::min(count, kBufferBytes / 2);
-    Part part{.device = AsDevice(view.data), .length_bytes = length_bytes, .host = host};
+  // What is collected may be larger than a buffer. The cuts are multiples of every unit.
+  while (!host.empty()) {
+    const uint64_t length_bytes = std::min<uint64_t>(host.size(), kBufferBytes / 2);
+    BufferedCopy copy{
+        .device = AsDevice(view.data), .length_bytes = length_bytes, .host = host.data()};
     if (contiguous) {
-      part.device += begin_bytes;
+      copy.device += begin_bytes;
     } else {
-      const uint64_t alignment =
-          begin_bytes | length_bytes | (reinterpret_cast<uintptr_t>(host) % kBufferAlignment);
-      part.kind = Part::Kind::kStrided;
-      CAIRN_TRY_ASSIGN(part.shape, ShapeForCopy(view, alignment));
-      part.begin_units = begin_bytes / static_cast<uint64_t>(part.shape.unit_bytes);
+      const uint64_t alignment = begin_bytes | length_bytes |
+                                 (reinterpret_cast<uintptr_t>(host.data()) % kBufferAlignment);
+      copy.kind = BufferedCopy::Kind::kStrided;
+      CAIRN_TRY_ASSIGN(copy.shape, ShapeForCopy(view, alignment));
+      copy.begin_units = begin_bytes / static_cast<uint64_t>(copy.shape.unit_bytes);
     }
-    CAIRN_TRY(Add(direction, part));
+    CAIRN_TRY(Add(direction, copy));
     begin_bytes += length_bytes;
-    host += length_bytes;
-    count -= length_bytes;
+    host = host.subspan(length_bytes);
   }
   return {};
 }
 
-Result<void> CudaQueue::Add(Direction direction, const Part& part) {
-  Parts& parts = direction == Direction::kOut ? out_ : in_;
-  // A run begins where its host memory does, of 64; so no part takes more than this.
-  const uint64_t taken_bytes = part.length_bytes + 2 * kBufferAlignment;
-  const uint64_t job_count = part.kind == Part::Kind::kStrided ? 0 : JobCount(part.length_bytes);
-  if (parts.buffer_bytes + taken_bytes > kBufferBytes || parts.job_count + job_count > kMaxJobs) {
+Result<void> CudaQueue::Add(Direction direction, const BufferedCopy& copy) {
+  Batch& batch = direction == Direction::kOut ? out_ : in_;
+  // A range has the alignment of its host memory modulo 64, so no copy takes more than this.
+  const uint64_t taken_bytes = copy.length_bytes + 2 * kBufferAlignment;
+  const uint64_t job_count =
+      copy.kind == BufferedCopy::Kind::kStrided ? 0 : JobCount(copy.length_bytes);
+  if (batch.buffer_bytes + taken_bytes > kBufferBytes || batch.job_count + job_count > kMaxJobs) {
     CAIRN_TRY(Send(direction));
   }
-  parts.list.push_back(part);
-  parts.buffer_bytes += taken_bytes;
-  parts.job_count += job_count;
+  batch.copies.push_back(copy);
+  batch.buffer_bytes += taken_bytes;
+  batch.job_count += job_count;
   return {};
 }
 
-std::optional<uint64_t> CudaQueue::GapTo(Direction direction, const Run& run, const Part& part) const {
-  const std::byte* const end = run.host + run.length_bytes;
-  if (!join_host_runs_ || part.host < end) return std::nullopt;
-  if (reinterpret_cast<uintptr_t>(part.host) / kJoinedBytes !=
+std::optional<uint64_t> CudaQueue::GapTo(Direction direction, const HostRange& range,
+                                         const BufferedCopy& copy) const {
+  const std::byte* const end = range.host + range.length_bytes;
+  if (!join_host_ranges_ || copy.host < end) return std::nullopt;
+  if (reinterpret_cast<uintptr_t>(copy.host) / kJoinedBytes !=
       reinterpret_cast<uintptr_t>(end - 1) / kJoinedBytes) {
     return std::nullopt;
   }
-  const auto gap_bytes = static_cast<uint64_t>(part.host - end);
-  // What lies in a gap is only read on the way in, and not looked at.
+  const auto gap_bytes = static_cast<uint64_t>(copy.host - end);
+  // On the way in, the bytes of a gap are copied too and ignored.
   if (gap_bytes > 0 && (direction == Direction::kOut || gap_bytes >= kBufferAlignment)) {
     return std::nullopt;
   }
   return gap_bytes;
 }
 
-CudaQueue::Layout CudaQueue::LayOut(Direction direction, const Parts& parts) const {
+CudaQueue::Layout CudaQueue::LayOut(Direction direction, const Batch& batch) const {
   Layout layout;
-  layout.offsets_bytes.reserve(parts.list.size());
+  layout.offsets_bytes.reserve(batch.copies.size());
   uint64_t end_bytes = 0;
-  for (const Part& part : parts.list) {
+  for (const BufferedCopy& copy : batch.copies) {
     std::optional<uint64_t> gap_bytes;
-    if (!layout.runs.empty()) gap_bytes = GapTo(direction, layout.runs.back(), part);
+    if (!layout.host_ranges.empty()) gap_bytes = GapTo(direction, layout.host_ranges.back(), copy);
     if (gap_bytes) {
       end_bytes += *gap_bytes;
-      layout.runs.back().length_bytes += *gap_bytes;
+      layout.host_ranges.back().length_bytes += *gap_bytes;
     } else {
-      // Alike to the host's address, so that what is aligned there is aligned here.
+      // Equal to the host's address modulo 64, so that what is aligned there is aligned here.
       end_bytes = (end_bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment +
-                  reinterpret_cast<uintptr_t>(part.host) % kBufferAlignment;
-      layout.runs.push_back({.offset_bytes = end_bytes, .length_bytes = 0, .host = part.host});
+                  reinterpret_cast<uintptr_t>(copy.host) % kBufferAlignment;
+      layout.host_ranges.push_back(
+          {.offset_bytes = end_bytes, .length_bytes = 0, .host = copy.host});
     }
     layout.offsets_bytes.push_back(end_bytes);
-    layout.runs.back().length_bytes += part.length_bytes;
-    end_bytes += part.length_bytes;
+    layout.host_ranges.back().length_bytes += copy.length_bytes;
+    end_bytes += copy.length_bytes;
   }
   return layout;
 }
@@ -248,21 +262,21 @@ Result<CudaQueue::Buffer*> CudaQueue::TakeBuffer() {
   return &buffer;
 }
 
-Result<void> CudaQueue::Launch(Direction direction, const Parts& parts, const Layout& layout,
-                          const Buffer& buffer) {
+Result<void> CudaQueue::Launch(Direction direction, const Batch& batch, const Layout& layout,
+                               const Buffer& buffer) {
   auto* const jobs = buffer.host_jobs.As<CopyJob>();
   uint32_t job_count = 0;
-  for (size_t i = 0; i < parts.list.size(); ++i) {
-    const Part& part = parts.list[i];
-    if (part.kind == Part::Kind::kStrided) continue;
+  for (size_t i = 0; i < batch.copies.size(); ++i) {
+    const BufferedCopy& copy = batch.copies[i];
+    if (copy.kind == BufferedCopy::Kind::kStrided) continue;
     unsigned char* const packed = buffer.bytes.data() + layout.offsets_bytes[i];
-    for (uint64_t at = 0; at < part.length_bytes; at += kJobBytes) {
+    for (uint64_t at = 0; at < copy.length_bytes; at += kJobBytes) {
       CopyJob job{.target = packed + at,
-                  .length_bytes = std::min(kJobBytes, part.length_bytes - at)};
-      if (part.kind == Part::Kind::kRun) job.source = part.device + at;
+                  .length_bytes = std::min(kJobBytes, copy.length_bytes - at)};
+      if (copy.kind == BufferedCopy::Kind::kContiguous) job.source = copy.device + at;
       if (direction == Direction::kIn) {
         job.source = packed + at;
-        job.target = part.device + at;
+        job.target = copy.device + at;
       }
       jobs[job_count++] = job;
     }
@@ -270,48 +284,50 @@ Result<void> CudaQueue::Launch(Direction direction, const Parts& parts, const La
   if (job_count > 0) {
     CAIRN_TRY(Check(cudaMemcpyAsync(buffer.jobs.data(), jobs, job_count * sizeof(CopyJob),
                                     cudaMemcpyHostToDevice, pack_.get()),
-                    "telling the GPU what to pack"));
+                    "copying the table of copy jobs to the GPU"));
     CAIRN_TRY(Check(
         LaunchCopies(buffer.jobs.As<CopyJob>(), job_count, heap_->multiprocessors(), pack_.get()),
         "packing on the GPU"));
   }
-  for (size_t i = 0; i < parts.list.size(); ++i) {
-    const Part& part = parts.list[i];
-    if (part.kind != Part::Kind::kStrided) continue;
-    CAIRN_TRY(
-        Check(LaunchStrided(part.shape, part.device, part.begin_units,
-                            part.length_bytes / static_cast<uint64_t>(part.shape.unit_bytes),
-                            buffer.bytes.data() + layout.offsets_bytes[i],
-                            direction == Direction::kIn, heap_->multiprocessors(), pack_.get()),
-              "packing a strided tensor on the GPU"));
+  for (size_t i = 0; i < batch.copies.size(); ++i) {
+    const BufferedCopy& copy = batch.copies[i];
+    if (copy.kind != BufferedCopy::Kind::kStrided) continue;
+    const StridedCopyJob job{
+        .shape = copy.shape,
+        .tensor = copy.device,
+        .begin_units = copy.begin_units,
+        .unit_count = copy.length_bytes / static_cast<uint64_t>(copy.shape.unit_bytes),
+        .packed = buffer.bytes.data() + layout.offsets_bytes[i],
+        .unpack = direction == Direction::kIn};
+    CAIRN_TRY(Check(LaunchStrided(job, heap_->multiprocessors(), pack_.get()),
+                    "packing a strided tensor on the GPU"));
   }
   return {};
 }
 
 Result<void> CudaQueue::Send(Direction direction) {
-  Parts& parts = direction == Direction::kOut ? out_ : in_;
-  if (parts.empty()) return {};
+  Batch& batch = direction == Direction::kOut ? out_ : in_;
+  if (batch.empty()) return {};
   CAIRN_TRY(SendWithin());
   const DeviceScope scope(device());
-  const Parts sent = std::exchange(parts, {});
+  const Batch sent = std::exchange(batch, {});
   const Layout layout = LayOut(direction, sent);
   CAIRN_TRY_ASSIGN(Buffer* const buffer, TakeBuffer());
   if (direction == Direction::kOut) {
-    if (copy_is_ahead_) CAIRN_TRY(Order(copy_, pack_));
-    copy_is_ahead_ = false;
+    CAIRN_TRY(OrderPackAfterCopy());
     CAIRN_TRY(Launch(direction, sent, layout, *buffer));
     CAIRN_TRY(Order(pack_, copy_));
     pack_is_ahead_ = false;
-    for (const Run& run : layout.runs) {
-      CAIRN_TRY(Check(cudaMemcpyAsync(run.host, buffer->bytes.data() + run.offset_bytes,
-                                      run.length_bytes, cudaMemcpyDeviceToHost, copy_.get()),
+    for (const HostRange& range : layout.host_ranges) {
+      CAIRN_TRY(Check(cudaMemcpyAsync(range.host, buffer->bytes.data() + range.offset_bytes,
+                                      range.length_bytes, cudaMemcpyDeviceToHost, copy_.get()),
                       "copying packed tensors from the GPU"));
     }
     return buffer->done.Record(copy_.get());
   }
-  for (const Run& run : layout.runs) {
-    CAIRN_TRY(Check(cudaMemcpyAsync(buffer->bytes.data() + run.offset_bytes, run.host,
-                                    run.length_bytes, cudaMemcpyHostToDevice, copy_.get()),
+  for (const HostRange& range : layout.host_ranges) {
+    CAIRN_TRY(Check(cudaMemcpyAsync(buffer->bytes.data() + range.offset_bytes, range.host,
+                                    range.length_bytes, cudaMemcpyHostToDevice, copy_.get()),
                     "copying packed tensors to the GPU"));
   }
   CAIRN_TRY(Order(copy_, pack_));
@@ -321,20 +337,9 @@ Result<void> CudaQueue::Send(Direction direction) {
   return buffer->done.Record(pack_.get());
 }
 
-Result<void> CudaQueue::CopyStrided(const core::TensorView& view, uint64_t begin_bytes, uint64_t count,
-                               unsigned char* packed, bool unpack) {
-  const uint64_t alignment = begin_bytes | count | reinterpret_cast<uintptr_t>(packed);
-  CAIRN_TRY_ASSIGN(const StridedShape shape, ShapeForCopy(view, alignment));
-  const auto unit_bytes = static_cast<uint64_t>(shape.unit_bytes);
-  return Check(
-      LaunchStrided(shape, AsDevice(view.data), begin_bytes / unit_bytes, count / unit_bytes,
-                    packed, unpack, heap_->multiprocessors(), pack_.get()),
-      "packing a strided tensor on the GPU");
-}
-
 Result<void> CudaQueue::AddWithin(bool unpack, const unsigned char* source, unsigned char* target,
-                             uint64_t length_bytes) {
-  // What was packed may be unpacked next: the two kinds are never in one launch.
+                                  uint64_t length_bytes) {
+  // An unpack may read what a pack writes, so the two are never in one launch.
   if (within_unpacks_ != unpack) CAIRN_TRY(SendWithin());
   within_unpacks_ = unpack;
   if (within_.size() + JobCount(length_bytes) > kMaxJobs) CAIRN_TRY(SendWithin());
@@ -355,7 +360,7 @@ Result<void> CudaQueue::SendWithin() {
   CAIRN_TRY(
       Check(cudaMemcpyAsync(buffer->jobs.data(), buffer->host_jobs.data(),
                             jobs.size() * sizeof(CopyJob), cudaMemcpyHostToDevice, pack_.get()),
-            "telling the GPU what to copy"));
+            "copying the table of copy jobs to the GPU"));
   CAIRN_TRY(Check(LaunchCopies(buffer->jobs.As<CopyJob>(), static_cast<uint32_t>(jobs.size()),
                                heap_->multiprocessors(), pack_.get()),
                   "copying on the GPU"));
@@ -364,33 +369,36 @@ Result<void> CudaQueue::SendWithin() {
 }
 
 Result<void> CudaQueue::Pack(const core::TensorView& source, uint64_t begin_bytes, uint64_t count,
-                        std::byte* target) {
-  return CopyWithin(source, begin_bytes, count, AsDevice(target), /*unpack=*/false);
+                             std::byte* target) {
+  return CopyWithin(source, begin_bytes, {AsDevice(target), count}, /*unpack=*/false);
 }
 
-Result<void> CudaQueue::Unpack(const std::byte* source, uint64_t count, const core::TensorTarget& target,
-                          uint64_t begin_bytes) {
-  return CopyWithin(AsView(target), begin_bytes, count, AsDevice(source), /*unpack=*/true);
+Result<void> CudaQueue::Unpack(const std::byte* source, uint64_t count,
+                               const core::TensorTarget& target, uint64_t begin_bytes) {
+  return CopyWithin(AsView(target), begin_bytes, {AsDevice(source), count}, /*unpack=*/true);
 }
 
-Result<void> CudaQueue::CopyWithin(const core::TensorView& view, uint64_t begin_bytes, uint64_t count,
-                              unsigned char* packed, bool unpack) {
-  if (count == 0) return {};
-  CAIRN_TRY(Send(Direction::kIn));  // which may write what is read here
+Result<void> CudaQueue::CopyWithin(const core::TensorView& view, uint64_t begin_bytes,
+                                   std::span<unsigned char> packed, bool unpack) {
+  if (packed.empty()) return {};
+  CAIRN_TRY(Send(Direction::kIn));  // it may write what is read here
   const DeviceScope scope(device());
-  if (copy_is_ahead_) CAIRN_TRY(Order(copy_, pack_));
-  copy_is_ahead_ = false;
+  CAIRN_TRY(OrderPackAfterCopy());
   const bool contiguous = core::IsContiguous(view.shape, view.strides);
   unsigned char* const tensor = AsDevice(view.data) + begin_bytes;
-  if (contiguous && count < kDirectBytes) {
-    return unpack ? AddWithin(unpack, packed, tensor, count)
-                  : AddWithin(unpack, tensor, packed, count);
+  if (contiguous && packed.size() < kDirectBytes) {
+    return unpack ? AddWithin(unpack, packed.data(), tensor, packed.size())
+                  : AddWithin(unpack, tensor, packed.data(), packed.size());
   }
   CAIRN_TRY(SendWithin());
   pack_is_ahead_ = true;
-  if (!contiguous) return CopyStrided(view, begin_bytes, count, packed, unpack);
-  return Check(cudaMemcpyAsync(unpack ? tensor : packed, unpack ? packed : tensor, count,
-                               cudaMemcpyDeviceToDevice, pack_.get()),
+  if (!contiguous) {
+    return EnqueueStridedCopy(view, begin_bytes, packed,
+                              unpack ? StridedDirection::kUnpack : StridedDirection::kPack,
+                              heap_->multiprocessors(), pack_.get());
+  }
+  return Check(cudaMemcpyAsync(unpack ? tensor : packed.data(), unpack ? packed.data() : tensor,
+                               packed.size(), cudaMemcpyDeviceToDevice, pack_.get()),
                "copying on the GPU");
 }
 
@@ -399,18 +407,17 @@ Result<CudaQueue::Mark> CudaQueue::Flush() {
   CAIRN_TRY(Send(Direction::kOut));
   CAIRN_TRY(Send(Direction::kIn));
   const DeviceScope scope(device());
-  if (pack_is_ahead_) CAIRN_TRY(Order(pack_, copy_));
-  pack_is_ahead_ = false;
+  CAIRN_TRY(OrderCopyAfterPack());
   CAIRN_TRY_ASSIGN(Event now, Event::Make());
   CAIRN_TRY(now.Record(copy_.get()));
-  const std::lock_guard lock(marks_mutex_);
+  const MutexLock lock(marks_mutex_);
   marks_.emplace_back(next_mark_, std::make_shared<const Event>(std::move(now)));
   return next_mark_++;
 }
 
 Result<bool> CudaQueue::Passed(Mark mark) {
-  const DeviceScope scope(device());  // a new thread would make a context on device 0
-  const std::lock_guard lock(marks_mutex_);
+  const DeviceScope scope(device());  // a new thread would create a context on device 0
+  const MutexLock lock(marks_mutex_);
   while (!marks_.empty() && marks_.front().first <= mark) {
     CAIRN_TRY_ASSIGN(const bool passed, marks_.front().second->Passed());
     if (!passed) return false;
@@ -423,13 +430,62 @@ Result<void> CudaQueue::Await(Mark mark) {
   const DeviceScope scope(device());
   std::shared_ptr<const Event> event;
   {
-    const std::lock_guard lock(marks_mutex_);
+    const MutexLock lock(marks_mutex_);
     const auto found =
         std::ranges::find(marks_, mark, &std::pair<Mark, std::shared_ptr<const Event>>::first);
-    if (found == marks_.end()) return {};  // passed before
+    if (found == marks_.end()) return {};  // it has passed
     event = found->second;
   }
   return event->Wait();
+}
+
+Result<CudaQueue::Digests> CudaQueue::Digest(std::span<const core::DigestJob> jobs,
+                                             const core::DevicePageDigests* base) {
+  const DeviceScope scope(device());
+  auto digests = [&]() -> Result<Digests> {
+    CAIRN_TRY(SendWithin());
+    CAIRN_TRY(Send(Direction::kIn));
+    CAIRN_TRY(OrderPackAfterCopy());
+    return digester_.Digest(jobs, base);
+  }();
+  if (!digests) Reset();
+  return digests;
+}
+
+Result<std::vector<uint64_t>> CudaQueue::FetchPageDigests(
+    const core::DevicePageDigests& page_digests, std::span<const PageRange> ranges) {
+  const DeviceScope scope(device());
+  uint64_t count = 0;
+  for (const PageRange& range : ranges) {
+    CAIRN_CHECK(range.first + range.count <= page_digests.page_count());
+    count += range.count;
+  }
+  if (count == 0) return std::vector<uint64_t>();
+  CAIRN_TRY_ASSIGN(std::byte* const results, digester_.HostResults(count * sizeof(uint64_t)));
+  const auto& array = static_cast<const PageDigestArray&>(page_digests);
+  const core::TensorView view{.dtype = core::DType::kUInt8,
+                              .shape = {array.page_count() * sizeof(uint64_t)},
+                              .data = reinterpret_cast<const std::byte*>(array.data()),
+                              .device = device()};
+  const bool joined = std::exchange(join_host_ranges_, true);  // the results are one allocation
+  const auto copy_out = [&]() -> Result<void> {
+    std::byte* at = results;
+    for (const PageRange& range : ranges) {
+      const std::span<std::byte> target(at, range.count * sizeof(uint64_t));
+      CAIRN_TRY(CopyOut(view, range.first * sizeof(uint64_t), target));
+      at += target.size();
+    }
+    CAIRN_TRY_ASSIGN(const Mark mark, Flush());
+    return Await(mark);
+  };
+  if (Result<void> copied = copy_out(); !copied) {
+    Reset();  // the copies must end before their memory is freed
+    return Fail(std::move(copied).error());
+  }
+  join_host_ranges_ = joined;
+  std::vector<uint64_t> fetched(count);
+  std::memcpy(fetched.data(), results, count * sizeof(uint64_t));
+  return fetched;
 }
 
 }  // namespace cairn::cuda::internal

@@ -1,34 +1,39 @@
 #pragma once
-/// The way to and from one device: two streams, bounded buffers on the device, marks.
+/// Copies to and from one device, over two streams and bounded buffers in device memory.
 ///
-/// The copy stream holds what crosses the bus, the pack stream the kernels, so that packing runs
-/// beside copying; events order them where one needs the other. Large contiguous parts cross
-/// directly. Small and strided ones are collected, packed by one kernel into a buffer on the device
-/// and cross as one copy for each run of host memory; the other way round likewise.
+/// The copy stream carries what crosses the bus, and the pack stream the kernels, so that packing
+/// and copying overlap; events order the two where one depends on the other. Large contiguous
+/// copies cross the bus directly. Small and strided ones are collected. On the way out, one kernel
+/// packs them into a buffer in device memory, from which each contiguous range of host memory
+/// crosses as one copy; on the way in, the ranges are copied to the buffer first and then unpacked.
 
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "core/device/device.h"
 #include "cuda/internal/device_heap.h"
 #include "cuda/internal/device_job.h"
+#include "cuda/internal/page_digester.h"
 #include "cuda/internal/stream.h"
+#include "kv/mutex.h"
 
 namespace cairn::cuda::internal {
 
-/// Device memory: three buffers of 8 MiB, and what the digests of a call need (8 bytes and a bit a
-/// page, 40 bytes a job, 64 MiB where strided tensors are digested). Host memory, page-locked: the
-/// tables of the same. Allocated at the first use, kept until the queue goes.
+/// The queue of core on CUDA. Device memory: three buffers of 8 MiB, and what PageDigester needs.
+/// Page-locked host memory: the tables of copy jobs. Allocated at first use and kept until the
+/// destructor.
 ///
-/// Threads: as DeviceQueue; Passed and Await may be called beside the other members.
+/// Threads: one at a time, except that Passed and Await may be called concurrently with any other
+/// member.
 class CudaQueue final : public core::DeviceQueue {
  public:
+  /// kResourceExhausted, kUnavailable: the streams or events cannot be created.
   static Result<std::unique_ptr<CudaQueue>> Make(std::shared_ptr<DeviceHeap> heap);
   ~CudaQueue() override;
 
@@ -37,7 +42,7 @@ class CudaQueue final : public core::DeviceQueue {
   Result<void> CopyOut(const core::TensorView& source, uint64_t begin_bytes,
                        std::span<std::byte> target) override;
   Result<void> ZeroOut(std::span<std::byte> target) override;
-  void JoinHostRuns(bool join) override { join_host_runs_ = join; }
+  void JoinHostRuns(bool join) override { join_host_ranges_ = join; }
   Result<void> CopyIn(std::span<const std::byte> source, const core::TensorTarget& target,
                       uint64_t begin_bytes) override;
   Result<void> Pack(const core::TensorView& source, uint64_t begin_bytes, uint64_t count,
@@ -52,26 +57,27 @@ class CudaQueue final : public core::DeviceQueue {
   Result<Digests> Digest(std::span<const core::DigestJob> jobs,
                          const core::DevicePageDigests* base) override;
   Result<std::vector<uint64_t>> FetchPageDigests(const core::DevicePageDigests& page_digests,
-                                            std::span<const PageRange> ranges) override;
+                                                 std::span<const PageRange> ranges) override;
 
  private:
-  /// A part that goes through a buffer: a run of device memory, a range of a strided tensor, or
+  /// A copy that goes through a buffer: contiguous device memory, a range of a strided tensor, or
   /// zeros.
-  struct Part {
-    enum class Kind { kRun, kStrided, kZero } kind = Kind::kRun;
-    unsigned char* device = nullptr;  // kRun: the bytes; kStrided: element 0
+  struct BufferedCopy {
+    enum class Kind { kContiguous, kStrided, kZero } kind = Kind::kContiguous;
+    unsigned char* device = nullptr;  // kContiguous: the bytes; kStrided: element 0
     StridedShape shape;               // kStrided
     uint64_t begin_units = 0;         // kStrided
     uint64_t length_bytes = 0;
     std::byte* host = nullptr;
   };
-  struct Parts {
-    std::vector<Part> list;
-    uint64_t buffer_bytes = 0;  // that the list takes of a buffer
+  /// The copies that were collected for the next buffer.
+  struct Batch {
+    std::vector<BufferedCopy> copies;
+    uint64_t buffer_bytes = 0;  // upper bound of what the copies take in a buffer
     uint64_t job_count = 0;
-    bool empty() const { return list.empty(); }
+    bool empty() const { return copies.empty(); }
   };
-  /// A buffer on the device, with the table of what is copied from or to it.
+  /// A buffer in device memory, with the table of the copies from or to it.
   struct Buffer {
     DeviceBuffer bytes;
     DeviceBuffer jobs;
@@ -79,79 +85,68 @@ class CudaQueue final : public core::DeviceQueue {
     Event done;
     bool used = false;
   };
-  /// Parts of a buffer that are one run of host memory.
-  struct Run {
+  /// A range of host memory that is contiguous in a buffer too, so that it crosses as one copy.
+  struct HostRange {
     uint64_t offset_bytes = 0;  // in the buffer
     uint64_t length_bytes = 0;
     std::byte* host = nullptr;
   };
-  /// Where parts lie in a buffer, and what the kernels are to do.
+  /// The positions of a batch in a buffer.
   struct Layout {
-    std::vector<Run> runs;
-    std::vector<uint64_t> offsets_bytes;  // of each part
+    std::vector<HostRange> host_ranges;
+    std::vector<uint64_t> offsets_bytes;  // by copy
   };
+  enum class Direction { kOut, kIn };
 
   explicit CudaQueue(std::shared_ptr<DeviceHeap> heap) : heap_(std::move(heap)) {}
 
-  enum class Direction { kOut, kIn };
   Result<void> Collect(Direction direction, const core::TensorView& view, uint64_t begin_bytes,
-                       std::byte* host, uint64_t count);
-  Result<void> Add(Direction direction, const Part& part);
+                       std::span<std::byte> host);
+  Result<void> Add(Direction direction, const BufferedCopy& copy);
   Result<void> Send(Direction direction);
-  Layout LayOut(Direction direction, const Parts& parts) const;
-  /// How far behind the end of a run a part may begin and still belong to it, or nothing.
-  std::optional<uint64_t> GapTo(Direction direction, const Run& run, const Part& part) const;
-  /// If the last part that was collected ends where a direct copy begins, on both sides, it goes
-  /// along: the copy's start moves back.
+  Layout LayOut(Direction direction, const Batch& batch) const;
+  /// Returns how many bytes after the end of a range `copy` begins, or nothing if it cannot be a
+  /// part of the range.
+  std::optional<uint64_t> GapTo(Direction direction, const HostRange& range,
+                                const BufferedCopy& copy) const;
+  /// If the last collected copy ends where a direct copy begins, both on the device and on the
+  /// host, removes it from the batch. Returns its length, by which the direct copy begins earlier.
   uint64_t TakeBefore(const std::byte* device, const std::byte* host);
+  /// Returns the next buffer; waits until its last use is done.
   Result<Buffer*> TakeBuffer();
-  /// Launches the kernels that pack (kOut) or unpack (kIn) `parts`.
-  Result<void> Launch(Direction direction, const Parts& parts, const Layout& layout,
+  /// Launches the kernels that pack (kOut) or unpack (kIn) `batch`.
+  Result<void> Launch(Direction direction, const Batch& batch, const Layout& layout,
                       const Buffer& buffer);
-  Result<void> CopyWithin(const core::TensorView& view, uint64_t begin_bytes, uint64_t count,
-                          unsigned char* packed, bool unpack);
-  /// A small copy within the device, to go with others in one launch.
+  Result<void> CopyWithin(const core::TensorView& view, uint64_t begin_bytes,
+                          std::span<unsigned char> packed, bool unpack);
+  /// Collects a small copy within the device; SendWithin launches all of them together.
   Result<void> AddWithin(bool unpack, const unsigned char* source, unsigned char* target,
                          uint64_t length_bytes);
   Result<void> SendWithin();
-  /// What follows on the second stream runs after all that the first holds.
+  /// Makes later work of `second` run after all work that `first` contains now.
   Result<void> Order(const Stream& first, const Stream& second);
-  Result<void> CopyStrided(const core::TensorView& view, uint64_t begin_bytes, uint64_t count,
-                           unsigned char* packed, bool unpack);
+  /// Orders one stream of the pair after the other, if that has work it was not ordered after.
+  Result<void> OrderCopyAfterPack();
+  Result<void> OrderPackAfterCopy();
 
-  /// Tables of one launch of the digest kernel.
-  struct DigestTables;
-  Result<std::vector<uint64_t>> DigestInto(std::span<const core::DigestJob> jobs,
-                                           const core::DevicePageDigests* base, uint64_t page_count,
-                                           const DeviceBuffer& page_digests, const DeviceBuffer& changed);
-  Result<void> DigestBatch(std::span<const PageJob> jobs, uint64_t page_count,
-                           const DigestTables& tables);
-  Result<void> DigestStrided(std::span<const core::DigestJob> jobs,
-                             std::span<const uint64_t> first_page_digest, const DigestTables& tables);
-
-  const std::shared_ptr<DeviceHeap> heap_;  // shared with its buffers, which leaves may keep
+  const std::shared_ptr<DeviceHeap> heap_;  // shared with its buffers, which page digests may keep
   Stream copy_;
   Stream pack_;
-  bool pack_is_ahead_ = false;  // pack_ has work that copy_ has not been ordered behind
-  bool copy_is_ahead_ = false;  // copy_ has brought bytes that pack_ has not been ordered behind
-  bool join_host_runs_ = false;
-  Parts out_;
-  Parts in_;
-  std::vector<CopyJob> within_;  // collected by Pack, or all by Unpack
+  bool pack_is_ahead_ = false;  // pack_ has work that copy_ was not ordered after
+  bool copy_is_ahead_ = false;  // copy_ has copied in bytes that pack_ was not ordered after
+  bool join_host_ranges_ = false;
+  Batch out_;
+  Batch in_;
+  std::vector<CopyJob> within_;  // all from Pack, or all from Unpack
   bool within_unpacks_ = false;
   std::vector<Buffer> buffers_;
   size_t next_buffer_ = 0;
+  PageDigester digester_{heap_.get(), &pack_};
 
-  // Digests.
-  DeviceBuffer digest_jobs_;
-  DeviceBuffer digest_window_;  // strided payload, packed
-  PinnedBuffer host_jobs_;
-  PinnedBuffer host_results_;
-
-  std::mutex marks_mutex_;
-  // Guarded by marks_mutex_:
-  Mark next_mark_ = 1;
-  std::deque<std::pair<Mark, std::shared_ptr<const Event>>> marks_;  // shared with who waits
+  Mutex marks_mutex_;
+  Mark next_mark_ CAIRN_GUARDED_BY(marks_mutex_) = 1;
+  // The events are shared with the threads that wait for them.
+  std::deque<std::pair<Mark, std::shared_ptr<const Event>>> marks_ CAIRN_GUARDED_BY(marks_mutex_);
 };
 
 }  // namespace cairn::cuda::internal

@@ -1,10 +1,11 @@
-// The digest kernel: one warp a page.
+// The digest kernel: one warp per page.
 //
-// XXH3 reads a long input in blocks of 1024 bytes: 16 stripes of 64 bytes, whose products add up in
-// eight 64-bit sums; behind each block the sums are scrambled, which is the only thing that has an
-// order. A lane takes 16 bytes of two stripes, that is two neighbouring sums; the eight lanes that
-// hold the same two sums of different stripes add them up by shuffles. So all of a block is read in
-// two accesses of 512 consecutive bytes a warp, and four blocks are in flight at once.
+// XXH3 reads a long input in blocks of 1024 bytes: 16 stripes of 64 bytes, whose products are added
+// to eight 64-bit sums. After each block the sums are scrambled, which is the only operation that
+// depends on the order. Each lane of the warp processes 16 bytes of two stripes, that is, two
+// neighbouring sums; the eight lanes that have the same two sums for different stripes add them up
+// with shuffles. So a block is read in two accesses of 512 consecutive bytes per warp, and four
+// blocks are in flight at a time.
 
 #include <cuda_runtime.h>
 
@@ -20,12 +21,13 @@ namespace {
 constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kWarpLanes = 32;
 constexpr int kWarpsPerBlock = 8;
-constexpr int kBlocksPerMultiprocessor = 3;  // that fit with 80 registers a thread
+constexpr int kBlocksPerMultiprocessor = 3;  // as many as fit with 80 registers per thread
 constexpr int kXxhBlockBytes = 1024;
 constexpr int kXxhStripeBytes = 64;
-// Blocks that run this many times shorter than all of the work: streams of higher priority, which
-// get a multiprocessor only when a block has ended, wait for some 100 microseconds at most.
-constexpr uint64_t kTurns = 256;
+// The grid has up to this many times the blocks that run at a time. Streams of higher priority get
+// a multiprocessor only when a block has ended, so short blocks let them wait for about 100
+// microseconds at most.
+constexpr uint64_t kBlockWaves = 256;
 constexpr int kShortBytes = 240;
 constexpr int kUnrolled = 4;  // XXH3 blocks in flight
 
@@ -35,11 +37,11 @@ struct Pair {
   uint64_t b = 0;
 };
 
-/// Which sums and stripes are a lane's, and their keys.
+/// The keys of a lane's sums, by stripe.
 struct LaneKeys {
-  Pair first;   // of stripe lane / 4
-  Pair second;  // of stripe lane / 4 + 8
-  Pair last;    // of the stripe that ends the input
+  Pair first;   // for stripe lane / 4
+  Pair second;  // for stripe lane / 4 + 8
+  Pair last;    // for the stripe that ends the input
   Pair scramble;
 };
 
@@ -52,7 +54,7 @@ __device__ LaneKeys KeysOf(int lane) {
           KeyAt(128 + column)};
 }
 
-/// The digest begins with these sums.
+/// Returns the initial values of a lane's sums.
 __device__ Pair FirstSums(int lane) {
   switch (lane % 4) {
     case 0:
@@ -66,7 +68,8 @@ __device__ Pair FirstSums(int lane) {
   }
 }
 
-/// 16 bytes of a page. Aligned pages are read past the first-level cache: no byte is read twice.
+/// Loads 16 bytes of a page. Aligned pages bypass the first-level cache, because no byte is read
+/// twice.
 template <bool kAligned>
 __device__ __forceinline__ Pair LoadPair(const unsigned char* bytes) {
   if constexpr (kAligned) {
@@ -82,7 +85,7 @@ __device__ __forceinline__ void Accumulate(Pair& sums, const Pair& value, const 
   sums.b += Product(value.b, key.b) + value.a;
 }
 
-/// Adds what the lanes hold of the same two sums.
+/// Adds up the parts of the lanes that have the same two sums.
 __device__ __forceinline__ Pair AddUp(Pair part) {
   for (int distance = 4; distance < kWarpLanes; distance *= 2) {
     part.a += __shfl_xor_sync(kAllLanes, part.a, distance);
@@ -97,7 +100,7 @@ __device__ __forceinline__ void AddBlock(Pair& sums, const Pair& part, const Lan
   sums.b = Scramble(sums.b + total.b, keys.scramble.b);
 }
 
-/// More than 240 bytes, by a whole warp; every lane gets the digest.
+/// Returns, in every lane, the hash of more than 240 bytes, computed by all lanes of a warp.
 template <bool kAligned>
 __device__ uint64_t HashLong(const unsigned char* page, uint32_t length, int lane,
                              const LaneKeys& keys) {
@@ -131,8 +134,8 @@ __device__ uint64_t HashLong(const unsigned char* page, uint32_t length, int lan
     AddBlock(sums, part, keys);
     at += kXxhBlockBytes;
   }
-  // The stripes behind the last whole block, and the stripe that ends the input, which may overlap
-  // them; no scramble comes after.
+  // The stripes after the last complete block, and the stripe that ends the input, which may
+  // overlap them. They are not followed by a scramble.
   const int stripes = static_cast<int>((length - 1 - blocks * kXxhBlockBytes) / kXxhStripeBytes);
   Pair part;
   if (stripe < stripes) Accumulate(part, LoadPair<kAligned>(at), keys.first);
@@ -151,7 +154,8 @@ __device__ uint64_t HashLong(const unsigned char* page, uint32_t length, int lan
   return Avalanche(hash + length * kPrime64A);
 }
 
-/// The job that holds a page, found by all lanes together: each probes one of 32 places.
+/// Returns the index of the job that contains a page. All lanes search together: each step probes
+/// 32 positions.
 __device__ uint32_t FindJob(const PageJob* jobs, uint32_t count, uint64_t page, int lane) {
   uint32_t low = 0;
   uint32_t high = count;
@@ -167,13 +171,13 @@ __device__ uint32_t FindJob(const PageJob* jobs, uint32_t count, uint64_t page, 
 }
 
 /// One page of one job.
-struct PagePlace {
+struct Page {
   const unsigned char* data;
   uint32_t length;
   uint64_t page_digest;
   uint64_t base_page;
 };
-__device__ PagePlace PlaceOf(const PageJob& job, uint64_t page) {
+__device__ Page PageOf(const PageJob& job, uint64_t page) {
   const uint64_t in_job = page - job.first_page;
   const uint64_t begin = in_job * kv::kPageBytes;
   const uint64_t left = job.length_bytes - begin;
@@ -187,23 +191,23 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarpLanes, kBlocksPerMultipro
   const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
   const LaneKeys keys = KeysOf(lane);
   const uint64_t warps = static_cast<uint64_t>(gridDim.x) * kWarpsPerBlock;
-  for (uint64_t page =
+  for (uint64_t number =
            static_cast<uint64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.x / kWarpLanes;
-       page < launch.page_count; page += warps) {
-    const PagePlace place =
-        PlaceOf(launch.jobs[FindJob(launch.jobs, launch.job_count, page, lane)], page);
+       number < launch.page_count; number += warps) {
+    const Page page =
+        PageOf(launch.jobs[FindJob(launch.jobs, launch.job_count, number, lane)], number);
     uint64_t hash = 0;
-    if (place.length <= kShortBytes) {
-      if (lane == 0) hash = HashShort(place.data, place.length);
-    } else if (reinterpret_cast<uintptr_t>(place.data) % 16 == 0) {
-      hash = HashLong<true>(place.data, place.length, lane, keys);
+    if (page.length <= kShortBytes) {
+      if (lane == 0) hash = HashShort(page.data, page.length);
+    } else if (reinterpret_cast<uintptr_t>(page.data) % 16 == 0) {
+      hash = HashLong<true>(page.data, page.length, lane, keys);
     } else {
-      hash = HashLong<false>(place.data, place.length, lane, keys);
+      hash = HashLong<false>(page.data, page.length, lane, keys);
     }
     if (lane != 0) continue;
-    launch.page_digests[place.page_digest] = hash;
-    if (place.base_page == UINT64_MAX || launch.base[place.base_page] != hash) {
-      atomicOr(launch.changed + place.page_digest / 32, 1u << place.page_digest % 32);
+    launch.page_digests[page.page_digest] = hash;
+    if (page.base_page == UINT64_MAX || launch.base[page.base_page] != hash) {
+      atomicOr(launch.changed + page.page_digest / 32, 1u << page.page_digest % 32);
     }
   }
 }
@@ -212,18 +216,18 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarpLanes, kBlocksPerMultipro
     ReadPages(const DigestLaunch launch, uint64_t* sums) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
   const uint64_t warps = static_cast<uint64_t>(gridDim.x) * kWarpsPerBlock;
-  for (uint64_t page =
+  for (uint64_t number =
            static_cast<uint64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.x / kWarpLanes;
-       page < launch.page_count; page += warps) {
-    const PagePlace place =
-        PlaceOf(launch.jobs[FindJob(launch.jobs, launch.job_count, page, lane)], page);
+       number < launch.page_count; number += warps) {
+    const Page page =
+        PageOf(launch.jobs[FindJob(launch.jobs, launch.job_count, number, lane)], number);
     Pair sum;
-    for (uint32_t at = lane * 16; at + 16 <= place.length; at += kWarpLanes * 16 * kUnrolled * 2) {
+    for (uint32_t at = lane * 16; at + 16 <= page.length; at += kWarpLanes * 16 * kUnrolled * 2) {
 #pragma unroll
       for (int i = 0; i < kUnrolled * 2; ++i) {
         const uint32_t begin = at + i * kWarpLanes * 16;
-        if (begin + 16 > place.length) break;
-        const Pair value = LoadPair<true>(place.data + begin);
+        if (begin + 16 > page.length) break;
+        const Pair value = LoadPair<true>(page.data + begin);
         sum.a ^= value.a;
         sum.b ^= value.b;
       }
@@ -232,7 +236,7 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarpLanes, kBlocksPerMultipro
       sum.a ^= __shfl_xor_sync(kAllLanes, sum.a, distance);
       sum.b ^= __shfl_xor_sync(kAllLanes, sum.b, distance);
     }
-    if (lane == 0) sums[place.page_digest] = sum.a ^ sum.b;
+    if (lane == 0) sums[page.page_digest] = sum.a ^ sum.b;
   }
 }
 
@@ -241,7 +245,8 @@ cudaError_t LaunchOverPages(uint64_t page_count, int multiprocessors, cudaStream
                             Kernel kernel, Arguments... arguments) {
   if (page_count == 0) return cudaSuccess;
   const uint64_t wanted = (page_count + kWarpsPerBlock - 1) / kWarpsPerBlock;
-  const uint64_t most = static_cast<uint64_t>(multiprocessors) * kBlocksPerMultiprocessor * kTurns;
+  const uint64_t most =
+      static_cast<uint64_t>(multiprocessors) * kBlocksPerMultiprocessor * kBlockWaves;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(std::min(wanted, most)));
   config.blockDim = dim3(kWarpsPerBlock * kWarpLanes);

@@ -9,20 +9,22 @@
 
 namespace cairn::cuda::internal {
 
-/// All pointers are device memory that stays until the work is done.
+/// All pointers refer to device memory that must stay valid until the work is done.
 struct DigestLaunch {
-  const PageJob* jobs = nullptr;  // by first_page; none is empty
+  const PageJob* jobs = nullptr;  // in ascending order of first_page; none is empty
   uint32_t job_count = 0;
-  uint64_t page_count = 0;         // of all jobs
-  const uint64_t* base = nullptr;  // page digests to compare with; may be null if no job has any
-  uint64_t* page_digests = nullptr;      // written: one a page
-  uint32_t* changed = nullptr;     // bits that are set: bit p % 32 of word p / 32
+  uint64_t page_count = 0;           // of all jobs together
+  const uint64_t* base = nullptr;    // page digests to compare with; null if no job has a base
+  uint64_t* page_digests = nullptr;  // output: one per page
+  uint32_t* changed = nullptr;       // output: bit p % 32 of word p / 32 is set if page p changed
 };
-/// Enqueues. `multiprocessors` of the device bound the grid.
+
+/// Enqueues the digests of all pages of `launch`. `multiprocessors` is the number that the device
+/// has; it bounds the grid.
 cudaError_t LaunchDigest(const DigestLaunch& launch, int multiprocessors, cudaStream_t stream);
 
-/// Reads the same bytes and does as little as it can with them: the limit that the digest is
-/// measured against. `sums` gets a word for each page.
+/// Enqueues a kernel that reads the same bytes and does as little as possible with them: the upper
+/// limit that the speed of the digest is compared with. Writes one word per page to `sums`.
 cudaError_t LaunchRead(const DigestLaunch& launch, uint64_t* sums, int multiprocessors,
                        cudaStream_t stream);
 

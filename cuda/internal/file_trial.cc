@@ -1,4 +1,4 @@
-// One file, two ranges of device memory, three comparisons.
+// One file, two ranges of device memory, two comparisons.
 
 #include "cuda/internal/file_trial.h"
 
@@ -12,19 +12,14 @@
 #include <span>
 #include <vector>
 
+#include "kv/file_descriptor.h"
+
 namespace cairn::cuda::internal {
 namespace {
 
 constexpr uint64_t kTrialBytes = 1ull << 20;
 constexpr uint64_t kOffsetBytes = 8192;  // not where the file begins
 constexpr size_t kAlignment = 4096;
-
-struct Descriptor {
-  int fd = -1;
-  ~Descriptor() {
-    if (fd >= 0) ::close(fd);
-  }
-};
 
 struct AlignedBytes {
   std::byte* const data =
@@ -33,20 +28,20 @@ struct AlignedBytes {
   std::span<std::byte> span() const { return {data, kTrialBytes}; }
 };
 
-/// A file that goes when it is closed.
-Result<int> MakeFile(const std::string& directory) {
+/// Creates a file that disappears when it is closed.
+Result<kv::FileDescriptor> MakeFile(const std::string& directory) {
   constexpr int kFlags = O_RDWR | O_CLOEXEC | O_DIRECT;
-  const int fd = ::open(directory.c_str(), O_TMPFILE | kFlags, 0600);
-  if (fd >= 0) return fd;
-  // Not every file system has files without a name.
+  kv::FileDescriptor fd(::open(directory.c_str(), O_TMPFILE | kFlags, 0600));
+  if (fd.is_open()) return fd;
+  // Not every file system supports unnamed files.
   std::string path = directory + "/.cairn-trial-XXXXXX";
-  const int named = ::mkostemp(path.data(), O_CLOEXEC | O_DIRECT);
+  kv::FileDescriptor named(::mkostemp(path.data(), O_CLOEXEC | O_DIRECT));
   const int error_number = errno;
-  if (named >= 0) {
+  if (named.is_open()) {
     (void)::unlink(path.c_str());
     return named;
   }
-  Error error = SystemError(error_number, "no file for direct I/O can be made", directory);
+  Error error = SystemError(error_number, "cannot create a file for direct I/O", directory);
   if (error_number == EINVAL) error.code = ErrorCode::kFailedPrecondition;
   return Fail(std::move(error));
 }
@@ -54,8 +49,8 @@ Result<int> MakeFile(const std::string& directory) {
 Result<void> Compare(std::span<const std::byte> found, std::span<const std::byte> written) {
   if (std::ranges::equal(found, written)) return {};
   return Fail(ErrorCode::kDataLoss,
-              "a trial of GPUDirect Storage found other bytes in the file than the GPU had "
-              "written; it stays off for this file system");
+              "in a trial of GPUDirect Storage the file did not contain the bytes that the GPU "
+              "had written; it stays off for this file system");
 }
 
 }  // namespace
@@ -63,10 +58,9 @@ Result<void> Compare(std::span<const std::byte> found, std::span<const std::byte
 Result<void> TryOutFile(
     core::DeviceBackend& backend, int device, const std::string& directory,
     const std::function<Result<std::unique_ptr<core::DeviceFile>>(int fd)>& open) {
-  Descriptor descriptor;
-  CAIRN_TRY_ASSIGN(descriptor.fd, MakeFile(directory));
-  CAIRN_TRY_ASSIGN(const std::unique_ptr<core::DeviceFile> file, open(descriptor.fd));
-  // In front of the queue, which ends before them.
+  CAIRN_TRY_ASSIGN(const kv::FileDescriptor descriptor, MakeFile(directory));
+  CAIRN_TRY_ASSIGN(const std::unique_ptr<core::DeviceFile> file, open(descriptor.get()));
+  // Declared before the queue, which uses them and is destroyed first.
   std::vector<std::byte> written(kTrialBytes);
   std::vector<std::byte> read(kTrialBytes);
   CAIRN_TRY_ASSIGN(const auto memory, backend.Allocate(device, 2 * kTrialBytes));
@@ -74,7 +68,7 @@ Result<void> TryOutFile(
 
   uint64_t state = static_cast<uint64_t>(::getpid());
   for (std::byte& byte : written) {
-    state = state * 6364136223846793005u + 1442695040888963407u;  // Knuth's, of MMIX
+    state = state * 6364136223846793005u + 1442695040888963407u;  // the generator of Knuth's MMIX
     byte = static_cast<std::byte>(state >> 56);
   }
   const auto target = [&](std::byte* data) {
@@ -92,11 +86,10 @@ Result<void> TryOutFile(
 
   CAIRN_TRY(file->Write(device, {source, kTrialBytes}, kOffsetBytes));
   const AlignedBytes found;
-  errno = 0;  // as it stays where less comes back
-  if (::pread(descriptor.fd, found.data, kTrialBytes, kOffsetBytes) !=
+  errno = 0;  // a short read does not set it
+  if (::pread(descriptor.get(), found.data, kTrialBytes, kOffsetBytes) !=
       static_cast<ssize_t>(kTrialBytes)) {
-    return Fail(
-        SystemError(errno != 0 ? errno : EIO, "the trial's file cannot be read", directory));
+    return Fail(SystemError(errno != 0 ? errno : EIO, "cannot read the trial file", directory));
   }
   CAIRN_TRY(Compare(found.span(), written));
 

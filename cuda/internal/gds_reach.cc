@@ -1,4 +1,4 @@
-// A table of file systems, and names of disks in sysfs.
+// A table of file systems, and the names of disks in sysfs.
 
 #include "cuda/internal/gds_reach.h"
 
@@ -19,7 +19,7 @@
 namespace cairn::cuda::internal {
 namespace {
 
-// CUfileDriverStatusFlags_t of cufile.h, which not every build has.
+// CUfileDriverStatusFlags_t of cufile.h, which is not available in every build.
 constexpr unsigned kLustre = 1u << 0;
 constexpr unsigned kNfs = 1u << 2;
 constexpr unsigned kGpfs = 1u << 3;
@@ -29,7 +29,7 @@ constexpr unsigned kBeeGfs = 1u << 9;
 
 struct Kind {
   uint64_t magic;
-  unsigned flags;  // 0: those of its disks
+  unsigned flags;  // 0: the flags of its disks
 };
 constexpr std::array kKinds = {Kind{0xEF53, 0},            // ext4
                                Kind{0x58465342, 0},        // xfs
@@ -49,14 +49,14 @@ std::string FirstLine(const std::filesystem::path& path) {
   return line;
 }
 
-/// Of a disk by its folder in sysfs; a partition is as its disk.
+/// Returns the flags of the disk with this folder in sysfs. A partition has the flags of its disk.
 Result<unsigned> FlagsOfDisk(std::filesystem::path disk) {
   std::error_code ignored;
   if (std::filesystem::exists(disk / "partition", ignored)) disk = disk.parent_path();
   const std::string name = disk.filename().string();
   if (name.starts_with("nvme")) return kNvme;
   if (name.starts_with("sd")) return kScsi;
-  // Striped NVMe is the one kind of array that cuFile takes.
+  // RAID 0 is the only kind of array that cuFile supports.
   if (name.starts_with("md") && FirstLine(disk / "md" / "level") == "raid0") {
     unsigned flags = ~0u;
     for (const auto& slave : std::filesystem::directory_iterator(disk / "slaves", ignored)) {
@@ -66,7 +66,7 @@ Result<unsigned> FlagsOfDisk(std::filesystem::path disk) {
     }
     if (flags != ~0u && flags != 0) return flags;
   }
-  return Unreachable(fmt::format("cuFile reaches NVMe disks and some SCSI ones, not {}", name));
+  return Unreachable(fmt::format("cuFile supports NVMe disks and some SCSI disks, not {}", name));
 }
 
 }  // namespace
@@ -75,7 +75,7 @@ Result<FileStorage> FindStorage(int fd) {
   struct statfs system_status{};
   struct stat file_status{};
   if (::fstatfs(fd, &system_status) != 0 || ::fstat(fd, &file_status) != 0) {
-    return Fail(SystemError(errno, "cannot ask for the file system"));
+    return Fail(SystemError(errno, "cannot query the file system"));
   }
   // f_type is signed, and sign-extended on some machines.
   return FileStorage{.file_system = static_cast<uint32_t>(system_status.f_type),
@@ -93,7 +93,7 @@ Result<unsigned> FlagsThatServe(const FileStorage& storage, const std::string& s
   const auto disk = std::filesystem::canonical(
       fmt::format("{}/dev/block/{}:{}", sysfs, major(storage.device), minor(storage.device)),
       error);
-  if (error) return Unreachable("the system does not tell what disk the file system is on");
+  if (error) return Unreachable("the system does not report the disk of the file system");
   return FlagsOfDisk(disk);
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-/// Which part of cuFile's driver a file needs, so that its bytes pass host memory by. cuFile does
-/// not tell: where it cannot, it copies.
+/// The capability of the cuFile driver that a file needs for transfers that bypass host memory.
+/// cuFile does not report this: if the capability is missing, it copies through host memory.
 
 #include <sys/types.h>
 
@@ -11,18 +11,19 @@
 
 namespace cairn::cuda::internal {
 
-/// What stores the bytes of a file.
+/// The storage of a file.
 struct FileStorage {
-  uint64_t file_system = 0;  // type, as statfs tells it
-  dev_t device = 0;          // as stat tells it
+  uint64_t file_system = 0;  // f_type of statfs
+  dev_t device = 0;          // st_dev of stat
 };
 
-/// Of an open file. kUnavailable: the system does not tell.
+/// Returns the storage of an open file. Fails as fstat and fstatfs do (SystemError).
 Result<FileStorage> FindStorage(int fd);
 
-/// Bits of cuFile's CUfileDriverStatusFlags_t, any of which serves the storage: by the type of the
-/// file system, and for ext4 and xfs by the disks below. kFailedPrecondition: none does; says why.
-/// `sysfs` is "/sys" but in tests.
+/// Returns the bits of cuFile's CUfileDriverStatusFlags_t any of which serves the storage. They
+/// depend on the type of the file system and, for ext4 and xfs, on the disks that it is on.
+/// `sysfs` is "/sys" except in tests. kFailedPrecondition: no bit serves the storage; the message
+/// states why.
 Result<unsigned> FlagsThatServe(const FileStorage& storage, const std::string& sysfs = "/sys");
 
 }  // namespace cairn::cuda::internal

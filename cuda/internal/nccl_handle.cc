@@ -23,7 +23,7 @@ Error NcclHandle::ErrorOf(ncclResult_t status, const char* what) const {
   const bool has_detail = detail != nullptr && *detail != '\0';
   return {.code = ErrorCode::kUnavailable,
           .message =
-              fmt::format("{}: NCCL says {}{}{}{}", what, nccl_.GetErrorString(status),
+              fmt::format("{}: NCCL reports {}{}{}{}", what, nccl_.GetErrorString(status),
                           has_detail ? " (" : "", has_detail ? detail : "", has_detail ? ")" : "")};
 }
 
@@ -52,7 +52,7 @@ Result<void> NcclHandle::Drain(ncclResult_t status, const char* what, Deadline d
 }
 
 Result<void> NcclHandle::Arrive(const char* what, Deadline deadline) {
-  // NCCL's thread writes the handle of a part while this one looks.
+  // For Split, NCCL's thread writes `comm_` while this thread reads it.
   CAIRN_TRY(Await(
       [&]() -> Result<bool> {
         CAIRN_TRY(CheckStop(what));
@@ -90,15 +90,16 @@ Result<std::unique_ptr<NcclHandle>> NcclHandle::Split(int color, int key, Deadli
 
 void NcclHandle::Abort() noexcept {
   ncclComm_t const comm = std::exchange(comm_, nullptr);
-  if (comm != nullptr) (void)nccl_.CommAbort(comm);  // nothing is left to do where it fails
-  unfinished_.reset();  // now that no thread of NCCL's works for this one
+  if (comm != nullptr) (void)nccl_.CommAbort(comm);  // if it fails, nothing else can be done
+  unfinished_.reset();                               // now no thread of NCCL writes to it any more
 }
 
 void NcclHandle::Close(Deadline deadline) noexcept {
   if (comm_ == nullptr) return;
   if (stop_->is_requested() || !Drain(nccl_.CommFinalize(comm_), "closing", deadline))
     return Abort();
-  (void)nccl_.CommDestroy(std::exchange(comm_, nullptr));  // has been finalized: frees what is here
+  (void)nccl_.CommDestroy(
+      std::exchange(comm_, nullptr));  // after CommFinalize this only frees local memory
 }
 
 }  // namespace cairn::cuda::internal

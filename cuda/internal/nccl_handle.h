@@ -1,9 +1,9 @@
 #pragma once
-/// One ncclComm_t that never blocks: NCCL works in the background, and every wait for it has a
+/// An ncclComm_t in non-blocking mode: NCCL works in the background, and every wait for it has a
 /// deadline.
 ///
-/// NCCL answers calls with ncclInProgress; until its asynchronous state says otherwise nothing else
-/// may be called on the communicator but the question for that state, and ncclCommAbort.
+/// Calls of NCCL return ncclInProgress. Until the asynchronous state of the communicator changes,
+/// only ncclCommGetAsyncError and ncclCommAbort may be called on it.
 
 #include <nccl.h>
 
@@ -17,15 +17,16 @@
 
 namespace cairn::cuda::internal {
 
-/// Ownership: owns the communicator; the destructor aborts what `Close` has not ended. Immovable,
-/// as NCCL's threads write to its member. Threads: one call at a time. The device of `Init` is
-/// current in every call, which the caller sees to.
+/// Ownership: owns the communicator; the destructor aborts it unless `Close` was called. Immovable,
+/// because NCCL's threads write to its member. Threads: one call at a time. The device that was
+/// current in `Init` must be current in every call.
 ///
-/// Errors are kUnavailable and say what was attempted and what NCCL said; the communicator is fit
-/// for `Abort` only then.
+/// All errors are kUnavailable; the message states what was attempted and what NCCL reported. After
+/// an error only `Abort` may be called.
 class NcclHandle {
  public:
-  /// `stop` ends every wait; shared with whoever asks for that, and with parts.
+  /// Collective. `stop` ends every wait when it is requested; it is shared with the threads that
+  /// may request that, and with the communicators of Split. `deadline` limits the connecting.
   static Result<std::unique_ptr<NcclHandle>> Init(
       const NcclLibrary& nccl, const ncclUniqueId& id, int rank, int world_size, Deadline deadline,
       std::shared_ptr<NcclStop> stop = std::make_shared<NcclStop>());
@@ -33,41 +34,42 @@ class NcclHandle {
   NcclHandle& operator=(const NcclHandle&) = delete;
   ~NcclHandle() { Abort(); }
 
-  /// Collective: those of one `color` (not negative) by ascending `key`.
+  /// Collective. Returns the communicator of the ranks that gave the same `color` (not negative),
+  /// ordered by ascending `key`.
   Result<std::unique_ptr<NcclHandle>> Split(int color, int key, Deadline deadline);
 
   const NcclLibrary& nccl() const { return nccl_; }
   NcclStop& stop() const { return *stop_; }
-  /// Null after Abort or Close.
+  /// Returns null after Abort or Close.
   ncclComm_t get() const { return comm_; }
 
-  /// Waits until what a call has begun is under way; `status` is what the call returned. Only then
-  /// do its streams hold the work.
+  /// Waits until a call that returned `status` has enqueued its work. Before that, the streams do
+  /// not contain the work.
   Result<void> Drain(ncclResult_t status, const char* what, Deadline deadline) const;
-  /// What went wrong in the background.
+  /// Returns the error that occurred in the background, if any.
   Result<void> CheckHealth(const char* what) const;
 
-  /// Ends all work on the device and gives everything back. Peers are not told: they meet their
-  /// own deadlines.
+  /// Ends all work on the device and frees everything. Does not inform the peers, which fail at
+  /// their own deadlines.
   void Abort() noexcept;
-  /// Lets NCCL send on what peers still read, then gives everything back; aborts at the deadline,
-  /// or if it is asked to stop.
+  /// Lets NCCL finish the sends that peers still receive, then frees everything. Aborts at the
+  /// deadline, or when `stop` is requested.
   void Close(Deadline deadline) noexcept;
 
  private:
   NcclHandle(const NcclLibrary& nccl, std::shared_ptr<NcclStop> stop)
       : nccl_(nccl), stop_(std::move(stop)) {}
   Result<void> CheckStop(const char* what) const;
-  /// False while NCCL works for the last call.
+  /// Returns false while NCCL still processes the last call.
   Result<bool> IsIdle(const char* what) const;
   Error ErrorOf(ncclResult_t status, const char* what) const;
-  /// Until NCCL's thread has written `comm_`, and it is ready.
+  /// Waits until NCCL's thread has written `comm_` and the communicator is ready.
   Result<void> Arrive(const char* what, Deadline deadline);
 
   const NcclLibrary& nccl_;
   const std::shared_ptr<NcclStop> stop_;
   ncclComm_t comm_ = nullptr;
-  std::unique_ptr<NcclHandle> unfinished_;  // a part that NCCL may still write to
+  std::unique_ptr<NcclHandle> unfinished_;  // the result of a failed Split, to which NCCL may write
 };
 
 }  // namespace cairn::cuda::internal

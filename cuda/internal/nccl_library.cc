@@ -6,7 +6,8 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
-#include <mutex>
+
+#include "kv/mutex.h"
 
 namespace cairn::cuda::internal {
 namespace {
@@ -14,8 +15,8 @@ namespace {
 constexpr const char* kName = "libnccl.so.2";
 constexpr const char* kPathVariable = "CAIRN_NCCL_LIBRARY";
 constexpr const char* kAdvice =
-    "install NCCL 2.18.1 or newer (Debian and Ubuntu: libnccl2; pip: nvidia-nccl-cu13), or name "
-    "its file in CAIRN_NCCL_LIBRARY";
+    "install NCCL 2.18.1 or newer (Debian and Ubuntu: libnccl2; pip: nvidia-nccl-cu13), or set "
+    "CAIRN_NCCL_LIBRARY to its file";
 
 struct Handle {
   void* library = nullptr;
@@ -30,7 +31,7 @@ Result<Handle> OpenFile() {
   if (const char* const path = std::getenv(kPathVariable); path != nullptr && *path != '\0') {
     if (void* const library = ::dlopen(path, RTLD_NOW | RTLD_LOCAL)) return Handle{library, path};
     return Unusable(
-        fmt::format("{} names no library that can be opened: {}", kPathVariable, ::dlerror()));
+        fmt::format("the library named by {} cannot be opened: {}", kPathVariable, ::dlerror()));
   }
   if (void* const library = ::dlopen(kName, RTLD_NOW | RTLD_NOLOAD)) return Handle{library, kName};
   if (void* const library = ::dlopen(kName, RTLD_NOW | RTLD_LOCAL)) return Handle{library, kName};
@@ -43,7 +44,7 @@ bool Find(void* library, const char* name, Function& function) {
   return function != nullptr;
 }
 
-/// Null, or the name of the first function that is not there.
+/// Returns null, or the name of the first function that is missing.
 const char* FindAll(void* library, NcclLibrary& nccl) {
 #define CAIRN_FIND_NCCL(function) \
   if (!Find(library, "nccl" #function, nccl.function)) return "nccl" #function
@@ -67,7 +68,7 @@ const char* FindAll(void* library, NcclLibrary& nccl) {
   return nullptr;
 }
 
-// The file that a library was loaded from, as links and search paths have led to it.
+// Returns the file that the library was loaded from, after links and search paths.
 std::string FileOf(const NcclLibrary& nccl, const std::string& otherwise) {
   Dl_info info{};
   if (::dladdr(reinterpret_cast<const void*>(nccl.GetVersion), &info) != 0 &&
@@ -81,9 +82,9 @@ Result<NcclLibrary> Load() {
   CAIRN_TRY_ASSIGN(const Handle handle, OpenFile());
   NcclLibrary nccl;
   const char* const missing = FindAll(handle.library, nccl);
-  // The version first: it says why a function is not there.
+  // Checked first: an old version explains why a function is missing.
   if (nccl.GetVersion == nullptr || nccl.GetVersion(&nccl.version) != ncclSuccess) {
-    return Unusable(fmt::format("{} is no NCCL: it does not tell its version", handle.path));
+    return Unusable(fmt::format("{} is not NCCL: it does not report a version", handle.path));
   }
   nccl.path = FileOf(nccl, handle.path);
   if (nccl.version < NcclLibrary::kMinVersion || missing != nullptr) {
@@ -97,9 +98,9 @@ Result<NcclLibrary> Load() {
 }  // namespace
 
 Result<const NcclLibrary*> NcclLibrary::Open() {
-  static std::mutex mutex;
-  static const NcclLibrary* opened = nullptr;  // never freed: communicators may end after statics
-  const std::lock_guard lock(mutex);
+  static Mutex mutex;
+  static const NcclLibrary* opened = nullptr;  // never freed: communicators may outlive statics
+  const MutexLock lock(mutex);
   if (opened == nullptr) {
     CAIRN_TRY_ASSIGN(NcclLibrary loaded, Load());
     opened = new NcclLibrary(std::move(loaded));
@@ -108,7 +109,7 @@ Result<const NcclLibrary*> NcclLibrary::Open() {
 }
 
 std::string FormatNcclVersion(int version) {
-  // Up to 2.8 versions were written with one digit less.
+  // Up to 2.8, version codes had one digit less.
   const int unit = version < 10000 ? 1000 : 10000;
   return fmt::format("{}.{}.{}", version / unit, version % unit / 100, version % 100);
 }

@@ -1,6 +1,6 @@
 #pragma once
-/// NCCL's functions, from a library that is opened when they are first needed: builds need its
-/// header only, and run without it.
+/// The functions of NCCL, from a library that is opened when it is first needed: a build needs only
+/// NCCL's header, and programs run without the library.
 
 #include <nccl.h>
 
@@ -10,23 +10,22 @@
 
 namespace cairn::cuda::internal {
 
-/// The library that a process uses; it stays open until the process ends.
-///
-/// Threads: any; immutable once opened.
+/// The NCCL library of this process; it stays open until the process ends. Threads: immutable.
 struct NcclLibrary {
-  /// ncclCommSplit came with it.
+  /// The first version with ncclCommSplit.
   static constexpr int kMinVersion = NCCL_VERSION(2, 18, 1);
 
-  /// The file named by the environment variable CAIRN_NCCL_LIBRARY, where it is set; else the
-  /// libnccl.so.2 that this process has loaded already, as PyTorch brings its own and two in one
-  /// process would not know of each other's streams; else the one that the system finds.
+  /// Opens the file that the environment variable CAIRN_NCCL_LIBRARY names, if it is set. Otherwise
+  /// uses the libnccl.so.2 that this process has already loaded, because PyTorch ships its own and
+  /// two copies in one process would not know of each other's streams. Otherwise opens the
+  /// libnccl.so.2 of the system. Threads: safe.
   ///
-  /// kFailedPrecondition: there is none, or one that is older than kMinVersion; says which was
-  /// found and what to install. The next call tries again.
+  /// kFailedPrecondition: there is no such library, or it is older than kMinVersion; the message
+  /// states what was found and what to install. The next call tries again.
   static Result<const NcclLibrary*> Open();
 
   std::string path;
-  int version = 0;  // as NCCL_VERSION_CODE
+  int version = 0;  // in the form of NCCL_VERSION_CODE
 
   decltype(&::ncclGetVersion) GetVersion = nullptr;
   decltype(&::ncclGetUniqueId) GetUniqueId = nullptr;
@@ -46,7 +45,7 @@ struct NcclLibrary {
   decltype(&::ncclGroupEnd) GroupEnd = nullptr;
 };
 
-/// "2.28.9"
+/// Returns a version such as "2.28.9".
 std::string FormatNcclVersion(int version);
 
 }  // namespace cairn::cuda::internal

@@ -1,4 +1,4 @@
-// Steps, two in flight.
+// The steps of a call, two of which are in flight.
 
 #include "cuda/internal/nccl_transfers.h"
 
@@ -15,7 +15,7 @@
 namespace cairn::cuda::internal {
 namespace {
 
-/// Before the slots: where barriers reduce a byte.
+/// The memory before the slots, where barriers reduce one byte.
 constexpr uint64_t kBarrierBytes = ChunkLayout::kAlignmentBytes;
 
 }  // namespace
@@ -39,15 +39,14 @@ Result<std::unique_ptr<NcclTransfers>> NcclTransfers::Make(int device, int world
   for (Event& event : made->moved_) {
     CAIRN_TRY_ASSIGN(event, Event::Make());
   }
-  // Not of the stream-ordered allocator: its memory is closed to the process's other GPUs, and NCCL
-  // lets those of ranks that are threads of one process read and write each other's directly.
+  // Not from the stream-ordered allocator: other GPUs of the process cannot access its memory, and
+  // if ranks are threads of one process, NCCL lets their GPUs access each other's memory directly.
   void* memory = nullptr;
   Result<void> allocated = Check(cudaMalloc(&memory, buffer_bytes), "allocating buffers");
   if (!allocated) {
     Error error = std::move(allocated).error();
-    error.message =
-        fmt::format("the communicator's buffers take buffer_bytes = {} on device {}: {}",
-                    buffer_bytes, device, error.message);
+    error.message = fmt::format("the communicator needs buffer_bytes = {} on device {}: {}",
+                                buffer_bytes, device, error.message);
     return Fail(std::move(error));
   }
   made->memory_ = static_cast<std::byte*>(memory);
@@ -72,7 +71,7 @@ NcclTransfers::~NcclTransfers() {
   try {
     std::thread(std::move(free)).detach();
   } catch (const std::system_error&) {
-    return;  // no threads left: it goes with the process
+    return;  // no thread can be created: the memory is freed when the process ends
   }
   (void)freed.wait_for(std::chrono::seconds(1));
 }
@@ -80,20 +79,22 @@ NcclTransfers::~NcclTransfers() {
 Result<MemoryRange> NcclTransfers::Locate(core::ByteView bytes) const {
   MemoryRange range{.data = const_cast<std::byte*>(bytes.data()), .length_bytes = bytes.size()};
   if (bytes.empty()) return range;
-  const DeviceScope scope(device_);  // or the question makes a context on the current device
+  const DeviceScope scope(device_);  // otherwise the query creates a context on the current device
   cudaPointerAttributes attributes{};
   const cudaError_t status = cudaPointerGetAttributes(&attributes, bytes.data());
-  if (status == cudaErrorInvalidValue) {  // what older runtimes say of memory that is not theirs
+  if (status ==
+      cudaErrorInvalidValue) {  // the result of older runtimes for memory that CUDA does not know
     Ignore(status);
     return range;
   }
-  CAIRN_TRY(Check(status, "asking where memory lies"));
+  CAIRN_TRY(Check(status, "querying the location of memory"));
   range.on_device =
       attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
   if (attributes.type == cudaMemoryTypeDevice && attributes.device != device_) {
-    return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("a range lies on device {}, the communicator is of device {}",
-                            attributes.device, device_));
+    return Fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("a range is in memory of device {}, but the communicator uses device {}",
+                    attributes.device, device_));
   }
   return range;
 }
@@ -158,7 +159,7 @@ Result<void> NcclTransfers::Launch(NcclHandle& handle, const Step& step, Deadlin
       status = enqueued;
       break;
     }
-    // Also after an error, or the thread's next group would be a part of this one.
+    // Also after an error: otherwise the thread's next group would be a part of this one.
     const ncclResult_t ended = nccl.GroupEnd();
     if (status == ncclSuccess) status = ended;
   }
@@ -174,8 +175,8 @@ Result<void> NcclTransfers::RunSteps(NcclHandle& nccl, Deadline deadline, const 
     CAIRN_TRY(WaitFor(nccl, moved_[(count - 1) % ChunkLayout::kHalves], deadline));
     return StartCopies(before.out);
   };
-  // A half is free again: the host has waited for NCCL's part of the step that had it, and the
-  // stream of copies, which this step's begin behind, for the rest.
+  // The half is free again: the host has waited for NCCL's work of the step that used it, and the
+  // copies of this step run after the copies of that one, because they use the same stream.
   while (next(step, slots_ + count % ChunkLayout::kHalves * layout_.half_bytes())) {
     CAIRN_TRY(StartCopies(step.in));
     CAIRN_TRY(staged_.Record(copies_.get()));
@@ -216,44 +217,46 @@ Result<void> NcclTransfers::Broadcast(NcclHandle& nccl, int rank, int root,
   });
 }
 
-void NcclTransfers::AddSend(const Piece& piece, const MemoryRange& range, std::byte* half,
+void NcclTransfers::AddSend(const PeerSlice& slice, const MemoryRange& range, std::byte* half,
                             Step& step) const {
   Operation operation{.kind = Operation::Kind::kSend,
-                      .data = range.data + piece.offset_bytes,
-                      .length_bytes = piece.length_bytes,
-                      .peer = piece.peer};
+                      .data = range.data + slice.offset_bytes,
+                      .length_bytes = slice.length_bytes,
+                      .peer = slice.peer};
   if (!range.on_device) {
     const std::byte* const source =
-        std::exchange(operation.data, half + piece.slot * layout_.piece_bytes);
-    // An AllGather sends the same bytes to all.
+        std::exchange(operation.data, half + slice.slot * layout_.slice_bytes);
+    // An AllGather sends the same bytes to all ranks: they are copied once.
     const auto same = std::ranges::find_if(step.in, [&](const Copy& copy) {
-      return copy.source == source && copy.length_bytes == piece.length_bytes;
+      return copy.source == source && copy.length_bytes == slice.length_bytes;
     });
     if (same != step.in.end()) {
       operation.data = same->target;
     } else {
-      step.in.push_back({operation.data, source, piece.length_bytes});
+      step.in.push_back({operation.data, source, slice.length_bytes});
     }
   }
   step.operations.push_back(operation);
 }
 
-void NcclTransfers::AddReceive(const Piece& piece, const MemoryRange& range, std::byte* half,
+void NcclTransfers::AddReceive(const PeerSlice& slice, const MemoryRange& range, std::byte* half,
                                Step& step) const {
   Operation operation{.kind = Operation::Kind::kReceive,
-                      .data = range.data + piece.offset_bytes,
-                      .length_bytes = piece.length_bytes,
-                      .peer = piece.peer};
+                      .data = range.data + slice.offset_bytes,
+                      .length_bytes = slice.length_bytes,
+                      .peer = slice.peer};
   if (!range.on_device) {
     std::byte* const target =
-        std::exchange(operation.data, half + piece.slot * layout_.piece_bytes);
-    step.out.push_back({target, operation.data, piece.length_bytes});
+        std::exchange(operation.data, half + slice.slot * layout_.slice_bytes);
+    step.out.push_back({target, operation.data, slice.length_bytes});
   }
   step.operations.push_back(operation);
 }
 
 Result<void> NcclTransfers::Exchange(NcclHandle& nccl, int rank, std::span<const MemoryRange> sent,
                                      std::span<const MemoryRange> received, Deadline deadline) {
+  CAIRN_CHECK(sent.size() == received.size());
+  CAIRN_CHECK(0 <= rank && static_cast<size_t>(rank) < sent.size());
   CAIRN_TRY(FollowCaller(sent, received));
   const MemoryRange& from = sent[static_cast<size_t>(rank)];
   const MemoryRange& to = received[static_cast<size_t>(rank)];
@@ -272,11 +275,11 @@ Result<void> NcclTransfers::Exchange(NcclHandle& nccl, int rank, std::span<const
   Round round;
   return RunSteps(nccl, deadline, [&](Step& step, std::byte* half) {
     if (!rounds.Next(round)) return false;
-    for (const Piece& piece : round.sends) {
-      AddSend(piece, sent[static_cast<size_t>(piece.peer)], half, step);
+    for (const PeerSlice& slice : round.sends) {
+      AddSend(slice, sent[static_cast<size_t>(slice.peer)], half, step);
     }
-    for (const Piece& piece : round.receives) {
-      AddReceive(piece, received[static_cast<size_t>(piece.peer)], half, step);
+    for (const PeerSlice& slice : round.receives) {
+      AddReceive(slice, received[static_cast<size_t>(slice.peer)], half, step);
     }
     return true;
   });
@@ -284,8 +287,8 @@ Result<void> NcclTransfers::Exchange(NcclHandle& nccl, int rank, std::span<const
 
 void NcclTransfers::Drain(Deadline deadline) noexcept {
   for (const Stream* const stream : {&moves_, &copies_}) {
-    if (!staged_.Record(stream->get())) continue;  // the device has failed: nothing runs there
-    (void)PollUntil(deadline, [&] { return staged_.Passed(); });  // an error ends it too
+    if (!staged_.Record(stream->get())) continue;  // the device failed: it runs nothing
+    (void)PollUntil(deadline, [&] { return staged_.Passed(); });  // an error ends the wait too
   }
 }
 

@@ -1,16 +1,17 @@
 #pragma once
-/// Byte ranges through NCCL, wherever they lie: device memory in place, host memory through device
-/// buffers of bounded length.
+/// Transfers of byte ranges over NCCL: device memory in place, host memory through device buffers
+/// of bounded length.
 ///
-/// A call is a row of steps. Each step copies what it sends from host memory into one half of the
-/// buffers, lets NCCL move it, and copies what came from there to host memory; the halves take
-/// turns, so that copies of one step run beside NCCL's of the next. NCCL works on one stream, the
-/// copies go on another, for two reasons:
-///   - A copy from or to pageable memory holds the host until all that its stream held before it is
-///     done. Behind NCCL it would wait for other ranks, past any deadline. So copies out are only
-///     begun once NCCL is done with the step, which the host asks for, with a deadline.
-///   - A call that fails leaves nothing in flight to memory of the caller's: NCCL is aborted, and
-///     the copies depend on nobody.
+/// A call is a sequence of steps. Each step copies what it sends from host memory into one half of
+/// the buffers, starts NCCL's transfer, and copies what was received to host memory. The halves
+/// alternate, so that the copies of one step overlap with NCCL's work of the next. NCCL uses one
+/// stream and the copies use another, for two reasons:
+///   - A copy from or to pageable memory blocks the host until all earlier work of its stream is
+///     done. On NCCL's stream it would wait for other ranks, without a deadline. Copies to the host
+///     therefore start only when NCCL has finished the step, for which the host polls with a
+///     deadline.
+///   - When a call fails, no transfer to the caller's memory may continue: NCCL is aborted, and the
+///     copies do not depend on other ranks.
 
 #include <cuda_runtime_api.h>
 
@@ -28,7 +29,7 @@
 
 namespace cairn::cuda::internal {
 
-/// Memory that is sent from or received into. What is sent is only read.
+/// Memory to send from or receive into. Memory that is sent is only read.
 struct MemoryRange {
   std::byte* data = nullptr;
   uint64_t length_bytes = 0;
@@ -37,14 +38,14 @@ struct MemoryRange {
 
 /// Streams and buffers of one communicator.
 ///
-/// Ownership: borrows the stream that it follows. Threads: one call at a time; the device is
-/// current in every call but Locate. Errors of calls leave NCCL to be aborted, and `Drain` to be
-/// called.
+/// Ownership: borrows the stream that it follows. Threads: one call at a time. The device must be
+/// current in every call except Locate. After an error of a call, the caller aborts the NcclHandle
+/// and then calls `Drain`.
 class NcclTransfers {
  public:
-  /// Takes `buffer_bytes` of device memory, all that it ever takes. The work of a call with ranges
-  /// in device memory comes after all that `follows`, if given, holds when the call begins.
-  /// Requires kMinBufferBytes. kResourceExhausted: no device memory.
+  /// Allocates `buffer_bytes` of device memory; later calls allocate nothing. The work of a call
+  /// with ranges in device memory runs after all work that `follows`, if given, contains when the
+  /// call begins. Requires `buffer_bytes` >= kMinBufferBytes. kResourceExhausted: no device memory.
   static Result<std::unique_ptr<NcclTransfers>> Make(int device, int world_size,
                                                      uint64_t buffer_bytes,
                                                      std::optional<cudaStream_t> follows);
@@ -57,31 +58,34 @@ class NcclTransfers {
   uint64_t buffer_bytes() const { return buffer_bytes_; }
   std::optional<cudaStream_t> follows() const { return follows_; }
 
-  /// Memory that CUDA does not know is the host's. kInvalidArgument: of another device.
+  /// Determines whether `bytes` are in device memory. Memory that CUDA does not know is host
+  /// memory. kInvalidArgument: they are in memory of another device.
   Result<MemoryRange> Locate(core::ByteView bytes) const;
 
-  /// All return once the work is done on this rank.
+  /// Each of these returns when the work of this rank is done. kUnavailable: the deadline passed,
+  /// a stop was requested, or NCCL or the device failed.
   Result<void> Barrier(NcclHandle& nccl, Deadline deadline);
   Result<void> Broadcast(NcclHandle& nccl, int rank, int root, const MemoryRange& bytes,
                          Deadline deadline);
-  /// `sent[i]` goes to rank i, `received[i]` comes from it; the own ones are copied.
+  /// Sends `sent[i]` to rank i and receives `received[i]` from it. The entry of this rank is
+  /// copied. Requires one range per rank in both.
   Result<void> Exchange(NcclHandle& nccl, int rank, std::span<const MemoryRange> sent,
                         std::span<const MemoryRange> received, Deadline deadline);
 
-  /// From here on the destructor waits for a busy device for a second only, and leaves the rest to
-  /// the background: cudaFree waits for all that the device runs, others' work too.
+  /// Makes the destructor wait at most one second for a busy device and free the memory in the
+  /// background: cudaFree waits for all work of the device, including that of others.
   void FreeInBackground() { frees_in_background_ = true; }
 
-  /// After an abort: waits until nothing of ours runs on the device any more, up to `deadline`.
+  /// After an abort: waits until the device has finished our work, at most until `deadline`.
   void Drain(Deadline deadline) noexcept;
 
  private:
-  /// One copy, and one call of NCCL.
   struct Copy {
     std::byte* target = nullptr;
     const std::byte* source = nullptr;
     uint64_t length_bytes = 0;
   };
+  /// One call of NCCL.
   struct Operation {
     enum class Kind { kSend, kReceive, kBroadcast, kReduceOne };
     Kind kind = Kind::kSend;
@@ -90,9 +94,9 @@ class NcclTransfers {
     int peer = 0;  // the root of a broadcast
   };
   struct Step {
-    std::vector<Copy> in;
-    std::vector<Operation> operations;
-    std::vector<Copy> out;
+    std::vector<Copy> in;               // from host memory, before the operations
+    std::vector<Operation> operations;  // one NCCL group
+    std::vector<Copy> out;              // to host memory, after the operations
 
     void Clear();
   };
@@ -100,7 +104,8 @@ class NcclTransfers {
   NcclTransfers(int device, uint64_t buffer_bytes, std::optional<cudaStream_t> follows)
       : device_(device), buffer_bytes_(buffer_bytes), follows_(follows) {}
 
-  /// Runs `next(step, half)` until it says that there is none.
+  /// Executes the steps that `next(step, half)` sets, until it returns false. `half`: the half of
+  /// the buffers that the step uses.
   template <typename Next>
   Result<void> RunSteps(NcclHandle& nccl, Deadline deadline, const Next& next);
   Result<void> Launch(NcclHandle& nccl, const Step& step, Deadline deadline) const;
@@ -110,21 +115,22 @@ class NcclTransfers {
   Result<void> FollowCaller(std::span<const MemoryRange> sent,
                             std::span<const MemoryRange> received) const;
 
-  /// The pieces of a round as a step.
-  void AddSend(const Piece& piece, const MemoryRange& range, std::byte* half, Step& step) const;
-  void AddReceive(const Piece& piece, const MemoryRange& range, std::byte* half, Step& step) const;
+  /// Adds a slice of a round to a step.
+  void AddSend(const PeerSlice& slice, const MemoryRange& range, std::byte* half, Step& step) const;
+  void AddReceive(const PeerSlice& slice, const MemoryRange& range, std::byte* half,
+                  Step& step) const;
 
   const int device_;
   const uint64_t buffer_bytes_;
   const std::optional<cudaStream_t> follows_;
-  ChunkLayout layout_;           // of `slots_`
+  ChunkLayout layout_;           // the layout of `slots_`
   std::byte* memory_ = nullptr;  // one element for barriers, then the slots
   std::byte* slots_ = nullptr;
   bool frees_in_background_ = false;
-  Stream moves_;  // NCCL's
+  Stream moves_;  // the stream of NCCL
   Stream copies_;
-  Event caller_;  // what the caller's stream held
-  Event staged_;  // copies of the step that is launched
+  Event caller_;  // the work that the caller's stream contained
+  Event staged_;  // the copies of the step that is launched
   std::array<Event, ChunkLayout::kHalves> moved_;
 };
 

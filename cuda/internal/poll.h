@@ -1,5 +1,5 @@
 #pragma once
-/// Waits that end: asking again and again, less and less often, until a deadline.
+/// Waiting with a deadline: polls, at first often and then less often.
 
 #include <algorithm>
 #include <chrono>
@@ -12,14 +12,15 @@ namespace cairn::cuda::internal {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
-/// Timeouts without end become a year, so that no sum overflows.
+/// Returns now + `timeout`. Timeouts of more than a year become a year, so that the sum does not
+/// overflow.
 inline Deadline DeadlineAfter(std::chrono::milliseconds timeout) {
   constexpr std::chrono::milliseconds kLongest = std::chrono::days(365);
   return std::chrono::steady_clock::now() + std::min(timeout, kLongest);
 }
 
-/// True once `ask()`, a Result<bool>, says true; false at the deadline; its error if it has one.
-/// Asks at least once. Cost: short waits spin, long ones wake two thousand times a second.
+/// Calls `ask()`, which returns Result<bool>, until it returns true or an error. Returns false at
+/// the deadline. Calls it at least once. Cost: short waits spin; long ones wake up every 0.5 ms.
 template <typename Ask>
 Result<bool> PollUntil(Deadline deadline, const Ask& ask) {
   constexpr int kSpins = 100;
@@ -38,14 +39,15 @@ Result<bool> PollUntil(Deadline deadline, const Ask& ask) {
   }
 }
 
-/// The same, where the deadline is an error: kUnavailable, naming `what` was attempted.
+/// Calls `ask()` until it returns true or an error. kUnavailable: the deadline passed; the message
+/// states `what` was attempted.
 template <typename Ask>
 Result<void> Await(const Ask& ask, const char* what, Deadline deadline) {
   CAIRN_TRY_ASSIGN(const bool done, PollUntil(deadline, ask));
   if (done) return {};
   return Fail(ErrorCode::kUnavailable,
               std::string(what) + ": the deadline passed; a rank is late, hangs or has died, or " +
-                  "ranks call different things");
+                  "the ranks made different calls");
 }
 
 }  // namespace cairn::cuda::internal

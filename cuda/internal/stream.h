@@ -1,5 +1,5 @@
 #pragma once
-/// Streams and events that clean up after themselves.
+/// Owners of CUDA streams and events.
 
 #include <cuda_runtime_api.h>
 
@@ -9,18 +9,18 @@
 
 namespace cairn::cuda::internal {
 
-/// A point in a stream's work. Takes no times, so that recording it costs little.
-/// Ownership: move-only. Threads: as the CUDA runtime's events, any.
+/// A point in the work of a stream. Does not measure time, so that recording it is cheap.
+/// Ownership: move-only. Threads: all const members are safe.
 class Event {
  public:
   Event() = default;
-  /// Of the current device.
+  /// Creates an event of the current device.
   static Result<Event> Make() {
     Event event;
-    // Who waits sleeps: cores are for digests and files, not for spinning.
+    // Waits sleep instead of spinning: the cores are needed for digests and files.
     CAIRN_TRY(Check(
         cudaEventCreateWithFlags(&event.event_, cudaEventDisableTiming | cudaEventBlockingSync),
-        "making an event"));
+        "creating an event"));
     return event;
   }
   Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
@@ -34,20 +34,20 @@ class Event {
 
   cudaEvent_t get() const { return event_; }
 
-  /// The point after all that `stream` holds now.
+  /// Sets the event to the point after all work that `stream` contains now.
   Result<void> Record(cudaStream_t stream) const {
     return Check(cudaEventRecord(event_, stream), "recording an event");
   }
-  /// Waits, on the host, until the point has been passed.
+  /// Blocks the calling thread until the point has passed.
   Result<void> Wait() const { return Check(cudaEventSynchronize(event_), "waiting for the GPU"); }
-  /// True once the point has been passed.
+  /// Returns true if the point has passed.
   Result<bool> Passed() const {
     const cudaError_t status = cudaEventQuery(event_);
     if (status == cudaErrorNotReady) {
       (void)cudaGetLastError();
       return false;
     }
-    CAIRN_TRY(Check(status, "asking the GPU how far it is"));
+    CAIRN_TRY(Check(status, "querying the progress of the GPU"));
     return true;
   }
 
@@ -55,19 +55,21 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-/// A stream of our own, which waits for no other stream unless it is told to.
-/// Ownership: move-only; the destructor waits for the work that the stream still holds.
+/// A stream that does not wait for other streams implicitly.
+/// Ownership: move-only; the destructor waits for the work that the stream still contains.
 class Stream {
  public:
   Stream() = default;
-  /// Of the current device. Its work gives way to that of streams of higher priority.
+  /// Creates a stream of the current device, with the lowest priority: the work of streams with a
+  /// higher priority runs first.
   static Result<Stream> Make() {
     int least = 0;
     int greatest = 0;
-    CAIRN_TRY(Check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for priorities"));
+    CAIRN_TRY(
+        Check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "querying stream priorities"));
     Stream stream;
     CAIRN_TRY(Check(cudaStreamCreateWithPriority(&stream.stream_, cudaStreamNonBlocking, least),
-                    "making a stream"));
+                    "creating a stream"));
     return stream;
   }
   Stream(Stream&& other) noexcept : stream_(std::exchange(other.stream_, nullptr)) {}
@@ -83,13 +85,14 @@ class Stream {
 
   cudaStream_t get() const { return stream_; }
 
-  /// What comes from here on runs after `event`.
+  /// Makes work that is enqueued from now on run after `event`. Does not block.
   Result<void> WaitFor(const Event& event) const {
     return Check(cudaStreamWaitEvent(stream_, event.get(), 0), "making a stream wait");
   }
-  /// Waits, on the host, for all that the stream holds; asleep, where an event can be had.
+  /// Blocks the calling thread until all work of the stream is done. Sleeps if an event can be
+  /// created, and spins otherwise.
   Result<void> Synchronize() const {
-    // Where the event fails, too, the stream itself says whether it has ended.
+    // If the event failed, the stream itself still reports whether it has finished.
     if (const auto now = Event::Make(); now && now->Record(stream_) && now->Wait()) return {};
     return Check(cudaStreamSynchronize(stream_), "waiting for the GPU");
   }

@@ -1,4 +1,4 @@
-// Joining dimensions, from the bytes of one element outwards.
+// Joins dimensions, from the bytes of one element outwards.
 
 #include "cuda/internal/strided_shape.h"
 
@@ -17,7 +17,7 @@ struct Dim {
   uint64_t step_bytes = 0;
 };
 
-// Innermost first; the bytes of an element are the first dimension.
+// Returns the joined dimensions, innermost first. The bytes of an element are the first dimension.
 std::vector<Dim> JoinedDims(const core::TensorView& view, uint64_t element_bytes) {
   const std::vector<uint64_t> strides =
       view.strides.empty() ? core::RowMajorStrides(view.shape) : view.strides;
@@ -41,11 +41,11 @@ Result<StridedShape> ShapeForCopy(const core::TensorView& view, uint64_t alignme
   const std::vector<Dim> dims = JoinedDims(view, schema::ElementBytes(view.dtype));
   if (dims.size() > StridedShape::kMaxDims) {
     return Fail(ErrorCode::kUnimplemented,
-                fmt::format("a strided tensor of {} dimensions on a GPU, more than {} of which do "
-                            "not lie one behind another; make it contiguous first",
+                fmt::format("a strided tensor of {} dimensions on a GPU, more than {} of which "
+                            "are not contiguous with each other; make it contiguous first",
                             view.shape.size(), int{StridedShape::kMaxDims}));
   }
-  // The lowest bit set in any of them is the widest unit that divides all.
+  // The lowest bit that is set in any of them is the widest unit that divides all.
   uint64_t all = kMaxUnitBytes | alignment | dims.front().size |
                  static_cast<uint64_t>(reinterpret_cast<uintptr_t>(view.data));
   for (size_t d = 1; d < dims.size(); ++d) all |= dims[d].step_bytes;

@@ -1,5 +1,6 @@
 #pragma once
-/// A strided tensor as the copy kernels want it: few dimensions, wide units.
+/// Conversion of a strided tensor to the form that the copy kernels use: few dimensions, wide
+/// units.
 
 #include <cstdint>
 
@@ -9,11 +10,11 @@
 
 namespace cairn::cuda::internal {
 
-/// Dimensions that lie one behind another become one, those of size 1 go, and the innermost run is
-/// counted in the widest units (at most 16 bytes) that it, all strides, the address of the tensor
-/// and `alignment` allow. `alignment`: all that is copied begins and ends on multiples of it, in
-/// the row-major form and in the packed memory; 0 for no limit. kUnimplemented: more than
-/// StridedShape::kMaxDims dimensions are left.
+/// Joins dimensions that are contiguous with each other, drops those of size 1, and counts the
+/// innermost dimension in the widest units (at most 16 bytes) that its length, all strides, the
+/// address of the tensor and `alignment` allow. `alignment`: a value that all begins and ends of
+/// what is copied are multiples of, both in the row-major form and in the packed memory; 0 for no
+/// limit. kUnimplemented: more than StridedShape::kMaxDims dimensions remain.
 Result<StridedShape> ShapeForCopy(const core::TensorView& view, uint64_t alignment);
 
 }  // namespace cairn::cuda::internal

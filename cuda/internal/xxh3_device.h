@@ -1,6 +1,6 @@
 #pragma once
-/// XXH3-64 with seed 0 and the default secret, for device code: the parts that a warp needs to
-/// digest a page, and whole short inputs. Only for .cu files.
+/// XXH3-64 with seed 0 and the default secret, for device code: the operations with which a
+/// warp digests pages, and the complete hash of short inputs. Only for .cu files.
 ///
 /// Source: the XXH3 specification, https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md,
 /// and the secret of xxhash.h 0.8.
@@ -72,7 +72,8 @@ __device__ __forceinline__ uint64_t Avalanche64(uint64_t hash) {
 __device__ __forceinline__ uint64_t Mix16(const unsigned char* bytes, int secret) {
   return MultiplyFold(Load64(bytes) ^ Secret64(secret), Load64(bytes + 8) ^ Secret64(secret + 8));
 }
-/// What 8 bytes add to their own accumulator; they are added to the neighbour's as they are.
+/// Returns what 8 bytes add to their accumulator. The bytes themselves are added to the
+/// neighbouring accumulator.
 __device__ __forceinline__ uint64_t Product(uint64_t value, uint64_t key) {
   const uint64_t keyed = value ^ key;
   return static_cast<uint64_t>(static_cast<uint32_t>(keyed)) * (keyed >> 32);
@@ -81,7 +82,7 @@ __device__ __forceinline__ uint64_t Scramble(uint64_t sum, uint64_t key) {
   return (sum ^ sum >> 47 ^ key) * kPrime32A;
 }
 
-/// 1 to 240 bytes, by one thread.
+/// Returns the hash of 1 to 240 bytes, computed by one thread.
 __device__ inline uint64_t HashShort(const unsigned char* data, uint64_t length) {
   if (length <= 3) {
     const uint64_t first = data[0];

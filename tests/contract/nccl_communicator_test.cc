@@ -352,7 +352,7 @@ TEST(NcclCommunicatorTest, WhatNcclReportsInTheBackgroundEndsACallBeforeItsDeadl
       CAIRN_EXPECT_OK(handle->CheckHealth("testing"));
       simulated_nccl::SetAsyncError(handle->get(), ncclRemoteError);
       EXPECT_THAT(handle->CheckHealth("testing"),
-                  IsError(ErrorCode::kUnavailable, "testing: NCCL says remote process exited"));
+                  IsError(ErrorCode::kUnavailable, "testing: NCCL reports remote process exited"));
       EXPECT_THAT(handle->Drain(ncclInProgress, "testing", deadline),
                   IsError(ErrorCode::kUnavailable, "an error that a test asked for"));
     });
@@ -408,7 +408,8 @@ TEST(ConnectNcclTest, OneRanksFailureIsEveryRanks) {
   auto options = OptionsOf(3, kAmple);
   options[1].device = 3;
   for (const auto& result : ConnectAll(options)) {
-    EXPECT_THAT(result, IsError(ErrorCode::kInvalidArgument, "rank 1: device 3 is none of the 3"));
+    EXPECT_THAT(result, IsError(ErrorCode::kInvalidArgument,
+                                "rank 1: there is no device 3; this process sees 3"));
   }
   options = OptionsOf(3, kAmple);
   options[2].buffer_bytes = 1 << 21;
@@ -475,7 +476,8 @@ TEST(NcclLibraryDeathTest, WithoutOneTheErrorSaysWhatToInstall) {
         ::setenv("CAIRN_NCCL_LIBRARY", "/nowhere/libnccl.so.2", 1);
         FindInThisProcess();
       },
-      ::testing::ExitedWithCode(1), "CAIRN_NCCL_LIBRARY names no library.*install NCCL 2.18.1");
+      ::testing::ExitedWithCode(1),
+      "the library named by CAIRN_NCCL_LIBRARY cannot be opened.*install NCCL 2.18.1");
 }
 
 TEST(NcclLibraryDeathTest, AnOldOneIsNamed) {

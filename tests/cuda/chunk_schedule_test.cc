@@ -48,8 +48,8 @@ struct RandomExchange {
     for (auto& row : lengths) {
       for (uint64_t& length : row) {
         if (random.Chance(0.3)) continue;
-        length = random.Chance(0.3) ? layout.piece_bytes * random.Between(1, 4)
-                                    : random.Between(1, 5 * layout.piece_bytes);
+        length = random.Chance(0.3) ? layout.slice_bytes * random.Between(1, 4)
+                                    : random.Between(1, 5 * layout.slice_bytes);
       }
     }
   }
@@ -69,26 +69,26 @@ TEST(ChunkScheduleTest, BuffersAreNeverLargerThanWhatIsGiven) {
     const uint64_t buffer_bytes =
         random.Between(ChunkLayout::MinBufferBytes(), random.Chance(0.5) ? 1 << 16 : 1 << 30);
     const ChunkLayout layout = ChunkLayout::Of(world_size, buffer_bytes);
-    EXPECT_GE(layout.peers_a_round, 1);
-    EXPECT_LE(layout.peers_a_round, std::max(world_size - 1, 1));
-    EXPECT_GE(layout.piece_bytes, ChunkLayout::kAlignmentBytes);
-    EXPECT_EQ(layout.piece_bytes % ChunkLayout::kAlignmentBytes, 0u);
+    EXPECT_GE(layout.peers_per_round, 1);
+    EXPECT_LE(layout.peers_per_round, std::max(world_size - 1, 1));
+    EXPECT_GE(layout.slice_bytes, ChunkLayout::kAlignmentBytes);
+    EXPECT_EQ(layout.slice_bytes % ChunkLayout::kAlignmentBytes, 0u);
     EXPECT_LE(ChunkLayout::kHalves * layout.half_bytes(), buffer_bytes);
     // Little enough of it lies idle.
     EXPECT_GT(
         ChunkLayout::kHalves *
-            (layout.half_bytes() + layout.slots_a_half() * ChunkLayout::kAlignmentBytes),
-        buffer_bytes - 2 * ChunkLayout::kHalves * static_cast<uint64_t>(layout.peers_a_round));
+            (layout.half_bytes() + layout.slots_per_half() * ChunkLayout::kAlignmentBytes),
+        buffer_bytes - 2 * ChunkLayout::kHalves * static_cast<uint64_t>(layout.peers_per_round));
   }
 }
 
-TEST(ChunkScheduleTest, LargeWorldsHaveFewPeersARoundAndSmallOnesLargePieces) {
+TEST(ChunkScheduleTest, LargeWorldsHaveFewPeersPerRoundAndSmallOnesLargeSlices) {
   const ChunkLayout large = ChunkLayout::Of(1024, 64 << 20);
-  EXPECT_EQ(large.peers_a_round, 16);
-  EXPECT_EQ(large.piece_bytes, 1u << 20);
+  EXPECT_EQ(large.peers_per_round, 16);
+  EXPECT_EQ(large.slice_bytes, 1u << 20);
   const ChunkLayout small = ChunkLayout::Of(2, 64 << 20);
-  EXPECT_EQ(small.peers_a_round, 1);
-  EXPECT_EQ(small.piece_bytes, 16u << 20);
+  EXPECT_EQ(small.peers_per_round, 1);
+  EXPECT_EQ(small.slice_bytes, 16u << 20);
 }
 
 TEST(ChunkScheduleTest, EveryByteGoesOnceInOrder) {
@@ -97,12 +97,12 @@ TEST(ChunkScheduleTest, EveryByteGoesOnceInOrder) {
     const RandomExchange exchange(random);
     for (size_t rank = 0; rank < exchange.world_size; ++rank) {
       std::vector<uint64_t> sent(exchange.world_size), received(exchange.world_size);
-      const auto take = [](const std::vector<Piece>& pieces, std::vector<uint64_t>& done) {
-        for (const Piece& piece : pieces) {
-          uint64_t& end = done[static_cast<size_t>(piece.peer)];
-          ASSERT_EQ(piece.offset_bytes, end);
-          ASSERT_GT(piece.length_bytes, 0u);
-          end += piece.length_bytes;
+      const auto take = [](const std::vector<PeerSlice>& slices, std::vector<uint64_t>& done) {
+        for (const PeerSlice& slice : slices) {
+          uint64_t& end = done[static_cast<size_t>(slice.peer)];
+          ASSERT_EQ(slice.offset_bytes, end);
+          ASSERT_GT(slice.length_bytes, 0u);
+          end += slice.length_bytes;
         }
       };
       for (const Round& round : RoundsOf(exchange.layout, exchange.lengths, rank)) {
@@ -124,11 +124,11 @@ TEST(ChunkScheduleTest, ARoundFitsIntoItsSlots) {
     for (const auto& rounds : RoundsOfAll(exchange.layout, exchange.lengths)) {
       for (const Round& round : rounds) {
         std::set<uint64_t> slots;
-        for (const auto& pieces : {round.sends, round.receives}) {
-          for (const Piece& piece : pieces) {
-            EXPECT_LT(piece.slot, exchange.layout.slots_a_half());
-            EXPECT_LE(piece.length_bytes, exchange.layout.piece_bytes);
-            EXPECT_TRUE(slots.insert(piece.slot).second) << "a slot twice in a round";
+        for (const auto& slices : {round.sends, round.receives}) {
+          for (const PeerSlice& slice : slices) {
+            EXPECT_LT(slice.slot, exchange.layout.slots_per_half());
+            EXPECT_LE(slice.length_bytes, exchange.layout.slice_bytes);
+            EXPECT_TRUE(slots.insert(slice.slot).second) << "a slot twice in a round";
           }
         }
         EXPECT_FALSE(slots.empty()) << "a round of nothing";
@@ -137,31 +137,31 @@ TEST(ChunkScheduleTest, ARoundFitsIntoItsSlots) {
   }
 }
 
-/// Plays the rounds as NCCL would, each as one group: a rank's round ends once every piece of it
+/// Plays the rounds as NCCL would, each as one group: a rank's round ends once every slice of it
 /// has met its peer, who must be in a round that has it too. False if ranks wait in a circle.
 bool PlayToTheEnd(const std::vector<std::vector<Round>>& all) {
   std::vector<size_t> at(all.size());
-  // Pieces that are on offer: by sender, receiver and offset, the length.
+  // Slices that are on offer: by sender, receiver and offset, the length.
   const auto meets = [&](size_t rank, const Round& round) {
-    const auto has = [](const std::vector<Piece>& pieces, int peer, const Piece& piece) {
-      return std::ranges::any_of(pieces, [&](const Piece& other) {
-        return other.peer == peer && other.offset_bytes == piece.offset_bytes &&
-               other.length_bytes == piece.length_bytes;
+    const auto has = [](const std::vector<PeerSlice>& slices, int peer, const PeerSlice& slice) {
+      return std::ranges::any_of(slices, [&](const PeerSlice& other) {
+        return other.peer == peer && other.offset_bytes == slice.offset_bytes &&
+               other.length_bytes == slice.length_bytes;
       });
     };
     // A peer that is past the round has met it before; one that is not there yet is waited for.
-    const auto met = [&](const Piece& piece, bool sends) {
-      const auto& theirs = all[static_cast<size_t>(piece.peer)];
+    const auto met = [&](const PeerSlice& slice, bool sends) {
+      const auto& theirs = all[static_cast<size_t>(slice.peer)];
       for (size_t i = 0; i < theirs.size(); ++i) {
         const Round& other = theirs[i];
-        if (has(sends ? other.receives : other.sends, static_cast<int>(rank), piece)) {
-          return i <= at[static_cast<size_t>(piece.peer)];
+        if (has(sends ? other.receives : other.sends, static_cast<int>(rank), slice)) {
+          return i <= at[static_cast<size_t>(slice.peer)];
         }
       }
       return false;
     };
-    return std::ranges::all_of(round.sends, [&](const Piece& p) { return met(p, true); }) &&
-           std::ranges::all_of(round.receives, [&](const Piece& p) { return met(p, false); });
+    return std::ranges::all_of(round.sends, [&](const PeerSlice& p) { return met(p, true); }) &&
+           std::ranges::all_of(round.receives, [&](const PeerSlice& p) { return met(p, false); });
   };
   for (bool moved = true; moved;) {
     moved = false;
@@ -187,11 +187,11 @@ TEST(ChunkScheduleTest, SendersAndReceiversCutAlikeAndNeverWaitInACircle) {
 
 TEST(ChunkScheduleTest, ThePlayFindsRanksThatWaitInACircle) {
   // Each receives from the other before it sends.
-  const Piece piece{.peer = 1, .offset_bytes = 0, .length_bytes = 1, .slot = 0};
-  Piece back = piece;
+  const PeerSlice slice{.peer = 1, .offset_bytes = 0, .length_bytes = 1, .slot = 0};
+  PeerSlice back = slice;
   back.peer = 0;
-  const std::vector<Round> first = {{.sends = {}, .receives = {piece}},
-                                    {.sends = {piece}, .receives = {}}};
+  const std::vector<Round> first = {{.sends = {}, .receives = {slice}},
+                                    {.sends = {slice}, .receives = {}}};
   const std::vector<Round> second = {{.sends = {}, .receives = {back}},
                                      {.sends = {back}, .receives = {}}};
   EXPECT_FALSE(PlayToTheEnd({first, second}));

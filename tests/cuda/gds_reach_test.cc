@@ -72,7 +72,7 @@ TEST_F(GdsReachTest, LocalFileSystemsAreAsTheirDisks) {
     }
   }
   EXPECT_EQ(Flags(kExt4, 3).error().message,
-            "cuFile reaches NVMe disks and some SCSI ones, not vda");
+            "cuFile supports NVMe disks and some SCSI disks, not vda");
 }
 
 TEST_F(GdsReachTest, ArraysAreAsTheirDisksIfTheyAreStriped) {

@@ -61,7 +61,7 @@ MAY_INCLUDE = {
 WITHOUT_HEADER = {
     "bench/micro_bench.cc", "bench/regression/main.cc", "tools/dump/main.cc",
     "tools/admin/main.cc", "tools/bench/main.cc", "python/src/module.cc",
-    "cuda/nccl_absent.cc", "tools/bench/gpu_without_cuda.cc",
+    "cuda/nccl_communicator_absent.cc", "tools/bench/gpu_without_cuda.cc",
 }
 
 

@@ -1,4 +1,4 @@
-// Builds that did not find nccl.h.
+// The functions of cuda/nccl_communicator.h in builds without nccl.h.
 
 #include "core/ranks/status_agreement.h"
 #include "cuda/nccl_communicator.h"
@@ -8,15 +8,15 @@ namespace {
 
 std::unexpected<Error> Absent() {
   return Fail(ErrorCode::kUnimplemented,
-              "this build has no NCCL communicator, as nccl.h was not found when it was made; "
-              "install NCCL's header or name its directory in CAIRN_NCCL_INCLUDE_DIR");
+              "this build has no NCCL communicator because nccl.h was not found; install NCCL's "
+              "header or set CAIRN_NCCL_INCLUDE_DIR to its directory");
 }
 
 }  // namespace
 
 Result<std::unique_ptr<core::Communicator>> ConnectNccl(core::Communicator& host,
                                                         const NcclOptions&) {
-  // The others may be of a build that has it, and wait for this rank's word.
+  // Other ranks may use a build with NCCL, and wait for the status of this rank.
   CAIRN_TRY(core::AgreeOnStatus(host, Absent()));
   return Absent();
 }
