@@ -82,12 +82,8 @@ class Requests:
         fqn: str,
         offsets: tuple[int, ...] | None,
         sizes: tuple[int, ...],
-        dtype: int,
-        strides: tuple[int, ...],
-        address: int,
-        device: int,
+        target: tuple[int, tuple[int, ...], int, int],
     ) -> None: ...
-
     def devices(self) -> list[int]: ...
     def whole_fqns(self) -> list[str]: ...
     def set_holders(self, fqn: str, mesh: Mesh) -> None: ...
@@ -96,7 +92,7 @@ class LoadPlan:
     def __init__(self, contents: Contents, state: Any, patterns: list[str]) -> None: ...
     def missing(self) -> tuple[str, ...]: ...
     def unexpected(self) -> tuple[str, ...]: ...
-    def request_plain(self) -> list[tuple[int, int]]: ...
+    def request_contiguous(self) -> list[tuple[int, int]]: ...
     def request(
         self, leaf: int, strides: tuple[int, ...], address: int, device: int
     ) -> bool: ...
@@ -141,6 +137,7 @@ class Mapped:
 class Communicator:
     def __init__(
         self,
+        *,
         rank: int,
         world_size: int,
         rendezvous: str,
@@ -191,6 +188,7 @@ class Store:
         self,
         step: int,
         batch: Batch,
+        *,
         overwrite: bool,
         incremental: bool,
         base_step: int | None,
@@ -202,6 +200,7 @@ class Store:
         self,
         step: int,
         batch: Batch,
+        *,
         overwrite: bool,
         incremental: bool,
         base_step: int | None,
@@ -234,7 +233,12 @@ class StepPart:
     def open_session(self, step: int, world_size: int) -> tuple[int, int, str, str]: ...
     def steps(self) -> list[int]: ...
     def begin(
-        self, ticket: tuple[int, int, str, str], rank: int, overwrite: bool, chunk_bytes: int | None
+        self,
+        ticket: tuple[int, int, str, str],
+        rank: int,
+        *,
+        overwrite: bool,
+        chunk_bytes: int | None,
     ) -> None: ...
     def add(
         self,

@@ -1,13 +1,13 @@
 #pragma once
-/// No garbage collection while many objects are made that will all live.
+/// A pause of garbage collection while many objects are created that all stay alive.
 
 #include <Python.h>
 
 namespace cairn::python {
 
-/// Keeps Python's cyclic collector from running while it lives: it would look at all objects again
-/// each time some hundreds were made. Requires the GIL at both ends. Does nothing if the collector
-/// is off.
+/// Turns Python's cyclic collector off during its lifetime: the collector would visit all objects
+/// again after every few hundred new ones. Does nothing if the collector is off already. Requires
+/// the GIL in the constructor and the destructor.
 class CollectionPause {
  public:
   CollectionPause() : was_on_(PyGC_Disable() != 0) {}

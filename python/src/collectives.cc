@@ -1,4 +1,4 @@
-// The state-dict collectives, with results as torch tensors.
+// State-dict collectives with results as torch tensors.
 
 #include "python/src/collectives.h"
 
@@ -25,7 +25,7 @@ nb::object ToPyBytes(const Shared& owner, const core::TensorView& view, uint64_t
   return nb::cast(Bytes(data, {length_bytes}, keep));
 }
 
-// The tensors of `result` for which `wanted` holds, by leaf.
+// Returns the tensors of `result` whose entry of `wanted` (by leaf) is true; all if it is empty.
 nb::list ToPyTensors(core::HostState result, const std::vector<bool>& wanted) {
   const Shared owner = std::make_shared<const core::HostState>(std::move(result));
   const core::StateDict& state = owner->state();
@@ -42,7 +42,7 @@ nb::list ToPyTensors(core::HostState result, const std::vector<bool>& wanted) {
   return tensors;
 }
 
-// The leaves of a target that are given memory by the call.
+// Returns by leaf whether the call allocates memory for it.
 std::vector<bool> LeavesWithoutMemory(const core::StateDict& target) {
   std::vector<bool> result;
   for (const core::Node& node : target.tree.nodes) {
@@ -62,10 +62,10 @@ std::vector<bool> LeavesWithoutMemory(const core::StateDict& target) {
 }  // namespace
 
 nb::list GatherShards(CommunicatorBinding& communicator, const Batch& state, nb::handle ranks_only,
-                      nb::list targets, const DeviceWay& way) {
+                      nb::list targets, const DeviceTransfer& transfer) {
   core::GatherOptions options;
   options.cpu_offload = true;
-  options.streams = way.streams;
+  options.streams = transfer.streams;
   for (const nb::handle item : targets) {
     const auto fields = nb::cast<nb::tuple>(item);
     options.targets[FromPyText(nb::cast<nb::str>(fields[0]))] = {
@@ -79,7 +79,8 @@ nb::list GatherShards(CommunicatorBinding& communicator, const Batch& state, nb:
     options.ranks_only.push_back(static_cast<int>(rank));
   }
   auto gathered = communicator.Use([&](core::Communicator& ranks) -> Result<core::HostState> {
-    CAIRN_TRY_ASSIGN(options.tensor_communicator, communicator.CarrierOf(way.by_nccl));
+    CAIRN_TRY_ASSIGN(options.tensor_communicator,
+                     communicator.TensorCommunicator(transfer.by_nccl));
     return core::GatherStateDict(state.state, ranks, options);
   });
   std::vector<bool> wanted;
@@ -90,12 +91,13 @@ nb::list GatherShards(CommunicatorBinding& communicator, const Batch& state, nb:
 }
 
 nb::list BroadcastToShards(CommunicatorBinding& communicator, const Batch& full, Batch& target,
-                           const DeviceWay& way) {
+                           const DeviceTransfer& transfer) {
   const std::vector<bool> wanted = LeavesWithoutMemory(target.state);
   core::BroadcastOptions options;
-  options.streams = way.streams;
+  options.streams = transfer.streams;
   auto result = communicator.Use([&](core::Communicator& ranks) -> Result<core::HostState> {
-    CAIRN_TRY_ASSIGN(options.tensor_communicator, communicator.CarrierOf(way.by_nccl));
+    CAIRN_TRY_ASSIGN(options.tensor_communicator,
+                     communicator.TensorCommunicator(transfer.by_nccl));
     return core::BroadcastStateDict(full.state, core::StateTarget(target.state), ranks, options);
   });
   return ToPyTensors(Unwrap(std::move(result)), wanted);

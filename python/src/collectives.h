@@ -1,9 +1,10 @@
 #pragma once
-/// State dicts that pass between shards on each rank and whole tensors, for cairn/state_dict/.
+/// Conversion of state dicts between shards and complete tensors, for cairn/state_dict/.
 ///
-/// Errors are those of core/collectives/state_dict_collectives.h. What is returned is a list of (FQN, dtype
-/// code, shape, bytes), bytes a torch tensor of uint8 over memory that it keeps alive; None for
-/// tensors without elements. Memory of one call is one region, freed with the last tensor in it.
+/// Functions raise the errors of core/collectives/state_dict_collectives.h. They return a list of
+/// (FQN, dtype code, shape, bytes), where the bytes are a torch tensor of uint8 over memory that it
+/// keeps alive, or None for tensors without elements. The memory of one call is one region, which
+/// is freed with the last tensor in it. All require the GIL.
 
 #include <nanobind/nanobind.h>
 
@@ -16,18 +17,22 @@ namespace cairn::python {
 
 namespace nb = nanobind;
 
-/// Every sharded tensor of `state`, whole, on the ranks of `ranks_only` (all if there are none).
-/// Those of `targets`, (FQN, dtype code, shape, strides, address, device) each, go there and are
-/// not returned; all others go to host memory. Collective.
+/// Returns every sharded tensor of `state` as a complete tensor, on the ranks of `ranks_only` (on
+/// all ranks if it is empty). Tensors of `targets`, tuples (FQN, dtype code, shape, strides,
+/// address, device), are written to that memory and not returned; all others are in host memory.
+/// Collective.
 nb::list GatherShards(CommunicatorBinding& communicator, const Batch& state, nb::handle ranks_only,
-                      nb::list targets, const DeviceWay& way);
+                      nb::list targets, const DeviceTransfer& transfer);
 
-/// Rank 0's `full` tensors into what `target` says: shards are filled in their memory, or, where
-/// they have none, returned, as are whole tensors for leaves that are plain values. Collective.
+/// Distributes rank 0's tensors `full` to `target`: shards are written to their memory. Shards
+/// without memory, and complete tensors for leaves of `target` that are plain values, are returned.
+/// Collective.
 nb::list BroadcastToShards(CommunicatorBinding& communicator, const Batch& full, Batch& target,
-                           const DeviceWay& way);
+                           const DeviceTransfer& transfer);
 
-/// The same from tensors that every rank has; not collective.
+/// Distributes the tensors `full`, which every rank has, to `target`: shards are written to their
+/// memory. Shards without memory, and complete tensors for leaves of `target` that are plain
+/// values, are returned. Not collective.
 nb::list DistributeToShards(const Batch& full, Batch& target, uint32_t rank,
                             std::vector<core::DeviceStream> streams);
 

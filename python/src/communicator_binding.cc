@@ -1,4 +1,4 @@
-// Gloo's communicator, and NCCL's beside it, below a lock; and byte strings in and out of it.
+// Calls on a watched thread, and the end of Gloo's and NCCL's communicators.
 
 #include "python/src/communicator_binding.h"
 
@@ -16,6 +16,7 @@
 #include "core/ranks/gather_v.h"
 #include "core/ranks/gloo_communicator.h"
 #include "core/ranks/local_communicator.h"
+#include "python/src/keyword_arguments.h"
 
 #ifdef CAIRN_HAS_CUDA
 #include "cuda/nccl_communicator.h"
@@ -24,15 +25,7 @@
 namespace cairn::python {
 namespace {
 
-std::chrono::milliseconds ToMilliseconds(double seconds) {
-  // A month is for ever here, and far from overflowing a clock.
-  constexpr double kMost = 30.0 * 24 * 3600;
-  if (!(seconds > 0)) ThrowInvalid("a timeout is a number of seconds above 0");
-  return std::chrono::milliseconds(
-      std::max<int64_t>(1, static_cast<int64_t>(std::min(seconds, kMost) * 1000)));
-}
-
-/// A thread that takes none of the program's signals.
+/// Starts a thread that blocks all signals, so that other threads handle those of the program.
 std::thread StartWithoutSignals(std::packaged_task<void()> task) {
   sigset_t all, old;
   sigfillset(&all);
@@ -50,17 +43,8 @@ std::thread StartWithoutSignals(std::packaged_task<void()> task) {
 
 }  // namespace
 
-CommunicatorBinding::CommunicatorBinding(int rank, int world_size, const std::string& rendezvous,
-                                         const std::string& run_id, const std::string& interface,
-                                         double connect_timeout, double timeout)
-    : rank_(rank), world_size_(world_size) {
-  const core::GlooOptions options{.rank = rank,
-                                  .world_size = world_size,
-                                  .rendezvous = rendezvous,
-                                  .run_id = run_id,
-                                  .interface = interface,
-                                  .connect_timeout = ToMilliseconds(connect_timeout),
-                                  .timeout = ToMilliseconds(timeout)};
+CommunicatorBinding::CommunicatorBinding(const core::GlooOptions& options)
+    : rank_(options.rank), world_size_(options.world_size) {
   auto connected = [&] {
     nb::gil_scoped_release no_gil;
     return core::ConnectGloo(options);
@@ -72,16 +56,16 @@ CommunicatorBinding::CommunicatorBinding()
     : communicator_(std::make_unique<core::LocalCommunicator>()) {}
 
 CommunicatorBinding::~CommunicatorBinding() {
-  // Sockets and threads are the parent's; the object is left as it is.
+  // Sockets and threads belong to the parent; the objects are leaked.
   if (!process_.is_same_process()) {
     (void)tensors_.release();
     (void)communicator_.release();
     return;
   }
   const nb::gil_scoped_release no_gil;
-  if (stop_) stop_->Request("closed");  // as in DisconnectDevices
-  communicator_.reset();                // tells the others
-  GiveBack(std::move(tensors_));
+  if (stop_) stop_->Request("closed");  // do not wait for peers, as in DisconnectDevices
+  communicator_.reset();                // the other ranks notice
+  Release(std::move(tensors_));
 }
 
 void CommunicatorBinding::ConnectDevices([[maybe_unused]] int device,
@@ -91,15 +75,15 @@ void CommunicatorBinding::ConnectDevices([[maybe_unused]] int device,
     const std::lock_guard alive(life_mutex_);
     stop_ = std::make_shared<cuda::NcclStop>();
   }
-  // Passed by what lies in host memory alone, which is not much.
+  // Only ranges in host memory pass through the buffers, and they are small.
   constexpr uint64_t kBufferBytes = 16 << 20;
-  const std::chrono::milliseconds to_connect = ToMilliseconds(connect_timeout);
+  const std::chrono::milliseconds to_connect = ToTimeout(connect_timeout);
   Unwrap(Use([&](core::Communicator& ranks) -> Result<void> {
     CAIRN_TRY_ASSIGN(auto connected, cuda::ConnectNccl(ranks, {.device = device,
                                                                .timeout = ranks.timeout(),
                                                                .connect_timeout = to_connect,
                                                                .buffer_bytes = kBufferBytes,
-                                                               // Queues have waited for them.
+                                                               // Device queues wait for streams.
                                                                .follows_no_stream = true,
                                                                .stop = stop_}));
     const std::lock_guard alive(life_mutex_);
@@ -118,25 +102,26 @@ void CommunicatorBinding::DisconnectDevices() {
   {
     const std::lock_guard one_call(mutex_);
     const std::lock_guard alive(life_mutex_);
-    // No wait for NCCL's peers: each call has ended with a word from all of them.
+    // Does not wait for peers: every call has ended with a message from all of them.
     if (stop_) stop_->Request("closed");
     tensors = std::move(tensors_);
   }
-  GiveBack(std::move(tensors));
+  Release(std::move(tensors));
 }
 
-Result<core::Communicator*> CommunicatorBinding::CarrierOf(bool by_nccl) const {
+Result<core::Communicator*> CommunicatorBinding::TensorCommunicator(bool by_nccl) const {
   if (!by_nccl) return nullptr;
   if (tensors_ != nullptr) return tensors_.get();
-  return Fail(ErrorCode::kFailedPrecondition,
-              "tensors were to go over NCCL, which this rank has given back: open the store again "
-              "on all ranks");
+  return Fail(
+      ErrorCode::kFailedPrecondition,
+      "cannot send tensors over NCCL, which this rank has released: open the store again on "
+      "all ranks");
 }
 
 nb::list CommunicatorBinding::AllGather(nb::bytes mine) {
   const core::ByteView bytes(reinterpret_cast<const std::byte*>(mine.c_str()), mine.size());
-  auto gathered = Use(
-      [&](core::Communicator& communicator) { return core::AllGatherV(communicator, bytes); });
+  auto gathered =
+      Use([&](core::Communicator& communicator) { return core::AllGatherV(communicator, bytes); });
   nb::list result;
   for (const core::ByteVector& part : Unwrap(std::move(gathered))) {
     result.append(nb::bytes(part.data(), part.size()));
@@ -151,29 +136,29 @@ void CommunicatorBinding::Leave() {
 }
 
 void CommunicatorBinding::LeaveWithoutGil() {
-  Interrupt("this rank has left the others");
+  Interrupt("this rank has left the communicator");
   std::unique_ptr<core::Communicator> tensors;
   {
     const std::lock_guard one_call(mutex_);
     const std::lock_guard alive(life_mutex_);
-    communicator_.reset();  // tells the others, whatever NCCL's end takes
+    communicator_.reset();  // the other ranks notice, however long NCCL's end takes
     tensors = std::move(tensors_);
   }
-  GiveBack(std::move(tensors));
+  Release(std::move(tensors));
 }
 
-void CommunicatorBinding::GiveBack(std::unique_ptr<core::Communicator> tensors) {
+void CommunicatorBinding::Release(std::unique_ptr<core::Communicator> tensors) {
   if (tensors == nullptr) return;
-  // Of a device that is not busy it takes no longer.
-  constexpr auto kPatience = std::chrono::seconds(1);
+  // Enough for a device that is not busy.
+  constexpr auto kLongestWait = std::chrono::seconds(1);
   std::packaged_task<void()> task([gone = std::move(tensors)]() mutable { gone.reset(); });
   std::future<void> ended = task.get_future();
   try {
     StartWithoutSignals(std::move(task)).detach();
   } catch (const std::system_error&) {
-    return;  // no threads left: freed by the task's own end
+    return;  // no thread can be created: the destructor of the task frees it
   }
-  (void)ended.wait_for(kPatience);
+  (void)ended.wait_for(kLongestWait);
 }
 
 void CommunicatorBinding::Interrupt(const char* why) {
@@ -185,7 +170,7 @@ void CommunicatorBinding::Interrupt(const char* why) {
 void CommunicatorBinding::WatchRanks() {
   const std::lock_guard alive(life_mutex_);
   if (!stop_ || !communicator_) return;
-  // The call may go on beside NCCL, where the others, who are in NCCL, do not come.
+  // The call may use TCP now, where it would wait for ranks that are still in NCCL.
   if (stop_->has_failed()) return core::InterruptGloo(*communicator_);
   if (stop_->is_requested()) return;
   if (const auto checked = core::CheckGlooConnections(*communicator_); !checked) {
@@ -194,7 +179,7 @@ void CommunicatorBinding::WatchRanks() {
 }
 
 void CommunicatorBinding::RunWatched(SignalWatch& watch, const std::function<void()>& call) {
-  // Of one rank: there is nobody to wait for.
+  // With one rank there is nothing to wait for.
   if (world_size_ == 1) return call();
   constexpr auto kSlice = std::chrono::milliseconds(50);
   std::packaged_task<void()> task(call);
@@ -208,9 +193,9 @@ void CommunicatorBinding::RunWatched(SignalWatch& watch, const std::function<voi
     is_interrupted = true;
     Interrupt("interrupted on this rank");
   }
-  // What the call borrows is the caller's: it has ended before anybody returns.
+  // The call borrows memory of the caller, so it must end before this returns.
   thread.join();
-  // The others learn of what has failed over NCCL by the connections alone.
+  // The other ranks notice a failure over NCCL only when the connections close.
   const bool has_failed = [&] {
     const std::lock_guard alive(life_mutex_);
     return stop_ && stop_->has_failed();
@@ -219,9 +204,10 @@ void CommunicatorBinding::RunWatched(SignalWatch& watch, const std::function<voi
   ended.get();
 }
 
-std::unexpected<Error> CommunicatorBinding::Gone() {
-  return Fail(ErrorCode::kFailedPrecondition,
-              "this rank has left the others after an error: open the store again on all ranks");
+std::unexpected<Error> CommunicatorBinding::LeftError() {
+  return Fail(
+      ErrorCode::kFailedPrecondition,
+      "this rank has left the communicator after an error: open the store again on all ranks");
 }
 
 std::string DescribeNccl() {

@@ -1,4 +1,4 @@
-// Python objects to Cairn's types and back.
+// Conversions through the C API of Python.
 
 #include "python/src/convert.h"
 
@@ -22,7 +22,7 @@ uint64_t FromPyNumber(nb::handle number) {
   return value;
 }
 
-// Shortest two's complement: |n| bits and a sign bit, rounded up to bytes.
+// Returns the shortest two's complement: |n| bits and a sign bit, rounded up to bytes.
 core::BigInt FromPyBigInt(nb::handle number) {
   nb::object magnitude = nb::borrow(number);
   if (nb::cast<bool>(number < nb::int_(0))) magnitude = ~magnitude;
@@ -79,7 +79,7 @@ nb::object ToPyText(std::string_view text) {
       PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogatepass");
   if (decoded == nullptr) {
     PyErr_Clear();
-    Throw(Error{.code = ErrorCode::kDataLoss, .message = "a text in the store is no UTF-8"});
+    Throw(Error{.code = ErrorCode::kDataLoss, .message = "a text in the store is not valid UTF-8"});
   }
   return nb::steal(decoded);
 }

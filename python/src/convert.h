@@ -1,7 +1,7 @@
 #pragma once
-/// Python objects to Cairn's types and back: texts, numbers, plain values.
+/// Conversion between Python objects and Cairn's types: texts, numbers, plain values.
 ///
-/// Everything here requires the GIL.
+/// All functions require the GIL.
 
 #include <nanobind/nanobind.h>
 
@@ -17,27 +17,28 @@ namespace cairn::python {
 
 namespace nb = nanobind;
 
-/// A new reference as an object, or the exception that is set instead of one.
+/// Takes ownership of a new reference; if it is null, raises the Python exception that is set.
 nb::object Checked(PyObject* object);
 
-/// UTF-8 of a str; lone surrogates as three bytes, as in records.
+/// Returns the UTF-8 form of a str. Lone surrogates are encoded in three bytes, as in records.
 std::string FromPyText(nb::handle text);
-/// The inverse. Raises Corrupt for bytes that no str encodes to.
+/// Returns the str of such a UTF-8 form. Raises Corrupt for bytes that are not the form of any str.
 nb::object ToPyText(std::string_view text);
 
-/// A tuple or list of non-negative ints.
+/// Converts a tuple or list of non-negative ints. Raises TypeError or OverflowError for others.
 std::vector<uint64_t> FromPyNumbers(nb::handle sequence);
 nb::tuple ToPyNumbers(std::span<const uint64_t> numbers);
 
+/// Converts an address that Python code represents as an int; 0 is null.
 std::byte* FromPyAddress(nb::handle number);
 
-/// A list of str. Raises Invalid for a malformed pattern.
+/// Parses a list of str. Raises Invalid for a malformed pattern.
 core::KeyPatterns ParsePatterns(nb::list patterns);
 
-/// True for None, bool, int, float, complex, str and bytes, exactly: a subclass would not come back
-/// as what it was.
+/// Returns true for None, bool, int, float, complex, str and bytes, but not for subclasses, which
+/// would lose their type.
 bool IsPlainValue(nb::handle value);
-/// A plain value or Pickle; raises Invalid for others.
+/// Converts a plain value or a Pickle. Raises Invalid for others.
 core::Value FromPyValue(nb::handle value);
 nb::object ToPyValue(const core::Value& value);
 

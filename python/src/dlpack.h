@@ -1,6 +1,6 @@
 #pragma once
-/// The part of the DLPack 1.x C ABI that we speak with torch, as its specification lays it out
-/// (https://dmlc.github.io/dlpack/latest/c_api.html). Tensors themselves are nanobind's dltensor.
+/// The part of the DLPack 1.x C ABI that Cairn uses with torch, in the layout of its specification
+/// (https://dmlc.github.io/dlpack/latest/c_api.html). The tensors are nanobind's dltensor.
 
 #include <nanobind/ndarray.h>
 
@@ -14,7 +14,7 @@ using Device = nanobind::dlpack::device;
 inline constexpr uint32_t kMajorVersion = 1;
 inline constexpr int32_t kCpu = 1;
 inline constexpr int32_t kCuda = 2;
-/// Name of the capsule that the attribute __dlpack_c_exchange_api__ of a tensor type holds.
+/// Name of the capsule in the attribute __dlpack_c_exchange_api__ of a tensor type.
 inline constexpr const char* kExchangeApiName = "dlpack_exchange_api";
 
 struct Version {
@@ -22,7 +22,7 @@ struct Version {
   uint32_t minor = 0;
 };
 
-/// Memory lent to a tensor. Whoever takes it calls `deleter` once, on any thread.
+/// Memory lent to a tensor. The borrower calls `deleter` once, on any thread.
 struct ManagedTensor {
   Version version;
   void* context = nullptr;
@@ -31,15 +31,17 @@ struct ManagedTensor {
   Tensor tensor{};
 };
 
-/// A framework's functions; all need the GIL and return 0, or -1 with a Python exception set.
+/// The functions of a framework. All require the GIL, and return 0, or -1 with a Python exception
+/// set.
 struct ExchangeApi {
   Version version;
   const ExchangeApi* previous;
   int (*allocate)(Tensor*, ManagedTensor**, void*, void (*)(void*, const char*, const char*));
   int (*lend)(void* tensor, ManagedTensor** result);
-  /// A new tensor object over `memory`, which it takes.
+  /// Creates a tensor object over `memory`, and takes ownership of `memory`.
   int (*wrap)(ManagedTensor* memory, void** result);
-  /// Describes a tensor object. Shape and strides are those of the object: borrowed. May be null.
+  /// Describes a tensor object. The result borrows the shape and strides of the object. The pointer
+  /// to this function may be null.
   int (*describe)(void* tensor, Tensor* result);
   int (*work_stream)(int32_t, int32_t, void**);
 };

@@ -1,15 +1,14 @@
-// The one table from error codes to Python exceptions, and the check for signals.
+// The table from error codes to Python exceptions, and the check for signals.
 
 #include "python/src/errors.h"
-
-#include "python/src/convert.h"
 
 namespace cairn::python {
 namespace {
 
 constexpr auto kSignalInterval = std::chrono::milliseconds(100);
 
-// Name of the class in cairn.errors: what a caller does about it decides, not where it came from.
+// Returns the name of the class in cairn.errors. What a caller can do about the error decides, not
+// where it occurred.
 const char* ExceptionName(ErrorCode code) {
   switch (code) {
     case ErrorCode::kNotFound:
@@ -32,7 +31,7 @@ const char* ExceptionName(ErrorCode code) {
   return "Error";
 }
 
-// Text for a message: never fails, whatever bytes a path or key holds.
+// Returns the text as str, for any bytes that a path or key may contain; None if it is empty.
 nb::object TextOrNone(const std::string& text) {
   if (text.empty()) return nb::none();
   const auto size = static_cast<Py_ssize_t>(text.size());

@@ -1,5 +1,5 @@
 #pragma once
-/// Errors and signals at the border to Python.
+/// The mapping of errors to Python exceptions, and signal handlers during long calls.
 
 #include <nanobind/nanobind.h>
 
@@ -10,40 +10,41 @@
 #include "core/base/progress.h"
 #include "kv/error.h"
 
-
 namespace cairn::python {
 
 namespace nb = nanobind;
 
-/// Raises the exception of cairn.errors that `error.code` stands for. Requires the GIL.
+/// Raises the exception of cairn.errors that belongs to `error.code`. Requires the GIL.
 [[noreturn]] void Throw(const Error& error);
 
-/// Raises Invalid with just this text. Requires the GIL.
+/// Raises Invalid with exactly this text. Requires the GIL.
 [[noreturn]] void ThrowInvalid(const std::string& message, const std::string& key = {},
                                std::optional<uint64_t> step = {});
 
-/// The value, or the error as a Python exception. Requires the GIL.
-// Not inline: gcc 12 warns of uninitialised memory where it sees an expected moved from.
+/// Returns the value, or raises the error as a Python exception. Requires the GIL.
+// Not inline: gcc 12 warns about uninitialised memory where it sees an expected moved from.
 template <typename T>
 [[gnu::noinline]] T Unwrap(Result<T> result) {
   if (!result) Throw(result.error());
   if constexpr (!std::is_void_v<T>) return *std::move(result);
 }
 
-/// Lets signal handlers (Ctrl-C) run while a long call works without the GIL.
+/// Lets signal handlers (Ctrl-C) run during a long call that has released the GIL.
 ///
 ///   SignalWatch watch;
 ///   auto result = ...Load(step, requests, watch.AsProgress());  // GIL released
 ///   watch.Rethrow();                                            // GIL held again
 ///
-/// Threads: one. Must outlive the call that was given its Progress.
+/// Ownership: must outlive the call that uses its Progress. Threads: one.
 class SignalWatch {
  public:
-  /// Looks for signals at most every 100 ms; cancels once a handler raised.
+  /// Returns a progress callback that checks for signals at most every 100 ms, and cancels the call
+  /// after a handler has raised.
   core::Progress AsProgress();
-  /// Same check, for loops of ours. Requires that the GIL is not held; false once a handler raised.
+  /// Does the same check in a loop. Returns false after a handler has raised. Requires that the
+  /// caller does not hold the GIL.
   bool Check();
-  /// Raises what a handler raised, if one did. Requires the GIL.
+  /// Raises the exception of a handler, if one has raised. Requires the GIL.
   void Rethrow();
 
  private:

@@ -1,4 +1,4 @@
-// Flattening: a walk, then leaf by leaf into tensors and values.
+// A walk, and then the conversion of each leaf to a tensor or a value.
 
 #include "python/src/flatten.h"
 
@@ -19,14 +19,14 @@ core::TensorView ViewOf(const TensorMemory& memory) {
   core::TensorView view;
   view.dtype = memory.dtype;
   view.shape.assign(memory.shape.begin(), memory.shape.end());
-  // No strides mean row-major: one allocation less for nearly all tensors.
+  // No strides mean row-major, which saves an allocation for nearly all tensors.
   if (!memory.is_contiguous()) view.strides.assign(memory.strides.begin(), memory.strides.end());
   view.data = memory.data;
   view.device = memory.device;
   return view;
 }
 
-// Calls `visit(device)` for each piece of memory that a tensor of the state is made of.
+// Calls `visit(device)` for each range of memory that a tensor of the state consists of.
 template <typename Visit>
 void ForEachDevice(const core::StateDict& state, uint32_t tensor, const Visit& visit) {
   visit(state.tensors[tensor].device);
@@ -43,7 +43,7 @@ class Flattener {
   Batch Run(nb::handle state) {
     Walk walk = WalkState(state, torch_);
     std::vector<bool> kept;  // by leaf
-    for (uint32_t i = 0; i < walk.places.size(); ++i) {
+    for (uint32_t i = 0; i < walk.py_nodes.size(); ++i) {
       core::Node& node = walk.tree.nodes[i];
       if (core::IsContainer(node.kind)) continue;
       kept.push_back(patterns_.matches_everything() || patterns_.Matches(walk.Fqn(i)));
@@ -56,7 +56,7 @@ class Flattener {
 
  private:
   core::NodeKind AddLeaf(const Walk& walk, uint32_t node) {
-    const nb::object& value = walk.places[node].value;
+    const nb::object& value = walk.py_nodes[node].value;
     if (const auto memory = torch_.FindMemory(value)) {
       return AddTensor(core::NodeKind::kTensor, ViewOf(*memory), value);
     }
@@ -97,7 +97,7 @@ class Flattener {
   Batch batch_;
 };
 
-// FQN and index in `tensors` of each tensor, by FQN.
+// Returns the FQN and the index in `tensors` of each tensor, sorted by FQN.
 std::vector<std::pair<std::string, uint32_t>> TensorSlots(const core::StateDict& state) {
   std::vector<core::Leaf> leaves = Unwrap(core::FlattenTree(state.tree));
   std::vector<std::pair<std::string, uint32_t>> slots;
@@ -116,7 +116,7 @@ nb::tuple ToPyTuple(const Numbers& numbers) {
   return nb::tuple(list);
 }
 
-// Numbers the meshes of a batch in the order in which they are first asked for.
+// Numbers the meshes of a batch in the order of their first use.
 class MeshTable {
  public:
   int64_t IndexOf(const core::DeviceMesh& mesh) {

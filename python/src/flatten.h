@@ -1,5 +1,5 @@
 #pragma once
-/// A nested state as one batch: what a save takes.
+/// Conversion of a nested state to the form that a save needs.
 
 #include <nanobind/nanobind.h>
 
@@ -12,29 +12,32 @@ namespace cairn::python {
 
 namespace nb = nanobind;
 
-/// Threads: any that holds the GIL, also to destroy it; `state` may be read without.
+/// A flattened state. Threads: any that holds the GIL, which the destructor requires too; `state`
+/// may be read without the GIL.
 struct Batch {
   core::StateDict state;
   std::vector<nb::object> owners;  // of the memory that `state` borrows
 
-  /// How the tensors lie on ranks: (meshes, tensors). A mesh is (sizes, ranks); a tensor
-  /// (FQN, form, global shape, placements), sorted by FQN. Its form is the index of its mesh, -1
-  /// for a whole tensor and -2 for explicit boxes.
+  /// Returns how the tensors are distributed over ranks, as (meshes, tensors). A mesh is (sizes,
+  /// ranks). A tensor is (FQN, form, global shape, placements); tensors are sorted by FQN. The form
+  /// is the index of its mesh, -1 for a complete tensor, and -2 for explicit boxes.
   nb::tuple Layout() const;
-  /// Says anew how a tensor lies: `sharding` as ToSharding takes it. Raises Invalid if there is no
-  /// such tensor.
+  /// Replaces the sharding of a tensor. `sharding` has the form that ToSharding accepts. Raises
+  /// Invalid if there is no such tensor.
   void SetSharding(nb::str fqn, nb::handle sharding);
-  /// The devices that hold some of the state, ascending; none if all is in host memory.
+  /// Returns the devices that contain parts of the state, in ascending order; empty if all is in
+  /// host memory.
   std::vector<int> Devices() const;
-  /// The owners of what is in device memory, for those who outlive this batch.
+  /// Returns the owners of tensors in device memory, for callers that use it after the batch is
+  /// destroyed.
   nb::list DeviceOwners() const;
 };
 
-/// `take(value, fqn)` is asked about leaves that are neither plain values nor plain torch tensors
-/// within `reach`: it returns (node kind, dtype code, shape, strides in elements, address, device,
-/// owner, sharding), the last None or as ToSharding takes it; or what FromPyValue takes. Leaves
-/// that `patterns` (a list of str) do not take are left out. Raises Invalid, and what `take`
-/// raises.
+/// Flattens a state. Leaves that `patterns` (a list of str) do not match are left out. For leaves
+/// that are neither plain values nor torch tensors that TorchAccess finds within `reach`, calls
+/// `take(value, fqn)`. It returns either (node kind, dtype code, shape, strides in elements,
+/// address, device, owner, sharding), where the sharding is None or has the form that ToSharding
+/// accepts, or an object that FromPyValue accepts. Raises Invalid, and what `take` raises.
 Batch Flatten(nb::handle state, nb::handle take, nb::list patterns, TorchAccess::Reach reach);
 
 }  // namespace cairn::python

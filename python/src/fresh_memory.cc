@@ -20,14 +20,14 @@ constexpr uint64_t RoundUp(uint64_t bytes, uint64_t alignment_bytes) {
 
 }  // namespace
 
-uint64_t FreshMemory::PieceBytes(uint64_t bytes) {
+uint64_t FreshMemory::BlockBytes(uint64_t bytes) {
   static const auto page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   return RoundUp(bytes, page_bytes);
 }
 
 FreshMemory::FreshMemory(uint64_t total_bytes) : left_bytes_(total_bytes) {
   if (total_bytes == 0) return;
-  // Room to begin at a multiple of a huge page.
+  // Extra room, so that the memory can begin at a multiple of a huge page.
   uint64_t mapped_bytes = 0;
   if (__builtin_add_overflow(total_bytes, kHugePageBytes, &mapped_bytes)) throw std::bad_alloc();
   void* mapping =
@@ -36,10 +36,10 @@ FreshMemory::FreshMemory(uint64_t total_bytes) : left_bytes_(total_bytes) {
   const auto address = reinterpret_cast<uintptr_t>(mapping);
   const uint64_t before_bytes = RoundUp(address, kHugePageBytes) - address;
   next_ = static_cast<std::byte*>(mapping) + before_bytes;
-  // Should the system not take it back, it is address space and no memory.
+  // If unmapping fails, only address space is wasted, not memory.
   if (before_bytes > 0) (void)munmap(mapping, before_bytes);
   (void)munmap(next_ + total_bytes, kHugePageBytes - before_bytes);
-  (void)madvise(next_, total_bytes, MADV_HUGEPAGE);  // advice: without it the memory is only slower
+  (void)madvise(next_, total_bytes, MADV_HUGEPAGE);  // only advice: without it the memory is slower
 }
 
 FreshMemory::~FreshMemory() {
@@ -47,12 +47,12 @@ FreshMemory::~FreshMemory() {
 }
 
 std::shared_ptr<std::byte> FreshMemory::Take(uint64_t bytes) {
-  const uint64_t taken_bytes = PieceBytes(bytes);
+  const uint64_t taken_bytes = BlockBytes(bytes);
   CAIRN_CHECK(taken_bytes <= left_bytes_);
   std::byte* begin = next_;
   next_ += taken_bytes;
   left_bytes_ -= taken_bytes;
-  return {begin, [taken_bytes](std::byte* piece) { (void)munmap(piece, taken_bytes); }};
+  return {begin, [taken_bytes](std::byte* block) { (void)munmap(block, taken_bytes); }};
 }
 
 }  // namespace cairn::python

@@ -1,5 +1,5 @@
 #pragma once
-/// Memory for tensors that are about to be read.
+/// New memory for tensors that are about to be read.
 
 #include <cstddef>
 #include <cstdint>
@@ -7,27 +7,28 @@
 
 namespace cairn::python {
 
-/// Zeroed memory in one mapping, handed out in pieces that are given back one by one.
+/// Zeroed memory in one mapping, divided into blocks that are freed separately.
 ///
-/// It is made of huge pages where the system has them: to touch new memory in pages of 4 KiB costs
-/// several times what the copy into it costs. A mapping for each piece would end, and for pieces
-/// below 4 MiB be, in small pages, and a process may have only so many mappings.
+/// Uses huge pages if the system has them: touching new memory in pages of 4 KiB costs several
+/// times as much as the copy into it. One mapping per block would have small pages at its end, and
+/// only small pages if it is below 4 MiB; and the number of mappings of a process is limited.
 ///
-/// Ownership: pieces own their pages, whatever becomes of this object. Threads: one; pieces any.
+/// Ownership: blocks own their pages and may outlive this object. Threads: one at a time; blocks
+/// may be freed on any thread.
 class FreshMemory {
  public:
-  /// Memory that a piece takes: whole pages.
-  static uint64_t PieceBytes(uint64_t bytes);
+  /// Returns the memory that a block takes: `bytes` rounded up to a multiple of the page size.
+  static uint64_t BlockBytes(uint64_t bytes);
 
-  /// `total_bytes`: sum of PieceBytes of all pieces to come. Throws std::bad_alloc.
+  /// Maps `total_bytes`, the sum of BlockBytes of all blocks. Throws std::bad_alloc.
   explicit FreshMemory(uint64_t total_bytes);
-  /// Gives back what was not taken.
+  /// Unmaps what was not taken.
   ~FreshMemory();
   FreshMemory(const FreshMemory&) = delete;
   FreshMemory& operator=(const FreshMemory&) = delete;
 
-  /// The next piece, which begins at a page so that direct reads can land in it; unmapped when its
-  /// last reference goes. Requires that PieceBytes(bytes) of the total are left.
+  /// Returns the next block, which begins at a page boundary, as direct reads require. It is
+  /// unmapped with its last reference. Requires that BlockBytes(bytes) of the total are left.
   std::shared_ptr<std::byte> Take(uint64_t bytes);
 
  private:

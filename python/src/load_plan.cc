@@ -31,18 +31,18 @@ bool HasSameForm(const TensorMemory& memory, const core::TensorInfo& info) {
 
 }  // namespace
 
-void Requests::Add(nb::str fqn, nb::handle offsets, nb::handle sizes, uint8_t dtype,
-                   nb::handle strides, nb::handle address, int device) {
+void Requests::Add(nb::str fqn, nb::handle offsets, nb::handle sizes, nb::tuple target) {
+  if (target.size() != 4) ThrowInvalid("a target is (dtype, strides, address, device)");
   core::LoadRequest& request = list.emplace_back();
   request.fqn = FromPyText(fqn);
   request.box.sizes = FromPyNumbers(sizes);
   request.box.offsets =
       offsets.is_none() ? std::vector<uint64_t>(request.box.sizes.size()) : FromPyNumbers(offsets);
-  request.target.dtype = static_cast<core::DType>(dtype);
+  request.target.dtype = static_cast<core::DType>(nb::cast<uint8_t>(target[0]));
   request.target.shape = request.box.sizes;
-  request.target.strides = FromPyNumbers(strides);
-  request.target.data = FromPyAddress(address);
-  request.target.device = device;
+  request.target.strides = FromPyNumbers(target[1]);
+  request.target.data = FromPyAddress(target[2]);
+  request.target.device = nb::cast<int>(target[3]);
 }
 
 std::vector<int> Requests::Devices() const {
@@ -78,9 +78,9 @@ core::LoadRequest WholeRequest(const core::TensorInfo& info, std::vector<uint64_
 LoadPlan::LoadPlan(const StepContents& contents, nb::handle state, nb::list patterns)
     : contents_(contents),
       walk_(WalkState(state, torch_)),
-      node_of_leaf_(contents.page_digest_count(), kNone) {
+      node_of_leaf_(contents.leaf_count(), kNone) {
   const core::KeyPatterns wanted = ParsePatterns(patterns);
-  for (uint32_t node = 0; node < walk_.places.size(); ++node) {
+  for (uint32_t node = 0; node < walk_.py_nodes.size(); ++node) {
     if (core::IsContainer(walk_.tree.nodes[node].kind)) continue;
     if (wanted.matches_everything() || wanted.Matches(walk_.Fqn(node))) Match(node);
   }
@@ -103,11 +103,11 @@ void LoadPlan::Match(uint32_t node) {
 }
 
 uint32_t LoadPlan::FindLeaf(const std::string& fqn) {
-  // Nearly always the state is what was saved, in the same order.
+  // The state nearly always has the same order as the one that was saved.
   const uint32_t next = matches_.empty() ? 0 : matches_.back().second + 1;
-  if (next < contents_.page_digest_count() && contents_.fqn(next) == fqn) return next;
+  if (next < contents_.leaf_count() && contents_.fqn(next) == fqn) return next;
   if (leaves_by_fqn_.empty()) {
-    for (uint32_t i = 0; i < contents_.page_digest_count(); ++i) {
+    for (uint32_t i = 0; i < contents_.leaf_count(); ++i) {
       leaves_by_fqn_.emplace(contents_.fqn(i), i);
     }
   }
@@ -125,19 +125,19 @@ nb::tuple LoadPlan::Unexpected() const {
   return ToPyTexts(fqns);
 }
 
-nb::list LoadPlan::RequestPlain() {
+nb::list LoadPlan::RequestContiguous() {
   requests_.list.reserve(matches_.size());
   request_by_address_.reserve(matches_.size());
   nb::list others;
   for (const auto& [node, leaf] : matches_) {
-    if (!RequestIfPlain(node, leaf)) others.append(nb::make_tuple(node, leaf));
+    if (!RequestIfContiguous(node, leaf)) others.append(nb::make_tuple(node, leaf));
   }
   return others;
 }
 
-bool LoadPlan::RequestIfPlain(uint32_t node, uint32_t leaf) {
+bool LoadPlan::RequestIfContiguous(uint32_t node, uint32_t leaf) {
   if (!core::IsTensor(contents_.kind(leaf))) return false;
-  const auto memory = torch_.FindMemory(walk_.places[node].value);
+  const auto memory = torch_.FindMemory(walk_.py_nodes[node].value);
   const core::TensorInfo& info = contents_.tensor(leaf);
   if (!memory || !memory->is_contiguous() || !HasSameForm(*memory, info)) return false;
   Request(leaf, WholeRequest(info, {}, memory->data, memory->device));
@@ -147,7 +147,7 @@ bool LoadPlan::RequestIfPlain(uint32_t node, uint32_t leaf) {
 bool LoadPlan::RequestLeaf(uint32_t leaf, nb::handle strides, nb::handle address, int device) {
   const core::TensorInfo& info = contents_.tensor(leaf);
   std::vector<uint64_t> numbers = FromPyNumbers(strides);
-  // One way to say row-major, so that the same memory is known as the same.
+  // A unique representation of row-major, so that equal memory compares equal.
   if (core::IsContiguous(info.shape, numbers)) numbers.clear();
   return Request(leaf, WholeRequest(info, std::move(numbers), FromPyAddress(address), device));
 }
@@ -167,7 +167,7 @@ void LoadPlan::RequestShard(uint32_t leaf, nb::handle shape, nb::handle strides,
                                         .device = device}});
 }
 
-// Parts of two tensors that are filled into the same memory must be tied in the step too.
+// If parts of two tensors are read into the same memory, the tensors must be tied in the step too.
 void LoadPlan::CheckTied(uint32_t leaf, const std::byte* address) {
   if (address == nullptr) return;
   const auto [found, is_new] = leaf_by_local_address_.try_emplace(address, leaf);
@@ -186,7 +186,7 @@ bool LoadPlan::Request(uint32_t leaf, core::LoadRequest request) {
           other.strides != request.target.strides) {
         continue;
       }
-      // Tied tensors: one read is enough, and two could not both be right.
+      // Tied tensors: one read is enough, and two different ones could not both be correct.
       const uint32_t other_leaf = leaf_of_request_[it->second];
       if (!IsSamePlace(info, contents_.tensor(other_leaf))) ThrowTied(leaf, other_leaf);
       return false;
@@ -208,9 +208,9 @@ void LoadPlan::ThrowTied(uint32_t leaf, uint32_t other) const {
 }
 
 nb::tuple LoadPlan::ToPyNode(uint32_t node) const {
-  if (node >= walk_.places.size()) throw nb::index_error();
-  const Walk::Place& place = walk_.places[node];
-  return nb::make_tuple(place.value, place.key, place.parent,
+  if (node >= walk_.py_nodes.size()) throw nb::index_error();
+  const Walk::PyNode& py_node = walk_.py_nodes[node];
+  return nb::make_tuple(py_node.value, py_node.key, py_node.parent,
                         static_cast<uint8_t>(walk_.tree.nodes[node].kind));
 }
 

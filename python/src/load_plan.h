@@ -1,5 +1,5 @@
 #pragma once
-/// Loading in place: which leaf of a step goes to which leaf of a state, and what is read for it.
+/// Loading in place: matches the leaves of a step with those of a state, and plans the reads.
 
 #include <nanobind/nanobind.h>
 
@@ -21,57 +21,63 @@ namespace cairn::python {
 
 namespace nb = nanobind;
 
-/// What one load reads. The memory stays the caller's, who keeps it alive.
+/// What one load reads. Ownership: borrows the memory, which the caller keeps alive.
 struct Requests {
   std::vector<core::LoadRequest> list;
-  /// Of tensors of which this rank has a part; they refer to `shardings`.
+  /// Tensors of which this rank has a part. They refer to `shardings`.
   std::vector<core::ShardTarget> shards;
   std::deque<core::Sharding> shardings;
-  /// Tensors in `list` that only the ranks of a mesh read for each other, by FQN.
+  /// By FQN, the ranks among which one tensor of `list` is read only once.
   std::map<std::string, std::shared_ptr<const core::DeviceMesh>> holders;
 
-  /// A box (offsets None: from the origin) of a tensor into strided memory.
-  void Add(nb::str fqn, nb::handle offsets, nb::handle sizes, uint8_t dtype, nb::handle strides,
-           nb::handle address, int device);
-  /// The devices that are loaded into, ascending; none if all is host memory.
+  /// Adds a box of a tensor, which begins at the origin if `offsets` is None. `target`: (dtype
+  /// code, strides in elements, address, device) of the memory that it is read into.
+  void Add(nb::str fqn, nb::handle offsets, nb::handle sizes, nb::tuple target);
+  /// Returns the devices that are loaded into, in ascending order; empty if all is host memory.
   std::vector<int> Devices() const;
-  /// FQNs of `list`.
+  /// Returns the FQNs of `list`.
   nb::list WholeFqns() const;
+  /// Sets the entry of `holders` for `fqn`.
   void SetHolders(nb::str fqn, const Mesh& mesh);
 };
 
-/// A request for all of a tensor. Empty `strides` mean row-major.
+/// Returns a request for a complete tensor. Empty `strides` mean row-major.
 core::LoadRequest WholeRequest(const core::TensorInfo& info, std::vector<uint64_t> strides,
                                std::byte* data, int device = core::kHostDevice);
 
-/// A state against the contents of a step.
+/// The match between a state and the contents of a step.
 ///
-/// Ownership: keeps the state's objects alive; borrows the contents. Threads: any that holds the
-/// GIL.
+/// Ownership: keeps the objects of the state alive; borrows the contents. Threads: any that holds
+/// the GIL.
 class LoadPlan {
  public:
-  /// Leaves of the state that `patterns` (a list of str) do not take are passed over. Raises
-  /// Invalid for states that cannot be walked, or of which two leaves have one name.
+  /// Ignores leaves of the state that `patterns` (a list of str) do not match. Raises Invalid for
+  /// states that cannot be walked, or in which two leaves have the same FQN.
   LoadPlan(const StepContents& contents, nb::handle state, nb::list patterns);
 
-  /// FQNs that only the state has, and that only the step has; each in its own order.
+  /// Return the FQNs that only the state has, in its order, and those that only the step has, in
+  /// the order of its leaves.
   nb::tuple Missing() const;
   nb::tuple Unexpected() const;
 
-  /// Requests what goes into row-major torch tensors of the same dtype and shape that core reaches.
-  /// Returns (node, leaf) of all other leaves that both sides have, for the Python side to plan or
-  /// refuse. Raises Invalid as RequestLeaf.
-  nb::list RequestPlain();
-  /// Requests a tensor leaf into memory of its dtype and shape. False if that memory is filled from
-  /// the same place of the step already: tied tensors. Raises Invalid if from another one.
+  /// Requests all leaves that are read into row-major torch tensors of the same dtype and shape in
+  /// memory that core can access. Returns (node, leaf) of the other leaves that both sides have,
+  /// which the Python side plans or refuses. Raises Invalid if memory is already filled from
+  /// another place of the step.
+  nb::list RequestContiguous();
+  /// Requests a tensor leaf into memory of its dtype and shape. Returns false if that memory is
+  /// already filled from the same place of the step (tied tensors). Raises Invalid if it is filled
+  /// from another place.
   bool RequestLeaf(uint32_t leaf, nb::handle strides, nb::handle address, int device);
-  /// Requests this rank's part of a tensor leaf into a local tensor; `sharding` as ToSharding takes
-  /// it, whose global shape is the leaf's. Raises Invalid as RequestLeaf.
+  /// Requests this rank's part of a tensor leaf into a local tensor. `sharding` has the form that
+  /// ToSharding accepts; its global shape is that of the leaf. Raises Invalid if the memory is
+  /// already filled from another place of the step.
   void RequestShard(uint32_t leaf, nb::handle shape, nb::handle strides, nb::handle address,
                     int device, nb::handle sharding);
   const Requests& requests() const { return requests_; }
 
-  /// (value, key in its parent, index of the parent, node kind); the root's parent is itself.
+  /// Returns (value, key in its parent, index of the parent, node kind). The parent of the root is
+  /// the root itself. Raises IndexError.
   nb::tuple ToPyNode(uint32_t node) const;
 
  private:
@@ -79,7 +85,7 @@ class LoadPlan {
 
   void Match(uint32_t node);
   uint32_t FindLeaf(const std::string& fqn);
-  bool RequestIfPlain(uint32_t node, uint32_t leaf);
+  bool RequestIfContiguous(uint32_t node, uint32_t leaf);
   bool Request(uint32_t leaf, core::LoadRequest request);
   void CheckTied(uint32_t leaf, const std::byte* address);
   [[noreturn]] void ThrowTied(uint32_t leaf, uint32_t other) const;
@@ -87,14 +93,14 @@ class LoadPlan {
   const StepContents& contents_;
   TorchAccess torch_{TorchAccess::Reach::kDevices};
   Walk walk_;
-  std::vector<uint32_t> node_of_leaf_;  // by leaf of the step; kNone for unexpected ones
-  std::vector<std::pair<uint32_t, uint32_t>> matches_;            // (node, leaf), in order of nodes
-  std::vector<std::string> missing_;                              // in order of nodes
-  std::unordered_map<std::string_view, uint32_t> leaves_by_fqn_;  // made when first needed
+  std::vector<uint32_t> node_of_leaf_;                  // by leaf of the step; kNone: unexpected
+  std::vector<std::pair<uint32_t, uint32_t>> matches_;  // (node, leaf), in order of nodes
+  std::vector<std::string> missing_;                    // in order of nodes
+  std::unordered_map<std::string_view, uint32_t> leaves_by_fqn_;  // filled when first needed
   Requests requests_;
   std::vector<uint32_t> leaf_of_request_;
   std::unordered_multimap<const std::byte*, uint32_t> request_by_address_;
-  std::unordered_map<const std::byte*, uint32_t> leaf_by_local_address_;  // of shards
+  std::unordered_map<const std::byte*, uint32_t> leaf_by_local_address_;  // for shards
 };
 
 }  // namespace cairn::python

@@ -1,5 +1,4 @@
-// The extension module cairn._cairn. What it offers is private to the package: users see
-// cairn.Store.
+// The extension module cairn._cairn. It is private to the package: users use cairn.Store.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -10,11 +9,14 @@
 #include <nanobind/stl/vector.h>
 
 #include "core/device/device.h"
+#include "core/step/contents.h"
+#include "kv/step_info.h"
 #include "python/src/collectives.h"
 #include "python/src/communicator_binding.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
 #include "python/src/flatten.h"
+#include "python/src/keyword_arguments.h"
 #include "python/src/load_plan.h"
 #include "python/src/new_tensors.h"
 #include "python/src/placements.h"
@@ -25,9 +27,6 @@
 
 #ifdef CAIRN_HAS_CUDA
 #include "cuda/backend.h"
-#include "core/save/save_options.h"
-#include "core/step/contents.h"
-#include "kv/step_info.h"
 #endif
 
 namespace cairn::python {
@@ -36,32 +35,18 @@ namespace {
 using TorchBytes = nb::ndarray<nb::pytorch, uint8_t, nb::ndim<1>>;
 using NumpyBytes = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>;
 
-DeviceWay ToWay(bool by_nccl, const Streams& streams) {
+DeviceTransfer ToTransfer(bool by_nccl, const Streams& streams) {
   return {.by_nccl = by_nccl, .streams = ToStreams(streams)};
 }
 
-core::SaveOptions MakeSaveOptions(bool overwrite, bool incremental,
-                                  std::optional<uint64_t> base_step,
-                                  std::optional<uint64_t> chunk_bytes, double deadline,
-                                  const Streams& streams) {
-  core::SaveOptions options;
-  options.overwrite = overwrite;
-  options.incremental = incremental;
-  options.base_step = base_step;
-  if (chunk_bytes) options.chunk_bytes = *chunk_bytes;
-  options.deadline = std::chrono::milliseconds(static_cast<int64_t>(deadline * 1000));
-  options.streams = ToStreams(streams);
-  return options;
-}
-
-// Why core reaches no device, or None if it does.
+// Returns why core cannot use devices, or None if it can.
 nb::object DeviceProblem() {
   const auto backend = core::FindDeviceBackend();
   return backend ? nb::none() : ToPyText(backend.error().message);
 }
 
-// torch has no read-only tensors, hence the const_cast; the mapping is private, so that a write
-// stays in this process.
+// The const_cast is needed because torch has no read-only tensors; the mapping is private, so that
+// a write stays in this process.
 TorchBytes AsTorchBytes(nb::handle_t<MappedBinding> self) {
   const auto bytes = nb::cast<const MappedBinding&>(self).tensor().bytes;
   return TorchBytes(const_cast<std::byte*>(bytes.data()), {bytes.size()}, self);
@@ -130,7 +115,7 @@ void BindLoading(nb::module_& m) {
       .def_prop_ro("info", &StepContents::step)
       .def_prop_ro("step", [](const StepContents& self) { return self.step().step; })
       .def_prop_ro("generation", [](const StepContents& self) { return self.step().generation; })
-      .def("__len__", &StepContents::page_digest_count)
+      .def("__len__", &StepContents::leaf_count)
       .def("leaf", &StepContents::ToPyLeaf)
       .def("fqns", &StepContents::ToPyFqns)
       .def("find_tensor", &StepContents::FindTensor)
@@ -139,7 +124,7 @@ void BindLoading(nb::module_& m) {
       .def(nb::init<>())
       .def("__len__", [](const Requests& self) { return self.list.size(); })
       .def("add", &Requests::Add, nb::arg("fqn"), nb::arg("offsets").none(), nb::arg("sizes"),
-           nb::arg("dtype"), nb::arg("strides"), nb::arg("address"), nb::arg("device"))
+           nb::arg("target"))
       .def("devices", &Requests::Devices)
       .def("whole_fqns", &Requests::WholeFqns)
       .def("set_holders", &Requests::SetHolders);
@@ -148,7 +133,7 @@ void BindLoading(nb::module_& m) {
            nb::arg("contents"), nb::arg("state").none(), nb::arg("patterns"))
       .def("missing", &LoadPlan::Missing)
       .def("unexpected", &LoadPlan::Unexpected)
-      .def("request_plain", &LoadPlan::RequestPlain)
+      .def("request_contiguous", &LoadPlan::RequestContiguous)
       .def("request", &LoadPlan::RequestLeaf)
       .def("request_shard", &LoadPlan::RequestShard)
       .def("node", &LoadPlan::ToPyNode)
@@ -184,30 +169,16 @@ void BindStore(nb::module_& m) {
           nb::arg("address"), nb::arg("writable"), nb::arg("communicator").none())
       .def(
           "save",
-          [](StoreBinding& self, uint64_t step, const Batch& batch, bool overwrite,
-             bool incremental, std::optional<uint64_t> base_step,
-             std::optional<uint64_t> chunk_bytes, double deadline, const Streams& streams) {
-            return self.Save(
-                step, batch.state,
-                MakeSaveOptions(overwrite, incremental, base_step, chunk_bytes, deadline, streams));
+          [](StoreBinding& self, uint64_t step, const Batch& batch, nb::kwargs options) {
+            return self.Save(step, batch.state, ToSaveOptions(options));
           },
-          nb::arg("step"), nb::arg("batch"), nb::arg("overwrite"), nb::arg("incremental"),
-          nb::arg("base_step").none(), nb::arg("chunk_bytes").none(), nb::arg("deadline"),
-          nb::arg("streams"))
+          nb::arg("step"), nb::arg("batch"), nb::arg("options"))
       .def(
           "save_async",
-          [](StoreBinding& self, uint64_t step, const Batch& batch, bool overwrite,
-             bool incremental, std::optional<uint64_t> base_step,
-             std::optional<uint64_t> chunk_bytes, double deadline, const Streams& streams,
-             bool device_snapshot) {
-            core::SaveOptions options =
-                MakeSaveOptions(overwrite, incremental, base_step, chunk_bytes, deadline, streams);
-            options.device_snapshot = device_snapshot;
-            return self.SaveAsync(step, batch.state, options);
+          [](StoreBinding& self, uint64_t step, const Batch& batch, nb::kwargs options) {
+            return self.SaveAsync(step, batch.state, ToSaveOptions(options));
           },
-          nb::arg("step"), nb::arg("batch"), nb::arg("overwrite"), nb::arg("incremental"),
-          nb::arg("base_step").none(), nb::arg("chunk_bytes").none(), nb::arg("deadline"),
-          nb::arg("streams"), nb::arg("device_snapshot"))
+          nb::arg("step"), nb::arg("batch"), nb::arg("options"))
       .def("steps", &StoreBinding::Steps)
       .def("contents", &StoreBinding::List, nb::arg("step").none(), nb::arg("patterns"))
       .def("extension", &StoreBinding::FindExtension, nb::arg("step"), nb::arg("name"))
@@ -215,7 +186,7 @@ void BindStore(nb::module_& m) {
           "load",
           [](const StoreBinding& self, const kv::StepInfo& step, const Requests& requests,
              const Streams& streams, bool read_once, bool by_nccl) {
-            return self.Load(step, requests, read_once, ToWay(by_nccl, streams));
+            return self.Load(step, requests, read_once, ToTransfer(by_nccl, streams));
           },
           nb::arg("step"), nb::arg("requests"), nb::arg("streams"), nb::arg("read_once") = false,
           nb::arg("by_nccl") = false)
@@ -228,10 +199,12 @@ void BindStore(nb::module_& m) {
 
 void BindCommunicator(nb::module_& m) {
   nb::class_<CommunicatorBinding>(m, "Communicator")
-      .def(nb::init<int, int, const std::string&, const std::string&, const std::string&, double,
-                    double>(),
-           nb::arg("rank"), nb::arg("world_size"), nb::arg("rendezvous"), nb::arg("run_id"),
-           nb::arg("interface"), nb::arg("connect_timeout"), nb::arg("timeout"))
+      .def(
+          "__init__",
+          [](CommunicatorBinding* self, nb::kwargs options) {
+            new (self) CommunicatorBinding(ToGlooOptions(options));
+          },
+          nb::arg("options"))
       .def_static("alone", [] { return std::make_shared<CommunicatorBinding>(); })
       .def_prop_ro("rank", &CommunicatorBinding::rank)
       .def_prop_ro("world_size", &CommunicatorBinding::world_size)
@@ -245,7 +218,7 @@ void BindCommunicator(nb::module_& m) {
       "gather_shards",
       [](CommunicatorBinding& communicator, const Batch& state, nb::handle ranks_only,
          nb::list targets, bool by_nccl, const Streams& streams) {
-        return GatherShards(communicator, state, ranks_only, targets, ToWay(by_nccl, streams));
+        return GatherShards(communicator, state, ranks_only, targets, ToTransfer(by_nccl, streams));
       },
       nb::arg("communicator"), nb::arg("state"), nb::arg("ranks_only"), nb::arg("targets"),
       nb::arg("by_nccl"), nb::arg("streams"));
@@ -253,7 +226,7 @@ void BindCommunicator(nb::module_& m) {
       "broadcast_to_shards",
       [](CommunicatorBinding& communicator, const Batch& full, Batch& target, bool by_nccl,
          const Streams& streams) {
-        return BroadcastToShards(communicator, full, target, ToWay(by_nccl, streams));
+        return BroadcastToShards(communicator, full, target, ToTransfer(by_nccl, streams));
       },
       nb::arg("communicator"), nb::arg("full"), nb::arg("target"), nb::arg("by_nccl"),
       nb::arg("streams"));
@@ -269,7 +242,7 @@ void BindCommunicator(nb::module_& m) {
 }  // namespace cairn::python
 
 NB_MODULE(_cairn, m) {
-  // At exit Python may drop the module before the last store or tensor; that is no leak of ours.
+  // At exit Python may destroy the module before the last store or tensor, which is not a leak.
   nanobind::set_leak_warnings(false);
 #ifdef CAIRN_HAS_CUDA
   cairn::cuda::Register();

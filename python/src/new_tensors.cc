@@ -1,4 +1,4 @@
-// Arenas of small tensors, memory of their own for large ones.
+// Arenas for small tensors, separate blocks for large ones.
 
 #include "python/src/new_tensors.h"
 
@@ -19,23 +19,23 @@
 namespace cairn::python {
 namespace {
 
-constexpr uint64_t kAlignmentBytes = 64;  // of torch's own, and of values in segments
+constexpr uint64_t kAlignmentBytes = 64;  // that of torch's allocator, and of values in segments
 
-constexpr uint64_t kMaxPieceBytes = uint64_t{1} << 60;
+constexpr uint64_t kMaxBlockBytes = uint64_t{1} << 60;
 
 constexpr uint64_t Aligned(uint64_t bytes) {
   return (bytes + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes;
 }
 
-// Leaves that are nothing but a torch tensor, in key order.
-std::vector<uint32_t> PlainLeaves(const StepContents& contents, const TorchAccess& torch) {
+// Returns the leaves that are torch tensors without shared memory, in key order.
+std::vector<uint32_t> UnsharedTensorLeaves(const StepContents& contents, const TorchAccess& torch) {
   std::unordered_set<std::string_view> shared;
   for (const core::TensorInfo& info : contents.tensors()) {
     if (info.alias_of) shared.insert(*info.alias_of);
   }
   constexpr uint32_t kNone = UINT32_MAX;
   std::vector<uint32_t> leaf_of_tensor(contents.tensors().size(), kNone);
-  for (uint32_t leaf = 0; leaf < contents.page_digest_count(); ++leaf) {
+  for (uint32_t leaf = 0; leaf < contents.leaf_count(); ++leaf) {
     if (contents.kind(leaf) != core::NodeKind::kTensor) continue;
     const core::TensorInfo& info = contents.tensor(leaf);
     if (info.nbytes == 0 || info.alias_of || shared.contains(info.fqn)) continue;
@@ -47,53 +47,53 @@ std::vector<uint32_t> PlainLeaves(const StepContents& contents, const TorchAcces
 }
 
 bool HasTorchTensor(const StepContents& contents) {
-  for (size_t leaf = 0; leaf < contents.page_digest_count(); ++leaf) {
+  for (size_t leaf = 0; leaf < contents.leaf_count(); ++leaf) {
     if (contents.kind(leaf) == core::NodeKind::kTensor) return true;
   }
   return false;
 }
 
-uint64_t TotalBytes(const std::vector<uint64_t>& pieces_bytes) {
+uint64_t TotalBytes(const std::vector<uint64_t>& blocks_bytes) {
   uint64_t total_bytes = 0;
-  for (const uint64_t bytes : pieces_bytes) {
+  for (const uint64_t bytes : blocks_bytes) {
     // A damaged record may say anything; far from overflow, the mapping itself fails.
-    if (bytes > kMaxPieceBytes || total_bytes > kMaxPieceBytes) throw std::bad_alloc();
-    total_bytes += FreshMemory::PieceBytes(bytes);
+    if (bytes > kMaxBlockBytes || total_bytes > kMaxBlockBytes) throw std::bad_alloc();
+    total_bytes += FreshMemory::BlockBytes(bytes);
   }
   return total_bytes;
 }
 
-// Memory for tensors of these sizes, in this order: pieces of fresh memory, or parts of one that
+// Memory for tensors of these sizes, in this order: blocks of fresh memory, or parts of one that
 // small tensors share.
 std::vector<std::shared_ptr<std::byte>> Allocate(const std::vector<uint64_t>& sizes_bytes) {
-  struct Place {
-    size_t piece;
+  struct Position {
+    size_t block;
     uint64_t offset_bytes;
   };
-  std::vector<uint64_t> pieces_bytes;
-  std::vector<Place> places;
-  places.reserve(sizes_bytes.size());
+  std::vector<uint64_t> blocks_bytes;
+  std::vector<Position> positions;
+  positions.reserve(sizes_bytes.size());
   std::optional<size_t> arena;
   for (const uint64_t bytes : sizes_bytes) {
     if (bytes >= kOwnMemoryBytes) {
-      places.push_back({pieces_bytes.size(), 0});
-      pieces_bytes.push_back(bytes);
+      positions.push_back({blocks_bytes.size(), 0});
+      blocks_bytes.push_back(bytes);
       continue;
     }
-    if (!arena || pieces_bytes[*arena] + Aligned(bytes) > kArenaBytes) {
-      arena = pieces_bytes.size();
-      pieces_bytes.push_back(0);
+    if (!arena || blocks_bytes[*arena] + Aligned(bytes) > kArenaBytes) {
+      arena = blocks_bytes.size();
+      blocks_bytes.push_back(0);
     }
-    places.push_back({*arena, pieces_bytes[*arena]});
-    pieces_bytes[*arena] += Aligned(bytes);
+    positions.push_back({*arena, blocks_bytes[*arena]});
+    blocks_bytes[*arena] += Aligned(bytes);
   }
-  FreshMemory fresh(TotalBytes(pieces_bytes));
-  std::vector<std::shared_ptr<std::byte>> pieces;
-  for (const uint64_t bytes : pieces_bytes) pieces.push_back(fresh.Take(bytes));
+  FreshMemory fresh(TotalBytes(blocks_bytes));
+  std::vector<std::shared_ptr<std::byte>> blocks;
+  for (const uint64_t bytes : blocks_bytes) blocks.push_back(fresh.Take(bytes));
   std::vector<std::shared_ptr<std::byte>> memory;
-  memory.reserve(places.size());
-  for (const auto& [piece, offset_bytes] : places) {
-    memory.emplace_back(pieces[piece], pieces[piece].get() + offset_bytes);
+  memory.reserve(positions.size());
+  for (const auto& [block, offset_bytes] : positions) {
+    memory.emplace_back(blocks[block], blocks[block].get() + offset_bytes);
   }
   return memory;
 }
@@ -103,11 +103,11 @@ std::vector<std::shared_ptr<std::byte>> Allocate(const std::vector<uint64_t>& si
 nb::list RequestNewTensors(const StepContents& contents, Requests& requests) {
   const CollectionPause pause;
   nb::list tensors = nb::steal<nb::list>(PyList_New(0));
-  for (size_t leaf = 0; leaf < contents.page_digest_count(); ++leaf) tensors.append(nb::none());
+  for (size_t leaf = 0; leaf < contents.leaf_count(); ++leaf) tensors.append(nb::none());
   if (!HasTorchTensor(contents)) return tensors;
   nb::module_::import_("cairn._base.dtypes").attr("require_torch")();
   const TorchAccess torch;
-  const std::vector<uint32_t> leaves = PlainLeaves(contents, torch);
+  const std::vector<uint32_t> leaves = UnsharedTensorLeaves(contents, torch);
   std::vector<uint64_t> sizes_bytes;
   sizes_bytes.reserve(leaves.size());
   for (const uint32_t leaf : leaves) sizes_bytes.push_back(contents.tensor(leaf).nbytes);
@@ -138,7 +138,7 @@ nb::object NewPinnedTensor(uint8_t dtype, nb::handle shape) {
   const TorchAccess torch;
   if (!torch.CanWrap(code)) return nb::none();
   auto memory = Unwrap([&] {
-    nb::gil_scoped_release no_gil;  // locking takes its time
+    nb::gil_scoped_release no_gil;  // page-locking is slow
     return core::HostMemory::Allocate(bytes, {.pinned = true});
   }());
   const auto owner = std::make_shared<core::HostMemory>(std::move(memory));

@@ -1,5 +1,5 @@
 #pragma once
-/// New torch tensors to read into, and the plain leaves of a step as such tensors.
+/// New torch tensors to read into.
 
 #include <nanobind/nanobind.h>
 
@@ -10,25 +10,29 @@ namespace cairn::python {
 
 namespace nb = nanobind;
 
-/// Tensors from this size on get memory of their own; smaller ones share arenas.
+/// Tensors of at least this size have separate memory; smaller ones share arenas.
 inline constexpr uint64_t kOwnMemoryBytes = uint64_t{1} << 20;
-/// An arena is freed when its last tensor goes: this is what one small tensor can hold at most.
+/// Limit of an arena. It is freed with its last tensor, so this is the most that one small tensor
+/// can keep allocated.
 inline constexpr uint64_t kArenaBytes = uint64_t{32} << 20;
 
-/// A new tensor for each leaf that is a torch tensor and shares no memory, by leaf; None for all
-/// other leaves, for the Python side to make. What goes into the tensors is added to `requests`.
+/// Returns, by leaf, a new tensor for each leaf that is a torch tensor without shared memory, and
+/// None for all other leaves, which the Python side creates. Adds the reads into the tensors to
+/// `requests`.
 ///
-/// Small tensors lie in arenas in key order, as they do in segments, so that what is read together
-/// lands together. Each tensor has a storage of its own size. Raises Invalid if torch is missing.
+/// Small tensors are in arenas in key order, as they are in segments, so that adjacent reads have
+/// adjacent targets. The storage of each tensor has the size of the tensor. Raises Invalid if torch
+/// is missing.
 nb::list RequestNewTensors(const StepContents& contents, Requests& requests);
 
-/// A new row-major tensor with memory of its own, or None where that is for torch.empty: small
-/// tensors, and dtypes or versions of torch without a way to lend it memory.
+/// Returns a new row-major tensor with separate memory; or None if the caller should use
+/// torch.empty: for small tensors, and for dtypes and versions of torch that TorchAccess cannot
+/// wrap.
 nb::object NewLargeTensor(uint8_t dtype, nb::handle shape);
 
-/// A new row-major tensor in page-locked memory of its own, of zeros; None for dtypes or versions
-/// of torch without a way to lend it memory. Requires elements. Raises as
-/// core::HostMemory::Allocate.
+/// Returns a new row-major tensor of zeros in separate page-locked memory; None for dtypes and
+/// versions of torch that TorchAccess cannot wrap. Requires a shape with elements. Raises
+/// Unavailable if no more memory can be page-locked, and Invalid if no device backend is available.
 nb::object NewPinnedTensor(uint8_t dtype, nb::handle shape);
 
 }  // namespace cairn::python

@@ -1,4 +1,4 @@
-// Meshes, placements and shardings from plain Python numbers.
+// Conversions of tuples.
 
 #include "python/src/placements.h"
 

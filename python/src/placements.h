@@ -1,5 +1,5 @@
 #pragma once
-/// Meshes, placements and shardings from plain Python numbers.
+/// Meshes, placements and shardings from tuples of Python numbers. All functions require the GIL.
 
 #include <nanobind/nanobind.h>
 
@@ -12,21 +12,23 @@ namespace cairn::python {
 
 namespace nb = nanobind;
 
-/// A mesh as Python holds it: made once, shared by the tensors on it.
+/// A mesh for the Python side: created once, shared by the tensors on it.
 struct Mesh {
   std::shared_ptr<const core::DeviceMesh> mesh;
 
-  /// `ranks` names the rank of each place, row-major. Raises Invalid as DeviceMesh::Make.
+  /// Creates a mesh. `ranks`: the rank at each position, row-major. Raises Invalid if the sizes and
+  /// ranks do not form a mesh.
   static Mesh Make(nb::handle sizes, nb::handle ranks);
 };
 
-/// What `rank` holds of a tensor of `shape` on a mesh of these sizes: (sizes, offsets, pieces),
-/// each piece (offsets, sizes, local offsets). A placement is (kind, dimension, split factor),
-/// kinds as in core::Placement. Raises Invalid for what does not fit together. Needs the GIL.
+/// Returns what `rank` has of a tensor of `shape` on a mesh of these sizes: (sizes, offsets,
+/// boxes), where each box is (offsets, sizes, local offsets). A placement is (kind, dimension,
+/// split factor), with the kinds of core::Placement. Raises Invalid if the arguments do not match.
 nb::tuple ShardOf(nb::handle shape, nb::handle mesh_sizes, nb::handle placements, uint32_t rank);
 
-/// From (global shape, Mesh, placements), or for explicit boxes (global shape, None, parts), each
-/// part (offsets, sizes, strides in elements, address, device) of elements of `dtype`.
+/// Converts (global shape, Mesh, placements) or, for explicit boxes, (global shape, None, parts),
+/// where each part is (offsets, sizes, strides in elements, address, device), with elements of
+/// `dtype`. Raises Invalid for a malformed placement.
 core::Sharding ToSharding(nb::handle sharding, core::DType dtype);
 
 }  // namespace cairn::python

@@ -1,4 +1,4 @@
-// The one message for what was carried across a fork, and the way out of a forked child.
+// The error for objects that were created before a fork, and the exit of a forked child.
 
 #include "python/src/process_guard.h"
 
@@ -20,7 +20,8 @@ void ProcessGuard::Check() const {
 }
 
 // RocksDB joins its threads in a static destructor. A forked child does not have them and would
-// wait for ever in exit(), so it leaves before static destructors run; by then Python is finalized.
+// wait forever in exit(). It therefore ends before static destructors run, when Python is
+// finalized.
 void LetForkedChildrenExit() {
   static const int registered = pthread_atfork(nullptr, nullptr, [] {
     on_exit(
@@ -30,7 +31,7 @@ void LetForkedChildrenExit() {
         },
         nullptr);
   });
-  (void)registered;  // out of memory at worst, and then the child waits
+  (void)registered;  // fails only without memory; then the child waits in exit()
 }
 
 }  // namespace cairn::python

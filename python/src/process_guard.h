@@ -16,8 +16,8 @@ class ProcessGuard {
   pid_t pid_ = getpid();
 };
 
-/// To be called once a store is opened: lets forked children of this process exit, which lack the
-/// threads that RocksDB would join.
+/// Lets forked children of this process exit although they lack the threads that RocksDB would
+/// join. Call it whenever a store is opened; only the first call has an effect.
 void LetForkedChildrenExit();
 
 }  // namespace cairn::python

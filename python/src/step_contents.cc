@@ -1,4 +1,4 @@
-// Contents by leaf, places of tensors, and the way back from a tree to a nested state.
+// Records by leaf, places of tensors, and the construction of a nested state.
 
 #include "python/src/step_contents.h"
 
@@ -15,7 +15,7 @@ namespace {
 using core::KeyKind;
 using core::NodeKind;
 
-// A mapping's key from its text.
+// Returns the key of a mapping from its text.
 nb::object ToPyKey(const core::Node& node) {
   switch (node.key_kind) {
     case KeyKind::kIndex:
@@ -36,27 +36,27 @@ nb::object ToPyKey(const core::Node& node) {
 
 std::vector<uint64_t> PlaceStrides(const core::TensorInfo& info) {
   auto strides = info.alias_of ? info.alias_strides : core::RowMajorStrides(info.shape);
-  // The stride of a dimension of one element says nothing.
+  // The stride of a dimension with one element has no meaning.
   for (size_t d = 0; d < strides.size(); ++d) {
     if (info.shape[d] <= 1) strides[d] = 0;
   }
   return strides;
 }
 
-// Finds records, which are in key order, by name. Leaves mostly come in long runs of that order.
+// Finds records, which are in key order, by name. Leaves are mostly in the same order.
 template <typename Info>
 class Finder {
  public:
   explicit Finder(const std::vector<Info>& infos) : infos_(infos) {}
 
-  /// Index of the record, or nothing.
+  /// Returns the index of the record, or nothing.
   std::optional<uint32_t> Find(std::string_view fqn) {
     if (next_ >= infos_.size() || infos_[next_].fqn != fqn) {
       next_ = static_cast<size_t>(std::ranges::lower_bound(infos_, fqn, {}, &Info::fqn) -
                                   infos_.begin());
       if (next_ == infos_.size() || infos_[next_].fqn != fqn) return std::nullopt;
     }
-    // A hidden owner is no leaf, even if it should bear the name of one.
+    // A hidden owner is not a leaf, even if it has the name of one.
     if constexpr (requires(Info info) { info.hidden; }) {
       if (infos_[next_].hidden) return std::nullopt;
     }
@@ -65,7 +65,7 @@ class Finder {
 
  private:
   const std::vector<Info>& infos_;
-  size_t next_ = 0;  // behind the last one found
+  size_t next_ = 0;  // after the record that was found last
 };
 
 }  // namespace
@@ -109,8 +109,8 @@ nb::object StepContents::FindTensor(nb::str fqn) const {
 
 nb::object StepContents::Build(nb::list leaves) const {
   const CollectionPause pause;
-  if (leaves.size() != leaves_.size()) ThrowInvalid("a state needs one value a leaf");
-  // From the last node to the first: a container then finds its children complete, in order.
+  if (leaves.size() != leaves_.size()) ThrowInvalid("a state needs one value per leaf");
+  // From the last node to the first, so that the children of a container are complete.
   std::vector<std::pair<uint32_t, nb::object>> built;
   size_t next_leaf = leaves_.size();
   for (auto node = static_cast<uint32_t>(contents_.tree.nodes.size()); node-- > 0;) {

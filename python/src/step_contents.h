@@ -1,6 +1,6 @@
 #pragma once
-/// What a step holds, as the Python side sees it: leaf by leaf, with no object made that is not
-/// asked for.
+/// The contents of a step for the Python side, leaf by leaf. Python objects are created only when
+/// they are requested.
 
 #include <nanobind/nanobind.h>
 
@@ -11,34 +11,34 @@
 #include "core/step/contents.h"
 #include "kv/step_info.h"
 
-
 namespace cairn::python {
 
 namespace nb = nanobind;
 
-/// A step, or the part of it that patterns selected. Leaves are numbered in tree order.
+/// A step, or the part of it that patterns select. Leaves are numbered in tree order.
 ///
-/// Threads: immutable; members that return Python objects need the GIL.
+/// Threads: immutable; members that return Python objects require the GIL.
 class StepContents {
  public:
-  /// Raises Corrupt if the tree has leaves that have no record.
+  /// Raises Corrupt if a leaf of the tree has no record.
   explicit StepContents(core::Contents contents);
 
   const kv::StepInfo& step() const { return contents_.step; }
-  size_t page_digest_count() const { return leaves_.size(); }
+  size_t leaf_count() const { return leaves_.size(); }
   const std::string& fqn(size_t leaf) const { return leaves_[leaf].fqn; }
   core::NodeKind kind(size_t leaf) const { return contents_.tree.nodes[leaves_[leaf].node].kind; }
-  /// Requires a leaf whose kind is that of a tensor.
+  /// Requires a leaf whose kind is a tensor.
   const core::TensorInfo& tensor(size_t leaf) const { return contents_.tensors[slots_[leaf]]; }
-  /// In key order; owners of shared memory that are no leaves included.
+  /// Returns all tensors in key order, including owners of shared memory that are not leaves.
   const std::vector<core::TensorInfo>& tensors() const { return contents_.tensors; }
 
-  /// (FQN, node kind, TensorInfo or plain value).
+  /// Returns (FQN, node kind, TensorInfo or plain value). Raises IndexError.
   nb::tuple ToPyLeaf(size_t leaf) const;
   nb::list ToPyFqns() const;
-  /// The TensorInfo of a leaf or hidden owner, or None.
+  /// Returns the TensorInfo of a leaf or of a hidden owner, or None.
   nb::object FindTensor(nb::str fqn) const;
-  /// The nested state with `leaves`, one a leaf, in its places.
+  /// Returns the nested state with one element of `leaves` for each leaf. Raises Invalid for
+  /// another number of elements.
   nb::object Build(nb::list leaves) const;
 
  private:
@@ -50,11 +50,13 @@ class StepContents {
   std::vector<uint32_t> slots_;  // by leaf: index in contents_.tensors or contents_.values
 };
 
-/// True if the bytes of both lie in the same place of the step: they are one and the same tensor.
+/// Returns true if both refer to the same bytes of the step in the same way, so that they are the
+/// same tensor.
 bool IsSamePlace(const core::TensorInfo& a, const core::TensorInfo& b);
-/// (FQN of the owner, offset in bytes, dtype code, shape, strides): equal for the same place.
+/// Returns (FQN of the owner, offset in bytes, dtype code, shape, strides), which is equal exactly
+/// if IsSamePlace is true.
 nb::tuple ToPyPlace(const core::TensorInfo& info);
-/// The tensor whose bytes these are: itself, or the one that it is an alias of.
+/// Returns the FQN of the tensor that owns the bytes: this tensor, or the one it is an alias of.
 const std::string& OwnerOf(const core::TensorInfo& info);
 
 }  // namespace cairn::python

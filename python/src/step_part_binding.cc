@@ -1,8 +1,7 @@
-// Portions, paths and extensions from Python objects; every call that does I/O runs without the GIL.
+// Converts portions, paths and extensions; calls that do I/O run without the GIL.
 
 #include "python/src/step_part_binding.h"
 
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -12,6 +11,7 @@
 
 #include "python/src/convert.h"
 #include "python/src/errors.h"
+#include "python/src/keyword_arguments.h"
 #include "python/src/placements.h"
 #include "python/src/store_binding.h"
 #include "python/src/streams.h"
@@ -53,11 +53,12 @@ core::StepFrame ToFrame(nb::dict paths, nb::dict extensions) {
 
 [[noreturn]] void ThrowInUse() {
   Throw(Error{.code = ErrorCode::kConflict,
-              .message = "a save with this writer still runs on another thread: wait for it, or "
-                         "give each save a writer of its own"});
+              .message =
+                  "a save with this writer is still running on another thread: wait for it, or "
+                  "use a separate writer for each save"});
 }
 
-// Runs `work` without the GIL and gives back its value, or raises its error.
+// Runs `work` without the GIL. Returns its value, or raises its error.
 template <typename Work>
 auto WithoutGil(const Work& work) {
   auto result = [&] {
@@ -69,15 +70,15 @@ auto WithoutGil(const Work& work) {
 
 }  // namespace
 
-class StepPartBinding::Turn {
+class StepPartBinding::ExclusiveUse {
  public:
-  explicit Turn(const StepPartBinding& of) : of_(of) {
+  explicit ExclusiveUse(const StepPartBinding& of) : of_(of) {
     of.process_.Check();
     if (of.in_use_.exchange(true)) ThrowInUse();
   }
-  ~Turn() { of_.in_use_ = false; }
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
+  ~ExclusiveUse() { of_.in_use_ = false; }
+  ExclusiveUse(const ExclusiveUse&) = delete;
+  ExclusiveUse& operator=(const ExclusiveUse&) = delete;
 
  private:
   const StepPartBinding& of_;
@@ -109,7 +110,7 @@ core::StepPart& StepPartBinding::part() const {
 }
 
 nb::tuple StepPartBinding::OpenSession(uint64_t step, uint32_t world_size) {
-  const Turn turn(*this);
+  const ExclusiveUse use(*this);
   const core::StepTicket ticket =
       WithoutGil([&] { return core::StepPart::OpenSession(*store_, step, world_size); });
   return nb::make_tuple(ticket.step, ticket.world_size, ToPyText(ticket.session),
@@ -117,7 +118,7 @@ nb::tuple StepPartBinding::OpenSession(uint64_t step, uint32_t world_size) {
 }
 
 std::vector<uint64_t> StepPartBinding::Steps() const {
-  const Turn turn(*this);
+  const ExclusiveUse use(*this);
   std::vector<uint64_t> numbers;
   for (const kv::StepInfo& info : WithoutGil([&] { return store_->Steps(); })) {
     numbers.push_back(info.step);
@@ -125,26 +126,20 @@ std::vector<uint64_t> StepPartBinding::Steps() const {
   return numbers;
 }
 
-void StepPartBinding::Begin(nb::tuple ticket, uint32_t rank, bool overwrite,
-                            std::optional<uint64_t> chunk_bytes) {
-  const Turn turn(*this);
-  const core::StepTicket told{.step = nb::cast<uint64_t>(ticket[0]),
-                              .world_size = nb::cast<uint32_t>(ticket[1]),
-                              .session = FromPyText(ticket[2]),
-                              .attempt = FromPyText(ticket[3])};
-  core::SaveOptions options;
-  options.overwrite = overwrite;
-  if (chunk_bytes) options.chunk_bytes = *chunk_bytes;
-  // Whoever coordinates the ranks has deadlines of its own (those of the process group), and says
-  // when all have written: this one is for what nobody thought of.
+void StepPartBinding::Begin(nb::tuple ticket, uint32_t rank, core::SaveOptions options) {
+  const ExclusiveUse use(*this);
+  const core::StepTicket step_ticket{.step = nb::cast<uint64_t>(ticket[0]),
+                                     .world_size = nb::cast<uint32_t>(ticket[1]),
+                                     .session = FromPyText(ticket[2]),
+                                     .attempt = FromPyText(ticket[3])};
   options.deadline = std::chrono::hours(24);
   options.progress = [this](uint64_t, uint64_t) { return watch_ == nullptr || watch_->Check(); };
-  part_ = WithoutGil([&] { return core::StepPart::Begin(*store_, told, rank, options); });
+  part_ = WithoutGil([&] { return core::StepPart::Begin(*store_, step_ticket, rank, options); });
 }
 
 void StepPartBinding::Add(Batch& batch, nb::dict shards,
                           const std::vector<core::DeviceStream>& streams) {
-  const Turn turn(*this);
+  const ExclusiveUse use(*this);
   core::StepPart& part = this->part();
   AddShards(batch.state, shards);
   SignalWatch watch;
@@ -159,20 +154,20 @@ void StepPartBinding::Add(Batch& batch, nb::dict shards,
 }
 
 nb::tuple StepPartBinding::Prepare() {
-  const Turn turn(*this);
+  const ExclusiveUse use(*this);
   core::StepPart& part = this->part();
   return ToPyReport(WithoutGil([&] { return part.Prepare(); }));
 }
 
 nb::tuple StepPartBinding::Commit(nb::dict paths, nb::dict extensions) {
-  const Turn turn(*this);
+  const ExclusiveUse use(*this);
   core::StepPart& part = this->part();
   const core::StepFrame frame = ToFrame(paths, extensions);
   return ToPyReport(WithoutGil([&] { return part.Commit(frame); }));
 }
 
 void StepPartBinding::Abort(nb::str reason) {
-  const Turn turn(*this);
+  const ExclusiveUse use(*this);
   core::StepPart& part = this->part();
   const Error error{.code = ErrorCode::kFailedPrecondition, .message = FromPyText(reason)};
   nb::gil_scoped_release no_gil;
@@ -180,7 +175,7 @@ void StepPartBinding::Abort(nb::str reason) {
 }
 
 void StepPartBinding::Close() {
-  const Turn turn(*this);
+  const ExclusiveUse use(*this);
   WithoutGil([&]() -> Result<void> {
     part_.reset();
     if (store_ == nullptr) return {};
@@ -198,8 +193,12 @@ void BindStepPart(nb::module_& m) {
            })
       .def("open_session", &StepPartBinding::OpenSession, nb::arg("step"), nb::arg("world_size"))
       .def("steps", &StepPartBinding::Steps)
-      .def("begin", &StepPartBinding::Begin, nb::arg("ticket"), nb::arg("rank"),
-           nb::arg("overwrite"), nb::arg("chunk_bytes").none())
+      .def(
+          "begin",
+          [](StepPartBinding& self, nb::tuple ticket, uint32_t rank, nb::kwargs options) {
+            self.Begin(ticket, rank, ToSaveOptions(options));
+          },
+          nb::arg("ticket"), nb::arg("rank"), nb::arg("options"))
       .def(
           "add",
           [](StepPartBinding& self, Batch& batch, nb::dict shards, const Streams& streams) {

@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,42 +19,50 @@ namespace cairn::python {
 
 namespace nb = nanobind;
 
-/// Opened by rank 0 (no session) or by another rank that has its ticket, for one attempt. Closed by
-/// the destructor, which gives up what was not handed in or committed.
+/// A store and at most one part of a step, for one attempt. Rank 0 opens it with an empty session,
+/// the other ranks with the session of rank 0's ticket. The destructor aborts a part that was
+/// neither prepared nor committed, and closes the store.
 ///
-/// Threads: one at a time, and a call beside another raises Conflict; all members but the
-/// constructor raise Invalid in a forked child.
+/// Threads: one at a time; a concurrent call raises Conflict. In a forked child all members except
+/// the constructor raise Invalid.
 class StepPartBinding {
  public:
   StepPartBinding(const std::string& address, const std::string& session);
   ~StepPartBinding();
 
-  /// (step, world size, session, attempt)
+  /// Returns the ticket (step, world size, session, attempt) of a new attempt.
   nb::tuple OpenSession(uint64_t step, uint32_t world_size);
   std::vector<uint64_t> Steps() const;
-  void Begin(nb::tuple ticket, uint32_t rank, bool overwrite, std::optional<uint64_t> chunk_bytes);
-  /// `shards`: FQN -> (dtype code, sharding with explicit boxes, for ToSharding), beside the leaves
-  /// of `batch`, whose keys are FQNs. The caller keeps the memory of `shards` alive.
+  /// Begins the part of `rank`. The deadline of `options`, which limits the commit, is replaced by 24
+  /// hours: the coordinator of the ranks has its own deadlines and commits when all have prepared.
+  void Begin(nb::tuple ticket, uint32_t rank, core::SaveOptions options);
+  /// Writes the leaves of `batch`, whose keys are FQNs, and `shards`: FQN -> (dtype code, sharding
+  /// with explicit boxes in the form of ToSharding). The caller keeps the memory of `shards` alive.
   void Add(Batch& batch, nb::dict shards, const std::vector<core::DeviceStream>& streams);
-  /// The report as a tuple.
+  /// Makes the part durable. Returns the report as a tuple.
   nb::tuple Prepare();
-  /// `paths`: FQN -> tuple of str (keys) and int (positions); `extensions`: name -> bytes.
+  /// Commits the step. `paths`: FQN -> tuple of str (keys) and int (positions); `extensions`: name
+  /// -> bytes. Returns the report as a tuple.
   nb::tuple Commit(nb::dict paths, nb::dict extensions);
+  /// Informs rank 0 that this rank gave up, and why. Best effort.
   void Abort(nb::str reason);
+  /// Aborts an unfinished part and closes the store. May be called again.
   void Close();
 
  private:
-  /// Marks this as used while it lives. Raises Conflict if it is already, Invalid after a fork.
-  class Turn;
+  /// Marks the object as used. Raises Conflict if it is in use already, and Invalid after a fork.
+  class ExclusiveUse;
+  /// Raises Invalid if there is no part.
   core::StepPart& part() const;
 
   ProcessGuard process_;
   std::unique_ptr<core::CheckpointStore> store_;
   std::unique_ptr<core::StepPart> part_;
-  SignalWatch* watch_ = nullptr;  // of the call that runs
+  SignalWatch* watch_ = nullptr;  // that of the running Add
   mutable std::atomic<bool> in_use_ = false;
 };
 
+/// Adds the class StepPart to the extension module.
 void BindStepPart(nb::module_& m);
 
 }  // namespace cairn::python

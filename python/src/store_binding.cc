@@ -1,4 +1,4 @@
-// The store as cairn/store.py sees it.
+// Calls of a store without the GIL, with signals watched.
 
 #include "python/src/store_binding.h"
 
@@ -27,8 +27,9 @@ const char* ChangeName(core::KeyChange::Kind kind) {
   return "changed";
 }
 
-// As a torch tensor if there is `torch` to make it. Torch has no read-only tensors, hence the
-// const_cast; the mapping is private, so that a write stays in this process.
+// Returns a torch tensor if `torch` is given and supports the dtype. The const_cast is needed
+// because torch has no read-only tensors; the mapping is private, so that a write stays in this
+// process.
 nb::object ToPyMapped(std::optional<core::MappedTensor> mapped, const core::TensorInfo& info,
                       const TorchAccess* torch) {
   if (!mapped) return nb::none();
@@ -75,9 +76,9 @@ bool SaveHandleBinding::Wait(std::optional<double> timeout_seconds) const {
   using Clock = std::chrono::steady_clock;
   using std::chrono::milliseconds;
   process_.Check();
-  // Slices, so that Ctrl-C ends the wait (and not the save).
+  // In slices, so that Ctrl-C ends the wait (and not the save).
   constexpr milliseconds kSlice(50);
-  // A year is for ever here, and far from overflowing the clock.
+  // A year is indefinite in practice, and does not overflow the clock.
   const double seconds = std::clamp(timeout_seconds.value_or(3e7), 0.0, 3e7);
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                            std::chrono::duration<double>(seconds));
@@ -128,7 +129,7 @@ StoreBinding::StoreBinding(const std::string& address, bool writable,
 
 StoreBinding::~StoreBinding() {
   if (!process_.is_same_process()) {
-    // The threads that these would join live in the parent, and so do the lock and the file.
+    // The threads that the destructors would join, the lock and the files belong to the parent.
     (void)saver_.release();
     (void)store_.release();
     return;
@@ -150,7 +151,7 @@ nb::tuple StoreBinding::Save(uint64_t step, const core::StateDict& state,
 SaveHandleBinding StoreBinding::SaveAsync(uint64_t step, const core::StateDict& state,
                                           const core::SaveOptions& options) {
   auto handle = Use([&](core::CheckpointStore& store) {
-    std::lock_guard one_caller(saver_mutex_);
+    const MutexLock one_caller(saver_mutex_);
     if (!saver_) saver_ = std::make_unique<core::AsyncSaver>(&store);
     return saver_->Save(step, state, options);
   });
@@ -179,10 +180,10 @@ nb::object StoreBinding::FindExtension(const kv::StepInfo& step, nb::str name) c
 }
 
 nb::tuple StoreBinding::Load(const kv::StepInfo& step, const Requests& requests, bool read_once,
-                             const DeviceWay& way) const {
+                             const DeviceTransfer& transfer) const {
   SignalWatch watch;
   auto result = Use([&](core::CheckpointStore& store) {
-    return RunLoad(store, step, requests, read_once, way, watch);
+    return RunLoad(store, step, requests, read_once, transfer, watch);
   });
   watch.Rethrow();
   const core::LoadReport report = Unwrap(std::move(result));
@@ -191,12 +192,12 @@ nb::tuple StoreBinding::Load(const kv::StepInfo& step, const Requests& requests,
 
 Result<core::LoadReport> StoreBinding::RunLoad(core::CheckpointStore& store,
                                                const kv::StepInfo& step, const Requests& requests,
-                                               bool read_once, const DeviceWay& way,
+                                               bool read_once, const DeviceTransfer& transfer,
                                                SignalWatch& watch) const {
   if (requests.shards.empty() && !read_once) {
-    return store.Load(step, requests.list, watch.AsProgress(), way.streams);
+    return store.Load(step, requests.list, watch.AsProgress(), transfer.streams);
   }
-  // Requests of a load in place are for whole tensors.
+  // Requests of a load in place are for complete tensors.
   std::vector<core::ShardTarget> targets = requests.shards;
   std::deque<core::Sharding> replicas;
   for (const core::LoadRequest& request : requests.list) {
@@ -210,17 +211,19 @@ Result<core::LoadReport> StoreBinding::RunLoad(core::CheckpointStore& store,
     }
     targets.push_back({.fqn = request.fqn, .sharding = sharding, .local = request.target});
   }
-  // Every rank in the same order, however it holds them; first what all have.
+  // In the same order on every rank, independent of its shards; first what all ranks have.
   std::ranges::stable_sort(targets, {}, [&](const core::ShardTarget& target) {
     return std::pair(requests.holders.contains(target.fqn), std::string_view(target.fqn));
   });
-  core::ShardLoadOptions options{.read_once = read_once, .progress = {}, .streams = way.streams};
+  core::ShardLoadOptions options{
+      .read_once = read_once, .progress = {}, .streams = transfer.streams};
   if (!read_once || !communicator_) {
     options.progress = watch.AsProgress();
     return store.LoadShards(step, targets, options);
   }
   return communicator_->UseWatched(watch, [&](core::Communicator&) -> Result<core::LoadReport> {
-    CAIRN_TRY_ASSIGN(options.tensor_communicator, communicator_->CarrierOf(way.by_nccl));
+    CAIRN_TRY_ASSIGN(options.tensor_communicator,
+                     communicator_->TensorCommunicator(transfer.by_nccl));
     return store.LoadShards(step, targets, options);
   });
 }

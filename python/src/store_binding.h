@@ -1,10 +1,9 @@
 #pragma once
-/// The store as cairn/store.py sees it: one object for CheckpointStore, AsyncSaver and their life.
+/// The store of the Python side: owns a CheckpointStore and its AsyncSaver.
 
 #include <nanobind/nanobind.h>
 
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <shared_mutex>
 #include <string>
@@ -12,6 +11,7 @@
 
 #include "core/async_save.h"
 #include "core/checkpoint_store.h"
+#include "kv/mutex.h"
 #include "python/src/communicator_binding.h"
 #include "python/src/errors.h"
 #include "python/src/load_plan.h"
@@ -22,22 +22,26 @@ namespace cairn::python {
 
 namespace nb = nanobind;
 
-/// (step, logical bytes, written bytes, chunks, chunks reused, seconds).
+/// Returns (step, logical bytes, written bytes, device bytes, direct bytes, chunks, chunks reused,
+/// seconds).
 nb::tuple ToPyReport(const core::SaveReport& report);
 
-/// Threads: any; each waits without the GIL.
+/// An asynchronous save. Threads: any; each waits without the GIL. Raises Invalid in a forked
+/// child.
 class SaveHandleBinding {
  public:
   explicit SaveHandleBinding(core::SaveHandle handle) : handle_(std::move(handle)) {}
+  /// Waits until the caller may change its tensors.
   void WaitStaged() const;
-  /// What the stream of that address on `device` gets from here on runs after the copies of that
-  /// device. Waits until they are enqueued.
+  /// Makes work that is enqueued from now on, on the stream with that address on `device`, run
+  /// after the copies from that device. Waits until the copies are enqueued.
   void MakeStreamWait(int device, uintptr_t stream) const;
-  /// Waits for the end, at most `timeout_seconds` if given; true if the save has ended. Runs signal
-  /// handlers meanwhile.
+  /// Waits until the save has ended, at most `timeout_seconds` if given. Returns true if it has
+  /// ended. Runs signal handlers while it waits.
   bool Wait(std::optional<double> timeout_seconds) const;
   bool done() const;
-  /// The report as a tuple, or raises what went wrong. Waits.
+  /// Waits until the save has ended. Returns the report as a tuple, or raises the error of the
+  /// save.
   nb::tuple Report() const;
 
  private:
@@ -45,7 +49,7 @@ class SaveHandleBinding {
   ProcessGuard process_;
 };
 
-/// A mapped tensor; the arrays made from it keep it, and so the mapping, alive.
+/// A mapped tensor. The arrays created from it keep it, and so the mapping, alive.
 class MappedBinding {
  public:
   explicit MappedBinding(core::MappedTensor tensor) : tensor_(std::move(tensor)) {}
@@ -55,11 +59,12 @@ class MappedBinding {
   core::MappedTensor tensor_;
 };
 
-/// Threads: any member from any thread; all but construction and Close may overlap. In a forked
-/// child every member raises Invalid and the destructor leaves what belongs to the parent alone.
+/// Threads: all members are safe. In a forked child every member raises Invalid, and the destructor
+/// does not touch what belongs to the parent.
 class StoreBinding {
  public:
-  /// `communicator`: null for this process alone, else that of the ranks that open it together.
+  /// Opens a store. `communicator`: that of the ranks that open the store together, or null if this
+  /// process opens it alone. Raises the error of core::CheckpointStore::Open.
   StoreBinding(const std::string& address, bool writable,
                std::shared_ptr<CommunicatorBinding> communicator);
   ~StoreBinding();
@@ -69,37 +74,41 @@ class StoreBinding {
                               const core::SaveOptions& options);
   nb::list Steps() const;
   StepContents List(std::optional<uint64_t> step, nb::list patterns) const;
-  /// The bytes that a front end has kept with the step, or None.
+  /// Returns the bytes that a front end has stored with the step, or None.
   nb::object FindExtension(const kv::StepInfo& step, nb::str name) const;
-  /// `read_once` as core::ShardLoadOptions has it; only for a store of several ranks. The streams
-  /// are of the devices that are loaded into.
+  /// Executes `requests`. Returns (bytes read, direct bytes, seconds). `read_once`: the ranks read
+  /// each byte once and exchange them (core::ShardLoadOptions); only for a multi-rank store.
+  /// `transfer.streams`: streams of the devices that are loaded into.
   nb::tuple Load(const kv::StepInfo& step, const Requests& requests, bool read_once,
-                 const DeviceWay& way) const;
-  /// For each TensorInfo of `tensors` its mapped bytes, or None where they cannot be mapped: a
-  /// torch tensor of its dtype and shape if `as_torch` (a bool for each) says so and torch can be
-  /// lent memory of that dtype, else a MappedBinding.
+                 const DeviceTransfer& transfer) const;
+  /// Returns for each TensorInfo of `tensors` its mapped bytes, or None if they cannot be mapped.
+  /// The bytes are a torch tensor of the dtype and shape if `as_torch` (one bool per tensor) is
+  /// true and torch accepts memory of that dtype; otherwise they are a MappedBinding.
   nb::list Map(const kv::StepInfo& step, nb::list tensors, nb::list as_torch, bool verify) const;
   nb::tuple Compare(uint64_t step_a, uint64_t step_b, nb::list patterns) const;
   nb::tuple Delete(nb::handle steps, bool dry_run);
-  /// Waits for a running asynchronous save, then releases the store. May be called again. Several
-  /// ranks: waits for the others first.
+  /// Waits for a running asynchronous save and, in a multi-rank store, for the other ranks; then
+  /// closes the store. May be called again.
   void Close();
-  /// The same without waiting for other ranks: after an error they may never come.
+  /// Waits for a running asynchronous save and closes the store without waiting for other ranks,
+  /// which may never close it after an error.
   void Abandon();
 
  private:
-  /// Runs `work(store)` without the GIL while the store cannot be closed. Requires the GIL.
+  /// Returns `work(store)`, which runs without the GIL. The store cannot be closed during the call.
+  /// Requires the GIL.
   template <typename Work>
   auto Use(const Work& work) const;
   Result<core::LoadReport> RunLoad(core::CheckpointStore& store, const kv::StepInfo& step,
-                                   const Requests& requests, bool read_once, const DeviceWay& way,
-                                   SignalWatch& watch) const;
+                                   const Requests& requests, bool read_once,
+                                   const DeviceTransfer& transfer, SignalWatch& watch) const;
 
   ProcessGuard process_;
   std::shared_ptr<CommunicatorBinding> communicator_;  // shared with Python; outlives store_
-  mutable std::shared_mutex close_mutex_;  // exclusively for Close; taken without the GIL only
+  mutable std::shared_mutex close_mutex_;  // exclusive in Close; only taken without the GIL
   std::unique_ptr<core::CheckpointStore> store_;
-  std::mutex saver_mutex_;  // AsyncSaver takes one caller at a time
+  Mutex saver_mutex_;  // AsyncSaver allows one caller at a time
+  // Also used without saver_mutex_ while close_mutex_ is held exclusively.
   std::unique_ptr<core::AsyncSaver> saver_;
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Streams of devices, as Python gives them.
+/// Streams of devices in the form that Python passes.
 
 #include <cstdint>
 #include <utility>
@@ -9,7 +9,7 @@
 
 namespace cairn::python {
 
-/// (device, address of the stream) of each.
+/// Pairs of a device and the address of a stream.
 using Streams = std::vector<std::pair<int, uintptr_t>>;
 
 inline std::vector<core::DeviceStream> ToStreams(const Streams& streams) {

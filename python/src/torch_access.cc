@@ -1,4 +1,4 @@
-// torch's types, dtypes and its DLPack functions, as the running process has them.
+// The types, dtypes and DLPack functions of torch, looked up in the running process.
 
 #include "python/src/torch_access.h"
 
@@ -12,7 +12,7 @@ namespace {
 
 nb::object Interned(const char* text) { return nb::steal(PyUnicode_InternFromString(text)); }
 
-// Null where torch is too old to have the functions, or speaks another major version.
+// Returns null if torch is too old to have the functions, or has another major version of them.
 const dlpack::ExchangeApi* FindExchangeApi(nb::handle tensor_type) {
   nb::object capsule = nb::getattr(tensor_type, "__dlpack_c_exchange_api__", nb::none());
   if (!PyCapsule_IsValid(capsule.ptr(), dlpack::kExchangeApiName)) return nullptr;
@@ -22,7 +22,7 @@ const dlpack::ExchangeApi* FindExchangeApi(nb::handle tensor_type) {
   return usable ? api : nullptr;
 }
 
-// DLPack's names of dtypes, without those that it cannot tell from others.
+// The DLPack codes of dtypes, except for dtypes that DLPack cannot distinguish from others.
 struct WireCode {
   core::DType dtype;
   nb::dlpack::dtype_code code;
@@ -56,7 +56,7 @@ const WireCode* FindWireCode(core::DType dtype) {
   return found == std::ranges::end(kWireCodes) ? nullptr : found;
 }
 
-// Memory on its way into a tensor, with what its description points to.
+// Memory that is lent to a tensor, with the arrays that its description points to.
 struct Lent {
   dlpack::ManagedTensor managed;
   std::shared_ptr<std::byte> memory;
@@ -101,12 +101,12 @@ bool TorchAccess::IsSize(nb::handle value) const {
 std::optional<TensorMemory> TorchAccess::FindMemory(nb::handle value) const {
   if (api_ == nullptr) return std::nullopt;
   if (!value.type().is(tensor_type_) && !value.type().is(parameter_type_)) return std::nullopt;
-  // DLPack's own dtype would not do: it calls torch's uint4 a uint8.
+  // Not the dtype of DLPack, which describes torch's uint4 as uint8.
   const core::DType dtype = CodeOf(value);
   if (dtype == core::DType::kUnknown || IsComplex(dtype) || IsNegated(value)) return std::nullopt;
   dlpack::Tensor tensor{};
   if (api_->describe(value.ptr(), &tensor) != 0) {
-    PyErr_Clear();  // the Python side finds out, and says, what it is
+    PyErr_Clear();  // the Python side finds out and reports the reason
     return std::nullopt;
   }
   const std::optional<int> device = ReachedDevice(tensor.device);
@@ -114,7 +114,7 @@ std::optional<TensorMemory> TorchAccess::FindMemory(nb::handle value) const {
   const auto dims = static_cast<size_t>(tensor.ndim);
   if (dims > 0 && (tensor.shape == nullptr || tensor.strides == nullptr)) return std::nullopt;
   const std::span<const int64_t> shape(tensor.shape, dims);
-  // A storage that was freed, unless there is nothing to be stored.
+  // The storage was freed, unless there is nothing to store.
   const bool is_empty = std::ranges::find(shape, 0) != shape.end();
   if (tensor.data == nullptr && !is_empty) return std::nullopt;
   return TensorMemory{.dtype = dtype,
@@ -137,6 +137,7 @@ bool TorchAccess::CanWrap(core::DType dtype) const {
 
 nb::object TorchAccess::Wrap(std::shared_ptr<std::byte> memory, core::DType dtype,
                              std::span<const uint64_t> shape) const {
+  CAIRN_CHECK(CanWrap(dtype));
   const std::vector<uint64_t> strides = core::RowMajorStrides(shape);
   auto lent = std::make_unique<Lent>();
   lent->memory = std::move(memory);
@@ -155,7 +156,7 @@ nb::object TorchAccess::Wrap(std::shared_ptr<std::byte> memory, core::DType dtyp
   tensor.shape = lent->shape.data();
   tensor.strides = lent->strides.data();
   void* result = nullptr;
-  // From here on the memory is torch's, even if it fails.
+  // From here on torch owns the memory, even if the call fails.
   if (api_->wrap(&lent.release()->managed, &result) != 0) throw nb::python_error();
   return nb::steal(static_cast<PyObject*>(result));
 }

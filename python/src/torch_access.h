@@ -1,6 +1,6 @@
 #pragma once
-/// torch tensors without a call of Python for each of their properties. torch is not linked: it is
-/// found in the process, and what it lacks or refuses is left to the Python side.
+/// Access to torch tensors without one Python call per property. torch is not linked but looked up
+/// in the process; the Python side handles what it lacks or refuses.
 
 #include <nanobind/nanobind.h>
 
@@ -15,7 +15,7 @@ namespace cairn::python {
 
 namespace nb = nanobind;
 
-/// Strided memory of a tensor object, borrowed from it. Strides are in elements.
+/// The strided memory of a tensor object, which owns it. Strides are in elements.
 struct TensorMemory {
   core::DType dtype = core::DType::kUnknown;
   std::span<const int64_t> shape;
@@ -26,28 +26,29 @@ struct TensorMemory {
   bool is_contiguous() const;
 };
 
-/// Threads: any that holds the GIL. Cheap to make: one for each save or load.
+/// Threads: any that holds the GIL. Cheap to create: one per save or load.
 class TorchAccess {
  public:
-  /// Which memory the user can take.
+  /// The memory that the user can access.
   enum class Reach { kHost, kDevices };
 
-  /// Knows no tensors if the process has not imported torch: then nobody can hold one.
+  /// Recognizes no tensors if the process has not imported torch, because none can exist then.
   explicit TorchAccess(Reach reach = Reach::kHost);
 
-  /// True for torch.Size, exactly.
+  /// Returns true for torch.Size, but not for subclasses.
   bool IsSize(nb::handle value) const;
 
-  /// The memory of a torch.Tensor or Parameter (no subclass) that is nothing but strided memory of
-  /// this host or, with kDevices, of a device that core reaches. Nothing for all else, to be taken,
-  /// converted or refused by the Python side: other devices and layouts, freed storage, complex
-  /// numbers (which may be conjugated lazily), lazy negation, dtypes that DLPack cannot say.
+  /// Returns the memory of a torch.Tensor or Parameter (not of subclasses) that is simply strided
+  /// memory of this host or, with kDevices, of a device that core can access. Returns nothing for
+  /// all others, which the Python side converts or refuses: other devices and layouts, freed
+  /// storage, complex numbers (which may be conjugated lazily), lazy negation, and dtypes without a
+  /// code.
   std::optional<TensorMemory> FindMemory(nb::handle value) const;
 
-  /// True if Wrap can make tensors of `dtype`.
+  /// Returns true if Wrap supports `dtype`.
   bool CanWrap(core::DType dtype) const;
-  /// A row-major torch.Tensor over `memory`, which it holds; its storage is of its own size.
-  /// Requires CanWrap, and memory for that many elements.
+  /// Returns a row-major torch.Tensor over `memory`, which the tensor keeps alive. Its storage has
+  /// the size of the tensor. Requires CanWrap(dtype), and memory for that many elements.
   nb::object Wrap(std::shared_ptr<std::byte> memory, core::DType dtype,
                   std::span<const uint64_t> shape) const;
 
@@ -57,11 +58,11 @@ class TorchAccess {
   std::optional<int> ReachedDevice(const dlpack::Device& device) const;
 
   Reach reach_;
-  mutable std::optional<bool> has_backend_;  // once a tensor on a device was met
+  mutable std::optional<bool> has_backend_;  // set when the first tensor on a device is found
   nb::object tensor_type_;
   nb::object parameter_type_;
   nb::object size_type_;
-  nb::dict codes_;  // torch.dtype to Cairn's code
+  nb::dict codes_;  // torch.dtype -> code of Cairn
   const dlpack::ExchangeApi* api_ = nullptr;
   nb::str dtype_name_;
   nb::str is_neg_name_;

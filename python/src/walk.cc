@@ -1,4 +1,4 @@
-// The walk: one recursion over the container types that come back as what they were.
+// A recursion over the container types whose type a load restores.
 
 #include "python/src/walk.h"
 
@@ -28,11 +28,11 @@ class Walker {
   uint32_t Add(nb::handle value, nb::object key, uint32_t parent, KeyKind kind, std::string text) {
     walk_.tree.nodes.push_back(
         core::Node{.kind = KindOf(value), .key_kind = kind, .key = std::move(text)});
-    walk_.places.push_back(Walk::Place{nb::borrow(value), std::move(key), parent});
-    return static_cast<uint32_t>(walk_.places.size() - 1);
+    walk_.py_nodes.push_back(Walk::PyNode{nb::borrow(value), std::move(key), parent});
+    return static_cast<uint32_t>(walk_.py_nodes.size() - 1);
   }
 
-  // kValue for all that is no container.
+  // Returns kValue for everything that is not a container.
   NodeKind KindOf(nb::handle value) const {
     PyObject* object = value.ptr();
     if (PyDict_CheckExact(object)) return NodeKind::kDict;
@@ -47,11 +47,11 @@ class Walker {
     const NodeKind kind = walk_.tree.nodes[node].kind;
     if (!core::IsContainer(kind)) return;
     if (depth == kMaxDepth) ThrowTooDeep(node);
-    const nb::object container = walk_.places[node].value;
+    const nb::object container = walk_.py_nodes[node].value;
     core::IsMapping(kind) ? AddItems(container, node, depth) : AddElements(container, node, depth);
   }
 
-  // Over a copy of the items: what a key or leaf does in Python may change the container.
+  // Iterates over a copy of the items: Python code of a key or leaf may change the container.
   void AddItems(nb::handle mapping, uint32_t node, uint32_t depth) {
     nb::object items = Checked(PyMapping_Items(mapping.ptr()));
     const Py_ssize_t count = PyList_GET_SIZE(items.ptr());
@@ -99,7 +99,7 @@ class Walker {
 
 std::string Walk::Fqn(uint32_t node) const {
   if (node == 0) return "";
-  const uint32_t parent = places[node].parent;
+  const uint32_t parent = py_nodes[node].parent;
   return parent == 0 ? tree.nodes[node].key : Fqn(parent) + "." + tree.nodes[node].key;
 }
 

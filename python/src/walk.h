@@ -1,5 +1,5 @@
 #pragma once
-/// Walking a user's nested state into a tree of nodes: the way of every save and load in place.
+/// The walk of a user's nested state that every save and load in place begins with.
 
 #include <nanobind/nanobind.h>
 
@@ -13,28 +13,29 @@ namespace cairn::python {
 
 namespace nb = nanobind;
 
-/// Levels of nesting; deeper states are taken for ones that contain themselves.
+/// Limit of the levels of nesting. Deeper states are assumed to contain themselves.
 inline constexpr uint32_t kMaxDepth = 1000;
 
-/// A state's nodes in preorder.
+/// The nodes of a state in preorder.
 ///
-/// Ownership: keeps the objects of the state alive, whatever becomes of its containers. Threads:
-/// any that holds the GIL, also to destroy it.
+/// Ownership: keeps the objects of the state alive, even if its containers are changed. Threads:
+/// any that holds the GIL, which the destructor requires too.
 struct Walk {
-  struct Place {
+  struct PyNode {
     nb::object value;
-    nb::object key;       // in the parent; the position in lists and tuples; None for the root
-    uint32_t parent = 0;  // the root's is itself
+    nb::object key;       // in the parent: the key or the position; None for the root
+    uint32_t parent = 0;  // index in `py_nodes`; the parent of the root is the root
   };
 
-  core::StateTree tree;       // a leaf is of kind kValue until its user has looked at it
-  std::vector<Place> places;  // parallel to tree.nodes
+  core::StateTree tree;  // the user of the walk sets the kinds of leaves; they are kValue before
+  std::vector<PyNode> py_nodes;  // parallel to tree.nodes
 
-  /// The keys that lead to a node, joined by dots.
+  /// Returns the keys that lead to a node, joined by dots.
   std::string Fqn(uint32_t node) const;
 };
 
-/// Raises Invalid for keys that no FQN can be made of, and for states nested too deep.
+/// Walks a state. Raises Invalid for keys that cannot be part of an FQN, and for states that are
+/// nested more than kMaxDepth levels deep.
 Walk WalkState(nb::handle state, const TorchAccess& torch);
 
 }  // namespace cairn::python

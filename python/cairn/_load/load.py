@@ -71,7 +71,7 @@ class Load:
         if options.strict:
             _check_missing(self._missing, contents.step)
         self._others = _OtherLeaves(plan, contents.step, options, ranks)
-        for node, leaf in plan.request_plain():
+        for node, leaf in plan.request_contiguous():
             self._others.add(node, leaf, leaf_at(contents, leaf))
         self.requests = plan.requests
 

@@ -137,7 +137,7 @@ class Reader:
             memory = new_array(info.dtype, info.shape)
             address = address_of(memory)
         strides = row_major(info.shape)
-        self._requests.add(info.fqn, None, info.shape, info.dtype, strides, address, place)
+        self._requests.add(info.fqn, None, info.shape, (info.dtype, strides, address, place))
         self._memory[info.fqn] = memory
 
     def _move(self) -> None:

@@ -59,10 +59,7 @@ class BoxReader:
             fqn,
             box.offsets,
             box.sizes,
-            info.dtype,
-            tuple(strides),
-            target.address,
-            target.device,
+            (info.dtype, tuple(strides), target.address, target.device),
         )
         self._targets.append(target)
         return out

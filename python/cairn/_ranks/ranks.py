@@ -346,7 +346,13 @@ def connect(group: ProcessGroup, timeout: float) -> _cairn.Communicator:
     rendezvous, run_id = meeting[0]
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     return _cairn.Communicator(
-        rank, world_size, rendezvous, run_id, interface, min(timeout, 300.0), timeout
+        rank=rank,
+        world_size=world_size,
+        rendezvous=rendezvous,
+        run_id=run_id,
+        interface=interface,
+        connect_timeout=min(timeout, 300.0),
+        timeout=timeout,
     )
 
 

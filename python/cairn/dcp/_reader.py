@@ -221,7 +221,7 @@ class _OpenStep:
         for item, _, target in portion:
             fqn, offsets = self._place_of(item)
             place = target.strides, target.address, target.device
-            requests.add(fqn, offsets, target.shape, target.dtype, *place)
+            requests.add(fqn, offsets, target.shape, (target.dtype, *place))
         devices.load(self.native, self._contents.info, requests)
         for item, tensor, target in portion:
             if target.finish is not None:

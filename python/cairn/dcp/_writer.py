@@ -234,7 +234,12 @@ class CairnWriter(StorageWriter, AsyncStager):
     def _write(
         self, part: saves.Part, ticket: saves.Ticket, plan: SavePlan, planner: SavePlanner
     ) -> list[WriteResult]:
-        part.native.begin(ticket.attempt, ticket.rank, self._overwrite, self._chunk_bytes)
+        part.native.begin(
+            ticket.attempt,
+            ticket.rank,
+            overwrite=self._overwrite,
+            chunk_bytes=self._chunk_bytes,
+        )
         portion = _Portion(self._use_collectives)
         for items in _by_fqn(plan.items):
             portion.add(items, planner, self._allow_pickle)

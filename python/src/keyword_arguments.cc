@@ -1,0 +1,93 @@
+// Reads each argument once, and refuses what was not read.
+
+#include "python/src/keyword_arguments.h"
+
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "python/src/errors.h"
+#include "python/src/streams.h"
+
+namespace cairn::python {
+namespace {
+
+class Reader {
+ public:
+  explicit Reader(const nb::kwargs& arguments) : arguments_(arguments) {}
+
+  /// Returns the argument, or nothing if it is absent or None.
+  template <typename T>
+  std::optional<T> Find(const char* name) {
+    if (!arguments_.contains(name)) return std::nullopt;
+    ++read_count_;
+    const nb::object value = arguments_[name];
+    if (value.is_none()) return std::nullopt;
+    T converted{};
+    if (!nb::try_cast(value, converted)) {
+      throw nb::type_error((std::string(name) + ": a value of type " +
+                            Py_TYPE(value.ptr())->tp_name + " is not accepted")
+                               .c_str());
+    }
+    return converted;
+  }
+  /// Sets `target` to the argument if there is one.
+  template <typename T>
+  void Read(const char* name, T& target) {
+    if (auto value = Find<T>(name)) target = *std::move(value);
+  }
+  /// Raises TypeError if there are arguments that were not read.
+  void Finish() const {
+    if (read_count_ != arguments_.size()) throw nb::type_error("an unknown keyword argument");
+  }
+
+ private:
+  const nb::kwargs& arguments_;
+  size_t read_count_ = 0;
+};
+
+}  // namespace
+
+core::SaveOptions ToSaveOptions(const nb::kwargs& arguments) {
+  Reader reader(arguments);
+  core::SaveOptions options;
+  reader.Read("overwrite", options.overwrite);
+  reader.Read("incremental", options.incremental);
+  options.base_step = reader.Find<uint64_t>("base_step");
+  reader.Read("chunk_bytes", options.chunk_bytes);
+  if (const auto seconds = reader.Find<double>("deadline")) {
+    options.deadline = std::chrono::milliseconds(static_cast<int64_t>(*seconds * 1000));
+  }
+  if (const auto streams = reader.Find<Streams>("streams")) options.streams = ToStreams(*streams);
+  reader.Read("device_snapshot", options.device_snapshot);
+  reader.Finish();
+  return options;
+}
+
+core::GlooOptions ToGlooOptions(const nb::kwargs& arguments) {
+  Reader reader(arguments);
+  core::GlooOptions options;
+  reader.Read("rank", options.rank);
+  reader.Read("world_size", options.world_size);
+  reader.Read("rendezvous", options.rendezvous);
+  reader.Read("run_id", options.run_id);
+  reader.Read("interface", options.interface);
+  if (const auto seconds = reader.Find<double>("connect_timeout")) {
+    options.connect_timeout = ToTimeout(*seconds);
+  }
+  if (const auto seconds = reader.Find<double>("timeout")) options.timeout = ToTimeout(*seconds);
+  reader.Finish();
+  return options;
+}
+
+std::chrono::milliseconds ToTimeout(double seconds) {
+  constexpr double kLongest = 30.0 * 24 * 3600;  // indefinite in practice, and far from overflow
+  if (!(seconds > 0)) ThrowInvalid("a timeout must be a positive number of seconds");
+  return std::chrono::milliseconds(
+      std::max<int64_t>(1, static_cast<int64_t>(std::min(seconds, kLongest) * 1000)));
+}
+
+}  // namespace cairn::python

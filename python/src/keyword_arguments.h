@@ -1,0 +1,31 @@
+#pragma once
+/// Options from Python keyword arguments.
+
+#include <nanobind/nanobind.h>
+
+#include <string>
+
+#include "core/ranks/gloo_communicator.h"
+#include "core/save/save_options.h"
+
+namespace cairn::python {
+
+namespace nb = nanobind;
+
+/// Returns the options of Store.save, Store.save_async and StepPart.begin: `overwrite`,
+/// `incremental`, `base_step`, `chunk_bytes`, `deadline` (in seconds), `streams` (pairs of a device
+/// and the address of a stream) and `device_snapshot`. Options that are absent or None have the
+/// default of core::SaveOptions. Raises TypeError for other names and for values of a wrong type.
+/// Requires the GIL.
+core::SaveOptions ToSaveOptions(const nb::kwargs& arguments);
+
+/// Returns the options of Communicator: `rank`, `world_size`, `rendezvous`, `run_id`, `interface`,
+/// `connect_timeout` and `timeout` (both in seconds), with the defaults of core::GlooOptions.
+/// Raises TypeError for other names and for values of a wrong type, and Invalid for a timeout that
+/// is not positive. Requires the GIL.
+core::GlooOptions ToGlooOptions(const nb::kwargs& arguments);
+
+/// Converts a timeout to at least 1 ms and at most 30 days. Raises Invalid if it is not positive.
+std::chrono::milliseconds ToTimeout(double seconds);
+
+}  // namespace cairn::python
