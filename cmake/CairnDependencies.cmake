@@ -1,4 +1,5 @@
-# Libraries, all from the distribution's packages (docs/dependencies.md says why each).
+# Libraries, all from packages of the distribution (docs/dependencies.md states the reason for
+# each).
 find_program(FLATC flatc REQUIRED)
 find_package(Threads REQUIRED)
 find_package(fmt REQUIRED)
@@ -9,7 +10,7 @@ pkg_check_modules(liburing REQUIRED IMPORTED_TARGET liburing)
 pkg_check_modules(libzstd REQUIRED IMPORTED_TARGET libzstd)
 pkg_check_modules(libdeflate REQUIRED IMPORTED_TARGET libdeflate)
 pkg_check_modules(libxxhash REQUIRED IMPORTED_TARGET libxxhash)
-# Debian's library holds variants for newer x86 processors; without them XXH3 runs on SSE2.
+# Debian's library contains variants for newer x86 processors; without them XXH3 uses SSE2.
 include(CheckCXXSourceCompiles)
 set(CMAKE_REQUIRED_LIBRARIES PkgConfig::libxxhash)
 check_cxx_source_compiles("#include <xxhash.h>
@@ -17,8 +18,8 @@ check_cxx_source_compiles("#include <xxhash.h>
 int main() { return static_cast<int>(XXH3_64bits(\"\", 0)); }" CAIRN_XXHASH_DISPATCH)
 unset(CMAKE_REQUIRED_LIBRARIES)
 
-# RocksDB's own package config asks for its build-time helpers (gflags, snappy, ...); the shared
-# library needs none of them, so it is taken by name.
+# RocksDB's package config requires its build-time dependencies (gflags, snappy, ...). The shared
+# library needs none of them, so it is found by name.
 find_library(ROCKSDB_LIBRARY NAMES rocksdb REQUIRED)
 find_path(ROCKSDB_INCLUDE_DIR rocksdb/db.h REQUIRED)
 add_library(cairn_rocksdb INTERFACE)
@@ -26,7 +27,7 @@ add_library(cairn::rocksdb ALIAS cairn_rocksdb)
 target_link_libraries(cairn_rocksdb INTERFACE ${ROCKSDB_LIBRARY})
 target_include_directories(cairn_rocksdb SYSTEM INTERFACE ${ROCKSDB_INCLUDE_DIR})
 
-# Gloo's package config exports a target of the bare name "gloo".
+# Gloo's package config exports a target without a namespace, "gloo".
 find_library(GLOO_LIBRARY NAMES gloo REQUIRED)
 find_path(GLOO_INCLUDE_DIR gloo/context.h REQUIRED)
 add_library(cairn_gloo INTERFACE)

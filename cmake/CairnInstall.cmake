@@ -1,7 +1,7 @@
-# `cmake --install` and find_package(cairn): the static libraries cairn::schema, cairn::kv, cairn::core,
-# cairn::interop and (if it is built) cairn::cuda with their public headers. The headers are installed in
-# include/cairn, so that folder names as common as "core" cannot collide with another project's.
-# The programs are installed by the folders that build them.
+# `cmake --install` and find_package(cairn): the static libraries cairn::schema, cairn::kv,
+# cairn::core, cairn::interop and (if it is built) cairn::cuda with their public headers. The
+# headers are installed in include/cairn, so that common folder names such as "core" cannot collide
+# with other projects. The programs are installed by the folders that build them.
 include(CMakePackageConfigHelpers)
 
 target_compile_features(cairn_schema INTERFACE cxx_std_23)  # the headers use std::expected
@@ -17,7 +17,7 @@ install(TARGETS cairn_schema cairn_kv cairn_core cairn_interop cairn_rocksdb cai
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT cairn_development)
 set(layers schema kv core)
 if(TARGET cairn_cuda)
-  # Apart from the others: only who links it needs the CUDA toolkit.
+  # Exported separately: only projects that link it need the CUDA toolkit.
   list(APPEND layers cuda)
   set_target_properties(cairn_cuda PROPERTIES EXPORT_NAME cuda)
   install(TARGETS cairn_cuda EXPORT cairnCudaTargets

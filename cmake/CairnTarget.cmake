@@ -1,20 +1,20 @@
-# Flags of our targets, as properties of each target. A target calls exactly one of
+# Flags of our targets, as properties of each target. Call exactly one of these for each target:
 #   cairn_target_options          libraries and programs of the product
 #   cairn_test_options            programs with gtest, and libraries that only they link
-#   cairn_compile_options         what compiles with neither set of precompiled headers
+#   cairn_compile_options         targets that use neither set of precompiled headers
 function(cairn_compile_options target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wno-missing-field-initializers
     $<$<BOOL:${CAIRN_WERROR}>:-Werror>)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # GCC's garbage collector starts at 256 MB instead of 128 MB of live data: a precompiled header
-    # alone has 100 MB, which would be scanned again and again (10 % of the compile time).
+    # alone has 100 MB, which it would scan repeatedly (10 % of the compile time).
     # -fpch-preprocess lets ccache work with precompiled headers.
     target_compile_options(${target} PRIVATE
       $<$<COMPILE_LANGUAGE:CXX>:--param=ggc-min-heapsize=262144;-fpch-preprocess>)
   endif()
   if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
-    # The annotations of kv/thread_annotations.h. Deprecation is left to GCC: Clang reports what
-    # libstdc++ itself uses, such as the temporary buffers of std::stable_sort.
+    # Checks the annotations of kv/thread_annotations.h. Deprecation is left to GCC: Clang also
+    # reports uses within libstdc++, such as the temporary buffers of std::stable_sort.
     target_compile_options(${target} PRIVATE -Wthread-safety -Wno-deprecated-declarations)
   endif()
   if(CAIRN_SANITIZER STREQUAL "address")

@@ -1,5 +1,5 @@
-// Saves wait for nothing on the device but the caller's streams and their own work: they
-// end while another stream is busy without end.
+// Saves wait only for the caller's streams and for their own work on the device: they end while
+// another stream stays busy.
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ namespace {
 
 using testing::DeviceStoreTest;
 
-/// Work on a stream of its own that ends when Release is called, or at the end.
+/// Work on a separate stream that ends when Release or the destructor is called.
 class EndlessWork {
  public:
   EndlessWork() {
@@ -54,16 +54,16 @@ class BusyDeviceTest : public DeviceStoreTest {
     EndlessWork endless;
     std::future<Result<void>> done = std::async(std::launch::async, work);
     EXPECT_EQ(done.wait_for(std::chrono::seconds(60)), std::future_status::ready)
-        << "it waits for the whole device";
+        << "it waits for the complete device";
     EXPECT_TRUE(endless.IsRunning());
     endless.Release();
     CAIRN_EXPECT_OK(done.get());
   }
 };
 
-TEST_F(BusyDeviceTest, SavesDoNotWaitForTheWholeDevice) {
+TEST_F(BusyDeviceTest, SavesDoNotWaitForTheCompleteDevice) {
   AddModel();
-  // The first save makes buffers and loads kernels, for which CUDA may wait for the device.
+  // The first save allocates buffers and loads kernels, for which CUDA may wait for the device.
   CAIRN_ASSERT_OK(store_->Save(1, State()));
   Write("large", 0, testing::RandomBytes(kv::kPageBytes, 1));
   ExpectDoneBesideEndlessWork([&]() -> Result<void> {

@@ -1,4 +1,4 @@
-// Rounds of an exchange, for all its ranks at once: no CUDA and no NCCL in it.
+// The rounds of all ranks of an exchange, without CUDA and NCCL.
 
 #include "cuda/internal/chunk_schedule.h"
 
@@ -17,7 +17,7 @@ namespace {
 
 using testing::SeededRandom;
 
-/// By sender, by receiver.
+/// Lengths by sender and receiver.
 using Lengths = std::vector<std::vector<uint64_t>>;
 
 std::vector<Round> RoundsOf(const ChunkLayout& layout, const Lengths& lengths, size_t rank) {
@@ -37,7 +37,8 @@ std::vector<std::vector<Round>> RoundsOfAll(const ChunkLayout& layout, const Len
   return all;
 }
 
-/// A world with lengths around what the layout cuts at; small enough that a test has thousands.
+/// A world with lengths around multiples of the slice length, small enough for thousands of worlds
+/// per test.
 struct RandomExchange {
   explicit RandomExchange(SeededRandom& random)
       : world_size(random.Between(1, 9)),
@@ -62,7 +63,7 @@ struct RandomExchange {
 
 constexpr int kExchanges = 2000;
 
-TEST(ChunkScheduleTest, BuffersAreNeverLargerThanWhatIsGiven) {
+TEST(ChunkScheduleTest, BuffersFitIntoTheGivenBytes) {
   SeededRandom random;
   for (int i = 0; i < kExchanges; ++i) {
     const auto world_size = static_cast<int>(random.Between(1, 2000));
@@ -74,7 +75,7 @@ TEST(ChunkScheduleTest, BuffersAreNeverLargerThanWhatIsGiven) {
     EXPECT_GE(layout.slice_bytes, ChunkLayout::kAlignmentBytes);
     EXPECT_EQ(layout.slice_bytes % ChunkLayout::kAlignmentBytes, 0u);
     EXPECT_LE(ChunkLayout::kHalves * layout.half_bytes(), buffer_bytes);
-    // Little enough of it lies idle.
+    // Little of it is unused.
     EXPECT_GT(
         ChunkLayout::kHalves *
             (layout.half_bytes() + layout.slots_per_half() * ChunkLayout::kAlignmentBytes),
@@ -91,7 +92,7 @@ TEST(ChunkScheduleTest, LargeWorldsHaveFewPeersPerRoundAndSmallOnesLargeSlices) 
   EXPECT_EQ(small.slice_bytes, 16u << 20);
 }
 
-TEST(ChunkScheduleTest, EveryByteGoesOnceInOrder) {
+TEST(ChunkScheduleTest, EveryByteIsSentOnceInOrder) {
   SeededRandom random;
   for (int i = 0; i < kExchanges; ++i) {
     const RandomExchange exchange(random);
@@ -128,20 +129,21 @@ TEST(ChunkScheduleTest, ARoundFitsIntoItsSlots) {
           for (const PeerSlice& slice : slices) {
             EXPECT_LT(slice.slot, exchange.layout.slots_per_half());
             EXPECT_LE(slice.length_bytes, exchange.layout.slice_bytes);
-            EXPECT_TRUE(slots.insert(slice.slot).second) << "a slot twice in a round";
+            EXPECT_TRUE(slots.insert(slice.slot).second) << "a slot is used twice in a round";
           }
         }
-        EXPECT_FALSE(slots.empty()) << "a round of nothing";
+        EXPECT_FALSE(slots.empty()) << "an empty round";
       }
     }
   }
 }
 
-/// Plays the rounds as NCCL would, each as one group: a rank's round ends once every slice of it
-/// has met its peer, who must be in a round that has it too. False if ranks wait in a circle.
-bool PlayToTheEnd(const std::vector<std::vector<Round>>& all) {
+/// Executes the rounds as NCCL would, each as one group: a round of a rank ends when the peer of
+/// each of its slices has reached the round with the same slice. Returns false if ranks wait in a
+/// cycle.
+bool ExecuteToTheEnd(const std::vector<std::vector<Round>>& all) {
   std::vector<size_t> at(all.size());
-  // Slices that are on offer: by sender, receiver and offset, the length.
+  // Returns whether all slices of a round have met their peers, so that the round can end.
   const auto meets = [&](size_t rank, const Round& round) {
     const auto has = [](const std::vector<PeerSlice>& slices, int peer, const PeerSlice& slice) {
       return std::ranges::any_of(slices, [&](const PeerSlice& other) {
@@ -149,7 +151,7 @@ bool PlayToTheEnd(const std::vector<std::vector<Round>>& all) {
                other.length_bytes == slice.length_bytes;
       });
     };
-    // A peer that is past the round has met it before; one that is not there yet is waited for.
+    // A peer that is past the round has transferred it already; otherwise this rank waits.
     const auto met = [&](const PeerSlice& slice, bool sends) {
       const auto& theirs = all[static_cast<size_t>(slice.peer)];
       for (size_t i = 0; i < theirs.size(); ++i) {
@@ -177,15 +179,15 @@ bool PlayToTheEnd(const std::vector<std::vector<Round>>& all) {
   return true;
 }
 
-TEST(ChunkScheduleTest, SendersAndReceiversCutAlikeAndNeverWaitInACircle) {
+TEST(ChunkScheduleTest, SendersAndReceiversAgreeOnSlicesAndNeverWaitInACycle) {
   SeededRandom random;
   for (int i = 0; i < kExchanges / 4; ++i) {
     const RandomExchange exchange(random);
-    EXPECT_TRUE(PlayToTheEnd(RoundsOfAll(exchange.layout, exchange.lengths)));
+    EXPECT_TRUE(ExecuteToTheEnd(RoundsOfAll(exchange.layout, exchange.lengths)));
   }
 }
 
-TEST(ChunkScheduleTest, ThePlayFindsRanksThatWaitInACircle) {
+TEST(ChunkScheduleTest, ExecutionDetectsRanksThatWaitInACycle) {
   // Each receives from the other before it sends.
   const PeerSlice slice{.peer = 1, .offset_bytes = 0, .length_bytes = 1, .slot = 0};
   PeerSlice back = slice;
@@ -194,7 +196,7 @@ TEST(ChunkScheduleTest, ThePlayFindsRanksThatWaitInACircle) {
                                     {.sends = {slice}, .receives = {}}};
   const std::vector<Round> second = {{.sends = {}, .receives = {back}},
                                      {.sends = {back}, .receives = {}}};
-  EXPECT_FALSE(PlayToTheEnd({first, second}));
+  EXPECT_FALSE(ExecuteToTheEnd({first, second}));
 }
 
 TEST(ChunkScheduleTest, OneRankHasNoRounds) {

@@ -1,4 +1,4 @@
-// Copies through a queue, direct, packed and strided, are those that the host makes.
+// Direct, packed and strided copies through a queue equal the copies of the host.
 
 #include <gtest/gtest.h>
 
@@ -47,7 +47,7 @@ std::vector<std::byte> RowMajor(const TensorView& host) {
   return bytes;
 }
 
-// Views of one storage that no copy takes in one piece.
+// Views of one storage that cannot be copied as one range.
 std::vector<TensorView> StridedViews() {
   return {{.dtype = DType::kFloat32, .shape = {300, 200}, .strides = {256, 1}},
           {.dtype = DType::kFloat32, .shape = {200, 300}, .strides = {1, 256}},
@@ -57,14 +57,14 @@ std::vector<TensorView> StridedViews() {
           {.dtype = DType::kComplex128, .shape = {60, 60}, .strides = {1, 60}}};
 }
 
-TEST_F(DeviceQueueTest, BringsPartsOfEveryKindInOneGo) {
+TEST_F(DeviceQueueTest, CopiesOutRangesOfEveryKindTogether) {
   const std::vector<std::byte> bytes = RandomBytes(400'000, 1);
   const DeviceBytes device(bytes);
   PinnedBytes host(3 << 20);
   std::fill(host.span().begin(), host.span().end(), std::byte{0x77});
   std::vector<std::byte> expected(host.span().begin(), host.span().end());
   uint64_t at = 0;
-  const auto bring = [&](const TensorView& view, uint64_t begin, uint64_t count) {
+  const auto copy_out = [&](const TensorView& view, uint64_t begin, uint64_t count) {
     TensorView on_device = view;
     on_device.data = device.data();
     on_device.device = 0;
@@ -74,27 +74,27 @@ TEST_F(DeviceQueueTest, BringsPartsOfEveryKindInOneGo) {
     CAIRN_EXPECT_OK(queue_->CopyOut(on_device, begin, host.span().subspan(at, count)));
     at += count;
   };
-  bring(device.View(), 0, 1);
-  bring(device.View(), 5, 1000);
-  bring(device.View(), 0, 300'000);  // direct
+  copy_out(device.View(), 0, 1);
+  copy_out(device.View(), 5, 1000);
+  copy_out(device.View(), 0, 300'000);  // direct
   std::fill_n(expected.begin() + static_cast<ptrdiff_t>(at), 63, std::byte{0});
   CAIRN_EXPECT_OK(queue_->ZeroOut(host.span().subspan(at, 63)));
   at += 63;
-  bring(device.View(), 1, 70'000);
+  copy_out(device.View(), 1, 70'000);
   for (const TensorView& view : StridedViews()) {
     const uint64_t length = *core::TensorBytes(view.dtype, view.shape);
-    bring(view, 0, length);
-    at += 11;                               // a gap stays as it was
-    bring(view, 16, length / 2 / 16 * 16);  // from the middle of a row
-    bring(view, 3, length / 3);             // from the middle of an element
+    copy_out(view, 0, length);
+    at += 11;                                  // the gap must not change
+    copy_out(view, 16, length / 2 / 16 * 16);  // from the middle of a row
+    copy_out(view, 3, length / 3);             // from the middle of an element
   }
   ASSERT_LE(at, expected.size());
   AwaitAll();
   EXPECT_EQ(std::memcmp(host.span().data(), expected.data(), expected.size()), 0);
 }
 
-TEST_F(DeviceQueueTest, BringsMoreThanItsBuffersHold) {
-  // 30 MiB in parts of up to 100 KB, and one strided tensor that is larger than a buffer.
+TEST_F(DeviceQueueTest, CopiesOutMoreThanItsBuffersContain) {
+  // 30 MiB in ranges of up to 100 KB, and one strided tensor that is larger than a buffer.
   const std::vector<std::byte> bytes = RandomBytes(12'000'000, 2);
   const DeviceBytes device(bytes);
   PinnedBytes host(36 << 20);
@@ -120,9 +120,9 @@ TEST_F(DeviceQueueTest, BringsMoreThanItsBuffersHold) {
   EXPECT_EQ(std::memcmp(host.span().data(), expected.data(), at), 0);
 }
 
-TEST_F(DeviceQueueTest, TakesPartsOfEveryKindBack) {
+TEST_F(DeviceQueueTest, CopiesInRangesOfEveryKind) {
   for (const TensorView& view : StridedViews()) {
-    if (view.strides[0] == 0) continue;  // elements that overlap cannot be written
+    if (view.strides[0] == 0) continue;  // overlapping elements cannot be written
     const std::vector<std::byte> before = RandomBytes(400'000, 3);
     const DeviceBytes device(before);
     const uint64_t length = *core::TensorBytes(view.dtype, view.shape);
@@ -132,7 +132,7 @@ TEST_F(DeviceQueueTest, TakesPartsOfEveryKindBack) {
     std::vector<std::byte> expected = before;
     const TensorTarget on_host{view.dtype, view.shape, view.strides, expected.data()};
     const TensorTarget on_device{view.dtype, view.shape, view.strides, device.data(), 0};
-    // In three ranges that do not end where elements do.
+    // In three ranges that end within elements.
     const uint64_t cuts[] = {0, length / 3 + 1, length / 2, length};
     for (int i = 0; i < 3; ++i) {
       const auto range = payload.span().subspan(cuts[i], cuts[i + 1] - cuts[i]);
@@ -144,7 +144,7 @@ TEST_F(DeviceQueueTest, TakesPartsOfEveryKindBack) {
   }
 }
 
-TEST_F(DeviceQueueTest, TakesSmallAndLargeRunsBack) {
+TEST_F(DeviceQueueTest, CopiesInSmallAndLargeRanges) {
   DeviceBytes device(RandomBytes(2 << 20, 5));
   std::vector<std::byte> expected = device.Read();
   PinnedBytes payload(2 << 20);
@@ -174,7 +174,8 @@ TEST_F(DeviceQueueTest, PacksAndUnpacksWithinTheDevice) {
     const std::vector<std::byte> row_major = RowMajor(host);
     DeviceBytes packed(std::vector<std::byte>(row_major.size()));
     CAIRN_ASSERT_OK(queue_->Pack(source, 0, row_major.size(), packed.data()));
-    // Copies see what the kernels before them wrote, and kernels what copies brought.
+    // Copies see what earlier kernels have written, and kernels see what earlier copies have
+    // written.
     PinnedBytes read_back(row_major.size());
     CAIRN_ASSERT_OK(queue_->CopyOut(packed.View(), 0, read_back.span()));
     AwaitAll();
@@ -185,13 +186,13 @@ TEST_F(DeviceQueueTest, PacksAndUnpacksWithinTheDevice) {
     std::vector<std::byte> expected(bytes.size());
     core::ScatterBytes(row_major, {view.dtype, view.shape, view.strides, expected.data()}, 0);
     CAIRN_ASSERT_OK(queue_->Unpack(packed.data(), row_major.size(),
-                                  {view.dtype, view.shape, view.strides, target.data(), 0}, 0));
+                                   {view.dtype, view.shape, view.strides, target.data(), 0}, 0));
     AwaitAll();
     EXPECT_EQ(target.Read(), expected);
   }
 }
 
-TEST_F(DeviceQueueTest, FollowsTheCallersStreamAndHoldsItBack) {
+TEST_F(DeviceQueueTest, WaitsForTheCallersStreamAndMakesItWait) {
   const std::vector<std::byte> first = RandomBytes(500'000, 8);
   const std::vector<std::byte> second = RandomBytes(500'000, 9);
   DeviceBytes device(std::vector<std::byte>(first.size()));
@@ -219,7 +220,7 @@ TEST_F(DeviceQueueTest, FollowsTheCallersStreamAndHoldsItBack) {
   ASSERT_EQ(cudaStreamDestroy(caller), cudaSuccess);
 }
 
-TEST_F(DeviceQueueTest, SaysWhichDeviceAndHowMuchIsLacking) {
+TEST_F(DeviceQueueTest, ErrorNamesTheDeviceAndItsMemory) {
   EXPECT_THAT(backend_->OpenQueue(99), IsError(ErrorCode::kInvalidArgument, "no GPU 99"));
   EXPECT_THAT(backend_->Allocate(0, uint64_t{1} << 50),
               IsError(ErrorCode::kResourceExhausted, "GPU 0 has no 1125899906842624 bytes left"));

@@ -1,5 +1,5 @@
-// What a save of tensors in device memory asks of the CUDA runtime, as the simulation counts it:
-// what crosses the bus, what waits for what, and what an error of any call leaves behind.
+// The calls of a save of tensors in device memory, as counted by the simulated CUDA runtime: what
+// crosses the bus, what waits for what, and the state after an error of any call.
 
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ using testing::DeviceStoreTest;
 using testing::IsOk;
 using testing::RandomBytes;
 
-// Every operation of a stream starts late by a random time, so that what forgets to wait is seen.
+// Every operation of a stream starts after a random delay, so that missing waits are detected.
 class LateStreams : public ::testing::Environment {
  public:
   void SetUp() override { simulated_cuda::Reset({.jitter_us = 100, .shuffle_threads = true}); }
@@ -43,7 +43,7 @@ class DeviceSaveTest : public DeviceStoreTest {
     }
   }
   static constexpr uint64_t kPages = 600;
-  // One bit a page, a word at least for each queue and call, and the digests of changed chunks.
+  // One bit per page, at least one word per queue and call, and the digests of changed chunks.
   static constexpr uint64_t kPageDigestBytes = kPages * 8 + 1024;
 };
 
@@ -66,7 +66,7 @@ TEST_F(DeviceSaveTest, APercentOfThePagesCostsAPercentOfTheBus) {
   Write("layer.1", 0, bytes);
   Write("layer.3", 99 * kv::kPageBytes, bytes);
   Write("layer.4", 5 * kv::kPageBytes, bytes);
-  Write("layer.5", 50 * kv::kPageBytes - 50, std::span(bytes).first(50));  // the end of one
+  Write("layer.5", 50 * kv::kPageBytes - 50, std::span(bytes).first(50));  // the end of a tensor
   simulated_cuda::ResetCounters();
   CAIRN_ASSERT_OK_AND_ASSIGN(const core::SaveReport report, store_->Save(2, State()));
   EXPECT_EQ(report.written_bytes, 6 * kv::kPageBytes);
@@ -84,7 +84,7 @@ TEST_F(DeviceSaveTest, TheSavePathWaitsForNoDevice) {
   ASSERT_EQ(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaSuccess);
   core::SaveOptions options;
   options.streams = {{.device = 0, .stream = training}};
-  // The first save may allocate; even it waits for nothing but its own stream.
+  // The first save may allocate, but it too waits only for its own stream.
   for (uint64_t step = 1; step <= 4; ++step) {
     options.device_snapshot = step == 4;
     Write("large", step * 100'000, RandomBytes(70'000, step));
@@ -93,7 +93,7 @@ TEST_F(DeviceSaveTest, TheSavePathWaitsForNoDevice) {
     simulated_cuda::StreamBlock spinning(other);
     spinning.WaitUntilReached();
     CAIRN_ASSERT_OK_AND_ASSIGN(const core::SaveHandle handle, saver.Save(step, State(), options));
-    ASSERT_TRUE(handle.WaitFor(std::chrono::seconds(60))) << "waits for a stream that spins";
+    ASSERT_TRUE(handle.WaitFor(std::chrono::seconds(60))) << "it waits for a stream that spins";
     CAIRN_ASSERT_OK(handle.Wait());
     handle.WaitStaged();
     CAIRN_ASSERT_OK(handle.MakeStreamWait({.device = 0, .stream = training}));
@@ -163,7 +163,7 @@ TEST_F(DeviceSaveTest, AnyCallMayFailAndNothingIsLost) {
     } else {
       ++failed;
       EXPECT_EQ(report.error().code, ErrorCode::kResourceExhausted) << report.error().ToString();
-      CAIRN_ASSERT_OK(store_->Save(step, State()));  // the next one works
+      CAIRN_ASSERT_OK(store_->Save(step, State()));  // the next save succeeds
       ExpectStored(step++);
     }
     if (!happened) break;
@@ -187,7 +187,7 @@ TEST_F(DeviceSaveTest, AnyCallOfAPartMayFailAndNoStepIsMade) {
       if (auto one = part->Add(std::move(portion)); !one) added = one;
     }
     auto report = part->Commit({});
-    EXPECT_TRUE(added || !report) << "committed without a portion";
+    EXPECT_TRUE(added || !report) << "a step without a portion was committed";
     return report;
   };
   uint64_t step = 2;
@@ -242,8 +242,8 @@ TEST_F(DeviceSaveTest, AnyCallOfALoadMayFail) {
   ExpectLoadsToDevice(1);
 }
 
-TEST_F(DeviceSaveTest, SegmentsCloseBehindTheStaging) {
-  // More tensors than a segment has entries for.
+TEST_F(DeviceSaveTest, SegmentsCloseAfterTheStaging) {
+  // More tensors than the entries of a segment.
   const std::vector<std::byte> bytes = RandomBytes(70'000, 6);
   host_.push_back(bytes);
   storages_.emplace_back(bytes);

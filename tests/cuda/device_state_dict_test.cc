@@ -1,5 +1,5 @@
-// State-dict collectives on tensors of devices: the same bytes as on hosts, over communicators of
-// host memory and of NCCL, both on the simulated runtime.
+// State-dict collectives on tensors in device memory produce the same bytes as in host memory, over
+// a host communicator and over NCCL, both on the simulated runtime.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -44,7 +44,7 @@ void OnEachRank(World& world, const std::function<void(Communicator&)>& body) {
   }
 }
 
-/// Bytes from element 0 to the last one.
+/// Returns the bytes from the first element to the end of the last one.
 uint64_t SpanBytes(const TensorView& view) {
   uint64_t last = 0;
   const auto strides = view.strides.empty() ? RowMajorStrides(view.shape) : view.strides;
@@ -55,7 +55,7 @@ uint64_t SpanBytes(const TensorView& view) {
   return (last + 1) * schema::ElementBytes(view.dtype);
 }
 
-/// Calls `visit(TensorView&)` for all memory of a state.
+/// Calls `visit(TensorView&)` for every tensor and part of a state.
 template <typename Visit>
 void ForEachView(StateDict& state, const Visit& visit) {
   for (uint32_t i = 0; i < state.tensors.size(); ++i) {
@@ -68,7 +68,7 @@ void ForEachView(StateDict& state, const Visit& visit) {
   }
 }
 
-/// A copy of a state, some or all of whose tensors lie on a device with the strides that they had.
+/// A copy of a state in which some or all tensors are in device memory, with the same strides.
 class DeviceCopy {
  public:
   DeviceCopy(const StateDict& host, int device, SeededRandom& random, double on_device = 0.8)
@@ -99,7 +99,7 @@ std::vector<std::byte> RowMajorBytes(const TensorView& view) {
   return bytes;
 }
 
-/// Tensor by tensor, part by part. Both lie in host memory.
+/// Compares all tensors and parts of two states in host memory.
 void ExpectSameBytes(StateDict found, StateDict expected) {
   std::vector<std::vector<std::byte>> bytes[2];
   ForEachView(found, [&](TensorView& view) { bytes[0].push_back(RowMajorBytes(view)); });
@@ -147,8 +147,8 @@ class DeviceStateDictTest : public ::testing::TestWithParam<Param> {
 
   uint32_t size() const { return static_cast<uint32_t>(GetParam().world_size); }
 
-  /// Calls `body(ranks, tensors)` on each rank: one communicator for all, with `tensors` null, or
-  /// NCCL for tensors alone.
+  /// Calls `body(ranks, tensors)` on each rank. `tensors`: null if one communicator is used for
+  /// everything, or NCCL for tensors only.
   void OnEachRankWith(bool two_communicators,
                       const std::function<void(Communicator&, Communicator*)>& body) {
     OnEachRank(*world_, [&](Communicator& communicator) {
@@ -158,7 +158,7 @@ class DeviceStateDictTest : public ::testing::TestWithParam<Param> {
   }
   bool CanDivideWork(SeededRandom& random) const { return GetParam().nccl && random.Chance(0.5); }
 
-  /// Tensors, how they lie, and what each rank holds of them.
+  /// Tensors, their shardings, and the shards of each rank.
   struct Case {
     Case(uint32_t ranks, SeededRandom& random)
         : globals(RandomTensors(6, random)), layouts(RandomLayouts(globals, ranks, random)) {
@@ -249,7 +249,7 @@ TEST_P(DeviceStateDictTest, GathersIntoMemoryOfTheCallers) {
     CAIRN_ASSERT_OK_AND_ASSIGN(const HostState whole,
                                GatherStateDict(copies[rank]->state, communicator, options));
     for (size_t i = 0; i < with.globals.size(); ++i) {
-      // Tensors that are not sharded are left where they are.
+      // Tensors that are not sharded are not moved.
       if (!copies[rank]->state.shardings.contains(static_cast<uint32_t>(i))) continue;
       EXPECT_EQ(whole.state().tensors[i].data, given.tensors[i].data);
     }
@@ -269,7 +269,7 @@ TEST_P(DeviceStateDictTest, BroadcastsIntoWhatHostsGet) {
       const RankState empty(with.globals, with.layouts, rank);
       targets.push_back(
           std::make_unique<DeviceCopy>(empty.state, static_cast<int>(rank), random, 1.0));
-      // Some have no memory yet, on the device or on the host.
+      // Some targets have no memory yet, neither on the device nor on the host.
       ForEachView(targets.back()->state, [&](TensorView& view) {
         if (view.device == kHostDevice || random.Chance(0.5)) view.data = nullptr;
         if (view.data == nullptr) view.strides.clear();
@@ -325,7 +325,7 @@ TEST_P(DeviceStateDictTest, LoadsReadOnceAndPassOnToDevices) {
   SeededRandom random;
   const Case with(size(), random);
   const cairn::testing::ScopedTempDir dir;
-  std::atomic<uint64_t> read_bytes[2] = {};  // each rank for itself, and once for all
+  std::atomic<uint64_t> read_bytes[2] = {};  // each rank reads everything; bytes are read once
   OnEachRank(hosts_, [&](Communicator& host) {
     CAIRN_ASSERT_OK_AND_ASSIGN(
         const auto store,
@@ -407,11 +407,11 @@ TEST(DeviceStateDictRootTest, BroadcastFillsWhatOnlyTheRootHas) {
   });
 }
 
-/// One call of the runtime after the other fails. No copy that is then under way may meet memory
-/// that is gone: that would lose the device, or be a data race.
+/// Lets each call of the runtime fail in turn. No running copy may then access freed memory: that
+/// would lose the device, or be a data race.
 class DeviceStateDictFaultTest : public ::testing::Test {
  protected:
-  static constexpr uint64_t kHalf = 300'000;  // goes directly, not packed
+  static constexpr uint64_t kHalf = 300'000;  // copied directly, not packed
 
   DeviceStateDictFaultTest() : bytes_(2 * kHalf) {
     random_.Fill(bytes_);
@@ -451,7 +451,7 @@ class DeviceStateDictFaultTest : public ::testing::Test {
   SeededRandom random_;
   std::vector<std::byte> bytes_;
   StateDict cut_;    // "halves" in two parts
-  StateDict whole_;  // the same tensors
+  StateDict whole_;  // the same tensors, complete
 };
 
 TEST_F(DeviceStateDictFaultTest, AnyCallOfAGatherMayFail) {

@@ -1,4 +1,4 @@
-// Parts of a step with tensors in device memory: portion after portion, in the order of the
+// Parts of a step with tensors in device memory: several portions, ordered after the work of the
 // caller's streams.
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ class DeviceStepPartTest : public DeviceStoreTest {
     EXPECT_TRUE(testing::IsOk(part));
     return part ? *std::move(part) : nullptr;
   }
-  // The tensors of the model, about as many in each portion, between others in host memory.
+  // The tensors of the model, about equally many per portion, mixed with others in host memory.
   std::vector<core::StateDict> Portions(size_t count) {
     std::vector<core::StateDict> portions(count);
     size_t next = 0;
@@ -53,7 +53,7 @@ class DeviceStepPartTest : public DeviceStoreTest {
 TEST_F(DeviceStepPartTest, TheMemoryOfAPortionIsTheCallersAgain) {
   AddModel();
   auto part = Begin(1);
-  CAIRN_ASSERT_OK(part->Add(OnHost("first")));  // while there is no device yet
+  CAIRN_ASSERT_OK(part->Add(OnHost("first")));  // before any device is used
   for (core::StateDict& portion : Portions(3)) {
     std::vector<core::TensorView> views;
     for (const core::TensorView& view : portion.tensors) {
@@ -76,7 +76,7 @@ TEST_F(DeviceStepPartTest, TheMemoryOfAPortionIsTheCallersAgain) {
   ExpectStored(1);
 }
 
-TEST_F(DeviceStepPartTest, WhatTheBaseHasIsNotBrought) {
+TEST_F(DeviceStepPartTest, WhatTheBaseHasIsNotCopied) {
   AddModel();
   for (uint64_t step = 1; step <= 3; ++step) {
     if (step == 3) Write("large", 100, RandomBytes(10, 5));

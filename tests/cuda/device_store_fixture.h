@@ -1,5 +1,5 @@
 #pragma once
-/// A store, tensors in device memory and what they must hold.
+/// A store, tensors in device memory, and their expected contents.
 
 #include <gtest/gtest.h>
 
@@ -21,7 +21,7 @@
 
 namespace cairn::testing {
 
-// A tensor on the device and what it holds.
+// A tensor on the device and its expected contents.
 struct Held {
   core::TensorView view;  // on the device
   uint64_t storage = 0;
@@ -31,7 +31,7 @@ class DeviceStoreTest : public ::testing::Test {
  protected:
   void SetUp() override {
     CAIRN_SKIP_WITHOUT_GPU();
-    // A real cuFile does not know simulated memory.
+    // A real cuFile cannot access simulated memory.
     if (!kOnRealGpu) ::setenv("CAIRN_GDS", "off", /*overwrite=*/0);
     cuda::Register();
     auto backend = core::FindDeviceBackend();
@@ -54,7 +54,7 @@ class DeviceStoreTest : public ::testing::Test {
   void AddPlain(const std::string& name, uint64_t bytes) {
     Add(name, bytes, {.dtype = core::DType::kUInt8, .shape = {bytes}});
   }
-  /// Large, small, strided and empty tensors, some 13 MB.
+  /// Large, small, strided and empty tensors, about 13 MB.
   void AddModel() {
     AddPlain("large", (9 << 20) + 12345);
     AddPlain("pages", 40 * kv::kPageBytes);
@@ -88,7 +88,7 @@ class DeviceStoreTest : public ::testing::Test {
     return bytes;
   }
 
-  /// As many tensors as `storage` has bytes: more than 65,536 take two segments.
+  /// Creates as many tensors as `storage` has bytes. More than 65,536 need two segments.
   static core::StateDict OneByteTensors(const DeviceBytes& storage) {
     core::StateDict state;
     for (uint64_t i = 0; i < storage.length_bytes(); ++i) {
@@ -154,7 +154,7 @@ class DeviceStoreTest : public ::testing::Test {
 
   const ScopedTempDir dir_;
   std::unique_ptr<core::CheckpointStore> store_;
-  std::vector<std::vector<std::byte>> host_;  // what the storages hold
+  std::vector<std::vector<std::byte>> host_;  // the expected contents of the storages
   std::vector<DeviceBytes> storages_;
   std::map<std::string, Held> tensors_;
   std::vector<std::byte> host_tensor_ = RandomBytes(3'000'000, 99);

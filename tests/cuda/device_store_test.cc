@@ -1,4 +1,4 @@
-// Steps of tensors in device memory: what is saved comes back, and only what changed is moved.
+// Steps of tensors in device memory: loads return what was saved, and only what changed is copied.
 
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ using testing::DeviceBytes;
 using testing::DeviceStoreTest;
 using testing::RandomBytes;
 
-TEST_F(DeviceStoreTest, WhatIsSavedComesBack) {
+TEST_F(DeviceStoreTest, LoadsReturnWhatWasSaved) {
   AddModel();
   CAIRN_ASSERT_OK_AND_ASSIGN(const core::SaveReport report, store_->Save(1, State()));
   EXPECT_EQ(report.written_bytes, report.logical_bytes);
@@ -32,7 +32,7 @@ TEST_F(DeviceStoreTest, WritesNothingWhereNothingChanged) {
   EXPECT_EQ(report.written_bytes, 0u);
   EXPECT_EQ(report.device_bytes, 0u);
   EXPECT_EQ(report.chunks_reused, report.chunks);
-  // A new process has no digests on the device: it compares with those that are stored.
+  // A new process has no digests on the device, and compares with the stored ones.
   OpenStore();
   CAIRN_ASSERT_OK_AND_ASSIGN(report, store_->Save(3, State()));
   EXPECT_EQ(report.written_bytes, 0u);
@@ -48,12 +48,12 @@ TEST_F(DeviceStoreTest, WritesThePagesThatChanged) {
   Write("small.7", 0, std::span(page).first(3));
   Write("strided.rows", 4096, std::span(page).first(40));
   CAIRN_ASSERT_OK_AND_ASSIGN(core::SaveReport report, store_->Save(2, State()));
-  // Three pages, of which the small tensor's is as long as itself.
+  // Three pages, one of which is as long as the small tensor.
   EXPECT_EQ(report.written_bytes, 3 * kv::kPageBytes + 1 + 7 * 13);
   EXPECT_EQ(report.device_bytes + report.direct_bytes, report.written_bytes);
   ExpectStored(1 + 1);
   ExpectLoadsToDevice(2);
-  // And again where the base's digests are those in the store.
+  // Again, now with the digests of the base from the store.
   OpenStore();
   Write("large", 20 * kv::kPageBytes + 1, std::span(page).first(100));
   CAIRN_ASSERT_OK_AND_ASSIGN(report, store_->Save(3, State()));
@@ -73,7 +73,7 @@ TEST_F(DeviceStoreTest, AsynchronousSavesKeepWhatWasThere) {
       options.streams = {{.device = 0, .stream = training}};
       options.device_snapshot = snapshot;
       CAIRN_ASSERT_OK_AND_ASSIGN(const core::SaveHandle handle, saver.Save(step, State(), options));
-      // The training goes on as soon as its stream lets it, on the same tensors.
+      // The training continues with the same tensors as soon as its stream allows it.
       if (!snapshot) {
         CAIRN_ASSERT_OK(handle.MakeStreamWait({.device = 0, .stream = training}));
       }

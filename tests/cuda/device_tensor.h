@@ -18,13 +18,13 @@
 
 /// First statement of a fixture's SetUp. A program on a real runtime skips its tests on a machine
 /// without a GPU and states the reason; on the simulated runtime a missing GPU is a failure.
-#define CAIRN_SKIP_WITHOUT_GPU()                                                     \
-  do {                                                                               \
-    const auto gpu = cairn::cuda::FindBackend();                                     \
-    if (!gpu && cairn::testing::kOnRealGpu) {                                        \
-      GTEST_SKIP() << "needs a GPU: " << gpu.error().ToString();                     \
-    }                                                                                \
-    CAIRN_ASSERT_OK(gpu);                                                            \
+#define CAIRN_SKIP_WITHOUT_GPU()                                 \
+  do {                                                           \
+    const auto gpu = cairn::cuda::FindBackend();                 \
+    if (!gpu && cairn::testing::kOnRealGpu) {                    \
+      GTEST_SKIP() << "needs a GPU: " << gpu.error().ToString(); \
+    }                                                            \
+    CAIRN_ASSERT_OK(gpu);                                        \
   } while (false)
 
 namespace cairn::testing {
@@ -35,7 +35,7 @@ inline std::vector<std::byte> RandomBytes(uint64_t count, uint64_t seed) {
   return bytes;
 }
 
-/// Bytes on the current device, filled from host memory. Ownership: freed at its end.
+/// Bytes on the current device, filled from host memory. Ownership: the destructor frees them.
 class DeviceBytes {
  public:
   explicit DeviceBytes(std::span<const std::byte> bytes) : length_bytes_(bytes.size()) {

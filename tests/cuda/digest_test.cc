@@ -1,4 +1,4 @@
-// Digests that are made on the device are those that the host makes, bit for bit.
+// Digests that are computed on the device are bit-equal to those that are computed on the host.
 
 #include "kv/digest.h"
 
@@ -32,8 +32,8 @@ class DigestTest : public ::testing::Test {
   }
 
   std::vector<uint64_t> LeavesOf(const core::DeviceQueue::Digests& digests) {
-    auto page_digests = queue_->FetchPageDigests(*digests.page_digests,
-                                     {{{.first = 0, .count = digests.page_digests->page_count()}}});
+    auto page_digests = queue_->FetchPageDigests(
+        *digests.page_digests, {{{.first = 0, .count = digests.page_digests->page_count()}}});
     CAIRN_EXPECT_OK(page_digests);
     return page_digests ? *page_digests : std::vector<uint64_t>();
   }
@@ -42,7 +42,7 @@ class DigestTest : public ::testing::Test {
 };
 
 TEST_F(DigestTest, EqualsTheHostsForEveryLengthAndAddress) {
-  // Every branch of XXH3 has its first and last length here, and the ends of pages.
+  // Includes the first and last length of every branch of XXH3, and the ends of pages.
   std::vector<uint64_t> lengths;
   for (uint64_t length = 1; length <= 260; ++length) lengths.push_back(length);
   for (const uint64_t around : {512, 1024, 1025, 2048, 4096, 4160, 5120, 65536, 131072, 200000}) {
@@ -54,7 +54,7 @@ TEST_F(DigestTest, EqualsTheHostsForEveryLengthAndAddress) {
   std::vector<uint64_t> expected;
   for (const uint64_t length : lengths) {
     for (const uint64_t at : {0, 1, 2, 4, 8, 16, 24}) {
-      if (length > 5200 && at > 1) continue;  // whole pages take the simulation a while
+      if (length > 5200 && at > 1) continue;  // complete pages are slow on the simulation
       jobs.push_back({.source = device.View(), .begin_bytes = at, .length_bytes = length});
       kv::AppendPageDigests(std::span(bytes).subspan(at, length), expected);
     }
@@ -103,7 +103,7 @@ TEST_F(DigestTest, DigestsStridedTensorsAsTheirRowMajorForm) {
   EXPECT_EQ(LeavesOf(*digests), expected);
 }
 
-TEST_F(DigestTest, TellsWhichPagesChanged) {
+TEST_F(DigestTest, ReportsWhichPagesChanged) {
   std::vector<std::byte> bytes = RandomBytes(100 * kv::kPageBytes + 5, 9);
   DeviceBytes device(bytes);
   std::vector<DigestJob> jobs{
@@ -121,7 +121,7 @@ TEST_F(DigestTest, TellsWhichPagesChanged) {
   bytes.back() ^= std::byte{0x80};
   device.Write({&bytes.back(), 1}, bytes.size() - 1);
 
-  // The second job is looked up where it stood, the first has nothing to compare with.
+  // The second job is compared with its previous position; the first has no base.
   jobs[1].base_page = 60;
   auto after = queue_->Digest(jobs, before->page_digests.get());
   CAIRN_ASSERT_OK(after);
@@ -140,7 +140,7 @@ TEST_F(DigestTest, TellsWhichPagesChanged) {
 }
 
 TEST_F(DigestTest, FindsTheJobOfEveryPageAmongMany) {
-  // More jobs than a warp finds in two looks, most of one page, some of several.
+  // More jobs than a warp searches in two steps, most with one page, some with several.
   const std::vector<std::byte> bytes = RandomBytes(200'000, 10);
   const DeviceBytes device(bytes);
   std::vector<DigestJob> jobs;
@@ -155,7 +155,7 @@ TEST_F(DigestTest, FindsTheJobOfEveryPageAmongMany) {
   EXPECT_EQ(LeavesOf(*digests), expected);
 }
 
-TEST_F(DigestTest, OfNothingIsNothing) {
+TEST_F(DigestTest, NoJobsHaveNoDigests) {
   auto digests = queue_->Digest({}, nullptr);
   CAIRN_ASSERT_OK(digests);
   EXPECT_EQ(digests->page_digests->page_count(), 0u);

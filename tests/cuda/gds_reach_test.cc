@@ -1,4 +1,4 @@
-// What storage cuFile is taken to reach: types of file systems, and disks as sysfs shows them.
+// The storage that cuFile supports: types of file systems, and disks in sysfs.
 
 #include "cuda/internal/gds_reach.h"
 
@@ -24,7 +24,7 @@ constexpr uint64_t kXfs = 0x58465342;
 
 class GdsReachTest : public ::testing::Test {
  protected:
-  // As /sys: the folder of a disk, and the device number that leads to it.
+  // Creates, as in /sys, the folder of a disk and the device number that links to it.
   void AddDisk(const std::string& folder, unsigned minor_number) {
     const std::filesystem::path path = root() / "devices" / folder;
     std::filesystem::create_directories(path);
@@ -51,7 +51,7 @@ class GdsReachTest : public ::testing::Test {
   const testing::ScopedTempDir dir_;
 };
 
-TEST_F(GdsReachTest, LocalFileSystemsAreAsTheirDisks) {
+TEST_F(GdsReachTest, LocalFileSystemsHaveTheFlagsOfTheirDisks) {
   AddDisk("pci/nvme/nvme0n1", 1);
   AddDisk("pci/nvme/nvme0n1/nvme0n1p2", 2);
   Put("pci/nvme/nvme0n1/nvme0n1p2/partition", "2");
@@ -65,7 +65,7 @@ TEST_F(GdsReachTest, LocalFileSystemsAreAsTheirDisks) {
     }
     CAIRN_ASSERT_OK_AND_ASSIGN(const unsigned scsi, Flags(file_system, 5));
     EXPECT_EQ(scsi, 1u << 6);
-    for (const unsigned number : {3, 4, 9}) {  // the last is no disk
+    for (const unsigned number : {3, 4, 9}) {  // the last is not a disk
       const auto flags = Flags(file_system, number);
       ASSERT_FALSE(flags.has_value()) << number;
       EXPECT_EQ(flags.error().code, ErrorCode::kFailedPrecondition);
@@ -75,7 +75,7 @@ TEST_F(GdsReachTest, LocalFileSystemsAreAsTheirDisks) {
             "cuFile supports NVMe disks and some SCSI disks, not vda");
 }
 
-TEST_F(GdsReachTest, ArraysAreAsTheirDisksIfTheyAreStriped) {
+TEST_F(GdsReachTest, StripedArraysHaveTheFlagsOfTheirDisks) {
   AddDisk("pci/nvme/nvme0n1", 1);
   AddDisk("pci/nvme/nvme1n1", 2);
   AddDisk("pci/host0/block/sda", 3);
@@ -91,7 +91,7 @@ TEST_F(GdsReachTest, ArraysAreAsTheirDisksIfTheyAreStriped) {
   }
 }
 
-TEST_F(GdsReachTest, OthersAreKnownByTheirType) {
+TEST_F(GdsReachTest, OtherFileSystemsAreKnownByTheirType) {
   EXPECT_EQ(Flags(0x0BD00BD0).value_or(0), 1u << 0);  // Lustre
   EXPECT_EQ(Flags(0x6969).value_or(0), 1u << 2);      // NFS
   EXPECT_EQ(Flags(0x47504653).value_or(0), 1u << 3);  // GPFS
@@ -101,7 +101,7 @@ TEST_F(GdsReachTest, OthersAreKnownByTheirType) {
   EXPECT_NE(tmpfs.error().message.find("0x1021994"), std::string::npos);
 }
 
-TEST_F(GdsReachTest, AnOpenFileTellsItsStorage) {
+TEST_F(GdsReachTest, FindsTheStorageOfAnOpenFile) {
   const int fd = ::open(dir_.path().c_str(), O_RDONLY | O_DIRECTORY);
   ASSERT_GE(fd, 0);
   CAIRN_ASSERT_OK_AND_ASSIGN(const FileStorage storage, FindStorage(fd));

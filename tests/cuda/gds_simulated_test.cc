@@ -1,5 +1,5 @@
-// GPUDirect Storage on a simulated cuFile: which bytes devices write and read themselves, that they
-// are the same as ever, and what errors leave behind.
+// GPUDirect Storage on a simulated cuFile: which bytes devices write and read directly, that the
+// bytes are the same as through the host, and the state after errors.
 
 #include <cufile.h>
 #include <gtest/gtest.h>
@@ -44,11 +44,11 @@ class GdsTest : public DeviceStoreTest {
  protected:
   void SetUp() override {
     ::setenv("CAIRN_CUFILE_LIBRARY", CAIRN_SIMULATED_CUFILE, 1);
-    // Whatever file system the tests have.
+    // Independent of the file system of the tests.
     ::setenv("CAIRN_GDS", "on", 1);
     DeviceStoreTest::SetUp();
     if (const auto found = FindGpuDirectStorage(dir_.path()); !found) {
-      // Direct I/O is all that it asks for.
+      // Only direct I/O is required.
       ASSERT_EQ(found.error().code, ErrorCode::kFailedPrecondition) << found.error().ToString();
       GTEST_SKIP() << found.error().ToString();
     }
@@ -100,7 +100,7 @@ class GdsTest : public DeviceStoreTest {
 TEST_F(GdsTest, ASaveIsWrittenByTheDeviceAndReadByIt) {
   AddModel();
   const core::SaveReport report = Save(1);
-  // Large contiguous tensors, but for what fills no page of the file.
+  // Large contiguous tensors, except for bytes that do not fill a page of the file.
   const uint64_t large = (9 << 20) + 12345 + 40 * kv::kPageBytes;
   EXPECT_LE(report.direct_bytes, large);
   EXPECT_GT(report.direct_bytes, large - 64 * 1024);
@@ -120,14 +120,14 @@ TEST_F(GdsTest, PagesThatChangedAreWrittenByTheDevice) {
   const core::SaveReport report = Save(2);
   EXPECT_EQ(report.written_bytes, kMiB + kv::kPageBytes);
   EXPECT_EQ(report.direct_bytes, kMiB);
-  EXPECT_EQ(report.device_bytes, kv::kPageBytes) << "a single page is not worth a call";
+  EXPECT_EQ(report.device_bytes, kv::kPageBytes) << "a single page is not written directly";
   ExpectStored(2);
   ExpectLoadsToDevice(2);  // chunks of several extents
 }
 
 TEST_F(GdsTest, ATransferMayTakeSeveralCalls) {
   simulated_cufile::Reset({.max_transfer_bytes = 500 * 4096, .jitter_us = 300});
-  // The driver is open already, as far as the product knows.
+  // The product has opened the driver already.
   AddModel();
   ASSERT_EQ(cuFileDriverOpen().err, CU_FILE_SUCCESS);
   Save(1);
@@ -160,7 +160,8 @@ TEST_F(GdsTest, LazyStagingGoesThroughTheHostAndASnapshotDoesNot) {
 TEST_F(GdsTest, AnAddedPortionIsTheCallersAgain) {
   AddPlain("a", 6 * kMiB);
   AddPlain("b", 6 * kMiB);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const core::StepTicket ticket, core::StepPart::OpenSession(*store_, 1, 1));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const core::StepTicket ticket,
+                             core::StepPart::OpenSession(*store_, 1, 1));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto part, core::StepPart::Begin(*store_, ticket, 0, {}));
   for (const std::string name : {"a", "b"}) {
     core::StateDict portion;
@@ -178,7 +179,7 @@ TEST_F(GdsTest, AFullDiskFailsTheSaveAndNothingElse) {
   Save(1);
   Write("large", 0, testing::RandomBytes(20 * kMiB, 8));
   for (const uint64_t nth : {1, 3, 5}) {
-    // cuFile tells a system's error by errno; some of its ways pass it on as it is.
+    // cuFile reports system errors in errno; some paths return them directly.
     simulated_cufile::FailCall("cuFileWrite", nth, nth == 5 ? ENOSPC : -ENOSPC);
     ExpectSaveFails(2, ErrorCode::kResourceExhausted);
   }
@@ -201,7 +202,7 @@ TEST_F(GdsTest, ACancelledLoadEndsSoon) {
   EXPECT_GT(told, 0u);
 }
 
-TEST_F(GdsTest, ALoadComesAfterWhatTheCallersStreamHolds) {
+TEST_F(GdsTest, ALoadRunsAfterTheWorkOfTheCallersStream) {
   AddPlain("large", 20 * kMiB);
   Save(1);
   const testing::DeviceBytes target = LargeTarget();
@@ -214,7 +215,7 @@ TEST_F(GdsTest, ALoadComesAfterWhatTheCallersStreamHolds) {
   ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
-TEST_F(GdsTest, LoadsBesideEachOtherAreAllDirect) {
+TEST_F(GdsTest, ConcurrentLoadsAreAllDirect) {
   AddPlain("large", 20 * kMiB);
   Save(1);
   std::vector<testing::DeviceBytes> targets;
@@ -235,7 +236,7 @@ TEST_F(GdsTest, LoadsBesideEachOtherAreAllDirect) {
 }
 
 TEST_F(GdsTest, ChunksThatEndAnywhereAreReadTogether) {
-  // Rows that no page holds a whole number of.
+  // Rows whose length does not divide a page.
   Add("rows", 3001 * 5003, {.dtype = core::DType::kUInt8, .shape = {3001, 5003}});
   const core::SaveReport report = Save(1);
   EXPECT_GT(report.direct_bytes, 3001 * 5003 - 64 * 1024);
@@ -246,7 +247,7 @@ TEST_F(GdsTest, ChunksThatEndAnywhereAreReadTogether) {
   EXPECT_EQ(GetCounters().read_count, before + 1);
 }
 
-TEST_F(GdsTest, FilesThatCuFileDoesNotTakeGoThroughTheHost) {
+TEST_F(GdsTest, FilesThatCuFileRefusesGoThroughTheHost) {
   AddPlain("large", 20 * kMiB);
   simulated_cufile::FailCall("cuFileHandleRegister", 1, CU_FILE_IO_NOT_SUPPORTED);
   EXPECT_EQ(Save(1).direct_bytes, 0u);
@@ -264,12 +265,12 @@ TEST_F(GdsTest, BytesThatDoNotMatchTheirDigestAreReadAgain) {
   const testing::DeviceBytes target = LargeTarget();
   CAIRN_ASSERT_OK_AND_ASSIGN(const core::LoadReport report, LoadLarge(1, target));
   EXPECT_TRUE(target.Read() == Expected("large"));
-  EXPECT_GE(report.bytes_read, 40 * kMiB) << "twice";
+  EXPECT_GE(report.bytes_read, 40 * kMiB) << "each byte is read twice";
 }
 
 TEST_F(GdsTest, WrongBytesInASegmentAreDataLoss) {
   AddPlain("large", 20 * kMiB);
-  // On the way to the disk: the digest was made of what the device held.
+  // Corrupted on the way to the disk: the digest was computed from device memory.
   simulated_cufile::CorruptWrite(2);
   Save(1);
   const testing::DeviceBytes target = LargeTarget();
@@ -298,7 +299,7 @@ TEST_F(GdsTest, StridedTensorsAndPartsOfChunksGoThroughTheHost) {
   const std::vector<std::byte> large = Expected("large");
   EXPECT_TRUE(std::ranges::equal(target.Read(), std::span(large).subspan(kMiB, 9 * kMiB)));
   EXPECT_EQ(read_bytes(), before);
-  // Whole chunks of a part of the tensor.
+  // Complete chunks of a part of the tensor.
   const core::LoadRequest chunks{.fqn = "large",
                                  .box = {.offsets = {4 * kMiB}, .sizes = {8 * kMiB}},
                                  .target = {core::DType::kUInt8, {8 * kMiB}, {}, target.data(), 0}};
@@ -308,13 +309,13 @@ TEST_F(GdsTest, StridedTensorsAndPartsOfChunksGoThroughTheHost) {
   EXPECT_EQ(read_bytes(), before + 8 * kMiB);
 }
 
-TEST_F(GdsTest, ASegmentThatClosesBesideTheNext) {
+TEST_F(GdsTest, ASegmentClosesWhileTheNextIsWritten) {
   // Two segments, as one holds 65,536 chunks.
   const std::vector<std::byte> bytes = testing::RandomBytes(70'000, 6);
   const testing::DeviceBytes storage(bytes);
   core::StateDict state = OneByteTensors(storage);
   AddPlain("large", 20 * kMiB);
-  for (const char* const name : {"a", "x"}) {  // in front of the small ones and behind
+  for (const char* const name : {"a", "x"}) {  // before and after the small ones
     core::TensorView view = tensors_.at("large").view;
     state.root().Tensor(name, view);
     view.data += kMiB;
@@ -344,7 +345,7 @@ TEST_F(GdsTest, ItCanBeTurnedOff) {
   EXPECT_EQ(report.error().code, ErrorCode::kInvalidArgument);
 }
 
-TEST_F(GdsTest, ChildrenOfForkDoNotUseIt) {
+TEST_F(GdsTest, ForkedChildrenDoNotUseIt) {
   EXPECT_EXIT(
       {
         const auto found = FindGpuDirectStorage(dir_.path());
@@ -354,7 +355,7 @@ TEST_F(GdsTest, ChildrenOfForkDoNotUseIt) {
       ::testing::ExitedWithCode(0), "");
 }
 
-// A file whose device side is the host's, and which may spoil a byte.
+// A DeviceFile that copies through the host, and may corrupt a byte.
 class TrialFile final : public core::DeviceFile {
  public:
   TrialFile(int fd, bool spoil_write, bool spoil_read)
@@ -402,7 +403,7 @@ TEST_F(GdsTest, ATrialFindsWrongBytes) {
   }
 }
 
-// From here on it is off in this process: keep them last.
+// The following tests turn it off for this process: keep them last.
 
 TEST_F(GdsTest, AFailureOfCuFileFailsOneSaveAndTurnsItOff) {
   AddPlain("large", 20 * kMiB);
@@ -418,7 +419,7 @@ TEST_F(GdsTest, AFailureOfCuFileFailsOneSaveAndTurnsItOff) {
             std::string::npos);
 }
 
-TEST_F(GdsTest, AReadThatFailsIsDoneByTheHost) {
+TEST_F(GdsTest, AFailedReadIsRepeatedThroughTheHost) {
   AddPlain("large", 20 * kMiB);
   Save(1);
   simulated_cufile::FailCall("cuFileRead", 2, -EIO);

@@ -1,4 +1,4 @@
-// The simulated CUDA runtime keeps the promises that tests of the CUDA layer rest on.
+// The simulated CUDA runtime has the properties that tests of the CUDA layer depend on.
 #include "tests/support/simulated_cuda/simulated_cuda.h"
 
 #include <cuda_runtime_api.h>
@@ -82,14 +82,14 @@ TEST_F(SimulatedCudaTest, RunsOperationsOfAStreamInOrderAndWithoutTheCaller) {
   EXPECT_THAT(Peek(memory, 64), Each(0x03030303u));
 }
 
-TEST_F(SimulatedCudaTest, WaitsForAnEventAsItWasRecordedWhenTheWaitWasAskedFor) {
+TEST_F(SimulatedCudaTest, WaitsForTheRecordOfAnEventAtTheTimeOfTheCall) {
   const cudaStream_t first = MakeStream();
   const cudaStream_t second = MakeStream();
   const cudaEvent_t event = MakeEvent();
   ASSERT_CUDA(cudaEventRecord(event, first));
   ASSERT_CUDA(cudaStreamWaitEvent(second, event, 0));
   sim::StreamBlock block(first);
-  ASSERT_CUDA(cudaEventRecord(event, first));  // again: no matter to the wait above
+  ASSERT_CUDA(cudaEventRecord(event, first));  // again: does not affect the wait above
 
   EXPECT_CUDA(cudaStreamSynchronize(second));
   EXPECT_EQ(cudaEventQuery(event), cudaErrorNotReady);
@@ -102,7 +102,7 @@ TEST_F(SimulatedCudaTest, WaitsForAnEventAsItWasRecordedWhenTheWaitWasAskedFor) 
   EXPECT_EQ(sim::GetCounters().event_synchronize_count, 1u);
 }
 
-TEST_F(SimulatedCudaTest, AnEventThatWasNeverRecordedHoldsNobodyUp) {
+TEST_F(SimulatedCudaTest, AnEventThatWasNeverRecordedDoesNotBlock) {
   const cudaStream_t stream = MakeStream();
   const cudaEvent_t event = MakeEvent();
 
@@ -112,7 +112,7 @@ TEST_F(SimulatedCudaTest, AnEventThatWasNeverRecordedHoldsNobodyUp) {
   EXPECT_CUDA(cudaStreamSynchronize(stream));
 }
 
-TEST_F(SimulatedCudaTest, TimesBetweenEventsThatTakeTimes) {
+TEST_F(SimulatedCudaTest, MeasuresTheTimeBetweenTimingEvents) {
   const cudaStream_t stream = MakeStream();
   const cudaEvent_t begin = MakeEvent(cudaEventDefault);
   const cudaEvent_t end = MakeEvent(cudaEventDefault);
@@ -147,8 +147,8 @@ TEST_F(SimulatedCudaTest, TheDefaultStreamWaitsForBlockingStreamsAndTheyForIt) {
   EXPECT_EQ(cudaStreamQuery(blocking), cudaErrorNotReady);
 }
 
-// Copies a value through two streams, with the wait between them or without. True if it came
-// through.
+// Copies a value through two streams, with or without a wait between them. Returns true if the
+// value arrived.
 bool CopyThroughTwoStreams(uint64_t seed, bool with_wait) {
   sim::Reset({.jitter_us = 2000, .jitter_seed = seed});
   cudaStream_t first = nullptr;
@@ -215,7 +215,7 @@ TEST_F(SimulatedCudaTest, CopiesRowsWithTheirPitches) {
               ::testing::ElementsAre(5, 6, 7, 0xA5, 21, 22, 23, 0xA5, 37, 38, 39, 0xA5));
 }
 
-TEST_F(SimulatedCudaTest, CountsCopiesAndTellsPageableOnes) {
+TEST_F(SimulatedCudaTest, CountsCopiesAndPageableOnes) {
   auto* const memory = Device<char>(4096);
   auto* const pinned = Pinned<char>(4096);
   std::vector<char> pageable(4096);
@@ -224,7 +224,7 @@ TEST_F(SimulatedCudaTest, CountsCopiesAndTellsPageableOnes) {
 
   ASSERT_CUDA(cudaMemcpyAsync(memory, pinned, 4096, cudaMemcpyHostToDevice, stream));
   ASSERT_CUDA(cudaMemcpyAsync(pageable.data(), memory, 100, cudaMemcpyDeviceToHost, stream));
-  EXPECT_CUDA(cudaStreamQuery(stream)) << "a pageable copy keeps the caller waiting";
+  EXPECT_CUDA(cudaStreamQuery(stream)) << "the caller waits for a pageable copy";
   ASSERT_CUDA(cudaHostRegister(pageable.data(), 4096, cudaHostRegisterDefault));
   ASSERT_CUDA(cudaMemcpyAsync(pageable.data(), memory, 200, cudaMemcpyDeviceToHost, stream));
   ASSERT_CUDA(cudaMemcpyAsync(memory, memory + 100, 50, cudaMemcpyDefault, stream));
@@ -242,7 +242,7 @@ TEST_F(SimulatedCudaTest, CountsCopiesAndTellsPageableOnes) {
   EXPECT_EQ(sim::CallCount("cudaMemcpyAsync"), 4u);
 }
 
-TEST_F(SimulatedCudaTest, KnowsWhatAPointerPointsTo) {
+TEST_F(SimulatedCudaTest, ReportsTheAttributesOfPointers) {
   sim::Reset({.device_count = 2});
   ASSERT_CUDA(cudaSetDevice(1));
   auto* const memory = Device<char>(100);
@@ -297,8 +297,8 @@ TEST_F(SimulatedCudaTest, FreesInTheOrderOfTheStream) {
   ASSERT_CUDA(cudaFreeAsync(first, stream));
 
   EXPECT_EQ(sim::GetLive().device_allocation_count, 1u);
-  EXPECT_EQ(cudaMalloc(&third, 800), cudaErrorMemoryAllocation) << "not free yet for others";
-  EXPECT_CUDA(cudaMallocAsync(&second, 800, stream)) << "free by then for this stream";
+  EXPECT_EQ(cudaMalloc(&third, 800), cudaErrorMemoryAllocation) << "not free yet for other streams";
+  EXPECT_CUDA(cudaMallocAsync(&second, 800, stream)) << "free for this stream when it runs";
   block.Release();
   ASSERT_CUDA(cudaStreamSynchronize(stream));
   EXPECT_EQ(sim::GetLive().device_allocation_count, 1u);
@@ -321,7 +321,7 @@ TEST_F(SimulatedCudaTest, FreeingMemoryWaitsForTheDevice) {
   EXPECT_EQ(sim::GetCounters().device_synchronize_count, 0u);
 }
 
-TEST_F(SimulatedCudaTest, CountsWhatIsNotGivenBack) {
+TEST_F(SimulatedCudaTest, CountsResourcesThatAreNotReleased) {
   const sim::Live before = sim::GetLive();
   const cudaStream_t stream = MakeStream();
   const cudaEvent_t event = MakeEvent();
@@ -370,7 +370,7 @@ TEST_F(SimulatedCudaTest, ALostDeviceFailsEverythingAndLetsWaitsEnd) {
   EXPECT_EQ(cudaMemset(memory, 0, 4), cudaErrorLaunchFailure);
   EXPECT_EQ(cudaGetLastError(), cudaErrorLaunchFailure);
   EXPECT_EQ(cudaGetLastError(), cudaErrorLaunchFailure) << "sticky";
-  EXPECT_THAT(Peek(memory, 1), Each(0xA5A5A5A5u)) << "what was enqueued is not done";
+  EXPECT_THAT(Peek(memory, 1), Each(0xA5A5A5A5u)) << "enqueued work is not executed";
   EXPECT_EQ(cudaStreamDestroy(stream), cudaErrorLaunchFailure);
   EXPECT_EQ(sim::GetLive().stream_count, 0u);
   ASSERT_CUDA(cudaSetDevice(1));
@@ -406,7 +406,7 @@ TEST_F(SimulatedCudaTest, EachThreadHasItsCurrentDevice) {
   ASSERT_CUDA(cudaStreamGetDevice(stream, &device));
   EXPECT_EQ(device, 1);
   EXPECT_EQ(LaunchFill(nullptr, 0, 0, stream), cudaErrorInvalidResourceHandle)
-      << "a kernel's stream is of the current device";
+      << "the stream of a kernel must belong to the current device";
   EXPECT_EQ(cudaEventRecord(MakeEvent(), stream), cudaErrorInvalidResourceHandle);
 }
 
@@ -455,7 +455,7 @@ TEST_F(SimulatedCudaTest, BlocksReduceAsTheHostDoes) {
   }
 }
 
-TEST_F(SimulatedCudaTest, ShufflesAndVotesAsAWarp) {
+TEST_F(SimulatedCudaTest, ShufflesAndVotesWithinAWarp) {
   auto* const memory = Device<uint64_t>(32 * 6);
 
   ASSERT_CUDA(LaunchWarpOperations(memory, nullptr));
@@ -481,7 +481,7 @@ TEST_F(SimulatedCudaTest, RefusesImpossibleLaunches) {
   EXPECT_EQ(LaunchFill(nullptr, 0, 0, nullptr), cudaErrorLaunchOutOfResources);
 }
 
-// Sanitizers report the bad address themselves.
+// Sanitizers report the invalid address themselves.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 TEST_F(SimulatedCudaTest, AKernelAtABadAddressLosesTheDevice) {
   auto* const memory = Device<uint32_t>(1);
@@ -497,7 +497,7 @@ TEST_F(SimulatedCudaTest, AKernelAtABadAddressLosesTheDevice) {
   EXPECT_EQ(Peek(again, 1)[0], 5u);
 }
 
-TEST_F(SimulatedCudaTest, AKernelMayNotTouchAnotherDeviceUnlessAllowed) {
+TEST_F(SimulatedCudaTest, AKernelMustNotAccessAnotherDeviceUnlessAllowed) {
   sim::Reset({.device_count = 2});
   ASSERT_CUDA(cudaSetDevice(1));
   auto* const memory = Device<uint32_t>(1);
@@ -512,7 +512,7 @@ TEST_F(SimulatedCudaTest, AKernelMayNotTouchAnotherDeviceUnlessAllowed) {
   EXPECT_EQ(cudaDeviceSynchronize(), cudaErrorIllegalAddress);
 }
 
-TEST_F(SimulatedCudaDeathTest, AHostThatTouchesDeviceMemoryCrashes) {
+TEST_F(SimulatedCudaDeathTest, AHostThatAccessesDeviceMemoryCrashes) {
   auto* const memory = Device<uint32_t>(1);
   EXPECT_DEATH(*static_cast<volatile uint32_t*>(memory) = 1, "");
 }
@@ -528,7 +528,7 @@ TEST_F(SimulatedCudaDeathTest, AWriteBeyondAnAllocationIsFoundWhenItIsFreed) {
 }
 #endif
 
-TEST_F(SimulatedCudaDeathTest, ABlockThatHangsEndsTheProcessAndSaysWhere) {
+TEST_F(SimulatedCudaDeathTest, ABlockThatHangsEndsTheProcessWithALocation) {
   EXPECT_DEATH(
       {
         EXPECT_CUDA(LaunchHang(nullptr));

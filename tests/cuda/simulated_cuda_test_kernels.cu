@@ -1,4 +1,4 @@
-// Kernels that the simulation itself is tested with.
+// Kernels for the tests of the simulation itself.
 #include <cuda_runtime.h>
 
 #include "tests/cuda/simulated_cuda_test_kernels.h"
@@ -45,7 +45,7 @@ __global__ void WarpOperations(uint64_t* results) {
   mine[2] = __shfl_down_sync(kAll, static_cast<int>(lane), 3, 8);
   mine[3] = __shfl_up_sync(kAll, lane, 2u, 16);
   mine[4] = __ballot_sync(kAll, lane % 3 == 0);
-  // Halves that go different ways, each with a mask of its own.
+  // The two halves of the warp take different branches, each with its mask.
   if (lane < 16) {
     mine[5] = __any_sync(0x0000ffffu, lane == 7) ? 1 : 0;
   } else {

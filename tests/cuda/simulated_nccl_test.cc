@@ -1,4 +1,4 @@
-// The simulated NCCL keeps the promises that tests of the NCCL communicator rest on.
+// The simulated NCCL has the properties that tests of the NCCL communicator depend on.
 #include "tests/support/simulated_nccl/simulated_nccl.h"
 
 #include <cuda_runtime_api.h>
@@ -26,7 +26,7 @@ namespace nccl = simulated_nccl;
 #define ASSERT_NCCL(call) ASSERT_EQ(call, ncclSuccess)
 #define EXPECT_NCCL(call) EXPECT_EQ(call, ncclSuccess)
 
-// What a rank has: a communicator, a stream, a device.
+// The resources of a rank: a communicator, a stream, a device.
 struct Rank {
   int rank = 0;
   ncclComm_t comm = nullptr;
@@ -66,7 +66,7 @@ class SimulatedNcclTest : public ::testing::Test {
     sim::Reset();
   }
 
-  // Runs `body` for each rank in a thread and on a device of its own.
+  // Runs `body` for each rank in its own thread, with its own device.
   void RunRanks(int size, const std::function<void(Rank&)>& body, bool blocking = true) {
     std::vector<std::thread> threads;
     for (int rank = 0; rank < size; ++rank) {
@@ -105,7 +105,7 @@ TEST_F(SimulatedNcclTest, RanksKnowEachOther) {
   });
 }
 
-// Rank r sends r + 1 elements to each rank, itself too.
+// Rank r sends r + 1 elements to each rank, including itself.
 TEST_F(SimulatedNcclTest, AGroupOfUnequalSendsAndReceivesProceedsTogether) {
   RunRanks(4, [](Rank& self) {
     const int mine = self.rank + 1;
@@ -177,7 +177,7 @@ TEST_F(SimulatedNcclTest, SplitsByColorAndOrdersByKey) {
   });
 }
 
-TEST_F(SimulatedNcclTest, NonBlockingCallsAreDoneByPolls) {
+TEST_F(SimulatedNcclTest, PollsExecuteNonBlockingCalls) {
   RunRanks(
       2,
       [](Rank& self) {
@@ -190,7 +190,7 @@ TEST_F(SimulatedNcclTest, NonBlockingCallsAreDoneByPolls) {
         EXPECT_EQ(ncclGroupEnd(), ncclInProgress);
         EXPECT_EQ(ncclSend(memory, 1, ncclInt32, peer, self.comm, self.stream),
                   ncclInvalidArgument);
-        EXPECT_CUDA(cudaStreamQuery(self.stream)) << "nothing is enqueued yet";
+        EXPECT_CUDA(cudaStreamQuery(self.stream)) << "nothing must be enqueued yet";
         EXPECT_EQ(self.AsyncError(), ncclInProgress);
         EXPECT_EQ(self.AsyncError(), ncclSuccess);
         EXPECT_CUDA(cudaStreamSynchronize(self.stream));
@@ -211,7 +211,7 @@ TEST_F(SimulatedNcclTest, NonBlockingCallsAreDoneByPolls) {
       false);
 }
 
-TEST_F(SimulatedNcclTest, AbortEndsTheWaitForARankThatNeverComes) {
+TEST_F(SimulatedNcclTest, AbortEndsTheWaitForAMissingRank) {
   RunRanks(2, [](Rank& self) {
     if (self.rank == 1) return;
     int32_t* const memory = self.Device({1});
@@ -226,7 +226,7 @@ TEST_F(SimulatedNcclTest, AbortEndsTheWaitForARankThatNeverComes) {
   EXPECT_EQ(nccl::GetCounters().abort_count, 1u);
 }
 
-TEST_F(SimulatedNcclTest, AnInitThatLacksARankStaysInProgressUntilItIsAborted) {
+TEST_F(SimulatedNcclTest, AnInitWithAMissingRankStaysInProgressUntilAborted) {
   ncclComm_t comm = nullptr;
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
@@ -238,7 +238,8 @@ TEST_F(SimulatedNcclTest, AnInitThatLacksARankStaysInProgressUntilItIsAborted) {
   }
   EXPECT_NCCL(ncclCommAbort(comm));
   ncclResult_t state = ncclSuccess;
-  EXPECT_EQ(ncclCommGetAsyncError(comm, &state), ncclInvalidArgument) << "the handle is gone";
+  EXPECT_EQ(ncclCommGetAsyncError(comm, &state), ncclInvalidArgument)
+      << "the handle must be invalid";
 }
 
 TEST_F(SimulatedNcclTest, SizesThatDoNotMatchAreAnAsyncErrorOfBoth) {
@@ -259,7 +260,7 @@ TEST_F(SimulatedNcclTest, SizesThatDoNotMatchAreAnAsyncErrorOfBoth) {
   });
 }
 
-TEST_F(SimulatedNcclTest, ErrorsHappenWhenATestSaysSo) {
+TEST_F(SimulatedNcclTest, ErrorsOccurWhereATestSetsThem) {
   RunRanks(1, [](Rank& self) {
     int32_t* const memory = self.Device({1});
     nccl::FailCall("ncclAllGather", 1, ncclSystemError);
@@ -271,7 +272,7 @@ TEST_F(SimulatedNcclTest, ErrorsHappenWhenATestSaysSo) {
   });
 }
 
-TEST_F(SimulatedNcclTest, RefusesMemoryRanksAndStreamsThatAreNotThere) {
+TEST_F(SimulatedNcclTest, RefusesMemoryRanksAndStreamsThatDoNotExist) {
   RunRanks(1, [](Rank& self) {
     int32_t* const memory = self.Device({1});
     int32_t on_host = 0;

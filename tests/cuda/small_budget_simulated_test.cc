@@ -1,4 +1,4 @@
-// Devices that fail while a save has all of a small budget in use.
+// A device fails while a save uses all of a small budget.
 
 #include <gtest/gtest.h>
 
@@ -15,8 +15,8 @@ namespace {
 
 using SmallBudgetFailureTest = testing::DeviceStoreTest;
 
-TEST_F(SmallBudgetFailureTest, AFailedDeviceEndsTheSaveAndNotInAHang) {
-  // Two segments that share one block; the waits that fail are the closing thread's, too.
+TEST_F(SmallBudgetFailureTest, AFailedDeviceEndsTheSaveWithoutAHang) {
+  // Two segments share one block, so that waits of the closing thread fail too.
   const std::vector<std::byte> bytes = testing::RandomBytes(70'000, 6);
   const testing::DeviceBytes storage(bytes);
   const core::StateDict state = OneByteTensors(storage);

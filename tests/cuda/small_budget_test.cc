@@ -1,5 +1,5 @@
-// A budget of page-locked memory that is far smaller than the state: copies wait for the disk, and
-// everything is as right as with a large one.
+// With a budget of page-locked memory that is much smaller than the state, copies wait for the
+// disk, and the results are the same as with a large budget.
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 using testing::DeviceStoreTest;
 
-// Before the pool is made; it is the process's.
+// Set before the pool of the process is created.
 [[maybe_unused]] const int one_block = ::setenv("CAIRN_PINNED_BYTES", "4194304", 1);
 
 class SmallBudgetTest : public DeviceStoreTest {};

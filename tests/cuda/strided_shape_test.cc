@@ -1,4 +1,4 @@
-// Dimensions are joined and counted in wide units only where that names the same bytes.
+// Dimensions are joined and counted in wide units only if the result addresses the same bytes.
 
 #include "cuda/internal/strided_shape.h"
 
@@ -18,7 +18,7 @@ using core::DType;
 using core::TensorView;
 using testing::RandomBytes;
 
-// What the kernel does, unit by unit.
+// Does what the kernel does, unit by unit.
 std::vector<std::byte> Gather(const StridedShape& shape, const std::byte* tensor, uint64_t bytes) {
   std::vector<std::byte> packed(bytes);
   const auto unit = static_cast<uint64_t>(shape.unit_bytes);
@@ -35,7 +35,7 @@ std::vector<std::byte> Gather(const StridedShape& shape, const std::byte* tensor
   return packed;
 }
 
-TEST(StridedShapeTest, NamesTheSameBytes) {
+TEST(StridedShapeTest, AddressesTheSameBytes) {
   alignas(64) static std::byte memory[1 << 16];
   const std::vector<std::byte> random = RandomBytes(sizeof(memory), 3);
   std::copy(random.begin(), random.end(), memory);
@@ -63,7 +63,7 @@ TEST(StridedShapeTest, NamesTheSameBytes) {
   }
 }
 
-TEST(StridedShapeTest, JoinsWhatLiesTogetherAndWidensUnits) {
+TEST(StridedShapeTest, JoinsContiguousDimensionsAndWidensUnits) {
   const auto* const data = reinterpret_cast<const std::byte*>(uintptr_t{4096});
   auto whole = ShapeForCopy(
       {.dtype = DType::kFloat32, .shape = {8, 16}, .strides = {16, 1}, .data = data}, 0);
@@ -77,14 +77,14 @@ TEST(StridedShapeTest, JoinsWhatLiesTogetherAndWidensUnits) {
   EXPECT_EQ(rows->dims, 2);
   EXPECT_EQ(rows->unit_bytes, 8);
   EXPECT_EQ(rows->sizes[1], 3u);
-  // What is cut in the middle of a wide unit is counted in narrower ones.
+  // A cut in the middle of a wide unit requires narrower units.
   auto cut = ShapeForCopy(
       {.dtype = DType::kFloat32, .shape = {8, 16}, .strides = {16, 1}, .data = data}, 4);
   CAIRN_ASSERT_OK(cut);
   EXPECT_EQ(cut->unit_bytes, 4);
 }
 
-TEST(StridedShapeTest, RefusesMoreDimensionsThanTheKernelTakes) {
+TEST(StridedShapeTest, RefusesMoreDimensionsThanTheKernelSupports) {
   TensorView view{.dtype = DType::kUInt8};
   for (uint64_t d = 0; d < 17; ++d) {
     view.shape.push_back(2);

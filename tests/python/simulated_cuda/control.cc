@@ -1,4 +1,5 @@
-// The simulated CUDA runtime's controls as C functions, for Python tests: device_memory.py.
+// The controls of the simulated CUDA runtime as C functions, for the Python tests
+// (device_memory.py).
 
 #include <cuda_runtime_api.h>
 
@@ -46,11 +47,11 @@ uint64_t SimulatedDeviceSynchronizations() {
 void SimulatedResetCounters() { simulation::ResetCounters(); }
 uint64_t SimulatedRegistered() { return simulation::GetLive().registered_count; }
 
-/// The next allocation of device memory by Cairn fails; until SimulatedClearFaults.
+/// Makes the next allocation of device memory by Cairn fail. Reset by SimulatedClearFaults.
 void SimulatedFailAllocation() {
   simulation::FailCall("cudaMallocAsync", 1, cudaErrorMemoryAllocation);
 }
-/// The nth call from now of that function of the runtime fails; until SimulatedClearFaults.
+/// Makes the nth call from now of a function of the runtime fail. Reset by SimulatedClearFaults.
 void SimulatedFailCall(const char* function, uint64_t nth) {
   simulation::FailCall(function, nth, cudaErrorUnknown);
 }
@@ -64,7 +65,7 @@ void* SimulatedStream(int device) {
   (void)cudaSetDevice(before);
   return stream;
 }
-/// Enqueues; `source` must stay as it is until the stream has passed.
+/// Enqueues a copy. `source` must not change until the stream has executed it.
 int SimulatedCopyBehind(void* device_target, const void* device_source, uint64_t bytes,
                         void* stream) {
   return cudaMemcpyAsync(device_target, device_source, bytes, cudaMemcpyDeviceToDevice,
@@ -78,7 +79,7 @@ int SimulatedSynchronize(void* stream) {
 void* SimulatedBlock(void* stream) {
   return new simulation::StreamBlock(static_cast<cudaStream_t>(stream));
 }
-/// The same of a device's default stream, which cudaFree waits for.
+/// Keeps the default stream of a device busy until SimulatedUnblock. cudaFree waits for it.
 void* SimulatedBlockDefault(int device) {
   int before = 0;
   if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(device) != cudaSuccess) return nullptr;
@@ -89,17 +90,17 @@ void* SimulatedBlockDefault(int device) {
 void SimulatedUnblock(void* block) { delete static_cast<simulation::StreamBlock*>(block); }
 
 #ifdef CAIRN_SIMULATED_NCCL
-/// Where the library is; empty if it was not built.
+/// Returns the path of the library; empty if it was not built.
 const char* SimulatedNcclPath() { return CAIRN_SIMULATED_NCCL; }
-/// NCCL as it comes: two ranks cannot connect on one device.
+/// Makes NCCL refuse ranks with the same device, as the real library does.
 void SimulatedNcclReset() { cairn::simulated_nccl::Reset({.refuses_shared_devices = true}); }
-/// Given to NCCL by all ranks, to send and to broadcast.
+/// Returns the bytes that all ranks have passed to sends and broadcasts.
 uint64_t SimulatedNcclBytes() {
   const auto counters = cairn::simulated_nccl::GetCounters();
   return counters.send_bytes + counters.collective_bytes;
 }
 uint64_t SimulatedNcclCommunicators() { return cairn::simulated_nccl::LiveCommunicatorCount(); }
-/// The next call of that name fails.
+/// Makes the next call of that function fail.
 void SimulatedNcclFailCall(const char* function) {
   cairn::simulated_nccl::FailCall(function, 1, ncclSystemError);
 }

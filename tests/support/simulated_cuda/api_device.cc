@@ -240,7 +240,7 @@ cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribu
   });
 }
 
-// Registers are not known here: threads and shared memory alone decide.
+// The register count of a kernel is unknown: only threads and shared memory are considered.
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* block_count, const void*,
                                                           int block_size, size_t shared_bytes) {
   return Call("cudaOccupancyMaxActiveBlocksPerMultiprocessor", Needs::kDevice, [&] {
@@ -264,7 +264,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* block_co
                                                        shared_bytes);
 }
 
-// The error of a lost device comes back again and again.
+// The error of a lost device is returned by every call.
 cudaError_t cudaPeekAtLastError() {
   Runtime& runtime = Runtime::Get();
   const std::lock_guard lock(runtime.mutex());

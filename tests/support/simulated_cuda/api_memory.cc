@@ -35,7 +35,8 @@ struct Copy {
 
 bool IsOfDevice(MemoryKind kind) { return kind == MemoryKind::kDevice; }
 
-// What runs in the stream. Device memory that has gone meanwhile is what a kernel would meet too.
+// The operation of the stream. It fails as a kernel would if device memory was freed before it
+// runs.
 void RunCopy(MemoryRegistry& memory, const Copy& copy, int stream_device) {
   for (const Rows& rows : {copy.target, copy.source}) {
     if (!memory.InBounds(rows.address, copy.extent_bytes(rows))) {
@@ -55,7 +56,7 @@ void RunCopy(MemoryRegistry& memory, const Copy& copy, int stream_device) {
 struct Direction {
   bool to_device;
   bool from_device;
-  bool pageable;  // keeps the caller waiting
+  bool pageable;  // the caller waits
 };
 
 bool Matches(cudaMemcpyKind kind, const Direction& direction) {
@@ -75,7 +76,7 @@ bool Matches(cudaMemcpyKind kind, const Direction& direction) {
   }
 }
 
-// Nothing if the addresses are not what `kind` says, or not whole in one allocation.
+// Returns nothing if the addresses do not match `kind`, or are not within one allocation each.
 std::optional<Direction> DirectionOf(const MemoryRegistry& memory, const Copy& copy,
                                      cudaMemcpyKind kind) {
   for (const Rows& rows : {copy.target, copy.source}) {
@@ -129,7 +130,7 @@ cudaError_t EnqueueCopy(const Copy& copy, cudaMemcpyKind kind, cudaStream_t stre
     if (!direction) return cudaErrorInvalidValue;
     Count(runtime.counters, *direction, copy.total_bytes());
     done = runtime.Enqueue(queue, [&memory, copy, device] { RunCopy(memory, copy, device); });
-    // Copies within a device do not keep even cudaMemcpy's caller waiting.
+    // For copies within a device not even the caller of cudaMemcpy waits.
     if (direction->to_device && direction->from_device) {
       wait = false;
     } else if (direction->pageable) {
@@ -163,7 +164,7 @@ cudaError_t EnqueueMemset(const Rows& rows, int value, uint64_t width_bytes, uin
   return cudaSuccess;
 }
 
-// What gives memory back waits for all that may still use it.
+// Functions that free memory wait for all work that may still use it.
 void SynchronizeImplicitly(int device) {
   Runtime& runtime = Runtime::Get();
   std::vector<CompletionPtr> tails;
@@ -211,7 +212,7 @@ cudaError_t cudaMalloc(void** memory, size_t bytes) {
 }
 
 cudaError_t cudaFree(void* memory) {
-  return Call("cudaFree", Needs::kGivesBack, [&] {
+  return Call("cudaFree", Needs::kRelease, [&] {
     if (memory == nullptr) return cudaSuccess;
     const MemoryRange range = Runtime::Get().memory->Find(memory);
     if (range.kind != MemoryKind::kDevice) return cudaErrorInvalidValue;
@@ -230,7 +231,7 @@ cudaError_t cudaMallocAsync(void** memory, size_t bytes, cudaStream_t stream) {
     if (!queue) return cudaErrorInvalidResourceHandle;
     *memory = nullptr;
     if (bytes == 0) return cudaSuccess;
-    // What this stream frees earlier is free by the time this stream uses the new memory.
+    // What this stream frees earlier is free when this stream uses the new memory.
     *memory = runtime.memory->AllocateDevice(queue->options().device, bytes,
                                              runtime.freed_later_bytes[queue.get()]);
     if (*memory == nullptr) return cudaErrorMemoryAllocation;
@@ -240,7 +241,7 @@ cudaError_t cudaMallocAsync(void** memory, size_t bytes, cudaStream_t stream) {
 }
 
 cudaError_t cudaFreeAsync(void* memory, cudaStream_t stream) {
-  return Call("cudaFreeAsync", Needs::kGivesBack, [&] {
+  return Call("cudaFreeAsync", Needs::kRelease, [&] {
     Runtime& runtime = Runtime::Get();
     const std::lock_guard lock(runtime.mutex());
     const StreamPtr queue = runtime.FindStream(stream);
@@ -281,7 +282,7 @@ cudaError_t cudaMallocHost(void** memory, size_t bytes) {
 }
 
 cudaError_t cudaFreeHost(void* memory) {
-  return Call("cudaFreeHost", Needs::kGivesBack, [&] {
+  return Call("cudaFreeHost", Needs::kRelease, [&] {
     if (memory == nullptr) return cudaSuccess;
     const MemoryRange range = Runtime::Get().memory->Find(memory);
     if (range.kind != MemoryKind::kPinned) return cudaErrorInvalidValue;
@@ -311,7 +312,7 @@ cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned flags) {
 }
 
 cudaError_t cudaHostUnregister(void* memory) {
-  return Call("cudaHostUnregister", Needs::kGivesBack, [&] {
+  return Call("cudaHostUnregister", Needs::kRelease, [&] {
     const MemoryRange range = Runtime::Get().memory->Find(memory);
     if (range.kind != MemoryKind::kRegistered) return cudaErrorHostMemoryNotRegistered;
     SynchronizeImplicitly(range.device);

@@ -25,7 +25,7 @@ cudaError_t CreateStream(cudaStream_t* stream, unsigned flags, int priority) {
   return cudaSuccess;
 }
 
-// What a wait for `stream` waits for: for the default stream, also what that would wait for.
+// Returns what a wait for `stream` waits for; for the default stream, also what that waits for.
 cudaError_t FindTails(cudaStream_t stream, std::vector<CompletionPtr>& tails, int& device) {
   Runtime& runtime = Runtime::Get();
   const StreamPtr queue = runtime.FindStream(stream);
@@ -49,7 +49,7 @@ cudaError_t CreateEvent(cudaEvent_t* event, unsigned flags) {
   return cudaSuccess;
 }
 
-// What was recorded last, or null; the event's device beside it.
+// The completion that was recorded last, or null, and the device of the event.
 cudaError_t FindRecorded(cudaEvent_t event, CompletionPtr& recorded, int& device) {
   Runtime& runtime = Runtime::Get();
   const auto found = runtime.events.find(event);
@@ -86,9 +86,9 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   });
 }
 
-// Work that the stream still holds runs on.
+// Work that the stream still contains continues.
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  return Call("cudaStreamDestroy", Needs::kGivesBack, [&] {
+  return Call("cudaStreamDestroy", Needs::kRelease, [&] {
     Runtime& runtime = Runtime::Get();
     const std::lock_guard lock(runtime.mutex());
     const auto found = runtime.streams.find(stream);
@@ -250,7 +250,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  return Call("cudaEventDestroy", Needs::kGivesBack, [&] {
+  return Call("cudaEventDestroy", Needs::kRelease, [&] {
     const std::lock_guard lock(Runtime::Get().mutex());
     const bool was_there = Runtime::Get().events.erase(event) > 0;
     return was_there ? cudaSuccess : cudaErrorInvalidResourceHandle;

@@ -1,5 +1,5 @@
 #pragma once
-/// A flag that is raised once: the end of an operation of a stream.
+/// The completion of an operation of a stream: a flag that is set once.
 
 #include <chrono>
 #include <condition_variable>
@@ -8,7 +8,8 @@
 
 namespace cairn::simulated_cuda {
 
-/// Threads: any. What happened before Finish is seen by who saw the flag raised.
+/// Threads: all members are safe. What happened before Finish is visible to threads that see the
+/// flag set.
 class Completion {
  public:
   void Finish() {

@@ -1,7 +1,8 @@
 #pragma once
-/// The language of .cu files for g++: included before such a file (`-x c++ -include`), it gives the
-/// words, intrinsics and the launch that our kernels use, on the simulated runtime. What a kernel
-/// uses and this file lacks does not compile. README.md beside this file says what differs.
+/// The language of .cu files for g++. Included before such a file (`-x c++ -include`), it defines
+/// the keywords, the intrinsics and the launch that our kernels use, on the simulated runtime. A
+/// kernel that uses anything else does not compile. README.md in this folder states the
+/// differences.
 
 #include <cuda_runtime.h>
 
@@ -15,8 +16,8 @@
 
 #include "tests/support/simulated_cuda/kernel_block.h"
 
-// Of one block at a time: its threads share a thread of the system. Not cleared between blocks, as
-// on a device.
+// One block runs at a time, and its threads share a thread of the system. Shared memory is not
+// cleared between blocks, as on a device.
 #undef __shared__
 #define __shared__ static thread_local
 #undef __constant__
@@ -26,10 +27,10 @@
 
 inline constexpr int warpSize = 32;
 
-// CUDA's template of that name hands on addresses of arguments without their sizes.
+// CUDA's template of that name passes addresses of arguments without their sizes.
 #define cudaLaunchKernelEx cairnSimulatedLaunchKernelEx
 
-/// As CUDA's cudaLaunchKernelEx of a kernel.
+/// Replaces the template cudaLaunchKernelEx of CUDA.
 template <typename... Parameters, typename... Arguments>
 cudaError_t cairnSimulatedLaunchKernelEx(const cudaLaunchConfig_t* config,
                                          void (*kernel)(Parameters...), Arguments&&... arguments) {
@@ -63,8 +64,8 @@ inline int __all_sync(unsigned mask, int predicate) {
   return __ballot_sync(mask, predicate == 0) == 0;
 }
 
-// Shuffles of 4 and 8 bytes. `width` divides a warp into parts of that many lanes; a lane whose
-// source would lie outside its part keeps its own value.
+// Shuffles of 4 and 8 bytes. `width` divides a warp into parts of that many lanes. A lane whose
+// source would be outside its part keeps its value.
 namespace cairn::simulated_cuda::internal {
 
 template <typename T>
@@ -111,7 +112,7 @@ T __shfl_up_sync(unsigned mask, T value, unsigned lanes, int width = 32) {
   return sim::internal::ShuffleFrom(mask, value, inside ? self - lanes : self);
 }
 
-// Loads and stores with hints, which mean nothing here.
+// Loads and stores with cache hints, which have no effect here.
 template <typename T>
 T __ldg(const T* address) {
   return *address;
@@ -145,7 +146,7 @@ void __stwt(T* address, std::type_identity_t<T> value) {
   *address = value;
 }
 
-// Atomics, for the types that CUDA has them for: uint64_t is none of these.
+// Atomics, for the types for which CUDA has them; uint64_t is not one of these.
 #define CAIRN_SIMULATED_ATOMICS(T)                                                             \
   inline T atomicAdd(T* address, T value) {                                                    \
     return std::atomic_ref<T>(*address).fetch_add(value, std::memory_order_relaxed);           \

@@ -1,4 +1,4 @@
-// Names and texts of errors, as the CUDA runtime gives them.
+// Names and texts of errors, equal to those of the CUDA runtime.
 #include <cuda_runtime_api.h>
 
 namespace {

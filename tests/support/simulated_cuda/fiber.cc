@@ -1,5 +1,5 @@
-// Switching stacks: ucontext for the first entry, then setjmp, which asks the kernel nothing. With
-// a sanitizer always ucontext, as setjmp is what these libraries watch.
+// Switches stacks with ucontext for the first entry, and then with setjmp, which needs no system
+// call. With a sanitizer always uses ucontext, because sanitizers intercept setjmp.
 #include "tests/support/simulated_cuda/fiber.h"
 
 #include <pthread.h>
@@ -36,14 +36,14 @@ constexpr size_t kGuardBytes = 4096;
 struct Fiber::Context {
   ucontext_t ucontext;
   jmp_buf jump;
-  void* sanitizer_state = nullptr;     // ASan's fake stack while others run
+  void* sanitizer_state = nullptr;     // ASan's fake stack while other fibers run
   const void* stack_bottom = nullptr;  // for ASan: where this stack is
   size_t stack_size = 0;
 };
 
 namespace {
 
-// Requires to be the first thing that runs on a stack that was switched to.
+// Must be the first call on a stack after a switch to it.
 void AfterSwitch([[maybe_unused]] void* sanitizer_state) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(sanitizer_state, nullptr, nullptr);

@@ -1,17 +1,16 @@
 #pragma once
-/// Threads of a block: stacks that one thread of the system switches between.
+/// Fibers for the threads of a block: stacks that one thread of the system switches between.
 
 #include <cstddef>
 #include <functional>
 
 namespace cairn::simulated_cuda {
 
-/// A stack with what runs on it. Switching takes a few nanoseconds without sanitizers, which are
-/// told of every switch.
-/// Threads: of the thread that made it only.
+/// A stack and the function that runs on it. Without sanitizers, which are informed of every
+/// switch, a switch takes a few nanoseconds. Threads: only the thread that created it uses it.
 class Fiber {
  public:
-  /// The stack that this thread runs on already; switch away from it and back to it.
+  /// Represents the current stack of this thread, so that it can be switched away from and back to.
   Fiber();
   /// Runs `body`, which must not return, at the first switch to it.
   explicit Fiber(std::function<void()> body);
@@ -19,7 +18,8 @@ class Fiber {
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  /// Goes on with `next`; returns when somebody switches back to `this`, which is what runs now.
+  /// Continues with `next`. Returns when another fiber switches back to `this`. Requires that
+  /// `this` is running.
   void SwitchTo(Fiber& next);
 
  private:

@@ -1,13 +1,13 @@
 // The threads of a block, as fibers of the stream's thread.
 //
-// 1. A fiber runs one thread after another, until one has to wait (barrier, shuffle). A block whose
-//    threads never wait needs one fiber.
-// 2. A thread that waits keeps its fiber. Another one goes on: that of a thread whose wait is over,
-//    else one that begins with the next thread.
+// 1. A fiber runs one thread after another until a thread has to wait (barrier, shuffle). A block
+//    whose threads never wait needs one fiber.
+// 2. A thread that waits keeps its fiber. Another fiber continues: that of a thread whose wait is
+//    over, or otherwise a new one, which begins with the next thread.
 // 3. The last thread to arrive ends the wait of the others. Threads that have returned count as
 //    arrived, as on devices since Volta.
-// 4. If no thread can go on, the kernel would hang: the process ends and says where its threads
-// are.
+// 4. If no thread can continue, the kernel would hang: the process ends with a message that states
+//    where the threads wait.
 #include "tests/support/simulated_cuda/kernel_block.h"
 
 #include <signal.h>
@@ -43,15 +43,15 @@ constexpr unsigned kWarpSize = 32;
 
 enum class WarpOperation { kSync, kBallot, kShuffle };
 
-// A thread of the block that runs now, and what it waits for.
+// A thread of the current block, and what it waits for.
 struct Thread {
   uint3 index{};
   unsigned lane = 0;
   Fiber* fiber = nullptr;
   unsigned warp = 0;
-  uint64_t value = 0;   // given to the wait
-  unsigned source = 0;  // lane that a shuffle reads
-  uint64_t result = 0;  // of the wait
+  uint64_t value = 0;   // argument of the wait
+  unsigned source = 0;  // the lane that a shuffle reads
+  uint64_t result = 0;  // result of the wait
 };
 
 // Lanes that wait for each other.
@@ -76,7 +76,7 @@ struct Launch {
   unsigned thread_count() const { return block.x * block.y * block.z; }
 };
 
-// Runs blocks on this thread. Keeps its fibers from kernel to kernel.
+// Runs blocks on this thread. Reuses its fibers for later kernels.
 class BlockRunner {
  public:
   static BlockRunner& OfThisThread() {
@@ -84,7 +84,7 @@ class BlockRunner {
     return runner;
   }
 
-  // The error that the kernel ended with.
+  // Returns the error with which the kernel ended.
   cudaError_t Run(const Launch& launch);
 
   int Barrier(bool predicate);
@@ -114,21 +114,21 @@ class BlockRunner {
   std::vector<Fiber*> idle_;
   Fiber* running_fiber_ = nullptr;
 
-  const Launch* launch_ = nullptr;  // null: no kernel runs
+  const Launch* launch_ = nullptr;  // null: no kernel is running
   cudaError_t error_ = cudaSuccess;
 
   std::vector<Thread> threads_;
   Thread* current_ = nullptr;
-  std::vector<unsigned> order_;  // in which threads start
+  std::vector<unsigned> order_;  // the order in which threads start
   std::vector<Warp> warps_;
   unsigned started_count_ = 0;
   unsigned finished_count_ = 0;
-  std::deque<Thread*> ready_;  // whose wait is over
+  std::deque<Thread*> ready_;  // threads whose wait is over
   std::vector<Thread*> at_barrier_;
   int barrier_true_count_ = 0;
 };
 
-// A kernel that touches what it may not: the error of the device, as far as it can be told.
+// Handles an invalid access of a kernel. Sets the error of the device, as far as it can be known.
 struct sigaction action_before;
 
 [[maybe_unused]] void OnBadAddress(int signal, siginfo_t* info, void* context) {
@@ -138,7 +138,7 @@ struct sigaction action_before;
     action_before.sa_sigaction(signal, info, context);
     return;
   }
-  sigaction(SIGSEGV, &action_before, nullptr);  // the fault repeats with the old action
+  sigaction(SIGSEGV, &action_before, nullptr);  // the fault occurs again, with the old action
 }
 
 void CatchBadAddresses() {
@@ -163,7 +163,7 @@ cudaError_t BlockRunner::Run(const Launch& launch) {
               static_cast<unsigned>(i / grid.x / grid.y)});
   }
   if (error_ != cudaSuccess) {
-    idle_.clear();  // the stacks are as the failure left them
+    idle_.clear();  // the failure has left their stacks in an unknown state
     fibers_.clear();
   }
   launch_ = nullptr;
@@ -210,7 +210,7 @@ Fiber& BlockRunner::IdleFiber() {
   return *fiber;
 }
 
-// For ever: idle fibers are used again.
+// Never returns: idle fibers are reused.
 void BlockRunner::RunFiber() {
   Fiber& self = *running_fiber_;
   for (;;) {
@@ -230,8 +230,8 @@ void BlockRunner::RunThread(unsigned index) {
   AfterExit(thread);
 }
 
-// Goes on with a thread whose wait is over, or one that has not begun, or the end of the block.
-// `idle`: the fiber can be given another thread.
+// Continues with a thread whose wait is over, a thread that has not begun, or the end of the block.
+// `idle`: the fiber of the caller can run another thread.
 void BlockRunner::LeaveFiber(Fiber& fiber, bool idle) {
   Fiber* next = nullptr;
   if (!ready_.empty()) {
@@ -263,7 +263,7 @@ int BlockRunner::Barrier(bool predicate) {
   return static_cast<int>(self.result);
 }
 
-// Ends the wait of all, the caller's too, whose turn comes like any other's.
+// Ends the wait of all threads, including the caller, which continues in its turn.
 void BlockRunner::FinishBarrierIfComplete() {
   if (at_barrier_.empty() || at_barrier_.size() + finished_count_ < threads_.size()) return;
   for (Thread* thread : at_barrier_) {
@@ -347,7 +347,7 @@ void BlockRunner::DieOfDeadlock() {
 void BlockRunner::Fail(cudaError_t error) {
   error_ = error;
   running_fiber_->SwitchTo(*main_);
-  std::abort();  // nobody comes back to what has failed
+  std::abort();  // never reached: nothing switches back after a failure
 }
 
 bool IsLaunchable(const Runtime& runtime, const cudaLaunchConfig_t& config) {
@@ -361,7 +361,7 @@ bool IsLaunchable(const Runtime& runtime, const cudaLaunchConfig_t& config) {
   return grid_ok && block_ok && !runtime.devices.empty();
 }
 
-// What runs in the stream.
+// The operation of the stream.
 void RunKernel(Runtime& runtime, int device, const Launch& launch) {
   std::vector<DeviceArena*> open;
   {

@@ -23,8 +23,8 @@
 namespace cairn::simulated_cuda {
 namespace {
 
-// ThreadSanitizer finds missing waits between copies and kernels if both use the same addresses,
-// which then cannot be closed to the host.
+// ThreadSanitizer finds missing waits between copies and kernels only if both use the same
+// addresses, which then cannot be made inaccessible to the host.
 #if defined(__SANITIZE_THREAD__)
 constexpr bool kOneAddress = true;
 #else
@@ -43,7 +43,7 @@ uint64_t RoundUp(uint64_t value, uint64_t unit) { return (value + unit - 1) / un
 
 }  // namespace
 
-// Four times the capacity, so that addresses are not used again soon, and room for gaps.
+// Four times the capacity, so that addresses are not reused soon, and room for gaps.
 DeviceArena::DeviceArena(int device, uint64_t capacity_bytes)
     : capacity_bytes_(capacity_bytes),
       reserved_bytes_(RoundUp(4 * capacity_bytes + (64ull << 20), kHugePageBytes)) {
@@ -70,14 +70,14 @@ DeviceArena::~DeviceArena() {
   close(file_);
 }
 
-// The rest up to the alignment is gap too.
+// The bytes up to the alignment belong to the gap too.
 uint64_t DeviceArena::GapAfter(uint64_t size_bytes) const {
   return RoundUp(size_bytes, kAlignmentBytes) - size_bytes + kGapBytes;
 }
 
 uintptr_t DeviceArena::Allocate(uint64_t size_bytes) {
   const uint64_t needed = size_bytes + GapAfter(size_bytes);
-  // Next fit: from the cursor to the end, then once from the begin.
+  // Next fit: from the cursor to the end, then once from the beginning.
   uint64_t offset = cursor_bytes_;
   for (int round = 0; round < 2; ++round, offset = 0) {
     auto next = taken_.lower_bound(offset);
@@ -107,7 +107,7 @@ void DeviceArena::Free(uintptr_t start, uint64_t size_bytes) {
   }
   std::memset(Alias(start), kFreedByte, size_bytes);
   CAIRN_POISON(reinterpret_cast<void*>(start), size_bytes);
-  // Whole pages go back to the system: later reads there see zeros.
+  // Complete pages are returned to the system: later reads see zeros there.
   constexpr uint64_t kPageBytes = 4096;
   const uint64_t first = RoundUp(start - base_, kPageBytes);
   const uint64_t last = (start - base_ + size_bytes) / kPageBytes * kPageBytes;

@@ -1,10 +1,10 @@
 #pragma once
-/// Memory that the simulated runtime knows: that of the devices, and page-locked host memory.
+/// The memory that the simulated runtime knows: device memory, and page-locked host memory.
 ///
-/// The memory of a device lies twice in the address space: at the addresses that CUDA's callers
-/// get, where the pages are open only while a kernel runs on that device, and at addresses that
-/// only the simulation's own copies use. A host that touches device memory crashes, as with a GPU.
-/// (Under ThreadSanitizer both are the same, always open.)
+/// The memory of a device is mapped twice: at the addresses that callers of CUDA receive, where the
+/// pages are accessible only while a kernel runs on that device, and at addresses that only the
+/// copies of the simulation use. A host that accesses device memory crashes, as with a GPU. (With
+/// ThreadSanitizer both are the same mapping, which is always accessible.)
 
 #include <cstddef>
 #include <cstdint>
@@ -16,14 +16,14 @@
 namespace cairn::simulated_cuda {
 
 enum class MemoryKind {
-  kPageable,  // not known here
+  kPageable,  // not in the registry
   kDevice,
-  kPinned,      // of cudaHostAlloc
-  kRegistered,  // of cudaHostRegister
-  kStray,       // addresses of a device that are not, or no longer, an allocation's
+  kPinned,      // from cudaHostAlloc
+  kRegistered,  // from cudaHostRegister
+  kStray,       // addresses of a device that are not, or no longer, allocated
 };
 
-/// Where a pointer points to.
+/// The allocation that contains an address.
 struct MemoryRange {
   MemoryKind kind = MemoryKind::kPageable;
   int device = 0;
@@ -32,36 +32,36 @@ struct MemoryRange {
   uint64_t size_bytes = 0;  // of the allocation
 };
 
-/// The addresses of one device.
-/// Threads: Alias and OpenForKernel any; all else under the registry's lock.
+/// The address range of one device.
+/// Threads: Alias, BeginKernel and EndKernel are safe; all else requires the lock of the registry.
 class DeviceArena {
  public:
-  /// Room for `capacity_bytes` and the gaps between allocations.
+  /// Reserves addresses for `capacity_bytes` and the gaps between allocations.
   DeviceArena(int device, uint64_t capacity_bytes);
   ~DeviceArena();
   DeviceArena(const DeviceArena&) = delete;
   DeviceArena& operator=(const DeviceArena&) = delete;
 
-  /// The address of new memory, filled with kFreshByte; 0 if there is no room.
+  /// Returns the address of new memory, filled with kFreshByte; 0 if there is no room.
   uintptr_t Allocate(uint64_t size_bytes);
-  /// Ends the process if a kernel wrote beyond the allocation.
+  /// Frees memory. Ends the process if a kernel has written beyond the allocation.
   void Free(uintptr_t start, uint64_t size_bytes);
 
   bool Owns(uintptr_t address) const {
     return address >= base_ && address - base_ < reserved_bytes_;
   }
-  /// The address at which the simulation itself reads and writes what lies at `address`.
+  /// Returns the address at which the simulation accesses the byte at `address`.
   std::byte* Alias(uintptr_t address) const { return alias_ + (address - base_); }
 
   uint64_t capacity_bytes() const { return capacity_bytes_; }
   uint64_t used_bytes() const { return used_bytes_; }
 
-  /// Pages are open from the first kernel's begin to the last one's end.
+  /// Pages are accessible while at least one kernel is running.
   void BeginKernel();
   void EndKernel();
 
  private:
-  static constexpr uint64_t kAlignmentBytes = 256;  // as cudaMalloc's
+  static constexpr uint64_t kAlignmentBytes = 256;  // as in cudaMalloc
   static constexpr uint64_t kGapBytes = 256;        // between allocations, with known contents
 
   uint64_t GapAfter(uint64_t size_bytes) const;
@@ -72,14 +72,13 @@ class DeviceArena {
   uintptr_t base_ = 0;
   std::byte* alias_ = nullptr;
   uint64_t used_bytes_ = 0;
-  uint64_t cursor_bytes_ = 0;           // where to look next: freed addresses come back late
+  uint64_t cursor_bytes_ = 0;           // where to search next, so that addresses are reused late
   std::map<uint64_t, uint64_t> taken_;  // offset -> end, gaps included
   std::mutex kernel_mutex_;
   int kernel_count_ = 0;
 };
 
-/// All known memory.
-/// Threads: any, one lock inside.
+/// All known memory. Threads: all members are safe.
 class MemoryRegistry {
  public:
   MemoryRegistry(int device_count, uint64_t device_bytes, uint64_t pinned_limit_bytes);
@@ -87,11 +86,12 @@ class MemoryRegistry {
   MemoryRegistry(const MemoryRegistry&) = delete;
   MemoryRegistry& operator=(const MemoryRegistry&) = delete;
 
-  /// Null if the device has less than that left. `credit_bytes`: what counts as free already.
+  /// Returns null if the device has less than that left. `credit_bytes`: bytes that count as free
+  /// although they are not freed yet.
   void* AllocateDevice(int device, uint64_t size_bytes, uint64_t credit_bytes = 0);
   bool FreeDevice(void* start);
 
-  /// Null beyond the limit.
+  /// Returns null beyond the limit.
   void* AllocatePinned(int device, uint64_t size_bytes, unsigned flags);
   bool FreePinned(void* start);
   enum class RegisterResult { kDone, kOverlap, kLimit };
@@ -99,10 +99,10 @@ class MemoryRegistry {
   bool Unregister(void* start);
 
   MemoryRange Find(const void* address) const;
-  /// True if [address, address + bytes) lies within one allocation, or is pageable memory.
+  /// Returns true if [address, address + bytes) is within one allocation, or is pageable memory.
   bool InBounds(const void* address, uint64_t bytes) const;
 
-  /// Where the simulation reads and writes what a caller names by `address`.
+  /// Returns the address at which the simulation accesses the byte at `address`.
   std::byte* Accessible(const void* address) const;
 
   DeviceArena& arena(int device) const { return *arenas_[device]; }

@@ -1,4 +1,4 @@
-// The one state of the simulation, and what tests see and set of it.
+// The state of the simulation, and the functions that tests control it with.
 #include "tests/support/simulated_cuda/runtime.h"
 
 #include <atomic>
@@ -12,7 +12,7 @@
 namespace cairn::simulated_cuda {
 namespace {
 
-// Threads keep their current device, but not across Reset.
+// Threads keep their current device until Reset.
 std::atomic<uint64_t> generation{1};
 
 struct ThreadState {
@@ -239,7 +239,7 @@ namespace {
 std::byte* CheckedDeviceAlias(const void* address, uint64_t bytes) {
   MemoryRegistry& memory = *Runtime::Get().memory;
   if (memory.Find(address).kind != MemoryKind::kDevice || !memory.InBounds(address, bytes)) {
-    std::fprintf(stderr, "simulated CUDA: %p is no device memory of %llu bytes\n", address,
+    std::fprintf(stderr, "simulated CUDA: %p is not device memory of %llu bytes\n", address,
                  static_cast<unsigned long long>(bytes));
     std::abort();
   }

@@ -25,8 +25,8 @@ using StreamPtr = std::shared_ptr<StreamQueue>;
 
 struct Device {
   cudaError_t sticky_error = cudaSuccess;
-  StreamPtr legacy_stream;  // made when it is first used
-  std::set<int> peers;      // that kernels here may touch
+  StreamPtr legacy_stream;  // created at its first use
+  std::set<int> peers;      // whose memory kernels of this device may access
 };
 
 struct EventState {
@@ -35,34 +35,35 @@ struct EventState {
   CompletionPtr recorded;  // null: never recorded
 };
 
-/// Threads: members say what the lock guards; functions take it unless they say otherwise.
+/// Threads: comments state which members require the lock; all other functions lock it themselves.
 class Runtime {
  public:
   static Runtime& Get();
 
   std::mutex& mutex() { return mutex_; }
 
-  // What follows requires the lock, to the next "private".
+  // The following members require the lock, up to the next "private".
   Config config;
   std::unique_ptr<MemoryRegistry> memory;
   std::vector<Device> devices;
   std::map<cudaStream_t, StreamPtr> streams;
   std::map<cudaEvent_t, EventState> events;
   Counters counters;
-  std::map<const void*, int> dynamic_shared_limits;               // of kernels, beyond the usual
-  std::map<const StreamQueue*, uint64_t> freed_later_bytes;       // by cudaFreeAsync not yet run
+  std::map<const void*, int> dynamic_shared_limits;          // by kernel, above the default
+  std::map<const StreamQueue*, uint64_t> freed_later_bytes;  // cudaFreeAsync that has not run yet
   std::vector<std::pair<int, std::weak_ptr<Completion>>> blocks;  // by device
 
-  /// The queue of a handle, the default stream's of the current device for 0; null if there is
-  /// none.
+  /// Returns the queue of a handle; for 0 that of the default stream of the current device; null if
+  /// there is none.
   StreamPtr FindStream(cudaStream_t stream);
   StreamPtr LegacyStream(int device);
   StreamPtr NewStream(int device, unsigned flags, int priority);
-  /// Puts `run` into the stream's queue, behind what CUDA's default-stream rules and `after` say.
-  /// `run` is left out once the device is lost.
+  /// Enqueues `run` on the stream. It runs after `after` and after what CUDA's rules for the
+  /// default stream require. It is skipped if the device is lost.
   CompletionPtr Enqueue(const StreamPtr& stream, std::function<void()> run,
                         std::vector<CompletionPtr> after = {});
-  /// The ends of all work of a device, or of what the default stream waits for (`blocking_only`).
+  /// Returns the completions of all work of a device, or only of the streams that the default
+  /// stream waits for (`blocking_only`).
   std::vector<CompletionPtr> Tails(int device, bool blocking_only);
   template <class Handle>
   Handle NewHandle() {
@@ -71,7 +72,7 @@ class Runtime {
 
   void Reset(const Config& new_config);
   cudaError_t StickyError(int device);
-  /// The first error stays.
+  /// Only the first error is kept.
   void SetStickyError(int device, cudaError_t error);
 
   void CountCall(std::string_view function);
@@ -79,41 +80,42 @@ class Runtime {
   void SetFault(std::string_view function, uint64_t nth, cudaError_t error);
   bool FaultHappened(std::string_view function);
   void ClearFaults();
-  /// The fault that this call meets, or success.
+  /// Returns the fault of this call, or success.
   cudaError_t TakeFault(std::string_view function);
   void ResetCounters();
 
  private:
   struct Fault {
-    uint64_t calls_left = 0;  // 0: has happened
+    uint64_t calls_left = 0;  // 0: it has happened
     cudaError_t error = cudaSuccess;
   };
 
   Runtime();
 
   std::mutex mutex_;
-  // Never used again, so that a destroyed stream or event is known as such.
+  // Handles are never reused, so that a destroyed stream or event is recognized.
   uintptr_t next_handle_ = 0x5c0000000000;
   uint64_t stream_number_ = 0;
   std::map<std::string, uint64_t, std::less<>> call_counts_;
   std::map<std::string, Fault, std::less<>> faults_;
 };
 
-/// The current device of this thread.
+/// The current device of the calling thread.
 int CurrentDevice();
 void SetCurrentDevice(int device);
 /// The error that cudaGetLastError returns.
 cudaError_t& LastError();
-/// True in a function of cudaLaunchHostFunc, which may not call CUDA.
+/// True during a function of cudaLaunchHostFunc, which must not call CUDA.
 bool& InHostFunction();
 
 enum class Needs {
   kNothing,
   kDevice,
-  kGivesBack,  // works for a lost device too, though it says that it is lost
+  kRelease,  // also works for a lost device, but returns its error
 };
 
-/// What precedes and follows each API call: faults, lost devices, the last error.
+/// Executes an API call, with the checks that are common to all: faults, lost devices, the last
+/// error.
 template <class Body>
 cudaError_t Call(std::string_view function, Needs needs, Body&& body) {
   Runtime& runtime = Runtime::Get();
@@ -124,13 +126,13 @@ cudaError_t Call(std::string_view function, Needs needs, Body&& body) {
     if (const cudaError_t fault = runtime.TakeFault(function); fault != cudaSuccess) return fault;
     if (needs == Needs::kNothing) return cudaSuccess;
     if (runtime.devices.empty()) return cudaErrorNoDevice;
-    if (needs == Needs::kGivesBack) return cudaSuccess;
+    if (needs == Needs::kRelease) return cudaSuccess;
     return runtime.devices[CurrentDevice()].sticky_error;
   };
   cudaError_t status = decide();
   if (status == cudaSuccess) {
     status = body();
-    if (status == cudaSuccess && needs == Needs::kGivesBack) {
+    if (status == cudaSuccess && needs == Needs::kRelease) {
       status = runtime.StickyError(CurrentDevice());
     }
   }
@@ -138,7 +140,7 @@ cudaError_t Call(std::string_view function, Needs needs, Body&& body) {
   return status;
 }
 
-/// Waits for all of them, without the lock.
+/// Waits for all completions. Requires that the lock is not held.
 void WaitForAll(const std::vector<CompletionPtr>& completions);
 
 }  // namespace cairn::simulated_cuda

@@ -1,10 +1,9 @@
 #pragma once
-/// Control and observation of the simulated CUDA runtime: how many devices there are and how large,
-/// which call fails when, how much was copied, what was not given back. README.md beside this file
-/// says what is simulated and what it cannot show.
+/// Control and observation of the simulated CUDA runtime: the number and size of devices, which
+/// call fails, how much was copied, and what was not released. README.md in this folder states what
+/// is simulated and what the simulation cannot show.
 ///
-/// Threads: every function may be called from any thread, except that nothing else may be running
-/// in the simulation during Reset.
+/// Threads: all functions are safe, except that nothing else may use the simulation during Reset.
 
 #include <cuda_runtime_api.h>
 
@@ -19,37 +18,36 @@ struct Config {
   int device_count = 1;                       // 0: calls fail with cudaErrorNoDevice
   uint64_t device_memory_bytes = 1ull << 30;  // of each device
   uint64_t pinned_limit_bytes = UINT64_MAX;   // of cudaHostAlloc and cudaHostRegister together
-  /// Above 0: every operation of a stream starts up to this many microseconds late, so that what
-  /// forgets to wait sees the bytes that were there before.
+  /// If positive, every operation of a stream starts up to this many microseconds late, so that
+  /// code that does not wait sees the previous bytes.
   int jitter_us = 0;
-  uint64_t jitter_seed = 1;      // delays are the same for the same seed, stream and operation
-  bool shuffle_threads = false;  // start a block's threads in an order drawn from jitter_seed
+  uint64_t jitter_seed = 1;  // delays are the same for the same seed, stream and operation
+  bool shuffle_threads =
+      false;  // start the threads of a block in an order generated from jitter_seed
   int compute_major = 9;
   int compute_minor = 0;
   int multiprocessor_count = 4;  // few: kernels that fill the device launch few blocks
   bool can_access_peer = true;
 };
 
-/// What fresh device memory is filled with, and what freed memory is, until it is used again.
+/// The contents of new device memory, and of freed device memory until it is reused.
 inline constexpr unsigned char kFreshByte = 0xA5;
 inline constexpr unsigned char kFreedByte = 0xDD;
-/// What fresh pinned memory is filled with.
+/// The contents of new pinned memory.
 inline constexpr unsigned char kFreshPinnedByte = 0xB6;
 
-/// Forgets everything and starts the machine anew: waits for what the streams still hold, destroys
-/// streams and events, frees all memory, clears counters and faults. The calling thread's current
-/// device becomes 0.
+/// Restarts the machine: waits for the work of all streams, destroys streams and events, frees all
+/// memory, and clears counters and faults. The current device of the calling thread becomes 0.
 void Reset(const Config& config = {});
 
-/// What has been asked for since Reset or ResetCounters. Refused calls do not count, except in
-/// CallCount.
+/// The calls since Reset or ResetCounters. Calls that were refused count only in CallCount.
 struct Counters {
   uint64_t h2d_count = 0, h2d_bytes = 0;
   uint64_t d2h_count = 0, d2h_bytes = 0;
   uint64_t d2d_count = 0, d2d_bytes = 0;  // between devices too
   uint64_t h2h_count = 0, h2h_bytes = 0;
-  /// Copies between a device and pageable host memory, part of the above. They keep the caller
-  /// waiting, as CUDA's do.
+  /// Copies between a device and pageable host memory, which are included above. The caller waits
+  /// for them, as in CUDA.
   uint64_t pageable_count = 0, pageable_bytes = 0;
   uint64_t memset_count = 0, memset_bytes = 0;
   uint64_t kernel_count = 0;
@@ -57,7 +55,7 @@ struct Counters {
   uint64_t host_alloc_count = 0;     // cudaHostAlloc and cudaMallocHost
   uint64_t host_register_count = 0;
   uint64_t device_synchronize_count = 0;
-  /// Calls that wait for the whole device though their name does not say so: cudaFree,
+  /// Calls that wait for the complete device although their name does not suggest it: cudaFree,
   /// cudaFreeHost, cudaHostUnregister.
   uint64_t implicit_synchronize_count = 0;
   uint64_t stream_synchronize_count = 0;
@@ -66,22 +64,22 @@ struct Counters {
 };
 Counters GetCounters();
 void ResetCounters();
-/// How often a function of the CUDA API was called, refused calls included, since Reset or
-/// ResetCounters. "*" for all of them.
+/// Returns how often a function of the CUDA API was called since Reset or ResetCounters, including
+/// refused calls. "*": all functions.
 uint64_t CallCount(std::string_view function);
 
 /// The `nth` call from now (1 is the next) of `function` ("cudaMalloc", or "*" for any that can
 /// fail) returns `error` and does nothing. One fault per name; a new one replaces it.
 void FailCall(std::string_view function, uint64_t nth, cudaError_t error);
-/// True if the fault of that name has happened (or none was set).
+/// Returns true if the fault of that name has happened, or none was set.
 bool FaultHappened(std::string_view function);
 void ClearFaults();
 
-/// From now on what runs on `device` does nothing, and every call for it returns `error`, as after
-/// a crashed kernel or a device that fell off the bus. Only Reset mends it. Blocked streams go on.
+/// Makes all work of `device` do nothing and every call for it return `error`, as after a crashed
+/// kernel or a device that fell off the bus, until Reset. Blocked streams continue.
 void LoseDevice(int device, cudaError_t error = cudaErrorLaunchFailure);
 
-/// What is alive now: compare at a test's end with its start.
+/// The resources that exist. Compare the value at the end of a test with that at its start.
 struct Live {
   uint64_t device_allocation_count = 0, device_bytes = 0;
   uint64_t pinned_allocation_count = 0, pinned_bytes = 0;
@@ -92,14 +90,13 @@ struct Live {
 };
 Live GetLive();
 
-/// Reads or writes device memory from the host behind the simulation's back: no stream, no counter.
-/// For what a test looks at, when no work is under way. Ends the process if the range is not within
-/// an allocation.
+/// Read or write device memory from the host without a stream and without counting. For checks of a
+/// test while no work is running. They end the process if the range is not within an allocation.
 void PeekDevice(void* target, const void* device_source, uint64_t bytes);
 void PokeDevice(void* device_target, const void* source, uint64_t bytes);
 
-/// Keeps a stream busy until it is released: the kernel that spins. Enqueued like any work.
-/// Ownership: releases at its end.
+/// Keeps a stream busy until it is released, like a kernel that spins. The constructor enqueues it.
+/// Ownership: the destructor releases the stream.
 class StreamBlock {
  public:
   explicit StreamBlock(cudaStream_t stream);
@@ -108,7 +105,7 @@ class StreamBlock {
   StreamBlock& operator=(const StreamBlock&) = delete;
 
   void Release();
-  /// Waits until the stream has come to it.
+  /// Waits until the stream has reached it.
   void WaitUntilReached() const;
 
  private:

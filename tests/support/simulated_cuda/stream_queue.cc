@@ -8,8 +8,8 @@
 namespace cairn::simulated_cuda {
 namespace {
 
-// Threads that run, so that Reset can wait for those of closed streams. Never destroyed: streams
-// may outlive static objects.
+// Counts the running threads, so that Reset can wait for those of closed streams. Never destroyed:
+// streams may outlive static objects.
 struct RunningThreads {
   std::mutex mutex;
   std::condition_variable changed;
@@ -80,7 +80,7 @@ void StreamQueue::RunOne(Operation& operation) {
     std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
   }
   if (operation.run) operation.run();
-  operation.run = nullptr;  // what it holds is gone when others see the end
+  operation.run = nullptr;  // destroys what it owns before others see the completion
   operation.done->Finish();
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// A stream: a queue of operations, and a thread that runs one after another.
+/// A stream: a queue of operations, and a thread that runs them one after another.
 
 #include <condition_variable>
 #include <cstdint>
@@ -14,16 +14,16 @@
 
 namespace cairn::simulated_cuda {
 
-/// Its thread starts with the first operation and lives until Close and the queue's end; it keeps
-/// the stream alive, so that a stream can be destroyed with work under way.
-/// Threads: any; the order of operations is that of the calls of Enqueue.
+/// The thread starts with the first operation and ends when the queue is closed and empty. It keeps
+/// the stream alive, so that a stream can be destroyed while it has work.
+/// Threads: all members are safe. Operations run in the order of the calls of Enqueue.
 class StreamQueue : public std::enable_shared_from_this<StreamQueue> {
  public:
   struct Options {
     int device = 0;
     unsigned flags = 0;
     int priority = 0;
-    int jitter_us = 0;  // the most that an operation starts late
+    int jitter_us = 0;  // limit of the random delay of an operation
     uint64_t jitter_seed = 0;
   };
 
@@ -34,13 +34,14 @@ class StreamQueue : public std::enable_shared_from_this<StreamQueue> {
 
   const Options& options() const { return options_; }
 
-  /// `run`, once all that is enqueued and all of `after` is finished. The result is raised then.
+  /// Enqueues `run`, which starts when all earlier operations and all of `after` are finished.
+  /// Returns its completion.
   CompletionPtr Enqueue(std::function<void()> run, std::vector<CompletionPtr> after = {});
 
-  /// The end of what was enqueued last.
+  /// Returns the completion of the operation that was enqueued last.
   CompletionPtr tail() const;
 
-  /// The thread ends when the queue is empty. Nothing may be enqueued any more.
+  /// Lets the thread end when the queue is empty. Nothing may be enqueued any more.
   void Close();
 
   /// Waits until the threads of all closed streams have ended.
@@ -57,7 +58,7 @@ class StreamQueue : public std::enable_shared_from_this<StreamQueue> {
   void RunOne(Operation& operation);
 
   const Options options_;
-  std::mt19937_64 random_;  // of the thread only
+  std::mt19937_64 random_;  // only the thread uses it
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

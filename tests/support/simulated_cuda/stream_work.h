@@ -1,5 +1,5 @@
 #pragma once
-/// What other simulated libraries, as NCCL's, build on: work of their own in a stream.
+/// Functions for other simulated libraries, such as NCCL: they enqueue work on a stream.
 
 #include <cuda_runtime_api.h>
 
@@ -9,12 +9,13 @@
 
 namespace cairn::simulated_cuda {
 
-/// Puts `work` into `stream`, which must be `device`'s. It may wait; it is left out once the device
-/// is lost, and must end by itself when that happens while it runs.
+/// Enqueues `work` on `stream`, which must belong to `device`. The work may wait. It is skipped if
+/// the device is lost, and must end by itself if the device is lost while it runs.
 cudaError_t EnqueueWork(cudaStream_t stream, int device, std::function<void()> work);
 
-/// Where the simulation itself reads and writes memory that a kernel of `device` could: its own, or
-/// page-locked. Null if [address, address + bytes) is not that.
+/// Returns the address at which the simulation accesses memory that a kernel of `device` can
+/// access: memory of the device, or page-locked memory. Returns null if [address, address + bytes)
+/// is not such memory.
 std::byte* AccessibleByDevice(const void* address, uint64_t bytes, int device);
 
 bool IsLost(int device);

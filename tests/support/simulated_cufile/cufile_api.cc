@@ -1,4 +1,4 @@
-// The functions of cufile.h, over pread, pwrite and the simulated runtime's memory.
+// The functions of cufile.h, with pread, pwrite and the memory of the simulated runtime.
 
 #include <cufile.h>
 #include <fcntl.h>
@@ -51,7 +51,7 @@ State& Get() {
   return state;
 }
 
-/// Under the mutex: the status that the call must return, or 0.
+/// Returns the status that the call must return, or 0. Requires the mutex.
 int TakeFault(State& state, std::string_view function) {
   const auto found = state.faults.find(function);
   if (found == state.faults.end() || --found->second.nth > 0) return 0;
@@ -65,7 +65,7 @@ CUfileError_t Status(int status) {
   return {.err = static_cast<CUfileOpError>(status), .cu_err = CUDA_SUCCESS};
 }
 
-/// A run of memory that direct I/O takes.
+/// Memory with the alignment that direct I/O requires.
 class AlignedBuffer {
  public:
   explicit AlignedBuffer(uint64_t bytes)
@@ -81,7 +81,7 @@ class AlignedBuffer {
 
 ssize_t WriteFrom(const std::byte* memory, int fd, uint64_t bytes, off_t offset, bool corrupt) {
   if (bytes % kPageBytes != 0 || offset % kPageBytes != 0) {
-    errno = EINVAL;  // cuFile would read, change and write the pages at the ends
+    errno = EINVAL;  // cuFile would read, modify and write the pages at the ends
     return -1;
   }
   const AlignedBuffer buffer(bytes);
@@ -103,7 +103,7 @@ ssize_t ReadTo(std::byte* memory, int fd, uint64_t bytes, off_t offset, bool cor
   return static_cast<ssize_t>(got);
 }
 
-// What tells reads from writes.
+// The differences between reads and writes.
 struct Direction {
   const char* function;
   uint64_t State::* corrupt;
@@ -115,7 +115,8 @@ constexpr Direction kReads{"cuFileRead", &State::corrupt_read, &Counters::read_c
 constexpr Direction kWrites{"cuFileWrite", &State::corrupt_write, &Counters::write_count,
                             &Counters::write_bytes};
 
-/// `move(fd, bytes, corrupt)` moves at most so many bytes and returns as pread and pwrite do.
+/// `move(fd, bytes, corrupt)` transfers at most that many bytes, and returns the result of pread or
+/// pwrite.
 template <typename Move>
 ssize_t Transfer(const Direction& direction, CUfileHandle_t fh, const void* base, size_t size,
                  const Move& move) {
@@ -243,7 +244,7 @@ void cuFileHandleDeregister(CUfileHandle_t fh) {
   State& state = Get();
   const std::lock_guard lock(state.mutex);
   auto* const handle = static_cast<Handle*>(fh);
-  // In use, unknown, or its file closed before it: a misuse that a real driver may not survive.
+  // In use, unknown, or its file was closed first: misuse that a real driver may not survive.
   if (!state.handles.contains(handle) || handle->running > 0) std::abort();
   if (::fcntl(handle->fd, F_GETFL) < 0) std::abort();
   state.handles.erase(handle);

@@ -1,6 +1,6 @@
 #pragma once
-/// Control and observation of the simulated cuFile; README.md beside this file says what it is.
-/// Threads: any.
+/// Control and observation of the simulated cuFile, which README.md in this folder describes.
+/// Threads: all functions are safe.
 
 #include <cstdint>
 #include <string_view>
@@ -8,22 +8,23 @@
 namespace cairn::simulated_cufile {
 
 struct Config {
-  /// Of CUfileDrvProps_t: what the driver claims to serve.
+  /// Status flags of CUfileDrvProps_t: what the driver claims to serve.
   unsigned status_flags = ~0u;
-  /// A transfer moves at most so many bytes and tells that.
+  /// Limit of the bytes of one transfer, which returns how many it has transferred.
   uint64_t max_transfer_bytes = UINT64_MAX;
-  /// Transfers start up to so many microseconds late.
+  /// Transfers start up to this many microseconds late.
   int jitter_us = 0;
 };
-/// As a fresh process: no driver, no counters, no faults. Requires that no handle is registered.
+/// Restores the state of a new process: no open driver, no counters, no faults. Requires that no
+/// handle is registered.
 void Reset(const Config& config = {});
 
-/// The `nth` call from now (1 is the next) of a function returns `status`: a positive
-/// CUfileOpError; or for cuFileRead and cuFileWrite -errno.
+/// Makes the `nth` call from now (1 is the next) of a function return `status`: a positive
+/// CUfileOpError, or -errno for cuFileRead and cuFileWrite.
 void FailCall(std::string_view function, uint64_t nth, int status);
-/// The `nth` write from now writes one wrong byte and says nothing.
+/// Makes the `nth` write from now write one wrong byte and succeed.
 void CorruptWrite(uint64_t nth);
-/// The same for what a read brings.
+/// Makes the `nth` read from now return one wrong byte and succeed.
 void CorruptRead(uint64_t nth);
 
 struct Counters {

@@ -2,11 +2,10 @@
 //
 // 1. Sends and receives of a pair of ranks match in the order in which they run.
 // 2. The n-th collective of each rank matches the n-th of the others.
-// 3. Who completes a match moves the bytes, under the lock: who takes an operation back can be sure
-//    that its memory is not touched afterwards.
-// 4. What does not match (sizes, kinds, roots) is never done: its ranks report an error and wait
-// for
-//    an abort.
+// 3. The thread that completes a match copies the bytes while it holds the lock. So the memory of
+//    an operation is not accessed after it was withdrawn.
+// 4. Operations that do not match (sizes, kinds, roots) are never done: their ranks report an error
+//    and wait for an abort.
 #include "tests/support/simulated_nccl/clique.h"
 
 #include <chrono>
@@ -17,7 +16,7 @@
 namespace cairn::simulated_nccl {
 namespace {
 
-constexpr auto kPoll = std::chrono::milliseconds(2);  // devices are lost without telling us
+constexpr auto kPoll = std::chrono::milliseconds(2);  // the loss of a device is not signalled
 
 uint64_t BytesOf(const Operation& operation) { return operation.count * SizeOf(operation.type); }
 
@@ -116,7 +115,7 @@ void Clique::PostCollective(const Post& post) {
 void Clique::FinishCollective(const std::map<int, Post>& posts) {
   const Operation& any = posts.begin()->second.operation();
   const uint64_t bytes = BytesOf(any);
-  // First all that is given, as targets may be sources.
+  // Reads all sources first, because targets may be sources.
   std::vector<std::byte> result;
   if (any.kind == OperationKind::kBroadcast) {
     const Operation& root = posts.at(any.peer).operation();

@@ -1,5 +1,5 @@
 #pragma once
-/// The ranks of one communicator, where their operations meet.
+/// The ranks of one communicator, and the matching of their operations.
 
 #include <nccl.h>
 
@@ -19,16 +19,16 @@ namespace cairn::simulated_nccl {
 
 enum class OperationKind { kSend, kReceive, kBroadcast, kAllGather, kAllReduce };
 
-/// What one rank asks for.
+/// One operation of one rank.
 struct Operation {
   OperationKind kind = OperationKind::kSend;
   const void* source = nullptr;
   void* target = nullptr;
-  uint64_t count = 0;  // elements given by this rank; for a broadcast, of the root
+  uint64_t count = 0;  // elements from this rank; for a broadcast, from the root
   ncclDataType_t type = ncclUint8;
   int peer = 0;  // or the root
   ncclRedOp_t reduction = ncclSum;
-  // Where the simulation reads and writes; set when the operation runs.
+  // The addresses that the simulation accesses; set when the operation runs.
   const std::byte* read = nullptr;
   std::byte* write = nullptr;
 };
@@ -38,27 +38,28 @@ struct Batch {
   int rank = 0;
   std::vector<Operation> operations;
   uint64_t undone_count = 0;
-  bool mismatched = false;  // with what a peer asked for: never done
+  bool mismatched = false;  // does not match the operation of a peer: never done
 };
 
-/// Threads: any, one lock inside, under which bytes are moved too.
+/// Threads: all members are safe. Bytes are copied while the lock is held.
 class Clique {
  public:
   explicit Clique(int size) : size_(size), collectives_posted_(size, 0) {}
 
   int size() const { return size_; }
 
-  /// A rank is there, on that device. False: it was already.
+  /// Adds a rank, on that device. Returns false if it was added already.
   bool Arrive(int rank, int device);
   bool Complete() const;
-  /// Two of the ranks that are there have one device.
+  /// Returns true if two of the added ranks have the same device.
   bool SharesDevices() const;
 
-  /// Posts what the batch holds and waits until all of it is done, or `ended()`, which is asked
-  /// every few milliseconds and after Wake. What is not done by then is taken back.
+  /// Posts the operations of the batch and waits until all are done or `ended()` returns true,
+  /// which is called every few milliseconds and after Wake. Operations that are not done by then
+  /// are withdrawn.
   void Run(const std::shared_ptr<Batch>& batch, const std::function<bool()>& ended);
 
-  /// `look()`, under the lock: for what batches and splits say.
+  /// Returns `look()`, called with the lock held: it may read batches and splits.
   template <class Look>
   auto Locked(Look&& look) const {
     const std::lock_guard lock(mutex_);
@@ -69,7 +70,7 @@ class Clique {
   void WaitForChange();
   void Wake();
 
-  /// What `rank` says at its next split. The result is complete when all ranks have said theirs.
+  /// Joins the next split of `rank`. The result is complete when all ranks have joined.
   struct Split {
     std::map<int, std::pair<int, int>> color_and_key;  // by rank
     std::map<int, std::shared_ptr<Clique>> parts;      // by color, when all are there

@@ -1,4 +1,4 @@
-// States of a communicator, and its groups in streams.
+// The states of a communicator, and its groups in streams.
 #include "tests/support/simulated_nccl/communicator.h"
 
 #include <utility>
@@ -76,7 +76,7 @@ ncclResult_t Communicator::CheckReady() {
   const std::lock_guard lock(mutex_);
   if (aborted_) return ncclInvalidUsage;
   if (async_error_ != ncclSuccess) return async_error_;
-  if (!pending_ && clique_) return ncclSuccess;  // no clique: the split that it comes of goes on
+  if (!pending_ && clique_) return ncclSuccess;  // no clique: its split is still in progress
   last_error_ = "used before the previous operation returned ncclSuccess";
   return ncclInvalidArgument;
 }
@@ -117,14 +117,14 @@ ncclResult_t Communicator::Submit(std::vector<Operation> operations, cudaStream_
   }
   ++under_way_count_;
   const auto self = shared_from_this();
-  // Gone when the work has run, or was left out because the device is lost.
+  // Destroyed when the work has run or was skipped because the device is lost.
   const std::shared_ptr<void> under_way(nullptr, [self, done](void*) {
     --self->under_way_count_;
     done->Finish();
   });
   const auto work = [self, batch, before, under_way] {
     if (before) before->Wait();
-    if (!self->ResolveAddresses(*batch)) {  // freed meanwhile
+    if (!self->ResolveAddresses(*batch)) {  // freed in the meantime
       simulated_cuda::LoseDevice(self->device_, cudaErrorIllegalAddress);
       return;
     }

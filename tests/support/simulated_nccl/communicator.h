@@ -29,20 +29,21 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::shared_ptr<Clique> clique() const;
   void Join(std::shared_ptr<Clique> clique, int rank);
 
-  /// What a call begins: asked again and again until it is no longer empty.
+  /// The work of a call: called repeatedly until its result is not empty.
   using Step = std::function<std::optional<ncclResult_t>()>;
-  /// Blocking: waits for the end of `step`. Else ncclInProgress, and polls ask.
-  /// `waits_in`: the clique whose changes `step` depends on.
+  /// Executes `step`. A blocking communicator waits until it is done; otherwise this returns
+  /// ncclInProgress, and Poll executes the step. `waits_in`: the clique whose changes `step`
+  /// depends on.
   ncclResult_t Begin(Step step, const std::shared_ptr<Clique>& waits_in);
 
-  /// As ncclCommGetAsyncError.
+  /// Implements ncclCommGetAsyncError.
   ncclResult_t Poll();
-  /// Whether a new call may begin: not while another is in progress, nor after an error.
+  /// Returns an error if another call is in progress or has failed, so that no new call may begin.
   ncclResult_t CheckReady();
 
-  /// Puts operations into the stream: one rank's part of a group.
+  /// Enqueues operations on the stream: the part of one rank in a group.
   ncclResult_t Submit(std::vector<Operation> operations, cudaStream_t stream);
-  /// True if nothing is under way, or never will end.
+  /// Returns true if no operation is running, or those that are running will never end.
   bool Quiescent() const;
 
   void SetAsyncError(ncclResult_t error, std::string text);
@@ -71,8 +72,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::optional<Pending> pending_;
   ncclResult_t async_error_ = ncclSuccess;
   std::string last_error_;
-  std::vector<std::weak_ptr<Batch>> batches_;  // under way
-  simulated_cuda::CompletionPtr last_done_;    // NCCL keeps a communicator's groups in order
+  std::vector<std::weak_ptr<Batch>> batches_;  // running
+  simulated_cuda::CompletionPtr last_done_;  // NCCL executes the groups of a communicator in order
 };
 
 }  // namespace cairn::simulated_nccl

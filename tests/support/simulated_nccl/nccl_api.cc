@@ -26,7 +26,7 @@ struct Fault {
   ncclResult_t error = ncclSuccess;
 };
 
-// All of it requires the lock.
+// All members require the lock.
 struct Library {
   std::mutex mutex;
   Config config;
@@ -35,7 +35,7 @@ struct Library {
   std::map<std::string, std::shared_ptr<Clique>> cliques;  // by unique id
   uint64_t id_count = 0;
   std::map<ncclComm_t, CommunicatorPtr> communicators;
-  uintptr_t next_handle = 0x4cc100000000;  // never used again
+  uintptr_t next_handle = 0x4cc100000000;  // never reused
 };
 
 Library& TheLibrary() {
@@ -78,7 +78,7 @@ void Forget(ncclComm_t handle) {
   library.communicators.erase(handle);
 }
 
-// What this thread has asked for since ncclGroupStart.
+// The operations of this thread since ncclGroupStart.
 struct GroupCall {
   CommunicatorPtr communicator;
   cudaStream_t stream;
@@ -91,7 +91,7 @@ struct Group {
 };
 thread_local Group group;
 
-// One communicator's part of a group, in one stream.
+// The part of a group that belongs to one communicator and one stream.
 ncclResult_t Launch(const CommunicatorPtr& communicator, std::vector<Operation> operations,
                     cudaStream_t stream) {
   return communicator->Begin(
@@ -145,7 +145,7 @@ ncclResult_t CheckOperation(Communicator& communicator, const Operation& operati
   return ncclSuccess;
 }
 
-// One operation: into the thread's group, or a group of its own.
+// Adds one operation to the group of the thread, or executes it as a separate group.
 ncclResult_t Ask(ncclComm_t handle, cudaStream_t stream, const Operation& operation) {
   const CommunicatorPtr communicator = Find(handle);
   if (!communicator) return ncclInvalidArgument;
@@ -157,7 +157,7 @@ ncclResult_t Ask(ncclComm_t handle, cudaStream_t stream, const Operation& operat
   }
   const bool is_transfer =
       operation.kind == OperationKind::kSend || operation.kind == OperationKind::kReceive;
-  if (!is_transfer && operation.count == 0) return ncclSuccess;  // as NCCL
+  if (!is_transfer && operation.count == 0) return ncclSuccess;  // as in NCCL
   {
     Library& library = TheLibrary();
     const std::lock_guard lock(library.mutex);
@@ -213,7 +213,7 @@ ncclResult_t Init(ncclComm_t* handle, int size, const ncclUniqueId& id, int rank
       clique);
 }
 
-// Waits until `split` is complete, then gives `child` (if there is one) its place.
+// Waits until `split` is complete, then sets the rank of `child`, if there is one.
 Communicator::Step SplitStep(const std::shared_ptr<Clique>& clique,
                              const std::shared_ptr<Clique::Split>& split, int rank,
                              const CommunicatorPtr& child) {
@@ -252,7 +252,7 @@ ncclResult_t Split(ncclComm_t parent_handle, int color, int key, ncclComm_t* han
   }
   const ncclResult_t result = parent->Begin(SplitStep(clique, split, rank, child), clique);
   if (child && !blocking) {
-    // The child has its own way to its place, as its state is asked for on its own.
+    // The child completes its split separately, because its state is polled separately.
     child->Begin(SplitStep(clique, split, rank, child), clique);
   }
   return result;
@@ -454,7 +454,7 @@ ncclResult_t ncclBroadcast(const void* source, void* target, size_t count, ncclD
     const bool is_root = communicator && communicator->rank() == root;
     return Ask(comm, stream,
                {.kind = OperationKind::kBroadcast,
-                .source = is_root ? source : nullptr,  // only the root's matters
+                .source = is_root ? source : nullptr,  // only that of the root is used
                 .target = target,
                 .count = count,
                 .type = type,
@@ -510,7 +510,7 @@ const char* ncclGetErrorString(ncclResult_t result) {
   }
 }
 
-// The text lives until the thread's next call.
+// The text is valid until the next call of the thread.
 const char* ncclGetLastError(ncclComm_t comm) {
   thread_local std::string text;
   const CommunicatorPtr communicator = Find(comm);

@@ -10,7 +10,7 @@
 
 namespace cairn::simulated_nccl {
 
-/// 0 for a type that is none.
+/// Returns the size of an element in bytes; 0 for an unknown type.
 inline uint64_t SizeOf(ncclDataType_t type) {
   switch (type) {
     case ncclInt8:
@@ -49,8 +49,8 @@ void ReduceAs(ncclRedOp_t operation, std::byte* sum, const std::byte* value, uin
   }
 }
 
-/// sum[i] = operation(sum[i], value[i]). False for types and operations that are not simulated:
-/// floats of less than 4 bytes, averages.
+/// Sets sum[i] = operation(sum[i], value[i]). Returns false for types and operations that are not
+/// simulated: floats of less than 4 bytes, averages.
 inline bool Reduce(ncclDataType_t type, ncclRedOp_t operation, std::byte* sum,
                    const std::byte* value, uint64_t count) {
   if (operation < ncclSum || operation > ncclMin) return false;
