@@ -20,7 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 SANITIZER_TOOLS = ("memcheck", "racecheck", "synccheck")
 # Only the tests that start kernels: the others take time and find nothing more.
-KERNEL_TESTS = "LaneTest.*:DigestTest.*"
+KERNEL_TESTS = "DeviceQueueTest.*:DigestTest.*"
 SANITIZER_FOUND = 99
 TEST_PROGRAMS = ("cuda_layer_gpu_test", "cuda_small_budget_gpu_test", "nccl_gpu_test")
 TEST_SECONDS = 1800
