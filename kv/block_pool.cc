@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "kv/div.h"
 #include "kv/internal/io/file.h"
 
 namespace cairn::kv {
@@ -19,7 +20,7 @@ constexpr uint64_t kLockedSlabBytes = 64 << 20;  // locking costs a system call 
 }  // namespace
 
 BlockPool::BlockPool(uint64_t block_bytes, uint32_t block_count, std::shared_ptr<PageLocker> locker)
-    : block_bytes_(internal::RoundUp(block_bytes, internal::kDirectAlignBytes)),
+    : block_bytes_(RoundUp(block_bytes, internal::kDirectAlignBytes)),
       block_count_(block_count),
       locker_(std::move(locker)) {
   CAIRN_CHECK(block_bytes > 0 && block_count > 0);

@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "kv/div.h"
+
 namespace cairn::kv {
 
 inline constexpr uint64_t kPageBytes = 64 * 1024;
@@ -26,7 +28,7 @@ struct Digest {
 
 /// Pages of a payload of `length_bytes`; 0 for an empty one.
 constexpr uint64_t PageCount(uint64_t length_bytes) {
-  return length_bytes / kPageBytes + (length_bytes % kPageBytes != 0);
+  return DivCeil(length_bytes, kPageBytes);
 }
 
 /// Requires `page.size() <= kPageBytes`.

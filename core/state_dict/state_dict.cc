@@ -9,7 +9,7 @@
 #include <functional>
 
 #include "cairn_schema/structure_generated.h"
-#include "core/state_dict/internal/record_check.h"
+#include "kv/record_check.h"
 
 namespace cairn::core {
 namespace {
@@ -232,7 +232,7 @@ std::vector<std::byte> EncodeTree(const StateTree& tree, std::span<const Extensi
 Result<std::optional<std::vector<std::byte>>> DecodeExtension(std::span<const std::byte> bytes,
                                                           std::string_view name) {
   CAIRN_TRY_ASSIGN(const schema::StructureRecord* record,
-                   internal::Checked<schema::StructureRecord>(
+                   kv::CheckedRecord<schema::StructureRecord>(
                        bytes, schema::StructureRecordIdentifier(), "StructureRecord"));
   if (record->extensions() == nullptr) return std::nullopt;
   for (const schema::Extension* extension : *record->extensions()) {
@@ -246,7 +246,7 @@ Result<std::optional<std::vector<std::byte>>> DecodeExtension(std::span<const st
 
 Result<StateTree> DecodeTree(std::span<const std::byte> bytes) {
   CAIRN_TRY_ASSIGN(const schema::StructureRecord* record,
-                   internal::Checked<schema::StructureRecord>(
+                   kv::CheckedRecord<schema::StructureRecord>(
                        bytes, schema::StructureRecordIdentifier(), "StructureRecord"));
   const auto* kinds = record->kinds();
   const auto* key_kinds = record->key_kinds();

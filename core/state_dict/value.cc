@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "cairn_schema/value_generated.h"
-#include "core/state_dict/internal/record_check.h"
+#include "kv/record_check.h"
 
 namespace cairn::core {
 namespace {
@@ -186,7 +186,7 @@ Result<std::vector<std::byte>> EncodeValue(const Value& value) {
 
 Result<Value> DecodeValue(std::span<const std::byte> bytes) {
   CAIRN_TRY_ASSIGN(const schema::ValueRecord* record,
-                   internal::Checked<schema::ValueRecord>(bytes, schema::ValueRecordIdentifier(),
+                   kv::CheckedRecord<schema::ValueRecord>(bytes, schema::ValueRecordIdentifier(),
                                                           "ValueRecord"));
   std::span<const uint8_t> raw;
   if (record->bytes() != nullptr) raw = {record->bytes()->data(), record->bytes()->size()};

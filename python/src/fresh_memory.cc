@@ -7,16 +7,13 @@
 
 #include <new>
 
+#include "kv/div.h"
 #include "kv/error.h"
 
 namespace cairn::python {
 namespace {
 
 constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
-
-constexpr uint64_t RoundUp(uint64_t bytes, uint64_t alignment_bytes) {
-  return (bytes + alignment_bytes - 1) / alignment_bytes * alignment_bytes;
-}
 
 }  // namespace
 

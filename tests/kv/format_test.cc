@@ -15,6 +15,7 @@
 #include "kv/internal/index/records.h"
 #include "kv/internal/segment/segment_format.h"
 #include "kv/step_info.h"
+#include "schema/little_endian.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
@@ -25,6 +26,7 @@ namespace {
 using cairn::testing::IsError;
 using cairn::testing::IsOk;
 using cairn::testing::ScopedTempDir;
+using schema::PutLittleEndian;
 using ::testing::ElementsAre;
 using testing::RandomBytes;
 

@@ -131,7 +131,7 @@ TEST_P(ReadTest, RandomRangesHoldTheBytesThatWereWritten) {
     std::vector<std::byte*> memory;
     std::vector<ReadRange> ranges;
     for (const Wanted& one : wanted) {
-      const uint64_t need = internal::RoundUp(4096 + one.shift + one.length + kFence, 4096);
+      const uint64_t need = RoundUp(4096 + one.shift + one.length + kFence, 4096);
       memory.push_back(static_cast<std::byte*>(std::aligned_alloc(4096, need)));
       std::fill_n(memory.back(), need, std::byte{0xEE});
       const Extent& extent = written.extents[one.payload];

@@ -21,6 +21,7 @@
 #include "kv/internal/segment/segment_format.h"
 #include "kv/options.h"
 #include "kv/read_range.h"
+#include "kv/record_check.h"
 #include "kv/snapshot.h"
 #include "kv/step_info.h"
 #include "kv/step_writer.h"
@@ -30,7 +31,6 @@
 namespace cairn::kv::testing {
 namespace {
 
-using internal::CheckedRecord;
 using internal::TakeBytes;
 
 constexpr char kVersionFqn[] = "version";
@@ -354,7 +354,7 @@ Result<SampleStep> LoadSample(const Snapshot& snapshot, std::optional<uint64_t> 
   if (!value) return Fail(ErrorCode::kDataLoss, "the version's record is missing");
   CAIRN_TRY_ASSIGN(
       const auto* version,
-      CheckedRecord<schema::ValueRecord>(*value, schema::ValueRecordIdentifier(), "value record"));
+      CheckedRecord<schema::ValueRecord>(*value, schema::ValueRecordIdentifier(), "ValueRecord"));
   sample.version = static_cast<uint64_t>(version->integer());
   CAIRN_TRY_ASSIGN(const auto structure, snapshot.GetStructure(info.structure));
   if (!structure || *structure != FlatStructure(sample)) {

@@ -9,6 +9,7 @@
 #include "core/save/internal/base_cursor.h"
 #include "core/save/internal/saved_chunks.h"
 #include "kv/digest.h"
+#include "kv/div.h"
 
 namespace cairn::core::internal {
 namespace {
@@ -16,8 +17,6 @@ namespace {
 constexpr uint64_t kSnapshotAlignment = 512;  // as device allocators give; copies are fast then
 // A snapshot leaves the training so much device memory for what it may need next.
 constexpr uint64_t kSpareBytes = 512 << 20;
-
-uint64_t RoundUp(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
 bool HasChange(const PlannedShard& piece) {
   return std::ranges::any_of(piece.unchanged, [](const auto& digest) { return !digest; });

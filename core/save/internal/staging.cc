@@ -15,6 +15,7 @@
 #include "core/save/internal/saved_chunks.h"
 #include "core/tensor/strided_copy.h"
 #include "kv/digest.h"
+#include "kv/div.h"
 
 namespace cairn::core::internal {
 namespace {
@@ -23,8 +24,6 @@ constexpr uint64_t kLineBytes = 64;
 constexpr uint64_t kPageAlignment = 4096;
 constexpr uint64_t kHugePageBytes = 2 << 20;
 constexpr uint64_t kCopyBytes = 8 << 20;  // one piece of work for one thread
-
-uint64_t RoundUp(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
 // Payload [begin, begin + length) of a piece goes to `offset_bytes` of the area.
 struct Task {

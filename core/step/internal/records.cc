@@ -11,8 +11,8 @@
 
 #include "cairn_schema/chunk_generated.h"
 #include "cairn_schema/tensor_generated.h"
-#include "core/state_dict/internal/record_check.h"
 #include "kv/key.h"
+#include "kv/record_check.h"
 
 namespace cairn::core::internal {
 namespace {
@@ -58,7 +58,7 @@ std::vector<std::byte> EncodeTensor(const TensorInfo& info) {
 
 Result<TensorInfo> DecodeTensor(std::string_view fqn, std::span<const std::byte> bytes) {
   auto checked =
-      Checked<schema::TensorRecord>(bytes, schema::TensorRecordIdentifier(), "TensorRecord");
+      kv::CheckedRecord<schema::TensorRecord>(bytes, schema::TensorRecordIdentifier(), "TensorRecord");
   if (!checked) return Fail(std::move(checked).error().WithKey(fqn));
   const schema::TensorRecord* record = *checked;
   TensorInfo info{.fqn = std::string(fqn),
@@ -98,7 +98,7 @@ Result<TensorInfo> DecodeTensor(std::string_view fqn, std::span<const std::byte>
 Result<DecodedChunk> DecodeChunk(std::string_view key, std::span<const std::byte> bytes) {
   CAIRN_TRY_ASSIGN(kv::ParsedKey parsed, kv::ParseKey(key));
   auto checked =
-      Checked<schema::ChunkRecord>(bytes, schema::ChunkRecordIdentifier(), "ChunkRecord");
+      kv::CheckedRecord<schema::ChunkRecord>(bytes, schema::ChunkRecordIdentifier(), "ChunkRecord");
   if (!checked) return Fail(std::move(checked).error().WithKey(parsed.fqn));
   const schema::ChunkRecord* record = *checked;
   const auto where = [&] { return FormatNumbers(parsed.offsets_elements); };  // for errors only

@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kv/div.h"
+
 namespace cairn::kv::internal {
 namespace {
 
 constexpr size_t kBlockBytes = 4 << 20;
-
-size_t RoundUp8(size_t bytes) { return (bytes + 7) / 8 * 8; }
 
 }  // namespace
 
@@ -41,7 +41,7 @@ void CollectedRecords::Add(Column column, std::string_view key, std::span<const 
     name_.append(fqn);
     last_ = &buckets_[name_];
   }
-  char* const at = Reserve(RoundUp8(value.size() + key.size()));
+  char* const at = Reserve(RoundUp(value.size() + key.size(), 8));
   if (!value.empty()) std::memcpy(at, value.data(), value.size());
   std::memcpy(at + value.size(), key.data(), key.size());
   last_->push_back({.value = at,

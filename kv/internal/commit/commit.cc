@@ -56,8 +56,7 @@ class StepIndexer {
     if (!step_) return Fail(ErrorCode::kDataLoss, "no manifest of the step holds its step record");
     batch = std::move(last_);
     for (const auto& [segment_id, live_bytes] : usage_) {
-      batch.Put(Column::kUsage, UsageKey(segment_id, generation_),
-                std::as_bytes(std::span(&live_bytes, 1)));
+      batch.Put(Column::kUsage, UsageKey(segment_id, generation_), EncodeUsage(live_bytes));
     }
     step_->info.generation = generation_;
     step_->manifests = manifests_;

@@ -5,13 +5,13 @@
 namespace cairn::kv::internal {
 
 void LiveGenerations::Set(const std::vector<StepEntry>& steps) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   generations_.clear();
   for (const StepEntry& entry : steps) generations_.insert(entry.info.generation);
 }
 
 bool LiveGenerations::Contains(uint64_t generation) const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return generations_.contains(generation);
 }
 

@@ -2,11 +2,12 @@
 /// Which generations exist, as the writer of this process knows them.
 
 #include <cstdint>
-#include <mutex>
 #include <set>
 #include <vector>
 
 #include "kv/internal/index/records.h"
+#include "kv/mutex.h"
+#include "kv/thread_annotations.h"
 
 namespace cairn::kv::internal {
 
@@ -19,8 +20,8 @@ class LiveGenerations {
   bool Contains(uint64_t generation) const;
 
  private:
-  mutable std::mutex mutex_;
-  std::set<uint64_t> generations_;  // guarded by mutex_
+  mutable Mutex mutex_;
+  std::set<uint64_t> generations_ CAIRN_GUARDED_BY(mutex_);
 };
 
 }  // namespace cairn::kv::internal

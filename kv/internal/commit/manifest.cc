@@ -12,9 +12,13 @@
 
 #include "kv/internal/io/fault_point.h"
 #include "kv/internal/index/index.h"
+#include "schema/little_endian.h"
 
 namespace cairn::kv::internal {
 namespace {
+
+using schema::GetLittleEndian;
+using schema::PutLittleEndian;
 
 constexpr char kMagic[] = "CAIRNMAN";
 constexpr size_t kBlockHeaderBytes = 24;

@@ -11,16 +11,17 @@
 #include <rocksdb/table.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 #include <thread>
 
+#include "kv/file_descriptor.h"
+#include "kv/internal/index/table_check.h"
 #include "kv/internal/io/fault_point.h"
 #include "kv/internal/io/file.h"
-#include "kv/internal/index/table_check.h"
+#include "kv/mutex.h"
+#include "kv/thread_annotations.h"
 
 namespace cairn::kv::internal {
 
@@ -30,10 +31,7 @@ class IndexFileSystem final : public rocksdb::FileSystemWrapper {
  public:
   explicit IndexFileSystem(const std::string& gate_path)
       : FileSystemWrapper(rocksdb::FileSystem::Default()),
-        gate_fd_(gate_path.empty() ? -1 : ::open(gate_path.c_str(), O_RDONLY | O_CLOEXEC)) {}
-  ~IndexFileSystem() override {
-    if (gate_fd_ >= 0) ::close(gate_fd_);
-  }
+        gate_(gate_path.empty() ? -1 : ::open(gate_path.c_str(), O_RDONLY | O_CLOEXEC)) {}
   static const char* kClassName() { return "CairnIndexFileSystem"; }
   const char* Name() const override { return kClassName(); }
 
@@ -66,24 +64,26 @@ class IndexFileSystem final : public rocksdb::FileSystemWrapper {
   /// finds every file that RocksDB's manifest does not name.
   rocksdb::IOStatus DeleteFile(const std::string& name, const rocksdb::IOOptions& options,
                                rocksdb::IODebugContext* debug) override {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     postponed_.push_back(name);
     // A store that is just being made has no gate and no readers.
-    if (gate_fd_ >= 0 && ::flock(gate_fd_, LOCK_EX | LOCK_NB) != 0) return rocksdb::IOStatus::OK();
+    if (gate_.is_open() && ::flock(gate_.get(), LOCK_EX | LOCK_NB) != 0) {
+      return rocksdb::IOStatus::OK();
+    }
     rocksdb::IOStatus result;
     for (const std::string& path : postponed_) {
       rocksdb::IOStatus one = target()->DeleteFile(path, options, debug);
       if (!one.ok() && path == name) result = one;
     }
     postponed_.clear();
-    if (gate_fd_ >= 0) ::flock(gate_fd_, LOCK_UN);
+    if (gate_.is_open()) ::flock(gate_.get(), LOCK_UN);
     return result;
   }
 
  private:
-  const int gate_fd_;
-  std::mutex mutex_;
-  std::vector<std::string> postponed_;  // guarded by mutex_
+  const FileDescriptor gate_;
+  Mutex mutex_;
+  std::vector<std::string> postponed_ CAIRN_GUARDED_BY(mutex_);
 };
 
 namespace {
@@ -101,10 +101,10 @@ class ReaderGate {
  public:
   static Result<ReaderGate> Enter(const std::string& path, std::chrono::milliseconds deadline) {
     ReaderGate gate;
-    gate.fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (gate.fd_ < 0) return Fail(SystemError(errno, "cannot open", path));
+    gate.file_ = FileDescriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!gate.file_.is_open()) return Fail(SystemError(errno, "cannot open", path));
     const auto end = std::chrono::steady_clock::now() + deadline;
-    while (::flock(gate.fd_, LOCK_SH | LOCK_NB) != 0) {
+    while (::flock(gate.file_.get(), LOCK_SH | LOCK_NB) != 0) {
       if (errno != EWOULDBLOCK && errno != EINTR) {
         return Fail(SystemError(errno, "cannot take the readers' lock", path));
       }
@@ -117,14 +117,10 @@ class ReaderGate {
     }
     return gate;
   }
-  ~ReaderGate() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  ReaderGate(ReaderGate&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
 
  private:
   ReaderGate() = default;
-  int fd_ = -1;
+  FileDescriptor file_;
 };
 
 Error FromStatus(const rocksdb::Status& status, std::string what, const std::string& directory) {
@@ -151,14 +147,12 @@ void PrefetchTables(const std::string& path) {
   if (directory == nullptr) return;
   while (const dirent* entry = ::readdir(directory)) {
     if (!std::string_view(entry->d_name).ends_with(".sst")) continue;
-    const int fd = ::openat(::dirfd(directory), entry->d_name, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) continue;
+    const FileDescriptor file(
+        ::openat(::dirfd(directory), entry->d_name, O_RDONLY | O_CLOEXEC));
     struct stat status{};
-    if (::fstat(fd, &status) == 0) {
-      const off_t begin = std::max<off_t>(0, status.st_size - kTailBytes);
-      (void)::posix_fadvise(fd, begin, status.st_size - begin, POSIX_FADV_WILLNEED);
-    }
-    ::close(fd);
+    if (!file.is_open() || ::fstat(file.get(), &status) != 0) continue;
+    const off_t begin = std::max<off_t>(0, status.st_size - kTailBytes);
+    (void)::posix_fadvise(file.get(), begin, status.st_size - begin, POSIX_FADV_WILLNEED);
   }
   ::closedir(directory);
 }

@@ -6,9 +6,8 @@
 #include <cairn_schema/segment_generated.h>
 #include <cairn_schema/step_generated.h>
 
-#include <cstring>
-
 #include "kv/step_info.h"
+#include "schema/little_endian.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -67,7 +66,7 @@ std::vector<std::byte> EncodeStep(const StepEntry& entry) {
 Result<StepEntry> DecodeStep(std::span<const std::byte> record) {
   CAIRN_TRY_ASSIGN(
       const schema::StepRecord* step,
-      CheckedRecord<schema::StepRecord>(record, schema::StepRecordIdentifier(), "step record"));
+      CheckedRecord<schema::StepRecord>(record, schema::StepRecordIdentifier(), "StepRecord"));
   StepEntry entry;
   entry.info = StepInfo{
       .step = step->step(),
@@ -108,7 +107,7 @@ std::vector<std::byte> EncodeSegment(const SegmentInfo& info) {
 Result<SegmentInfo> DecodeSegment(std::span<const std::byte> record) {
   CAIRN_TRY_ASSIGN(const schema::SegmentRecord* segment,
                    CheckedRecord<schema::SegmentRecord>(record, schema::SegmentRecordIdentifier(),
-                                                        "segment record"));
+                                                        "SegmentRecord"));
   SegmentInfo info{
       .segment_id = segment->segment_id(),
       .name = Text(segment->name()),
@@ -151,7 +150,7 @@ std::vector<std::byte> EncodeChunk(const ChunkEntry& entry) {
 Result<Extents> DecodeChunkExtents(std::span<const std::byte> record) {
   CAIRN_TRY_ASSIGN(
       const schema::ChunkRecord* chunk,
-      CheckedRecord<schema::ChunkRecord>(record, schema::ChunkRecordIdentifier(), "chunk record"));
+      CheckedRecord<schema::ChunkRecord>(record, schema::ChunkRecordIdentifier(), "ChunkRecord"));
   return ReadExtents(*chunk);
 }
 
@@ -161,13 +160,19 @@ std::string UsageKey(uint64_t segment_id, uint64_t generation) {
   return key;
 }
 
+std::array<std::byte, 8> EncodeUsage(uint64_t live_bytes) {
+  std::array<std::byte, 8> record;
+  schema::PutLittleEndian(record, 0, live_bytes);
+  return record;
+}
+
 Result<Usage> DecodeUsage(std::string_view key, std::span<const std::byte> record) {
   if (key.size() != 16 || record.size() != 8) {
     return Fail(ErrorCode::kDataLoss, "a usage record has a wrong size");
   }
-  Usage usage{.segment_id = ReadBigEndian(key.data()), .generation = ReadBigEndian(key.data() + 8)};
-  std::memcpy(&usage.live_bytes, record.data(), 8);
-  return usage;
+  return Usage{.segment_id = ReadBigEndian(key.data()),
+               .generation = ReadBigEndian(key.data() + 8),
+               .live_bytes = schema::GetLittleEndian<uint64_t>(record)};
 }
 
 }  // namespace cairn::kv::internal

@@ -1,8 +1,7 @@
 #pragma once
 /// The FlatBuffers records that kv itself reads and writes.
 
-#include <fmt/format.h>
-
+#include <array>
 #include <span>
 #include <string>
 #include <vector>
@@ -11,31 +10,13 @@
 #include "kv/error.h"
 #include "kv/extents.h"
 #include "kv/key.h"
+#include "kv/record_check.h"
 #include "kv/step_info.h"
-#include "schema/record.h"
 
 namespace cairn::kv::internal {
 
 /// The finished buffer as bytes of our own.
 std::vector<std::byte> TakeBytes(const flatbuffers::FlatBufferBuilder& builder);
-
-/// CheckRecord with an error: kDataLoss or kUnimplemented, naming the `kind` of record.
-template <typename Record>
-Result<const Record*> CheckedRecord(std::span<const std::byte> bytes, const char* identifier,
-                                    const char* kind) {
-  const Record* record = nullptr;
-  switch (schema::CheckRecord<Record>(bytes, identifier, &record)) {
-    case schema::RecordCheck::kOk:
-      return record;
-    case schema::RecordCheck::kNewer:
-      return Fail(ErrorCode::kUnimplemented,
-                  fmt::format("a {} of a newer format version; use a newer Cairn", kind));
-    case schema::RecordCheck::kDamaged:
-      break;
-  }
-  return Fail(ErrorCode::kDataLoss,
-              fmt::format("a {} is damaged: {} bytes that do not verify", kind, bytes.size()));
-}
 
 /// One rank's manifest as the step record names it.
 struct ManifestRef {
@@ -68,6 +49,7 @@ Result<Extents> DecodeChunkExtents(std::span<const std::byte> record);
 
 /// kUsage: segment id, generation -> live bytes.
 std::string UsageKey(uint64_t segment_id, uint64_t generation);
+std::array<std::byte, 8> EncodeUsage(uint64_t live_bytes);
 Result<Usage> DecodeUsage(std::string_view key, std::span<const std::byte> record);
 
 }  // namespace cairn::kv::internal

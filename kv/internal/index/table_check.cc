@@ -15,10 +15,12 @@
 #include <vector>
 
 #include "kv/digest.h"
-#include "kv/internal/segment/segment_format.h"
+#include "schema/little_endian.h"
 
 namespace cairn::kv::internal {
 namespace {
+
+using schema::GetLittleEndian;
 
 constexpr uint64_t kFooterBytes = 53;
 constexpr uint64_t kBlockTailBytes = 5;

@@ -8,9 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <condition_variable>
 #include <deque>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -20,6 +18,8 @@
 
 #include "kv/internal/io/fault_point.h"
 #include "kv/internal/io/file.h"
+#include "kv/mutex.h"
+#include "kv/thread_annotations.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -158,17 +158,17 @@ class ThreadQueue final : public IoQueue {
 
   ~ThreadQueue() override {
     {
-      std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       stopping_ = true;
     }
-    asked_.notify_all();
+    submitted_.NotifyAll();
     for (std::thread& thread : threads_) thread.join();  // after the last request is done
   }
 
   const char* name() const override { return "threads"; }
 
   bool HasCompletion() override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return !completions_.empty();
   }
 
@@ -176,17 +176,17 @@ class ThreadQueue final : public IoQueue {
     CAIRN_CHECK(in_flight_ < depth_);
     ++in_flight_;
     {
-      std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       requests_.push_back(request);
     }
-    asked_.notify_one();
+    submitted_.NotifyOne();
     return {};
   }
 
   Result<IoCompletion> Wait() override {
     CAIRN_CHECK(in_flight_ > 0);
-    std::unique_lock lock(mutex_);
-    done_.wait(lock, [this] { return !completions_.empty(); });
+    const MutexLock lock(mutex_);
+    while (completions_.empty()) completed_.Wait(mutex_);
     IoCompletion completion = completions_.front();
     completions_.pop_front();
     --in_flight_;
@@ -195,17 +195,17 @@ class ThreadQueue final : public IoQueue {
 
  private:
   void Work() {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     while (true) {
-      asked_.wait(lock, [this] { return stopping_ || !requests_.empty(); });
+      while (!stopping_ && requests_.empty()) submitted_.Wait(mutex_);
       if (requests_.empty()) return;
       const IoRequest request = requests_.front();
       requests_.pop_front();
-      lock.unlock();
+      lock.Unlock();
       const IoCompletion completion = Transfer(request);
-      lock.lock();
+      lock.Lock();
       completions_.push_back(completion);
-      done_.notify_one();
+      completed_.NotifyOne();
     }
   }
 
@@ -226,12 +226,12 @@ class ThreadQueue final : public IoQueue {
   }
 
   std::vector<std::thread> threads_;
-  std::mutex mutex_;
-  std::condition_variable asked_;
-  std::condition_variable done_;
-  std::deque<IoRequest> requests_;        // guarded by mutex_
-  std::deque<IoCompletion> completions_;  // guarded by mutex_
-  bool stopping_ = false;                 // guarded by mutex_
+  Mutex mutex_;
+  CondVar submitted_;
+  CondVar completed_;
+  std::deque<IoRequest> requests_ CAIRN_GUARDED_BY(mutex_);
+  std::deque<IoCompletion> completions_ CAIRN_GUARDED_BY(mutex_);
+  bool stopping_ CAIRN_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace

@@ -18,17 +18,17 @@ namespace cairn::kv::internal {
 namespace {
 
 /// Opens with O_DIRECT if asked, and without where that is refused. `*direct` says what came of it.
-int OpenMaybeDirect(const std::string& path, int flags, bool* direct) {
+FileDescriptor OpenMaybeDirect(const std::string& path, int flags, bool* direct) {
   flags |= O_CLOEXEC;
   if (*direct) {
-    const int fd = ::open(path.c_str(), flags | O_DIRECT, 0644);
+    FileDescriptor file(::open(path.c_str(), flags | O_DIRECT, 0644));
     // EINVAL: no O_DIRECT here (tmpfs). With O_CREAT|O_EXCL the file may have been made all the
     // same.
-    if (fd >= 0 || errno != EINVAL) return fd;
+    if (file.is_open() || errno != EINVAL) return file;
     *direct = false;
     if (flags & O_CREAT) ::unlink(path.c_str());
   }
-  return ::open(path.c_str(), flags, 0644);
+  return FileDescriptor(::open(path.c_str(), flags, 0644));
 }
 
 /// What direct I/O on the file asks of the addresses of memory.
@@ -52,8 +52,8 @@ Result<File> File::OpenRead(const std::string& path, bool direct) {
   File file;
   file.direct_ = direct;
   file.fd_ = OpenMaybeDirect(path, O_RDONLY, &file.direct_);
-  if (file.fd_ < 0) return Fail(SystemError(errno, "cannot open for reading", path));
-  if (file.direct_) file.memory_align_bytes_ = MemoryAlign(file.fd_);
+  if (!file.fd_.is_open()) return Fail(SystemError(errno, "cannot open for reading", path));
+  if (file.direct_) file.memory_align_bytes_ = MemoryAlign(file.fd());
   file.path_ = path;
   return file;
 }
@@ -62,40 +62,19 @@ Result<File> File::Create(const std::string& path, bool direct) {
   File file;
   file.direct_ = direct;
   file.fd_ = OpenMaybeDirect(path, O_RDWR | O_CREAT | O_EXCL, &file.direct_);
-  if (file.fd_ < 0) {
+  if (!file.fd_.is_open()) {
     Error error = SystemError(errno, "cannot create", path);
     if (errno == EEXIST) error.code = ErrorCode::kConflict;
     return Fail(std::move(error));
   }
-  if (file.direct_) file.memory_align_bytes_ = MemoryAlign(file.fd_);
+  if (file.direct_) file.memory_align_bytes_ = MemoryAlign(file.fd());
   file.path_ = path;
   return file;
 }
 
-File::~File() {
-  if (fd_ >= 0) ::close(fd_);
-}
-
-File::File(File&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)),
-      direct_(other.direct_),
-      memory_align_bytes_(other.memory_align_bytes_),
-      path_(std::move(other.path_)) {}
-
-File& File::operator=(File&& other) noexcept {
-  if (this != &other) {
-    if (fd_ >= 0) ::close(fd_);
-    fd_ = std::exchange(other.fd_, -1);
-    direct_ = other.direct_;
-    memory_align_bytes_ = other.memory_align_bytes_;
-    path_ = std::move(other.path_);
-  }
-  return *this;
-}
-
 Result<void> File::DropDirect() {
-  const int flags = ::fcntl(fd_, F_GETFL);
-  if (flags < 0 || ::fcntl(fd_, F_SETFL, flags & ~O_DIRECT) < 0) {
+  const int flags = ::fcntl(fd(), F_GETFL);
+  if (flags < 0 || ::fcntl(fd(), F_SETFL, flags & ~O_DIRECT) < 0) {
     return Fail(SystemError(errno, "cannot switch to buffered I/O", path_));
   }
   direct_ = false;
@@ -104,14 +83,14 @@ Result<void> File::DropDirect() {
 
 Result<uint64_t> File::SizeBytes() const {
   struct stat status;
-  if (::fstat(fd_, &status) != 0) return Fail(SystemError(errno, "cannot stat", path_));
+  if (::fstat(fd(), &status) != 0) return Fail(SystemError(errno, "cannot stat", path_));
   return static_cast<uint64_t>(status.st_size);
 }
 
 Result<void> File::ReadAt(uint64_t offset_bytes, std::span<std::byte> target) const {
   while (!target.empty()) {
     const ssize_t got =
-        ::pread(fd_, target.data(), target.size(), static_cast<off_t>(offset_bytes));
+        ::pread(fd(), target.data(), target.size(), static_cast<off_t>(offset_bytes));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return Fail(SystemError(errno, "cannot read", path_).WithOffset(offset_bytes));
     if (got == 0) {
@@ -131,7 +110,7 @@ Result<void> File::Append(std::span<const std::byte> bytes, const char* fault_po
     return Fail(SystemError(fault, "cannot write", path_));
   }
   while (!bytes.empty()) {
-    const ssize_t put = ::write(fd_, bytes.data(), bytes.size());
+    const ssize_t put = ::write(fd(), bytes.data(), bytes.size());
     if (put < 0 && errno == EINTR) continue;
     if (put < 0) return Fail(SystemError(errno, "cannot write", path_));
     bytes = bytes.subspan(static_cast<size_t>(put));
@@ -140,7 +119,7 @@ Result<void> File::Append(std::span<const std::byte> bytes, const char* fault_po
 }
 
 Result<void> File::Truncate(uint64_t size_bytes) {
-  if (::ftruncate(fd_, static_cast<off_t>(size_bytes)) != 0) {
+  if (::ftruncate(fd(), static_cast<off_t>(size_bytes)) != 0) {
     return Fail(SystemError(errno, "cannot set the size", path_));
   }
   return {};
@@ -148,7 +127,7 @@ Result<void> File::Truncate(uint64_t size_bytes) {
 
 Result<void> File::Sync(const char* fault_point) {
   const int fault = FaultPoint(fault_point);
-  if (fault != 0 || ::fdatasync(fd_) != 0) {
+  if (fault != 0 || ::fdatasync(fd()) != 0) {
     return Fail(SystemError(fault != 0 ? fault : errno, "cannot sync", path_));
   }
   return {};
@@ -165,10 +144,9 @@ Result<void> SyncDirectory(const std::string& path, const char* fault_point) {
   if (const int fault = FaultPoint(fault_point)) {
     return Fail(SystemError(fault, "cannot sync the directory", path));
   }
-  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return Fail(SystemError(errno, "cannot open the directory", path));
-  const int failed = ::fsync(fd) != 0 ? errno : 0;
-  ::close(fd);
+  const FileDescriptor directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!directory.is_open()) return Fail(SystemError(errno, "cannot open the directory", path));
+  const int failed = ::fsync(directory.get()) != 0 ? errno : 0;
   // Some network file systems cannot sync a directory and say EINVAL; there is nothing more to do.
   if (failed != 0 && failed != EINVAL) {
     return Fail(SystemError(failed, "cannot sync the directory", path));

@@ -8,20 +8,15 @@
 #include <vector>
 
 #include "kv/error.h"
+#include "kv/file_descriptor.h"
 
 namespace cairn::kv::internal {
 
 /// Offset and length of direct I/O are multiples of this; so is memory, unless File knows better.
 inline constexpr uint64_t kDirectAlignBytes = 4096;
 
-constexpr uint64_t RoundUp(uint64_t value, uint64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-constexpr uint64_t RoundDown(uint64_t value, uint64_t multiple) {
-  return value / multiple * multiple;
-}
-
-/// An open file. Move-only owner of the descriptor.
+/// An open file. Ownership: move-only owner of the descriptor. Threads: ReadAt may run on many threads
+/// at once, the others on one at a time.
 class File {
  public:
   File() = default;
@@ -29,11 +24,8 @@ class File {
   static Result<File> OpenRead(const std::string& path, bool direct);
   /// Makes a new file for writing; kConflict if it exists.
   static Result<File> Create(const std::string& path, bool direct);
-  ~File();
-  File(File&& other) noexcept;
-  File& operator=(File&& other) noexcept;
 
-  int fd() const { return fd_; }
+  int fd() const { return fd_.get(); }
   bool direct() const { return direct_; }
   /// Addresses of memory for I/O are multiples of this: often 4 bytes on NVMe, 512 elsewhere, 1 for
   /// buffered I/O. kDirectAlignBytes where the kernel (before Linux 6.1) does not tell.
@@ -51,7 +43,7 @@ class File {
   Result<void> Sync(const char* fault_point);
 
  private:
-  int fd_ = -1;
+  FileDescriptor fd_;
   bool direct_ = false;
   uint64_t memory_align_bytes_ = kDirectAlignBytes;
   std::string path_;

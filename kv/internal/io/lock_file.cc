@@ -4,19 +4,21 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
-#include <mutex>
 #include <set>
+
+#include "kv/mutex.h"
+#include "kv/thread_annotations.h"
 
 namespace cairn::kv::internal {
 namespace {
 
-std::mutex held_mutex;
-std::set<std::string>&
-HeldPaths() {  // guarded by held_mutex; never destroyed, as locks may outlive statics
+Mutex held_mutex;
+
+// Never destroyed, because locks may outlive static objects.
+std::set<std::string>& HeldPaths() CAIRN_REQUIRES(held_mutex) {
   static auto& held = *new std::set<std::string>;
   return held;
 }
@@ -32,7 +34,7 @@ Error Conflict(const std::string& path, std::string holder) {
 }  // namespace
 
 Result<std::unique_ptr<LockFile>> LockFile::Acquire(const std::string& path) {
-  std::lock_guard lock(held_mutex);
+  const MutexLock lock(held_mutex);
   // The directory's real path, since the file itself may not exist yet.
   const size_t slash = path.rfind('/');
   char* real =
@@ -43,16 +45,15 @@ Result<std::unique_ptr<LockFile>> LockFile::Acquire(const std::string& path) {
   // Looked up before opening: closing a second descriptor would drop the lock.
   if (HeldPaths().contains(identity)) return Fail(Conflict(path, "this process"));
 
-  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (fd < 0) return Fail(SystemError(errno, "cannot open the writer's lock", path));
+  FileDescriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  if (!file.is_open()) return Fail(SystemError(errno, "cannot open the writer's lock", path));
   struct flock wanted = {};
   wanted.l_type = F_WRLCK;
   wanted.l_whence = SEEK_SET;
-  if (::fcntl(fd, F_SETLK, &wanted) != 0) {
+  if (::fcntl(file.get(), F_SETLK, &wanted) != 0) {
     const int failed = errno;
     struct flock holder = wanted;
-    const bool known = ::fcntl(fd, F_GETLK, &holder) == 0 && holder.l_type != F_UNLCK;
-    ::close(fd);
+    const bool known = ::fcntl(file.get(), F_GETLK, &holder) == 0 && holder.l_type != F_UNLCK;
     if (failed != EACCES && failed != EAGAIN) {
       return Fail(SystemError(failed, "cannot lock", path));
     }
@@ -60,12 +61,12 @@ Result<std::unique_ptr<LockFile>> LockFile::Acquire(const std::string& path) {
                                                          : std::string("another process")));
   }
   HeldPaths().insert(identity);
-  return std::unique_ptr<LockFile>(new LockFile(fd, std::move(identity)));
+  return std::unique_ptr<LockFile>(new LockFile(std::move(file), std::move(identity)));
 }
 
 LockFile::~LockFile() {
-  std::lock_guard lock(held_mutex);
-  ::close(fd_);
+  const MutexLock lock(held_mutex);
+  (void)file_.Close();  // while the mutex is held: a next holder must not open the file before that
   HeldPaths().erase(identity_);
 }
 

@@ -3,8 +3,10 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "kv/error.h"
+#include "kv/file_descriptor.h"
 
 namespace cairn::kv::internal {
 
@@ -23,8 +25,9 @@ class LockFile {
   LockFile& operator=(const LockFile&) = delete;
 
  private:
-  LockFile(int fd, std::string identity) : fd_(fd), identity_(std::move(identity)) {}
-  int fd_;
+  LockFile(FileDescriptor file, std::string identity)
+      : file_(std::move(file)), identity_(std::move(identity)) {}
+  FileDescriptor file_;
   std::string identity_;
 };
 

@@ -23,9 +23,12 @@
 #include <numeric>
 #include <thread>
 
+#include "kv/div.h"
 #include "kv/internal/io/fault_point.h"
+#include "kv/mutex.h"
 #include "kv/options.h"
 #include "kv/read_range.h"
+#include "kv/thread_annotations.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -39,13 +42,13 @@ constexpr uint64_t kLargeRangeBytes = 512 << 10;
 constexpr uint64_t kStraightRangeBytes = 16 << 10;
 // What a worker is handed at once. Small enough that workers end together, large enough that requests
 // stay sequential and a run's bytes are still in the cache when they are digested.
-constexpr uint64_t kRunBytes = 4 << 20;
+constexpr uint64_t kBatchBytes = 4 << 20;
 constexpr uint64_t kMinWorkerBytes = 4 << 20;  // less work is not worth a thread
 // Reads of so little bring blocks of their own: the first touch of a large one costs milliseconds.
 constexpr uint64_t kSmallReadBytes = 128 << 10;
 
 /// Part of a range inside a request.
-struct ReadPart {
+struct RangePart {
   size_t range = 0;
   uint64_t offset_bytes = 0;  // in the file
   std::byte* target = nullptr;
@@ -58,7 +61,7 @@ struct Request {
   bool known_cached = false;   // all of it is in the page cache; else it is still to be asked
   std::byte* block = nullptr;  // null: straight into the only part's target
   std::shared_ptr<const SegmentFile> file;
-  std::vector<ReadPart> parts;
+  std::vector<RangePart> parts;
 };
 
 /// True if all pages of [begin, end) are in the page cache, or it is the only way. Knows it from
@@ -77,9 +80,9 @@ bool IsCached(const SegmentFile& file, uint64_t begin_bytes, uint64_t end_bytes)
 }
 
 /// The ranges in the order of the disk, handed out in runs. Threads: safe.
-class RunList {
+class BatchQueue {
  public:
-  explicit RunList(std::span<const ReadRange> ranges) : ranges_(ranges), order_(ranges.size()) {
+  explicit BatchQueue(std::span<const ReadRange> ranges) : ranges_(ranges), order_(ranges.size()) {
     std::iota(order_.begin(), order_.end(), size_t{0});
     std::ranges::sort(order_, [&](size_t a, size_t b) {
       return std::tie(ranges[a].segment_id, ranges[a].offset_bytes) <
@@ -89,50 +92,53 @@ class RunList {
 
   /// Indices of the next ranges; empty at the end, or once somebody has failed.
   std::span<const size_t> Take() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const size_t begin = next_;
-    for (uint64_t bytes = 0; next_ < order_.size() && bytes < kRunBytes; ++next_) {
+    for (uint64_t bytes = 0; next_ < order_.size() && bytes < kBatchBytes; ++next_) {
       bytes += ranges_[order_[next_]].length_bytes();
     }
     return std::span(order_).subspan(begin, next_ - begin);
   }
   void Stop() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     next_ = order_.size();
   }
 
  private:
   const std::span<const ReadRange> ranges_;
   std::vector<size_t> order_;
-  std::mutex mutex_;
-  size_t next_ = 0;  // in order_; guarded by mutex_
+  Mutex mutex_;
+  size_t next_ CAIRN_GUARDED_BY(mutex_) = 0;  // in order_
 };
 
-/// Reads runs until there are none left. Threads: one.
+/// What the workers of one call of ReadRanges have in common. Everything outlives them.
+struct SharedRead {
+  std::span<const ReadRange> ranges;
+  BatchQueue& batches;
+  const IoOptions& options;
+  uint32_t queue_depth = 0;
+  BlockPool& pool;
+  const OpenSegment& open;
+  const RangeCallback& arrived;
+};
+
+/// Reads batches of ranges until there are none left. Threads: one.
 class ReadWorker {
  public:
-  ReadWorker(std::span<const ReadRange> ranges, RunList& runs, const IoOptions& options,
-       uint32_t queue_depth, BlockPool& pool, const OpenSegment& open, const RangeCallback& arrived)
-      : ranges_(ranges),
-        runs_(runs),
-        options_(options),
-        queue_depth_(queue_depth),
-        pool_(pool),
-        open_(open),
-        arrived_(arrived) {}
+  explicit ReadWorker(const SharedRead& read) : read_(read) {}
 
   ~ReadWorker() {
     while (queue_ && queue_->in_flight() > 0) {
       auto completion = queue_->Wait();
       if (!completion) break;
-      GiveBack(requests_[completion->request.tag]);
+      ReturnBlock(requests_[completion->request.tag]);
     }
   }
 
   /// Returns the bytes taken from storage.
   Result<uint64_t> Run() {
-    CAIRN_TRY_ASSIGN(queue_, IoQueue::Make(options_.uring, queue_depth_));
-    requests_.resize(queue_depth_);
+    CAIRN_TRY_ASSIGN(queue_, IoQueue::Make(read_.options.uring, read_.queue_depth));
+    requests_.resize(read_.queue_depth);
     for (size_t i = requests_.size(); i > 0; --i) idle_.push_back(i - 1);
     while (true) {
       CAIRN_TRY(SubmitMany());
@@ -146,17 +152,17 @@ class ReadWorker {
   /// Moves to the next range that has bytes left to ask for; false if there is none.
   Result<bool> Advance() {
     while (true) {
-      while (next_ < run_.size() && ranges_[run_[next_]].length_bytes() == progress_) {
+      while (next_ < batch_.size() && read_.ranges[batch_[next_]].length_bytes() == progress_) {
         // A range without bytes is there as soon as its turn comes.
-        if (progress_ == 0) CAIRN_TRY(arrived_(run_[next_], {}));
+        if (progress_ == 0) CAIRN_TRY(read_.arrived(batch_[next_], {}));
         ++next_;
         progress_ = 0;
       }
-      if (next_ < run_.size()) return true;
-      run_ = runs_.Take();
+      if (next_ < batch_.size()) return true;
+      batch_ = read_.batches.Take();
       next_ = 0;
-      if (run_.empty()) return false;
-      for (const size_t index : run_) missing_bytes_[index] = ranges_[index].length_bytes();
+      if (batch_.empty()) return false;
+      for (const size_t index : batch_) missing_bytes_[index] = read_.ranges[index].length_bytes();
     }
   }
 
@@ -167,10 +173,10 @@ class ReadWorker {
       if (!more) return {};
       // A block is needed only now, and may be somebody else's for a while; with own reads in
       // flight it is better to go on with those.
-      std::byte* block = pool_.TryTake();
+      std::byte* block = read_.pool.TryTake();
       if (block == nullptr) {
         if (queue_->in_flight() > 0) return {};
-        CAIRN_TRY_ASSIGN(block, pool_.Take());
+        CAIRN_TRY_ASSIGN(block, read_.pool.Take());
       }
       const size_t slot = idle_.back();
       Request& request = requests_[slot];
@@ -178,7 +184,7 @@ class ReadWorker {
       Result<void> submitted = Plan(request);
       if (submitted) submitted = Submit(request, slot);
       if (!submitted) {
-        GiveBack(request);
+        ReturnBlock(request);
         return submitted;
       }
       idle_.pop_back();
@@ -188,22 +194,22 @@ class ReadWorker {
 
   /// Fills `request` with as many parts as fit into a block, and moves on behind them.
   Result<void> Plan(Request& request) {
-    const ReadRange& first = ranges_[run_[next_]];
+    const ReadRange& first = read_.ranges[batch_[next_]];
     request.parts.clear();
     request.known_cached = false;
     request.begin_bytes = RoundDown(first.offset_bytes + progress_, kDirectAlignBytes);
     request.end_bytes = request.begin_bytes;
-    const uint64_t limit = request.begin_bytes + pool_.block_bytes();
+    const uint64_t limit = request.begin_bytes + read_.pool.block_bytes();
     const uint64_t segment_id = first.segment_id;
     if (file_ == nullptr || file_id_ != segment_id) {
-      CAIRN_TRY_ASSIGN(file_, open_(segment_id));
+      CAIRN_TRY_ASSIGN(file_, read_.open(segment_id));
       file_id_ = segment_id;
     }
     request.file = file_;
     uint64_t used_end = first.offset_bytes + progress_;
-    while (next_ < run_.size()) {
-      const size_t index = run_[next_];
-      const ReadRange& range = ranges_[index];
+    while (next_ < batch_.size()) {
+      const size_t index = batch_[next_];
+      const ReadRange& range = read_.ranges[index];
       const uint64_t at = range.offset_bytes + progress_;
       // A range that overlaps a longer one before it may begin before this request does.
       if (range.segment_id != segment_id || at < request.begin_bytes || at >= limit ||
@@ -244,20 +250,20 @@ class ReadWorker {
                  .offset_bytes = request.begin_bytes,
                  .tag = slot};
     if (request.parts.size() == 1 && FitsStraight(request, cached)) {
-      const ReadPart& part = request.parts.front();
+      const RangePart& part = request.parts.front();
       io.data = part.target;
       io.offset_bytes = part.offset_bytes;
       io.length_bytes = part.length_bytes;
       request.begin_bytes = part.offset_bytes;
       request.end_bytes = part.offset_bytes + part.length_bytes;
-      GiveBack(request);
+      ReturnBlock(request);
     }
     read_bytes_ += io.length_bytes;
     return queue_->Submit(io);
   }
 
   static bool FitsStraight(const Request& request, bool cached) {
-    const ReadPart& part = request.parts.front();
+    const RangePart& part = request.parts.front();
     if (cached || part.target == nullptr) return part.target != nullptr;
     const auto address = reinterpret_cast<uintptr_t>(part.target);
     return address % request.file->direct.memory_align_bytes() == 0 &&
@@ -269,7 +275,7 @@ class ReadWorker {
     const size_t slot = completion.request.tag;
     idle_.push_back(slot);
     Result<void> finished = Finish(requests_[slot], completion);
-    GiveBack(requests_[slot]);
+    ReturnBlock(requests_[slot]);
     return finished;
   }
 
@@ -284,7 +290,7 @@ class ReadWorker {
       return Fail(std::move(error).WithOffset(completion.request.offset_bytes));
     }
     const uint64_t have_end = completion.request.offset_bytes + completion.done_bytes;
-    for (const ReadPart& part : request.parts) {
+    for (const RangePart& part : request.parts) {
       if (part.offset_bytes + part.length_bytes > have_end) {
         return Fail(Error{
             .code = ErrorCode::kDataLoss,
@@ -295,7 +301,7 @@ class ReadWorker {
       const std::byte* const in_block = request.block + (part.offset_bytes - request.begin_bytes);
       if (part.target == nullptr) {
         missing_bytes_.erase(part.range);
-        CAIRN_TRY(arrived_(part.range, {in_block, part.length_bytes}));
+        CAIRN_TRY(read_.arrived(part.range, {in_block, part.length_bytes}));
         continue;
       }
       if (request.block != nullptr) std::memcpy(part.target, in_block, part.length_bytes);
@@ -303,30 +309,24 @@ class ReadWorker {
       missing->second -= part.length_bytes;
       if (missing->second > 0) continue;
       missing_bytes_.erase(missing);
-      CAIRN_TRY(arrived_(part.range, ranges_[part.range].target));
+      CAIRN_TRY(read_.arrived(part.range, read_.ranges[part.range].target));
     }
     return {};
   }
 
-  void GiveBack(Request& request) {
-    if (request.block != nullptr) pool_.Give(request.block);
+  void ReturnBlock(Request& request) {
+    if (request.block != nullptr) read_.pool.Give(request.block);
     request.block = nullptr;
   }
 
-  const std::span<const ReadRange> ranges_;
-  RunList& runs_;
-  const IoOptions& options_;
-  const uint32_t queue_depth_;
-  BlockPool& pool_;
-  const OpenSegment& open_;
-  const RangeCallback& arrived_;
+  const SharedRead& read_;
 
-  std::span<const size_t> run_;                         // being read
-  size_t next_ = 0;                                     // in run_
-  uint64_t progress_ = 0;                               // bytes of that range already asked for
+  std::span<const size_t> batch_;                       // being read: indices of ranges
+  size_t next_ = 0;                                     // in batch_
+  uint64_t progress_ = 0;                               // bytes of that range already requested
   std::unordered_map<size_t, uint64_t> missing_bytes_;  // by range, of those in flight
   uint64_t read_bytes_ = 0;
-  std::shared_ptr<const SegmentFile> file_;  // of the request before: it answers nearly always
+  std::shared_ptr<const SegmentFile> file_;  // of the previous request, nearly always of the next
   uint64_t file_id_ = 0;
   std::vector<Request> requests_;  // by slot
   std::vector<size_t> idle_;       // free slots
@@ -338,7 +338,7 @@ class ReadWorker {
 Result<std::shared_ptr<const SegmentFile>> SegmentFiles::Open(uint64_t segment_id,
                                                               const std::string& path,
                                                               bool direct) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (const auto found = by_id_.find(segment_id); found != by_id_.end()) {
     recent_.splice(recent_.begin(), recent_, found->second);
     return found->second->second;
@@ -356,7 +356,7 @@ Result<std::shared_ptr<const SegmentFile>> SegmentFiles::Open(uint64_t segment_i
 }
 
 void SegmentFiles::Forget(uint64_t segment_id) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (const auto found = by_id_.find(segment_id); found != by_id_.end()) {
     recent_.erase(found->second);
     by_id_.erase(found);
@@ -384,10 +384,17 @@ Result<uint64_t> ReadRanges(std::span<const ReadRange> ranges, const IoOptions& 
   BlockPool own_pool(small ? kSmallReadBytes + kDirectAlignBytes : kLendingBytes, queue_depth);
   const bool own = small || (lends && pool.block_bytes() < kLendingBytes);
   BlockPool& blocks = own ? own_pool : pool;
-  RunList runs(ranges);
+  BatchQueue batches(ranges);
+  const SharedRead shared{.ranges = ranges,
+                          .batches = batches,
+                          .options = options,
+                          .queue_depth = queue_depth,
+                          .pool = blocks,
+                          .open = open,
+                          .arrived = arrived};
   const auto read = [&]() -> Result<uint64_t> {
-    auto bytes = ReadWorker(ranges, runs, options, queue_depth, blocks, open, arrived).Run();
-    if (!bytes) runs.Stop();
+    auto bytes = ReadWorker(shared).Run();
+    if (!bytes) batches.Stop();
     return bytes;
   };
   std::vector<Result<uint64_t>> results(worker_count, uint64_t{0});

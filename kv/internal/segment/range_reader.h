@@ -4,7 +4,6 @@
 #include <functional>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -13,8 +12,10 @@
 #include "kv/error.h"
 #include "kv/internal/io/block_io.h"
 #include "kv/internal/io/file.h"
+#include "kv/mutex.h"
 #include "kv/options.h"
 #include "kv/read_range.h"
+#include "kv/thread_annotations.h"
 
 namespace cairn::kv::internal {
 
@@ -36,9 +37,9 @@ class SegmentFiles {
  private:
   static constexpr size_t kMaxOpen = 64;
   using Entry = std::pair<uint64_t, std::shared_ptr<const SegmentFile>>;
-  std::mutex mutex_;
-  std::list<Entry> recent_;  // guarded by mutex_, newest first
-  std::unordered_map<uint64_t, std::list<Entry>::iterator> by_id_;  // guarded by mutex_
+  Mutex mutex_;
+  std::list<Entry> recent_ CAIRN_GUARDED_BY(mutex_);  // newest first
+  std::unordered_map<uint64_t, std::list<Entry>::iterator> by_id_ CAIRN_GUARDED_BY(mutex_);
 };
 
 /// The file of a segment id. Threads: called from any.

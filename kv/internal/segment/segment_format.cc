@@ -10,10 +10,14 @@
 
 #include "kv/digest.h"
 #include "kv/internal/index/records.h"
+#include "schema/little_endian.h"
 #include "schema/record.h"
 
 namespace cairn::kv::internal {
 namespace {
+
+using schema::GetLittleEndian;
+using schema::PutLittleEndian;
 
 constexpr char kHeaderMagic[] = "CAIRNSEG";
 constexpr char kTrailerMagic[] = "CAIRNEND";
@@ -150,7 +154,7 @@ Result<std::vector<FooterEntry>> DecodeSegmentFooter(std::span<const std::byte> 
                                                      uint64_t segment_id) {
   CAIRN_TRY_ASSIGN(const schema::SegmentFooter* footer,
                    CheckedRecord<schema::SegmentFooter>(bytes, schema::SegmentFooterIdentifier(),
-                                                        "segment footer"));
+                                                        "SegmentFooter"));
   if (footer->segment_id() != segment_id) {
     return Fail(ErrorCode::kDataLoss, "the footer belongs to another segment");
   }

@@ -76,16 +76,4 @@ std::string SegmentName(uint64_t step, uint32_t rank, uint64_t segment_id);
 /// The id, if `name` is a segment's.
 std::optional<uint64_t> ParseSegmentName(const std::string& name);
 
-/// Little-endian integers at a byte position.
-template <typename T>
-void PutLittleEndian(std::span<std::byte> out, size_t at, T value) {
-  std::memcpy(out.subspan(at, sizeof(T)).data(), &value, sizeof(T));
-}
-template <typename T>
-T GetLittleEndian(std::span<const std::byte> bytes, size_t at) {
-  T value;
-  std::memcpy(&value, bytes.subspan(at, sizeof(T)).data(), sizeof(T));
-  return value;
-}
-
 }  // namespace cairn::kv::internal

@@ -10,6 +10,7 @@
 
 #include "kv/block_pool.h"
 #include "kv/digest.h"
+#include "kv/div.h"
 #include "kv/internal/io/block_io.h"
 #include "kv/internal/io/file.h"
 #include "kv/internal/segment/segment_format.h"
