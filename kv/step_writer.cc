@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <mutex>
 #include <utility>
 
 #include "kv/internal/commit/attempt_files.h"
@@ -14,6 +13,8 @@
 #include "kv/internal/io/fault_point.h"
 #include "kv/internal/rank_parts.h"
 #include "kv/internal/step_attempt.h"
+#include "kv/mutex.h"
+#include "kv/thread_annotations.h"
 
 namespace cairn::kv {
 
@@ -155,13 +156,13 @@ Result<void> MoveManifest(const StepAttempt& attempt, const StepEntry& entry) {
   return attempt.has_ranks() ? Result<void>() : internal::RemoveTree(paths.attempt(attempt.attempt));
 }
 
-// Requires write_mutex and a durable manifest.
-Result<StepEntry> CommitManifest(StepAttempt& attempt) {
-  internal::StoreState& store = *attempt.store;
+// Requires that the manifest is durable.
+Result<StepEntry> CommitManifest(StepAttempt& attempt, internal::StoreState& store)
+    CAIRN_REQUIRES(store.write_mutex) {
   uint64_t generation = 0;
   std::vector<StepEntry> replaced;
   {
-    const std::lock_guard lock(store.mutex);
+    const MutexLock lock(store.mutex);
     generation = store.next_generation++;
     for (const StepEntry& entry : store.steps) {
       if (entry.info.step == attempt.step) replaced.push_back(entry);
@@ -172,7 +173,7 @@ Result<StepEntry> CommitManifest(StepAttempt& attempt) {
   attempt.finished = true;  // the step exists: none of its files may be removed any more
   attempt.failed = false;
   {
-    const std::lock_guard lock(store.mutex);
+    const MutexLock lock(store.mutex);
     store.committed_attempt = attempt.attempt;
   }
   // A failure from here on leaves the step committed; the next open does what is missing.
@@ -204,7 +205,7 @@ Result<StepInfo> StepWriter::Commit(const StepSummary& summary) {
   attempt.failed = true;
   CAIRN_TRY(attempt.SealSegments());
   // From here to the index write no delete may remove what the manifest refers to.
-  const std::lock_guard write_lock(store.write_mutex);
+  const MutexLock write_lock(store.write_mutex);
   CAIRN_TRY(internal::CheckOutcomeKnown(store));
   if (attempt.has_ranks() && std::chrono::steady_clock::now() > attempt.options.deadline) {
     return Fail(Error{.code = ErrorCode::kUnavailable,
@@ -218,7 +219,7 @@ Result<StepInfo> StepWriter::Commit(const StepSummary& summary) {
   CAIRN_TRY(internal::SyncDirectory(store.paths.attempt(attempt.attempt),
                                     "manifest.directory_sync"));
   CAIRN_TRY(internal::SyncDirectory(store.paths.pending(), "manifest.directory_sync"));
-  CAIRN_TRY_ASSIGN(const StepEntry entry, CommitManifest(attempt));
+  CAIRN_TRY_ASSIGN(const StepEntry entry, CommitManifest(attempt, store));
   return entry.info;
 }
 

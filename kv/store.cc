@@ -16,8 +16,10 @@
 #include "kv/internal/io/io_environment.h"
 #include "kv/internal/snapshot_state.h"
 #include "kv/internal/step_attempt.h"
+#include "kv/mutex.h"
 #include "kv/snapshot.h"
 #include "kv/step_writer.h"
+#include "kv/thread_annotations.h"
 
 namespace cairn::kv {
 
@@ -25,6 +27,57 @@ using internal::CommitFile;
 using internal::Index;
 using internal::StepEntry;
 using internal::StoreState;
+
+namespace {
+
+// Compares the steps of an index with the manifests that commits/ had before the index was opened.
+// kDataLoss: a committed step is missing; with tolerate_lost_steps a note of the open instead.
+Result<void> CheckNothingLost(StoreState& state, const std::vector<CommitFile>& before,
+                              const std::vector<StepEntry>& steps) CAIRN_REQUIRES(state.mutex) {
+  std::set<uint64_t> live;
+  for (const StepEntry& entry : steps) live.insert(entry.info.generation);
+  std::optional<std::set<uint64_t>> after;  // listed only if something is missing
+  for (const CommitFile& file : before) {
+    if (file.deleting || live.contains(file.generation)) continue;
+    if (!after) {
+      CAIRN_TRY_ASSIGN(const auto files, internal::ListCommits(state.paths));
+      after.emplace();
+      for (const CommitFile& one : files) {
+        if (!one.deleting) after->insert(one.generation);
+      }
+    }
+    // A manifest that existed before and after the index was opened belongs to a step that was
+    // committed in between.
+    if (!after->contains(file.generation)) continue;
+    Error error{.code = ErrorCode::kDataLoss,
+                .message =
+                    "the index has lost a committed step, whose manifest still exists; open the "
+                    "store for writing once to restore the step",
+                .file = state.paths.manifest(file.generation, file.rank)};
+    if (!state.options.tolerate_lost_steps) return Fail(std::move(error));
+    // Only the open adds notes, so that they do not change while other threads read them.
+    if (state.latest == nullptr) state.recovery_notes.push_back(std::move(error));
+  }
+  return {};
+}
+
+// Opens the index again and returns a snapshot of it.
+Result<std::shared_ptr<const Snapshot>> ReaderSnapshot(StoreState& state)
+    CAIRN_REQUIRES(state.mutex) {
+  // List first: what is listed was committed before the index is opened, so the index must have it.
+  CAIRN_TRY_ASSIGN(const std::vector<CommitFile> commits, internal::ListCommits(state.paths));
+  CAIRN_TRY_ASSIGN(std::shared_ptr<Index> index,
+                   Index::Open(state.paths.root, /*writable=*/false, /*create=*/false,
+                               state.options.deadline));
+  CAIRN_TRY_ASSIGN(std::vector<StepEntry> steps, internal::LoadSteps(*index));
+  CAIRN_TRY(CheckNothingLost(state, commits, steps));
+  state.index = index;
+  state.latest = std::make_shared<const Snapshot>(
+      std::make_unique<internal::SnapshotState>(state, std::move(index), steps));
+  return state.latest;
+}
+
+}  // namespace
 
 class Store::Impl {
  public:
@@ -36,9 +89,6 @@ class Store::Impl {
   Result<void> OpenForWriting();
   Result<void> OpenIndexForWriting();
   Result<void> CheckCanBegin(uint64_t step, const BeginOptions& options) const;
-  Result<std::shared_ptr<const Snapshot>> ReaderSnapshot() const;
-  Result<void> CheckNothingLost(const std::vector<CommitFile>& before,
-                                const std::vector<StepEntry>& steps) const;
 };
 
 Store::Store(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -102,7 +152,8 @@ Result<void> Store::Impl::OpenForReading() {
                           "same directory, on a file system that they share",
                       .file = state->paths.root});
   }
-  CAIRN_TRY(ReaderSnapshot());
+  const MutexLock lock(state->mutex);
+  CAIRN_TRY(ReaderSnapshot(*state));
   return {};
 }
 
@@ -155,52 +206,9 @@ Result<Store::RebuildReport> Store::RebuildIndex(const std::string& directory,
   return RebuildReport{.steps = state.steps.size(), .lost = state.lost_steps, .old_index = aside};
 }
 
-Result<void> Store::Impl::CheckNothingLost(const std::vector<CommitFile>& before,
-                                           const std::vector<StepEntry>& steps) const {
-  std::set<uint64_t> live;
-  for (const StepEntry& entry : steps) live.insert(entry.info.generation);
-  std::optional<std::set<uint64_t>> after;  // listed only if something is missing
-  for (const CommitFile& file : before) {
-    if (file.deleting || live.contains(file.generation)) continue;
-    if (!after) {
-      CAIRN_TRY_ASSIGN(const auto files, internal::ListCommits(state->paths));
-      after.emplace();
-      for (const CommitFile& one : files) {
-        if (!one.deleting) after->insert(one.generation);
-      }
-    }
-    // A manifest that was there before and after the index was opened belongs to a step that was
-    // committed all the while.
-    if (!after->contains(file.generation)) continue;
-    Error error{.code = ErrorCode::kDataLoss,
-                .message =
-                    "the index has lost a committed step, whose manifest is still there; open the "
-                    "store for writing once to put it back",
-                .file = state->paths.manifest(file.generation, file.rank)};
-    if (!state->options.tolerate_lost_steps) return Fail(std::move(error));
-    // Noted by the open only, so that the notes stay still while others read them.
-    if (state->latest == nullptr) state->recovery_notes.push_back(std::move(error));
-  }
-  return {};
-}
-
-Result<std::shared_ptr<const Snapshot>> Store::Impl::ReaderSnapshot() const {
-  // Before the index: whatever is listed here was committed earlier than what the index will show.
-  CAIRN_TRY_ASSIGN(const std::vector<CommitFile> commits, internal::ListCommits(state->paths));
-  CAIRN_TRY_ASSIGN(std::shared_ptr<Index> index,
-                   Index::Open(state->paths.root, /*writable=*/false, /*create=*/false,
-                               state->options.deadline));
-  CAIRN_TRY_ASSIGN(std::vector<StepEntry> steps, internal::LoadSteps(*index));
-  CAIRN_TRY(CheckNothingLost(commits, steps));
-  state->index = index;
-  state->latest = std::make_shared<const Snapshot>(
-      std::make_unique<internal::SnapshotState>(*state, std::move(index), steps));
-  return state->latest;
-}
-
 Result<std::shared_ptr<const Snapshot>> Store::Latest() const {
   StoreState& state = *impl_->state;
-  std::lock_guard lock(state.mutex);
+  const MutexLock lock(state.mutex);
   if (state.closed) {
     return Fail(Error{.code = ErrorCode::kFailedPrecondition,
                       .message = "the store is closed",
@@ -214,12 +222,12 @@ Result<std::shared_ptr<const Snapshot>> Store::Latest() const {
     return state.latest;
   }
   if (Index::Signature(state.paths.root) == state.index->signature()) return state.latest;
-  return impl_->ReaderSnapshot();
+  return ReaderSnapshot(state);
 }
 
 std::string Store::NextAttempt(uint64_t step) {
   StoreState& state = *impl_->state;
-  const std::lock_guard lock(state.mutex);
+  const MutexLock lock(state.mutex);
   return fmt::format("{}-{}-{}", state.session, step, state.attempts_at[step]++);
 }
 
@@ -251,7 +259,7 @@ Result<void> Store::Impl::CheckCanBegin(uint64_t step, const BeginOptions& optio
                 "rank 0 opens the store for writing, the other ranks of the world join it");
   }
   CAIRN_TRY(internal::CheckOutcomeKnown(*state));
-  std::lock_guard lock(state->mutex);
+  const MutexLock lock(state->mutex);
   if (state->closed) return fail(ErrorCode::kFailedPrecondition, "the store is closed");
   const bool exists = std::ranges::any_of(
       state->steps, [step](const StepEntry& entry) { return entry.info.step == step; });
@@ -280,7 +288,7 @@ Result<void> Store::FailAttempt(const std::string& attempt, uint32_t rank, const
   StoreState& state = *impl_->state;
   bool kept = state.outcome_unknown;
   if (rank == 0) {
-    const std::lock_guard lock(state.mutex);
+    const MutexLock lock(state.mutex);
     kept = kept || state.committed_attempt == attempt;
     internal::RecordAttempt(attempt, state.finished_attempts);
   }
@@ -295,7 +303,7 @@ Result<Store::DeleteReport> Store::Delete(std::span<const uint64_t> steps, bool 
               .message = "the store is open for reading only; open it for writing to delete",
               .file = state.paths.root});
   }
-  std::lock_guard write_lock(state.write_mutex);
+  const MutexLock write_lock(state.write_mutex);
   CAIRN_TRY_ASSIGN(const auto snapshot, Latest());
   CAIRN_TRY(internal::CheckOutcomeKnown(state));
   std::vector<StepEntry> removed;
@@ -335,8 +343,8 @@ Result<void> Store::Close() {
                       .message = "a save is still running; wait for it before closing",
                       .file = state.paths.root});
   }
-  std::lock_guard write_lock(state.write_mutex);
-  std::lock_guard lock(state.mutex);
+  const MutexLock write_lock(state.write_mutex);
+  const MutexLock lock(state.mutex);
   if (state.closed) return {};
   state.closed = true;
   state.latest = nullptr;

@@ -24,7 +24,7 @@ int64_t UnixNow() {
 
 // Removes the files of attempts that ended long ago, this one's not yet.
 void RetireAttempts(StoreState& store, const std::string& attempt) {
-  const std::lock_guard lock(store.mutex);
+  const MutexLock lock(store.mutex);
   auto& attempts = store.finished_attempts;
   RecordAttempt(attempt, attempts);
   while (attempts.size() > kKeptOutcomes) {
@@ -112,7 +112,7 @@ Result<void> StepAttempt::CheckUsable() const {
 Result<void> StepAttempt::AddReferencedSegments() {
   std::shared_ptr<Index> index;
   {
-    const std::lock_guard lock(store->mutex);  // a reader's index is replaced by newer ones
+    const MutexLock lock(store->mutex);  // a reader's index is replaced by newer ones
     index = store->index;
   }
   for (const uint64_t segment_id : referenced_segments) {

@@ -280,7 +280,7 @@ Result<void> CheckOutcomeKnown(const StoreState& state) {
 
 Result<void> RefreshSteps(StoreState& state) {
   CAIRN_TRY_ASSIGN(std::vector<StepEntry> steps, LoadSteps(*state.index));
-  std::lock_guard lock(state.mutex);
+  const MutexLock lock(state.mutex);
   for (const StepEntry& entry : steps) {
     state.next_generation = std::max(state.next_generation, entry.info.generation + 1);
   }
