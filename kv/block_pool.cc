@@ -1,4 +1,4 @@
-// Blocks in slabs: one allocation a block, or where pages are locked, one for many.
+// Blocks in slabs: one allocation per block or, if pages are locked, one for many blocks.
 
 #include "kv/block_pool.h"
 
@@ -27,7 +27,7 @@ BlockPool::BlockPool(uint64_t block_bytes, uint32_t block_count, std::shared_ptr
 }
 
 BlockPool::~BlockPool() {
-  CAIRN_CHECK(free_.size() == allocated_);  // a block still out would be written after its end
+  CAIRN_CHECK(free_.size() == allocated_);  // a block in use would be written after it was freed
   for (const Slab& slab : slabs_) {
     if (locker_ != nullptr) {
       locker_->Unlock({slab.memory, slab.length_bytes});
@@ -53,8 +53,8 @@ bool BlockPool::GrowLocked() {
   if (alignment == kHugePageBytes) ::madvise(memory, length_bytes, MADV_HUGEPAGE);
   const Slab slab{static_cast<std::byte*>(memory), length_bytes};
   if (locker_ != nullptr) {
-    // A child of fork would copy what is locked, or leave the parent with other pages than the
-    // device writes to.
+    // A child of fork would copy the locked pages, or leave the parent with other pages than those
+    // to which the device writes.
     ::madvise(memory, length_bytes, MADV_DONTFORK);
     if (auto locked = locker_->Lock({slab.memory, slab.length_bytes}); !locked) {
       ::madvise(memory, length_bytes, MADV_DOFORK);
@@ -82,7 +82,7 @@ Result<std::byte*> BlockPool::Take() {
   while (true) {
     if (std::byte* block = TakeLocked()) return block;
     if (allocated_ == 0) {
-      exhausted_ = false;  // the next may have more luck
+      exhausted_ = false;  // a later call tries again
       return Fail(
           ErrorCode::kResourceExhausted,
           fmt::format("no memory for a block of {} bytes, of a budget of {} bytes{}", block_bytes_,
@@ -98,6 +98,7 @@ std::byte* BlockPool::TryTake() {
 }
 
 void BlockPool::Give(std::byte* block) {
+  CAIRN_CHECK(block != nullptr);
   {
     const MutexLock lock(mutex_);
     free_.push_back(block);

@@ -6,7 +6,7 @@
 #define XXH_STATIC_LINKING_ONLY  // for state on the stack
 #include <xxhash.h>
 #ifdef CAIRN_XXHASH_DISPATCH
-#include <xxh_x86dispatch.h>  // XXH3 with what this processor has, AVX-512 included
+#include <xxh_x86dispatch.h>  // XXH3 with the vector instructions that this processor has
 #endif
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace cairn::kv {
 
-// Leaves are hashed as they lie in memory, which is the on-disk order only on such machines.
+// Page digests are hashed as they are in memory, which is their order on disk only if this holds.
 static_assert(std::endian::native == std::endian::little);
 
 std::string Digest::ToHex() const { return fmt::format("{:016x}{:016x}", hi, lo); }
@@ -29,13 +29,13 @@ uint64_t PageDigest(std::span<const std::byte> page) {
 namespace {
 
 template <typename Visit>
-void ForEachLeaf(std::span<const std::byte> payload, const Visit& visit) {
+void ForEachPageDigest(std::span<const std::byte> payload, const Visit& visit) {
   for (size_t begin = 0; begin < payload.size(); begin += kPageBytes) {
     visit(PageDigest(payload.subspan(begin, std::min<size_t>(kPageBytes, payload.size() - begin))));
   }
 }
 
-// Takes leaves, then the length.
+// Hashes the page digests, then the length.
 class Root {
  public:
   Root() { XXH3_128bits_reset(&state_); }
@@ -55,7 +55,7 @@ class Root {
 }  // namespace
 
 void AppendPageDigests(std::span<const std::byte> payload, std::vector<uint64_t>& page_digests) {
-  ForEachLeaf(payload, [&](uint64_t page_digest) { page_digests.push_back(page_digest); });
+  ForEachPageDigest(payload, [&](uint64_t page_digest) { page_digests.push_back(page_digest); });
 }
 
 Digest RootDigest(std::span<const uint64_t> page_digests, uint64_t length_bytes) {
@@ -67,7 +67,7 @@ Digest RootDigest(std::span<const uint64_t> page_digests, uint64_t length_bytes)
 
 Digest PayloadDigest(std::span<const std::byte> payload) {
   Root root;
-  ForEachLeaf(payload, [&](uint64_t page_digest) { root.Add({&page_digest, 1}); });
+  ForEachPageDigest(payload, [&](uint64_t page_digest) { root.Add({&page_digest, 1}); });
   return root.Finish(payload.size());
 }
 

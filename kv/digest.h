@@ -1,9 +1,11 @@
 #pragma once
-/// The page-tree digest: 64 KiB pages, XXH3-64 leaves, XXH3-128 root.
+/// The digest of a payload: a hash of the hashes of its 64 KiB pages.
 ///
-/// leaf[i] = XXH3-64(page i), seed 0; the last page may be short.
-/// root    = XXH3-128(leaf[0] .. leaf[n-1] as little-endian u64, then the length as little-endian
-/// u64). XXH3 is specified at https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md.
+///   page_digest[i] = XXH3-64(page i), seed 0; the last page may be short
+///   digest         = XXH3-128(page_digest[0] ... page_digest[n-1], length), seed 0; all of them as
+///                    little-endian u64
+///
+/// XXH3 is specified at https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md.
 /// Threads: all functions here are pure.
 
 #include <cstddef>
@@ -26,20 +28,22 @@ struct Digest {
   std::string ToHex() const;
 };
 
-/// Pages of a payload of `length_bytes`; 0 for an empty one.
+/// Returns the number of pages of a payload of `length_bytes`; 0 if it is empty.
 constexpr uint64_t PageCount(uint64_t length_bytes) {
   return DivCeil(length_bytes, kPageBytes);
 }
 
 /// Requires `page.size() <= kPageBytes`.
 uint64_t PageDigest(std::span<const std::byte> page);
-/// Appends the leaves of `payload` to `leaves`.
+/// Appends the digests of the pages of `payload` to `page_digests`.
 void AppendPageDigests(std::span<const std::byte> payload, std::vector<uint64_t>& page_digests);
+/// Combines the digests of all pages of a payload of `length_bytes`. Requires
+/// `page_digests.size() == PageCount(length_bytes)`.
 Digest RootDigest(std::span<const uint64_t> page_digests, uint64_t length_bytes);
-/// Of a payload that lies in one piece: the root over its leaves.
+/// Returns the digest of a payload that is contiguous in memory.
 Digest PayloadDigest(std::span<const std::byte> payload);
 
-/// Plain XXH3-64 of any bytes: headers, footers, manifest blocks.
+/// Returns the XXH3-64 of `bytes`, without pages: for headers, footers and manifest blocks.
 uint64_t Checksum64(std::span<const std::byte> bytes);
 
 }  // namespace cairn::kv

@@ -1,4 +1,4 @@
-// Error texts, system errors and the check that ends the process.
+// Texts of errors, system errors, and the check that ends the process.
 
 #include "kv/error.h"
 
@@ -39,16 +39,16 @@ const char* ErrorCodeName(ErrorCode code) {
 
 std::string Error::ToString() const {
   std::string text = message;
-  std::string place;
-  const auto add = [&place](std::string part) {
-    place += place.empty() ? "" : ", ";
-    place += part;
+  std::string location;
+  const auto add = [&location](std::string part) {
+    location += location.empty() ? "" : ", ";
+    location += part;
   };
   if (!key.empty()) add(fmt::format("key {}", key));
   if (step) add(fmt::format("step {}", *step));
   if (!file.empty()) add(fmt::format("file {}", file));
   if (offset_bytes) add(fmt::format("offset {}", *offset_bytes));
-  if (!place.empty()) text += fmt::format(" ({})", place);
+  if (!location.empty()) text += fmt::format(" ({})", location);
   return text;
 }
 

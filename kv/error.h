@@ -1,5 +1,5 @@
 #pragma once
-/// Operating errors as values: `Result<T>` and what an error says.
+/// Operational errors as values: `Result<T>` and `Error`.
 
 #include <cstdint>
 #include <expected>
@@ -9,35 +9,36 @@
 
 namespace cairn {
 
-/// A code tells the caller what to do next.
+/// Indicates what the caller should do next.
 enum class ErrorCode {
   kNotFound,            // ask for something else
   kDataLoss,            // stop and repair: bytes on disk are not what was written
-  kConflict,            // another writer holds it, or it exists already
+  kConflict,            // another writer has the store, or the object already exists
   kInvalidArgument,     // fix the call
   kFailedPrecondition,  // fix the state (closed store, read-only store)
-  kUnimplemented,       // a newer format, or a thing this build does not know
+  kUnimplemented,       // use a newer build: a newer format, or an unknown type
   kUnavailable,         // retry later: I/O error, permission, deadline
   kResourceExhausted,   // free some space or memory, then retry
   kCancelled,           // the caller asked to stop
   kInternal,            // a bug
 };
 
-/// "NotFound", "DataLoss", ...
+/// Returns "NotFound", "DataLoss", ...
 const char* ErrorCodeName(ErrorCode code);
 
-/// What went wrong, where, and what to do. Each layer adds the place that it knows, once.
+/// What went wrong, where, and what to do. Each layer adds the location that it knows, once.
 struct Error {
   ErrorCode code = ErrorCode::kInternal;
   std::string message;  // what was attempted, expected and found
-  std::string key;      // FQN, where one is concerned
-  std::string file;     // path, where one is concerned
+  std::string key;      // FQN, if the error concerns one
+  std::string file;     // path, if the error concerns one
   std::optional<uint64_t> step;
   std::optional<uint64_t> offset_bytes;  // in `file`
 
-  /// One line: message, then key, step, file and offset where known.
+  /// Returns one line: the message, then the key, step, file and offset if they are known.
   std::string ToString() const;
 
+  // Set a field unless it has a value already: the layer nearest to the failure knows best.
   Error WithKey(std::string_view value) &&;
   Error WithFile(std::string_view value) &&;
   Error WithStep(uint64_t value) &&;
@@ -52,10 +53,11 @@ inline std::unexpected<Error> Fail(ErrorCode code, std::string message) {
 }
 inline std::unexpected<Error> Fail(Error error) { return std::unexpected(std::move(error)); }
 
-/// The error of a failed system call: `what` says what was attempted, `error_number` is errno.
+/// Returns the error of a failed system call. `what` states what was attempted; `error_number` is
+/// the value of errno.
 Error SystemError(int error_number, std::string what, std::string_view file = {});
 
-/// Ends the process with a message. For broken invariants, before bad bytes reach the disk.
+/// Ends the process with a message. For broken invariants, before wrong bytes reach the disk.
 [[noreturn]] void CheckFailed(const char* condition, const char* file, int line);
 
 }  // namespace cairn
@@ -73,8 +75,8 @@ Error SystemError(int error_number, std::string what, std::string_view file = {}
     if (!cairn_try_result) return std::unexpected(std::move(cairn_try_result).error()); \
   } while (false)
 
-/// `CAIRN_TRY_ASSIGN(auto x, F())`: x is the value of F(), or the calling function returns its
-/// error.
+/// `CAIRN_TRY_ASSIGN(auto x, F())` assigns the value of F() to x, or returns from the calling
+/// function with the error of F().
 #define CAIRN_TRY_ASSIGN(target, expression) \
   CAIRN_TRY_ASSIGN_INNER(CAIRN_CONCAT(cairn_result_, __LINE__), target, expression)
 #define CAIRN_TRY_ASSIGN_INNER(result, target, expression)        \

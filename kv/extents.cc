@@ -1,4 +1,4 @@
-// Arithmetic of runs of pages.
+// Arithmetic of extents.
 
 #include "kv/extents.h"
 
@@ -20,17 +20,18 @@ Error DamagedRecord(const char* why) {
                .message = std::string("a chunk record is damaged: ") + why};
 }
 
-// What every run must be; adds to the chunk's length.
-bool IsPossible(const Extent& run, uint64_t* length_bytes) {
+// Returns whether no sum overflows. Adds to the length of the chunk.
+bool IsPossible(const Extent& extent, uint64_t* length_bytes) {
   uint64_t end = 0;
-  return !__builtin_add_overflow(*length_bytes, run.length_bytes, length_bytes) &&
-         !__builtin_add_overflow(run.offset_bytes, run.length_bytes, &end) &&
-         !__builtin_add_overflow(run.page_digests_offset_bytes, 8 * PageCount(run.length_bytes), &end);
+  return !__builtin_add_overflow(*length_bytes, extent.length_bytes, length_bytes) &&
+         !__builtin_add_overflow(extent.offset_bytes, extent.length_bytes, &end) &&
+         !__builtin_add_overflow(extent.page_digests_offset_bytes,
+                                 8 * PageCount(extent.length_bytes), &end);
 }
 
-// The verifier does not check that the 8-byte fields behind a vector's length are aligned: they are
-// copied out, never read in place.
-Extent CopyRun(const uint8_t* from) {
+// FlatBuffers' verifier does not check that the 8-byte fields after the length of a vector are
+// aligned, so they are copied and never read in place.
+Extent CopyExtent(const uint8_t* from) {
   static_assert(sizeof(schema::Extent) == 4 * sizeof(uint64_t));
   std::array<uint64_t, 4> fields;
   std::memcpy(fields.data(), from, sizeof(fields));
@@ -40,15 +41,15 @@ Extent CopyRun(const uint8_t* from) {
           .page_digests_offset_bytes = fields[3]};
 }
 
-Result<Extents> ReadRuns(const flatbuffers::Vector<const schema::Extent*>& runs) {
-  std::vector<Extent> extents(runs.size());
+Result<Extents> ReadSeveral(const flatbuffers::Vector<const schema::Extent*>& stored) {
+  std::vector<Extent> extents(stored.size());
   uint64_t length = 0;
-  for (uint32_t i = 0; i < runs.size(); ++i) {
-    extents[i] = CopyRun(runs.Data() + i * sizeof(schema::Extent));
-    const bool is_last = i + 1 == runs.size();
+  for (uint32_t i = 0; i < stored.size(); ++i) {
+    extents[i] = CopyExtent(stored.Data() + i * sizeof(schema::Extent));
+    const bool is_last = i + 1 == stored.size();
     if (!IsPossible(extents[i], &length) || extents[i].length_bytes == 0 ||
         (!is_last && extents[i].length_bytes % kPageBytes != 0)) {
-      return Fail(DamagedRecord("impossible sizes of a run of its pages"));
+      return Fail(DamagedRecord("impossible sizes of one of its extents"));
     }
   }
   return Extents(extents);
@@ -77,30 +78,30 @@ bool Extent::IsFollowedBy(const Extent& next) const {
          next.page_digests_offset_bytes == page_digests_offset_bytes + 8 * (length_bytes / kPageBytes);
 }
 
-Extents::Extents(std::span<const Extent> runs) {
-  CAIRN_CHECK(!runs.empty());
-  first_ = runs.front();
-  for (const Extent& run : runs.subspan(1)) {
+Extents::Extents(std::span<const Extent> extents) {
+  CAIRN_CHECK(!extents.empty());
+  first_ = extents.front();
+  for (const Extent& extent : extents.subspan(1)) {
     Extent& last = several_.empty() ? first_ : several_.back();
-    if (last.IsFollowedBy(run)) {
-      last.length_bytes += run.length_bytes;
+    if (last.IsFollowedBy(extent)) {
+      last.length_bytes += extent.length_bytes;
       continue;
     }
     if (several_.empty()) several_.push_back(first_);
-    several_.push_back(run);
+    several_.push_back(extent);
   }
 }
 
 uint64_t Extents::length_bytes() const {
   uint64_t length = 0;
-  for (const Extent& run : all()) length += run.length_bytes;
+  for (const Extent& extent : all()) length += extent.length_bytes;
   return length;
 }
 
 Extent Extents::At(uint64_t begin_bytes) const {
-  for (const Extent& run : all()) {
-    if (begin_bytes < run.length_bytes) return run.From(begin_bytes);
-    begin_bytes -= run.length_bytes;
+  for (const Extent& extent : all()) {
+    if (begin_bytes < extent.length_bytes) return extent.From(begin_bytes);
+    begin_bytes -= extent.length_bytes;
   }
   CAIRN_CHECK(false);
   return {};
@@ -109,11 +110,11 @@ Extent Extents::At(uint64_t begin_bytes) const {
 Result<Extents> ReadExtents(const schema::ChunkRecord& chunk) {
   if (chunk.version() >= schema::kSeveralExtentsVersion) {
     if (chunk.extent() != nullptr || chunk.extents() == nullptr || chunk.extents()->size() < 2) {
-      return Fail(DamagedRecord("it has not several runs of pages"));
+      return Fail(DamagedRecord("its version requires several extents"));
     }
-    return ReadRuns(*chunk.extents());
+    return ReadSeveral(*chunk.extents());
   }
-  if (chunk.extent() == nullptr) return Fail(DamagedRecord("it does not say where its bytes lie"));
+  if (chunk.extent() == nullptr) return Fail(DamagedRecord("it does not state where its bytes are stored"));
   const Extent only{.segment_id = chunk.extent()->segment_id(),
                     .offset_bytes = chunk.extent()->offset_bytes(),
                     .length_bytes = chunk.extent()->length_bytes(),

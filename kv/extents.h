@@ -1,5 +1,5 @@
 #pragma once
-/// Where the bytes of a chunk lie: runs of its pages in segments.
+/// Where the bytes of a chunk are stored: ranges of its pages in segments.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,31 +14,32 @@ struct ChunkRecord;
 
 namespace cairn::kv {
 
-/// Run of payload bytes in one segment.
+/// A contiguous range of payload in one segment.
 struct Extent {
   uint64_t segment_id = 0;
   uint64_t offset_bytes = 0;         // from the start of the segment file
-  uint64_t length_bytes = 0;         // whole pages, but where the chunk ends
-  uint64_t page_digests_offset_bytes = 0;  // of its first page's digest, in the same file
+  uint64_t length_bytes = 0;         // a multiple of the page size, except at the end of the chunk
+  uint64_t page_digests_offset_bytes = 0;  // of the digest of its first page, in the same file
   friend bool operator==(const Extent&, const Extent&) = default;
 
-  /// What is left of the run behind its first `skipped_bytes`, which are whole pages of it.
+  /// Returns the extent without its first `skipped_bytes`. Requires a multiple of the page size that
+  /// is less than the length.
   Extent From(uint64_t skipped_bytes) const;
-  /// The first `bytes` of the run. Requires at most its length.
+  /// Returns the first `bytes` of the extent. Requires `bytes <= length_bytes`.
   Extent First(uint64_t bytes) const;
-  /// True if `next` goes on where this ends: payload and page digests alike.
+  /// Returns whether `next` directly follows this extent, with its payload and its page digests.
   bool IsFollowedBy(const Extent& next) const;
 };
 
-/// The runs of one chunk, in the order of its payload. Nearly every chunk has one, which takes no
-/// memory of its own. Threads: as a value.
+/// The extents of one chunk, in the order of its payload. Nearly every chunk has one extent, which
+/// is stored without an allocation. Threads: as for a value.
 class Extents {
  public:
-  /// A chunk without bytes.
+  /// The extents of an empty chunk.
   Extents() = default;
   Extents(const Extent& only) : first_(only) {}  // NOLINT(google-explicit-constructor): one is many
-  /// Requires at least one; runs that follow each other become one.
-  explicit Extents(std::span<const Extent> runs);
+  /// Joins extents that directly follow each other. Requires at least one extent.
+  explicit Extents(std::span<const Extent> extents);
 
   std::span<const Extent> all() const {
     return several_.empty() ? std::span(&first_, 1) : std::span(several_);
@@ -49,21 +50,21 @@ class Extents {
   auto begin() const { return all().begin(); }
   auto end() const { return all().end(); }
 
-  /// Of the chunk.
+  /// Length of the chunk.
   uint64_t length_bytes() const;
-  /// What follows from byte `begin_bytes` of the chunk on, up to the end of that run. Requires the
-  /// beginning of a page that the chunk has.
+  /// Returns the part of an extent that begins with byte `begin_bytes` of the chunk. Requires that
+  /// this byte is in the chunk and begins a page.
   Extent At(uint64_t begin_bytes) const;
 
   friend bool operator==(const Extents& a, const Extents& b);
 
  private:
   Extent first_;
-  std::vector<Extent> several_;  // all of them, or none where there is only first_
+  std::vector<Extent> several_;  // all of them; empty if first_ is the only one
 };
 
-/// Where a verified record says that the chunk's bytes lie. kDataLoss: impossible sizes, or runs
-/// that are no whole pages.
+/// Returns the extents in a verified record. kDataLoss: sizes are impossible, or an extent that is
+/// not the last one has a length that is not a multiple of the page size.
 Result<Extents> ReadExtents(const schema::ChunkRecord& chunk);
 
 }  // namespace cairn::kv

@@ -8,8 +8,8 @@
 
 namespace cairn::kv {
 
-/// Ownership: move-only; closes the descriptor when it is destroyed, and ignores the result, which
-/// is right for whatever was only read. Call `Close` after writing. Threads: one at a time.
+/// Ownership: move-only. The destructor closes the descriptor and ignores the result, which is
+/// right for a file that was only read; call `Close` after writing. Threads: one at a time.
 class FileDescriptor {
  public:
   FileDescriptor() = default;
@@ -30,13 +30,13 @@ class FileDescriptor {
   bool is_open() const { return fd_ >= 0; }
 
   /// Closes the descriptor now, if there is one. Returns 0 or errno: some file systems report a
-  /// failed write only here. The descriptor is gone in either case, as close(2) requires.
+  /// failed write only here. The descriptor is closed in either case, as close(2) requires.
   int Close() noexcept {
     const int fd = Release();
     return fd >= 0 && ::close(fd) != 0 ? errno : 0;
   }
 
-  /// Gives up ownership without closing.
+  /// Releases ownership without closing.
   [[nodiscard]] int Release() noexcept { return std::exchange(fd_, -1); }
 
  private:

@@ -1,8 +1,9 @@
 #pragma once
 /// Order-preserving keys of the index.
 ///
-/// Integers are big-endian. An FQN is ended by NUL, so that "a" sorts before "a.b" and a prefix
-/// scan of one FQN never meets another. Columns keyed by step hold the step's generation instead.
+/// Integers are big-endian. An FQN ends with NUL, so that "a" sorts before "a.b" and a prefix scan of
+/// one FQN never returns another. Records of a step's contents are under its generation, not under
+/// its number, so that a step can be replaced atomically.
 
 #include <cstdint>
 #include <span>
@@ -14,7 +15,7 @@
 
 namespace cairn::kv {
 
-/// Column families. The numbers stand in manifests and footers and are frozen.
+/// Column families. The numbers are stored in manifests and footers and are frozen.
 enum class Column : uint8_t {
   kSteps = 0,       // step                        -> StepRecord
   kTensors = 1,     // generation, FQN             -> TensorRecord
@@ -31,15 +32,16 @@ void AppendBigEndian(std::string& out, uint64_t value);
 /// Requires 8 bytes at `bytes`.
 uint64_t ReadBigEndian(const char* bytes);
 
-/// 8-byte key of a number: step, segment id, or the generation prefix.
+/// Returns the 8-byte key of a number: a step, a segment id, or the prefix of a generation.
 std::string NumberKey(uint64_t value);
 
-/// FQN and NUL. Requires an FQN without NUL (checked where state dicts are flattened).
+/// Returns the FQN and NUL. Requires an FQN without NUL (checked where state dicts are flattened).
 std::string FqnKey(std::string_view fqn);
-/// FQN, NUL, offsets.
+/// Returns the FQN, NUL and the offsets. Requires an FQN without NUL.
 std::string ChunkKey(std::string_view fqn, std::span<const uint64_t> offsets_elements);
 
-/// What FqnKey and ChunkKey made. kDataLoss: no NUL, or the rest is no multiple of 8 bytes.
+/// The parts of a key from FqnKey or ChunkKey. kDataLoss: there is no NUL, or the bytes after it are
+/// not a multiple of 8.
 struct ParsedKey {
   std::string_view fqn;  // borrows the key
   std::vector<uint64_t> offsets_elements;

@@ -1,4 +1,6 @@
-// A mapped segment, and what the kernel may be told about its pages.
+// A mapped segment, and advice to the kernel about its pages.
+
+#include "kv/mapping.h"
 
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -8,9 +10,6 @@
 #include <cerrno>
 #include <cstring>
 
-#include "kv/mapping.h"
-
-
 namespace cairn::kv {
 namespace {
 
@@ -18,10 +17,10 @@ namespace {
 constexpr int MADV_POPULATE_READ = 22;  // Linux 5.14
 #endif
 
-// The kernel reads no more ahead for one call than the device's read-ahead or largest request.
+// For one call the kernel reads at most the device's read-ahead or its largest request.
 constexpr uint64_t kAheadBytes = 128 * 1024;
 
-// The whole pages around a part of a mapping, which itself begins at a page.
+// Returns the pages that contain a range of a mapping, which itself begins at a page.
 std::span<std::byte> PagesAround(std::span<const std::byte> bytes, uint64_t offset_bytes,
                                  uint64_t length_bytes) {
   CAIRN_CHECK(offset_bytes <= bytes.size() && length_bytes <= bytes.size() - offset_bytes);
@@ -39,7 +38,7 @@ Mapping::~Mapping() {
 void Mapping::WillNeed(uint64_t offset_bytes, uint64_t length_bytes) const {
   const std::span<std::byte> pages = PagesAround(bytes_, offset_bytes, length_bytes);
   for (uint64_t at = 0; at < pages.size(); at += kAheadBytes) {
-    // Only a hint: whoever reads the bytes finds out what is wrong with them.
+    // Only a hint: an access of the bytes reports what is wrong with them.
     (void)::madvise(pages.data() + at, std::min(kAheadBytes, pages.size() - at), MADV_WILLNEED);
   }
 }
@@ -54,7 +53,7 @@ Result<void> Mapping::Populate(uint64_t offset_bytes, uint64_t length_bytes) con
 
 void Mapping::Release(uint64_t offset_bytes, uint64_t length_bytes) const {
   const std::span<std::byte> pages = PagesAround(bytes_, offset_bytes, length_bytes);
-  // Nothing of a read-only mapping can be lost by it, and if it fails the memory is only kept.
+  // The pages are those of the file, so nothing is lost. If it fails, the memory remains in use.
   if (!pages.empty()) (void)::madvise(pages.data(), pages.size(), MADV_DONTNEED);
 }
 

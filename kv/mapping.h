@@ -9,8 +9,8 @@
 
 namespace cairn::kv {
 
-/// A segment file mapped into memory; unmapped by the destructor. The file may be deleted
-/// meanwhile. Threads: any.
+/// Ownership: owns a segment file's mapping into memory, which the destructor unmaps. The file may be
+/// deleted in the meantime. Threads: all members are safe.
 class Mapping {
  public:
   explicit Mapping(std::span<const std::byte> bytes) : bytes_(bytes) {}
@@ -19,14 +19,16 @@ class Mapping {
   Mapping& operator=(const Mapping&) = delete;
   std::span<const std::byte> bytes() const { return bytes_; }
 
-  /// Asks the kernel to read this part of the file, and does not wait for it. Requires, as the
-  /// next, that the part lies inside bytes().
+  // All of these require that the range is inside bytes().
+
+  /// Asks the kernel to read this range of the file, and does not wait for it.
   void WillNeed(uint64_t offset_bytes, uint64_t length_bytes) const;
-  /// Brings this part into memory, so that touching it costs no page fault. kDataLoss: it cannot be
-  /// read (a failing disk, a file that was cut), where a touch would end the process. Older kernels
-  /// do nothing.
+  /// Reads this range into memory, so that an access causes no page fault. kDataLoss: it cannot be
+  /// read (a failing disk, a truncated file), and an access would end the process. Does nothing
+  /// before Linux 5.14.
   Result<void> Populate(uint64_t offset_bytes, uint64_t length_bytes) const;
-  /// The process lets go of this part's memory; touching it again brings it back from the file.
+  /// Releases the memory of this range; the next access reads it from the file again. Changes that
+  /// were made through the mapping are lost.
   void Release(uint64_t offset_bytes, uint64_t length_bytes) const;
 
  private:

@@ -55,8 +55,9 @@ class CAIRN_SCOPED_CAPABILITY MutexLock {
   bool locked_ = true;
 };
 
-/// Lets threads wait for a change of what a mutex guards. Every wait may return without a reason, so
-/// callers wait in a loop that checks their condition. Threads: all members are safe.
+/// Lets threads wait for a change of what a mutex guards. Every wait may return without a
+/// notification, so callers wait in a loop that checks their condition. Threads: all members are
+/// safe.
 class CondVar {
  public:
   CondVar() = default;

@@ -1,5 +1,5 @@
 #pragma once
-/// Ranges of segments to be read, and who is given what was read.
+/// Ranges of segments to be read, and the callbacks that receive what was read.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,15 +13,15 @@
 
 namespace cairn::kv {
 
-/// Called with a key (without its generation) and a record, 8-byte aligned; both are valid during
-/// the call only. Return false to stop the scan.
+/// Called with a key (without its generation) and a record that is aligned to 8 bytes. Both are valid
+/// only during the call. Returns false to stop the scan.
 using ScanCallback = std::function<Result<bool>(std::string_view key, std::span<const std::byte>)>;
 
-/// Called with the index of a range and its bytes.
+/// Called with the index of a range and its bytes. An error ends the read.
 using RangeCallback = std::function<Result<void>(size_t, std::span<const std::byte>)>;
 
-/// One range of a segment to be read into `target`; or, if that is empty, `lent_bytes` to be shown
-/// to the callback where they happen to lie, for the time of the call.
+/// One range of a segment, to be read into `target`. If `target` is empty, `lent_bytes` are read into
+/// memory of the reader, and the callback gets a view of them that is valid only during the call.
 struct ReadRange {
   static constexpr uint64_t kMaxLentBytes = 2 << 20;
 
@@ -33,7 +33,7 @@ struct ReadRange {
   uint64_t length_bytes() const { return target.empty() ? lent_bytes : target.size(); }
 };
 
-/// A segment, for direct I/O by who reads it without the store.
+/// A segment that is open for direct I/O, for code that reads it without the store.
 struct DirectFile {
   int fd = -1;
   std::string path;

@@ -18,7 +18,6 @@
 
 namespace cairn::kv {
 
-
 Snapshot::Snapshot(std::unique_ptr<const internal::SnapshotState> state)
     : state_(std::move(state)) {}
 Snapshot::~Snapshot() = default;
@@ -29,7 +28,7 @@ Result<StepInfo> Snapshot::FindStep(std::optional<uint64_t> step) const {
   const std::vector<StepInfo>& steps = state_->steps;
   if (steps.empty()) {
     return Fail(Error{.code = ErrorCode::kNotFound,
-                      .message = "the store holds no step yet",
+                      .message = "the store has no steps yet",
                       .file = state_->paths.root,
                       .step = step});
   }
@@ -55,7 +54,7 @@ Result<void> Snapshot::Scan(Column column, uint64_t generation, std::string_view
                                [&](std::string_view key, std::span<const std::byte> record) {
                                  return callback(key.substr(8), record);
                                }));
-  return state_->CheckStillThere(generation);
+  return state_->CheckNotDeleted(generation);
 }
 
 Result<std::optional<std::vector<std::byte>>> Snapshot::Get(Column column, uint64_t generation,
@@ -63,7 +62,7 @@ Result<std::optional<std::vector<std::byte>>> Snapshot::Get(Column column, uint6
   std::string full = NumberKey(generation);
   full.append(key);
   CAIRN_TRY_ASSIGN(auto record, state_->index->Get(column, full));
-  if (!record) CAIRN_TRY(state_->CheckStillThere(generation));
+  if (!record) CAIRN_TRY(state_->CheckNotDeleted(generation));
   return record;
 }
 
@@ -75,7 +74,7 @@ Result<SegmentInfo> Snapshot::FindSegment(uint64_t segment_id) const {
   CAIRN_TRY_ASSIGN(const auto record, state_->index->Get(Column::kSegments, NumberKey(segment_id)));
   if (!record) {
     return Fail(Error{.code = ErrorCode::kDataLoss,
-                      .message = fmt::format("the index does not know segment {:016x}", segment_id),
+                      .message = fmt::format("the index has no segment {:016x}", segment_id),
                       .file = state_->paths.segments()});
   }
   return internal::DecodeSegment(*record);
@@ -88,7 +87,7 @@ Result<std::vector<SegmentInfo>> Snapshot::Segments() const {
       [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
         CAIRN_TRY_ASSIGN(SegmentInfo info, internal::DecodeSegment(record));
         if (key != NumberKey(info.segment_id)) {
-          return Fail(ErrorCode::kDataLoss, "a segment record stands under another segment's key");
+          return Fail(ErrorCode::kDataLoss, "a segment record is under the key of another segment");
         }
         segments.push_back(std::move(info));
         return true;
@@ -129,8 +128,9 @@ Result<std::shared_ptr<const Mapping>> Snapshot::Map(uint64_t segment_id) const 
                       .message = "the segment is too short",
                       .file = file->buffered.path()});
   }
-  // Private and writable, so that a caller whose tensors know no read-only memory changes its own
-  // copy of a page instead of dying; the file cannot be reached through it.
+  // The mapping is private and writable, because torch's tensors cannot be read-only: a caller that
+  // writes to one changes its own copy of a page and does not crash. The file cannot be changed
+  // through it.
   void* memory = ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE,
                         file->buffered.fd(), 0);
   if (memory == MAP_FAILED) {

@@ -1,5 +1,5 @@
 #pragma once
-/// What the index knows of steps and segments.
+/// What the index records about steps and segments.
 
 #include <cstdint>
 #include <optional>
@@ -13,41 +13,41 @@ namespace cairn::kv {
 /// A committed step.
 struct StepInfo {
   uint64_t step = 0;
-  uint64_t generation = 0;
+  uint64_t generation = 0;  // of the commit; each commit has a new one
   int64_t created_unix_ns = 0;
   uint32_t world_size = 1;
-  std::string attempt;
-  std::optional<uint64_t> base_step;
+  std::string attempt;                // from Store::NextAttempt
+  std::optional<uint64_t> base_step;  // the step with which chunks were compared
   uint64_t tensor_count = 0;
   uint64_t value_count = 0;
   uint64_t chunk_count = 0;
-  uint64_t reused_chunk_count = 0;
-  uint64_t logical_bytes = 0;
-  uint64_t written_bytes = 0;
-  Digest structure;
+  uint64_t reused_chunk_count = 0;  // chunks that refer to the payload of the base
+  uint64_t logical_bytes = 0;       // payload of all chunks
+  uint64_t written_bytes = 0;       // payload that the step added to segments, without padding
+  Digest structure;                 // of the StructureRecord
 };
 
-/// A sealed segment as the index knows it.
+/// A sealed segment, as the index records it.
 struct SegmentInfo {
   uint64_t segment_id = 0;
-  std::string name;  // below segments/
+  std::string name;  // in segments/
   uint64_t step = 0;
   uint32_t rank = 0;
   uint64_t file_bytes = 0;
   uint64_t payload_bytes = 0;
   uint64_t chunk_count = 0;
-  uint64_t footer_digest = 0;
-  uint64_t page_digests_checksum = 0;
+  uint64_t footer_digest = 0;          // Checksum64 of the footer
+  uint64_t page_digests_checksum = 0;  // Checksum64 of all page digests
 };
 
-/// Live bytes of one segment in one step's generation.
+/// The bytes of one segment to which the chunks of one generation refer.
 struct Usage {
   uint64_t segment_id = 0;
   uint64_t generation = 0;
   uint64_t live_bytes = 0;
 };
 
-/// One problem that Verify found.
+/// One problem that Snapshot::VerifyFiles found.
 struct Damage {
   Error error;
 };

@@ -1,5 +1,5 @@
 #pragma once
-/// What the parts of a step have in common with each other, and what a step's record counts.
+/// Records that several parts of a step share, and the totals that a step's record contains.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,23 +15,31 @@
 
 namespace cairn::kv {
 
-/// A record that several ranks have with equal content, such as a value that all of them hold.
+/// A record that several ranks have with equal contents, such as a replicated value.
 struct SharedRecord {
   Column column = Column::kValues;
   std::string key;
   std::vector<std::byte> value;
 };
 
-/// Called with a record of another rank's part; key and value are valid during the call only.
+/// Called with a record of another rank's part. The key and the value are valid only during the call.
 using RankRecordCallback = std::function<Result<void>(uint32_t rank, Column, std::string_view key,
                                                       std::span<const std::byte> value)>;
 
-/// What the caller knows about a step when it commits it, or one rank's part of it.
+/// What the caller knows about a step, or about one rank's part of it, when it commits the step.
 struct StepSummary {
   std::optional<uint64_t> base_step;
   uint64_t tensor_count = 0;
   uint64_t value_count = 0;
   uint64_t logical_bytes = 0;
 };
+
+/// Returns the kConflict of a save of `step` whose base was deleted or replaced during the save.
+inline Error BaseReplacedError(uint64_t step) {
+  return Error{.code = ErrorCode::kConflict,
+               .message = "the base step, to which this save refers, was deleted or replaced during "
+                          "the save; save again",
+               .step = step};
+}
 
 }  // namespace cairn::kv

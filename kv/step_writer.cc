@@ -1,4 +1,4 @@
-// Payload and records of one part, and the commit.
+// Adds payload and records to one part, and commits the step.
 
 #include "kv/step_writer.h"
 
@@ -96,7 +96,7 @@ Result<void> StepWriter::AddChunk(std::string_view key, std::span<const uint64_t
     ++attempt.reused_chunk_count;
     return attempt.AddEntry(Column::kChunks, key, internal::EncodeChunk(entry));
   }
-  // The place of its page digests is known only when the segment is sealed.
+  // The offset of its page digests is known only when the segment is sealed.
   attempt.segments.AddChunk(key, std::move(entry));
   return {};
 }
@@ -114,7 +114,7 @@ Result<void> StepWriter::SetStructure(std::span<const std::byte> record) {
   return attempt_->AddEntry(Column::kStructures, "", record);
 }
 
-// --- the other ranks
+// --- communication with the other ranks
 
 Result<void> StepWriter::Gather(const RankRecordCallback& on_record) {
   CAIRN_TRY(attempt_->CheckUsable());
@@ -170,23 +170,23 @@ Result<StepEntry> CommitManifest(StepAttempt& attempt, internal::StoreState& sto
   }
   internal::Removal removal;
   CAIRN_TRY_ASSIGN(const StepEntry entry, IndexRecords(attempt, generation, replaced, &removal));
-  attempt.finished = true;  // the step exists: none of its files may be removed any more
+  attempt.finished = true;  // the step exists, so its files must not be removed any more
   attempt.failed = false;
   {
     const MutexLock lock(store.mutex);
     store.committed_attempt = attempt.attempt;
   }
-  // A failure from here on leaves the step committed; the next open does what is missing.
+  // After a failure from here on the step is committed, and the next open completes the rest.
   if (Result<void> moved = MoveManifest(attempt, entry); !moved) {
     Error error = std::move(moved).error().WithStep(attempt.step);
     error.message = fmt::format(
-        "step {} is committed and readable, but its manifest could not be put in place: {}",
+        "step {} is committed and readable, but its manifest could not be moved to commits/: {}",
         attempt.step, error.message);
     (void)internal::RefreshSteps(store);
     return Fail(std::move(error));
   }
   if (attempt.has_ranks()) {
-    // A rank that this does not reach finds the step in the index when its deadline passes.
+    // A rank that does not receive this finds the step in the index when its deadline passes.
     (void)internal::PublishCommitted(store.paths, attempt.attempt, entry.info.generation);
   }
   internal::FinishRemoval(store, removal);
@@ -204,7 +204,7 @@ Result<StepInfo> StepWriter::Commit(const StepSummary& summary) {
   CAIRN_CHECK(attempt.has_structure && !store.joined && attempt.gathered == attempt.has_ranks());
   attempt.failed = true;
   CAIRN_TRY(attempt.SealSegments());
-  // From here to the index write no delete may remove what the manifest refers to.
+  // Until the index is written, no delete may remove a segment to which the manifest refers.
   const MutexLock write_lock(store.write_mutex);
   CAIRN_TRY(internal::CheckOutcomeKnown(store));
   if (attempt.has_ranks() && std::chrono::steady_clock::now() > attempt.options.deadline) {

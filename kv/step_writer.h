@@ -26,10 +26,19 @@ namespace internal {
 class StepAttempt;
 }  // namespace internal
 
-/// One rank's contribution to one attempt at a step. Destroying it without Commit abandons the
-/// attempt and removes what it wrote. Threads: one at a time.
+/// One rank's contribution to one attempt at a step.
+///
+/// With one rank: Append and AddRecord, AddChunk; SetStructure; Commit. In a multi-rank store each
+/// rank appends, adds its records and calls AddShared. Then rank 0 calls Gather, SetStructure and
+/// Commit; the other ranks call Prepare and AwaitDecision.
+///
+/// Errors: every function returns kUnavailable or kResourceExhausted after a failed file operation,
+/// and kFailedPrecondition once the attempt has failed or is committed. An attempt must not be
+/// committed after an error; after an error of an append or of Drain it cannot be. Threads: one at a
+/// time.
 class StepWriter {
  public:
+  /// Without Commit, or Prepare on other ranks, abandons the attempt and removes what it wrote.
   ~StepWriter();
 
   struct Appended {
@@ -38,63 +47,69 @@ class StepWriter {
   };
   /// Appends the payload of a chunk to the current segment, or to a new one. `page_digests` has one
   /// digest per page of the payload; if it is empty, the digests are computed while the bytes are in
-  /// the cache, which a payload with a CopyQueue does not allow.
+  /// the cache. Requires `page_digests` if the payload has a CopyQueue.
   Result<Appended> Append(const Payload& payload, SegmentAlignment alignment,
                           std::span<const uint64_t> page_digests = {});
   /// Appends only these pages of a chunk, all to one segment, each range aligned to 4 KiB. Returns
-  /// one extent per range. `page_digests` are those of the whole chunk. Requires ranges that are not
-  /// empty, ascend and are inside the chunk.
+  /// one extent per range. `page_digests` are those of the complete chunk. Requires ranges that are
+  /// not empty, ascend and are inside the chunk.
   Result<std::vector<Extent>> AppendPages(const Payload& payload, std::span<const PageRange> ranges,
                                           std::span<const uint64_t> page_digests);
-  /// Lets payload pass through `blocks` instead of the store's own from now on: page-locked blocks
-  /// for payload in device memory. Seals a segment that has been begun; segments after it are written
-  /// to their end in the background. At most once.
+  /// Makes payload pass through `blocks` from now on, not through those of the store: page-locked
+  /// blocks for payload in device memory. Seals the current segment, if there is one; the segments
+  /// after it are completed in the background. Requires that it was not called before.
   Result<void> UseBlocks(std::shared_ptr<BlockPool> blocks);
 
-  /// Waits until the bytes of all payloads that were appended are in the files. The memory of these
-  /// payloads is the caller's again, and all blocks are in the pool.
+  /// Waits until the bytes of all appended payloads are in the files. Afterwards the caller may
+  /// change the memory of these payloads, and all blocks are in the pool.
   Result<void> Drain();
 
-  /// Adds a record; `key` is without generation and added only once. Columns: kTensors, kValues.
-  /// Where there are several ranks, tensors that are added before Gather are for the segments'
-  /// footers alone; those for the index are added by rank 0, behind it.
+  /// Adds a record. Requires the column kTensors or kValues, and a key (without a generation) that
+  /// was not added before. In a multi-rank store, tensors that are added before Gather are only for
+  /// the footers of segments; rank 0 adds those for the index after Gather.
   Result<void> AddRecord(Column column, std::string_view key, std::span<const std::byte> record);
-  /// Adds a ChunkRecord (sizes in elements). `reused`: the extents are those of the base. Otherwise
-  /// they are from Append, or from AppendPages with extents of the base between them, and this call
-  /// precedes the next of either.
+  /// Adds a ChunkRecord (sizes in elements). `reused` states that the extents are those of the base.
+  /// Otherwise they are from the last Append, or from the last AppendPages with extents of the base
+  /// between them; so this call precedes the next append.
   Result<void> AddChunk(std::string_view key, std::span<const uint64_t> sizes,
                         const Extents& extents, const Digest& digest, uint64_t since_step,
                         bool reused);
-  /// Records that ranks have alike, such as the values that all of them hold. Kept once an attempt,
-  /// however many ranks add the same. Only Gather sees them; they do not go into the index.
+  /// Adds records that several ranks have in common, such as replicated values. They are stored once
+  /// per attempt, however many ranks add the same records. Only Gather reads them; they are not
+  /// added to the index. Requires several ranks, and that Gather was not called.
   Result<void> AddShared(std::span<const SharedRecord> records);
 
-  /// Rank 0 of several: waits for the manifests of all others and takes them over into its own.
-  /// `on_record` sees their chunks and shared records: of equal ones only those of the lowest rank,
-  /// and none that rank 0 has added itself before. Errors: that of a rank that failed, naming it;
-  /// kUnavailable: ranks that are missing at the deadline. Memory: one manifest block.
+  /// Waits for the manifests of all other ranks and copies them into that of this rank. Calls
+  /// `on_record` with their chunks and shared records; of equal shared records only with those of
+  /// the lowest rank, and not with those that rank 0 has added itself. Returns the error of a rank
+  /// that failed, and names that rank. kUnavailable: ranks are missing at the deadline. Requires
+  /// rank 0 of several, and that it was not called before. Memory: one manifest block, and the
+  /// records up to a limit.
   Result<void> Gather(const RankRecordCallback& on_record);
 
-  /// The StructureRecord of the step, once. Rank 0.
+  /// Sets the StructureRecord of the step. Requires rank 0, and that it was not called before.
   Result<void> SetStructure(std::span<const std::byte> record);
 
-  /// Steps 1 to 4 above. On error the step does not exist, unless the message says that it does.
-  /// Rank 0 of several calls Gather before it. The counts of the result are those of all ranks.
+  /// Commits the step, as described in kv/store.h. After an error the step does not exist, unless the
+  /// message states that it does. The counts of the result are those of all ranks. kConflict: a
+  /// segment to which the step refers was deleted. Requires rank 0, SetStructure and, if there are
+  /// several ranks, Gather.
   Result<StepInfo> Commit(const StepSummary& summary);
 
-  /// In place of Commit, on the other ranks: makes this rank's part durable. From here on rank 0
-  /// may commit it.
+  /// Makes this rank's part durable, in place of Commit on the ranks other than 0. From here on rank
+  /// 0 may commit it. kConflict: a segment to which the part refers was deleted. Requires a store
+  /// that was opened with kJoinSession.
   Result<void> Prepare(const StepSummary& summary);
-  /// After Prepare: waits until rank 0 has committed the step or given it up. The counts of the
-  /// result are this rank's. Errors: that of the rank that failed; kUnavailable: no word from rank
-  /// 0 at the deadline, or another job has taken over the store. The step may exist all the same
-  /// then, if the message says so.
+  /// Waits until rank 0 has committed the step or aborted the attempt. The counts of the result are
+  /// those of this rank. Returns the error of the rank that failed. kUnavailable: rank 0 has not
+  /// decided before the deadline, or another job has taken over the store; the message states
+  /// whether the step may exist. Requires Prepare.
   Result<StepInfo> AwaitDecision();
 
-  /// Bytes this attempt has put into segments so far (payload, without padding).
+  /// Payload that this attempt has appended to segments so far, without padding.
   uint64_t written_bytes() const;
 
-  /// For the store.
+  /// For Store.
   explicit StepWriter(std::unique_ptr<internal::StepAttempt> attempt);
 
  private:

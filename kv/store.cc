@@ -140,7 +140,7 @@ Result<void> Store::Impl::OpenForReading() {
   if (state->joined) {
     if (state->options.session.empty() || state->options.session.find('/') != std::string::npos) {
       return Fail(ErrorCode::kInvalidArgument,
-                  "to join a store takes the session of the rank that has it open for writing");
+                  "joining a store requires the session of the rank that has it open for writing");
     }
     state->session = state->options.session;
   }
@@ -148,8 +148,8 @@ Result<void> Store::Impl::OpenForReading() {
   if (state->joined && !internal::Exists(state->paths.attempt(state->session))) {
     return Fail(Error{.code = ErrorCode::kFailedPrecondition,
                       .message =
-                          "rank 0 has no such session open here; all ranks must be given the "
-                          "same directory, on a file system that they share",
+                          "rank 0 has no such session open in this directory; all ranks must be "
+                          "given the same directory, on a file system that they share",
                       .file = state->paths.root});
   }
   const MutexLock lock(state->mutex);
@@ -173,7 +173,7 @@ Result<void> Store::Impl::OpenIndexForWriting() {
                                              state->options.deadline));
   uint64_t session = 0;
   if (::getrandom(&session, sizeof(session), 0) != sizeof(session)) {
-    return Fail(SystemError(errno, "cannot draw a session id"));
+    return Fail(SystemError(errno, "cannot generate a session id"));
   }
   state->session = fmt::format("{:016x}", session);
   state->live = std::make_shared<internal::LiveGenerations>();
@@ -191,19 +191,19 @@ Result<Store::RebuildReport> Store::RebuildIndex(const std::string& directory,
   StoreState& state = *impl->state;
   CAIRN_TRY_ASSIGN(state.uuid, internal::ReadIdentity(state.paths));
   CAIRN_TRY_ASSIGN(state.lock, internal::LockFile::Acquire(state.paths.lock()));
-  std::string aside;
-  for (int n = 1; aside.empty() || internal::Exists(aside); ++n) {
-    aside = fmt::format("{}.damaged-{}", state.paths.index(), n);
+  std::string old_index;
+  for (int n = 1; old_index.empty() || internal::Exists(old_index); ++n) {
+    old_index = fmt::format("{}.damaged-{}", state.paths.index(), n);
   }
   if (internal::Exists(state.paths.index())) {
-    CAIRN_TRY(internal::Rename(state.paths.index(), aside, "rebuild.rename"));
+    CAIRN_TRY(internal::Rename(state.paths.index(), old_index, "rebuild.rename"));
   }
   CAIRN_TRY(internal::CreateIndex(state.paths, options.deadline));
   CAIRN_TRY(impl->OpenIndexForWriting());
   CAIRN_TRY(internal::UndoAllDeletes(state));
   CAIRN_TRY(internal::Recover(state, /*sweep=*/false));
   CAIRN_TRY(state.index->Close());
-  return RebuildReport{.steps = state.steps.size(), .lost = state.lost_steps, .old_index = aside};
+  return RebuildReport{.steps = state.steps.size(), .lost = state.lost_steps, .old_index = old_index};
 }
 
 Result<std::shared_ptr<const Snapshot>> Store::Latest() const {
@@ -256,7 +256,7 @@ Result<void> Store::Impl::CheckCanBegin(uint64_t step, const BeginOptions& optio
   }
   if (state->joined != (options.rank > 0) || options.rank >= options.world_size) {
     return fail(ErrorCode::kInvalidArgument,
-                "rank 0 opens the store for writing, the other ranks of the world join it");
+                "rank 0 must open the store for writing, and the other ranks must join it");
   }
   CAIRN_TRY(internal::CheckOutcomeKnown(*state));
   const MutexLock lock(state->mutex);
@@ -265,7 +265,7 @@ Result<void> Store::Impl::CheckCanBegin(uint64_t step, const BeginOptions& optio
       state->steps, [step](const StepEntry& entry) { return entry.info.step == step; });
   if (exists && !options.overwrite) {
     return fail(ErrorCode::kConflict,
-                "the step exists already; save with overwrite, or another number");
+                "the step already exists; save with overwrite, or under another number");
   }
   return {};
 }
@@ -349,7 +349,7 @@ Result<void> Store::Close() {
   state.closed = true;
   state.latest = nullptr;
   Result<void> result = {};
-  // A rank that still waits for word of one of these finds it in the index.
+  // A rank that still waits for the outcome of one of these finds it in the index.
   for (const std::string& attempt : state.finished_attempts) {
     internal::ForgetAttempt(state.paths, attempt);
   }

@@ -1,6 +1,6 @@
 #pragma once
-/// Macros that state which mutex guards what. Clang checks them (-Wthread-safety, the preset `clang`);
-/// for other compilers they are empty. See
+/// Macros that state which mutex guards what. Clang checks them (-Wthread-safety, the preset
+/// `clang`); for other compilers they are empty. See
 /// https://clang.llvm.org/docs/ThreadSafetyAnalysis.html.
 
 #if defined(__clang__)

@@ -1,4 +1,5 @@
-// Files are the only medium: manifests, shared records, and the outcome (attempt_files.h).
+// The ranks communicate only through files: manifests, shared records, and the outcome
+// (attempt_files.h).
 
 #include "kv/internal/rank_parts.h"
 
@@ -26,7 +27,7 @@ std::string DigestName(std::string_view key) {
   return fmt::format("{:016x}{:016x}", ReadBigEndian(key.data()), ReadBigEndian(key.data() + 8));
 }
 
-// The key of shared records: each length and content, in order.
+// Returns the key of shared records: the digest of their lengths and contents, in order.
 std::string DigestOf(std::span<const SharedRecord> records) {
   std::vector<std::byte> content;
   for (const SharedRecord& record : records) {
@@ -48,6 +49,7 @@ class PartGatherer {
   PartGatherer(StepAttempt& attempt, const RankRecordCallback& on_record)
       : attempt_(attempt), on_record_(on_record) {}
 
+  // Returns the failure of a rank, or kUnavailable if the manifest is missing at the deadline.
   Result<void> AwaitManifest(uint32_t rank) const {
     const std::string path = attempt_.store->paths.pending_manifest(attempt_.attempt, rank);
     Poll poll(attempt_.options.deadline);
@@ -111,7 +113,7 @@ class PartGatherer {
       }
       case Column::kSegments: {
         CAIRN_TRY_ASSIGN(const SegmentInfo info, DecodeSegment(value));
-        // A segment that the rank wrote has its next number; all others must still be in the index.
+        // A segment that the rank wrote has its next number; every other one must be in the index.
         const uint64_t own = SegmentIdOf(attempt_.attempt, rank, segments_of_rank_.size());
         attempt_.collected.Add(column, key, value);
         if (info.segment_id == own) {
@@ -129,7 +131,7 @@ class PartGatherer {
 
   Result<void> AddShared(uint32_t rank, std::string_view digest) {
     if (digest.size() != kDigestKeyBytes) {
-      return Fail(ErrorCode::kDataLoss, "a manifest names shared records without a digest");
+      return Fail(ErrorCode::kDataLoss, "a manifest refers to shared records by a key that is not a digest");
     }
     if (!attempt_.known_shared_records.insert(std::string(digest)).second) return {};
     const std::string path =
@@ -154,10 +156,10 @@ class PartGatherer {
 
   StepAttempt& attempt_;
   const RankRecordCallback& on_record_;
-  std::set<uint64_t> segments_of_rank_;  // that the rank whose manifest is being copied wrote
+  std::set<uint64_t> segments_of_rank_;  // written by the rank whose manifest is being copied
 };
 
-// The generation of the attempt's step, for a rank that was not told the outcome.
+// Returns the generation of the attempt's step, for a rank that did not receive the outcome.
 Result<uint64_t> FindInIndex(const StepAttempt& attempt, std::string_view why) {
   const auto fail = [&](std::string_view verdict) {
     return Fail(Error{.code = ErrorCode::kUnavailable,
@@ -173,7 +175,7 @@ Result<uint64_t> FindInIndex(const StepAttempt& attempt, std::string_view why) {
   for (const StepEntry& entry : *steps) {
     if (entry.info.attempt == attempt.attempt) return entry.info.generation;
   }
-  return fail("the step is not committed so far");
+  return fail("the step is not committed yet");
 }
 
 }  // namespace
@@ -189,7 +191,7 @@ Result<void> AddSharedRecords(StepAttempt& attempt, std::span<const SharedRecord
   const std::string part = fmt::format("{}.{}", path, attempt.options.rank);
   const ManifestHeader header{.store_uuid = attempt.store->uuid,
                               .step = attempt.step,
-                              .rank = 0,  // of any rank: the content is the name
+                              .rank = 0,  // independent of the rank: the digest is the name
                               .world_size = attempt.options.world_size,
                               .created_unix_ns = attempt.created_unix_ns,
                               .attempt = attempt.attempt};
@@ -199,16 +201,16 @@ Result<void> AddSharedRecords(StepAttempt& attempt, std::span<const SharedRecord
   }
   // Not synced: rank 0 copies the records that it needs to its own manifest.
   CAIRN_TRY(writer->Finish(/*sync=*/false));
-  // Many ranks do this at once. The first one's file remains, as rank 0 may be reading it.
+  // Many ranks may do this concurrently. The first file remains, because rank 0 may be reading it.
   if (::link(part.c_str(), path.c_str()) != 0 && !Exists(path)) {
-    return Rename(part, path, "shared.rename");  // a file system without links
+    return Rename(part, path, "shared.rename");  // the file system does not support links
   }
   return RemoveFile(part);
 }
 
 Result<void> GatherParts(StepAttempt& attempt, const RankRecordCallback& on_record) {
   CAIRN_CHECK(attempt.has_ranks() && !attempt.store->joined && !attempt.gathered);
-  attempt.failed = true;  // until all parts are there
+  attempt.failed = true;  // until all parts have been copied
   CAIRN_TRY(attempt.segments.Seal());
   PartGatherer gatherer(attempt, on_record);
   for (uint32_t rank = 1; rank < attempt.options.world_size; ++rank) {
@@ -236,8 +238,8 @@ Result<void> PreparePart(StepAttempt& attempt, const StepSummary& summary) {
   CAIRN_TRY(attempt.manifest->Finish());
   attempt.manifest.reset();
   attempt.prepared = attempt.InfoOf(summary);
-  // From now on rank 0 may commit the part: its files remain unless rank 0 states that it has
-  // discarded it. The name need not be durable, as rank 0 writes a manifest of its own.
+  // From now on rank 0 may commit the part, so its files remain unless rank 0 states that it has
+  // discarded the part. The name need not be durable, because rank 0 copies the manifest.
   attempt.finished = true;
   return Rename(attempt.ManifestPath(), attempt.PreparedManifestPath(), "manifest.rename");
 }

@@ -1,16 +1,17 @@
 #pragma once
-/// Writing one step by several ranks: parts, what rank 0 makes of them, and how all learn the
-/// outcome.
+/// One step that several ranks write: a two-phase commit through files.
 ///
-/// 1. Each rank writes segments and a manifest of its own: to <rank>.manifest.part, synced, renamed.
-/// 2. Rank 0 waits for the manifests in the order of the ranks and copies each one, block by block,
-///    into its own. A rank that cannot continue leaves a note, which ends the wait.
-/// 3. Rank 0 commits, and leaves the outcome for the other ranks.
-/// 4. They find it. If the outcome or its directory is not there in time, they look into the index.
+/// 1. Each rank other than 0 writes its segments and a manifest: <rank>.manifest.part is written,
+///    synced and renamed to <rank>.manifest.
+/// 2. Rank 0 waits for the manifests in the order of the ranks and copies each of them, block by
+///    block, into its own. A rank that cannot continue writes a file that ends the wait.
+/// 3. Rank 0 commits, and writes the outcome to a file.
+/// 4. The other ranks read the outcome. If it does not exist before their deadline, or the directory
+///    was removed, they search the index for the attempt.
 ///
-/// A manifest is accepted only under the name and with the header of this attempt, so that no
-/// manifest of another attempt can take its place. A rank that is late writes into a directory that
-/// nobody reads, and the ids of its segments are not those of any other attempt.
+/// A manifest is accepted only under the name and with the header of this attempt, so that a manifest
+/// of another attempt cannot replace it. A rank that is late writes to a directory that nobody reads,
+/// and the ids of its segments differ from those of any other attempt.
 
 #include <cstdint>
 #include <span>

@@ -1,4 +1,4 @@
-// Opening of segments, and errors for those that are gone.
+// Opens segments, and explains why one is missing.
 
 #include "kv/internal/snapshot_state.h"
 
@@ -22,7 +22,7 @@ SnapshotState::SnapshotState(const StoreState& store, std::shared_ptr<Index> ind
   for (const StepEntry& entry : steps) this->steps.push_back(entry.info);
 }
 
-Result<void> SnapshotState::CheckStillThere(uint64_t generation) const {
+Result<void> SnapshotState::CheckNotDeleted(uint64_t generation) const {
   if (live == nullptr || live->Contains(generation)) return {};
   return Fail(ErrorCode::kNotFound, "the step was deleted while it was being read");
 }
@@ -39,7 +39,7 @@ Error SnapshotState::MissingSegment(uint64_t segment_id, const Error& cause) con
   Error error = cause;
   error.code = known_now ? ErrorCode::kDataLoss : ErrorCode::kNotFound;
   error.message = known_now ? "a segment is missing: " + cause.message
-                            : "the segment went with a step that was deleted meanwhile";
+                            : "the segment was removed with a step that was deleted";
   return error;
 }
 
@@ -51,7 +51,7 @@ Result<std::shared_ptr<const SegmentFile>> SnapshotState::OpenSegment(
     return Fail(MissingSegment(
         segment_id,
         Error{.code = ErrorCode::kDataLoss,
-              .message = fmt::format("the index does not know segment {:016x}", segment_id),
+              .message = fmt::format("the index has no segment {:016x}", segment_id),
               .file = paths.segments()}));
   }
   CAIRN_TRY_ASSIGN(const SegmentInfo info, DecodeSegment(**record));

@@ -1,5 +1,5 @@
 #pragma once
-/// What a snapshot holds.
+/// The contents of a snapshot.
 
 #include <cstdint>
 #include <memory>
@@ -26,12 +26,16 @@ struct SnapshotState {
   std::shared_ptr<SegmentFiles> files;
   std::shared_ptr<LiveGenerations> live;  // null for readers
   std::vector<StepInfo> steps;
-  std::vector<StepEntry> entries;  // as steps, with manifests
+  std::vector<StepEntry> entries;  // the same steps, with their manifests
 
-  /// kNotFound: the step was deleted.
-  Result<void> CheckStillThere(uint64_t generation) const;
+  /// Requires that a scan of the generation has ended. kNotFound: the step was deleted since the
+  /// snapshot was taken, so that the scan may be incomplete.
+  Result<void> CheckNotDeleted(uint64_t generation) const;
+  /// kNotFound: the segment was removed with a step that was deleted. kDataLoss: the segment or its
+  /// record is missing.
   Result<std::shared_ptr<const SegmentFile>> OpenSegment(uint64_t segment_id) const;
-  /// kNotFound if the current index no longer has the segment, else kDataLoss.
+  /// Returns the error for a segment that cannot be found: kNotFound if the current index does not
+  /// have the segment any more, otherwise kDataLoss.
   Error MissingSegment(uint64_t segment_id, const Error& cause) const;
 };
 

@@ -1,8 +1,6 @@
-// Records of an attempt, and removal of what an abandoned one has written.
+// Adds the records of an attempt, and removes what an abandoned attempt has written.
 
 #include "kv/internal/step_attempt.h"
-
-#include <fmt/format.h>
 
 #include <chrono>
 #include <utility>
@@ -14,7 +12,7 @@
 namespace cairn::kv::internal {
 namespace {
 
-constexpr size_t kKeptOutcomes = 2;  // attempts whose outcome a slow rank may still want to read
+constexpr size_t kKeptOutcomes = 2;  // attempts whose outcome a slow rank may still read
 
 int64_t UnixNow() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -22,7 +20,7 @@ int64_t UnixNow() {
       .count();
 }
 
-// Removes the files of attempts that ended long ago, this one's not yet.
+// Removes the files of attempts that ended before the last kKeptOutcomes, which include this one.
 void RetireAttempts(StoreState& store, const std::string& attempt) {
   const MutexLock lock(store.mutex);
   auto& attempts = store.finished_attempts;
@@ -62,12 +60,12 @@ StepAttempt::~StepAttempt() {
 }
 
 void StepAttempt::RemoveOwnFiles() {
-  // What cannot be removed now is swept at the next open for writing.
+  // The next open for writing removes what cannot be removed now.
   for (const SegmentInfo& segment : segments.sealed()) {
     (void)RemoveFile(store->paths.segments() + "/" + segment.name);
   }
   manifest.reset();
-  if (has_ranks()) {  // the other ranks remove their files, and read the outcome of rank 0
+  if (has_ranks()) {  // the other ranks remove their own files, and read the outcome of rank 0
     (void)RemoveFile(ManifestPath());
     (void)RemoveFile(PreparedManifestPath());
   } else {
@@ -80,7 +78,7 @@ Result<void> StepAttempt::Start() {
   const ManifestHeader header{.store_uuid = store->uuid,
                               .step = step,
                               .rank = options.rank,
-                              // The manifest of rank 0 takes in those of all others.
+                              // Rank 0 copies the manifests of all others into its own.
                               .world_size = store->joined ? options.world_size : 1,
                               .created_unix_ns = created_unix_ns,
                               .attempt = attempt};
@@ -112,18 +110,12 @@ Result<void> StepAttempt::CheckUsable() const {
 Result<void> StepAttempt::AddReferencedSegments() {
   std::shared_ptr<Index> index;
   {
-    const MutexLock lock(store->mutex);  // a reader's index is replaced by newer ones
+    const MutexLock lock(store->mutex);  // Latest replaces the index of a reader
     index = store->index;
   }
   for (const uint64_t segment_id : referenced_segments) {
     CAIRN_TRY_ASSIGN(const auto record, index->Get(Column::kSegments, NumberKey(segment_id)));
-    if (!record) {
-      return Fail(Error{.code = ErrorCode::kConflict,
-                        .message = fmt::format("the base step's segment {:016x} was deleted "
-                                               "meanwhile; save again",
-                                               segment_id),
-                        .step = step});
-    }
+    if (!record) return Fail(BaseReplacedError(step));
     CAIRN_TRY(AddEntry(Column::kSegments, NumberKey(segment_id), *record));
   }
   return {};
@@ -131,7 +123,7 @@ Result<void> StepAttempt::AddReferencedSegments() {
 
 StepInfo StepAttempt::InfoOf(const StepSummary& summary) const {
   return StepInfo{.step = step,
-                  .generation = 0,  // given by the commit
+                  .generation = 0,  // assigned by the commit
                   .created_unix_ns = created_unix_ns,
                   .world_size = options.world_size,
                   .attempt = attempt,

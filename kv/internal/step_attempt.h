@@ -1,5 +1,5 @@
 #pragma once
-/// The state of one rank's part of one attempt at a step: what StepWriter has written so far.
+/// One rank's part of one attempt at a step: the state behind StepWriter.
 
 #include <cstdint>
 #include <memory>
@@ -21,7 +21,7 @@
 
 namespace cairn::kv::internal {
 
-/// Threads: one at a time. The destructor removes the files of an attempt that is not finished.
+/// The destructor removes the files of an attempt that is not finished. Threads: one at a time.
 class StepAttempt {
  public:
   StepAttempt(std::shared_ptr<StoreState> store, uint64_t step, const BeginOptions& options,
@@ -30,7 +30,7 @@ class StepAttempt {
   StepAttempt(const StepAttempt&) = delete;
   StepAttempt& operator=(const StepAttempt&) = delete;
 
-  /// Creates pending/<attempt>/ and the manifest.
+  /// Creates pending/<attempt>/ and the manifest. Requires that nothing else was called before.
   Result<void> Start();
 
   /// kFailedPrecondition: the attempt has failed or is committed.
@@ -39,15 +39,16 @@ class StepAttempt {
 
   /// Adds a record to the manifest.
   Result<void> AddEntry(Column column, std::string_view key, std::span<const std::byte> value);
-  /// Adds the records of the segments of earlier steps that this step references, so that the
-  /// manifest alone can restore the step. kConflict: one of them was deleted.
+  /// Adds the records of the segments of earlier steps to which this step refers, so that the
+  /// manifest alone is sufficient to restore the step. kConflict: one of them was deleted.
   Result<void> AddReferencedSegments();
   Result<void> WriteStepRecord(const StepSummary& summary);
   StepInfo InfoOf(const StepSummary& summary) const;
 
   /// Seals all segments and syncs their directory.
   Result<void> SealSegments();
-  /// Where the manifest is written. That of a joined rank is renamed when it is durable.
+  /// Path to which the manifest is written. A joined rank renames it to PreparedManifestPath() when it
+  /// is durable.
   std::string ManifestPath() const;
   std::string PreparedManifestPath() const;
   uint64_t written_bytes() const { return segments.written_bytes() + written_bytes_of_others; }
@@ -60,22 +61,22 @@ class StepAttempt {
 
   SegmentStream segments;
   std::unique_ptr<ManifestWriter> manifest;
-  ManifestRef manifest_ref;               // once the manifest is finished
-  std::set<uint64_t> referenced_segments; // of earlier steps
+  ManifestRef manifest_ref;                // set when the manifest is finished
+  std::set<uint64_t> referenced_segments;  // of earlier steps
   Digest structure;
   bool has_structure = false;
   uint64_t chunk_count = 0;
   uint64_t reused_chunk_count = 0;
 
   // In a multi-rank store.
-  std::set<std::string> known_shared_records;  // digests of those that were added or seen
-  CollectedRecords collected;                  // of all ranks, as in the manifest
-  uint64_t written_bytes_of_others = 0;        // of the ranks that rank 0 has gathered
+  std::set<std::string> known_shared_records;  // digests of those that were added or read
+  CollectedRecords collected;                  // of all ranks, in the order of the manifest
+  uint64_t written_bytes_of_others = 0;        // of the ranks whose parts rank 0 has gathered
   bool gathered = false;
   StepInfo prepared;
 
   bool failed = false;    // nothing can be added or committed any more
-  bool finished = false;  // the files belong to the step, which exists or may exist
+  bool finished = false;  // the files belong to a step that exists or may exist
 
  private:
   void RemoveOwnFiles();

@@ -1,4 +1,4 @@
-// Index files, manifests against the index, segments, usage.
+// Checks the files of the index, manifests against the index, segments and usage.
 
 #include "kv/internal/verify.h"
 
@@ -18,15 +18,14 @@ namespace {
 
 using Report = std::function<void(Damage)>;
 
-/// Runs `check`; its error becomes a reported damage.
-void Try(const Report& report, const Result<void>& result, const std::string& file) {
+/// Reports the error of a check as damage of `file`.
+void ReportError(const Report& report, const Result<void>& result, const std::string& file) {
   if (!result) report(Damage{Error(result.error()).WithFile(file)});
 }
 
 // --- manifests
-// -------------------------------------------------------------------------------------
 
-/// The manifest's records must stand in the index, byte for byte, and none beside them.
+/// Checks that the index has every record of a manifest, byte for byte.
 class ManifestCheck {
  public:
   ManifestCheck(const Index& index, const StepEntry& step) : index_(index), step_(step) {}
@@ -38,7 +37,7 @@ class ManifestCheck {
                        return CheckEntry(column, key, value);
                      }));
     if (found.digest != expected.digest || found.file_bytes != expected.file_bytes) {
-      return Fail(ErrorCode::kDataLoss, "the manifest is not the one that the step record names");
+      return Fail(ErrorCode::kDataLoss, "the manifest is not the one to which the step record refers");
     }
     return {};
   }
@@ -76,7 +75,7 @@ Result<void> CheckManifests(const StorePaths& paths, const Index& index, const S
   bool complete = true;
   for (const ManifestRef& manifest : step.manifests) {
     const uint64_t generation = step.info.generation;
-    // A commit or a delete may be just under way; then the manifest has another name for a moment.
+    // During a commit or a delete the manifest temporarily has another name.
     const std::string candidates[] = {paths.pending_manifest(step.info.attempt, manifest.rank),
                                       paths.manifest(generation, manifest.rank),
                                       DeletingPath(paths, generation, manifest.rank)};
@@ -86,7 +85,7 @@ Result<void> CheckManifests(const StorePaths& paths, const Index& index, const S
       report(
           Damage{Error{.code = ErrorCode::kDataLoss,
                        .message = "the step's manifest is missing; the step is still readable from "
-                                  "the index, but could not be put back if that is damaged",
+                                  "the index, but could not be restored if the index is damaged",
                        .file = candidates[1],
                        .step = step.info.step}});
       continue;
@@ -108,14 +107,13 @@ Result<void> CheckManifests(const StorePaths& paths, const Index& index, const S
 }
 
 // --- segments
-// --------------------------------------------------------------------------------------
 
-/// Checks [begin, end) of a segment for zeros: what no digest covers must at least be what was
-/// written.
+/// Checks that bytes [begin, end) of a segment are zero: no digest covers them, but they were written
+/// as zeros.
 Result<void> CheckZeros(const File& file, uint64_t begin, uint64_t end) {
-  std::vector<std::byte> piece(std::min<uint64_t>(end - begin, 1 << 16));
+  std::vector<std::byte> buffer(std::min<uint64_t>(end - begin, 1 << 16));
   while (begin < end) {
-    const auto part = std::span(piece).first(std::min<uint64_t>(piece.size(), end - begin));
+    const auto part = std::span(buffer).first(std::min<uint64_t>(buffer.size(), end - begin));
     CAIRN_TRY(file.ReadAt(begin, part));
     const auto bad =
         std::ranges::find_if(part, [](std::byte byte) { return byte != std::byte{0}; });
@@ -143,8 +141,8 @@ Result<void> CheckRegion(const File& file, uint64_t offset, uint64_t length, uin
   return {};
 }
 
-/// The payload's gaps, by the chunks that the footer lists; runs of them in other segments are
-/// those' business.
+/// Checks the gaps between the chunks that the footer lists. Extents of these chunks in other segments
+/// are checked with those segments.
 Result<void> CheckGaps(const File& file, const SegmentTrailer& trailer,
                        const std::vector<FooterEntry>& entries) {
   std::vector<Extent> extents;
@@ -161,7 +159,7 @@ Result<void> CheckGaps(const File& file, const SegmentTrailer& trailer,
     if (extent.offset_bytes < at || extent.length_bytes > trailer.payload_end_bytes ||
         extent.offset_bytes > trailer.payload_end_bytes - extent.length_bytes) {
       return Fail(Error{.code = ErrorCode::kDataLoss,
-                        .message = "the footer lists chunks that overlap or leave the payload",
+                        .message = "the footer lists chunks that overlap or are not inside the payload",
                         .file = file.path(),
                         .offset_bytes = extent.offset_bytes});
     }
@@ -177,7 +175,7 @@ Result<void> CheckSegment(const StorePaths& paths, const Uuid& uuid, const Segme
   CAIRN_TRY_ASSIGN(const uint64_t file_bytes, file.SizeBytes());
   if (file_bytes != info.file_bytes || file_bytes < kSegmentHeaderBytes + kSegmentTrailerBytes) {
     return Fail(ErrorCode::kDataLoss,
-                fmt::format("the segment has {} bytes, not the {} it was sealed with", file_bytes,
+                fmt::format("the segment has {} bytes, but was sealed with {}", file_bytes,
                             info.file_bytes));
   }
   std::array<std::byte, kSegmentHeaderBytes> header_bytes;
@@ -191,7 +189,7 @@ Result<void> CheckSegment(const StorePaths& paths, const Uuid& uuid, const Segme
   if (header.segment_id != info.segment_id || trailer->segment_id != info.segment_id ||
       header.store_uuid != uuid || trailer->footer_digest != info.footer_digest ||
       trailer->page_digests_checksum != info.page_digests_checksum) {
-    return Fail(ErrorCode::kDataLoss, "the segment is not the one that the index names");
+    return Fail(ErrorCode::kDataLoss, "the segment is not the one to which the index refers");
   }
   std::vector<std::byte> bytes;
   CAIRN_TRY(CheckRegion(file, trailer->page_digests_offset_bytes, 8 * trailer->page_digest_count,
@@ -206,9 +204,8 @@ Result<void> CheckSegment(const StorePaths& paths, const Uuid& uuid, const Segme
 }
 
 // --- the kv columns
-// --------------------------------------------------------------------------------
 
-/// Usage as the chunk records of all steps imply it, against the usage column.
+/// Compares the usage that the chunk records of all steps imply with the usage column.
 Result<void> CheckUsage(const std::vector<StepInfo>& steps, const IndexedSegments& indexed,
                         const Report& report) {
   std::map<std::pair<uint64_t, uint64_t>, uint64_t> implied;
@@ -217,7 +214,7 @@ Result<void> CheckUsage(const std::vector<StepInfo>& steps, const IndexedSegment
         indexed.scan_chunks(step.generation,
                       [&](std::string_view, std::span<const std::byte> record) -> Result<bool> {
                         const auto extents = DecodeChunkExtents(record);
-                        if (!extents) return true;  // damaged ones are core's to report, with key
+                        if (!extents) return true;  // core reports damaged chunks, with their key
                         for (const Extent& extent : *extents) {
                           implied[{extent.segment_id, step.generation}] += extent.length_bytes;
                         }
@@ -262,15 +259,15 @@ Result<void> VerifyFiles(const SnapshotState& snapshot, const IndexedSegments& i
   } else {
     for (const SegmentInfo& segment : *segments) {
       Result<void> checked = CheckSegment(snapshot.paths, snapshot.uuid, segment);
-      // A delete may have taken it away since the snapshot.
+      // A delete may have removed it since the snapshot was taken.
       if (!checked && checked.error().code == ErrorCode::kNotFound) {
         checked = Fail(snapshot.MissingSegment(segment.segment_id, checked.error()));
         if (checked.error().code == ErrorCode::kNotFound) continue;
       }
-      Try(damage, checked, snapshot.paths.segments() + "/" + segment.name);
+      ReportError(damage, checked, snapshot.paths.segments() + "/" + segment.name);
     }
   }
-  Try(damage, CheckUsage(snapshot.steps, indexed, damage), snapshot.paths.index());
+  ReportError(damage, CheckUsage(snapshot.steps, indexed, damage), snapshot.paths.index());
   return {};
 }
 

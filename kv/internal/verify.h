@@ -1,5 +1,5 @@
 #pragma once
-/// Everything that can be checked without knowing tensors.
+/// Checks of everything that does not require knowledge of tensors.
 
 #include <cstdint>
 #include <functional>
@@ -12,11 +12,11 @@
 
 namespace cairn::kv::internal {
 
-/// What the index says, to be compared with the files.
+/// The contents of the index, to be compared with the files.
 struct IndexedSegments {
   Result<std::vector<SegmentInfo>> segments;
   Result<std::vector<Usage>> usage;
-  /// Calls back for every chunk record of a generation.
+  /// Calls the callback with every chunk record of a generation.
   std::function<Result<void>(uint64_t generation, const ScanCallback&)> scan_chunks;
 };
 

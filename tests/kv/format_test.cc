@@ -432,8 +432,8 @@ TEST(RecordsTest, RunsThatAreNoPagesAreRefused) {
   };
   const schema::Extent page(1, 4096, kPageBytes, 70'000), other(2, 4096, kPageBytes, 70'000);
   CAIRN_EXPECT_OK(decode(2, {page, other}));
-  EXPECT_THAT(decode(1, {page, other}), IsError(ErrorCode::kDataLoss, "where its bytes lie"));
-  EXPECT_THAT(decode(2, {page}), IsError(ErrorCode::kDataLoss, "several runs"));
+  EXPECT_THAT(decode(1, {page, other}), IsError(ErrorCode::kDataLoss, "where its bytes are stored"));
+  EXPECT_THAT(decode(2, {page}), IsError(ErrorCode::kDataLoss, "requires several extents"));
   EXPECT_THAT(decode(3, {page, other}), IsError(ErrorCode::kUnimplemented, "newer"));
   const schema::Extent empty(1, 4096, 0, 70'000), odd(1, 4096, kPageBytes + 1, 70'000),
       endless(1, ~uint64_t{0}, kPageBytes, 70'000);

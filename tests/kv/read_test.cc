@@ -298,7 +298,7 @@ TEST_P(ReadTest, ErrorsEndTheReadAndTheNextOneWorks) {
   EXPECT_EQ(targets[1], written.payloads[1]);
   const ReadRange unknown{.segment_id = 12345, .offset_bytes = 4096, .target = targets[0]};
   EXPECT_THAT(snapshot->Read(std::span(&unknown, 1), 1, accept),
-              IsError(ErrorCode::kNotFound, "deleted meanwhile"));
+              IsError(ErrorCode::kNotFound, "a step that was deleted"));
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -8,6 +8,7 @@
 #include "core/step/internal/records.h"
 #include "core/step/internal/stored_page_digests.h"
 #include "kv/key.h"
+#include "kv/step_records.h"
 
 namespace cairn::core::internal {
 namespace {
@@ -123,11 +124,8 @@ Result<void> ChunkWriter::Write(const PlannedChunk& chunk) {
     return context_.progress.Add(chunk.length_bytes);
   }
   if (!chunk.has_bytes) {
-    return Fail(Error{.code = ErrorCode::kConflict,
-                      .message = "the base step was deleted or replaced while this save, which "
-                                 "refers to it, was waiting; save again",
-                      .key = context_.plan.tensors[chunk.tensor].fqn,
-                      .step = context_.step});
+    return Fail(
+        kv::BaseReplacedError(context_.step).WithKey(context_.plan.tensors[chunk.tensor].fqn));
   }
   CAIRN_TRY_ASSIGN(const Stored stored, Append(chunk));
   CAIRN_TRY(context_.writer.AddChunk(chunk.key, chunk.sizes, stored.extents, stored.digest,

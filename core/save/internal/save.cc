@@ -30,6 +30,7 @@
 #include "core/step/internal/records.h"
 #include "kv/key.h"
 #include "kv/step_info.h"
+#include "kv/step_records.h"
 
 namespace cairn::core::internal {
 namespace {
@@ -253,10 +254,7 @@ Result<SaveReport> RunSave(kv::Store& store, const SaveAttempt& attempt, SavePla
     CAIRN_TRY(device->Digest(plan, comparable ? saved : nullptr));
   }
   if (device != nullptr && device->compared() && !run.IsBase(*device->compared())) {
-    return Fail(Error{.code = ErrorCode::kConflict,
-                      .message = "the base step was deleted or replaced while this save, which was "
-                                 "compared with it, was waiting; save again",
-                      .step = attempt.step});
+    return Fail(kv::BaseReplacedError(attempt.step));
   }
   SavedChunks remembered;
   CAIRN_TRY(run.Write(plan, options, pool, saved == nullptr ? nullptr : &remembered));

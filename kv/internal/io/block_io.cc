@@ -1,4 +1,4 @@
-// The I/O queue over io_uring or over threads.
+// The I/O queue, with io_uring or with threads.
 
 #include "kv/internal/io/block_io.h"
 
@@ -31,8 +31,8 @@ void Skip(IoRequest& request, uint64_t done) {
   request.offset_bytes += done;
 }
 
-// liburing maps rings by system calls that ThreadSanitizer does not see: where a new ring lies, one
-// of another thread may have been. Not to be reported: that one's end comes before.
+// liburing maps rings by system calls that ThreadSanitizer does not see. A new ring may be at the
+// address of a former ring of another thread. That ring was unmapped before, so this is not a race.
 class RingMemory {
  public:
   static void BeforeUnmap() {
@@ -151,7 +151,7 @@ class UringQueue final : public IoQueue {
 class ThreadQueue final : public IoQueue {
  public:
   explicit ThreadQueue(uint32_t depth) : IoQueue(depth) {
-    // More threads than this gain nothing on one device; each blocks in one system call.
+    // More threads do not make one device faster; each of them blocks in one system call.
     const uint32_t thread_count = std::min<uint32_t>(depth, 4);
     for (uint32_t i = 0; i < thread_count; ++i) threads_.emplace_back([this] { Work(); });
   }
@@ -237,6 +237,7 @@ class ThreadQueue final : public IoQueue {
 }  // namespace
 
 Result<std::unique_ptr<IoQueue>> IoQueue::Make(bool uring, uint32_t depth) {
+  CAIRN_CHECK(depth > 0);
   if (uring) {
     if (auto queue = UringQueue::TryMake(depth)) return queue;
   }

@@ -1,5 +1,5 @@
 #pragma once
-/// Deep, asynchronous file I/O.
+/// Asynchronous file I/O with many requests in flight.
 
 #include <cstdint>
 #include <memory>
@@ -20,22 +20,26 @@ struct IoRequest {
 struct IoCompletion {
   IoRequest request;
   int error_number = 0;
-  uint64_t done_bytes = 0;  // less than asked only at the end of the file
+  uint64_t done_bytes = 0;  // less than requested only at the end of the file or after an error
 };
 
-/// A queue of requests in flight. Short transfers are carried on until done. Threads: one.
-/// Destroying it waits for what is in flight, so that no memory is written behind its owner's back.
+/// A queue of requests in flight. Short transfers are continued until they are complete. The
+/// destructor waits for the requests in flight, so that no memory is written after its owner has
+/// freed it. Threads: one.
 class IoQueue {
  public:
-  /// io_uring where `uring` is asked and the kernel grants it, else a pool of threads.
+  /// Uses io_uring if `uring` is set and the kernel allows it, otherwise a pool of threads. Requires
+  /// `depth > 0`.
   static Result<std::unique_ptr<IoQueue>> Make(bool uring, uint32_t depth);
   virtual ~IoQueue() = default;
 
-  /// Requires in_flight() < depth.
+  /// Begins a request. The memory must outlive it. Requires `in_flight() < depth()`. kUnavailable:
+  /// the kernel's queue itself failed.
   virtual Result<void> Submit(const IoRequest& request) = 0;
-  /// Requires in_flight() > 0. kUnavailable: the kernel's queue itself failed.
+  /// Waits for a request to complete; its own error is in the result. Requires `in_flight() > 0`.
+  /// kUnavailable: the kernel's queue itself failed.
   virtual Result<IoCompletion> Wait() = 0;
-  /// True if Wait would find a request that has ended.
+  /// Returns whether Wait would return without waiting.
   virtual bool HasCompletion() = 0;
   uint32_t in_flight() const { return in_flight_; }
   uint32_t depth() const { return depth_; }

@@ -1,4 +1,4 @@
-// The hook behind the fault points.
+// The hook of the fault points.
 
 #include "kv/internal/io/fault_point.h"
 

@@ -1,21 +1,21 @@
 #pragma once
-/// Places where tests make file operations fail or end the process.
+/// Points at which tests make file operations fail or end the process.
 ///
-/// Every operation that changes a store passes a named point first. Without a hook a point costs
-/// one relaxed load. Names in order of a commit:
+/// Every operation that changes a store passes a named point first. Without a hook, a point costs one
+/// relaxed load. The names, in the order of a commit:
 ///   segment.create segment.write segment.seal segment.sync segment.directory_sync
 ///   manifest.create manifest.write manifest.sync manifest.directory_sync
 ///   index.write index.flush index.flushed
 ///   commit.rename commit.directory_sync commit.done
-/// of a delete:
+/// in the order of a delete:
 ///   delete.rename delete.directory_sync index.write index.flush index.flushed delete.unlink
-/// and of reads: segment.open segment.read.
+/// and in the order of a read: segment.open segment.read.
 
 #include <atomic>
 
 namespace cairn::kv::internal {
 
-/// Returns 0 to go on, or the errno with which the operation shall fail. May not return at all.
+/// Returns 0 to continue, or the errno with which the operation fails. May end the process.
 using FaultHook = int (*)(const char* point);
 
 extern std::atomic<FaultHook> fault_hook;

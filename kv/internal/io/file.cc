@@ -1,4 +1,4 @@
-// Files and directories over POSIX.
+// Files and directories with POSIX calls.
 
 #include "kv/internal/io/file.h"
 
@@ -17,13 +17,13 @@
 namespace cairn::kv::internal {
 namespace {
 
-/// Opens with O_DIRECT if asked, and without where that is refused. `*direct` says what came of it.
+/// Opens with O_DIRECT if `*direct` is set, and without it if that is refused; then clears `*direct`.
 FileDescriptor OpenMaybeDirect(const std::string& path, int flags, bool* direct) {
   flags |= O_CLOEXEC;
   if (*direct) {
     FileDescriptor file(::open(path.c_str(), flags | O_DIRECT, 0644));
-    // EINVAL: no O_DIRECT here (tmpfs). With O_CREAT|O_EXCL the file may have been made all the
-    // same.
+    // EINVAL: the file system does not support O_DIRECT (tmpfs). With O_CREAT|O_EXCL it may have
+    // created the file nevertheless.
     if (file.is_open() || errno != EINVAL) return file;
     *direct = false;
     if (flags & O_CREAT) ::unlink(path.c_str());
@@ -31,7 +31,7 @@ FileDescriptor OpenMaybeDirect(const std::string& path, int flags, bool* direct)
   return FileDescriptor(::open(path.c_str(), flags, 0644));
 }
 
-/// What direct I/O on the file asks of the addresses of memory.
+/// Returns the alignment that direct I/O on the file requires of memory.
 uint64_t MemoryAlign(int fd) {
 #ifdef STATX_DIOALIGN
   struct statx status;
@@ -135,7 +135,7 @@ Result<void> File::Sync(const char* fault_point) {
 
 Result<void> MakeDirectory(const std::string& path) {
   if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) {
-    return Fail(SystemError(errno, "cannot make the directory", path));
+    return Fail(SystemError(errno, "cannot create the directory", path));
   }
   return {};
 }
@@ -147,7 +147,7 @@ Result<void> SyncDirectory(const std::string& path, const char* fault_point) {
   const FileDescriptor directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!directory.is_open()) return Fail(SystemError(errno, "cannot open the directory", path));
   const int failed = ::fsync(directory.get()) != 0 ? errno : 0;
-  // Some network file systems cannot sync a directory and say EINVAL; there is nothing more to do.
+  // Some network file systems cannot sync a directory and return EINVAL. Nothing else can be done.
   if (failed != 0 && failed != EINVAL) {
     return Fail(SystemError(failed, "cannot sync the directory", path));
   }
@@ -203,7 +203,7 @@ Result<std::vector<std::byte>> ReadWholeFile(const std::string& path, uint64_t l
   CAIRN_TRY_ASSIGN(const uint64_t size_bytes, file.SizeBytes());
   if (size_bytes > limit_bytes) {
     return Fail(Error{.code = ErrorCode::kDataLoss,
-                      .message = fmt::format("the file has {} bytes, more than the {} expected",
+                      .message = fmt::format("the file has {} bytes, more than the limit of {}",
                                              size_bytes, limit_bytes),
                       .file = path});
   }

@@ -1,5 +1,5 @@
 #pragma once
-/// Files and directories with errors as values and durability spelled out.
+/// Files and directories, with errors as values and explicit durability.
 
 #include <cstdint>
 #include <span>
@@ -12,7 +12,8 @@
 
 namespace cairn::kv::internal {
 
-/// Offset and length of direct I/O are multiples of this; so is memory, unless File knows better.
+/// Offsets and lengths of direct I/O are multiples of this. So are addresses of memory, unless
+/// File::memory_align_bytes is less.
 inline constexpr uint64_t kDirectAlignBytes = 4096;
 
 /// An open file. Ownership: move-only owner of the descriptor. Threads: ReadAt may run on many threads
@@ -20,26 +21,29 @@ inline constexpr uint64_t kDirectAlignBytes = 4096;
 class File {
  public:
   File() = default;
-  /// Reads; `direct` is dropped silently where the file system refuses O_DIRECT.
+  /// Opens a file for reading. Ignores `direct` if the file system refuses O_DIRECT. kNotFound: it
+  /// does not exist.
   static Result<File> OpenRead(const std::string& path, bool direct);
-  /// Makes a new file for writing; kConflict if it exists.
+  /// Creates a file for writing. Ignores `direct` if the file system refuses O_DIRECT. kConflict: it
+  /// exists.
   static Result<File> Create(const std::string& path, bool direct);
 
   int fd() const { return fd_.get(); }
   bool direct() const { return direct_; }
-  /// Addresses of memory for I/O are multiples of this: often 4 bytes on NVMe, 512 elsewhere, 1 for
-  /// buffered I/O. kDirectAlignBytes where the kernel (before Linux 6.1) does not tell.
+  /// Alignment of memory for I/O: often 4 bytes on NVMe, 512 elsewhere, 1 for buffered I/O.
+  /// kDirectAlignBytes if the kernel (before Linux 6.1) does not report it.
   uint64_t memory_align_bytes() const { return direct_ ? memory_align_bytes_ : 1; }
   const std::string& path() const { return path_; }
 
-  /// Turns O_DIRECT off, for file systems that accept the flag and refuse the I/O.
+  /// Disables O_DIRECT, for file systems that accept the flag and refuse the I/O.
   Result<void> DropDirect();
   Result<uint64_t> SizeBytes() const;
-  /// Blocking, whole ranges. kDataLoss: the file ends before the range does.
+  /// Fills `target`. kDataLoss: the file ends before the range does.
   Result<void> ReadAt(uint64_t offset_bytes, std::span<std::byte> target) const;
+  /// Writes at the current position. kResourceExhausted, kUnavailable: not all bytes were written.
   Result<void> Append(std::span<const std::byte> bytes, const char* fault_point);
   Result<void> Truncate(uint64_t size_bytes);
-  /// fdatasync, which also makes a changed size durable.
+  /// Makes the contents and the size durable (fdatasync).
   Result<void> Sync(const char* fault_point);
 
  private:
@@ -49,19 +53,23 @@ class File {
   std::string path_;
 };
 
-Result<void> MakeDirectory(const std::string& path);  // fine if it exists
+/// Succeeds if the directory exists.
+Result<void> MakeDirectory(const std::string& path);
+/// Makes the names in a directory durable.
 Result<void> SyncDirectory(const std::string& path, const char* fault_point);
 Result<void> Rename(const std::string& from, const std::string& to, const char* fault_point);
-/// Fine if it is gone already.
+/// Succeeds if the file does not exist.
 Result<void> RemoveFile(const std::string& path);
+/// Removes a directory and everything in it. Succeeds if it does not exist.
 Result<void> RemoveTree(const std::string& path);
-/// Names of the entries, sorted. A missing directory is empty.
+/// Returns the names of the entries, sorted; none if the directory does not exist.
 Result<std::vector<std::string>> ListDirectory(const std::string& path);
 bool Exists(const std::string& path);
-/// kNotFound, or kDataLoss if longer than `limit_bytes`.
+/// Returns the contents of a file. kNotFound: it does not exist. kDataLoss: it is longer than
+/// `limit_bytes`.
 Result<std::vector<std::byte>> ReadWholeFile(const std::string& path, uint64_t limit_bytes);
-/// write, fsync, rename, directory fsync, in that order: readers see the old or the new file, and
-/// after a power cut too.
+/// Writes a temporary file, syncs it, renames it to `name` and syncs the directory, in that order.
+/// Readers therefore see the old or the new file, also after a power failure.
 Result<void> ReplaceFile(const std::string& directory, const std::string& name,
                          std::span<const std::byte> bytes);
 

@@ -1,4 +1,4 @@
-// The I/O settings of a store whose opener gave none.
+// Reads I/O options from the environment.
 
 #include "kv/internal/io/io_environment.h"
 
@@ -13,10 +13,10 @@
 namespace cairn::kv::internal {
 namespace {
 
-// One request's length is 32 bits wide in io_uring; a pool of deeper queues helps no device.
-constexpr uint64_t kLeastBlockBytes = 4096;
-constexpr uint64_t kMostBlockBytes = uint64_t{1} << 30;
-constexpr uint64_t kMostDepth = 1024;
+// The length of a request has 32 bits in io_uring. Deeper queues do not make any device faster.
+constexpr uint64_t kMinBlockBytes = 4096;
+constexpr uint64_t kMaxBlockBytes = uint64_t{1} << 30;
+constexpr uint64_t kMaxDepth = 1024;
 
 std::string_view Variable(const char* name) {
   const char* value = std::getenv(name);
@@ -29,9 +29,9 @@ Error Unusable(const char* name, std::string_view value, std::string_view expect
                                  expected)};
 }
 
-/// Sets `target` from the variable if there is one.
+/// Sets `target` from the variable if it is set. kInvalidArgument: it is not in [least, most].
 template <typename Integer>
-Result<void> TakeInteger(const char* name, uint64_t least, uint64_t most, Integer& target) {
+Result<void> ReadInteger(const char* name, uint64_t least, uint64_t most, Integer& target) {
   const std::string_view text = Variable(name);
   if (text.empty()) return {};
   uint64_t value = 0;
@@ -43,7 +43,7 @@ Result<void> TakeInteger(const char* name, uint64_t least, uint64_t most, Intege
   return {};
 }
 
-Result<void> TakeChoice(const char* name, std::string_view yes, std::string_view no, bool& target) {
+Result<void> ReadChoice(const char* name, std::string_view yes, std::string_view no, bool& target) {
   const std::string_view text = Variable(name);
   if (text.empty()) return {};
   if (text != yes && text != no) {
@@ -57,10 +57,10 @@ Result<void> TakeChoice(const char* name, std::string_view yes, std::string_view
 
 Result<IoOptions> IoOptionsFromEnvironment() {
   IoOptions io;
-  CAIRN_TRY(TakeInteger("CAIRN_IO_BLOCK_BYTES", kLeastBlockBytes, kMostBlockBytes, io.block_bytes));
-  CAIRN_TRY(TakeInteger("CAIRN_IO_DEPTH", 1, kMostDepth, io.queue_depth));
-  CAIRN_TRY(TakeChoice("CAIRN_IO_ENGINE", "uring", "threads", io.uring));
-  CAIRN_TRY(TakeChoice("CAIRN_IO_DIRECT", "1", "0", io.direct));
+  CAIRN_TRY(ReadInteger("CAIRN_IO_BLOCK_BYTES", kMinBlockBytes, kMaxBlockBytes, io.block_bytes));
+  CAIRN_TRY(ReadInteger("CAIRN_IO_DEPTH", 1, kMaxDepth, io.queue_depth));
+  CAIRN_TRY(ReadChoice("CAIRN_IO_ENGINE", "uring", "threads", io.uring));
+  CAIRN_TRY(ReadChoice("CAIRN_IO_DIRECT", "1", "0", io.direct));
   return io;
 }
 

@@ -1,4 +1,4 @@
-// The writer's lock over fcntl.
+// The writer's lock with fcntl.
 
 #include "kv/internal/io/lock_file.h"
 
@@ -35,14 +35,14 @@ Error Conflict(const std::string& path, std::string holder) {
 
 Result<std::unique_ptr<LockFile>> LockFile::Acquire(const std::string& path) {
   const MutexLock lock(held_mutex);
-  // The directory's real path, since the file itself may not exist yet.
+  // Resolve the path of the directory, because the file itself may not exist yet.
   const size_t slash = path.rfind('/');
   char* real =
       ::realpath(slash == std::string::npos ? "." : path.substr(0, slash).c_str(), nullptr);
   if (real == nullptr) return Fail(SystemError(errno, "cannot resolve the directory of", path));
   std::string identity = fmt::format("{}/{}", real, path.substr(slash + 1));
   std::free(real);
-  // Looked up before opening: closing a second descriptor would drop the lock.
+  // Check this before opening the file: closing a second descriptor would release the lock.
   if (HeldPaths().contains(identity)) return Fail(Conflict(path, "this process"));
 
   FileDescriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
@@ -66,7 +66,7 @@ Result<std::unique_ptr<LockFile>> LockFile::Acquire(const std::string& path) {
 
 LockFile::~LockFile() {
   const MutexLock lock(held_mutex);
-  (void)file_.Close();  // while the mutex is held: a next holder must not open the file before that
+  (void)file_.Close();  // while the mutex is held: the next holder must open the file after this
   HeldPaths().erase(identity_);
 }
 

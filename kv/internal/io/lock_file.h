@@ -1,5 +1,5 @@
 #pragma once
-/// The lock of the one writer.
+/// The lock of the writer.
 
 #include <memory>
 #include <string>
@@ -10,15 +10,17 @@
 
 namespace cairn::kv::internal {
 
-/// An exclusive lock on a file, held until destroyed, gone when the process dies.
+/// An exclusive lock on a file. It is released by the destructor or when the process ends. Threads: as
+/// for a value; different objects may be used concurrently.
 ///
-/// A POSIX record lock, because it does not pass to forked children (a data loader that outlives a
-/// killed trainer would keep a flock). Such locks do not exclude the same process and fall when it
-/// closes any descriptor of the file, so a table of held paths does the first and nothing but this
-/// class opens the file.
+/// It is a POSIX record lock, because forked children do not inherit these (a data loader that
+/// outlives a killed trainer would keep a flock). Record locks do not exclude the same process, so a
+/// table of the locked paths does; and they are released when the process closes any descriptor of
+/// the file, so only this class opens the file.
 class LockFile {
  public:
-  /// kConflict at once, naming the holder, if somebody has it.
+  /// Locks the file at `path`, and creates it if it is absent. kConflict: another process, or this
+  /// one, has the lock; the message names the holder. Does not wait.
   static Result<std::unique_ptr<LockFile>> Acquire(const std::string& path);
   ~LockFile();
   LockFile(const LockFile&) = delete;

@@ -641,7 +641,7 @@ TEST_F(SharedSaveTest, AnExistingStepIsRefusedOnAllRanksAndOverwrittenIfAsked) {
     state.root().Tensor("x", tensor.view());
     const auto store = OpenOn(communicator);
     EXPECT_TRUE(IsOk(store->Save(5, state)));
-    EXPECT_THAT(store->Save(5, state), IsError(ErrorCode::kConflict, "exists already"));
+    EXPECT_THAT(store->Save(5, state), IsError(ErrorCode::kConflict, "already exists"));
     EXPECT_TRUE(IsOk(store->Save(5, state, {.overwrite = true})));
     EXPECT_TRUE(IsOk(store->Close()));
   });

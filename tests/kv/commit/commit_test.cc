@@ -72,7 +72,7 @@ TEST(CommitTest, StepThatExistsNeedsOverwrite) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(dir / "store", OpenMode::kWrite));
   CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1)));
   const auto again = store->Begin(1, {});
-  EXPECT_THAT(again, IsError(ErrorCode::kConflict, "exists already"));
+  EXPECT_THAT(again, IsError(ErrorCode::kConflict, "already exists"));
   EXPECT_EQ(again.error().step, 1u);
 }
 
@@ -257,7 +257,7 @@ TEST(LatestTest, ReaderWhoseSegmentIsDeletedHearsNotFound) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path, OpenMode::kRead));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
   CAIRN_ASSERT_OK(writer->Delete(std::array<uint64_t, 1>{1}));
-  EXPECT_THAT(LoadSample(*snapshot, 1), IsError(ErrorCode::kNotFound, "deleted meanwhile"));
+  EXPECT_THAT(LoadSample(*snapshot, 1), IsError(ErrorCode::kNotFound, "a step that was deleted"));
 }
 
 TEST(StoreTest, ReaderMayNotChangeAnything) {

@@ -191,7 +191,7 @@ TEST_F(RanksTest, AReferenceToASegmentThatIsGoneFailsTheCommitAndNothingElse) {
   const auto own = Begin(*writer_, 0, attempt, kNever);
   CAIRN_ASSERT_OK(Gather(*own));
   CAIRN_ASSERT_OK(own->SetStructure(std::vector<std::byte>(8)));
-  EXPECT_THAT(own->Commit({}), IsError(ErrorCode::kConflict, "was deleted meanwhile"));
+  EXPECT_THAT(own->Commit({}), IsError(ErrorCode::kConflict, "was deleted or replaced"));
 }
 
 TEST_F(RanksTest, ARankThatHearsNothingFindsTheStepInTheIndex) {
