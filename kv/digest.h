@@ -29,9 +29,7 @@ struct Digest {
 };
 
 /// Returns the number of pages of a payload of `length_bytes`; 0 if it is empty.
-constexpr uint64_t PageCount(uint64_t length_bytes) {
-  return DivCeil(length_bytes, kPageBytes);
-}
+constexpr uint64_t PageCount(uint64_t length_bytes) { return DivCeil(length_bytes, kPageBytes); }
 
 /// Requires `page.size() <= kPageBytes`.
 uint64_t PageDigest(std::span<const std::byte> page);

@@ -15,8 +15,8 @@ constexpr uint64_t RoundDown(uint64_t value, uint64_t multiple) {
   return value / multiple * multiple;
 }
 
-/// Returns the smallest multiple of `multiple` that is at least `value`. Requires `multiple > 0` and
-/// a result that fits into 64 bits.
+/// Returns the smallest multiple of `multiple` that is at least `value`. Requires `multiple > 0`
+/// and a result that fits into 64 bits.
 constexpr uint64_t RoundUp(uint64_t value, uint64_t multiple) {
   return DivCeil(value, multiple) * multiple;
 }

@@ -1,5 +1,5 @@
 #pragma once
-/// Operational errors as values: `Result<T>` and `Error`.
+/// Values for operational errors: `Result<T>` and `Error`.
 
 #include <cstdint>
 #include <expected>

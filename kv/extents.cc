@@ -59,10 +59,11 @@ Result<Extents> ReadSeveral(const flatbuffers::Vector<const schema::Extent*>& st
 
 Extent Extent::From(uint64_t skipped_bytes) const {
   CAIRN_CHECK(skipped_bytes % kPageBytes == 0 && skipped_bytes < length_bytes);
-  return {.segment_id = segment_id,
-          .offset_bytes = offset_bytes + skipped_bytes,
-          .length_bytes = length_bytes - skipped_bytes,
-          .page_digests_offset_bytes = page_digests_offset_bytes + 8 * (skipped_bytes / kPageBytes)};
+  return {
+      .segment_id = segment_id,
+      .offset_bytes = offset_bytes + skipped_bytes,
+      .length_bytes = length_bytes - skipped_bytes,
+      .page_digests_offset_bytes = page_digests_offset_bytes + 8 * (skipped_bytes / kPageBytes)};
 }
 
 Extent Extent::First(uint64_t bytes) const {
@@ -75,7 +76,8 @@ Extent Extent::First(uint64_t bytes) const {
 bool Extent::IsFollowedBy(const Extent& next) const {
   return next.segment_id == segment_id && next.offset_bytes == offset_bytes + length_bytes &&
          length_bytes % kPageBytes == 0 &&
-         next.page_digests_offset_bytes == page_digests_offset_bytes + 8 * (length_bytes / kPageBytes);
+         next.page_digests_offset_bytes ==
+             page_digests_offset_bytes + 8 * (length_bytes / kPageBytes);
 }
 
 Extents::Extents(std::span<const Extent> extents) {
@@ -114,7 +116,8 @@ Result<Extents> ReadExtents(const schema::ChunkRecord& chunk) {
     }
     return ReadSeveral(*chunk.extents());
   }
-  if (chunk.extent() == nullptr) return Fail(DamagedRecord("it does not state where its bytes are stored"));
+  if (chunk.extent() == nullptr)
+    return Fail(DamagedRecord("it does not state where its bytes are stored"));
   const Extent only{.segment_id = chunk.extent()->segment_id(),
                     .offset_bytes = chunk.extent()->offset_bytes(),
                     .length_bytes = chunk.extent()->length_bytes(),

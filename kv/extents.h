@@ -17,13 +17,13 @@ namespace cairn::kv {
 /// A contiguous range of payload in one segment.
 struct Extent {
   uint64_t segment_id = 0;
-  uint64_t offset_bytes = 0;         // from the start of the segment file
-  uint64_t length_bytes = 0;         // a multiple of the page size, except at the end of the chunk
+  uint64_t offset_bytes = 0;  // from the start of the segment file
+  uint64_t length_bytes = 0;  // a multiple of the page size, except at the end of the chunk
   uint64_t page_digests_offset_bytes = 0;  // of the digest of its first page, in the same file
   friend bool operator==(const Extent&, const Extent&) = default;
 
-  /// Returns the extent without its first `skipped_bytes`. Requires a multiple of the page size that
-  /// is less than the length.
+  /// Returns the extent without its first `skipped_bytes`. Requires a multiple of the page size
+  /// that is less than the length.
   Extent From(uint64_t skipped_bytes) const;
   /// Returns the first `bytes` of the extent. Requires `bytes <= length_bytes`.
   Extent First(uint64_t bytes) const;

@@ -64,7 +64,8 @@ std::string ChunkKey(std::string_view fqn, std::span<const uint64_t> offsets_ele
 Result<ParsedKey> ParseKey(std::string_view key) {
   const size_t end = key.find('\0');
   if (end == std::string_view::npos || (key.size() - end - 1) % 8 != 0) {
-    return Fail(ErrorCode::kDataLoss, "malformed index key: the name does not end, or an offset is truncated");
+    return Fail(ErrorCode::kDataLoss,
+                "malformed index key: the name does not end, or an offset is truncated");
   }
   ParsedKey parsed{.fqn = key.substr(0, end), .offsets_elements = {}};
   for (size_t at = end + 1; at < key.size(); at += 8) {

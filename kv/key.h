@@ -1,9 +1,9 @@
 #pragma once
 /// Order-preserving keys of the index.
 ///
-/// Integers are big-endian. An FQN ends with NUL, so that "a" sorts before "a.b" and a prefix scan of
-/// one FQN never returns another. Records of a step's contents are under its generation, not under
-/// its number, so that a step can be replaced atomically.
+/// Integers are big-endian. An FQN ends with NUL, so that "a" sorts before "a.b" and a prefix scan
+/// of one FQN never returns another. Records of a step's contents are under its generation, not
+/// under its number, so that a step can be replaced atomically.
 
 #include <cstdint>
 #include <span>
@@ -40,8 +40,8 @@ std::string FqnKey(std::string_view fqn);
 /// Returns the FQN, NUL and the offsets. Requires an FQN without NUL.
 std::string ChunkKey(std::string_view fqn, std::span<const uint64_t> offsets_elements);
 
-/// The parts of a key from FqnKey or ChunkKey. kDataLoss: there is no NUL, or the bytes after it are
-/// not a multiple of 8.
+/// The parts of a key from FqnKey or ChunkKey. kDataLoss: there is no NUL, or the bytes after it
+/// are not a multiple of 8.
 struct ParsedKey {
   std::string_view fqn;  // borrows the key
   std::vector<uint64_t> offsets_elements;

@@ -9,8 +9,8 @@
 
 namespace cairn::kv {
 
-/// Ownership: owns a segment file's mapping into memory, which the destructor unmaps. The file may be
-/// deleted in the meantime. Threads: all members are safe.
+/// Ownership: owns a segment file's mapping into memory, which the destructor unmaps. The file may
+/// be deleted in the meantime. Threads: all members are safe.
 class Mapping {
  public:
   explicit Mapping(std::span<const std::byte> bytes) : bytes_(bytes) {}

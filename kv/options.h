@@ -9,7 +9,7 @@
 namespace cairn::kv {
 
 enum class OpenMode {
-  kRead,  // never changes anything
+  kRead,   // never changes anything
   kWrite,  // one writer at a time; creates the store if it is absent
   // A rank of a job whose rank 0 has the store open for writing. It adds segments and a manifest to
   // steps that rank 0 commits, and never changes the index.

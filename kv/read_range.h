@@ -13,15 +13,16 @@
 
 namespace cairn::kv {
 
-/// Called with a key (without its generation) and a record that is aligned to 8 bytes. Both are valid
-/// only during the call. Returns false to stop the scan.
+/// Called with a key (without its generation) and a record that is aligned to 8 bytes. Both are
+/// valid only during the call. Returns false to stop the scan.
 using ScanCallback = std::function<Result<bool>(std::string_view key, std::span<const std::byte>)>;
 
 /// Called with the index of a range and its bytes. An error ends the read.
 using RangeCallback = std::function<Result<void>(size_t, std::span<const std::byte>)>;
 
-/// One range of a segment, to be read into `target`. If `target` is empty, `lent_bytes` are read into
-/// memory of the reader, and the callback gets a view of them that is valid only during the call.
+/// One range of a segment, to be read into `target`. If `target` is empty, `lent_bytes` are read
+/// into memory of the reader, and the callback gets a view of them that is valid only during the
+/// call.
 struct ReadRange {
   static constexpr uint64_t kMaxLentBytes = 2 << 20;
 

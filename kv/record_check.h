@@ -1,5 +1,5 @@
 #pragma once
-/// From bytes to a verified FlatBuffers record: schema::CheckRecord with errors as values.
+/// From bytes to a verified FlatBuffers record: schema::CheckRecord with a `Result`.
 
 #include <cstddef>
 #include <span>
@@ -22,7 +22,8 @@ Result<const Record*> CheckedRecord(std::span<const std::byte> bytes, const char
       return record;
     case schema::RecordCheck::kNewer:
       return Fail(ErrorCode::kUnimplemented,
-                  std::string(kind) + " has a newer format version than this build reads; use a newer Cairn");
+                  std::string(kind) +
+                      " has a newer format version than this build reads; use a newer Cairn");
     case schema::RecordCheck::kDamaged:
       break;
   }

@@ -51,9 +51,9 @@ Result<void> Snapshot::Scan(Column column, uint64_t generation, std::string_view
   std::string full = NumberKey(generation);
   full.append(prefix);
   CAIRN_TRY(state_->index->Scan(column, full,
-                               [&](std::string_view key, std::span<const std::byte> record) {
-                                 return callback(key.substr(8), record);
-                               }));
+                                [&](std::string_view key, std::span<const std::byte> record) {
+                                  return callback(key.substr(8), record);
+                                }));
   return state_->CheckNotDeleted(generation);
 }
 

@@ -22,7 +22,8 @@ struct SharedRecord {
   std::vector<std::byte> value;
 };
 
-/// Called with a record of another rank's part. The key and the value are valid only during the call.
+/// Called with a record of another rank's part. The key and the value are valid only during the
+/// call.
 using RankRecordCallback = std::function<Result<void>(uint32_t rank, Column, std::string_view key,
                                                       std::span<const std::byte> value)>;
 
@@ -37,8 +38,9 @@ struct StepSummary {
 /// Returns the kConflict of a save of `step` whose base was deleted or replaced during the save.
 inline Error BaseReplacedError(uint64_t step) {
   return Error{.code = ErrorCode::kConflict,
-               .message = "the base step, to which this save refers, was deleted or replaced during "
-                          "the save; save again",
+               .message =
+                   "the base step, to which this save refers, was deleted or replaced during "
+                   "the save; save again",
                .step = step};
 }
 

@@ -39,7 +39,8 @@ Result<void> StepWriter::UseBlocks(std::shared_ptr<BlockPool> blocks) {
 Result<StepWriter::Appended> StepWriter::Append(const Payload& payload, SegmentAlignment alignment,
                                                 std::span<const uint64_t> page_digests) {
   CAIRN_TRY(attempt_->CheckUsable());
-  attempt_->failed = true;  // until the end: a chunk that was appended in part must not be committed
+  attempt_->failed =
+      true;  // until the end: a chunk that was appended in part must not be committed
   CAIRN_TRY_ASSIGN(const auto appended,
                    attempt_->segments.Append(payload, alignment, page_digests));
   attempt_->failed = false;
@@ -136,8 +137,7 @@ Result<StepInfo> StepWriter::AwaitDecision() {
 namespace {
 
 Result<StepEntry> IndexRecords(StepAttempt& attempt, uint64_t generation,
-                               const std::vector<StepEntry>& replaced,
-                               internal::Removal* removal) {
+                               const std::vector<StepEntry>& replaced, internal::Removal* removal) {
   if (attempt.has_ranks() && attempt.collected.complete()) {
     return internal::IndexStep(*attempt.store, attempt.collected, attempt.manifest_ref, generation,
                                replaced, removal);
@@ -153,7 +153,8 @@ Result<void> MoveManifest(const StepAttempt& attempt, const StepEntry& entry) {
                              paths.manifest(entry.info.generation, attempt.options.rank),
                              "commit.rename"));
   CAIRN_TRY(internal::SyncDirectory(paths.commits(), "commit.directory_sync"));
-  return attempt.has_ranks() ? Result<void>() : internal::RemoveTree(paths.attempt(attempt.attempt));
+  return attempt.has_ranks() ? Result<void>()
+                             : internal::RemoveTree(paths.attempt(attempt.attempt));
 }
 
 // Requires that the manifest is durable.
@@ -216,8 +217,8 @@ Result<StepInfo> StepWriter::Commit(const StepSummary& summary) {
   CAIRN_TRY(attempt.WriteStepRecord(summary));
   CAIRN_TRY_ASSIGN(attempt.manifest_ref, attempt.manifest->Finish());
   attempt.manifest.reset();
-  CAIRN_TRY(internal::SyncDirectory(store.paths.attempt(attempt.attempt),
-                                    "manifest.directory_sync"));
+  CAIRN_TRY(
+      internal::SyncDirectory(store.paths.attempt(attempt.attempt), "manifest.directory_sync"));
   CAIRN_TRY(internal::SyncDirectory(store.paths.pending(), "manifest.directory_sync"));
   CAIRN_TRY_ASSIGN(const StepEntry entry, CommitManifest(attempt, store));
   return entry.info;

@@ -34,8 +34,8 @@ class StepAttempt;
 ///
 /// Errors: every function returns kUnavailable or kResourceExhausted after a failed file operation,
 /// and kFailedPrecondition once the attempt has failed or is committed. An attempt must not be
-/// committed after an error; after an error of an append or of Drain it cannot be. Threads: one at a
-/// time.
+/// committed after an error; after an error of an append or of Drain it cannot be. Threads: one at
+/// a time.
 class StepWriter {
  public:
   /// Without Commit, or Prepare on other ranks, abandons the attempt and removes what it wrote.
@@ -46,8 +46,8 @@ class StepWriter {
     Digest digest;
   };
   /// Appends the payload of a chunk to the current segment, or to a new one. `page_digests` has one
-  /// digest per page of the payload; if it is empty, the digests are computed while the bytes are in
-  /// the cache. Requires `page_digests` if the payload has a CopyQueue.
+  /// digest per page of the payload; if it is empty, the digests are computed while the bytes are
+  /// in the cache. Requires `page_digests` if the payload has a CopyQueue.
   Result<Appended> Append(const Payload& payload, SegmentAlignment alignment,
                           std::span<const uint64_t> page_digests = {});
   /// Appends only these pages of a chunk, all to one segment, each range aligned to 4 KiB. Returns
@@ -68,15 +68,15 @@ class StepWriter {
   /// was not added before. In a multi-rank store, tensors that are added before Gather are only for
   /// the footers of segments; rank 0 adds those for the index after Gather.
   Result<void> AddRecord(Column column, std::string_view key, std::span<const std::byte> record);
-  /// Adds a ChunkRecord (sizes in elements). `reused` states that the extents are those of the base.
-  /// Otherwise they are from the last Append, or from the last AppendPages with extents of the base
-  /// between them; so this call precedes the next append.
+  /// Adds a ChunkRecord (sizes in elements). `reused` states that the extents are those of the
+  /// base. Otherwise they are from the last Append, or from the last AppendPages with extents of
+  /// the base between them; so this call precedes the next append.
   Result<void> AddChunk(std::string_view key, std::span<const uint64_t> sizes,
                         const Extents& extents, const Digest& digest, uint64_t since_step,
                         bool reused);
-  /// Adds records that several ranks have in common, such as replicated values. They are stored once
-  /// per attempt, however many ranks add the same records. Only Gather reads them; they are not
-  /// added to the index. Requires several ranks, and that Gather was not called.
+  /// Adds records that several ranks have in common, such as replicated values. They are stored
+  /// once per attempt, however many ranks add the same records. Only Gather reads them; they are
+  /// not added to the index. Requires several ranks, and that Gather was not called.
   Result<void> AddShared(std::span<const SharedRecord> records);
 
   /// Waits for the manifests of all other ranks and copies them into that of this rank. Calls
@@ -90,15 +90,15 @@ class StepWriter {
   /// Sets the StructureRecord of the step. Requires rank 0, and that it was not called before.
   Result<void> SetStructure(std::span<const std::byte> record);
 
-  /// Commits the step, as described in kv/store.h. After an error the step does not exist, unless the
-  /// message states that it does. The counts of the result are those of all ranks. kConflict: a
+  /// Commits the step, as described in kv/store.h. After an error the step does not exist, unless
+  /// the message states that it does. The counts of the result are those of all ranks. kConflict: a
   /// segment to which the step refers was deleted. Requires rank 0, SetStructure and, if there are
   /// several ranks, Gather.
   Result<StepInfo> Commit(const StepSummary& summary);
 
-  /// Makes this rank's part durable, in place of Commit on the ranks other than 0. From here on rank
-  /// 0 may commit it. kConflict: a segment to which the part refers was deleted. Requires a store
-  /// that was opened with kJoinSession.
+  /// Makes this rank's part durable, in place of Commit on the ranks other than 0. From here on
+  /// rank 0 may commit it. kConflict: a segment to which the part refers was deleted. Requires a
+  /// store that was opened with kJoinSession.
   Result<void> Prepare(const StepSummary& summary);
   /// Waits until rank 0 has committed the step or aborted the attempt. The counts of the result are
   /// those of this rank. Returns the error of the rank that failed. kUnavailable: rank 0 has not

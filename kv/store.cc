@@ -66,9 +66,9 @@ Result<std::shared_ptr<const Snapshot>> ReaderSnapshot(StoreState& state)
     CAIRN_REQUIRES(state.mutex) {
   // List first: what is listed was committed before the index is opened, so the index must have it.
   CAIRN_TRY_ASSIGN(const std::vector<CommitFile> commits, internal::ListCommits(state.paths));
-  CAIRN_TRY_ASSIGN(std::shared_ptr<Index> index,
-                   Index::Open(state.paths.root, /*writable=*/false, /*create=*/false,
-                               state.options.deadline));
+  CAIRN_TRY_ASSIGN(
+      std::shared_ptr<Index> index,
+      Index::Open(state.paths.root, /*writable=*/false, /*create=*/false, state.options.deadline));
   CAIRN_TRY_ASSIGN(std::vector<StepEntry> steps, internal::LoadSteps(*index));
   CAIRN_TRY(CheckNothingLost(state, commits, steps));
   state.index = index;
@@ -203,7 +203,8 @@ Result<Store::RebuildReport> Store::RebuildIndex(const std::string& directory,
   CAIRN_TRY(internal::UndoAllDeletes(state));
   CAIRN_TRY(internal::Recover(state, /*sweep=*/false));
   CAIRN_TRY(state.index->Close());
-  return RebuildReport{.steps = state.steps.size(), .lost = state.lost_steps, .old_index = old_index};
+  return RebuildReport{
+      .steps = state.steps.size(), .lost = state.lost_steps, .old_index = old_index};
 }
 
 Result<std::shared_ptr<const Snapshot>> Store::Latest() const {
@@ -292,7 +293,7 @@ Result<void> Store::FailAttempt(const std::string& attempt, uint32_t rank, const
     kept = kept || state.committed_attempt == attempt;
     internal::RecordAttempt(attempt, state.finished_attempts);
   }
-  return internal::TellFailure(state.paths, attempt, rank, error, kept);
+  return internal::PublishFailure(state.paths, attempt, rank, error, kept);
 }
 
 Result<Store::DeleteReport> Store::Delete(std::span<const uint64_t> steps, bool dry_run) {

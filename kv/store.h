@@ -16,20 +16,20 @@
 ///   2. Write the manifest to pending/, fsync it and the directory.
 ///   3. Write to the index atomically (steps, records, usage): the step exists from here on.
 ///   4. Rename the manifest to commits/ and fsync the directory. Only now is the save acknowledged.
-/// A delete renames the manifest to commits/*.deleting, writes to the index, unlinks the segments to
-/// which nothing refers any more, and unlinks the renamed manifest. An overwrite is a commit whose
-/// index write also deletes the old generation.
+/// A delete renames the manifest to commits/*.deleting, writes to the index, unlinks the segments
+/// to which nothing refers any more, and unlinks the renamed manifest. An overwrite is a commit
+/// whose index write also deletes the old generation.
 ///
-/// In a multi-rank store each rank performs 1 and makes a manifest in pending/ durable. Rank 0, which
-/// alone has the index, waits for all of them, copies them into its own manifest and continues with
-/// 2. The other ranks learn the outcome from a file next to the manifests. The ranks communicate only
-/// through files.
+/// In a multi-rank store each rank performs 1 and makes a manifest in pending/ durable. Rank 0,
+/// which alone has the index, waits for all of them, copies them into its own manifest and
+/// continues with 2. The other ranks learn the outcome from a file next to the manifests. The ranks
+/// communicate only through files.
 ///
 /// From what an open finds it determines how far a commit got before a crash. A pending manifest
-/// whose step is not in the index was never committed and is removed. If the index has the step, only
-/// operation 4 is missing and is performed now. A manifest in commits/ that the index lacks means
-/// that the index lost committed data (docs/adr/0002): a writer restores the step from its manifest,
-/// a reader returns kDataLoss.
+/// whose step is not in the index was never committed and is removed. If the index has the step,
+/// only operation 4 is missing and is performed now. A manifest in commits/ that the index lacks
+/// means that the index lost committed data (docs/adr/0002): a writer restores the step from its
+/// manifest, a reader returns kDataLoss.
 
 #include <chrono>
 #include <cstdint>
@@ -46,15 +46,16 @@
 
 namespace cairn::kv {
 
-/// Threads: all const members and NextAttempt may run on many threads at once, also concurrently with
-/// one StepWriter. The store serialises Begin, Delete and Close.
+/// Threads: all const members and NextAttempt may run on many threads at once, also concurrently
+/// with one StepWriter. The store serialises Begin, Delete and Close.
 class Store {
  public:
-  /// Opens the store in `directory`; kWrite creates it if it is absent. kNotFound: there is no store
-  /// (kRead, kJoinSession). kConflict: another writer has it. kUnimplemented: its format is newer.
-  /// kFailedPrecondition: rank 0 has no such session in this directory (kJoinSession). kDataLoss:
-  /// CAIRN or the index is damaged. kUnavailable: permission, I/O or the deadline. kInvalidArgument:
-  /// the directory is not a store, or the I/O options, given or from the environment, are unusable.
+  /// Opens the store in `directory`; kWrite creates it if it is absent. kNotFound: there is no
+  /// store (kRead, kJoinSession). kConflict: another writer has it. kUnimplemented: its format is
+  /// newer. kFailedPrecondition: rank 0 has no such session in this directory (kJoinSession).
+  /// kDataLoss: CAIRN or the index is damaged. kUnavailable: permission, I/O or the deadline.
+  /// kInvalidArgument: the directory is not a store, or the I/O options, given or from the
+  /// environment, are unusable.
   static Result<std::unique_ptr<Store>> Open(const std::string& directory, OpenMode mode,
                                              StoreOptions options = {});
   ~Store();
@@ -80,14 +81,14 @@ class Store {
   /// Returns the options that the caller gave; `io` is always set.
   const StoreOptions& options() const;
   bool writable() const;
-  /// Identifies this open of the store for writing, or the one that was joined: 16 random hex digits.
-  /// Empty for readers.
+  /// Identifies this open of the store for writing, or the one that was joined: 16 random hex
+  /// digits. Empty for readers.
   const std::string& session() const;
   /// Identifies the store: 32 hex digits, generated when it was created.
   std::string uuid() const;
-  /// Returns the session, which the other ranks may join from here on. Marks it in the directory, so
-  /// that the join of a rank that sees another directory fails. kUnavailable, kResourceExhausted: the
-  /// mark cannot be written. Requires kWrite.
+  /// Returns the session, which the other ranks may join from here on. Marks it in the directory,
+  /// so that the join of a rank that sees another directory fails. kUnavailable,
+  /// kResourceExhausted: the mark cannot be written. Requires kWrite.
   Result<std::string> OpenSession();
   /// What the open found and repaired or, with tolerate_lost_steps, could not repair; for people to
   /// read.
@@ -100,25 +101,25 @@ class Store {
   Result<std::shared_ptr<const Snapshot>> Latest() const;
 
   /// Names the next attempt at a step: the session, the step and a counter of this step's attempts.
-  /// All ranks of a job call it once per save, even if the save then fails before it begins, so that
-  /// they agree on the name without communication.
+  /// All ranks of a job call it once per save, even if the save then fails before it begins, so
+  /// that they agree on the name without communication.
   std::string NextAttempt(uint64_t step);
 
   /// Begins to write `step`. kConflict: it exists and `overwrite` is false (checked by rank 0).
-  /// kFailedPrecondition: the store is read-only or closed, another StepWriter of this store exists,
-  /// or an earlier change of the index failed and may be durable. kInvalidArgument: rank 0 has not
-  /// opened the store for writing, or another rank has not joined it. kUnavailable,
+  /// kFailedPrecondition: the store is read-only or closed, another StepWriter of this store
+  /// exists, or an earlier change of the index failed and may be durable. kInvalidArgument: rank 0
+  /// has not opened the store for writing, or another rank has not joined it. kUnavailable,
   /// kResourceExhausted: the manifest cannot be created.
   Result<std::unique_ptr<StepWriter>> Begin(uint64_t step, const BeginOptions& options);
 
-  /// Makes an attempt of several ranks fail on all of them, with `error` as that of rank `rank`. If
-  /// the step is committed, or may be, the other ranks return the error and keep their files.
-  /// kUnavailable, kResourceExhausted: the error cannot be written.
+  /// In a multi-rank store: makes an attempt fail on all ranks, with `error` as that of rank
+  /// `rank`. If the step is committed, or may be, the other ranks return the error and keep their
+  /// files. kUnavailable, kResourceExhausted: the error cannot be written.
   Result<void> FailAttempt(const std::string& attempt, uint32_t rank, const Error& error);
 
-  /// Deletes complete steps in one index write, and unlinks the segments to which nothing refers any
-  /// more. With `dry_run` only reports what it would delete. kNotFound: one of the steps does not
-  /// exist; then none is deleted. kFailedPrecondition: the store is read-only or closed, or an
+  /// Deletes complete steps in one index write, and unlinks the segments to which nothing refers
+  /// any more. With `dry_run` only reports what it would delete. kNotFound: one of the steps does
+  /// not exist; then none is deleted. kFailedPrecondition: the store is read-only or closed, or an
   /// earlier change of the index failed and may be durable.
   struct DeleteReport {
     uint64_t steps = 0;

@@ -124,14 +124,16 @@ class PartGatherer {
         return {};
       }
       default:
-        return Fail(ErrorCode::kDataLoss, fmt::format("the manifest of rank {} contains a {} record",
-                                                      rank, ColumnName(column)));
+        return Fail(
+            ErrorCode::kDataLoss,
+            fmt::format("the manifest of rank {} contains a {} record", rank, ColumnName(column)));
     }
   }
 
   Result<void> AddShared(uint32_t rank, std::string_view digest) {
     if (digest.size() != kDigestKeyBytes) {
-      return Fail(ErrorCode::kDataLoss, "a manifest refers to shared records by a key that is not a digest");
+      return Fail(ErrorCode::kDataLoss,
+                  "a manifest refers to shared records by a key that is not a digest");
     }
     if (!attempt_.known_shared_records.insert(std::string(digest)).second) return {};
     const std::string path =

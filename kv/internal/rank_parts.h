@@ -5,13 +5,13 @@
 ///    synced and renamed to <rank>.manifest.
 /// 2. Rank 0 waits for the manifests in the order of the ranks and copies each of them, block by
 ///    block, into its own. A rank that cannot continue writes a file that ends the wait.
-/// 3. Rank 0 commits, and writes the outcome to a file.
-/// 4. The other ranks read the outcome. If it does not exist before their deadline, or the directory
+/// 3. Rank 0 commits, and writes the outcome to a file. 4. The other ranks read the outcome. If it
+/// does not exist before their deadline, or the directory
 ///    was removed, they search the index for the attempt.
 ///
-/// A manifest is accepted only under the name and with the header of this attempt, so that a manifest
-/// of another attempt cannot replace it. A rank that is late writes to a directory that nobody reads,
-/// and the ids of its segments differ from those of any other attempt.
+/// A manifest is accepted only under the name and with the header of this attempt, so that a
+/// manifest of another attempt cannot replace it. A rank that is late writes to a directory that
+/// nobody reads, and the ids of its segments differ from those of any other attempt.
 
 #include <cstdint>
 #include <span>

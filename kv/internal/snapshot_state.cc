@@ -43,16 +43,14 @@ Error SnapshotState::MissingSegment(uint64_t segment_id, const Error& cause) con
   return error;
 }
 
-Result<std::shared_ptr<const SegmentFile>> SnapshotState::OpenSegment(
-    uint64_t segment_id) const {
+Result<std::shared_ptr<const SegmentFile>> SnapshotState::OpenSegment(uint64_t segment_id) const {
   const auto record = index->Get(Column::kSegments, NumberKey(segment_id));
   if (!record) return std::unexpected(record.error());
   if (!*record) {
     return Fail(MissingSegment(
-        segment_id,
-        Error{.code = ErrorCode::kDataLoss,
-              .message = fmt::format("the index has no segment {:016x}", segment_id),
-              .file = paths.segments()}));
+        segment_id, Error{.code = ErrorCode::kDataLoss,
+                          .message = fmt::format("the index has no segment {:016x}", segment_id),
+                          .file = paths.segments()}));
   }
   CAIRN_TRY_ASSIGN(const SegmentInfo info, DecodeSegment(**record));
   auto file = files->Open(segment_id, paths.segments() + "/" + info.name, options.io->direct);

@@ -47,8 +47,8 @@ class StepAttempt {
 
   /// Seals all segments and syncs their directory.
   Result<void> SealSegments();
-  /// Path to which the manifest is written. A joined rank renames it to PreparedManifestPath() when it
-  /// is durable.
+  /// Path to which the manifest is written. A joined rank renames it to PreparedManifestPath() when
+  /// it is durable.
   std::string ManifestPath() const;
   std::string PreparedManifestPath() const;
   uint64_t written_bytes() const { return segments.written_bytes() + written_bytes_of_others; }

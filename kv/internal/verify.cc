@@ -37,7 +37,8 @@ class ManifestCheck {
                        return CheckEntry(column, key, value);
                      }));
     if (found.digest != expected.digest || found.file_bytes != expected.file_bytes) {
-      return Fail(ErrorCode::kDataLoss, "the manifest is not the one to which the step record refers");
+      return Fail(ErrorCode::kDataLoss,
+                  "the manifest is not the one to which the step record refers");
     }
     return {};
   }
@@ -108,8 +109,8 @@ Result<void> CheckManifests(const StorePaths& paths, const Index& index, const S
 
 // --- segments
 
-/// Checks that bytes [begin, end) of a segment are zero: no digest covers them, but they were written
-/// as zeros.
+/// Checks that bytes [begin, end) of a segment are zero: no digest covers them, but they were
+/// written as zeros.
 Result<void> CheckZeros(const File& file, uint64_t begin, uint64_t end) {
   std::vector<std::byte> buffer(std::min<uint64_t>(end - begin, 1 << 16));
   while (begin < end) {
@@ -141,8 +142,8 @@ Result<void> CheckRegion(const File& file, uint64_t offset, uint64_t length, uin
   return {};
 }
 
-/// Checks the gaps between the chunks that the footer lists. Extents of these chunks in other segments
-/// are checked with those segments.
+/// Checks the gaps between the chunks that the footer lists. Extents of these chunks in other
+/// segments are checked with those segments.
 Result<void> CheckGaps(const File& file, const SegmentTrailer& trailer,
                        const std::vector<FooterEntry>& entries) {
   std::vector<Extent> extents;
@@ -158,10 +159,11 @@ Result<void> CheckGaps(const File& file, const SegmentTrailer& trailer,
   for (const Extent& extent : extents) {
     if (extent.offset_bytes < at || extent.length_bytes > trailer.payload_end_bytes ||
         extent.offset_bytes > trailer.payload_end_bytes - extent.length_bytes) {
-      return Fail(Error{.code = ErrorCode::kDataLoss,
-                        .message = "the footer lists chunks that overlap or are not inside the payload",
-                        .file = file.path(),
-                        .offset_bytes = extent.offset_bytes});
+      return Fail(
+          Error{.code = ErrorCode::kDataLoss,
+                .message = "the footer lists chunks that overlap or are not inside the payload",
+                .file = file.path(),
+                .offset_bytes = extent.offset_bytes});
     }
     CAIRN_TRY(CheckZeros(file, at, extent.offset_bytes));
     at = extent.offset_bytes + extent.length_bytes;
@@ -210,16 +212,15 @@ Result<void> CheckUsage(const std::vector<StepInfo>& steps, const IndexedSegment
                         const Report& report) {
   std::map<std::pair<uint64_t, uint64_t>, uint64_t> implied;
   for (const StepInfo& step : steps) {
-    CAIRN_TRY(
-        indexed.scan_chunks(step.generation,
-                      [&](std::string_view, std::span<const std::byte> record) -> Result<bool> {
-                        const auto extents = DecodeChunkExtents(record);
-                        if (!extents) return true;  // core reports damaged chunks, with their key
-                        for (const Extent& extent : *extents) {
-                          implied[{extent.segment_id, step.generation}] += extent.length_bytes;
-                        }
-                        return true;
-                      }));
+    CAIRN_TRY(indexed.scan_chunks(
+        step.generation, [&](std::string_view, std::span<const std::byte> record) -> Result<bool> {
+          const auto extents = DecodeChunkExtents(record);
+          if (!extents) return true;  // core reports damaged chunks, with their key
+          for (const Extent& extent : *extents) {
+            implied[{extent.segment_id, step.generation}] += extent.length_bytes;
+          }
+          return true;
+        }));
   }
   if (!indexed.usage) return Fail(Error(indexed.usage.error()));
   for (const Usage& one : *indexed.usage) {
@@ -248,7 +249,8 @@ Result<void> CheckUsage(const std::vector<StepInfo>& steps, const IndexedSegment
 
 Result<void> VerifyFiles(const SnapshotState& snapshot, const IndexedSegments& indexed,
                          const std::function<void(Damage)>& damage) {
-  if (const auto identity = ReadIdentity(snapshot.paths); !identity) damage(Damage{identity.error()});
+  if (const auto identity = ReadIdentity(snapshot.paths); !identity)
+    damage(Damage{identity.error()});
   CAIRN_TRY(snapshot.index->VerifyTables([&](Error error) { damage(Damage{std::move(error)}); }));
   for (const StepEntry& entry : snapshot.entries) {
     CAIRN_TRY(CheckManifests(snapshot.paths, *snapshot.index, entry, damage));

@@ -407,7 +407,7 @@ class LostTailTest : public DamageTest {
       Cut(cut_bytes, outcomes);
       if (HasFailure()) break;
     }
-    fmt::print("{} cuts: {} unharmed, {} put back by a writer, {} after RebuildIndex\n",
+    fmt::print("{} cuts: {} unharmed, {} restored by a writer, {} after RebuildIndex\n",
                cuts.size(), outcomes[Outcome::kUnharmed], outcomes[Outcome::kPutBack],
                outcomes[Outcome::kRebuilt]);
     return outcomes;
@@ -468,7 +468,7 @@ TEST_F(LostTailTest, LostStepWhoseManifestIsDamagedTooStopsTheSweep) {
   {
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, Store::Open(path_, OpenMode::kWrite));
     ASSERT_EQ(writer->recovery_notes().size(), 1u);
-    EXPECT_THAT(writer->recovery_notes()[0].message, HasSubstr("cannot be put back"));
+    EXPECT_THAT(writer->recovery_notes()[0].message, HasSubstr("cannot be restored"));
     EXPECT_EQ(segment_count(), before);
   }
   // Once the manifest is mended, the step comes back whole.

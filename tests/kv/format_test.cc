@@ -386,7 +386,7 @@ TEST(RecordsTest, SegmentComesBackAndItsNameMustBeAFileName) {
   EXPECT_EQ(found.page_digests_checksum, 8u);
   for (const char* hostile : {"", "../../etc/passwd", "a/b"}) {
     info.name = hostile;
-    EXPECT_THAT(DecodeSegment(EncodeSegment(info)), IsError(ErrorCode::kDataLoss, "no file name"));
+    EXPECT_THAT(DecodeSegment(EncodeSegment(info)), IsError(ErrorCode::kDataLoss, "not a file name"));
   }
 }
 

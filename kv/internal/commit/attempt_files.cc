@@ -1,4 +1,4 @@
-// Files by which the ranks of an attempt learn of each other.
+// Files through which the ranks of an attempt communicate.
 
 #include "kv/internal/commit/attempt_files.h"
 
@@ -48,8 +48,8 @@ Error ErrorFrom(const json& text) {
   return error;
 }
 
-// Whole or not at all, for readers that look meanwhile. What is there already stays.
-Result<void> WriteOnce(const std::string& path, uint32_t rank, const json& text) {
+// Creates the file atomically, because other ranks poll for it. Keeps a file that exists already.
+Result<void> CreateOnce(const std::string& path, uint32_t rank, const json& text) {
   if (Exists(path)) return {};
   const std::string temporary = fmt::format("{}.{}", path, rank);
   CAIRN_TRY(RemoveFile(temporary));
@@ -76,24 +76,25 @@ std::string SharedPath(const StorePaths& paths, const std::string& attempt,
   return fmt::format("{}/{}.shared", paths.attempt(attempt), digest);
 }
 
-Result<void> TellFailure(const StorePaths& paths, const std::string& attempt, uint32_t rank,
-                         const Error& error, bool kept) {
+Result<void> PublishFailure(const StorePaths& paths, const std::string& attempt, uint32_t rank,
+                            const Error& error, bool kept) {
   CAIRN_TRY(MakeDirectory(paths.attempt(attempt)));
-  if (rank == 0)
-    return WriteOnce(OutcomePath(paths, attempt), rank,
-                     {{"error", ToJson(error, rank)}, {"discarded", !kept}});
-  // Once it has handed in its part, rank 0 may be committing it.
+  if (rank == 0) {
+    return CreateOnce(OutcomePath(paths, attempt), rank,
+                      {{"error", ToJson(error, rank)}, {"discarded", !kept}});
+  }
+  // After a rank has prepared its part, rank 0 may be committing it.
   if (Exists(OutcomePath(paths, attempt)) || Exists(paths.pending_manifest(attempt, rank))) {
     return {};
   }
   Error named = error;
   named.message = fmt::format("rank {}: {}", rank, error.message);
-  return WriteOnce(FailurePath(paths, attempt), rank, {{"error", ToJson(named, rank)}});
+  return CreateOnce(FailurePath(paths, attempt), rank, {{"error", ToJson(named, rank)}});
 }
 
 Result<void> PublishCommitted(const StorePaths& paths, const std::string& attempt,
-                           uint64_t generation) {
-  return WriteOnce(OutcomePath(paths, attempt), 0, {{"committed", generation}});
+                              uint64_t generation) {
+  return CreateOnce(OutcomePath(paths, attempt), 0, {{"committed", generation}});
 }
 
 std::optional<Error> FindFailure(const StorePaths& paths, const std::string& attempt) try {
@@ -101,7 +102,7 @@ std::optional<Error> FindFailure(const StorePaths& paths, const std::string& att
   if (!text) return std::nullopt;
   return ErrorFrom(text->at("error"));
 } catch (const json::exception&) {
-  return std::nullopt;  // not what a rank wrote
+  return std::nullopt;  // no rank wrote this
 }
 
 std::optional<Outcome> FindOutcome(const StorePaths& paths, const std::string& attempt) try {
@@ -124,8 +125,9 @@ void ForgetAttempt(const StorePaths& paths, const std::string& attempt) {
   if (!Exists(paths.pending_manifest(attempt, 0))) (void)RemoveTree(paths.attempt(attempt));
 }
 
-Poll::Poll(std::chrono::steady_clock::time_point deadline, uint32_t askers)
-    : deadline_(deadline), longest_pause_(std::max<uint64_t>(20'000, uint64_t{100} * askers)) {}
+Poll::Poll(std::chrono::steady_clock::time_point deadline, uint32_t poller_count)
+    : deadline_(deadline),
+      longest_pause_(std::max<uint64_t>(20'000, uint64_t{100} * poller_count)) {}
 
 bool Poll::Again() {
   const auto now = std::chrono::steady_clock::now();

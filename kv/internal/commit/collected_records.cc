@@ -53,7 +53,7 @@ Result<void> CollectedRecords::ForEachInOrder(const Callback& callback) {
   CAIRN_CHECK(complete_);
   std::vector<std::pair<const std::string, Bucket>*> order;
   for (auto& bucket : buckets_) order.push_back(&bucket);
-  // By column, then FQN: as the keys are, in which a NUL ends the FQN.
+  // Sort by column, then FQN. This is the order of the keys, because NUL ends the FQN in them.
   std::ranges::sort(order, {},
                     [](const auto* bucket) -> const std::string& { return bucket->first; });
   for (auto* const bucket : order) {

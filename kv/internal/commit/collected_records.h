@@ -1,7 +1,7 @@
 #pragma once
-/// The records of a step by many ranks, kept in memory from when their manifests are read until the
-/// commit, and then handed out in the order of the index: it takes sorted keys several times faster
-/// than those of rank after rank.
+/// The records of a step that several ranks write, in memory from the time when their manifests are
+/// read until the commit. They are returned in the order of the index, which adds sorted keys
+/// several times faster than keys in the order of the ranks.
 
 #include <cstdint>
 #include <functional>
@@ -17,31 +17,32 @@
 
 namespace cairn::kv::internal {
 
-/// Memory: at most kLimitBytes of records, and 16 bytes a record; beyond that it forgets all, and
-/// the manifest has to be read again. Threads: one.
+/// Memory: at most kLimitBytes of records, and 16 bytes per record. Beyond that limit all records
+/// are dropped, and the manifest has to be read again. Threads: one.
 class CollectedRecords {
  public:
   static constexpr uint64_t kLimitBytes = 512 << 20;
 
   void Add(Column column, std::string_view key, std::span<const std::byte> value);
-  /// False: there were too many.
+  /// Returns false if there were too many records and they were dropped.
   bool complete() const { return complete_; }
 
-  /// Column by column, ascending by key; a key that was added twice comes twice, as it was added.
-  /// Values are aligned to 8 bytes. Requires complete().
+  /// Calls `callback` with every record, column by column, ascending by key; with records of the
+  /// same key in the order in which they were added. Values are aligned to 8 bytes. Requires
+  /// complete().
   using Callback =
       std::function<Result<void>(Column, std::string_view key, std::span<const std::byte> value)>;
   Result<void> ForEachInOrder(const Callback& callback);
 
  private:
   struct Entry {
-    const char* value = nullptr;  // then the key
+    const char* value = nullptr;  // followed by the key
     uint32_t value_bytes = 0;
     uint32_t key_bytes = 0;
 
     std::string_view key() const { return {value + value_bytes, key_bytes}; }
   };
-  /// Keys of one tensor: they differ only in their offsets, and mostly come in order.
+  /// Keys of one tensor. They differ only in their offsets, and most are added in order.
   using Bucket = std::vector<Entry>;
 
   char* Reserve(size_t bytes);
@@ -52,7 +53,7 @@ class CollectedRecords {
   uint64_t bytes_ = 0;
   bool complete_ = true;
   std::unordered_map<std::string, Bucket> buckets_;  // by column and the key's FQN
-  std::string name_;                                 // of last_
+  std::string name_;                                 // key of last_ in buckets_
   Bucket* last_ = nullptr;
 };
 

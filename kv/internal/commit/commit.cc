@@ -1,4 +1,4 @@
-// The index side of commit and delete: one atomic write, and the removal of what it replaces.
+// Commits and deletes in the index: one atomic write, and the removal of what it replaces.
 
 #include "kv/internal/commit/commit.h"
 
@@ -23,7 +23,7 @@ std::string StructureKey(const Digest& digest) {
   return NumberKey(digest.hi) + NumberKey(digest.lo);
 }
 
-/// Collects one step from its ranks' manifests.
+/// Writes the records of one step to the index, and collects what becomes visible with it.
 class StepIndexer {
  public:
   StepIndexer(StoreState& state, uint64_t generation)
@@ -37,7 +37,7 @@ class StepIndexer {
                      }));
     if (ref.rank != manifest.rank) {
       return Fail(Error{.code = ErrorCode::kDataLoss,
-                        .message = "the manifest is another rank's",
+                        .message = "the manifest belongs to another rank",
                         .file = manifest.path});
     }
     manifests_.push_back(ref);
@@ -53,7 +53,8 @@ class StepIndexer {
   }
 
   Result<StepEntry> Finish(IndexBatch& batch) {
-    if (!step_) return Fail(ErrorCode::kDataLoss, "no manifest of the step holds its step record");
+    if (!step_)
+      return Fail(ErrorCode::kDataLoss, "no manifest of the step contains its step record");
     batch = std::move(last_);
     for (const auto& [segment_id, live_bytes] : usage_) {
       batch.Put(Column::kUsage, UsageKey(segment_id, generation_), EncodeUsage(live_bytes));
@@ -61,7 +62,7 @@ class StepIndexer {
     step_->info.generation = generation_;
     step_->manifests = manifests_;
     batch.Put(Column::kSteps, NumberKey(step_->info.step), EncodeStep(*step_));
-    if (pieces_.size_bytes() > 0) CAIRN_TRY(state_.index->Write(pieces_));
+    if (invisible_.size_bytes() > 0) CAIRN_TRY(state_.index->Write(invisible_));
     return *step_;
   }
 
@@ -80,12 +81,12 @@ class StepIndexer {
         break;
       }
       case Column::kSteps: {
-        // Each rank's comes before that of rank 0, which speaks for all.
+        // The record of rank 0, which has the totals of all ranks, is the last one.
         CAIRN_TRY_ASSIGN(step_, DecodeStep(value));
         return {};
       }
       case Column::kStructures:
-        if (!key.empty()) return {};  // names records that ranks shared, and that rank 0 has taken
+        if (!key.empty()) return {};  // refers to shared records, which rank 0 has copied
         return AddStructure(value);
       case Column::kSegments:
         last_.Put(column, key, value);
@@ -94,13 +95,13 @@ class StepIndexer {
       case Column::kValues:
         break;
       case Column::kUsage:
-        return Fail(ErrorCode::kDataLoss, "a manifest holds a usage record");
+        return Fail(ErrorCode::kDataLoss, "a manifest contains a usage record");
     }
     key_.replace(prefix_.size(), std::string::npos, key);
-    pieces_.Put(column, key_, value);
-    if (pieces_.size_bytes() >= kBatchBytes) {
-      CAIRN_TRY(state_.index->Write(pieces_));
-      pieces_.Clear();
+    invisible_.Put(column, key_, value);
+    if (invisible_.size_bytes() >= kBatchBytes) {
+      CAIRN_TRY(state_.index->Write(invisible_));
+      invisible_.Clear();
     }
     return {};
   }
@@ -112,7 +113,7 @@ class StepIndexer {
     last_segment_->second += extent.length_bytes;
   }
 
-  // Most steps have the structure of the one before.
+  // Most steps have the same structure as the step before them, so it is written only if it is new.
   Result<void> AddStructure(std::span<const std::byte> record) {
     const std::string key = StructureKey(PayloadDigest(record));
     CAIRN_TRY_ASSIGN(const auto known, state_.index->Get(Column::kStructures, key));
@@ -123,11 +124,12 @@ class StepIndexer {
   StoreState& state_;
   const uint64_t generation_;
   const std::string prefix_;
-  std::string key_;    // prefix_ and the key of the record at hand
-  IndexBatch pieces_;  // records under the generation: invisible until the step record is there
-  IndexBatch last_;    // what must become visible with it
-  std::unordered_map<uint64_t, uint64_t> usage_;                 // live bytes by segment
-  std::pair<const uint64_t, uint64_t>* last_segment_ = nullptr;  // of usage_, whose nodes stay put
+  std::string key_;       // prefix_ and the key of the current record
+  IndexBatch invisible_;  // records under the generation: invisible until the step record exists
+  IndexBatch last_;       // what must become visible together with the step record
+  std::unordered_map<uint64_t, uint64_t> usage_;  // live bytes by segment
+  std::pair<const uint64_t, uint64_t>* last_segment_ =
+      nullptr;  // in usage_, whose nodes do not move
   std::vector<ManifestRef> manifests_;
   std::optional<StepEntry> step_;
 };
@@ -142,7 +144,7 @@ Result<std::vector<StepEntry>> LoadSteps(const Index& index) {
                    CAIRN_TRY_ASSIGN(StepEntry entry, DecodeStep(record));
                    if (key != NumberKey(entry.info.step)) {
                      return Fail(Error{.code = ErrorCode::kDataLoss,
-                                       .message = "a step record stands under another step's key",
+                                       .message = "a step record is under the key of another step",
                                        .step = entry.info.step});
                    }
                    steps.push_back(std::move(entry));
@@ -226,7 +228,7 @@ Result<void> MarkRemoval(const StoreState& state, const Removal& removal) {
 void UndoRemoval(const StoreState& state, const Removal& removal) {
   for (const StepEntry& entry : removal.steps) {
     for (const ManifestRef& manifest : entry.manifests) {
-      // What fails here is put right by the next open: the index still has the step.
+      // The next open for writing repeats what fails here, because the index still has the step.
       (void)UnmarkDeleting(state.paths, entry.info.generation, manifest.rank);
     }
   }
@@ -252,20 +254,20 @@ Result<void> CommitBatch(StoreState& state, const IndexBatch& batch,
   Result<void> committed = state.index->Write(batch);
   if (committed) committed = state.index->Flush();
   if (committed) return {};
-  // RocksDB may hold the write in memory and flush it later; a step that was reported as failed
-  // must not come into being behind the caller's back. Reopening drops it, or shows that it is
-  // durable.
+  // RocksDB may keep the write in memory and flush it later, but a step must not appear after it
+  // was reported as failed. Reopening drops the write, or shows that it is durable.
   Result<void> reopened = state.index->Reopen();
   if (reopened) reopened = RefreshSteps(state);
   if (!reopened) {
     state.outcome_unknown = true;
     Error error = std::move(committed).error();
-    error.message += "; the index could not be reopened either (" + reopened.error().message +
-                     "): close the store and open it again to see whether the change is there";
+    error.message +=
+        "; the index could not be reopened either (" + reopened.error().message +
+        "): close the store and open it again to find out whether the change is durable";
     return Fail(std::move(error));
   }
   if (is_committed()) return {};
-  (void)DropOrphanRecords(state);  // the next open for writing does it if not now
+  (void)DropOrphanRecords(state);  // if this fails, the next open for writing repeats it
   return committed;
 }
 
@@ -295,7 +297,7 @@ Result<void> DropOrphanRecords(StoreState& state) {
   for (const StepEntry& entry : state.steps) live.insert(entry.info.generation);
   IndexBatch batch;
   for (const Column column : kGenerationColumns) {
-    // From one generation to the next that the column holds, without a look at their records.
+    // Skip from each generation to the next one in the column, without reading their records.
     std::optional<uint64_t> next = 0;
     while (next) {
       const uint64_t begin = *next;
@@ -340,7 +342,7 @@ Result<StepEntry> IndexStepFrom(StoreState& state, const AddRecords& add, uint64
   IndexBatch batch;
   Result<StepEntry> entry = IndexStepRecords(state, add, generation, replaced, removal, batch);
   if (!entry) {
-    // What stands in memory already must not become durable with the next commit.
+    // What was written to memory must not become durable with the next commit.
     (void)DropOrphanRecords(state);
     return entry;
   }

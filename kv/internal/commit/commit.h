@@ -16,43 +16,49 @@ namespace cairn::kv::internal {
 
 class CollectedRecords;
 
-/// All step records of an index, ascending.
+/// Returns all step records of an index, ascending by step. kDataLoss: one of them is damaged.
 Result<std::vector<StepEntry>> LoadSteps(const Index& index);
 
-/// Steps about to go out of existence, and what goes with them.
+/// Steps that are about to be removed, and what is removed with them.
 struct Removal {
   std::vector<StepEntry> steps;
   std::vector<Usage> usage;                // of those steps
-  std::vector<SegmentInfo> dead_segments;  // used by no other step
+  std::vector<SegmentInfo> dead_segments;  // not used by any other step
 };
-/// `kept_segments` are in use by a step that is being committed. Requires write_mutex.
+/// Determines what to remove with `steps`. A step that is being committed uses `kept_segments`.
+/// Requires that write_mutex is held, or that the store is being opened; so do all functions below.
 Result<Removal> PlanRemoval(const StoreState& state, std::vector<StepEntry> steps,
                             const std::set<uint64_t>& kept_segments);
-/// The index changes of a removal. `replacement` is the step that takes the place, if any.
+/// Adds the index changes of a removal to `batch`. `replacement` is the step that replaces a
+/// removed step, or null.
 void AddToBatch(const StoreState& state, const Removal& removal, const StepEntry* replacement,
                 IndexBatch& batch);
-/// Before the index write: manifests become *.deleting, or none of them. Undo puts them back.
+/// Renames the manifests to *.deleting, all of them or none. Called before the index is written.
 Result<void> MarkRemoval(const StoreState& state, const Removal& removal);
+/// Undoes MarkRemoval.
 void UndoRemoval(const StoreState& state, const Removal& removal);
-/// After the index write: dead segments and the marked manifests go. Returns freed bytes. What
-/// cannot be unlinked is swept at the next open.
+/// Removes dead segments and the renamed manifests. Called after the index was written. Returns the
+/// number of freed bytes. The next open for writing removes what cannot be removed now.
 uint64_t FinishRemoval(const StoreState& state, const Removal& removal);
 
-/// Writes `batch` and makes it durable. On failure reopens the index, which drops the batch for
-/// good or shows that it is durable all the same: then `is_committed`, called with state.steps
-/// fresh, is true and this is a success. If that fails too, state.outcome_unknown is set.
+/// Writes `batch` and makes it durable. After a failure reopens the index, which either drops the
+/// batch permanently or shows that it is durable nevertheless. In the second case `is_committed`,
+/// which is called after state.steps was refreshed, returns true, and the result is a success. If
+/// the index cannot be reopened, sets state.outcome_unknown.
 Result<void> CommitBatch(StoreState& state, const IndexBatch& batch,
                          const std::function<bool()>& is_committed);
-/// kFailedPrecondition once outcome_unknown is set.
+/// kFailedPrecondition: outcome_unknown is set. May be called without write_mutex.
 Result<void> CheckOutcomeKnown(const StoreState& state);
 
-/// Refreshes steps, next_generation, live and the latest snapshot from the index.
+/// Updates steps, next_generation, live and the latest snapshot from the index.
 Result<void> RefreshSteps(StoreState& state);
-/// Deletes records of generations that no step refers to: those of an attempt that died half way.
+/// Deletes the records of generations that no step has: those of an attempt that was interrupted.
 Result<void> DropOrphanRecords(StoreState& state);
 
-/// Indexes the manifests of one step, all ranks', as `generation`: its records in bounded pieces,
-/// then in one last atomic write the step record, what `removal` takes away, and all else.
+/// Adds a step to the index as `generation`, from the manifests of all its ranks. Writes its
+/// records in batches of bounded size, which are invisible, and then in one atomic write the step
+/// record, everything else that must become visible with it, and the removal of the `replaced`
+/// steps, which is returned in `removal`. kDataLoss: a manifest is damaged.
 struct ManifestFile {
   std::string path;
   uint32_t rank = 0;
@@ -60,7 +66,7 @@ struct ManifestFile {
 Result<StepEntry> IndexStep(StoreState& state, const std::vector<ManifestFile>& manifests,
                             uint64_t generation, const std::vector<StepEntry>& replaced,
                             Removal* removal);
-/// The same for a manifest whose records are at hand.
+/// Does the same for a manifest whose records are in memory. Requires `records.complete()`.
 Result<StepEntry> IndexStep(StoreState& state, CollectedRecords& records,
                             const ManifestRef& manifest, uint64_t generation,
                             const std::vector<StepEntry>& replaced, Removal* removal);

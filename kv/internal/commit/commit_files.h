@@ -1,5 +1,5 @@
 #pragma once
-/// Names and directories of the commit protocol, and what they say after a crash.
+/// Names and directories of the commit protocol.
 
 #include <cstdint>
 #include <optional>
@@ -10,7 +10,7 @@
 
 namespace cairn::kv::internal {
 
-/// Paths of one store.
+/// The paths of one store.
 struct StorePaths {
   std::string root;
   std::string identity() const { return root + "/CAIRN"; }
@@ -24,19 +24,22 @@ struct StorePaths {
   std::string manifest(uint64_t generation, uint32_t rank) const;
 };
 
-/// "<generation>-<rank>.manifest" or "....deleting" in commits/.
+/// "<generation>-<rank>.manifest" or "<generation>-<rank>.deleting" in commits/.
 struct CommitFile {
   uint64_t generation = 0;
   uint32_t rank = 0;
   bool deleting = false;
 };
+/// Returns nothing for any other name.
 std::optional<CommitFile> ParseCommitFile(const std::string& name);
 
-/// What commits/ lists; other names are left out.
+/// Lists commits/ without files that have other names.
 Result<std::vector<CommitFile>> ListCommits(const StorePaths& paths);
 
-/// "<generation>-<rank>.manifest" to "....deleting", or back; fine if already so.
+/// Renames "<generation>-<rank>.manifest" to "<generation>-<rank>.deleting". Succeeds if there is
+/// no such file, as after an earlier call.
 Result<void> MarkDeleting(const StorePaths& paths, uint64_t generation, uint32_t rank);
+/// Undoes MarkDeleting. Succeeds if there is nothing to undo.
 Result<void> UnmarkDeleting(const StorePaths& paths, uint64_t generation, uint32_t rank);
 std::string DeletingPath(const StorePaths& paths, uint64_t generation, uint32_t rank);
 

@@ -1,4 +1,4 @@
-// A set behind a mutex.
+// A set that a mutex guards.
 
 #include "kv/internal/commit/live_generations.h"
 

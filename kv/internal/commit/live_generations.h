@@ -1,5 +1,5 @@
 #pragma once
-/// Which generations exist, as the writer of this process knows them.
+/// The generations that exist, for scans that run concurrently with a delete.
 
 #include <cstdint>
 #include <set>
@@ -11,9 +11,9 @@
 
 namespace cairn::kv::internal {
 
-/// Generations that exist, as the writer of this process knows them. A scan in a writer's index is
-/// not a view of one moment; a generation that is gone after the scan means that it may have been
-/// cut.
+/// The generations that exist, as the writer of this process knows them. A scan of a writer's index
+/// is not a view of one point in time. If the generation does not exist any more after the scan,
+/// the scan may be incomplete. Threads: safe.
 class LiveGenerations {
  public:
   void Set(const std::vector<StepEntry>& steps);

@@ -1,4 +1,4 @@
-// Manifest files, written and read as streams.
+// Writes and reads manifest files as streams.
 
 #include "kv/internal/commit/manifest.h"
 
@@ -10,8 +10,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kv/internal/io/fault_point.h"
 #include "kv/internal/index/index.h"
+#include "kv/internal/io/fault_point.h"
 #include "schema/little_endian.h"
 
 namespace cairn::kv::internal {
@@ -30,7 +30,7 @@ constexpr uint32_t kEndMark = 0xffffffff;
 constexpr size_t kAttemptAt = 56;
 static_assert(kAttemptAt + kMaxAttemptBytes + 16 == kManifestHeaderBytes);
 
-// Records of neighbours are alike; this level packs them to a quarter at some hundred MB/s.
+// Neighbouring records are similar; this level compresses them to a quarter at some hundred MB/s.
 constexpr int kZstdLevel = 1;
 
 struct BlockHeader {
@@ -114,13 +114,14 @@ bool IsFor(const ManifestHeader& header, const ManifestHeader& expected) {
          header.attempt == expected.attempt;
 }
 
-/// Hands out the entries of one block whose checksum is right.
+/// Calls back with the entries of one block whose checksum is right. Returns their number.
 Result<uint64_t> ReadEntries(std::span<const std::byte> payload, uint32_t entry_count,
                              const ManifestCallback& callback) {
   AlignedBytes aligned;
   size_t at = 0;
   for (uint32_t i = 0; i < entry_count; ++i) {
-    if (payload.size() - at < kEntryHeaderBytes) return Fail(ErrorCode::kDataLoss, "a cut entry");
+    if (payload.size() - at < kEntryHeaderBytes)
+      return Fail(ErrorCode::kDataLoss, "a truncated entry");
     const auto column = std::to_integer<uint8_t>(payload[at]);
     const auto key_bytes = GetLittleEndian<uint32_t>(payload, at + 4);
     const auto value_bytes = GetLittleEndian<uint32_t>(payload, at + 8);
@@ -134,7 +135,7 @@ Result<uint64_t> ReadEntries(std::span<const std::byte> payload, uint32_t entry_
                        aligned.Assign(std::string_view(text + key_bytes, value_bytes))));
     at += size_t{key_bytes} + value_bytes;
   }
-  if (at != payload.size()) return Fail(ErrorCode::kDataLoss, "bytes behind the last entry");
+  if (at != payload.size()) return Fail(ErrorCode::kDataLoss, "bytes after the last entry");
   return entry_count;
 }
 
@@ -146,16 +147,16 @@ struct ManifestWriter::Hash {
 
 namespace {
 
-/// Contexts that would cost as much to make anew as to unpack a small block.
-struct Unpacker {
+/// A decompression context. Its creation costs as much as the decompression of a small block.
+struct Decompressor {
   ZSTD_DCtx* context = ZSTD_createDCtx();
-  Unpacker() = default;
-  Unpacker(const Unpacker&) = delete;
-  Unpacker& operator=(const Unpacker&) = delete;
-  ~Unpacker() { ZSTD_freeDCtx(context); }
+  Decompressor() = default;
+  Decompressor(const Decompressor&) = delete;
+  Decompressor& operator=(const Decompressor&) = delete;
+  ~Decompressor() { ZSTD_freeDCtx(context); }
 };
 
-/// Reads a file from the front to the back, a small one with a single call.
+/// Reads a file sequentially, a small one with a single call.
 class FileReader {
  public:
   static constexpr uint64_t kAheadBytes = 64 << 10;
@@ -198,7 +199,9 @@ Result<std::unique_ptr<ManifestWriter>> ManifestWriter::Create(const std::string
   }
   CAIRN_TRY_ASSIGN(File file, File::Create(path, /*direct=*/false));
   auto writer = std::unique_ptr<ManifestWriter>(new ManifestWriter(std::move(file), header));
-  CAIRN_TRY(writer->Write(EncodeHeader(header)));
+  const auto bytes = EncodeHeader(header);
+  CAIRN_CHECK(DecodeHeader(bytes, path).has_value());
+  CAIRN_TRY(writer->Write(bytes));
   return writer;
 }
 
@@ -216,17 +219,17 @@ Result<void> ManifestWriter::FlushFile() {
 }
 
 Result<void> ManifestWriter::FlushBlock(uint32_t entry_count) {
-  packed_.resize(ZSTD_compressBound(block_.size()));
-  const size_t packed_bytes =
-      ZSTD_compress(packed_.data(), packed_.size(), block_.data(), block_.size(), kZstdLevel);
-  if (ZSTD_isError(packed_bytes)) {
-    return Fail(ErrorCode::kInternal,
-                fmt::format("cannot pack a manifest block: {}", ZSTD_getErrorName(packed_bytes)));
+  compressed_.resize(ZSTD_compressBound(block_.size()));
+  const size_t compressed_bytes = ZSTD_compress(compressed_.data(), compressed_.size(),
+                                                block_.data(), block_.size(), kZstdLevel);
+  if (ZSTD_isError(compressed_bytes)) {
+    return Fail(ErrorCode::kInternal, fmt::format("cannot compress a manifest block: {}",
+                                                  ZSTD_getErrorName(compressed_bytes)));
   }
-  const auto stored = std::span(packed_).first(packed_bytes);
+  const auto stored = std::span(compressed_).first(compressed_bytes);
   BlockHeader header{.payload_bytes = static_cast<uint32_t>(block_.size()),
                      .entry_count = entry_count,
-                     .stored_bytes = static_cast<uint32_t>(packed_bytes)};
+                     .stored_bytes = static_cast<uint32_t>(compressed_bytes)};
   header.checksum = BlockChecksum(header, stored);
   std::array<std::byte, kBlockHeaderBytes> header_bytes;
   EncodeBlockHeader(header, header_bytes);
@@ -297,13 +300,13 @@ Result<ManifestRef> ReadManifest(const std::string& path, const ManifestCallback
   CAIRN_TRY(reader.ReadAt(0, header_bytes));
   CAIRN_TRY_ASSIGN(const ManifestHeader header, DecodeHeader(header_bytes, path));
   if (expected != nullptr && !IsFor(header, *expected)) {
-    return Fail(Damaged(path, 0, "it is of another rank, attempt or store"));
+    return Fail(Damaged(path, 0, "it belongs to another rank, attempt or store"));
   }
   XXH3_state_t hash;
   XXH3_128bits_reset(&hash);
   XXH3_128bits_update(&hash, header_bytes.data(), header_bytes.size());
 
-  thread_local const Unpacker unpacker;
+  thread_local const Decompressor decompressor;
   uint64_t at = kManifestHeaderBytes;
   uint64_t seen_entries = 0;
   std::vector<std::byte> stored;
@@ -325,9 +328,9 @@ Result<ManifestRef> ReadManifest(const std::string& path, const ManifestCallback
       return Fail(Damaged(path, at, "a block does not match its checksum"));
     }
     payload.resize(block.payload_bytes);
-    if (ZSTD_decompressDCtx(unpacker.context, payload.data(), payload.size(), stored.data(),
+    if (ZSTD_decompressDCtx(decompressor.context, payload.data(), payload.size(), stored.data(),
                             stored.size()) != payload.size()) {
-      return Fail(Damaged(path, at, "a block does not unpack"));
+      return Fail(Damaged(path, at, "a block cannot be decompressed"));
     }
     XXH3_128bits_update(&hash, header_of_block.data(), header_of_block.size());
     XXH3_128bits_update(&hash, stored.data(), stored.size());
@@ -336,7 +339,7 @@ Result<ManifestRef> ReadManifest(const std::string& path, const ManifestCallback
     if (block.entry_count == kEndMark) {
       if (payload.size() != 8 || GetLittleEndian<uint64_t>(payload, 0) != seen_entries ||
           at != file_bytes) {
-        return Fail(Damaged(path, block_at, "its end does not fit what stands before"));
+        return Fail(Damaged(path, block_at, "its end does not match the blocks before it"));
       }
       break;
     }

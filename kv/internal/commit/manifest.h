@@ -1,13 +1,12 @@
 #pragma once
 /// The manifest: all records that one rank contributes to one step, durable before the commit and
-/// kept while the step lives (docs/format/manifest.md).
+/// kept while the step exists (docs/format/manifest.md).
 ///
 ///   header   128 bytes
-///   blocks   u32 payload bytes, u32 entries, u32 stored bytes, u32 0, u64 XXH3-64 of what stands
-///   before
-///            and of the stored bytes, then the payload as one zstd frame
+///   blocks   u32 payload bytes, u32 entries, u32 stored bytes, u32 0, u64 XXH3-64 of the stored
+///            bytes (seeded with payload bytes and entries), then the payload as one zstd frame
 ///   entry    u8 column, 3 zero bytes, u32 key bytes, u32 value bytes, key, value
-///   end      a block with 0xffffffff entries whose payload is the number of entries (u64)
+///   end      a block with 0xffffffff entries, whose payload is the number of entries (u64)
 
 #include <functional>
 #include <memory>
@@ -18,8 +17,8 @@
 
 #include "kv/digest.h"
 #include "kv/error.h"
-#include "kv/internal/io/file.h"
 #include "kv/internal/index/records.h"
+#include "kv/internal/io/file.h"
 #include "kv/internal/segment/segment_format.h"
 #include "kv/key.h"
 
@@ -27,7 +26,7 @@ namespace cairn::kv::internal {
 
 inline constexpr uint32_t kManifestVersion = 1;
 inline constexpr size_t kManifestHeaderBytes = 128;
-/// Room for "<session>-<step>-<counter>", NUL-padded.
+/// Space for "<session>-<step>-<counter>", padded with NUL.
 inline constexpr size_t kMaxAttemptBytes = 56;
 
 struct ManifestHeader {
@@ -39,19 +38,21 @@ struct ManifestHeader {
   std::string attempt;
 };
 
-/// Streams records into a new file. Memory: one block. Threads: one.
+/// Writes records to a new file as a stream. Memory: one block. Threads: one.
 class ManifestWriter {
  public:
+  /// kConflict: the file exists. Requires `header.attempt.size() < kMaxAttemptBytes`.
   static Result<std::unique_ptr<ManifestWriter>> Create(const std::string& path,
                                                         const ManifestHeader& header);
   ~ManifestWriter();
 
-  /// kInvalidArgument: a key or value that does not fit into a block (1 GiB).
+  /// kInvalidArgument: the key and the value do not fit into a block (1 GiB).
   Result<void> Add(Column column, std::string_view key, std::span<const std::byte> value);
-  /// A block of another manifest, header and stored bytes, as ReadManifest found it to be right.
+  /// Adds a block of another manifest, with its header, after ReadManifest has checked it.
   Result<void> AddBlock(std::span<const std::byte> header, std::span<const std::byte> stored,
                         uint64_t entry_count);
-  /// Writes the end and, unless told not to, syncs the file. The directory is the caller's to sync.
+  /// Writes the end of the file and, if `sync` is set, syncs it. The caller syncs the directory.
+  /// Nothing can be added after this.
   Result<ManifestRef> Finish(bool sync = true);
 
  private:
@@ -63,8 +64,8 @@ class ManifestWriter {
   File file_;
   const uint32_t rank_;
   std::vector<std::byte> block_;
-  std::vector<std::byte> packed_;
-  std::vector<std::byte> unwritten_;  // thousands of ranks' blocks are small
+  std::vector<std::byte> compressed_;
+  std::vector<std::byte> unwritten_;  // joins the small blocks of thousands of ranks
   uint32_t block_entries_ = 0;
   uint64_t entry_count_ = 0;
   uint64_t file_bytes_ = 0;
@@ -72,15 +73,16 @@ class ManifestWriter {
   std::unique_ptr<Hash> hash_;
 };
 
-/// Called for each entry; the value is 8-byte aligned and both live during the call only.
+/// Called with each entry. The value is aligned to 8 bytes; both are valid only during the call.
 using ManifestCallback =
     std::function<Result<void>(Column, std::string_view key, std::span<const std::byte> value)>;
 
-/// Reads the header alone.
+/// Reads only the header. kDataLoss: it is damaged. kUnimplemented: its version is newer.
 Result<ManifestHeader> ReadManifestHeader(const std::string& path);
-/// Reads and checks the whole file. kDataLoss names the file and the offset of the bad block, or
-/// says that the file is not the one of `expected` (whose time does not count). Entries are copied
-/// to `copy` too, in their blocks.
+/// Reads and checks the complete file, and calls `callback` with each entry. With `copy`, also adds
+/// all blocks to that manifest. kDataLoss: a block is damaged (the error names the file and the
+/// offset of the block), or the header is not `expected` (whose time is ignored). kUnimplemented:
+/// the version is newer.
 Result<ManifestRef> ReadManifest(const std::string& path, const ManifestCallback& callback,
                                  const ManifestHeader* expected = nullptr,
                                  ManifestWriter* copy = nullptr);

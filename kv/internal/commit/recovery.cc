@@ -1,15 +1,17 @@
-// What an open for writing does about the traces of a crash.
+// How an open for writing repairs what a crash left behind.
 //
-// The set of files in pending/ and commits/ and the index say together how far each commit and
-// delete had come (kv/store.h). The rules, each idempotent:
-//   1. *.deleting of a step that the index has: the delete never happened; the name is put back.
-//      Of one that it lacks: the delete is through; the file goes.
-//   2. A pending manifest of an attempt that the index has: renamed to commits/. Else: swept.
-//   3. A manifest in commits/ that the index lacks: the index lost a commit; the step is indexed
-//   anew.
+// The files in pending/ and commits/ and the index determine together how far each commit and each
+// delete got (kv/store.h). The rules, each of which is idempotent:
+//   1. *.deleting of a step that the index has: the delete was not committed; the file gets its
+//      former name. If the index does not have the step, the delete was committed; the file is
+//      removed.
+//   2. A pending manifest of an attempt that the index has is renamed to commits/. Other attempts
+//      are removed.
+//   3. A manifest in commits/ that the index lacks: the index lost a commit; the step is added to
+//      it again.
 //   4. Records of generations that no step has are deleted.
-//   5. Segment files that the index does not know are unlinked, unless rule 3 failed for some step:
-//      then nothing is swept, because the lost step may need them.
+//   5. Segment files to which the index does not refer are removed, unless rule 3 failed for some
+//      step: then no segment is removed, because the lost step may need it.
 
 #include "kv/internal/commit/recovery.h"
 
@@ -18,9 +20,9 @@
 #include <algorithm>
 #include <map>
 
-#include "kv/internal/io/fault_point.h"
-#include "kv/internal/commit/manifest.h"
 #include "kv/internal/commit/commit.h"
+#include "kv/internal/commit/manifest.h"
+#include "kv/internal/io/fault_point.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -44,7 +46,7 @@ Result<void> ResolveDeletes(StoreState& state) {
   return {};
 }
 
-/// Moves the manifests of a committed attempt to where they belong.
+/// Moves the manifests of a committed attempt to commits/.
 Result<void> FinishCommit(StoreState& state, const StepEntry& entry) {
   for (const ManifestRef& manifest : entry.manifests) {
     const std::string from = state.paths.pending_manifest(entry.info.attempt, manifest.rank);
@@ -66,7 +68,7 @@ Result<void> ResolvePending(StoreState& state) {
   return {};
 }
 
-/// Checks that every segment that the manifests name is there with its full size.
+/// Checks that every segment to which the manifests refer exists.
 Result<void> CheckSegments(const StoreState& state, const std::vector<ManifestFile>& manifests) {
   for (const ManifestFile& manifest : manifests) {
     std::set<uint64_t> used;
@@ -86,7 +88,7 @@ Result<void> CheckSegments(const StoreState& state, const std::vector<ManifestFi
     if (!used.empty()) {
       return Fail(
           Error{.code = ErrorCode::kDataLoss,
-                .message = fmt::format("{} segment(s) that it refers to are missing", used.size()),
+                .message = fmt::format("{} segment(s) to which it refers are missing", used.size()),
                 .file = manifest.path});
     }
   }
@@ -100,11 +102,11 @@ Result<void> Restore(StoreState& state, uint64_t generation, std::vector<Manifes
     return Fail(ErrorCode::kDataLoss, "the manifest belongs to another store");
   }
   if (manifests.size() != header.world_size) {
-    return Fail(ErrorCode::kDataLoss, fmt::format("{} of its {} manifests are there",
-                                                  manifests.size(), header.world_size));
+    return Fail(ErrorCode::kDataLoss,
+                fmt::format("{} of its {} manifests exist", manifests.size(), header.world_size));
   }
   CAIRN_TRY(CheckSegments(state, manifests));
-  // A newer generation of the same step is the one that counts.
+  // If the step has a newer generation, that one remains.
   std::vector<StepEntry> replaced;
   for (const StepEntry& entry : state.steps) {
     if (entry.info.step == header.step) {
@@ -121,7 +123,7 @@ Result<void> Restore(StoreState& state, uint64_t generation, std::vector<Manifes
   return RefreshSteps(state);
 }
 
-/// Returns false if a lost step could not be put back.
+/// Returns false if a lost step could not be restored.
 Result<bool> RestoreLost(StoreState& state) {
   CAIRN_TRY_ASSIGN(const std::vector<CommitFile> files, ListCommits(state.paths));
   std::map<uint64_t, std::vector<ManifestFile>> lost;
@@ -138,13 +140,13 @@ Result<bool> RestoreLost(StoreState& state) {
     if (restored) {
       state.recovery_notes.push_back(Error{
           .code = ErrorCode::kDataLoss,
-          .message = "the index had lost this committed step; it was put back from its manifest",
+          .message = "the index had lost this committed step; it was restored from its manifest",
           .file = path});
     } else {
       all_fine = false;
       Error error = std::move(restored).error().WithFile(path);
       error.message =
-          "the index has lost a committed step that cannot be put back: " + error.message;
+          "the index has lost a committed step that cannot be restored: " + error.message;
       state.recovery_notes.push_back(error);
       state.lost_steps.push_back(std::move(error));
     }
@@ -188,7 +190,7 @@ Result<void> UndoAllDeletes(StoreState& state) {
 }
 
 Result<void> Recover(StoreState& state, bool sweep) {
-  // Some ways of copying a store leave out empty directories.
+  // A copy of a store may lack the empty directories.
   for (const std::string& directory :
        {state.paths.segments(), state.paths.pending(), state.paths.commits()}) {
     CAIRN_TRY(MakeDirectory(directory));

@@ -1,5 +1,5 @@
 #pragma once
-/// Putting right what a crash left behind.
+/// Repairs what a crash left behind.
 
 #include <chrono>
 
@@ -7,14 +7,17 @@
 
 namespace cairn::kv::internal {
 
-/// True if the index opens, every byte of its tables is right and no committed step is missing.
+/// Returns whether the index opens, all its tables match their checksums and no committed step is
+/// missing.
 bool IndexIsWhole(const StorePaths& paths, std::chrono::milliseconds deadline);
 
-/// Puts right what a crash left behind; see kv/store.h. Requires the lock and an open index. With
-/// `sweep` false no segment is removed, whatever the index says.
+/// Completes or undoes what a crash interrupted; see kv/store.h. Without `sweep`, removes no
+/// segment, even if the index does not refer to it. Requires the writer's lock and an open index.
 Result<void> Recover(StoreState& state, bool sweep = true);
-/// *.deleting files get their old names back: whether those deletes went through, only the lost
-/// index knew, and a step too many is better than one too few.
+
+/// Gives all *.deleting files their former names. Only the lost index recorded whether those
+/// deletes were committed, and restoring a deleted step is better than losing one. Requires the
+/// writer's lock.
 Result<void> UndoAllDeletes(StoreState& state);
 
 }  // namespace cairn::kv::internal

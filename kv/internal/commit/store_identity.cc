@@ -17,15 +17,15 @@
 #include <filesystem>
 
 #include "kv/digest.h"
-#include "kv/internal/io/file.h"
 #include "kv/internal/index/index.h"
+#include "kv/internal/io/file.h"
 
 namespace cairn::kv::internal {
 namespace {
 
 constexpr std::string_view kFirstLine = "cairn store\n";
 
-/// What CreateStore makes, besides CAIRN itself.
+/// The files and directories that CreateStore creates before CAIRN.
 constexpr std::string_view kOwnNames[] = {"LOCK",    "index",   "segments",
                                           "pending", "commits", "CAIRN.new"};
 
@@ -35,7 +35,7 @@ Error Damaged(const StorePaths& paths, std::string what) {
 
 Error IsAFile(const StorePaths& paths) {
   return Error{.code = ErrorCode::kInvalidArgument,
-               .message = "this is no Cairn store but a file; a store is a directory",
+               .message = "this is a file and not a Cairn store; a store is a directory",
                .file = paths.root};
 }
 
@@ -46,7 +46,7 @@ std::string EncodeIdentity(const Uuid& uuid) {
   return text + fmt::format("checksum {:016x}\n", Checksum64(AsBytes(text)));
 }
 
-/// Takes "<name> <value>\n" off the front.
+/// Removes "<name> <value>\n" from the front and returns the value.
 std::optional<std::string_view> TakeLine(std::string_view& text, std::string_view name) {
   const size_t end = text.find('\n');
   if (end == std::string_view::npos || !text.starts_with(name) || end <= name.size() ||
@@ -67,14 +67,14 @@ bool ParseWhole(std::string_view text, T& value, int base) {
 Result<Uuid> DecodeIdentity(const StorePaths& paths, std::string_view text) {
   const std::string_view whole = text;
   if (!text.starts_with(kFirstLine))
-    return Fail(Damaged(paths, "CAIRN does not begin as it should"));
+    return Fail(Damaged(paths, "CAIRN does not begin with its first line"));
   text.remove_prefix(kFirstLine.size());
   const auto format = TakeLine(text, "format");
   const auto uuid_text = TakeLine(text, "uuid");
   const size_t covered = whole.size() - text.size();
   const auto checksum_text = TakeLine(text, "checksum");
   uint64_t checksum = 0;
-  // The checksum first: a flipped bit in the format must not read as a newer version.
+  // Check the checksum first: a flipped bit in the format must not appear to be a newer version.
   if (!format || !uuid_text || !checksum_text || !text.empty() || checksum_text->size() != 16 ||
       !ParseWhole(*checksum_text, checksum, 16) ||
       fmt::format("{:016x}", checksum) != *checksum_text ||
@@ -90,18 +90,18 @@ Result<Uuid> DecodeIdentity(const StorePaths& paths, std::string_view text) {
                       .file = paths.identity()});
   }
   Uuid uuid;
-  if (uuid_text->size() != 2 * uuid.size()) return Fail(Damaged(paths, "CAIRN holds no uuid"));
+  if (uuid_text->size() != 2 * uuid.size()) return Fail(Damaged(paths, "CAIRN contains no uuid"));
   for (size_t i = 0; i < uuid.size(); ++i) {
     unsigned byte = 0;
     if (!ParseWhole(uuid_text->substr(2 * i, 2), byte, 16)) {
-      return Fail(Damaged(paths, "CAIRN holds no uuid"));
+      return Fail(Damaged(paths, "CAIRN contains no uuid"));
     }
     uuid[i] = static_cast<std::byte>(byte);
   }
   return uuid;
 }
 
-/// True if a directory without CAIRN holds committed data all the same.
+/// Returns whether a directory without CAIRN nevertheless contains committed data.
 bool LooksLikeStore(const StorePaths& paths) {
   const auto commits = ListDirectory(paths.commits());
   const auto segments = ListDirectory(paths.segments());
@@ -115,7 +115,8 @@ Result<Uuid> ReadIdentity(const StorePaths& paths) {
   if (::stat(paths.root.c_str(), &status) != 0) {
     Error error = SystemError(errno, "cannot open the store", paths.root);
     if (errno == ENOENT)
-      error.message = "there is no store here; check the path, or open it for writing to make one";
+      error.message =
+          "there is no store here; check the path, or open it for writing to create one";
     return Fail(std::move(error));
   }
   if (!S_ISDIR(status.st_mode)) {
@@ -127,7 +128,7 @@ Result<Uuid> ReadIdentity(const StorePaths& paths) {
       return std::unexpected(std::move(bytes).error());
     if (LooksLikeStore(paths)) return Fail(Damaged(paths, "CAIRN is missing from this store"));
     return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                      .message = "this directory is no Cairn store: it holds no file CAIRN",
+                      .message = "this directory is not a Cairn store: it contains no file CAIRN",
                       .file = paths.root});
   }
   return DecodeIdentity(
@@ -139,7 +140,7 @@ Result<void> PrepareDirectory(const StorePaths& paths) {
     std::error_code failed;
     std::filesystem::create_directories(paths.root, failed);
     if (failed)
-      return Fail(SystemError(failed.value(), "cannot make the store's directory", paths.root));
+      return Fail(SystemError(failed.value(), "cannot create the store's directory", paths.root));
     const auto parent = std::filesystem::absolute(paths.root).lexically_normal().parent_path();
     return SyncDirectory(parent.string(), "store.directory_sync");
   }
@@ -154,8 +155,8 @@ Result<void> PrepareDirectory(const StorePaths& paths) {
     if (std::ranges::find(kOwnNames, name) != std::end(kOwnNames)) continue;
     return Fail(
         Error{.code = ErrorCode::kInvalidArgument,
-              .message = fmt::format("this directory is no Cairn store and not empty (it holds "
-                                     "{}); choose an empty or a new one",
+              .message = fmt::format("this directory is not a Cairn store and not empty (it "
+                                     "contains {}); choose an empty or a new one",
                                      name),
               .file = paths.root});
   }
@@ -179,9 +180,11 @@ Result<void> CreateStore(const StorePaths& paths, std::chrono::milliseconds dead
   CAIRN_TRY(CreateIndex(paths, deadline));
   Uuid uuid;
   if (::getrandom(uuid.data(), uuid.size(), 0) != static_cast<ssize_t>(uuid.size())) {
-    return Fail(SystemError(errno, "cannot draw a uuid"));
+    return Fail(SystemError(errno, "cannot generate a uuid"));
   }
-  return ReplaceFile(paths.root, "CAIRN", AsBytes(EncodeIdentity(uuid)));
+  const std::string text = EncodeIdentity(uuid);
+  CAIRN_CHECK(DecodeIdentity(paths, text).has_value());
+  return ReplaceFile(paths.root, "CAIRN", AsBytes(text));
 }
 
 }  // namespace cairn::kv::internal

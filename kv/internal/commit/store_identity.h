@@ -1,5 +1,5 @@
 #pragma once
-/// The CAIRN file, and the making of a new store.
+/// The CAIRN file, and the creation of a store.
 
 #include <chrono>
 
@@ -11,19 +11,20 @@ namespace cairn::kv::internal {
 
 inline constexpr int kStoreFormat = 1;
 
-/// Reads and checks CAIRN. kNotFound: no such directory. kInvalidArgument: a directory, but no
-/// store. kUnimplemented: newer format. kDataLoss: damaged, or missing from what is clearly a
-/// store.
+/// Reads and checks CAIRN. kNotFound: there is no such directory. kInvalidArgument: the path is not
+/// a store. kUnimplemented: the format is newer. kDataLoss: CAIRN is damaged, or missing from a
+/// directory that contains committed data.
 Result<Uuid> ReadIdentity(const StorePaths& paths);
 
-/// Makes the directory if absent. kInvalidArgument: it holds other things and is no store.
+/// Creates the directory if it is absent. kInvalidArgument: it contains other files and is not a
+/// store. kDataLoss: CAIRN is missing from a directory that contains committed data.
 Result<void> PrepareDirectory(const StorePaths& paths);
 
-/// An empty index. Requires the lock.
+/// Creates an empty index. Requires the writer's lock.
 Result<void> CreateIndex(const StorePaths& paths, std::chrono::milliseconds deadline);
 
-/// Fills a prepared directory. CAIRN comes last and durably: without it there is no store, and what
-/// a crash before it left is made anew. Requires the lock.
+/// Creates a store in a prepared directory. CAIRN is written last and durably: without it there is
+/// no store, and the next open creates everything again. Requires the writer's lock.
 Result<void> CreateStore(const StorePaths& paths, std::chrono::milliseconds deadline);
 
 }  // namespace cairn::kv::internal

@@ -1,5 +1,5 @@
 #pragma once
-/// What an open store, its snapshots and its step writer share.
+/// The state that an open store, its snapshots and its step writer share.
 
 #include <atomic>
 #include <cstdint>
@@ -54,14 +54,14 @@ struct StoreState {
   std::atomic<bool> outcome_unknown = false;
 
   mutable Mutex mutex;
-  // Both are the writer's. They change while `write_mutex` and `mutex` are held, or during the open,
-  // when no other thread has the store; so a thread that holds either mutex may read them.
+  // Both are the writer's. They change while `write_mutex` and `mutex` are held, or during the
+  // open, when no other thread has the store; so a thread that holds either mutex may read them.
   std::vector<StepEntry> steps;
   uint64_t next_generation = 1;
   std::shared_ptr<const Snapshot> latest CAIRN_GUARDED_BY(mutex);  // null: not created yet
   bool closed CAIRN_GUARDED_BY(mutex) = false;
   std::map<uint64_t, uint64_t> attempts_at CAIRN_GUARDED_BY(mutex);  // number of attempts by step
-  // Attempts of several ranks that have an outcome, and the last one that was committed.
+  // In a multi-rank store: attempts that have an outcome, and the last one that was committed.
   std::deque<std::string> finished_attempts CAIRN_GUARDED_BY(mutex);
   std::string committed_attempt CAIRN_GUARDED_BY(mutex);
 };

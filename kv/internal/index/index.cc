@@ -1,4 +1,4 @@
-// The index over RocksDB.
+// The index, with RocksDB.
 
 #include "kv/internal/index/index.h"
 
@@ -25,8 +25,8 @@
 
 namespace cairn::kv::internal {
 
-/// RocksDB's view of the disk: no table is taken in before it was looked at, and removals wait
-/// until no reader is just opening.
+/// RocksDB's view of the disk. A table is checked before RocksDB parses it, and files are removed
+/// only while no reader is opening the index.
 class IndexFileSystem final : public rocksdb::FileSystemWrapper {
  public:
   explicit IndexFileSystem(const std::string& gate_path)
@@ -60,13 +60,13 @@ class IndexFileSystem final : public rocksdb::FileSystemWrapper {
     return rocksdb::IOStatus::Corruption("table with damaged properties or footer", name);
   }
 
-  /// What cannot be removed now is removed later, at the latest by the next open for writing, which
-  /// finds every file that RocksDB's manifest does not name.
+  /// A file that cannot be removed now is removed later, at the latest by the next open for
+  /// writing, which removes every file that RocksDB's manifest does not contain.
   rocksdb::IOStatus DeleteFile(const std::string& name, const rocksdb::IOOptions& options,
                                rocksdb::IODebugContext* debug) override {
     const MutexLock lock(mutex_);
     postponed_.push_back(name);
-    // A store that is just being made has no gate and no readers.
+    // A store that is being created has no gate and no readers.
     if (gate_.is_open() && ::flock(gate_.get(), LOCK_EX | LOCK_NB) != 0) {
       return rocksdb::IOStatus::OK();
     }
@@ -88,15 +88,14 @@ class IndexFileSystem final : public rocksdb::FileSystemWrapper {
 
 namespace {
 
-/// RocksDB's log lines go nowhere: a store holds no file that nobody checks, and readers write
-/// nothing.
+/// Discards RocksDB's log: a store contains no file that nobody checks, and readers write nothing.
 class QuietLogger final : public rocksdb::Logger {
  public:
   using rocksdb::Logger::Logv;
   void Logv(const char*, va_list) override {}
 };
 
-/// Holds off removals while a reader opens.
+/// Prevents removals of files while a reader opens the index.
 class ReaderGate {
  public:
   static Result<ReaderGate> Enter(const std::string& path, std::chrono::milliseconds deadline) {
@@ -110,7 +109,7 @@ class ReaderGate {
       }
       if (std::chrono::steady_clock::now() > end) {
         return Fail(Error{.code = ErrorCode::kUnavailable,
-                          .message = "the writer kept the readers' lock beyond the deadline",
+                          .message = "the writer held the readers' lock until the deadline",
                           .file = path});
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -128,7 +127,8 @@ Error FromStatus(const rocksdb::Status& status, std::string what, const std::str
   if (status.IsCorruption()) code = ErrorCode::kDataLoss;
   if (status.IsNoSpace()) code = ErrorCode::kResourceExhausted;
   if (status.IsMemoryLimit()) code = ErrorCode::kResourceExhausted;
-  if (status.IsInvalidArgument()) code = ErrorCode::kDataLoss;  // of ours, only files can be wrong
+  if (status.IsInvalidArgument())
+    code = ErrorCode::kDataLoss;  // our arguments are right, so a file is wrong
   if (status.IsPathNotFound() || status.IsNotFound()) code = ErrorCode::kDataLoss;
   std::string text = status.ToString();
   std::ranges::replace(text, '\n', ' ');
@@ -139,16 +139,16 @@ Error FromStatus(const rocksdb::Status& status, std::string what, const std::str
       .code = code, .message = fmt::format("{}: {}", what, text), .file = directory + "/index"};
 }
 
-/// Asks the kernel for the ends of all tables at once. RocksDB opens them one by one, and each open
-/// waits for the footer, the properties and the index block there. Only a hint: nothing can fail.
+/// Asks the kernel to read the ends of all tables concurrently. RocksDB opens the tables one by
+/// one, and each open waits for the footer, the properties and the index block. Only a hint: errors
+/// are ignored.
 void PrefetchTables(const std::string& path) {
   constexpr off_t kTailBytes = 96 << 10;
   DIR* const directory = ::opendir(path.c_str());
   if (directory == nullptr) return;
   while (const dirent* entry = ::readdir(directory)) {
     if (!std::string_view(entry->d_name).ends_with(".sst")) continue;
-    const FileDescriptor file(
-        ::openat(::dirfd(directory), entry->d_name, O_RDONLY | O_CLOEXEC));
+    const FileDescriptor file(::openat(::dirfd(directory), entry->d_name, O_RDONLY | O_CLOEXEC));
     struct stat status{};
     if (!file.is_open() || ::fstat(file.get(), &status) != 0) continue;
     const off_t begin = std::max<off_t>(0, status.st_size - kTailBytes);
@@ -162,13 +162,14 @@ std::string_view ToView(const rocksdb::Slice& slice) { return {slice.data(), sli
 
 rocksdb::ColumnFamilyOptions ColumnOptions() {
   rocksdb::ColumnFamilyOptions options;
-  // A third smaller than LZ4: a save of which little is new writes mostly records, and who reads a
-  // hundredth of the keys reads most blocks of records.
+  // A third smaller than LZ4: an incremental save writes mostly records, and a load of a hundredth
+  // of the keys reads most blocks of records.
   options.compression = rocksdb::kZSTD;
   options.compression_opts.level = 1;
   options.write_buffer_size = 8 << 20;
-  // Each commit adds a table a column, always behind the ones before. Levelled compaction would
-  // move such tables down as they are, one by one, and every open would have to open them all.
+  // Each commit adds one table per column, with keys after those of the tables before. Levelled
+  // compaction would only move such tables to lower levels, without merging them, and every open
+  // would have to open all of them.
   options.compaction_style = rocksdb::kCompactionStyleUniversal;
   options.target_file_size_base = 16 << 20;
   rocksdb::BlockBasedTableOptions table;
@@ -186,12 +187,13 @@ rocksdb::DBOptions DatabaseOptions(bool create) {
   options.create_missing_column_families = true;
   options.info_log = std::make_shared<QuietLogger>();
   options.atomic_flush = true;  // all columns of a commit, or none
-  options.avoid_flush_during_shutdown =
-      true;                              // what was not committed must not become so by closing
-  options.max_bgerror_resume_count = 0;  // nor by a retry behind our back
-  options.max_open_files = -1;           // every file is open before Open returns (readers!)
+  // What was not committed must not become durable when the index is closed, or by a retry in the
+  // background.
+  options.avoid_flush_during_shutdown = true;
+  options.max_bgerror_resume_count = 0;
+  options.max_open_files = -1;  // every file is open before Open returns, as readers require
   options.max_file_opening_threads = 1;
-  options.max_manifest_file_size = 256 << 10;  // read whole by every open
+  options.max_manifest_file_size = 256 << 10;  // every open reads all of it
   options.skip_stats_update_on_db_open = true;
   options.stats_dump_period_sec = 0;
   options.stats_persist_period_sec = 0;
@@ -249,7 +251,7 @@ Result<void> Index::OpenDatabase(bool create) {
     const std::string before = Signature(directory_);
     signature_ = before;
     Result<void> opened = OpenOnce(create);
-    // A failure while the files stay as they are is damage; else the writer came in between.
+    // If the files have not changed, a failure is damage; otherwise the writer replaced some.
     if (opened || Signature(directory_) == before || std::chrono::steady_clock::now() > end) {
       return opened;
     }
@@ -281,7 +283,7 @@ Result<void> Index::OpenOnce(bool create) {
     columns_.clear();
     Error error = FromStatus(status, "cannot open the index", directory_);
     if (error.code == ErrorCode::kDataLoss) {
-      error.message += "; kv-admin rebuild-index makes it anew from commits/";
+      error.message += "; kv-admin rebuild-index creates it again from commits/";
     }
     if (status.IsIOError() && status.ToString().find("lock") != std::string::npos) {
       error.code = ErrorCode::kConflict;
@@ -422,15 +424,15 @@ Result<void> Index::Flush() {
 Result<void> Index::VerifyTables(const std::function<void(Error)>& damage) const {
   std::shared_lock lock(mutex_);
   CAIRN_TRY(CheckOpen());
-  // Removals would take files away between listing and reading them.
+  // The gate prevents the removal of files between listing and reading them.
   CAIRN_TRY_ASSIGN(const ReaderGate gate, ReaderGate::Enter(directory_ + "/CAIRN", deadline_));
   std::vector<rocksdb::LiveFileMetaData> files;
   db_->GetLiveFilesMetaData(&files);
   const auto factory = rocksdb::GetFileChecksumGenCrc32cFactory();
-  std::vector<std::byte> piece(1 << 20);
+  std::vector<std::byte> buffer(1 << 20);
   for (const rocksdb::LiveFileMetaData& file : files) {
     const std::string path = directory_ + "/index" + file.name;
-    // A reader's view may be older than the files; what it no longer needs may be gone.
+    // A reader's view may be older than the files: the writer may have removed some of its tables.
     auto opened = File::OpenRead(path, /*direct=*/false);
     if (!opened) {
       if (!writable_ && Signature(directory_) != signature_) continue;
@@ -440,8 +442,9 @@ Result<void> Index::VerifyTables(const std::function<void(Error)>& damage) const
     const auto generator = factory->CreateFileChecksumGenerator({.file_name = file.name});
     Result<uint64_t> size_bytes = opened->SizeBytes();
     Result<void> read = {};
-    for (uint64_t at = 0; read && size_bytes && at < *size_bytes; at += piece.size()) {
-      const auto part = std::span(piece).first(std::min<uint64_t>(piece.size(), *size_bytes - at));
+    for (uint64_t at = 0; read && size_bytes && at < *size_bytes; at += buffer.size()) {
+      const auto part =
+          std::span(buffer).first(std::min<uint64_t>(buffer.size(), *size_bytes - at));
       read = opened->ReadAt(at, part);
       generator->Update(reinterpret_cast<const char*>(part.data()), part.size());
     }

@@ -21,7 +21,8 @@ std::string Text(const flatbuffers::String* text) {
 }
 
 schema::Extent ToSchema(const Extent& extent) {
-  return {extent.segment_id, extent.offset_bytes, extent.length_bytes, extent.page_digests_offset_bytes};
+  return {extent.segment_id, extent.offset_bytes, extent.length_bytes,
+          extent.page_digests_offset_bytes};
 }
 
 }  // namespace
@@ -60,7 +61,9 @@ std::vector<std::byte> EncodeStep(const StepEntry& entry) {
   record.add_structure(&structure);
   record.add_manifests(manifests_offset);
   schema::FinishStepRecordBuffer(builder, record.Finish());
-  return TakeBytes(builder);
+  std::vector<std::byte> bytes = TakeBytes(builder);
+  CAIRN_CHECK(DecodeStep(bytes).has_value());
+  return bytes;
 }
 
 Result<StepEntry> DecodeStep(std::span<const std::byte> record) {
@@ -119,10 +122,10 @@ Result<SegmentInfo> DecodeSegment(std::span<const std::byte> record) {
       .footer_digest = segment->footer_digest(),
       .page_digests_checksum = segment->page_digests_checksum(),
   };
-  // The name becomes part of a path.
+  // The name becomes part of a path, so it must not contain a separator.
   if (info.name.empty() || info.name.find('/') != std::string::npos ||
       info.name.find('\0') != std::string::npos) {
-    return Fail(ErrorCode::kDataLoss, "a segment record has a name that is no file name");
+    return Fail(ErrorCode::kDataLoss, "a segment record has a name that is not a file name");
   }
   return info;
 }
@@ -137,9 +140,9 @@ std::vector<std::byte> EncodeChunk(const ChunkEntry& entry) {
     root = schema::CreateChunkRecord(builder, schema::kRecordVersion, /*encoding=*/0, sizes,
                                      &extent, &digest, entry.since_step);
   } else {
-    std::vector<schema::Extent> runs;
-    for (const Extent& run : entry.extents) runs.push_back(ToSchema(run));
-    const auto extents = builder.CreateVectorOfStructs(runs);
+    std::vector<schema::Extent> stored;
+    for (const Extent& extent : entry.extents) stored.push_back(ToSchema(extent));
+    const auto extents = builder.CreateVectorOfStructs(stored);
     root = schema::CreateChunkRecord(builder, schema::kSeveralExtentsVersion, /*encoding=*/0, sizes,
                                      nullptr, &digest, entry.since_step, extents);
   }

@@ -1,5 +1,6 @@
 #pragma once
-/// The FlatBuffers records that kv itself reads and writes.
+/// The FlatBuffers records that kv reads and writes. Every decoder returns kDataLoss for a damaged
+/// record and kUnimplemented for one of a newer format version.
 
 #include <array>
 #include <span>
@@ -15,10 +16,10 @@
 
 namespace cairn::kv::internal {
 
-/// The finished buffer as bytes of our own.
+/// Copies the finished buffer.
 std::vector<std::byte> TakeBytes(const flatbuffers::FlatBufferBuilder& builder);
 
-/// One rank's manifest as the step record names it.
+/// One rank's manifest, as a step record refers to it.
 struct ManifestRef {
   uint32_t rank = 0;
   uint64_t file_bytes = 0;
@@ -42,12 +43,12 @@ struct ChunkEntry {
   Digest digest;
   uint64_t since_step = 0;
 };
-/// A chunk in one extent is encoded as version 1, in several as version 2.
+/// A chunk with one extent is encoded as version 1, one with several extents as version 2.
 std::vector<std::byte> EncodeChunk(const ChunkEntry& entry);
-/// Only where the bytes lie. The runs of several have pages each, and a length that adds up.
+/// Returns only the extents. See kv::ReadExtents.
 Result<Extents> DecodeChunkExtents(std::span<const std::byte> record);
 
-/// kUsage: segment id, generation -> live bytes.
+// The column kUsage: segment id, generation -> live bytes.
 std::string UsageKey(uint64_t segment_id, uint64_t generation);
 std::array<std::byte, 8> EncodeUsage(uint64_t live_bytes);
 Result<Usage> DecodeUsage(std::string_view key, std::span<const std::byte> record);

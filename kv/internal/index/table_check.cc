@@ -1,9 +1,12 @@
-// The ends of RocksDB's table files, format version 5.
+// The end of RocksDB's table files, format version 5.
 //
 //   ... properties block | meta index block | index block | footer (53 bytes)
-//   footer  checksum type (1), handles of meta index and index (varints, 40 bytes), version (4),
-//   magic (8) block   contents, compression type (1), checksum (4) entry   bytes shared with the
-//   key before, further key bytes, value bytes (varints), key, value
+//
+//   footer  checksum type (1), handles of meta index and index (varints, 40 bytes in total),
+//           version (4), magic (8)
+//   block   contents, compression type (1), checksum (4)
+//   entry   bytes shared with the previous key, further key bytes, value bytes (varints), key,
+//           value
 //
 // https://github.com/facebook/rocksdb/wiki/Rocksdb-BlockBasedTable-Format
 
@@ -36,7 +39,7 @@ struct Handle {
   uint64_t size_bytes = 0;
 };
 
-/// Takes a LEB128 number off the front.
+/// Removes a LEB128 number from the front and returns it.
 std::optional<uint64_t> TakeVarint(std::span<const std::byte>& bytes) {
   uint64_t value = 0;
   for (unsigned shift = 0; shift < 64 && !bytes.empty(); shift += 7) {
@@ -55,7 +58,7 @@ std::optional<Handle> TakeHandle(std::span<const std::byte>& bytes) {
   return Handle{*offset_bytes, *size_bytes};
 }
 
-/// The end of the file in memory, and the rest on demand.
+/// The end of the file in memory; other parts are read on demand.
 class Tail {
  public:
   Tail(uint64_t file_bytes, const TableRead& read) : file_bytes_(file_bytes), read_(read) {}
@@ -68,7 +71,7 @@ class Tail {
 
   std::span<const std::byte> footer() const { return std::span(bytes_).last(kFooterBytes); }
 
-  /// The contents of a block whose checksum is right, valid until the next call.
+  /// Returns the contents of a block, valid until the next call; nothing if its checksum is wrong.
   std::optional<std::span<const std::byte>> Block(const Handle& handle) {
     const uint64_t limit = file_bytes_ - kFooterBytes;
     if (handle.size_bytes > kMaxMetaBlockBytes || handle.size_bytes + kBlockTailBytes > limit ||
@@ -84,7 +87,8 @@ class Tail {
       if (!read_(handle.offset_bytes, far_)) return std::nullopt;
       bytes = far_;
     }
-    // RocksDB folds the compression type, the last byte covered, into the hash of the others.
+    // RocksDB mixes the compression type, the last byte that the checksum covers, into the hash of
+    // the bytes before it.
     const auto type = std::to_integer<uint32_t>(bytes[handle.size_bytes]);
     const uint32_t checksum =
         static_cast<uint32_t>(Checksum64(bytes.first(handle.size_bytes))) ^ (type * 0x6b9083d9u);
@@ -100,13 +104,13 @@ class Tail {
   std::vector<std::byte> far_;
 };
 
-/// The handle that the index of meta blocks has for the properties.
+/// Returns the handle of the properties block in the meta index.
 std::optional<Handle> FindProperties(std::span<const std::byte> meta_index) {
   while (!meta_index.empty()) {
     const auto shared = TakeVarint(meta_index);
     const auto key_bytes = TakeVarint(meta_index);
     const auto value_bytes = TakeVarint(meta_index);
-    // Every entry of a meta index stands by itself.
+    // The entries of a meta index share no key prefixes.
     if (!shared || *shared != 0 || !key_bytes || !value_bytes || *key_bytes > meta_index.size() ||
         *value_bytes > meta_index.size() - *key_bytes) {
       return std::nullopt;

@@ -1,9 +1,9 @@
 #pragma once
-/// A look at a table file of the index before RocksDB takes it in.
+/// Checks a table file of the index before RocksDB parses it.
 ///
-/// RocksDB (7.8) parses a table's block of properties before it compares the block's checksum, and
-/// one flipped bit there ends the process in an assertion. So that block is checked here first.
-/// Everything else in a table RocksDB itself checks before use.
+/// RocksDB (7.8) parses a table's properties block before it verifies the block's checksum, and one
+/// flipped bit there ends the process in an assertion. So that block is checked here first. RocksDB
+/// itself checks everything else in a table before use.
 
 #include <cstdint>
 #include <functional>
@@ -11,12 +11,12 @@
 
 namespace cairn::kv::internal {
 
-/// Fills `target` from `offset_bytes` of the table; false if that failed or the file ended.
+/// Fills `target` from `offset_bytes` of the table. Returns false if that failed or the file ended.
 using TableRead = std::function<bool(uint64_t offset_bytes, std::span<std::byte> target)>;
 
-/// True if the footer, the index of meta blocks and the block of properties are as this project's
-/// tables have them (format version 5, XXH3). Cost: one read of the last 4 KiB, rarely a second
-/// one.
+/// Returns whether the footer, the meta index block and the properties block are valid and as in
+/// the tables of this project (format version 5, XXH3). Cost: one read of the last 4 KiB, rarely a
+/// second read.
 bool HasSoundProperties(uint64_t file_bytes, const TableRead& read);
 
 }  // namespace cairn::kv::internal

@@ -28,8 +28,8 @@ struct IoCompletion {
 /// freed it. Threads: one.
 class IoQueue {
  public:
-  /// Uses io_uring if `uring` is set and the kernel allows it, otherwise a pool of threads. Requires
-  /// `depth > 0`.
+  /// Uses io_uring if `uring` is set and the kernel allows it, otherwise a pool of threads.
+  /// Requires `depth > 0`.
   static Result<std::unique_ptr<IoQueue>> Make(bool uring, uint32_t depth);
   virtual ~IoQueue() = default;
 

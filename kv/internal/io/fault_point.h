@@ -1,8 +1,8 @@
 #pragma once
 /// Points at which tests make file operations fail or end the process.
 ///
-/// Every operation that changes a store passes a named point first. Without a hook, a point costs one
-/// relaxed load. The names, in the order of a commit:
+/// Every operation that changes a store passes a named point first. Without a hook, a point costs
+/// one relaxed load. The names, in the order of a commit:
 ///   segment.create segment.write segment.seal segment.sync segment.directory_sync
 ///   manifest.create manifest.write manifest.sync manifest.directory_sync
 ///   index.write index.flush index.flushed

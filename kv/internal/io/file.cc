@@ -17,7 +17,8 @@
 namespace cairn::kv::internal {
 namespace {
 
-/// Opens with O_DIRECT if `*direct` is set, and without it if that is refused; then clears `*direct`.
+/// Opens with O_DIRECT if `*direct` is set, and without it if that is refused; then clears
+/// `*direct`.
 FileDescriptor OpenMaybeDirect(const std::string& path, int flags, bool* direct) {
   flags |= O_CLOEXEC;
   if (*direct) {

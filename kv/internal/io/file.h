@@ -1,5 +1,5 @@
 #pragma once
-/// Files and directories, with errors as values and explicit durability.
+/// Files and directories: operations that return `Result` and state what is durable.
 
 #include <cstdint>
 #include <span>
@@ -16,16 +16,16 @@ namespace cairn::kv::internal {
 /// File::memory_align_bytes is less.
 inline constexpr uint64_t kDirectAlignBytes = 4096;
 
-/// An open file. Ownership: move-only owner of the descriptor. Threads: ReadAt may run on many threads
-/// at once, the others on one at a time.
+/// An open file. Ownership: move-only owner of the descriptor. Threads: ReadAt may run on many
+/// threads at once, the others on one at a time.
 class File {
  public:
   File() = default;
   /// Opens a file for reading. Ignores `direct` if the file system refuses O_DIRECT. kNotFound: it
   /// does not exist.
   static Result<File> OpenRead(const std::string& path, bool direct);
-  /// Creates a file for writing. Ignores `direct` if the file system refuses O_DIRECT. kConflict: it
-  /// exists.
+  /// Creates a file for writing. Ignores `direct` if the file system refuses O_DIRECT. kConflict:
+  /// it exists.
   static Result<File> Create(const std::string& path, bool direct);
 
   int fd() const { return fd_.get(); }

@@ -10,13 +10,13 @@
 
 namespace cairn::kv::internal {
 
-/// An exclusive lock on a file. It is released by the destructor or when the process ends. Threads: as
-/// for a value; different objects may be used concurrently.
+/// An exclusive lock on a file. It is released by the destructor or when the process ends. Threads:
+/// as for a value; different objects may be used concurrently.
 ///
 /// It is a POSIX record lock, because forked children do not inherit these (a data loader that
-/// outlives a killed trainer would keep a flock). Record locks do not exclude the same process, so a
-/// table of the locked paths does; and they are released when the process closes any descriptor of
-/// the file, so only this class opens the file.
+/// outlives a killed trainer would keep a flock). Record locks do not exclude the same process, so
+/// a table of the locked paths does; and they are released when the process closes any descriptor
+/// of the file, so only this class opens the file.
 class LockFile {
  public:
   /// Locks the file at `path`, and creates it if it is absent. kConflict: another process, or this

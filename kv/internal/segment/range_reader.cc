@@ -1,15 +1,14 @@
-// Planning, submitting and finishing of range reads.
+// Planning, submission and completion of range reads.
 //
-//   1. Ranges are sorted by segment and offset, and handed out in runs of some MiB to workers:
-//   threads
-//      that each keep a queue of requests in flight. What a worker was handed it finishes, so that
-//      copying, page faults of fresh targets and the caller's digests run on as many cores.
-//   2. Neighbours (gap of at most kMaxGapBytes) become one request of at most one block, as long as
-//      they are small; longer ranges are split. Requests begin and end on 4 KiB.
-//   3. A request whose bytes are in the page cache is read through it, any other past it.
-//   4. Requests land in a block of the pool and are copied out, or go straight into the target
-//      where they serve one range only and alignment allows.
-//   5. When the last part of a range is there, the caller hears of it.
+//   1. Ranges are sorted by segment and offset, and handed out in batches of some MiB to workers:
+//      threads that each keep a queue of requests in flight. A worker finishes the batches that it
+//      took, so that copies, page faults of new targets and the caller's digests use as many cores.
+//   2. Neighbours (with a gap of at most kMaxGapBytes) become one request of at most one block, if
+//      they are small; longer ranges are split. Requests begin and end at multiples of 4 KiB.
+//   3. A request whose bytes are in the page cache is read through it, any other with O_DIRECT.
+//   4. Requests read into a block of the pool, from which the bytes are copied; or directly into
+//      the target, if they are for one range only and its alignment allows that.
+//   5. When the last part of a range has been read, the callback is called.
 
 #include "kv/internal/segment/range_reader.h"
 
@@ -34,20 +33,22 @@ namespace cairn::kv::internal {
 namespace {
 
 constexpr uint64_t kMaxGapBytes = 4096;
-// Ranges from here on are requests of their own: they gain nothing from their neighbours, and alone
-// they may go straight into their target.
+// Ranges of at least this size are separate requests: they gain nothing from their neighbours, and
+// alone they may be read directly into their target.
 constexpr uint64_t kLargeRangeBytes = 512 << 10;
-// Ranges from here on go straight from the page cache into their target, if they are there: the
-// copy out of a block would cost more than a request.
-constexpr uint64_t kStraightRangeBytes = 16 << 10;
-// What a worker is handed at once. Small enough that workers end together, large enough that requests
-// stay sequential and a run's bytes are still in the cache when they are digested.
+// Ranges of at least this size are read from the page cache directly into their target, if it has
+// them: a copy from a block would cost more than a request.
+constexpr uint64_t kMinDirectRangeBytes = 16 << 10;
+// What a worker takes at once. Small enough that all workers end at about the same time, large
+// enough that requests are sequential; the bytes of a batch are still in the cache when they are
+// digested.
 constexpr uint64_t kBatchBytes = 4 << 20;
 constexpr uint64_t kMinWorkerBytes = 4 << 20;  // less work is not worth a thread
-// Reads of so little bring blocks of their own: the first touch of a large one costs milliseconds.
+// Reads of at most this size use small blocks of their own instead of the pool's: the first access
+// to a large block costs milliseconds.
 constexpr uint64_t kSmallReadBytes = 128 << 10;
 
-/// Part of a range inside a request.
+/// The part of a range that one request reads.
 struct RangePart {
   size_t range = 0;
   uint64_t offset_bytes = 0;  // in the file
@@ -58,19 +59,19 @@ struct RangePart {
 struct Request {
   uint64_t begin_bytes = 0;  // in the file
   uint64_t end_bytes = 0;
-  bool known_cached = false;   // all of it is in the page cache; else it is still to be asked
-  std::byte* block = nullptr;  // null: straight into the only part's target
+  bool known_cached = false;   // all of it is in the page cache; if false, that is not known yet
+  std::byte* block = nullptr;  // null: the target is that of the only part
   std::shared_ptr<const SegmentFile> file;
   std::vector<RangePart> parts;
 };
 
-/// True if all pages of [begin, end) are in the page cache, or it is the only way. Knows it from
-/// Linux 6.5 on.
+/// Returns whether all pages of [begin, end) are in the page cache, or the file is not open for
+/// direct I/O. Before Linux 6.5 the state of the cache is unknown, and the result is false.
 bool IsCached(const SegmentFile& file, uint64_t begin_bytes, uint64_t end_bytes) {
   if (!file.direct.direct()) return true;
   struct {
     uint64_t offset, length;
-  } range{begin_bytes, end_bytes - begin_bytes};  // both on 4 KiB
+  } range{begin_bytes, end_bytes - begin_bytes};  // both are multiples of 4 KiB
   struct {
     uint64_t cached, dirty, writeback, evicted, recently_evicted;
   } found{};
@@ -79,7 +80,7 @@ bool IsCached(const SegmentFile& file, uint64_t begin_bytes, uint64_t end_bytes)
   return found.cached * 4096 >= end_bytes - begin_bytes;
 }
 
-/// The ranges in the order of the disk, handed out in runs. Threads: safe.
+/// The ranges in the order of the files, handed out in batches. Threads: safe.
 class BatchQueue {
  public:
   explicit BatchQueue(std::span<const ReadRange> ranges) : ranges_(ranges), order_(ranges.size()) {
@@ -90,7 +91,7 @@ class BatchQueue {
     });
   }
 
-  /// Indices of the next ranges; empty at the end, or once somebody has failed.
+  /// Returns the indices of the next ranges; none at the end or after Stop.
   std::span<const size_t> Take() {
     const MutexLock lock(mutex_);
     const size_t begin = next_;
@@ -99,6 +100,7 @@ class BatchQueue {
     }
     return std::span(order_).subspan(begin, next_ - begin);
   }
+  /// Makes the other workers stop after an error.
   void Stop() {
     const MutexLock lock(mutex_);
     next_ = order_.size();
@@ -135,7 +137,7 @@ class ReadWorker {
     }
   }
 
-  /// Returns the bytes taken from storage.
+  /// Returns the number of bytes that were read from storage.
   Result<uint64_t> Run() {
     CAIRN_TRY_ASSIGN(queue_, IoQueue::Make(read_.options.uring, read_.queue_depth));
     requests_.resize(read_.queue_depth);
@@ -149,11 +151,12 @@ class ReadWorker {
   }
 
  private:
-  /// Moves to the next range that has bytes left to ask for; false if there is none.
+  /// Moves to the next range with bytes that were not requested yet. Returns false if there is
+  /// none.
   Result<bool> Advance() {
     while (true) {
       while (next_ < batch_.size() && read_.ranges[batch_[next_]].length_bytes() == progress_) {
-        // A range without bytes is there as soon as its turn comes.
+        // An empty range needs no request.
         if (progress_ == 0) CAIRN_TRY(read_.arrived(batch_[next_], {}));
         ++next_;
         progress_ = 0;
@@ -166,13 +169,13 @@ class ReadWorker {
     }
   }
 
-  /// Keeps the queue full as long as ranges and blocks are left.
+  /// Submits requests while there are ranges and blocks and the queue is not full.
   Result<void> SubmitMany() {
     while (!idle_.empty()) {
       CAIRN_TRY_ASSIGN(const bool more, Advance());
       if (!more) return {};
-      // A block is needed only now, and may be somebody else's for a while; with own reads in
-      // flight it is better to go on with those.
+      // Other threads may have all blocks. If this worker has reads in flight, it finishes those
+      // and does not wait for a block.
       std::byte* block = read_.pool.TryTake();
       if (block == nullptr) {
         if (queue_->in_flight() > 0) return {};
@@ -192,7 +195,7 @@ class ReadWorker {
     return {};
   }
 
-  /// Fills `request` with as many parts as fit into a block, and moves on behind them.
+  /// Adds to `request` as many parts as fit into a block, and moves past them.
   Result<void> Plan(Request& request) {
     const ReadRange& first = read_.ranges[batch_[next_]];
     request.parts.clear();
@@ -211,7 +214,7 @@ class ReadWorker {
       const size_t index = batch_[next_];
       const ReadRange& range = read_.ranges[index];
       const uint64_t at = range.offset_bytes + progress_;
-      // A range that overlaps a longer one before it may begin before this request does.
+      // A range that overlaps a longer one before it may begin before this request.
       if (range.segment_id != segment_id || at < request.begin_bytes || at >= limit ||
           at > used_end + kMaxGapBytes || range.length_bytes() == 0) {
         break;
@@ -220,15 +223,15 @@ class ReadWorker {
       const uint64_t length = std::min(range.length_bytes() - progress_, limit - at);
       bool alone = !lent && range.target.size() >= kLargeRangeBytes;
       if (!request.parts.empty() && alone) break;
-      if (request.parts.empty() && !lent && !alone && length >= kStraightRangeBytes) {
+      if (request.parts.empty() && !lent && !alone && length >= kMinDirectRangeBytes) {
         alone = IsCached(*file_, request.begin_bytes, RoundUp(at + length, kDirectAlignBytes));
         request.known_cached = alone;
       }
-      if (lent && length < range.lent_bytes) break;  // begins the next request
+      if (lent && length < range.lent_bytes) break;  // it begins the next request
       request.parts.push_back({.range = index,
-                                .offset_bytes = at,
-                                .target = lent ? nullptr : range.target.data() + progress_,
-                                .length_bytes = length});
+                               .offset_bytes = at,
+                               .target = lent ? nullptr : range.target.data() + progress_,
+                               .length_bytes = length});
       used_end = std::max(used_end, at + length);
       progress_ += length;
       if (progress_ < range.length_bytes()) break;  // the block is full
@@ -249,7 +252,7 @@ class ReadWorker {
                  .length_bytes = request.end_bytes - request.begin_bytes,
                  .offset_bytes = request.begin_bytes,
                  .tag = slot};
-    if (request.parts.size() == 1 && FitsStraight(request, cached)) {
+    if (request.parts.size() == 1 && CanReadDirectly(request, cached)) {
       const RangePart& part = request.parts.front();
       io.data = part.target;
       io.offset_bytes = part.offset_bytes;
@@ -262,7 +265,7 @@ class ReadWorker {
     return queue_->Submit(io);
   }
 
-  static bool FitsStraight(const Request& request, bool cached) {
+  static bool CanReadDirectly(const Request& request, bool cached) {
     const RangePart& part = request.parts.front();
     if (cached || part.target == nullptr) return part.target != nullptr;
     const auto address = reinterpret_cast<uintptr_t>(part.target);
@@ -285,18 +288,18 @@ class ReadWorker {
     const std::string& path = request.file->buffered.path();
     if (error_number != 0) {
       Error error = SystemError(error_number, "cannot read the segment", path);
-      // EIO from a disk is damage of the medium; everything else may pass.
+      // EIO from a disk is a damaged medium; other errors may be temporary.
       if (error_number == EIO) error.code = ErrorCode::kDataLoss;
       return Fail(std::move(error).WithOffset(completion.request.offset_bytes));
     }
     const uint64_t have_end = completion.request.offset_bytes + completion.done_bytes;
     for (const RangePart& part : request.parts) {
       if (part.offset_bytes + part.length_bytes > have_end) {
-        return Fail(Error{
-            .code = ErrorCode::kDataLoss,
-            .message = fmt::format("the segment ends at {}, before the payload does", have_end),
-            .file = path,
-            .offset_bytes = part.offset_bytes});
+        return Fail(Error{.code = ErrorCode::kDataLoss,
+                          .message = fmt::format(
+                              "the segment ends at {}, before the end of the payload", have_end),
+                          .file = path,
+                          .offset_bytes = part.offset_bytes});
       }
       const std::byte* const in_block = request.block + (part.offset_bytes - request.begin_bytes);
       if (part.target == nullptr) {
@@ -375,14 +378,14 @@ Result<uint64_t> ReadRanges(std::span<const ReadRange> ranges, const IoOptions& 
   }
   const auto worker_count = static_cast<uint32_t>(
       std::clamp<uint64_t>(total_bytes / kMinWorkerBytes, 1, std::max(threads, 1u)));
-  // Each worker may have all of the depth in flight: blocks are few enough to bound memory, and reads
-  // straight into their target need none.
+  // Each worker may have the full depth in flight: the number of blocks bounds the memory, and
+  // reads directly into their target need no block.
   const uint32_t queue_depth = std::max(2u, options.queue_depth);
-  // What is lent lies in one block, whatever page it begins in.
-  constexpr uint64_t kLendingBytes = ReadRange::kMaxLentBytes + kDirectAlignBytes;
+  // A lent range is in one block, wherever in its first 4 KiB it begins.
+  constexpr uint64_t kLentBlockBytes = ReadRange::kMaxLentBytes + kDirectAlignBytes;
   const bool small = total_bytes <= kSmallReadBytes;
-  BlockPool own_pool(small ? kSmallReadBytes + kDirectAlignBytes : kLendingBytes, queue_depth);
-  const bool own = small || (lends && pool.block_bytes() < kLendingBytes);
+  BlockPool own_pool(small ? kSmallReadBytes + kDirectAlignBytes : kLentBlockBytes, queue_depth);
+  const bool own = small || (lends && pool.block_bytes() < kLentBlockBytes);
   BlockPool& blocks = own ? own_pool : pool;
   BatchQueue batches(ranges);
   const SharedRead shared{.ranges = ranges,

@@ -19,19 +19,20 @@
 
 namespace cairn::kv::internal {
 
-/// A segment opened both ways: past the page cache, and through it for bytes that are there
-/// already.
+/// A segment that is open twice: for direct I/O, and for reads through the page cache of bytes that
+/// are in it.
 struct SegmentFile {
-  File direct;  // may be buffered too, where O_DIRECT is refused
+  File direct;  // also buffered, if the file system refuses O_DIRECT
   File buffered;
 };
 
-/// Recently used segment files, so that many small loads do not open them again. Threads: safe.
+/// A cache of open segment files, so that many small loads do not open them again. Threads: safe.
 class SegmentFiles {
  public:
-  /// kNotFound if the file is gone.
+  /// Returns the open file, and opens it if it is not in the cache. kNotFound: it does not exist.
   Result<std::shared_ptr<const SegmentFile>> Open(uint64_t segment_id, const std::string& path,
                                                   bool direct);
+  /// Drops the file from the cache, before it is removed.
   void Forget(uint64_t segment_id);
 
  private:
@@ -42,11 +43,11 @@ class SegmentFiles {
   std::unordered_map<uint64_t, std::list<Entry>::iterator> by_id_ CAIRN_GUARDED_BY(mutex_);
 };
 
-/// The file of a segment id. Threads: called from any.
+/// Returns the file of a segment. Threads: called on several threads concurrently.
 using OpenSegment = std::function<Result<std::shared_ptr<const SegmentFile>>(uint64_t segment_id)>;
 
-/// Reads all `ranges` with up to `threads` threads, this one among them; see Snapshot::Read.
-/// Returns the bytes taken from storage.
+/// Reads all `ranges` with at most `threads` threads, including the calling one; see
+/// Snapshot::Read. Returns the number of bytes that were read from storage.
 Result<uint64_t> ReadRanges(std::span<const ReadRange> ranges, const IoOptions& options,
                             uint32_t threads, BlockPool& pool, const OpenSegment& open,
                             const RangeCallback& arrived);

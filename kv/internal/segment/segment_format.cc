@@ -42,7 +42,7 @@ Result<void> CheckFrame(std::span<const std::byte> bytes, const char* magic, con
     return Fail(ErrorCode::kDataLoss,
                 fmt::format("the segment's {} does not begin with {}", part, magic));
   }
-  // The checksum first: a flipped bit in the version must not read as a newer format.
+  // Check the checksum first: a flipped bit in the version must not appear to be a newer format.
   if (!HasChecksum(bytes)) {
     return Fail(ErrorCode::kDataLoss,
                 fmt::format("the segment's {} does not match its checksum", part));
@@ -70,6 +70,7 @@ void EncodeSegmentHeader(const SegmentHeader& header,
   PutLittleEndian(out, 48, header.rank);
   PutLittleEndian(out, 56, header.created_unix_ns);
   PutChecksum(out);
+  CAIRN_CHECK(DecodeSegmentHeader(out).has_value());
 }
 
 Result<SegmentHeader> DecodeSegmentHeader(std::span<const std::byte, kSegmentHeaderBytes> bytes) {
@@ -111,14 +112,15 @@ Result<SegmentTrailer> DecodeSegmentTrailer(std::span<const std::byte, kSegmentT
       .footer_digest = GetLittleEndian<uint64_t>(bytes, 56),
   };
   const uint64_t limit = file_bytes - kSegmentTrailerBytes;
-  const bool ordered = kSegmentHeaderBytes <= trailer.payload_end_bytes &&
-                       trailer.payload_end_bytes <= trailer.page_digests_offset_bytes &&
-                       trailer.page_digests_offset_bytes <= limit &&
-                       trailer.page_digest_count <= (limit - trailer.page_digests_offset_bytes) / 8 &&
-                       trailer.footer_bytes <= limit - trailer.footer_offset_bytes();
+  const bool ordered =
+      kSegmentHeaderBytes <= trailer.payload_end_bytes &&
+      trailer.payload_end_bytes <= trailer.page_digests_offset_bytes &&
+      trailer.page_digests_offset_bytes <= limit &&
+      trailer.page_digest_count <= (limit - trailer.page_digests_offset_bytes) / 8 &&
+      trailer.footer_bytes <= limit - trailer.footer_offset_bytes();
   if (!ordered) {
     return Fail(ErrorCode::kDataLoss,
-                "the segment's trailer names parts that the file does not hold");
+                "the segment's trailer refers to parts that the file does not contain");
   }
   return trailer;
 }
@@ -163,7 +165,8 @@ Result<std::vector<FooterEntry>> DecodeSegmentFooter(std::span<const std::byte> 
   entries.reserve(footer->entries()->size());
   for (const schema::FooterEntry* entry : *footer->entries()) {
     if (entry->key() == nullptr || entry->value() == nullptr || entry->column() >= kColumnCount) {
-      return Fail(ErrorCode::kDataLoss, "the footer holds an entry without key, value or column");
+      return Fail(ErrorCode::kDataLoss,
+                  "the footer contains an entry without key, value or column");
     }
     const auto* value = reinterpret_cast<const std::byte*>(entry->value()->data());
     entries.push_back({.column = static_cast<Column>(entry->column()),

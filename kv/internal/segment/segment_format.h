@@ -3,9 +3,10 @@
 ///
 ///   [0, 4096)                 header
 ///   [4096, payload_end)       payload; gaps are zero
-///   [page_digests_offset, ...)      page digests, u64 little-endian; page_digests_offset = payload_end up to
-///   4096 behind them               SegmentFooter, a FlatBuffer last 80 bytes             trailer;
-///   zeros before it make the file a multiple of 4096
+///   [page_digests_offset, ..) page digests, u64 little-endian; page_digests_offset is payload_end,
+///                             rounded up to 4096
+///   directly after them       SegmentFooter, a FlatBuffer
+///   last 80 bytes             trailer, after zeros up to a file length that is a multiple of 4096
 
 #include <array>
 #include <cstdint>
@@ -22,7 +23,8 @@ namespace cairn::kv::internal {
 inline constexpr uint32_t kSegmentVersion = 1;
 inline constexpr uint64_t kSegmentHeaderBytes = 4096;
 inline constexpr uint64_t kSegmentTrailerBytes = 80;
-/// A segment is sealed when it reaches one of these; they bound the memory for leaves and footer.
+/// A segment is sealed when it reaches one of these limits, which bound the memory for page digests
+/// and footer.
 inline constexpr uint64_t kMaxSegmentPayloadBytes = 4ull << 30;
 inline constexpr uint64_t kMaxSegmentEntries = 65'536;
 
@@ -48,7 +50,7 @@ struct SegmentTrailer {
   uint64_t footer_offset_bytes() const { return page_digests_offset_bytes + 8 * page_digest_count; }
 };
 
-/// A record about payload of the segment, as it will stand in the index behind a generation.
+/// A record about payload of the segment, as the index has it, but with a key without a generation.
 struct FooterEntry {
   Column column = Column::kChunks;
   std::string key;
@@ -57,23 +59,27 @@ struct FooterEntry {
 
 void EncodeSegmentHeader(const SegmentHeader& header,
                          std::span<std::byte, kSegmentHeaderBytes> out);
-/// kDataLoss: magic or checksum. kUnimplemented: newer version. The caller adds the file.
+/// kDataLoss: the magic or the checksum is wrong. kUnimplemented: the version is newer. The caller
+/// adds the file to the error.
 Result<SegmentHeader> DecodeSegmentHeader(std::span<const std::byte, kSegmentHeaderBytes> bytes);
 
 void EncodeSegmentTrailer(const SegmentTrailer& trailer,
                           std::span<std::byte, kSegmentTrailerBytes> out);
-/// Also checks that the parts fit into `file_bytes` in their order.
+/// Also checks that the parts are inside `file_bytes`, in their order. kDataLoss: they are not, or
+/// the magic or the checksum is wrong. kUnimplemented: the version is newer.
 Result<SegmentTrailer> DecodeSegmentTrailer(std::span<const std::byte, kSegmentTrailerBytes> bytes,
                                             uint64_t file_bytes);
 
 std::vector<std::byte> EncodeSegmentFooter(const SegmentHeader& header, const std::string& attempt,
                                            std::span<const FooterEntry> entries);
+/// kDataLoss: the footer is damaged or belongs to another segment. kUnimplemented: its version is
+/// newer.
 Result<std::vector<FooterEntry>> DecodeSegmentFooter(std::span<const std::byte> bytes,
                                                      uint64_t segment_id);
 
-/// "<step>-<rank>-<id as 16 hex digits>.seg"
+/// Returns "<step>-<rank>-<id as 16 hex digits>.seg".
 std::string SegmentName(uint64_t step, uint32_t rank, uint64_t segment_id);
-/// The id, if `name` is a segment's.
+/// Returns the id, if `name` is that of a segment.
 std::optional<uint64_t> ParseSegmentName(const std::string& name);
 
 }  // namespace cairn::kv::internal

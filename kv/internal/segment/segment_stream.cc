@@ -1,4 +1,4 @@
-// Rotation of segments, and sealing in the background.
+// Rotates segments, and seals them in the background.
 
 #include "kv/internal/segment/segment_stream.h"
 
@@ -93,9 +93,9 @@ Result<std::vector<Extent>> SegmentStream::AppendPages(const Payload& payload,
   for (const PageRange& range : ranges) {
     CAIRN_TRY_ASSIGN(
         const auto appended,
-        segment_->Append(payload, range.begin_page * kPageBytes, bytes_of(range),
-                         SegmentAlignment::k4096,
-                         page_digests.subspan(range.begin_page, range.end_page - range.begin_page)));
+        segment_->Append(
+            payload, range.begin_page * kPageBytes, bytes_of(range), SegmentAlignment::k4096,
+            page_digests.subspan(range.begin_page, range.end_page - range.begin_page)));
     extents.push_back({.segment_id = segment_id_,
                        .offset_bytes = appended.offset_bytes,
                        .length_bytes = bytes_of(range),
@@ -160,8 +160,8 @@ Result<void> SegmentStream::CloseSegment() {
   return {};
 }
 
-// Copies may be far ahead of the disk, so nobody waits here for the segment to be written. Segments
-// complete in their order.
+// Copies may be far ahead of the disk, so this does not wait until the segment is written. Segments
+// complete in the order in which they were begun.
 Result<void> SegmentStream::CompleteInBackground() {
   std::shared_future<Result<SegmentInfo>> before;
   if (!closing_.empty()) before = closing_.back().sealed;
@@ -178,7 +178,7 @@ Result<void> SegmentStream::CompleteInBackground() {
   };
   try {
     closing.sealed = std::async(std::launch::async, complete).share();
-  } catch (const std::system_error&) {  // the system has no thread left: use this one
+  } catch (const std::system_error&) {  // the system has no more threads: use this one
     std::promise<Result<SegmentInfo>> done;
     done.set_value(complete());
     closing.sealed = done.get_future().share();

@@ -26,7 +26,8 @@
 
 namespace cairn::kv::internal {
 
-/// The id of the n-th segment that `rank` writes in `attempt`. No other attempt has it.
+/// Returns the id of the n-th segment that `rank` writes in `attempt`. No other attempt has this
+/// id.
 uint64_t SegmentIdOf(const std::string& attempt, uint32_t rank, uint64_t n);
 
 /// Ownership: owns the segments until they are sealed. The destructor waits for all writes and
@@ -43,8 +44,8 @@ class SegmentStream {
     IoOptions io;
     BlockPool* pool = nullptr;  // outlives the stream
   };
-  /// Called with each record that the attempt's manifest must have: chunks when their segment gets
-  /// its footer, segments when they are sealed.
+  /// Called with each record that the attempt's manifest must contain: those of chunks when the
+  /// footer of their segment is written, those of segments when they are sealed.
   using RecordCallback =
       std::function<Result<void>(Column, std::string_view key, std::span<const std::byte> value)>;
 
@@ -53,12 +54,12 @@ class SegmentStream {
   SegmentStream(const SegmentStream&) = delete;
   SegmentStream& operator=(const SegmentStream&) = delete;
 
-  /// Lets payload pass through `blocks` from now on. Seals a segment that has been begun. After
-  /// this, full segments are written to their end in the background. At most once.
+  /// See StepWriter::UseBlocks. Requires that it was not called before and that `blocks` is not
+  /// null.
   Result<void> UseBlocks(std::shared_ptr<BlockPool> blocks);
 
-  /// See StepWriter::Append. Until the segment is sealed, page_digests_offset_bytes of the extent is
-  /// the index of its first page digest.
+  /// See StepWriter::Append. Until the segment is sealed, page_digests_offset_bytes of the extent
+  /// is the index of its first page digest.
   struct Appended {
     Extent extent;
     Digest digest;
@@ -69,7 +70,8 @@ class SegmentStream {
   Result<std::vector<Extent>> AppendPages(const Payload& payload, std::span<const PageRange> ranges,
                                           std::span<const uint64_t> page_digests);
 
-  /// The tensor of the chunks that follow; its record is in the footer of each of their segments.
+  /// Sets the tensor of the chunks that follow. Its record is added to the footer of each of their
+  /// segments.
   void SetTensor(std::string_view key, std::span<const std::byte> record);
   /// Adds the record of a chunk that was just appended, completely or in part. Requires that one of
   /// its extents is in the current segment.
@@ -82,9 +84,9 @@ class SegmentStream {
   /// Waits for all writes and removes the current segment. Nothing can be appended after this.
   void Abandon();
 
-  /// The current segment, or the last one.
+  /// Id of the current segment, or of the last one.
   uint64_t segment_id() const { return segment_id_; }
-  /// Ascending by the order in which they were begun.
+  /// The sealed segments, in the order in which they were begun.
   const std::vector<SegmentInfo>& sealed() const { return sealed_; }
   /// Payload appended so far, without padding.
   uint64_t written_bytes() const { return written_bytes_; }
@@ -94,7 +96,7 @@ class SegmentStream {
     std::string key;
     ChunkEntry entry;
   };
-  /// A segment that is being written to its end.
+  /// A segment that is being completed in the background.
   struct Closing {
     std::unique_ptr<IoQueue> queue;
     std::unique_ptr<SegmentWriter> segment;          // uses `queue`
@@ -102,14 +104,14 @@ class SegmentStream {
   };
 
   Result<void> StartSegment();
-  /// Makes segment_ one that has room for `length_bytes`.
+  /// Ensures that segment_ has room for `length_bytes`.
   Result<void> MakeRoom(uint64_t length_bytes);
-  /// Gives the current segment its footer, and seals it or begins to seal it in the background.
+  /// Writes the footer of the current segment, and seals it or begins to seal it in the background.
   Result<void> CloseSegment();
   Result<void> AddPendingRecords();
   Result<void> CompleteInBackground();
   Result<void> AddSealed(Result<SegmentInfo> info);
-  /// Takes over the segments that have been sealed in the meantime.
+  /// Adds the records of the segments that have been sealed in the background.
   Result<void> ReapClosed();
   Extents WithPageDigestOffsets(const Extents& extents, uint64_t page_digests_offset_bytes) const;
 

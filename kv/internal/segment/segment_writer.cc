@@ -18,10 +18,10 @@ namespace {
 
 constexpr uint64_t kFirstReserveBytes = 64ull << 20;
 constexpr uint64_t kMaxReserveBytes = 1ull << 30;
-// Less is not worth the end of the block before it.
+// Smaller payload is copied: a borrowed write ends the current block, which may be nearly empty.
 constexpr uint64_t kMinBorrowedBytes = 256 << 10;
 
-// Tags of requests: whose memory it is.
+// Tags of requests: the owner of the memory.
 constexpr uint64_t kPoolBlock = 0;
 constexpr uint64_t kBorrowed = 1;
 
@@ -29,11 +29,7 @@ constexpr uint64_t kBorrowed = 1;
 
 SegmentWriter::SegmentWriter(File file, std::string name, const SegmentHeader& header,
                              BlockPool* pool, IoQueue* queue)
-    : file_(std::move(file)),
-      name_(std::move(name)),
-      header_(header),
-      pool_(pool),
-      queue_(queue) {}
+    : file_(std::move(file)), name_(std::move(name)), header_(header), pool_(pool), queue_(queue) {}
 
 Result<std::unique_ptr<SegmentWriter>> SegmentWriter::Create(const std::string& directory,
                                                              const SegmentHeader& header,
@@ -54,13 +50,14 @@ Result<std::unique_ptr<SegmentWriter>> SegmentWriter::Create(const std::string& 
 }
 
 SegmentWriter::~SegmentWriter() {
-  // What is still under way is so only after an error. No block goes back while a device may still
-  // write to it.
+  // Writes and copies are still in progress only after an error. A block returns to the pool only
+  // when no device can write to it any more.
   payload_file_.reset();
   if (block_copies_ != nullptr) block_copies_->Cancel();
-  GiveWaitingBack();
+  ReturnWaitingBlocks();
   if (block_ != nullptr) pool_->Give(block_);
-  // Nothing refers to an unsealed file; what cannot be removed now is swept at the next open.
+  // Nothing refers to an unsealed file. The next open for writing removes what cannot be removed
+  // now.
   if (!sealed_) (void)RemoveFile(file_.path());
 }
 
@@ -71,8 +68,8 @@ bool SegmentWriter::IsFull(uint64_t length_bytes) const {
 
 void SegmentWriter::Reserve(uint64_t end_bytes) {
   if (end_bytes <= reserved_bytes_) return;
-  // Writes that extend a file are serialised by ext4 and xfs; allocating ahead avoids that. A file
-  // system that cannot, or has little space left, just gets extending writes.
+  // ext4 and xfs serialise writes that extend a file; allocating space ahead avoids that. If the
+  // file system cannot do that, or has little space left, writes extend the file.
   const uint64_t ahead = std::clamp(end_bytes, kFirstReserveBytes, kMaxReserveBytes);
   const uint64_t wanted = RoundUp(end_bytes + pool_->block_bytes(), ahead);
   const uint64_t begin = std::max(reserved_bytes_, end_bytes);
@@ -86,7 +83,8 @@ Result<void> SegmentWriter::AwaitOne() {
   int error_number = completion.error_number;
   if (const int fault = FaultPoint("segment.write")) error_number = fault;
   if (error_number == EINVAL && file_.direct()) {
-    // O_DIRECT was granted at open and is refused now; the same bytes go through the page cache.
+    // O_DIRECT was accepted at open and is refused now. Write the same bytes through the page
+    // cache.
     CAIRN_TRY(file_.DropDirect());
     return queue_->Submit(request);
   }
@@ -96,7 +94,7 @@ Result<void> SegmentWriter::AwaitOne() {
                     .WithOffset(request.offset_bytes));
   }
   if (completion.done_bytes != request.length_bytes) {
-    return Fail(SystemError(ENOSPC, "the segment took only a part of a write", file_.path())
+    return Fail(SystemError(ENOSPC, "only a part of a write to the segment succeeded", file_.path())
                     .WithOffset(request.offset_bytes));
   }
   return {};
@@ -130,7 +128,7 @@ Result<void> SegmentWriter::Submit(const WaitingBlock& block) {
 }
 
 Result<void> SegmentWriter::SubmitBlock() {
-  // The last block of a small segment needs no more than itself.
+  // A block that is not full is the last one, so no space is needed after it.
   if (fill_bytes_ == pool_->block_bytes()) Reserve(position_);
   WaitingBlock block{
       .data = block_, .length_bytes = fill_bytes_, .offset_bytes = position_ - fill_bytes_};
@@ -200,7 +198,7 @@ bool SegmentWriter::CanBorrow(std::span<const std::byte> memory) const {
 }
 
 Result<void> SegmentWriter::PutBorrowed(std::span<const std::byte> memory) {
-  // The ends that fill no page go through blocks, with their neighbours.
+  // The bytes before the first and after the last complete 4 KiB block of the file are copied.
   const uint64_t head = RoundUp(position_, kDirectAlignBytes) - position_;
   CAIRN_TRY(Put(memory.first(head)));
   memory = memory.subspan(head);
@@ -262,7 +260,7 @@ Result<void> SegmentWriter::PutFromQueue(const Payload& payload, uint64_t begin_
 Result<void> SegmentWriter::PutZerosTo(uint64_t position) {
   if (position_ >= position) return {};
   return FillBlocks(position - position_, [&](uint64_t, std::span<std::byte> target) {
-    // The queue may join the copies before and after a gap that it fills itself.
+    // If the queue fills the gap, it can join the copies before and after the gap.
     if (block_copies_ != nullptr) return block_copies_->Zero(target);
     std::ranges::fill(target, std::byte{0});
     return Result<void>();
@@ -300,7 +298,7 @@ Result<void> SegmentWriter::PutFromHost(const Payload& payload, uint64_t begin_b
     } else {
       page = memory.subspan(done, count);
     }
-    // Digested after the copy has pulled the page into the cache, or while it is being written.
+    // Digest the page after the copy, when it is in the cache, or while it is being written.
     if (!borrow) CAIRN_TRY(Put(page));
     page_digests_.push_back(PageDigest(page));
   }
@@ -351,6 +349,7 @@ Result<void> SegmentWriter::Finish(const std::string& attempt,
   CAIRN_TRY(PutZerosTo(file_bytes - kSegmentTrailerBytes));
   std::array<std::byte, kSegmentTrailerBytes> trailer_bytes;
   EncodeSegmentTrailer(trailer_, trailer_bytes);
+  CAIRN_CHECK(DecodeSegmentTrailer(trailer_bytes, file_bytes).has_value());
   CAIRN_TRY(Put(trailer_bytes));
   return fill_bytes_ > 0 ? SubmitBlock() : Result<void>();
 }
@@ -366,14 +365,14 @@ Result<void> SegmentWriter::WriteWaiting() {
   return {};
 }
 
-void SegmentWriter::GiveWaitingBack() {
+void SegmentWriter::ReturnWaitingBlocks() {
   while (queue_->in_flight() > 0) {
     auto completion = queue_->Wait();
     if (!completion) break;
     if (completion->request.tag == kPoolBlock) pool_->Give(completion->request.data);
   }
   for (const WaitingBlock& block : waiting_) {
-    // An error of the wait says that the device has failed, and then it writes nothing any more.
+    // An error of the wait means that the device has failed and writes to no block any more.
     if (block.copies != nullptr) (void)block.copies->Await(block.copied_mark);
     pool_->Give(block.data);
   }
@@ -381,11 +380,11 @@ void SegmentWriter::GiveWaitingBack() {
 }
 
 Result<void> SegmentWriter::Drain() {
-  // The last block too: who waits for the next payload must not hold one.
+  // Write the last block too: a caller that waits for its next payload must not hold a block.
   auto written = PutZerosTo(RoundUp(position_, kDirectAlignBytes));
   if (written && fill_bytes_ > 0) written = SubmitBlock();
   if (written) written = WriteWaiting();
-  if (!written) GiveWaitingBack();  // others may stand waiting for a block
+  if (!written) ReturnWaitingBlocks();  // other threads may be waiting for a block
   if (payload_file_ == nullptr) return written;
   auto direct = payload_file_->Await();
   CAIRN_TRY(std::move(written));
@@ -394,6 +393,7 @@ Result<void> SegmentWriter::Drain() {
 }
 
 Result<SegmentInfo> SegmentWriter::Complete() {
+  CAIRN_CHECK(trailer_.footer_bytes > 0);  // Finish was called
   CAIRN_TRY(Drain());
   payload_file_.reset();
   CAIRN_TRY(file_.Truncate(position_));

@@ -1,5 +1,5 @@
 #pragma once
-/// Writes one segment file: payload through the block pool, then leaves, footer and trailer.
+/// Writes one segment file: payload through the block pool, then page digests, footer and trailer.
 
 #include <deque>
 #include <memory>
@@ -20,22 +20,23 @@
 namespace cairn::kv::internal {
 
 /// Payload is copied to a block, digested while it is in the cache, and written when the block is
-/// full; the number of blocks in flight is the depth of the queue. Large payload is written from its
-/// own memory, or by its device, if its alignment allows that. Threads: one.
+/// full; the number of blocks in flight is the depth of the queue. Large payload is written from
+/// its own memory, or by its device, if its alignment allows that. Threads: one.
 class SegmentWriter {
  public:
-  /// Creates `<directory>/<name>`. `pool` and `queue` must outlive the writer; the queue must be idle
-  /// and is used by no one else until Complete or the destructor returns.
+  /// Creates `<directory>/<name>`. kConflict: the file exists. `pool` and `queue` must outlive the
+  /// writer. Requires that the queue is idle; nothing else may use it until Complete or the
+  /// destructor returns.
   static Result<std::unique_ptr<SegmentWriter>> Create(const std::string& directory,
                                                        const SegmentHeader& header, bool direct,
                                                        BlockPool* pool, IoQueue* queue);
   /// Waits for writes in flight. Removes the file unless Complete returned success.
   ~SegmentWriter();
 
-  /// Appends bytes [begin_bytes, begin_bytes + length_bytes) of a payload. `begin_bytes` is the
-  /// beginning of a page. `page_digests` are those of the range; empty: they are computed, which a
-  /// payload with a CopyQueue does not allow. `first_page_digest` of the result is the index of the
-  /// first page's digest. The CopyQueue must outlive the writer.
+  /// Appends bytes [begin_bytes, begin_bytes + length_bytes) of a payload. `page_digests` has one
+  /// digest per page of this range; if it is empty, the digests are computed. Requires that
+  /// `begin_bytes` begins a page, and `page_digests` if the payload has a CopyQueue, which must
+  /// outlive the writer. `first_page_digest` of the result is the index of the first page's digest.
   struct Appended {
     uint64_t offset_bytes = 0;
     uint64_t first_page_digest = 0;
@@ -44,25 +45,26 @@ class SegmentWriter {
   Result<Appended> Append(const Payload& payload, uint64_t begin_bytes, uint64_t length_bytes,
                           SegmentAlignment alignment, std::span<const uint64_t> page_digests);
 
-  /// One more chunk has its payload here, or some pages of it; a chunk may take several appends.
+  /// Counts one more chunk whose payload, or some pages of it, was appended. Separate from Append,
+  /// because a chunk may need several appends.
   void CountChunk() { ++chunk_count_; }
 
-  /// True if a payload of this length should go into a next segment.
+  /// Returns whether a payload of this length belongs in the next segment.
   bool IsFull(uint64_t length_bytes) const;
   uint64_t payload_bytes() const { return payload_bytes_; }
-  /// Where the page digests will stand once no more payload comes.
+  /// Offset of the page digests if no more payload is appended.
   uint64_t page_digests_offset_bytes() const { return RoundUp(position_, kDirectAlignBytes); }
 
-  /// Waits for all blocks that are full, and for writes from the caller's memory; after an error
-  /// all but the one at hand are given back.
+  /// Writes the blocks that have been filled, including the last one, and waits for these writes
+  /// and for those from the caller's memory. After an error all blocks except for the current one
+  /// are back in the pool.
   Result<void> Drain();
 
-  /// Puts the page digests, the footer and the trailer into blocks. Nothing can be appended after
-  /// this.
+  /// Appends the page digests, the footer and the trailer. Nothing can be appended after this.
   Result<void> Finish(const std::string& attempt, std::span<const FooterEntry> entries);
-  /// Waits for all writes, and syncs the file; the caller syncs the directory. Requires Finish. After
-  /// an error all blocks are back in the pool. May run on another thread than the calls before it,
-  /// concurrently with the next writer if that has an IoQueue of its own.
+  /// Waits for all writes, and syncs the file; the caller syncs the directory. Requires Finish.
+  /// After an error all blocks are back in the pool. May run on another thread than the calls
+  /// before it, concurrently with the next writer if that has another IoQueue.
   Result<SegmentInfo> Complete();
 
  private:
@@ -76,7 +78,7 @@ class SegmentWriter {
     CopyQueue* copies = nullptr;  // null: the bytes are in the block
     uint64_t copied_mark = 0;     // of `copies`
   };
-  /// Lets `fill(done_bytes, target)` fill the next `length_bytes` of the file, block by block.
+  /// Fills the next `length_bytes` of the file, block by block, with `fill(done_bytes, target)`.
   template <typename Fill>
   Result<void> FillBlocks(uint64_t length_bytes, const Fill& fill);
   Result<void> Align(SegmentAlignment alignment);
@@ -85,21 +87,23 @@ class SegmentWriter {
   /// Appends a payload whose copies are complete when CopyTo returns.
   Result<void> PutFromHost(const Payload& payload, uint64_t begin_bytes, uint64_t length_bytes,
                            std::span<const uint64_t> page_digests);
-  /// Appends a payload that has a CopyQueue, directly where it can, otherwise through blocks.
+  /// Appends a payload that has a CopyQueue, directly if possible, otherwise through blocks.
   Result<void> PutFromQueue(const Payload& payload, uint64_t begin_bytes, uint64_t length_bytes);
   Result<void> PutCopies(const Payload& payload, uint64_t begin_bytes, uint64_t length_bytes);
-  /// Begins direct writes of the whole pages of the file in this range, after the bytes before them,
-  /// which pass through a block. Returns how many bytes of the range are done.
+  /// Begins direct writes of those bytes of the range that are complete 4 KiB blocks of the file.
+  /// The bytes before them pass through a block. Returns how many bytes of the range have been
+  /// handled.
   Result<uint64_t> PutDirectly(const Payload& payload, uint64_t begin_bytes, uint64_t length_bytes);
   bool CanBorrow(std::span<const std::byte> memory) const;
   Result<void> PutZerosTo(uint64_t position);
   Result<void> SubmitBlock();
   Result<void> Submit(const WaitingBlock& block);
-  /// Submits the blocks that are filled, as far as the queue has room; or the oldest, waiting.
+  /// Submits the waiting blocks whose copies are complete, while the queue has room.
   Result<void> SubmitCopied();
+  /// Waits for the copies of the oldest waiting block, and submits it.
   Result<void> SubmitOldest();
   Result<void> WriteWaiting();
-  void GiveWaitingBack();
+  void ReturnWaitingBlocks();
   Result<void> TakeBlock();
   Result<void> AwaitOne();
   void Reserve(uint64_t end_bytes);
@@ -114,17 +118,17 @@ class SegmentWriter {
 
   uint64_t position_ = 0;        // next byte of the file
   uint64_t reserved_bytes_ = 0;  // allocated ahead, so that writes do not extend the file
-  std::byte* block_ = nullptr;   // being filled; holds [position_ - fill_bytes_, position_)
+  std::byte* block_ = nullptr;   // being filled; contains [position_ - fill_bytes_, position_)
   uint64_t fill_bytes_ = 0;
   CopyQueue* block_copies_ = nullptr;  // null: the bytes of block_ are complete
-  /// Copies may be ahead of the disk, by as many blocks as the pool has.
+  // Copies may be ahead of the disk by as many blocks as the pool has.
   bool copies_run_ahead_ = false;
-  std::deque<WaitingBlock> waiting_;    // in the order of the file
+  std::deque<WaitingBlock> waiting_;  // in the order of the file
   uint64_t payload_bytes_ = 0;
   uint64_t chunk_count_ = 0;
   std::vector<uint64_t> page_digests_;
   std::vector<std::byte> scratch_;
-  SegmentTrailer trailer_;  // once finished
+  SegmentTrailer trailer_;  // set by Finish
   bool sealed_ = false;
 };
 

@@ -71,7 +71,7 @@ TEST_F(StoreIdentityTest, WriterMakesTheStoreAndItsParents) {
 TEST_F(StoreIdentityTest, EmptyDirectoryBecomesAStoreOnlyForAWriter) {
   fs::create_directory(path_);
   EXPECT_THAT(Store::Open(path_, OpenMode::kRead),
-              IsError(ErrorCode::kInvalidArgument, "no Cairn store"));
+              IsError(ErrorCode::kInvalidArgument, "not a Cairn store"));
   EXPECT_TRUE(fs::is_empty(path_));
   CAIRN_EXPECT_OK(Store::Open(path_, OpenMode::kWrite));
 }
@@ -85,7 +85,7 @@ TEST_F(StoreIdentityTest, FileIsNoStore) {
 TEST_F(StoreIdentityTest, DirectoryWithOtherThingsIsLeftAlone) {
   fs::create_directory(path_);
   std::ofstream(path_ + "/model.safetensors") << "weights";
-  ExpectBothFail(ErrorCode::kInvalidArgument, "no Cairn store");
+  ExpectBothFail(ErrorCode::kInvalidArgument, "not a Cairn store");
   EXPECT_THAT(Store::Open(path_, OpenMode::kWrite).error().message, HasSubstr("model.safetensors"));
   EXPECT_EQ(std::distance(fs::directory_iterator(path_), {}), 1);
 }
