@@ -1,6 +1,6 @@
 // Goal: a process that dies at any named point of a commit, overwrite, delete or store creation
-// leaves the old or the new state and nothing else. Readers see it at once, the next writer tidies
-// up, and both hold when the process dies again in the middle of the tidying.
+// leaves the old or the new state and nothing else. Readers see that state at once, and the next
+// writer cleans up. Both remain true if the process dies again during the cleanup.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -44,10 +44,11 @@ int RunStoreProgram(std::vector<std::string> arguments) {
   return child.Wait();
 }
 
-/// Opens for writing: everything as in one of the two states, bit for bit, tidy, and usable.
+/// Opens for writing and checks that the store has one of the two states, bit for bit, has no
+/// leftovers, and is usable.
 void ExpectOldOrNew(const std::string& path, const Steps& before, const Steps& after) {
   {
-    // The first look is a reader's, before any writer has tidied up.
+    // A reader opens the store first, before a writer has cleaned up.
     const auto read = LoadAll(path);
     ASSERT_TRUE(IsOk(read));
     EXPECT_TRUE(*read == before || *read == after);
@@ -74,7 +75,7 @@ void ExpectOldOrNew(const std::string& path, const Steps& before, const Steps& a
 
 class CrashTest : public ::testing::TestWithParam<Operation> {
  protected:
-  // Dying by SIGKILL loses nothing that was written, synced or not: tmpfs serves as well as a disk.
+  // SIGKILL loses nothing that was written, synced or not, so tmpfs is as good as a disk here.
   ScopedTempDir dir_{std::filesystem::exists("/dev/shm") ? "/dev/shm" : ""};
 };
 
@@ -100,7 +101,7 @@ TEST_P(CrashTest, LeavesOldOrNewStateAtEveryNamedPoint) {
                                std::to_string(pass.occurrence)}),
               -SIGKILL);
     ++crashes;
-    // The same wreck, and a writer that dies at the n-th point of tidying it up.
+    // Crash again, now at the n-th point of the cleanup by the next writer.
     for (int n = 1;; ++n) {
       SCOPED_TRACE(fmt::format("opened again and killed at its point {}", n));
       CopyStore(dir_ / "crashed", dir_ / "crashed-twice");
@@ -124,7 +125,7 @@ INSTANTIATE_TEST_SUITE_P(Every, CrashTest, ::testing::ValuesIn(kOperations), [](
   return name;
 });
 
-TEST(CrashPointTest, EveryPointThatTheHeaderNamesIsPassed) {
+TEST(CrashPointTest, EveryPointInTheHeaderIsPassed) {
   ScopedTempDir dir;
   std::vector<std::string> seen;
   {
@@ -145,7 +146,7 @@ TEST(CrashPointTest, EveryPointThatTheHeaderNamesIsPassed) {
   }
 }
 
-TEST(CreationCrashTest, CreationThatDiesIsBegunAgain) {
+TEST(CreationCrashTest, InterruptedCreationIsStartedAgain) {
   ScopedTempDir dir;
   std::vector<FaultPass> passes;
   {
@@ -161,7 +162,7 @@ TEST(CreationCrashTest, CreationThatDiesIsBegunAgain) {
     ASSERT_EQ(
         RunStoreProgram({"operate", path, "create", pass.point, std::to_string(pass.occurrence)}),
         -SIGKILL);
-    // A reader sees an empty store, or none; never something damaged.
+    // A reader sees an empty store or none, and never a damaged one.
     const auto reader = Store::Open(path, OpenMode::kRead);
     if (!reader) {
       EXPECT_THAT(reader.error().code, AnyOf(ErrorCode::kNotFound, ErrorCode::kInvalidArgument))

@@ -1,8 +1,8 @@
-// Goal: whatever byte of a store changes, whatever file is cut or gone: opening, verifying or
-// reading says so, or everything reads back as it was.
+// Goal: if any byte of a store changes, or any file is truncated or missing, then an open, a verify
+// or a load reports it, or everything is loaded as it was saved.
 //
-// CAIRN_DAMAGE_POSITIONS (24) bounds the flipped positions a file; the "slow" variant takes every
-// byte of files up to 4 KiB. Positions are drawn with CAIRN_TEST_SEED.
+// CAIRN_DAMAGE_POSITIONS (24) bounds the number of flipped positions per file; the "slow" variant
+// flips every byte of files up to 4 KiB. Positions are random, with the seed CAIRN_TEST_SEED.
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -68,7 +68,7 @@ struct Examination {
   std::string said;
 };
 
-/// Opens, verifies and reads all that is there.
+/// Opens the store, verifies it and loads all its steps.
 Examination Examine(const std::string& path, const Steps& expected) {
   const auto says = [](const Error& error) {
     return Examination{Verdict::kReported,
@@ -96,7 +96,7 @@ struct Tally {
 
 class DamageTest : public ::testing::Test {
  protected:
-  /// Steps with references, one of them overwritten, one deleted, saved in two sessions.
+  /// Saves steps with references in two sessions, overwrites one of them and deletes one.
   void SetUp() override {
     const auto store = Store::Open(path_, OpenMode::kWrite, SmallBlocks());
     ASSERT_TRUE(IsOk(store));
@@ -139,7 +139,7 @@ class DamageTest : public ::testing::Test {
       EXPECT_THAT(found.said, HasSubstr("file "))
           << file << ": " << change << " is reported nowhere";
     }
-    // In a segment only payload that no step refers to any more may change unseen.
+    // In a segment, only payload to which no step refers any more may change without a report.
     if (KindOf(file) == "manifest" || file == "CAIRN") {
       EXPECT_EQ(found.verdict, Verdict::kReported) << file << ": " << change;
     }
@@ -192,9 +192,9 @@ TEST_F(DamageTest, EveryFlippedBitIsFoundOrHarmless) {
   Print("bit flips in", tallies);
 }
 
-// A fixed bug: RocksDB trusted a table's properties before it checked them, and the highest bit of
-// one of their counters ended the process.
-TEST_F(DamageTest, HighestBitOfEveryByteOfATableEndsNoProcess) {
+// A fixed bug: RocksDB used a table's properties before it had checked them, and a flip of the
+// highest bit of one of their counters ended the process.
+TEST_F(DamageTest, HighestBitOfEveryByteOfATableDoesNotEndTheProcess) {
   for (const std::string& file : Files()) {
     if (KindOf(file) != "index table") continue;
     std::string text = ReadText(path_ + "/" + file);
@@ -211,7 +211,7 @@ TEST_F(DamageTest, HighestBitOfEveryByteOfATableEndsNoProcess) {
   FAIL() << "the store has no index table";
 }
 
-TEST_F(DamageTest, CutEmptiedExtendedAndMissingFilesAreFoundOrHarmless) {
+TEST_F(DamageTest, TruncatedEmptyExtendedAndMissingFilesAreFoundOrHarmless) {
   std::map<std::string, Tally> tallies;
   for (const std::string& file : Files()) {
     Tally& tally = tallies[KindOf(file)];
@@ -241,7 +241,7 @@ TEST_F(DamageTest, ReportOfAFlippedPayloadByteNamesKeySegmentAndOffset) {
   for (const std::string& file : Files()) {
     if (KindOf(file) != "segment") continue;
     std::string text = ReadText(path_ + "/" + file);
-    text[4096] ^= 1;  // the first byte behind the header
+    text[4096] ^= 1;  // the first byte after the header
     WriteText(path_ + "/" + file, text);
     break;
   }
@@ -259,8 +259,8 @@ TEST_F(DamageTest, ReportOfAFlippedPayloadByteNamesKeySegmentAndOffset) {
   EXPECT_TRUE(found);
 }
 
-// Whatever is wrong with the index: a writer that opens the store, saves and closes takes nothing
-// away that RebuildIndex could not bring back, and never shows other bytes than were saved.
+// Whatever the damage of the index is: if a writer opens the store, saves and closes it,
+// RebuildIndex can restore everything, and no load returns other bytes than those that were saved.
 TEST_F(DamageTest, WriterOnADamagedIndexDestroysNothing) {
   SeededRandom random;
   fmt::print("CAIRN_TEST_SEED={}\n", random.seed());
@@ -310,9 +310,8 @@ TEST_F(DamageTest, WriterOnADamagedIndexDestroysNothing) {
 }
 
 // --- a lost tail of RocksDB's manifest
-// ---------------------------------------------------------------
 
-/// Three commits in a row, too few for a compaction: what the tail loses are commits.
+/// Three commits, too few for a compaction, so that the tail contains only commits.
 class LostTailTest : public DamageTest {
  protected:
   void SetUp() override {
@@ -329,8 +328,8 @@ class LostTailTest : public DamageTest {
     return "";
   }
 
-  /// Every step that counts is there and whole; steps that were deleted may have come back,
-  /// damaged.
+  /// Checks that every step that was not deleted exists and is complete. Deleted steps may exist
+  /// again, and may be damaged.
   void ExpectNothingDropped(const Snapshot& snapshot) {
     std::set<uint64_t> there;
     for (const StepInfo& info : snapshot.steps()) there.insert(info.step);
@@ -341,7 +340,7 @@ class LostTailTest : public DamageTest {
       EXPECT_TRUE(*loaded == sample) << "step " << step;
       there.erase(step);
     }
-    if (deleted_) there.erase(*deleted_);  // its return is a step too many, not one too few
+    if (deleted_) there.erase(*deleted_);  // a restored step is better than a lost one
     EXPECT_THAT(there, IsEmpty());
   }
 
@@ -382,7 +381,7 @@ class LostTailTest : public DamageTest {
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, (*writer)->Latest());
     ExpectNothingDropped(*snapshot);
     if (HasFailure()) return;
-    // A deleted step that came back can be deleted again, and then all is well.
+    // A deleted step that was restored can be deleted again; then the store is as before.
     if (deleted_ && snapshot->FindStep(deleted_)) {
       CAIRN_EXPECT_OK((*writer)->Delete(std::array{*deleted_}));
     }
@@ -392,7 +391,7 @@ class LostTailTest : public DamageTest {
     EXPECT_THAT(damage, IsEmpty());
   }
 
-  /// Cuts of every length up to a quarter of their number, the others drawn.
+  /// The lengths of the cuts: all up to a quarter of their number, and random ones.
   std::map<Outcome, uint64_t> CutMany() {
     SeededRandom random;
     fmt::print("CAIRN_TEST_SEED={}\n", random.seed());
@@ -420,7 +419,7 @@ TEST_F(LostTailTest, NoCutOfTheIndexManifestDropsACommitSilently) {
   EXPECT_GT(CutMany()[Outcome::kPutBack], 0u);
 }
 
-TEST_F(LostTailTest, NorDoesACutBehindADeleteAndACompaction) {
+TEST_F(LostTailTest, NorDoesACutAfterADeleteAndACompaction) {
   {
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto store,
                                Store::Open(path_, OpenMode::kWrite, SmallBlocks()));
@@ -450,7 +449,7 @@ TEST_F(LostTailTest, ReaderNamesTheManifestOfTheLostStepAndMayTolerateIt) {
   EXPECT_TRUE(IsOk(LoadSample(*snapshot, 2)));
 }
 
-TEST_F(LostTailTest, LostStepWhoseManifestIsDamagedTooStopsTheSweep) {
+TEST_F(LostTailTest, LostStepWhoseManifestIsDamagedPreventsTheSweep) {
   const std::string index_manifest = path_ + "/" + IndexManifest();
   fs::resize_file(index_manifest, fs::file_size(index_manifest) - 1);
   const auto reader = Store::Open(path_, OpenMode::kRead);
@@ -471,7 +470,7 @@ TEST_F(LostTailTest, LostStepWhoseManifestIsDamagedTooStopsTheSweep) {
     EXPECT_THAT(writer->recovery_notes()[0].message, HasSubstr("cannot be restored"));
     EXPECT_EQ(segment_count(), before);
   }
-  // Once the manifest is mended, the step comes back whole.
+  // After the manifest is repaired, the complete step is restored.
   WriteText(manifest, original);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, Store::Open(path_, OpenMode::kWrite));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, writer->Latest());

@@ -1,5 +1,5 @@
-// Goal: an operation whose n-th file operation fails is an error with a code that says what to do,
-// leaves the store as it was, and succeeds when it is tried again.
+// Goal: an operation whose n-th file operation fails returns an error with a code that indicates
+// what to do next, leaves the store as it was, and succeeds when it is repeated.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -53,22 +53,22 @@ void ExpectWholeAndClean(const std::string& path, const Steps& expected) {
 
 bool IsSensible(ErrorCode code, int error_number) {
   if (error_number == ENOSPC) return code == ErrorCode::kResourceExhausted;
-  // A read that fails with EIO is the medium's damage.
+  // A read that fails with EIO is a damaged medium.
   return code == ErrorCode::kUnavailable || code == ErrorCode::kDataLoss;
 }
 
 struct FailCase {
   Operation operation;
   int error_number;
-  bool for_good;  // from the n-th on everything fails
+  bool for_good;  // all operations from the n-th on fail
 };
 
 class FailingOperationTest : public ::testing::TestWithParam<FailCase> {
  protected:
-  // tmpfs: these tests make hundreds of small synced writes, and no machine goes down in them.
+  // tmpfs, because these tests make hundreds of small synced writes, and no power failure.
   ScopedTempDir dir_{std::filesystem::exists("/dev/shm") ? "/dev/shm" : ""};
 
-  /// One attempt on a fresh copy of the history. Returns whether a fault was met.
+  /// Makes one attempt on a new copy of the history. Returns whether a fault occurred.
   bool TryWith(uint32_t n, const Steps& before) {
     const auto [operation, error_number, for_good] = GetParam();
     const std::string path = dir_ / fmt::format("copy-{}", n);
@@ -90,8 +90,8 @@ class FailingOperationTest : public ::testing::TestWithParam<FailCase> {
       SCOPED_TRACE(fmt::format("{} with errno {} at point {} ({}){}", OperationName(operation),
                                error_number, n, point, for_good ? " for good" : ""));
       auto now = LoadAllFrom(**store);
-      // A store that could not get its index back after the failure says so until it is opened
-      // anew.
+      // A store that could not reopen its index after the failure refuses changes until it is
+      // opened again.
       const bool usable = now.has_value();
       if (!usable) {
         EXPECT_EQ(now.error().code, ErrorCode::kFailedPrecondition) << now.error().message;
@@ -107,7 +107,7 @@ class FailingOperationTest : public ::testing::TestWithParam<FailCase> {
       if (usable) {
         EXPECT_TRUE(*now == (done ? after : before));
         if (!done) {
-          // Whatever failed, trying again on the same store works.
+          // Whatever failed, the operation succeeds when it is repeated on the same store.
           EXPECT_TRUE(IsOk(Perform(operation, **store)));
           auto then = LoadAllFrom(**store);
           EXPECT_TRUE(IsOk(then) && *then == after);
@@ -130,7 +130,7 @@ TEST_P(FailingOperationTest, LeavesOldStateAndSucceedsWhenRetried) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const Steps before, MakeHistory(dir_ / "history"));
   uint32_t n = 1;
   while (TryWith(n, before)) ++n;
-  EXPECT_GT(n, 5u) << "no fault was met";
+  EXPECT_GT(n, 5u) << "no fault occurred";
   ::testing::Test::RecordProperty("points", static_cast<int>(n - 1));
 }
 
@@ -153,8 +153,8 @@ INSTANTIATE_TEST_SUITE_P(Every, FailingOperationTest, ::testing::ValuesIn(AllFai
                            return name;
                          });
 
-// The index write is durable, its success is not seen, and the index cannot be opened again: nobody
-// knows whether the step exists. Nothing may be removed then; the next open finds out.
+// The index write is durable but reports a failure, and the index cannot be opened again, so that
+// it is unknown whether the step exists. Nothing may be removed then; the next open determines it.
 TEST(UnknownOutcomeTest, CommitThatMayBeDurableKeepsItsFilesUntilTheNextOpen) {
   ScopedTempDir dir;
   const std::string path = dir / "store";

@@ -1,4 +1,4 @@
-// Full disks and missing permissions: one clear error, the store as it was, and on it goes.
+// Full disks and missing permissions: one clear error, the store as it was, and it remains usable.
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -33,8 +33,8 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
 
-/// Mounts of this process alone. Made before RocksDB starts its threads, which would else stay
-/// outside.
+/// A mount namespace for this process. It is created before RocksDB starts its threads, which would
+/// otherwise not be in it.
 class OwnMounts : public ::testing::Environment {
  public:
   void SetUp() override {
@@ -47,12 +47,12 @@ class OwnMounts : public ::testing::Environment {
 };
 const auto* const own_mounts = ::testing::AddGlobalTestEnvironment(new OwnMounts);
 
-/// A small tmpfs of this process alone, gone with it.
+/// A small tmpfs that only this process sees, and that is unmounted when the process ends.
 class FullDiskTest : public ::testing::Test {
  protected:
   void SetUp() override {
     if (OwnMounts::error_number != 0) {
-      GTEST_SKIP() << "cannot have mounts of its own: " << std::strerror(OwnMounts::error_number);
+      GTEST_SKIP() << "cannot create a mount namespace: " << std::strerror(OwnMounts::error_number);
     }
     if (::mount("tmpfs", dir_.path().c_str(), "tmpfs", 0, "size=24m") != 0) {
       GTEST_SKIP() << "cannot mount a small tmpfs here: " << std::strerror(errno);
@@ -91,7 +91,7 @@ class FullDiskTest : public ::testing::Test {
   bool mounted_ = false;
 };
 
-TEST_F(FullDiskTest, SaveThatDoesNotFitFailsAndASmallerOneGoesOn) {
+TEST_F(FullDiskTest, SaveThatDoesNotFitFailsAndASmallerOneSucceeds) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kWrite, SmallBlocks()));
   const uint64_t free_before = FreeBytes();
   EXPECT_THAT(SaveSample(*store, MakeSample(4, 0, {.tensor_count = 40, .largest_bytes = 4 << 20})),
@@ -108,13 +108,13 @@ TEST_F(FullDiskTest, SaveThatDoesNotFitFailsAndASmallerOneGoesOn) {
 TEST_F(FullDiskTest, StepCanBeDeletedOnADiskThatIsNearlyFull) {
   CAIRN_ASSERT_OK_AND_ASSIGN(auto store, Store::Open(path_, OpenMode::kWrite, SmallBlocks()));
   Fill(64 << 10);
-  // Far more than is left, also where the index gives some of its own space back meanwhile.
+  // Far more than is left, even if the index frees some of its space concurrently.
   EXPECT_THAT(SaveSample(*store, MakeSample(4, 0, {.tensor_count = 12, .largest_bytes = 4 << 20})),
               IsError(ErrorCode::kResourceExhausted, "space"));
   ExpectAsBefore();
   if (!store->Delete(std::array<uint64_t, 2>{2, 3}, /*dry_run=*/true)) {
-    // Sometimes it is the index that finds no space, and none to be opened again either: what the
-    // error then says has to help.
+    // In some runs the index has no space, and cannot be reopened either. The error must then state
+    // what to do.
     CAIRN_ASSERT_OK(store->Close());
     CAIRN_ASSERT_OK_AND_ASSIGN(store, Store::Open(path_, OpenMode::kWrite, SmallBlocks()));
     ExpectAsBefore();
@@ -125,8 +125,8 @@ TEST_F(FullDiskTest, StepCanBeDeletedOnADiskThatIsNearlyFull) {
 }
 
 // Leaves more and more space, so that the disk is full in the segment, in the manifest, and in each
-// of the index's table files in turn. (RocksDB frees old tables when it likes, so no single amount
-// is sure to be too little.)
+// of the index's table files in turn. (RocksDB frees old tables at any time, so no single amount is
+// certain to be too little.)
 TEST_F(FullDiskTest, DiskThatIsFullAnywhereInACommitLeavesTheStoreAsItWas) {
   const SampleShape small{.tensor_count = 3, .largest_bytes = 20'000};
   const Steps with_new = [&] {
@@ -148,7 +148,7 @@ TEST_F(FullDiskTest, DiskThatIsFullAnywhereInACommitLeavesTheStoreAsItWas) {
       if (!done) {
         ASSERT_EQ(result.error().code, ErrorCode::kResourceExhausted) << result.error().ToString();
       }
-      // A full disk does not hinder readers.
+      // Readers work on a full disk.
       CAIRN_ASSERT_OK_AND_ASSIGN(const Steps now, LoadAll(path_));
       EXPECT_TRUE(now == (done ? with_new : before_));
     }
@@ -172,7 +172,6 @@ TEST_F(FullDiskTest, DiskThatIsFullAnywhereInACommitLeavesTheStoreAsItWas) {
 }
 
 // --- permission
-// --------------------------------------------------------------------------------------
 
 class PermissionTest : public ::testing::Test {
  protected:
@@ -199,7 +198,7 @@ TEST_F(PermissionTest, StoreOfAnotherUserIsReadButNotWritten) {
   EXPECT_THAT(answer, HasSubstr(path_));
 }
 
-TEST_F(PermissionTest, ClosedDirectorySaysPermissionDenied) {
+TEST_F(PermissionTest, UnreadableDirectoryIsPermissionDenied) {
   ASSERT_EQ(::chmod(path_.c_str(), 0700), 0);
   for (const char* mode : {"r", "w"}) {
     const std::string answer = OpenAsNobody(mode);
@@ -209,7 +208,7 @@ TEST_F(PermissionTest, ClosedDirectorySaysPermissionDenied) {
   }
 }
 
-TEST_F(PermissionTest, ClosedIndexSaysPermissionDenied) {
+TEST_F(PermissionTest, UnreadableIndexIsPermissionDenied) {
   ASSERT_EQ(::chmod((path_ + "/index").c_str(), 0700), 0);
   const std::string answer = OpenAsNobody("r");
   EXPECT_THAT(answer, HasSubstr("error Unavailable"));

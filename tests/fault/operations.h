@@ -19,15 +19,15 @@ const char* OperationName(Operation operation);
 
 using Steps = std::map<uint64_t, SampleStep>;
 
-/// Steps 1, 2 and 3, of which 2 was overwritten and 3 refers to bytes of 1. Blocks are small, so
-/// that a segment takes several writes.
+/// Small blocks, so that a segment needs several writes.
 StoreOptions SmallBlocks();
+/// Saves steps 1, 2 and 3, of which 2 was overwritten and 3 refers to bytes of 1.
 Result<Steps> MakeHistory(const std::string& directory);
 
-/// Does it: saves step 4, overwrites step 2, deletes step 1, deletes steps 1 and 3, or saves step 4
-/// by three ranks, which are in this process and take turns.
+/// Performs the operation: saves step 4, overwrites step 2, deletes step 1, deletes steps 1 and 3,
+/// or saves step 4 from three ranks, which take turns in this process.
 Result<void> Perform(Operation operation, Store& store);
-/// What the store then holds, if it held `before`.
+/// Returns the steps after the operation, if the store had `before`.
 Steps After(Operation operation, Steps before);
 
 }  // namespace cairn::kv::testing

@@ -1,12 +1,12 @@
 #pragma once
-/// What the golden stores hold. Never changed once a store with it is in git.
+/// The contents of the golden stores. Never changed after a store with them was added to git.
 
 #include "tests/kv/sample_step.h"
 
 namespace cairn::kv::testing {
 
-/// Three tensors by a formula that needs no library, small to keep git small. "frozen" is the same
-/// in every step.
+/// Three tensors from a formula that needs no library, and small, to keep the repository small.
+/// "frozen" is the same in every step.
 inline SampleStep GoldenStep(uint64_t step, uint64_t version) {
   const auto fill = [](uint64_t length_bytes, uint64_t salt) {
     std::vector<std::byte> bytes(length_bytes);
@@ -22,8 +22,8 @@ inline SampleStep GoldenStep(uint64_t step, uint64_t version) {
   return sample;
 }
 
-/// One tensor of a chunk of two pages and one of a short page. The first page is the same in every
-/// step, the second is not, so that the chunk of steps behind the first lies in two extents.
+/// One tensor with a chunk of two pages and a chunk of a short page. The first page is the same in
+/// every step and the second is not, so that in steps after the first the chunk has two extents.
 inline SampleStep PagesGoldenStep(uint64_t step) {
   SampleStep sample{.step = step, .version = 0, .tensors = {}};
   std::vector<std::byte>& bytes = sample.tensors["paged"];
@@ -38,7 +38,7 @@ inline std::map<uint64_t, SampleStep> PagesGoldenSteps() {
   return {{2, PagesGoldenStep(2)}, {3, PagesGoldenStep(3)}};
 }
 
-/// Steps 10 and 30, and 20, which was overwritten once; 15 was deleted.
+/// Steps 10, 20 (which was overwritten once) and 30. Step 15 was deleted.
 inline std::map<uint64_t, SampleStep> GoldenSteps() {
   return {{10, GoldenStep(10, 0)}, {20, GoldenStep(20, 1)}, {30, GoldenStep(30, 0)}};
 }

@@ -1,4 +1,4 @@
-// Stores that earlier builds wrote must open and read back for ever.
+// Stores that earlier builds wrote must always open and load.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
 class GoldenStoreTest : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    // A copy: git keeps no empty directories, and writing must not touch the original.
+    // Copy the store: git has no empty directories, and writes must not change the original.
     std::filesystem::copy(std::string(CAIRN_GOLDEN_DIR) + "/" + GetParam(), path_,
                           std::filesystem::copy_options::recursive);
   }
@@ -32,7 +32,7 @@ class GoldenStoreTest : public ::testing::TestWithParam<std::string> {
   const std::string path_ = dir_ / "store";
 };
 
-TEST_P(GoldenStoreTest, ReadsBackAndVerifies) {
+TEST_P(GoldenStoreTest, LoadsAndVerifies) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path_));
   EXPECT_TRUE(steps == GoldenSteps());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kRead));
@@ -44,7 +44,7 @@ TEST_P(GoldenStoreTest, ReadsBackAndVerifies) {
   EXPECT_EQ(info.reused_chunk_count, 1u);
 }
 
-TEST_P(GoldenStoreTest, TakesNewStepsAndRebuildsItsIndex) {
+TEST_P(GoldenStoreTest, AcceptsNewStepsAndRebuildsItsIndex) {
   auto expected = GoldenSteps();
   {
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kWrite));
@@ -63,21 +63,21 @@ TEST_P(GoldenStoreTest, TakesNewStepsAndRebuildsItsIndex) {
 
 class GoldenPagesTest : public GoldenStoreTest {};
 
-TEST_P(GoldenPagesTest, ReadsBackAndVerifies) {
+TEST_P(GoldenPagesTest, LoadsAndVerifies) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path_));
   EXPECT_TRUE(steps == PagesGoldenSteps());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kRead));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
   EXPECT_THAT(damage, IsEmpty());
-  // Page and tail that each step wrote, and the page that they share.
+  // The page and the tail that each step wrote, and the page that the steps share.
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto usage, snapshot->SegmentUsage());
   std::vector<uint64_t> live_bytes;
   for (const Usage& one : usage) live_bytes.push_back(one.live_bytes);
   EXPECT_THAT(live_bytes, UnorderedElementsAre(kPageBytes, kPageBytes, 15'464u, 15'464u));
 }
 
-TEST_P(GoldenPagesTest, TakesNewStepsAndRebuildsItsIndex) {
+TEST_P(GoldenPagesTest, AcceptsNewStepsAndRebuildsItsIndex) {
   auto expected = PagesGoldenSteps();
   {
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kWrite));

@@ -1,6 +1,6 @@
-// Makes the golden stores of this build's format version: make_golden DIR makes DIR, and DIR-pages
-// with chunks in several extents. Run once a format version; the result goes into git and is never
-// made again.
+// Creates the golden stores of this build's format version: make_golden DIR creates DIR, and
+// DIR-pages with chunks in several extents. It is run once per format version; the result is added
+// to git and never created again.
 
 #include <fmt/format.h>
 
@@ -15,7 +15,7 @@
 namespace cairn::kv::testing {
 namespace {
 
-// RocksDB's record of its options is large and no open reads it.
+// RocksDB's file of options is large, and no open reads it.
 void RemoveOptions(const std::string& directory) {
   for (const auto& entry : std::filesystem::directory_iterator(directory + "/index")) {
     if (entry.path().filename().string().starts_with("OPTIONS-")) std::filesystem::remove(entry);
@@ -38,7 +38,7 @@ Result<void> MakeGolden(const std::string& directory) {
   return {};
 }
 
-// Step 1 is deleted: its segment stays, as pages of it are used.
+// Step 1 is deleted. Its segment remains, because later steps use some of its pages.
 Result<void> MakeGoldenPages(const std::string& directory) {
   {
     CAIRN_TRY_ASSIGN(const auto store, Store::Open(directory, OpenMode::kWrite));

@@ -10,8 +10,8 @@
 
 namespace cairn::kv::testing {
 
-/// Payload that is not contiguous, as far as the writer knows: always copied. The bytes must outlive
-/// its use.
+/// Payload that does not expose its memory, so that the writer always copies it. The bytes must
+/// outlive it.
 class CopiedPayload : public Payload {
  public:
   explicit CopiedPayload(std::span<const std::byte> bytes) : bytes_(bytes) {}
@@ -26,7 +26,7 @@ class CopiedPayload : public Payload {
   std::span<const std::byte> bytes_;
 };
 
-/// Payload that the writer may read from where it is until Commit.
+/// Payload that the writer may write directly from its memory, until Commit.
 class BorrowedPayload final : public CopiedPayload {
  public:
   using CopiedPayload::CopiedPayload;

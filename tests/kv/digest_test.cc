@@ -1,4 +1,4 @@
-// The page tree against XXH3 called directly, and against published values.
+// Compares page-tree digests with direct calls of XXH3 and with published values.
 
 #include "kv/digest.h"
 
@@ -42,12 +42,12 @@ TEST(DigestTest, PageCountRoundsUp) {
   EXPECT_EQ(PageCount(~uint64_t{0}), (uint64_t{1} << 48));
 }
 
-TEST(DigestTest, TreeIsXxh3OfLeavesAndLength) {
+TEST(DigestTest, DigestIsXxh3OfPageDigestsAndLength) {
   for (const uint64_t length_bytes :
        {uint64_t{0}, uint64_t{1}, uint64_t{240}, uint64_t{241}, kPageBytes - 1, kPageBytes,
         kPageBytes + 1, 5 * kPageBytes, 5 * kPageBytes + 123}) {
     const std::vector<std::byte> payload = RandomBytes(length_bytes + 1, length_bytes);
-    // The tree by its definition, in one buffer.
+    // Computes the digest by its definition, in one buffer.
     std::vector<uint64_t> words;
     for (uint64_t at = 0; at < length_bytes; at += kPageBytes) {
       words.push_back(XXH3_64bits(payload.data() + at, std::min(kPageBytes, length_bytes - at)));
@@ -60,16 +60,16 @@ TEST(DigestTest, TreeIsXxh3OfLeavesAndLength) {
   }
 }
 
-TEST(DigestTest, ValuesComputedByAnotherProgramComeOut) {
-  // Python with ctypes over libxxhash, following docs/format/: root = XXH3-128 of leaves and
-  // length.
+TEST(DigestTest, EqualsValuesComputedByAnotherProgram) {
+  // Python with ctypes over libxxhash, following docs/format/: XXH3-128 of the page digests
+  // and the length.
   EXPECT_EQ(TreeOf({}).ToHex(), "2c0a8a99dc147d5445c3b49d035665b2");
   std::vector<std::byte> payload(100'000);
   for (size_t i = 0; i < payload.size(); ++i) payload[i] = static_cast<std::byte>(i & 0xff);
   EXPECT_EQ(TreeOf(payload).ToHex(), "fa2352bad2cdc1d62e096b521a9f7b55");
 }
 
-TEST(DigestTest, EveryByteAndTheLengthCount) {
+TEST(DigestTest, DependsOnEveryByteAndTheLength) {
   std::vector<std::byte> payload = RandomBytes(1, kPageBytes + 100);
   const Digest before = TreeOf(payload);
   for (const size_t at :
@@ -79,11 +79,11 @@ TEST(DigestTest, EveryByteAndTheLengthCount) {
     payload[at] ^= std::byte{1};
   }
   EXPECT_NE(TreeOf(std::span(payload).first(payload.size() - 1)), before);
-  // Zeros of different length differ although their pages would look alike.
+  // Zeros of different lengths have different digests, although their first pages are equal.
   EXPECT_NE(TreeOf(std::vector<std::byte>(10)), TreeOf(std::vector<std::byte>(11)));
 }
 
-TEST(DigestTest, SwappedPagesCount) {
+TEST(DigestTest, DependsOnTheOrderOfPages) {
   std::vector<std::byte> payload = RandomBytes(2, 2 * kPageBytes);
   const Digest before = TreeOf(payload);
   std::rotate(payload.begin(), payload.begin() + kPageBytes, payload.end());

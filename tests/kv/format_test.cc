@@ -1,5 +1,5 @@
-// Manifests, segment headers, trailers, footers and records: what is encoded comes back, and one
-// damaged thing a test is refused.
+// Manifests, segment headers, trailers, footers and records: decoding returns what was encoded, and
+// refuses damage, of one kind per test.
 
 #include <cairn_schema/chunk_generated.h>
 #include <gmock/gmock.h>
@@ -37,7 +37,6 @@ Uuid TestUuid() {
 }
 
 // --- manifest
-// ----------------------------------------------------------------------------------------
 
 struct Entry {
   Column column;
@@ -94,7 +93,7 @@ class ManifestTest : public ::testing::Test {
   std::vector<Entry> entries_;
 };
 
-TEST_F(ManifestTest, ComesBackAsWritten) {
+TEST_F(ManifestTest, ReadReturnsWhatWasWritten) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const ManifestRef written, Write());
   ManifestRef found;
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto entries, Read(&found));
@@ -111,19 +110,19 @@ TEST_F(ManifestTest, ComesBackAsWritten) {
   EXPECT_EQ(header.store_uuid, header_.store_uuid);
 }
 
-TEST_F(ManifestTest, ManyBlocksComeBack) {
+TEST_F(ManifestTest, ReadReturnsManyBlocks) {
   entries_.clear();
   for (uint64_t i = 0; i < 300; ++i) {
     entries_.push_back({Column::kChunks, ChunkKey("w", std::vector{i}), RandomBytes(i, 10'000)});
   }
-  // One record that is larger than a block is meant to be.
+  // One record is larger than the intended size of a block.
   entries_.push_back({Column::kStructures, "", RandomBytes(9, 3 << 20)});
   CAIRN_ASSERT_OK(Write());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto entries, Read());
   EXPECT_EQ(entries, entries_);
 }
 
-TEST_F(ManifestTest, EmptyOneComesBack) {
+TEST_F(ManifestTest, EmptyManifestIsRead) {
   entries_.clear();
   CAIRN_ASSERT_OK(Write());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto entries, Read());
@@ -146,7 +145,7 @@ TEST_F(ManifestTest, EveryFlippedByteIsRefusedAndTheFileNamed) {
   CAIRN_EXPECT_OK(Read());
 }
 
-TEST_F(ManifestTest, EveryCutIsRefused) {
+TEST_F(ManifestTest, EveryTruncationIsRefused) {
   CAIRN_ASSERT_OK(Write());
   for (uint64_t size = std::filesystem::file_size(path_); size > 0; --size) {
     std::filesystem::resize_file(path_, size - 1);
@@ -154,7 +153,7 @@ TEST_F(ManifestTest, EveryCutIsRefused) {
   }
 }
 
-TEST_F(ManifestTest, BytesBehindTheEndAreRefused) {
+TEST_F(ManifestTest, BytesAfterTheEndAreRefused) {
   CAIRN_ASSERT_OK(Write());
   std::ofstream(path_, std::ios::app | std::ios::binary) << '\0';
   EXPECT_THAT(Read(), IsError(ErrorCode::kDataLoss, "end"));
@@ -172,7 +171,7 @@ TEST_F(ManifestTest, NewerVersionIsUnimplementedNotDamaged) {
   EXPECT_THAT(Read(), IsError(ErrorCode::kUnimplemented, "version 2"));
 }
 
-TEST_F(ManifestTest, ErrorOfTheCallbackEndsTheReading) {
+TEST_F(ManifestTest, ErrorOfTheCallbackEndsTheRead) {
   CAIRN_ASSERT_OK(Write());
   int calls = 0;
   const auto result = ReadManifest(path_, [&](Column, std::string_view, auto) -> Result<void> {
@@ -184,7 +183,6 @@ TEST_F(ManifestTest, ErrorOfTheCallbackEndsTheReading) {
 }
 
 // --- segments
-// ----------------------------------------------------------------------------------------
 
 class SegmentFormatTest : public ::testing::Test {
  protected:
@@ -203,7 +201,7 @@ class SegmentFormatTest : public ::testing::Test {
                                 .footer_digest = 12};
 };
 
-TEST_F(SegmentFormatTest, HeaderComesBackAndEveryFlippedByteIsRefused) {
+TEST_F(SegmentFormatTest, HeaderIsDecodedAndEveryFlippedByteIsRefused) {
   std::array<std::byte, kSegmentHeaderBytes> bytes;
   EncodeSegmentHeader(header_, bytes);
   CAIRN_ASSERT_OK_AND_ASSIGN(const SegmentHeader found, DecodeSegmentHeader(bytes));
@@ -227,7 +225,7 @@ TEST_F(SegmentFormatTest, NewerHeaderIsUnimplementedNotDamaged) {
   EXPECT_THAT(DecodeSegmentHeader(bytes), IsError(ErrorCode::kUnimplemented, "version 2"));
 }
 
-TEST_F(SegmentFormatTest, TrailerComesBackAndEveryFlippedByteIsRefused) {
+TEST_F(SegmentFormatTest, TrailerIsDecodedAndEveryFlippedByteIsRefused) {
   std::array<std::byte, kSegmentTrailerBytes> bytes;
   EncodeSegmentTrailer(trailer_, bytes);
   CAIRN_ASSERT_OK_AND_ASSIGN(const SegmentTrailer found, DecodeSegmentTrailer(bytes, kFileBytes));
@@ -271,7 +269,7 @@ TEST_F(SegmentFormatTest, TrailerWhosePartsDoNotFitTheFileIsRefused) {
   EXPECT_TRUE(refuses(hostile));
 }
 
-TEST_F(SegmentFormatTest, FooterComesBack) {
+TEST_F(SegmentFormatTest, FooterIsDecoded) {
   const std::vector<FooterEntry> entries = {
       {.column = Column::kTensors, .key = FqnKey("w"), .value = RandomBytes(1, 33)},
       {.column = Column::kChunks,
@@ -286,8 +284,8 @@ TEST_F(SegmentFormatTest, FooterComesBack) {
     EXPECT_EQ(found[i].value, entries[i].value);
   }
   EXPECT_THAT(DecodeSegmentFooter(bytes, 5), IsError(ErrorCode::kDataLoss, "another segment"));
-  // Cut or garbled FlatBuffers may decode to something, but never crash; their checksum is tested
-  // elsewhere.
+  // Truncated or changed FlatBuffers may be decoded, but must not crash. Other tests cover their
+  // checksum.
   for (size_t size = 0; size < bytes.size(); ++size) {
     (void)DecodeSegmentFooter(std::span(bytes).first(size), header_.segment_id);
   }
@@ -298,7 +296,7 @@ TEST_F(SegmentFormatTest, FooterComesBack) {
   }
 }
 
-TEST(SegmentNameTest, NamesComeBackAndOthersAreNoSegments) {
+TEST(SegmentNameTest, NamesAreParsedAndOthersAreNotSegments) {
   EXPECT_EQ(SegmentName(100, 7, 0xabc), "100-7-0000000000000abc.seg");
   EXPECT_EQ(ParseSegmentName(SegmentName(100, 7, ~uint64_t{0})), ~uint64_t{0});
   for (const char* name : {"", ".seg", "0000000000000abc.seg", "1-0-000000000000xabc.seg",
@@ -307,7 +305,7 @@ TEST(SegmentNameTest, NamesComeBackAndOthersAreNoSegments) {
   }
 }
 
-TEST(CommitFileTest, NamesComeBackAndOthersAreNone) {
+TEST(CommitFileTest, NamesAreParsedAndOthersAreNotCommits) {
   const StorePaths paths{"/s"};
   EXPECT_EQ(paths.manifest(12, 3), "/s/commits/12-3.manifest");
   const auto file = ParseCommitFile("12-3.manifest");
@@ -323,9 +321,8 @@ TEST(CommitFileTest, NamesComeBackAndOthersAreNone) {
 }
 
 // --- records
-// -----------------------------------------------------------------------------------------
 
-TEST(RecordsTest, StepComesBack) {
+TEST(RecordsTest, StepIsDecoded) {
   StepEntry entry;
   entry.info = {.step = 5,
                 .generation = 6,
@@ -364,7 +361,7 @@ TEST(RecordsTest, StepComesBack) {
   EXPECT_FALSE(without_base.info.base_step);
 }
 
-TEST(RecordsTest, SegmentComesBackAndItsNameMustBeAFileName) {
+TEST(RecordsTest, SegmentIsDecodedAndItsNameMustBeAFileName) {
   SegmentInfo info{.segment_id = 1,
                    .name = "1-0-0000000000000001.seg",
                    .step = 2,
@@ -386,22 +383,24 @@ TEST(RecordsTest, SegmentComesBackAndItsNameMustBeAFileName) {
   EXPECT_EQ(found.page_digests_checksum, 8u);
   for (const char* hostile : {"", "../../etc/passwd", "a/b"}) {
     info.name = hostile;
-    EXPECT_THAT(DecodeSegment(EncodeSegment(info)), IsError(ErrorCode::kDataLoss, "not a file name"));
+    EXPECT_THAT(DecodeSegment(EncodeSegment(info)),
+                IsError(ErrorCode::kDataLoss, "not a file name"));
   }
 }
 
-TEST(RecordsTest, ChunkExtentComesBack) {
-  const ChunkEntry entry{
-      .sizes = {3, 4},
-      .extents =
-          Extent{.segment_id = 1, .offset_bytes = 2, .length_bytes = 3, .page_digests_offset_bytes = 4},
-      .digest = {.lo = 5, .hi = 6},
-      .since_step = 7};
+TEST(RecordsTest, ChunkExtentIsDecoded) {
+  const ChunkEntry entry{.sizes = {3, 4},
+                         .extents = Extent{.segment_id = 1,
+                                           .offset_bytes = 2,
+                                           .length_bytes = 3,
+                                           .page_digests_offset_bytes = 4},
+                         .digest = {.lo = 5, .hi = 6},
+                         .since_step = 7};
   CAIRN_ASSERT_OK_AND_ASSIGN(const Extents found, DecodeChunkExtents(EncodeChunk(entry)));
   EXPECT_EQ(found, entry.extents);
 }
 
-TEST(RecordsTest, ChunkExtentsComeBackInTheirOrder) {
+TEST(RecordsTest, ChunkExtentsAreDecodedInTheirOrder) {
   const std::array runs = {Extent{1, 4096, kPageBytes, 70'000},
                            Extent{2, 8192, 2 * kPageBytes, 80'000},
                            Extent{1, 4096 + kPageBytes, 77, 70'008}};
@@ -420,7 +419,7 @@ TEST(RecordsTest, OnlyTheFormOfSeveralExtentsIsNewToOlderReaders) {
   EXPECT_EQ(version_of(Extents(runs)), schema::kSeveralExtentsVersion);
 }
 
-TEST(RecordsTest, RunsThatAreNoPagesAreRefused) {
+TEST(RecordsTest, ExtentsThatAreNotPagesAreRefused) {
   const auto decode = [](uint8_t version, const std::vector<schema::Extent>& runs) {
     flatbuffers::FlatBufferBuilder builder;
     const auto extents = builder.CreateVectorOfStructs(runs);
@@ -432,7 +431,8 @@ TEST(RecordsTest, RunsThatAreNoPagesAreRefused) {
   };
   const schema::Extent page(1, 4096, kPageBytes, 70'000), other(2, 4096, kPageBytes, 70'000);
   CAIRN_EXPECT_OK(decode(2, {page, other}));
-  EXPECT_THAT(decode(1, {page, other}), IsError(ErrorCode::kDataLoss, "where its bytes are stored"));
+  EXPECT_THAT(decode(1, {page, other}),
+              IsError(ErrorCode::kDataLoss, "where its bytes are stored"));
   EXPECT_THAT(decode(2, {page}), IsError(ErrorCode::kDataLoss, "requires several extents"));
   EXPECT_THAT(decode(3, {page, other}), IsError(ErrorCode::kUnimplemented, "newer"));
   const schema::Extent empty(1, 4096, 0, 70'000), odd(1, 4096, kPageBytes + 1, 70'000),
@@ -443,7 +443,7 @@ TEST(RecordsTest, RunsThatAreNoPagesAreRefused) {
   EXPECT_THAT(decode(2, {page, empty}), IsError(ErrorCode::kDataLoss, "impossible sizes"));
 }
 
-TEST(ExtentsTest, RunsThatFollowEachOtherAreOne) {
+TEST(ExtentsTest, ExtentsThatFollowEachOtherAreJoined) {
   const Extent whole{1, 4096, 3 * kPageBytes + 5, 70'000};
   const std::array parts = {whole.First(kPageBytes), whole.From(kPageBytes).First(2 * kPageBytes),
                             whole.From(3 * kPageBytes)};
@@ -453,7 +453,7 @@ TEST(ExtentsTest, RunsThatFollowEachOtherAreOne) {
             (Extent{1, 4096 + 2 * kPageBytes, kPageBytes + 5, 70'016}));
 }
 
-TEST(RecordsTest, UsageComesBackAndOddSizesAreRefused) {
+TEST(RecordsTest, UsageIsDecodedAndWrongSizesAreRefused) {
   const uint64_t live_bytes = 99;
   const auto value = std::as_bytes(std::span(&live_bytes, 1));
   CAIRN_ASSERT_OK_AND_ASSIGN(const Usage usage, DecodeUsage(UsageKey(3, 4), value));
@@ -464,7 +464,7 @@ TEST(RecordsTest, UsageComesBackAndOddSizesAreRefused) {
   EXPECT_THAT(DecodeUsage(UsageKey(3, 4), value.first(7)), IsError(ErrorCode::kDataLoss, "size"));
 }
 
-TEST(RecordsTest, OneKindOfRecordIsNotTakenForAnother) {
+TEST(RecordsTest, RecordOfAnotherKindIsRefused) {
   EXPECT_THAT(DecodeStep(EncodeSegment({.segment_id = 1, .name = "n"})),
               IsError(ErrorCode::kDataLoss, "step record"));
   EXPECT_THAT(DecodeSegment(EncodeChunk({})), IsError(ErrorCode::kDataLoss, "segment record"));

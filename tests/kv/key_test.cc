@@ -1,4 +1,4 @@
-// Keys: their order is the order of what they encode.
+// Keys sort in the order of what they encode.
 
 #include "kv/key.h"
 
@@ -19,7 +19,7 @@ using cairn::testing::SeededRandom;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-TEST(KeyTest, NumbersKeepTheirOrderAndComeBack) {
+TEST(KeyTest, NumbersKeepTheirOrderAndAreDecoded) {
   const uint64_t numbers[] = {0,
                               1,
                               255,
@@ -35,7 +35,7 @@ TEST(KeyTest, NumbersKeepTheirOrderAndComeBack) {
   }
 }
 
-TEST(KeyTest, ChunkKeysComeBack) {
+TEST(KeyTest, ChunkKeysAreParsed) {
   const std::string key = ChunkKey("model.layers.0.wq", std::vector<uint64_t>{0, 1 << 20, 7});
   CAIRN_ASSERT_OK_AND_ASSIGN(const ParsedKey parsed, ParseKey(key));
   EXPECT_EQ(parsed.fqn, "model.layers.0.wq");
@@ -46,7 +46,7 @@ TEST(KeyTest, ChunkKeysComeBack) {
   EXPECT_THAT(fqn_only.offsets_elements, IsEmpty());
 }
 
-TEST(KeyTest, FqnsThatBeginAlikeDoNotMeetInAPrefixScan) {
+TEST(KeyTest, PrefixScanOfAnFqnReturnsNoLongerFqn) {
   EXPECT_FALSE(FqnKey("layers.10").starts_with(FqnKey("layers.1")));
   EXPECT_LT(FqnKey("a"), FqnKey("a.b"));
   EXPECT_LT(ChunkKey("a", std::vector<uint64_t>{~uint64_t{0}}), FqnKey("a.b"));
@@ -63,7 +63,7 @@ TEST(KeyTest, OrderOfKeysIsOrderOfNameThenOffsets) {
   SeededRandom random;
   const auto draw = [&random] {
     std::string fqn;
-    // Few letters, so that names are often prefixes of each other; bytes above 127 sort as
+    // Few letters, so that names are often prefixes of each other. Bytes above 127 sort as
     // unsigned.
     const char* letters[] = {"a", "b", ".", "\xc3\xa4", "\x01", "~"};
     for (uint64_t i = random.Between(0, 4); i > 0; --i) fqn += letters[random.Between(0, 5)];

@@ -1,4 +1,4 @@
-// Reads of many ranges against the bytes that were written, in every way that payload can move.
+// Reads many ranges and compares them with the bytes that were written, with every kind of I/O.
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -36,7 +36,7 @@ using cairn::testing::SeededRandom;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
 namespace fs = std::filesystem;
 
-/// A committed step of raw payloads and where they lie.
+/// A committed step of raw payloads, and the extents of the payloads.
 struct Written {
   std::vector<std::vector<std::byte>> payloads;
   std::vector<Extent> extents;
@@ -51,8 +51,8 @@ Result<Written> WritePayloads(const std::string& path, const StoreOptions& optio
   Written written;
   for (size_t i = 0; i < lengths.size(); ++i) {
     written.payloads.push_back(RandomBytes(i + 1, lengths[i]));
-    CAIRN_TRY_ASSIGN(const auto appended, writer->Append(CopiedPayload(written.payloads.back()),
-                                                         kAlignments[i % 3]));
+    CAIRN_TRY_ASSIGN(const auto appended,
+                     writer->Append(CopiedPayload(written.payloads.back()), kAlignments[i % 3]));
     const std::string key = ChunkKey(fmt::format("p{}", i), std::array{uint64_t{0}});
     CAIRN_TRY(
         writer->AddChunk(key, std::array{lengths[i]}, appended.extent, appended.digest, 1, false));
@@ -63,7 +63,7 @@ Result<Written> WritePayloads(const std::string& path, const StoreOptions& optio
   return written;
 }
 
-/// Takes the segments out of the page cache.
+/// Drops the segments from the page cache.
 void DropCache(const std::string& path) {
   for (const auto& entry : fs::directory_iterator(path + "/segments")) {
     const int fd = ::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC);
@@ -120,13 +120,13 @@ TEST_P(ReadTest, RandomRangesHoldTheBytesThatWereWritten) {
       const uint64_t whole = lengths[one.payload];
       one.begin = random.Chance(0.4) ? 0 : random.Between(0, whole);
       one.length = random.Chance(0.4) ? whole - one.begin : random.Between(0, whole - one.begin);
-      // What devices ask of addresses, or nothing.
+      // The alignment that devices require of addresses, or none.
       constexpr uint64_t kAligns[] = {1, 4, 512, 4096};
       const uint64_t align = kAligns[random.Between(0, 3)];
       one.shift = random.Between(0, 4095) / align * align;
       wanted.push_back(one);
     }
-    // Targets lie in memory of their own, aligned or not, with a fence on either side.
+    // Each target is in separate memory, aligned or not, with a fence on either side.
     constexpr uint64_t kFence = 64;
     std::vector<std::byte*> memory;
     std::vector<ReadRange> ranges;
@@ -155,7 +155,7 @@ TEST_P(ReadTest, RandomRangesHoldTheBytesThatWereWritten) {
       const std::byte* end = begin + ranges[i].target.size();
       const auto untouched = [](std::byte b) { return b == std::byte{0xEE}; };
       EXPECT_TRUE(std::all_of(begin - kFence, begin, untouched)) << "bytes before range " << i;
-      EXPECT_TRUE(std::all_of(end, end + kFence, untouched)) << "bytes behind range " << i;
+      EXPECT_TRUE(std::all_of(end, end + kFence, untouched)) << "bytes after range " << i;
       std::free(memory[i]);
     }
   }
@@ -173,9 +173,8 @@ TEST_P(ReadTest, PayloadFromAnyAddressIsWhatWasWritten) {
   std::vector<Extent> extents;
   for (const uint64_t shift : kShifts) {
     const std::span<const std::byte> payload(memory.get() + shift, kBytes);
-    CAIRN_ASSERT_OK_AND_ASSIGN(
-        const auto appended,
-        writer->Append(BorrowedPayload(payload), SegmentAlignment::k4096));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto appended,
+                               writer->Append(BorrowedPayload(payload), SegmentAlignment::k4096));
     CAIRN_ASSERT_OK(writer->AddChunk(ChunkKey(fmt::format("p{}", shift), std::array{uint64_t{0}}),
                                      std::array{kBytes}, appended.extent, appended.digest, 1,
                                      false));
@@ -192,7 +191,7 @@ TEST_P(ReadTest, PayloadFromAnyAddressIsWhatWasWritten) {
     CAIRN_ASSERT_OK(
         snapshot->Read({&range, 1}, 1, [](size_t, auto) -> Result<void> { return {}; }));
     EXPECT_EQ(std::memcmp(read.data(), memory.get() + kShifts[i], kBytes), 0)
-        << "from an address that is " << kShifts[i] << " beyond a page";
+        << "from an address that is " << kShifts[i] << " after the start of a page";
   }
 }
 
@@ -221,7 +220,7 @@ TEST_P(ReadTest, SeveralThreadsFillEveryRangeOnce) {
     for (const auto& count : arrivals) EXPECT_EQ(count, 1);
     EXPECT_EQ(targets, written.payloads);
   }
-  // Whichever thread it is that fails, the read fails.
+  // If any thread fails, the read fails.
   const auto refuse_last = [&](size_t i, auto) -> Result<void> {
     if (i + 1 == ranges.size()) return Fail(ErrorCode::kCancelled, "enough");
     return {};
@@ -243,7 +242,7 @@ TEST_P(ReadTest, MapShowsTheSameBytes) {
     }
   };
   expect_same();
-  // It stays while the file goes.
+  // The mapping remains valid when the file is removed.
   CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 1>{1}));
   EXPECT_TRUE(fs::is_empty(path_ + "/segments"));
   expect_same();
@@ -264,7 +263,7 @@ TEST_P(ReadTest, TruncatedSegmentIsDataLossWithFileAndOffset) {
       snapshot->Read(std::span(&range, 1), 1, [](size_t, auto) -> Result<void> { return {}; });
   EXPECT_THAT(result, IsError(ErrorCode::kDataLoss, segment));
   EXPECT_TRUE(result.error().offset_bytes);
-  // What is still there can be read.
+  // The rest of the file can be read.
   const ReadRange first{.segment_id = written.extents[0].segment_id,
                         .offset_bytes = written.extents[0].offset_bytes,
                         .target = std::span(target).first(50'000)};
@@ -313,9 +312,9 @@ INSTANTIATE_TEST_SUITE_P(
                       ReadCase{"tmpfs", "/dev/shm", true, true, 1 << 20, 8}),
     [](const auto& info) { return info.param.name; });
 
-// A fixed bug: the shorter of two overlapping ranges was copied from in front of the block when the
-// longer one had filled a block before.
-TEST(OverlappingReadTest, RangeInsideALongerOneIsWhole) {
+// A fixed bug: if the longer of two overlapping ranges had filled a block, the shorter one was
+// copied from memory before the block.
+TEST(OverlappingReadTest, RangeInsideALongerOneIsComplete) {
   ScopedTempDir dir;
   const std::string path = dir / "store";
   StoreOptions options;
@@ -361,7 +360,7 @@ TEST(ReadManyTest, SnapshotIsReadFromManyThreadsAtOnce) {
   ScopedTempDir dir;
   const std::string path = dir / "store";
   StoreOptions options;
-  // Fewer blocks than threads: they wait for each other's.
+  // Fewer blocks than threads, so that threads wait for each other's blocks.
   options.io = {.block_bytes = 64 << 10, .queue_depth = 2};
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kWrite, options));
   CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1)));
@@ -376,7 +375,7 @@ TEST(ReadManyTest, SnapshotIsReadFromManyThreadsAtOnce) {
       }
     });
   }
-  // Beside a writer that uses the same pool.
+  // Concurrently with a writer that uses the same pool.
   for (const uint64_t step : {2, 3}) CAIRN_EXPECT_OK(SaveSample(*store, MakeSample(step)));
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(right, 20);

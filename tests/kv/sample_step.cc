@@ -1,4 +1,4 @@
-// Making, saving and reading sample steps.
+// Creates, saves and loads sample steps.
 
 #include "tests/kv/sample_step.h"
 
@@ -58,7 +58,7 @@ std::vector<std::byte> IntRecord(uint64_t value) {
   return TakeBytes(builder);
 }
 
-/// One dict with all tensors and the version in it.
+/// One dict that contains all tensors and the version.
 std::vector<std::byte> FlatStructure(const SampleStep& sample) {
   flatbuffers::FlatBufferBuilder builder;
   std::vector<schema::NodeKind> kinds = {schema::NodeKind::Dict};
@@ -104,7 +104,7 @@ Result<Chunk> DecodeChunk(std::string_view key, std::span<const std::byte> recor
                .since_step = chunk->since_step()};
 }
 
-/// The latest step's chunk under `key`.
+/// Returns the chunk that the latest step has under `key`.
 Result<std::optional<Chunk>> FindBase(const Snapshot& snapshot, const std::string& key) {
   if (snapshot.steps().empty()) return std::nullopt;
   CAIRN_TRY_ASSIGN(const auto record,
@@ -113,7 +113,7 @@ Result<std::optional<Chunk>> FindBase(const Snapshot& snapshot, const std::strin
   return DecodeChunk(key, *record);
 }
 
-/// True if the chunk has two pages, and the first of them is that of `base`.
+/// Returns whether the chunk has two pages and the first of them equals that of `base`.
 bool HasSameFirstPage(const Snapshot& snapshot, const Chunk& base,
                       std::span<const std::byte> bytes) {
   if (PageCount(bytes.size()) != 2 || base.extents.length_bytes() != bytes.size()) return false;
@@ -126,7 +126,7 @@ bool HasSameFirstPage(const Snapshot& snapshot, const Chunk& base,
          page_digest == PageDigest(bytes.first(kPageBytes));
 }
 
-/// Writes the second page; the first stays where `base` has it.
+/// Writes the second page; the first one remains in the extent of `base`.
 Result<void> SaveSecondPage(StepWriter& writer, const Chunk& base, uint64_t step,
                             const std::string& key, std::span<const std::byte> bytes) {
   std::vector<uint64_t> page_digests;
@@ -158,9 +158,8 @@ Result<void> SaveTensor(StepWriter& writer, const Snapshot& base, uint64_t step,
       continue;
     }
     const auto start = bytes.size() >= 65'536 ? SegmentAlignment::k4096 : SegmentAlignment::k64;
-    CAIRN_TRY_ASSIGN(
-        const auto appended,
-        writer.Append(CopiedPayload(part), at == 0 ? start : SegmentAlignment::kNone));
+    CAIRN_TRY_ASSIGN(const auto appended,
+                     writer.Append(CopiedPayload(part), at == 0 ? start : SegmentAlignment::kNone));
     CAIRN_TRY(writer.AddChunk(key, sizes, appended.extent, appended.digest, step, false));
   }
   return {};
@@ -180,7 +179,7 @@ std::vector<std::byte> RandomBytes(uint64_t seed, uint64_t length_bytes) {
 
 namespace {
 
-/// Lets the first page of each chunk be that of `kept`.
+/// Makes the first page of each chunk equal to that of `kept`.
 void KeepFirstPages(std::span<const std::byte> kept, std::span<std::byte> bytes) {
   for (uint64_t at = 0; at < bytes.size(); at += kSampleChunkBytes) {
     const uint64_t count = std::min<uint64_t>(kPageBytes, bytes.size() - at);
@@ -195,7 +194,7 @@ SampleStep MakeSample(uint64_t step, uint64_t version, const SampleShape& shape)
   for (uint32_t i = 0; i < shape.tensor_count; ++i) {
     const bool frozen = i % 2 == 1;
     const uint64_t seed = frozen ? i : (step * 1'000 + version) * 1'000'000 + i + 1'000;
-    // 0, then odd sizes that grow to the largest.
+    // 0, then odd sizes up to the largest.
     const uint64_t length_bytes =
         i == 0 ? 0 : shape.largest_bytes * i * i / (shape.tensor_count * shape.tensor_count) + i;
     auto& bytes = sample.tensors[fmt::format("w{:03}", i)] = RandomBytes(seed, length_bytes);
@@ -209,9 +208,9 @@ Result<StepInfo> SaveSample(Store& store, const SampleStep& sample, bool overwri
   CAIRN_TRY_ASSIGN(const auto writer,
                    store.Begin(sample.step, {.overwrite = overwrite, .rank = 0, .world_size = 1}));
   StepSummary summary{.base_step = std::nullopt,
-                              .tensor_count = sample.tensors.size(),
-                              .value_count = 1,
-                              .logical_bytes = 0};
+                      .tensor_count = sample.tensors.size(),
+                      .value_count = 1,
+                      .logical_bytes = 0};
   if (!base->steps().empty()) summary.base_step = base->steps().back().step;
   for (const auto& [fqn, bytes] : sample.tensors) {
     CAIRN_TRY(SaveTensor(*writer, *base, sample.step, fqn, bytes));
@@ -224,10 +223,10 @@ Result<StepInfo> SaveSample(Store& store, const SampleStep& sample, bool overwri
 
 namespace {
 
-// Every rank writes the tensors whose number falls to it.
+// Every rank writes the tensors whose number modulo the world size is its rank.
 Result<uint64_t> SavePart(StepWriter& writer, const Snapshot& base, const SampleStep& sample,
                           uint32_t rank, uint32_t world_size) {
-  // All but the last rank have these alike.
+  // All ranks except for the last one have the same records here.
   const std::vector<std::byte> value = IntRecord(rank + 1 == world_size ? rank : 0);
   const SharedRecord shared[] = {
       {.column = Column::kValues, .key = FqnKey("shared"), .value = value}};
@@ -242,8 +241,7 @@ Result<uint64_t> SavePart(StepWriter& writer, const Snapshot& base, const Sample
   return bytes_of_rank;
 }
 
-Result<StepInfo> SaveSampleOf(Store& store, const SampleStep& sample,
-                              const BeginOptions& options) {
+Result<StepInfo> SaveSampleOf(Store& store, const SampleStep& sample, const BeginOptions& options) {
   CAIRN_TRY_ASSIGN(const auto base, store.Latest());
   CAIRN_TRY_ASSIGN(const auto writer, store.Begin(sample.step, options));
   CAIRN_TRY_ASSIGN(uint64_t bytes,
@@ -269,7 +267,7 @@ Result<StepInfo> SaveSampleOf(Store& store, const SampleStep& sample,
 
 Result<StepInfo> SaveSampleByRanks(Store& store, std::span<const std::unique_ptr<Store>> others,
                                    const SampleStep& sample) {
-  // Ranks that are opened together would count alike; these may have been opened later.
+  // Ranks that were opened together would generate the same name; these may have been opened later.
   const std::string attempt = store.NextAttempt(sample.step);
   const auto save = [&](Store& of_rank, uint32_t rank) -> Result<StepInfo> {
     auto saved = SaveSampleOf(
@@ -278,7 +276,7 @@ Result<StepInfo> SaveSampleByRanks(Store& store, std::span<const std::unique_ptr
     if (!saved) (void)of_rank.FailAttempt(attempt, rank, saved.error());
     return saved;
   };
-  // All of them take part, whatever becomes of the others.
+  // All ranks continue, even if another one fails.
   Result<StepInfo> failed;
   for (size_t i = 0; i < others.size(); ++i) {
     auto part = save(*others[i], static_cast<uint32_t>(i + 1));
@@ -309,7 +307,7 @@ Result<SampleStep> LoadSample(const Snapshot& snapshot, std::optional<uint64_t> 
   };
   std::vector<Expected> chunks;
   std::vector<ReadRange> ranges;
-  std::vector<size_t> chunk_of;  // each range
+  std::vector<size_t> chunk_of;  // by range
   CAIRN_TRY(snapshot.Scan(
       Column::kChunks, info.generation, "",
       [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
@@ -319,7 +317,7 @@ Result<SampleStep> LoadSample(const Snapshot& snapshot, std::optional<uint64_t> 
         const uint64_t length_bytes = chunk.extents.length_bytes();
         if (chunk.offset_bytes + length_bytes > bytes.size()) {
           return Fail(
-              Error{.code = ErrorCode::kDataLoss, .message = "a chunk too many", .key = fqn});
+              Error{.code = ErrorCode::kDataLoss, .message = "one chunk too many", .key = fqn});
         }
         std::span<std::byte> rest = std::span(bytes).subspan(chunk.offset_bytes, length_bytes);
         chunks.push_back({fqn, chunk.digest, rest, chunk.extents.size()});
@@ -334,7 +332,7 @@ Result<SampleStep> LoadSample(const Snapshot& snapshot, std::optional<uint64_t> 
       }));
   if (chunks.size() != info.chunk_count || sample.tensors.size() != info.tensor_count) {
     return Fail(Error{.code = ErrorCode::kDataLoss,
-                      .message = fmt::format("the step has {} chunks, its record says {}",
+                      .message = fmt::format("the step has {} chunks, its record counts {}",
                                              chunks.size(), info.chunk_count),
                       .step = info.step});
   }

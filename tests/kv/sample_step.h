@@ -1,5 +1,5 @@
 #pragma once
-/// Steps with known contents, saved and read back through the kv API alone.
+/// Steps with known contents, which are saved and loaded only through the kv API.
 
 #include <cstddef>
 #include <cstdint>
@@ -17,13 +17,13 @@
 
 namespace cairn::kv::testing {
 
-/// What a sample is made of. Sizes run from empty to `largest_bytes`.
+/// The size of a sample. Tensors have from 0 to `largest_bytes` bytes.
 struct SampleShape {
   uint32_t tensor_count = 6;
   uint64_t largest_bytes = 200'000;
 };
 
-/// Contents are a function of (step, version, shape) alone. Every other tensor is "frozen": the
+/// The contents are a function of (step, version, shape). Every other tensor is "frozen": it is the
 /// same in all steps, so that saves after the first refer to bytes that exist already.
 struct SampleStep {
   uint64_t step = 0;
@@ -32,7 +32,7 @@ struct SampleStep {
   friend bool operator==(const SampleStep&, const SampleStep&) = default;
 };
 
-/// Tensors are cut into chunks of this many bytes: one full page and a short one.
+/// Tensors are split into chunks of this many bytes: one full page and a short one.
 inline constexpr uint64_t kSampleChunkBytes = 80'000;
 
 SampleStep MakeSample(uint64_t step, uint64_t version = 0, const SampleShape& shape = {});
@@ -40,13 +40,13 @@ SampleStep MakeSample(uint64_t step, uint64_t version = 0, const SampleShape& sh
 /// Pseudo-random bytes, the same for the same seed.
 std::vector<std::byte> RandomBytes(uint64_t seed, uint64_t length_bytes);
 
-/// Saves with real records, so that core could read it too. Chunks that the latest step has with
-/// the same digest become references.
+/// Saves with real records, so that core could load it too. Chunks whose digest equals that of the
+/// latest step become references.
 Result<StepInfo> SaveSample(Store& store, const SampleStep& sample, bool overwrite = false);
 
-/// The same by several ranks: `others` are stores that joined `store`, each with a part of the
-/// tensors; all have handed theirs in before rank 0 commits. A failure is told to the other ranks,
-/// as their own code would do.
+/// Saves a sample from several ranks. `others` are stores that joined `store`; each rank writes a
+/// part of the tensors, and all have prepared their parts before rank 0 commits. A failure is
+/// published to the other ranks, as core does.
 Result<StepInfo> SaveSampleByRanks(Store& store, std::span<const std::unique_ptr<Store>> others,
                                    const SampleStep& sample);
 
@@ -57,11 +57,11 @@ Result<SampleStep> LoadSample(const Snapshot& snapshot,
 /// Opens `directory` for reading and loads all of its steps.
 Result<std::map<uint64_t, SampleStep>> LoadAll(const std::string& directory);
 
-/// What VerifyFiles reports, one line each.
+/// Returns what VerifyFiles reports, one string per problem.
 Result<std::vector<std::string>> Verify(const Snapshot& snapshot);
 
-/// Names below pending/ and commits/ and segments/ that no committed step accounts for, and records
-/// under generations that no step has. Empty after every open for writing.
+/// Returns the files in pending/, commits/ and segments/ that belong to no committed step, and
+/// records of generations that no step has. Empty after every open for writing.
 Result<std::vector<std::string>> FindLeftovers(const std::string& directory);
 
 }  // namespace cairn::kv::testing

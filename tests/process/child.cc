@@ -20,26 +20,26 @@ namespace cairn::testing {
 Child::Child(const std::vector<std::string>& arguments) {
   int input[2], output[2];
   if (::pipe2(input, O_CLOEXEC) != 0 || ::pipe2(output, O_CLOEXEC) != 0) {
-    std::perror("cannot make pipes for a child");
+    std::perror("cannot create pipes for a child");
     std::abort();
   }
+  const kv::FileDescriptor child_input(input[0]);
+  const kv::FileDescriptor child_output(output[1]);
+  input_ = kv::FileDescriptor(input[1]);
+  output_ = kv::FileDescriptor(output[0]);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, input[0], STDIN_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, output[1], STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, child_input.get(), STDIN_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, child_output.get(), STDOUT_FILENO);
   std::vector<char*> argv;
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
   const int failed = ::posix_spawn(&pid_, argv[0], &actions, nullptr, argv.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
-  ::close(input[0]);
-  ::close(output[1]);
   if (failed != 0) {
     std::fprintf(stderr, "cannot start %s: %s\n", argv[0], std::strerror(failed));
     std::abort();
   }
-  input_ = input[1];
-  output_ = output[0];
 }
 
 Child::~Child() {
@@ -47,8 +47,6 @@ Child::~Child() {
     Kill();
     (void)Wait();
   }
-  CloseInput();
-  ::close(output_);
 }
 
 std::optional<std::string> Child::ReadLine() {
@@ -58,11 +56,11 @@ std::optional<std::string> Child::ReadLine() {
       buffer_.erase(0, end + 1);
       return line;
     }
-    char piece[4096];
-    const ssize_t got = ::read(output_, piece, sizeof(piece));
+    char buffer[4096];
+    const ssize_t got = ::read(output_.get(), buffer, sizeof(buffer));
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) return std::nullopt;
-    buffer_.append(piece, static_cast<size_t>(got));
+    buffer_.append(buffer, static_cast<size_t>(got));
   }
 }
 
@@ -70,11 +68,6 @@ std::vector<std::string> Child::ReadLines() {
   std::vector<std::string> lines;
   while (auto line = ReadLine()) lines.push_back(*std::move(line));
   return lines;
-}
-
-void Child::CloseInput() {
-  if (input_ >= 0) ::close(input_);
-  input_ = -1;
 }
 
 void Child::Kill() { ::kill(pid_, SIGKILL); }

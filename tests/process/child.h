@@ -1,5 +1,5 @@
 #pragma once
-/// A child process with its standard input and output in hand.
+/// A child process whose standard input and output are connected to this process.
 
 #include <sys/types.h>
 
@@ -7,32 +7,34 @@
 #include <string>
 #include <vector>
 
+#include "kv/file_descriptor.h"
+
 namespace cairn::testing {
 
-/// Started with posix_spawn, never by forking a process that has threads. Killed and reaped by the
-/// destructor if it still runs.
+/// The child is started with posix_spawn, because a process with threads must not fork. The
+/// destructor kills and reaps it if it is still running.
 class Child {
  public:
-  /// `arguments[0]` is the program's path. Ends the test process if it cannot be started.
+  /// `arguments[0]` is the path of the program. Ends the test process if it cannot be started.
   explicit Child(const std::vector<std::string>& arguments);
   ~Child();
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 
   pid_t pid() const { return pid_; }
-  /// The next line without its end, or nothing at the end of the output.
+  /// Returns the next line without its end, or nothing at the end of the output.
   std::optional<std::string> ReadLine();
-  /// All complete lines up to the end of the output.
+  /// Returns all complete lines up to the end of the output.
   std::vector<std::string> ReadLines();
-  void CloseInput();
+  void CloseInput() { (void)input_.Close(); }
   void Kill();
-  /// Waits for its end: the exit status, or minus the signal that ended it.
+  /// Waits for the child to end. Returns the exit status, or minus the signal that ended it.
   int Wait();
 
  private:
   pid_t pid_ = -1;
-  int input_ = -1;   // we write
-  int output_ = -1;  // we read
+  kv::FileDescriptor input_;   // written by this process
+  kv::FileDescriptor output_;  // read by this process
   std::string buffer_;
 };
 

@@ -1,8 +1,8 @@
-// Goal: a writer that is killed at random moments, again and again on one store, loses no
-// acknowledged change, leaves no half one, and the store stays usable.
+// Goal: if a writer is killed at random moments, many times on one store, then no acknowledged
+// change is lost, no change is partial, and the store remains usable.
 //
-// CAIRN_KILL_ROUNDS (100) says how often; CAIRN_TEST_SEED repeats a run's choices (the kernel's
-// timing stays its own).
+// CAIRN_KILL_ROUNDS (100) is the number of kills. CAIRN_TEST_SEED repeats the choices of a run, but
+// not the kernel's timing.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -37,7 +37,7 @@ constexpr SampleShape kLoopShape{.tensor_count = 4,
 
 using Versions = std::map<uint64_t, uint64_t>;  // step -> version
 
-/// One line of the writer: "will|did save|delete STEP VERSION".
+/// One line of output of the writer: "will|did save|delete STEP VERSION".
 struct Change {
   bool done = false;
   bool save = false;
@@ -65,7 +65,8 @@ void Apply(const Change& change, Versions& versions) {
   }
 }
 
-/// What the store may hold: all that was acknowledged, and perhaps the change that was under way.
+/// The possible contents of the store: everything that was acknowledged, with or without the change
+/// that was in progress.
 struct Allowed {
   Versions without;
   Versions with;
@@ -89,7 +90,7 @@ Allowed WaitForStream(const Versions& before, const std::vector<std::string>& li
   return allowed;
 }
 
-/// Reads every step, compares it bit for bit, and says which version of each is there.
+/// Loads every step, compares it bit for bit, and returns the version of each step.
 void ReadVersions(const std::string& path, OpenMode mode, Versions& versions) {
   versions.clear();
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, mode));
@@ -121,7 +122,7 @@ TEST(KillTest, EveryAcknowledgedChangeSurvivesRandomKills) {
     {
       Child writer(
           {CAIRN_STORE_PROGRAM, "save-loop", path, std::to_string(random.Between(1, ~0u))});
-      // One in four is killed while it opens the store and tidies up after the one before.
+      // One in four is killed while it opens the store and cleans up after the previous one.
       if (!random.Chance(0.25)) {
         const auto ready = writer.ReadLine();
         ASSERT_EQ(ready, "ready");
@@ -133,7 +134,7 @@ TEST(KillTest, EveryAcknowledgedChangeSurvivesRandomKills) {
     }
     const Allowed allowed = WaitForStream(versions, lines);
     acknowledged += allowed.acknowledged;
-    if (!std::filesystem::exists(path + "/CAIRN")) continue;  // killed while it made the store
+    if (!std::filesystem::exists(path + "/CAIRN")) continue;  // killed while it created the store
     Versions read, written;
     ReadVersions(path, OpenMode::kRead, read);
     if (HasFailure()) return;
@@ -156,7 +157,7 @@ TEST(KillTest, EveryAcknowledgedChangeSurvivesRandomKills) {
   fmt::print("{} kills, {} acknowledged changes, {} killed in one ({} of them came to be)\n",
              Rounds(), acknowledged, in_doubt, in_doubt_done);
   EXPECT_GT(acknowledged, static_cast<uint64_t>(Rounds()) / 4)
-      << "the kills came too early to test much";
+      << "most kills were too early to test anything";
 }
 
 }  // namespace

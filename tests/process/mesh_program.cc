@@ -5,9 +5,10 @@
 //   mesh_program loop STORE RENDEZVOUS RUN RANK WORLD FIRST_STEP SEED DEADLINE_MS
 //
 //   save, load   STEPS random cases, the same on all ranks and in both modes for the same SEED;
-//                OTHER_WORLD is the other mode's. "ok" if all went well
-//   loop         says "ready", then saves one step after the other until it is killed or a save
-//                fails: "will STEP", and "did STEP" or "failed CODE MS MESSAGE" and the end
+//                OTHER_WORLD is the world size of the other mode. Prints "ok" on success
+//   loop         prints "ready", then saves one step after another until it is killed or a save
+//                fails. Prints "will STEP" before each save, and "did STEP" or "failed CODE MS
+//                MESSAGE" after it
 
 #include "tests/process/mesh_program.h"
 
@@ -68,7 +69,7 @@ Result<void> RunCases(const std::vector<std::string>& words) {
 }
 
 Result<void> Loop(const std::vector<std::string>& words) {
-  // A peer that is killed while they meet is missed that long.
+  // How long the ranks wait for a peer that was killed while they connect.
   CAIRN_TRY_ASSIGN(const Job job, Open(words, kv::OpenMode::kWrite, std::chrono::seconds(4)));
   Say("ready");
   const auto world = static_cast<uint32_t>(std::stoul(words[5]));

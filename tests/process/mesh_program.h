@@ -1,5 +1,5 @@
 #pragma once
-/// What mesh_program's "loop" saves, for those who look at it afterwards.
+/// What mesh_program's "loop" saves, for the test that checks it afterwards.
 
 #include <memory>
 
@@ -7,7 +7,7 @@
 
 namespace cairn::core::testing {
 
-/// A step's tensors, a function of (step, seed) alone, and how they lie on `world` ranks.
+/// The tensors of a step, a function of (step, seed), and their layout on `world` ranks.
 struct LoopStep {
   LoopStep(uint64_t step, uint64_t seed, uint32_t world) {
     const auto byte = static_cast<uint8_t>(step * 31 + seed);

@@ -1,9 +1,9 @@
-// Goal: ranks that are processes save on any mesh and load on any other; and when one of them is
-// killed at a random moment, again and again on one store, no committed step is hurt, nobody hangs
+// Goal: ranks that are processes save on any mesh and load on any other. If one of them is killed
+// at a random moment, many times on one store, then no committed step is damaged, no rank waits
 // beyond the deadline, and the next run saves.
 //
-// CAIRN_MESH_ROUNDS (8) rounds of eight steps, CAIRN_KILL_ROUNDS (12) kills; CAIRN_TEST_SEED
-// repeats a run's choices (the kernel's timing stays its own).
+// CAIRN_MESH_ROUNDS (8) rounds of eight steps, CAIRN_KILL_ROUNDS (12) kills. CAIRN_TEST_SEED
+// repeats the choices of a run, but not the kernel's timing.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -41,7 +41,7 @@ int Setting(const char* name, int otherwise) {
 /// All ranks of one run.
 class Job {
  public:
-  /// `words` come behind MODE STORE RENDEZVOUS RUN RANK WORLD.
+  /// `words` are the arguments after MODE STORE RENDEZVOUS RUN RANK WORLD.
   Job(const std::string& mode, const std::string& store, const std::string& rendezvous,
       uint32_t world, const std::vector<std::string>& words) {
     static int runs = 0;
@@ -80,7 +80,7 @@ class MeshRanksTest : public ::testing::Test {
   ScopedTempDir dir_{std::filesystem::exists("/dev/shm") ? "/dev/shm" : ""};
 };
 
-TEST_F(MeshRanksTest, WhatProcessesSavedOtherProcessesLoad) {
+TEST_F(MeshRanksTest, ProcessesLoadWhatOtherProcessesSaved) {
   constexpr int kSteps = 8;
   SeededRandom random;
   fmt::print("CAIRN_TEST_SEED={}\n", random.seed());
@@ -102,7 +102,7 @@ TEST_F(MeshRanksTest, WhatProcessesSavedOtherProcessesLoad) {
   fmt::print("{} steps\n", rounds * kSteps);
 }
 
-/// Loads all steps whole, as one process, and holds them against what their runs would have saved.
+/// Loads all steps completely, in one process, and compares them with what their runs have saved.
 void ExpectSteps(const std::string& path, const std::map<uint64_t, uint64_t>& seeds_by_step,
                  uint32_t world) {
   const auto store = CheckpointStore::Open(path, kv::OpenMode::kRead);
@@ -122,13 +122,14 @@ void ExpectSteps(const std::string& path, const std::map<uint64_t, uint64_t>& se
   }
 }
 
-TEST_F(MeshRanksTest, RanksThatAreKilledHurtNoStepAndHangNobody) {
+TEST_F(MeshRanksTest, KilledRanksDamageNoStepAndBlockNoRank) {
   constexpr uint32_t kWorld = 4;
   constexpr auto kDeadline = std::chrono::milliseconds(400);
-  constexpr auto kSlack = std::chrono::seconds(20);  // of a busy machine, and of opening together
+  constexpr auto kSlack =
+      std::chrono::seconds(20);  // for a busy machine, and for the open of all ranks
   SeededRandom random;
   fmt::print("CAIRN_TEST_SEED={}\n", random.seed());
-  std::map<uint64_t, uint64_t> held;  // seed by step, of all that is committed
+  std::map<uint64_t, uint64_t> held;  // seed by step, of all committed steps
   uint64_t acknowledged = 0, in_doubt = 0;
   const int rounds = Setting("CAIRN_KILL_ROUNDS", 12);
   for (int round = 0; round < rounds; ++round) {
@@ -144,7 +145,8 @@ TEST_F(MeshRanksTest, RanksThatAreKilledHurtNoStepAndHangNobody) {
       acknowledged_now[std::stoull(line.substr(4))] = seed;
       return true;
     };
-    // One in five is killed while the ranks meet and open the store, the others some saves later.
+    // One in five is killed while the ranks connect and open the store, the others some saves
+    // later.
     if (!random.Chance(0.2)) {
       uint64_t saves = random.Between(0, 5);
       ASSERT_EQ(run[victim].ReadLine(), "ready");
@@ -162,10 +164,10 @@ TEST_F(MeshRanksTest, RanksThatAreKilledHurtNoStepAndHangNobody) {
       run[rank].Wait();
     }
     EXPECT_LT(steady_clock::now() - killed, kDeadline + kSlack);
-    if (!std::filesystem::exists(store() + "/CAIRN")) continue;  // killed while it was made
+    if (!std::filesystem::exists(store() + "/CAIRN")) continue;  // killed while it was created
     held.insert(acknowledged_now.begin(), acknowledged_now.end());
     acknowledged += acknowledged_now.size();
-    // The save that was under way is there as a whole, or not at all.
+    // The save that was in progress is either committed completely or does not exist.
     const uint64_t next = held.empty() ? 0 : held.rbegin()->first + 1;
     {
       const auto reader = CheckpointStore::Open(store(), kv::OpenMode::kRead);
@@ -193,7 +195,7 @@ TEST_F(MeshRanksTest, RanksThatAreKilledHurtNoStepAndHangNobody) {
   fmt::print("{} kills, {} steps acknowledged, {} more committed unheard\n", rounds, acknowledged,
              in_doubt);
   EXPECT_GT(acknowledged, static_cast<uint64_t>(rounds) / 4)
-      << "the kills came too early to test much";
+      << "most kills were too early to test anything";
 }
 
 }  // namespace

@@ -1,13 +1,13 @@
-// One rank as a process, for tests that end, stop or miss some.
+// One rank as a process, for tests in which ranks end, stop or are missing.
 //
 //   rank_program MODE RANK WORLD_SIZE RENDEZVOUS CONNECT_MS TIMEOUT_MS [OPERATION [VICTIM SIGNAL]]
 //
-//   exchange   connects, gathers what all ranks say and says "ok"
-//   peer       connects, says "ready" and on the next line of input calls OPERATION, then Barrier;
-//              says "ok", or "error CODE MS MESSAGE" of the first that failed, and "then CODE" of
-//              one call more. The VICTIM sends SIGNAL to itself when the first bytes of the
-//              operation have reached it.
-//   time       connects and says what collectives take, for docs/communicators.md
+//   exchange   connects, gathers a message from every rank and prints "ok"
+//   peer       connects, prints "ready" and after the next line of input calls OPERATION, then
+//              Barrier. Prints "ok", or "error CODE MS MESSAGE" for the first call that failed and
+//              "then CODE" for one more call. The VICTIM sends SIGNAL to itself when it has
+//              received the first bytes of the operation.
+//   time       connects and prints the durations of collectives, for docs/communicators.md
 
 #include <fmt/format.h>
 #include <signal.h>
@@ -42,7 +42,7 @@ int64_t MillisecondsSince(steady_clock::time_point begin) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(steady_clock::now() - begin).count();
 }
 
-/// Long ranges for any operation: what this rank sends is all ones, what it receives into zeros.
+/// Long ranges for any operation: this rank sends ones and receives into zeros.
 struct Ranges {
   explicit Ranges(int world_size)
       : sent(kRangeBytes, std::byte{1}),
@@ -67,7 +67,7 @@ Result<void> Call(Communicator& communicator, const std::string& operation, Rang
   return Fail(ErrorCode::kInvalidArgument, "no such operation: " + operation);
 }
 
-/// Waits for the first byte of a message and strikes while the rest of it is on its way.
+/// Waits for the first byte of a message and sends the signal before the rest has arrived.
 void StrikeAtFirstBytes(const Ranges& ranges, int own_rank, int signal) {
   const auto has_arrived = [&](size_t from) {
     const volatile std::byte& first = ranges.received[from][0];
@@ -90,7 +90,7 @@ int RunPeer(Communicator& communicator, const std::string& operation, int victim
   }
   const auto begin = steady_clock::now();
   Result<void> done = Call(communicator, operation, ranges);
-  // Ranks that had no part of theirs to do with the victim learn of it here.
+  // Ranks that did not communicate with the victim detect the failure here.
   if (done) done = communicator.Barrier();
   if (done) {
     Say("ok");
@@ -120,7 +120,7 @@ int RunExchange(Communicator& communicator) {
   return 0;
 }
 
-/// The median of some repetitions, the slowest rank counting.
+/// Returns the median of some repetitions, each with the time of the slowest rank.
 template <typename Body>
 double MedianSeconds(Communicator& communicator, int count, Body&& body) {
   std::vector<double> times;

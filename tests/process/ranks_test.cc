@@ -1,4 +1,4 @@
-// Ranks that are processes: they find each other, and some of them die, hang or never come.
+// Ranks that are processes: they connect, and some of them die, hang or never connect.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr int kWorldSize = 4;
-constexpr int kVictim = 2;  // in a broadcast it passes on to rank 3 what comes from rank 0
+constexpr int kVictim = 2;  // in a broadcast it forwards to rank 3 what it receives from rank 0
 constexpr int64_t kNeverMs = 120'000;
 constexpr int64_t kSlackMs = 5'000;
 
@@ -39,7 +39,7 @@ Ranks StartRanks(const std::vector<int>& ranks, const std::string& mode,
   return started;
 }
 
-/// "error CODE MS MESSAGE" in parts.
+/// The parts of "error CODE MS MESSAGE".
 struct Report {
   std::string word, code, message;
   int64_t time_ms = 0;
@@ -69,7 +69,7 @@ TEST_P(RanksMeetTest, FourProcessesExchangeRanges) {
   }
 }
 
-TEST_P(RanksMeetTest, RankThatNeverComesIsNamedAtTheDeadline) {
+TEST_P(RanksMeetTest, RankThatNeverConnectsIsNamedAtTheDeadline) {
   ScopedTempDir dir;
   const Ranks ranks =
       StartRanks({0, 1, 3}, "exchange", GetParam() ? ByTcp() : ByFile(dir), 1000, kNeverMs);
@@ -78,7 +78,7 @@ TEST_P(RanksMeetTest, RankThatNeverComesIsNamedAtTheDeadline) {
     EXPECT_EQ(report.code, "Unavailable") << report.message;
     EXPECT_GE(report.time_ms, 900);
     EXPECT_LT(report.time_ms, 1000 + kSlackMs);
-    // Who is not rank 0 may reach its own deadline before rank 0 tells it.
+    // Ranks other than 0 may reach their own deadline before rank 0 reports the failure.
     const bool knows = i == 0 || !GetParam();
     if (knows) {
       EXPECT_THAT(report.message, HasSubstr("2 of 4"));
@@ -86,8 +86,8 @@ TEST_P(RanksMeetTest, RankThatNeverComesIsNamedAtTheDeadline) {
   }
 }
 
-/// Starts four ranks, lets all of them go, and has the victim strike itself in the middle of
-/// `operation`.
+/// Starts four ranks, starts `operation` on all of them, and has the victim send itself the signal
+/// in the middle of it.
 Ranks StrikeInTheMiddleOf(const std::string& operation, int signal, const std::string& rendezvous,
                           int64_t timeout_ms) {
   Ranks ranks = StartRanks({0, 1, 2, 3}, "peer", rendezvous, kNeverMs, timeout_ms,

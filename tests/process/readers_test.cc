@@ -1,6 +1,6 @@
-// Goal: readers that come and go while a writer commits, overwrites, deletes and compacts meet no
-// error but kNotFound for a step that was deleted under them. CAIRN_READERS_SECONDS (12) says for
-// how long.
+// Goal: readers that open and close the store while a writer commits, overwrites, deletes and
+// compacts get no error except for kNotFound for a step that was deleted in the meantime. The test
+// runs for CAIRN_READERS_SECONDS (12).
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -26,7 +26,7 @@ using cairn::testing::ScopedTempDir;
 using ::testing::IsEmpty;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
 
-TEST(ReadersTest, OpensAndLoadsBesideABusyWriterMeetNoError) {
+TEST(ReadersTest, OpensAndLoadsConcurrentWithABusyWriterSucceed) {
   ScopedTempDir dir(std::filesystem::exists("/dev/shm") ? "/dev/shm" : "");
   const std::string path = dir / "store";
   const char* given = std::getenv("CAIRN_READERS_SECONDS");
@@ -54,9 +54,9 @@ TEST(ReadersTest, OpensAndLoadsBesideABusyWriterMeetNoError) {
     loads += one_loads;
     gone += one_gone;
   }
-  fmt::print("{} changes beside {} opens, {} loads, {} loads of a step that went meanwhile\n",
+  fmt::print("{} changes, {} opens, {} loads, {} loads of a step that was deleted\n",
              changes.size() / 2, opens, loads, gone);
-  // Thousands on a free machine; a loaded one or a sanitizer makes them few, and no less right.
+  // There are thousands on an idle machine, but few on a loaded one or with a sanitizer.
   EXPECT_GT(opens, 10u);
   EXPECT_GT(loads, 0u);
   EXPECT_GT(changes.size(), 20u);

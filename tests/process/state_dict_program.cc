@@ -2,10 +2,10 @@
 //
 //   state_dict_program RANK WORLD_SIZE RENDEZVOUS TENSOR_BYTES BUFFER_BYTES [DIE_AT_CALL]
 //
-// Rank 0 makes a tensor of TENSOR_BYTES, every rank gets its rows, and the last rank gathers them
-// and compares. Says "ok BROADCAST_KIB GATHER_KIB": by how much the most memory that the process
-// ever had grew in each; or "error CODE MS MESSAGE". With DIE_AT_CALL the rank kills itself when it
-// is about to make that call of its communicator.
+// Rank 0 has a tensor of TENSOR_BYTES, every rank receives its rows, and the last rank gathers and
+// compares them. Prints "ok BROADCAST_KIB GATHER_KIB", the growth of the peak memory of the process
+// in each operation, or "error CODE MS MESSAGE". With DIE_AT_CALL the rank kills itself before that
+// call of its communicator.
 
 #include <fmt/format.h>
 #include <signal.h>
@@ -18,13 +18,13 @@
 #include <string>
 #include <vector>
 
-#include "core/ranks/gloo_communicator.h"
 #include "core/collectives/state_dict_collectives.h"
+#include "core/ranks/gloo_communicator.h"
 
 namespace cairn::testing {
 namespace {
 
-using namespace cairn::core;  // NOLINT(google-build-using-namespace): a program of its own
+using namespace cairn::core;  // NOLINT(google-build-using-namespace): a program
 using std::chrono::steady_clock;
 
 /// Kills the process at the n-th call.
@@ -65,7 +65,7 @@ class DyingCommunicator : public Communicator {
   int left_;
 };
 
-/// The most memory that this process ever had.
+/// Returns the peak memory of this process.
 uint64_t PeakKib() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {

@@ -1,4 +1,4 @@
-// State dicts over ranks that are processes: what memory they take, and one that dies on the way.
+// State dicts on ranks that are processes: their memory, and a rank that dies.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ constexpr int kWorldSize = 4;
 constexpr uint64_t kTensorBytes = 96 << 20;
 constexpr uint64_t kBufferBytes = 4 << 20;
 constexpr uint64_t kPartKib = kTensorBytes / kWorldSize / 1024;
-// Stacks, sockets' buffers, heap.
+// Stacks, buffers of sockets, heap.
 constexpr uint64_t kSlackKib = 8 << 10;
 
 using Ranks = std::vector<std::unique_ptr<Child>>;
@@ -34,8 +34,8 @@ Ranks StartRanks(const ScopedTempDir& dir, int victim = -1, int die_at_call = 0)
   return ranks;
 }
 
-// A rank never has the whole tensor: its part when it was broadcast, and at the gather only the
-// receiver has more.
+// A rank never has the complete tensor: after the broadcast it has its part, and only the receiver
+// of the gather has more.
 TEST(StateDictRanksTest, MemoryIsThatOfTheResultAndABuffer) {
   ScopedTempDir dir;
   const Ranks ranks = StartRanks(dir);
@@ -54,7 +54,7 @@ TEST(StateDictRanksTest, MemoryIsThatOfTheResultAndABuffer) {
   }
 }
 
-// Calls 1 to 4 or 5 are the exchange of descriptions, later ones move the tensor.
+// Calls 1 to 4 or 5 exchange descriptions, later ones transfer the tensor.
 class DeadRankTest : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(, DeadRankTest, ::testing::Values(1, 3, 10),
                          [](const auto& info) { return "AtCall" + std::to_string(info.param); });

@@ -1,12 +1,13 @@
-// What the child processes of the tests do with a store.
+// The operations on a store that tests run in child processes.
 //
 //   store_program operate DIR OPERATION POINT OCCURRENCE   dies at that pass of the fault point
 //   store_program open DIR N                               dies at the n-th fault point of an open
-//   store_program save-loop DIR SEED                       commits, overwrites, deletes until
-//   killed store_program churn DIR SECONDS                        the same at full speed, then ends
-//   store_program read-loop DIR SECONDS                    opens, reads the latest step, closes
-//   store_program hold DIR                                 keeps the store open until its input
-//   ends store_program open-as UID DIR r|w                      prints "ok" or the error
+//   store_program save-loop DIR SEED                       commits, overwrites and deletes until it
+//                                                          is killed
+//   store_program churn DIR SECONDS                        the same at full speed, then ends
+//   store_program read-loop DIR SECONDS                    opens, loads the latest step, closes
+//   store_program hold DIR                                 keeps the store open until input ends
+//   store_program open-as UID DIR r|w                      prints "ok" or the error
 //
 // Exit status 0: done; 1: an error, printed as "error CODE TEXT"; 2: wrong usage.
 
@@ -29,7 +30,7 @@
 namespace cairn::kv::testing {
 namespace {
 
-/// One write a line, so that a killed process leaves no half line behind.
+/// Writes each line with one call, so that a killed process leaves no partial line.
 void Say(const std::string& line) {
   const std::string text = line + "\n";
   if (::write(STDOUT_FILENO, text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
@@ -63,10 +64,10 @@ Result<void> OpenAndDieAt(const std::string& directory, uint32_t n) {
   return {};
 }
 
-/// What the loops save: small, so that most of the time goes into the protocol.
+/// What the loops save: small, so that most of the time is spent in the commit protocol.
 constexpr SampleShape kLoopShape{.tensor_count = 4, .largest_bytes = 60'000};
 
-/// One random change. Each is announced before ("will ...") and acknowledged after ("did ...").
+/// Makes one random change. Prints "will ..." before it and "did ..." after it.
 Result<void> ChangeSomething(Store& store, std::mt19937_64& random, uint64_t& version) {
   CAIRN_TRY_ASSIGN(const auto snapshot, store.Latest());
   const std::vector<StepInfo>& steps = snapshot->steps();
@@ -101,7 +102,7 @@ Result<void> ChangeUntil(const std::string& directory, uint64_t seed, double sec
   return store->Close();
 }
 
-/// Reads of a step that is deleted meanwhile may say kNotFound; nothing else may fail.
+/// Loads of a step that is deleted concurrently may return kNotFound; nothing else may fail.
 Result<void> ReadUntil(const std::string& directory, double seconds) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   uint64_t opens = 0, loads = 0, gone = 0;

@@ -23,7 +23,7 @@ using cairn::testing::IsError;
 using cairn::testing::ScopedTempDir;
 using internal::LockFile;
 
-TEST(TwoWritersTest, SecondGetsConflictAtOnceAndIsToldWhoHasIt) {
+TEST(TwoWritersTest, SecondGetsConflictAtOnceAndTheErrorNamesTheHolder) {
   ScopedTempDir dir;
   const std::string path = dir / "store";
   Child holder({CAIRN_STORE_PROGRAM, "hold", path});
@@ -38,7 +38,7 @@ TEST(TwoWritersTest, SecondGetsConflictAtOnceAndIsToldWhoHasIt) {
   CAIRN_EXPECT_OK(Store::Open(path, OpenMode::kWrite));
 }
 
-TEST(TwoWritersTest, KilledHolderBlocksNobody) {
+TEST(TwoWritersTest, KilledHolderDoesNotBlockOthers) {
   ScopedTempDir dir;
   const std::string path = dir / "store";
   Child holder({CAIRN_STORE_PROGRAM, "hold", path});
@@ -55,7 +55,7 @@ TEST(TwoWritersTest, SecondInTheSameProcessGetsConflictByAnyNameOfTheStore) {
               IsError(ErrorCode::kConflict, "this process"));
   EXPECT_THAT(Store::Open(dir / "./store/", OpenMode::kWrite),
               IsError(ErrorCode::kConflict, "this process"));
-  // The failed attempts must not have dropped the lock, as closing a descriptor of the file would.
+  // The failed attempts must not have released the lock, as closing a descriptor of the file would.
   Child other({CAIRN_STORE_PROGRAM, "hold", dir / "store"});
   const auto answer = other.ReadLine();
   ASSERT_TRUE(answer);
@@ -71,7 +71,7 @@ TEST(LockFileTest, ForkedChildDoesNotKeepTheLock) {
     ::_exit(0);
   }
   lock.reset();
-  // Another process, as this one's own locks never exclude it.
+  // Another process, because a process is not excluded by its own locks.
   const pid_t other = ::fork();
   if (other == 0) ::_exit(LockFile::Acquire(dir / "LOCK") ? 0 : 1);
   int status = 0;
@@ -85,7 +85,8 @@ TEST(LockFileTest, EndOfAForkedChildLeavesTheParentsLock) {
   ScopedTempDir dir;
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto lock, LockFile::Acquire(dir / "LOCK"));
   for (int i = 0; i < 2; ++i) {
-    // The first closes its copies of the descriptors by ending; the second asks for the lock.
+    // The first child closes its copies of the descriptors when it ends; the second requests the
+    // lock.
     const pid_t child = ::fork();
     if (child == 0) {
       ::close_range(3, ~0u, 0);

@@ -1,4 +1,4 @@
-// Commit, read back, reopen, overwrite and delete, seen through the kv API.
+// Commits, loads, reopens, overwrites and deletes through the kv API.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ uint64_t SegmentFileCount(const std::string& directory) {
   return internal::ListDirectory(directory + "/segments").value().size();
 }
 
-TEST(CommitTest, ReadsBackWhatWasSavedAndAgainAfterReopening) {
+TEST(CommitTest, LoadsWhatWasSavedAndAgainAfterReopening) {
   ScopedTempDir dir;
   const std::string path = dir / "store";
   const SampleStep first = MakeSample(10), second = MakeSample(20);
@@ -87,9 +87,9 @@ TEST(CommitTest, OverwriteReplacesTheStepAndFreesItsSegments) {
   EXPECT_THAT(StepNumbers(*after), ElementsAre(1u));
   CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep loaded, LoadSample(*after));
   EXPECT_TRUE(loaded == MakeSample(1, 1));
-  // The new version refers to the frozen bytes of the old one, so the old segment lives on.
+  // The new version refers to the frozen bytes of the old one, so the old segment remains.
   EXPECT_EQ(SegmentFileCount(path), 2u);
-  // A view from before does not mix old with new: it says that its step is gone.
+  // A snapshot from before the overwrite does not mix old and new records: its step is not found.
   EXPECT_THAT(LoadSample(*before), IsError(ErrorCode::kNotFound, "deleted"));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path));
   EXPECT_THAT(leftovers, IsEmpty());
@@ -121,7 +121,7 @@ TEST(CommitTest, DeleteKeepsSegmentsThatLaterStepsReferTo) {
   EXPECT_EQ(dry.segments, 1u);
   EXPECT_EQ(SegmentFileCount(path), 3u);
 
-  // Step 1 wrote the frozen tensors: its segment stays. Step 2's own goes.
+  // Step 1 wrote the frozen tensors, so its segment remains. That of step 2 is removed.
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto base, store->Delete(std::array<uint64_t, 1>{1}));
   EXPECT_EQ(base.segments, 0u);
   EXPECT_EQ(base.freed_bytes, 0u);
@@ -138,7 +138,7 @@ TEST(CommitTest, DeleteKeepsSegmentsThatLaterStepsReferTo) {
   EXPECT_EQ(SegmentFileCount(path), 0u);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path));
   EXPECT_THAT(leftovers, IsEmpty());
-  // An emptied store takes steps again, the deleted number too.
+  // Steps can be saved to an emptied store, also under a deleted number.
   CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(3, 7)));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto again, LoadAll(path));
   EXPECT_TRUE(again.at(3) == MakeSample(3, 7));
@@ -180,8 +180,7 @@ TEST(CommitTest, AbandonedWriterLeavesNothing) {
   const std::vector<std::byte> payload = RandomBytes(1, 300'000);
   {
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, store->Begin(1, {}));
-    CAIRN_ASSERT_OK(
-        writer->Append(CopiedPayload(payload), SegmentAlignment::k64));
+    CAIRN_ASSERT_OK(writer->Append(CopiedPayload(payload), SegmentAlignment::k64));
     EXPECT_EQ(writer->written_bytes(), payload.size());
     EXPECT_THAT(store->Begin(2, {}), IsError(ErrorCode::kFailedPrecondition, "still running"));
     EXPECT_THAT(store->Close(), IsError(ErrorCode::kFailedPrecondition, "still running"));
@@ -203,9 +202,8 @@ TEST(CommitTest, GivenPageDigestsAreStoredAsGiven) {
   CAIRN_ASSERT_OK_AND_ASSIGN(
       const auto given,
       writer->Append(CopiedPayload(payload), SegmentAlignment::k4096, page_digests));
-  CAIRN_ASSERT_OK_AND_ASSIGN(
-      const auto computed,
-      writer->Append(CopiedPayload(payload), SegmentAlignment::kNone));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto computed,
+                             writer->Append(CopiedPayload(payload), SegmentAlignment::kNone));
   EXPECT_EQ(given.digest, computed.digest);
   EXPECT_EQ(given.extent.offset_bytes % 4096, 0u);
   EXPECT_EQ(computed.extent.offset_bytes, given.extent.offset_bytes + payload.size());
@@ -232,7 +230,7 @@ TEST(LatestTest, ReaderFollowsCommitsOverwritesAndDeletes) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path, OpenMode::kRead));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto first, reader->Latest());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto unchanged, reader->Latest());
-  EXPECT_EQ(first, unchanged) << "opened anew although nothing changed";
+  EXPECT_EQ(first, unchanged) << "opened again although nothing changed";
 
   CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(2)));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto second, reader->Latest());
@@ -249,7 +247,7 @@ TEST(LatestTest, ReaderFollowsCommitsOverwritesAndDeletes) {
   EXPECT_THAT(StepNumbers(*fourth), ElementsAre(2u));
 }
 
-TEST(LatestTest, ReaderWhoseSegmentIsDeletedHearsNotFound) {
+TEST(LatestTest, ReaderWhoseSegmentIsDeletedGetsNotFound) {
   ScopedTempDir dir;
   const std::string path = dir / "store";
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, Store::Open(path, OpenMode::kWrite));
@@ -273,7 +271,7 @@ TEST(StoreTest, ReaderMayNotChangeAnything) {
               IsError(ErrorCode::kFailedPrecondition, "reading only"));
 }
 
-TEST(StoreTest, ClosedStoreSaysSo) {
+TEST(StoreTest, ClosedStoreIsFailedPrecondition) {
   ScopedTempDir dir;
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(dir / "store", OpenMode::kWrite));
   CAIRN_ASSERT_OK(store->Close());

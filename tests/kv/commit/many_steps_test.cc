@@ -1,4 +1,4 @@
-// Goal: what an open costs does not grow with the number of steps that were ever saved.
+// Goal: the cost of an open does not depend on the number of steps that were ever saved.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -56,7 +56,7 @@ TEST_F(ManyStepsTest, IndexOfHundredsOfStepsStaysInFewFiles) {
   EXPECT_LT(size.table_count, 100u);
   EXPECT_LT(size.manifest_bytes, 1u << 20);
 
-  // A reader opens every table: it must get by with the descriptors that a process has by default.
+  // A reader opens every table, and must not exceed the default limit of descriptors.
   rlimit old_limit;
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &old_limit), 0);
   rlimit limit = old_limit;

@@ -1,4 +1,4 @@
-// Several ranks and one attempt: what belongs together, and what must never be mixed.
+// Several ranks and one attempt: parts of an attempt are joined, and never those of different ones.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -54,7 +54,7 @@ class RanksTest : public ::testing::Test {
     return store ? *std::move(store) : nullptr;
   }
 
-  /// A writer of one of two ranks at step 1, with one chunk of its own in it.
+  /// A writer of one of two ranks at step 1, to which this rank has added one chunk.
   std::unique_ptr<StepWriter> Begin(Store& store, uint32_t rank, const std::string& attempt,
                                     std::chrono::steady_clock::time_point deadline = kNow) {
     auto writer = store.Begin(1, {.rank = rank,
@@ -72,7 +72,7 @@ class RanksTest : public ::testing::Test {
     return writer ? *std::move(writer) : nullptr;
   }
 
-  /// Keys that the other rank handed in.
+  /// Keys in the part of the other rank.
   Result<std::vector<std::string>> Gather(StepWriter& writer) {
     std::vector<std::string> keys;
     CAIRN_TRY(
@@ -105,7 +105,7 @@ TEST_F(RanksTest, ASampleOfSeveralRanksReadsAsThatOfOne) {
   EXPECT_THAT(damage, IsEmpty());
 }
 
-TEST_F(RanksTest, AStepOfSeveralRanksIsPutBackFromItsOneManifest) {
+TEST_F(RanksTest, AStepOfSeveralRanksIsRestoredFromItsOneManifest) {
   std::vector<std::unique_ptr<Store>> others;
   for (int i = 0; i < 2; ++i) others.push_back(Join(OpenSession()));
   CAIRN_ASSERT_OK(SaveSampleByRanks(*writer_, others, MakeSample(2)));
@@ -117,12 +117,12 @@ TEST_F(RanksTest, AStepOfSeveralRanksIsPutBackFromItsOneManifest) {
   EXPECT_TRUE(steps.at(2) == MakeSample(2));
 }
 
-TEST_F(RanksTest, ARankOfADeadRunThatWakesUpIsNotTakenIntoTheNextOne) {
+TEST_F(RanksTest, ALateRankOfADeadRunIsNotAddedToTheNextOne) {
   const auto zombie = Join(OpenSession());
   const std::string old_attempt = zombie->NextAttempt(1);
   auto zombie_writer = Begin(*zombie, 1, old_attempt);
   writer_->NextAttempt(1);
-  OpenWriter();  // the job is started anew, with ranks that count from 0 again
+  OpenWriter();  // the job is started again, and its ranks count attempts from 0 again
 
   EXPECT_THAT(zombie_writer->Prepare({}), IsError(ErrorCode::kUnavailable, "another job"));
   zombie_writer.reset();
@@ -134,7 +134,7 @@ TEST_F(RanksTest, ARankOfADeadRunThatWakesUpIsNotTakenIntoTheNextOne) {
   EXPECT_THAT(Gather(*own), IsError(ErrorCode::kUnavailable, "1 of 2 ranks"));
 }
 
-TEST_F(RanksTest, ARankThatIsLateForOneAttemptIsNotTakenIntoTheNext) {
+TEST_F(RanksTest, ARankThatIsLateForOneAttemptIsNotAddedToTheNext) {
   const auto late = Join(OpenSession());
   const std::string first = writer_->NextAttempt(1);
   ASSERT_EQ(late->NextAttempt(1), first);
@@ -151,7 +151,7 @@ TEST_F(RanksTest, ARankThatIsLateForOneAttemptIsNotTakenIntoTheNext) {
     CAIRN_ASSERT_OK(late_writer->Prepare({}));
     EXPECT_THAT(Gather(*own), IsError(ErrorCode::kUnavailable, "deadline: 1"));
   }
-  // It learns what became of its attempt, and takes its files away.
+  // It reads the outcome of its attempt, and removes its files.
   EXPECT_THAT(late_writer->AwaitDecision(), IsError(ErrorCode::kUnavailable, "deadline: 1"));
 }
 
@@ -165,7 +165,7 @@ TEST_F(RanksTest, AManifestOfAnotherAttemptUnderTheRightNameIsRefused) {
   EXPECT_THAT(Gather(*own), IsError(ErrorCode::kDataLoss, "another rank, attempt or store"));
 }
 
-TEST_F(RanksTest, WhatDeadRanksLeftIsSweptByTheNextWriter) {
+TEST_F(RanksTest, TheNextWriterRemovesWhatDeadRanksLeft) {
   const auto other = Join(OpenSession());
   CAIRN_ASSERT_OK(Begin(*other, 1, writer_->NextAttempt(1))->Prepare({}));
   EXPECT_FALSE(std::filesystem::is_empty(path() + "/pending"));
@@ -174,7 +174,7 @@ TEST_F(RanksTest, WhatDeadRanksLeftIsSweptByTheNextWriter) {
   EXPECT_THAT(leftovers, IsEmpty());
 }
 
-TEST_F(RanksTest, AReferenceToASegmentThatIsGoneFailsTheCommitAndNothingElse) {
+TEST_F(RanksTest, AReferenceToARemovedSegmentFailsOnlyTheCommit) {
   CAIRN_ASSERT_OK(SaveSample(*writer_, MakeSample(5)));
   const auto other = Join(OpenSession());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto base, other->Latest());
@@ -194,7 +194,7 @@ TEST_F(RanksTest, AReferenceToASegmentThatIsGoneFailsTheCommitAndNothingElse) {
   EXPECT_THAT(own->Commit({}), IsError(ErrorCode::kConflict, "was deleted or replaced"));
 }
 
-TEST_F(RanksTest, ARankThatHearsNothingFindsTheStepInTheIndex) {
+TEST_F(RanksTest, ARankWithoutAnOutcomeFindsTheStepInTheIndex) {
   const auto other = Join(OpenSession());
   const std::string attempt = writer_->NextAttempt(1);
   const auto part = Begin(*other, 1, attempt);
@@ -210,7 +210,7 @@ TEST_F(RanksTest, ARankThatHearsNothingFindsTheStepInTheIndex) {
   EXPECT_EQ(info.generation, (*writer_->Latest())->steps().front().generation);
 }
 
-// The index write is durable, its success is not seen, and the index cannot be opened again.
+// The index write is durable but reports a failure, and the index cannot be opened again.
 TEST_F(RanksTest, NobodyRemovesAnythingWhileTheOutcomeIsUnknown) {
   const auto other = Join(OpenSession());
   const std::string attempt = writer_->NextAttempt(1);
@@ -242,7 +242,7 @@ TEST_F(RanksTest, NobodyRemovesAnythingWhileTheOutcomeIsUnknown) {
   EXPECT_THAT(damage, IsEmpty());
 }
 
-TEST_F(RanksTest, APartThatMayHaveBeenTakenIsNotRemoved) {
+TEST_F(RanksTest, APartThatMayHaveBeenCommittedIsNotRemoved) {
   const auto other = Join(OpenSession());
   const std::string attempt = writer_->NextAttempt(1);
   auto part = Begin(*other, 1, attempt);
@@ -250,7 +250,7 @@ TEST_F(RanksTest, APartThatMayHaveBeenTakenIsNotRemoved) {
   {
     const auto own = Begin(*writer_, 0, attempt, kNever);
     CAIRN_ASSERT_OK(Gather(*own));
-    // The rank gives up without having heard of the outcome.
+    // The rank stops waiting before there is an outcome.
     part.reset();
     CAIRN_ASSERT_OK(
         other->FailAttempt(attempt, 1, Error{.code = ErrorCode::kUnavailable, .message = "late"}));
@@ -262,7 +262,7 @@ TEST_F(RanksTest, APartThatMayHaveBeenTakenIsNotRemoved) {
   EXPECT_THAT(damage, IsEmpty());
 }
 
-TEST_F(RanksTest, SharedRecordsThatAreNotWhatTheirNameSaysAreRefused) {
+TEST_F(RanksTest, SharedRecordsThatDoNotMatchTheirNameAreRefused) {
   const auto other = Join(OpenSession());
   const std::string attempt = writer_->NextAttempt(1);
   const auto part = Begin(*other, 1, attempt);
@@ -284,7 +284,7 @@ TEST_F(RanksTest, SharedRecordsThatAreNotWhatTheirNameSaysAreRefused) {
   EXPECT_THAT(Gather(*own), IsError(ErrorCode::kDataLoss, "the file's name"));
 }
 
-TEST_F(RanksTest, NobodyJoinsWithoutAnInvitation) {
+TEST_F(RanksTest, JoinRequiresAnOpenSession) {
   StoreOptions options;
   options.session = writer_->session();
   EXPECT_THAT(Store::Open(path(), OpenMode::kJoinSession, options),
@@ -292,7 +292,7 @@ TEST_F(RanksTest, NobodyJoinsWithoutAnInvitation) {
   Join(OpenSession());
 }
 
-TEST_F(RanksTest, ManifestsAreNoHiddenTrapForASessionThatIsAPath) {
+TEST_F(RanksTest, ASessionThatIsAPathIsRefused) {
   StoreOptions options;
   options.session = "../elsewhere";
   EXPECT_THAT(Store::Open(path(), OpenMode::kJoinSession, options),
@@ -302,7 +302,7 @@ TEST_F(RanksTest, ManifestsAreNoHiddenTrapForASessionThatIsAPath) {
               IsError(ErrorCode::kInvalidArgument, "session"));
 }
 
-TEST_F(RanksTest, RubbishInTheFilesThatRanksLeaveIsNoWordOfAnyone) {
+TEST_F(RanksTest, InvalidFilesOfRanksAreIgnored) {
   const auto other = Join(OpenSession());
   const std::string attempt = writer_->NextAttempt(1);
   const auto part = Begin(*other, 1, attempt);

@@ -1,5 +1,5 @@
-// Opening what is no store, another kind of thing, a newer store, a damaged one: one clear error
-// each, and nothing changed.
+// Opens of a path that is not a store, of a newer store and of a damaged one: one clear error each,
+// and nothing changes.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -38,7 +38,7 @@ class StoreIdentityTest : public ::testing::Test {
     const auto bytes = internal::ReadWholeFile(path_ + "/CAIRN", 4096).value();
     return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
   }
-  /// As a build of format `format` would have written it.
+  /// Writes the file that a build of format `format` would write.
   static std::string IdentityOf(const std::string& format) {
     const std::string text =
         fmt::format("cairn store\nformat {}\nuuid 000102030405060708090a0b0c0d0e0f\n", format);
@@ -53,12 +53,12 @@ class StoreIdentityTest : public ::testing::Test {
   const std::string path_ = dir_ / "store";
 };
 
-TEST_F(StoreIdentityTest, ReaderOfNothingHearsNotFoundAndMakesNothing) {
+TEST_F(StoreIdentityTest, ReaderOfNothingGetsNotFoundAndCreatesNothing) {
   EXPECT_THAT(Store::Open(path_, OpenMode::kRead), IsError(ErrorCode::kNotFound, "no store here"));
   EXPECT_FALSE(fs::exists(path_));
 }
 
-TEST_F(StoreIdentityTest, WriterMakesTheStoreAndItsParents) {
+TEST_F(StoreIdentityTest, WriterCreatesTheStoreAndItsParents) {
   const std::string deep = dir_ / "a/b/c";
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(deep, OpenMode::kWrite));
   EXPECT_TRUE(store->writable());
@@ -76,13 +76,13 @@ TEST_F(StoreIdentityTest, EmptyDirectoryBecomesAStoreOnlyForAWriter) {
   CAIRN_EXPECT_OK(Store::Open(path_, OpenMode::kWrite));
 }
 
-TEST_F(StoreIdentityTest, FileIsNoStore) {
+TEST_F(StoreIdentityTest, FileIsNotAStore) {
   std::ofstream(path_) << "weights";
   ExpectBothFail(ErrorCode::kInvalidArgument, "file");
   EXPECT_EQ(fs::file_size(path_), 7u);
 }
 
-TEST_F(StoreIdentityTest, DirectoryWithOtherThingsIsLeftAlone) {
+TEST_F(StoreIdentityTest, DirectoryWithOtherFilesIsNotChanged) {
   fs::create_directory(path_);
   std::ofstream(path_ + "/model.safetensors") << "weights";
   ExpectBothFail(ErrorCode::kInvalidArgument, "not a Cairn store");
@@ -123,7 +123,7 @@ TEST_F(StoreIdentityTest, EmptyIdentityIsDamage) {
   ExpectBothFail(ErrorCode::kDataLoss, "CAIRN");
 }
 
-TEST_F(StoreIdentityTest, StoreWithoutIdentityIsDamagedAndIsNotMadeAnew) {
+TEST_F(StoreIdentityTest, StoreWithoutIdentityIsDamagedAndNotCreatedAgain) {
   MakeStore();
   fs::remove(path_ + "/CAIRN");
   ExpectBothFail(ErrorCode::kDataLoss, "missing");
@@ -141,7 +141,7 @@ TEST_F(StoreIdentityTest, SegmentsOfAnotherStoreAreReported) {
   EXPECT_THAT(damage.front(), HasSubstr("segment"));
 }
 
-TEST_F(StoreIdentityTest, StoreWhoseEmptyDirectoriesGotLostWorks) {
+TEST_F(StoreIdentityTest, StoreWithoutItsEmptyDirectoriesWorks) {
   MakeStore();
   fs::remove(path_ + "/pending");
   {

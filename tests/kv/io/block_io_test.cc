@@ -1,4 +1,4 @@
-// The block pool, and the I/O queue over io_uring and over threads.
+// The block pool, and the I/O queue with io_uring and with threads.
 
 #include "kv/internal/io/block_io.h"
 
@@ -60,7 +60,7 @@ class IoQueueTest : public ::testing::TestWithParam<bool> {
     ASSERT_TRUE(cairn::testing::IsOk(made));
     queue_ = *std::move(made);
     if (GetParam() && std::string(queue_->name()) != "io_uring") {
-      GTEST_SKIP() << "this kernel grants no io_uring";
+      GTEST_SKIP() << "this kernel does not allow io_uring";
     }
     fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     ASSERT_GE(fd_, 0);
@@ -77,7 +77,7 @@ class IoQueueTest : public ::testing::TestWithParam<bool> {
   std::unique_ptr<IoQueue> queue_;
 };
 
-TEST_P(IoQueueTest, IsTheKindThatWasAskedFor) {
+TEST_P(IoQueueTest, IsOfTheRequestedKind) {
   EXPECT_STREQ(queue_->name(), GetParam() ? "io_uring" : "threads");
   EXPECT_EQ(queue_->depth(), kDepth);
   EXPECT_EQ(queue_->in_flight(), 0u);
@@ -113,7 +113,7 @@ TEST_P(IoQueueTest, WritesAndReadsBackWithManyInFlight) {
   EXPECT_EQ(source, target);
 }
 
-TEST_P(IoQueueTest, EndOfTheFileMakesAShortRead) {
+TEST_P(IoQueueTest, ReadAtTheEndOfTheFileIsShort) {
   const std::vector<std::byte> content = RandomBytes(2, 1'000);
   ASSERT_EQ(::pwrite(fd_, content.data(), content.size(), 0), 1'000);
   std::vector<std::byte> target(4096);
@@ -130,7 +130,7 @@ TEST_P(IoQueueTest, EndOfTheFileMakesAShortRead) {
   EXPECT_EQ(none.done_bytes, 0u);
 }
 
-TEST_P(IoQueueTest, DirectReadThatMeetsTheEndIsShortToo) {
+TEST_P(IoQueueTest, DirectReadAtTheEndOfTheFileIsShort) {
   const std::vector<std::byte> content = RandomBytes(3, 5'000);
   ASSERT_EQ(::pwrite(fd_, content.data(), content.size(), 0), 5'000);
   const int direct = ::open(path_.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
@@ -145,13 +145,13 @@ TEST_P(IoQueueTest, DirectReadThatMeetsTheEndIsShortToo) {
   ::close(direct);
 }
 
-TEST_P(IoQueueTest, ErrorsComeBackWithTheirRequest) {
+TEST_P(IoQueueTest, ErrorsAreReturnedWithTheirRequest) {
   std::vector<std::byte> data(100);
   CAIRN_ASSERT_OK(queue_->Submit({.fd = -1, .data = data.data(), .length_bytes = 100, .tag = 42}));
   CAIRN_ASSERT_OK_AND_ASSIGN(const IoCompletion bad, queue_->Wait());
   EXPECT_EQ(bad.error_number, EBADF);
   EXPECT_EQ(bad.request.tag, 42u);
-  // The queue goes on working.
+  // The queue continues to work.
   CAIRN_ASSERT_OK(
       queue_->Submit({.fd = fd_, .write = true, .data = data.data(), .length_bytes = 100}));
   CAIRN_ASSERT_OK_AND_ASSIGN(const IoCompletion good, queue_->Wait());
@@ -164,8 +164,9 @@ TEST_P(IoQueueTest, ErrorsComeBackWithTheirRequest) {
   ::close(read_only);
 }
 
-TEST_P(IoQueueTest, ReadsThatGiveLittleAtATimeAreCarriedOn) {
-  if (!GetParam()) GTEST_SKIP() << "a pipe stands in for a slow file, and pread takes none";
+TEST_P(IoQueueTest, ShortReadsAreContinued) {
+  if (!GetParam())
+    GTEST_SKIP() << "a pipe stands in for a slow file, and pread does not support pipes";
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
   std::byte target[4];

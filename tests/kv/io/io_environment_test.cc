@@ -1,4 +1,4 @@
-// The environment variables that stand in for I/O options that nobody gave.
+// The environment variables that set the I/O options of a store that was opened without any.
 
 #include <gtest/gtest.h>
 
@@ -37,7 +37,7 @@ class IoEnvironmentTest : public ::testing::Test {
 };
 
 TEST_F(IoEnvironmentTest, WithoutVariablesTheDefaultsHold) {
-  ::setenv("CAIRN_IO_DEPTH", "", 1);  // empty is as good as unset
+  ::setenv("CAIRN_IO_DEPTH", "", 1);  // an empty variable is ignored
   CAIRN_ASSERT_OK_AND_ASSIGN(const IoOptions io, OptionsOfAnOpen());
   EXPECT_EQ(io.block_bytes, IoOptions().block_bytes);
   EXPECT_EQ(io.queue_depth, IoOptions().queue_depth);
@@ -67,7 +67,7 @@ TEST_F(IoEnvironmentTest, OptionsOfTheCallerWin) {
   EXPECT_TRUE(io.uring);
 }
 
-TEST_F(IoEnvironmentTest, BadValuesAreRefusedBeforeAnythingIsMade) {
+TEST_F(IoEnvironmentTest, BadValuesAreRefusedBeforeAnythingIsCreated) {
   const std::array<std::pair<const char*, const char*>, 12> bad = {{
       {"CAIRN_IO_BLOCK_BYTES", "4095"},
       {"CAIRN_IO_BLOCK_BYTES", "1073741825"},
