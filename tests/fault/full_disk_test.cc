@@ -15,6 +15,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "kv/file_descriptor.h"
 #include "kv/options.h"
 #include "kv/store.h"
 #include "tests/fault/operations.h"
@@ -72,11 +73,11 @@ class FullDiskTest : public ::testing::Test {
   }
   /// Fills the disk with another file until `leave_bytes` are free.
   void Fill(uint64_t leave_bytes) {
-    const int fd = ::open((dir_ / "filler").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    const FileDescriptor file(
+        ::open((dir_ / "filler").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
     const uint64_t free_bytes = FreeBytes();
     ASSERT_GT(free_bytes, leave_bytes);
-    ASSERT_EQ(::posix_fallocate(fd, 0, static_cast<off_t>(free_bytes - leave_bytes)), 0);
-    ::close(fd);
+    ASSERT_EQ(::posix_fallocate(file.get(), 0, static_cast<off_t>(free_bytes - leave_bytes)), 0);
   }
   void Unfill() { std::filesystem::remove(dir_ / "filler"); }
 

@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "kv/file_descriptor.h"
 #include "kv/internal/io/file.h"
 #include "kv/options.h"
 #include "kv/read_range.h"
@@ -66,10 +67,9 @@ Result<Written> WritePayloads(const std::string& path, const StoreOptions& optio
 /// Drops the segments from the page cache.
 void DropCache(const std::string& path) {
   for (const auto& entry : fs::directory_iterator(path + "/segments")) {
-    const int fd = ::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC);
-    ASSERT_EQ(::fdatasync(fd), 0);
-    ASSERT_EQ(::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
-    ::close(fd);
+    const FileDescriptor file(::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC));
+    ASSERT_EQ(::fdatasync(file.get()), 0);
+    ASSERT_EQ(::posix_fadvise(file.get(), 0, 0, POSIX_FADV_DONTNEED), 0);
   }
 }
 

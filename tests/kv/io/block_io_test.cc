@@ -12,6 +12,7 @@
 #include <set>
 #include <thread>
 
+#include "kv/file_descriptor.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
@@ -62,18 +63,14 @@ class IoQueueTest : public ::testing::TestWithParam<bool> {
     if (GetParam() && std::string(queue_->name()) != "io_uring") {
       GTEST_SKIP() << "this kernel does not allow io_uring";
     }
-    fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    ASSERT_GE(fd_, 0);
-  }
-  void TearDown() override {
-    queue_.reset();
-    if (fd_ >= 0) ::close(fd_);
+    file_ = FileDescriptor(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    ASSERT_TRUE(file_.is_open());
   }
 
   static constexpr uint32_t kDepth = 4;
   ScopedTempDir dir_;
   const std::string path_ = dir_ / "file";
-  int fd_ = -1;
+  FileDescriptor file_;
   std::unique_ptr<IoQueue> queue_;
 };
 
@@ -100,7 +97,7 @@ TEST_P(IoQueueTest, WritesAndReadsBackWithManyInFlight) {
     };
     for (uint64_t i = 0; i < kPieceCount; ++i) {
       if (queue_->in_flight() == queue_->depth()) finish_one();
-      CAIRN_ASSERT_OK(queue_->Submit({.fd = fd_,
+      CAIRN_ASSERT_OK(queue_->Submit({.fd = file_.get(),
                                       .write = write,
                                       .data = memory.data() + i * kPieceBytes,
                                       .length_bytes = kPieceBytes,
@@ -115,16 +112,20 @@ TEST_P(IoQueueTest, WritesAndReadsBackWithManyInFlight) {
 
 TEST_P(IoQueueTest, ReadAtTheEndOfTheFileIsShort) {
   const std::vector<std::byte> content = RandomBytes(2, 1'000);
-  ASSERT_EQ(::pwrite(fd_, content.data(), content.size(), 0), 1'000);
+  ASSERT_EQ(::pwrite(file_.get(), content.data(), content.size(), 0), 1'000);
   std::vector<std::byte> target(4096);
-  CAIRN_ASSERT_OK(queue_->Submit(
-      {.fd = fd_, .data = target.data(), .length_bytes = target.size(), .offset_bytes = 600}));
+  CAIRN_ASSERT_OK(queue_->Submit({.fd = file_.get(),
+                                  .data = target.data(),
+                                  .length_bytes = target.size(),
+                                  .offset_bytes = 600}));
   CAIRN_ASSERT_OK_AND_ASSIGN(const IoCompletion part, queue_->Wait());
   EXPECT_EQ(part.error_number, 0);
   EXPECT_EQ(part.done_bytes, 400u);
   EXPECT_TRUE(std::equal(content.begin() + 600, content.end(), target.begin()));
-  CAIRN_ASSERT_OK(queue_->Submit(
-      {.fd = fd_, .data = target.data(), .length_bytes = target.size(), .offset_bytes = 5'000}));
+  CAIRN_ASSERT_OK(queue_->Submit({.fd = file_.get(),
+                                  .data = target.data(),
+                                  .length_bytes = target.size(),
+                                  .offset_bytes = 5'000}));
   CAIRN_ASSERT_OK_AND_ASSIGN(const IoCompletion none, queue_->Wait());
   EXPECT_EQ(none.error_number, 0);
   EXPECT_EQ(none.done_bytes, 0u);
@@ -132,7 +133,7 @@ TEST_P(IoQueueTest, ReadAtTheEndOfTheFileIsShort) {
 
 TEST_P(IoQueueTest, DirectReadAtTheEndOfTheFileIsShort) {
   const std::vector<std::byte> content = RandomBytes(3, 5'000);
-  ASSERT_EQ(::pwrite(fd_, content.data(), content.size(), 0), 5'000);
+  ASSERT_EQ(::pwrite(file_.get(), content.data(), content.size(), 0), 5'000);
   const int direct = ::open(path_.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
   if (direct < 0) GTEST_SKIP() << "no O_DIRECT in " << path_;
   auto* target = static_cast<std::byte*>(std::aligned_alloc(4096, 16'384));
@@ -153,7 +154,7 @@ TEST_P(IoQueueTest, ErrorsAreReturnedWithTheirRequest) {
   EXPECT_EQ(bad.request.tag, 42u);
   // The queue continues to work.
   CAIRN_ASSERT_OK(
-      queue_->Submit({.fd = fd_, .write = true, .data = data.data(), .length_bytes = 100}));
+      queue_->Submit({.fd = file_.get(), .write = true, .data = data.data(), .length_bytes = 100}));
   CAIRN_ASSERT_OK_AND_ASSIGN(const IoCompletion good, queue_->Wait());
   EXPECT_EQ(good.done_bytes, 100u);
   const int read_only = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
@@ -189,7 +190,7 @@ TEST_P(IoQueueTest, ShortReadsAreContinued) {
 TEST_P(IoQueueTest, DestructionWaitsForWhatIsInFlight) {
   std::vector<std::byte> source = RandomBytes(4, 4 << 20);
   for (uint64_t i = 0; i < kDepth; ++i) {
-    CAIRN_ASSERT_OK(queue_->Submit({.fd = fd_,
+    CAIRN_ASSERT_OK(queue_->Submit({.fd = file_.get(),
                                     .write = true,
                                     .data = source.data() + (i << 20),
                                     .length_bytes = 1 << 20,
@@ -197,7 +198,8 @@ TEST_P(IoQueueTest, DestructionWaitsForWhatIsInFlight) {
   }
   queue_.reset();
   std::vector<std::byte> target(source.size());
-  ASSERT_EQ(::pread(fd_, target.data(), target.size(), 0), static_cast<ssize_t>(target.size()));
+  ASSERT_EQ(::pread(file_.get(), target.data(), target.size(), 0),
+            static_cast<ssize_t>(target.size()));
   EXPECT_EQ(target, source);
 }
 
