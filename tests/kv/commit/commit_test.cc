@@ -189,7 +189,7 @@ TEST(CommitTest, AbandonedWriterLeavesNothing) {
   EXPECT_THAT(leftovers, IsEmpty());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
   EXPECT_THAT(snapshot->steps(), IsEmpty());
-  EXPECT_THAT(snapshot->FindStep(std::nullopt), IsError(ErrorCode::kNotFound, "no step yet"));
+  EXPECT_THAT(snapshot->FindStep(std::nullopt), IsError(ErrorCode::kNotFound, "no steps yet"));
 }
 
 TEST(CommitTest, GivenPageDigestsAreStoredAsGiven) {
