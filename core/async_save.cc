@@ -1,31 +1,30 @@
-// Asynchronous saves: stage, hand to the worker, return.
-
 #include "core/async_save.h"
 
 #include <fmt/format.h>
 
-#include <condition_variable>
-#include <mutex>
 #include <optional>
 #include <thread>
 
 #include "core/base/internal/catch_bad_alloc.h"
 #include "core/save/internal/device_save.h"
 #include "core/save/internal/save.h"
+#include "core/save/internal/save_planner.h"
 #include "core/save/internal/saved_chunks.h"
 #include "core/save/internal/staging.h"
+#include "kv/mutex.h"
+#include "kv/thread_annotations.h"
 
 namespace cairn::core {
 
 struct SaveHandle::State {
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::optional<Result<SaveReport>> result;             // guarded by mutex
-  std::shared_ptr<const internal::StagedPoint> staged;  // shared with the save; null: at once
+  Mutex mutex;
+  CondVar changed;
+  std::optional<Result<SaveReport>> result CAIRN_GUARDED_BY(mutex);
+  std::shared_ptr<const internal::StagedPoint> staged;  // shared with the save; null: no wait
 };
 
 void SaveHandle::WaitStaged() const {
-  if (state_->staged != nullptr) (void)state_->staged->Await();  // the handle tells an error
+  if (state_->staged != nullptr) (void)state_->staged->Await();  // Wait returns an error
 }
 
 Result<void> SaveHandle::MakeStreamWait(const DeviceStream& stream) const {
@@ -33,39 +32,48 @@ Result<void> SaveHandle::MakeStreamWait(const DeviceStream& stream) const {
 }
 
 Result<SaveReport> SaveHandle::Wait() const {
-  std::unique_lock lock(state_->mutex);
-  state_->changed.wait(lock, [this] { return state_->result.has_value(); });
-  return *state_->result;
+  State& state = *state_;
+  const MutexLock lock(state.mutex);
+  while (!state.result) state.changed.Wait(state.mutex);
+  return *state.result;
 }
 
 bool SaveHandle::WaitFor(std::chrono::milliseconds timeout) const {
-  std::unique_lock lock(state_->mutex);
-  return state_->changed.wait_for(lock, timeout, [this] { return state_->result.has_value(); });
+  State& state = *state_;
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  const MutexLock lock(state.mutex);
+  while (!state.result) {
+    if (!state.changed.WaitUntil(state.mutex, deadline)) break;
+  }
+  return state.result.has_value();
 }
 
 bool SaveHandle::done() const {
-  const std::lock_guard lock(state_->mutex);
-  return state_->result.has_value();
+  State& state = *state_;
+  const MutexLock lock(state.mutex);
+  return state.result.has_value();
 }
 
 class AsyncSaver::Impl {
  public:
-  explicit Impl(CheckpointStore* store) : store_(store), worker_([this] { Loop(); }) {}
+  explicit Impl(CheckpointStore* store) : store_(store), worker_([this] { Loop(); }) {
+    CAIRN_CHECK(store != nullptr);
+  }
 
   ~Impl() {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       stop_ = true;
     }
-    changed_.notify_all();
+    changed_.NotifyAll();
     worker_.join();
   }
 
   Result<std::shared_ptr<SaveHandle::State>> Save(uint64_t step, const StateDict& state,
                                                   const SaveOptions& options) {
     {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return !task_.has_value(); });
+      const MutexLock lock(mutex_);
+      while (task_) changed_.Wait(mutex_);
     }
     Task task{.attempt = store_->NextAttempt(step, options), .options = options};
     const auto begin = [&] { return Begin(state, task); };
@@ -75,9 +83,9 @@ class AsyncSaver::Impl {
     auto handle = std::make_shared<SaveHandle::State>();
     if (task.device != nullptr) handle->staged = task.device->staged_point();
     task.handle = handle;
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     task_ = std::move(task);
-    changed_.notify_all();
+    changed_.NotifyAll();
     return handle;
   }
 
@@ -86,8 +94,8 @@ class AsyncSaver::Impl {
  private:
   struct Task {
     internal::SaveAttempt attempt;
-    internal::SavePlan plan;                       // what is in host memory is staged
-    std::unique_ptr<internal::DeviceSave> device;  // for what is not; null: nothing
+    internal::SavePlan plan;                       // its shards in host memory are staged
+    std::unique_ptr<internal::DeviceSave> device;  // null: no tensors in device memory
     SaveOptions options;
     std::shared_ptr<SaveHandle::State> handle;  // shared by the worker and the caller's handle
   };
@@ -95,11 +103,11 @@ class AsyncSaver::Impl {
   // Plans the task and stages what it writes.
   Result<void> Begin(const StateDict& state, Task& task) {
     CAIRN_TRY(CheckStep(task.attempt.step, task.options));
-    // Names the key of whatever is wrong with the state, before anything is copied.
-    CAIRN_TRY_ASSIGN(task.plan, internal::PlanSave(state, task.options, store_->place()));
+    // Reports errors in the state, with the key, before anything is copied.
+    CAIRN_TRY_ASSIGN(task.plan, internal::PlanSave(state, task.options, store_->rank_in_world()));
     const bool base_is_known = BaseIsLastSave(task.options);
     CAIRN_TRY(staging_.Stage(task.plan, base_is_known ? &last_save_ : nullptr));
-    // What is not in staging must come from the very step that it was compared with.
+    // Chunks that were not staged must be referenced in the step that they were compared with.
     if (base_is_known) task.options.base_step = last_save_.step.step;
     if (!internal::DeviceSave::IsNeeded(task.plan)) return {};
     CAIRN_TRY_ASSIGN(task.device, internal::DeviceSave::Begin(task.plan, task.options.streams));
@@ -110,9 +118,9 @@ class AsyncSaver::Impl {
     return {};
   }
 
-  // What the save itself would refuse for sure, said before the copy.
+  // Reports errors that the save would certainly return, before anything is copied.
   Result<void> CheckStep(uint64_t step, const SaveOptions& options) const {
-    if (store_->rank() > 0) return {};  // rank 0 looks
+    if (store_->rank() > 0) return {};  // rank 0 checks
     if (!store_->kv().writable()) {
       return Fail(ErrorCode::kFailedPrecondition,
                   "the store is open for reading only; open it for writing to save");
@@ -130,7 +138,7 @@ class AsyncSaver::Impl {
     return {};
   }
 
-  // True if the step to compare with is the one that the last save of this saver wrote.
+  // True if the base step is the one that the last save of this saver wrote.
   bool BaseIsLastSave(const SaveOptions& options) const {
     if (!options.incremental || options.chunk_bytes != last_save_.chunk_bytes) return false;
     const auto snapshot = store_->kv().Latest();
@@ -141,52 +149,53 @@ class AsyncSaver::Impl {
   }
 
   void Loop() {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     while (true) {
-      changed_.wait(lock, [this] { return stop_ || task_.has_value(); });
-      // A save that was begun is finished even if the saver is being destroyed.
+      while (!stop_ && !task_) changed_.Wait(mutex_);
+      // A save that has begun is finished even if the saver is being destroyed.
       if (!task_) return;
       Task& task = *task_;
-      lock.unlock();
+      lock.Unlock();
       auto result = store_->SavePlanned(task.attempt, task.plan, task.options, &last_save_,
                                         task.device.get());
-      std::optional<internal::DeviceSave::Reservation> later;
-      if (task.device != nullptr) later = task.device->reservation();
-      task.device.reset();  // a save that failed lets its waiters go
+      std::optional<internal::DeviceSave::Reservation> reservation;
+      if (task.device != nullptr) reservation = task.device->reservation();
+      task.device.reset();  // after a failed save: ends the waits for its StagedPoint
       const auto handle = task.handle;
-      lock.lock();
-      // First free for the next save, then known as done: who waits for the handle may save at
-      // once.
+      lock.Lock();
+      // The saver is ready for the next save before this one is reported as done, so that a caller
+      // that has waited for the handle can save at once.
       task_.reset();
-      changed_.notify_all();
+      changed_.NotifyAll();
       {
-        const std::lock_guard done(handle->mutex);
-        handle->result = std::move(result);
-        handle->changed.notify_all();
+        SaveHandle::State& done = *handle;
+        const MutexLock done_lock(done.mutex);
+        done.result = std::move(result);
+        done.changed.NotifyAll();
       }
-      if (!later) continue;
-      // Who saves again soon takes what it needs itself.
+      if (!reservation) continue;
+      // Locks pages for the next save, until that save begins and locks what it still needs.
       while (!stop_ && !task_) {
-        lock.unlock();
-        const bool more = later->TakeSome();
-        lock.lock();
+        lock.Unlock();
+        const bool more = reservation->ReserveSome();
+        lock.Lock();
         if (!more) break;
       }
     }
   }
 
   CheckpointStore* store_;  // outlives the saver
-  // Touched only while no task runs, and by the task.
+  // Used by Save while there is no task, and by the worker while there is one.
   internal::StagingArea staging_;
   internal::SavedChunks last_save_;
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  // Guarded by mutex_; the task itself belongs to the worker until it is reset.
-  std::optional<Task> task_;
-  bool stop_ = false;
+  Mutex mutex_;
+  CondVar changed_;
+  // The worker uses the task without the lock; nobody else uses it until it is reset.
+  std::optional<Task> task_ CAIRN_GUARDED_BY(mutex_);
+  bool stop_ CAIRN_GUARDED_BY(mutex_) = false;
 
-  std::thread worker_;  // last: it uses all of the above
+  std::thread worker_;  // declared last: it uses all of the above
 };
 
 AsyncSaver::AsyncSaver(CheckpointStore* store) : impl_(std::make_unique<Impl>(store)) {}

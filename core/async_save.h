@@ -1,6 +1,11 @@
 #pragma once
-/// Asynchronous saves: copy the state into staging memory that is reused from save to save, then
-/// write it behind the training.
+/// Asynchronous saves: the state is copied to staging memory, which is reused from save to save, and
+/// written in the background while the training continues.
+///
+///   AsyncSaver saver(store.get());
+///   CAIRN_TRY_ASSIGN(SaveHandle handle, saver.Save(200, state));
+///   handle.WaitStaged();                      // from here on the tensors may change
+///   CAIRN_TRY_ASSIGN(report, handle.Wait());  // from here on step 200 is durable
 
 #include <chrono>
 #include <memory>
@@ -9,47 +14,52 @@
 
 namespace cairn::core {
 
-/// A running or finished save. Threads: all members may be called from any thread.
+/// A save that is running or has ended. Copies refer to the same save. Threads: all members may be
+/// called from any thread.
 class SaveHandle {
  public:
-  /// Waits until the caller may change its tensors again: at once for those in host memory, and
-  /// until their bytes have left it for those in device memory.
+  /// Waits until the caller may change its tensors. Returns at once for tensors in host memory, and
+  /// for tensors in device memory when their bytes have been copied.
   void WaitStaged() const;
-  /// The same for work on a device: what `stream` gets from here on runs after the copies of its
-  /// device; this call only waits until they are all enqueued, which may take as long as the disk
-  /// where the state is larger than the page-locked budget. An error of the save is not told here.
-  /// kUnavailable: the device has failed.
+  /// Makes `stream` wait until the copies from its device are done, instead of the host: work that
+  /// is enqueued on `stream` after this call may change the tensors. The call itself waits until all
+  /// copies are enqueued, which takes as long as the writing if the state is larger than the budget
+  /// of page-locked memory. kUnavailable: the device has failed. An error of the save is returned by
+  /// Wait only.
   Result<void> MakeStreamWait(const DeviceStream& stream) const;
-  /// Waits until the step is durable, or has failed. May be called again and gives the same answer.
+  /// Waits until the step is durable or the save has failed. Repeated calls return the same result.
   Result<SaveReport> Wait() const;
-  /// Waits at most `timeout`; false if the save still runs.
+  /// Waits until the save has ended, but at most `timeout`. Returns false if it is still running.
   bool WaitFor(std::chrono::milliseconds timeout) const;
   bool done() const;
 
  private:
   friend class AsyncSaver;
   struct State;
-  std::shared_ptr<State> state_;
+  std::shared_ptr<State> state_;  // shared with the saver until the save ends, and with copies
 };
 
-/// Owns one worker thread and the staging memory. Threads: one caller at a time.
+/// Ownership: owns one worker thread and the staging memory; borrows the store, which must outlive
+/// it. Threads: one caller at a time.
 class AsyncSaver {
  public:
-  /// `store` must outlive the saver.
+  /// Requires that `store` is not null.
   explicit AsyncSaver(CheckpointStore* store);
   /// Waits for a running save.
   ~AsyncSaver();
 
-  /// Waits for the save before it (whose error stays in its own handle), copies every tensor in
-  /// host memory into staging, starts the save and returns. Tensors in device memory are digested
-  /// and copied behind the caller's back: see SaveHandle::WaitStaged, and
-  /// SaveOptions::device_snapshot. Tensors that share memory are copied once and still
-  /// share. Errors of the state itself (duplicate FQNs, existing step) are returned here, as is
-  /// kResourceExhausted if there is no memory to stage into. `options.progress` is called from the
-  /// worker thread.
+  /// Starts a save of `state` as `step` and returns when the tensors in host memory are staged.
+  /// Tensors in device memory are digested and copied in the background; see
+  /// SaveHandle::WaitStaged and SaveOptions::device_snapshot. Waits first for the previous save,
+  /// whose error is returned by its own handle only. Tensors that share memory are staged once and
+  /// still share it in the step. `options.progress` is called from the worker thread.
+  ///
+  /// Errors in the state itself (duplicate FQNs, a step that exists) are returned here, as is
+  /// kResourceExhausted if there is no memory for staging. All other errors of
+  /// CheckpointStore::Save are returned by the handle.
   Result<SaveHandle> Save(uint64_t step, const StateDict& state, const SaveOptions& options = {});
 
-  /// Host memory held for staging.
+  /// Host memory that is held for staging.
   uint64_t staging_bytes() const;
 
  private:

@@ -1,12 +1,9 @@
-// The front door: finds snapshot and step, serialises writers, hands the work to internal/.
-
 #include "core/checkpoint_store.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
-#include <mutex>
 
 #include "core/base/internal/catch_bad_alloc.h"
 #include "core/base/internal/worker_pool.h"
@@ -19,9 +16,12 @@
 #include "core/ranks/internal/open_together.h"
 #include "core/save/internal/device_save.h"
 #include "core/save/internal/save.h"
+#include "core/save/internal/save_planner.h"
 #include "core/save/internal/save_queue.h"
 #include "core/save/internal/saved_chunks.h"
 #include "core/step/internal/lookup.h"
+#include "kv/mutex.h"
+#include "kv/thread_annotations.h"
 
 namespace cairn::core {
 
@@ -30,18 +30,18 @@ class CheckpointStore::Impl {
   Impl(std::unique_ptr<kv::Store> store, Communicator* communicator)
       : store_(std::move(store)), communicator_(communicator) {
     if (communicator == nullptr) return;
-    place_ = {.rank = static_cast<uint32_t>(communicator->rank()),
+    self_ = {.rank = static_cast<uint32_t>(communicator->rank()),
               .world_size = static_cast<uint32_t>(communicator->world_size())};
   }
 
   kv::Store& store() const { return *store_; }
-  const internal::RankInWorld& place() const { return place_; }
+  const internal::RankInWorld& self() const { return self_; }
   Communicator* communicator() const { return communicator_; }
 
   internal::SaveAttempt NextAttempt(uint64_t step, const SaveOptions& options) {
     internal::SaveAttempt attempt{.step = step, .name = {}};
-    if (place_.world_size == 1) return attempt;
-    attempt.turn = turns_.Take([&] { attempt.name = store_->NextAttempt(step); });
+    if (self_.world_size == 1) return attempt;
+    attempt.queue_position = queue_.Enter([&] { attempt.name = store_->NextAttempt(step); });
     const auto now = std::chrono::steady_clock::now();
     const auto most = std::chrono::floor<std::chrono::milliseconds>(
         std::chrono::steady_clock::time_point::max() - now);
@@ -53,55 +53,64 @@ class CheckpointStore::Impl {
 
   Error Abort(const internal::SaveAttempt& attempt, Error error) {
     if (attempt.name.empty()) return error;
-    // If not even this can be written, the others find out by their deadline.
-    (void)store_->FailAttempt(attempt.name, place_.rank, error);
-    turns_.End(attempt.turn);
+    // If this file cannot be written either, the other ranks fail at their deadline.
+    (void)store_->FailAttempt(attempt.name, self_.rank, error);
+    queue_.Leave(attempt.queue_position);
     return error;
   }
 
   Result<SaveReport> SavePlanned(const internal::SaveAttempt& attempt, internal::SavePlan& plan,
                                  const SaveOptions& options, internal::SavedChunks* saved,
                                  internal::DeviceSave* device) {
-    if (!attempt.name.empty()) turns_.Await(attempt.turn);
-    const std::lock_guard lock(writing_);
+    if (!attempt.name.empty()) queue_.AwaitTurn(attempt.queue_position);
+    const MutexLock lock(writing_);
+    std::unique_ptr<internal::WorkerPool>& pool = pool_;  // used under the lock
     auto report = internal::CatchBadAlloc("the records of a save", [&] {
-      if (!pool_) {
-        pool_ = std::make_unique<internal::WorkerPool>(internal::WorkerPool::DefaultThreadCount());
+      if (!pool) {
+        pool = std::make_unique<internal::WorkerPool>(internal::WorkerPool::DefaultThreadCount());
       }
-      return internal::RunSave(*store_, attempt, plan, place_, options, *pool_, saved, device);
+      return internal::RunSave(plan, {.store = *store_,
+                                      .attempt = attempt,
+                                      .self = self_,
+                                      .options = options,
+                                      .pool = *pool,
+                                      .saved = saved,
+                                      .device = device});
     });
     if (!report) return Fail(Abort(attempt, std::move(report).error()));
-    if (!attempt.name.empty()) turns_.End(attempt.turn);
+    if (!attempt.name.empty()) queue_.Leave(attempt.queue_position);
     return report;
   }
 
-  /// What the last Save with tensors in device memory wrote; only for SavePlanned.
+  /// What the last Save with tensors in device memory wrote; to be passed to SavePlanned only,
+  /// which uses it under the lock.
   internal::SavedChunks* last_device_save() { return &last_device_save_; }
 
   Result<kv::Store::DeleteReport> Delete(std::span<const uint64_t> steps, bool dry_run) {
-    const std::lock_guard lock(writing_);
+    const MutexLock lock(writing_);
     return store_->Delete(steps, dry_run);
   }
 
   Result<void> Close() {
-    const std::lock_guard lock(writing_);
-    // Rank 0 last: it takes away what tells the others how their last save ended.
-    Result<void> together = {};
-    if (communicator_ != nullptr && !closed_) together = communicator_->Barrier();
+    const MutexLock lock(writing_);
+    // Rank 0 removes the files from which the others learn the outcome of their last save, so all
+    // ranks must have read them.
+    Result<void> all_done = {};
+    if (communicator_ != nullptr && !closed_) all_done = communicator_->Barrier();
     closed_ = true;
     Result<void> closed = store_->Close();
-    return closed ? together : closed;
+    return closed ? all_done : closed;
   }
 
  private:
   std::unique_ptr<kv::Store> store_;
-  Communicator* const communicator_;  // null for one process alone
-  internal::RankInWorld place_;
-  internal::SaveQueue turns_;                   // several ranks
-  bool closed_ = false;                         // guarded by writing_
-  std::mutex writing_;                          // held for all of a save, a deletion, the closing
-  internal::SavedChunks last_device_save_;  // guarded by writing_
-  std::unique_ptr<internal::WorkerPool> pool_;  // guarded by writing_; made by the first save
+  Communicator* const communicator_;  // null: one process alone
+  internal::RankInWorld self_;
+  internal::SaveQueue queue_;  // of a multi-rank store
+  Mutex writing_;              // held during all of a save, a deletion and the close
+  bool closed_ CAIRN_GUARDED_BY(writing_) = false;
+  internal::SavedChunks last_device_save_ CAIRN_GUARDED_BY(writing_);
+  std::unique_ptr<internal::WorkerPool> pool_ CAIRN_GUARDED_BY(writing_);  // set by the first save
 };
 
 CheckpointStore::CheckpointStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -143,9 +152,9 @@ Result<std::unique_ptr<CheckpointStore>> CheckpointStore::OpenShared(const std::
       new CheckpointStore(std::make_unique<Impl>(std::move(store), &communicator)));
 }
 
-uint32_t CheckpointStore::rank() const { return impl_->place().rank; }
-uint32_t CheckpointStore::world_size() const { return impl_->place().world_size; }
-internal::RankInWorld CheckpointStore::place() const { return impl_->place(); }
+uint32_t CheckpointStore::rank() const { return impl_->self().rank; }
+uint32_t CheckpointStore::world_size() const { return impl_->self().world_size; }
+internal::RankInWorld CheckpointStore::rank_in_world() const { return impl_->self(); }
 
 internal::SaveAttempt CheckpointStore::NextAttempt(uint64_t step, const SaveOptions& options) {
   return impl_->NextAttempt(step, options);
@@ -166,7 +175,7 @@ Result<SaveReport> CheckpointStore::Save(uint64_t step, const StateDict& state,
                                          const SaveOptions& options) {
   const internal::SaveAttempt attempt = NextAttempt(step, options);
   auto plan = internal::CatchBadAlloc("the plan of a save",
-                                      [&] { return internal::PlanSave(state, options, place()); });
+                                      [&] { return internal::PlanSave(state, options, rank_in_world()); });
   if (!plan) return Fail(Abort(attempt, std::move(plan).error()));
   if (!internal::DeviceSave::IsNeeded(*plan)) {
     return SavePlanned(attempt, *plan, options, nullptr, nullptr);

@@ -1,8 +1,25 @@
 #pragma once
-/// The front door: save, load and look into checkpoints of whole state dicts.
+/// A store of checkpoints: saves state dicts as numbered steps, loads them, and inspects them. This
+/// is the top of the C++ API.
 ///
+///   StateDict state;                                         // borrows the tensors
+///   state.root().Tensor("model.wte.weight", view);
 ///   CAIRN_TRY_ASSIGN(auto store, CheckpointStore::Open("runs/gpt", kv::OpenMode::kWrite));
-///   CAIRN_TRY_ASSIGN(auto report, store->Save(100, state));
+///   CAIRN_TRY_ASSIGN(const SaveReport saved, store->Save(100, state));
+///
+///   CAIRN_TRY_ASSIGN(const Contents contents, store->List(100));
+///   const LoadRequest request{.fqn = "model.wte.weight", .box = WholeBox(shape), .target = target};
+///   CAIRN_TRY_ASSIGN(const LoadReport loaded, store->Load(contents.step, {&request, 1}));
+///
+/// A step exists completely or not at all: a save that fails, or a process that dies, leaves the
+/// steps that existed before. Chunks of tensors that have not changed since the base step are
+/// stored once and referenced by both steps.
+///
+/// Other entry points: AsyncSaver (core/async_save.h) saves in the background; StepPart
+/// (core/step_part.h) writes a step for a front end that coordinates the ranks itself.
+///
+/// Errors: kDataLoss means that stored bytes or records are damaged; the error names the key, step,
+/// file and offset. Every call that reads returns kUnavailable if storage fails.
 
 #include <cstddef>
 #include <cstdint>
@@ -36,94 +53,138 @@ struct SavedChunks;
 class DeviceSave;
 }  // namespace internal
 
-/// Threads: const members may run from many threads; Save and Delete are serialised inside.
+/// Ownership: owns the files and locks of the store; borrows the communicator, if there is one.
+/// Threads: const members may run from many threads at the same time, also during a Save. Save,
+/// Delete and Close wait for each other.
 class CheckpointStore {
  public:
-  /// `address`: PATH or file:PATH. Errors as kv::Store::Open; kUnimplemented for other schemes.
+  /// Opens the store at `address`, which is PATH or file:PATH, for this process alone; kWrite
+  /// creates it if it does not exist. kNotFound: there is no store (kRead). kConflict: another
+  /// process has it open for writing. kUnimplemented: another scheme than file, or a newer format.
+  /// kDataLoss: the store is damaged. kInvalidArgument: an empty address or unusable options.
   static Result<std::unique_ptr<CheckpointStore>> Open(const std::string& address,
                                                        kv::OpenMode mode,
                                                        kv::StoreOptions options = {});
-  /// Opens the store for all ranks of `communicator`: rank 0 for writing, the others so that they
-  /// write their parts of its steps (or, with kRead, each for reading). Every rank calls it, and
-  /// gets the store, or every rank an error, with the rank that it comes from. From then on every
-  /// rank calls Save with what it holds, in the same order; nothing is exchanged but files, so a
-  /// save never competes with the job's own collectives. The communicator is used here, by Close
-  /// and where a load is told to, and must outlive the store. kInvalidArgument: not a directory
-  /// that all ranks share.
+
+  /// Opens the store for all ranks of `communicator`. With kWrite, rank 0 opens it for writing and
+  /// the others join its session, so that they can write their parts of its steps; with kRead, each
+  /// rank opens it for reading. Collective: every rank calls it, and either all of them get the
+  /// store or all of them get an error, which names the rank that failed.
+  ///
+  /// Afterwards every rank calls Save with the part of the state that it holds, in the same order.
+  /// Ranks that save communicate through files only, so that a save never competes with the
+  /// collectives of the job. The communicator is used here, by Close, and by loads with
+  /// ShardLoadOptions::read_once; it must outlive the store.
+  ///
+  /// Errors: those of Open, and kInvalidArgument: the directory is not shared by all ranks.
   static Result<std::unique_ptr<CheckpointStore>> OpenShared(const std::string& address,
                                                              kv::OpenMode mode,
                                                              Communicator& communicator,
                                                              kv::StoreOptions options = {});
   ~CheckpointStore();
 
+  /// This process among the ranks of OpenShared; rank 0 of 1 after Open.
   uint32_t rank() const;
   uint32_t world_size() const;
 
+  /// The store of keys and bytes below this one.
   kv::Store& kv() const;
+  /// All committed steps, ascending by number.
   Result<std::vector<kv::StepInfo>> Steps() const;
 
-  /// Writes `state` as `step`; durable when it returns. Memory beyond the caller's: the block pool
-  /// (IoOptions) and the records of one segment. kInvalidArgument: bad tensors, duplicate FQNs.
+  /// Writes `state` as `step`, which is durable when the call returns. Tensors are borrowed until
+  /// then. Memory, in addition to the caller's: the block pool (kv::IoOptions) and the records of
+  /// one segment.
   ///
-  /// Several ranks: a tensor with a Sharding is the part of it that this rank holds, any other
-  /// tensor and value one that all ranks hold alike. The step exists once all parts are there, tile
-  /// their tensors and agree; else every rank gets an error: kInvalidArgument names key, ranks and
-  /// boxes, an error of one rank names it, kUnavailable the ranks that were missing at the
-  /// deadline.
+  /// In a multi-rank store, a tensor with a Sharding is the part that this rank holds; every other
+  /// tensor and value is the same on all ranks (for tensors: on those of
+  /// SaveOptions::replicated_mesh). The step is committed once all ranks have written their parts,
+  /// and the parts agree and tile their tensors. Otherwise every rank gets an error, which names
+  /// the rank that failed.
+  ///
+  /// kInvalidArgument: bad tensors, duplicate FQNs, or ranks that disagree; names key, ranks and
+  /// boxes. kConflict: the step exists and `options.overwrite` is false. kNotFound: there is no
+  /// step `options.base_step`. kFailedPrecondition: the store is open for reading. kUnavailable:
+  /// storage fails, or ranks are missing at the deadline; names them. kCancelled:
+  /// `options.progress` asked to stop. kResourceExhausted: not enough memory.
   Result<SaveReport> Save(uint64_t step, const StateDict& state, const SaveOptions& options = {});
 
-  /// Keys of `step` (or the latest) that `patterns` select. kNotFound: no such step.
+  /// Lists the keys of `step`, or of the latest step, that `patterns` select. Reads records, but no
+  /// payload. kNotFound: there is no such step.
   Result<Contents> List(std::optional<uint64_t> step, const KeyPatterns& patterns = {}) const;
-  /// One tensor's record, without listing anything. kNotFound: no such tensor; names close ones.
+  /// Returns the record of one tensor. Cost: one lookup. kNotFound: there is no such tensor; the
+  /// error suggests similar keys.
   Result<TensorInfo> FindTensor(const kv::StepInfo& step, const std::string& fqn) const;
-  /// What a front end has kept with the step under its name (core/step_part.h), or nothing.
+  /// Returns the data that a front end stored with the step under `name` (core/step_part.h), or
+  /// nothing if there is none.
   Result<std::optional<std::vector<std::byte>>> FindExtension(const kv::StepInfo& step,
-                                                          std::string_view name) const;
-  /// Chunks of one tensor, in key order; none for an alias.
+                                                              std::string_view name) const;
+  /// Returns the chunks of one tensor in key order; none for an alias. kNotFound: there is no such
+  /// tensor.
   Result<std::vector<ChunkInfo>> Chunks(const kv::StepInfo& step, const std::string& fqn) const;
 
-  /// Fills all targets; every byte is checked against its page digest first read. All requests are
-  /// checked (key, dtype, box) before any target is touched. After an error targets are
-  /// unspecified. Targets in device memory are written behind what `streams` hold (for devices that
-  /// are not named, the default stream) and may be used on any stream when it returns.
+  /// Fills all targets. Every page is checked against its digest before its bytes are copied to a
+  /// target, or, if storage is read directly into the target, before the call returns.
+  ///
+  /// All requests are checked before any target is written. After an error the contents of the
+  /// targets are unspecified. Writes to targets in device memory are ordered after the work that
+  /// `streams` contain when the call begins (for devices that are not named: the default stream);
+  /// when the call returns, the targets may be used on any stream.
+  ///
+  /// kNotFound: there is no such tensor, or the step was deleted. kInvalidArgument: the dtype is
+  /// not the stored one, the box is not inside the tensor, or the target does not fit the box.
+  /// kDataLoss: bytes do not match their digests. kCancelled: `progress` asked to stop.
   Result<LoadReport> Load(const kv::StepInfo& step, std::span<const LoadRequest> requests,
                           const Progress& progress = {},
                           std::span<const DeviceStream> streams = {}) const;
 
-  /// Load for any mesh: fills this rank's part of each tensor. kInvalidArgument: a global shape
-  /// that is not the stored one, a local tensor that mesh and placements do not make, or as Load.
+  /// Fills this rank's part of each tensor, on any mesh, whatever the mesh of the save was. After an
+  /// error the contents of the targets are unspecified. Collective if `options.read_once` is set
+  /// and there are several ranks. kInvalidArgument: the global shape is not the stored one, or the
+  /// local tensor does not have the shape that mesh and placements define. All other errors are
+  /// those of Load, and with `read_once` those of the communicator.
   Result<LoadReport> LoadShards(const kv::StepInfo& step, std::span<const ShardTarget> targets,
                                 const ShardLoadOptions& options = {}) const;
 
-  /// The bytes of many tensors without a copy; nothing for a tensor whose chunks do not lie one
-  /// behind another in one segment (after an incremental save) or that is a strided alias. Each
-  /// segment is mapped once, whatever the number of tensors. With `verify` every page of them is
-  /// checked now, on all cores, else never.
+  /// Maps the bytes of many tensors without a copy. The result for a tensor is empty if its bytes
+  /// are not contiguous in one segment, as after an incremental save, or if it is a strided alias.
+  /// Each segment is mapped once, for all tensors in it. With `verify`, every page of the tensors is
+  /// checked now, on all cores; otherwise the bytes are never checked. kNotFound: there is no such
+  /// tensor. kDataLoss: bytes do not match their digests.
   Result<std::vector<std::optional<MappedTensor>>> Map(const kv::StepInfo& step,
                                                        std::span<const std::string> fqns,
                                                        bool verify = true,
                                                        const Progress& progress = {}) const;
 
+  /// Returns the differences between two steps, for the keys that `patterns` select. Compares
+  /// digests, and reads payload only where the two steps cut a tensor into different chunks.
+  /// kNotFound: there is no such step.
   Result<Diff> Compare(uint64_t step_a, uint64_t step_b, const KeyPatterns& patterns = {}) const;
+  /// Deletes whole steps atomically, and the segments that no other step references. With `dry_run`
+  /// it only reports what it would delete. kNotFound: one of the steps does not exist; none is
+  /// deleted then.
   Result<kv::Store::DeleteReport> Delete(std::span<const uint64_t> steps, bool dry_run = false);
 
-  /// Reads every byte of the given step, or of all, and checks every digest and record. `damage` is
-  /// called for each problem; bytes shared by steps are read once. Returns payload bytes read.
+  /// Reads every byte of `step`, or of all steps, and checks every digest and record. Calls `damage`
+  /// for each problem and continues. Bytes that steps share are read once. Returns the payload bytes
+  /// read. Errors: the store cannot be read at all, or kCancelled.
   Result<uint64_t> Verify(std::optional<uint64_t> step,
                           const std::function<void(const kv::Damage&)>& damage,
                           const Progress& progress = {}) const;
 
-  /// Several ranks: every rank calls it, once its saves are done.
+  /// Releases the store and its lock. Collective in a multi-rank store: every rank calls it after
+  /// its last save. kFailedPrecondition: a step is being written. The destructor does the same
+  /// without waiting for other ranks, and ignores errors.
   Result<void> Close();
 
  private:
   friend class AsyncSaver;  // saves a plan that it has staged
-  internal::RankInWorld place() const;
-  /// Every save of several ranks begins with it, on each of them.
+  internal::RankInWorld rank_in_world() const;
+  /// Begins a save. In a multi-rank store every rank calls it for every save.
   internal::SaveAttempt NextAttempt(uint64_t step, const SaveOptions& options);
-  /// A save that fails before SavePlanned: lets the other ranks know, and returns the error.
+  /// Ends a save that failed before SavePlanned: reports `error` to the other ranks and returns it.
   Error Abort(const internal::SaveAttempt& attempt, Error error);
-  /// `device` for a plan that has tensors in device memory.
+  /// `device` is not null if the plan has tensors in device memory.
   Result<SaveReport> SavePlanned(const internal::SaveAttempt& attempt, internal::SavePlan& plan,
                                  const SaveOptions& options, internal::SavedChunks* saved,
                                  internal::DeviceSave* device);

@@ -1,4 +1,4 @@
-// Windows of boxes on the default chunk grid: usually the very chunks that are stored.
+// Reads windows of boxes on the default chunk grid, which are usually the chunks that are stored.
 
 #include "core/payload_reader.h"
 
@@ -8,21 +8,22 @@ namespace cairn::core {
 namespace {
 
 constexpr uint64_t kWindowBytes = 32 << 20;
-constexpr size_t kWindowPieces = 4096;
-// Requests begin on cache lines, so that elements are aligned for whoever computes with them.
+constexpr size_t kWindowBoxes = 4096;
+// Boxes begin on cache lines, so that their elements are aligned for computations.
 constexpr uint64_t kAlignBytes = 64;
 
+// Boxes that are loaded together, then passed to the callback in order.
 class Window {
  public:
-  Window(const CheckpointStore& store, const kv::StepInfo& step, const PieceCallback& piece)
+  Window(const CheckpointStore& store, const kv::StepInfo& step, const PayloadCallback& on_bytes)
       : store_(store),
         step_(step),
-        piece_(piece),
+        on_bytes_(on_bytes),
         memory_(std::make_unique_for_overwrite<std::byte[]>(kWindowBytes)) {}
 
   Result<void> Add(size_t tensor, const TensorInfo& info, Box box, uint64_t offset_bytes,
                    uint64_t length_bytes) {
-    if (used_bytes_ + length_bytes > kWindowBytes || pieces_.size() == kWindowPieces) {
+    if (used_bytes_ + length_bytes > kWindowBytes || boxes_.size() == kWindowBoxes) {
       CAIRN_TRY(Flush());
     }
     std::byte* const memory = memory_.get() + used_bytes_;
@@ -31,20 +32,20 @@ class Window {
         {.fqn = info.fqn,
          .box = std::move(box),
          .target = {.dtype = info.dtype, .shape = std::move(sizes), .data = memory}});
-    pieces_.push_back({tensor, offset_bytes, {memory, length_bytes}});
+    boxes_.push_back({tensor, offset_bytes, {memory, length_bytes}});
     used_bytes_ = (used_bytes_ + length_bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
     return {};
   }
 
   Result<void> Flush() {
-    if (pieces_.empty()) return {};
+    if (boxes_.empty()) return {};
     CAIRN_TRY_ASSIGN(const LoadReport report, store_.Load(step_, requests_));
     bytes_read_ += report.bytes_read;
-    for (const Piece& piece : pieces_) {
-      CAIRN_TRY(piece_(piece.tensor, piece.offset_bytes, piece.bytes));
+    for (const LoadedBox& box : boxes_) {
+      CAIRN_TRY(on_bytes_(box.tensor, box.offset_bytes, box.bytes));
     }
     requests_.clear();
-    pieces_.clear();
+    boxes_.clear();
     used_bytes_ = 0;
     return {};
   }
@@ -52,26 +53,26 @@ class Window {
   uint64_t bytes_read() const { return bytes_read_; }
 
  private:
-  struct Piece {
+  struct LoadedBox {
     size_t tensor;
-    uint64_t offset_bytes;
+    uint64_t offset_bytes;  // in the row-major payload of the tensor
     std::span<const std::byte> bytes;
   };
   const CheckpointStore& store_;
   const kv::StepInfo& step_;
-  const PieceCallback& piece_;
+  const PayloadCallback& on_bytes_;
   std::unique_ptr<std::byte[]> memory_;
   uint64_t used_bytes_ = 0;
   std::vector<LoadRequest> requests_;
-  std::vector<Piece> pieces_;
+  std::vector<LoadedBox> boxes_;
   uint64_t bytes_read_ = 0;
 };
 
 }  // namespace
 
 Result<uint64_t> ReadRowMajor(const CheckpointStore& store, const kv::StepInfo& step,
-                              std::span<const TensorInfo> tensors, const PieceCallback& piece) {
-  Window window(store, step, piece);
+                              std::span<const TensorInfo> tensors, const PayloadCallback& on_bytes) {
+  Window window(store, step, on_bytes);
   for (size_t t = 0; t < tensors.size(); ++t) {
     CAIRN_TRY_ASSIGN(const ChunkGrid grid, ChunkGrid::Make(tensors[t].dtype, tensors[t].shape));
     for (uint64_t i = 0; i < grid.chunk_count(); ++i) {

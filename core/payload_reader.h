@@ -1,6 +1,6 @@
 #pragma once
-/// Streams the row-major bytes of stored tensors in bounded memory: for statistics, export and the
-/// like, which need no tensor in one piece.
+/// Streams the row-major bytes of stored tensors in bounded memory, for code that does not need a
+/// tensor in one buffer, such as statistics and export.
 
 #include <functional>
 #include <span>
@@ -9,15 +9,18 @@
 
 namespace cairn::core {
 
-/// `tensor` is the index in the list that was asked for; pieces of one tensor come in order and
-/// hold whole elements. The bytes are valid during the call only.
-using PieceCallback = std::function<Result<void>(size_t tensor, uint64_t offset_bytes,
-                                                 std::span<const std::byte> bytes)>;
+/// Receives the next bytes of a tensor. `tensor` is its index in the list that was requested;
+/// `offset_bytes` is the position in its row-major payload. The bytes contain complete elements and
+/// are valid during the call only.
+using PayloadCallback = std::function<Result<void>(size_t tensor, uint64_t offset_bytes,
+                                                   std::span<const std::byte> bytes)>;
 
-/// Calls `piece` for all bytes of all of `tensors`, in their order; tensors without elements get no
-/// call. Every byte is checked before it is handed on. Errors: as CheckpointStore::Load, and those
-/// of `piece`. Memory: 32 MiB beside that of a load. Returns the bytes taken from storage.
+/// Calls `on_bytes` with all bytes of all of `tensors`, in order; not at all for tensors without
+/// elements. Every byte is checked before it is passed on. Returns the bytes read from storage.
+/// Errors: those of CheckpointStore::Load and those of `on_bytes`, which end the stream. Memory:
+/// 32 MiB in addition to that of a load.
 Result<uint64_t> ReadRowMajor(const CheckpointStore& store, const kv::StepInfo& step,
-                              std::span<const TensorInfo> tensors, const PieceCallback& piece);
+                              std::span<const TensorInfo> tensors,
+                              const PayloadCallback& on_bytes);
 
 }  // namespace cairn::core

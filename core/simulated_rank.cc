@@ -1,8 +1,7 @@
-// Planning and handing in as one rank of many.
-
 #include "core/simulated_rank.h"
 
 #include "core/save/internal/save.h"
+#include "core/save/internal/save_planner.h"
 
 namespace cairn::core {
 
@@ -18,14 +17,18 @@ Result<RankShare> PlanRank(const StateDict& state, const SaveOptions& options, u
   return share;
 }
 
-Result<void> PrepareRank(kv::Store& joined, uint64_t step, const std::string& attempt,
-                        const StateDict& state, const SaveOptions& options, uint32_t rank,
-                        uint32_t world_size) {
-  const internal::RankInWorld place{.rank = rank, .world_size = world_size};
-  CAIRN_TRY_ASSIGN(internal::SavePlan plan, internal::PlanSave(state, options, place));
+Result<void> PrepareRank(kv::Store& joined, const SimulatedPart& part, const StateDict& state,
+                         const SaveOptions& options) {
+  CAIRN_CHECK(part.rank > 0 && part.rank < part.world_size);
+  const internal::RankInWorld self{.rank = part.rank, .world_size = part.world_size};
+  CAIRN_TRY_ASSIGN(internal::SavePlan plan, internal::PlanSave(state, options, self));
   internal::WorkerPool pool(1);
-  CAIRN_TRY(internal::RunSave(joined, {.step = step, .name = attempt, .wait = false}, plan, place,
-                              options, pool));
+  CAIRN_TRY(internal::RunSave(
+      plan, {.store = joined,
+             .attempt = {.step = part.step, .name = part.attempt, .wait = false},
+             .self = self,
+             .options = options,
+             .pool = pool}));
   return {};
 }
 

@@ -1,31 +1,38 @@
 #pragma once
-/// One rank of a job of any size, without the job: to see what it would write, and to measure what
-/// thousands of ranks do to rank 0.
+/// Simulates one rank of a job of any size in one process, to show what the rank would write and to
+/// measure how rank 0 handles the parts of thousands of ranks.
 
+#include <cstdint>
 #include <string>
 
 #include "core/save/save_options.h"
 #include "core/state_dict/state_dict.h"
 #include "kv/store.h"
 
-
 namespace cairn::core {
 
-/// What a rank would write, from its state alone.
+/// What a rank would write, computed from its state alone.
 struct RankShare {
   uint64_t bytes = 0;
   uint64_t chunks = 0;
-  uint64_t tensors = 0;  // of which it writes something
+  uint64_t tensors = 0;  // of which it writes at least one chunk
 };
-/// Errors as CheckpointStore::Save. Tensors need addresses, but no memory behind them.
+/// Plans a save by one rank. Tensors need addresses, but no memory at them. kInvalidArgument: a bad
+/// tensor, sharding or value, duplicate FQNs, or no such rank.
 Result<RankShare> PlanRank(const StateDict& state, const SaveOptions& options, uint32_t rank,
                            uint32_t world_size);
 
-/// Writes a rank's part of an attempt at `step`, durably, and does not wait for the outcome.
-/// `joined` is a store open with OpenMode::kJoinSession, `attempt` what NextAttempt says on every rank.
-/// Only `rank` 1 and up. Errors as CheckpointStore::Save.
-Result<void> PrepareRank(kv::Store& joined, uint64_t step, const std::string& attempt,
-                        const StateDict& state, const SaveOptions& options, uint32_t rank,
-                        uint32_t world_size);
+/// A rank's part of an attempt to save a step.
+struct SimulatedPart {
+  uint64_t step = 0;
+  std::string attempt;  // from kv::Store::NextAttempt, which returns the same on every rank
+  uint32_t rank = 1;    // any rank except 0
+  uint32_t world_size = 2;
+};
+
+/// Writes the part durably and returns without waiting for rank 0's decision. `joined` is a store
+/// that was opened with OpenMode::kJoinSession. Errors: those of PlanRank and of CheckpointStore::Save.
+Result<void> PrepareRank(kv::Store& joined, const SimulatedPart& part, const StateDict& state,
+                         const SaveOptions& options);
 
 }  // namespace cairn::core

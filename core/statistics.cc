@@ -1,4 +1,5 @@
-// Statistics in one pass: mean and variance by combining blocks (Chan, Golub, LeVeque 1979).
+// Statistics in one pass: mean and variance are combined from those of blocks (Chan, Golub, LeVeque
+// 1979).
 
 #include "core/statistics.h"
 
@@ -9,8 +10,8 @@
 #include <limits>
 #include <type_traits>
 
-#include "core/tensor/internal/element.h"
 #include "core/payload_reader.h"
+#include "core/tensor/internal/element.h"
 
 namespace cairn::core {
 namespace {
@@ -30,7 +31,7 @@ std::string TextOf(std::complex<T> value) {
   return fmt::format("({}{:+}j)", value.real(), value.imag());
 }
 
-// Count, mean and sum of squared differences of some finite numbers.
+// Count, mean, and sum of squared differences from the mean.
 struct Moments {
   double count = 0;
   double mean = 0;
@@ -57,13 +58,13 @@ class StatisticsAccumulator::Impl {
 
 namespace {
 
-// `Number` is what is compared: an integer, bool, float or double; magnitudes of complex numbers.
+// `Number` is an integer, bool, float or double; for complex elements their magnitude.
 template <typename Number>
 class NumberStatistics {
  public:
-  // Called with runs of at most kBlock numbers.
   static constexpr size_t kBlock = 4096;
 
+  // Adds at most kBlock numbers.
   void Add(std::span<const Number> numbers) {
     count_ += numbers.size();
     double sum = 0;
@@ -136,7 +137,7 @@ class NumberStatistics {
   Moments moments_;
 };
 
-// The magnitude; not std::abs, whose infinity of (inf, nan) hides the NaN.
+// Returns the magnitude. std::abs would return infinity for (inf, nan), which hides the NaN.
 template <typename T>
 T Magnitude(std::complex<T> value) {
   if (std::isnan(value.real()) || std::isnan(value.imag())) {
@@ -159,7 +160,7 @@ class ElementStatistics final : public StatisticsAccumulator::Impl {
 
  public:
   void Add(std::span<const std::byte> bytes) override {
-    // std::vector<bool> and its kin stay out: a plain array is a span of any Number.
+    // An array, because std::vector<bool> is not a span of bool.
     Number block[NumberStatistics<Number>::kBlock];
     while (!bytes.empty()) {
       const size_t count =
@@ -201,7 +202,8 @@ class Float4Statistics final : public StatisticsAccumulator::Impl {
 
 }  // namespace
 
-StatisticsAccumulator::StatisticsAccumulator(DType dtype) {
+StatisticsAccumulator::StatisticsAccumulator(DType dtype)
+    : element_bytes_(schema::ElementBytes(dtype)) {
   internal::VisitDType(dtype, [this]<typename Element>(Element) {
     if constexpr (std::is_same_v<Element, internal::Float4Pair>) {
       impl_ = std::make_unique<Float4Statistics>();
@@ -216,7 +218,9 @@ StatisticsAccumulator::StatisticsAccumulator(StatisticsAccumulator&&) noexcept =
 StatisticsAccumulator& StatisticsAccumulator::operator=(StatisticsAccumulator&&) noexcept = default;
 
 void StatisticsAccumulator::Add(std::span<const std::byte> bytes) {
-  if (impl_) impl_->Add(bytes);
+  if (!impl_) return;
+  CAIRN_CHECK(bytes.size() % element_bytes_ == 0);
+  impl_->Add(bytes);
 }
 
 Statistics StatisticsAccumulator::Finish() const { return impl_ ? impl_->Finish() : Statistics{}; }

@@ -1,6 +1,6 @@
-// Parts of a step: portions are planned and written one by one, each until nothing of it is read
-// any more; rank 0 joins what all have written as in any save of several ranks, and gives the tree
-// its nesting.
+// Portions are planned and written one by one; each Add waits until nothing of its portion is read any
+// more. Rank 0 then merges what all ranks have written, as in every save of a multi-rank store, and
+// nests the tree.
 
 #include "core/step_part.h"
 
@@ -16,6 +16,7 @@
 #include "core/save/internal/device_save.h"
 #include "core/save/internal/rank_merge.h"
 #include "core/save/internal/save.h"
+#include "core/save/internal/save_planner.h"
 #include "core/state_dict/internal/tree_merge.h"
 #include "core/step/internal/records.h"
 #include "kv/key.h"
@@ -24,8 +25,9 @@
 namespace cairn::core {
 namespace {
 
-// A tensor of several ranks' step that only this rank has is a part of itself.
-void MakeParts(StateDict& portion) {
+// Makes each tensor without a sharding one with a single explicit box: unlike in CheckpointStore::Save,
+// other ranks do not have it.
+void SetExplicitBoxes(StateDict& portion) {
   for (uint32_t i = 0; i < portion.tensors.size(); ++i) {
     if (portion.shardings.contains(i)) continue;
     TensorView& view = portion.tensors[i];
@@ -37,7 +39,7 @@ void MakeParts(StateDict& portion) {
   }
 }
 
-// The chain of containers that `path` goes through, down to the subtree that begins at `at`.
+// Returns a tree with the containers along `path` and, at its end, the subtree of nodes [at, end).
 StateTree ChainTo(const StateTree& tree, size_t at, size_t end, std::span<const PathElement> path) {
   StateTree chain;
   chain.nodes.push_back(tree.nodes.front());
@@ -61,7 +63,7 @@ StateTree ChainTo(const StateTree& tree, size_t at, size_t end, std::span<const 
   return chain;
 }
 
-// One past the last node of the subtree that begins at `at`.
+// Returns the end of the subtree that begins at `at`.
 size_t EndOf(const StateTree& tree, size_t at) {
   size_t open = 1;
   while (open > 0) open = open - 1 + tree.nodes[at++].child_count;
@@ -81,6 +83,7 @@ std::string JoinPath(std::span<const PathElement> path) {
 
 Result<StateTree> NestTree(const StateTree& tree,
                            const std::map<std::string, std::vector<PathElement>>& paths) {
+  CAIRN_CHECK(!tree.nodes.empty());
   internal::TreeMerge merge;
   StateTree root;
   root.nodes.push_back(tree.nodes.front());
@@ -91,9 +94,9 @@ Result<StateTree> NestTree(const StateTree& tree,
     const std::string& key = tree.nodes[at].key;
     const auto found = paths.find(key);
     const bool is_nested = found != paths.end() && JoinPath(found->second) == key;
-    const PathElement plain[] = {{.text = key}};
+    const PathElement unnested[] = {{.text = key}};
     CAIRN_TRY(merge.Add(
-        ChainTo(tree, at, end, is_nested ? std::span<const PathElement>(found->second) : plain)));
+        ChainTo(tree, at, end, is_nested ? std::span<const PathElement>(found->second) : unnested)));
     at = end;
   }
   return merge.Take();
@@ -102,12 +105,12 @@ Result<StateTree> NestTree(const StateTree& tree,
 class StepPart::Impl {
  public:
   Impl(CheckpointStore& store, StepTicket ticket, uint32_t rank, SaveOptions options,
-       internal::SaveSession run)
+       internal::SaveSession session)
       : store_(store),
         ticket_(std::move(ticket)),
-        place_{.rank = rank, .world_size = ticket_.world_size},
+        self_{.rank = rank, .world_size = ticket_.world_size},
         options_(std::move(options)),
-        run_(std::move(run)) {}
+        session_(std::move(session)) {}
 
   Result<void> Add(StateDict portion, std::span<const DeviceStream> streams) {
     if (failure_) return Fail(*failure_);
@@ -116,7 +119,7 @@ class StepPart::Impl {
                                          [&] { return Write(std::move(portion), streams); });
     if (!added) {
       failure_ = added.error();
-      run_.reset();  // waits for what still reads the portion
+      session_.reset();  // waits until nothing reads the portion
       device_.reset();
     }
     return added;
@@ -124,9 +127,9 @@ class StepPart::Impl {
 
   Result<SaveReport> Prepare() {
     CAIRN_TRY(FinishPortions());
-    CAIRN_TRY(run_->writer().Prepare(
-        {.base_step = run_->base_step(), .logical_bytes = run_->report().logical_bytes}));
-    return run_->report();
+    CAIRN_TRY(session_->writer().Prepare(
+        {.base_step = session_->base_step(), .logical_bytes = session_->report().logical_bytes}));
+    return session_->report();
   }
 
   Result<SaveReport> Commit(const StepFrame& frame) {
@@ -135,9 +138,9 @@ class StepPart::Impl {
   }
 
   void Abort(const Error& error) {
-    if (place_.world_size == 1) return;
-    // Best effort: rank 0 hears of it from the front end too.
-    (void)store_.kv().FailAttempt(ticket_.attempt, place_.rank, error);
+    if (self_.world_size == 1) return;
+    // Best effort: the front end reports the error too.
+    (void)store_.kv().FailAttempt(ticket_.attempt, self_.rank, error);
   }
 
  private:
@@ -147,15 +150,15 @@ class StepPart::Impl {
   }
 
   Result<void> Write(StateDict portion, std::span<const DeviceStream> streams) {
-    if (place_.world_size > 1) MakeParts(portion);
-    CAIRN_TRY_ASSIGN(internal::SavePlan plan, internal::PlanSave(portion, options_, place_));
+    if (self_.world_size > 1) SetExplicitBoxes(portion);
+    CAIRN_TRY_ASSIGN(internal::SavePlan plan, internal::PlanSave(portion, options_, self_));
     const bool on_device = internal::DeviceSave::IsNeeded(plan);
     if (on_device) CAIRN_TRY(DigestOnDevices(plan, streams));
-    CAIRN_TRY(run_->Write(plan, options_, pool_));
-    if (on_device) CAIRN_TRY(device_->Staged());
-    CAIRN_TRY(run_->writer().Drain());
+    CAIRN_TRY(session_->Write(plan, options_, pool_));
+    if (on_device) CAIRN_TRY(device_->MarkStaged());
+    CAIRN_TRY(session_->writer().Drain());
     if (on_device) CAIRN_TRY(device_->staged_point()->Await());
-    if (place_.rank != 0) return {};
+    if (self_.rank != 0) return {};
     return merge_.AddOwn(plan);
   }
 
@@ -163,23 +166,23 @@ class StepPart::Impl {
     if (device_ == nullptr) {
       CAIRN_TRY_ASSIGN(device_, internal::DeviceSave::Begin(plan, streams));
       device_->WriteFilesDirectly();
-      CAIRN_TRY(run_->UseDevice(*device_));
+      CAIRN_TRY(session_->UseDevice(*device_));
     } else {
-      CAIRN_TRY(device_->GoOn(plan, streams));
+      CAIRN_TRY(device_->BeginNextPlan(plan, streams));
     }
     return device_->Digest(plan, nullptr);
   }
 
   Result<SaveReport> CommitAll(const StepFrame& frame) {
-    kv::StepWriter& writer = run_->writer();
-    if (place_.world_size > 1) {
+    kv::StepWriter& writer = session_->writer();
+    if (self_.world_size > 1) {
       CAIRN_TRY(writer.Gather([this](uint32_t rank, kv::Column column, std::string_view key,
                                      std::span<const std::byte> value) {
         return merge_.Add(rank, column, key, value);
       }));
     }
     CAIRN_TRY_ASSIGN(internal::MergedStep merged, merge_.Finish());
-    if (place_.world_size > 1) {
+    if (self_.world_size > 1) {
       for (const TensorInfo& tensor : merged.tensors) {
         CAIRN_TRY(writer.AddRecord(kv::Column::kTensors, kv::FqnKey(tensor.fqn),
                                    internal::EncodeTensor(tensor)));
@@ -190,22 +193,23 @@ class StepPart::Impl {
     }
     auto nested = NestTree(merged.tree, frame.paths);
     CAIRN_TRY(writer.SetStructure(EncodeTree(nested ? *nested : merged.tree, frame.extensions)));
-    CAIRN_TRY(writer.Commit({.base_step = run_->base_step(),
+    CAIRN_TRY(writer.Commit({.base_step = session_->base_step(),
                              .tensor_count = merged.tensor_count,
                              .value_count = merged.values.size(),
                              .logical_bytes = merged.logical_bytes}));
-    return run_->report();
+    return session_->report();
   }
 
   CheckpointStore& store_;
   const StepTicket ticket_;
-  const internal::RankInWorld place_;
+  const internal::RankInWorld self_;
   const SaveOptions options_;
   internal::WorkerPool pool_{internal::WorkerPool::DefaultThreadCount()};
-  std::unique_ptr<internal::DeviceSave> device_;  // null: no portion has needed it; outlives run_
-  std::optional<internal::SaveSession> run_;          // nothing: failed
-  std::optional<Error> failure_;                  // of the first Add that failed
-  internal::RankMerge merge_;                     // rank 0
+  // Null until a portion has tensors in device memory. Declared before the session, which uses it.
+  std::unique_ptr<internal::DeviceSave> device_;
+  std::optional<internal::SaveSession> session_;  // empty after a failure
+  std::optional<Error> failure_;  // of the first Add that failed
+  internal::RankMerge merge_;     // rank 0
   bool has_portion_ = false;
 };
 
@@ -230,11 +234,11 @@ Result<std::unique_ptr<StepPart>> StepPart::Begin(CheckpointStore& store, const 
   }
   const internal::SaveAttempt attempt{
       .step = ticket.step, .name = ticket.attempt, .deadline = Clock::now() + options.deadline};
-  const internal::RankInWorld place{.rank = rank, .world_size = ticket.world_size};
-  CAIRN_TRY_ASSIGN(internal::SaveSession run,
-                   internal::SaveSession::Begin(store.kv(), attempt, place, options));
+  const internal::RankInWorld self{.rank = rank, .world_size = ticket.world_size};
+  CAIRN_TRY_ASSIGN(internal::SaveSession session,
+                   internal::SaveSession::Begin(store.kv(), attempt, self, options));
   return std::unique_ptr<StepPart>(
-      new StepPart(std::make_unique<Impl>(store, ticket, rank, options, std::move(run))));
+      new StepPart(std::make_unique<Impl>(store, ticket, rank, options, std::move(session))));
 }
 
 Result<void> StepPart::Add(StateDict portion, std::span<const DeviceStream> streams) {

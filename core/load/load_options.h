@@ -1,5 +1,5 @@
 #pragma once
-/// What a load is asked, and what it reports.
+/// Requests, options and reports of loads.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,50 +18,53 @@ namespace cairn::core {
 
 class Communicator;
 
-/// One box of one tensor to be read. `target.shape` equals `box.sizes`; dtype must be the stored
-/// one.
+/// Requests one box of one tensor. `target.shape` equals `box.sizes`, and `target.dtype` is the
+/// stored dtype.
 struct LoadRequest {
   std::string fqn;
   Box box;
   TensorTarget target;
 };
 
-/// A tensor to be filled with its part on this rank.
+/// Requests the part of a tensor that this rank holds.
 struct ShardTarget {
   std::string fqn;
-  /// The mesh, placements or boxes of now, whatever it was saved with; null: the whole tensor. The
-  /// views of explicit boxes are written through.
+  /// The mesh and placements, or the explicit boxes, of the load; they need not be those of the
+  /// save. Null: the whole tensor. The load writes to the views of explicit boxes.
   const Sharding* sharding = nullptr;
   TensorTarget local;
 };
 
 struct ShardLoadOptions {
-  /// Boxes that several ranks need are read from storage by one of them and passed on through the
-  /// communicator of OpenShared. Every rank must call then, with the same step and the same keys in
-  /// the same order (stages of a pipeline, whose meshes have no rank in common: each with its own);
-  /// kInvalidArgument on all ranks if they do not. Else each rank reads all that it needs, and may
-  /// call alone.
+  /// True: boxes that several ranks need are read from storage by one of them, which sends them to
+  /// the others through the communicator of OpenShared. The load is collective then: every rank
+  /// calls it with the same step and the same keys in the same order (pipeline stages, whose meshes
+  /// have no rank in common, each with their own keys); otherwise all ranks get kInvalidArgument.
+  /// False: each rank reads all that it needs and may call alone.
   bool read_once = false;
-  /// read_once: memory for passing bytes on, of the host or the communicator's device.
+  /// read_once: the size of the buffer for sending and receiving, in host memory or in the memory
+  /// of the communicator's device.
   uint64_t buffer_bytes = 64 << 20;
   Progress progress;
-  /// For targets in device memory, as Load has them.
+  /// For targets in device memory: the streams after whose work the targets are written. For a
+  /// device that is not named: its default stream.
   std::vector<DeviceStream> streams;
-  /// read_once: passes bytes on in place of the communicator of OpenShared, which all else still
-  /// goes over; of the same ranks in the same order. All ranks give one, or none does.
+  /// read_once: sends the bytes of tensors instead of the communicator of OpenShared, which still
+  /// sends everything else. It has the same ranks in the same order. Either all ranks give one or
+  /// none does.
   Communicator* tensor_communicator = nullptr;
 };
 
 struct LoadReport {
-  uint64_t bytes_read = 0;    // taken from storage, page rounding included
-  uint64_t direct_bytes = 0;  // of these, what devices read from the segments themselves
+  uint64_t bytes_read = 0;    // from storage, including what is read to complete pages
+  uint64_t direct_bytes = 0;  // part of bytes_read that devices read from the segments themselves
   double seconds = 0;
 };
 
-/// A tensor's bytes inside a mapped segment. Keeps the mapping alive.
+/// The bytes of a tensor in a mapped segment. Keeps the mapping alive.
 struct MappedTensor {
-  std::shared_ptr<const kv::Mapping> mapping;
-  std::span<const std::byte> bytes;  // row-major
+  std::shared_ptr<const kv::Mapping> mapping;  // shared by the tensors in one segment
+  std::span<const std::byte> bytes;            // row-major
 };
 
 }  // namespace cairn::core

@@ -1,5 +1,5 @@
 #pragma once
-/// What a save is asked, and what it reports.
+/// Options and report of a save.
 
 #include <chrono>
 #include <cstdint>
@@ -15,32 +15,38 @@
 namespace cairn::core {
 
 struct SaveOptions {
+  /// Replaces the step if it exists; otherwise the save fails with kConflict.
   bool overwrite = false;
-  /// The step whose unchanged chunks are referenced; by default the latest step.
+  /// The base step, whose unchanged chunks are referenced instead of written again; the latest step
+  /// if empty.
   std::optional<uint64_t> base_step;
-  bool incremental = true;  // false: write every byte, compare with nothing
+  /// False: writes every byte and compares with no base step.
+  bool incremental = true;
+  /// Largest length of a chunk; at most 1 GiB.
   uint64_t chunk_bytes = kDefaultChunkBytes;
   Progress progress;
-  /// Several ranks: the time from the call on within which all must have written their part.
+  /// In a multi-rank store: the time from the call on within which all ranks must have written
+  /// their parts.
   std::chrono::milliseconds deadline = std::chrono::minutes(30);
-  /// Several ranks: those that hold the same plain tensors as this one, which share the writing of
-  /// them; by default all. A pipeline stage whose tensors are no DTensors gives its ranks.
-  std::shared_ptr<const DeviceMesh> plain_mesh;  // shared with the caller
-  /// Tensors in device memory: the streams whose work makes them what is to be saved; nothing else
-  /// is waited for. For devices that are not named, the default stream.
+  /// In a multi-rank store: the ranks that hold the same tensors without a Sharding as this one and
+  /// share the writing of them; all ranks if null. A pipeline stage whose tensors are not DTensors
+  /// names its own ranks.
+  std::shared_ptr<const DeviceMesh> replicated_mesh;  // shared with the caller
+  /// For tensors in device memory: the streams whose work produces the values to be saved. The save
+  /// waits for no other work. For a device that is not named: its default stream.
   std::vector<DeviceStream> streams;
-  /// AsyncSaver: copy what changed within the device's memory first, if so much is free, so that
-  /// the streams may go on with their next work once that is done.
+  /// AsyncSaver: copies what has changed within the device's memory first, if that much memory is
+  /// free, so that the streams may continue as soon as these copies are done.
   bool device_snapshot = false;
 };
 
-/// What this process wrote; of several ranks each tells its own part.
+/// What this process wrote. In a multi-rank store each rank reports its own part.
 struct SaveReport {
   uint64_t step = 0;
-  uint64_t logical_bytes = 0;  // tensors, shared storage counted once
-  uint64_t written_bytes = 0;  // payload put into segments
-  uint64_t device_bytes = 0;   // payload brought from devices to the host
-  uint64_t direct_bytes = 0;   // of written_bytes, what devices wrote to the segments themselves
+  uint64_t logical_bytes = 0;  // of tensors; shared storage is counted once
+  uint64_t written_bytes = 0;  // payload written to segments
+  uint64_t device_bytes = 0;   // payload copied from devices to the host
+  uint64_t direct_bytes = 0;   // part of written_bytes that devices wrote to the segments themselves
   uint64_t chunks = 0;
   uint64_t chunks_reused = 0;
   double seconds = 0;

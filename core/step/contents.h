@@ -1,5 +1,5 @@
 #pragma once
-/// What a step holds: its tensors, chunks and values, as their records say.
+/// What a step contains: its tensors, chunks and values, as their records describe them.
 
 #include <cstdint>
 #include <optional>
@@ -21,19 +21,20 @@ struct TensorInfo {
   Shape shape;
   uint64_t nbytes = 0;
   uint64_t chunk_count = 0;
-  /// Set when the bytes are those of another tensor: element 0 lies alias_offset_bytes into its
-  /// row-major payload, and alias_strides (elements) lead on from there.
+  /// The FQN of the tensor that holds the bytes, if this tensor is an alias. Element 0 is at
+  /// `alias_offset_bytes` of the owner's row-major payload; `alias_strides` has one stride per
+  /// dimension, in elements.
   std::optional<std::string> alias_of;
   uint64_t alias_offset_bytes = 0;
   std::vector<uint64_t> alias_strides;
-  bool hidden = false;  // storage that only aliases refer to; no leaf of its own
+  bool hidden = false;  // storage that only aliases refer to; it has no leaf in the tree
 };
 
 struct ChunkInfo {
-  Box box;
+  Box box;  // in the tensor
   kv::Extents extents;
   kv::Digest digest;
-  uint64_t since_step = 0;  // that wrote the bytes, or the last of them
+  uint64_t since_step = 0;  // the last step that wrote bytes of this chunk
 
   uint64_t length_bytes() const { return extents.length_bytes(); }
 };
@@ -43,11 +44,11 @@ struct ValueInfo {
   Value value;
 };
 
-/// What one step holds, or the part of it that patterns selected. No payload has been read.
+/// The contents of one step, or those that patterns selected. Payload is not included.
 struct Contents {
   kv::StepInfo step;
   StateTree tree;                   // pruned to the selection
-  std::vector<TensorInfo> tensors;  // key order; hidden ones too, if a selected tensor needs them
+  std::vector<TensorInfo> tensors;  // key order; includes hidden ones that a selected tensor needs
   std::vector<ValueInfo> values;    // key order
 };
 

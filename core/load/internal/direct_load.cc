@@ -46,7 +46,7 @@ std::optional<std::span<std::byte>> TargetOf(const LoadRequest& request, const C
   if (Intersect(chunk.box, request.box) != chunk.box) return std::nullopt;
   Box inside = chunk.box;
   for (size_t d = 0; d < inside.offsets.size(); ++d) inside.offsets[d] -= request.box.offsets[d];
-  const auto offset = RunOffsetBytes(request.target.dtype, request.box.sizes, inside);
+  const auto offset = ContiguousOffsetBytes(request.target.dtype, request.box.sizes, inside);
   if (!offset) return std::nullopt;
   return std::span(request.target.data + *offset, chunk.length_bytes());
 }

@@ -220,7 +220,7 @@ class Plan {
         wants_[i], [](const Want& want) { return want.alias_region.has_value(); });
     if (!aliased) return {};
     // Aliases speak of positions in the row-major payload: chunks must be consecutive runs of it.
-    const auto offset = RunOffsetBytes(owner.dtype, owner.shape, chunk.box);
+    const auto offset = ContiguousOffsetBytes(owner.dtype, owner.shape, chunk.box);
     if (offset != next_offset_bytes_[i]) {
       return Fail(Error{.code = ErrorCode::kUnimplemented,
                         .message = "tensors that share memory with one that is stored in boxes of "

@@ -43,7 +43,7 @@ Result<std::vector<Payload>> FindPayloads(const StepView& view,
   std::vector<Payload> payloads(owners.size());
   CAIRN_TRY(ForEachChunkOf(view, owners, [&](size_t i, ChunkInfo chunk) -> Result<void> {
     Payload& payload = payloads[i];
-    if (RunOffsetBytes(owners[i].dtype, owners[i].shape, chunk.box) != payload.total_bytes) {
+    if (ContiguousOffsetBytes(owners[i].dtype, owners[i].shape, chunk.box) != payload.total_bytes) {
       payload.is_row_major = false;
     }
     payload.begins_bytes.push_back(payload.total_bytes);

@@ -1,5 +1,3 @@
-// Finding shared memory by address ranges: one sort, one sweep.
-
 #include "core/save/internal/aliases.h"
 
 #include <fmt/format.h>
@@ -20,7 +18,7 @@ std::vector<uint64_t> StridesOf(const TensorView& view) {
   return view.strides.empty() ? RowMajorStrides(view.shape) : view.strides;
 }
 
-// Makes the records of one group whose members are given in FQN order.
+// Plans groups of overlapping tensors, whose members are given in FQN order.
 class GroupPlanner {
  public:
   GroupPlanner(std::span<const NamedTensor> tensors, std::span<const MemorySpan> spans,
@@ -42,7 +40,7 @@ class GroupPlanner {
       owner_fqn = tensors_[*owner].fqn;
       AddOwner(tensors_[*owner]);
     } else if (group.size() == 1) {
-      // Alone and with gaps or repeats: gathered into row-major order.
+      // One tensor with gaps or repeats in memory: it is gathered in row-major order.
       AddOwner(tensors_[group.front()]);
       return;
     } else {
@@ -93,7 +91,7 @@ class GroupPlanner {
   std::span<const NamedTensor> tensors_;
   std::span<const MemorySpan> spans_;
   std::vector<PlannedTensor>* planned_;
-  std::unordered_set<std::string> names_;  // of all tensors, once a new name is needed
+  std::unordered_set<std::string> names_;  // of all tensors; empty until a new name is needed
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
 #pragma once
-/// Which tensors of a state share memory, and which of them holds the bytes.
+/// Determines which tensors of a state share memory, and which of them owns the bytes.
 
 #include <cstdint>
 #include <optional>
@@ -17,16 +17,16 @@ struct NamedTensor {
   TensorView view;
 };
 
-/// A tensor as it goes into the store: its record, and the memory to write unless it is an alias.
+/// A tensor as it will be stored: its record, and the memory to write unless it is an alias.
 struct PlannedTensor {
-  TensorInfo info;    // chunk_count not yet set
+  TensorInfo info;    // chunk_count is not set yet
   TensorView source;  // empty for aliases
 };
 
-/// Decides owners and aliases. In a group of overlapping tensors the row-major tensor that covers
-/// all of the group's memory (the first by FQN) owns the bytes; if there is none, a hidden uint8
-/// tensor
-/// "<first FQN>.__storage__" does. Result in key order.
+/// Decides owners and aliases, and returns all tensors in key order. In a group of tensors that
+/// overlap in memory, the first tensor by FQN that is row-major and covers all memory of the group
+/// owns the bytes. If there is none, a hidden uint8 tensor "<first FQN>.__storage__" owns them.
+/// kInvalidArgument: a tensor without memory, or of impossible size; names the key.
 Result<std::vector<PlannedTensor>> PlanTensors(std::span<const NamedTensor> tensors);
 
 }  // namespace cairn::core::internal

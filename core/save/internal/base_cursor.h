@@ -1,5 +1,5 @@
 #pragma once
-/// Finding what the save before wrote of a plan's pieces.
+/// Finds the shards of a plan among those that the previous save wrote.
 
 #include "core/save/internal/save_plan.h"
 #include "core/save/internal/saved_chunks.h"
@@ -7,20 +7,22 @@
 
 namespace cairn::core::internal {
 
-/// Looks pieces up that come in key order, as `base` has them. Threads: one.
+/// Looks up shards in key order of their tensors, which is also the order of `base`. Cost: one pass
+/// over `base` for all lookups. Ownership: borrows `base`. Threads: one.
 class BaseCursor {
  public:
-  /// `base` may be null: then nothing is found.
+  /// `base` may be null; then nothing is found.
   explicit BaseCursor(const SavedChunks* base) : base_(base) {}
 
-  /// The same piece on the same grid, or null.
-  const SavedChunks::Piece* Find(const TensorInfo& tensor, const PlannedShard& piece) {
+  /// Returns the same chunks of the same box, or null. Requires that `tensor` is not before the
+  /// tensor of the previous call in key order.
+  const SavedChunks::Shard* Find(const TensorInfo& tensor, const PlannedShard& shard) {
     if (base_ == nullptr) return nullptr;
-    while (next_ < base_->pieces.size() && base_->pieces[next_].fqn < tensor.fqn) ++next_;
-    for (size_t i = next_; i < base_->pieces.size() && base_->pieces[i].fqn == tensor.fqn; ++i) {
-      const SavedChunks::Piece& found = base_->pieces[i];
-      if (found.dtype == tensor.dtype && found.box == piece.grid.box() &&
-          found.first_chunk == piece.first_chunk && found.chunks.size() == piece.chunk_count()) {
+    while (next_ < base_->shards.size() && base_->shards[next_].fqn < tensor.fqn) ++next_;
+    for (size_t i = next_; i < base_->shards.size() && base_->shards[i].fqn == tensor.fqn; ++i) {
+      const SavedChunks::Shard& found = base_->shards[i];
+      if (found.dtype == tensor.dtype && found.box == shard.grid.box() &&
+          found.first_chunk == shard.first_chunk && found.chunks.size() == shard.chunk_count()) {
         return &found;
       }
     }

@@ -1,5 +1,3 @@
-// Chunks of one tensor at a time, sorted by offsets where it has several shards.
-
 #include "core/save/internal/chunk_source.h"
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 namespace cairn::core::internal {
 
 PlannedChunk& ChunkSource::Peek() {
+  CAIRN_CHECK(!done());
   if (!current_) current_ = Make();
   return *current_;
 }
@@ -24,26 +23,26 @@ PlannedChunk ChunkSource::Take() {
 void ChunkSource::NextTensor() {
   at_ = 0;
   chunks_.clear();
-  if (next_shard_ == plan_.pieces.size()) return;
+  if (next_shard_ == plan_.shards.size()) return;
   const size_t first = next_shard_;
-  const size_t tensor = plan_.pieces[first].tensor;
-  for (; next_shard_ < plan_.pieces.size() && plan_.pieces[next_shard_].tensor == tensor;
+  const size_t tensor = plan_.shards[first].tensor;
+  for (; next_shard_ < plan_.shards.size() && plan_.shards[next_shard_].tensor == tensor;
        ++next_shard_) {
-    const PlannedShard& shard = plan_.pieces[next_shard_];
+    const PlannedShard& shard = plan_.shards[next_shard_];
     for (uint64_t i = shard.first_chunk; i < shard.end_chunk; ++i) {
       chunks_.push_back({next_shard_, i});
     }
   }
   if (next_shard_ - first == 1) return;
   const auto offsets = [this](const Position& position) {
-    return plan_.pieces[position.shard].grid.chunk(position.index).offsets;
+    return plan_.shards[position.shard].grid.chunk(position.index).offsets;
   };
   std::ranges::sort(chunks_, {}, offsets);
 }
 
 PlannedChunk ChunkSource::Make() const {
   const auto [shard_index, chunk_index] = chunks_[at_];
-  const PlannedShard& shard = plan_.pieces[shard_index];
+  const PlannedShard& shard = plan_.shards[shard_index];
   const TensorInfo& tensor = plan_.tensors[shard.tensor];
   Box box = shard.grid.chunk(chunk_index);
   PlannedChunk chunk{.shard = shard_index,
@@ -63,7 +62,7 @@ PlannedChunk ChunkSource::Make() const {
     if (!shard.pages[i].changed.empty()) chunk.changed_pages = &shard.pages[i].changed;
   }
   if (chunk_index == shard.first_chunk) {
-    chunk.alignment = shard.end_bytes() - shard.begin_bytes() >= kLargePieceBytes
+    chunk.alignment = shard.end_bytes() - shard.begin_bytes() >= kLargeShardBytes
                           ? kv::SegmentAlignment::k4096
                           : kv::SegmentAlignment::k64;
   }

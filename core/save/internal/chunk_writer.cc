@@ -1,5 +1,3 @@
-// Two windows: the candidates of one are digested by all cores while the other one is written.
-
 #include "core/save/internal/chunk_writer.h"
 
 #include <utility>
@@ -13,11 +11,11 @@
 namespace cairn::core::internal {
 namespace {
 
-constexpr uint64_t kWindowBytes = 64 << 20;  // source bytes digested together
+constexpr uint64_t kWindowBytes = 64 << 20;  // of chunks that are digested together
 constexpr size_t kWindowChunks = 2048;
-// If every page of a chunk changed, those of the chunks after it mostly did, too. Then only every
-// N-th chunk of the tensor is compared with the base's page digests, so that a state of which
-// everything changes, such as an optimizer's, costs few reads.
+// If every page of a chunk has changed, most pages of the following chunks have changed too. Then
+// only every N-th chunk of the tensor is compared with the base's page digests, so that a state in
+// which everything changes, such as that of an optimizer, costs few reads.
 constexpr uint32_t kProbeInterval = 16;
 
 void DigestChunk(PlannedChunk& chunk, std::span<std::byte> scratch) {
@@ -95,7 +93,7 @@ void ChunkWriter::PlanRanges(Window& window) {
 }
 
 bool ChunkWriter::IsWorthProbing(const PlannedChunk& chunk) {
-  if (chunk.page_digests.size() < 2) return false;  // one page: nothing of it could be kept
+  if (chunk.page_digests.size() < 2) return false;  // one page, which has changed
   if (tensor_changed_fully_ != chunk.tensor) {
     unprobed_ = 0;
     return true;
@@ -105,6 +103,7 @@ bool ChunkWriter::IsWorthProbing(const PlannedChunk& chunk) {
 }
 
 Result<void> ChunkWriter::AddTensorRecords(size_t end) {
+  CAIRN_CHECK(end <= context_.plan.tensors.size());
   for (; next_tensor_ < end; ++next_tensor_) {
     const TensorInfo& info = context_.plan.tensors[next_tensor_];
     CAIRN_TRY(context_.writer.AddRecord(kv::Column::kTensors, kv::FqnKey(info.fqn),
@@ -155,7 +154,7 @@ Result<ChunkWriter::Stored> ChunkWriter::Append(const PlannedChunk& chunk) {
 
 void ChunkWriter::RecordSaved(const PlannedChunk& chunk, const kv::Digest& digest, bool reused) {
   if (context_.saved == nullptr) return;
-  context_.saved->pieces[chunk.shard].chunks.push_back({digest, reused});
+  context_.saved->shards[chunk.shard].chunks.push_back({digest, reused});
 }
 
 }  // namespace cairn::core::internal

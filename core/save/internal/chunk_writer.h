@@ -1,7 +1,10 @@
 #pragma once
-/// Writes the chunks of a plan in windows: digests those that may be unchanged, compares their page
-/// digests with those of the base step, and records a reference or appends the chunk, completely or
-/// only its changed pages.
+/// Writes the chunks of a plan. Chunks that may be unchanged are digested and compared with the base
+/// step; each chunk then becomes a reference to the bytes of the base, or is appended, either
+/// completely or only its changed pages.
+///
+/// Chunks are collected in windows of bounded size. While the candidates of one window are digested
+/// on all cores, the window before it is written.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,32 +23,33 @@
 
 namespace cairn::core::internal {
 
-/// What a ChunkWriter works with. All must outlive it.
+/// What a ChunkWriter works with; everything must outlive it.
 struct ChunkWriterContext {
   const SavePlan& plan;
   kv::StepWriter& writer;
-  WorkerPool& pool;  // digests
+  WorkerPool& pool;  // for digests
   ProgressMeter& progress;
   uint64_t step = 0;
   const kv::Snapshot* base = nullptr;  // null: no chunk has a base
-  SavedChunks* saved = nullptr;        // null: nobody asks what was written
+  SavedChunks* saved = nullptr;        // null: what was written is not recorded
   DeviceSave* device = nullptr;        // null: all tensors are in host memory
 };
 
-/// Each tensor's record is added before its chunks, so that the footer of their segment can have
+/// Adds the record of each tensor before its chunks, so that the footer of their segment contains
 /// both. Threads: one.
 class ChunkWriter {
  public:
   explicit ChunkWriter(const ChunkWriterContext& context);
-  /// After an error, waits for the digests that are being computed.
+  /// Waits for the digests that are being computed, if the save has failed.
   ~ChunkWriter();
   ChunkWriter(const ChunkWriter&) = delete;
   ChunkWriter& operator=(const ChunkWriter&) = delete;
 
-  /// Adds a chunk; chunks are added in key order. kConflict: its digest was known and the base no
-  /// longer has it.
+  /// Adds a chunk. Requires that chunks are added in key order. kConflict: the bytes of a chunk were
+  /// not staged because the base had them, and the base has been deleted or replaced since. All
+  /// other errors are those of kv::StepWriter, and kCancelled.
   Result<void> Add(PlannedChunk chunk);
-  /// Writes the last windows, and the records of tensors without chunks.
+  /// Writes the remaining windows, and the records of tensors without chunks. Call once.
   Result<void> Finish();
 
   uint64_t chunks() const { return chunks_; }
@@ -56,29 +60,35 @@ class ChunkWriter {
     std::vector<PlannedChunk> chunks;
     uint64_t bytes = 0;
   };
+  /// Where the bytes of a chunk are now.
   struct Stored {
     kv::Extents extents;
     kv::Digest digest;
   };
 
-  /// Begins to digest the candidates of the window that was filled, and writes the one before it.
+  /// Begins to digest the candidates of the window that is being filled, and writes the window that
+  /// was digested before.
   Result<void> FlushWindow();
-  /// Decides which pages of the changed chunks are written.
+  /// Decides which pages of the changed chunks are written. Cost: one batch of reads of the base's
+  /// page digests.
   void PlanRanges(Window& window);
+  /// True if the page digests of the chunk's base should be read.
   bool IsWorthProbing(const PlannedChunk& chunk);
+  /// Adds the records of the tensors before `end` that are not added yet.
   Result<void> AddTensorRecords(size_t end);
   Result<void> Write(const PlannedChunk& chunk);
   Result<Stored> Append(const PlannedChunk& chunk);
   void RecordSaved(const PlannedChunk& chunk, const kv::Digest& digest, bool reused);
 
   const ChunkWriterContext context_;
-  size_t next_tensor_ = 0;                       // the first whose record is not yet added
+  size_t next_tensor_ = 0;                       // the first whose record is not added yet
   std::vector<std::vector<std::byte>> scratch_;  // one page per worker
   Window filling_;
-  Window digested_;                            // or being digested
-  std::vector<PlannedChunk*> candidates_;      // of digested_
-  std::optional<size_t> tensor_changed_fully_; // the tensor of the last chunk probed, if it did
-  uint32_t unprobed_ = 0;                      // its chunks since one was probed
+  Window digested_;                        // or is being digested
+  std::vector<PlannedChunk*> candidates_;  // in digested_, whose digests are being computed
+  // The tensor of the last chunk that was probed, if its pages changed too much to keep any.
+  std::optional<size_t> tensor_changed_fully_;
+  uint32_t unprobed_ = 0;  // chunks of that tensor since the last probe
   uint64_t chunks_ = 0;
   uint64_t chunks_reused_ = 0;
 };

@@ -1,5 +1,3 @@
-// Digests, copies and snapshots of a plan's pieces in device memory, by one queue a device.
-
 #include "core/save/internal/device_save.h"
 
 #include <algorithm>
@@ -14,15 +12,15 @@
 namespace cairn::core::internal {
 namespace {
 
-constexpr uint64_t kSnapshotAlignment = 512;  // as device allocators give; copies are fast then
-// A snapshot leaves the training so much device memory for what it may need next.
+constexpr uint64_t kSnapshotAlignment = 512;  // that of device allocators; makes copies fast
+// A snapshot leaves at least this much device memory free for the training.
 constexpr uint64_t kSpareBytes = 512 << 20;
 
-bool HasChange(const PlannedShard& piece) {
-  return std::ranges::any_of(piece.unchanged, [](const auto& digest) { return !digest; });
+bool HasChange(const PlannedShard& shard) {
+  return std::ranges::any_of(shard.unchanged, [](const auto& digest) { return !digest; });
 }
 
-// A segment that devices write to. Ownership: borrows the transfers, which end after it.
+// A segment that devices write to. Ownership: borrows the transfers, which outlive it.
 class TransferFile final : public kv::PayloadFile {
  public:
   TransferFile(DeviceTransfers& transfers, int fd) : transfers_(transfers), fd_(fd) {}
@@ -41,68 +39,67 @@ class TransferFile final : public kv::PayloadFile {
 
 void StagedPoint::Set(std::vector<std::pair<int, std::shared_ptr<const DeviceFence>>> fences) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (set_) return;
     fences_ = std::move(fences);
     set_ = true;
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 bool StagedPoint::is_set() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return set_;
 }
 
+StagedPoint::Fences StagedPoint::AwaitFences() const {
+  const MutexLock lock(mutex_);
+  while (!set_) changed_.Wait(mutex_);
+  return fences_;
+}
+
 Result<void> StagedPoint::Await() const {
-  {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return set_; });
-  }
-  for (const auto& [device, fence] : fences_) CAIRN_TRY(fence->Await());
+  for (const auto& [device, fence] : AwaitFences()) CAIRN_TRY(fence->Await());
   return {};
 }
 
 Result<void> StagedPoint::MakeStreamWait(const DeviceStream& stream) const {
-  {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return set_; });
-  }
-  for (const auto& [device, fence] : fences_) {
+  for (const auto& [device, fence] : AwaitFences()) {
     if (device == stream.device) CAIRN_TRY(fence->MakeStreamWait(stream.stream));
   }
   return {};
 }
 
 bool DeviceSave::IsNeeded(const SavePlan& plan) {
-  return std::ranges::any_of(plan.pieces, &PlannedShard::on_device);
+  return std::ranges::any_of(plan.shards, &PlannedShard::on_device);
 }
 
 Result<std::unique_ptr<DeviceSave>> DeviceSave::Begin(const SavePlan& plan,
                                                       std::span<const DeviceStream> streams) {
+  CAIRN_CHECK(IsNeeded(plan));
   auto save = std::unique_ptr<DeviceSave>(new DeviceSave);
   CAIRN_TRY_ASSIGN(save->backend_, FindDeviceBackend());
   CAIRN_TRY_ASSIGN(save->blocks_, PinnedBlocks());
-  CAIRN_TRY(save->FollowFor(plan, streams));
+  CAIRN_TRY(save->OpenQueues(plan, streams));
   return save;
 }
 
-Result<void> DeviceSave::GoOn(const SavePlan& plan, std::span<const DeviceStream> streams) {
+Result<void> DeviceSave::BeginNextPlan(const SavePlan& plan, std::span<const DeviceStream> streams) {
   CAIRN_CHECK(staged_point_->is_set());
   staged_point_ = std::make_shared<StagedPoint>();
   digested_ = false;
   sources_are_ready_ = false;
   compared_.reset();
   page_digests_.clear();
-  return FollowFor(plan, streams);
+  return OpenQueues(plan, streams);
 }
 
-Result<void> DeviceSave::FollowFor(const SavePlan& plan, std::span<const DeviceStream> streams) {
+Result<void> DeviceSave::OpenQueues(const SavePlan& plan, std::span<const DeviceStream> streams) {
   std::set<int> devices;
-  for (const PlannedShard& piece : plan.pieces) {
-    if (!piece.on_device()) continue;
-    devices.insert(piece.source.device);
-    payload_bytes_ += piece.end_bytes() - piece.begin_bytes();
+  for (const PlannedShard& shard : plan.shards) {
+    if (!shard.on_device()) continue;
+    devices.insert(shard.source.device);
+    payload_bytes_ += shard.end_bytes() - shard.begin_bytes();
   }
   streams_.clear();
   for (const int device : devices) {
@@ -120,7 +117,7 @@ Result<void> DeviceSave::FollowFor(const SavePlan& plan, std::span<const DeviceS
 
 DeviceSave::~DeviceSave() {
   transfers_.reset();
-  queues_.clear();  // waits: until then the tensors may still be read
+  queues_.clear();  // waits for the copies, which read the tensors
   staged_point_->Set({});
 }
 
@@ -132,7 +129,7 @@ Result<void> DeviceSave::Digest(SavePlan& plan, const SavedChunks* base) {
 }
 
 Result<void> DeviceSave::DigestOn(int device, SavePlan& plan, const SavedChunks* base) {
-  // The digests that are compared with are those of the same device.
+  // A device compares with digests in its own memory only.
   const DevicePageDigests* base_page_digests = nullptr;
   if (base != nullptr) {
     const auto found = base->page_digests.find(device);
@@ -140,46 +137,46 @@ Result<void> DeviceSave::DigestOn(int device, SavePlan& plan, const SavedChunks*
   }
   BaseCursor cursor(base);
   std::vector<DigestJob> jobs;
-  std::vector<const SavedChunks::Piece*> bases;  // by piece on the device
+  std::vector<const SavedChunks::Shard*> bases;  // of each shard on the device
   uint64_t page = 0;
-  for (PlannedShard& piece : plan.pieces) {
-    const SavedChunks::Piece* found = cursor.Find(plan.tensors[piece.tensor], piece);
-    if (piece.source.device != device) continue;
+  for (PlannedShard& shard : plan.shards) {
+    const SavedChunks::Shard* found = cursor.Find(plan.tensors[shard.tensor], shard);
+    if (shard.source.device != device) continue;
     if (base_page_digests == nullptr || (found != nullptr && found->device != device)) found = nullptr;
     bases.push_back(found);
-    piece.first_page_digest = page;
-    for (uint64_t chunk = piece.first_chunk; chunk < piece.end_chunk; ++chunk) {
-      const uint64_t length_bytes = piece.grid.length_bytes(chunk);
-      DigestJob job{.source = piece.source,
-                    .begin_bytes = piece.grid.offset_bytes(chunk) - piece.skipped_bytes,
+    shard.first_page_digest = page;
+    for (uint64_t chunk = shard.first_chunk; chunk < shard.end_chunk; ++chunk) {
+      const uint64_t length_bytes = shard.grid.length_bytes(chunk);
+      DigestJob job{.source = shard.source,
+                    .begin_bytes = shard.grid.offset_bytes(chunk) - shard.skipped_bytes,
                     .length_bytes = length_bytes};
-      if (found != nullptr) job.base_page = found->first_page_digest + (page - piece.first_page_digest);
+      if (found != nullptr) job.base_page = found->first_page_digest + (page - shard.first_page_digest);
       jobs.push_back(std::move(job));
       page += kv::PageCount(length_bytes);
     }
   }
-  if (jobs.empty()) return {};  // a device of an earlier plan
+  if (jobs.empty()) return {};  // only an earlier plan has tensors on the device
   DeviceQueue& queue = *queues_.at(device);
   CAIRN_TRY_ASSIGN(const DeviceQueue::Digests digests, queue.Digest(jobs, base_page_digests));
 
-  // Of changed chunks the digests are wanted here.
+  // The page digests of changed chunks are needed on the host.
   std::vector<DeviceQueue::PageRange> ranges;
   std::vector<PlannedShard::ChunkPages*> wanted;
   auto found = bases.begin();
-  for (PlannedShard& piece : plan.pieces) {
-    if (piece.source.device != device) continue;
-    const SavedChunks::Piece* const piece_base = *found++;
-    piece.unchanged.resize(piece.chunk_count());
-    piece.pages.resize(piece.chunk_count());
-    uint64_t first = piece.first_page_digest;
-    for (uint64_t chunk = 0; chunk < piece.chunk_count(); ++chunk) {
-      const uint64_t count = kv::PageCount(piece.grid.length_bytes(piece.first_chunk + chunk));
-      PlannedShard::ChunkPages& pages = piece.pages[chunk];
-      if (piece_base != nullptr) {
+  for (PlannedShard& shard : plan.shards) {
+    if (shard.source.device != device) continue;
+    const SavedChunks::Shard* const shard_base = *found++;
+    shard.unchanged.resize(shard.chunk_count());
+    shard.pages.resize(shard.chunk_count());
+    uint64_t first = shard.first_page_digest;
+    for (uint64_t chunk = 0; chunk < shard.chunk_count(); ++chunk) {
+      const uint64_t count = kv::PageCount(shard.grid.length_bytes(shard.first_chunk + chunk));
+      PlannedShard::ChunkPages& pages = shard.pages[chunk];
+      if (shard_base != nullptr) {
         for (uint64_t i = 0; i < count; ++i) pages.changed.push_back(digests.IsChanged(first + i));
       }
-      if (piece_base != nullptr && std::ranges::find(pages.changed, true) == pages.changed.end()) {
-        piece.unchanged[chunk] = piece_base->chunks[chunk].digest;
+      if (shard_base != nullptr && std::ranges::find(pages.changed, true) == pages.changed.end()) {
+        shard.unchanged[chunk] = shard_base->chunks[chunk].digest;
         pages.changed.clear();
       } else {
         ranges.push_back({.first = first, .count = count});
@@ -200,11 +197,12 @@ Result<void> DeviceSave::DigestOn(int device, SavePlan& plan, const SavedChunks*
 }
 
 Result<bool> DeviceSave::TakeSnapshot(SavePlan& plan) {
+  CAIRN_CHECK(digested_);
   std::map<int, uint64_t> bytes;
-  for (const PlannedShard& piece : plan.pieces) {
-    if (!piece.on_device() || !HasChange(piece)) continue;
-    bytes[piece.source.device] +=
-        RoundUp(piece.end_bytes() - piece.begin_bytes(), kSnapshotAlignment);
+  for (const PlannedShard& shard : plan.shards) {
+    if (!shard.on_device() || !HasChange(shard)) continue;
+    bytes[shard.source.device] +=
+        RoundUp(shard.end_bytes() - shard.begin_bytes(), kSnapshotAlignment);
   }
   for (const auto& [device, length_bytes] : bytes) {
     CAIRN_TRY_ASSIGN(const uint64_t free_bytes, backend_->FreeBytes(device));
@@ -221,17 +219,17 @@ Result<bool> DeviceSave::TakeSnapshot(SavePlan& plan) {
     snapshots_[device] = std::move(*memory);
   }
   std::map<int, uint64_t> used;
-  for (PlannedShard& piece : plan.pieces) {
-    if (!piece.on_device() || !HasChange(piece)) continue;
-    const int device = piece.source.device;
+  for (PlannedShard& shard : plan.shards) {
+    if (!shard.on_device() || !HasChange(shard)) continue;
+    const int device = shard.source.device;
     std::byte* const target = snapshots_.at(device)->data() + used[device];
-    const uint64_t length_bytes = piece.end_bytes() - piece.begin_bytes();
-    CAIRN_TRY(queues_.at(device)->Pack(piece.source, piece.begin_bytes() - piece.skipped_bytes,
+    const uint64_t length_bytes = shard.end_bytes() - shard.begin_bytes();
+    CAIRN_TRY(queues_.at(device)->Pack(shard.source, shard.begin_bytes() - shard.skipped_bytes,
                                       length_bytes, target));
     used[device] += RoundUp(length_bytes, kSnapshotAlignment);
-    piece.source.data = target;
-    piece.source.strides.clear();
-    piece.skipped_bytes = piece.begin_bytes();
+    shard.source.data = target;
+    shard.source.strides.clear();
+    shard.skipped_bytes = shard.begin_bytes();
   }
   std::vector<std::pair<int, std::shared_ptr<const DeviceFence>>> fences;
   for (const auto& [device, queue] : queues_) {
@@ -243,19 +241,20 @@ Result<bool> DeviceSave::TakeSnapshot(SavePlan& plan) {
   return true;
 }
 
-Result<void> DeviceSave::Start(const TensorView& source, uint64_t begin_bytes,
-                               std::span<std::byte> target) {
+Result<void> DeviceSave::StartCopy(const TensorView& source, uint64_t begin_bytes,
+                                   std::span<std::byte> target) {
   last_queue_ = queues_.at(source.device).get();
   used_queues_.insert(last_queue_);
-  brought_bytes_ += target.size();
+  copied_bytes_ += target.size();
   return last_queue_->CopyOut(source, begin_bytes, target);
 }
 
 Result<bool> DeviceSave::StartWrite(const TensorView& source, uint64_t begin_bytes,
                                     uint64_t length_bytes, int fd, uint64_t offset_bytes) {
   if (!IsContiguous(source.shape, source.strides)) return false;
+  CAIRN_CHECK(transfers_.has_value() && digested_);
   if (!sources_are_ready_) {
-    // Follows the caller's streams and, with a snapshot, is behind its copies.
+    // Waits for the work in the caller's streams and for the copies of a snapshot.
     for (const auto& [device, queue] : queues_) {
       CAIRN_TRY_ASSIGN(const DeviceQueue::Mark mark, queue->Flush());
       CAIRN_TRY(queue->Await(mark));
@@ -289,13 +288,13 @@ Result<uint64_t> DeviceSave::Flush() {
     marks.emplace_back(queue, mark);
   }
   used_queues_.clear();
-  const std::lock_guard lock(marks_mutex_);
+  const MutexLock lock(marks_mutex_);
   marks_.emplace(next_mark_, std::move(marks));
   return next_mark_++;
 }
 
 Result<bool> DeviceSave::HasReached(uint64_t mark) {
-  const std::lock_guard lock(marks_mutex_);
+  const MutexLock lock(marks_mutex_);
   const auto found = marks_.find(mark);
   if (found == marks_.end()) return true;
   for (const auto& [queue, queue_mark] : found->second) {
@@ -309,19 +308,19 @@ Result<bool> DeviceSave::HasReached(uint64_t mark) {
 Result<void> DeviceSave::Await(uint64_t mark) {
   std::vector<std::pair<DeviceQueue*, DeviceQueue::Mark>> marks;
   {
-    const std::lock_guard lock(marks_mutex_);
+    const MutexLock lock(marks_mutex_);
     const auto found = marks_.find(mark);
     if (found == marks_.end()) return {};
     marks = found->second;
   }
   for (const auto& [queue, queue_mark] : marks) CAIRN_TRY(queue->Await(queue_mark));
-  const std::lock_guard lock(marks_mutex_);
+  const MutexLock lock(marks_mutex_);
   marks_.erase(mark);
   return {};
 }
 
-Result<void> DeviceSave::Staged() {
-  if (staged_point_->is_set()) return {};  // by the snapshot
+Result<void> DeviceSave::MarkStaged() {
+  if (staged_point_->is_set()) return {};  // by TakeSnapshot
   std::vector<std::pair<int, std::shared_ptr<const DeviceFence>>> fences;
   for (const auto& [device, queue] : queues_) {
     CAIRN_TRY_ASSIGN(auto fence, queue->Fence());

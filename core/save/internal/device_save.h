@@ -1,20 +1,18 @@
 #pragma once
-/// What a save does with tensors in device memory: digests there, copies of what changed into the
-/// writer's blocks, and the points that the caller may wait for.
+/// The part of a save that concerns tensors in device memory: it digests them on the device, copies
+/// what has changed to the blocks of the writer, and tells the caller when its tensors may change.
 ///
-/// 1. Begin() opens a queue to each device, behind the work that the caller's streams hold.
-/// 2. Digest() digests all chunks where they are, compares with the digests that the save before
-///    left on the device, and brings those of changed chunks to the host.
-/// 3. The writer asks for the bytes of changed pages with Start(), block by block; they cross the
-///    bus while it goes on. Or with StartWrite(): the device writes them to the file itself.
-/// 4. Staged() is called when the last byte was asked for; from then on the caller can wait.
+/// 1. Begin() opens a queue on each device, ordered after the work in the caller's streams.
+/// 2. Digest() digests all chunks on their devices, compares them with the page digests that the
+///    previous save left there, and copies the page digests of changed chunks to the host.
+/// 3. The writer requests the bytes of changed pages block by block with StartCopy(), which enqueues
+///    the copies and returns, or with StartWrite(), which lets the device write them to the file.
+/// 4. MarkStaged() is called after the last request; from then on the StagedPoint can be waited for.
 ///
-/// A step that is written plan by plan goes through 2 to 4 for each, with GoOn() between them.
+/// A step that is written plan by plan repeats 2 to 4 for each plan, with BeginNextPlan() before.
 
-#include <condition_variable>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <span>
@@ -26,70 +24,81 @@
 #include "core/save/save_options.h"
 #include "core/save/internal/save_plan.h"
 #include "core/save/internal/saved_chunks.h"
-#include "kv/payload.h"
 #include "kv/block_pool.h"
+#include "kv/mutex.h"
+#include "kv/payload.h"
 #include "kv/step_info.h"
+#include "kv/thread_annotations.h"
 
 namespace cairn::core::internal {
 
-/// When the caller may change its tensors again. Threads: safe.
+/// The point from which on the caller may change its tensors. Threads: all members are safe.
 class StagedPoint {
  public:
-  /// With the fences of all devices, or without any where there is nothing to wait for (a failed
-  /// save needs its tensors no more). Only the first call counts.
+  /// Sets the fences of all devices; none if there is nothing to wait for, as after a save that
+  /// failed. Only the first call has an effect.
   void Set(std::vector<std::pair<int, std::shared_ptr<const DeviceFence>>> fences);
-  /// Waits on the host for the bytes to be off the devices. The error of a device is the save's
-  /// too.
+  /// Waits on the host until the copies are done. kUnavailable: a device has failed, and with it the
+  /// save.
   Result<void> Await() const;
-  /// Waits until all copies are enqueued; then `stream` waits for those of its device, not the
-  /// host.
+  /// Waits until all copies are enqueued; then makes `stream`, not the host, wait for those of its
+  /// device.
   Result<void> MakeStreamWait(const DeviceStream& stream) const;
   bool is_set() const;
 
  private:
-  mutable std::mutex mutex_;
-  mutable std::condition_variable changed_;
-  bool set_ = false;  // guarded by mutex_
-  // Guarded by mutex_ until set_, then immutable; shared with the queues' makers.
-  std::vector<std::pair<int, std::shared_ptr<const DeviceFence>>> fences_;
+  using Fences = std::vector<std::pair<int, std::shared_ptr<const DeviceFence>>>;
+  /// Waits until the fences are set, and returns them.
+  Fences AwaitFences() const;
+
+  mutable Mutex mutex_;
+  mutable CondVar changed_;
+  bool set_ CAIRN_GUARDED_BY(mutex_) = false;
+  Fences fences_ CAIRN_GUARDED_BY(mutex_);  // by device; shared with those that wait for them
 };
 
-/// Threads: one at a time, but for the StagedPoint.
+/// Threads: one at a time, except HasReached, Await and the StagedPoint, which are safe.
 class DeviceSave final : public kv::CopyQueue {
  public:
   /// True if the plan has tensors in device memory.
   static bool IsNeeded(const SavePlan& plan);
 
-  /// Requires that `plan` has tensors in device memory. `streams`: those that write the caller's
-  /// tensors; for other devices the default stream. Errors as DeviceBackend.
+  /// Begins a save of `plan`. `streams` are those whose work produces the values of the tensors;
+  /// for devices that are not named, the default stream. Requires that `plan` has tensors in device
+  /// memory. kUnavailable: there is no such device, or it has failed. kResourceExhausted: there is no
+  /// page-locked memory.
   static Result<std::unique_ptr<DeviceSave>> Begin(const SavePlan& plan,
                                                    std::span<const DeviceStream> streams);
 
-  /// The same for a further plan, once the one before is staged. What was brought of that goes on
-  /// into its blocks.
-  Result<void> GoOn(const SavePlan& plan, std::span<const DeviceStream> streams);
+  /// Prepares for another plan of the same step; copies for the plan before continue. Requires that
+  /// the plan before is staged. Errors: those of Begin.
+  Result<void> BeginNextPlan(const SavePlan& plan, std::span<const DeviceStream> streams);
 
-  /// Fills the digests (PlannedShard::leaves, changed, unchanged) of the pieces in device memory.
-  /// `base`, if given, is what the save before wrote and the step that will be the base.
+  /// Digests the shards in device memory and sets their PlannedShard::pages and ::unchanged. `base`
+  /// is what the previous save wrote, if its step will be the base; otherwise null. Waits for the
+  /// result.
   Result<void> Digest(SavePlan& plan, const SavedChunks* base);
   bool is_digested() const { return digested_; }
-  /// The step whose digests were compared with, if any: it must be the base.
+  /// The step that the plan was compared with, if any. It must be the base of the save.
   const std::optional<kv::StepInfo>& compared() const { return compared_; }
-  /// Copies the pieces that have changed within their devices, so that the caller's streams need
-  /// only wait for that, and lets the plan point there. False, and nothing is done, where a device
-  /// has not enough free memory. Requires Digest.
+  /// Copies the shards that have changed within their devices and makes the plan point to the copies,
+  /// so that the caller's streams wait for these copies only. Returns false, without an effect, if a
+  /// device does not have enough free memory. Requires Digest.
   Result<bool> TakeSnapshot(SavePlan& plan);
 
-  /// From here on devices may write to files that they reach. They read the tensors then until the
-  /// files are written, not only until the bytes have crossed the bus: for saves whose caller waits
-  /// for the end anyway, or which have a snapshot. Requires Digest before the first write.
+  /// Allows devices to write to files directly from now on. They then read the tensors until the
+  /// files are written, so this is for saves whose caller waits for the end, or that have a snapshot.
+  /// Requires Digest before the first write.
   void WriteFilesDirectly() { transfers_.emplace(backend_); }
 
-  /// Begins to write such bytes to a file that OpenFile accepted. False: they are no run of memory.
+  /// Begins to write bytes [begin_bytes, begin_bytes + length_bytes) of the row-major form of
+  /// `source` at `offset_bytes` of a file that OpenFile accepted. Returns false if the tensor is not
+  /// contiguous. Requires WriteFilesDirectly.
   Result<bool> StartWrite(const TensorView& source, uint64_t begin_bytes, uint64_t length_bytes,
                           int fd, uint64_t offset_bytes);
-  /// Begins to bring bytes [begin, begin + target.size()) of the row-major form of `source`.
-  Result<void> Start(const TensorView& source, uint64_t begin_bytes, std::span<std::byte> target);
+  /// Begins to copy bytes [begin_bytes, begin_bytes + target.size()) of the row-major form of `source`
+  /// to `target`.
+  Result<void> StartCopy(const TensorView& source, uint64_t begin_bytes, std::span<std::byte> target);
 
   // kv::CopyQueue.
   Result<void> Zero(std::span<std::byte> target) override;
@@ -101,58 +110,63 @@ class DeviceSave final : public kv::CopyQueue {
 
   ~DeviceSave() override;
 
-  /// All bytes have been asked for, or none will be any more.
-  Result<void> Staged();
+  /// Sets the StagedPoint: all copies of the plan have been requested.
+  Result<void> MarkStaged();
   const std::shared_ptr<StagedPoint>& staged_point() const { return staged_point_; }
 
-  /// Payload that Start was asked for so far, of all plans.
-  uint64_t brought_bytes() const { return brought_bytes_; }
-  /// Payload that StartWrite took.
+  /// Payload that was requested with StartCopy so far, of all plans.
+  uint64_t copied_bytes() const { return copied_bytes_; }
+  /// Payload that was requested with StartWrite so far, of all plans.
   uint64_t direct_bytes() const { return direct_bytes_; }
 
   const std::shared_ptr<kv::BlockPool>& blocks() const { return blocks_; }
-  /// Page-locked memory that a save like this may need. Who takes it once no save is under way
-  /// spares the next one the taking.
+  /// Page-locked memory that a save of the same size needs. Locking it while no save is running
+  /// spares the next save the time.
   struct Reservation {
-    std::shared_ptr<kv::BlockPool> blocks;  // the process's
+    std::shared_ptr<kv::BlockPool> blocks;  // shared by the process
     uint32_t count = 0;
-    /// A part of it; false once there is no more to take.
-    bool TakeSome() const { return blocks->ReserveSome(count); }
+    /// Locks a part of it. Returns false when nothing is left to lock.
+    bool ReserveSome() const { return blocks->ReserveSome(count); }
   };
   Reservation reservation() const;
 
-  /// Digests on the devices, for the save after this.
-  std::map<int, std::shared_ptr<const DevicePageDigests>> TakePageDigests() { return std::move(page_digests_); }
+  /// Returns the page digests that Digest left on the devices, by device, for the next save.
+  std::map<int, std::shared_ptr<const DevicePageDigests>> TakePageDigests() {
+    return std::move(page_digests_);
+  }
 
  private:
   DeviceSave() = default;
-  /// Opens what queues are missing, and lets those of the plan's devices follow the streams.
-  Result<void> FollowFor(const SavePlan& plan, std::span<const DeviceStream> streams);
+  /// Opens the queues of the plan's devices that are not open, and orders them after the streams.
+  Result<void> OpenQueues(const SavePlan& plan, std::span<const DeviceStream> streams);
   Result<void> DigestOn(int device, SavePlan& plan, const SavedChunks* base);
 
-  DeviceBackend* backend_ = nullptr;  // of the process
-  // Freed behind the queues, whose work reads them.
+  DeviceBackend* backend_ = nullptr;  // the process's
+  // Declared before the queues, whose work reads them, so that they are freed after them.
   std::map<int, std::unique_ptr<DeviceMemory>> snapshots_;
-  std::map<int, std::shared_ptr<DeviceQueue>> queues_;  // shared for their deleter
+  std::map<int, std::shared_ptr<DeviceQueue>> queues_;  // shared_ptr only for the deleter
   std::set<DeviceQueue*> used_queues_;                  // since the last Flush
-  DeviceQueue* last_queue_ = nullptr;                   // that brought the part before
-  std::shared_ptr<kv::BlockPool> blocks_;             // the process's
+  DeviceQueue* last_queue_ = nullptr;                   // of the last StartCopy
+  std::shared_ptr<kv::BlockPool> blocks_;               // shared by the process
   bool digested_ = false;
   std::optional<kv::StepInfo> compared_;
   uint64_t payload_bytes_ = 0;  // of all plans, on devices
-  uint64_t brought_bytes_ = 0;
+  uint64_t copied_bytes_ = 0;
   uint64_t direct_bytes_ = 0;
-  // Nothing unless devices may write files. Ends before the queues and snapshots.
+  // Empty unless devices may write files. Declared after the queues and snapshots, so that it is
+  // destroyed before them.
   std::optional<DeviceTransfers> transfers_;
-  bool sources_are_ready_ = false;  // the queues have done what was enqueued before the first write
-  std::map<int, std::shared_ptr<const DevicePageDigests>> page_digests_;  // shared with the save after
-  std::vector<DeviceStream> streams_;                          // one at least for each device
+  bool sources_are_ready_ = false;  // what was enqueued before the first direct write is done
+  // By device; shared with the next save.
+  std::map<int, std::shared_ptr<const DevicePageDigests>> page_digests_;
+  std::vector<DeviceStream> streams_;  // at least one per device
   std::shared_ptr<StagedPoint> staged_point_ = std::make_shared<StagedPoint>();
 
-  std::mutex marks_mutex_;
-  uint64_t next_mark_ = 1;  // guarded by marks_mutex_
-  // Guarded by marks_mutex_: what each mark of ours means on the queues.
-  std::map<uint64_t, std::vector<std::pair<DeviceQueue*, DeviceQueue::Mark>>> marks_;
+  Mutex marks_mutex_;
+  uint64_t next_mark_ CAIRN_GUARDED_BY(marks_mutex_) = 1;
+  // The marks of the queues that each mark of this object stands for.
+  std::map<uint64_t, std::vector<std::pair<DeviceQueue*, DeviceQueue::Mark>>> marks_
+      CAIRN_GUARDED_BY(marks_mutex_);
 };
 
 }  // namespace cairn::core::internal

@@ -1,5 +1,3 @@
-// Runs of changed and unchanged pages.
-
 #include "core/save/internal/page_ranges.h"
 
 #include <algorithm>
@@ -10,7 +8,7 @@
 namespace cairn::core::internal {
 namespace {
 
-// Adds where the base has [begin_bytes, end_bytes) of the chunk.
+// Adds the extents of the base that contain [begin_bytes, end_bytes) of the chunk.
 void AddBaseParts(const kv::Extents& base, uint64_t begin_bytes, uint64_t end_bytes,
                   std::vector<std::optional<kv::Extent>>& extents) {
   uint64_t extent_begin = 0;
@@ -50,22 +48,22 @@ std::optional<PageRanges> PlanPageRanges(const std::vector<bool>& changed, const
   if (2 * static_cast<uint64_t>(std::ranges::count(changed, true)) > changed.size()) {
     return std::nullopt;
   }
-  PageRanges runs;
+  PageRanges ranges;
   for (auto begin = changed.begin(); begin != changed.end();) {
     const auto end = std::find(begin, changed.end(), !*begin);
     const auto begin_page = static_cast<uint64_t>(begin - changed.begin());
     const auto end_page = static_cast<uint64_t>(end - changed.begin());
     if (*begin) {
-      runs.written.push_back({.begin_page = begin_page, .end_page = end_page});
-      runs.extents.emplace_back();
+      ranges.written.push_back({.begin_page = begin_page, .end_page = end_page});
+      ranges.extents.emplace_back();
     } else {
       AddBaseParts(base, begin_page * kv::kPageBytes,
-                   std::min(end_page * kv::kPageBytes, length_bytes), runs.extents);
+                   std::min(end_page * kv::kPageBytes, length_bytes), ranges.extents);
     }
-    if (runs.extents.size() > MaxExtents(changed.size())) return std::nullopt;
+    if (ranges.extents.size() > MaxExtents(changed.size())) return std::nullopt;
     begin = end;
   }
-  return runs;
+  return ranges;
 }
 
 }  // namespace cairn::core::internal

@@ -1,6 +1,6 @@
 #pragma once
-/// Which pages of a changed chunk are written, and which stay where the base step has them.
-/// Threads: all functions are pure.
+/// Decides which pages of a changed chunk are written, and which remain where the base step has
+/// them. Threads: all functions are pure.
 
 #include <cstdint>
 #include <optional>
@@ -12,9 +12,9 @@
 
 namespace cairn::core::internal {
 
-/// A chunk may lie in so many extents: on average at least two pages, 128 KiB, lie together, which
-/// keeps reading near the speed of one run; and in a large chunk no more than make a record of some
-/// 16 KiB. A chunk of up to kFewExtents pages may be scattered as it likes.
+/// Returns the largest number of extents that a chunk may have. Two pages (128 KiB) per extent on
+/// average keep the speed of reads near that of one extent, and 512 extents keep the record below
+/// about 16 KiB. Small chunks may have up to 32 extents, even of one page each.
 inline constexpr uint64_t kFewExtents = 32;
 inline constexpr uint64_t kManyExtents = 512;
 constexpr uint64_t MaxExtents(uint64_t page_count) {
@@ -22,25 +22,26 @@ constexpr uint64_t MaxExtents(uint64_t page_count) {
   return pairs < kFewExtents ? kFewExtents : pairs > kManyExtents ? kManyExtents : pairs;
 }
 
-/// Pages to be written, in order, and what is taken from the base around them.
+/// The ranges of pages to write, in order, and what is referenced in the base between them.
 struct PageRanges {
   std::vector<kv::PageRange> written;
-  /// One for each run of pages in the chunk: a part of the base's extents, or nothing where the
-  /// next of `written` goes.
+  /// The extents of the chunk in order: a part of an extent of the base, or nothing for the next
+  /// of `written`.
   std::vector<std::optional<kv::Extent>> extents;
 
-  /// The chunk's extents, once the runs are written. Requires one of `appended` for each of
-  /// `written`.
+  /// Returns the extents of the chunk after the ranges have been appended. Requires one of
+  /// `appended` for each of `written`.
   kv::Extents Join(std::span<const kv::Extent> appended) const;
 };
 
-/// Pages whose digests differ. Requires as many of the one as of the other.
+/// Returns which pages have different digests. Requires the same number of both.
 std::vector<bool> ChangedPages(std::span<const uint64_t> page_digests,
                                std::span<const uint64_t> base_page_digests);
 
-/// Nothing: the chunk is better written whole, because more than half of its pages changed or it
-/// would lie in more than MaxExtents. `changed` has one for each page of the chunk, which has the
-/// length of `base`.
-std::optional<PageRanges> PlanPageRanges(const std::vector<bool>& changed, const kv::Extents& base);
+/// Returns nothing if the chunk should be written completely, because more than half of its pages
+/// changed or it would have more than MaxExtents. Requires that `changed` has one element for each
+/// page of the chunk, whose length is that of `base`.
+std::optional<PageRanges> PlanPageRanges(const std::vector<bool>& changed,
+                                         const kv::Extents& base);
 
 }  // namespace cairn::core::internal

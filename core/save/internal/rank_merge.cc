@@ -1,5 +1,3 @@
-// Merging and checking what ranks wrote.
-
 #include "core/save/internal/rank_merge.h"
 
 #include <fmt/format.h>
@@ -43,10 +41,10 @@ Result<void> RankMerge::AddOwn(const SavePlan& plan) {
   if (tensors_.size() - first != plan.tensors.size()) {
     return Fail(ErrorCode::kInvalidArgument, "two portions of a step have a tensor in common");
   }
-  for (const PlannedShard& piece : plan.pieces) {
-    Tensor& tensor = tensors_[first + piece.tensor];
-    for (uint64_t i = piece.first_chunk; i < piece.end_chunk; ++i) {
-      tensor.boxes.Add(piece.grid.chunk(i));
+  for (const PlannedShard& shard : plan.shards) {
+    Tensor& tensor = tensors_[first + shard.tensor];
+    for (uint64_t i = shard.first_chunk; i < shard.end_chunk; ++i) {
+      tensor.boxes.Add(shard.grid.chunk(i));
       tensor.box_ranks.push_back(0);
     }
   }
@@ -77,7 +75,7 @@ Result<void> RankMerge::Add(uint32_t rank, kv::Column column, std::string_view k
     }
     default:
       return Fail(ErrorCode::kDataLoss,
-                  fmt::format("rank {} hands in a {} record", rank, kv::ColumnName(column)));
+                  fmt::format("rank {} wrote a {} record, which cannot be merged", rank, kv::ColumnName(column)));
   }
 }
 
@@ -99,7 +97,7 @@ void RankMerge::AddTensor(uint32_t rank, TensorInfo info) {
     }
     return;
   }
-  // A rank that holds nothing of a tensor cannot tell what it shares memory with.
+  // A rank that holds nothing of a tensor does not know that it shares memory.
   if (!info.alias_of) return;
   if (!known.info.alias_of) {
     known.info = std::move(info);
@@ -127,7 +125,7 @@ Result<void> RankMerge::AddChunk(uint32_t rank, std::string_view key,
     const auto found = by_fqn_.find(std::string(chunk.fqn));
     if (found == by_fqn_.end()) {
       return Fail(Error{.code = ErrorCode::kDataLoss,
-                        .message = fmt::format("rank {} hands in a chunk without its tensor", rank),
+                        .message = fmt::format("rank {} wrote a chunk without its tensor", rank),
                         .key = std::string(chunk.fqn)});
     }
     last_ = found->second;
@@ -141,7 +139,7 @@ Result<void> RankMerge::AddChunk(uint32_t rank, std::string_view key,
   const auto bytes = TensorBytes(tensor.info.dtype, box.sizes);
   if (box.sizes.size() != tensor.info.shape.size() || !bytes ||
       *bytes != chunk.info.length_bytes()) {
-    // Of a rank that has the same state as one that disagrees, or of damaged bytes.
+    // The rank has the same state as one that disagrees; otherwise the record is damaged.
     if (disagreement_) return {};
     return Fail(
         Error{.code = ErrorCode::kDataLoss,
@@ -180,7 +178,7 @@ Result<void> RankMerge::CheckTensor(const Tensor& tensor) const {
   const TensorInfo& info = tensor.info;
   if (info.alias_of) {
     if (tensor.box_ranks.empty()) return {};
-    return Invalid(info, fmt::format("on rank {} it shares the memory of '{}', yet {} is its own",
+    return Invalid(info, fmt::format("on rank {} it shares the memory of '{}', but {} was written separately",
                                      *tensor.alias_rank, *info.alias_of, NameBox(tensor, 0)));
   }
   const auto flaw = FindTilingFlaw(info.shape, tensor.boxes);
@@ -200,15 +198,15 @@ Result<void> RankMerge::CheckTensor(const Tensor& tensor) const {
       break;
   }
   return Invalid(
-      info, fmt::format("no rank wrote element {} of shape {}, told by rank {}; {} boxes "
-                        "were written{}{}. Every rank of its mesh (for a plain tensor: "
-                        "every rank, or those of plain_mesh) must hold it",
+      info, fmt::format("no rank wrote element {} of shape {}, as rank {} has it; {} boxes "
+                        "were written{}{}. Every rank of its mesh (without a sharding: "
+                        "every rank, or those of replicated_mesh) must hold it",
                         FormatNumbers(flaw->element), FormatNumbers(info.shape), tensor.rank,
                         tensor.box_ranks.size(), tensor.box_ranks.empty() ? "" : ", the first ",
                         tensor.box_ranks.empty() ? "" : NameBox(tensor, 0)));
 }
 
-// One leaf a key, and of the right kind: what is committed must be readable as one state.
+// Checks that each key is one leaf of one kind: what is committed must be loadable as one state.
 Result<void> RankMerge::CheckLeaves(const StateTree& tree) const {
   CAIRN_TRY_ASSIGN(const std::vector<Leaf> leaves, FlattenTree(tree));
   for (const Leaf& leaf : leaves) {
@@ -217,7 +215,7 @@ Result<void> RankMerge::CheckLeaves(const StateTree& tree) const {
     const bool is_value = values_.contains(leaf.fqn);
     if (IsTensor(tree.nodes[leaf.node].kind) == is_tensor && is_value != is_tensor) continue;
     return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                      .message = "it is a tensor on one rank and a plain value on another",
+                      .message = "it is a tensor on one rank and a value on another",
                       .key = leaf.fqn});
   }
   return {};

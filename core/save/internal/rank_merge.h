@@ -1,5 +1,5 @@
 #pragma once
-/// Rank 0's part of a save by several ranks: what they wrote, put together and checked.
+/// Merges what all ranks wrote to one step, and checks that it is consistent. Runs on rank 0.
 
 #include <cstdint>
 #include <optional>
@@ -19,43 +19,47 @@
 
 namespace cairn::core::internal {
 
-/// A step as all ranks together hold it.
+/// A step that all ranks have written together.
 struct MergedStep {
   std::vector<TensorInfo> tensors;                                     // key order
   std::vector<std::pair<std::string, std::vector<std::byte>>> values;  // key order; records
   StateTree tree;
-  uint64_t tensor_count = 0;  // leaves
+  uint64_t tensor_count = 0;  // leaves; hidden tensors are not counted
   uint64_t logical_bytes = 0;
 };
 
-/// Memory: the records of the distinct states, and 16 bytes a chunk and dimension. Threads: one.
+/// Memory: the records of the distinct states, and 16 bytes per chunk and dimension. Threads: one.
 class RankMerge {
  public:
-  /// Rank 0's own state and chunks, or a portion of it with tensors of its own; before all others.
+  /// Adds rank 0's own state and chunks, in one plan or in several without a common tensor. Requires
+  /// that this precedes the records of all other ranks. kInvalidArgument: a common tensor.
   Result<void> AddOwn(const SavePlan& plan);
-  /// A record of another rank; a tensor before its chunks. kDataLoss: it is damaged. What ranks
-  /// disagree about is left to Finish, so that it can name their boxes.
+  /// Adds a record of another rank. Requires that a tensor's record precedes its chunks. kDataLoss:
+  /// the record is damaged. Disagreements between ranks are reported by Finish, which can name their
+  /// boxes.
   Result<void> Add(uint32_t rank, kv::Column column, std::string_view key,
                    std::span<const std::byte> record);
-  /// kInvalidArgument, naming key, ranks and boxes: ranks disagree about a tensor's dtype or shape,
-  /// or about what the leaf is; an element that no rank wrote, or more than one. Of a plain value
-  /// that ranks have differently, the lowest rank's is taken.
+  /// Returns the merged step. Call once. If ranks have different values under one key, the lowest
+  /// rank's value is taken. kInvalidArgument: ranks disagree about the dtype or shape of a tensor or
+  /// about what a leaf is, or an element was written by no rank or by several; names key, ranks and
+  /// boxes.
   Result<MergedStep> Finish();
 
  private:
   struct Tensor {
     explicit Tensor(TensorInfo info_in) : info(std::move(info_in)), boxes(info.shape.size()) {}
     TensorInfo info;
-    uint32_t rank = 0;  // that told it first
-    BoxList boxes;      // of chunks
-    std::vector<uint32_t> box_ranks;
-    std::optional<uint32_t> alias_rank;  // that said it shares memory
+    uint32_t rank = 0;  // the first that has the tensor
+    BoxList boxes;      // of the chunks
+    std::vector<uint32_t> box_ranks;     // the rank of each box
+    std::optional<uint32_t> alias_rank;  // the first on which it shares memory
   };
+  /// A tensor that `rank` holds differently from the ranks before it.
   struct Disagreement {
     size_t tensor = 0;
     uint32_t rank = 0;
     TensorInfo info;
-    std::optional<Box> box;  // of `rank`
+    std::optional<Box> box;  // the first of `rank`
   };
 
   void AddTensor(uint32_t rank, TensorInfo info);
@@ -66,7 +70,7 @@ class RankMerge {
   Result<void> CheckLeaves(const StateTree& tree) const;
   std::string NameBox(const Tensor& tensor, size_t i) const;
 
-  std::vector<Tensor> tensors_;  // in the order of arrival
+  std::vector<Tensor> tensors_;  // in the order in which they were added
   std::unordered_map<std::string, size_t> by_fqn_;
   size_t last_ = 0;                           // the tensor of the last chunk
   std::optional<Disagreement> disagreement_;  // the first

@@ -1,15 +1,16 @@
-// Save: chunks of all tensors in key order, merged with those of the base step.
+// A save, step by step:
 //
-// 1. The plan says what is written: owners, aliases, this rank's chunks, values, structure.
-// 2. The base step's chunk records are scanned in key order beside the plan's own chunks, which are
-//    produced in the same order, or looked up where they are few among many; equal keys with equal
-//    sizes are candidates for reuse.
-// 3. Chunks gather in windows of bounded bytes. Candidates of a window are digested by all cores,
-//    while this one writes the window before and gathers the next. Of those that changed the base's
-//    page digests are read, in one batch a window; then, in order, each chunk becomes a reference
-//    to the base's bytes, or is appended, whole or only the pages that changed (page_runs.h).
-// 4. Records, values, structure, commit. Until the commit nothing of this is a step. Of several
-//    ranks, those but rank 0 hand their part in; rank 0 puts all parts together and checks them.
+// 1. The plan lists what is written: owners, aliases, this rank's chunks, values, structure.
+// 2. The chunks of the plan are merged with the chunk records of the base step: both are scanned in
+//    key order, or, if the plan has few chunks and the base many, each chunk is looked up. A chunk of
+//    the base with the same key and sizes is a candidate for reuse.
+// 3. Chunks are written in windows (chunk_writer.h). The candidates of a window are digested on all
+//    cores; for those that have changed, the page digests of the base are read, in one batch per
+//    window. Then, in order, each chunk becomes a reference to the bytes of the base, or is appended,
+//    completely or only the pages that changed (page_ranges.h).
+// 4. Records, values and structure are added, and the step is committed. Until then nothing of it is
+//    visible. In a multi-rank store, ranks 1 and up prepare their parts; rank 0 merges and checks all
+//    parts (rank_merge.h) and commits.
 
 #include "core/save/internal/save.h"
 
@@ -35,9 +36,9 @@
 namespace cairn::core::internal {
 namespace {
 
-// A base record that cannot be read costs the saving of one chunk, never the save: the bytes to be
-// stored are at hand. Key and sizes equal and the bytes too, it is the same chunk, whatever dtype
-// the base gave these bytes.
+// A record of the base that cannot be decoded does not fail the save, as the bytes to be stored are
+// available: the chunk is written instead of reused. A chunk with the same key, sizes and length may
+// be reused even if its tensor has another dtype in the base, because only its bytes count.
 void SetBase(std::span<const std::byte> record, PlannedChunk& chunk) {
   auto decoded = DecodeChunk(chunk.key, record);
   if (decoded && decoded->info.box.sizes == chunk.sizes &&
@@ -46,10 +47,10 @@ void SetBase(std::span<const std::byte> record, PlannedChunk& chunk) {
   }
 }
 
-// Feeds all chunks to the writer, those with a base chunk of the same key together with it.
+// Passes all chunks to the writer, each with the base's chunk of the same key, if there is one.
 Result<void> MergeWithBase(const kv::Snapshot& base, const kv::StepInfo& base_step,
                            uint64_t own_chunks, ChunkSource& chunks, ChunkWriter& writer) {
-  // A lookup costs as much as some ten records of a scan.
+  // A lookup costs as much as about this many records of a scan.
   constexpr uint64_t kLookupCost = 16;
   if (base_step.chunk_count > own_chunks * kLookupCost) {
     while (!chunks.done()) {
@@ -74,26 +75,27 @@ Result<void> MergeWithBase(const kv::Snapshot& base, const kv::StepInfo& base_st
                    });
 }
 
-// The pieces of the plan, without chunks.
-std::vector<SavedChunks::Piece> PiecesToRemember(const SavePlan& plan) {
-  std::vector<SavedChunks::Piece> pieces;
-  pieces.reserve(plan.pieces.size());
-  for (const PlannedShard& piece : plan.pieces) {
-    const TensorInfo& tensor = plan.tensors[piece.tensor];
-    pieces.push_back({.fqn = tensor.fqn,
+// The shards of the plan; their chunks are recorded when they are written.
+std::vector<SavedChunks::Shard> ShardsToRecord(const SavePlan& plan) {
+  std::vector<SavedChunks::Shard> shards;
+  shards.reserve(plan.shards.size());
+  for (const PlannedShard& shard : plan.shards) {
+    const TensorInfo& tensor = plan.tensors[shard.tensor];
+    shards.push_back({.fqn = tensor.fqn,
                       .dtype = tensor.dtype,
-                      .box = piece.grid.box(),
-                      .first_chunk = piece.first_chunk,
-                      .device = piece.source.device,
-                      .first_page_digest = piece.first_page_digest,
+                      .box = shard.grid.box(),
+                      .first_chunk = shard.first_chunk,
+                      .device = shard.source.device,
+                      .first_page_digest = shard.first_page_digest,
                       .chunks = {}});
-    pieces.back().chunks.reserve(piece.chunk_count());
+    shards.back().chunks.reserve(shard.chunk_count());
   }
-  return pieces;
+  return shards;
 }
 
-// What each rank says of its state: alike on most, and so kept once. In three parts, as a key that
-// each rank has of its own makes their trees or values differ, not what they say of tensors.
+// Adds the records of this rank's state, which are the same on most ranks and therefore stored once.
+// They are in three groups: a key that only one rank has makes its tree or values differ from those
+// of other ranks, but not its tensors.
 Result<void> AddShared(const SavePlan& plan, kv::StepWriter& writer) {
   const kv::SharedRecord structure[] = {
       {.column = kv::Column::kStructures, .key = "", .value = plan.structure}};
@@ -115,7 +117,7 @@ Result<void> AddShared(const SavePlan& plan, kv::StepWriter& writer) {
   return values.empty() ? Result<void>() : writer.AddShared(values);
 }
 
-// Rank 0 of several: takes over what the others wrote, and commits.
+// Rank 0 of several: takes over what the other ranks wrote, and commits.
 Result<kv::StepInfo> CommitAll(const SavePlan& plan, std::optional<uint64_t> base_step,
                                kv::StepWriter& writer) {
   RankMerge merge;
@@ -137,7 +139,7 @@ Result<kv::StepInfo> CommitAll(const SavePlan& plan, std::optional<uint64_t> bas
                         .logical_bytes = merged.logical_bytes});
 }
 
-// The only rank there is.
+// The only rank: commits its plan.
 Result<kv::StepInfo> CommitAlone(const SavePlan& plan, std::optional<uint64_t> base_step,
                                  kv::StepWriter& writer) {
   if (plan.has_shards) {
@@ -155,10 +157,10 @@ Result<kv::StepInfo> CommitAlone(const SavePlan& plan, std::optional<uint64_t> b
                         .logical_bytes = plan.logical_bytes});
 }
 
-Result<kv::StepInfo> Finish(const SavePlan& plan, const RankInWorld& place, bool wait,
+Result<kv::StepInfo> Finish(const SavePlan& plan, const RankInWorld& self, bool wait,
                             std::optional<uint64_t> base_step, kv::StepWriter& writer) {
-  if (place.world_size == 1) return CommitAlone(plan, base_step, writer);
-  if (place.rank == 0) return CommitAll(plan, base_step, writer);
+  if (self.world_size == 1) return CommitAlone(plan, base_step, writer);
+  if (self.rank == 0) return CommitAll(plan, base_step, writer);
   CAIRN_TRY(writer.Prepare({.base_step = base_step, .logical_bytes = plan.own_bytes}));
   return wait ? writer.AwaitDecision() : Result<kv::StepInfo>();
 }
@@ -174,24 +176,25 @@ Result<std::optional<SaveSession::Base>> SaveSession::FindBase(kv::Store& store,
   return Base{std::move(snapshot), std::move(step)};
 }
 
-Result<SaveSession> SaveSession::Begin(kv::Store& store, const SaveAttempt& attempt, const RankInWorld& place,
+Result<SaveSession> SaveSession::Begin(kv::Store& store, const SaveAttempt& attempt, const RankInWorld& self,
                                const SaveOptions& options) {
-  SaveSession run;
-  run.step_ = attempt.step;
-  run.place_ = place;
-  run.report_.step = attempt.step;
-  CAIRN_TRY_ASSIGN(run.base_, FindBase(store, options));
-  CAIRN_TRY_ASSIGN(run.writer_,
+  SaveSession session;
+  session.step_ = attempt.step;
+  session.self_ = self;
+  session.report_.step = attempt.step;
+  CAIRN_TRY_ASSIGN(session.base_, FindBase(store, options));
+  CAIRN_TRY_ASSIGN(session.writer_,
                    store.Begin(attempt.step, {.overwrite = options.overwrite,
-                                              .rank = place.rank,
-                                              .world_size = place.world_size,
+                                              .rank = self.rank,
+                                              .world_size = self.world_size,
                                               .attempt = attempt.name,
                                               .deadline = attempt.deadline,
                                               .decision_deadline = attempt.decision_deadline}));
-  return run;
+  return session;
 }
 
 Result<void> SaveSession::UseDevice(DeviceSave& device) {
+  CAIRN_CHECK(device_ == nullptr);
   device_ = &device;
   return writer_->UseBlocks(device.blocks());
 }
@@ -199,11 +202,11 @@ Result<void> SaveSession::UseDevice(DeviceSave& device) {
 Result<void> SaveSession::Write(const SavePlan& plan, const SaveOptions& options, WorkerPool& pool,
                             SavedChunks* saved) {
   uint64_t own_chunks = 0;
-  for (const PlannedShard& piece : plan.pieces) own_chunks += piece.chunk_count();
-  if (place_.world_size > 1) CAIRN_TRY(AddShared(plan, *writer_));
+  for (const PlannedShard& shard : plan.shards) own_chunks += shard.chunk_count();
+  if (self_.world_size > 1) CAIRN_TRY(AddShared(plan, *writer_));
   ProgressMeter progress(options.progress, plan.own_bytes);
   ChunkSource chunks(plan);
-  if (saved != nullptr) saved->pieces = PiecesToRemember(plan);
+  if (saved != nullptr) saved->shards = ShardsToRecord(plan);
   ChunkWriter chunk_writer({.plan = plan,
                             .writer = *writer_,
                             .pool = pool,
@@ -235,7 +238,7 @@ SaveReport SaveSession::report() const {
   SaveReport report = report_;
   report.written_bytes = writer_->written_bytes();
   if (device_ != nullptr) {
-    report.device_bytes = device_->brought_bytes();
+    report.device_bytes = device_->copied_bytes();
     report.direct_bytes = device_->direct_bytes();
   }
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;
@@ -243,32 +246,35 @@ SaveReport SaveSession::report() const {
   return report;
 }
 
-Result<SaveReport> RunSave(kv::Store& store, const SaveAttempt& attempt, SavePlan& plan,
-                           const RankInWorld& place, const SaveOptions& options, WorkerPool& pool,
-                           SavedChunks* saved, DeviceSave* device) {
-  CAIRN_TRY_ASSIGN(SaveSession run, SaveSession::Begin(store, attempt, place, options));
-  if (device != nullptr) CAIRN_TRY(run.UseDevice(*device));
+Result<SaveReport> RunSave(SavePlan& plan, const SaveContext& context) {
+  const SaveOptions& options = context.options;
+  SavedChunks* const saved = context.saved;
+  DeviceSave* const device = context.device;
+  CAIRN_CHECK(device != nullptr || !DeviceSave::IsNeeded(plan));
+  CAIRN_TRY_ASSIGN(SaveSession session, SaveSession::Begin(context.store, context.attempt,
+                                                           context.self, options));
+  if (device != nullptr) CAIRN_TRY(session.UseDevice(*device));
   if (device != nullptr && !device->is_digested()) {
-    const bool comparable =
-        saved != nullptr && saved->chunk_bytes == options.chunk_bytes && run.IsBase(saved->step);
+    const bool comparable = saved != nullptr && saved->chunk_bytes == options.chunk_bytes &&
+                            session.IsBase(saved->step);
     CAIRN_TRY(device->Digest(plan, comparable ? saved : nullptr));
   }
-  if (device != nullptr && device->compared() && !run.IsBase(*device->compared())) {
-    return Fail(kv::BaseReplacedError(attempt.step));
+  if (device != nullptr && device->compared() && !session.IsBase(*device->compared())) {
+    return Fail(kv::BaseReplacedError(context.attempt.step));
   }
-  SavedChunks remembered;
-  CAIRN_TRY(run.Write(plan, options, pool, saved == nullptr ? nullptr : &remembered));
-  if (device != nullptr) CAIRN_TRY(device->Staged());
-  SaveReport report = run.report();
-  CAIRN_TRY_ASSIGN(const kv::StepInfo info,
-                   Finish(plan, place, attempt.wait, run.base_step(), run.writer()));
+  SavedChunks recorded;
+  CAIRN_TRY(session.Write(plan, options, context.pool, saved == nullptr ? nullptr : &recorded));
+  if (device != nullptr) CAIRN_TRY(device->MarkStaged());
+  SaveReport report = session.report();
+  CAIRN_TRY_ASSIGN(const kv::StepInfo info, Finish(plan, context.self, context.attempt.wait,
+                                                   session.base_step(), session.writer()));
   if (saved != nullptr) {
-    remembered.step = info;
-    remembered.chunk_bytes = options.chunk_bytes;
-    if (device != nullptr) remembered.page_digests = device->TakePageDigests();
-    *saved = std::move(remembered);
+    recorded.step = info;
+    recorded.chunk_bytes = options.chunk_bytes;
+    if (device != nullptr) recorded.page_digests = device->TakePageDigests();
+    *saved = std::move(recorded);
   }
-  report.seconds = run.report().seconds;
+  report.seconds = session.report().seconds;
   return report;
 }
 

@@ -1,8 +1,8 @@
 #pragma once
-/// Writing one state dict as one step.
+/// Writes a planned state dict as one step.
 
 #include <chrono>
-#include <map>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,51 +21,57 @@ namespace cairn::core::internal {
 
 class DeviceSave;
 
-/// The attempt that a save makes; named by Store::NextAttempt where there are several ranks.
+/// An attempt to save a step. In a multi-rank store all ranks make the same attempt, whose name is
+/// from kv::Store::NextAttempt; otherwise the name is empty.
 struct SaveAttempt {
   uint64_t step = 0;
   std::string name;
+  /// When the parts of all ranks must be durable.
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
-  /// Until when ranks wait to hear from rank 0, which may commit until `deadline`, and longer if it
-  /// has begun to.
+  /// Until when the other ranks wait for rank 0's decision. Rank 0 may begin to commit until
+  /// `deadline`, and finishes a commit that it has begun.
   std::chrono::steady_clock::time_point decision_deadline =
       std::chrono::steady_clock::time_point::max();
-  uint64_t turn = 0;  // SaveQueue; several ranks
-  bool wait = true;   // false: a rank but the first returns once its part is durable
+  uint64_t queue_position = 0;  // in the SaveQueue of a multi-rank store
+  bool wait = true;  // false: on ranks 1 and up, returns once this rank's part is durable
 };
 
-/// An attempt that is under way, written plan by plan.
+/// An attempt that is being written, plan by plan. Destroying it before the commit abandons the
+/// attempt.
 ///
-/// Threads: one at a time. Requires that no other save of the store runs meanwhile, and the plans'
-/// memory until the end of their Write. Destroying it before the end abandons the attempt.
+/// Threads: one at a time. No other save of the store may run concurrently. The memory of a plan's
+/// tensors is read until kv::StepWriter::Drain or Commit returns.
 class SaveSession {
  public:
-  /// `store` and `place` as in RunSave; errors as Store::Begin.
-  static Result<SaveSession> Begin(kv::Store& store, const SaveAttempt& attempt, const RankInWorld& place,
-                               const SaveOptions& options);
+  /// Finds the base step and begins the attempt. kNotFound: there is no step `options.base_step`.
+  /// kConflict: the step exists and `options.overwrite` is false (rank 0). kFailedPrecondition: the
+  /// store is open for reading, or another step is being written.
+  static Result<SaveSession> Begin(kv::Store& store, const SaveAttempt& attempt,
+                                   const RankInWorld& self, const SaveOptions& options);
 
-  /// Before the first plan that has tensors in device memory; once. `device` must outlive the run.
-  /// Errors as StepWriter::UseBlocks.
+  /// Lets payload pass through the page-locked blocks of `device`, which must outlive the session.
+  /// Call once, before the first plan that has tensors in device memory. Errors: those of
+  /// kv::StepWriter::UseBlocks.
   Result<void> UseDevice(DeviceSave& device);
 
-  /// The chunks and records of a plan; of several plans none has a tensor of another. `saved`, if
-  /// given, gets what was written, but for its step. Pieces in device memory must be digested.
-  /// kConflict: chunks that the plan takes for the base's are not, as the base was deleted or
-  /// replaced meanwhile.
+  /// Writes the chunks and records of a plan. Requires that plans have no tensor in common, and that
+  /// shards in device memory are digested. Replaces saved->shards, if `saved` is not null.
+  /// kConflict: the plan relies on chunks of the base, which was deleted or replaced in the
+  /// meantime.
   Result<void> Write(const SavePlan& plan, const SaveOptions& options, WorkerPool& pool,
                      SavedChunks* saved = nullptr);
 
   kv::StepWriter& writer() { return *writer_; }
-  const RankInWorld& place() const { return place_; }
+  const RankInWorld& self() const { return self_; }
   std::optional<uint64_t> base_step() const;
-  /// True if that step is the base, so that what it wrote says what has not changed since.
+  /// True if `step` is the base, so that its SavedChunks state what has not changed since.
   bool IsBase(const kv::StepInfo& step) const;
-  /// Of this rank, as far as it has come.
+  /// What this rank has written so far.
   SaveReport report() const;
 
  private:
   struct Base {
-    std::shared_ptr<const kv::Snapshot> snapshot;
+    std::shared_ptr<const kv::Snapshot> snapshot;  // shared with other readers of the store
     kv::StepInfo step;
   };
   SaveSession() = default;
@@ -73,19 +79,32 @@ class SaveSession {
 
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   uint64_t step_ = 0;
-  RankInWorld place_;
-  DeviceSave* device_ = nullptr;  // outlives the run; null: host memory alone
+  RankInWorld self_;
+  DeviceSave* device_ = nullptr;  // outlives the session; null: only host memory so far
   std::optional<Base> base_;
   std::unique_ptr<kv::StepWriter> writer_;
   SaveReport report_;
 };
 
-/// Writes the plan. Requires that no other save of this store runs. `pool` digests. `saved`, if
-/// given, holds what the save before wrote, if any, and on success what this one did. Tensors in
-/// device memory are digested first, and compared with `saved` where that was the base. Errors as SaveSession. Several ranks: as StepWriter::Gather and AwaitDecision;
-/// and kInvalidArgument on all of them where their parts do not make whole tensors or do not agree.
-Result<SaveReport> RunSave(kv::Store& store, const SaveAttempt& attempt, SavePlan& plan,
-                           const RankInWorld& place, const SaveOptions& options, WorkerPool& pool,
-                           SavedChunks* saved = nullptr, DeviceSave* device = nullptr);
+/// What RunSave works with, in addition to the plan. Everything must outlive the call.
+struct SaveContext {
+  kv::Store& store;  // no other save of it runs concurrently
+  SaveAttempt attempt;
+  RankInWorld self;
+  const SaveOptions& options;
+  WorkerPool& pool;  // for digests
+  /// What the previous save wrote, if its step is set; on success replaced by what this save wrote.
+  /// Null: not recorded.
+  SavedChunks* saved = nullptr;
+  DeviceSave* device = nullptr;  // not null if the plan has tensors in device memory
+};
+
+/// Writes and commits the plan. Shards in device memory are digested first, unless they are already,
+/// and compared with `saved` if that is the base.
+///
+/// Errors: those of SaveSession. In a multi-rank store also kInvalidArgument on all ranks: their
+/// parts disagree or do not tile the tensors; kUnavailable: ranks were missing at the deadline; and
+/// the error of a rank that failed.
+Result<SaveReport> RunSave(SavePlan& plan, const SaveContext& context);
 
 }  // namespace cairn::core::internal

@@ -1,80 +1,76 @@
 #pragma once
-/// What a rank writes of its state dict, decided from the state alone: no word with other ranks.
-///
-/// A box that one rank holds is written by it. A box that several ranks hold alike is cut into
-/// chunks, and each of them writes an equal share: the chunks of all boxes that the same ranks
-/// hold, in key order, fall into runs of equal bytes, one a rank. Plain tensors are boxes that
-/// every rank holds.
+/// What one rank writes of its state dict. SavePlanner (core/save/internal/save_planner.h) computes
+/// it; staging and device digests then update the shards, and a SaveSession writes it.
 
+#include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "core/save/internal/aliases.h"
-#include "core/save/save_options.h"
 #include "core/step/contents.h"
 #include "core/tensor/chunk_grid.h"
+#include "kv/digest.h"
+#include "kv/error.h"
 
 namespace cairn::core::internal {
 
-/// Largest chunk that a save may be asked for: page digests of one chunk are held in memory.
-inline constexpr uint64_t kMaxChunkBytes = uint64_t{1} << 30;
+/// Shards of at least this length begin on 4 KiB in their segment. If staging has aligned them in
+/// memory too, they are written directly from there.
+inline constexpr uint64_t kLargeShardBytes = 64 << 10;
 
-/// From here on a piece's payload starts on 4 KiB; staged alike, it is written as it lies.
-inline constexpr uint64_t kLargePieceBytes = 64 << 10;
-
-/// This process among those that save together.
+/// This process among the ranks that save together.
 struct RankInWorld {
   uint32_t rank = 0;
   uint32_t world_size = 1;
 };
 
-/// A box of one of the plan's tensors, and the run of its chunks that this rank writes.
+/// A box of one of the plan's tensors, and the range [first_chunk, end_chunk) of the box's chunks
+/// that this rank writes.
 struct PlannedShard {
-  size_t tensor = 0;  // in the plan
-  ChunkGrid grid;
+  size_t tensor = 0;  // index into SavePlan::tensors
+  ChunkGrid grid;     // of the box
   uint64_t first_chunk = 0;
   uint64_t end_chunk = 0;
   TensorView source;  // of the box
-  /// Of the box's row-major payload, this much comes before source.data: staging has left it out.
+  /// Offset of source.data in the row-major payload of the box: staging copies only the chunks that
+  /// this rank writes.
   uint64_t skipped_bytes = 0;
   /// Digests of chunks that are known to be those of the base step, and whose bytes are not in
-  /// `source`; from first_chunk on, or empty if all bytes are there.
+  /// `source`. One element per chunk from first_chunk on, or empty if all bytes are in `source`.
   std::vector<std::optional<kv::Digest>> unchanged;
 
-  /// Of a piece in device memory, once it is digested there: for each chunk from first_chunk on.
+  /// The result of digesting a chunk on its device.
   struct ChunkPages {
-    std::vector<uint64_t> page_digests;  // page digests; none where `unchanged` has the chunk's
-    std::vector<bool> changed;     // pages that are not the base's; none where that is not known
+    std::vector<uint64_t> page_digests;  // empty if `unchanged` has the chunk's digest
+    std::vector<bool> changed;           // pages that differ from the base; empty if not known
   };
-  std::vector<ChunkPages> pages;
-  uint64_t first_page_digest = 0;  // of the run's page digests among those of its device
-  bool on_device() const { return source.device != kHostDevice; }
+  std::vector<ChunkPages> pages;  // one per chunk from first_chunk on; empty in host memory
+  uint64_t first_page_digest = 0;  // position of the shard's page digests among its device's
 
+  bool on_device() const { return source.device != kHostDevice; }
   uint64_t chunk_count() const { return end_chunk - first_chunk; }
-  /// Where the run begins in the box's payload, and where it ends. Requires a chunk.
+  /// The range of bytes in the row-major payload of the box that this rank writes. Requires at
+  /// least one chunk.
   uint64_t begin_bytes() const { return grid.offset_bytes(first_chunk); }
   uint64_t end_bytes() const {
+    CAIRN_CHECK(end_chunk > first_chunk);
     return grid.offset_bytes(end_chunk - 1) + grid.length_bytes(end_chunk - 1);
   }
 };
 
-/// A state dict ready to be written: checked, flattened, owners, aliases and shares decided.
+/// A state dict that is ready to be written: checked and flattened, with owners, aliases and this
+/// rank's chunks decided.
 struct SavePlan {
-  std::vector<TensorInfo> tensors;   // key order; chunk_count is this rank's
-  std::vector<PlannedShard> pieces;  // by tensor; none without chunks
+  std::vector<TensorInfo> tensors;   // key order; chunk_count counts the chunks of this rank
+  std::vector<PlannedShard> shards;  // in the order of `tensors`; each has at least one chunk
   std::vector<std::pair<std::string, std::vector<std::byte>>> values;  // key order; records
   std::vector<std::byte> structure;
-  uint64_t tensor_count = 0;   // leaves; hidden ones not counted
-  uint64_t logical_bytes = 0;  // of whole tensors, other ranks' parts included
+  uint64_t tensor_count = 0;   // leaves; hidden tensors are not counted
+  uint64_t logical_bytes = 0;  // of whole tensors, including the parts of other ranks
   uint64_t own_bytes = 0;      // that this rank writes
-  bool has_shards = false;     // whether the tensors are whole is then to be checked
+  bool has_shards = false;     // the parts of the ranks must be checked to tile the tensors
 };
-
-/// kInvalidArgument: duplicate FQNs, NUL, bad tensors or shardings, too large values; names the
-/// key.
-Result<SavePlan> PlanSave(const StateDict& state, const SaveOptions& options,
-                          const RankInWorld& place = {});
 
 }  // namespace cairn::core::internal

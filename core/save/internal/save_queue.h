@@ -1,46 +1,50 @@
 #pragma once
-/// Saves of several ranks run in the order in which they were asked for, whatever threads they run
-/// on: else one rank might wait for the second attempt's parts while another waits for the first's
-/// outcome.
+/// Runs the saves of a multi-rank store in the order in which they were requested, on whatever
+/// threads they run. Otherwise one rank could wait for the parts of its second attempt while another
+/// rank waits for the decision about its first.
 
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
 #include <set>
+
+#include "kv/error.h"
+#include "kv/mutex.h"
+#include "kv/thread_annotations.h"
 
 namespace cairn::core::internal {
 
-/// Threads: any.
+/// Threads: all members are safe.
 class SaveQueue {
  public:
-  /// Draws the next turn, while `draw` runs alone. Each turn that is drawn must be ended once.
-  template <typename Draw>
-  uint64_t Take(const Draw& draw) {
-    const std::lock_guard lock(mutex_);
-    draw();
-    return next_++;
+  /// Returns the next position in the queue. `on_enter` runs under the lock, so that names that it
+  /// generates are in the order of the queue. Requires one call of Leave for each position.
+  template <typename OnEnter>
+  uint64_t Enter(const OnEnter& on_enter) {
+    const MutexLock lock(mutex_);
+    on_enter();
+    return end_++;
   }
-  /// Waits until all turns before it have ended.
-  void Await(uint64_t turn) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return serving_ == turn; });
+  /// Waits until all earlier positions have left.
+  void AwaitTurn(uint64_t position) {
+    const MutexLock lock(mutex_);
+    while (front_ != position) changed_.Wait(mutex_);
   }
-  void End(uint64_t turn) {
+  /// Removes a position, in any order.
+  void Leave(uint64_t position) {
     {
-      const std::lock_guard lock(mutex_);
-      ended_.insert(turn);
-      while (ended_.erase(serving_) > 0) ++serving_;
+      const MutexLock lock(mutex_);
+      CAIRN_CHECK(position >= front_ && position < end_);
+      left_.insert(position);
+      while (left_.erase(front_) > 0) ++front_;
     }
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  // Guarded by mutex_.
-  uint64_t next_ = 0;
-  uint64_t serving_ = 0;
-  std::set<uint64_t> ended_;  // out of order
+  Mutex mutex_;
+  CondVar changed_;
+  uint64_t front_ CAIRN_GUARDED_BY(mutex_) = 0;
+  uint64_t end_ CAIRN_GUARDED_BY(mutex_) = 0;
+  std::set<uint64_t> left_ CAIRN_GUARDED_BY(mutex_);  // positions behind front_ that have left
 };
 
 }  // namespace cairn::core::internal

@@ -1,5 +1,6 @@
 #pragma once
-/// What the save before wrote, for the next one to find out what has not changed.
+/// A record in memory of what a save wrote. The next save uses it to find out what has not changed
+/// before it copies anything.
 
 #include <cstdint>
 #include <map>
@@ -14,26 +15,27 @@
 
 namespace cairn::core::internal {
 
-/// What a save wrote, chunk by chunk, for the one after it to find out what has not changed before
-/// it copies anything. Some 30 bytes a chunk.
+/// The chunks that a save wrote. Memory: about 30 bytes per chunk.
 struct SavedChunks {
   struct Chunk {
     kv::Digest digest;
-    bool reused = false;  // was that of the base already
+    bool reused = false;  // the base of that save had the same bytes
   };
-  struct Piece {
+  /// The chunks of one PlannedShard.
+  struct Shard {
     std::string fqn;
     DType dtype = DType::kUnknown;
     Box box;
     uint64_t first_chunk = 0;
     int device = kHostDevice;
-    uint64_t first_page_digest = 0;    // as PlannedShard::first_page_digest
-    std::vector<Chunk> chunks;  // from first_chunk on, in the order of the grid
+    uint64_t first_page_digest = 0;  // see PlannedShard::first_page_digest
+    std::vector<Chunk> chunks;       // from first_chunk on, in the order of the grid
   };
   kv::StepInfo step;
   uint64_t chunk_bytes = 0;
-  std::vector<Piece> pieces;  // as in the plan
-  /// Page digests of pieces in device memory, kept there; shared with the save that compares.
+  std::vector<Shard> shards;  // in the order of the plan
+  /// Page digests of the shards in device memory, by device, kept there; shared with the save that
+  /// compares with them.
   std::map<int, std::shared_ptr<const DevicePageDigests>> page_digests;
 };
 

@@ -1,5 +1,3 @@
-// Contiguous tensors are read where they are; others are gathered.
-
 #include "core/save/internal/tensor_payload.h"
 
 #include <algorithm>
@@ -21,6 +19,7 @@ Result<void> HostPayload::CopyTo(uint64_t begin_bytes, std::span<std::byte> targ
 
 uint64_t HostPayload::PageDigest(uint64_t page, std::span<std::byte> scratch) const {
   const uint64_t begin = page * kv::kPageBytes;
+  CAIRN_CHECK(begin < length_bytes_ && scratch.size() >= kv::kPageBytes);
   const uint64_t count = std::min(kv::kPageBytes, length_bytes_ - begin);
   if (const auto bytes = memory(); !bytes.empty()) return kv::PageDigest(bytes.subspan(begin, count));
   GatherBytes(source_, begin_bytes_ + begin, scratch.first(count));
@@ -28,7 +27,7 @@ uint64_t HostPayload::PageDigest(uint64_t page, std::span<std::byte> scratch) co
 }
 
 Result<void> DevicePayload::CopyTo(uint64_t begin_bytes, std::span<std::byte> target) const {
-  return device_.Start(source_, begin_bytes_ + begin_bytes, target);
+  return device_.StartCopy(source_, begin_bytes_ + begin_bytes, target);
 }
 
 Result<bool> DevicePayload::WriteTo(uint64_t begin_bytes, uint64_t length_bytes, int fd,

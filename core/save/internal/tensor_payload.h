@@ -1,5 +1,5 @@
 #pragma once
-/// Chunks of tensors as payload of a segment: in host memory, and in device memory.
+/// Chunks of tensors in host memory and in device memory as payload of a segment.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +21,8 @@ class HostPayload final : public kv::Payload {
   uint64_t length_bytes() const override { return length_bytes_; }
   std::span<const std::byte> memory() const override;
   Result<void> CopyTo(uint64_t begin_bytes, std::span<std::byte> target) const override;
-  /// Digest of a page; `scratch` has kPageBytes.
+  /// Returns the digest of a page. A page of a tensor that is not contiguous is gathered to
+  /// `scratch`. Requires page < PageCount(length_bytes()) and scratch.size() == kPageBytes.
   uint64_t PageDigest(uint64_t page, std::span<std::byte> scratch) const;
 
  private:
@@ -30,8 +31,8 @@ class HostPayload final : public kv::Payload {
   const uint64_t length_bytes_;
 };
 
-/// The same range of a tensor in device memory. Ownership: borrows tensor and save. Threads: as
-/// kv::CopyQueue.
+/// Bytes [begin_bytes, begin_bytes + length_bytes) of the row-major form of a tensor in device
+/// memory. Ownership: borrows the tensor and the DeviceSave. Threads: one at a time.
 class DevicePayload final : public kv::Payload {
  public:
   DevicePayload(DeviceSave& device, const TensorView& source, uint64_t begin_bytes,

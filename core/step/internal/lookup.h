@@ -1,9 +1,10 @@
 #pragma once
-/// Finding the records of one step: its generation in a fresh snapshot, tensors, chunks, file
-/// names.
+/// Finds the records of one step: the step in a fresh snapshot, its tensors, its chunks, and the
+/// names of its files.
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,16 +20,17 @@ namespace cairn::core::internal {
 
 /// One step of one snapshot; cheap to copy.
 struct StepView {
-  std::shared_ptr<const kv::Snapshot> snapshot;
+  std::shared_ptr<const kv::Snapshot> snapshot;  // shared by the readers of the step
   kv::StepInfo step;
   std::string directory;  // of the store
 };
 
-/// The current state of the store, in which `step` must still be. kNotFound: it was deleted or
-/// overwritten meanwhile.
+/// Returns a view of `step` in the current state of the store. kNotFound: the step was deleted or
+/// overwritten in the meantime.
 Result<StepView> ViewStep(const kv::Store& store, const kv::StepInfo& step);
 
-/// Runs `read` on a view of `step`, once more on a fresh one if a segment vanished under it.
+/// Calls `read` with a view of `step`, and once more with a newer view if a segment was removed
+/// during the call.
 template <typename Read>
 auto WithStep(const kv::Store& store, const kv::StepInfo& step, const Read& read)
     -> decltype(read(std::declval<const StepView&>())) {
@@ -40,29 +42,33 @@ auto WithStep(const kv::Store& store, const kv::StepInfo& step, const Read& read
   return read(fresh);
 }
 
-/// The tensor's record. kNotFound names keys that look alike.
+/// Returns the record of a tensor. kNotFound: there is none; the error suggests similar keys.
+/// kDataLoss: the record is damaged.
 Result<TensorInfo> FindTensor(const StepView& view, const std::string& fqn);
 
-/// Records of all of `fqns` (ascending, no duplicates), in the same order. One scan when they are a
-/// large part of the step, else one lookup each.
+/// Returns the records of `fqns`, in the same order. Requires that `fqns` ascend without duplicates.
+/// Cost: one scan if they are a large part of the step, otherwise one lookup per FQN. Errors: those
+/// of FindTensor.
 Result<std::vector<TensorInfo>> FindTensors(const StepView& view,
                                             std::span<const std::string> fqns);
 
-/// Calls `visit` for each chunk of `tensor`, in key order, checked against it. kDataLoss: a record
-/// is damaged, or their number is not what the tensor says.
+/// Calls `visit` with each chunk of `tensor`, in key order, after checking it against the tensor.
+/// kDataLoss: a record is damaged, or the number of chunks is not that of the tensor's record. An
+/// error of `visit` ends the scan and is returned.
 Result<void> ForEachChunk(const StepView& view, const TensorInfo& tensor,
                           const std::function<Result<void>(ChunkInfo)>& visit);
 
-/// The same for many tensors (ascending by FQN, no duplicates); visit(i, chunk) with the index in
-/// `tensors`.
+/// Calls `visit(i, chunk)` with each chunk of each of `tensors`, in key order; `i` is the index of
+/// the chunk's tensor. Requires that `tensors` ascend by FQN without duplicates. Errors: those of
+/// ForEachChunk.
 Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> tensors,
                             const std::function<Result<void>(size_t, ChunkInfo)>& visit);
 
 /// Path of a segment's file, for messages.
 std::string SegmentPath(const StepView& view, uint64_t segment_id);
 
-/// What a reader says of bytes that do not match: kDataLoss with key, step, file and offset.
-/// Of the segment, `offset_bytes` from its start.
+/// Returns the kDataLoss error for bytes that do not match their digest: names the key, the step,
+/// the segment's file and `offset_bytes` in it.
 Error DamagedBytes(const StepView& view, const std::string& fqn, uint64_t segment_id,
                    std::string message, uint64_t offset_bytes);
 

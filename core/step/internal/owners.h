@@ -1,5 +1,6 @@
 #pragma once
-/// Tensors and those that hold their bytes: themselves, or what they are aliases of.
+/// Finds the owners of tensors: the tensors that hold their bytes. A tensor that is not an alias
+/// owns its bytes itself.
 
 #include <span>
 #include <string>
@@ -11,25 +12,28 @@
 
 namespace cairn::core::internal {
 
-/// The tensor that holds the bytes of `alias`, checked to hold all that the alias may touch.
-/// Requires alias.alias_of. kDataLoss otherwise.
+/// Returns the owner of `alias`. Requires alias.alias_of. kDataLoss: there is no such tensor, or
+/// CheckAlias fails.
 Result<TensorInfo> FindOwner(const StepView& view, const TensorInfo& alias);
 
-/// kDataLoss: the alias leads out of its owner's payload, or the owner is an alias itself.
+/// Checks that `owner` holds all bytes that `alias` may refer to. kDataLoss: the alias refers to
+/// bytes outside the owner's payload, or the owner is an alias itself.
 Result<void> CheckAlias(const TensorInfo& alias, const TensorInfo& owner);
 
-/// Records of `fqns`, which may come in any order and repeat, in key order and once each.
+/// Returns the records of `fqns`, which may repeat and may be in any order, in key order without
+/// duplicates. Errors: those of FindTensors.
 Result<std::vector<TensorInfo>> FindNamed(const StepView& view, std::vector<std::string> fqns);
 
-/// Those that hold the bytes of `tensors` (key order), in key order and once each. kDataLoss: one
-/// is missing. CheckAlias is left to the caller.
+/// Returns the owners of `tensors` in key order without duplicates; the caller calls CheckAlias.
+/// Requires that `tensors` are in key order. kDataLoss: an owner is missing.
 Result<std::vector<TensorInfo>> FindOwners(const StepView& view,
                                            std::span<const TensorInfo> tensors);
 
-/// One of `tensors` (key order), or null.
+/// Returns one of `tensors` by its FQN, or null. Requires that `tensors` are in key order.
 const TensorInfo* FindByName(std::span<const TensorInfo> tensors, std::string_view fqn);
 
-/// The same. Requires that it is among them.
+/// Returns one of `tensors` by its FQN. Requires that it is one of them, and that they are in key
+/// order.
 const TensorInfo& ByName(std::span<const TensorInfo> tensors, std::string_view fqn);
 
 }  // namespace cairn::core::internal

@@ -139,7 +139,7 @@ Result<void> CheckChunk(const TensorInfo& tensor, const ChunkInfo& chunk) {
   return {};
 }
 
-std::optional<uint64_t> RunOffsetBytes(DType dtype, std::span<const uint64_t> shape,
+std::optional<uint64_t> ContiguousOffsetBytes(DType dtype, std::span<const uint64_t> shape,
                                        const Box& box) {
   // One run: single indices, then one dimension in part, then whole dimensions.
   size_t d = 0;

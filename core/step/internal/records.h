@@ -1,6 +1,6 @@
 #pragma once
-/// Records of tensors and chunks as core reads and writes them: nothing is used unverified, and
-/// every error names the key. Threads: all functions are pure.
+/// The records of tensors and chunks as core writes and reads them. Nothing is used before it is
+/// verified, and every error names the key. Threads: all functions are pure.
 
 #include <optional>
 #include <span>
@@ -10,31 +10,35 @@
 
 #include "core/step/contents.h"
 
-
 namespace cairn::core::internal {
 
-/// Encodes all of `info` but its FQN, which is the key.
+/// Encodes a TensorRecord of everything in `info` except its FQN, which is the key. Requires that
+/// DecodeTensor accepts `info`: sizes that agree, and strides exactly for aliases.
 std::vector<std::byte> EncodeTensor(const TensorInfo& info);
 
-/// The TensorRecord of `fqn`. kDataLoss: damaged, or sizes that do not agree with each other.
-/// kUnimplemented: a newer version, or a dtype that this build does not know.
+/// Decodes the TensorRecord of `fqn`. kDataLoss: it is damaged, or its sizes contradict each other.
+/// kUnimplemented: it has a newer version, or a dtype that this build does not know.
 Result<TensorInfo> DecodeTensor(std::string_view fqn, std::span<const std::byte> record);
 
-/// A ChunkRecord and the FQN and offsets of its key. Checks all that needs no TensorRecord.
+/// A ChunkRecord with the FQN and the offsets of its key.
 struct DecodedChunk {
   std::string_view fqn;  // borrows the key
   ChunkInfo info;
 };
+/// Decodes a ChunkRecord and checks everything that does not need the TensorRecord. kDataLoss: it is
+/// damaged. kUnimplemented: it has a newer version, or an encoding that this build does not know.
 Result<DecodedChunk> DecodeChunk(std::string_view key, std::span<const std::byte> record);
 
-/// kDataLoss: the chunk does not fit into the tensor, or its length is not that of its box.
+/// Checks a chunk against its tensor. kDataLoss: its box is not inside the tensor, or its length is
+/// not that of its box.
 Result<void> CheckChunk(const TensorInfo& tensor, const ChunkInfo& chunk);
 
-/// Where the box begins in the row-major payload of the whole tensor, if it is one run of it.
-std::optional<uint64_t> RunOffsetBytes(DType dtype, std::span<const uint64_t> shape,
-                                       const Box& box);
+/// Returns the offset of `box` in the row-major payload of a tensor of `shape`, if the bytes of the
+/// box are contiguous in it. Requires that the box has as many dimensions as the shape.
+std::optional<uint64_t> ContiguousOffsetBytes(DType dtype, std::span<const uint64_t> shape,
+                                              const Box& box);
 
-/// "[0, 4096]"
+/// Formats numbers as "[0, 4096]".
 std::string FormatNumbers(std::span<const uint64_t> numbers);
 
 }  // namespace cairn::core::internal

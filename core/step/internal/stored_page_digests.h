@@ -1,5 +1,5 @@
 #pragma once
-/// The page digests of chunks as they stand in the segments, each beside the pages that it is of.
+/// Reads the page digests of chunks, which segments store next to the pages.
 
 #include <cstdint>
 #include <span>
@@ -9,18 +9,17 @@
 #include "kv/read_range.h"
 #include "kv/snapshot.h"
 
-
 namespace cairn::core::internal {
 
-/// Adds the ranges that read the digests of the chunk's pages into `leaves`, which get their size
-/// here and must stay where they are until they are read. They are to be checked then: the chunk's
-/// digest is RootDigest of them.
+/// Adds to `ranges` the reads of the page digests of a chunk with these extents. Resizes
+/// `page_digests`, which is the target of the reads and must stay where it is until they are done.
+/// The caller checks what was read: RootDigest of the page digests is the digest of the chunk.
 void AddPageDigestRanges(const kv::Extents& extents, std::vector<uint64_t>& page_digests,
-                   std::vector<kv::ReadRange>& ranges);
+                         std::vector<kv::ReadRange>& ranges);
 
-/// The page digests of each of the chunks; none where they cannot be read, or do not make the
-/// digest of the chunk. One batch of reads.
+/// Returns the page digests of each chunk; empty for a chunk whose page digests cannot be read, or
+/// whose RootDigest is not the digest of the chunk. Cost: one batch of reads.
 std::vector<std::vector<uint64_t>> ReadStoredPageDigests(const kv::Snapshot& snapshot,
-                                                    std::span<const ChunkInfo* const> chunks);
+                                                         std::span<const ChunkInfo* const> chunks);
 
 }  // namespace cairn::core::internal

@@ -37,10 +37,10 @@ std::vector<bool> Changed(uint64_t page_count, std::initializer_list<uint64_t> p
 }
 
 // What appending the runs would give.
-std::vector<Extent> Append(const PageRanges& runs, uint64_t length_bytes, uint64_t segment_id) {
+std::vector<Extent> Append(const PageRanges& ranges, uint64_t length_bytes, uint64_t segment_id) {
   std::vector<Extent> appended;
   uint64_t at = 4096;
-  for (const PageRange& run : runs.written) {
+  for (const PageRange& run : ranges.written) {
     const uint64_t bytes =
         std::min(run.end_page * kPageBytes, length_bytes) - run.begin_page * kPageBytes;
     appended.push_back({segment_id, at, bytes, (1 << 20) + 8 * run.begin_page});
@@ -49,41 +49,41 @@ std::vector<Extent> Append(const PageRanges& runs, uint64_t length_bytes, uint64
   return appended;
 }
 
-TEST(PageRunsTest, ChangedPagesAreThoseWhoseDigestsDiffer) {
+TEST(PageRangesTest, ChangedPagesAreThoseWhoseDigestsDiffer) {
   EXPECT_THAT(ChangedPages(std::array<uint64_t, 3>{1, 2, 3}, std::array<uint64_t, 3>{1, 5, 3}),
               ElementsAre(false, true, false));
 }
 
-TEST(PageRunsTest, OneChangedPageSplitsTheBase) {
+TEST(PageRangesTest, OneChangedPageSplitsTheBase) {
   const Extent base = Whole(10);
-  const auto runs = PlanPageRanges(Changed(10, {4}), base);
-  ASSERT_TRUE(runs);
-  EXPECT_THAT(runs->written, ElementsAre(PageRange{4, 5}));
+  const auto ranges = PlanPageRanges(Changed(10, {4}), base);
+  ASSERT_TRUE(ranges);
+  EXPECT_THAT(ranges->written, ElementsAre(PageRange{4, 5}));
   const Extent written{7, 8192, kPageBytes, 999};
-  const kv::Extents joined = runs->Join({&written, 1});
+  const kv::Extents joined = ranges->Join({&written, 1});
   EXPECT_THAT(joined.all(),
               ElementsAre(base.First(4 * kPageBytes), written, base.From(5 * kPageBytes)));
   EXPECT_EQ(joined.length_bytes(), base.length_bytes);
 }
 
-TEST(PageRunsTest, NeighboursAreOneRunAndTheShortPageIsTheLast) {
+TEST(PageRangesTest, NeighboursAreOneRunAndTheShortPageIsTheLast) {
   const Extent base = Whole(10);
-  const auto runs = PlanPageRanges(Changed(10, {0, 1, 8, 9}), base);
-  ASSERT_TRUE(runs);
-  EXPECT_THAT(runs->written, ElementsAre(PageRange{0, 2}, PageRange{8, 10}));
+  const auto ranges = PlanPageRanges(Changed(10, {0, 1, 8, 9}), base);
+  ASSERT_TRUE(ranges);
+  EXPECT_THAT(ranges->written, ElementsAre(PageRange{0, 2}, PageRange{8, 10}));
   EXPECT_THAT(
-      runs->extents,
+      ranges->extents,
       ElementsAre(std::nullopt, base.From(2 * kPageBytes).First(6 * kPageBytes), std::nullopt));
 }
 
-TEST(PageRunsTest, UpToHalfOfThePagesAreWrittenAlone) {
+TEST(PageRangesTest, UpToHalfOfThePagesAreWrittenAlone) {
   EXPECT_TRUE(PlanPageRanges(Changed(4, {0, 1}), Whole(4)));
   EXPECT_FALSE(PlanPageRanges(Changed(4, {0, 1, 2}), Whole(4)));
   EXPECT_FALSE(PlanPageRanges(Changed(1, {0}), Whole(1)));
   EXPECT_FALSE(PlanPageRanges(Changed(3, {1, 2}), Whole(3)));
 }
 
-TEST(PageRunsTest, AChunkInTooManyPiecesIsWrittenWhole) {
+TEST(PageRangesTest, AChunkInTooManyPiecesIsWrittenWhole) {
   EXPECT_EQ(MaxExtents(64), 32u);
   EXPECT_EQ(MaxExtents(1), 32u);
   EXPECT_EQ(MaxExtents(200), 100u);
@@ -93,21 +93,21 @@ TEST(PageRunsTest, AChunkInTooManyPiecesIsWrittenWhole) {
     for (uint64_t i = 0; i < changed_count; ++i) changed[4 * i + 1] = true;
     return PlanPageRanges(changed, Whole(page_count));
   };
-  const auto runs = every_fourth(64, 15);  // and 16 runs between them
-  ASSERT_TRUE(runs);
-  EXPECT_EQ(runs->extents.size(), 31u);
+  const auto ranges = every_fourth(64, 15);  // and 16 runs between them
+  ASSERT_TRUE(ranges);
+  EXPECT_EQ(ranges->extents.size(), 31u);
   EXPECT_FALSE(every_fourth(64, 16));
 }
 
-TEST(PageRunsTest, NothingChangedKeepsTheBase) {
-  const auto runs = PlanPageRanges(Changed(5, {}), Whole(5));
-  ASSERT_TRUE(runs);
-  EXPECT_THAT(runs->written, IsEmpty());
-  EXPECT_EQ(runs->Join({}), kv::Extents(Whole(5)));
+TEST(PageRangesTest, NothingChangedKeepsTheBase) {
+  const auto ranges = PlanPageRanges(Changed(5, {}), Whole(5));
+  ASSERT_TRUE(ranges);
+  EXPECT_THAT(ranges->written, IsEmpty());
+  EXPECT_EQ(ranges->Join({}), kv::Extents(Whole(5)));
 }
 
 // Property: however often pages change, each page of the chunk lies where it was written last.
-TEST(PageRunsTest, EveryPageIsWhereItWasWrittenLast) {
+TEST(PageRangesTest, EveryPageIsWhereItWasWrittenLast) {
   testing::SeededRandom random;
   for (int round = 0; round < 50; ++round) {
     const uint64_t page_count = random.Between(2, 80);
@@ -119,9 +119,9 @@ TEST(PageRunsTest, EveryPageIsWhereItWasWrittenLast) {
       for (uint64_t i = random.Between(0, 3); i > 0; --i) {
         changed[random.Between(0, page_count - 1)] = true;
       }
-      const auto runs = PlanPageRanges(changed, extents);
-      if (!runs) break;
-      extents = runs->Join(Append(*runs, length_bytes, save));
+      const auto ranges = PlanPageRanges(changed, extents);
+      if (!ranges) break;
+      extents = ranges->Join(Append(*ranges, length_bytes, save));
       ASSERT_EQ(extents.length_bytes(), length_bytes);
       ASSERT_LE(extents.size(), MaxExtents(page_count));
       for (uint64_t page = 0; page < page_count; ++page) {

@@ -250,7 +250,7 @@ TEST_F(SharedSaveTest, PipelineStagesHoldDifferentKeys) {
     about.Value("common", std::string("same"));
     const auto store = OpenOn(communicator);
     EXPECT_TRUE(IsOk(
-        store->Save(3, state, {.plain_mesh = late ? stage_mesh({2, 3}) : stage_mesh({0, 1})})));
+        store->Save(3, state, {.replicated_mesh = late ? stage_mesh({2, 3}) : stage_mesh({0, 1})})));
     EXPECT_TRUE(IsOk(store->Close()));
   });
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, CheckpointStore::Open(path(), kv::OpenMode::kRead));
@@ -589,7 +589,7 @@ TEST_F(SharedSaveTest, APlainTensorThatOneRankLacksSaysWhoTold) {
                                  {.chunk_bytes = 4});
   for (const Error& error : errors) {
     EXPECT_EQ(error.key, "only here");
-    EXPECT_THAT(error.message, HasSubstr("told by rank 0"));
+    EXPECT_THAT(error.message, HasSubstr("as rank 0 has it"));
   }
 }
 

@@ -3,10 +3,12 @@
 #include "core/save/internal/staging.h"
 
 #include "core/async_save.h"
-#include "tests/core/tensor/strided_fixture.h"
-#include "tests/core/tensor/test_tensor.h"
+#include "core/save/internal/save.h"
+#include "core/save/internal/save_planner.h"
 #include "core/save/internal/saved_chunks.h"
 #include "core/save/save_options.h"
+#include "tests/core/tensor/strided_fixture.h"
+#include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {
 namespace {
@@ -19,8 +21,8 @@ using internal::StagingArea;
 constexpr uint64_t kChunkBytes = 100'000;
 const SaveOptions kOptions{.chunk_bytes = kChunkBytes};
 
-std::vector<std::byte> StagedBytes(const internal::PlannedShard& piece) {
-  return {piece.source.data, piece.source.data + (piece.end_bytes() - piece.begin_bytes())};
+std::vector<std::byte> StagedBytes(const internal::PlannedShard& shard) {
+  return {shard.source.data, shard.source.data + (shard.end_bytes() - shard.begin_bytes())};
 }
 
 /// The plan of a state with the chunks of `base` that have not changed left out.
@@ -33,10 +35,18 @@ SavePlan StagedPlan(StagingArea& staging, const StateDict& state, const SavedChu
 
 class StagingTest : public StoreTest {
  protected:
-  SavedChunks SaveAndRemember(uint64_t step, SavePlan plan) {
+  Result<SaveReport> Run(uint64_t step, SavePlan& plan, SavedChunks* saved = nullptr) {
+    return internal::RunSave(plan, {.store = store->kv(),
+                                    .attempt = {.step = step},
+                                    .self = {},
+                                    .options = kOptions,
+                                    .pool = workers_,
+                                    .saved = saved});
+  }
+
+  SavedChunks SaveAndRecord(uint64_t step, SavePlan plan) {
     SavedChunks saved;
-    EXPECT_TRUE(testing::IsOk(
-        internal::RunSave(store->kv(), {.step = step}, plan, {}, kOptions, workers_, &saved)));
+    EXPECT_TRUE(testing::IsOk(Run(step, plan, &saved)));
     return saved;
   }
   internal::WorkerPool workers_{2};
@@ -51,10 +61,10 @@ TEST_F(StagingTest, TensorsBecomeRowMajorAndLargeOnesBeginOnPages) {
 
   const SavePlan plan = StagedPlan(staging, state, nullptr);
 
-  EXPECT_EQ(StagedBytes(plan.pieces[0]), odd.bytes);
-  EXPECT_EQ(StagedBytes(plan.pieces[1]), NaiveRowMajor(state.tensors[1]));
-  EXPECT_EQ(reinterpret_cast<uintptr_t>(plan.pieces[1].source.data) % 4096, 0u);
-  EXPECT_TRUE(plan.pieces[1].unchanged.empty());
+  EXPECT_EQ(StagedBytes(plan.shards[0]), odd.bytes);
+  EXPECT_EQ(StagedBytes(plan.shards[1]), NaiveRowMajor(state.tensors[1]));
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(plan.shards[1].source.data) % 4096, 0u);
+  EXPECT_TRUE(plan.shards[1].unchanged.empty());
 }
 
 TEST_F(StagingTest, OnlyChunksThatStayedTheSameBeforeAreComparedAndLeftOut) {
@@ -62,26 +72,26 @@ TEST_F(StagingTest, OnlyChunksThatStayedTheSameBeforeAreComparedAndLeftOut) {
   StateDict state;
   state.root().Tensor("w", tensor.view());
   StagingArea first;
-  SaveAndRemember(1, StagedPlan(first, state, nullptr));
+  SaveAndRecord(1, StagedPlan(first, state, nullptr));
   tensor.bytes[0] ^= std::byte{1};  // chunk 0 of 5
-  const SavedChunks base = SaveAndRemember(2, StagedPlan(first, state, nullptr));
+  const SavedChunks base = SaveAndRecord(2, StagedPlan(first, state, nullptr));
   tensor.bytes[100'000] ^= std::byte{1};  // chunk 1
 
   StagingArea staging;
   const SavePlan plan = StagedPlan(staging, state, &base);
 
-  const auto& unchanged = plan.pieces[0].unchanged;
+  const auto& unchanged = plan.shards[0].unchanged;
   ASSERT_EQ(unchanged.size(), 5u);
   EXPECT_FALSE(unchanged[0]) << "it had changed before, so it is copied without a look";
   EXPECT_FALSE(unchanged[1]) << "it has changed now";
   for (size_t chunk = 2; chunk < 5; ++chunk) EXPECT_TRUE(unchanged[chunk]) << chunk;
-  const auto staged = StagedBytes(plan.pieces[0]);
+  const auto staged = StagedBytes(plan.shards[0]);
   EXPECT_TRUE(std::equal(staged.begin(), staged.begin() + 200'000, tensor.bytes.begin()));
   EXPECT_EQ(std::count(staged.begin() + 200'000, staged.end(), std::byte{0}), 250'000)
       << "memory behind chunks that are left out was never touched";
 
   // What was left out comes from the base; the step is whole.
-  SaveAndRemember(3, plan);
+  SaveAndRecord(3, plan);
   EXPECT_EQ(LoadBytes(3, "w"), tensor.bytes);
 }
 
@@ -92,13 +102,13 @@ TEST_F(StagingTest, ATensorOfAnotherShapeOrDTypeIsCopied) {
   before.root().Tensor("x", tensor.view());
   after.root().Tensor("w", {DType::kInt8, {400, 1000}, {}, tensor.bytes.data()});
   StagingArea staging;
-  SaveAndRemember(1, StagedPlan(staging, before, nullptr));
-  const SavedChunks base = SaveAndRemember(2, StagedPlan(staging, before, nullptr));
+  SaveAndRecord(1, StagedPlan(staging, before, nullptr));
+  const SavedChunks base = SaveAndRecord(2, StagedPlan(staging, before, nullptr));
 
   const SavePlan plan = StagedPlan(staging, after, &base);
 
-  EXPECT_TRUE(plan.pieces[0].unchanged.empty());
-  EXPECT_EQ(StagedBytes(plan.pieces[0]), tensor.bytes);
+  EXPECT_TRUE(plan.shards[0].unchanged.empty());
+  EXPECT_EQ(StagedBytes(plan.shards[0]), tensor.bytes);
 }
 
 TEST_F(StagingTest, ASaveWhoseBaseWentAwayFailsAndLeavesNothing) {
@@ -106,12 +116,12 @@ TEST_F(StagingTest, ASaveWhoseBaseWentAwayFailsAndLeavesNothing) {
   StateDict state;
   state.root().Tensor("w", tensor.view());
   StagingArea staging;
-  SaveAndRemember(1, StagedPlan(staging, state, nullptr));
-  const SavedChunks base = SaveAndRemember(2, StagedPlan(staging, state, nullptr));
+  SaveAndRecord(1, StagedPlan(staging, state, nullptr));
+  const SavedChunks base = SaveAndRecord(2, StagedPlan(staging, state, nullptr));
   SavePlan plan = StagedPlan(staging, state, &base);
   CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 2>{1, 2}));
 
-  EXPECT_THAT(internal::RunSave(store->kv(), {.step = 3}, plan, {}, kOptions, workers_),
+  EXPECT_THAT(Run(3, plan),
               IsError(ErrorCode::kConflict, "save again"));
 
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, store->Steps());

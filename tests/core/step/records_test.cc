@@ -132,11 +132,11 @@ TEST(ChunkRecordTest, MustFitItsTensor) {
 
 TEST(RunOffsetTest, KnowsRunsFromOtherBoxes) {
   const Shape shape = {4, 3, 5};
-  EXPECT_EQ(RunOffsetBytes(DType::kInt16, shape, {{1, 0, 0}, {2, 3, 5}}), 30u);
-  EXPECT_EQ(RunOffsetBytes(DType::kInt16, shape, {{1, 2, 3}, {1, 1, 2}}), 56u);
-  EXPECT_EQ(RunOffsetBytes(DType::kInt16, shape, {{1, 0, 0}, {1, 2, 5}}), 30u);
-  EXPECT_EQ(RunOffsetBytes(DType::kInt16, shape, {{0, 0, 0}, {2, 2, 5}}), std::nullopt);
-  EXPECT_EQ(RunOffsetBytes(DType::kInt16, shape, {{0, 0, 0}, {1, 2, 4}}), std::nullopt);
+  EXPECT_EQ(ContiguousOffsetBytes(DType::kInt16, shape, {{1, 0, 0}, {2, 3, 5}}), 30u);
+  EXPECT_EQ(ContiguousOffsetBytes(DType::kInt16, shape, {{1, 2, 3}, {1, 1, 2}}), 56u);
+  EXPECT_EQ(ContiguousOffsetBytes(DType::kInt16, shape, {{1, 0, 0}, {1, 2, 5}}), 30u);
+  EXPECT_EQ(ContiguousOffsetBytes(DType::kInt16, shape, {{0, 0, 0}, {2, 2, 5}}), std::nullopt);
+  EXPECT_EQ(ContiguousOffsetBytes(DType::kInt16, shape, {{0, 0, 0}, {1, 2, 4}}), std::nullopt);
 }
 
 }  // namespace

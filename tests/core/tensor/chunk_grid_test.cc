@@ -67,7 +67,7 @@ TEST(ChunkGridTest, ChunksTileAnyTensor) {
       const Box box = grid.chunk(i);
       ASSERT_TRUE(BoxFits(box, shape));
       ASSERT_EQ(grid.offset_bytes(i), position);
-      ASSERT_EQ(internal::RunOffsetBytes(dtype, shape, box), position);
+      ASSERT_EQ(internal::ContiguousOffsetBytes(dtype, shape, box), position);
       ASSERT_EQ(grid.length_bytes(i), *TensorBytes(dtype, box.sizes));
       ASSERT_LE(grid.length_bytes(i), std::max(chunk_bytes, schema::ElementBytes(dtype)));
       position += grid.length_bytes(i);

@@ -1,0 +1,253 @@
+#include "core/save/internal/save_planner.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/step/internal/records.h"
+#include "core/tensor/internal/memory_span.h"
+#include "kv/digest.h"
+
+namespace cairn::core::internal {
+namespace {
+
+uint64_t ShardBytes(const PlannedShard& shard) {
+  const uint64_t chunks = shard.grid.chunk_count();
+  return shard.grid.offset_bytes(chunks - 1) + shard.grid.length_bytes(chunks - 1);
+}
+
+// Returns the first chunk whose middle is at or after the beginning of `share`, where the shard
+// begins at `begin_bytes` of the group's `total_bytes`, which are divided into `share_count` shares.
+uint64_t FirstChunkOf(uint64_t share, const PlannedShard& shard, uint64_t begin_bytes,
+                      uint64_t total_bytes, uint64_t share_count) {
+  const auto share_of = [&](uint64_t chunk) {
+    const uint64_t middle =
+        begin_bytes + shard.grid.offset_bytes(chunk) + shard.grid.length_bytes(chunk) / 2;
+    return ShareOf(middle, total_bytes, share_count);
+  };
+  uint64_t low = 0;
+  uint64_t high = shard.grid.chunk_count();
+  while (low < high) {
+    const uint64_t middle = low + (high - low) / 2;
+    if (share_of(middle) < share) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// Returns the indices [0, count) in the ascending, stable order of key_of(index).
+template <typename Key>
+std::vector<size_t> SortedOrder(size_t count, const Key& key_of) {
+  std::vector<size_t> order(count);
+  for (size_t i = 0; i < count; ++i) order[i] = i;
+  std::ranges::stable_sort(order, {}, key_of);
+  return order;
+}
+
+}  // namespace
+
+Result<SavePlan> SavePlanner::Plan(const StateDict& state) {
+  if (options_.chunk_bytes > kMaxChunkBytes) {
+    return Fail(ErrorCode::kInvalidArgument, fmt::format("chunk_bytes is {}; the most is {}",
+                                                         options_.chunk_bytes, kMaxChunkBytes));
+  }
+  CAIRN_TRY(SetReplicatedGroup());
+  CAIRN_TRY_ASSIGN(const std::vector<LeafTensor> leaves, ReadLeaves(state));
+  std::vector<NamedTensor> replicated;
+  std::vector<const LeafTensor*> sharded;
+  for (const LeafTensor& leaf : leaves) {
+    if (leaf.sharding == nullptr) {
+      replicated.push_back(leaf.named);
+    } else {
+      sharded.push_back(&leaf);
+    }
+  }
+  // In key order, so that every rank finds the same owner of shared memory.
+  std::ranges::sort(sharded, {},
+                    [](const LeafTensor* leaf) -> const std::string& { return leaf->named.fqn; });
+  CAIRN_TRY_ASSIGN(std::vector<PlannedTensor> planned, PlanTensors(replicated));
+  for (PlannedTensor& tensor : planned) CAIRN_TRY(AddReplicated(std::move(tensor)));
+  for (const LeafTensor* leaf : sharded) {
+    Result<void> added = AddSharded(*leaf);
+    if (!added) return Fail(std::move(added).error().WithKey(leaf->named.fqn));
+  }
+  plan_.has_shards = !sharded.empty();
+  Sort();
+  for (const auto& [group, shards] : shards_of_group_) DivideAmong(group, shards);
+  Finish();
+  plan_.structure = EncodeTree(state.tree);
+  return std::move(plan_);
+}
+
+Result<void> SavePlanner::SetReplicatedGroup() {
+  replicated_mesh_ = options_.replicated_mesh;
+  if (replicated_mesh_ == nullptr) {
+    CAIRN_TRY_ASSIGN(DeviceMesh world, DeviceMesh::Make({{"world", self_.world_size}}));
+    replicated_mesh_ = std::make_shared<const DeviceMesh>(std::move(world));
+  } else if (!replicated_mesh_->CoordinateOf(self_.rank)) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("replicated_mesh lacks rank {}, which holds tensors without a sharding",
+                            self_.rank));
+  }
+  replicated_group_ = ReplicaGroup::Whole(*meshes_.Find(replicated_mesh_.get()));
+  return {};
+}
+
+Result<std::vector<SavePlanner::LeafTensor>> SavePlanner::ReadLeaves(const StateDict& state) {
+  CAIRN_TRY_ASSIGN(const std::vector<Leaf> leaves, FlattenTree(state.tree));
+  if (leaves.size() != state.slot.size()) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("the state dict has {} leaves in its tree but contents for {}",
+                            leaves.size(), state.slot.size()));
+  }
+  std::vector<LeafTensor> tensors;
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const std::string& fqn = leaves[i].fqn;
+    const uint32_t slot = state.slot[i];
+    const bool is_tensor = IsTensor(state.tree.nodes[leaves[i].node].kind);
+    if (slot >= (is_tensor ? state.tensors.size() : state.values.size())) {
+      return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                        .message = "a leaf of the state dict refers to contents that it lacks",
+                        .key = fqn});
+    }
+    if (is_tensor) {
+      const auto sharding = state.shardings.find(slot);
+      tensors.push_back(
+          {.named = {fqn, state.tensors[slot]},
+           .sharding = sharding == state.shardings.end() ? nullptr : &sharding->second});
+      continue;
+    }
+    auto record = EncodeValue(state.values[slot]);
+    if (!record) return Fail(std::move(record).error().WithKey(fqn));
+    plan_.values.emplace_back(fqn, *std::move(record));
+  }
+  std::ranges::sort(plan_.values, {}, &std::pair<std::string, std::vector<std::byte>>::first);
+  plan_.tensor_count = tensors.size();
+  return tensors;
+}
+
+Result<void> SavePlanner::AddReplicated(PlannedTensor tensor) {
+  plan_.tensors.push_back(std::move(tensor.info));
+  const TensorInfo& info = plan_.tensors.back();
+  if (info.alias_of || info.nbytes == 0) return {};
+  return AddShard({.box = WholeBox(info.shape), .view = std::move(tensor.source)},
+                  replicated_group_);
+}
+
+Result<void> SavePlanner::AddSharded(const LeafTensor& leaf) {
+  const Sharding& sharding = *leaf.sharding;
+  const TensorView& local = leaf.named.view;
+  TensorInfo info{.fqn = leaf.named.fqn, .dtype = local.dtype, .shape = sharding.global_shape};
+  CAIRN_TRY_ASSIGN(info.nbytes, TensorBytes(info.dtype, info.shape));
+  ReplicaGroup group;
+  std::vector<LocalPiece> held;
+  // A rank that is not on the mesh holds nothing of the tensor.
+  if (sharding.mesh == nullptr || sharding.mesh->CoordinateOf(self_.rank)) {
+    CAIRN_TRY_ASSIGN(held, PiecesOf(sharding, local, self_.rank));
+    for (const LocalPiece& box : held) CAIRN_TRY(SpanOf(box.view));
+    group = ReplicaGroup::Of(sharding, meshes_);
+  }
+  if (const std::string* owner = FindSame(leaf, held)) {
+    info.alias_of = *owner;
+    info.alias_strides = RowMajorStrides(info.shape);
+    held.clear();
+  }
+  plan_.tensors.push_back(std::move(info));
+  for (LocalPiece& box : held) CAIRN_TRY(AddShard(std::move(box), group));
+  return {};
+}
+
+const std::string* SavePlanner::FindSame(const LeafTensor& leaf,
+                                         const std::vector<LocalPiece>& held) {
+  if (held.empty()) return nullptr;
+  const auto [found, inserted] = first_at_.try_emplace(held.front().view.data, &leaf);
+  if (inserted) return nullptr;
+  const LeafTensor& other = *found->second;
+  const Sharding& a = *leaf.sharding;
+  const Sharding& b = *other.sharding;
+  const bool same = leaf.named.view.dtype == other.named.view.dtype &&
+                    leaf.named.view.shape == other.named.view.shape &&
+                    leaf.named.view.strides == other.named.view.strides && a.mesh != nullptr &&
+                    b.mesh != nullptr &&
+                    meshes_.Find(a.mesh.get()) == meshes_.Find(b.mesh.get()) &&
+                    a.global_shape == b.global_shape && a.placements == b.placements;
+  return same ? &other.named.fqn : nullptr;
+}
+
+Result<void> SavePlanner::AddShard(LocalPiece held, const ReplicaGroup& group) {
+  const TensorInfo& info = plan_.tensors.back();
+  CAIRN_TRY_ASSIGN(ChunkGrid grid,
+                   ChunkGrid::Make(info.dtype, std::move(held.box), options_.chunk_bytes));
+  const uint64_t chunks = grid.chunk_count();
+  plan_.shards.push_back({.tensor = plan_.tensors.size() - 1,
+                          .grid = std::move(grid),
+                          .end_chunk = chunks,
+                          .source = std::move(held.view),
+                          .unchanged = {}});
+  group_of_shard_.push_back(group);
+  return {};
+}
+
+void SavePlanner::Sort() {
+  const std::vector<size_t> order =
+      SortedOrder(plan_.tensors.size(),
+                  [&](size_t i) -> const std::string& { return plan_.tensors[i].fqn; });
+  std::vector<size_t> sorted_index(order.size());  // by the index before
+  std::vector<TensorInfo> tensors;
+  tensors.reserve(order.size());
+  for (const size_t i : order) {
+    sorted_index[i] = tensors.size();
+    tensors.push_back(std::move(plan_.tensors[i]));
+  }
+  plan_.tensors = std::move(tensors);
+  for (PlannedShard& shard : plan_.shards) shard.tensor = sorted_index[shard.tensor];
+  std::vector<PlannedShard> shards;
+  shards.reserve(plan_.shards.size());
+  for (const size_t i :
+       SortedOrder(plan_.shards.size(), [&](size_t j) { return plan_.shards[j].tensor; })) {
+    shards_of_group_[group_of_shard_[i]].push_back(shards.size());
+    shards.push_back(std::move(plan_.shards[i]));
+  }
+  plan_.shards = std::move(shards);
+}
+
+void SavePlanner::DivideAmong(const ReplicaGroup& group, const std::vector<size_t>& shards) {
+  const auto member = group.PlaceOf(self_.rank);
+  if (member.size == 1) return;
+  // The first key decides which member gets the first share, so that the rounding of many groups
+  // does not always burden the same rank.
+  const std::string& first_fqn = plan_.tensors[plan_.shards[shards.front()].tensor].fqn;
+  const uint64_t rotation = kv::Checksum64(std::as_bytes(std::span(first_fqn))) % member.size;
+  const uint64_t share = (member.index + rotation) % member.size;
+  uint64_t total_bytes = 0;
+  for (const size_t i : shards) total_bytes += ShardBytes(plan_.shards[i]);
+  uint64_t begin_bytes = 0;
+  for (const size_t i : shards) {
+    PlannedShard& shard = plan_.shards[i];
+    shard.first_chunk = FirstChunkOf(share, shard, begin_bytes, total_bytes, member.size);
+    shard.end_chunk = FirstChunkOf(share + 1, shard, begin_bytes, total_bytes, member.size);
+    begin_bytes += ShardBytes(shard);
+  }
+}
+
+void SavePlanner::Finish() {
+  std::erase_if(plan_.shards, [](const PlannedShard& shard) { return shard.chunk_count() == 0; });
+  for (const PlannedShard& shard : plan_.shards) {
+    plan_.tensors[shard.tensor].chunk_count += shard.chunk_count();
+    plan_.own_bytes += shard.end_bytes() - shard.begin_bytes();
+  }
+  for (const TensorInfo& tensor : plan_.tensors) {
+    if (!tensor.alias_of) plan_.logical_bytes += tensor.nbytes;
+  }
+}
+
+Result<SavePlan> PlanSave(const StateDict& state, const SaveOptions& options,
+                          const RankInWorld& self) {
+  return SavePlanner(options, self).Plan(state);
+}
+
+}  // namespace cairn::core::internal
