@@ -1,6 +1,6 @@
 #pragma once
-/// Asynchronous saves: the state is copied to staging memory, which is reused from save to save, and
-/// written in the background while the training continues.
+/// Asynchronous saves: the state is copied to staging memory, which is reused from save to save,
+/// and written in the background while the training continues.
 ///
 ///   AsyncSaver saver(store.get());
 ///   CAIRN_TRY_ASSIGN(SaveHandle handle, saver.Save(200, state));
@@ -22,10 +22,10 @@ class SaveHandle {
   /// for tensors in device memory when their bytes have been copied.
   void WaitStaged() const;
   /// Makes `stream` wait until the copies from its device are done, instead of the host: work that
-  /// is enqueued on `stream` after this call may change the tensors. The call itself waits until all
-  /// copies are enqueued, which takes as long as the writing if the state is larger than the budget
-  /// of page-locked memory. kUnavailable: the device has failed. An error of the save is returned by
-  /// Wait only.
+  /// is enqueued on `stream` after this call may change the tensors. The call itself waits until
+  /// all copies are enqueued, which takes as long as the writing if the state is larger than the
+  /// budget of page-locked memory. kUnavailable: the device has failed. An error of the save is
+  /// returned by Wait only.
   Result<void> MakeStreamWait(const DeviceStream& stream) const;
   /// Waits until the step is durable or the save has failed. Repeated calls return the same result.
   Result<SaveReport> Wait() const;

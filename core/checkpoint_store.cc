@@ -31,7 +31,7 @@ class CheckpointStore::Impl {
       : store_(std::move(store)), communicator_(communicator) {
     if (communicator == nullptr) return;
     self_ = {.rank = static_cast<uint32_t>(communicator->rank()),
-              .world_size = static_cast<uint32_t>(communicator->world_size())};
+             .world_size = static_cast<uint32_t>(communicator->world_size())};
   }
 
   kv::Store& store() const { return *store_; }
@@ -64,16 +64,16 @@ class CheckpointStore::Impl {
                                  internal::DeviceSave* device) {
     if (!attempt.name.empty()) queue_.AwaitTurn(attempt.queue_position);
     const MutexLock lock(writing_);
-    std::unique_ptr<internal::WorkerPool>& pool = pool_;  // used under the lock
+    std::unique_ptr<internal::WorkerPool>* const pool = &pool_;  // used under the lock
     auto report = internal::CatchBadAlloc("the records of a save", [&] {
-      if (!pool) {
-        pool = std::make_unique<internal::WorkerPool>(internal::WorkerPool::DefaultThreadCount());
+      if (*pool == nullptr) {
+        *pool = std::make_unique<internal::WorkerPool>(internal::WorkerPool::DefaultThreadCount());
       }
       return internal::RunSave(plan, {.store = *store_,
                                       .attempt = attempt,
                                       .self = self_,
                                       .options = options,
-                                      .pool = *pool,
+                                      .pool = **pool,
                                       .saved = saved,
                                       .device = device});
     });
@@ -174,8 +174,8 @@ Result<std::vector<kv::StepInfo>> CheckpointStore::Steps() const {
 Result<SaveReport> CheckpointStore::Save(uint64_t step, const StateDict& state,
                                          const SaveOptions& options) {
   const internal::SaveAttempt attempt = NextAttempt(step, options);
-  auto plan = internal::CatchBadAlloc("the plan of a save",
-                                      [&] { return internal::PlanSave(state, options, rank_in_world()); });
+  auto plan = internal::CatchBadAlloc(
+      "the plan of a save", [&] { return internal::PlanSave(state, options, rank_in_world()); });
   if (!plan) return Fail(Abort(attempt, std::move(plan).error()));
   if (!internal::DeviceSave::IsNeeded(*plan)) {
     return SavePlanned(attempt, *plan, options, nullptr, nullptr);

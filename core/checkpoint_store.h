@@ -8,7 +8,8 @@
 ///   CAIRN_TRY_ASSIGN(const SaveReport saved, store->Save(100, state));
 ///
 ///   CAIRN_TRY_ASSIGN(const Contents contents, store->List(100));
-///   const LoadRequest request{.fqn = "model.wte.weight", .box = WholeBox(shape), .target = target};
+///   const LoadRequest request{
+///       .fqn = "model.wte.weight", .box = WholeBox(shape), .target = target};
 ///   CAIRN_TRY_ASSIGN(const LoadReport loaded, store->Load(contents.step, {&request, 1}));
 ///
 /// A step exists completely or not at all: a save that fails, or a process that dies, leaves the
@@ -138,8 +139,8 @@ class CheckpointStore {
                           const Progress& progress = {},
                           std::span<const DeviceStream> streams = {}) const;
 
-  /// Fills this rank's part of each tensor, on any mesh, whatever the mesh of the save was. After an
-  /// error the contents of the targets are unspecified. Collective if `options.read_once` is set
+  /// Fills this rank's part of each tensor, on any mesh, whatever the mesh of the save was. After
+  /// an error the contents of the targets are unspecified. Collective if `options.read_once` is set
   /// and there are several ranks. kInvalidArgument: the global shape is not the stored one, or the
   /// local tensor does not have the shape that mesh and placements define. All other errors are
   /// those of Load, and with `read_once` those of the communicator.
@@ -148,9 +149,9 @@ class CheckpointStore {
 
   /// Maps the bytes of many tensors without a copy. The result for a tensor is empty if its bytes
   /// are not contiguous in one segment, as after an incremental save, or if it is a strided alias.
-  /// Each segment is mapped once, for all tensors in it. With `verify`, every page of the tensors is
-  /// checked now, on all cores; otherwise the bytes are never checked. kNotFound: there is no such
-  /// tensor. kDataLoss: bytes do not match their digests.
+  /// Each segment is mapped once, for all tensors in it. With `verify`, every page of the tensors
+  /// is checked now, on all cores; otherwise the bytes are never checked. kNotFound: there is no
+  /// such tensor. kDataLoss: bytes do not match their digests.
   Result<std::vector<std::optional<MappedTensor>>> Map(const kv::StepInfo& step,
                                                        std::span<const std::string> fqns,
                                                        bool verify = true,
@@ -165,9 +166,9 @@ class CheckpointStore {
   /// deleted then.
   Result<kv::Store::DeleteReport> Delete(std::span<const uint64_t> steps, bool dry_run = false);
 
-  /// Reads every byte of `step`, or of all steps, and checks every digest and record. Calls `damage`
-  /// for each problem and continues. Bytes that steps share are read once. Returns the payload bytes
-  /// read. Errors: the store cannot be read at all, or kCancelled.
+  /// Reads every byte of `step`, or of all steps, and checks every digest and record. Calls
+  /// `damage` for each problem and continues. Bytes that steps share are read once. Returns the
+  /// payload bytes read. Errors: the store cannot be read at all, or kCancelled.
   Result<uint64_t> Verify(std::optional<uint64_t> step,
                           const std::function<void(const kv::Damage&)>& damage,
                           const Progress& progress = {}) const;

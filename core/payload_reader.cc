@@ -71,7 +71,8 @@ class Window {
 }  // namespace
 
 Result<uint64_t> ReadRowMajor(const CheckpointStore& store, const kv::StepInfo& step,
-                              std::span<const TensorInfo> tensors, const PayloadCallback& on_bytes) {
+                              std::span<const TensorInfo> tensors,
+                              const PayloadCallback& on_bytes) {
   Window window(store, step, on_bytes);
   for (size_t t = 0; t < tensors.size(); ++t) {
     CAIRN_TRY_ASSIGN(const ChunkGrid grid, ChunkGrid::Make(tensors[t].dtype, tensors[t].shape));

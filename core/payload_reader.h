@@ -20,7 +20,6 @@ using PayloadCallback = std::function<Result<void>(size_t tensor, uint64_t offse
 /// Errors: those of CheckpointStore::Load and those of `on_bytes`, which end the stream. Memory:
 /// 32 MiB in addition to that of a load.
 Result<uint64_t> ReadRowMajor(const CheckpointStore& store, const kv::StepInfo& step,
-                              std::span<const TensorInfo> tensors,
-                              const PayloadCallback& on_bytes);
+                              std::span<const TensorInfo> tensors, const PayloadCallback& on_bytes);
 
 }  // namespace cairn::core

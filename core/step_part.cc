@@ -1,6 +1,6 @@
-// Portions are planned and written one by one; each Add waits until nothing of its portion is read any
-// more. Rank 0 then merges what all ranks have written, as in every save of a multi-rank store, and
-// nests the tree.
+// Portions are planned and written one by one; each Add waits until nothing of its portion is read
+// any more. Rank 0 then merges what all ranks have written, as in every save of a multi-rank store,
+// and nests the tree.
 
 #include "core/step_part.h"
 
@@ -25,8 +25,8 @@
 namespace cairn::core {
 namespace {
 
-// Makes each tensor without a sharding one with a single explicit box: unlike in CheckpointStore::Save,
-// other ranks do not have it.
+// Makes each tensor without a sharding one with a single explicit box: unlike in
+// CheckpointStore::Save, other ranks do not have it.
 void SetExplicitBoxes(StateDict& portion) {
   for (uint32_t i = 0; i < portion.tensors.size(); ++i) {
     if (portion.shardings.contains(i)) continue;
@@ -95,8 +95,8 @@ Result<StateTree> NestTree(const StateTree& tree,
     const auto found = paths.find(key);
     const bool is_nested = found != paths.end() && JoinPath(found->second) == key;
     const PathElement unnested[] = {{.text = key}};
-    CAIRN_TRY(merge.Add(
-        ChainTo(tree, at, end, is_nested ? std::span<const PathElement>(found->second) : unnested)));
+    CAIRN_TRY(merge.Add(ChainTo(
+        tree, at, end, is_nested ? std::span<const PathElement>(found->second) : unnested)));
     at = end;
   }
   return merge.Take();
@@ -208,15 +208,16 @@ class StepPart::Impl {
   // Null until a portion has tensors in device memory. Declared before the session, which uses it.
   std::unique_ptr<internal::DeviceSave> device_;
   std::optional<internal::SaveSession> session_;  // empty after a failure
-  std::optional<Error> failure_;  // of the first Add that failed
-  internal::RankMerge merge_;     // rank 0
+  std::optional<Error> failure_;                  // of the first Add that failed
+  internal::RankMerge merge_;                     // rank 0
   bool has_portion_ = false;
 };
 
 StepPart::StepPart(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 StepPart::~StepPart() = default;
 
-Result<StepTicket> StepPart::OpenSession(CheckpointStore& store, uint64_t step, uint32_t world_size) {
+Result<StepTicket> StepPart::OpenSession(CheckpointStore& store, uint64_t step,
+                                         uint32_t world_size) {
   StepTicket ticket{.step = step, .world_size = world_size, .session = {}, .attempt = {}};
   if (world_size > 1) {
     CAIRN_TRY_ASSIGN(ticket.session, store.kv().OpenSession());

@@ -125,10 +125,8 @@ Result<void> WriteParts(const core::CheckpointStore& store, uint64_t ranks,
                      kv::Store::Open(store.kv().directory(), kv::OpenMode::kJoinSession, join));
     const std::string attempt = joined->NextAttempt(1);
     for (uint32_t rank = next++; rank < ranks; rank = next++) {
-      const core::SimulatedPart part{.step = 1,
-                                     .attempt = attempt,
-                                     .rank = rank,
-                                     .world_size = static_cast<uint32_t>(ranks)};
+      const core::SimulatedPart part{
+          .step = 1, .attempt = attempt, .rank = rank, .world_size = static_cast<uint32_t>(ranks)};
       CAIRN_TRY(core::PrepareRank(*joined, part, state.Of(rank), options));
       const std::lock_guard lock(mutex);
       if (!progress.callback()(rank, ranks)) return Fail(ErrorCode::kCancelled, "cancelled");

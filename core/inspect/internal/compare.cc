@@ -1,4 +1,4 @@
-// Compare: two steps by keys, records and chunk digests; bytes are read only where boxes differ.
+// Compares keys, records and chunk digests; reads payload only if the boxes of chunks differ.
 
 #include "core/inspect/internal/compare.h"
 
@@ -16,9 +16,9 @@
 namespace cairn::core::internal {
 namespace {
 
-constexpr uint64_t kPieceBytes = 8 << 20;
+constexpr uint64_t kReadBytes = 8 << 20;
 
-// A key of one step: a tensor or a value.
+// A key of one step, which is either a tensor or a value.
 struct Entry {
   std::string_view fqn;
   const TensorInfo* tensor = nullptr;
@@ -62,7 +62,7 @@ Result<std::vector<ChunkInfo>> ChunksOf(const StepView& view, const TensorInfo& 
   return chunks;
 }
 
-// Bytes of the chunks that differ, or nothing if the two steps cut the tensor differently.
+// Returns the bytes of the chunks that differ; empty if the two steps cut the tensor differently.
 Result<std::optional<uint64_t>> ChangedByDigest(const StepView& view_a, const TensorInfo& a,
                                                 const StepView& view_b, const TensorInfo& b) {
   CAIRN_TRY_ASSIGN(const auto chunks_a, ChunksOf(view_a, a));
@@ -86,10 +86,10 @@ Result<void> ReadBox(const StepView& view, const TensorInfo& tensor, const Box& 
   return {};
 }
 
-// Bytes of the pages of the row-major tensor that differ, by reading both.
+// Reads both tensors and returns the bytes of the pages that differ in their row-major form.
 Result<uint64_t> ChangedByReading(const StepView& view_a, const TensorInfo& a,
                                   const StepView& view_b, const TensorInfo& b) {
-  CAIRN_TRY_ASSIGN(const ChunkGrid grid, ChunkGrid::Make(a.dtype, a.shape, kPieceBytes));
+  CAIRN_TRY_ASSIGN(const ChunkGrid grid, ChunkGrid::Make(a.dtype, a.shape, kReadBytes));
   std::vector<std::byte> bytes_a, bytes_b;
   uint64_t changed = 0;
   for (uint64_t i = 0; i < grid.chunk_count(); ++i) {
@@ -113,7 +113,7 @@ Result<uint64_t> ChangedBytes(const StepView& view_a, const TensorInfo& a, const
     if (changed) return *changed;
   } else if (a.alias_of == b.alias_of && a.alias_offset_bytes == b.alias_offset_bytes &&
              a.alias_strides == b.alias_strides) {
-    // The same part of the same owner: equal at least if the whole owner is.
+    // The same part of the same owner is equal if the complete owner is.
     CAIRN_TRY_ASSIGN(const TensorInfo owner_a, FindOwner(view_a, a));
     CAIRN_TRY_ASSIGN(const TensorInfo owner_b, FindOwner(view_b, b));
     CAIRN_TRY_ASSIGN(const auto changed, ChangedByDigest(view_a, owner_a, view_b, owner_b));
@@ -122,14 +122,14 @@ Result<uint64_t> ChangedBytes(const StepView& view_a, const TensorInfo& a, const
   return ChangedByReading(view_a, a, view_b, b);
 }
 
-// Values are equal when their records are: NaN equals itself, 0.0 does not equal -0.0.
+// Values are equal if their records are: NaN equals itself, 0.0 does not equal -0.0.
 Result<bool> SameValue(const Value& a, const Value& b) {
   CAIRN_TRY_ASSIGN(const auto record_a, EncodeValue(a));
   CAIRN_TRY_ASSIGN(const auto record_b, EncodeValue(b));
   return record_a == record_b;
 }
 
-// The change from one entry to the other of the same key, or nothing.
+// Returns the change of a key from one entry to the other; empty if there is none.
 Result<std::optional<KeyChange>> CompareEntries(const StepView& view_a, const Entry& a,
                                                 const StepView& view_b, const Entry& b) {
   KeyChange change = WholeChange(KeyChange::Kind::kChanged, b);

@@ -1,5 +1,5 @@
 #pragma once
-/// Comparing two steps.
+/// Compares two steps.
 
 #include "core/inspect/diff.h"
 #include "core/state_dict/key_pattern.h"

@@ -1,5 +1,3 @@
-// List: records that patterns select, and the tree pruned to them.
-
 #include "core/inspect/internal/list.h"
 
 #include <algorithm>
@@ -34,7 +32,7 @@ Result<std::vector<std::byte>> StructureOf(const StepView& view) {
                     .step = view.step.step});
 }
 
-// The step's tree, with only the leaves that the patterns select.
+// Returns the step's tree with only the leaves that the patterns select.
 Result<StateTree> SelectTree(const StepView& view, const KeyPatterns& patterns) {
   CAIRN_TRY_ASSIGN(const std::vector<std::byte> record, StructureOf(view));
   CAIRN_TRY_ASSIGN(StateTree tree, DecodeTree(record));
@@ -45,10 +43,9 @@ Result<StateTree> SelectTree(const StepView& view, const KeyPatterns& patterns) 
   return PruneTree(tree, keep);
 }
 
-// Hidden tensors are no leaves: they are listed because a selected one shares their bytes.
-// `tensors` are in key order.
+// Adds the hidden tensors that own the bytes of selected ones. Requires `tensors` in key order.
 Result<void> AddHiddenOwners(const StepView& view, std::vector<TensorInfo>& tensors) {
-  std::vector<TensorInfo> selected;  // aliases of what is not among `tensors`
+  std::vector<TensorInfo> selected;  // aliases whose owner is not in `tensors`
   for (const TensorInfo& tensor : tensors) {
     if (tensor.alias_of && FindByName(tensors, *tensor.alias_of) == nullptr) {
       selected.push_back(tensor);
@@ -69,7 +66,7 @@ Result<void> AddHiddenOwners(const StepView& view, std::vector<TensorInfo>& tens
 }  // namespace
 
 Result<std::optional<std::vector<std::byte>>> FindExtension(const StepView& view,
-                                                        std::string_view name) {
+                                                            std::string_view name) {
   CAIRN_TRY_ASSIGN(const std::vector<std::byte> record, StructureOf(view));
   return DecodeExtension(record, name);
 }
@@ -80,7 +77,7 @@ Result<Contents> RunList(const StepView& view, const KeyPatterns& patterns) {
       ScanSelected(view, kv::Column::kTensors, patterns,
                    [&](std::string_view fqn, std::span<const std::byte> record) -> Result<void> {
                      CAIRN_TRY_ASSIGN(TensorInfo info, DecodeTensor(fqn, record));
-                     // Selected by what shares it, not by its own name.
+                     // Hidden tensors are selected by their aliases, not by their own names.
                      if (!info.hidden) contents.tensors.push_back(std::move(info));
                      return {};
                    }));

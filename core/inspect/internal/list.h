@@ -1,5 +1,5 @@
 #pragma once
-/// Listing the keys of a step, and what is kept with it.
+/// Lists the keys of a step, and finds the data that front ends have stored with it.
 
 #include <optional>
 #include <string_view>
@@ -16,6 +16,6 @@ Result<Contents> RunList(const StepView& view, const KeyPatterns& patterns);
 
 /// See CheckpointStore::FindExtension.
 Result<std::optional<std::vector<std::byte>>> FindExtension(const StepView& view,
-                                                        std::string_view name);
+                                                            std::string_view name);
 
 }  // namespace cairn::core::internal

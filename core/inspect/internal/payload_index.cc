@@ -1,5 +1,3 @@
-// Distinct payload of steps that share most of it.
-
 #include "core/inspect/internal/payload_index.h"
 
 #include <algorithm>
@@ -16,29 +14,32 @@ const ScrubItem* FindConflict(const ScrubItem& known, const ChunkInfo& chunk) {
 }
 
 bool BeginsBefore(const ScrubItem& a, const ScrubItem& b) {
-  const auto place = [](const ScrubItem& item) {
+  const auto location = [](const ScrubItem& item) {
     const kv::Extent& extent = item.chunk.extents.front();
     return std::pair(extent.segment_id, extent.offset_bytes);
   };
-  return place(a) < place(b);
+  return location(a) < location(b);
 }
 
-// True if `run` has its pages and their digests where `before`, drawn out, would have them.
-bool IsOfSameLayout(const kv::Extent& before, const kv::Extent& run) {
-  const uint64_t bytes = run.offset_bytes - before.offset_bytes;
-  return run.segment_id == before.segment_id && bytes % kv::kPageBytes == 0 &&
-         run.page_digests_offset_bytes == before.page_digests_offset_bytes + 8 * (bytes / kv::kPageBytes);
+// True if `extent` has its pages and their digests where `before` would have them if it were
+// longer.
+bool IsContinuationOf(const kv::Extent& before, const kv::Extent& extent) {
+  const uint64_t bytes = extent.offset_bytes - before.offset_bytes;
+  return extent.segment_id == before.segment_id && bytes % kv::kPageBytes == 0 &&
+         extent.page_digests_offset_bytes ==
+             before.page_digests_offset_bytes + 8 * (bytes / kv::kPageBytes);
 }
 
-// Leaves out of `run` what `before`, which begins no later, has read. False: all of it.
-bool CutOff(const kv::Extent& before, ScrubItem& run) {
-  const kv::Extent& extent = run.chunk.extents.front();
+// Removes from `item` the pages that are read with `before`, which begins no later. Returns false
+// if no page is left.
+bool RemoveOverlap(const kv::Extent& before, ScrubItem& item) {
+  const kv::Extent& extent = item.chunk.extents.front();
   const uint64_t read_end = before.offset_bytes + before.length_bytes;
-  if (!IsOfSameLayout(before, extent) || extent.offset_bytes >= read_end) return true;
+  if (!IsContinuationOf(before, extent) || extent.offset_bytes >= read_end) return true;
   const uint64_t read = read_end - extent.offset_bytes;
   if (read >= extent.length_bytes) return false;
-  run.first_page += read / kv::kPageBytes;
-  run.chunk.extents = extent.From(read / kv::kPageBytes * kv::kPageBytes);
+  item.first_page += read / kv::kPageBytes;
+  item.chunk.extents = extent.From(read / kv::kPageBytes * kv::kPageBytes);
   return true;
 }
 
@@ -46,57 +47,59 @@ bool CutOff(const kv::Extent& before, ScrubItem& run) {
 
 const ScrubItem* PayloadIndex::Add(uint64_t step, std::string_view fqn, const ChunkInfo& chunk) {
   if (chunk.extents.size() == 1) {
-    const auto [at, added] = whole_.try_emplace(PlaceOf(chunk.extents.front()),
-                                                ScrubItem{step, std::string(fqn), chunk});
+    const auto [at, added] = contiguous_.try_emplace(LocationOf(chunk.extents.front()),
+                                                     ScrubItem{step, std::string(fqn), chunk});
     return added ? nullptr : FindConflict(at->second, chunk);
   }
-  std::vector<Place> places;
-  std::ranges::transform(chunk.extents, std::back_inserter(places), PlaceOf);
+  std::vector<Location> locations;
+  std::ranges::transform(chunk.extents, std::back_inserter(locations), LocationOf);
   const auto [at, added] = scattered_.try_emplace(
-      std::move(places), ScrubItem{step, std::string(fqn), chunk, ScrubItem::Part::kPageDigests});
+      std::move(locations),
+      ScrubItem{step, std::string(fqn), chunk, ScrubItem::Part::kPageDigests});
   return added ? nullptr : FindConflict(at->second, chunk);
 }
 
-std::vector<ScrubItem> PayloadIndex::TakeRuns() const {
-  std::vector<ScrubItem> runs;
-  for (const auto& [places, item] : scattered_) {
+std::vector<ScrubItem> PayloadIndex::ExtentItems() const {
+  std::vector<ScrubItem> items;
+  for (const auto& [locations, chunk_item] : scattered_) {
     uint64_t first_page = 0;
-    for (const kv::Extent& extent : item.chunk.extents) {
-      ScrubItem& run = runs.emplace_back(item);
-      run.part = ScrubItem::Part::kRun;
-      run.chunk.extents = extent;
-      run.first_page = first_page;
+    for (const kv::Extent& extent : chunk_item.chunk.extents) {
+      ScrubItem& item = items.emplace_back(chunk_item);
+      item.part = ScrubItem::Part::kExtent;
+      item.chunk.extents = extent;
+      item.first_page = first_page;
       first_page += kv::PageCount(extent.length_bytes);
     }
   }
-  std::ranges::stable_sort(runs, BeginsBefore);
-  return runs;
+  std::ranges::stable_sort(items, BeginsBefore);
+  return items;
 }
 
 std::vector<ScrubItem> PayloadIndex::Take() {
   std::vector<ScrubItem> items;
-  items.reserve(whole_.size() + scattered_.size());
-  kv::Extent read;  // reaches farthest of those so far in its segment
+  items.reserve(contiguous_.size() + scattered_.size());
+  kv::Extent farthest;  // of the extents in the current segment, the one that ends last
   const auto add = [&](ScrubItem item) {
     const kv::Extent extent = item.chunk.extents.front();
-    if (item.part == ScrubItem::Part::kRun && !CutOff(read, item)) return;
+    if (item.part == ScrubItem::Part::kExtent && !RemoveOverlap(farthest, item)) return;
     items.push_back(std::move(item));
-    const bool farther =
-        extent.segment_id != read.segment_id ||
-        extent.offset_bytes + extent.length_bytes > read.offset_bytes + read.length_bytes;
-    if (farther) read = extent;
+    const bool is_farther =
+        extent.segment_id != farthest.segment_id ||
+        extent.offset_bytes + extent.length_bytes > farthest.offset_bytes + farthest.length_bytes;
+    if (is_farther) farthest = extent;
   };
-  auto whole = whole_.begin();
-  for (ScrubItem& run : TakeRuns()) {
-    // Those that begin in the same place come before it: all of a chunk before a part of it.
-    for (; whole != whole_.end() && !BeginsBefore(run, whole->second); ++whole) {
-      add(std::move(whole->second));
+  auto contiguous = contiguous_.begin();
+  for (ScrubItem& item : ExtentItems()) {
+    // At the same location, a complete chunk precedes an extent of another chunk.
+    for (; contiguous != contiguous_.end() && !BeginsBefore(item, contiguous->second);
+         ++contiguous) {
+      add(std::move(contiguous->second));
     }
-    add(std::move(run));
+    add(std::move(item));
   }
-  for (; whole != whole_.end(); ++whole) add(std::move(whole->second));
-  for (auto& [places, item] : scattered_) items.push_back(std::move(item));
-  whole_.clear();
+  for (; contiguous != contiguous_.end(); ++contiguous) add(std::move(contiguous->second));
+  for (auto& [locations, item] : scattered_) items.push_back(std::move(item));
+  contiguous_.clear();
   scattered_.clear();
   return items;
 }

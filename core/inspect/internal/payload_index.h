@@ -1,5 +1,6 @@
 #pragma once
-/// The payload that chunk records of several steps speak of, so that it is read once.
+/// Collects the distinct payload that the chunk records of several steps refer to, so that it is
+/// read once.
 
 #include <map>
 #include <string>
@@ -12,26 +13,28 @@
 
 namespace cairn::core::internal {
 
-/// Chunks of one extent are told apart by the place where they begin, those of several by the
-/// places of all their extents. Runs that chunks have in common are read once. Threads: one.
+/// Chunks with one extent are identified by the location of its first byte, chunks with several
+/// extents by the locations of all of them. Extents that chunks have in common are read once.
+/// Threads: one.
 class PayloadIndex {
  public:
-  /// Null, or what an earlier record says of the same bytes and this one does not; valid until the
-  /// next call.
+  /// Adds a chunk. Returns the item of an earlier record that describes the same bytes differently,
+  /// or null; valid until the next call.
   const ScrubItem* Add(uint64_t step, std::string_view fqn, const ChunkInfo& chunk);
 
-  /// All, by place. The index is empty then.
+  /// Returns all items by location, and clears the index.
   std::vector<ScrubItem> Take();
 
  private:
-  using Place = std::pair<uint64_t, uint64_t>;  // segment, offset
-  static Place PlaceOf(const kv::Extent& extent) {
+  using Location = std::pair<uint64_t, uint64_t>;  // segment, offset
+  static Location LocationOf(const kv::Extent& extent) {
     return {extent.segment_id, extent.offset_bytes};
   }
-  std::vector<ScrubItem> TakeRuns() const;
+  /// Returns one item for each extent of the chunks in scattered_, sorted by location.
+  std::vector<ScrubItem> ExtentItems() const;
 
-  std::map<Place, ScrubItem> whole_;
-  std::map<std::vector<Place>, ScrubItem> scattered_;
+  std::map<Location, ScrubItem> contiguous_;              // chunks with one extent
+  std::map<std::vector<Location>, ScrubItem> scattered_;  // chunks with several extents
 };
 
 }  // namespace cairn::core::internal

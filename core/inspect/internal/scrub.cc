@@ -1,5 +1,3 @@
-// Reads every payload byte and the page digests stored beside it.
-
 #include "core/inspect/internal/scrub.h"
 
 #include <fmt/format.h>
@@ -17,8 +15,8 @@ namespace cairn::core::internal {
 namespace {
 
 constexpr uint64_t kArenaBytes = 32 << 20;
-constexpr uint64_t kPieceBytes = 8 << 20;
-// A lost segment makes every chunk in it unreadable: only the first are named one by one.
+constexpr uint64_t kMaxPartBytes = 8 << 20;
+// A lost segment makes every chunk in it unreadable: only the first chunks are reported one by one.
 constexpr uint64_t kNamedFailures = 4;
 
 class Scrubber {
@@ -38,43 +36,43 @@ class Scrubber {
     job->computed.resize(kv::PageCount(length));
     job->missing_bytes += length;
     const kv::Extent& extent = item.chunk.extents.front();
-    for (uint64_t begin = 0; begin < length; begin += kPieceBytes) {
-      const uint64_t count = std::min(kPieceBytes, length - begin);
+    for (uint64_t begin = 0; begin < length; begin += kMaxPartBytes) {
+      const uint64_t count = std::min(kMaxPartBytes, length - begin);
       if (used_bytes_ + count > kArenaBytes) CAIRN_TRY(Flush());
-      CAIRN_TRY(AddPiece({.job = job,
-                          .segment_id = extent.segment_id,
-                          .offset_bytes = extent.offset_bytes + begin,
-                          .begin_bytes = begin,
-                          .memory = {arena_.get() + used_bytes_, count}}));
+      CAIRN_TRY(AddPart({.job = job,
+                         .segment_id = extent.segment_id,
+                         .offset_bytes = extent.offset_bytes + begin,
+                         .begin_bytes = begin,
+                         .memory = {arena_.get() + used_bytes_, count}}));
       used_bytes_ += count;
     }
     return {};
   }
 
   Result<void> Flush() {
-    if (pieces_.empty()) return {};
+    if (parts_.empty()) return {};
     std::vector<kv::ReadRange> ranges;
-    for (const Piece& piece : pieces_) ranges.push_back(RangeOf(piece));
-    std::vector<bool> done(pieces_.size());
+    for (const ReadPart& part : parts_) ranges.push_back(RangeOf(part));
+    std::vector<bool> done(parts_.size());
     auto read = view_.snapshot->Read(ranges, 1, [&](size_t i, auto) {
       done[i] = true;
-      return Arrived(pieces_[i]);
+      return OnRead(parts_[i]);
     });
     if (cancelled_) return Fail(*cancelled_);
-    // One bad range fails the batch: the others are still to be looked at.
-    for (size_t i = 0; i < pieces_.size() && !read; ++i) {
+    // One bad range fails the batch, so the remaining ranges are read one by one.
+    for (size_t i = 0; i < parts_.size() && !read; ++i) {
       if (done[i]) continue;
-      const auto alone = view_.snapshot->Read({&ranges[i], 1}, 1,
-                                              [&](size_t, auto) { return Arrived(pieces_[i]); });
+      const auto alone =
+          view_.snapshot->Read({&ranges[i], 1}, 1, [&](size_t, auto) { return OnRead(parts_[i]); });
       if (cancelled_) return Fail(*cancelled_);
-      if (!alone) CAIRN_TRY(Unreadable(pieces_[i], alone.error()));
+      if (!alone) CAIRN_TRY(OnUnreadable(parts_[i], alone.error()));
     }
-    pieces_.clear();
+    parts_.clear();
     used_bytes_ = 0;
     return {};
   }
 
-  /// Says how many more chunks of a segment could not be read than were named.
+  /// Reports how many more chunks of each segment could not be read.
   void Finish() {
     for (const auto& [segment_id, count] : unreadable_) {
       if (count <= kNamedFailures) continue;
@@ -92,21 +90,21 @@ class Scrubber {
     const ScrubItem* item = nullptr;
     std::vector<uint64_t> computed;
     std::vector<uint64_t> stored;
-    uint64_t missing_bytes = 0;  // of payload and stored digests
+    uint64_t missing_bytes = 0;  // of payload and stored digests, not read yet
     bool failed = false;
   };
-  struct Piece {
-    std::shared_ptr<Job> job;  // shared by the pieces of one chunk, which may fall into two flushes
+  struct ReadPart {
+    std::shared_ptr<Job> job;  // shared by the parts of one item, which may be in two batches
     uint64_t segment_id = 0;
     uint64_t offset_bytes = 0;  // in the segment
     uint64_t begin_bytes = 0;   // in the chunk
     std::span<std::byte> memory;
-    bool page_digests = false;  // the stored page digests, not payload
+    bool page_digests = false;  // true: stored page digests, not payload
   };
 
-  static kv::ReadRange RangeOf(const Piece& piece) {
+  static kv::ReadRange RangeOf(const ReadPart& part) {
     return {
-        .segment_id = piece.segment_id, .offset_bytes = piece.offset_bytes, .target = piece.memory};
+        .segment_id = part.segment_id, .offset_bytes = part.offset_bytes, .target = part.memory};
   }
 
   Result<void> AddPageDigests(const std::shared_ptr<Job>& job) {
@@ -114,35 +112,35 @@ class Scrubber {
     AddPageDigestRanges(job->item->chunk.extents, job->stored, ranges);
     job->missing_bytes = 8 * job->stored.size();
     for (const kv::ReadRange& range : ranges) {
-      CAIRN_TRY(AddPiece({.job = job,
-                          .segment_id = range.segment_id,
-                          .offset_bytes = range.offset_bytes,
-                          .memory = range.target,
-                          .page_digests = true}));
+      CAIRN_TRY(AddPart({.job = job,
+                         .segment_id = range.segment_id,
+                         .offset_bytes = range.offset_bytes,
+                         .memory = range.target,
+                         .page_digests = true}));
     }
     return {};
   }
 
-  Result<void> AddPiece(Piece piece) {
-    constexpr size_t kMaxPieces = 8192;
-    if (pieces_.size() >= kMaxPieces) CAIRN_TRY(Flush());
-    pieces_.push_back(std::move(piece));
+  Result<void> AddPart(ReadPart part) {
+    constexpr size_t kMaxParts = 8192;
+    if (parts_.size() >= kMaxParts) CAIRN_TRY(Flush());
+    parts_.push_back(std::move(part));
     return {};
   }
 
-  Result<void> Arrived(const Piece& piece) {
-    Job& job = *piece.job;
-    if (!piece.page_digests) {
-      uint64_t page = piece.begin_bytes / kv::kPageBytes;
-      for (uint64_t at = 0; at < piece.memory.size(); at += kv::kPageBytes) {
+  Result<void> OnRead(const ReadPart& part) {
+    Job& job = *part.job;
+    if (!part.page_digests) {
+      uint64_t page = part.begin_bytes / kv::kPageBytes;
+      for (uint64_t at = 0; at < part.memory.size(); at += kv::kPageBytes) {
         job.computed[page++] = kv::PageDigest(
-            piece.memory.subspan(at, std::min<uint64_t>(kv::kPageBytes, piece.memory.size() - at)));
+            part.memory.subspan(at, std::min<uint64_t>(kv::kPageBytes, part.memory.size() - at)));
       }
-      bytes_read_ += piece.memory.size();
+      bytes_read_ += part.memory.size();
     }
-    job.missing_bytes -= piece.memory.size();
+    job.missing_bytes -= part.memory.size();
     if (job.missing_bytes == 0) Check(job);
-    return piece.page_digests ? Result<void>() : Advance(piece.memory.size());
+    return part.page_digests ? Result<void>() : Advance(part.memory.size());
   }
 
   Result<void> Advance(uint64_t bytes) {
@@ -155,7 +153,7 @@ class Scrubber {
     switch (job.item->part) {
       case ScrubItem::Part::kChunk:
         return CheckChunk(job);
-      case ScrubItem::Part::kRun:  // its digests are checked with those of the chunk's other runs
+      case ScrubItem::Part::kExtent:  // the page digests are checked by the kPageDigests item
         return ComparePages(job);
       case ScrubItem::Part::kPageDigests:
         CheckPageDigests(job);
@@ -165,9 +163,9 @@ class Scrubber {
 
   void CheckChunk(const Job& job) {
     const ChunkInfo& chunk = job.item->chunk;
-    const bool stored_fine = CheckPageDigests(job);
+    const bool stored_match = CheckPageDigests(job);
     if (kv::RootDigest(job.computed, chunk.length_bytes()) == chunk.digest) return;
-    if (stored_fine) return ComparePages(job);
+    if (stored_match) return ComparePages(job);
     Report(*job.item,
            fmt::format("chunk {} does not match its digest", FormatNumbers(chunk.box.offsets)),
            chunk.extents.front().offset_bytes);
@@ -196,20 +194,20 @@ class Scrubber {
     }
   }
 
-  Result<void> Unreadable(const Piece& piece, Error error) {
-    Job& job = *piece.job;
-    // kNotFound is no damage: the segment went with a step that was deleted meanwhile.
+  Result<void> OnUnreadable(const ReadPart& part, Error error) {
+    Job& job = *part.job;
+    // kNotFound is not damage: the segment was removed with a step that was deleted concurrently.
     if (!job.failed && error.code != ErrorCode::kNotFound) {
       job.failed = true;
-      if (++unreadable_[piece.segment_id] <= kNamedFailures) {
+      if (++unreadable_[part.segment_id] <= kNamedFailures) {
         if (error.key.empty()) error.key = job.item->fqn;
         if (!error.step) error.step = job.item->step;
-        if (error.file.empty()) error.file = SegmentPath(view_, piece.segment_id);
-        if (!error.offset_bytes) error.offset_bytes = piece.offset_bytes;
+        if (error.file.empty()) error.file = SegmentPath(view_, part.segment_id);
+        if (!error.offset_bytes) error.offset_bytes = part.offset_bytes;
         damage_({std::move(error)});
       }
     }
-    return piece.page_digests ? Result<void>() : Advance(piece.memory.size());
+    return part.page_digests ? Result<void>() : Advance(part.memory.size());
   }
 
   void Report(const ScrubItem& item, std::string message, uint64_t offset_bytes) {
@@ -221,13 +219,13 @@ class Scrubber {
                    .offset_bytes = offset_bytes}});
   }
 
-  StepView view_;  // of no particular step: for segment names
+  StepView view_;  // without a step; for the names of segments
   const std::function<void(const kv::Damage&)>& damage_;
   ProgressMeter& progress_;
   std::unique_ptr<std::byte[]> arena_;
   uint64_t used_bytes_ = 0;
-  std::vector<Piece> pieces_;
-  std::unordered_map<uint64_t, uint64_t> unreadable_;  // chunks by segment
+  std::vector<ReadPart> parts_;
+  std::unordered_map<uint64_t, uint64_t> unreadable_;  // number of items by segment
   std::optional<Error> cancelled_;
   uint64_t bytes_read_ = 0;
 };

@@ -1,5 +1,5 @@
 #pragma once
-/// Reading payload and page digests, and checking them against the records.
+/// Reads payload and page digests, and checks them against the records.
 
 #include <cstdint>
 #include <functional>
@@ -14,22 +14,23 @@
 
 namespace cairn::core::internal {
 
-/// A payload that chunk records speak of, for ScrubPayload.
+/// Payload, page digests, or both, that a chunk record refers to.
 struct ScrubItem {
   enum class Part {
-    kChunk,   // a chunk in one extent: its payload and page digests
-    kRun,     // one of the extents of a chunk, or a part of it: its payload against page digests
-    kPageDigests,  // a chunk in several extents: its page digests alone
+    kChunk,        // the payload and the page digests of a chunk with one extent
+    kExtent,       // the payload of one of several extents, or a part of it, and its page digests
+    kPageDigests,  // only the page digests of a chunk with several extents
   };
   uint64_t step = 0;
   std::string fqn;
-  ChunkInfo chunk;  // kRun: `extents` is just the run
+  ChunkInfo chunk;  // kExtent: `extents` contains only the extent to be read
   Part part = Part::kChunk;
-  uint64_t first_page = 0;  // kRun: where it begins in the chunk
+  uint64_t first_page = 0;  // kExtent: position of the extent in the chunk
 };
 
 /// Reads the payload and the stored page digests of every item and checks both against the records.
-/// Returns payload bytes read. `items` are best sorted by place. Errors: kCancelled only.
+/// Calls `damage` for each mismatch and each extent that cannot be read. Returns the payload bytes
+/// read. Cost: least if `items` are sorted by location. Errors: kCancelled only.
 Result<uint64_t> ScrubPayload(const std::shared_ptr<const kv::Snapshot>& snapshot,
                               const std::string& directory, std::span<const ScrubItem> items,
                               const std::function<void(const kv::Damage&)>& damage,

@@ -1,9 +1,7 @@
-// Verify, part one: the records of every step, held against each other.
-//
 // 1. kv checks files, manifests and its own columns.
 // 2. For each step: structure, tensors, values and chunks decode; chunks tile their tensors;
-//    aliases stay inside their owners; the leaves of the tree are exactly the tensors and values.
-// 3. Every distinct extent (payload_index.cc) is read once and checked (scrub.cc).
+//    aliases are inside their owners; the leaves of the tree are exactly the tensors and values.
+// 3. Every distinct extent (payload_index.h) is read once and checked (scrub.h).
 
 #include "core/inspect/internal/verify.h"
 
@@ -26,6 +24,7 @@ namespace {
 
 using DamageCallback = std::function<void(const kv::Damage&)>;
 
+// Checks the records of one step, and adds its payload to the index.
 class StepChecker {
  public:
   StepChecker(const StepView& view, const DamageCallback& damage, PayloadIndex* payload)
@@ -54,7 +53,7 @@ class StepChecker {
         .code = ErrorCode::kDataLoss, .message = std::move(message), .key = std::string(fqn)});
   }
 
-  // Scans a column; `visit` reports what is wrong with one record and never ends the scan.
+  // Scans a column. `visit` reports damage to a record; it cannot end the scan.
   void ScanAll(kv::Column column,
                const std::function<void(std::string_view, std::span<const std::byte>)>& visit) {
     auto scanned = view_.snapshot->Scan(
@@ -165,7 +164,7 @@ class StepChecker {
 
   const StepView& view_;
   const DamageCallback& damage_;
-  PayloadIndex* payload_;  // of all steps
+  PayloadIndex* payload_;  // of all steps; outlives the checker
   std::map<std::string, Entry, std::less<>> tensors_;
   std::set<std::string, std::less<>> values_;
 };

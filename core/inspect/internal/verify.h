@@ -1,5 +1,6 @@
 #pragma once
-/// Scrubbing a store: every record decoded and held against the others, every payload byte read.
+/// Verifies a store: decodes every record, compares the records with each other, and reads every
+/// payload byte.
 
 #include "core/base/progress.h"
 #include "core/step/internal/lookup.h"
@@ -8,8 +9,8 @@
 
 namespace cairn::core::internal {
 
-/// See CheckpointStore::Verify. Goes on after damage; errors are returned only where nothing more
-/// can be said (the store cannot be read at all, or the caller cancelled).
+/// See CheckpointStore::Verify. Continues after damage; returns an error only if the store cannot
+/// be read at all or the caller has cancelled.
 Result<uint64_t> RunVerify(const kv::Store& store, std::optional<uint64_t> step,
                            const std::function<void(const kv::Damage&)>& damage,
                            const Progress& progress);

@@ -1,5 +1,3 @@
-// Planning, reading, checking and scattering pieces of chunks; see the header.
-
 #include "core/load/internal/chunk_reader.h"
 
 #include <fmt/format.h>
@@ -22,9 +20,9 @@ Result<void> ChunkReader::Add(const std::string& fqn, const ChunkInfo& chunk,
   const uint64_t length = chunk.length_bytes();
   if (std::byte* const target = region.TargetOfRun(length)) {
     auto job = std::make_shared<Job>(fqn, chunk, std::move(region));
-    job->whole = true;
+    job->is_complete = true;
     job->missing_bytes = length;
-    return AddPieces(job, 0, length, target);
+    return AddParts(job, 0, length, target);
   }
   std::vector<bool> touched(kv::PageCount(length));
   region.ForEachTouched(length, kv::kPageBytes, [&](uint64_t begin, uint64_t end) {
@@ -34,32 +32,32 @@ Result<void> ChunkReader::Add(const std::string& fqn, const ChunkInfo& chunk,
   });
   auto job = std::make_shared<Job>(fqn, chunk, std::move(region));
   if (std::ranges::find(touched, false) == touched.end()) {
-    job->whole = true;
+    job->is_complete = true;
     job->missing_bytes = length;
-    return AddPieces(job, 0, length);
+    return AddParts(job, 0, length);
   }
   for (auto begin = std::ranges::find(touched, true); begin != touched.end();) {
     const auto end = std::find(begin, touched.end(), false);
     CAIRN_TRY(
-        AddPieces(job, static_cast<uint64_t>(begin - touched.begin()) * kv::kPageBytes,
-                  std::min(static_cast<uint64_t>(end - touched.begin()) * kv::kPageBytes, length)));
+        AddParts(job, static_cast<uint64_t>(begin - touched.begin()) * kv::kPageBytes,
+                 std::min(static_cast<uint64_t>(end - touched.begin()) * kv::kPageBytes, length)));
     begin = std::find(end, touched.end(), true);
   }
   return {};
 }
 
-Result<void> ChunkReader::AddPieces(const std::shared_ptr<Job>& job, uint64_t begin_bytes,
-                                    uint64_t end_bytes, std::byte* target) {
+Result<void> ChunkReader::AddParts(const std::shared_ptr<Job>& job, uint64_t begin_bytes,
+                                   uint64_t end_bytes, std::byte* target) {
   const uint64_t max_bytes = target == nullptr ? kv::ReadRange::kMaxLentBytes : end_bytes;
   uint64_t extent_begin = 0;
   for (const kv::Extent& extent : job->chunk.extents) {
     const uint64_t end = std::min(end_bytes, extent_begin + extent.length_bytes);
     for (uint64_t begin = std::max(begin_bytes, extent_begin); begin < end;) {
       const uint64_t count = std::min(max_bytes, end - begin);
-      CAIRN_TRY(AddPiece({.job = job,
-                          .begin_bytes = begin,
-                          .length_bytes = count,
-                          .target = target == nullptr ? nullptr : target + begin}));
+      CAIRN_TRY(AddPart({.job = job,
+                         .begin_bytes = begin,
+                         .length_bytes = count,
+                         .target = target == nullptr ? nullptr : target + begin}));
       begin += count;
     }
     extent_begin += extent.length_bytes;
@@ -67,73 +65,76 @@ Result<void> ChunkReader::AddPieces(const std::shared_ptr<Job>& job, uint64_t be
   return {};
 }
 
-Result<void> ChunkReader::AddPiece(Piece piece) {
-  const uint64_t length = piece.job->chunk.length_bytes();
-  if (piece.job->whole && piece.length_bytes < length && piece.job->computed.empty()) {
-    piece.job->computed.resize(kv::PageCount(length));
+Result<void> ChunkReader::AddPart(ReadPart part) {
+  const uint64_t length = part.job->chunk.length_bytes();
+  if (part.job->is_complete && part.length_bytes < length && part.job->computed.empty()) {
+    part.job->computed.resize(kv::PageCount(length));
   }
-  added_.push_back(std::move(piece));
-  return added_.size() < batch_pieces_ ? Result<void>() : HandOver();
+  added_.push_back(std::move(part));
+  return added_.size() < batch_parts_ ? Result<void>() : SubmitBatch();
 }
 
-Result<void> ChunkReader::HandOver() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return handed_over_.empty() || ended_; });
-  if (ended_) return Fail(ErrorCode::kCancelled, "the reading has ended");
-  handed_over_ = std::exchange(added_, {});
-  batch_pieces_ = std::min(2 * batch_pieces_, kMaxPieces);
-  changed_.notify_all();
+Result<void> ChunkReader::SubmitBatch() {
+  const MutexLock lock(mutex_);
+  while (!submitted_.empty() && !is_done_) changed_.Wait(mutex_);
+  if (is_done_) return Fail(ErrorCode::kCancelled, "the reading has ended");
+  submitted_ = std::exchange(added_, {});
+  batch_parts_ = std::min(2 * batch_parts_, kMaxParts);
+  changed_.NotifyAll();
   return {};
 }
 
 void ChunkReader::Close(Result<void> added) {
-  if (added && !added_.empty()) added = HandOver();
-  const std::lock_guard lock(mutex_);
-  added_all_ = std::move(added);
-  changed_.notify_all();
+  if (added && !added_.empty()) added = SubmitBatch();
+  const MutexLock lock(mutex_);
+  CAIRN_CHECK(!closed_.has_value());
+  closed_ = std::move(added);
+  changed_.NotifyAll();
 }
 
-Result<void> ChunkReader::TakePieces() {
-  constexpr auto kBetweenSigns = std::chrono::milliseconds(50);
-  std::unique_lock lock(mutex_);
-  const auto ready = [&] { return !handed_over_.empty() || added_all_; };
-  while (!changed_.wait_for(lock, kBetweenSigns, ready)) {
-    lock.unlock();
-    CAIRN_TRY(progress_.Add(0));  // the caller may want to stop
-    lock.lock();
+Result<void> ChunkReader::TakeBatch() {
+  constexpr auto kProgressInterval = std::chrono::milliseconds(50);
+  MutexLock lock(mutex_);
+  auto next_progress = std::chrono::steady_clock::now() + kProgressInterval;
+  while (submitted_.empty() && !closed_) {
+    if (changed_.WaitUntil(mutex_, next_progress)) continue;
+    lock.Unlock();
+    CAIRN_TRY(progress_.Add(0));  // lets the caller cancel
+    lock.Lock();
+    next_progress = std::chrono::steady_clock::now() + kProgressInterval;
   }
-  // What cannot be planned fails the load, whatever else could still be read.
-  if (added_all_ && !*added_all_) return *added_all_;
-  pieces_ = std::exchange(handed_over_, {});
-  changed_.notify_all();
+  // An error of the adding fails the load, even if other parts could still be read.
+  if (closed_ && !*closed_) return *closed_;
+  batch_ = std::exchange(submitted_, {});
+  changed_.NotifyAll();
   return {};
 }
 
 Result<void> ChunkReader::ReadAll() {
-  // However it ends, by an exception too: the thread that adds must not wait for ever.
+  // However this ends, also by an exception, the thread that adds must stop waiting.
   const std::unique_ptr<ChunkReader, void (*)(ChunkReader*)> end(this, [](ChunkReader* reader) {
-    const std::lock_guard lock(reader->mutex_);
-    reader->ended_ = true;
-    reader->changed_.notify_all();
+    const MutexLock lock(reader->mutex_);
+    reader->is_done_ = true;
+    reader->changed_.NotifyAll();
   });
   while (true) {
-    CAIRN_TRY(TakePieces());
-    if (pieces_.empty()) return {};
+    CAIRN_TRY(TakeBatch());
+    if (batch_.empty()) return {};
     CAIRN_TRY(ReadBatch());
   }
 }
 
 Result<void> ChunkReader::ReadBatch() {
   std::vector<std::shared_ptr<Job>> partial;
-  for (const Piece& piece : pieces_) {
-    if (!piece.job->whole && piece.job->stored.empty() &&
-        (partial.empty() || partial.back() != piece.job)) {
-      partial.push_back(piece.job);
+  for (const ReadPart& part : batch_) {
+    if (!part.job->is_complete && part.job->stored.empty() &&
+        (partial.empty() || partial.back() != part.job)) {
+      partial.push_back(part.job);
     }
   }
   CAIRN_TRY(ReadPageDigests(partial));
-  CAIRN_TRY(ReadPieces());
-  pieces_.clear();
+  CAIRN_TRY(ReadParts());
+  batch_.clear();
   return {};
 }
 
@@ -153,7 +154,8 @@ Result<void> ChunkReader::ReadPageDigests(std::span<const std::shared_ptr<Job>> 
 }
 
 Error ChunkReader::WrongPageDigests(const Job& job) const {
-  // Of several runs it is one whose digests are not those of its pages.
+  // With several extents, the damaged one is the first whose stored digests are not those of its
+  // pages.
   kv::Extent wrong = job.chunk.extents.front();
   size_t page = 0;
   for (const kv::Extent& extent : job.chunk.extents) {
@@ -179,68 +181,74 @@ Error ChunkReader::WrongPageDigests(const Job& job) const {
                       wrong.page_digests_offset_bytes);
 }
 
-Result<void> ChunkReader::ReadPieces() {
+Result<void> ChunkReader::ReadParts() {
   std::vector<kv::ReadRange> ranges;
-  ranges.reserve(pieces_.size());
-  for (const Piece& piece : pieces_) {
-    const kv::Extent at = piece.job->chunk.extents.At(piece.begin_bytes);
+  ranges.reserve(batch_.size());
+  for (const ReadPart& part : batch_) {
+    const kv::Extent at = part.job->chunk.extents.At(part.begin_bytes);
     kv::ReadRange range{.segment_id = at.segment_id, .offset_bytes = at.offset_bytes};
-    if (piece.target == nullptr) {
-      range.lent_bytes = piece.length_bytes;
+    if (part.target == nullptr) {
+      range.lent_bytes = part.length_bytes;
     } else {
-      range.target = {piece.target, piece.length_bytes};
+      range.target = {part.target, part.length_bytes};
     }
     ranges.push_back(range);
   }
   const uint32_t threads = std::clamp(std::thread::hardware_concurrency(), 1u, kMaxThreads);
-  const auto arrived = [&](size_t i, std::span<const std::byte> piece_bytes) {
-    return Arrived(pieces_[i], piece_bytes);
+  const auto on_read = [&](size_t i, std::span<const std::byte> part_bytes) {
+    return OnRead(batch_[i], part_bytes);
   };
-  auto bytes = view_.snapshot->Read(ranges, threads, arrived);
-  // Which page it is takes another read, which must not begin inside this one.
-  if (mismatch_) return Fail(Diagnose(*std::exchange(mismatch_, std::nullopt)));
+  auto bytes = view_.snapshot->Read(ranges, threads, on_read);
+  std::optional<Mismatch> mismatch;
+  {
+    const MutexLock lock(mutex_);
+    mismatch = std::exchange(mismatch_, std::nullopt);
+  }
+  // Finding the page takes another read, which must not begin inside this one.
+  if (mismatch) return Fail(Diagnose(*std::move(mismatch)));
   if (!bytes) return Fail(std::move(bytes).error());
   bytes_read_ += *bytes;
-  return progress_.Add(0);  // what other threads have read is told, too
+  return progress_.Add(0);  // reports what other threads have read
 }
 
-Result<void> ChunkReader::Arrived(const Piece& piece, std::span<const std::byte> bytes) {
-  CAIRN_TRY(piece.job->whole ? CheckWhole(piece, bytes) : CheckPart(piece, bytes));
-  if (piece.target == nullptr) piece.job->region.CopyFrom(bytes, piece.begin_bytes);
+Result<void> ChunkReader::OnRead(const ReadPart& part, std::span<const std::byte> bytes) {
+  CAIRN_TRY(part.job->is_complete ? CheckComplete(part, bytes) : CheckPages(part, bytes));
+  if (part.target == nullptr) part.job->region.CopyFrom(bytes, part.begin_bytes);
   return progress_.Add(bytes.size());
 }
 
-Result<void> ChunkReader::CheckWhole(const Piece& piece, std::span<const std::byte> bytes) {
-  Job& job = *piece.job;
+Result<void> ChunkReader::CheckComplete(const ReadPart& part, std::span<const std::byte> bytes) {
+  Job& job = *part.job;
   const uint64_t length = job.chunk.length_bytes();
   if (bytes.size() == length) {
     if (kv::PayloadDigest(bytes) == job.chunk.digest) return {};
     kv::AppendPageDigests(bytes, job.computed);
-    return Mismatched({.job = piece.job});
+    return RecordMismatch({.job = part.job});
   }
-  uint64_t page = piece.begin_bytes / kv::kPageBytes;
+  uint64_t page = part.begin_bytes / kv::kPageBytes;
   for (uint64_t at = 0; at < bytes.size(); at += kv::kPageBytes) {
     job.computed[page++] =
         kv::PageDigest(bytes.subspan(at, std::min<uint64_t>(kv::kPageBytes, bytes.size() - at)));
   }
-  // Whoever brings the last bytes sees the digests of all others.
+  // The thread that reads the last bytes sees the digests of all other threads.
   if (job.missing_bytes.fetch_sub(bytes.size()) != bytes.size()) return {};
   if (kv::RootDigest(job.computed, length) == job.chunk.digest) return {};
-  return Mismatched({.job = piece.job});
+  return RecordMismatch({.job = part.job});
 }
 
-Result<void> ChunkReader::CheckPart(const Piece& piece, std::span<const std::byte> bytes) {
-  uint64_t page = piece.begin_bytes / kv::kPageBytes;
+Result<void> ChunkReader::CheckPages(const ReadPart& part, std::span<const std::byte> bytes) {
+  uint64_t page = part.begin_bytes / kv::kPageBytes;
   for (uint64_t at = 0; at < bytes.size(); at += kv::kPageBytes, ++page) {
     const uint64_t page_digest =
         kv::PageDigest(bytes.subspan(at, std::min<uint64_t>(kv::kPageBytes, bytes.size() - at)));
-    if (page_digest != piece.job->stored[page]) return Mismatched({.job = piece.job, .page = page});
+    if (page_digest != part.job->stored[page])
+      return RecordMismatch({.job = part.job, .page = page});
   }
   return {};
 }
 
-Result<void> ChunkReader::Mismatched(Mismatch mismatch) {
-  const std::lock_guard lock(mutex_);
+Result<void> ChunkReader::RecordMismatch(Mismatch mismatch) {
+  const MutexLock lock(mutex_);
   if (!mismatch_) mismatch_ = std::move(mismatch);
   return Fail(ErrorCode::kDataLoss, "bytes do not match their digest");
 }
@@ -250,7 +258,7 @@ Error ChunkReader::Diagnose(Mismatch mismatch) {
   if (!mismatch.page) {
     const auto read = ReadPageDigests({&mismatch.job, 1});
     if (!read) return read.error();
-    // The stored digests make the root and the computed ones do not, so they differ somewhere.
+    // The stored digests match the chunk's digest and the computed ones do not, so they differ.
     mismatch.page = static_cast<uint64_t>(std::ranges::mismatch(job.computed, job.stored).in1 -
                                           job.computed.begin());
   }

@@ -1,56 +1,63 @@
 #pragma once
-/// Reads parts of chunks into strided targets, and checks every byte that it read.
+/// Reads parts of chunks to strided targets, and verifies every byte before it is used.
 ///
-/// 1. Add() finds the pages of the chunk that the region touches. A chunk that goes whole into one
-///    run of memory is read right there, extent by extent; else its pages are cut into pieces,
-///    which are scattered from where they arrive.
-/// 2. ReadAll() takes the pieces in batches, while more are added. For a batch it reads the stored
-///    page digests of the chunks that are read in part, checks them against the root, then reads
-///    the pieces, on all cores. A chunk that is read whole needs no stored digests: its own make
-///    the root.
+/// 1. Add() finds the pages of a chunk that a region touches. A complete chunk whose target is
+///    contiguous is read directly to the target, extent by extent. The pages of any other chunk are
+///    divided into parts, which are read to lent buffers and scattered from there.
+/// 2. ReadAll() reads the parts in batches, while more are added. For each batch it first reads the
+///    stored page digests of the chunks that are read in part, and checks them against the digest
+///    of the chunk; then it reads and verifies the parts on all cores. A chunk that is read
+///    completely needs no stored page digests: the chunk's digest follows from those that are
+///    computed.
 
 #include <atomic>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <optional>
+#include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/internal/progress_meter.h"
 #include "core/step/contents.h"
 #include "core/step/internal/lookup.h"
 #include "core/tensor/internal/strided_region.h"
+#include "kv/mutex.h"
+#include "kv/thread_annotations.h"
 
 namespace cairn::core::internal {
 
-/// Threads: one adds and at last closes, another reads what was added meanwhile; the reading is
-/// shared by several. Memory: the records of at most three times kMaxPieces pieces, and the store's
-/// blocks.
+/// Threads: one calls Add and finally Close; another calls ReadAll concurrently, which reads with
+/// several threads. Memory: the records of at most 3 * kMaxParts parts, and the store's blocks.
 class ChunkReader {
  public:
-  /// Pieces are read in batches: small ones first, so that the disk is soon busy.
-  static constexpr size_t kMinPieces = 512;
-  static constexpr size_t kMaxPieces = 8192;
-  static constexpr uint32_t kMaxThreads = 8;  // that share the reading, at most one a core
+  /// Parts per batch. The first batches are small, so that reading begins early.
+  static constexpr size_t kMinParts = 512;
+  static constexpr size_t kMaxParts = 8192;
+  static constexpr uint32_t kMaxThreads = 8;  // that read; at most one per core
 
-  /// All must outlive the reader.
+  /// Both arguments must outlive the reader.
   ChunkReader(const StepView& view, ProgressMeter& progress) : view_(view), progress_(progress) {}
 
-  /// Plans to read what `region` takes of the chunk's payload. Waits while the reading is behind.
-  /// kCancelled: the reading has ended, there is no use in going on.
+  /// Adds what `region` takes of the chunk's payload. Waits while a full batch has not been taken
+  /// by ReadAll. kCancelled: ReadAll has returned, and nothing more needs to be added.
   Result<void> Add(const std::string& fqn, const ChunkInfo& chunk, StridedRegion region);
 
-  /// Tells that nothing more will be added, because all was or because of an error.
+  /// Ends the adding. `added` is the error that ended it early, if any; ReadAll returns it. Call
+  /// once.
   void Close(Result<void> added);
 
-  /// Reads all that is added, until the close. kDataLoss names key, file and offset of bytes that
-  /// do not match; targets hold anything then. Or the error that the close told.
+  /// Reads everything that is added until Close. After an error the contents of the targets are
+  /// unspecified. kDataLoss: bytes do not match their digests; names key, file and offset.
+  /// kCancelled: `progress` asked to stop. Otherwise the error of a read, or the one that was
+  /// passed to Close.
   Result<void> ReadAll();
 
-  /// Bytes taken from storage so far.
+  /// Bytes read from storage so far.
   uint64_t bytes_read() const { return bytes_read_; }
 
  private:
+  /// What is read of one chunk.
   struct Job {
     Job(const std::string& fqn_in, const ChunkInfo& chunk_in, StridedRegion region_in)
         : fqn(fqn_in), chunk(chunk_in), region(std::move(region_in)) {}
@@ -58,56 +65,58 @@ class ChunkReader {
     const std::string fqn;
     const ChunkInfo chunk;
     const StridedRegion region;
-    bool whole = false;                       // all pages are read: no need of the stored digests
-    std::vector<uint64_t> stored;             // page digests, for a part; read with its batch
-    std::vector<uint64_t> computed;           // page digests, for the whole in several pieces
-    std::atomic<uint64_t> missing_bytes = 0;  // of the whole
+    bool is_complete = false;      // all pages are read, so that the stored digests are not needed
+    std::vector<uint64_t> stored;  // page digests, unless complete; read with the first batch
+    std::vector<uint64_t> computed;           // page digests, if complete and in several parts
+    std::atomic<uint64_t> missing_bytes = 0;  // not read yet, if complete
   };
-  struct Piece {
-    std::shared_ptr<Job> job;  // shared by the pieces of one chunk, which may fall into two batches
-    uint64_t begin_bytes = 0;  // in the chunk, on a page
-    uint64_t length_bytes = 0;    // inside one extent
-    std::byte* target = nullptr;  // null: scattered by the job's region
+  struct ReadPart {
+    std::shared_ptr<Job> job;     // shared by the parts of the chunk, which may be in two batches
+    uint64_t begin_bytes = 0;     // in the chunk; the beginning of a page
+    uint64_t length_bytes = 0;    // all in one extent
+    std::byte* target = nullptr;  // null: read to a lent buffer and scattered by the job's region
   };
   struct Mismatch {
-    std::shared_ptr<Job> job;
-    std::optional<uint64_t> page;  // nothing: the root
+    std::shared_ptr<Job> job;      // shared with the parts of the chunk
+    std::optional<uint64_t> page;  // empty: the page is not known, only the chunk
   };
 
-  /// Cuts [begin_bytes, end_bytes) at the ends of extents, and to what can be lent if there is no
-  /// `target`, which is that of the chunk's first byte.
-  Result<void> AddPieces(const std::shared_ptr<Job>& job, uint64_t begin_bytes, uint64_t end_bytes,
-                         std::byte* target = nullptr);
-  Result<void> AddPiece(Piece piece);
-  /// Passes what was added to the reading thread.
-  Result<void> HandOver();
-  /// Takes what was handed over into pieces_; empty after the close.
-  Result<void> TakePieces();
-  /// Reads pieces_.
+  /// Divides [begin_bytes, end_bytes) of the chunk at the ends of extents, and into parts that fit
+  /// a lent buffer if `target`, the target of the chunk's first byte, is null.
+  Result<void> AddParts(const std::shared_ptr<Job>& job, uint64_t begin_bytes, uint64_t end_bytes,
+                        std::byte* target = nullptr);
+  Result<void> AddPart(ReadPart part);
+  /// Passes the parts that were added to ReadAll.
+  Result<void> SubmitBatch();
+  /// Takes what was submitted as batch_; empty after Close.
+  Result<void> TakeBatch();
+  /// Reads and verifies batch_.
   Result<void> ReadBatch();
   Result<void> ReadPageDigests(std::span<const std::shared_ptr<Job>> jobs);
-  Result<void> ReadPieces();
-  /// Checks and scatters a piece. Any thread.
-  Result<void> Arrived(const Piece& piece, std::span<const std::byte> bytes);
-  Result<void> CheckWhole(const Piece& piece, std::span<const std::byte> bytes);
-  Result<void> CheckPart(const Piece& piece, std::span<const std::byte> bytes);
-  Result<void> Mismatched(Mismatch mismatch);
+  Result<void> ReadParts();
+  /// Verifies and scatters a part. Threads: any.
+  Result<void> OnRead(const ReadPart& part, std::span<const std::byte> bytes);
+  Result<void> CheckComplete(const ReadPart& part, std::span<const std::byte> bytes);
+  Result<void> CheckPages(const ReadPart& part, std::span<const std::byte> bytes);
+  /// Keeps the first mismatch and returns an error, which ends the reading.
+  Result<void> RecordMismatch(Mismatch mismatch);
+  /// Returns the error that names the page, file and offset.
   Error Diagnose(Mismatch mismatch);
-  /// Stored page digests that do not make the chunk's root.
+  /// Returns the error for stored page digests that do not match the chunk's digest.
   Error WrongPageDigests(const Job& job) const;
 
   const StepView& view_;
   ProgressMeter& progress_;
-  std::vector<Piece> added_;          // by the thread that adds
-  size_t batch_pieces_ = kMinPieces;  // of added_, until they are handed over
-  std::vector<Piece> pieces_;         // being read
-  std::mutex mutex_;
-  std::condition_variable changed_;        // of the next three
-  std::vector<Piece> handed_over_;         // guarded by mutex_
-  std::optional<Result<void>> added_all_;  // the close; guarded by mutex_
-  bool ended_ = false;                     // the reading; guarded by mutex_
-  std::optional<Mismatch> mismatch_;       // the first that was found; guarded by mutex_
-  uint64_t bytes_read_ = 0;
+  std::vector<ReadPart> added_;     // used by Add and Close only
+  size_t batch_parts_ = kMinParts;  // number of added_ parts that are submitted together
+  std::vector<ReadPart> batch_;     // used by ReadAll only: is being read
+  uint64_t bytes_read_ = 0;         // used by ReadAll only
+  Mutex mutex_;
+  CondVar changed_;  // submitted_, closed_ or is_done_
+  std::vector<ReadPart> submitted_ CAIRN_GUARDED_BY(mutex_);
+  std::optional<Result<void>> closed_ CAIRN_GUARDED_BY(mutex_);  // the argument of Close
+  bool is_done_ CAIRN_GUARDED_BY(mutex_) = false;                // ReadAll has returned
+  std::optional<Mismatch> mismatch_ CAIRN_GUARDED_BY(mutex_);    // the first that was found
 };
 
 }  // namespace cairn::core::internal

@@ -1,5 +1,6 @@
-// Requests are cut at the default chunk size, which is a block's, and gathered in windows of
-// blocks. Two windows take turns: what one has read crosses the bus while the other is read.
+// Requests are divided into parts of at most the default chunk size, which is the size of a block,
+// and collected in windows of blocks. Two windows alternate: while the bytes of one are copied to
+// the devices, the other is read.
 
 #include "core/load/internal/device_load.h"
 
@@ -10,24 +11,24 @@
 #include <utility>
 #include <vector>
 
-#include "core/tensor/chunk_grid.h"
 #include "core/device/internal/device_queues.h"
 #include "core/device/internal/pinned_blocks.h"
+#include "core/tensor/chunk_grid.h"
 
 namespace cairn::core::internal {
 namespace {
 
 constexpr size_t kWindowBlocks = 32;
-constexpr uint64_t kPieceAlignment = 64;
+constexpr uint64_t kPartAlignment = 64;
 
-// A part of a request that lands in a block.
-struct Piece {
+// A part of a request, and the bytes of a block to which it is read.
+struct RequestPart {
   const LoadRequest* request = nullptr;
   uint64_t begin_bytes = 0;  // in the request's row-major payload
-  std::span<std::byte> landing;
+  std::span<std::byte> block_bytes;
 };
 
-// Blocks of the pool, given back at the end.
+// Parts that are read together. Ownership: holds blocks of the pool until it is destroyed.
 class Window {
  public:
   explicit Window(kv::BlockPool* pool) : pool_(pool) {}
@@ -37,23 +38,23 @@ class Window {
   Window(const Window&) = delete;
   Window& operator=(const Window&) = delete;
 
-  bool empty() const { return pieces_.empty(); }
-  const std::vector<Piece>& pieces() const { return pieces_; }
+  bool empty() const { return parts_.empty(); }
+  const std::vector<RequestPart>& parts() const { return parts_; }
   const std::vector<LoadRequest>& requests() const { return requests_; }
 
   void Clear() {
-    pieces_.clear();
+    parts_.clear();
     requests_.clear();
     block_ = 0;
     used_bytes_ = 0;
   }
 
-  /// Memory for a piece; false: the window is full. `may_wait`: for a first block, of which the
-  /// window before holds none back.
+  /// Adds a chunk of a request as a part. Returns false if the window is full. `may_wait`: waits
+  /// for the first block, which requires that the other window holds none.
   Result<bool> Add(const LoadRequest& request, const ChunkGrid& grid, uint64_t chunk,
                    bool may_wait) {
     const uint64_t length_bytes = grid.length_bytes(chunk);
-    const uint64_t begin = (used_bytes_ + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment;
+    const uint64_t begin = (used_bytes_ + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
     if (block_ < blocks_.size() && begin + length_bytes <= pool_->block_bytes()) {
       Put(request, grid, chunk, begin);
       return true;
@@ -74,24 +75,24 @@ class Window {
 
  private:
   void Put(const LoadRequest& request, const ChunkGrid& grid, uint64_t chunk, uint64_t begin) {
-    const std::span landing(blocks_[block_] + begin, grid.length_bytes(chunk));
-    used_bytes_ = begin + landing.size();
+    const std::span block_bytes(blocks_[block_] + begin, grid.length_bytes(chunk));
+    used_bytes_ = begin + block_bytes.size();
     const Box box = grid.chunk(chunk);
-    pieces_.push_back(
-        {.request = &request, .begin_bytes = grid.offset_bytes(chunk), .landing = landing});
+    parts_.push_back(
+        {.request = &request, .begin_bytes = grid.offset_bytes(chunk), .block_bytes = block_bytes});
     requests_.push_back({.fqn = request.fqn,
                          .box = box,
                          .target = {.dtype = request.target.dtype,
                                     .shape = box.sizes,
                                     .strides = {},
-                                    .data = landing.data()}});
+                                    .data = block_bytes.data()}});
   }
 
-  kv::BlockPool* const pool_;  // the process's
+  kv::BlockPool* const pool_;  // outlives the window
   std::vector<std::byte*> blocks_;
-  size_t block_ = 0;         // that is being filled
-  uint64_t used_bytes_ = 0;  // of it
-  std::vector<Piece> pieces_;
+  size_t block_ = 0;         // index of the block that is being filled
+  uint64_t used_bytes_ = 0;  // of that block
+  std::vector<RequestPart> parts_;
   std::vector<LoadRequest> requests_;
 };
 
@@ -100,7 +101,7 @@ class DeviceLoad {
   DeviceLoad(kv::BlockPool* pool, const Progress& progress, const HostLoad& host_load)
       : progress_(progress), host_load_(host_load), windows_{Window(pool), Window(pool)} {}
 
-  // Before the windows: their blocks go back when nothing crosses the bus any more.
+  // Waits for the copies before the windows return their blocks to the pool.
   ~DeviceLoad() { queues_.clear(); }
 
   Result<void> Begin(DeviceBackend& backend, std::span<const LoadRequest> requests,
@@ -119,7 +120,7 @@ class DeviceLoad {
     return {};
   }
 
-  /// Targets in host memory need no blocks.
+  /// Loads the targets in host memory, which need no blocks.
   Result<void> LoadHost(std::span<const LoadRequest> requests) {
     std::vector<LoadRequest> on_host;
     std::ranges::copy_if(requests, std::back_inserter(on_host), [](const LoadRequest& request) {
@@ -132,20 +133,21 @@ class DeviceLoad {
     CAIRN_TRY_ASSIGN(const ChunkGrid grid,
                      ChunkGrid::Make(request.target.dtype, request.box, kPinnedBlockBytes));
     for (uint64_t chunk = 0; chunk < grid.chunk_count();) {
-      // The other window gives its blocks back only after its turn, so it must not hold any when
-      // this one waits for a first one.
-      CAIRN_TRY_ASSIGN(const bool added, windows_[turn_].Add(request, grid, chunk, !sent_before_));
+      // The other window keeps its blocks, so this one must not wait for its first block while the
+      // other has any.
+      CAIRN_TRY_ASSIGN(const bool added,
+                       windows_[filling_].Add(request, grid, chunk, !copied_before_));
       if (added) {
         ++chunk;
         continue;
       }
-      CAIRN_TRY(Send());
+      CAIRN_TRY(ReadAndCopy());
     }
     return {};
   }
 
   Result<void> Finish() {
-    CAIRN_TRY(Send());
+    CAIRN_TRY(ReadAndCopy());
     CAIRN_TRY(AwaitCopies(0));
     return AwaitCopies(1);
   }
@@ -170,29 +172,29 @@ class DeviceLoad {
     return {};
   }
 
-  // Reads the window whose turn it is, starts its copies, and makes the other one ready.
-  Result<void> Send() {
-    Window& window = windows_[turn_];
+  // Reads the window that was filled, starts its copies, and makes the other window ready.
+  Result<void> ReadAndCopy() {
+    Window& window = windows_[filling_];
     if (window.empty()) {
-      // No block could be had: those of the other window are the only ones.
-      CAIRN_TRY(AwaitCopies(1 - turn_));
-      turn_ = 1 - turn_;
-      windows_[turn_].Clear();
+      // No block was available: the other window has them all.
+      CAIRN_TRY(AwaitCopies(1 - filling_));
+      filling_ = 1 - filling_;
+      windows_[filling_].Clear();
       return {};
     }
     CAIRN_TRY(Read(window.requests()));
-    for (const Piece& piece : window.pieces()) {
-      const TensorTarget& target = piece.request->target;
-      CAIRN_TRY(queues_.at(target.device)->CopyIn(piece.landing, target, piece.begin_bytes));
+    for (const RequestPart& part : window.parts()) {
+      const TensorTarget& target = part.request->target;
+      CAIRN_TRY(queues_.at(target.device)->CopyIn(part.block_bytes, target, part.begin_bytes));
     }
     for (const auto& [device, queue] : queues_) {
       CAIRN_TRY_ASSIGN(const DeviceQueue::Mark mark, queue->Flush());
-      marks_[turn_].emplace_back(queue.get(), mark);
+      marks_[filling_].emplace_back(queue.get(), mark);
     }
-    sent_before_ = true;
-    turn_ = 1 - turn_;
-    CAIRN_TRY(AwaitCopies(turn_));
-    windows_[turn_].Clear();
+    copied_before_ = true;
+    filling_ = 1 - filling_;
+    CAIRN_TRY(AwaitCopies(filling_));
+    windows_[filling_].Clear();
     return {};
   }
 
@@ -206,9 +208,9 @@ class DeviceLoad {
   const HostLoad& host_load_;
   std::array<Window, 2> windows_;
   std::array<std::vector<std::pair<DeviceQueue*, DeviceQueue::Mark>>, 2> marks_;
-  size_t turn_ = 0;                                   // the window that is being filled
-  bool sent_before_ = false;                          // the other one may hold blocks
-  std::map<int, std::shared_ptr<DeviceQueue>> queues_;  // shared for their deleter
+  size_t filling_ = 0;                                  // the window that is being filled
+  bool copied_before_ = false;                          // the other window may hold blocks
+  std::map<int, std::shared_ptr<DeviceQueue>> queues_;  // shared_ptr only for the deleter
   uint64_t total_bytes_ = 0;
   uint64_t done_bytes_ = 0;
   uint64_t bytes_read_ = 0;

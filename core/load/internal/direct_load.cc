@@ -1,6 +1,7 @@
-// 1. Requests that devices could serve are cut into the chunks that they want, whole.
-// 2. Chunks are read in batches, by the transfers' threads, to where they belong.
-// 3. A batch that has arrived is digested where it is; only the digests come to the host.
+// 1. Requests that devices may be able to serve are divided into the complete chunks that they
+//    need.
+// 2. The chunks are read in batches, by the threads of the transfers, directly to the targets.
+// 3. Each batch is digested on its devices; only the digests are copied to the host.
 
 #include "core/load/internal/direct_load.h"
 
@@ -22,12 +23,12 @@
 namespace cairn::core::internal {
 namespace {
 
-// Below it the way through blocks, which needs no call for each extent, is as fast.
+// Smaller requests are loaded as fast through blocks, which needs no call per extent.
 constexpr uint64_t kMinRequestBytes = 1ull << 20;
-// Read before it is digested; a digest of so much takes a hundredth of the time at most.
+// Bytes that are read before they are digested. The digest takes at most 1 % of the time.
 constexpr uint64_t kBatchBytes = 256ull << 20;
 
-// A chunk that one request wants whole.
+// A complete chunk that one request needs.
 struct Job {
   size_t request = 0;
   kv::Extents extents;
@@ -41,7 +42,8 @@ bool MayBeDirect(const LoadRequest& request) {
          IsContiguous(request.target.shape, request.target.strides);
 }
 
-// Where the chunk's bytes belong, if the request wants all of them, as one run.
+// Returns the target of the chunk's bytes, if the request needs all of them and they are
+// contiguous.
 std::optional<std::span<std::byte>> TargetOf(const LoadRequest& request, const ChunkInfo& chunk) {
   if (Intersect(chunk.box, request.box) != chunk.box) return std::nullopt;
   Box inside = chunk.box;
@@ -76,11 +78,11 @@ class Loader {
       by_fqn.emplace(requests_[i].fqn, i);
     }
     if (fqns.empty()) return {};
-    // Nearly everywhere the answer is no, and then nothing more is planned.
+    // Most systems do not support direct reads; then nothing more is planned.
     CAIRN_TRY_ASSIGN(const bool reached, ReachesAChunkOf(fqns.front()));
     if (!reached) return {};
     CAIRN_TRY_ASSIGN(std::vector<TensorInfo> tensors, FindNamed(view_, std::move(fqns)));
-    // The bytes of an alias are another tensor's, and seldom as large as here.
+    // Aliases, which are seldom this large, are loaded through host memory.
     std::erase_if(tensors, [](const TensorInfo& tensor) { return tensor.alias_of.has_value(); });
     for (const TensorInfo& tensor : tensors) {
       const auto [begin, end] = by_fqn.equal_range(tensor.fqn);
@@ -95,7 +97,7 @@ class Loader {
     for (size_t i = 0; i < requests_.size(); ++i) {
       if (!planned || missing_bytes_[i] > 0) direct_[i] = false;
     }
-    return {};  // where an error is one, the other way meets it too
+    return {};  // the load through host memory returns the error, if there is one
   }
 
   std::set<int> Devices() const {
@@ -123,7 +125,7 @@ class Loader {
     return {};
   }
 
-  DirectLoad Finish() {
+  DirectLoad TakeResult() {
     DirectLoad done{.rest = {}, .bytes_read = bytes_read_};
     for (size_t i = 0; i < requests_.size(); ++i) {
       if (direct_[i]) {
@@ -153,8 +155,8 @@ class Loader {
         {.request = i, .extents = chunk.extents, .digest = chunk.digest, .target = *target});
   }
 
-  // Whether devices can read the segment of the tensor's first chunk. Leaves it to the other way to
-  // say that a record is damaged.
+  // True if devices can read the segment of the tensor's first chunk. False also if a record is
+  // damaged: the load through host memory returns the error.
   Result<bool> ReachesAChunkOf(const std::string& fqn) {
     auto tensor = FindTensor(view_, fqn);
     if (tensor && tensor->alias_of) tensor = FindTensor(view_, *tensor->alias_of);
@@ -168,20 +170,20 @@ class Loader {
     return reached;
   }
 
-  // True if devices can read the segment, which is open then.
+  // Opens the segment. Returns false if devices cannot read it.
   Result<bool> Open(uint64_t segment_id) {
     const auto found = files_.find(segment_id);
     if (found != files_.end()) return found->second.has_value();
     auto file = view_.snapshot->OpenDirect(segment_id);
     std::optional<kv::DirectFile>& opened = files_[segment_id];
-    if (!file || !*file) return false;  // the other way says what is wrong
+    if (!file || !*file) return false;  // the load through host memory returns the error
     CAIRN_TRY_ASSIGN(const bool reached,
                      transfers_.Open((*file)->fd, (*file)->path, DeviceTransfers::FileUse::kRead));
     if (reached) opened = std::move(**file);
     return reached;
   }
 
-  // Waits for the reads, and forgets the files. Only what the digests say counts.
+  // Waits for the reads and closes the files. An error is ignored: the digests will not match.
   void CloseFiles() {
     for (const auto& [segment_id, file] : files_) {
       if (!file) continue;
@@ -203,14 +205,15 @@ class Loader {
     }
     for (const auto& [device, jobs] : by_device) {
       if (Check(queues.On(device), jobs)) continue;
-      // Digests need some memory of the device. One that has failed fails the other way as well.
+      // The digests need device memory. If the device has failed, the load through blocks fails
+      // too.
       for (const Job* const job : jobs) direct_[job->request] = false;
     }
     return {};
   }
 
-  // Joins what lies one behind another in a segment and in memory: where a chunk ends is seldom
-  // where direct I/O would have it.
+  // Joins extents that are adjacent in the segment and in memory: the end of a chunk is seldom
+  // aligned as direct I/O requires.
   Result<void> AddRead(const Job& job) {
     uint64_t at = 0;
     for (const kv::Extent& extent : job.extents) {
@@ -231,7 +234,7 @@ class Loader {
     return {};
   }
 
-  // Of what cannot be read the digests will not match.
+  // Begins the read that AddRead has collected. If it fails, the digests will not match.
   Result<void> BeginRead() {
     const PlannedRead read = std::exchange(read_, {});
     if (read.target.empty()) return {};
@@ -281,13 +284,13 @@ class Loader {
   const StepView& view_;
   const std::span<const LoadRequest> requests_;
   std::vector<bool> direct_;             // by request
-  std::vector<uint64_t> missing_bytes_;  // by request: not yet planned
-  std::vector<Job> jobs_;                // also of requests that turned out not to be direct
-  // Open segments; nothing for those that devices do not reach. Behind them the transfers, which
-  // end first.
+  std::vector<uint64_t> missing_bytes_;  // by request: not planned yet
+  std::vector<Job> jobs_;                // includes requests that turned out not to be direct
+  // Open segments by id; empty for those that devices cannot read. Declared before the transfers,
+  // which use them and are destroyed first.
   std::map<uint64_t, std::optional<kv::DirectFile>> files_;
   DeviceTransfers transfers_;
-  PlannedRead read_;  // that may still grow
+  PlannedRead read_;  // to which adjacent extents may still be added
   const Progress& progress_;
   uint64_t total_bytes_ = 0;
   uint64_t done_bytes_ = 0;
@@ -305,7 +308,7 @@ Result<DirectLoad> LoadDirectly(const StepView& view, std::span<const LoadReques
     CAIRN_TRY_ASSIGN(const DeviceQueues queues, DeviceQueues::Open(devices, streams));
     CAIRN_TRY(loader.Run(queues));
   }
-  return loader.Finish();
+  return loader.TakeResult();
 }
 
 }  // namespace cairn::core::internal

@@ -1,6 +1,6 @@
-// Load: requests are checked and resolved to the tensors that hold the bytes; their chunks are cut
-// against the requested boxes and handed to the ChunkReader in key order, by a thread of its own,
-// while this one reads.
+// Requests are checked and resolved to the tensors that hold the bytes. A second thread intersects
+// the chunks of these tensors with the requested boxes, in key order, and adds the results to the
+// ChunkReader, while this thread reads.
 
 #include "core/load/internal/load.h"
 
@@ -11,11 +11,11 @@
 #include <new>
 #include <thread>
 
-#include "core/tensor/box_index.h"
 #include "core/load/internal/chunk_reader.h"
 #include "core/load/internal/device_load.h"
 #include "core/load/internal/direct_load.h"
 #include "core/step/internal/owners.h"
+#include "core/tensor/box_index.h"
 
 namespace cairn::core::internal {
 namespace {
@@ -50,7 +50,7 @@ Result<void> CheckRequest(const LoadRequest& request, const TensorInfo& tensor) 
   }
   if (!request.target.strides.empty() &&
       request.target.strides.size() != request.target.shape.size()) {
-    return Invalid(request, "the target has not one stride a dimension");
+    return Invalid(request, "the target does not have one stride per dimension");
   }
   const bool empty = std::ranges::find(request.box.sizes, uint64_t{0}) != request.box.sizes.end();
   if (!empty && request.target.data == nullptr) {
@@ -59,11 +59,11 @@ Result<void> CheckRequest(const LoadRequest& request, const TensorInfo& tensor) 
   return {};
 }
 
-// One request against the tensor that holds its bytes.
+// What a request needs of the tensor that holds its bytes.
 struct Want {
   const LoadRequest* request = nullptr;
-  std::optional<StridedRegion> alias_region;  // in the owner's payload
-  uint64_t missing_bytes = 0;                 // not yet planned
+  std::optional<StridedRegion> alias_region;  // in the owner's payload; empty: the request's box
+  uint64_t missing_bytes = 0;                 // not planned yet
 };
 
 StridedRegion AliasRegion(const LoadRequest& request, const TensorInfo& alias) {
@@ -81,7 +81,7 @@ StridedRegion AliasRegion(const LoadRequest& request, const TensorInfo& alias) {
                        static_cast<int64_t>(base), request.target.data);
 }
 
-// What the request takes of a chunk, or nothing.
+// Returns what the request needs of a chunk, and its bytes; empty if the request needs nothing.
 std::optional<std::pair<StridedRegion, uint64_t>> BoxRegion(const LoadRequest& request,
                                                             const ChunkInfo& chunk,
                                                             uint64_t element_bytes) {
@@ -125,7 +125,8 @@ class Plan {
 
   uint64_t total_bytes() const { return total_bytes_; }
 
-  /// Hands on what the requests need, chunk by chunk. kDataLoss: the chunks leave a part uncovered.
+  /// Adds what the requests need to the reader, chunk by chunk. kDataLoss: the chunks do not cover
+  /// a request.
   Result<void> VisitAll(const StepView& view, ChunkReader& reader) {
     CAIRN_TRY(ForEachChunkOf(
         view, owners_, [&](size_t i, const ChunkInfo& chunk) { return Visit(i, chunk, reader); }));
@@ -133,7 +134,7 @@ class Plan {
   }
 
  private:
-  /// Hands on what the requests need of chunk `chunk` of owner `i`.
+  /// Adds what the requests need of a chunk of owner `i`.
   Result<void> Visit(size_t i, const ChunkInfo& chunk, ChunkReader& reader) {
     const TensorInfo& owner = owners_[i];
     if (wants_[i].size() <= kFewWants) {
@@ -154,13 +155,13 @@ class Plan {
     if (want.alias_region) return {};
     auto region = BoxRegion(*want.request, chunk, schema::ElementBytes(owner.dtype));
     if (!region) return {};
-    // Boxes that overlap would cover twice what another leaves out.
+    // Chunks that overlap could hide that another part is not covered.
     if (region->second > want.missing_bytes) return Fail(BadTiling(owner));
     want.missing_bytes -= region->second;
     return reader.Add(owner.fqn, chunk, std::move(region->first));
   }
 
-  // Makes index_ that of the wanted boxes of owner `i`: chunks come owner by owner.
+  // Sets index_ to the requested boxes of owner `i`. Chunks are visited owner by owner.
   void IndexWants(size_t i) {
     BoxList boxes(owners_[i].shape.size());
     boxes.Reserve(wants_[i].size());
@@ -175,7 +176,7 @@ class Plan {
     indexed_owner_ = i;
   }
 
-  /// kDataLoss: the chunks left a part of a request uncovered.
+  /// kDataLoss: the chunks did not cover a request.
   Result<void> CheckCovered() const {
     for (size_t i = 0; i < owners_.size(); ++i) {
       for (const Want& want : wants_[i]) {
@@ -201,7 +202,7 @@ class Plan {
     if (want.missing_bytes == 0) return {};
     if (tensor.alias_of) {
       CAIRN_TRY(CheckAlias(tensor, owner));
-      // One that is its owner under another name is read as that, however it is cut.
+      // An alias of its complete owner is read as the owner, whatever the boxes of the chunks are.
       if (!IsSame(tensor, owner)) want.alias_region = AliasRegion(request, tensor);
     }
     total_bytes_ += want.missing_bytes;
@@ -219,12 +220,13 @@ class Plan {
     const bool aliased = std::ranges::any_of(
         wants_[i], [](const Want& want) { return want.alias_region.has_value(); });
     if (!aliased) return {};
-    // Aliases speak of positions in the row-major payload: chunks must be consecutive runs of it.
+    // Aliases refer to positions in the row-major payload, so chunks must be consecutive ranges of
+    // it.
     const auto offset = ContiguousOffsetBytes(owner.dtype, owner.shape, chunk.box);
     if (offset != next_offset_bytes_[i]) {
       return Fail(Error{.code = ErrorCode::kUnimplemented,
-                        .message = "tensors that share memory with one that is stored in boxes of "
-                                   "several ranks cannot be read yet",
+                        .message = "aliases of a tensor that is stored as boxes from different "
+                                   "ranks cannot be read yet",
                         .key = owner.fqn});
     }
     next_offset_bytes_[i] += chunk.length_bytes();
@@ -240,17 +242,17 @@ class Plan {
   std::vector<TensorInfo> owners_;        // key order
   std::vector<std::vector<Want>> wants_;  // by owner
   static constexpr size_t kFewWants = 8;
-  std::optional<BoxIndex> index_;  // of the wants of indexed_owner_, where they are many
+  std::optional<BoxIndex> index_;  // of the wants of indexed_owner_, if there are many
   size_t indexed_owner_ = ~size_t{0};
   std::vector<uint64_t> next_offset_bytes_;  // by owner: payload that the chunks seen so far hold
   uint64_t total_bytes_ = 0;
 };
 
-// Into host memory. The time is not told.
+// Loads to host memory. LoadReport::seconds is not set.
 Result<LoadReport> LoadHost(const StepView& view, Plan plan, const Progress& progress) {
   ProgressMeter meter(progress, plan.total_bytes());
   ChunkReader reader(view, meter);
-  // Many chunks take as long to plan as to read, so it is done beside the reading.
+  // Planning many small chunks takes as long as reading them, so both run at the same time.
   const std::jthread planner([&] {
     try {
       reader.Close(plan.VisitAll(view, reader));
@@ -266,17 +268,17 @@ Result<LoadReport> LoadAnywhere(const StepView& view, std::span<const LoadReques
                                 const Progress& progress, std::span<const DeviceStream> streams) {
   CAIRN_TRY_ASSIGN(Plan plan, Plan::Make(view, requests));
   if (!HasDeviceTargets(requests)) return LoadHost(view, std::move(plan), progress);
-  uint64_t told_bytes = 0;
+  uint64_t reported_bytes = 0;
   uint64_t before_bytes = 0;
-  Progress told;
+  Progress report_progress;
   if (progress) {
-    // What has to be read again was told before.
-    told = [&](uint64_t done, uint64_t total) {
-      told_bytes = std::max(told_bytes, before_bytes + done);
-      return progress(told_bytes, before_bytes + total);
+    // Bytes that have to be read again were reported before.
+    report_progress = [&](uint64_t done, uint64_t total) {
+      reported_bytes = std::max(reported_bytes, before_bytes + done);
+      return progress(reported_bytes, before_bytes + total);
     };
   }
-  CAIRN_TRY_ASSIGN(const DirectLoad direct, LoadDirectly(view, requests, streams, told));
+  CAIRN_TRY_ASSIGN(const DirectLoad direct, LoadDirectly(view, requests, streams, report_progress));
   before_bytes = direct.loaded_bytes;
   const HostLoad load_part = [&](std::span<const LoadRequest> part,
                                  const Progress& part_progress) -> Result<LoadReport> {
@@ -285,7 +287,7 @@ Result<LoadReport> LoadAnywhere(const StepView& view, std::span<const LoadReques
   };
   LoadReport report;
   if (!direct.rest.empty()) {
-    CAIRN_TRY_ASSIGN(report, LoadThroughBlocks(direct.rest, streams, told, load_part));
+    CAIRN_TRY_ASSIGN(report, LoadThroughBlocks(direct.rest, streams, report_progress, load_part));
   }
   report.bytes_read += direct.bytes_read;
   report.direct_bytes = direct.bytes_read;

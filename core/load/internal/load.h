@@ -1,5 +1,5 @@
 #pragma once
-/// Filling targets from one step.
+/// Loads boxes of tensors of one step.
 
 #include "core/base/progress.h"
 #include "core/load/load_options.h"
@@ -7,7 +7,7 @@
 
 namespace cairn::core::internal {
 
-/// See CheckpointStore::Load. All requests are checked before any target is touched.
+/// See CheckpointStore::Load. All requests are checked before any target is written.
 Result<LoadReport> RunLoad(const StepView& view, std::span<const LoadRequest> requests,
                            const Progress& progress, std::span<const DeviceStream> streams = {});
 

@@ -1,8 +1,7 @@
-// Map: the bytes of tensors inside mapped segments, where they lie in one run.
-//
-// 1. The tensors, those that hold their bytes and the chunks of these are found in key order.
-// 2. A tensor's run is the chunks that hold its payload, if they lie one behind another.
-// 3. Every segment that has a run is mapped once; the runs' chunks are checked in file order.
+// 1. The tensors, their owners and the chunks of the owners are found in key order.
+// 2. For each tensor, the range of its owner's chunks that contains its bytes is determined, if
+//    these chunks are adjacent in one segment.
+// 3. Every segment with such a range is mapped once; the chunks are checked in file order.
 
 #include "core/load/internal/map.h"
 
@@ -19,18 +18,18 @@
 namespace cairn::core::internal {
 namespace {
 
-// The chunks of a tensor that holds bytes.
-struct Payload {
+// The chunks of a tensor that owns bytes.
+struct OwnerChunks {
   std::vector<ChunkInfo> chunks;
-  std::vector<uint64_t> begins_bytes;  // of the chunks, in the row-major payload
+  std::vector<uint64_t> begins_bytes;  // offset of each chunk in the row-major payload
   uint64_t total_bytes = 0;
-  bool is_row_major = true;  // the chunks are consecutive runs of the row-major payload
+  bool is_row_major = true;  // the chunks are consecutive ranges of the row-major payload
 };
 
-// What holds bytes [begin_bytes, ...) of a payload: chunks of one extent each.
-struct Run {
+// Chunks that contain a range of a payload, with one extent each.
+struct ChunkRange {
   std::span<const ChunkInfo> chunks;
-  uint64_t skipped_bytes = 0;  // of the first chunk
+  uint64_t skipped_bytes = 0;  // of the first chunk, before the range
 };
 
 bool Follows(const kv::Extent& extent, const kv::Extent& before) {
@@ -38,52 +37,54 @@ bool Follows(const kv::Extent& extent, const kv::Extent& before) {
          extent.offset_bytes == before.offset_bytes + before.length_bytes;
 }
 
-Result<std::vector<Payload>> FindPayloads(const StepView& view,
-                                          std::span<const TensorInfo> owners) {
-  std::vector<Payload> payloads(owners.size());
+Result<std::vector<OwnerChunks>> FindOwnerChunks(const StepView& view,
+                                                 std::span<const TensorInfo> owners) {
+  std::vector<OwnerChunks> owner_chunks(owners.size());
   CAIRN_TRY(ForEachChunkOf(view, owners, [&](size_t i, ChunkInfo chunk) -> Result<void> {
-    Payload& payload = payloads[i];
-    if (ContiguousOffsetBytes(owners[i].dtype, owners[i].shape, chunk.box) != payload.total_bytes) {
-      payload.is_row_major = false;
+    OwnerChunks& owner = owner_chunks[i];
+    if (ContiguousOffsetBytes(owners[i].dtype, owners[i].shape, chunk.box) != owner.total_bytes) {
+      owner.is_row_major = false;
     }
-    payload.begins_bytes.push_back(payload.total_bytes);
-    payload.total_bytes += chunk.length_bytes();
-    payload.chunks.push_back(std::move(chunk));
+    owner.begins_bytes.push_back(owner.total_bytes);
+    owner.total_bytes += chunk.length_bytes();
+    owner.chunks.push_back(std::move(chunk));
     return {};
   }));
   for (size_t i = 0; i < owners.size(); ++i) {
-    if (!payloads[i].is_row_major || payloads[i].total_bytes == owners[i].nbytes) continue;
+    if (!owner_chunks[i].is_row_major || owner_chunks[i].total_bytes == owners[i].nbytes) continue;
     return Fail(Error{.code = ErrorCode::kDataLoss,
                       .message = "the index's chunks do not cover the tensor exactly once",
                       .key = owners[i].fqn,
                       .step = view.step.step});
   }
-  return payloads;
+  return owner_chunks;
 }
 
-// Requires a part that is not empty and lies inside the payload.
-std::optional<Run> FindRun(const Payload& payload, uint64_t begin_bytes, uint64_t length_bytes) {
-  if (!payload.is_row_major) return std::nullopt;
-  const auto& begins = payload.begins_bytes;
+// Returns the chunks that contain a range of the owner's payload, if they are adjacent in one
+// segment. Requires a range that is not empty and is inside the payload.
+std::optional<ChunkRange> FindChunkRange(const OwnerChunks& owner, uint64_t begin_bytes,
+                                         uint64_t length_bytes) {
+  if (!owner.is_row_major) return std::nullopt;
+  const auto& begins = owner.begins_bytes;
   const auto first = std::ranges::upper_bound(begins, begin_bytes) - begins.begin() - 1;
   const auto end = std::ranges::lower_bound(begins, begin_bytes + length_bytes) - begins.begin();
-  const std::span<const ChunkInfo> chunks(payload.chunks.begin() + first,
-                                          payload.chunks.begin() + end);
+  const std::span<const ChunkInfo> chunks(owner.chunks.begin() + first, owner.chunks.begin() + end);
   for (size_t i = 0; i < chunks.size(); ++i) {
     if (chunks[i].extents.size() > 1) return std::nullopt;
     if (i > 0 && !Follows(chunks[i].extents.front(), chunks[i - 1].extents.front())) {
       return std::nullopt;
     }
   }
-  return Run{.chunks = chunks, .skipped_bytes = begin_bytes - begins[static_cast<size_t>(first)]};
+  return ChunkRange{.chunks = chunks,
+                    .skipped_bytes = begin_bytes - begins[static_cast<size_t>(first)]};
 }
 
-// The batch at work. Immovable for its references.
+// Maps tensors one by one. Immovable because of its references.
 class Mapper {
  public:
   Mapper(const StepView& view, std::span<const TensorInfo> owners,
-         std::span<const Payload> payloads)
-      : view_(view), owners_(owners), payloads_(payloads) {}
+         std::span<const OwnerChunks> owner_chunks)
+      : view_(view), owners_(owners), owner_chunks_(owner_chunks) {}
   Mapper(const Mapper&) = delete;
   Mapper& operator=(const Mapper&) = delete;
 
@@ -95,23 +96,23 @@ class Mapper {
       if (!IsContiguous(tensor.shape, tensor.alias_strides)) return std::nullopt;
     }
     const uint64_t begin = tensor.alias_of ? tensor.alias_offset_bytes : 0;
-    const auto run =
-        FindRun(payloads_[static_cast<size_t>(&owner - owners_.data())], begin, tensor.nbytes);
-    if (!run) return std::nullopt;
-    const kv::Extent& first = run->chunks.front().extents.front();
-    const kv::Extent& last = run->chunks.back().extents.front();
+    const auto range = FindChunkRange(owner_chunks_[static_cast<size_t>(&owner - owners_.data())],
+                                      begin, tensor.nbytes);
+    if (!range) return std::nullopt;
+    const kv::Extent& first = range->chunks.front().extents.front();
+    const kv::Extent& last = range->chunks.back().extents.front();
     CAIRN_TRY_ASSIGN(auto mapping, MapSegment(first.segment_id));
     const std::span<const std::byte> segment = mapping->bytes();
     if (last.offset_bytes + last.length_bytes > segment.size()) {
       return Fail(DamagedBytes(view_, tensor.fqn, last.segment_id,
                                "the segment is too short for a chunk", segment.size()));
     }
-    AddChunks(owner, *run, *mapping);
-    const auto bytes = segment.subspan(first.offset_bytes + run->skipped_bytes, tensor.nbytes);
+    AddChunks(owner, *range, *mapping);
+    const auto bytes = segment.subspan(first.offset_bytes + range->skipped_bytes, tensor.nbytes);
     return MappedTensor{.mapping = std::move(mapping), .bytes = bytes};
   }
 
-  /// The chunks of all runs, once each.
+  /// Returns the chunks of all tensors that were mapped, without duplicates.
   std::vector<MappedChunk> TakeChunks() { return std::move(chunks_); }
 
  private:
@@ -123,8 +124,8 @@ class Mapper {
     return mapping;
   }
 
-  void AddChunks(const TensorInfo& owner, const Run& run, const kv::Mapping& mapping) {
-    for (const ChunkInfo& chunk : run.chunks) {
+  void AddChunks(const TensorInfo& owner, const ChunkRange& range, const kv::Mapping& mapping) {
+    for (const ChunkInfo& chunk : range.chunks) {
       if (seen_.insert(&chunk).second) {
         chunks_.push_back({.fqn = &owner.fqn, .chunk = &chunk, .mapping = &mapping});
       }
@@ -133,7 +134,7 @@ class Mapper {
 
   const StepView& view_;
   const std::span<const TensorInfo> owners_;
-  const std::span<const Payload> payloads_;
+  const std::span<const OwnerChunks> owner_chunks_;
   std::map<uint64_t, std::shared_ptr<const kv::Mapping>> mappings_;  // by segment
   std::set<const ChunkInfo*> seen_;                                  // aliases share chunks
   std::vector<MappedChunk> chunks_;
@@ -146,8 +147,8 @@ Result<std::vector<std::optional<MappedTensor>>> RunMap(const StepView& view,
                                                         bool verify, const Progress& progress) {
   CAIRN_TRY_ASSIGN(const auto tensors, FindNamed(view, {fqns.begin(), fqns.end()}));
   CAIRN_TRY_ASSIGN(const auto owners, FindOwners(view, tensors));
-  CAIRN_TRY_ASSIGN(const auto payloads, FindPayloads(view, owners));
-  Mapper mapper(view, owners, payloads);
+  CAIRN_TRY_ASSIGN(const auto owner_chunks, FindOwnerChunks(view, owners));
+  Mapper mapper(view, owners, owner_chunks);
   std::vector<std::optional<MappedTensor>> mapped(fqns.size());
   for (size_t i = 0; i < fqns.size(); ++i) {
     CAIRN_TRY_ASSIGN(mapped[i], mapper.Map(ByName(tensors, fqns[i])));

@@ -1,5 +1,5 @@
 #pragma once
-/// Mapping tensors of one step.
+/// Maps tensors of one step.
 
 #include <optional>
 #include <span>

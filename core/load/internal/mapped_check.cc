@@ -1,41 +1,41 @@
-// Mapped chunks are read ahead, made present and checked by a few threads, in file order.
-
 #include "core/load/internal/mapped_check.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <atomic>
-#include <mutex>
 #include <utility>
 
 #include "core/base/internal/progress_meter.h"
 #include "core/base/internal/worker_pool.h"
 #include "core/base/progress.h"
 #include "kv/mapping.h"
+#include "kv/mutex.h"
+#include "kv/thread_annotations.h"
 
 namespace cairn::core::internal {
 namespace {
 
-// How far the disk is kept busy ahead of the digests.
+// How far reading is ahead of the digests.
 constexpr uint64_t kAheadBytes = uint64_t{64} << 20;
-// Small chunks that lie together are one item of work.
+// Small chunks that are close to each other in the file are checked as one item of at most this
+// size.
 constexpr uint64_t kStretchBytes = uint64_t{1} << 20;
-// Padding between chunks that is not worth an item of its own.
+// The largest gap between chunks of one item.
 constexpr uint64_t kGapBytes = 64 * 1024;
 
-// Chunks that lie together in one mapping.
+// Chunks that are close to each other in one mapping.
 struct Stretch {
   std::span<const MappedChunk> chunks;
   const kv::Mapping* mapping = nullptr;
   uint64_t begin_bytes = 0;  // in the mapping
   uint64_t end_bytes = 0;
-  uint64_t before_bytes = 0;  // of all stretches before this one
+  uint64_t before_bytes = 0;  // total length of the stretches before this one
 
   uint64_t length_bytes() const { return end_bytes - begin_bytes; }
 };
 
-// Requires file order.
+// Requires chunks in file order.
 std::vector<Stretch> JoinChunks(std::span<const MappedChunk> chunks) {
   std::vector<Stretch> stretches;
   for (size_t i = 0; i < chunks.size(); ++i) {
@@ -78,7 +78,7 @@ Result<void> CheckDigest(const StepView& view, const MappedChunk& mapped) {
                            extent.offset_bytes));
 }
 
-// Threads: Check may run from many.
+// Threads: Check is safe.
 class Checker {
  public:
   Checker(const StepView& view, std::span<const Stretch> stretches, ProgressMeter& meter)
@@ -92,13 +92,15 @@ class Checker {
     if (!result) NoteFailure(i, std::move(result).error());
   }
 
+  /// Returns the first error. Requires that all items are done.
   Result<void> result() && {
+    const MutexLock lock(mutex_);
     if (failed_ < stretches_.size()) return Fail(std::move(error_));
     return {};
   }
 
  private:
-  // Asks for the stretches that begin before `end_bytes`, each once.
+  // Begins to read the stretches before `end_bytes`, each once.
   void ReadAhead(uint64_t end_bytes) {
     size_t next = asked_;
     while (next < stretches_.size() && stretches_[next].before_bytes < end_bytes) {
@@ -110,7 +112,7 @@ class Checker {
   }
 
   Result<void> CheckChunks(const Stretch& stretch) {
-    // One call for all; if it fails, the chunks' own calls tell which it was.
+    // One call for all chunks; if it fails, one call per chunk finds out which cannot be read.
     const auto all = stretch.mapping->Populate(stretch.begin_bytes, stretch.length_bytes());
     for (const MappedChunk& chunk : stretch.chunks) {
       if (!all) CAIRN_TRY(CheckReadable(view_, chunk));
@@ -119,9 +121,9 @@ class Checker {
     return {};
   }
 
-  // Items are begun in order, so the first that fails is known once all that were begun are done.
+  // Items begin in order, so the first that fails is known when all that have begun are done.
   void NoteFailure(size_t i, Error error) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (i >= failed_) return;
     failed_ = i;
     error_ = std::move(error);
@@ -130,10 +132,12 @@ class Checker {
   const StepView& view_;
   const std::span<const Stretch> stretches_;
   ProgressMeter& meter_;
-  std::atomic<size_t> asked_ = 0;  // stretches that the kernel was asked for
-  std::atomic<size_t> failed_;     // the first that failed, or their number; written under mutex_
-  std::mutex mutex_;
-  Error error_;  // guarded by mutex_
+  std::atomic<size_t> asked_ = 0;  // stretches whose reading has begun
+  // The first stretch that failed, or the number of stretches. Written under mutex_, and read
+  // without it to skip stretches.
+  std::atomic<size_t> failed_;
+  Mutex mutex_;
+  Error error_ CAIRN_GUARDED_BY(mutex_);  // of failed_
 };
 
 }  // namespace

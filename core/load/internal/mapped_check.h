@@ -1,5 +1,5 @@
 #pragma once
-/// Checking chunks where they lie in mapped segments.
+/// Verifies chunks in mapped segments.
 
 #include <string>
 #include <vector>
@@ -11,18 +11,18 @@
 
 namespace cairn::core::internal {
 
-/// All pointers are borrowed; the chunk lies inside the mapping, in one extent.
+/// A chunk in one extent, which is inside the mapping. Borrows everything.
 struct MappedChunk {
   const std::string* fqn = nullptr;
   const ChunkInfo* chunk = nullptr;
-  const kv::Mapping* mapping = nullptr;  // of the chunk's segment, the same for all of its chunks
+  const kv::Mapping* mapping = nullptr;  // one per segment
 
   const kv::Extent& extent() const { return chunk->extents.front(); }
 };
 
-/// Checks all chunks against their digests, in file order, on all cores, the disk kept busy ahead
-/// of them. kDataLoss names key, file and offset of the first that does not match or cannot be
-/// read. kCancelled: `progress` asked to stop.
+/// Checks all chunks against their digests, in file order and on all cores, with read-ahead.
+/// kDataLoss: a chunk does not match or cannot be read; names key, file and offset of the first.
+/// kCancelled: `progress` asked to stop.
 Result<void> CheckMapped(const StepView& view, std::vector<MappedChunk> chunks,
                          const Progress& progress);
 

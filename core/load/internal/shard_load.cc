@@ -1,11 +1,12 @@
-// Loads for any mesh.
+// How boxes are read once and sent to all ranks that need them:
 //
-// Read once:
-// 1. Boxes that the same ranks need are cut where the stored chunks are cut, which all of these
-//    ranks find in the index alike, and fall into runs of equal bytes, one a rank.
-// 2. Each rank reads its run into its own targets. All vote: where one failed, all do.
-// 3. In rounds of bounded bytes each rank sends the next part of its run, as row-major bytes in the
-//    order of the items, to the others of its group, who know from the plan what they get.
+// 1. The boxes that the same ranks need (a ReplicaGroup) are divided along the stored chunks, which
+//    all of these ranks find in the index, into one share of equal bytes per rank.
+// 2. Each rank reads its share into its own targets. The ranks then agree on the status: if one has
+//    failed, all fail.
+// 3. In rounds of bounded size, each rank sends the next part of its share to the other ranks of
+//    the group, as row-major bytes in the order of the items. The receivers know from the plan what
+//    they get.
 
 #include "core/load/internal/shard_load.h"
 
@@ -35,7 +36,7 @@ TensorView AsView(const TensorTarget& target) {
   return {target.dtype, target.shape, target.strides, target.data, target.device};
 }
 
-// Views that were made of writable memory, here or by a caller who gave them as targets.
+// Requires a view of writable memory: one from AsView, or of a Sharding that is a load's target.
 TensorTarget AsTarget(const TensorView& view) {
   return {view.dtype, view.shape, view.strides, const_cast<std::byte*>(view.data), view.device};
 }
@@ -49,7 +50,7 @@ Result<std::vector<LocalPiece>> PiecesToFill(const ShardTarget& target, const Te
                               FormatNumbers(target.local.shape), FormatNumbers(stored.shape)));
     }
     if (!target.local.strides.empty() && target.local.strides.size() != target.local.shape.size()) {
-      return Fail(ErrorCode::kInvalidArgument, "the target has not one stride a dimension");
+      return Fail(ErrorCode::kInvalidArgument, "the target does not have one stride per dimension");
     }
     return std::vector<LocalPiece>{
         {.box = WholeBox(target.local.shape), .view = AsView(target.local)}};
@@ -60,14 +61,14 @@ Result<std::vector<LocalPiece>> PiecesToFill(const ShardTarget& target, const Te
         fmt::format("the target's global shape is {}, the stored one {}",
                     FormatNumbers(target.sharding->global_shape), FormatNumbers(stored.shape)));
   }
-  // A rank that is not of the mesh holds nothing of the tensor.
+  // A rank that is not on the mesh holds nothing of the tensor.
   if (target.sharding->mesh != nullptr && !target.sharding->mesh->CoordinateOf(rank)) {
     return std::vector<LocalPiece>{};
   }
   return PiecesOf(*target.sharding, AsView(target.local), rank);
 }
 
-// One target, what is stored of it, and what of it this rank holds.
+// One target, its stored record, and the boxes of it that this rank holds.
 struct Filling {
   const ShardTarget* target = nullptr;
   const TensorInfo* stored = nullptr;
@@ -76,7 +77,7 @@ struct Filling {
 
 struct Fillings {
   std::vector<TensorInfo> stored;  // key order
-  std::vector<Filling> all;        // as the targets
+  std::vector<Filling> all;        // in the order of the targets
 
   static Result<Fillings> Make(const StepView& view, std::span<const ShardTarget> targets,
                                uint32_t rank) {
@@ -96,7 +97,7 @@ struct Fillings {
   }
 };
 
-// A box that one rank of a group reads, and that all of it need.
+// A box that all ranks of a group need and one of them reads.
 struct Item {
   const std::string* fqn = nullptr;
   Box box;
@@ -116,7 +117,7 @@ TensorTarget Narrow(const LocalPiece& piece, const Box& box) {
   return target;
 }
 
-// What the ranks of one group read for each other.
+// What the ranks of one group read and send to each other.
 class GroupLoad {
  public:
   explicit GroupLoad(const ReplicaGroup& group, uint32_t rank) : place_(group.PlaceOf(rank)) {}
@@ -124,8 +125,8 @@ class GroupLoad {
   const ReplicaGroup::Place& place() const { return place_; }
   void Add(Item item) { items_.push_back(std::move(item)); }
 
-  /// Divides the items. Call once all are added.
-  void Share() {
+  /// Divides the items into one share per rank. Call after the last Add.
+  void Divide() {
     uint64_t total = 0;
     for (const Item& item : items_) total += item.bytes;
     begins_.assign(1, 0);
@@ -139,12 +140,13 @@ class GroupLoad {
   }
 
   void AddOwnRequests(std::vector<LoadRequest>& requests) const {
-    for (const Item& item : Run(place_.index)) {
+    for (const Item& item : ShareOfMember(place_.index)) {
       requests.push_back({.fqn = *item.fqn, .box = item.box, .target = item.target});
     }
   }
 
-  /// Collective over the group. kInvalidArgument: its ranks have not planned alike.
+  /// Checks that all ranks of the group have planned the same items. Collective over the group.
+  /// kInvalidArgument: they have not.
   Result<void> CheckAgreed(Communicator& group, const kv::StepInfo& step) const {
     std::string plan = fmt::format("{} {} {}", step.step, step.generation, step.attempt);
     for (const Item& item : items_) {
@@ -158,8 +160,9 @@ class GroupLoad {
       return {};
     }
     return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                      .message = "ranks that read for each other give other steps, keys, meshes or "
-                                 "placements; give them alike, or load without read_once",
+                      .message =
+                          "ranks that read for each other request different steps, keys, meshes "
+                          "or placements; request the same, or load without read_once",
                       .key = items_.empty() ? std::string() : *items_.front().fqn});
   }
 
@@ -169,20 +172,21 @@ class GroupLoad {
     }
   }
 
-  /// Requires a mover with a buffer of at least max(buffer_bytes, one byte a rank).
-  Result<void> PassOn(Communicator& group, RoundMover& mover, uint64_t buffer_bytes) const {
+  /// Sends this rank's share to the group and receives the shares of the others. Collective over
+  /// the group. Requires a mover with a buffer of at least max(buffer_bytes, one byte per rank).
+  Result<void> Exchange(Communicator& group, RoundMover& mover, uint64_t buffer_bytes) const {
     const uint64_t round_bytes = std::max<uint64_t>(buffer_bytes / place_.size, 1);
     TensorStream<TensorView> mine;
-    for (const Item& item : Run(place_.index)) mine.Add(AsView(item.target));
-    std::vector<TensorStream<TensorTarget>> runs(place_.size);
+    for (const Item& item : ShareOfMember(place_.index)) mine.Add(AsView(item.target));
+    std::vector<TensorStream<TensorTarget>> shares(place_.size);
     uint64_t longest = 0;
     for (uint64_t member = 0; member < place_.size; ++member) {
-      for (const Item& item : Run(member)) runs[member].Add(item.target);
-      longest = std::max(longest, runs[member].length_bytes());
+      for (const Item& item : ShareOfMember(member)) shares[member].Add(item.target);
+      longest = std::max(longest, shares[member].length_bytes());
     }
     for (uint64_t at = 0; at < longest; at += round_bytes) {
       const auto count_of = [&](uint64_t member) {
-        const uint64_t length = runs[member].length_bytes();
+        const uint64_t length = shares[member].length_bytes();
         return std::min(length - std::min(at, length), round_bytes);
       };
       mover.Begin();
@@ -191,7 +195,7 @@ class GroupLoad {
       std::vector<ByteTarget> parts(place_.size);
       for (uint64_t member = 0; member < place_.size; ++member) {
         if (member != place_.index)
-          parts[member] = mover.Target(runs[member], at, count_of(member));
+          parts[member] = mover.Target(shares[member], at, count_of(member));
       }
       sent[place_.index] = {};
       CAIRN_TRY(mover.Packed());
@@ -202,17 +206,17 @@ class GroupLoad {
   }
 
  private:
-  std::span<const Item> Run(uint64_t member) const {
+  std::span<const Item> ShareOfMember(uint64_t member) const {
     return std::span(items_).subspan(begins_[member], begins_[member + 1] - begins_[member]);
   }
 
   const ReplicaGroup::Place place_;
   std::vector<Item> items_;
-  std::vector<size_t> begins_;  // of each member's run, and the end
+  std::vector<size_t> begins_;  // first item of each member's share, and the end
 };
 
-// All groups that this rank is of, in the order in which the targets name them: the same on every
-// rank.
+// A load in which each box is read once. Groups are in the order in which the targets name them,
+// which is the same on every rank.
 class OnceLoad {
  public:
   OnceLoad(uint32_t rank, uint32_t world_size) : rank_(rank), world_size_(world_size) {}
@@ -227,7 +231,7 @@ class OnceLoad {
     }
     for (GroupLoad* const group : order_) {
       if (group == nullptr) continue;
-      group->Share();
+      group->Divide();
       group->AddOwnRequests(requests_);
     }
     return {};
@@ -235,23 +239,25 @@ class OnceLoad {
 
   const std::vector<LoadRequest>& requests() const { return requests_; }
 
-  Result<void> PassOn(Communicator& communicator, const kv::StepInfo& step,
-                      const ShardLoadOptions& options) {
+  /// Sends what was read to the other ranks. Collective.
+  Result<void> Exchange(Communicator& communicator, const kv::StepInfo& step,
+                        const ShardLoadOptions& options) {
     Communicator& carrier =
         options.tensor_communicator == nullptr ? communicator : *options.tensor_communicator;
-    Result<void> verdict;
-    Result<void> done = PassOnBy(carrier, communicator, step, options, verdict);
-    if (done) return verdict;
-    // No verdict of all: the others may wait in the carrier, which need not tell them of this rank.
-    // Its connections do, once it uses or leaves them.
+    Result<void> agreed;
+    Result<void> done = ExchangeOver(carrier, communicator, step, options, agreed);
+    if (done) return agreed;
+    // The ranks have not agreed on a status. The others may wait in the carrier, which does not
+    // have to detect that this rank has failed; the connections of the communicator do.
     if (&carrier != &communicator) InterruptGloo(communicator);
     return done;
   }
 
  private:
-  /// `verdict` is what all ranks get. Errors are this rank's own.
-  Result<void> PassOnBy(Communicator& carrier, Communicator& communicator, const kv::StepInfo& step,
-                        const ShardLoadOptions& options, Result<void>& verdict) {
+  /// `status` is set to what all ranks have agreed on. Errors are those of this rank only.
+  Result<void> ExchangeOver(Communicator& carrier, Communicator& communicator,
+                            const kv::StepInfo& step, const ShardLoadOptions& options,
+                            Result<void>& status) {
     CAIRN_TRY_ASSIGN(const uint64_t rounds, MostGroups(communicator));
     std::vector<std::unique_ptr<Communicator>> parts;
     Result<void> agreed = {};
@@ -263,36 +269,37 @@ class OnceLoad {
                        carrier.Split(place.lowest_rank, static_cast<uint32_t>(place.index)));
       if (group != nullptr) {
         Result<void> checked = group->CheckAgreed(*part, step);
-        // What the ranks say differently they vote on; a communicator that broke is not for later.
+        // A disagreement is reported to all ranks below; a broken communicator ends the load now.
         if (!checked && checked.error().code != ErrorCode::kInvalidArgument) return checked;
         if (!checked && agreed) agreed = std::move(checked);
       } else if (part->world_size() > 1) {
-        agreed = Fail(ErrorCode::kInvalidArgument,
-                      "ranks that read for each other give other tensors; give them alike, or load "
-                      "without read_once");
+        agreed =
+            Fail(ErrorCode::kInvalidArgument,
+                 "ranks that read for each other request different tensors; request the same, or "
+                 "load without read_once");
         CAIRN_TRY(DeclineAgreement(*part));
       }
       parts.push_back(std::move(part));
     }
     auto mover = MakeMover(carrier, options);
     if (!mover && agreed) agreed = std::unexpected(mover.error());
-    verdict = AgreeOnStatus(communicator, agreed);
-    if (!verdict) return {};
+    status = AgreeOnStatus(communicator, agreed);
+    if (!status) return {};
     for (size_t i = 0; i < order_.size(); ++i) {
       if (order_[i] == nullptr) continue;
-      CAIRN_TRY(order_[i]->PassOn(*parts[i], *mover, options.buffer_bytes));
+      CAIRN_TRY(order_[i]->Exchange(*parts[i], *mover, options.buffer_bytes));
     }
     return {};
   }
 
-  // Takes part in CheckAgreed of a group that this rank has not planned for.
+  // Takes part in CheckAgreed of a group that this rank has not planned, with an empty digest.
   static Result<void> DeclineAgreement(Communicator& group) {
     CAIRN_TRY(AllGatherValues(group, kv::Digest()));
     return {};
   }
 
-  // Null where this rank alone holds the tensor's boxes, or nothing of it. Each group has its place
-  // in order_, on the ranks that are not of its mesh too.
+  // Returns null if only this rank holds the tensor's boxes, or if it holds nothing of the tensor.
+  // Each group is in order_ on all ranks, also on those that are not on its mesh.
   GroupLoad* GroupFor(const Filling& filling) {
     const Sharding* const sharding = filling.target->sharding;
     ReplicaGroup group = ReplicaGroup::Whole(*meshes_.Find(&*world_));
@@ -322,7 +329,7 @@ class OnceLoad {
       return {};
     }
     if (piece.view.dtype != filling.stored->dtype || !BoxFits(piece.box, filling.stored->shape)) {
-      // RunLoad says what is wrong with it.
+      // RunLoad returns the error.
       requests_.push_back(request(piece.box, AsTarget(piece.view)));
       return {};
     }
@@ -343,7 +350,7 @@ class OnceLoad {
     });
   }
 
-  // For all groups, one after the other.
+  // The mover is used for all groups, one after the other.
   Result<RoundMover> MakeMover(const Communicator& communicator,
                                const ShardLoadOptions& options) const {
     std::set<int> devices;
@@ -362,11 +369,11 @@ class OnceLoad {
 
   const uint32_t rank_;
   const uint32_t world_size_;
-  std::optional<DeviceMesh> world_;  // of whole tensors
+  std::optional<DeviceMesh> world_;  // the mesh of tensors without a sharding
   EqualMeshes meshes_;
   Fillings fillings_;
   std::map<ReplicaGroup, std::unique_ptr<GroupLoad>> groups_;
-  std::vector<GroupLoad*> order_;
+  std::vector<GroupLoad*> order_;      // null: this rank is not in the group
   std::vector<LoadRequest> requests_;  // of this rank
 };
 
@@ -401,7 +408,7 @@ Result<LoadReport> LoadShardsOnce(const std::function<Result<StepView>()>& find_
     return {};
   };
   CAIRN_TRY(AgreeOnStatus(communicator, CatchBadAlloc("a load", read_own)));
-  CAIRN_TRY(load.PassOn(communicator, step, options));
+  CAIRN_TRY(load.Exchange(communicator, step, options));
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   report.seconds = elapsed.count();
   return report;

@@ -1,5 +1,6 @@
 #pragma once
-/// Loads for any mesh: each rank its part, read by itself or once for all that hold it.
+/// Loads for any mesh: each rank gets its part, which it reads itself, or which one of the ranks
+/// that need it reads and sends to the others.
 
 #include <functional>
 #include <span>
@@ -9,11 +10,13 @@
 
 namespace cairn::core::internal {
 
-/// Reads all that `rank` needs.
+/// Reads everything that `rank` needs. Errors: those of CheckpointStore::LoadShards.
 Result<LoadReport> LoadOwnShards(const StepView& view, std::span<const ShardTarget> targets,
                                  uint32_t rank, const ShardLoadOptions& options);
 
-/// Collective. `find_view` is called once; an error of it is one of this rank, as any other.
+/// Reads each box once for all ranks that need it. Collective. Calls `find_view` once; its errors
+/// are treated as all other errors of this rank: if one rank fails, all ranks get an error. Errors:
+/// those of CheckpointStore::LoadShards.
 Result<LoadReport> LoadShardsOnce(const std::function<Result<StepView>()>& find_view,
                                   std::span<const ShardTarget> targets, Communicator& communicator,
                                   const ShardLoadOptions& options);

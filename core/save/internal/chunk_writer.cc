@@ -106,8 +106,8 @@ Result<void> ChunkWriter::AddTensorRecords(size_t end) {
   CAIRN_CHECK(end <= context_.plan.tensors.size());
   for (; next_tensor_ < end; ++next_tensor_) {
     const TensorInfo& info = context_.plan.tensors[next_tensor_];
-    CAIRN_TRY(context_.writer.AddRecord(kv::Column::kTensors, kv::FqnKey(info.fqn),
-                                        EncodeTensor(info)));
+    CAIRN_TRY(
+        context_.writer.AddRecord(kv::Column::kTensors, kv::FqnKey(info.fqn), EncodeTensor(info)));
   }
   return {};
 }
@@ -146,8 +146,8 @@ Result<ChunkWriter::Stored> ChunkWriter::Append(const PlannedChunk& chunk) {
     return Stored{.extents = appended.extent, .digest = appended.digest};
   };
   if (chunk.is_on_device()) {
-    return append(DevicePayload(*context_.device, *chunk.source, chunk.begin_bytes,
-                                chunk.length_bytes));
+    return append(
+        DevicePayload(*context_.device, *chunk.source, chunk.begin_bytes, chunk.length_bytes));
   }
   return append(HostPayload(*chunk.source, chunk.begin_bytes, chunk.length_bytes));
 }

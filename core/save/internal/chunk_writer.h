@@ -1,6 +1,6 @@
 #pragma once
-/// Writes the chunks of a plan. Chunks that may be unchanged are digested and compared with the base
-/// step; each chunk then becomes a reference to the bytes of the base, or is appended, either
+/// Writes the chunks of a plan. Chunks that may be unchanged are digested and compared with the
+/// base step; each chunk then becomes a reference to the bytes of the base, or is appended, either
 /// completely or only its changed pages.
 ///
 /// Chunks are collected in windows of bounded size. While the candidates of one window are digested
@@ -45,9 +45,9 @@ class ChunkWriter {
   ChunkWriter(const ChunkWriter&) = delete;
   ChunkWriter& operator=(const ChunkWriter&) = delete;
 
-  /// Adds a chunk. Requires that chunks are added in key order. kConflict: the bytes of a chunk were
-  /// not staged because the base had them, and the base has been deleted or replaced since. All
-  /// other errors are those of kv::StepWriter, and kCancelled.
+  /// Adds a chunk. Requires that chunks are added in key order. kConflict: the bytes of a chunk
+  /// were not staged because the base had them, and the base has been deleted or replaced since.
+  /// All other errors are those of kv::StepWriter, and kCancelled.
   Result<void> Add(PlannedChunk chunk);
   /// Writes the remaining windows, and the records of tensors without chunks. Call once.
   Result<void> Finish();

@@ -84,7 +84,8 @@ Result<std::unique_ptr<DeviceSave>> DeviceSave::Begin(const SavePlan& plan,
   return save;
 }
 
-Result<void> DeviceSave::BeginNextPlan(const SavePlan& plan, std::span<const DeviceStream> streams) {
+Result<void> DeviceSave::BeginNextPlan(const SavePlan& plan,
+                                       std::span<const DeviceStream> streams) {
   CAIRN_CHECK(staged_point_->is_set());
   staged_point_ = std::make_shared<StagedPoint>();
   digested_ = false;
@@ -142,7 +143,8 @@ Result<void> DeviceSave::DigestOn(int device, SavePlan& plan, const SavedChunks*
   for (PlannedShard& shard : plan.shards) {
     const SavedChunks::Shard* found = cursor.Find(plan.tensors[shard.tensor], shard);
     if (shard.source.device != device) continue;
-    if (base_page_digests == nullptr || (found != nullptr && found->device != device)) found = nullptr;
+    if (base_page_digests == nullptr || (found != nullptr && found->device != device))
+      found = nullptr;
     bases.push_back(found);
     shard.first_page_digest = page;
     for (uint64_t chunk = shard.first_chunk; chunk < shard.end_chunk; ++chunk) {
@@ -150,7 +152,8 @@ Result<void> DeviceSave::DigestOn(int device, SavePlan& plan, const SavedChunks*
       DigestJob job{.source = shard.source,
                     .begin_bytes = shard.grid.offset_bytes(chunk) - shard.skipped_bytes,
                     .length_bytes = length_bytes};
-      if (found != nullptr) job.base_page = found->first_page_digest + (page - shard.first_page_digest);
+      if (found != nullptr)
+        job.base_page = found->first_page_digest + (page - shard.first_page_digest);
       jobs.push_back(std::move(job));
       page += kv::PageCount(length_bytes);
     }
@@ -185,7 +188,8 @@ Result<void> DeviceSave::DigestOn(int device, SavePlan& plan, const SavedChunks*
       first += count;
     }
   }
-  CAIRN_TRY_ASSIGN(const std::vector<uint64_t> page_digests, queue.FetchPageDigests(*digests.page_digests, ranges));
+  CAIRN_TRY_ASSIGN(const std::vector<uint64_t> page_digests,
+                   queue.FetchPageDigests(*digests.page_digests, ranges));
   auto at = page_digests.begin();
   for (size_t i = 0; i < ranges.size(); ++i) {
     const auto end = at + static_cast<ptrdiff_t>(ranges[i].count);
@@ -225,7 +229,7 @@ Result<bool> DeviceSave::TakeSnapshot(SavePlan& plan) {
     std::byte* const target = snapshots_.at(device)->data() + used[device];
     const uint64_t length_bytes = shard.end_bytes() - shard.begin_bytes();
     CAIRN_TRY(queues_.at(device)->Pack(shard.source, shard.begin_bytes() - shard.skipped_bytes,
-                                      length_bytes, target));
+                                       length_bytes, target));
     used[device] += RoundUp(length_bytes, kSnapshotAlignment);
     shard.source.data = target;
     shard.source.strides.clear();
@@ -269,8 +273,7 @@ Result<bool> DeviceSave::StartWrite(const TensorView& source, uint64_t begin_byt
 
 Result<std::unique_ptr<kv::PayloadFile>> DeviceSave::OpenFile(int fd, const std::string& path) {
   if (!transfers_) return nullptr;
-  CAIRN_TRY_ASSIGN(const bool opened,
-                   transfers_->Open(fd, path, DeviceTransfers::FileUse::kWrite));
+  CAIRN_TRY_ASSIGN(const bool opened, transfers_->Open(fd, path, DeviceTransfers::FileUse::kWrite));
   if (!opened) return nullptr;
   return std::make_unique<TransferFile>(*transfers_, fd);
 }

@@ -5,9 +5,11 @@
 /// 1. Begin() opens a queue on each device, ordered after the work in the caller's streams.
 /// 2. Digest() digests all chunks on their devices, compares them with the page digests that the
 ///    previous save left there, and copies the page digests of changed chunks to the host.
-/// 3. The writer requests the bytes of changed pages block by block with StartCopy(), which enqueues
-///    the copies and returns, or with StartWrite(), which lets the device write them to the file.
-/// 4. MarkStaged() is called after the last request; from then on the StagedPoint can be waited for.
+/// 3. The writer requests the bytes of changed pages block by block with StartCopy(), which
+///    enqueues the copies and returns, or with StartWrite(), which lets the device write them to
+///    the file.
+/// 4. MarkStaged() is called after the last request; from then on the StagedPoint can be waited
+///    for.
 ///
 /// A step that is written plan by plan repeats 2 to 4 for each plan, with BeginNextPlan() before.
 
@@ -21,9 +23,9 @@
 
 #include "core/device/device.h"
 #include "core/device/internal/device_transfers.h"
-#include "core/save/save_options.h"
 #include "core/save/internal/save_plan.h"
 #include "core/save/internal/saved_chunks.h"
+#include "core/save/save_options.h"
 #include "kv/block_pool.h"
 #include "kv/mutex.h"
 #include "kv/payload.h"
@@ -38,8 +40,8 @@ class StagedPoint {
   /// Sets the fences of all devices; none if there is nothing to wait for, as after a save that
   /// failed. Only the first call has an effect.
   void Set(std::vector<std::pair<int, std::shared_ptr<const DeviceFence>>> fences);
-  /// Waits on the host until the copies are done. kUnavailable: a device has failed, and with it the
-  /// save.
+  /// Waits on the host until the copies are done. kUnavailable: a device has failed, and with it
+  /// the save.
   Result<void> Await() const;
   /// Waits until all copies are enqueued; then makes `stream`, not the host, wait for those of its
   /// device.
@@ -65,8 +67,8 @@ class DeviceSave final : public kv::CopyQueue {
 
   /// Begins a save of `plan`. `streams` are those whose work produces the values of the tensors;
   /// for devices that are not named, the default stream. Requires that `plan` has tensors in device
-  /// memory. kUnavailable: there is no such device, or it has failed. kResourceExhausted: there is no
-  /// page-locked memory.
+  /// memory. kUnavailable: there is no such device, or it has failed. kResourceExhausted: there is
+  /// no page-locked memory.
   static Result<std::unique_ptr<DeviceSave>> Begin(const SavePlan& plan,
                                                    std::span<const DeviceStream> streams);
 
@@ -81,24 +83,25 @@ class DeviceSave final : public kv::CopyQueue {
   bool is_digested() const { return digested_; }
   /// The step that the plan was compared with, if any. It must be the base of the save.
   const std::optional<kv::StepInfo>& compared() const { return compared_; }
-  /// Copies the shards that have changed within their devices and makes the plan point to the copies,
-  /// so that the caller's streams wait for these copies only. Returns false, without an effect, if a
-  /// device does not have enough free memory. Requires Digest.
+  /// Copies the shards that have changed within their devices and makes the plan point to the
+  /// copies, so that the caller's streams wait for these copies only. Returns false, without an
+  /// effect, if a device does not have enough free memory. Requires Digest.
   Result<bool> TakeSnapshot(SavePlan& plan);
 
   /// Allows devices to write to files directly from now on. They then read the tensors until the
-  /// files are written, so this is for saves whose caller waits for the end, or that have a snapshot.
-  /// Requires Digest before the first write.
+  /// files are written, so this is for saves whose caller waits for the end, or that have a
+  /// snapshot. Requires Digest before the first write.
   void WriteFilesDirectly() { transfers_.emplace(backend_); }
 
   /// Begins to write bytes [begin_bytes, begin_bytes + length_bytes) of the row-major form of
-  /// `source` at `offset_bytes` of a file that OpenFile accepted. Returns false if the tensor is not
-  /// contiguous. Requires WriteFilesDirectly.
+  /// `source` at `offset_bytes` of a file that OpenFile accepted. Returns false if the tensor is
+  /// not contiguous. Requires WriteFilesDirectly.
   Result<bool> StartWrite(const TensorView& source, uint64_t begin_bytes, uint64_t length_bytes,
                           int fd, uint64_t offset_bytes);
-  /// Begins to copy bytes [begin_bytes, begin_bytes + target.size()) of the row-major form of `source`
-  /// to `target`.
-  Result<void> StartCopy(const TensorView& source, uint64_t begin_bytes, std::span<std::byte> target);
+  /// Begins to copy bytes [begin_bytes, begin_bytes + target.size()) of the row-major form of
+  /// `source` to `target`.
+  Result<void> StartCopy(const TensorView& source, uint64_t begin_bytes,
+                         std::span<std::byte> target);
 
   // kv::CopyQueue.
   Result<void> Zero(std::span<std::byte> target) override;

@@ -42,7 +42,8 @@ std::vector<bool> ChangedPages(std::span<const uint64_t> page_digests,
   return changed;
 }
 
-std::optional<PageRanges> PlanPageRanges(const std::vector<bool>& changed, const kv::Extents& base) {
+std::optional<PageRanges> PlanPageRanges(const std::vector<bool>& changed,
+                                         const kv::Extents& base) {
   const uint64_t length_bytes = base.length_bytes();
   CAIRN_CHECK(changed.size() == kv::PageCount(length_bytes));
   if (2 * static_cast<uint64_t>(std::ranges::count(changed, true)) > changed.size()) {

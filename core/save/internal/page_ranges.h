@@ -41,7 +41,6 @@ std::vector<bool> ChangedPages(std::span<const uint64_t> page_digests,
 /// Returns nothing if the chunk should be written completely, because more than half of its pages
 /// changed or it would have more than MaxExtents. Requires that `changed` has one element for each
 /// page of the chunk, whose length is that of `base`.
-std::optional<PageRanges> PlanPageRanges(const std::vector<bool>& changed,
-                                         const kv::Extents& base);
+std::optional<PageRanges> PlanPageRanges(const std::vector<bool>& changed, const kv::Extents& base);
 
 }  // namespace cairn::core::internal

@@ -75,7 +75,8 @@ Result<void> RankMerge::Add(uint32_t rank, kv::Column column, std::string_view k
     }
     default:
       return Fail(ErrorCode::kDataLoss,
-                  fmt::format("rank {} wrote a {} record, which cannot be merged", rank, kv::ColumnName(column)));
+                  fmt::format("rank {} wrote a {} record, which cannot be merged", rank,
+                              kv::ColumnName(column)));
   }
 }
 
@@ -178,8 +179,9 @@ Result<void> RankMerge::CheckTensor(const Tensor& tensor) const {
   const TensorInfo& info = tensor.info;
   if (info.alias_of) {
     if (tensor.box_ranks.empty()) return {};
-    return Invalid(info, fmt::format("on rank {} it shares the memory of '{}', but {} was written separately",
-                                     *tensor.alias_rank, *info.alias_of, NameBox(tensor, 0)));
+    return Invalid(
+        info, fmt::format("on rank {} it shares the memory of '{}', but {} was written separately",
+                          *tensor.alias_rank, *info.alias_of, NameBox(tensor, 0)));
   }
   const auto flaw = FindTilingFlaw(info.shape, tensor.boxes);
   if (!flaw) return {};

@@ -31,26 +31,26 @@ struct MergedStep {
 /// Memory: the records of the distinct states, and 16 bytes per chunk and dimension. Threads: one.
 class RankMerge {
  public:
-  /// Adds rank 0's own state and chunks, in one plan or in several without a common tensor. Requires
-  /// that this precedes the records of all other ranks. kInvalidArgument: a common tensor.
+  /// Adds rank 0's own state and chunks, in one plan or in several without a common tensor.
+  /// Requires that this precedes the records of all other ranks. kInvalidArgument: a common tensor.
   Result<void> AddOwn(const SavePlan& plan);
   /// Adds a record of another rank. Requires that a tensor's record precedes its chunks. kDataLoss:
-  /// the record is damaged. Disagreements between ranks are reported by Finish, which can name their
-  /// boxes.
+  /// the record is damaged. Disagreements between ranks are reported by Finish, which can name
+  /// their boxes.
   Result<void> Add(uint32_t rank, kv::Column column, std::string_view key,
                    std::span<const std::byte> record);
   /// Returns the merged step. Call once. If ranks have different values under one key, the lowest
-  /// rank's value is taken. kInvalidArgument: ranks disagree about the dtype or shape of a tensor or
-  /// about what a leaf is, or an element was written by no rank or by several; names key, ranks and
-  /// boxes.
+  /// rank's value is taken. kInvalidArgument: ranks disagree about the dtype or shape of a tensor
+  /// or about what a leaf is, or an element was written by no rank or by several; names key, ranks
+  /// and boxes.
   Result<MergedStep> Finish();
 
  private:
   struct Tensor {
     explicit Tensor(TensorInfo info_in) : info(std::move(info_in)), boxes(info.shape.size()) {}
     TensorInfo info;
-    uint32_t rank = 0;  // the first that has the tensor
-    BoxList boxes;      // of the chunks
+    uint32_t rank = 0;                   // the first that has the tensor
+    BoxList boxes;                       // of the chunks
     std::vector<uint32_t> box_ranks;     // the rank of each box
     std::optional<uint32_t> alias_rank;  // the first on which it shares memory
   };

@@ -2,15 +2,15 @@
 //
 // 1. The plan lists what is written: owners, aliases, this rank's chunks, values, structure.
 // 2. The chunks of the plan are merged with the chunk records of the base step: both are scanned in
-//    key order, or, if the plan has few chunks and the base many, each chunk is looked up. A chunk of
-//    the base with the same key and sizes is a candidate for reuse.
+//    key order, or, if the plan has few chunks and the base many, each chunk is looked up. A chunk
+//    of the base with the same key and sizes is a candidate for reuse.
 // 3. Chunks are written in windows (chunk_writer.h). The candidates of a window are digested on all
 //    cores; for those that have changed, the page digests of the base are read, in one batch per
-//    window. Then, in order, each chunk becomes a reference to the bytes of the base, or is appended,
-//    completely or only the pages that changed (page_ranges.h).
-// 4. Records, values and structure are added, and the step is committed. Until then nothing of it is
-//    visible. In a multi-rank store, ranks 1 and up prepare their parts; rank 0 merges and checks all
-//    parts (rank_merge.h) and commits.
+//    window. Then, in order, each chunk becomes a reference to the bytes of the base, or is
+//    appended, completely or only the pages that changed (page_ranges.h).
+// 4. Records, values and structure are added, and the step is committed. Until then nothing of it
+//    is visible. In a multi-rank store, ranks 1 and up prepare their parts; rank 0 merges and
+//    checks all parts (rank_merge.h) and commits.
 
 #include "core/save/internal/save.h"
 
@@ -37,8 +37,8 @@ namespace cairn::core::internal {
 namespace {
 
 // A record of the base that cannot be decoded does not fail the save, as the bytes to be stored are
-// available: the chunk is written instead of reused. A chunk with the same key, sizes and length may
-// be reused even if its tensor has another dtype in the base, because only its bytes count.
+// available: the chunk is written instead of reused. A chunk with the same key, sizes and length
+// may be reused even if its tensor has another dtype in the base, because only its bytes count.
 void SetBase(std::span<const std::byte> record, PlannedChunk& chunk) {
   auto decoded = DecodeChunk(chunk.key, record);
   if (decoded && decoded->info.box.sizes == chunk.sizes &&
@@ -93,9 +93,9 @@ std::vector<SavedChunks::Shard> ShardsToRecord(const SavePlan& plan) {
   return shards;
 }
 
-// Adds the records of this rank's state, which are the same on most ranks and therefore stored once.
-// They are in three groups: a key that only one rank has makes its tree or values differ from those
-// of other ranks, but not its tensors.
+// Adds the records of this rank's state, which are the same on most ranks and therefore stored
+// once. They are in three groups: a key that only one rank has makes its tree or values differ from
+// those of other ranks, but not its tensors.
 Result<void> AddShared(const SavePlan& plan, kv::StepWriter& writer) {
   const kv::SharedRecord structure[] = {
       {.column = kv::Column::kStructures, .key = "", .value = plan.structure}};
@@ -168,7 +168,7 @@ Result<kv::StepInfo> Finish(const SavePlan& plan, const RankInWorld& self, bool 
 }  // namespace
 
 Result<std::optional<SaveSession::Base>> SaveSession::FindBase(kv::Store& store,
-                                                       const SaveOptions& options) {
+                                                               const SaveOptions& options) {
   if (!options.incremental) return std::nullopt;
   CAIRN_TRY_ASSIGN(auto snapshot, store.Latest());
   if (!options.base_step && snapshot->steps().empty()) return std::nullopt;
@@ -176,8 +176,8 @@ Result<std::optional<SaveSession::Base>> SaveSession::FindBase(kv::Store& store,
   return Base{std::move(snapshot), std::move(step)};
 }
 
-Result<SaveSession> SaveSession::Begin(kv::Store& store, const SaveAttempt& attempt, const RankInWorld& self,
-                               const SaveOptions& options) {
+Result<SaveSession> SaveSession::Begin(kv::Store& store, const SaveAttempt& attempt,
+                                       const RankInWorld& self, const SaveOptions& options) {
   SaveSession session;
   session.step_ = attempt.step;
   session.self_ = self;
@@ -200,7 +200,7 @@ Result<void> SaveSession::UseDevice(DeviceSave& device) {
 }
 
 Result<void> SaveSession::Write(const SavePlan& plan, const SaveOptions& options, WorkerPool& pool,
-                            SavedChunks* saved) {
+                                SavedChunks* saved) {
   uint64_t own_chunks = 0;
   for (const PlannedShard& shard : plan.shards) own_chunks += shard.chunk_count();
   if (self_.world_size > 1) CAIRN_TRY(AddShared(plan, *writer_));
@@ -251,8 +251,8 @@ Result<SaveReport> RunSave(SavePlan& plan, const SaveContext& context) {
   SavedChunks* const saved = context.saved;
   DeviceSave* const device = context.device;
   CAIRN_CHECK(device != nullptr || !DeviceSave::IsNeeded(plan));
-  CAIRN_TRY_ASSIGN(SaveSession session, SaveSession::Begin(context.store, context.attempt,
-                                                           context.self, options));
+  CAIRN_TRY_ASSIGN(SaveSession session,
+                   SaveSession::Begin(context.store, context.attempt, context.self, options));
   if (device != nullptr) CAIRN_TRY(session.UseDevice(*device));
   if (device != nullptr && !device->is_digested()) {
     const bool comparable = saved != nullptr && saved->chunk_bytes == options.chunk_bytes &&

@@ -54,8 +54,8 @@ class SaveSession {
   /// kv::StepWriter::UseBlocks.
   Result<void> UseDevice(DeviceSave& device);
 
-  /// Writes the chunks and records of a plan. Requires that plans have no tensor in common, and that
-  /// shards in device memory are digested. Replaces saved->shards, if `saved` is not null.
+  /// Writes the chunks and records of a plan. Requires that plans have no tensor in common, and
+  /// that shards in device memory are digested. Replaces saved->shards, if `saved` is not null.
   /// kConflict: the plan relies on chunks of the base, which was deleted or replaced in the
   /// meantime.
   Result<void> Write(const SavePlan& plan, const SaveOptions& options, WorkerPool& pool,
@@ -99,8 +99,8 @@ struct SaveContext {
   DeviceSave* device = nullptr;  // not null if the plan has tensors in device memory
 };
 
-/// Writes and commits the plan. Shards in device memory are digested first, unless they are already,
-/// and compared with `saved` if that is the base.
+/// Writes and commits the plan. Shards in device memory are digested first, unless they are
+/// already, and compared with `saved` if that is the base.
 ///
 /// Errors: those of SaveSession. In a multi-rank store also kInvalidArgument on all ranks: their
 /// parts disagree or do not tile the tensors; kUnavailable: ranks were missing at the deadline; and

@@ -46,7 +46,7 @@ struct PlannedShard {
     std::vector<uint64_t> page_digests;  // empty if `unchanged` has the chunk's digest
     std::vector<bool> changed;           // pages that differ from the base; empty if not known
   };
-  std::vector<ChunkPages> pages;  // one per chunk from first_chunk on; empty in host memory
+  std::vector<ChunkPages> pages;   // one per chunk from first_chunk on; empty in host memory
   uint64_t first_page_digest = 0;  // position of the shard's page digests among its device's
 
   bool on_device() const { return source.device != kHostDevice; }

@@ -18,7 +18,8 @@ uint64_t ShardBytes(const PlannedShard& shard) {
 }
 
 // Returns the first chunk whose middle is at or after the beginning of `share`, where the shard
-// begins at `begin_bytes` of the group's `total_bytes`, which are divided into `share_count` shares.
+// begins at `begin_bytes` of the group's `total_bytes`, which are divided into `share_count`
+// shares.
 uint64_t FirstChunkOf(uint64_t share, const PlannedShard& shard, uint64_t begin_bytes,
                       uint64_t total_bytes, uint64_t share_count) {
   const auto share_of = [&](uint64_t chunk) {
@@ -172,8 +173,7 @@ const std::string* SavePlanner::FindSame(const LeafTensor& leaf,
   const bool same = leaf.named.view.dtype == other.named.view.dtype &&
                     leaf.named.view.shape == other.named.view.shape &&
                     leaf.named.view.strides == other.named.view.strides && a.mesh != nullptr &&
-                    b.mesh != nullptr &&
-                    meshes_.Find(a.mesh.get()) == meshes_.Find(b.mesh.get()) &&
+                    b.mesh != nullptr && meshes_.Find(a.mesh.get()) == meshes_.Find(b.mesh.get()) &&
                     a.global_shape == b.global_shape && a.placements == b.placements;
   return same ? &other.named.fqn : nullptr;
 }
@@ -193,9 +193,8 @@ Result<void> SavePlanner::AddShard(LocalPiece held, const ReplicaGroup& group) {
 }
 
 void SavePlanner::Sort() {
-  const std::vector<size_t> order =
-      SortedOrder(plan_.tensors.size(),
-                  [&](size_t i) -> const std::string& { return plan_.tensors[i].fqn; });
+  const std::vector<size_t> order = SortedOrder(
+      plan_.tensors.size(), [&](size_t i) -> const std::string& { return plan_.tensors[i].fqn; });
   std::vector<size_t> sorted_index(order.size());  // by the index before
   std::vector<TensorInfo> tensors;
   tensors.reserve(order.size());

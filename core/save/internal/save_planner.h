@@ -3,8 +3,8 @@
 ///
 /// 1. Leaves are read in tree order: values are encoded, tensors are divided into replicated ones
 ///    (without a Sharding) and sharded ones.
-/// 2. Owners and aliases are decided: replicated tensors by address ranges (aliases.h), sharded ones
-///    only if they are the same part of the same memory (tied weights).
+/// 2. Owners and aliases are decided: replicated tensors by address ranges (aliases.h), sharded
+///    ones only if they are the same part of the same memory (tied weights).
 /// 3. Every box that this rank holds is cut into chunks. A box that only this rank holds is written
 ///    by it. The boxes that the same ranks hold (a ReplicaGroup) are divided: their chunks, in key
 ///    order, form one range of equal bytes per rank. Replicated tensors are boxes that every rank
@@ -38,8 +38,8 @@ class SavePlanner {
   SavePlanner(const SaveOptions& options, const RankInWorld& self)
       : options_(options), self_(self) {}
 
-  /// Call at most once. kInvalidArgument: duplicate FQNs, an FQN with NUL, bad tensors or shardings,
-  /// values that are too large; names the key. Also: options.chunk_bytes is 0 or above
+  /// Call at most once. kInvalidArgument: duplicate FQNs, an FQN with NUL, bad tensors or
+  /// shardings, values that are too large; names the key. Also: options.chunk_bytes is 0 or above
   /// kMaxChunkBytes, or options.replicated_mesh lacks this rank.
   Result<SavePlan> Plan(const StateDict& state);
 

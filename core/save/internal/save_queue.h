@@ -1,7 +1,7 @@
 #pragma once
 /// Runs the saves of a multi-rank store in the order in which they were requested, on whatever
-/// threads they run. Otherwise one rank could wait for the parts of its second attempt while another
-/// rank waits for the decision about its first.
+/// threads they run. Otherwise one rank could wait for the parts of its second attempt while
+/// another rank waits for the decision about its first.
 
 #include <cstdint>
 #include <set>

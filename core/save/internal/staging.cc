@@ -28,8 +28,9 @@ struct Task {
   uint64_t begin_bytes = 0;
   uint64_t length_bytes = 0;
   uint64_t offset_bytes = 0;
-  const kv::Digest* base = nullptr;  // not null: the task is one chunk, which is skipped if unchanged
-  uint64_t chunk = 0;                // counted from the shard's first_chunk
+  const kv::Digest* base =
+      nullptr;         // not null: the task is one chunk, which is skipped if unchanged
+  uint64_t chunk = 0;  // counted from the shard's first_chunk
 };
 
 void AddCopies(PlannedShard& shard, uint64_t begin, uint64_t end, uint64_t offset_bytes,

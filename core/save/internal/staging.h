@@ -24,9 +24,9 @@ class StagingArea {
   /// plan point to the copies, which are valid until the next call. kResourceExhausted: not enough
   /// memory; the plan is unchanged.
   ///
-  /// With `base`, chunks that the previous save found unchanged are digested first, which costs less
-  /// than a copy, and are not copied if they are still unchanged (PlannedShard::unchanged). Chunks
-  /// that had changed are assumed to have changed again.
+  /// With `base`, chunks that the previous save found unchanged are digested first, which costs
+  /// less than a copy, and are not copied if they are still unchanged (PlannedShard::unchanged).
+  /// Chunks that had changed are assumed to have changed again.
   Result<void> Stage(SavePlan& plan, const SavedChunks* base);
 
   /// Address space that is held. Only what was ever copied to occupies memory.

@@ -21,7 +21,8 @@ uint64_t HostPayload::PageDigest(uint64_t page, std::span<std::byte> scratch) co
   const uint64_t begin = page * kv::kPageBytes;
   CAIRN_CHECK(begin < length_bytes_ && scratch.size() >= kv::kPageBytes);
   const uint64_t count = std::min(kv::kPageBytes, length_bytes_ - begin);
-  if (const auto bytes = memory(); !bytes.empty()) return kv::PageDigest(bytes.subspan(begin, count));
+  if (const auto bytes = memory(); !bytes.empty())
+    return kv::PageDigest(bytes.subspan(begin, count));
   GatherBytes(source_, begin_bytes_ + begin, scratch.first(count));
   return kv::PageDigest(scratch.first(count));
 }

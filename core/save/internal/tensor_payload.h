@@ -11,8 +11,8 @@
 
 namespace cairn::core::internal {
 
-/// Bytes [begin_bytes, begin_bytes + length_bytes) of the row-major form of a tensor in host memory.
-/// Ownership: borrows the tensor. Threads: immutable.
+/// Bytes [begin_bytes, begin_bytes + length_bytes) of the row-major form of a tensor in host
+/// memory. Ownership: borrows the tensor. Threads: immutable.
 class HostPayload final : public kv::Payload {
  public:
   HostPayload(const TensorView& source, uint64_t begin_bytes, uint64_t length_bytes)

@@ -1,5 +1,3 @@
-// Lookups of records in one step of a snapshot.
-
 #include "core/step/internal/lookup.h"
 
 #include <fmt/format.h>
@@ -12,9 +10,10 @@
 namespace cairn::core::internal {
 namespace {
 
-// A seek costs about as much as this many records of a scan.
+// A lookup costs about as much as this many records of a scan.
 constexpr uint64_t kSeekCost = 16;
 
+// Returns the length of the common prefix and suffix of two keys.
 uint64_t CommonEnds(std::string_view a, std::string_view b) {
   const auto front = std::ranges::mismatch(a, b).in1 - a.begin();
   const auto back = std::mismatch(a.rbegin(), a.rend(), b.rbegin(), b.rend()).first - a.rbegin();
@@ -22,7 +21,7 @@ uint64_t CommonEnds(std::string_view a, std::string_view b) {
       std::min<ptrdiff_t>(front + back, static_cast<ptrdiff_t>(std::min(a.size(), b.size()))));
 }
 
-// Keys whose beginning and end are most like `fqn`, best first.
+// Returns the keys whose prefix and suffix are most similar to those of `fqn`, best first.
 std::vector<std::string> CloseMatches(const StepView& view, std::string_view fqn) {
   constexpr size_t kShown = 3;
   std::vector<std::pair<uint64_t, std::string>> best;
@@ -40,7 +39,7 @@ std::vector<std::string> CloseMatches(const StepView& view, std::string_view fqn
                             return true;
                           });
   std::vector<std::string> names;
-  if (!scanned) return names;  // only a hint: the caller reports the missing key in any case
+  if (!scanned) return names;  // only a hint: the caller returns kNotFound in any case
   for (auto& [score, name] : best) names.push_back(std::move(name));
   return names;
 }
@@ -49,7 +48,7 @@ Error MissingTensor(const StepView& view, const std::string& fqn) {
   const auto close = CloseMatches(view, fqn);
   std::string message = "the step has no such tensor; ";
   message += close.empty() ? "'kv-dump keys' lists what it has"
-                           : fmt::format("there is {}", fmt::join(close, ", "));
+                           : fmt::format("similar keys: {}", fmt::join(close, ", "));
   return Error{.code = ErrorCode::kNotFound,
                .message = std::move(message),
                .key = fqn,
@@ -124,8 +123,8 @@ Result<void> ForEachChunk(const StepView& view, const TensorInfo& tensor,
 
 Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> tensors,
                             const std::function<Result<void>(size_t, ChunkInfo)>& visit) {
-  size_t at = 0;      // the tensor whose chunks come next
-  uint64_t seen = 0;  // of its chunks
+  size_t at = 0;      // the tensor whose chunks are next
+  uint64_t seen = 0;  // number of its chunks so far
   const auto finish = [&]() -> Result<void> {
     const TensorInfo& tensor = tensors[at];
     if (seen != tensor.chunk_count) {

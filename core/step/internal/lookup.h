@@ -46,9 +46,9 @@ auto WithStep(const kv::Store& store, const kv::StepInfo& step, const Read& read
 /// kDataLoss: the record is damaged.
 Result<TensorInfo> FindTensor(const StepView& view, const std::string& fqn);
 
-/// Returns the records of `fqns`, in the same order. Requires that `fqns` ascend without duplicates.
-/// Cost: one scan if they are a large part of the step, otherwise one lookup per FQN. Errors: those
-/// of FindTensor.
+/// Returns the records of `fqns`, in the same order. Requires that `fqns` ascend without
+/// duplicates. Cost: one scan if they are a large part of the step, otherwise one lookup per FQN.
+/// Errors: those of FindTensor.
 Result<std::vector<TensorInfo>> FindTensors(const StepView& view,
                                             std::span<const std::string> fqns);
 

@@ -1,5 +1,3 @@
-// The tensors that hold the bytes of others.
-
 #include "core/step/internal/owners.h"
 
 #include <fmt/format.h>
@@ -32,12 +30,12 @@ Result<void> CheckAlias(const TensorInfo& alias, const TensorInfo& owner) {
          !__builtin_mul_overflow(last, schema::ElementBytes(alias.dtype), &last) &&
          !__builtin_add_overflow(last, alias.alias_offset_bytes, &end) && end <= owner.nbytes;
   if (fits || alias.nbytes == 0) return {};
-  return Fail(
-      Error{.code = ErrorCode::kDataLoss,
-            .message = fmt::format("TensorRecord is damaged: it leads out of the {} bytes of "
-                                   "'{}', which it shares",
-                                   owner.nbytes, owner.fqn),
-            .key = alias.fqn});
+  return Fail(Error{
+      .code = ErrorCode::kDataLoss,
+      .message = fmt::format("TensorRecord is damaged: it refers to bytes beyond the {} bytes "
+                             "of '{}', which it shares",
+                             owner.nbytes, owner.fqn),
+      .key = alias.fqn});
 }
 
 Result<std::vector<TensorInfo>> FindNamed(const StepView& view, std::vector<std::string> fqns) {
@@ -83,6 +81,7 @@ Result<std::vector<TensorInfo>> FindOwners(const StepView& view,
 }
 
 Result<TensorInfo> FindOwner(const StepView& view, const TensorInfo& alias) {
+  CAIRN_CHECK(alias.alias_of.has_value());
   CAIRN_TRY_ASSIGN(std::vector<TensorInfo> owners, FindOwners(view, {&alias, 1}));
   CAIRN_TRY(CheckAlias(alias, owners.front()));
   return std::move(owners.front());

@@ -1,5 +1,3 @@
-// TensorRecord and ChunkRecord: encoding, and decoding with every check that one record allows.
-
 #include "core/step/internal/records.h"
 
 #include <fmt/format.h>
@@ -17,8 +15,8 @@
 namespace cairn::core::internal {
 namespace {
 
-// The verifier checks where a vector's length lies but not that 8-byte elements behind it are
-// aligned, so a damaged record may have them anywhere: they are copied out, never read in place.
+// Copies the elements, because the verifier checks the alignment of a vector's length but not that
+// of its 8-byte elements: in a damaged record they may be unaligned.
 std::vector<uint64_t> ToVector(const flatbuffers::Vector<uint64_t>* numbers) {
   static_assert(std::endian::native == std::endian::little);
   if (numbers == nullptr || numbers->size() == 0) return {};
@@ -140,8 +138,9 @@ Result<void> CheckChunk(const TensorInfo& tensor, const ChunkInfo& chunk) {
 }
 
 std::optional<uint64_t> ContiguousOffsetBytes(DType dtype, std::span<const uint64_t> shape,
-                                       const Box& box) {
-  // One run: single indices, then one dimension in part, then whole dimensions.
+                                              const Box& box) {
+  CAIRN_CHECK(box.sizes.size() == shape.size() && box.offsets.size() == shape.size());
+  // Contiguous: dimensions of size 1, then one dimension of any size, then complete dimensions.
   size_t d = 0;
   while (d < shape.size() && box.sizes[d] == 1) ++d;
   for (size_t inner = d + 1; inner < shape.size(); ++inner) {

@@ -25,8 +25,9 @@ struct DecodedChunk {
   std::string_view fqn;  // borrows the key
   ChunkInfo info;
 };
-/// Decodes a ChunkRecord and checks everything that does not need the TensorRecord. kDataLoss: it is
-/// damaged. kUnimplemented: it has a newer version, or an encoding that this build does not know.
+/// Decodes a ChunkRecord and checks everything that does not need the TensorRecord. kDataLoss: it
+/// is damaged. kUnimplemented: it has a newer version, or an encoding that this build does not
+/// know.
 Result<DecodedChunk> DecodeChunk(std::string_view key, std::span<const std::byte> record);
 
 /// Checks a chunk against its tensor. kDataLoss: its box is not inside the tensor, or its length is

@@ -1,5 +1,3 @@
-// Reading of page digests.
-
 #include "core/step/internal/stored_page_digests.h"
 
 #include <bit>
@@ -9,11 +7,11 @@
 
 namespace cairn::core::internal {
 
-// They are read from the segment as they lie.
+// Segments store little-endian numbers, which are read directly into memory.
 static_assert(std::endian::native == std::endian::little);
 
 void AddPageDigestRanges(const kv::Extents& extents, std::vector<uint64_t>& page_digests,
-                   std::vector<kv::ReadRange>& ranges) {
+                         std::vector<kv::ReadRange>& ranges) {
   page_digests.resize(kv::PageCount(extents.length_bytes()));
   std::span<uint64_t> rest(page_digests);
   for (const kv::Extent& extent : extents) {
@@ -26,14 +24,17 @@ void AddPageDigestRanges(const kv::Extents& extents, std::vector<uint64_t>& page
 }
 
 std::vector<std::vector<uint64_t>> ReadStoredPageDigests(const kv::Snapshot& snapshot,
-                                                    std::span<const ChunkInfo* const> chunks) {
+                                                         std::span<const ChunkInfo* const> chunks) {
   std::vector<std::vector<uint64_t>> page_digests(chunks.size());
   std::vector<kv::ReadRange> ranges;
-  for (size_t i = 0; i < chunks.size(); ++i) AddPageDigestRanges(chunks[i]->extents, page_digests[i], ranges);
-  // Where one range fails, others may not be read: what has not come makes no root.
+  for (size_t i = 0; i < chunks.size(); ++i)
+    AddPageDigestRanges(chunks[i]->extents, page_digests[i], ranges);
+  // An error is ignored: after it some ranges are not read, and RootDigest of their chunks does not
+  // match.
   (void)snapshot.Read(ranges, 1, [](size_t, auto) { return Result<void>(); });
   for (size_t i = 0; i < chunks.size(); ++i) {
-    const bool right = kv::RootDigest(page_digests[i], chunks[i]->length_bytes()) == chunks[i]->digest;
+    const bool right =
+        kv::RootDigest(page_digests[i], chunks[i]->length_bytes()) == chunks[i]->digest;
     if (!right) page_digests[i].clear();
   }
   return page_digests;

@@ -7,9 +7,9 @@
 
 #include <array>
 
-#include "tests/support/seeded_random.h"
-#include "kv/payload.h"
 #include "kv/digest.h"
+#include "kv/payload.h"
+#include "tests/support/seeded_random.h"
 
 namespace cairn::core::internal {
 namespace {

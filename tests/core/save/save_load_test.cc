@@ -136,7 +136,7 @@ TEST_F(SaveLoadTest, MissingKeyIsNamedWithItsLikes) {
     return store->Load(Step(1), {&request, 1});
   };
   EXPECT_THAT(load("model.layers.1.weight"),
-              IsError(ErrorCode::kNotFound, "there is model.layers.0.weight"));
+              IsError(ErrorCode::kNotFound, "similar keys: model.layers.0.weight"));
   EXPECT_THAT(load("model.layers.1.weight"),
               IsError(ErrorCode::kNotFound, "model.layers.1.weight"));
   EXPECT_THAT(load("zzz"), IsError(ErrorCode::kNotFound, "kv-dump keys"));

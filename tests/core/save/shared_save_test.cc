@@ -249,8 +249,8 @@ TEST_F(SharedSaveTest, PipelineStagesHoldDifferentKeys) {
     about.Value(fmt::format("stage of {}", communicator.rank()), int64_t{late});
     about.Value("common", std::string("same"));
     const auto store = OpenOn(communicator);
-    EXPECT_TRUE(IsOk(
-        store->Save(3, state, {.replicated_mesh = late ? stage_mesh({2, 3}) : stage_mesh({0, 1})})));
+    EXPECT_TRUE(IsOk(store->Save(
+        3, state, {.replicated_mesh = late ? stage_mesh({2, 3}) : stage_mesh({0, 1})})));
     EXPECT_TRUE(IsOk(store->Close()));
   });
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, CheckpointStore::Open(path(), kv::OpenMode::kRead));

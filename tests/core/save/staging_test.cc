@@ -121,8 +121,7 @@ TEST_F(StagingTest, ASaveWhoseBaseWentAwayFailsAndLeavesNothing) {
   SavePlan plan = StagedPlan(staging, state, &base);
   CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 2>{1, 2}));
 
-  EXPECT_THAT(Run(3, plan),
-              IsError(ErrorCode::kConflict, "save again"));
+  EXPECT_THAT(Run(3, plan), IsError(ErrorCode::kConflict, "save again"));
 
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, store->Steps());
   EXPECT_TRUE(steps.empty());
