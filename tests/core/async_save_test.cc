@@ -2,10 +2,10 @@
 
 #include <atomic>
 
-#include "tests/core/tensor/strided_fixture.h"
-#include "tests/core/tensor/test_tensor.h"
 #include "core/save/save_options.h"
 #include "kv/options.h"
+#include "tests/core/tensor/strided_fixture.h"
+#include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {
 namespace {
@@ -20,7 +20,7 @@ TEST_F(AsyncSaveTest, SavesWhatTheTensorsHeldWhenItWasCalled) {
   StateDict state;
   state.root().Tensor("w", tensor.view());
   AsyncSaver saver(store.get());
-  // The save cannot end before the tensors are changed: it waits for that in its first report.
+  // The save cannot end before the tensors are changed: its first progress report waits for that.
   std::atomic<bool> changed = false;
   const SaveOptions options{.chunk_bytes = 100'000, .progress = [&](uint64_t, uint64_t) {
                               changed.wait(false);

@@ -1,5 +1,5 @@
-// A random life of a store against a model of it in memory: save, overwrite, delete, reopen; after
-// each turn every step must hold exactly what was saved.
+// Random operations on a store (save, overwrite, delete, reopen), compared with a model of it in
+// memory: after each operation every step must contain exactly what was saved.
 
 #include <fmt/format.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 class RandomStateTest : public StoreTest {
  protected:
-  using Model = std::map<std::string, TestTensor>;  // what one step holds
+  using Model = std::map<std::string, TestTensor>;  // the contents of one step
 
   Model Mutate(Model model, testing::SeededRandom& random) {
     for (int change = 0; change < 6; ++change) {
@@ -76,7 +76,8 @@ class RandomStateTest : public StoreTest {
     }
   }
 
-  // Turn by turn: a save in chunks of one of the sizes, or a delete; now and then a reopen.
+  // Each round saves with one of the chunk sizes or deletes a step, and sometimes reopens the
+  // store.
   void Live(int turns, const std::function<Model(Model)>& mutate,
             const std::vector<uint64_t>& chunk_sizes, testing::SeededRandom& random) {
     std::map<uint64_t, Model> steps;

@@ -1,6 +1,6 @@
 #pragma once
-/// Random global tensors, cut over the ranks of a world element by element (HoldersOf), apart from
-/// what the collectives do.
+/// Random global tensors, divided among the ranks element by element (HoldersOf), independently of
+/// the implementation of the collectives.
 
 #include <algorithm>
 #include <cstring>
@@ -38,7 +38,7 @@ inline StridedTensor MakeStrided(testing::SeededRandom& random, DType dtype, con
   return tensor;
 }
 
-/// One leaf, and what each rank has of it.
+/// One leaf, and the part of it that each rank has.
 struct ShardedCase {
   enum class Kind { kWhole, kMesh, kBoxes, kValue };
   std::string key;
@@ -47,7 +47,7 @@ struct ShardedCase {
   std::shared_ptr<const DeviceMesh> mesh;       // kMesh
   std::vector<Placement> placements;            // kMesh
   std::vector<std::pair<uint32_t, Box>> boxes;  // kBoxes: rank and box
-  std::vector<bool> present;                    // by rank: has the key
+  std::vector<bool> present;                    // by rank: the rank has the key
 
   /// Elements of the global tensor that `rank` holds: global index and index in the local tensor.
   struct Element {
@@ -68,7 +68,7 @@ struct ShardedCase {
   }
 };
 
-/// The memory of one rank's leaf; parts of explicit shards one after the other.
+/// The memory of one rank's leaf; several tensors for explicit boxes.
 struct LocalMemory {
   std::vector<StridedTensor> tensors;
 };
@@ -86,7 +86,7 @@ inline Shape LocalShapeOf(const ShardedCase& leaf, uint32_t rank) {
   return ShardOf(leaf.global.shape, *leaf.mesh, leaf.placements, rank)->sizes();
 }
 
-/// What each rank holds, filled from the reference; by rank.
+/// Returns what each rank holds, filled from the reference; by rank.
 inline std::vector<LocalMemory> CutCase(testing::SeededRandom& random, const ShardedCase& leaf,
                                         uint32_t world_size) {
   using Kind = ShardedCase::Kind;
@@ -118,7 +118,7 @@ inline std::vector<LocalMemory> CutCase(testing::SeededRandom& random, const Sha
   return memory;
 }
 
-/// Appends what `rank` has of the leaf; without `memory` its views are null.
+/// Appends what `rank` has of the leaf; if `memory` is null, its views are null.
 inline void AppendCase(const ShardedCase& leaf, const LocalMemory* memory, uint32_t rank,
                        StateDict::Builder builder) {
   using Kind = ShardedCase::Kind;
@@ -175,7 +175,7 @@ inline std::shared_ptr<const DeviceMesh> RandomMesh(testing::SeededRandom& rando
   return std::make_shared<const DeviceMesh>(*DeviceMesh::Make(std::move(dims), std::move(ranks)));
 }
 
-/// Cuts the box at random, again and again.
+/// Divides the box recursively at random positions.
 inline void RandomBoxes(testing::SeededRandom& random, const Box& box, uint32_t world_size,
                         int depth, std::vector<std::pair<uint32_t, Box>>& boxes) {
   if (box.sizes.empty() || depth == 0 || random.Chance(0.2)) {

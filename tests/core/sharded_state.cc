@@ -35,7 +35,7 @@ std::shared_ptr<const DeviceMesh> RandomMesh(uint32_t ranks, SeededRandom& rando
 
 namespace {
 
-// Cuts the shape on a grid and deals the boxes out.
+// Divides the shape by a grid and assigns the boxes to ranks.
 std::vector<std::pair<Box, uint32_t>> RandomBoxes(const Shape& shape, uint32_t ranks,
                                                   SeededRandom& random) {
   std::vector<Box> boxes = {WholeBox(shape)};

@@ -1,5 +1,5 @@
 #pragma once
-/// Global tensors, and what each rank of a random mesh holds of them.
+/// Global tensors, and the part of them that each rank of a random mesh holds.
 
 #include <cstring>
 #include <memory>
@@ -13,13 +13,13 @@
 
 namespace cairn::core::testing {
 
-/// A tensor with a name, whole, as the reference that everything is held against.
+/// A complete tensor with its name, as the reference for comparisons.
 struct GlobalTensor {
   std::string fqn;
   TestTensor tensor;
 };
 
-/// How one tensor lies on a mesh, or that it is plain.
+/// How one tensor is placed on a mesh, or that it is replicated on all ranks.
 struct Layout {
   std::shared_ptr<const DeviceMesh> mesh;
   std::vector<Placement> placements;
@@ -27,10 +27,11 @@ struct Layout {
   bool plain = false;
 };
 
-/// A part of a global tensor in memory of its own, perhaps with gaps between its rows.
+/// A part of a global tensor in separate memory, possibly with gaps between its rows. Ownership:
+/// owns the memory.
 class LocalTensor {
  public:
-  /// Allocates what `rank` holds, zeroed; `gap` elements lie unused behind each innermost row.
+  /// Allocates what `rank` holds, zeroed; `gap` elements after each innermost row are unused.
   LocalTensor(const TestTensor& global, const Layout& layout, uint32_t rank, uint64_t gap = 0)
       : dtype_(global.dtype), plain_(layout.plain) {
     sharding_.global_shape = global.shape;
@@ -66,7 +67,7 @@ class LocalTensor {
     return pieces.value_or(std::vector<LocalPiece>{});
   }
 
-  /// Copies this rank's part of `global` in.
+  /// Copies this rank's part of `global` to this memory.
   void FillFrom(const TestTensor& global, uint32_t rank) {
     for (const LocalPiece& piece : Pieces(rank)) {
       CopyBox(dtype_, global.bytes, WholeBox(global.shape), TargetOf(piece.view), piece.box,
@@ -110,7 +111,7 @@ class LocalTensor {
   std::vector<std::unique_ptr<std::vector<std::byte>>> memory_;
 };
 
-/// All that one rank holds, and its state dict.
+/// Everything that one rank holds, and its state dict.
 class RankState {
  public:
   RankState(const std::vector<GlobalTensor>& globals, const std::vector<Layout>& layouts,
@@ -134,7 +135,8 @@ class RankState {
   void FillFrom(const std::vector<GlobalTensor>& globals, uint32_t rank) {
     for (size_t i = 0; i < globals.size(); ++i) locals_[i]->FillFrom(globals[i].tensor, rank);
   }
-  /// The name of the first tensor that is not its part of the global one; empty if none is.
+  /// Returns the name of the first tensor that differs from its part of the global one; empty if
+  /// none does.
   std::string FindDifference(const std::vector<GlobalTensor>& globals, uint32_t rank) const {
     for (size_t i = 0; i < globals.size(); ++i) {
       if (!locals_[i]->Equals(globals[i].tensor, rank)) return globals[i].fqn;
@@ -151,16 +153,16 @@ class RankState {
 
 /// A mesh of one to three dimensions over exactly `ranks` ranks, numbered at random.
 std::shared_ptr<const DeviceMesh> RandomMesh(uint32_t ranks, cairn::testing::SeededRandom& random);
-/// How a tensor of this shape may lie on the mesh: any placements, explicit boxes, or plain.
+/// Returns a random layout of a tensor on the mesh: any placements, explicit boxes, or replicated.
 Layout RandomLayout(const Shape& shape, std::shared_ptr<const DeviceMesh> mesh,
                     cairn::testing::SeededRandom& random);
-/// Tensors of any shape (uneven, empty, scalars) and dtype, some KB each.
+/// Returns tensors of any shape (uneven, empty, scalars) and dtype, of a few KB each.
 std::vector<GlobalTensor> RandomTensors(size_t count, cairn::testing::SeededRandom& random);
 
 std::vector<Layout> RandomLayouts(const std::vector<GlobalTensor>& globals, uint32_t ranks,
                                   cairn::testing::SeededRandom& random);
 
-/// Several tensors, saved as one step and loaded elsewhere.
+/// Several tensors that are saved on one mesh and loaded on another.
 struct MeshCase {
   MeshCase(uint32_t save_ranks, uint32_t load_ranks, cairn::testing::SeededRandom& random);
 
@@ -169,14 +171,14 @@ struct MeshCase {
   std::vector<Layout> loaded;
   SaveOptions save_options;
   ShardLoadOptions load_options;
-  uint64_t gap = 0;  // of the memory that is loaded into
+  uint64_t gap = 0;  // of the memory of the loads
 };
 
 /// Saves what this rank holds of `globals`. Returns the bytes that it wrote.
 uint64_t SaveOn(CheckpointStore& store, uint64_t step, const std::vector<GlobalTensor>& globals,
                 const std::vector<Layout>& layouts, const SaveOptions& options);
 
-/// Loads this rank's part, and holds it against `globals`. Returns the bytes that it read.
+/// Loads this rank's part and compares it with `globals`. Returns the bytes that it read.
 uint64_t LoadOn(const CheckpointStore& store, uint64_t step,
                 const std::vector<GlobalTensor>& globals, const std::vector<Layout>& layouts,
                 const ShardLoadOptions& options, uint64_t gap);

@@ -88,7 +88,7 @@ TEST(StatisticsTest, SmallIntegersAreReadByTheByte) {
   EXPECT_EQ(Of<uint16_t>(DType::kBits16, {65535}).max, 65535.0);
 }
 
-// Mean and deviation of a large offset: what a sum of squares gets wrong.
+// Mean and deviation of values with a large offset, for which a sum of squares is inaccurate.
 TEST(StatisticsTest, LargeOffsetsDoNotDrownTheDeviation) {
   std::vector<double> elements;
   for (int i = 0; i < 100000; ++i) elements.push_back(1e9 + i % 2);
@@ -129,7 +129,7 @@ TEST(ElementTest, EveryKnownDTypeHasAReader) {
   EXPECT_EQ(FormatElement(DType::kUnknown, {}), "?");
 }
 
-// The specifications' own corner values.
+// Extreme values that the specifications list.
 TEST(ElementTest, SmallFloatsAtTheirEnds) {
   using namespace internal;
   EXPECT_EQ(Float8E4M3FNToFloat(0x7e), 448.0f);

@@ -1,5 +1,5 @@
-// Steps written in parts: portions, nesting, extensions, and what is refused. The ranks are two stores
-// of this process; tests/python/dcp/ has them as processes.
+// Steps that are written in parts: portions, nesting, extensions, and what is refused. The ranks
+// are two stores of this process; in tests/python/dcp/ they are processes.
 
 #include "core/step_part.h"
 
@@ -9,9 +9,9 @@
 #include <algorithm>
 #include <optional>
 
+#include "core/checkpoint_store.h"
 #include "core/device/host_memory.h"
 #include "tests/core/tensor/test_tensor.h"
-#include "core/checkpoint_store.h"
 
 namespace cairn::core {
 namespace {
@@ -24,7 +24,7 @@ using ::testing::IsEmpty;
 
 constexpr uint64_t kStep = 7;
 
-// Rows [begin, end) of a matrix, as an explicit part of it.
+// Rows [begin, end) of a matrix as an explicit box.
 void AddRows(StateDict& state, const std::string& fqn, const TestTensor& whole, uint64_t begin,
              uint64_t end) {
   const uint64_t columns = whole.shape[1];
@@ -189,7 +189,7 @@ TEST_F(StepPartTest, OneRankAloneKeepsSharedMemoryShared) {
 }
 
 TEST_F(StepPartTest, TheMemoryOfAPortionIsTheCallersAgain) {
-  // Large and aligned, so that it is written from where it lies.
+  // Large and aligned, so that it is written directly from its memory.
   const TestTensor whole(DType::kUInt8, {96 << 20}, 1);
   CAIRN_ASSERT_OK_AND_ASSIGN(const HostMemory lent, HostMemory::Allocate(whole.bytes.size()));
   std::ranges::copy(whole.bytes, lent.bytes().begin());
@@ -200,7 +200,7 @@ TEST_F(StepPartTest, TheMemoryOfAPortionIsTheCallersAgain) {
   StateDict state;
   state.root().Tensor("w", view);
   CAIRN_ASSERT_OK(own->Add(std::move(state)));
-  // What was handed to the kernel last, before it can have been written by chance.
+  // The bytes that were submitted last, which are the least likely to have been written already.
   std::ranges::fill(lent.bytes().last(8 << 20), std::byte{0xee});
   CAIRN_ASSERT_OK(own->Commit({}));
   ExpectStored("w", whole);

@@ -10,10 +10,6 @@
 namespace cairn::core::internal {
 namespace {
 
-std::unexpected<Error> Invalid(std::string message) {
-  return Fail(ErrorCode::kInvalidArgument, std::move(message));
-}
-
 std::vector<uint64_t> StridesOf(const TensorView& view) {
   return view.strides.empty() ? RowMajorStrides(view.shape) : view.strides;
 }

@@ -1,4 +1,5 @@
-// Flipped bits: found by every read that touches them and by Verify, with key, segment and offset.
+// Flipped bits are found by every read that touches them and by Verify, which name key, segment and
+// offset.
 
 #include <fmt/format.h>
 
@@ -23,7 +24,7 @@ class DamageTest : public StoreTest {
  protected:
   DamageTest() : tensor_(DType::kFloat32, {100, 4096}), other_(DType::kInt8, {5000}, 2) {}
 
-  // Chunks of 1 MiB: 64 rows of 16 KiB, 4 rows a page.
+  // Chunks of 1 MiB: 64 rows of 16 KiB, 4 rows per page.
   void SaveSample() {
     StateDict state;
     state.root().Tensor("w", tensor_.view());
@@ -38,7 +39,7 @@ class DamageTest : public StoreTest {
   }
 
   void Flip(uint64_t offset_bytes) {
-    // A reader of its own: the open store may hold the file's pages.
+    // A separate reader: the open store may have the file's pages in memory.
     store.reset();
     std::fstream file(directory / "store/segments/" + segment_,
                       std::ios::in | std::ios::out | std::ios::binary);
@@ -57,7 +58,7 @@ class DamageTest : public StoreTest {
     return store->Load(Step(1), {&request, 1});
   }
 
-  // The error must say all that somebody needs who is to repair the store.
+  // The error must contain everything that is needed to repair the store.
   void ExpectPageError(const Error& error, uint64_t offset_bytes) {
     EXPECT_EQ(error.code, ErrorCode::kDataLoss);
     EXPECT_EQ(error.key, "w");
@@ -112,7 +113,7 @@ TEST_F(DamageTest, AStridedWholeLoadNamesThePage) {
 TEST_F(DamageTest, DamagedPageDigestsAreToldFromDamagedPages) {
   SaveSample();
   Flip(chunks_[0].extents.front().page_digests_offset_bytes + 8);
-  // A whole load needs only the root, which is fine.
+  // A complete load needs only the digest of the chunk, which is correct.
   CAIRN_EXPECT_OK(LoadBox(WholeBox(tensor_.shape)));
   const auto report = LoadBox({{0, 0}, {1, 1}});
   ASSERT_THAT(report, IsError(ErrorCode::kDataLoss, "page digests of chunk [0, 0]"));
@@ -120,7 +121,7 @@ TEST_F(DamageTest, DamagedPageDigestsAreToldFromDamagedPages) {
 }
 
 TEST_F(DamageTest, ALoadOfManyChunksEndsAtTheFirstThatIsDamaged) {
-  // Far more than are planned ahead of the reading.
+  // Far more chunks than are planned ahead of the reading.
   const TestTensor tensor(DType::kInt8, {30'000, 128});
   StateDict state;
   state.root().Tensor("w", tensor.view());
@@ -214,7 +215,7 @@ TEST_F(DamageTest, VerifyFindsAFlippedBitAnywhereInASegment) {
     const uint64_t offset = random.Between(0, size - 1);
     Flip(offset);
     EXPECT_FALSE(VerifyAll().empty()) << "bit flipped at " << offset << " of " << size;
-    Flip(offset);  // back again
+    Flip(offset);  // restores the byte
   }
   EXPECT_TRUE(VerifyAll().empty());
 }

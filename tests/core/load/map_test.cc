@@ -40,7 +40,7 @@ TEST_F(MapTest, ManyTensorsShareTheMappingOfTheirSegment) {
                         {DType::kFloat32, {50, 100}, {}, layers.bytes.data() + i * 20'000});
   }
   Save(1, state);
-  std::ranges::reverse(fqns);  // the answers come in the order asked, not in the order of keys
+  std::ranges::reverse(fqns);  // results are in the order of the request, not in key order
   fqns.push_back(fqns.front());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto mapped, store->Map(Step(1), fqns));
   ASSERT_EQ(mapped.size(), fqns.size());

@@ -1,4 +1,4 @@
-// Boxes of tensors: the right bytes, and no more pages than they touch.
+// Loads of boxes return the right bytes and read no more pages than the boxes touch.
 
 #include <fmt/format.h>
 
@@ -23,7 +23,7 @@ class PartialLoadTest : public StoreTest {
     Save(1, state, {.chunk_bytes = chunk_bytes});
   }
 
-  // Loads `box` and holds it against `tensor`; bytes taken from storage.
+  // Loads `box` and compares it with `tensor`. Returns the bytes read from storage.
   uint64_t LoadBox(const TestTensor& tensor, const Box& box) {
     TestTensor target(tensor.dtype, box.sizes, 99);
     const LoadRequest request{.fqn = "w", .box = box, .target = target.target()};
@@ -96,7 +96,7 @@ TEST_F(PartialLoadTest, ManyBoxesOfOneTensorInOneCall) {
   EXPECT_EQ(target.bytes, tensor.bytes);
 }
 
-// A tensor larger than the reader's arena, with a target that nothing can be read straight into.
+// A tensor that is larger than the reader's buffers, with a target that cannot be read to directly.
 TEST_F(PartialLoadTest, ALargeTransposedTargetGoesThroughBoundedMemory) {
   const TestTensor tensor(DType::kFloat64, {3000, 2000});  // 48 MB
   SaveTensor(tensor);
@@ -115,7 +115,8 @@ TEST_F(PartialLoadTest, ALargeTransposedTargetGoesThroughBoundedMemory) {
   }
 }
 
-// One chunk larger than the arena, read in part: its pages fall into several flushes.
+// One chunk that is larger than the reader's buffers, read in part: its pages are in several
+// batches.
 TEST_F(PartialLoadTest, AChunkLargerThanTheArena) {
   const TestTensor tensor(DType::kUInt8, {600, 100'000});  // 60 MB
   SaveTensor(tensor, 100 << 20);

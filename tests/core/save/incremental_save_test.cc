@@ -1,4 +1,4 @@
-// Saving again: what is unchanged becomes a reference.
+// Repeated saves: unchanged chunks become references.
 
 #include <fmt/format.h>
 
@@ -67,7 +67,7 @@ TEST_F(IncrementalSaveTest, AFewKeysAgainstALargeBase) {
   small.root().Tensor("t007", tensors[7].view());
   small.root().Tensor("t100", tensors[101].view());
   Save(1, large);
-  const SaveReport report = Save(2, small);  // by seeks: 2 * 16 < 200
+  const SaveReport report = Save(2, small);  // by lookups: 2 * 16 < 200
   EXPECT_EQ(report.chunks, 2u);
   EXPECT_EQ(report.chunks_reused, 1u);
   EXPECT_EQ(LoadBytes(2, "t100"), tensors[101].bytes);

@@ -1,4 +1,4 @@
-// Which pages of a changed chunk are written anew.
+// Which pages of a changed chunk are written.
 
 #include "core/save/internal/page_ranges.h"
 
@@ -22,7 +22,7 @@ using ::testing::IsEmpty;
 
 constexpr uint64_t kTailBytes = 100;
 
-// A chunk of so many pages in one piece, the last of them short.
+// The extent of a chunk with `page_count` pages, of which the last is short.
 Extent Whole(uint64_t page_count) {
   return {.segment_id = 1,
           .offset_bytes = 4096,
@@ -36,7 +36,7 @@ std::vector<bool> Changed(uint64_t page_count, std::initializer_list<uint64_t> p
   return changed;
 }
 
-// What appending the runs would give.
+// The extents that appending the ranges would return.
 std::vector<Extent> Append(const PageRanges& ranges, uint64_t length_bytes, uint64_t segment_id) {
   std::vector<Extent> appended;
   uint64_t at = 4096;
@@ -44,7 +44,7 @@ std::vector<Extent> Append(const PageRanges& ranges, uint64_t length_bytes, uint
     const uint64_t bytes =
         std::min(run.end_page * kPageBytes, length_bytes) - run.begin_page * kPageBytes;
     appended.push_back({segment_id, at, bytes, (1 << 20) + 8 * run.begin_page});
-    at += 1 << 30;  // never one behind the other
+    at += 1 << 30;  // never adjacent
   }
   return appended;
 }
@@ -66,7 +66,7 @@ TEST(PageRangesTest, OneChangedPageSplitsTheBase) {
   EXPECT_EQ(joined.length_bytes(), base.length_bytes);
 }
 
-TEST(PageRangesTest, NeighboursAreOneRunAndTheShortPageIsTheLast) {
+TEST(PageRangesTest, AdjacentPagesAreOneRangeAndTheShortPageIsTheLast) {
   const Extent base = Whole(10);
   const auto ranges = PlanPageRanges(Changed(10, {0, 1, 8, 9}), base);
   ASSERT_TRUE(ranges);
@@ -83,7 +83,7 @@ TEST(PageRangesTest, UpToHalfOfThePagesAreWrittenAlone) {
   EXPECT_FALSE(PlanPageRanges(Changed(3, {1, 2}), Whole(3)));
 }
 
-TEST(PageRangesTest, AChunkInTooManyPiecesIsWrittenWhole) {
+TEST(PageRangesTest, AChunkWithTooManyExtentsIsWrittenCompletely) {
   EXPECT_EQ(MaxExtents(64), 32u);
   EXPECT_EQ(MaxExtents(1), 32u);
   EXPECT_EQ(MaxExtents(200), 100u);
@@ -93,7 +93,7 @@ TEST(PageRangesTest, AChunkInTooManyPiecesIsWrittenWhole) {
     for (uint64_t i = 0; i < changed_count; ++i) changed[4 * i + 1] = true;
     return PlanPageRanges(changed, Whole(page_count));
   };
-  const auto ranges = every_fourth(64, 15);  // and 16 runs between them
+  const auto ranges = every_fourth(64, 15);  // and 16 ranges of the base between them
   ASSERT_TRUE(ranges);
   EXPECT_EQ(ranges->extents.size(), 31u);
   EXPECT_FALSE(every_fourth(64, 16));
@@ -106,7 +106,7 @@ TEST(PageRangesTest, NothingChangedKeepsTheBase) {
   EXPECT_EQ(ranges->Join({}), kv::Extents(Whole(5)));
 }
 
-// Property: however often pages change, each page of the chunk lies where it was written last.
+// Property: however often pages change, each page of the chunk is where it was written last.
 TEST(PageRangesTest, EveryPageIsWhereItWasWrittenLast) {
   testing::SeededRandom random;
   for (int round = 0; round < 50; ++round) {

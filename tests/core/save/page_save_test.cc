@@ -1,5 +1,5 @@
-// Saving a chunk of which a few pages changed: only they are written, and what lies in several
-// extents is read, checked, mapped, compared and deleted as what lies in one.
+// Saving a chunk of which a few pages have changed: only these pages are written, and a chunk with
+// several extents is read, checked, mapped, compared and deleted like a chunk with one.
 
 #include <gmock/gmock.h>
 
@@ -27,7 +27,7 @@ constexpr uint64_t kTailBytes = 4'000;
 
 class PageSaveTest : public StoreTest {
  protected:
-  // One chunk of kPages whole pages and a short one.
+  // One chunk of kPages complete pages and a short one.
   TestTensor tensor_{DType::kFloat32, {kPages * kPageBytes / 4 + kTailBytes / 4}};
 
   StateDict State(const TestTensor& tensor) {
@@ -62,7 +62,7 @@ class PageSaveTest : public StoreTest {
     stream.put(byte);
   }
 
-  // Step 1 whole, step 2 with page 4 anew, step 3 with pages 10 and 11.
+  // Step 1 writes everything, step 2 changes page 4, step 3 changes pages 10 and 11.
   void SaveThreeSteps() {
     SaveTensor(1);
     states_[1] = tensor_.bytes;
@@ -223,7 +223,7 @@ TEST_F(PageSaveTest, TheIndexIsMadeAnew) {
 
 TEST_F(PageSaveTest, DamageInAnOldExtentIsFoundAndNamed) {
   SaveThreeSteps();
-  // Page 15 of step 3 lies where step 1 put it, page 4 where step 2 did.
+  // Page 15 of step 3 is where step 1 wrote it, page 4 where step 2 wrote it.
   for (const uint64_t page : {15, 4}) {
     const kv::Extent at = OnlyChunk(3).extents.At(page * kPageBytes);
     const std::string file = FileOf(at);
@@ -240,7 +240,7 @@ TEST_F(PageSaveTest, DamageInAnOldExtentIsFoundAndNamed) {
       EXPECT_EQ(loaded.error().file, file);
       EXPECT_EQ(loaded.error().offset_bytes, at.offset_bytes);
     }
-    // Elsewhere it is still read.
+    // Other parts of the tensor can still be read.
     const LoadRequest other{.fqn = "w", .box = {{0}, {1}}, .target = element.target()};
     CAIRN_EXPECT_OK(store->Load(Step(3), {&other, 1}));
     const auto damage = VerifyAll(3);
@@ -248,7 +248,7 @@ TEST_F(PageSaveTest, DamageInAnOldExtentIsFoundAndNamed) {
     EXPECT_EQ(damage[0].file, file);
     EXPECT_EQ(damage[0].offset_bytes, at.offset_bytes);
     EXPECT_THAT(damage[0].message, HasSubstr("page " + std::to_string(page) + " "));
-    // Of all steps, too, it is read and named once.
+    // A verification of all steps also reads it once and reports it once.
     EXPECT_EQ(VerifyAll().size(), 1u);
     Flip(file, at.offset_bytes + 100);
   }
@@ -265,7 +265,7 @@ TEST_F(PageSaveTest, DamagedPageDigestsAreNamedByTheirFile) {
   EXPECT_EQ(loaded.error().file, FileOf(at));
   EXPECT_EQ(loaded.error().offset_bytes, at.page_digests_offset_bytes);
   EXPECT_FALSE(VerifyAll(3).empty());
-  // The next save does not believe them: it writes the chunk whole.
+  // The next save does not use damaged page digests: it writes the complete chunk.
   Touch(0);
   EXPECT_EQ(SaveTensor(4).written_bytes, tensor_.bytes.size());
   EXPECT_EQ(LoadBytes(4, "w"), tensor_.bytes);
@@ -286,7 +286,7 @@ TEST_F(PageSaveTest, WhatStepsShareIsVerifiedOnce) {
     ADD_FAILURE() << found.error.ToString();
   }));
   EXPECT_EQ(bytes, tensor_.bytes.size() + 3 * kPageBytes);
-  // Once the first step is gone, of its bytes those are left that the others use.
+  // After the first step is deleted, only those of its bytes are left that other steps reference.
   const uint64_t first[] = {1};
   CAIRN_ASSERT_OK(store->Delete(first));
   CAIRN_ASSERT_OK_AND_ASSIGN(const uint64_t left, store->Verify({}, [](const kv::Damage& found) {
@@ -296,7 +296,7 @@ TEST_F(PageSaveTest, WhatStepsShareIsVerifiedOnce) {
 }
 
 TEST_F(PageSaveTest, ALargeTensorThatChangesInPartsKeepsTheRest) {
-  // Chunks that change all over, then others of which a page does.
+  // Chunks that change completely, then chunks of which one page changes.
   constexpr uint64_t kChunkPages = 4, kChunks = 40;
   TestTensor large(DType::kInt8, {kChunks * kChunkPages * kPageBytes});
   const SaveOptions options{.chunk_bytes = kChunkPages * kPageBytes};
@@ -313,7 +313,7 @@ TEST_F(PageSaveTest, ALargeTensorThatChangesInPartsKeepsTheRest) {
 }
 
 TEST_F(PageSaveTest, BehindChunksThatChangedAllOverFewAreLookedAt) {
-  // Three windows of 64 MiB: what the first one shows, the second goes by.
+  // Three windows of 64 MiB: the result of the first decides what is probed in the second.
   constexpr uint64_t kMiB = 1 << 20, kInWindow = 16, kChunks = 2 * kInWindow + 2;
   TestTensor large(DType::kInt8, {kChunks * 4 * kMiB});
   Save(1, State(large));

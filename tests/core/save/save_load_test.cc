@@ -1,4 +1,4 @@
-// Whole states out and in again: every dtype, shape and kind of memory, and the errors on the way.
+// Saves and loads of complete states: every dtype, shape and kind of memory, and the errors.
 
 #include <fmt/format.h>
 
@@ -61,7 +61,7 @@ TEST_F(SaveLoadTest, StridedSourcesAndTargetsAgreeWithTheNaiveReference) {
     Save(step, state, {.chunk_bytes = random.Between(1, 400)});
     const auto expected = NaiveRowMajor(source.view());
     ASSERT_EQ(LoadBytes(step, "t"), expected);
-    // Into memory of the same shape with strides of its own: dimensions in reverse order.
+    // Loads to memory of the same shape with other strides: dimensions in reverse order.
     StridedTensor target{.dtype = source.dtype, .shape = source.shape};
     target.strides.resize(target.shape.size());
     uint64_t stride = 1;
@@ -215,7 +215,7 @@ TEST_F(SaveLoadTest, AnExistingStepIsKeptUnlessOverwritten) {
   EXPECT_EQ(LoadBytes(5, "w"), new_tensor.bytes);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, store->Steps());
   EXPECT_EQ(steps.size(), 1u);
-  // The same bytes once more: the base is the step that is replaced.
+  // The same bytes again: the base is the step that is replaced.
   const SaveReport again = Save(5, new_state, {.overwrite = true});
   EXPECT_EQ(again.written_bytes, 0u);
   EXPECT_EQ(LoadBytes(5, "w"), new_tensor.bytes);
@@ -308,8 +308,7 @@ TEST(OpenTest, TakesFileAddresses) {
   CAIRN_ASSERT_OK(CheckpointStore::Open(directory / "s", kv::OpenMode::kRead));
 }
 
-// Memory that begins on a page is written from where it lies; what surrounds it goes through
-// blocks.
+// Memory that begins on a page is written directly; other payload passes through blocks.
 TEST_F(SaveLoadTest, PageAlignedMemoryBetweenSmallTensors) {
   constexpr uint64_t kArenaBytes = 12 << 20;
   const std::unique_ptr<std::byte, decltype(&std::free)> arena(

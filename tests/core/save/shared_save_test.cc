@@ -1,8 +1,8 @@
-// Saves by many ranks, and loads on any mesh. Ranks are threads here; tests/process/ has the same
-// with processes.
+// Saves by many ranks, and loads on any mesh. Ranks are threads here; tests/process/ has similar
+// tests with processes.
 //
-// CAIRN_MESH_ROUNDS (60) says how many random rounds, of eight steps each; CAIRN_TEST_SEED repeats
-// a run.
+// CAIRN_MESH_ROUNDS (default 60) is the number of random rounds, of eight steps each;
+// CAIRN_TEST_SEED repeats a run.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -36,7 +36,7 @@ using ::testing::IsEmpty;
 using ::testing::SizeIs;
 using namespace cairn::core::testing;  // NOLINT(google-build-using-namespace)
 
-// What a state needs from all ranks, behind one lock.
+// The sum and the largest of what all ranks have added.
 class Sum {
  public:
   void Add(uint64_t value) {
@@ -79,7 +79,7 @@ class SharedSaveTest : public ::testing::Test {
     });
   }
 
-  /// Each rank loads its part, and holds it against `globals`.
+  /// Each rank loads its part and compares it with `globals`.
   void LoadAll(uint64_t step, int ranks, const std::vector<GlobalTensor>& globals,
                const std::vector<Layout>& layouts, const ShardLoadOptions& options = {},
                Sum* read = nullptr) {
@@ -101,7 +101,7 @@ class SharedSaveTest : public ::testing::Test {
     return found;
   }
 
-  /// One rank's save fails with whatever it says; the errors by rank.
+  /// Saves on all ranks, which must fail; returns the errors by rank.
   std::vector<Error> SaveErrors(int ranks, const std::function<StateDict(uint32_t rank)>& state_of,
                                 const SaveOptions& options = {}) {
     std::vector<Error> errors(static_cast<size_t>(ranks));
@@ -367,7 +367,7 @@ TEST_F(SharedSaveTest, AnAsyncSaveThatFailsOnOneRankFailsOnAll) {
   EXPECT_THAT(VerifyAll(), IsEmpty());
 }
 
-// What a rank reads are the 64 KiB pages that its boxes touch: they are checked as a whole.
+// A rank reads the complete 64 KiB pages that its boxes touch, because a page is checked as a unit.
 TEST_F(SharedSaveTest, LoadsOnFewerOrMoreRanksReadHardlyMoreThanTheyNeed) {
   const std::vector<GlobalTensor> rows = {{"even", TestTensor(DType::kBFloat16, {4096, 1024})},
                                           {"uneven", TestTensor(DType::kUInt8, {9'999'991})}};
@@ -393,12 +393,13 @@ TEST_F(SharedSaveTest, LoadsOnFewerOrMoreRanksReadHardlyMoreThanTheyNeed) {
   for (const uint32_t ranks : {1u, 2u, 4u, 8u}) {
     EXPECT_LE(read_share(1, ranks, rows, 0), 1.05) << ranks;
   }
-  // Half a stored shard's width: every page of it holds some of each half, so both read it all.
+  // Half the width of a stored shard: every page contains some of each half, so both ranks read
+  // all.
   EXPECT_LE(read_share(2, 2, columns, 1), 1.05);
   EXPECT_LE(read_share(2, 8, columns, 1), 2.05);
 }
 
-// --- ranks that do not load alike
+// Ranks that do not make the same load.
 
 class ReadOnceTest : public SharedSaveTest {
  protected:
@@ -409,11 +410,11 @@ class ReadOnceTest : public SharedSaveTest {
     SaveAll(2, 4, {{"w", x_}, {"x", w_}}, {plain, plain});
   }
 
-  /// Loads w and x of `step` on four ranks; true if one has them, and only without an error.
+  /// Loads w and x of one of two steps on one of four ranks.
   using Load =
       std::function<Result<LoadReport>(CheckpointStore&, const kv::StepInfo& first,
                                        const kv::StepInfo& second, TestTensor& w, TestTensor& x)>;
-  /// How many ranks the load succeeds on; no rank may take wrong bytes for right ones.
+  /// Returns the number of ranks on which the load succeeds; none of them may have wrong bytes.
   int CountSuccesses(const Load& load) {
     std::atomic<int> successes = 0;
     RunRanks(
@@ -501,8 +502,7 @@ TEST_F(ReadOnceTest, AWholeTargetOfAnotherShapeIsRefused) {
             0);
 }
 
-// --- disagreements
-// --------------------------------------------------------------------------------
+// Ranks whose states disagree.
 
 TEST_F(SharedSaveTest, DTypesThatDifferFailOnEveryRankWithKeyAndRanks) {
   const TestTensor floats(DType::kFloat32, {4}), halves(DType::kFloat16, {4});
@@ -576,13 +576,13 @@ TEST_F(SharedSaveTest, BoxesThatOverlapNameRanksAndBoxes) {
   }
 }
 
-TEST_F(SharedSaveTest, APlainTensorThatOneRankLacksSaysWhoTold) {
+TEST_F(SharedSaveTest, AReplicatedTensorThatOneRankLacksNamesARankThatHasIt) {
   const TestTensor tensor(DType::kInt32, {6});
   const auto errors = SaveErrors(8,
                                  [&](uint32_t rank) {
                                    StateDict state;
-                                   // Spread over the ranks by bytes, one element a chunk, so that
-                                   // the one is sure to be missed.
+                                   // One element per chunk, divided among the ranks by bytes, so
+                                   // that the missing rank's share is not empty.
                                    if (rank != 3) state.root().Tensor("only here", tensor.view());
                                    return state;
                                  },
@@ -769,7 +769,7 @@ TEST_F(SharedSaveTest, RanksThatSeeOtherDirectoriesDoNotOpen) {
 
 TEST_F(SharedSaveTest, OpeningFailsOnAllRanksIfItFailsOnOne) {
   RunRanks(3, [&](Communicator& communicator) {
-    // Rank 2 looks at another directory, which holds no store.
+    // Rank 2 opens another directory, which is not a store.
     const std::string where = communicator.rank() == 2 ? path() + "-elsewhere" : path();
     const auto store = CheckpointStore::OpenShared(where, kv::OpenMode::kWrite, communicator);
     ASSERT_FALSE(store);

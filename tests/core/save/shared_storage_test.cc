@@ -1,4 +1,5 @@
-// Tensors that share memory: stored once, each readable by its own name, whole and in boxes.
+// Tensors that share memory are stored once, and each can be loaded by its own name, completely or
+// in boxes.
 
 #include <fmt/format.h>
 

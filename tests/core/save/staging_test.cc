@@ -1,4 +1,4 @@
-// What is copied into staging, and what is known not to have changed.
+// What is copied to staging, and which chunks are known to be unchanged.
 
 #include "core/save/internal/staging.h"
 
@@ -25,7 +25,7 @@ std::vector<std::byte> StagedBytes(const internal::PlannedShard& shard) {
   return {shard.source.data, shard.source.data + (shard.end_bytes() - shard.begin_bytes())};
 }
 
-/// The plan of a state with the chunks of `base` that have not changed left out.
+/// Plans and stages a state without the chunks that are unchanged since `base`.
 SavePlan StagedPlan(StagingArea& staging, const StateDict& state, const SavedChunks* base) {
   auto plan = internal::PlanSave(state, kOptions);
   EXPECT_TRUE(testing::IsOk(plan));
@@ -90,7 +90,7 @@ TEST_F(StagingTest, OnlyChunksThatStayedTheSameBeforeAreComparedAndLeftOut) {
   EXPECT_EQ(std::count(staged.begin() + 200'000, staged.end(), std::byte{0}), 250'000)
       << "memory behind chunks that are left out was never touched";
 
-  // What was left out comes from the base; the step is whole.
+  // Chunks that were not staged are those of the base; the step is complete.
   SaveAndRecord(3, plan);
   EXPECT_EQ(LoadBytes(3, "w"), tensor.bytes);
 }
@@ -140,7 +140,7 @@ TEST_F(StagingTest, AsyncSavesOfAStateThatHardlyChangesKeepEveryStep) {
     CAIRN_ASSERT_OK_AND_ASSIGN(const SaveReport report, handle.Wait());
     EXPECT_EQ(report.chunks_reused, step == 0 ? 0u : 4u);
     if (step == 30) {
-      // Another step in between: it is what the next save is compared with.
+      // Another step in between, with which the next save is compared.
       Save(35, state, {.chunk_bytes = kChunkBytes});
       CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 2>{20, 30}));
     }
