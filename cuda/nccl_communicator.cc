@@ -135,6 +135,10 @@ class NcclCommunicator final : public Communicator {
     return Fail(Break("Split", std::move(part).error()));
   }
 
+  void Interrupt() override { nccl_->stop().Request("interrupted on this rank"); }
+  // NCCL reports a lost peer to a call only.
+  Result<void> CheckPeers() override { return {}; }
+
  private:
   /// What ranks exchange about themselves in Split.
   struct SplitChoice {

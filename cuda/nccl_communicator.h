@@ -74,6 +74,8 @@ inline constexpr uint64_t kMinNcclBufferBytes = 64ull << 10;
 ///   - Split is ncclCommSplit. Use the resulting communicators one after another, or in the same
 ///     order on all ranks: two kernels of NCCL that wait for each other on one GPU may not fit on
 ///     it together.
+///   - Interrupt calls NcclStop::Request of `stop`: it also ends the calls of communicators split
+///     from this one, and does not inform the peers. CheckPeers always succeeds.
 /// The destructor waits, up to five seconds, until peers have received what was sent to them.
 Result<std::unique_ptr<core::Communicator>> ConnectNccl(core::Communicator& host,
                                                         const NcclOptions& options);

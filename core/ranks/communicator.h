@@ -1,20 +1,21 @@
 #pragma once
-/// Ranks that exchange bytes: the contract that every communicator keeps, host and NCCL alike.
+/// Ranks that exchange bytes: the contract that every communicator keeps, on the host and on NCCL.
 ///
-/// Collectives: every rank of the communicator calls the same ones in the same order, with the same
-/// root. Byte ranges may have any length, 0 included, and another one for each rank; where a
-/// receiver gives memory, it knows the length that is sent (`GatherV` and its kin in
-/// core/ranks/gather_v.h exchange lengths first). Ranges of one call do not overlap.
+/// Collectives: all ranks of a communicator call the same operations in the same order, with the
+/// same root. A byte range may have any length, including 0, and the lengths may differ between
+/// ranks. A receiver that provides memory knows the length that is sent; `GatherV`, `AllGatherV`
+/// and `BroadcastV` in core/ranks/gather_v.h exchange the lengths first. Requires that the ranges of
+/// one call do not overlap.
 ///
-/// Every call ends within the communicator's deadline. Errors are the same everywhere:
-///   kUnavailable       a peer died, went away, or the deadline passed; names operation and peer
-///                      where it is known. The communicator is broken from then on: each later call
-///                      fails with kFailedPrecondition at once.
-///   kInvalidArgument   bad arguments of this rank (a root that is no rank, not one range a rank);
-///                      nothing was sent.
-/// After an error what a call writes to holds anything.
+/// Every call returns within the communicator's deadline. All implementations return these errors:
+///   kUnavailable       A peer died or disconnected, or the deadline passed. The message names the
+///                      operation, and the peer where it is known. The communicator is then broken:
+///                      every later call fails with kFailedPrecondition at once.
+///   kInvalidArgument   This rank's arguments are invalid (a root that is not a rank, or the number
+///                      of ranges is not the world size). Nothing was sent.
+/// After an error the contents of the ranges that the call writes to are unspecified.
 ///
-/// Threads: one call at a time.
+/// Threads: one call at a time, except for `Interrupt` and `CheckPeers`.
 
 #include <chrono>
 #include <cstddef>
@@ -36,38 +37,51 @@ class Communicator {
  public:
   virtual ~Communicator() = default;
 
-  /// Of this process; ranks are numbered from 0.
+  /// The number of this process among the ranks, from 0.
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
-  /// Byte ranges lie in host memory, or in that of this device, whose streams the communicator's
-  /// own header tells of. kHostDevice: in host memory only.
+  /// The device whose memory byte ranges may be in, in addition to host memory; the header of the
+  /// implementation states which streams order the accesses. kHostDevice: host memory only.
   virtual int device() const { return kHostDevice; }
-  /// The longest that one call may take.
+  /// The longest time that one call may take.
   virtual std::chrono::milliseconds timeout() const = 0;
 
   /// Returns once every rank has called it.
   virtual Result<void> Barrier() = 0;
 
-  /// `bytes` of the root end up in `bytes` of every rank; all give the same length.
+  /// Copies `bytes` of the root to `bytes` of every rank. Requires the same length on all ranks.
   virtual Result<void> Broadcast(ByteTarget bytes, int root) = 0;
 
-  /// Rank i's `mine` ends up in the root's `all[i]`. Elsewhere `all` is not looked at.
+  /// Copies `mine` of rank i to `all[i]` of the root. Other ranks ignore `all`.
   virtual Result<void> Gather(ByteView mine, std::span<const ByteTarget> all, int root) = 0;
 
-  /// Rank i's `mine` ends up in every rank's `all[i]`.
+  /// Copies `mine` of rank i to `all[i]` of every rank.
   virtual Result<void> AllGather(ByteView mine, std::span<const ByteTarget> all) = 0;
 
-  /// The root's `all[i]` ends up in rank i's `mine`. Elsewhere `all` is not looked at.
+  /// Copies `all[i]` of the root to `mine` of rank i. Other ranks ignore `all`.
   virtual Result<void> Scatter(std::span<const ByteView> all, ByteTarget mine, int root) = 0;
 
-  /// Rank i's `sent[j]` ends up in rank j's `received[i]`.
+  /// Copies `sent[j]` of rank i to `received[i]` of rank j.
   virtual Result<void> AllToAll(std::span<const ByteView> sent,
                                 std::span<const ByteTarget> received) = 0;
 
-  /// Divides the ranks: those that give the same `color` get a communicator of their own, numbered
-  /// by `key`, and by their rank here where keys are equal. Every rank of this communicator calls
-  /// it; it stays usable beside the new ones.
+  /// Divides the ranks into groups, one per `color`, and returns the communicator of this rank's
+  /// group. Its ranks are ordered by `key`, then by their rank in this communicator. Collective
+  /// over this communicator, which remains usable.
   virtual Result<std::unique_ptr<Communicator>> Split(uint32_t color, uint32_t key) = 0;
+
+  /// Ends the call that another thread waits in, and the next call if there is none, with
+  /// kUnavailable; the communicator is then broken. Returns at once. The header of the
+  /// implementation states how the other ranks learn of it, and whether communicators split from
+  /// this one are affected. Has no effect where no call waits for another rank.
+  /// Threads: any, concurrently with a call.
+  virtual void Interrupt() = 0;
+
+  /// Reports, without a collective call, that a peer is gone: kUnavailable, naming the rank, as a
+  /// call that needs the peer would. For ranks that wait for each other elsewhere, where nothing
+  /// detects it. Returns at once; succeeds always if the implementation cannot detect it.
+  /// Threads: any, concurrently with a call.
+  virtual Result<void> CheckPeers() = 0;
 };
 
 }  // namespace cairn::core

@@ -124,8 +124,8 @@ class GlooCommunicator final : public Communicator {
 
   Result<std::unique_ptr<Communicator>> Split(uint32_t color, uint32_t key) override;
 
-  void Interrupt() { group_->Interrupt(); }
-  Result<void> CheckConnections() { return group_->CheckConnections(); }
+  void Interrupt() override { group_->Interrupt(); }
+  Result<void> CheckPeers() override { return group_->CheckConnections(); }
 
  private:
   static size_t Index(int rank) { return static_cast<size_t>(rank); }
@@ -357,15 +357,6 @@ Result<std::unique_ptr<Communicator>> ConnectGloo(const GlooOptions& options) {
                             .deadline = deadline}));
   if (options.rank == 0) CAIRN_TRY(internal::Forget(place, party));
   return std::make_unique<GlooCommunicator>(std::move(device), std::move(group), options.timeout);
-}
-
-void InterruptGloo(Communicator& communicator) {
-  if (auto* const gloo = dynamic_cast<GlooCommunicator*>(&communicator)) gloo->Interrupt();
-}
-
-Result<void> CheckGlooConnections(Communicator& communicator) {
-  auto* const gloo = dynamic_cast<GlooCommunicator*>(&communicator);
-  return gloo == nullptr ? Result<void>() : gloo->CheckConnections();
 }
 
 }  // namespace cairn::core

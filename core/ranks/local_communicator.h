@@ -1,5 +1,5 @@
 #pragma once
-/// A world of one rank: what a process that saves alone takes for a communicator.
+/// A world of one rank: the communicator of a process that saves alone.
 
 #include <chrono>
 #include <memory>
@@ -8,7 +8,7 @@
 
 namespace cairn::core {
 
-/// Never waits and never breaks; copies where bytes go from one range to another.
+/// Never waits and never breaks, so that `Interrupt` has no effect. Copies between ranges.
 class LocalCommunicator final : public Communicator {
  public:
   LocalCommunicator() = default;
@@ -25,6 +25,8 @@ class LocalCommunicator final : public Communicator {
   Result<void> AllToAll(std::span<const ByteView> sent,
                         std::span<const ByteTarget> received) override;
   Result<std::unique_ptr<Communicator>> Split(uint32_t color, uint32_t key) override;
+  void Interrupt() override {}
+  Result<void> CheckPeers() override { return {}; }
 };
 
 }  // namespace cairn::core

@@ -164,16 +164,16 @@ void CommunicatorBinding::Release(std::unique_ptr<core::Communicator> tensors) {
 void CommunicatorBinding::Interrupt(const char* why) {
   const std::lock_guard alive(life_mutex_);
   if (stop_) stop_->Request(why);
-  if (communicator_) core::InterruptGloo(*communicator_);
+  if (communicator_) communicator_->Interrupt();
 }
 
 void CommunicatorBinding::WatchRanks() {
   const std::lock_guard alive(life_mutex_);
   if (!stop_ || !communicator_) return;
   // The call may use TCP now, where it would wait for ranks that are still in NCCL.
-  if (stop_->has_failed()) return core::InterruptGloo(*communicator_);
+  if (stop_->has_failed()) return communicator_->Interrupt();
   if (stop_->is_requested()) return;
-  if (const auto checked = core::CheckGlooConnections(*communicator_); !checked) {
+  if (const auto checked = communicator_->CheckPeers(); !checked) {
     stop_->Request(checked.error().message);
   }
 }

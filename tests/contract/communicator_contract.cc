@@ -1,4 +1,4 @@
-// What core/ranks/communicator.h promises.
+// The contract of core/ranks/communicator.h, except for deadlines.
 
 #include "tests/contract/communicator_contract.h"
 
@@ -55,37 +55,10 @@ using core::ByteVector;
 using core::ByteView;
 using core::Communicator;
 using std::chrono::milliseconds;
-using std::chrono::steady_clock;
 
 constexpr milliseconds kAmpleTimeout = std::chrono::seconds(60);
-constexpr milliseconds kShortTimeout(250);
-/// What a loaded machine may add to a deadline.
-constexpr milliseconds kSlack = std::chrono::seconds(5);
 
-}  // namespace
-
-void CommunicatorDeadlineTest::ExpectDeadline(
-    const std::function<Result<void>(Communicator&)>& call) {
-  World& world = Make(kShortTimeout);
-  const int absent = GetParam().world_size - 1;
-  RunRanks(world, [&](Communicator& communicator) {
-    if (communicator.rank() == absent) return;
-    const auto begin = steady_clock::now();
-    EXPECT_THAT(call(communicator), IsError(ErrorCode::kUnavailable, "rank"));
-    EXPECT_LT(steady_clock::now() - begin, kShortTimeout + kSlack);
-
-    const auto again = steady_clock::now();
-    ByteVector some(8);
-    EXPECT_THAT(communicator.Barrier(), IsError(ErrorCode::kFailedPrecondition, "broke"));
-    EXPECT_THAT(communicator.Broadcast(some, 0), IsError(ErrorCode::kFailedPrecondition, "broke"));
-    EXPECT_THAT(communicator.Split(0, 0), IsError(ErrorCode::kFailedPrecondition, "broke"));
-    EXPECT_LT(steady_clock::now() - again, kShortTimeout);
-  });
-}
-
-namespace {
-
-/// The bytes that rank `from` gives rank `to` in a test: the same in every process that asks.
+/// The bytes that rank `from` sends to rank `to` in a test, the same in every process.
 ByteVector Contents(uint64_t seed, int from, int to, uint64_t length_bytes) {
   std::mt19937_64 engine(seed ^ static_cast<uint64_t>(from) << 32 ^ static_cast<uint64_t>(to));
   ByteVector bytes(length_bytes);
@@ -96,7 +69,7 @@ ByteVector Contents(uint64_t seed, int from, int to, uint64_t length_bytes) {
   return bytes;
 }
 
-/// A length for each pair of ranks, 0 and one above what goes in one message among them.
+/// One length per pair of ranks; some are 0, and some exceed the size of one message.
 using Lengths = std::vector<std::vector<uint64_t>>;
 Lengths RandomLengths(SeededRandom& random, int world_size) {
   Lengths lengths(static_cast<size_t>(world_size));
@@ -122,7 +95,7 @@ TEST_P(CommunicatorContractTest, RanksAreNumberedFromZero) {
   }
 }
 
-TEST_P(CommunicatorContractTest, NobodyLeavesABarrierBeforeTheLastHasComeToIt) {
+TEST_P(CommunicatorContractTest, NoRankLeavesABarrierBeforeTheLastArrives) {
   World& world = Make(kAmpleTimeout);
   std::atomic<int> arrived = 0;
   for (int round = 1; round <= 20; ++round) {
@@ -134,7 +107,7 @@ TEST_P(CommunicatorContractTest, NobodyLeavesABarrierBeforeTheLastHasComeToIt) {
   }
 }
 
-TEST_P(CommunicatorContractTest, BroadcastGivesEveryRankTheBytesOfEachRootInTurn) {
+TEST_P(CommunicatorContractTest, BroadcastCopiesTheBytesOfEachRootInTurnToEveryRank) {
   World& world = Make(kAmpleTimeout);
   SeededRandom random;
   for (int root = 0; root < GetParam().world_size; ++root) {
@@ -149,7 +122,7 @@ TEST_P(CommunicatorContractTest, BroadcastGivesEveryRankTheBytesOfEachRootInTurn
   }
 }
 
-TEST_P(CommunicatorContractTest, GatherBringsUnequalRangesToEachRootInTurn) {
+TEST_P(CommunicatorContractTest, GatherCopiesUnequalRangesToEachRootInTurn) {
   World& world = Make(kAmpleTimeout);
   SeededRandom random;
   for (int root = 0; root < GetParam().world_size; ++root) {
@@ -170,7 +143,7 @@ TEST_P(CommunicatorContractTest, GatherBringsUnequalRangesToEachRootInTurn) {
   }
 }
 
-TEST_P(CommunicatorContractTest, ScatterTakesUnequalRangesFromEachRootInTurn) {
+TEST_P(CommunicatorContractTest, ScatterCopiesUnequalRangesFromEachRootInTurn) {
   World& world = Make(kAmpleTimeout);
   SeededRandom random;
   for (int root = 0; root < GetParam().world_size; ++root) {
@@ -191,7 +164,7 @@ TEST_P(CommunicatorContractTest, ScatterTakesUnequalRangesFromEachRootInTurn) {
   }
 }
 
-TEST_P(CommunicatorContractTest, AllGatherBringsUnequalRangesToEveryRank) {
+TEST_P(CommunicatorContractTest, AllGatherCopiesUnequalRangesToEveryRank) {
   World& world = Make(kAmpleTimeout);
   SeededRandom random;
   for (int round = 0; round < 5; ++round) {
@@ -232,9 +205,9 @@ TEST_P(CommunicatorContractTest, AllToAllExchangesUnequalRanges) {
   }
 }
 
-TEST_P(CommunicatorContractTest, LongRangesArriveWhole) {
+TEST_P(CommunicatorContractTest, LongRangesArriveComplete) {
   World& world = Make(kAmpleTimeout);
-  // Above any size at which a communicator may cut, and no multiple of it.
+  // Longer than any size at which a communicator may split a range, and not a multiple of it.
   const uint64_t length = (uint64_t{40} << 20) + 12'345;
   const int root = GetParam().world_size - 1;
   const ByteVector expected = Contents(1, root, 0, length);
@@ -246,7 +219,7 @@ TEST_P(CommunicatorContractTest, LongRangesArriveWhole) {
   });
   for (const ByteVector& bytes : found) EXPECT_TRUE(bytes == expected);
 
-  // Now from every rank to the last: what it holds comes back as a part of its own.
+  // From every rank to the last, whose own range is copied locally.
   std::vector<ByteVector> gathered(world.size(), ByteVector(length));
   RunRanks(world, [&](Communicator& communicator) {
     const ByteVector& mine = found[static_cast<size_t>(communicator.rank())];
@@ -255,7 +228,7 @@ TEST_P(CommunicatorContractTest, LongRangesArriveWhole) {
   for (const ByteVector& bytes : gathered) EXPECT_TRUE(bytes == expected);
 }
 
-TEST_P(CommunicatorContractTest, BadArgumentsSendNothingAndBreakNothing) {
+TEST_P(CommunicatorContractTest, InvalidArgumentsSendNothingAndBreakNothing) {
   World& world = Make(kAmpleTimeout);
   const int size = GetParam().world_size;
   RunRanks(world, [&](Communicator& communicator) {
@@ -294,7 +267,7 @@ TEST_P(CommunicatorContractTest, BadArgumentsSendNothingAndBreakNothing) {
 TEST_P(CommunicatorContractTest, SplitNumbersEachGroupByKeyThenRank) {
   World& world = Make(kAmpleTimeout);
   const int size = GetParam().world_size;
-  // Colour 0 takes every third rank, in reverse; the others stay in order under one key.
+  // Color 0 contains every third rank, in reverse. The others have equal keys and keep their order.
   const auto color_of = [](int rank) { return rank % 3 == 0 ? 0u : 7u; };
   RunRanks(world, [&](Communicator& communicator) {
     const int rank = communicator.rank();
@@ -315,7 +288,7 @@ TEST_P(CommunicatorContractTest, SplitNumbersEachGroupByKeyThenRank) {
     for (int& value : found) targets.push_back(std::as_writable_bytes(std::span(&value, 1)));
     CAIRN_ASSERT_OK(part->AllGather(std::as_bytes(std::span(&rank, 1)), targets));
     EXPECT_EQ(found, expected);
-    // Both stay usable beside each other.
+    // Both remain usable.
     CAIRN_EXPECT_OK(communicator.Barrier());
     CAIRN_EXPECT_OK(part->Barrier());
   });
@@ -337,11 +310,11 @@ TEST_P(CommunicatorContractTest, PartsOfASplitMayBeUsedAndSplitAfterTheirParentI
   });
 }
 
-TEST_P(CommunicatorContractTest, SplitAlongAMeshGivesTheRanksThatDifferThereOnly) {
+TEST_P(CommunicatorContractTest, SplitAlongAMeshReturnsTheRanksThatDifferInItsDimensionsOnly) {
   World& world = Make(kAmpleTimeout);
   const auto size = static_cast<uint32_t>(GetParam().world_size);
   const uint32_t columns = size % 2 == 0 ? 2 : 1;
-  // Ranks lie in the mesh from the last to the first.
+  // The mesh contains the ranks in descending order.
   std::vector<uint32_t> ranks(size);
   std::iota(ranks.rbegin(), ranks.rend(), 0u);
   CAIRN_ASSERT_OK_AND_ASSIGN(
@@ -382,7 +355,7 @@ TEST_P(CommunicatorContractTest, EachDimensionOfAMeshGetsACommunicator) {
   });
 }
 
-TEST_P(CommunicatorContractTest, SplitAlongRefusesAMeshOfOtherRanks) {
+TEST_P(CommunicatorContractTest, SplitAlongRejectsAMeshOfOtherRanks) {
   World& world = Make(kAmpleTimeout);
   const auto size = static_cast<uint32_t>(GetParam().world_size);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto larger, core::DeviceMesh::Make({{.size = size + 1}}));
@@ -402,7 +375,7 @@ TEST_P(CommunicatorContractTest, SplitAlongRefusesAMeshOfOtherRanks) {
   });
 }
 
-TEST_P(CommunicatorContractTest, AnyLengthsReachThoseWhoDoNotKnowThem) {
+TEST_P(CommunicatorContractTest, RangesOfUnknownLengthsReachTheirReceivers) {
   World& world = Make(kAmpleTimeout);
   SeededRandom random;
   const Lengths lengths = RandomLengths(random, GetParam().world_size);
@@ -424,7 +397,7 @@ TEST_P(CommunicatorContractTest, AnyLengthsReachThoseWhoDoNotKnowThem) {
   });
 }
 
-TEST_P(CommunicatorContractTest, AnyLengthsAboveTheLimitFailOnAllRanksAndBreakNothing) {
+TEST_P(CommunicatorContractTest, LengthsAboveTheLimitFailOnAllRanksAndBreakNothing) {
   World& world = Make(kAmpleTimeout);
   const int last = GetParam().world_size - 1;
   RunRanks(world, [&](Communicator& communicator) {
@@ -438,64 +411,6 @@ TEST_P(CommunicatorContractTest, AnyLengthsAboveTheLimitFailOnAllRanksAndBreakNo
     EXPECT_THAT(core::BroadcastV(communicator, mine, last + 1),
                 IsError(ErrorCode::kInvalidArgument, "root"));
     CAIRN_EXPECT_OK(core::AllGatherV(communicator, mine, 101));
-  });
-}
-
-TEST_P(CommunicatorDeadlineTest, BarrierEndsWithoutARankThatNeverComes) {
-  ExpectDeadline([](Communicator& communicator) { return communicator.Barrier(); });
-}
-
-TEST_P(CommunicatorDeadlineTest, BroadcastEndsWithoutItsRoot) {
-  ExpectDeadline([](Communicator& communicator) {
-    ByteVector bytes(100'000);
-    return communicator.Broadcast(bytes, communicator.world_size() - 1);
-  });
-}
-
-TEST_P(CommunicatorDeadlineTest, AllGatherEndsWithoutARankThatNeverComes) {
-  ExpectDeadline([](Communicator& communicator) {
-    const ByteVector mine(100'000);
-    std::vector<ByteVector> all(static_cast<size_t>(communicator.world_size()),
-                                ByteVector(100'000));
-    return communicator.AllGather(mine, TargetsOf(all));
-  });
-}
-
-TEST_P(CommunicatorDeadlineTest, SplitEndsWithoutARankThatNeverComes) {
-  ExpectDeadline([](Communicator& communicator) -> Result<void> {
-    CAIRN_TRY(communicator.Split(0, 0));
-    return {};
-  });
-}
-
-TEST_P(CommunicatorDisagreementTest, RanksThatDisagreeOnTheRootFailAndKeepToTheirRanges) {
-  World& world = Make(kShortTimeout);
-  RunRanks(world, [&](Communicator& communicator) {
-    ByteVector bytes(1000, std::byte{1});
-    // Each takes itself for the root: all send, nobody receives.
-    EXPECT_THAT(communicator.Broadcast(bytes, communicator.rank()),
-                IsError(ErrorCode::kUnavailable, "Broadcast"));
-    EXPECT_EQ(bytes, ByteVector(1000, std::byte{1}));
-  });
-}
-
-TEST_P(CommunicatorDisagreementTest, RanksThatDisagreeOnTheLengthFailAndKeepToTheirRanges) {
-  World& world = Make(kShortTimeout);
-  RunRanks(world, [&](Communicator& communicator) {
-    // The receivers' memory is shorter than what is sent.
-    ByteVector bytes(communicator.rank() == 0 ? 100'000 : 10);
-    EXPECT_THAT(communicator.Broadcast(bytes, 0), IsError(ErrorCode::kUnavailable, "Broadcast"));
-  });
-}
-
-TEST_P(CommunicatorDisagreementTest, RanksThatCallDifferentCollectivesFail) {
-  World& world = Make(kShortTimeout);
-  RunRanks(world, [&](Communicator& communicator) {
-    ByteVector bytes(10);
-    std::vector<ByteVector> all(world.size(), ByteVector(10));
-    EXPECT_THAT(communicator.rank() == 0 ? communicator.Broadcast(bytes, 0)
-                                         : communicator.Gather(bytes, TargetsOf(all), 0),
-                IsError(ErrorCode::kUnavailable, "rank"));
   });
 }
 

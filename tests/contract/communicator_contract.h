@@ -1,11 +1,11 @@
 #pragma once
-/// What core/ranks/communicator.h promises, as tests that any implementation registers into:
+/// The contract of core/ranks/communicator.h, as test suites in which each implementation registers:
 ///
 ///   INSTANTIATE_TEST_SUITE_P(Gloo, CommunicatorContractTest,
 ///                            ::testing::ValuesIn(Worlds(MakeGlooWorld, {1, 2, 4, 7})), WorldName);
 ///
-/// and CommunicatorDeadlineTest and CommunicatorDisagreementTest alike, where they apply. Link
-/// cairn_communicator_contract.
+/// CommunicatorDeadlineTest and CommunicatorDisagreementTest are registered in the same way where they
+/// apply. Link with cairn_communicator_contract.
 
 #include <gtest/gtest.h>
 
@@ -20,9 +20,9 @@
 
 namespace cairn::testing {
 
-/// A communicator for each rank, by rank, all in this process.
+/// One communicator per rank, by rank, all in this process.
 using World = std::vector<std::unique_ptr<core::Communicator>>;
-/// Ends with an empty world and a test failure if it cannot be made.
+/// Returns an empty world and fails the test if a communicator cannot be created.
 using MakeWorld = std::function<World(int world_size, std::chrono::milliseconds timeout)>;
 
 struct WorldParam {
@@ -36,13 +36,13 @@ struct WorldParam {
 std::vector<WorldParam> Worlds(const MakeWorld& make, const std::vector<int>& world_sizes);
 std::string WorldName(const ::testing::TestParamInfo<WorldParam>& info);
 
-/// Calls `body(communicator)` for each rank, in a thread for each; returns once all have returned.
+/// Calls `body(communicator)` once per rank, each on its own thread; returns once all have returned.
 void RunRanks(World& world, const std::function<void(core::Communicator&)>& body);
 
 class CommunicatorTest : public ::testing::TestWithParam<WorldParam> {
  protected:
-  /// The world of this test. Its ranks are closed at the same time, as closing one may take a
-  /// while.
+  /// Creates the world of this test. TearDown closes its ranks concurrently, because closing one may
+  /// wait for the others.
   World& Make(std::chrono::milliseconds timeout);
   void TearDown() override;
 
@@ -51,15 +51,15 @@ class CommunicatorTest : public ::testing::TestWithParam<WorldParam> {
 };
 
 class CommunicatorContractTest : public CommunicatorTest {};
-/// Worlds of at least two ranks.
+/// Requires worlds of at least two ranks.
 class CommunicatorDeadlineTest : public CommunicatorTest {
  protected:
-  /// Runs `call` on all ranks but the last, which never comes. All others must say so at the
-  /// deadline and be broken from then on.
+  /// Runs `call` on all ranks except the last, which never calls it. The call must fail on all
+  /// others at the deadline, and break their communicators.
   void ExpectDeadline(const std::function<Result<void>(core::Communicator&)>& call);
 };
-/// Of at least two ranks too, where it is more than the contract asks that ranks which call
-/// different things fail and keep to their ranges.
+/// Ranks that call different operations fail, and write only to their own ranges. The contract does
+/// not require this. Requires worlds of at least two ranks.
 class CommunicatorDisagreementTest : public CommunicatorTest {};
 
 }  // namespace cairn::testing

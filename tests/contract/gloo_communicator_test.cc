@@ -17,7 +17,6 @@
 namespace cairn::testing {
 namespace {
 
-using core::CheckGlooConnections;
 using core::ConnectGloo;
 using core::GlooOptions;
 using std::chrono::milliseconds;
@@ -143,14 +142,14 @@ TEST(GlooConnectionsTest, TellThatARankIsGoneWithoutACall) {
   World world = MakeGlooWorld(3, std::chrono::seconds(60));
   ASSERT_EQ(world.size(), 3u);
   for (int round = 0; round < 3; ++round) {
-    for (const auto& rank : world) CAIRN_EXPECT_OK(CheckGlooConnections(*rank));
+    for (const auto& rank : world) CAIRN_EXPECT_OK(rank->CheckPeers());
     RunRanks(world, [](core::Communicator& rank) { CAIRN_EXPECT_OK(rank.Barrier()); });
   }
   world.pop_back();
   for (const auto& rank : world) {
     Result<void> checked;
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-    while ((checked = CheckGlooConnections(*rank)) && std::chrono::steady_clock::now() < deadline) {
+    while ((checked = rank->CheckPeers()) && std::chrono::steady_clock::now() < deadline) {
       std::this_thread::yield();
     }
     EXPECT_THAT(checked, IsError(ErrorCode::kUnavailable, "the connection to rank 2"));

@@ -55,6 +55,8 @@ class DyingCommunicator : public Communicator {
   Result<std::unique_ptr<Communicator>> Split(uint32_t color, uint32_t key) override {
     return Next().Split(color, key);
   }
+  void Interrupt() override { below_.Interrupt(); }
+  Result<void> CheckPeers() override { return below_.CheckPeers(); }
 
  private:
   Communicator& Next() {

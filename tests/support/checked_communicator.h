@@ -56,6 +56,8 @@ class CheckedCommunicator : public core::Communicator {
   Result<std::unique_ptr<core::Communicator>> Split(uint32_t color, uint32_t key) override {
     return below_.Split(color, key);
   }
+  void Interrupt() override { below_.Interrupt(); }
+  Result<void> CheckPeers() override { return below_.CheckPeers(); }
 
  private:
   void Count(std::span<const core::ByteTarget> received) {

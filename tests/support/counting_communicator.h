@@ -63,6 +63,8 @@ class CountingCommunicator final : public core::Communicator {
     counting->owned_ = std::move(part);
     return counting;
   }
+  void Interrupt() override { communicator_.Interrupt(); }
+  Result<void> CheckPeers() override { return communicator_.CheckPeers(); }
 
  private:
   static uint64_t Total(std::span<const core::ByteView> all) {

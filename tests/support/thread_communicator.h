@@ -1,14 +1,13 @@
 #pragma once
-/// Ranks that are threads of one process: thousands of cases a second, with any world size.
+/// Ranks that are threads of one process: thousands of cases per second, with any world size.
 ///
 ///   RunRanks(4, [](core::Communicator& communicator) { ... });
 
-#include <condition_variable>
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -16,14 +15,17 @@
 
 #include "core/ranks/communicator.h"
 #include "core/ranks/communicator_arguments.h"
+#include "kv/mutex.h"
+#include "kv/thread_annotations.h"
 
 namespace cairn::testing {
 
-/// Keeps the contract of core/ranks/communicator.h by copying from the senders' own memory while all
-/// ranks are inside the call. Threads: one a rank.
+/// Implements core/ranks/communicator.h by copying from the senders' memory while all ranks are
+/// inside the call. `Interrupt` breaks the communicator of all ranks at once, but not those split
+/// from it. Threads: one per rank.
 class ThreadCommunicator : public core::Communicator {
  public:
-  /// What the ranks of one communicator share.
+  /// The state that the ranks of one communicator share.
   struct Shared {
     explicit Shared(int world_size_in, std::chrono::milliseconds timeout_in)
         : world_size(world_size_in),
@@ -33,16 +35,17 @@ class ThreadCommunicator : public core::Communicator {
 
     const int world_size;
     const std::chrono::milliseconds timeout;
-    std::mutex mutex;
-    std::condition_variable changed;
-    // Guarded by mutex.
-    int inside = 0;
-    uint64_t round = 0;
-    bool broken = false;
-    bool disagreed = false;                         // on what to call, or on a length
+    Mutex mutex;
+    CondVar changed;
+    int inside CAIRN_GUARDED_BY(mutex) = 0;
+    uint64_t round CAIRN_GUARDED_BY(mutex) = 0;
+    bool broken CAIRN_GUARDED_BY(mutex) = false;
+    bool disagreed CAIRN_GUARDED_BY(mutex) = false;  // on what to call, or on a length
+    // Each rank writes its own entry under mutex. All read them, without it, between two meetings.
     std::vector<std::string> tags;                  // by rank: what it calls
     std::vector<std::vector<core::ByteView>> sent;  // by sender, by receiver
-    std::map<std::pair<uint64_t, uint32_t>, std::shared_ptr<Shared>> parts;  // by round and colour
+    std::map<std::pair<uint64_t, uint32_t>, std::shared_ptr<Shared>> parts
+        CAIRN_GUARDED_BY(mutex);  // by the number of the split, and by color
   };
 
   ThreadCommunicator(std::shared_ptr<Shared> shared, int rank)
@@ -91,25 +94,34 @@ class ThreadCommunicator : public core::Communicator {
   }
 
   Result<std::unique_ptr<core::Communicator>> Split(uint32_t color, uint32_t key) override {
-    std::vector<std::pair<uint32_t, uint32_t>> words(Count());  // colour and key of each rank
+    std::vector<std::pair<uint32_t, uint32_t>> choices(Count());  // color and key of each rank
     const std::pair<uint32_t, uint32_t> own(color, key);
     std::vector<core::ByteTarget> targets;
-    for (auto& word : words) targets.push_back(std::as_writable_bytes(std::span(&word, 1)));
+    for (auto& choice : choices) targets.push_back(std::as_writable_bytes(std::span(&choice, 1)));
     CAIRN_TRY(AllGather(std::as_bytes(std::span(&own, 1)), targets));
     int members = 0;
     int place = 0;
-    for (size_t i = 0; i < words.size(); ++i) {
-      if (words[i].first != color) continue;
+    for (size_t i = 0; i < choices.size(); ++i) {
+      if (choices[i].first != color) continue;
       ++members;
       const bool before =
-          words[i].second < key || (words[i].second == key && static_cast<int>(i) < rank_);
+          choices[i].second < key || (choices[i].second == key && static_cast<int>(i) < rank_);
       if (before) ++place;
     }
-    const std::lock_guard lock(shared_->mutex);
+    const MutexLock lock(shared_->mutex);
     auto& part = shared_->parts[{splits_++, color}];
     if (part == nullptr) part = std::make_shared<Shared>(members, shared_->timeout);
     return std::make_unique<ThreadCommunicator>(part, place);
   }
+
+  void Interrupt() override {
+    const MutexLock lock(shared_->mutex);
+    is_interrupted_ = true;
+    shared_->broken = true;
+    shared_->changed.NotifyAll();
+  }
+  // No rank of one process can be gone.
+  Result<void> CheckPeers() override { return {}; }
 
  private:
   template <typename Ranges>
@@ -127,9 +139,16 @@ class ThreadCommunicator : public core::Communicator {
     return {targets.begin(), targets.end()};
   }
 
-  // Waits until all ranks are here.
+  // Only the first call after an interrupt reports it.
+  Result<void> Interrupted(const char* operation) CAIRN_REQUIRES(shared_->mutex) {
+    is_interrupted_ = false;
+    return Fail(ErrorCode::kUnavailable, std::string(operation) + ": interrupted on this rank");
+  }
+
+  // Waits until all ranks have called it.
   Result<void> Meet(const char* operation) {
-    std::unique_lock lock(shared_->mutex);
+    const MutexLock lock(shared_->mutex);
+    if (is_interrupted_) return Interrupted(operation);
     if (shared_->broken) {
       return Fail(ErrorCode::kFailedPrecondition, "the communicator is broken");
     }
@@ -137,18 +156,22 @@ class ThreadCommunicator : public core::Communicator {
     if (++shared_->inside == shared_->world_size) {
       shared_->inside = 0;
       ++shared_->round;
-      shared_->changed.notify_all();
+      shared_->changed.NotifyAll();
       return {};
     }
-    const bool met = shared_->changed.wait_for(
-        lock, shared_->timeout, [&] { return shared_->round != round || shared_->broken; });
-    if (met && shared_->round != round) return {};
+    const auto deadline = std::chrono::steady_clock::now() + shared_->timeout;
+    bool is_late = false;
+    while (!is_late && shared_->round == round && !shared_->broken) {
+      is_late = !shared_->changed.WaitUntil(shared_->mutex, deadline);
+    }
+    if (shared_->round != round) return {};
     shared_->broken = true;
-    shared_->changed.notify_all();
-    return Fail(ErrorCode::kUnavailable, std::string(operation) + ": a rank did not come in time");
+    shared_->changed.NotifyAll();
+    if (is_interrupted_) return Interrupted(operation);
+    return Fail(ErrorCode::kUnavailable, std::string(operation) + ": a rank did not arrive in time");
   }
 
-  // What a call is: ranks inside one have to agree on it.
+  // Identifies a call: all ranks inside one have to agree on it.
   struct Call {
     const char* operation;
     int root;  // -1 without one
@@ -158,7 +181,7 @@ class ThreadCommunicator : public core::Communicator {
   Result<void> Exchange(const Call& call, std::vector<core::ByteView> sent,
                         const std::vector<core::ByteTarget>& received) {
     {
-      const std::lock_guard lock(shared_->mutex);
+      const MutexLock lock(shared_->mutex);
       shared_->sent[static_cast<size_t>(rank_)] = std::move(sent);
       shared_->tags[static_cast<size_t>(rank_)] =
           std::string(call.operation) + std::to_string(call.root);
@@ -174,24 +197,25 @@ class ThreadCommunicator : public core::Communicator {
       if (!bytes.empty()) std::memcpy(received[from].data(), bytes.data(), bytes.size());
     }
     if (!agreed) {
-      const std::lock_guard lock(shared_->mutex);
+      const MutexLock lock(shared_->mutex);
       shared_->disagreed = true;
     }
-    // Nobody leaves before all have copied from its memory.
+    // No rank leaves before all others have copied from its memory.
     CAIRN_TRY(Meet(call.operation));
-    const std::lock_guard lock(shared_->mutex);
+    const MutexLock lock(shared_->mutex);
     if (!shared_->disagreed) return {};
     shared_->broken = true;
     return Fail(ErrorCode::kUnavailable,
                 std::string(call.operation) + ": ranks called different things");
   }
 
-  const std::shared_ptr<Shared> shared_;  // by all ranks
+  const std::shared_ptr<Shared> shared_;  // owned by all ranks
   const int rank_;
   uint64_t splits_ = 0;
+  bool is_interrupted_ CAIRN_GUARDED_BY(shared_->mutex) = false;
 };
 
-/// Runs `body` once a rank, each on a thread of its own, and waits for all.
+/// Runs `body` once per rank, each on its own thread, and waits for all.
 inline void RunRanks(int world_size, const std::function<void(core::Communicator&)>& body,
                      std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
   const auto shared = std::make_shared<ThreadCommunicator::Shared>(world_size, timeout);

@@ -54,6 +54,8 @@ class SimulatedJob : public core::Communicator {
   Result<std::unique_ptr<core::Communicator>> Split(uint32_t, uint32_t) override {
     return Fail(Unsupported().error());
   }
+  void Interrupt() override {}
+  Result<void> CheckPeers() override { return {}; }
 
  private:
   static Result<void> Unsupported() {

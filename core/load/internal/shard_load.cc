@@ -19,7 +19,7 @@
 
 #include "core/base/internal/catch_bad_alloc.h"
 #include "core/load/internal/load.h"
-#include "core/ranks/gloo_communicator.h"
+#include "core/ranks/communicator.h"
 #include "core/ranks/internal/all_gather_values.h"
 #include "core/ranks/internal/round_mover.h"
 #include "core/ranks/status_agreement.h"
@@ -249,7 +249,7 @@ class OnceLoad {
     if (done) return agreed;
     // The ranks have not agreed on a status. The others may wait in the carrier, which does not
     // have to detect that this rank has failed; the connections of the communicator do.
-    if (&carrier != &communicator) InterruptGloo(communicator);
+    if (&carrier != &communicator) communicator.Interrupt();
     return done;
   }
 
