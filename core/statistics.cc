@@ -205,7 +205,7 @@ class Float4Statistics final : public StatisticsAccumulator::Impl {
 StatisticsAccumulator::StatisticsAccumulator(DType dtype)
     : element_bytes_(schema::ElementBytes(dtype)) {
   internal::VisitDType(dtype, [this]<typename Element>(Element) {
-    if constexpr (std::is_same_v<Element, internal::Float4Pair>) {
+    if constexpr (std::is_same_v<Element, internal::Float4PairElement>) {
       impl_ = std::make_unique<Float4Statistics>();
     } else {
       impl_ = std::make_unique<ElementStatistics<Element>>();
@@ -240,7 +240,7 @@ std::string FormatElement(DType dtype, std::span<const std::byte> bytes) {
   std::string text = "?";
   if (bytes.size() != schema::ElementBytes(dtype)) return text;
   internal::VisitDType(dtype, [&]<typename Element>(Element) {
-    if constexpr (std::is_same_v<Element, internal::Float4Pair>) {
+    if constexpr (std::is_same_v<Element, internal::Float4PairElement>) {
       const auto pair = static_cast<uint8_t>(bytes[0]);
       text = fmt::format("[{}, {}]", internal::Float4E2M1FNToFloat(pair & 0xf),
                          internal::Float4E2M1FNToFloat(pair >> 4));
@@ -255,7 +255,7 @@ std::optional<std::complex<double>> ElementValue(DType dtype, std::span<const st
   std::optional<std::complex<double>> value;
   if (bytes.size() != schema::ElementBytes(dtype)) return value;
   internal::VisitDType(dtype, [&]<typename Element>(Element) {
-    if constexpr (std::is_same_v<Element, internal::Float4Pair>) {
+    if constexpr (std::is_same_v<Element, internal::Float4PairElement>) {
       return;
     } else if constexpr (kIsComplex<typename Element::Value>) {
       const auto element = Element::Load(bytes.data());

@@ -1,12 +1,13 @@
 #pragma once
-/// How long work tells its caller how far it is.
+/// Reports the progress of a long operation to its caller.
 
 #include <cstdint>
 #include <functional>
 
 namespace cairn::core {
 
-/// Told of progress at most every 50 ms from the calling thread; return false to cancel.
+/// Called at most once per 50 ms, on the thread that called the operation. Returns false to cancel
+/// it.
 using Progress = std::function<bool(uint64_t done_bytes, uint64_t total_bytes)>;
 
 }  // namespace cairn::core

@@ -1,5 +1,6 @@
 // Broadcasting a full state into shards:
-//   1. Everyone checks its part; manifests of the targets go round (GlobalStateLayout), which votes.
+//   1. Everyone checks its part; manifests of the targets go round (GlobalStateLayout), which
+//      votes.
 //   2. Rank 0 describes its leaves, plain values included, to all.
 //   3. Everyone plans and allocates its result; a vote.
 //   4. Tensors go in batches, in rank 0's order. What a rank gets of a batch is one stream, its
@@ -49,8 +50,8 @@ class Broadcaster {
     const Result<void> checked = CheckLocally();
     const std::array<uint64_t, 3> agreed = {options_.buffer_bytes, options_.strict ? 1u : 0u,
                                             options_.cpu_offload ? 1u : 0u};
-    CAIRN_TRY_ASSIGN(roster_,
-                     GlobalStateLayout::Exchange(communicator_, target_, target_leaves_, checked, agreed));
+    CAIRN_TRY_ASSIGN(roster_, GlobalStateLayout::Exchange(communicator_, target_, target_leaves_,
+                                                          checked, agreed));
     CAIRN_TRY(ShareDescription());
     const Result<void> planned = Plan();
     CAIRN_TRY(AgreeOnStatus(communicator_, planned));
@@ -144,7 +145,7 @@ class Broadcaster {
   // Streams of a batch: on the root what each rank gets, elsewhere where it goes.
   struct Batch {
     std::vector<TensorStream<TensorView>> sources;  // by rank; by Broadcast: the first one
-    std::vector<uint64_t> lengths;                 // by rank
+    std::vector<uint64_t> lengths;                  // by rank
     TensorStream<TensorTarget> mine;
     uint64_t total_bytes = 0;
   };
@@ -154,7 +155,7 @@ class Broadcaster {
     const auto fill = std::ranges::lower_bound(plan_.fills, transfer.full_leaf, {},
                                                &internal::ShardPlan::Fill::full_leaf);
     if (fill == plan_.fills.end() || fill->full_leaf != transfer.full_leaf) return {};
-    return internal::PiecesToFill(plan_, *fill, rank_);
+    return internal::ShardViewsToFill(plan_, *fill, rank_);
   }
 
   Result<void> AddToBatch(const Transfer& transfer, Batch& batch) {
@@ -171,7 +172,7 @@ class Broadcaster {
     if (!is_root()) return {};
     const TensorView& whole = full_.tensors[full_.slot[transfer.full_leaf]];
     for (const internal::FillPiece& piece : MyPieces(transfer)) {
-      CAIRN_TRY(mover_.queues().Copy(internal::NarrowTo(whole, piece.box), piece.target));
+      CAIRN_TRY(mover_.queues().Copy(Narrow(whole, piece.box), piece.target));
     }
     if (transfer.whole_on_all) {
       batch.sources[0].Add(whole);
@@ -179,7 +180,7 @@ class Broadcaster {
     }
     for (uint32_t rank = 1; rank < world_size_; ++rank) {
       for (const Box& box : BoxesOf(transfer, rank)) {
-        batch.sources[rank].Add(internal::NarrowTo(whole, box));
+        batch.sources[rank].Add(Narrow(whole, box));
       }
     }
     return {};
@@ -265,7 +266,7 @@ class Broadcaster {
   const uint32_t world_size_;
   std::vector<Leaf> target_leaves_;
   std::vector<internal::FullLeaf> described_;  // rank 0's leaves
-  std::optional<GlobalStateLayout> roster_;           // of the targets
+  std::optional<GlobalStateLayout> roster_;    // of the targets
   internal::ShardPlan plan_;
   std::vector<Transfer> transfers_;  // in rank 0's order, the same on all ranks
   internal::RoundMover mover_;       // goes before the plan, whose result it may still write

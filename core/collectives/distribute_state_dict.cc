@@ -24,8 +24,8 @@ Result<HostState> DistributeStateDict(const StateDict& full, const StateTarget& 
   CAIRN_TRY_ASSIGN(const auto queues, internal::DeviceQueues::Open(devices, options.streams));
   for (const auto& fill : plan.fills) {
     const TensorView& whole = full.tensors[full.slot[fill.full_leaf]];
-    for (const auto& piece : internal::PiecesToFill(plan, fill, rank)) {
-      CAIRN_TRY(queues.Copy(internal::NarrowTo(whole, piece.box), piece.target));
+    for (const auto& piece : internal::ShardViewsToFill(plan, fill, rank)) {
+      CAIRN_TRY(queues.Copy(Narrow(whole, piece.box), piece.target));
     }
   }
   CAIRN_TRY(queues.Await());

@@ -45,7 +45,7 @@ Result<void> CheckOptions(const GatherOptions& options, int world_size) {
 // The part of a box's elements that one rank sends.
 struct Holding {
   uint32_t rank = 0;
-  std::vector<Box> boxes;  // as PiecesHere orders them
+  std::vector<Box> boxes;  // as ShardViewsHere orders them
 };
 
 class Gatherer {
@@ -224,7 +224,7 @@ class Gatherer {
   // Streams of a batch: what each rank sends, and on a receiver where it goes.
   struct Batch {
     internal::TensorStream<TensorView> mine;
-    std::vector<uint64_t> lengths;                             // by rank
+    std::vector<uint64_t> lengths;                              // by rank
     std::vector<internal::TensorStream<TensorTarget>> targets;  // by rank; of a receiver
     uint64_t total_bytes = 0;
   };
@@ -240,13 +240,14 @@ class Gatherer {
     for (const Holding& holding : HoldingsOf(entry)) {
       for (const Box& box : holding.boxes) {
         batch.lengths[holding.rank] += *TensorBytes(entry.dtype, box.sizes);
-        if (receives) batch.targets[holding.rank].Add(internal::NarrowTo(whole, box));
+        if (receives) batch.targets[holding.rank].Add(Narrow(whole, box));
       }
       if (holding.rank != rank_) continue;
-      const auto pieces = internal::PiecesHere(*internal::FindSharding(state_, *transfer.tensor),
-                                               state_.tensors[*transfer.tensor], rank_);
+      const auto pieces =
+          internal::ShardViewsHere(*internal::FindSharding(state_, *transfer.tensor),
+                                   state_.tensors[*transfer.tensor], rank_);
       CAIRN_CHECK(pieces.has_value());  // CheckLocally has tried
-      for (const LocalPiece& piece : *pieces) batch.mine.Add(piece.view);
+      for (const ShardView& piece : *pieces) batch.mine.Add(piece.view);
     }
   }
 

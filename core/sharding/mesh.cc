@@ -1,4 +1,4 @@
-// Places and ranks of a mesh.
+// Maps between ranks and positions of a mesh.
 
 #include "core/sharding/mesh.h"
 
@@ -17,7 +17,7 @@ std::unexpected<Error> Invalid(std::string message) {
 }  // namespace
 
 Result<DeviceMesh> DeviceMesh::Make(std::vector<Dim> dims, std::vector<uint32_t> ranks) {
-  uint64_t places = 1;
+  uint64_t position_count = 1;
   for (size_t d = 0; d < dims.size(); ++d) {
     if (dims[d].size == 0) {
       return Invalid(fmt::format("dimension {} ('{}') of the mesh has size 0", d, dims[d].name));
@@ -27,59 +27,60 @@ Result<DeviceMesh> DeviceMesh::Make(std::vector<Dim> dims, std::vector<uint32_t>
         return Invalid(fmt::format("two dimensions of the mesh are named '{}'", dims[d].name));
       }
     }
-    places *= dims[d].size;  // at most kMaxRanks times 2^32
-    if (places > kMaxRanks) {
-      return Invalid(fmt::format("the mesh has more than {} places", kMaxRanks));
+    position_count *= dims[d].size;  // at most kMaxRanks times 2^32
+    if (position_count > kMaxRanks) {
+      return Invalid(fmt::format("the mesh has more than {} positions", kMaxRanks));
     }
   }
   DeviceMesh mesh;
   mesh.dims_ = std::move(dims);
   if (ranks.empty()) {
-    mesh.ranks_.resize(places);
+    mesh.ranks_.resize(position_count);
     std::iota(mesh.ranks_.begin(), mesh.ranks_.end(), 0u);
     return mesh;
   }
-  if (ranks.size() != places) {
-    return Invalid(fmt::format("{} ranks for a mesh of {} places", ranks.size(), places));
+  if (ranks.size() != position_count) {
+    return Invalid(
+        fmt::format("{} ranks for a mesh of {} positions", ranks.size(), position_count));
   }
   mesh.ranks_ = std::move(ranks);
-  for (uint32_t place = 0; place < places; ++place) {
-    mesh.place_by_rank_.emplace_back(mesh.ranks_[place], place);
+  for (uint32_t position = 0; position < position_count; ++position) {
+    mesh.position_by_rank_.emplace_back(mesh.ranks_[position], position);
   }
-  std::ranges::sort(mesh.place_by_rank_);
+  std::ranges::sort(mesh.position_by_rank_);
   const auto twice =
-      std::ranges::adjacent_find(mesh.place_by_rank_, {}, &std::pair<uint32_t, uint32_t>::first);
-  if (twice != mesh.place_by_rank_.end()) {
-    return Invalid(fmt::format("rank {} stands at two places of the mesh", twice->first));
+      std::ranges::adjacent_find(mesh.position_by_rank_, {}, &std::pair<uint32_t, uint32_t>::first);
+  if (twice != mesh.position_by_rank_.end()) {
+    return Invalid(fmt::format("rank {} is at two positions of the mesh", twice->first));
   }
   return mesh;
 }
 
 std::optional<std::vector<uint32_t>> DeviceMesh::CoordinateOf(uint32_t rank) const {
-  uint32_t place = rank;
-  if (!place_by_rank_.empty()) {
-    const auto found =
-        std::ranges::lower_bound(place_by_rank_, rank, {}, &std::pair<uint32_t, uint32_t>::first);
-    if (found == place_by_rank_.end() || found->first != rank) return std::nullopt;
-    place = found->second;
+  uint32_t position = rank;
+  if (!position_by_rank_.empty()) {
+    const auto found = std::ranges::lower_bound(position_by_rank_, rank, {},
+                                                &std::pair<uint32_t, uint32_t>::first);
+    if (found == position_by_rank_.end() || found->first != rank) return std::nullopt;
+    position = found->second;
   }
-  if (place >= size()) return std::nullopt;
+  if (position >= size()) return std::nullopt;
   std::vector<uint32_t> coordinate(dims_.size());
   for (size_t d = dims_.size(); d-- > 0;) {
-    coordinate[d] = place % dims_[d].size;
-    place /= dims_[d].size;
+    coordinate[d] = position % dims_[d].size;
+    position /= dims_[d].size;
   }
   return coordinate;
 }
 
 uint32_t DeviceMesh::RankAt(std::span<const uint32_t> coordinate) const {
   CAIRN_CHECK(coordinate.size() == dims_.size());
-  uint32_t place = 0;
+  uint32_t position = 0;
   for (size_t d = 0; d < dims_.size(); ++d) {
     CAIRN_CHECK(coordinate[d] < dims_[d].size);
-    place = place * dims_[d].size + coordinate[d];
+    position = position * dims_[d].size + coordinate[d];
   }
-  return ranks_[place];
+  return ranks_[position];
 }
 
 Result<size_t> DeviceMesh::FindDim(std::string_view name) const {
@@ -93,7 +94,7 @@ Result<size_t> DeviceMesh::FindDim(std::string_view name) const {
 std::vector<uint32_t> DeviceMesh::GroupOf(uint32_t rank, std::span<const size_t> along) const {
   auto coordinate = CoordinateOf(rank);
   CAIRN_CHECK(coordinate.has_value());
-  // Counts through the free dimensions, the last one fastest: that is the order of the places.
+  // Enumerates the indices of the free dimensions, the last one fastest: the order of positions.
   std::vector<size_t> free(along.begin(), along.end());
   std::ranges::sort(free);
   free.erase(std::ranges::unique(free).begin(), free.end());

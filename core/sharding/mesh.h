@@ -1,5 +1,5 @@
 #pragma once
-/// N-d grids of ranks with named dimensions: PyTorch's DeviceMesh.
+/// N-dimensional grids of ranks with named dimensions: the DeviceMesh of PyTorch.
 
 #include <cstdint>
 #include <optional>
@@ -13,9 +13,10 @@
 
 namespace cairn::core {
 
-/// Which rank stands where. Places are numbered row-major: the last dimension runs fastest.
+/// Assigns a rank to each position of a grid. Positions are numbered in row-major order: the last
+/// dimension varies fastest.
 ///
-/// Threads: immutable once made.
+/// Threads: safe; a mesh is immutable.
 class DeviceMesh {
  public:
   struct Dim {
@@ -24,35 +25,37 @@ class DeviceMesh {
   };
   static constexpr uint64_t kMaxRanks = 1ull << 24;
 
-  /// `ranks` names the rank of each place; without it rank i stands at place i. A mesh without
-  /// dimensions has one place.
-  /// kInvalidArgument: a dimension of size 0, a name or a rank twice, more than kMaxRanks places,
-  /// or not one rank a place.
+  /// `ranks` contains the rank of each position; if it is empty, rank i is at position i. A mesh
+  /// without dimensions has one position.
+  /// kInvalidArgument: a dimension has size 0, two dimensions have one name, a rank is at two
+  /// positions, there are more than kMaxRanks positions, or `ranks` does not have one rank per
+  /// position.
   static Result<DeviceMesh> Make(std::vector<Dim> dims, std::vector<uint32_t> ranks = {});
 
   const std::vector<Dim>& dims() const { return dims_; }
-  /// Number of places.
+  /// Number of positions.
   uint32_t size() const { return static_cast<uint32_t>(ranks_.size()); }
-  /// By place.
+  /// Ranks, by position.
   const std::vector<uint32_t>& ranks() const { return ranks_; }
 
-  /// One number a dimension; nothing if the rank is not of the mesh.
+  /// One index per dimension; nothing if the mesh does not contain the rank.
   std::optional<std::vector<uint32_t>> CoordinateOf(uint32_t rank) const;
-  /// Requires one number a dimension, each below the dimension's size.
+  /// Requires one index per dimension, each less than the size of the dimension.
   uint32_t RankAt(std::span<const uint32_t> coordinate) const;
   /// kInvalidArgument: no dimension has this name.
   Result<size_t> FindDim(std::string_view name) const;
 
-  /// The ranks whose coordinates differ from `rank`'s in the dimensions `along` only, itself among
-  /// them, in the order of their places. Requires a rank of the mesh.
+  /// The ranks whose coordinates equal those of `rank` except in the dimensions `along`, in the
+  /// order of their positions; `rank` is one of them. Requires that the mesh contains `rank`.
   std::vector<uint32_t> GroupOf(uint32_t rank, std::span<const size_t> along) const;
 
  private:
   DeviceMesh() = default;
 
   std::vector<Dim> dims_;
-  std::vector<uint32_t> ranks_;                               // by place
-  std::vector<std::pair<uint32_t, uint32_t>> place_by_rank_;  // ascending; none: places are ranks
+  std::vector<uint32_t> ranks_;  // by position
+  // (rank, position), ascending; empty if rank i is at position i.
+  std::vector<std::pair<uint32_t, uint32_t>> position_by_rank_;
 };
 
 }  // namespace cairn::core

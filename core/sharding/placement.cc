@@ -1,4 +1,4 @@
-// Cutting the indices of a dimension, and finding an index again.
+// Divides the indices of a dimension among ranks, and finds the rank of an index.
 
 #include "core/sharding/placement.h"
 
@@ -14,13 +14,13 @@ std::unexpected<Error> Invalid(std::string message) {
   return Fail(ErrorCode::kInvalidArgument, std::move(message));
 }
 
-// Positions [begin, begin + length) of something that is cut.
+// Positions [begin, begin + length) of what is divided.
 struct Cut {
   uint64_t begin = 0;
   uint64_t length = 0;
 };
 
-// Piece `i` of `size` positions in `count` pieces.
+// Part `i` of `size` positions that are divided into `count` parts.
 Cut CutEvenly(uint64_t size, uint64_t count, uint64_t i) {
   const uint64_t full = size / count + (size % count != 0 ? 1 : 0);
   uint64_t begin = size;
@@ -28,17 +28,17 @@ Cut CutEvenly(uint64_t size, uint64_t count, uint64_t i) {
   return {.begin = begin, .length = std::min(full, size - begin)};
 }
 
-// Pieces that are each cut, before the mesh dimension cuts them.
+// Number of parts, each of which the mesh dimension divides.
 uint64_t SplitFactor(const Placement& placement) {
   return placement.kind == Placement::Kind::kStridedShard ? placement.split_factor : 1;
 }
 
-// The positions of piece `i` of `count`, one cut for each of the split factor's pieces.
+// Calls `visit` with the positions of rank `i` of `count` in each part.
 template <typename Visit>
 void ForEachCut(const Placement& placement, uint64_t size, uint64_t count, uint64_t i,
                 const Visit& visit) {
   const uint64_t factor = SplitFactor(placement);
-  // Beyond `size` pieces all are empty.
+  // All parts after the first `size` are empty.
   for (uint64_t split = 0; split < std::min(factor, std::max<uint64_t>(size, 1)); ++split) {
     const Cut outer = CutEvenly(size, factor, split);
     const Cut inner = CutEvenly(outer.length, count, i);
@@ -46,27 +46,27 @@ void ForEachCut(const Placement& placement, uint64_t size, uint64_t count, uint6
   }
 }
 
-uint64_t TotalLength(std::span<const IndexRun> runs) {
+uint64_t TotalLength(std::span<const IndexRange> ranges) {
   uint64_t total = 0;
-  for (const IndexRun& run : runs) total += run.length;
+  for (const IndexRange& range : ranges) total += range.length;
   return total;
 }
 
-// What of `runs` stands at the positions of `cut`, appended to `kept`.
-void AppendCut(std::span<const IndexRun> runs, const Cut& cut, std::vector<IndexRun>& kept) {
-  uint64_t position = 0;  // of the run's first index
-  for (const IndexRun& run : runs) {
+// Appends the indices of `ranges` that are at the positions of `cut` to `kept`.
+void AppendCut(std::span<const IndexRange> ranges, const Cut& cut, std::vector<IndexRange>& kept) {
+  uint64_t position = 0;  // of the first index of the range
+  for (const IndexRange& range : ranges) {
     const uint64_t begin = std::max(cut.begin, position);
-    const uint64_t end = std::min(cut.begin + cut.length, position + run.length);
+    const uint64_t end = std::min(cut.begin + cut.length, position + range.length);
     if (begin < end) {
-      const IndexRun part{.begin = run.begin + (begin - position), .length = end - begin};
-      if (!kept.empty() && kept.back().begin + kept.back().length == part.begin) {
-        kept.back().length += part.length;
+      const IndexRange added{.begin = range.begin + (begin - position), .length = end - begin};
+      if (!kept.empty() && kept.back().begin + kept.back().length == added.begin) {
+        kept.back().length += added.length;
       } else {
-        kept.push_back(part);
+        kept.push_back(added);
       }
     }
-    position += run.length;
+    position += range.length;
   }
 }
 
@@ -79,7 +79,7 @@ Result<void> CheckPlacements(std::span<const uint64_t> shape, const DeviceMesh& 
   for (const Placement& placement : placements) {
     if (placement.kind == Placement::Kind::kReplicate) continue;
     if (placement.dim >= shape.size()) {
-      return Invalid(fmt::format("a placement cuts dimension {} of a tensor of {} dimensions",
+      return Invalid(fmt::format("a placement divides dimension {} of a tensor of {} dimensions",
                                  placement.dim, shape.size()));
     }
     if (placement.kind == Placement::Kind::kStridedShard && placement.split_factor == 0) {
@@ -93,40 +93,40 @@ Result<void> CheckPlacements(std::span<const uint64_t> shape, const DeviceMesh& 
 
 Shape LocalShard::sizes() const {
   Shape sizes;
-  for (const auto& of_dim : runs) sizes.push_back(TotalLength(of_dim));
+  for (const auto& of_dim : ranges) sizes.push_back(TotalLength(of_dim));
   return sizes;
 }
 
 std::vector<uint64_t> LocalShard::offsets(std::span<const uint64_t> shape) const {
   std::vector<uint64_t> offsets;
-  for (size_t d = 0; d < runs.size(); ++d) {
-    offsets.push_back(runs[d].empty() ? shape[d] : runs[d].front().begin);
+  for (size_t d = 0; d < ranges.size(); ++d) {
+    offsets.push_back(ranges[d].empty() ? shape[d] : ranges[d].front().begin);
   }
   return offsets;
 }
 
-std::vector<ShardPiece> LocalShard::Pieces() const {
-  std::vector<ShardPiece> pieces;
-  if (std::ranges::any_of(runs, [](const auto& of_dim) { return of_dim.empty(); })) return pieces;
-  // Counts through one run a dimension, the last dimension fastest.
-  std::vector<size_t> chosen(runs.size());
-  std::vector<uint64_t> local(runs.size());
+std::vector<ShardBox> LocalShard::Boxes() const {
+  std::vector<ShardBox> boxes;
+  if (std::ranges::any_of(ranges, [](const auto& of_dim) { return of_dim.empty(); })) return boxes;
+  // Enumerates combinations of one range per dimension, the last dimension fastest.
+  std::vector<size_t> chosen(ranges.size());
+  std::vector<uint64_t> local(ranges.size());
   while (true) {
-    ShardPiece piece{.box = {}, .local_offsets = local};
-    for (size_t d = 0; d < runs.size(); ++d) {
-      piece.box.offsets.push_back(runs[d][chosen[d]].begin);
-      piece.box.sizes.push_back(runs[d][chosen[d]].length);
+    ShardBox shard_box{.box = {}, .local_offsets = local};
+    for (size_t d = 0; d < ranges.size(); ++d) {
+      shard_box.box.offsets.push_back(ranges[d][chosen[d]].begin);
+      shard_box.box.sizes.push_back(ranges[d][chosen[d]].length);
     }
-    pieces.push_back(std::move(piece));
-    size_t d = runs.size();
+    boxes.push_back(std::move(shard_box));
+    size_t d = ranges.size();
     while (d > 0) {
-      local[d - 1] += runs[d - 1][chosen[d - 1]].length;
-      if (++chosen[d - 1] < runs[d - 1].size()) break;
+      local[d - 1] += ranges[d - 1][chosen[d - 1]].length;
+      if (++chosen[d - 1] < ranges[d - 1].size()) break;
       --d;
       chosen[d] = 0;
       local[d] = 0;
     }
-    if (d == 0) return pieces;
+    if (d == 0) return boxes;
   }
 }
 
@@ -134,19 +134,19 @@ Result<LocalShard> ShardOf(std::span<const uint64_t> shape, const DeviceMesh& me
                            std::span<const Placement> placements, uint32_t rank) {
   CAIRN_TRY(CheckPlacements(shape, mesh, placements));
   const auto coordinate = mesh.CoordinateOf(rank);
-  if (!coordinate) return Invalid(fmt::format("rank {} is not of the mesh", rank));
+  if (!coordinate) return Invalid(fmt::format("the mesh does not contain rank {}", rank));
   LocalShard shard;
   for (const uint64_t size : shape) {
-    shard.runs.emplace_back();
-    if (size > 0) shard.runs.back().push_back({.begin = 0, .length = size});
+    shard.ranges.emplace_back();
+    if (size > 0) shard.ranges.back().push_back({.begin = 0, .length = size});
   }
   for (size_t m = 0; m < placements.size(); ++m) {
     if (placements[m].kind == Placement::Kind::kReplicate) continue;
-    std::vector<IndexRun>& runs = shard.runs[placements[m].dim];
-    std::vector<IndexRun> kept;
-    ForEachCut(placements[m], TotalLength(runs), mesh.dims()[m].size, (*coordinate)[m],
-               [&](const Cut& cut) { AppendCut(runs, cut, kept); });
-    runs = std::move(kept);
+    std::vector<IndexRange>& ranges = shard.ranges[placements[m].dim];
+    std::vector<IndexRange> kept;
+    ForEachCut(placements[m], TotalLength(ranges), mesh.dims()[m].size, (*coordinate)[m],
+               [&](const Cut& cut) { AppendCut(ranges, cut, kept); });
+    ranges = std::move(kept);
   }
   return shard;
 }
@@ -168,7 +168,7 @@ Result<ElementHolders> HoldersOf(std::span<const uint64_t> shape, const DeviceMe
                                fmt::join(index, ", "), fmt::join(shape, ", ")));
   }
   ElementHolders holders{.ranks = {}, .local_index = {index.begin(), index.end()}};
-  std::vector<uint64_t> sizes(shape.begin(), shape.end());  // of what the cuts so far left
+  std::vector<uint64_t> sizes(shape.begin(), shape.end());  // of what the placements so far left
   std::vector<uint32_t> coordinate(placements.size());
   std::vector<size_t> replicated;
   for (size_t m = 0; m < placements.size(); ++m) {
@@ -181,14 +181,14 @@ Result<ElementHolders> HoldersOf(std::span<const uint64_t> shape, const DeviceMe
     uint64_t& size = sizes[placement.dim];
     const uint64_t count = mesh.dims()[m].size;
     const uint64_t factor = SplitFactor(placement);
-    // The piece of the split factor that holds it, then the one of those of the mesh dimension.
+    // The part that contains the position, then the rank within the part.
     const uint64_t split = position / CutEvenly(size, factor, 0).length;
     const Cut outer = CutEvenly(size, factor, split);
-    const uint64_t piece = (position - outer.begin) / CutEvenly(outer.length, count, 0).length;
-    coordinate[m] = static_cast<uint32_t>(piece);
-    uint64_t before = 0;  // elements of the rank's earlier cuts, and of this one up to ours
+    const uint64_t holder = (position - outer.begin) / CutEvenly(outer.length, count, 0).length;
+    coordinate[m] = static_cast<uint32_t>(holder);
+    uint64_t before = 0;  // indices that the rank holds before this one
     uint64_t held = 0;
-    ForEachCut(placement, size, count, piece, [&](const Cut& cut) {
+    ForEachCut(placement, size, count, holder, [&](const Cut& cut) {
       if (cut.begin <= position) before += std::min(cut.length, position - cut.begin);
       held += cut.length;
     });

@@ -1,12 +1,13 @@
 #pragma once
-/// How a tensor lies on a mesh: PyTorch's DTensor placements, to the element.
+/// How a tensor is placed on a mesh: the placements of PyTorch's DTensor, element by element.
 ///
-/// One placement a mesh dimension, applied from the first to the last: each cuts what the ones
-/// before left. A cut into n gives ceil(size / n) to each, so that the last pieces may be short or
-/// empty, as torch.chunk does it. Several may cut the same tensor dimension.
+/// A tensor has one placement per mesh dimension. They are applied from the first dimension to the
+/// last; each divides what the ones before left. A dimension divided among n ranks gives ceil(size
+/// / n) indices to each, so that the last ranks may have fewer or none, as torch.chunk does.
+/// Several placements may divide the same tensor dimension.
 ///
 /// Source: torch.distributed.tensor (2.13), `compute_local_shape_and_global_offset` and the
-/// placement types. Partial placements have no place in a checkpoint and cannot be said.
+/// placement types. Partial placements do not occur in checkpoints and cannot be expressed.
 
 #include <cstdint>
 #include <span>
@@ -21,9 +22,10 @@ struct Placement {
   enum class Kind : uint8_t { kReplicate, kShard, kStridedShard };
 
   Kind kind = Kind::kReplicate;
-  uint32_t dim = 0;           // of the tensor, that is cut
-  uint32_t split_factor = 1;  // kStridedShard: pieces that are each cut, as if by a mesh dimension
-                              // further right (FSDP over TP)
+  uint32_t dim = 0;  // the tensor dimension that is divided
+  uint32_t split_factor =
+      1;  // kStridedShard: parts, each of which is divided among the ranks, as if
+          // a mesh dimension further right had divided it first (FSDP over TP)
 
   static Placement Replicate() { return {}; }
   static Placement Shard(uint32_t dim) { return {.kind = Kind::kShard, .dim = dim}; }
@@ -34,49 +36,55 @@ struct Placement {
 };
 
 /// Consecutive indices of one tensor dimension.
-struct IndexRun {
+struct IndexRange {
   uint64_t begin = 0;   // in the global tensor
   uint64_t length = 0;  // at least 1
-  friend bool operator==(const IndexRun&, const IndexRun&) = default;
+  friend bool operator==(const IndexRange&, const IndexRange&) = default;
 };
 
-/// A box of the global tensor, and where it lies in the local one.
-struct ShardPiece {
+/// A box of the global tensor that one rank holds, and its offsets in that rank's local tensor.
+struct ShardBox {
   Box box;
   std::vector<uint64_t> local_offsets;
 };
 
-/// What one rank holds of a tensor. Its local tensor is the global one with, in each dimension, the
-/// indices of `runs` only.
+/// What one rank holds of a tensor. In each dimension, the local tensor consists of those indices
+/// of the global one that are in `ranges`.
 struct LocalShard {
-  std::vector<std::vector<IndexRun>> runs;  // a dimension: ascending, apart from each other
+  std::vector<std::vector<IndexRange>> ranges;  // per dimension: ascending, not adjacent
 
-  /// Elements of the local tensor in each dimension.
+  /// Sizes of the local tensor.
   Shape sizes() const;
-  /// Of its first element; in a dimension of which nothing is left, that dimension's global size.
+  /// Global offsets of its first element; in a dimension without indices, the global size. Requires
+  /// the shape of the global tensor.
   std::vector<uint64_t> offsets(std::span<const uint64_t> shape) const;
-  /// The boxes that it is made of, in row-major order of the local tensor; none if it is empty. One
-  /// unless a strided shard leaves gaps.
-  std::vector<ShardPiece> Pieces() const;
+  /// The boxes that the local tensor consists of, in its row-major order; none if it is empty, and
+  /// several only if a strided shard leaves gaps.
+  std::vector<ShardBox> Boxes() const;
 };
 
-/// kInvalidArgument: not one placement a mesh dimension; a dimension that the tensor lacks; a split
-/// factor of 0; or a rank that is not of the mesh.
+/// Returns what `rank` holds of a tensor. kInvalidArgument: there is not one placement per mesh
+/// dimension, a placement divides a dimension that the tensor does not have, a split factor is 0,
+/// or the mesh does not contain the rank.
 Result<LocalShard> ShardOf(std::span<const uint64_t> shape, const DeviceMesh& mesh,
                            std::span<const Placement> placements, uint32_t rank);
 
-/// Sizes of the local tensor and the offsets of its first element. Where a strided shard leaves
-/// gaps, this is no box of the global tensor: ShardOf tells its pieces. Errors as ShardOf.
+/// Returns the sizes of the local tensor and the global offsets of its first element. If a strided
+/// shard leaves gaps, this is not a box of the global tensor; LocalShard::Boxes returns its boxes.
+/// kInvalidArgument: there is not one placement per mesh dimension, a placement divides a dimension
+/// that the tensor does not have, a split factor is 0, or the mesh does not contain the rank.
 Result<Box> LocalBox(std::span<const uint64_t> shape, const DeviceMesh& mesh,
                      std::span<const Placement> placements, uint32_t rank);
 
-/// Who holds an element, and where in their local tensors.
+/// The ranks that hold an element, and its index in their local tensors.
 struct ElementHolders {
-  std::vector<uint32_t> ranks;  // in the order of their places: replicas of each other
+  std::vector<uint32_t> ranks;  // replicas of each other, in the order of their positions
   std::vector<uint64_t> local_index;
 };
 
-/// The inverse of ShardOf. kInvalidArgument: as ShardOf, or `index` is not in `shape`.
+/// The inverse of ShardOf. kInvalidArgument: `index` is not in `shape`, there is not one placement
+/// per mesh dimension, a placement divides a dimension that the tensor does not have, or a split
+/// factor is 0.
 Result<ElementHolders> HoldersOf(std::span<const uint64_t> shape, const DeviceMesh& mesh,
                                  std::span<const Placement> placements,
                                  std::span<const uint64_t> index);

@@ -1,4 +1,4 @@
-// From local tensors to boxes of global ones.
+// Computes which boxes of global tensors the memory of local ones holds.
 
 #include "core/sharding/sharding.h"
 
@@ -18,27 +18,14 @@ bool IsEmpty(std::span<const uint64_t> sizes) {
   return std::ranges::find(sizes, uint64_t{0}) != sizes.end();
 }
 
-// The part of `local` that begins at `offsets` and has `sizes`.
-Result<TensorView> Narrow(const TensorView& local, std::span<const uint64_t> offsets,
-                          const Shape& sizes) {
-  TensorView view = local;
-  view.shape = sizes;
-  if (local.shape == sizes) return view;
-  view.strides = local.strides.empty() ? RowMajorStrides(local.shape) : local.strides;
-  if (local.data == nullptr) return view;
-  uint64_t elements = 0;
-  for (size_t d = 0; d < sizes.size(); ++d) elements += offsets[d] * view.strides[d];
-  view.data = local.data + elements * schema::ElementBytes(local.dtype);
-  return view;
-}
-
-Result<std::vector<LocalPiece>> PiecesOfParts(const Sharding& sharding, DType dtype) {
-  std::vector<LocalPiece> pieces;
+Result<std::vector<ShardView>> ShardViewsOfParts(const Sharding& sharding, DType dtype) {
+  std::vector<ShardView> views;
   for (const Sharding::Part& part : sharding.parts) {
     if (!BoxFits(part.box, sharding.global_shape)) {
-      return Invalid(fmt::format("a shard at [{}] of sizes [{}] leaves the global shape [{}]",
-                                 fmt::join(part.box.offsets, ", "), fmt::join(part.box.sizes, ", "),
-                                 fmt::join(sharding.global_shape, ", ")));
+      return Invalid(
+          fmt::format("a shard at [{}] of sizes [{}] is not inside the global shape [{}]",
+                      fmt::join(part.box.offsets, ", "), fmt::join(part.box.sizes, ", "),
+                      fmt::join(sharding.global_shape, ", ")));
     }
     if (part.view.shape != part.box.sizes || part.view.dtype != dtype) {
       return Invalid(fmt::format("a shard's memory is {} [{}], its box is {} [{}]",
@@ -46,33 +33,33 @@ Result<std::vector<LocalPiece>> PiecesOfParts(const Sharding& sharding, DType dt
                                  fmt::join(part.view.shape, ", "), schema::DTypeName(dtype),
                                  fmt::join(part.box.sizes, ", ")));
     }
-    if (!IsEmpty(part.box.sizes)) pieces.push_back({part.box, part.view});
+    if (!IsEmpty(part.box.sizes)) views.push_back({part.box, part.view});
   }
-  return pieces;
+  return views;
 }
 
 }  // namespace
 
-Result<std::vector<LocalPiece>> PiecesOf(const Sharding& sharding, const TensorView& local,
-                                         uint32_t rank) {
-  if (sharding.mesh == nullptr) return PiecesOfParts(sharding, local.dtype);
+Result<std::vector<ShardView>> ShardViewsOf(const Sharding& sharding, const TensorView& local,
+                                            uint32_t rank) {
+  if (sharding.mesh == nullptr) return ShardViewsOfParts(sharding, local.dtype);
   CAIRN_TRY_ASSIGN(const LocalShard shard,
                    ShardOf(sharding.global_shape, *sharding.mesh, sharding.placements, rank));
   if (const Shape sizes = shard.sizes(); local.shape != sizes) {
     return Invalid(fmt::format(
-        "rank {}'s local tensor has shape [{}]; mesh and placements make it [{}] of a global [{}]",
+        "rank {}'s local tensor has shape [{}]; mesh and placements imply [{}] of a global [{}]",
         rank, fmt::join(local.shape, ", "), fmt::join(sizes, ", "),
         fmt::join(sharding.global_shape, ", ")));
   }
-  if (!local.strides.empty() && local.strides.size() != local.shape.size()) {
-    return Invalid("the local tensor has not one stride a dimension");
+  if (const auto checked = CheckStrides(local.shape, local.strides); !checked) {
+    return Invalid("the local tensor has " + checked.error().message);
   }
-  std::vector<LocalPiece> pieces;
-  for (ShardPiece& piece : shard.Pieces()) {
-    CAIRN_TRY_ASSIGN(TensorView view, Narrow(local, piece.local_offsets, piece.box.sizes));
-    pieces.push_back({std::move(piece.box), std::move(view)});
+  std::vector<ShardView> views;
+  for (ShardBox& shard_box : shard.Boxes()) {
+    Box in_local{.offsets = std::move(shard_box.local_offsets), .sizes = shard_box.box.sizes};
+    views.push_back({std::move(shard_box.box), Narrow(local, in_local)});
   }
-  return pieces;
+  return views;
 }
 
 }  // namespace cairn::core

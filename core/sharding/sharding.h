@@ -1,6 +1,6 @@
 #pragma once
-/// Which part of a global tensor the memory of one rank is: DTensor's mesh and placements, or
-/// ShardedTensor's explicit boxes.
+/// Which part of a global tensor the memory of one rank holds: the mesh and placements of a
+/// DTensor, or the explicit boxes of a ShardedTensor.
 
 #include <cstdint>
 #include <memory>
@@ -12,33 +12,34 @@
 
 namespace cairn::core {
 
-/// Of one tensor of a state dict.
+/// How one tensor of a state dict is sharded.
 struct Sharding {
   Shape global_shape;
 
-  /// A DTensor: the leaf's view is the local tensor, as ShardOf says it.
+  /// A DTensor: the leaf's view is the local tensor that ShardOf computes.
   std::shared_ptr<const DeviceMesh> mesh;  // shared by the tensors on it; null for explicit boxes
-  std::vector<Placement> placements;       // one a mesh dimension
+  std::vector<Placement> placements;       // one per mesh dimension
 
-  /// A ShardedTensor: the boxes that this rank holds, each held by no other; the leaf's own view
-  /// has no memory then, only its dtype counts.
+  /// A ShardedTensor: the boxes that this rank holds and no other rank does. Of the leaf's own view
+  /// only the dtype is used; it has no memory.
   struct Part {
     Box box;
-    TensorView view;  // of shape box.sizes
+    TensorView view;  // its shape is box.sizes
   };
   std::vector<Part> parts;
 };
 
-/// A box of the global tensor and the local memory that holds it.
-struct LocalPiece {
+/// A box of the global tensor, and the local memory that holds it.
+struct ShardView {
   Box box;
-  TensorView view;  // of shape box.sizes
+  TensorView view;  // its shape is box.sizes
 };
 
-/// What `rank` holds; `local` is the leaf's view. Pieces without elements are left out.
-/// kInvalidArgument: `local` has not the shape that mesh and placements say, a part's view has not
-/// its box's, a box leaves the shape, dtypes differ, or as ShardOf.
-Result<std::vector<LocalPiece>> PiecesOf(const Sharding& sharding, const TensorView& local,
-                                         uint32_t rank);
+/// Returns what `rank` holds, without boxes that have no elements; `local` is the leaf's view.
+/// kInvalidArgument: `local` does not have the shape that the mesh and placements imply or one
+/// stride per dimension; the view of a part does not have the shape of its box or the dtype of
+/// `local`; a box is not inside the global shape; or ShardOf rejects the placements or the rank.
+Result<std::vector<ShardView>> ShardViewsOf(const Sharding& sharding, const TensorView& local,
+                                            uint32_t rank);
 
 }  // namespace cairn::core

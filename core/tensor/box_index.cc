@@ -1,4 +1,4 @@
-// A packed tree of boxes.
+// Builds and queries the tree of boxes.
 
 #include "core/tensor/box_index.h"
 
@@ -20,7 +20,8 @@ BoxIndex::BoxIndex(BoxList boxes) : boxes_(std::move(boxes)) {
     if (HasElements(boxes_.sizes(i))) order_.push_back(i);
   }
   if (order_.empty()) return;
-  // Halving until kLeafBoxes are left makes a tree of this depth at most.
+  // Halving until at most kLeafBoxes remain creates at most this many leaves, rounded up to a full
+  // tree.
   const size_t leaves = std::bit_ceil((order_.size() + kLeafBoxes - 1) / kLeafBoxes);
   bounds_.resize((4 * leaves - 1) * 2 * boxes_.dimensions());
   Build(0, {0, order_.size()});
@@ -83,6 +84,7 @@ bool BoxIndex::Overlaps(const uint64_t* bounds, std::span<const uint64_t> offset
 
 void BoxIndex::ForEachOverlap(std::span<const uint64_t> offsets, std::span<const uint64_t> sizes,
                               const std::function<void(size_t)>& visit) const {
+  CAIRN_CHECK(offsets.size() == boxes_.dimensions() && sizes.size() == boxes_.dimensions());
   if (order_.empty() || !HasElements(sizes)) return;
   struct Step {
     size_t node;

@@ -1,5 +1,5 @@
 #pragma once
-/// Finds the boxes of a list that overlap a given one, without looking at all of them.
+/// Finds the boxes of a list that overlap a given box, without visiting all of them.
 
 #include <cstdint>
 #include <functional>
@@ -10,10 +10,10 @@
 
 namespace cairn::core {
 
-/// A tree of bounding boxes, packed once: halves are cut at the median of the dimension in which
-/// the boxes' beginnings spread most (a k-d tree after Bentley, 1975, kept with the bounds of its
-/// nodes as R-trees do). Memory: 16 bytes a box and some 6 a box and dimension. Time: n log n to
-/// make; a query visits the nodes that the box overlaps. Threads: immutable once made.
+/// An immutable tree of bounding boxes. Each node is split at the median of the dimension in which
+/// the offsets of its boxes vary most (a k-d tree after Bentley, 1975), and stores the bounds of
+/// its boxes, as in an R-tree. Memory: 16 bytes per box, and about 6 bytes per box and dimension.
+/// Time: O(n log n) to build; a query visits the nodes whose bounds overlap the box. Threads: safe.
 class BoxIndex {
  public:
   explicit BoxIndex(BoxList boxes);
@@ -21,14 +21,14 @@ class BoxIndex {
   const BoxList& boxes() const { return boxes_; }
 
   /// Calls `visit(i)` for each box that has an element in common with the given one, in no
-  /// particular order. Requires as many dimensions as the boxes have.
+  /// particular order. Requires the same number of dimensions as the boxes have.
   void ForEachOverlap(std::span<const uint64_t> offsets, std::span<const uint64_t> sizes,
                       const std::function<void(size_t)>& visit) const;
 
  private:
   static constexpr size_t kLeafBoxes = 8;
   struct Range {
-    size_t begin = 0;  // in order_
+    size_t begin = 0;  // indices of order_
     size_t end = 0;
   };
 
@@ -39,8 +39,8 @@ class BoxIndex {
                 std::span<const uint64_t> sizes) const;
 
   BoxList boxes_;
-  std::vector<size_t> order_;     // boxes; those of a node stand together
-  std::vector<uint64_t> bounds_;  // of each node: beginnings, then ends; children of n: 2n+1, 2n+2
+  std::vector<size_t> order_;     // boxes; those of a node are consecutive
+  std::vector<uint64_t> bounds_;  // per node: begins, then ends; children of n: 2n+1, 2n+2
 };
 
 }  // namespace cairn::core

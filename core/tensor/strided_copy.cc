@@ -1,4 +1,4 @@
-// Gathering strided memory into row-major bytes and back.
+// Copies between strided memory and row-major bytes, one contiguous run at a time.
 
 #include "core/tensor/strided_copy.h"
 
@@ -12,9 +12,10 @@ namespace cairn::core {
 namespace {
 
 // The memory of a strided tensor as contiguous runs, in row-major order of its elements.
-class Runs {
+class ContiguousRuns {
  public:
-  Runs(std::span<const uint64_t> shape, std::span<const uint64_t> strides, uint64_t element_bytes)
+  ContiguousRuns(std::span<const uint64_t> shape, std::span<const uint64_t> strides,
+                 uint64_t element_bytes)
       : run_bytes_(element_bytes) {
     for (size_t d = 0; d < shape.size(); ++d) {
       if (shape[d] == 1) continue;
@@ -31,7 +32,8 @@ class Runs {
     }
   }
 
-  /// Calls `move(memory offset, count)` for the pieces of row-major bytes [begin, begin + length).
+  // Calls `move(offset in memory, count)` for the contiguous ranges that row-major bytes
+  // [begin_bytes, begin_bytes + length_bytes) consist of.
   template <typename Move>
   void ForEach(uint64_t begin_bytes, uint64_t length_bytes, const Move& move) const {
     std::vector<uint64_t> index(dims_.size());
@@ -66,8 +68,7 @@ class Runs {
   uint64_t run_bytes_;
 };
 
-// memcpy with the size of one element known to the compiler: runs of a transposed tensor are that
-// short.
+// memcpy with a size that the compiler knows: the runs of a transposed tensor have one element.
 void CopyRun(std::byte* target, const std::byte* source, uint64_t count) {
   switch (count) {
     case 1:
@@ -114,7 +115,7 @@ void GatherBytes(const TensorView& source, uint64_t begin_bytes, std::span<std::
     return;
   }
   std::byte* out = target.data();
-  Runs(source.shape, source.strides, schema::ElementBytes(source.dtype))
+  ContiguousRuns(source.shape, source.strides, schema::ElementBytes(source.dtype))
       .ForEach(begin_bytes, target.size(), [&](uint64_t memory, uint64_t count) {
         CopyRun(out, source.data + memory, count);
         out += count;
@@ -129,7 +130,7 @@ void ScatterBytes(std::span<const std::byte> payload, const TensorTarget& target
     return;
   }
   const std::byte* in = payload.data();
-  Runs(target.shape, target.strides, schema::ElementBytes(target.dtype))
+  ContiguousRuns(target.shape, target.strides, schema::ElementBytes(target.dtype))
       .ForEach(begin_bytes, payload.size(), [&](uint64_t memory, uint64_t count) {
         CopyRun(target.data + memory, in, count);
         in += count;
@@ -137,24 +138,24 @@ void ScatterBytes(std::span<const std::byte> payload, const TensorTarget& target
 }
 
 void CopyTensor(const TensorView& source, const TensorTarget& target) {
+  CAIRN_CHECK(source.dtype == target.dtype && source.shape == target.shape);
   if (std::ranges::find(source.shape, uint64_t{0}) != source.shape.end()) return;
   const bool source_is_row_major = IsContiguous(source.shape, source.strides);
   const bool target_is_row_major = IsContiguous(target.shape, target.strides);
   if (source.data == target.data && source_is_row_major == target_is_row_major &&
       (source_is_row_major || source.strides == target.strides)) {
-    return;  // the same tensor
+    return;  // source and target are the same tensor
   }
-  // Views were checked before: their lengths are known.
   const uint64_t length_bytes = *TensorBytes(source.dtype, source.shape);
   if (source_is_row_major) {
     ScatterBytes({source.data, length_bytes}, target, 0);
   } else if (target_is_row_major) {
     GatherBytes(source, 0, {target.data, length_bytes});
   } else {
-    std::array<std::byte, 16 * 1024> piece;  // stays in the nearest cache
-    for (uint64_t at = 0; at < length_bytes; at += piece.size()) {
+    std::array<std::byte, 16 * 1024> block;  // fits into the L1 cache
+    for (uint64_t at = 0; at < length_bytes; at += block.size()) {
       const auto bytes =
-          std::span(piece).first(std::min<uint64_t>(piece.size(), length_bytes - at));
+          std::span(block).first(std::min<uint64_t>(block.size(), length_bytes - at));
       GatherBytes(source, at, bytes);
       ScatterBytes(bytes, target, at);
     }

@@ -1,5 +1,5 @@
 #pragma once
-/// Moves bytes between row-major payload and strided tensor memory.
+/// Copies bytes between row-major payload and strided tensor memory.
 
 #include <cstdint>
 #include <span>
@@ -8,21 +8,22 @@
 
 namespace cairn::core {
 
-/// Copies bytes [begin_bytes, begin_bytes + target.size()) of the row-major form of `source` into
-/// `target`. Any byte range, element-aligned or not. Requires the range to lie inside the tensor.
-/// Cost: one memcpy a contiguous run.
+/// Copies bytes [begin_bytes, begin_bytes + target.size()) of the row-major form of `source` to
+/// `target`. The range need not be aligned to elements. Requires a range inside the tensor.
+/// Cost: one memcpy per contiguous run.
 void GatherBytes(const TensorView& source, uint64_t begin_bytes, std::span<std::byte> target);
 
-/// The inverse: `payload` becomes bytes [begin_bytes, ...) of the row-major form of `target`.
+/// Copies `payload` to bytes [begin_bytes, begin_bytes + payload.size()) of the row-major form of
+/// `target`. Requires a range inside the tensor. Cost: one memcpy per contiguous run.
 void ScatterBytes(std::span<const std::byte> payload, const TensorTarget& target,
                   uint64_t begin_bytes);
 
-/// Copies one strided tensor to another of the same dtype and shape, which a known length in bytes
-/// belongs to (TensorBytes). Requires memory that does not overlap, or the same tensor twice.
+/// Copies one strided tensor to another. Requires the same dtype and shape, which TensorBytes
+/// accepts, and memory that does not overlap, except that both may be the same tensor.
 void CopyTensor(const TensorView& source, const TensorTarget& target);
 
-/// Copies `box` (global coordinates) from a row-major chunk covering `source_box` into `target`,
-/// which covers `target_box`. Requires `box` inside both.
+/// Copies `box` (in global coordinates) from a row-major chunk, whose box is `source_box`, to
+/// `target`, whose box is `target_box`. Requires a `box` inside both.
 void CopyBox(DType dtype, std::span<const std::byte> source, const Box& source_box,
              const TensorTarget& target, const Box& target_box, const Box& box);
 

@@ -1,4 +1,4 @@
-// Shapes, strides and boxes.
+// Arithmetic of shapes, strides and boxes.
 
 #include "core/tensor/tensor.h"
 
@@ -11,8 +11,7 @@
 namespace cairn::core {
 namespace {
 
-// Byte offsets are computed in signed 64-bit arithmetic when regions are cut, so sizes stop at
-// 2^63.
+// StridedRegion computes byte offsets with signed 64-bit integers, which limits sizes.
 constexpr uint64_t kMaxCount = std::numeric_limits<int64_t>::max();
 
 }  // namespace
@@ -36,7 +35,7 @@ Result<uint64_t> TensorBytes(DType dtype, std::span<const uint64_t> shape) {
                 fmt::format("dtype code {} is unknown", static_cast<int>(dtype)));
   }
   CAIRN_TRY_ASSIGN(const uint64_t count, ElementCount(shape));
-  // Every known type fills whole bytes, so counting bytes loses nothing against counting bits.
+  // Elements of every known dtype occupy a whole number of bytes.
   uint64_t bytes = 0;
   if (__builtin_mul_overflow(count, uint64_t{info->storage_bits} / 8, &bytes) ||
       bytes > kMaxCount) {
@@ -68,6 +67,12 @@ bool IsContiguous(std::span<const uint64_t> shape, std::span<const uint64_t> str
   return true;
 }
 
+Result<void> CheckStrides(std::span<const uint64_t> shape, std::span<const uint64_t> strides) {
+  if (strides.empty() || strides.size() == shape.size()) return {};
+  return Fail(ErrorCode::kInvalidArgument,
+              fmt::format("{} strides for {} dimensions", strides.size(), shape.size()));
+}
+
 Box WholeBox(std::span<const uint64_t> shape) {
   return Box{.offsets = std::vector<uint64_t>(shape.size(), 0),
              .sizes = Shape(shape.begin(), shape.end())};
@@ -82,6 +87,7 @@ bool BoxFits(const Box& box, std::span<const uint64_t> shape) {
 }
 
 Box Intersect(const Box& a, const Box& b) {
+  CAIRN_CHECK(a.offsets.size() == b.offsets.size());
   Box common;
   common.offsets.resize(a.offsets.size());
   common.sizes.resize(a.offsets.size());

@@ -1,4 +1,4 @@
-// Random weights of boxes, and the search for the element where they go wrong.
+// Compares random weights of boxes, and searches for an element that shows a flaw.
 
 #include "core/tensor/tiling.h"
 
@@ -21,7 +21,7 @@ uint64_t Multiply(uint64_t a, uint64_t b) {
   return Reduce((static_cast<uint64_t>(product) & kPrime) + static_cast<uint64_t>(product >> 61));
 }
 
-// The random function F.
+// The random function F of the header.
 class Weights {
  public:
   explicit Weights(size_t dimensions) {
@@ -37,7 +37,7 @@ class Weights {
   }
 
  private:
-  // SplitMix64's finaliser (Steele, Lea, Flood 2014) over a seeded counter, twice.
+  // The finalizer of SplitMix64 (Steele, Lea, Flood 2014), twice, of a seeded counter.
   uint64_t At(size_t d, uint64_t boundary) const {
     return Reduce(Mix(Mix(boundary ^ seeds_[d]) + seeds_[d]));
   }
@@ -74,9 +74,9 @@ class Search {
     return sum == RegionWeight(region_);
   }
 
-  // Requires that the region is not tiled.
+  // Requires that the boxes do not tile the region.
   TilingFlaw Locate() {
-    std::vector<size_t> near(boxes_.size());  // that may meet the region
+    std::vector<size_t> near(boxes_.size());  // boxes that may overlap the region
     std::iota(near.begin(), near.end(), size_t{0});
     for (size_t d = 0; d < region_.begin.size(); ++d) {
       while (region_.end[d] - region_.begin[d] > 1) near = Halve(d, near);
@@ -100,7 +100,7 @@ class Search {
     return weight;
   }
 
-  // Of the part of the box that lies in the region.
+  // Weight of the part of box i that is in the region.
   uint64_t WeightInRegion(const Region& region, size_t i) const {
     const auto offsets = boxes_.offsets(i);
     const auto sizes = boxes_.sizes(i);
@@ -114,7 +114,7 @@ class Search {
     return weight;
   }
 
-  // Keeps a half of the region that is not tiled; returns the boxes that meet it.
+  // Reduces the region to a half that is not tiled. Returns the boxes of `near` that overlap it.
   std::vector<size_t> Halve(size_t d, const std::vector<size_t>& near) {
     Region half = region_;
     half.end[d] = region_.begin[d] + (region_.end[d] - region_.begin[d]) / 2;

@@ -1,13 +1,14 @@
 #pragma once
-/// Do boxes tile a shape: is every element in exactly one of them?
+/// Checks whether boxes tile a shape: whether every element is in exactly one of them.
 ///
-/// Every index boundary of every dimension gets a random number F(dimension, boundary), modulo the
-/// prime 2^61 - 1; a box weighs the product of F(end) - F(begin) over its dimensions. Weights add
-/// up, so boxes that tile the shape weigh together what the shape weighs. Boxes that do not weigh
-/// the same by accident only: the difference is a polynomial of the random numbers that is not
-/// zero, so that it vanishes with a probability of at most dimensions / 2^61 (Schwartz 1980, Zippel
-/// 1979). Time is linear in the number of boxes, whatever their arrangement. Where the weights
-/// differ, halving the region that is looked at leads to an element that is to blame.
+/// A random number F(dimension, boundary), modulo the prime 2^61 - 1, is assigned to every index
+/// boundary of every dimension. The weight of a box is the product of F(end) - F(begin) over its
+/// dimensions. Weights are additive, so that the weights of boxes that tile the shape add up to the
+/// weight of the shape. For boxes that do not, the difference is a non-zero polynomial in the
+/// random numbers, which is zero with a probability of at most dimensions / 2^61 (Schwartz 1980,
+/// Zippel 1979). Time is linear in the number of boxes, however they are arranged. If the weights
+/// differ, a binary search for the region in which they differ finds an element that shows the
+/// flaw.
 
 #include <cstdint>
 #include <optional>
@@ -18,12 +19,12 @@
 
 namespace cairn::core {
 
-/// Many boxes of the same number of dimensions, in one piece of memory.
+/// Many boxes with the same number of dimensions, in one contiguous array.
 class BoxList {
  public:
   explicit BoxList(size_t dimensions) : dimensions_(dimensions) {}
 
-  /// Requires one number a dimension in both.
+  /// Requires one offset and one size per dimension.
   void Add(std::span<const uint64_t> offsets, std::span<const uint64_t> sizes);
   void Add(const Box& box) { Add(box.offsets, box.sizes); }
   void Reserve(size_t boxes) { numbers_.reserve(boxes * 2 * dimensions_); }
@@ -40,25 +41,26 @@ class BoxList {
  private:
   size_t dimensions_;
   size_t count_ = 0;
-  std::vector<uint64_t> numbers_;  // offsets and sizes of each box
+  std::vector<uint64_t> numbers_;  // per box: offsets, then sizes
 };
 
-/// An element, or a box, that shows that a list of boxes is no tiling.
+/// An element, or a box, that shows that a list of boxes is not a tiling.
 struct TilingFlaw {
   enum class Kind {
-    kOutside,  // boxes[0] leaves the shape, or its end the numbers
-    kGap,      // no box holds `element`
-    kOverlap,  // all of `boxes` hold `element`
+    kOutside,  // boxes[0] is not inside the shape, or its end overflows
+    kGap,      // no box contains `element`
+    kOverlap,  // all of `boxes` contain `element`
   };
   Kind kind = Kind::kGap;
   std::vector<uint64_t> element;  // empty for kOutside
-  std::vector<size_t> boxes;      // indices, ascending; of an overlap at most kMaxNamed
+  std::vector<size_t> boxes;      // indices, ascending; at most kMaxNamed
   static constexpr size_t kMaxNamed = 16;
 };
 
-/// Nothing if every element of `shape` is in exactly one box. Boxes without elements are passed
-/// over. Requires as many dimensions in `boxes` as in `shape`. Time: linear, some 0.03 s for a
-/// million boxes; memory: an index a box when there is a flaw, else none. Threads: pure.
+/// Returns nothing if every element of `shape` is in exactly one box, otherwise a flaw. Boxes
+/// without elements are ignored. Requires that `boxes` have as many dimensions as `shape`. Time:
+/// linear, about 0.03 s for a million boxes. Memory: one index per box if there is a flaw,
+/// otherwise none. Threads: safe.
 std::optional<TilingFlaw> FindTilingFlaw(std::span<const uint64_t> shape, const BoxList& boxes);
 
 }  // namespace cairn::core

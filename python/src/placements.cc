@@ -77,12 +77,13 @@ nb::tuple ShardOf(nb::handle shape, nb::handle mesh_sizes, nb::handle placements
   std::vector<core::Placement> list;
   for (const nb::handle placement : placements) list.push_back(ToPlacement(placement));
   const core::LocalShard shard = Unwrap(core::ShardOf(global, ToMesh(mesh_sizes), list, rank));
-  nb::list pieces;
-  for (const core::ShardPiece& piece : shard.Pieces()) {
-    pieces.append(nb::make_tuple(ToPyNumbers(piece.box.offsets), ToPyNumbers(piece.box.sizes),
-                                 ToPyNumbers(piece.local_offsets)));
+  nb::list boxes;
+  for (const core::ShardBox& shard_box : shard.Boxes()) {
+    boxes.append(nb::make_tuple(ToPyNumbers(shard_box.box.offsets),
+                                ToPyNumbers(shard_box.box.sizes),
+                                ToPyNumbers(shard_box.local_offsets)));
   }
-  return nb::make_tuple(ToPyNumbers(shard.sizes()), ToPyNumbers(shard.offsets(global)), pieces);
+  return nb::make_tuple(ToPyNumbers(shard.sizes()), ToPyNumbers(shard.offsets(global)), boxes);
 }
 
 }  // namespace cairn::python

@@ -60,23 +60,23 @@ class LocalTensor {
   TensorTarget target() const {
     return {view_.dtype, view_.shape, view_.strides, const_cast<std::byte*>(view_.data)};
   }
-  std::vector<LocalPiece> Pieces(uint32_t rank) const {
+  std::vector<ShardView> Pieces(uint32_t rank) const {
     if (plain_) return {{.box = WholeBox(view_.shape), .view = view_}};
-    const auto pieces = PiecesOf(sharding_, view_, rank);
+    const auto pieces = ShardViewsOf(sharding_, view_, rank);
     EXPECT_TRUE(cairn::testing::IsOk(pieces));
-    return pieces.value_or(std::vector<LocalPiece>{});
+    return pieces.value_or(std::vector<ShardView>{});
   }
 
   /// Copies this rank's part of `global` to this memory.
   void FillFrom(const TestTensor& global, uint32_t rank) {
-    for (const LocalPiece& piece : Pieces(rank)) {
+    for (const ShardView& piece : Pieces(rank)) {
       CopyBox(dtype_, global.bytes, WholeBox(global.shape), TargetOf(piece.view), piece.box,
               piece.box);
     }
   }
   /// True if it holds this rank's part of `global`.
   bool Equals(const TestTensor& global, uint32_t rank) const {
-    for (const LocalPiece& piece : Pieces(rank)) {
+    for (const ShardView& piece : Pieces(rank)) {
       TestTensor expected(dtype_, piece.box.sizes);
       CopyBox(dtype_, global.bytes, WholeBox(global.shape), expected.target(), piece.box,
               piece.box);

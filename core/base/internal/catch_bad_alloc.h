@@ -1,14 +1,16 @@
 #pragma once
-/// Running out of memory as an error like any other, where other ranks have to be told of it.
+/// Turns std::bad_alloc into an error value, so that a rank can report it to the other ranks.
 
 #include <new>
+#include <string>
 #include <utility>
 
 #include "kv/error.h"
 
 namespace cairn::core::internal {
 
-/// What `work` returns; kResourceExhausted if it ran out of memory on `what`.
+/// Calls `work` and returns its result. kResourceExhausted, naming `what`: there was not enough
+/// memory.
 template <typename Work>
 auto CatchBadAlloc(const char* what, const Work& work) -> decltype(work()) {
   try {

@@ -1,9 +1,10 @@
 #pragma once
-/// Calls a Progress function seldom, and turns its "stop" into an error.
+/// Limits how often a Progress function is called, and turns its request to stop into an error.
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <thread>
 
 #include "core/base/progress.h"
@@ -11,15 +12,16 @@
 
 namespace cairn::core::internal {
 
-/// Threads: any may Add; the function is called only from the thread that made the meter.
+/// Ownership: `progress` outlives it. Threads: any may call Add; the function is called only on the
+/// thread that created the meter.
 class ProgressMeter {
  public:
   ProgressMeter(const Progress& progress, uint64_t total_bytes)
       : progress_(progress), total_bytes_(total_bytes) {}
 
-  /// kCancelled: the caller asked to stop.
+  /// Adds completed bytes. kCancelled: the Progress function returned false.
   Result<void> Add(uint64_t bytes) {
-    // Page rounding must not lead past the end.
+    // Rounding to pages can add more than the total.
     const uint64_t done = std::min(done_bytes_ += bytes, total_bytes_);
     if (!progress_ || std::this_thread::get_id() != caller_) return {};
     const auto now = std::chrono::steady_clock::now();
@@ -34,7 +36,7 @@ class ProgressMeter {
   const uint64_t total_bytes_;
   const std::thread::id caller_ = std::this_thread::get_id();
   std::atomic<uint64_t> done_bytes_ = 0;
-  std::chrono::steady_clock::time_point last_{};  // the caller's
+  std::chrono::steady_clock::time_point last_{};  // used only by the thread caller_
 };
 
 }  // namespace cairn::core::internal

@@ -1,4 +1,4 @@
-// Persistent worker threads.
+// Threads that wait for the next round, and take items of the current one by a shared counter.
 
 #include "core/base/internal/worker_pool.h"
 

@@ -1,5 +1,5 @@
 #pragma once
-/// A few persistent threads that share out the items of one loop at a time.
+/// A few persistent threads that divide the items of one loop at a time among them.
 
 #include <atomic>
 #include <cstddef>
@@ -13,29 +13,30 @@
 
 namespace cairn::core::internal {
 
-/// Ownership: owns its threads, which the destructor joins. Threads: all calls from one at a time.
+/// Ownership: owns its threads, which the destructor joins. Threads: one call at a time.
 class WorkerPool {
  public:
-  /// `thread_count` includes the caller of Run; 1 means no threads at all.
+  /// `thread_count` includes the thread that calls Run; with 1 the pool has no threads.
   explicit WorkerPool(size_t thread_count);
   ~WorkerPool();
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
-  /// Calls work(i, worker) for every i in [0, count), in any order, from up to thread_count()
-  /// threads; `worker` is below thread_count() and no two calls at one time share it. Returns when
-  /// all are done.
+  /// Calls work(i, worker) for every i in [0, count), in any order, on up to thread_count()
+  /// threads. `worker` is less than thread_count(); concurrent calls have different ones. Returns
+  /// once all calls have returned.
   void Run(size_t count, std::function<void(size_t, size_t)> work);
 
-  /// The same in two steps: the caller may do something else while the other threads have begun,
-  /// and joins in with Finish. Requires that what was started before is finished.
+  /// Starts the loop of Run on the other threads and returns. The caller takes part in it when it
+  /// calls Finish. Requires that Finish was called for the previous loop.
   void Start(size_t count, std::function<void(size_t, size_t)> work);
-  /// Returns when all are done; at once if nothing was started.
+  /// Works on the loop that Start began, and returns once all its calls have returned; at once if
+  /// there is none.
   void Finish();
 
   size_t thread_count() const { return threads_.size() + 1; }
 
-  /// All cores, at most 8: memory bandwidth ends there.
+  /// The number of cores, but at most 8: more do not increase memory bandwidth.
   static size_t DefaultThreadCount();
 
  private:
@@ -50,7 +51,7 @@ class WorkerPool {
   // round_ under mutex_, read them without it.
   std::function<void(size_t, size_t)> work_;
   size_t count_ = 0;
-  // Items are handed out by this counter.
+  // The next item that no thread has taken.
   std::atomic<size_t> next_{0};
   std::vector<std::thread> threads_;
 };

@@ -15,10 +15,10 @@
 #include <map>
 
 #include "core/ranks/internal/all_gather_values.h"
-#include "core/state_dict/internal/leaves.h"
 #include "core/ranks/internal/message_codec.h"
-#include "core/tensor/tiling.h"
 #include "core/ranks/status_agreement.h"
+#include "core/state_dict/internal/leaves.h"
+#include "core/tensor/tiling.h"
 #include "kv/digest.h"
 
 namespace cairn::core::internal {
@@ -142,11 +142,11 @@ std::vector<std::byte> EncodeBoxes(const StateDict& state, const std::vector<Lea
     const uint32_t tensor = state.slot[i];
     const Sharding* sharding = FindSharding(state, tensor);
     if (sharding == nullptr || sharding->mesh != nullptr) continue;
-    const auto pieces = PiecesHere(*sharding, state.tensors[tensor], rank);
+    const auto pieces = ShardViewsHere(*sharding, state.tensors[tensor], rank);
     CAIRN_CHECK(pieces.has_value());  // CheckShardings came before
     writer.Text(leaves[i].fqn);
     writer.Number(pieces->size());
-    for (const LocalPiece& piece : *pieces) {
+    for (const ShardView& piece : *pieces) {
       writer.Numbers(piece.box.offsets);
       writer.Numbers(piece.box.sizes);
     }
@@ -197,12 +197,12 @@ std::string DescribeFlaw(const TilingFlaw& flaw, const std::vector<std::pair<uin
 
 }  // namespace
 
-Result<std::vector<LocalPiece>> PiecesHere(const Sharding& sharding, const TensorView& local,
-                                           uint32_t rank) {
+Result<std::vector<ShardView>> ShardViewsHere(const Sharding& sharding, const TensorView& local,
+                                              uint32_t rank) {
   if (sharding.mesh != nullptr && !sharding.mesh->CoordinateOf(rank)) {
-    return std::vector<LocalPiece>{};
+    return std::vector<ShardView>{};
   }
-  return PiecesOf(sharding, local, rank);
+  return ShardViewsOf(sharding, local, rank);
 }
 
 Result<void> CheckShardings(const StateDict& state, const std::vector<Leaf>& leaves,
@@ -223,16 +223,18 @@ Result<void> CheckShardings(const StateDict& state, const std::vector<Leaf>& lea
         return Fail(std::move(shard).error().WithKey(leaves[i].fqn));
       }
     }
-    if (auto pieces = PiecesHere(*sharding, view, rank); !pieces) {
+    if (auto pieces = ShardViewsHere(*sharding, view, rank); !pieces) {
       return Fail(std::move(pieces).error().WithKey(leaves[i].fqn));
     }
   }
   return {};
 }
 
-Result<GlobalStateLayout> GlobalStateLayout::Exchange(Communicator& communicator, const StateDict& state,
-                                        const std::vector<Leaf>& leaves, const Result<void>& local,
-                                        std::span<const uint64_t> options) {
+Result<GlobalStateLayout> GlobalStateLayout::Exchange(Communicator& communicator,
+                                                      const StateDict& state,
+                                                      const std::vector<Leaf>& leaves,
+                                                      const Result<void>& local,
+                                                      std::span<const uint64_t> options) {
   CAIRN_TRY(AgreeOnStatus(communicator, local));
   const auto rank = static_cast<uint32_t>(communicator.rank());
   const std::vector<std::byte> manifest = EncodeManifest(state, leaves);
@@ -391,7 +393,7 @@ std::vector<Box> GlobalStateLayout::BoxesOf(const Entry& entry, uint32_t rank) c
   if (!entry.mesh->CoordinateOf(rank)) return boxes;
   const auto shard = ShardOf(entry.shape, *entry.mesh, entry.placements, rank);
   CAIRN_CHECK(shard.has_value());  // every rank has checked its own before it voted
-  for (ShardPiece& piece : shard->Pieces()) boxes.push_back(std::move(piece.box));
+  for (ShardBox& piece : shard->Boxes()) boxes.push_back(std::move(piece.box));
   return boxes;
 }
 

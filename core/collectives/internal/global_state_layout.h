@@ -34,12 +34,13 @@ class GlobalStateLayout {
   };
 
   /// A collective. `local` is what this rank found so far; `options` has to be the same everywhere.
-  /// Errors, the same on all ranks: those of AgreeOnStatus; kInvalidArgument: options differ; ranks say
-  /// different things of one key; a mesh holds a rank that is none or lacks the tensor; boxes of
-  /// explicit shards leave elements out or hold them twice. They name key and rank.
+  /// Errors, the same on all ranks: those of AgreeOnStatus; kInvalidArgument: options differ; ranks
+  /// say different things of one key; a mesh holds a rank that is none or lacks the tensor; boxes
+  /// of explicit shards leave elements out or hold them twice. They name key and rank.
   static Result<GlobalStateLayout> Exchange(Communicator& communicator, const StateDict& state,
-                                     const std::vector<Leaf>& leaves, const Result<void>& local,
-                                     std::span<const uint64_t> options);
+                                            const std::vector<Leaf>& leaves,
+                                            const Result<void>& local,
+                                            std::span<const uint64_t> options);
 
   /// In an order that all ranks agree on.
   const std::vector<Entry>& entries() const { return entries_; }
@@ -48,7 +49,7 @@ class GlobalStateLayout {
   bool Has(const Entry& entry, uint32_t rank) const;
   /// Ranks that have the leaf, ascending.
   std::vector<uint32_t> RanksWith(const Entry& entry) const;
-  /// What `rank` holds of a sharded entry, as PiecesHere orders it on that rank. Boxes without
+  /// What `rank` holds of a sharded entry, as ShardViewsHere orders it on that rank. Boxes without
   /// elements are left out.
   std::vector<Box> BoxesOf(const Entry& entry, uint32_t rank) const;
   uint32_t world_size() const { return static_cast<uint32_t>(manifest_of_rank_.size()); }
@@ -67,9 +68,9 @@ class GlobalStateLayout {
   std::unordered_map<size_t, std::vector<std::pair<uint32_t, Box>>> boxes_;
 };
 
-/// As PiecesOf, but a rank outside the mesh holds nothing.
-Result<std::vector<LocalPiece>> PiecesHere(const Sharding& sharding, const TensorView& local,
-                                           uint32_t rank);
+/// As ShardViewsOf, but a rank outside the mesh holds nothing.
+Result<std::vector<ShardView>> ShardViewsHere(const Sharding& sharding, const TensorView& local,
+                                              uint32_t rank);
 
 /// kInvalidArgument, naming the key: a tensor's memory does not fit its sharding.
 Result<void> CheckShardings(const StateDict& state, const std::vector<Leaf>& leaves, uint32_t rank);

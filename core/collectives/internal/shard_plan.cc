@@ -9,8 +9,8 @@
 #include <unordered_map>
 
 #include "core/collectives/internal/global_state_layout.h"
-#include "core/state_dict/internal/leaves.h"
 #include "core/ranks/internal/message_codec.h"
+#include "core/state_dict/internal/leaves.h"
 
 namespace cairn::core::internal {
 namespace {
@@ -163,7 +163,8 @@ Result<ShardPlan> PlanShards(std::span<const FullLeaf> full, const StateDict& ta
   return plan;
 }
 
-std::vector<FillPiece> PiecesToFill(ShardPlan& plan, const ShardPlan::Fill& fill, uint32_t rank) {
+std::vector<FillPiece> ShardViewsToFill(ShardPlan& plan, const ShardPlan::Fill& fill,
+                                        uint32_t rank) {
   const StateTarget target = plan.result.target();
   const TensorView& view = target.state().tensors[fill.tensor];
   const Sharding* sharding = FindSharding(target.state(), fill.tensor);
@@ -172,9 +173,9 @@ std::vector<FillPiece> PiecesToFill(ShardPlan& plan, const ShardPlan::Fill& fill
     if (HasElements(view)) pieces.push_back({WholeBox(view.shape), target.Writable(view)});
     return pieces;
   }
-  auto held = PiecesHere(*sharding, view, rank);
+  auto held = ShardViewsHere(*sharding, view, rank);
   CAIRN_CHECK(held.has_value());  // PlanShards has checked the target
-  for (LocalPiece& piece : *held) {
+  for (ShardView& piece : *held) {
     pieces.push_back({std::move(piece.box), target.Writable(piece.view)});
   }
   return pieces;

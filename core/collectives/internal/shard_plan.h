@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "core/state_dict/host_state.h"
 #include "core/collectives/broadcast_options.h"
+#include "core/state_dict/host_state.h"
 #include "core/state_dict/state_target.h"
 
 namespace cairn::core::internal {
@@ -48,7 +48,8 @@ struct FillPiece {
   Box box;
   TensorTarget target;
 };
-/// In the order of PiecesOf.
-std::vector<FillPiece> PiecesToFill(ShardPlan& plan, const ShardPlan::Fill& fill, uint32_t rank);
+/// In the order of ShardViewsOf.
+std::vector<FillPiece> ShardViewsToFill(ShardPlan& plan, const ShardPlan::Fill& fill,
+                                        uint32_t rank);
 
 }  // namespace cairn::core::internal

@@ -18,7 +18,7 @@ static_assert(kv::ReadRange::kMaxLentBytes % kv::kPageBytes == 0);
 Result<void> ChunkReader::Add(const std::string& fqn, const ChunkInfo& chunk,
                               StridedRegion region) {
   const uint64_t length = chunk.length_bytes();
-  if (std::byte* const target = region.TargetOfRun(length)) {
+  if (std::byte* const target = region.ContiguousTarget(length)) {
     auto job = std::make_shared<Job>(fqn, chunk, std::move(region));
     job->is_complete = true;
     job->missing_bytes = length;

@@ -48,9 +48,8 @@ Result<void> CheckRequest(const LoadRequest& request, const TensorInfo& tensor) 
                                         FormatNumbers(request.target.shape),
                                         FormatNumbers(request.box.sizes)));
   }
-  if (!request.target.strides.empty() &&
-      request.target.strides.size() != request.target.shape.size()) {
-    return Invalid(request, "the target does not have one stride per dimension");
+  if (const auto checked = CheckStrides(request.target.shape, request.target.strides); !checked) {
+    return Invalid(request, "the target has " + checked.error().message);
   }
   const bool empty = std::ranges::find(request.box.sizes, uint64_t{0}) != request.box.sizes.end();
   if (!empty && request.target.data == nullptr) {

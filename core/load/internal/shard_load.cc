@@ -41,7 +41,7 @@ TensorTarget AsTarget(const TensorView& view) {
   return {view.dtype, view.shape, view.strides, const_cast<std::byte*>(view.data), view.device};
 }
 
-Result<std::vector<LocalPiece>> PiecesToFill(const ShardTarget& target, const TensorInfo& stored,
+Result<std::vector<ShardView>> ShardViewsToFill(const ShardTarget& target, const TensorInfo& stored,
                                              uint32_t rank) {
   if (target.sharding == nullptr) {
     if (target.local.shape != stored.shape) {
@@ -49,10 +49,10 @@ Result<std::vector<LocalPiece>> PiecesToFill(const ShardTarget& target, const Te
                   fmt::format("the target has shape {}, the stored tensor {}",
                               FormatNumbers(target.local.shape), FormatNumbers(stored.shape)));
     }
-    if (!target.local.strides.empty() && target.local.strides.size() != target.local.shape.size()) {
-      return Fail(ErrorCode::kInvalidArgument, "the target does not have one stride per dimension");
+    if (const auto checked = CheckStrides(target.local.shape, target.local.strides); !checked) {
+      return Fail(ErrorCode::kInvalidArgument, "the target has " + checked.error().message);
     }
-    return std::vector<LocalPiece>{
+    return std::vector<ShardView>{
         {.box = WholeBox(target.local.shape), .view = AsView(target.local)}};
   }
   if (target.sharding->global_shape != stored.shape) {
@@ -63,16 +63,16 @@ Result<std::vector<LocalPiece>> PiecesToFill(const ShardTarget& target, const Te
   }
   // A rank that is not on the mesh holds nothing of the tensor.
   if (target.sharding->mesh != nullptr && !target.sharding->mesh->CoordinateOf(rank)) {
-    return std::vector<LocalPiece>{};
+    return std::vector<ShardView>{};
   }
-  return PiecesOf(*target.sharding, AsView(target.local), rank);
+  return ShardViewsOf(*target.sharding, AsView(target.local), rank);
 }
 
 // One target, its stored record, and the boxes of it that this rank holds.
 struct Filling {
   const ShardTarget* target = nullptr;
   const TensorInfo* stored = nullptr;
-  std::vector<LocalPiece> pieces;
+  std::vector<ShardView> pieces;
 };
 
 struct Fillings {
@@ -88,7 +88,7 @@ struct Fillings {
     for (const ShardTarget& target : targets) {
       Filling filling{
           .target = &target, .stored = &ByName(fillings.stored, target.fqn), .pieces = {}};
-      auto pieces = PiecesToFill(target, *filling.stored, rank);
+      auto pieces = ShardViewsToFill(target, *filling.stored, rank);
       if (!pieces) return Fail(std::move(pieces).error().WithKey(target.fqn));
       filling.pieces = *std::move(pieces);
       fillings.all.push_back(std::move(filling));
@@ -105,24 +105,18 @@ struct Item {
   uint64_t bytes = 0;
 };
 
-TensorTarget Narrow(const LocalPiece& piece, const Box& box) {
-  TensorTarget target = AsTarget(piece.view);
-  if (target.strides.empty()) target.strides = RowMajorStrides(target.shape);
-  uint64_t elements = 0;
-  for (size_t d = 0; d < box.sizes.size(); ++d) {
-    elements += (box.offsets[d] - piece.box.offsets[d]) * target.strides[d];
-  }
-  target.data += elements * schema::ElementBytes(target.dtype);
-  target.shape = box.sizes;
-  return target;
+// The part of a shard's memory that holds `box`, which is inside the shard's box.
+TensorTarget TargetOf(const ShardView& shard, Box box) {
+  for (size_t d = 0; d < box.offsets.size(); ++d) box.offsets[d] -= shard.box.offsets[d];
+  return Narrow(AsTarget(shard.view), box);
 }
 
 // What the ranks of one group read and send to each other.
 class GroupLoad {
  public:
-  explicit GroupLoad(const ReplicaGroup& group, uint32_t rank) : place_(group.PlaceOf(rank)) {}
+  explicit GroupLoad(const ReplicaGroup& group, uint32_t rank) : place_(group.MembershipOf(rank)) {}
 
-  const ReplicaGroup::Place& place() const { return place_; }
+  const ReplicaGroup::Membership& place() const { return place_; }
   void Add(Item item) { items_.push_back(std::move(item)); }
 
   /// Divides the items into one share per rank. Call after the last Add.
@@ -210,7 +204,7 @@ class GroupLoad {
     return std::span(items_).subspan(begins_[member], begins_[member + 1] - begins_[member]);
   }
 
-  const ReplicaGroup::Place place_;
+  const ReplicaGroup::Membership place_;
   std::vector<Item> items_;
   std::vector<size_t> begins_;  // first item of each member's share, and the end
 };
@@ -226,7 +220,7 @@ class OnceLoad {
     CAIRN_TRY_ASSIGN(fillings_, Fillings::Make(view, targets, rank_));
     for (const Filling& filling : fillings_.all) {
       GroupLoad* const group = GroupFor(filling);
-      for (const LocalPiece& piece : filling.pieces)
+      for (const ShardView& piece : filling.pieces)
         CAIRN_TRY(AddPiece(view, filling, piece, group));
     }
     for (GroupLoad* const group : order_) {
@@ -263,8 +257,8 @@ class OnceLoad {
     Result<void> agreed = {};
     for (uint64_t i = 0; i < rounds; ++i) {
       GroupLoad* const group = i < order_.size() ? order_[i] : nullptr;
-      const ReplicaGroup::Place place =
-          group != nullptr ? group->place() : ReplicaGroup::Place{.lowest_rank = rank_};
+      const ReplicaGroup::Membership place =
+          group != nullptr ? group->place() : ReplicaGroup::Membership{.lowest_rank = rank_};
       CAIRN_TRY_ASSIGN(auto part,
                        carrier.Split(place.lowest_rank, static_cast<uint32_t>(place.index)));
       if (group != nullptr) {
@@ -318,7 +312,7 @@ class OnceLoad {
     return found->second.get();
   }
 
-  Result<void> AddPiece(const StepView& view, const Filling& filling, const LocalPiece& piece,
+  Result<void> AddPiece(const StepView& view, const Filling& filling, const ShardView& piece,
                         GroupLoad* group) {
     const std::string& fqn = filling.target->fqn;
     const auto request = [&](const Box& box, TensorTarget target) {
@@ -338,7 +332,7 @@ class OnceLoad {
       uint64_t bytes = element_bytes;
       for (const uint64_t size : box.sizes) bytes *= size;
       if (bytes == 0) return;
-      group->Add({.fqn = &fqn, .box = box, .target = Narrow(piece, box), .bytes = bytes});
+      group->Add({.fqn = &fqn, .box = box, .target = TargetOf(piece, box), .bytes = bytes});
     };
     if (filling.stored->alias_of) {
       add(piece.box);
@@ -384,7 +378,7 @@ Result<LoadReport> LoadOwnShards(const StepView& view, std::span<const ShardTarg
   CAIRN_TRY_ASSIGN(const Fillings fillings, Fillings::Make(view, targets, rank));
   std::vector<LoadRequest> requests;
   for (const Filling& filling : fillings.all) {
-    for (const LocalPiece& piece : filling.pieces) {
+    for (const ShardView& piece : filling.pieces) {
       requests.push_back(
           {.fqn = filling.target->fqn, .box = piece.box, .target = AsTarget(piece.view)});
     }

@@ -47,14 +47,14 @@ void RoundMover::Begin() {
 
 std::optional<ByteView> RoundMover::InPlace(const TensorStream<TensorView>& stream, uint64_t begin,
                                             uint64_t count) const {
-  const auto place = stream.PlaceOf(begin, count);
-  if (place.run == nullptr || !Takes(place.device)) return std::nullopt;
-  return ByteView(place.run, count);
+  const auto memory = stream.MemoryOf(begin, count);
+  if (memory.data == nullptr || !Takes(memory.device)) return std::nullopt;
+  return ByteView(memory.data, count);
 }
 
 Result<ByteTarget> RoundMover::Pack(const TensorStream<TensorView>& stream, uint64_t begin,
                                     uint64_t count) {
-  const int device = count == 0 ? kHostDevice : BufferDevice(stream.PlaceOf(begin, count).device);
+  const int device = count == 0 ? kHostDevice : BufferDevice(stream.MemoryOf(begin, count).device);
   const ByteTarget packed = buffer_.Take(count, device);
   Result<void> read;
   stream.ForEach(begin, count,
@@ -76,9 +76,9 @@ Result<ByteView> RoundMover::Source(const TensorStream<TensorView>& stream, uint
 ByteTarget RoundMover::Target(const TensorStream<TensorTarget>& stream, uint64_t begin,
                               uint64_t count) {
   if (count == 0) return {};
-  const auto place = stream.PlaceOf(begin, count);
-  if (place.run != nullptr && Takes(place.device)) return {place.run, count};
-  const int device = BufferDevice(place.device);
+  const auto memory = stream.MemoryOf(begin, count);
+  if (memory.data != nullptr && Takes(memory.device)) return {memory.data, count};
+  const int device = BufferDevice(memory.device);
   const ByteTarget bytes = buffer_.Take(count, device);
   staged_.push_back({.stream = &stream, .begin = begin, .bytes = bytes, .device = device});
   return bytes;

@@ -145,11 +145,11 @@ Result<void> SavePlanner::AddSharded(const LeafTensor& leaf) {
   TensorInfo info{.fqn = leaf.named.fqn, .dtype = local.dtype, .shape = sharding.global_shape};
   CAIRN_TRY_ASSIGN(info.nbytes, TensorBytes(info.dtype, info.shape));
   ReplicaGroup group;
-  std::vector<LocalPiece> held;
+  std::vector<ShardView> held;
   // A rank that is not on the mesh holds nothing of the tensor.
   if (sharding.mesh == nullptr || sharding.mesh->CoordinateOf(self_.rank)) {
-    CAIRN_TRY_ASSIGN(held, PiecesOf(sharding, local, self_.rank));
-    for (const LocalPiece& box : held) CAIRN_TRY(SpanOf(box.view));
+    CAIRN_TRY_ASSIGN(held, ShardViewsOf(sharding, local, self_.rank));
+    for (const ShardView& box : held) CAIRN_TRY(SpanOf(box.view));
     group = ReplicaGroup::Of(sharding, meshes_);
   }
   if (const std::string* owner = FindSame(leaf, held)) {
@@ -158,12 +158,12 @@ Result<void> SavePlanner::AddSharded(const LeafTensor& leaf) {
     held.clear();
   }
   plan_.tensors.push_back(std::move(info));
-  for (LocalPiece& box : held) CAIRN_TRY(AddShard(std::move(box), group));
+  for (ShardView& box : held) CAIRN_TRY(AddShard(std::move(box), group));
   return {};
 }
 
 const std::string* SavePlanner::FindSame(const LeafTensor& leaf,
-                                         const std::vector<LocalPiece>& held) {
+                                         const std::vector<ShardView>& held) {
   if (held.empty()) return nullptr;
   const auto [found, inserted] = first_at_.try_emplace(held.front().view.data, &leaf);
   if (inserted) return nullptr;
@@ -178,7 +178,7 @@ const std::string* SavePlanner::FindSame(const LeafTensor& leaf,
   return same ? &other.named.fqn : nullptr;
 }
 
-Result<void> SavePlanner::AddShard(LocalPiece held, const ReplicaGroup& group) {
+Result<void> SavePlanner::AddShard(ShardView held, const ReplicaGroup& group) {
   const TensorInfo& info = plan_.tensors.back();
   CAIRN_TRY_ASSIGN(ChunkGrid grid,
                    ChunkGrid::Make(info.dtype, std::move(held.box), options_.chunk_bytes));
@@ -215,7 +215,7 @@ void SavePlanner::Sort() {
 }
 
 void SavePlanner::DivideAmong(const ReplicaGroup& group, const std::vector<size_t>& shards) {
-  const auto member = group.PlaceOf(self_.rank);
+  const auto member = group.MembershipOf(self_.rank);
   if (member.size == 1) return;
   // The first key decides which member gets the first share, so that the rounding of many groups
   // does not always burden the same rank.

@@ -55,9 +55,9 @@ class SavePlanner {
   Result<void> AddReplicated(PlannedTensor tensor);
   Result<void> AddSharded(const LeafTensor& leaf);
   /// Returns the FQN of an earlier tensor that is the same part of the same memory, or null.
-  const std::string* FindSame(const LeafTensor& leaf, const std::vector<LocalPiece>& held);
+  const std::string* FindSame(const LeafTensor& leaf, const std::vector<ShardView>& held);
   /// Adds a box of the tensor that was added last, with all of its chunks.
-  Result<void> AddShard(LocalPiece held, const ReplicaGroup& group);
+  Result<void> AddShard(ShardView held, const ReplicaGroup& group);
   /// Sorts tensors by key and shards by tensor, and fills shards_of_group_.
   void Sort();
   /// Limits each of the group's shards to the chunks that this rank writes.

@@ -1,4 +1,4 @@
-// Places of ranks among those that hold the same.
+// Computes replica groups from meshes and placements.
 
 #include "core/sharding/internal/replica_group.h"
 
@@ -25,8 +25,9 @@ ReplicaGroup ReplicaGroup::Of(const Sharding& sharding, EqualMeshes& meshes) {
   ReplicaGroup group;
   if (sharding.mesh == nullptr) return group;
   group.mesh = meshes.Find(sharding.mesh.get());
-  for (size_t d = 0; d < sharding.placements.size(); ++d) {
-    // Along a dimension of size 1 nothing is replicated or cut, whatever its placement is called.
+  const size_t dims = std::min(sharding.placements.size(), group.mesh->dims().size());
+  for (size_t d = 0; d < dims; ++d) {
+    // Along a dimension of size 1 nothing is replicated, whatever its placement.
     if (sharding.placements[d].kind == Placement::Kind::kReplicate &&
         group.mesh->dims()[d].size > 1) {
       group.dims |= 1ull << d;
@@ -39,19 +40,19 @@ ReplicaGroup ReplicaGroup::Whole(const DeviceMesh& mesh) {
   return {.mesh = &mesh, .dims = (1ull << mesh.dims().size()) - 1};
 }
 
-ReplicaGroup::Place ReplicaGroup::PlaceOf(uint32_t rank) const {
-  Place place{.lowest_rank = rank};
-  if (dims == 0) return place;
+ReplicaGroup::Membership ReplicaGroup::MembershipOf(uint32_t rank) const {
+  Membership membership{.lowest_rank = rank};
+  if (dims == 0) return membership;
   auto coordinate = mesh->CoordinateOf(rank);
   CAIRN_CHECK(coordinate.has_value());
   for (size_t d = 0; d < mesh->dims().size(); ++d) {
     if ((dims >> d & 1) == 0) continue;
-    place.index = place.index * mesh->dims()[d].size + (*coordinate)[d];
-    place.size *= mesh->dims()[d].size;
+    membership.index = membership.index * mesh->dims()[d].size + (*coordinate)[d];
+    membership.size *= mesh->dims()[d].size;
     (*coordinate)[d] = 0;
   }
-  place.lowest_rank = mesh->RankAt(*coordinate);
-  return place;
+  membership.lowest_rank = mesh->RankAt(*coordinate);
+  return membership;
 }
 
 }  // namespace cairn::core::internal

@@ -1,5 +1,5 @@
 #pragma once
-/// The ranks that hold the same boxes of a tensor, as one of them sees them.
+/// The group of ranks that hold the same boxes of a tensor.
 
 #include <compare>
 #include <cstdint>
@@ -14,32 +14,34 @@ namespace cairn::core::internal {
 
 class EqualMeshes;
 
-/// Those along some dimensions of a mesh. A tensor that is cut along all of them has none: one rank
-/// holds each box.
+/// The ranks along the dimensions of a mesh in which a tensor is replicated. There are none if the
+/// tensor is divided along all dimensions: each box is then held by one rank.
 struct ReplicaGroup {
   const DeviceMesh* mesh = nullptr;
-  uint64_t dims = 0;  // bit d: the tensor is the same along mesh dimension d
+  uint64_t dims = 0;  // bit d: the tensor is replicated along mesh dimension d
   friend auto operator<=>(const ReplicaGroup&, const ReplicaGroup&) = default;
 
-  /// Requires a rank of the mesh, or a sharding by explicit boxes.
+  /// The result is unspecified for placements that ShardOf rejects.
   static ReplicaGroup Of(const Sharding& sharding, EqualMeshes& meshes);
-  /// All of the mesh.
+  /// All ranks of the mesh.
   static ReplicaGroup Whole(const DeviceMesh& mesh);
 
-  /// Members are numbered by their places on the mesh.
-  struct Place {
+  /// One rank of the group. Members are numbered in the order of their positions on the mesh.
+  struct Membership {
     uint64_t index = 0;
-    uint64_t size = 1;
-    uint32_t lowest_rank = 0;  // of the members at the place where all of `dims` are 0
+    uint64_t size = 1;         // members of the group
+    uint32_t lowest_rank = 0;  // the member whose coordinates in `dims` are all 0
   };
-  Place PlaceOf(uint32_t rank) const;
+  /// Requires that the mesh contains `rank`, unless `dims` is 0.
+  Membership MembershipOf(uint32_t rank) const;
 };
 
-/// One mesh for all that are equal, whatever objects they are: ranks may differ in how many objects
-/// they make for the same mesh, and must group tensors alike all the same. Names do not count.
+/// Maps equal meshes to one object, so that all ranks group tensors in the same way although they
+/// may have different numbers of objects for the same mesh. Names of dimensions are ignored.
 class EqualMeshes {
  public:
-  /// The first mesh that was asked for and equals this one. All must outlive the use of the result.
+  /// Returns the first mesh passed that equals this one. All meshes passed must outlive the
+  /// results.
   const DeviceMesh* Find(const DeviceMesh* mesh);
 
  private:
@@ -47,10 +49,11 @@ class EqualMeshes {
   std::map<const DeviceMesh*, const DeviceMesh*> known_;
 };
 
-/// Which of `members` equal shares of `total` bytes holds byte `position`.
-inline uint64_t ShareOf(uint64_t position, uint64_t total, uint64_t members) {
+/// Returns which of `members` equal shares of `total_bytes` contains byte `position`. Requires
+/// total_bytes > 0.
+inline uint64_t ShareOf(uint64_t position, uint64_t total_bytes, uint64_t members) {
   __extension__ typedef unsigned __int128 Wide;  // bytes times ranks
-  return static_cast<uint64_t>(Wide{position} * members / total);
+  return static_cast<uint64_t>(Wide{position} * members / total_bytes);
 }
 
 }  // namespace cairn::core::internal

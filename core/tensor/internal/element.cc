@@ -1,4 +1,4 @@
-// Small floats by their fields: sign, exponent, mantissa, and what each kind does at the ends.
+// Converts small floats from their sign, exponent and mantissa, and their special values.
 
 #include "core/tensor/internal/element.h"
 
@@ -12,13 +12,13 @@ namespace {
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// The finite value of sign, exponent and mantissa fields; exponent 0 is subnormal.
+// Returns the finite value of the three fields; exponent 0 is subnormal.
 float Finite(bool negative, int exponent, int mantissa, int mantissa_bits, int bias) {
   if (exponent == 0) {
     const float magnitude = std::ldexp(static_cast<float>(mantissa), 1 - bias - mantissa_bits);
     return negative ? -magnitude : magnitude;
   }
-  // Every normal number of these kinds is one of binary32: only the fields move.
+  // Every normal number of these kinds is a normal number of binary32 as well.
   return std::bit_cast<float>(uint32_t{negative} << 31 |
                               static_cast<uint32_t>(exponent - bias + 127) << 23 |
                               static_cast<uint32_t>(mantissa) << (23 - mantissa_bits));

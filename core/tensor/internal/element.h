@@ -1,5 +1,5 @@
 #pragma once
-/// Elements of every dtype as C++ numbers. Threads: all functions are pure.
+/// Converts elements of every dtype to C++ numbers. Threads: all functions are safe.
 
 #include <complex>
 #include <cstddef>
@@ -10,19 +10,20 @@
 
 namespace cairn::core::internal {
 
-/// IEEE binary16 and bfloat16.
+/// Convert IEEE binary16 and bfloat16.
 float HalfToFloat(uint16_t bits);
 float BFloat16ToFloat(uint16_t bits);
 
-/// The 8-bit kinds, after the OCP 8-bit Floating Point Specification, and the "fnuz" ones after
-/// https://arxiv.org/abs/2206.02915 (no infinities, no negative zero, NaN is 0x80).
+/// Convert 8-bit floats as defined by the OCP 8-bit Floating Point Specification, and the "fnuz"
+/// kinds as defined by https://arxiv.org/abs/2206.02915 (no infinities, no negative zero, 0x80 is
+/// NaN).
 float Float8E4M3FNToFloat(uint8_t bits);
 float Float8E4M3FNUZToFloat(uint8_t bits);
 float Float8E5M2ToFloat(uint8_t bits);
 float Float8E5M2FNUZToFloat(uint8_t bits);
-/// A power of two, 2^(bits - 127); 255 is NaN.
+/// Returns 2^(bits - 127); 255 is NaN.
 float Float8E8M0FNUToFloat(uint8_t bits);
-/// The low four bits, after the OCP Microscaling Formats specification.
+/// Converts the low four bits, as defined by the OCP Microscaling Formats specification.
 float Float4E2M1FNToFloat(uint8_t bits);
 
 template <typename T>
@@ -32,15 +33,15 @@ T LoadElement(const std::byte* bytes) {
   return value;
 }
 
-// Reads one element each: `Storage` is what lies in memory, `Value` what it means.
+// The element types below read one element from memory. `Value` is the C++ type of its value.
 template <typename Number>
-struct Plain {
+struct NumberElement {
   using Value = Number;
   static constexpr size_t kBytes = sizeof(Number);
   static Value Load(const std::byte* bytes) { return LoadElement<Number>(bytes); }
 };
 template <typename Storage, float (*kConvert)(Storage)>
-struct Converted {
+struct ConvertedElement {
   using Value = float;
   static constexpr size_t kBytes = sizeof(Storage);
   static Value Load(const std::byte* bytes) { return kConvert(LoadElement<Storage>(bytes)); }
@@ -50,7 +51,7 @@ struct BoolElement {
   static constexpr size_t kBytes = 1;
   static Value Load(const std::byte* bytes) { return bytes[0] != std::byte{0}; }
 };
-struct ComplexHalf {
+struct ComplexHalfElement {
   using Value = std::complex<float>;
   static constexpr size_t kBytes = 4;
   static Value Load(const std::byte* bytes) {
@@ -58,17 +59,42 @@ struct ComplexHalf {
             HalfToFloat(LoadElement<uint16_t>(bytes + 2))};
   }
 };
-struct Float4Pair {};
+/// Two 4-bit floats in one byte: has no Load, because it is two values.
+struct Float4PairElement {};
 
-/// Calls `visit` with the reader of `dtype` (Plain, Converted, ..., or Float4Pair); false for
-/// unknown ones.
+template <typename Element, typename Visit>
+bool VisitElement(const Visit& visit) {
+  visit(Element{});
+  return true;
+}
+
+/// Calls `visit` with the element type of an 8-bit float; returns false for other dtypes.
+template <typename Visit>
+bool VisitFloat8(schema::DType dtype, const Visit& visit) {
+  using schema::DType;
+  switch (dtype) {
+    case DType::kFloat8E4M3FN:
+      return VisitElement<ConvertedElement<uint8_t, Float8E4M3FNToFloat>>(visit);
+    case DType::kFloat8E4M3FNUZ:
+      return VisitElement<ConvertedElement<uint8_t, Float8E4M3FNUZToFloat>>(visit);
+    case DType::kFloat8E5M2:
+      return VisitElement<ConvertedElement<uint8_t, Float8E5M2ToFloat>>(visit);
+    case DType::kFloat8E5M2FNUZ:
+      return VisitElement<ConvertedElement<uint8_t, Float8E5M2FNUZToFloat>>(visit);
+    case DType::kFloat8E8M0FNU:
+      return VisitElement<ConvertedElement<uint8_t, Float8E8M0FNUToFloat>>(visit);
+    default:
+      return false;
+  }
+}
+
+/// Calls `visit` with the element type of `dtype`; returns false if the dtype is unknown.
 template <typename Visit>
 bool VisitDType(schema::DType dtype, const Visit& visit) {
   using schema::DType;
   switch (dtype) {
     case DType::kBool:
-      visit(BoolElement{});
-      return true;
+      return VisitElement<BoolElement>(visit);
     case DType::kUInt8:
     case DType::kUInt1:
     case DType::kUInt2:
@@ -81,8 +107,7 @@ bool VisitDType(schema::DType dtype, const Visit& visit) {
     case DType::kBits1x8:
     case DType::kBits2x4:
     case DType::kBits4x2:
-      visit(Plain<uint8_t>{});
-      return true;
+      return VisitElement<NumberElement<uint8_t>>(visit);
     case DType::kInt8:
     case DType::kInt1:
     case DType::kInt2:
@@ -91,66 +116,42 @@ bool VisitDType(schema::DType dtype, const Visit& visit) {
     case DType::kInt5:
     case DType::kInt6:
     case DType::kInt7:
-      visit(Plain<int8_t>{});
-      return true;
+      return VisitElement<NumberElement<int8_t>>(visit);
     case DType::kInt16:
-      visit(Plain<int16_t>{});
-      return true;
+      return VisitElement<NumberElement<int16_t>>(visit);
     case DType::kInt32:
-      visit(Plain<int32_t>{});
-      return true;
+      return VisitElement<NumberElement<int32_t>>(visit);
     case DType::kInt64:
-      visit(Plain<int64_t>{});
-      return true;
+      return VisitElement<NumberElement<int64_t>>(visit);
     case DType::kUInt16:
     case DType::kBits16:
-      visit(Plain<uint16_t>{});
-      return true;
+      return VisitElement<NumberElement<uint16_t>>(visit);
     case DType::kUInt32:
-      visit(Plain<uint32_t>{});
-      return true;
+      return VisitElement<NumberElement<uint32_t>>(visit);
     case DType::kUInt64:
-      visit(Plain<uint64_t>{});
-      return true;
+      return VisitElement<NumberElement<uint64_t>>(visit);
     case DType::kFloat16:
-      visit(Converted<uint16_t, HalfToFloat>{});
-      return true;
+      return VisitElement<ConvertedElement<uint16_t, HalfToFloat>>(visit);
     case DType::kBFloat16:
-      visit(Converted<uint16_t, BFloat16ToFloat>{});
-      return true;
+      return VisitElement<ConvertedElement<uint16_t, BFloat16ToFloat>>(visit);
     case DType::kFloat32:
-      visit(Plain<float>{});
-      return true;
+      return VisitElement<NumberElement<float>>(visit);
     case DType::kFloat64:
-      visit(Plain<double>{});
-      return true;
+      return VisitElement<NumberElement<double>>(visit);
     case DType::kComplex32:
-      visit(ComplexHalf{});
-      return true;
+      return VisitElement<ComplexHalfElement>(visit);
     case DType::kComplex64:
-      visit(Plain<std::complex<float>>{});
-      return true;
+      return VisitElement<NumberElement<std::complex<float>>>(visit);
     case DType::kComplex128:
-      visit(Plain<std::complex<double>>{});
-      return true;
+      return VisitElement<NumberElement<std::complex<double>>>(visit);
     case DType::kFloat8E4M3FN:
-      visit(Converted<uint8_t, Float8E4M3FNToFloat>{});
-      return true;
     case DType::kFloat8E4M3FNUZ:
-      visit(Converted<uint8_t, Float8E4M3FNUZToFloat>{});
-      return true;
     case DType::kFloat8E5M2:
-      visit(Converted<uint8_t, Float8E5M2ToFloat>{});
-      return true;
     case DType::kFloat8E5M2FNUZ:
-      visit(Converted<uint8_t, Float8E5M2FNUZToFloat>{});
-      return true;
     case DType::kFloat8E8M0FNU:
-      visit(Converted<uint8_t, Float8E8M0FNUToFloat>{});
-      return true;
+      return VisitFloat8(dtype, visit);
     case DType::kFloat4E2M1FNx2:
-      visit(Float4Pair{});
-      return true;
+      return VisitElement<Float4PairElement>(visit);
     case DType::kUnknown:
       break;
   }

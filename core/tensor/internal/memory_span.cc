@@ -1,4 +1,4 @@
-// Finding overlapping memory by address ranges: one sort, one sweep.
+// Finds overlapping memory: sorts address ranges, then merges neighbors that overlap.
 
 #include "core/tensor/internal/memory_span.h"
 
@@ -19,16 +19,13 @@ std::unexpected<Error> Invalid(std::string message) {
 
 Result<MemorySpan> SpanOf(const TensorView& view) {
   CAIRN_TRY_ASSIGN(const uint64_t nbytes, TensorBytes(view.dtype, view.shape));
-  if (!view.strides.empty() && view.strides.size() != view.shape.size()) {
-    return Invalid(
-        fmt::format("{} strides for {} dimensions", view.strides.size(), view.shape.size()));
-  }
+  CAIRN_TRY(CheckStrides(view.shape, view.strides));
   if (nbytes == 0) return MemorySpan{};
   if (view.data == nullptr) {
     return Invalid(fmt::format("{} bytes at a null pointer; materialise the tensor first", nbytes));
   }
   const uint64_t element_bytes = schema::ElementBytes(view.dtype);
-  uint64_t last = 0;  // element index of the furthest element
+  uint64_t last = 0;  // index of the last element in memory
   if (view.strides.empty()) {
     last = nbytes / element_bytes - 1;
   }

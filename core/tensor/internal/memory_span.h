@@ -1,5 +1,5 @@
 #pragma once
-/// The memory that tensors touch, and which of them overlap.
+/// Computes the memory that tensors occupy, and which tensors overlap.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,18 +11,19 @@
 
 namespace cairn::core::internal {
 
-/// The memory that a tensor's elements touch: [begin, end), addresses.
+/// The addresses [begin, end) from the first byte of a tensor's elements to the end of the last.
 struct MemorySpan {
   uintptr_t begin = 0;
   uintptr_t end = 0;
 };
 
-/// Empty for a tensor without elements. kInvalidArgument: unknown dtype, overflow, strides that are
-/// not one a dimension, or elements at a null pointer.
+/// Returns an empty span for a tensor without elements. kInvalidArgument: the dtype is unknown, the
+/// length overflows, CheckStrides rejects the strides, or `data` is null although there are
+/// elements.
 Result<MemorySpan> SpanOf(const TensorView& view);
 
-/// Groups of spans that overlap, directly or through others; by index, each group ascending by
-/// address. Empty spans are in no group. Cost: one sort.
+/// Groups spans that overlap, directly or through other spans. Returns the indices of each group,
+/// ascending by address. Empty spans are not in any group. Cost: one sort.
 std::vector<std::vector<size_t>> OverlapGroups(std::span<const MemorySpan> spans);
 
 }  // namespace cairn::core::internal

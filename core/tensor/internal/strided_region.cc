@@ -1,4 +1,4 @@
-// Cutting and copying strided regions; see the header.
+// Enumerates and copies the bytes of strided regions.
 
 #include "core/tensor/internal/strided_region.h"
 
@@ -12,12 +12,15 @@ StridedRegion::StridedRegion(std::span<const uint64_t> sizes,
                              std::span<const uint64_t> target_strides_bytes, uint64_t element_bytes,
                              int64_t base_bytes, std::byte* target)
     : run_bytes_(static_cast<int64_t>(element_bytes)), base_bytes_(base_bytes), target_(target) {
+  CAIRN_CHECK(source_strides_bytes.size() == sizes.size() &&
+              target_strides_bytes.size() == sizes.size());
   for (size_t d = 0; d < sizes.size(); ++d) {
+    CAIRN_CHECK(sizes[d] > 0);
     if (sizes[d] == 1) continue;
     dims_.push_back({sizes[d], static_cast<int64_t>(source_strides_bytes[d]),
                      static_cast<int64_t>(target_strides_bytes[d])});
   }
-  // Walking by descending source stride meets the payload in ascending order wherever strides nest.
+  // With descending source strides the payload is visited in ascending order wherever strides nest.
   std::ranges::stable_sort(dims_, std::ranges::greater{}, &Dim::source_stride);
   std::vector<Dim> merged;
   for (const Dim& dim : dims_) {
@@ -48,7 +51,7 @@ StridedRegion StridedRegion::ShiftedBy(int64_t offset_bytes) const {
   return shifted;
 }
 
-std::byte* StridedRegion::TargetOfRun(uint64_t length_bytes) const {
+std::byte* StridedRegion::ContiguousTarget(uint64_t length_bytes) const {
   if (!dims_.empty() || base_bytes_ > 0 ||
       base_bytes_ + run_bytes_ < static_cast<int64_t>(length_bytes)) {
     return nullptr;
@@ -78,8 +81,8 @@ void StridedRegion::ForEachTouched(uint64_t length_bytes, uint64_t page_bytes,
 void StridedRegion::Touch(size_t d, int64_t source, int64_t end, int64_t page_bytes,
                           const std::function<void(uint64_t, uint64_t)>& touch) const {
   if (source >= end || source + extent(d) <= 0) return;
-  // Dimension d has the widest stride of those left: with steps of at most a page no page of the
-  // span can be missed.
+  // Dimension d has the largest stride of those that remain: if it is at most a page, every page of
+  // the extent is touched.
   if (d == dims_.size() || dims_[d].source_stride <= page_bytes) {
     touch(static_cast<uint64_t>(std::max<int64_t>(source, 0)),
           static_cast<uint64_t>(std::min(source + extent(d), end)));

@@ -28,7 +28,7 @@ TEST(Utf8Test, DecodesEveryCodePoint) {
   }
 }
 
-TEST(Utf8Test, RefusesOtherBytes) {
+TEST(Utf8Test, RejectsOtherBytes) {
   for (const std::string& bad : {"\x80"s, "\xbf"s, "\xc0\x80"s, "\xc1\xbf"s, "\xe0\x80\x80"s,
                                  "\xe0\x9f\xbf"s, "\xf0\x80\x80\x80"s, "\xf4\x90\x80\x80"s,
                                  "\xf5\x80\x80\x80"s, "\xff"s, "\xc3("s, "\xe2\x82("s}) {
@@ -37,7 +37,7 @@ TEST(Utf8Test, RefusesOtherBytes) {
   }
 }
 
-TEST(Utf8Test, TellsSurrogatesFromTheirNeighbors) {
+TEST(Utf8Test, DistinguishesSurrogatesFromTheirNeighbors) {
   EXPECT_FALSE(IsSurrogate(0xd7ff));
   EXPECT_TRUE(IsSurrogate(0xd800));
   EXPECT_TRUE(IsSurrogate(0xdfff));

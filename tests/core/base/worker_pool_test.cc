@@ -19,7 +19,7 @@ TEST(WorkerPoolTest, DoesEveryItemOnceInEveryRound) {
   }
 }
 
-TEST(WorkerPoolTest, NoTwoCallsShareAWorkerAtOneTime) {
+TEST(WorkerPoolTest, ConcurrentCallsHaveDifferentWorkers) {
   WorkerPool pool(4);
   std::vector<std::atomic<int>> inside(4);
   pool.Run(2000, [&](size_t, size_t worker) {

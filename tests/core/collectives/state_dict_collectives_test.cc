@@ -319,7 +319,7 @@ TEST(BroadcastStateDictTest, AllRanksReportWhatDoesNotFit) {
   ExpectBroadcastFails(nothing, [](FourShards& shards) { shards.view().shape = {3}; },
                        {"rank 2: ", "local tensor has shape [3]", "model.w"});
   ExpectBroadcastFails(nothing, [](FourShards& shards) { shards.view().strides = {1, 1}; },
-                       {"rank 2: ", "one stride a dimension", "model.w"});
+                       {"rank 2: ", "the local tensor has 2 strides for 1 dimensions", "model.w"});
 }
 
 TEST(BroadcastStateDictTest, NonRootsFullStateIsNotLookedAt) {

@@ -11,7 +11,7 @@ using cairn::testing::IsError;
 using ::testing::ElementsAre;
 using Dims = std::vector<DeviceMesh::Dim>;
 
-TEST(DeviceMeshTest, PlacesRunThroughTheLastDimensionFirst) {
+TEST(DeviceMeshTest, PositionsVaryFastestInTheLastDimension) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const DeviceMesh mesh, DeviceMesh::Make({{"dp", 2}, {"tp", 3}}));
   EXPECT_EQ(mesh.size(), 6u);
   EXPECT_EQ(mesh.CoordinateOf(4), (std::vector<uint32_t>{1, 1}));
@@ -19,7 +19,7 @@ TEST(DeviceMeshTest, PlacesRunThroughTheLastDimensionFirst) {
   EXPECT_EQ(mesh.CoordinateOf(6), std::nullopt);
 }
 
-TEST(DeviceMeshTest, RanksStandWhereTheyArePut) {
+TEST(DeviceMeshTest, RanksAreAtTheGivenPositions) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const DeviceMesh mesh,
                              DeviceMesh::Make({{"dp", 2}, {"tp", 2}}, {7, 3, 1, 5}));
   EXPECT_EQ(mesh.RankAt(std::array{0u, 1u}), 3u);
@@ -50,14 +50,14 @@ TEST(DeviceMeshTest, FindsDimensionsByName) {
   EXPECT_THAT(mesh.FindDim(""), IsError(ErrorCode::kInvalidArgument, "named ''"));
 }
 
-TEST(DeviceMeshTest, RefusesWhatIsNoMesh) {
+TEST(DeviceMeshTest, RejectsInvalidMeshes) {
   EXPECT_THAT(DeviceMesh::Make({{"dp", 0}}), IsError(ErrorCode::kInvalidArgument, "size 0"));
   EXPECT_THAT(DeviceMesh::Make({{"dp", 2}, {"dp", 2}}),
               IsError(ErrorCode::kInvalidArgument, "named 'dp'"));
   EXPECT_THAT(DeviceMesh::Make({{"dp", 2}}, {1, 1}),
-              IsError(ErrorCode::kInvalidArgument, "rank 1 stands at two places"));
+              IsError(ErrorCode::kInvalidArgument, "rank 1 is at two positions"));
   EXPECT_THAT(DeviceMesh::Make({{"dp", 2}}, {1}),
-              IsError(ErrorCode::kInvalidArgument, "1 ranks for a mesh of 2 places"));
+              IsError(ErrorCode::kInvalidArgument, "1 ranks for a mesh of 2 positions"));
   EXPECT_THAT(DeviceMesh::Make(Dims{{"a", 1u << 31}, {"b", 1u << 31}, {"c", 1u << 31}}),
               IsError(ErrorCode::kInvalidArgument, "more than"));
 }

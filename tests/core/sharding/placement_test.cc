@@ -20,7 +20,7 @@ Result<DeviceMesh> MeshOf(const std::vector<uint32_t>& sizes) {
   return DeviceMesh::Make(std::move(dims));
 }
 
-TEST(PlacementTest, LastPiecesAreShortOrEmpty) {
+TEST(PlacementTest, LastShardsAreShortOrEmpty) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const DeviceMesh mesh, MeshOf({4}));
   const Shape shape = {5, 3};
   const Placement placements[] = {Placement::Shard(0)};
@@ -30,7 +30,7 @@ TEST(PlacementTest, LastPiecesAreShortOrEmpty) {
   }
 }
 
-TEST(PlacementTest, SeveralMeshDimensionsCutTheSameTensorDimension) {
+TEST(PlacementTest, SeveralMeshDimensionsDivideTheSameTensorDimension) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const DeviceMesh mesh, MeshOf({2, 2}));
   const Placement placements[] = {Placement::Shard(1), Placement::Shard(1)};
   EXPECT_EQ(LocalBox(Shape{2, 5}, mesh, placements, 1), (Box{{0, 2}, {2, 1}}));
@@ -38,7 +38,7 @@ TEST(PlacementTest, SeveralMeshDimensionsCutTheSameTensorDimension) {
 }
 
 // The example of torch's _StridedShard: FSDP over TP.
-TEST(PlacementTest, StridedShardCutsAsIfFromTheRight) {
+TEST(PlacementTest, StridedShardDividesAsIfARightDimensionCameFirst) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const DeviceMesh mesh, MeshOf({2, 2}));
   const Placement placements[] = {Placement::StridedShard(0, 2), Placement::Shard(0)};
   const uint64_t rows[] = {0, 4, 2, 6};
@@ -52,7 +52,7 @@ TEST(PlacementTest, StridedShardAloneLeavesGaps) {
   const Placement placements[] = {Placement::StridedShard(1, 2)};
   CAIRN_ASSERT_OK_AND_ASSIGN(const LocalShard shard, ShardOf(Shape{3, 8}, mesh, placements, 1));
   EXPECT_EQ(shard.sizes(), (Shape{3, 4}));
-  const auto pieces = shard.Pieces();
+  const auto pieces = shard.Boxes();
   ASSERT_EQ(pieces.size(), 2u);
   EXPECT_EQ(pieces[0].box, (Box{{0, 2}, {3, 2}}));
   EXPECT_EQ(pieces[0].local_offsets, (Offsets{0, 0}));
@@ -60,17 +60,17 @@ TEST(PlacementTest, StridedShardAloneLeavesGaps) {
   EXPECT_EQ(pieces[1].local_offsets, (Offsets{0, 2}));
 }
 
-TEST(PlacementTest, ScalarsAreWhole) {
+TEST(PlacementTest, ScalarsAreNotDivided) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const DeviceMesh mesh, MeshOf({3}));
   const Placement placements[] = {Placement::Replicate()};
   CAIRN_ASSERT_OK_AND_ASSIGN(const LocalShard shard, ShardOf({}, mesh, placements, 2));
-  ASSERT_EQ(shard.Pieces().size(), 1u);
-  EXPECT_EQ(shard.Pieces()[0].box, Box());
+  ASSERT_EQ(shard.Boxes().size(), 1u);
+  EXPECT_EQ(shard.Boxes()[0].box, Box());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto holders, HoldersOf({}, mesh, placements, {}));
   EXPECT_THAT(holders.ranks, ElementsAre(0, 1, 2));
 }
 
-TEST(PlacementTest, RefusesWhatDoesNotFit) {
+TEST(PlacementTest, RejectsPlacementsThatDoNotFit) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const DeviceMesh mesh, MeshOf({2}));
   const Shape shape = {4};
   const Placement shard[] = {Placement::Shard(0)};
@@ -100,8 +100,8 @@ TEST(PlacementTest, HugeSizesDoNotOverflow) {
   EXPECT_EQ(total, shape[0]);
 }
 
-// Every element is held by one rank of each replica group, where HoldersOf says; torch's own answer
-// is asked for in tests/python/test_placement.py.
+// One rank of each replica group holds every element, at the index that HoldersOf returns.
+// tests/python/test_placement.py compares the shards with those of torch.
 TEST(PlacementTest, RandomPlacementsCoverEveryElementAndAreInverted) {
   SeededRandom random;
   for (int round = 0; round < 400; ++round) {
@@ -119,22 +119,22 @@ TEST(PlacementTest, RandomPlacementsCoverEveryElementAndAreInverted) {
                       : Placement::StridedShard(dim, static_cast<uint32_t>(random.Between(1, 4)));
     }
     CAIRN_ASSERT_OK_AND_ASSIGN(const DeviceMesh mesh, MeshOf(sizes));
-    // By element: who holds it, with which local index.
+    // By element: the ranks that hold it, with the local index.
     std::map<Offsets, std::map<uint32_t, Offsets>> held;
     for (const uint32_t rank : mesh.ranks()) {
       CAIRN_ASSERT_OK_AND_ASSIGN(const LocalShard shard, ShardOf(shape, mesh, placements, rank));
       std::set<Offsets> local_seen;
-      for (const ShardPiece& piece : shard.Pieces()) {
-        ASSERT_TRUE(BoxFits(piece.box, shape));
-        CAIRN_ASSERT_OK_AND_ASSIGN(const uint64_t count, ElementCount(piece.box.sizes));
+      for (const ShardBox& shard_box : shard.Boxes()) {
+        ASSERT_TRUE(BoxFits(shard_box.box, shape));
+        CAIRN_ASSERT_OK_AND_ASSIGN(const uint64_t count, ElementCount(shard_box.box.sizes));
         for (uint64_t i = 0; i < count; ++i) {
-          Offsets global = piece.box.offsets;
-          Offsets local = piece.local_offsets;
+          Offsets global = shard_box.box.offsets;
+          Offsets local = shard_box.local_offsets;
           uint64_t rest = i;
           for (size_t d = shape.size(); d-- > 0;) {
-            global[d] += rest % piece.box.sizes[d];
-            local[d] += rest % piece.box.sizes[d];
-            rest /= piece.box.sizes[d];
+            global[d] += rest % shard_box.box.sizes[d];
+            local[d] += rest % shard_box.box.sizes[d];
+            rest /= shard_box.box.sizes[d];
           }
           ASSERT_TRUE(local_seen.insert(local).second);
           ASSERT_TRUE(held[global].emplace(rank, local).second);

@@ -1,4 +1,4 @@
-// Which boxes of global tensors local memory holds.
+// Boxes of global tensors that local memory holds.
 
 #include "core/sharding/sharding.h"
 
@@ -20,7 +20,7 @@ std::shared_ptr<const DeviceMesh> MeshOf(std::vector<DeviceMesh::Dim> dims) {
   return std::make_shared<const DeviceMesh>(*DeviceMesh::Make(std::move(dims)));
 }
 
-TEST(ShardingTest, StridedShardsAreSeveralPiecesOfOneLocalTensor) {
+TEST(ShardingTest, StridedShardsAreSeveralBoxesOfOneLocalTensor) {
   // 8 rows, sharded over tp = 2 after a split of 2: rank 0 holds rows 0, 1, 4, 5.
   const Sharding sharding{.global_shape = {8, 3},
                           .mesh = MeshOf({{"dp", 2}}),
@@ -30,7 +30,7 @@ TEST(ShardingTest, StridedShardsAreSeveralPiecesOfOneLocalTensor) {
   const TensorView local{.dtype = DType::kUInt8,
                          .shape = {4, 3},
                          .data = reinterpret_cast<const std::byte*>(memory.data())};
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto pieces, PiecesOf(sharding, local, 0));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto pieces, ShardViewsOf(sharding, local, 0));
   ASSERT_THAT(pieces, SizeIs(2));
   EXPECT_EQ(pieces[0].box, (Box{{0, 0}, {2, 3}}));
   EXPECT_EQ(pieces[1].box, (Box{{4, 0}, {2, 3}}));
@@ -38,22 +38,23 @@ TEST(ShardingTest, StridedShardsAreSeveralPiecesOfOneLocalTensor) {
   EXPECT_EQ(pieces[1].view.shape, (Shape{2, 3}));
 }
 
-TEST(ShardingTest, EmptyShardsHaveNoPieces) {
+TEST(ShardingTest, EmptyShardsHaveNoBoxes) {
   const Sharding sharding{.global_shape = {1},
                           .mesh = MeshOf({{"dp", 2}}),
                           .placements = {Placement::Shard(0)},
                           .parts = {}};
   CAIRN_ASSERT_OK_AND_ASSIGN(
-      const auto pieces, PiecesOf(sharding, TensorView{.dtype = DType::kFloat32, .shape = {0}}, 1));
+      const auto pieces,
+      ShardViewsOf(sharding, TensorView{.dtype = DType::kFloat32, .shape = {0}}, 1));
   EXPECT_THAT(pieces, IsEmpty());
 }
 
-TEST(ShardingTest, LocalShapesThatDoNotFitAreRefused) {
+TEST(ShardingTest, LocalShapesThatDoNotFitAreRejected) {
   const Sharding sharding{.global_shape = {4},
                           .mesh = MeshOf({{"dp", 2}}),
                           .placements = {Placement::Shard(0)},
                           .parts = {}};
-  const auto pieces = PiecesOf(sharding, TensorView{.dtype = DType::kFloat32, .shape = {4}}, 1);
+  const auto pieces = ShardViewsOf(sharding, TensorView{.dtype = DType::kFloat32, .shape = {4}}, 1);
   ASSERT_FALSE(pieces);
   EXPECT_EQ(pieces.error().code, ErrorCode::kInvalidArgument);
   EXPECT_THAT(pieces.error().message, HasSubstr("rank 1's local tensor has shape [4]"));
@@ -64,12 +65,12 @@ TEST(ShardingTest, ExplicitBoxesMustFitShapeAndMemory) {
   const TensorView view{.dtype = DType::kFloat32, .shape = {2}};
   Sharding sharding{.global_shape = {4}, .mesh = nullptr, .placements = {}, .parts = {}};
   sharding.parts = {{.box = {{2}, {2}}, .view = view}};
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto pieces, PiecesOf(sharding, leaf, 0));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto pieces, ShardViewsOf(sharding, leaf, 0));
   EXPECT_THAT(pieces, SizeIs(1));
   sharding.parts = {{.box = {{3}, {2}}, .view = view}};
-  EXPECT_FALSE(PiecesOf(sharding, leaf, 0));
+  EXPECT_FALSE(ShardViewsOf(sharding, leaf, 0));
   sharding.parts = {{.box = {{0}, {1}}, .view = view}};
-  EXPECT_FALSE(PiecesOf(sharding, leaf, 0));
+  EXPECT_FALSE(ShardViewsOf(sharding, leaf, 0));
 }
 
 }  // namespace

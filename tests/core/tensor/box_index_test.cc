@@ -1,4 +1,4 @@
-// Finding overlapping boxes, against looking at every pair.
+// Compares queries of the index with a comparison of every pair of boxes.
 
 #include "core/tensor/box_index.h"
 
@@ -23,7 +23,7 @@ std::vector<size_t> Overlapping(const BoxIndex& index, const Box& box) {
   return found;
 }
 
-TEST(BoxIndexTest, FindsWhatEveryPairWouldFind) {
+TEST(BoxIndexTest, FindsTheSameBoxesAsComparingEveryPair) {
   SeededRandom random;
   for (int round = 0; round < 300; ++round) {
     const size_t dims = random.Between(1, 4);
@@ -54,15 +54,15 @@ TEST(BoxIndexTest, FindsWhatEveryPairWouldFind) {
   }
 }
 
-TEST(BoxIndexTest, ScalarsAndNoBoxesAtAll) {
+TEST(BoxIndexTest, AcceptsScalarsAndEmptyLists) {
   BoxList scalars(0);
   EXPECT_THAT(Overlapping(BoxIndex(scalars), Box{}), IsEmpty());
   scalars.Add(Box{});
   EXPECT_THAT(Overlapping(BoxIndex(scalars), Box{}), ElementsAre(0));
 }
 
-TEST(BoxIndexTest, AQueryOfOneOfManyLooksAtFew) {
-  // A grid of 100 by 100 boxes: however the tree is cut, one query finds exactly one.
+TEST(BoxIndexTest, AQueryVisitsFewBoxes) {
+  // A grid of 100 by 100 boxes: each query finds exactly one.
   BoxList list(2);
   for (uint64_t row = 0; row < 100; ++row) {
     for (uint64_t column = 0; column < 100; ++column) list.Add({{row, column}, {1, 1}});

@@ -23,7 +23,7 @@ TEST(ChunkGridTest, TensorWithoutElementsHasNoChunk) {
 }
 
 TEST(ChunkGridTest, SplitsTheOutermostDimensionWhoseRowsFit) {
-  // Rows of 4 * 100 bytes; 1000 bytes hold two.
+  // Rows of 4 * 100 bytes; 1000 bytes contain two.
   CAIRN_ASSERT_OK_AND_ASSIGN(const ChunkGrid grid,
                              ChunkGrid::Make(DType::kFloat32, {5, 100}, 1000));
   ASSERT_EQ(grid.chunk_count(), 3u);
@@ -31,7 +31,7 @@ TEST(ChunkGridTest, SplitsTheOutermostDimensionWhoseRowsFit) {
   EXPECT_EQ(grid.chunk(2), (Box{{4, 0}, {1, 100}}));
 }
 
-TEST(ChunkGridTest, GoesInwardWhereRowsAreTooLarge) {
+TEST(ChunkGridTest, SplitsAnInnerDimensionIfRowsAreTooLarge) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const ChunkGrid grid,
                              ChunkGrid::Make(DType::kFloat32, {2, 3, 100}, 300));
   ASSERT_EQ(grid.chunk_count(), 12u);
@@ -44,7 +44,7 @@ TEST(ChunkGridTest, AnElementWiderThanAChunkIsAChunk) {
   EXPECT_EQ(grid.chunk_count(), 3u);
 }
 
-TEST(ChunkGridTest, RefusesImpossibleArguments) {
+TEST(ChunkGridTest, RejectsInvalidArguments) {
   EXPECT_THAT(ChunkGrid::Make(DType::kInt8, {1}, 0),
               IsError(ErrorCode::kInvalidArgument, "chunk_bytes"));
   EXPECT_THAT(ChunkGrid::Make(DType::kUnknown, {1}), IsError(ErrorCode::kInvalidArgument, "dtype"));
@@ -52,8 +52,8 @@ TEST(ChunkGridTest, RefusesImpossibleArguments) {
               IsError(ErrorCode::kInvalidArgument, "2^63"));
 }
 
-// Invariants: chunks in order are consecutive runs of the row-major payload and end with it; none
-// but single elements exceeds the chunk size.
+// Invariants: chunks in order are consecutive ranges of the row-major payload and cover it; only a
+// single element may exceed the chunk size.
 TEST(ChunkGridTest, ChunksTileAnyTensor) {
   SeededRandom random;
   for (int round = 0; round < 500; ++round) {

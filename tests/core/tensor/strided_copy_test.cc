@@ -26,7 +26,7 @@ TEST(StridedCopyTest, GathersAnExpandedScalar) {
   EXPECT_EQ(gathered, std::vector<uint32_t>(4, value));
 }
 
-// Against the definition: element i of the row-major form is the one at sum(index * stride).
+// By definition, element i of the row-major form is the one at sum(index * stride).
 TEST(StridedCopyTest, GatherMatchesTheNaiveReference) {
   SeededRandom random;
   for (int round = 0; round < 400; ++round) {
@@ -46,12 +46,12 @@ TEST(StridedCopyTest, ScatterUndoesGather) {
     const std::vector<std::byte> before = tensor.memory;
     const std::vector<std::byte> payload = NaiveRowMajor(tensor.view());
     for (std::byte& b : tensor.memory) b = ~b;
-    // In two pieces, cut anywhere.
+    // In two parts, divided at any byte.
     const uint64_t cut = random.Between(0, payload.size());
     ScatterBytes(std::span(payload).first(cut), tensor.target(), 0);
     ScatterBytes(std::span(payload).subspan(cut), tensor.target(), cut);
     ASSERT_EQ(NaiveRowMajor(tensor.view()), payload);
-    // What belongs to no element stays as it was.
+    // Bytes that do not belong to an element do not change.
     uint64_t changed = 0;
     for (size_t i = 0; i < before.size(); ++i) changed += tensor.memory[i] == before[i];
     ASSERT_EQ(changed, payload.size());

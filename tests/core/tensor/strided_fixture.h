@@ -1,5 +1,5 @@
 #pragma once
-/// Random strided tensors and the obvious way to read and copy them.
+/// Random strided tensors, and naive implementations that read and copy them.
 
 #include <cstring>
 #include <numeric>
@@ -20,7 +20,7 @@ struct StridedTensor {
   TensorTarget target() { return {dtype, shape, strides, memory.data()}; }
 };
 
-/// Calls `visit(index)` for every index of `shape`, row-major.
+/// Calls `visit(index)` for every index of `shape`, in row-major order.
 template <typename Visit>
 void ForEachIndex(const Shape& shape, const Visit& visit) {
   std::vector<uint64_t> index(shape.size(), 0);
@@ -37,7 +37,7 @@ inline uint64_t Dot(const std::vector<uint64_t>& index, const std::vector<uint64
   return std::inner_product(index.begin(), index.end(), strides.begin(), uint64_t{0});
 }
 
-/// Dimensions permuted, with gaps between rows; with `may_repeat` also strides of 0.
+/// Strides with permuted dimensions and gaps between rows; with `may_repeat`, some are 0.
 inline StridedTensor RandomStrided(testing::SeededRandom& random, bool may_repeat) {
   StridedTensor tensor;
   const DType dtypes[] = {DType::kInt8, DType::kBFloat16, DType::kFloat32, DType::kFloat64,

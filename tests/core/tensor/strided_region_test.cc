@@ -14,13 +14,13 @@ std::vector<uint64_t> InBytes(std::vector<uint64_t> strides, uint64_t element_by
   return strides;
 }
 
-TEST(StridedRegionTest, ARunMapsAllOrNothing) {
+TEST(StridedRegionTest, OnlyAContiguousRegionHasAContiguousTarget) {
   std::byte memory[64];
   const uint64_t sizes[] = {4, 8}, strides[] = {8, 1};
   const StridedRegion region(sizes, strides, strides, 1, -16, memory);
-  EXPECT_EQ(region.TargetOfRun(16), memory + 16);
-  EXPECT_EQ(region.TargetOfRun(17), nullptr);
-  EXPECT_EQ(region.ShiftedBy(-17).TargetOfRun(8), nullptr);
+  EXPECT_EQ(region.ContiguousTarget(16), memory + 16);
+  EXPECT_EQ(region.ContiguousTarget(17), nullptr);
+  EXPECT_EQ(region.ShiftedBy(-17).ContiguousTarget(8), nullptr);
 }
 
 TEST(StridedRegionTest, ColumnTouchesOnlyItsPages) {
@@ -36,10 +36,10 @@ TEST(StridedRegionTest, ColumnTouchesOnlyItsPages) {
   EXPECT_EQ(pages, (std::vector<uint64_t>{2, 12, 22, 32}));
 }
 
-// Invariants, for any strides, also ones that overlap themselves: windows of any size, in any
-// order, bring over exactly what the naive copy does; no byte that is needed lies outside the
-// touched ranges.
-TEST(StridedRegionTest, WindowsBringOverWhatTheNaiveCopyDoes) {
+// Invariants, for any strides, including strides with which elements overlap: windows of any size,
+// in any order, copy exactly what the naive copy does, and the touched ranges contain every byte
+// that is needed.
+TEST(StridedRegionTest, WindowsCopyWhatTheNaiveCopyDoes) {
   SeededRandom random;
   for (int round = 0; round < 500; ++round) {
     const StridedTensor source = RandomStrided(random, /*may_repeat=*/true);
@@ -67,7 +67,7 @@ TEST(StridedRegionTest, WindowsBringOverWhatTheNaiveCopyDoes) {
     }
     for (size_t i = windows.size(); i > 0; --i) {
       const auto [begin, count] = windows[i - 1];
-      // Seen from further on, as a chunk in the middle of a payload sees it.
+      // Relative to a chunk in the middle of the payload.
       region.ShiftedBy(static_cast<int64_t>(begin))
           .CopyFrom(std::span(source.memory).subspan(begin, count), 0);
     }

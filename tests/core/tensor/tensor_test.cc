@@ -39,7 +39,7 @@ TEST(TensorTest, CountsElements) {
   EXPECT_EQ(*ElementCount(Shape{kHuge, kHuge, 0}), 0u);
 }
 
-TEST(TensorTest, RefusesOverflow) {
+TEST(TensorTest, RejectsOverflow) {
   EXPECT_THAT(ElementCount(Shape{kHuge, 4}), IsError(ErrorCode::kInvalidArgument, "2^63"));
   EXPECT_THAT(TensorBytes(DType::kFloat64, Shape{kHuge}),
               IsError(ErrorCode::kInvalidArgument, "float64"));

@@ -1,5 +1,5 @@
 #pragma once
-/// Tensors that own their memory, and stores made of them.
+/// Tensors that own their memory, and stores that contain them.
 
 #include <cstdint>
 #include <memory>
@@ -15,7 +15,7 @@
 
 namespace cairn::core {
 
-/// A row-major tensor filled with a pattern that tells bytes apart.
+/// A row-major tensor with a pattern in which neighboring bytes differ.
 struct TestTensor {
   TestTensor(DType dtype_in, Shape shape_in, uint8_t seed = 1)
       : dtype(dtype_in), shape(std::move(shape_in)), bytes(*TensorBytes(dtype, shape)) {
@@ -48,7 +48,7 @@ class StoreTest : public ::testing::Test {
     CAIRN_ASSERT_OK_AND_ASSIGN(store, CheckpointStore::Open(directory.path() + "/store", mode));
   }
 
-  /// Saves `state` as `step`; the report, or an empty one after a failure.
+  /// Saves `state` as `step` and returns the report; after a failure, an empty one.
   SaveReport Save(uint64_t step, const StateDict& state, const SaveOptions& options = {}) {
     auto report = store->Save(step, state, options);
     EXPECT_TRUE(testing::IsOk(report));
@@ -65,7 +65,7 @@ class StoreTest : public ::testing::Test {
     return {};
   }
 
-  /// Loads the whole tensor; its row-major bytes, or none after a failure.
+  /// Loads the tensor and returns its row-major bytes; after a failure, none.
   std::vector<std::byte> LoadBytes(uint64_t step, const std::string& fqn) {
     const kv::StepInfo info = Step(step);
     const auto tensor = store->FindTensor(info, fqn);

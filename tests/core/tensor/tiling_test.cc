@@ -36,7 +36,7 @@ TEST(TilingTest, EmptyShapeNeedsNoBoxAndAllowsEmptyOnes) {
   EXPECT_EQ(FindTilingFlaw(Shape{0, 3}, ListOf(2, {{{0, 1}, {0, 1}}})), std::nullopt);
 }
 
-TEST(TilingTest, EmptyBoxesArePassedOver) {
+TEST(TilingTest, EmptyBoxesAreIgnored) {
   EXPECT_EQ(FindTilingFlaw(Shape{4}, ListOf(1, {{{0}, {4}}, {{4}, {0}}, {{2}, {0}}})),
             std::nullopt);
 }
@@ -53,8 +53,8 @@ TEST(TilingTest, PinwheelTiles) {
   EXPECT_THAT(gap->element, ElementsAre(1, 1));
 }
 
-// The number of elements is right: an overlap makes up for a gap.
-TEST(TilingTest, OverlapThatMakesUpForAGapIsFound) {
+// The number of elements is right, because an overlap compensates for a gap.
+TEST(TilingTest, OverlapThatCompensatesForAGapIsFound) {
   const auto flaw = FindTilingFlaw(Shape{8}, ListOf(1, {{{0}, {4}}, {{2}, {2}}, {{6}, {2}}}));
   ASSERT_TRUE(flaw.has_value());
   if (flaw->kind == Kind::kOverlap) {
@@ -65,7 +65,7 @@ TEST(TilingTest, OverlapThatMakesUpForAGapIsFound) {
   }
 }
 
-TEST(TilingTest, BoxesThatLeaveTheShapeAreNamed) {
+TEST(TilingTest, BoxesOutsideTheShapeAreNamed) {
   const auto beyond = FindTilingFlaw(Shape{4}, ListOf(1, {{{0}, {4}}, {{4}, {1}}}));
   ASSERT_TRUE(beyond.has_value());
   EXPECT_EQ(beyond->kind, Kind::kOutside);
@@ -75,7 +75,7 @@ TEST(TilingTest, BoxesThatLeaveTheShapeAreNamed) {
   EXPECT_EQ(overflow->kind, Kind::kOutside);
 }
 
-// Cuts a box again and again, at random places.
+// Splits a box repeatedly, at random positions.
 std::vector<Box> RandomTiling(SeededRandom& random, const Shape& shape, size_t cuts) {
   std::vector<Box> boxes = {WholeBox(shape)};
   for (size_t i = 0; i < cuts; ++i) {
