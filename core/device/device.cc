@@ -1,4 +1,4 @@
-// Which accelerator there is, if any.
+// Finds the registered accelerator.
 
 #include "core/device/device.h"
 
@@ -18,7 +18,7 @@ Result<DeviceBackend*> FindDeviceBackend() {
   if (find == nullptr) {
     return Fail(ErrorCode::kUnimplemented,
                 "this build of Cairn has no CUDA layer; copy tensors to host memory first, or "
-                "build where a CUDA 13 toolkit is");
+                "build with a CUDA 13 toolkit");
   }
   return find();
 }

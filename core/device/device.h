@@ -1,10 +1,10 @@
 #pragma once
-/// What Cairn asks of an accelerator: bytes brought to and from its memory behind the caller's
-/// back, and page digests made where the bytes are.
+/// The interface of an accelerator: asynchronous copies to and from its memory, and page digests
+/// that are computed where the bytes are.
 ///
-/// core knows no CUDA. The CUDA layer registers itself (cuda/backend.h); without it, and on
-/// machines without a GPU, FindDeviceBackend says why there is none, and everything that lies in
-/// host memory works as ever.
+/// core does not depend on CUDA. The CUDA layer registers itself (cuda/backend.h). Without it, and
+/// on machines without a GPU, FindDeviceBackend returns an error with the reason, and everything
+/// works for tensors in host memory.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,111 +18,119 @@
 
 namespace cairn::core {
 
-/// A stream of the caller's: for CUDA a cudaStream_t, null for the device's default stream.
+/// A stream of the caller: for CUDA a cudaStream_t, or null for the default stream of the device.
 struct DeviceStream {
   int device = 0;
   void* stream = nullptr;
 };
 
-/// Page digests of one call, kept in device memory: 8 bytes for each 64 KiB. Ownership: holds the
-/// memory. Threads: immutable.
+/// Page digests of one call, in device memory: 8 bytes per 64 KiB. Ownership: owns the memory.
+/// Threads: safe; immutable.
 class DevicePageDigests {
  public:
   virtual ~DevicePageDigests() = default;
   virtual uint64_t page_count() const = 0;
 };
 
-/// Payload whose pages are to be digested: a chunk of a tensor in device memory.
+/// Payload whose pages a device digests: a chunk of a tensor in device memory.
 struct DigestJob {
   TensorView source;
   uint64_t begin_bytes = 0;  // in the row-major form of `source`
   uint64_t length_bytes = 0;
-  /// The same payload's first page among the leaves that it is compared with, or none.
   static constexpr uint64_t kNoBase = UINT64_MAX;
+  /// Index of the first page of this payload in the base digests, or kNoBase.
   uint64_t base_page = kNoBase;
 };
 
-/// A point in a device's work, kept apart from the queue that made it. Threads: safe.
+/// A point in the work of a queue, which may outlive the queue. Threads: safe.
 class DeviceFence {
  public:
   virtual ~DeviceFence() = default;
-  /// Waits, on the host.
+  /// Blocks the calling thread until the device has reached the point.
   virtual Result<void> Await() const = 0;
-  /// What the caller's stream gets from here on runs after the point. Does not wait.
+  /// Makes all work that is enqueued on `stream` from now on run after the point. Does not wait.
   virtual Result<void> MakeStreamWait(void* stream) const = 0;
 };
 
-/// Work on one device in an order of its own, beside the caller's streams. Members enqueue and
-/// return unless they say that they wait.
+/// An ordered queue of work on one device, which runs concurrently with the caller's streams.
+/// Members enqueue and return, unless they are documented to wait.
 ///
-/// Errors: kResourceExhausted names the budget or the memory that was lacking; kUnavailable
-/// that the device has failed. Requires tensors that are in the device's memory: CUDA lets no later
-/// call succeed after a wrong address.
-/// Threads: one at a time. The destructor waits for what is enqueued.
+/// Errors: kResourceExhausted names the budget that is used up, or the memory that is missing;
+/// kUnavailable: the device has failed. Requires tensors in the memory of the device: after an
+/// access to a wrong address, every later CUDA call fails.
+/// Threads: one call at a time. The destructor waits for the enqueued work.
 class DeviceQueue {
  public:
   virtual ~DeviceQueue() = default;
 
   virtual int device() const = 0;
 
-  /// What comes from here on runs after all that the caller's stream holds now.
+  /// Makes all later work of this queue run after the work that `stream` contains now.
   virtual Result<void> WaitForStream(void* stream) = 0;
 
-  /// Brings bytes [begin, begin + target.size()) of the row-major form of `source`, a tensor in
-  /// device memory, to `target`, host memory (page-locked, or the copy is slow and waits). Small
-  /// and strided parts are collected and packed on the device; Flush sends what is collected.
+  /// Copies bytes [begin_bytes, begin_bytes + target.size()) of the row-major form of `source`, a
+  /// tensor in device memory, to `target` in host memory; if that is not page-locked, the copy is
+  /// slow and waits. Small and strided parts are collected and packed on the device until the next
+  /// Flush.
   virtual Result<void> CopyOut(const TensorView& source, uint64_t begin_bytes,
                                std::span<std::byte> target) = 0;
-  /// `target` becomes zero; what was collected before and after it may then go as one copy.
+  /// Sets `target` to zero, so that parts collected before and after it can be copied together.
   virtual Result<void> ZeroOut(std::span<std::byte> target) = 0;
-  /// The other way round: `source` becomes bytes [begin_bytes, ...) of the row-major form of
-  /// `target`. `source` must stay as it is until the queue has passed the next Flush.
+  /// Copies `source` in host memory to bytes [begin_bytes, begin_bytes + source.size()) of the
+  /// row-major form of `target`. `source` must not change until the queue has passed the next
+  /// Flush.
   virtual Result<void> CopyIn(std::span<const std::byte> source, const TensorTarget& target,
                               uint64_t begin_bytes) = 0;
-  /// Lets parts that touch in host memory cross the bus as one copy, also over gaps of less than 64
-  /// bytes on the way in. Only for memory that is one allocation from each multiple of 2 MiB to the
-  /// next, as page-locked blocks are: no copy may span two. Off until asked for.
+  /// Copies parts that are adjacent in host memory with one transfer; copies to the device also
+  /// join parts with gaps of less than 64 bytes. Requires host memory in which each range between
+  /// two multiples of 2 MiB is one allocation, as in page-locked blocks, because no transfer may
+  /// span two allocations. Off by default.
   virtual void JoinHostRuns(bool join) = 0;
-  /// Within the device: `source`'s row-major bytes [begin, begin + count) to `target`, and back.
-  /// Small ones go together: of the packs between two flushes, and of the unpacks, none reads or
-  /// writes what another one writes.
+  /// Copy within the device: Pack copies row-major bytes [begin_bytes, begin_bytes + count) of
+  /// `source` to `target`, and Unpack copies `source` to these bytes of `target`. Small copies are
+  /// executed together: requires that of the packs between two flushes none reads or writes what
+  /// another one writes, and likewise of the unpacks.
   virtual Result<void> Pack(const TensorView& source, uint64_t begin_bytes, uint64_t count,
                             std::byte* target) = 0;
   virtual Result<void> Unpack(const std::byte* source, uint64_t count, const TensorTarget& target,
                               uint64_t begin_bytes) = 0;
 
-  /// After an error: drops what was collected and waits for what is enqueued. Marks have passed.
+  /// After an error: discards what was collected and waits for the enqueued work. All marks have
+  /// then passed.
   virtual void Reset() = 0;
 
-  /// A point in this queue's work: after all that came before it.
+  /// A point in the work of this queue, after everything that was enqueued before it. Flush starts
+  /// all collected work and returns its mark; Passed does not wait.
   using Mark = uint64_t;
   virtual Result<Mark> Flush() = 0;
   virtual Result<bool> Passed(Mark mark) = 0;
-  /// Waits, on the host.
+  /// Blocks the calling thread until the queue has passed `mark`.
   virtual Result<void> Await(Mark mark) = 0;
-  /// Flushes. The point behind all that the queue holds now.
+  /// Flushes, and returns the point after everything that the queue contains now.
   virtual Result<std::shared_ptr<const DeviceFence>> Fence() = 0;
 
-  /// Page digests (kv/digest.h, bit-equal) of all jobs, in their order, each on its own pages.
-  /// Waits for the result. `changed` holds a bit for each page, set where there is nothing to
-  /// compare with or the digest is another than `base`'s.
+  /// The page digests of all jobs, in their order, bit-identical to those of kv/digest.h. Each job
+  /// begins a new page. `changed` contains one bit per page, which is set if the job has no base or
+  /// the digest differs from that of `base`.
   struct Digests {
     std::shared_ptr<const DevicePageDigests> page_digests;
     std::vector<uint64_t> changed;  // bit p % 64 of word p / 64
 
     bool IsChanged(uint64_t page) const { return changed[page / 64] >> (page % 64) & 1; }
   };
-  virtual Result<Digests> Digest(std::span<const DigestJob> jobs, const DevicePageDigests* base) = 0;
-  /// Brings digests of pages to the host. Waits.
+  /// Digests the pages of `jobs`. `base` may be null. Waits for the result.
+  virtual Result<Digests> Digest(std::span<const DigestJob> jobs,
+                                 const DevicePageDigests* base) = 0;
   struct PageRange {
     uint64_t first = 0;
     uint64_t count = 0;
   };
+  /// Copies the digests of `ranges` to the host. Waits.
   virtual Result<std::vector<uint64_t>> FetchPageDigests(const DevicePageDigests& page_digests,
-                                                    std::span<const PageRange> ranges) = 0;
+                                                         std::span<const PageRange> ranges) = 0;
 };
 
-/// Memory of one device, zeroed never. Ownership: frees it. Threads: immutable.
+/// Uninitialized memory of one device. Ownership: owns the memory. Threads: safe; immutable.
 class DeviceMemory {
  public:
   virtual ~DeviceMemory() = default;
@@ -130,10 +138,10 @@ class DeviceMemory {
   virtual uint64_t length_bytes() const = 0;
 };
 
-/// A file that devices write and read themselves, past host memory. Members wait until the bytes
-/// are there, and ask that all that was enqueued for the memory before is done.
+/// A file that devices write and read directly, without host memory. Members wait until the bytes
+/// are transferred. Requires that all work that was enqueued for the memory is complete.
 ///
-/// Errors: those of file I/O, without the file's name; kUnavailable, too, where the device fails.
+/// Errors: those of file I/O, without the name of the file; kUnavailable: the device has failed.
 /// Threads: safe.
 class DeviceFile {
  public:
@@ -148,33 +156,35 @@ class DeviceBackend {
  public:
   virtual ~DeviceBackend() = default;
 
-  /// A queue for one user, shared only for its deleter: that gives it back with the buffers that it
-  /// has. kInvalidArgument: no such device.
+  /// Returns a queue for one user. It is a shared_ptr only because its deleter returns the queue,
+  /// with its buffers, to the backend. kInvalidArgument: there is no such device.
   virtual Result<std::shared_ptr<DeviceQueue>> OpenQueue(int device) = 0;
-  /// kResourceExhausted names device and free memory.
+  /// kResourceExhausted: there is not enough memory; names the device and its free memory.
   virtual Result<std::unique_ptr<DeviceMemory>> Allocate(int device, uint64_t length_bytes) = 0;
-  /// Device memory that an Allocate could get now.
+  /// Device memory that Allocate could currently return.
   virtual Result<uint64_t> FreeBytes(int device) = 0;
 
-  /// Page-locks host memory for all devices, so that they copy at the bus's speed and behind the
-  /// caller's back; costs about a second for every 1 to 2 GB. kResourceExhausted: the system lets
-  /// no more be locked.
+  /// Page-locks host memory for all devices, so that they copy at the speed of the bus and
+  /// asynchronously. Cost: about one second per 1 to 2 GB. kResourceExhausted: the system does not
+  /// allow more memory to be locked.
   virtual Result<void> Pin(std::span<std::byte> memory) = 0;
   virtual void Unpin(std::span<std::byte> memory) = 0;
 
-  /// `fd`, the file `path`, opened for direct I/O, for as long as the result lives. The first file
-  /// of a file system that is to be written has a trial beside it, with a file of its own, which is
-  /// read back. kFailedPrecondition, kUnimplemented: why devices cannot reach it, or must not.
   enum class FileUse { kRead, kWrite };
+  /// Returns direct access to the file `path`, which is open as `fd` for direct I/O; `fd` must
+  /// remain open as long as the result exists. Before the first file of a file system is written, a
+  /// test file in the same directory is written and read back. kFailedPrecondition, kUnimplemented:
+  /// the reason why devices cannot access the file, or must not.
   virtual Result<std::unique_ptr<DeviceFile>> OpenFile(int fd, const std::string& path,
                                                        FileUse use) = 0;
 };
 
-/// kFailedPrecondition / kUnimplemented: there is no GPU, or this build has no CUDA layer.
+/// Returns the backend of this process. kFailedPrecondition: there is no usable GPU.
+/// kUnimplemented: this build has no CUDA layer.
 Result<DeviceBackend*> FindDeviceBackend();
 
-/// Called once by the CUDA layer's users, before any FindDeviceBackend; `find` is asked at the
-/// first use and its answer kept if it is a backend.
+/// Users of the CUDA layer call this once, before any FindDeviceBackend, which calls `find`. `find`
+/// remembers a backend that it has returned.
 using DeviceBackendFinder = Result<DeviceBackend*> (*)();
 void SetDeviceBackend(DeviceBackendFinder find);
 

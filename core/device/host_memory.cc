@@ -1,4 +1,4 @@
-// Anonymous pages, and memfds that cannot shrink under those who map them; pinned if asked for.
+// Maps anonymous pages, or memfds whose size is sealed, and pins them on request.
 
 #include "core/device/host_memory.h"
 
@@ -17,12 +17,12 @@ namespace cairn::core {
 namespace {
 
 constexpr uint64_t kHugePageBytes = 2 << 20;
-// A region that shrank would kill who reads it with SIGBUS, so neither side may resize it.
+// Reading a region that has shrunk raises SIGBUS, so neither side may resize it.
 constexpr int kFixedSize = F_SEAL_SHRINK | F_SEAL_GROW;
 
 Error NoMemory(uint64_t length_bytes, int error_number) {
   return {.code = ErrorCode::kResourceExhausted,
-          .message = fmt::format("cannot get {} bytes of host memory: {}", length_bytes,
+          .message = fmt::format("cannot allocate {} bytes of host memory: {}", length_bytes,
                                  std::strerror(error_number))};
 }
 
@@ -30,7 +30,7 @@ Result<std::byte*> MapPages(uint64_t length_bytes, int descriptor) {
   const int flags = descriptor < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
   void* pages = mmap(nullptr, length_bytes, PROT_READ | PROT_WRITE, flags, descriptor, 0);
   if (pages == MAP_FAILED) return Fail(NoMemory(length_bytes, errno));
-  // Fewer page faults; where the system has no huge pages to give, small ones are as good.
+  // Reduces page faults. If the system has no huge pages, small ones work too.
   if (length_bytes >= kHugePageBytes) madvise(pages, length_bytes, MADV_HUGEPAGE);
   return static_cast<std::byte*>(pages);
 }
@@ -79,13 +79,13 @@ Result<HostMemory> HostMemory::Map(int descriptor, uint64_t length_bytes) {
   }
   if (static_cast<uint64_t>(status.st_size) != length_bytes) {
     return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("shared memory of {} bytes was expected, the descriptor's has {}",
+                fmt::format("shared memory of {} bytes was expected, that of the descriptor has {}",
                             length_bytes, status.st_size));
   }
   const int seals = fcntl(descriptor, F_GET_SEALS);
   if (seals < 0 || (seals & kFixedSize) != kFixedSize) {
     return Fail(ErrorCode::kInvalidArgument,
-                "the descriptor's memory may still change its size; it is not of a HostMemory");
+                "the memory of the descriptor may still change its size; no HostMemory created it");
   }
   HostMemory memory;
   memory.descriptor_ = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);

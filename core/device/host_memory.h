@@ -1,5 +1,5 @@
 #pragma once
-/// Host memory for whole states: pageable, shared with other processes, or (with the CUDA layer)
+/// Host memory for complete states: pageable, shared with other processes, or (with the CUDA layer)
 /// pinned.
 
 #include <cstddef>
@@ -13,27 +13,29 @@ namespace cairn::core {
 
 class DeviceBackend;
 
-/// Of which kind memory is. Both false: pageable memory of this process alone.
+/// The kind of memory. If both are false, it is pageable and private to this process.
 struct HostMemoryOptions {
-  /// Page-locked, as devices copy from it fastest. Needs a device, and the CUDA layer.
+  /// Page-locked memory, from which devices copy fastest. Requires a device and the CUDA layer.
   bool pinned = false;
-  /// In a memfd, which other processes can map.
+  /// Memory of a memfd, which other processes can map.
   bool shared = false;
 };
 
-/// One region, zeroed when it is new. Pages are taken from the system when they are first touched.
+/// One region of memory, initially zero. The system provides pages when they are first accessed.
 ///
-/// Ownership: move-only; the destructor unmaps. Memory that is shared lives until the last process
-/// unmaps it and closes its descriptor. Threads: immutable but for the bytes.
+/// Ownership: move-only; the destructor unmaps the region. Shared memory exists until the last
+/// process unmaps it and closes its descriptor. Threads: safe; only the bytes are mutable.
 class HostMemory {
  public:
-  /// Of no bytes.
+  /// An empty region.
   HostMemory() = default;
-  /// kResourceExhausted: no memory, or (pinned) the system lets no more be locked. Pinned memory
-  /// also as FindDeviceBackend, saying why there is no device; its pages are taken at once.
+  /// kResourceExhausted: there is not enough memory, or the system does not allow more to be
+  /// pinned. Pinned memory, whose pages are allocated at once, also fails with the error of
+  /// FindDeviceBackend if there is no device.
   static Result<HostMemory> Allocate(uint64_t length_bytes, const HostMemoryOptions& options = {});
-  /// The memory that another HostMemory shares; writes are seen on both sides. `descriptor` stays
-  /// the caller's. kInvalidArgument: it is not of exactly `length_bytes`, or may still shrink.
+  /// Maps the memory that another HostMemory shares; writes are visible on both sides. The caller
+  /// continues to own `descriptor`. kInvalidArgument: the memory does not have exactly
+  /// `length_bytes`, or may still shrink.
   static Result<HostMemory> Map(int descriptor, uint64_t length_bytes);
 
   HostMemory(HostMemory&& other) noexcept { Swap(other); }
@@ -44,8 +46,8 @@ class HostMemory {
   ~HostMemory();
 
   std::span<std::byte> bytes() const { return {data_, length_bytes_}; }
-  /// Of shared memory, for children to inherit or SCM_RIGHTS to pass on; closed on exec; -1 for
-  /// other memory and for none. Owned by this object.
+  /// The descriptor of shared memory, which children may inherit or SCM_RIGHTS may transfer; -1 for
+  /// other memory. It is closed on exec. Owned by this object.
   int descriptor() const { return descriptor_; }
 
  private:
@@ -59,7 +61,7 @@ class HostMemory {
   std::byte* data_ = nullptr;
   uint64_t length_bytes_ = 0;
   int descriptor_ = -1;
-  DeviceBackend* pinned_by_ = nullptr;  // of the process; null: not pinned
+  DeviceBackend* pinned_by_ = nullptr;  // owned by the process; null if not pinned
 };
 
 }  // namespace cairn::core

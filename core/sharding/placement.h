@@ -23,9 +23,9 @@ struct Placement {
 
   Kind kind = Kind::kReplicate;
   uint32_t dim = 0;  // the tensor dimension that is divided
-  uint32_t split_factor =
-      1;  // kStridedShard: parts, each of which is divided among the ranks, as if
-          // a mesh dimension further right had divided it first (FSDP over TP)
+  // kStridedShard: the number of parts, each of which is divided among the ranks, as if a mesh
+  // dimension further right had divided the dimension first (FSDP over TP).
+  uint32_t split_factor = 1;
 
   static Placement Replicate() { return {}; }
   static Placement Shard(uint32_t dim) { return {.kind = Kind::kShard, .dim = dim}; }

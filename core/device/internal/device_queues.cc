@@ -1,4 +1,4 @@
-// Which way bytes go: by hand, or by a queue.
+// Chooses how bytes are copied: by the CPU, or by the queue of a device.
 
 #include "core/device/internal/device_queues.h"
 
@@ -12,15 +12,15 @@ namespace {
 
 constexpr uint64_t kBounceBytes = 4 << 20;
 
-// Bytes can go between them without a stop in between.
-bool AreNeighbours(int tensor_device, int memory_device) {
+// Whether a queue copies directly between the two.
+bool CanCopyDirectly(int tensor_device, int memory_device) {
   return memory_device == kHostDevice || memory_device == tensor_device;
 }
 
 }  // namespace
 
 Result<std::vector<DeviceStream>> WaitForStreams(DeviceQueue& queue,
-                                                std::span<const DeviceStream> streams) {
+                                                 std::span<const DeviceStream> streams) {
   std::vector<DeviceStream> followed;
   for (const DeviceStream& stream : streams) {
     if (stream.device == queue.device()) followed.push_back(stream);
@@ -31,7 +31,7 @@ Result<std::vector<DeviceStream>> WaitForStreams(DeviceQueue& queue,
 }
 
 Result<DeviceQueues> DeviceQueues::Open(const std::set<int>& devices,
-                                      std::span<const DeviceStream> streams) {
+                                        std::span<const DeviceStream> streams) {
   DeviceQueues opened;
   if (devices.empty()) return opened;
   CAIRN_TRY_ASSIGN(DeviceBackend* const backend, FindDeviceBackend());
@@ -45,33 +45,33 @@ Result<DeviceQueues> DeviceQueues::Open(const std::set<int>& devices,
 }
 
 Result<void> DeviceQueues::Read(const TensorView& source, uint64_t begin_bytes,
-                               std::span<std::byte> memory, int memory_device) const {
+                                std::span<std::byte> memory, int memory_device) const {
   if (source.device == kHostDevice) {
     CAIRN_CHECK(memory_device == kHostDevice);
     GatherBytes(source, begin_bytes, memory);
     return {};
   }
-  CAIRN_CHECK(AreNeighbours(source.device, memory_device));
+  CAIRN_CHECK(CanCopyDirectly(source.device, memory_device));
   DeviceQueue& queue = On(source.device);
   if (memory_device == kHostDevice) return queue.CopyOut(source, begin_bytes, memory);
   return queue.Pack(source, begin_bytes, memory.size(), memory.data());
 }
 
 Result<void> DeviceQueues::Write(std::span<const std::byte> memory, int memory_device,
-                                const TensorTarget& target, uint64_t begin_bytes) const {
+                                 const TensorTarget& target, uint64_t begin_bytes) const {
   if (target.device == kHostDevice) {
     CAIRN_CHECK(memory_device == kHostDevice);
     ScatterBytes(memory, target, begin_bytes);
     return {};
   }
-  CAIRN_CHECK(AreNeighbours(target.device, memory_device));
+  CAIRN_CHECK(CanCopyDirectly(target.device, memory_device));
   DeviceQueue& queue = On(target.device);
   if (memory_device == kHostDevice) return queue.CopyIn(memory, target, begin_bytes);
   return queue.Unpack(memory.data(), memory.size(), target, begin_bytes);
 }
 
 Result<void> DeviceQueues::CopyThroughHost(const TensorView& source, const TensorTarget& target,
-                                          uint64_t length_bytes) const {
+                                           uint64_t length_bytes) const {
   CAIRN_TRY_ASSIGN(const HostMemory bounce,
                    HostMemory::Allocate(std::min(length_bytes, kBounceBytes)));
   const auto copy = [&]() -> Result<void> {
@@ -86,7 +86,7 @@ Result<void> DeviceQueues::CopyThroughHost(const TensorView& source, const Tenso
   };
   Result<void> copied = copy();
   if (!copied) {
-    for (const auto& [device, queue] : queues_) queue->Reset();  // before `bounce` goes
+    for (const auto& [device, queue] : queues_) queue->Reset();  // before `bounce` is freed
   }
   return copied;
 }
@@ -98,12 +98,13 @@ Result<void> DeviceQueues::Copy(const TensorView& source, const TensorTarget& ta
   }
   const uint64_t length_bytes = *TensorBytes(source.dtype, source.shape);
   if (length_bytes == 0) return {};
-  if (source.device == target.device && source.data == target.data) return {};  // the same tensor
-  if (source.device != kHostDevice && AreNeighbours(source.device, target.device) &&
+  if (source.device == target.device && source.data == target.data)
+    return {};  // source and target are the same tensor
+  if (source.device != kHostDevice && CanCopyDirectly(source.device, target.device) &&
       IsContiguous(target.shape, target.strides)) {
     return Read(source, 0, {target.data, length_bytes}, target.device);
   }
-  if (target.device != kHostDevice && AreNeighbours(target.device, source.device) &&
+  if (target.device != kHostDevice && CanCopyDirectly(target.device, source.device) &&
       IsContiguous(source.shape, source.strides)) {
     return Write({source.data, length_bytes}, source.device, target, 0);
   }

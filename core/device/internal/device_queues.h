@@ -1,5 +1,5 @@
 #pragma once
-/// Copies between tensors and memory that lie in host memory or on devices.
+/// Copies between tensors and memory on the host or on devices.
 
 #include <map>
 #include <memory>
@@ -12,40 +12,44 @@
 
 namespace cairn::core::internal {
 
-/// Makes the queue run behind those of the caller's `streams` that are its device's, or behind the
-/// default stream if none is; returns which they are.
+/// Makes `queue` wait for those of the caller's `streams` that belong to its device, or for the
+/// default stream if none does. Returns the streams that it waits for.
 Result<std::vector<DeviceStream>> WaitForStreams(DeviceQueue& queue,
-                                                std::span<const DeviceStream> streams);
+                                                 std::span<const DeviceStream> streams);
 
-/// A queue for each device that one call works with.
+/// One queue per device that an operation uses.
 ///
-/// Ownership: owns the queues; the destructor waits for what they hold. Threads: one at a time.
+/// Ownership: owns the queues; the destructor waits for their work. Threads: one call at a time.
 class DeviceQueues {
  public:
-  /// None: for what is all in host memory.
+  /// No queues, for tensors in host memory only.
   DeviceQueues() = default;
-  /// Returns once the devices have done all that `streams` hold now, so that what comes from here
-  /// on may be read and written in any order; the default stream stands for devices that `streams`
-  /// does not name. Errors as FindDeviceBackend's and OpenQueue's.
+  /// Opens the queues and returns once the devices have completed all work that `streams` contain
+  /// now, so that their memory may then be accessed in any order. For a device without an entry in
+  /// `streams`, this is the default stream. Returns the errors of FindDeviceBackend and OpenQueue.
   static Result<DeviceQueues> Open(const std::set<int>& devices,
-                                  std::span<const DeviceStream> streams);
+                                   std::span<const DeviceStream> streams);
 
   bool Has(int device) const { return queues_.contains(device); }
-  /// Requires Has.
+  /// Requires Has(device).
   DeviceQueue& On(int device) const { return *queues_.at(device); }
 
-  /// Bytes [begin, begin + memory.size()) of the row-major form of `source` to `memory`, which lies
-  /// in host memory or on `source`'s own device. May be under way only when it returns: see Await.
+  /// Copies bytes [begin_bytes, begin_bytes + memory.size()) of the row-major form of `source` to
+  /// `memory`. Requires that `memory_device` is the host or the device of `source`. The copy may
+  /// complete only with Await.
   Result<void> Read(const TensorView& source, uint64_t begin_bytes, std::span<std::byte> memory,
                     int memory_device) const;
-  /// The other way round, with the same places. `memory` stays as it is until Await has returned.
+  /// Copies `memory` to bytes [begin_bytes, begin_bytes + memory.size()) of the row-major form of
+  /// `target`. Requires that `memory_device` is the host or the device of `target`, and that
+  /// `memory` does not change until Await has returned.
   Result<void> Write(std::span<const std::byte> memory, int memory_device,
                      const TensorTarget& target, uint64_t begin_bytes) const;
-  /// As CopyTensor, wherever the tensors lie; through 4 MiB of host memory where there is no
-  /// direct way. May be under way when it returns.
+  /// Copies a tensor to another one of the same dtype and shape, on any devices; through 4 MiB of
+  /// host memory if no direct copy is possible. The copy may complete only with Await. Requires
+  /// memory that does not overlap, except that both may be the same tensor.
   Result<void> Copy(const TensorView& source, const TensorTarget& target) const;
 
-  /// Returns once all that was begun is done.
+  /// Returns once all copies are complete.
   Result<void> Await() const;
 
  private:

@@ -1,4 +1,4 @@
-// One queue for all files, cut into parts.
+// Divides the transfers of all files into parts, which the threads take from one queue.
 
 #include "core/device/internal/device_transfers.h"
 
@@ -11,11 +11,11 @@ namespace cairn::core::internal {
 
 DeviceTransfers::~DeviceTransfers() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stop_ = true;
     waiting_.clear();
   }
-  begun_.notify_all();
+  begun_.NotifyAll();
   for (std::thread& thread : threads_) thread.join();
 }
 
@@ -25,7 +25,7 @@ Result<bool> DeviceTransfers::Open(int fd, const std::string& path, FileUse use)
     return Fail(std::move(opened).error());
   }
   if (!opened) return false;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!StartThreads()) return false;
   files_[fd].file = std::move(*opened);
   return true;
@@ -34,7 +34,7 @@ Result<bool> DeviceTransfers::Open(int fd, const std::string& path, FileUse use)
 bool DeviceTransfers::StartThreads() {
   try {
     while (threads_.size() < kThreads) threads_.emplace_back([this] { Loop(); });
-  } catch (const std::system_error&) {  // fewer do as well
+  } catch (const std::system_error&) {  // fewer threads suffice
   }
   return !threads_.empty();
 }
@@ -52,11 +52,11 @@ Result<void> DeviceTransfers::Read(int fd, int device, std::span<std::byte> targ
 }
 
 Result<void> DeviceTransfers::Begin(Part part, int fd) {
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   File& file = files_.at(fd);
   part.file = &file;
   while (!part.memory.empty()) {
-    ended_.wait(lock, [&] { return waiting_.size() < kMaxWaiting || file.error; });
+    while (waiting_.size() >= kMaxWaiting && !file.error) ended_.Wait(mutex_);
     if (file.error) return Fail(*file.error);
     Part next = part;
     next.memory = part.memory.first(std::min<uint64_t>(part.memory.size(), kPartBytes));
@@ -64,12 +64,12 @@ Result<void> DeviceTransfers::Begin(Part part, int fd) {
     part.offset_bytes += next.memory.size();
     waiting_.push_back(next);
     ++file.pending;
-    begun_.notify_one();
+    begun_.NotifyOne();
   }
   return {};
 }
 
-Result<void> DeviceTransfers::Run(const Part& part) {
+Result<void> DeviceTransfers::Execute(const Part& part) {
   try {
     DeviceFile& file = *part.file->file;
     return part.write ? file.Write(part.device, part.memory, part.offset_bytes)
@@ -80,40 +80,40 @@ Result<void> DeviceTransfers::Run(const Part& part) {
 }
 
 void DeviceTransfers::Loop() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (true) {
-    begun_.wait(lock, [this] { return stop_ || !waiting_.empty(); });
+    while (!stop_ && waiting_.empty()) begun_.Wait(mutex_);
     if (stop_) return;
     const Part part = waiting_.front();
     waiting_.pop_front();
     Result<void> done;
     if (!part.file->error) {
-      lock.unlock();
-      done = Run(part);
-      lock.lock();
+      lock.Unlock();
+      done = Execute(part);
+      lock.Lock();
     }
     if (!done && !part.file->error) part.file->error = std::move(done).error();
     --part.file->pending;
-    ended_.notify_all();
+    ended_.NotifyAll();
   }
 }
 
 Result<void> DeviceTransfers::Await(int fd) {
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   const File& file = files_.at(fd);
-  ended_.wait(lock, [&] { return file.pending == 0; });
+  while (file.pending > 0) ended_.Wait(mutex_);
   if (file.error) return Fail(*file.error);
   return {};
 }
 
 void DeviceTransfers::Close(int fd) {
-  std::map<int, File>::node_type closed;  // ends behind the lock
-  std::unique_lock lock(mutex_);
+  std::map<int, File>::node_type closed;  // destroyed after the lock is released
+  const MutexLock lock(mutex_);
   File& file = files_.at(fd);
   if (file.pending > 0 && !file.error) {
     file.error = Error{.code = ErrorCode::kCancelled, .message = "the file was closed"};
   }
-  ended_.wait(lock, [&] { return file.pending == 0; });
+  while (file.pending > 0) ended_.Wait(mutex_);
   closed = files_.extract(fd);
 }
 

@@ -1,14 +1,12 @@
 #pragma once
-/// Bytes between device memory and files, past host memory: by a few threads, each of which waits
-/// for one transfer.
+/// Transfers between device memory and files without host memory, by a few threads, each of which
+/// waits for one transfer.
 
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,11 +15,13 @@
 
 #include "core/device/device.h"
 #include "kv/error.h"
+#include "kv/mutex.h"
+#include "kv/thread_annotations.h"
 
 namespace cairn::core::internal {
 
-/// Ownership: the backend is the process's; the destructor drops what has not begun, and waits.
-/// Threads: safe; calls for one file one at a time.
+/// Ownership: the process owns the backend. The destructor discards transfers that have not begun,
+/// and waits for the others. Threads: safe, with one call at a time per file.
 class DeviceTransfers {
  public:
   using FileUse = DeviceBackend::FileUse;
@@ -31,19 +31,21 @@ class DeviceTransfers {
   DeviceTransfers(const DeviceTransfers&) = delete;
   DeviceTransfers& operator=(const DeviceTransfers&) = delete;
 
-  /// False: devices have no way to this file. `fd` stays open until Close.
-  /// kInvalidArgument: settings of the environment that mean nothing.
+  /// Returns false if devices cannot access this file directly. Requires that `fd` remains open
+  /// until Close. kInvalidArgument: a setting in the environment is invalid.
   Result<bool> Open(int fd, const std::string& path, FileUse use);
 
-  /// Begin, and wait only where much has begun before. Until Await the memory is the transfer's;
-  /// all that was enqueued for it on the device is done. Require that the file is open. Errors: of
-  /// an earlier transfer of the file, which then gets no more.
+  /// Start a transfer. They wait only while many transfers have not begun. Until Await returns, the
+  /// memory must not be written (Write) or accessed (Read). Require an open file, and that all work
+  /// that was enqueued for the memory on the device is complete. After a transfer of the file has
+  /// failed, no more are started, and its error is returned.
   Result<void> Write(int fd, int device, std::span<const std::byte> source, uint64_t offset_bytes);
   Result<void> Read(int fd, int device, std::span<std::byte> target, uint64_t offset_bytes);
 
-  /// Waits for what has begun with the file. Errors: the first of a transfer.
+  /// Waits for all transfers of the file. Returns the first error of a transfer.
   Result<void> Await(int fd);
-  /// Drops what has not begun, waits for the rest, and forgets the file.
+  /// Discards the transfers of the file that have not begun, waits for the others, and removes the
+  /// file.
   void Close(int fd);
 
  private:
@@ -53,8 +55,9 @@ class DeviceTransfers {
 
   struct File {
     std::unique_ptr<DeviceFile> file;
-    size_t pending = 0;          // guarded by mutex_
-    std::optional<Error> error;  // guarded by mutex_; the first
+    // The DeviceTransfers' mutex_ guards these.
+    size_t pending = 0;
+    std::optional<Error> error;  // the first
   };
   struct Part {
     File* file = nullptr;
@@ -65,17 +68,17 @@ class DeviceTransfers {
   };
 
   Result<void> Begin(Part part, int fd);
-  bool StartThreads();
-  static Result<void> Run(const Part& part);
+  bool StartThreads() CAIRN_REQUIRES(mutex_);
+  static Result<void> Execute(const Part& part);
   void Loop();
 
   DeviceBackend* const backend_;
-  std::mutex mutex_;
-  std::condition_variable begun_;  // waiting_ or stop_
-  std::condition_variable ended_;  // pending, or waiting_ has room
-  std::map<int, File> files_;      // guarded by mutex_; entries stay where they are
-  std::deque<Part> waiting_;       // guarded by mutex_
-  bool stop_ = false;              // guarded by mutex_
+  Mutex mutex_;
+  CondVar begun_;  // signals waiting_ and stop_
+  CondVar ended_;  // signals that pending decreased, or waiting_ has room
+  std::map<int, File> files_ CAIRN_GUARDED_BY(mutex_);  // Parts point to entries, which do not move
+  std::deque<Part> waiting_ CAIRN_GUARDED_BY(mutex_);
+  bool stop_ CAIRN_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
 };
 

@@ -1,4 +1,4 @@
-// The process's page-locked pool and its budget.
+// Creates the page-locked pool of the process and computes its budget.
 
 #include "core/device/internal/pinned_blocks.h"
 
@@ -10,11 +10,11 @@
 #include <cstdlib>
 #include <fstream>
 #include <limits>
-#include <mutex>
 #include <optional>
 #include <string_view>
 
 #include "core/device/device.h"
+#include "kv/mutex.h"
 
 namespace cairn::core::internal {
 namespace {
@@ -26,10 +26,10 @@ class DevicePageLocker final : public kv::PageLocker {
   void Unlock(std::span<std::byte> memory) override { backend_->Unpin(memory); }
 
  private:
-  DeviceBackend* const backend_;  // of the process
+  DeviceBackend* const backend_;  // owned by the process
 };
 
-// Nothing: not set.
+// Returns nothing if the variable is not set. kInvalidArgument: it is not a number.
 Result<std::optional<uint64_t>> NumberFromEnvironment(const char* name) {
   const char* const text = std::getenv(name);
   if (text == nullptr || *text == '\0') return std::nullopt;
@@ -43,7 +43,7 @@ Result<std::optional<uint64_t>> NumberFromEnvironment(const char* name) {
   return value;
 }
 
-// Ranks on this host, as launchers tell them; 1 if none does.
+// The number of ranks on this host that the launcher has set; 1 if it has not.
 uint64_t RanksOnHost() {
   for (const char* const name : {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE",
                                  "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"}) {
@@ -53,7 +53,7 @@ uint64_t RanksOnHost() {
   return 1;
 }
 
-// What the control group of a container lets it take; the largest number where there is no limit.
+// The memory limit of the control group; the largest number if there is none.
 uint64_t ContainerLimitBytes() {
   uint64_t limit_bytes = std::numeric_limits<uint64_t>::max();
   for (const char* const path :
@@ -75,18 +75,18 @@ Result<uint64_t> BudgetBytes() {
 }  // namespace
 
 Result<std::shared_ptr<kv::BlockPool>> PinnedBlocks() {
-  static std::mutex mutex;
-  // Never destroyed: at the end of the process the driver may be gone before it.
+  static Mutex mutex;
+  // Never destroyed: at the end of the process, the driver may be unloaded first.
   static auto& pool = *new std::shared_ptr<kv::BlockPool>;
-  const std::lock_guard lock(mutex);
+  const MutexLock lock(mutex);
   if (pool != nullptr) return pool;
   CAIRN_TRY_ASSIGN(DeviceBackend* const backend, FindDeviceBackend());
   CAIRN_TRY_ASSIGN(const uint64_t budget_bytes, BudgetBytes());
   const uint64_t blocks = std::min<uint64_t>(budget_bytes / kPinnedBlockBytes, UINT32_MAX);
   if (blocks == 0) {
     return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("a budget of {} bytes of page-locked memory (CAIRN_PINNED_BYTES) holds "
-                            "no block of {} bytes",
+                fmt::format("a budget of {} bytes of page-locked memory (CAIRN_PINNED_BYTES) is "
+                            "less than one block of {} bytes",
                             budget_bytes, kPinnedBlockBytes));
   }
   pool = std::make_shared<kv::BlockPool>(kPinnedBlockBytes, static_cast<uint32_t>(blocks),

@@ -1,5 +1,5 @@
 #pragma once
-/// Page-locked blocks that payload of devices passes through: one bounded pool for the process.
+/// Page-locked blocks through which devices copy payload: one bounded pool per process.
 
 #include <memory>
 
@@ -8,14 +8,14 @@
 
 namespace cairn::core::internal {
 
-/// As large as a chunk by default, whatever blocks a store uses for host memory.
+/// The default size of a chunk, independent of the blocks that a store uses for host memory.
 inline constexpr uint64_t kPinnedBlockBytes = kDefaultChunkBytes;
 
-/// The pool; made at the first call, kept until the process ends. Its budget
-/// is CAIRN_PINNED_BYTES from the environment (kInvalidArgument: no number, or less than a block),
-/// by default half of the host's memory, or of what its control group may take, divided by the
-/// ranks on the host, as torchrun, Open MPI, MPICH or Slurm tell them. Errors as FindDeviceBackend.
-/// Threads: safe.
+/// Returns the pool, which the first call creates and which exists until the process ends. Its
+/// budget is CAIRN_PINNED_BYTES from the environment. By default it is half of the host's memory,
+/// or of the limit of its control group, divided by the number of ranks on the host, as set by
+/// torchrun, Open MPI, MPICH or Slurm. kInvalidArgument: CAIRN_PINNED_BYTES is not a number, or
+/// less than a block. Also returns the errors of FindDeviceBackend. Threads: safe.
 Result<std::shared_ptr<kv::BlockPool>> PinnedBlocks();
 
 }  // namespace cairn::core::internal

@@ -123,7 +123,7 @@ TEST(HostStateTest, MemoryOfAnotherStructureIsNotMapped) {
   StateDict other = SmallState();
   other.tensors[0].shape = {300, 5};
   EXPECT_THAT(HostState::Map(other, host.descriptor()),
-              IsError(ErrorCode::kInvalidArgument, "the descriptor's has 520"));
+              IsError(ErrorCode::kInvalidArgument, "that of the descriptor has 520"));
 }
 
 TEST(HostStateTest, SharedMemoryCannotShrinkUnderItsReaders) {
