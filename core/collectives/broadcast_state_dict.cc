@@ -80,7 +80,7 @@ class Broadcaster {
                   fmt::format("a buffer of {} bytes for {} ranks; it takes at least 4 a rank",
                               options_.buffer_bytes, world_size_));
     }
-    CAIRN_TRY_ASSIGN(target_leaves_, FlattenTree(target_.tree));
+    CAIRN_TRY_ASSIGN(target_leaves_, target_.Leaves());
     CAIRN_TRY(internal::CheckShardings(target_, target_leaves_, rank_));
     if (is_root()) {
       CAIRN_TRY_ASSIGN(described_, internal::DescribeFull(full_));

@@ -15,7 +15,7 @@ namespace cairn::core {
 Result<HostState> DistributeStateDict(const StateDict& full, const StateTarget& target,
                                       uint32_t rank, const BroadcastOptions& options) {
   CAIRN_TRY_ASSIGN(const auto described, internal::DescribeFull(full));
-  CAIRN_TRY_ASSIGN(const auto leaves, FlattenTree(target.state().tree));
+  CAIRN_TRY_ASSIGN(const auto leaves, target.state().Leaves());
   CAIRN_TRY_ASSIGN(internal::ShardPlan plan,
                    internal::PlanShards(described, target.state(), leaves, rank, options));
   std::set<int> devices;

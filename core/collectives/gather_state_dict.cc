@@ -87,7 +87,7 @@ class Gatherer {
 
   Result<void> CheckLocally() {
     CAIRN_TRY(CheckOptions(options_, communicator_.world_size()));
-    CAIRN_TRY_ASSIGN(leaves_, FlattenTree(state_.tree));
+    CAIRN_TRY_ASSIGN(leaves_, state_.Leaves());
     CAIRN_TRY(internal::CheckMemory(state_, leaves_));
     CAIRN_TRY(internal::CheckShardings(state_, leaves_, rank_));
     std::set<int> devices;

@@ -1,4 +1,4 @@
-// One region for all tensors of a device, laid out in the order of the tensors.
+// Lays out the tensors of each device in one region, in the order of the tensors.
 
 #include "core/state_dict/host_state.h"
 
@@ -11,8 +11,8 @@
 namespace cairn::core {
 namespace {
 
-// Tensors stand in the order of `state.tensors`, so that two states of one structure agree on where
-// each lies.
+// The layout follows the order of `state.tensors`, so that states with the same structure have the
+// same layout.
 class Layout {
  public:
   Result<void> Add(TensorView& view) {
@@ -22,7 +22,7 @@ class Layout {
     if (length_bytes == 0) return {};
     constexpr uint64_t kUnit = HostState::kAlignmentBytes;
     const uint64_t begin = (end_bytes_ + kUnit - 1) / kUnit * kUnit;
-    // Lengths stop at 2^63, so that the sum cannot wrap before it is seen.
+    // Lengths are less than 2^63, so that the sum cannot overflow before it is compared.
     if (begin + length_bytes > uint64_t{1} << 62) {
       return Fail(ErrorCode::kInvalidArgument, "the tensors together have more bytes than 2^62");
     }
@@ -51,8 +51,9 @@ std::string KeyOf(const StateDict& state, uint32_t tensor) {
   return {};
 }
 
-// By device; that of host memory is always there.
+// Returns the layouts by device; there is always one for the host.
 Result<std::map<int, Layout>> LayOut(StateDict& state, const std::vector<bool>* owned) {
+  CAIRN_CHECK(owned == nullptr || owned->size() == state.tensors.size());
   std::map<int, Layout> layouts;
   layouts[kHostDevice];
   for (uint32_t i = 0; i < state.tensors.size(); ++i) {

@@ -1,5 +1,5 @@
 #pragma once
-/// State dicts that own the memory of their tensors: host memory, or that of devices.
+/// State dicts that own the memory of their tensors, on the host or on devices.
 
 #include <cstdint>
 #include <memory>
@@ -12,36 +12,39 @@
 
 namespace cairn::core {
 
-/// A state dict and one region of host memory, in which its tensors lie row-major, with one region
-/// more for each device that some of them lie on.
+/// A state dict with one region of host memory and one region per device, which contain its tensors
+/// in row-major order.
 ///
-/// Ownership: move-only; owns the regions. Some tensors may be borrowed, where the function that
-/// made the state says so. Threads: as StateDict.
+/// Ownership: move-only; owns the regions. Some tensors may be borrowed if the function that
+/// created the state is documented to borrow them. Threads: const members may be called
+/// concurrently.
 class HostState {
  public:
-  /// Tensors begin at multiples of this, which O_DIRECT asks for on most disks.
+  /// Alignment of tensors, which O_DIRECT requires on most disks.
   static constexpr uint64_t kAlignmentBytes = 512;
 
   /// An empty dict.
   HostState() = default;
-  /// Gives memory, that of the host zeroed, to the tensors i (index in `state.tensors`) for which
-  /// `owned[i]` holds, or to all of them without `owned`; of a tensor that is made of parts, to
-  /// each part. Tensors without elements get none. Scalars are tensors of one element. Other
-  /// tensors stay borrowed. A tensor whose view names a device gets memory there, any other host
-  /// memory. kInvalidArgument: a dtype or shape without a length, naming the key.
-  /// kResourceExhausted: no memory. kUnimplemented: as HostMemory.
+  /// Allocates memory for the tensors i (indices of `state.tensors`) for which owned[i] is true, or
+  /// for all of them if `owned` is null; for a tensor that consists of parts, for each part. The
+  /// memory is on the device of the tensor's view; host memory is zero. Tensors without elements
+  /// need none. All other tensors remain borrowed. Requires that `owned` has one entry per tensor.
+  /// kInvalidArgument, naming the key: TensorBytes rejects a dtype and shape. kResourceExhausted:
+  /// there is not enough memory. kUnimplemented, kFailedPrecondition: there is no device for pinned
+  /// or device memory.
   static Result<HostState> Allocate(StateDict state, const HostMemoryOptions& options = {},
                                     const std::vector<bool>* owned = nullptr);
-  /// The tensors of a state of the same structure that another process has in shared memory, all of
-  /// them owned there: its `descriptor()`, which stays the caller's. kInvalidArgument: as
-  /// HostMemory::Map, so if the structures differ in length.
+  /// Maps the tensors of a state with the same structure that another process has allocated in
+  /// shared memory, without borrowed tensors. `descriptor` is that of the other state; the caller
+  /// continues to own it. kInvalidArgument: HostMemory::Map rejects it, for example because the
+  /// structures differ in length.
   static Result<HostState> Map(StateDict state, int descriptor);
 
   const StateDict& state() const { return state_; }
   StateTarget target() { return StateTarget(state_); }
-  /// Of host memory: what the tensors take that are owned there, with alignment.
+  /// Bytes of host memory that the owned tensors occupy, including alignment.
   uint64_t memory_bytes() const { return memory_.bytes().size(); }
-  /// Of shared memory, else -1. Valid as long as this object.
+  /// The descriptor of shared memory, otherwise -1. Valid as long as this object exists.
   int descriptor() const { return memory_.descriptor(); }
 
  private:

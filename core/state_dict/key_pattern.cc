@@ -1,5 +1,5 @@
-// Matching FQNs against patterns with a set of pattern positions, so that no pattern is
-// exponential.
+// Matches FQNs by the set of pattern positions that are reachable, so that no pattern takes
+// exponential time.
 
 #include "core/state_dict/key_pattern.h"
 
@@ -48,7 +48,7 @@ Result<KeyPatterns::Pattern> KeyPatterns::ParseOne(std::string_view text) {
         set.negated = true;
         ++at;
       }
-      // A "]" that comes first is a member, as in shells.
+      // A "]" at the beginning is a member of the set, as in shells.
       for (bool first = true; at < text.size() && (first || text[at] != ']'); first = false) {
         const uint32_t low = NextCharacter(text, &at);
         uint32_t high = low;
@@ -76,7 +76,7 @@ bool KeyPatterns::Pattern::Matches(std::string_view fqn) const {
   const auto is_star = [this](size_t i) {
     return tokens[i].kind == Token::Kind::kStar || tokens[i].kind == Token::Kind::kStarStar;
   };
-  // reached[i]: the text so far can be eaten by tokens [0, i).
+  // reached[i]: tokens [0, i) can match the text so far.
   std::vector<bool> reached(tokens.size() + 1), next(tokens.size() + 1);
   const auto skip_stars = [&](std::vector<bool>& positions) {
     for (size_t i = 0; i < tokens.size(); ++i) {
@@ -125,7 +125,7 @@ Result<KeyPatterns> KeyPatterns::Parse(const std::vector<std::string>& patterns)
     const bool excludes = text.starts_with('!');
     const std::string_view body = std::string_view(text).substr(excludes ? 1 : 0);
     if (body.empty()) {
-      return Fail(ErrorCode::kInvalidArgument, "a key pattern is empty; '**' takes every key");
+      return Fail(ErrorCode::kInvalidArgument, "a key pattern is empty; '**' matches every key");
     }
     CAIRN_TRY_ASSIGN(Pattern pattern, ParseOne(body));
     Set& set = excludes ? result.excludes_ : result.includes_;
@@ -139,7 +139,7 @@ Result<KeyPatterns> KeyPatterns::Parse(const std::vector<std::string>& patterns)
 }
 
 bool KeyPatterns::Set::Matches(std::string_view fqn) const {
-  // A literal takes the key itself and all below it.
+  // A literal matches the key itself and all keys below it.
   for (size_t end = 0; !literals.empty() && end <= fqn.size(); ++end) {
     end = std::min(fqn.find('.', end), fqn.size());
     if (literals.contains(fqn.substr(0, end))) return true;
@@ -157,7 +157,7 @@ std::vector<std::string> KeyPatterns::ScanPrefixes() const {
   std::vector<std::string> prefixes(includes_.literals.begin(), includes_.literals.end());
   for (const Pattern& pattern : includes_.wildcards) prefixes.push_back(pattern.prefix);
   std::ranges::sort(prefixes);
-  // Sorted, a prefix comes right before all that it covers.
+  // After sorting, a prefix immediately precedes everything that it covers.
   std::vector<std::string> covering;
   for (std::string& prefix : prefixes) {
     if (covering.empty() || !prefix.starts_with(covering.back())) {

@@ -1,11 +1,12 @@
 #pragma once
-/// Patterns over FQNs, as the command lines and Python take them.
+/// Patterns of FQNs, as the command-line tools and Python accept them.
 ///
-/// The path separator is ".". A pattern without wildcards names a key and all below it. "*" matches
-/// inside one path element, "**" across elements, "?" one character but ".", "[a-c]" one of a set
-/// ("[!a-c]" one not of it; neither takes "."). Characters are UTF-8 code points. A leading "!"
-/// excludes; with only exclusions everything else is taken. A key is taken if any inclusion matches
-/// and no exclusion does. Cost of a match: length of the key times length of the pattern, at most.
+/// The path separator is ".". A pattern without wildcards matches a key and all keys below it. "*"
+/// matches inside one path element, "**" across elements, "?" one character except ".", and "[a-c]"
+/// one character of a set ("[!a-c]": one that is not in it); sets do not match ".". Characters are
+/// UTF-8 code points. A leading "!" excludes. A key matches if no exclusion matches it, and an
+/// inclusion does or there are no inclusions. Cost of a match: at most the length of the key times
+/// the length of the pattern.
 
 #include <cstdint>
 #include <functional>
@@ -21,14 +22,14 @@ namespace cairn::core {
 
 class KeyPatterns {
  public:
-  /// Takes everything.
+  /// Matches every key.
   KeyPatterns() = default;
-  /// kInvalidArgument: an empty pattern, or a set without its end.
+  /// kInvalidArgument: a pattern is empty, or a set is not closed.
   static Result<KeyPatterns> Parse(const std::vector<std::string>& patterns);
 
   bool Matches(std::string_view fqn) const;
   bool matches_everything() const { return includes_.empty() && excludes_.empty(); }
-  /// FQN prefixes that cover all that Matches can take; {""} if nothing narrower is known.
+  /// FQN prefixes of all keys that can match; {""} if nothing narrower is known.
   std::vector<std::string> ScanPrefixes() const;
 
  private:
@@ -37,14 +38,14 @@ class KeyPatterns {
     enum class Kind { kCharacter, kAnyCharacter, kSet, kStar, kStarStar } kind;
     uint32_t character = 0;
     bool negated = false;
-    std::vector<std::pair<uint32_t, uint32_t>> ranges;  // of a set, both ends included
+    std::vector<std::pair<uint32_t, uint32_t>> ranges;  // of a set; both ends are included
   };
   struct Pattern {
     std::string prefix;         // text before the first wildcard
     std::vector<Token> tokens;  // the whole pattern; none if there is no wildcard
     bool Matches(std::string_view fqn) const;
   };
-  // Patterns of one kind. Literal ones are looked up, so that thousands of keys can be asked for.
+  // Inclusions or exclusions. Literals are looked up, so that thousands of them are fast.
   struct Set {
     std::vector<Pattern> wildcards;
     std::set<std::string, std::less<>> literals;

@@ -1,4 +1,4 @@
-// Trees of leaves: building, flattening, pruning and their record.
+// Builds, flattens, prunes and encodes trees of leaves.
 
 #include "core/state_dict/state_dict.h"
 
@@ -14,7 +14,7 @@
 namespace cairn::core {
 namespace {
 
-// Frozen on disk: both enums must say the same.
+// Frozen on disk: both enums must have the same values.
 static_assert(static_cast<int>(NodeKind::kDict) == static_cast<int>(schema::NodeKind::Dict));
 static_assert(static_cast<int>(NodeKind::kCounter) == static_cast<int>(schema::NodeKind::Counter));
 static_assert(static_cast<int>(NodeKind::kTorchSize) ==
@@ -26,16 +26,16 @@ static_assert(static_cast<int>(NodeKind::kValue) == static_cast<int>(schema::Nod
 static_assert(static_cast<int>(KeyKind::kRoot) == static_cast<int>(schema::KeyKind::Root));
 static_assert(static_cast<int>(KeyKind::kFloat) == static_cast<int>(schema::KeyKind::Float));
 
-// Bounds what a hostile structure record can make of itself.
+// Limits the memory that a hostile structure record can require.
 constexpr size_t kMaxFqnBytes = 64 * 1024;
 
-// Walks a tree in preorder. `visit(node, parent)` sees every node; parent of the root is itself.
-// kDataLoss if child counts do not add up.
+// Calls `visit(node, parent)` for every node in preorder; the parent of the root is the root.
+// kDataLoss: the child counts do not add up.
 template <typename Visit>
 Result<void> Walk(const StateTree& tree, const Visit& visit) {
   struct Open {
     uint32_t node;
-    uint32_t left;  // children still to come
+    uint32_t left;  // children that have not been visited
   };
   if (tree.nodes.empty()) return Fail(ErrorCode::kDataLoss, "a state dict's structure has no root");
   std::vector<Open> path;
@@ -59,8 +59,9 @@ Result<void> Walk(const StateTree& tree, const Visit& visit) {
   return {};
 }
 
-// A leaf that has the FQN of one before it; null if there is none. Open addressing in one table of
-// indices: every save and every listing comes by here, and a set would take a node a leaf.
+// Returns a leaf that has the FQN of an earlier one; null if there is none. A hash table of indices
+// with open addressing: every save and listing calls this, and a set would allocate a node per
+// leaf.
 const Leaf* FindRepeated(const std::vector<Leaf>& leaves) {
   constexpr uint32_t kFree = ~uint32_t{0};
   std::vector<uint32_t> table(std::bit_ceil(2 * leaves.size() + 1), kFree);
@@ -78,7 +79,7 @@ const Leaf* FindRepeated(const std::vector<Leaf>& leaves) {
 
 Result<std::vector<Leaf>> FlattenTree(const StateTree& tree) {
   std::vector<Leaf> leaves;
-  // FQNs of the containers on the path from the root to the node that is looked at.
+  // FQNs of the containers on the path from the root to the current node.
   struct Prefix {
     uint32_t node;
     std::string fqn;
@@ -89,7 +90,7 @@ Result<std::vector<Leaf>> FlattenTree(const StateTree& tree) {
     while (!prefixes.empty() && prefixes.back().node != parent) prefixes.pop_back();
     std::string fqn;
     if (i > 0) {
-      // Children of the root have no "." before them; the root's own FQN is "".
+      // The root has the FQN "", and its children have no "." before them.
       if (parent != 0) {
         const std::string& prefix = prefixes.back().fqn;
         fqn.reserve(prefix.size() + 1 + node.key.size());
@@ -99,7 +100,7 @@ Result<std::vector<Leaf>> FlattenTree(const StateTree& tree) {
     }
     if (fqn.find('\0') != std::string::npos) {
       return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                        .message = "a key holds a NUL character; rename it",
+                        .message = "a key contains a NUL character; rename it",
                         .key = fqn.substr(0, fqn.find('\0'))});
     }
     if (fqn.size() > kMaxFqnBytes) {
@@ -124,46 +125,45 @@ Result<std::vector<Leaf>> FlattenTree(const StateTree& tree) {
 
 namespace {
 
-// What becomes of each node when leaves are taken out.
+// By node, how many leaves there are and how many are kept.
 struct LeafCounts {
   std::vector<uint32_t> parent;
   std::vector<uint32_t> leaves;  // below the node, or 1 for a leaf
-  std::vector<uint32_t> kept;    // of these
+  std::vector<uint32_t> kept;    // of `leaves`
 };
 
 Result<LeafCounts> Count(const StateTree& tree, const std::vector<bool>& keep) {
-  LeafCounts census;
+  LeafCounts counts;
   const size_t count = tree.nodes.size();
-  census.parent.resize(count);
-  census.leaves.resize(count);
-  census.kept.resize(count);
+  counts.parent.resize(count);
+  counts.leaves.resize(count);
+  counts.kept.resize(count);
   size_t leaf = 0;
   CAIRN_TRY(Walk(tree, [&](uint32_t i, uint32_t parent) -> Result<void> {
-    census.parent[i] = parent;
+    counts.parent[i] = parent;
     if (!IsContainer(tree.nodes[i].kind)) {
-      census.leaves[i] = 1;
-      census.kept[i] = leaf < keep.size() && keep[leaf] ? 1 : 0;
+      counts.leaves[i] = 1;
+      counts.kept[i] = leaf < keep.size() && keep[leaf] ? 1 : 0;
       ++leaf;
     }
     return {};
   }));
   for (size_t i = count; i-- > 1;) {
-    census.leaves[census.parent[i]] += census.leaves[i];
-    census.kept[census.parent[i]] += census.kept[i];
+    counts.leaves[counts.parent[i]] += counts.leaves[i];
+    counts.kept[counts.parent[i]] += counts.kept[i];
   }
-  return census;
+  return counts;
 }
 
 }  // namespace
 
 StateTree PruneTree(const StateTree& tree, const std::vector<bool>& keep) {
-  const auto census = Count(tree, keep);
-  CAIRN_CHECK(census.has_value());  // FlattenTree accepted the tree: `keep` comes from it
-  const auto& [parent, leaves, kept] = *census;
+  const auto counts = Count(tree, keep);
+  CAIRN_CHECK(counts.has_value());  // FlattenTree accepted the tree: `keep` comes from it
+  const auto& [parent, leaves, kept] = *counts;
   if (kept[0] == leaves[0]) return tree;
   if (!IsContainer(tree.nodes[0].kind)) return StateTree{.nodes = {Node{}}};
-  // A container without leaves of its own lives if the nearest one around it that has some lost
-  // none.
+  // A container without leaves is kept if the nearest enclosing one that has leaves keeps them all.
   std::vector<bool> stays(tree.nodes.size());
   stays[0] = true;
   for (uint32_t i = 1; i < tree.nodes.size(); ++i) {
@@ -216,8 +216,8 @@ std::vector<std::byte> EncodeTree(const StateTree& tree, std::span<const Extensi
     std::vector<flatbuffers::Offset<schema::Extension>> offsets;
     for (const Extension& extension : extensions) {
       const auto name = builder.CreateString(extension.name);
-      const auto data = builder.CreateVector(reinterpret_cast<const uint8_t*>(extension.data.data()),
-                                             extension.data.size());
+      const auto data = builder.CreateVector(
+          reinterpret_cast<const uint8_t*>(extension.data.data()), extension.data.size());
       offsets.push_back(schema::CreateExtension(builder, name, data));
     }
     extensions_at = builder.CreateVector(offsets);
@@ -230,7 +230,7 @@ std::vector<std::byte> EncodeTree(const StateTree& tree, std::span<const Extensi
 }
 
 Result<std::optional<std::vector<std::byte>>> DecodeExtension(std::span<const std::byte> bytes,
-                                                          std::string_view name) {
+                                                              std::string_view name) {
   CAIRN_TRY_ASSIGN(const schema::StructureRecord* record,
                    kv::CheckedRecord<schema::StructureRecord>(
                        bytes, schema::StructureRecordIdentifier(), "StructureRecord"));
@@ -238,7 +238,8 @@ Result<std::optional<std::vector<std::byte>>> DecodeExtension(std::span<const st
   for (const schema::Extension* extension : *record->extensions()) {
     if (extension->name() == nullptr || extension->name()->string_view() != name) continue;
     if (extension->data() == nullptr) return std::vector<std::byte>();
-    const auto data = std::as_bytes(std::span(extension->data()->data(), extension->data()->size()));
+    const auto data =
+        std::as_bytes(std::span(extension->data()->data(), extension->data()->size()));
     return std::vector<std::byte>(data.begin(), data.end());
   }
   return std::nullopt;
@@ -264,8 +265,9 @@ Result<StateTree> DecodeTree(std::span<const std::byte> bytes) {
     const auto key_kind = static_cast<uint8_t>(key_kinds->Get(i));
     if (kind > static_cast<uint8_t>(NodeKind::kValue) ||
         key_kind > static_cast<uint8_t>(KeyKind::kFloat)) {
-      return Fail(ErrorCode::kUnimplemented,
-                  "a state dict holds a node kind unknown to this version; upgrade to read it");
+      return Fail(
+          ErrorCode::kUnimplemented,
+          "a state dict contains a node kind that is unknown to this version; upgrade to read it");
     }
     tree.nodes.push_back(Node{.kind = static_cast<NodeKind>(kind),
                               .key_kind = static_cast<KeyKind>(key_kind),
@@ -277,6 +279,23 @@ Result<StateTree> DecodeTree(std::span<const std::byte> bytes) {
 
 StateDict::StateDict() { tree.nodes.push_back(Node{}); }
 
+Result<std::vector<Leaf>> StateDict::Leaves() const {
+  CAIRN_TRY_ASSIGN(std::vector<Leaf> leaves, FlattenTree(tree));
+  if (leaves.size() != slot.size()) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("the state dict has {} leaves in its tree but contents for {}",
+                            leaves.size(), slot.size()));
+  }
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const bool is_tensor = IsTensor(tree.nodes[leaves[i].node].kind);
+    if (slot[i] < (is_tensor ? tensors.size() : values.size())) continue;
+    return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                      .message = "a leaf of the state dict refers to contents that it lacks",
+                      .key = std::move(leaves[i].fqn)});
+  }
+  return leaves;
+}
+
 StateDict::Builder& StateDict::Builder::WithKeyKind(KeyKind kind) {
   key_kind_ = kind;
   return *this;
@@ -284,6 +303,7 @@ StateDict::Builder& StateDict::Builder::WithKeyKind(KeyKind kind) {
 
 uint32_t StateDict::Builder::Append(std::string_view key, NodeKind kind) {
   Node& parent = state_->tree.nodes[node_];
+  CAIRN_CHECK(IsContainer(parent.kind));
   const bool dict = IsMapping(parent.kind);
   Node node{.kind = kind,
             .key_kind = dict ? key_kind_ : KeyKind::kIndex,

@@ -1,9 +1,9 @@
 #pragma once
-/// State dicts: nested maps and lists of tensors and plain values, as a tree in preorder.
+/// State dicts: nested maps and lists of tensors and values, as a tree in preorder.
 ///
-/// The FQN of a leaf is the texts of its keys joined by ".". The tree keeps what the FQN does not
-/// say: container types, key types (the int key 0 and the string key "0" differ), order, empty
-/// containers.
+/// The FQN of a leaf is the text of its keys, joined by ".". The tree contains what the FQN does
+/// not: types of containers and of keys (the int key 0 and the string key "0" differ), the order,
+/// and empty containers.
 ///
 ///   StateDict state;
 ///   auto model = state.root().Map("model");
@@ -19,12 +19,12 @@
 #include <vector>
 
 #include "core/sharding/sharding.h"
-#include "core/tensor/tensor.h"
 #include "core/state_dict/value.h"
+#include "core/tensor/tensor.h"
 
 namespace cairn::core {
 
-// As schema::NodeKind and schema::KeyKind (static_asserted in the .cc).
+// The values of schema::NodeKind and schema::KeyKind; the source asserts that they are equal.
 enum class NodeKind : uint8_t {
   kDict,
   kOrderedDict,
@@ -40,7 +40,7 @@ enum class NodeKind : uint8_t {
 enum class KeyKind : uint8_t { kRoot, kIndex, kString, kInt, kBool, kNone, kFloat };
 
 constexpr bool IsContainer(NodeKind kind) { return kind <= NodeKind::kTorchSize; }
-/// Containers whose children have keys of their own, not positions.
+/// True for containers whose children have keys instead of positions.
 constexpr bool IsMapping(NodeKind kind) { return kind <= NodeKind::kCounter; }
 constexpr bool IsTensor(NodeKind kind) {
   return kind == NodeKind::kTensor || kind == NodeKind::kNumpyArray ||
@@ -51,11 +51,11 @@ struct Node {
   NodeKind kind = NodeKind::kDict;
   KeyKind key_kind = KeyKind::kRoot;
   std::string key;           // text of the last path element
-  uint32_t child_count = 0;  // direct children; 0 for leaves
+  uint32_t child_count = 0;  // direct children; leaves have none
   friend bool operator==(const Node&, const Node&) = default;
 };
 
-/// Nodes in preorder; node 0 is the root. A bare leaf as root is allowed (FQN "").
+/// Nodes in preorder; node 0 is the root. The root may be a leaf, with the FQN "".
 struct StateTree {
   std::vector<Node> nodes;
   friend bool operator==(const StateTree&, const StateTree&) = default;
@@ -66,43 +66,50 @@ struct Leaf {
   uint32_t node = 0;
   std::string fqn;
 };
-/// Leaves in tree order. kInvalidArgument: two leaves with one FQN, or an FQN that holds NUL; the
-/// message names it. kDataLoss: child counts do not add up.
+/// Returns the leaves in tree order. kInvalidArgument, naming the FQN: two leaves have the same
+/// FQN, or an FQN contains NUL or is too long. kDataLoss: the child counts do not add up.
 Result<std::vector<Leaf>> FlattenTree(const StateTree& tree);
 
-/// The tree of only the leaves for which keep[i] holds (i in FlattenTree order), without containers
-/// that lost all they held. A list or tuple that lost some elements becomes a dict by index.
+/// Returns the tree of the leaves for which keep[i] is true (i in FlattenTree order), without the
+/// containers that have lost all leaves. A list or tuple that has lost elements becomes a dict by
+/// index. Requires a tree that FlattenTree accepts.
 StateTree PruneTree(const StateTree& tree, const std::vector<bool>& keep);
 
-/// What a front end keeps beside a step's tree, under its own name; only it knows what is in it.
+/// Data that a front end stores with the tree of a step, under its name; opaque to core.
 struct Extension {
   std::string name;
   std::vector<std::byte> data;
 };
 
-/// A StructureRecord and back. kDataLoss / kUnimplemented as for every record.
-std::vector<std::byte> EncodeTree(const StateTree& tree, std::span<const Extension> extensions = {});
+/// Encodes a tree as a StructureRecord. Requires a tree that FlattenTree accepts.
+std::vector<std::byte> EncodeTree(const StateTree& tree,
+                                  std::span<const Extension> extensions = {});
+/// Decodes the tree of a StructureRecord, whose child counts FlattenTree checks. kDataLoss:
+/// `record` is not a StructureRecord. kUnimplemented: a newer version wrote it.
 Result<StateTree> DecodeTree(std::span<const std::byte> record);
-/// The extension of that name, or nothing.
+/// Returns the extension with the given name, or nothing if there is none. kDataLoss: `record` is
+/// not a StructureRecord. kUnimplemented: a newer version wrote it.
 Result<std::optional<std::vector<std::byte>>> DecodeExtension(std::span<const std::byte> record,
-                                                          std::string_view name);
+                                                              std::string_view name);
 
-/// A tree with its leaves' contents; tensors are borrowed and must outlive the StateDict's use.
-/// Leaf i (in tree order) is in tensors or values according to its node's kind; `slot[i]` is the
-/// index.
+/// A tree with the contents of its leaves. Ownership: borrows the memory of the tensors, which must
+/// outlive the use of the StateDict.
+///
+/// Invariant, which `Leaves` checks: leaf i (in tree order) is tensors[slot[i]] or values[slot[i]],
+/// depending on the kind of its node. A Builder maintains it.
 class StateDict {
  public:
-  /// Appends into one container. Valid while the StateDict is alive and until a sibling container
-  /// of an enclosing level is begun (preorder).
+  /// Appends to one container. Valid as long as the StateDict exists and until another child is
+  /// added to a container that encloses this one, because nodes are in preorder.
   class Builder {
    public:
     Builder Map(std::string_view key, NodeKind kind = NodeKind::kDict);
     Builder List(std::string_view key, NodeKind kind = NodeKind::kList);
     void Tensor(std::string_view key, TensorView view, NodeKind kind = NodeKind::kTensor);
-    /// A part of a global tensor, of which other ranks hold other parts.
+    /// Appends the local part of a tensor that is sharded over several ranks.
     void Sharded(std::string_view key, TensorView local, Sharding sharding);
     void Value(std::string_view key, core::Value value);
-    /// The next child gets a key of this kind instead of kString (lists number their children).
+    /// Gives the next child a key of this kind instead of kString. Lists number their children.
     Builder& WithKeyKind(KeyKind kind);
 
    private:
@@ -117,11 +124,16 @@ class StateDict {
   StateDict();
   Builder root() { return Builder(this, 0); }
 
+  /// Returns the leaves in tree order. kInvalidArgument, naming the FQN where there is one: the
+  /// invariant does not hold, two leaves have the same FQN, or an FQN contains NUL or is too long.
+  /// kDataLoss: the child counts do not add up.
+  Result<std::vector<Leaf>> Leaves() const;
+
   StateTree tree;
   std::vector<TensorView> tensors;
   std::vector<Value> values;
   std::vector<uint32_t> slot;
-  /// By index in `tensors`; a tensor that is not here is whole.
+  /// By index in `tensors`; tensors without an entry are not sharded.
   std::map<uint32_t, Sharding> shardings;
 };
 

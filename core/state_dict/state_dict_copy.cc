@@ -1,4 +1,4 @@
-// Matching trees leaf by leaf, and copying strided tensors.
+// Matches trees leaf by leaf, and copies strided tensors.
 
 #include "core/state_dict/state_dict_copy.h"
 
@@ -24,7 +24,7 @@ std::unexpected<Error> Differs(std::string fqn, std::string how) {
                     .key = std::move(fqn)});
 }
 
-// A tree with the children of each node at hand, and which leaf a node is.
+// A tree with the children of each node, and the leaf number of each node.
 class Navigator {
  public:
   // Requires a tree that FlattenTree accepts.
@@ -37,7 +37,7 @@ class Navigator {
       leaves += IsContainer(tree.nodes[i].kind) ? 0 : 1;
     }
     children_.resize(first_child_.back());
-    // Nodes whose children are not complete, with the place of the next one.
+    // Nodes whose children are not complete, with the index of the next child in children_.
     std::vector<std::pair<uint32_t, uint32_t>> open;
     for (uint32_t i = 0; i < tree.nodes.size(); ++i) {
       while (!open.empty() && open.back().second == first_child_[open.back().first + 1]) {
@@ -58,7 +58,7 @@ class Navigator {
   const StateTree& tree_;
   std::vector<uint32_t> first_child_;
   std::vector<uint32_t> children_;
-  std::vector<uint32_t> leaf_;  // leaves before the node
+  std::vector<uint32_t> leaf_;  // number of leaves before the node
 };
 
 std::string_view KindName(NodeKind kind) {
@@ -76,7 +76,7 @@ std::string_view KindName(NodeKind kind) {
   }
 }
 
-// Nodes of two trees that have to be alike.
+// Nodes of two trees that have to match.
 struct Pair {
   uint32_t a = 0;
   uint32_t b = 0;
@@ -87,7 +87,7 @@ std::string Below(const Pair& parent, const Node& child) {
   return parent.a == 0 ? child.key : parent.fqn + "." + child.key;
 }
 
-// Appends the children of a pair of containers, last first.
+// Appends the pairs of children of two containers, the last first.
 Result<void> PairChildren(const Navigator& a, const Navigator& b, const Pair& pair,
                           std::vector<Pair>& pairs) {
   const auto of_a = a.children(pair.a);
@@ -163,7 +163,7 @@ Result<void> SameLeaf(const StateDict& a, uint32_t of_a, const StateDict& b, uin
   return SameSharding(FindSharding(a, of_a), FindSharding(b, of_b), fqn);
 }
 
-// By leaf of `a`, the leaf of `b`. Both trees have been flattened.
+// Returns the leaf of `b` for each leaf of `a`. Requires that both satisfy StateDict::Leaves.
 Result<std::vector<uint32_t>> MatchLeaves(const StateDict& a, const StateDict& b) {
   const Navigator in_a(a.tree);
   const Navigator in_b(b.tree);
@@ -190,19 +190,12 @@ Result<std::vector<uint32_t>> MatchLeaves(const StateDict& a, const StateDict& b
   return matches;
 }
 
-Result<std::vector<uint32_t>> Match(const StateDict& a, const StateDict& b) {
-  CAIRN_TRY_ASSIGN(const auto of_a, FlattenTree(a.tree));
-  CAIRN_TRY_ASSIGN(const auto of_b, FlattenTree(b.tree));
-  if (of_a.size() != a.slot.size() || of_b.size() != b.slot.size()) {
-    return Fail(ErrorCode::kInvalidArgument, "a state dict has not one content a leaf");
-  }
-  return MatchLeaves(a, b);
-}
-
 }  // namespace
 
 Result<void> SameStructure(const StateDict& a, const StateDict& b) {
-  CAIRN_TRY(Match(a, b));
+  CAIRN_TRY(a.Leaves());
+  CAIRN_TRY(b.Leaves());
+  CAIRN_TRY(MatchLeaves(a, b));
   return {};
 }
 
@@ -215,10 +208,10 @@ Result<HostState> CreateCpuStateDict(const StateDict& like, const HostMemoryOpti
 Result<void> CopyStateDict(const StateDict& source, const StateTarget& target,
                            std::span<const DeviceStream> streams) {
   StateDict& into = target.state();
-  CAIRN_TRY_ASSIGN(const auto matches, Match(source, into));
-  CAIRN_TRY_ASSIGN(const auto leaves, FlattenTree(source.tree));
+  CAIRN_TRY_ASSIGN(const auto leaves, source.Leaves());
+  CAIRN_TRY_ASSIGN(const auto target_leaves, into.Leaves());
+  CAIRN_TRY_ASSIGN(const auto matches, MatchLeaves(source, into));
   CAIRN_TRY(internal::CheckMemory(source, leaves));
-  CAIRN_TRY_ASSIGN(const auto target_leaves, FlattenTree(into.tree));
   CAIRN_TRY(internal::CheckMemory(into, target_leaves));
   std::set<int> devices;
   internal::AddDevices(source, devices);
@@ -231,7 +224,7 @@ Result<void> CopyStateDict(const StateDict& source, const StateTarget& target,
       into.values[to] = source.values[from];
       continue;
     }
-    // As many memories on both sides, in the same order: SameSharding has seen to it.
+    // Both sides have the same number of views, in the same order: SameSharding has checked it.
     std::vector<TensorTarget> targets;
     internal::ForEachMemory(
         into, to, [&](const TensorView& view) { targets.push_back(target.Writable(view)); });

@@ -1,11 +1,11 @@
 #pragma once
-/// Copies of state dicts: do two have the same structure, and companions to copy into.
+/// Compares the structure of state dicts, and copies them.
 ///
-/// Devices: tensors may lie on devices, on either side. They are read and written after all that
-/// `streams` held when the call began (for devices that none is of, the default stream), and the
-/// call returns when its work is done.
+/// Devices: tensors of either state may be in device memory. They are accessed after all work that
+/// `streams` contained when the call began (for a device without an entry, the default stream), and
+/// the call returns when its work is complete.
 ///
-/// Threads: calls may run at once if they write to different memory.
+/// Threads: calls may run concurrently if they write to different memory.
 
 #include <span>
 
@@ -16,26 +16,27 @@
 
 namespace cairn::core {
 
-/// Whether two states have the same containers, keys and leaves, each tensor with the dtype and
-/// shape of the other, sharded alike. Dicts may differ in order and in being ordered, lists and
-/// tuples may stand for each other; int and string keys differ. Contents are not looked at.
-/// kInvalidArgument: they differ, or one is no state dict; names the first key in the order of `a`
-/// and how it differs.
+/// Succeeds if two states have the same containers, keys and leaves, and their tensors the same
+/// dtypes, shapes and shardings. The order and the kinds of dicts are ignored, and so is the
+/// difference between a list and a tuple; an int key differs from a string key. Contents are not
+/// compared. kInvalidArgument: they differ, naming the first key in the order of `a` and the
+/// difference, or StateDict::Leaves rejects one of them.
 Result<void> SameStructure(const StateDict& a, const StateDict& b);
 
-/// A state of the structure of `like` with zeroed host memory of its own, sharded as `like` is.
-/// Plain values are those of `like`; its tensors need no memory. Tensors that share memory in
-/// `like` have each their own. Errors as HostState::Allocate.
+/// Returns a state with the structure, shardings and values of `like`, whose tensors are in host
+/// memory that it owns, and zero. The tensors of `like` need not have memory; those that share
+/// memory do not share it in the result. Returns the errors of HostState::Allocate.
 Result<HostState> CreateCpuStateDict(const StateDict& like, const HostMemoryOptions& options = {});
 
-/// Copies all tensors and plain values of `source` into `target`, which keeps its own order.
-/// kInvalidArgument, before anything is written: as SameStructure, or a tensor has elements but no
-/// memory. Requires that memory of `source` and `target` does not overlap, except for a tensor that
-/// is the same on both sides.
+/// Copies all tensors and values of `source` to `target`, which keeps its order. kInvalidArgument,
+/// before anything is written: SameStructure rejects the two states, or a tensor has elements but
+/// no memory. Requires that the memory of `source` and `target` does not overlap, except for
+/// tensors that are the same in both.
 Result<void> CopyStateDict(const StateDict& source, const StateTarget& target,
                            std::span<const DeviceStream> streams = {});
 
-/// A copy of `state` in host memory that it owns. Errors as CreateCpuStateDict and CopyStateDict.
+/// Returns a copy of `state` in host memory that it owns. Returns the errors of CreateCpuStateDict
+/// and CopyStateDict.
 Result<HostState> OffloadStateDict(const StateDict& state, const HostMemoryOptions& options = {},
                                    std::span<const DeviceStream> streams = {});
 

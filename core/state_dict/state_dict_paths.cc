@@ -1,4 +1,4 @@
-// Trees made of other trees' leaves.
+// Builds trees from the leaves of other trees.
 
 #include "core/state_dict/state_dict_paths.h"
 
@@ -16,11 +16,11 @@ namespace {
 
 Error UnknownKey(const std::string& fqn) {
   return {.code = ErrorCode::kInvalidArgument,
-          .message = "a flat state dict has a leaf that the nested one has no place for",
+          .message = "the flat state dict has a leaf that the nested one lacks",
           .key = fqn};
 }
 
-// The leaves of `state` for which keep[i] holds.
+// Returns the leaves of `state` for which keep[i] is true.
 StateDict Keep(const StateDict& state, const std::vector<Leaf>& leaves,
                const std::vector<bool>& keep) {
   StateDict kept;
@@ -32,15 +32,7 @@ StateDict Keep(const StateDict& state, const std::vector<Leaf>& leaves,
   return kept;
 }
 
-Result<std::vector<Leaf>> LeavesOf(const StateDict& state) {
-  CAIRN_TRY_ASSIGN(auto leaves, FlattenTree(state.tree));
-  if (leaves.size() != state.slot.size()) {
-    return Fail(ErrorCode::kInvalidArgument, "a state dict has not one content a leaf");
-  }
-  return leaves;
-}
-
-// Takes a prefix off the FQNs of a tree, all of whose leaves have it.
+// Removes a prefix from the FQNs of a tree. Requires that all leaves have it.
 class Stripper {
  public:
   Stripper(const StateTree& tree, std::string_view prefix) : tree_(tree), prefix_(prefix) {}
@@ -48,7 +40,7 @@ class Stripper {
   Result<StateTree> Strip() {
     stripped_.nodes.push_back(Node{});
     for (const Node& node : tree_.nodes) Visit(node);
-    // The one container at the prefix is the root, so that a list stays a list.
+    // The only container at the prefix becomes the root, so that a list remains a list.
     if (dissolved_at_prefix_ == 1 && !has_cut_keys_) {
       stripped_.nodes[0].kind = kind_at_prefix_;
     } else {
@@ -62,11 +54,11 @@ class Stripper {
   }
 
  private:
-  // A container on the way from the root to the node that is looked at.
+  // A container on the path from the root to the current node.
   struct Open {
-    uint32_t left;  // children still to come
+    uint32_t left;  // children that have not been visited
     std::string fqn;
-    std::optional<uint32_t> moved;  // nothing if it was dissolved
+    std::optional<uint32_t> moved;  // its new index; nothing if it is dissolved
   };
 
   void Visit(const Node& node) {
@@ -79,7 +71,7 @@ class Stripper {
     if (!is_root && open_.back().moved) {
       moved = Append(node, *open_.back().moved, node.key, node.key_kind);
     } else if (is_root || prefix_.starts_with(fqn + ".")) {
-      // Dissolved: above the prefix, or at it.
+      // Dissolve a container above the prefix, or at it.
       if (!is_root && prefix_.size() == fqn.size() + 1) {
         ++dissolved_at_prefix_;
         kind_at_prefix_ = node.kind;
@@ -128,7 +120,7 @@ class Stripper {
 }  // namespace
 
 Result<FlatState> FlattenStateDict(const StateDict& state) {
-  CAIRN_TRY_ASSIGN(const auto leaves, LeavesOf(state));
+  CAIRN_TRY_ASSIGN(const auto leaves, state.Leaves());
   FlatState result{.flat = {}, .tree = state.tree};
   result.flat.tree.nodes.reserve(leaves.size() + 1);
   result.flat.tree.nodes[0].child_count = static_cast<uint32_t>(leaves.size());
@@ -142,11 +134,11 @@ Result<FlatState> FlattenStateDict(const StateDict& state) {
 }
 
 Result<StateDict> UnflattenStateDict(const StateDict& flat, const StateTree& tree) {
-  CAIRN_TRY_ASSIGN(const auto flat_leaves, LeavesOf(flat));
+  CAIRN_TRY_ASSIGN(const auto flat_leaves, flat.Leaves());
   CAIRN_TRY_ASSIGN(const auto leaves, FlattenTree(tree));
   std::unordered_map<std::string_view, uint32_t> by_fqn;
   for (uint32_t i = 0; i < flat_leaves.size(); ++i) by_fqn.emplace(flat_leaves[i].fqn, i);
-  // Node kinds are those of `flat`, so that a leaf may change its kind.
+  // Take the kinds of leaves from `flat`, because a leaf may have changed its kind.
   StateTree whole = tree;
   std::vector<bool> keep(leaves.size());
   StateDict nested;
@@ -169,18 +161,18 @@ Result<StateDict> UnflattenStateDict(const StateDict& flat, const StateTree& tre
 }
 
 Result<StateDict> FilterStateDict(const StateDict& state, const KeyPatterns& patterns) {
-  CAIRN_TRY_ASSIGN(const auto leaves, LeavesOf(state));
+  CAIRN_TRY_ASSIGN(const auto leaves, state.Leaves());
   std::vector<bool> keep(leaves.size());
   for (size_t i = 0; i < leaves.size(); ++i) keep[i] = patterns.Matches(leaves[i].fqn);
   return Keep(state, leaves, keep);
 }
 
 Result<StateDict> StripPrefix(const StateDict& state, std::string_view prefix) {
-  CAIRN_TRY_ASSIGN(const auto leaves, LeavesOf(state));
+  CAIRN_TRY_ASSIGN(const auto leaves, state.Leaves());
   if (prefix.empty()) return state;
   std::vector<bool> keep(leaves.size());
   for (size_t i = 0; i < leaves.size(); ++i) {
-    // Something is left of the FQN: a leaf needs a key.
+    // The rest of the FQN must not be empty, because a leaf needs a key.
     keep[i] = leaves[i].fqn.size() > prefix.size() && leaves[i].fqn.starts_with(prefix);
   }
   StateDict kept = Keep(state, leaves, keep);

@@ -1,7 +1,8 @@
 #pragma once
-/// State dicts by the names of their leaves: flat ones, parts of them, and without a prefix.
+/// Transforms state dicts by the FQNs of their leaves: flattens and filters them, and strips
+/// prefixes.
 ///
-/// The states returned borrow the same tensors as the ones given. Threads: all functions are pure.
+/// The returned states borrow the same tensors as their arguments. Threads: all functions are safe.
 
 #include <string_view>
 
@@ -10,27 +11,28 @@
 
 namespace cairn::core {
 
-/// A dict from FQNs to leaves, and the way back.
+/// A flat dict from FQNs to leaves, and the tree that restores the nested state.
 struct FlatState {
   StateDict flat;  // one dict, in tree order
-  StateTree tree;  // of the nested state: what the FQNs do not say
+  StateTree tree;  // of the nested state
 };
-/// Indices of lists are elements of the FQN like keys. Errors as FlattenTree: two leaves with one
-/// FQN are refused, naming it.
+/// Returns the flat form of a state. Indices of lists are elements of the FQN, as keys are. Returns
+/// the errors of StateDict::Leaves.
 Result<FlatState> FlattenStateDict(const StateDict& state);
 
-/// The leaves of `flat` where `tree` has them, in its order. Leaves of `tree` that `flat` lacks are
-/// left out, as PruneTree does. A leaf may have become another kind of leaf since.
-/// kInvalidArgument: `tree` has no leaf of an FQN of `flat`; names it.
+/// Returns the leaves of `flat` in the structure and order of `tree`, pruned by PruneTree to the
+/// leaves that `flat` has. A leaf may have another kind than in `tree`. kInvalidArgument, naming
+/// the FQN: `tree` does not have a leaf of `flat`, or StateDict::Leaves rejects `flat`.
 Result<StateDict> UnflattenStateDict(const StateDict& flat, const StateTree& tree);
 
-/// The leaves whose FQN `patterns` take, as PruneTree leaves them. Errors as FlattenTree.
+/// Returns the leaves whose FQN matches `patterns`, in the tree that PruneTree returns. Returns the
+/// errors of StateDict::Leaves.
 Result<StateDict> FilterStateDict(const StateDict& state, const KeyPatterns& patterns);
 
-/// The leaves whose FQN begins with `prefix`, with the rest of the FQN as their key path: with
-/// "model." the state below "model". A prefix may end inside a key; what is left of the key is a
-/// string then. The root is a dict, or what stood at the prefix if that is one container.
-/// kInvalidArgument: two containers would get one key; names it; or as FlattenTree.
+/// Returns the leaves whose FQN begins with `prefix`, without the prefix: "model." yields the state
+/// below "model". A prefix may end inside a key; the rest of the key is then a string key. The root
+/// is the container at the prefix if there is exactly one, otherwise a dict. kInvalidArgument,
+/// naming the key: two containers would have the same key, or StateDict::Leaves rejects `state`.
 Result<StateDict> StripPrefix(const StateDict& state, std::string_view prefix);
 
 }  // namespace cairn::core

@@ -1,24 +1,23 @@
 #pragma once
-/// State dicts that are written to.
+/// State dicts whose tensors are written.
 
 #include "core/state_dict/state_dict.h"
 
 namespace cairn::core {
 
-/// A state dict whose memory is written to. TensorView only promises to read; whoever makes a
-/// StateTarget vouches that the memory behind every view and part of `state` may be written, and
-/// that elements of one tensor do not overlap.
+/// A state dict whose tensors are written. A TensorView allows only reads. The code that creates a
+/// StateTarget guarantees that the memory of every view and part of `state` is writable, and that
+/// elements of one tensor do not overlap.
 ///
-/// Ownership: borrows `state`, which outlives it. Threads: as the state's own.
+/// Ownership: borrows `state`, which outlives it. Threads: as for `state`.
 class StateTarget {
  public:
   explicit StateTarget(StateDict& state) : state_(&state) {}
 
   StateDict& state() const { return *state_; }
-  /// Requires a view of `state`, or of a part of one.
+  /// Returns `view` as a target. Requires a view or part of `state`, or a view inside one.
   TensorTarget Writable(const TensorView& view) const {
-    return {view.dtype, view.shape, view.strides, const_cast<std::byte*>(view.data),
-            view.device};
+    return {view.dtype, view.shape, view.strides, const_cast<std::byte*>(view.data), view.device};
   }
 
  private:

@@ -1,4 +1,4 @@
-// Plain values: their records, and how they read.
+// Encodes, decodes and formats values that are not tensors.
 
 #include "core/state_dict/value.h"
 
@@ -26,7 +26,7 @@ double ReadLittleEndian(const uint8_t* bytes) {
   return std::bit_cast<double>(bits);
 }
 
-// What a ValueRecord says besides its version.
+// The contents of a ValueRecord, except for its version.
 struct Fields {
   schema::ValueKind kind = schema::ValueKind::Null;
   int64_t integer = 0;
@@ -67,7 +67,7 @@ struct ToFields {
   }
 };
 
-// Shortest two's complement: the top byte is not just the sign of the one below it.
+// Whether the two's complement is in its shortest form: the top byte is not a mere sign extension.
 bool IsShortest(std::span<const std::byte> bytes) {
   if (bytes.empty()) return false;
   if (bytes.size() == 1) return true;
@@ -96,7 +96,7 @@ std::string EscapedText(std::string_view text) {
     }
   }
   if (text.size() <= kShownBytes) return out + "'";
-  // A cut inside a UTF-8 sequence would garble a terminal: drop the torn bytes.
+  // Remove an incomplete UTF-8 sequence at the end, which would garble a terminal.
   size_t begin = out.size();
   while (begin > 1 && (static_cast<unsigned char>(out[begin - 1]) & 0xc0) == 0x80) --begin;
   if (begin > 1 && (static_cast<unsigned char>(out[begin - 1]) & 0xc0) == 0xc0) {
@@ -208,10 +208,10 @@ Result<Value> DecodeValue(std::span<const std::byte> bytes) {
         return Damaged("a big integer is not in its shortest form");
       return Value(BigInt{copy()});
     case schema::ValueKind::Float:
-      if (raw.size() != 8) return Damaged("a float has not 8 bytes");
+      if (raw.size() != 8) return Damaged("a float does not have 8 bytes");
       return Value(ReadLittleEndian(raw.data()));
     case schema::ValueKind::Complex:
-      if (raw.size() != 16) return Damaged("a complex number has not 16 bytes");
+      if (raw.size() != 16) return Damaged("a complex number does not have 16 bytes");
       return Value(
           std::complex<double>(ReadLittleEndian(raw.data()), ReadLittleEndian(raw.data() + 8)));
     case schema::ValueKind::String:

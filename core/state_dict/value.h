@@ -1,5 +1,5 @@
 #pragma once
-/// Leaves that are no tensors, and their records.
+/// Leaves that are not tensors, and their records.
 
 #include <complex>
 #include <cstdint>
@@ -13,31 +13,34 @@
 namespace cairn::core {
 
 struct BigInt {
-  std::vector<std::byte> twos_complement;  // little-endian, shortest form
+  std::vector<std::byte> twos_complement;  // little-endian, in the shortest form
   friend bool operator==(const BigInt&, const BigInt&) = default;
 };
 struct Bytes {
   std::vector<std::byte> data;
   friend bool operator==(const Bytes&, const Bytes&) = default;
 };
-/// Bytes of a Python pickle. Kept apart from Bytes so that nobody unpickles by accident.
+/// Bytes of a Python pickle. A type other than Bytes, so that nobody unpickles bytes by accident.
 struct Pickle {
   std::vector<std::byte> data;
   friend bool operator==(const Pickle&, const Pickle&) = default;
 };
-/// Doubles are kept bit for bit, NaN payloads included. Strings are UTF-8; lone surrogates as three
-/// bytes (Python's "surrogatepass").
+/// A value that is not a tensor. Doubles keep all bits, including the payload of a NaN. Strings are
+/// UTF-8, in which lone surrogates are encoded as three bytes (Python's "surrogatepass").
 using Value = std::variant<std::monostate, bool, int64_t, BigInt, double, std::complex<double>,
                            std::string, Bytes, Pickle>;
 
-/// Largest string, bytes or pickle that may be a plain value; larger data belongs into a tensor.
+/// Largest string, bytes or pickle that may be a value; larger data belongs in a tensor.
 inline constexpr uint64_t kMaxValueBytes = 16 << 20;
 
-/// A ValueRecord. kInvalidArgument: larger than kMaxValueBytes.
+/// Returns a ValueRecord. kInvalidArgument: the value is larger than kMaxValueBytes, or a BigInt is
+/// not in its shortest form.
 Result<std::vector<std::byte>> EncodeValue(const Value& value);
-/// kDataLoss: not a ValueRecord. kUnimplemented: of a newer version.
+/// Decodes a ValueRecord. kDataLoss: `record` is not a ValueRecord. kUnimplemented: a newer version
+/// wrote it.
 Result<Value> DecodeValue(std::span<const std::byte> record);
-/// For people: null, True, 17, 0x1f..., 'text', b'...' (long ones cut), <pickle, 210 bytes>.
+/// Formats a value for people: null, True, 17, 0x1f..., 'text', b'...', <pickle, 210 bytes>. Long
+/// values are truncated.
 std::string FormatValue(const Value& value);
 
 }  // namespace cairn::core

@@ -50,7 +50,7 @@ Result<void> CheckSame(const FullLeaf& full, const StateDict& target, uint32_t t
 }  // namespace
 
 Result<std::vector<FullLeaf>> DescribeFull(const StateDict& full) {
-  CAIRN_TRY_ASSIGN(auto leaves, FlattenTree(full.tree));
+  CAIRN_TRY_ASSIGN(auto leaves, full.Leaves());
   CAIRN_TRY(CheckMemory(full, leaves));
   std::vector<FullLeaf> described;
   for (uint32_t i = 0; i < leaves.size(); ++i) {

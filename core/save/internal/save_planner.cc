@@ -99,22 +99,12 @@ Result<void> SavePlanner::SetReplicatedGroup() {
 }
 
 Result<std::vector<SavePlanner::LeafTensor>> SavePlanner::ReadLeaves(const StateDict& state) {
-  CAIRN_TRY_ASSIGN(const std::vector<Leaf> leaves, FlattenTree(state.tree));
-  if (leaves.size() != state.slot.size()) {
-    return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("the state dict has {} leaves in its tree but contents for {}",
-                            leaves.size(), state.slot.size()));
-  }
+  CAIRN_TRY_ASSIGN(const std::vector<Leaf> leaves, state.Leaves());
   std::vector<LeafTensor> tensors;
   for (size_t i = 0; i < leaves.size(); ++i) {
     const std::string& fqn = leaves[i].fqn;
     const uint32_t slot = state.slot[i];
     const bool is_tensor = IsTensor(state.tree.nodes[leaves[i].node].kind);
-    if (slot >= (is_tensor ? state.tensors.size() : state.values.size())) {
-      return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                        .message = "a leaf of the state dict refers to contents that it lacks",
-                        .key = fqn});
-    }
     if (is_tensor) {
       const auto sharding = state.shardings.find(slot);
       tensors.push_back(

@@ -1,5 +1,5 @@
 #pragma once
-/// Going through the leaves of state dicts. Threads: all functions are pure.
+/// Access to the contents of the leaves of state dicts. Threads: all functions are safe.
 
 #include <cstdint>
 
@@ -7,13 +7,14 @@
 
 namespace cairn::core::internal {
 
-/// Null for a tensor that is whole.
+/// Returns null for a tensor that is not sharded.
 inline const Sharding* FindSharding(const StateDict& state, uint32_t tensor) {
   const auto found = state.shardings.find(tensor);
   return found == state.shardings.end() ? nullptr : &found->second;
 }
 
-/// Calls `visit(TensorView&)` for the memory of tensor `tensor`: the view, or those of its parts.
+/// Calls `visit(TensorView&)` for the memory of a tensor: its view, or the views of its parts.
+/// Requires tensor < state.tensors.size().
 template <typename State, typename Visit>
 void ForEachMemory(State& state, uint32_t tensor, const Visit& visit) {
   const auto found = state.shardings.find(tensor);
@@ -24,18 +25,19 @@ void ForEachMemory(State& state, uint32_t tensor, const Visit& visit) {
   for (auto& part : found->second.parts) visit(part.view);
 }
 
-/// From here on the tensors' memory, which they have not got yet, is to be the host's.
+/// Makes the host the device of all tensors. Requires tensors without memory.
 inline void MoveToHost(StateDict& state) {
   for (uint32_t i = 0; i < state.tensors.size(); ++i) {
     ForEachMemory(state, i, [](TensorView& view) { view.device = kHostDevice; });
   }
 }
 
-/// Appends the content of leaf `leaf` of `from` to that of `to`; the node is the caller's.
+/// Appends the content of leaf `leaf` of `from`, whose node is `node`, to `to`. The caller adds the
+/// node to the tree of `to`.
 void AppendContent(const StateDict& from, const Node& node, uint32_t leaf, StateDict& to);
 
-/// kInvalidArgument, naming the key: the memory of a tensor is not what its dtype, shape and
-/// strides say (as SpanOf), or leaves and contents do not belong together.
+/// Checks the memory of all tensors. Requires the leaves of state.Leaves(). kInvalidArgument,
+/// naming the key: SpanOf rejects a tensor, or a part of one.
 Result<void> CheckMemory(const StateDict& state, const std::vector<Leaf>& leaves);
 
 }  // namespace cairn::core::internal

@@ -1,4 +1,4 @@
-// Collects the devices of all views, those of explicit parts included.
+// Collects the devices of all views, including those of explicit parts.
 
 #include "core/state_dict/internal/state_devices.h"
 

@@ -1,5 +1,5 @@
 #pragma once
-/// The devices that hold a state.
+/// The devices whose memory contains a state.
 
 #include <set>
 
@@ -7,7 +7,7 @@
 
 namespace cairn::core::internal {
 
-/// Adds the devices that a state's tensors lie on.
+/// Adds to `devices` those, except the host, whose memory contains tensors of `state`.
 void AddDevices(const StateDict& state, std::set<int>& devices);
 
 }  // namespace cairn::core::internal

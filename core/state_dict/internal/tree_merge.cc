@@ -1,4 +1,4 @@
-// Merging trees: both are unfolded, joined node by node, and written in preorder again.
+// Merges trees: unfolds both, joins them node by node, and writes the nodes in preorder.
 
 #include "core/state_dict/internal/tree_merge.h"
 
@@ -12,7 +12,7 @@
 namespace cairn::core::internal {
 namespace {
 
-constexpr size_t kMaxDepth = 1000;  // as deep as trees that are read from disk may be
+constexpr size_t kMaxDepth = 1000;  // the same limit as for trees that are read from disk
 
 const char* KindName(NodeKind kind) {
   switch (kind) {
@@ -88,8 +88,8 @@ Result<void> TreeMerge::Join(Branch& into, std::unique_ptr<Branch> other, const 
   return {};
 }
 
-// The children of a list are its elements from 0 on; if they are not, it is none.
-void TreeMerge::MendList(Branch& list) {
+// The children of a list must be its elements from 0 on, without gaps.
+void TreeMerge::MakeDictUnlessComplete(Branch& list) {
   std::ranges::stable_sort(list.children, [](const auto& a, const auto& b) {
     const std::string& x = a->node.key;
     const std::string& y = b->node.key;
@@ -104,7 +104,7 @@ void TreeMerge::MendList(Branch& list) {
 }
 
 void TreeMerge::Fold(Branch& branch, StateTree& tree) {
-  if (IsContainer(branch.node.kind) && !IsMapping(branch.node.kind)) MendList(branch);
+  if (IsContainer(branch.node.kind) && !IsMapping(branch.node.kind)) MakeDictUnlessComplete(branch);
   branch.node.child_count = static_cast<uint32_t>(branch.children.size());
   tree.nodes.push_back(branch.node);
   for (auto& child : branch.children) Fold(*child, tree);
@@ -124,6 +124,7 @@ Result<void> TreeMerge::Add(const StateTree& tree) {
 }
 
 StateTree TreeMerge::Take() {
+  CAIRN_CHECK(root_ != nullptr);
   StateTree tree;
   Fold(*root_, tree);
   return tree;

@@ -1,5 +1,5 @@
 #pragma once
-/// One tree out of those of many ranks, each of which may hold a part of the state.
+/// Merges the trees of all ranks, each of which may hold a part of the state.
 
 #include <memory>
 #include <string>
@@ -8,9 +8,9 @@
 
 namespace cairn::core::internal {
 
-/// Joins trees: containers of the same path become one, with the children of the trees that were
-/// added first in front. A list of which the trees together do not hold all elements from 0 on
-/// becomes a dict by index. Threads: one. Cost: linear in the nodes of all trees.
+/// Merges trees: containers with the same path become one, in which the children of trees that were
+/// added earlier come first. A list becomes a dict by index if the trees together do not contain
+/// all its elements from 0 on. Threads: one call at a time. Cost: linear in the nodes of all trees.
 class TreeMerge {
  public:
   TreeMerge();
@@ -18,18 +18,17 @@ class TreeMerge {
   TreeMerge(const TreeMerge&) = delete;
   TreeMerge& operator=(const TreeMerge&) = delete;
 
-  /// kInvalidArgument names a path that is a container in one and a leaf in the other, a tensor
-  /// here and a value there, or containers of different kinds. kDataLoss: child counts do not add
-  /// up.
+  /// Adds a tree. kInvalidArgument, naming the path: a node has different kinds in two trees.
+  /// kDataLoss: the child counts do not add up, or the tree is too deep.
   Result<void> Add(const StateTree& tree);
-  /// The tree of all. Call once, last.
+  /// Returns the merged tree. Requires that a tree was added; call it once, last.
   StateTree Take();
 
  private:
   struct Branch;
   static Result<std::unique_ptr<Branch>> Unfold(const StateTree& tree, size_t& at, size_t depth);
   static Result<void> Join(Branch& into, std::unique_ptr<Branch> other, const std::string& path);
-  static void MendList(Branch& list);
+  static void MakeDictUnlessComplete(Branch& list);
   static void Fold(Branch& branch, StateTree& tree);
 
   std::unique_ptr<Branch> root_;  // null until a tree is added
