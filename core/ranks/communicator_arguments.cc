@@ -1,4 +1,4 @@
-// Arguments of collectives.
+// Checks the arguments of collectives.
 
 #include "core/ranks/communicator_arguments.h"
 
@@ -20,7 +20,7 @@ Result<void> CheckRangesOf(const char* operation, std::span<const Range> ranges,
   const uint64_t other_bytes = ranges[static_cast<size_t>(rank)].size();
   if (other_bytes != own_bytes) {
     return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("{}: rank {} gives and takes {} and {} bytes of its own", operation,
+                fmt::format("{}: rank {} sends {} bytes to itself and receives {} bytes", operation,
                             rank, own_bytes, other_bytes));
   }
   return {};
@@ -31,7 +31,7 @@ Result<void> CheckRangesOf(const char* operation, std::span<const Range> ranges,
 Result<void> CheckRoot(const char* operation, int root, int world_size) {
   if (root >= 0 && root < world_size) return {};
   return Fail(ErrorCode::kInvalidArgument,
-              fmt::format("{}: root {} is no rank of {}", operation, root, world_size));
+              fmt::format("{}: root {} is not one of {} ranks", operation, root, world_size));
 }
 
 Result<void> CheckRanges(const char* operation, std::span<const ByteView> ranges, int rank,

@@ -1,5 +1,5 @@
 #pragma once
-/// What every communicator checks of its arguments before it sends anything.
+/// Checks of arguments that every communicator makes before it sends anything.
 
 #include <span>
 
@@ -8,16 +8,18 @@
 
 namespace cairn::core {
 
-/// kInvalidArgument: `root` is no rank of a world of `world_size`. `operation` names the call.
+/// kInvalidArgument: `root` is not a rank of a world of `world_size`. `operation` is the name of
+/// the call.
 Result<void> CheckRoot(const char* operation, int root, int world_size);
 
-/// kInvalidArgument: not one range a rank, or this rank's own range is not as long as `own_bytes`,
-/// which it is copied from or to.
+/// kInvalidArgument: there is not one range per rank, or the range of this rank, which is copied to
+/// or from a range of `own_bytes`, has another length.
 Result<void> CheckRanges(const char* operation, std::span<const ByteView> ranges, int rank,
                          int world_size, uint64_t own_bytes);
 Result<void> CheckRanges(const char* operation, std::span<const ByteTarget> ranges, int rank,
                          int world_size, uint64_t own_bytes);
-/// The same for both lists of an AllToAll.
+/// kInvalidArgument: `sent` or `received` does not have one range per rank, or the two ranges of
+/// this rank differ in length.
 Result<void> CheckAllToAll(std::span<const ByteView> sent, std::span<const ByteTarget> received,
                            int rank, int world_size);
 

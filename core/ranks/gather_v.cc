@@ -1,4 +1,4 @@
-// Lengths first, then bytes.
+// Sends the lengths first, then the bytes.
 
 #include "core/ranks/gather_v.h"
 
@@ -31,7 +31,7 @@ Result<ByteVector> Allocate(uint64_t length_bytes) {
     return ByteVector(length_bytes);
   } catch (const std::bad_alloc&) {
     return Fail(ErrorCode::kResourceExhausted,
-                fmt::format("no memory for {} bytes from other ranks", length_bytes));
+                fmt::format("not enough memory for {} bytes from other ranks", length_bytes));
   }
 }
 
@@ -47,7 +47,7 @@ Result<std::vector<ByteVector>> AllocateAll(std::span<const uint64_t> lengths) {
 }  // namespace
 
 Result<std::vector<ByteVector>> GatherV(Communicator& communicator, ByteView mine, int root,
-                                          uint64_t max_bytes) {
+                                        uint64_t max_bytes) {
   CAIRN_TRY(CheckRoot("GatherV", root, communicator.world_size()));
   CAIRN_TRY_ASSIGN(const auto lengths,
                    internal::AllGatherValues<uint64_t>(communicator, mine.size()));
@@ -62,7 +62,7 @@ Result<std::vector<ByteVector>> GatherV(Communicator& communicator, ByteView min
 }
 
 Result<std::vector<ByteVector>> AllGatherV(Communicator& communicator, ByteView mine,
-                                             uint64_t max_bytes) {
+                                           uint64_t max_bytes) {
   CAIRN_TRY_ASSIGN(const auto lengths,
                    internal::AllGatherValues<uint64_t>(communicator, mine.size()));
   CAIRN_TRY(CheckTotal(lengths, max_bytes));
@@ -73,7 +73,7 @@ Result<std::vector<ByteVector>> AllGatherV(Communicator& communicator, ByteView 
 }
 
 Result<ByteVector> BroadcastV(Communicator& communicator, ByteView bytes, int root,
-                                uint64_t max_bytes) {
+                              uint64_t max_bytes) {
   CAIRN_TRY(CheckRoot("BroadcastV", root, communicator.world_size()));
   uint64_t length = communicator.rank() == root ? bytes.size() : 0;
   CAIRN_TRY(communicator.Broadcast(std::as_writable_bytes(std::span(&length, 1)), root));
@@ -90,12 +90,13 @@ Result<ByteVector> BroadcastV(Communicator& communicator, ByteView bytes, int ro
 
 Result<std::unique_ptr<Communicator>> SplitAlong(Communicator& communicator, const DeviceMesh& mesh,
                                                  std::span<const size_t> along) {
-  // As many ranks as the communicator has, no rank twice: all below that number are there.
+  // A mesh has no rank twice. If it has as many as the communicator, and none is too large, they
+  // are all ranks.
   const auto world_size = static_cast<uint32_t>(communicator.world_size());
   const auto highest = std::ranges::max(mesh.ranks());
   if (mesh.size() != world_size || highest >= world_size) {
     return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("a mesh of {} ranks up to {} is not of the communicator's {}",
+                fmt::format("a mesh of {} ranks up to {} does not match the communicator's {}",
                             mesh.size(), highest, world_size));
   }
   for (const size_t dim : along) {

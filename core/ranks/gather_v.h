@@ -1,6 +1,6 @@
 #pragma once
-/// Collectives over any communicator for ranges whose length the receivers do not know, and
-/// communicators along dimensions of a mesh.
+/// Collectives on any communicator for ranges whose lengths the receivers do not know, and
+/// communicators along the dimensions of a mesh.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,38 +16,41 @@ namespace cairn::core {
 
 using ByteVector = std::vector<std::byte>;
 
-/// The most that one call takes in at one rank, so that a peer that counts wrong cannot make it
-/// allocate without bound.
-inline constexpr uint64_t kMaxAnyBytes = 4ull << 30;
+/// The most that one call receives on one rank, so that a peer that sends a wrong length cannot
+/// cause an unbounded allocation.
+inline constexpr uint64_t kMaxGatherVBytes = 4ull << 30;
 
-/// The lengths go first, in an AllGather (a Broadcast for BroadcastV), then the bytes; two
-/// collectives in all. Errors are those of the communicator, and
-///   kInvalidArgument: all ranges together are longer than `max_bytes`. All ranks give the same
-///   limit, so it fails on all of them; no byte was sent, and the communicator stays usable.
-///   kResourceExhausted: no memory for what arrives, on this rank only; the others fail at their
-///   deadline.
+/// These functions call two collectives: they send the lengths first, with an AllGather
+/// (BroadcastV: a Broadcast), then the bytes. Require the same `max_bytes` on all ranks. They
+/// return the errors of the communicator, and
+///   kInvalidArgument: all ranges together are longer than `max_bytes`. This fails on all ranks; no
+///   byte was sent, and the communicator remains usable.
+///   kResourceExhausted: there is not enough memory for the received bytes, on this rank only; the
+///   others fail at their deadline.
 
-/// At the root element i holds rank i's `mine`; elsewhere the result is empty.
+/// On the root, element i of the result is `mine` of rank i; on other ranks the result is empty.
 Result<std::vector<ByteVector>> GatherV(Communicator& communicator, ByteView mine, int root,
-                                          uint64_t max_bytes = kMaxAnyBytes);
+                                        uint64_t max_bytes = kMaxGatherVBytes);
 
-/// Element i holds rank i's `mine`, on every rank.
+/// On every rank, element i of the result is `mine` of rank i.
 Result<std::vector<ByteVector>> AllGatherV(Communicator& communicator, ByteView mine,
-                                             uint64_t max_bytes = kMaxAnyBytes);
+                                           uint64_t max_bytes = kMaxGatherVBytes);
 
-/// `bytes` of the root, on every rank; elsewhere `bytes` is not looked at.
+/// Returns `bytes` of the root on every rank. Other ranks' `bytes` are ignored.
 Result<ByteVector> BroadcastV(Communicator& communicator, ByteView bytes, int root,
-                                uint64_t max_bytes = kMaxAnyBytes);
+                              uint64_t max_bytes = kMaxGatherVBytes);
 
-/// The ranks that differ from this one in the dimensions `along` of the mesh only, in the order of
-/// their places. All ranks of the communicator call it.
-/// kInvalidArgument: the mesh does not hold exactly the communicator's ranks, or `along` names a
-/// dimension that it does not have.
+/// Returns a communicator of the ranks whose mesh coordinates equal those of this rank except in
+/// the dimensions `along`, in the order of their positions. Collective over `communicator`.
+/// kInvalidArgument: the ranks of the mesh are not exactly those of the communicator, or it does
+/// not have a dimension of `along`.
 Result<std::unique_ptr<Communicator>> SplitAlong(Communicator& communicator, const DeviceMesh& mesh,
                                                  std::span<const size_t> along);
 
-/// One communicator for each dimension of the mesh, in their order, of the ranks that differ in it
-/// only. All ranks of the communicator call it. Errors as SplitAlong.
+/// Returns one communicator per dimension of the mesh, in their order, of the ranks whose
+/// coordinates differ from those of this rank in that dimension only. Collective over
+/// `communicator`. kInvalidArgument: the ranks of the mesh are not exactly those of the
+/// communicator.
 Result<std::vector<std::unique_ptr<Communicator>>> SplitAlongEach(Communicator& communicator,
                                                                   const DeviceMesh& mesh);
 

@@ -1,4 +1,4 @@
-// Collectives over a group of connections.
+// Implements the collectives with the transfers of a GlooGroup.
 
 #include "core/ranks/gloo_communicator.h"
 
@@ -47,10 +47,10 @@ const char* NameOf(GlooOperation operation) {
   return "";
 }
 
-/// Of the call that ends connecting; those of a communicator count from 0.
+/// Sequence number of the call that ends connecting; calls of a communicator are numbered from 0.
 constexpr uint32_t kConnectingSequence = ~uint32_t{0};
 
-/// What a rank tells the others of itself in a Split.
+/// What a rank sends to the others in a Split.
 struct SplitChoice {
   uint32_t color = 0;
   uint32_t key = 0;
@@ -140,7 +140,7 @@ class GlooCommunicator final : public Communicator {
     return {.operation = operation, .sequence = sequence_++, .deadline = deadline};
   }
 
-  /// Runs a call under its deadline. Whatever fails in it breaks the communicator.
+  /// Runs a call with its deadline. An error of `body` breaks the communicator.
   template <typename Body>
   Result<void> Run(GlooOperation operation, Body&& body) {
     CAIRN_TRY(CheckUsable());
@@ -159,7 +159,7 @@ class GlooCommunicator final : public Communicator {
     return error;
   }
 
-  /// Begins with the ranks behind this one, so that not all ranks turn to rank 0 first.
+  /// Starts with the next rank, so that not all ranks send to rank 0 first.
   template <typename Function>
   void ForEachOther(Function&& function) const {
     for (int step = 1; step < world_size(); ++step) function((rank() + step) % world_size());
@@ -181,11 +181,11 @@ class GlooCommunicator final : public Communicator {
     ForEachOther([&](int peer) { sends.push_back({peer, mine}); });
     return group_->Exchange(call, sends, FromOthers(all));
   }
-  /// A value of each rank. `T` is copied as it lies: both ends are the same program.
+  /// Returns the value of each rank. Copies the bytes of `T`: all ranks run the same program.
   template <typename T>
   Result<std::vector<T>> AllGatherValues(Deadline deadline, const T& mine);
 
-  /// The parts of Split.
+  /// Steps of Split.
   Result<std::vector<std::string>> ExchangeAddresses(Deadline deadline,
                                                      const std::vector<int>& members,
                                                      const Result<std::unique_ptr<GlooGroup>>& own);
@@ -209,11 +209,11 @@ Result<std::vector<T>> GlooCommunicator::AllGatherValues(Deadline deadline, cons
   return values;
 }
 
-/// An address in a message of one length for all, so that none has to be told first. An empty one
-/// says that its rank failed.
+/// An address in a message of fixed length, so that lengths need not be sent. An empty address
+/// means that its rank has failed.
 struct AddressMessage {
   uint16_t length_bytes = 0;
-  std::array<char, internal::kMaxPieceBytes> bytes{};
+  std::array<char, internal::kMaxRendezvousMessageBytes> bytes{};
 };
 
 Result<std::vector<std::string>> GlooCommunicator::ExchangeAddresses(
@@ -237,7 +237,8 @@ Result<std::vector<std::string>> GlooCommunicator::ExchangeAddresses(
   std::vector<std::string> addresses(members.size());
   for (size_t i = 0; i < members.size(); ++i) {
     if (members[i] == rank()) continue;
-    const size_t length = std::min<size_t>(received[i].length_bytes, internal::kMaxPieceBytes);
+    const size_t length =
+        std::min<size_t>(received[i].length_bytes, internal::kMaxRendezvousMessageBytes);
     if (length == 0) {
       return Fail(ErrorCode::kUnavailable, fmt::format("rank {} could not take part", members[i]));
     }
@@ -249,14 +250,14 @@ Result<std::vector<std::string>> GlooCommunicator::ExchangeAddresses(
 Result<std::unique_ptr<Communicator>> GlooCommunicator::SplitBy(Deadline deadline,
                                                                 SplitChoice choice) {
   CAIRN_TRY_ASSIGN(const auto choices, AllGatherValues(deadline, choice));
-  std::vector<int> members;  // ranks here, by their rank there
+  std::vector<int> members;  // ranks of this communicator, by their rank in the new one
   for (int i = 0; i < world_size(); ++i) {
     if (choices[Index(i)].color == choice.color) members.push_back(i);
   }
   std::ranges::stable_sort(members, {}, [&](int member) { return choices[Index(member)].key; });
   const int place = static_cast<int>(std::ranges::find(members, rank()) - members.begin());
 
-  // A rank that fails still takes its part in all steps, so that no other waits for it in vain.
+  // A rank that fails still takes part in all steps, so that no other rank waits for it.
   auto group = GlooGroup::Listen(device_, place, static_cast<int>(members.size()),
                                  internal::TimeLeft(deadline));
   auto addresses = ExchangeAddresses(deadline, members, group);
@@ -313,24 +314,24 @@ Result<void> CheckOptions(const GlooOptions& options) {
   return {};
 }
 
-/// In digits, and tried: Gloo reads what it did not get when a name stands for nothing, and loses
-/// memory when it cannot listen.
-Result<std::string> OwnAddress(const std::string& wanted, const internal::Endpoint& place) {
+/// Returns an address in numeric form on which this host can listen. Gloo must not get any other:
+/// it reads uninitialized memory if it cannot resolve a name, and leaks memory if it cannot listen.
+Result<std::string> OwnAddress(const std::string& wanted, const internal::Endpoint& endpoint) {
   if (!wanted.empty()) return internal::AddressOfThisHost(wanted);
-  if (!place.host.empty()) return internal::LocalAddressTowards(place);
+  if (!endpoint.host.empty()) return internal::LocalAddressTowards(endpoint);
   char name[HOST_NAME_MAX + 1] = {};
   if (::gethostname(name, sizeof(name) - 1) != 0) {
-    return Fail(SystemError(errno, "cannot ask for the host's name"));
+    return Fail(SystemError(errno, "cannot get the host's name"));
   }
   return internal::AddressOfThisHost(name);
 }
 
 Result<std::shared_ptr<Device>> MakeDevice(const std::string& interface,
-                                           const internal::Endpoint& place) {
+                                           const internal::Endpoint& endpoint) {
   if (!interface.empty() && ::if_nametoindex(interface.c_str()) != 0) {
     return internal::MakeGlooDevice("", interface);
   }
-  CAIRN_TRY_ASSIGN(const std::string address, OwnAddress(interface, place));
+  CAIRN_TRY_ASSIGN(const std::string address, OwnAddress(interface, endpoint));
   return internal::MakeGlooDevice(address, "");
 }
 
@@ -339,23 +340,23 @@ Result<std::shared_ptr<Device>> MakeDevice(const std::string& interface,
 Result<std::unique_ptr<Communicator>> ConnectGloo(const GlooOptions& options) {
   CAIRN_TRY(CheckOptions(options));
   if (options.world_size == 1) return std::make_unique<LocalCommunicator>();
-  CAIRN_TRY_ASSIGN(const internal::Endpoint place, internal::ParseEndpoint(options.rendezvous));
+  CAIRN_TRY_ASSIGN(const internal::Endpoint endpoint, internal::ParseEndpoint(options.rendezvous));
 
   const internal::SigpipeBlock no_sigpipe;
   const Deadline deadline = std::chrono::steady_clock::now() + options.connect_timeout;
   const internal::Party party{
       .rank = options.rank, .world_size = options.world_size, .run_id = options.run_id};
-  CAIRN_TRY_ASSIGN(auto device, MakeDevice(options.interface, place));
+  CAIRN_TRY_ASSIGN(auto device, MakeDevice(options.interface, endpoint));
   CAIRN_TRY_ASSIGN(auto group, GlooGroup::Listen(device, options.rank, options.world_size,
                                                  options.connect_timeout));
   CAIRN_TRY_ASSIGN(const auto addresses,
-                   internal::Meet(place, party, group->addresses(), deadline));
+                   internal::Meet(endpoint, party, group->addresses(), deadline));
   CAIRN_TRY(group->Connect(addresses));
-  // Once through it, all ranks have read what lies at the rendezvous.
+  // After this barrier all ranks have read the records of the rendezvous.
   CAIRN_TRY(group->Barrier({.operation = GlooOperation::kBarrier,
                             .sequence = kConnectingSequence,
                             .deadline = deadline}));
-  if (options.rank == 0) CAIRN_TRY(internal::Forget(place, party));
+  if (options.rank == 0) CAIRN_TRY(internal::Forget(endpoint, party));
   return std::make_unique<GlooCommunicator>(std::move(device), std::move(group), options.timeout);
 }
 

@@ -45,9 +45,9 @@ inline constexpr int kMaxGlooRanks = 4096;
 /// Connects this rank with all others. Collective over all ranks. The ranks trust each other: a
 /// process that can reach the ports can take a rank's place, so they belong in a private network.
 ///
-/// kInvalidArgument: invalid options. kUnavailable: a rank did not arrive in time (named where it is
-/// known), or a connection failed. kFailedPrecondition: refused, because the run ID or the rank is
-/// in use, or the ranks pass different world sizes.
+/// kInvalidArgument: invalid options. kUnavailable: a rank did not arrive in time (named where it
+/// is known), or a connection failed. kFailedPrecondition: refused, because the run ID or the rank
+/// is in use, or the ranks pass different world sizes.
 ///
 /// A call on the result fails at once when a rank that it waits for has died, and at its deadline
 /// when that rank hangs. If the ranks call different collectives, or pass different roots or

@@ -1,4 +1,4 @@
-// One rank.
+// Collectives of one rank: checks and copies.
 
 #include "core/ranks/local_communicator.h"
 

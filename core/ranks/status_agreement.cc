@@ -1,4 +1,4 @@
-// Votes: lengths of errors or fixed words first, so that one AllGather is all that goes well takes.
+// Exchanges lengths of errors, or fixed messages, first, so that a success takes one AllGather.
 
 #include "core/ranks/status_agreement.h"
 
@@ -16,19 +16,23 @@ namespace cairn::core {
 namespace {
 
 using internal::AllGatherValues;
-using internal::WireReader;
-using internal::WireWriter;
+using internal::MessageReader;
+using internal::MessageWriter;
 
-// byte 0: 1 if fine; byte 1: the error's code; from 8 on: text, ended by NUL
+// Byte 0: 1 for a success; byte 1: the code of the error; from byte 8 on: text that ends with NUL.
 struct StatusMessage {
   static constexpr size_t kTextBytes = 1016;
   std::array<std::byte, kTextBytes + 8> bytes{};
 
-  static StatusMessage Fine(std::string_view text) { return StatusMessage(true, ErrorCode::kInternal, text); }
-  static StatusMessage Bad(const Error& error) { return StatusMessage(false, error.code, error.ToString()); }
+  static StatusMessage Success(std::string_view text) {
+    return StatusMessage(true, ErrorCode::kInternal, text);
+  }
+  static StatusMessage Failure(const Error& error) {
+    return StatusMessage(false, error.code, error.ToString());
+  }
   StatusMessage() = default;
 
-  bool fine() const { return bytes[0] != std::byte{0}; }
+  bool is_success() const { return bytes[0] != std::byte{0}; }
   ErrorCode code() const {
     return static_cast<ErrorCode>(
         std::min(std::to_integer<int>(bytes[1]), static_cast<int>(ErrorCode::kInternal)));
@@ -39,15 +43,15 @@ struct StatusMessage {
   }
 
  private:
-  StatusMessage(bool fine, ErrorCode code, std::string_view text) {
-    bytes[0] = std::byte{fine};
+  StatusMessage(bool is_success, ErrorCode code, std::string_view text) {
+    bytes[0] = std::byte{is_success};
     bytes[1] = static_cast<std::byte>(code);
     std::memcpy(bytes.data() + 8, text.data(), std::min(text.size(), kTextBytes));
   }
 };
 
 std::vector<std::byte> EncodeError(const Error& error) {
-  WireWriter writer;
+  MessageWriter writer;
   writer.Number(static_cast<uint64_t>(error.code));
   writer.Text(error.message);
   writer.Text(error.key);
@@ -56,7 +60,7 @@ std::vector<std::byte> EncodeError(const Error& error) {
 }
 
 Error DecodeError(std::span<const std::byte> bytes, int rank) {
-  WireReader reader(bytes);
+  MessageReader reader(bytes);
   Error error;
   error.code = static_cast<ErrorCode>(reader.Number());
   error.message = fmt::format("rank {}: {}", rank, reader.Text());
@@ -70,16 +74,17 @@ Error DecodeError(std::span<const std::byte> bytes, int rank) {
 }  // namespace
 
 Result<std::string> BroadcastStatus(Communicator& communicator, const Result<std::string>& own) {
-  const StatusMessage word = own ? StatusMessage::Fine(*own) : StatusMessage::Bad(own.error());
-  const auto gathered = AllGatherValues(communicator, word);
+  const StatusMessage mine =
+      own ? StatusMessage::Success(*own) : StatusMessage::Failure(own.error());
+  const auto gathered = AllGatherValues(communicator, mine);
   if (!own) return own;
   if (!gathered) return std::unexpected(gathered.error());
-  const std::vector<StatusMessage>& words = *gathered;
-  for (size_t rank = 0; rank < words.size(); ++rank) {
-    if (words[rank].fine()) continue;
-    return Fail(words[rank].code(), fmt::format("rank {}: {}", rank, words[rank].text()));
+  const std::vector<StatusMessage>& messages = *gathered;
+  for (size_t rank = 0; rank < messages.size(); ++rank) {
+    if (messages[rank].is_success()) continue;
+    return Fail(messages[rank].code(), fmt::format("rank {}: {}", rank, messages[rank].text()));
   }
-  return words[0].text();
+  return messages[0].text();
 }
 
 Result<void> AgreeOnStatus(Communicator& communicator, const Result<void>& own) {
@@ -87,7 +92,8 @@ Result<void> AgreeOnStatus(Communicator& communicator, const Result<void>& own) 
   const uint64_t length_bytes = error.size();
   const auto gathered = AllGatherValues(communicator, length_bytes);
   if (!gathered) {
-    return own ? Result<void>(std::unexpected(gathered.error())) : own;  // the cause of the break
+    return own ? Result<void>(std::unexpected(gathered.error()))
+               : own;  // `own` may be the cause of the failure
   }
   const std::vector<uint64_t>& lengths = *gathered;
   for (int rank = 0; rank < communicator.world_size(); ++rank) {

@@ -1,18 +1,19 @@
 #pragma once
-/// One verdict for all ranks: where one of them failed, all return its error.
+/// Propagates the failure of one rank to all ranks, so that all reach the same decision.
 
 #include "core/ranks/communicator.h"
 
 namespace cairn::core {
 
-/// Collective: every rank tells how it fared. Where one failed, all get the same error: that of the
-/// lowest rank that failed, with "rank 2: " before its message. Where the communicator fails, a
-/// rank gets its own error if it has one, else the communicator's. Cost: 8 bytes from each rank;
-/// after a failure its error to all.
+/// Collective. Succeeds if `own` is a success on all ranks. Otherwise all ranks return the same
+/// error: that of the lowest rank that failed, with "rank 2: " before its message. If the
+/// communicator fails, a rank returns its own error if it has one, otherwise that of the
+/// communicator. Cost: 8 bytes per rank, and after a failure one broadcast of the error.
 Result<void> AgreeOnStatus(Communicator& communicator, const Result<void>& own);
 
-/// The same with a short text that rank 0 gives and all get; a rank that failed keeps its own
-/// error, others get it as text.
+/// Collective. Returns the text of rank 0 on all ranks if no rank failed. A rank that failed
+/// returns its own error; the others return that of the lowest rank that failed. Texts are
+/// truncated to 1016 bytes. Cost: one AllGather of 1 KiB per rank.
 Result<std::string> BroadcastStatus(Communicator& communicator, const Result<std::string>& own);
 
 }  // namespace cairn::core

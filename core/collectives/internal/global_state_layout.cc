@@ -46,7 +46,7 @@ struct Header {
 };
 static_assert(sizeof(Header) == 5 * sizeof(uint64_t));
 
-void WriteMesh(const DeviceMesh& mesh, WireWriter& writer) {
+void WriteMesh(const DeviceMesh& mesh, MessageWriter& writer) {
   writer.Number(mesh.dims().size());
   for (const DeviceMesh::Dim& dim : mesh.dims()) {
     writer.Text(dim.name);
@@ -55,7 +55,7 @@ void WriteMesh(const DeviceMesh& mesh, WireWriter& writer) {
   writer.Numbers(std::vector<uint64_t>(mesh.ranks().begin(), mesh.ranks().end()));
 }
 
-Result<std::shared_ptr<const DeviceMesh>> ReadMesh(WireReader& reader) {
+Result<std::shared_ptr<const DeviceMesh>> ReadMesh(MessageReader& reader) {
   std::vector<DeviceMesh::Dim> dims(std::min<uint64_t>(reader.Number(), 64));
   for (DeviceMesh::Dim& dim : dims) {
     dim.name = reader.Text();
@@ -76,7 +76,7 @@ std::vector<std::byte> EncodeManifest(const StateDict& state, const std::vector<
       meshes.push_back(sharding.mesh.get());
     }
   }
-  WireWriter writer;
+  MessageWriter writer;
   writer.Number(meshes.size());
   for (const DeviceMesh* mesh : meshes) WriteMesh(*mesh, writer);
   writer.Number(leaves.size());
@@ -104,7 +104,7 @@ std::vector<std::byte> EncodeManifest(const StateDict& state, const std::vector<
 }
 
 Result<std::vector<Entry>> DecodeManifest(std::span<const std::byte> bytes) {
-  WireReader reader(bytes);
+  MessageReader reader(bytes);
   std::vector<std::shared_ptr<const DeviceMesh>> meshes;
   for (uint64_t left = reader.Number(); left > 0 && reader.ok(); --left) {
     CAIRN_TRY_ASSIGN(auto mesh, ReadMesh(reader));
@@ -136,7 +136,7 @@ Result<std::vector<Entry>> DecodeManifest(std::span<const std::byte> bytes) {
 // FQN, number of boxes, boxes; for each tensor with explicit shards.
 std::vector<std::byte> EncodeBoxes(const StateDict& state, const std::vector<Leaf>& leaves,
                                    uint32_t rank) {
-  WireWriter writer;
+  MessageWriter writer;
   for (uint32_t i = 0; i < leaves.size(); ++i) {
     if (!IsTensor(state.tree.nodes[leaves[i].node].kind)) continue;
     const uint32_t tensor = state.slot[i];
@@ -327,7 +327,7 @@ Result<void> GlobalStateLayout::CheckMeshes() const {
 }
 
 Result<void> GlobalStateLayout::ReadBoxes(uint32_t rank, std::span<const std::byte> bytes) {
-  WireReader reader(bytes);
+  MessageReader reader(bytes);
   while (reader.ok() && !reader.at_end()) {
     const auto entry = by_fqn_.find(reader.Text());
     if (entry == by_fqn_.end()) break;

@@ -75,7 +75,7 @@ Result<std::vector<FullLeaf>> DescribeFull(const StateDict& full) {
 }
 
 std::vector<std::byte> EncodeFull(std::span<const FullLeaf> leaves) {
-  WireWriter writer;
+  MessageWriter writer;
   writer.Number(leaves.size());
   for (const FullLeaf& leaf : leaves) {
     writer.Text(leaf.fqn);
@@ -93,7 +93,7 @@ std::vector<std::byte> EncodeFull(std::span<const FullLeaf> leaves) {
 }
 
 Result<std::vector<FullLeaf>> DecodeFull(std::span<const std::byte> bytes) {
-  WireReader reader(bytes);
+  MessageReader reader(bytes);
   std::vector<FullLeaf> leaves;
   for (uint64_t left = reader.Number(); left > 0 && reader.ok(); --left) {
     FullLeaf& leaf = leaves.emplace_back();

@@ -1,5 +1,5 @@
 #pragma once
-/// One value of each rank, on every rank.
+/// Gathers one value per rank on every rank.
 
 #include <span>
 #include <type_traits>
@@ -9,7 +9,8 @@
 
 namespace cairn::core::internal {
 
-/// Collective: element i is what rank i gave as `mine`. Errors are the communicator's.
+/// Collective. Element i of the result is `mine` of rank i. Returns the errors of the communicator.
+/// Copies the bytes of `T`: all ranks run the same program.
 template <typename T>
 Result<std::vector<T>> AllGatherValues(Communicator& communicator, const T& mine) {
   static_assert(std::is_trivially_copyable_v<T>);

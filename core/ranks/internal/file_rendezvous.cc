@@ -1,4 +1,4 @@
-// One file per rank, polled until all are complete.
+// Each rank writes one file, and polls the others until they are complete.
 
 #include "core/ranks/internal/file_rendezvous.h"
 
@@ -17,7 +17,7 @@
 namespace cairn::core::internal {
 namespace {
 
-/// The whole file, or as much of it as is there; nothing where there is none.
+/// Returns the current contents of the file; nothing if it does not exist.
 std::optional<std::string> ReadFile(const std::filesystem::path& path, uint64_t max_bytes) {
   std::ifstream file(path, std::ios::binary);
   if (!file) return std::nullopt;
@@ -27,9 +27,9 @@ std::optional<std::string> ReadFile(const std::filesystem::path& path, uint64_t 
   return bytes;
 }
 
-/// A new file, so that neither a second process of the same rank nor a run before this one goes
-/// unnoticed. Readers see it grow and wait for its length and checksum to agree, which needs no
-/// rename or link of the file system.
+/// Writes a new file; fails if it exists, so that a second process of the rank, or an earlier run,
+/// is noticed. Readers may see a part of it, and wait until its length and checksum match, which
+/// requires neither a rename nor a link.
 Result<void> WriteNewFile(const std::string& path, std::string_view bytes) {
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   if (fd < 0) {
@@ -37,10 +37,10 @@ Result<void> WriteNewFile(const std::string& path, std::string_view bytes) {
       return Fail(Error{.code = ErrorCode::kFailedPrecondition,
                         .message = "this rank of this run has been here before: a process runs "
                                    "twice, or an earlier start died while it connected; give each "
-                                   "start a run id of its own"}
+                                   "start another run id"}
                       .WithFile(path));
     }
-    return Fail(SystemError(errno, "cannot make a rendezvous file", path));
+    return Fail(SystemError(errno, "cannot create a rendezvous file", path));
   }
   size_t written = 0;
   int failed = 0;
@@ -61,7 +61,7 @@ std::filesystem::path RankFile(const std::filesystem::path& directory, int rank)
   return directory / fmt::format("rank-{}", rank);
 }
 
-/// What rank `peer` wrote for `party.rank`; nothing while its file is not complete.
+/// Returns the message of rank `peer` for `party.rank`; nothing if its file is not complete yet.
 Result<std::optional<std::string>> ReadPiece(const std::filesystem::path& directory,
                                              const Party& party, int peer) {
   const std::string path = RankFile(directory, peer).string();
@@ -72,7 +72,7 @@ Result<std::optional<std::string>> ReadPiece(const std::filesystem::path& direct
   if (!record) return std::nullopt;
   if (record->rank != static_cast<uint32_t>(peer) || record->run_id != party.run_id ||
       record->world_size != static_cast<uint32_t>(party.world_size) ||
-      record->pieces.size() != static_cast<size_t>(party.world_size)) {
+      record->messages.size() != static_cast<size_t>(party.world_size)) {
     return Fail(Error{.code = ErrorCode::kFailedPrecondition,
                       .message = fmt::format("written by rank {} of {} of run '{}', where rank {} "
                                              "of {} of run '{}' was expected",
@@ -80,37 +80,37 @@ Result<std::optional<std::string>> ReadPiece(const std::filesystem::path& direct
                                              party.world_size, party.run_id)}
                     .WithFile(path));
   }
-  return std::move(record->pieces[static_cast<size_t>(party.rank)]);
+  return std::move(record->messages[static_cast<size_t>(party.rank)]);
 }
 
 }  // namespace
 
 Result<std::vector<std::string>> MeetByFile(const std::string& directory, const Party& party,
-                                            const std::vector<std::string>& pieces,
+                                            const std::vector<std::string>& messages,
                                             Deadline deadline) {
   const std::filesystem::path run_directory = std::filesystem::path(directory) / party.run_id;
   std::error_code failed;
   std::filesystem::create_directories(run_directory, failed);
   if (failed) {
-    return Fail(SystemError(failed.value(), "cannot make the rendezvous' directory",
+    return Fail(SystemError(failed.value(), "cannot create the rendezvous' directory",
                             run_directory.string()));
   }
   CAIRN_TRY(WriteNewFile(RankFile(run_directory, party.rank).string(),
                          EncodeRecord({.rank = static_cast<uint32_t>(party.rank),
                                        .world_size = static_cast<uint32_t>(party.world_size),
                                        .run_id = party.run_id,
-                                       .pieces = pieces})));
+                                       .messages = messages})));
 
   std::vector<std::string> found(static_cast<size_t>(party.world_size));
   std::vector<bool> present(found.size());
-  // Nothing tells of a file on another host: look, at first often.
+  // A file system does not report files of other hosts, so poll, at first frequently.
   std::chrono::milliseconds pause(1);
   while (true) {
     for (size_t peer = 0; peer < found.size(); ++peer) {
       if (present[peer]) continue;
-      CAIRN_TRY_ASSIGN(auto piece, ReadPiece(run_directory, party, static_cast<int>(peer)));
-      if (!piece) continue;
-      found[peer] = *std::move(piece);
+      CAIRN_TRY_ASSIGN(auto message, ReadPiece(run_directory, party, static_cast<int>(peer)));
+      if (!message) continue;
+      found[peer] = *std::move(message);
       present[peer] = true;
     }
     if (std::ranges::find(present, false) == present.end()) return found;

@@ -1,5 +1,5 @@
 #pragma once
-/// Meeting by files in a directory that all ranks share.
+/// Exchanges messages by files in a directory that all ranks share.
 
 #include <string>
 #include <vector>
@@ -8,9 +8,9 @@
 
 namespace cairn::core::internal {
 
-/// Meet (rendezvous.h) with one file per rank below `directory`; every rank does the same.
+/// Implements Meet (rendezvous.h) with one file per rank below `directory`.
 Result<std::vector<std::string>> MeetByFile(const std::string& directory, const Party& party,
-                                            const std::vector<std::string>& pieces,
+                                            const std::vector<std::string>& messages,
                                             Deadline deadline);
 
 /// Removes the files of the run.

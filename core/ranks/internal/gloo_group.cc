@@ -1,4 +1,4 @@
-// Transfers over Gloo's transport.
+// Transfers on Gloo's transport.
 
 #include "core/ranks/internal/gloo_group.h"
 
@@ -15,22 +15,24 @@
 #include <algorithm>
 #include <exception>
 #include <map>
-#include <mutex>
 #include <new>
+
+#include "kv/mutex.h"
+#include "kv/thread_annotations.h"
 
 namespace cairn::core::internal {
 namespace {
 
 using gloo::transport::UnboundBuffer;
 
-/// Gloo begins its messages with "[file:line] " of its own source.
-std::string_view WithoutPlace(std::string_view message) {
+/// Removes the "[file:line] " at the beginning of Gloo's messages.
+std::string_view WithoutSourceLocation(std::string_view message) {
   const size_t end = message.find("] ");
   return message.starts_with('[') && end != std::string_view::npos ? message.substr(end + 2)
                                                                    : message;
 }
 
-/// The one place where Gloo's exceptions become errors.
+/// Converts an exception of Gloo to an error; nothing else does.
 Error ErrorOf(std::exception_ptr thrown, const std::string& attempted) {
   ErrorCode code = ErrorCode::kInternal;
   std::string found;
@@ -38,22 +40,21 @@ Error ErrorOf(std::exception_ptr thrown, const std::string& attempted) {
     std::rethrow_exception(std::move(thrown));
   } catch (const gloo::IoException& e) {
     code = ErrorCode::kUnavailable;
-    found = WithoutPlace(e.what());
+    found = WithoutSourceLocation(e.what());
   } catch (const gloo::EnforceNotMet& e) {
-    // Also failed calls of the system, as Gloo checks them this way: out of descriptors, no
-    // address.
+    // Gloo also throws this if a system call fails, for example without free descriptors.
     code = ErrorCode::kUnavailable;
-    found = WithoutPlace(e.what());
+    found = WithoutSourceLocation(e.what());
   } catch (const std::bad_alloc&) {
     code = ErrorCode::kResourceExhausted;
     found = "out of memory";
   } catch (const std::exception& e) {
-    found = WithoutPlace(e.what());
+    found = WithoutSourceLocation(e.what());
   }
   return Error{.code = code, .message = fmt::format("{}: {}", attempted, found)};
 }
 
-/// Runs `work`; `attempted` is asked for words only if it throws.
+/// Runs `work`, and converts an exception to an error. Calls `attempted` only in that case.
 template <typename Work, typename Attempted>
 Result<void> Guarded(Attempted&& attempted, Work&& work) {
   try {
@@ -72,10 +73,10 @@ uint64_t SlotOf(const GlooCall& call, MessageKind kind, uint64_t length_bytes) {
 }
 
 template <typename Range, typename Function>
-Result<void> ForEachPiece(Range bytes, Function&& function) {
-  for (uint64_t offset_bytes = 0; offset_bytes < bytes.size(); offset_bytes += kMaxGlooPieceBytes) {
+Result<void> ForEachPart(Range bytes, Function&& function) {
+  for (uint64_t offset_bytes = 0; offset_bytes < bytes.size(); offset_bytes += kMaxGlooPartBytes) {
     CAIRN_TRY(function(bytes.subspan(
-        offset_bytes, std::min<uint64_t>(kMaxGlooPieceBytes, bytes.size() - offset_bytes))));
+        offset_bytes, std::min<uint64_t>(kMaxGlooPartBytes, bytes.size() - offset_bytes))));
   }
   return {};
 }
@@ -103,7 +104,7 @@ SigpipeBlock::~SigpipeBlock() {
 
 Result<std::shared_ptr<gloo::transport::Device>> MakeGlooDevice(const std::string& address,
                                                                 const std::string& interface) {
-  // Gloo's thread inherits the mask: the program's signals are not for it.
+  // Gloo's thread inherits the mask, so that it does not receive the signals of the program.
   sigset_t all, old;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &old);
@@ -120,7 +121,7 @@ Result<std::shared_ptr<gloo::transport::Device>> MakeGlooDevice(const std::strin
   return device;
 }
 
-/// Gloo's own context, with the connections made one by one.
+/// Gloo's context, with functions that create the connections one by one.
 class GlooGroup::Context final : public gloo::Context {
  public:
   Context(std::shared_ptr<gloo::transport::Device> device, int rank, int size,
@@ -141,7 +142,7 @@ class GlooGroup::Context final : public gloo::Context {
   }
 };
 
-/// The waits of calls, which another thread may end. Gloo's own way to end one is by buffer.
+/// Waits of calls, which another thread may end. Gloo can end the wait for a buffer only.
 class GlooGroup::Waits {
  public:
   explicit Waits(Context& context) : context_(context) {}
@@ -158,10 +159,10 @@ class GlooGroup::Waits {
   }
 
   void Interrupt() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     is_interrupted_ = true;
     if (waited_for_ == nullptr) return;
-    // Kept by the buffer if the wait has not begun yet.
+    // If the wait has not begun yet, the buffer remembers this.
     waited_for_->abortWaitRecv();
     waited_for_->abortWaitSend();
   }
@@ -170,7 +171,7 @@ class GlooGroup::Waits {
   struct Ending {
     explicit Ending(Waits& waits) : waits_(waits) {}
     ~Ending() {
-      const std::lock_guard lock(waits_.mutex_);
+      const MutexLock lock(waits_.mutex_);
       waits_.waited_for_ = nullptr;
     }
     Ending(const Ending&) = delete;
@@ -179,30 +180,31 @@ class GlooGroup::Waits {
   };
 
   void Begin(UnboundBuffer& buffer) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (is_interrupted_) Abort();
     waited_for_ = &buffer;
   }
-  /// As a wait that times out: closed before the buffers of the call go.
+  /// Closes the connections before the buffers of the call are destroyed, like a wait that times
+  /// out.
   [[noreturn]] void Abort() {
     context_.closeConnections();
     throw gloo::IoException("interrupted on this rank");
   }
 
   Context& context_;
-  std::mutex mutex_;
-  // Guarded by mutex_.
-  bool is_interrupted_ = false;
-  UnboundBuffer* waited_for_ = nullptr;
+  Mutex mutex_;
+  bool is_interrupted_ CAIRN_GUARDED_BY(mutex_) = false;
+  UnboundBuffer* waited_for_ CAIRN_GUARDED_BY(mutex_) = nullptr;
 };
 
-/// A message from each peer that never comes: who waits for it learns that its connection is gone.
+/// Requests a message from each peer that is never sent: a wait for it fails if the connection is
+/// closed.
 class GlooGroup::Watch {
  public:
   explicit Watch(Context& context) : context_(context) {}
 
   Result<void> Check() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     for (int peer = 0; peer < context_.size; ++peer) {
       if (peer == context_.rank) continue;
       CAIRN_TRY(Guarded([&] { return fmt::format("the connection to rank {}", peer); },
@@ -212,35 +214,38 @@ class GlooGroup::Watch {
   }
 
  private:
-  void CheckPeer(int peer) {
+  // Check calls this under mutex_, but from a lambda, which the analysis does not follow.
+  void CheckPeer(int peer) CAIRN_NO_THREAD_SAFETY_ANALYSIS {
     auto& buffer = expected_[peer];
     if (buffer == nullptr) {
       buffer = context_.createUnboundBuffer(nullptr, 0);
       buffer->recv(peer, SlotOf({.operation = GlooOperation::kWatch, .deadline = {}},
                                 MessageKind::kBytes, 0));
     }
-    // A wait that has been given up before it begins throws what has broken, and else returns.
+    // A wait that was aborted before it begins throws if the connection is broken, and returns
+    // otherwise.
     buffer->abortWaitRecv();
     (void)buffer->waitRecv(std::chrono::milliseconds(1));
   }
 
   Context& context_;
-  std::mutex mutex_;
-  std::map<int, std::unique_ptr<UnboundBuffer>> expected_;  // guarded by mutex_
+  Mutex mutex_;
+  std::map<int, std::unique_ptr<UnboundBuffer>> expected_ CAIRN_GUARDED_BY(mutex_);
 };
 
-/// The pieces of one call: those on their way in, and those on their way out.
+/// The parts of ranges that one call receives and sends.
 class GlooGroup::Transfers {
  public:
   Transfers(Context& context, Waits& waits, const GlooCall& call)
       : context_(context), waits_(waits), call_(call) {}
 
-  /// Asks for a piece. `Finish*` what was begun; after an error the group is closed.
-  Result<size_t> BeginReceive(int peer, ByteTarget piece) {
-    Piece& begun = incoming_.emplace_back(peer, piece.size());
+  /// Begin a transfer, which FinishReceive or FinishSends completes. After an error, the caller
+  /// closes the group.
+  Result<size_t> BeginReceive(int peer, ByteTarget part) {
+    Part& begun = incoming_.emplace_back(peer, part.size());
     CAIRN_TRY(Guarded([&] { return Attempted("receiving", begun); },
                       [&] {
-                        begun.bytes = Buffer(piece.data(), piece.size());
+                        begun.bytes = Buffer(part.data(), part.size());
                         begun.bytes->recv(peer, Slot(MessageKind::kBytes, begun));
                         if (!begun.is_guarded()) return;
                         begun.guard = Buffer(nullptr, 0);
@@ -250,17 +255,17 @@ class GlooGroup::Transfers {
     return incoming_.size() - 1;
   }
 
-  Result<void> BeginSend(int peer, ByteView piece) {
-    Piece& begun = outgoing_.emplace_back(peer, piece.size());
+  Result<void> BeginSend(int peer, ByteView part) {
+    Part& begun = outgoing_.emplace_back(peer, part.size());
     return Guarded([&] { return Attempted("sending", begun); },
                    [&] {
-                     // Asked for before the bytes leave, so that the peer can send it at once.
+                     // Requested before the bytes are sent, so that the peer can send it at once.
                      if (begun.is_guarded()) {
                        begun.receipt = Buffer(nullptr, 0);
                        begun.receipt->recv(peer, Slot(MessageKind::kReceipt, begun));
                      }
-                     // Gloo reads only; its buffers are for both ways.
-                     begun.bytes = Buffer(const_cast<std::byte*>(piece.data()), piece.size());
+                     // Gloo only reads it, but its buffers are for both directions.
+                     begun.bytes = Buffer(const_cast<std::byte*>(part.data()), part.size());
                      begun.bytes->send(peer, Slot(MessageKind::kBytes, begun));
                      if (!begun.is_guarded()) return;
                      begun.guard = Buffer(nullptr, 0);
@@ -269,33 +274,33 @@ class GlooGroup::Transfers {
   }
 
   Result<void> FinishReceive(size_t index) {
-    Piece& piece = incoming_[index];
-    return Guarded([&] { return Attempted("receiving", piece); },
+    Part& part = incoming_[index];
+    return Guarded([&] { return Attempted("receiving", part); },
                    [&] {
-                     if (piece.is_guarded()) WaitReceived(*piece.guard);
-                     WaitReceived(*piece.bytes);
-                     if (piece.is_guarded()) {
-                       piece.receipt->send(piece.peer, Slot(MessageKind::kReceipt, piece));
+                     if (part.is_guarded()) WaitReceived(*part.guard);
+                     WaitReceived(*part.bytes);
+                     if (part.is_guarded()) {
+                       part.receipt->send(part.peer, Slot(MessageKind::kReceipt, part));
                      }
                    });
   }
 
-  /// Of everything that was begun to be sent, and of receipts.
+  /// Completes all parts that BeginSend has begun, and the receipts of received ones.
   Result<void> FinishSends() {
-    for (Piece& piece : outgoing_) {
-      CAIRN_TRY(Guarded([&] { return Attempted("sending", piece); },
+    for (Part& part : outgoing_) {
+      CAIRN_TRY(Guarded([&] { return Attempted("sending", part); },
                         [&] {
-                          if (piece.is_guarded()) {
-                            WaitReceived(*piece.receipt);
-                            WaitSent(*piece.guard);
+                          if (part.is_guarded()) {
+                            WaitReceived(*part.receipt);
+                            WaitSent(*part.guard);
                           }
-                          WaitSent(*piece.bytes);
+                          WaitSent(*part.bytes);
                         }));
     }
-    for (Piece& piece : incoming_) {
-      if (!piece.is_guarded()) continue;
-      CAIRN_TRY(Guarded([&] { return Attempted("receiving", piece); },
-                        [&] { WaitSent(*piece.receipt); }));
+    for (Part& part : incoming_) {
+      if (!part.is_guarded()) continue;
+      CAIRN_TRY(
+          Guarded([&] { return Attempted("receiving", part); }, [&] { WaitSent(*part.receipt); }));
     }
     return {};
   }
@@ -303,8 +308,8 @@ class GlooGroup::Transfers {
   size_t incoming_count() const { return incoming_.size(); }
 
  private:
-  struct Piece {
-    Piece(int from_or_to, uint64_t length) : peer(from_or_to), length_bytes(length) {}
+  struct Part {
+    Part(int from_or_to, uint64_t length) : peer(from_or_to), length_bytes(length) {}
     bool is_guarded() const { return length_bytes > kUnguardedBytes; }
 
     int peer;
@@ -314,16 +319,16 @@ class GlooGroup::Transfers {
     std::unique_ptr<UnboundBuffer> receipt;
   };
 
-  static std::string Attempted(const char* verb, const Piece& piece) {
+  static std::string Attempted(const char* verb, const Part& part) {
     const bool receiving = verb[0] == 'r';
-    return fmt::format("{} {} bytes {} rank {}", verb, piece.length_bytes,
-                       receiving ? "from" : "to", piece.peer);
+    return fmt::format("{} {} bytes {} rank {}", verb, part.length_bytes, receiving ? "from" : "to",
+                       part.peer);
   }
   std::unique_ptr<UnboundBuffer> Buffer(std::byte* bytes, uint64_t length_bytes) {
     return context_.createUnboundBuffer(bytes, length_bytes);
   }
-  uint64_t Slot(MessageKind kind, const Piece& piece) const {
-    return SlotOf(call_, kind, piece.length_bytes);
+  uint64_t Slot(MessageKind kind, const Part& part) const {
+    return SlotOf(call_, kind, part.length_bytes);
   }
   void WaitReceived(UnboundBuffer& buffer) { waits_.Received(buffer, TimeLeft(call_.deadline)); }
   void WaitSent(UnboundBuffer& buffer) { waits_.Sent(buffer, TimeLeft(call_.deadline)); }
@@ -331,8 +336,8 @@ class GlooGroup::Transfers {
   Context& context_;
   Waits& waits_;
   const GlooCall& call_;
-  std::vector<Piece> incoming_;
-  std::vector<Piece> outgoing_;
+  std::vector<Part> incoming_;
+  std::vector<Part> outgoing_;
 };
 
 GlooGroup::GlooGroup(std::shared_ptr<Context> context)
@@ -349,7 +354,7 @@ int GlooGroup::size() const { return context_->size; }
 Result<std::unique_ptr<GlooGroup>> GlooGroup::Listen(
     std::shared_ptr<gloo::transport::Device> device, int rank, int size,
     std::chrono::milliseconds timeout) {
-  // Gloo lets a first connection take five times what it is told (tcp/pair.cc).
+  // Gloo multiplies the timeout of a first connection by five (tcp/pair.cc).
   constexpr int kGlooPatience = 5;
   const auto per_wait = std::max(timeout / kGlooPatience, std::chrono::milliseconds(1));
   std::unique_ptr<GlooGroup> group;
@@ -362,7 +367,7 @@ Result<std::unique_ptr<GlooGroup>> GlooGroup::Listen(
                         if (peer == rank) continue;
                         std::string& address = group->addresses_[static_cast<size_t>(peer)];
                         address = group->context_->Listen(peer);
-                        CAIRN_CHECK(address.size() <= kMaxPieceBytes);
+                        CAIRN_CHECK(address.size() <= kMaxRendezvousMessageBytes);
                       }
                     }));
   return group;
@@ -382,14 +387,14 @@ Result<void> GlooGroup::Exchange(const GlooCall& call, const std::vector<Send>& 
                                  const std::vector<Receive>& receives) {
   Transfers transfers(*context_, *waits_, call);
   for (const Receive& receive : receives) {
-    CAIRN_TRY(ForEachPiece(receive.bytes, [&](ByteTarget piece) -> Result<void> {
-      CAIRN_TRY(transfers.BeginReceive(receive.peer, piece));
+    CAIRN_TRY(ForEachPart(receive.bytes, [&](ByteTarget part) -> Result<void> {
+      CAIRN_TRY(transfers.BeginReceive(receive.peer, part));
       return {};
     }));
   }
   for (const Send& send : sends) {
-    CAIRN_TRY(ForEachPiece(send.bytes,
-                           [&](ByteView piece) { return transfers.BeginSend(send.peer, piece); }));
+    CAIRN_TRY(ForEachPart(send.bytes,
+                          [&](ByteView part) { return transfers.BeginSend(send.peer, part); }));
   }
   for (size_t i = 0; i < transfers.incoming_count(); ++i) CAIRN_TRY(transfers.FinishReceive(i));
   return transfers.FinishSends();
@@ -398,18 +403,18 @@ Result<void> GlooGroup::Exchange(const GlooCall& call, const std::vector<Send>& 
 Result<void> GlooGroup::Barrier(const GlooCall& call) {
   for (int distance = 1; distance < size(); distance *= 2) {
     Transfers transfers(*context_, *waits_, call);
-    CAIRN_TRY_ASSIGN(const size_t heard,
+    CAIRN_TRY_ASSIGN(const size_t received,
                      transfers.BeginReceive((rank() - distance + size()) % size(), {}));
     CAIRN_TRY(transfers.BeginSend((rank() + distance) % size(), {}));
-    CAIRN_TRY(transfers.FinishReceive(heard));
+    CAIRN_TRY(transfers.FinishReceive(received));
     CAIRN_TRY(transfers.FinishSends());
   }
   return {};
 }
 
 Result<void> GlooGroup::Broadcast(const GlooCall& call, ByteTarget bytes, int root) {
-  // Numbered from the root, rank v hears of v without its lowest bit, and tells v + 2^k for each
-  // 2^k below that bit, the farthest first, as it has most to pass on.
+  // With ranks numbered from the root, rank v receives from v without its lowest bit, and sends to
+  // v + 2^k for each 2^k below that bit; the farthest first, because it forwards to the most ranks.
   const int place = (rank() - root + size()) % size();
   const auto rank_at = [&](int other) { return (other + root) % size(); };
   int lowest_bit = 1;
@@ -417,17 +422,17 @@ Result<void> GlooGroup::Broadcast(const GlooCall& call, ByteTarget bytes, int ro
 
   Transfers transfers(*context_, *waits_, call);
   if (place != 0) {
-    CAIRN_TRY(ForEachPiece(bytes, [&](ByteTarget piece) -> Result<void> {
-      CAIRN_TRY(transfers.BeginReceive(rank_at(place - lowest_bit), piece));
+    CAIRN_TRY(ForEachPart(bytes, [&](ByteTarget part) -> Result<void> {
+      CAIRN_TRY(transfers.BeginReceive(rank_at(place - lowest_bit), part));
       return {};
     }));
   }
   size_t index = 0;
-  CAIRN_TRY(ForEachPiece(bytes, [&](ByteTarget piece) -> Result<void> {
+  CAIRN_TRY(ForEachPart(bytes, [&](ByteTarget part) -> Result<void> {
     if (place != 0) CAIRN_TRY(transfers.FinishReceive(index++));
     for (int distance = lowest_bit / 2; distance > 0; distance /= 2) {
       if (place + distance < size()) {
-        CAIRN_TRY(transfers.BeginSend(rank_at(place + distance), piece));
+        CAIRN_TRY(transfers.BeginSend(rank_at(place + distance), part));
       }
     }
     return {};
@@ -444,7 +449,7 @@ Result<void> GlooGroup::CheckConnections() {
 
 void GlooGroup::Close() {
   SigpipeBlock no_sigpipe;
-  // Nothing is left to be done about an error here: the group is given up.
+  // An error has no consequences, because the group is no longer used.
   (void)Guarded([] { return std::string(); }, [&] { context_->closeConnections(); });
 }
 

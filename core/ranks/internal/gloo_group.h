@@ -1,20 +1,20 @@
 #pragma once
-/// Gloo's transport: connections of one rank to all others of a group, and transfers over them.
+/// Connections of one rank to all others of a group, and transfers on them, with Gloo's transport.
 ///
-/// What Gloo does, and what follows (as read in its source and seen in tests):
-///   - A message goes out once its receiver has asked for it, by slot. A message that is longer
-///   than
-///     what was asked for ends the process. So a slot holds the number of the call, the operation
-///     and the length: what does not belong together never meets, and ends at the deadline.
-///   - A connection that breaks wakes who waits for a message that has not begun, but not who waits
-///     for one that is half way. So a piece of more than kUnguardedBytes is followed by an empty
-///     message, the guard, that the receiver waits for first, and answered by another, that the
-///     sender waits for first.
-///   - A wait that times out closes all connections of the group. We close them after any other
-///     error too: the ranks on the other side learn of it at once, and Gloo's thread touches no
+/// Properties of Gloo (from its source and from tests), and consequences:
+///   - A message is sent once its receiver has requested its slot. A message that is longer than
+///     its request ends the process. A slot therefore contains the number of the call, the
+///     operation and the length: messages and requests that do not belong together never match, and
+///     the call ends at its deadline.
+///   - A connection that breaks wakes threads that wait for a message that has not begun, but not
+///     those that wait for the rest of one. Each part of more than kUnguardedBytes is therefore
+///     followed by an empty message, the guard, for which the receiver waits first, and answered by
+///     another one, the receipt, for which the sender waits first.
+///   - A wait that times out closes all connections of the group. We also close them after any
+///     other error, so that the peers notice it at once, and Gloo's thread does not access the
 ///     memory of a failed call.
-///   - Writing to a connection that is gone raises SIGPIPE: blocked in Gloo's thread, and in ours
-///     as long as a SigpipeBlock lives.
+///   - Writing to a closed connection raises SIGPIPE. It is blocked in Gloo's thread, and in other
+///     threads as long as a SigpipeBlock exists.
 
 #include <pthread.h>
 #include <signal.h>
@@ -35,10 +35,11 @@ class Device;
 
 namespace cairn::core::internal {
 
-/// Longer ranges are cut: slots give the length 27 bits, and a Broadcast passes on piece by piece.
-inline constexpr uint64_t kMaxGlooPieceBytes = 16ull << 20;
+/// Longer ranges are divided into parts: slots have 27 bits for the length, and ranks forward a
+/// Broadcast part by part.
+inline constexpr uint64_t kMaxGlooPartBytes = 16ull << 20;
 inline constexpr uint64_t kUnguardedBytes = 64ull << 10;
-static_assert(kMaxGlooPieceBytes < 1ull << 27);
+static_assert(kMaxGlooPartBytes < 1ull << 27);
 
 enum class GlooOperation : uint64_t {
   kBarrier,
@@ -50,19 +51,19 @@ enum class GlooOperation : uint64_t {
   kWatch,  // never sent: see GlooGroup::CheckConnections
 };
 
-/// A call: all ranks number theirs alike.
+/// Identifies a call; `sequence` is the same on all ranks.
 struct GlooCall {
   GlooOperation operation;
   uint32_t sequence = 0;
   Deadline deadline;
 };
 
-/// The thread that groups share, and the address in digits, or else the interface, at which they
-/// listen. kUnavailable: not of this host.
+/// Creates a device: a thread that groups share, and the numeric address on which they listen; if
+/// `address` is empty, that of `interface`. kUnavailable: it does not belong to this host.
 Result<std::shared_ptr<gloo::transport::Device>> MakeGlooDevice(const std::string& address,
                                                                 const std::string& interface);
 
-/// Keeps SIGPIPE from this thread, and takes the one that came in between off it.
+/// Blocks SIGPIPE in this thread, and discards the ones that were raised.
 class SigpipeBlock {
  public:
   SigpipeBlock();
@@ -74,7 +75,7 @@ class SigpipeBlock {
   bool was_blocked_ = false;
 };
 
-/// Threads: one call at a time. Errors leave the group useless: `Close` it.
+/// After an error the group is unusable; the caller calls `Close`. Threads: one call at a time.
 class GlooGroup {
  public:
   struct Send {
@@ -86,7 +87,7 @@ class GlooGroup {
     ByteTarget bytes;
   };
 
-  /// Listens for each other rank. `timeout` is what one connection may take.
+  /// Listens for each other rank. `timeout` is the longest time for one connection.
   static Result<std::unique_ptr<GlooGroup>> Listen(std::shared_ptr<gloo::transport::Device> device,
                                                    int rank, int size,
                                                    std::chrono::milliseconds timeout);
@@ -94,27 +95,30 @@ class GlooGroup {
 
   int rank() const;
   int size() const;
-  /// Where `peer` connects to; empty for this rank. At most kMaxPieceBytes.
+  /// The address to which each peer connects, by rank; empty for this rank. At most
+  /// kMaxRendezvousMessageBytes each.
   const std::vector<std::string>& addresses() const { return addresses_; }
-  /// Takes from each rank the address that it gave for this one.
+  /// Connects to all peers. `addresses` contains, by rank, the address of each peer for this rank.
   Result<void> Connect(const std::vector<std::string>& addresses);
 
-  /// Everything at once; ends when all of it has been sent and received. Empty ranges move nothing.
+  /// Sends and receives all ranges concurrently; returns when all are complete. Empty ranges send
+  /// nothing.
   Result<void> Exchange(const GlooCall& call, const std::vector<Send>& sends,
                         const std::vector<Receive>& receives);
-  /// Dissemination: in ceil(log2(n)) rounds rank i tells i + 2^k and hears of i - 2^k.
+  /// Dissemination barrier: in round k of ceil(log2(n)), rank i sends to i + 2^k and receives from
+  /// i - 2^k.
   /// (Hensgen, Finkel and Manber: Two algorithms for barrier synchronization, 1988)
   Result<void> Barrier(const GlooCall& call);
-  /// Down a binomial tree; each rank passes a piece on while the next one comes in.
+  /// Broadcast along a binomial tree; each rank forwards a part while it receives the next one.
   Result<void> Broadcast(const GlooCall& call, ByteTarget bytes, int root);
 
-  /// Ends all connections at once; peers see it at their next call.
+  /// Closes all connections at once; peers notice it at their next call.
   void Close();
-  /// Ends the wait of the call that another thread is in, and each later one, with kUnavailable.
-  /// Threads: any, beside a call.
+  /// Ends the wait of a call on another thread, and of every later call, with kUnavailable.
+  /// Threads: any, concurrently with a call.
   void Interrupt();
-  /// kUnavailable, naming the peer: its connection is gone. Does not wait. Threads: any, beside a
-  /// call.
+  /// kUnavailable, naming the peer: its connection is closed. Does not wait. Threads: any,
+  /// concurrently with a call.
   Result<void> CheckConnections();
 
  private:
@@ -124,7 +128,7 @@ class GlooGroup {
   class Watch;
   explicit GlooGroup(std::shared_ptr<Context> context);
 
-  const std::shared_ptr<Context> context_;  // shared with Gloo's algorithms, which ask for it so
+  const std::shared_ptr<Context> context_;  // shared because Gloo's functions take a shared_ptr
   const std::unique_ptr<Waits> waits_;
   const std::unique_ptr<Watch> watch_;
   std::vector<std::string> addresses_;

@@ -1,6 +1,6 @@
 #pragma once
-/// Numbers and texts as ranks send them to each other: little-endian u64, texts with their length
-/// before them. Nothing of it reaches a disk: all ranks run the same build.
+/// Encodes messages between ranks: numbers as little-endian u64, texts after their length. This
+/// format is not stored, because all ranks run the same build.
 
 #include <bit>
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace cairn::core::internal {
 
 static_assert(std::endian::native == std::endian::little);
 
-class WireWriter {
+class MessageWriter {
  public:
   void Number(uint64_t value) { Append(&value, sizeof(value)); }
   void Text(std::string_view text) {
@@ -41,10 +41,11 @@ class WireWriter {
   std::vector<std::byte> bytes_;
 };
 
-/// After the first thing that is not there all others are 0 or empty, and ok() is false.
-class WireReader {
+/// Once the message is too short for a value, this value and all later ones are 0 or empty, and
+/// ok() is false. Ownership: borrows the message.
+class MessageReader {
  public:
-  explicit WireReader(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  explicit MessageReader(std::span<const std::byte> bytes) : bytes_(bytes) {}
 
   uint64_t Number() {
     uint64_t value = 0;

@@ -1,5 +1,6 @@
-// Opening together: rank 0 opens and says which store it has, and in which session; then the others
-// open, and see whether theirs is the same; then all vote.
+// 1. Rank 0 opens the store and broadcasts its UUID and session.
+// 2. The others open it and compare the UUIDs.
+// 3. All ranks agree on the status.
 
 #include "core/ranks/internal/open_together.h"
 
@@ -56,8 +57,8 @@ Result<std::unique_ptr<kv::Store>> OpenTogether(
       if (!same) store = std::unexpected(std::move(same).error());
     }
   }
-  CAIRN_TRY(
-      AgreeOnStatus(communicator, store ? Result<void>() : Result<void>(std::unexpected(store.error()))));
+  CAIRN_TRY(AgreeOnStatus(communicator,
+                          store ? Result<void>() : Result<void>(std::unexpected(store.error()))));
   return store;
 }
 

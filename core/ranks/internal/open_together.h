@@ -1,5 +1,5 @@
 #pragma once
-/// Opening one store by all ranks of a job.
+/// Opens one store on all ranks of a job.
 
 #include <functional>
 #include <memory>
@@ -11,7 +11,8 @@
 
 namespace cairn::core::internal {
 
-/// See CheckpointStore::OpenShared. `directory` says where, or why not; it is called once.
+/// Implements CheckpointStore::OpenShared. `directory` returns the directory of the store, or an
+/// error that all ranks report; it is called once.
 Result<std::unique_ptr<kv::Store>> OpenTogether(
     const std::function<Result<std::string>()>& directory, kv::OpenMode mode,
     Communicator& communicator, kv::StoreOptions options);

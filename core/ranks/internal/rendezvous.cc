@@ -1,4 +1,4 @@
-// Chooses the way to meet.
+// Selects the implementation for the endpoint.
 
 #include "core/ranks/internal/rendezvous.h"
 
@@ -7,16 +7,16 @@
 
 namespace cairn::core::internal {
 
-Result<std::vector<std::string>> Meet(const Endpoint& place, const Party& party,
-                                      const std::vector<std::string>& pieces, Deadline deadline) {
-  if (!place.directory.empty()) return MeetByFile(place.directory, party, pieces, deadline);
-  return party.rank == 0 ? ServeTcpMeeting(place, party, pieces, deadline)
-                         : JoinTcpMeeting(place, party, pieces, deadline);
+Result<std::vector<std::string>> Meet(const Endpoint& endpoint, const Party& party,
+                                      const std::vector<std::string>& messages, Deadline deadline) {
+  if (!endpoint.directory.empty()) return MeetByFile(endpoint.directory, party, messages, deadline);
+  return party.rank == 0 ? ServeTcpMeeting(endpoint, party, messages, deadline)
+                         : JoinTcpMeeting(endpoint, party, messages, deadline);
 }
 
-Result<void> Forget(const Endpoint& place, const Party& party) {
-  if (place.directory.empty()) return {};
-  return ForgetFiles(place.directory, party);
+Result<void> Forget(const Endpoint& endpoint, const Party& party) {
+  if (endpoint.directory.empty()) return {};
+  return ForgetFiles(endpoint.directory, party);
 }
 
 }  // namespace cairn::core::internal

@@ -1,5 +1,5 @@
 #pragma once
-/// Ranks that know nothing of each other but a place, and exchange a few bytes there.
+/// Lets ranks that know only a common endpoint exchange short messages.
 
 #include <string>
 #include <vector>
@@ -8,13 +8,14 @@
 
 namespace cairn::core::internal {
 
-/// Rank i's pieces[j] is element i of what rank j gets. Every rank calls it, with one piece a rank.
-/// Ends at the deadline at the latest, but for the look-up of a host's name.
-/// kUnavailable: ranks that did not come. kFailedPrecondition: refused (see ConnectGloo).
-Result<std::vector<std::string>> Meet(const Endpoint& place, const Party& party,
-                                      const std::vector<std::string>& pieces, Deadline deadline);
+/// Collective over all ranks. messages[j] of rank i is element i of the result of rank j. Requires
+/// one message per rank. Returns by the deadline, except that the resolution of a host name may
+/// take longer. kUnavailable: ranks did not arrive. kFailedPrecondition: refused (see ConnectGloo).
+Result<std::vector<std::string>> Meet(const Endpoint& endpoint, const Party& party,
+                                      const std::vector<std::string>& messages, Deadline deadline);
 
-/// Removes what `Meet` left at the place; for rank 0 to call once all ranks are through it.
-Result<void> Forget(const Endpoint& place, const Party& party);
+/// Removes what `Meet` has left at the endpoint. Rank 0 calls it once Meet has returned on all
+/// ranks.
+Result<void> Forget(const Endpoint& endpoint, const Party& party);
 
 }  // namespace cairn::core::internal

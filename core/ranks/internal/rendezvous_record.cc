@@ -1,4 +1,4 @@
-// Encoding, decoding and bounds of the record; parsing of the place.
+// Encodes and decodes records, and parses endpoints.
 
 #include "core/ranks/internal/rendezvous_record.h"
 
@@ -37,7 +37,8 @@ class Writer {
   std::string bytes_;
 };
 
-/// Reads what is there; once something is not, everything is 0 or empty and ok() false.
+/// Once the record is too short for a value, this value and all later ones are 0 or empty, and ok()
+/// is false.
 class Reader {
  public:
   explicit Reader(std::string_view bytes) : rest_(bytes) {}
@@ -84,17 +85,17 @@ std::string EncodeRecord(const RendezvousRecord& record) {
   writer.Integer(kMagic);
   writer.Integer(static_cast<uint32_t>(record.kind));
   uint64_t length = kRecordHeaderBytes + 4 + 4 + 2 + record.run_id.size() + 4 + kChecksumBytes;
-  for (const std::string& piece : record.pieces) {
-    CAIRN_CHECK(piece.size() <= kMaxPieceBytes);
-    length += 2 + piece.size();
+  for (const std::string& message : record.messages) {
+    CAIRN_CHECK(message.size() <= kMaxRendezvousMessageBytes);
+    length += 2 + message.size();
   }
   CAIRN_CHECK(record.run_id.size() <= kMaxRunIdBytes);
   writer.Integer(length);
   writer.Integer(record.rank);
   writer.Integer(record.world_size);
   writer.Bytes(record.run_id);
-  writer.Integer(static_cast<uint32_t>(record.pieces.size()));
-  for (const std::string& piece : record.pieces) writer.Bytes(piece);
+  writer.Integer(static_cast<uint32_t>(record.messages.size()));
+  for (const std::string& message : record.messages) writer.Bytes(message);
   writer.Integer(ChecksumOf(writer.bytes()));
   CAIRN_CHECK(writer.bytes().size() == length);
   return std::move(writer.bytes());
@@ -102,14 +103,14 @@ std::string EncodeRecord(const RendezvousRecord& record) {
 
 uint64_t MaxRecordBytes(int world_size) {
   return kRecordHeaderBytes + 4 + 4 + 2 + kMaxRunIdBytes + 4 + kChecksumBytes +
-         static_cast<uint64_t>(world_size) * (2 + kMaxPieceBytes);
+         static_cast<uint64_t>(world_size) * (2 + kMaxRendezvousMessageBytes);
 }
 
 Result<std::optional<uint64_t>> RecordLength(std::string_view bytes, uint64_t max_bytes) {
   if (bytes.size() < kRecordHeaderBytes) return std::nullopt;
   Reader reader(bytes.substr(0, kRecordHeaderBytes));
   if (reader.Integer<uint32_t>() != kMagic) {
-    return Fail(ErrorCode::kDataLoss, "these are not the words of a rank at a rendezvous");
+    return Fail(ErrorCode::kDataLoss, "this is not a record of a rank at a rendezvous");
   }
   reader.Integer<uint32_t>();
   const uint64_t length = reader.Integer<uint64_t>();
@@ -129,7 +130,7 @@ Result<RendezvousRecord> DecodeRecord(std::string_view bytes) {
   if (Reader(bytes.substr(body.size())).Integer<uint64_t>() != ChecksumOf(body)) return damaged();
 
   Reader reader(body);
-  reader.Integer<uint32_t>();  // the magic, as RecordLength checked
+  reader.Integer<uint32_t>();  // the magic, which RecordLength has checked
   RendezvousRecord record;
   const uint32_t kind = reader.Integer<uint32_t>();
   if (kind < 1 || kind > 4) return damaged();
@@ -139,11 +140,12 @@ Result<RendezvousRecord> DecodeRecord(std::string_view bytes) {
   record.world_size = reader.Integer<uint32_t>();
   record.run_id = reader.Bytes(kMaxRunIdBytes);
   const uint32_t count = reader.Integer<uint32_t>();
-  // Each piece takes two bytes at least, so `count` cannot make us allocate more than was sent.
+  // Each message has at least two bytes, so that `count` cannot cause an allocation larger than the
+  // record.
   if (count > body.size() / 2) return damaged();
-  record.pieces.reserve(count);
+  record.messages.reserve(count);
   for (uint32_t i = 0; i < count && reader.ok(); ++i) {
-    record.pieces.push_back(reader.Bytes(kMaxPieceBytes));
+    record.messages.push_back(reader.Bytes(kMaxRendezvousMessageBytes));
   }
   if (!reader.at_end()) return damaged();
   return record;
@@ -160,10 +162,10 @@ std::string MissingRanks(const std::vector<bool>& present) {
 Result<Endpoint> ParseEndpoint(std::string_view url) {
   constexpr std::string_view kFile = "file://";
   constexpr std::string_view kTcp = "tcp://";
-  Endpoint place;
+  Endpoint endpoint;
   if (url.starts_with(kFile) && url.substr(kFile.size()).starts_with('/')) {
-    place.directory = url.substr(kFile.size());
-    return place;
+    endpoint.directory = url.substr(kFile.size());
+    return endpoint;
   }
   const size_t colon = url.rfind(':');
   if (url.starts_with(kTcp) && colon >= kTcp.size() && colon != std::string_view::npos) {
@@ -173,9 +175,9 @@ Result<Endpoint> ParseEndpoint(std::string_view url) {
     const bool is_number = !port.empty() && port.size() <= 5 &&
                            std::ranges::all_of(port, [](char c) { return c >= '0' && c <= '9'; });
     if (!host.empty() && is_number) {
-      place.host = host;
-      place.port = port;
-      return place;
+      endpoint.host = host;
+      endpoint.port = port;
+      return endpoint;
     }
   }
   return Fail(ErrorCode::kInvalidArgument,

@@ -1,4 +1,4 @@
-// Rounds: packed before the call, unpacked behind it.
+// Packs bytes before a call of the communicator, and unpacks them after it.
 
 #include "core/ranks/internal/round_mover.h"
 
@@ -12,10 +12,11 @@ Result<RoundBuffer> RoundBuffer::Make(uint64_t capacity_bytes, int device,
     CAIRN_TRY_ASSIGN(DeviceBackend* const backend, FindDeviceBackend());
     CAIRN_TRY_ASSIGN(buffer.on_device_, backend->Allocate(device, capacity_bytes));
   }
-  // With all tensors where the communicator is, host memory is not used.
+  // If all tensors are on the device of the communicator, host memory is not used.
   const bool is_copied = devices.size() > (devices.contains(device) ? 1 : 0);
   auto memory = HostMemory::Allocate(capacity_bytes, {.pinned = is_copied});
-  if (!memory && is_copied) memory = HostMemory::Allocate(capacity_bytes);  // it is only slower
+  if (!memory && is_copied)
+    memory = HostMemory::Allocate(capacity_bytes);  // pageable memory is only slower
   CAIRN_TRY_ASSIGN(buffer.memory_, std::move(memory));
   return buffer;
 }
@@ -48,7 +49,7 @@ void RoundMover::Begin() {
 std::optional<ByteView> RoundMover::InPlace(const TensorStream<TensorView>& stream, uint64_t begin,
                                             uint64_t count) const {
   const auto memory = stream.MemoryOf(begin, count);
-  if (memory.data == nullptr || !Takes(memory.device)) return std::nullopt;
+  if (memory.data == nullptr || !Accepts(memory.device)) return std::nullopt;
   return ByteView(memory.data, count);
 }
 
@@ -77,7 +78,7 @@ ByteTarget RoundMover::Target(const TensorStream<TensorTarget>& stream, uint64_t
                               uint64_t count) {
   if (count == 0) return {};
   const auto memory = stream.MemoryOf(begin, count);
-  if (memory.data != nullptr && Takes(memory.device)) return {memory.data, count};
+  if (memory.data != nullptr && Accepts(memory.device)) return {memory.data, count};
   const int device = BufferDevice(memory.device);
   const ByteTarget bytes = buffer_.Take(count, device);
   staged_.push_back({.stream = &stream, .begin = begin, .bytes = bytes, .device = device});

@@ -1,6 +1,6 @@
 #pragma once
-/// What a round of a communicator sends and receives, wherever the tensors lie: in place where the
-/// communicator takes their memory and the bytes lie in one run, else through bounded buffers.
+/// Provides the memory that a round of a communicator sends and receives: the tensors' own memory
+/// if it is contiguous and the communicator accepts it, otherwise bounded buffers.
 
 #include <algorithm>
 #include <memory>
@@ -9,47 +9,48 @@
 #include <span>
 #include <vector>
 
-#include "core/ranks/communicator.h"
 #include "core/device/device.h"
 #include "core/device/host_memory.h"
 #include "core/device/internal/device_queues.h"
+#include "core/ranks/communicator.h"
 #include "core/tensor/internal/tensor_stream.h"
 
 namespace cairn::core::internal {
 
-/// Memory for what does not go in place, handed out anew each round: host memory, and that of the
-/// communicator's device where tensors lie there. Host memory is page-locked where devices copy
-/// from and to it and the system lets it be.
+/// Buffers for bytes that cannot be transferred in place, which each round uses again: host memory,
+/// and memory of the communicator's device if tensors are on that device. Host memory is
+/// page-locked if devices access it and the system allows it.
 ///
-/// Ownership: move-only; gives all back. Threads: as a vector.
+/// Ownership: move-only; owns the memory. Threads: one call at a time.
 class RoundBuffer {
  public:
   RoundBuffer() = default;
-  /// `device` is kHostDevice, or has memory of its own; `devices` are those that copy.
+  /// `device` is that of the communicator, or kHostDevice; `devices` are those whose tensors are
+  /// transferred. kResourceExhausted: there is not enough memory.
   static Result<RoundBuffer> Make(uint64_t capacity_bytes, int device,
                                   const std::set<int>& devices);
 
   void Reset() { used_bytes_ = 0; }
-  /// Requires that the round's takes fit, those on the device and those in host memory together:
-  /// rounds are planned so.
+  /// Returns the next `count` bytes on `device`. Requires that all bytes taken since Reset, on the
+  /// device and on the host, fit into the capacity.
   std::span<std::byte> Take(uint64_t count, int device);
   uint64_t peak_bytes() const { return peak_bytes_; }
 
  private:
   uint64_t capacity_bytes_ = 0;
-  HostMemory memory_;  // unless it is pinned, pages that no round reaches are never there
+  HostMemory memory_;  // the system provides pages that are not pinned only when they are used
   std::unique_ptr<DeviceMemory> on_device_;
   uint64_t used_bytes_ = 0;
   uint64_t peak_bytes_ = 0;
 };
 
-/// Threads: one at a time. A round: Begin; sources and targets; Packed; the communicator's call;
-/// Unpack.
+/// A round calls Begin, then Source, Pack and Target for each range, Packed, the communicator, and
+/// Unpack. Threads: one call at a time.
 class RoundMover {
  public:
   RoundMover() = default;
-  /// For tensors on `devices`, after what `streams` hold; borrows `communicator`. Errors as
-  /// DeviceQueues::Open, and kResourceExhausted.
+  /// For tensors on `devices`, whose memory is accessed after all work that `streams` contain now.
+  /// Returns the errors of DeviceQueues::Open. kResourceExhausted: there is not enough memory.
   static Result<RoundMover> Make(const Communicator& communicator, uint64_t buffer_bytes,
                                  const std::set<int>& devices,
                                  std::span<const DeviceStream> streams);
@@ -58,19 +59,20 @@ class RoundMover {
   uint64_t peak_bytes() const { return buffer_.peak_bytes(); }
 
   void Begin();
-  /// Bytes [begin, begin + count) of a stream if the communicator can send them from where they
-  /// lie. Requires count > 0.
+  /// Returns bytes [begin, begin + count) of a stream if the communicator can send them in place.
+  /// Requires count > 0.
   std::optional<ByteView> InPlace(const TensorStream<TensorView>& stream, uint64_t begin,
                                   uint64_t count) const;
-  /// A copy of them in a buffer, filled once Packed returns.
+  /// Returns a buffer with a copy of the bytes, which is complete once Packed has returned.
   Result<ByteTarget> Pack(const TensorStream<TensorView>& stream, uint64_t begin, uint64_t count);
-  /// In place or packed; empty for no bytes.
+  /// Returns the bytes in place if possible, otherwise packed; an empty range if `count` is 0.
   Result<ByteView> Source(const TensorStream<TensorView>& stream, uint64_t begin, uint64_t count);
-  /// Memory for bytes [begin, begin + count) of a stream, which stays as it is until Unpack.
+  /// Returns memory to receive bytes [begin, begin + count) of a stream. Requires that the stream
+  /// does not change until Unpack has returned.
   ByteTarget Target(const TensorStream<TensorTarget>& stream, uint64_t begin, uint64_t count);
-  /// Buffers hold what they are to send.
+  /// Waits until all packed bytes are in their buffers.
   Result<void> Packed() const;
-  /// Brings what buffers have received to where it belongs.
+  /// Copies received bytes from buffers to their streams, and waits for the copies.
   Result<void> Unpack();
 
  private:
@@ -81,12 +83,12 @@ class RoundMover {
     int device = kHostDevice;
   };
 
-  bool Takes(int device) const { return device == kHostDevice || device == communicator_device_; }
-  /// Where bytes that tensors of `device` hold are buffered.
-  int BufferDevice(int device) const { return Takes(device) ? device : kHostDevice; }
+  bool Accepts(int device) const { return device == kHostDevice || device == communicator_device_; }
+  /// Returns the device of buffers for tensors on `device`.
+  int BufferDevice(int device) const { return Accepts(device) ? device : kHostDevice; }
 
   int communicator_device_ = kHostDevice;
-  RoundBuffer buffer_;  // freed behind the queues, whose work reads and writes it
+  RoundBuffer buffer_;  // destroyed after the queues, whose work accesses it
   DeviceQueues queues_;
   std::vector<Staged> staged_;
 };

@@ -1,12 +1,12 @@
-// Meeting at an address of rank 0.
-//
-// 1. Every other rank connects, again and again until rank 0 listens, and says hello.
-// 2. Rank 0 keeps the connections until it has heard of all ranks. What is no hello is cut off; a
-//    hello that does not belong here gets a refusal. A rank that goes away is missing again.
-// 3. Rank 0 sends each its answer and closes. At the deadline it sends a refusal that names the
-//    missing ranks.
-// Rank 0 never waits for one connection alone, and holds at most kSpareConnections more than there
-// are ranks, each with at most one record.
+// Exchanges messages through rank 0:
+// 1. Every other rank tries to connect until rank 0 listens, and sends a hello.
+// 2. Rank 0 keeps the connections until it has the hellos of all ranks. It closes a connection that
+//    sends anything else, and refuses a hello of another run. A rank that disconnects is missing
+//    again.
+// 3. Rank 0 sends each rank its answer and closes the connection. At the deadline it sends a
+//    refusal that names the missing ranks.
+// Rank 0 never waits for a single connection. It has at most kSpareConnections more connections
+// than ranks, and at most one record per connection.
 
 #include "core/ranks/internal/tcp_rendezvous.h"
 
@@ -24,8 +24,6 @@
 #include <cstring>
 #include <list>
 #include <memory>
-
-
 
 namespace cairn::core::internal {
 namespace {
@@ -52,15 +50,17 @@ class Socket {
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
-std::string UrlOf(const Endpoint& place) { return fmt::format("tcp://{}:{}", place.host, place.port); }
+std::string UrlOf(const Endpoint& endpoint) {
+  return fmt::format("tcp://{}:{}", endpoint.host, endpoint.port);
+}
 
-Result<AddressList> Resolve(const Endpoint& place) {
+Result<AddressList> Resolve(const Endpoint& endpoint) {
   const addrinfo hints{.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
   addrinfo* found = nullptr;
-  const int failed = ::getaddrinfo(place.host.c_str(), place.port.c_str(), &hints, &found);
+  const int failed = ::getaddrinfo(endpoint.host.c_str(), endpoint.port.c_str(), &hints, &found);
   if (failed != 0) {
     return Fail(ErrorCode::kUnavailable,
-                fmt::format("cannot look up {}: {}", place.host, ::gai_strerror(failed)));
+                fmt::format("cannot look up {}: {}", endpoint.host, ::gai_strerror(failed)));
   }
   return AddressList(found, &::freeaddrinfo);
 }
@@ -70,21 +70,21 @@ Result<std::string> InDigits(const sockaddr* address, socklen_t length) {
   const int failed = ::getnameinfo(address, length, name, sizeof(name), nullptr, 0, NI_NUMERICHOST);
   if (failed != 0) {
     return Fail(ErrorCode::kUnavailable,
-                fmt::format("cannot write an address in digits: {}", ::gai_strerror(failed)));
+                fmt::format("cannot format an address: {}", ::gai_strerror(failed)));
   }
   return std::string(name);
 }
 
-Error Failed(const char* what, const Endpoint& place, int error_number) {
-  return SystemError(error_number, fmt::format("rendezvous {}: {}", UrlOf(place), what));
+Error Failed(const char* what, const Endpoint& endpoint, int error_number) {
+  return SystemError(error_number, fmt::format("rendezvous {}: {}", UrlOf(endpoint), what));
 }
 
-Result<Socket> Listen(const Endpoint& place) {
-  CAIRN_TRY_ASSIGN(const AddressList addresses, Resolve(place));
+Result<Socket> Listen(const Endpoint& endpoint) {
+  CAIRN_TRY_ASSIGN(const AddressList addresses, Resolve(endpoint));
   int failed = 0;
   for (const addrinfo* address = addresses.get(); address; address = address->ai_next) {
     Socket socket(::socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    const int on = 1;  // the port of a run that has just ended may be taken again
+    const int on = 1;  // allows the port of a run that has just ended to be used again
     if (socket.fd() >= 0 &&
         ::setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
         ::bind(socket.fd(), address->ai_addr, address->ai_addrlen) == 0 &&
@@ -93,12 +93,12 @@ Result<Socket> Listen(const Endpoint& place) {
     }
     failed = errno;
   }
-  return Fail(Failed("rank 0 cannot listen", place, failed));
+  return Fail(Failed("rank 0 cannot listen", endpoint, failed));
 }
 
 enum class Progress { kDone, kAgain, kGone };
 
-/// As much of `text` from `sent` on as the socket takes.
+/// Sends as much of `text` from `sent` on as the socket accepts.
 Progress SendSome(int fd, std::string_view text, size_t& sent) {
   while (sent < text.size()) {
     const ssize_t count = ::send(fd, text.data() + sent, text.size() - sent, MSG_NOSIGNAL);
@@ -113,14 +113,15 @@ Progress SendSome(int fd, std::string_view text, size_t& sent) {
   return Progress::kDone;
 }
 
-/// Adds what has arrived, up to one record. kDataLoss: no record, or too long a one.
+/// Appends what has arrived, up to one record. kDataLoss: it is not a record, or the record is too
+/// long.
 Result<Progress> ReceiveSome(int fd, uint64_t max_bytes, std::string& record) {
   while (true) {
     CAIRN_TRY_ASSIGN(const auto length, RecordLength(record, max_bytes));
     const uint64_t wanted_bytes = length.value_or(kRecordHeaderBytes);
     if (length && record.size() == wanted_bytes) return Progress::kDone;
     const size_t before = record.size();
-    // Grows with what arrives, not to what the sender promises.
+    // The buffer grows with what arrives, not to the length that the sender states.
     record.resize(std::min<uint64_t>(wanted_bytes, before + 64 * 1024));
     const ssize_t count = ::recv(fd, record.data() + before, record.size() - before, 0);
     const int failed = errno;
@@ -130,35 +131,35 @@ Result<Progress> ReceiveSome(int fd, uint64_t max_bytes, std::string& record) {
   }
 }
 
-/// A record of one piece: a reason.
+/// Encodes a record with one message: a reason.
 std::string EncodeReason(RendezvousRecord::Kind kind, const Party& party, std::string reason) {
-  reason.resize(std::min<size_t>(reason.size(), kMaxPieceBytes));
+  reason.resize(std::min<size_t>(reason.size(), kMaxRendezvousMessageBytes));
   return EncodeRecord({.kind = kind,
                        .rank = static_cast<uint32_t>(party.rank),
                        .world_size = static_cast<uint32_t>(party.world_size),
                        .run_id = party.run_id,
-                       .pieces = {std::move(reason)}});
+                       .messages = {std::move(reason)}});
 }
 
 int PollLimit(std::chrono::milliseconds time) {
   return static_cast<int>(std::min<int64_t>(time.count(), 60'000));
 }
 
-/// Rank 0's side.
+/// The side of rank 0.
 class Meeting {
  public:
-  Meeting(const Endpoint& place, const Party& party, const std::vector<std::string>& pieces,
+  Meeting(const Endpoint& endpoint, const Party& party, const std::vector<std::string>& messages,
           Deadline deadline)
-      : place_(place), party_(party), deadline_(deadline) {
+      : endpoint_(endpoint), party_(party), deadline_(deadline) {
     hellos_.resize(static_cast<size_t>(party.world_size));
     present_.resize(hellos_.size());
-    hellos_[0] = pieces;
+    hellos_[0] = messages;
     present_[0] = true;
     has_come_ = present_;
   }
 
   Result<std::vector<std::string>> Run() {
-    CAIRN_TRY_ASSIGN(listener_, Listen(place_));
+    CAIRN_TRY_ASSIGN(listener_, Listen(endpoint_));
     while (!EveryoneIsHere()) {
       if (TimeLeft(deadline_).count() == 0) return Fail(SendHome());
       CAIRN_TRY(Step());
@@ -172,13 +173,13 @@ class Meeting {
     std::string received;
     std::string to_send;
     size_t sent = 0;
-    int rank = -1;         // once it has said hello
-    bool is_over = false;  // to be closed
+    int rank = -1;         // known once it has sent a hello
+    bool is_over = false;  // will be closed
   };
 
   bool EveryoneIsHere() const { return std::ranges::find(present_, false) == present_.end(); }
 
-  /// Waits until something happens on a connection and deals with it.
+  /// Waits for events on connections and handles them.
   Result<void> Step() {
     std::vector<pollfd> polled = {{.fd = listener_.fd(), .events = POLLIN, .revents = 0}};
     for (const Connection& connection : connections_) {
@@ -189,7 +190,7 @@ class Meeting {
     }
     if (::poll(polled.data(), polled.size(), PollLimit(TimeLeft(deadline_))) < 0) {
       if (errno == EINTR) return {};
-      return Fail(Failed("rank 0 cannot wait", place_, errno));
+      return Fail(Failed("rank 0 cannot wait", endpoint_, errno));
     }
     size_t i = 1;
     for (Connection& connection : connections_) {
@@ -203,12 +204,12 @@ class Meeting {
   Result<void> Accept() {
     Socket socket(::accept4(listener_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket.fd() < 0) {
-      // Gone again, or no descriptor to spare now: others may come.
-      if (errno == EMFILE || errno == ENFILE) return Fail(Failed("accept", place_, errno));
+      // The peer has disconnected, or there is no free descriptor now. Continue with others.
+      if (errno == EMFILE || errno == ENFILE) return Fail(Failed("accept", endpoint_, errno));
       return {};
     }
     if (connections_.size() >= hellos_.size() + kSpareConnections) {
-      // Whoever has been silent the longest makes room.
+      // Close the connection that has been silent for the longest time.
       const auto silent = std::ranges::find(connections_, -1, &Connection::rank);
       if (silent != connections_.end()) connections_.erase(silent);
     }
@@ -223,7 +224,7 @@ class Meeting {
       connection.is_over = progress != Progress::kAgain;
       return;
     }
-    if (connection.rank >= 0) return Leave(connection);  // it has nothing more to say
+    if (connection.rank >= 0) return Leave(connection);  // a rank sends nothing after its hello
     const auto progress =
         ReceiveSome(connection.socket.fd(), MaxRecordBytes(party_.world_size), connection.received);
     if (!progress || *progress == Progress::kGone) {
@@ -252,14 +253,14 @@ class Meeting {
     connection.rank = static_cast<int>(record->rank);
     present_[record->rank] = true;
     has_come_[record->rank] = true;
-    hellos_[record->rank] = std::move(record->pieces);
+    hellos_[record->rank] = std::move(record->messages);
   }
 
   std::string ReasonAgainst(const RendezvousRecord& hello) const {
     if (hello.run_id != party_.run_id) {
       return fmt::format("rank 0 is of run '{}', not '{}'", party_.run_id, hello.run_id);
     }
-    if (hello.world_size != hellos_.size() || hello.pieces.size() != hellos_.size()) {
+    if (hello.world_size != hellos_.size() || hello.messages.size() != hellos_.size()) {
       return fmt::format("rank 0 is of a world of {} ranks, not {}", hellos_.size(),
                          hello.world_size);
     }
@@ -268,9 +269,9 @@ class Meeting {
     return "";
   }
 
-  /// Tells all who came that it is over.
+  /// Sends the reason of the failure to all ranks that have arrived.
   Error SendHome() {
-    // Whose deadline is a little before ours has left already: it is not whom all waited for.
+    // A rank whose deadline is a little earlier has already left; it is not one that was missing.
     const bool all_came = std::ranges::find(has_come_, false) == has_come_.end();
     const std::string reason = all_came ? fmt::format("ranks that came and went: {} of {}",
                                                       MissingRanks(present_), hellos_.size())
@@ -278,12 +279,12 @@ class Meeting {
                                                       MissingRanks(has_come_), hellos_.size());
     const std::string last_words = EncodeReason(RendezvousRecord::Kind::kTimedOut, party_, reason);
     for (Connection& connection : connections_) {
-      // The time is over: what the socket does not take at once is not sent.
+      // The deadline has passed: what the socket does not accept at once is not sent.
       size_t sent = 0;
       SendSome(connection.socket.fd(), last_words, sent);
     }
     return {.code = ErrorCode::kUnavailable,
-            .message = fmt::format("rendezvous {}: {}", UrlOf(place_), reason)};
+            .message = fmt::format("rendezvous {}: {}", UrlOf(endpoint_), reason)};
   }
 
   Result<std::vector<std::string>> Answer() {
@@ -295,7 +296,7 @@ class Meeting {
       connection.to_send = EncodeRecord({.kind = RendezvousRecord::Kind::kAnswer,
                                          .world_size = static_cast<uint32_t>(party_.world_size),
                                          .run_id = party_.run_id,
-                                         .pieces = PiecesFor(connection.rank)});
+                                         .messages = PiecesFor(connection.rank)});
       waiting.push_back(&connection);
     }
     while (!waiting.empty()) {
@@ -306,12 +307,12 @@ class Meeting {
       const auto left = TimeLeft(deadline_);
       if (left.count() == 0) {
         return Fail(ErrorCode::kUnavailable,
-                    fmt::format("rendezvous {}: rank {} does not take its answer", UrlOf(place_),
+                    fmt::format("rendezvous {}: rank {} does not read its answer", UrlOf(endpoint_),
                                 waiting.front()->rank));
       }
       ::poll(polled.data(), polled.size(), PollLimit(left));
       std::erase_if(waiting, [](Connection* connection) {
-        // Who goes away now is missed when connections are made.
+        // If a rank disconnects now, connecting to it fails later.
         return SendSome(connection->socket.fd(), connection->to_send, connection->sent) !=
                Progress::kAgain;
       });
@@ -320,22 +321,22 @@ class Meeting {
   }
 
   std::vector<std::string> PiecesFor(int rank) const {
-    std::vector<std::string> pieces;
-    for (const auto& hello : hellos_) pieces.push_back(hello[static_cast<size_t>(rank)]);
-    return pieces;
+    std::vector<std::string> messages;
+    for (const auto& hello : hellos_) messages.push_back(hello[static_cast<size_t>(rank)]);
+    return messages;
   }
 
-  const Endpoint& place_;
+  const Endpoint& endpoint_;
   const Party& party_;
   const Deadline deadline_;
   Socket listener_;
   std::list<Connection> connections_;
   std::vector<std::vector<std::string>> hellos_;  // by rank
-  std::vector<bool> present_;                     // said hello and is still there
-  std::vector<bool> has_come_;                    // said hello at any time
+  std::vector<bool> present_;                     // has sent a hello and is still connected
+  std::vector<bool> has_come_;                    // has ever sent a hello
 };
 
-/// Waits for `events`; false at the deadline.
+/// Waits for `events`; returns false at the deadline.
 bool WaitFor(int fd, short events, Deadline deadline) {
   while (true) {
     pollfd polled{.fd = fd, .events = events, .revents = 0};
@@ -345,7 +346,7 @@ bool WaitFor(int fd, short events, Deadline deadline) {
   }
 }
 
-/// One attempt: a connected socket, or none.
+/// Tries to connect once; returns no socket if that fails.
 Socket TryConnect(const addrinfo* addresses, Deadline deadline) {
   for (const addrinfo* address = addresses; address; address = address->ai_next) {
     Socket socket(::socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
@@ -361,7 +362,8 @@ Socket TryConnect(const addrinfo* addresses, Deadline deadline) {
   return Socket();
 }
 
-/// One attempt to be heard: rank 0's words, or nothing if it went away or the time is over.
+/// Sends the hello and returns the record of rank 0; nothing if it disconnected or the deadline
+/// passed.
 Result<std::optional<RendezvousRecord>> TryToJoin(const addrinfo* addresses,
                                                   const std::string& hello, uint64_t max_bytes,
                                                   Deadline deadline) {
@@ -384,56 +386,56 @@ Result<std::optional<RendezvousRecord>> TryToJoin(const addrinfo* addresses,
   return record;
 }
 
-/// What rank 0's words mean for this rank.
-Result<std::vector<std::string>> Outcome(const Endpoint& place, const Party& party,
+/// Converts the record of rank 0 to the result of this rank.
+Result<std::vector<std::string>> Outcome(const Endpoint& endpoint, const Party& party,
                                          RendezvousRecord record) {
   const bool is_answer = record.kind == RendezvousRecord::Kind::kAnswer;
-  if (is_answer && record.pieces.size() == static_cast<size_t>(party.world_size)) {
-    return std::move(record.pieces);
+  if (is_answer && record.messages.size() == static_cast<size_t>(party.world_size)) {
+    return std::move(record.messages);
   }
   const std::string reason =
-      !is_answer && record.pieces.size() == 1 ? record.pieces[0] : "it makes no sense";
+      !is_answer && record.messages.size() == 1 ? record.messages[0] : "its answer is invalid";
   if (record.kind == RendezvousRecord::Kind::kTimedOut) {
     return Fail(ErrorCode::kUnavailable,
-                fmt::format("rendezvous {}: rank 0 gave up: {}", UrlOf(place), reason));
+                fmt::format("rendezvous {}: rank 0 gave up: {}", UrlOf(endpoint), reason));
   }
-  return Fail(
-      ErrorCode::kFailedPrecondition,
-      fmt::format("rendezvous {}: rank 0 refuses rank {}: {}", UrlOf(place), party.rank, reason));
+  return Fail(ErrorCode::kFailedPrecondition,
+              fmt::format("rendezvous {}: rank 0 refuses rank {}: {}", UrlOf(endpoint), party.rank,
+                          reason));
 }
 
 }  // namespace
 
-Result<std::vector<std::string>> ServeTcpMeeting(const Endpoint& place, const Party& party,
-                                                 const std::vector<std::string>& pieces,
+Result<std::vector<std::string>> ServeTcpMeeting(const Endpoint& endpoint, const Party& party,
+                                                 const std::vector<std::string>& messages,
                                                  Deadline deadline) {
-  return Meeting(place, party, pieces, deadline).Run();
+  return Meeting(endpoint, party, messages, deadline).Run();
 }
 
-Result<std::vector<std::string>> JoinTcpMeeting(const Endpoint& place, const Party& party,
-                                                const std::vector<std::string>& pieces,
+Result<std::vector<std::string>> JoinTcpMeeting(const Endpoint& endpoint, const Party& party,
+                                                const std::vector<std::string>& messages,
                                                 Deadline deadline) {
-  CAIRN_TRY_ASSIGN(const AddressList addresses, Resolve(place));
+  CAIRN_TRY_ASSIGN(const AddressList addresses, Resolve(endpoint));
   const std::string hello = EncodeRecord({.rank = static_cast<uint32_t>(party.rank),
                                           .world_size = static_cast<uint32_t>(party.world_size),
                                           .run_id = party.run_id,
-                                          .pieces = pieces});
+                                          .messages = messages});
   while (true) {
     CAIRN_TRY_ASSIGN(auto record,
                      TryToJoin(addresses.get(), hello, MaxRecordBytes(party.world_size), deadline));
-    if (record) return Outcome(place, party, *std::move(record));
+    if (record) return Outcome(endpoint, party, *std::move(record));
     if (TimeLeft(deadline).count() == 0) {
       return Fail(ErrorCode::kUnavailable,
                   fmt::format("rendezvous {}: rank {} had no answer from rank 0 in time",
-                              UrlOf(place), party.rank));
+                              UrlOf(endpoint), party.rank));
     }
-    // Rank 0 may not be there yet. Waits without anything to wait for.
+    // Rank 0 may not listen yet.
     ::poll(nullptr, 0, PollLimit(std::min(kRetryPause, TimeLeft(deadline))));
   }
 }
 
-Result<std::string> LocalAddressTowards(const Endpoint& place) {
-  CAIRN_TRY_ASSIGN(const AddressList addresses, Resolve(place));
+Result<std::string> LocalAddressTowards(const Endpoint& endpoint) {
+  CAIRN_TRY_ASSIGN(const AddressList addresses, Resolve(endpoint));
   int failed = 0;
   for (const addrinfo* address = addresses.get(); address; address = address->ai_next) {
     // Connecting a datagram socket only chooses the route.
@@ -446,7 +448,7 @@ Result<std::string> LocalAddressTowards(const Endpoint& place) {
     }
     failed = errno;
   }
-  return Fail(Failed("no way leads there", place, failed));
+  return Fail(Failed("there is no route", endpoint, failed));
 }
 
 Result<std::string> AddressOfThisHost(const std::string& host) {

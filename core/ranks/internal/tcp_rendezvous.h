@@ -1,5 +1,5 @@
 #pragma once
-/// Meeting at an address of rank 0.
+/// Exchanges messages through rank 0, which listens on an address.
 
 #include <string>
 #include <vector>
@@ -8,17 +8,18 @@
 
 namespace cairn::core::internal {
 
-/// The two sides of Meet (rendezvous.h) over TCP: rank 0 serves, all others join.
-Result<std::vector<std::string>> ServeTcpMeeting(const Endpoint& place, const Party& party,
-                                                 const std::vector<std::string>& pieces,
+/// Implement Meet (rendezvous.h): rank 0 calls ServeTcpMeeting, all other ranks JoinTcpMeeting.
+Result<std::vector<std::string>> ServeTcpMeeting(const Endpoint& endpoint, const Party& party,
+                                                 const std::vector<std::string>& messages,
                                                  Deadline deadline);
-Result<std::vector<std::string>> JoinTcpMeeting(const Endpoint& place, const Party& party,
-                                                const std::vector<std::string>& pieces,
+Result<std::vector<std::string>> JoinTcpMeeting(const Endpoint& endpoint, const Party& party,
+                                                const std::vector<std::string>& messages,
                                                 Deadline deadline);
-/// The address of this host from which `place.host` is reached. Sends nothing.
-Result<std::string> LocalAddressTowards(const Endpoint& place);
-/// The first address that `host` stands for and that is of this host, in digits.
-/// kUnavailable: there is none.
+/// Returns the address of this host on the route to `endpoint.host`. Sends nothing. kUnavailable:
+/// there is no route.
+Result<std::string> LocalAddressTowards(const Endpoint& endpoint);
+/// Returns, in numeric form, the first address that `host` resolves to and that belongs to this
+/// host. kUnavailable: there is none.
 Result<std::string> AddressOfThisHost(const std::string& host);
 
 }  // namespace cairn::core::internal

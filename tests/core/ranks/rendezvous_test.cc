@@ -38,7 +38,7 @@ constexpr milliseconds kShort(200);
 
 RendezvousRecord SampleRecord() {
   return {
-      .rank = 1, .world_size = 3, .run_id = "run-7", .pieces = {"to 0", "", std::string(512, 'x')}};
+      .rank = 1, .world_size = 3, .run_id = "run-7", .messages = {"to 0", "", std::string(512, 'x')}};
 }
 
 TEST(RendezvousRecordTest, IsReadAsItWasWritten) {
@@ -53,7 +53,7 @@ TEST(RendezvousRecordTest, IsReadAsItWasWritten) {
   EXPECT_EQ(read.rank, record.rank);
   EXPECT_EQ(read.world_size, record.world_size);
   EXPECT_EQ(read.run_id, record.run_id);
-  EXPECT_EQ(read.pieces, record.pieces);
+  EXPECT_EQ(read.messages, record.messages);
 }
 
 TEST(RendezvousRecordTest, RefusesTruncationDamageAndMoreBytes) {
@@ -91,7 +91,7 @@ TEST(FileRendezvousTest, SecondOfTheSameRankAndStaleRunsAreRefused) {
               IsError(ErrorCode::kUnavailable, "in time: 1 of 2"));
   // The first left its file, as it would if it had died.
   EXPECT_THAT(MeetByFile(dir.path(), party, {"", "a"}, In(kAmple)),
-              IsError(ErrorCode::kFailedPrecondition, "a run id of its own"));
+              IsError(ErrorCode::kFailedPrecondition, "another run id"));
   const Party next{.rank = 0, .world_size = 2, .run_id = "run-2"};
   EXPECT_THAT(MeetByFile(dir.path(), next, {"", "a"}, In(kShort)),
               IsError(ErrorCode::kUnavailable, "1 of 2"));
@@ -100,7 +100,7 @@ TEST(FileRendezvousTest, SecondOfTheSameRankAndStaleRunsAreRefused) {
 TEST(FileRendezvousTest, FileThatIsNotYetWholeIsWaitedFor) {
   ScopedTempDir dir;
   const std::string bytes =
-      EncodeRecord({.rank = 1, .world_size = 2, .run_id = "run", .pieces = {"from 1 to 0", ""}});
+      EncodeRecord({.rank = 1, .world_size = 2, .run_id = "run", .messages = {"from 1 to 0", ""}});
   std::filesystem::create_directories(dir / "run");
   std::ofstream file(dir / "run/rank-1", std::ios::binary);
   file << bytes.substr(0, bytes.size() / 2) << std::flush;
@@ -119,7 +119,7 @@ TEST(FileRendezvousTest, RankOfAnotherWorldIsRefused) {
   ScopedTempDir dir;
   std::filesystem::create_directories(dir / "run");
   std::ofstream(dir / "run/rank-1", std::ios::binary)
-      << EncodeRecord({.rank = 1, .world_size = 3, .run_id = "run", .pieces = {"", "", ""}});
+      << EncodeRecord({.rank = 1, .world_size = 3, .run_id = "run", .messages = {"", "", ""}});
   EXPECT_THAT(
       MeetByFile(dir.path(), {.rank = 0, .world_size = 2, .run_id = "run"}, {"", "a"}, In(kAmple)),
       IsError(ErrorCode::kFailedPrecondition, "rank 1 of 3"));
@@ -174,10 +174,10 @@ class TcpRendezvousTest : public ::testing::Test {
   /// Everything that rank 0 says until it closes the connection.
   static std::string Hear(int fd) {
     std::string heard;
-    char piece[4096];
+    char message[4096];
     ssize_t count;
-    while ((count = ::recv(fd, piece, sizeof(piece), 0)) > 0) {
-      heard.append(piece, static_cast<size_t>(count));
+    while ((count = ::recv(fd, message, sizeof(message), 0)) > 0) {
+      heard.append(message, static_cast<size_t>(count));
     }
     return heard;
   }
@@ -211,7 +211,7 @@ TEST_F(TcpRendezvousTest, NoiseIsCutOffAndDisturbsNobody) {
   Serve(kAmple);
   SeededRandom random;
   const std::string hello =
-      EncodeRecord({.rank = 1, .world_size = 3, .run_id = "run", .pieces = {"", "", ""}});
+      EncodeRecord({.rank = 1, .world_size = 3, .run_id = "run", .messages = {"", "", ""}});
   for (int i = 0; i < 50; ++i) {
     std::string noise = hello;
     // Whole, so that each is judged; at times with a plausible begin.
@@ -248,22 +248,22 @@ TEST_F(TcpRendezvousTest, RanksThatDoNotBelongAreRefusedWithAReason) {
     const auto answer = DecodeRecord(Hear(fd));
     ::close(fd);
     EXPECT_TRUE(answer && answer->kind == RendezvousRecord::Kind::kRefusal);
-    return answer && answer->pieces.size() == 1 ? answer->pieces[0] : "";
+    return answer && answer->messages.size() == 1 ? answer->messages[0] : "";
   };
-  const Pieces pieces = {"", "", ""};
-  EXPECT_THAT(answer_to({.rank = 1, .world_size = 3, .run_id = "old", .pieces = pieces}),
+  const Pieces messages = {"", "", ""};
+  EXPECT_THAT(answer_to({.rank = 1, .world_size = 3, .run_id = "old", .messages = messages}),
               ::testing::HasSubstr("of run 'run', not 'old'"));
-  EXPECT_THAT(answer_to({.rank = 1, .world_size = 4, .run_id = "run", .pieces = pieces}),
+  EXPECT_THAT(answer_to({.rank = 1, .world_size = 4, .run_id = "run", .messages = messages}),
               ::testing::HasSubstr("world of 3 ranks, not 4"));
-  EXPECT_THAT(answer_to({.rank = 1, .world_size = 3, .run_id = "run", .pieces = {""}}),
+  EXPECT_THAT(answer_to({.rank = 1, .world_size = 3, .run_id = "run", .messages = {""}}),
               ::testing::HasSubstr("world of 3"));
-  EXPECT_THAT(answer_to({.rank = 3, .world_size = 3, .run_id = "run", .pieces = pieces}),
+  EXPECT_THAT(answer_to({.rank = 3, .world_size = 3, .run_id = "run", .messages = messages}),
               ::testing::HasSubstr("no rank 3"));
-  EXPECT_THAT(answer_to({.rank = 0, .world_size = 3, .run_id = "run", .pieces = pieces}),
+  EXPECT_THAT(answer_to({.rank = 0, .world_size = 3, .run_id = "run", .messages = messages}),
               ::testing::HasSubstr("rank 0 already"));
   Party stranger = PartyOf(1);
   stranger.run_id = "other";
-  EXPECT_THAT(JoinTcpMeeting(place_, stranger, pieces, In(kAmple)),
+  EXPECT_THAT(JoinTcpMeeting(place_, stranger, messages, In(kAmple)),
               IsError(ErrorCode::kFailedPrecondition, "refuses rank 1"));
   ExpectMeeting();
 }
@@ -271,7 +271,7 @@ TEST_F(TcpRendezvousTest, RanksThatDoNotBelongAreRefusedWithAReason) {
 TEST_F(TcpRendezvousTest, RankThatWentAwayMayComeBack) {
   Serve(kAmple);
   const int fd = Connect();
-  Say(fd, EncodeRecord({.rank = 1, .world_size = 3, .run_id = "run", .pieces = {"", "", ""}}));
+  Say(fd, EncodeRecord({.rank = 1, .world_size = 3, .run_id = "run", .messages = {"", "", ""}}));
   ::close(fd);
   // Rank 0 sees the end of the first before the next: both wait in the order in which they came.
   ExpectMeeting();
@@ -287,7 +287,7 @@ TEST_F(TcpRendezvousTest, AtTheDeadlineEveryoneIsToldWhoDidNotCome) {
 TEST_F(TcpRendezvousTest, RankThatLeavesBeforeTheDeadlineIsNotBlamedForOneThatNeverCame) {
   Serve(milliseconds(500));
   const std::string hello =
-      EncodeRecord({.rank = 1, .world_size = 3, .run_id = "run", .pieces = {"", "", ""}});
+      EncodeRecord({.rank = 1, .world_size = 3, .run_id = "run", .messages = {"", "", ""}});
   const int leaves = Connect();
   Say(leaves, hello);
   ::close(leaves);
@@ -300,7 +300,7 @@ TEST_F(TcpRendezvousTest, RankThatLeavesIsNamedWhenAllHadCome) {
   for (const uint32_t rank : {1u, 2u}) {
     const int leaves = Connect();
     Say(leaves,
-        EncodeRecord({.rank = rank, .world_size = 3, .run_id = "run", .pieces = {"", "", ""}}));
+        EncodeRecord({.rank = rank, .world_size = 3, .run_id = "run", .messages = {"", "", ""}}));
     ::close(leaves);
     // Gone before the next comes, or all would be there at once.
     const int refused = Connect();
