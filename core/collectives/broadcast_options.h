@@ -1,5 +1,5 @@
 #pragma once
-/// What a broadcast, or a distribution, of a whole state dict is asked.
+/// Options of a broadcast, or a distribution, of a full state dict.
 
 #include <cstdint>
 #include <vector>
@@ -12,15 +12,16 @@
 namespace cairn::core {
 
 struct BroadcastOptions {
-  /// Leave out of the result what the full state lacks; else it stays as it is in the target.
+  /// Omit leaves from the result that the full state lacks. Otherwise they remain as in the target.
   bool strict = false;
-  /// Give every tensor of the full state memory of the result's, and leave the target's alone.
+  /// Allocate memory for every tensor that the full state fills, and do not write to the target.
   bool cpu_offload = false;
-  /// At least 4 a rank. Not used by DistributeStateDict.
+  /// At least 4 bytes per rank. DistributeStateDict does not use it.
   uint64_t buffer_bytes = kDefaultBufferBytes;
-  HostMemoryOptions memory;                     // of the result
-  Communicator* tensor_communicator = nullptr;  // null: the other one
-  /// The caller's, on which tensors are made ready; the default stream of devices that none is of.
+  HostMemoryOptions memory;                     // for the result
+  Communicator* tensor_communicator = nullptr;  // null: the communicator of the call
+  /// Streams of the caller on which tensors are computed; for a device without an entry, its
+  /// default stream.
   std::vector<DeviceStream> streams;
   TransferReport* report = nullptr;  // filled if not null
 };

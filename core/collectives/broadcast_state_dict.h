@@ -1,5 +1,6 @@
 #pragma once
-/// A whole state dict on rank 0 to shards on all ranks; see core/collectives/state_dict_collectives.h.
+/// Broadcasts a full state dict of rank 0 to shards on all ranks; see
+/// core/collectives/state_dict_collectives.h.
 
 #include <cstdint>
 #include <vector>
@@ -13,17 +14,18 @@
 
 namespace cairn::core {
 
-/// Rank 0's `full` state (whole tensors and values; other ranks' is not looked at) into the shards
-/// that each rank's `target` says. The result has the target's structure. Its tensors are written
-/// where the target has memory, and it borrows them; where the target's view is null it owns them.
-/// Leaves that are not sharded become whole tensors or plain values as they are in `full`; keys
-/// that the target lacks are passed over.
+/// Copies the `full` state of rank 0, whose tensors are not sharded, to the shards that the
+/// `target` of each rank describes; `full` is ignored on other ranks. The result has the structure
+/// of the target. If a tensor of the target has memory, it is written, and the result borrows it;
+/// otherwise the result owns the tensor. Leaves that are not sharded become complete tensors or
+/// values, as in `full`. Keys that the target lacks are ignored. Collective.
 ///
-/// kInvalidArgument on all ranks, beside what the top of this file says: dtypes or global shapes
-/// differ, a value for a sharded tensor, a sharded `full`, too small a buffer.
-/// kResourceExhausted: a rank has no memory for the result.
-/// Cost: rank 0 sends each rank the bytes of its shards; a tensor that all ranks hold whole goes by
-/// one Broadcast.
+/// kInvalidArgument on all ranks: dtypes or global shapes differ, `full` has a value for a sharded
+/// tensor or is sharded itself, the buffer is too small, or another error that
+/// core/collectives/state_dict_collectives.h describes.
+/// kResourceExhausted: a rank has not enough memory for the result.
+/// Cost: rank 0 sends each rank the bytes of its shards; it sends a tensor that all ranks hold
+/// completely with one Broadcast.
 Result<HostState> BroadcastStateDict(const StateDict& full, const StateTarget& target,
                                      Communicator& communicator,
                                      const BroadcastOptions& options = {});

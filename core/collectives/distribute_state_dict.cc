@@ -1,4 +1,4 @@
-// Cutting this rank's shards from a full state that it has.
+// Copies the shards of this rank from a full state that it holds.
 
 #include "core/collectives/distribute_state_dict.h"
 
@@ -24,8 +24,8 @@ Result<HostState> DistributeStateDict(const StateDict& full, const StateTarget& 
   CAIRN_TRY_ASSIGN(const auto queues, internal::DeviceQueues::Open(devices, options.streams));
   for (const auto& fill : plan.fills) {
     const TensorView& whole = full.tensors[full.slot[fill.full_leaf]];
-    for (const auto& piece : internal::ShardViewsToFill(plan, fill, rank)) {
-      CAIRN_TRY(queues.Copy(Narrow(whole, piece.box), piece.target));
+    for (const auto& shard : internal::ShardViewsToFill(plan, fill, rank)) {
+      CAIRN_TRY(queues.Copy(Narrow(whole, shard.box), shard.target));
     }
   }
   CAIRN_TRY(queues.Await());

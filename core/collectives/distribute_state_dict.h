@@ -1,5 +1,6 @@
 #pragma once
-/// Whole state dicts on all ranks to shards; see core/collectives/state_dict_collectives.h.
+/// Copies shards from a full state dict that every rank has; see
+/// core/collectives/state_dict_collectives.h.
 
 #include <cstdint>
 
@@ -10,8 +11,10 @@
 
 namespace cairn::core {
 
-/// The same where every rank has the full state: `rank`'s shards are cut from it, nothing is sent.
-/// Memory of `full` and `target` does not overlap.
+/// Returns what BroadcastStateDict returns on `rank`, for ranks that all have the `full` state:
+/// copies the shards of `rank` from it, and sends nothing. Requires that the memory of `full` and
+/// `target` does not overlap. kInvalidArgument, kResourceExhausted: as for BroadcastStateDict, on
+/// this rank only.
 Result<HostState> DistributeStateDict(const StateDict& full, const StateTarget& target,
                                       uint32_t rank, const BroadcastOptions& options = {});
 

@@ -1,10 +1,11 @@
-// Gathering shards:
-//   1. Everyone checks its state; manifests go round (GlobalStateLayout), which votes.
-//   2. Receivers allocate the result; a vote.
-//   3. Tensors go in batches, in the roster's order. Of each tensor every element has one chosen
-//      holder. A holder's bytes of a batch are one stream, its boxes one after the other; a round
-//      moves the same share of each stream to the receivers.
-// From step 1 on all ranks compute the same batches, streams and rounds.
+// Gathers shards:
+//   1. Every rank checks its state. The ranks agree on the status, and exchange layout messages
+//      (GlobalStateLayout).
+//   2. Receivers allocate the result. The ranks agree on the status.
+//   3. Tensors are sent in batches, in the order of the layout. One rank is chosen to send each
+//      element of a tensor. The bytes that a rank sends of a batch are one stream, its boxes one
+//      after the other; a round moves the same share of each stream to the receivers.
+// After step 1 all ranks compute the same batches, streams and rounds.
 
 #include "core/collectives/gather_state_dict.h"
 
@@ -14,6 +15,7 @@
 #include <optional>
 #include <set>
 
+#include "core/collectives/internal/collective_call.h"
 #include "core/collectives/internal/global_state_layout.h"
 #include "core/ranks/internal/round_mover.h"
 #include "core/ranks/status_agreement.h"
@@ -27,13 +29,7 @@ namespace {
 using internal::GlobalStateLayout;
 using Entry = GlobalStateLayout::Entry;
 
-Result<void> CheckOptions(const GatherOptions& options, int world_size) {
-  const auto world = static_cast<uint64_t>(world_size);
-  if (options.buffer_bytes < 4 * world) {
-    return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("a buffer of {} bytes for {} ranks; it takes at least 4 a rank",
-                            options.buffer_bytes, world));
-  }
+Result<void> CheckReceivers(const GatherOptions& options, int world_size) {
   for (const int rank : options.ranks_only) {
     if (rank >= 0 && rank < world_size) continue;
     return Fail(ErrorCode::kInvalidArgument,
@@ -42,104 +38,95 @@ Result<void> CheckOptions(const GatherOptions& options, int world_size) {
   return {};
 }
 
-// The part of a box's elements that one rank sends.
+// The boxes of a tensor that one rank sends.
 struct Holding {
   uint32_t rank = 0;
-  std::vector<Box> boxes;  // as ShardViewsHere orders them
+  std::vector<Box> boxes;  // in the order of ShardViewsHere
 };
 
 class Gatherer {
  public:
   Gatherer(const StateDict& state, Communicator& communicator, const GatherOptions& options)
-      : state_(state),
-        communicator_(communicator),
-        carrier_(options.tensor_communicator == nullptr ? communicator
-                                                        : *options.tensor_communicator),
-        options_(options),
-        rank_(static_cast<uint32_t>(communicator.rank())),
-        world_size_(static_cast<uint32_t>(communicator.world_size())) {}
+      : state_(state), call_(communicator, options), options_(options) {}
 
   Result<HostState> Run() {
     const Result<void> checked = CheckLocally();
     std::vector<uint64_t> agreed = {options_.buffer_bytes};
     agreed.insert(agreed.end(), options_.ranks_only.begin(), options_.ranks_only.end());
-    CAIRN_TRY_ASSIGN(roster_,
-                     GlobalStateLayout::Exchange(communicator_, state_, leaves_, checked, agreed));
+    CAIRN_TRY_ASSIGN(
+        layout_, GlobalStateLayout::Exchange(call_.communicator, state_, leaves_, checked, agreed));
     ChooseReceivers();
     const Result<void> planned = PlanResult();
-    CAIRN_TRY(AgreeOnStatus(communicator_, planned));
+    CAIRN_TRY(AgreeOnStatus(call_.communicator, planned));
     CAIRN_TRY(CopyWhole());
     for (size_t i = 0; i < transfers_.size();) CAIRN_TRY(MoveBatch(i));
-    if (options_.report != nullptr) {
-      report_.peak_buffer_bytes = mover_.peak_bytes();
-      *options_.report = report_;
-    }
+    call_.Report(report_, mover_);
     return std::move(result_);
   }
 
  private:
-  // A tensor that has to be put together on some rank.
+  // A tensor that some rank has to assemble.
   struct Transfer {
     const Entry* entry = nullptr;
-    uint64_t length_bytes = 0;            // of the whole tensor
-    std::optional<uint32_t> tensor = {};  // of the local state, if this rank has the key
+    uint64_t length_bytes = 0;            // of the global tensor
+    std::optional<uint32_t> tensor = {};  // in the local state, if this rank has the key
   };
 
   Result<void> CheckLocally() {
-    CAIRN_TRY(CheckOptions(options_, communicator_.world_size()));
+    CAIRN_TRY(call_.CheckBuffer());
+    CAIRN_TRY(CheckReceivers(options_, call_.communicator.world_size()));
     CAIRN_TRY_ASSIGN(leaves_, state_.Leaves());
     CAIRN_TRY(internal::CheckMemory(state_, leaves_));
-    CAIRN_TRY(internal::CheckShardings(state_, leaves_, rank_));
+    CAIRN_TRY(internal::CheckShardings(state_, leaves_, call_.rank));
     std::set<int> devices;
     internal::AddDevices(state_, devices);
     for (const auto& [fqn, target] : options_.targets) {
       if (target.device != kHostDevice) devices.insert(target.device);
     }
-    CAIRN_TRY_ASSIGN(mover_, internal::RoundMover::Make(carrier_, options_.buffer_bytes, devices,
-                                                        options_.streams));
+    CAIRN_TRY_ASSIGN(mover_, call_.MakeMover(devices));
     return {};
   }
 
   void ChooseReceivers() {
-    is_receiver_.assign(world_size_, options_.ranks_only.empty());
+    is_receiver_.assign(call_.world_size, options_.ranks_only.empty());
     for (const int rank : options_.ranks_only) is_receiver_[static_cast<size_t>(rank)] = true;
   }
 
   std::vector<uint32_t> ReceiversOf(const Entry& entry) const {
-    std::vector<uint32_t> receivers = roster_->RanksWith(entry);
+    std::vector<uint32_t> receivers = layout_->RanksWith(entry);
     std::erase_if(receivers, [&](uint32_t rank) { return !is_receiver_[rank]; });
     return receivers;
   }
 
-  // False if every receiver has all elements already, in one local tensor.
+  // Returns false if every receiver already has all elements, in one local tensor.
   bool NeedsTransfer(const Entry& entry) const {
     const auto receivers = ReceiversOf(entry);
     if (receivers.empty()) return false;
     if (entry.kind == Entry::Kind::kBoxes) return true;
     return std::ranges::any_of(receivers, [&](uint32_t rank) {
-      const auto boxes = roster_->BoxesOf(entry, rank);
+      const auto boxes = layout_->BoxesOf(entry, rank);
       return boxes.size() != 1 || boxes[0].sizes != entry.shape;
     });
   }
 
   Result<void> PlanResult() {
-    std::vector<std::optional<uint32_t>> local(roster_->entries().size());
+    std::vector<std::optional<uint32_t>> local(layout_->entries().size());
     for (uint32_t i = 0; i < leaves_.size(); ++i) {
       if (!IsTensor(state_.tree.nodes[leaves_[i].node].kind)) continue;
-      local[static_cast<size_t>(roster_->Find(leaves_[i].fqn))] = state_.slot[i];
+      local[static_cast<size_t>(layout_->Find(leaves_[i].fqn))] = state_.slot[i];
     }
     StateDict gathered = state_;
     gathered.shardings.clear();
     std::vector<bool> owned(state_.tensors.size(), options_.cpu_offload);
     is_given_.resize(state_.tensors.size());
-    for (size_t e = 0; e < roster_->entries().size(); ++e) {
-      const Entry& entry = roster_->entries()[e];
+    for (size_t e = 0; e < layout_->entries().size(); ++e) {
+      const Entry& entry = layout_->entries()[e];
       if (entry.kind == Entry::Kind::kWhole) continue;
-      // Checked on each rank that has the tensor.
+      // Each rank that has the tensor has checked this.
       const uint64_t length_bytes = *TensorBytes(entry.dtype, entry.shape);
       const bool moves = length_bytes > 0 && NeedsTransfer(entry);
       if (moves) transfers_.push_back({&entry, length_bytes, local[e]});
-      if (local[e] && is_receiver_[rank_]) {
+      if (local[e] && is_receiver_[call_.rank]) {
         CAIRN_TRY_ASSIGN(is_given_[*local[e]], TakeTarget(entry, gathered.tensors[*local[e]]));
         owned[*local[e]] = owned[*local[e]] && !is_given_[*local[e]];
         if (is_given_[*local[e]]) continue;
@@ -154,35 +141,35 @@ class Gatherer {
         if (!is_given_[i]) gathered.tensors[i].device = kHostDevice;
       }
     }
-    if (!is_receiver_[rank_]) return {};
+    if (!is_receiver_[call_.rank]) return {};
     CAIRN_TRY_ASSIGN(result_, HostState::Allocate(std::move(gathered), options_.memory, &owned));
     return {};
   }
 
-  // True if the caller has memory for the gathered tensor, which `view` then becomes.
+  // If the caller provides memory for the gathered tensor, sets `view` to it and returns true.
   Result<bool> TakeTarget(const Entry& entry, TensorView& view) const {
     const auto found = options_.targets.find(entry.fqn);
     if (found == options_.targets.end()) return false;
     const TensorTarget& target = found->second;
     if (target.dtype != entry.dtype || target.shape != entry.shape) {
       return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                        .message = "the memory given for it is of another dtype or shape",
+                        .message = "the memory given for it has another dtype or shape",
                         .key = entry.fqn});
     }
     view = {target.dtype, target.shape, target.strides, target.data, target.device};
     return true;
   }
 
-  // Of a tensor, or of the parts that it is made of.
+  // The device of a tensor, or of the parts that it consists of.
   int DeviceOf(uint32_t tensor) const {
     int device = kHostDevice;
     internal::ForEachMemory(state_, tensor, [&](const TensorView& view) { device = view.device; });
     return device;
   }
 
-  // What needs no other rank: into memory of the caller's, or with cpu_offload.
+  // Copies tensors that need no other rank: to memory of the caller, or with cpu_offload.
   Result<void> CopyWhole() {
-    if (!is_receiver_[rank_]) return {};
+    if (!is_receiver_[call_.rank]) return {};
     std::vector<bool> moves(state_.tensors.size());
     for (const Transfer& transfer : transfers_) {
       if (transfer.tensor) moves[*transfer.tensor] = true;
@@ -197,18 +184,18 @@ class Gatherer {
     return mover_.queues().Await();
   }
 
-  // Who sends which elements of a tensor. Replicas take turns from tensor to tensor.
+  // Returns which rank sends which boxes of a tensor. Replicas alternate from tensor to tensor.
   std::vector<Holding> HoldingsOf(const Entry& entry) const {
     std::vector<Holding> holdings;
     const auto add = [&](uint32_t rank) {
-      auto boxes = roster_->BoxesOf(entry, rank);
+      auto boxes = layout_->BoxesOf(entry, rank);
       if (!boxes.empty()) holdings.push_back({rank, std::move(boxes)});
     };
     if (entry.kind == Entry::Kind::kBoxes) {
-      for (uint32_t rank = 0; rank < world_size_; ++rank) add(rank);
+      for (uint32_t rank = 0; rank < call_.world_size; ++rank) add(rank);
       return holdings;
     }
-    const auto turn = static_cast<size_t>(&entry - roster_->entries().data());
+    const auto turn = static_cast<size_t>(&entry - layout_->entries().data());
     for (const uint32_t rank : entry.mesh->ranks()) {
       const auto coordinate = *entry.mesh->CoordinateOf(rank);
       bool chosen = true;
@@ -221,18 +208,18 @@ class Gatherer {
     return holdings;
   }
 
-  // Streams of a batch: what each rank sends, and on a receiver where it goes.
+  // The streams of a batch: what this rank sends, and where a receiver stores what it receives.
   struct Batch {
     internal::TensorStream<TensorView> mine;
     std::vector<uint64_t> lengths;                              // by rank
-    std::vector<internal::TensorStream<TensorTarget>> targets;  // by rank; of a receiver
+    std::vector<internal::TensorStream<TensorTarget>> targets;  // by rank; on a receiver
     uint64_t total_bytes = 0;
   };
 
   void AddToBatch(const Transfer& transfer, Batch& batch) {
     const Entry& entry = *transfer.entry;
     batch.total_bytes += transfer.length_bytes;
-    const bool receives = transfer.tensor && is_receiver_[rank_];
+    const bool receives = transfer.tensor && is_receiver_[call_.rank];
     TensorTarget whole;
     if (receives) {
       whole = result_.target().Writable(result_.state().tensors[*transfer.tensor]);
@@ -242,31 +229,32 @@ class Gatherer {
         batch.lengths[holding.rank] += *TensorBytes(entry.dtype, box.sizes);
         if (receives) batch.targets[holding.rank].Add(Narrow(whole, box));
       }
-      if (holding.rank != rank_) continue;
-      const auto pieces =
+      if (holding.rank != call_.rank) continue;
+      const auto shards =
           internal::ShardViewsHere(*internal::FindSharding(state_, *transfer.tensor),
-                                   state_.tensors[*transfer.tensor], rank_);
-      CAIRN_CHECK(pieces.has_value());  // CheckLocally has tried
-      for (const ShardView& piece : *pieces) batch.mine.Add(piece.view);
+                                   state_.tensors[*transfer.tensor], call_.rank);
+      CAIRN_CHECK(shards.has_value());  // CheckLocally has checked it
+      for (const ShardView& shard : *shards) batch.mine.Add(shard.view);
     }
   }
 
-  // Moves the transfers from `next` on that go together: to the same receivers, and in one round.
-  // One that is too large for a round goes alone, in several.
+  // Moves the transfers from `next` on that have the same receivers and fit into one round
+  // together. A transfer that is too large for a round is a batch of several rounds.
   Result<void> MoveBatch(size_t& next) {
-    // Half for what is sent and half for what arrives; a range may be a byte longer than its share.
-    const uint64_t round_bytes = options_.buffer_bytes / 2 - world_size_;
+    // Half of the buffer is for sent bytes and half for received ones. The range of a rank may be
+    // one byte longer than its share.
+    const uint64_t round_bytes = options_.buffer_bytes / 2 - call_.world_size;
     Batch batch;
-    batch.lengths.resize(world_size_);
-    batch.targets.resize(world_size_);
-    const auto& manifests = transfers_[next].entry->manifests;
+    batch.lengths.resize(call_.world_size);
+    batch.targets.resize(call_.world_size);
+    const auto& messages = transfers_[next].entry->messages;
     const std::vector<uint32_t> receivers = ReceiversOf(*transfers_[next].entry);
     do {
       AddToBatch(transfers_[next++], batch);
-    } while (next < transfers_.size() && transfers_[next].entry->manifests == manifests &&
+    } while (next < transfers_.size() && transfers_[next].entry->messages == messages &&
              batch.total_bytes + transfers_[next].length_bytes <= round_bytes);
     const uint64_t rounds = (batch.total_bytes + round_bytes - 1) / round_bytes;
-    const bool receives = std::ranges::binary_search(receivers, rank_);
+    const bool receives = std::ranges::binary_search(receivers, call_.rank);
     for (uint64_t round = 0; round < rounds; ++round) {
       CAIRN_TRY(MoveRound(batch, round, rounds, receivers, receives));
     }
@@ -276,42 +264,40 @@ class Gatherer {
   Result<void> MoveRound(const Batch& batch, uint64_t round, uint64_t rounds,
                          const std::vector<uint32_t>& receivers, bool receives) {
     mover_.Begin();
-    const auto [begin, count] = internal::RangeOfRound(batch.lengths[rank_], round, rounds);
+    const auto [begin, count] = internal::RangeOfRound(batch.lengths[call_.rank], round, rounds);
     CAIRN_TRY_ASSIGN(const ByteView mine, mover_.Source(batch.mine, begin, count));
-    const bool to_all = receivers.size() == world_size_;
-    std::vector<ByteTarget> targets(world_size_);
-    for (uint32_t rank = 0; receives && rank < world_size_; ++rank) {
+    const bool to_all = receivers.size() == call_.world_size;
+    std::vector<ByteTarget> targets(call_.world_size);
+    for (uint32_t rank = 0; receives && rank < call_.world_size; ++rank) {
       const auto range = internal::RangeOfRound(batch.lengths[rank], round, rounds);
       targets[rank] = mover_.Target(batch.targets[rank], range.begin, range.count);
-      if (rank != rank_) report_.received_bytes += range.count;
+      if (rank != call_.rank) report_.received_bytes += range.count;
     }
     CAIRN_TRY(mover_.Packed());
     report_.sent_bytes += count * (to_all ? 1 : receivers.size());
     if (to_all) {
       ++report_.round_count;
-      CAIRN_TRY(carrier_.AllGather(mine, targets));
+      CAIRN_TRY(call_.carrier.AllGather(mine, targets));
     } else {
       for (const uint32_t root : receivers) {
         ++report_.round_count;
-        CAIRN_TRY(carrier_.Gather(mine, targets, static_cast<int>(root)));
+        CAIRN_TRY(call_.carrier.Gather(mine, targets, static_cast<int>(root)));
       }
     }
     return mover_.Unpack();
   }
 
   const StateDict& state_;
-  Communicator& communicator_;
-  Communicator& carrier_;  // of tensors
+  const internal::CollectiveCall call_;
   const GatherOptions& options_;
-  const uint32_t rank_;
-  const uint32_t world_size_;
   std::vector<Leaf> leaves_;
-  std::optional<GlobalStateLayout> roster_;
+  std::optional<GlobalStateLayout> layout_;
   std::vector<bool> is_receiver_;    // by rank
-  std::vector<uint8_t> is_given_;    // by tensor of the state: memory is the caller's
-  std::vector<Transfer> transfers_;  // in the roster's order, the same on all ranks
+  std::vector<uint8_t> is_given_;    // by tensor of the state: the caller provides the memory
+  std::vector<Transfer> transfers_;  // in the order of the layout, the same on all ranks
   HostState result_;
-  internal::RoundMover mover_;  // goes first: after an error it may still write the result
+  // Destroyed before the result, because after an error it may still write to it.
+  internal::RoundMover mover_;
   TransferReport report_;
 };
 

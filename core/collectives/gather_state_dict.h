@@ -1,5 +1,6 @@
 #pragma once
-/// Shards on all ranks to whole state dicts; see core/collectives/state_dict_collectives.h.
+/// Gathers full state dicts from shards on all ranks; see
+/// core/collectives/state_dict_collectives.h.
 
 #include <cstdint>
 #include <functional>
@@ -16,32 +17,34 @@
 namespace cairn::core {
 
 struct GatherOptions {
-  /// Also copy what is whole already, so that the result owns all of its tensors. Else those are
-  /// borrowed from the local state, which must outlive the result.
+  /// Also copy tensors that need no gathering, so that the result owns all of its tensors.
+  /// Otherwise it borrows those from the local state, which must outlive the result.
   bool cpu_offload = false;
-  /// Ranks that get the state, others get an empty dict; none named: all.
+  /// Ranks that receive the state; the others receive an empty dict. Empty: all ranks receive it.
   std::vector<int> ranks_only;
-  /// At least 4 a rank.
+  /// At least 4 bytes per rank.
   uint64_t buffer_bytes = kDefaultBufferBytes;
-  HostMemoryOptions memory;  // of the result
-  /// Memory of the caller's for gathered tensors, by FQN: the result borrows it. On any device,
-  /// whatever that of the shards, and with any strides; with cpu_offload too.
+  HostMemoryOptions memory;  // for the result
+  /// Memory of the caller for gathered tensors, by FQN, which the result borrows. It may be on any
+  /// device, also with cpu_offload, and may have any strides.
   std::map<std::string, TensorTarget, std::less<>> targets;
-  Communicator* tensor_communicator = nullptr;  // null: the other one
-  /// The caller's, on which tensors are made ready; the default stream of devices that none is of.
+  Communicator* tensor_communicator = nullptr;  // null: the communicator of the call
+  /// Streams of the caller on which tensors are computed; for a device without an entry, its
+  /// default stream.
   std::vector<DeviceStream> streams;
   TransferReport* report = nullptr;  // filled if not null
 };
 
-/// The state of this rank with every sharded tensor whole, put together from all ranks' shards; of
-/// replicas one is sent. Plain tensors and values are this rank's own.
+/// Returns the state of this rank with every sharded tensor complete, assembled from the shards of
+/// all ranks; one of several replicas is sent. Tensors that are not sharded and values are those of
+/// this rank. Collective.
 ///
-/// kInvalidArgument on all ranks, beside what the top of this file says: a shard that does not fit
-/// its sharding, or has no memory; explicit shards with gaps or overlaps; ranks that say different
-/// things of one key; a rank in `ranks_only` that is none; a target of another dtype or shape; too
-/// small a buffer.
-/// kResourceExhausted: a rank has no memory for the result.
-/// Cost: each byte goes once to every rank that wants it.
+/// kInvalidArgument on all ranks: a shard does not match its sharding, or has no memory; explicit
+/// shards have gaps or overlaps; ranks describe a key differently; `ranks_only` contains a rank
+/// that does not exist; an entry of `targets` has another dtype or shape; the buffer is too small;
+/// or another error that core/collectives/state_dict_collectives.h describes.
+/// kResourceExhausted: a rank has not enough memory for the result.
+/// Cost: each byte is sent once to every rank that receives it.
 Result<HostState> GatherStateDict(const StateDict& state, Communicator& communicator,
                                   const GatherOptions& options = {});
 

@@ -1,9 +1,11 @@
-// Exchange of manifests:
-//   1. Everyone votes on its own state: a rank whose input is bad says so before any waits for it.
-//   2. Digests of options and manifest, lengths of manifest and boxes: a fixed record of each rank.
-//   3. The lowest rank with each distinct manifest broadcasts it.
-//   4. Where there are explicit shards, everyone's boxes go to all.
-// From step 2 on all ranks judge the same bytes.
+// Exchanges layout messages:
+//   1. The ranks agree on the status of their arguments, so that none waits for a rank that has
+//      failed.
+//   2. Each rank sends a header: digests of its options and layout message, and lengths of the
+//      message and of its boxes.
+//   3. The lowest rank with each distinct message broadcasts it.
+//   4. If there are explicit shards, the ranks exchange their boxes.
+// From step 2 on all ranks check the same bytes, and return the same errors.
 
 #include "core/collectives/internal/global_state_layout.h"
 
@@ -31,17 +33,17 @@ std::unexpected<Error> Invalid(std::string message, std::string_view fqn = {}) {
       Error{.code = ErrorCode::kInvalidArgument, .message = std::move(message)}.WithKey(fqn));
 }
 
-// What step 2 sends.
+// The header of step 2.
 struct Header {
   uint64_t options = 0;
   uint64_t digest_lo = 0;
   uint64_t digest_hi = 0;
-  uint64_t manifest_bytes = 0;
+  uint64_t message_bytes = 0;
   uint64_t boxes_bytes = 0;
 
-  bool SameManifest(const Header& other) const {
+  bool HasSameMessage(const Header& other) const {
     return digest_lo == other.digest_lo && digest_hi == other.digest_hi &&
-           manifest_bytes == other.manifest_bytes;
+           message_bytes == other.message_bytes;
   }
 };
 static_assert(sizeof(Header) == 5 * sizeof(uint64_t));
@@ -66,8 +68,8 @@ Result<std::shared_ptr<const DeviceMesh>> ReadMesh(MessageReader& reader) {
   return std::make_shared<const DeviceMesh>(std::move(mesh));
 }
 
-// Meshes first, each once; then the leaves.
-std::vector<std::byte> EncodeManifest(const StateDict& state, const std::vector<Leaf>& leaves) {
+// The message contains each mesh once, then the leaves.
+std::vector<std::byte> EncodeLayout(const StateDict& state, const std::vector<Leaf>& leaves) {
   std::vector<const DeviceMesh*> meshes;
   std::map<const DeviceMesh*, uint64_t> index;
   for (const auto& [tensor, sharding] : state.shardings) {
@@ -103,7 +105,7 @@ std::vector<std::byte> EncodeManifest(const StateDict& state, const std::vector<
   return std::move(writer).Take();
 }
 
-Result<std::vector<Entry>> DecodeManifest(std::span<const std::byte> bytes) {
+Result<std::vector<Entry>> DecodeLayout(std::span<const std::byte> bytes) {
   MessageReader reader(bytes);
   std::vector<std::shared_ptr<const DeviceMesh>> meshes;
   for (uint64_t left = reader.Number(); left > 0 && reader.ok(); --left) {
@@ -133,7 +135,7 @@ Result<std::vector<Entry>> DecodeManifest(std::span<const std::byte> bytes) {
   return Fail(ErrorCode::kInternal, "another rank's description of its state is damaged");
 }
 
-// FQN, number of boxes, boxes; for each tensor with explicit shards.
+// For each tensor with explicit shards: its FQN, the number of boxes, the boxes.
 std::vector<std::byte> EncodeBoxes(const StateDict& state, const std::vector<Leaf>& leaves,
                                    uint32_t rank) {
   MessageWriter writer;
@@ -142,13 +144,13 @@ std::vector<std::byte> EncodeBoxes(const StateDict& state, const std::vector<Lea
     const uint32_t tensor = state.slot[i];
     const Sharding* sharding = FindSharding(state, tensor);
     if (sharding == nullptr || sharding->mesh != nullptr) continue;
-    const auto pieces = ShardViewsHere(*sharding, state.tensors[tensor], rank);
-    CAIRN_CHECK(pieces.has_value());  // CheckShardings came before
+    const auto shards = ShardViewsHere(*sharding, state.tensors[tensor], rank);
+    CAIRN_CHECK(shards.has_value());  // CheckShardings has checked it
     writer.Text(leaves[i].fqn);
-    writer.Number(pieces->size());
-    for (const ShardView& piece : *pieces) {
-      writer.Numbers(piece.box.offsets);
-      writer.Numbers(piece.box.sizes);
+    writer.Number(shards->size());
+    for (const ShardView& shard : *shards) {
+      writer.Numbers(shard.box.offsets);
+      writer.Numbers(shard.box.sizes);
     }
   }
   return std::move(writer).Take();
@@ -160,12 +162,12 @@ bool SameMesh(const DeviceMesh& a, const DeviceMesh& b) {
                                          &DeviceMesh::Dim::size));
 }
 
-// Nothing, or what two ranks say differently of one key.
+// Returns how two descriptions of a key differ; empty if they do not.
 std::string Conflict(const Entry& a, const Entry& b) {
   const auto how = [](const Entry& entry) {
     return entry.kind == Entry::Kind::kWhole  ? "not sharded"
            : entry.kind == Entry::Kind::kMesh ? "sharded over a mesh"
-                                              : "made of explicit shards";
+                                              : "in explicit shards";
   };
   if (a.kind != b.kind) return fmt::format("{} and {}", how(a), how(b));
   if (a.kind == Entry::Kind::kWhole) return {};
@@ -175,7 +177,7 @@ std::string Conflict(const Entry& a, const Entry& b) {
   }
   if (a.kind == Entry::Kind::kBoxes) return {};
   if (!SameMesh(*a.mesh, *b.mesh)) return "on different meshes";
-  if (a.placements != b.placements) return "placed differently";
+  if (a.placements != b.placements) return "with different placements";
   return {};
 }
 
@@ -183,15 +185,15 @@ std::string DescribeFlaw(const TilingFlaw& flaw, const std::vector<std::pair<uin
                          const std::vector<size_t>& nonempty) {
   switch (flaw.kind) {
     case TilingFlaw::Kind::kGap:
-      return fmt::format("no rank's shard holds element [{}]", fmt::join(flaw.element, ", "));
+      return fmt::format("no rank's shard contains element [{}]", fmt::join(flaw.element, ", "));
     case TilingFlaw::Kind::kOverlap:
-      return fmt::format("shards of rank {} and rank {} both hold element [{}]",
+      return fmt::format("shards of rank {} and rank {} both contain element [{}]",
                          boxes[nonempty[flaw.boxes[0]]].first, boxes[nonempty[flaw.boxes[1]]].first,
                          fmt::join(flaw.element, ", "));
     case TilingFlaw::Kind::kOutside:
       break;
   }
-  return fmt::format("a shard of rank {} leaves the global shape",
+  return fmt::format("a shard of rank {} is not inside the global shape",
                      boxes[nonempty[flaw.boxes[0]]].first);
 }
 
@@ -216,15 +218,15 @@ Result<void> CheckShardings(const StateDict& state, const std::vector<Leaf>& lea
       return Fail(std::move(bytes).error().WithKey(leaves[i].fqn));
     }
     if (sharding == nullptr) continue;
-    // Of ranks outside the mesh too, as all ranks have to come to the same placements.
+    // Also on ranks that are not in the mesh, because all ranks use the same placements.
     if (sharding->mesh != nullptr) {
       const uint32_t member = sharding->mesh->ranks().front();
       if (auto shard = ShardOf(shape, *sharding->mesh, sharding->placements, member); !shard) {
         return Fail(std::move(shard).error().WithKey(leaves[i].fqn));
       }
     }
-    if (auto pieces = ShardViewsHere(*sharding, view, rank); !pieces) {
-      return Fail(std::move(pieces).error().WithKey(leaves[i].fqn));
+    if (auto shards = ShardViewsHere(*sharding, view, rank); !shards) {
+      return Fail(std::move(shards).error().WithKey(leaves[i].fqn));
     }
   }
   return {};
@@ -237,60 +239,60 @@ Result<GlobalStateLayout> GlobalStateLayout::Exchange(Communicator& communicator
                                                       std::span<const uint64_t> options) {
   CAIRN_TRY(AgreeOnStatus(communicator, local));
   const auto rank = static_cast<uint32_t>(communicator.rank());
-  const std::vector<std::byte> manifest = EncodeManifest(state, leaves);
+  const std::vector<std::byte> message = EncodeLayout(state, leaves);
   const std::vector<std::byte> boxes = EncodeBoxes(state, leaves, rank);
-  const kv::Digest digest = kv::PayloadDigest(manifest);
+  const kv::Digest digest = kv::PayloadDigest(message);
   const Header mine{.options = kv::Checksum64(std::as_bytes(options)),
                     .digest_lo = digest.lo,
                     .digest_hi = digest.hi,
-                    .manifest_bytes = manifest.size(),
+                    .message_bytes = message.size(),
                     .boxes_bytes = boxes.size()};
   CAIRN_TRY_ASSIGN(const std::vector<Header> headers, AllGatherValues(communicator, mine));
 
-  GlobalStateLayout roster;
-  std::vector<uint32_t> senders;  // by manifest: the lowest rank that has it
+  GlobalStateLayout layout;
+  std::vector<uint32_t> senders;  // by message: the lowest rank that has it
   for (uint32_t r = 0; r < headers.size(); ++r) {
     if (headers[r].options != headers[0].options) {
       return Invalid(fmt::format("ranks 0 and {} called the collective with different options", r));
     }
     const auto same = std::ranges::find_if(
-        senders, [&](uint32_t other) { return headers[r].SameManifest(headers[other]); });
-    roster.manifest_of_rank_.push_back(static_cast<uint32_t>(same - senders.begin()));
+        senders, [&](uint32_t other) { return headers[r].HasSameMessage(headers[other]); });
+    layout.message_of_rank_.push_back(static_cast<uint32_t>(same - senders.begin()));
     if (same == senders.end()) senders.push_back(r);
   }
   for (uint32_t i = 0; i < senders.size(); ++i) {
-    std::vector<std::byte> bytes = manifest;
-    bytes.resize(headers[senders[i]].manifest_bytes);
+    std::vector<std::byte> bytes = message;
+    bytes.resize(headers[senders[i]].message_bytes);
     CAIRN_TRY(communicator.Broadcast(bytes, static_cast<int>(senders[i])));
-    CAIRN_TRY_ASSIGN(auto entries, DecodeManifest(bytes));
-    CAIRN_TRY(roster.Merge(i, std::move(entries)));
+    CAIRN_TRY_ASSIGN(auto entries, DecodeLayout(bytes));
+    CAIRN_TRY(layout.Merge(i, std::move(entries)));
   }
-  CAIRN_TRY(roster.CheckMeshes());
+  CAIRN_TRY(layout.CheckMeshes());
 
   uint64_t all_boxes_bytes = 0;
   for (const Header& header : headers) all_boxes_bytes += header.boxes_bytes;
-  if (all_boxes_bytes == 0) return roster;
+  if (all_boxes_bytes == 0) return layout;
   std::vector<std::vector<std::byte>> of_ranks;
   for (const Header& header : headers) of_ranks.emplace_back(header.boxes_bytes);
   CAIRN_TRY(
       communicator.AllGather(boxes, std::vector<ByteTarget>(of_ranks.begin(), of_ranks.end())));
-  for (uint32_t r = 0; r < of_ranks.size(); ++r) CAIRN_TRY(roster.ReadBoxes(r, of_ranks[r]));
-  CAIRN_TRY(roster.CheckBoxes());
-  return roster;
+  for (uint32_t r = 0; r < of_ranks.size(); ++r) CAIRN_TRY(layout.ReadBoxes(r, of_ranks[r]));
+  CAIRN_TRY(layout.CheckBoxes());
+  return layout;
 }
 
-uint32_t GlobalStateLayout::FirstRankOf(uint32_t manifest) const {
-  return static_cast<uint32_t>(std::ranges::find(manifest_of_rank_, manifest) -
-                               manifest_of_rank_.begin());
+uint32_t GlobalStateLayout::FirstRankOf(uint32_t message) const {
+  return static_cast<uint32_t>(std::ranges::find(message_of_rank_, message) -
+                               message_of_rank_.begin());
 }
 
-// Verdicts must not end the exchange on some ranks only: all of them see the same manifests in the
-// same order, so that all stop here or none does.
-Result<void> GlobalStateLayout::Merge(uint32_t manifest, std::vector<Entry> entries) {
+// An error must not end the exchange on some ranks only: all ranks merge the same messages in the
+// same order, so that either all fail here or none does.
+Result<void> GlobalStateLayout::Merge(uint32_t message, std::vector<Entry> entries) {
   for (Entry& entry : entries) {
     const auto [found, is_new] = by_fqn_.emplace(entry.fqn, entries_.size());
     if (is_new) {
-      entry.manifests = {manifest};
+      entry.messages = {message};
       entries_.push_back(std::move(entry));
       continue;
     }
@@ -298,10 +300,10 @@ Result<void> GlobalStateLayout::Merge(uint32_t manifest, std::vector<Entry> entr
     if (const std::string conflict = Conflict(known, entry); !conflict.empty()) {
       return Invalid(
           fmt::format("ranks {} and {} disagree about a tensor: {}",
-                      FirstRankOf(known.manifests.front()), FirstRankOf(manifest), conflict),
+                      FirstRankOf(known.messages.front()), FirstRankOf(message), conflict),
           entry.fqn);
     }
-    known.manifests.push_back(manifest);
+    known.messages.push_back(message);
   }
   return {};
 }
@@ -311,13 +313,13 @@ Result<void> GlobalStateLayout::CheckMeshes() const {
     if (entry.kind != Entry::Kind::kMesh) continue;
     for (const uint32_t rank : entry.mesh->ranks()) {
       if (rank >= world_size()) {
-        return Invalid(fmt::format("its mesh names rank {}; the communicator has {} ranks", rank,
+        return Invalid(fmt::format("its mesh contains rank {}; the communicator has {} ranks", rank,
                                    world_size()),
                        entry.fqn);
       }
       if (!Has(entry, rank)) {
-        return Invalid(fmt::format("rank {} is of the tensor's mesh, but its state dict has no "
-                                   "such key",
+        return Invalid(fmt::format("rank {} is in the tensor's mesh, but its state dict does "
+                                   "not have the key",
                                    rank),
                        entry.fqn);
       }
@@ -368,7 +370,7 @@ int64_t GlobalStateLayout::Find(std::string_view fqn) const {
 }
 
 bool GlobalStateLayout::Has(const Entry& entry, uint32_t rank) const {
-  return std::ranges::binary_search(entry.manifests, manifest_of_rank_[rank]);
+  return std::ranges::binary_search(entry.messages, message_of_rank_[rank]);
 }
 
 std::vector<uint32_t> GlobalStateLayout::RanksWith(const Entry& entry) const {
@@ -392,8 +394,8 @@ std::vector<Box> GlobalStateLayout::BoxesOf(const Entry& entry, uint32_t rank) c
   }
   if (!entry.mesh->CoordinateOf(rank)) return boxes;
   const auto shard = ShardOf(entry.shape, *entry.mesh, entry.placements, rank);
-  CAIRN_CHECK(shard.has_value());  // every rank has checked its own before it voted
-  for (ShardBox& piece : shard->Boxes()) boxes.push_back(std::move(piece.box));
+  CAIRN_CHECK(shard.has_value());  // every rank has checked its shardings before step 2
+  for (ShardBox& shard_box : shard->Boxes()) boxes.push_back(std::move(shard_box.box));
   return boxes;
 }
 

@@ -1,10 +1,10 @@
 #pragma once
-/// Which leaves the ranks have, and which boxes of them each holds: what all must know before they
-/// exchange bytes.
+/// Which leaves the ranks have, and which boxes of them each rank holds. All ranks need this before
+/// they exchange bytes.
 ///
-/// A rank describes its leaves in a manifest (boxes of explicit shards apart). Ranks of one
-/// parallel program mostly have the same one, so digests go round first and each distinct manifest
-/// is sent once. All ranks then know the same and find the same errors.
+/// A rank describes its leaves, except for the boxes of explicit shards, in a layout message. Most
+/// ranks of a parallel program have the same message, so they exchange digests first and send each
+/// distinct message once. All ranks then have the same information and find the same errors.
 
 #include <cstdint>
 #include <memory>
@@ -19,60 +19,62 @@
 
 namespace cairn::core::internal {
 
-/// Threads: immutable once exchanged.
+/// Threads: safe; a layout is immutable.
 class GlobalStateLayout {
  public:
   struct Entry {
-    enum class Kind : uint8_t { kWhole, kMesh, kBoxes };  // kWhole: plain values too
+    enum class Kind : uint8_t { kWhole, kMesh, kBoxes };  // kWhole: not sharded, or a value
     std::string fqn;
     Kind kind = Kind::kWhole;
-    DType dtype = DType::kUnknown;           // of sharded tensors, as all below
+    DType dtype = DType::kUnknown;           // this and the following: of sharded tensors
     Shape shape;                             // global
-    std::shared_ptr<const DeviceMesh> mesh;  // shared by the entries of one manifest
+    std::shared_ptr<const DeviceMesh> mesh;  // shared by the entries of one message
     std::vector<Placement> placements;
-    std::vector<uint32_t> manifests;  // those that have it, ascending
+    std::vector<uint32_t> messages;  // the layout messages that contain it, ascending
   };
 
-  /// A collective. `local` is what this rank found so far; `options` has to be the same everywhere.
-  /// Errors, the same on all ranks: those of AgreeOnStatus; kInvalidArgument: options differ; ranks
-  /// say different things of one key; a mesh holds a rank that is none or lacks the tensor; boxes
-  /// of explicit shards leave elements out or hold them twice. They name key and rank.
+  /// Collective. `local` is the status of this rank so far. Requires the leaves of state.Leaves()
+  /// if it is a success. Returns the same error on all ranks: that of AgreeOnStatus, or
+  /// kInvalidArgument, naming key and rank: `options` differ; ranks describe a key differently; a
+  /// mesh contains a rank that does not exist or lacks the tensor; explicit shards have gaps or
+  /// overlaps.
   static Result<GlobalStateLayout> Exchange(Communicator& communicator, const StateDict& state,
                                             const std::vector<Leaf>& leaves,
                                             const Result<void>& local,
                                             std::span<const uint64_t> options);
 
-  /// In an order that all ranks agree on.
+  /// All leaves, in the same order on all ranks.
   const std::vector<Entry>& entries() const { return entries_; }
-  /// Index of the entry; -1 if no rank has the leaf.
+  /// Returns the index of the entry; -1 if no rank has the leaf.
   int64_t Find(std::string_view fqn) const;
   bool Has(const Entry& entry, uint32_t rank) const;
   /// Ranks that have the leaf, ascending.
   std::vector<uint32_t> RanksWith(const Entry& entry) const;
-  /// What `rank` holds of a sharded entry, as ShardViewsHere orders it on that rank. Boxes without
-  /// elements are left out.
+  /// Returns the boxes of a sharded entry that `rank` holds, except those without elements, in the
+  /// order of ShardViewsHere on that rank.
   std::vector<Box> BoxesOf(const Entry& entry, uint32_t rank) const;
-  uint32_t world_size() const { return static_cast<uint32_t>(manifest_of_rank_.size()); }
+  uint32_t world_size() const { return static_cast<uint32_t>(message_of_rank_.size()); }
 
  private:
-  Result<void> Merge(uint32_t manifest, std::vector<Entry> entries);
+  Result<void> Merge(uint32_t message, std::vector<Entry> entries);
   Result<void> CheckMeshes() const;
   Result<void> ReadBoxes(uint32_t rank, std::span<const std::byte> bytes);
   Result<void> CheckBoxes() const;
-  uint32_t FirstRankOf(uint32_t manifest) const;
+  uint32_t FirstRankOf(uint32_t message) const;
 
   std::vector<Entry> entries_;
   std::unordered_map<std::string, size_t> by_fqn_;
-  std::vector<uint32_t> manifest_of_rank_;
-  // Explicit boxes by entry: rank and box, ranks ascending.
+  std::vector<uint32_t> message_of_rank_;
+  // Explicit boxes by entry: rank and box, ascending by rank.
   std::unordered_map<size_t, std::vector<std::pair<uint32_t, Box>>> boxes_;
 };
 
-/// As ShardViewsOf, but a rank outside the mesh holds nothing.
+/// Returns what ShardViewsOf returns, but nothing for a rank that is not in the mesh.
 Result<std::vector<ShardView>> ShardViewsHere(const Sharding& sharding, const TensorView& local,
                                               uint32_t rank);
 
-/// kInvalidArgument, naming the key: a tensor's memory does not fit its sharding.
+/// Requires the leaves of state.Leaves(). kInvalidArgument, naming the key: a tensor has no valid
+/// dtype and shape, or its memory does not match its sharding.
 Result<void> CheckShardings(const StateDict& state, const std::vector<Leaf>& leaves, uint32_t rank);
 
 }  // namespace cairn::core::internal

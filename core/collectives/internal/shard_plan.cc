@@ -1,4 +1,4 @@
-// Target leaves: kept, replaced or left out; written in place or allocated.
+// Decides which target leaves are kept, filled or omitted, and which need memory.
 
 #include "core/collectives/internal/shard_plan.h"
 
@@ -28,7 +28,7 @@ bool HasElements(const TensorView& view) {
   return std::ranges::find(view.shape, uint64_t{0}) == view.shape.end();
 }
 
-// Null where there are elements: memory is still to be given.
+// Whether a tensor, or a part of it, has elements but no memory.
 bool LacksMemory(const StateDict& state, uint32_t tensor) {
   bool lacks = false;
   ForEachMemory(state, tensor, [&](const TensorView& view) {
@@ -66,7 +66,7 @@ Result<std::vector<FullLeaf>> DescribeFull(const StateDict& full) {
       continue;
     }
     if (FindSharding(full, full.slot[i]) != nullptr) {
-      return Invalid(leaf.fqn, "the full state dict holds a sharded tensor; gather it first");
+      return Invalid(leaf.fqn, "the full state dict contains a sharded tensor; gather it first");
     }
     leaf.dtype = full.tensors[full.slot[i]].dtype;
     leaf.shape = full.tensors[full.slot[i]].shape;
@@ -85,7 +85,7 @@ std::vector<std::byte> EncodeFull(std::span<const FullLeaf> leaves) {
       writer.Numbers(leaf.shape);
     } else {
       const auto encoded = EncodeValue(leaf.value);
-      CAIRN_CHECK(encoded.has_value());  // DescribeFull has tried
+      CAIRN_CHECK(encoded.has_value());  // DescribeFull has checked it
       writer.Bytes(*encoded);
     }
   }
@@ -163,22 +163,22 @@ Result<ShardPlan> PlanShards(std::span<const FullLeaf> full, const StateDict& ta
   return plan;
 }
 
-std::vector<FillPiece> ShardViewsToFill(ShardPlan& plan, const ShardPlan::Fill& fill,
-                                        uint32_t rank) {
+std::vector<ShardTargetBox> ShardViewsToFill(ShardPlan& plan, const ShardPlan::Fill& fill,
+                                             uint32_t rank) {
   const StateTarget target = plan.result.target();
   const TensorView& view = target.state().tensors[fill.tensor];
   const Sharding* sharding = FindSharding(target.state(), fill.tensor);
-  std::vector<FillPiece> pieces;
+  std::vector<ShardTargetBox> boxes;
   if (sharding == nullptr) {
-    if (HasElements(view)) pieces.push_back({WholeBox(view.shape), target.Writable(view)});
-    return pieces;
+    if (HasElements(view)) boxes.push_back({WholeBox(view.shape), target.Writable(view)});
+    return boxes;
   }
   auto held = ShardViewsHere(*sharding, view, rank);
   CAIRN_CHECK(held.has_value());  // PlanShards has checked the target
-  for (ShardView& piece : *held) {
-    pieces.push_back({std::move(piece.box), target.Writable(piece.view)});
+  for (ShardView& shard : *held) {
+    boxes.push_back({std::move(shard.box), target.Writable(shard.view)});
   }
-  return pieces;
+  return boxes;
 }
 
 }  // namespace cairn::core::internal

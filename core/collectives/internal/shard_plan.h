@@ -1,5 +1,5 @@
 #pragma once
-/// What becomes of a target state's leaves when a full state is cut into it.
+/// Plans how the leaves of a target state are filled from a full state.
 
 #include <cstdint>
 #include <span>
@@ -21,35 +21,39 @@ struct FullLeaf {
   Value value;  // of plain values
 };
 
-/// kInvalidArgument, naming the key: the state is sharded, or its memory is not what it says.
+/// Describes the leaves of a full state. kInvalidArgument: StateDict::Leaves or CheckMemory rejects
+/// it, a tensor is sharded, or a value cannot be encoded.
 Result<std::vector<FullLeaf>> DescribeFull(const StateDict& full);
 
-/// For the wire. Requires values that EncodeValue accepts.
+/// Encodes a description as a message. Requires values that EncodeValue accepts.
 std::vector<std::byte> EncodeFull(std::span<const FullLeaf> leaves);
+/// kInternal: `bytes` are not a description.
 Result<std::vector<FullLeaf>> DecodeFull(std::span<const std::byte> bytes);
 
 struct ShardPlan {
-  HostState result;  // allocated; values are in place, tensors wait to be filled
-  /// A tensor of `result` that comes from a leaf of the full state.
+  HostState result;  // contains the values; its tensors are allocated but not filled
+  /// A tensor of `result` that is filled from a leaf of the full state.
   struct Fill {
     size_t full_leaf = 0;
-    uint32_t tensor = 0;  // of `result`
+    uint32_t tensor = 0;  // index in `result`
   };
-  std::vector<Fill> fills;  // by full_leaf, ascending
+  std::vector<Fill> fills;  // ascending by full_leaf
 };
 
-/// kInvalidArgument, naming the key: as BroadcastStateDict. kResourceExhausted: no memory.
+/// Requires the leaves of target.Leaves(). kInvalidArgument, naming the key: a leaf of the target
+/// and its counterpart differ in dtype or global shape, the full state has a value for a sharded
+/// tensor, or CheckShardings rejects the target. kResourceExhausted: there is not enough memory.
 Result<ShardPlan> PlanShards(std::span<const FullLeaf> full, const StateDict& target,
                              const std::vector<Leaf>& target_leaves, uint32_t rank,
                              const BroadcastOptions& options);
 
-/// A box of the global tensor, and the memory of the result that it goes to.
-struct FillPiece {
+/// A box of the global tensor, and the memory of the result that receives it.
+struct ShardTargetBox {
   Box box;
   TensorTarget target;
 };
-/// In the order of ShardViewsOf.
-std::vector<FillPiece> ShardViewsToFill(ShardPlan& plan, const ShardPlan::Fill& fill,
-                                        uint32_t rank);
+/// Returns the boxes that `rank` fills, in the order of ShardViewsOf.
+std::vector<ShardTargetBox> ShardViewsToFill(ShardPlan& plan, const ShardPlan::Fill& fill,
+                                             uint32_t rank);
 
 }  // namespace cairn::core::internal

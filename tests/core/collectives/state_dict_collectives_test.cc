@@ -134,7 +134,7 @@ TEST(GatherStateDictTest, RanksThatDisagreeAreNamed) {
                     {"ranks 0 and 2", "[8] and float32 [7]", "model.w"});
   ExpectGatherFails(
       [](FourShards& shards) { shards.sharding().placements = {Placement::StridedShard(0, 1)}; },
-      {"ranks 0 and 2", "placed differently", "model.w"});
+      {"ranks 0 and 2", "with different placements", "model.w"});
   ExpectGatherFails([](FourShards& shards) { shards.state.shardings.clear(); },
                     {"ranks 0 and 2", "sharded over a mesh and not sharded", "model.w"});
   ExpectGatherFails([](FourShards& shards) { shards.state = StateDict(); },
@@ -172,9 +172,9 @@ TEST(GatherStateDictTest, ExplicitShardsMustTileTheTensor) {
       return GatherStateDict(shards.state, communicator);
     };
   };
-  ExpectOneError(gather(1), ErrorCode::kInvalidArgument, {"holds element [5]", "model.w"});
+  ExpectOneError(gather(1), ErrorCode::kInvalidArgument, {"contains element [5]", "model.w"});
   ExpectOneError(gather(3), ErrorCode::kInvalidArgument,
-                 {"rank 2 and rank 3 both hold element [6]", "model.w"});
+                 {"rank 2 and rank 3 both contain element [6]", "model.w"});
 }
 
 TEST(GatherStateDictTest, OptionsMustBeGoodAndTheSame) {
