@@ -1,4 +1,4 @@
-// Gloo's ranks, as threads of one process; tests/process/ has them as processes.
+// Gloo with ranks that are threads of one process; tests/process/ has ranks that are processes.
 
 #include "core/ranks/gloo_communicator.h"
 
@@ -57,7 +57,7 @@ INSTANTIATE_TEST_SUITE_P(Gloo, CommunicatorDeadlineTest,
 INSTANTIATE_TEST_SUITE_P(Gloo, CommunicatorDisagreementTest,
                          ::testing::ValuesIn(Worlds(MakeGlooWorld, {2, 4})), WorldName);
 
-/// What each rank's ConnectGloo gives, all called at once.
+/// Calls ConnectGloo for all ranks concurrently, and returns their results.
 std::vector<Result<std::unique_ptr<core::Communicator>>> ConnectAll(
     const std::vector<GlooOptions>& options) {
   std::vector<Result<std::unique_ptr<core::Communicator>>> results(options.size());
@@ -101,14 +101,14 @@ TEST(ConnectGlooTest, LeavesNothingInTheRendezvousDirectory) {
   const auto connected = ConnectAll({OptionsOf(0, 2, dir.path()), OptionsOf(1, 2, dir.path())});
   for (const auto& result : connected) CAIRN_ASSERT_OK(result);
   EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
-  // So the same name may be taken again, by the next start.
+  // The next start may therefore use the same run ID.
   for (const auto& result :
        ConnectAll({OptionsOf(0, 2, dir.path()), OptionsOf(1, 2, dir.path())})) {
     CAIRN_EXPECT_OK(result);
   }
 }
 
-TEST(ConnectGlooTest, NamesTheRanksThatDoNotCome) {
+TEST(ConnectGlooTest, NamesTheMissingRanks) {
   ScopedTempDir dir;
   const std::string place = fmt::format("tcp://127.0.0.1:{}", FreePort());
   for (const std::string& rendezvous : {"file://" + dir.path(), place}) {
@@ -117,7 +117,7 @@ TEST(ConnectGlooTest, NamesTheRanksThatDoNotCome) {
       options.push_back(OptionsOf(rank, 5, dir.path(), milliseconds(300)));
       options.back().rendezvous = rendezvous;
     }
-    // The others need not be there before rank 0 gives up.
+    // The others may arrive at any time before the deadline of rank 0.
     for (size_t i = 1; i < options.size(); ++i)
       options[i].connect_timeout = std::chrono::seconds(60);
     if (rendezvous != place) {
@@ -138,7 +138,7 @@ TEST(ConnectGlooTest, WithoutRankZeroTheOthersGiveUpAtTheDeadline) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
 }
 
-TEST(GlooConnectionsTest, TellThatARankIsGoneWithoutACall) {
+TEST(GlooConnectionsTest, CheckPeersReportsARankThatIsGone) {
   World world = MakeGlooWorld(3, std::chrono::seconds(60));
   ASSERT_EQ(world.size(), 3u);
   for (int round = 0; round < 3; ++round) {
@@ -161,7 +161,7 @@ TEST(ConnectGlooTest, WorldOfOneNeedsNoRendezvous) {
   EXPECT_EQ(communicator->world_size(), 1);
 }
 
-TEST(ConnectGlooTest, RefusesOptionsThatMakeNoSense) {
+TEST(ConnectGlooTest, RejectsInvalidOptions) {
   const GlooOptions right = OptionsOf(0, 2, "/nowhere");
   const auto refused = [&](auto&& change, const char* words) {
     GlooOptions options = right;
@@ -184,9 +184,9 @@ TEST(ConnectGlooTest, RefusesOptionsThatMakeNoSense) {
   }
 }
 
-TEST(ConnectGlooTest, RefusesAnAddressThatIsNotOfThisHost) {
+TEST(ConnectGlooTest, RejectsAnAddressOfAnotherHost) {
   GlooOptions options = OptionsOf(0, 2, "/nowhere");
-  options.interface = "192.0.2.1";  // for documentation only, RFC 5737
+  options.interface = "192.0.2.1";  // an address for documentation, RFC 5737
   EXPECT_THAT(ConnectGloo(options), IsError(ErrorCode::kUnavailable, "192.0.2.1"));
   options.interface = "no-such-interface";
   EXPECT_THAT(ConnectGloo(options), IsError(ErrorCode::kUnavailable, "no-such-interface"));

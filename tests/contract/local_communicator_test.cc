@@ -1,4 +1,4 @@
-// The world of one rank.
+// A world of one rank.
 
 #include "core/ranks/local_communicator.h"
 
@@ -19,7 +19,7 @@ World MakeLocalWorld(int, std::chrono::milliseconds) {
 
 INSTANTIATE_TEST_SUITE_P(Local, CommunicatorContractTest,
                          ::testing::ValuesIn(Worlds(MakeLocalWorld, {1})), WorldName);
-// A decorator has to keep the contract too.
+// A decorator must fulfill the contract, too.
 World MakeCountingWorld(int, std::chrono::milliseconds) {
   static core::LocalCommunicator local;
   static CollectiveCounts counts;

@@ -1,4 +1,5 @@
-// NCCL's ranks as threads of one process, on a simulated CUDA runtime and a simulated NCCL: no GPU.
+// NCCL with ranks that are threads of one process, on a simulated CUDA runtime and a simulated
+// NCCL.
 
 #include "cuda/nccl_communicator.h"
 
@@ -35,7 +36,7 @@ constexpr milliseconds kAmple = std::chrono::seconds(60);
 constexpr milliseconds kShort(250);
 constexpr milliseconds kSlack = std::chrono::seconds(5);
 
-/// What a test of any kind must leave behind: nothing.
+/// Checks that a test has released everything.
 class LeakCheck : public ::testing::EmptyTestEventListener {
   void OnTestEnd(const ::testing::TestInfo&) override {
     EXPECT_EQ(simulated_nccl::LiveCommunicatorCount(), 0u);
@@ -48,13 +49,13 @@ const bool kLeaksAreChecked = [] {
   return true;
 }();
 
-/// A machine with a GPU for each rank.
+/// A machine with one GPU per rank.
 void ResetMachine(int device_count, int in_progress_polls = 1) {
   simulated_cuda::Reset({.device_count = device_count, .jitter_us = 20});
   simulated_nccl::Reset({.in_progress_polls = in_progress_polls});
 }
 
-/// What each rank's ConnectNccl gives, all called at once.
+/// Calls ConnectNccl for all ranks concurrently, and returns their results.
 std::vector<Result<std::unique_ptr<Communicator>>> ConnectAll(
     const std::vector<NcclOptions>& options, milliseconds host_timeout = kAmple) {
   std::vector<Result<std::unique_ptr<Communicator>>> results(options.size());
@@ -98,7 +99,7 @@ INSTANTIATE_TEST_SUITE_P(SimulatedNccl, CommunicatorDeadlineTest,
                          ::testing::ValuesIn(Worlds(MakeNcclWorld, {2, 4})), WorldName);
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CommunicatorDisagreementTest);
 
-/// Memory of a device, or of the host, with contents of its own.
+/// Memory of a device or of the host.
 class TestMemory {
  public:
   TestMemory(uint64_t length_bytes, int device) : host_(length_bytes), device_(device) {
@@ -140,8 +141,8 @@ class TestMemory {
   std::byte* on_device_ = nullptr;
 };
 
-/// Unequal lengths between all ranks, some of them 0, in memory that `place(from, to, sends)`
-/// names.
+/// Exchanges ranges of unequal lengths, some of them 0, between all ranks, in the memory that
+/// `place(from, to, sends)` returns.
 template <typename Place>
 void ExchangeAll(World& world, SeededRandom& random, uint64_t max_bytes, const Place& place) {
   const size_t size = world.size();
@@ -252,7 +253,7 @@ TEST(NcclCommunicatorTest, ComesAfterWhatTheCallersStreamHolds) {
     simulated_cuda::StreamBlock block(stream);
     ASSERT_EQ(cudaMemsetAsync(memory[0].bytes().data(), 7, 100'000, stream), cudaSuccess);
     std::jthread release([&] {
-      std::this_thread::sleep_for(milliseconds(30));  // the call is there, or comes to less
+      std::this_thread::sleep_for(milliseconds(30));  // usually until the call waits
       block.Release();
     });
     RunRanks(world, [&](Communicator& communicator) {
@@ -310,7 +311,7 @@ TEST(NcclCommunicatorTest, AStopEndsCallsAndThoseOfParts) {
     Communicator& waits = on_part ? *parts[0] : *world[0];
     const auto begin = steady_clock::now();
     std::jthread stopper([&] {
-      std::this_thread::sleep_for(milliseconds(30));  // the call is there, or comes to less
+      std::this_thread::sleep_for(milliseconds(30));  // usually until the call waits
       options[0].stop->Request("rank 1 has left");
     });
     EXPECT_THAT(waits.Barrier(), IsError(ErrorCode::kUnavailable, "rank 1 has left"));
@@ -400,7 +401,7 @@ TEST(NcclCommunicatorTest, ALostDeviceBreaksItsCommunicatorOnly) {
     EXPECT_THAT(communicator.Barrier(), IsError(ErrorCode::kUnavailable, "Barrier, rank"));
   });
   world.clear();
-  simulated_cuda::Reset();  // nothing on a lost device can be given back
+  simulated_cuda::Reset();  // memory of a lost device cannot be released
 }
 
 TEST(ConnectNcclTest, OneRanksFailureIsEveryRanks) {
@@ -462,7 +463,8 @@ TEST(NcclLibraryTest, SaysWhichOneItIs) {
   EXPECT_THAT(found, ::testing::HasSubstr("2.28.9 ("));
 }
 
-/// Says on stderr what finding NCCL gives, in a process of its own: a library stays open.
+/// Prints the result of finding NCCL on stderr, in a separate process, because a library is never
+/// closed.
 [[noreturn]] void FindInThisProcess() {
   const auto found = cuda::DescribeNccl();
   fmt::print(stderr, "{}\n", found ? "found" : found.error().ToString());

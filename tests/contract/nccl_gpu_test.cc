@@ -1,4 +1,4 @@
-// NCCL's ranks as threads of one process, on this machine's GPUs: one rank a GPU.
+// NCCL with ranks that are threads of one process, one rank per GPU of this machine.
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 namespace cairn::testing {
 namespace {
 
-/// Why the tests cannot run here; empty if they can.
+/// The reason why the tests cannot run here; empty if they can.
 std::string WhyNot() {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
@@ -34,7 +34,7 @@ World MakeNcclWorld(int world_size, std::chrono::milliseconds timeout) {
   return world;
 }
 
-/// Of one rank, and of as many as there are GPUs, `least` at least.
+/// Worlds of one rank, and of one rank per GPU; requires at least `least` GPUs.
 std::vector<WorldParam> WorldsHere(int least) {
   if (!WhyNot().empty()) return {};
   int count = 0;

@@ -1,4 +1,4 @@
-// The tests' own communicator keeps the contract too.
+// The communicator of the tests fulfills the contract, too.
 
 #include "tests/support/thread_communicator.h"
 

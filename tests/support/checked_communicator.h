@@ -1,5 +1,5 @@
 #pragma once
-/// Holds callers to their half of core/ranks/communicator.h.
+/// Checks what core/ranks/communicator.h requires of callers.
 
 #include <gtest/gtest.h>
 
@@ -11,11 +11,11 @@
 
 namespace cairn::testing {
 
-/// Passes calls on and fails the test where ranges of one call overlap, which communicators need
-/// not notice. Counts what arrives from other ranks. Threads: as the communicator below.
+/// Forwards calls to another communicator, and fails the test if ranges of one call overlap, which
+/// communicators need not detect. Counts bytes from other ranks. Threads: as for the communicator.
 class CheckedCommunicator : public core::Communicator {
  public:
-  /// `below` outlives it.
+  /// Requires that `below` outlives it.
   explicit CheckedCommunicator(core::Communicator& below) : below_(below) {}
 
   int rank() const override { return below_.rank(); }

@@ -1,5 +1,5 @@
 #pragma once
-/// A communicator that counts what is asked of another: "this save makes no collective".
+/// A communicator that counts calls of another, for tests such as "this save calls no collective".
 
 #include <cstdint>
 #include <memory>
@@ -10,15 +10,15 @@
 
 namespace cairn::testing {
 
-/// What has been asked for, refused calls included.
+/// Calls so far, including rejected ones.
 struct CollectiveCounts {
-  uint64_t call_count = 0;  // of all collectives, splits among them
+  uint64_t call_count = 0;  // all collectives, including splits
   uint64_t split_count = 0;
-  uint64_t given_bytes = 0;  // by this rank, in ranges that it sends from
+  uint64_t given_bytes = 0;  // bytes in ranges that this rank sends
 };
 
-/// Passes every call on to `communicator`, which must outlive it. Parts that it is split into add
-/// to the same counts, which must outlive them all.
+/// Forwards every call to `communicator`. Communicators split from it add to the same counts.
+/// Requires that `communicator` and `counts` outlive it and them.
 class CountingCommunicator final : public core::Communicator {
  public:
   CountingCommunicator(core::Communicator& communicator, CollectiveCounts& counts)
@@ -79,7 +79,7 @@ class CountingCommunicator final : public core::Communicator {
 
   core::Communicator& communicator_;
   CollectiveCounts& counts_;
-  std::unique_ptr<core::Communicator> owned_;  // `communicator_`, if it is a part of a split
+  std::unique_ptr<core::Communicator> owned_;  // `communicator_` if it is the result of a split
 };
 
 }  // namespace cairn::testing

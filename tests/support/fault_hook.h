@@ -1,10 +1,9 @@
 #pragma once
-/// Makes the n-th fault point of kv fail, or end the process, and lists the points that were
-/// passed.
+/// Makes the n-th fault point of kv fail or end the process, and lists the points that were passed.
 ///
 ///   {
 ///     ScopedFaults faults(FailNth(3, EIO));
-///     ... the third point from here on fails with EIO ...
+///     ... the third point that is passed fails with EIO ...
 ///     EXPECT_TRUE(faults.fired());
 ///   }
 
@@ -22,13 +21,13 @@
 
 namespace cairn::testing {
 
-/// One passed point: its name and how often that name had been passed, this time included.
+/// A point that was passed: its name, and how often that name has been passed, including this time.
 struct FaultPass {
   std::string point;
   uint32_t occurrence = 0;
 };
 
-/// What to do at a pass (`total` counts all of them from 1): 0 to go on, or an errno.
+/// Returns what happens at a point (`total` counts all points from 1): 0 to continue, or an errno.
 using FaultAction = std::function<int(const FaultPass& pass, uint32_t total)>;
 
 inline FaultAction NoFault() {
@@ -37,7 +36,7 @@ inline FaultAction NoFault() {
 inline FaultAction FailNth(uint32_t n, int error_number) {
   return [=](const FaultPass&, uint32_t total) { return total == n ? error_number : 0; };
 }
-/// From the n-th on everything fails, as on a disk that is gone or full.
+/// Everything fails from the n-th point on, as on a disk that is gone or full.
 inline FaultAction FailFromNth(uint32_t n, int error_number) {
   return [=](const FaultPass&, uint32_t total) { return total >= n ? error_number : 0; };
 }
@@ -46,7 +45,7 @@ inline FaultAction FailAt(std::string point, uint32_t occurrence, int error_numb
     return pass.point == point && pass.occurrence == occurrence ? error_number : 0;
   };
 }
-/// The process dies as by power loss of its own: no destructor, no flush, no exit handler.
+/// The process ends at once, without destructors, flushes or exit handlers.
 inline FaultAction KillAt(std::string point, uint32_t occurrence) {
   return [=](const FaultPass& pass, uint32_t) {
     if (pass.point == point && pass.occurrence == occurrence) ::kill(::getpid(), SIGKILL);
@@ -54,7 +53,7 @@ inline FaultAction KillAt(std::string point, uint32_t occurrence) {
   };
 }
 
-/// Installs an action for its scope. One at a time; points may be passed from any thread.
+/// Installs an action for its scope. Only one may exist at a time; any thread may pass points.
 class ScopedFaults {
  public:
   explicit ScopedFaults(FaultAction action) : action_(std::move(action)) {

@@ -1,5 +1,5 @@
 #pragma once
-/// A TCP port of 127.0.0.1 on which nothing listens now.
+/// Returns a TCP port of 127.0.0.1 on which nothing listens.
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 
 namespace cairn::testing {
 
-/// The kernel gives ports out in turn, so the next one to ask gets another.
+/// The kernel assigns ports in turn, so that the next call returns another one.
 inline uint16_t FreePort() {
   const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};

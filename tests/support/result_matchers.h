@@ -1,5 +1,5 @@
 #pragma once
-/// Asking for success, or for the error, of a Result.
+/// Matchers for the success, or for the error, of a Result.
 ///
 ///   CAIRN_ASSERT_OK_AND_ASSIGN(auto store, CheckpointStore::Open(...));
 ///   CAIRN_EXPECT_OK(store->Close());
@@ -19,7 +19,7 @@ template <typename T>
          << ErrorCodeName(result.error().code) << ": " << result.error().ToString();
 }
 
-/// Matches a Result that failed with `code` and whose error, as a line, holds `substring`.
+/// Matches a Result that failed with `code` and whose formatted error contains `substring`.
 MATCHER_P2(IsError, code, substring,
            std::string("fails with ") + ErrorCodeName(code) + " and says '" + substring + "'") {
   if (arg.has_value()) {

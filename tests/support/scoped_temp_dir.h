@@ -1,5 +1,5 @@
 #pragma once
-/// A directory that lives as long as the test that made it.
+/// A temporary directory that exists as long as the object.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -10,8 +10,8 @@
 
 namespace cairn::testing {
 
-/// Below `parent`, or else below $TMPDIR (or /tmp). With CAIRN_KEEP_TEMP set it stays, to be looked
-/// into.
+/// Creates it below `parent`, by default below $TMPDIR (or /tmp). If CAIRN_KEEP_TEMP is set, it is
+/// not removed, for inspection.
 class ScopedTempDir {
  public:
   explicit ScopedTempDir(const std::filesystem::path& parent = {}) {
@@ -25,7 +25,7 @@ class ScopedTempDir {
   }
   ~ScopedTempDir() {
     if (::getenv("CAIRN_KEEP_TEMP") != nullptr) return;
-    std::error_code ignored;  // a leftover directory fails no test
+    std::error_code ignored;  // a directory that remains does not fail a test
     std::filesystem::remove_all(path_, ignored);
   }
   ScopedTempDir(const ScopedTempDir&) = delete;

@@ -1,6 +1,5 @@
 #pragma once
-/// Random numbers for property tests: the seed is printed with every failure and can be given back
-/// in CAIRN_TEST_SEED.
+/// Random numbers for property tests. Every failure prints the seed, and CAIRN_TEST_SEED sets it.
 
 #include <gtest/gtest.h>
 
@@ -15,7 +14,7 @@ namespace cairn::testing {
 class SeededRandom {
  public:
   SeededRandom() : SeededRandom(ChooseSeed()) {}
-  /// For what must be the same in several processes.
+  /// With a given seed, for values that must be the same in several processes.
   explicit SeededRandom(uint64_t seed)
       : seed_(seed), engine_(seed_), trace_(__FILE__, __LINE__, Hint()) {}
 

@@ -1,6 +1,5 @@
 #pragma once
-/// Random gathers and broadcasts, to be run on each rank of any communicator, with what they have
-/// to give.
+/// Random gathers and broadcasts for the ranks of any communicator, with their expected results.
 
 #include <fmt/format.h>
 
@@ -19,13 +18,13 @@ inline std::vector<ShardedCase> RandomCases(testing::SeededRandom& random, uint3
   return cases;
 }
 
-/// From what just suffices to what takes all at once.
+/// Buffer sizes from the minimum to one that contains everything.
 inline uint64_t RandomBufferBytes(testing::SeededRandom& random, uint32_t world_size) {
   if (random.Chance(0.2)) return kDefaultBufferBytes;
   return 4 * world_size + random.Between(0, 1) * random.Between(0, 1000);
 }
 
-/// Leaf `key` of the state, or -1.
+/// Returns the index of leaf `key` of the state, or -1.
 inline int64_t FindLeaf(const StateDict& state, const std::string& fqn) {
   const auto leaves = FlattenTree(state.tree);
   for (size_t i = 0; leaves && i < leaves->size(); ++i) {
@@ -34,7 +33,7 @@ inline int64_t FindLeaf(const StateDict& state, const std::string& fqn) {
   return -1;
 }
 
-/// A gather, and what each rank has to get.
+/// A gather, and the expected result on each rank.
 class GatherScenario {
  public:
   GatherScenario(testing::SeededRandom& random, uint32_t world_size)
@@ -83,7 +82,7 @@ class GatherScenario {
       ASSERT_EQ(result.values[slot], Value(int64_t{rank}));
       return;
     }
-    // Whole tensors are each rank's own.
+    // Tensors that are not sharded are those of the rank itself.
     const bool whole = leaf.kind == ShardedCase::Kind::kWhole;
     const StridedTensor& expected = whole ? memory.tensors[0] : leaf.global;
     ASSERT_EQ(result.tensors[slot].dtype, expected.dtype);
@@ -99,13 +98,13 @@ class GatherScenario {
   GatherOptions options_;
 };
 
-/// A broadcast of a full state into targets, and what each rank has to get.
+/// A broadcast of a full state to targets, and the expected result on each rank.
 class BroadcastScenario {
  public:
   BroadcastScenario(testing::SeededRandom& random, uint32_t world_size)
       : cases_(RandomCases(random, world_size)) {
     for (ShardedCase& leaf : cases_) {
-      // Memory that holds anything: what the full state has to overwrite.
+      // Memory with random contents, which the full state must overwrite.
       ShardedCase other = leaf;
       random.Fill(other.global.memory);
       memory_.push_back(CutCase(random, other, world_size));
@@ -126,7 +125,7 @@ class BroadcastScenario {
         full_.root().Tensor(cases_[i].key, cases_[i].global.view());
       }
     }
-    full_.root().Tensor("extra", extra_.view());  // no target asks for it
+    full_.root().Tensor("extra", extra_.view());  // no target has this key
   }
 
   void RunRank(Communicator& communicator) {
@@ -163,7 +162,7 @@ class BroadcastScenario {
     return target;
   }
 
-  // Bytes of the full state that the rank holds.
+  // The number of bytes of the full state that the rank holds.
   uint64_t BytesFor(uint32_t rank) const {
     uint64_t bytes = 0;
     for (size_t i = 0; i < cases_.size(); ++i) {
@@ -218,7 +217,7 @@ class BroadcastScenario {
         ASSERT_EQ(views[p].data, nullptr);
       }
     }
-    if (!in_full_[i]) return;  // as it was: nobody writes there
+    if (!in_full_[i]) return;  // nothing is written to it
     const StridedTensor& global = leaf.global;
     const uint64_t element_bytes = schema::ElementBytes(global.dtype);
     const auto same = [&](const TensorView& view, const std::vector<uint64_t>& local_index,
@@ -247,7 +246,7 @@ class BroadcastScenario {
     }
   }
 
-  // What was broadcast can be gathered again, from states without what has no memory.
+  // What was broadcast can be gathered again, from states without the tensors that have no memory.
   void RoundTrip(uint32_t rank, const StateDict& result, Communicator& communicator) const {
     StateDict state;
     for (size_t i = 0; i < cases_.size(); ++i) {

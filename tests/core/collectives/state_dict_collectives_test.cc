@@ -1,5 +1,5 @@
-// Gather, broadcast and distribute: thousands of random states over ranks that are threads, and the
-// verdicts on bad input.
+// Gather, broadcast and distribute: thousands of random states on ranks that are threads, and
+// errors for invalid arguments.
 
 #include "core/collectives/state_dict_collectives.h"
 
@@ -8,8 +8,8 @@
 
 #include <array>
 
-#include "core/state_dict/state_dict_copy.h"
 #include "core/ranks/status_agreement.h"
+#include "core/state_dict/state_dict_copy.h"
 #include "tests/core/collectives/sharded_collectives.h"
 #include "tests/support/checked_communicator.h"
 #include "tests/support/result_matchers.h"
@@ -33,7 +33,7 @@ TEST(GatherStateDictTest, RandomShardsBecomeWhole) {
       testing::CheckedCommunicator communicator(below);
       scenario.RunRank(communicator);
     });
-    ASSERT_FALSE(::testing::Test::HasFailure());  // says the seed, which the ranks' threads do not
+    ASSERT_FALSE(::testing::Test::HasFailure());  // prints the seed; the threads cannot
   }
 }
 
@@ -47,7 +47,7 @@ TEST(BroadcastStateDictTest, RandomTargetsGetTheirShards) {
       testing::CheckedCommunicator communicator(below);
       scenario.RunRank(communicator);
     });
-    ASSERT_FALSE(::testing::Test::HasFailure());  // says the seed, which the ranks' threads do not
+    ASSERT_FALSE(::testing::Test::HasFailure());  // prints the seed; the threads cannot
   }
 }
 
@@ -58,7 +58,7 @@ TEST(DistributeStateDictTest, RandomTargetsGetTheirShards) {
     const auto world_size = static_cast<uint32_t>(random.Between(1, 8));
     BroadcastScenario scenario(random, world_size);
     for (uint32_t rank = 0; rank < world_size; ++rank) scenario.DistributeOn(rank);
-    ASSERT_FALSE(::testing::Test::HasFailure());  // says the seed, which the ranks' threads do not
+    ASSERT_FALSE(::testing::Test::HasFailure());  // prints the seed; the threads cannot
   }
 }
 
@@ -83,7 +83,7 @@ struct FourShards {
   StateDict state;
 };
 
-// Runs `call` on 4 ranks, each of which has to get the same error.
+// Runs `call` on 4 ranks, which must all return the same error.
 void ExpectOneError(const std::function<Result<HostState>(Communicator&, FourShards&)>& call,
                     ErrorCode code, const std::vector<std::string>& says) {
   std::array<std::string, 4> errors;
@@ -100,7 +100,7 @@ void ExpectOneError(const std::function<Result<HostState>(Communicator&, FourSha
   }
 }
 
-// The same for a gather of states that `spoil` changes on rank 2.
+// Gathers states that `spoil` has changed on rank 2, and expects the same error on all ranks.
 void ExpectGatherFails(const std::function<void(FourShards&)>& spoil,
                        const std::vector<std::string>& says) {
   ExpectOneError(
@@ -215,7 +215,7 @@ TEST(GatherStateDictTest, TheCommunicatorStaysUsableAfterABadInput) {
   });
 }
 
-// Sharded by rows, memory in one run on both sides: no buffer is touched, whatever its size.
+// The shards are rows, and all memory is contiguous, so that no buffer is used, whatever its size.
 TEST(GatherStateDictTest, RowsNeedNoBuffer) {
   RunRanks(4, [](Communicator& communicator) {
     const FourShards shards(communicator);
@@ -267,7 +267,7 @@ TEST(GatherStateDictTest, SilentRanksEndTheCallAtTheDeadline) {
       std::chrono::milliseconds(200));
 }
 
-// A full state on rank 0 for the shards' targets.
+// A full state on rank 0 for the targets of the shards.
 StateDict FullState(std::vector<float>& memory, DType dtype = DType::kFloat32) {
   StateDict full;
   full.root().Map("model").Tensor(
@@ -276,8 +276,8 @@ StateDict FullState(std::vector<float>& memory, DType dtype = DType::kFloat32) {
   return full;
 }
 
-// Broadcasts a full state of rank 0 that `spoil_full` changed into targets that `spoil` changed on
-// rank 2; everyone must get the same error, and no target may change.
+// Broadcasts a full state of rank 0 that `spoil_full` has changed to targets that `spoil` has
+// changed on rank 2. All ranks must return the same error, and no target may change.
 void ExpectBroadcastFails(const std::function<void(StateDict&)>& spoil_full,
                           const std::function<void(FourShards&)>& spoil,
                           const std::vector<std::string>& says) {
@@ -339,8 +339,8 @@ TEST(BroadcastStateDictTest, NonRootsFullStateIsNotLookedAt) {
   });
 }
 
-// A megabyte on rank 0, a quarter of which is for each rank: that much arrives, counted below the
-// report, and descriptions of some hundred bytes.
+// Each of 4 ranks receives a quarter of one megabyte on rank 0, and descriptions of a few hundred
+// bytes. The communicator below counts the bytes, independently of the report.
 TEST(BroadcastStateDictTest, RanksGetTheBytesOfTheirPartOnly) {
   RunRanks(4, [](Communicator& below) {
     testing::CheckedCommunicator communicator(below);
@@ -363,7 +363,7 @@ TEST(BroadcastStateDictTest, RanksGetTheBytesOfTheirPartOnly) {
   });
 }
 
-// What is on all ranks goes from rank 0 once, by Broadcast.
+// Rank 0 sends a tensor that all ranks hold completely once, with Broadcast.
 TEST(BroadcastStateDictTest, WholeTensorsAreBroadcast) {
   RunRanks(4, [](Communicator& communicator) {
     std::vector<float> memory(8, 3.f);

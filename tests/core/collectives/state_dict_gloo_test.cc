@@ -1,4 +1,4 @@
-// The random gathers and broadcasts over Gloo, with ranks that are threads.
+// The random gathers and broadcasts with Gloo, on ranks that are threads.
 
 #include <gtest/gtest.h>
 

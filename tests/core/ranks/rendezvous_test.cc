@@ -1,9 +1,6 @@
-// Meeting by files and at an address of rank 0, with ranks that behave and others that do not.
+// Rendezvous by files and at an address of rank 0, with correct and misbehaving peers.
 
 #include "core/ranks/internal/rendezvous.h"
-
-#include "core/ranks/internal/file_rendezvous.h"
-#include "core/ranks/internal/tcp_rendezvous.h"
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
@@ -17,6 +14,8 @@
 #include <fstream>
 #include <thread>
 
+#include "core/ranks/internal/file_rendezvous.h"
+#include "core/ranks/internal/tcp_rendezvous.h"
 #include "tests/support/free_port.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
@@ -37,11 +36,13 @@ constexpr milliseconds kAmple = std::chrono::seconds(30);
 constexpr milliseconds kShort(200);
 
 RendezvousRecord SampleRecord() {
-  return {
-      .rank = 1, .world_size = 3, .run_id = "run-7", .messages = {"to 0", "", std::string(512, 'x')}};
+  return {.rank = 1,
+          .world_size = 3,
+          .run_id = "run-7",
+          .messages = {"to 0", "", std::string(512, 'x')}};
 }
 
-TEST(RendezvousRecordTest, IsReadAsItWasWritten) {
+TEST(RendezvousRecordTest, RoundTrips) {
   const RendezvousRecord record = SampleRecord();
   const std::string bytes = EncodeRecord(record);
   EXPECT_LE(bytes.size(), MaxRecordBytes(3));
@@ -56,7 +57,7 @@ TEST(RendezvousRecordTest, IsReadAsItWasWritten) {
   EXPECT_EQ(read.messages, record.messages);
 }
 
-TEST(RendezvousRecordTest, RefusesTruncationDamageAndMoreBytes) {
+TEST(RendezvousRecordTest, RejectsTruncationDamageAndExtraBytes) {
   const std::string bytes = EncodeRecord(SampleRecord());
   for (size_t length = 0; length < bytes.size(); ++length) {
     EXPECT_FALSE(DecodeRecord(bytes.substr(0, length))) << length;
@@ -69,14 +70,14 @@ TEST(RendezvousRecordTest, RefusesTruncationDamageAndMoreBytes) {
   EXPECT_THAT(DecodeRecord(bytes + "x"), IsError(ErrorCode::kDataLoss, ""));
 }
 
-TEST(RendezvousRecordTest, RefusesALengthAboveTheLimitBeforeItIsBelieved) {
+TEST(RendezvousRecordTest, RejectsALengthAboveTheLimit) {
   std::string bytes = EncodeRecord(SampleRecord());
   EXPECT_THAT(RecordLength(bytes, bytes.size() - 1), IsError(ErrorCode::kDataLoss, "at most"));
   for (size_t i = 8; i < 16; ++i) bytes[i] = '\xff';
   EXPECT_THAT(RecordLength(bytes, MaxRecordBytes(4096)), IsError(ErrorCode::kDataLoss, "at most"));
 }
 
-TEST(RendezvousPlaceTest, IsReadFromAUrl) {
+TEST(EndpointTest, ParsesUrls) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const Endpoint files, ParseEndpoint("file:///shared/dir"));
   EXPECT_EQ(files.directory, "/shared/dir");
   CAIRN_ASSERT_OK_AND_ASSIGN(const Endpoint address, ParseEndpoint("tcp://[::1]:29500"));
@@ -89,7 +90,7 @@ TEST(FileRendezvousTest, SecondOfTheSameRankAndStaleRunsAreRefused) {
   const Party party{.rank = 0, .world_size = 2, .run_id = "run"};
   EXPECT_THAT(MeetByFile(dir.path(), party, {"", "a"}, In(kShort)),
               IsError(ErrorCode::kUnavailable, "in time: 1 of 2"));
-  // The first left its file, as it would if it had died.
+  // The file of the first one still exists, as if it had died.
   EXPECT_THAT(MeetByFile(dir.path(), party, {"", "a"}, In(kAmple)),
               IsError(ErrorCode::kFailedPrecondition, "another run id"));
   const Party next{.rank = 0, .world_size = 2, .run_id = "run-2"};
@@ -97,7 +98,7 @@ TEST(FileRendezvousTest, SecondOfTheSameRankAndStaleRunsAreRefused) {
               IsError(ErrorCode::kUnavailable, "1 of 2"));
 }
 
-TEST(FileRendezvousTest, FileThatIsNotYetWholeIsWaitedFor) {
+TEST(FileRendezvousTest, WaitsForAnIncompleteFile) {
   ScopedTempDir dir;
   const std::string bytes =
       EncodeRecord({.rank = 1, .world_size = 2, .run_id = "run", .messages = {"from 1 to 0", ""}});
@@ -125,7 +126,7 @@ TEST(FileRendezvousTest, RankOfAnotherWorldIsRefused) {
       IsError(ErrorCode::kFailedPrecondition, "rank 1 of 3"));
 }
 
-/// Rank 0 of a world of three at a free port, in a thread of its own.
+/// Rank 0 of a world of three, which listens on a free port in another thread.
 class TcpRendezvousTest : public ::testing::Test {
  protected:
   void Serve(milliseconds time) {
@@ -139,7 +140,7 @@ class TcpRendezvousTest : public ::testing::Test {
         {fmt::format("{} to 0", rank), fmt::format("{} to 1", rank), fmt::format("{} to 2", rank)},
         In(kAmple));
   }
-  /// Both other ranks come; everyone must get what is meant for it.
+  /// Lets both other ranks join. Every rank must receive the messages for it.
   void ExpectMeeting() {
     Result<Pieces> second;
     std::jthread other([&] { second = Join(2); });
@@ -154,7 +155,7 @@ class TcpRendezvousTest : public ::testing::Test {
   }
   static Party PartyOf(int rank) { return {.rank = rank, .world_size = 3, .run_id = "run"}; }
 
-  /// A connection of someone who does not speak as a rank does. Waits until rank 0 listens.
+  /// Opens a connection on which a test sends arbitrary bytes. Waits until rank 0 listens.
   int Connect() {
     sockaddr_in address{};
     address.sin_family = AF_INET;
@@ -171,7 +172,7 @@ class TcpRendezvousTest : public ::testing::Test {
     EXPECT_EQ(::send(fd, words.data(), words.size(), MSG_NOSIGNAL),
               static_cast<ssize_t>(words.size()));
   }
-  /// Everything that rank 0 says until it closes the connection.
+  /// Returns everything that rank 0 sends until it closes the connection.
   static std::string Hear(int fd) {
     std::string heard;
     char message[4096];
@@ -185,15 +186,15 @@ class TcpRendezvousTest : public ::testing::Test {
   const uint16_t port_ = FreePort();
   const Endpoint place_{.host = "127.0.0.1", .port = std::to_string(port_)};
   Result<Pieces> served_;
-  std::jthread server_;  // last: it uses the rest
+  std::jthread server_;  // last, because it uses the other members
 };
 
-TEST_F(TcpRendezvousTest, GivesEachRankWhatIsMeantForIt) {
+TEST_F(TcpRendezvousTest, DeliversTheMessagesOfAllRanks) {
   Serve(kAmple);
   ExpectMeeting();
 }
 
-TEST_F(TcpRendezvousTest, RanksMayComeBeforeRankZero) {
+TEST_F(TcpRendezvousTest, RanksMayArriveBeforeRankZero) {
   Result<Pieces> early;
   std::jthread second([&] { early = Join(2); });
   Result<Pieces> first;
@@ -207,14 +208,14 @@ TEST_F(TcpRendezvousTest, RanksMayComeBeforeRankZero) {
   CAIRN_EXPECT_OK(served_);
 }
 
-TEST_F(TcpRendezvousTest, NoiseIsCutOffAndDisturbsNobody) {
+TEST_F(TcpRendezvousTest, ConnectionsWithNoiseAreClosed) {
   Serve(kAmple);
   SeededRandom random;
   const std::string hello =
       EncodeRecord({.rank = 1, .world_size = 3, .run_id = "run", .messages = {"", "", ""}});
   for (int i = 0; i < 50; ++i) {
     std::string noise = hello;
-    // Whole, so that each is judged; at times with a plausible begin.
+    // Longer than a header, so that rank 0 checks each one; some begin like a record.
     for (size_t b = random.Chance(0.5) ? 16 : 0; b < noise.size(); ++b) {
       noise[b] = static_cast<char>(random.Between(0, 255));
     }
@@ -232,7 +233,7 @@ TEST_F(TcpRendezvousTest, NoiseIsCutOffAndDisturbsNobody) {
   ExpectMeeting();
 }
 
-TEST_F(TcpRendezvousTest, SilentConnectionsKeepNobodyOut) {
+TEST_F(TcpRendezvousTest, SilentConnectionsDoNotBlockRanks) {
   Serve(kAmple);
   std::vector<int> silent;
   for (int i = 0; i < 200; ++i) silent.push_back(Connect());
@@ -240,7 +241,7 @@ TEST_F(TcpRendezvousTest, SilentConnectionsKeepNobodyOut) {
   for (const int fd : silent) ::close(fd);
 }
 
-TEST_F(TcpRendezvousTest, RanksThatDoNotBelongAreRefusedWithAReason) {
+TEST_F(TcpRendezvousTest, ForeignRanksAreRefusedWithAReason) {
   Serve(kAmple);
   const auto answer_to = [&](const RendezvousRecord& hello) {
     const int fd = Connect();
@@ -268,16 +269,17 @@ TEST_F(TcpRendezvousTest, RanksThatDoNotBelongAreRefusedWithAReason) {
   ExpectMeeting();
 }
 
-TEST_F(TcpRendezvousTest, RankThatWentAwayMayComeBack) {
+TEST_F(TcpRendezvousTest, RankThatDisconnectedMayReconnect) {
   Serve(kAmple);
   const int fd = Connect();
   Say(fd, EncodeRecord({.rank = 1, .world_size = 3, .run_id = "run", .messages = {"", "", ""}}));
   ::close(fd);
-  // Rank 0 sees the end of the first before the next: both wait in the order in which they came.
+  // Rank 0 handles connections in the order in which they arrive: the end of the first one comes
+  // first.
   ExpectMeeting();
 }
 
-TEST_F(TcpRendezvousTest, AtTheDeadlineEveryoneIsToldWhoDidNotCome) {
+TEST_F(TcpRendezvousTest, AtTheDeadlineAllRanksLearnWhichAreMissing) {
   Serve(std::chrono::milliseconds(500));
   EXPECT_THAT(Join(2), IsError(ErrorCode::kUnavailable, "in time: 1 of 3"));
   server_.join();
@@ -302,7 +304,7 @@ TEST_F(TcpRendezvousTest, RankThatLeavesIsNamedWhenAllHadCome) {
     Say(leaves,
         EncodeRecord({.rank = rank, .world_size = 3, .run_id = "run", .messages = {"", "", ""}}));
     ::close(leaves);
-    // Gone before the next comes, or all would be there at once.
+    // Disconnects before the next rank arrives, otherwise all ranks would be present.
     const int refused = Connect();
     Say(refused, "not a record, but long enough");
     EXPECT_EQ(Hear(refused), "");

@@ -1,4 +1,4 @@
-// Host memory of states, within a process and between two.
+// Host memory of states, in one process and shared by two.
 
 #include "core/state_dict/host_state.h"
 
@@ -86,7 +86,7 @@ TEST(HostStateTest, MovesLeaveNothingBehind) {
   const std::byte* data = first.state().tensors[0].data;
   HostState second = std::move(first);
   EXPECT_EQ(second.state().tensors[0].data, data);
-  EXPECT_EQ(first.memory_bytes(), 0u);  // NOLINT(bugprone-use-after-move): what it is about
+  EXPECT_EQ(first.memory_bytes(), 0u);  // NOLINT(bugprone-use-after-move): the subject of the test
   EXPECT_EQ(first.descriptor(), -1);
 }
 
@@ -97,7 +97,7 @@ TEST(HostStateTest, ChildrenSeeSharedMemoryAndWriteToIt) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    // By the descriptor, not the inherited mapping.
+    // Map the descriptor instead of using the inherited mapping.
     auto mapped = HostState::Map(SmallState(), host.descriptor());
     if (!mapped) _exit(1);
     std::byte* scalar = mapped->target().Writable(mapped->state().tensors[2]).data;

@@ -16,7 +16,7 @@ bool Matches(std::vector<std::string> patterns, std::string_view fqn) {
   return parsed && parsed->Matches(fqn);
 }
 
-// The examples of the user interface's page.
+// The examples of the documentation.
 TEST(KeyPatternTest, LiteralTakesTheKeyAndAllBelow) {
   EXPECT_TRUE(Matches({"model.layers.1"}, "model.layers.1.attn.wq"));
   EXPECT_TRUE(Matches({"model.layers.1"}, "model.layers.1"));
@@ -92,7 +92,7 @@ TEST(KeyPatternTest, ScanPrefixesCoverAndDoNotRepeat) {
   EXPECT_TRUE(KeyPatterns().matches_everything());
 }
 
-// A backtracking matcher needs exponential time here.
+// A matcher with backtracking needs exponential time for this.
 TEST(KeyPatternTest, HostilePatternsStayCheap) {
   std::string pattern;
   for (int i = 0; i < 40; ++i) pattern += "*a";

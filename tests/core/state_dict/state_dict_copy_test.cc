@@ -1,4 +1,4 @@
-// Copies of state dicts, and what counts as the same structure.
+// Copies of state dicts, and comparisons of their structure.
 
 #include "core/state_dict/state_dict_copy.h"
 
@@ -72,7 +72,7 @@ TEST(SameStructureTest, KeysOfOtherKindsAndListsOfOtherLengthsDiffer) {
   EXPECT_THAT(SameStructure(one, two), IsError(ErrorCode::kInvalidArgument, "1 and 2 items"));
 }
 
-// As flat dicts they are the same, as trees they are not.
+// These are equal as flat dicts, but not as trees.
 TEST(SameStructureTest, DotsInKeysAreNoLevels) {
   StateDict nested;
   nested.root().Map("a").Value("b", int64_t{1});
@@ -143,7 +143,7 @@ TEST(OffloadStateDictTest, PartsAndValuesAreCopied) {
   EXPECT_EQ(copy.state().values[0], Value(int64_t{9}));
 }
 
-// Random strided tensors, under random keys, into a companion in another order.
+// Copies random strided tensors with random keys to a state with another order.
 TEST(CopyStateDictTest, RandomStatesArriveWhole) {
   SeededRandom random;
   for (int round = 0; round < 300; ++round) {
@@ -163,7 +163,7 @@ TEST(CopyStateDictTest, RandomStatesArriveWhole) {
       ASSERT_EQ(NaiveRowMajor(companion.state().tensors[count - 1 - i]),
                 NaiveRowMajor(sources[i].view()));
     }
-    // Strided to strided: gaps of the target stay as they are.
+    // From strided to strided memory: gaps of the target do not change.
     if (count == 0) continue;
     StridedTensor target = RandomStrided(random, false);
     StridedTensor again = target;

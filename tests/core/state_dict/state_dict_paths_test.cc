@@ -1,4 +1,4 @@
-// Flat state dicts, parts of them, and prefixes.
+// Flat and filtered state dicts, and prefixes.
 
 #include "core/state_dict/state_dict_paths.h"
 
@@ -24,7 +24,7 @@ std::vector<std::string> Fqns(const StateDict& state) {
 }
 
 // {"model": {"layers.0.w": 0, "layers.1.w": 1}, "opt": [{"lr": 2}, {"lr": 3}], "none": {}}, with
-// values that say their place.
+// values in the order of the leaves.
 StateDict SmallState() {
   StateDict state;
   auto model = state.root().Map("model", NodeKind::kOrderedDict);
@@ -119,7 +119,7 @@ TEST(StripPrefixTest, RefusesContainersThatWouldShareAKey) {
   EXPECT_THAT(StripPrefix(state, "a.b."), IsError(ErrorCode::kInvalidArgument, "'a.b.'"));
 }
 
-// A random tree whose keys may hold dots.
+// A random tree whose keys may contain dots.
 void Grow(SeededRandom& random, StateDict::Builder container, int depth, int64_t& next) {
   const uint64_t children = random.Between(0, 4);
   for (uint64_t i = 0; i < children; ++i) {
@@ -135,7 +135,7 @@ void Grow(SeededRandom& random, StateDict::Builder container, int depth, int64_t
   }
 }
 
-// FQNs and values are all that matters: a model of what each function does.
+// A model of each function that uses only FQNs and values.
 TEST(StateDictPathsTest, RandomTreesKeepTheirLeaves) {
   SeededRandom random;
   for (int round = 0; round < 2000; ++round) {

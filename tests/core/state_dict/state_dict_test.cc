@@ -96,7 +96,7 @@ TEST(StateDictTest, FlippedBitsInARecordNeverCrash) {
     auto damaged = record;
     damaged[bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
     const auto tree = DecodeTree(damaged);
-    if (tree) (void)FlattenTree(*tree);  // may succeed: a key's text may be anything
+    if (tree) (void)FlattenTree(*tree);  // may succeed, because the text of a key is arbitrary
   }
 }
 
@@ -107,7 +107,7 @@ TEST(PruneTreeTest, AllKeptIsTheSameTree) {
 
 TEST(PruneTreeTest, DropsContainersThatLostAll) {
   const StateTree pruned = PruneTree(Sample().tree, {true, false, false, false});
-  // The empty dict beside the kept tensor was not touched by the selection.
+  // The selection does not affect the empty dict next to the kept tensor.
   ASSERT_EQ(pruned.nodes.size(), 4u);
   EXPECT_EQ(pruned.nodes[0].child_count, 1u);
   EXPECT_EQ(pruned.nodes[1].key, "model");
@@ -146,8 +146,8 @@ void Grow(SeededRandom& random, StateDict::Builder builder, int depth) {
   }
 }
 
-// Invariants: a pruned tree is a tree whose leaves are the kept ones, in the same order; records
-// round trip.
+// Invariants: the leaves of a pruned tree are the kept ones, in the same order, and decoding an
+// encoded tree returns it.
 TEST(PruneTreeTest, KeepsExactlyTheKeptLeavesOfRandomTrees) {
   SeededRandom random;
   for (int round = 0; round < 300; ++round) {

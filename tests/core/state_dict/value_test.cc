@@ -62,7 +62,8 @@ TEST(ValueTest, RefusesABigIntThatIsNotShortest) {
 TEST(ValueTest, EveryTruncatedRecordIsRefused) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto record, EncodeValue(std::string("a long enough text")));
   for (size_t length = 0; length < record.size(); ++length) {
-    // A cut may leave all that is needed when only padding is lost; it must never be misread.
+    // A truncated record may be complete if only padding is missing; it must not decode to another
+    // value.
     const auto value = DecodeValue(std::span(record).first(length));
     if (value) {
       EXPECT_EQ(*value, Value(std::string("a long enough text"))) << length;
