@@ -20,8 +20,8 @@ Result<void> CheckRangesOf(const char* operation, std::span<const Range> ranges,
   const uint64_t other_bytes = ranges[static_cast<size_t>(rank)].size();
   if (other_bytes != own_bytes) {
     return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("{}: the two ranges of rank {} for itself have {} and {} bytes", operation,
-                            rank, own_bytes, other_bytes));
+                fmt::format("{}: the two ranges of rank {} for itself have {} and {} bytes",
+                            operation, rank, own_bytes, other_bytes));
   }
   return {};
 }

@@ -1,11 +1,12 @@
 #pragma once
-/// The contract of core/ranks/communicator.h, as test suites in which each implementation registers:
+/// The contract of core/ranks/communicator.h, as test suites in which each implementation
+/// registers:
 ///
 ///   INSTANTIATE_TEST_SUITE_P(Gloo, CommunicatorContractTest,
 ///                            ::testing::ValuesIn(Worlds(MakeGlooWorld, {1, 2, 4, 7})), WorldName);
 ///
-/// CommunicatorDeadlineTest and CommunicatorDisagreementTest are registered in the same way where they
-/// apply. Link with cairn_communicator_contract.
+/// CommunicatorDeadlineTest and CommunicatorDisagreementTest are registered in the same way where
+/// they apply. Link with cairn_communicator_contract.
 
 #include <gtest/gtest.h>
 
@@ -36,13 +37,14 @@ struct WorldParam {
 std::vector<WorldParam> Worlds(const MakeWorld& make, const std::vector<int>& world_sizes);
 std::string WorldName(const ::testing::TestParamInfo<WorldParam>& info);
 
-/// Calls `body(communicator)` once per rank, each on its own thread; returns once all have returned.
+/// Calls `body(communicator)` once per rank, each on its own thread; returns once all have
+/// returned.
 void RunRanks(World& world, const std::function<void(core::Communicator&)>& body);
 
 class CommunicatorTest : public ::testing::TestWithParam<WorldParam> {
  protected:
-  /// Creates the world of this test. TearDown closes its ranks concurrently, because closing one may
-  /// wait for the others.
+  /// Creates the world of this test. TearDown closes its ranks concurrently, because closing one
+  /// may wait for the others.
   World& Make(std::chrono::milliseconds timeout);
   void TearDown() override;
 

@@ -168,7 +168,8 @@ class ThreadCommunicator : public core::Communicator {
     shared_->broken = true;
     shared_->changed.NotifyAll();
     if (is_interrupted_) return Interrupted(operation);
-    return Fail(ErrorCode::kUnavailable, std::string(operation) + ": a rank did not arrive in time");
+    return Fail(ErrorCode::kUnavailable,
+                std::string(operation) + ": a rank did not arrive in time");
   }
 
   // Identifies a call: all ranks inside one have to agree on it.
