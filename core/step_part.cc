@@ -18,7 +18,7 @@
 #include "core/save/internal/save.h"
 #include "core/save/internal/save_planner.h"
 #include "core/state_dict/internal/tree_merge.h"
-#include "core/step/internal/records.h"
+#include "core/step/internal/tensor_records.h"
 #include "kv/key.h"
 #include "kv/step_writer.h"
 

@@ -11,7 +11,7 @@
 #include <cerrno>
 
 #include "kv/internal/snapshot_state.h"
-#include "kv/internal/verify.h"
+#include "kv/internal/verify_files.h"
 #include "kv/mapping.h"
 #include "kv/read_range.h"
 #include "kv/step_info.h"

@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kv/internal/commit/attempt_files.h"
+#include "kv/internal/commit/attempt_outcome.h"
 #include "kv/internal/commit/commit.h"
 #include "kv/internal/commit/recovery.h"
 #include "kv/internal/commit/store_identity.h"

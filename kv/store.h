@@ -8,7 +8,7 @@
 ///   index/                         RocksDB: the columns of kv/key.h
 ///   segments/<step>-<rank>-<id>.seg
 ///   pending/<attempt>/<rank>.manifest   a step that is being written, and the messages between its
-///                                       ranks (kv/internal/commit/attempt_files.h)
+///                                       ranks (kv/internal/commit/attempt_outcome.h)
 ///   commits/<generation>-<rank>.manifest  the records of a committed step, kept while it exists
 ///
 /// A commit performs these operations, each durable before the next begins:

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/collectives/transfer.h"
+#include "core/collectives/transfer_report.h"
 #include "core/device/device.h"
 #include "core/device/host_memory.h"
 #include "core/ranks/communicator.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/collectives/transfer.h"
+#include "core/collectives/transfer_report.h"
 #include "core/device/device.h"
 #include "core/ranks/communicator.h"
 #include "core/state_dict/host_state.h"

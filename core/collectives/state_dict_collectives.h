@@ -35,4 +35,4 @@
 #include "core/collectives/broadcast_state_dict.h"
 #include "core/collectives/distribute_state_dict.h"
 #include "core/collectives/gather_state_dict.h"
-#include "core/collectives/transfer.h"
+#include "core/collectives/transfer_report.h"

@@ -1,5 +1,5 @@
 // The ranks communicate only through files: manifests, shared records, and the outcome
-// (attempt_files.h).
+// (attempt_outcome.h).
 
 #include "kv/internal/rank_parts.h"
 
@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "kv/internal/commit/attempt_files.h"
+#include "kv/internal/commit/attempt_outcome.h"
 #include "kv/internal/commit/commit.h"
 #include "kv/internal/io/file.h"
 

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <utility>
 
-#include "kv/internal/commit/attempt_files.h"
+#include "kv/internal/commit/attempt_outcome.h"
 #include "kv/internal/commit/commit.h"
 #include "kv/internal/io/file.h"
 

@@ -12,7 +12,7 @@
 
 #include "kv/internal/commit/commit_files.h"
 #include "kv/internal/commit/manifest.h"
-#include "kv/internal/index/records.h"
+#include "kv/internal/index/index_records.h"
 #include "kv/internal/segment/segment_format.h"
 #include "kv/step_info.h"
 #include "schema/little_endian.h"

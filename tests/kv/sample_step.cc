@@ -16,7 +16,7 @@
 
 #include "kv/internal/commit/commit_files.h"
 #include "kv/internal/index/index.h"
-#include "kv/internal/index/records.h"
+#include "kv/internal/index/index_records.h"
 #include "kv/internal/io/file.h"
 #include "kv/internal/segment/segment_format.h"
 #include "kv/options.h"

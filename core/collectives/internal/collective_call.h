@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <set>
 
-#include "core/collectives/transfer.h"
+#include "core/collectives/transfer_report.h"
 #include "core/ranks/communicator.h"
 #include "core/ranks/internal/round_mover.h"
 

@@ -16,7 +16,7 @@
 #include "core/device/internal/device_queues.h"
 #include "core/device/internal/device_transfers.h"
 #include "core/step/internal/owners.h"
-#include "core/step/internal/records.h"
+#include "core/step/internal/tensor_records.h"
 #include "kv/digest.h"
 #include "kv/read_range.h"
 

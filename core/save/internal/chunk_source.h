@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "core/save/internal/page_ranges.h"
+#include "core/save/internal/changed_pages.h"
 #include "core/save/internal/save_plan.h"
 #include "core/step/contents.h"
 #include "core/tensor/tensor.h"

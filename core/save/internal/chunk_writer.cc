@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "core/save/internal/tensor_payload.h"
-#include "core/step/internal/records.h"
+#include "core/step/internal/tensor_records.h"
 #include "core/step/internal/stored_page_digests.h"
 #include "kv/key.h"
 #include "kv/step_records.h"

@@ -6,7 +6,7 @@
 
 #include "core/state_dict/internal/tree_merge.h"
 #include "core/step/contents.h"
-#include "core/step/internal/records.h"
+#include "core/step/internal/tensor_records.h"
 #include "kv/key.h"
 
 namespace cairn::core::internal {

@@ -7,7 +7,7 @@
 // 3. Chunks are written in windows (chunk_writer.h). The candidates of a window are digested on all
 //    cores; for those that have changed, the page digests of the base are read, in one batch per
 //    window. Then, in order, each chunk becomes a reference to the bytes of the base, or is
-//    appended, completely or only the pages that changed (page_ranges.h).
+//    appended, completely or only the pages that changed (changed_pages.h).
 // 4. Records, values and structure are added, and the step is committed. Until then nothing of it
 //    is visible. In a multi-rank store, ranks 1 and up prepare their parts; rank 0 merges and
 //    checks all parts (rank_merge.h) and commits.
@@ -28,7 +28,7 @@
 #include "core/save/internal/device_save.h"
 #include "core/save/internal/rank_merge.h"
 #include "core/step/contents.h"
-#include "core/step/internal/records.h"
+#include "core/step/internal/tensor_records.h"
 #include "kv/key.h"
 #include "kv/step_info.h"
 #include "kv/step_records.h"

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/step/internal/records.h"
+#include "core/step/internal/tensor_records.h"
 #include "core/tensor/internal/memory_span.h"
 #include "kv/digest.h"
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/step/contents.h"
-#include "core/step/internal/records.h"
+#include "core/step/internal/tensor_records.h"
 #include "kv/snapshot.h"
 #include "kv/step_info.h"
 #include "kv/store.h"

@@ -9,7 +9,7 @@
 
 #include "kv/internal/commit/store_state.h"
 #include "kv/internal/index/index.h"
-#include "kv/internal/index/records.h"
+#include "kv/internal/index/index_records.h"
 #include "kv/step_info.h"
 
 namespace cairn::kv::internal {

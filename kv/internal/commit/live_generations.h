@@ -5,7 +5,7 @@
 #include <set>
 #include <vector>
 
-#include "kv/internal/index/records.h"
+#include "kv/internal/index/index_records.h"
 #include "kv/mutex.h"
 #include "kv/thread_annotations.h"
 

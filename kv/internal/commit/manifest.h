@@ -17,7 +17,7 @@
 
 #include "kv/digest.h"
 #include "kv/error.h"
-#include "kv/internal/index/records.h"
+#include "kv/internal/index/index_records.h"
 #include "kv/internal/io/file.h"
 #include "kv/internal/segment/segment_format.h"
 #include "kv/key.h"

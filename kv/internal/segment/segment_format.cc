@@ -9,7 +9,7 @@
 #include <charconv>
 
 #include "kv/digest.h"
-#include "kv/internal/index/records.h"
+#include "kv/internal/index/index_records.h"
 #include "schema/little_endian.h"
 #include "schema/record.h"
 

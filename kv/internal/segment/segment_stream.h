@@ -16,7 +16,7 @@
 #include "kv/digest.h"
 #include "kv/error.h"
 #include "kv/extents.h"
-#include "kv/internal/index/records.h"
+#include "kv/internal/index/index_records.h"
 #include "kv/internal/segment/segment_format.h"
 #include "kv/internal/segment/segment_writer.h"
 #include "kv/key.h"

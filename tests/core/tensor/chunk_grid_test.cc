@@ -1,6 +1,6 @@
 #include "core/tensor/chunk_grid.h"
 
-#include "core/step/internal/records.h"
+#include "core/step/internal/tensor_records.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/seeded_random.h"
 

@@ -1,6 +1,6 @@
 // Encoding and decoding of step, segment, chunk and usage records.
 
-#include "kv/internal/index/records.h"
+#include "kv/internal/index/index_records.h"
 
 #include <cairn_schema/chunk_generated.h>
 #include <cairn_schema/segment_generated.h>

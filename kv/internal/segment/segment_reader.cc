@@ -10,7 +10,7 @@
 //      the target, if they are for one range only and its alignment allows that.
 //   5. When the last part of a range has been read, the callback is called.
 
-#include "kv/internal/segment/range_reader.h"
+#include "kv/internal/segment/segment_reader.h"
 
 #include <fmt/format.h>
 #include <sys/syscall.h>

@@ -1,6 +1,6 @@
 // Which pages of a changed chunk are written.
 
-#include "core/save/internal/page_ranges.h"
+#include "core/save/internal/changed_pages.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // The rounds of all ranks of an exchange, without CUDA and NCCL.
 
-#include "cuda/internal/chunk_schedule.h"
+#include "cuda/internal/nccl_schedule.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "core/step/internal/records.h"
+#include "core/step/internal/tensor_records.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -1,4 +1,4 @@
-#include "core/step/internal/records.h"
+#include "core/step/internal/tensor_records.h"
 
 #include "cairn_schema/chunk_generated.h"
 #include "cairn_schema/tensor_generated.h"

@@ -1,6 +1,6 @@
 // Files through which the ranks of an attempt communicate.
 
-#include "kv/internal/commit/attempt_files.h"
+#include "kv/internal/commit/attempt_outcome.h"
 
 #include <fmt/format.h>
 

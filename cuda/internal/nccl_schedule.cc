@@ -1,6 +1,6 @@
 // Windows of distances, and slices of equal length.
 
-#include "cuda/internal/chunk_schedule.h"
+#include "cuda/internal/nccl_schedule.h"
 
 #include <algorithm>
 

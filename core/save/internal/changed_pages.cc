@@ -1,4 +1,4 @@
-#include "core/save/internal/page_ranges.h"
+#include "core/save/internal/changed_pages.h"
 
 #include <algorithm>
 

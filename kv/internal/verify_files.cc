@@ -1,6 +1,6 @@
 // Checks the files of the index, manifests against the index, segments and usage.
 
-#include "kv/internal/verify.h"
+#include "kv/internal/verify_files.h"
 
 #include <fmt/format.h>
 
