@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "core/ranks/communicator.h"
-#include "cuda/internal/nccl_schedule.h"
 #include "cuda/internal/nccl_handle.h"
+#include "cuda/internal/nccl_schedule.h"
 #include "cuda/internal/stream.h"
 #include "kv/error.h"
 

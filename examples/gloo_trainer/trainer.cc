@@ -162,8 +162,7 @@ class Trainer {
         for (uint64_t i = 0; i < kInputs; ++i) z += w1_.weights[j * kInputs + i] * x[i];
         h[j] = std::tanh(z);
       }
-      std::vector<double> error(
-          kOutputs);  // partial outputs of this rank's hidden units
+      std::vector<double> error(kOutputs);  // partial outputs of this rank's hidden units
       for (uint64_t k = 0; k < kOutputs; ++k) {
         for (uint64_t j = 0; j < hidden; ++j) error[k] += w2_.weights[k * hidden + j] * h[j];
       }

@@ -84,7 +84,8 @@ TEST(CondVarTest, WaitUntilReturnsTrueForAChangeBeforeTheDeadline) {
   });
 
   bool in_time = true;
-  while (counter.value == 0 && in_time) in_time = counter.changed.WaitUntil(counter.mutex, deadline);
+  while (counter.value == 0 && in_time)
+    in_time = counter.changed.WaitUntil(counter.mutex, deadline);
 
   EXPECT_TRUE(in_time);
   EXPECT_EQ(counter.value, 1);

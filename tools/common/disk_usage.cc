@@ -15,7 +15,7 @@ Result<DiskUsage> MeasureDiskUsage(const std::string& directory) {
   std::error_code error;
   fs::recursive_directory_iterator entries(directory, fs::directory_options::none, error);
   for (; !error && entries != fs::recursive_directory_iterator(); entries.increment(error)) {
-    struct stat status {};
+    struct stat status{};
     if (lstat(entries->path().c_str(), &status) != 0 || !S_ISREG(status.st_mode)) continue;
     const auto bytes = static_cast<uint64_t>(status.st_size);
     usage.file_bytes += bytes;

@@ -78,12 +78,8 @@ Json ValueJson(const core::Value& value) {
                    return Json{{"real", FloatJson(v.real())}, {"imag", FloatJson(v.imag())}};
                  },
                  [](const std::string& v) { return Json(JsonText(v)); },
-                 [](const core::Bytes& v) {
-                   return Json{{"hex", Hex(v.data)}};
-                 },
-                 [](const core::Pickle& v) {
-                   return Json{{"pickle_bytes", v.data.size()}};
-                 }},
+                 [](const core::Bytes& v) { return Json{{"hex", Hex(v.data)}}; },
+                 [](const core::Pickle& v) { return Json{{"pickle_bytes", v.data.size()}}; }},
       value);
 }
 

@@ -59,9 +59,7 @@ Verb OverviewVerb(Values& values) {
           .summary = "Summary of a store; the verb itself may be omitted",
           .arguments = {JsonFlag(values), StoreArgument(values)},
           .examples = {"kv-dump runs/gpt", "kv-dump runs/gpt --json | jq .latest.logical_bytes"},
-          .run = [&](Output& out) {
-            return DumpOverview({&out, values.json}, values.address);
-          }};
+          .run = [&](Output& out) { return DumpOverview({&out, values.json}, values.address); }};
 }
 
 Verb StepsVerb(Values& values) {
@@ -70,9 +68,7 @@ Verb StepsVerb(Values& values) {
           .summary = "One row per step: time, size, new bytes, base",
           .arguments = {JsonFlag(values), StoreArgument(values)},
           .examples = {"kv-dump steps runs/gpt"},
-          .run = [&](Output& out) {
-            return DumpSteps({&out, values.json}, values.address);
-          }};
+          .run = [&](Output& out) { return DumpSteps({&out, values.json}, values.address); }};
 }
 
 Verb KeysVerb(Values& values) {
@@ -154,9 +150,7 @@ Verb SegmentsVerb(Values& values) {
           .summary = "One row per segment file",
           .arguments = {JsonFlag(values), StoreArgument(values)},
           .examples = {"kv-dump segments runs/gpt"},
-          .run = [&](Output& out) {
-            return DumpSegments({&out, values.json}, values.address);
-          }};
+          .run = [&](Output& out) { return DumpSegments({&out, values.json}, values.address); }};
 }
 
 Verb VerifyVerb(Values& values) {
@@ -165,9 +159,7 @@ Verb VerifyVerb(Values& values) {
           .summary = "Reads every byte and checks every digest; status 1 if damaged",
           .arguments = {JsonFlag(values), AddressArgument(values)},
           .examples = {"kv-dump verify runs/gpt", "kv-dump verify runs/gpt@100 --json"},
-          .run = [&](Output& out) {
-            return DumpVerify({&out, values.json}, values.address);
-          }};
+          .run = [&](Output& out) { return DumpVerify({&out, values.json}, values.address); }};
 }
 
 CommandLine MakeCommandLine(Values& values) {

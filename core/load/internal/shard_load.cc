@@ -42,7 +42,7 @@ TensorTarget AsTarget(const TensorView& view) {
 }
 
 Result<std::vector<ShardView>> ShardViewsToFill(const ShardTarget& target, const TensorInfo& stored,
-                                             uint32_t rank) {
+                                                uint32_t rank) {
   if (target.sharding == nullptr) {
     if (target.local.shape != stored.shape) {
       return Fail(ErrorCode::kInvalidArgument,

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "core/save/internal/tensor_payload.h"
-#include "core/step/internal/tensor_records.h"
 #include "core/step/internal/stored_page_digests.h"
+#include "core/step/internal/tensor_records.h"
 #include "kv/key.h"
 #include "kv/step_records.h"
 

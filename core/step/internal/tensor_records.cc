@@ -55,8 +55,8 @@ std::vector<std::byte> EncodeTensor(const TensorInfo& info) {
 }
 
 Result<TensorInfo> DecodeTensor(std::string_view fqn, std::span<const std::byte> bytes) {
-  auto checked =
-      kv::CheckedRecord<schema::TensorRecord>(bytes, schema::TensorRecordIdentifier(), "TensorRecord");
+  auto checked = kv::CheckedRecord<schema::TensorRecord>(bytes, schema::TensorRecordIdentifier(),
+                                                         "TensorRecord");
   if (!checked) return Fail(std::move(checked).error().WithKey(fqn));
   const schema::TensorRecord* record = *checked;
   TensorInfo info{.fqn = std::string(fqn),

@@ -2,9 +2,9 @@
 
 #include <map>
 
+#include "core/tensor/internal/memory_span.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/seeded_random.h"
-#include "core/tensor/internal/memory_span.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -314,7 +314,9 @@ TEST_F(RanksTest, InvalidFilesOfRanksAreIgnored) {
       std::fputs(rubbish, file);
       std::fclose(file);
     }
-    EXPECT_THAT(part->AwaitDecision(), IsError(ErrorCode::kUnavailable, "did not state the outcome")) << rubbish;
+    EXPECT_THAT(part->AwaitDecision(),
+                IsError(ErrorCode::kUnavailable, "did not state the outcome"))
+        << rubbish;
   }
 }
 
