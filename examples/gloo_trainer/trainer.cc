@@ -3,8 +3,8 @@
 //   gloo_trainer STORE RANK RANKS RENDEZVOUS LAST_STEP
 //
 // The model is y = W2 tanh(W1 x) + b. Ranks form a mesh (dp, tp). The hidden units are divided
-// along tp: each rank holds some rows of W1, the same columns of W2, and their momentum; the partial
-// outputs are summed. The batch is divided along dp, and the gradients are summed.
+// along tp: each rank holds some rows of W1, the same columns of W2, and their momentum; the
+// partial outputs are summed. The batch is divided along dp, and the gradients are summed.
 
 #include <algorithm>
 #include <cmath>

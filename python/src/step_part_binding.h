@@ -33,8 +33,9 @@ class StepPartBinding {
   /// Returns the ticket (step, world size, session, attempt) of a new attempt.
   nb::tuple OpenSession(uint64_t step, uint32_t world_size);
   std::vector<uint64_t> Steps() const;
-  /// Begins the part of `rank`. The deadline of `options`, which limits the commit, is replaced by 24
-  /// hours: the coordinator of the ranks has its own deadlines and commits when all have prepared.
+  /// Begins the part of `rank`. The deadline of `options`, which limits the commit, is replaced by
+  /// 24 hours: the coordinator of the ranks has its own deadlines, and commits when all have
+  /// prepared.
   void Begin(nb::tuple ticket, uint32_t rank, core::SaveOptions options);
   /// Writes the leaves of `batch`, whose keys are FQNs, and `shards`: FQN -> (dtype code, sharding
   /// with explicit boxes in the form of ToSharding). The caller keeps the memory of `shards` alive.
