@@ -423,7 +423,7 @@ TEST(ConnectNcclTest, OneRanksFailureIsEveryRanks) {
   }
   simulated_nccl::FailCall("ncclGetUniqueId", 1, ncclSystemError);
   for (const auto& result : ConnectAll(OptionsOf(3, kAmple))) {
-    EXPECT_THAT(result, IsError(ErrorCode::kUnavailable, "rank 0: making an id"));
+    EXPECT_THAT(result, IsError(ErrorCode::kUnavailable, "rank 0: creating an id"));
   }
 }
 

@@ -415,7 +415,7 @@ TEST_F(GdsTest, AFailureOfCuFileFailsOneSaveAndTurnsItOff) {
   ExpectStored(2);
   const auto found = FindGpuDirectStorage(dir_.path());
   ASSERT_FALSE(found.has_value());
-  EXPECT_NE(found.error().message.find("off for this file system since it failed"),
+  EXPECT_NE(found.error().message.find("turned off for this file system because it failed"),
             std::string::npos);
 }
 

@@ -466,8 +466,9 @@ TEST(RecordsTest, UsageIsDecodedAndWrongSizesAreRefused) {
 
 TEST(RecordsTest, RecordOfAnotherKindIsRefused) {
   EXPECT_THAT(DecodeStep(EncodeSegment({.segment_id = 1, .name = "n"})),
-              IsError(ErrorCode::kDataLoss, "step record"));
-  EXPECT_THAT(DecodeSegment(EncodeChunk({})), IsError(ErrorCode::kDataLoss, "segment record"));
+              IsError(ErrorCode::kDataLoss, "StepRecord is damaged"));
+  EXPECT_THAT(DecodeSegment(EncodeChunk({})),
+              IsError(ErrorCode::kDataLoss, "SegmentRecord is damaged"));
   EXPECT_THAT(DecodeChunkExtents({}), IsError(ErrorCode::kDataLoss, "0 bytes"));
 }
 

@@ -122,7 +122,7 @@ TEST(GatherStateDictTest, AllRanksReportTheBadShardOfOne) {
                     {"rank 2: ", "model.w"});
   ExpectGatherFails(
       [](FourShards& shards) { shards.sharding().placements = {Placement::Shard(1)}; },
-      {"rank 2: ", "cuts dimension 1", "model.w"});
+      {"rank 2: ", "divides dimension 1", "model.w"});
   ExpectGatherFails([](FourShards& shards) { shards.state.root().Value("model.w", int64_t{1}); },
                     {"rank 2: ", "model.w"});
 }
@@ -138,7 +138,7 @@ TEST(GatherStateDictTest, RanksThatDisagreeAreNamed) {
   ExpectGatherFails([](FourShards& shards) { shards.state.shardings.clear(); },
                     {"ranks 0 and 2", "sharded over a mesh and not sharded", "model.w"});
   ExpectGatherFails([](FourShards& shards) { shards.state = StateDict(); },
-                    {"rank 2 is of the tensor's mesh", "model.w"});
+                    {"rank 2 is in the tensor's mesh", "model.w"});
   ExpectGatherFails(
       [](FourShards& shards) {
         shards.sharding().mesh =
@@ -154,7 +154,7 @@ TEST(GatherStateDictTest, MeshesOfUnknownRanksAreRefused) {
         shards.sharding().global_shape = {10};
         return GatherStateDict(shards.state, communicator);
       },
-      ErrorCode::kInvalidArgument, {"names rank 4", "has 4 ranks", "model.w"});
+      ErrorCode::kInvalidArgument, {"contains rank 4", "has 4 ranks", "model.w"});
 }
 
 TEST(GatherStateDictTest, ExplicitShardsMustTileTheTensor) {
@@ -262,7 +262,7 @@ TEST(GatherStateDictTest, SilentRanksEndTheCallAtTheDeadline) {
         if (communicator.rank() == 1) return;
         const FourShards shards(communicator);
         EXPECT_THAT(GatherStateDict(shards.state, communicator),
-                    IsError(ErrorCode::kUnavailable, "did not come in time"));
+                    IsError(ErrorCode::kUnavailable, "did not arrive in time"));
       },
       std::chrono::milliseconds(200));
 }

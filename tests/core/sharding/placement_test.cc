@@ -79,7 +79,7 @@ TEST(PlacementTest, RejectsPlacementsThatDoNotFit) {
   EXPECT_THAT(ShardOf(shape, mesh, {}, 0),
               IsError(ErrorCode::kInvalidArgument, "0 placements for a mesh of 1"));
   EXPECT_THAT(ShardOf(shape, mesh, beyond, 0),
-              IsError(ErrorCode::kInvalidArgument, "cuts dimension 1"));
+              IsError(ErrorCode::kInvalidArgument, "divides dimension 1"));
   EXPECT_THAT(ShardOf(shape, mesh, no_factor, 0),
               IsError(ErrorCode::kInvalidArgument, "split factor 0"));
   EXPECT_THAT(ShardOf(shape, mesh, shard, 2), IsError(ErrorCode::kInvalidArgument, "rank 2"));
