@@ -75,5 +75,5 @@ def test_shards_are_torchs():
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(cairn.Invalid, match="cuts dimension 2"):
+    with pytest.raises(cairn.Invalid, match="divides dimension 2"):
         _cairn.shard_of([4, 4], [2], [(KINDS["shard"], 2, 1)], 0)
