@@ -97,9 +97,17 @@ TEST_P(CrashTest, LeavesOldOrNewStateAtEveryNamedPoint) {
     SCOPED_TRACE(
         fmt::format("{} killed at {} #{}", OperationName(operation), pass.point, pass.occurrence));
     CopyStore(dir_ / "history", dir_ / "crashed");
-    ASSERT_EQ(RunStoreProgram({"operate", dir_ / "crashed", OperationName(operation), pass.point,
-                               std::to_string(pass.occurrence)}),
-              -SIGKILL);
+    const int killed = RunStoreProgram({"operate", dir_ / "crashed", OperationName(operation),
+                                        pass.point, std::to_string(pass.occurrence)});
+    // A rank that reads the index while rank 0 replaces its files opens CURRENT again, so the last
+    // opens of the rehearsal may not occur here; the operation is then complete.
+    const bool may_be_missing = pass.point == std::string("segment.open") && pass.occurrence > 1;
+    if (killed == 0 && may_be_missing) {
+      CAIRN_ASSERT_OK_AND_ASSIGN(const Steps complete, LoadAll(dir_ / "crashed"));
+      EXPECT_TRUE(complete == after);
+      continue;
+    }
+    ASSERT_EQ(killed, -SIGKILL);
     ++crashes;
     // Crash again, now at the n-th point of the cleanup by the next writer.
     for (int n = 1;; ++n) {

@@ -55,7 +55,7 @@ Meter StartMeter() {
 class Tuner {
  public:
   Tuner(const std::string& directory, const ModelMemory& model)
-      : scratch_(directory, "tune"), model_(model), state_(model.State()) {
+      : scratch_(directory, "tune"), state_(model.State()) {
     for (size_t i = 0; i < model.tensors().size(); ++i) {
       const BenchTensor& tensor = model.tensors()[i];
       requests_.push_back({tensor.fqn,
@@ -104,7 +104,6 @@ class Tuner {
   }
 
   const ScratchStore scratch_;
-  const ModelMemory& model_;
   const core::StateDict state_;
   std::vector<core::LoadRequest> requests_;
   uint64_t bytes_ = 0;
