@@ -14,6 +14,7 @@
 
 #include "core/ranks/communicator_arguments.h"
 #include "core/ranks/internal/gloo_group.h"
+#include "core/ranks/internal/message_codec.h"
 #include "core/ranks/internal/rendezvous.h"
 #include "core/ranks/internal/tcp_rendezvous.h"
 #include "core/ranks/local_communicator.h"
@@ -335,29 +336,98 @@ Result<std::shared_ptr<Device>> MakeDevice(const std::string& interface,
   return internal::MakeGlooDevice(address, "");
 }
 
+/// What connecting creates.
+struct Connection {
+  std::shared_ptr<Device> device;
+  std::unique_ptr<GlooGroup> group;
+};
+
+/// The call that ends connecting.
+GlooCall ConnectingBarrier(Deadline deadline) {
+  return {
+      .operation = GlooOperation::kBarrier, .sequence = kConnectingSequence, .deadline = deadline};
+}
+
+/// Returns the addresses at which the other ranks listen for this one. Collective, even if this
+/// rank does not listen: `own` is then an error, and so is the result.
+Result<std::vector<std::string>> ExchangeAddresses(const GlooOptions& options,
+                                                   const Result<std::unique_ptr<GlooGroup>>& own) {
+  internal::MessageWriter writer;
+  if (own) {
+    for (const std::string& address : (*own)->addresses()) writer.Text(address);
+  }
+  const std::vector<std::byte> encoded = std::move(writer).Take();
+  const std::string message(reinterpret_cast<const char*>(encoded.data()), encoded.size());
+  CAIRN_TRY_ASSIGN(const auto messages, options.all_gather(message));
+  if (!own) return std::unexpected(own.error());
+  const auto world_size = static_cast<size_t>(options.world_size);
+  if (messages.size() != world_size) {
+    return Fail(ErrorCode::kUnavailable, fmt::format("the exchange of addresses returned {} "
+                                                     "messages for {} ranks",
+                                                     messages.size(), world_size));
+  }
+  std::vector<std::string> addresses(world_size);
+  for (size_t peer = 0; peer < world_size; ++peer) {
+    if (peer == static_cast<size_t>(options.rank)) continue;
+    internal::MessageReader reader(std::as_bytes(std::span(messages[peer])));
+    for (int rank = 0; rank <= options.rank; ++rank) addresses[peer] = reader.Text();
+    if (!addresses[peer].empty()) continue;
+    return Fail(ErrorCode::kUnavailable, fmt::format("rank {} could not take part", peer));
+  }
+  return addresses;
+}
+
+/// Connects over the channel of the caller.
+Result<Connection> ConnectByAllGather(const GlooOptions& options) {
+  Connection connection;
+  const auto listen = [&]() -> Result<std::unique_ptr<GlooGroup>> {
+    internal::Endpoint endpoint;
+    if (!options.rendezvous.empty()) {
+      CAIRN_TRY_ASSIGN(endpoint, internal::ParseEndpoint(options.rendezvous));
+    }
+    CAIRN_TRY_ASSIGN(connection.device, MakeDevice(options.interface, endpoint));
+    return GlooGroup::Listen(connection.device, options.rank, options.world_size,
+                             options.connect_timeout);
+  };
+  auto group = listen();
+  CAIRN_TRY_ASSIGN(const auto addresses, ExchangeAddresses(options, group));
+  connection.group = *std::move(group);
+  CAIRN_TRY(connection.group->Connect(addresses));
+  CAIRN_TRY(connection.group->Barrier(
+      ConnectingBarrier(std::chrono::steady_clock::now() + options.connect_timeout)));
+  return connection;
+}
+
+/// Connects through the rendezvous.
+Result<Connection> ConnectByRendezvous(const GlooOptions& options) {
+  CAIRN_TRY_ASSIGN(const internal::Endpoint endpoint, internal::ParseEndpoint(options.rendezvous));
+  const Deadline deadline = std::chrono::steady_clock::now() + options.connect_timeout;
+  const internal::Party party{
+      .rank = options.rank, .world_size = options.world_size, .run_id = options.run_id};
+  Connection connection;
+  CAIRN_TRY_ASSIGN(connection.device, MakeDevice(options.interface, endpoint));
+  CAIRN_TRY_ASSIGN(connection.group,
+                   GlooGroup::Listen(connection.device, options.rank, options.world_size,
+                                     options.connect_timeout));
+  CAIRN_TRY_ASSIGN(const auto addresses,
+                   internal::Meet(endpoint, party, connection.group->addresses(), deadline));
+  CAIRN_TRY(connection.group->Connect(addresses));
+  // After this barrier all ranks have read the records of the rendezvous.
+  CAIRN_TRY(connection.group->Barrier(ConnectingBarrier(deadline)));
+  if (options.rank == 0) CAIRN_TRY(internal::Forget(endpoint, party));
+  return connection;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Communicator>> ConnectGloo(const GlooOptions& options) {
   CAIRN_TRY(CheckOptions(options));
   if (options.world_size == 1) return std::make_unique<LocalCommunicator>();
-  CAIRN_TRY_ASSIGN(const internal::Endpoint endpoint, internal::ParseEndpoint(options.rendezvous));
-
   const internal::SigpipeBlock no_sigpipe;
-  const Deadline deadline = std::chrono::steady_clock::now() + options.connect_timeout;
-  const internal::Party party{
-      .rank = options.rank, .world_size = options.world_size, .run_id = options.run_id};
-  CAIRN_TRY_ASSIGN(auto device, MakeDevice(options.interface, endpoint));
-  CAIRN_TRY_ASSIGN(auto group, GlooGroup::Listen(device, options.rank, options.world_size,
-                                                 options.connect_timeout));
-  CAIRN_TRY_ASSIGN(const auto addresses,
-                   internal::Meet(endpoint, party, group->addresses(), deadline));
-  CAIRN_TRY(group->Connect(addresses));
-  // After this barrier all ranks have read the records of the rendezvous.
-  CAIRN_TRY(group->Barrier({.operation = GlooOperation::kBarrier,
-                            .sequence = kConnectingSequence,
-                            .deadline = deadline}));
-  if (options.rank == 0) CAIRN_TRY(internal::Forget(endpoint, party));
-  return std::make_unique<GlooCommunicator>(std::move(device), std::move(group), options.timeout);
+  CAIRN_TRY_ASSIGN(Connection connection,
+                   options.all_gather ? ConnectByAllGather(options) : ConnectByRendezvous(options));
+  return std::make_unique<GlooCommunicator>(std::move(connection.device),
+                                            std::move(connection.group), options.timeout);
 }
 
 }  // namespace cairn::core

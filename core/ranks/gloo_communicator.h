@@ -3,13 +3,19 @@
 /// Gloo's transport.
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/ranks/communicator.h"
 #include "kv/error.h"
 
 namespace cairn::core {
+
+/// Returns the messages of all ranks, in the order of ranks. Collective over all ranks.
+using MessageAllGather =
+    std::function<Result<std::vector<std::string>>(const std::string& message)>;
 
 struct GlooOptions {
   int rank = 0;
@@ -27,9 +33,16 @@ struct GlooOptions {
   /// it connects leaves its subdirectory behind, and a new start with the same ID is then refused.
   std::string run_id = "default";
 
+  /// Exchanges the addresses over a channel that the ranks already have, such as a process group of
+  /// PyTorch or MPI_Allgatherv; `run_id` is then unused, and `rendezvous` may be empty. ConnectGloo
+  /// calls it exactly once on each rank with valid options, even if the rank cannot listen, so that
+  /// no other rank waits for it. The deadline is that of the channel. A message has about 150 bytes
+  /// per rank, most of them zero.
+  MessageAllGather all_gather;
+
   /// The interface ("eth0") or the address of this host that the other ranks can reach. Empty: the
-  /// interface with the route to the host of the rendezvous, or, if the rendezvous is a directory,
-  /// the address that the host's name resolves to.
+  /// interface with the route to the host of the rendezvous, or, if the rendezvous is a directory
+  /// or empty, the address that the host's name resolves to.
   std::string interface;
 
   /// The longest time between the start of the first rank and that of the last. Connecting takes at
@@ -47,7 +60,8 @@ inline constexpr int kMaxGlooRanks = 4096;
 ///
 /// kInvalidArgument: invalid options. kUnavailable: a rank did not arrive in time (named where it
 /// is known), or a connection failed. kFailedPrecondition: refused, because the run ID or the rank
-/// is in use, or the ranks pass different world sizes.
+/// is in use, or the ranks pass different world sizes. An error of `all_gather` is returned, and an
+/// exception that it throws is not caught.
 ///
 /// A call on the result fails at once when a rank that it waits for has died, and at its deadline
 /// when that rank hangs. If the ranks call different collectives, or pass different roots or

@@ -140,9 +140,10 @@ class Communicator:
         *,
         rank: int,
         world_size: int,
-        rendezvous: str,
-        run_id: str,
-        interface: str,
+        rendezvous: str = ...,
+        run_id: str = ...,
+        all_gather: Callable[[bytes], list[bytes]] | None = ...,
+        interface: str = ...,
         connect_timeout: float,
         timeout: float,
     ) -> None: ...

@@ -59,8 +59,8 @@ def open(
             writes, and creates the store if it does not exist. Only one process, or the ranks of
             one group, may have a store open for writing at a time.
         process_group: the group whose ranks open the store together; by default the default group,
-            if there is one. Any backend works: the group is used only to exchange the address at
-            which the ranks connect.
+            if there is one. Any backend works: the group is used only to exchange the addresses
+            at which the ranks connect.
         alone: this process opens the store by itself, whatever process groups exist. For tools, and
             for a reader on one rank.
         timeout: seconds that ranks wait for each other in any call before the call fails.

@@ -49,6 +49,20 @@ class Reader {
   size_t read_count_ = 0;
 };
 
+/// Requires that the result is called and destroyed on a thread with a Python state. Throws what
+/// the function raises.
+core::MessageAllGather ToMessageAllGather(nb::callable function) {
+  return [function = std::move(function)](const std::string& message) {
+    const nb::gil_scoped_acquire gil;
+    std::vector<std::string> messages;
+    for (const nb::handle one : function(nb::bytes(message.data(), message.size()))) {
+      const auto bytes = nb::cast<nb::bytes>(one);
+      messages.emplace_back(bytes.c_str(), bytes.size());
+    }
+    return messages;
+  };
+}
+
 }  // namespace
 
 core::SaveOptions ToSaveOptions(const nb::kwargs& arguments) {
@@ -74,6 +88,9 @@ core::GlooOptions ToGlooOptions(const nb::kwargs& arguments) {
   reader.Read("world_size", options.world_size);
   reader.Read("rendezvous", options.rendezvous);
   reader.Read("run_id", options.run_id);
+  if (auto all_gather = reader.Find<nb::callable>("all_gather")) {
+    options.all_gather = ToMessageAllGather(*std::move(all_gather));
+  }
   reader.Read("interface", options.interface);
   if (const auto seconds = reader.Find<double>("connect_timeout")) {
     options.connect_timeout = ToTimeout(*seconds);

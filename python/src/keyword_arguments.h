@@ -19,10 +19,11 @@ namespace nb = nanobind;
 /// Requires the GIL.
 core::SaveOptions ToSaveOptions(const nb::kwargs& arguments);
 
-/// Returns the options of Communicator: `rank`, `world_size`, `rendezvous`, `run_id`, `interface`,
-/// `connect_timeout` and `timeout` (both in seconds), with the defaults of core::GlooOptions.
-/// Raises TypeError for other names and for values of a wrong type, and Invalid for a timeout that
-/// is not positive. Requires the GIL.
+/// Returns the options of Communicator: `rank`, `world_size`, `rendezvous`, `run_id`, `all_gather`
+/// (a function of bytes that returns a list of bytes), `interface`, `connect_timeout` and `timeout`
+/// (both in seconds), with the defaults of core::GlooOptions. `all_gather` may raise; its exception
+/// passes through ConnectGloo. Raises TypeError for other names and for values of a wrong type, and
+/// Invalid for a timeout that is not positive. Requires the GIL.
 core::GlooOptions ToGlooOptions(const nb::kwargs& arguments);
 
 /// Converts a timeout to at least 1 ms and at most 30 days. Raises Invalid if it is not positive.

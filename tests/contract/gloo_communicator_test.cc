@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <barrier>
 #include <filesystem>
 #include <thread>
 
@@ -87,6 +88,77 @@ TEST(ConnectGlooTest, ConnectsThroughRankZerosAddress) {
   }
   RunRanks(world,
            [](core::Communicator& communicator) { CAIRN_EXPECT_OK(communicator.Barrier()); });
+}
+
+/// A channel that the ranks of a test already have.
+class MessageBoard {
+ public:
+  explicit MessageBoard(int world_size)
+      : messages_(static_cast<size_t>(world_size)), all_have_written_(world_size) {}
+
+  core::MessageAllGather ForRank(int rank) {
+    return [this, rank](const std::string& message) -> Result<std::vector<std::string>> {
+      messages_[static_cast<size_t>(rank)] = message;
+      all_have_written_.arrive_and_wait();
+      return messages_;
+    };
+  }
+
+ private:
+  std::vector<std::string> messages_;
+  std::barrier<> all_have_written_;
+};
+
+std::vector<GlooOptions> OptionsOverBoard(MessageBoard& board, int world_size) {
+  std::vector<GlooOptions> options;
+  for (int rank = 0; rank < world_size; ++rank) {
+    options.push_back({.rank = rank,
+                       .world_size = world_size,
+                       .all_gather = board.ForRank(rank),
+                       .interface = "127.0.0.1",
+                       .connect_timeout = std::chrono::seconds(60)});
+  }
+  return options;
+}
+
+TEST(ConnectGlooTest, ConnectsOverTheChannelOfTheCaller) {
+  MessageBoard board(3);
+  auto connected = ConnectAll(OptionsOverBoard(board, 3));
+  World world;
+  for (auto& result : connected) {
+    CAIRN_ASSERT_OK(result);
+    world.push_back(*std::move(result));
+  }
+  RunRanks(world, [](core::Communicator& communicator) {
+    CAIRN_EXPECT_OK(communicator.Barrier());
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto half, communicator.Split(0, 0));
+    CAIRN_EXPECT_OK(half->Barrier());
+  });
+}
+
+TEST(ConnectGlooTest, ARankThatCannotListenIsNamedOnAllRanks) {
+  MessageBoard board(3);
+  auto options = OptionsOverBoard(board, 3);
+  options[1].interface = "203.0.113.1";  // an address for documentation, which no host has
+  const auto connected = ConnectAll(options);
+  EXPECT_THAT(connected[1], IsError(ErrorCode::kUnavailable, "203.0.113.1"));
+  for (const size_t rank : {0, 2}) {
+    EXPECT_THAT(connected[rank], IsError(ErrorCode::kUnavailable, "rank 1 could not take part"));
+  }
+}
+
+TEST(ConnectGlooTest, RefusesWhatTheChannelMustNotReturn) {
+  MessageBoard board(1);
+  auto options = OptionsOverBoard(board, 2);
+  options[0].all_gather = [](const std::string& mine) { return std::vector<std::string>{mine}; };
+  EXPECT_THAT(ConnectGloo(options[0]), IsError(ErrorCode::kUnavailable, "1 messages for 2 ranks"));
+  options[0].all_gather = [](const std::string&) { return std::vector<std::string>(2, "short"); };
+  EXPECT_THAT(ConnectGloo(options[0]),
+              IsError(ErrorCode::kUnavailable, "rank 1 could not take part"));
+  options[0].all_gather = [](const std::string&) -> Result<std::vector<std::string>> {
+    return Fail(ErrorCode::kInternal, "of the channel");
+  };
+  EXPECT_THAT(ConnectGloo(options[0]), IsError(ErrorCode::kInternal, "of the channel"));
 }
 
 TEST(ConnectGlooTest, BindsAnInterfaceByName) {

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import os
+import pathlib
 import signal
 import socket
 import textwrap
@@ -239,18 +240,70 @@ def open_on_different_hosts(rank, path):
     import cairn._ranks.ranks
 
     cairn._ranks.ranks._this_host = lambda: (f"host {rank}", "")
+    os.environ.update(MASTER_ADDR=socket.gethostname(), MASTER_PORT="1")
+    before = connected_addresses()
     with cairn.open(path, mode="a") as store:
         store.save(1, {"t": whole("even")})
-    return cairn._ranks.ranks._reachable_host()
+        new = connected_addresses()
+    return {address for inode, address in new.items() if inode not in before}
 
 
-def test_ranks_of_several_hosts_meet_by_name(path):
+def connected_addresses():
+    """The local IPv4 address of each TCP connection of this process, by inode."""
+    own = set()
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            own.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+    lines = pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]
+    rows = [line.split() for line in lines]
+    return {
+        row[9]: socket.inet_ntoa(bytes.fromhex(row[1].split(":")[0])[::-1])
+        for row in rows
+        if f"socket:[{row[9]}]" in own and row[3] == "01"
+    }
+
+
+def test_ranks_of_several_hosts_connect_along_the_route_to_the_master(path):
     try:
-        socket.gethostbyname(socket.gethostname())
+        address = socket.gethostbyname(socket.gethostname())
     except OSError:
-        pytest.skip("this host's name stands for no address")
-    names = set(run_on_ranks(open_on_different_hosts, path))
-    assert len(names) == 1 and names != {"127.0.0.1"}
+        pytest.skip("this host's name has no address")
+    for addresses in run_on_ranks(open_on_different_hosts, path):
+        assert addresses == {address}
+
+
+def open_without_interface_on_rank_1(rank, path):
+    if rank == 1:
+        os.environ["GLOO_SOCKET_IFNAME"] = "203.0.113.1"
+    with pytest.raises(cairn.Unavailable) as failed:
+        cairn.open(path, mode="a")
+    return str(failed.value)
+
+
+def test_a_rank_that_cannot_listen_is_named_on_all_ranks(path):
+    first, second, *_ = run_on_ranks(open_without_interface_on_rank_1, path)
+    assert "rank 1 could not take part" in first
+    assert "203.0.113.1" in second
+
+
+def open_with_broken_group(rank, path):
+    def broken(*arguments, **keywords):
+        if isinstance(arguments[1], bytes):
+            raise ZeroDivisionError("of the group")
+        return gather(*arguments, **keywords)
+
+    gather, dist.all_gather_object = dist.all_gather_object, broken
+    try:
+        with pytest.raises(ZeroDivisionError, match="of the group"):
+            cairn.open(path, mode="a")
+    finally:
+        dist.all_gather_object = gather
+    with cairn.open(path, mode="a") as store:
+        return store.steps()
+
+
+def test_an_exception_of_the_process_group_is_raised(path):
+    assert run_on_ranks(open_with_broken_group, path) == [[]] * 4
 
 
 def open_with_trouble(rank, path):

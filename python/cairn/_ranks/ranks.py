@@ -1,19 +1,18 @@
 """The processes that use a store together: ranks of a torch process group, connected by Cairn.
 
-The process group is used once, to send the address at which rank 0 listens to all ranks. After that
-they communicate over the C++ communicator, in which every call has a deadline and fails immediately
-when a peer dies. Tensors on devices are sent over NCCL if all ranks have it (nccl.py).
+The process group is used once, to exchange the addresses at which the ranks listen. After that they
+communicate over the C++ communicator, in which every call has a deadline and fails immediately when
+a peer dies. Tensors on devices are sent over NCCL if all ranks have it (nccl.py).
 """
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import socket
 import sys
-import uuid
 import warnings
+import zlib
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -331,26 +330,28 @@ def choose_ranks(process_group: ProcessGroup | None, alone: bool, timeout: float
 def connect(group: ProcessGroup, timeout: float) -> _cairn.Communicator:
     """A communicator over the ranks of a process group. Collective over the group.
 
-    Rank 0 chooses the address to listen on, and sends it with the object collectives of the group,
-    which work on every backend. Set ``GLOO_SOCKET_IFNAME`` to choose the network interface.
+    The ranks exchange their addresses with the object collectives of the group, which work on every
+    backend. They listen on the interface ``GLOO_SOCKET_IFNAME``; by default on the loopback
+    interface if they are all on this host, and otherwise on the interface with the route to
+    ``MASTER_ADDR``.
     """
     dist = _distributed()
-    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    hosts: list[Any] = [None] * world_size
-    dist.all_gather_object(hosts, _this_host(), group=group)
-    meeting: list[Any] = [None]
-    if rank == 0:
-        host = "127.0.0.1" if len(set(hosts)) == 1 else _reachable_host()
-        meeting = [(f"tcp://{host}:{_free_port()}", uuid.uuid4().hex)]
-    dist.broadcast_object_list(meeting, src=dist.get_global_rank(group, 0), group=group)
-    rendezvous, run_id = meeting[0]
+    world_size = dist.get_world_size(group)
+
+    def all_gather(message: Any) -> list[Any]:
+        messages: list[Any] = [None] * world_size
+        dist.all_gather_object(messages, message, group=group)
+        return messages
+
+    is_one_host = len(set(all_gather(_this_host()))) == 1
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     return _cairn.Communicator(
-        rank=rank,
+        rank=dist.get_rank(group),
         world_size=world_size,
-        rendezvous=rendezvous,
-        run_id=run_id,
-        interface=interface,
+        rendezvous=_master_address(),
+        # Messages of many ranks are long, but mostly zeros.
+        all_gather=lambda mine: [*map(zlib.decompress, all_gather(zlib.compress(mine, 1)))],
+        interface=interface or ("127.0.0.1" if is_one_host else ""),
         connect_timeout=min(timeout, 300.0),
         timeout=timeout,
     )
@@ -377,35 +378,9 @@ def _this_host() -> tuple[str, str]:
     return socket.gethostname(), boot
 
 
-def _reachable_host() -> str:
-    """An address of this host that the other hosts of the job can connect to."""
-    # The address of the route to MASTER_ADDR; if that is this host, MASTER_ADDR itself.
-    master = os.environ.get("MASTER_ADDR", "")
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((master, 9))
-            address = probe.getsockname()[0]
-    except OSError:
-        address = ""
-    if address and not address.startswith("127."):
-        return address
-    if master and master not in ("localhost", "127.0.0.1"):
-        return master
-    return socket.gethostname()
-
-
-def _free_port() -> int:
-    """A TCP port that is free now.
-
-    It is below the ephemeral ports (from 32768 on Linux), so that no outgoing connection takes it
-    in the meantime.
-    """
-    for _ in range(100):
-        port = random.SystemRandom().randrange(15000, 32000)
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-        return port
-    raise Unavailable("no free TCP port between 15000 and 32000 for the ranks to meet at")
+def _master_address() -> str:
+    """The address at which torch's ranks met; empty if they met elsewhere than at a host."""
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if ":" in host:
+        host = f"[{host.strip('[]')}]"
+    return f"tcp://{host}:{port}" if host and port else ""
