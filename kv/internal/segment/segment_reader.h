@@ -2,46 +2,16 @@
 /// Reads many ranges of segment files with deep queues and bounded memory.
 
 #include <functional>
-#include <list>
 #include <memory>
 #include <span>
-#include <string>
-#include <unordered_map>
 
 #include "kv/block_pool.h"
 #include "kv/error.h"
-#include "kv/internal/io/block_io.h"
-#include "kv/internal/io/file.h"
-#include "kv/mutex.h"
+#include "kv/internal/segment/segment_files.h"
 #include "kv/options.h"
 #include "kv/read_range.h"
-#include "kv/thread_annotations.h"
 
 namespace cairn::kv::internal {
-
-/// A segment that is open twice: for direct I/O, and for reads through the page cache of bytes that
-/// are in it.
-struct SegmentFile {
-  File direct;  // also buffered, if the file system refuses O_DIRECT
-  File buffered;
-};
-
-/// A cache of open segment files, so that many small loads do not open them again. Threads: safe.
-class SegmentFiles {
- public:
-  /// Returns the open file, and opens it if it is not in the cache. kNotFound: it does not exist.
-  Result<std::shared_ptr<const SegmentFile>> Open(uint64_t segment_id, const std::string& path,
-                                                  bool direct);
-  /// Drops the file from the cache, before it is removed.
-  void Forget(uint64_t segment_id);
-
- private:
-  static constexpr size_t kMaxOpen = 64;
-  using Entry = std::pair<uint64_t, std::shared_ptr<const SegmentFile>>;
-  Mutex mutex_;
-  std::list<Entry> recent_ CAIRN_GUARDED_BY(mutex_);  // newest first
-  std::unordered_map<uint64_t, std::list<Entry>::iterator> by_id_ CAIRN_GUARDED_BY(mutex_);
-};
 
 /// Returns the file of a segment. Threads: called on several threads concurrently.
 using OpenSegment = std::function<Result<std::shared_ptr<const SegmentFile>>(uint64_t segment_id)>;
