@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "kv/internal/segment/segment_reader.h"
+#include "kv/internal/segment/read_scheduler.h"
 #include "kv/internal/snapshot_state.h"
 #include "kv/internal/verify_files.h"
 #include "kv/mapping.h"

@@ -1,5 +1,6 @@
 #pragma once
-/// Reads many ranges of segment files with deep queues and bounded memory.
+/// Schedules reads of segments: many ranges, with deep queues and bounded memory. Everything that a
+/// load reads into host memory is read here.
 
 #include <functional>
 #include <memory>
@@ -17,7 +18,8 @@ namespace cairn::kv::internal {
 using OpenSegment = std::function<Result<std::shared_ptr<const SegmentFile>>(uint64_t segment_id)>;
 
 /// Reads all `ranges` with at most `threads` threads, including the calling one; see
-/// Snapshot::Read. Returns the number of bytes that were read from storage.
+/// Snapshot::Read. Returns the number of bytes that were read from storage. The first read that
+/// fails ends the call; no read is retried.
 Result<uint64_t> ReadRanges(std::span<const ReadRange> ranges, const IoOptions& options,
                             uint32_t threads, BlockPool& pool, const OpenSegment& open,
                             const RangeCallback& arrived);
