@@ -1,0 +1,100 @@
+#pragma once
+/// Storage of immutable objects: what a store needs of a directory, an object store, or memory.
+///
+/// Names are relative, with '/' between their elements ("roots/fff0.root"). Elements consist of
+/// letters, digits, '.', '-' and '_', and do not begin with '.'. There are no directories: a name
+/// needs no preparation, and List is by prefix.
+///
+/// Every successful write is durable when the call returns, and every later read in any process
+/// sees it. Only List may be late (see there). An error of a write means that it is unknown whether
+/// it was performed, except for kConflict of PutIfAbsent; callers find out by reading. Errors name
+/// the object in Error::file.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kv/error.h"
+
+namespace cairn::kv {
+
+/// An object that is written in pieces. Before Finish, no reader sees an incomplete object under
+/// its name, except in a storage with LocalFiles, where nobody reads a name that no root reaches.
+/// Threads: one.
+class ObjectWriter {
+ public:
+  /// Without Finish, discards the object.
+  virtual ~ObjectWriter() = default;
+  /// kUnavailable, kResourceExhausted: the bytes cannot be written; the object must be discarded.
+  virtual Result<void> Append(std::span<const std::byte> bytes) = 0;
+  /// Makes the object durable under its name.
+  virtual Result<void> Finish() = 0;
+};
+
+/// Objects as files, in a storage that is a directory: for direct I/O and memory mapping.
+class LocalFiles {
+ public:
+  virtual ~LocalFiles() = default;
+  /// Returns the path of the file with the bytes of object `name`, which need not exist.
+  virtual std::string PathOf(std::string_view name) const = 0;
+  /// Prepares the creation of the file at PathOf(name) by the caller.
+  virtual Result<void> PrepareFile(std::string_view name) = 0;
+  /// Makes the names of files durable that the caller has created, and whose contents it has
+  /// synced. They begin with `prefix`, which ends with '/' ("segments/").
+  virtual Result<void> SyncNames(std::string_view prefix) = 0;
+};
+
+/// Threads: all members may run on many threads at once.
+class Storage {
+ public:
+  virtual ~Storage() = default;
+
+  /// For error messages and for people: "/data/run", "memory:test".
+  virtual const std::string& address() const = 0;
+
+  /// Creates the object or replaces it, atomically for readers.
+  virtual Result<void> Put(std::string_view name, std::span<const std::byte> bytes) = 0;
+  /// Creates the object. kConflict: it exists; nothing was changed. Of several concurrent calls for
+  /// one name, on any machine, exactly one succeeds. A storage may report kConflict for a call that
+  /// succeeded and was repeated below this interface (a lost response), so callers that need to
+  /// know read the object.
+  virtual Result<void> PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) = 0;
+  /// Begins to write an object in pieces. Requires a name that nobody else writes.
+  virtual Result<std::unique_ptr<ObjectWriter>> Create(std::string_view name) = 0;
+
+  /// Fills `target` from `offset_bytes` on. kNotFound: there is no such object. kDataLoss: it ends
+  /// before the range does.
+  virtual Result<void> ReadRange(std::string_view name, uint64_t offset_bytes,
+                                 std::span<std::byte> target) = 0;
+  /// Returns the length. kNotFound: there is no such object.
+  virtual Result<uint64_t> Size(std::string_view name) = 0;
+  /// Returns the names that begin with `prefix`, which ends with '/' or is empty, in no particular
+  /// order. A name that was put or removed a short time ago may be missing or present.
+  virtual Result<std::vector<std::string>> List(std::string_view prefix) = 0;
+  /// Succeeds if there is no such object.
+  virtual Result<void> Remove(std::string_view name) = 0;
+
+  /// Returns null if objects are not files.
+  virtual LocalFiles* local_files() { return nullptr; }
+  /// Waits until a name with this prefix may have been put, at most for `timeout`. May return
+  /// early. The default sleeps, so callers of short timeouts poll.
+  virtual void AwaitChange(std::string_view prefix, std::chrono::milliseconds timeout);
+};
+
+/// Returns the complete object. kNotFound: there is no such object. kDataLoss: it is longer than
+/// `limit_bytes`.
+Result<std::vector<std::byte>> ReadObject(Storage& storage, std::string_view name,
+                                          uint64_t limit_bytes);
+/// Returns whether the object exists.
+Result<bool> ObjectExists(Storage& storage, std::string_view name);
+
+/// Opens the storage at an address: PATH, file:PATH, or memory:NAME (which is shared inside the
+/// process). Creates nothing. kInvalidArgument: the address is of another kind.
+Result<std::shared_ptr<Storage>> OpenStorage(const std::string& address);
+
+}  // namespace cairn::kv
