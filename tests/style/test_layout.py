@@ -24,6 +24,7 @@ MAY_INCLUDE = {
     "kv/internal/io": {"kv"},
     "kv/internal/segment": {"kv", "kv/internal/io", "kv/internal/index"},
     "kv/internal/index": {"kv", "kv/internal/io"},
+    "kv/internal/storage": {"kv", "kv/internal/io"},
     "kv/internal/commit": {"kv", "kv/internal/io", "kv/internal/segment", "kv/internal/index"},
     "kv/internal": {"kv", "kv/internal/io", "kv/internal/segment", "kv/internal/index",
                     "kv/internal/commit"},

@@ -1,0 +1,51 @@
+#pragma once
+/// Names of the objects that a store creates in numbers: segments, tables, pages and roots.
+///
+///   segments/<epoch>-<id>.seg    epoch of the writer as 8, id as 16 hexadecimal digits
+///   tables/<epoch>-<id>.sst
+///   pages/<epoch>-<id>.steps
+///   roots/<2^64-1-n>.root        16 hexadecimal digits, so the newest root is the first by name
+///
+/// Digits are lower case, so each object has exactly one name. Threads: all functions here may run
+/// on many threads at once.
+
+#include <compare>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace cairn::kv::internal {
+
+/// Identifies one immutable object of a kind. Ids are random, so no two objects of a store have the
+/// same.
+struct ObjectId {
+  uint32_t epoch = 0;  // of the writer
+  uint64_t id = 0;
+  friend auto operator<=>(const ObjectId&, const ObjectId&) = default;
+};
+
+/// Returns an identifier that no other call returns, in any process.
+ObjectId NewObjectId(uint32_t epoch);
+
+enum class ObjectKind : uint8_t { kSegment, kTable, kPage };
+
+/// Returns "segments/", "tables/" or "pages/".
+std::string_view ObjectFolder(ObjectKind kind);
+std::string ObjectName(ObjectKind kind, const ObjectId& id);
+
+struct ParsedObjectName {
+  ObjectKind kind = ObjectKind::kSegment;
+  ObjectId id;
+  friend bool operator==(const ParsedObjectName&, const ParsedObjectName&) = default;
+};
+/// Returns nothing if ObjectName returns `name` for no object.
+std::optional<ParsedObjectName> ParseObjectName(std::string_view name);
+
+inline constexpr std::string_view kRootFolder = "roots/";
+/// Returns the name of root `number`.
+std::string RootName(uint64_t number);
+/// Returns the number of a root; nothing if RootName returns `name` for no number.
+std::optional<uint64_t> ParseRootName(std::string_view name);
+
+}  // namespace cairn::kv::internal
