@@ -1,5 +1,6 @@
 #pragma once
 /// Storage of immutable objects: what a store needs of a directory, an object store, or memory.
+/// kv/open_storage.h opens the storage at an address.
 ///
 /// Names are relative, with '/' between their elements ("roots/fff0.root"). Elements consist of
 /// letters, digits, '.', '-' and '_', and do not begin with '.'. There are no directories: a name
@@ -87,14 +88,11 @@ class Storage {
 };
 
 /// Returns the complete object. kNotFound: there is no such object. kDataLoss: it is longer than
-/// `limit_bytes`.
+/// `limit_bytes`. If Put replaces the object during the call, the call may fail with kDataLoss or
+/// return only the beginning of the new bytes, so decoders of such objects verify a checksum.
 Result<std::vector<std::byte>> ReadObject(Storage& storage, std::string_view name,
                                           uint64_t limit_bytes);
 /// Returns whether the object exists.
 Result<bool> ObjectExists(Storage& storage, std::string_view name);
-
-/// Opens the storage at an address: PATH, file:PATH, or memory:NAME (which is shared inside the
-/// process). Creates nothing. kInvalidArgument: the address is of another kind.
-Result<std::shared_ptr<Storage>> OpenStorage(const std::string& address);
 
 }  // namespace cairn::kv

@@ -1,0 +1,27 @@
+// The kinds of addresses.
+
+#include "kv/open_storage.h"
+
+#include <fmt/format.h>
+
+#include "kv/internal/storage/memory_storage.h"
+
+namespace cairn::kv {
+
+Result<std::shared_ptr<Storage>> OpenStorage(const std::string& address) {
+  const size_t colon = address.find(':');
+  const std::string kind =
+      colon == std::string::npos || address.find('/') < colon ? "" : address.substr(0, colon);
+  const std::string rest = kind.empty() ? address : address.substr(colon + 1);
+  if (rest.empty()) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("the address \"{}\" has no path or name", address));
+  }
+  if (kind == "memory") return internal::MemoryStorage::Shared(rest);
+  return Fail(ErrorCode::kInvalidArgument,
+              fmt::format("unknown kind of storage \"{}:\" in \"{}\"; known are file:PATH and "
+                          "memory:NAME, and a path that contains ':' needs \"file:\" before it",
+                          kind, address));
+}
+
+}  // namespace cairn::kv

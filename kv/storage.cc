@@ -1,0 +1,38 @@
+// What every storage has in common.
+
+#include "kv/storage.h"
+
+#include <fmt/format.h>
+
+#include <thread>
+
+#include "kv/internal/storage/object_name.h"
+
+namespace cairn::kv {
+
+void Storage::AwaitChange(std::string_view, std::chrono::milliseconds timeout) {
+  std::this_thread::sleep_for(timeout);
+}
+
+Result<std::vector<std::byte>> ReadObject(Storage& storage, std::string_view name,
+                                          uint64_t limit_bytes) {
+  CAIRN_TRY_ASSIGN(const uint64_t size_bytes, storage.Size(name));
+  if (size_bytes > limit_bytes) {
+    return Fail(Error{.code = ErrorCode::kDataLoss,
+                      .message = fmt::format("the object has {} bytes, more than the limit of {}",
+                                             size_bytes, limit_bytes),
+                      .file = internal::ObjectPath(storage.address(), name)});
+  }
+  std::vector<std::byte> bytes(size_bytes);
+  CAIRN_TRY(storage.ReadRange(name, 0, bytes));
+  return bytes;
+}
+
+Result<bool> ObjectExists(Storage& storage, std::string_view name) {
+  const Result<uint64_t> size_bytes = storage.Size(name);
+  if (size_bytes) return true;
+  if (size_bytes.error().code == ErrorCode::kNotFound) return false;
+  return Fail(size_bytes.error());
+}
+
+}  // namespace cairn::kv
