@@ -1,5 +1,5 @@
 #pragma once
-/// A mutex, a lock and a condition variable that carry annotations for Clang's thread safety
+/// Mutexes, locks and a condition variable that carry annotations for Clang's thread safety
 /// analysis, which those of libstdc++ lack. They add no state and no cost to the standard types.
 ///
 ///   MutexLock lock(mutex_);
@@ -8,6 +8,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <shared_mutex>
 
 #include "kv/thread_annotations.h"
 
@@ -53,6 +54,53 @@ class CAIRN_SCOPED_CAPABILITY MutexLock {
  private:
   Mutex& mutex_;
   bool locked_ = true;
+};
+
+/// A mutex that either one thread holds exclusively or any number of threads hold shared. Threads:
+/// all members are safe. Not recursive.
+class CAIRN_CAPABILITY("mutex") SharedMutex {
+ public:
+  SharedMutex() = default;
+  SharedMutex(const SharedMutex&) = delete;
+  SharedMutex& operator=(const SharedMutex&) = delete;
+
+  void Lock() CAIRN_ACQUIRE() { mutex_.lock(); }
+  void Unlock() CAIRN_RELEASE() { mutex_.unlock(); }
+  void LockShared() CAIRN_ACQUIRE_SHARED() { mutex_.lock_shared(); }
+  void UnlockShared() CAIRN_RELEASE_SHARED() { mutex_.unlock_shared(); }
+
+ private:
+  std::shared_mutex mutex_;
+};
+
+/// Holds a mutex exclusively until the end of its scope. Ownership: `mutex` outlives it. Threads:
+/// only the thread that created it uses it.
+class CAIRN_SCOPED_CAPABILITY WriterMutexLock {
+ public:
+  explicit WriterMutexLock(SharedMutex& mutex) CAIRN_ACQUIRE(mutex) : mutex_(mutex) {
+    mutex_.Lock();
+  }
+  ~WriterMutexLock() CAIRN_RELEASE() { mutex_.Unlock(); }
+  WriterMutexLock(const WriterMutexLock&) = delete;
+  WriterMutexLock& operator=(const WriterMutexLock&) = delete;
+
+ private:
+  SharedMutex& mutex_;
+};
+
+/// Holds a mutex shared until the end of its scope. Ownership: `mutex` outlives it. Threads: only
+/// the thread that created it uses it.
+class CAIRN_SCOPED_CAPABILITY ReaderMutexLock {
+ public:
+  explicit ReaderMutexLock(SharedMutex& mutex) CAIRN_ACQUIRE_SHARED(mutex) : mutex_(mutex) {
+    mutex_.LockShared();
+  }
+  ~ReaderMutexLock() CAIRN_RELEASE() { mutex_.UnlockShared(); }
+  ReaderMutexLock(const ReaderMutexLock&) = delete;
+  ReaderMutexLock& operator=(const ReaderMutexLock&) = delete;
+
+ private:
+  SharedMutex& mutex_;
 };
 
 /// Lets threads wait for a change of what a mutex guards. Every wait may return without a

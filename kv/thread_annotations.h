@@ -9,18 +9,24 @@
 #define CAIRN_THREAD_ANNOTATION(attribute)
 #endif
 
-/// After a field: it is read and written only while `mutex` is held.
+/// After a field: it is read only while `mutex` is held, and written only while it is held
+/// exclusively.
 #define CAIRN_GUARDED_BY(mutex) CAIRN_THREAD_ANNOTATION(guarded_by(mutex))
-/// After a pointer: what it points to is read and written only while `mutex` is held.
+/// After a pointer: the same for what it points to.
 #define CAIRN_PT_GUARDED_BY(mutex) CAIRN_THREAD_ANNOTATION(pt_guarded_by(mutex))
 
-/// After the parameters of a function: the caller holds, or does not hold, the mutexes.
+/// After the parameters of a function: the caller holds the mutexes, holds them at least shared, or
+/// does not hold them.
 #define CAIRN_REQUIRES(...) CAIRN_THREAD_ANNOTATION(requires_capability(__VA_ARGS__))
+#define CAIRN_REQUIRES_SHARED(...) CAIRN_THREAD_ANNOTATION(requires_shared_capability(__VA_ARGS__))
 #define CAIRN_EXCLUDES(...) CAIRN_THREAD_ANNOTATION(locks_excluded(__VA_ARGS__))
-/// After the parameters of a function: it locks, or unlocks, the mutexes; without an argument, the
-/// mutex that the object is or holds.
+/// After the parameters of a function: it locks (exclusively or shared), or unlocks, the mutexes;
+/// without an argument, the mutex that the object is or holds. In the destructor of a scoped lock,
+/// CAIRN_RELEASE matches both kinds of lock.
 #define CAIRN_ACQUIRE(...) CAIRN_THREAD_ANNOTATION(acquire_capability(__VA_ARGS__))
+#define CAIRN_ACQUIRE_SHARED(...) CAIRN_THREAD_ANNOTATION(acquire_shared_capability(__VA_ARGS__))
 #define CAIRN_RELEASE(...) CAIRN_THREAD_ANNOTATION(release_capability(__VA_ARGS__))
+#define CAIRN_RELEASE_SHARED(...) CAIRN_THREAD_ANNOTATION(release_shared_capability(__VA_ARGS__))
 
 /// Between `class` and the name: the class is a mutex, or holds one for its scope.
 #define CAIRN_CAPABILITY(name) CAIRN_THREAD_ANNOTATION(capability(name))

@@ -53,7 +53,7 @@ auto StoreBinding::Use(const Work& work) const {
   using Returned = decltype(work(*store_));
   process_.Check();
   nb::gil_scoped_release no_gil;
-  std::shared_lock open(close_mutex_);
+  const ReaderMutexLock open(close_mutex_);
   if (!store_) return Returned(Fail(ErrorCode::kFailedPrecondition, "the store is closed"));
   return work(*store_);
 }
@@ -273,13 +273,15 @@ void StoreBinding::Close() {
   SignalWatch watch;
   Result<void> result = [&]() -> Result<void> {
     nb::gil_scoped_release no_gil;
-    std::unique_lock alone(close_mutex_);
+    const WriterMutexLock alone(close_mutex_);
+    const MutexLock no_caller(saver_mutex_);
     if (!store_) return {};
     saver_.reset();  // waits for a running save
-    auto closed = communicator_ == nullptr
-                      ? store_->Close()
-                      : communicator_->UseWatched(
-                            watch, [&](core::Communicator&) { return store_->Close(); });
+    core::CheckpointStore& store = *store_;
+    auto closed =
+        communicator_ == nullptr
+            ? store.Close()
+            : communicator_->UseWatched(watch, [&](core::Communicator&) { return store.Close(); });
     store_.reset();
     return closed;
   }();
@@ -291,7 +293,8 @@ void StoreBinding::Abandon() {
   process_.Check();
   {
     nb::gil_scoped_release no_gil;
-    std::unique_lock alone(close_mutex_);
+    const WriterMutexLock alone(close_mutex_);
+    const MutexLock no_caller(saver_mutex_);
     saver_.reset();  // waits for a running save
     store_.reset();
   }

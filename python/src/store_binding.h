@@ -5,13 +5,13 @@
 
 #include <memory>
 #include <optional>
-#include <shared_mutex>
 #include <string>
 #include <vector>
 
 #include "core/async_save.h"
 #include "core/checkpoint_store.h"
 #include "kv/mutex.h"
+#include "kv/thread_annotations.h"
 #include "python/src/communicator_binding.h"
 #include "python/src/errors.h"
 #include "python/src/load_plan.h"
@@ -105,11 +105,12 @@ class StoreBinding {
 
   ProcessGuard process_;
   std::shared_ptr<CommunicatorBinding> communicator_;  // shared with Python; outlives store_
-  mutable std::shared_mutex close_mutex_;  // exclusive in Close; only taken without the GIL
-  std::unique_ptr<core::CheckpointStore> store_;
+  // Calls hold close_mutex_ shared, Close and Abandon hold it exclusively. Both mutexes are only
+  // taken without the GIL, and close_mutex_ is taken first.
+  mutable SharedMutex close_mutex_;
+  std::unique_ptr<core::CheckpointStore> store_ CAIRN_GUARDED_BY(close_mutex_);
   Mutex saver_mutex_;  // AsyncSaver allows one caller at a time
-  // Also used without saver_mutex_ while close_mutex_ is held exclusively.
-  std::unique_ptr<core::AsyncSaver> saver_;
+  std::unique_ptr<core::AsyncSaver> saver_ CAIRN_GUARDED_BY(saver_mutex_);
 };
 
 }  // namespace cairn::python

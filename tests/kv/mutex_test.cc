@@ -56,6 +56,51 @@ TEST(MutexLockTest, UnlocksAndLocksWithinItsScope) {
   EXPECT_EQ(counter.value, 1);
 }
 
+struct SharedCounter {
+  SharedMutex mutex;
+  int value CAIRN_GUARDED_BY(mutex) = 0;
+};
+
+TEST(SharedMutexTest, AWriterExcludesOtherWritersAndReaders) {
+  constexpr int kThreads = 4;
+  constexpr int kRounds = 5'000;
+  SharedCounter counter;
+
+  std::vector<std::jthread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&counter] {
+      for (int round = 0; round < kRounds; ++round) {
+        const WriterMutexLock lock(counter.mutex);
+        ++counter.value;  // odd only while this lock is held
+        ++counter.value;
+      }
+    });
+    threads.emplace_back([&counter] {
+      for (int round = 0; round < kRounds; ++round) {
+        const ReaderMutexLock lock(counter.mutex);
+        EXPECT_EQ(counter.value % 2, 0);
+      }
+    });
+  }
+  threads.clear();
+
+  const ReaderMutexLock lock(counter.mutex);
+  EXPECT_EQ(counter.value, 2 * kThreads * kRounds);
+}
+
+TEST(SharedMutexTest, ReadersDoNotExcludeEachOther) {
+  SharedCounter counter;
+  const ReaderMutexLock lock(counter.mutex);
+  int seen = -1;
+
+  std::jthread([&] {
+    const ReaderMutexLock other(counter.mutex);  // would deadlock if the locks were exclusive
+    seen = counter.value;
+  }).join();
+
+  EXPECT_EQ(seen, 0);
+}
+
 TEST(CondVarTest, WaitReturnsAfterTheChange) {
   Counter counter;
   std::jthread other([&counter] {

@@ -240,6 +240,7 @@ Index::~Index() { CloseDatabase(); }
 Result<std::shared_ptr<Index>> Index::Open(const std::string& directory, bool writable, bool create,
                                            std::chrono::milliseconds deadline) {
   auto index = std::shared_ptr<Index>(new Index(directory, writable, deadline));
+  const WriterMutexLock lock(index->mutex_);
   CAIRN_TRY(index->OpenDatabase(create));
   return index;
 }
@@ -311,13 +312,13 @@ void Index::CloseDatabase() {
 }
 
 Result<void> Index::Close() {
-  std::unique_lock lock(mutex_);
+  const WriterMutexLock lock(mutex_);
   CloseDatabase();
   return {};
 }
 
 Result<void> Index::Reopen() {
-  std::unique_lock lock(mutex_);
+  const WriterMutexLock lock(mutex_);
   CloseDatabase();
   return OpenDatabase(/*create=*/false);
 }
@@ -337,7 +338,7 @@ Result<void> Index::ScanFrom(
     Column column, std::string_view begin,
     const std::function<Result<bool>(std::string_view, std::span<const std::byte>)>& callback)
     const {
-  std::shared_lock lock(mutex_);
+  const ReaderMutexLock lock(mutex_);
   CAIRN_TRY(CheckOpen());
   AlignedBytes aligned;
   const std::unique_ptr<rocksdb::Iterator> iterator(
@@ -357,7 +358,7 @@ Result<void> Index::ScanFrom(
 
 Result<std::optional<std::vector<std::byte>>> Index::Get(Column column,
                                                          std::string_view key) const {
-  std::shared_lock lock(mutex_);
+  const ReaderMutexLock lock(mutex_);
   CAIRN_TRY(CheckOpen());
   rocksdb::PinnableSlice value;
   const rocksdb::Status status = db_->Get(
@@ -375,7 +376,7 @@ Result<void> Index::Write(const IndexBatch& batch) {
   if (const int fault = FaultPoint("index.write")) {
     return Fail(SystemError(fault, "cannot write to the index", directory_ + "/index"));
   }
-  std::shared_lock lock(mutex_);
+  const ReaderMutexLock lock(mutex_);
   CAIRN_TRY(CheckOpen());
   rocksdb::WriteBatch writes(batch.bytes_.size());
   for (size_t at = 0; at < batch.bytes_.size();) {
@@ -410,7 +411,7 @@ Result<void> Index::Flush() {
     return Fail(SystemError(fault, "cannot sync the index", directory_ + "/index"));
   }
   {
-    std::shared_lock lock(mutex_);
+    const ReaderMutexLock lock(mutex_);
     CAIRN_TRY(CheckOpen());
     const rocksdb::Status status = db_->Flush(rocksdb::FlushOptions(), columns_);
     if (!status.ok()) return Fail(FromStatus(status, "cannot sync the index", directory_));
@@ -422,7 +423,7 @@ Result<void> Index::Flush() {
 }
 
 Result<void> Index::VerifyTables(const std::function<void(Error)>& damage) const {
-  std::shared_lock lock(mutex_);
+  const ReaderMutexLock lock(mutex_);
   CAIRN_TRY(CheckOpen());
   // The gate prevents the removal of files between listing and reading them.
   CAIRN_TRY_ASSIGN(const ReaderGate gate, ReaderGate::Enter(directory_ + "/CAIRN", deadline_));

@@ -15,7 +15,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <shared_mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -23,6 +22,8 @@
 
 #include "kv/error.h"
 #include "kv/key.h"
+#include "kv/mutex.h"
+#include "kv/thread_annotations.h"
 
 namespace rocksdb {
 class ColumnFamilyHandle;
@@ -117,22 +118,23 @@ class Index {
 
  private:
   Index(std::string directory, bool writable, std::chrono::milliseconds deadline);
-  Result<void> OpenDatabase(bool create);
-  Result<void> OpenOnce(bool create);
-  Result<void> CheckOpen() const;
-  void CloseDatabase();
+  Result<void> OpenDatabase(bool create) CAIRN_REQUIRES(mutex_);
+  Result<void> OpenOnce(bool create) CAIRN_REQUIRES(mutex_);
+  Result<void> CheckOpen() const CAIRN_REQUIRES_SHARED(mutex_);
+  void CloseDatabase() CAIRN_REQUIRES(mutex_);
 
   const std::string directory_;
   const bool writable_;
   const std::chrono::milliseconds deadline_;
-  std::shared_ptr<IndexFileSystem> file_system_;  // outlives environment_ and db_
-  std::unique_ptr<rocksdb::Env> environment_;
-  std::string signature_;  // of the files that a reader opened
+  std::string signature_;  // of the files that a reader opened; not changed after Open
 
   // Users of db_ lock it shared; Reopen and Close, which replace db_, lock it exclusively.
-  mutable std::shared_mutex mutex_;
-  std::unique_ptr<rocksdb::DB> db_;
-  std::vector<rocksdb::ColumnFamilyHandle*> columns_;
+  mutable SharedMutex mutex_;
+  // Outlives environment_ and db_.
+  std::shared_ptr<IndexFileSystem> file_system_ CAIRN_GUARDED_BY(mutex_);
+  std::unique_ptr<rocksdb::Env> environment_ CAIRN_GUARDED_BY(mutex_);
+  std::unique_ptr<rocksdb::DB> db_ CAIRN_GUARDED_BY(mutex_);
+  std::vector<rocksdb::ColumnFamilyHandle*> columns_ CAIRN_GUARDED_BY(mutex_);
 };
 
 }  // namespace cairn::kv::internal
