@@ -136,15 +136,16 @@ Result<StepInfo> StepWriter::AwaitDecision() {
 
 namespace {
 
-Result<StepEntry> IndexRecords(StepAttempt& attempt, uint64_t generation,
-                               const std::vector<StepEntry>& replaced, internal::Removal* removal) {
+Result<StepEntry> IndexRecords(StepAttempt& attempt, internal::StoreState& store,
+                               uint64_t generation, const std::vector<StepEntry>& replaced,
+                               internal::Removal* removal) CAIRN_REQUIRES(store.write_mutex) {
   if (attempt.has_ranks() && attempt.collected.complete()) {
-    return internal::IndexStep(*attempt.store, attempt.collected, attempt.manifest_ref, generation,
-                               replaced, removal);
+    return internal::IndexStep(store, attempt.collected, attempt.manifest_ref, generation, replaced,
+                               removal);
   }
   const std::vector<internal::ManifestFile> manifests = {
       {.path = attempt.PreparedManifestPath(), .rank = attempt.options.rank}};
-  return internal::IndexStep(*attempt.store, manifests, generation, replaced, removal);
+  return internal::IndexStep(store, manifests, generation, replaced, removal);
 }
 
 Result<void> MoveManifest(const StepAttempt& attempt, const StepEntry& entry) {
@@ -165,12 +166,11 @@ Result<StepEntry> CommitManifest(StepAttempt& attempt, internal::StoreState& sto
   {
     const MutexLock lock(store.mutex);
     generation = store.next_generation++;
-    for (const StepEntry& entry : store.steps) {
-      if (entry.info.step == attempt.step) replaced.push_back(entry);
-    }
+    replaced = internal::FindEntries(store, attempt.step);
   }
   internal::Removal removal;
-  CAIRN_TRY_ASSIGN(const StepEntry entry, IndexRecords(attempt, generation, replaced, &removal));
+  CAIRN_TRY_ASSIGN(const StepEntry entry,
+                   IndexRecords(attempt, store, generation, replaced, &removal));
   attempt.finished = true;  // the step exists, so its files must not be removed any more
   attempt.failed = false;
   {

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "kv/internal/commit/attempt_outcome.h"
 #include "kv/internal/commit/commit.h"
@@ -165,6 +166,7 @@ Result<void> Store::Impl::OpenForWriting() {
   }
   CAIRN_TRY_ASSIGN(state->uuid, internal::ReadIdentity(state->paths));
   CAIRN_TRY(OpenIndexForWriting());
+  const MutexLock write_lock(state->write_mutex);
   return internal::Recover(*state);
 }
 
@@ -200,9 +202,11 @@ Result<Store::RebuildReport> Store::RebuildIndex(const std::string& directory,
   }
   CAIRN_TRY(internal::CreateIndex(state.paths, options.deadline));
   CAIRN_TRY(impl->OpenIndexForWriting());
+  const MutexLock write_lock(state.write_mutex);
   CAIRN_TRY(internal::UndoAllDeletes(state));
   CAIRN_TRY(internal::Recover(state, /*sweep=*/false));
   CAIRN_TRY(state.index->Close());
+  const MutexLock lock(state.mutex);
   return RebuildReport{
       .steps = state.steps.size(), .lost = state.lost_steps, .old_index = old_index};
 }
@@ -310,9 +314,8 @@ Result<Store::DeleteReport> Store::Delete(std::span<const uint64_t> steps, bool 
   std::vector<StepEntry> removed;
   for (const uint64_t step : std::set<uint64_t>(steps.begin(), steps.end())) {
     CAIRN_TRY(snapshot->FindStep(step));
-    for (const StepEntry& entry : state.steps) {
-      if (entry.info.step == step) removed.push_back(entry);
-    }
+    const MutexLock lock(state.mutex);
+    std::ranges::move(internal::FindEntries(state, step), std::back_inserter(removed));
   }
   CAIRN_TRY_ASSIGN(const internal::Removal removal,
                    internal::PlanRemoval(state, std::move(removed), {}));
@@ -324,9 +327,7 @@ Result<Store::DeleteReport> Store::Delete(std::span<const uint64_t> steps, bool 
   internal::AddToBatch(state, removal, nullptr, batch);
   CAIRN_TRY(internal::MarkRemoval(state, removal));
   const Result<void> committed = internal::CommitBatch(state, batch, [&state, &removal] {
-    return std::ranges::none_of(state.steps, [&removal](const StepEntry& step) {
-      return step.info.generation == removal.steps.front().info.generation;
-    });
+    return !internal::HasGeneration(state, removal.steps.front().info.generation);
   });
   if (!committed) {
     if (!state.outcome_unknown) internal::UndoRemoval(state, removal);

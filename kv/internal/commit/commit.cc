@@ -153,6 +153,21 @@ Result<std::vector<StepEntry>> LoadSteps(const Index& index) {
   return steps;
 }
 
+bool HasGeneration(const StoreState& state, uint64_t generation) {
+  const MutexLock lock(state.mutex);
+  return std::ranges::any_of(state.steps, [generation](const StepEntry& entry) {
+    return entry.info.generation == generation;
+  });
+}
+
+std::vector<StepEntry> FindEntries(const StoreState& state, uint64_t step) {
+  std::vector<StepEntry> found;
+  for (const StepEntry& entry : state.steps) {
+    if (entry.info.step == step) found.push_back(entry);
+  }
+  return found;
+}
+
 Result<Removal> PlanRemoval(const StoreState& state, std::vector<StepEntry> steps,
                             const std::set<uint64_t>& kept_segments) {
   Removal removal{.steps = std::move(steps), .usage = {}, .dead_segments = {}};
@@ -187,9 +202,12 @@ void AddToBatch(const StoreState& state, const Removal& removal, const StepEntry
   std::set<uint64_t> removed;
   for (const StepEntry& entry : removal.steps) removed.insert(entry.info.generation);
   std::set<std::string> structures_in_use;
-  for (const StepEntry& entry : state.steps) {
-    if (!removed.contains(entry.info.generation)) {
-      structures_in_use.insert(StructureKey(entry.info.structure));
+  {
+    const MutexLock lock(state.mutex);
+    for (const StepEntry& entry : state.steps) {
+      if (!removed.contains(entry.info.generation)) {
+        structures_in_use.insert(StructureKey(entry.info.structure));
+      }
     }
   }
   if (replacement != nullptr) structures_in_use.insert(StructureKey(replacement->info.structure));
@@ -294,7 +312,10 @@ Result<void> RefreshSteps(StoreState& state) {
 
 Result<void> DropOrphanRecords(StoreState& state) {
   std::set<uint64_t> live;
-  for (const StepEntry& entry : state.steps) live.insert(entry.info.generation);
+  {
+    const MutexLock lock(state.mutex);
+    for (const StepEntry& entry : state.steps) live.insert(entry.info.generation);
+  }
   IndexBatch batch;
   for (const Column column : kGenerationColumns) {
     // Skip from each generation to the next one in the column, without reading their records.
@@ -327,7 +348,7 @@ using AddRecords = std::function<Result<void>(StepIndexer&)>;
 
 Result<StepEntry> IndexStepRecords(StoreState& state, const AddRecords& add, uint64_t generation,
                                    const std::vector<StepEntry>& replaced, Removal* removal,
-                                   IndexBatch& batch) {
+                                   IndexBatch& batch) CAIRN_REQUIRES(state.write_mutex) {
   StepIndexer indexer(state, generation);
   CAIRN_TRY(add(indexer));
   CAIRN_TRY_ASSIGN(StepEntry entry, indexer.Finish(batch));
@@ -338,7 +359,8 @@ Result<StepEntry> IndexStepRecords(StoreState& state, const AddRecords& add, uin
 }
 
 Result<StepEntry> IndexStepFrom(StoreState& state, const AddRecords& add, uint64_t generation,
-                                const std::vector<StepEntry>& replaced, Removal* removal) {
+                                const std::vector<StepEntry>& replaced, Removal* removal)
+    CAIRN_REQUIRES(state.write_mutex) {
   IndexBatch batch;
   Result<StepEntry> entry = IndexStepRecords(state, add, generation, replaced, removal, batch);
   if (!entry) {
@@ -346,11 +368,8 @@ Result<StepEntry> IndexStepFrom(StoreState& state, const AddRecords& add, uint64
     (void)DropOrphanRecords(state);
     return entry;
   }
-  const Result<void> committed = CommitBatch(state, batch, [&state, generation] {
-    return std::ranges::any_of(state.steps, [generation](const StepEntry& step) {
-      return step.info.generation == generation;
-    });
-  });
+  const Result<void> committed =
+      CommitBatch(state, batch, [&state, generation] { return HasGeneration(state, generation); });
   if (!committed) {
     if (!state.outcome_unknown) UndoRemoval(state, *removal);
     return Fail(committed.error());

@@ -19,6 +19,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "kv/internal/commit/commit.h"
 #include "kv/internal/commit/manifest.h"
@@ -27,13 +28,7 @@
 namespace cairn::kv::internal {
 namespace {
 
-bool HasGeneration(const StoreState& state, uint64_t generation) {
-  return std::ranges::any_of(state.steps, [generation](const StepEntry& entry) {
-    return entry.info.generation == generation;
-  });
-}
-
-Result<void> ResolveDeletes(StoreState& state) {
+Result<void> ResolveDeletes(const StoreState& state) {
   CAIRN_TRY_ASSIGN(const std::vector<CommitFile> files, ListCommits(state.paths));
   for (const CommitFile& file : files) {
     if (!file.deleting) continue;
@@ -47,7 +42,7 @@ Result<void> ResolveDeletes(StoreState& state) {
 }
 
 /// Moves the manifests of a committed attempt to commits/.
-Result<void> FinishCommit(StoreState& state, const StepEntry& entry) {
+Result<void> FinishCommit(const StoreState& state, const StepEntry& entry) {
   for (const ManifestRef& manifest : entry.manifests) {
     const std::string from = state.paths.pending_manifest(entry.info.attempt, manifest.rank);
     if (!Exists(from)) continue;
@@ -57,12 +52,20 @@ Result<void> FinishCommit(StoreState& state, const StepEntry& entry) {
   return SyncDirectory(state.paths.commits(), "commit.directory_sync");
 }
 
-Result<void> ResolvePending(StoreState& state) {
+/// Returns the committed step of an attempt; nothing if it was not committed.
+std::optional<StepEntry> FindAttempt(const StoreState& state, const std::string& attempt) {
+  const MutexLock lock(state.mutex);
+  const auto found = std::ranges::find_if(
+      state.steps, [&](const StepEntry& entry) { return entry.info.attempt == attempt; });
+  return found == state.steps.end() ? std::nullopt : std::optional(*found);
+}
+
+Result<void> ResolvePending(const StoreState& state) {
   CAIRN_TRY_ASSIGN(const std::vector<std::string> attempts, ListDirectory(state.paths.pending()));
   for (const std::string& attempt : attempts) {
-    const auto committed = std::ranges::find_if(
-        state.steps, [&](const StepEntry& entry) { return entry.info.attempt == attempt; });
-    if (committed != state.steps.end()) CAIRN_TRY(FinishCommit(state, *committed));
+    if (const auto committed = FindAttempt(state, attempt)) {
+      CAIRN_TRY(FinishCommit(state, *committed));
+    }
     CAIRN_TRY(RemoveTree(state.paths.attempt(attempt)));
   }
   return {};
@@ -96,7 +99,8 @@ Result<void> CheckSegments(const StoreState& state, const std::vector<ManifestFi
 }
 
 /// Indexes a step again from its manifests.
-Result<void> Restore(StoreState& state, uint64_t generation, std::vector<ManifestFile> manifests) {
+Result<void> Restore(StoreState& state, uint64_t generation, std::vector<ManifestFile> manifests)
+    CAIRN_REQUIRES(state.write_mutex) {
   CAIRN_TRY_ASSIGN(const ManifestHeader header, ReadManifestHeader(manifests.front().path));
   if (header.store_uuid != state.uuid) {
     return Fail(ErrorCode::kDataLoss, "the manifest belongs to another store");
@@ -108,13 +112,14 @@ Result<void> Restore(StoreState& state, uint64_t generation, std::vector<Manifes
   CAIRN_TRY(CheckSegments(state, manifests));
   // If the step has a newer generation, that one remains.
   std::vector<StepEntry> replaced;
-  for (const StepEntry& entry : state.steps) {
-    if (entry.info.step == header.step) {
-      if (entry.info.generation > generation) {
-        for (const ManifestFile& manifest : manifests) CAIRN_TRY(RemoveFile(manifest.path));
-        return {};
-      }
-      replaced.push_back(entry);
+  {
+    const MutexLock lock(state.mutex);
+    replaced = FindEntries(state, header.step);
+  }
+  for (const StepEntry& entry : replaced) {
+    if (entry.info.generation > generation) {
+      for (const ManifestFile& manifest : manifests) CAIRN_TRY(RemoveFile(manifest.path));
+      return {};
     }
   }
   Removal removal;
@@ -124,11 +129,14 @@ Result<void> Restore(StoreState& state, uint64_t generation, std::vector<Manifes
 }
 
 /// Returns false if a lost step could not be restored.
-Result<bool> RestoreLost(StoreState& state) {
+Result<bool> RestoreLost(StoreState& state) CAIRN_REQUIRES(state.write_mutex) {
   CAIRN_TRY_ASSIGN(const std::vector<CommitFile> files, ListCommits(state.paths));
   std::map<uint64_t, std::vector<ManifestFile>> lost;
   for (const CommitFile& file : files) {
-    state.next_generation = std::max(state.next_generation, file.generation + 1);
+    {
+      const MutexLock lock(state.mutex);
+      state.next_generation = std::max(state.next_generation, file.generation + 1);
+    }
     if (file.deleting || HasGeneration(state, file.generation)) continue;
     lost[file.generation].push_back(
         {.path = state.paths.manifest(file.generation, file.rank), .rank = file.rank});

@@ -54,10 +54,10 @@ struct StoreState {
   std::atomic<bool> outcome_unknown = false;
 
   mutable Mutex mutex;
-  // Both are the writer's. They change while `write_mutex` and `mutex` are held, or during the
-  // open, when no other thread has the store; so a thread that holds either mutex may read them.
-  std::vector<StepEntry> steps;
-  uint64_t next_generation = 1;
+  // Both are the writer's, and change only while `write_mutex` is held, too, or during the open: a
+  // thread that holds `write_mutex` may release `mutex` between two accesses.
+  std::vector<StepEntry> steps CAIRN_GUARDED_BY(mutex);
+  uint64_t next_generation CAIRN_GUARDED_BY(mutex) = 1;
   std::shared_ptr<const Snapshot> latest CAIRN_GUARDED_BY(mutex);  // null: not created yet
   bool closed CAIRN_GUARDED_BY(mutex) = false;
   std::map<uint64_t, uint64_t> attempts_at CAIRN_GUARDED_BY(mutex);  // number of attempts by step
