@@ -8,7 +8,6 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <thread>
@@ -16,6 +15,8 @@
 
 #include "core/checkpoint_store.h"
 #include "core/simulated_rank.h"
+#include "kv/mutex.h"
+#include "kv/thread_annotations.h"
 #include "tools/bench/scratch_store.h"
 #include "tools/common/progress.h"
 #include "tools/common/quantities.h"
@@ -118,8 +119,10 @@ Result<void> WriteParts(const core::CheckpointStore& store, uint64_t ranks,
                         const SimulatedState& state, const core::SaveOptions& options) {
   ProgressLine progress("writing the parts of the ranks");
   std::atomic<uint32_t> next = 1;
-  std::mutex mutex;
-  std::optional<Error> failure;  // guarded by mutex
+  struct {
+    Mutex mutex;
+    std::optional<Error> error CAIRN_GUARDED_BY(mutex);  // the first
+  } failure;
   const auto write = [&]() -> Result<void> {
     kv::StoreOptions join;
     CAIRN_TRY_ASSIGN(join.session, store.kv().OpenSession());
@@ -130,9 +133,9 @@ Result<void> WriteParts(const core::CheckpointStore& store, uint64_t ranks,
       const core::SimulatedPart part{
           .step = 1, .attempt = attempt, .rank = rank, .world_size = static_cast<uint32_t>(ranks)};
       CAIRN_TRY(core::PrepareRank(*joined, part, state.Of(rank), options));
-      const std::lock_guard lock(mutex);
+      const MutexLock lock(failure.mutex);
       if (!progress.callback()(rank, ranks)) return Fail(ErrorCode::kCancelled, "cancelled");
-      if (failure) return {};
+      if (failure.error) return {};
     }
     return {};
   };
@@ -141,13 +144,14 @@ Result<void> WriteParts(const core::CheckpointStore& store, uint64_t ranks,
     for (size_t i = 0; i < kWriters; ++i) {
       writers.emplace_back([&] {
         if (Result<void> written = write(); !written) {
-          const std::lock_guard lock(mutex);
-          if (!failure) failure = std::move(written).error();
+          const MutexLock lock(failure.mutex);
+          if (!failure.error) failure.error = std::move(written).error();
         }
       });
     }
   }
-  if (failure) return Fail(*failure);
+  const MutexLock lock(failure.mutex);
+  if (failure.error) return Fail(*failure.error);
   return {};
 }
 

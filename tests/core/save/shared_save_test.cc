@@ -11,11 +11,12 @@
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
-#include <mutex>
 
 #include "core/async_save.h"
 #include "core/checkpoint_store.h"
 #include "core/state_dict/internal/tree_merge.h"
+#include "kv/mutex.h"
+#include "kv/thread_annotations.h"
 #include "tests/core/sharded_state.h"
 #include "tests/support/counting_communicator.h"
 #include "tests/support/thread_communicator.h"
@@ -40,17 +41,23 @@ using namespace cairn::core::testing;  // NOLINT(google-build-using-namespace)
 class Sum {
  public:
   void Add(uint64_t value) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     sum_ += value;
     largest_ = std::max(largest_, value);
   }
-  uint64_t sum() const { return sum_; }
-  uint64_t largest() const { return largest_; }
+  uint64_t sum() const {
+    const MutexLock lock(mutex_);
+    return sum_;
+  }
+  uint64_t largest() const {
+    const MutexLock lock(mutex_);
+    return largest_;
+  }
 
  private:
-  std::mutex mutex_;
-  uint64_t sum_ = 0;      // guarded by mutex_
-  uint64_t largest_ = 0;  // guarded by mutex_
+  mutable Mutex mutex_;
+  uint64_t sum_ CAIRN_GUARDED_BY(mutex_) = 0;
+  uint64_t largest_ CAIRN_GUARDED_BY(mutex_) = 0;
 };
 
 class SharedSaveTest : public ::testing::Test {
