@@ -9,21 +9,20 @@
 
 #include "cairn_schema/value_generated.h"
 #include "kv/record_check.h"
+#include "schema/little_endian.h"
 
 namespace cairn::core {
 namespace {
 
 constexpr size_t kShownBytes = 64;
 
-void AppendLittleEndian(std::vector<uint8_t>& out, double value) {
-  const auto bits = std::bit_cast<uint64_t>(value);
-  for (int shift = 0; shift < 64; shift += 8) out.push_back(static_cast<uint8_t>(bits >> shift));
+void AppendDouble(std::vector<uint8_t>& out, double value) {
+  schema::AppendLittleEndian(out, std::bit_cast<uint64_t>(value));
 }
 
-double ReadLittleEndian(const uint8_t* bytes) {
-  uint64_t bits = 0;
-  for (int i = 0; i < 8; ++i) bits |= uint64_t{bytes[i]} << (8 * i);
-  return std::bit_cast<double>(bits);
+double GetDouble(std::span<const uint8_t> bytes, size_t offset_bytes = 0) {
+  return std::bit_cast<double>(
+      schema::GetLittleEndian<uint64_t>(std::as_bytes(bytes), offset_bytes));
 }
 
 // The contents of a ValueRecord, except for its version.
@@ -47,13 +46,13 @@ struct ToFields {
   }
   Fields operator()(double value) const {
     Fields fields{schema::ValueKind::Float, 0, {}};
-    AppendLittleEndian(fields.bytes, value);
+    AppendDouble(fields.bytes, value);
     return fields;
   }
   Fields operator()(const std::complex<double>& value) const {
     Fields fields{schema::ValueKind::Complex, 0, {}};
-    AppendLittleEndian(fields.bytes, value.real());
-    AppendLittleEndian(fields.bytes, value.imag());
+    AppendDouble(fields.bytes, value.real());
+    AppendDouble(fields.bytes, value.imag());
     return fields;
   }
   Fields operator()(const std::string& value) const {
@@ -181,7 +180,8 @@ Result<std::vector<std::byte>> EncodeValue(const Value& value) {
                                            fields.integer, bytes),
                  schema::ValueRecordIdentifier());
   const auto* data = reinterpret_cast<const std::byte*>(builder.GetBufferPointer());
-  return std::vector<std::byte>(data, data + builder.GetSize());
+  std::vector<std::byte> record(data, data + builder.GetSize());
+  return record;
 }
 
 Result<Value> DecodeValue(std::span<const std::byte> bytes) {
@@ -209,11 +209,10 @@ Result<Value> DecodeValue(std::span<const std::byte> bytes) {
       return Value(BigInt{copy()});
     case schema::ValueKind::Float:
       if (raw.size() != 8) return Damaged("a float does not have 8 bytes");
-      return Value(ReadLittleEndian(raw.data()));
+      return Value(GetDouble(raw));
     case schema::ValueKind::Complex:
       if (raw.size() != 16) return Damaged("a complex number does not have 16 bytes");
-      return Value(
-          std::complex<double>(ReadLittleEndian(raw.data()), ReadLittleEndian(raw.data() + 8)));
+      return Value(std::complex<double>(GetDouble(raw), GetDouble(raw, 8)));
     case schema::ValueKind::String:
       return Value(std::string(raw.begin(), raw.end()));
     case schema::ValueKind::Bytes:

@@ -2,42 +2,32 @@
 /// Encodes messages between ranks: numbers as little-endian u64, texts after their length. This
 /// format is not stored, because all ranks run the same build.
 
-#include <bit>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "core/tensor/tensor.h"
+#include "schema/little_endian.h"
 
 namespace cairn::core::internal {
 
-static_assert(std::endian::native == std::endian::little);
-
 class MessageWriter {
  public:
-  void Number(uint64_t value) { Append(&value, sizeof(value)); }
-  void Text(std::string_view text) {
-    Number(text.size());
-    Append(text.data(), text.size());
-  }
+  void Number(uint64_t value) { schema::AppendLittleEndian(bytes_, value); }
+  void Text(std::string_view text) { Bytes(std::as_bytes(std::span(text))); }
   void Bytes(std::span<const std::byte> bytes) {
-    Text({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    Number(bytes.size());
+    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
   }
   void Numbers(std::span<const uint64_t> numbers) {
     Number(numbers.size());
-    Append(numbers.data(), numbers.size_bytes());
+    for (const uint64_t number : numbers) Number(number);
   }
 
   std::vector<std::byte> Take() && { return std::move(bytes_); }
 
  private:
-  void Append(const void* data, size_t count) {
-    const auto* begin = static_cast<const std::byte*>(data);
-    bytes_.insert(bytes_.end(), begin, begin + count);
-  }
   std::vector<std::byte> bytes_;
 };
 
@@ -48,10 +38,8 @@ class MessageReader {
   explicit MessageReader(std::span<const std::byte> bytes) : bytes_(bytes) {}
 
   uint64_t Number() {
-    uint64_t value = 0;
-    const auto taken = Take(sizeof(value));
-    if (!taken.empty()) std::memcpy(&value, taken.data(), sizeof(value));
-    return value;
+    const auto taken = Take(sizeof(uint64_t));
+    return taken.empty() ? 0 : schema::GetLittleEndian<uint64_t>(taken);
   }
   std::span<const std::byte> Bytes() { return Take(Number()); }
   std::string Text() {
@@ -65,8 +53,7 @@ class MessageReader {
       return {};
     }
     std::vector<uint64_t> numbers(count);
-    const auto taken = Take(count * sizeof(uint64_t));
-    if (!taken.empty()) std::memcpy(numbers.data(), taken.data(), taken.size());
+    for (uint64_t& number : numbers) number = Number();
     return numbers;
   }
 
