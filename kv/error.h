@@ -60,10 +60,22 @@ Error SystemError(int error_number, std::string what, std::string_view file = {}
 /// Ends the process with a message. For broken invariants, before wrong bytes reach the disk.
 [[noreturn]] void CheckFailed(const char* condition, const char* file, int line);
 
+/// Whether CAIRN_DCHECK evaluates its condition.
+#if !defined(NDEBUG) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kChecksEverything = true;
+#else
+inline constexpr bool kChecksEverything = false;
+#endif
+
 }  // namespace cairn
 
 #define CAIRN_CHECK(condition) \
   ((condition) ? void(0) : ::cairn::CheckFailed(#condition, __FILE__, __LINE__))
+
+/// CAIRN_CHECK in debug and sanitizer builds. Other builds compile the condition but do not
+/// evaluate it. For a check that would make saves slower, such as decoding every record that they
+/// encode.
+#define CAIRN_DCHECK(condition) (::cairn::kChecksEverything ? CAIRN_CHECK(condition) : void(0))
 
 #define CAIRN_CONCAT_INNER(a, b) a##b
 #define CAIRN_CONCAT(a, b) CAIRN_CONCAT_INNER(a, b)

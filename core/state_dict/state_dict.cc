@@ -226,7 +226,9 @@ std::vector<std::byte> EncodeTree(const StateTree& tree, std::span<const Extensi
                                                key_kinds_at, keys_at, counts_at, extensions_at),
                  schema::StructureRecordIdentifier());
   const auto* data = reinterpret_cast<const std::byte*>(builder.GetBufferPointer());
-  return std::vector<std::byte>(data, data + builder.GetSize());
+  std::vector<std::byte> bytes(data, data + builder.GetSize());
+  CAIRN_DCHECK(DecodeTree(bytes) == tree);
+  return bytes;
 }
 
 Result<std::optional<std::vector<std::byte>>> DecodeExtension(std::span<const std::byte> bytes,

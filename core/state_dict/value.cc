@@ -181,6 +181,7 @@ Result<std::vector<std::byte>> EncodeValue(const Value& value) {
                  schema::ValueRecordIdentifier());
   const auto* data = reinterpret_cast<const std::byte*>(builder.GetBufferPointer());
   std::vector<std::byte> record(data, data + builder.GetSize());
+  CAIRN_DCHECK(DecodeValue(record).has_value());
   return record;
 }
 

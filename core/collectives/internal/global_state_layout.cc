@@ -68,6 +68,36 @@ Result<std::shared_ptr<const DeviceMesh>> ReadMesh(MessageReader& reader) {
   return std::make_shared<const DeviceMesh>(std::move(mesh));
 }
 
+Result<std::vector<Entry>> DecodeLayout(std::span<const std::byte> bytes) {
+  MessageReader reader(bytes);
+  std::vector<std::shared_ptr<const DeviceMesh>> meshes;
+  for (uint64_t left = reader.Number(); left > 0 && reader.ok(); --left) {
+    CAIRN_TRY_ASSIGN(auto mesh, ReadMesh(reader));
+    meshes.push_back(std::move(mesh));
+  }
+  std::vector<Entry> entries;
+  for (uint64_t left = reader.Number(); left > 0 && reader.ok(); --left) {
+    Entry& entry = entries.emplace_back();
+    entry.fqn = reader.Text();
+    entry.kind = static_cast<Entry::Kind>(reader.Number());
+    if (entry.kind == Entry::Kind::kWhole) continue;
+    entry.dtype = static_cast<DType>(reader.Number());
+    entry.shape = reader.Numbers();
+    if (entry.kind == Entry::Kind::kBoxes) continue;
+    const uint64_t mesh = reader.Number();
+    if (mesh >= meshes.size()) break;
+    entry.mesh = meshes[mesh];
+    for (size_t m = 0; m < entry.mesh->dims().size(); ++m) {
+      Placement& placement = entry.placements.emplace_back();
+      placement.kind = static_cast<Placement::Kind>(reader.Number());
+      placement.dim = static_cast<uint32_t>(reader.Number());
+      placement.split_factor = static_cast<uint32_t>(reader.Number());
+    }
+  }
+  if (reader.ok() && reader.at_end()) return entries;
+  return Fail(ErrorCode::kInternal, "another rank's description of its state is damaged");
+}
+
 // The message contains each mesh once, then the leaves.
 std::vector<std::byte> EncodeLayout(const StateDict& state, const std::vector<Leaf>& leaves) {
   std::vector<const DeviceMesh*> meshes;
@@ -102,37 +132,31 @@ std::vector<std::byte> EncodeLayout(const StateDict& state, const std::vector<Le
       writer.Number(placement.split_factor);
     }
   }
-  return std::move(writer).Take();
+  std::vector<std::byte> message = std::move(writer).Take();
+  CAIRN_DCHECK(DecodeLayout(message).has_value());
+  return message;
 }
 
-Result<std::vector<Entry>> DecodeLayout(std::span<const std::byte> bytes) {
+// The boxes of one tensor that a rank holds.
+struct BoxesOfTensor {
+  std::string fqn;
+  std::vector<Box> boxes;
+};
+
+Result<std::vector<BoxesOfTensor>> DecodeBoxes(std::span<const std::byte> bytes, uint32_t rank) {
   MessageReader reader(bytes);
-  std::vector<std::shared_ptr<const DeviceMesh>> meshes;
-  for (uint64_t left = reader.Number(); left > 0 && reader.ok(); --left) {
-    CAIRN_TRY_ASSIGN(auto mesh, ReadMesh(reader));
-    meshes.push_back(std::move(mesh));
-  }
-  std::vector<Entry> entries;
-  for (uint64_t left = reader.Number(); left > 0 && reader.ok(); --left) {
-    Entry& entry = entries.emplace_back();
-    entry.fqn = reader.Text();
-    entry.kind = static_cast<Entry::Kind>(reader.Number());
-    if (entry.kind == Entry::Kind::kWhole) continue;
-    entry.dtype = static_cast<DType>(reader.Number());
-    entry.shape = reader.Numbers();
-    if (entry.kind == Entry::Kind::kBoxes) continue;
-    const uint64_t mesh = reader.Number();
-    if (mesh >= meshes.size()) break;
-    entry.mesh = meshes[mesh];
-    for (size_t m = 0; m < entry.mesh->dims().size(); ++m) {
-      Placement& placement = entry.placements.emplace_back();
-      placement.kind = static_cast<Placement::Kind>(reader.Number());
-      placement.dim = static_cast<uint32_t>(reader.Number());
-      placement.split_factor = static_cast<uint32_t>(reader.Number());
+  std::vector<BoxesOfTensor> tensors;
+  while (reader.ok() && !reader.at_end()) {
+    BoxesOfTensor& tensor = tensors.emplace_back();
+    tensor.fqn = reader.Text();
+    for (uint64_t left = reader.Number(); left > 0 && reader.ok(); --left) {
+      Box& box = tensor.boxes.emplace_back();
+      box.offsets = reader.Numbers();
+      box.sizes = reader.Numbers();
     }
   }
-  if (reader.ok() && reader.at_end()) return entries;
-  return Fail(ErrorCode::kInternal, "another rank's description of its state is damaged");
+  if (reader.ok()) return tensors;
+  return Fail(ErrorCode::kInternal, fmt::format("the boxes that rank {} sent are damaged", rank));
 }
 
 // For each tensor with explicit shards: its FQN, the number of boxes, the boxes.
@@ -153,7 +177,9 @@ std::vector<std::byte> EncodeBoxes(const StateDict& state, const std::vector<Lea
       writer.Numbers(shard.box.sizes);
     }
   }
-  return std::move(writer).Take();
+  std::vector<std::byte> message = std::move(writer).Take();
+  CAIRN_DCHECK(DecodeBoxes(message, rank).has_value());
+  return message;
 }
 
 bool SameMesh(const DeviceMesh& a, const DeviceMesh& b) {
@@ -329,19 +355,17 @@ Result<void> GlobalStateLayout::CheckMeshes() const {
 }
 
 Result<void> GlobalStateLayout::ReadBoxes(uint32_t rank, std::span<const std::byte> bytes) {
-  MessageReader reader(bytes);
-  while (reader.ok() && !reader.at_end()) {
-    const auto entry = by_fqn_.find(reader.Text());
-    if (entry == by_fqn_.end()) break;
-    for (uint64_t left = reader.Number(); left > 0 && reader.ok(); --left) {
-      Box box;
-      box.offsets = reader.Numbers();
-      box.sizes = reader.Numbers();
-      boxes_[entry->second].emplace_back(rank, std::move(box));
+  CAIRN_TRY_ASSIGN(auto tensors, DecodeBoxes(bytes, rank));
+  for (BoxesOfTensor& tensor : tensors) {
+    const auto entry = by_fqn_.find(tensor.fqn);
+    if (entry == by_fqn_.end()) {
+      return Fail(ErrorCode::kInternal,
+                  fmt::format("rank {} sent boxes of {}, which its layout message lacks", rank,
+                              tensor.fqn));
     }
+    for (Box& box : tensor.boxes) boxes_[entry->second].emplace_back(rank, std::move(box));
   }
-  if (reader.ok() && reader.at_end()) return {};
-  return Fail(ErrorCode::kInternal, fmt::format("the boxes that rank {} sent are damaged", rank));
+  return {};
 }
 
 Result<void> GlobalStateLayout::CheckBoxes() const {

@@ -89,7 +89,9 @@ std::vector<std::byte> EncodeFull(std::span<const FullLeaf> leaves) {
       writer.Bytes(*encoded);
     }
   }
-  return std::move(writer).Take();
+  std::vector<std::byte> message = std::move(writer).Take();
+  CAIRN_DCHECK(DecodeFull(message).has_value());
+  return message;
 }
 
 Result<std::vector<FullLeaf>> DecodeFull(std::span<const std::byte> bytes) {

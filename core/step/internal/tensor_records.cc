@@ -51,7 +51,9 @@ std::vector<std::byte> EncodeTensor(const TensorInfo& info) {
                                  info.alias_offset_bytes, alias_strides, info.hidden),
       schema::TensorRecordIdentifier());
   const auto* data = reinterpret_cast<const std::byte*>(builder.GetBufferPointer());
-  return std::vector<std::byte>(data, data + builder.GetSize());
+  std::vector<std::byte> bytes(data, data + builder.GetSize());
+  CAIRN_DCHECK(DecodeTensor(info.fqn, bytes).has_value());
+  return bytes;
 }
 
 Result<TensorInfo> DecodeTensor(std::string_view fqn, std::span<const std::byte> bytes) {

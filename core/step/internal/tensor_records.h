@@ -12,8 +12,8 @@
 
 namespace cairn::core::internal {
 
-/// Encodes a TensorRecord of everything in `info` except its FQN, which is the key. The caller
-/// ensures that the sizes agree and that exactly aliases have strides; DecodeTensor checks it.
+/// Encodes a TensorRecord of everything in `info` except its FQN, which is the key. Requires that
+/// the dtype is known, the sizes agree, and exactly aliases have strides; DecodeTensor checks this.
 std::vector<std::byte> EncodeTensor(const TensorInfo& info);
 
 /// Decodes the TensorRecord of `fqn`. kDataLoss: it is damaged, or its sizes contradict each other.

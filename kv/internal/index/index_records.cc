@@ -104,7 +104,9 @@ std::vector<std::byte> EncodeSegment(const SegmentInfo& info) {
       info.rank, info.file_bytes, info.payload_bytes, info.chunk_count, info.footer_digest,
       info.page_digests_checksum);
   schema::FinishSegmentRecordBuffer(builder, root);
-  return TakeBytes(builder);
+  std::vector<std::byte> bytes = TakeBytes(builder);
+  CAIRN_CHECK(DecodeSegment(bytes).has_value());
+  return bytes;
 }
 
 Result<SegmentInfo> DecodeSegment(std::span<const std::byte> record) {
@@ -147,7 +149,9 @@ std::vector<std::byte> EncodeChunk(const ChunkEntry& entry) {
                                      nullptr, &digest, entry.since_step, extents);
   }
   schema::FinishChunkRecordBuffer(builder, root);
-  return TakeBytes(builder);
+  std::vector<std::byte> bytes = TakeBytes(builder);
+  CAIRN_DCHECK(DecodeChunkExtents(bytes).has_value());
+  return bytes;
 }
 
 Result<Extents> DecodeChunkExtents(std::span<const std::byte> record) {

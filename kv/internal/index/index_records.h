@@ -34,6 +34,7 @@ struct StepEntry {
 std::vector<std::byte> EncodeStep(const StepEntry& entry);
 Result<StepEntry> DecodeStep(std::span<const std::byte> record);
 
+/// Requires a name that is a file name.
 std::vector<std::byte> EncodeSegment(const SegmentInfo& info);
 Result<SegmentInfo> DecodeSegment(std::span<const std::byte> record);
 
@@ -43,7 +44,8 @@ struct ChunkEntry {
   Digest digest;
   uint64_t since_step = 0;
 };
-/// A chunk with one extent is encoded as version 1, one with several extents as version 2.
+/// A chunk with one extent is encoded as version 1, one with several extents as version 2. Requires
+/// extents that kv::ReadExtents accepts.
 std::vector<std::byte> EncodeChunk(const ChunkEntry& entry);
 /// Returns only the extents. See kv::ReadExtents.
 Result<Extents> DecodeChunkExtents(std::span<const std::byte> record);

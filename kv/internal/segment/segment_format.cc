@@ -149,7 +149,9 @@ std::vector<std::byte> EncodeSegmentFooter(const SegmentHeader& header, const st
       builder, schema::kRecordVersion, header.segment_id, uuid, header.step, header.rank,
       builder.CreateString(attempt), builder.CreateVector(offsets));
   schema::FinishSegmentFooterBuffer(builder, root);
-  return TakeBytes(builder);
+  std::vector<std::byte> footer = TakeBytes(builder);
+  CAIRN_DCHECK(DecodeSegmentFooter(footer, header.segment_id).has_value());
+  return footer;
 }
 
 Result<std::vector<FooterEntry>> DecodeSegmentFooter(std::span<const std::byte> bytes,
