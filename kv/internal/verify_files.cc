@@ -172,8 +172,8 @@ Result<void> CheckGaps(const File& file, const SegmentTrailer& trailer,
 }
 
 Result<void> CheckSegment(const StorePaths& paths, const Uuid& uuid, const SegmentInfo& info) {
-  CAIRN_TRY_ASSIGN(const File file,
-                   File::OpenRead(paths.segments() + "/" + info.name, /*direct=*/false));
+  CAIRN_TRY_ASSIGN(const File file, File::OpenRead(paths.segments() + "/" + info.name,
+                                                   /*direct=*/false, "segment.open"));
   CAIRN_TRY_ASSIGN(const uint64_t file_bytes, file.SizeBytes());
   if (file_bytes != info.file_bytes || file_bytes < kSegmentHeaderBytes + kSegmentTrailerBytes) {
     return Fail(ErrorCode::kDataLoss,

@@ -285,7 +285,7 @@ Result<ManifestRef> ManifestWriter::Finish(bool sync) {
 }
 
 Result<ManifestHeader> ReadManifestHeader(const std::string& path) {
-  CAIRN_TRY_ASSIGN(const File file, File::OpenRead(path, /*direct=*/false));
+  CAIRN_TRY_ASSIGN(const File file, File::OpenRead(path, /*direct=*/false, "manifest.open"));
   std::array<std::byte, kManifestHeaderBytes> bytes;
   CAIRN_TRY(file.ReadAt(0, bytes));
   return DecodeHeader(bytes, path);
@@ -293,7 +293,7 @@ Result<ManifestHeader> ReadManifestHeader(const std::string& path) {
 
 Result<ManifestRef> ReadManifest(const std::string& path, const ManifestCallback& callback,
                                  const ManifestHeader* expected, ManifestWriter* copy) {
-  CAIRN_TRY_ASSIGN(const File file, File::OpenRead(path, /*direct=*/false));
+  CAIRN_TRY_ASSIGN(const File file, File::OpenRead(path, /*direct=*/false, "manifest.open"));
   CAIRN_TRY_ASSIGN(const uint64_t file_bytes, file.SizeBytes());
   FileReader reader(file, file_bytes);
   std::array<std::byte, kManifestHeaderBytes> header_bytes;

@@ -9,7 +9,8 @@
 ///   commit.rename commit.directory_sync commit.done
 /// in the order of a delete:
 ///   delete.rename delete.directory_sync index.write index.flush index.flushed delete.unlink
-/// and in the order of a read: segment.open segment.read.
+/// and in the order of a read: segment.open segment.read. Reads of other files pass manifest.open,
+/// index.open or file.open.
 
 #include <atomic>
 

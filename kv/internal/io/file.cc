@@ -46,8 +46,8 @@ uint64_t MemoryAlign(int fd) {
 
 }  // namespace
 
-Result<File> File::OpenRead(const std::string& path, bool direct) {
-  if (const int fault = FaultPoint("segment.open")) {
+Result<File> File::OpenRead(const std::string& path, bool direct, const char* fault_point) {
+  if (const int fault = fault_point == nullptr ? 0 : FaultPoint(fault_point)) {
     return Fail(SystemError(fault, "cannot open for reading", path));
   }
   File file;
@@ -199,8 +199,9 @@ Result<std::vector<std::string>> ListDirectory(const std::string& path) {
 
 bool Exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
 
-Result<std::vector<std::byte>> ReadWholeFile(const std::string& path, uint64_t limit_bytes) {
-  CAIRN_TRY_ASSIGN(const File file, File::OpenRead(path, /*direct=*/false));
+Result<std::vector<std::byte>> ReadWholeFile(const std::string& path, uint64_t limit_bytes,
+                                             const char* fault_point) {
+  CAIRN_TRY_ASSIGN(const File file, File::OpenRead(path, /*direct=*/false, fault_point));
   CAIRN_TRY_ASSIGN(const uint64_t size_bytes, file.SizeBytes());
   if (size_bytes > limit_bytes) {
     return Fail(Error{.code = ErrorCode::kDataLoss,

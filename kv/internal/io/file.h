@@ -21,9 +21,9 @@ inline constexpr uint64_t kDirectAlignBytes = 4096;
 class File {
  public:
   File() = default;
-  /// Opens a file for reading. Ignores `direct` if the file system refuses O_DIRECT. kNotFound: it
-  /// does not exist.
-  static Result<File> OpenRead(const std::string& path, bool direct);
+  /// Opens a file for reading. Ignores `direct` if the file system refuses O_DIRECT. `fault_point`
+  /// may be null. kNotFound: the file does not exist.
+  static Result<File> OpenRead(const std::string& path, bool direct, const char* fault_point);
   /// Creates a file for writing. Ignores `direct` if the file system refuses O_DIRECT. kConflict:
   /// it exists.
   static Result<File> Create(const std::string& path, bool direct);
@@ -65,9 +65,10 @@ Result<void> RemoveTree(const std::string& path);
 /// Returns the names of the entries, sorted; none if the directory does not exist.
 Result<std::vector<std::string>> ListDirectory(const std::string& path);
 bool Exists(const std::string& path);
-/// Returns the contents of a file. kNotFound: it does not exist. kDataLoss: it is longer than
-/// `limit_bytes`.
-Result<std::vector<std::byte>> ReadWholeFile(const std::string& path, uint64_t limit_bytes);
+/// Returns the contents of a file. `fault_point` may be null. kNotFound: the file does not exist.
+/// kDataLoss: it is longer than `limit_bytes`.
+Result<std::vector<std::byte>> ReadWholeFile(const std::string& path, uint64_t limit_bytes,
+                                             const char* fault_point = "file.open");
 /// Writes a temporary file, syncs it, renames it to `name` and syncs the directory, in that order.
 /// Readers therefore see the old or the new file, also after a power failure.
 Result<void> ReplaceFile(const std::string& directory, const std::string& name,

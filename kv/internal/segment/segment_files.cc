@@ -11,8 +11,8 @@ Result<std::shared_ptr<const SegmentFile>> SegmentFiles::Open(uint64_t segment_i
     return found->second->second;
   }
   auto file = std::make_shared<SegmentFile>();
-  CAIRN_TRY_ASSIGN(file->direct, File::OpenRead(path, direct));
-  CAIRN_TRY_ASSIGN(file->buffered, File::OpenRead(path, /*direct=*/false));
+  CAIRN_TRY_ASSIGN(file->direct, File::OpenRead(path, direct, "segment.open"));
+  CAIRN_TRY_ASSIGN(file->buffered, File::OpenRead(path, /*direct=*/false, "segment.open"));
   recent_.emplace_front(segment_id, file);
   by_id_[segment_id] = recent_.begin();
   if (recent_.size() > kMaxOpen) {
