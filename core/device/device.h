@@ -85,7 +85,7 @@ class DeviceQueue {
   /// join parts with gaps of less than 64 bytes. Requires host memory in which each range between
   /// two multiples of 2 MiB is one allocation, as in page-locked blocks, because no transfer may
   /// span two allocations. Off by default.
-  virtual void JoinHostRuns(bool join) = 0;
+  virtual void JoinHostRanges(bool join) = 0;
   /// Copy within the device: Pack copies row-major bytes [begin_bytes, begin_bytes + count) of
   /// `source` to `target`, and Unpack copies `source` to these bytes of `target`. Small copies are
   /// executed together: requires that of the packs between two flushes none reads or writes what

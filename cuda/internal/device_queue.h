@@ -42,7 +42,7 @@ class CudaQueue final : public core::DeviceQueue {
   Result<void> CopyOut(const core::TensorView& source, uint64_t begin_bytes,
                        std::span<std::byte> target) override;
   Result<void> ZeroOut(std::span<std::byte> target) override;
-  void JoinHostRuns(bool join) override { join_host_ranges_ = join; }
+  void JoinHostRanges(bool join) override { join_host_ranges_ = join; }
   Result<void> CopyIn(std::span<const std::byte> source, const core::TensorTarget& target,
                       uint64_t begin_bytes) override;
   Result<void> Pack(const core::TensorView& source, uint64_t begin_bytes, uint64_t count,

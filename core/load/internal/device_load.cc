@@ -113,7 +113,7 @@ class DeviceLoad {
       const int device = request.target.device;
       if (device == kHostDevice || queues_.contains(device)) continue;
       CAIRN_TRY_ASSIGN(std::shared_ptr<DeviceQueue> queue, backend.OpenQueue(device));
-      queue->JoinHostRuns(true);  // blocks begin on 2 MiB
+      queue->JoinHostRanges(true);  // blocks begin on 2 MiB
       CAIRN_TRY(WaitForStreams(*queue, streams));
       queues_.emplace(device, std::move(queue));
     }

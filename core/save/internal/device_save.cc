@@ -106,7 +106,7 @@ Result<void> DeviceSave::OpenQueues(const SavePlan& plan, std::span<const Device
   for (const int device : devices) {
     if (!queues_.contains(device)) {
       CAIRN_TRY_ASSIGN(std::shared_ptr<DeviceQueue> queue, backend_->OpenQueue(device));
-      queue->JoinHostRuns(true);  // blocks begin on 2 MiB
+      queue->JoinHostRanges(true);  // blocks begin on 2 MiB
       queues_.emplace(device, std::move(queue));
     }
     CAIRN_TRY_ASSIGN(const std::vector<DeviceStream> followed,
