@@ -11,13 +11,11 @@
 #include "core/ranks/internal/tcp_rendezvous.h"
 
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -25,29 +23,15 @@
 #include <list>
 #include <memory>
 
+#include "kv/file_descriptor.h"
+
 namespace cairn::core::internal {
 namespace {
 
 constexpr size_t kSpareConnections = 32;
 constexpr std::chrono::milliseconds kRetryPause(20);
 
-class Socket {
- public:
-  explicit Socket(int fd = -1) : fd_(fd) {}
-  ~Socket() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Socket& operator=(Socket&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  int fd() const { return fd_; }
-
- private:
-  int fd_;
-};
-
+using kv::FileDescriptor;
 using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
 std::string UrlOf(const Endpoint& endpoint) {
@@ -79,16 +63,17 @@ Error Failed(const char* what, const Endpoint& endpoint, int error_number) {
   return SystemError(error_number, fmt::format("rendezvous {}: {}", UrlOf(endpoint), what));
 }
 
-Result<Socket> Listen(const Endpoint& endpoint) {
+Result<FileDescriptor> Listen(const Endpoint& endpoint) {
   CAIRN_TRY_ASSIGN(const AddressList addresses, Resolve(endpoint));
   int failed = 0;
   for (const addrinfo* address = addresses.get(); address; address = address->ai_next) {
-    Socket socket(::socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    FileDescriptor socket(
+        ::socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     const int on = 1;  // allows the port of a run that has just ended to be used again
-    if (socket.fd() >= 0 &&
-        ::setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
-        ::bind(socket.fd(), address->ai_addr, address->ai_addrlen) == 0 &&
-        ::listen(socket.fd(), SOMAXCONN) == 0) {
+    if (socket.is_open() &&
+        ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
+        ::bind(socket.get(), address->ai_addr, address->ai_addrlen) == 0 &&
+        ::listen(socket.get(), SOMAXCONN) == 0) {
       return socket;
     }
     failed = errno;
@@ -169,7 +154,7 @@ class Meeting {
 
  private:
   struct Connection {
-    Socket socket;
+    FileDescriptor socket;
     std::string received;
     std::string to_send;
     size_t sent = 0;
@@ -181,10 +166,10 @@ class Meeting {
 
   /// Waits for events on connections and handles them.
   Result<void> Step() {
-    std::vector<pollfd> polled = {{.fd = listener_.fd(), .events = POLLIN, .revents = 0}};
+    std::vector<pollfd> polled = {{.fd = listener_.get(), .events = POLLIN, .revents = 0}};
     for (const Connection& connection : connections_) {
       const bool is_sending = connection.sent < connection.to_send.size();
-      polled.push_back({.fd = connection.socket.fd(),
+      polled.push_back({.fd = connection.socket.get(),
                         .events = static_cast<short>(is_sending ? POLLOUT : POLLIN),
                         .revents = 0});
     }
@@ -202,8 +187,9 @@ class Meeting {
   }
 
   Result<void> Accept() {
-    Socket socket(::accept4(listener_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (socket.fd() < 0) {
+    FileDescriptor socket(
+        ::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (!socket.is_open()) {
       // The peer has disconnected, or there is no free descriptor now. Continue with others.
       if (errno == EMFILE || errno == ENFILE) return Fail(Failed("accept", endpoint_, errno));
       return {};
@@ -220,13 +206,13 @@ class Meeting {
   void Handle(Connection& connection) {
     if (!connection.to_send.empty()) {
       const Progress progress =
-          SendSome(connection.socket.fd(), connection.to_send, connection.sent);
+          SendSome(connection.socket.get(), connection.to_send, connection.sent);
       connection.is_over = progress != Progress::kAgain;
       return;
     }
     if (connection.rank >= 0) return Leave(connection);  // a rank sends nothing after its hello
-    const auto progress =
-        ReceiveSome(connection.socket.fd(), MaxRecordBytes(party_.world_size), connection.received);
+    const auto progress = ReceiveSome(connection.socket.get(), MaxRecordBytes(party_.world_size),
+                                      connection.received);
     if (!progress || *progress == Progress::kGone) {
       connection.is_over = true;
     } else if (*progress == Progress::kDone) {
@@ -275,20 +261,20 @@ class Meeting {
     const bool all_came = std::ranges::find(has_come_, false) == has_come_.end();
     const std::string reason = all_came ? fmt::format("ranks that came and went: {} of {}",
                                                       MissingRanks(present_), hellos_.size())
-                                        : fmt::format("ranks that did not come in time: {} of {}",
+                                        : fmt::format("ranks that did not arrive in time: {} of {}",
                                                       MissingRanks(has_come_), hellos_.size());
     const std::string last_words = EncodeReason(RendezvousRecord::Kind::kTimedOut, party_, reason);
     for (Connection& connection : connections_) {
       // The deadline has passed: what the socket does not accept at once is not sent.
       size_t sent = 0;
-      SendSome(connection.socket.fd(), last_words, sent);
+      SendSome(connection.socket.get(), last_words, sent);
     }
     return {.code = ErrorCode::kUnavailable,
             .message = fmt::format("rendezvous {}: {}", UrlOf(endpoint_), reason)};
   }
 
   Result<std::vector<std::string>> Answer() {
-    listener_ = Socket();
+    listener_ = FileDescriptor();
     std::vector<pollfd> polled;
     std::vector<Connection*> waiting;
     for (Connection& connection : connections_) {
@@ -296,13 +282,13 @@ class Meeting {
       connection.to_send = EncodeRecord({.kind = RendezvousRecord::Kind::kAnswer,
                                          .world_size = static_cast<uint32_t>(party_.world_size),
                                          .run_id = party_.run_id,
-                                         .messages = PiecesFor(connection.rank)});
+                                         .messages = MessagesFor(connection.rank)});
       waiting.push_back(&connection);
     }
     while (!waiting.empty()) {
       polled.clear();
       for (const Connection* connection : waiting) {
-        polled.push_back({.fd = connection->socket.fd(), .events = POLLOUT, .revents = 0});
+        polled.push_back({.fd = connection->socket.get(), .events = POLLOUT, .revents = 0});
       }
       const auto left = TimeLeft(deadline_);
       if (left.count() == 0) {
@@ -313,14 +299,14 @@ class Meeting {
       ::poll(polled.data(), polled.size(), PollLimit(left));
       std::erase_if(waiting, [](Connection* connection) {
         // If a rank disconnects now, connecting to it fails later.
-        return SendSome(connection->socket.fd(), connection->to_send, connection->sent) !=
+        return SendSome(connection->socket.get(), connection->to_send, connection->sent) !=
                Progress::kAgain;
       });
     }
-    return PiecesFor(0);
+    return MessagesFor(0);
   }
 
-  std::vector<std::string> PiecesFor(int rank) const {
+  std::vector<std::string> MessagesFor(int rank) const {
     std::vector<std::string> messages;
     for (const auto& hello : hellos_) messages.push_back(hello[static_cast<size_t>(rank)]);
     return messages;
@@ -329,7 +315,7 @@ class Meeting {
   const Endpoint& endpoint_;
   const Party& party_;
   const Deadline deadline_;
-  Socket listener_;
+  FileDescriptor listener_;
   std::list<Connection> connections_;
   std::vector<std::vector<std::string>> hellos_;  // by rank
   std::vector<bool> present_;                     // has sent a hello and is still connected
@@ -347,19 +333,20 @@ bool WaitFor(int fd, short events, Deadline deadline) {
 }
 
 /// Tries to connect once; returns no socket if that fails.
-Socket TryConnect(const addrinfo* addresses, Deadline deadline) {
+FileDescriptor TryConnect(const addrinfo* addresses, Deadline deadline) {
   for (const addrinfo* address = addresses; address; address = address->ai_next) {
-    Socket socket(::socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (socket.fd() < 0) continue;
-    if (::connect(socket.fd(), address->ai_addr, address->ai_addrlen) == 0) return socket;
-    if (errno != EINPROGRESS || !WaitFor(socket.fd(), POLLOUT, deadline)) continue;
+    FileDescriptor socket(
+        ::socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!socket.is_open()) continue;
+    if (::connect(socket.get(), address->ai_addr, address->ai_addrlen) == 0) return socket;
+    if (errno != EINPROGRESS || !WaitFor(socket.get(), POLLOUT, deadline)) continue;
     int failed = 0;
     socklen_t length = sizeof(failed);
-    if (::getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &failed, &length) == 0 && failed == 0) {
+    if (::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &failed, &length) == 0 && failed == 0) {
       return socket;
     }
   }
-  return Socket();
+  return FileDescriptor();
 }
 
 /// Sends the hello and returns the record of rank 0; nothing if it disconnected or the deadline
@@ -367,18 +354,18 @@ Socket TryConnect(const addrinfo* addresses, Deadline deadline) {
 Result<std::optional<RendezvousRecord>> TryToJoin(const addrinfo* addresses,
                                                   const std::string& hello, uint64_t max_bytes,
                                                   Deadline deadline) {
-  const Socket socket = TryConnect(addresses, deadline);
-  if (socket.fd() < 0) return std::nullopt;
+  const FileDescriptor socket = TryConnect(addresses, deadline);
+  if (!socket.is_open()) return std::nullopt;
   size_t sent = 0;
   Progress progress = Progress::kAgain;
-  while ((progress = SendSome(socket.fd(), hello, sent)) == Progress::kAgain) {
-    if (!WaitFor(socket.fd(), POLLOUT, deadline)) return std::nullopt;
+  while ((progress = SendSome(socket.get(), hello, sent)) == Progress::kAgain) {
+    if (!WaitFor(socket.get(), POLLOUT, deadline)) return std::nullopt;
   }
   if (progress == Progress::kGone) return std::nullopt;
   std::string received;
   while (true) {
-    if (!WaitFor(socket.fd(), POLLIN, deadline)) return std::nullopt;
-    CAIRN_TRY_ASSIGN(progress, ReceiveSome(socket.fd(), max_bytes, received));
+    if (!WaitFor(socket.get(), POLLIN, deadline)) return std::nullopt;
+    CAIRN_TRY_ASSIGN(progress, ReceiveSome(socket.get(), max_bytes, received));
     if (progress == Progress::kGone) return std::nullopt;
     if (progress == Progress::kDone) break;
   }
@@ -439,11 +426,11 @@ Result<std::string> LocalAddressTowards(const Endpoint& endpoint) {
   int failed = 0;
   for (const addrinfo* address = addresses.get(); address; address = address->ai_next) {
     // Connecting a datagram socket only chooses the route.
-    const Socket socket(::socket(address->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    const FileDescriptor socket(::socket(address->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
     sockaddr_storage own{};
     socklen_t length = sizeof(own);
-    if (socket.fd() >= 0 && ::connect(socket.fd(), address->ai_addr, address->ai_addrlen) == 0 &&
-        ::getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&own), &length) == 0) {
+    if (socket.is_open() && ::connect(socket.get(), address->ai_addr, address->ai_addrlen) == 0 &&
+        ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own), &length) == 0) {
       return InDigits(reinterpret_cast<const sockaddr*>(&own), length);
     }
     failed = errno;
@@ -455,8 +442,8 @@ Result<std::string> AddressOfThisHost(const std::string& host) {
   CAIRN_TRY_ASSIGN(const AddressList addresses, Resolve({.host = host, .port = "0"}));
   int failed = 0;
   for (const addrinfo* address = addresses.get(); address; address = address->ai_next) {
-    const Socket socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (socket.fd() >= 0 && ::bind(socket.fd(), address->ai_addr, address->ai_addrlen) == 0) {
+    const FileDescriptor socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (socket.is_open() && ::bind(socket.get(), address->ai_addr, address->ai_addrlen) == 0) {
       return InDigits(address->ai_addr, address->ai_addrlen);
     }
     failed = errno;

@@ -294,7 +294,7 @@ TEST_F(TcpRendezvousTest, RankThatLeavesBeforeTheDeadlineIsNotBlamedForOneThatNe
   Say(leaves, hello);
   ::close(leaves);
   server_.join();
-  EXPECT_THAT(served_, IsError(ErrorCode::kUnavailable, "did not come in time: 2 of 3"));
+  EXPECT_THAT(served_, IsError(ErrorCode::kUnavailable, "did not arrive in time: 2 of 3"));
 }
 
 TEST_F(TcpRendezvousTest, RankThatLeavesIsNamedWhenAllHadCome) {
