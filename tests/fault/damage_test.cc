@@ -16,6 +16,7 @@
 #include <fstream>
 #include <set>
 
+#include "kv/file_descriptor.h"
 #include "kv/options.h"
 #include "kv/snapshot.h"
 #include "kv/step_info.h"
@@ -176,18 +177,17 @@ TEST_F(DamageTest, EveryFlippedBitIsFoundOrHarmless) {
         positions.insert(random.Between(0, size - 1));
       }
     }
-    const int fd = ::open((path_ + "/" + file).c_str(), O_RDWR | O_CLOEXEC);
-    ASSERT_GE(fd, 0);
+    const FileDescriptor fd(::open((path_ + "/" + file).c_str(), O_RDWR | O_CLOEXEC));
+    ASSERT_TRUE(fd.is_open());
     for (const uint64_t at : positions) {
       char byte;
-      ASSERT_EQ(::pread(fd, &byte, 1, static_cast<off_t>(at)), 1);
+      ASSERT_EQ(::pread(fd.get(), &byte, 1, static_cast<off_t>(at)), 1);
       const int bit = static_cast<int>(random.Between(0, 7));
       const char flipped = static_cast<char>(byte ^ (1 << bit));
-      ASSERT_EQ(::pwrite(fd, &flipped, 1, static_cast<off_t>(at)), 1);
+      ASSERT_EQ(::pwrite(fd.get(), &flipped, 1, static_cast<off_t>(at)), 1);
       Judge(file, fmt::format("bit {} of byte {} of {} flipped", bit, at, size), tally);
-      ASSERT_EQ(::pwrite(fd, &byte, 1, static_cast<off_t>(at)), 1);
+      ASSERT_EQ(::pwrite(fd.get(), &byte, 1, static_cast<off_t>(at)), 1);
     }
-    ::close(fd);
   }
   Print("bit flips in", tallies);
 }

@@ -134,16 +134,15 @@ TEST_P(IoQueueTest, ReadAtTheEndOfTheFileIsShort) {
 TEST_P(IoQueueTest, DirectReadAtTheEndOfTheFileIsShort) {
   const std::vector<std::byte> content = RandomBytes(3, 5'000);
   ASSERT_EQ(::pwrite(file_.get(), content.data(), content.size(), 0), 5'000);
-  const int direct = ::open(path_.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
-  if (direct < 0) GTEST_SKIP() << "no O_DIRECT in " << path_;
+  const FileDescriptor direct(::open(path_.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC));
+  if (!direct.is_open()) GTEST_SKIP() << "no O_DIRECT in " << path_;
   auto* target = static_cast<std::byte*>(std::aligned_alloc(4096, 16'384));
-  CAIRN_ASSERT_OK(queue_->Submit({.fd = direct, .data = target, .length_bytes = 16'384}));
+  CAIRN_ASSERT_OK(queue_->Submit({.fd = direct.get(), .data = target, .length_bytes = 16'384}));
   CAIRN_ASSERT_OK_AND_ASSIGN(const IoCompletion done, queue_->Wait());
   EXPECT_EQ(done.error_number, 0);
   EXPECT_EQ(done.done_bytes, 5'000u);
   EXPECT_TRUE(std::equal(content.begin(), content.end(), target));
   std::free(target);
-  ::close(direct);
 }
 
 TEST_P(IoQueueTest, ErrorsAreReturnedWithTheirRequest) {
@@ -157,12 +156,11 @@ TEST_P(IoQueueTest, ErrorsAreReturnedWithTheirRequest) {
       queue_->Submit({.fd = file_.get(), .write = true, .data = data.data(), .length_bytes = 100}));
   CAIRN_ASSERT_OK_AND_ASSIGN(const IoCompletion good, queue_->Wait());
   EXPECT_EQ(good.done_bytes, 100u);
-  const int read_only = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-  CAIRN_ASSERT_OK(
-      queue_->Submit({.fd = read_only, .write = true, .data = data.data(), .length_bytes = 100}));
+  const FileDescriptor read_only(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
+  CAIRN_ASSERT_OK(queue_->Submit(
+      {.fd = read_only.get(), .write = true, .data = data.data(), .length_bytes = 100}));
   CAIRN_ASSERT_OK_AND_ASSIGN(const IoCompletion refused, queue_->Wait());
   EXPECT_EQ(refused.error_number, EBADF);
-  ::close(read_only);
 }
 
 TEST_P(IoQueueTest, ShortReadsAreContinued) {
@@ -170,11 +168,12 @@ TEST_P(IoQueueTest, ShortReadsAreContinued) {
     GTEST_SKIP() << "a pipe stands in for a slow file, and pread does not support pipes";
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  const FileDescriptor read_end(ends[0]), write_end(ends[1]);
   std::byte target[4];
-  CAIRN_EXPECT_OK(queue_->Submit({.fd = ends[0], .data = target, .length_bytes = 4}));
+  CAIRN_EXPECT_OK(queue_->Submit({.fd = read_end.get(), .data = target, .length_bytes = 4}));
   std::thread writer([&] {
     for (const char c : {'a', 'b', 'c', 'd'}) {
-      EXPECT_EQ(::write(ends[1], &c, 1), 1);
+      EXPECT_EQ(::write(write_end.get(), &c, 1), 1);
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
   });
@@ -183,8 +182,6 @@ TEST_P(IoQueueTest, ShortReadsAreContinued) {
   ASSERT_TRUE(cairn::testing::IsOk(done));
   EXPECT_EQ(done->done_bytes, 4u);
   EXPECT_EQ(target[3], std::byte{'d'});
-  ::close(ends[0]);
-  ::close(ends[1]);
 }
 
 TEST_P(IoQueueTest, DestructionWaitsForWhatIsInFlight) {

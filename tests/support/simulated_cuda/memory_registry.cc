@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "kv/div.h"
 #include "tests/support/simulated_cuda/simulated_cuda.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -38,8 +39,6 @@ constexpr uint64_t kHugePageBytes = 2ull << 20;
   std::fprintf(stderr, "simulated CUDA: %s\n", what);
   std::abort();
 }
-
-uint64_t RoundUp(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
 }  // namespace
 
