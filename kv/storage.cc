@@ -6,7 +6,7 @@
 
 #include <thread>
 
-#include "kv/internal/storage/object_name.h"
+#include "kv/internal/storage/name_check.h"
 
 namespace cairn::kv {
 

@@ -26,7 +26,6 @@ MAY_INCLUDE = {
     "kv/internal/index": {"kv", "kv/internal/io"},
     "kv/internal/storage": {"kv", "kv/internal/io"},
     "kv/internal/commit": {"kv", "kv/internal/io", "kv/internal/segment", "kv/internal/index"},
-    "kv/internal/storage": {"kv", "kv/internal/io"},
     "kv/internal": {"kv", "kv/internal/io", "kv/internal/storage", "kv/internal/segment",
                     "kv/internal/index", "kv/internal/commit"},
     "core/base": set(),

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "kv/internal/storage/object_name.h"
+#include "kv/internal/storage/name_check.h"
 
 namespace cairn::kv::internal {
 namespace {

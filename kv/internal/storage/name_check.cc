@@ -1,6 +1,6 @@
-// The rules for names of objects.
+// The characters of names.
 
-#include "kv/internal/storage/object_name.h"
+#include "kv/internal/storage/name_check.h"
 
 #include <fmt/format.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-/// The names of objects, as kv/storage.h defines them.
+/// Checks the spelling of names, as kv/storage.h defines it.
 
 #include <string>
 #include <string_view>
