@@ -4,19 +4,21 @@
 
 #include <fmt/format.h>
 
+#include "kv/internal/storage/directory_storage.h"
 #include "kv/internal/storage/memory_storage.h"
 
 namespace cairn::kv {
 
 Result<std::shared_ptr<Storage>> OpenStorage(const std::string& address) {
   const size_t colon = address.find(':');
-  const std::string kind =
-      colon == std::string::npos || address.find('/') < colon ? "" : address.substr(0, colon);
-  const std::string rest = kind.empty() ? address : address.substr(colon + 1);
+  const bool has_kind = colon != std::string::npos && colon < address.find('/');
+  const std::string kind = has_kind ? address.substr(0, colon) : "file";
+  const std::string rest = has_kind ? address.substr(colon + 1) : address;
   if (rest.empty()) {
     return Fail(ErrorCode::kInvalidArgument,
                 fmt::format("the address \"{}\" has no path or name", address));
   }
+  if (kind == "file") return std::make_shared<internal::DirectoryStorage>(rest);
   if (kind == "memory") return internal::MemoryStorage::Shared(rest);
   return Fail(ErrorCode::kInvalidArgument,
               fmt::format("unknown kind of storage \"{}:\" in \"{}\"; known are file:PATH and "

@@ -77,8 +77,11 @@ class Storage {
   /// Returns the names that begin with `prefix`, which ends with '/' or is empty, in no particular
   /// order. A name that was put or removed a short time ago may be missing or present.
   virtual Result<std::vector<std::string>> List(std::string_view prefix) = 0;
-  /// Succeeds if there is no such object.
+  /// Succeeds if there is no such object. The object may exist again after a power failure.
   virtual Result<void> Remove(std::string_view name) = 0;
+  /// Removes what writes of crashed processes left and List does not return. Requires that nobody
+  /// writes. The default has nothing to remove.
+  virtual Result<void> RemoveLeftovers() { return {}; }
 
   /// Returns null if objects are not files.
   virtual LocalFiles* local_files() { return nullptr; }

@@ -1,0 +1,93 @@
+#pragma once
+/// Objects as files below a directory, on a local or a shared file system.
+///
+/// Protocol. A file appears under its name only with its complete, synced contents:
+///   1. write `.<random>.tmp` in the directory of the name, and fdatasync it;
+///   2. Put: rename it to the name. PutIfAbsent: link() it to the name, which fails if the name
+///      exists. On every file system that keeps POSIX, of several links exactly one succeeds;
+///   3. fsync the directory, which makes the name durable;
+///   4. PutIfAbsent: unlink the temporary name.
+/// Objects that Create writes, and files that callers create with LocalFiles, exist under their
+/// names at once: no root names them before they are synced.
+///
+/// If step 3 fails, readers may see a name that a power failure removes. The next read of such a
+/// name by this object repeats the fsync first, and fails if that fails. So a writer that finds out
+/// by reading whether its put was performed does not rely on a name that is not durable.
+///
+/// Remove is not synced: an object that was removed shortly before a power failure may exist again.
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+
+#include "kv/mutex.h"
+#include "kv/storage.h"
+#include "kv/thread_annotations.h"
+
+namespace cairn::kv::internal {
+
+/// System calls that change something, and no others, pass a fault point first: "<first element of
+/// the name>.<operation>", such as "roots.link". The operations, in the order of a PutIfAbsent, are
+/// create (of a file or a directory), write, sync, link (of Put: rename), linked, directory_sync,
+/// done, and remove. At "linked" the name exists but is not synced; at "done" it is.
+class DirectoryStorage final : public Storage, public LocalFiles {
+ public:
+  /// Creates nothing. The first write creates the directory at `path`. It fails with kNotFound if
+  /// the parent of that does not exist.
+  explicit DirectoryStorage(std::string path);
+
+  const std::string& address() const override { return root_; }
+  Result<void> Put(std::string_view name, std::span<const std::byte> bytes) override;
+  Result<void> PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) override;
+  /// kConflict: the file exists.
+  Result<std::unique_ptr<ObjectWriter>> Create(std::string_view name) override;
+  Result<void> ReadRange(std::string_view name, uint64_t offset_bytes,
+                         std::span<std::byte> target) override;
+  Result<uint64_t> Size(std::string_view name) override;
+  /// Skips files whose names are not names of objects, such as temporary files and "lost+found".
+  Result<std::vector<std::string>> List(std::string_view prefix) override;
+  /// Also removes the directory of the name if it is empty and is itself in a directory, such as
+  /// "pending/<attempt>".
+  Result<void> Remove(std::string_view name) override;
+  /// Removes temporary files.
+  Result<void> RemoveLeftovers() override;
+  LocalFiles* local_files() override { return this; }
+  /// Uses inotify, which does not report what other machines change, so callers wait for short
+  /// times and look again.
+  void AwaitChange(std::string_view prefix, std::chrono::milliseconds timeout) override;
+
+  std::string PathOf(std::string_view name) const override;
+  Result<void> PrepareFile(std::string_view name) override;
+  Result<void> SyncNames(std::string_view prefix) override;
+
+ private:
+  class Writer;
+
+  /// Writes a synced temporary file next to `name` and returns its path.
+  Result<std::string> WriteTemporary(std::string_view name, std::span<const std::byte> bytes);
+  /// Runs `create`, which creates a file in the directory of `name`. If that directory does not
+  /// exist, creates it and runs `create` again.
+  Result<void> InDirectoryOf(std::string_view name, const std::function<Result<void>()>& create);
+  /// Creates a directory ("" for the root) with those above it, and makes their names durable.
+  Result<void> MakeDurableDirectory(std::string_view directory, std::string_view name);
+  /// Passes "linked", syncs the directory of `name`, and passes "done".
+  Result<void> FinishNames(std::string_view name);
+  /// Syncs the directory of `name`, or remembers that this remains to be done.
+  Result<void> SyncDirectoryOf(std::string_view name);
+  void RememberUnsynced(std::string_view directory);
+  /// Syncs the directory of `name` if an earlier attempt to do so has failed.
+  Result<void> SyncBeforeRead(std::string_view name);
+
+  const std::string root_;
+  std::atomic<bool> has_unsynced_ = false;  // whether unsynced_ has elements
+  Mutex mutex_;
+  // Directories whose names this object has made durable, relative to the root.
+  std::set<std::string, std::less<>> durable_ CAIRN_GUARDED_BY(mutex_);
+  // Directories with names that may not be durable, and how often a sync of them has failed.
+  std::map<std::string, uint64_t, std::less<>> unsynced_ CAIRN_GUARDED_BY(mutex_);
+};
+
+}  // namespace cairn::kv::internal
