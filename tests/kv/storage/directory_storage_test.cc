@@ -1,0 +1,349 @@
+// Objects as files: crashes and failures at every step, several processes, and foreign files.
+
+#include "kv/internal/storage/directory_storage.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <thread>
+
+#include "kv/internal/io/file.h"
+#include "tests/support/fault_hook.h"
+#include "tests/support/result_matchers.h"
+#include "tests/support/scoped_temp_dir.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+using cairn::testing::FailAt;
+using cairn::testing::FailNth;
+using cairn::testing::FaultPass;
+using cairn::testing::IsError;
+using cairn::testing::KillAt;
+using cairn::testing::NoFault;
+using cairn::testing::ScopedFaults;
+using cairn::testing::ScopedTempDir;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+/// Runs `body` in a forked child and returns the status of waitpid. The child exits with 0 unless
+/// `body` ends it.
+int RunInChild(const std::function<void()>& body) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    body();
+    ::_exit(0);
+  }
+  int status = -1;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  return status;
+}
+
+class DirectoryStorageTest : public ::testing::Test {
+ protected:
+  std::vector<std::string> List(std::string_view prefix = "") {
+    Result<std::vector<std::string>> names = storage_.List(prefix);
+    CAIRN_EXPECT_OK(names);
+    if (!names) return {};
+    std::ranges::sort(*names);
+    return *std::move(names);
+  }
+  /// Returns the sorted entries of a folder of the root, temporary files included.
+  std::vector<std::string> Files(const std::string& folder) {
+    std::vector<std::string> files;
+    for (const auto& entry : std::filesystem::directory_iterator(path_ + "/" + folder)) {
+      files.push_back(entry.path().filename().string());
+    }
+    std::ranges::sort(files);
+    return files;
+  }
+  bool Exists(std::string_view name) { return ObjectExists(storage_, name).value(); }
+
+  ScopedTempDir dir_;
+  const std::string path_ = dir_ / "store";
+  DirectoryStorage storage_{path_};
+};
+
+std::vector<std::string> Points(const ScopedFaults& faults) {
+  std::vector<std::string> points;
+  for (const FaultPass& pass : faults.passes()) points.push_back(pass.point);
+  return points;
+}
+
+TEST_F(DirectoryStorageTest, PutIfAbsentSyncsBeforeAndAfterTheLink) {
+  CAIRN_ASSERT_OK(storage_.Put("roots/0", {}));  // creates the directories
+  const ScopedFaults faults(NoFault());
+  CAIRN_ASSERT_OK(storage_.PutIfAbsent("roots/1", AsBytes("1")));
+  EXPECT_THAT(Points(faults),
+              ElementsAre("roots.create", "roots.write", "roots.sync", "roots.link", "roots.linked",
+                          "roots.directory_sync", "roots.done", "roots.remove"));
+}
+
+TEST_F(DirectoryStorageTest, PutSyncsBeforeAndAfterTheRename) {
+  CAIRN_ASSERT_OK(storage_.Put("CAIRN", {}));
+  const ScopedFaults faults(NoFault());
+  CAIRN_ASSERT_OK(storage_.Put("lease", AsBytes("1")));
+  EXPECT_THAT(Points(faults),
+              ElementsAre("lease.create", "lease.write", "lease.sync", "lease.rename",
+                          "lease.linked", "lease.directory_sync", "lease.done"));
+}
+
+TEST_F(DirectoryStorageTest, NewDirectoriesAreSyncedInTheirParents) {
+  const ScopedFaults faults(NoFault());
+  CAIRN_ASSERT_OK(storage_.PrepareFile("pending/a/part"));
+  EXPECT_THAT(Points(faults),
+              ElementsAre("pending.create", "pending.directory_sync", "pending.create",
+                          "pending.directory_sync", "pending.create", "pending.directory_sync"));
+  CAIRN_ASSERT_OK(storage_.PrepareFile("pending/a/other"));
+  EXPECT_EQ(faults.passes().size(), 6u);
+}
+
+// A scenario that passes every kind of point, and what is visible after each of its steps.
+Result<void> PutEverything(DirectoryStorage& storage) {
+  CAIRN_TRY(storage.PutIfAbsent("roots/1", AsBytes("root")));
+  CAIRN_TRY(storage.Put("lease", AsBytes("lease")));
+  CAIRN_TRY_ASSIGN(auto writer, storage.Create("pending/a/part"));
+  CAIRN_TRY(writer->Append(AsBytes("part")));
+  CAIRN_TRY(writer->Finish());
+  return storage.Remove("pending/a/part");
+}
+
+void ExpectCompleteObjects(DirectoryStorage& storage, const std::string& context) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<std::string> names, storage.List(""));
+  for (const std::string& name : names) {
+    if (name == "pending/a/part") continue;  // may be incomplete: no root names it
+    CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<std::byte> bytes, ReadObject(storage, name, 100));
+    EXPECT_EQ(bytes.size(), name == "lease" ? 5u : 4u) << name << " after " << context;
+  }
+}
+
+TEST_F(DirectoryStorageTest, AFailureAtAnyPointLeavesCompleteObjectsAndNothingElse) {
+  uint32_t failed_count = 0;
+  for (uint32_t n = 1;; ++n) {
+    ASSERT_LT(n, 100u);
+    const std::string path = dir_ / fmt::format("store-{}", n);
+    DirectoryStorage storage(path);
+    std::string fired_at;
+    {
+      const ScopedFaults faults(FailNth(n, EIO));
+      const Result<void> put = PutEverything(storage);
+      fired_at = faults.fired_at();
+      if (fired_at.empty()) {
+        CAIRN_EXPECT_OK(put);
+        break;
+      }
+      // Nothing depends on the removal of a temporary name.
+      if (fired_at != "roots.remove") {
+        EXPECT_THAT(put, IsError(ErrorCode::kUnavailable, "Input/output error")) << fired_at;
+        ++failed_count;
+      }
+    }
+    ExpectCompleteObjects(storage, fired_at);
+    CAIRN_ASSERT_OK(storage.RemoveLeftovers());
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(dir_.path())) {
+      EXPECT_FALSE(entry.path().filename().string().starts_with('.')) << entry.path();
+    }
+    const Result<void> again = PutEverything(storage);
+    EXPECT_TRUE(again || again.error().code == ErrorCode::kConflict) << fired_at;
+  }
+  EXPECT_GT(failed_count, 25u);
+}
+
+TEST_F(DirectoryStorageTest, AProcessThatDiesAtAnyPointLeavesCompleteObjectsAndTemporaryFiles) {
+  std::vector<FaultPass> passes;
+  {
+    const ScopedFaults faults(NoFault());
+    DirectoryStorage storage(dir_ / "all");
+    CAIRN_ASSERT_OK(PutEverything(storage));
+    passes = faults.passes();
+  }
+  for (size_t n = 0; n < passes.size(); ++n) {
+    const FaultPass& pass = passes[n];
+    const std::string path = dir_ / fmt::format("store-{}", n);
+    const int status = RunInChild([&] {
+      DirectoryStorage storage(path);
+      const ScopedFaults faults(KillAt(pass.point, pass.occurrence));
+      (void)PutEverything(storage);
+    });
+    EXPECT_TRUE(WIFSIGNALED(status)) << pass.point;
+    DirectoryStorage storage(path);
+    ExpectCompleteObjects(storage, pass.point);
+    if (pass.point == "roots.linked") {
+      EXPECT_TRUE(ObjectExists(storage, "roots/1").value());
+    }
+    CAIRN_ASSERT_OK(storage.RemoveLeftovers());
+    CAIRN_ASSERT_OK(storage.Remove("roots/1"));
+    CAIRN_ASSERT_OK(storage.Remove("pending/a/part"));
+    CAIRN_EXPECT_OK(PutEverything(storage));
+  }
+}
+
+TEST_F(DirectoryStorageTest, OnlyOneOfManyProcessesPutsAnAbsentObject) {
+  constexpr int kProcesses = 4;
+  constexpr int kRounds = 200;
+  std::array<int, 2> start = {};
+  ASSERT_EQ(::pipe(start.data()), 0);
+  std::vector<pid_t> children;
+  for (int process = 0; process < kProcesses; ++process) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      char byte = 0;
+      ::close(start[1]);
+      (void)!::read(start[0], &byte, 1);  // returns when the parent closes its end
+      DirectoryStorage storage(path_);
+      int won_count = 0;
+      for (int round = 0; round < kRounds; ++round) {
+        const auto put = storage.PutIfAbsent(fmt::format("roots/{}", round), AsBytes("x"));
+        if (!put && put.error().code != ErrorCode::kConflict) ::_exit(255);
+        won_count += put ? 1 : 0;
+      }
+      ::_exit(won_count);
+    }
+    children.push_back(child);
+  }
+  ::close(start[0]);
+  ::close(start[1]);
+  int won_count = 0;
+  for (const pid_t child : children) {
+    int status = -1;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) <= kRounds) << status;
+    won_count += WEXITSTATUS(status);
+  }
+  EXPECT_EQ(won_count, kRounds);
+  EXPECT_EQ(Files("roots").size(), kRounds);
+}
+
+TEST_F(DirectoryStorageTest, AReadAfterAFailedSyncSyncsFirst) {
+  CAIRN_ASSERT_OK(storage_.Put("roots/0", {}));
+  {
+    const ScopedFaults faults([](const FaultPass& pass, uint32_t) {
+      return pass.point == "roots.directory_sync" ? EIO : 0;
+    });
+    EXPECT_THAT(storage_.PutIfAbsent("roots/1", AsBytes("1")),
+                IsError(ErrorCode::kUnavailable, "sync"));
+    // The file is there, but a power failure could remove it.
+    EXPECT_THAT(storage_.Size("roots/1"), IsError(ErrorCode::kUnavailable, "sync"));
+    EXPECT_THAT(storage_.ReadRange("roots/1", 0, {}), IsError(ErrorCode::kUnavailable, "sync"));
+    CAIRN_EXPECT_OK(storage_.Put("lease", {}));
+    CAIRN_EXPECT_OK(storage_.Size("lease"));  // in another directory
+  }
+  const ScopedFaults faults(NoFault());
+  EXPECT_TRUE(Exists("roots/1"));
+  EXPECT_TRUE(Exists("roots/1"));
+  EXPECT_THAT(Points(faults), ElementsAre("roots.directory_sync"));
+}
+
+TEST_F(DirectoryStorageTest, AFullDiskIsResourceExhaustedAndLeavesNoFile) {
+  CAIRN_ASSERT_OK(storage_.Put("roots/0", {}));
+  for (const char* point : {"roots.create", "roots.write", "roots.sync", "roots.link"}) {
+    const ScopedFaults faults(FailAt(point, 1, ENOSPC));
+    EXPECT_THAT(storage_.PutIfAbsent("roots/1", AsBytes("1")),
+                IsError(ErrorCode::kResourceExhausted, "No space left"))
+        << point;
+    EXPECT_THAT(Files("roots"), ElementsAre("0")) << point;
+  }
+  {
+    const ScopedFaults faults(FailAt("roots.rename", 1, EDQUOT));
+    EXPECT_THAT(storage_.Put("roots/1", AsBytes("1")), IsError(ErrorCode::kResourceExhausted, ""));
+  }
+  EXPECT_THAT(Files("roots"), ElementsAre("0"));
+}
+
+TEST_F(DirectoryStorageTest, CreatesTheRootButNotItsParents) {
+  EXPECT_FALSE(std::filesystem::exists(path_));
+  CAIRN_ASSERT_OK(storage_.Put("CAIRN", {}));
+  DirectoryStorage elsewhere(dir_ / "none/store");
+  EXPECT_THAT(elsewhere.Put("CAIRN", {}), IsError(ErrorCode::kNotFound, "none/store"));
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "none"));
+}
+
+TEST_F(DirectoryStorageTest, WritesAgainAfterAnotherProcessRemovedTheDirectory) {
+  CAIRN_ASSERT_OK(storage_.Put("pending/a/1", {}));
+  std::filesystem::remove_all(path_ + "/pending");
+  CAIRN_ASSERT_OK(storage_.PutIfAbsent("pending/a/2", {}));
+  std::filesystem::remove_all(path_ + "/pending");
+  CAIRN_ASSERT_OK(storage_.PutIfAbsent("pending/b/2", {}));
+  std::filesystem::remove_all(path_ + "/pending");
+  CAIRN_ASSERT_OK_AND_ASSIGN(auto writer, storage_.Create("pending/a/3"));
+  CAIRN_ASSERT_OK(writer->Finish());
+  EXPECT_THAT(List(), ElementsAre("pending/a/3"));
+}
+
+TEST_F(DirectoryStorageTest, RemovesEmptyDirectoriesBelowTheFirstLevel) {
+  CAIRN_ASSERT_OK(storage_.Put("pending/a/1", {}));
+  CAIRN_ASSERT_OK(storage_.Put("pending/a/2", {}));
+  CAIRN_ASSERT_OK(storage_.Remove("pending/a/1"));
+  EXPECT_THAT(Files("pending"), ElementsAre("a"));
+  CAIRN_ASSERT_OK(storage_.Remove("pending/a/2"));
+  EXPECT_THAT(Files("pending"), IsEmpty());
+}
+
+TEST_F(DirectoryStorageTest, ListSkipsFilesThatAreNotObjects) {
+  CAIRN_ASSERT_OK(storage_.Put("roots/1", {}));
+  std::filesystem::create_directory(path_ + "/lost+found");
+  std::filesystem::create_directory(path_ + "/.hidden");
+  for (const char* name :
+       {"/lost+found/1", "/.hidden/1", "/roots/.0123456789abcdef.tmp", "/roots/a b", "/.nfs0001"}) {
+    std::ofstream(path_ + name) << "x";
+  }
+  EXPECT_THAT(List(), ElementsAre("roots/1"));
+  CAIRN_ASSERT_OK(storage_.RemoveLeftovers());
+  EXPECT_THAT(Files("roots"), ElementsAre("1", "a b"));
+  EXPECT_THAT(Files(".hidden"), ElementsAre("1"));
+}
+
+TEST_F(DirectoryStorageTest, FoldersMayBeSymbolicLinks) {
+  CAIRN_ASSERT_OK(storage_.Put("CAIRN", {}));
+  std::filesystem::create_directory(dir_ / "disk");
+  std::filesystem::create_directory_symlink(dir_ / "disk", path_ + "/segments");
+  CAIRN_ASSERT_OK(storage_.PutIfAbsent("segments/1", {}));
+  EXPECT_THAT(List("segments/"), ElementsAre("segments/1"));
+  EXPECT_THAT(List(), ElementsAre("CAIRN", "segments/1"));
+  EXPECT_TRUE(std::filesystem::exists(dir_ / "disk/1"));
+}
+
+TEST_F(DirectoryStorageTest, CreateRefusesAnExistingFile) {
+  CAIRN_ASSERT_OK(storage_.Put("tables/1", AsBytes("1")));
+  EXPECT_THAT(storage_.Create("tables/1"), IsError(ErrorCode::kConflict, "tables/1"));
+  EXPECT_TRUE(Exists("tables/1"));
+}
+
+class AwaitChangeTest : public DirectoryStorageTest,
+                        public ::testing::WithParamInterface<const char*> {};
+
+// The prefix is that of an existing directory, of one that does not exist yet, or the root.
+TEST_P(AwaitChangeTest, ReturnsAfterAPut) {
+  CAIRN_ASSERT_OK(storage_.Put("pending/a/0", {}));
+  std::jthread writer([&](const std::stop_token& stop) {
+    DirectoryStorage other(path_);
+    for (int i = 0; !stop.stop_requested(); ++i) {
+      CAIRN_EXPECT_OK(other.Put(fmt::format("{}{}", GetParam(), i), {}));
+      CAIRN_EXPECT_OK(other.Remove(fmt::format("{}{}", GetParam(), i)));
+    }
+  });
+  const auto begin = std::chrono::steady_clock::now();
+  storage_.AwaitChange(GetParam(), std::chrono::seconds(60));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+}
+
+INSTANTIATE_TEST_SUITE_P(Prefixes, AwaitChangeTest,
+                         ::testing::Values("pending/a/", "pending/b/", ""));
+
+TEST_F(DirectoryStorageTest, AwaitChangeWithoutARootSleeps) {
+  const auto begin = std::chrono::steady_clock::now();
+  storage_.AwaitChange("roots/", std::chrono::milliseconds(20));
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(20));
+}
+
+}  // namespace
+}  // namespace cairn::kv::internal

@@ -1,0 +1,315 @@
+// What every storage promises.
+
+#include "tests/kv/storage/storage_contract.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <barrier>
+#include <string>
+#include <thread>
+
+#include "kv/file_descriptor.h"
+#include "tests/support/result_matchers.h"
+#include "tests/support/seeded_random.h"
+
+namespace cairn::testing {
+namespace {
+
+using kv::ObjectExists;
+using kv::ObjectWriter;
+using kv::ReadObject;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+constexpr uint64_t kLimitBytes = 64 << 20;
+
+std::span<const std::byte> Bytes(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+std::string Text(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+}  // namespace
+
+void StorageContractTest::Put(std::string_view name, std::string_view bytes) {
+  CAIRN_EXPECT_OK(storage_->Put(name, Bytes(bytes)));
+}
+
+std::string StorageContractTest::Read(std::string_view name) {
+  const Result<std::vector<std::byte>> bytes = ReadObject(*storage_, name, kLimitBytes);
+  CAIRN_EXPECT_OK(bytes);
+  return bytes ? Text(*bytes) : "(error)";
+}
+
+std::vector<std::string> StorageContractTest::List(std::string_view prefix) {
+  Result<std::vector<std::string>> names = storage_->List(prefix);
+  CAIRN_EXPECT_OK(names);
+  if (!names) return {};
+  std::ranges::sort(*names);
+  return *std::move(names);
+}
+
+TEST_P(StorageContractTest, PutCreatesAndReplaces) {
+  Put("lease", "one");
+  EXPECT_EQ(Read("lease"), "one");
+  Put("lease", "a longer one");
+  EXPECT_EQ(Read("lease"), "a longer one");
+  Put("lease", "");
+  EXPECT_EQ(Read("lease"), "");
+  EXPECT_THAT(List(""), ElementsAre("lease"));
+}
+
+TEST_P(StorageContractTest, PutIfAbsentKeepsAnExistingObject) {
+  CAIRN_ASSERT_OK(storage_->PutIfAbsent("roots/1.root", Bytes("first")));
+  EXPECT_THAT(storage_->PutIfAbsent("roots/1.root", Bytes("second")),
+              IsError(ErrorCode::kConflict, "roots/1.root"));
+  EXPECT_EQ(Read("roots/1.root"), "first");
+  Put("lease", "put");
+  EXPECT_THAT(storage_->PutIfAbsent("lease", Bytes("")), IsError(ErrorCode::kConflict, "lease"));
+  EXPECT_EQ(Read("lease"), "put");
+}
+
+TEST_P(StorageContractTest, ExactlyOneOfManyThreadsPutsAnAbsentObject) {
+  constexpr int kThreads = 8;
+  constexpr int kRounds = 100;
+  std::array<std::atomic<int>, kRounds> winner_counts = {};
+  std::array<std::atomic<int>, kRounds> winners = {};
+  std::barrier start(kThreads);
+  std::vector<std::jthread> threads;
+  for (int thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&, thread] {
+      const std::shared_ptr<kv::Storage> storage = open_();
+      for (int round = 0; round < kRounds; ++round) {
+        start.arrive_and_wait();
+        const Result<void> put = storage->PutIfAbsent(fmt::format("roots/{}.root", round),
+                                                      Bytes(std::to_string(thread)));
+        if (put) {
+          ++winner_counts[round];
+          winners[round] = thread;
+        } else {
+          EXPECT_THAT(put, IsError(ErrorCode::kConflict, ""));
+        }
+      }
+    });
+  }
+  threads.clear();  // joins
+  for (int round = 0; round < kRounds; ++round) {
+    EXPECT_EQ(winner_counts[round], 1) << "round " << round;
+    EXPECT_EQ(Read(fmt::format("roots/{}.root", round)), std::to_string(winners[round]));
+  }
+  EXPECT_EQ(List("").size(), kRounds);
+}
+
+TEST_P(StorageContractTest, AnotherAccessSeesWritesAtOnce) {
+  const std::shared_ptr<kv::Storage> other = open_();
+  for (int i = 0; i < 20; ++i) {
+    const std::string name = fmt::format("tables/{}.sst", i);
+    CAIRN_ASSERT_OK(storage_->PutIfAbsent(name, Bytes("x")));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const bool exists, ObjectExists(*other, name));
+    EXPECT_TRUE(exists);
+    CAIRN_ASSERT_OK(other->Remove(name));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const bool still_exists, ObjectExists(*storage_, name));
+    EXPECT_FALSE(still_exists);
+  }
+}
+
+TEST_P(StorageContractTest, ReadsEveryRangeOfAnObject) {
+  const std::string text = "0123456789";
+  Put("pages/a.steps", text);
+  for (size_t begin = 0; begin <= text.size(); ++begin) {
+    for (size_t end = begin; end <= text.size(); ++end) {
+      std::vector<std::byte> target(end - begin);
+      CAIRN_ASSERT_OK(storage_->ReadRange("pages/a.steps", begin, target));
+      EXPECT_EQ(Text(target), text.substr(begin, end - begin));
+    }
+  }
+}
+
+TEST_P(StorageContractTest, RangesBeyondTheEndAreDataLoss) {
+  Put("pages/a.steps", "0123456789");
+  Put("pages/empty.steps", "");
+  std::array<std::byte, 4> target = {};
+  for (const uint64_t offset_bytes : {7ULL, 9ULL, 10ULL, 11ULL, 1ULL << 40}) {
+    EXPECT_THAT(storage_->ReadRange("pages/a.steps", offset_bytes, target),
+                IsError(ErrorCode::kDataLoss, "pages/a.steps"))
+        << offset_bytes;
+  }
+  EXPECT_THAT(storage_->ReadRange("pages/empty.steps", 0, target),
+              IsError(ErrorCode::kDataLoss, "pages/empty.steps"));
+}
+
+TEST_P(StorageContractTest, AMissingObjectIsNotFound) {
+  Put("pages/a.steps", "0");
+  std::array<std::byte, 1> target = {};
+  for (const char* name : {"pages/b.steps", "pages2/a.steps", "pages/a", "none"}) {
+    EXPECT_THAT(storage_->ReadRange(name, 0, target), IsError(ErrorCode::kNotFound, name));
+    EXPECT_THAT(storage_->Size(name), IsError(ErrorCode::kNotFound, name));
+    EXPECT_THAT(ReadObject(*storage_, name, 10), IsError(ErrorCode::kNotFound, name));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const bool exists, ObjectExists(*storage_, name));
+    EXPECT_FALSE(exists);
+  }
+}
+
+TEST_P(StorageContractTest, SizeIsTheLength) {
+  for (const size_t size_bytes : {0u, 1u, 4095u, 4096u, 1u << 20}) {
+    Put("segments/a.seg", std::string(size_bytes, 'x'));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const uint64_t found_bytes, storage_->Size("segments/a.seg"));
+    EXPECT_EQ(found_bytes, size_bytes);
+  }
+}
+
+TEST_P(StorageContractTest, ReadObjectRefusesMoreThanItsLimit) {
+  Put("CAIRN", "0123456789");
+  EXPECT_THAT(ReadObject(*storage_, "CAIRN", 9), IsError(ErrorCode::kDataLoss, "limit of 9"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<std::byte> bytes,
+                             ReadObject(*storage_, "CAIRN", 10));
+  EXPECT_EQ(Text(bytes), "0123456789");
+}
+
+TEST_P(StorageContractTest, ListsByPrefix) {
+  EXPECT_THAT(List(""), IsEmpty());
+  EXPECT_THAT(List("roots/"), IsEmpty());
+  for (const char* name : {"CAIRN", "roots/1", "roots/2", "roots2/1", "pending/a/part-1",
+                           "pending/a/messages/1-2", "pending/b/part-1"}) {
+    Put(name, name);
+  }
+  EXPECT_THAT(List("roots/"), ElementsAre("roots/1", "roots/2"));
+  EXPECT_THAT(List("pending/a/"), ElementsAre("pending/a/messages/1-2", "pending/a/part-1"));
+  EXPECT_THAT(List("pending/"),
+              ElementsAre("pending/a/messages/1-2", "pending/a/part-1", "pending/b/part-1"));
+  EXPECT_THAT(List("pending/c/"), IsEmpty());
+  EXPECT_THAT(List("root/"), IsEmpty());
+  EXPECT_EQ(List("").size(), 7u);
+}
+
+TEST_P(StorageContractTest, RemovesAnObjectOnce) {
+  Put("pending/a/1", "1");
+  Put("pending/a/2", "2");
+  for (int i = 0; i < 2; ++i) {
+    CAIRN_EXPECT_OK(storage_->Remove("pending/a/1"));
+    EXPECT_THAT(List(""), ElementsAre("pending/a/2"));
+  }
+  CAIRN_EXPECT_OK(storage_->Remove("pending/a/2"));
+  CAIRN_EXPECT_OK(storage_->Remove("pending/never/1"));
+  EXPECT_THAT(List(""), IsEmpty());
+  CAIRN_EXPECT_OK(storage_->PutIfAbsent("pending/a/1", Bytes("again")));
+  EXPECT_EQ(Read("pending/a/1"), "again");
+}
+
+TEST_P(StorageContractTest, WritesAnObjectInPieces) {
+  SeededRandom random;
+  std::vector<std::byte> bytes((5 << 20) + 17);
+  random.Fill(bytes);
+  CAIRN_ASSERT_OK_AND_ASSIGN(std::unique_ptr<ObjectWriter> writer,
+                             storage_->Create("tables/a.sst"));
+  std::span<const std::byte> left = bytes;
+  while (!left.empty()) {
+    const size_t size = std::min<size_t>(left.size(), random.Between(0, 1 << 20));
+    CAIRN_ASSERT_OK(writer->Append(left.first(size)));
+    left = left.subspan(size);
+  }
+  if (storage_->local_files() == nullptr) {
+    EXPECT_THAT(List(""), IsEmpty());
+    EXPECT_THAT(storage_->Size("tables/a.sst"), IsError(ErrorCode::kNotFound, "tables/a.sst"));
+  }
+  CAIRN_ASSERT_OK(writer->Finish());
+  writer.reset();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<std::byte> found,
+                             ReadObject(*storage_, "tables/a.sst", kLimitBytes));
+  EXPECT_TRUE(found == bytes);
+  EXPECT_THAT(List("tables/"), ElementsAre("tables/a.sst"));
+}
+
+TEST_P(StorageContractTest, WritesAnEmptyObject) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(std::unique_ptr<ObjectWriter> writer,
+                             storage_->Create("tables/a.sst"));
+  CAIRN_ASSERT_OK(writer->Finish());
+  EXPECT_EQ(Read("tables/a.sst"), "");
+}
+
+TEST_P(StorageContractTest, AnObjectWithoutFinishIsDiscarded) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(std::unique_ptr<ObjectWriter> writer,
+                             storage_->Create("tables/a.sst"));
+  CAIRN_ASSERT_OK(writer->Append(Bytes("bytes")));
+  writer.reset();
+  EXPECT_THAT(List(""), IsEmpty());
+  EXPECT_THAT(storage_->Size("tables/a.sst"), IsError(ErrorCode::kNotFound, "tables/a.sst"));
+  CAIRN_EXPECT_OK(storage_->PutIfAbsent("tables/a.sst", Bytes("other")));
+  EXPECT_EQ(Read("tables/a.sst"), "other");
+}
+
+TEST_P(StorageContractTest, AcceptsEveryAllowedCharacter) {
+  const std::string element = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_..x";
+  const std::string name = fmt::format("{0}/-{0}/{0}{0}_.", element);
+  Put(name, "1");
+  Put("a", "lower");
+  Put("A", "upper");
+  EXPECT_EQ(Read(name), "1");
+  EXPECT_EQ(Read("a"), "lower");
+  EXPECT_THAT(List(element + "/"), ElementsAre(name));
+  CAIRN_EXPECT_OK(storage_->Remove(name));
+  EXPECT_THAT(List(""), ElementsAre("A", "a"));
+}
+
+TEST_P(StorageContractTest, ReadersSeeTheOldOrTheNewBytesOfAPut) {
+  constexpr size_t kSizeBytes = 100'000;
+  Put("lease", std::string(kSizeBytes, 'a'));
+  std::atomic<bool> done = false;
+  std::vector<std::jthread> readers;
+  for (int i = 0; i < 2; ++i) {
+    readers.emplace_back([&] {
+      const std::shared_ptr<kv::Storage> storage = open_();
+      while (!done) {
+        const Result<std::vector<std::byte>> bytes = ReadObject(*storage, "lease", kLimitBytes);
+        CAIRN_EXPECT_OK(bytes);
+        if (!bytes) return;
+        EXPECT_EQ(bytes->size(), kSizeBytes);
+        EXPECT_TRUE(std::ranges::all_of(*bytes, [&](std::byte b) { return b == bytes->front(); }));
+      }
+    });
+  }
+  for (int i = 0; i < 60; ++i) Put("lease", std::string(kSizeBytes, static_cast<char>('a' + i)));
+  done = true;
+}
+
+TEST_P(StorageContractTest, AwaitChangeReturnsAtItsTimeout) {
+  const auto begin = std::chrono::steady_clock::now();
+  storage_->AwaitChange("pending/a/", std::chrono::milliseconds(20));
+  storage_->AwaitChange("", std::chrono::milliseconds(0));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+}
+
+TEST_P(StorageContractTest, RemoveLeftoversKeepsObjects) {
+  Put("CAIRN", "1");
+  Put("pending/a/part", "2");
+  CAIRN_ASSERT_OK(storage_->RemoveLeftovers());
+  EXPECT_THAT(List(""), ElementsAre("CAIRN", "pending/a/part"));
+}
+
+TEST_P(StorageContractTest, ObjectsAreTheirFiles) {
+  kv::LocalFiles* files = storage_->local_files();
+  if (files == nullptr) GTEST_SKIP() << "objects of this storage are not files";
+  CAIRN_ASSERT_OK(files->PrepareFile("segments/a.seg"));
+  const std::string path = files->PathOf("segments/a.seg");
+  {
+    kv::FileDescriptor file(::open(path.c_str(), O_CREAT | O_EXCL | O_WRONLY, 0644));
+    ASSERT_TRUE(file.is_open()) << path;
+    ASSERT_EQ(::write(file.get(), "bytes", 5), 5);
+    ASSERT_EQ(::fsync(file.get()), 0);
+  }
+  CAIRN_ASSERT_OK(files->SyncNames("segments/"));
+  EXPECT_EQ(Read("segments/a.seg"), "bytes");
+  EXPECT_THAT(List("segments/"), ElementsAre("segments/a.seg"));
+  CAIRN_ASSERT_OK(storage_->Remove("segments/a.seg"));
+  EXPECT_NE(::access(path.c_str(), F_OK), 0);
+}
+
+}  // namespace cairn::testing
