@@ -1,0 +1,22 @@
+#include "kv/internal/storage/object_reader.h"
+
+namespace cairn::kv::internal {
+
+Result<ObjectReader> ObjectReader::Open(std::shared_ptr<Storage> storage, std::string name) {
+  ObjectReader reader(std::move(storage), std::move(name));
+  if (const LocalFiles* const files = reader.storage_->local_files()) {
+    CAIRN_TRY_ASSIGN(reader.file_,
+                     File::OpenRead(files->PathOf(reader.name_), /*direct=*/false, "object.open"));
+    CAIRN_TRY_ASSIGN(reader.size_bytes_, reader.file_->SizeBytes());
+  } else {
+    CAIRN_TRY_ASSIGN(reader.size_bytes_, reader.storage_->Size(reader.name_));
+  }
+  return reader;
+}
+
+Result<void> ObjectReader::ReadAt(uint64_t offset_bytes, std::span<std::byte> target) const {
+  if (file_) return file_->ReadAt(offset_bytes, target);
+  return storage_->ReadRange(name_, offset_bytes, target);
+}
+
+}  // namespace cairn::kv::internal

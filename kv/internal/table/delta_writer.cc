@@ -1,0 +1,148 @@
+#include "kv/internal/table/delta_writer.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace cairn::kv::internal {
+namespace {
+
+constexpr uint64_t kMergeFactor = 4;
+constexpr uint64_t kMaxDifferenceBytes = 64 << 20;
+
+}  // namespace
+
+DeltaWriter::DeltaWriter(Storage& storage, const ObjectId& id, const TableStack& base)
+    : storage_(storage), id_(id), base_(base.tables().begin(), base.tables().end()) {}
+DeltaWriter::~DeltaWriter() = default;
+
+Result<std::unique_ptr<DeltaWriter>> DeltaWriter::Create(Storage& storage, const ObjectId& id,
+                                                         const TableStack& base) {
+  std::unique_ptr<DeltaWriter> writer(new DeltaWriter(storage, id, base));
+  if (writer->base_.empty()) {
+    CAIRN_TRY_ASSIGN(writer->writer_, TableWriter::Create(storage, id));
+    return writer;
+  }
+  writer->compared_ = std::make_unique<MergeIterator>(writer->base_, TableAccess::kBulk);
+  CAIRN_TRY(writer->compared_->Seek({}));
+  CAIRN_TRY(writer->SkipTombstones());
+  return writer;
+}
+
+Result<void> DeltaWriter::Add(std::string_view key, std::span<const std::byte> value) {
+  CAIRN_TRY(CheckRecord(key, value));
+  CAIRN_TRY(DeleteBefore(key));
+  if (writer_ != nullptr) return writer_->Add(key, value);
+  if (compared_->Valid() && compared_->key() == key) {
+    const bool is_equal = std::ranges::equal(compared_->value(), value);
+    CAIRN_TRY(compared_->Next());
+    CAIRN_TRY(SkipTombstones());
+    if (is_equal) return {};
+  }
+  return AddDifference(key, value);
+}
+
+Result<std::vector<TableInfo>> DeltaWriter::Finish() {
+  CAIRN_TRY(DeleteBefore(std::nullopt));
+  size_t merged_count = base_.size();
+  if (writer_ == nullptr) {
+    merged_count = 0;
+    if (differences_.record_count() > 0) {
+      merged_count = MergeDepth();
+      CAIRN_TRY_ASSIGN(writer_, TableWriter::Create(storage_, id_));
+      CAIRN_TRY(WriteMerged(merged_count, std::nullopt));
+    }
+  }
+  std::vector<TableInfo> tables;
+  if (writer_ != nullptr && writer_->record_count() > 0) {
+    CAIRN_TRY_ASSIGN(const TableInfo written, writer_->Finish());
+    tables.push_back(written);
+  }
+  for (const auto& table : std::span(base_).subspan(merged_count)) tables.push_back(table->info());
+  return tables;
+}
+
+Result<void> DeltaWriter::CheckRecord(std::string_view key, std::span<const std::byte> value) {
+  if (last_key_ && key <= *last_key_) {
+    return Fail(ErrorCode::kInvalidArgument, "the records of a step are not in the order of keys");
+  }
+  if (value.empty()) {
+    return Fail(ErrorCode::kInvalidArgument, "a record of a step has an empty value");
+  }
+  last_key_ = key;
+  return {};
+}
+
+Result<void> DeltaWriter::SkipTombstones() {
+  while (compared_->Valid() && compared_->value().empty()) CAIRN_TRY(compared_->Next());
+  return {};
+}
+
+/// Adds a tombstone for each record of the base, from the current one on, that is less than `end`.
+Result<void> DeltaWriter::DeleteBefore(std::optional<std::string_view> end) {
+  while (compared_ != nullptr && compared_->Valid() && (!end || compared_->key() < *end)) {
+    CAIRN_TRY(AddDifference(compared_->key(), {}));
+    if (compared_ == nullptr) break;
+    CAIRN_TRY(compared_->Next());
+    CAIRN_TRY(SkipTombstones());
+  }
+  return {};
+}
+
+Result<void> DeltaWriter::AddDifference(std::string_view key, std::span<const std::byte> value) {
+  differences_.Add(key, value);
+  if (differences_.size_bytes() <= kMaxDifferenceBytes && MergeDepth() < base_.size()) return {};
+  return BecomeComplete(key);
+}
+
+/// Begins the complete table with the records of the new step up to `last_key`, which is the last
+/// one that was compared.
+Result<void> DeltaWriter::BecomeComplete(std::string_view last_key) {
+  CAIRN_TRY_ASSIGN(writer_, TableWriter::Create(storage_, id_));
+  CAIRN_TRY(WriteMerged(base_.size(), last_key));
+  compared_.reset();
+  differences_.Clear();
+  return {};
+}
+
+/// Writes the differences and the newest `table_count` tables of the base, up to `last_key`.
+Result<void> DeltaWriter::WriteMerged(size_t table_count,
+                                      std::optional<std::string_view> last_key) {
+  const bool keep_tombstones = table_count < base_.size();
+  const auto write = [&](std::string_view key, std::span<const std::byte> value) -> Result<void> {
+    if (!value.empty()) return writer_->Add(key, value);
+    return keep_tombstones ? writer_->AddTombstone(key) : Result<void>();
+  };
+  const auto merged = std::span(base_).first(table_count);
+  MergeIterator older(merged, TableAccess::kBulk);
+  CAIRN_TRY(older.Seek({}));
+  RecordBuffer::Cursor newer(differences_);
+  while (true) {
+    const bool has_older = older.Valid() && (!last_key || older.key() <= *last_key);
+    if (!has_older && !newer.Valid()) return {};
+    if (newer.Valid() && (!has_older || newer.key() <= older.key())) {
+      const bool is_hidden = has_older && newer.key() == older.key();
+      CAIRN_TRY(write(newer.key(), newer.value()));
+      if (is_hidden) CAIRN_TRY(older.Next());
+      newer.Next();
+    } else {
+      CAIRN_TRY(write(older.key(), older.value()));
+      CAIRN_TRY(older.Next());
+    }
+  }
+}
+
+/// Returns how many tables of the base are merged into the new one if nothing else differs.
+size_t DeltaWriter::MergeDepth() const {
+  uint64_t merged_records = differences_.record_count();
+  size_t depth = 0;
+  for (; depth < base_.size(); ++depth) {
+    const uint64_t next_records = base_[depth]->info().record_count;
+    const bool is_small = next_records <= kMergeFactor * merged_records;
+    const bool is_too_many = base_.size() - depth + 1 > kMaxTables;
+    if (!is_small && !is_too_many) break;
+    merged_records += next_records;
+  }
+  return depth;
+}
+
+}  // namespace cairn::kv::internal

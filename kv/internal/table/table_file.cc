@@ -1,0 +1,104 @@
+#include "kv/internal/table/table_file.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+#include "kv/internal/index/table_check.h"
+#include "kv/internal/table/stream_checksum.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+constexpr uint64_t kTailBytes = 64 << 10;
+constexpr uint64_t kVerifyReadBytes = 1 << 20;
+constexpr uint64_t kFooterBytes = 53;
+constexpr uint64_t kBlockTailBytes = 5;
+
+/// Removes a LEB128 number from the front and returns it.
+std::optional<uint64_t> TakeVarint(std::span<const std::byte>& bytes) {
+  uint64_t value = 0;
+  for (unsigned shift = 0; shift < 64 && !bytes.empty(); shift += 7) {
+    const auto byte = std::to_integer<uint64_t>(bytes.front());
+    bytes = bytes.subspan(1);
+    value |= (byte & 0x7f) << shift;
+    if (byte < 0x80) return value;
+  }
+  return std::nullopt;
+}
+
+/// Returns whether the index block of which the footer has the position is inside the file. The
+/// footer has no checksum, and RocksDB allocates the length that it reads there.
+bool HasSoundIndexHandle(uint64_t file_bytes, std::span<const std::byte> footer) {
+  footer = footer.subspan(1);  // checksum type, then the handles of the meta index and of the index
+  uint64_t numbers[4];
+  for (uint64_t& number : numbers) {
+    const auto taken = TakeVarint(footer);
+    if (!taken) return false;
+    number = *taken;
+  }
+  const auto [meta_offset_bytes, meta_bytes, index_offset_bytes, index_bytes] = numbers;
+  const uint64_t limit = file_bytes - kFooterBytes - kBlockTailBytes;
+  return index_bytes <= limit && index_offset_bytes <= limit - index_bytes;
+}
+
+Error Damaged(const TableFile& file, std::string what) {
+  return Error{.code = ErrorCode::kDataLoss, .message = std::move(what), .file = file.name()};
+}
+
+}  // namespace
+
+Result<TableFile> TableFile::Open(std::shared_ptr<Storage> storage, const TableInfo& info) {
+  CAIRN_TRY_ASSIGN(ObjectReader object,
+                   ObjectReader::Open(std::move(storage), ObjectName(ObjectKind::kTable, info.id)));
+  TableFile file(std::move(object));
+  if (file.size_bytes() != info.file_bytes) {
+    return Fail(Damaged(file, fmt::format("the table has {} bytes and not {}", file.size_bytes(),
+                                          info.file_bytes)));
+  }
+  CAIRN_TRY(file.LoadTail());
+  const auto read = [&file](uint64_t offset_bytes, std::span<std::byte> target) {
+    return file.ReadAt(offset_bytes, target).has_value();
+  };
+  if (!HasSoundProperties(file.size_bytes(), read) ||
+      !HasSoundIndexHandle(file.size_bytes(), std::span(file.tail_).last(kFooterBytes))) {
+    return Fail(Damaged(file, "the footer or the properties of the table are damaged"));
+  }
+  return file;
+}
+
+Result<void> TableFile::LoadTail() {
+  const uint64_t tail_bytes = std::min(size_bytes(), kTailBytes);
+  tail_offset_bytes_ = size_bytes() - tail_bytes;
+  std::vector<std::byte> tail(tail_bytes);
+  CAIRN_TRY(object_.ReadAt(tail_offset_bytes_, tail));
+  tail_ = std::move(tail);
+  return {};
+}
+
+Result<void> TableFile::ReadAt(uint64_t offset_bytes, std::span<std::byte> target) const {
+  if (offset_bytes >= tail_offset_bytes_ && offset_bytes <= size_bytes() &&
+      target.size() <= size_bytes() - offset_bytes) {
+    const auto source = std::span(tail_).subspan(offset_bytes - tail_offset_bytes_, target.size());
+    std::ranges::copy(source, target.begin());
+    return {};
+  }
+  return object_.ReadAt(offset_bytes, target);
+}
+
+Result<void> TableFile::VerifyDigest(uint64_t digest) const {
+  StreamChecksum64 checksum;
+  std::vector<std::byte> buffer(std::min(size_bytes(), kVerifyReadBytes));
+  for (uint64_t at = 0; at < size_bytes(); at += buffer.size()) {
+    const auto piece = std::span(buffer).first(std::min(size_bytes() - at, kVerifyReadBytes));
+    CAIRN_TRY(object_.ReadAt(at, piece));
+    checksum.Update(piece);
+  }
+  if (checksum.value() == digest) return {};
+  return Fail(Damaged(*this, fmt::format("the XXH3-64 of the table is {:016x} and not {:016x}",
+                                         checksum.value(), digest)));
+}
+
+}  // namespace cairn::kv::internal

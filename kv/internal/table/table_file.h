@@ -1,0 +1,38 @@
+#pragma once
+/// The file of a table, checked so far that RocksDB can parse it.
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kv/error.h"
+#include "kv/internal/storage/object_reader.h"
+#include "kv/internal/table/table_info.h"
+
+namespace cairn::kv::internal {
+
+/// Keeps the last 64 KiB of the file in memory: opening a table reads them in one request, and a
+/// table that is not larger is not read again. Threads: many may call const members at once.
+class TableFile {
+ public:
+  /// kNotFound: there is no such table. kDataLoss: it has another length, or the footer or the
+  /// properties are damaged.
+  static Result<TableFile> Open(std::shared_ptr<Storage> storage, const TableInfo& info);
+
+  const std::string& name() const { return object_.name(); }
+  uint64_t size_bytes() const { return object_.size_bytes(); }
+  /// Fills `target`. kDataLoss: the file ends before the range does.
+  Result<void> ReadAt(uint64_t offset_bytes, std::span<std::byte> target) const;
+  /// Reads the complete file again and compares its XXH3-64 with `digest`. kDataLoss: they differ.
+  Result<void> VerifyDigest(uint64_t digest) const;
+
+ private:
+  explicit TableFile(ObjectReader object) : object_(std::move(object)) {}
+  Result<void> LoadTail();
+
+  ObjectReader object_;
+  uint64_t tail_offset_bytes_ = 0;
+  std::vector<std::byte> tail_;
+};
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,55 @@
+#include "kv/internal/table/table_stack.h"
+
+#include <fmt/format.h>
+
+#include "kv/internal/index/index.h"
+#include "kv/internal/table/merge_iterator.h"
+
+namespace cairn::kv::internal {
+
+TableStack::TableStack(std::vector<std::shared_ptr<const TableReader>> tables)
+    : tables_(std::move(tables)) {
+  CAIRN_CHECK(tables_.size() <= kMaxTables);
+}
+
+Result<TableStack> TableStack::Open(const std::shared_ptr<Storage>& storage,
+                                    std::span<const TableInfo> infos) {
+  if (infos.size() > kMaxTables) {
+    return Fail(ErrorCode::kDataLoss, fmt::format("a step has {} tables, more than the limit of {}",
+                                                  infos.size(), kMaxTables));
+  }
+  std::vector<std::shared_ptr<const TableReader>> tables;
+  for (const TableInfo& info : infos) {
+    CAIRN_TRY_ASSIGN(auto table, TableReader::Open(storage, info));
+    tables.push_back(std::move(table));
+  }
+  return TableStack(std::move(tables));
+}
+
+Result<std::optional<std::vector<std::byte>>> TableStack::Get(std::string_view key) const {
+  for (const auto& table : tables_) {
+    CAIRN_TRY_ASSIGN(auto value, table->Get(key));
+    if (!value) continue;
+    if (value->empty()) break;
+    return value;
+  }
+  return std::nullopt;
+}
+
+Result<void> TableStack::Scan(std::string_view prefix, const Visit& visit) const {
+  MergeIterator iterator(tables_, prefix.empty() ? TableAccess::kBulk : TableAccess::kLookup);
+  AlignedBytes aligned;
+  CAIRN_TRY(iterator.Seek(prefix));
+  while (iterator.Valid() && iterator.key().starts_with(prefix)) {
+    const auto value = iterator.value();
+    if (!value.empty()) {
+      const std::string_view text(reinterpret_cast<const char*>(value.data()), value.size());
+      CAIRN_TRY_ASSIGN(const bool more, visit(iterator.key(), aligned.Assign(text)));
+      if (!more) return {};
+    }
+    CAIRN_TRY(iterator.Next());
+  }
+  return {};
+}
+
+}  // namespace cairn::kv::internal

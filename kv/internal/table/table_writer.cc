@@ -1,0 +1,107 @@
+#include "kv/internal/table/table_writer.h"
+
+#include <rocksdb/sst_file_writer.h>
+
+#include <string>
+
+#include "kv/internal/table/stream_checksum.h"
+#include "kv/internal/table/table_file_system.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+/// Counts and hashes what is appended to an object.
+class DigestingWriter final : public ObjectWriter {
+ public:
+  explicit DigestingWriter(std::unique_ptr<ObjectWriter> object) : object_(std::move(object)) {}
+
+  Result<void> Append(std::span<const std::byte> bytes) override {
+    checksum_.Update(bytes);
+    size_bytes_ += bytes.size();
+    return object_->Append(bytes);
+  }
+  Result<void> Finish() override { return object_->Finish(); }
+
+  uint64_t size_bytes() const { return size_bytes_; }
+  uint64_t digest() const { return checksum_.value(); }
+
+ private:
+  std::unique_ptr<ObjectWriter> object_;
+  StreamChecksum64 checksum_;
+  uint64_t size_bytes_ = 0;
+};
+
+}  // namespace
+
+struct TableWriter::State {
+  State(std::unique_ptr<ObjectWriter> object, const ObjectId& object_id)
+      : id(object_id),
+        name(ObjectName(ObjectKind::kTable, object_id)),
+        output(std::move(object)),
+        environment(WriteEnvironment(output)),
+        options(TableOptions(*environment)),
+        writer(std::make_unique<rocksdb::SstFileWriter>(rocksdb::EnvOptions(), options,
+                                                        /*column_family=*/nullptr,
+                                                        /*invalidate_page_cache=*/false)) {}
+
+  const ObjectId id;
+  const std::string name;
+  DigestingWriter output;
+  std::unique_ptr<rocksdb::Env> environment;
+  rocksdb::Options options;
+  std::unique_ptr<rocksdb::SstFileWriter> writer;
+  uint64_t record_count = 0;
+};
+
+TableWriter::TableWriter(std::unique_ptr<State> state) : state_(std::move(state)) {}
+TableWriter::~TableWriter() = default;
+
+Result<std::unique_ptr<TableWriter>> TableWriter::Create(Storage& storage, const ObjectId& id) {
+  CAIRN_TRY_ASSIGN(auto object, storage.Create(ObjectName(ObjectKind::kTable, id)));
+  auto state = std::make_unique<State>(std::move(object), id);
+  const rocksdb::Status opened = state->writer->Open(state->name);
+  if (!opened.ok()) return Fail(TableError(opened, "cannot create a table", state->name));
+  return std::unique_ptr<TableWriter>(new TableWriter(std::move(state)));
+}
+
+Result<void> TableWriter::Add(std::string_view key, std::span<const std::byte> value) {
+  if (value.empty()) {
+    return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                      .message = "a record with an empty value would be a tombstone",
+                      .file = state_->name});
+  }
+  return Put(key, {reinterpret_cast<const char*>(value.data()), value.size()});
+}
+
+Result<void> TableWriter::AddTombstone(std::string_view key) { return Put(key, {}); }
+
+Result<void> TableWriter::Put(std::string_view key, std::string_view value) {
+  const rocksdb::Status status =
+      state_->writer->Put({key.data(), key.size()}, {value.data(), value.size()});
+  if (!status.ok()) {
+    Error error = TableError(status, "cannot add a record to the table", state_->name);
+    if (status.IsInvalidArgument()) error.code = ErrorCode::kInvalidArgument;
+    return Fail(std::move(error));
+  }
+  ++state_->record_count;
+  return {};
+}
+
+uint64_t TableWriter::record_count() const { return state_->record_count; }
+
+Result<TableInfo> TableWriter::Finish() {
+  if (state_->record_count == 0) {
+    return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                      .message = "a table needs at least one record",
+                      .file = state_->name});
+  }
+  const rocksdb::Status status = state_->writer->Finish();
+  if (!status.ok()) return Fail(TableError(status, "cannot finish the table", state_->name));
+  CAIRN_TRY(state_->output.Finish());
+  return TableInfo{.id = state_->id,
+                   .file_bytes = state_->output.size_bytes(),
+                   .record_count = state_->record_count,
+                   .digest = state_->output.digest()};
+}
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,47 @@
+#pragma once
+/// Writes a table: sorted records in RocksDB's table format, as one immutable object.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "kv/error.h"
+#include "kv/internal/table/table_info.h"
+#include "kv/storage.h"
+
+namespace cairn::kv::internal {
+
+/// A tombstone is a record with an empty value: RocksDB's own deletions are invisible to whoever
+/// reads a table by itself, but the merge of tables needs them.
+///
+/// Memory: a few MiB. Threads: one.
+class TableWriter {
+ public:
+  /// Begins the table. `storage` must outlive the writer.
+  static Result<std::unique_ptr<TableWriter>> Create(Storage& storage, const ObjectId& id);
+  /// Discards the table unless Finish succeeded.
+  ~TableWriter();
+
+  /// kInvalidArgument: `key` is not greater than the key before, or `value` is empty. kUnavailable,
+  /// kResourceExhausted: the storage cannot be written. After any error the table is to be
+  /// discarded.
+  Result<void> Add(std::string_view key, std::span<const std::byte> value);
+  /// Adds a record that hides the older records of `key`. Has the errors of Add.
+  Result<void> AddTombstone(std::string_view key);
+
+  /// Counts records and tombstones.
+  uint64_t record_count() const;
+  /// Makes the table durable. Nothing can be added after this. kInvalidArgument: it has no records.
+  /// kUnavailable, kResourceExhausted: the storage cannot be written.
+  Result<TableInfo> Finish();
+
+ private:
+  struct State;
+  explicit TableWriter(std::unique_ptr<State> state);
+  Result<void> Put(std::string_view key, std::string_view value);
+
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,184 @@
+// A save writes what differs, and the tables of a step stay few and small.
+
+#include "kv/internal/table/delta_writer.h"
+
+#include "tests/kv/table/table_test_support.h"
+#include "tests/support/seeded_random.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+using cairn::testing::IsError;
+using cairn::testing::SeededRandom;
+
+class DeltaWriterTest : public TableStorageTest {
+ protected:
+  Result<std::vector<TableInfo>> Save(const TableStack& base, const Records& records) {
+    CAIRN_TRY_ASSIGN(const auto writer, DeltaWriter::Create(*storage(), NewObjectId(1), base));
+    for (const auto& [key, value] : records) CAIRN_TRY(writer->Add(key, Bytes(value)));
+    return writer->Finish();
+  }
+  Result<TableStack> SaveAndOpen(const TableStack& base, const Records& records) {
+    CAIRN_TRY_ASSIGN(const auto tables, Save(base, records));
+    return TableStack::Open(storage(), tables);
+  }
+};
+CAIRN_INSTANTIATE_STORAGES(DeltaWriterTest);
+
+Records Numbered(int count, const std::string& value) {
+  Records records;
+  for (int i = 0; i < count; ++i) records.emplace(fmt::format("key{:06}", i), value);
+  return records;
+}
+
+std::vector<uint64_t> Counts(const TableStack& stack) {
+  std::vector<uint64_t> counts;
+  for (const auto& table : stack.tables()) counts.push_back(table->info().record_count);
+  return counts;
+}
+
+TEST_P(DeltaWriterTest, FirstStepIsOneCompleteTable) {
+  const Records records = Numbered(1000, "value");
+
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TableStack stack, SaveAndOpen({}, records));
+
+  EXPECT_THAT(Counts(stack), ::testing::ElementsAre(1000));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ScanAll(stack));
+  EXPECT_EQ(read, records);
+}
+
+TEST_P(DeltaWriterTest, OnlyDifferencesAreWritten) {
+  Records records = Numbered(1000, "value");
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TableStack base, SaveAndOpen({}, records));
+  records["key000500"] = "changed";
+  records["key000500b"] = "added";
+  records.erase("key000999");
+
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TableStack stack, SaveAndOpen(base, records));
+
+  EXPECT_THAT(Counts(stack), ::testing::ElementsAre(3, 1000));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Records newest, ReadAll(*stack.tables()[0]));
+  EXPECT_EQ(newest,
+            (Records{{"key000500", "changed"}, {"key000500b", "added"}, {"key000999", ""}}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ScanAll(stack));
+  EXPECT_EQ(read, records);
+}
+
+TEST_P(DeltaWriterTest, EqualStepWritesNothing) {
+  const Records records = Numbered(100, "value");
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto tables, Save({}, records));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TableStack base, TableStack::Open(storage(), tables));
+
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto again, Save(base, records));
+
+  EXPECT_EQ(again, tables);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto names, storage()->List("tables/"));
+  EXPECT_EQ(names.size(), 1u);
+}
+
+TEST_P(DeltaWriterTest, ManyDifferencesMakeACompleteTable) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TableStack base, SaveAndOpen({}, Numbered(1000, "value")));
+  Records records = Numbered(1000, "value");
+  for (int i = 300; i < 700; ++i) records[fmt::format("key{:06}", i)] = "changed";
+  for (int i = 100; i < 200; ++i) records.erase(fmt::format("key{:06}", i));
+
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TableStack stack, SaveAndOpen(base, records));
+
+  EXPECT_THAT(Counts(stack), ::testing::ElementsAre(900));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ReadAll(*stack.tables()[0]));
+  EXPECT_EQ(read, records);
+}
+
+TEST_P(DeltaWriterTest, StepWithoutRecordsHasNoTables) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TableStack base, SaveAndOpen({}, Numbered(10, "value")));
+
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto tables, Save(base, {}));
+  EXPECT_THAT(tables, ::testing::IsEmpty());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto none, Save({}, {}));
+  EXPECT_THAT(none, ::testing::IsEmpty());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto names, storage()->List("tables/"));
+  EXPECT_EQ(names.size(), 1u);
+}
+
+TEST_P(DeltaWriterTest, ReaddedKeyReplacesItsTombstone) {
+  Records records = Numbered(1000, "value");
+  CAIRN_ASSERT_OK_AND_ASSIGN(TableStack stack, SaveAndOpen({}, records));
+  records.erase("key000007");
+  CAIRN_ASSERT_OK_AND_ASSIGN(stack, SaveAndOpen(stack, records));
+  records["key000007"] = "again";
+
+  CAIRN_ASSERT_OK_AND_ASSIGN(stack, SaveAndOpen(stack, records));
+
+  EXPECT_THAT(Counts(stack), ::testing::ElementsAre(1, 1000));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ScanAll(stack));
+  EXPECT_EQ(read, records);
+}
+
+// Differences of more than 64 MiB are not kept in memory.
+TEST_P(DeltaWriterTest, LargeDifferencesMakeACompleteTable) {
+  Records records = Numbered(1000, "value");
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TableStack base, SaveAndOpen({}, records));
+  for (int i = 500; i < 580; ++i) records[fmt::format("key{:06}", i)] = std::string(1 << 20, 'x');
+
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TableStack stack, SaveAndOpen(base, records));
+
+  EXPECT_THAT(Counts(stack), ::testing::ElementsAre(1000));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ReadAll(*stack.tables()[0]));
+  EXPECT_EQ(read, records);
+}
+
+TEST_P(DeltaWriterTest, RecordsInTheWrongOrderAreRefused) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TableStack base, SaveAndOpen({}, Numbered(10, "value")));
+  for (const TableStack& stack : {TableStack(), base}) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer,
+                               DeltaWriter::Create(*storage(), NewObjectId(1), stack));
+    CAIRN_ASSERT_OK(writer->Add("key000005", Bytes("value")));
+    EXPECT_THAT(writer->Add("key000005", Bytes("value")),
+                IsError(ErrorCode::kInvalidArgument, "order"));
+    EXPECT_THAT(writer->Add("key000006", {}), IsError(ErrorCode::kInvalidArgument, "empty"));
+  }
+}
+
+/// Changes a few records, some, or most of them.
+void Mutate(SeededRandom& random, Records& records) {
+  const uint64_t kind = random.Between(0, 30);
+  const uint64_t changes = kind == 0 ? 2000 : kind < 5 ? 100 : random.Between(0, 5);
+  for (uint64_t i = 0; i < changes; ++i) {
+    const std::string key = fmt::format("key{}", random.Between(0, 2500));
+    if (random.Chance(0.4)) {
+      records.erase(key);
+    } else {
+      records[key] = fmt::format("value{}", random.Between(0, 1'000'000));
+    }
+  }
+  if (kind == 1 && random.Chance(0.2)) records.clear();
+  records["step"] = fmt::format("record{}", random.Between(0, 1'000'000));
+}
+
+// Property: the contents are those of a map, and the tables have the promised number and size.
+TEST_P(DeltaWriterTest, ManySavesKeepTheContentsAndTheBounds) {
+  SeededRandom random;
+  Records records = Numbered(2000, "value");
+  CAIRN_ASSERT_OK_AND_ASSIGN(TableStack stack, SaveAndOpen({}, records));
+  for (int save = 0; save < 200; ++save) {
+    SCOPED_TRACE(fmt::format("save {}", save));
+    const size_t base_size = stack.tables().size();
+    Mutate(random, records);
+
+    CAIRN_ASSERT_OK_AND_ASSIGN(stack, SaveAndOpen(stack, records));
+
+    CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ScanAll(stack));
+    ASSERT_EQ(read, records);
+    const std::vector<uint64_t> counts = Counts(stack);
+    ASSERT_LE(counts.size(), std::min<size_t>(base_size + 1, kMaxTables));
+    for (size_t i = 1; i < counts.size(); ++i) ASSERT_GT(counts[i], 4 * counts[i - 1]);
+    uint64_t sum = 0;
+    for (const uint64_t count : counts) sum += count;
+    ASSERT_LE(3 * sum, 4 * counts.back());
+    ASSERT_LE(sum, 2 * records.size());
+    CAIRN_ASSERT_OK(stack.tables().front()->Verify());
+  }
+}
+
+}  // namespace
+}  // namespace cairn::kv::internal

@@ -1,0 +1,213 @@
+// A table contains what was written, and damage is found instead of read.
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "kv/internal/table/table_reader.h"
+#include "kv/internal/table/table_writer.h"
+#include "tests/kv/table/table_test_support.h"
+#include "tests/support/seeded_random.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+using cairn::testing::IsError;
+using cairn::testing::SeededRandom;
+
+class TableTest : public TableStorageTest {};
+CAIRN_INSTANTIATE_STORAGES(TableTest);
+
+/// `count` records of which a few are tombstones, so that there are several blocks of records.
+Records ManyRecords(int count) {
+  SeededRandom random(7);
+  Records records;
+  for (int i = 0; i < count; ++i) {
+    std::string value(random.Between(0, 20) == 0 ? 0 : random.Between(1, 200), '\0');
+    random.Fill(std::as_writable_bytes(std::span(value)));
+    records.emplace(fmt::format("model.layers.{}.weight", i), std::move(value));
+  }
+  return records;
+}
+
+TEST_P(TableTest, ReturnsWhatWasWritten) {
+  const Records records = ManyRecords(5000);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto table, WriteAndOpen(records));
+
+  EXPECT_EQ(table->info().record_count, records.size());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ReadAll(*table));
+  EXPECT_EQ(read, records);
+  for (const auto& [key, value] : records) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto got, table->Get(key));
+    ASSERT_TRUE(got.has_value()) << key;
+    EXPECT_EQ(Text(*got), value);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto absent, table->Get(key + "x"));
+    EXPECT_FALSE(absent.has_value());
+  }
+  CAIRN_EXPECT_OK(table->Verify());
+}
+
+TEST_P(TableTest, IteratorSeeksToTheNextKey) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto table, WriteAndOpen({{"b", "1"}, {"d", "2"}}));
+  const auto iterator = table->NewIterator(TableAccess::kLookup);
+
+  CAIRN_ASSERT_OK(iterator->Seek("c"));
+  ASSERT_TRUE(iterator->Valid());
+  EXPECT_EQ(iterator->key(), "d");
+  CAIRN_ASSERT_OK(iterator->Next());
+  EXPECT_FALSE(iterator->Valid());
+  CAIRN_ASSERT_OK(iterator->Seek("e"));
+  EXPECT_FALSE(iterator->Valid());
+}
+
+TEST_P(TableTest, KeysAndValuesAreAnyBytes) {
+  const Records records = {{std::string(1, '\0'), std::string(3, '\0')},
+                           {std::string("a\0b", 3), "1"},
+                           {std::string(3, '\xff'), std::string(100'000, 'x')}};
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto table, WriteAndOpen(records));
+
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ReadAll(*table));
+  EXPECT_EQ(read, records);
+}
+
+TEST_P(TableTest, WriterRefusesWrongRecords) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, TableWriter::Create(*storage(), NewObjectId(1)));
+
+  CAIRN_ASSERT_OK(writer->Add("b", Bytes("1")));
+  EXPECT_THAT(writer->Add("c", {}), IsError(ErrorCode::kInvalidArgument, "empty value"));
+  EXPECT_THAT(writer->Add("b", Bytes("2")), IsError(ErrorCode::kInvalidArgument, "order"));
+  EXPECT_THAT(writer->AddTombstone("a"), IsError(ErrorCode::kInvalidArgument, "order"));
+  EXPECT_THAT(Write({}), IsError(ErrorCode::kInvalidArgument, "at least one record"));
+}
+
+TEST_P(TableTest, UnfinishedTableIsDiscarded) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(auto writer, TableWriter::Create(*storage(), NewObjectId(1)));
+  CAIRN_ASSERT_OK(writer->Add("b", Bytes("1")));
+
+  writer.reset();
+
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto names, storage()->List("tables/"));
+  EXPECT_THAT(names, ::testing::IsEmpty());
+}
+
+TEST_P(TableTest, AbsentTableIsNotFound) {
+  EXPECT_THAT(TableReader::Open(storage(), TableInfo{.id = NewObjectId(1), .file_bytes = 100}),
+              IsError(ErrorCode::kNotFound, ""));
+}
+
+TEST_P(TableTest, OtherLengthIsDamage) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(TableInfo info, Write({{"a", "1"}}));
+  ++info.file_bytes;
+
+  EXPECT_THAT(TableReader::Open(storage(), info), IsError(ErrorCode::kDataLoss, "bytes and not"));
+}
+
+TEST_P(TableTest, OtherRecordCountIsDamage) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(TableInfo info, Write({{"a", "1"}}));
+  ++info.record_count;
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto table, TableReader::Open(storage(), info));
+
+  EXPECT_THAT(table->Verify(), IsError(ErrorCode::kDataLoss, "1 records and not 2"));
+}
+
+/// Expects that a damaged table is refused or that its records are right, and that Verify finds the
+/// damage.
+void ExpectFound(const std::shared_ptr<Storage>& storage, const TableInfo& info,
+                 const Records& records) {
+  const auto table = TableReader::Open(storage, info);
+  if (!table) {
+    EXPECT_THAT(table, IsError(ErrorCode::kDataLoss, ""));
+    return;
+  }
+  EXPECT_THAT((*table)->Verify(), IsError(ErrorCode::kDataLoss, ""));
+  const auto read = ReadAll(**table);
+  if (read) {
+    EXPECT_EQ(*read, records);
+  } else {
+    EXPECT_THAT(read, IsError(ErrorCode::kDataLoss, ""));
+  }
+  for (const auto& [key, value] : records) {
+    const auto got = (*table)->Get(key);
+    if (!got) continue;
+    EXPECT_EQ(*got ? std::optional(Text(**got)) : std::nullopt, value);
+  }
+}
+
+class TableDamageTest : public TableStorageTest {};
+INSTANTIATE_TEST_SUITE_P(Storages, TableDamageTest, ::testing::Values("memory"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST_P(TableDamageTest, EveryFlippedBitIsFound) {
+  const Records records = ManyRecords(20);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TableInfo info, Write(records));
+  CAIRN_ASSERT_OK_AND_ASSIGN(std::vector<std::byte> bytes, ReadTable(info));
+
+  for (size_t i = 0; i < bytes.size() && !HasFailure(); ++i) {
+    for (const std::byte mask : {std::byte{1}, std::byte{0x80}, std::byte{0xff}}) {
+      SCOPED_TRACE(fmt::format("byte {} of {}", i, bytes.size()));
+      bytes[i] ^= mask;
+      CAIRN_ASSERT_OK_AND_ASSIGN(const TableInfo damaged, ReplaceTable(info, bytes));
+      ExpectFound(storage(), damaged, records);
+      bytes[i] ^= mask;
+      CAIRN_ASSERT_OK(storage()->Remove(ObjectName(ObjectKind::kTable, damaged.id)));
+    }
+  }
+}
+
+TEST_P(TableDamageTest, FlipsInALargeTableAreFound) {
+  const Records records = ManyRecords(5000);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TableInfo info, Write(records));
+  CAIRN_ASSERT_OK_AND_ASSIGN(std::vector<std::byte> bytes, ReadTable(info));
+  SeededRandom random;
+
+  for (int round = 0; round < 10 && !HasFailure(); ++round) {
+    const size_t i = random.Between(0, bytes.size() - 1);
+    SCOPED_TRACE(fmt::format("byte {} of {}", i, bytes.size()));
+    bytes[i] ^= std::byte{4};
+    CAIRN_ASSERT_OK_AND_ASSIGN(const TableInfo damaged, ReplaceTable(info, bytes));
+    ExpectFound(storage(), damaged, records);
+    bytes[i] ^= std::byte{4};
+  }
+}
+
+TEST_P(TableDamageTest, EveryTruncationIsFound) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TableInfo info, Write(ManyRecords(20)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<std::byte> bytes, ReadTable(info));
+
+  for (size_t size = 0; size < bytes.size() && !HasFailure(); ++size) {
+    SCOPED_TRACE(fmt::format("{} of {} bytes", size, bytes.size()));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const TableInfo damaged,
+                               ReplaceTable(info, std::span(bytes).first(size)));
+    EXPECT_THAT(TableReader::Open(storage(), damaged), IsError(ErrorCode::kDataLoss, ""));
+    CAIRN_ASSERT_OK(storage()->Remove(ObjectName(ObjectKind::kTable, damaged.id)));
+  }
+}
+
+TEST_P(TableDamageTest, RandomBytesAreNotATable) {
+  SeededRandom random;
+  for (int round = 0; round < 100; ++round) {
+    std::vector<std::byte> bytes(random.Between(0, 300));
+    random.Fill(bytes);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const TableInfo info, ReplaceTable(TableInfo{}, bytes));
+    EXPECT_THAT(TableReader::Open(storage(), info), IsError(ErrorCode::kDataLoss, ""));
+  }
+}
+
+// RocksDB must not depend on threads of the parent.
+TEST_P(TableTest, ForkedChildReadsAndWritesTables) {
+  const Records records = ManyRecords(1000);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto parents, WriteAndOpen(records));
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(60);
+    const auto own = WriteAndOpen(records);
+    const bool same = own && ReadAll(**own) == records && ReadAll(*parents) == records &&
+                      (*own)->Verify().has_value();
+    ::_exit(same ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+}  // namespace
+}  // namespace cairn::kv::internal
