@@ -29,6 +29,7 @@ Result<std::unique_ptr<DeltaWriter>> DeltaWriter::Create(Storage& storage, const
 }
 
 Result<void> DeltaWriter::Add(std::string_view key, std::span<const std::byte> value) {
+  if (writer_ != nullptr) return writer_->Add(key, value);
   CAIRN_TRY(CheckRecord(key, value));
   CAIRN_TRY(DeleteBefore(key));
   if (writer_ != nullptr) return writer_->Add(key, value);

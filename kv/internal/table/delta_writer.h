@@ -64,7 +64,7 @@ class DeltaWriter {
   Storage& storage_;
   const ObjectId id_;
   const std::vector<std::shared_ptr<const TableReader>> base_;
-  std::optional<std::string> last_key_;  // that was added
+  std::optional<std::string> last_key_;  // that was compared
 
   // Until it is known that the table is a complete one: the first live record of the base that is
   // not compared yet, and what differed.

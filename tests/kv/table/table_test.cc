@@ -3,6 +3,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "kv/internal/table/table_reader.h"
 #include "kv/internal/table/table_writer.h"
 #include "tests/kv/table/table_test_support.h"
@@ -180,6 +182,23 @@ TEST_P(TableDamageTest, EveryTruncationIsFound) {
     EXPECT_THAT(TableReader::Open(storage(), damaged), IsError(ErrorCode::kDataLoss, ""));
     CAIRN_ASSERT_OK(storage()->Remove(ObjectName(ObjectKind::kTable, damaged.id)));
   }
+}
+
+// No checksum covers the footer, and RocksDB allocates the length of the index that it states.
+TEST_P(TableDamageTest, FooterWithAHugeIndexIsRefused) {
+  constexpr size_t kFooterBytes = 53;
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TableInfo info, Write(ManyRecords(20)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(std::vector<std::byte> bytes, ReadTable(info));
+  const auto footer = std::span(bytes).last(kFooterBytes);
+  // Skips the checksum type, and the offset and the length of the meta index.
+  size_t at = 1;
+  for (int numbers = 0; numbers < 2; ++at) numbers += footer[at] < std::byte{0x80} ? 1 : 0;
+  const std::string huge = std::string(1, '\0') + std::string(8, '\xff') + "\x3f";
+  std::ranges::copy(Bytes(huge), footer.begin() + static_cast<ptrdiff_t>(at));
+
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TableInfo damaged, ReplaceTable(info, bytes));
+
+  EXPECT_THAT(TableReader::Open(storage(), damaged), IsError(ErrorCode::kDataLoss, "footer"));
 }
 
 TEST_P(TableDamageTest, RandomBytesAreNotATable) {
