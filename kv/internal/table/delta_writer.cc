@@ -30,6 +30,7 @@ Result<std::unique_ptr<DeltaWriter>> DeltaWriter::Create(Storage& storage, const
 
 Result<void> DeltaWriter::Add(std::string_view key, std::span<const std::byte> value) {
   if (writer_ != nullptr) return writer_->Add(key, value);
+  CAIRN_TRY(CheckOrder(key));
   CAIRN_TRY(CheckRecord(key, value));
   CAIRN_TRY(DeleteBefore(key));
   if (writer_ != nullptr) return writer_->Add(key, value);
@@ -62,12 +63,9 @@ Result<std::vector<TableInfo>> DeltaWriter::Finish() {
   return tables;
 }
 
-Result<void> DeltaWriter::CheckRecord(std::string_view key, std::span<const std::byte> value) {
+Result<void> DeltaWriter::CheckOrder(std::string_view key) {
   if (last_key_ && key <= *last_key_) {
     return Fail(ErrorCode::kInvalidArgument, "the records of a step are not in the order of keys");
-  }
-  if (value.empty()) {
-    return Fail(ErrorCode::kInvalidArgument, "a record of a step has an empty value");
   }
   last_key_ = key;
   return {};

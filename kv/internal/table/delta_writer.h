@@ -43,7 +43,7 @@ class DeltaWriter {
   ~DeltaWriter();
 
   /// Adds a record of the new step. kInvalidArgument: `key` is not greater than the key before, or
-  /// `value` is empty.
+  /// CheckRecord refuses the record.
   Result<void> Add(std::string_view key, std::span<const std::byte> value);
 
   /// Makes the new table durable and returns the tables of the new step, newest first. If nothing
@@ -53,7 +53,7 @@ class DeltaWriter {
 
  private:
   DeltaWriter(Storage& storage, const ObjectId& id, const TableStack& base);
-  Result<void> CheckRecord(std::string_view key, std::span<const std::byte> value);
+  Result<void> CheckOrder(std::string_view key);
   Result<void> SkipTombstones();
   Result<void> DeleteBefore(std::optional<std::string_view> end);
   Result<void> AddDifference(std::string_view key, std::span<const std::byte> value);

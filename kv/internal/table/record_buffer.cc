@@ -2,9 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
-
-#include "kv/error.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -14,8 +11,6 @@ constexpr size_t kBlockBytes = 1 << 20;
 }  // namespace
 
 void RecordBuffer::Add(std::string_view key, std::span<const std::byte> value) {
-  constexpr size_t kLimit = std::numeric_limits<uint32_t>::max();
-  CAIRN_CHECK(key.size() <= kLimit && value.size() <= kLimit);
   const Header header{.key_bytes = static_cast<uint32_t>(key.size()),
                       .value_bytes = static_cast<uint32_t>(value.size())};
   const size_t record_bytes = sizeof(header) + key.size() + value.size();

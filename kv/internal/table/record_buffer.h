@@ -12,6 +12,7 @@ namespace cairn::kv::internal {
 /// Keeps records in blocks, so that growing never copies what is there. Threads: one.
 class RecordBuffer {
  public:
+  /// Requires a key and a value that CheckRecord accepts.
   void Add(std::string_view key, std::span<const std::byte> value);
   void Clear();
 
@@ -19,7 +20,7 @@ class RecordBuffer {
   /// Memory of the records, with what each of them costs.
   uint64_t size_bytes() const { return size_bytes_; }
 
-  /// A position in a buffer, to which nothing may be added meanwhile.
+  /// A position in a buffer. Adding to the buffer invalidates it.
   class Cursor {
    public:
     explicit Cursor(const RecordBuffer& buffer);

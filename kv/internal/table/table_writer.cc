@@ -1,5 +1,6 @@
 #include "kv/internal/table/table_writer.h"
 
+#include <fmt/format.h>
 #include <rocksdb/sst_file_writer.h>
 
 #include <string>
@@ -33,6 +34,18 @@ class DigestingWriter final : public ObjectWriter {
 
 }  // namespace
 
+Result<void> CheckRecord(std::string_view key, std::span<const std::byte> value) {
+  if (value.empty()) {
+    return Fail(ErrorCode::kInvalidArgument, "a record with an empty value would be a tombstone");
+  }
+  if (key.size() + value.size() > kMaxRecordBytes) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("a record has {} bytes, more than the limit of {}",
+                            key.size() + value.size(), kMaxRecordBytes));
+  }
+  return {};
+}
+
 struct TableWriter::State {
   State(std::unique_ptr<ObjectWriter> object, const ObjectId& object_id)
       : id(object_id),
@@ -65,11 +78,7 @@ Result<std::unique_ptr<TableWriter>> TableWriter::Create(Storage& storage, const
 }
 
 Result<void> TableWriter::Add(std::string_view key, std::span<const std::byte> value) {
-  if (value.empty()) {
-    return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                      .message = "a record with an empty value would be a tombstone",
-                      .file = state_->name});
-  }
+  CAIRN_TRY(CheckRecord(key, value));
   return Put(key, {reinterpret_cast<const char*>(value.data()), value.size()});
 }
 

@@ -12,6 +12,12 @@
 
 namespace cairn::kv::internal {
 
+/// The key and the value of a record are at most this long together.
+inline constexpr uint64_t kMaxRecordBytes = 1 << 30;
+
+/// kInvalidArgument: `value` is empty, or the record is too long.
+Result<void> CheckRecord(std::string_view key, std::span<const std::byte> value);
+
 /// A tombstone is a record with an empty value: RocksDB's own deletions are invisible to whoever
 /// reads a table by itself, but the merge of tables needs them.
 ///
@@ -23,9 +29,9 @@ class TableWriter {
   /// Discards the table unless Finish succeeded.
   ~TableWriter();
 
-  /// kInvalidArgument: `key` is not greater than the key before, or `value` is empty. kUnavailable,
-  /// kResourceExhausted: the storage cannot be written. After any error the table is to be
-  /// discarded.
+  /// kInvalidArgument: `key` is not greater than the key before, or CheckRecord refuses the record.
+  /// kUnavailable, kResourceExhausted: the storage cannot be written. After any error the table can
+  /// only be discarded.
   Result<void> Add(std::string_view key, std::span<const std::byte> value);
   /// Adds a record that hides the older records of `key`. Has the errors of Add.
   Result<void> AddTombstone(std::string_view key);

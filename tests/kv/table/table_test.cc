@@ -1,5 +1,6 @@
 // A table contains what was written, and damage is found instead of read.
 
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -79,6 +80,18 @@ TEST_P(TableTest, WriterRefusesWrongRecords) {
   EXPECT_THAT(writer->Add("b", Bytes("2")), IsError(ErrorCode::kInvalidArgument, "order"));
   EXPECT_THAT(writer->AddTombstone("a"), IsError(ErrorCode::kInvalidArgument, "order"));
   EXPECT_THAT(Write({}), IsError(ErrorCode::kInvalidArgument, "at least one record"));
+}
+
+TEST_P(TableTest, WriterRefusesRecordsOfMoreThanAGiB) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, TableWriter::Create(*storage(), NewObjectId(1)));
+  void* const memory = ::mmap(nullptr, kMaxRecordBytes, PROT_READ,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  const std::span value(static_cast<const std::byte*>(memory), kMaxRecordBytes);
+
+  EXPECT_THAT(writer->Add("a", value), IsError(ErrorCode::kInvalidArgument, "more than the limit"));
+
+  ::munmap(memory, kMaxRecordBytes);
 }
 
 TEST_P(TableTest, UnfinishedTableIsDiscarded) {
