@@ -2,6 +2,7 @@
 
 #include "kv/internal/table/delta_writer.h"
 
+#include "kv/internal/storage/faulty_storage.h"
 #include "tests/kv/table/table_test_support.h"
 #include "tests/support/seeded_random.h"
 
@@ -136,6 +137,48 @@ TEST_P(DeltaWriterTest, RecordsInTheWrongOrderAreRefused) {
     EXPECT_THAT(writer->Add("key000005", Bytes("value")),
                 IsError(ErrorCode::kInvalidArgument, "order"));
     EXPECT_THAT(writer->Add("key000006", {}), IsError(ErrorCode::kInvalidArgument, "empty"));
+  }
+}
+
+/// Saves with the faults of `plan`, and returns whether that succeeded.
+Result<bool> SaveWithFault(const std::shared_ptr<Storage>& storage, std::span<const TableInfo> base,
+                           const Records& records, FaultPlan plan) {
+  const auto faulty = std::make_shared<FaultyStorage>(storage);
+  faulty->SetPlan(std::move(plan));
+  const auto save = [&]() -> Result<std::vector<TableInfo>> {
+    CAIRN_TRY_ASSIGN(const TableStack stack, TableStack::Open(faulty, base));
+    CAIRN_TRY_ASSIGN(const auto writer, DeltaWriter::Create(*faulty, NewObjectId(1), stack));
+    for (const auto& [key, value] : records) CAIRN_TRY(writer->Add(key, Bytes(value)));
+    return writer->Finish();
+  };
+  const auto tables = save();
+  if (!tables) {
+    EXPECT_THAT(tables, IsError(ErrorCode::kUnavailable, ""));
+    return false;
+  }
+  CAIRN_TRY_ASSIGN(const TableStack stack, TableStack::Open(storage, *tables));
+  CAIRN_TRY_ASSIGN(const Records read, ScanAll(stack));
+  EXPECT_EQ(read, records);
+  return true;
+}
+
+// Fails each call of the storage in turn, until a save succeeds.
+TEST_P(DeltaWriterTest, FailedCallsOfTheStorageFailTheSave) {
+  Records records = Numbered(3000, "value");
+  for (auto& [key, value] : records) value += std::string(100, key.back());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto base, Save({}, records));
+  for (const int stride : {1000, 2}) {
+    for (int i = 0; i < 3000; i += stride) records[fmt::format("key{:06}", i)] = "changed";
+    for (const StorageFault fault :
+         {StorageFault::kRefuse, StorageFault::kLoseResponse, StorageFault::kPowerCut}) {
+      uint64_t index = 0;
+      for (bool succeeded = false; !succeeded && !HasFailure(); ++index) {
+        SCOPED_TRACE(fmt::format("stride {}, call {}", stride, index));
+        CAIRN_ASSERT_OK_AND_ASSIGN(succeeded,
+                                   SaveWithFault(storage(), base, records, FaultAt(index, fault)));
+      }
+      EXPECT_GT(index, 4u);  // the size, the tail, the creation and the end of a table
+    }
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "kv/internal/storage/faulty_storage.h"
 #include "kv/internal/table/table_reader.h"
 #include "kv/internal/table/table_writer.h"
 #include "tests/kv/table/table_test_support.h"
@@ -222,6 +223,39 @@ TEST_P(TableDamageTest, RandomBytesAreNotATable) {
     CAIRN_ASSERT_OK_AND_ASSIGN(const TableInfo info, ReplaceTable(TableInfo{}, bytes));
     EXPECT_THAT(TableReader::Open(storage(), info), IsError(ErrorCode::kDataLoss, ""));
   }
+}
+
+// Files remain readable through their descriptors; elsewhere the error says what is wrong.
+TEST_P(TableTest, RemovedTableStaysReadableAsAFileAndIsNotFoundElsewhere) {
+  const Records records = ManyRecords(5000);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto table, WriteAndOpen(records));
+
+  CAIRN_ASSERT_OK(storage()->Remove(ObjectName(ObjectKind::kTable, table->info().id)));
+
+  const auto read = ReadAll(*table);
+  if (storage()->local_files() != nullptr) {
+    EXPECT_EQ(read, records);
+  } else {
+    EXPECT_THAT(read, IsError(ErrorCode::kNotFound, "tables/"));
+  }
+}
+
+// A failed request is not damage.
+TEST_P(TableTest, ErrorsOfTheStorageKeepTheirCode) {
+  const Records records = ManyRecords(5000);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TableInfo info, Write(records));
+  const auto faulty = std::make_shared<FaultyStorage>(storage());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto table, TableReader::Open(faulty, info));
+
+  faulty->SetPlan([](const StorageCall&) { return StorageFault::kRefuse; });
+
+  EXPECT_THAT(ReadAll(*table), IsError(ErrorCode::kUnavailable, ""));
+  EXPECT_THAT(table->Get(records.begin()->first), IsError(ErrorCode::kUnavailable, ""));
+  EXPECT_THAT(table->Verify(), IsError(ErrorCode::kUnavailable, ""));
+  EXPECT_THAT(TableReader::Open(faulty, info), IsError(ErrorCode::kUnavailable, ""));
+  faulty->SetPlan({});
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ReadAll(*table));
+  EXPECT_EQ(read, records);
 }
 
 // RocksDB must not depend on threads of the parent.

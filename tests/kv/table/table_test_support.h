@@ -40,9 +40,7 @@ class TableStorageTest : public ::testing::TestWithParam<const char*> {
     if (GetParam() == std::string_view("memory")) {
       storage_ = std::make_shared<MemoryStorage>("test");
     } else {
-      auto opened = OpenStorage(dir_.path());
-      if (!opened) GTEST_SKIP() << opened.error().ToString();
-      storage_ = *opened;
+      CAIRN_ASSERT_OK_AND_ASSIGN(storage_, OpenStorage(dir_.path()));
     }
   }
 
