@@ -1,6 +1,6 @@
 #include "kv/internal/table/delta_writer.h"
 
-#include <algorithm>
+#include <cstring>
 #include <utility>
 
 namespace cairn::kv::internal {
@@ -8,6 +8,11 @@ namespace {
 
 constexpr uint64_t kMergeFactor = 4;
 constexpr uint64_t kMaxDifferenceBytes = 64 << 20;
+
+/// Compares with memcmp, which std::ranges::equal does not use for std::byte.
+bool IsEqual(std::span<const std::byte> a, std::span<const std::byte> b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
+}
 
 }  // namespace
 
@@ -35,9 +40,10 @@ Result<void> DeltaWriter::Add(std::string_view key, std::span<const std::byte> v
   CAIRN_TRY(DeleteBefore(key));
   if (writer_ != nullptr) return writer_->Add(key, value);
   if (compared_->Valid() && compared_->key() == key) {
-    const bool is_equal = std::ranges::equal(compared_->value(), value);
+    const bool is_equal = IsEqual(compared_->value(), value);
     CAIRN_TRY(compared_->Next());
     CAIRN_TRY(SkipTombstones());
+    has_equal_ |= is_equal;
     if (is_equal) return {};
   }
   return AddDifference(key, value);
@@ -51,7 +57,8 @@ Result<std::vector<TableInfo>> DeltaWriter::Finish() {
     if (differences_.record_count() > 0) {
       merged_count = MergeDepth();
       CAIRN_TRY_ASSIGN(writer_, TableWriter::Create(storage_, id_));
-      CAIRN_TRY(WriteMerged(merged_count, std::nullopt));
+      CAIRN_TRY(WriteMerged(std::span(base_).first(merged_count), /*keep_tombstones=*/true,
+                            std::nullopt));
     }
   }
   std::vector<TableInfo> tables;
@@ -97,22 +104,23 @@ Result<void> DeltaWriter::AddDifference(std::string_view key, std::span<const st
 /// one that was compared.
 Result<void> DeltaWriter::BecomeComplete(std::string_view last_key) {
   CAIRN_TRY_ASSIGN(writer_, TableWriter::Create(storage_, id_));
-  CAIRN_TRY(WriteMerged(base_.size(), last_key));
+  // A training step changes every chunk, and then nothing of the base has to be read again.
+  const std::span remaining = has_equal_ ? std::span(base_) : std::span(base_).first(0);
+  CAIRN_TRY(WriteMerged(remaining, /*keep_tombstones=*/false, last_key));
   compared_.reset();
   differences_.Clear();
   return {};
 }
 
-/// Writes the differences and the newest `table_count` tables of the base, up to `last_key`.
-Result<void> DeltaWriter::WriteMerged(size_t table_count,
+/// Writes the differences, and the records of `tables` up to `last_key` that they do not hide.
+Result<void> DeltaWriter::WriteMerged(std::span<const std::shared_ptr<const TableReader>> tables,
+                                      bool keep_tombstones,
                                       std::optional<std::string_view> last_key) {
-  const bool keep_tombstones = table_count < base_.size();
   const auto write = [&](std::string_view key, std::span<const std::byte> value) -> Result<void> {
     if (!value.empty()) return writer_->Add(key, value);
     return keep_tombstones ? writer_->AddTombstone(key) : Result<void>();
   };
-  const auto merged = std::span(base_).first(table_count);
-  MergeIterator older(merged, TableAccess::kBulk);
+  MergeIterator older(tables, TableAccess::kBulk);
   CAIRN_TRY(older.Seek({}));
   RecordBuffer::Cursor newer(differences_);
   while (true) {

@@ -58,7 +58,8 @@ class DeltaWriter {
   Result<void> DeleteBefore(std::optional<std::string_view> end);
   Result<void> AddDifference(std::string_view key, std::span<const std::byte> value);
   Result<void> BecomeComplete(std::string_view last_key);
-  Result<void> WriteMerged(size_t table_count, std::optional<std::string_view> last_key);
+  Result<void> WriteMerged(std::span<const std::shared_ptr<const TableReader>> tables,
+                           bool keep_tombstones, std::optional<std::string_view> last_key);
   size_t MergeDepth() const;
 
   Storage& storage_;
@@ -70,6 +71,7 @@ class DeltaWriter {
   // not compared yet, and what differed.
   std::unique_ptr<MergeIterator> compared_;
   RecordBuffer differences_;
+  bool has_equal_ = false;  // whether a record did not differ
 
   std::unique_ptr<TableWriter> writer_;  // from then on, or from Finish on
 };

@@ -128,6 +128,7 @@ std::unique_ptr<rocksdb::Env> WriteEnvironment(ObjectWriter& object) {
 rocksdb::Options TableOptions(rocksdb::Env& environment) {
   rocksdb::Options options;
   options.env = &environment;
+  options.db_host_id.clear();  // a table need not name the host
   // A third smaller than LZ4: an incremental save writes mostly records, and a load of a hundredth
   // of the keys reads most blocks of records.
   options.compression = rocksdb::kZSTD;
