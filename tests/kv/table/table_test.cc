@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <thread>
 
 #include "kv/internal/storage/faulty_storage.h"
 #include "kv/internal/table/table_reader.h"
@@ -225,7 +227,7 @@ TEST_P(TableDamageTest, RandomBytesAreNotATable) {
   }
 }
 
-// Files remain readable through their descriptors; elsewhere the error says what is wrong.
+// Files remain readable through their descriptors; elsewhere, a read reports the removal.
 TEST_P(TableTest, RemovedTableStaysReadableAsAFileAndIsNotFoundElsewhere) {
   const Records records = ManyRecords(5000);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto table, WriteAndOpen(records));
@@ -256,6 +258,26 @@ TEST_P(TableTest, ErrorsOfTheStorageKeepTheirCode) {
   faulty->SetPlan({});
   CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ReadAll(*table));
   EXPECT_EQ(read, records);
+}
+
+TEST_P(TableTest, ManyThreadsReadOneTable) {
+  const Records records = ManyRecords(2000);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto table, WriteAndOpen(records));
+  std::atomic<int> wrong = 0;
+  {
+    std::vector<std::jthread> threads;
+    for (int i = 0; i < 4; ++i) {
+      threads.emplace_back([&, i] {
+        if (ReadAll(*table) != records || !table->Verify()) ++wrong;
+        for (int key = i; key < 2000; key += 7) {
+          const auto& [name, value] = *std::next(records.begin(), key);
+          const auto got = table->Get(name);
+          if (!got || !*got || Text(**got) != value) ++wrong;
+        }
+      });
+    }
+  }
+  EXPECT_EQ(wrong, 0);
 }
 
 // RocksDB must not depend on threads of the parent.
