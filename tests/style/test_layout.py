@@ -27,6 +27,7 @@ MAY_INCLUDE = {
     "kv/internal/index": {"kv", "kv/internal/io"},
     "kv/internal/storage": {"kv", "kv/internal/io"},
     "kv/internal/commit": {"kv", "kv/internal/io", "kv/internal/segment", "kv/internal/index"},
+    "kv/internal/root": {"kv", "kv/internal/storage", "kv/internal/table"},
     "kv/internal": {"kv", "kv/internal/io", "kv/internal/storage", "kv/internal/segment",
                     "kv/internal/index", "kv/internal/commit"},
     "core/base": set(),

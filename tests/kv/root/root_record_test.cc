@@ -1,0 +1,228 @@
+// Roots and pages as bytes: what is encoded is decoded, and no bytes crash a decoder.
+
+#include "kv/internal/root/root_record.h"
+
+#include <cairn_schema/root_generated.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+#include <span>
+#include <vector>
+
+#include "kv/digest.h"
+#include "kv/internal/root/framed_record.h"
+#include "schema/little_endian.h"
+#include "tests/kv/root/sample_root.h"
+#include "tests/support/result_matchers.h"
+
+namespace cairn::kv {
+namespace {
+
+using cairn::testing::IsError;
+using internal::DecodePage;
+using internal::DecodeRoot;
+using internal::EncodePage;
+using internal::EncodeRoot;
+using internal::Root;
+using testing::EmptyRoot;
+using testing::Same;
+using testing::SampleEntry;
+using testing::Shared;
+using Builder = flatbuffers::FlatBufferBuilder;
+
+constexpr internal::FrameKind kRootFrame{.magic = "CNRT", .version = 1, .name = "root"};
+
+Root SampleRoot() {
+  std::mt19937_64 random(1);
+  Root root = EmptyRoot(12);
+  for (const uint64_t step : {500, 501, 700}) {
+    root.recent.push_back(Shared(SampleEntry(step, step + 1, random)));
+  }
+  root.pages = {
+      {.id = {.epoch = 1, .id = 5}, .file_bytes = 900, .digest = 77, .steps = {0, 1, 300}},
+      {.id = {.epoch = 2, .id = 6}, .file_bytes = 800, .digest = 78, .steps = {2, 499}}};
+  root.removed = {{.name = "tables/00000001-0000000000000002.sst",
+                   .since_unix_ns = 1'700'000'000'000'000'000,
+                   .file_bytes = 4096}};
+  return root;
+}
+
+void ExpectSameEntries(const std::vector<internal::StepEntryPtr>& a,
+                       const std::vector<internal::StepEntryPtr>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(Same(*a[i], *b[i])) << i;
+}
+
+TEST(RootRecordTest, RootIsDecodedAsItWasEncoded) {
+  const Root root = SampleRoot();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto object, EncodeRoot(root));
+
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Root decoded, DecodeRoot(object));
+
+  EXPECT_EQ(decoded.number, root.number);
+  EXPECT_EQ(decoded.commit_id, root.commit_id);
+  EXPECT_EQ(decoded.store_uuid, root.store_uuid);
+  EXPECT_EQ(decoded.epoch, root.epoch);
+  EXPECT_EQ(decoded.writer, root.writer);
+  EXPECT_EQ(decoded.created_unix_ns, root.created_unix_ns);
+  EXPECT_EQ(decoded.pages, root.pages);
+  EXPECT_EQ(decoded.removed, root.removed);
+  ExpectSameEntries(decoded.recent, root.recent);
+}
+
+TEST(RootRecordTest, PageIsDecodedAsItWasEncoded) {
+  std::mt19937_64 random(2);
+  std::vector<internal::StepEntryPtr> entries;
+  for (uint64_t step = 0; step < 48; ++step) {
+    internal::StepEntry entry = SampleEntry(step * step, step, random, step % 9, step % 17);
+    entry.usage_in_table = entry.usage.empty();
+    entries.push_back(Shared(std::move(entry)));
+  }
+
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto object, EncodePage(entries));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto decoded, DecodePage(object));
+
+  ExpectSameEntries(decoded, entries);
+}
+
+TEST(RootRecordTest, ExtremeNumbersOfStepsAreKept) {
+  std::mt19937_64 random(3);
+  Root root = EmptyRoot(~uint64_t{0} - 1);
+  const uint64_t last = ~uint64_t{0};
+  root.recent = {Shared(SampleEntry(last, 1, random))};
+  root.pages = {{.id = {}, .file_bytes = 1, .digest = 2, .steps = {0, 1, last / 2, last - 1}}};
+
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto object, EncodeRoot(root));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Root decoded, DecodeRoot(object));
+
+  EXPECT_EQ(decoded.pages, root.pages);
+  EXPECT_EQ(decoded.recent.back()->info.step, last);
+}
+
+TEST(RootRecordTest, EveryFlippedByteIsDetected) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto root, EncodeRoot(SampleRoot()));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto page, EncodePage(SampleRoot().recent));
+  for (size_t i = 0; i < root.size(); ++i) {
+    auto damaged = root;
+    damaged[i] ^= std::byte{0x41};
+    EXPECT_THAT(DecodeRoot(damaged), IsError(ErrorCode::kDataLoss, "the root is damaged")) << i;
+  }
+  for (size_t i = 0; i < page.size(); ++i) {
+    auto damaged = page;
+    damaged[i] ^= std::byte{0x41};
+    EXPECT_THAT(DecodePage(damaged), IsError(ErrorCode::kDataLoss, "page of steps is damaged"))
+        << i;
+  }
+}
+
+TEST(RootRecordTest, EveryTruncationIsDetected) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto root, EncodeRoot(SampleRoot()));
+  for (size_t size = 0; size < root.size(); ++size) {
+    EXPECT_THAT(DecodeRoot(std::span(root).first(size)),
+                IsError(ErrorCode::kDataLoss, "the root is damaged"));
+  }
+  auto longer = root;
+  longer.push_back(std::byte{0});
+  EXPECT_THAT(DecodeRoot(longer), IsError(ErrorCode::kDataLoss, "the root is damaged"));
+}
+
+/// Decodes a record in a frame whose checksum is right. It may even be a root: one with another
+/// number, for example.
+void ExpectSurvival(std::span<const std::byte> hostile) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto framed, FrameRecord(kRootFrame, hostile));
+  const auto decoded = DecodeRoot(framed);
+  if (decoded) return;
+  EXPECT_TRUE(decoded.error().code == ErrorCode::kDataLoss ||
+              decoded.error().code == ErrorCode::kUnimplemented)
+      << decoded.error().ToString();
+}
+
+TEST(RootRecordTest, HostileRecordsInAValidFrameDoNotCrash) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto object, EncodeRoot(SampleRoot()));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto record, UnframeRecord(kRootFrame, object));
+  std::mt19937_64 random(4);
+  for (size_t i = 0; i < record.size(); ++i) {
+    for (const int bits : {0x01, 0x80, 0xff}) {
+      auto hostile = record;
+      hostile[i] ^= static_cast<std::byte>(bits);
+      hostile[random() % hostile.size()] ^= static_cast<std::byte>(random());
+      ExpectSurvival(hostile);
+    }
+    ExpectSurvival(std::span(record).first(i));
+  }
+}
+
+TEST(RootRecordTest, LengthInTheHeaderIsNotTrusted) {
+  const std::vector<std::byte> record(100);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto framed, FrameRecord(kRootFrame, record));
+  for (const uint32_t lie : {0u, 99u, 101u, 64u << 20, 0xffffffffu}) {
+    auto hostile = framed;
+    schema::PutLittleEndian<uint32_t>(hostile, 8, lie);
+    const size_t covered = hostile.size() - 8;
+    schema::PutLittleEndian<uint64_t>(hostile, covered,
+                                      Checksum64(std::span(hostile).first(covered)));
+    EXPECT_THAT(UnframeRecord(kRootFrame, hostile), IsError(ErrorCode::kDataLoss, "damaged"))
+        << lie;
+  }
+}
+
+TEST(RootRecordTest, TooLargeRecordIsRefused) {
+  const std::vector<std::byte> large(internal::kMaxRecordBytes + 1);
+  EXPECT_THAT(FrameRecord(kRootFrame, large), IsError(ErrorCode::kResourceExhausted, "limit"));
+}
+
+std::span<const std::byte> BytesOf(const Builder& builder) {
+  return std::as_bytes(std::span(builder.GetBufferPointer(), builder.GetSize()));
+}
+
+TEST(RootRecordTest, NewerVersionsAreUnimplemented) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto object, EncodeRoot(SampleRoot()));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto record, UnframeRecord(kRootFrame, object));
+  const internal::FrameKind newer{.magic = "CNRT", .version = 2, .name = "root"};
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto newer_frame, FrameRecord(newer, record));
+  EXPECT_THAT(DecodeRoot(newer_frame), IsError(ErrorCode::kUnimplemented, "version 2"));
+
+  Builder builder;
+  schema::FinishRootRecordBuffer(builder, schema::CreateRootRecord(builder, /*version=*/2));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto newer_record, FrameRecord(kRootFrame, BytesOf(builder)));
+  EXPECT_THAT(DecodeRoot(newer_record), IsError(ErrorCode::kUnimplemented, "newer"));
+}
+
+/// Decodes a root with these recent steps and pages, of which each is a list of varints.
+Result<Root> DecodeWith(const std::vector<uint64_t>& recent,
+                        const std::vector<std::vector<uint8_t>>& pages) {
+  Builder builder;
+  const std::vector<uint8_t> uuid(16);
+  std::vector<flatbuffers::Offset<schema::StepEntry>> steps;
+  for (const uint64_t step : recent) steps.push_back(schema::CreateStepEntry(builder, step));
+  std::vector<flatbuffers::Offset<schema::PageRef>> refs;
+  const schema::ObjectId id(1, 2);
+  for (const auto& page : pages) {
+    refs.push_back(schema::CreatePageRef(builder, &id, 3, 4, builder.CreateVector(page)));
+  }
+  const auto root = schema::CreateRootRecord(
+      builder, 1, 5, builder.CreateVector(uuid), builder.CreateVector(uuid), 1, 0, 0,
+      builder.CreateVector(steps), builder.CreateVector(refs));
+  schema::FinishRootRecordBuffer(builder, root);
+  CAIRN_TRY_ASSIGN(const auto object, FrameRecord(kRootFrame, BytesOf(builder)));
+  return DecodeRoot(object);
+}
+
+TEST(RootRecordTest, InconsistentStepsAreDamage) {
+  CAIRN_EXPECT_OK(DecodeWith({9}, {{1, 2}, {4}}));
+  const auto damaged = [](const char* words) { return IsError(ErrorCode::kDataLoss, words); };
+  EXPECT_THAT(DecodeWith({9, 9}, {}), damaged("not ascending"));
+  EXPECT_THAT(DecodeWith({9, 8}, {}), damaged("not ascending"));
+  EXPECT_THAT(DecodeWith({9}, {std::vector<uint8_t>()}), damaged("no steps"));
+  EXPECT_THAT(DecodeWith({9}, {{1, 0}}), damaged("not ascending"));
+  EXPECT_THAT(DecodeWith({9}, {{1, 0x80}}), damaged("not ascending"));
+  EXPECT_THAT(DecodeWith({9}, {std::vector<uint8_t>(11, 0xff)}), damaged("not ascending"));
+  EXPECT_THAT(DecodeWith({9}, {{1, 2}, {3}}), damaged("listed twice"));
+  EXPECT_THAT(DecodeWith({2, 9}, {{1, 1}}), damaged("listed twice"));
+  EXPECT_THAT(DecodeWith({9}, {{10}}), damaged("highest step is in a page"));
+  EXPECT_THAT(DecodeWith({}, {{1}}), damaged("highest step is in a page"));
+}
+
+}  // namespace
+}  // namespace cairn::kv

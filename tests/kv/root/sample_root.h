@@ -1,0 +1,75 @@
+#pragma once
+/// Entries and roots for the tests of roots.
+
+#include <fmt/format.h>
+
+#include <cstddef>
+#include <memory>
+#include <random>
+#include <utility>
+
+#include "kv/internal/root/root_record.h"
+
+namespace cairn::kv::testing {
+
+/// Returns an entry with `table_count` tables, `segment_count` segments, and random numbers.
+inline internal::StepEntry SampleEntry(uint64_t step, uint64_t generation, std::mt19937_64& random,
+                                       size_t table_count = 3, size_t segment_count = 2) {
+  internal::StepEntry entry;
+  entry.info = {.step = step,
+                .generation = generation,
+                .created_unix_ns = 1'700'000'000'000'000'000 + static_cast<int64_t>(random() >> 30),
+                .world_size = 8,
+                .attempt = fmt::format("0123456789abcdef-{}-{}", step, generation),
+                .base_step = std::nullopt,
+                .tensor_count = 700,
+                .value_count = 20,
+                .chunk_count = 5000 + random() % 16,
+                .reused_chunk_count = random() % 5000,
+                .logical_bytes = 1ull << 33,
+                .written_bytes = random() >> 32,
+                .structure = {.lo = random(), .hi = random()}};
+  if (step % 2 == 1) entry.info.base_step = step - 1;
+  for (size_t i = 0; i < table_count; ++i) {
+    entry.tables.push_back({.id = {.epoch = 3, .id = random()},
+                            .file_bytes = random() >> 44,
+                            .record_count = random() >> 50,
+                            .digest = random()});
+  }
+  for (size_t i = 0; i < segment_count; ++i) {
+    entry.usage.push_back({.segment = {.epoch = 3, .id = random()}, .live_bytes = random() >> 34});
+  }
+  return entry;
+}
+
+inline internal::StepEntryPtr Shared(internal::StepEntry entry) {
+  return std::make_shared<const internal::StepEntry>(std::move(entry));
+}
+
+/// Returns root `number` without steps, of a writer since 2026-01-31 12:00:00 UTC.
+inline internal::Root EmptyRoot(uint64_t number, uint32_t epoch = 1) {
+  internal::Root root;
+  root.number = number;
+  root.commit_id = internal::NewUuid();
+  root.store_uuid.fill(std::byte{7});
+  root.epoch = epoch;
+  root.writer = {
+      .host = "node1", .pid = 17, .session = "s", .since_unix_ns = 1'769'860'800'000'000'000};
+  root.created_unix_ns = 1'700'000'000'000'000'000;
+  return root;
+}
+
+/// Returns whether all fields are equal.
+inline bool Same(const internal::StepEntry& a, const internal::StepEntry& b) {
+  const auto& x = a.info;
+  const auto& y = b.info;
+  return a.tables == b.tables && a.usage == b.usage && a.usage_in_table == b.usage_in_table &&
+         x.step == y.step && x.generation == y.generation &&
+         x.created_unix_ns == y.created_unix_ns && x.world_size == y.world_size &&
+         x.attempt == y.attempt && x.base_step == y.base_step && x.tensor_count == y.tensor_count &&
+         x.value_count == y.value_count && x.chunk_count == y.chunk_count &&
+         x.reused_chunk_count == y.reused_chunk_count && x.logical_bytes == y.logical_bytes &&
+         x.written_bytes == y.written_bytes && x.structure == y.structure;
+}
+
+}  // namespace cairn::kv::testing
