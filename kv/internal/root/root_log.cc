@@ -1,0 +1,276 @@
+// Search for the newest root, and the commit of the next.
+
+#include "kv/internal/root/root_log.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <thread>
+
+#include "kv/digest.h"
+#include "kv/internal/root/framed_record.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+using std::chrono::milliseconds;
+
+// A search starts again if the roots change, or the listing is late. Ten attempts take a second.
+constexpr int kSearches = 10;
+// A put without an answer is repeated with the same bytes, so a second root cannot result.
+constexpr int kPuts = 3;
+
+milliseconds PauseAfter(int attempt) { return milliseconds(2) * (1 << std::min(attempt, 8)); }
+
+bool IsNotFound(const Error& error) { return error.code == ErrorCode::kNotFound; }
+
+Result<std::optional<Root>> ReadRoot(Storage& storage, uint64_t number) {
+  const std::string name = RootName(number);
+  const auto object = ReadObject(storage, name, kMaxFramedBytes);
+  if (!object && IsNotFound(object.error())) return std::nullopt;
+  if (!object) return std::unexpected(object.error());
+  auto root = DecodeRoot(*object);
+  if (!root) return Fail(std::move(root).error().WithFile(name));
+  if (root->number != number) {
+    return Fail(Error{
+        .code = ErrorCode::kDataLoss,
+        .message = fmt::format("the root has the number {} instead of {}", root->number, number),
+        .file = name});
+  }
+  return *std::move(root);
+}
+
+/// Returns 0 if there is no hint that can be used.
+Result<uint64_t> ReadHint(Storage& storage) {
+  const auto object = ReadObject(storage, kHintName, 64);
+  if (!object) {
+    const ErrorCode code = object.error().code;
+    if (code == ErrorCode::kNotFound || code == ErrorCode::kDataLoss) return 0;
+    return std::unexpected(object.error());
+  }
+  const auto* text = reinterpret_cast<const char*>(object->data());
+  uint64_t number = 0;
+  const auto [end, failed] = std::from_chars(text, text + object->size(), number);
+  const bool whole = failed == std::errc() && end == text + object->size();
+  return whole && number < ~uint64_t{0} ? number : 0;
+}
+
+void WriteHint(Storage& storage, uint64_t number) {
+  if (number % kHintInterval != 0) return;
+  // Best effort: without a hint, or with an old one, a search takes longer and finds the same.
+  const std::string text = std::to_string(number);
+  (void)storage.Put(kHintName, std::as_bytes(std::span(text)));
+}
+
+Result<bool> RootExists(Storage& storage, uint64_t number) {
+  return ObjectExists(storage, RootName(number));
+}
+
+/// Returns the last root of those that follow `number` without a gap; `number` if there are none.
+Result<uint64_t> ProbeForward(Storage& storage, uint64_t number) {
+  uint64_t exists = number;
+  uint64_t absent = ~uint64_t{0};
+  for (uint64_t distance = 1; distance < absent - exists; distance *= 2) {
+    CAIRN_TRY_ASSIGN(const bool found, RootExists(storage, exists + distance));
+    if (!found) absent = exists + distance;
+    if (found) exists += distance;
+  }
+  while (absent - exists > 1) {
+    const uint64_t middle = exists + (absent - exists) / 2;
+    CAIRN_TRY_ASSIGN(const bool found, RootExists(storage, middle));
+    (found ? exists : absent) = middle;
+  }
+  return exists;
+}
+
+/// Returns the newest root. Returns nothing if `start` and the root after it do not exist, or if
+/// roots were removed during the search.
+Result<std::optional<Root>> SearchFrom(Storage& storage, uint64_t start) {
+  CAIRN_TRY_ASSIGN(const uint64_t last, ProbeForward(storage, start));
+  // The order matters: the successor was absent before this read.
+  CAIRN_TRY_ASSIGN(std::optional<Root> root, ReadRoot(storage, last));
+  if (!root || last == 1) return root;
+  CAIRN_TRY_ASSIGN(const bool has_predecessor, RootExists(storage, last - 1));
+  return has_predecessor ? std::move(root) : std::nullopt;
+}
+
+/// Searches from the newest root that the storage lists.
+Result<std::optional<Root>> SearchFromListing(Storage& storage) {
+  CAIRN_TRY_ASSIGN(const std::vector<uint64_t> numbers, ListRoots(storage));
+  return SearchFrom(storage, numbers.empty() ? 1 : numbers.back());
+}
+
+Result<std::optional<Root>> GiveUp(Storage& storage, uint64_t hint) {
+  CAIRN_TRY_ASSIGN(const std::vector<uint64_t> numbers, ListRoots(storage));
+  if (!numbers.empty()) {
+    return Fail(ErrorCode::kUnavailable,
+                fmt::format("cannot find the newest root of {}: the listing names root {}, but it "
+                            "does not exist or has no predecessor; try again",
+                            storage.address(), numbers.back()));
+  }
+  if (hint == 0) return std::nullopt;
+  return Fail(
+      Error{.code = ErrorCode::kDataLoss,
+            .message = fmt::format("the store has had root {}, but its roots are missing", hint),
+            .file = storage.address()});
+}
+
+Error TakenOver(const Root& other) {
+  return Error{.code = ErrorCode::kConflict,
+               .message = fmt::format("{} has taken over this store; nothing was committed",
+                                      Describe(other.writer)),
+               .file = RootName(other.number)};
+}
+
+CommitOutcome Unknown(const Root& next, const Error& cause) {
+  Error error = cause;
+  error.message =
+      fmt::format("it is unknown whether root {} was committed: {}", next.number, cause.message);
+  return {.state = CommitOutcome::State::kUnknown, .error = std::move(error), .other = {}};
+}
+
+/// The number of `next` was taken, and its root has been removed.
+CommitOutcome LeftBehind(Storage& storage, const Root& next) {
+  auto newest = FindNewest(storage);
+  if (!newest || !*newest || (*newest)->number <= next.number) {
+    return Unknown(next, Error{.code = ErrorCode::kConflict,
+                               .message = "another writer has taken over this store"});
+  }
+  // It may have been committed before others went on. Only a new open finds out.
+  CommitOutcome outcome = Unknown(next, TakenOver(**newest));
+  outcome.error.message = fmt::format(
+      "{} has taken over this store, and it is unknown whether root {} was committed before",
+      Describe((*newest)->writer), next.number);
+  outcome.other = *std::move(newest);
+  return outcome;
+}
+
+/// Returns whether roots up to `number` were not removed. The first root has no predecessor.
+Result<bool> FollowsRoot(Storage& storage, uint64_t number) {
+  if (number > 1) return RootExists(storage, number - 1);
+  CAIRN_TRY_ASSIGN(const std::vector<uint64_t> numbers, ListRoots(storage));
+  return numbers.empty() || numbers.back() <= 1;
+}
+
+/// Another writer's root has the number of `next`.
+CommitOutcome Refused(Root other) {
+  Error error = TakenOver(other);
+  return {.state = CommitOutcome::State::kNotCommitted,
+          .error = std::move(error),
+          .other = std::move(other)};
+}
+
+/// Root `next` exists. Checks that its number was not free for the second time.
+CommitOutcome Confirm(Storage& storage, const Root& next) {
+  Result<bool> follows = FollowsRoot(storage, next.number);
+  for (int attempt = 0; !follows && attempt + 1 < kPuts; ++attempt) {
+    std::this_thread::sleep_for(PauseAfter(attempt));
+    follows = FollowsRoot(storage, next.number);
+  }
+  if (!follows) return Unknown(next, follows.error());
+  if (*follows) {
+    WriteHint(storage, next.number);
+    return {};
+  }
+  // All roots up to this one were removed, and so must this one be. Best effort: a root without a
+  // predecessor is ignored.
+  (void)storage.Remove(RootName(next.number));
+  return LeftBehind(storage, next);
+}
+
+}  // namespace
+
+Result<std::vector<uint64_t>> ListRoots(Storage& storage) {
+  CAIRN_TRY_ASSIGN(const std::vector<std::string> names, storage.List(kRootFolder));
+  std::vector<uint64_t> numbers;
+  for (const std::string& name : names) {
+    if (const auto number = ParseRootName(name)) numbers.push_back(*number);
+  }
+  std::ranges::sort(numbers);
+  return numbers;
+}
+
+Result<std::optional<Root>> FindNewest(Storage& storage) {
+  CAIRN_TRY_ASSIGN(const uint64_t hint, ReadHint(storage));
+  // Without a predecessor to check, the first root is not trusted as a start.
+  if (hint > 1) {
+    CAIRN_TRY_ASSIGN(std::optional<Root> root, SearchFrom(storage, hint));
+    if (root) return root;
+  }
+  for (int attempt = 0; attempt < kSearches; ++attempt) {
+    if (attempt > 0) std::this_thread::sleep_for(PauseAfter(attempt - 1));
+    CAIRN_TRY_ASSIGN(std::optional<Root> root, SearchFromListing(storage));
+    if (root) return root;
+    // An empty listing that agrees with the hint is the usual case of a new store.
+    if (hint == 0) {
+      CAIRN_TRY_ASSIGN(const std::vector<uint64_t> numbers, ListRoots(storage));
+      if (numbers.empty()) return std::nullopt;
+    }
+  }
+  return GiveUp(storage, hint);
+}
+
+Result<std::optional<Root>> FindNewer(Storage& storage, const Root& known) {
+  CAIRN_TRY_ASSIGN(const bool has_next, RootExists(storage, known.number + 1));
+  if (!has_next) {
+    CAIRN_TRY_ASSIGN(const bool exists, RootExists(storage, known.number));
+    if (exists) return std::nullopt;
+  } else {
+    CAIRN_TRY_ASSIGN(std::optional<Root> root, SearchFrom(storage, known.number + 1));
+    if (root) return root;
+  }
+  CAIRN_TRY_ASSIGN(std::optional<Root> root, FindNewest(storage));
+  if (root) return root;
+  return Fail(Error{.code = ErrorCode::kDataLoss,
+                    .message = "the store has no roots any more",
+                    .file = storage.address()});
+}
+
+CommitOutcome CommitRoot(Storage& storage, Root& next) {
+  next.commit_id = NewUuid();
+  const auto object = EncodeRoot(next);
+  if (!object) {
+    return {.state = CommitOutcome::State::kNotCommitted, .error = object.error(), .other = {}};
+  }
+  const std::string name = RootName(next.number);
+  for (int attempt = 0;; ++attempt) {
+    const Result<void> put = storage.PutIfAbsent(name, *object);
+    if (put) return Confirm(storage, next);
+    // The put may have been performed, and even a conflict may be with ourselves: find out.
+    auto found = ReadRoot(storage, next.number);
+    if (found && *found) {
+      if ((*found)->commit_id == next.commit_id) return Confirm(storage, next);
+      return Refused(**std::move(found));
+    }
+    if (found && put.error().code == ErrorCode::kConflict) return LeftBehind(storage, next);
+    if (attempt + 1 < kPuts) {
+      std::this_thread::sleep_for(PauseAfter(attempt));
+      continue;
+    }
+    // In a directory, a call that has failed is not in flight any more.
+    if (found && storage.local_files() != nullptr) {
+      return {.state = CommitOutcome::State::kNotCommitted, .error = put.error(), .other = {}};
+    }
+    return Unknown(next, found ? put.error() : found.error());
+  }
+}
+
+Result<void> RemoveOldRoots(Storage& storage, uint64_t newest, uint64_t keep) {
+  CAIRN_CHECK(keep >= 2);
+  if (newest <= keep) return {};
+  const uint64_t end = newest - keep + 1;
+  uint64_t begin = end;
+  while (begin > 1) {
+    CAIRN_TRY_ASSIGN(const bool exists, RootExists(storage, begin - 1));
+    if (!exists) break;
+    --begin;
+  }
+  for (uint64_t number = begin; number < end; ++number) {
+    CAIRN_TRY(storage.Remove(RootName(number)));
+  }
+  return {};
+}
+
+}  // namespace cairn::kv::internal

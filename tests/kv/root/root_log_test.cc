@@ -1,0 +1,440 @@
+// The newest root and the next: races, lost responses, stale hints and listings, removed roots.
+
+#include "kv/internal/root/root_log.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <barrier>
+#include <functional>
+#include <thread>
+
+#include "kv/internal/storage/faulty_storage.h"
+#include "kv/internal/storage/memory_storage.h"
+#include "tests/kv/root/sample_root.h"
+#include "tests/support/result_matchers.h"
+
+namespace cairn::kv {
+namespace {
+
+using cairn::testing::IsError;
+using internal::CommitOutcome;
+using internal::CommitRoot;
+using internal::FaultyStorage;
+using internal::FindNewer;
+using internal::FindNewest;
+using internal::kHintName;
+using internal::kKeptRoots;
+using internal::ListRoots;
+using internal::MemoryStorage;
+using internal::RemoveOldRoots;
+using internal::Root;
+using internal::RootName;
+using internal::StorageFault;
+using ::testing::ElementsAre;
+using testing::EmptyRoot;
+using ::testing::HasSubstr;
+using State = internal::CommitOutcome::State;
+
+/// A storage in memory with hooks instead of its operations, and a count of its reads.
+class HookedStorage final : public Storage {
+ public:
+  using PutHook = std::function<Result<void>(std::string_view, std::span<const std::byte>)>;
+  PutHook on_put_if_absent;
+  std::function<Result<uint64_t>(std::string_view)> on_size;
+  std::function<Result<std::vector<std::string>>()> on_list;
+  std::function<void(std::string_view)> before_read;
+  int size_count = 0;
+
+  MemoryStorage& base() { return base_; }
+  const std::string& address() const override { return base_.address(); }
+  Result<void> Put(std::string_view name, std::span<const std::byte> bytes) override {
+    return base_.Put(name, bytes);
+  }
+  Result<void> PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) override {
+    return on_put_if_absent ? on_put_if_absent(name, bytes) : base_.PutIfAbsent(name, bytes);
+  }
+  Result<std::unique_ptr<ObjectWriter>> Create(std::string_view name) override {
+    return base_.Create(name);
+  }
+  Result<void> ReadRange(std::string_view name, uint64_t offset_bytes,
+                         std::span<std::byte> target) override {
+    if (before_read) before_read(name);
+    return base_.ReadRange(name, offset_bytes, target);
+  }
+  Result<uint64_t> Size(std::string_view name) override {
+    ++size_count;
+    return on_size ? on_size(name) : base_.Size(name);
+  }
+  Result<std::vector<std::string>> List(std::string_view prefix) override {
+    return on_list ? on_list() : base_.List(prefix);
+  }
+  Result<void> Remove(std::string_view name) override { return base_.Remove(name); }
+
+ private:
+  MemoryStorage base_{"test"};
+};
+
+std::unexpected<Error> Lost() { return Fail(ErrorCode::kUnavailable, "the response was lost"); }
+
+class RootLogTest : public ::testing::Test {
+ protected:
+  /// Commits roots up to number `last`.
+  void CommitUpTo(uint64_t last) {
+    for (; next_ <= last; ++next_) {
+      Root root = EmptyRoot(next_);
+      ASSERT_EQ(CommitRoot(storage_, root).state, State::kCommitted) << next_;
+    }
+  }
+  void ExpectNewest(uint64_t number) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const std::optional<Root> root, FindNewest(storage_));
+    ASSERT_TRUE(root.has_value());
+    EXPECT_EQ(root->number, number);
+  }
+  void PutHint(std::string_view text) {
+    CAIRN_ASSERT_OK(storage_.Put(kHintName, std::as_bytes(std::span(text))));
+  }
+  /// Puts a root without the checks of CommitRoot, as a writer does that ends in between.
+  void PutRoot(uint64_t number) {
+    CAIRN_ASSERT_OK(
+        storage_.base().PutIfAbsent(RootName(number), EncodeRoot(EmptyRoot(number)).value()));
+  }
+  static std::vector<std::string> NamesOf(std::vector<uint64_t> numbers) {
+    std::vector<std::string> names;
+    for (const uint64_t number : numbers) names.push_back(RootName(number));
+    return names;
+  }
+
+  HookedStorage storage_;
+  uint64_t next_ = 1;
+};
+
+TEST_F(RootLogTest, NewStoreHasNoRoot) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto root, FindNewest(storage_));
+  EXPECT_EQ(root, std::nullopt);
+}
+
+TEST_F(RootLogTest, NewestIsFoundAtEveryDistanceFromTheHint) {
+  for (uint64_t last = 1; last <= 100; ++last) {
+    CommitUpTo(last);
+    ExpectNewest(last);
+    if (last % 7 != 0) continue;
+    CAIRN_ASSERT_OK(RemoveOldRoots(storage_, last));
+  }
+}
+
+TEST_F(RootLogTest, HintOfARemovedRootIsIgnored) {
+  CommitUpTo(100);
+  CAIRN_ASSERT_OK(RemoveOldRoots(storage_, 100));
+  for (const char* hint :
+       {"1", "5", "36", "101", "1000000", "18446744073709551615", "", "x", "3 "}) {
+    PutHint(hint);
+    ExpectNewest(100);
+  }
+  PutHint(std::string(100, '1'));
+  ExpectNewest(100);
+}
+
+TEST_F(RootLogTest, LateListingIsProbedForward) {
+  CommitUpTo(60);
+  CAIRN_ASSERT_OK(storage_.Remove(kHintName));
+  storage_.on_list = [] { return NamesOf({3, 17, 12}); };
+  ExpectNewest(60);
+  storage_.on_list = [] { return NamesOf({}); };
+  ExpectNewest(60);
+}
+
+TEST_F(RootLogTest, ListingOfRemovedRootsIsRepeated) {
+  CommitUpTo(100);
+  CAIRN_ASSERT_OK(RemoveOldRoots(storage_, 100));
+  CAIRN_ASSERT_OK(storage_.Remove(kHintName));
+  int listings = 0;
+  storage_.on_list = [&listings] { return NamesOf({++listings < 3 ? 20u : 90u}); };
+  ExpectNewest(100);
+  storage_.on_list = [] { return NamesOf({20}); };
+  EXPECT_THAT(FindNewest(storage_), IsError(ErrorCode::kUnavailable, "root 20"));
+}
+
+TEST_F(RootLogTest, LostRootsAreDataLossIfThereIsAHint) {
+  CommitUpTo(16);
+  for (uint64_t number = 1; number <= 16; ++number) {
+    CAIRN_ASSERT_OK(storage_.Remove(RootName(number)));
+  }
+  EXPECT_THAT(FindNewest(storage_), IsError(ErrorCode::kDataLoss, "has had root 16"));
+}
+
+TEST_F(RootLogTest, RootThatIsRemovedDuringTheSearchIsSearchedAgain) {
+  CommitUpTo(40);
+  storage_.before_read = [this](std::string_view name) {
+    if (name != RootName(40)) return;
+    storage_.before_read = nullptr;
+    CommitUpTo(200);
+    CAIRN_ASSERT_OK(RemoveOldRoots(storage_, 200));
+  };
+  ExpectNewest(200);
+}
+
+TEST_F(RootLogTest, DamagedRootIsNamed) {
+  CommitUpTo(3);
+  auto bytes = ReadObject(storage_, RootName(3), 1 << 20).value();
+  bytes[20] ^= std::byte{1};
+  CAIRN_ASSERT_OK(storage_.Put(RootName(3), bytes));
+  EXPECT_THAT(FindNewest(storage_), IsError(ErrorCode::kDataLoss, RootName(3)));
+  CAIRN_ASSERT_OK(storage_.Put(RootName(3), ReadObject(storage_, RootName(2), 1 << 20).value()));
+  EXPECT_THAT(FindNewest(storage_), IsError(ErrorCode::kDataLoss, "number 2 instead of 3"));
+}
+
+TEST_F(RootLogTest, PollWithoutChangesCostsTwoSizes) {
+  CommitUpTo(20);
+  const Root known = FindNewest(storage_).value().value();
+  storage_.size_count = 0;
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto newer, FindNewer(storage_, known));
+  EXPECT_EQ(newer, std::nullopt);
+  EXPECT_EQ(storage_.size_count, 2);
+}
+
+TEST_F(RootLogTest, PollFindsNewerRootsEvenIfTheKnownOneIsRemoved) {
+  CommitUpTo(20);
+  const Root known = FindNewest(storage_).value().value();
+  for (const uint64_t last : {21u, 50u, 83u, 84u, 85u, 500u}) {
+    CommitUpTo(last);
+    CAIRN_ASSERT_OK(RemoveOldRoots(storage_, last));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto newer, FindNewer(storage_, known));
+    ASSERT_TRUE(newer.has_value());
+    EXPECT_EQ(newer->number, last);
+  }
+}
+
+TEST_F(RootLogTest, PollSeesThatAllRootsAreLost) {
+  CommitUpTo(2);
+  const Root known = FindNewest(storage_).value().value();
+  for (const uint64_t number : {1, 2}) CAIRN_ASSERT_OK(storage_.Remove(RootName(number)));
+  EXPECT_THAT(FindNewer(storage_, known), IsError(ErrorCode::kDataLoss, "no roots"));
+}
+
+TEST_F(RootLogTest, OldRootsAreRemovedInAscendingOrder) {
+  CommitUpTo(kKeptRoots);
+  CAIRN_ASSERT_OK(RemoveOldRoots(storage_, kKeptRoots));
+  EXPECT_EQ(ListRoots(storage_).value().front(), 1u);
+  CommitUpTo(kKeptRoots + 30);
+  CAIRN_ASSERT_OK(RemoveOldRoots(storage_, kKeptRoots + 30));
+  EXPECT_EQ(ListRoots(storage_).value().front(), 31u);
+  EXPECT_EQ(ListRoots(storage_).value().size(), kKeptRoots);
+  CAIRN_ASSERT_OK(RemoveOldRoots(storage_, kKeptRoots + 30, 2));
+  EXPECT_THAT(ListRoots(storage_).value(), ElementsAre(kKeptRoots + 29, kKeptRoots + 30));
+}
+
+TEST_F(RootLogTest, LostResponseOfAPerformedPutIsACommit) {
+  for (const ErrorCode code : {ErrorCode::kUnavailable, ErrorCode::kConflict}) {
+    storage_.on_put_if_absent = [this, code](auto name, auto bytes) -> Result<void> {
+      CAIRN_TRY(storage_.base().PutIfAbsent(name, bytes));
+      return Fail(code, "it was performed nevertheless");
+    };
+    CommitUpTo(next_);
+    ExpectNewest(next_ - 1);
+  }
+}
+
+TEST_F(RootLogTest, PutThatWasNotPerformedIsRepeated) {
+  int puts = 0;
+  storage_.on_put_if_absent = [&](auto name, auto bytes) -> Result<void> {
+    if (++puts < 3) return Lost();
+    return storage_.base().PutIfAbsent(name, bytes);
+  };
+  CommitUpTo(1);
+  EXPECT_EQ(puts, 3);
+}
+
+TEST_F(RootLogTest, PutWithoutAnAnswerIsUnknown) {
+  CommitUpTo(5);
+  storage_.on_put_if_absent = [](auto, auto) -> Result<void> { return Lost(); };
+  Root next = EmptyRoot(6);
+  const CommitOutcome outcome = CommitRoot(storage_, next);
+  EXPECT_EQ(outcome.state, State::kUnknown);
+  EXPECT_EQ(outcome.error.code, ErrorCode::kUnavailable);
+  EXPECT_THAT(outcome.error.message, HasSubstr("unknown whether root 6 was committed"));
+}
+
+TEST_F(RootLogTest, RootThatCannotBeReadAfterALostResponseIsUnknown) {
+  CommitUpTo(5);
+  storage_.on_put_if_absent = [](auto, auto) -> Result<void> { return Lost(); };
+  storage_.on_size = [](auto) -> Result<uint64_t> { return Lost(); };
+  Root next = EmptyRoot(6);
+  EXPECT_EQ(CommitRoot(storage_, next).state, State::kUnknown);
+}
+
+TEST_F(RootLogTest, OtherWriterIsNamed) {
+  CommitUpTo(5);
+  Root next = EmptyRoot(5);
+  const CommitOutcome outcome = CommitRoot(storage_, next);
+  EXPECT_EQ(outcome.state, State::kNotCommitted);
+  EXPECT_EQ(outcome.error.code, ErrorCode::kConflict);
+  EXPECT_THAT(outcome.error.message,
+              HasSubstr("process 17 on host node1 (writer since 2026-01-31 12:00:00 UTC) has taken "
+                        "over this store"));
+  ASSERT_TRUE(outcome.other.has_value());
+  EXPECT_EQ(outcome.other->number, 5u);
+}
+
+TEST_F(RootLogTest, EachCommitHasAnotherIdentifier) {
+  Root root = EmptyRoot(1);
+  const internal::Uuid before = root.commit_id;
+  ASSERT_EQ(CommitRoot(storage_, root).state, State::kCommitted);
+  EXPECT_NE(root.commit_id, before);
+  EXPECT_EQ(FindNewest(storage_).value()->commit_id, root.commit_id);
+}
+
+// A writer is paused for so long that the root whose number it wants has been removed again.
+TEST_F(RootLogTest, NumberThatIsFreeAgainIsNotCommitted) {
+  CommitUpTo(200);
+  CAIRN_ASSERT_OK(RemoveOldRoots(storage_, 200));
+  for (const uint64_t number : {1u, 2u, 50u, 136u}) {
+    PutHint(std::to_string(number));
+    Root next = EmptyRoot(number);
+    const CommitOutcome outcome = CommitRoot(storage_, next);
+    EXPECT_NE(outcome.state, State::kCommitted) << number;
+    EXPECT_EQ(outcome.error.code, ErrorCode::kConflict) << number;
+    EXPECT_THAT(outcome.error.message, HasSubstr("host node1")) << number;
+    EXPECT_THAT(storage_.Size(RootName(number)), IsError(ErrorCode::kNotFound, "")) << number;
+    ExpectNewest(200);
+  }
+}
+
+// The same writer is killed after its put.
+TEST_F(RootLogTest, RootWithoutPredecessorIsNotTheNewest) {
+  CommitUpTo(200);
+  CAIRN_ASSERT_OK(RemoveOldRoots(storage_, 200));
+  for (const uint64_t number : {1u, 2u, 50u, 135u}) {
+    PutRoot(number);
+    PutHint(std::to_string(number));
+    ExpectNewest(200);
+    if (number > 1) {
+      CAIRN_ASSERT_OK_AND_ASSIGN(const auto newer, FindNewer(storage_, EmptyRoot(number - 1)));
+      ASSERT_TRUE(newer.has_value());
+      EXPECT_EQ(newer->number, 200u);
+    }
+    CAIRN_ASSERT_OK(storage_.Remove(RootName(number)));
+  }
+}
+
+TEST_F(RootLogTest, CommitThatWasReplacedSinceIsUnknown) {
+  CommitUpTo(10);
+  storage_.on_put_if_absent = [this](auto name, auto bytes) -> Result<void> {
+    storage_.on_put_if_absent = nullptr;
+    CAIRN_TRY(storage_.PutIfAbsent(name, bytes));
+    ++next_;
+    CommitUpTo(300);
+    CAIRN_TRY(RemoveOldRoots(storage_, 300));
+    return Lost();
+  };
+  storage_.on_size = [this](std::string_view name) -> Result<uint64_t> {
+    return storage_.base().Size(name);
+  };
+  Root next = EmptyRoot(11);
+  // The put is repeated, because root 11 is absent.
+  EXPECT_EQ(CommitRoot(storage_, next).state, State::kUnknown);
+  ExpectNewest(300);
+}
+
+// The third root is committed, with a fault at each of the calls of an undisturbed commit.
+TEST(RootLogFaultTest, OutcomeOfACommitWithAFaultIsTrue) {
+  for (const StorageFault fault :
+       {StorageFault::kRefuse, StorageFault::kLoseResponse, StorageFault::kConflict,
+        StorageFault::kPowerCut, StorageFault::kDelay}) {
+    for (uint64_t index = 0;; ++index) {
+      const auto base = std::make_shared<MemoryStorage>("test");
+      for (const uint64_t number : {1, 2}) {
+        Root root = EmptyRoot(number);
+        ASSERT_EQ(CommitRoot(*base, root).state, State::kCommitted);
+      }
+      FaultyStorage faulty(base);
+      faulty.SetPlan(internal::FaultAt(index, fault));
+      Root next = EmptyRoot(3);
+      const State state = CommitRoot(faulty, next).state;
+
+      CAIRN_ASSERT_OK_AND_ASSIGN(const auto newest, FindNewest(*base));
+      const bool is_there = newest->commit_id == next.commit_id;
+      EXPECT_TRUE(state == State::kUnknown || (state == State::kCommitted) == is_there) << index;
+      // A single lost response is not enough to be in doubt.
+      EXPECT_TRUE(state == State::kCommitted || fault == StorageFault::kPowerCut) << index;
+      if (faulty.Log().size() <= index) break;
+    }
+  }
+}
+
+TEST_F(RootLogTest, EightWritersRaceAndEachRootHasOneWinner) {
+  constexpr int kWriters = 8;
+  constexpr uint64_t kRounds = 1000;
+  MemoryStorage storage("race");
+  std::barrier round_begin(kWriters);
+  std::vector<std::atomic<int>> winners(kRounds + 1);
+  std::atomic<int> wrong = 0;
+  const auto write = [&](int writer) {
+    for (uint64_t number = 1; number <= kRounds; ++number) {
+      round_begin.arrive_and_wait();
+      Root root = EmptyRoot(number);
+      root.writer.pid = static_cast<uint32_t>(writer);
+      const CommitOutcome outcome = CommitRoot(storage, root);
+      if (outcome.state == State::kCommitted) ++winners[number];
+      if (outcome.state == State::kUnknown) ++wrong;
+      if (outcome.state == State::kNotCommitted &&
+          (!outcome.other || outcome.other->writer.pid == root.writer.pid)) {
+        ++wrong;
+      }
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int writer = 0; writer < kWriters; ++writer) threads.emplace_back(write, writer);
+  for (std::thread& thread : threads) thread.join();
+
+  EXPECT_EQ(wrong, 0);
+  for (uint64_t number = 1; number <= kRounds; ++number) EXPECT_EQ(winners[number], 1) << number;
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto numbers, ListRoots(storage));
+  EXPECT_EQ(numbers.size(), kRounds);
+  EXPECT_EQ(numbers.back(), kRounds);
+}
+
+// Writers take over from each other, and old roots are removed, while a reader polls.
+TEST_F(RootLogTest, ReaderSeesAscendingRootsWhileWritersRace) {
+  MemoryStorage storage("race");
+  Root first = EmptyRoot(1);
+  ASSERT_EQ(CommitRoot(storage, first).state, State::kCommitted);
+  std::atomic<int> failures = 0;
+  const auto write = [&storage, &failures] {
+    for (int i = 0; i < 500; ++i) {
+      const auto newest = FindNewest(storage);
+      if (!newest || !*newest) {
+        ++failures;
+        continue;
+      }
+      Root next = EmptyRoot((*newest)->number + 1);
+      const CommitOutcome outcome = CommitRoot(storage, next);
+      // A writer that waits while the others commit many roots cannot know.
+      if (outcome.state == State::kUnknown && outcome.error.code != ErrorCode::kConflict)
+        ++failures;
+      if (outcome.state == State::kCommitted) (void)RemoveOldRoots(storage, next.number);
+    }
+  };
+  std::vector<std::thread> writers;
+  for (int i = 0; i < 3; ++i) writers.emplace_back(write);
+  std::atomic<bool> done = false;
+  std::thread reader([&storage, &done, known = first]() mutable {
+    while (!done) {
+      const auto newer = FindNewer(storage, known);
+      ASSERT_TRUE(cairn::testing::IsOk(newer));
+      if (!*newer) continue;
+      ASSERT_GT((*newer)->number, known.number);
+      known = **newer;
+    }
+  });
+  for (std::thread& writer : writers) writer.join();
+  done = true;
+  reader.join();
+
+  EXPECT_EQ(failures, 0);
+  EXPECT_LE(ListRoots(storage).value().size(), kKeptRoots + 3);
+}
+
+}  // namespace
+}  // namespace cairn::kv
