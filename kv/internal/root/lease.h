@@ -1,0 +1,89 @@
+#pragma once
+/// The lease: which process writes to the store. It lets a second writer fail at its open instead
+/// of in the first commit of one of the two. Correctness does not depend on it: of two writers, at
+/// most one can commit (root_log.h).
+///
+/// The object `lease` is JSON. A writer puts it when it opens the store, renews it while it has the
+/// store open, and removes it when it closes the store.
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kv/error.h"
+#include "kv/internal/root/writer_identity.h"
+#include "kv/storage.h"
+
+namespace cairn::kv::internal {
+
+inline constexpr std::string_view kLeaseName = "lease";
+/// A lease of another host is valid for this time after its last renewal.
+inline constexpr int64_t kLeaseLifetimeNs = 60'000'000'000;
+/// A lease is renewed at this age.
+inline constexpr int64_t kLeaseRenewalNs = 15'000'000'000;
+
+struct Lease {
+  WriterIdentity writer;
+  uint32_t epoch = 0;
+  std::string boot_id;         // of the host, empty if unknown
+  std::string pid_namespace;   // of the process, empty if unknown
+  uint64_t process_start = 0;  // in clock ticks since the boot, 0 if unknown
+  int64_t renewed_unix_ns = 0;
+  friend bool operator==(const Lease&, const Lease&) = default;
+};
+
+/// Returns a lease of this process, renewed now.
+Lease ThisProcessLease(WriterIdentity writer, uint32_t epoch);
+std::vector<std::byte> EncodeLease(const Lease& lease);
+/// Returns nothing if `bytes` are not a lease.
+std::optional<Lease> DecodeLease(std::span<const std::byte> bytes);
+
+/// kConflict: a process that is alive has the lease; the message names its host and pid, and since
+/// when it has been the writer. kUnavailable: the lease cannot be read. A damaged lease is ignored.
+///
+/// If the lease is of this boot of this host and of this pid namespace, its process is alive if it
+/// exists and started at the recorded time. Otherwise, it counts as alive for kLeaseLifetimeNs
+/// after its last renewal, by the clocks of both hosts.
+Result<void> CheckLease(Storage& storage);
+
+/// Keeps a lease of this process. A thread renews it while the writer is idle.
+///
+/// A child that the process forks has no such thread, and must not wait for it or for its mutex. In
+/// the child, Renew and Release fail, and the destructor leaves everything as it is.
+/// Threads: all members may run on many threads at once, except the destructor.
+class LeaseKeeper {
+ public:
+  /// Puts the lease, even if another writer has it; CheckLease finds out before. `renewal_ns` is
+  /// the age at which the lease is renewed. kUnavailable: it cannot be put.
+  static Result<std::unique_ptr<LeaseKeeper>> Take(std::shared_ptr<Storage> storage,
+                                                   WriterIdentity writer, uint32_t epoch,
+                                                   int64_t renewal_ns = kLeaseRenewalNs);
+  /// Releases the lease if this was not done; does not report errors.
+  ~LeaseKeeper();
+  LeaseKeeper(const LeaseKeeper&) = delete;
+  LeaseKeeper& operator=(const LeaseKeeper&) = delete;
+
+  /// Renews the lease if its last renewal was a while ago. To be called by commits and long waits.
+  /// kConflict: another writer has taken the lease; the message names it. kUnavailable: the lease
+  /// cannot be read or put. kFailedPrecondition: this is a forked child, or after Release.
+  Result<void> Renew();
+  /// Stops the thread, and removes the lease if it is still the one that this object put. Does
+  /// nothing if this was done before. kUnavailable: it cannot be read or removed.
+  /// kFailedPrecondition: this is a forked child.
+  Result<void> Release();
+
+ private:
+  struct State;
+  explicit LeaseKeeper(std::unique_ptr<State> state);
+
+  const pid_t owner_;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,220 @@
+// Who may write: processes that are alive, dead, of another host, of another namespace, and forked.
+
+#include "kv/internal/root/lease.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+
+#include "kv/internal/storage/memory_storage.h"
+#include "tests/support/result_matchers.h"
+
+namespace cairn::kv {
+namespace {
+
+using cairn::testing::IsError;
+using internal::CheckLease;
+using internal::DecodeLease;
+using internal::EncodeLease;
+using internal::kLeaseLifetimeNs;
+using internal::kLeaseName;
+using internal::Lease;
+using internal::LeaseKeeper;
+using internal::MemoryStorage;
+using internal::NowUnixNs;
+using internal::ThisProcessLease;
+using internal::ThisWriter;
+
+class LeaseTest : public ::testing::Test {
+ protected:
+  void PutLease(const Lease& lease) {
+    CAIRN_ASSERT_OK(storage_->Put(kLeaseName, EncodeLease(lease)));
+  }
+  std::optional<Lease> StoredLease() {
+    const auto bytes = ReadObject(*storage_, kLeaseName, 1 << 20);
+    return bytes ? DecodeLease(*bytes) : std::nullopt;
+  }
+  static Lease OfOtherHost(int64_t age_ns) {
+    return {.writer = {.host = "node7",
+                       .pid = 4711,
+                       .session = "other",
+                       .since_unix_ns = 1'769'860'800'000'000'000},
+            .epoch = 3,
+            .boot_id = "another boot",
+            .pid_namespace = "pid:[1]",
+            .process_start = 5,
+            .renewed_unix_ns = NowUnixNs() - age_ns};
+  }
+
+  std::shared_ptr<MemoryStorage> storage_ = std::make_shared<MemoryStorage>("test");
+};
+
+/// Runs `body` in a forked child, and returns its exit status.
+template <typename Body>
+int RunInChild(const Body& body) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(20);  // a hang is a failure
+    ::_exit(body());
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + status;
+}
+
+TEST_F(LeaseTest, IsDecodedAsItWasEncoded) {
+  const Lease lease = ThisProcessLease(ThisWriter("session"), 5);
+  EXPECT_NE(lease.process_start, 0u);
+  EXPECT_FALSE(lease.boot_id.empty());
+  EXPECT_FALSE(lease.pid_namespace.empty());
+  EXPECT_EQ(DecodeLease(EncodeLease(lease)), lease);
+}
+
+TEST_F(LeaseTest, DamagedLeaseIsNoLease) {
+  const auto bytes = EncodeLease(OfOtherHost(0));
+  for (size_t size = 0; size + 2 < bytes.size(); ++size) {
+    EXPECT_EQ(DecodeLease(std::span(bytes).first(size)), std::nullopt) << size;
+  }
+  for (const std::string_view text : {"", "[]", "null", "{\"host\": 3}", "\xff\xfe"}) {
+    CAIRN_ASSERT_OK(storage_->Put(kLeaseName, std::as_bytes(std::span(text))));
+    CAIRN_EXPECT_OK(CheckLease(*storage_));
+  }
+}
+
+TEST_F(LeaseTest, AbsentLeaseRefusesNobody) { CAIRN_EXPECT_OK(CheckLease(*storage_)); }
+
+TEST_F(LeaseTest, LiveProcessOfThisHostIsNamed) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto keeper, LeaseKeeper::Take(storage_, ThisWriter("a"), 1));
+  const std::string name = "process " + std::to_string(::getpid()) + " on host " +
+                           internal::HostName() + " (writer since 20";
+
+  EXPECT_THAT(CheckLease(*storage_), IsError(ErrorCode::kConflict, "this process: " + name));
+  EXPECT_EQ(RunInChild([this] {
+              const auto checked = CheckLease(*storage_);
+              return checked || checked.error().message.starts_with("this process") ? 1 : 0;
+            }),
+            0);
+}
+
+TEST_F(LeaseTest, LiveProcessOfThisHostKeepsALeaseThatWasNotRenewed) {
+  Lease lease = ThisProcessLease(ThisWriter("a"), 1);
+  lease.renewed_unix_ns -= 100 * kLeaseLifetimeNs;
+  PutLease(lease);
+  EXPECT_THAT(CheckLease(*storage_), IsError(ErrorCode::kConflict, "take over"));
+}
+
+TEST_F(LeaseTest, DeadProcessOfThisHostIsIgnoredAtOnce) {
+  Lease lease = ThisProcessLease(ThisWriter("a"), 1);
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(0);
+  lease.writer.pid = static_cast<uint32_t>(child);
+  siginfo_t ended;
+  ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT), 0);
+  PutLease(lease);
+  CAIRN_EXPECT_OK(CheckLease(*storage_));  // nobody has waited for it
+  ::waitpid(child, nullptr, 0);
+  CAIRN_EXPECT_OK(CheckLease(*storage_));
+}
+
+TEST_F(LeaseTest, ProcessWithTheSameNumberIsAnotherProcess) {
+  Lease lease = ThisProcessLease(ThisWriter("a"), 1);
+  lease.process_start -= 1;
+  PutLease(lease);
+  CAIRN_EXPECT_OK(CheckLease(*storage_));
+}
+
+TEST_F(LeaseTest, OtherHostHasTheLeaseUntilItExpires) {
+  PutLease(OfOtherHost(kLeaseLifetimeNs / 2));
+  EXPECT_THAT(CheckLease(*storage_),
+              IsError(ErrorCode::kConflict,
+                      "process 4711 on host node7 (writer since 2026-01-31 12:00:00 UTC)"));
+  PutLease(OfOtherHost(kLeaseLifetimeNs + 1'000'000'000));
+  CAIRN_EXPECT_OK(CheckLease(*storage_));
+  PutLease(OfOtherHost(-kLeaseLifetimeNs));  // its clock is ahead
+  EXPECT_THAT(CheckLease(*storage_), IsError(ErrorCode::kConflict, "node7"));
+}
+
+TEST_F(LeaseTest, OtherNamespaceIsLikeAnotherHost) {
+  Lease lease = ThisProcessLease(ThisWriter("a"), 1);
+  lease.pid_namespace = "pid:[1]";
+  PutLease(lease);
+  EXPECT_THAT(CheckLease(*storage_), IsError(ErrorCode::kConflict, "writing"));
+  lease.renewed_unix_ns -= 2 * kLeaseLifetimeNs;
+  PutLease(lease);
+  CAIRN_EXPECT_OK(CheckLease(*storage_));
+}
+
+TEST_F(LeaseTest, ReleaseRemovesOnlyTheOwnLease) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto first, LeaseKeeper::Take(storage_, ThisWriter("a"), 1));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto second, LeaseKeeper::Take(storage_, ThisWriter("b"), 2));
+  CAIRN_EXPECT_OK(first->Release());
+  ASSERT_TRUE(StoredLease().has_value());
+  EXPECT_EQ(StoredLease()->writer.session, "b");
+  CAIRN_EXPECT_OK(second->Release());
+  CAIRN_EXPECT_OK(second->Release());
+  EXPECT_EQ(StoredLease(), std::nullopt);
+  EXPECT_THAT(second->Renew(), IsError(ErrorCode::kFailedPrecondition, "released"));
+}
+
+TEST_F(LeaseTest, SessionThatIsNotUtf8IsReleased) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto keeper, LeaseKeeper::Take(storage_, ThisWriter("\xff"), 1));
+  CAIRN_EXPECT_OK(keeper->Release());
+  EXPECT_EQ(StoredLease(), std::nullopt);
+}
+
+TEST_F(LeaseTest, DestructorReleases) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(auto keeper, LeaseKeeper::Take(storage_, ThisWriter("a"), 1));
+  keeper.reset();
+  CAIRN_EXPECT_OK(CheckLease(*storage_));
+}
+
+TEST_F(LeaseTest, RecentLeaseIsNotPutAgain) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto keeper, LeaseKeeper::Take(storage_, ThisWriter("a"), 1));
+  const auto before = StoredLease();
+  CAIRN_EXPECT_OK(keeper->Renew());
+  EXPECT_EQ(StoredLease(), before);
+}
+
+TEST_F(LeaseTest, IdleWriterRenewsItsLease) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(
+      const auto keeper, LeaseKeeper::Take(storage_, ThisWriter("a"), 1, /*renewal_ns=*/1'000'000));
+  const auto before = StoredLease();
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (StoredLease() == before && std::chrono::steady_clock::now() < deadline) {
+    storage_->AwaitChange("", std::chrono::milliseconds(100));
+  }
+  ASSERT_TRUE(StoredLease().has_value());
+  EXPECT_GT(StoredLease()->renewed_unix_ns, before->renewed_unix_ns);
+}
+
+TEST_F(LeaseTest, WriterThatLostItsLeaseDoesNotTakeItBack) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto keeper,
+                             LeaseKeeper::Take(storage_, ThisWriter("a"), 1, /*renewal_ns=*/0));
+  CAIRN_EXPECT_OK(keeper->Renew());
+  // The thread may have read the own lease, and put it again after this.
+  Result<void> renewed;
+  for (int attempt = 0; renewed && attempt < 1000; ++attempt) {
+    PutLease(OfOtherHost(0));
+    renewed = keeper->Renew();
+  }
+  EXPECT_THAT(renewed, IsError(ErrorCode::kConflict, "node7"));
+  EXPECT_EQ(StoredLease()->epoch, 3u);
+}
+
+TEST_F(LeaseTest, ForkedChildNeitherHangsNorReleases) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(auto keeper, LeaseKeeper::Take(storage_, ThisWriter("a"), 1));
+  EXPECT_EQ(RunInChild([this, &keeper] {
+              if (keeper->Renew() || keeper->Release()) return 1;
+              keeper.reset();
+              return StoredLease() ? 0 : 2;
+            }),
+            0);
+  EXPECT_TRUE(StoredLease().has_value());
+  CAIRN_EXPECT_OK(keeper->Release());
+}
+
+}  // namespace
+}  // namespace cairn::kv
