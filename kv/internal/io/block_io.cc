@@ -12,10 +12,6 @@
 #include <thread>
 #include <vector>
 
-#if defined(__SANITIZE_THREAD__)
-#include <sanitizer/tsan_interface.h>
-#endif
-
 #include "kv/internal/io/fault_point.h"
 #include "kv/internal/io/file.h"
 #include "kv/mutex.h"
@@ -31,31 +27,11 @@ void Skip(IoRequest& request, uint64_t done) {
   request.offset_bytes += done;
 }
 
-// liburing maps rings by system calls that ThreadSanitizer does not see. A new ring may be at the
-// address of a former ring of another thread. That ring was unmapped before, so this is not a race.
-class RingMemory {
- public:
-  static void BeforeUnmap() {
-#if defined(__SANITIZE_THREAD__)
-    __tsan_release(&order_);
-#endif
-  }
-  static void AfterMap() {
-#if defined(__SANITIZE_THREAD__)
-    __tsan_acquire(&order_);
-#endif
-  }
-
- private:
-  [[maybe_unused]] static inline char order_ = 0;
-};
-
 class UringQueue final : public IoQueue {
  public:
   static std::unique_ptr<IoQueue> TryMake(uint32_t depth) {
     auto queue = std::unique_ptr<UringQueue>(new UringQueue(depth));
     if (io_uring_queue_init(depth, &queue->ring_, 0) != 0) return nullptr;
-    RingMemory::AfterMap();
     queue->live_ = true;
     return queue;
   }
@@ -64,7 +40,6 @@ class UringQueue final : public IoQueue {
     if (!live_) return;
     while (in_flight_ > 0 && Wait()) {
     }
-    RingMemory::BeforeUnmap();
     io_uring_queue_exit(&ring_);
   }
 
