@@ -144,7 +144,8 @@ class Cairn:
     def __init__(self, directory: Path) -> None:
         import cairn
 
-        self._store = cairn.Store(directory / "cairn")
+        # Nobody reads the steps that are deleted, and their files would fill the disk.
+        self._store = cairn.open(directory / "cairn", mode="a", grace=0)
         self._numbers = itertools.count(1)
 
     def save(self, state: dict[str, Any]) -> tuple[Staged, Durable]:

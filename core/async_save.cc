@@ -142,7 +142,7 @@ class AsyncSaver::Impl {
   bool BaseIsLastSave(const SaveOptions& options) const {
     if (!options.incremental || options.chunk_bytes != last_save_.chunk_bytes) return false;
     const auto snapshot = store_->kv().Latest();
-    if (!snapshot || (*snapshot)->steps().empty()) return false;
+    if (!snapshot || (*snapshot)->step_numbers().empty()) return false;
     const auto base = (*snapshot)->FindStep(options.base_step);
     return base && base->generation == last_save_.step.generation &&
            base->step == last_save_.step.step;

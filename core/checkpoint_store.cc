@@ -168,7 +168,7 @@ kv::Store& CheckpointStore::kv() const { return impl_->store(); }
 
 Result<std::vector<kv::StepInfo>> CheckpointStore::Steps() const {
   CAIRN_TRY_ASSIGN(const auto snapshot, kv().Latest());
-  return snapshot->steps();
+  return snapshot->Steps();
 }
 
 Result<SaveReport> CheckpointStore::Save(uint64_t step, const StateDict& state,

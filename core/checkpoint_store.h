@@ -173,7 +173,7 @@ class CheckpointStore {
                           const std::function<void(const kv::Damage&)>& damage,
                           const Progress& progress = {}) const;
 
-  /// Releases the store and its lock. Collective in a multi-rank store: every rank calls it after
+  /// Releases the store and its lease. Collective in a multi-rank store: every rank calls it after
   /// its last save. kFailedPrecondition: a step is being written. The destructor does the same
   /// without waiting for other ranks, and ignores errors.
   Result<void> Close();

@@ -41,7 +41,7 @@ Digest RootDigest(std::span<const uint64_t> page_digests, uint64_t length_bytes)
 /// Returns the digest of a payload that is contiguous in memory.
 Digest PayloadDigest(std::span<const std::byte> payload);
 
-/// Returns the XXH3-64 of `bytes`, without pages: for headers, footers and manifest blocks.
+/// Returns the XXH3-64 of `bytes`, without pages: for headers, footers and complete objects.
 uint64_t Checksum64(std::span<const std::byte> bytes);
 
 }  // namespace cairn::kv

@@ -23,8 +23,18 @@ const char* ColumnName(Column column) {
       return "segments";
     case Column::kUsage:
       return "usage";
+    case Column::kTables:
+      return "tables";
   }
   return "unknown";
+}
+
+std::string TableKey(Column column, std::string_view key) {
+  std::string full;
+  full.reserve(1 + key.size());
+  full.push_back(static_cast<char>(column));
+  full.append(key);
+  return full;
 }
 
 void AppendBigEndian(std::string& out, uint64_t value) {

@@ -11,8 +11,8 @@ namespace cairn::kv {
 enum class OpenMode {
   kRead,   // never changes anything
   kWrite,  // one writer at a time; creates the store if it is absent
-  // A rank of a job whose rank 0 has the store open for writing. It adds segments and a manifest to
-  // steps that rank 0 commits, and never changes the index.
+  // A rank of a job whose rank 0 has the store open for writing. It adds segments and parts to
+  // steps that rank 0 commits.
   kJoinSession,
 };
 
@@ -29,11 +29,12 @@ struct StoreOptions {
   /// CAIRN_IO_DEPTH, CAIRN_IO_ENGINE (uring or threads) and CAIRN_IO_DIRECT (0 or 1).
   /// `kv-bench tune` finds the values that suit a disk.
   std::optional<IoOptions> io;
-  /// A reader that finds that the index has lost steps reports them in Store::recovery_notes and
-  /// does not fail (kv-dump).
-  bool tolerate_lost_steps = false;
-  /// How long an open may wait for a writer that is replacing index files.
-  std::chrono::milliseconds deadline{10'000};
+  /// How long objects that no step uses any more remain, for readers that still use them. Commits
+  /// and opens for writing remove them after this time.
+  std::chrono::milliseconds grace{60'000};
+  /// For kWrite: becomes the writer even if another process has the store open for writing. That
+  /// process can commit nothing from then on.
+  bool take_over = false;
   /// For kJoinSession: what Store::OpenSession returned to the job's rank 0.
   std::string session;
 };

@@ -13,8 +13,8 @@
 
 namespace cairn::kv {
 
-/// Called with a key (without its generation) and a record that is aligned to 8 bytes. Both are
-/// valid only during the call. Returns false to stop the scan.
+/// Called with a key (without its column) and a record that is aligned to 8 bytes. Both are valid
+/// only during the call. Returns false to stop the scan.
 using ScanCallback = std::function<Result<bool>(std::string_view key, std::span<const std::byte>)>;
 
 /// Called with the index of a range and its bytes. An error ends the read.

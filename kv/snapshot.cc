@@ -9,9 +9,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <map>
 
+#include "kv/internal/records/kv_records.h"
 #include "kv/internal/segment/read_scheduler.h"
 #include "kv/internal/snapshot_state.h"
+#include "kv/internal/table_difference.h"
 #include "kv/internal/verify_files.h"
 #include "kv/mapping.h"
 #include "kv/read_range.h"
@@ -23,88 +26,112 @@ Snapshot::Snapshot(std::unique_ptr<const internal::SnapshotState> state)
     : state_(std::move(state)) {}
 Snapshot::~Snapshot() = default;
 
-const std::vector<StepInfo>& Snapshot::steps() const { return state_->steps; }
+const std::vector<uint64_t>& Snapshot::step_numbers() const {
+  return state_->root->steps.numbers();
+}
+
+Result<std::vector<StepInfo>> Snapshot::Steps() const {
+  CAIRN_TRY_ASSIGN(const auto entries, state_->root->steps.All());
+  std::vector<StepInfo> steps;
+  for (const auto& entry : entries) steps.push_back(entry->info);
+  return steps;
+}
 
 Result<StepInfo> Snapshot::FindStep(std::optional<uint64_t> step) const {
-  const std::vector<StepInfo>& steps = state_->steps;
-  if (steps.empty()) {
+  const internal::StepList& steps = state_->root->steps;
+  if (steps.numbers().empty()) {
     return Fail(Error{.code = ErrorCode::kNotFound,
                       .message = "the store has no steps yet",
-                      .file = state_->paths.root,
+                      .file = state_->storage->address(),
                       .step = step});
   }
-  if (!step) return steps.back();
-  const auto found = std::ranges::lower_bound(steps, *step, {}, &StepInfo::step);
-  if (found != steps.end() && found->step == *step) return *found;
-  std::vector<uint64_t> known;
-  const size_t shown = std::min<size_t>(steps.size(), 8);
-  for (size_t i = steps.size() - shown; i < steps.size(); ++i) known.push_back(steps[i].step);
+  CAIRN_TRY_ASSIGN(const auto entry, step ? steps.Find(*step) : steps.Latest());
+  if (entry != nullptr) return entry->info;
+  const std::vector<uint64_t>& numbers = steps.numbers();
+  const size_t shown = std::min<size_t>(numbers.size(), 8);
   return Fail(
       Error{.code = ErrorCode::kNotFound,
-            .message = fmt::format("no such step; the store has {}{}",
-                                   shown < steps.size() ? "..., " : "", fmt::join(known, ", ")),
-            .file = state_->paths.root,
+            .message = fmt::format(
+                "no such step; the store has {}{}", shown < numbers.size() ? "..., " : "",
+                fmt::join(numbers.end() - static_cast<ptrdiff_t>(shown), numbers.end(), ", ")),
+            .file = state_->storage->address(),
             .step = step});
 }
 
-Result<void> Snapshot::Scan(Column column, uint64_t generation, std::string_view prefix,
+Result<void> Snapshot::Scan(Column column, const StepInfo& step, std::string_view prefix,
                             const ScanCallback& callback) const {
-  std::string full = NumberKey(generation);
-  full.append(prefix);
-  CAIRN_TRY(state_->index->Scan(column, full,
-                                [&](std::string_view key, std::span<const std::byte> record) {
-                                  return callback(key.substr(8), record);
-                                }));
-  return state_->CheckNotDeleted(generation);
+  CAIRN_TRY_ASSIGN(const auto open, state_->Open(step));
+  return open->tables.Scan(TableKey(column, prefix),
+                           [&](std::string_view key, std::span<const std::byte> record) {
+                             return callback(key.substr(1), record);
+                           });
 }
 
-Result<std::optional<std::vector<std::byte>>> Snapshot::Get(Column column, uint64_t generation,
+Result<std::optional<std::vector<std::byte>>> Snapshot::Get(Column column, const StepInfo& step,
                                                             std::string_view key) const {
-  std::string full = NumberKey(generation);
-  full.append(key);
-  CAIRN_TRY_ASSIGN(auto record, state_->index->Get(column, full));
-  if (!record) CAIRN_TRY(state_->CheckNotDeleted(generation));
-  return record;
+  CAIRN_TRY_ASSIGN(const auto open, state_->Open(step));
+  return open->tables.Get(TableKey(column, key));
 }
 
-Result<std::optional<std::vector<std::byte>>> Snapshot::GetStructure(const Digest& digest) const {
-  return state_->index->Get(Column::kStructures, NumberKey(digest.hi) + NumberKey(digest.lo));
+Result<std::optional<std::vector<std::byte>>> Snapshot::GetStructure(const StepInfo& step) const {
+  return Get(Column::kStructures, step, "");
+}
+
+Result<std::optional<std::vector<std::string>>> Snapshot::FindUnsharedFqns(
+    const StepInfo& a, const StepInfo& b) const {
+  CAIRN_TRY_ASSIGN(const auto open_a, state_->Open(a));
+  CAIRN_TRY_ASSIGN(const auto open_b, state_->Open(b));
+  return internal::FindUnsharedFqns(open_a->tables, open_b->tables);
 }
 
 Result<SegmentInfo> Snapshot::FindSegment(uint64_t segment_id) const {
-  CAIRN_TRY_ASSIGN(const auto record, state_->index->Get(Column::kSegments, NumberKey(segment_id)));
-  if (!record) {
-    return Fail(Error{.code = ErrorCode::kDataLoss,
-                      .message = fmt::format("the index has no segment {:016x}", segment_id),
-                      .file = state_->paths.segments()});
+  CAIRN_TRY(state_->FindSegment(segment_id));
+  const std::string key = NumberKey(segment_id);
+  CAIRN_TRY_ASSIGN(const auto entries, state_->root->steps.All());
+  for (const auto& entry : entries) {
+    CAIRN_TRY_ASSIGN(const auto record, Get(Column::kSegments, entry->info, key));
+    if (record) return internal::DecodeSegment(*record);
   }
-  return internal::DecodeSegment(*record);
+  return Fail(Error{.code = ErrorCode::kDataLoss,
+                    .message = fmt::format("no step has a record of segment {:016x}", segment_id),
+                    .file = state_->storage->address()});
 }
 
 Result<std::vector<SegmentInfo>> Snapshot::Segments() const {
-  std::vector<SegmentInfo> segments;
-  CAIRN_TRY(state_->index->Scan(
-      Column::kSegments, "",
-      [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
-        CAIRN_TRY_ASSIGN(SegmentInfo info, internal::DecodeSegment(record));
-        if (key != NumberKey(info.segment_id)) {
-          return Fail(ErrorCode::kDataLoss, "a segment record is under the key of another segment");
-        }
-        segments.push_back(std::move(info));
-        return true;
-      }));
-  return segments;
+  std::map<uint64_t, SegmentInfo> segments;
+  CAIRN_TRY_ASSIGN(const auto entries, state_->root->steps.All());
+  for (const auto& entry : entries) {
+    CAIRN_TRY(Scan(Column::kSegments, entry->info, "",
+                   [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+                     CAIRN_TRY_ASSIGN(SegmentInfo info, internal::DecodeSegment(record));
+                     if (key != NumberKey(info.segment_id)) {
+                       return Fail(ErrorCode::kDataLoss,
+                                   "a segment record is under the key of another segment");
+                     }
+                     segments.emplace(info.segment_id, std::move(info));
+                     return true;
+                   }));
+  }
+  std::vector<SegmentInfo> all;
+  for (auto& [id, info] : segments) all.push_back(std::move(info));
+  return all;
 }
 
 Result<std::vector<Usage>> Snapshot::SegmentUsage() const {
   std::vector<Usage> usage;
-  CAIRN_TRY(state_->index->Scan(
-      Column::kUsage, "",
-      [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
-        CAIRN_TRY_ASSIGN(const Usage one, internal::DecodeUsage(key, record));
-        usage.push_back(one);
-        return true;
-      }));
+  CAIRN_TRY_ASSIGN(const auto entries, state_->root->steps.All());
+  for (const auto& entry : entries) {
+    std::vector<internal::SegmentUse> of_step = entry->usage;
+    if (entry->usage_in_table) {
+      CAIRN_TRY_ASSIGN(const auto open, state_->Open(entry->info));
+      CAIRN_TRY_ASSIGN(of_step, state_->UsageOf(*open));
+    }
+    for (const internal::SegmentUse& use : of_step) {
+      usage.push_back({.segment_id = use.segment.id,
+                       .generation = entry->info.generation,
+                       .live_bytes = use.live_bytes});
+    }
+  }
   return usage;
 }
 
@@ -142,12 +169,7 @@ Result<std::shared_ptr<const Mapping>> Snapshot::Map(uint64_t segment_id) const 
 }
 
 Result<void> Snapshot::VerifyFiles(const std::function<void(Damage)>& damage) const {
-  const auto scan_chunks = [this](uint64_t generation, const ScanCallback& callback) {
-    return Scan(Column::kChunks, generation, "", callback);
-  };
-  return internal::VerifyFiles(
-      *state_, {.segments = Segments(), .usage = SegmentUsage(), .scan_chunks = scan_chunks},
-      damage);
+  return internal::VerifyFiles(*state_, damage);
 }
 
 }  // namespace cairn::kv

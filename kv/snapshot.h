@@ -20,38 +20,51 @@
 namespace cairn::kv {
 
 namespace internal {
-struct SnapshotState;
+class SnapshotState;
 }  // namespace internal
 
-/// A consistent, immutable view of the committed steps. It may outlive the Store. If a step is
-/// deleted after the snapshot was taken, its payload may become unreadable; reads then return
-/// kNotFound. Threads: all members are safe.
+/// A consistent, immutable view of the committed steps. It may outlive the Store. A step that is
+/// deleted after the snapshot was taken remains readable for the grace period of the store; after
+/// that, reads return kNotFound. Threads: all members are safe.
 class Snapshot {
  public:
   ~Snapshot();
-  /// The steps, in ascending order.
-  const std::vector<StepInfo>& steps() const;
+  /// The numbers of the steps, in ascending order. Reads nothing.
+  const std::vector<uint64_t>& step_numbers() const;
+  /// Returns the steps, in ascending order. kDataLoss, kUnavailable: the entries of older steps
+  /// cannot be read. Cost: one read for about each 50 steps that are older than the last 64.
+  Result<std::vector<StepInfo>> Steps() const;
   /// Returns `step`, or the latest step. kNotFound: there is no such step; the message lists steps
-  /// that exist.
+  /// that exist. kDataLoss, kUnavailable: see Steps.
   Result<StepInfo> FindStep(std::optional<uint64_t> step) const;
 
-  // The functions below return kDataLoss if the index is damaged, kNotFound if the step was
-  // deleted, and kUnavailable after an I/O error.
+  // The functions below return kDataLoss if the store is damaged, kNotFound if the step was deleted
+  // and its grace period has passed, and kUnavailable after an I/O error.
 
-  /// Calls `callback` with the records of one generation whose key begins with `prefix`, in key
-  /// order. The caller verifies the records.
-  Result<void> Scan(Column column, uint64_t generation, std::string_view prefix,
+  /// Calls `callback` with the records of `step` whose key begins with `prefix`, in key order. The
+  /// caller verifies the records.
+  Result<void> Scan(Column column, const StepInfo& step, std::string_view prefix,
                     const ScanCallback& callback) const;
   /// Returns the bytes of a record (aligned for FlatBuffers), or nothing if there is none. The
   /// caller verifies the record.
-  Result<std::optional<std::vector<std::byte>>> Get(Column column, uint64_t generation,
+  Result<std::optional<std::vector<std::byte>>> Get(Column column, const StepInfo& step,
                                                     std::string_view key) const;
-  /// Returns the StructureRecord with this digest, or nothing if there is none.
-  Result<std::optional<std::vector<std::byte>>> GetStructure(const Digest& digest) const;
+  /// Returns the StructureRecord of a step, or nothing if it has none.
+  Result<std::optional<std::vector<std::byte>>> GetStructure(const StepInfo& step) const;
 
-  /// kDataLoss: the index has no such segment.
+  /// Returns the FQNs of the tensors, chunks and values that have a record in a table which only
+  /// one of the two steps has, sorted; the records of all others are equal. Returns nothing if the
+  /// steps share no table, so that all records may differ. Cost: reads the tables that they do not
+  /// share.
+  Result<std::optional<std::vector<std::string>>> FindUnsharedFqns(const StepInfo& a,
+                                                                   const StepInfo& b) const;
+
+  /// kDataLoss: no step uses such a segment.
   Result<SegmentInfo> FindSegment(uint64_t segment_id) const;
+  /// Returns the segments that any step uses, ascending by id. Cost: opens the tables of all steps.
   Result<std::vector<SegmentInfo>> Segments() const;
+  /// Returns how many bytes of each segment each step uses. Cost: one read for each step that uses
+  /// more than 16 segments.
   Result<std::vector<Usage>> SegmentUsage() const;
 
   /// Reads many ranges with deep queues and bounded memory (the pool of IoOptions), with O_DIRECT
@@ -75,10 +88,10 @@ class Snapshot {
   /// kNotFound: its step was deleted.
   Result<std::optional<DirectFile>> OpenDirect(uint64_t segment_id) const;
 
-  /// Checks everything that does not require knowledge of tensors: every byte of the index files,
-  /// every record of the kv columns, manifests against the index, and the headers, footers,
-  /// trailers and gaps of segments. Calls `damage` for each problem. The digests of payload are
-  /// checked by core/, which interprets chunk records.
+  /// Checks everything that does not require knowledge of tensors: every byte of the root, of pages
+  /// and of tables, every record of the kv columns, and the headers, footers, trailers and gaps of
+  /// segments. Calls `damage` for each problem. The digests of payload are checked by core/, which
+  /// interprets chunk records.
   Result<void> VerifyFiles(const std::function<void(Damage)>& damage) const;
 
   /// For Store.

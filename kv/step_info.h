@@ -1,5 +1,5 @@
 #pragma once
-/// What the index records about steps and segments.
+/// What a store records about steps and segments.
 
 #include <cstdint>
 #include <optional>
@@ -13,7 +13,7 @@ namespace cairn::kv {
 /// A committed step.
 struct StepInfo {
   uint64_t step = 0;
-  uint64_t generation = 0;  // of the commit; each commit has a new one
+  uint64_t generation = 0;  // number of the root that added the step; each commit has a new one
   int64_t created_unix_ns = 0;
   uint32_t world_size = 1;
   std::string attempt;                // from Store::NextAttempt
@@ -27,10 +27,11 @@ struct StepInfo {
   Digest structure;                 // of the StructureRecord
 };
 
-/// A sealed segment, as the index records it.
+/// A sealed segment, as the steps that use it record it.
 struct SegmentInfo {
   uint64_t segment_id = 0;
-  std::string name;  // in segments/
+  uint32_t epoch = 0;  // of the writer
+  std::string name;    // in segments/
   uint64_t step = 0;
   uint32_t rank = 0;
   uint64_t file_bytes = 0;
@@ -40,7 +41,7 @@ struct SegmentInfo {
   uint64_t page_digests_checksum = 0;  // Checksum64 of all page digests
 };
 
-/// The bytes of one segment to which the chunks of one generation refer.
+/// The bytes of one segment to which the chunks of one step refer.
 struct Usage {
   uint64_t segment_id = 0;
   uint64_t generation = 0;

@@ -64,9 +64,9 @@ class StepWriter {
   /// change the memory of these payloads, and all blocks are in the pool.
   Result<void> Drain();
 
-  /// Adds a record. Requires the column kTensors or kValues, and a key (without a generation) that
-  /// was not added before. In a multi-rank store, tensors that are added before Gather are only for
-  /// the footers of segments; rank 0 adds those for the index after Gather.
+  /// Adds a record. Requires the column kTensors or kValues, and a key that was not
+  /// added before. In a multi-rank store, tensors that are added before Gather are only for
+  /// the footers of segments; rank 0 adds those for the step after Gather.
   Result<void> AddRecord(Column column, std::string_view key, std::span<const std::byte> record);
   /// Adds a ChunkRecord (sizes in elements). `reused` states that the extents are those of the
   /// base. Otherwise they are from the last Append, or from the last AppendPages with extents of
@@ -76,15 +76,15 @@ class StepWriter {
                         bool reused);
   /// Adds records that several ranks have in common, such as replicated values. They are stored
   /// once per attempt, however many ranks add the same records. Only Gather reads them; they are
-  /// not added to the index. Requires several ranks, and that Gather was not called.
+  /// not added to the step. Requires several ranks, and that Gather was not called.
   Result<void> AddShared(std::span<const SharedRecord> records);
 
-  /// Waits for the manifests of all other ranks and copies them into that of this rank. Calls
+  /// Waits for the parts of all other ranks and adds their records to those of this rank. Calls
   /// `on_record` with their chunks and shared records; of equal shared records only with those of
   /// the lowest rank, and not with those that rank 0 has added itself. Returns the error of a rank
   /// that failed, and names that rank. kUnavailable: ranks are missing at the deadline. Requires
-  /// rank 0 of several, and that it was not called before. Memory: one manifest block, and the
-  /// records up to a limit.
+  /// rank 0 of several, and that it was not called before. Memory: one part, and the records up to
+  /// a limit.
   Result<void> Gather(const RankRecordCallback& on_record);
 
   /// Sets the StructureRecord of the step. Requires rank 0, and that it was not called before.

@@ -1,108 +1,53 @@
-// Opening, creating and closing a store; deleting steps.
+// Opens stores, and hands out snapshots and step writers.
 
 #include "kv/store.h"
 
 #include <fmt/format.h>
-#include <sys/random.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <cstring>
-#include <iterator>
+#include <set>
+#include <utility>
+#include <vector>
 
-#include "kv/internal/commit/attempt_outcome.h"
-#include "kv/internal/commit/commit.h"
-#include "kv/internal/commit/recovery.h"
-#include "kv/internal/commit/store_identity.h"
+#include "kv/internal/commit/open_store.h"
+#include "kv/internal/commit/rebuild.h"
+#include "kv/internal/commit/root_change.h"
+#include "kv/internal/commit/store_state.h"
+#include "kv/internal/io/file.h"
 #include "kv/internal/io/io_environment.h"
+#include "kv/internal/parts/attempt_outcome.h"
 #include "kv/internal/snapshot_state.h"
 #include "kv/internal/step_attempt.h"
 #include "kv/mutex.h"
+#include "kv/open_storage.h"
 #include "kv/snapshot.h"
 #include "kv/step_writer.h"
+#include "kv/storage.h"
 #include "kv/thread_annotations.h"
 
 namespace cairn::kv {
 
-using internal::CommitFile;
-using internal::Index;
-using internal::StepEntry;
 using internal::StoreState;
-
-namespace {
-
-// Compares the steps of an index with the manifests that commits/ had before the index was opened.
-// kDataLoss: a committed step is missing; with tolerate_lost_steps a note of the open instead.
-Result<void> CheckNothingLost(StoreState& state, const std::vector<CommitFile>& before,
-                              const std::vector<StepEntry>& steps) CAIRN_REQUIRES(state.mutex) {
-  std::set<uint64_t> live;
-  for (const StepEntry& entry : steps) live.insert(entry.info.generation);
-  std::optional<std::set<uint64_t>> after;  // listed only if something is missing
-  for (const CommitFile& file : before) {
-    if (file.deleting || live.contains(file.generation)) continue;
-    if (!after) {
-      CAIRN_TRY_ASSIGN(const auto files, internal::ListCommits(state.paths));
-      after.emplace();
-      for (const CommitFile& one : files) {
-        if (!one.deleting) after->insert(one.generation);
-      }
-    }
-    // A manifest that existed before and after the index was opened belongs to a step that was
-    // committed in between.
-    if (!after->contains(file.generation)) continue;
-    Error error{.code = ErrorCode::kDataLoss,
-                .message =
-                    "the index has lost a committed step, whose manifest still exists; open the "
-                    "store for writing once to restore the step",
-                .file = state.paths.manifest(file.generation, file.rank)};
-    if (!state.options.tolerate_lost_steps) return Fail(std::move(error));
-    // Only the open adds notes, so that they do not change while other threads read them.
-    if (state.latest == nullptr) state.recovery_notes.push_back(std::move(error));
-  }
-  return {};
-}
-
-// Opens the index again and returns a snapshot of it.
-Result<std::shared_ptr<const Snapshot>> ReaderSnapshot(StoreState& state)
-    CAIRN_REQUIRES(state.mutex) {
-  // List first: what is listed was committed before the index is opened, so the index must have it.
-  CAIRN_TRY_ASSIGN(const std::vector<CommitFile> commits, internal::ListCommits(state.paths));
-  CAIRN_TRY_ASSIGN(
-      std::shared_ptr<Index> index,
-      Index::Open(state.paths.root, /*writable=*/false, /*create=*/false, state.options.deadline));
-  CAIRN_TRY_ASSIGN(std::vector<StepEntry> steps, internal::LoadSteps(*index));
-  CAIRN_TRY(CheckNothingLost(state, commits, steps));
-  state.index = index;
-  state.latest = std::make_shared<const Snapshot>(
-      std::make_unique<internal::SnapshotState>(state, std::move(index), steps));
-  return state.latest;
-}
-
-}  // namespace
 
 class Store::Impl {
  public:
   std::shared_ptr<StoreState> state = std::make_shared<StoreState>();
 
-  static Result<std::unique_ptr<Impl>> Make(const std::string& directory, OpenMode mode,
+  static Result<std::unique_ptr<Impl>> Make(const std::string& address, OpenMode mode,
                                             const StoreOptions& options);
-  Result<void> OpenForReading();
-  Result<void> OpenForWriting();
-  Result<void> OpenIndexForWriting();
   Result<void> CheckCanBegin(uint64_t step, const BeginOptions& options) const;
+  Result<void> CheckOpen() const;
 };
 
 Store::Store(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Store::~Store() { (void)Close(); }
 
-const std::string& Store::directory() const { return impl_->state->paths.root; }
+const std::string& Store::directory() const { return impl_->state->storage->address(); }
 const StoreOptions& Store::options() const { return impl_->state->options; }
 bool Store::writable() const { return impl_->state->writable; }
 const std::string& Store::session() const { return impl_->state->session; }
-const std::vector<Error>& Store::recovery_notes() const { return impl_->state->recovery_notes; }
 
-Result<std::unique_ptr<Store::Impl>> Store::Impl::Make(const std::string& directory, OpenMode mode,
+Result<std::unique_ptr<Store::Impl>> Store::Impl::Make(const std::string& address, OpenMode mode,
                                                        const StoreOptions& options) {
   IoOptions io;
   if (options.io) {
@@ -116,118 +61,63 @@ Result<std::unique_ptr<Store::Impl>> Store::Impl::Make(const std::string& direct
   }
   auto impl = std::make_unique<Impl>();
   StoreState& state = *impl->state;
-  state.paths.root = directory;
+  CAIRN_TRY_ASSIGN(state.storage, OpenStorage(address));
   state.options = options;
   state.options.io = io;
   state.writable = mode == OpenMode::kWrite;
   state.joined = mode == OpenMode::kJoinSession;
   state.pool = std::make_shared<BlockPool>(io.block_bytes, io.queue_depth);
   state.files = std::make_shared<internal::SegmentFiles>();
+  state.tables = std::make_shared<internal::OpenTables>(state.storage);
   return impl;
 }
 
-Result<std::unique_ptr<Store>> Store::Open(const std::string& directory, OpenMode mode,
+Result<std::unique_ptr<Store>> Store::Open(const std::string& address, OpenMode mode,
                                            StoreOptions options) {
-  CAIRN_TRY_ASSIGN(std::unique_ptr<Impl> impl, Impl::Make(directory, mode, options));
+  CAIRN_TRY_ASSIGN(std::unique_ptr<Impl> impl, Impl::Make(address, mode, options));
   if (mode == OpenMode::kWrite) {
-    CAIRN_TRY(impl->OpenForWriting());
+    CAIRN_TRY(internal::OpenForWriting(*impl->state));
   } else {
-    CAIRN_TRY(impl->OpenForReading());
+    CAIRN_TRY(internal::OpenForReading(*impl->state));
   }
   return std::unique_ptr<Store>(new Store(std::move(impl)));
 }
 
-Result<void> Store::Impl::OpenForReading() {
-  if (state->joined) {
-    if (state->options.session.empty() || state->options.session.find('/') != std::string::npos) {
-      return Fail(ErrorCode::kInvalidArgument,
-                  "joining a store requires the session of the rank that has it open for writing");
-    }
-    state->session = state->options.session;
-  }
-  CAIRN_TRY_ASSIGN(state->uuid, internal::ReadIdentity(state->paths));
-  if (state->joined && !internal::Exists(state->paths.attempt(state->session))) {
-    return Fail(Error{.code = ErrorCode::kFailedPrecondition,
-                      .message =
-                          "rank 0 has no such session open in this directory; all ranks must be "
-                          "given the same directory, on a file system that they share",
-                      .file = state->paths.root});
-  }
-  const MutexLock lock(state->mutex);
-  CAIRN_TRY(ReaderSnapshot(*state));
-  return {};
-}
-
-Result<void> Store::Impl::OpenForWriting() {
-  CAIRN_TRY(internal::PrepareDirectory(state->paths));
-  CAIRN_TRY_ASSIGN(state->lock, internal::LockFile::Acquire(state->paths.lock()));
-  if (!internal::Exists(state->paths.identity())) {
-    CAIRN_TRY(internal::CreateStore(state->paths, state->options.deadline));
-  }
-  CAIRN_TRY_ASSIGN(state->uuid, internal::ReadIdentity(state->paths));
-  CAIRN_TRY(OpenIndexForWriting());
-  const MutexLock write_lock(state->write_mutex);
-  return internal::Recover(*state);
-}
-
-Result<void> Store::Impl::OpenIndexForWriting() {
-  CAIRN_TRY_ASSIGN(state->index, Index::Open(state->paths.root, /*writable=*/true, /*create=*/false,
-                                             state->options.deadline));
-  uint64_t session = 0;
-  if (::getrandom(&session, sizeof(session), 0) != sizeof(session)) {
-    return Fail(SystemError(errno, "cannot generate a session id"));
-  }
-  state->session = fmt::format("{:016x}", session);
-  state->live = std::make_shared<internal::LiveGenerations>();
-  return {};
-}
-
-bool Store::IndexIsWhole(const std::string& directory, const StoreOptions& options) {
-  return internal::IndexIsWhole(internal::StorePaths{.root = directory}, options.deadline);
-}
-
-Result<Store::RebuildReport> Store::RebuildIndex(const std::string& directory,
-                                                 StoreOptions options) {
+Result<RebuildReport> Store::Rebuild(const std::string& address, StoreOptions options) {
   CAIRN_TRY_ASSIGN(const std::unique_ptr<Impl> impl,
-                   Impl::Make(directory, OpenMode::kWrite, options));
-  StoreState& state = *impl->state;
-  CAIRN_TRY_ASSIGN(state.uuid, internal::ReadIdentity(state.paths));
-  CAIRN_TRY_ASSIGN(state.lock, internal::LockFile::Acquire(state.paths.lock()));
-  std::string old_index;
-  for (int n = 1; old_index.empty() || internal::Exists(old_index); ++n) {
-    old_index = fmt::format("{}.damaged-{}", state.paths.index(), n);
-  }
-  if (internal::Exists(state.paths.index())) {
-    CAIRN_TRY(internal::Rename(state.paths.index(), old_index, "rebuild.rename"));
-  }
-  CAIRN_TRY(internal::CreateIndex(state.paths, options.deadline));
-  CAIRN_TRY(impl->OpenIndexForWriting());
-  const MutexLock write_lock(state.write_mutex);
-  CAIRN_TRY(internal::UndoAllDeletes(state));
-  CAIRN_TRY(internal::Recover(state, /*sweep=*/false));
-  CAIRN_TRY(state.index->Close());
-  const MutexLock lock(state.mutex);
-  return RebuildReport{
-      .steps = state.steps.size(), .lost = state.lost_steps, .old_index = old_index};
+                   Impl::Make(address, OpenMode::kWrite, options));
+  return internal::Rebuild(*impl->state);
+}
+
+Result<void> Store::Impl::CheckOpen() const {
+  const MutexLock lock(state->mutex);
+  if (!state->closed) return {};
+  return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                    .message = "the store is closed",
+                    .file = state->storage->address()});
 }
 
 Result<std::shared_ptr<const Snapshot>> Store::Latest() const {
   StoreState& state = *impl_->state;
+  CAIRN_TRY(impl_->CheckOpen());
+  if (!state.writable) CAIRN_TRY(internal::RefreshRoot(state));
   const MutexLock lock(state.mutex);
-  if (state.closed) {
-    return Fail(Error{.code = ErrorCode::kFailedPrecondition,
-                      .message = "the store is closed",
-                      .file = state.paths.root});
+  if (state.latest == nullptr) {
+    state.latest = std::make_shared<const Snapshot>(
+        std::make_unique<internal::SnapshotState>(state, state.root));
   }
-  if (state.writable) {
-    if (state.latest == nullptr) {
-      state.latest = std::make_shared<const Snapshot>(
-          std::make_unique<internal::SnapshotState>(state, state.index, state.steps));
-    }
-    return state.latest;
-  }
-  if (Index::Signature(state.paths.root) == state.index->signature()) return state.latest;
-  return ReaderSnapshot(state);
+  return state.latest;
+}
+
+Result<std::shared_ptr<const Snapshot>> Store::SnapshotWith(const StepInfo& step) const {
+  StoreState& state = *impl_->state;
+  CAIRN_TRY_ASSIGN(auto latest, Latest());
+  const auto found = latest->FindStep(step.step);
+  if (found && found->generation == step.generation) return latest;
+  if (!found && found.error().code != ErrorCode::kNotFound) return std::unexpected(found.error());
+  CAIRN_TRY_ASSIGN(auto root, internal::ReadRootOf(state, step.generation));
+  return std::make_shared<const Snapshot>(
+      std::make_unique<internal::SnapshotState>(state, std::move(root)));
 }
 
 std::string Store::NextAttempt(uint64_t step) {
@@ -245,15 +135,14 @@ std::string Store::uuid() const {
 }
 
 Result<std::string> Store::OpenSession() {
-  const StoreState& state = *impl_->state;
-  CAIRN_CHECK(state.writable);
-  CAIRN_TRY(internal::MakeDirectory(state.paths.attempt(state.session)));
-  return state.session;
+  CAIRN_CHECK(impl_->state->writable);
+  return impl_->state->session;  // the lease marks it in the storage
 }
 
 Result<void> Store::Impl::CheckCanBegin(uint64_t step, const BeginOptions& options) const {
   const auto fail = [&](ErrorCode code, const char* message) {
-    return Fail(Error{.code = code, .message = message, .file = state->paths.root, .step = step});
+    return Fail(
+        Error{.code = code, .message = message, .file = state->storage->address(), .step = step});
   };
   if (!state->writable && !state->joined) {
     return fail(ErrorCode::kFailedPrecondition,
@@ -263,12 +152,11 @@ Result<void> Store::Impl::CheckCanBegin(uint64_t step, const BeginOptions& optio
     return fail(ErrorCode::kInvalidArgument,
                 "rank 0 must open the store for writing, and the other ranks must join it");
   }
-  CAIRN_TRY(internal::CheckOutcomeKnown(*state));
-  const MutexLock lock(state->mutex);
-  if (state->closed) return fail(ErrorCode::kFailedPrecondition, "the store is closed");
-  const bool exists = std::ranges::any_of(
-      state->steps, [step](const StepEntry& entry) { return entry.info.step == step; });
-  if (exists && !options.overwrite) {
+  CAIRN_TRY(internal::CheckNotForked(*state));
+  CAIRN_TRY(CheckOpen());
+  CAIRN_TRY(internal::CheckCanCommit(*state));
+  if (!state->joined) CAIRN_TRY(internal::CheckStillWriter(*state));
+  if (!options.overwrite && !state->joined && internal::CurrentRoot(*state)->steps.Contains(step)) {
     return fail(ErrorCode::kConflict,
                 "the step already exists; save with overwrite, or under another number");
   }
@@ -284,20 +172,20 @@ Result<std::unique_ptr<StepWriter>> Store::Begin(uint64_t step, const BeginOptio
                       .step = step});
   }
   const std::string attempt = options.attempt.empty() ? NextAttempt(step) : options.attempt;
-  auto begun = std::make_unique<internal::StepAttempt>(state, step, options, attempt);
-  CAIRN_TRY(begun->Start());
-  return std::make_unique<StepWriter>(std::move(begun));
+  return std::make_unique<StepWriter>(
+      std::make_unique<internal::StepAttempt>(state, step, options, attempt));
 }
 
 Result<void> Store::FailAttempt(const std::string& attempt, uint32_t rank, const Error& error) {
   StoreState& state = *impl_->state;
+  CAIRN_TRY(internal::CheckNotForked(state));
   bool kept = state.outcome_unknown;
   if (rank == 0) {
     const MutexLock lock(state.mutex);
     kept = kept || state.committed_attempt == attempt;
     internal::RecordAttempt(attempt, state.finished_attempts);
   }
-  return internal::PublishFailure(state.paths, attempt, rank, error, kept);
+  return internal::PublishFailure(*state.storage, attempt, rank, error, kept);
 }
 
 Result<Store::DeleteReport> Store::Delete(std::span<const uint64_t> steps, bool dry_run) {
@@ -306,62 +194,49 @@ Result<Store::DeleteReport> Store::Delete(std::span<const uint64_t> steps, bool 
     return Fail(
         Error{.code = ErrorCode::kFailedPrecondition,
               .message = "the store is open for reading only; open it for writing to delete",
-              .file = state.paths.root});
+              .file = state.storage->address()});
   }
+  CAIRN_TRY(internal::CheckNotForked(state));
+  CAIRN_TRY(impl_->CheckOpen());
   const MutexLock write_lock(state.write_mutex);
+  CAIRN_TRY(internal::CheckCanCommit(state));
+  CAIRN_TRY(internal::CheckStillWriter(state));
   CAIRN_TRY_ASSIGN(const auto snapshot, Latest());
-  CAIRN_TRY(internal::CheckOutcomeKnown(state));
-  std::vector<StepEntry> removed;
-  for (const uint64_t step : std::set<uint64_t>(steps.begin(), steps.end())) {
-    CAIRN_TRY(snapshot->FindStep(step));
-    const MutexLock lock(state.mutex);
-    std::ranges::move(internal::FindEntries(state, step), std::back_inserter(removed));
-  }
-  CAIRN_TRY_ASSIGN(const internal::Removal removal,
-                   internal::PlanRemoval(state, std::move(removed), {}));
-  DeleteReport report{.steps = removal.steps.size(), .segments = removal.dead_segments.size()};
-  for (const SegmentInfo& segment : removal.dead_segments) report.freed_bytes += segment.file_bytes;
-  if (dry_run || removal.steps.empty()) return report;
-
-  internal::IndexBatch batch;
-  internal::AddToBatch(state, removal, nullptr, batch);
-  CAIRN_TRY(internal::MarkRemoval(state, removal));
-  const Result<void> committed = internal::CommitBatch(state, batch, [&state, &removal] {
-    return !internal::HasGeneration(state, removal.steps.front().info.generation);
-  });
-  if (!committed) {
-    if (!state.outcome_unknown) internal::UndoRemoval(state, removal);
-    return Fail(committed.error());
-  }
-  report.freed_bytes = internal::FinishRemoval(state, removal);
-  CAIRN_TRY(internal::RefreshSteps(state));
+  const std::set<uint64_t> unique(steps.begin(), steps.end());
+  for (const uint64_t step : unique) CAIRN_TRY(snapshot->FindStep(step));
+  const std::vector<uint64_t> removed(unique.begin(), unique.end());
+  CAIRN_TRY_ASSIGN(internal::Unreachable unreachable,
+                   internal::FindUnreachable(state, removed, nullptr));
+  const DeleteReport report{
+      .steps = removed.size(), .segments = unreachable.segments, .freed_bytes = unreachable.bytes};
+  if (dry_run || removed.empty()) return report;
+  CAIRN_TRY(internal::CommitChange(state, removed, nullptr, std::move(unreachable)));
   return report;
 }
 
 Result<void> Store::Close() {
   StoreState& state = *impl_->state;
+  CAIRN_TRY(internal::CheckNotForked(state));
   if (state.step_writer_alive) {
     return Fail(Error{.code = ErrorCode::kFailedPrecondition,
                       .message = "a save is still running; wait for it before closing",
-                      .file = state.paths.root});
+                      .file = state.storage->address()});
   }
   const MutexLock write_lock(state.write_mutex);
-  const MutexLock lock(state.mutex);
-  if (state.closed) return {};
-  state.closed = true;
-  state.latest = nullptr;
-  Result<void> result = {};
-  // A rank that still waits for the outcome of one of these finds it in the index.
-  for (const std::string& attempt : state.finished_attempts) {
-    internal::ForgetAttempt(state.paths, attempt);
+  std::vector<std::string> attempts;
+  {
+    const MutexLock lock(state.mutex);
+    if (state.closed) return {};
+    state.closed = true;
+    state.latest = nullptr;
+    attempts.assign(state.finished_attempts.begin(), state.finished_attempts.end());
   }
-  if (state.writable && !state.session.empty()) {
-    (void)internal::RemoveTree(state.paths.attempt(state.session));
-  }
-  if (state.writable && state.index != nullptr) result = state.index->Close();
-  state.index = nullptr;
-  state.lock = nullptr;
-  return result;
+  // A rank that still waits for the outcome of one of these finds it in the newest root.
+  for (const std::string& attempt : attempts) internal::ForgetAttempt(*state.storage, attempt);
+  if (state.lease == nullptr) return {};
+  Result<void> released = state.lease->Release();
+  state.lease = nullptr;
+  return released;
 }
 
 }  // namespace cairn::kv

@@ -1,17 +1,16 @@
 #pragma once
-/// One step that several ranks write: a two-phase commit through files.
+/// One step that several ranks write: a two-phase commit through objects.
 ///
-/// 1. Each rank other than 0 writes its segments and a manifest: <rank>.manifest.part is written,
-///    synced and renamed to <rank>.manifest.
-/// 2. Rank 0 waits for the manifests in the order of the ranks and copies each of them, block by
-///    block, into its own. A rank that cannot continue writes a file that ends the wait.
-/// 3. Rank 0 commits, and writes the outcome to a file. 4. The other ranks read the outcome. If it
-/// does not exist before their deadline, or the directory
-///    was removed, they search the index for the attempt.
+///   1. Each rank other than 0 writes its segments and puts its part.
+///   2. Rank 0 waits for the parts in the order of the ranks, and adds their records to its own. A
+///      rank that cannot continue puts an object that ends the wait.
+///   3. Rank 0 commits, and puts the outcome.
+///   4. The other ranks read the outcome. If there is none before their deadline, or rank 0 has
+///      closed the store, they search the newest root for the attempt.
 ///
-/// A manifest is accepted only under the name and with the header of this attempt, so that a
-/// manifest of another attempt cannot replace it. A rank that is late writes to a directory that
-/// nobody reads, and the ids of its segments differ from those of any other attempt.
+/// A part is accepted only under the name and with the header of this attempt, so that a part of
+/// another attempt cannot replace it. A rank that is late puts a part that nobody reads, and the
+/// ids of its segments differ from those of any other attempt.
 
 #include <cstdint>
 #include <span>

@@ -1,63 +1,144 @@
-// Opens segments, and explains why one is missing.
+// Opens steps and segments, and explains why an object is missing.
 
 #include "kv/internal/snapshot_state.h"
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
-namespace cairn::kv::internal {
+#include "kv/internal/records/kv_records.h"
+#include "kv/internal/root/root_log.h"
+#include "kv/internal/storage/object_names.h"
+#include "kv/key.h"
 
-SnapshotState::SnapshotState(const StoreState& store, std::shared_ptr<Index> index,
-                             const std::vector<StepEntry>& steps)
-    : paths(store.paths),
+namespace cairn::kv::internal {
+namespace {
+
+// Each keeps up to kMaxTables files open, beyond those that OpenTables keeps.
+constexpr size_t kMaxOpenSteps = 8;
+
+}  // namespace
+
+SnapshotState::SnapshotState(const StoreState& store, std::shared_ptr<const CommittedRoot> of_root)
+    : storage(store.storage),
       options(store.options),
-      writable(store.writable),
       uuid(store.uuid),
-      index(std::move(index)),
+      root(std::move(of_root)),
       pool(store.pool),
       files(store.files),
-      live(store.live),
-      entries(steps) {
-  for (const StepEntry& entry : steps) this->steps.push_back(entry.info);
-}
+      tables(store.tables) {}
 
-Result<void> SnapshotState::CheckNotDeleted(uint64_t generation) const {
-  if (live == nullptr || live->Contains(generation)) return {};
-  return Fail(ErrorCode::kNotFound, "the step was deleted while it was being read");
-}
-
-Error SnapshotState::MissingSegment(uint64_t segment_id, const Error& cause) const {
-  bool known_now = true;
-  if (live != nullptr) {
-    const auto record = index->Get(Column::kSegments, NumberKey(segment_id));
-    known_now = !record || record->has_value();
-  } else if (const auto fresh = Index::Open(paths.root, false, false, options.deadline)) {
-    const auto record = (*fresh)->Get(Column::kSegments, NumberKey(segment_id));
-    known_now = !record || record->has_value();
+Result<std::shared_ptr<const SnapshotState::OpenStep>> SnapshotState::Open(
+    const StepInfo& step) const {
+  {
+    const MutexLock lock(mutex_);
+    const auto found = open_.find(step.generation);
+    if (found != open_.end()) return found->second;
   }
-  Error error = cause;
-  error.code = known_now ? ErrorCode::kDataLoss : ErrorCode::kNotFound;
-  error.message = known_now ? "a segment is missing: " + cause.message
-                            : "the segment was removed with a step that was deleted";
-  return error;
+  CAIRN_TRY_ASSIGN(StepEntryPtr entry, root->steps.Find(step.step));
+  if (entry == nullptr || entry->info.generation != step.generation) {
+    return Fail(Error{.code = ErrorCode::kNotFound,
+                      .message = "the snapshot does not contain this step",
+                      .file = storage->address(),
+                      .step = step.step});
+  }
+  auto stack = tables->OpenStack(entry->tables);
+  if (!stack) {
+    Error error = std::move(stack).error().WithStep(step.step);
+    return Fail(error.code == ErrorCode::kNotFound ? Explain(std::move(error)) : std::move(error));
+  }
+  auto opened = std::make_shared<const OpenStep>(
+      OpenStep{.entry = std::move(entry), .tables = *std::move(stack)});
+  CAIRN_TRY(NoteSegments(*opened));
+  const MutexLock lock(mutex_);
+  if (open_.size() >= kMaxOpenSteps) open_.clear();
+  return open_.emplace(step.generation, std::move(opened)).first->second;
+}
+
+Result<std::vector<SegmentUse>> SnapshotState::UsageOf(const OpenStep& step) const {
+  if (!step.entry->usage_in_table) return step.entry->usage;
+  std::vector<SegmentUse> usage;
+  CAIRN_TRY(step.tables.Scan(
+      ColumnPrefix(Column::kUsage),
+      [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+        CAIRN_TRY_ASSIGN(const SegmentUse use, DecodeUsage(key.substr(1), record));
+        usage.push_back(use);
+        return true;
+      }));
+  return usage;
+}
+
+Result<void> SnapshotState::NoteSegments(const OpenStep& step) const {
+  CAIRN_TRY_ASSIGN(const std::vector<SegmentUse> usage, UsageOf(step));
+  const MutexLock lock(mutex_);
+  for (const SegmentUse& use : usage) segments_[use.segment.id] = use.segment;
+  return {};
+}
+
+std::optional<ObjectId> SnapshotState::KnownSegment(uint64_t segment_id) const {
+  const MutexLock lock(mutex_);
+  const auto found = segments_.find(segment_id);
+  if (found == segments_.end()) return std::nullopt;
+  return found->second;
+}
+
+Result<ObjectId> SnapshotState::FindSegment(uint64_t segment_id) const {
+  if (const auto known = KnownSegment(segment_id)) return *known;
+  // Only a damaged chunk record, or a caller that has not opened its step, gets here.
+  CAIRN_TRY_ASSIGN(const auto entries, root->steps.All());
+  for (const StepEntryPtr& entry : entries) {
+    CAIRN_TRY(Open(entry->info));
+    if (const auto known = KnownSegment(segment_id)) return *known;
+  }
+  return Fail(Error{.code = ErrorCode::kDataLoss,
+                    .message = fmt::format("no step uses a segment {:016x}", segment_id),
+                    .file = storage->address()});
+}
+
+Result<bool> SnapshotState::IsUsedNow(const ParsedObjectName& object) const {
+  CAIRN_TRY_ASSIGN(const auto newest, FindNewest(*storage));
+  if (!newest) return true;
+  CAIRN_TRY_ASSIGN(const auto entries, StepList(storage, *newest).All());
+  for (const StepEntryPtr& entry : entries) {
+    if (object.kind == ObjectKind::kTable) {
+      if (std::ranges::find(entry->tables, object.id, &TableInfo::id) != entry->tables.end()) {
+        return true;
+      }
+      continue;
+    }
+    std::vector<SegmentUse> usage = entry->usage;
+    if (entry->usage_in_table) {
+      CAIRN_TRY_ASSIGN(TableStack stack, tables->OpenStack(entry->tables));
+      CAIRN_TRY_ASSIGN(usage, UsageOf({.entry = entry, .tables = std::move(stack)}));
+    }
+    if (std::ranges::find(usage, object.id, &SegmentUse::segment) != usage.end()) return true;
+  }
+  return false;
+}
+
+Error SnapshotState::Explain(Error missing) const {
+  const size_t prefix_bytes = storage->address().size() + 1;
+  const auto object = missing.file.size() > prefix_bytes
+                          ? ParseObjectName(std::string_view(missing.file).substr(prefix_bytes))
+                          : std::nullopt;
+  const bool is_used = !object || IsUsedNow(*object).value_or(true);
+  missing.code = is_used ? ErrorCode::kDataLoss : ErrorCode::kNotFound;
+  if (!is_used) {
+    missing.message =
+        "the step was deleted while it was being read, and its grace period has passed";
+  }
+  return missing;
 }
 
 Result<std::shared_ptr<const SegmentFile>> SnapshotState::OpenSegment(uint64_t segment_id) const {
-  const auto record = index->Get(Column::kSegments, NumberKey(segment_id));
-  if (!record) return std::unexpected(record.error());
-  if (!*record) {
-    return Fail(MissingSegment(
-        segment_id, Error{.code = ErrorCode::kDataLoss,
-                          .message = fmt::format("the index has no segment {:016x}", segment_id),
-                          .file = paths.segments()}));
-  }
-  CAIRN_TRY_ASSIGN(const SegmentInfo info, DecodeSegment(**record));
-  auto file = files->Open(segment_id, paths.segments() + "/" + info.name, options.io->direct);
-  if (!file && file.error().code == ErrorCode::kNotFound) {
-    return Fail(MissingSegment(segment_id, file.error()));
-  }
-  return file;
+  CAIRN_TRY_ASSIGN(const ObjectId id, FindSegment(segment_id));
+  const std::string name = ObjectName(ObjectKind::kSegment, id);
+  auto file = files->Open(segment_id, *storage, name, options.io->direct);
+  if (file || file.error().code != ErrorCode::kNotFound) return file;
+  Error missing = std::move(file).error();
+  missing.message = "a segment is missing: " + missing.message;
+  return Fail(Explain(std::move(missing)));
 }
 
 }  // namespace cairn::kv::internal

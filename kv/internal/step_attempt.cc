@@ -5,9 +5,10 @@
 #include <chrono>
 #include <utility>
 
-#include "kv/internal/commit/attempt_outcome.h"
-#include "kv/internal/commit/commit.h"
-#include "kv/internal/io/file.h"
+#include "kv/internal/commit/root_change.h"
+#include "kv/internal/parts/attempt_outcome.h"
+#include "kv/internal/records/kv_records.h"
+#include "kv/internal/storage/object_names.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -20,13 +21,13 @@ int64_t UnixNow() {
       .count();
 }
 
-// Removes the files of attempts that ended before the last kKeptOutcomes, which include this one.
+// Removes the objects of attempts that ended before the last kKeptOutcomes, which include this one.
 void RetireAttempts(StoreState& store, const std::string& attempt) {
   const MutexLock lock(store.mutex);
   auto& attempts = store.finished_attempts;
   RecordAttempt(attempt, attempts);
   while (attempts.size() > kKeptOutcomes) {
-    ForgetAttempt(store.paths, attempts.front());
+    ForgetAttempt(*store.storage, attempts.front());
     attempts.pop_front();
   }
 }
@@ -40,8 +41,9 @@ StepAttempt::StepAttempt(std::shared_ptr<StoreState> store_state, uint64_t step_
       options(begin_options),
       attempt(std::move(attempt_name)),
       created_unix_ns(UnixNow()),
-      segments({.directory = store->paths.segments(),
+      segments({.storage = store->storage,
                 .store_uuid = store->uuid,
+                .epoch = store->epoch,
                 .step = step,
                 .rank = options.rank,
                 .created_unix_ns = created_unix_ns,
@@ -50,54 +52,41 @@ StepAttempt::StepAttempt(std::shared_ptr<StoreState> store_state, uint64_t step_
                 .pool = store->pool.get()},
                [this](Column column, std::string_view key, std::span<const std::byte> value) {
                  return AddEntry(column, key, value);
-               }) {}
+               }),
+      records(store->storage, store->epoch) {
+  if (!store->joined) return;
+  part = std::make_unique<PartWriter>(store->storage, PartName(attempt, options.rank),
+                                      PartHeader{.store_uuid = store->uuid,
+                                                 .step = step,
+                                                 .rank = options.rank,
+                                                 .world_size = options.world_size,
+                                                 .created_unix_ns = created_unix_ns,
+                                                 .attempt = attempt});
+}
 
 StepAttempt::~StepAttempt() {
   segments.Abandon();
-  if (!finished && !store->outcome_unknown) RemoveOwnFiles();
+  if (!finished && !store->outcome_unknown) {
+    RemoveOwnObjects();
+    if (store->writable) ReclaimIfFull(*store);
+  }
   if (has_ranks() && options.rank == 0) RetireAttempts(*store, attempt);
   store->step_writer_alive = false;
 }
 
-void StepAttempt::RemoveOwnFiles() {
+void StepAttempt::RemoveOwnObjects() {
   // The next open for writing removes what cannot be removed now.
   for (const SegmentInfo& segment : segments.sealed()) {
-    (void)RemoveFile(store->paths.segments() + "/" + segment.name);
+    (void)store->storage->Remove(SegmentObject(segment));
   }
-  manifest.reset();
-  if (has_ranks()) {  // the other ranks remove their own files, and read the outcome of rank 0
-    (void)RemoveFile(ManifestPath());
-    (void)RemoveFile(PreparedManifestPath());
-  } else {
-    (void)RemoveTree(store->paths.attempt(attempt));
-  }
-}
-
-Result<void> StepAttempt::Start() {
-  CAIRN_TRY(MakeDirectory(store->paths.attempt(attempt)));
-  const ManifestHeader header{.store_uuid = store->uuid,
-                              .step = step,
-                              .rank = options.rank,
-                              // Rank 0 copies the manifests of all others into its own.
-                              .world_size = store->joined ? options.world_size : 1,
-                              .created_unix_ns = created_unix_ns,
-                              .attempt = attempt};
-  CAIRN_TRY_ASSIGN(manifest, ManifestWriter::Create(ManifestPath(), header));
-  return {};
-}
-
-std::string StepAttempt::PreparedManifestPath() const {
-  return store->paths.pending_manifest(attempt, options.rank);
-}
-
-std::string StepAttempt::ManifestPath() const {
-  return store->joined ? PreparedManifestPath() + ".part" : PreparedManifestPath();
+  // The other ranks read the outcome of rank 0, which RetireAttempts removes later.
+  if (store->joined) (void)store->storage->Remove(PartName(attempt, options.rank));
 }
 
 Result<void> StepAttempt::AddEntry(Column column, std::string_view key,
                                    std::span<const std::byte> value) {
-  if (has_ranks() && !store->joined) collected.Add(column, key, value);
-  return manifest->Add(column, key, value);
+  if (part != nullptr) return part->Add(column, key, value);
+  return records.Add(column, key, value);
 }
 
 Result<void> StepAttempt::CheckUsable() const {
@@ -105,20 +94,6 @@ Result<void> StepAttempt::CheckUsable() const {
   return Fail(Error{.code = ErrorCode::kFailedPrecondition,
                     .message = "this attempt has failed or is committed; begin a new one",
                     .step = step});
-}
-
-Result<void> StepAttempt::AddReferencedSegments() {
-  std::shared_ptr<Index> index;
-  {
-    const MutexLock lock(store->mutex);  // Latest replaces the index of a reader
-    index = store->index;
-  }
-  for (const uint64_t segment_id : referenced_segments) {
-    CAIRN_TRY_ASSIGN(const auto record, index->Get(Column::kSegments, NumberKey(segment_id)));
-    if (!record) return Fail(BaseReplacedError(step));
-    CAIRN_TRY(AddEntry(Column::kSegments, NumberKey(segment_id), *record));
-  }
-  return {};
 }
 
 StepInfo StepAttempt::InfoOf(const StepSummary& summary) const {
@@ -137,15 +112,15 @@ StepInfo StepAttempt::InfoOf(const StepSummary& summary) const {
                   .structure = structure};
 }
 
-Result<void> StepAttempt::WriteStepRecord(const StepSummary& summary) {
-  const StepEntry entry{.info = InfoOf(summary), .manifests = {}};
-  return AddEntry(Column::kSteps, NumberKey(step), EncodeStep(entry));
+Result<void> StepAttempt::AddStepRecordToPart(const StepSummary& summary) {
+  return part->Add(Column::kSteps, "", EncodeStep(InfoOf(summary)));
 }
 
 Result<void> StepAttempt::SealSegments() {
   CAIRN_TRY(segments.Seal());
-  if (segments.sealed().empty()) return {};
-  return SyncDirectory(store->paths.segments(), "segment.directory_sync");
+  LocalFiles* const files = store->storage->local_files();
+  if (segments.sealed().empty() || files == nullptr) return {};
+  return files->SyncNames(ObjectFolder(ObjectKind::kSegment));
 }
 
 }  // namespace cairn::kv::internal

@@ -2,17 +2,19 @@
 /// One rank's part of one attempt at a step: the state behind StepWriter.
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "kv/digest.h"
 #include "kv/error.h"
-#include "kv/internal/commit/collected_records.h"
-#include "kv/internal/commit/manifest.h"
+#include "kv/internal/commit/step_records_buffer.h"
 #include "kv/internal/commit/store_state.h"
+#include "kv/internal/parts/part_file.h"
 #include "kv/internal/segment/segment_stream.h"
 #include "kv/key.h"
 #include "kv/options.h"
@@ -21,7 +23,7 @@
 
 namespace cairn::kv::internal {
 
-/// The destructor removes the files of an attempt that is not finished. Threads: one at a time.
+/// The destructor removes the objects of an attempt that is not finished. Threads: one at a time.
 class StepAttempt {
  public:
   StepAttempt(std::shared_ptr<StoreState> store, uint64_t step, const BeginOptions& options,
@@ -30,27 +32,17 @@ class StepAttempt {
   StepAttempt(const StepAttempt&) = delete;
   StepAttempt& operator=(const StepAttempt&) = delete;
 
-  /// Creates pending/<attempt>/ and the manifest. Requires that nothing else was called before.
-  Result<void> Start();
-
   /// kFailedPrecondition: the attempt has failed or is committed.
   Result<void> CheckUsable() const;
   bool has_ranks() const { return options.world_size > 1; }
 
-  /// Adds a record to the manifest.
+  /// Adds a record to the step, or to the part of a joined rank.
   Result<void> AddEntry(Column column, std::string_view key, std::span<const std::byte> value);
-  /// Adds the records of the segments of earlier steps to which this step refers, so that the
-  /// manifest alone is sufficient to restore the step. kConflict: one of them was deleted.
-  Result<void> AddReferencedSegments();
-  Result<void> WriteStepRecord(const StepSummary& summary);
+  Result<void> AddStepRecordToPart(const StepSummary& summary);
   StepInfo InfoOf(const StepSummary& summary) const;
 
-  /// Seals all segments and syncs their directory.
+  /// Seals all segments and makes their names durable.
   Result<void> SealSegments();
-  /// Path to which the manifest is written. A joined rank renames it to PreparedManifestPath() when
-  /// it is durable.
-  std::string ManifestPath() const;
-  std::string PreparedManifestPath() const;
   uint64_t written_bytes() const { return segments.written_bytes() + written_bytes_of_others; }
 
   const std::shared_ptr<StoreState> store;
@@ -60,9 +52,8 @@ class StepAttempt {
   const int64_t created_unix_ns;
 
   SegmentStream segments;
-  std::unique_ptr<ManifestWriter> manifest;
-  ManifestRef manifest_ref;                // set when the manifest is finished
-  std::set<uint64_t> referenced_segments;  // of earlier steps
+  std::unique_ptr<PartWriter> part;  // of a joined rank
+  StepRecordsBuffer records;         // of rank 0, from all ranks
   Digest structure;
   bool has_structure = false;
   uint64_t chunk_count = 0;
@@ -70,16 +61,15 @@ class StepAttempt {
 
   // In a multi-rank store.
   std::set<std::string> known_shared_records;  // digests of those that were added or read
-  CollectedRecords collected;                  // of all ranks, in the order of the manifest
   uint64_t written_bytes_of_others = 0;        // of the ranks whose parts rank 0 has gathered
   bool gathered = false;
   StepInfo prepared;
 
   bool failed = false;    // nothing can be added or committed any more
-  bool finished = false;  // the files belong to a step that exists or may exist
+  bool finished = false;  // the objects belong to a step that exists or may exist
 
  private:
-  void RemoveOwnFiles();
+  void RemoveOwnObjects();
 };
 
 }  // namespace cairn::kv::internal

@@ -1,4 +1,4 @@
-// Checks the files of the index, manifests against the index, segments and usage.
+// Checks the root, pages, tables, segments and usage.
 
 #include "kv/internal/verify_files.h"
 
@@ -7,105 +7,20 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <set>
+#include <utility>
+#include <vector>
 
-#include "kv/internal/commit/manifest.h"
 #include "kv/internal/commit/store_identity.h"
 #include "kv/internal/io/file.h"
+#include "kv/internal/records/kv_records.h"
+#include "kv/internal/segment/segment_object.h"
+#include "kv/internal/storage/name_check.h"
+#include "kv/internal/storage/object_names.h"
 #include "kv/step_info.h"
 
 namespace cairn::kv::internal {
 namespace {
-
-using Report = std::function<void(Damage)>;
-
-/// Reports the error of a check as damage of `file`.
-void ReportError(const Report& report, const Result<void>& result, const std::string& file) {
-  if (!result) report(Damage{Error(result.error()).WithFile(file)});
-}
-
-// --- manifests
-
-/// Checks that the index has every record of a manifest, byte for byte.
-class ManifestCheck {
- public:
-  ManifestCheck(const Index& index, const StepEntry& step) : index_(index), step_(step) {}
-
-  Result<void> Run(const std::string& path, const ManifestRef& expected) {
-    CAIRN_TRY_ASSIGN(const ManifestRef found,
-                     ReadManifest(path, [this](Column column, std::string_view key,
-                                               std::span<const std::byte> value) {
-                       return CheckEntry(column, key, value);
-                     }));
-    if (found.digest != expected.digest || found.file_bytes != expected.file_bytes) {
-      return Fail(ErrorCode::kDataLoss,
-                  "the manifest is not the one to which the step record refers");
-    }
-    return {};
-  }
-
-  uint64_t chunk_count() const { return chunk_count_; }
-
- private:
-  Result<void> CheckEntry(Column column, std::string_view key, std::span<const std::byte> value) {
-    if (column == Column::kChunks) ++chunk_count_;
-    if (column != Column::kChunks && column != Column::kTensors && column != Column::kValues)
-      return {};
-    std::string full = NumberKey(step_.info.generation);
-    full.append(key);
-    CAIRN_TRY_ASSIGN(const auto record, index_.Get(column, full));
-    if (!record || !std::ranges::equal(*record, value)) {
-      const auto parsed = ParseKey(key);
-      return Fail(
-          Error{.code = ErrorCode::kDataLoss,
-                .message = fmt::format("the index {} a {} record of the manifest",
-                                       record ? "differs from" : "lacks", ColumnName(column)),
-                .key = parsed ? std::string(parsed->fqn) : std::string(),
-                .step = step_.info.step});
-    }
-    return {};
-  }
-
-  const Index& index_;
-  const StepEntry& step_;
-  uint64_t chunk_count_ = 0;
-};
-
-Result<void> CheckManifests(const StorePaths& paths, const Index& index, const StepEntry& step,
-                            const Report& report) {
-  uint64_t chunk_count = 0;
-  bool complete = true;
-  for (const ManifestRef& manifest : step.manifests) {
-    const uint64_t generation = step.info.generation;
-    // During a commit or a delete the manifest temporarily has another name.
-    const std::string candidates[] = {paths.pending_manifest(step.info.attempt, manifest.rank),
-                                      paths.manifest(generation, manifest.rank),
-                                      DeletingPath(paths, generation, manifest.rank)};
-    const auto found = std::ranges::find_if(candidates, Exists);
-    if (found == std::end(candidates)) {
-      complete = false;
-      report(
-          Damage{Error{.code = ErrorCode::kDataLoss,
-                       .message = "the step's manifest is missing; the step is still readable from "
-                                  "the index, but could not be restored if the index is damaged",
-                       .file = candidates[1],
-                       .step = step.info.step}});
-      continue;
-    }
-    ManifestCheck check(index, step);
-    if (Result<void> checked = check.Run(*found, manifest); !checked) {
-      complete = false;
-      report(Damage{std::move(checked).error().WithFile(*found).WithStep(step.info.step)});
-    }
-    chunk_count += check.chunk_count();
-  }
-  if (complete && chunk_count != step.info.chunk_count) {
-    report(Damage{Error{.code = ErrorCode::kDataLoss,
-                        .message = fmt::format("the step record counts {} chunks, its manifests {}",
-                                               step.info.chunk_count, chunk_count),
-                        .step = step.info.step}});
-  }
-  return {};
-}
 
 // --- segments
 
@@ -171,9 +86,9 @@ Result<void> CheckGaps(const File& file, const SegmentTrailer& trailer,
   return CheckZeros(file, at, trailer.page_digests_offset_bytes);
 }
 
-Result<void> CheckSegment(const StorePaths& paths, const Uuid& uuid, const SegmentInfo& info) {
-  CAIRN_TRY_ASSIGN(const File file, File::OpenRead(paths.segments() + "/" + info.name,
-                                                   /*direct=*/false, "segment.open"));
+Result<void> CheckSegment(const SnapshotState& snapshot, const SegmentInfo& info) {
+  CAIRN_TRY_ASSIGN(const File file,
+                   OpenSegmentFile(*snapshot.storage, SegmentObject(info), /*direct=*/false));
   CAIRN_TRY_ASSIGN(const uint64_t file_bytes, file.SizeBytes());
   if (file_bytes != info.file_bytes || file_bytes < kSegmentHeaderBytes + kSegmentTrailerBytes) {
     return Fail(ErrorCode::kDataLoss,
@@ -189,9 +104,9 @@ Result<void> CheckSegment(const StorePaths& paths, const Uuid& uuid, const Segme
   auto trailer = DecodeSegmentTrailer(trailer_bytes, file_bytes);
   if (!trailer) return Fail(std::move(trailer).error().WithOffset(trailer_at));
   if (header.segment_id != info.segment_id || trailer->segment_id != info.segment_id ||
-      header.store_uuid != uuid || trailer->footer_digest != info.footer_digest ||
+      header.store_uuid != snapshot.uuid || trailer->footer_digest != info.footer_digest ||
       trailer->page_digests_checksum != info.page_digests_checksum) {
-    return Fail(ErrorCode::kDataLoss, "the segment is not the one to which the index refers");
+    return Fail(ErrorCode::kDataLoss, "the segment is not the one to which its record refers");
   }
   std::vector<std::byte> bytes;
   CAIRN_TRY(CheckRegion(file, trailer->page_digests_offset_bytes, 8 * trailer->page_digest_count,
@@ -205,72 +120,126 @@ Result<void> CheckSegment(const StorePaths& paths, const Uuid& uuid, const Segme
   return CheckGaps(file, *trailer, entries);
 }
 
-// --- the kv columns
+// --- steps
 
-/// Compares the usage that the chunk records of all steps imply with the usage column.
-Result<void> CheckUsage(const std::vector<StepInfo>& steps, const IndexedSegments& indexed,
-                        const Report& report) {
-  std::map<std::pair<uint64_t, uint64_t>, uint64_t> implied;
-  for (const StepInfo& step : steps) {
-    CAIRN_TRY(indexed.scan_chunks(
-        step.generation, [&](std::string_view, std::span<const std::byte> record) -> Result<bool> {
-          const auto extents = DecodeChunkExtents(record);
-          if (!extents) return true;  // core reports damaged chunks, with their key
-          for (const Extent& extent : *extents) {
-            implied[{extent.segment_id, step.generation}] += extent.length_bytes;
-          }
-          return true;
-        }));
-  }
-  if (!indexed.usage) return Fail(Error(indexed.usage.error()));
-  for (const Usage& one : *indexed.usage) {
-    const auto found = implied.find({one.segment_id, one.generation});
-    if (found == implied.end() || found->second != one.live_bytes) {
-      report(Damage{
-          Error{.code = ErrorCode::kDataLoss,
-                .message = fmt::format("the index counts {} live bytes in segment {:016x} for "
-                                       "generation {}, the chunks {}",
-                                       one.live_bytes, one.segment_id, one.generation,
-                                       found == implied.end() ? 0 : found->second)}});
+/// Checks what a snapshot refers to, each object once.
+class Checker {
+ public:
+  Checker(const SnapshotState& snapshot, const std::function<void(Damage)>& damage)
+      : snapshot_(snapshot), damage_(damage) {}
+
+  Result<void> Run() {
+    Report(CheckIdentity(), "");
+    const auto entries = snapshot_.root->steps.All();
+    if (!entries) {
+      Report(std::unexpected(entries.error()), "");
+      return {};
     }
-    if (found != implied.end()) implied.erase(found);
+    for (const StepEntryPtr& entry : *entries) {
+      for (const TableInfo& table : entry->tables) CheckTable(table);
+      Report(CheckStep(*entry), "", entry->info.step);
+    }
+    for (const auto& [id, info] : segments_) {
+      Report(CheckSegment(snapshot_, info),
+             ObjectPath(snapshot_.storage->address(), SegmentObject(info)));
+    }
+    return {};
   }
-  for (const auto& [key, live_bytes] : implied) {
-    report(Damage{
-        Error{.code = ErrorCode::kDataLoss,
-              .message = fmt::format("the index does not count the {} live bytes of generation "
-                                     "{} in segment {:016x}",
-                                     live_bytes, key.second, key.first)}});
+
+ private:
+  Result<void> CheckIdentity() {
+    CAIRN_TRY_ASSIGN(const Uuid uuid, ReadIdentity(*snapshot_.storage));
+    if (uuid == snapshot_.uuid) return {};
+    return Fail(ErrorCode::kDataLoss, "CAIRN has changed since the store was opened");
   }
-  return {};
-}
+
+  /// Reports the error of a check, unless a deletion explains it.
+  void Report(const Result<void>& result, const std::string& file,
+              std::optional<uint64_t> step = std::nullopt) {
+    if (result) return;
+    Error error = result.error();
+    if (!file.empty()) error = std::move(error).WithFile(file);
+    if (step) error = std::move(error).WithStep(*step);
+    if (error.code == ErrorCode::kNotFound) error = snapshot_.Explain(std::move(error));
+    if (error.code != ErrorCode::kNotFound) damage_(Damage{std::move(error)});
+  }
+
+  void CheckTable(const TableInfo& table) {
+    if (!checked_tables_.insert(table.id).second) return;
+    const auto check = [&]() -> Result<void> {
+      CAIRN_TRY_ASSIGN(const auto reader, TableReader::Open(snapshot_.storage, table));
+      return reader->Verify();
+    };
+    Report(check(),
+           ObjectPath(snapshot_.storage->address(), ObjectName(ObjectKind::kTable, table.id)));
+  }
+
+  /// Compares the records of a step with its entry.
+  Result<void> CheckStep(const StepEntry& entry) {
+    CAIRN_TRY_ASSIGN(const auto open, snapshot_.Open(entry.info));
+    CAIRN_TRY_ASSIGN(const auto record, open->tables.Get(TableKey(Column::kSteps, "")));
+    if (!record) return Fail(ErrorCode::kDataLoss, "the tables of the step have no step record");
+    CAIRN_TRY_ASSIGN(const StepInfo info, DecodeStep(*record));
+    if (info.step != entry.info.step || info.attempt != entry.info.attempt) {
+      return Fail(ErrorCode::kDataLoss, "the tables are those of another step");
+    }
+    CAIRN_TRY(CollectSegments(*open));
+    return CheckUsage(*open);
+  }
+
+  Result<void> CollectSegments(const SnapshotState::OpenStep& step) {
+    return step.tables.Scan(
+        ColumnPrefix(Column::kSegments),
+        [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+          CAIRN_TRY_ASSIGN(SegmentInfo info, DecodeSegment(record));
+          if (key.substr(1) != NumberKey(info.segment_id)) {
+            return Fail(ErrorCode::kDataLoss,
+                        "a segment record is under the key of another segment");
+          }
+          segments_.emplace(info.segment_id, std::move(info));
+          return true;
+        });
+  }
+
+  /// Compares the usage that the chunk records imply with the recorded one.
+  Result<void> CheckUsage(const SnapshotState::OpenStep& step) {
+    std::map<uint64_t, uint64_t> implied;
+    uint64_t chunk_count = 0;
+    CAIRN_TRY(
+        step.tables.Scan(ColumnPrefix(Column::kChunks),
+                         [&](std::string_view, std::span<const std::byte> record) -> Result<bool> {
+                           ++chunk_count;
+                           const auto extents = DecodeChunkExtents(record);
+                           if (!extents)
+                             return true;  // core reports damaged chunks, with their key
+                           for (const Extent& extent : *extents)
+                             implied[extent.segment_id] += extent.length_bytes;
+                           return true;
+                         }));
+    if (chunk_count != step.entry->info.chunk_count) {
+      return Fail(ErrorCode::kDataLoss,
+                  fmt::format("the step counts {} chunks, its tables contain {}",
+                              step.entry->info.chunk_count, chunk_count));
+    }
+    CAIRN_TRY_ASSIGN(const auto usage, snapshot_.UsageOf(step));
+    std::map<uint64_t, uint64_t> recorded;
+    for (const SegmentUse& use : usage) recorded[use.segment.id] = use.live_bytes;
+    if (implied == recorded) return {};
+    return Fail(
+        ErrorCode::kDataLoss,
+        "the live bytes that the step records for its segments are not those of its chunks");
+  }
+
+  const SnapshotState& snapshot_;
+  const std::function<void(Damage)>& damage_;
+  std::set<ObjectId> checked_tables_;
+  std::map<uint64_t, SegmentInfo> segments_;
+};
 
 }  // namespace
 
-Result<void> VerifyFiles(const SnapshotState& snapshot, const IndexedSegments& indexed,
-                         const std::function<void(Damage)>& damage) {
-  if (const auto identity = ReadIdentity(snapshot.paths); !identity)
-    damage(Damage{identity.error()});
-  CAIRN_TRY(snapshot.index->VerifyTables([&](Error error) { damage(Damage{std::move(error)}); }));
-  for (const StepEntry& entry : snapshot.entries) {
-    CAIRN_TRY(CheckManifests(snapshot.paths, *snapshot.index, entry, damage));
-  }
-  const auto& segments = indexed.segments;
-  if (!segments) {
-    damage(Damage{segments.error()});
-  } else {
-    for (const SegmentInfo& segment : *segments) {
-      Result<void> checked = CheckSegment(snapshot.paths, snapshot.uuid, segment);
-      // A delete may have removed it since the snapshot was taken.
-      if (!checked && checked.error().code == ErrorCode::kNotFound) {
-        checked = Fail(snapshot.MissingSegment(segment.segment_id, checked.error()));
-        if (checked.error().code == ErrorCode::kNotFound) continue;
-      }
-      ReportError(damage, checked, snapshot.paths.segments() + "/" + segment.name);
-    }
-  }
-  ReportError(damage, CheckUsage(snapshot.steps, indexed, damage), snapshot.paths.index());
-  return {};
+Result<void> VerifyFiles(const SnapshotState& snapshot, const std::function<void(Damage)>& damage) {
+  return Checker(snapshot, damage).Run();
 }
 
 }  // namespace cairn::kv::internal

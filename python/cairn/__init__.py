@@ -52,9 +52,10 @@ do: ``NotFound``, ``Corrupt``, ``Conflict``, ``Invalid``, ``Unavailable``. Each 
 ``key``, ``step``, ``file`` and ``offset``, where they apply.
 """
 
+from cairn._open import open
 from cairn.errors import Conflict, Corrupt, Error, Invalid, NotFound, Unavailable
 from cairn.reports import DeleteReport, Diff, KeyChange, KeyInfo, LoadReport, SaveReport
-from cairn.store import SaveHandle, Store, open
+from cairn.store import SaveHandle, Store
 
 __all__ = [
     "Conflict",

@@ -183,7 +183,13 @@ def distribute_to_shards(
 
 class Store:
     def __init__(
-        self, address: str, writable: bool, communicator: Communicator | None
+        self,
+        address: str,
+        writable: bool,
+        communicator: Communicator | None,
+        *,
+        take_over: bool = False,
+        grace: float | None = None,
     ) -> None: ...
     def save(
         self,

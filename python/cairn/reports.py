@@ -48,8 +48,10 @@ class DeleteReport:
 
     steps: tuple[int, ...]
     segments: int
-    """Number of segment files removed."""
+    """Number of segment files that no step uses any more."""
     freed_bytes: int
+    """Length of these files and of the tables of the steps. Their disk space is freed when the
+    grace period of the store has passed."""
 
 
 @dataclass(frozen=True)

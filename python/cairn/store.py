@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cairn import _cairn
+from cairn._base.open_options import OpenOptions
 from cairn._base.patterns import Patterns, all_patterns, clean_prefix, pattern_list
 from cairn._base.steps import step_number
 from cairn._load.load import Load, LoadOptions
@@ -35,45 +36,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
-
-
-def open(
-    address: str | os.PathLike[str],
-    mode: str = "r",
-    process_group: ProcessGroup | None = None,
-    *,
-    alone: bool = False,
-    timeout: float = 1800.0,
-) -> Store:
-    """Opens a store.
-
-    Under ``torch.distributed`` with more than one rank, the ranks of the process group open the
-    store together: each of them calls this function. Every rank then calls ``save``,
-    ``save_async``, ``load``, ``delete``, ``prune`` and ``close``, in the same order, and an error
-    on one rank is raised on all of them. Each rank may call the other methods by itself.
-
-    Args:
-        address: ``PATH`` or ``file:PATH``, a directory. In a multi-rank store all ranks must share
-            this directory.
-        mode: ``"r"`` reads, and sees the steps that a concurrent writer commits. ``"a"`` reads and
-            writes, and creates the store if it does not exist. Only one process, or the ranks of
-            one group, may have a store open for writing at a time.
-        process_group: the group whose ranks open the store together; by default the default group,
-            if there is one. Any backend works: the group is used only to exchange the addresses
-            at which the ranks connect.
-        alone: this process opens the store by itself, whatever process groups exist. For tools, and
-            for a reader on one rank.
-        timeout: seconds that ranks wait for each other in any call before the call fails.
-
-    Raises:
-        NotFound: the store does not exist (``"r"``).
-        Conflict: another process has it open for writing (``"a"``).
-        Corrupt: its index is damaged.
-        Invalid: the directory is not a store, or has a newer format; the mode or the address is not
-            valid; this process is not in the group, or the ranks see different directories.
-        Unavailable: a permission or I/O error; a rank did not connect in time.
-    """
-    return Store(address, mode, process_group, alone=alone, timeout=timeout)
 
 
 class Store(StepReader):
@@ -120,13 +82,13 @@ class Store(StepReader):
         address: str | os.PathLike[str],
         mode: str = "r",
         process_group: ProcessGroup | None = None,
-        *,
-        alone: bool = False,
-        timeout: float = 1800.0,
+        options: OpenOptions = OpenOptions(),  # noqa: B008 - immutable
     ) -> None:
         """Private: use :func:`cairn.open`."""
         if mode not in ("r", "a"):
             raise Invalid(f"mode {mode!r}: 'r' reads, 'a' reads and writes")
+        if options.take_over and mode == "r":
+            raise Invalid("take_over requires mode 'a'; readers never conflict with a writer")
         self._address = os.fspath(address)
         if not isinstance(self._address, str):
             raise Invalid(f"address {address!r}: a str or a path of str is needed")
@@ -134,10 +96,16 @@ class Store(StepReader):
         self._pid = os.getpid()
         self._closed = False
         self._last_save: SaveHandle | None = None
-        self._ranks = choose_ranks(process_group, alone, timeout)
+        self._ranks = choose_ranks(process_group, options.alone, options.timeout)
         if mode == "a":
             close_abandoned(self._address)
-        self._native = _cairn.Store(self._address, mode == "a", self._ranks.communicator)
+        self._native = _cairn.Store(
+            self._address,
+            mode == "a",
+            self._ranks.communicator,
+            take_over=options.take_over,
+            grace=options.grace,
+        )
         # Host copies of tensors on devices, reused by the next save. Guarded by _copies_lock.
         self._copies = HostCopies()
         self._copies_lock = threading.Lock()
@@ -346,7 +314,8 @@ class Store(StepReader):
         return report
 
     def delete(self, *steps: int) -> DeleteReport:
-        """Deletes complete steps in one commit. Bytes that other steps refer to remain.
+        """Deletes complete steps in one commit. Bytes that other steps refer to remain. The files
+        of the others are removed after the grace period (see :func:`cairn.open`).
 
         Raises NotFound, with nothing deleted, if one of the steps does not exist; Invalid if the
         store was opened for reading.

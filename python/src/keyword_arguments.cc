@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <chrono>
 #include <optional>
 
 #include "python/src/errors.h"
@@ -77,6 +78,20 @@ core::SaveOptions ToSaveOptions(const nb::kwargs& arguments) {
   }
   if (const auto streams = reader.Find<Streams>("streams")) options.streams = ToStreams(*streams);
   reader.Read("device_snapshot", options.device_snapshot);
+  reader.Finish();
+  return options;
+}
+
+kv::StoreOptions ToStoreOptions(const nb::kwargs& arguments) {
+  constexpr double kLongest = 100.0 * 365 * 24 * 3600;  // far from an overflow of nanoseconds
+  Reader reader(arguments);
+  kv::StoreOptions options;
+  reader.Read("take_over", options.take_over);
+  if (const auto seconds = reader.Find<double>("grace")) {
+    if (!(*seconds >= 0)) ThrowInvalid("grace must not be a negative number of seconds");
+    options.grace =
+        std::chrono::milliseconds(static_cast<int64_t>(std::min(*seconds, kLongest) * 1000));
+  }
   reader.Finish();
   return options;
 }

@@ -7,6 +7,7 @@
 
 #include "core/ranks/gloo_communicator.h"
 #include "core/save/save_options.h"
+#include "kv/options.h"
 
 namespace cairn::python {
 
@@ -18,6 +19,11 @@ namespace nb = nanobind;
 /// default of core::SaveOptions. Raises TypeError for other names and for values of a wrong type.
 /// Requires the GIL.
 core::SaveOptions ToSaveOptions(const nb::kwargs& arguments);
+
+/// Returns the options of Store: `take_over`, and `grace` in seconds, which has the default of
+/// kv::StoreOptions if it is absent or None. Raises TypeError for other names and for values of a
+/// wrong type, and Invalid for a negative `grace`. Requires the GIL.
+kv::StoreOptions ToStoreOptions(const nb::kwargs& arguments);
 
 /// Returns the options of Communicator: `rank`, `world_size`, `rendezvous`, `run_id`, `all_gather`
 /// (a function of bytes that returns a list of bytes), `interface`, `connect_timeout` and `timeout`

@@ -163,10 +163,12 @@ void BindStore(nb::module_& m) {
       .def(
           "__init__",
           [](StoreBinding* self, nb::str address, bool writable,
-             std::shared_ptr<CommunicatorBinding> communicator) {
-            new (self) StoreBinding(FromPyText(address), writable, std::move(communicator));
+             std::shared_ptr<CommunicatorBinding> communicator, nb::kwargs options) {
+            new (self) StoreBinding(FromPyText(address), writable, std::move(communicator),
+                                    ToStoreOptions(options));
           },
-          nb::arg("address"), nb::arg("writable"), nb::arg("communicator").none())
+          nb::arg("address"), nb::arg("writable"), nb::arg("communicator").none(),
+          nb::arg("options"))
       .def(
           "save",
           [](StoreBinding& self, uint64_t step, const Batch& batch, nb::kwargs options) {

@@ -94,7 +94,7 @@ StepPartBinding::StepPartBinding(const std::string& address, const std::string& 
 
 StepPartBinding::~StepPartBinding() {
   if (!process_.is_same_process()) {
-    // Locks, threads and files belong to the parent.
+    // The lease, threads and files belong to the parent.
     (void)part_.release();
     (void)store_.release();
     return;

@@ -111,16 +111,17 @@ nb::tuple SaveHandleBinding::Report() const {
 }
 
 StoreBinding::StoreBinding(const std::string& address, bool writable,
-                           std::shared_ptr<CommunicatorBinding> communicator)
+                           std::shared_ptr<CommunicatorBinding> communicator,
+                           const kv::StoreOptions& options)
     : communicator_(std::move(communicator)) {
   LetForkedChildrenExit();
   SignalWatch watch;
   const kv::OpenMode mode = writable ? kv::OpenMode::kWrite : kv::OpenMode::kRead;
   auto store = [&] {
     nb::gil_scoped_release no_gil;
-    if (!communicator_) return core::CheckpointStore::Open(address, mode);
+    if (!communicator_) return core::CheckpointStore::Open(address, mode, options);
     return communicator_->UseWatched(watch, [&](core::Communicator& ranks) {
-      return core::CheckpointStore::OpenShared(address, mode, ranks);
+      return core::CheckpointStore::OpenShared(address, mode, ranks, options);
     });
   }();
   watch.Rethrow();
@@ -129,7 +130,7 @@ StoreBinding::StoreBinding(const std::string& address, bool writable,
 
 StoreBinding::~StoreBinding() {
   if (!process_.is_same_process()) {
-    // The threads that the destructors would join, the lock and the files belong to the parent.
+    // The threads that the destructors would join, the lease and the files belong to the parent.
     (void)saver_.release();
     (void)store_.release();
     return;

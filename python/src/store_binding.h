@@ -11,6 +11,7 @@
 #include "core/async_save.h"
 #include "core/checkpoint_store.h"
 #include "kv/mutex.h"
+#include "kv/options.h"
 #include "kv/thread_annotations.h"
 #include "python/src/communicator_binding.h"
 #include "python/src/errors.h"
@@ -66,7 +67,7 @@ class StoreBinding {
   /// Opens a store. `communicator`: that of the ranks that open the store together, or null if this
   /// process opens it alone. Raises the error of core::CheckpointStore::Open.
   StoreBinding(const std::string& address, bool writable,
-               std::shared_ptr<CommunicatorBinding> communicator);
+               std::shared_ptr<CommunicatorBinding> communicator, const kv::StoreOptions& options);
   ~StoreBinding();
 
   nb::tuple Save(uint64_t step, const core::StateDict& state, core::SaveOptions options);

@@ -196,7 +196,7 @@ TEST(ConnectGlooTest, NamesTheMissingRanks) {
       for (GlooOptions& each : options) each.connect_timeout = milliseconds(300);
     }
     for (const auto& result : ConnectAll(options)) {
-      EXPECT_THAT(result, IsError(ErrorCode::kUnavailable, "did not come")) << rendezvous;
+      EXPECT_THAT(result, IsError(ErrorCode::kUnavailable, "did not arrive")) << rendezvous;
       EXPECT_THAT(result, IsError(ErrorCode::kUnavailable, "1, 4 of 5")) << rendezvous;
     }
   }

@@ -17,9 +17,9 @@
 #include <set>
 
 #include "kv/file_descriptor.h"
+#include "kv/internal/root/lease.h"
 #include "kv/options.h"
 #include "kv/snapshot.h"
-#include "kv/step_info.h"
 #include "kv/store.h"
 #include "tests/fault/operations.h"
 #include "tests/support/result_matchers.h"
@@ -55,11 +55,10 @@ void WriteText(const std::string& path, std::string_view text) {
 
 std::string KindOf(const std::string& relative) {
   if (relative.starts_with("segments/")) return "segment";
-  if (relative.starts_with("commits/")) return "manifest";
-  if (relative.ends_with(".sst")) return "index table";
-  if (relative.starts_with("index/MANIFEST")) return "index MANIFEST";
-  if (relative.starts_with("index/OPTIONS")) return "index OPTIONS";
-  return relative.starts_with("index/") && relative.ends_with(".log") ? "index log" : relative;
+  if (relative.starts_with("tables/")) return "table";
+  if (relative.starts_with("pages/")) return "page";
+  if (relative.starts_with("roots/")) return "root";
+  return relative.starts_with("leases/") ? "lease" : relative;
 }
 
 enum class Verdict { kReported, kHarmless, kMissed };
@@ -82,13 +81,9 @@ Examination Examine(const std::string& path, const Steps& expected) {
   const auto damage = Verify(**snapshot);
   if (!damage) return says(damage.error());
   if (!damage->empty()) return {Verdict::kReported, damage->front()};
-  Steps found;
-  for (const StepInfo& info : (*snapshot)->steps()) {
-    auto loaded = LoadSample(**snapshot, info.step);
-    if (!loaded) return says(loaded.error());
-    found[info.step] = *std::move(loaded);
-  }
-  return {found == expected ? Verdict::kHarmless : Verdict::kMissed, ""};
+  const auto found = LoadAllFrom(**store);
+  if (!found) return says(found.error());
+  return {*found == expected ? Verdict::kHarmless : Verdict::kMissed, ""};
 }
 
 struct Tally {
@@ -97,7 +92,8 @@ struct Tally {
 
 class DamageTest : public ::testing::Test {
  protected:
-  /// Saves steps with references in two sessions, overwrites one of them and deletes one.
+  /// Saves steps with references in two sessions, overwrites one of them and deletes one. Leaves a
+  /// hint, and the lease of a writer that has ended.
   void SetUp() override {
     const auto store = Store::Open(path_, OpenMode::kWrite, SmallBlocks());
     ASSERT_TRUE(IsOk(store));
@@ -109,8 +105,17 @@ class DamageTest : public ::testing::Test {
     Save(**again, 4, 0);
     ASSERT_TRUE(IsOk((*again)->Delete(std::array<uint64_t, 1>{1})));
     expected_.erase(1);
+    before_last_ = expected_;
     Save(**again, 5, 0);
+    const std::string lease_path = path_ + "/" + internal::LeaseName((*again)->session());
+    const std::string text = ReadText(lease_path);
+    auto lease = internal::DecodeLease(std::as_bytes(std::span(text)));
+    ASSERT_TRUE(lease);
+    lease->process_start = 1;  // an earlier process with the same number
     ASSERT_TRUE(IsOk((*again)->Close()));
+    const auto bytes = internal::EncodeLease(*lease);
+    WriteText(lease_path, std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+    WriteText(path_ + "/hint", "3");
     ASSERT_EQ(Examine(path_, expected_).verdict, Verdict::kHarmless)
         << Examine(path_, expected_).said;
   }
@@ -118,6 +123,13 @@ class DamageTest : public ::testing::Test {
   void Save(Store& store, uint64_t step, uint64_t version) {
     expected_[step] = MakeSample(step, version, kShape);
     ASSERT_TRUE(IsOk(SaveSample(store, expected_[step], /*overwrite=*/version > 0)));
+  }
+
+  /// The names of the roots, the newest first.
+  std::vector<std::string> Roots() const {
+    std::vector<std::string> roots = Files();
+    std::erase_if(roots, [](const std::string& file) { return KindOf(file) != "root"; });
+    return roots;
   }
 
   std::vector<std::string> Files() const {
@@ -140,15 +152,20 @@ class DamageTest : public ::testing::Test {
       EXPECT_THAT(found.said, HasSubstr("file "))
           << file << ": " << change << " is reported nowhere";
     }
-    // In a segment, only payload to which no step refers any more may change without a report.
-    if (KindOf(file) == "manifest" || file == "CAIRN") {
+    // In a segment, only payload to which no step refers any more may change without a report. Old
+    // roots are not read.
+    if (KindOf(file) == "table" || file == "CAIRN" || file == Roots().front()) {
       EXPECT_EQ(found.verdict, Verdict::kReported) << file << ": " << change;
+    }
+    if (KindOf(file) == "hint" || KindOf(file) == "lease") {
+      EXPECT_EQ(found.verdict, Verdict::kHarmless) << file << ": " << change << ": " << found.said;
     }
   }
 
   ScopedTempDir dir_{fs::exists("/dev/shm") ? "/dev/shm" : ""};
   const std::string path_ = dir_ / "store";
   Steps expected_;
+  Steps before_last_;  // before the last commit
 };
 
 void Print(const char* what, const std::map<std::string, Tally>& tallies) {
@@ -196,7 +213,7 @@ TEST_F(DamageTest, EveryFlippedBitIsFoundOrHarmless) {
 // highest bit of one of their counters ended the process.
 TEST_F(DamageTest, HighestBitOfEveryByteOfATableDoesNotEndTheProcess) {
   for (const std::string& file : Files()) {
-    if (KindOf(file) != "index table") continue;
+    if (KindOf(file) != "table") continue;
     std::string text = ReadText(path_ + "/" + file);
     Tally tally;
     for (char& byte : text) {
@@ -208,7 +225,7 @@ TEST_F(DamageTest, HighestBitOfEveryByteOfATableDoesNotEndTheProcess) {
     EXPECT_EQ(tally.reported, text.size());
     return;
   }
-  FAIL() << "the store has no index table";
+  FAIL() << "the store has no table";
 }
 
 TEST_F(DamageTest, TruncatedEmptyExtendedAndMissingFilesAreFoundOrHarmless) {
@@ -229,6 +246,7 @@ TEST_F(DamageTest, TruncatedEmptyExtendedAndMissingFilesAreFoundOrHarmless) {
       judge_as(std::string_view(text).substr(0, text.size() - 1), "cut by a byte");
       judge_as(text + '\0', "extended by a zero byte");
       WriteText(full, text);
+      if (KindOf(file) == "root") continue;  // see LostRootTest
       fs::rename(full, dir_ / "aside");
       Judge(file, "deleted", tally);
       fs::rename(dir_ / "aside", full);
@@ -248,8 +266,8 @@ TEST_F(DamageTest, ReportOfAFlippedPayloadByteNamesKeySegmentAndOffset) {
   bool found = false;
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kRead));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
-  for (const StepInfo& info : snapshot->steps()) {
-    const auto loaded = LoadSample(*snapshot, info.step);
+  for (const uint64_t step : snapshot->step_numbers()) {
+    const auto loaded = LoadSample(*snapshot, step);
     if (loaded) continue;
     found = true;
     EXPECT_EQ(loaded.error().code, ErrorCode::kDataLoss);
@@ -259,222 +277,67 @@ TEST_F(DamageTest, ReportOfAFlippedPayloadByteNamesKeySegmentAndOffset) {
   EXPECT_TRUE(found);
 }
 
-// Whatever the damage of the index is: if a writer opens the store, saves and closes it,
-// RebuildIndex can restore everything, and no load returns other bytes than those that were saved.
-TEST_F(DamageTest, WriterOnADamagedIndexDestroysNothing) {
+// Pages exist only in stores of many steps.
+TEST_F(DamageTest, DamageOfAPageIsFound) {
+  constexpr SampleShape kTiny{.tensor_count = 1, .largest_bytes = 1};
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kWrite, SmallBlocks()));
+  for (uint64_t step = 10; step < 80; ++step) {
+    expected_[step] = MakeSample(step, 0, kTiny);
+    CAIRN_ASSERT_OK(SaveSample(*store, expected_[step]));
+  }
+  CAIRN_ASSERT_OK(store->Close());
+  ASSERT_EQ(Examine(path_, expected_).verdict, Verdict::kHarmless);
   SeededRandom random;
   fmt::print("CAIRN_TEST_SEED={}\n", random.seed());
-  uint64_t opened = 0, refused = 0;
+  Tally tally;
   for (const std::string& file : Files()) {
-    const uint64_t size = fs::file_size(path_ + "/" + file);
-    if (!file.starts_with("index/") || size == 0 || KindOf(file) == "index OPTIONS") continue;
-    for (uint64_t i = 0; i < std::min<uint64_t>(1 + PositionsPerFile() / 8, 30); ++i) {
-      const uint64_t at = random.Between(0, size - 1);
-      SCOPED_TRACE(fmt::format("byte {} of {} in {}", at, size, file));
+    if (KindOf(file) != "page") continue;
+    ++tally.files;
+    const std::string text = ReadText(path_ + "/" + file);
+    for (uint64_t i = 0; i < PositionsPerFile(); ++i) {
+      const uint64_t at = random.Between(0, text.size() - 1);
+      std::string changed = text;
+      changed[at] ^= static_cast<char>(1 << random.Between(0, 7));
+      WriteText(path_ + "/" + file, changed);
+      Judge(file, fmt::format("a bit of byte {} flipped", at), tally);
+    }
+    WriteText(path_ + "/" + file, text.substr(0, text.size() / 2));
+    Judge(file, "cut in half", tally);
+    fs::remove(path_ + "/" + file);
+    Judge(file, "deleted", tally);
+    EXPECT_EQ(tally.reported, tally.changes);
+    // The steps that the root itself names do not need the page.
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
+    CAIRN_EXPECT_OK(LoadSample(*snapshot));
+    WriteText(path_ + "/" + file, text);
+  }
+  EXPECT_GT(tally.files, 0u);
+}
+
+// Whatever happens to a lease or to the hint, the next writer opens the store, has all steps, and
+// its step is the newest.
+TEST_F(DamageTest, WriterIsNotHinderedByADamagedLeaseOrHint) {
+  for (const std::string& file : Files()) {
+    if (KindOf(file) != "lease" && KindOf(file) != "hint") continue;
+    for (const std::string_view text : {"", "{", "99999999999999999999", "18446744073709551615",
+                                        "1000", "{\"version\": 1, \"pid\": -1}"}) {
+      SCOPED_TRACE(fmt::format("{} contains {}", file, text));
       const std::string copy = dir_ / "copy";
       fs::remove_all(copy);
       fs::copy(path_, copy, fs::copy_options::recursive);
-      std::string text = ReadText(copy + "/" + file);
-      text[at] ^= static_cast<char>(1 << random.Between(0, 7));
       WriteText(copy + "/" + file, text);
-      Steps expected = expected_;
-      if (auto writer = Store::Open(copy, OpenMode::kWrite)) {
-        ++opened;
-        const auto snapshot = (*writer)->Latest();
-        ASSERT_TRUE(IsOk(snapshot));
-        for (const auto& [step, sample] : expected) {
-          const auto loaded = LoadSample(**snapshot, step);
-          if (loaded) {
-            EXPECT_TRUE(*loaded == sample) << "step " << step;
-          } else {
-            EXPECT_EQ(loaded.error().code, ErrorCode::kDataLoss) << loaded.error().ToString();
-          }
-        }
-        if (SaveSample(**writer, MakeSample(9, 0, kShape))) expected[9] = MakeSample(9, 0, kShape);
-      } else {
-        ++refused;
-        EXPECT_EQ(writer.error().code, ErrorCode::kDataLoss) << writer.error().ToString();
+      {
+        CAIRN_ASSERT_OK_AND_ASSIGN(const auto store,
+                                   Store::Open(copy, OpenMode::kWrite, SmallBlocks()));
+        CAIRN_ASSERT_OK_AND_ASSIGN(const Steps found, LoadAllFrom(*store));
+        EXPECT_TRUE(found == expected_);
+        CAIRN_EXPECT_OK(SaveSample(*store, MakeSample(9, 0, kShape)));
       }
-      const auto report = Store::RebuildIndex(copy);
-      if (report) {
-        EXPECT_THAT(report->lost, IsEmpty());
-      } else {
-        EXPECT_THAT(report, IsError(ErrorCode::kFailedPrecondition, "nothing to rebuild"));
-      }
-      CAIRN_ASSERT_OK_AND_ASSIGN(const Steps rebuilt, LoadAll(copy));
-      EXPECT_TRUE(rebuilt == expected);
-      if (HasFailure()) return;
+      CAIRN_ASSERT_OK_AND_ASSIGN(const Steps now, LoadAll(copy));
+      EXPECT_EQ(now.size(), expected_.size() + 1);
     }
   }
-  fmt::print("{} damaged stores opened for writing, {} refused\n", opened, refused);
-}
-
-// --- a lost tail of RocksDB's manifest
-
-/// Three commits, too few for a compaction, so that the tail contains only commits.
-class LostTailTest : public DamageTest {
- protected:
-  void SetUp() override {
-    const auto store = Store::Open(path_, OpenMode::kWrite, SmallBlocks());
-    ASSERT_TRUE(IsOk(store));
-    for (const uint64_t step : {1, 2, 3}) Save(**store, step, 0);
-    ASSERT_TRUE(IsOk((*store)->Close()));
-  }
-
-  std::string IndexManifest() const {
-    for (const std::string& file : Files()) {
-      if (KindOf(file) == "index MANIFEST") return file;
-    }
-    return "";
-  }
-
-  /// Checks that every step that was not deleted exists and is complete. Deleted steps may exist
-  /// again, and may be damaged.
-  void ExpectNothingDropped(const Snapshot& snapshot) {
-    std::set<uint64_t> there;
-    for (const StepInfo& info : snapshot.steps()) there.insert(info.step);
-    for (const auto& [step, sample] : expected_) {
-      ASSERT_TRUE(there.contains(step)) << "step " << step << " was dropped silently";
-      const auto loaded = LoadSample(snapshot, step);
-      ASSERT_TRUE(IsOk(loaded));
-      EXPECT_TRUE(*loaded == sample) << "step " << step;
-      there.erase(step);
-    }
-    if (deleted_) there.erase(*deleted_);  // a restored step is better than a lost one
-    EXPECT_THAT(there, IsEmpty());
-  }
-
-  enum class Outcome { kUnharmed, kPutBack, kRebuilt };
-
-  void Cut(uint64_t cut_bytes, std::map<Outcome, uint64_t>& outcomes) {
-    const std::string copy = dir_ / "cut";
-    fs::remove_all(copy);
-    fs::copy(path_, copy, fs::copy_options::recursive);
-    const std::string manifest = copy + "/" + IndexManifest();
-    fs::resize_file(manifest, fs::file_size(manifest) - cut_bytes);
-    bool lost = false;
-    {
-      const auto reader = Store::Open(copy, OpenMode::kRead);
-      if (reader) {
-        CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, (*reader)->Latest());
-        ExpectNothingDropped(*snapshot);
-      } else {
-        lost = true;
-        EXPECT_EQ(reader.error().code, ErrorCode::kDataLoss) << reader.error().ToString();
-        EXPECT_THAT(reader.error().file,
-                    ::testing::AnyOf(HasSubstr("/commits/"), HasSubstr("/index")));
-      }
-    }
-    auto writer = Store::Open(copy, OpenMode::kWrite);
-    Outcome outcome = lost ? Outcome::kPutBack : Outcome::kUnharmed;
-    if (!writer) {
-      EXPECT_EQ(writer.error().code, ErrorCode::kDataLoss) << writer.error().ToString();
-      CAIRN_ASSERT_OK_AND_ASSIGN(const auto report, Store::RebuildIndex(copy));
-      EXPECT_THAT(report.lost, IsEmpty());
-      writer = Store::Open(copy, OpenMode::kWrite);
-      ASSERT_TRUE(IsOk(writer));
-      outcome = Outcome::kRebuilt;
-    } else if (lost) {
-      EXPECT_FALSE((*writer)->recovery_notes().empty());
-    }
-    ++outcomes[outcome];
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, (*writer)->Latest());
-    ExpectNothingDropped(*snapshot);
-    if (HasFailure()) return;
-    // A deleted step that was restored can be deleted again; then the store is as before.
-    if (deleted_ && snapshot->FindStep(deleted_)) {
-      CAIRN_EXPECT_OK((*writer)->Delete(std::array{*deleted_}));
-    }
-    CAIRN_EXPECT_OK(SaveSample(**writer, MakeSample(9)));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto now, (*writer)->Latest());
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*now));
-    EXPECT_THAT(damage, IsEmpty());
-  }
-
-  /// The lengths of the cuts: all up to a quarter of their number, and random ones.
-  std::map<Outcome, uint64_t> CutMany() {
-    SeededRandom random;
-    fmt::print("CAIRN_TEST_SEED={}\n", random.seed());
-    std::map<Outcome, uint64_t> outcomes;
-    const uint64_t size = fs::file_size(path_ + "/" + IndexManifest());
-    const uint64_t count = std::min(size, 4 * PositionsPerFile());
-    std::set<uint64_t> cuts;
-    for (uint64_t i = 1; i <= count / 4; ++i) cuts.insert(i);
-    while (cuts.size() < count) cuts.insert(random.Between(1, size));
-    for (const uint64_t cut_bytes : cuts) {
-      SCOPED_TRACE(fmt::format("{} of {} bytes cut", cut_bytes, size));
-      Cut(cut_bytes, outcomes);
-      if (HasFailure()) break;
-    }
-    fmt::print("{} cuts: {} unharmed, {} restored by a writer, {} after RebuildIndex\n",
-               cuts.size(), outcomes[Outcome::kUnharmed], outcomes[Outcome::kPutBack],
-               outcomes[Outcome::kRebuilt]);
-    return outcomes;
-  }
-
-  std::optional<uint64_t> deleted_;
-};
-
-TEST_F(LostTailTest, NoCutOfTheIndexManifestDropsACommitSilently) {
-  EXPECT_GT(CutMany()[Outcome::kPutBack], 0u);
-}
-
-TEST_F(LostTailTest, NorDoesACutAfterADeleteAndACompaction) {
-  {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store,
-                               Store::Open(path_, OpenMode::kWrite, SmallBlocks()));
-    Save(*store, 2, 1);
-    Save(*store, 4, 0);
-    CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 1>{1}));
-    Save(*store, 5, 0);
-  }
-  deleted_ = 1;
-  expected_.erase(1);
-  CutMany();
-}
-
-TEST_F(LostTailTest, ReaderNamesTheManifestOfTheLostStepAndMayTolerateIt) {
-  const std::string manifest = path_ + "/" + IndexManifest();
-  fs::resize_file(manifest, fs::file_size(manifest) - 1);
-  const auto reader = Store::Open(path_, OpenMode::kRead);
-  ASSERT_FALSE(reader);
-  EXPECT_EQ(reader.error().code, ErrorCode::kDataLoss);
-  EXPECT_THAT(reader.error().file, HasSubstr("/commits/"));
-  EXPECT_THAT(reader.error().message, HasSubstr("open the store for writing"));
-  StoreOptions tolerant;
-  tolerant.tolerate_lost_steps = true;
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kRead, tolerant));
-  EXPECT_EQ(store->recovery_notes().size(), 1u);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
-  EXPECT_TRUE(IsOk(LoadSample(*snapshot, 2)));
-}
-
-TEST_F(LostTailTest, LostStepWhoseManifestIsDamagedPreventsTheSweep) {
-  const std::string index_manifest = path_ + "/" + IndexManifest();
-  fs::resize_file(index_manifest, fs::file_size(index_manifest) - 1);
-  const auto reader = Store::Open(path_, OpenMode::kRead);
-  ASSERT_FALSE(reader);
-  const std::string manifest = reader.error().file;
-  std::string text = ReadText(manifest);
-  const std::string original = text;
-  text[text.size() / 2] ^= 4;
-  WriteText(manifest, text);
-  const auto segment_count = [this] {
-    return std::ranges::count_if(Files(),
-                                 [](const std::string& file) { return KindOf(file) == "segment"; });
-  };
-  const auto before = segment_count();
-  {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, Store::Open(path_, OpenMode::kWrite));
-    ASSERT_EQ(writer->recovery_notes().size(), 1u);
-    EXPECT_THAT(writer->recovery_notes()[0].message, HasSubstr("cannot be restored"));
-    EXPECT_EQ(segment_count(), before);
-  }
-  // After the manifest is repaired, the complete step is restored.
-  WriteText(manifest, original);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, Store::Open(path_, OpenMode::kWrite));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, writer->Latest());
-  ExpectNothingDropped(*snapshot);
 }
 
 }  // namespace

@@ -34,8 +34,8 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
 
-/// A mount namespace for this process. It is created before RocksDB starts its threads, which would
-/// otherwise not be in it.
+/// A mount namespace for this process. It is created before any threads are, which would otherwise
+/// not be in it.
 class OwnMounts : public ::testing::Environment {
  public:
   void SetUp() override {
@@ -107,27 +107,19 @@ TEST_F(FullDiskTest, SaveThatDoesNotFitFailsAndASmallerOneSucceeds) {
 }
 
 TEST_F(FullDiskTest, StepCanBeDeletedOnADiskThatIsNearlyFull) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(auto store, Store::Open(path_, OpenMode::kWrite, SmallBlocks()));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kWrite, SmallBlocks()));
   Fill(64 << 10);
-  // Far more than is left, even if the index frees some of its space concurrently.
+  // Far more than is left.
   EXPECT_THAT(SaveSample(*store, MakeSample(4, 0, {.tensor_count = 12, .largest_bytes = 4 << 20})),
               IsError(ErrorCode::kResourceExhausted, "space"));
   ExpectAsBefore();
-  if (!store->Delete(std::array<uint64_t, 2>{2, 3}, /*dry_run=*/true)) {
-    // In some runs the index has no space, and cannot be reopened either. The error must then state
-    // what to do.
-    CAIRN_ASSERT_OK(store->Close());
-    CAIRN_ASSERT_OK_AND_ASSIGN(store, Store::Open(path_, OpenMode::kWrite, SmallBlocks()));
-    ExpectAsBefore();
-  }
   CAIRN_EXPECT_OK(store->Delete(std::array<uint64_t, 2>{2, 3}));
   CAIRN_EXPECT_OK(
       SaveSample(*store, MakeSample(4, 0, {.tensor_count = 3, .largest_bytes = 9'000})));
 }
 
-// Leaves more and more space, so that the disk is full in the segment, in the manifest, and in each
-// of the index's table files in turn. (RocksDB frees old tables at any time, so no single amount is
-// certain to be too little.)
+// Leaves more and more space, so that the disk is full in the segment, in the table, and in the
+// root in turn.
 TEST_F(FullDiskTest, DiskThatIsFullAnywhereInACommitLeavesTheStoreAsItWas) {
   const SampleShape small{.tensor_count = 3, .largest_bytes = 20'000};
   const Steps with_new = [&] {
@@ -209,8 +201,8 @@ TEST_F(PermissionTest, UnreadableDirectoryIsPermissionDenied) {
   }
 }
 
-TEST_F(PermissionTest, UnreadableIndexIsPermissionDenied) {
-  ASSERT_EQ(::chmod((path_ + "/index").c_str(), 0700), 0);
+TEST_F(PermissionTest, UnreadableRootsArePermissionDenied) {
+  ASSERT_EQ(::chmod((path_ + "/roots").c_str(), 0700), 0);
   const std::string answer = OpenAsNobody("r");
   EXPECT_THAT(answer, HasSubstr("error Unavailable"));
   EXPECT_THAT(answer, HasSubstr("ermission denied"));

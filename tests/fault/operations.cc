@@ -3,8 +3,10 @@
 #include "tests/fault/operations.h"
 
 #include <array>
+#include <chrono>
 
 #include "kv/options.h"
+#include "kv/snapshot.h"
 #include "kv/store.h"
 
 namespace cairn::kv::testing {
@@ -28,7 +30,17 @@ const char* OperationName(Operation operation) {
 StoreOptions SmallBlocks() {
   StoreOptions options;
   options.io = {.block_bytes = 64 << 10, .queue_depth = 3};
+  options.grace = std::chrono::milliseconds(0);
   return options;
+}
+
+Result<Steps> LoadAllFrom(const Store& store) {
+  CAIRN_TRY_ASSIGN(const auto snapshot, store.Latest());
+  Steps steps;
+  for (const uint64_t step : snapshot->step_numbers()) {
+    CAIRN_TRY_ASSIGN(steps[step], LoadSample(*snapshot, step));
+  }
+  return steps;
 }
 
 Result<Steps> MakeHistory(const std::string& directory) {

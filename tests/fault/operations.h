@@ -19,8 +19,11 @@ const char* OperationName(Operation operation);
 
 using Steps = std::map<uint64_t, SampleStep>;
 
-/// Small blocks, so that a segment needs several writes.
+/// Small blocks, so that a segment needs several writes, and no grace period, so that objects that
+/// nothing uses any more vanish at once.
 StoreOptions SmallBlocks();
+/// Loads all steps of the current snapshot of `store`.
+Result<Steps> LoadAllFrom(const Store& store);
 /// Saves steps 1, 2 and 3, of which 2 was overwritten and 3 refers to bytes of 1.
 Result<Steps> MakeHistory(const std::string& directory);
 

@@ -38,6 +38,19 @@ inline std::map<uint64_t, SampleStep> PagesGoldenSteps() {
   return {{2, PagesGoldenStep(2)}, {3, PagesGoldenStep(3)}};
 }
 
+/// The store that three ranks wrote has so many steps that its root refers to a page.
+inline constexpr uint64_t kFirstRanksStep = 1;
+inline constexpr uint64_t kLastRanksStep = 66;
+/// All steps between the first and the last are equal, so that they add no payload.
+inline std::map<uint64_t, SampleStep> RanksGoldenSteps() {
+  std::map<uint64_t, SampleStep> steps;
+  for (uint64_t step = kFirstRanksStep; step <= kLastRanksStep; ++step) {
+    steps[step] = GoldenStep(step == kLastRanksStep ? 2 : 1, 0);
+    steps[step].step = step;
+  }
+  return steps;
+}
+
 /// Steps 10, 20 (which was overwritten once) and 30. Step 15 was deleted.
 inline std::map<uint64_t, SampleStep> GoldenSteps() {
   return {{10, GoldenStep(10, 0)}, {20, GoldenStep(20, 1)}, {30, GoldenStep(30, 0)}};

@@ -14,11 +14,11 @@
 #include <random>
 #include <set>
 
-#include "kv/internal/commit/commit_files.h"
-#include "kv/internal/index/index.h"
-#include "kv/internal/index/index_records.h"
-#include "kv/internal/io/file.h"
-#include "kv/internal/segment/segment_format.h"
+#include "kv/internal/records/kv_records.h"
+#include "kv/internal/root/root_log.h"
+#include "kv/internal/root/step_list.h"
+#include "kv/internal/storage/object_names.h"
+#include "kv/open_storage.h"
 #include "kv/options.h"
 #include "kv/read_range.h"
 #include "kv/record_check.h"
@@ -29,6 +29,9 @@
 #include "tests/kv/byte_payload.h"
 
 namespace cairn::kv::testing {
+
+using internal::ObjectKind;
+using internal::ObjectName;
 namespace {
 
 using internal::TakeBytes;
@@ -106,9 +109,9 @@ Result<Chunk> DecodeChunk(std::string_view key, std::span<const std::byte> recor
 
 /// Returns the chunk that the latest step has under `key`.
 Result<std::optional<Chunk>> FindBase(const Snapshot& snapshot, const std::string& key) {
-  if (snapshot.steps().empty()) return std::nullopt;
-  CAIRN_TRY_ASSIGN(const auto record,
-                   snapshot.Get(Column::kChunks, snapshot.steps().back().generation, key));
+  if (snapshot.step_numbers().empty()) return std::nullopt;
+  CAIRN_TRY_ASSIGN(const StepInfo latest, snapshot.FindStep(std::nullopt));
+  CAIRN_TRY_ASSIGN(const auto record, snapshot.Get(Column::kChunks, latest, key));
   if (!record) return std::nullopt;
   return DecodeChunk(key, *record);
 }
@@ -211,7 +214,7 @@ Result<StepInfo> SaveSample(Store& store, const SampleStep& sample, bool overwri
                       .tensor_count = sample.tensors.size(),
                       .value_count = 1,
                       .logical_bytes = 0};
-  if (!base->steps().empty()) summary.base_step = base->steps().back().step;
+  if (!base->step_numbers().empty()) summary.base_step = base->step_numbers().back();
   for (const auto& [fqn, bytes] : sample.tensors) {
     CAIRN_TRY(SaveTensor(*writer, *base, sample.step, fqn, bytes));
     summary.logical_bytes += bytes.size();
@@ -260,7 +263,9 @@ Result<StepInfo> SaveSampleOf(Store& store, const SampleStep& sample, const Begi
   }
   CAIRN_TRY(writer->AddRecord(Column::kValues, FqnKey(kVersionFqn), IntRecord(sample.version)));
   CAIRN_TRY(writer->SetStructure(FlatStructure(sample)));
-  return writer->Commit({.tensor_count = sample.tensors.size(), .value_count = 1});
+  StepSummary summary{.tensor_count = sample.tensors.size(), .value_count = 1};
+  if (!base->step_numbers().empty()) summary.base_step = base->step_numbers().back();
+  return writer->Commit(summary);
 }
 
 }  // namespace
@@ -290,7 +295,7 @@ Result<SampleStep> LoadSample(const Snapshot& snapshot, std::optional<uint64_t> 
   CAIRN_TRY_ASSIGN(const StepInfo info, snapshot.FindStep(step));
   SampleStep sample{.step = info.step, .version = 0, .tensors = {}};
   CAIRN_TRY(snapshot.Scan(
-      Column::kTensors, info.generation, "",
+      Column::kTensors, info, "",
       [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
         CAIRN_TRY_ASSIGN(const auto* tensor,
                          CheckedRecord<schema::TensorRecord>(
@@ -309,7 +314,7 @@ Result<SampleStep> LoadSample(const Snapshot& snapshot, std::optional<uint64_t> 
   std::vector<ReadRange> ranges;
   std::vector<size_t> chunk_of;  // by range
   CAIRN_TRY(snapshot.Scan(
-      Column::kChunks, info.generation, "",
+      Column::kChunks, info, "",
       [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
         CAIRN_TRY_ASSIGN(const Chunk chunk, DecodeChunk(key, record));
         const std::string fqn(key.substr(0, key.find('\0')));
@@ -347,14 +352,13 @@ Result<SampleStep> LoadSample(const Snapshot& snapshot, std::optional<uint64_t> 
                       .step = info.step,
                       .offset_bytes = ranges[i].offset_bytes});
   }));
-  CAIRN_TRY_ASSIGN(const auto value,
-                   snapshot.Get(Column::kValues, info.generation, FqnKey(kVersionFqn)));
+  CAIRN_TRY_ASSIGN(const auto value, snapshot.Get(Column::kValues, info, FqnKey(kVersionFqn)));
   if (!value) return Fail(ErrorCode::kDataLoss, "the version's record is missing");
   CAIRN_TRY_ASSIGN(
       const auto* version,
       CheckedRecord<schema::ValueRecord>(*value, schema::ValueRecordIdentifier(), "ValueRecord"));
   sample.version = static_cast<uint64_t>(version->integer());
-  CAIRN_TRY_ASSIGN(const auto structure, snapshot.GetStructure(info.structure));
+  CAIRN_TRY_ASSIGN(const auto structure, snapshot.GetStructure(info));
   if (!structure || *structure != FlatStructure(sample)) {
     return Fail(
         Error{.code = ErrorCode::kDataLoss, .message = "wrong structure", .step = info.step});
@@ -366,8 +370,8 @@ Result<std::map<uint64_t, SampleStep>> LoadAll(const std::string& directory) {
   CAIRN_TRY_ASSIGN(const auto store, Store::Open(directory, OpenMode::kRead));
   CAIRN_TRY_ASSIGN(const auto snapshot, store->Latest());
   std::map<uint64_t, SampleStep> steps;
-  for (const StepInfo& info : snapshot->steps()) {
-    CAIRN_TRY_ASSIGN(steps[info.step], LoadSample(*snapshot, info.step));
+  for (const uint64_t step : snapshot->step_numbers()) {
+    CAIRN_TRY_ASSIGN(steps[step], LoadSample(*snapshot, step));
   }
   return steps;
 }
@@ -381,51 +385,31 @@ Result<std::vector<std::string>> Verify(const Snapshot& snapshot) {
   return lines;
 }
 
-Result<std::vector<std::string>> FindLeftovers(const std::string& directory) {
-  const internal::StorePaths paths{directory};
-  CAIRN_TRY_ASSIGN(const auto index,
-                   internal::Index::Open(directory, /*writable=*/false,
-                                         /*create=*/false, std::chrono::seconds(10)));
+Result<std::vector<std::string>> FindLeftovers(const std::string& address) {
+  CAIRN_TRY_ASSIGN(const std::shared_ptr<Storage> storage, OpenStorage(address));
+  CAIRN_TRY_ASSIGN(const auto root, internal::FindNewest(*storage));
+  std::set<std::string> reached;
+  if (root) {
+    for (const auto& removed : root->removed) reached.insert(removed.name);
+    for (const auto& page : root->pages) reached.insert(ObjectName(ObjectKind::kPage, page.id));
+    CAIRN_TRY_ASSIGN(const auto entries, internal::StepList(storage, *root).All());
+    for (const auto& entry : entries) {
+      for (const auto& table : entry->tables) {
+        reached.insert(ObjectName(ObjectKind::kTable, table.id));
+      }
+      CAIRN_CHECK(!entry->usage_in_table);  // the samples have few segments
+      for (const auto& use : entry->usage) {
+        reached.insert(ObjectName(ObjectKind::kSegment, use.segment));
+      }
+    }
+  }
   std::vector<std::string> leftovers;
-  std::set<uint64_t> generations;
-  CAIRN_TRY(index->Scan(Column::kSteps, "",
-                        [&](std::string_view, std::span<const std::byte> record) -> Result<bool> {
-                          CAIRN_TRY_ASSIGN(const auto entry, internal::DecodeStep(record));
-                          generations.insert(entry.info.generation);
-                          return true;
-                        }));
-  for (const Column column : {Column::kTensors, Column::kChunks, Column::kValues}) {
-    CAIRN_TRY(index->Scan(
-        column, "", [&](std::string_view key, std::span<const std::byte>) -> Result<bool> {
-          const uint64_t generation = ReadBigEndian(key.data());
-          if (!generations.contains(generation)) {
-            leftovers.push_back(
-                fmt::format("a {} record of generation {}", ColumnName(column), generation));
-          }
-          return true;
-        }));
-  }
-  CAIRN_TRY_ASSIGN(const auto pending, internal::ListDirectory(paths.pending()));
-  for (const std::string& name : pending) leftovers.push_back("pending/" + name);
-  CAIRN_TRY_ASSIGN(const auto commits, internal::ListDirectory(paths.commits()));
-  for (const std::string& name : commits) {
-    const auto file = internal::ParseCommitFile(name);
-    if (!file || file->deleting || !generations.contains(file->generation)) {
-      leftovers.push_back("commits/" + name);
+  for (const std::string_view folder : {"segments/", "tables/", "pages/", "pending/"}) {
+    CAIRN_TRY_ASSIGN(auto names, storage->List(folder));
+    std::ranges::sort(names);
+    for (const std::string& name : names) {
+      if (!reached.contains(name)) leftovers.push_back(name);
     }
-  }
-  CAIRN_TRY_ASSIGN(const auto segments, internal::ListDirectory(paths.segments()));
-  for (const std::string& name : segments) {
-    const auto id = internal::ParseSegmentName(name);
-    bool used = false;
-    if (id) {
-      CAIRN_TRY(index->Scan(Column::kUsage, NumberKey(*id),
-                            [&](std::string_view key, std::span<const std::byte>) -> Result<bool> {
-                              used = used || generations.contains(ReadBigEndian(key.data() + 8));
-                              return true;
-                            }));
-    }
-    if (!used) leftovers.push_back("segments/" + name);
   }
   return leftovers;
 }

@@ -60,8 +60,8 @@ Result<std::map<uint64_t, SampleStep>> LoadAll(const std::string& directory);
 /// Returns what VerifyFiles reports, one string per problem.
 Result<std::vector<std::string>> Verify(const Snapshot& snapshot);
 
-/// Returns the files in pending/, commits/ and segments/ that belong to no committed step, and
-/// records of generations that no step has. Empty after every open for writing.
-Result<std::vector<std::string>> FindLeftovers(const std::string& directory);
+/// Returns the names of the objects that neither a step nor the list of removed objects reaches.
+/// Empty after every open for writing.
+Result<std::vector<std::string>> FindLeftovers(const std::string& address);
 
 }  // namespace cairn::kv::testing

@@ -70,6 +70,26 @@ std::vector<std::string> Child::ReadLines() {
   return lines;
 }
 
+void Child::Say(const std::string& line) {
+  const std::string text = line + "\n";
+  if (::write(input_.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
+    std::perror("cannot write to a child");
+    std::abort();
+  }
+}
+
+bool Child::AwaitStop() {
+  int status = 0;
+  while (::waitpid(pid_, &status, WUNTRACED) < 0) {
+    if (errno != EINTR) return false;
+  }
+  if (WIFSTOPPED(status)) return true;
+  pid_ = -1;
+  return false;
+}
+
+void Child::Continue() { ::kill(pid_, SIGCONT); }
+
 void Child::Kill() { ::kill(pid_, SIGKILL); }
 
 int Child::Wait() {

@@ -26,8 +26,13 @@ class Child {
   std::optional<std::string> ReadLine();
   /// Returns all complete lines up to the end of the output.
   std::vector<std::string> ReadLines();
+  /// Writes a line to the input of the child.
+  void Say(const std::string& line);
   void CloseInput() { (void)input_.Close(); }
   void Kill();
+  /// Waits until the child has stopped (SIGSTOP). Returns false if it has ended.
+  bool AwaitStop();
+  void Continue();
   /// Waits for the child to end. Returns the exit status, or minus the signal that ended it.
   int Wait();
 

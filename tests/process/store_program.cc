@@ -4,27 +4,36 @@
 //   store_program open DIR N                               dies at the n-th fault point of an open
 //   store_program save-loop DIR SEED                       commits, overwrites and deletes until it
 //                                                          is killed
-//   store_program churn DIR SECONDS                        the same at full speed, then ends
+//   store_program churn DIR SECONDS GRACE_MS               the same at full speed, then ends
 //   store_program read-loop DIR SECONDS                    opens, loads the latest step, closes
 //   store_program hold DIR                                 keeps the store open until input ends
 //   store_program open-as UID DIR r|w                      prints "ok" or the error
+//   store_program race DIR NUMBER refuse|take-over         see RaceFor
+//   store_program pause DIR POINT OCCURRENCE               stops itself at that pass of the fault
+//                                                          point of a commit, prints its result and
+//                                                          that of a delete
+//   store_program fork DIR OTHER                           see ForkWithOpenWriter
 //
 // Exit status 0: done; 1: an error, printed as "error CODE TEXT"; 2: wrong usage.
 
 #include <fmt/format.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <optional>
 #include <random>
 
 #include "kv/options.h"
-#include "kv/step_info.h"
+#include "kv/snapshot.h"
+#include "kv/step_writer.h"
 #include "kv/store.h"
 #include "tests/fault/operations.h"
+#include "tests/kv/byte_payload.h"
 #include "tests/support/fault_hook.h"
 
 namespace cairn::kv::testing {
@@ -70,19 +79,19 @@ constexpr SampleShape kLoopShape{.tensor_count = 4, .largest_bytes = 60'000};
 /// Makes one random change. Prints "will ..." before it and "did ..." after it.
 Result<void> ChangeSomething(Store& store, std::mt19937_64& random, uint64_t& version) {
   CAIRN_TRY_ASSIGN(const auto snapshot, store.Latest());
-  const std::vector<StepInfo>& steps = snapshot->steps();
+  const std::vector<uint64_t>& steps = snapshot->step_numbers();
   const uint64_t choice = random() % 10;
   if (steps.size() > 6 || (choice < 2 && steps.size() > 1)) {
-    const uint64_t step = steps[random() % steps.size()].step;
+    const uint64_t step = steps[random() % steps.size()];
     Say(fmt::format("will delete {} 0", step));
     CAIRN_TRY(store.Delete(std::array{step}));
     Say(fmt::format("did delete {} 0", step));
     return {};
   }
   const bool overwrite = choice < 5 && !steps.empty();
-  const uint64_t step = overwrite       ? steps[random() % steps.size()].step
+  const uint64_t step = overwrite       ? steps[random() % steps.size()]
                         : steps.empty() ? 1
-                                        : steps.back().step + 1;
+                                        : steps.back() + 1;
   ++version;
   Say(fmt::format("will save {} {}", step, version));
   CAIRN_TRY(SaveSample(store, MakeSample(step, version, kLoopShape), overwrite));
@@ -90,8 +99,11 @@ Result<void> ChangeSomething(Store& store, std::mt19937_64& random, uint64_t& ve
   return {};
 }
 
-Result<void> ChangeUntil(const std::string& directory, uint64_t seed, double seconds) {
-  CAIRN_TRY_ASSIGN(const auto store, Store::Open(directory, OpenMode::kWrite, SmallBlocks()));
+Result<void> ChangeUntil(const std::string& directory, uint64_t seed, double seconds,
+                         std::chrono::milliseconds grace = std::chrono::milliseconds(0)) {
+  StoreOptions options = SmallBlocks();
+  options.grace = grace;
+  CAIRN_TRY_ASSIGN(const auto store, Store::Open(directory, OpenMode::kWrite, options));
   Say("ready");
   std::mt19937_64 random(seed);
   uint64_t version = random() % 1'000'000 * 1'000;
@@ -111,7 +123,7 @@ Result<void> ReadUntil(const std::string& directory, double seconds) {
     ++opens;
     for (int i = 0; i < 2; ++i) {
       CAIRN_TRY_ASSIGN(const auto snapshot, store->Latest());
-      if (snapshot->steps().empty()) continue;
+      if (snapshot->step_numbers().empty()) continue;
       const auto loaded = LoadSample(*snapshot);
       if (!loaded && loaded.error().code != ErrorCode::kNotFound) return Fail(loaded.error());
       if (!loaded) {
@@ -146,6 +158,127 @@ Result<void> OpenAs(uid_t user, const std::string& directory, bool write) {
   return {};
 }
 
+std::optional<std::string> ReadInputLine() {
+  std::string line;
+  char byte;
+  while (::read(STDIN_FILENO, &byte, 1) == 1) {
+    if (byte == '\n') return line;
+    line += byte;
+  }
+  return std::nullopt;
+}
+
+/// For each line of input with a step, tries to open the store and to save the step with `number`
+/// as its version. Prints "won", or "lost CODE TEXT" if it did not get the store, or "fenced CODE
+/// TEXT" if another writer took it over. Keeps the store open until the line "close".
+Result<void> RaceFor(const std::string& directory, uint64_t number, bool take_over) {
+  StoreOptions options = SmallBlocks();
+  options.take_over = take_over;
+  std::unique_ptr<Store> store;
+  const auto say = [](const char* word, const Error& error) {
+    Say(fmt::format("{} {} {}", word, ErrorCodeName(error.code), error.ToString()));
+  };
+  while (const auto line = ReadInputLine()) {
+    if (*line == "close") {
+      store.reset();
+      Say("closed");
+      continue;
+    }
+    auto opened = Store::Open(directory, OpenMode::kWrite, options);
+    if (!opened) {
+      say("lost", opened.error());
+      continue;
+    }
+    store = *std::move(opened);
+    const uint64_t step = std::stoull(*line);
+    const auto saved = SaveSample(*store, MakeSample(step, number, kLoopShape));
+    saved ? Say("won") : say("fenced", saved.error());
+  }
+  return {};
+}
+
+Result<void> CommitWithPause(const std::string& directory, const std::string& point,
+                             uint32_t occurrence) {
+  CAIRN_TRY_ASSIGN(const auto store, Store::Open(directory, OpenMode::kWrite, SmallBlocks()));
+  const auto say = [](const char* what, const auto& result) {
+    Say(result ? fmt::format("{} ok", what)
+               : fmt::format("{} {} {}", what, ErrorCodeName(result.error().code),
+                             result.error().ToString()));
+  };
+  {
+    cairn::testing::ScopedFaults faults([&](const cairn::testing::FaultPass& pass, uint32_t) {
+      if (pass.point == point && pass.occurrence == occurrence) ::raise(SIGSTOP);
+      return 0;
+    });
+    say("commit", Perform(Operation::kCommit, *store));
+  }
+  say("delete", store->Delete(std::array<uint64_t, 1>{2}));
+  return store->Close();
+}
+
+/// Expects `result` to fail because this is a forked child.
+template <typename T>
+Result<void> ExpectForked(const char* what, const Result<T>& result) {
+  if (!result && result.error().code == ErrorCode::kFailedPrecondition &&
+      result.error().message.find("forked") != std::string::npos) {
+    return {};
+  }
+  return Fail(ErrorCode::kInternal, fmt::format("{} in a forked child: {}", what,
+                                                result ? "succeeded" : result.error().ToString()));
+}
+
+/// What the forked child of a process with an open writer does.
+Result<void> ActAsForkedChild(std::unique_ptr<Store> inherited, std::unique_ptr<StepWriter> writer,
+                              const std::string& other) {
+  // Its own work on another store.
+  {
+    CAIRN_TRY_ASSIGN(const auto store, Store::Open(other, OpenMode::kWrite, SmallBlocks()));
+    CAIRN_TRY(SaveSample(*store, MakeSample(1)));
+    CAIRN_TRY_ASSIGN(const Steps steps, LoadAllFrom(*store));
+    if (!steps.contains(1) || steps.at(1) != MakeSample(1)) {
+      return Fail(ErrorCode::kInternal, "the child does not read what it has saved");
+    }
+    CAIRN_TRY(store->Close());
+  }
+  // Reads of the inherited store work, and changes fail.
+  CAIRN_TRY_ASSIGN(const Steps steps, LoadAllFrom(*inherited));
+  if (steps.size() != 1) return Fail(ErrorCode::kInternal, "the child reads other steps");
+  CAIRN_TRY(ExpectForked(
+      "Append", writer->Append(CopiedPayload(RandomBytes(7, 9000)), SegmentAlignment::k64, {})));
+  CAIRN_TRY(ExpectForked("Commit", writer->Commit({})));
+  writer.reset();
+  CAIRN_TRY(ExpectForked("Begin", inherited->Begin(9, {})));
+  CAIRN_TRY(ExpectForked("Delete", inherited->Delete(std::array<uint64_t, 1>{1})));
+  CAIRN_TRY(ExpectForked("Close", inherited->Close()));
+  inherited.reset();
+  return {};
+}
+
+/// Opens a store, saves a step, begins another one, and forks. The child tests what it can do with
+/// `other` and with what it inherited; then the parent completes its step. Prints "ok".
+Result<void> ForkWithOpenWriter(const std::string& directory, const std::string& other) {
+  CAIRN_TRY_ASSIGN(auto store, Store::Open(directory, OpenMode::kWrite, SmallBlocks()));
+  CAIRN_TRY(SaveSample(*store, MakeSample(1)));
+  CAIRN_TRY_ASSIGN(auto writer, store->Begin(7, {}));
+  CAIRN_TRY(writer->Append(CopiedPayload(RandomBytes(7, 90'000)), SegmentAlignment::k64, {}));
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(60);  // a child that hangs fails
+    const auto done = ActAsForkedChild(std::move(store), std::move(writer), other);
+    if (!done) Say("child: " + done.error().ToString());
+    std::exit(done ? 0 : 1);
+  }
+  int status = 0;
+  if (::waitpid(child, &status, 0) != child || status != 0) {
+    return Fail(ErrorCode::kInternal, fmt::format("the child ended with status {}", status));
+  }
+  writer.reset();  // removes its segment
+  CAIRN_TRY(SaveSample(*store, MakeSample(2)));
+  CAIRN_TRY(store->Close());
+  Say("ok");
+  return {};
+}
+
 Result<void> Main(std::span<char*> arguments) {
   const std::vector<std::string> words(arguments.begin() + 1, arguments.end());
   const auto is = [&words](const char* name, size_t count) {
@@ -154,10 +287,16 @@ Result<void> Main(std::span<char*> arguments) {
   if (is("operate", 5)) return Operate(words[1], words[2], words[3], std::stoul(words[4]));
   if (is("open", 3)) return OpenAndDieAt(words[1], std::stoul(words[2]));
   if (is("save-loop", 3)) return ChangeUntil(words[1], std::stoull(words[2]), 1e9);
-  if (is("churn", 3)) return ChangeUntil(words[1], 1, std::stod(words[2]));
+  if (is("churn", 4)) {
+    return ChangeUntil(words[1], 1, std::stod(words[2]),
+                       std::chrono::milliseconds(std::stoul(words[3])));
+  }
   if (is("read-loop", 3)) return ReadUntil(words[1], std::stod(words[2]));
   if (is("hold", 2)) return Hold(words[1]);
   if (is("open-as", 4)) return OpenAs(std::stoul(words[1]), words[2], words[3] == "w");
+  if (is("race", 4)) return RaceFor(words[1], std::stoull(words[2]), words[3] == "take-over");
+  if (is("pause", 4)) return CommitWithPause(words[1], words[2], std::stoul(words[3]));
+  if (is("fork", 3)) return ForkWithOpenWriter(words[1], words[2]);
   std::fprintf(stderr, "store_program: wrong usage\n");
   std::exit(2);
 }

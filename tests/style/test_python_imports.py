@@ -33,7 +33,8 @@ MAY_IMPORT = {
     "state_dict": {*_BASE, "_ranks", "_tensors", "state_dict"},
     "torch": {*_BASE, "_ranks", "_tensors", "_save", "store", "torch"},
     "dcp": {*_BASE, "_ranks", "_tensors", "_save", "_load", "torch", "dcp"},
-    "": {"errors", "reports", "store"},  # cairn/__init__.py
+    "_open": {*_BASE, "store"},
+    "": {"errors", "reports", "store", "_open"},  # cairn/__init__.py
 }
 PACKAGE_OF_MODULE = {"errors": "_base", "reports": "_base"}
 PUBLIC_PACKAGES = {"state_dict", "torch", "dcp"}

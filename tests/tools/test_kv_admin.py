@@ -97,6 +97,10 @@ def test_base_is_the_named_step(admin, dump, tmp_path):
     assert (latest["base_step"], latest["written_bytes"]) == (1, 0)
 
 
+def segment_names(store):
+    return sorted(path.name for path in (store / "segments").iterdir())
+
+
 def test_delete_keeps_what_other_steps_use(admin, dump, tmp_path):
     store = tmp_path / "s"
     for step in (1, 2, 3):
@@ -107,10 +111,10 @@ def test_delete_keeps_what_other_steps_use(admin, dump, tmp_path):
             step,
             {"same": torch.ones(9), "own": torch.full((3,), float(step))},
         )
-    before = sorted(p.name for p in (store / "segments").iterdir())
+    before = segment_names(store)
     dry = admin("delete", store, 1, 2, "--dry-run")
     assert dry.status == 0 and dry.out.startswith("would delete 2 steps")
-    assert sorted(p.name for p in (store / "segments").iterdir()) == before
+    assert segment_names(store) == before
     assert admin("delete", store, 1, 2).status == 0
     assert [s["step"] for s in dump("steps", store, "--json").json()["steps"]] == [3]
     assert dump("show", store, "same", "--json").json()["values"] == [1] * 9
@@ -207,6 +211,26 @@ def test_wrong_calls_exit_2_with_one_line(admin, tmp_path, words):
     assert admin(*words, cwd=tmp_path).status == 2
 
 
+def test_delete_frees_space_after_the_grace_period_or_at_once(admin, dump, tmp_path):
+    store = tmp_path / "s"
+    for step in (1, 2, 3):
+        import_model(admin, tmp_path, store, step, {"own": torch.full((3,), float(step))})
+    before = segment_names(store)
+
+    deleted = admin("delete", store, 1)
+
+    assert deleted.status == 0, deleted.err
+    assert deleted.out.startswith("deleted 1 step; ") and "after 60.0 s frees" in deleted.out
+    assert segment_names(store) == before
+
+    deleted = admin("delete", store, 2, "--no-grace")
+
+    assert deleted.status == 0, deleted.err
+    assert deleted.out.startswith("deleted 1 step, freed ")
+    assert len(before) == 3 and len(segment_names(store)) == 1
+    assert dump("verify", store).status == 0
+
+
 def test_delete_makes_no_store(admin, tmp_path):
     assert admin("delete", tmp_path / "typo", 1).status == 2
     assert not (tmp_path / "typo").exists()
@@ -216,41 +240,42 @@ def test_help_mentions_only_what_exists(admin):
     text = admin("--help").out
     for absent in ["prune", "compact", "push", "pull"]:
         assert absent not in text
-    for verb in ["import", "export", "delete", "rebuild-index"]:
+    for verb in ["import", "export", "delete", "rebuild"]:
         assert "Examples:" in admin(verb, "--help").out
 
 
-def test_rebuild_index_restores_a_store_whose_index_does_not_open(admin, dump, tmp_path):
+def newest_root(store):
+    return min((store / "roots").iterdir())
+
+
+def test_rebuild_restores_a_store_whose_roots_do_not_open(admin, dump, tmp_path):
     store = tmp_path / "s"
     import_model(admin, tmp_path, store, 1, small_model())
     import_model(admin, tmp_path, store, 2, small_model())
-    for manifest in (store / "index").glob("MANIFEST-*"):
-        manifest.write_bytes(b"")
+    for root in (store / "roots").iterdir():
+        root.write_bytes(b"")
     broken = dump("keys", store)
-    assert broken.status == 2 and "rebuild-index" in broken.err
+    assert broken.status == 2 and "kv-admin rebuild" in broken.err
 
-    finished = admin("rebuild-index", store)
+    finished = admin("rebuild", store)
 
-    assert finished.status == 0, finished.err
-    assert "2 steps" in finished.out and "index.damaged-1" in finished.out
-    assert (store / "index.damaged-1").is_dir()
+    assert "2 steps" in finished.out, finished.err
     assert dump("verify", store).status == 0
     assert admin("export", f"{store}@1", tmp_path / "o.safetensors").status == 0
     assert same(load_file(tmp_path / "o.safetensors"), small_model())
 
 
-def test_rebuild_index_names_the_steps_that_cannot_be_restored(admin, dump, tmp_path):
+def test_rebuild_names_the_steps_that_cannot_be_restored(admin, dump, tmp_path):
     store = tmp_path / "s"
     import_model(admin, tmp_path, store, 1, small_model())
-    assert "nothing to rebuild" in admin("rebuild-index", store).err
-    for of_rocksdb in (store / "index").glob("MANIFEST-*"):
-        of_rocksdb.write_bytes(b"")
-    manifest = next((store / "commits").iterdir())
-    manifest.write_bytes(manifest.read_bytes()[:-1])
-    segments = sorted(path.name for path in (store / "segments").iterdir())
+    assert "nothing to rebuild" in admin("rebuild", store).err
+    newest_root(store).write_bytes(b"")
+    (table,) = (store / "tables").iterdir()
+    table.write_bytes(table.read_bytes()[:-1])
+    segments = segment_names(store)
 
-    finished = admin("rebuild-index", store)
+    finished = admin("rebuild", store)
 
     assert finished.status == 2
-    assert manifest.name in finished.out and "1 step could not be restored" in finished.err
-    assert sorted(path.name for path in (store / "segments").iterdir()) == segments
+    assert table.name in finished.out and "could not be recovered" in finished.err
+    assert segment_names(store) == segments

@@ -33,6 +33,17 @@ def test_overview_counts_steps_and_bytes(dump, two_steps):
     assert dtypes["bfloat16"] == {"tensors": 1, "elements": 1600, "bytes": 3200}
     on_disk = sum(p.stat().st_size for p in two_steps.rglob("*") if p.is_file())
     assert view["file_bytes"] == on_disk
+    segments = sum(p.stat().st_size for p in (two_steps / "segments").iterdir())
+    assert (view["segment_file_bytes"], view["unused_segment_bytes"]) == (segments, 0)
+
+
+def test_overview_counts_the_segments_of_deleted_steps(dump, admin, tmp_path):
+    import_model(admin, tmp_path, tmp_path / "s", 1, small_model())
+    (segment,) = (tmp_path / "s" / "segments").iterdir()
+    assert admin("delete", tmp_path / "s", 1).status == 0
+    view = dump(tmp_path / "s", "--json").json()
+    assert (view["segments"], view["unused_segment_bytes"]) == (0, segment.stat().st_size)
+    assert "of deleted or unfinished steps" in dump(tmp_path / "s").out
 
 
 def test_overview_for_people_names_the_next_steps(dump, two_steps):

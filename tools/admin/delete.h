@@ -14,6 +14,7 @@ struct DeleteOptions {
   std::string store;
   std::vector<uint64_t> steps;
   bool dry_run = false;
+  bool no_grace = false;  // removes the files at once, although readers may still use them
 };
 
 /// Deletes the steps, or with `dry_run` only computes what would be freed, and prints the result.

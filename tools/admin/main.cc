@@ -1,12 +1,13 @@
-// kv-admin: imports, exports and deletes steps, and rebuilds damaged indexes.
+// kv-admin: imports, exports and deletes steps, rebuilds damaged stores, and checks storages.
 
 #include <csignal>
 #include <string>
 
+#include "tools/admin/check_storage.h"
 #include "tools/admin/delete.h"
 #include "tools/admin/export.h"
 #include "tools/admin/import.h"
-#include "tools/admin/rebuild_index.h"
+#include "tools/admin/rebuild.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/program.h"
 #include "tools/common/progress.h"
@@ -21,6 +22,7 @@ struct Values {
   ExportOptions export_to;
   DeleteOptions delete_steps;
   std::string rebuild_store;
+  CheckStorageOptions check_storage;
   std::string shard_size = "5GB";
 };
 
@@ -125,7 +127,7 @@ Verb ExportVerb(Values& values) {
 
 Verb DeleteVerb(DeleteOptions& options) {
   return {.name = "delete",
-          .usage = "delete STORE STEP... [--dry-run]",
+          .usage = "delete STORE STEP... [--dry-run] [--no-grace]",
           .summary = "Deletes whole steps; bytes that other steps use remain",
           .arguments = {StoreArgument(options.store),
                         {.name = "STEP",
@@ -134,18 +136,51 @@ Verb DeleteVerb(DeleteOptions& options) {
                          .required = true},
                         {.name = "--dry-run",
                          .target = &options.dry_run,
-                         .help = "Only report what would be deleted"}},
-          .examples = {"kv-admin delete runs/gpt 100 200 --dry-run"},
+                         .help = "Only report what would be deleted"},
+                        {.name = "--no-grace",
+                         .target = &options.no_grace,
+                         .help = "Free the space at once. Otherwise the files remain for 60 s, for "
+                                 "readers that still use them, and the next save, delete or open "
+                                 "for writing after that removes them"}},
+          .examples = {"kv-admin delete runs/gpt 100 200 --dry-run",
+                       "kv-admin delete runs/gpt 100 --no-grace"},
           .run = [&](Output& out) { return StatusOf(AdminDelete(options, out)); }};
 }
 
-Verb RebuildIndexVerb(std::string& store) {
-  return {.name = "rebuild-index",
-          .usage = "rebuild-index STORE",
-          .summary = "Replaces a damaged index by one built from the manifests in commits/",
+Verb RebuildVerb(std::string& store) {
+  return {.name = "rebuild",
+          .usage = "rebuild STORE",
+          .summary = "Recovers a store whose roots or tables cannot be read",
           .arguments = {StoreArgument(store)},
-          .examples = {"kv-admin rebuild-index runs/gpt"},
-          .run = [&](Output& out) { return StatusOf(AdminRebuildIndex(store, out)); }};
+          .examples = {"kv-admin rebuild runs/gpt"},
+          .run = [&](Output& out) { return StatusOf(AdminRebuild(store, out)); }};
+}
+
+Verb CheckStorageVerb(CheckStorageOptions& options) {
+  return {.name = "check-storage",
+          .usage = "check-storage ADDRESS [ADDRESS2]",
+          .summary = "Checks whether a storage has the guarantees that Cairn needs",
+          .arguments = {{.name = "ADDRESS",
+                         .target = &options.address,
+                         .help = "Directory for stores, below which the checks write and remove "
+                                 "a new directory",
+                         .required = true},
+                        {.name = "ADDRESS2",
+                         .target = &options.second_address,
+                         .help = "Another mount of the same directory, to check what other "
+                                 "machines see"},
+                        {.name = "--rounds",
+                         .target = &options.rounds,
+                         .help = "Rounds of each check (200); slow ones stop after 30 s",
+                         .value_name = "N",
+                         .range = std::pair<uint64_t, uint64_t>(1, 1'000'000)},
+                        {.name = "--json", .target = &options.json, .help = "Print JSON"}},
+          .examples = {"kv-admin check-storage runs",
+                       "kv-admin check-storage /mnt/first/runs /mnt/second/runs"},
+          .notes =
+              "Exit status: 0 all checks passed; 1 a guarantee is missing; 2 the checks could "
+              "not run.",
+          .run = [&](Output& out) { return AdminCheckStorage(options, out); }};
 }
 
 CommandLine MakeCommandLine(Values& values) {
@@ -154,7 +189,7 @@ CommandLine MakeCommandLine(Values& values) {
           .summary = "Changes a Cairn store.",
           .usage = "kv-admin VERB STORE ...",
           .verbs = {ImportVerb(values.import), ExportVerb(values), DeleteVerb(values.delete_steps),
-                    RebuildIndexVerb(values.rebuild_store)},
+                    RebuildVerb(values.rebuild_store), CheckStorageVerb(values.check_storage)},
           .notes =
               "`kv-admin VERB --help` lists the options of a verb, with examples.\n"
               "Exit status: 0 success; 2 failure, which leaves the store as it was."};

@@ -114,7 +114,7 @@ class SimulatedState {
   std::vector<std::byte> memory_;
 };
 
-/// Writes the segments and manifests of ranks 1 and up durably.
+/// Writes the segments and parts of ranks 1 and up durably.
 Result<void> WriteParts(const core::CheckpointStore& store, uint64_t ranks,
                         const SimulatedState& state, const core::SaveOptions& options) {
   ProgressLine progress("writing the parts of the ranks");
@@ -179,9 +179,8 @@ Result<BenchRow> CommitOnce(const BenchOptions& options, uint64_t run) {
   row.bytes = steps.front().logical_bytes;
   row.extra = {
       {"ranks", options.ranks}, {"chunks", options.chunks}, {"parts_seconds", parts_seconds}};
-  row.note =
-      fmt::format("{} manifests, {} chunks (writing them took {})", GroupedCount(options.ranks),
-                  GroupedCount(options.chunks), HumanSeconds(parts_seconds));
+  row.note = fmt::format("{} parts, {} chunks (writing them took {})", GroupedCount(options.ranks),
+                         GroupedCount(options.chunks), HumanSeconds(parts_seconds));
   CAIRN_TRY(store->Close());
   return row;
 }

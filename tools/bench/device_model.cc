@@ -2,6 +2,10 @@
 
 #include "tools/bench/device_model.h"
 
+#include <chrono>
+
+#include "kv/options.h"
+
 namespace cairn::tools {
 
 Result<DeviceModel> DeviceModel::Make(GpuBench& bench) {
@@ -58,7 +62,10 @@ Result<std::vector<uint64_t>> DeviceModel::PageDigests() const {
 }
 
 Result<StorePointer> OpenStore(const ScratchStore& scratch, kv::OpenMode mode) {
-  return core::CheckpointStore::Open(scratch.path(), mode);
+  kv::StoreOptions options;
+  // Nobody reads the steps that a benchmark deletes, and their files would fill the disk.
+  options.grace = std::chrono::milliseconds(0);
+  return core::CheckpointStore::Open(scratch.path(), mode, options);
 }
 
 core::SaveOptions OptionsOf(const GpuBench& bench, bool incremental) {

@@ -178,7 +178,7 @@ Verb CommitVerb(Values& values) {
   return {.name = "commit",
           .usage = Usage("commit", "[--ranks N] [--chunks N] [--repeat N] [--json]"),
           .summary =
-              "What rank 0 does for a step of many ranks: reads their manifests, checks that\n"
+              "What rank 0 does for a step of many ranks: reads their parts, checks that\n"
               "they form complete tensors, commits. The parts of the ranks are written before,\n"
               "durably",
           .arguments = RepeatedArguments(

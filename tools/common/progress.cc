@@ -29,8 +29,9 @@ void InstallCancelHandler() {
   std::signal(SIGTERM, RequestCancel);
 }
 
-ProgressLine::ProgressLine(std::string task)
+ProgressLine::ProgressLine(std::string task, ProgressUnit unit)
     : task_(std::move(task)),
+      unit_(unit),
       terminal_(StderrIsTerminal()),
       begin_(std::chrono::steady_clock::now()),
       last_draw_(begin_) {}
@@ -44,28 +45,28 @@ void ProgressLine::Clear() {
   drawn_ = false;
 }
 
-bool ProgressLine::Update(uint64_t done_bytes, uint64_t total_bytes) {
+bool ProgressLine::Update(uint64_t done, uint64_t total) {
   if (cancel_requested) return false;
   if (!terminal_) return true;
   const auto now = std::chrono::steady_clock::now();
-  if (!first_done_bytes_) {
+  if (!first_done_) {
     first_update_ = now;
-    first_done_bytes_ = done_bytes;
+    first_done_ = done;
   }
   if (now - begin_ < std::chrono::seconds(1)) return true;
   if (now - last_draw_ < std::chrono::milliseconds(100)) return true;
   last_draw_ = now;
-  std::string line =
-      fmt::format("{} {} of {}", task_, HumanBytes(done_bytes), HumanBytes(total_bytes));
-  if (total_bytes > 0) line += fmt::format(" ({})", Percent(done_bytes, total_bytes));
+  const auto amount = unit_ == ProgressUnit::kBytes ? HumanBytes : GroupedCount;
+  std::string line = fmt::format("{} {} of {}", task_, amount(done), amount(total));
+  if (total > 0) line += fmt::format(" ({})", Percent(done, total));
   const double elapsed = std::chrono::duration<double>(now - first_update_).count();
-  const uint64_t done_since = done_bytes - std::min(done_bytes, *first_done_bytes_);
+  const uint64_t done_since = done - std::min(done, *first_done_);
   if (elapsed > 0.5 && done_since > 0) {
-    const uint64_t left_bytes = total_bytes - std::min(total_bytes, done_bytes);
+    const uint64_t left = total - std::min(total, done);
     const double left_seconds =
-        elapsed * static_cast<double>(left_bytes) / static_cast<double>(done_since);
-    line +=
-        fmt::format("  {}  {} left", HumanRate(done_since, elapsed), HumanSeconds(left_seconds));
+        elapsed * static_cast<double>(left) / static_cast<double>(done_since);
+    if (unit_ == ProgressUnit::kBytes) line += "  " + HumanRate(done_since, elapsed);
+    line += fmt::format("  {} left", HumanSeconds(left_seconds));
   }
   fmt::print(stderr, "\r\033[K{}", line);
   std::fflush(stderr);

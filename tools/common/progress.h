@@ -11,19 +11,24 @@
 
 namespace cairn::tools {
 
+enum class ProgressUnit : uint8_t {
+  kBytes,
+  kCount,  // of anything; the line has no rate
+};
+
 /// Draws nothing in the first second, or if standard error is not a terminal. The first SIGINT or
 /// SIGTERM cancels the work (see InstallCancelHandler), so that it can clean up.
 /// Threads: only the thread that does the work.
 class ProgressLine {
  public:
-  explicit ProgressLine(std::string task);
+  explicit ProgressLine(std::string task, ProgressUnit unit = ProgressUnit::kBytes);
   /// Removes the line.
   ~ProgressLine();
   ProgressLine(const ProgressLine&) = delete;
   ProgressLine& operator=(const ProgressLine&) = delete;
 
   /// Returns false once the user has asked to stop.
-  bool Update(uint64_t done_bytes, uint64_t total_bytes);
+  bool Update(uint64_t done, uint64_t total);
   /// Returns a callback for core, which must not outlive this object.
   core::Progress callback() {
     return [this](uint64_t done, uint64_t total) { return Update(done, total); };
@@ -33,12 +38,13 @@ class ProgressLine {
 
  private:
   std::string task_;
+  ProgressUnit unit_;
   bool terminal_;
   bool drawn_ = false;
   std::chrono::steady_clock::time_point begin_;
   // Time of the first update: the rate excludes what precedes it, such as reading records.
   std::chrono::steady_clock::time_point first_update_;
-  std::optional<uint64_t> first_done_bytes_;
+  std::optional<uint64_t> first_done_;
   std::chrono::steady_clock::time_point last_draw_;
 };
 

@@ -102,10 +102,13 @@ def reference(work: Path) -> dict[int, str]:
     return losses
 
 
-def leftovers(store: Path, step: int) -> list[str]:
-    """Returns the files that the killed process left of `step`, in segments/ and pending/."""
-    found = sorted((store / "segments").glob(f"{step}-*")) + sorted((store / "pending").rglob("*"))
-    return [str(path.relative_to(store)) + ("/" if path.is_dir() else "") for path in found]
+def leftovers(store: Path) -> list[str]:
+    """Returns the segments that no step uses: those of the save that did not end."""
+    command = [KV_DUMP, "segments", store, "--json"]
+    listing = subprocess.run(command, capture_output=True, check=True)
+    used = {segment["segment"] for segment in json.loads(listing.stdout)["segments"]}
+    found = sorted(path for path in (store / "segments").iterdir() if path.name not in used)
+    return [str(path.relative_to(store)) for path in found]
 
 
 def killed(work: Path, store: Path) -> tuple[int, list[str]]:
@@ -124,19 +127,20 @@ def killed(work: Path, store: Path) -> tuple[int, list[str]]:
                              die_during_save=die_at, log=work / "killed.jsonl")
         check(status == -signal.SIGKILL, f"SIGKILL interrupted a save of step {die_at} or later")
         dying = max(record.get("will_die_at", 0) for record in read_log(work / "killed.jsonl"))
-        found = leftovers(store, dying)
+        found = leftovers(store)
         with cairn.open(store) as reader:
             committed = reader.steps()
         if dying not in committed and found:
             break
         say(f"(step {dying} was committed before the signal arrived; retrying at the next save)")
         die_at = dying + SAVE_EVERY
-    say(f"The process is dead. It left files of step {dying} to which nothing refers:")
+    say(f"The process is dead. It left bytes of step {dying} to which nothing refers:")
     show("\n".join(found))
     check(committed == list(range(SAVE_EVERY, dying, SAVE_EVERY)),
           "every step before the killed one is committed")
     say(f"Steps in the store: {committed}. Step {dying} is not in the store, not even partially: "
-        "one atomic index write makes a step exist, and before it nothing refers to its bytes.")
+        "the atomic creation of one small file makes a step exist, and before it nothing refers to "
+        "its bytes.")
     return committed[-1], found
 
 

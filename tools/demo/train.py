@@ -109,7 +109,7 @@ def main() -> None:
                 pending.result()  # raises here if that save failed
             if args.die_during_save and run.step >= args.die_during_save:
                 log.write(json.dumps({"will_die_at": run.step}) + "\n")
-                kill_during_save(args.store, run.step)
+                kill_during_save(args.store)
             began = time.perf_counter()
             pending = store.save_async(run.step, run.state())
             record["save_call_s"] = time.perf_counter() - began

@@ -25,8 +25,7 @@ class SegmentNames {
  public:
   explicit SegmentNames(std::shared_ptr<const kv::Snapshot> snapshot)
       : snapshot_(std::move(snapshot)) {}
-  /// Returns "unknown-ID" for a segment that the index does not contain, so that the row is still
-  /// printed.
+  /// Returns "unknown-ID" for a segment that no step records, so that the row is still printed.
   const std::string& Name(uint64_t segment_id) {
     auto [entry, is_new] = names_.try_emplace(segment_id);
     if (is_new) {
@@ -106,7 +105,7 @@ class ChunkPrinter {
 
 Result<int> DumpChunks(const DumpRun& run, const std::string& address,
                        const std::vector<std::string>& patterns) {
-  CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenWithWarnings(address));
+  CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenStore(address));
   CAIRN_TRY_ASSIGN(const core::Contents contents, ListKeys(opened, patterns));
   CAIRN_TRY_ASSIGN(auto snapshot, opened.store->kv().Latest());
   ChunkPrinter printer(run, SegmentNames(std::move(snapshot)));

@@ -64,7 +64,7 @@ bool SameDirectory(const std::string& a, const std::string& b) {
 
 Result<Sides> OpenSides(const std::string& address_a, const std::string& address_b) {
   Sides sides;
-  CAIRN_TRY_ASSIGN(sides.opened, OpenWithWarnings(address_a));
+  CAIRN_TRY_ASSIGN(sides.opened, OpenStore(address_a));
   const std::string& store = sides.opened.address.store;
   const std::string full_b = address_b.starts_with('@') ? store + address_b : address_b;
   CAIRN_TRY_ASSIGN(const Address b, ParseAddress(full_b));

@@ -57,7 +57,7 @@ void ForEachKey(const core::Contents& contents, OnTensor on_tensor, OnValue on_v
 
 Result<int> DumpKeys(const DumpRun& run, const std::string& address,
                      const std::vector<std::string>& patterns) {
-  CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenWithWarnings(address));
+  CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenStore(address));
   CAIRN_TRY_ASSIGN(const core::Contents contents, ListKeys(opened, patterns));
   if (run.json) {
     JsonList list(run.out, {{"store", StoreText(opened)}, {"step", contents.step.step}}, "keys");

@@ -11,24 +11,16 @@
 
 namespace cairn::tools {
 
-Result<OpenedStore> OpenSilently(const std::string& address) {
+Result<OpenedStore> OpenStore(const std::string& address) {
   OpenedStore opened;
   CAIRN_TRY_ASSIGN(opened.address, ParseAddress(address));
-  kv::StoreOptions options;
-  options.tolerate_lost_steps = true;
   CAIRN_TRY_ASSIGN(opened.store,
-                   core::CheckpointStore::Open(opened.address.store, kv::OpenMode::kRead, options));
-  return opened;
-}
-
-Result<OpenedStore> OpenWithWarnings(const std::string& address) {
-  CAIRN_TRY_ASSIGN(OpenedStore opened, OpenSilently(address));
-  for (const Error& note : opened.store->kv().recovery_notes()) Warn("kv-dump", note.ToString());
+                   core::CheckpointStore::Open(opened.address.store, kv::OpenMode::kRead, {}));
   return opened;
 }
 
 Result<OpenedStore> OpenWithoutStep(const std::string& address, std::string_view verb) {
-  CAIRN_TRY_ASSIGN(OpenedStore opened, OpenWithWarnings(address));
+  CAIRN_TRY_ASSIGN(OpenedStore opened, OpenStore(address));
   if (opened.address.step) {
     return Fail(
         ErrorCode::kInvalidArgument,

@@ -19,13 +19,9 @@ struct OpenedStore {
   std::unique_ptr<core::CheckpointStore> store;
 };
 
-/// Opens the store of an address. Problems that the open found are in
-/// store->kv().recovery_notes().
-Result<OpenedStore> OpenSilently(const std::string& address);
-/// Opens the store of an address and prints the problems that the open found as warnings.
-Result<OpenedStore> OpenWithWarnings(const std::string& address);
-/// Opens a store for a verb that does not take a step, and prints warnings as OpenWithWarnings
-/// does. kInvalidArgument: the address names a step.
+/// Opens the store of an address.
+Result<OpenedStore> OpenStore(const std::string& address);
+/// Opens a store for a verb that does not take a step. kInvalidArgument: the address names a step.
 Result<OpenedStore> OpenWithoutStep(const std::string& address, std::string_view verb);
 
 /// Returns the directory of the store as a JSON string.

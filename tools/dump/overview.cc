@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -37,6 +38,7 @@ struct Overview {
   std::map<std::string, DTypeShare> dtypes;  // in the latest step
   uint64_t logical_bytes = 0;                // sum over all steps
   uint64_t payload_bytes = 0;                // sum over all segments
+  uint64_t unused_segment_bytes = 0;         // files of segments that no step uses
   DiskUsage disk;
   std::vector<Error> notes;
 };
@@ -61,13 +63,17 @@ Result<Overview> Summarize(const OpenedStore& opened) {
   Overview view;
   view.directory = AddressDirectory(opened.address.store);
   view.identity = ReadIdentity(view.directory);
-  view.notes = opened.store->kv().recovery_notes();
   CAIRN_TRY_ASSIGN(const auto snapshot, opened.store->kv().Latest());
-  view.steps = snapshot->steps();
+  CAIRN_TRY_ASSIGN(view.steps, snapshot->Steps());
   CAIRN_TRY_ASSIGN(view.segments, snapshot->Segments());
   for (const kv::StepInfo& step : view.steps) view.logical_bytes += step.logical_bytes;
   for (const kv::SegmentInfo& segment : view.segments) view.payload_bytes += segment.payload_bytes;
   CAIRN_TRY_ASSIGN(view.disk, MeasureDiskUsage(view.directory));
+  uint64_t used_bytes = 0;
+  for (const kv::SegmentInfo& segment : view.segments) used_bytes += segment.file_bytes;
+  // A concurrent writer may have removed segments of the snapshot.
+  view.unused_segment_bytes =
+      view.disk.segment_file_bytes - std::min(view.disk.segment_file_bytes, used_bytes);
   if (view.steps.empty()) return view;
   auto contents = opened.store->List(view.steps.back().step);
   if (!contents) {
@@ -116,6 +122,7 @@ void PrintJson(Output& out, const Overview& view) {
               {"file_bytes", view.disk.file_bytes},
               {"allocated_bytes", view.disk.allocated_bytes},
               {"segment_file_bytes", view.disk.segment_file_bytes},
+              {"unused_segment_bytes", view.unused_segment_bytes},
               {"notes", std::move(notes)}});
   WriteJson(out, json);
 }
@@ -130,8 +137,14 @@ std::string StepsText(const std::vector<kv::StepInfo>& steps) {
 
 std::string DiskText(const Overview& view) {
   const uint64_t records = view.disk.file_bytes - view.disk.segment_file_bytes;
-  return fmt::format("{} in {}, {} of records", HumanBytes(view.disk.segment_file_bytes),
-                     Plural(view.segments.size(), "segment"), HumanBytes(records));
+  const uint64_t used = view.disk.segment_file_bytes - view.unused_segment_bytes;
+  std::string text = fmt::format("{} in {}, {} of records", HumanBytes(used),
+                                 Plural(view.segments.size(), "segment"), HumanBytes(records));
+  if (view.unused_segment_bytes > 0) {
+    text +=
+        fmt::format(", {} of deleted or unfinished steps", HumanBytes(view.unused_segment_bytes));
+  }
+  return text;
 }
 
 std::string SharingText(const Overview& view) {
@@ -214,7 +227,7 @@ void PrintHints(Output& out, const Overview& view) {
 }  // namespace
 
 Result<int> DumpOverview(const DumpRun& run, const std::string& store) {
-  CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenSilently(store));
+  CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenStore(store));
   if (opened.address.step) {
     return Fail(ErrorCode::kInvalidArgument,
                 fmt::format("the overview takes a store without a step; try kv-dump keys {}",

@@ -27,7 +27,7 @@ struct SegmentUse {
 
 Result<std::map<uint64_t, SegmentUse>> CountUse(const kv::Snapshot& snapshot) {
   CAIRN_TRY_ASSIGN(const std::vector<kv::Usage> usage, snapshot.SegmentUsage());
-  const auto& steps = snapshot.steps();
+  CAIRN_TRY_ASSIGN(const std::vector<kv::StepInfo> steps, snapshot.Steps());
   std::map<uint64_t, SegmentUse> uses;
   for (const kv::Usage& entry : usage) {
     SegmentUse& use = uses[entry.segment_id];

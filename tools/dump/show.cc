@@ -237,7 +237,7 @@ Result<int> ShowTensor(const DumpRun& run, const Subject& subject, bool all) {
 Result<int> DumpShow(const DumpRun& run, const std::string& address, const std::string& fqn,
                      const ShowOptions& options) {
   Subject subject;
-  CAIRN_TRY_ASSIGN(subject.opened, OpenWithWarnings(address));
+  CAIRN_TRY_ASSIGN(subject.opened, OpenStore(address));
   CAIRN_TRY_ASSIGN(subject.step, FindStep(subject.opened));
   CAIRN_TRY_ASSIGN(const core::KeyPatterns pattern, PatternFor(fqn));
   CAIRN_TRY_ASSIGN(const core::Contents contents,

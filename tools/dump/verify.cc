@@ -57,13 +57,12 @@ struct Verdict {
 Result<Verdict> Check(const std::string& address, ProgressLine& progress, DamageReport& report) {
   Verdict verdict;
   const auto begin = std::chrono::steady_clock::now();
-  auto opened = OpenSilently(address);
+  auto opened = OpenStore(address);
   if (!opened && MeansDamage(opened.error())) {
     report.Add(opened.error());
     return verdict;
   }
   if (!opened) return Fail(std::move(opened).error());
-  for (const Error& note : opened->store->kv().recovery_notes()) report.Add(note);
   const auto bytes = opened->store->Verify(
       opened->address.step, [&](const kv::Damage& damage) { report.Add(damage.error); },
       progress.callback());

@@ -23,7 +23,8 @@ class CairnPeer(RanksOfDcp, Peer):
     def _open(self, mode: str = "r") -> Any:
         import cairn
 
-        return cairn.open(self.directory / "store", mode=mode)
+        # Nobody reads the steps that are deleted, and their files would fill the disk.
+        return cairn.open(self.directory / "store", mode=mode, grace=0)
 
     def save(self, state: State) -> Steps:
         store = self._open("a")
@@ -68,7 +69,8 @@ class CairnPeer(RanksOfDcp, Peer):
     def save_async(self, state: State, keys: list[str]) -> Callable[[], Finish]:
         import cairn
 
-        store = cairn.open(self.scratch / "store", mode="a")
+        # Nobody reads the steps that are deleted, and their files would fill the disk.
+        store = cairn.open(self.scratch / "store", mode="a", grace=0)
         steps = itertools.count(1)
 
         def stall() -> Finish:

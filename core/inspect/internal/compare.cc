@@ -1,4 +1,5 @@
-// Compares keys, records and chunk digests; reads payload only if the boxes of chunks differ.
+// Compares keys, records and chunk digests; reads payload only if the boxes of chunks differ. Reads
+// the chunk records only of keys that have a record in a table which the steps do not share.
 
 #include "core/inspect/internal/compare.h"
 
@@ -156,12 +157,33 @@ Result<std::optional<KeyChange>> CompareEntries(const StepView& view_a, const En
   return change;
 }
 
+/// The keys that may differ between two steps.
+class Candidates {
+ public:
+  static Result<Candidates> Find(const StepView& a, const StepView& b) {
+    Candidates candidates;
+    CAIRN_TRY_ASSIGN(candidates.fqns_, a.snapshot->FindUnsharedFqns(a.step, b.step));
+    return candidates;
+  }
+
+  /// An alias may differ if the tensor that has its bytes may.
+  bool Contain(const Entry& entry) const {
+    if (!fqns_ || std::ranges::binary_search(*fqns_, entry.fqn)) return true;
+    return entry.tensor != nullptr && entry.tensor->alias_of &&
+           std::ranges::binary_search(*fqns_, *entry.tensor->alias_of);
+  }
+
+ private:
+  std::optional<std::vector<std::string>> fqns_;  // sorted; nothing: all keys may differ
+};
+
 }  // namespace
 
 Result<Diff> RunCompare(const StepView& view_a, const StepView& view_b,
                         const KeyPatterns& patterns) {
-  CAIRN_TRY_ASSIGN(const Contents contents_a, RunList(view_a, patterns));
-  CAIRN_TRY_ASSIGN(const Contents contents_b, RunList(view_b, patterns));
+  CAIRN_TRY_ASSIGN(const Contents contents_a, ListLeaves(view_a, patterns));
+  CAIRN_TRY_ASSIGN(const Contents contents_b, ListLeaves(view_b, patterns));
+  CAIRN_TRY_ASSIGN(const Candidates candidates, Candidates::Find(view_a, view_b));
   const std::vector<Entry> a = EntriesOf(contents_a);
   const std::vector<Entry> b = EntriesOf(contents_b);
   Diff diff;
@@ -171,6 +193,8 @@ Result<Diff> RunCompare(const StepView& view_a, const StepView& view_b,
       diff.changes.push_back(WholeChange(KeyChange::Kind::kRemoved, a[i++]));
     } else if (i == a.size() || b[j].fqn < a[i].fqn) {
       diff.changes.push_back(WholeChange(KeyChange::Kind::kAdded, b[j++]));
+    } else if (!candidates.Contain(a[i]) && !candidates.Contain(b[j])) {
+      ++i, ++j, ++diff.unchanged_keys;
     } else {
       CAIRN_TRY_ASSIGN(auto change, CompareEntries(view_a, a[i++], view_b, b[j++]));
       if (change) {

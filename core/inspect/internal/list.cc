@@ -14,7 +14,7 @@ Result<void> ScanSelected(
     const std::function<Result<void>(std::string_view, std::span<const std::byte>)>& visit) {
   for (const std::string& prefix : patterns.ScanPrefixes()) {
     CAIRN_TRY(view.snapshot->Scan(
-        column, view.step.generation, prefix,
+        column, view.step, prefix,
         [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
           CAIRN_TRY_ASSIGN(const kv::ParsedKey parsed, kv::ParseKey(key));
           if (patterns.Matches(parsed.fqn)) CAIRN_TRY(visit(parsed.fqn, record));
@@ -25,10 +25,10 @@ Result<void> ScanSelected(
 }
 
 Result<std::vector<std::byte>> StructureOf(const StepView& view) {
-  CAIRN_TRY_ASSIGN(auto record, view.snapshot->GetStructure(view.step.structure));
+  CAIRN_TRY_ASSIGN(auto record, view.snapshot->GetStructure(view.step));
   if (record) return *std::move(record);
   return Fail(Error{.code = ErrorCode::kDataLoss,
-                    .message = "the index lacks the structure record of the step",
+                    .message = "the step has no structure record",
                     .step = view.step.step});
 }
 
@@ -71,7 +71,7 @@ Result<std::optional<std::vector<std::byte>>> FindExtension(const StepView& view
   return DecodeExtension(record, name);
 }
 
-Result<Contents> RunList(const StepView& view, const KeyPatterns& patterns) {
+Result<Contents> ListLeaves(const StepView& view, const KeyPatterns& patterns) {
   Contents contents{.step = view.step};
   CAIRN_TRY(
       ScanSelected(view, kv::Column::kTensors, patterns,
@@ -90,6 +90,11 @@ Result<Contents> RunList(const StepView& view, const KeyPatterns& patterns) {
                      contents.values.push_back({std::string(fqn), *std::move(value)});
                      return {};
                    }));
+  return contents;
+}
+
+Result<Contents> RunList(const StepView& view, const KeyPatterns& patterns) {
+  CAIRN_TRY_ASSIGN(Contents contents, ListLeaves(view, patterns));
   CAIRN_TRY_ASSIGN(contents.tree, SelectTree(view, patterns));
   return contents;
 }

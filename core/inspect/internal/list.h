@@ -11,6 +11,9 @@
 
 namespace cairn::core::internal {
 
+/// Returns the tensors and values of a step that the patterns select, without the tree.
+Result<Contents> ListLeaves(const StepView& view, const KeyPatterns& patterns);
+
 /// See CheckpointStore::List.
 Result<Contents> RunList(const StepView& view, const KeyPatterns& patterns);
 

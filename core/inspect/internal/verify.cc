@@ -1,4 +1,4 @@
-// 1. kv checks files, manifests and its own columns.
+// 1. kv checks roots, pages, tables, segments and its own columns.
 // 2. For each step: structure, tensors, values and chunks decode; chunks tile their tensors;
 //    aliases are inside their owners; the leaves of the tree are exactly the tensors and values.
 // 3. Every distinct extent (payload_index.h) is read once and checked (scrub.h).
@@ -57,7 +57,7 @@ class StepChecker {
   void ScanAll(kv::Column column,
                const std::function<void(std::string_view, std::span<const std::byte>)>& visit) {
     auto scanned = view_.snapshot->Scan(
-        column, view_.step.generation, "",
+        column, view_.step, "",
         [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
           visit(key, record);
           return true;
@@ -128,7 +128,7 @@ class StepChecker {
       return;
     }
     if (entry.boxes.size() != info.chunk_count) {
-      return Report(fqn, fmt::format("the index holds {} of its {} chunks", entry.boxes.size(),
+      return Report(fqn, fmt::format("the step has {} of its {} chunks", entry.boxes.size(),
                                      info.chunk_count));
     }
     if (const auto flaw = FindTilingFlaw(info.shape, entry.boxes)) {
@@ -139,7 +139,7 @@ class StepChecker {
   }
 
   void CheckStructure() {
-    auto record = view_.snapshot->GetStructure(view_.step.structure);
+    auto record = view_.snapshot->GetStructure(view_.step);
     if (!record) return Report(std::move(record).error());
     if (!*record) return Report("", "the step's structure record is missing");
     auto tree = DecodeTree(**record);
@@ -153,12 +153,12 @@ class StepChecker {
       const auto tensor = tensors_.find(leaf.fqn);
       const bool found = is_tensor ? tensor != tensors_.end() && !tensor->second.info.hidden
                                    : values_.contains(leaf.fqn);
-      if (!found) Report(leaf.fqn, "the state dict has this key but the index has no record of it");
+      if (!found) Report(leaf.fqn, "the state dict has this key but the step has no record of it");
     }
     uint64_t shown = 0;
     for (const auto& [fqn, entry] : tensors_) shown += !entry.info.hidden;
     if (shown > tensor_leaves || values_.size() > leaves->size() - tensor_leaves) {
-      Report("", "the index has tensors or values that are not in the state dict");
+      Report("", "the step has tensors or values that are not in the state dict");
     }
   }
 
@@ -174,10 +174,12 @@ class StepChecker {
 Result<uint64_t> RunVerify(const kv::Store& store, std::optional<uint64_t> step,
                            const DamageCallback& damage, const Progress& progress) {
   CAIRN_TRY_ASSIGN(const auto snapshot, store.Latest());
-  std::vector<kv::StepInfo> steps = snapshot->steps();
+  std::vector<kv::StepInfo> steps;
   if (step) {
     CAIRN_TRY_ASSIGN(const kv::StepInfo only, snapshot->FindStep(step));
     steps = {only};
+  } else {
+    CAIRN_TRY_ASSIGN(steps, snapshot->Steps());
   }
   auto files = snapshot->VerifyFiles([&](const kv::Damage& found) { damage(found); });
   if (!files) damage({std::move(files).error()});

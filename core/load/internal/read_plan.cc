@@ -90,7 +90,7 @@ std::optional<std::pair<StridedRegion, uint64_t>> BoxRegion(const LoadRequest& r
 
 Error BadTiling(const TensorInfo& owner) {
   return Error{.code = ErrorCode::kDataLoss,
-               .message = "the index's chunks do not cover the tensor exactly once",
+               .message = "the step's chunks do not cover the tensor exactly once",
                .key = owner.fqn};
 }
 

@@ -9,8 +9,9 @@
 ///    ChunkReader. An alias that differs from its owner is a strided region of the owner's
 ///    row-major payload instead.
 ///
-/// The ChunkReader then divides regions into parts at pages and extents, and kv/ merges parts that
-/// are adjacent in a file into one read.
+/// If shards are loaded, shard_load.h has determined the boxes. The ChunkReader then divides
+/// regions into parts at pages and extents, and kv/ merges parts that are adjacent in a file into
+/// one read.
 
 #include <cstdint>
 #include <optional>

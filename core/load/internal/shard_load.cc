@@ -1,7 +1,7 @@
 // How boxes are read once and sent to all ranks that need them:
 //
 // 1. The boxes that the same ranks need (a ReplicaGroup) are divided along the stored chunks, which
-//    all of these ranks find in the index, into one share of equal bytes per rank.
+//    all of these ranks find in the step, into one share of equal bytes per rank.
 // 2. Each rank reads its share into its own targets. The ranks then agree on the status: if one has
 //    failed, all fail.
 // 3. In rounds of bounded size, each rank sends the next part of its share to the other ranks of

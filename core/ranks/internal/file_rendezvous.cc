@@ -116,7 +116,7 @@ Result<std::vector<std::string>> MeetByFile(const std::string& directory, const 
     if (std::ranges::find(present, false) == present.end()) return found;
     if (TimeLeft(deadline).count() == 0) {
       return Fail(Error{.code = ErrorCode::kUnavailable,
-                        .message = fmt::format("ranks that did not come to the rendezvous in time: "
+                        .message = fmt::format("ranks that did not arrive in time: "
                                                "{} of {}",
                                                MissingRanks(present), party.world_size)}
                       .WithFile(run_directory.string()));

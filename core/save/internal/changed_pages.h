@@ -1,6 +1,7 @@
 #pragma once
 /// Decides which pages of a changed chunk are written, and which remain where the base step has
-/// them. Threads: all functions are pure.
+/// them. If a device has the tensor and the digests of the base, cuda/internal/digest_kernel.cu
+/// compares them there. Threads: all functions are pure.
 
 #include <cstdint>
 #include <optional>

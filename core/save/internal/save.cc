@@ -55,14 +55,13 @@ Result<void> MergeWithBase(const kv::Snapshot& base, const kv::StepInfo& base_st
   if (base_step.chunk_count > own_chunks * kLookupCost) {
     while (!chunks.done()) {
       PlannedChunk chunk = chunks.Take();
-      CAIRN_TRY_ASSIGN(const auto record,
-                       base.Get(kv::Column::kChunks, base_step.generation, chunk.key));
+      CAIRN_TRY_ASSIGN(const auto record, base.Get(kv::Column::kChunks, base_step, chunk.key));
       if (record) SetBase(*record, chunk);
       CAIRN_TRY(writer.Add(std::move(chunk)));
     }
     return {};
   }
-  return base.Scan(kv::Column::kChunks, base_step.generation, "",
+  return base.Scan(kv::Column::kChunks, base_step, "",
                    [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
                      while (!chunks.done() && chunks.Peek().key < key)
                        CAIRN_TRY(writer.Add(chunks.Take()));
@@ -171,7 +170,7 @@ Result<std::optional<SaveSession::Base>> SaveSession::FindBase(kv::Store& store,
                                                                const SaveOptions& options) {
   if (!options.incremental) return std::nullopt;
   CAIRN_TRY_ASSIGN(auto snapshot, store.Latest());
-  if (!options.base_step && snapshot->steps().empty()) return std::nullopt;
+  if (!options.base_step && snapshot->step_numbers().empty()) return std::nullopt;
   CAIRN_TRY_ASSIGN(kv::StepInfo step, snapshot->FindStep(options.base_step));
   return Base{std::move(snapshot), std::move(step)};
 }

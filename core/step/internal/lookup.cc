@@ -26,7 +26,7 @@ std::vector<std::string> CloseMatches(const StepView& view, std::string_view fqn
   constexpr size_t kShown = 3;
   std::vector<std::pair<uint64_t, std::string>> best;
   const auto scanned =
-      view.snapshot->Scan(kv::Column::kTensors, view.step.generation, "",
+      view.snapshot->Scan(kv::Column::kTensors, view.step, "",
                           [&](std::string_view key, std::span<const std::byte>) -> Result<bool> {
                             const auto parsed = kv::ParseKey(key);
                             if (!parsed) return true;
@@ -63,13 +63,11 @@ std::unexpected<Error> AtStep(const StepView& view, Error error) {
 }  // namespace
 
 Result<StepView> ViewStep(const kv::Store& store, const kv::StepInfo& step) {
-  CAIRN_TRY_ASSIGN(auto snapshot, store.Latest());
-  for (const kv::StepInfo& info : snapshot->steps()) {
-    if (info.generation == step.generation && info.step == step.step) {
-      return StepView{
-          .snapshot = std::move(snapshot), .step = info, .directory = store.directory()};
-    }
+  auto snapshot = store.SnapshotWith(step);
+  if (snapshot) {
+    return StepView{.snapshot = *std::move(snapshot), .step = step, .directory = store.directory()};
   }
+  if (snapshot.error().code != ErrorCode::kNotFound) return std::unexpected(snapshot.error());
   return Fail(Error{.code = ErrorCode::kNotFound,
                     .message = fmt::format("step {} was deleted or overwritten while it was being "
                                            "read; list the steps and read again",
@@ -80,7 +78,7 @@ Result<StepView> ViewStep(const kv::Store& store, const kv::StepInfo& step) {
 Result<TensorInfo> FindTensor(const StepView& view, const std::string& fqn) {
   if (fqn.find('\0') != std::string::npos) return Fail(MissingTensor(view, fqn));
   CAIRN_TRY_ASSIGN(const auto record,
-                   view.snapshot->Get(kv::Column::kTensors, view.step.generation, kv::FqnKey(fqn)));
+                   view.snapshot->Get(kv::Column::kTensors, view.step, kv::FqnKey(fqn)));
   if (!record) return Fail(MissingTensor(view, fqn));
   auto info = DecodeTensor(fqn, *record);
   if (!info) return AtStep(view, std::move(info).error());
@@ -99,7 +97,7 @@ Result<std::vector<TensorInfo>> FindTensors(const StepView& view,
     return found;
   }
   CAIRN_TRY(view.snapshot->Scan(
-      kv::Column::kTensors, view.step.generation, "",
+      kv::Column::kTensors, view.step, "",
       [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
         if (found.size() == fqns.size()) return false;
         CAIRN_TRY_ASSIGN(const kv::ParsedKey parsed, kv::ParseKey(key));
@@ -129,7 +127,7 @@ Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> te
     const TensorInfo& tensor = tensors[at];
     if (seen != tensor.chunk_count) {
       return Fail(Error{.code = ErrorCode::kDataLoss,
-                        .message = fmt::format("the index holds {} of the tensor's {} chunks", seen,
+                        .message = fmt::format("the step has {} of the tensor's {} chunks", seen,
                                                tensor.chunk_count),
                         .key = tensor.fqn,
                         .step = view.step.step});
@@ -152,14 +150,13 @@ Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> te
     CAIRN_TRY(visit(at, std::move(decoded->info)));
     return true;
   };
-  const uint64_t generation = view.step.generation;
   if (tensors.size() * kSeekCost >= view.step.chunk_count) {
-    CAIRN_TRY(view.snapshot->Scan(kv::Column::kChunks, generation, "", on_record));
+    CAIRN_TRY(view.snapshot->Scan(kv::Column::kChunks, view.step, "", on_record));
     while (at < tensors.size()) CAIRN_TRY(finish());
     return {};
   }
   while (at < tensors.size()) {
-    CAIRN_TRY(view.snapshot->Scan(kv::Column::kChunks, generation, kv::FqnKey(tensors[at].fqn),
+    CAIRN_TRY(view.snapshot->Scan(kv::Column::kChunks, view.step, kv::FqnKey(tensors[at].fqn),
                                   on_record));
     CAIRN_TRY(finish());
   }

@@ -1,42 +1,45 @@
-// The CAIRN file: four lines of text.
+// CAIRN: four lines of text.
 //
 //   cairn store
-//   format 1
+//   format 2
 //   uuid <32 hex digits>
 //   checksum <16 hex digits>      XXH3-64 of the lines before
 
 #include "kv/internal/commit/store_identity.h"
 
 #include <fmt/format.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "kv/digest.h"
-#include "kv/internal/index/index.h"
 #include "kv/internal/io/file.h"
+#include "kv/internal/storage/name_check.h"
 
 namespace cairn::kv::internal {
 namespace {
 
 constexpr std::string_view kFirstLine = "cairn store\n";
 
-/// The files and directories that CreateStore creates before CAIRN.
-constexpr std::string_view kOwnNames[] = {"LOCK",    "index",   "segments",
-                                          "pending", "commits", "CAIRN.new"};
+constexpr std::string_view kName = "CAIRN";
+constexpr uint64_t kMaxBytes = 4096;
 
-Error Damaged(const StorePaths& paths, std::string what) {
-  return Error{.code = ErrorCode::kDataLoss, .message = std::move(what), .file = paths.identity()};
+Error Damaged(const Storage& storage, std::string what) {
+  return Error{.code = ErrorCode::kDataLoss,
+               .message = std::move(what),
+               .file = ObjectPath(storage.address(), kName)};
 }
 
-Error IsAFile(const StorePaths& paths) {
-  return Error{.code = ErrorCode::kInvalidArgument,
-               .message = "this is a file and not a Cairn store; a store is a directory",
-               .file = paths.root};
+Error NotAStore(const Storage& storage, std::string why) {
+  return Error{
+      .code = ErrorCode::kInvalidArgument, .message = std::move(why), .file = storage.address()};
 }
 
 std::string EncodeIdentity(const Uuid& uuid) {
@@ -64,10 +67,10 @@ bool ParseWhole(std::string_view text, T& value, int base) {
   return failed == std::errc() && end == text.data() + text.size();
 }
 
-Result<Uuid> DecodeIdentity(const StorePaths& paths, std::string_view text) {
+Result<Uuid> DecodeIdentity(const Storage& storage, std::string_view text) {
   const std::string_view whole = text;
   if (!text.starts_with(kFirstLine))
-    return Fail(Damaged(paths, "CAIRN does not begin with its first line"));
+    return Fail(Damaged(storage, "CAIRN does not begin with its first line"));
   text.remove_prefix(kFirstLine.size());
   const auto format = TakeLine(text, "format");
   const auto uuid_text = TakeLine(text, "uuid");
@@ -79,112 +82,135 @@ Result<Uuid> DecodeIdentity(const StorePaths& paths, std::string_view text) {
       !ParseWhole(*checksum_text, checksum, 16) ||
       fmt::format("{:016x}", checksum) != *checksum_text ||
       checksum != Checksum64(AsBytes(whole.substr(0, covered)))) {
-    return Fail(Damaged(paths, "CAIRN does not match its checksum"));
+    return Fail(Damaged(storage, "CAIRN does not match its checksum"));
   }
   int version = 0;
   if (!ParseWhole(*format, version, 10) || version != kStoreFormat) {
+    const char* const advice =
+        version < kStoreFormat ? "save the state again with this Cairn" : "use a newer Cairn";
     return Fail(Error{.code = ErrorCode::kUnimplemented,
-                      .message = fmt::format("the store has format {}, this build reads {}; use a "
-                                             "newer Cairn",
-                                             *format, kStoreFormat),
-                      .file = paths.identity()});
+                      .message = fmt::format("the store has format {}, this build reads {}; {}",
+                                             *format, kStoreFormat, advice),
+                      .file = ObjectPath(storage.address(), kName)});
   }
   Uuid uuid;
-  if (uuid_text->size() != 2 * uuid.size()) return Fail(Damaged(paths, "CAIRN contains no uuid"));
+  if (uuid_text->size() != 2 * uuid.size()) return Fail(Damaged(storage, "CAIRN contains no uuid"));
   for (size_t i = 0; i < uuid.size(); ++i) {
     unsigned byte = 0;
     if (!ParseWhole(uuid_text->substr(2 * i, 2), byte, 16)) {
-      return Fail(Damaged(paths, "CAIRN contains no uuid"));
+      return Fail(Damaged(storage, "CAIRN contains no uuid"));
     }
     uuid[i] = static_cast<std::byte>(byte);
   }
   return uuid;
 }
 
-/// Returns whether a directory without CAIRN nevertheless contains committed data.
-bool LooksLikeStore(const StorePaths& paths) {
-  const auto commits = ListDirectory(paths.commits());
-  const auto segments = ListDirectory(paths.segments());
-  return (commits && !commits->empty()) || (segments && !segments->empty());
+/// Returns kInvalidArgument if the path exists and is not a directory, kNotFound if it does not
+/// exist.
+Result<void> CheckDirectory(Storage& storage) {
+  if (storage.local_files() == nullptr) return {};
+  struct stat status;
+  if (::stat(storage.address().c_str(), &status) != 0) {
+    Error error = SystemError(errno, "cannot open the store", storage.address());
+    if (errno == ENOENT) {
+      error.message =
+          "there is no store here; check the path, or open it for writing to create one";
+    }
+    return Fail(std::move(error));
+  }
+  if (S_ISDIR(status.st_mode)) return {};
+  return Fail(NotAStore(storage, "this is a file and not a Cairn store; a store is a directory"));
+}
+
+std::string ParentOf(const std::string& path) {
+  const std::filesystem::path parent = std::filesystem::path(path).parent_path();
+  return parent.empty() ? "." : parent.string();
+}
+
+/// Creates the directory and those above it, and makes their names durable.
+Result<void> CreateDirectories(const std::string& path) {
+  if (Exists(path)) return {};
+  const std::string parent = ParentOf(path);
+  CAIRN_TRY(CreateDirectories(parent));
+  CAIRN_TRY(MakeDirectory(path));
+  return SyncDirectory(parent, "CAIRN.directory_sync");
+}
+
+/// Returns whether there are objects of a store.
+Result<bool> HasStoreObjects(Storage& storage) {
+  for (const std::string_view folder : {"roots/", "tables/", "segments/"}) {
+    CAIRN_TRY_ASSIGN(const auto names, storage.List(folder));
+    if (!names.empty()) return true;
+  }
+  return false;
+}
+
+/// Returns the name of an entry of the directory that is not the store's; nothing if there is none.
+std::optional<std::string> ForeignEntry(Storage& storage) {
+  if (storage.local_files() == nullptr) return std::nullopt;
+  constexpr std::string_view kOwn[] = {"roots",   "tables", "segments", "pages",
+                                       "pending", "leases", "hint"};
+  const auto names = ListDirectory(storage.address());
+  if (!names) return std::nullopt;
+  const auto foreign = std::ranges::find_if(*names, [&](const std::string& name) {
+    return !name.starts_with('.') && std::ranges::find(kOwn, name) == std::end(kOwn);
+  });
+  if (foreign == names->end()) return std::nullopt;
+  return *foreign;
+}
+
+Result<Uuid> ReadCairn(Storage& storage) {
+  CAIRN_TRY_ASSIGN(const auto bytes, ReadObject(storage, kName, kMaxBytes));
+  return DecodeIdentity(
+      storage, std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
 }
 
 }  // namespace
 
-Result<Uuid> ReadIdentity(const StorePaths& paths) {
-  struct stat status;
-  if (::stat(paths.root.c_str(), &status) != 0) {
-    Error error = SystemError(errno, "cannot open the store", paths.root);
-    if (errno == ENOENT)
-      error.message =
-          "there is no store here; check the path, or open it for writing to create one";
-    return Fail(std::move(error));
-  }
-  if (!S_ISDIR(status.st_mode)) {
-    return Fail(IsAFile(paths));
-  }
-  auto bytes = ReadWholeFile(paths.identity(), 4096);
-  if (!bytes) {
-    if (bytes.error().code != ErrorCode::kNotFound)
-      return std::unexpected(std::move(bytes).error());
-    if (LooksLikeStore(paths)) return Fail(Damaged(paths, "CAIRN is missing from this store"));
-    return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                      .message = "this directory is not a Cairn store: it contains no file CAIRN",
-                      .file = paths.root});
-  }
-  return DecodeIdentity(
-      paths, std::string_view(reinterpret_cast<const char*>(bytes->data()), bytes->size()));
-}
-
-Result<void> PrepareDirectory(const StorePaths& paths) {
-  if (!Exists(paths.root)) {
-    std::error_code failed;
-    std::filesystem::create_directories(paths.root, failed);
-    if (failed)
-      return Fail(SystemError(failed.value(), "cannot create the store's directory", paths.root));
-    const auto parent = std::filesystem::absolute(paths.root).lexically_normal().parent_path();
-    return SyncDirectory(parent.string(), "store.directory_sync");
-  }
-  struct stat status;
-  if (::stat(paths.root.c_str(), &status) == 0 && !S_ISDIR(status.st_mode)) {
-    return Fail(IsAFile(paths));
-  }
-  if (Exists(paths.identity())) return {};
-  if (LooksLikeStore(paths)) return Fail(Damaged(paths, "CAIRN is missing from this store"));
-  CAIRN_TRY_ASSIGN(const std::vector<std::string> names, ListDirectory(paths.root));
-  for (const std::string& name : names) {
-    if (std::ranges::find(kOwnNames, name) != std::end(kOwnNames)) continue;
+Result<Uuid> ReadIdentity(Storage& storage) {
+  CAIRN_TRY(CheckDirectory(storage));
+  auto uuid = ReadCairn(storage);
+  if (uuid || uuid.error().code != ErrorCode::kNotFound) return uuid;
+  CAIRN_TRY_ASSIGN(const bool is_store, HasStoreObjects(storage));
+  if (is_store) return Fail(Damaged(storage, "CAIRN is missing from this store"));
+  if (storage.local_files() != nullptr) {
     return Fail(
-        Error{.code = ErrorCode::kInvalidArgument,
-              .message = fmt::format("this directory is not a Cairn store and not empty (it "
-                                     "contains {}); choose an empty or a new one",
-                                     name),
-              .file = paths.root});
+        NotAStore(storage, "this directory is not a Cairn store: it contains no file CAIRN"));
   }
-  return {};
+  return Fail(Error{.code = ErrorCode::kNotFound,
+                    .message = "there is no store here; check the address, or open it for writing "
+                               "to create one",
+                    .file = storage.address()});
 }
 
-Result<void> CreateIndex(const StorePaths& paths, std::chrono::milliseconds deadline) {
-  CAIRN_TRY(MakeDirectory(paths.index()));
-  CAIRN_TRY_ASSIGN(const std::shared_ptr<Index> index,
-                   Index::Open(paths.root, /*writable=*/true, /*create=*/true, deadline));
-  CAIRN_TRY(index->Close());
-  CAIRN_TRY(SyncDirectory(paths.index(), "store.directory_sync"));
-  return SyncDirectory(paths.root, "store.directory_sync");
-}
-
-Result<void> CreateStore(const StorePaths& paths, std::chrono::milliseconds deadline) {
-  CAIRN_TRY(RemoveTree(paths.index()));
-  for (const std::string& directory : {paths.segments(), paths.pending(), paths.commits()}) {
-    CAIRN_TRY(MakeDirectory(directory));
+Result<Uuid> CreateIdentity(Storage& storage) {
+  if (storage.local_files() != nullptr) {
+    const Result<void> created = CreateDirectories(storage.address());
+    if (auto checked = CheckDirectory(storage); !checked) {
+      const bool is_other = checked.error().code == ErrorCode::kInvalidArgument;
+      return std::unexpected(created || is_other ? checked.error() : created.error());
+    }
+    CAIRN_TRY(created);
   }
-  CAIRN_TRY(CreateIndex(paths, deadline));
-  Uuid uuid;
-  if (::getrandom(uuid.data(), uuid.size(), 0) != static_cast<ssize_t>(uuid.size())) {
-    return Fail(SystemError(errno, "cannot generate a uuid"));
+  auto uuid = ReadCairn(storage);
+  if (uuid || uuid.error().code != ErrorCode::kNotFound) return uuid;
+  CAIRN_TRY_ASSIGN(const bool is_store, HasStoreObjects(storage));
+  if (is_store) return Fail(Damaged(storage, "CAIRN is missing from this store"));
+  if (const auto foreign = ForeignEntry(storage)) {
+    return Fail(NotAStore(storage, fmt::format("this directory is not a Cairn store and not empty "
+                                               "(it contains {}); choose an empty or a new one",
+                                               *foreign)));
   }
-  const std::string text = EncodeIdentity(uuid);
-  CAIRN_CHECK(DecodeIdentity(paths, text).has_value());
-  return ReplaceFile(paths.root, "CAIRN", AsBytes(text));
+  if (storage.local_files() != nullptr) {
+    // A process that created the directory may have ended before it synced the name. Best effort:
+    // the directory that contains it may not be readable.
+    (void)SyncDirectory(ParentOf(storage.address()), "CAIRN.directory_sync");
+  }
+  const std::string text = EncodeIdentity(NewUuid());
+  CAIRN_CHECK(DecodeIdentity(storage, text).has_value());
+  const Result<void> put = storage.PutIfAbsent(kName, AsBytes(text));
+  if (!put && put.error().code != ErrorCode::kConflict) return std::unexpected(put.error());
+  return ReadCairn(storage);
 }
 
 }  // namespace cairn::kv::internal

@@ -1,30 +1,22 @@
 #pragma once
-/// The CAIRN file, and the creation of a store.
-
-#include <chrono>
+/// The object CAIRN, and the creation of a store.
 
 #include "kv/error.h"
-#include "kv/internal/commit/commit_files.h"
-#include "kv/internal/segment/segment_format.h"
+#include "kv/internal/root/root_record.h"
+#include "kv/storage.h"
 
 namespace cairn::kv::internal {
 
-inline constexpr int kStoreFormat = 1;
+inline constexpr int kStoreFormat = 2;
 
-/// Reads and checks CAIRN. kNotFound: there is no such directory. kInvalidArgument: the path is not
-/// a store. kUnimplemented: the format is newer. kDataLoss: CAIRN is damaged, or missing from a
-/// directory that contains committed data.
-Result<Uuid> ReadIdentity(const StorePaths& paths);
+/// Reads and checks CAIRN. kNotFound: there is nothing at the address. kInvalidArgument: it is not
+/// a store. kUnimplemented: the store has another format. kDataLoss: CAIRN is damaged, or missing
+/// although there are other objects of a store.
+Result<Uuid> ReadIdentity(Storage& storage);
 
-/// Creates the directory if it is absent. kInvalidArgument: it contains other files and is not a
-/// store. kDataLoss: CAIRN is missing from a directory that contains committed data.
-Result<void> PrepareDirectory(const StorePaths& paths);
-
-/// Creates an empty index. Requires the writer's lock.
-Result<void> CreateIndex(const StorePaths& paths, std::chrono::milliseconds deadline);
-
-/// Creates a store in a prepared directory. CAIRN is written last and durably: without it there is
-/// no store, and the next open creates everything again. Requires the writer's lock.
-Result<void> CreateStore(const StorePaths& paths, std::chrono::milliseconds deadline);
+/// Creates CAIRN, and the directory if the storage is one, unless they exist, and returns the uuid.
+/// kInvalidArgument: there are other files, and it is not a store. Other errors are those of
+/// ReadIdentity.
+Result<Uuid> CreateIdentity(Storage& storage);
 
 }  // namespace cairn::kv::internal

@@ -1,16 +1,27 @@
 #pragma once
 /// Points at which tests make file operations fail or end the process.
 ///
-/// Every operation that changes a store passes a named point first. Without a hook, a point costs
-/// one relaxed load. The names, in the order of a commit:
-///   segment.create segment.write segment.seal segment.sync segment.directory_sync
-///   manifest.create manifest.write manifest.sync manifest.directory_sync
-///   index.write index.flush index.flushed
-///   commit.rename commit.directory_sync commit.done
-/// in the order of a delete:
-///   delete.rename delete.directory_sync index.write index.flush index.flushed delete.unlink
-/// and in the order of a read: segment.open segment.read. Reads of other files pass manifest.open,
-/// index.open or file.open.
+/// Every operation that changes a store passes a named point first, and so do the opens and reads
+/// of segments and tables. Without a hook, a point costs one relaxed load. crash_test compares this
+/// list with the points that are passed. When a store is created and when a writer takes its lease:
+///   CAIRN.create CAIRN.write CAIRN.sync CAIRN.link CAIRN.linked CAIRN.directory_sync CAIRN.done
+///   CAIRN.remove
+///   leases.create leases.write leases.sync leases.rename leases.linked leases.directory_sync
+///   leases.done leases.remove
+/// In the order of a commit, with the parts and messages of the ranks in pending/:
+///   segments.create segment.create segment.write segment.seal segment.sync
+///   segments.directory_sync
+///   pending.create pending.write pending.sync pending.link pending.linked
+///   pending.directory_sync pending.done
+///   tables.create tables.write tables.sync tables.linked tables.directory_sync tables.done
+///   pages.create pages.write pages.sync pages.rename pages.linked pages.directory_sync pages.done
+///   roots.create roots.write roots.sync roots.link roots.linked roots.directory_sync roots.done
+///   hint.create hint.write hint.sync hint.rename hint.linked hint.directory_sync hint.done
+///   roots.remove segments.remove tables.remove pending.remove commit.done
+/// A delete passes those of the root. A read passes:
+///   object.open segment.open segment.read
+/// kv/internal/storage/directory_storage.h documents the points of one object.
+/// Removals of pages and of temporary files pass pages.remove, hint.remove and the like.
 
 #include <atomic>
 

@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -70,6 +71,15 @@ Result<File> File::Create(const std::string& path, bool direct) {
   }
   if (file.direct_) file.memory_align_bytes_ = MemoryAlign(file.fd());
   file.path_ = path;
+  return file;
+}
+
+Result<File> File::CreateInMemory(std::string path) {
+  File file;
+  file.fd_ = FileDescriptor(::memfd_create("cairn", MFD_CLOEXEC));
+  if (!file.fd_.is_open()) return Fail(SystemError(errno, "cannot create a file in memory", path));
+  file.is_in_memory_ = true;
+  file.path_ = std::move(path);
   return file;
 }
 

@@ -12,6 +12,7 @@
 #include <sstream>
 #include <thread>
 
+#include "kv/internal/storage/name_check.h"
 #include "kv/mutex.h"
 #include "kv/thread_annotations.h"
 
@@ -66,7 +67,7 @@ bool IsAlive(const Lease& lease) {
   return lease.renewed_unix_ns > NowUnixNs() - kLeaseLifetimeNs;
 }
 
-Error HeldBy(const Lease& lease) {
+Error HeldBy(const Storage& storage, const Lease& lease) {
   const bool is_this_process =
       IsOfThisSystem(lease) && lease.writer.pid == static_cast<uint32_t>(::getpid());
   return Error{
@@ -74,14 +75,14 @@ Error HeldBy(const Lease& lease) {
       .message = fmt::format("{}{} has this store open for writing; close it there, open "
                              "for reading, or take over",
                              is_this_process ? "this process: " : "", Describe(lease.writer)),
-      .file = std::string(kLeaseName)};
+      .file = ObjectPath(storage.address(), LeaseName(lease.writer.session))};
 }
 
 /// Returns nothing if there is no lease, or if it is damaged.
-Result<std::optional<Lease>> ReadLease(Storage& storage) {
+Result<std::optional<Lease>> ReadLease(Storage& storage, const std::string& session) {
   // A lease that is replaced during a read may appear to be damaged.
   for (int attempt = 0; attempt < kLeaseReads; ++attempt) {
-    const auto object = ReadObject(storage, kLeaseName, kMaxLeaseBytes);
+    const auto object = ReadObject(storage, LeaseName(session), kMaxLeaseBytes);
     if (!object && object.error().code == ErrorCode::kNotFound) return std::nullopt;
     if (!object && object.error().code != ErrorCode::kDataLoss) {
       return std::unexpected(object.error());
@@ -103,6 +104,10 @@ Error InForkedChild() {
 }
 
 }  // namespace
+
+std::string LeaseName(std::string_view session) {
+  return std::string(kLeaseFolder).append(session);
+}
 
 Lease ThisProcessLease(WriterIdentity writer, uint32_t epoch) {
   const uint64_t start = ProcessStart(writer.pid);
@@ -160,9 +165,9 @@ std::optional<Lease> DecodeLease(std::span<const std::byte> bytes) {
   return complete ? std::optional(std::move(lease)) : std::nullopt;
 }
 
-Result<void> CheckLease(Storage& storage) {
-  CAIRN_TRY_ASSIGN(const std::optional<Lease> lease, ReadLease(storage));
-  if (lease && IsAlive(*lease)) return Fail(HeldBy(*lease));
+Result<void> CheckLease(Storage& storage, const std::string& session) {
+  CAIRN_TRY_ASSIGN(const std::optional<Lease> lease, ReadLease(storage, session));
+  if (lease && IsAlive(*lease)) return Fail(HeldBy(storage, *lease));
   return {};
 }
 
@@ -174,11 +179,11 @@ struct LeaseKeeper::State {
 
   Result<void> Put() CAIRN_REQUIRES(mutex) {
     lease.renewed_unix_ns = NowUnixNs();
-    return storage->Put(kLeaseName, EncodeLease(lease));
+    return storage->Put(LeaseName(lease.writer.session), EncodeLease(lease));
   }
   /// Returns whether the lease in the storage is this one, or absent.
   Result<bool> IsOurs(std::optional<Lease>& found) CAIRN_REQUIRES(mutex) {
-    CAIRN_TRY_ASSIGN(found, ReadLease(*storage));
+    CAIRN_TRY_ASSIGN(found, ReadLease(*storage, lease.writer.session));
     return !found || IsSameHolder(*found, lease);
   }
   Result<void> RenewIfOld() CAIRN_REQUIRES(mutex) {
@@ -186,7 +191,7 @@ struct LeaseKeeper::State {
     if (age_ns >= 0 && age_ns < renewal_ns) return {};
     std::optional<Lease> found;
     CAIRN_TRY_ASSIGN(const bool is_ours, IsOurs(found));
-    if (!is_ours) return Fail(HeldBy(*found));
+    if (!is_ours) return Fail(HeldBy(*storage, *found));
     return Put();
   }
   void RenewUntilStopped() {
@@ -254,7 +259,8 @@ Result<void> LeaseKeeper::Release() {
   const MutexLock lock(state_->mutex);
   std::optional<Lease> found;
   CAIRN_TRY_ASSIGN(const bool is_ours, state_->IsOurs(found));
-  return is_ours && found ? state_->storage->Remove(kLeaseName) : Result<void>();
+  return is_ours && found ? state_->storage->Remove(LeaseName(state_->lease.writer.session))
+                          : Result<void>();
 }
 
 }  // namespace cairn::kv::internal

@@ -3,8 +3,10 @@
 /// of in the first commit of one of the two. Correctness does not depend on it: of two writers, at
 /// most one can commit (root_log.h).
 ///
-/// The object `lease` is JSON. A writer puts it when it opens the store, renews it while it has the
-/// store open, and removes it when it closes the store.
+/// The object leases/<session> is JSON. A writer puts it before it commits the root of its epoch,
+/// which names the session, renews it while it has the store open, and removes it when it closes
+/// the store. So whoever sees that root sees whether its writer is alive; and ranks that join the
+/// session see whether it is open.
 
 #include <sys/types.h>
 
@@ -22,7 +24,9 @@
 
 namespace cairn::kv::internal {
 
-inline constexpr std::string_view kLeaseName = "lease";
+inline constexpr std::string_view kLeaseFolder = "leases/";
+/// Returns the name of the lease of a session.
+std::string LeaseName(std::string_view session);
 /// A lease of another host is valid for this time after its last renewal.
 inline constexpr int64_t kLeaseLifetimeNs = 60'000'000'000;
 /// A lease is renewed at this age.
@@ -44,13 +48,14 @@ std::vector<std::byte> EncodeLease(const Lease& lease);
 /// Returns nothing if `bytes` are not a lease.
 std::optional<Lease> DecodeLease(std::span<const std::byte> bytes);
 
-/// kConflict: a process that is alive has the lease; the message names its host and pid, and since
-/// when it has been the writer. kUnavailable: the lease cannot be read. A damaged lease is ignored.
+/// kConflict: the writer of `session`, which the newest root names, is alive; the message names its
+/// host and pid, and since when it has been the writer. kUnavailable: the lease cannot be read. A
+/// damaged lease is ignored.
 ///
 /// If the lease is of this boot of this host and of this pid namespace, its process is alive if it
 /// exists and started at the recorded time. Otherwise, it counts as alive for kLeaseLifetimeNs
 /// after its last renewal, by the clocks of both hosts.
-Result<void> CheckLease(Storage& storage);
+Result<void> CheckLease(Storage& storage, const std::string& session);
 
 /// Keeps a lease of this process. A thread renews it while the writer is idle.
 ///

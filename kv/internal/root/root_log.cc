@@ -11,6 +11,7 @@
 
 #include "kv/digest.h"
 #include "kv/internal/root/framed_record.h"
+#include "kv/internal/storage/name_check.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -32,12 +33,13 @@ Result<std::optional<Root>> ReadRoot(Storage& storage, uint64_t number) {
   if (!object && IsNotFound(object.error())) return std::nullopt;
   if (!object) return std::unexpected(object.error());
   auto root = DecodeRoot(*object);
-  if (!root) return Fail(std::move(root).error().WithFile(name));
+  const std::string path = ObjectPath(storage.address(), name);
+  if (!root) return Fail(std::move(root).error().WithFile(path));
   if (root->number != number) {
     return Fail(Error{
         .code = ErrorCode::kDataLoss,
         .message = fmt::format("the root has the number {} instead of {}", root->number, number),
-        .file = name});
+        .file = path});
   }
   return *std::move(root);
 }
@@ -105,23 +107,19 @@ Result<std::optional<Root>> SearchFromListing(Storage& storage) {
 Result<std::optional<Root>> GiveUp(Storage& storage, uint64_t hint) {
   CAIRN_TRY_ASSIGN(const std::vector<uint64_t> numbers, ListRoots(storage));
   if (!numbers.empty()) {
-    return Fail(ErrorCode::kUnavailable,
-                fmt::format("cannot find the newest root of {}: the listing names root {}, but it "
-                            "does not exist or has no predecessor; try again",
-                            storage.address(), numbers.back()));
+    return Fail(
+        ErrorCode::kUnavailable,
+        fmt::format(
+            "cannot find the newest root of {}: the listing names root {}, but it "
+            "does not exist or has no predecessor; try again, and if this error remains, run "
+            "kv-admin rebuild",
+            storage.address(), numbers.back()));
   }
   if (hint == 0) return std::nullopt;
   return Fail(
       Error{.code = ErrorCode::kDataLoss,
             .message = fmt::format("the store has had root {}, but its roots are missing", hint),
             .file = storage.address()});
-}
-
-Error TakenOver(const Root& other) {
-  return Error{.code = ErrorCode::kConflict,
-               .message = fmt::format("{} has taken over this store; nothing was committed",
-                                      Describe(other.writer)),
-               .file = RootName(other.number)};
 }
 
 CommitOutcome Unknown(const Root& next, const Error& cause) {
@@ -139,7 +137,7 @@ CommitOutcome LeftBehind(Storage& storage, const Root& next) {
                                .message = "another writer has taken over this store"});
   }
   // It may have been committed before others went on. Only a new open finds out.
-  CommitOutcome outcome = Unknown(next, TakenOver(**newest));
+  CommitOutcome outcome = Unknown(next, TakenOver(storage, **newest));
   outcome.error.message = fmt::format(
       "{} has taken over this store, and it is unknown whether root {} was committed before",
       Describe((*newest)->writer), next.number);
@@ -155,8 +153,8 @@ Result<bool> FollowsRoot(Storage& storage, uint64_t number) {
 }
 
 /// Another writer's root has the number of `next`.
-CommitOutcome Refused(Root other) {
-  Error error = TakenOver(other);
+CommitOutcome Refused(const Storage& storage, Root other) {
+  Error error = TakenOver(storage, other);
   return {.state = CommitOutcome::State::kNotCommitted,
           .error = std::move(error),
           .other = std::move(other)};
@@ -181,6 +179,13 @@ CommitOutcome Confirm(Storage& storage, const Root& next) {
 }
 
 }  // namespace
+
+Error TakenOver(const Storage& storage, const Root& other) {
+  return Error{.code = ErrorCode::kConflict,
+               .message = fmt::format("{} has taken over this store; nothing was committed",
+                                      Describe(other.writer)),
+               .file = ObjectPath(storage.address(), RootName(other.number))};
+}
 
 Result<std::vector<uint64_t>> ListRoots(Storage& storage) {
   CAIRN_TRY_ASSIGN(const std::vector<std::string> names, storage.List(kRootFolder));
@@ -242,7 +247,7 @@ CommitOutcome CommitRoot(Storage& storage, Root& next) {
     auto found = ReadRoot(storage, next.number);
     if (found && *found) {
       if ((*found)->commit_id == next.commit_id) return Confirm(storage, next);
-      return Refused(**std::move(found));
+      return Refused(storage, **std::move(found));
     }
     if (found && put.error().code == ErrorCode::kConflict) return LeftBehind(storage, next);
     if (attempt + 1 < kPuts) {

@@ -63,6 +63,9 @@ struct CommitOutcome {
 /// the same root again if it is absent.
 CommitOutcome CommitRoot(Storage& storage, Root& next);
 
+/// Returns kConflict, with the name of the writer of `other`, which has taken over the store.
+Error TakenOver(const Storage& storage, const Root& other);
+
 /// Removes the roots up to `newest - keep`, in ascending order. Requires `keep >= 2`, and that no
 /// CommitRoot of this writer runs at the same time. Cost: with one root to remove, 3 calls.
 Result<void> RemoveOldRoots(Storage& storage, uint64_t newest, uint64_t keep = kKeptRoots);

@@ -293,7 +293,7 @@ Offset<schema::RootRecord> AddRoot(Builder& builder, const Root& root) {
   const auto store_uuid = AddUuid(builder, root.store_uuid);
   return schema::CreateRootRecord(builder, schema::kRecordVersion, root.number, commit_id,
                                   store_uuid, root.epoch, writer, root.created_unix_ns, recent,
-                                  pages_offset, removed_offset);
+                                  pages_offset, removed_offset, root.kept_before_epoch);
 }
 
 std::span<const std::byte> BytesOf(const Builder& builder) {
@@ -327,6 +327,7 @@ Result<Root> DecodeRoot(std::span<const std::byte> object) {
   CAIRN_TRY_ASSIGN(root.commit_id, ReadUuid(record->commit_id()));
   CAIRN_TRY_ASSIGN(root.store_uuid, ReadUuid(record->store_uuid()));
   root.epoch = record->epoch();
+  root.kept_before_epoch = record->kept_before_epoch();
   root.writer = ReadWriter(record->writer());
   root.created_unix_ns = record->created_unix_ns();
   CAIRN_TRY_ASSIGN(root.recent, ReadEntries(record->recent()));

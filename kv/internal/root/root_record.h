@@ -37,9 +37,6 @@ inline constexpr size_t kMaxInlineSegments = 16;
 /// Decoders cut names after this length, so that a small hostile record cannot fill the memory.
 inline constexpr size_t kMaxNameBytes = 512;
 
-// Until format 1 and its StepEntry are removed, this namespace keeps the two apart.
-inline namespace format2 {
-
 /// A step that the store contains.
 struct StepEntry {
   StepInfo info;                  // its generation is the number of the root that added the step
@@ -47,8 +44,6 @@ struct StepEntry {
   std::vector<SegmentUse> usage;
   bool usage_in_table = false;  // `usage` is empty, and the newest table contains it
 };
-
-}  // namespace format2
 
 /// Entries never change, so a root, the pages in memory and snapshots share them.
 using StepEntryPtr = std::shared_ptr<const StepEntry>;
@@ -81,6 +76,9 @@ struct Root {
   std::vector<StepEntryPtr> recent;  // ascending by step; contains the highest of all steps
   std::vector<PageRef> pages;        // no step is in two pages, or in a page and in `recent`
   std::vector<RemovedObject> removed;
+  /// Objects of earlier epochs are never removed as garbage. A rebuild sets it, so that nothing is
+  /// lost that it could not read.
+  uint32_t kept_before_epoch = 0;
 };
 
 /// kResourceExhausted: the root is longer than 64 MiB.

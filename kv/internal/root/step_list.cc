@@ -8,6 +8,7 @@
 
 #include "kv/digest.h"
 #include "kv/internal/root/framed_record.h"
+#include "kv/internal/storage/name_check.h"
 #include "kv/mutex.h"
 #include "kv/thread_annotations.h"
 
@@ -60,21 +61,22 @@ Result<std::shared_ptr<const std::vector<StepEntryPtr>>> StepList::Load(const Pa
     if (page.cache->entries) return page.cache->entries;
   }
   const std::string name = ObjectName(ObjectKind::kPage, page.ref.id);
+  const std::string path = ObjectPath(storage_->address(), name);
   CAIRN_TRY_ASSIGN(const std::vector<std::byte> object,
                    ReadObject(*storage_, name, kMaxFramedBytes));
   if (object.size() != page.ref.file_bytes || Checksum64(object) != page.ref.digest) {
     return Fail(Error{.code = ErrorCode::kDataLoss,
                       .message = "a page of steps is not the one that the root names",
-                      .file = name});
+                      .file = path});
   }
   auto entries = DecodePage(object);
-  if (!entries) return Fail(std::move(entries).error().WithFile(name));
+  if (!entries) return Fail(std::move(entries).error().WithFile(path));
   auto shared = std::make_shared<const std::vector<StepEntryPtr>>(*std::move(entries));
   for (const uint64_t step : page.ref.steps) {
     if (!std::ranges::binary_search(*shared, step, {}, kStepOf)) {
       return Fail(Error{.code = ErrorCode::kDataLoss,
                         .message = "a page of steps lacks a step that the root names",
-                        .file = name,
+                        .file = path,
                         .step = step});
     }
   }

@@ -9,8 +9,9 @@
 //   4. Requests read into a block of the pool, from which the bytes are copied; or directly into
 //      the target, if they are for one range only and its alignment allows that.
 //   5. When the last part of a range has been read, the callback is called.
-//   6. FinishOne decides what follows a request that failed: an error, which ends the call. A retry
-//      would submit the request again there, before its block is returned and its slot is reused.
+//   6. Finish decides what follows a request that failed: an error, which ends the call. A retry
+//      would submit the request of the completion to the queue again there, before FinishOne
+//      reuses its slot.
 
 #include "kv/internal/segment/read_scheduler.h"
 

@@ -1,6 +1,6 @@
 #pragma once
-/// Schedules reads of segments: many ranges, with deep queues and bounded memory. Everything that a
-/// load reads into host memory is read here.
+/// Schedules reads of segments: many ranges, with deep queues and bounded memory. All payload
+/// that is read, and not mapped, into host memory is read here.
 
 #include <functional>
 #include <memory>

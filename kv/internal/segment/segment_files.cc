@@ -1,9 +1,11 @@
 #include "kv/internal/segment/segment_files.h"
 
+#include "kv/internal/segment/segment_object.h"
+
 namespace cairn::kv::internal {
 
-Result<std::shared_ptr<const SegmentFile>> SegmentFiles::Open(uint64_t segment_id,
-                                                              const std::string& path,
+Result<std::shared_ptr<const SegmentFile>> SegmentFiles::Open(uint64_t segment_id, Storage& storage,
+                                                              const std::string& name,
                                                               bool direct) {
   const MutexLock lock(mutex_);
   if (const auto found = by_id_.find(segment_id); found != by_id_.end()) {
@@ -11,8 +13,8 @@ Result<std::shared_ptr<const SegmentFile>> SegmentFiles::Open(uint64_t segment_i
     return found->second->second;
   }
   auto file = std::make_shared<SegmentFile>();
-  CAIRN_TRY_ASSIGN(file->direct, File::OpenRead(path, direct, "segment.open"));
-  CAIRN_TRY_ASSIGN(file->buffered, File::OpenRead(path, /*direct=*/false, "segment.open"));
+  CAIRN_TRY_ASSIGN(file->direct, OpenSegmentFile(storage, name, direct));
+  CAIRN_TRY_ASSIGN(file->buffered, OpenSegmentFile(storage, name, /*direct=*/false));
   recent_.emplace_front(segment_id, file);
   by_id_[segment_id] = recent_.begin();
   if (recent_.size() > kMaxOpen) {

@@ -11,6 +11,7 @@
 #include "kv/error.h"
 #include "kv/internal/io/file.h"
 #include "kv/mutex.h"
+#include "kv/storage.h"
 #include "kv/thread_annotations.h"
 
 namespace cairn::kv::internal {
@@ -26,8 +27,8 @@ struct SegmentFile {
 class SegmentFiles {
  public:
   /// Returns the open file, and opens it if it is not in the cache. kNotFound: it does not exist.
-  Result<std::shared_ptr<const SegmentFile>> Open(uint64_t segment_id, const std::string& path,
-                                                  bool direct);
+  Result<std::shared_ptr<const SegmentFile>> Open(uint64_t segment_id, Storage& storage,
+                                                  const std::string& name, bool direct);
   /// Drops the file from the cache, before it is removed.
   void Forget(uint64_t segment_id);
 

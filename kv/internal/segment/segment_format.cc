@@ -9,7 +9,7 @@
 #include <charconv>
 
 #include "kv/digest.h"
-#include "kv/internal/index/index_records.h"
+#include "kv/internal/records/kv_records.h"
 #include "schema/little_endian.h"
 #include "schema/record.h"
 
@@ -68,6 +68,7 @@ void EncodeSegmentHeader(const SegmentHeader& header,
   PutLittleEndian(out, 32, header.segment_id);
   PutLittleEndian(out, 40, header.step);
   PutLittleEndian(out, 48, header.rank);
+  PutLittleEndian(out, 52, header.epoch);
   PutLittleEndian(out, 56, header.created_unix_ns);
   PutChecksum(out);
   CAIRN_CHECK(DecodeSegmentHeader(out).has_value());
@@ -80,6 +81,7 @@ Result<SegmentHeader> DecodeSegmentHeader(std::span<const std::byte, kSegmentHea
   header.segment_id = GetLittleEndian<uint64_t>(bytes, 32);
   header.step = GetLittleEndian<uint64_t>(bytes, 40);
   header.rank = GetLittleEndian<uint32_t>(bytes, 48);
+  header.epoch = GetLittleEndian<uint32_t>(bytes, 52);
   header.created_unix_ns = GetLittleEndian<int64_t>(bytes, 56);
   return header;
 }
@@ -179,18 +181,11 @@ Result<std::vector<FooterEntry>> DecodeSegmentFooter(std::span<const std::byte> 
   return entries;
 }
 
-std::string SegmentName(uint64_t step, uint32_t rank, uint64_t segment_id) {
-  return fmt::format("{}-{}-{:016x}.seg", step, rank, segment_id);
-}
-
-std::optional<uint64_t> ParseSegmentName(const std::string& name) {
-  constexpr size_t kTail = 16 + 4;  // id and ".seg"
-  if (name.size() <= kTail || !name.ends_with(".seg")) return std::nullopt;
-  uint64_t id = 0;
-  const char* begin = name.data() + name.size() - kTail;
-  const auto [end, failed] = std::from_chars(begin, begin + 16, id, 16);
-  if (failed != std::errc() || end != begin + 16) return std::nullopt;
-  return id;
+Result<std::string> DecodeFooterAttempt(std::span<const std::byte> bytes) {
+  CAIRN_TRY_ASSIGN(const schema::SegmentFooter* footer,
+                   CheckedRecord<schema::SegmentFooter>(bytes, schema::SegmentFooterIdentifier(),
+                                                        "SegmentFooter"));
+  return footer->attempt() == nullptr ? std::string() : footer->attempt()->str();
 }
 
 }  // namespace cairn::kv::internal

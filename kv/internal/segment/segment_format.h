@@ -16,11 +16,12 @@
 #include <vector>
 
 #include "kv/error.h"
+#include "kv/internal/root/root_record.h"
 #include "kv/key.h"
 
 namespace cairn::kv::internal {
 
-inline constexpr uint32_t kSegmentVersion = 1;
+inline constexpr uint32_t kSegmentVersion = 2;
 inline constexpr uint64_t kSegmentHeaderBytes = 4096;
 inline constexpr uint64_t kSegmentTrailerBytes = 80;
 /// A segment is sealed when it reaches one of these limits, which bound the memory for page digests
@@ -28,13 +29,12 @@ inline constexpr uint64_t kSegmentTrailerBytes = 80;
 inline constexpr uint64_t kMaxSegmentPayloadBytes = 4ull << 30;
 inline constexpr uint64_t kMaxSegmentEntries = 65'536;
 
-using Uuid = std::array<std::byte, 16>;
-
 struct SegmentHeader {
   Uuid store_uuid{};
   uint64_t segment_id = 0;
   uint64_t step = 0;
   uint32_t rank = 0;
+  uint32_t epoch = 0;
   int64_t created_unix_ns = 0;
 };
 
@@ -50,7 +50,7 @@ struct SegmentTrailer {
   uint64_t footer_offset_bytes() const { return page_digests_offset_bytes + 8 * page_digest_count; }
 };
 
-/// A record about payload of the segment, as the index has it, but with a key without a generation.
+/// A record about payload of the segment, as tables have it.
 struct FooterEntry {
   Column column = Column::kChunks;
   std::string key;
@@ -76,10 +76,7 @@ std::vector<std::byte> EncodeSegmentFooter(const SegmentHeader& header, const st
 /// newer.
 Result<std::vector<FooterEntry>> DecodeSegmentFooter(std::span<const std::byte> bytes,
                                                      uint64_t segment_id);
-
-/// Returns "<step>-<rank>-<id as 16 hex digits>.seg".
-std::string SegmentName(uint64_t step, uint32_t rank, uint64_t segment_id);
-/// Returns the id, if `name` is that of a segment.
-std::optional<uint64_t> ParseSegmentName(const std::string& name);
+/// Returns the name of the attempt that wrote the segment. Has the same errors.
+Result<std::string> DecodeFooterAttempt(std::span<const std::byte> bytes);
 
 }  // namespace cairn::kv::internal

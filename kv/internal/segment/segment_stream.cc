@@ -10,6 +10,9 @@
 #include <system_error>
 #include <utility>
 
+#include "kv/internal/segment/segment_object.h"
+#include "kv/internal/storage/object_names.h"
+
 namespace cairn::kv::internal {
 
 uint64_t SegmentIdOf(const std::string& attempt, uint32_t rank, uint64_t n) {
@@ -31,6 +34,16 @@ void SegmentStream::Abandon() {
   closing_.clear();
 }
 
+std::string SegmentStream::NameOf(uint64_t segment_id) const {
+  return ObjectName(ObjectKind::kSegment, {.epoch = options_.epoch, .id = segment_id});
+}
+
+Result<SegmentInfo> SegmentStream::Complete(SegmentWriter& segment) const {
+  CAIRN_TRY_ASSIGN(SegmentInfo info, segment.Complete());
+  CAIRN_TRY(PutSegmentFile(*options_.storage, NameOf(info.segment_id), segment.file()));
+  return info;
+}
+
 Result<void> SegmentStream::StartSegment() {
   if (queue_ == nullptr) {
     CAIRN_TRY_ASSIGN(queue_, IoQueue::Make(options_.io.uring, options_.io.queue_depth));
@@ -40,10 +53,12 @@ Result<void> SegmentStream::StartSegment() {
                              .segment_id = segment_id_,
                              .step = options_.step,
                              .rank = options_.rank,
+                             .epoch = options_.epoch,
                              .created_unix_ns = options_.created_unix_ns};
   BlockPool* const pool = blocks_ != nullptr ? blocks_.get() : options_.pool;
-  CAIRN_TRY_ASSIGN(segment_, SegmentWriter::Create(options_.directory, header, options_.io.direct,
-                                                   pool, queue_.get()));
+  CAIRN_TRY_ASSIGN(File file,
+                   CreateSegmentFile(*options_.storage, NameOf(segment_id_), options_.io.direct));
+  CAIRN_TRY_ASSIGN(segment_, SegmentWriter::Create(std::move(file), header, pool, queue_.get()));
   return {};
 }
 
@@ -154,7 +169,7 @@ Result<void> SegmentStream::CloseSegment() {
   footer_entries_.clear();
   tensor_is_in_footer_ = false;  // its chunks may continue in the next segment
   if (blocks_ != nullptr) return CompleteInBackground();
-  auto sealed = segment_->Complete();
+  auto sealed = Complete(*segment_);
   CAIRN_TRY(AddSealed(std::move(sealed)));
   segment_.reset();
   return {};
@@ -168,10 +183,10 @@ Result<void> SegmentStream::CompleteInBackground() {
   Closing& closing = closing_.emplace_back();
   closing.queue = std::move(queue_);
   closing.segment = std::move(segment_);
-  const auto complete = [before, segment = closing.segment.get()]() -> Result<SegmentInfo> {
+  const auto complete = [this, before, segment = closing.segment.get()]() -> Result<SegmentInfo> {
     if (before.valid()) before.wait();
     try {
-      return segment->Complete();
+      return Complete(*segment);
     } catch (const std::bad_alloc&) {
       return Fail(ErrorCode::kResourceExhausted, "not enough memory to seal a segment");
     }

@@ -16,13 +16,14 @@
 #include "kv/digest.h"
 #include "kv/error.h"
 #include "kv/extents.h"
-#include "kv/internal/index/index_records.h"
+#include "kv/internal/records/kv_records.h"
 #include "kv/internal/segment/segment_format.h"
 #include "kv/internal/segment/segment_writer.h"
 #include "kv/key.h"
 #include "kv/options.h"
 #include "kv/payload.h"
 #include "kv/step_info.h"
+#include "kv/storage.h"
 
 namespace cairn::kv::internal {
 
@@ -35,8 +36,9 @@ uint64_t SegmentIdOf(const std::string& attempt, uint32_t rank, uint64_t n);
 class SegmentStream {
  public:
   struct Options {
-    std::string directory;
+    std::shared_ptr<Storage> storage;
     Uuid store_uuid{};
+    uint32_t epoch = 0;
     uint64_t step = 0;
     uint32_t rank = 0;
     int64_t created_unix_ns = 0;
@@ -44,7 +46,7 @@ class SegmentStream {
     IoOptions io;
     BlockPool* pool = nullptr;  // outlives the stream
   };
-  /// Called with each record that the attempt's manifest must contain: those of chunks when the
+  /// Called with each record that the attempt must contain: those of chunks when the
   /// footer of their segment is written, those of segments when they are sealed.
   using RecordCallback =
       std::function<Result<void>(Column, std::string_view key, std::span<const std::byte> value)>;
@@ -103,6 +105,9 @@ class SegmentStream {
     std::shared_future<Result<SegmentInfo>> sealed;  // shared with the thread of the next segment
   };
 
+  std::string NameOf(uint64_t segment_id) const;
+  /// Threads: any, concurrently with the other members.
+  Result<SegmentInfo> Complete(SegmentWriter& segment) const;
   Result<void> StartSegment();
   /// Ensures that segment_ has room for `length_bytes`.
   Result<void> MakeRoom(uint64_t length_bytes);

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "kv/internal/io/fault_point.h"
+#include "kv/internal/records/kv_records.h"
 #include "kv/step_info.h"
 
 namespace cairn::kv::internal {
@@ -27,22 +28,14 @@ constexpr uint64_t kBorrowed = 1;
 
 }  // namespace
 
-SegmentWriter::SegmentWriter(File file, std::string name, const SegmentHeader& header,
-                             BlockPool* pool, IoQueue* queue)
-    : file_(std::move(file)), name_(std::move(name)), header_(header), pool_(pool), queue_(queue) {}
+SegmentWriter::SegmentWriter(File file, const SegmentHeader& header, BlockPool* pool,
+                             IoQueue* queue)
+    : file_(std::move(file)), header_(header), pool_(pool), queue_(queue) {}
 
-Result<std::unique_ptr<SegmentWriter>> SegmentWriter::Create(const std::string& directory,
-                                                             const SegmentHeader& header,
-                                                             bool direct, BlockPool* pool,
-                                                             IoQueue* queue) {
-  std::string name = SegmentName(header.step, header.rank, header.segment_id);
-  const std::string path = directory + "/" + name;
-  if (const int fault = FaultPoint("segment.create")) {
-    return Fail(SystemError(fault, "cannot create the segment", path));
-  }
-  CAIRN_TRY_ASSIGN(File file, File::Create(path, direct));
-  auto writer = std::unique_ptr<SegmentWriter>(
-      new SegmentWriter(std::move(file), std::move(name), header, pool, queue));
+Result<std::unique_ptr<SegmentWriter>> SegmentWriter::Create(File file, const SegmentHeader& header,
+                                                             BlockPool* pool, IoQueue* queue) {
+  auto writer =
+      std::unique_ptr<SegmentWriter>(new SegmentWriter(std::move(file), header, pool, queue));
   std::vector<std::byte> bytes(kSegmentHeaderBytes);
   EncodeSegmentHeader(header, std::span<std::byte, kSegmentHeaderBytes>(bytes));
   CAIRN_TRY(writer->Put(bytes));
@@ -58,7 +51,7 @@ SegmentWriter::~SegmentWriter() {
   if (block_ != nullptr) pool_->Give(block_);
   // Nothing refers to an unsealed file. The next open for writing removes what cannot be removed
   // now.
-  if (!sealed_) (void)RemoveFile(file_.path());
+  if (!sealed_ && !file_.is_in_memory()) (void)RemoveFile(file_.path());
 }
 
 bool SegmentWriter::IsFull(uint64_t length_bytes) const {
@@ -399,15 +392,15 @@ Result<SegmentInfo> SegmentWriter::Complete() {
   CAIRN_TRY(file_.Truncate(position_));
   CAIRN_TRY(file_.Sync("segment.sync"));
   sealed_ = true;
-  return SegmentInfo{.segment_id = header_.segment_id,
-                     .name = name_,
-                     .step = header_.step,
-                     .rank = header_.rank,
-                     .file_bytes = position_,
-                     .payload_bytes = payload_bytes_,
-                     .chunk_count = chunk_count_,
-                     .footer_digest = trailer_.footer_digest,
-                     .page_digests_checksum = trailer_.page_digests_checksum};
+  SegmentInfo info = NewSegmentInfo({.epoch = header_.epoch, .id = header_.segment_id});
+  info.step = header_.step;
+  info.rank = header_.rank;
+  info.file_bytes = position_;
+  info.payload_bytes = payload_bytes_;
+  info.chunk_count = chunk_count_;
+  info.footer_digest = trailer_.footer_digest;
+  info.page_digests_checksum = trailer_.page_digests_checksum;
+  return info;
 }
 
 }  // namespace cairn::kv::internal

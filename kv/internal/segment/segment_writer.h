@@ -24,11 +24,10 @@ namespace cairn::kv::internal {
 /// its own memory, or by its device, if its alignment allows that. Threads: one.
 class SegmentWriter {
  public:
-  /// Creates `<directory>/<name>`. kConflict: the file exists. `pool` and `queue` must outlive the
-  /// writer. Requires that the queue is idle; nothing else may use it until Complete or the
-  /// destructor returns.
-  static Result<std::unique_ptr<SegmentWriter>> Create(const std::string& directory,
-                                                       const SegmentHeader& header, bool direct,
+  /// Writes the header to `file`, which is empty. `pool` and `queue` must outlive the writer.
+  /// Requires that the queue is idle; nothing else may use it until Complete or the destructor
+  /// returns.
+  static Result<std::unique_ptr<SegmentWriter>> Create(File file, const SegmentHeader& header,
                                                        BlockPool* pool, IoQueue* queue);
   /// Waits for writes in flight. Removes the file unless Complete returned success.
   ~SegmentWriter();
@@ -66,10 +65,10 @@ class SegmentWriter {
   /// After an error all blocks are back in the pool. May run on another thread than the calls
   /// before it, concurrently with the next writer if that has another IoQueue.
   Result<SegmentInfo> Complete();
+  const File& file() const { return file_; }
 
  private:
-  SegmentWriter(File file, std::string name, const SegmentHeader& header, BlockPool* pool,
-                IoQueue* queue);
+  SegmentWriter(File file, const SegmentHeader& header, BlockPool* pool, IoQueue* queue);
   /// A block whose copies are not complete, or which waits for room in the queue.
   struct WaitingBlock {
     std::byte* data = nullptr;
@@ -109,7 +108,6 @@ class SegmentWriter {
   void Reserve(uint64_t end_bytes);
 
   File file_;
-  const std::string name_;
   const SegmentHeader header_;
   BlockPool* const pool_;
   IoQueue* const queue_;

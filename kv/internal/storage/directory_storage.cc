@@ -21,7 +21,8 @@ namespace cairn::kv::internal {
 namespace {
 
 constexpr std::string_view kTemporarySuffix = ".tmp";
-// Another process may remove an empty directory between its creation and that of a file in it.
+// Another process may remove an empty directory between its creation and that of a file in it, and
+// a writer that takes the store removes temporary files, also those of others who try to take it.
 constexpr int kCreateAttempts = 8;
 // A process writes to few directories at a time. To forget one costs a mkdir and an fsync.
 constexpr size_t kMaxDurableCount = 64;
@@ -80,11 +81,11 @@ Result<void> WithoutNotFound(Result<void> written) {
   return written;
 }
 
-/// kConflict: `path` exists.
+/// kConflict: `path` exists. kNotFound: another process has removed `temporary`.
 Result<void> Link(std::string_view name, const std::string& temporary, const std::string& path) {
   CAIRN_TRY(PassPoint(name, "link", path));
   if (::link(temporary.c_str(), path.c_str()) == 0) return {};
-  if (errno != EEXIST) return WithoutNotFound(Fail(SystemError(errno, "cannot link", path)));
+  if (errno != EEXIST) return Fail(SystemError(errno, "cannot link", path));
   return Fail(Error{.code = ErrorCode::kConflict, .message = "the object exists", .file = path});
 }
 
@@ -122,24 +123,28 @@ DirectoryStorage::DirectoryStorage(std::string path)
 
 Result<void> DirectoryStorage::Put(std::string_view name, std::span<const std::byte> bytes) {
   CAIRN_CHECK(IsObjectName(name));
-  CAIRN_TRY_ASSIGN(const std::string temporary, WriteTemporary(name, bytes));
-  const Result<void> renamed = Rename(temporary, PathOf(name), PointName(name, "rename").c_str());
-  if (!renamed) {
+  for (int attempt = 1;; ++attempt) {
+    CAIRN_TRY_ASSIGN(const std::string temporary, WriteTemporary(name, bytes));
+    const Result<void> renamed = Rename(temporary, PathOf(name), PointName(name, "rename").c_str());
+    if (renamed) return FinishNames(name);
+    if (renamed.error().code == ErrorCode::kNotFound && attempt < kCreateAttempts) continue;
     (void)Unlink(name, temporary);  // the first error is the one to report
     return WithoutNotFound(renamed);
   }
-  return FinishNames(name);
 }
 
 Result<void> DirectoryStorage::PutIfAbsent(std::string_view name,
                                            std::span<const std::byte> bytes) {
   CAIRN_CHECK(IsObjectName(name));
-  CAIRN_TRY_ASSIGN(const std::string temporary, WriteTemporary(name, bytes));
-  Result<void> done = Link(name, temporary, PathOf(name));
-  if (done) done = FinishNames(name);
-  // The object exists or does not, whether or not the temporary name remains.
-  (void)Unlink(name, temporary);
-  return done;
+  for (int attempt = 1;; ++attempt) {
+    CAIRN_TRY_ASSIGN(const std::string temporary, WriteTemporary(name, bytes));
+    Result<void> done = Link(name, temporary, PathOf(name));
+    if (!done && done.error().code == ErrorCode::kNotFound && attempt < kCreateAttempts) continue;
+    if (done) done = FinishNames(name);
+    // The object exists or does not, whether or not the temporary name remains.
+    (void)Unlink(name, temporary);
+    return WithoutNotFound(std::move(done));
+  }
 }
 
 Result<std::unique_ptr<ObjectWriter>> DirectoryStorage::Create(std::string_view name) {

@@ -52,7 +52,7 @@ class DirectoryStorage final : public Storage, public LocalFiles {
   /// Also removes the directory of the name if it is empty and is itself in a directory, such as
   /// "pending/<attempt>".
   Result<void> Remove(std::string_view name) override;
-  /// Removes temporary files.
+  /// Removes temporary files. A put of another process that loses its file writes it again.
   Result<void> RemoveLeftovers() override;
   LocalFiles* local_files() override { return this; }
   /// Uses inotify, which does not report what other machines change, so callers wait for short

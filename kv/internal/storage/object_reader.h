@@ -8,6 +8,7 @@
 
 #include "kv/error.h"
 #include "kv/internal/io/file.h"
+#include "kv/internal/storage/name_check.h"
 #include "kv/storage.h"
 
 namespace cairn::kv::internal {
@@ -21,6 +22,8 @@ class ObjectReader {
   static Result<ObjectReader> Open(std::shared_ptr<Storage> storage, std::string name);
 
   const std::string& name() const { return name_; }
+  /// For error messages: the address of the storage and the name.
+  std::string path() const { return ObjectPath(storage_->address(), name_); }
   uint64_t size_bytes() const { return size_bytes_; }
   /// Fills `target`. kDataLoss: the object ends before the range does. kNotFound: it was removed.
   Result<void> ReadAt(uint64_t offset_bytes, std::span<std::byte> target) const;

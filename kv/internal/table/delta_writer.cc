@@ -16,13 +16,18 @@ bool IsEqual(std::span<const std::byte> a, std::span<const std::byte> b) {
 
 }  // namespace
 
-DeltaWriter::DeltaWriter(Storage& storage, const ObjectId& id, const TableStack& base)
-    : storage_(storage), id_(id), base_(base.tables().begin(), base.tables().end()) {}
+DeltaWriter::DeltaWriter(Storage& storage, const ObjectId& id, const TableStack& base,
+                         std::string last_key)
+    : storage_(storage),
+      id_(id),
+      base_(base.tables().begin(), base.tables().end()),
+      end_key_(std::move(last_key)) {}
 DeltaWriter::~DeltaWriter() = default;
 
 Result<std::unique_ptr<DeltaWriter>> DeltaWriter::Create(Storage& storage, const ObjectId& id,
-                                                         const TableStack& base) {
-  std::unique_ptr<DeltaWriter> writer(new DeltaWriter(storage, id, base));
+                                                         const TableStack& base,
+                                                         std::string last_key) {
+  std::unique_ptr<DeltaWriter> writer(new DeltaWriter(storage, id, base, std::move(last_key)));
   if (writer->base_.empty()) {
     CAIRN_TRY_ASSIGN(writer->writer_, TableWriter::Create(storage, id));
     return writer;
@@ -33,13 +38,22 @@ Result<std::unique_ptr<DeltaWriter>> DeltaWriter::Create(Storage& storage, const
   return writer;
 }
 
+bool DeltaWriter::IsBeforeEnd(std::string_view key) const {
+  return end_key_.empty() || key < end_key_;
+}
+
+/// Returns whether there is a record of the base that was not compared.
+bool DeltaWriter::HasCompared() const {
+  return compared_ != nullptr && compared_->Valid() && IsBeforeEnd(compared_->key());
+}
+
 Result<void> DeltaWriter::Add(std::string_view key, std::span<const std::byte> value) {
   if (writer_ != nullptr) return writer_->Add(key, value);
   CAIRN_TRY(CheckOrder(key));
   CAIRN_TRY(CheckRecord(key, value));
   CAIRN_TRY(DeleteBefore(key));
   if (writer_ != nullptr) return writer_->Add(key, value);
-  if (compared_->Valid() && compared_->key() == key) {
+  if (HasCompared() && compared_->key() == key) {
     const bool is_equal = IsEqual(compared_->value(), value);
     CAIRN_TRY(compared_->Next());
     CAIRN_TRY(SkipTombstones());
@@ -49,12 +63,12 @@ Result<void> DeltaWriter::Add(std::string_view key, std::span<const std::byte> v
   return AddDifference(key, value);
 }
 
-Result<std::vector<TableInfo>> DeltaWriter::Finish() {
+Result<std::vector<TableInfo>> DeltaWriter::Finish(const LastRecord& last_record) {
   CAIRN_TRY(DeleteBefore(std::nullopt));
   size_t merged_count = base_.size();
   if (writer_ == nullptr) {
     merged_count = 0;
-    if (differences_.record_count() > 0) {
+    if (differences_.record_count() > 0 || last_record) {
       merged_count = MergeDepth();
       CAIRN_TRY_ASSIGN(writer_, TableWriter::Create(storage_, id_));
       CAIRN_TRY(WriteMerged(std::span(base_).first(merged_count), /*keep_tombstones=*/true,
@@ -62,11 +76,12 @@ Result<std::vector<TableInfo>> DeltaWriter::Finish() {
     }
   }
   std::vector<TableInfo> tables;
-  if (writer_ != nullptr && writer_->record_count() > 0) {
-    CAIRN_TRY_ASSIGN(const TableInfo written, writer_->Finish());
-    tables.push_back(written);
-  }
   for (const auto& table : std::span(base_).subspan(merged_count)) tables.push_back(table->info());
+  if (writer_ == nullptr) return tables;
+  if (last_record) CAIRN_TRY(writer_->Add(end_key_, last_record(tables)));
+  if (writer_->record_count() == 0) return tables;
+  CAIRN_TRY_ASSIGN(const TableInfo written, writer_->Finish());
+  tables.insert(tables.begin(), written);
   return tables;
 }
 
@@ -85,7 +100,7 @@ Result<void> DeltaWriter::SkipTombstones() {
 
 /// Adds a tombstone for each record of the base, from the current one on, that is less than `end`.
 Result<void> DeltaWriter::DeleteBefore(std::optional<std::string_view> end) {
-  while (compared_ != nullptr && compared_->Valid() && (!end || compared_->key() < *end)) {
+  while (HasCompared() && (!end || compared_->key() < *end)) {
     CAIRN_TRY(AddDifference(compared_->key(), {}));
     if (compared_ == nullptr) break;
     CAIRN_TRY(compared_->Next());
@@ -124,7 +139,8 @@ Result<void> DeltaWriter::WriteMerged(std::span<const std::shared_ptr<const Tabl
   CAIRN_TRY(older.Seek({}));
   RecordBuffer::Cursor newer(differences_);
   while (true) {
-    const bool has_older = older.Valid() && (!last_key || older.key() <= *last_key);
+    const bool has_older =
+        older.Valid() && IsBeforeEnd(older.key()) && (!last_key || older.key() <= *last_key);
     if (!has_older && !newer.Valid()) return {};
     if (newer.Valid() && (!has_older || newer.key() <= older.key())) {
       const bool is_hidden = has_older && newer.key() == older.key();

@@ -16,6 +16,8 @@
 /// at most 4/3 as many as the oldest. As only newer records hide those of the oldest, that is at
 /// most twice the number of live records.
 
+#include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -36,9 +38,11 @@ namespace cairn::kv::internal {
 /// the writer can only be destroyed.
 class DeltaWriter {
  public:
-  /// `id` is that of the table to be written. `storage` must outlive the writer.
+  /// `id` is that of the table to be written. `storage` must outlive the writer. With `last_key`,
+  /// the key of the record that Finish adds, records of the base from this key on are ignored.
   static Result<std::unique_ptr<DeltaWriter>> Create(Storage& storage, const ObjectId& id,
-                                                     const TableStack& base);
+                                                     const TableStack& base,
+                                                     std::string last_key = {});
   /// Discards what was written unless Finish succeeded.
   ~DeltaWriter();
 
@@ -49,10 +53,17 @@ class DeltaWriter {
   /// Makes the new table durable and returns the tables of the new step, newest first. If nothing
   /// differs from the base, they are those of the base and nothing was written. If the new step has
   /// no records, there are none.
-  Result<std::vector<TableInfo>> Finish();
+  ///
+  /// With `last_record`, the new table contains, in addition, the record that it returns for the
+  /// tables of the base which the new step keeps, under the `last_key` of Create, which must be
+  /// greater than all other keys. The table is then always written.
+  using LastRecord = std::function<std::vector<std::byte>(std::span<const TableInfo> kept)>;
+  Result<std::vector<TableInfo>> Finish(const LastRecord& last_record = nullptr);
 
  private:
-  DeltaWriter(Storage& storage, const ObjectId& id, const TableStack& base);
+  DeltaWriter(Storage& storage, const ObjectId& id, const TableStack& base, std::string last_key);
+  bool IsBeforeEnd(std::string_view key) const;
+  bool HasCompared() const;
   Result<void> CheckOrder(std::string_view key);
   Result<void> SkipTombstones();
   Result<void> DeleteBefore(std::optional<std::string_view> end);
@@ -65,6 +76,7 @@ class DeltaWriter {
   Storage& storage_;
   const ObjectId id_;
   const std::vector<std::shared_ptr<const TableReader>> base_;
+  const std::string end_key_;            // empty: there is none
   std::optional<std::string> last_key_;  // that was compared
 
   // Until it is known that the table is a complete one: the first live record of the base that is

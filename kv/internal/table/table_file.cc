@@ -6,8 +6,8 @@
 #include <cstring>
 #include <optional>
 
-#include "kv/internal/index/table_check.h"
 #include "kv/internal/table/stream_checksum.h"
+#include "kv/internal/table/table_check.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -45,7 +45,7 @@ bool HasSoundIndexHandle(uint64_t file_bytes, std::span<const std::byte> footer)
 }
 
 Error Damaged(const TableFile& file, std::string what) {
-  return Error{.code = ErrorCode::kDataLoss, .message = std::move(what), .file = file.name()};
+  return Error{.code = ErrorCode::kDataLoss, .message = std::move(what), .file = file.path()};
 }
 
 }  // namespace

@@ -20,6 +20,8 @@ class TableFile {
   static Result<TableFile> Open(std::shared_ptr<Storage> storage, const TableInfo& info);
 
   const std::string& name() const { return object_.name(); }
+  /// For error messages.
+  const std::string& path() const { return path_; }
   uint64_t size_bytes() const { return object_.size_bytes(); }
   /// Fills `target`. kDataLoss: the file ends before the range does.
   Result<void> ReadAt(uint64_t offset_bytes, std::span<std::byte> target) const;
@@ -27,10 +29,11 @@ class TableFile {
   Result<void> VerifyDigest(uint64_t digest) const;
 
  private:
-  explicit TableFile(ObjectReader object) : object_(std::move(object)) {}
+  explicit TableFile(ObjectReader object) : object_(std::move(object)), path_(object_.path()) {}
   Result<void> LoadTail();
 
   ObjectReader object_;
+  std::string path_;
   uint64_t tail_offset_bytes_ = 0;
   std::vector<std::byte> tail_;
 };

@@ -18,8 +18,8 @@ std::string_view ToView(const rocksdb::Slice& slice) { return {slice.data(), sli
 
 }  // namespace
 
-TableIterator::TableIterator(std::unique_ptr<rocksdb::Iterator> iterator, std::string_view name)
-    : iterator_(std::move(iterator)), name_(name) {}
+TableIterator::TableIterator(std::unique_ptr<rocksdb::Iterator> iterator, std::string_view path)
+    : iterator_(std::move(iterator)), path_(path) {}
 TableIterator::~TableIterator() = default;
 
 Result<void> TableIterator::Seek(std::string_view key) {
@@ -34,7 +34,7 @@ Result<void> TableIterator::Next() {
 
 Result<void> TableIterator::CheckStatus() const {
   if (iterator_->Valid() || iterator_->status().ok()) return {};
-  return Fail(TableError(iterator_->status(), "cannot read the table", std::string(name_)));
+  return Fail(TableError(iterator_->status(), "cannot read the table", std::string(path_)));
 }
 
 bool TableIterator::Valid() const { return iterator_->Valid(); }
@@ -66,7 +66,7 @@ Result<std::shared_ptr<const TableReader>> TableReader::Open(std::shared_ptr<Sto
   CAIRN_TRY_ASSIGN(TableFile file, TableFile::Open(std::move(storage), info));
   auto state = std::make_unique<State>(std::move(file), info);
   const rocksdb::Status opened = state->reader.Open(state->file.name());
-  if (!opened.ok()) return Fail(TableError(opened, "cannot open the table", state->file.name()));
+  if (!opened.ok()) return Fail(TableError(opened, "cannot open the table", state->file.path()));
   return std::shared_ptr<const TableReader>(new TableReader(std::move(state)));
 }
 
@@ -81,7 +81,7 @@ std::unique_ptr<TableIterator> TableReader::NewIterator(TableAccess access) cons
   // RocksDB declares the function non-const, but only reads.
   std::unique_ptr<rocksdb::Iterator> iterator(state_->reader.NewIterator(options));
   return std::unique_ptr<TableIterator>(
-      new TableIterator(std::move(iterator), state_->file.name()));
+      new TableIterator(std::move(iterator), state_->file.path()));
 }
 
 Result<std::optional<std::vector<std::byte>>> TableReader::Get(std::string_view key) const {
@@ -103,7 +103,7 @@ Result<void> TableReader::Verify() const {
   return Fail(Error{.code = ErrorCode::kDataLoss,
                     .message = fmt::format("the table has {} records and not {}", record_count,
                                            state_->info.record_count),
-                    .file = state_->file.name()});
+                    .file = state_->file.path()});
 }
 
 }  // namespace cairn::kv::internal

@@ -39,11 +39,11 @@ class TableIterator {
 
  private:
   friend class TableReader;
-  TableIterator(std::unique_ptr<rocksdb::Iterator> iterator, std::string_view name);
+  TableIterator(std::unique_ptr<rocksdb::Iterator> iterator, std::string_view path);
   Result<void> CheckStatus() const;
 
   std::unique_ptr<rocksdb::Iterator> iterator_;
-  std::string_view name_;  // of the table, which outlives this
+  std::string_view path_;  // of the table, which outlives this; for error messages
 };
 
 /// What an iterator is for.

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "kv/internal/index/index.h"
+#include "kv/aligned_bytes.h"
 #include "kv/internal/table/merge_iterator.h"
 
 namespace cairn::kv::internal {
@@ -37,7 +37,8 @@ Result<std::optional<std::vector<std::byte>>> TableStack::Get(std::string_view k
 }
 
 Result<void> TableStack::Scan(std::string_view prefix, const Visit& visit) const {
-  MergeIterator iterator(tables_, prefix.empty() ? TableAccess::kBulk : TableAccess::kLookup);
+  // A prefix of one byte is a complete column.
+  MergeIterator iterator(tables_, prefix.size() <= 1 ? TableAccess::kBulk : TableAccess::kLookup);
   AlignedBytes aligned;
   CAIRN_TRY(iterator.Seek(prefix));
   while (iterator.Valid() && iterator.key().starts_with(prefix)) {

@@ -83,7 +83,7 @@ class Part:
         Raises Conflict, and aborts nothing, while another thread is saving.
         """
         if self._pid != os.getpid():
-            return  # in a forked child: locks and files belong to the parent
+            return  # in a forked child: threads and files belong to the parent
         if self._native is not None:
             self._native.close()
         self._native = None
@@ -152,8 +152,7 @@ def tickets(part: Part, location: Location, world_size: int) -> list[Ticket]:
 
 
 # Planners that cache plans (enable_plan_caching) give a rank the plan of an earlier save, with an
-# old
-# ticket. The current ticket is in a file next to the pending parts of the store.
+# old ticket. The current ticket is in a file next to the pending parts of the store.
 
 
 def _ticket_path(address: str) -> str:
@@ -163,6 +162,7 @@ def _ticket_path(address: str) -> str:
 def publish_ticket(ticket: Ticket) -> None:
     """Writes the ticket for ranks that get an older one from their planner."""
     path = _ticket_path(ticket.address)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
     temporary = f"{path}.{_JOB}"
     with open(temporary, "w", encoding="utf-8") as file:
         json.dump(asdict(ticket), file)

@@ -209,12 +209,12 @@ TEST_F(PageSaveTest, AStepMayBeOverwrittenOnItsOwnBase) {
   EXPECT_TRUE(VerifyAll().empty());
 }
 
-TEST_F(PageSaveTest, TheIndexIsMadeAnew) {
+TEST_F(PageSaveTest, StepsAreRecoveredFromTheirTables) {
   SaveThreeSteps();
   store.reset();
   const std::string path = directory.path() + "/store";
-  std::filesystem::remove(path + "/index/CURRENT");
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto report, kv::Store::RebuildIndex(path));
+  std::filesystem::remove_all(path + "/roots");
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto report, kv::Store::Rebuild(path));
   EXPECT_TRUE(report.lost.empty());
   Reopen();
   for (const auto& [step, bytes] : states_) EXPECT_EQ(LoadBytes(step, "w"), bytes);

@@ -5,10 +5,15 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
-#include <algorithm>
+#include <array>
+#include <chrono>
 #include <filesystem>
+#include <iterator>
 
-#include "kv/internal/io/file.h"
+#include "kv/internal/root/root_log.h"
+#include "kv/internal/root/step_list.h"
+#include "kv/internal/table/table_stack.h"
+#include "kv/open_storage.h"
 #include "kv/options.h"
 #include "kv/store.h"
 #include "tests/kv/sample_step.h"
@@ -24,39 +29,41 @@ using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
 constexpr uint64_t kStepCount = 300;
 constexpr SampleShape kTiny{.tensor_count = 3, .largest_bytes = 500};
 
-struct IndexSize {
-  uint64_t table_count = 0;
-  uint64_t manifest_bytes = 0;
-};
-
-IndexSize MeasureIndex(const std::string& path) {
-  IndexSize size;
-  for (const auto& entry : std::filesystem::directory_iterator(path + "/index")) {
-    const std::string name = entry.path().filename();
-    if (name.ends_with(".sst")) ++size.table_count;
-    if (name.starts_with("MANIFEST-")) size.manifest_bytes += entry.file_size();
-  }
-  return size;
+uint64_t FileCount(const std::string& directory) {
+  if (!std::filesystem::exists(directory)) return 0;
+  return static_cast<uint64_t>(std::distance(std::filesystem::directory_iterator(directory), {}));
 }
 
 class ManyStepsTest : public ::testing::Test {
  protected:
+  /// Checks what a reader must read before the first record.
+  void CheckRoots() {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto storage, OpenStorage(path_));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto root, internal::FindNewest(*storage));
+    ASSERT_TRUE(root.has_value());
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto bytes, internal::EncodeRoot(*root));
+    fmt::print("{} roots, {} pages, newest root of {} bytes\n", FileCount(path_ + "/roots"),
+               FileCount(path_ + "/pages"), bytes.size());
+    EXPECT_LE(FileCount(path_ + "/roots"), internal::kKeptRoots + 1);
+    EXPECT_LE(root->recent.size(), internal::kMaxRecentSteps);
+    EXPECT_LT(bytes.size(), 64u << 10);
+  }
+
   ScopedTempDir dir_{std::filesystem::exists("/dev/shm") ? "/dev/shm" : ""};
   const std::string path_ = dir_ / "store";
+  const StoreOptions no_grace_{.grace = std::chrono::milliseconds(0)};
 };
 
-TEST_F(ManyStepsTest, IndexOfHundredsOfStepsStaysInFewFiles) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, Store::Open(path_, OpenMode::kWrite));
+TEST_F(ManyStepsTest, RootOfHundredsOfStepsIsSmall) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(auto writer, Store::Open(path_, OpenMode::kWrite, no_grace_));
   for (uint64_t step = 0; step < kStepCount; ++step) {
     CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(step, 0, kTiny)));
   }
-  const IndexSize size = MeasureIndex(path_);
-  fmt::print("{} steps: {} tables, {} bytes of RocksDB manifest\n", kStepCount, size.table_count,
-             size.manifest_bytes);
-  EXPECT_LT(size.table_count, 100u);
-  EXPECT_LT(size.manifest_bytes, 1u << 20);
+  CheckRoots();
+  EXPECT_LE(FileCount(path_ + "/tables"), kStepCount);
+  writer.reset();  // with its open files
 
-  // A reader opens every table, and must not exceed the default limit of descriptors.
+  // A reader of all steps must not exceed the default limit of descriptors.
   rlimit old_limit;
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &old_limit), 0);
   rlimit limit = old_limit;
@@ -69,18 +76,16 @@ TEST_F(ManyStepsTest, IndexOfHundredsOfStepsStaysInFewFiles) {
   EXPECT_TRUE(steps->at(kStepCount - 1) == MakeSample(kStepCount - 1, 0, kTiny));
 }
 
-TEST_F(ManyStepsTest, DeletedStepsLeaveNothingBehindInTheIndex) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, Store::Open(path_, OpenMode::kWrite));
+TEST_F(ManyStepsTest, DeletedStepsLeaveNothingBehind) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, Store::Open(path_, OpenMode::kWrite, no_grace_));
   for (uint64_t step = 0; step < kStepCount; ++step) {
     CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(step, 0, kTiny)));
     if (step < 2) continue;
     CAIRN_ASSERT_OK(writer->Delete(std::array{step - 2}));
   }
-  const IndexSize size = MeasureIndex(path_);
-  fmt::print("2 steps left of {}: {} tables, {} bytes of RocksDB manifest\n", kStepCount,
-             size.table_count, size.manifest_bytes);
-  EXPECT_LT(size.table_count, 100u);
-  EXPECT_LT(size.manifest_bytes, 1u << 20);
+  CheckRoots();
+  EXPECT_LE(FileCount(path_ + "/tables"), 2 * internal::kMaxTables);
+  EXPECT_EQ(FileCount(path_ + "/pages"), 0u);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path_));
   EXPECT_THAT(leftovers, ::testing::IsEmpty());
 }

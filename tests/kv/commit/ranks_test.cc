@@ -96,7 +96,7 @@ TEST_F(RanksTest, ASampleOfSeveralRanksReadsAsThatOfOne) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo info,
                              SaveSampleByRanks(*writer_, others, MakeSample(2)));
   EXPECT_EQ(info.world_size, 4u);
-  EXPECT_EQ(info.chunk_count, (*writer_->Latest())->steps().front().chunk_count);
+  EXPECT_EQ(info.chunk_count, (*writer_->Latest())->FindStep(1)->chunk_count);
   EXPECT_GT(info.reused_chunk_count, 0u);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path()));
   EXPECT_TRUE(steps.at(2) == MakeSample(2));
@@ -105,12 +105,13 @@ TEST_F(RanksTest, ASampleOfSeveralRanksReadsAsThatOfOne) {
   EXPECT_THAT(damage, IsEmpty());
 }
 
-TEST_F(RanksTest, AStepOfSeveralRanksIsRestoredFromItsOneManifest) {
+TEST_F(RanksTest, AStepOfSeveralRanksIsRestoredFromItsTable) {
   std::vector<std::unique_ptr<Store>> others;
   for (int i = 0; i < 2; ++i) others.push_back(Join(OpenSession()));
   CAIRN_ASSERT_OK(SaveSampleByRanks(*writer_, others, MakeSample(2)));
   CAIRN_ASSERT_OK(writer_->Close());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto report, Store::RebuildIndex(path()));
+  std::filesystem::remove_all(path() + "/roots");
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto report, Store::Rebuild(path()));
   EXPECT_EQ(report.steps, 1u);
   EXPECT_THAT(report.lost, IsEmpty());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path()));
@@ -127,8 +128,7 @@ TEST_F(RanksTest, ALateRankOfADeadRunIsNotAddedToTheNextOne) {
   EXPECT_THAT(zombie_writer->Prepare({}), IsError(ErrorCode::kUnavailable, "another job"));
   zombie_writer.reset();
   const auto second_writer = Begin(*zombie, 1, zombie->NextAttempt(1));
-  CAIRN_ASSERT_OK(second_writer->Prepare({}));
-  EXPECT_THAT(second_writer->AwaitDecision(), IsError(ErrorCode::kUnavailable, "not committed"));
+  EXPECT_THAT(second_writer->Prepare({}), IsError(ErrorCode::kUnavailable, "another job"));
 
   const auto own = Begin(*writer_, 0, writer_->NextAttempt(1));
   EXPECT_THAT(Gather(*own), IsError(ErrorCode::kUnavailable, "1 of 2 ranks"));
@@ -155,13 +155,14 @@ TEST_F(RanksTest, ARankThatIsLateForOneAttemptIsNotAddedToTheNext) {
   EXPECT_THAT(late_writer->AwaitDecision(), IsError(ErrorCode::kUnavailable, "deadline: 1"));
 }
 
-TEST_F(RanksTest, AManifestOfAnotherAttemptUnderTheRightNameIsRefused) {
+TEST_F(RanksTest, APartOfAnotherAttemptUnderTheRightNameIsRefused) {
   const auto other = Join(OpenSession());
   const std::string first = writer_->NextAttempt(1), second = writer_->NextAttempt(1);
   CAIRN_ASSERT_OK(Begin(*other, 1, first)->Prepare({}));
   const auto own = Begin(*writer_, 0, second);
-  std::filesystem::copy_file(path() + "/pending/" + first + "/1.manifest",
-                             path() + "/pending/" + second + "/1.manifest");
+  std::filesystem::create_directories(path() + "/pending/" + second);
+  std::filesystem::copy_file(path() + "/pending/" + first + "/1.part",
+                             path() + "/pending/" + second + "/1.part");
   EXPECT_THAT(Gather(*own), IsError(ErrorCode::kDataLoss, "another rank, attempt or store"));
 }
 
@@ -194,7 +195,7 @@ TEST_F(RanksTest, AReferenceToARemovedSegmentFailsOnlyTheCommit) {
   EXPECT_THAT(own->Commit({}), IsError(ErrorCode::kConflict, "was deleted or replaced"));
 }
 
-TEST_F(RanksTest, ARankWithoutAnOutcomeFindsTheStepInTheIndex) {
+TEST_F(RanksTest, ARankWithoutAnOutcomeFindsTheStepInTheNewestRoot) {
   const auto other = Join(OpenSession());
   const std::string attempt = writer_->NextAttempt(1);
   const auto part = Begin(*other, 1, attempt);
@@ -207,10 +208,10 @@ TEST_F(RanksTest, ARankWithoutAnOutcomeFindsTheStepInTheIndex) {
   }
   std::filesystem::remove_all(path() + "/pending/" + attempt);
   CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo info, part->AwaitDecision());
-  EXPECT_EQ(info.generation, (*writer_->Latest())->steps().front().generation);
+  EXPECT_EQ(info.generation, (*writer_->Latest())->FindStep(1)->generation);
 }
 
-// The index write is durable but reports a failure, and the index cannot be opened again.
+// The root is durable, but the commit reports a failure, and the root cannot be read.
 TEST_F(RanksTest, NobodyRemovesAnythingWhileTheOutcomeIsUnknown) {
   const auto other = Join(OpenSession());
   const std::string attempt = writer_->NextAttempt(1);
@@ -222,22 +223,23 @@ TEST_F(RanksTest, NobodyRemovesAnythingWhileTheOutcomeIsUnknown) {
     CAIRN_ASSERT_OK(own->SetStructure(std::vector<std::byte>(8)));
     Result<StepInfo> committed;
     {
+      bool failed = false;
       cairn::testing::ScopedFaults faults([&](const cairn::testing::FaultPass& pass, uint32_t) {
-        if (pass.point != "index.flushed") return 0;
-        std::filesystem::rename(path() + "/index/CURRENT", path() + "/index/AWAY");
-        return EIO;
+        failed = failed || pass.point == "roots.linked";
+        return failed ? EIO : 0;
       });
       committed = own->Commit({});
     }
     ASSERT_FALSE(committed);
+    EXPECT_THAT(committed, IsError(ErrorCode::kUnavailable, "unknown whether root"));
+    EXPECT_THAT(writer_->Begin(2, {}), IsError(ErrorCode::kFailedPrecondition, "open it again"));
     CAIRN_ASSERT_OK(writer_->FailAttempt(attempt, 0, committed.error()));
   }
   EXPECT_FALSE(part->AwaitDecision());
   part.reset();
-  std::filesystem::rename(path() + "/index/AWAY", path() + "/index/CURRENT");
   OpenWriter();
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, writer_->Latest());
-  ASSERT_EQ(snapshot->steps().size(), 1u);
+  ASSERT_EQ(snapshot->step_numbers().size(), 1u);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
   EXPECT_THAT(damage, IsEmpty());
 }
@@ -281,15 +283,16 @@ TEST_F(RanksTest, SharedRecordsThatDoNotMatchTheirNameAreRefused) {
   std::filesystem::remove(files[0]);
   std::filesystem::copy_file(files[1], files[0]);
   const auto own = Begin(*writer_, 0, attempt, kNever);
-  EXPECT_THAT(Gather(*own), IsError(ErrorCode::kDataLoss, "the file's name"));
+  EXPECT_THAT(Gather(*own), IsError(ErrorCode::kDataLoss, "differs from their name"));
 }
 
 TEST_F(RanksTest, JoinRequiresAnOpenSession) {
+  Join(OpenSession());
   StoreOptions options;
   options.session = writer_->session();
+  CAIRN_ASSERT_OK(writer_->Close());
   EXPECT_THAT(Store::Open(path(), OpenMode::kJoinSession, options),
               IsError(ErrorCode::kFailedPrecondition, "the same directory"));
-  Join(OpenSession());
 }
 
 TEST_F(RanksTest, ASessionThatIsAPathIsRefused) {

@@ -65,7 +65,7 @@ TEST_F(StoreIdentityTest, WriterCreatesTheStoreAndItsParents) {
   EXPECT_EQ(store->directory(), deep);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(deep, OpenMode::kRead));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
-  EXPECT_TRUE(snapshot->steps().empty());
+  EXPECT_TRUE(snapshot->step_numbers().empty());
 }
 
 TEST_F(StoreIdentityTest, EmptyDirectoryBecomesAStoreOnlyForAWriter) {
@@ -92,14 +92,20 @@ TEST_F(StoreIdentityTest, DirectoryWithOtherFilesIsNotChanged) {
 
 TEST_F(StoreIdentityTest, NewerFormatIsUnimplemented) {
   MakeStore();
-  WriteIdentity(IdentityOf("2"));
-  ExpectBothFail(ErrorCode::kUnimplemented, "format 2, this build reads 1");
+  WriteIdentity(IdentityOf("3"));
+  ExpectBothFail(ErrorCode::kUnimplemented, "format 3, this build reads 2; use a newer Cairn");
+}
+
+TEST_F(StoreIdentityTest, OlderFormatIsUnimplemented) {
+  MakeStore();
+  WriteIdentity(IdentityOf("1"));
+  ExpectBothFail(ErrorCode::kUnimplemented, "format 1, this build reads 2; save the state again");
 }
 
 TEST_F(StoreIdentityTest, FlippedFormatIsDamageNotANewerFormat) {
   MakeStore();
   std::string text = Identity();
-  text[text.find("format 1") + 7] = '3';
+  text[text.find("format 2") + 7] = '3';
   WriteIdentity(text);
   ExpectBothFail(ErrorCode::kDataLoss, "checksum");
 }
@@ -130,10 +136,24 @@ TEST_F(StoreIdentityTest, StoreWithoutIdentityIsDamagedAndNotCreatedAgain) {
   EXPECT_FALSE(fs::is_empty(path_ + "/segments"));
 }
 
-TEST_F(StoreIdentityTest, SegmentsOfAnotherStoreAreReported) {
+TEST_F(StoreIdentityTest, RootsOfAnotherStoreAreRefused) {
   MakeStore();
   CAIRN_ASSERT_OK(Store::Open(dir_ / "other", OpenMode::kWrite));
   fs::copy_file(dir_ / "other/CAIRN", path_ + "/CAIRN", fs::copy_options::overwrite_existing);
+  ExpectBothFail(ErrorCode::kDataLoss, "belongs to another store");
+}
+
+TEST_F(StoreIdentityTest, SegmentOfAnotherStoreIsReported) {
+  MakeStore();
+  const std::string mine =
+      path_ + "/segments/" + internal::ListDirectory(path_ + "/segments")->front();
+  {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto other, Store::Open(dir_ / "other", OpenMode::kWrite));
+    CAIRN_ASSERT_OK(SaveSample(*other, MakeSample(1)));
+  }
+  const std::string theirs =
+      dir_ / "other/segments/" + internal::ListDirectory(dir_ / "other/segments")->front();
+  fs::copy_file(theirs, mine, fs::copy_options::overwrite_existing);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kRead));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
@@ -143,7 +163,10 @@ TEST_F(StoreIdentityTest, SegmentsOfAnotherStoreAreReported) {
 
 TEST_F(StoreIdentityTest, StoreWithoutItsEmptyDirectoriesWorks) {
   MakeStore();
-  fs::remove(path_ + "/pending");
+  for (const char* folder : {"/pending", "/leases", "/pages"}) {
+    std::error_code ignored;
+    fs::remove(path_ + folder, ignored);  // fails if it is not empty
+  }
   {
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
   }

@@ -20,9 +20,9 @@ using internal::CheckLease;
 using internal::DecodeLease;
 using internal::EncodeLease;
 using internal::kLeaseLifetimeNs;
-using internal::kLeaseName;
 using internal::Lease;
 using internal::LeaseKeeper;
+using internal::LeaseName;
 using internal::MemoryStorage;
 using internal::NowUnixNs;
 using internal::ThisProcessLease;
@@ -31,10 +31,10 @@ using internal::ThisWriter;
 class LeaseTest : public ::testing::Test {
  protected:
   void PutLease(const Lease& lease) {
-    CAIRN_ASSERT_OK(storage_->Put(kLeaseName, EncodeLease(lease)));
+    CAIRN_ASSERT_OK(storage_->Put(LeaseName(lease.writer.session), EncodeLease(lease)));
   }
-  std::optional<Lease> StoredLease() {
-    const auto bytes = ReadObject(*storage_, kLeaseName, 1 << 20);
+  std::optional<Lease> StoredLease(const std::string& session = "a") {
+    const auto bytes = ReadObject(*storage_, LeaseName(session), 1 << 20);
     return bytes ? DecodeLease(*bytes) : std::nullopt;
   }
   static Lease OfOtherHost(int64_t age_ns) {
@@ -79,21 +79,21 @@ TEST_F(LeaseTest, DamagedLeaseIsNoLease) {
     EXPECT_EQ(DecodeLease(std::span(bytes).first(size)), std::nullopt) << size;
   }
   for (const std::string_view text : {"", "[]", "null", "{\"host\": 3}", "\xff\xfe"}) {
-    CAIRN_ASSERT_OK(storage_->Put(kLeaseName, std::as_bytes(std::span(text))));
-    CAIRN_EXPECT_OK(CheckLease(*storage_));
+    CAIRN_ASSERT_OK(storage_->Put(LeaseName("a"), std::as_bytes(std::span(text))));
+    CAIRN_EXPECT_OK(CheckLease(*storage_, "a"));
   }
 }
 
-TEST_F(LeaseTest, AbsentLeaseRefusesNobody) { CAIRN_EXPECT_OK(CheckLease(*storage_)); }
+TEST_F(LeaseTest, AbsentLeaseRefusesNobody) { CAIRN_EXPECT_OK(CheckLease(*storage_, "a")); }
 
 TEST_F(LeaseTest, LiveProcessOfThisHostIsNamed) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto keeper, LeaseKeeper::Take(storage_, ThisWriter("a"), 1));
   const std::string name = "process " + std::to_string(::getpid()) + " on host " +
                            internal::HostName() + " (writer since 20";
 
-  EXPECT_THAT(CheckLease(*storage_), IsError(ErrorCode::kConflict, "this process: " + name));
+  EXPECT_THAT(CheckLease(*storage_, "a"), IsError(ErrorCode::kConflict, "this process: " + name));
   EXPECT_EQ(RunInChild([this] {
-              const auto checked = CheckLease(*storage_);
+              const auto checked = CheckLease(*storage_, "a");
               return checked || checked.error().message.starts_with("this process") ? 1 : 0;
             }),
             0);
@@ -103,7 +103,7 @@ TEST_F(LeaseTest, LiveProcessOfThisHostKeepsALeaseThatWasNotRenewed) {
   Lease lease = ThisProcessLease(ThisWriter("a"), 1);
   lease.renewed_unix_ns -= 100 * kLeaseLifetimeNs;
   PutLease(lease);
-  EXPECT_THAT(CheckLease(*storage_), IsError(ErrorCode::kConflict, "take over"));
+  EXPECT_THAT(CheckLease(*storage_, "a"), IsError(ErrorCode::kConflict, "take over"));
 }
 
 TEST_F(LeaseTest, DeadProcessOfThisHostIsIgnoredAtOnce) {
@@ -114,53 +114,62 @@ TEST_F(LeaseTest, DeadProcessOfThisHostIsIgnoredAtOnce) {
   siginfo_t ended;
   ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT), 0);
   PutLease(lease);
-  CAIRN_EXPECT_OK(CheckLease(*storage_));  // nobody has waited for it
+  CAIRN_EXPECT_OK(CheckLease(*storage_, "a"));  // nobody has waited for it
   ::waitpid(child, nullptr, 0);
-  CAIRN_EXPECT_OK(CheckLease(*storage_));
+  CAIRN_EXPECT_OK(CheckLease(*storage_, "a"));
 }
 
 TEST_F(LeaseTest, ProcessWithTheSameNumberIsAnotherProcess) {
   Lease lease = ThisProcessLease(ThisWriter("a"), 1);
   lease.process_start -= 1;
   PutLease(lease);
-  CAIRN_EXPECT_OK(CheckLease(*storage_));
+  CAIRN_EXPECT_OK(CheckLease(*storage_, "a"));
 }
 
 TEST_F(LeaseTest, OtherHostHasTheLeaseUntilItExpires) {
   PutLease(OfOtherHost(kLeaseLifetimeNs / 2));
-  EXPECT_THAT(CheckLease(*storage_),
+  EXPECT_THAT(CheckLease(*storage_, "other"),
               IsError(ErrorCode::kConflict,
                       "process 4711 on host node7 (writer since 2026-01-31 12:00:00 UTC)"));
   PutLease(OfOtherHost(kLeaseLifetimeNs + 1'000'000'000));
-  CAIRN_EXPECT_OK(CheckLease(*storage_));
+  CAIRN_EXPECT_OK(CheckLease(*storage_, "other"));
   PutLease(OfOtherHost(-kLeaseLifetimeNs));  // its clock is ahead
-  EXPECT_THAT(CheckLease(*storage_), IsError(ErrorCode::kConflict, "node7"));
+  EXPECT_THAT(CheckLease(*storage_, "other"), IsError(ErrorCode::kConflict, "node7"));
 }
 
 TEST_F(LeaseTest, OtherNamespaceIsLikeAnotherHost) {
   Lease lease = ThisProcessLease(ThisWriter("a"), 1);
   lease.pid_namespace = "pid:[1]";
   PutLease(lease);
-  EXPECT_THAT(CheckLease(*storage_), IsError(ErrorCode::kConflict, "writing"));
+  EXPECT_THAT(CheckLease(*storage_, "a"), IsError(ErrorCode::kConflict, "writing"));
   lease.renewed_unix_ns -= 2 * kLeaseLifetimeNs;
   PutLease(lease);
-  CAIRN_EXPECT_OK(CheckLease(*storage_));
+  CAIRN_EXPECT_OK(CheckLease(*storage_, "a"));
 }
 
 TEST_F(LeaseTest, ReleaseRemovesOnlyTheOwnLease) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto first, LeaseKeeper::Take(storage_, ThisWriter("a"), 1));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto second, LeaseKeeper::Take(storage_, ThisWriter("b"), 2));
   CAIRN_EXPECT_OK(first->Release());
-  ASSERT_TRUE(StoredLease().has_value());
-  EXPECT_EQ(StoredLease()->writer.session, "b");
+  EXPECT_EQ(StoredLease("a"), std::nullopt);
+  ASSERT_TRUE(StoredLease("b").has_value());
+  EXPECT_EQ(StoredLease("b")->writer.session, "b");
   CAIRN_EXPECT_OK(second->Release());
   CAIRN_EXPECT_OK(second->Release());
-  EXPECT_EQ(StoredLease(), std::nullopt);
+  EXPECT_EQ(StoredLease("b"), std::nullopt);
   EXPECT_THAT(second->Renew(), IsError(ErrorCode::kFailedPrecondition, "released"));
 }
 
-TEST_F(LeaseTest, SessionThatIsNotUtf8IsReleased) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto keeper, LeaseKeeper::Take(storage_, ThisWriter("\xff"), 1));
+TEST_F(LeaseTest, LeaseOfAnotherSessionRefusesNobody) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto keeper, LeaseKeeper::Take(storage_, ThisWriter("a"), 1));
+  CAIRN_EXPECT_OK(CheckLease(*storage_, "b"));
+}
+
+TEST_F(LeaseTest, LeaseOfAHostWhoseNameIsNotUtf8IsReleased) {
+  internal::WriterIdentity writer = ThisWriter("a");
+  writer.host = "\xff";
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto keeper, LeaseKeeper::Take(storage_, writer, 1));
+  ASSERT_TRUE(StoredLease().has_value());
   CAIRN_EXPECT_OK(keeper->Release());
   EXPECT_EQ(StoredLease(), std::nullopt);
 }
@@ -168,7 +177,7 @@ TEST_F(LeaseTest, SessionThatIsNotUtf8IsReleased) {
 TEST_F(LeaseTest, DestructorReleases) {
   CAIRN_ASSERT_OK_AND_ASSIGN(auto keeper, LeaseKeeper::Take(storage_, ThisWriter("a"), 1));
   keeper.reset();
-  CAIRN_EXPECT_OK(CheckLease(*storage_));
+  CAIRN_EXPECT_OK(CheckLease(*storage_, "a"));
 }
 
 TEST_F(LeaseTest, RecentLeaseIsNotPutAgain) {
@@ -195,9 +204,11 @@ TEST_F(LeaseTest, WriterThatLostItsLeaseDoesNotTakeItBack) {
                              LeaseKeeper::Take(storage_, ThisWriter("a"), 1, /*renewal_ns=*/0));
   CAIRN_EXPECT_OK(keeper->Renew());
   // The thread may have read the own lease, and put it again after this.
+  Lease other = OfOtherHost(0);
+  other.writer.session = "a";
   Result<void> renewed;
   for (int attempt = 0; renewed && attempt < 1000; ++attempt) {
-    PutLease(OfOtherHost(0));
+    PutLease(other);
     renewed = keeper->Renew();
   }
   EXPECT_THAT(renewed, IsError(ErrorCode::kConflict, "node7"));

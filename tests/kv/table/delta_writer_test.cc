@@ -223,5 +223,109 @@ TEST_P(DeltaWriterTest, ManySavesKeepTheContentsAndTheBounds) {
   }
 }
 
+// --- the record that describes what the new table is based on
+
+constexpr char kLastKey[] = "zz";
+
+/// Returns the ids of the tables as text.
+std::string Ids(std::span<const TableInfo> tables) {
+  std::string ids = "after";
+  for (const TableInfo& table : tables) ids += fmt::format(" {:016x}", table.id.id);
+  return ids;
+}
+
+class LastRecordTest : public DeltaWriterTest {
+ protected:
+  /// Saves records, and under kLastKey the tables that the step keeps.
+  Result<std::vector<TableInfo>> SaveLast(const TableStack& base, const Records& records) {
+    CAIRN_TRY_ASSIGN(const auto writer,
+                     DeltaWriter::Create(*storage(), NewObjectId(1), base, kLastKey));
+    for (const auto& [key, value] : records) CAIRN_TRY(writer->Add(key, Bytes(value)));
+    return writer->Finish([](std::span<const TableInfo> kept) {
+      const std::string ids = Ids(kept);
+      return std::vector<std::byte>(Bytes(ids).begin(), Bytes(ids).end());
+    });
+  }
+  /// Opens the tables, and checks that the newest one names the others.
+  Result<TableStack> OpenLast(const std::vector<TableInfo>& tables) {
+    CAIRN_TRY_ASSIGN(TableStack stack, TableStack::Open(storage(), tables));
+    CAIRN_TRY_ASSIGN(const auto last, stack.tables().front()->Get(kLastKey));
+    EXPECT_TRUE(last.has_value());
+    if (last) EXPECT_EQ(Text(*last), Ids(std::span(tables).subspan(1)));
+    return stack;
+  }
+  /// Returns the records without the last one.
+  static Result<Records> ScanWithoutLast(const TableStack& stack) {
+    CAIRN_TRY_ASSIGN(Records records, ScanAll(stack));
+    EXPECT_EQ(records.erase(kLastKey), 1u);
+    return records;
+  }
+};
+CAIRN_INSTANTIATE_STORAGES(LastRecordTest);
+
+TEST_P(LastRecordTest, TableIsWrittenEvenIfNothingDiffers) {
+  const Records records = Numbered(100, "value");
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto first, SaveLast({}, records));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TableStack base, OpenLast(first));
+  ASSERT_EQ(first.size(), 1u);
+
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto second, SaveLast(base, records));
+
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TableStack stack, OpenLast(second));
+  EXPECT_THAT(Counts(stack), ::testing::ElementsAre(1, 101));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ScanWithoutLast(stack));
+  EXPECT_EQ(read, records);
+}
+
+TEST_P(LastRecordTest, LastRecordOfTheBaseIsNeitherComparedNorMerged) {
+  Records records = Numbered(1000, "value");
+  CAIRN_ASSERT_OK_AND_ASSIGN(auto tables, SaveLast({}, records));
+  for (int i = 0; i < 3; ++i) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const TableStack base, OpenLast(tables));
+    records[fmt::format("key{:06}", i)] = "changed";
+    CAIRN_ASSERT_OK_AND_ASSIGN(tables, SaveLast(base, records));
+  }
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TableStack stack, OpenLast(tables));
+  // The three small tables were merged.
+  ASSERT_EQ(stack.tables().size(), 2u);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Records newest, ReadAll(*stack.tables()[0]));
+  EXPECT_EQ(newest, (Records{{"key000000", "changed"},
+                             {"key000001", "changed"},
+                             {"key000002", "changed"},
+                             {kLastKey, Ids(std::span(tables).subspan(1))}}));
+}
+
+TEST_P(LastRecordTest, CompleteTableIsAfterNoOther) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto first, SaveLast({}, Numbered(100, "value")));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TableStack base, OpenLast(first));
+  for (const Records& records : {Numbered(100, "changed"), Numbered(1, "value"), Records()}) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto second, SaveLast(base, records));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const TableStack stack, OpenLast(second));
+    EXPECT_EQ(stack.tables().size(), 1u);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ScanWithoutLast(stack));
+    EXPECT_EQ(read, records);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const Records all, ReadAll(*stack.tables()[0]));
+    EXPECT_EQ(all.size(), records.size() + 1) << "a complete table has tombstones";
+  }
+}
+
+TEST_P(LastRecordTest, StaysRightOverManySaves) {
+  SeededRandom random;
+  Records records = Numbered(300, "value");
+  CAIRN_ASSERT_OK_AND_ASSIGN(auto tables, SaveLast({}, records));
+  for (int save = 0; save < 100; ++save) {
+    SCOPED_TRACE(fmt::format("save {}", save));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const TableStack base, OpenLast(tables));
+    if (random.Chance(0.8)) Mutate(random, records);
+
+    CAIRN_ASSERT_OK_AND_ASSIGN(tables, SaveLast(base, records));
+
+    ASSERT_LE(tables.size(), kMaxTables);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const TableStack stack, OpenLast(tables));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ScanWithoutLast(stack));
+    ASSERT_EQ(read, records);
+  }
+}
+
 }  // namespace
 }  // namespace cairn::kv::internal

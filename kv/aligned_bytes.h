@@ -1,0 +1,27 @@
+#pragma once
+/// A buffer for records that are read one after another.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace cairn::kv {
+
+/// A buffer that is aligned for FlatBuffers and reused. Threads: one.
+class AlignedBytes {
+ public:
+  /// Copies `bytes`. The result is valid until the next call.
+  std::span<const std::byte> Assign(std::string_view bytes) {
+    words_.resize(bytes.size() / sizeof(uint64_t) + 1);
+    if (!bytes.empty()) std::memcpy(words_.data(), bytes.data(), bytes.size());
+    return std::as_bytes(std::span(words_)).first(bytes.size());
+  }
+
+ private:
+  std::vector<uint64_t> words_;
+};
+
+}  // namespace cairn::kv

@@ -1,0 +1,137 @@
+// Opens for reading lock and write nothing. An open for writing is one commit.
+
+#include "kv/internal/commit/open_store.h"
+
+#include <fmt/format.h>
+
+#include <string>
+#include <utility>
+
+#include "kv/internal/commit/root_change.h"
+#include "kv/internal/commit/store_identity.h"
+#include "kv/internal/parts/attempt_outcome.h"
+#include "kv/internal/root/root_log.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+constexpr uint64_t kMaxRootBytes = 64 << 20;
+
+void SetRoot(StoreState& state, Root root) {
+  StepList steps(state.storage, root);
+  const MutexLock lock(state.mutex);
+  state.root = std::make_shared<const CommittedRoot>(
+      CommittedRoot{.root = std::move(root), .steps = std::move(steps)});
+  state.latest = nullptr;
+}
+
+/// Adds what to do to the error of a search for the newest root.
+Error AdviseRebuild(Error error) {
+  if (error.code == ErrorCode::kDataLoss) error.message += "; run kv-admin rebuild";
+  return error;
+}
+
+/// Returns the newest root; one without steps and with number 0 for a store that has just been
+/// created. kDataLoss: the roots of a store with tables or segments are gone.
+Result<Root> NewestRoot(StoreState& state) {
+  auto found = FindNewest(*state.storage);
+  if (!found) return Fail(AdviseRebuild(std::move(found).error()));
+  if (std::optional<Root>& newest = *found) {
+    if (newest->store_uuid == state.uuid) return *std::move(newest);
+    return Fail(Error{.code = ErrorCode::kDataLoss,
+                      .message = "the newest root belongs to another store",
+                      .file = state.storage->address()});
+  }
+  // The first root precedes every segment and table.
+  for (const ObjectKind kind : {ObjectKind::kTable, ObjectKind::kSegment}) {
+    CAIRN_TRY_ASSIGN(const auto names, state.storage->List(ObjectFolder(kind)));
+    if (names.empty()) continue;
+    return Fail(Error{.code = ErrorCode::kDataLoss,
+                      .message = "all roots of this store are missing; run kv-admin rebuild",
+                      .file = state.storage->address()});
+  }
+  return Root{.store_uuid = state.uuid};
+}
+
+Result<void> CheckSession(const StoreState& state) {
+  if (!EpochOfSession(state.session) || state.session.find('/') != std::string::npos) {
+    return Fail(ErrorCode::kInvalidArgument,
+                "joining a store requires the session of the rank that has it open for writing");
+  }
+  CAIRN_TRY_ASSIGN(const bool is_open, ObjectExists(*state.storage, LeaseName(state.session)));
+  if (is_open) return {};
+  return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                    .message =
+                        "rank 0 has no such session open in this directory; all ranks must be "
+                        "given the same directory, on a file system that they share",
+                    .file = state.storage->address()});
+}
+
+}  // namespace
+
+Result<void> OpenForReading(StoreState& state) {
+  CAIRN_TRY_ASSIGN(state.uuid, ReadIdentity(*state.storage));
+  if (state.joined) {
+    state.session = state.options.session;
+    CAIRN_TRY(CheckSession(state));
+    state.epoch = *EpochOfSession(state.session);
+  }
+  CAIRN_TRY_ASSIGN(Root root, NewestRoot(state));
+  SetRoot(state, std::move(root));
+  return {};
+}
+
+Result<void> OpenForWriting(StoreState& state) {
+  CAIRN_TRY_ASSIGN(state.uuid, CreateIdentity(*state.storage));
+  CAIRN_TRY_ASSIGN(Root next, NewestRoot(state));
+  // A writer puts its lease before it commits the root of its epoch. So if the writer of this root
+  // is alive, its lease exists; and if another one commits first, the commit below fails.
+  if (!state.options.take_over && next.number > 0) {
+    CAIRN_TRY(CheckLease(*state.storage, next.writer.session));
+  }
+  state.epoch = next.epoch + 1;
+  CAIRN_TRY_ASSIGN(state.session, NewSession(state.epoch));
+  ++next.number;
+  next.epoch = state.epoch;
+  next.writer = ThisWriter(state.session);
+  next.created_unix_ns = NowUnixNs();
+  CAIRN_TRY_ASSIGN(state.lease, LeaseKeeper::Take(state.storage, next.writer, state.epoch));
+  CommitOutcome outcome = CommitRoot(*state.storage, next);
+  if (outcome.state != CommitOutcome::State::kCommitted) {
+    (void)state.lease->Release();
+    return Fail(std::move(outcome.error));
+  }
+  SetRoot(state, std::move(next));
+  Sweep(state);
+  return {};
+}
+
+Result<std::shared_ptr<const CommittedRoot>> ReadRootOf(const StoreState& state, uint64_t number) {
+  CAIRN_TRY_ASSIGN(const auto bytes, ReadObject(*state.storage, RootName(number), kMaxRootBytes));
+  CAIRN_TRY_ASSIGN(Root root, DecodeRoot(bytes));
+  if (root.number != number || root.store_uuid != state.uuid) {
+    return Fail(Error{.code = ErrorCode::kNotFound,
+                      .message = "the root belongs to another store",
+                      .file = state.storage->address()});
+  }
+  StepList steps(state.storage, root);
+  return std::make_shared<const CommittedRoot>(
+      CommittedRoot{.root = std::move(root), .steps = std::move(steps)});
+}
+
+Result<bool> RefreshRoot(StoreState& state) {
+  const auto known = CurrentRoot(state);
+  if (known->root.number == 0) {
+    CAIRN_TRY_ASSIGN(Root root, NewestRoot(state));
+    if (root.number == 0) return false;
+    SetRoot(state, std::move(root));
+    return true;
+  }
+  auto newer = FindNewer(*state.storage, known->root);
+  if (!newer) return Fail(AdviseRebuild(std::move(newer).error()));
+  if (!*newer) return false;
+  SetRoot(state, **std::move(newer));
+  return true;
+}
+
+}  // namespace cairn::kv::internal

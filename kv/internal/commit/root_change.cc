@@ -1,0 +1,270 @@
+// Builds the next root from the newest one, commits it, and removes what it makes unreachable.
+
+#include "kv/internal/commit/root_change.h"
+
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "kv/internal/parts/attempt_outcome.h"
+#include "kv/internal/records/kv_records.h"
+#include "kv/internal/root/lease.h"
+#include "kv/internal/root/root_log.h"
+#include "kv/internal/storage/object_names.h"
+#include "kv/internal/table/table_stack.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+constexpr uint64_t kFullFraction = 50;  // of the file system, below which it counts as full
+
+/// What steps use.
+struct Reached {
+  std::set<ObjectId> tables;
+  std::map<ObjectId, uint64_t> segments;  // live bytes
+
+  Result<void> Add(StoreState& state, const StepEntry& entry) {
+    for (const TableInfo& table : entry.tables) tables.insert(table.id);
+    CAIRN_TRY_ASSIGN(const auto usage, UsageOf(state, entry));
+    for (const SegmentUse& use : usage) segments[use.segment] += use.live_bytes;
+    return {};
+  }
+};
+
+/// Forgets an object in the caches of this process and removes it.
+void RemoveObject(StoreState& state, const std::string& name) {
+  if (const auto parsed = ParseObjectName(name)) {
+    if (parsed->kind == ObjectKind::kSegment) state.files->Forget(parsed->id.id);
+    if (parsed->kind == ObjectKind::kTable) state.tables->Forget(parsed->id);
+  }
+  (void)state.storage->Remove(name);
+}
+
+/// Returns the time before which objects became unreachable whose grace period has passed.
+int64_t GraceLimitNs(const StoreState& state) {
+  return NowUnixNs() - std::chrono::nanoseconds(state.options.grace).count();
+}
+
+/// Moves the objects whose grace period has passed out of `root`.
+std::vector<RemovedObject> TakeExpired(const StoreState& state, Root& root) {
+  const int64_t limit_ns = GraceLimitNs(state);
+  std::vector<RemovedObject> expired;
+  std::erase_if(root.removed, [&](const RemovedObject& object) {
+    if (object.since_unix_ns > limit_ns) return false;
+    expired.push_back(object);
+    return true;
+  });
+  return expired;
+}
+
+/// Removes the leases of older epochs, and of those who wanted the epoch of this writer and did not
+/// get it. Dead or alive, they cannot commit.
+void SweepLeases(StoreState& state) {
+  const auto names = state.storage->List(kLeaseFolder);
+  if (!names) return;
+  for (const std::string& name : *names) {
+    const auto session = std::string_view(name).substr(kLeaseFolder.size());
+    const auto epoch = EpochOfSession(session);
+    if (epoch && *epoch <= state.epoch && session != state.session) {
+      (void)state.storage->Remove(name);
+    }
+  }
+}
+
+/// Records that this process can commit no more, if that is so.
+void NoteFailure(StoreState& state, const CommitOutcome& outcome) {
+  if (outcome.state == CommitOutcome::State::kUnknown) state.outcome_unknown = true;
+  const MutexLock lock(state.mutex);
+  if (outcome.error.code == ErrorCode::kConflict) state.fenced = outcome.error;
+}
+
+}  // namespace
+
+std::shared_ptr<const CommittedRoot> CurrentRoot(const StoreState& state) {
+  const MutexLock lock(state.mutex);
+  return state.root;
+}
+
+Result<void> CheckNotForked(const StoreState& state) {
+  if (state.owner == ::getpid()) return {};
+  return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                    .message = "this process was forked from the one that has the store open; "
+                               "open the store in this process",
+                    .file = state.storage->address()});
+}
+
+Result<void> CheckCanCommit(const StoreState& state) {
+  CAIRN_TRY(CheckNotForked(state));
+  if (state.outcome_unknown) {
+    return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                      .message = "it is unknown whether an earlier change of this store was "
+                                 "committed; close the store and open it again",
+                      .file = state.storage->address()});
+  }
+  const MutexLock lock(state.mutex);
+  if (state.fenced) return Fail(*state.fenced);
+  return {};
+}
+
+Result<void> CheckStillWriter(StoreState& state) {
+  CAIRN_TRY_ASSIGN(const auto newer, FindNewer(*state.storage, CurrentRoot(state)->root));
+  // A newer root of this epoch is that of a change by another thread of this process.
+  if (!newer || newer->epoch == state.epoch) return {};
+  Error error = TakenOver(*state.storage, *newer);
+  const MutexLock lock(state.mutex);
+  state.fenced = error;
+  return Fail(std::move(error));
+}
+
+Result<std::vector<SegmentUse>> UsageOf(StoreState& state, const StepEntry& entry) {
+  if (!entry.usage_in_table) return entry.usage;
+  if (entry.tables.empty()) return Fail(ErrorCode::kDataLoss, "a step has no tables");
+  CAIRN_TRY_ASSIGN(const TableStack stack, state.tables->OpenStack(entry.tables));
+  std::vector<SegmentUse> usage;
+  CAIRN_TRY(
+      stack.Scan(ColumnPrefix(Column::kUsage),
+                 [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+                   CAIRN_TRY_ASSIGN(const SegmentUse use, DecodeUsage(key.substr(1), record));
+                   usage.push_back(use);
+                   return true;
+                 }));
+  return usage;
+}
+
+Result<Unreachable> FindUnreachable(StoreState& state, std::span<const uint64_t> removed,
+                                    const StepEntry* added) {
+  const auto root = CurrentRoot(state);
+  std::set<uint64_t> gone(removed.begin(), removed.end());
+  if (added != nullptr) gone.insert(added->info.step);
+  Reached lost;
+  for (const uint64_t step : gone) {
+    CAIRN_TRY_ASSIGN(const StepEntryPtr entry, root->steps.Find(step));
+    if (entry != nullptr) CAIRN_TRY(lost.Add(state, *entry));
+  }
+  Unreachable unreachable;
+  if (lost.tables.empty()) return unreachable;
+  Reached kept;
+  const auto entries = root->steps.All();
+  if (!entries) return unreachable;  // what others use is unknown, so nothing may be removed
+  for (const StepEntryPtr& entry : *entries) {
+    if (!gone.contains(entry->info.step) && !kept.Add(state, *entry)) return unreachable;
+  }
+  if (added != nullptr) CAIRN_TRY(kept.Add(state, *added));
+  const auto add = [&](ObjectKind kind, const ObjectId& id) {
+    RemovedObject object{.name = ObjectName(kind, id), .since_unix_ns = NowUnixNs()};
+    object.file_bytes = state.storage->Size(object.name).value_or(0);
+    unreachable.bytes += object.file_bytes;
+    unreachable.objects.push_back(std::move(object));
+  };
+  for (const ObjectId& table : lost.tables) {
+    if (!kept.tables.contains(table)) add(ObjectKind::kTable, table);
+  }
+  for (const auto& [segment, live_bytes] : lost.segments) {
+    if (kept.segments.contains(segment)) continue;
+    add(ObjectKind::kSegment, segment);
+    ++unreachable.segments;
+  }
+  return unreachable;
+}
+
+Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed, StepEntry* added,
+                          Unreachable unreachable) {
+  CAIRN_TRY(CheckCanCommit(state));
+  const auto current = CurrentRoot(state);
+  Root next = current->root;
+  next.number = current->root.number + 1;
+  next.created_unix_ns = NowUnixNs();
+  StepList changed = current->steps.Remove(removed);
+  if (added != nullptr) {
+    added->info.generation = next.number;
+    changed = changed.Add(*added);
+  }
+  CAIRN_TRY_ASSIGN(StepList::WithPages written, changed.WritePages(state.epoch));
+  next.recent = written.steps.recent();
+  next.pages = written.steps.pages();
+  for (const PageRef& page : written.unreachable) {
+    next.removed.push_back({.name = ObjectName(ObjectKind::kPage, page.id),
+                            .since_unix_ns = next.created_unix_ns,
+                            .file_bytes = page.file_bytes});
+  }
+  for (RemovedObject& object : unreachable.objects) next.removed.push_back(std::move(object));
+  const std::vector<RemovedObject> expired = TakeExpired(state, next);
+
+  CommitOutcome outcome = CommitRoot(*state.storage, next);
+  if (outcome.state != CommitOutcome::State::kCommitted) {
+    NoteFailure(state, outcome);
+    return Fail(std::move(outcome.error));
+  }
+  {
+    const MutexLock lock(state.mutex);
+    state.root = std::make_shared<const CommittedRoot>(
+        CommittedRoot{.root = std::move(next), .steps = std::move(written.steps)});
+    state.latest = nullptr;
+  }
+  for (const RemovedObject& object : expired) RemoveObject(state, object.name);
+  (void)RemoveOldRoots(*state.storage, current->root.number + 1);
+  if (state.lease != nullptr) (void)state.lease->Renew();
+  return {};
+}
+
+void ReclaimIfFull(StoreState& state) {
+  if (state.storage->local_files() == nullptr) return;
+  struct statvfs status;
+  if (::statvfs(state.storage->address().c_str(), &status) != 0) return;
+  if (status.f_bavail > status.f_blocks / kFullFraction) return;
+  const MutexLock write_lock(state.write_mutex);
+  if (!CheckCanCommit(state)) return;
+  // The list in the root may name objects that do not exist any more.
+  for (const RemovedObject& object : CurrentRoot(state)->root.removed) {
+    RemoveObject(state, object.name);
+  }
+}
+
+void Sweep(StoreState& state) {
+  const auto root = CurrentRoot(state);
+  Reached reached;
+  const auto entries = root->steps.All();
+  if (!entries) return;  // what is reached is unknown, so nothing may be removed
+  for (const StepEntryPtr& entry : *entries) {
+    if (!reached.Add(state, *entry)) return;
+  }
+  std::set<std::string> kept;
+  const int64_t limit_ns = GraceLimitNs(state);
+  for (const RemovedObject& object : root->root.removed) {
+    if (object.since_unix_ns > limit_ns) kept.insert(object.name);
+  }
+  for (const PageRef& page : root->root.pages) kept.insert(ObjectName(ObjectKind::kPage, page.id));
+  const auto is_garbage = [&](const std::string& name) {
+    const auto parsed = ParseObjectName(name);
+    if (!parsed || kept.contains(name)) return false;
+    if (parsed->id.epoch >= state.epoch || parsed->id.epoch < root->root.kept_before_epoch) {
+      return false;
+    }
+    switch (parsed->kind) {
+      case ObjectKind::kSegment:
+        return !reached.segments.contains(parsed->id);
+      case ObjectKind::kTable:
+        return !reached.tables.contains(parsed->id);
+      case ObjectKind::kPage:
+        return true;
+    }
+    return false;
+  };
+  for (const ObjectKind kind : {ObjectKind::kSegment, ObjectKind::kTable, ObjectKind::kPage}) {
+    const auto names = state.storage->List(ObjectFolder(kind));
+    if (!names) continue;
+    for (const std::string& name : *names) {
+      if (is_garbage(name)) RemoveObject(state, name);
+    }
+  }
+  SweepEpochs(*state.storage, kPendingFolder, state.epoch);
+  SweepLeases(state);
+  (void)state.storage->RemoveLeftovers();
+}
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,58 @@
+#pragma once
+/// A change of the step list: the next root, and the removal of what it makes unreachable.
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "kv/error.h"
+#include "kv/internal/commit/store_state.h"
+#include "kv/internal/root/root_record.h"
+
+namespace cairn::kv::internal {
+
+/// Returns the newest root that the store knows.
+std::shared_ptr<const CommittedRoot> CurrentRoot(const StoreState& state);
+
+/// kFailedPrecondition: it is unknown whether an earlier commit has happened. kConflict: another
+/// writer has taken over the store. May be called without write_mutex.
+Result<void> CheckCanCommit(const StoreState& state);
+
+/// kConflict: another writer has taken over the store, so this process can commit nothing any more.
+/// For the begin of a change, which otherwise finds out only in its commit, or earlier by a file
+/// that the other writer has removed. kDataLoss, kUnavailable: the roots cannot be read. Cost: 2
+/// calls of Size. May be called without write_mutex.
+Result<void> CheckStillWriter(StoreState& state);
+
+/// Objects that a change makes unreachable.
+struct Unreachable {
+  std::vector<RemovedObject> objects;
+  uint64_t segments = 0;
+  uint64_t bytes = 0;
+};
+/// Determines which objects no step uses any more if the steps `removed` do not exist and `added`,
+/// which may be null, does; none if the entry of another step cannot be read. Requires write_mutex.
+Result<Unreachable> FindUnreachable(StoreState& state, std::span<const uint64_t> removed,
+                                    const StepEntry* added);
+
+/// Commits the next root, without the steps `removed` and with `added`, which may be null and
+/// replaces a step of the same number. Sets the generation of `added`. Then removes objects whose
+/// grace period has passed; errors of that are ignored, because the next open for writing finds
+/// what remains. kConflict: another writer has taken over the store. kUnavailable,
+/// kResourceExhausted: nothing was committed, or outcome_unknown is set. Requires write_mutex.
+Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed, StepEntry* added,
+                          Unreachable unreachable);
+
+/// Returns the segments that a step uses: those of its entry, or of its newest table.
+Result<std::vector<SegmentUse>> UsageOf(StoreState& state, const StepEntry& entry);
+
+/// Removes the objects whose grace period has not passed, if the file system of the store is nearly
+/// full: a save that fails for lack of space succeeds when it is repeated. Errors are ignored.
+void ReclaimIfFull(StoreState& state);
+
+/// Removes what crashed attempts and writers have left, and the objects whose grace period has
+/// passed. For the open for writing, after it has committed its epoch. Errors are ignored.
+void Sweep(StoreState& state);
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,51 @@
+#pragma once
+/// The records of a step between the time when they are added, in any order, and the commit, which
+/// needs them in the order of their keys.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "kv/error.h"
+#include "kv/internal/parts/collected_records.h"
+#include "kv/internal/table/table_info.h"
+#include "kv/key.h"
+#include "kv/storage.h"
+
+namespace cairn::kv::internal {
+
+/// Memory: at most `memory_bytes` of records, and a few MiB per spilled table. What exceeds this is
+/// sorted and spilled to tables that no root reaches. The destructor removes these tables. Threads:
+/// one.
+class StepRecordsBuffer {
+ public:
+  static constexpr uint64_t kMemoryBytes = 192 << 20;
+
+  StepRecordsBuffer(std::shared_ptr<Storage> storage, uint32_t epoch,
+                    uint64_t memory_bytes = kMemoryBytes);
+  ~StepRecordsBuffer();
+  StepRecordsBuffer(const StepRecordsBuffer&) = delete;
+  StepRecordsBuffer& operator=(const StepRecordsBuffer&) = delete;
+
+  /// Requires a key that was not added before. kUnavailable, kResourceExhausted: the records cannot
+  /// be spilled.
+  Result<void> Add(Column column, std::string_view key, std::span<const std::byte> value);
+
+  /// Calls `callback` with every record, column by column, ascending by key. Values are aligned to
+  /// 8 bytes and valid only during the call.
+  Result<void> ForEachInOrder(const CollectedRecords::Callback& callback);
+
+ private:
+  Result<void> Spill();
+
+  const std::shared_ptr<Storage> storage_;
+  const uint32_t epoch_;
+  const uint64_t memory_bytes_;
+  CollectedRecords memory_;
+  std::vector<TableInfo> spilled_;
+};
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,170 @@
+// Objects through which the ranks of an attempt communicate.
+
+#include "kv/internal/parts/attempt_outcome.h"
+
+#include <fmt/format.h>
+#include <sys/random.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "kv/internal/io/file.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+using nlohmann::json;
+
+constexpr uint64_t kMaxObjectBytes = 1 << 20;
+constexpr size_t kMaxMessageBytes = 64 << 10;
+constexpr size_t kSessionBytes = 16;
+
+std::string NameOf(const std::string& attempt, std::string_view what) {
+  return fmt::format("{}{}/{}", kPendingFolder, attempt, what);
+}
+std::string FailureName(const std::string& attempt) { return NameOf(attempt, "failed"); }
+std::string OutcomeName(const std::string& attempt) { return NameOf(attempt, "outcome"); }
+
+json ToJson(const Error& error, uint32_t rank) {
+  json text = {{"rank", rank},
+               {"code", static_cast<int>(error.code)},
+               {"message", error.message.substr(0, kMaxMessageBytes)},
+               {"key", error.key},
+               {"file", error.file}};
+  if (error.step) text["step"] = *error.step;
+  if (error.offset_bytes) text["offset_bytes"] = *error.offset_bytes;
+  return text;
+}
+
+Error ErrorFrom(const json& text) {
+  Error error{.code = static_cast<ErrorCode>(
+                  std::clamp(text.value("code", 0), 0, static_cast<int>(ErrorCode::kInternal))),
+              .message = text.value("message", ""),
+              .key = text.value("key", ""),
+              .file = text.value("file", "")};
+  if (text.contains("step")) error.step = text.value("step", uint64_t{0});
+  if (text.contains("offset_bytes")) error.offset_bytes = text.value("offset_bytes", uint64_t{0});
+  return error;
+}
+
+// Keeps an object that exists already.
+Result<void> PutOnce(Storage& storage, const std::string& name, const json& text) {
+  const std::string bytes = text.dump(-1, ' ', false, json::error_handler_t::replace);
+  Result<void> put = storage.PutIfAbsent(name, AsBytes(bytes));
+  if (!put && put.error().code == ErrorCode::kConflict) return {};
+  return put;
+}
+
+bool Exists(Storage& storage, const std::string& name) {
+  return ObjectExists(storage, name).value_or(false);
+}
+
+std::optional<json> Read(Storage& storage, const std::string& name) {
+  const auto bytes = ReadObject(storage, name, kMaxObjectBytes);
+  if (!bytes) return std::nullopt;
+  json text = json::parse(reinterpret_cast<const char*>(bytes->data()),
+                          reinterpret_cast<const char*>(bytes->data()) + bytes->size(),
+                          /*callback=*/nullptr, /*allow_exceptions=*/false);
+  if (!text.is_object()) return std::nullopt;
+  return text;
+}
+
+}  // namespace
+
+std::string PartName(const std::string& attempt, uint32_t rank) {
+  return NameOf(attempt, fmt::format("{}.part", rank));
+}
+
+std::string SharedName(const std::string& attempt, const std::string& digest) {
+  return NameOf(attempt, digest + ".shared");
+}
+
+Result<void> PublishFailure(Storage& storage, const std::string& attempt, uint32_t rank,
+                            const Error& error, bool kept) {
+  if (rank == 0) {
+    return PutOnce(storage, OutcomeName(attempt),
+                   {{"error", ToJson(error, rank)}, {"discarded", !kept}});
+  }
+  // After a rank has put its part, rank 0 may be committing it.
+  if (Exists(storage, OutcomeName(attempt)) || Exists(storage, PartName(attempt, rank))) return {};
+  Error named = error;
+  named.message = fmt::format("rank {}: {}", rank, error.message);
+  return PutOnce(storage, FailureName(attempt), {{"error", ToJson(named, rank)}});
+}
+
+Result<void> PublishCommitted(Storage& storage, const std::string& attempt, uint64_t generation) {
+  return PutOnce(storage, OutcomeName(attempt), {{"committed", generation}});
+}
+
+std::optional<Error> FindFailure(Storage& storage, const std::string& attempt) try {
+  const auto text = Read(storage, FailureName(attempt));
+  if (!text) return std::nullopt;
+  return ErrorFrom(text->at("error"));
+} catch (const json::exception&) {
+  return std::nullopt;  // no rank wrote this
+}
+
+std::optional<Outcome> FindOutcome(Storage& storage, const std::string& attempt) try {
+  const auto text = Read(storage, OutcomeName(attempt));
+  if (!text) return std::nullopt;
+  if (text->contains("error")) {
+    return Outcome{.generation = Fail(ErrorFrom(text->at("error"))),
+                   .discarded = text->at("discarded").get<bool>()};
+  }
+  return Outcome{.generation = text->at("committed").get<uint64_t>()};
+} catch (const json::exception&) {
+  return std::nullopt;
+}
+
+void RecordAttempt(const std::string& attempt, std::deque<std::string>& attempts) {
+  if (std::ranges::find(attempts, attempt) == attempts.end()) attempts.push_back(attempt);
+}
+
+void ForgetAttempt(Storage& storage, const std::string& attempt) {
+  const auto names = storage.List(NameOf(attempt, ""));
+  if (!names) return;
+  for (const std::string& name : *names) (void)storage.Remove(name);
+}
+
+void SweepEpochs(Storage& storage, std::string_view folder, uint32_t epoch) {
+  const auto names = storage.List(folder);
+  if (!names) return;
+  for (const std::string& name : *names) {
+    const auto of_session = EpochOfSession(std::string_view(name).substr(folder.size()));
+    if (!of_session || *of_session < epoch) (void)storage.Remove(name);
+  }
+}
+
+Result<std::string> NewSession(uint32_t epoch) {
+  uint32_t random = 0;
+  if (::getrandom(&random, sizeof(random), 0) != sizeof(random)) {
+    return Fail(SystemError(errno, "cannot generate a session id"));
+  }
+  return fmt::format("{:08x}{:08x}", epoch, random);
+}
+
+std::optional<uint32_t> EpochOfSession(std::string_view name) {
+  if (name.size() < kSessionBytes) return std::nullopt;
+  uint32_t epoch = 0;
+  const char* const end = name.data() + kSessionBytes / 2;
+  const auto [parsed, failed] = std::from_chars(name.data(), end, epoch, 16);
+  if (failed != std::errc() || parsed != end) return std::nullopt;
+  return epoch;
+}
+
+Poll::Poll(std::chrono::steady_clock::time_point deadline, uint32_t poller_count)
+    : deadline_(deadline),
+      longest_pause_(std::max<uint64_t>(20'000, uint64_t{100} * poller_count)) {}
+
+bool Poll::Again() {
+  const auto now = std::chrono::steady_clock::now();
+  if (now >= deadline_) return false;
+  std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(pause_, deadline_ - now));
+  pause_ = std::min(longest_pause_, pause_ * 5 / 4);
+  return true;
+}
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,200 @@
+// Encoding and decoding of step, segment, chunk and usage records.
+
+#include "kv/internal/records/kv_records.h"
+
+#include <cairn_schema/chunk_generated.h>
+#include <cairn_schema/segment_generated.h>
+#include <cairn_schema/step_generated.h>
+
+#include "kv/step_info.h"
+#include "schema/little_endian.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+constexpr size_t kTableBytes = 40;
+
+schema::Digest ToSchema(const Digest& digest) { return {digest.lo, digest.hi}; }
+Digest FromSchema(const schema::Digest* digest) {
+  return digest == nullptr ? Digest{} : Digest{.lo = digest->lo(), .hi = digest->hi()};
+}
+std::string Text(const flatbuffers::String* text) {
+  return text == nullptr ? std::string() : text->str();
+}
+
+schema::Extent ToSchema(const Extent& extent) {
+  return {extent.segment_id, extent.offset_bytes, extent.length_bytes,
+          extent.page_digests_offset_bytes};
+}
+
+}  // namespace
+
+std::vector<std::byte> TakeBytes(const flatbuffers::FlatBufferBuilder& builder) {
+  const auto* data = reinterpret_cast<const std::byte*>(builder.GetBufferPointer());
+  return {data, data + builder.GetSize()};
+}
+
+std::vector<std::byte> EncodeStep(const StepInfo& info) {
+  flatbuffers::FlatBufferBuilder builder(512);
+  const auto attempt = builder.CreateString(info.attempt);
+  const schema::Digest structure = ToSchema(info.structure);
+  schema::StepRecordBuilder record(builder);
+  record.add_version(schema::kRecordVersion);
+  record.add_step(info.step);
+  record.add_generation(info.generation);
+  record.add_created_unix_ns(info.created_unix_ns);
+  record.add_world_size(info.world_size);
+  record.add_attempt(attempt);
+  if (info.base_step) record.add_base_step(*info.base_step);
+  record.add_tensor_count(info.tensor_count);
+  record.add_value_count(info.value_count);
+  record.add_chunk_count(info.chunk_count);
+  record.add_reused_chunk_count(info.reused_chunk_count);
+  record.add_logical_bytes(info.logical_bytes);
+  record.add_written_bytes(info.written_bytes);
+  record.add_structure(&structure);
+  schema::FinishStepRecordBuffer(builder, record.Finish());
+  std::vector<std::byte> bytes = TakeBytes(builder);
+  CAIRN_CHECK(DecodeStep(bytes).has_value());
+  return bytes;
+}
+
+Result<StepInfo> DecodeStep(std::span<const std::byte> record) {
+  CAIRN_TRY_ASSIGN(
+      const schema::StepRecord* step,
+      CheckedRecord<schema::StepRecord>(record, schema::StepRecordIdentifier(), "StepRecord"));
+  StepInfo info{
+      .step = step->step(),
+      .generation = step->generation(),
+      .created_unix_ns = step->created_unix_ns(),
+      .world_size = step->world_size(),
+      .attempt = Text(step->attempt()),
+      .base_step = std::nullopt,
+      .tensor_count = step->tensor_count(),
+      .value_count = step->value_count(),
+      .chunk_count = step->chunk_count(),
+      .reused_chunk_count = step->reused_chunk_count(),
+      .logical_bytes = step->logical_bytes(),
+      .written_bytes = step->written_bytes(),
+      .structure = FromSchema(step->structure()),
+  };
+  if (const auto base = step->base_step()) info.base_step = *base;
+  return info;
+}
+
+SegmentInfo NewSegmentInfo(const ObjectId& id) {
+  const std::string object = ObjectName(ObjectKind::kSegment, id);
+  return SegmentInfo{.segment_id = id.id,
+                     .epoch = id.epoch,
+                     .name = object.substr(ObjectFolder(ObjectKind::kSegment).size())};
+}
+
+std::string SegmentObject(const SegmentInfo& info) {
+  return ObjectName(ObjectKind::kSegment, {.epoch = info.epoch, .id = info.segment_id});
+}
+
+std::vector<std::byte> EncodeSegment(const SegmentInfo& info) {
+  flatbuffers::FlatBufferBuilder builder(256);
+  const auto root =
+      schema::CreateSegmentRecord(builder, schema::kRecordVersion, info.segment_id, info.epoch,
+                                  info.step, info.rank, info.file_bytes, info.payload_bytes,
+                                  info.chunk_count, info.footer_digest, info.page_digests_checksum);
+  schema::FinishSegmentRecordBuffer(builder, root);
+  std::vector<std::byte> bytes = TakeBytes(builder);
+  CAIRN_CHECK(DecodeSegment(bytes).has_value());
+  return bytes;
+}
+
+Result<SegmentInfo> DecodeSegment(std::span<const std::byte> record) {
+  CAIRN_TRY_ASSIGN(const schema::SegmentRecord* segment,
+                   CheckedRecord<schema::SegmentRecord>(record, schema::SegmentRecordIdentifier(),
+                                                        "SegmentRecord"));
+  SegmentInfo info = NewSegmentInfo({.epoch = segment->epoch(), .id = segment->segment_id()});
+  info.step = segment->step();
+  info.rank = segment->rank();
+  info.file_bytes = segment->file_bytes();
+  info.payload_bytes = segment->payload_bytes();
+  info.chunk_count = segment->chunk_count();
+  info.footer_digest = segment->footer_digest();
+  info.page_digests_checksum = segment->page_digests_checksum();
+  return info;
+}
+
+std::vector<std::byte> EncodeChunk(const ChunkEntry& entry) {
+  flatbuffers::FlatBufferBuilder builder(256);
+  const schema::Digest digest = ToSchema(entry.digest);
+  const auto sizes = builder.CreateVector(entry.sizes);
+  flatbuffers::Offset<schema::ChunkRecord> root;
+  if (entry.extents.size() == 1) {
+    const schema::Extent extent = ToSchema(entry.extents.front());
+    root = schema::CreateChunkRecord(builder, schema::kRecordVersion, /*encoding=*/0, sizes,
+                                     &extent, &digest, entry.since_step);
+  } else {
+    std::vector<schema::Extent> stored;
+    for (const Extent& extent : entry.extents) stored.push_back(ToSchema(extent));
+    const auto extents = builder.CreateVectorOfStructs(stored);
+    root = schema::CreateChunkRecord(builder, schema::kSeveralExtentsVersion, /*encoding=*/0, sizes,
+                                     nullptr, &digest, entry.since_step, extents);
+  }
+  schema::FinishChunkRecordBuffer(builder, root);
+  std::vector<std::byte> bytes = TakeBytes(builder);
+  CAIRN_DCHECK(DecodeChunkExtents(bytes).has_value());
+  return bytes;
+}
+
+Result<Extents> DecodeChunkExtents(std::span<const std::byte> record) {
+  CAIRN_TRY_ASSIGN(
+      const schema::ChunkRecord* chunk,
+      CheckedRecord<schema::ChunkRecord>(record, schema::ChunkRecordIdentifier(), "ChunkRecord"));
+  return ReadExtents(*chunk);
+}
+
+std::array<std::byte, 16> EncodeUsage(const SegmentUse& use) {
+  std::array<std::byte, 16> record{};
+  schema::PutLittleEndian(record, 0, use.live_bytes);
+  schema::PutLittleEndian(record, 8, use.segment.epoch);
+  return record;
+}
+
+Result<SegmentUse> DecodeUsage(std::string_view key, std::span<const std::byte> record) {
+  if (key.size() != 8 || record.size() != 16) {
+    return Fail(ErrorCode::kDataLoss, "a usage record has a wrong size");
+  }
+  return SegmentUse{.segment = {.epoch = schema::GetLittleEndian<uint32_t>(record, 8),
+                                .id = ReadBigEndian(key.data())},
+                    .live_bytes = schema::GetLittleEndian<uint64_t>(record, 0)};
+}
+
+std::vector<std::byte> EncodeTables(std::span<const TableInfo> tables) {
+  std::vector<std::byte> record(8 + kTableBytes * tables.size());
+  schema::PutLittleEndian<uint64_t>(record, 0, tables.size());
+  size_t at = 8;
+  for (const TableInfo& table : tables) {
+    schema::PutLittleEndian(record, at, table.id.id);
+    schema::PutLittleEndian<uint64_t>(record, at + 8, table.id.epoch);
+    schema::PutLittleEndian(record, at + 16, table.file_bytes);
+    schema::PutLittleEndian(record, at + 24, table.record_count);
+    schema::PutLittleEndian(record, at + 32, table.digest);
+    at += kTableBytes;
+  }
+  return record;
+}
+
+Result<std::vector<TableInfo>> DecodeTables(std::span<const std::byte> record) {
+  if (record.size() < 8 || (record.size() - 8) % kTableBytes != 0 ||
+      schema::GetLittleEndian<uint64_t>(record, 0) != (record.size() - 8) / kTableBytes) {
+    return Fail(ErrorCode::kDataLoss, "the list of a step's tables has a wrong size");
+  }
+  std::vector<TableInfo> tables;
+  for (size_t at = 8; at < record.size(); at += kTableBytes) {
+    tables.push_back(
+        {.id = {.epoch = static_cast<uint32_t>(schema::GetLittleEndian<uint64_t>(record, at + 8)),
+                .id = schema::GetLittleEndian<uint64_t>(record, at)},
+         .file_bytes = schema::GetLittleEndian<uint64_t>(record, at + 16),
+         .record_count = schema::GetLittleEndian<uint64_t>(record, at + 24),
+         .digest = schema::GetLittleEndian<uint64_t>(record, at + 32)});
+  }
+  return tables;
+}
+
+}  // namespace cairn::kv::internal

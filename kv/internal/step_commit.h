@@ -1,0 +1,14 @@
+#pragma once
+/// The commit of a step: its table, and the next root.
+
+#include "kv/error.h"
+#include "kv/internal/step_attempt.h"
+#include "kv/step_info.h"
+#include "kv/step_records.h"
+
+namespace cairn::kv::internal {
+
+/// Commits the step of an attempt whose segments are sealed. See StepWriter::Commit.
+Result<StepInfo> CommitStep(StepAttempt& attempt, const StepSummary& summary);
+
+}  // namespace cairn::kv::internal

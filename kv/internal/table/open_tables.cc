@@ -1,0 +1,52 @@
+// A list in the order of the last use, and an index of it.
+
+#include "kv/internal/table/open_tables.h"
+
+#include <vector>
+
+namespace cairn::kv::internal {
+
+std::shared_ptr<const TableReader> OpenTables::Find(const TableInfo& info) {
+  const MutexLock lock(mutex_);
+  const auto found = by_id_.find(info.id);
+  if (found == by_id_.end() || found->second->second->info() != info) return nullptr;
+  recent_.splice(recent_.begin(), recent_, found->second);
+  return found->second->second;
+}
+
+Result<std::shared_ptr<const TableReader>> OpenTables::Open(const TableInfo& info) {
+  if (auto found = Find(info)) return found;
+  CAIRN_TRY_ASSIGN(auto table, TableReader::Open(storage_, info));
+  const MutexLock lock(mutex_);
+  if (const auto found = by_id_.find(info.id); found != by_id_.end()) {
+    recent_.erase(found->second);
+    by_id_.erase(found);
+  }
+  recent_.emplace_front(info.id, table);
+  by_id_[info.id] = recent_.begin();
+  if (recent_.size() > kMaxOpen) {
+    by_id_.erase(recent_.back().first);
+    recent_.pop_back();
+  }
+  return table;
+}
+
+Result<TableStack> OpenTables::OpenStack(std::span<const TableInfo> infos) {
+  if (infos.size() > kMaxTables) return TableStack::Open(storage_, infos);  // returns the error
+  std::vector<std::shared_ptr<const TableReader>> tables;
+  for (const TableInfo& info : infos) {
+    CAIRN_TRY_ASSIGN(auto table, Open(info));
+    tables.push_back(std::move(table));
+  }
+  return TableStack(std::move(tables));
+}
+
+void OpenTables::Forget(const ObjectId& id) {
+  const MutexLock lock(mutex_);
+  const auto found = by_id_.find(id);
+  if (found == by_id_.end()) return;
+  recent_.erase(found->second);
+  by_id_.erase(found);
+}
+
+}  // namespace cairn::kv::internal

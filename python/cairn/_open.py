@@ -1,0 +1,64 @@
+"""`cairn.open`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from cairn._base.open_options import OpenOptions
+from cairn.store import Store
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+def open(
+    address: str | os.PathLike[str],
+    mode: str = "r",
+    process_group: ProcessGroup | None = None,
+    *,
+    alone: bool = False,
+    timeout: float = 1800.0,
+    take_over: bool = False,
+    grace: float | None = None,
+) -> Store:
+    """Opens a store.
+
+    Under ``torch.distributed`` with more than one rank, the ranks of the process group open the
+    store together: each of them calls this function. Every rank then calls ``save``,
+    ``save_async``, ``load``, ``delete``, ``prune`` and ``close``, in the same order, and an error
+    on one rank is raised on all of them. Each rank may call the other methods by itself.
+
+    Args:
+        address: ``PATH`` or ``file:PATH``, a directory. In a multi-rank store all ranks must share
+            this directory.
+        mode: ``"r"`` reads, and sees the steps that a concurrent writer commits. ``"a"`` reads and
+            writes, and creates the store if it does not exist. Only one process, or the ranks of
+            one group, may have a store open for writing at a time.
+        process_group: the group whose ranks open the store together; by default the default group,
+            if there is one. Any backend works: the group is used only to exchange the addresses
+            at which the ranks connect.
+        alone: this process opens the store by itself, whatever process groups exist. For tools, and
+            for a reader on one rank.
+        timeout: seconds that ranks wait for each other in any call before the call fails.
+        take_over: becomes the writer even if another process has the store open for writing, for
+            example because that process hangs, or ran on a machine that has failed. From then on,
+            every save and delete of that process fails with Conflict and changes nothing. In a
+            multi-rank store, the value on rank 0 counts.
+        grace: seconds for which the files of deleted and overwritten steps remain, so that readers
+            can finish what they have begun to read; by default 60. After this time, the next save,
+            delete or open for writing removes the files. With 0, the delete or overwrite itself
+            removes them. In a multi-rank store, the value on rank 0 counts.
+
+    Raises:
+        NotFound: the store does not exist (``"r"``).
+        Conflict: another process has it open for writing (``"a"``); the message contains its host
+            and pid, and since when it has been the writer.
+        Corrupt: the store is damaged.
+        Invalid: the directory is not a store, or has another format; the mode, the address or the
+            grace period is not valid; ``take_over`` without mode ``"a"``; this process is not in
+            the group, or the ranks see different directories.
+        Unavailable: a permission or I/O error; a rank did not connect in time.
+    """
+    options = OpenOptions(alone=alone, timeout=timeout, take_over=take_over, grace=grace)
+    return Store(address, mode, process_group, options)

@@ -1,0 +1,379 @@
+// What Rebuild recovers from the footers of segments when roots and tables are lost.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/save/save_options.h"
+#include "core/step/contents.h"
+#include "core/step/internal/tensor_records.h"
+#include "kv/internal/segment/segment_format.h"
+#include "kv/options.h"
+#include "kv/snapshot.h"
+#include "kv/store.h"
+#include "tests/core/tensor/test_tensor.h"
+#include "tests/kv/byte_payload.h"
+#include "tests/kv/sample_step.h"
+
+namespace cairn::core {
+namespace {
+
+using kv::testing::MakeSample;
+using kv::testing::SampleStep;
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::Field;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+using Tensors = std::map<std::string, std::vector<std::byte>>;  // bytes by FQN
+
+class FooterRecoveryTest : public StoreTest {
+ protected:
+  std::string path() const { return directory.path() + "/store"; }
+
+  /// Closes the store and removes all but CAIRN and the segments.
+  void LoseAllRecords() {
+    store.reset();
+    for (const char* name : {"roots", "tables", "pages", "hint"}) {
+      std::filesystem::remove_all(path() + "/" + name);
+    }
+  }
+
+  kv::RebuildReport Rebuild() {
+    store.reset();
+    auto report = kv::Store::Rebuild(path());
+    EXPECT_TRUE(testing::IsOk(report));
+    Reopen();
+    return report.value_or(kv::RebuildReport{});
+  }
+
+  SaveReport SaveFull(uint64_t step, const Tensors& tensors, bool overwrite = false) {
+    StateDict state;
+    for (const auto& [fqn, bytes] : tensors) {
+      state.root().Tensor(fqn, {DType::kUInt8, {bytes.size()}, {}, bytes.data()});
+    }
+    return Save(step, state, {.overwrite = overwrite, .incremental = false, .chunk_bytes = 70'000});
+  }
+
+  /// Loads all tensors of a step that are leaves of its tree.
+  Tensors LoadAll(uint64_t step) {
+    Tensors tensors;
+    const auto contents = store->List(step);
+    EXPECT_TRUE(testing::IsOk(contents));
+    if (!contents) return tensors;
+    for (const TensorInfo& tensor : contents->tensors) {
+      EXPECT_FALSE(tensor.hidden || tensor.alias_of) << tensor.fqn;
+      tensors[tensor.fqn] = LoadBytes(step, tensor.fqn);
+    }
+    EXPECT_EQ(contents->tree.nodes.size(), tensors.size() + 1);
+    EXPECT_THAT(contents->values, IsEmpty());
+    return tensors;
+  }
+
+  /// Returns the tensors of a sample of which footers can know.
+  static Tensors NotEmpty(Tensors tensors) {
+    std::erase_if(tensors, [](const auto& tensor) { return tensor.second.empty(); });
+    return tensors;
+  }
+
+  std::vector<std::string> SegmentsOf(uint64_t step) {
+    std::vector<std::string> names;
+    const auto snapshot = store->kv().Latest();
+    EXPECT_TRUE(testing::IsOk(snapshot));
+    const auto segments = (*snapshot)->Segments();
+    EXPECT_TRUE(testing::IsOk(segments));
+    for (const kv::SegmentInfo& segment : *segments) {
+      if (segment.step == step) names.push_back(path() + "/segments/" + segment.name);
+    }
+    return names;
+  }
+};
+
+Tensors SomeTensors(uint64_t seed) {
+  return {{"b.w", kv::testing::RandomBytes(seed, 200'000)},
+          {"b.w.x", kv::testing::RandomBytes(seed + 1, 1)},
+          {"c", kv::testing::RandomBytes(seed + 2, 70'001)}};
+}
+
+TEST_F(FooterRecoveryTest, FullStepsAreRecoveredBitForBit) {
+  for (const uint64_t step : {10, 20, 30}) {
+    StateDict state;
+    const Tensors tensors = SomeTensors(step);
+    StateDict::Builder root = state.root();
+    root.Value("epoch", int64_t{3});
+    for (const auto& [fqn, bytes] : tensors) {
+      root.Tensor(fqn, {DType::kUInt8, {bytes.size()}, {}, bytes.data()});
+    }
+    Save(step, state, {.incremental = false, .chunk_bytes = 70'000});
+  }
+  LoseAllRecords();
+  const kv::RebuildReport report = Rebuild();
+  EXPECT_EQ(report.steps, 3u);
+  EXPECT_THAT(report.lost, IsEmpty());
+  ASSERT_EQ(report.notes.size(), 3u);
+  EXPECT_EQ(report.notes[0].step, 10u);
+  EXPECT_THAT(report.notes[0].message, HasSubstr("3 tensors from the footers"));
+  std::set<uint64_t> generations;
+  for (const uint64_t step : {10, 20, 30}) {
+    EXPECT_TRUE(LoadAll(step) == SomeTensors(step)) << step;
+    generations.insert(Step(step).generation);
+    EXPECT_EQ(Step(step).logical_bytes, 270'002u);
+    EXPECT_EQ(Step(step).written_bytes, 270'002u);
+  }
+  EXPECT_EQ(generations.size(), 3u);  // by which snapshots find open steps
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+}
+
+// An open for writing would otherwise create roots, and later opens would remove the segments.
+TEST_F(FooterRecoveryTest, StoreWithNothingButSegmentsIsNotTakenForAnEmptyOne) {
+  SaveFull(1, SomeTensors(1));
+  LoseAllRecords();
+  for (const kv::OpenMode mode : {kv::OpenMode::kRead, kv::OpenMode::kWrite}) {
+    EXPECT_THAT(kv::Store::Open(path(), mode), testing::IsError(ErrorCode::kDataLoss, "rebuild"));
+  }
+}
+
+TEST_F(FooterRecoveryTest, RecoveredStepIsTheBaseOfTheNext) {
+  SaveFull(1, SomeTensors(1));
+  LoseAllRecords();
+  Rebuild();
+  Tensors tensors = SomeTensors(1);
+  tensors["c"] = kv::testing::RandomBytes(99, 70'001);
+  StateDict state;
+  for (const auto& [fqn, bytes] : tensors) {
+    state.root().Tensor(fqn, {DType::kUInt8, {bytes.size()}, {}, bytes.data()});
+  }
+  EXPECT_EQ(Save(2, state, {.chunk_bytes = 70'000}).written_bytes, 70'001u);
+  CAIRN_ASSERT_OK(store->Delete(std::array{uint64_t{1}}));
+  EXPECT_TRUE(LoadAll(2) == tensors);
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+}
+
+TEST_F(FooterRecoveryTest, StepOfSeveralRanksIsRecoveredBitForBit) {
+  store.reset();
+  const SampleStep sample = MakeSample(5);
+  {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, kv::Store::Open(path(), kv::OpenMode::kWrite));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const std::string session, writer->OpenSession());
+    std::vector<std::unique_ptr<kv::Store>> others(2);
+    for (auto& other : others) {
+      CAIRN_ASSERT_OK_AND_ASSIGN(
+          other, kv::Store::Open(path(), kv::OpenMode::kJoinSession, {.session = session}));
+    }
+    CAIRN_ASSERT_OK(kv::testing::SaveSampleByRanks(*writer, others, sample));
+  }
+  LoseAllRecords();
+  const kv::RebuildReport report = Rebuild();
+  EXPECT_EQ(report.steps, 1u);
+  EXPECT_THAT(report.lost, IsEmpty());
+  EXPECT_TRUE(LoadAll(5) == NotEmpty(sample.tensors));
+  EXPECT_EQ(Step(5).world_size, 3u);
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+}
+
+// The footer of a rank counts only the chunks of this rank.
+TEST_F(FooterRecoveryTest, TensorIsPutTogetherFromThePartsOfItsRanks) {
+  store.reset();
+  constexpr uint64_t kRankBytes = 5'000;
+  const auto bytes = kv::testing::RandomBytes(3, 2 * kRankBytes);
+  const TensorInfo info{.fqn = "w",
+                        .dtype = DType::kUInt8,
+                        .shape = {2 * kRankBytes},
+                        .nbytes = 2 * kRankBytes,
+                        .chunk_count = 1};
+  {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, kv::Store::Open(path(), kv::OpenMode::kWrite));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const std::string session, writer->OpenSession());
+    CAIRN_ASSERT_OK_AND_ASSIGN(
+        const auto joined,
+        kv::Store::Open(path(), kv::OpenMode::kJoinSession, {.session = session}));
+    const std::string attempt = writer->NextAttempt(1);
+    const auto write = [&](kv::Store& of_rank,
+                           uint32_t rank) -> Result<std::unique_ptr<kv::StepWriter>> {
+      CAIRN_TRY_ASSIGN(auto part,
+                       of_rank.Begin(1, {.rank = rank, .world_size = 2, .attempt = attempt}));
+      CAIRN_TRY(
+          part->AddRecord(kv::Column::kTensors, kv::FqnKey("w"), internal::EncodeTensor(info)));
+      const auto own = std::span(bytes).subspan(rank * kRankBytes, kRankBytes);
+      CAIRN_TRY_ASSIGN(const auto appended,
+                       part->Append(kv::testing::CopiedPayload(own), kv::SegmentAlignment::k64));
+      CAIRN_TRY(part->AddChunk(kv::ChunkKey("w", std::array{rank * kRankBytes}),
+                               std::array{kRankBytes}, appended.extent, appended.digest, 1,
+                               /*reused=*/false));
+      return part;
+    };
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto part_1, write(*joined, 1));
+    CAIRN_ASSERT_OK(part_1->Prepare({}));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto part_0, write(*writer, 0));
+    CAIRN_ASSERT_OK(part_0->Gather([](auto...) { return Result<void>(); }));
+    CAIRN_ASSERT_OK(part_0->SetStructure(bytes));
+    CAIRN_ASSERT_OK(part_0->Commit({.tensor_count = 1}));
+  }
+  LoseAllRecords();
+  EXPECT_EQ(Rebuild().steps, 1u);
+  EXPECT_EQ(LoadAll(1), (Tensors{{"w", bytes}}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TensorInfo tensor, store->FindTensor(Step(1), "w"));
+  EXPECT_EQ(tensor.chunk_count, 2u);
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+}
+
+TEST_F(FooterRecoveryTest, IncrementalStepHasOnlyTheTensorsThatItWroteCompletely) {
+  Tensors tensors = {{"kept", kv::testing::RandomBytes(1, 1'000)},
+                     {"part", kv::testing::RandomBytes(2, 210'000)},
+                     {"pages", kv::testing::RandomBytes(3, 70'000)},
+                     {"whole", kv::testing::RandomBytes(4, 1'000)}};
+  const Tensors first = tensors;
+  SaveFull(1, tensors);
+  tensors["part"][0] ^= std::byte{1};        // one of three chunks
+  tensors["pages"][69'999] ^= std::byte{1};  // the second page of the only chunk
+  tensors["whole"] = kv::testing::RandomBytes(5, 1'000);
+  StateDict state;
+  for (const auto& [fqn, bytes] : tensors) {
+    state.root().Tensor(fqn, {DType::kUInt8, {bytes.size()}, {}, bytes.data()});
+  }
+  Save(2, state, {.chunk_bytes = 70'000});
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto chunks, store->Chunks(Step(2), "pages"));
+  ASSERT_EQ(chunks[0].extents.size(), 2u);  // the first of them in the segment of step 1
+  LoseAllRecords();
+
+  const kv::RebuildReport report = Rebuild();
+  EXPECT_EQ(report.steps, 2u);
+  ASSERT_EQ(report.lost.size(), 1u);
+  EXPECT_EQ(report.lost[0].step, 2u);
+  EXPECT_THAT(report.lost[0].message, AllOf(HasSubstr("1 tensors"), HasSubstr(": part")));
+  EXPECT_TRUE(LoadAll(1) == first);
+  tensors.erase("kept");
+  tensors.erase("part");
+  EXPECT_TRUE(LoadAll(2) == tensors);
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+}
+
+TEST_F(FooterRecoveryTest, StepWithADamagedFooterIsReportedAndOthersAreRecovered) {
+  SaveFull(1, SomeTensors(1));
+  SaveFull(2, SomeTensors(2));
+  const std::vector<std::string> segments = SegmentsOf(2);
+  ASSERT_EQ(segments.size(), 1u);
+  {
+    std::fstream file(segments[0], std::ios::in | std::ios::out | std::ios::binary);
+    std::array<std::byte, kv::internal::kSegmentTrailerBytes> bytes;
+    const uint64_t file_bytes = std::filesystem::file_size(segments[0]);
+    file.seekg(static_cast<std::streamoff>(file_bytes - bytes.size()));
+    file.read(reinterpret_cast<char*>(bytes.data()), bytes.size());
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto trailer,
+                               kv::internal::DecodeSegmentTrailer(bytes, file_bytes));
+    file.seekp(static_cast<std::streamoff>(trailer.footer_offset_bytes() + 50));
+    file.put('\x7f');
+  }
+  LoseAllRecords();
+  const kv::RebuildReport report = Rebuild();
+  EXPECT_EQ(report.steps, 1u);
+  EXPECT_THAT(report.lost,
+              ElementsAre(AllOf(Field(&Error::step, 2u), Field(&Error::file, segments[0]),
+                                Field(&Error::code, ErrorCode::kDataLoss),
+                                Field(&Error::message, HasSubstr("footer")))));
+  EXPECT_TRUE(LoadAll(1) == SomeTensors(1));
+  EXPECT_TRUE(std::filesystem::exists(segments[0]));  // also after the open for writing
+}
+
+TEST_F(FooterRecoveryTest, FilesThatAreNotSegmentsAreIgnored) {
+  SaveFull(1, SomeTensors(1));
+  LoseAllRecords();
+  std::ofstream(path() + "/segments/README") << "not a segment";
+  std::ofstream(path() + "/segments/1.seg") << "not a segment";
+  const std::string unsealed = path() + "/segments/00000001-0123456789abcdef.seg";
+  std::ofstream(unsealed) << "never sealed";
+  const kv::RebuildReport report = Rebuild();
+  EXPECT_EQ(report.steps, 1u);
+  EXPECT_THAT(report.lost, ElementsAre(Field(&Error::file, unsealed)));  // it has their names
+  EXPECT_TRUE(LoadAll(1) == SomeTensors(1));
+}
+
+TEST_F(FooterRecoveryTest, OnlyTheStepWhoseTableIsLostIsRecoveredIfTheRootIsNot) {
+  const TestTensor w(DType::kFloat32, {100});
+  StateDict state;
+  state.root().Value("epoch", int64_t{3});
+  state.root().Tensor("w", w.view());
+  for (const uint64_t step : {1, 2, 3}) Save(step, state, {.incremental = false});
+  CAIRN_ASSERT_OK(store->Delete(std::array{uint64_t{1}}));  // its segment stays for a minute
+  std::set<std::filesystem::path> tables;
+  for (const auto& entry : std::filesystem::directory_iterator(path() + "/tables")) {
+    tables.insert(entry.path());
+  }
+  for (const auto& table : tables) {
+    // Names are random: find the one that step 2 needs.
+    std::filesystem::rename(table, table.string() + ".away");
+    store.reset();
+    Reopen();
+    const bool of_step_2 = store->List(3) && !store->List(2);
+    if (of_step_2) break;
+    std::filesystem::rename(table.string() + ".away", table);
+  }
+  const kv::RebuildReport report = Rebuild();
+  EXPECT_EQ(report.steps, 2u);
+  EXPECT_THAT(report.lost, ElementsAre(Field(&Error::step, 2u)));
+  EXPECT_THAT(report.notes, ElementsAre(Field(&Error::step, 2u)));
+  EXPECT_EQ(LoadAll(2), (Tensors{{"w", w.bytes}}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Contents third, store->List(3));
+  EXPECT_EQ(third.values.size(), 1u);
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+}
+
+TEST_F(FooterRecoveryTest, StepWhoseTableIsReadableIsNotReplacedByAPartOfIt) {
+  SaveFull(1, SomeTensors(1));
+  Tensors tensors = SomeTensors(1);
+  tensors["c"] = kv::testing::RandomBytes(99, 70'001);
+  StateDict state;
+  for (const auto& [fqn, bytes] : tensors) {
+    state.root().Tensor(fqn, {DType::kUInt8, {bytes.size()}, {}, bytes.data()});
+  }
+  Save(2, state, {.chunk_bytes = 70'000});
+  for (const std::string& segment : SegmentsOf(1)) std::filesystem::remove(segment);
+  store.reset();
+  std::filesystem::remove_all(path() + "/roots");
+  const kv::RebuildReport report = Rebuild();
+  EXPECT_EQ(report.steps, 0u);
+  EXPECT_THAT(report.lost, ElementsAre(Field(&Error::step, 1u), Field(&Error::step, 2u)));
+}
+
+TEST_F(FooterRecoveryTest, TensorsThatShareMemoryAreRecoveredAsTheirOwner) {
+  const TestTensor storage(DType::kUInt8, {300});
+  StateDict state;
+  state.root().Tensor("a", {DType::kUInt8, {200}, {}, storage.bytes.data()});
+  state.root().Tensor("b", {DType::kUInt8, {200}, {}, storage.bytes.data() + 100});
+  const TestTensor tied(DType::kFloat32, {50}, 2);
+  state.root().Tensor("head", tied.view());
+  state.root().Tensor("wte", tied.view());
+  Save(1, state);
+  LoseAllRecords();
+  const kv::RebuildReport report = Rebuild();
+  EXPECT_THAT(report.lost, IsEmpty());
+  EXPECT_EQ(LoadAll(1), (Tensors{{"a.__storage__", storage.bytes}, {"head", tied.bytes}}));
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+}
+
+TEST_F(FooterRecoveryTest, OfTwoAttemptsAtAStepTheOneWithMoreBytesOrTheLaterIsTaken) {
+  SaveFull(1, SomeTensors(1));
+  SaveFull(1, SomeTensors(2), /*overwrite=*/true);
+  SaveFull(2, SomeTensors(3));
+  SaveFull(2, {{"c", kv::testing::RandomBytes(9, 10)}}, /*overwrite=*/true);
+  LoseAllRecords();
+  const kv::RebuildReport report = Rebuild();
+  EXPECT_EQ(report.steps, 2u);
+  EXPECT_THAT(report.notes, Contains(AllOf(Field(&Error::step, 1u),
+                                           Field(&Error::message, HasSubstr("left out")))));
+  EXPECT_TRUE(LoadAll(1) == SomeTensors(2));
+  EXPECT_TRUE(LoadAll(2) == SomeTensors(3));
+}
+
+}  // namespace
+}  // namespace cairn::core

@@ -1,0 +1,150 @@
+// What Rebuild recovers, and what it refuses.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <filesystem>
+#include <map>
+#include <set>
+
+#include "kv/internal/root/root_log.h"
+#include "kv/internal/storage/object_names.h"
+#include "kv/open_storage.h"
+#include "kv/options.h"
+#include "kv/snapshot.h"
+#include "kv/store.h"
+#include "tests/kv/sample_step.h"
+#include "tests/support/result_matchers.h"
+#include "tests/support/scoped_temp_dir.h"
+
+namespace cairn::kv {
+namespace {
+
+using cairn::testing::IsError;
+using cairn::testing::ScopedTempDir;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
+
+class RebuildTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    CAIRN_ASSERT_OK_AND_ASSIGN(storage_, OpenStorage(path_));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, OpenWriter());
+    for (const uint64_t step : {1, 2, 3}) {
+      CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo info, SaveSample(*store, MakeSample(step)));
+      generations_.insert(info.generation);
+      steps_[step] = MakeSample(step);
+    }
+  }
+  Result<std::unique_ptr<Store>> OpenWriter() {
+    return Store::Open(path_, OpenMode::kWrite, {.grace = std::chrono::milliseconds(0)});
+  }
+  std::string NewestRootName() {
+    return internal::RootName(internal::FindNewest(*storage_).value()->number);
+  }
+  void ExpectSteps() {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path_));
+    EXPECT_TRUE(steps == steps_);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
+    EXPECT_THAT(damage, IsEmpty());
+  }
+
+  ScopedTempDir dir_{std::filesystem::exists("/dev/shm") ? "/dev/shm" : ""};
+  const std::string path_ = dir_ / "store";
+  std::shared_ptr<Storage> storage_;
+  std::map<uint64_t, SampleStep> steps_;
+  std::set<uint64_t> generations_;
+};
+
+TEST_F(RebuildTest, StoreThatOpensIsLeftAsItIs) {
+  const std::string newest = NewestRootName();
+  EXPECT_THAT(Store::Rebuild(path_), IsError(ErrorCode::kFailedPrecondition, "nothing to rebuild"));
+  EXPECT_EQ(NewestRootName(), newest);
+}
+
+TEST_F(RebuildTest, StoreWithAWriterIsRefused) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, OpenWriter());
+  EXPECT_THAT(Store::Rebuild(path_), IsError(ErrorCode::kConflict, "open for writing"));
+}
+
+TEST_F(RebuildTest, AbsentStoreIsNotFound) {
+  EXPECT_THAT(Store::Rebuild(dir_ / "none"), IsError(ErrorCode::kNotFound, ""));
+}
+
+TEST_F(RebuildTest, AllStepsAreRecoveredWithoutRoots) {
+  std::filesystem::remove_all(path_ + "/roots");
+  EXPECT_THAT(Store::Open(path_, OpenMode::kRead), IsError(ErrorCode::kDataLoss, "rebuild"));
+  EXPECT_THAT(OpenWriter(), IsError(ErrorCode::kDataLoss, "rebuild"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const RebuildReport report, Store::Rebuild(path_));
+  EXPECT_EQ(report.steps, 3u);
+  EXPECT_THAT(report.lost, IsEmpty());
+  EXPECT_EQ(report.notes.size(), 3u);
+  ExpectSteps();
+}
+
+TEST_F(RebuildTest, StepsAfterTheNewestRootThatCanBeReadAreRecovered) {
+  const std::string newest = NewestRootName();
+  CAIRN_ASSERT_OK_AND_ASSIGN(auto bytes, ReadObject(*storage_, newest, 1 << 20));
+  bytes[bytes.size() / 2] ^= std::byte{1};
+  CAIRN_ASSERT_OK(storage_->Put(newest, bytes));
+  EXPECT_THAT(Store::Open(path_, OpenMode::kRead), IsError(ErrorCode::kDataLoss, newest));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const RebuildReport report, Store::Rebuild(path_));
+  EXPECT_EQ(report.steps, 3u);
+  ASSERT_EQ(report.lost.size(), 1u);
+  EXPECT_THAT(report.lost[0].file, ::testing::HasSubstr(newest));
+  ASSERT_EQ(report.notes.size(), 1u);
+  EXPECT_EQ(report.notes[0].step, 3u);
+  ExpectSteps();
+}
+
+TEST_F(RebuildTest, OverwrittenStepIsRecoveredInItsNewestVersion) {
+  {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, OpenWriter());
+    CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(2, 1), /*overwrite=*/true));
+    steps_[2] = MakeSample(2, 1);
+  }
+  std::filesystem::remove_all(path_ + "/roots");
+  CAIRN_ASSERT_OK(Store::Rebuild(path_));
+  ExpectSteps();
+}
+
+TEST_F(RebuildTest, StepWithAMissingSegmentIsDropped) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto segments, snapshot->Segments());
+  for (const SegmentInfo& segment : segments) {
+    if (segment.step == 2) CAIRN_ASSERT_OK(storage_->Remove("segments/" + segment.name));
+  }
+  std::filesystem::remove_all(path_ + "/roots");
+  CAIRN_ASSERT_OK_AND_ASSIGN(const RebuildReport report, Store::Rebuild(path_));
+  ASSERT_THAT(report.lost, Not(IsEmpty()));
+  EXPECT_EQ(report.lost[0].step, 2u);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path_));
+  EXPECT_FALSE(steps.contains(2));
+  EXPECT_TRUE(steps.at(1) == MakeSample(1));
+}
+
+// Snapshots find open steps by their generation, so two steps must never have the same.
+TEST_F(RebuildTest, GenerationsAreNotAssignedAgain) {
+  std::filesystem::remove_all(path_ + "/roots");
+  CAIRN_ASSERT_OK(Store::Rebuild(path_));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, OpenWriter());
+  for (const uint64_t step : {4, 5, 6}) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo info, SaveSample(*store, MakeSample(step)));
+    EXPECT_TRUE(generations_.insert(info.generation).second) << info.generation;
+    steps_[step] = MakeSample(step);
+  }
+  // All steps through one snapshot, which has all of them open.
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  for (const auto& [step, expected] : steps_) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep read, LoadSample(*snapshot, step));
+    EXPECT_TRUE(read == expected) << step;
+  }
+}
+
+}  // namespace
+}  // namespace cairn::kv

@@ -1,0 +1,330 @@
+// What no step uses any more remains for the grace period, and not longer; nothing else is removed.
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <thread>
+
+#include "kv/internal/root/root_log.h"
+#include "kv/internal/storage/object_names.h"
+#include "kv/open_storage.h"
+#include "kv/options.h"
+#include "kv/snapshot.h"
+#include "kv/store.h"
+#include "tests/kv/byte_payload.h"
+#include "tests/kv/sample_step.h"
+#include "tests/support/fault_hook.h"
+#include "tests/support/result_matchers.h"
+#include "tests/support/scoped_temp_dir.h"
+
+namespace cairn::kv {
+namespace {
+
+using cairn::testing::IsError;
+using cairn::testing::ScopedTempDir;
+using internal::NewObjectId;
+using internal::ObjectKind;
+using internal::ObjectName;
+using ::testing::IsEmpty;
+using ::testing::IsSupersetOf;
+using ::testing::Not;
+using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
+
+using Names = std::set<std::string>;
+
+class RemovalTest : public ::testing::Test {
+ protected:
+  void SetUp() override { CAIRN_ASSERT_OK_AND_ASSIGN(storage_, OpenStorage(path_)); }
+
+  std::unique_ptr<Store> OpenWriter(std::chrono::milliseconds grace) {
+    auto store = Store::Open(path_, OpenMode::kWrite, {.grace = grace});
+    EXPECT_TRUE(cairn::testing::IsOk(store));
+    return store ? *std::move(store) : nullptr;
+  }
+  /// Returns the names of all segments, tables and pages.
+  Names Objects() {
+    Names objects;
+    for (const char* folder : {"segments/", "tables/", "pages/"}) {
+      const auto names = storage_->List(folder);
+      EXPECT_TRUE(cairn::testing::IsOk(names));
+      objects.insert(names->begin(), names->end());
+    }
+    return objects;
+  }
+  /// Returns the names of the objects that wait for their removal.
+  Names Removed() {
+    const auto root = internal::FindNewest(*storage_);
+    EXPECT_TRUE(cairn::testing::IsOk(root));
+    Names names;
+    for (const internal::RemovedObject& object : (*root)->removed) names.insert(object.name);
+    return names;
+  }
+  void ExpectOnlySteps(const std::map<uint64_t, SampleStep>& expected) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path_));
+    EXPECT_TRUE(steps == expected);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path_));
+    EXPECT_THAT(leftovers, IsEmpty());
+  }
+  void PutObject(const std::string& name) {
+    CAIRN_ASSERT_OK(storage_->Put(name, RandomBytes(1, 100)));
+  }
+
+  static constexpr std::chrono::milliseconds kNoGrace{0};
+  static constexpr std::chrono::milliseconds kLong{3'600'000};
+  ScopedTempDir dir_{std::filesystem::exists("/dev/shm") ? "/dev/shm" : ""};
+  const std::string path_ = dir_ / "store";
+  std::shared_ptr<Storage> storage_;
+};
+
+TEST_F(RemovalTest, DefaultGraceIsOneMinute) {
+  EXPECT_EQ(StoreOptions().grace, std::chrono::minutes(1));
+}
+
+TEST_F(RemovalTest, WithoutGraceObjectsAreRemovedAtOnce) {
+  const auto store = OpenWriter(kNoGrace);
+  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1)));
+  EXPECT_THAT(Objects(), Not(IsEmpty()));
+  CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 1>{1}));
+  EXPECT_THAT(Objects(), IsEmpty());
+  EXPECT_THAT(Removed(), IsEmpty());
+}
+
+TEST_F(RemovalTest, DuringTheGracePeriodObjectsAreListedAndRemain) {
+  const auto store = OpenWriter(kLong);
+  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1)));
+  const Names of_step = Objects();
+  CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 1>{1}));
+  EXPECT_EQ(Objects(), of_step);
+  EXPECT_EQ(Removed(), of_step);
+  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(2)));
+  EXPECT_EQ(Removed(), of_step) << "forgotten by the next commit";
+  EXPECT_THAT(Objects(), IsSupersetOf(of_step));
+  ExpectOnlySteps({{2, MakeSample(2)}});
+}
+
+TEST_F(RemovalTest, NextOpenForWritingRemovesWhatHasExpired) {
+  {
+    const auto store = OpenWriter(kLong);
+    CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1)));
+    CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 1>{1}));
+    EXPECT_THAT(Objects(), Not(IsEmpty()));
+  }
+  {
+    const auto store = OpenWriter(kLong);
+    EXPECT_THAT(Objects(), Not(IsEmpty())) << "the sweep removed what waits for its removal";
+    EXPECT_THAT(Removed(), Not(IsEmpty()));
+  }
+  const auto store = OpenWriter(kNoGrace);
+  EXPECT_THAT(Objects(), IsEmpty());
+  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(2)));
+  EXPECT_THAT(Removed(), IsEmpty());
+}
+
+TEST_F(RemovalTest, NextCommitRemovesWhatHasExpired) {
+  const auto store = OpenWriter(std::chrono::milliseconds(300));
+  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1)));
+  const Names of_step = Objects();
+  CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 1>{1}));
+  EXPECT_EQ(Objects(), of_step);
+  std::this_thread::sleep_for(std::chrono::milliseconds(350));
+  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(2)));
+  for (const std::string& name : Objects()) EXPECT_FALSE(of_step.contains(name)) << name;
+  ExpectOnlySteps({{2, MakeSample(2)}});
+}
+
+TEST_F(RemovalTest, ReaderKeepsADeletedStepDuringTheGracePeriodAndNotAfterIt) {
+  auto writer = OpenWriter(kLong);
+  for (const uint64_t step : {1, 2}) CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(step)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
+  CAIRN_ASSERT_OK(writer->Delete(std::array<uint64_t, 1>{2}));
+
+  // The reader had not opened any object of the step before it was deleted.
+  CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep read, LoadSample(*snapshot, 2));
+  EXPECT_TRUE(read == MakeSample(2));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
+  EXPECT_THAT(damage, IsEmpty());
+
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto late_reader, Store::Open(path_, OpenMode::kRead));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto late, late_reader->Latest());
+  writer.reset();
+  writer = OpenWriter(kNoGrace);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto now, reader->Latest());
+  EXPECT_THAT(LoadSample(*now, 2), IsError(ErrorCode::kNotFound, "no such step"));
+  CAIRN_EXPECT_OK(LoadSample(*late, 1));
+}
+
+TEST_F(RemovalTest, ReaderThatIsTooLateGetsNotFound) {
+  auto writer = OpenWriter(kNoGrace);
+  for (const uint64_t step : {1, 2}) CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(step)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo two, snapshot->FindStep(2));
+  CAIRN_ASSERT_OK(writer->Delete(std::array<uint64_t, 1>{2}));
+
+  constexpr char kWhy[] = "deleted while it was being read, and its grace period has passed";
+  EXPECT_THAT(LoadSample(*snapshot, 2), IsError(ErrorCode::kNotFound, kWhy));
+  EXPECT_THAT(snapshot->Get(Column::kTensors, two, FqnKey("w001")),
+              IsError(ErrorCode::kNotFound, kWhy));
+  EXPECT_THAT(snapshot->GetStructure(two), IsError(ErrorCode::kNotFound, kWhy));
+  CAIRN_EXPECT_OK(LoadSample(*snapshot, 1));
+  // Verification explains what is missing too, and checks the rest.
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
+  EXPECT_THAT(damage, IsEmpty());
+}
+
+TEST_F(RemovalTest, ReaderThatOpenedTheTablesGetsNotFoundForTheSegments) {
+  const auto writer = OpenWriter(kNoGrace);
+  CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(1)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto info, snapshot->FindStep(1));
+  CAIRN_ASSERT_OK(snapshot->GetStructure(info));
+  CAIRN_ASSERT_OK(writer->Delete(std::array<uint64_t, 1>{1}));
+  EXPECT_THAT(LoadSample(*snapshot, 1), IsError(ErrorCode::kNotFound, "deleted while"));
+}
+
+TEST_F(RemovalTest, MissingObjectOfAStepThatWasNotDeletedIsDamage) {
+  const auto writer = OpenWriter(kNoGrace);
+  CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(1)));
+  for (const std::string& name : Objects()) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto bytes, ReadObject(*storage_, name, 1 << 30));
+    CAIRN_ASSERT_OK(storage_->Remove(name));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
+    EXPECT_THAT(LoadSample(*snapshot, 1), IsError(ErrorCode::kDataLoss, "")) << name;
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
+    EXPECT_THAT(damage, Not(IsEmpty())) << name;
+    CAIRN_ASSERT_OK(storage_->Put(name, bytes));
+  }
+  ExpectOnlySteps({{1, MakeSample(1)}});
+}
+
+TEST_F(RemovalTest, OverwriteKeepsTheOldStepForItsReaders) {
+  const auto writer = OpenWriter(kLong);
+  CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(1, 0)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto before, reader->Latest());
+  CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(1, 1), /*overwrite=*/true));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto after, reader->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep old_step, LoadSample(*before, 1));
+  EXPECT_TRUE(old_step == MakeSample(1, 0));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep new_step, LoadSample(*after, 1));
+  EXPECT_TRUE(new_step == MakeSample(1, 1));
+  ExpectOnlySteps({{1, MakeSample(1, 1)}});
+}
+
+TEST_F(RemovalTest, OverwriteWithoutGraceLeavesNotFoundOrTheOldStep) {
+  const auto writer = OpenWriter(kNoGrace);
+  const SampleShape small{.tensor_count = 3, .largest_bytes = 5'000};
+  SampleStep other = MakeSample(1, 1, small);
+  other.tensors["w001"] = RandomBytes(99, 700);  // nothing in common
+  CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(1, 0, small)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto before, reader->Latest());
+  CAIRN_ASSERT_OK(SaveSample(*writer, other, /*overwrite=*/true));
+  EXPECT_THAT(LoadSample(*before, 1), IsError(ErrorCode::kNotFound, "deleted while"));
+  ExpectOnlySteps({{1, other}});
+}
+
+TEST_F(RemovalTest, NextOpenForWritingRemovesWhatACrashedAttemptLeft) {
+  {
+    const auto writer = OpenWriter(kLong);
+    CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(1)));
+  }
+  // The epochs of earlier writers.
+  for (const uint32_t epoch : {0u, 1u}) {
+    for (const ObjectKind kind : {ObjectKind::kSegment, ObjectKind::kTable, ObjectKind::kPage}) {
+      PutObject(ObjectName(kind, NewObjectId(epoch)));
+    }
+  }
+  PutObject("pending/0000000112345678-2-0/1.part");
+  PutObject("pending/0000000112345678-2-0/1.0.data");
+  PutObject("leases/0000000112345678");
+  {
+    const auto reader = Store::Open(path_, OpenMode::kRead);
+    CAIRN_ASSERT_OK(reader);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path_));
+    EXPECT_EQ(leftovers.size(), 8u) << "a reader removed something";
+  }
+  const auto writer = OpenWriter(kLong);
+  ExpectOnlySteps({{1, MakeSample(1)}});
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto leases, storage_->List("leases/"));
+  EXPECT_THAT(leases, ::testing::ElementsAre("leases/" + writer->session()));
+}
+
+// A writer that was paused must not remove what its successor writes.
+TEST_F(RemovalTest, SweepNeverTouchesNewerEpochsOrUnknownNames) {
+  const auto first = OpenWriter(kNoGrace);
+  std::vector<std::string> kept;
+  for (const uint32_t epoch : {2u, 3u, 900u}) {
+    for (const ObjectKind kind : {ObjectKind::kSegment, ObjectKind::kTable, ObjectKind::kPage}) {
+      kept.push_back(ObjectName(kind, NewObjectId(epoch)));
+    }
+  }
+  kept.push_back("pending/0000038412345678-2-0/1.part");
+  kept.push_back("segments/notes.txt");
+  for (const std::string& name : kept) PutObject(name);
+  CAIRN_ASSERT_OK(first->Close());
+  const auto second = OpenWriter(kNoGrace);  // of epoch 2
+  for (const std::string& name : kept) EXPECT_TRUE(*ObjectExists(*storage_, name)) << name;
+}
+
+TEST_F(RemovalTest, SweepRemovesNothingIfAPageCannotBeRead) {
+  const SampleShape tiny{.tensor_count = 2, .largest_bytes = 300};
+  {
+    const auto writer = OpenWriter(kLong);
+    for (uint64_t step = 0; step < 70; ++step) {
+      CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(step, 0, tiny)));
+    }
+  }
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto pages, storage_->List("pages/"));
+  ASSERT_EQ(pages.size(), 1u);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto bytes, ReadObject(*storage_, pages[0], 1 << 30));
+  CAIRN_ASSERT_OK(storage_->Remove(pages[0]));
+  const Names before = Objects();
+  {
+    const auto writer = OpenWriter(kLong);
+  }
+  EXPECT_EQ(Objects(), before);
+  CAIRN_ASSERT_OK(storage_->Put(pages[0], bytes));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path_));
+  EXPECT_EQ(steps.size(), 70u);
+}
+
+TEST_F(RemovalTest, EveryFailedRemovalIsMadeUpForByTheNextOpen) {
+  for (uint32_t n = 1;; ++n) {
+    ScopedTempDir dir(dir_.path());
+    const std::string path = dir / "store";
+    CAIRN_ASSERT_OK_AND_ASSIGN(auto writer,
+                               Store::Open(path, OpenMode::kWrite, {.grace = kNoGrace}));
+    for (const uint64_t step : {1, 2}) CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(step)));
+    uint32_t removals = 0;
+    bool fired = false;
+    {
+      cairn::testing::ScopedFaults faults([&](const cairn::testing::FaultPass& pass, uint32_t) {
+        if (!pass.point.ends_with(".remove") || ++removals != n) return 0;
+        fired = true;
+        return EIO;
+      });
+      CAIRN_ASSERT_OK(writer->Delete(std::array<uint64_t, 1>{2})) << "the commit has happened";
+    }
+    writer.reset();
+    CAIRN_ASSERT_OK_AND_ASSIGN(writer, Store::Open(path, OpenMode::kWrite, {.grace = kNoGrace}));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path));
+    EXPECT_THAT(leftovers, IsEmpty()) << "after removal " << n;
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path));
+    EXPECT_TRUE(steps == (std::map<uint64_t, SampleStep>{{1, MakeSample(1)}}));
+    if (!fired) break;
+  }
+}
+
+}  // namespace
+}  // namespace cairn::kv

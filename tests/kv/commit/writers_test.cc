@@ -1,0 +1,180 @@
+// Two writers of one store: the second is refused, or takes over; the first then changes nothing.
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <array>
+#include <filesystem>
+#include <map>
+
+#include "kv/internal/root/root_log.h"
+#include "kv/internal/root/writer_identity.h"
+#include "kv/open_storage.h"
+#include "kv/options.h"
+#include "kv/snapshot.h"
+#include "kv/store.h"
+#include "tests/kv/byte_payload.h"
+#include "tests/kv/sample_step.h"
+#include "tests/support/result_matchers.h"
+#include "tests/support/scoped_temp_dir.h"
+
+namespace cairn::kv {
+namespace {
+
+using cairn::testing::IsError;
+using cairn::testing::ScopedTempDir;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
+
+class WritersTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    CAIRN_ASSERT_OK_AND_ASSIGN(storage_, OpenStorage(path_));
+    first_ = OpenWriter();
+    CAIRN_ASSERT_OK(SaveSample(*first_, MakeSample(1)));
+  }
+  std::unique_ptr<Store> OpenWriter(bool take_over = false) {
+    auto store = Store::Open(path_, OpenMode::kWrite, {.take_over = take_over});
+    EXPECT_TRUE(cairn::testing::IsOk(store));
+    return store ? *std::move(store) : nullptr;
+  }
+  /// Returns all objects and their bytes, except for the lease, which its writer renews.
+  std::map<std::string, std::vector<std::byte>> Contents() {
+    std::map<std::string, std::vector<std::byte>> contents;
+    const auto names = storage_->List("").value();
+    for (const std::string& name : names) {
+      if (!name.starts_with("leases/")) {
+        contents[name] = ReadObject(*storage_, name, 1 << 30).value();
+      }
+    }
+    return contents;
+  }
+
+  ScopedTempDir dir_{std::filesystem::exists("/dev/shm") ? "/dev/shm" : ""};
+  const std::string path_ = dir_ / "store";
+  std::shared_ptr<Storage> storage_;
+  std::unique_ptr<Store> first_;
+};
+
+TEST_F(WritersTest, SecondWriterIsRefusedAndTheFirstIsNamed) {
+  const auto before = Contents();
+  const auto second = Store::Open(path_, OpenMode::kWrite);
+  EXPECT_THAT(second, IsError(ErrorCode::kConflict, "has this store open for writing"));
+  const std::string& message = second.error().message;
+  EXPECT_THAT(message, HasSubstr(fmt::format("process {} on host {} (writer since ", ::getpid(),
+                                             internal::HostName())));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto root, internal::FindNewest(*storage_));
+  EXPECT_THAT(message, HasSubstr(internal::FormatUtc(root->writer.since_unix_ns)));
+  EXPECT_TRUE(Contents() == before);
+  CAIRN_EXPECT_OK(SaveSample(*first_, MakeSample(2)));
+  CAIRN_ASSERT_OK(first_->Close());
+  CAIRN_EXPECT_OK(Store::Open(path_, OpenMode::kWrite));
+}
+
+TEST_F(WritersTest, WriterOfAnotherStoreIsNotRefused) {
+  CAIRN_EXPECT_OK(Store::Open(dir_ / "other", OpenMode::kWrite));
+}
+
+TEST_F(WritersTest, TakeOverOfAStoreWithoutAWriterIsAnOpen) {
+  CAIRN_ASSERT_OK(first_->Close());
+  const auto second = OpenWriter(/*take_over=*/true);
+  CAIRN_EXPECT_OK(SaveSample(*second, MakeSample(2)));
+}
+
+TEST_F(WritersTest, FencedWriterGetsConflictAndChangesNothing) {
+  const auto second = OpenWriter(/*take_over=*/true);
+  CAIRN_ASSERT_OK(SaveSample(*second, MakeSample(2)));
+  const auto before = Contents();
+  const std::string who = fmt::format("process {} on host {}", ::getpid(), internal::HostName());
+
+  EXPECT_THAT(SaveSample(*first_, MakeSample(3)), IsError(ErrorCode::kConflict, who));
+  EXPECT_THAT(SaveSample(*first_, MakeSample(1, 1), /*overwrite=*/true),
+              IsError(ErrorCode::kConflict, "taken over"));
+  EXPECT_THAT(first_->Delete(std::array<uint64_t, 1>{1}),
+              IsError(ErrorCode::kConflict, "taken over"));
+  EXPECT_THAT(first_->Begin(9, {}), IsError(ErrorCode::kConflict, "taken over"));
+  EXPECT_TRUE(Contents() == before);
+
+  CAIRN_EXPECT_OK(first_->Close());
+  EXPECT_TRUE(Contents() == before);
+  // The lease of the second writer is still there.
+  EXPECT_THAT(Store::Open(path_, OpenMode::kWrite), IsError(ErrorCode::kConflict, "open for"));
+  CAIRN_ASSERT_OK(SaveSample(*second, MakeSample(3)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path_));
+  EXPECT_TRUE(steps == (std::map<uint64_t, SampleStep>{
+                           {1, MakeSample(1)}, {2, MakeSample(2)}, {3, MakeSample(3)}}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path_));
+  EXPECT_THAT(leftovers, IsEmpty());
+}
+
+TEST_F(WritersTest, FencedDeleteIsTheFirstToLearnOfIt) {
+  const auto second = OpenWriter(/*take_over=*/true);
+  const auto before = Contents();
+  EXPECT_THAT(first_->Delete(std::array<uint64_t, 1>{1}),
+              IsError(ErrorCode::kConflict, "taken over"));
+  EXPECT_TRUE(Contents() == before);
+}
+
+// The writer is paused between its payload and its commit, while another one removes its segments.
+TEST_F(WritersTest, WriterThatResumesInTheMiddleOfASaveGetsConflict) {
+  const auto payload = RandomBytes(5, 100'000);
+  {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto paused, first_->Begin(2, {}));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto appended,
+                               paused->Append(CopiedPayload(payload), SegmentAlignment::k64));
+    CAIRN_ASSERT_OK(paused->AddChunk(ChunkKey("w", std::array{uint64_t{0}}),
+                                     std::array<uint64_t, 1>{100'000}, appended.extent,
+                                     appended.digest, 2, false));
+    CAIRN_ASSERT_OK(paused->SetStructure(std::vector<std::byte>(8)));
+
+    const auto second = OpenWriter(/*take_over=*/true);
+    CAIRN_ASSERT_OK(SaveSample(*second, MakeSample(2)));
+    CAIRN_ASSERT_OK(second->Close());
+    EXPECT_THAT(paused->Commit({}), IsError(ErrorCode::kConflict, "taken over"));
+  }
+  const auto third = OpenWriter();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path_));
+  EXPECT_TRUE(steps.at(2) == MakeSample(2));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(path_));
+  EXPECT_THAT(leftovers, IsEmpty());
+}
+
+TEST_F(WritersTest, FencedWriterThatWasPausedForManyCommitsGetsConflict) {
+  const auto second = OpenWriter(/*take_over=*/true);
+  const SampleShape tiny{.tensor_count = 2, .largest_bytes = 300};
+  for (uint64_t i = 0; i < 2 * internal::kKeptRoots; ++i) {
+    CAIRN_ASSERT_OK(SaveSample(*second, MakeSample(5, i, tiny), /*overwrite=*/i > 0));
+  }
+  const auto late = SaveSample(*first_, MakeSample(6));
+  ASSERT_FALSE(late);
+  EXPECT_THAT(late.error().message, HasSubstr("taken over"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, second->Latest());
+  EXPECT_THAT(snapshot->step_numbers(), ElementsAre(1u, 5u));
+  CAIRN_EXPECT_OK(SaveSample(*second, MakeSample(7)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, LoadAll(path_));
+  EXPECT_FALSE(steps.contains(6));
+  EXPECT_TRUE(steps.at(7) == MakeSample(7));
+}
+
+TEST_F(WritersTest, ReadersSeeTheCommitsOfEitherWriterAtOnce) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
+  const auto seen = [&] { return (*reader->Latest())->step_numbers(); };
+  EXPECT_THAT(seen(), ElementsAre(1u));
+  CAIRN_ASSERT_OK(SaveSample(*first_, MakeSample(2)));
+  EXPECT_THAT(seen(), ElementsAre(1u, 2u));
+  const auto second = OpenWriter(/*take_over=*/true);
+  EXPECT_THAT(seen(), ElementsAre(1u, 2u));
+  CAIRN_ASSERT_OK(second->Delete(std::array<uint64_t, 1>{1}));
+  EXPECT_THAT(seen(), ElementsAre(2u));
+  CAIRN_ASSERT_OK(SaveSample(*second, MakeSample(2, 1), /*overwrite=*/true));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep read, LoadSample(*snapshot));
+  EXPECT_TRUE(read == MakeSample(2, 1));
+}
+
+}  // namespace
+}  // namespace cairn::kv

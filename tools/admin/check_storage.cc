@@ -1,0 +1,198 @@
+// `kv-admin check-storage`: runs the checks of storages and prints their results.
+
+#include "tools/admin/check_storage.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <random>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "kv/open_storage.h"
+#include "kv/storage.h"
+#include "tools/admin/file_checks.h"
+#include "tools/admin/storage_checks.h"
+#include "tools/admin/visibility_checks.h"
+#include "tools/common/exit_status.h"
+#include "tools/common/json.h"
+#include "tools/common/progress.h"
+#include "tools/common/quantities.h"
+#include "tools/common/table.h"
+#include "tools/common/text.h"
+
+namespace cairn::tools {
+namespace {
+
+/// How long another mount may take to show the new directory before it is said to be another one.
+constexpr auto kFolderLag = std::chrono::seconds(30);
+
+/// How long one check takes, if a round is slow.
+constexpr auto kCheckTime = std::chrono::seconds(30);
+
+/// A new folder of a storage, opened once per address. The destructor removes it with what the
+/// checks have left.
+class CheckFolder {
+ public:
+  static Result<std::unique_ptr<CheckFolder>> Create(const CheckStorageOptions& options) {
+    // The name below an address that is not valid may be valid.
+    CAIRN_TRY(kv::OpenStorage(options.address));
+    std::random_device random;
+    const std::string name = fmt::format("/cairn-check-{:08x}{:08x}", random(), random());
+    const std::string& second =
+        options.second_address.empty() ? options.address : options.second_address;
+    CAIRN_TRY_ASSIGN(auto first_storage, kv::OpenStorage(options.address + name));
+    CAIRN_TRY_ASSIGN(auto second_storage, kv::OpenStorage(second + name));
+    if ((first_storage->local_files() == nullptr) != (second_storage->local_files() == nullptr)) {
+      return Fail(ErrorCode::kInvalidArgument, "the addresses are of different kinds");
+    }
+    std::unique_ptr<CheckFolder> folder(
+        new CheckFolder(std::move(first_storage), std::move(second_storage)));
+    if (folder->has_files()) CAIRN_TRY(folder->CreateDirectory(options));
+    return folder;
+  }
+
+  ~CheckFolder() {
+    // Nobody needs what remains, and a failure of the checks has been reported.
+    if (has_files()) {
+      std::error_code ignored;
+      std::filesystem::remove_all(PathOf(*first_), ignored);
+    } else if (const auto names = first_->List("")) {
+      for (const std::string& name : *names) (void)first_->Remove(name);
+    }
+  }
+  CheckFolder(const CheckFolder&) = delete;
+  CheckFolder& operator=(const CheckFolder&) = delete;
+
+  bool has_files() const { return first_->local_files() != nullptr; }
+  kv::Storage& first() { return *first_; }
+  kv::Storage& second() { return *second_; }
+
+ private:
+  CheckFolder(std::shared_ptr<kv::Storage> first, std::shared_ptr<kv::Storage> second)
+      : first_(std::move(first)), second_(std::move(second)) {}
+
+  static std::string PathOf(kv::Storage& storage) { return storage.local_files()->PathOf(""); }
+
+  Result<void> CreateDirectory(const CheckStorageOptions& options) {
+    std::error_code error;
+    if (!std::filesystem::create_directory(PathOf(*first_), error)) {
+      return Fail(
+          SystemError(error.value(), "cannot create a directory for the checks", PathOf(*first_)));
+    }
+    const auto deadline = std::chrono::steady_clock::now() + kFolderLag;
+    while (!std::filesystem::exists(PathOf(*second_), error)) {
+      if (std::chrono::steady_clock::now() > deadline ||
+          !std::filesystem::exists(options.second_address)) {
+        return Fail(ErrorCode::kInvalidArgument,
+                    fmt::format("{} is not another mount of {}: a directory that was created in "
+                                "one does not exist in the other",
+                                options.second_address, options.address));
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    return {};
+  }
+
+  const std::shared_ptr<kv::Storage> first_;
+  const std::shared_ptr<kv::Storage> second_;
+};
+
+struct Row {
+  const StorageCheck* check;
+  CheckResult result;
+};
+
+Result<Row> RunCheck(const StorageCheck& check, CheckedStorages storages) {
+  ProgressLine line(std::string(check.name) + ":", ProgressUnit::kCount);
+  storages.progress = [&](uint64_t done, uint64_t total) { return line.Update(done, total); };
+  storages.deadline = std::chrono::steady_clock::now() + kCheckTime;
+  CAIRN_TRY(Continues(storages, 0, storages.rounds));
+  auto result = check.run(storages);
+  if (result) return Row{&check, *std::move(result)};
+  const Error& error = result.error();
+  if (error.code == ErrorCode::kCancelled || error.code == ErrorCode::kResourceExhausted) {
+    return Fail(error);
+  }
+  return Row{&check, {CheckStatus::kFailed, error.ToString()}};
+}
+
+Result<std::vector<Row>> RunChecks(const CheckStorageOptions& options) {
+  CAIRN_TRY_ASSIGN(const auto folder, CheckFolder::Create(options));
+  const CheckedStorages storages{
+      .first = folder->first(), .second = folder->second(), .rounds = options.rounds};
+  std::vector<std::span<const StorageCheck>> groups = {ObjectChecks(), VisibilityChecks()};
+  if (folder->has_files()) groups.push_back(FileChecks());
+  std::vector<Row> rows;
+  for (const auto& group : groups) {
+    for (const StorageCheck& check : group) {
+      CAIRN_TRY_ASSIGN(rows.emplace_back(), RunCheck(check, storages));
+    }
+  }
+  return rows;
+}
+
+const char* StatusName(CheckStatus status) {
+  switch (status) {
+    case CheckStatus::kOk:
+      return "ok";
+    case CheckStatus::kNote:
+      return "note";
+    case CheckStatus::kFailed:
+      return "FAILED";
+  }
+  return "";
+}
+
+Style StatusStyle(CheckStatus status) {
+  if (status == CheckStatus::kOk) return Style::kGreen;
+  return status == CheckStatus::kNote ? Style::kYellow : Style::kRed;
+}
+
+void PrintJson(const CheckStorageOptions& options, const std::vector<Row>& rows, uint64_t failed,
+               Output& out) {
+  Json checks = Json::List();
+  for (const Row& row : rows) {
+    checks.Append({{"check", row.check->name},
+                   {"result", StatusName(row.result.status)},
+                   {"detail", JsonText(row.result.detail)}});
+  }
+  const bool two = !options.second_address.empty();
+  WriteJson(out, {{"address", JsonText(options.address)},
+                  {"second_address", two ? Json(JsonText(options.second_address)) : Json(nullptr)},
+                  {"failed", failed},
+                  {"checks", std::move(checks)}});
+}
+
+void PrintTable(const CheckStorageOptions& options, const std::vector<Row>& rows, uint64_t failed,
+                Output& out) {
+  Table table(&out, {{"CHECK"}, {"RESULT"}, {.title = "DETAIL", .flexible = true}});
+  for (const Row& row : rows) {
+    table.Add({row.check->name,
+               {StatusName(row.result.status), StatusStyle(row.result.status)},
+               EscapeText(row.result.detail)});
+  }
+  table.Finish();
+  if (failed > 0) {
+    out.WriteLine(fmt::format("{} failed: do not keep a store here", Plural(failed, "check")));
+  } else if (options.second_address.empty()) {
+    out.WriteLine("every check passed; name a second mount to check what other machines see");
+  } else {
+    out.WriteLine("every check passed on both mounts");
+  }
+}
+
+}  // namespace
+
+Result<int> AdminCheckStorage(const CheckStorageOptions& options, Output& out) {
+  CAIRN_TRY_ASSIGN(const auto rows, RunChecks(options));
+  uint64_t failed = 0;
+  for (const Row& row : rows) failed += row.result.status == CheckStatus::kFailed ? 1 : 0;
+  (options.json ? PrintJson : PrintTable)(options, rows, failed, out);
+  return failed == 0 ? kExitSuccess : kExitDiffers;
+}
+
+}  // namespace cairn::tools

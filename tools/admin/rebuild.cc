@@ -1,0 +1,30 @@
+// `kv-admin rebuild`: prints what was recovered and what was lost.
+
+#include "tools/admin/rebuild.h"
+
+#include <fmt/format.h>
+
+#include "kv/store.h"
+#include "tools/common/address.h"
+#include "tools/common/quantities.h"
+#include "tools/common/text.h"
+
+namespace cairn::tools {
+
+Result<void> AdminRebuild(const std::string& store, Output& out) {
+  CAIRN_TRY_ASSIGN(const Address address, ParseAddress(store));
+  if (address.step) {
+    return Fail(ErrorCode::kInvalidArgument,
+                "one root covers all steps; write kv-admin rebuild " + ShellWord(address.store));
+  }
+  CAIRN_TRY_ASSIGN(const auto report, kv::Store::Rebuild(address.store));
+  out.WriteLine(fmt::format("the new root names {}", Plural(report.steps, "step")));
+  for (const Error& note : report.notes) out.WriteLine("note: " + note.ToString());
+  for (const Error& lost : report.lost) out.WriteLine("not recovered: " + lost.ToString());
+  if (report.lost.empty()) return {};
+  return Fail(ErrorCode::kDataLoss,
+              fmt::format("{} could not be recovered; nothing was removed",
+                          Plural(report.lost.size(), "object or step", "objects or steps")));
+}
+
+}  // namespace cairn::tools

@@ -1,0 +1,75 @@
+#pragma once
+/// Checks of what Cairn requires of a storage (kv/storage.h, and docs/shared-file-systems.md).
+///
+/// Two machines are simulated by two mounts of one directory. A check that finds no violation does
+/// not prove that there is none.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kv/error.h"
+#include "kv/storage.h"
+
+namespace cairn::tools {
+
+enum class CheckStatus : uint8_t {
+  kOk,
+  kNote,    // Cairn works, but users may want to know
+  kFailed,  // Cairn requires this
+};
+
+struct CheckResult {
+  CheckStatus status = CheckStatus::kOk;
+  std::string detail;  // what was measured or found
+};
+
+/// One storage as two machines see it. All objects are those of the checks.
+struct CheckedStorages {
+  kv::Storage& first;
+  kv::Storage& second;
+  uint64_t rounds = 200;
+  /// When a check stops, unless it has run fewer than kLeastRounds.
+  std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
+  /// Returns false to cancel. Called on the thread of the check.
+  std::function<bool(uint64_t done, uint64_t total)> progress;
+};
+
+struct StorageCheck {
+  const char* name;
+  /// An error is a failure of the check, except for kCancelled and kResourceExhausted.
+  Result<CheckResult> (*run)(const CheckedStorages&);
+};
+
+/// Checks of the operations of any storage.
+std::span<const StorageCheck> ObjectChecks();
+
+inline constexpr uint64_t kLeastRounds = 20;
+/// Reports the progress, and returns whether the check goes on with another round. kCancelled: the
+/// user has asked to stop.
+Result<bool> Continues(const CheckedStorages& storages, uint64_t done, uint64_t total);
+/// Returns bytes that depend on the seed.
+std::vector<std::byte> CheckBytes(uint64_t size_bytes, uint64_t seed);
+
+/// Counts races and their winners.
+struct RaceCount {
+  uint64_t rounds = 0;
+  uint64_t several_winners = 0;
+  uint64_t no_winner = 0;
+  uint64_t wrong_contents = 0;
+
+  bool IsRight() const { return several_winners == 0 && no_winner == 0 && wrong_contents == 0; }
+  /// Returns what was found: "2 winners or more in 3 of 200 rounds of 6 racers".
+  std::string Describe() const;
+};
+/// Half of them use each storage.
+inline constexpr uint64_t kRacerCount = 6;
+/// Runs `attempt(racer)` on kRacerCount threads that start together, and returns the results.
+/// `attempt` returns whether this racer has won.
+Result<std::vector<bool>> Race(const std::function<Result<bool>(uint64_t racer)>& attempt);
+
+}  // namespace cairn::tools

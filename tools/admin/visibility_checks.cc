@@ -1,0 +1,270 @@
+// Checks of what one machine sees of the changes that another one has made.
+
+#include "tools/admin/visibility_checks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tools/common/quantities.h"
+
+namespace cairn::tools {
+namespace {
+
+using std::chrono::steady_clock;
+
+constexpr auto kLongestLag = std::chrono::seconds(20);
+constexpr auto kPollInterval = std::chrono::milliseconds(5);
+
+double SecondsSince(steady_clock::time_point begin) {
+  return std::chrono::duration<double>(steady_clock::now() - begin).count();
+}
+
+/// What a reader of one storage sees of the changes through the other.
+struct LagCount {
+  uint64_t rounds = 0;
+  uint64_t late = 0;
+  double longest_seconds = 0;
+
+  /// Enough to report; on a bad file system each one takes long.
+  bool IsEnough() const { return late >= 5; }
+  CheckResult Describe(const char* what) const {
+    if (late == 0) return {CheckStatus::kOk, fmt::format("in {} rounds", rounds)};
+    return {CheckStatus::kFailed,
+            fmt::format("{} in {} of {}, for up to {}{}", what, late, Plural(rounds, "round"),
+                        longest_seconds < SecondsOf(kLongestLag) ? "" : "more than ",
+                        HumanSeconds(longest_seconds))};
+  }
+
+  /// Calls `is_visible` until it returns true, and counts the first answer.
+  Result<void> Await(const std::function<Result<bool>()>& is_visible) {
+    ++rounds;
+    const auto begin = steady_clock::now();
+    CAIRN_TRY_ASSIGN(bool visible, is_visible());
+    if (visible) return {};
+    ++late;
+    while (!visible && steady_clock::now() - begin < kLongestLag) {
+      std::this_thread::sleep_for(kPollInterval);
+      CAIRN_TRY_ASSIGN(visible, is_visible());
+    }
+    longest_seconds = std::max(longest_seconds, SecondsSince(begin));
+    return {};
+  }
+
+  static double SecondsOf(steady_clock::duration duration) {
+    return std::chrono::duration<double>(duration).count();
+  }
+};
+
+/// Returns whether `storage` has the object, by its size or by a read of its first byte.
+Result<bool> Sees(kv::Storage& storage, const std::string& name, bool by_size) {
+  if (by_size) return kv::ObjectExists(storage, name);
+  std::byte first;
+  const auto read = storage.ReadRange(name, 0, {&first, 1});
+  if (read) return true;
+  if (read.error().code == ErrorCode::kNotFound) return false;
+  return Fail(read.error());
+}
+
+struct Direction {
+  kv::Storage& writer;
+  kv::Storage& reader;
+};
+/// Alternates between the directions.
+Direction DirectionOf(const CheckedStorages& storages, uint64_t round) {
+  if (round % 2 == 0) return {storages.first, storages.second};
+  return {storages.second, storages.first};
+}
+
+/// A name that the reader has found to be absent exists for it as soon as it was put. A reader
+/// looks for the next root in this way.
+Result<CheckResult> CheckPutsAreVisible(const CheckedStorages& storages) {
+  LagCount count;
+  while (!count.IsEnough()) {
+    CAIRN_TRY_ASSIGN(const bool more, Continues(storages, count.rounds, storages.rounds));
+    if (!more) break;
+    const auto [writer, reader] = DirectionOf(storages, count.rounds);
+    const std::string name = fmt::format("visible/{}", count.rounds);
+    const bool by_size = count.rounds % 4 < 2;
+    CAIRN_TRY_ASSIGN(const bool early, Sees(reader, name, by_size));
+    if (early) return CheckResult{CheckStatus::kFailed, "an object exists that was not put"};
+    CAIRN_TRY(writer.PutIfAbsent(name, CheckBytes(64, 1)));
+    CAIRN_TRY(count.Await([&] { return Sees(reader, name, by_size); }));
+  }
+  return count.Describe("a new object was not found");
+}
+
+/// An object that the reader has seen is absent for it as soon as it was removed.
+Result<CheckResult> CheckRemovalsAreVisible(const CheckedStorages& storages) {
+  LagCount count;
+  while (!count.IsEnough()) {
+    CAIRN_TRY_ASSIGN(const bool more, Continues(storages, count.rounds, storages.rounds));
+    if (!more) break;
+    const auto [writer, reader] = DirectionOf(storages, count.rounds);
+    const std::string name = fmt::format("removed/{}", count.rounds);
+    const bool by_size = count.rounds % 4 < 2;
+    CAIRN_TRY(writer.PutIfAbsent(name, CheckBytes(64, 1)));
+    CAIRN_TRY(Sees(reader, name, by_size));
+    CAIRN_TRY(writer.Remove(name));
+    CAIRN_TRY(count.Await([&]() -> Result<bool> {
+      CAIRN_TRY_ASSIGN(const bool sees, Sees(reader, name, by_size));
+      return !sees;
+    }));
+  }
+  return count.Describe("a removed object was found");
+}
+
+constexpr uint64_t kVersionBytes = 64 << 10;
+constexpr std::string_view kReplacedName = "replaced/object";
+
+std::vector<std::byte> VersionBytes(uint64_t version) {
+  std::vector<std::byte> bytes(kVersionBytes);
+  for (uint64_t i = 0; i < bytes.size(); i += sizeof(version)) {
+    std::memcpy(bytes.data() + i, &version, sizeof(version));
+  }
+  return bytes;
+}
+
+/// Counts what readers find while an object is replaced.
+struct ReplaceCount {
+  std::atomic<uint64_t> acknowledged = 0;  // the version that every reader must see at least
+  std::atomic<bool> stopped = false;
+  std::atomic<uint64_t> reads = 0, torn = 0, stale = 0, errors = 0;
+
+  void ReadOnce(kv::Storage& storage) {
+    const uint64_t least = acknowledged;
+    std::vector<std::byte> bytes(kVersionBytes);
+    ++reads;
+    if (!storage.ReadRange(kReplacedName, 0, bytes)) {
+      ++errors;
+      return;
+    }
+    uint64_t version = 0;
+    std::memcpy(&version, bytes.data(), sizeof(version));
+    if (bytes != VersionBytes(version)) {
+      ++torn;
+    } else if (version < least) {
+      ++stale;
+    }
+  }
+  CheckResult Describe() const {
+    const std::string counts =
+        fmt::format("{} during {} replacements", Plural(reads, "read"), acknowledged.load());
+    if (torn + stale + errors == 0) return {CheckStatus::kOk, counts};
+    return {CheckStatus::kFailed, fmt::format("{}: {} mixed two versions, {} returned an old one, "
+                                              "{} failed",
+                                              counts, torn.load(), stale.load(), errors.load())};
+  }
+};
+
+Result<void> ReplaceMany(const CheckedStorages& storages, ReplaceCount& count) {
+  for (uint64_t version = 1;; ++version) {
+    CAIRN_TRY_ASSIGN(const bool more, Continues(storages, version - 1, storages.rounds));
+    if (!more) return {};
+    const auto [writer, reader] = DirectionOf(storages, version);
+    CAIRN_TRY(writer.Put(kReplacedName, VersionBytes(version)));
+    count.acknowledged = version;
+    count.ReadOnce(reader);
+  }
+}
+
+/// Readers see the old or the new object, and the new one as soon as it was put.
+Result<CheckResult> CheckReplacements(const CheckedStorages& storages) {
+  ReplaceCount count;
+  CAIRN_TRY(storages.first.Put(kReplacedName, VersionBytes(0)));
+  Result<void> done;
+  {
+    std::vector<std::jthread> readers;
+    for (kv::Storage* storage : {&storages.first, &storages.second}) {
+      readers.emplace_back([&count, storage] {
+        while (!count.stopped) count.ReadOnce(*storage);
+      });
+    }
+    done = ReplaceMany(storages, count);
+    count.stopped = true;
+  }
+  CAIRN_TRY(done);
+  return count.Describe();
+}
+
+/// Returns how long it takes until `storage` lists exactly `names`; nothing if it never does.
+Result<std::optional<double>> AwaitListing(kv::Storage& storage,
+                                           const std::set<std::string>& names) {
+  const auto begin = steady_clock::now();
+  double lag_seconds = 0;
+  while (true) {
+    CAIRN_TRY_ASSIGN(const auto listed, storage.List("listing/"));
+    const std::set<std::string> found(listed.begin(), listed.end());
+    if (found.size() != listed.size()) {
+      return Fail(ErrorCode::kUnavailable, "a listing contains a name twice");
+    }
+    if (found == names) return lag_seconds;
+    if (lag_seconds > LagCount::SecondsOf(kLongestLag)) return std::nullopt;
+    std::this_thread::sleep_for(kPollInterval);
+    lag_seconds = SecondsSince(begin);
+  }
+}
+
+/// Runs `change(name)` for all names on several threads.
+Result<void> ChangeAll(const std::set<std::string>& names,
+                       const std::function<Result<void>(const std::string&)>& change) {
+  const std::vector<std::string> list(names.begin(), names.end());
+  std::atomic<size_t> next = 0;
+  std::array<Result<void>, 8> results;
+  {
+    std::vector<std::jthread> threads;
+    for (Result<void>& result : results) {
+      threads.emplace_back([&] {
+        for (size_t i = next++; i < list.size() && result; i = next++) result = change(list[i]);
+      });
+    }
+  }
+  for (const Result<void>& result : results) CAIRN_TRY(result);
+  return {};
+}
+
+/// A long listing is complete, if need be after a while.
+Result<CheckResult> CheckListing(const CheckedStorages& storages) {
+  std::set<std::string> names;
+  for (uint64_t i = 0; i < storages.rounds * 5; ++i) {
+    names.insert(fmt::format("listing/object-with-a-long-name-{:012}.root", i));
+  }
+  CAIRN_TRY(ChangeAll(names, [&](const std::string& name) {
+    return storages.first.PutIfAbsent(name, CheckBytes(16, 1));
+  }));
+  CAIRN_TRY_ASSIGN(const auto put_seconds, AwaitListing(storages.second, names));
+  if (!put_seconds) return CheckResult{CheckStatus::kFailed, "a listing remains incomplete"};
+  CAIRN_TRY(ChangeAll(names, [&](const std::string& name) { return storages.first.Remove(name); }));
+  CAIRN_TRY_ASSIGN(const auto remove_seconds, AwaitListing(storages.second, {}));
+  if (!remove_seconds) {
+    return CheckResult{CheckStatus::kFailed, "a listing contains names that were removed"};
+  }
+  const double lag_seconds = std::max(*put_seconds, *remove_seconds);
+  if (lag_seconds == 0) return CheckResult{CheckStatus::kOk, Plural(names.size(), "name")};
+  return CheckResult{CheckStatus::kNote,
+                     fmt::format("{}, complete after {}, which Cairn allows",
+                                 Plural(names.size(), "name"), HumanSeconds(lag_seconds))};
+}
+
+constexpr std::array kChecks = {StorageCheck{"puts are visible", CheckPutsAreVisible},
+                                StorageCheck{"removals are visible", CheckRemovalsAreVisible},
+                                StorageCheck{"replace atomically", CheckReplacements},
+                                StorageCheck{"list", CheckListing}};
+
+}  // namespace
+
+std::span<const StorageCheck> VisibilityChecks() { return kChecks; }
+
+}  // namespace cairn::tools
