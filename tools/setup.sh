@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs what the build, the tests and the demo need; fast when nothing is missing.
 #
-#   tools/setup.sh [--clang]       --clang: also what the preset clang needs (300 MB)
+#   tools/setup.sh [--clang] [--ceph]    --clang: also what the preset clang needs (300 MB)
+#                                        --ceph: also what tests/shared_fs needs (56 MB)
 #
 # Installs Debian packages (as root or with sudo), and the PyPI packages of
 # python/requirements-dev.txt into .venv. Complete output: .cache/setup.log.
@@ -20,9 +21,16 @@ packages=(
   libgtest-dev libgmock-dev libbenchmark-dev fio valgrind
 )
 
-[[ ${1:-} != --clang ]] || packages+=(clang-19)
-
 Die() { echo "setup: $*" >&2; exit 1; }
+
+for argument in "$@"; do
+  case $argument in
+    --clang) packages+=(clang-19) ;;
+    --ceph) packages+=(ceph-mon ceph-osd ceph-mgr ceph-mds ceph-fuse) ;;
+    *) Die "unknown option $argument" ;;
+  esac
+done
+
 # Runs a command with its output in the log; on failure, prints the end of the log.
 Logged() {
   echo "+ $*" >>"$log"

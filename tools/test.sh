@@ -7,6 +7,7 @@
 #   tools/test.sh --sanitizers     also the C++ unit tests under ASan+UBSan and under TSan
 #   tools/test.sh --clang          also a build with Clang, which checks the thread annotations and
 #                                  that sources do not rely on precompiled headers
+#   tools/test.sh --ceph           also the tests on two mounts of a CephFS, which it starts (root)
 #
 # Runs everything even if something fails; the exit status is 0 only if nothing failed.
 set -euo pipefail
@@ -15,18 +16,21 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 all=0
 sanitizers=0
 clang=0
+ceph=0
 for argument in "$@"; do
   case $argument in
     --all) all=1 ;;
     --sanitizers) sanitizers=1 ;;
     --clang) clang=1 ;;
-    -h | --help) sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    --ceph) ceph=1 ;;
+    -h | --help) sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) echo "test: unknown option $argument (see --help)" >&2; exit 2 ;;
   esac
 done
 
 setup_options=()
 if ((clang)); then setup_options+=(--clang); fi
+if ((ceph)); then setup_options+=(--ceph); fi
 tools/setup.sh "${setup_options[@]}"
 tools/build.sh release
 
@@ -60,6 +64,12 @@ ctest --preset release "${ctest_options[@]}" </dev/null || failed+=(ctest)
 echo "== Python tests"
 .venv/bin/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal "${pytest_options[@]}" \
   tests/python tests/tools tests/style tests/install tests/bench </dev/null || failed+=(pytest)
+
+if ((ceph)); then
+  echo "== Tests on a shared file system"
+  .venv/bin/python -m pytest -q "${pytest_options[@]}" tests/shared_fs </dev/null ||
+    failed+=("shared file system")
+fi
 
 echo "== Regression benchmark"
 .venv/bin/python bench/regression.py </dev/null || failed+=(regression)
