@@ -171,6 +171,11 @@ Result<std::vector<kv::StepInfo>> CheckpointStore::Steps() const {
   return snapshot->Steps();
 }
 
+Result<std::vector<uint64_t>> CheckpointStore::StepNumbers() const {
+  CAIRN_TRY_ASSIGN(const auto snapshot, kv().Latest());
+  return snapshot->step_numbers();
+}
+
 Result<SaveReport> CheckpointStore::Save(uint64_t step, const StateDict& state,
                                          const SaveOptions& options) {
   const internal::SaveAttempt attempt = NextAttempt(step, options);

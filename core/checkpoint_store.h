@@ -92,6 +92,8 @@ class CheckpointStore {
   kv::Store& kv() const;
   /// All committed steps, ascending by number.
   Result<std::vector<kv::StepInfo>> Steps() const;
+  /// Returns the numbers of the committed steps, in ascending order. Cost: that of Store::Latest.
+  Result<std::vector<uint64_t>> StepNumbers() const;
 
   /// Writes `state` as `step`, which is durable when the call returns. Tensors are borrowed until
   /// then. Memory, in addition to the caller's: the block pool (kv::IoOptions) and the records of

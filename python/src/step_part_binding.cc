@@ -119,11 +119,7 @@ nb::tuple StepPartBinding::OpenSession(uint64_t step, uint32_t world_size) {
 
 std::vector<uint64_t> StepPartBinding::Steps() const {
   const ExclusiveUse use(*this);
-  std::vector<uint64_t> numbers;
-  for (const kv::StepInfo& info : WithoutGil([&] { return store_->Steps(); })) {
-    numbers.push_back(info.step);
-  }
-  return numbers;
+  return WithoutGil([&] { return store_->StepNumbers(); });
 }
 
 void StepPartBinding::Begin(nb::tuple ticket, uint32_t rank, core::SaveOptions options) {

@@ -160,9 +160,9 @@ SaveHandleBinding StoreBinding::SaveAsync(uint64_t step, const core::StateDict& 
 }
 
 nb::list StoreBinding::Steps() const {
-  const auto steps = Unwrap(Use([](core::CheckpointStore& store) { return store.Steps(); }));
+  const auto steps = Unwrap(Use([](core::CheckpointStore& store) { return store.StepNumbers(); }));
   nb::list result;
-  for (const kv::StepInfo& info : steps) result.append(info.step);
+  for (const uint64_t step : steps) result.append(step);
   return result;
 }
 
