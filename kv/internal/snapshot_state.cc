@@ -57,16 +57,7 @@ Result<std::shared_ptr<const SnapshotState::OpenStep>> SnapshotState::Open(
 }
 
 Result<std::vector<SegmentUse>> SnapshotState::UsageOf(const OpenStep& step) const {
-  if (!step.entry->usage_in_table) return step.entry->usage;
-  std::vector<SegmentUse> usage;
-  CAIRN_TRY(step.tables.Scan(
-      ColumnPrefix(Column::kUsage),
-      [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
-        CAIRN_TRY_ASSIGN(const SegmentUse use, DecodeUsage(key.substr(1), record));
-        usage.push_back(use);
-        return true;
-      }));
-  return usage;
+  return step.entry->usage_in_table ? ReadUsage(step.tables) : step.entry->usage;
 }
 
 Result<void> SnapshotState::NoteSegments(const OpenStep& step) const {

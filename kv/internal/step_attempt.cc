@@ -2,24 +2,18 @@
 
 #include "kv/internal/step_attempt.h"
 
-#include <chrono>
 #include <utility>
 
 #include "kv/internal/commit/root_change.h"
 #include "kv/internal/parts/attempt_outcome.h"
 #include "kv/internal/records/kv_records.h"
+#include "kv/internal/root/writer_identity.h"
 #include "kv/internal/storage/object_names.h"
 
 namespace cairn::kv::internal {
 namespace {
 
 constexpr size_t kKeptOutcomes = 2;  // attempts whose outcome a slow rank may still read
-
-int64_t UnixNow() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::system_clock::now().time_since_epoch())
-      .count();
-}
 
 // Removes the objects of attempts that ended before the last kKeptOutcomes, which include this one.
 void RetireAttempts(StoreState& store, const std::string& attempt) {
@@ -40,7 +34,7 @@ StepAttempt::StepAttempt(std::shared_ptr<StoreState> store_state, uint64_t step_
       step(step_number),
       options(begin_options),
       attempt(std::move(attempt_name)),
-      created_unix_ns(UnixNow()),
+      created_unix_ns(NowUnixNs()),
       segments({.storage = store->storage,
                 .store_uuid = store->uuid,
                 .epoch = store->epoch,

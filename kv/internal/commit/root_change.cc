@@ -125,15 +125,7 @@ Result<std::vector<SegmentUse>> UsageOf(StoreState& state, const StepEntry& entr
   if (!entry.usage_in_table) return entry.usage;
   if (entry.tables.empty()) return Fail(ErrorCode::kDataLoss, "a step has no tables");
   CAIRN_TRY_ASSIGN(const TableStack stack, state.tables->OpenStack(entry.tables));
-  std::vector<SegmentUse> usage;
-  CAIRN_TRY(
-      stack.Scan(ColumnPrefix(Column::kUsage),
-                 [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
-                   CAIRN_TRY_ASSIGN(const SegmentUse use, DecodeUsage(key.substr(1), record));
-                   usage.push_back(use);
-                   return true;
-                 }));
-  return usage;
+  return ReadUsage(stack);
 }
 
 Result<Unreachable> FindUnreachable(StoreState& state, std::span<const uint64_t> removed,

@@ -165,6 +165,18 @@ Result<SegmentUse> DecodeUsage(std::string_view key, std::span<const std::byte> 
                     .live_bytes = schema::GetLittleEndian<uint64_t>(record, 0)};
 }
 
+Result<std::vector<SegmentUse>> ReadUsage(const TableStack& tables) {
+  std::vector<SegmentUse> usage;
+  CAIRN_TRY(
+      tables.Scan(ColumnPrefix(Column::kUsage),
+                  [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+                    CAIRN_TRY_ASSIGN(const SegmentUse use, DecodeUsage(key.substr(1), record));
+                    usage.push_back(use);
+                    return true;
+                  }));
+  return usage;
+}
+
 std::vector<std::byte> EncodeTables(std::span<const TableInfo> tables) {
   std::vector<std::byte> record(8 + kTableBytes * tables.size());
   schema::PutLittleEndian<uint64_t>(record, 0, tables.size());

@@ -12,6 +12,7 @@
 #include "kv/extents.h"
 #include "kv/internal/root/root_record.h"
 #include "kv/internal/table/table_info.h"
+#include "kv/internal/table/table_stack.h"
 #include "kv/key.h"
 #include "kv/record_check.h"
 #include "kv/step_info.h"
@@ -46,6 +47,8 @@ Result<Extents> DecodeChunkExtents(std::span<const std::byte> record);
 // The column kUsage: segment id -> epoch of the segment, and live bytes.
 std::array<std::byte, 16> EncodeUsage(const SegmentUse& use);
 Result<SegmentUse> DecodeUsage(std::string_view key, std::span<const std::byte> record);
+/// Returns all records of the column. Returns the errors of TableStack::Scan.
+Result<std::vector<SegmentUse>> ReadUsage(const TableStack& tables);
 
 // The column kTables: the tables of the step after the one that contains the record.
 std::vector<std::byte> EncodeTables(std::span<const TableInfo> tables);
