@@ -11,6 +11,7 @@
 #include "core/collectives/internal/global_state_layout.h"
 #include "core/ranks/internal/message_codec.h"
 #include "core/state_dict/internal/leaves.h"
+#include "kv/aligned_bytes.h"
 
 namespace cairn::core::internal {
 namespace {
@@ -96,6 +97,7 @@ std::vector<std::byte> EncodeFull(std::span<const FullLeaf> leaves) {
 
 Result<std::vector<FullLeaf>> DecodeFull(std::span<const std::byte> bytes) {
   MessageReader reader(bytes);
+  kv::AlignedBytes aligned;  // values have any address in the message
   std::vector<FullLeaf> leaves;
   for (uint64_t left = reader.Number(); left > 0 && reader.ok(); --left) {
     FullLeaf& leaf = leaves.emplace_back();
@@ -105,7 +107,8 @@ Result<std::vector<FullLeaf>> DecodeFull(std::span<const std::byte> bytes) {
       leaf.dtype = static_cast<DType>(reader.Number());
       leaf.shape = reader.Numbers();
     } else if (const auto value = reader.Bytes(); reader.ok()) {
-      CAIRN_TRY_ASSIGN(leaf.value, DecodeValue(value));
+      const std::string_view text(reinterpret_cast<const char*>(value.data()), value.size());
+      CAIRN_TRY_ASSIGN(leaf.value, DecodeValue(aligned.Assign(text)));
     }
   }
   if (reader.ok() && reader.at_end()) return leaves;
