@@ -32,7 +32,7 @@ class Store::Impl {
  public:
   std::shared_ptr<StoreState> state = std::make_shared<StoreState>();
 
-  static Result<std::unique_ptr<Impl>> Make(const std::string& address, OpenMode mode,
+  static Result<std::unique_ptr<Impl>> Make(std::shared_ptr<Storage> storage, OpenMode mode,
                                             const StoreOptions& options);
   Result<void> CheckCanBegin(uint64_t step, const BeginOptions& options) const;
   Result<void> CheckOpen() const;
@@ -47,8 +47,8 @@ const StoreOptions& Store::options() const { return impl_->state->options; }
 bool Store::writable() const { return impl_->state->writable; }
 const std::string& Store::session() const { return impl_->state->session; }
 
-Result<std::unique_ptr<Store::Impl>> Store::Impl::Make(const std::string& address, OpenMode mode,
-                                                       const StoreOptions& options) {
+Result<std::unique_ptr<Store::Impl>> Store::Impl::Make(std::shared_ptr<Storage> storage,
+                                                       OpenMode mode, const StoreOptions& options) {
   IoOptions io;
   if (options.io) {
     io = *options.io;
@@ -61,7 +61,7 @@ Result<std::unique_ptr<Store::Impl>> Store::Impl::Make(const std::string& addres
   }
   auto impl = std::make_unique<Impl>();
   StoreState& state = *impl->state;
-  CAIRN_TRY_ASSIGN(state.storage, OpenStorage(address));
+  state.storage = std::move(storage);
   state.options = options;
   state.options.io = io;
   state.writable = mode == OpenMode::kWrite;
@@ -74,7 +74,13 @@ Result<std::unique_ptr<Store::Impl>> Store::Impl::Make(const std::string& addres
 
 Result<std::unique_ptr<Store>> Store::Open(const std::string& address, OpenMode mode,
                                            StoreOptions options) {
-  CAIRN_TRY_ASSIGN(std::unique_ptr<Impl> impl, Impl::Make(address, mode, options));
+  CAIRN_TRY_ASSIGN(std::shared_ptr<Storage> storage, OpenStorage(address));
+  return Open(std::move(storage), mode, std::move(options));
+}
+
+Result<std::unique_ptr<Store>> Store::Open(std::shared_ptr<Storage> storage, OpenMode mode,
+                                           StoreOptions options) {
+  CAIRN_TRY_ASSIGN(std::unique_ptr<Impl> impl, Impl::Make(std::move(storage), mode, options));
   if (mode == OpenMode::kWrite) {
     CAIRN_TRY(internal::OpenForWriting(*impl->state));
   } else {
@@ -84,8 +90,13 @@ Result<std::unique_ptr<Store>> Store::Open(const std::string& address, OpenMode 
 }
 
 Result<RebuildReport> Store::Rebuild(const std::string& address, StoreOptions options) {
+  CAIRN_TRY_ASSIGN(std::shared_ptr<Storage> storage, OpenStorage(address));
+  return Rebuild(std::move(storage), std::move(options));
+}
+
+Result<RebuildReport> Store::Rebuild(std::shared_ptr<Storage> storage, StoreOptions options) {
   CAIRN_TRY_ASSIGN(const std::unique_ptr<Impl> impl,
-                   Impl::Make(address, OpenMode::kWrite, options));
+                   Impl::Make(std::move(storage), OpenMode::kWrite, options));
   return internal::Rebuild(*impl->state);
 }
 

@@ -41,6 +41,7 @@
 #include "kv/snapshot.h"
 #include "kv/step_info.h"
 #include "kv/step_writer.h"
+#include "kv/storage.h"
 
 namespace cairn::kv {
 
@@ -60,6 +61,11 @@ class Store {
   /// options, given or from the environment, are unusable.
   static Result<std::unique_ptr<Store>> Open(const std::string& address, OpenMode mode,
                                              StoreOptions options = {});
+  /// Opens the store in `storage`, which the store, its snapshots and its writer share with the
+  /// caller: for storages that have no address, such as those that inject faults. Errors are those
+  /// of the other Open.
+  static Result<std::unique_ptr<Store>> Open(std::shared_ptr<Storage> storage, OpenMode mode,
+                                             StoreOptions options = {});
   ~Store();
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
@@ -69,6 +75,7 @@ class Store {
   /// writer has the store. kFailedPrecondition: the store opens, and there is nothing to rebuild.
   /// kNotFound, kUnimplemented, kDataLoss, kUnavailable, kInvalidArgument: see Open.
   static Result<RebuildReport> Rebuild(const std::string& address, StoreOptions options = {});
+  static Result<RebuildReport> Rebuild(std::shared_ptr<Storage> storage, StoreOptions options = {});
 
   /// Returns the address of the storage; for a directory, its path.
   const std::string& directory() const;
