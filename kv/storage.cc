@@ -28,6 +28,20 @@ Result<std::vector<std::byte>> ReadObject(Storage& storage, std::string_view nam
   return bytes;
 }
 
+Result<void> CheckStored(Storage& storage, std::string_view name, uint64_t size_bytes) {
+  const Result<uint64_t> found_bytes = storage.Size(name);
+  if (found_bytes && *found_bytes == size_bytes) return {};
+  if (!found_bytes && found_bytes.error().code != ErrorCode::kNotFound) {
+    return Fail(found_bytes.error());
+  }
+  const std::string found = found_bytes ? fmt::format("has {} bytes", *found_bytes) : "is absent";
+  return Fail(Error{.code = ErrorCode::kUnavailable,
+                    .message = fmt::format("the storage acknowledged a write of {} bytes, but the "
+                                           "object {}",
+                                           size_bytes, found),
+                    .file = internal::ObjectPath(storage.address(), name)});
+}
+
 Result<bool> ObjectExists(Storage& storage, std::string_view name) {
   const Result<uint64_t> size_bytes = storage.Size(name);
   if (size_bytes) return true;

@@ -95,6 +95,9 @@ class Storage {
 /// return only the beginning of the new bytes, so decoders of such objects verify a checksum.
 Result<std::vector<std::byte>> ReadObject(Storage& storage, std::string_view name,
                                           uint64_t limit_bytes);
+/// Checks that the storage has not lost an object whose write it acknowledged, before anything
+/// refers to it. kUnavailable: the object is absent, or does not have `size_bytes` bytes.
+Result<void> CheckStored(Storage& storage, std::string_view name, uint64_t size_bytes);
 /// Returns whether the object exists.
 Result<bool> ObjectExists(Storage& storage, std::string_view name);
 

@@ -284,7 +284,8 @@ class Rebuilder {
   Result<void> PutRoot(Root& next) {
     next.commit_id = NewUuid();
     CAIRN_TRY_ASSIGN(const auto bytes, EncodeRoot(next));
-    return storage_.PutIfAbsent(RootName(next.number), bytes);
+    CAIRN_TRY(storage_.PutIfAbsent(RootName(next.number), bytes));
+    return CheckStored(storage_, RootName(next.number), bytes.size());
   }
 
   StoreState& state_;

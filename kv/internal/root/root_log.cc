@@ -241,7 +241,9 @@ CommitOutcome CommitRoot(Storage& storage, Root& next) {
   }
   const std::string name = RootName(next.number);
   for (int attempt = 0;; ++attempt) {
-    const Result<void> put = storage.PutIfAbsent(name, *object);
+    Result<void> put = storage.PutIfAbsent(name, *object);
+    // No later commit would notice the loss of the newest root.
+    if (put) put = CheckStored(storage, name, object->size());
     if (put) return Confirm(storage, next);
     // The put may have been performed, and even a conflict may be with ourselves: find out.
     auto found = ReadRoot(storage, next.number);

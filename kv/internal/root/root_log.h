@@ -59,8 +59,8 @@ struct CommitOutcome {
 
 /// Puts `next` with a new commit id, which it stores in `next`, and writes the hint. Requires that
 /// root `next.number - 1` exists, and that this writer has read or committed it; or number 1.
-/// If the storage reports a failure, reads the root to find out whether it was committed, and puts
-/// the same root again if it is absent.
+/// If the storage reports a failure, or does not have the root that it acknowledged, reads the root
+/// to find out whether it was committed, and puts the same root again if it is absent.
 CommitOutcome CommitRoot(Storage& storage, Root& next);
 
 /// Returns kConflict, with the name of the writer of `other`, which has taken over the store.

@@ -170,7 +170,9 @@ Result<void> StepList::PutPage(uint32_t epoch, std::vector<StepEntryPtr> entries
                     .steps = {}},
             .cache = std::make_shared<Cache>()};
   for (const StepEntryPtr& entry : entries) page.ref.steps.push_back(entry->info.step);
-  CAIRN_TRY(storage_->Put(ObjectName(ObjectKind::kPage, page.ref.id), object));
+  const std::string name = ObjectName(ObjectKind::kPage, page.ref.id);
+  CAIRN_TRY(storage_->Put(name, object));
+  CAIRN_TRY(CheckStored(*storage_, name, object.size()));
   {
     const MutexLock lock(page.cache->mutex);
     page.cache->entries = std::make_shared<const std::vector<StepEntryPtr>>(std::move(entries));

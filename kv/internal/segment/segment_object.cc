@@ -38,7 +38,8 @@ Result<void> PutSegmentFile(Storage& storage, const std::string& name, const Fil
     CAIRN_TRY(file.ReadAt(at, part));
     CAIRN_TRY(writer->Append(part));
   }
-  return writer->Finish();
+  CAIRN_TRY(writer->Finish());
+  return CheckStored(storage, name, size_bytes);
 }
 
 Result<File> OpenSegmentFile(Storage& storage, const std::string& name, bool direct) {

@@ -47,8 +47,9 @@ Result<void> CheckRecord(std::string_view key, std::span<const std::byte> value)
 }
 
 struct TableWriter::State {
-  State(std::unique_ptr<ObjectWriter> object, const ObjectId& object_id)
-      : id(object_id),
+  State(Storage& of_object, std::unique_ptr<ObjectWriter> object, const ObjectId& object_id)
+      : storage(of_object),
+        id(object_id),
         name(ObjectName(ObjectKind::kTable, object_id)),
         output(std::move(object)),
         environment(WriteEnvironment(output)),
@@ -57,6 +58,7 @@ struct TableWriter::State {
                                                         /*column_family=*/nullptr,
                                                         /*invalidate_page_cache=*/false)) {}
 
+  Storage& storage;
   const ObjectId id;
   const std::string name;
   DigestingWriter output;
@@ -71,7 +73,7 @@ TableWriter::~TableWriter() = default;
 
 Result<std::unique_ptr<TableWriter>> TableWriter::Create(Storage& storage, const ObjectId& id) {
   CAIRN_TRY_ASSIGN(auto object, storage.Create(ObjectName(ObjectKind::kTable, id)));
-  auto state = std::make_unique<State>(std::move(object), id);
+  auto state = std::make_unique<State>(storage, std::move(object), id);
   const rocksdb::Status opened = state->writer->Open(state->name);
   if (!opened.ok()) return Fail(TableError(opened, "cannot create a table", state->name));
   return std::unique_ptr<TableWriter>(new TableWriter(std::move(state)));
@@ -107,6 +109,7 @@ Result<TableInfo> TableWriter::Finish() {
   const rocksdb::Status status = state_->writer->Finish();
   if (!status.ok()) return Fail(TableError(status, "cannot finish the table", state_->name));
   CAIRN_TRY(state_->output.Finish());
+  CAIRN_TRY(CheckStored(state_->storage, state_->name, state_->output.size_bytes()));
   return TableInfo{.id = state_->id,
                    .file_bytes = state_->output.size_bytes(),
                    .record_count = state_->record_count,

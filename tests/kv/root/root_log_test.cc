@@ -246,6 +246,19 @@ TEST_F(RootLogTest, PutThatWasNotPerformedIsRepeated) {
   EXPECT_EQ(puts, 3);
 }
 
+TEST_F(RootLogTest, PutThatIsAcknowledgedButLostIsRepeated) {
+  int puts = 0;
+  storage_.on_put_if_absent = [&](auto name, auto bytes) -> Result<void> {
+    if (++puts < 3) return {};
+    return storage_.base().PutIfAbsent(name, bytes);
+  };
+  CommitUpTo(1);
+  EXPECT_EQ(puts, 3);
+  puts = -1000;
+  Root next = EmptyRoot(2);
+  EXPECT_EQ(CommitRoot(storage_, next).state, State::kUnknown);
+}
+
 TEST_F(RootLogTest, PutWithoutAnAnswerIsUnknown) {
   CommitUpTo(5);
   storage_.on_put_if_absent = [](auto, auto) -> Result<void> { return Lost(); };
@@ -340,8 +353,8 @@ TEST_F(RootLogTest, CommitThatWasReplacedSinceIsUnknown) {
 // The third root is committed, with a fault at each of the calls of an undisturbed commit.
 TEST(RootLogFaultTest, OutcomeOfACommitWithAFaultIsTrue) {
   for (const StorageFault fault :
-       {StorageFault::kRefuse, StorageFault::kLoseResponse, StorageFault::kConflict,
-        StorageFault::kPowerCut, StorageFault::kDelay}) {
+       {StorageFault::kRefuse, StorageFault::kLoseResponse, StorageFault::kLoseWrite,
+        StorageFault::kConflict, StorageFault::kPowerCut, StorageFault::kDelay}) {
     for (uint64_t index = 0;; ++index) {
       const auto base = std::make_shared<MemoryStorage>("test");
       for (const uint64_t number : {1, 2}) {

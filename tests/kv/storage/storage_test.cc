@@ -93,6 +93,15 @@ TEST(OpenStorageTest, RefusesOtherAddresses) {
   CAIRN_EXPECT_OK(OpenStorage("./a:b"));
 }
 
+TEST(CheckStoredTest, ReportsLostAndIncompleteObjects) {
+  MemoryStorage storage("test");
+  EXPECT_THAT(CheckStored(storage, "tables/a", 2), IsError(ErrorCode::kUnavailable, "is absent"));
+  CAIRN_ASSERT_OK(storage.Put("tables/a", std::array<std::byte, 3>{}));
+  EXPECT_THAT(CheckStored(storage, "tables/a", 2),
+              IsError(ErrorCode::kUnavailable, "a write of 2 bytes, but the object has 3 bytes"));
+  CAIRN_EXPECT_OK(CheckStored(storage, "tables/a", 3));
+}
+
 TEST(MemoryStorageTest, AwaitChangeReturnsAfterAPut) {
   MemoryStorage storage("test");
   std::jthread writer([&](const std::stop_token& stop) {
