@@ -60,7 +60,7 @@ bool SegmentWriter::IsFull(uint64_t length_bytes) const {
 }
 
 void SegmentWriter::Reserve(uint64_t end_bytes) {
-  if (end_bytes <= reserved_bytes_) return;
+  if (end_bytes <= reserved_bytes_ || file_.is_in_memory()) return;
   // ext4 and xfs serialise writes that extend a file; allocating space ahead avoids that. If the
   // file system cannot do that, or has little space left, writes extend the file.
   const uint64_t ahead = std::clamp(end_bytes, kFirstReserveBytes, kMaxReserveBytes);
