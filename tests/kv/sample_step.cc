@@ -244,13 +244,16 @@ Result<uint64_t> SavePart(StepWriter& writer, const Snapshot& base, const Sample
   return bytes_of_rank;
 }
 
-Result<StepInfo> SaveSampleOf(Store& store, const SampleStep& sample, const BeginOptions& options) {
+/// Commits on rank 0; prepares on the others, and hands out the writer, which awaits the decision.
+Result<StepInfo> SaveSampleOf(Store& store, const SampleStep& sample, const BeginOptions& options,
+                              std::unique_ptr<StepWriter>& prepared) {
   CAIRN_TRY_ASSIGN(const auto base, store.Latest());
-  CAIRN_TRY_ASSIGN(const auto writer, store.Begin(sample.step, options));
+  CAIRN_TRY_ASSIGN(auto writer, store.Begin(sample.step, options));
   CAIRN_TRY_ASSIGN(uint64_t bytes,
                    SavePart(*writer, *base, sample, options.rank, options.world_size));
   if (options.rank > 0) {
     CAIRN_TRY(writer->Prepare({.logical_bytes = bytes}));
+    prepared = std::move(writer);
     return StepInfo();
   }
   CAIRN_TRY(writer->Gather([](uint32_t, Column, std::string_view, std::span<const std::byte>) {
@@ -271,14 +274,21 @@ Result<StepInfo> SaveSampleOf(Store& store, const SampleStep& sample, const Begi
 }  // namespace
 
 Result<StepInfo> SaveSampleByRanks(Store& store, std::span<const std::unique_ptr<Store>> others,
-                                   const SampleStep& sample) {
+                                   const SampleStep& sample,
+                                   std::optional<std::chrono::milliseconds> patience) {
   // Ranks that were opened together would generate the same name; these may have been opened later.
   const std::string attempt = store.NextAttempt(sample.step);
+  std::vector<std::unique_ptr<StepWriter>> prepared(others.size() + 1);
   const auto save = [&](Store& of_rank, uint32_t rank) -> Result<StepInfo> {
-    auto saved = SaveSampleOf(
-        of_rank, sample,
-        {.rank = rank, .world_size = static_cast<uint32_t>(others.size() + 1), .attempt = attempt});
+    BeginOptions options{
+        .rank = rank, .world_size = static_cast<uint32_t>(others.size() + 1), .attempt = attempt};
+    if (patience) {
+      options.deadline = std::chrono::steady_clock::now() + *patience;
+      options.decision_deadline = options.deadline;
+    }
+    auto saved = SaveSampleOf(of_rank, sample, options, prepared[rank]);
     if (!saved) (void)of_rank.FailAttempt(attempt, rank, saved.error());
+    if (!patience) prepared[rank] = nullptr;
     return saved;
   };
   // All ranks continue, even if another one fails.
@@ -288,6 +298,11 @@ Result<StepInfo> SaveSampleByRanks(Store& store, std::span<const std::unique_ptr
     if (!part && failed) failed = std::move(part);
   }
   auto saved = save(store, 0);
+  for (const auto& writer : prepared) {
+    if (writer != nullptr && writer->AwaitDecision() && !saved) {
+      saved.error().code = ErrorCode::kInternal;
+    }
+  }
   return failed || saved ? saved : failed;
 }
 
@@ -387,6 +402,10 @@ Result<std::vector<std::string>> Verify(const Snapshot& snapshot) {
 
 Result<std::vector<std::string>> FindLeftovers(const std::string& address) {
   CAIRN_TRY_ASSIGN(const std::shared_ptr<Storage> storage, OpenStorage(address));
+  return FindLeftovers(storage);
+}
+
+Result<std::vector<std::string>> FindLeftovers(const std::shared_ptr<Storage>& storage) {
   CAIRN_TRY_ASSIGN(const auto root, internal::FindNewest(*storage));
   std::set<std::string> reached;
   if (root) {

@@ -1,6 +1,7 @@
 #pragma once
 /// Steps with known contents, which are saved and loaded only through the kv API.
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -13,6 +14,7 @@
 #include "kv/snapshot.h"
 #include "kv/step_info.h"
 #include "kv/step_writer.h"
+#include "kv/storage.h"
 #include "kv/store.h"
 
 namespace cairn::kv::testing {
@@ -46,9 +48,12 @@ Result<StepInfo> SaveSample(Store& store, const SampleStep& sample, bool overwri
 
 /// Saves a sample from several ranks. `others` are stores that joined `store`; each rank writes a
 /// part of the tensors, and all have prepared their parts before rank 0 commits. A failure is
-/// published to the other ranks, as core does.
-Result<StepInfo> SaveSampleByRanks(Store& store, std::span<const std::unique_ptr<Store>> others,
-                                   const SampleStep& sample);
+/// published to the other ranks, as core does. With `patience`, no rank waits longer than this for
+/// the parts, and the other ranks wait as long for the decision. The error is kInternal if rank 0
+/// fails, but another rank learns that the step is committed.
+Result<StepInfo> SaveSampleByRanks(
+    Store& store, std::span<const std::unique_ptr<Store>> others, const SampleStep& sample,
+    std::optional<std::chrono::milliseconds> patience = std::nullopt);
 
 /// Reads every record and byte of a step and checks every digest. kDataLoss names the key.
 Result<SampleStep> LoadSample(const Snapshot& snapshot,
@@ -63,5 +68,6 @@ Result<std::vector<std::string>> Verify(const Snapshot& snapshot);
 /// Returns the names of the objects that neither a step nor the list of removed objects reaches.
 /// Empty after every open for writing.
 Result<std::vector<std::string>> FindLeftovers(const std::string& address);
+Result<std::vector<std::string>> FindLeftovers(const std::shared_ptr<Storage>& storage);
 
 }  // namespace cairn::kv::testing

@@ -49,6 +49,12 @@ const char* StorageOperationName(StorageOperation operation) {
   return kNames[static_cast<size_t>(operation)];
 }
 
+const char* StorageFaultName(StorageFault fault) {
+  static constexpr const char* kNames[] = {"None",     "Refuse", "LoseResponse", "LoseWrite",
+                                           "Conflict", "Tear",   "PowerCut",     "Delay"};
+  return kNames[static_cast<size_t>(fault)];
+}
+
 bool CanHappen(StorageFault fault, StorageOperation operation) {
   switch (fault) {
     case StorageFault::kLoseWrite:
@@ -113,6 +119,20 @@ void FaultyStorage::SetStaleListing(size_t omitted_put_count, size_t kept_remova
   kept_removal_count_ = kept_removal_count;
 }
 
+void FaultyStorage::KeepRemoved() {
+  const MutexLock lock(mutex_);
+  keeps_removed_ = true;
+}
+
+Result<void> FaultyStorage::RestoreRemoved() {
+  const MutexLock lock(mutex_);
+  for (const auto& [name, bytes] : removed_) {
+    const Result<void> put = base_->PutIfAbsent(name, bytes);
+    if (!put && put.error().code != ErrorCode::kConflict) return put;
+  }
+  return {};
+}
+
 std::vector<StorageCall> FaultyStorage::Log() const {
   const MutexLock lock(mutex_);
   return log_;
@@ -161,9 +181,11 @@ Result<std::vector<std::string>> FaultyStorage::List(std::string_view prefix) {
 
 Result<void> FaultyStorage::Remove(std::string_view name) {
   return Call(StorageOperation::kRemove, name, [&]() -> Result<void> {
+    auto bytes = ReadObject(*base_, name, ~uint64_t{0});
     CAIRN_TRY(base_->Remove(name));
     const MutexLock lock(mutex_);
     removals_.emplace_back(name);
+    if (keeps_removed_ && bytes) removed_[std::string(name)] = *std::move(bytes);
     return {};
   });
 }

@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -53,6 +54,8 @@ enum class StorageFault : uint8_t {
   kPowerCut,      // kUnavailable, and so does every later operation; nothing is performed
   kDelay,         // sleeps first
 };
+/// Returns "Refuse", "LoseResponse", ...
+const char* StorageFaultName(StorageFault fault);
 /// Returns whether the fault can happen to this kind of operation. Otherwise it is ignored.
 bool CanHappen(StorageFault fault, StorageOperation operation);
 
@@ -83,8 +86,15 @@ class FaultyStorage final : public Storage {
   /// From now on, List omits the names of the last `omitted_put_count` objects that were put, and
   /// returns those of the last `kept_removal_count` objects that were removed.
   void SetStaleListing(size_t omitted_put_count, size_t kept_removal_count);
+  /// From now on, keeps the bytes of objects that are removed, for RestoreRemoved.
+  void KeepRemoved();
+  /// Creates the objects again that were removed since KeepRemoved, unless they exist: what a power
+  /// cut may do to removals (Storage::Remove). Not logged, and without faults.
+  Result<void> RestoreRemoved();
   /// Returns the calls since the construction, in order.
   std::vector<StorageCall> Log() const;
+
+  const std::shared_ptr<Storage>& base() const { return base_; }
 
   const std::string& address() const override { return base_->address(); }
   Result<void> Put(std::string_view name, std::span<const std::byte> bytes) override;
@@ -128,6 +138,8 @@ class FaultyStorage final : public Storage {
   size_t kept_removal_count_ CAIRN_GUARDED_BY(mutex_) = 0;
   std::vector<std::string> puts_ CAIRN_GUARDED_BY(mutex_);      // oldest first
   std::vector<std::string> removals_ CAIRN_GUARDED_BY(mutex_);  // oldest first
+  bool keeps_removed_ CAIRN_GUARDED_BY(mutex_) = false;
+  std::map<std::string, std::vector<std::byte>> removed_ CAIRN_GUARDED_BY(mutex_);  // by name
 };
 
 }  // namespace cairn::kv::internal

@@ -70,6 +70,18 @@ TEST_F(FaultyStorageTest, ALostResponseIsAnErrorAfterTheWrite) {
   }
 }
 
+TEST_F(FaultyStorageTest, RemovedObjectsExistAgainIfTheyAreRestored) {
+  for (const char* name : {"a", "b", "c"}) CAIRN_ASSERT_OK(base_->Put(name, AsBytes(name)));
+  CAIRN_ASSERT_OK(storage_.Remove("a"));  // before KeepRemoved
+  storage_.KeepRemoved();
+  for (const char* name : {"b", "c", "none"}) CAIRN_ASSERT_OK(storage_.Remove(name));
+  CAIRN_ASSERT_OK(base_->Put("c", AsBytes("new")));
+  CAIRN_ASSERT_OK(storage_.RestoreRemoved());
+  EXPECT_THAT(Names(), ElementsAre("b", "c"));
+  EXPECT_EQ(SizeOf("b"), 1u);
+  EXPECT_EQ(SizeOf("c"), 3u);
+}
+
 TEST_F(FaultyStorageTest, ALostWriteSucceedsWithoutEffect) {
   CAIRN_ASSERT_OK(base_->Put("old", {}));
   storage_.SetPlan([](const StorageCall&) { return StorageFault::kLoseWrite; });
