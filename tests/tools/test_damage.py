@@ -163,8 +163,8 @@ def test_rebuild_repairs_a_gap_before_the_newest_root(dump, admin, two_steps, tm
     store = tmp_path / "store"
     shutil.copytree(two_steps, store)
     sorted((store / "roots").iterdir())[1].unlink()
-    broken = dump("verify", store)
-    assert broken.status == 2 and "kv-admin rebuild" in broken.err
+    assert "kv-admin rebuild" in dump("keys", store).err
+    assert dump("verify", store).status == 1
     rebuilt = admin("rebuild", store)
     assert rebuilt.status == 0 and "2 steps" in rebuilt.out, rebuilt.err
     whole = contents(dump, admin, two_steps, tmp_path)

@@ -87,10 +87,12 @@ Result<uint64_t> ProbeForward(Storage& storage, uint64_t number) {
   return exists;
 }
 
-/// Returns the newest root. Returns nothing if `start` and the root after it do not exist, or if
-/// roots were removed during the search.
+/// Returns the newest root. Returns nothing if `start` and the root after it do not exist, if roots
+/// were put or removed during the search, or if the root before the newest is missing.
 Result<std::optional<Root>> SearchFrom(Storage& storage, uint64_t start) {
   CAIRN_TRY_ASSIGN(const uint64_t last, ProbeForward(storage, start));
+  CAIRN_TRY_ASSIGN(const bool has_gap, RootExists(storage, last + 2));
+  if (has_gap) return std::nullopt;
   // The order matters: the successor was absent before this read.
   CAIRN_TRY_ASSIGN(std::optional<Root> root, ReadRoot(storage, last));
   if (!root || last == 1) return root;
@@ -104,16 +106,33 @@ Result<std::optional<Root>> SearchFromListing(Storage& storage) {
   return SearchFrom(storage, numbers.empty() ? 1 : numbers.back());
 }
 
+/// Returns whether the root exists, and has neither a predecessor nor a successor.
+Result<bool> IsAlone(Storage& storage, uint64_t number) {
+  CAIRN_TRY_ASSIGN(const bool exists, RootExists(storage, number));
+  CAIRN_TRY_ASSIGN(const bool has_predecessor, RootExists(storage, number - 1));
+  CAIRN_TRY_ASSIGN(const bool has_successor, RootExists(storage, number + 1));
+  return exists && !has_predecessor && !has_successor;
+}
+
 Result<std::optional<Root>> GiveUp(Storage& storage, uint64_t hint) {
   CAIRN_TRY_ASSIGN(const std::vector<uint64_t> numbers, ListRoots(storage));
   if (!numbers.empty()) {
-    return Fail(
-        ErrorCode::kUnavailable,
-        fmt::format(
-            "cannot find the newest root of {}: the listing names root {}, but it "
-            "does not exist or has no predecessor; try again, and if this error remains, run "
-            "kv-admin rebuild",
-            storage.address(), numbers.back()));
+    const uint64_t last = numbers.back();
+    // The root of a writer that was paused for more than kKeptRoots commits is older than the hint.
+    CAIRN_TRY_ASSIGN(const bool is_alone, IsAlone(storage, last));
+    if (is_alone && last >= hint) {
+      return Fail(Error{
+          .code = ErrorCode::kDataLoss,
+          .message = fmt::format("root {} has no predecessor: root {} is missing", last, last - 1),
+          .file = ObjectPath(storage.address(), RootName(last - 1))});
+    }
+    return Fail(Error{.code = ErrorCode::kUnavailable,
+                      .message = fmt::format(
+                          "cannot find the newest root: the listing names root {}, but it does not "
+                          "exist or has no predecessor; try again, and if this error remains, run "
+                          "kv-admin rebuild",
+                          last),
+                      .file = storage.address()});
   }
   if (hint == 0) return std::nullopt;
   return Fail(

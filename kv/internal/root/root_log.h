@@ -32,10 +32,11 @@ inline constexpr uint64_t kKeptRoots = 64;
 inline constexpr uint64_t kHintInterval = 16;
 static_assert(kKeptRoots >= 2 * kHintInterval);
 
-/// Returns the newest root; nothing if there are no roots. kDataLoss: the root is damaged, or there
-/// is a hint but no root. kUnimplemented: its version is newer. kUnavailable: the storage fails, or
-/// its listing is late for longer than a second. Cost: one read of the hint, a listing if that is
-/// of no use, 2 log2(k) calls of Size if the start is k roots behind, and one read of the root.
+/// Returns the newest root; nothing if there are no roots. kDataLoss: the root is damaged, the root
+/// before it is missing, or there is a hint but no root. kUnimplemented: its version is newer.
+/// kUnavailable: the storage fails, or its listing is late for longer than a second. Cost: one read
+/// of the hint, a listing if that is of no use, 2 log2(k) calls of Size if the start is k roots
+/// behind, two more, and one read of the root.
 Result<std::optional<Root>> FindNewest(Storage& storage);
 
 /// Returns the newest root if it is another one than `known`, otherwise nothing. Errors are those

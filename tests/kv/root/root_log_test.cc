@@ -164,6 +164,15 @@ TEST_F(RootLogTest, LostRootsAreDataLossIfThereIsAHint) {
   EXPECT_THAT(FindNewest(storage_), IsError(ErrorCode::kDataLoss, "has had root 16"));
 }
 
+TEST_F(RootLogTest, LostPredecessorOfTheNewestRootIsDataLoss) {
+  CommitUpTo(20);
+  CAIRN_ASSERT_OK(storage_.Remove(RootName(19)));
+  EXPECT_THAT(FindNewest(storage_), IsError(ErrorCode::kDataLoss, "root 19 is missing"));
+  // This may be the root of a paused writer, in a listing that omits all newer ones.
+  PutHint("100");
+  EXPECT_THAT(FindNewest(storage_), IsError(ErrorCode::kUnavailable, "try again"));
+}
+
 TEST_F(RootLogTest, RootThatIsRemovedDuringTheSearchIsSearchedAgain) {
   CommitUpTo(40);
   storage_.before_read = [this](std::string_view name) {
