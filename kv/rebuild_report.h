@@ -11,7 +11,7 @@ namespace cairn::kv {
 struct RebuildReport {
   uint64_t steps = 0;        // number of steps that the new root names
   std::vector<Error> lost;   // what could not be recovered
-  std::vector<Error> notes;  // what was recovered only in part, or by assumption
+  std::vector<Error> notes;  // damaged roots, and what was recovered only in part, or by assumption
 };
 
 }  // namespace cairn::kv

@@ -10,12 +10,11 @@
 #include "kv/internal/commit/root_change.h"
 #include "kv/internal/commit/store_identity.h"
 #include "kv/internal/parts/attempt_outcome.h"
+#include "kv/internal/root/framed_record.h"
 #include "kv/internal/root/root_log.h"
 
 namespace cairn::kv::internal {
 namespace {
-
-constexpr uint64_t kMaxRootBytes = 64 << 20;
 
 void SetRoot(StoreState& state, Root root) {
   StepList steps(state.storage, root);
@@ -107,7 +106,7 @@ Result<void> OpenForWriting(StoreState& state) {
 }
 
 Result<std::shared_ptr<const CommittedRoot>> ReadRootOf(const StoreState& state, uint64_t number) {
-  CAIRN_TRY_ASSIGN(const auto bytes, ReadObject(*state.storage, RootName(number), kMaxRootBytes));
+  CAIRN_TRY_ASSIGN(const auto bytes, ReadObject(*state.storage, RootName(number), kMaxFramedBytes));
   CAIRN_TRY_ASSIGN(Root root, DecodeRoot(bytes));
   if (root.number != number || root.store_uuid != state.uuid) {
     return Fail(Error{.code = ErrorCode::kNotFound,

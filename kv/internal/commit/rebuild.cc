@@ -21,6 +21,7 @@
 #include "kv/internal/commit/store_identity.h"
 #include "kv/internal/parts/attempt_outcome.h"
 #include "kv/internal/records/kv_records.h"
+#include "kv/internal/root/framed_record.h"
 #include "kv/internal/root/root_log.h"
 #include "kv/internal/storage/name_check.h"
 #include "kv/internal/storage/object_names.h"
@@ -29,7 +30,6 @@
 namespace cairn::kv::internal {
 namespace {
 
-constexpr uint64_t kMaxRootBytes = 64 << 20;
 constexpr uint64_t kMaxTableBytes = 4ull << 30;
 
 Result<uint64_t> CountRecords(const TableReader& table) {
@@ -76,7 +76,7 @@ class Rebuilder {
     if (!numbers.empty()) last_number_ = numbers.back();
     for (auto number = numbers.rbegin(); number != numbers.rend(); ++number) {
       const std::string name = RootName(*number);
-      auto bytes = ReadObject(storage_, name, kMaxRootBytes);
+      auto bytes = ReadObject(storage_, name, kMaxFramedBytes);
       auto root = bytes ? DecodeRoot(*bytes) : Result<Root>(std::unexpected(bytes.error()));
       if (root && root->store_uuid == state_.uuid) {
         best_ = *std::move(root);
@@ -88,7 +88,9 @@ class Rebuilder {
       Error error =
           root ? Error{.code = ErrorCode::kDataLoss, .message = "the root belongs to another store"}
                : std::move(root).error();
-      Note(report_.lost, std::move(error).WithFile(ObjectPath(storage_.address(), name)));
+      // Not a loss by itself: its steps are in older roots, in pages and in tables.
+      error.message = "a root cannot be used: " + error.message;
+      Note(report_.notes, std::move(error).WithFile(ObjectPath(storage_.address(), name)));
     }
     return {};
   }
