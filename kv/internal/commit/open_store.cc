@@ -30,26 +30,35 @@ Error AdviseRebuild(Error error) {
   return error;
 }
 
+/// Returns whether there are tables or segments, which the first root of a store precedes.
+Result<bool> HasTablesOrSegments(Storage& storage) {
+  for (const ObjectKind kind : {ObjectKind::kTable, ObjectKind::kSegment}) {
+    CAIRN_TRY_ASSIGN(const auto names, storage.List(ObjectFolder(kind)));
+    if (!names.empty()) return true;
+  }
+  return false;
+}
+
 /// Returns the newest root; one without steps and with number 0 for a store that has just been
 /// created. kDataLoss: the roots of a store with tables or segments are gone.
 Result<Root> NewestRoot(StoreState& state) {
   auto found = FindNewest(*state.storage);
-  if (!found) return Fail(AdviseRebuild(std::move(found).error()));
-  if (std::optional<Root>& newest = *found) {
-    if (newest->store_uuid == state.uuid) return *std::move(newest);
-    return Fail(Error{.code = ErrorCode::kDataLoss,
-                      .message = "the newest root belongs to another store",
-                      .file = state.storage->address()});
+  if (found && !*found) {
+    CAIRN_TRY_ASSIGN(const bool has_more, HasTablesOrSegments(*state.storage));
+    if (!has_more) return Root{.store_uuid = state.uuid};
+    // Another process may have put the first root, and more, since the search.
+    found = FindNewest(*state.storage);
   }
-  // The first root precedes every segment and table.
-  for (const ObjectKind kind : {ObjectKind::kTable, ObjectKind::kSegment}) {
-    CAIRN_TRY_ASSIGN(const auto names, state.storage->List(ObjectFolder(kind)));
-    if (names.empty()) continue;
+  if (!found) return Fail(AdviseRebuild(std::move(found).error()));
+  if (!*found) {
     return Fail(Error{.code = ErrorCode::kDataLoss,
                       .message = "all roots of this store are missing; run kv-admin rebuild",
                       .file = state.storage->address()});
   }
-  return Root{.store_uuid = state.uuid};
+  if ((*found)->store_uuid == state.uuid) return **std::move(found);
+  return Fail(Error{.code = ErrorCode::kDataLoss,
+                    .message = "the newest root belongs to another store",
+                    .file = state.storage->address()});
 }
 
 Result<void> CheckSession(const StoreState& state) {

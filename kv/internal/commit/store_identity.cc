@@ -148,8 +148,8 @@ Result<bool> HasStoreObjects(Storage& storage) {
 /// Returns the name of an entry of the directory that is not the store's; nothing if there is none.
 std::optional<std::string> ForeignEntry(Storage& storage) {
   if (storage.local_files() == nullptr) return std::nullopt;
-  constexpr std::string_view kOwn[] = {"roots",   "tables", "segments", "pages",
-                                       "pending", "leases", "hint"};
+  constexpr std::string_view kOwn[] = {kName,   "roots",   "tables", "segments",
+                                       "pages", "pending", "leases", "hint"};
   const auto names = ListDirectory(storage.address());
   if (!names) return std::nullopt;
   const auto foreign = std::ranges::find_if(*names, [&](const std::string& name) {
@@ -165,6 +165,14 @@ Result<Uuid> ReadCairn(Storage& storage) {
       storage, std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
 }
 
+/// Reads CAIRN of a storage that has other objects of a store, so that it must exist: it may have
+/// been created since it was not found.
+Result<Uuid> ReadOrReportMissing(Storage& storage) {
+  auto uuid = ReadCairn(storage);
+  if (uuid || uuid.error().code != ErrorCode::kNotFound) return uuid;
+  return Fail(Damaged(storage, "CAIRN is missing from this store"));
+}
+
 }  // namespace
 
 Result<Uuid> ReadIdentity(Storage& storage) {
@@ -172,7 +180,7 @@ Result<Uuid> ReadIdentity(Storage& storage) {
   auto uuid = ReadCairn(storage);
   if (uuid || uuid.error().code != ErrorCode::kNotFound) return uuid;
   CAIRN_TRY_ASSIGN(const bool is_store, HasStoreObjects(storage));
-  if (is_store) return Fail(Damaged(storage, "CAIRN is missing from this store"));
+  if (is_store) return ReadOrReportMissing(storage);
   if (storage.local_files() != nullptr) {
     return Fail(
         NotAStore(storage, "this directory is not a Cairn store: it contains no file CAIRN"));
@@ -195,7 +203,7 @@ Result<Uuid> CreateIdentity(Storage& storage) {
   auto uuid = ReadCairn(storage);
   if (uuid || uuid.error().code != ErrorCode::kNotFound) return uuid;
   CAIRN_TRY_ASSIGN(const bool is_store, HasStoreObjects(storage));
-  if (is_store) return Fail(Damaged(storage, "CAIRN is missing from this store"));
+  if (is_store) return ReadOrReportMissing(storage);
   if (const auto foreign = ForeignEntry(storage)) {
     return Fail(NotAStore(storage, fmt::format("this directory is not a Cairn store and not empty "
                                                "(it contains {}); choose an empty or a new one",
