@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "kv/internal/commit/root_change.h"
 #include "kv/internal/rank_parts.h"
 #include "kv/internal/records/kv_records.h"
 #include "kv/internal/step_attempt.h"
@@ -12,6 +13,19 @@
 namespace cairn::kv {
 
 using internal::StepAttempt;
+
+namespace {
+
+/// Another writer may have removed what this one has written or waits for. Then its name is the
+/// better error.
+Error NameOtherWriter(const StepAttempt& attempt, Error error) {
+  if (attempt.store->outcome_unknown) return error;
+  const Result<void> is_writer = internal::CheckStillWriter(*attempt.store);
+  if (is_writer || is_writer.error().code != ErrorCode::kConflict) return error;
+  return Error(is_writer.error()).WithStep(attempt.step);
+}
+
+}  // namespace
 
 StepWriter::StepWriter(std::unique_ptr<StepAttempt> attempt) : attempt_(std::move(attempt)) {}
 
@@ -113,7 +127,9 @@ Result<void> StepWriter::SetStructure(std::span<const std::byte> record) {
 
 Result<void> StepWriter::Gather(const RankRecordCallback& on_record) {
   CAIRN_TRY(attempt_->CheckUsable());
-  return internal::GatherParts(*attempt_, on_record);
+  Result<void> gathered = internal::GatherParts(*attempt_, on_record);
+  if (gathered) return gathered;
+  return Fail(NameOtherWriter(*attempt_, std::move(gathered).error()));
 }
 
 Result<void> StepWriter::Prepare(const StepSummary& summary) {
@@ -136,8 +152,11 @@ Result<StepInfo> StepWriter::Commit(const StepSummary& summary) {
   CAIRN_CHECK(attempt.has_structure && !attempt.store->joined &&
               attempt.gathered == attempt.has_ranks());
   attempt.failed = true;
-  CAIRN_TRY(attempt.SealSegments());
-  return internal::CommitStep(attempt, summary);
+  const Result<void> sealed = attempt.SealSegments();
+  Result<StepInfo> committed =
+      sealed ? internal::CommitStep(attempt, summary) : std::unexpected(sealed.error());
+  if (committed) return committed;
+  return Fail(NameOtherWriter(attempt, std::move(committed).error()));
 }
 
 }  // namespace cairn::kv
