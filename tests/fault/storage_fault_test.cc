@@ -24,6 +24,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -134,7 +135,7 @@ struct Prepared {
     before = steps.value_or(Steps());
     const auto base = CopyOf(*store);
     const auto storage = std::make_shared<FaultyStorage>(base);
-    Progress progress{.acknowledged = before, .in_doubt = {}, .error = {}};
+    Progress progress{.acknowledged = before};
     scenario.run(storage, kPatient, progress);
     EXPECT_FALSE(progress.error.has_value()) << progress.error->ToString();
     calls = storage->Log();
@@ -153,7 +154,7 @@ void RunWithFaults(const Prepared& prepared, FaultPlan plan, bool restore_remove
   const auto storage = std::make_shared<FaultyStorage>(base);
   if (restore_removed) storage->KeepRemoved();
   storage->SetPlan(std::move(plan));
-  Progress progress{.acknowledged = prepared.before, .in_doubt = {}, .error = {}};
+  Progress progress{.acknowledged = prepared.before};
   prepared.scenario.run(storage, kImpatient, progress);
   EXPECT_TRUE(IsOk(storage->RestoreRemoved()));  // nothing if they were not kept
   CheckStore(base, progress);
@@ -281,11 +282,72 @@ TEST(SlowListingTest, ChangesNothing) {
     storage->SetPlan([](const StorageCall& call) {
       return call.operation == StorageOperation::kList ? StorageFault::kDelay : StorageFault::kNone;
     });
-    Progress progress{.acknowledged = prepared.before, .in_doubt = {}, .error = {}};
+    Progress progress{.acknowledged = prepared.before};
     prepared.scenario.run(storage, kPatient, progress);
     EXPECT_FALSE(progress.error.has_value());
     CheckStore(base, progress);
     if (HasFailure()) return;
+  }
+}
+
+// --- another writer
+
+/// A complete open for writing, save of step 90 and close by another process.
+Result<void> SaveByOther(const std::shared_ptr<Storage>& storage) {
+  StoreOptions options = SmallBlocks();
+  options.take_over = true;
+  CAIRN_TRY_ASSIGN(const auto store, Store::Open(storage, OpenMode::kWrite, options));
+  CAIRN_TRY(SaveSample(*store, MakeSample(90, 0, kFaultShape)));
+  return store->Close();
+}
+
+/// Runs the other writer at one call of the scenario.
+void RunWithOtherWriter(const Prepared& prepared, uint64_t index) {
+  const auto base = CopyOf(*prepared.store);
+  const auto storage = std::make_shared<FaultyStorage>(base);
+  Progress progress{.acknowledged = prepared.before};
+  storage->SetPlan([&](const StorageCall& call) {
+    if (call.index == index) {
+      EXPECT_TRUE(IsOk(SaveByOther(base)));
+      progress.other_writer = true;
+    }
+    return StorageFault::kNone;
+  });
+  prepared.scenario.run(storage, kImpatient, progress);
+  ASSERT_TRUE(progress.other_writer);
+  if (progress.error) {
+    // Ranks find that the session is closed, or miss their parts.
+    EXPECT_THAT(progress.error->code, AnyOf(ErrorCode::kConflict, ErrorCode::kUnavailable,
+                                            ErrorCode::kFailedPrecondition))
+        << progress.error->ToString();
+  }
+  progress.acknowledged[90] = MakeSample(90, 0, kFaultShape);
+  if (progress.in_doubt) (*progress.in_doubt)[90] = progress.acknowledged[90];
+  CheckStore(base, progress);
+}
+
+TEST(OtherWriterTest, LosesNothingAtAnyCallOfTheFirst) {
+  for (const Scenario& scenario : SmallScenarios()) {
+    if (std::string_view(scenario.name) == "take-over") continue;  // it has another one
+    const Prepared prepared(scenario);
+    RunWithEachFault(prepared, StorageFault::kNone, 1,
+                     [&](uint64_t index) { RunWithOtherWriter(prepared, index); });
+    if (HasFailure()) return;
+  }
+}
+
+TEST(OtherWriterTest, ReaderOfAStoreThatIsBeingCreatedSeesNoDamage) {
+  for (uint64_t index = 0;; ++index) {
+    const auto base = std::make_shared<MemoryStorage>("test");
+    const auto storage = std::make_shared<FaultyStorage>(base);
+    storage->SetPlan([&](const StorageCall& call) {
+      if (call.index == index) EXPECT_TRUE(IsOk(SaveByOther(base)));
+      return StorageFault::kNone;
+    });
+    const auto reader = Store::Open(storage, OpenMode::kRead, SmallBlocks());
+    if (!reader) EXPECT_THAT(reader, IsError(ErrorCode::kNotFound, "no store here"));
+    if (reader) CAIRN_EXPECT_OK(LoadAllFrom(**reader));
+    if (storage->Log().size() <= index) break;
   }
 }
 

@@ -29,6 +29,7 @@ struct Progress {
   Steps acknowledged;             // the contents of the store after the changes that succeeded
   std::optional<Steps> in_doubt;  // the contents if the change that failed was performed
   std::optional<Error> error;     // of that change, or of the open
+  bool other_writer = false;      // another writer has taken over the store during the changes
 };
 
 /// Changes of a store, performed by this process. Each begins when the one before it has succeeded.
@@ -38,14 +39,15 @@ struct Scenario {
   std::function<Result<Steps>(const std::shared_ptr<Storage>&)> prepare;
   /// Makes the changes, and updates `progress`, which has the steps of `prepare`. If one fails,
   /// repeats it without a fault, unless the power is cut: a store that is still open either
-  /// performs it, or demands to be opened again. Waits at most `patience` for ranks.
+  /// performs it, or demands to be opened again, or names the other writer. Waits at most
+  /// `patience` for ranks.
   std::function<void(const std::shared_ptr<internal::FaultyStorage>&,
                      std::chrono::milliseconds patience, Progress& progress)>
       run;
 };
 
-/// Creation, new and incremental steps, overwrites, deletions, multi-rank steps, the removal
-/// of what crashed writers left, and a change of the writer.
+/// Creation, new and incremental steps, overwrites, deletions, multi-rank steps, the removal of what
+/// crashed writers left, and a change of the writer.
 std::vector<Scenario> SmallScenarios();
 /// A save in a store that has had so many commits that roots are removed, steps are moved to pages,
 /// and the hint is written.
