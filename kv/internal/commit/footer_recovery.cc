@@ -157,7 +157,7 @@ class Recoverer {
     }
     std::vector<StepEntry> entries;
     for (const auto& [step, attempts] : by_step) {
-      std::optional<Recovered> best = CollectBest(step, attempts);
+      CAIRN_TRY_ASSIGN(std::optional<Recovered> best, CollectBest(step, attempts));
       if (!best) continue;
       best->info.generation = recovery_.first_generation + entries.size();
       auto entry = WriteTable(*best);
@@ -182,7 +182,7 @@ class Recoverer {
       if (!parsed) continue;
       auto segment = ReadSegment(storage_, recovery_.store_uuid, parsed->id);
       if (!segment) {
-        ReportSegment(parsed->id, std::move(segment).error());
+        CAIRN_TRY(ReportSegment(parsed->id, std::move(segment).error()));
         continue;
       }
       const SegmentInfo& info = segment->info;
@@ -198,20 +198,22 @@ class Recoverer {
     return {};
   }
 
-  /// Reports a segment that cannot be read, unless its step does not need it.
-  void ReportSegment(const ObjectId& id, Error error) {
+  /// Reports a segment that is damaged, unless its step does not need it.
+  Result<void> ReportSegment(const ObjectId& id, Error error) {
+    if (MayBeTemporary(error)) return Fail(CannotTellLoss(std::move(error)));
     const auto header = ReadHeader(storage_, recovery_.store_uuid, id);
     if (header) {
       const FooterAttempt unnamed{.step = header->step, .created_unix_ns = header->created_unix_ns};
-      if (!recovery_.wants(unnamed)) return;
+      if (!recovery_.wants(unnamed)) return {};
       error = std::move(error).WithStep(header->step);
     }
     const std::string name = ObjectName(ObjectKind::kSegment, id);
     report_.lost.push_back(std::move(error).WithFile(ObjectPath(storage_.address(), name)));
+    return {};
   }
 
-  std::optional<Recovered> CollectBest(uint64_t step,
-                                       const std::vector<const FooterAttempt*>& attempts) {
+  Result<std::optional<Recovered>> CollectBest(uint64_t step,
+                                               const std::vector<const FooterAttempt*>& attempts) {
     std::optional<Recovered> best;
     const auto drop = [&](const std::string& attempt) {
       report_.notes.push_back({.code = ErrorCode::kUnavailable,
@@ -223,6 +225,9 @@ class Recoverer {
     };
     for (const FooterAttempt* attempt : attempts) {
       auto recovered = Collect(*attempt);
+      if (!recovered && MayBeTemporary(recovered.error())) {
+        return Fail(CannotTellLoss(std::move(recovered).error()));
+      }
       if (!recovered || recovered->tensors.empty()) {
         Error error = recovered ? Error{.code = ErrorCode::kDataLoss,
                                         .message = fmt::format("the footers of the attempt {} "
@@ -386,6 +391,16 @@ class Recoverer {
 };
 
 }  // namespace
+
+bool MayBeTemporary(const Error& error) {
+  return error.code == ErrorCode::kUnavailable || error.code == ErrorCode::kResourceExhausted;
+}
+
+Error CannotTellLoss(Error error) {
+  error.message +=
+      "; no root was put; if this object can never be read, move it away and try again";
+  return error;
+}
 
 Result<std::vector<StepEntry>> RecoverFromFooters(Storage& storage, const FooterRecovery& recovery,
                                                   RebuildReport& report) {

@@ -30,11 +30,17 @@ struct FooterRecovery {
   std::function<bool(const FooterAttempt&)> wants;
 };
 
+/// Returns whether a later attempt may succeed, so that the error does not prove a loss.
+bool MayBeTemporary(const Error& error);
+
+/// Returns the error of a rebuild that cannot determine whether an object is lost.
+Error CannotTellLoss(Error error);
+
 /// Writes a table for each step of which `wants` accepts an attempt and at least one tensor is
 /// complete. If it accepts several attempts at a step, the one with the most bytes is taken, and of
 /// equal ones the last. Returns the entries, ascending by step, and adds to `report` what they
-/// lack. kUnavailable, kResourceExhausted: the storage cannot be listed or written. Memory: the
-/// records of two attempts. Cost: reads the headers, footers and trailers of all segments.
+/// lack. kUnavailable, kResourceExhausted: the storage cannot be listed, read or written. Memory:
+/// the records of two attempts. Cost: reads the headers, footers and trailers of all segments.
 Result<std::vector<StepEntry>> RecoverFromFooters(Storage& storage, const FooterRecovery& recovery,
                                                   RebuildReport& report);
 

@@ -53,6 +53,9 @@ class Rebuilder {
     CAIRN_TRY(TakeStepsOfRoot());
     CAIRN_TRY(AddStepsOfTables());
     DropDamagedSteps();
+    // Without this, an error of the network would be a reason to put a root that lacks a step.
+    const auto unclear = std::ranges::find_if(report_.lost, MayBeTemporary);
+    if (unclear != report_.lost.end()) return Fail(CannotTellLoss(*unclear));
     if (is_whole_ && report_.lost.empty()) {
       return Fail(Error{.code = ErrorCode::kFailedPrecondition,
                         .message = "the newest root and all its tables can be read; there is "
@@ -77,6 +80,7 @@ class Rebuilder {
     for (auto number = numbers.rbegin(); number != numbers.rend(); ++number) {
       const std::string name = RootName(*number);
       auto bytes = ReadObject(storage_, name, kMaxFramedBytes);
+      if (!bytes && MayBeTemporary(bytes.error())) return Fail(CannotTellLoss(bytes.error()));
       auto root = bytes ? DecodeRoot(*bytes) : Result<Root>(std::unexpected(bytes.error()));
       if (root && root->store_uuid == state_.uuid) {
         best_ = *std::move(root);
@@ -229,6 +233,11 @@ class Rebuilder {
   /// Adds steps of which neither a root nor a table remains.
   Result<void> AddStepsOfFooters() {
     if (is_whole_ && unread_.empty() && without_tables_.empty()) return {};
+    // The table of a rebuild that did not reach its roots has the epoch of that rebuild.
+    has_own_tables_ = std::ranges::any_of(steps_, [](const auto& step) {
+      const StepEntry& entry = step.second;
+      return EpochOfSession(entry.info.attempt) == entry.tables.front().id.epoch;
+    });
     const FooterRecovery recovery{
         .store_uuid = state_.uuid,
         .epoch = epoch_,
@@ -245,7 +254,7 @@ class Rebuilder {
   /// part of it would be worse than to lose it, unless nothing else is left.
   bool IsLost(const FooterAttempt& attempt) const {
     if (steps_.contains(attempt.step) || without_segments_.contains(attempt.step)) return false;
-    if (!is_whole_) return best_.number == 0 && steps_.empty();
+    if (!is_whole_) return best_.number == 0 && !has_own_tables_;
     if (unread_.contains(attempt.step)) return true;
     const auto found = without_tables_.find(attempt.step);
     return found != without_tables_.end() &&
@@ -296,7 +305,8 @@ class Rebuilder {
   Root best_;  // the newest one that can be read; number 0: none can
   // Of a root that exists, or that a table names as the generation of its step.
   uint64_t last_number_ = 0;
-  bool is_whole_ = false;  // the newest root can be read
+  bool is_whole_ = false;        // the newest root can be read
+  bool has_own_tables_ = false;  // a step has the table that its save wrote
   std::map<uint64_t, StepEntry> steps_;
   uint32_t epoch_ = 0;                              // of the roots and tables to put
   std::map<uint64_t, std::string> without_tables_;  // attempts of dropped steps
