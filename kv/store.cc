@@ -146,8 +146,13 @@ std::string Store::uuid() const {
 }
 
 Result<std::string> Store::OpenSession() {
-  CAIRN_CHECK(impl_->state->writable);
-  return impl_->state->session;  // the lease marks it in the storage
+  StoreState& state = *impl_->state;
+  CAIRN_CHECK(state.writable);
+  CAIRN_TRY(internal::CheckNotForked(state));
+  CAIRN_TRY(impl_->CheckOpen());
+  CAIRN_TRY(internal::CheckStillWriter(state));
+  CAIRN_TRY(state.lease->PutIfLost());  // it marks the session in the storage
+  return state.session;
 }
 
 Result<void> Store::Impl::CheckCanBegin(uint64_t step, const BeginOptions& options) const {

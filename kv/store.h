@@ -73,7 +73,8 @@ class Store {
   /// Creates the roots again from the tables, and tables from the footers of segments, for a store
   /// whose newest root cannot be read (docs/format/recovery.md). Removes nothing. kConflict: a
   /// writer has the store. kFailedPrecondition: the store opens, and there is nothing to rebuild.
-  /// kNotFound, kUnimplemented, kDataLoss, kUnavailable, kInvalidArgument: see Open.
+  /// kUnavailable, kResourceExhausted: an object cannot be read or written; no step is given up for
+  /// that. kNotFound, kUnimplemented, kDataLoss, kInvalidArgument: see Open.
   static Result<RebuildReport> Rebuild(const std::string& address, StoreOptions options = {});
   static Result<RebuildReport> Rebuild(std::shared_ptr<Storage> storage, StoreOptions options = {});
 
@@ -88,7 +89,8 @@ class Store {
   /// Identifies the store: 32 hex digits, generated when it was created.
   std::string uuid() const;
   /// Returns the session, which the other ranks may join. A join by a rank that sees another
-  /// directory fails, because that has no lease of the session. Requires kWrite.
+  /// directory fails, because that has no lease of the session. kConflict: another writer has taken
+  /// over the store. kFailedPrecondition: the store is closed. kUnavailable: I/O. Requires kWrite.
   Result<std::string> OpenSession();
   /// Returns the current committed state. A reader sees commits that were made after its open.
   /// kFailedPrecondition: the store is closed. kDataLoss, kUnavailable: a reader cannot read the

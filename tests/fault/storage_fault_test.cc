@@ -5,11 +5,11 @@
 // What is promised if a write is acknowledged but lost (StorageFault::kLoseWrite):
 //   - a segment, a table, a page or a root: the change fails before it is acknowledged, or succeeds
 //     because the write is repeated. The store checks that they exist before it refers to them;
-//   - CAIRN: the creation fails. The lease of a writer that opens the store: the open fails;
+//   - CAIRN: the creation fails;
 //   - a part of a rank, or records that ranks share: the save fails at its deadline or before;
 //   - the outcome of a save: the ranks find the step in the newest root;
-//   - the renewal of a lease: a writer on another host may not be refused at its open. The number
-//     of the root remains the fence, so no commit is lost;
+//   - a lease: it is put again before other ranks join. A second writer may not be refused at its
+//     open, but the number of the root remains the fence, so no commit is lost;
 //   - the hint: searches take longer;
 //   - a removal: the object remains until the next open for writing.
 //
@@ -224,7 +224,7 @@ class MemoryPowerCutTest : public ::testing::TestWithParam<std::tuple<bool, bool
 
 TEST_P(MemoryPowerCutTest, LeavesEveryAcknowledgedStep) {
   for (const Scenario& scenario : SmallScenarios()) {
-    Run(Prepared(scenario), Stride(2));
+    Run(Prepared(scenario), Stride(4));
     if (HasFailure()) return;
   }
 }

@@ -96,12 +96,6 @@ bool IsSameHolder(const Lease& a, const Lease& b) {
   return a.epoch == b.epoch && a.writer == b.writer;
 }
 
-Error LostLease(const Storage& storage, const Lease& lease) {
-  return Error{.code = ErrorCode::kUnavailable,
-               .message = "the storage acknowledged the lease, but it does not exist",
-               .file = ObjectPath(storage.address(), LeaseName(lease.writer.session))};
-}
-
 Error InForkedChild() {
   return Error{.code = ErrorCode::kFailedPrecondition,
                .message =
@@ -241,10 +235,6 @@ Result<std::unique_ptr<LeaseKeeper>> LeaseKeeper::Take(std::shared_ptr<Storage> 
   {
     const MutexLock lock(state->mutex);
     CAIRN_TRY(state->Put());
-    // Without it, the ranks of this session could not join.
-    CAIRN_TRY_ASSIGN(const bool exists,
-                     ObjectExists(*state->storage, LeaseName(state->lease.writer.session)));
-    if (!exists) return Fail(LostLease(*state->storage, state->lease));
   }
   state->thread = std::thread([borrowed = state.get()] { borrowed->RenewUntilStopped(); });
   return std::unique_ptr<LeaseKeeper>(new LeaseKeeper(std::move(state)));
@@ -255,6 +245,15 @@ Result<void> LeaseKeeper::Renew() {
   const MutexLock lock(state_->mutex);
   if (state_->stopped) return Fail(ErrorCode::kFailedPrecondition, "the lease was released");
   return state_->RenewIfOld();
+}
+
+Result<void> LeaseKeeper::PutIfLost() {
+  if (owner_ != ::getpid()) return Fail(InForkedChild());
+  const MutexLock lock(state_->mutex);
+  if (state_->stopped) return Fail(ErrorCode::kFailedPrecondition, "the lease was released");
+  CAIRN_TRY_ASSIGN(const bool exists,
+                   ObjectExists(*state_->storage, LeaseName(state_->lease.writer.session)));
+  return exists ? Result<void>() : state_->Put();
 }
 
 Result<void> LeaseKeeper::Release() {

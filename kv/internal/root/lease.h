@@ -78,6 +78,10 @@ class LeaseKeeper {
   /// kConflict: another writer has taken the lease; the message names it. kUnavailable: the lease
   /// cannot be read or put. kFailedPrecondition: this is a forked child, or after Release.
   Result<void> Renew();
+  /// Puts the lease again if it does not exist: the storage may have lost it. Requires that no
+  /// other writer has taken over. kUnavailable: it cannot be looked up or put.
+  /// kFailedPrecondition: this is a forked child, or after Release.
+  Result<void> PutIfLost();
   /// Stops the thread, and removes the lease if it is still the one that this object put. Does
   /// nothing if this was done before. kUnavailable: it cannot be read or removed.
   /// kFailedPrecondition: this is a forked child.

@@ -187,6 +187,19 @@ TEST_F(LeaseTest, RecentLeaseIsNotPutAgain) {
   EXPECT_EQ(StoredLease(), before);
 }
 
+TEST_F(LeaseTest, LostLeaseIsPutAgainOnDemand) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto keeper,
+                             LeaseKeeper::Take(storage_, ThisWriter("a"), /*epoch=*/1));
+  CAIRN_ASSERT_OK(storage_->Remove(LeaseName("a")));
+  CAIRN_EXPECT_OK(keeper->Renew());  // it is too recent to be renewed
+  EXPECT_FALSE(StoredLease());
+  CAIRN_EXPECT_OK(keeper->PutIfLost());
+  EXPECT_TRUE(StoredLease());
+  CAIRN_EXPECT_OK(keeper->Release());
+  EXPECT_THAT(keeper->PutIfLost(), IsError(ErrorCode::kFailedPrecondition, "released"));
+  EXPECT_FALSE(StoredLease());
+}
+
 TEST_F(LeaseTest, IdleWriterRenewsItsLease) {
   CAIRN_ASSERT_OK_AND_ASSIGN(
       const auto keeper, LeaseKeeper::Take(storage_, ThisWriter("a"), 1, /*renewal_ns=*/1'000'000));
