@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -16,8 +17,25 @@
 extern char** environ;
 
 namespace cairn::testing {
+namespace {
 
-Child::Child(const std::vector<std::string>& arguments) {
+/// Replaces $CAIRN_TEST_DIR at the begin of the arguments of every other child by
+/// $CAIRN_OTHER_TEST_DIR, if both are set.
+std::vector<std::string> OnItsMachine(std::vector<std::string> arguments) {
+  static std::atomic<int> count = 0;
+  const char* const own = std::getenv("CAIRN_TEST_DIR");
+  const char* const other = std::getenv("CAIRN_OTHER_TEST_DIR");
+  if (own == nullptr || other == nullptr || count++ % 2 == 1) return arguments;
+  for (std::string& argument : arguments) {
+    if (argument.starts_with(own)) argument.replace(0, std::strlen(own), other);
+  }
+  return arguments;
+}
+
+}  // namespace
+
+Child::Child(const std::vector<std::string>& given) {
+  const std::vector<std::string> arguments = OnItsMachine(given);
   int input[2], output[2];
   if (::pipe2(input, O_CLOEXEC) != 0 || ::pipe2(output, O_CLOEXEC) != 0) {
     std::perror("cannot create pipes for a child");

@@ -13,10 +13,14 @@ namespace cairn::testing {
 
 /// The child is started with posix_spawn, because a process with threads must not fork. The
 /// destructor kills and reaps it if it is still running.
+///
+/// If CAIRN_OTHER_TEST_DIR names the directory CAIRN_TEST_DIR through another mount, like that of
+/// another machine, the first child and every second one after it use the other mount: their
+/// arguments that begin with the one path begin with the other.
 class Child {
  public:
-  /// `arguments[0]` is the path of the program. Ends the test process if it cannot be started.
-  explicit Child(const std::vector<std::string>& arguments);
+  /// `given[0]` is the path of the program. Ends the test process if it cannot be started.
+  explicit Child(const std::vector<std::string>& given);
   ~Child();
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;

@@ -1,8 +1,8 @@
 // Goal: if a writer is killed at random moments, many times on one store, then no acknowledged
 // change is lost, no change is partial, and the store remains usable.
 //
-// CAIRN_KILL_ROUNDS (100) is the number of kills. CAIRN_TEST_SEED repeats the choices of a run, but
-// not the kernel's timing.
+// CAIRN_KILL_ROUNDS (100) is the number of kills, and CAIRN_KILL_WITHIN_MS (60) the longest time
+// that a writer lives. CAIRN_TEST_SEED repeats the choices of a run, but not the kernel's timing.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -101,18 +101,20 @@ void ReadVersions(const std::string& path, OpenMode mode, Versions& versions) {
   }
 }
 
-int Rounds() {
-  const char* rounds = std::getenv("CAIRN_KILL_ROUNDS");
-  return rounds != nullptr ? std::atoi(rounds) : 100;
+int NumberFromEnvironment(const char* name, int usual) {
+  const char* const given = std::getenv(name);
+  return given != nullptr ? std::atoi(given) : usual;
 }
+int Rounds() { return NumberFromEnvironment("CAIRN_KILL_ROUNDS", 100); }
 
 TEST(KillTest, EveryAcknowledgedChangeSurvivesRandomKills) {
   SeededRandom random;
   fmt::print("CAIRN_TEST_SEED={}\n", random.seed());
-  ScopedTempDir dir(std::filesystem::exists("/dev/shm") ? "/dev/shm" : "");
+  ScopedTempDir dir(cairn::testing::FastDirectory());
   const std::string path = dir / "store";
   Versions versions;
   uint64_t acknowledged = 0, in_doubt = 0, in_doubt_done = 0;
+  const int longest_life_us = 1'000 * NumberFromEnvironment("CAIRN_KILL_WITHIN_MS", 60);
   for (int round = 0; round < Rounds(); ++round) {
     SCOPED_TRACE(fmt::format("round {}", round));
     std::vector<std::string> lines;
@@ -124,7 +126,7 @@ TEST(KillTest, EveryAcknowledgedChangeSurvivesRandomKills) {
         const auto ready = writer.ReadLine();
         ASSERT_EQ(ready, "ready");
       }
-      std::this_thread::sleep_for(std::chrono::microseconds(random.Between(0, 60'000)));
+      std::this_thread::sleep_for(std::chrono::microseconds(random.Between(0, longest_life_us)));
       writer.Kill();
       lines = writer.ReadLines();
       ASSERT_EQ(writer.Wait(), -SIGKILL);

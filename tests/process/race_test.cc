@@ -8,7 +8,6 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -78,7 +77,7 @@ class RaceTest : public ::testing::Test {
     EXPECT_THAT(leftovers, IsEmpty());
   }
 
-  ScopedTempDir dir_{std::filesystem::exists("/dev/shm") ? "/dev/shm" : ""};
+  ScopedTempDir dir_{cairn::testing::FastDirectory()};
   const std::string path_ = dir_ / "store";
   std::vector<std::unique_ptr<Child>> writers_;
 };

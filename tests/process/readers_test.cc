@@ -9,7 +9,6 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <memory>
 
 #include "kv/options.h"
@@ -30,7 +29,7 @@ using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
 class ReadersTest : public ::testing::TestWithParam<uint64_t> {};
 
 TEST_P(ReadersTest, OpensAndLoadsConcurrentWithABusyWriterSucceed) {
-  ScopedTempDir dir(std::filesystem::exists("/dev/shm") ? "/dev/shm" : "");
+  ScopedTempDir dir(cairn::testing::FastDirectory());
   const std::string path = dir / "store";
   const char* given = std::getenv("CAIRN_READERS_SECONDS");
   const std::string seconds = given != nullptr ? given : "6";

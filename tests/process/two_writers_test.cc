@@ -200,7 +200,7 @@ class PausedWriterTest : public ::testing::Test {
     EXPECT_THAT(leftovers, IsEmpty());
   }
 
-  ScopedTempDir dir_{std::filesystem::exists("/dev/shm") ? "/dev/shm" : ""};
+  ScopedTempDir dir_{cairn::testing::FastDirectory()};
   Steps before_;
   std::vector<FaultPass> points_;
 };

@@ -10,14 +10,21 @@
 
 namespace cairn::testing {
 
-/// Creates it below `parent`, by default below $TMPDIR (or /tmp). If CAIRN_KEEP_TEMP is set, it is
-/// not removed, for inspection.
+/// The directory of tests that need no disk: $CAIRN_TEST_DIR, or the one in memory if there is one.
+inline std::filesystem::path FastDirectory() {
+  if (const char* given = ::getenv("CAIRN_TEST_DIR")) return given;
+  return std::filesystem::exists("/dev/shm") ? "/dev/shm" : "";
+}
+
+/// Creates it below `parent`, by default below $CAIRN_TEST_DIR, $TMPDIR or /tmp. If CAIRN_KEEP_TEMP
+/// is set, it is not removed, for inspection.
 class ScopedTempDir {
  public:
   explicit ScopedTempDir(const std::filesystem::path& parent = {}) {
-    std::string pattern =
-        ((parent.empty() ? std::filesystem::temp_directory_path() : parent) / "cairn-test-XXXXXX")
-            .string();
+    const char* given = ::getenv("CAIRN_TEST_DIR");
+    const std::filesystem::path usual =
+        given != nullptr ? given : std::filesystem::temp_directory_path();
+    std::string pattern = ((parent.empty() ? usual : parent) / "cairn-test-XXXXXX").string();
     if (::mkdtemp(pattern.data()) == nullptr) {
       ADD_FAILURE() << "cannot make a temporary directory " << pattern;
     }
