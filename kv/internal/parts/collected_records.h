@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -36,8 +37,22 @@ class CollectedRecords {
 
     std::string_view key() const { return {value + value_bytes, key_bytes}; }
   };
-  /// Keys of one tensor. They differ only in their offsets, and most are added in order.
-  using Bucket = std::vector<Entry>;
+  using Entries = std::vector<Entry>;
+  /// Records of a column, in one of two forms. A rank adds its own records in order, and a list
+  /// suffices. If records of other ranks follow, the column is not in order, but most of one tensor
+  /// are.
+  struct ColumnRecords {
+    bool is_in_order = true;
+    Entries list;                                      // while in order
+    std::unordered_map<std::string, Entries> buckets;  // by FQN; otherwise
+    const std::string* last_fqn = nullptr;             // key of last_bucket in buckets
+    Entries* last_bucket = nullptr;
+
+    void Add(const Entry& entry);
+
+   private:
+    void AddToBucket(const Entry& entry);
+  };
 
   char* Reserve(size_t bytes);
 
@@ -45,9 +60,7 @@ class CollectedRecords {
   size_t block_left_ = 0;
   char* next_ = nullptr;
   uint64_t bytes_ = 0;
-  std::unordered_map<std::string, Bucket> buckets_;  // by column and the key's FQN
-  std::string name_;                                 // key of last_ in buckets_
-  Bucket* last_ = nullptr;
+  std::map<Column, ColumnRecords> columns_;
 };
 
 }  // namespace cairn::kv::internal

@@ -78,6 +78,22 @@ TEST_F(StepRecordsBufferTest, NothingIsSpilledThatFitsIntoMemory) {
   EXPECT_EQ(TableCount(), 0u);
 }
 
+TEST_F(StepRecordsBufferTest, RecordsMayBeginInOrder) {
+  const Records records = SomeRecords(2000);
+  // As of one rank, and as of one rank and then another.
+  for (const int stride : {1, 2}) {
+    StepRecordsBuffer buffer(storage_, 1);
+    for (int first = 0; first < stride; ++first) {
+      int i = 0;
+      for (const auto& [key, value] : records) {
+        if (i++ % stride == first) CAIRN_ASSERT_OK(buffer.Add(key.first, key.second, value));
+      }
+    }
+    CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ReadAll(buffer));
+    EXPECT_TRUE(read == records) << stride;
+  }
+}
+
 TEST_F(StepRecordsBufferTest, SpilledRecordsAreMerged) {
   const Records records = SomeRecords(2000);
   {
