@@ -1,5 +1,6 @@
 // Compares keys, records and chunk digests; reads payload only if the boxes of chunks differ. Reads
-// the chunk records only of keys that have a record in a table which the steps do not share.
+// the chunk records only of keys that have a record in a table which the steps do not share, and,
+// if these are few, all keys of only one of the steps.
 
 #include "core/inspect/internal/compare.h"
 
@@ -173,7 +174,23 @@ class Candidates {
            std::ranges::binary_search(*fqns_, *entry.tensor->alias_of);
   }
 
+  /// Lists all keys of a step that may differ, and possibly others. `others` are those of the other
+  /// step that may differ: records that the steps share need not be searched for aliases again.
+  Result<Contents> List(const StepView& view, const KeyPatterns& patterns,
+                        std::span<const Entry> others) const {
+    if (!fqns_ || (fqns_->size() + others.size()) * kLookupCost > view.step.tensor_count) {
+      return ListLeaves(view, patterns);
+    }
+    std::vector<std::string> names = *fqns_;
+    for (const Entry& entry : others) names.emplace_back(entry.fqn);
+    std::ranges::sort(names);
+    names.erase(std::ranges::unique(names).begin(), names.end());
+    return FindLeaves(view, patterns, names);
+  }
+
  private:
+  static constexpr uint64_t kLookupCost = 16;  // in records of a scan
+
   std::optional<std::vector<std::string>> fqns_;  // sorted; nothing: all keys may differ
 };
 
@@ -181,20 +198,20 @@ class Candidates {
 
 Result<Diff> RunCompare(const StepView& view_a, const StepView& view_b,
                         const KeyPatterns& patterns) {
-  CAIRN_TRY_ASSIGN(const Contents contents_a, ListLeaves(view_a, patterns));
-  CAIRN_TRY_ASSIGN(const Contents contents_b, ListLeaves(view_b, patterns));
   CAIRN_TRY_ASSIGN(const Candidates candidates, Candidates::Find(view_a, view_b));
-  const std::vector<Entry> a = EntriesOf(contents_a);
-  const std::vector<Entry> b = EntriesOf(contents_b);
-  Diff diff;
+  const auto is_shared = [&](const Entry& entry) { return !candidates.Contain(entry); };
+  CAIRN_TRY_ASSIGN(const Contents contents_b, ListLeaves(view_b, patterns));
+  std::vector<Entry> b = EntriesOf(contents_b);
+  Diff diff{.changes = {}, .unchanged_keys = std::erase_if(b, is_shared)};
+  CAIRN_TRY_ASSIGN(const Contents contents_a, candidates.List(view_a, patterns, b));
+  std::vector<Entry> a = EntriesOf(contents_a);
+  std::erase_if(a, is_shared);
   size_t i = 0, j = 0;
   while (i < a.size() || j < b.size()) {
     if (j == b.size() || (i < a.size() && a[i].fqn < b[j].fqn)) {
       diff.changes.push_back(WholeChange(KeyChange::Kind::kRemoved, a[i++]));
     } else if (i == a.size() || b[j].fqn < a[i].fqn) {
       diff.changes.push_back(WholeChange(KeyChange::Kind::kAdded, b[j++]));
-    } else if (!candidates.Contain(a[i]) && !candidates.Contain(b[j])) {
-      ++i, ++j, ++diff.unchanged_keys;
     } else {
       CAIRN_TRY_ASSIGN(auto change, CompareEntries(view_a, a[i++], view_b, b[j++]));
       if (change) {

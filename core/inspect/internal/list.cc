@@ -1,6 +1,7 @@
 #include "core/inspect/internal/list.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "core/step/internal/owners.h"
 #include "kv/key.h"
@@ -63,6 +64,21 @@ Result<void> AddHiddenOwners(const StepView& view, std::vector<TensorInfo>& tens
   return {};
 }
 
+Result<void> AddTensor(Contents& contents, std::string_view fqn,
+                       std::span<const std::byte> record) {
+  CAIRN_TRY_ASSIGN(TensorInfo info, DecodeTensor(fqn, record));
+  // Hidden tensors are selected by their aliases, not by their own names.
+  if (!info.hidden) contents.tensors.push_back(std::move(info));
+  return {};
+}
+
+Result<void> AddValue(Contents& contents, std::string_view fqn, std::span<const std::byte> record) {
+  auto value = DecodeValue(record);
+  if (!value) return Fail(std::move(value).error().WithKey(fqn));
+  contents.values.push_back({std::string(fqn), *std::move(value)});
+  return {};
+}
+
 }  // namespace
 
 Result<std::optional<std::vector<std::byte>>> FindExtension(const StepView& view,
@@ -73,23 +89,26 @@ Result<std::optional<std::vector<std::byte>>> FindExtension(const StepView& view
 
 Result<Contents> ListLeaves(const StepView& view, const KeyPatterns& patterns) {
   Contents contents{.step = view.step};
-  CAIRN_TRY(
-      ScanSelected(view, kv::Column::kTensors, patterns,
-                   [&](std::string_view fqn, std::span<const std::byte> record) -> Result<void> {
-                     CAIRN_TRY_ASSIGN(TensorInfo info, DecodeTensor(fqn, record));
-                     // Hidden tensors are selected by their aliases, not by their own names.
-                     if (!info.hidden) contents.tensors.push_back(std::move(info));
-                     return {};
-                   }));
+  CAIRN_TRY(ScanSelected(view, kv::Column::kTensors, patterns,
+                         std::bind_front(AddTensor, std::ref(contents))));
   CAIRN_TRY(AddHiddenOwners(view, contents.tensors));
-  CAIRN_TRY(
-      ScanSelected(view, kv::Column::kValues, patterns,
-                   [&](std::string_view fqn, std::span<const std::byte> record) -> Result<void> {
-                     auto value = DecodeValue(record);
-                     if (!value) return Fail(std::move(value).error().WithKey(fqn));
-                     contents.values.push_back({std::string(fqn), *std::move(value)});
-                     return {};
-                   }));
+  CAIRN_TRY(ScanSelected(view, kv::Column::kValues, patterns,
+                         std::bind_front(AddValue, std::ref(contents))));
+  return contents;
+}
+
+Result<Contents> FindLeaves(const StepView& view, const KeyPatterns& patterns,
+                            std::span<const std::string> fqns) {
+  Contents contents{.step = view.step};
+  for (const std::string& fqn : fqns) {
+    if (!patterns.Matches(fqn)) continue;
+    const std::string key = kv::FqnKey(fqn);
+    CAIRN_TRY_ASSIGN(const auto tensor, view.snapshot->Get(kv::Column::kTensors, view.step, key));
+    if (tensor) CAIRN_TRY(AddTensor(contents, fqn, *tensor));
+    CAIRN_TRY_ASSIGN(const auto value, view.snapshot->Get(kv::Column::kValues, view.step, key));
+    if (value) CAIRN_TRY(AddValue(contents, fqn, *value));
+  }
+  CAIRN_TRY(AddHiddenOwners(view, contents.tensors));
   return contents;
 }
 

@@ -2,6 +2,8 @@
 /// Lists the keys of a step, and finds the data that front ends have stored with it.
 
 #include <optional>
+#include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -13,6 +15,11 @@ namespace cairn::core::internal {
 
 /// Returns the tensors and values of a step that the patterns select, without the tree.
 Result<Contents> ListLeaves(const StepView& view, const KeyPatterns& patterns);
+
+/// Returns those of the tensors and values `fqns` that the step has and the patterns select. Hidden
+/// tensors are only returned as owners. `fqns` are sorted. Cost: two lookups per FQN.
+Result<Contents> FindLeaves(const StepView& view, const KeyPatterns& patterns,
+                            std::span<const std::string> fqns);
 
 /// See CheckpointStore::List.
 Result<Contents> RunList(const StepView& view, const KeyPatterns& patterns);

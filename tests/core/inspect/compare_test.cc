@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include "core/inspect/diff.h"
 #include "tests/core/tensor/test_tensor.h"
 
@@ -96,6 +98,50 @@ TEST_F(CompareTest, SharedTensorsAreComparedByTheirOwnBytes) {
   ASSERT_EQ(diff.changes.size(), 1u);
   EXPECT_EQ(diff.changes[0].fqn, "all");
   EXPECT_EQ(diff.unchanged_keys, 1u);
+}
+
+// Of two steps that share most of their records, the keys of one are looked up and not listed. The
+// result must be that of two steps that share no records.
+TEST_F(CompareTest, FewCandidatesAreFoundByName) {
+  TestTensor owner(DType::kUInt8, {300'000}), small(DType::kInt8, {5}), big(DType::kInt8, {700});
+  StateDict first, second;
+  for (StateDict* const state : {&first, &second}) {
+    for (int i = 0; i < 400; ++i) {
+      state->root().Tensor(fmt::format("same{}", i), small.view());
+      state->root().Value(fmt::format("value{}", i), int64_t{i});
+    }
+  }
+  first.root().Tensor("owner", owner.view());
+  first.root().Tensor("part", {DType::kUInt8, {100'000}, {}, owner.bytes.data()});
+  first.root().Tensor("removed", small.view());
+  first.root().Tensor("becomes_value", small.view());
+  first.root().Value("lr", 0.1);
+  Save(1, first);
+  owner.bytes[7] ^= std::byte{1};
+  second.root().Tensor("owner", owner.view());
+  second.root().Tensor("part", {DType::kUInt8, {100'000}, {}, owner.bytes.data()});
+  second.root().Tensor("added", big.view());
+  second.root().Value("becomes_value", int64_t{1});
+  second.root().Value("lr", 0.2);
+  Save(2, second);
+  Save(3, second, {.incremental = false});  // shares no table with step 1
+
+  for (const std::vector<std::string>& patterns :
+       {std::vector<std::string>{}, {"part", "lr"}, {"same1*", "removed"}}) {
+    const Diff found = Compare(1, 2, patterns);
+    const Diff listed = Compare(1, 3, patterns);
+    ASSERT_EQ(found.changes.size(), listed.changes.size());
+    for (size_t i = 0; i < found.changes.size(); ++i) {
+      EXPECT_EQ(found.changes[i].fqn, listed.changes[i].fqn);
+      EXPECT_EQ(found.changes[i].kind, listed.changes[i].kind);
+      EXPECT_EQ(found.changes[i].detail, listed.changes[i].detail);
+      EXPECT_EQ(found.changes[i].changed_bytes, listed.changes[i].changed_bytes);
+    }
+    EXPECT_EQ(found.unchanged_keys, listed.unchanged_keys);
+  }
+  EXPECT_EQ(Compare(1, 2).changes.size(), 6u);
+  EXPECT_EQ(Compare(1, 2).unchanged_keys, 800u);
+  EXPECT_EQ(Compare(2, 1).changes.size(), 6u);
 }
 
 }  // namespace
