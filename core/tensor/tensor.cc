@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 
 namespace cairn::core {
@@ -13,6 +14,17 @@ namespace {
 
 // StridedRegion computes byte offsets with signed 64-bit integers, which limits sizes.
 constexpr uint64_t kMaxCount = std::numeric_limits<int64_t>::max();
+
+/// By the code of the dtype; 0 for unknown ones. Every chunk record that is read needs one, and the
+/// list of dtypes is long.
+constexpr auto kElementBytes = [] {
+  static_assert(sizeof(DType) == 1);
+  std::array<uint8_t, 256> bytes{};
+  for (const schema::DTypeInfo& info : schema::kDTypes) {
+    bytes[static_cast<uint8_t>(info.dtype)] = info.storage_bits / 8;
+  }
+  return bytes;
+}();
 
 }  // namespace
 
@@ -29,19 +41,17 @@ Result<uint64_t> ElementCount(std::span<const uint64_t> shape) {
 }
 
 Result<uint64_t> TensorBytes(DType dtype, std::span<const uint64_t> shape) {
-  const auto info = schema::FindDType(dtype);
-  if (!info) {
+  const uint64_t element_bytes = kElementBytes[static_cast<uint8_t>(dtype)];
+  if (element_bytes == 0) {
     return Fail(ErrorCode::kInvalidArgument,
                 fmt::format("dtype code {} is unknown", static_cast<int>(dtype)));
   }
   CAIRN_TRY_ASSIGN(const uint64_t count, ElementCount(shape));
-  // Elements of every known dtype occupy a whole number of bytes.
   uint64_t bytes = 0;
-  if (__builtin_mul_overflow(count, uint64_t{info->storage_bits} / 8, &bytes) ||
-      bytes > kMaxCount) {
+  if (__builtin_mul_overflow(count, element_bytes, &bytes) || bytes > kMaxCount) {
     return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("{} tensor of shape [{}] has more bytes than 2^63", info->name,
-                            fmt::join(shape, ", ")));
+                fmt::format("{} tensor of shape [{}] has more bytes than 2^63",
+                            schema::DTypeName(dtype), fmt::join(shape, ", ")));
   }
   return bytes;
 }

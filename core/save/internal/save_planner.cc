@@ -57,12 +57,12 @@ Result<SavePlan> SavePlanner::Plan(const StateDict& state) {
                                                          options_.chunk_bytes, kMaxChunkBytes));
   }
   CAIRN_TRY(SetReplicatedGroup());
-  CAIRN_TRY_ASSIGN(const std::vector<LeafTensor> leaves, ReadLeaves(state));
+  CAIRN_TRY_ASSIGN(std::vector<LeafTensor> leaves, ReadLeaves(state));
   std::vector<NamedTensor> replicated;
   std::vector<const LeafTensor*> sharded;
-  for (const LeafTensor& leaf : leaves) {
+  for (LeafTensor& leaf : leaves) {
     if (leaf.sharding == nullptr) {
-      replicated.push_back(leaf.named);
+      replicated.push_back(std::move(leaf.named));
     } else {
       sharded.push_back(&leaf);
     }
