@@ -38,23 +38,73 @@ def test_partial_reads_little_beyond_what_was_asked(bench, tmp_path):
     assert row["bytes"] <= row["bytes_read"]
 
 
+def bars(measured):
+    """The bars of a run, by what they are about and what they are compared with."""
+    return {(r["of"], r["to"]): r for r in measured if r["what"] == "bar"}
+
+
 def test_incremental_save_of_nothing_new_writes_no_payload(bench, tmp_path):
-    same, changed = rows(
+    measured = rows(
         bench("incremental", "--dir", tmp_path, "--bytes", "24MiB", "--changed", "10", "--json")
     )
+    same, limit, changed = measured[:3]
     assert same["payload_written_bytes"] == 0
     assert same["store_grown_bytes"] < MIB
+    assert limit["what"] == "sum, 2 threads" and limit["bytes"] >= 24 * MIB
     assert 0 < changed["payload_written_bytes"] <= changed["changed_bytes"]
     assert changed["changed_keys"] > 0
+    assert bars(measured)[("nothing changed", "sum, 2 threads")]["bar"] == 0.8
+
+
+def test_incremental_saves_of_many_small_tensors(bench, tmp_path):
+    same = rows(
+        bench("incremental", "--dir", tmp_path, "--bytes", "4MiB", "--tensors", 1000, "--json")
+    )[0]
+    assert same["chunks"] == same["chunks_reused"] == 1000
+    refused = bench("incremental", "--dir", tmp_path, "--bytes", "2KiB", "--tensors", 1000)
+    assert refused.status == 2 and "too small for 1000 tensors" in refused.err
 
 
 def test_open_measures_a_fresh_process_and_keeps_its_store(bench, tmp_path):
-    first = rows(bench("open", "--dir", tmp_path, "--chunks", 1000, "--json"))
-    assert [r["what"] for r in first] == ["cold open", "warm open"]
-    assert all(r["chunks"] == 1000 and r["fresh_process"] for r in first)
-    made = (tmp_path / "open-1000" / "CAIRN").stat().st_mtime_ns
-    rows(bench("open", "--dir", tmp_path, "--chunks", 1000, "--json"))
-    assert (tmp_path / "open-1000" / "CAIRN").stat().st_mtime_ns == made
+    words = ("open", "--dir", tmp_path, "--chunks", 1000, "--steps", 20, "--json")
+    first = rows(bench(*words))
+    kinds = ["cold open", "cold open, 20 steps", "cold table",
+             "warm open", "warm open, 20 steps", "warm table"]  # fmt: skip
+    assert [r["what"] for r in first[:6]] == kinds
+    assert all(r["chunks"] == 1000 and r["fresh_process"] for r in first[:6] if "chunks" in r)
+    assert all(r["seconds"] > 0 for r in first[:6])
+    assert set(bars(first)) == {
+        ("cold open", "6.00 ms"), ("cold open", "cold table"), ("cold open, 20 steps", "cold open"),
+        ("warm open", "2.00 ms"), ("warm open", "warm table"), ("warm open, 20 steps", "warm open"),
+    }  # fmt: skip
+    stores = [tmp_path / name / "CAIRN" for name in ("open-1000", "open-1000-20")]
+    made = [path.stat().st_mtime_ns for path in stores]
+    rows(bench(*words))
+    assert made == [path.stat().st_mtime_ns for path in stores]
+
+
+def test_steps_measures_commits_in_both_stores(bench, tmp_path):
+    measured = rows(bench("steps", "--dir", tmp_path, "--steps", 80, "--repeat", 3, "--json"))
+    assert [r["what"] for r in measured[:6]] == ["commit, 80 steps", "commit, new store"] * 3
+    assert [r["step"] for r in measured[:6:2]] == [82, 83, 84]
+    assert ("additional time of a commit, 80 steps", "10.0 ms") in bars(measured)
+    assert [p.name for p in tmp_path.iterdir()] == ["steps-80"]
+
+
+def test_diff_measures_kv_dump(bench, tmp_path):
+    measured = rows(bench("diff", "--dir", tmp_path, "--chunks", 20_000, "--json"))
+    assert [r["what"] for r in measured[:2]] == ["cold diff", "warm diff"]
+    assert all(r["unchanged_keys"] == 198 for r in measured[:2])
+
+
+def test_commit_is_compared_with_a_table_of_its_records(bench, tmp_path):
+    measured = rows(bench("commit", "--dir", tmp_path, "--ranks", 8, "--chunks", 500, "--json"))
+    commit, memory, limit, ratio = measured
+    assert commit["what"] == "commit" and commit["chunks"] == 500
+    assert memory["to"] == "256 MiB" and memory["figure"] > 0
+    assert limit["what"] == "SstFileWriter" and limit["seconds"] > 0
+    assert ratio["of"] == "commit" and ratio["bar"] == 1.3
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_digest_is_measured_against_sum_and_copy(bench, tmp_path):

@@ -47,7 +47,7 @@ uint64_t Copy(std::span<const std::byte> source, std::span<std::byte> target) {
   return static_cast<uint64_t>(target[source.size() / 2]);
 }
 
-/// Runs `operation` on equal ranges of the memory, one range per thread.
+/// Runs `operation` on equal ranges of the memory, one range per thread. `target` may be empty.
 BenchRow Measure(const std::string& what, uint64_t run, unsigned threads,
                  const Operation& operation, std::span<const std::byte> source,
                  std::span<std::byte> target) {
@@ -62,7 +62,8 @@ BenchRow Measure(const std::string& what, uint64_t run, unsigned threads,
       const uint64_t begin = range_bytes * t;
       const uint64_t length = t + 1 == threads ? source.size() - begin : range_bytes;
       workers.emplace_back([&, t, begin, length] {
-        results[t] = operation(source.subspan(begin, length), target.subspan(begin, length));
+        const auto of_target = target.empty() ? target : target.subspan(begin, length);
+        results[t] = operation(source.subspan(begin, length), of_target);
       });
     }
   }
@@ -74,6 +75,10 @@ BenchRow Measure(const std::string& what, uint64_t run, unsigned threads,
 }
 
 }  // namespace
+
+BenchRow MeasureSum(std::span<const std::byte> memory, uint64_t run) {
+  return Measure("sum", run, /*threads=*/2, Sum, memory, {});
+}
 
 Result<void> BenchDigest(const BenchOptions& options, BenchReport& report) {
   const std::vector<BenchTensor> plan = {

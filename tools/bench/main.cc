@@ -7,9 +7,11 @@
 #include <system_error>
 
 #include "tools/bench/commit.h"
+#include "tools/bench/diff.h"
 #include "tools/bench/digest.h"
 #include "tools/bench/gpu.h"
 #include "tools/bench/load.h"
+#include "tools/bench/many_steps.h"
 #include "tools/bench/open.h"
 #include "tools/bench/plan.h"
 #include "tools/bench/save.h"
@@ -27,7 +29,7 @@ struct Values {
   BenchOptions options;
   std::string bytes = "1GiB";
   bool json = false;
-  std::string child_store;
+  std::string child_path;
 };
 
 using Measure = Result<void> (*)(const BenchOptions&, BenchReport&);
@@ -109,6 +111,20 @@ Argument ChunksOption(Values& values, const std::string& help) {
           .range = std::pair{uint64_t{1}, uint64_t{100'000'000}}};
 }
 
+Argument StepsOption(Values& values, const std::string& help) {
+  return {.name = "--steps",
+          .target = &values.options.steps,
+          .help = help,
+          .value_name = "N",
+          .range = std::pair{uint64_t{1}, uint64_t{1'000'000}}};
+}
+
+Argument WarmFlag(Values& values) {
+  return {.name = "--warm",
+          .target = &values.options.warm,
+          .help = "Only with the files in the page cache"};
+}
+
 Verb SaveVerb(Values& values) {
   return {
       .name = "save",
@@ -145,33 +161,67 @@ Verb PartialVerb(Values& values) {
 Verb IncrementalVerb(Values& values) {
   return {
       .name = "incremental",
-      .usage = Usage("incremental", "[--bytes SIZE] [--changed P] [--repeat N] [--json]"),
-      .summary = "A second save, and what it added to the disk, including records",
+      .usage =
+          Usage("incremental", "[--bytes SIZE] [--tensors N] [--changed P] [--repeat N] [--json]"),
+      .summary =
+          "A second save, and what it added to the disk, including records; compared with\n"
+          "two threads that sum the bytes",
       .arguments = RepeatedArguments(
           values, {BytesOption(values),
+                   {.name = "--tensors",
+                    .target = &values.options.tensors,
+                    .help = "Instead of a model: so many tensors of equal size",
+                    .value_name = "N",
+                    .range = std::pair{uint64_t{1}, uint64_t{10'000'000}}},
                    {.name = "--changed",
                     .target = &values.options.changed_percent,
                     .help = "Besides the save with nothing changed, one with P % of the tensors "
                             "changed",
                     .value_name = "P",
                     .range = std::pair{0.0, 100.0}}}),
-      .examples = {"kv-bench incremental --dir /data --bytes 4GiB --changed 10"},
+      .examples = {"kv-bench incremental --dir /data --bytes 4GiB --changed 10",
+                   "kv-bench incremental --dir /data --bytes 2GiB --tensors 20000 --repeat 5"},
       .run = Run(values, BenchIncremental)};
 }
 
 Verb OpenVerb(Values& values) {
   return {.name = "open",
-          .usage = Usage("open", "[--chunks N] [--warm] [--repeat N] [--json]"),
-          .summary = "Opening a store of many chunks and reading a first key, in a new process",
+          .usage = Usage("open", "[--chunks N] [--steps N] [--warm] [--repeat N] [--json]"),
+          .summary =
+              "Opening a store of many chunks and reading a first key, in a new process,\n"
+              "compared with RocksDB opening and seeking the table alone",
           .arguments = RepeatedArguments(
               values, {ChunksOption(values,
                                     "Chunks in the store (1000000), which is kept as "
                                     "DIR/open-N for later runs"),
-                       {.name = "--warm",
-                        .target = &values.options.warm,
-                        .help = "Only with the files in the page cache"}}),
-          .examples = {"kv-bench open --dir /data --repeat 5"},
+                       StepsOption(values,
+                                   "Also a store with so many steps before, kept as "
+                                   "DIR/open-N-STEPS"),
+                       WarmFlag(values)}),
+          .examples = {"kv-bench open --dir /data --steps 10000 --repeat 9"},
           .run = Run(values, BenchOpen)};
+}
+
+Verb StepsVerb(Values& values) {
+  return {.name = "steps",
+          .usage = Usage("steps", "--steps N [--repeat N] [--json]"),
+          .summary = "A commit of a small step in a store of many steps and in a new store",
+          .arguments = RepeatedArguments(
+              values, {StepsOption(values, "Steps in the store, which is kept as DIR/steps-N")}),
+          .examples = {"kv-bench steps --dir /data --steps 10000 --repeat 50"},
+          .run = Run(values, BenchSteps)};
+}
+
+Verb DiffVerb(Values& values) {
+  return {.name = "diff",
+          .usage = Usage("diff", "[--chunks N] [--warm] [--repeat N] [--json]"),
+          .summary = "`kv-dump diff` of two steps that share all but one tensor in a hundred",
+          .arguments = RepeatedArguments(
+              values,
+              {ChunksOption(values, "Chunks per step (1000000); the store is kept as DIR/diff-N"),
+               WarmFlag(values)}),
+          .examples = {"kv-bench diff --dir /data --repeat 9"},
+          .run = Run(values, BenchDiff)};
 }
 
 Verb CommitVerb(Values& values) {
@@ -180,7 +230,7 @@ Verb CommitVerb(Values& values) {
           .summary =
               "What rank 0 does for a step of many ranks: reads their parts, checks that\n"
               "they form complete tensors, commits. The parts of the ranks are written before,\n"
-              "durably",
+              "durably. Compared with RocksDB writing the table alone",
           .arguments = RepeatedArguments(
               values, {RanksOption(values), ChunksOption(values, "Chunks of all ranks (1000000)")}),
           .examples = {"kv-bench commit --dir /data --ranks 16384 --chunks 1000000"},
@@ -252,12 +302,14 @@ Verb TuneVerb(Values& values) {
 }
 
 /// Only for BenchOpen, which runs this verb in a new process.
-Verb OpenChildVerb(Values& values) {
-  return {.name = "open-child",
-          .usage = "open-child STORE",
-          .arguments = {{.name = "store", .target = &values.child_store, .required = true}},
-          .hidden = true,
-          .run = [&](Output& out) { return StatusOf(BenchOpenChild(values.child_store, out)); }};
+Verb ChildVerb(Values& values, const std::string& name,
+               Result<void> (*measure)(const std::string&, Output&)) {
+  return {
+      .name = name,
+      .usage = name + " PATH",
+      .arguments = {{.name = "path", .target = &values.child_path, .required = true}},
+      .hidden = true,
+      .run = [&values, measure](Output& out) { return StatusOf(measure(values.child_path, out)); }};
 }
 
 CommandLine MakeCommandLine(Values& values) {
@@ -267,7 +319,9 @@ CommandLine MakeCommandLine(Values& values) {
           .usage = "kv-bench VERB --dir DIR ...",
           .verbs = {SaveVerb(values), LoadVerb(values), PartialVerb(values),
                     IncrementalVerb(values), OpenVerb(values), CommitVerb(values), PlanVerb(values),
-                    DigestVerb(values), GpuVerb(values), TuneVerb(values), OpenChildVerb(values)},
+                    DigestVerb(values), StepsVerb(values), DiffVerb(values), GpuVerb(values),
+                    TuneVerb(values), ChildVerb(values, "open-child", BenchOpenChild),
+                    ChildVerb(values, "table-child", BenchTableChild)},
           .notes = "`kv-bench VERB --help` lists the options of a verb, with an example."};
 }
 

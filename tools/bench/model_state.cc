@@ -100,6 +100,17 @@ void InParallel(size_t count, Task task) {
   }
 }
 
+/// Sorts the tensors by FQN and assigns their places in memory.
+std::vector<BenchTensor> Placed(std::vector<BenchTensor> tensors) {
+  std::ranges::sort(tensors, {}, &BenchTensor::fqn);
+  uint64_t offset = 0;
+  for (BenchTensor& tensor : tensors) {
+    tensor.offset_bytes = offset;
+    offset += (tensor.nbytes + kTensorAlignment - 1) / kTensorAlignment * kTensorAlignment;
+  }
+  return tensors;
+}
+
 }  // namespace
 
 Result<std::vector<BenchTensor>> PlanModel(uint64_t bytes) {
@@ -126,15 +137,20 @@ Result<std::vector<BenchTensor>> PlanModel(uint64_t bytes) {
   if (rows > 1) planner.AddParameter("positions.weight", {rows - 1, width});
   const uint64_t remainder = bytes - planner.bytes();
   if (remainder > 0) planner.Add("rng.state", DType::kUInt8, {remainder});
-  std::vector<BenchTensor> tensors = planner.Take();
-  std::sort(tensors.begin(), tensors.end(),
-            [](const BenchTensor& a, const BenchTensor& b) { return a.fqn < b.fqn; });
-  uint64_t offset = 0;
-  for (BenchTensor& tensor : tensors) {
-    tensor.offset_bytes = offset;
-    offset += (tensor.nbytes + kTensorAlignment - 1) / kTensorAlignment * kTensorAlignment;
+  return Placed(planner.Take());
+}
+
+Result<std::vector<BenchTensor>> PlanEqualTensors(uint64_t bytes, uint64_t count) {
+  const uint64_t elements = bytes / count / sizeof(float);
+  if (elements == 0) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("--bytes {} is too small for {} tensors", bytes, count));
   }
-  return tensors;
+  Planner planner;
+  for (uint64_t i = 0; i < count; ++i) {
+    planner.Add(fmt::format("experts.{:06}.weight", i), DType::kFloat32, {elements});
+  }
+  return Placed(planner.Take());
 }
 
 Result<ModelMemory> ModelMemory::Allocate(std::vector<BenchTensor> tensors) {

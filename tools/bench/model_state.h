@@ -23,6 +23,10 @@ struct BenchTensor {
 /// Returns tensors whose total size is exactly `bytes`. kInvalidArgument: less than 1 MiB.
 Result<std::vector<BenchTensor>> PlanModel(uint64_t bytes);
 
+/// Returns `count` tensors of equal size, `bytes` together or slightly less. kInvalidArgument: less
+/// than 4 bytes per tensor.
+Result<std::vector<BenchTensor>> PlanEqualTensors(uint64_t bytes, uint64_t count);
+
 /// The memory of the tensors: private pages that are all resident, so that a later measurement does
 /// not count them.
 class ModelMemory {
@@ -37,6 +41,9 @@ class ModelMemory {
   std::span<std::byte> bytes_of(size_t tensor) const {
     return {memory_ + tensors_[tensor].offset_bytes, tensors_[tensor].nbytes};
   }
+
+  /// Everything, including the gaps that align the tensors.
+  std::span<const std::byte> bytes() const { return {memory_, memory_bytes_}; }
 
   /// Fills a tensor with incompressible bytes that depend only on its index and on `version`.
   void Fill(size_t tensor, uint64_t version) const;

@@ -4,16 +4,19 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <functional>
+#include <utility>
+#include <vector>
 
 #include "core/checkpoint_store.h"
 #include "core/load/load_options.h"
 #include "kv/snapshot.h"
 #include "tools/bench/child_process.h"
+#include "tools/bench/kept_store.h"
 #include "tools/bench/page_cache.h"
-#include "tools/common/progress.h"
+#include "tools/bench/table_limit.h"
 #include "tools/common/quantities.h"
 
 namespace cairn::tools {
@@ -22,60 +25,14 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-constexpr uint64_t kChunkBytes = 64;
-constexpr uint64_t kChunksPerTensor = 100;
-constexpr uint64_t kRowFloats = kChunkBytes / sizeof(float);
+// Bars of the reads of the first key, in seconds.
+constexpr double kColdBar = 6e-3;
+constexpr double kWarmBar = 2e-3;
+constexpr double kTableBar = 2.0;      // times that of SstFileReader
+constexpr double kManyStepsBar = 1.2;  // times that of a store with one step
 
 double SecondsSince(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-std::string FirstKey() { return "layer.000000.weight"; }
-
-/// Saves tensors of 100 rows, with one chunk per row, until there are `chunks` chunks.
-Result<void> MakeStore(const std::string& directory, uint64_t chunks) {
-  const uint64_t tensors = (chunks + kChunksPerTensor - 1) / kChunksPerTensor;
-  std::vector<float> values(tensors * kChunksPerTensor * kRowFloats);
-  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
-  core::StateDict state;
-  auto root = state.root();
-  uint64_t left = chunks;
-  for (uint64_t i = 0; i < tensors; ++i) {
-    const uint64_t rows = std::min(left, kChunksPerTensor);
-    left -= rows;
-    const float* data = values.data() + i * kChunksPerTensor * kRowFloats;
-    root.Tensor(
-        fmt::format("layer.{:06}.weight", i),
-        {core::DType::kFloat32, {rows, kRowFloats}, {}, reinterpret_cast<const std::byte*>(data)});
-  }
-  ProgressLine progress("creating the store");
-  CAIRN_TRY_ASSIGN(const auto store, core::CheckpointStore::Open(directory, kv::OpenMode::kWrite));
-  core::SaveOptions save{
-      .incremental = false, .chunk_bytes = kChunkBytes, .progress = progress.callback()};
-  CAIRN_TRY(store->Save(1, state, save));
-  return store->Close();
-}
-
-/// Returns the store of an earlier run if it is complete, otherwise a new one.
-Result<std::string> FindOrMakeStore(const BenchOptions& options) {
-  const std::string directory =
-      (fs::path(options.directory) / fmt::format("open-{}", options.chunks)).string();
-  {
-    const auto store = core::CheckpointStore::Open(directory, kv::OpenMode::kRead);
-    if (store) {
-      const auto steps = (*store)->Steps();
-      if (steps && steps->size() == 1 && steps->front().chunk_count == options.chunks) {
-        return directory;
-      }
-    }
-  }
-  if (fs::exists(directory)) {
-    return Fail(Error{.code = ErrorCode::kFailedPrecondition,
-                      .message = "exists but is not a store that this benchmark created; remove it",
-                      .file = directory});
-  }
-  CAIRN_TRY(MakeStore(directory, options.chunks));
-  return directory;
 }
 
 struct ChildTimes {
@@ -88,17 +45,19 @@ struct ChildTimes {
   uint64_t peak_beyond_bytes = 0;
 };
 
+Result<std::string> RunOpenChild(std::vector<std::string> words) {
+  CAIRN_TRY_ASSIGN(const FinishedChild child,
+                   RunChild("/proc/self/exe", std::move(words), ChildOutput::kStandardOutput));
+  if (child.status == 0) return child.output;
+  return Fail(ErrorCode::kUnavailable, "the new process could not read the store (see above)");
+}
+
 Result<ChildTimes> OpenInNewProcess(const std::string& directory) {
   const auto begin = Clock::now();
-  CAIRN_TRY_ASSIGN(const FinishedChild child,
-                   RunChild("/proc/self/exe", {"kv-bench", "open-child", directory},
-                            ChildOutput::kStandardOutput));
+  CAIRN_TRY_ASSIGN(const std::string output, RunOpenChild({"kv-bench", "open-child", directory}));
   ChildTimes times{.wall_seconds = SecondsSince(begin)};
-  if (child.status != 0 || !FindJsonNumber(child.output, "/open_seconds")) {
-    return Fail(ErrorCode::kUnavailable, "the new process could not read the store (see above)");
-  }
   const auto number = [&](const char* name) {
-    return FindJsonNumber(child.output, fmt::format("/{}", name)).value_or(0);
+    return FindJsonNumber(output, fmt::format("/{}", name)).value_or(0);
   };
   times.open_seconds = number("open_seconds");
   times.read_seconds = number("read_seconds");
@@ -109,11 +68,18 @@ Result<ChildTimes> OpenInNewProcess(const std::string& directory) {
   return times;
 }
 
-Result<BenchRow> OpenOnce(const BenchOptions& options, const std::string& directory, bool cold,
+/// A store to open, and how its rows are named.
+struct Opened {
+  std::string directory;
+  std::string suffix;
+  uint64_t steps = 1;
+};
+
+Result<BenchRow> OpenOnce(const BenchOptions& options, const Opened& opened, bool cold,
                           uint64_t run) {
-  if (cold) CAIRN_TRY(EvictFromPageCache(directory));
-  CAIRN_TRY_ASSIGN(const ChildTimes times, OpenInNewProcess(directory));
-  BenchRow row{.verb = "open", .what = cold ? "cold open" : "warm open", .run = run};
+  CAIRN_TRY_ASSIGN(const ChildTimes times, OpenInNewProcess(opened.directory));
+  BenchRow row{.verb = "open", .run = run};
+  row.what = fmt::format("{} open{}", cold ? "cold" : "warm", opened.suffix);
   row.rate_matters = false;
   row.bytes = times.first_key_bytes;
   row.measured.seconds = times.open_seconds + times.read_seconds;
@@ -122,6 +88,7 @@ Result<BenchRow> OpenOnce(const BenchOptions& options, const std::string& direct
   row.measured.peak_beyond_tensors_bytes = times.peak_beyond_bytes;
   row.measured.peak_is_of_run = true;
   row.extra = {{"chunks", options.chunks},
+               {"steps", opened.steps},
                {"fresh_process", true},
                {"cold", cold},
                {"open_seconds", times.open_seconds},
@@ -131,6 +98,24 @@ Result<BenchRow> OpenOnce(const BenchOptions& options, const std::string& direct
                          GroupedCount(options.chunks), HumanSeconds(times.open_seconds),
                          HumanSeconds(times.read_seconds), HumanSeconds(times.wall_seconds));
   return row;
+}
+
+Result<BenchRow> OpenTableOnce(const std::string& table, bool cold, uint64_t run) {
+  CAIRN_TRY_ASSIGN(const std::string output, RunOpenChild({"kv-bench", "table-child", table}));
+  BenchRow row{.verb = "open", .what = cold ? "cold table" : "warm table", .run = run};
+  row.rate_matters = false;
+  row.in_this_process = false;
+  row.measured.seconds = FindJsonNumber(output, "/seconds").value_or(0);
+  row.note = "new process, SstFileReader alone: opens the table and seeks its first record";
+  return row;
+}
+
+void AddBars(const std::string& cache, double seconds_bar, const std::string& many_steps,
+             BenchReport& report) {
+  const std::string what = cache + " open";
+  report.AddTimeBar("open", what, seconds_bar);
+  report.AddTimeRatioBar("open", what, cache + " table", kTableBar);
+  report.AddTimeRatioBar("open", what + many_steps, what, kManyStepsBar);
 }
 
 }  // namespace
@@ -158,16 +143,48 @@ Result<void> BenchOpenChild(const std::string& directory, Output& out) {
   return {};
 }
 
+Result<void> BenchTableChild(const std::string& path, Output& out) {
+  CAIRN_TRY_ASSIGN(const double seconds, OpenTableAlone(path));
+  WriteJson(out, {{"seconds", seconds}});
+  return {};
+}
+
 Result<void> BenchOpen(const BenchOptions& options, BenchReport& report) {
-  CAIRN_TRY_ASSIGN(const std::string directory, FindOrMakeStore(options));
-  for (uint64_t run = 1; run <= options.repeat; ++run) {
-    if (!options.warm) {
-      CAIRN_TRY_ASSIGN(const BenchRow cold, OpenOnce(options, directory, true, run));
-      report.Add(cold);
-    }
-    CAIRN_TRY_ASSIGN(const BenchRow warm, OpenOnce(options, directory, false, run));
-    report.Add(warm);
+  std::vector<Opened> stores(1);
+  KeptStore wanted{.name = fmt::format("open-{}", options.chunks), .chunks = options.chunks};
+  CAIRN_TRY_ASSIGN(stores[0].directory, FindOrMakeStore(options, wanted));
+  const std::string many_steps = fmt::format(", {} steps", GroupedCount(options.steps));
+  if (options.steps > 1) {
+    wanted.name += fmt::format("-{}", options.steps);
+    wanted.small_steps = options.steps - 1;
+    CAIRN_TRY_ASSIGN(const std::string directory, FindOrMakeStore(options, wanted));
+    stores.push_back({directory, many_steps, options.steps});
   }
+  CAIRN_TRY_ASSIGN(const std::string table, FindLargestTable(stores[0].directory));
+  // Evicting many files also displaces what the processor has cached. So it precedes each cold
+  // open, regardless of the store. An open that is not measured precedes each warm one.
+  const auto measure = [&](bool cold,
+                           const std::function<Result<BenchRow>()>& open) -> Result<void> {
+    if (cold) {
+      for (const Opened& opened : stores) CAIRN_TRY(EvictFromPageCache(opened.directory));
+    } else {
+      CAIRN_TRY(open());
+    }
+    CAIRN_TRY_ASSIGN(const BenchRow row, open());
+    report.Add(row);
+    return {};
+  };
+  for (uint64_t run = 1; run <= options.repeat; ++run) {
+    for (const bool cold : {true, false}) {
+      if (cold && options.warm) continue;
+      for (const Opened& opened : stores) {
+        CAIRN_TRY(measure(cold, [&] { return OpenOnce(options, opened, cold, run); }));
+      }
+      CAIRN_TRY(measure(cold, [&] { return OpenTableOnce(table, cold, run); }));
+    }
+  }
+  AddBars("cold", kColdBar, many_steps, report);
+  AddBars("warm", kWarmBar, many_steps, report);
   return {};
 }
 

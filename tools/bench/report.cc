@@ -47,6 +47,7 @@ BenchReport::BenchReport(Output* out, bool json) : out_(out), json_(json) {}
 
 void BenchReport::Add(const BenchRow& row) {
   rates_[row.what].push_back(Rate(row));
+  seconds_[row.what].push_back(row.measured.seconds);
   if (json_) {
     out_->WriteLine(RowJson(row).Line());
   } else {
@@ -93,10 +94,45 @@ void BenchReport::AddRatio(const std::string& verb, const std::string& what,
   }
 }
 
-std::optional<double> BenchReport::MedianRate(const std::string& what) const {
-  const auto found = rates_.find(what);
-  if (found == rates_.end() || found->second.empty()) return std::nullopt;
+std::optional<double> BenchReport::MedianOf(const Figures& figures, const std::string& what) {
+  const auto found = figures.find(what);
+  if (found == figures.end() || found->second.empty()) return std::nullopt;
   return Median(found->second);
+}
+
+std::optional<double> BenchReport::MedianRate(const std::string& what) const {
+  return MedianOf(rates_, what);
+}
+
+std::optional<double> BenchReport::MedianSeconds(const std::string& what) const {
+  return MedianOf(seconds_, what);
+}
+
+void BenchReport::AddTimeRatioBar(const std::string& verb, const std::string& what,
+                                  const std::string& reference, double most) {
+  const std::optional<double> figure = MedianSeconds(what);
+  const std::optional<double> limit = MedianSeconds(reference);
+  if (!figure || !limit) return;
+  AddBar({.verb = verb,
+          .what = what,
+          .reference = reference,
+          .figure = *figure,
+          .limit = *limit,
+          .unit = "s",
+          .bar = most});
+}
+
+void BenchReport::AddTimeBar(const std::string& verb, const std::string& what,
+                             double most_seconds) {
+  const std::optional<double> figure = MedianSeconds(what);
+  if (!figure) return;
+  AddBar({.verb = verb,
+          .what = what,
+          .reference = HumanSeconds(most_seconds),
+          .figure = *figure,
+          .limit = most_seconds,
+          .unit = "s",
+          .bar = 1});
 }
 
 void BenchReport::AddRateBar(const std::string& verb, const std::string& what,

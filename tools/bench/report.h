@@ -37,7 +37,7 @@ struct BenchBar {
   bool at_least = false;  // the ratio should be at least `bar`; false: at most
 };
 
-/// Prints rows as soon as they are added, and remembers their rates.
+/// Prints rows as soon as they are added, and remembers their rates and times.
 class BenchReport {
  public:
   /// `out` must outlive the report.
@@ -50,19 +50,32 @@ class BenchReport {
   /// one kind has no rows.
   void AddRateBar(const std::string& verb, const std::string& what, const std::string& reference,
                   double least);
+  /// Adds the ratio of the median times as a bar: it should be at most `most`. Adds nothing if one
+  /// kind has no rows.
+  void AddTimeRatioBar(const std::string& verb, const std::string& what,
+                       const std::string& reference, double most);
+  /// Adds the median time as a bar: it should be at most `most_seconds`. Adds nothing if there are
+  /// no rows.
+  void AddTimeBar(const std::string& verb, const std::string& what, double most_seconds);
   void AddBar(const BenchBar& bar);
+  /// Returns the median time of the rows with this `what`; nothing if there are none.
+  std::optional<double> MedianSeconds(const std::string& what) const;
   /// Adds a fact that is not a measurement: what the measurements ran on.
   void AddFact(const std::string& verb, const std::string& what,
                const std::vector<JsonMember>& members);
 
  private:
+  using Figures = std::map<std::string, std::vector<double>>;  // by `what`
+
+  static std::optional<double> MedianOf(const Figures& figures, const std::string& what);
   std::optional<double> MedianRate(const std::string& what) const;
   void AddText(const BenchRow& row);
 
   Output* out_;
   bool json_;
   bool header_written_ = false;
-  std::map<std::string, std::vector<double>> rates_;  // bytes per second by `what`
+  Figures rates_;  // bytes per second
+  Figures seconds_;
 };
 
 }  // namespace cairn::tools

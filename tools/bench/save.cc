@@ -7,7 +7,9 @@
 #include <algorithm>
 
 #include "core/checkpoint_store.h"
+#include "tools/bench/digest.h"
 #include "tools/bench/fio.h"
+#include "tools/bench/median.h"
 #include "tools/bench/saved_model.h"
 #include "tools/common/disk_usage.h"
 #include "tools/common/progress.h"
@@ -15,6 +17,11 @@
 
 namespace cairn::tools {
 namespace {
+
+constexpr const char* kUnchanged = "nothing changed";
+constexpr const char* kSum = "sum, 2 threads";
+constexpr double kSumBar = 0.8;
+constexpr uint64_t kWrittenBarBytes = 64 << 10;
 
 /// Saves the model as `step` and measures what that added to the disk, including records.
 Result<BenchRow> SaveAndMeasureDisk(core::CheckpointStore& store, const std::string& directory,
@@ -43,6 +50,25 @@ Result<BenchRow> SaveAndMeasureDisk(core::CheckpointStore& store, const std::str
         fmt::format(", {} sent to the device", HumanBytes(*row.measured.device_written_bytes));
   }
   return row;
+}
+
+BenchRow SumRow(const ModelMemory& model, uint64_t run) {
+  BenchRow row = MeasureSum(model.bytes(), run);
+  row.verb = "incremental", row.what = kSum;
+  row.note = "the fastest that two threads can read the tensors";
+  return row;
+}
+
+void AddUnchangedBars(const std::vector<double>& written_bytes, BenchReport& report) {
+  report.AddRateBar("incremental", kUnchanged, kSum, kSumBar);
+  if (written_bytes.empty()) return;
+  report.AddBar({.verb = "incremental",
+                 .what = "written with nothing changed",
+                 .reference = HumanBytes(kWrittenBarBytes),
+                 .figure = Median(written_bytes),
+                 .limit = static_cast<double>(kWrittenBarBytes),
+                 .unit = "bytes",
+                 .bar = 1});
 }
 
 }  // namespace
@@ -88,11 +114,16 @@ Result<void> BenchIncremental(const BenchOptions& options, BenchReport& report) 
         CAIRN_TRY_ASSIGN(const StorePointer store,
                          core::CheckpointStore::Open(directory, kv::OpenMode::kWrite));
         uint64_t step = 2;
+        std::vector<double> written;
         for (uint64_t run = 1; run <= options.repeat; ++run) {
           CAIRN_TRY_ASSIGN(BenchRow row, SaveAndMeasureDisk(*store, directory, model, step++));
-          row.what = "nothing changed", row.run = run;
+          row.what = kUnchanged, row.run = run;
           row.extra.Set("changed_percent", 0);
           report.Add(row);
+          if (row.measured.device_written_bytes) {
+            written.push_back(static_cast<double>(*row.measured.device_written_bytes));
+          }
+          report.Add(SumRow(model, run));
           if (!(options.changed_percent > 0)) continue;
           const uint64_t count = model.tensors().size();
           const auto changed = static_cast<uint64_t>(
@@ -110,6 +141,7 @@ Result<void> BenchIncremental(const BenchOptions& options, BenchReport& report) 
           row.extra.Set("changed_bytes", changed_bytes);
           report.Add(row);
         }
+        AddUnchangedBars(written, report);
         return store->Close();
       });
 }

@@ -9,7 +9,9 @@ Result<StorePointer> OpenForWriting(const ScratchStore& scratch) {
 }
 
 Result<ModelMemory> MakeModel(const BenchOptions& options) {
-  CAIRN_TRY_ASSIGN(auto tensors, PlanModel(options.bytes));
+  CAIRN_TRY_ASSIGN(auto tensors, options.tensors > 0
+                                     ? PlanEqualTensors(options.bytes, options.tensors)
+                                     : PlanModel(options.bytes));
   return ModelMemory::Allocate(std::move(tensors));
 }
 

@@ -17,7 +17,8 @@ using StorePointer = std::unique_ptr<core::CheckpointStore>;
 
 Result<StorePointer> OpenForWriting(const ScratchStore& scratch);
 
-/// Returns memory for a model of `options.bytes` bytes; its contents are zeros.
+/// Returns memory for a model of `options.bytes` bytes, or for `options.tensors` equal tensors of
+/// that size together. The contents are zeros.
 Result<ModelMemory> MakeModel(const BenchOptions& options);
 
 /// Options of a save that writes every byte.

@@ -1,0 +1,22 @@
+#pragma once
+/// RocksDB reading and writing a table by itself: the limits of opening a store and of a commit,
+/// because a store keeps its records in such tables.
+
+#include <string>
+
+#include "kv/error.h"
+
+namespace cairn::tools {
+
+/// Returns the path of the largest table of the store. kNotFound: it has none.
+Result<std::string> FindLargestTable(const std::string& store);
+
+/// Opens a table with SstFileReader and seeks its first record. Returns the seconds.
+Result<double> OpenTableAlone(const std::string& path);
+
+/// Writes the records of a table to a new table at `target` with SstFileWriter, compressed as those
+/// of a store, and syncs it. Returns the seconds, without those for reading the records. The table
+/// is removed. Memory: a few MiB.
+Result<double> WriteTableAlone(const std::string& source, const std::string& target);
+
+}  // namespace cairn::tools
