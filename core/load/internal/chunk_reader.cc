@@ -71,7 +71,8 @@ Result<void> ChunkReader::AddPart(ReadPart part) {
     part.job->computed.resize(kv::PageCount(length));
   }
   added_.push_back(std::move(part));
-  return added_.size() < batch_parts_ ? Result<void>() : SubmitBatch();
+  const bool is_full = limit_ == Limit::kBatches && added_.size() >= batch_parts_;
+  return is_full ? SubmitBatch() : Result<void>();
 }
 
 Result<void> ChunkReader::SubmitBatch() {

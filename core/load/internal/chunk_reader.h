@@ -28,7 +28,8 @@
 namespace cairn::core::internal {
 
 /// Threads: one calls Add and finally Close; another calls ReadAll concurrently, which reads with
-/// several threads. Memory: the records of at most 3 * kMaxParts parts, and the store's blocks.
+/// several threads. Without a limit, one thread may do both. Memory: the records of at most
+/// 3 * kMaxParts parts (without a limit: of all), and the store's blocks.
 class ChunkReader {
  public:
   /// Parts per batch. The first batches are small, so that reading begins early.
@@ -36,11 +37,18 @@ class ChunkReader {
   static constexpr size_t kMaxParts = 8192;
   static constexpr uint32_t kMaxThreads = 8;  // that read; at most one per core
 
-  /// Both arguments must outlive the reader.
-  ChunkReader(const StepView& view, ProgressMeter& progress) : view_(view), progress_(progress) {}
+  enum class Limit {
+    kBatches,  // Add waits for ReadAll
+    kNone,     // everything is added before ReadAll, on the same thread; only for few bytes
+  };
+
+  /// `view` and `progress` must outlive the reader.
+  ChunkReader(const StepView& view, ProgressMeter& progress, Limit limit = Limit::kBatches)
+      : view_(view), progress_(progress), limit_(limit) {}
 
   /// Adds what `region` takes of the chunk's payload. Waits while a full batch has not been taken
-  /// by ReadAll. kCancelled: ReadAll has returned, and nothing more needs to be added.
+  /// by ReadAll, unless there is no limit. kCancelled: ReadAll has returned, and nothing more needs
+  /// to be added.
   Result<void> Add(const std::string& fqn, const ChunkInfo& chunk, StridedRegion region);
 
   /// Ends the adding. `added` is the error that ended it early, if any; ReadAll returns it. Call
@@ -107,6 +115,7 @@ class ChunkReader {
 
   const StepView& view_;
   ProgressMeter& progress_;
+  const Limit limit_;
   std::vector<ReadPart> added_;     // used by Add and Close only
   size_t batch_parts_ = kMinParts;  // number of added_ parts that are submitted together
   std::vector<ReadPart> batch_;     // used by ReadAll only: is being read

@@ -17,9 +17,18 @@
 namespace cairn::core::internal {
 namespace {
 
+// A thread costs more than it saves.
+constexpr uint64_t kSmallLoadBytes = 1 << 20;
+
 // Loads to host memory. LoadReport::seconds is not set.
 Result<LoadReport> LoadHost(const StepView& view, ReadPlan plan, const Progress& progress) {
   ProgressMeter meter(progress, plan.total_bytes());
+  if (plan.total_bytes() <= kSmallLoadBytes) {
+    ChunkReader reader(view, meter, ChunkReader::Limit::kNone);
+    reader.Close(plan.AddReads(view, reader));
+    CAIRN_TRY(reader.ReadAll());
+    return LoadReport{.bytes_read = reader.bytes_read()};
+  }
   ChunkReader reader(view, meter);
   // Planning many small chunks takes as long as reading them, so both run at the same time.
   const std::jthread planner([&] {
