@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from compare_lib.results import Figure, Results
 
+KIB = 1 << 10
 MIB = 1 << 20
 
 
@@ -111,14 +112,15 @@ def _bars_of(results: Results, state: str, work: str) -> Iterator[Bar]:
         yield from _keys(results, judge, state)
     elif work == "columns":
         read = judge.ours.read_bytes / judge.about("page_bytes") if judge.ours else None
-        yield judge.at_most("of the 64 KiB pages that it overlaps, including the index", 1.01, read)
+        pages = "of the 64 KiB pages that it overlaps, including the records"
+        yield judge.at_most(pages, 1.01, read)
         yield judge.at_least("DCP", 3, judge.faster_than(("dcp",)), "×")
     elif work == "second_0":
         yield judge.at_least("of two threads' sum", 0.8, judge.of_limit())
-        written = judge.ours.write_bytes / MIB if judge.ours else None
-        yield judge.at_most("written", 1, written, " MiB")
+        written = judge.ours.write_bytes / KIB if judge.ours else None
+        yield judge.at_most("written", 64, written, " KiB")
     elif work == "open":
-        yield judge.at_most("", 10, judge.ours.median * 1e3 if judge.ours else None, " ms")
+        yield judge.at_most("", 6, judge.ours.median * 1e3 if judge.ours else None, " ms")
         yield judge.at_least("DCP's metadata", 20, judge.faster_than(("dcp",)), "×")
     elif work == "ranks_save":
         yield judge.at_least("FileSystemWriter", 3, judge.faster_than(("dcp",)), "×")
