@@ -137,9 +137,13 @@ Result<std::vector<Usage>> Snapshot::SegmentUsage() const {
 
 Result<uint64_t> Snapshot::Read(std::span<const ReadRange> ranges, uint32_t threads,
                                 const RangeCallback& arrived) const {
-  return internal::ReadRanges(
-      ranges, *state_->options.io, threads, *state_->pool,
-      [&](uint64_t segment_id) { return state_->OpenSegment(segment_id); }, arrived);
+  const internal::SegmentSource source{
+      .storage = *state_->storage,
+      .open = [this](uint64_t segment_id) { return state_->OpenSegment(segment_id); }};
+  auto read_bytes =
+      internal::ReadRanges(ranges, *state_->options.io, threads, *state_->pool, source, arrived);
+  if (read_bytes || read_bytes.error().code != ErrorCode::kNotFound) return read_bytes;
+  return Fail(state_->Explain(std::move(read_bytes).error()));
 }
 
 Result<std::optional<DirectFile>> Snapshot::OpenDirect(uint64_t segment_id) const {
@@ -148,21 +152,43 @@ Result<std::optional<DirectFile>> Snapshot::OpenDirect(uint64_t segment_id) cons
   return DirectFile{.fd = file->direct.fd(), .path = file->direct.path(), .open = file};
 }
 
+namespace {
+
+Error TooShort(const std::string& path) {
+  return {.code = ErrorCode::kDataLoss, .message = "the segment is too short", .file = path};
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const Mapping>> Snapshot::MapObject(uint64_t segment_id,
+                                                           const std::string& path) const {
+  CAIRN_TRY_ASSIGN(const SegmentInfo info, FindSegment(segment_id));
+  if (info.file_bytes < internal::kSegmentHeaderBytes) return Fail(TooShort(path));
+  void* const memory = ::mmap(nullptr, info.file_bytes, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) {
+    return Fail(SystemError(errno, "cannot allocate memory for the segment", path));
+  }
+  const std::span bytes(static_cast<std::byte*>(memory), info.file_bytes);
+  auto mapping = std::make_shared<const Mapping>(bytes);
+  const ReadRange range{.segment_id = segment_id, .offset_bytes = 0, .target = bytes};
+  CAIRN_TRY(
+      Read({&range, 1}, 1, [](size_t, std::span<const std::byte>) { return Result<void>(); }));
+  return mapping;
+}
+
 Result<std::shared_ptr<const Mapping>> Snapshot::Map(uint64_t segment_id) const {
   CAIRN_TRY_ASSIGN(const auto file, state_->OpenSegment(segment_id));
+  if (file->is_object) return MapObject(segment_id, file->path);
   CAIRN_TRY_ASSIGN(const uint64_t size_bytes, file->buffered.SizeBytes());
-  if (size_bytes < internal::kSegmentHeaderBytes) {
-    return Fail(Error{.code = ErrorCode::kDataLoss,
-                      .message = "the segment is too short",
-                      .file = file->buffered.path()});
-  }
+  if (size_bytes < internal::kSegmentHeaderBytes) return Fail(TooShort(file->path));
   // The mapping is private and writable, because torch's tensors cannot be read-only: a caller that
   // writes to one changes its own copy of a page and does not crash. The file cannot be changed
   // through it.
   void* memory = ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE,
                         file->buffered.fd(), 0);
   if (memory == MAP_FAILED) {
-    return Fail(SystemError(errno, "cannot map the segment", file->buffered.path()));
+    return Fail(SystemError(errno, "cannot map the segment", file->path));
   }
   return std::make_shared<const Mapping>(
       std::span(static_cast<const std::byte*>(memory), size_bytes));

@@ -79,8 +79,9 @@ class Snapshot {
                         const RangeCallback& arrived) const;
 
   /// Maps a complete segment. Its pages are read on access and shared with the page cache. Writes
-  /// through the mapping are private to this process. Offsets are those of an Extent. kDataLoss:
-  /// the segment is missing or too short. kNotFound: its step was deleted.
+  /// through the mapping are private to this process. Offsets are those of an Extent. In a storage
+  /// without files, reads the complete segment into memory. kDataLoss: the segment is missing or
+  /// too short. kNotFound: its step was deleted. kResourceExhausted: no memory.
   Result<std::shared_ptr<const Mapping>> Map(uint64_t segment_id) const;
 
   /// Opens a segment for direct I/O. Offsets are those of an Extent. Returns nothing if the file
@@ -98,6 +99,8 @@ class Snapshot {
   explicit Snapshot(std::unique_ptr<const internal::SnapshotState> state);
 
  private:
+  Result<std::shared_ptr<const Mapping>> MapObject(uint64_t segment_id,
+                                                   const std::string& path) const;
   std::unique_ptr<const internal::SnapshotState> state_;
 };
 

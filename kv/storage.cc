@@ -6,12 +6,21 @@
 
 #include <thread>
 
+#include "kv/internal/storage/blocking_transfers.h"
 #include "kv/internal/storage/name_check.h"
 
 namespace cairn::kv {
 
 void Storage::AwaitChange(std::string_view, std::chrono::milliseconds timeout) {
   std::this_thread::sleep_for(timeout);
+}
+
+Result<std::unique_ptr<IoQueue>> Storage::MakeQueue(uint32_t depth) {
+  return internal::MakeBlockingQueue(*this, depth);
+}
+
+Result<std::unique_ptr<Upload>> Storage::BeginUpload(std::string_view name, uint64_t) {
+  return internal::BeginBlockingUpload(*this, name);
 }
 
 Result<std::vector<std::byte>> ReadObject(Storage& storage, std::string_view name,

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "kv/error.h"
+#include "kv/io_queue.h"
 
 namespace cairn::kv {
 
@@ -48,6 +49,27 @@ class LocalFiles {
   /// Makes the names of files durable that the caller has created, and whose contents it has
   /// synced. They begin with `prefix`, which ends with '/' ("segments/").
   virtual Result<void> SyncNames(std::string_view prefix) = 0;
+};
+
+/// An object that write requests of an IoQueue fill. The writes cover it from its beginning without
+/// gaps, are submitted in the order of their offsets, and have one length, which is at least
+/// TransferSizes::min_part_bytes. Only the last one may be shorter. Requires that the storage
+/// outlives it. Threads: one, and the queue's.
+class Upload {
+ public:
+  /// Without a successful Finish, discards the object. Requires that no request is in flight.
+  virtual ~Upload() = default;
+  /// Makes the object durable under its name. Requires that all writes have succeeded.
+  virtual Result<void> Finish(uint64_t size_bytes) = 0;
+};
+
+/// The requests with which a storage transfers payload well.
+struct TransferSizes {
+  uint64_t request_bytes = 4 << 20;
+  uint64_t min_part_bytes = 1;  // of an Upload
+  uint32_t queue_depth = 8;     // requests in flight
+  /// Bytes that it is better to read than to begin another request after them.
+  uint64_t max_gap_bytes = 4 << 10;
 };
 
 /// Threads: all members may run on many threads at once.
@@ -85,6 +107,18 @@ class Storage {
 
   /// Returns null if objects are not files.
   virtual LocalFiles* local_files() { return nullptr; }
+
+  // Transfers of payload, if objects are not files. The defaults transfer one request after another
+  // with the operations above.
+
+  virtual TransferSizes transfer_sizes() const { return {}; }
+  /// Returns a queue for reads of objects and for writes of uploads of this storage, which outlives
+  /// it. A read of an object that does not exist completes with kNotFound.
+  virtual Result<std::unique_ptr<IoQueue>> MakeQueue(uint32_t depth);
+  /// Begins to write an object whose writes have `part_bytes`, except for the last one. Requires a
+  /// name that nobody else writes.
+  virtual Result<std::unique_ptr<Upload>> BeginUpload(std::string_view name, uint64_t part_bytes);
+
   /// Waits until a name with this prefix may have been put, at most for `timeout`. May return
   /// early. The default sleeps, so callers of short timeouts poll.
   virtual void AwaitChange(std::string_view prefix, std::chrono::milliseconds timeout);

@@ -47,21 +47,36 @@ const StoreOptions& Store::options() const { return impl_->state->options; }
 bool Store::writable() const { return impl_->state->writable; }
 const std::string& Store::session() const { return impl_->state->session; }
 
-Result<std::unique_ptr<Store::Impl>> Store::Impl::Make(std::shared_ptr<Storage> storage,
-                                                       OpenMode mode, const StoreOptions& options) {
+namespace {
+
+/// Returns the options of the caller, or else those of the environment and the storage.
+Result<IoOptions> IoOptionsOf(const Storage& storage, const StoreOptions& options) {
+  const TransferSizes sizes = storage.transfer_sizes();
   IoOptions io;
   if (options.io) {
     io = *options.io;
   } else {
-    CAIRN_TRY_ASSIGN(io, internal::IoOptionsFromEnvironment());
+    io.block_bytes = sizes.request_bytes;
+    io.queue_depth = sizes.queue_depth;
+    CAIRN_TRY_ASSIGN(io, internal::IoOptionsFromEnvironment(io));
   }
-  if (io.block_bytes < internal::kDirectAlignBytes || io.queue_depth == 0) {
-    return Fail(ErrorCode::kInvalidArgument,
-                "I/O options need blocks of at least 4096 bytes and a queue depth of at least 1");
-  }
+  const uint64_t min_bytes = std::max(internal::kDirectAlignBytes, sizes.min_part_bytes);
+  if (io.block_bytes >= min_bytes && io.queue_depth > 0) return io;
+  return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                    .message = fmt::format("I/O options need blocks of at least {} bytes and a "
+                                           "queue depth of at least 1",
+                                           min_bytes),
+                    .file = storage.address()});
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Store::Impl>> Store::Impl::Make(std::shared_ptr<Storage> storage,
+                                                       OpenMode mode, const StoreOptions& options) {
   auto impl = std::make_unique<Impl>();
   StoreState& state = *impl->state;
   state.storage = std::move(storage);
+  CAIRN_TRY_ASSIGN(const IoOptions io, IoOptionsOf(*state.storage, options));
   state.options = options;
   state.options.io = io;
   state.writable = mode == OpenMode::kWrite;

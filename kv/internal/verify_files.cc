@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "kv/internal/commit/store_identity.h"
-#include "kv/internal/io/file.h"
 #include "kv/internal/records/kv_records.h"
-#include "kv/internal/segment/segment_object.h"
+#include "kv/internal/segment/segment_format.h"
 #include "kv/internal/storage/name_check.h"
 #include "kv/internal/storage/object_names.h"
+#include "kv/internal/storage/object_reader.h"
 #include "kv/step_info.h"
 
 namespace cairn::kv::internal {
@@ -26,7 +26,7 @@ namespace {
 
 /// Checks that bytes [begin, end) of a segment are zero: no digest covers them, but they were
 /// written as zeros.
-Result<void> CheckZeros(const File& file, uint64_t begin, uint64_t end) {
+Result<void> CheckZeros(const ObjectReader& file, uint64_t begin, uint64_t end) {
   std::vector<std::byte> buffer(std::min<uint64_t>(end - begin, 1 << 16));
   while (begin < end) {
     const auto part = std::span(buffer).first(std::min<uint64_t>(buffer.size(), end - begin));
@@ -44,8 +44,8 @@ Result<void> CheckZeros(const File& file, uint64_t begin, uint64_t end) {
   return {};
 }
 
-Result<void> CheckRegion(const File& file, uint64_t offset, uint64_t length, uint64_t digest,
-                         const char* what, std::vector<std::byte>& bytes) {
+Result<void> CheckRegion(const ObjectReader& file, uint64_t offset, uint64_t length,
+                         uint64_t digest, const char* what, std::vector<std::byte>& bytes) {
   bytes.resize(length);
   CAIRN_TRY(file.ReadAt(offset, bytes));
   if (Checksum64(bytes) != digest) {
@@ -59,7 +59,7 @@ Result<void> CheckRegion(const File& file, uint64_t offset, uint64_t length, uin
 
 /// Checks the gaps between the chunks that the footer lists. Extents of these chunks in other
 /// segments are checked with those segments.
-Result<void> CheckGaps(const File& file, const SegmentTrailer& trailer,
+Result<void> CheckGaps(const ObjectReader& file, const SegmentTrailer& trailer,
                        const std::vector<FooterEntry>& entries) {
   std::vector<Extent> extents;
   for (const FooterEntry& entry : entries) {
@@ -87,9 +87,9 @@ Result<void> CheckGaps(const File& file, const SegmentTrailer& trailer,
 }
 
 Result<void> CheckSegment(const SnapshotState& snapshot, const SegmentInfo& info) {
-  CAIRN_TRY_ASSIGN(const File file,
-                   OpenSegmentFile(*snapshot.storage, SegmentObject(info), /*direct=*/false));
-  CAIRN_TRY_ASSIGN(const uint64_t file_bytes, file.SizeBytes());
+  CAIRN_TRY_ASSIGN(const ObjectReader file,
+                   ObjectReader::Open(snapshot.storage, SegmentObject(info)));
+  const uint64_t file_bytes = file.size_bytes();
   if (file_bytes != info.file_bytes || file_bytes < kSegmentHeaderBytes + kSegmentTrailerBytes) {
     return Fail(ErrorCode::kDataLoss,
                 fmt::format("the segment has {} bytes, but was sealed with {}", file_bytes,

@@ -1,4 +1,4 @@
-// The I/O queue, with io_uring or with threads.
+// Queues with io_uring or with threads.
 
 #include "kv/internal/io/block_io.h"
 
@@ -85,6 +85,7 @@ class UringQueue final : public IoQueue {
       --in_flight_;
       return IoCompletion{.request = slot.request,
                           .error_number = result < 0 ? -result : 0,
+                          .error = std::nullopt,
                           .done_bytes = slot.done_bytes};
     }
   }
@@ -185,7 +186,8 @@ class ThreadQueue final : public IoQueue {
   }
 
   static IoCompletion Transfer(const IoRequest& request) {
-    IoCompletion completion{.request = request};
+    IoCompletion completion;
+    completion.request = request;
     IoRequest rest = request;
     while (rest.length_bytes > 0) {
       const auto offset = static_cast<off_t>(rest.offset_bytes);
@@ -211,7 +213,7 @@ class ThreadQueue final : public IoQueue {
 
 }  // namespace
 
-Result<std::unique_ptr<IoQueue>> IoQueue::Make(bool uring, uint32_t depth) {
+std::unique_ptr<IoQueue> MakeFileQueue(bool uring, uint32_t depth) {
   CAIRN_CHECK(depth > 0);
   if (uring) {
     if (auto queue = UringQueue::TryMake(depth)) return queue;

@@ -74,15 +74,6 @@ Result<File> File::Create(const std::string& path, bool direct) {
   return file;
 }
 
-Result<File> File::CreateInMemory(std::string path) {
-  File file;
-  file.fd_ = FileDescriptor(::memfd_create("cairn", MFD_CLOEXEC));
-  if (!file.fd_.is_open()) return Fail(SystemError(errno, "cannot create a file in memory", path));
-  file.is_in_memory_ = true;
-  file.path_ = std::move(path);
-  return file;
-}
-
 Result<void> File::DropDirect() {
   const int flags = ::fcntl(fd(), F_GETFL);
   if (flags < 0 || ::fcntl(fd(), F_SETFL, flags & ~O_DIRECT) < 0) {

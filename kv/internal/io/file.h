@@ -27,8 +27,6 @@ class File {
   /// Creates a file for writing. Ignores `direct` if the file system refuses O_DIRECT. kConflict:
   /// it exists.
   static Result<File> Create(const std::string& path, bool direct);
-  /// Creates a file without a name, in memory. `path` is what errors name.
-  static Result<File> CreateInMemory(std::string path);
 
   int fd() const { return fd_.get(); }
   bool direct() const { return direct_; }
@@ -36,8 +34,6 @@ class File {
   /// kDirectAlignBytes if the kernel (before Linux 6.1) does not report it.
   uint64_t memory_align_bytes() const { return direct_ ? memory_align_bytes_ : 1; }
   const std::string& path() const { return path_; }
-  /// Returns whether CreateInMemory created it, so that path() is not its path.
-  bool is_in_memory() const { return is_in_memory_; }
 
   /// Disables O_DIRECT, for file systems that accept the flag and refuse the I/O.
   Result<void> DropDirect();
@@ -53,7 +49,6 @@ class File {
  private:
   FileDescriptor fd_;
   bool direct_ = false;
-  bool is_in_memory_ = false;
   uint64_t memory_align_bytes_ = kDirectAlignBytes;
   std::string path_;
 };

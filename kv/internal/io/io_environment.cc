@@ -55,8 +55,7 @@ Result<void> ReadChoice(const char* name, std::string_view yes, std::string_view
 
 }  // namespace
 
-Result<IoOptions> IoOptionsFromEnvironment() {
-  IoOptions io;
+Result<IoOptions> IoOptionsFromEnvironment(IoOptions io) {
   CAIRN_TRY(ReadInteger("CAIRN_IO_BLOCK_BYTES", kMinBlockBytes, kMaxBlockBytes, io.block_bytes));
   CAIRN_TRY(ReadInteger("CAIRN_IO_DEPTH", 1, kMaxDepth, io.queue_depth));
   CAIRN_TRY(ReadChoice("CAIRN_IO_ENGINE", "uring", "threads", io.uring));

@@ -15,8 +15,8 @@
 
 namespace cairn::kv::internal {
 
-/// Ignores variables that are unset or empty. kInvalidArgument: a variable has another value than
-/// those above.
-Result<IoOptions> IoOptionsFromEnvironment();
+/// Returns `defaults`, changed by the variables that are set and not empty. kInvalidArgument: a
+/// variable has another value than those above.
+Result<IoOptions> IoOptionsFromEnvironment(IoOptions defaults);
 
 }  // namespace cairn::kv::internal

@@ -3,9 +3,10 @@
 //   1. Ranges are sorted by segment and offset, and handed out in batches of some MiB to workers:
 //      threads that each keep a queue of requests in flight. A worker finishes the batches that it
 //      took, so that copies, page faults of new targets and the caller's digests use as many cores.
-//   2. Neighbours (with a gap of at most kMaxGapBytes) become one request of at most one block, if
-//      they are small; longer ranges are split. Requests begin and end at multiples of 4 KiB.
-//   3. A request whose bytes are in the page cache is read through it, any other with O_DIRECT.
+//   2. Neighbours become one request of at most one block, if they are small and the gap between
+//      them is, too; longer ranges are split. Requests begin and end at multiples of 4 KiB.
+//   3. In a file, a request whose bytes are in the page cache is read through it, any other with
+//      O_DIRECT.
 //   4. Requests read into a block of the pool, from which the bytes are copied; or directly into
 //      the target, if they are for one range only and its alignment allows that.
 //   5. When the last part of a range has been read, the callback is called.
@@ -40,17 +41,18 @@
 namespace cairn::kv::internal {
 namespace {
 
-constexpr uint64_t kMaxGapBytes = 4096;
-// Ranges of at least this size are separate requests: they gain nothing from their neighbours, and
-// alone they may be read directly into their target.
-constexpr uint64_t kLargeRangeBytes = 512 << 10;
+constexpr uint64_t kMaxFileGapBytes = 4096;
+// Ranges of files of at least this size are separate requests: they gain nothing from their
+// neighbours, and alone they may be read directly into their target.
+constexpr uint64_t kLargeFileRangeBytes = 512 << 10;
 // Ranges of at least this size are read from the page cache directly into their target, if it has
 // them: a copy from a block would cost more than a request.
 constexpr uint64_t kMinDirectRangeBytes = 16 << 10;
 // What a worker takes at once. Small enough that all workers end at about the same time, large
 // enough that requests are sequential; the bytes of a batch are still in the cache when they are
-// digested.
+// digested. At least as many requests of objects as a batch of them has.
 constexpr uint64_t kBatchBytes = 4 << 20;
+constexpr uint64_t kObjectBatchRequests = 4;
 constexpr uint64_t kMinWorkerBytes = 4 << 20;  // less work is not worth a thread
 // Reads of at most this size use small blocks of their own instead of the pool's: the first access
 // to a large block costs milliseconds.
@@ -74,8 +76,9 @@ struct Request {
 };
 
 /// Returns whether all pages of [begin, end) are in the page cache, or the file is not open for
-/// direct I/O. Before Linux 6.5 the state of the cache is unknown, and the result is false.
+/// direct I/O. Objects are never in it. Before Linux 6.5 the state of the cache is unknown, and the result is false.
 bool IsCached(const SegmentFile& file, uint64_t begin_bytes, uint64_t end_bytes) {
+  if (file.is_object) return false;
   if (!file.direct.direct()) return true;
   struct {
     uint64_t offset, length;
@@ -91,7 +94,8 @@ bool IsCached(const SegmentFile& file, uint64_t begin_bytes, uint64_t end_bytes)
 /// The ranges in the order of the files, handed out in batches. Threads: safe.
 class BatchQueue {
  public:
-  explicit BatchQueue(std::span<const ReadRange> ranges) : ranges_(ranges), order_(ranges.size()) {
+  BatchQueue(std::span<const ReadRange> ranges, uint64_t batch_bytes)
+      : ranges_(ranges), batch_bytes_(batch_bytes), order_(ranges.size()) {
     std::iota(order_.begin(), order_.end(), size_t{0});
     std::ranges::sort(order_, [&](size_t a, size_t b) {
       return std::tie(ranges[a].segment_id, ranges[a].offset_bytes) <
@@ -103,7 +107,7 @@ class BatchQueue {
   std::span<const size_t> Take() {
     const MutexLock lock(mutex_);
     const size_t begin = next_;
-    for (uint64_t bytes = 0; next_ < order_.size() && bytes < kBatchBytes; ++next_) {
+    for (uint64_t bytes = 0; next_ < order_.size() && bytes < batch_bytes_; ++next_) {
       bytes += ranges_[order_[next_]].length_bytes();
     }
     return std::span(order_).subspan(begin, next_ - begin);
@@ -116,6 +120,7 @@ class BatchQueue {
 
  private:
   const std::span<const ReadRange> ranges_;
+  const uint64_t batch_bytes_;
   std::vector<size_t> order_;
   Mutex mutex_;
   size_t next_ CAIRN_GUARDED_BY(mutex_) = 0;  // in order_
@@ -128,7 +133,9 @@ struct SharedRead {
   const IoOptions& options;
   uint32_t queue_depth = 0;
   BlockPool& pool;
-  const OpenSegment& open;
+  const SegmentSource& source;
+  uint64_t max_gap_bytes = 0;
+  uint64_t large_range_bytes = 0;  // ranges of at least this size are separate requests
   const RangeCallback& arrived;
 };
 
@@ -147,7 +154,12 @@ class ReadWorker {
 
   /// Returns the number of bytes that were read from storage.
   Result<uint64_t> Run() {
-    CAIRN_TRY_ASSIGN(queue_, IoQueue::Make(read_.options.uring, read_.queue_depth));
+    Storage& storage = read_.source.storage;
+    if (storage.local_files() != nullptr) {
+      queue_ = MakeFileQueue(read_.options.uring, read_.queue_depth);
+    } else {
+      CAIRN_TRY_ASSIGN(queue_, storage.MakeQueue(read_.queue_depth));
+    }
     requests_.resize(read_.queue_depth);
     for (size_t i = requests_.size(); i > 0; --i) idle_.push_back(i - 1);
     while (true) {
@@ -213,7 +225,7 @@ class ReadWorker {
     const uint64_t limit = request.begin_bytes + read_.pool.block_bytes();
     const uint64_t segment_id = first.segment_id;
     if (file_ == nullptr || file_id_ != segment_id) {
-      CAIRN_TRY_ASSIGN(file_, read_.open(segment_id));
+      CAIRN_TRY_ASSIGN(file_, read_.source.open(segment_id));
       file_id_ = segment_id;
     }
     request.file = file_;
@@ -224,12 +236,12 @@ class ReadWorker {
       const uint64_t at = range.offset_bytes + progress_;
       // A range that overlaps a longer one before it may begin before this request.
       if (range.segment_id != segment_id || at < request.begin_bytes || at >= limit ||
-          at > used_end + kMaxGapBytes || range.length_bytes() == 0) {
+          at > used_end + read_.max_gap_bytes || range.length_bytes() == 0) {
         break;
       }
       const bool lent = range.target.empty();
       const uint64_t length = std::min(range.length_bytes() - progress_, limit - at);
-      bool alone = !lent && range.target.size() >= kLargeRangeBytes;
+      bool alone = !lent && range.target.size() >= read_.large_range_bytes;
       if (!request.parts.empty() && alone) break;
       if (request.parts.empty() && !lent && !alone && length >= kMinDirectRangeBytes) {
         alone = IsCached(*file_, request.begin_bytes, RoundUp(at + length, kDirectAlignBytes));
@@ -254,12 +266,15 @@ class ReadWorker {
   Result<void> Submit(Request& request, size_t slot) {
     const bool cached =
         request.known_cached || IsCached(*request.file, request.begin_bytes, request.end_bytes);
-    IoRequest io{.fd = cached ? request.file->buffered.fd() : request.file->direct.fd(),
-                 .write = false,
-                 .data = request.block,
+    IoRequest io{.data = request.block,
                  .length_bytes = request.end_bytes - request.begin_bytes,
                  .offset_bytes = request.begin_bytes,
                  .tag = slot};
+    if (request.file->is_object) {
+      io.object = request.file->name;
+    } else {
+      io.fd = cached ? request.file->buffered.fd() : request.file->direct.fd();
+    }
     if (request.parts.size() == 1 && CanReadDirectly(request, cached)) {
       const RangePart& part = request.parts.front();
       io.data = part.target;
@@ -275,7 +290,7 @@ class ReadWorker {
 
   static bool CanReadDirectly(const Request& request, bool cached) {
     const RangePart& part = request.parts.front();
-    if (cached || part.target == nullptr) return part.target != nullptr;
+    if (cached || request.file->is_object || part.target == nullptr) return part.target != nullptr;
     const auto address = reinterpret_cast<uintptr_t>(part.target);
     return address % request.file->direct.memory_align_bytes() == 0 &&
            (part.offset_bytes | part.length_bytes) % kDirectAlignBytes == 0;
@@ -293,7 +308,8 @@ class ReadWorker {
   Result<void> Finish(Request& request, const IoCompletion& completion) {
     int error_number = completion.error_number;
     if (const int fault = FaultPoint("segment.read")) error_number = fault;
-    const std::string& path = request.file->buffered.path();
+    const std::string& path = request.file->path;
+    if (completion.error) return Fail(*completion.error);
     if (error_number != 0) {
       Error error = SystemError(error_number, "cannot read the segment", path);
       // EIO from a disk is a damaged medium; other errors may be temporary.
@@ -347,7 +363,7 @@ class ReadWorker {
 }  // namespace
 
 Result<uint64_t> ReadRanges(std::span<const ReadRange> ranges, const IoOptions& options,
-                            uint32_t threads, BlockPool& pool, const OpenSegment& open,
+                            uint32_t threads, BlockPool& pool, const SegmentSource& source,
                             const RangeCallback& arrived) {
   uint64_t total_bytes = 0;
   bool lends = false;
@@ -367,14 +383,20 @@ Result<uint64_t> ReadRanges(std::span<const ReadRange> ranges, const IoOptions& 
   BlockPool own_pool(small ? kSmallReadBytes + kDirectAlignBytes : kLentBlockBytes, queue_depth);
   const bool own = small || (lends && pool.block_bytes() < kLentBlockBytes);
   BlockPool& blocks = own ? own_pool : pool;
-  BatchQueue batches(ranges);
-  const SharedRead shared{.ranges = ranges,
-                          .batches = batches,
-                          .options = options,
-                          .queue_depth = queue_depth,
-                          .pool = blocks,
-                          .open = open,
-                          .arrived = arrived};
+  const bool is_file = source.storage.local_files() != nullptr;
+  BatchQueue batches(
+      ranges,
+      is_file ? kBatchBytes : std::max(kBatchBytes, kObjectBatchRequests * blocks.block_bytes()));
+  const SharedRead shared{
+      .ranges = ranges,
+      .batches = batches,
+      .options = options,
+      .queue_depth = queue_depth,
+      .pool = blocks,
+      .source = source,
+      .max_gap_bytes = is_file ? kMaxFileGapBytes : source.storage.transfer_sizes().max_gap_bytes,
+      .large_range_bytes = is_file ? kLargeFileRangeBytes : blocks.block_bytes(),
+      .arrived = arrived};
   const auto read = [&]() -> Result<uint64_t> {
     auto bytes = ReadWorker(shared).Run();
     if (!bytes) batches.Stop();

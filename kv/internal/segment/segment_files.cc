@@ -1,6 +1,6 @@
 #include "kv/internal/segment/segment_files.h"
 
-#include "kv/internal/segment/segment_object.h"
+#include "kv/internal/storage/name_check.h"
 
 namespace cairn::kv::internal {
 
@@ -13,8 +13,15 @@ Result<std::shared_ptr<const SegmentFile>> SegmentFiles::Open(uint64_t segment_i
     return found->second->second;
   }
   auto file = std::make_shared<SegmentFile>();
-  CAIRN_TRY_ASSIGN(file->direct, OpenSegmentFile(storage, name, direct));
-  CAIRN_TRY_ASSIGN(file->buffered, OpenSegmentFile(storage, name, /*direct=*/false));
+  file->name = name;
+  file->path = ObjectPath(storage.address(), name);
+  if (const LocalFiles* const files = storage.local_files()) {
+    const std::string path = files->PathOf(name);
+    CAIRN_TRY_ASSIGN(file->direct, File::OpenRead(path, direct, "segment.open"));
+    CAIRN_TRY_ASSIGN(file->buffered, File::OpenRead(path, /*direct=*/false, "segment.open"));
+  } else {
+    file->is_object = true;
+  }
   recent_.emplace_front(segment_id, file);
   by_id_[segment_id] = recent_.begin();
   if (recent_.size() > kMaxOpen) {

@@ -1,5 +1,5 @@
 #pragma once
-/// Open segment files, kept open between reads.
+/// Open segments, kept open between reads.
 
 #include <cstdint>
 #include <list>
@@ -16,17 +16,21 @@
 
 namespace cairn::kv::internal {
 
-/// A segment that is open twice: for direct I/O, and for reads through the page cache of bytes that
-/// are in it.
+/// A segment that is open for reading. A file is open twice: for direct I/O, and for reads through
+/// the page cache of bytes that are in it.
 struct SegmentFile {
-  File direct;  // also buffered, if the file system refuses O_DIRECT
+  bool is_object = false;  // in a storage without files; there are no descriptors
+  std::string name;        // of the object
+  std::string path;        // for error messages
+  File direct;             // also buffered, if the file system refuses O_DIRECT
   File buffered;
 };
 
 /// A cache of open segment files, so that many small loads do not open them again. Threads: safe.
 class SegmentFiles {
  public:
-  /// Returns the open file, and opens it if it is not in the cache. kNotFound: it does not exist.
+  /// Returns the open segment, and opens it if it is not in the cache. kNotFound: its file does not
+  /// exist. An object is not looked for.
   Result<std::shared_ptr<const SegmentFile>> Open(uint64_t segment_id, Storage& storage,
                                                   const std::string& name, bool direct);
   /// Drops the file from the cache, before it is removed.

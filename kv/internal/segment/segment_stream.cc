@@ -10,7 +10,8 @@
 #include <system_error>
 #include <utility>
 
-#include "kv/internal/segment/segment_object.h"
+#include "kv/internal/io/block_io.h"
+#include "kv/internal/segment/segment_output.h"
 #include "kv/internal/storage/object_names.h"
 
 namespace cairn::kv::internal {
@@ -38,15 +39,13 @@ std::string SegmentStream::NameOf(uint64_t segment_id) const {
   return ObjectName(ObjectKind::kSegment, {.epoch = options_.epoch, .id = segment_id});
 }
 
-Result<SegmentInfo> SegmentStream::Complete(SegmentWriter& segment) const {
-  CAIRN_TRY_ASSIGN(SegmentInfo info, segment.Complete());
-  CAIRN_TRY(PutSegmentFile(*options_.storage, NameOf(info.segment_id), segment.file()));
-  return info;
-}
-
 Result<void> SegmentStream::StartSegment() {
   if (queue_ == nullptr) {
-    CAIRN_TRY_ASSIGN(queue_, IoQueue::Make(options_.io.uring, options_.io.queue_depth));
+    if (options_.storage->local_files() != nullptr) {
+      queue_ = MakeFileQueue(options_.io.uring, options_.io.queue_depth);
+    } else {
+      CAIRN_TRY_ASSIGN(queue_, options_.storage->MakeQueue(options_.io.queue_depth));
+    }
   }
   segment_id_ = SegmentIdOf(options_.attempt, options_.rank, segment_count_++);
   const SegmentHeader header{.store_uuid = options_.store_uuid,
@@ -56,9 +55,10 @@ Result<void> SegmentStream::StartSegment() {
                              .epoch = options_.epoch,
                              .created_unix_ns = options_.created_unix_ns};
   BlockPool* const pool = blocks_ != nullptr ? blocks_.get() : options_.pool;
-  CAIRN_TRY_ASSIGN(File file,
-                   CreateSegmentFile(*options_.storage, NameOf(segment_id_), options_.io.direct));
-  CAIRN_TRY_ASSIGN(segment_, SegmentWriter::Create(std::move(file), header, pool, queue_.get()));
+  CAIRN_TRY_ASSIGN(SegmentOutput output,
+                   SegmentOutput::Create(*options_.storage, NameOf(segment_id_), options_.io.direct,
+                                         pool->block_bytes()));
+  CAIRN_TRY_ASSIGN(segment_, SegmentWriter::Create(std::move(output), header, pool, queue_.get()));
   return {};
 }
 
@@ -169,7 +169,7 @@ Result<void> SegmentStream::CloseSegment() {
   footer_entries_.clear();
   tensor_is_in_footer_ = false;  // its chunks may continue in the next segment
   if (blocks_ != nullptr) return CompleteInBackground();
-  auto sealed = Complete(*segment_);
+  auto sealed = segment_->Complete();
   CAIRN_TRY(AddSealed(std::move(sealed)));
   segment_.reset();
   return {};
@@ -183,10 +183,10 @@ Result<void> SegmentStream::CompleteInBackground() {
   Closing& closing = closing_.emplace_back();
   closing.queue = std::move(queue_);
   closing.segment = std::move(segment_);
-  const auto complete = [this, before, segment = closing.segment.get()]() -> Result<SegmentInfo> {
+  const auto complete = [before, segment = closing.segment.get()]() -> Result<SegmentInfo> {
     if (before.valid()) before.wait();
     try {
-      return Complete(*segment);
+      return segment->Complete();
     } catch (const std::bad_alloc&) {
       return Fail(ErrorCode::kResourceExhausted, "not enough memory to seal a segment");
     }

@@ -19,6 +19,7 @@
 #include "kv/internal/records/kv_records.h"
 #include "kv/internal/segment/segment_format.h"
 #include "kv/internal/segment/segment_writer.h"
+#include "kv/io_queue.h"
 #include "kv/key.h"
 #include "kv/options.h"
 #include "kv/payload.h"
@@ -79,7 +80,7 @@ class SegmentStream {
   /// its extents is in the current segment.
   void AddChunk(std::string_view key, ChunkEntry entry);
 
-  /// Waits until all payload that was appended is in the files.
+  /// Waits until the payload that was appended is not needed any more.
   Result<void> Drain();
   /// Seals the current segment, if there is one, and waits for those that are being sealed.
   Result<void> Seal();
@@ -106,8 +107,6 @@ class SegmentStream {
   };
 
   std::string NameOf(uint64_t segment_id) const;
-  /// Threads: any, concurrently with the other members.
-  Result<SegmentInfo> Complete(SegmentWriter& segment) const;
   Result<void> StartSegment();
   /// Ensures that segment_ has room for `length_bytes`.
   Result<void> MakeRoom(uint64_t length_bytes);

@@ -1,4 +1,4 @@
-// Writing of segment files.
+// Writing of segments.
 
 #include "kv/internal/segment/segment_writer.h"
 
@@ -28,14 +28,15 @@ constexpr uint64_t kBorrowed = 1;
 
 }  // namespace
 
-SegmentWriter::SegmentWriter(File file, const SegmentHeader& header, BlockPool* pool,
+SegmentWriter::SegmentWriter(SegmentOutput output, const SegmentHeader& header, BlockPool* pool,
                              IoQueue* queue)
-    : file_(std::move(file)), header_(header), pool_(pool), queue_(queue) {}
+    : output_(std::move(output)), header_(header), pool_(pool), queue_(queue) {}
 
-Result<std::unique_ptr<SegmentWriter>> SegmentWriter::Create(File file, const SegmentHeader& header,
+Result<std::unique_ptr<SegmentWriter>> SegmentWriter::Create(SegmentOutput output,
+                                                             const SegmentHeader& header,
                                                              BlockPool* pool, IoQueue* queue) {
   auto writer =
-      std::unique_ptr<SegmentWriter>(new SegmentWriter(std::move(file), header, pool, queue));
+      std::unique_ptr<SegmentWriter>(new SegmentWriter(std::move(output), header, pool, queue));
   std::vector<std::byte> bytes(kSegmentHeaderBytes);
   EncodeSegmentHeader(header, std::span<std::byte, kSegmentHeaderBytes>(bytes));
   CAIRN_TRY(writer->Put(bytes));
@@ -49,9 +50,6 @@ SegmentWriter::~SegmentWriter() {
   if (block_copies_ != nullptr) block_copies_->Cancel();
   ReturnWaitingBlocks();
   if (block_ != nullptr) pool_->Give(block_);
-  // Nothing refers to an unsealed file. The next open for writing removes what cannot be removed
-  // now.
-  if (!sealed_ && !file_.is_in_memory()) (void)RemoveFile(file_.path());
 }
 
 bool SegmentWriter::IsFull(uint64_t length_bytes) const {
@@ -60,35 +58,39 @@ bool SegmentWriter::IsFull(uint64_t length_bytes) const {
 }
 
 void SegmentWriter::Reserve(uint64_t end_bytes) {
-  if (end_bytes <= reserved_bytes_ || file_.is_in_memory()) return;
+  const File* const file = output_.file();
+  if (file == nullptr || end_bytes <= reserved_bytes_) return;
   // ext4 and xfs serialise writes that extend a file; allocating space ahead avoids that. If the
   // file system cannot do that, or has little space left, writes extend the file.
   const uint64_t ahead = std::clamp(end_bytes, kFirstReserveBytes, kMaxReserveBytes);
   const uint64_t wanted = RoundUp(end_bytes + pool_->block_bytes(), ahead);
   const uint64_t begin = std::max(reserved_bytes_, end_bytes);
   reserved_bytes_ = wanted;
-  (void)::fallocate(file_.fd(), 0, static_cast<off_t>(begin), static_cast<off_t>(wanted - begin));
+  (void)::fallocate(file->fd(), 0, static_cast<off_t>(begin), static_cast<off_t>(wanted - begin));
 }
 
 Result<void> SegmentWriter::AwaitOne() {
-  CAIRN_TRY_ASSIGN(const IoCompletion completion, queue_->Wait());
-  IoRequest request = completion.request;
+  CAIRN_TRY_ASSIGN(IoCompletion completion, queue_->Wait());
+  const IoRequest& request = completion.request;
   int error_number = completion.error_number;
   if (const int fault = FaultPoint("segment.write")) error_number = fault;
-  if (error_number == EINVAL && file_.direct()) {
+  File* const file = output_.file();
+  if (error_number == EINVAL && file != nullptr && file->direct()) {
     // O_DIRECT was accepted at open and is refused now. Write the same bytes through the page
     // cache.
-    CAIRN_TRY(file_.DropDirect());
+    CAIRN_TRY(file->DropDirect());
     return queue_->Submit(request);
   }
   if (request.tag == kPoolBlock) pool_->Give(request.data);
+  if (completion.error) return Fail(*std::move(completion.error));
   if (error_number != 0) {
-    return Fail(SystemError(error_number, "cannot write the segment", file_.path())
+    return Fail(SystemError(error_number, "cannot write the segment", output_.path())
                     .WithOffset(request.offset_bytes));
   }
   if (completion.done_bytes != request.length_bytes) {
-    return Fail(SystemError(ENOSPC, "only a part of a write to the segment succeeded", file_.path())
-                    .WithOffset(request.offset_bytes));
+    return Fail(
+        SystemError(ENOSPC, "only a part of a write to the segment succeeded", output_.path())
+            .WithOffset(request.offset_bytes));
   }
   return {};
 }
@@ -107,17 +109,15 @@ Result<void> SegmentWriter::TakeBlock() {
       CAIRN_TRY_ASSIGN(block_, pool_->Take());
     }
   }
-  fill_bytes_ = 0;
+  std::ranges::copy(tail_, block_);
+  fill_bytes_ = tail_.size();
+  tail_.clear();
   return {};
 }
 
 Result<void> SegmentWriter::Submit(const WaitingBlock& block) {
-  return queue_->Submit({.fd = file_.fd(),
-                         .write = true,
-                         .data = block.data,
-                         .length_bytes = block.length_bytes,
-                         .offset_bytes = block.offset_bytes,
-                         .tag = kPoolBlock});
+  return queue_->Submit(
+      output_.Write(block.data, block.length_bytes, block.offset_bytes, kPoolBlock));
 }
 
 Result<void> SegmentWriter::SubmitBlock() {
@@ -184,10 +184,12 @@ Result<void> SegmentWriter::Put(std::span<const std::byte> bytes) {
   });
 }
 
-bool SegmentWriter::CanBorrow(std::span<const std::byte> memory) const {
+bool SegmentWriter::CanBorrow(std::span<const std::byte> memory) {
+  const File* const file = output_.file();
+  if (file == nullptr) return false;
   const uint64_t head = RoundUp(position_, kDirectAlignBytes) - position_;
   return memory.size() >= kMinBorrowedBytes &&
-         (reinterpret_cast<uintptr_t>(memory.data()) + head) % file_.memory_align_bytes() == 0;
+         (reinterpret_cast<uintptr_t>(memory.data()) + head) % file->memory_align_bytes() == 0;
 }
 
 Result<void> SegmentWriter::PutBorrowed(std::span<const std::byte> memory) {
@@ -201,12 +203,8 @@ Result<void> SegmentWriter::PutBorrowed(std::span<const std::byte> memory) {
     const uint64_t part =
         std::min(pool_->block_bytes(), RoundDown(memory.size(), kDirectAlignBytes));
     Reserve(position_ + part);
-    CAIRN_TRY(queue_->Submit({.fd = file_.fd(),
-                              .write = true,
-                              .data = const_cast<std::byte*>(memory.data()),  // only read
-                              .length_bytes = part,
-                              .offset_bytes = position_,
-                              .tag = kBorrowed}));
+    auto* const data = const_cast<std::byte*>(memory.data());  // only read
+    CAIRN_TRY(queue_->Submit(output_.Write(data, part, position_, kBorrowed)));
     position_ += part;
     memory = memory.subspan(part);
   }
@@ -227,8 +225,9 @@ Result<uint64_t> SegmentWriter::PutDirectly(const Payload& payload, uint64_t beg
   const uint64_t head = RoundUp(position_, kDirectAlignBytes) - position_;
   const uint64_t body = RoundDown(length_bytes - head, kDirectAlignBytes);
   Reserve(position_ + head + body);
-  const auto written = payload.WriteTo(begin_bytes + head, body, file_.fd(), position_ + head);
-  if (!written) return Fail(Error(written.error()).WithFile(file_.path()));
+  const auto written =
+      payload.WriteTo(begin_bytes + head, body, output_.file()->fd(), position_ + head);
+  if (!written) return Fail(Error(written.error()).WithFile(output_.path()));
   if (!*written) return 0;
   CAIRN_TRY(PutCopies(payload, begin_bytes, head));
   if (fill_bytes_ > 0) CAIRN_TRY(SubmitBlock());
@@ -239,9 +238,10 @@ Result<uint64_t> SegmentWriter::PutDirectly(const Payload& payload, uint64_t beg
 Result<void> SegmentWriter::PutFromQueue(const Payload& payload, uint64_t begin_bytes,
                                          uint64_t length_bytes) {
   copies_run_ahead_ = true;
-  if (!has_asked_for_direct_writes_ && file_.direct()) {
+  const File* const file = output_.file();
+  if (!has_asked_for_direct_writes_ && file != nullptr && file->direct()) {
     has_asked_for_direct_writes_ = true;
-    CAIRN_TRY_ASSIGN(payload_file_, payload.queue()->OpenFile(file_.fd(), file_.path()));
+    CAIRN_TRY_ASSIGN(payload_file_, payload.queue()->OpenFile(file->fd(), file->path()));
   }
   uint64_t done_bytes = 0;
   if (payload_file_ != nullptr && length_bytes >= kMinBorrowedBytes) {
@@ -324,7 +324,7 @@ Result<SegmentWriter::Appended> SegmentWriter::Append(const Payload& payload, ui
 Result<void> SegmentWriter::Finish(const std::string& attempt,
                                    std::span<const FooterEntry> entries) {
   if (const int fault = FaultPoint("segment.seal")) {
-    return Fail(SystemError(fault, "cannot seal the segment", file_.path()));
+    return Fail(SystemError(fault, "cannot seal the segment", output_.path()));
   }
   const std::vector<std::byte> footer = EncodeSegmentFooter(header_, attempt, entries);
   const auto page_digests = std::as_bytes(std::span(page_digests_));
@@ -372,16 +372,32 @@ void SegmentWriter::ReturnWaitingBlocks() {
   waiting_.clear();
 }
 
+Result<void> SegmentWriter::KeepTail() {
+  if (block_copies_ != nullptr) {
+    CAIRN_TRY_ASSIGN(const uint64_t mark, block_copies_->Flush());
+    CAIRN_TRY(block_copies_->Await(mark));
+    block_copies_ = nullptr;
+  }
+  tail_.assign(block_, block_ + fill_bytes_);
+  pool_->Give(block_);
+  block_ = nullptr;
+  fill_bytes_ = 0;
+  return {};
+}
+
 Result<void> SegmentWriter::Drain() {
-  // Write the last block too: a caller that waits for its next payload must not hold a block.
-  auto written = PutZerosTo(RoundUp(position_, kDirectAlignBytes));
-  if (written && fill_bytes_ > 0) written = SubmitBlock();
+  // A caller that waits for its next payload must not hold a block.
+  Result<void> written;
+  if (output_.file() != nullptr) written = PutZerosTo(RoundUp(position_, kDirectAlignBytes));
+  if (written && fill_bytes_ > 0) {
+    written = output_.file() != nullptr ? SubmitBlock() : KeepTail();
+  }
   if (written) written = WriteWaiting();
   if (!written) ReturnWaitingBlocks();  // other threads may be waiting for a block
   if (payload_file_ == nullptr) return written;
   auto direct = payload_file_->Await();
   CAIRN_TRY(std::move(written));
-  if (!direct) return Fail(std::move(direct).error().WithFile(file_.path()));
+  if (!direct) return Fail(std::move(direct).error().WithFile(output_.path()));
   return {};
 }
 
@@ -389,9 +405,7 @@ Result<SegmentInfo> SegmentWriter::Complete() {
   CAIRN_CHECK(trailer_.footer_bytes > 0);  // Finish was called
   CAIRN_TRY(Drain());
   payload_file_.reset();
-  CAIRN_TRY(file_.Truncate(position_));
-  CAIRN_TRY(file_.Sync("segment.sync"));
-  sealed_ = true;
+  CAIRN_TRY(output_.Finish(position_));
   SegmentInfo info = NewSegmentInfo({.epoch = header_.epoch, .id = header_.segment_id});
   info.step = header_.step;
   info.rank = header_.rank;

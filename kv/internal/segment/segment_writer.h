@@ -1,5 +1,5 @@
 #pragma once
-/// Writes one segment file: payload through the block pool, then page digests, footer and trailer.
+/// Writes one segment: payload through the block pool, then page digests, footer and trailer.
 
 #include <deque>
 #include <memory>
@@ -11,9 +11,9 @@
 #include "kv/block_pool.h"
 #include "kv/digest.h"
 #include "kv/div.h"
-#include "kv/internal/io/block_io.h"
-#include "kv/internal/io/file.h"
 #include "kv/internal/segment/segment_format.h"
+#include "kv/internal/segment/segment_output.h"
+#include "kv/io_queue.h"
 #include "kv/payload.h"
 #include "kv/step_info.h"
 
@@ -21,15 +21,17 @@ namespace cairn::kv::internal {
 
 /// Payload is copied to a block, digested while it is in the cache, and written when the block is
 /// full; the number of blocks in flight is the depth of the queue. Large payload is written from
-/// its own memory, or by its device, if its alignment allows that. Threads: one.
+/// its own memory, or by its device, if the output is a file and its alignment allows that. Threads:
+/// one.
 class SegmentWriter {
  public:
-  /// Writes the header to `file`, which is empty. `pool` and `queue` must outlive the writer.
+  /// Writes the header to `output`, which is empty. `pool` and `queue` must outlive the writer.
   /// Requires that the queue is idle; nothing else may use it until Complete or the destructor
-  /// returns.
-  static Result<std::unique_ptr<SegmentWriter>> Create(File file, const SegmentHeader& header,
-                                                       BlockPool* pool, IoQueue* queue);
-  /// Waits for writes in flight. Removes the file unless Complete returned success.
+  /// returns. An output without a file has the blocks of `pool`.
+  static Result<std::unique_ptr<SegmentWriter>> Create(SegmentOutput output,
+                                                       const SegmentHeader& header, BlockPool* pool,
+                                                       IoQueue* queue);
+  /// Waits for writes in flight. Discards the output unless Complete returned success.
   ~SegmentWriter();
 
   /// Appends bytes [begin_bytes, begin_bytes + length_bytes) of a payload. `page_digests` has one
@@ -54,30 +56,31 @@ class SegmentWriter {
   /// Offset of the page digests if no more payload is appended.
   uint64_t page_digests_offset_bytes() const { return RoundUp(position_, kDirectAlignBytes); }
 
-  /// Writes the blocks that have been filled, including the last one, and waits for these writes
-  /// and for those from the caller's memory. After an error all blocks except for the current one
+  /// Writes the blocks that have been filled and waits for these writes and for those from the
+  /// caller's memory. The last block, which need not be full, is written to a file, and is kept as
+  /// a copy for an upload, whose parts have one length. After an error all blocks except for the current one
   /// are back in the pool.
   Result<void> Drain();
 
   /// Appends the page digests, the footer and the trailer. Nothing can be appended after this.
   Result<void> Finish(const std::string& attempt, std::span<const FooterEntry> entries);
-  /// Waits for all writes, and syncs the file; the caller syncs the directory. Requires Finish.
+  /// Waits for all writes, and finishes the output; the caller syncs the directory of a file.
+  /// Requires Finish.
   /// After an error all blocks are back in the pool. May run on another thread than the calls
   /// before it, concurrently with the next writer if that has another IoQueue.
   Result<SegmentInfo> Complete();
-  const File& file() const { return file_; }
 
  private:
-  SegmentWriter(File file, const SegmentHeader& header, BlockPool* pool, IoQueue* queue);
+  SegmentWriter(SegmentOutput output, const SegmentHeader& header, BlockPool* pool, IoQueue* queue);
   /// A block whose copies are not complete, or which waits for room in the queue.
   struct WaitingBlock {
     std::byte* data = nullptr;
     uint64_t length_bytes = 0;
-    uint64_t offset_bytes = 0;    // in the file
+    uint64_t offset_bytes = 0;    // in the segment
     CopyQueue* copies = nullptr;  // null: the bytes are in the block
     uint64_t copied_mark = 0;     // of `copies`
   };
-  /// Fills the next `length_bytes` of the file, block by block, with `fill(done_bytes, target)`.
+  /// Fills the next `length_bytes` of the segment, block by block, with `fill(done_bytes, target)`.
   template <typename Fill>
   Result<void> FillBlocks(uint64_t length_bytes, const Fill& fill);
   Result<void> Align(SegmentAlignment alignment);
@@ -93,7 +96,7 @@ class SegmentWriter {
   /// The bytes before them pass through a block. Returns how many bytes of the range have been
   /// handled.
   Result<uint64_t> PutDirectly(const Payload& payload, uint64_t begin_bytes, uint64_t length_bytes);
-  bool CanBorrow(std::span<const std::byte> memory) const;
+  bool CanBorrow(std::span<const std::byte> memory);
   Result<void> PutZerosTo(uint64_t position);
   Result<void> SubmitBlock();
   Result<void> Submit(const WaitingBlock& block);
@@ -102,32 +105,34 @@ class SegmentWriter {
   /// Waits for the copies of the oldest waiting block, and submits it.
   Result<void> SubmitOldest();
   Result<void> WriteWaiting();
+  /// Copies the current block, which is not full, to tail_, and returns it to the pool.
+  Result<void> KeepTail();
   void ReturnWaitingBlocks();
   Result<void> TakeBlock();
   Result<void> AwaitOne();
   void Reserve(uint64_t end_bytes);
 
-  File file_;
+  SegmentOutput output_;
   const SegmentHeader header_;
   BlockPool* const pool_;
   IoQueue* const queue_;
   bool has_asked_for_direct_writes_ = false;
   std::unique_ptr<PayloadFile> payload_file_;  // null: payloads do not write to the file directly
 
-  uint64_t position_ = 0;        // next byte of the file
+  uint64_t position_ = 0;        // next byte of the segment
   uint64_t reserved_bytes_ = 0;  // allocated ahead, so that writes do not extend the file
   std::byte* block_ = nullptr;   // being filled; contains [position_ - fill_bytes_, position_)
   uint64_t fill_bytes_ = 0;
+  std::vector<std::byte> tail_;        // if block_ is null: the beginning of the next block
   CopyQueue* block_copies_ = nullptr;  // null: the bytes of block_ are complete
   // Copies may be ahead of the disk by as many blocks as the pool has.
   bool copies_run_ahead_ = false;
-  std::deque<WaitingBlock> waiting_;  // in the order of the file
+  std::deque<WaitingBlock> waiting_;  // in the order of their offsets
   uint64_t payload_bytes_ = 0;
   uint64_t chunk_count_ = 0;
   std::vector<uint64_t> page_digests_;
   std::vector<std::byte> scratch_;
   SegmentTrailer trailer_;  // set by Finish
-  bool sealed_ = false;
 };
 
 }  // namespace cairn::kv::internal

@@ -57,9 +57,7 @@ TEST(BlockPoolTest, TakeWaitsUntilABlockIsGiven) {
 class IoQueueTest : public ::testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
-    auto made = IoQueue::Make(GetParam(), kDepth);
-    ASSERT_TRUE(cairn::testing::IsOk(made));
-    queue_ = *std::move(made);
+    queue_ = MakeFileQueue(GetParam(), kDepth);
     if (GetParam() && std::string(queue_->name()) != "io_uring") {
       GTEST_SKIP() << "this kernel does not allow io_uring";
     }

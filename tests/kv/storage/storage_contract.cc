@@ -11,6 +11,7 @@
 #include <array>
 #include <atomic>
 #include <barrier>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -24,6 +25,7 @@ namespace {
 using kv::ObjectExists;
 using kv::ObjectWriter;
 using kv::ReadObject;
+using kv::Storage;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
@@ -35,6 +37,28 @@ std::span<const std::byte> Bytes(std::string_view text) {
 
 std::string Text(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+/// Uploads `bytes` as "segments/a.seg" in parts, with all requests in flight that the queue allows.
+Result<void> UploadInParts(Storage& storage, std::span<std::byte> bytes, uint64_t part_bytes,
+                           bool finish) {
+  CAIRN_TRY_ASSIGN(const auto upload, storage.BeginUpload("segments/a.seg", part_bytes));
+  CAIRN_TRY_ASSIGN(const auto queue, storage.MakeQueue(3));
+  const auto await_one = [&]() -> Result<void> {
+    CAIRN_TRY_ASSIGN(kv::IoCompletion completion, queue->Wait());
+    if (completion.error) return Fail(*std::move(completion.error));
+    return {};
+  };
+  for (uint64_t at = 0; at < bytes.size(); at += part_bytes) {
+    if (queue->in_flight() == queue->depth()) CAIRN_TRY(await_one());
+    CAIRN_TRY(queue->Submit({.upload = upload.get(),
+                             .write = true,
+                             .data = bytes.data() + at,
+                             .length_bytes = std::min(part_bytes, bytes.size() - at),
+                             .offset_bytes = at}));
+  }
+  while (queue->in_flight() > 0) CAIRN_TRY(await_one());
+  return finish ? upload->Finish(bytes.size()) : Result<void>();
 }
 
 }  // namespace
@@ -244,6 +268,72 @@ TEST_P(StorageContractTest, AnObjectWithoutFinishIsDiscarded) {
   EXPECT_THAT(storage_->Size("tables/a.sst"), IsError(ErrorCode::kNotFound, "tables/a.sst"));
   CAIRN_EXPECT_OK(storage_->PutIfAbsent("tables/a.sst", Bytes("other")));
   EXPECT_EQ(Read("tables/a.sst"), "other");
+}
+
+TEST_P(StorageContractTest, UploadsPartsAndReadsRangesThroughAQueue) {
+  const uint64_t part_bytes = std::max<uint64_t>(storage_->transfer_sizes().min_part_bytes, 1000);
+  SeededRandom random;
+  for (const uint64_t size : {part_bytes / 2, part_bytes, 5 * part_bytes + 17}) {
+    std::vector<std::byte> bytes(size);
+    random.Fill(bytes);
+    CAIRN_ASSERT_OK(UploadInParts(*storage_, bytes, part_bytes, /*finish=*/true));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<std::byte> found,
+                               ReadObject(*storage_, "segments/a.seg", 1 << 30));
+    EXPECT_TRUE(found == bytes);
+
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto queue, storage_->MakeQueue(4));
+    std::vector<std::byte> read(size);
+    for (uint64_t i = 0; i < 4; ++i) {
+      CAIRN_ASSERT_OK(queue->Submit({.object = "segments/a.seg",
+                                     .data = read.data() + i * (size / 4),
+                                     .length_bytes = i < 3 ? size / 4 : size - 3 * (size / 4),
+                                     .offset_bytes = i * (size / 4),
+                                     .tag = i}));
+    }
+    std::set<uint64_t> tags;
+    while (queue->in_flight() > 0) {
+      CAIRN_ASSERT_OK_AND_ASSIGN(const kv::IoCompletion completion, queue->Wait());
+      EXPECT_FALSE(completion.error);
+      EXPECT_EQ(completion.done_bytes, completion.request.length_bytes);
+      tags.insert(completion.request.tag);
+    }
+    EXPECT_EQ(tags.size(), 4u);
+    EXPECT_TRUE(read == bytes);
+    CAIRN_ASSERT_OK(storage_->Remove("segments/a.seg"));
+  }
+}
+
+TEST_P(StorageContractTest, AnUploadWithoutFinishIsDiscarded) {
+  const uint64_t part_bytes = std::max<uint64_t>(storage_->transfer_sizes().min_part_bytes, 1000);
+  for (const uint64_t size : {part_bytes / 2, 2 * part_bytes + 1}) {
+    std::vector<std::byte> bytes(size);
+    CAIRN_ASSERT_OK(UploadInParts(*storage_, bytes, part_bytes, /*finish=*/false));
+    EXPECT_THAT(List("segments/"), IsEmpty());
+    EXPECT_THAT(storage_->Size("segments/a.seg"), IsError(ErrorCode::kNotFound, "segments/a.seg"));
+  }
+}
+
+TEST_P(StorageContractTest, AQueueReportsTheErrorsOfItsRequests) {
+  Put("segments/a.seg", "0123456789");
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto queue, storage_->MakeQueue(2));
+  std::array<std::byte, 8> target{};
+  CAIRN_ASSERT_OK(queue->Submit({.object = "segments/missing.seg",
+                                 .data = target.data(),
+                                 .length_bytes = target.size(),
+                                 .tag = 1}));
+  CAIRN_ASSERT_OK(queue->Submit({.object = "segments/a.seg",
+                                 .data = target.data(),
+                                 .length_bytes = target.size(),
+                                 .offset_bytes = 4,
+                                 .tag = 2}));
+  while (queue->in_flight() > 0) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const kv::IoCompletion completion, queue->Wait());
+    ASSERT_TRUE(completion.error) << completion.request.tag;
+    const bool is_missing = completion.request.tag == 1;
+    EXPECT_THAT(Result<void>(Fail(*completion.error)),
+                IsError(is_missing ? ErrorCode::kNotFound : ErrorCode::kDataLoss,
+                        is_missing ? "segments/missing.seg" : "segments/a.seg"));
+  }
 }
 
 TEST_P(StorageContractTest, AcceptsEveryAllowedCharacter) {
