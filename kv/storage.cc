@@ -23,17 +23,16 @@ Result<std::unique_ptr<Upload>> Storage::BeginUpload(std::string_view name, uint
   return internal::BeginBlockingUpload(*this, name);
 }
 
-Result<std::vector<std::byte>> ReadObject(Storage& storage, std::string_view name,
-                                          uint64_t limit_bytes) {
-  CAIRN_TRY_ASSIGN(const uint64_t size_bytes, storage.Size(name));
+Result<std::vector<std::byte>> Storage::Read(std::string_view name, uint64_t limit_bytes) {
+  CAIRN_TRY_ASSIGN(const uint64_t size_bytes, Size(name));
   if (size_bytes > limit_bytes) {
     return Fail(Error{.code = ErrorCode::kDataLoss,
                       .message = fmt::format("the object has {} bytes, more than the limit of {}",
                                              size_bytes, limit_bytes),
-                      .file = internal::ObjectPath(storage.address(), name)});
+                      .file = internal::ObjectPath(address(), name)});
   }
   std::vector<std::byte> bytes(size_bytes);
-  CAIRN_TRY(storage.ReadRange(name, 0, bytes));
+  CAIRN_TRY(ReadRange(name, 0, bytes));
   return bytes;
 }
 

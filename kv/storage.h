@@ -63,11 +63,14 @@ class Upload {
   virtual Result<void> Finish(uint64_t size_bytes) = 0;
 };
 
-/// The requests with which a storage transfers payload well.
+/// The requests with which a storage works well.
 struct TransferSizes {
   uint64_t request_bytes = 4 << 20;
   uint64_t min_part_bytes = 1;  // of an Upload
-  uint32_t queue_depth = 8;     // requests in flight
+  uint32_t queue_depth = 8;     // requests for payload in flight
+  /// Requests for small objects in flight at once, where each takes long (a network). 1: such
+  /// requests are made one after another, in the same order in every run.
+  uint32_t small_requests = 1;
   /// Bytes that it is better to read than to begin another request after them.
   uint64_t max_gap_bytes = 4 << 10;
 };
@@ -94,6 +97,11 @@ class Storage {
   /// before the range does.
   virtual Result<void> ReadRange(std::string_view name, uint64_t offset_bytes,
                                  std::span<std::byte> target) = 0;
+  /// Returns the complete object. kNotFound: there is no such object. kDataLoss: it is longer than
+  /// `limit_bytes`. If Put replaces the object during the call, the call may fail with kDataLoss or
+  /// return only the beginning of the new bytes, so decoders of such objects verify a checksum. The
+  /// default uses Size and ReadRange.
+  virtual Result<std::vector<std::byte>> Read(std::string_view name, uint64_t limit_bytes);
   /// Returns the length. kNotFound: there is no such object.
   virtual Result<uint64_t> Size(std::string_view name) = 0;
   /// Returns the names that begin with `prefix`, which ends with '/' or is empty, in no particular
@@ -124,11 +132,6 @@ class Storage {
   virtual void AwaitChange(std::string_view prefix, std::chrono::milliseconds timeout);
 };
 
-/// Returns the complete object. kNotFound: there is no such object. kDataLoss: it is longer than
-/// `limit_bytes`. If Put replaces the object during the call, the call may fail with kDataLoss or
-/// return only the beginning of the new bytes, so decoders of such objects verify a checksum.
-Result<std::vector<std::byte>> ReadObject(Storage& storage, std::string_view name,
-                                          uint64_t limit_bytes);
 /// Checks that the storage has not lost an object whose write it acknowledged, before anything
 /// refers to it. kUnavailable: the object is absent, or does not have `size_bytes` bytes.
 Result<void> CheckStored(Storage& storage, std::string_view name, uint64_t size_bytes);

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <set>
 #include <string>
 #include <string_view>
@@ -19,6 +20,7 @@
 #include "kv/internal/root/root_log.h"
 #include "kv/internal/root/step_list.h"
 #include "kv/internal/segment/segment_stream.h"
+#include "kv/internal/storage/concurrent_requests.h"
 #include "kv/internal/storage/name_check.h"
 
 namespace cairn::kv::internal {
@@ -68,6 +70,20 @@ class PartGatherer {
   PartGatherer(StepAttempt& attempt, const RankRecordCallback& on_record)
       : attempt_(attempt), storage_(*attempt.store->storage), on_record_(on_record) {}
 
+  /// Waits for the parts of `count` ranks from `first` on, and adds them in order.
+  Result<void> AddParts(uint32_t first, uint32_t count) {
+    std::vector<std::vector<std::byte>> parts(count);
+    CAIRN_TRY(ForEachRequest(storage_, count, [&](size_t i) -> Result<void> {
+      const auto rank = first + static_cast<uint32_t>(i);
+      CAIRN_TRY(AwaitPart(rank));
+      CAIRN_TRY_ASSIGN(parts[i], FetchPart(storage_, PartName(attempt_.attempt, rank)));
+      return {};
+    }));
+    for (uint32_t i = 0; i < count; ++i) CAIRN_TRY(AddPart(first + i, parts[i]));
+    return {};
+  }
+
+ private:
   // Returns the failure of a rank, or kUnavailable if the part is missing at the deadline.
   Result<void> AwaitPart(uint32_t rank) const {
     const std::string name = PartName(attempt_.attempt, rank);
@@ -79,20 +95,20 @@ class PartGatherer {
     return {};
   }
 
-  Result<void> AddPart(uint32_t rank) {
+  Result<void> AddPart(uint32_t rank, std::span<const std::byte> part) {
     const PartHeader expected{.store_uuid = attempt_.store->uuid,
                               .step = attempt_.step,
                               .rank = rank,
                               .world_size = attempt_.options.world_size,
                               .attempt = attempt_.attempt};
     own_segment_count_ = 0;
-    return ReadPart(storage_, PartName(attempt_.attempt, rank), expected,
-                    [&](Column column, std::string_view key, std::span<const std::byte> value) {
-                      return AddRecord(rank, column, key, value);
-                    });
+    return ReadFetchedPart(
+        storage_, PartName(attempt_.attempt, rank), part, expected,
+        [&](Column column, std::string_view key, std::span<const std::byte> value) {
+          return AddRecord(rank, column, key, value);
+        });
   }
 
- private:
   Error MissingRanks(uint32_t first) const {
     constexpr uint64_t kNamed = 8;
     std::string names;
@@ -220,9 +236,10 @@ Result<void> GatherParts(StepAttempt& attempt, const RankRecordCallback& on_reco
   attempt.failed = true;  // until all parts have been added
   CAIRN_TRY(attempt.segments.Seal());
   PartGatherer gatherer(attempt, on_record);
-  for (uint32_t rank = 1; rank < attempt.options.world_size; ++rank) {
-    CAIRN_TRY(gatherer.AwaitPart(rank));
-    CAIRN_TRY(gatherer.AddPart(rank));
+  const uint32_t world_size = attempt.options.world_size;
+  const uint32_t at_once = attempt.store->storage->transfer_sizes().small_requests;
+  for (uint32_t rank = 1; rank < world_size; rank += at_once) {
+    CAIRN_TRY(gatherer.AddParts(rank, std::min(at_once, world_size - rank)));
   }
   attempt.gathered = true;
   attempt.failed = false;

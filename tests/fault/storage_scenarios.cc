@@ -204,7 +204,7 @@ std::shared_ptr<MemoryStorage> CopyOf(Storage& storage) {
   auto copy = std::make_shared<MemoryStorage>("copy");
   const std::vector<std::string> names = storage.List("").value();
   for (const std::string& name : names) {
-    const auto bytes = ReadObject(storage, name, ~uint64_t{0}).value();
+    const auto bytes = storage.Read(name, ~uint64_t{0}).value();
     EXPECT_TRUE(copy->Put(name, bytes).has_value());
   }
   return copy;

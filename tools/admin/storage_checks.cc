@@ -31,7 +31,7 @@ Result<CheckResult> CheckPutAndRead(const CheckedStorages& storages) {
     const std::vector<std::byte> bytes = CheckBytes(size, size);
     CAIRN_TRY(storages.first.Put(name, bytes));
     for (kv::Storage* storage : {&storages.first, &storages.second}) {
-      CAIRN_TRY_ASSIGN(const auto found, kv::ReadObject(*storage, name, kMaxObjectBytes));
+      CAIRN_TRY_ASSIGN(const auto found, storage->Read(name, kMaxObjectBytes));
       if (found != bytes) return Failed(fmt::format("an object of {} bytes differs", size));
       std::vector<std::byte> range(size / 3);
       CAIRN_TRY(storage->ReadRange(name, size / 2, range));
@@ -65,7 +65,7 @@ Result<CheckResult> CheckPieces(const CheckedStorages& storages) {
   }
   CAIRN_TRY(writer->Finish());
   for (kv::Storage* storage : {&storages.second, &storages.first}) {
-    CAIRN_TRY_ASSIGN(const auto found, kv::ReadObject(*storage, "pieces/whole", kMaxObjectBytes));
+    CAIRN_TRY_ASSIGN(const auto found, storage->Read("pieces/whole", kMaxObjectBytes));
     if (found != bytes) return Failed("an object that was written in pieces differs");
   }
   {
@@ -93,7 +93,7 @@ Result<CheckResult> CheckPutIfAbsent(const CheckedStorages& storages) {
       if (second) return Failed("replaced an object that exists");
       if (second.error().code != ErrorCode::kConflict) return Fail(second.error());
       for (kv::Storage* storage : {winner, loser}) {
-        CAIRN_TRY_ASSIGN(const auto found, kv::ReadObject(*storage, name, kMaxObjectBytes));
+        CAIRN_TRY_ASSIGN(const auto found, storage->Read(name, kMaxObjectBytes));
         if (found != bytes) return Failed("a refused put has changed the object");
       }
     }
@@ -116,8 +116,8 @@ Result<CheckResult> CheckRaces(const CheckedStorages& storages) {
                          return Fail(put.error());
                        return put.has_value();
                      }));
-    CAIRN_TRY_ASSIGN(const auto found, kv::ReadObject(storages.first, name, kMaxObjectBytes));
-    CAIRN_TRY_ASSIGN(const auto other, kv::ReadObject(storages.second, name, kMaxObjectBytes));
+    CAIRN_TRY_ASSIGN(const auto found, storages.first.Read(name, kMaxObjectBytes));
+    CAIRN_TRY_ASSIGN(const auto other, storages.second.Read(name, kMaxObjectBytes));
     const auto winners = std::ranges::count(won, true);
     uint64_t author = 0;
     while (author < kRacerCount && found != contents(author)) ++author;

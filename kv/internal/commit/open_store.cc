@@ -12,6 +12,7 @@
 #include "kv/internal/parts/attempt_outcome.h"
 #include "kv/internal/root/framed_record.h"
 #include "kv/internal/root/root_log.h"
+#include "kv/internal/storage/concurrent_requests.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -39,10 +40,10 @@ Result<bool> HasTablesOrSegments(Storage& storage) {
   return false;
 }
 
-/// Returns the newest root; one without steps and with number 0 for a store that has just been
-/// created. kDataLoss: the roots of a store with tables or segments are gone.
-Result<Root> NewestRoot(StoreState& state) {
-  auto found = FindNewest(*state.storage);
+/// Checks the result of FindNewest, and returns the newest root; one without steps and with number 0
+/// for a store that has just been created. kDataLoss: the roots of a store with tables or segments
+/// are gone.
+Result<Root> CheckNewest(StoreState& state, Result<std::optional<Root>> found) {
   if (found && !*found) {
     CAIRN_TRY_ASSIGN(const bool has_more, HasTablesOrSegments(*state.storage));
     if (!has_more) return Root{.store_uuid = state.uuid};
@@ -59,6 +60,22 @@ Result<Root> NewestRoot(StoreState& state) {
   return Fail(Error{.code = ErrorCode::kDataLoss,
                     .message = "the newest root belongs to another store",
                     .file = state.storage->address()});
+}
+
+/// Reads the identity of the store with `read`, and its newest root.
+Result<Root> ReadStore(StoreState& state, Result<Uuid> (*read)(Storage& storage)) {
+  Result<Uuid> uuid = Uuid();
+  Result<std::optional<Root>> found = std::nullopt;
+  CAIRN_TRY(RunRequests(*state.storage, {[&]() -> Result<void> {
+                                           uuid = read(*state.storage);
+                                           return uuid ? Result<void>() : Fail(uuid.error());
+                                         },
+                                         [&]() -> Result<void> {
+                                           found = FindNewest(*state.storage);
+                                           return {};
+                                         }}));
+  state.uuid = *uuid;
+  return CheckNewest(state, std::move(found));
 }
 
 Result<void> CheckSession(const StoreState& state) {
@@ -78,20 +95,18 @@ Result<void> CheckSession(const StoreState& state) {
 }  // namespace
 
 Result<void> OpenForReading(StoreState& state) {
-  CAIRN_TRY_ASSIGN(state.uuid, ReadIdentity(*state.storage));
+  CAIRN_TRY_ASSIGN(Root root, ReadStore(state, ReadIdentity));
   if (state.joined) {
     state.session = state.options.session;
     CAIRN_TRY(CheckSession(state));
     state.epoch = *EpochOfSession(state.session);
   }
-  CAIRN_TRY_ASSIGN(Root root, NewestRoot(state));
   SetRoot(state, std::move(root));
   return {};
 }
 
 Result<void> OpenForWriting(StoreState& state) {
-  CAIRN_TRY_ASSIGN(state.uuid, CreateIdentity(*state.storage));
-  CAIRN_TRY_ASSIGN(Root next, NewestRoot(state));
+  CAIRN_TRY_ASSIGN(Root next, ReadStore(state, CreateIdentity));
   // A writer puts its lease before it commits the root of its epoch. So if the writer of this root
   // is alive, its lease exists; and if another one commits first, the commit below fails.
   if (!state.options.take_over && next.number > 0) {
@@ -115,7 +130,7 @@ Result<void> OpenForWriting(StoreState& state) {
 }
 
 Result<std::shared_ptr<const CommittedRoot>> ReadRootOf(const StoreState& state, uint64_t number) {
-  CAIRN_TRY_ASSIGN(const auto bytes, ReadObject(*state.storage, RootName(number), kMaxFramedBytes));
+  CAIRN_TRY_ASSIGN(const auto bytes, state.storage->Read(RootName(number), kMaxFramedBytes));
   CAIRN_TRY_ASSIGN(Root root, DecodeRoot(bytes));
   if (root.number != number || root.store_uuid != state.uuid) {
     return Fail(Error{.code = ErrorCode::kNotFound,
@@ -130,7 +145,7 @@ Result<std::shared_ptr<const CommittedRoot>> ReadRootOf(const StoreState& state,
 Result<bool> RefreshRoot(StoreState& state) {
   const auto known = CurrentRoot(state);
   if (known->root.number == 0) {
-    CAIRN_TRY_ASSIGN(Root root, NewestRoot(state));
+    CAIRN_TRY_ASSIGN(Root root, CheckNewest(state, FindNewest(*state.storage)));
     if (root.number == 0) return false;
     SetRoot(state, std::move(root));
     return true;

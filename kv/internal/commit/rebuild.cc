@@ -79,7 +79,7 @@ class Rebuilder {
     if (!numbers.empty()) last_number_ = numbers.back();
     for (auto number = numbers.rbegin(); number != numbers.rend(); ++number) {
       const std::string name = RootName(*number);
-      auto bytes = ReadObject(storage_, name, kMaxFramedBytes);
+      auto bytes = storage_.Read(name, kMaxFramedBytes);
       if (!bytes && MayBeTemporary(bytes.error())) return Fail(CannotTellLoss(bytes.error()));
       auto root = bytes ? DecodeRoot(*bytes) : Result<Root>(std::unexpected(bytes.error()));
       if (root && root->store_uuid == state_.uuid) {
@@ -154,7 +154,7 @@ class Rebuilder {
 
   /// Reads the entry of the step that wrote a table.
   Result<StepEntry> ReadEntry(const ObjectId& id, const std::string& name) {
-    CAIRN_TRY_ASSIGN(const auto bytes, ReadObject(storage_, name, kMaxTableBytes));
+    CAIRN_TRY_ASSIGN(const auto bytes, storage_.Read(name, kMaxTableBytes));
     TableInfo info{.id = id, .file_bytes = bytes.size(), .digest = Checksum64(bytes)};
     CAIRN_TRY_ASSIGN(const auto table, TableReader::Open(state_.storage, info));
     CAIRN_TRY_ASSIGN(const auto step, table->Get(TableKey(Column::kSteps, "")));

@@ -15,6 +15,7 @@
 #include "kv/internal/records/kv_records.h"
 #include "kv/internal/root/lease.h"
 #include "kv/internal/root/root_log.h"
+#include "kv/internal/storage/concurrent_requests.h"
 #include "kv/internal/storage/object_names.h"
 #include "kv/internal/table/table_stack.h"
 
@@ -198,9 +199,19 @@ Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed, 
         CommittedRoot{.root = std::move(next), .steps = std::move(written.steps)});
     state.latest = nullptr;
   }
-  for (const RemovedObject& object : expired) RemoveObject(state, object.name);
-  (void)RemoveOldRoots(*state.storage, current->root.number + 1);
-  if (state.lease != nullptr) (void)state.lease->Renew();
+  // Best effort: what remains is removed by later commits, or by the next open for writing.
+  (void)RunRequests(*state.storage,
+                    {[&]() -> Result<void> {
+                       return ForEachRequest(*state.storage, expired.size(), [&](size_t i) {
+                         RemoveObject(state, expired[i].name);
+                         return Result<void>();
+                       });
+                     },
+                     [&] { return RemoveOldRoots(*state.storage, current->root.number + 1); },
+                     [&]() -> Result<void> {
+                       if (state.lease != nullptr) (void)state.lease->Renew();
+                       return {};
+                     }});
   return {};
 }
 

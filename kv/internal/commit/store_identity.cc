@@ -160,7 +160,7 @@ std::optional<std::string> ForeignEntry(Storage& storage) {
 }
 
 Result<Uuid> ReadCairn(Storage& storage) {
-  CAIRN_TRY_ASSIGN(const auto bytes, ReadObject(storage, kName, kMaxBytes));
+  CAIRN_TRY_ASSIGN(const auto bytes, storage.Read(kName, kMaxBytes));
   return DecodeIdentity(
       storage, std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
 }

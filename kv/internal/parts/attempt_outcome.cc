@@ -63,7 +63,7 @@ bool Exists(Storage& storage, const std::string& name) {
 }
 
 std::optional<json> Read(Storage& storage, const std::string& name) {
-  const auto bytes = ReadObject(storage, name, kMaxObjectBytes);
+  const auto bytes = storage.Read(name, kMaxObjectBytes);
   if (!bytes) return std::nullopt;
   json text = json::parse(reinterpret_cast<const char*>(bytes->data()),
                           reinterpret_cast<const char*>(bytes->data()) + bytes->size(),

@@ -298,11 +298,20 @@ Result<void> PartWriter::Finish() {
 
 Result<void> ReadPart(Storage& storage, const std::string& name, const PartHeader& expected,
                       const PartCallback& callback) {
+  CAIRN_TRY_ASSIGN(const std::vector<std::byte> part, FetchPart(storage, name));
+  return ReadFetchedPart(storage, name, part, expected, callback);
+}
+
+Result<std::vector<std::byte>> FetchPart(Storage& storage, const std::string& name) {
+  return storage.Read(name, kMaxObjectBytes);
+}
+
+Result<void> ReadFetchedPart(Storage& storage, const std::string& name,
+                             std::span<const std::byte> part, const PartHeader& expected,
+                             const PartCallback& callback) {
   const std::string path = ObjectPath(storage.address(), name);
-  CAIRN_TRY_ASSIGN(const std::vector<std::byte> part, ReadObject(storage, name, kMaxObjectBytes));
   if (part.size() < kPartHeaderBytes) return Fail(Damaged(path, 0, "it is too short"));
-  CAIRN_TRY_ASSIGN(const PartHeader header,
-                   DecodeHeader(std::span(part).first(kPartHeaderBytes), path));
+  CAIRN_TRY_ASSIGN(const PartHeader header, DecodeHeader(part.first(kPartHeaderBytes), path));
   if (!IsFor(header, expected)) {
     return Fail(Damaged(path, 0, "it belongs to another rank, attempt or store"));
   }
@@ -311,8 +320,7 @@ Result<void> ReadPart(Storage& storage, const std::string& name, const PartHeade
   PartReader reader(callback);
   for (uint32_t i = 0; i < header.data_objects; ++i) {
     const std::string data_name = PartDataName(name, i);
-    CAIRN_TRY_ASSIGN(const std::vector<std::byte> data,
-                     ReadObject(storage, data_name, kMaxObjectBytes));
+    CAIRN_TRY_ASSIGN(const std::vector<std::byte> data, storage.Read(data_name, kMaxObjectBytes));
     CAIRN_TRY(reader.ReadBlocks(ObjectPath(storage.address(), data_name), data, 0));
   }
   CAIRN_TRY(reader.ReadBlocks(path, part, kPartHeaderBytes));

@@ -78,6 +78,13 @@ using PartCallback =
 /// kUnimplemented: the version is newer.
 Result<void> ReadPart(Storage& storage, const std::string& name, const PartHeader& expected,
                       const PartCallback& callback);
+/// Returns the bytes of the object `name`, for ReadFetchedPart. The records of a large part are in
+/// other objects, which this does not read. kNotFound: there is no such object.
+Result<std::vector<std::byte>> FetchPart(Storage& storage, const std::string& name);
+/// As ReadPart, for bytes that FetchPart returned.
+Result<void> ReadFetchedPart(Storage& storage, const std::string& name,
+                             std::span<const std::byte> part, const PartHeader& expected,
+                             const PartCallback& callback);
 
 /// Returns the names of the objects of the part, of which `name` is the last one.
 std::string PartDataName(const std::string& name, uint32_t index);

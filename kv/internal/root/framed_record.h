@@ -28,7 +28,7 @@ struct FrameKind {
 };
 
 inline constexpr uint64_t kMaxRecordBytes = 64ull << 20;
-/// The largest length of an object that Unframe accepts, for ReadObject.
+/// The largest length of an object that Unframe accepts, for Storage::Read.
 inline constexpr uint64_t kMaxFramedBytes = kMaxRecordBytes + (1ull << 20);
 
 /// kResourceExhausted: the record is longer than 64 MiB.

@@ -82,7 +82,7 @@ Error HeldBy(const Storage& storage, const Lease& lease) {
 Result<std::optional<Lease>> ReadLease(Storage& storage, const std::string& session) {
   // A lease that is replaced during a read may appear to be damaged.
   for (int attempt = 0; attempt < kLeaseReads; ++attempt) {
-    const auto object = ReadObject(storage, LeaseName(session), kMaxLeaseBytes);
+    const auto object = storage.Read(LeaseName(session), kMaxLeaseBytes);
     if (!object && object.error().code == ErrorCode::kNotFound) return std::nullopt;
     if (!object && object.error().code != ErrorCode::kDataLoss) {
       return std::unexpected(object.error());

@@ -11,6 +11,7 @@
 
 #include "kv/digest.h"
 #include "kv/internal/root/framed_record.h"
+#include "kv/internal/storage/concurrent_requests.h"
 #include "kv/internal/storage/name_check.h"
 
 namespace cairn::kv::internal {
@@ -29,7 +30,7 @@ bool IsNotFound(const Error& error) { return error.code == ErrorCode::kNotFound;
 
 Result<std::optional<Root>> ReadRoot(Storage& storage, uint64_t number) {
   const std::string name = RootName(number);
-  const auto object = ReadObject(storage, name, kMaxFramedBytes);
+  const auto object = storage.Read(name, kMaxFramedBytes);
   if (!object && IsNotFound(object.error())) return std::nullopt;
   if (!object) return std::unexpected(object.error());
   auto root = DecodeRoot(*object);
@@ -46,7 +47,7 @@ Result<std::optional<Root>> ReadRoot(Storage& storage, uint64_t number) {
 
 /// Returns 0 if there is no hint that can be used.
 Result<uint64_t> ReadHint(Storage& storage) {
-  const auto object = ReadObject(storage, kHintName, 64);
+  const auto object = storage.Read(kHintName, 64);
   if (!object) {
     const ErrorCode code = object.error().code;
     if (code == ErrorCode::kNotFound || code == ErrorCode::kDataLoss) return 0;
@@ -98,6 +99,39 @@ Result<std::optional<Root>> SearchFrom(Storage& storage, uint64_t start) {
   if (!root || last == 1) return root;
   CAIRN_TRY_ASSIGN(const bool has_predecessor, RootExists(storage, last - 1));
   return has_predecessor ? std::move(root) : std::nullopt;
+}
+
+/// As SearchFrom, but makes the requests for `start` and the root after it at once.
+Result<std::optional<Root>> SearchAt(Storage& storage, uint64_t start) {
+  std::optional<Root> root;
+  bool has_next = false;
+  CAIRN_TRY(RunRequests(storage, {[&]() -> Result<void> {
+                                    CAIRN_TRY_ASSIGN(root, ReadRoot(storage, start));
+                                    return {};
+                                  },
+                                  [&]() -> Result<void> {
+                                    CAIRN_TRY_ASSIGN(has_next, RootExists(storage, start + 1));
+                                    return {};
+                                  }}));
+  if (has_next || !root) return SearchFrom(storage, start);
+  if (start == 1) return root;
+  CAIRN_TRY_ASSIGN(const bool has_predecessor, RootExists(storage, start - 1));
+  return has_predecessor ? std::move(root) : std::nullopt;
+}
+
+/// Makes the first requests of FindNewest at once. Returns nothing if that does not suffice.
+Result<std::optional<Root>> FindNewestAtOnce(Storage& storage, uint64_t& hint) {
+  std::vector<uint64_t> numbers;
+  CAIRN_TRY(RunRequests(storage, {[&]() -> Result<void> {
+                                    CAIRN_TRY_ASSIGN(hint, ReadHint(storage));
+                                    return {};
+                                  },
+                                  [&]() -> Result<void> {
+                                    CAIRN_TRY_ASSIGN(numbers, ListRoots(storage));
+                                    return {};
+                                  }}));
+  const uint64_t start = std::max(hint, numbers.empty() ? 1 : numbers.back());
+  return SearchAt(storage, start);
 }
 
 /// Searches from the newest root that the storage lists.
@@ -217,7 +251,13 @@ Result<std::vector<uint64_t>> ListRoots(Storage& storage) {
 }
 
 Result<std::optional<Root>> FindNewest(Storage& storage) {
-  CAIRN_TRY_ASSIGN(const uint64_t hint, ReadHint(storage));
+  uint64_t hint = 0;
+  if (storage.transfer_sizes().small_requests > 1) {
+    CAIRN_TRY_ASSIGN(std::optional<Root> root, FindNewestAtOnce(storage, hint));
+    if (root) return root;
+  } else {
+    CAIRN_TRY_ASSIGN(hint, ReadHint(storage));
+  }
   // Without a predecessor to check, the first root is not trusted as a start.
   if (hint > 1) {
     CAIRN_TRY_ASSIGN(std::optional<Root> root, SearchFrom(storage, hint));

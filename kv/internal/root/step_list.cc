@@ -62,8 +62,7 @@ Result<std::shared_ptr<const std::vector<StepEntryPtr>>> StepList::Load(const Pa
   }
   const std::string name = ObjectName(ObjectKind::kPage, page.ref.id);
   const std::string path = ObjectPath(storage_->address(), name);
-  CAIRN_TRY_ASSIGN(const std::vector<std::byte> object,
-                   ReadObject(*storage_, name, kMaxFramedBytes));
+  CAIRN_TRY_ASSIGN(const std::vector<std::byte> object, storage_->Read(name, kMaxFramedBytes));
   if (object.size() != page.ref.file_bytes || Checksum64(object) != page.ref.digest) {
     return Fail(Error{.code = ErrorCode::kDataLoss,
                       .message = "a page of steps is not the one that the root names",

@@ -181,7 +181,7 @@ Result<std::vector<std::string>> FaultyStorage::List(std::string_view prefix) {
 
 Result<void> FaultyStorage::Remove(std::string_view name) {
   return Call(StorageOperation::kRemove, name, [&]() -> Result<void> {
-    auto bytes = ReadObject(*base_, name, ~uint64_t{0});
+    auto bytes = base_->Read(name, ~uint64_t{0});
     CAIRN_TRY(base_->Remove(name));
     const MutexLock lock(mutex_);
     removals_.emplace_back(name);

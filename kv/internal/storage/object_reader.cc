@@ -14,6 +14,14 @@ Result<ObjectReader> ObjectReader::Open(std::shared_ptr<Storage> storage, std::s
   return reader;
 }
 
+Result<ObjectReader> ObjectReader::Open(std::shared_ptr<Storage> storage, std::string name,
+                                        uint64_t size_bytes) {
+  if (storage->local_files() != nullptr) return Open(std::move(storage), std::move(name));
+  ObjectReader reader(std::move(storage), std::move(name));
+  reader.size_bytes_ = size_bytes;
+  return reader;
+}
+
 Result<void> ObjectReader::ReadAt(uint64_t offset_bytes, std::span<std::byte> target) const {
   if (file_) return file_->ReadAt(offset_bytes, target);
   return storage_->ReadRange(name_, offset_bytes, target);

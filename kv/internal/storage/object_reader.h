@@ -21,6 +21,11 @@ class ObjectReader {
   /// kNotFound: there is no such object. Cost: an open and a stat, or one request for the size.
   static Result<ObjectReader> Open(std::shared_ptr<Storage> storage, std::string name);
 
+  /// Opens an object whose length is known. In a storage without files, this makes no request, and
+  /// the first ReadAt finds out whether there is such an object.
+  static Result<ObjectReader> Open(std::shared_ptr<Storage> storage, std::string name,
+                                   uint64_t size_bytes);
+
   const std::string& name() const { return name_; }
   /// For error messages: the address of the storage and the name.
   std::string path() const { return ObjectPath(storage_->address(), name_); }

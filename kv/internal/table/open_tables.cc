@@ -4,6 +4,8 @@
 
 #include <vector>
 
+#include "kv/internal/storage/concurrent_requests.h"
+
 namespace cairn::kv::internal {
 
 std::shared_ptr<const TableReader> OpenTables::Find(const TableInfo& info) {
@@ -33,11 +35,11 @@ Result<std::shared_ptr<const TableReader>> OpenTables::Open(const TableInfo& inf
 
 Result<TableStack> OpenTables::OpenStack(std::span<const TableInfo> infos) {
   if (infos.size() > kMaxTables) return TableStack::Open(storage_, infos);  // returns the error
-  std::vector<std::shared_ptr<const TableReader>> tables;
-  for (const TableInfo& info : infos) {
-    CAIRN_TRY_ASSIGN(auto table, Open(info));
-    tables.push_back(std::move(table));
-  }
+  std::vector<std::shared_ptr<const TableReader>> tables(infos.size());
+  CAIRN_TRY(ForEachRequest(*storage_, infos.size(), [&](size_t i) -> Result<void> {
+    CAIRN_TRY_ASSIGN(tables[i], Open(infos[i]));
+    return {};
+  }));
   return TableStack(std::move(tables));
 }
 

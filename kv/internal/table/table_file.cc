@@ -13,6 +13,8 @@ namespace cairn::kv::internal {
 namespace {
 
 constexpr uint64_t kTailBytes = 64 << 10;
+// Contains the index of a million records, so that a lookup needs one more request.
+constexpr uint64_t kRemoteTailBytes = 256 << 10;
 constexpr uint64_t kVerifyReadBytes = 1 << 20;
 constexpr uint64_t kFooterBytes = 53;
 constexpr uint64_t kBlockTailBytes = 5;
@@ -51,14 +53,15 @@ Error Damaged(const TableFile& file, std::string what) {
 }  // namespace
 
 Result<TableFile> TableFile::Open(std::shared_ptr<Storage> storage, const TableInfo& info) {
-  CAIRN_TRY_ASSIGN(ObjectReader object,
-                   ObjectReader::Open(std::move(storage), ObjectName(ObjectKind::kTable, info.id)));
+  CAIRN_TRY_ASSIGN(
+      ObjectReader object,
+      ObjectReader::Open(storage, ObjectName(ObjectKind::kTable, info.id), info.file_bytes));
   TableFile file(std::move(object));
   if (file.size_bytes() != info.file_bytes) {
     return Fail(Damaged(file, fmt::format("the table has {} bytes and not {}", file.size_bytes(),
                                           info.file_bytes)));
   }
-  CAIRN_TRY(file.LoadTail());
+  CAIRN_TRY(file.LoadTail(storage->local_files() != nullptr ? kTailBytes : kRemoteTailBytes));
   const auto read = [&file](uint64_t offset_bytes, std::span<std::byte> target) {
     return file.ReadAt(offset_bytes, target).has_value();
   };
@@ -69,8 +72,8 @@ Result<TableFile> TableFile::Open(std::shared_ptr<Storage> storage, const TableI
   return file;
 }
 
-Result<void> TableFile::LoadTail() {
-  const uint64_t tail_bytes = std::min(size_bytes(), kTailBytes);
+Result<void> TableFile::LoadTail(uint64_t tail_bytes) {
+  tail_bytes = std::min(size_bytes(), tail_bytes);
   tail_offset_bytes_ = size_bytes() - tail_bytes;
   std::vector<std::byte> tail(tail_bytes);
   CAIRN_TRY(object_.ReadAt(tail_offset_bytes_, tail));

@@ -11,8 +11,8 @@
 
 namespace cairn::kv::internal {
 
-/// Keeps the last 64 KiB of the file in memory: opening a table reads them in one request, and a
-/// table that is not larger is not read again. Threads: many may call const members at once.
+/// Keeps the end of the file in memory (64 KiB; 256 KiB in a storage without files): opening a table
+/// reads it in one request, and a table that is not larger is not read again. Threads: many may call const members at once.
 class TableFile {
  public:
   /// kNotFound: there is no such table. kDataLoss: it has another length, or the footer or the
@@ -30,7 +30,7 @@ class TableFile {
 
  private:
   explicit TableFile(ObjectReader object) : object_(std::move(object)), path_(object_.path()) {}
-  Result<void> LoadTail();
+  Result<void> LoadTail(uint64_t tail_bytes);
 
   ObjectReader object_;
   std::string path_;

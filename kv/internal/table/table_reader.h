@@ -52,12 +52,12 @@ enum class TableAccess {
   kBulk,    // reads far ahead, and does not displace what lookups use
 };
 
-/// An open table. Memory: the top of its index, and at most 64 KiB of the file and 1 MiB of blocks.
+/// An open table. Memory: the top of its index, and at most 256 KiB of the file and 1 MiB of blocks.
 /// Threads: many may call const members at once.
 class TableReader {
  public:
   /// kNotFound: there is no such table. kDataLoss: it has another length than `info` states, or is
-  /// damaged. Cost: one request for the length and mostly one read of 64 KiB. Starts no threads.
+  /// damaged. Cost: one read of the end of the file, and a stat of a file. Starts no threads.
   static Result<std::shared_ptr<const TableReader>> Open(std::shared_ptr<Storage> storage,
                                                          const TableInfo& info);
   ~TableReader();

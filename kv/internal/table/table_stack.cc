@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "kv/aligned_bytes.h"
+#include "kv/internal/storage/concurrent_requests.h"
 #include "kv/internal/table/merge_iterator.h"
 
 namespace cairn::kv::internal {
@@ -18,11 +19,11 @@ Result<TableStack> TableStack::Open(const std::shared_ptr<Storage>& storage,
     return Fail(ErrorCode::kDataLoss, fmt::format("a step has {} tables, more than the limit of {}",
                                                   infos.size(), kMaxTables));
   }
-  std::vector<std::shared_ptr<const TableReader>> tables;
-  for (const TableInfo& info : infos) {
-    CAIRN_TRY_ASSIGN(auto table, TableReader::Open(storage, info));
-    tables.push_back(std::move(table));
-  }
+  std::vector<std::shared_ptr<const TableReader>> tables(infos.size());
+  CAIRN_TRY(ForEachRequest(*storage, infos.size(), [&](size_t i) -> Result<void> {
+    CAIRN_TRY_ASSIGN(tables[i], TableReader::Open(storage, infos[i]));
+    return {};
+  }));
   return TableStack(std::move(tables));
 }
 

@@ -88,7 +88,7 @@ TEST_F(RebuildTest, AllStepsAreRecoveredWithoutRoots) {
 
 TEST_F(RebuildTest, StepsAfterTheNewestRootThatCanBeReadAreRecovered) {
   const std::string newest = NewestRootName();
-  CAIRN_ASSERT_OK_AND_ASSIGN(auto bytes, ReadObject(*storage_, newest, 1 << 20));
+  CAIRN_ASSERT_OK_AND_ASSIGN(auto bytes, storage_->Read(newest, 1 << 20));
   bytes[bytes.size() / 2] ^= std::byte{1};
   CAIRN_ASSERT_OK(storage_->Put(newest, bytes));
   EXPECT_THAT(Store::Open(path_, OpenMode::kRead), IsError(ErrorCode::kDataLoss, newest));

@@ -195,7 +195,7 @@ TEST_F(RemovalTest, MissingObjectOfAStepThatWasNotDeletedIsDamage) {
   const auto writer = OpenWriter(kNoGrace);
   CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(1)));
   for (const std::string& name : Objects()) {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto bytes, ReadObject(*storage_, name, 1 << 30));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto bytes, storage_->Read(name, 1 << 30));
     CAIRN_ASSERT_OK(storage_->Remove(name));
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
@@ -287,7 +287,7 @@ TEST_F(RemovalTest, SweepRemovesNothingIfAPageCannotBeRead) {
   }
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto pages, storage_->List("pages/"));
   ASSERT_EQ(pages.size(), 1u);
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto bytes, ReadObject(*storage_, pages[0], 1 << 30));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto bytes, storage_->Read(pages[0], 1 << 30));
   CAIRN_ASSERT_OK(storage_->Remove(pages[0]));
   const Names before = Objects();
   {

@@ -48,7 +48,7 @@ class WritersTest : public ::testing::Test {
     const auto names = storage_->List("").value();
     for (const std::string& name : names) {
       if (!name.starts_with("leases/")) {
-        contents[name] = ReadObject(*storage_, name, 1 << 30).value();
+        contents[name] = storage_->Read(name, 1 << 30).value();
       }
     }
     return contents;

@@ -58,7 +58,7 @@ class PartFileTest : public ::testing::Test {
         }));
     return entries;
   }
-  std::vector<std::byte> Object() { return ReadObject(*storage_, kName, 1 << 30).value(); }
+  std::vector<std::byte> Object() { return storage_->Read(kName, 1 << 30).value(); }
   void Replace(std::span<const std::byte> bytes) { CAIRN_ASSERT_OK(storage_->Put(kName, bytes)); }
   /// Replaces the object after a change of its header, whose checksum is made right again.
   void ReplaceHeader(std::vector<std::byte> bytes) {
@@ -140,7 +140,7 @@ TEST_F(LargePartTest, IsSeveralObjectsOfLimitedSize) {
 
 TEST_F(LargePartTest, MissingSwappedOrDamagedObjectsAreRefused) {
   std::vector<std::byte> data[2];
-  for (const int i : {0, 1}) data[i] = ReadObject(*storage_, data_[i], 1 << 30).value();
+  for (const int i : {0, 1}) data[i] = storage_->Read(data_[i], 1 << 30).value();
 
   CAIRN_ASSERT_OK(storage_->Remove(data_[1]));
   EXPECT_FALSE(Read());

@@ -34,7 +34,7 @@ class LeaseTest : public ::testing::Test {
     CAIRN_ASSERT_OK(storage_->Put(LeaseName(lease.writer.session), EncodeLease(lease)));
   }
   std::optional<Lease> StoredLease(const std::string& session = "a") {
-    const auto bytes = ReadObject(*storage_, LeaseName(session), 1 << 20);
+    const auto bytes = storage_->Read(LeaseName(session), 1 << 20);
     return bytes ? DecodeLease(*bytes) : std::nullopt;
   }
   static Lease OfOtherHost(int64_t age_ns) {

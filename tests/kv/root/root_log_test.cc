@@ -186,11 +186,11 @@ TEST_F(RootLogTest, RootThatIsRemovedDuringTheSearchIsSearchedAgain) {
 
 TEST_F(RootLogTest, DamagedRootIsNamed) {
   CommitUpTo(3);
-  auto bytes = ReadObject(storage_, RootName(3), 1 << 20).value();
+  auto bytes = storage_.Read(RootName(3), 1 << 20).value();
   bytes[20] ^= std::byte{1};
   CAIRN_ASSERT_OK(storage_.Put(RootName(3), bytes));
   EXPECT_THAT(FindNewest(storage_), IsError(ErrorCode::kDataLoss, RootName(3)));
-  CAIRN_ASSERT_OK(storage_.Put(RootName(3), ReadObject(storage_, RootName(2), 1 << 20).value()));
+  CAIRN_ASSERT_OK(storage_.Put(RootName(3), storage_.Read(RootName(2), 1 << 20).value()));
   EXPECT_THAT(FindNewest(storage_), IsError(ErrorCode::kDataLoss, "number 2 instead of 3"));
 }
 

@@ -146,7 +146,7 @@ TEST_F(StepListTest, PageIsReadOnce) {
 TEST_F(StepListTest, WrongPageIsDamage) {
   AddSteps(0, 300);
   const auto names = storage_->List("pages/").value();
-  const auto first = ReadObject(*storage_, names[0], 1 << 20).value();
+  const auto first = storage_->Read(names[0], 1 << 20).value();
   for (const std::string& name : names) CAIRN_ASSERT_OK(storage_->Put(name, first));
   EXPECT_THAT(store_.steps().All(), IsError(ErrorCode::kDataLoss, "not the one"));
 }

@@ -121,7 +121,7 @@ void ExpectCompleteObjects(DirectoryStorage& storage, const std::string& context
   CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<std::string> names, storage.List(""));
   for (const std::string& name : names) {
     if (name == "pending/a/part") continue;  // may be incomplete: no root names it
-    CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<std::byte> bytes, ReadObject(storage, name, 100));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<std::byte> bytes, storage.Read(name, 100));
     EXPECT_EQ(bytes.size(), name == "lease" ? 5u : 4u) << name << " after " << context;
   }
 }

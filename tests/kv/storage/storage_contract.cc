@@ -24,7 +24,6 @@ namespace {
 
 using kv::ObjectExists;
 using kv::ObjectWriter;
-using kv::ReadObject;
 using kv::Storage;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
@@ -68,7 +67,7 @@ void StorageContractTest::Put(std::string_view name, std::string_view bytes) {
 }
 
 std::string StorageContractTest::Read(std::string_view name) {
-  const Result<std::vector<std::byte>> bytes = ReadObject(*storage_, name, kLimitBytes);
+  const Result<std::vector<std::byte>> bytes = storage_->Read(name, kLimitBytes);
   CAIRN_EXPECT_OK(bytes);
   return bytes ? Text(*bytes) : "(error)";
 }
@@ -176,7 +175,7 @@ TEST_P(StorageContractTest, AMissingObjectIsNotFound) {
   for (const char* name : {"pages/b.steps", "pages2/a.steps", "pages/a", "none"}) {
     EXPECT_THAT(storage_->ReadRange(name, 0, target), IsError(ErrorCode::kNotFound, name));
     EXPECT_THAT(storage_->Size(name), IsError(ErrorCode::kNotFound, name));
-    EXPECT_THAT(ReadObject(*storage_, name, 10), IsError(ErrorCode::kNotFound, name));
+    EXPECT_THAT(storage_->Read(name, 10), IsError(ErrorCode::kNotFound, name));
     CAIRN_ASSERT_OK_AND_ASSIGN(const bool exists, ObjectExists(*storage_, name));
     EXPECT_FALSE(exists);
   }
@@ -190,11 +189,10 @@ TEST_P(StorageContractTest, SizeIsTheLength) {
   }
 }
 
-TEST_P(StorageContractTest, ReadObjectRefusesMoreThanItsLimit) {
+TEST_P(StorageContractTest, ReadRefusesMoreThanItsLimit) {
   Put("CAIRN", "0123456789");
-  EXPECT_THAT(ReadObject(*storage_, "CAIRN", 9), IsError(ErrorCode::kDataLoss, "limit of 9"));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<std::byte> bytes,
-                             ReadObject(*storage_, "CAIRN", 10));
+  EXPECT_THAT(storage_->Read("CAIRN", 9), IsError(ErrorCode::kDataLoss, "limit of 9"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<std::byte> bytes, storage_->Read("CAIRN", 10));
   EXPECT_EQ(Text(bytes), "0123456789");
 }
 
@@ -247,7 +245,7 @@ TEST_P(StorageContractTest, WritesAnObjectInPieces) {
   CAIRN_ASSERT_OK(writer->Finish());
   writer.reset();
   CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<std::byte> found,
-                             ReadObject(*storage_, "tables/a.sst", kLimitBytes));
+                             storage_->Read("tables/a.sst", kLimitBytes));
   EXPECT_TRUE(found == bytes);
   EXPECT_THAT(List("tables/"), ElementsAre("tables/a.sst"));
 }
@@ -278,7 +276,7 @@ TEST_P(StorageContractTest, UploadsPartsAndReadsRangesThroughAQueue) {
     random.Fill(bytes);
     CAIRN_ASSERT_OK(UploadInParts(*storage_, bytes, part_bytes, /*finish=*/true));
     CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<std::byte> found,
-                               ReadObject(*storage_, "segments/a.seg", 1 << 30));
+                               storage_->Read("segments/a.seg", 1 << 30));
     EXPECT_TRUE(found == bytes);
 
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto queue, storage_->MakeQueue(4));
@@ -358,7 +356,7 @@ TEST_P(StorageContractTest, ReadersSeeTheOldOrTheNewBytesOfAPut) {
     readers.emplace_back([&] {
       const std::shared_ptr<kv::Storage> storage = open_();
       while (!done) {
-        const Result<std::vector<std::byte>> bytes = ReadObject(*storage, "lease", kLimitBytes);
+        const Result<std::vector<std::byte>> bytes = storage->Read("lease", kLimitBytes);
         CAIRN_EXPECT_OK(bytes);
         if (!bytes) return;
         EXPECT_EQ(bytes->size(), kSizeBytes);

@@ -60,7 +60,7 @@ class TableStorageTest : public ::testing::TestWithParam<const char*> {
   }
 
   Result<std::vector<std::byte>> ReadTable(const TableInfo& info) {
-    return ReadObject(*storage_, ObjectName(ObjectKind::kTable, info.id), 1 << 30);
+    return storage_->Read(ObjectName(ObjectKind::kTable, info.id), 1 << 30);
   }
 
   /// Replaces the bytes of the table, and returns its new description with the old digest.
