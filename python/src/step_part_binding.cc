@@ -9,6 +9,7 @@
 #include <chrono>
 #include <utility>
 
+#include "kv/open_storage.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
 #include "python/src/keyword_arguments.h"
@@ -181,7 +182,41 @@ void StepPartBinding::Close() {
   });
 }
 
+namespace {
+
+constexpr uint64_t kMaxObjectBytes = 1 << 20;
+
+/// Puts a small object next to those of the store at `address`. Later reads by any rank see it.
+Result<void> WriteObject(const std::string& address, const std::string& name,
+                         std::span<const std::byte> data) {
+  const nb::gil_scoped_release no_gil;
+  CAIRN_TRY_ASSIGN(const auto storage, kv::OpenStorage(address));
+  return storage->Put(name, data);
+}
+
+Result<std::vector<std::byte>> ReadObject(const std::string& address, const std::string& name) {
+  const nb::gil_scoped_release no_gil;
+  CAIRN_TRY_ASSIGN(const auto storage, kv::OpenStorage(address));
+  return storage->Read(name, kMaxObjectBytes);
+}
+
+}  // namespace
+
 void BindStepPart(nb::module_& m) {
+  m.def(
+      "write_object",
+      [](nb::str address, nb::str name, nb::bytes data) {
+        Unwrap(WriteObject(FromPyText(address), FromPyText(name),
+                           std::as_bytes(std::span(data.c_str(), data.size()))));
+      },
+      nb::arg("address"), nb::arg("name"), nb::arg("data"));
+  m.def(
+      "read_object",
+      [](nb::str address, nb::str name) {
+        const auto bytes = Unwrap(ReadObject(FromPyText(address), FromPyText(name)));
+        return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+      },
+      nb::arg("address"), nb::arg("name"));
   nb::class_<StepPartBinding>(m, "StepPart")
       .def("__init__",
            [](StepPartBinding* self, nb::str address, nb::str session) {

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import os
 
+_NOT_DIRECTORIES = ("s3:", "rados:", "memory:")
 
-def folder_of(address: str) -> str:
-    """The canonical path of a store's directory, which is equal for all spellings of its
-    address."""
-    return os.path.realpath(address.removeprefix("file:"))
+
+def is_directory(address: str) -> bool:
+    """Whether the address is that of a directory: ``PATH`` or ``file:PATH``."""
+    return not address.startswith(_NOT_DIRECTORIES)
+
+
+def canonical_address(address: str) -> str:
+    """The same text for all spellings of a store's address: the real path of a directory, or an
+    address without its parameters."""
+    if is_directory(address):
+        return os.path.realpath(address.removeprefix("file:"))
+    return address.partition("?")[0].rstrip("/")

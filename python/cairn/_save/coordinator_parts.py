@@ -12,7 +12,7 @@ import threading
 import weakref
 from typing import Any
 
-from cairn._base.addresses import folder_of
+from cairn._base.addresses import canonical_address
 
 THREAD_END_SECONDS = 1.0
 """The thread of a background save ends within this time after its future is done."""
@@ -43,7 +43,7 @@ def close_abandoned(address: str) -> None:
     itself reports the conflict.
     """
     with _lock:
-        reference, thread = _parts.get(folder_of(address), (None, None))
+        reference, thread = _parts.get(canonical_address(address), (None, None))
     part = None if reference is None else reference()
     if part is None or thread is None:
         return

@@ -6,6 +6,7 @@ import os
 import re
 from typing import NamedTuple, Union
 
+from cairn._base.addresses import is_directory
 from cairn._base.steps import step_number
 from cairn.errors import Invalid
 
@@ -25,21 +26,30 @@ class Location(NamedTuple):
 
     def of_rank(self, rank: int) -> Location:
         """The location for a rank that saves by itself, without communication."""
-        return Location(os.path.join(self.address, f"rank-{rank}"), self.step)
+        address, question_mark, parameters = self.address.partition("?")
+        if is_directory(self.address):
+            address, question_mark, parameters = self.address, "", ""
+        return Location(
+            os.path.join(address, f"rank-{rank}") + question_mark + parameters, self.step
+        )
 
 
 def locate(checkpoint_id: CheckpointId, step: int | None) -> Location | None:
     """The location that an address, or ``ADDRESS@STEP``, and a step name; None without an address.
 
-    Raises Invalid if the address is not text or is a URL, or if the two steps differ.
+    Raises Invalid if the address is not text or a URL of another kind of storage, or if the two
+    steps differ.
     """
     if checkpoint_id is None or checkpoint_id == "":
         return None
     address = os.fspath(checkpoint_id)
     if not isinstance(address, str):
         raise Invalid(f"checkpoint_id {checkpoint_id!r}: a str or a path of str is needed")
-    if "://" in address:
-        raise Invalid(f"'{address}' is a URL: a store is a directory, PATH or file:PATH")
+    if not is_checkpoint_id(address):
+        raise Invalid(
+            f"'{address}' is a URL of another kind of storage: a store is a directory (PATH or "
+            "file:PATH), or s3://BUCKET/PREFIX"
+        )
     match = _WITH_STEP.fullmatch(address)
     if match is None or os.path.exists(address):
         return Location(address, check_step(step))
@@ -56,7 +66,10 @@ def check_step(step: int | None) -> int | None:
 
 def is_checkpoint_id(checkpoint_id: CheckpointId) -> bool:
     """Whether it can name a store: anything except a URL of another kind of storage."""
-    return checkpoint_id is not None and "://" not in os.fspath(checkpoint_id)
+    if checkpoint_id is None:
+        return False
+    kind, is_url, _ = os.fspath(checkpoint_id).partition("://")
+    return not is_url or kind == "s3"
 
 
 def required(location: Location | None) -> Location:

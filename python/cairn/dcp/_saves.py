@@ -21,10 +21,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cairn import _cairn
-from cairn._base.addresses import folder_of
+from cairn._base.addresses import canonical_address, is_directory
 from cairn._save import coordinator_parts
 from cairn.dcp._location import Location
-from cairn.errors import Conflict, Invalid
+from cairn.errors import Conflict, Invalid, NotFound, Unavailable
 
 
 def new_id() -> str:
@@ -59,7 +59,7 @@ class Part:
         self._pid = os.getpid()
         self._thread = threading.current_thread()
         self._address = address
-        self._folder = folder_of(address)
+        self._canonical_address = canonical_address(address)
         self._native: _cairn.StepPart | None = _cairn.StepPart(address, session)
         self.has_other_ranks = False
         """Whether other ranks may join, which they can only while this part is open."""
@@ -75,7 +75,7 @@ class Part:
 
     def coordinate(self) -> None:
         """Marks this as the coordinator's part, which a later save on this thread may close."""
-        coordinator_parts.register(self._folder, self)
+        coordinator_parts.register(self._canonical_address, self)
 
     def close(self) -> None:
         """Aborts what was not committed. May be called again.
@@ -87,7 +87,7 @@ class Part:
         if self._native is not None:
             self._native.close()
         self._native = None
-        coordinator_parts.unregister(self._folder, self)
+        coordinator_parts.unregister(self._canonical_address, self)
 
     def close_for_next_save(self) -> None:
         """Aborts what was not committed, for the next save of the same writer, possibly on another
@@ -117,9 +117,10 @@ def open_for_save(location: Location, overwrite: bool) -> Part:
     Raises Conflict if another process has the store open for writing, or if the step exists and
     must not be replaced; Invalid if no step was named and the store has other steps.
     """
-    folder = folder_of(location.address)
     coordinator_parts.close_abandoned(location.address)
-    os.makedirs(os.path.dirname(folder), exist_ok=True)
+    if is_directory(location.address):
+        parent = os.path.dirname(canonical_address(location.address))
+        os.makedirs(parent, exist_ok=True)
     part = Part(location.address)
     part.coordinate()
     try:
@@ -152,21 +153,14 @@ def tickets(part: Part, location: Location, world_size: int) -> list[Ticket]:
 
 
 # Planners that cache plans (enable_plan_caching) give a rank the plan of an earlier save, with an
-# old ticket. The current ticket is in a file next to the pending parts of the store.
+# old ticket. The current ticket is in an object next to the pending parts of the store.
 
-
-def _ticket_path(address: str) -> str:
-    return os.path.join(folder_of(address), "pending", "dcp-ticket.json")
+_TICKET = "pending/dcp-ticket.json"
 
 
 def publish_ticket(ticket: Ticket) -> None:
     """Writes the ticket for ranks that get an older one from their planner."""
-    path = _ticket_path(ticket.address)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    temporary = f"{path}.{_JOB}"
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(asdict(ticket), file)
-    os.replace(temporary, path)
+    _cairn.write_object(ticket.address, _TICKET, json.dumps(asdict(ticket)).encode())
 
 
 def current_ticket(ticket: Ticket | None, address: str, *, plan_is_cached: bool) -> Ticket:
@@ -188,9 +182,8 @@ def current_ticket(ticket: Ticket | None, address: str, *, plan_is_cached: bool)
 
 def _found_ticket(old: Ticket, address: str) -> Ticket:
     try:
-        with open(_ticket_path(address), encoding="utf-8") as file:
-            found: dict[str, Any] = json.load(file)
-    except (OSError, ValueError) as error:
+        found: dict[str, Any] = json.loads(_cairn.read_object(address, _TICKET))
+    except (NotFound, Unavailable, ValueError) as error:
         raise Invalid(f"the planner gave the plan of an earlier save ({error})") from error
     if found["job"] != old.job or found["attempt"][3] in _used:
         raise Invalid("the planner gave the plan of an earlier save, and there is no newer one")

@@ -433,4 +433,10 @@ def test_which_checkpoint_ids_are_ones(storage: Storage, tmp_path):
     for kind in (storage.writer_type, storage.reader_type):
         assert kind.validate_checkpoint_id(tmp_path / "x")
         assert kind.validate_checkpoint_id(str(tmp_path))
-        assert not kind.validate_checkpoint_id("s3://bucket/x")
+        assert not kind.validate_checkpoint_id("gs://bucket/x")
+
+
+def test_a_bucket_is_a_checkpoint_id_of_cairn():
+    for kind in (CAIRN.writer_type, CAIRN.reader_type):
+        assert kind.validate_checkpoint_id("s3://bucket/run@5")
+        assert not kind.validate_checkpoint_id("https://host/run")
