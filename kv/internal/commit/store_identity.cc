@@ -22,19 +22,19 @@
 #include "kv/digest.h"
 #include "kv/internal/io/file.h"
 #include "kv/internal/storage/name_check.h"
+#include "kv/internal/storage/object_names.h"
 
 namespace cairn::kv::internal {
 namespace {
 
 constexpr std::string_view kFirstLine = "cairn store\n";
 
-constexpr std::string_view kName = "CAIRN";
 constexpr uint64_t kMaxBytes = 4096;
 
 Error Damaged(const Storage& storage, std::string what) {
   return Error{.code = ErrorCode::kDataLoss,
                .message = std::move(what),
-               .file = ObjectPath(storage.address(), kName)};
+               .file = ObjectPath(storage.address(), kIdentityName)};
 }
 
 Error NotAStore(const Storage& storage, std::string why) {
@@ -91,7 +91,7 @@ Result<Uuid> DecodeIdentity(const Storage& storage, std::string_view text) {
     return Fail(Error{.code = ErrorCode::kUnimplemented,
                       .message = fmt::format("the store has format {}, this build reads {}; {}",
                                              *format, kStoreFormat, advice),
-                      .file = ObjectPath(storage.address(), kName)});
+                      .file = ObjectPath(storage.address(), kIdentityName)});
   }
   Uuid uuid;
   if (uuid_text->size() != 2 * uuid.size()) return Fail(Damaged(storage, "CAIRN contains no uuid"));
@@ -148,7 +148,7 @@ Result<bool> HasStoreObjects(Storage& storage) {
 /// Returns the name of an entry of the directory that is not the store's; nothing if there is none.
 std::optional<std::string> ForeignEntry(Storage& storage) {
   if (storage.local_files() == nullptr) return std::nullopt;
-  constexpr std::string_view kOwn[] = {kName,   "roots",   "tables", "segments",
+  constexpr std::string_view kOwn[] = {kIdentityName,   "roots",   "tables", "segments",
                                        "pages", "pending", "leases", "hint"};
   const auto names = ListDirectory(storage.address());
   if (!names) return std::nullopt;
@@ -160,7 +160,7 @@ std::optional<std::string> ForeignEntry(Storage& storage) {
 }
 
 Result<Uuid> ReadCairn(Storage& storage) {
-  CAIRN_TRY_ASSIGN(const auto bytes, storage.Read(kName, kMaxBytes));
+  CAIRN_TRY_ASSIGN(const auto bytes, storage.Read(kIdentityName, kMaxBytes));
   return DecodeIdentity(
       storage, std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
 }
@@ -216,7 +216,7 @@ Result<Uuid> CreateIdentity(Storage& storage) {
   }
   const std::string text = EncodeIdentity(NewUuid());
   CAIRN_CHECK(DecodeIdentity(storage, text).has_value());
-  const Result<void> put = storage.PutIfAbsent(kName, AsBytes(text));
+  const Result<void> put = storage.PutIfAbsent(kIdentityName, AsBytes(text));
   if (!put && put.error().code != ErrorCode::kConflict) return std::unexpected(put.error());
   return ReadCairn(storage);
 }

@@ -42,6 +42,9 @@ struct ParsedObjectName {
 /// Returns nothing if ObjectName returns `name` for no object.
 std::optional<ParsedObjectName> ParseObjectName(std::string_view name);
 
+/// The object that makes a prefix a store; put if absent.
+inline constexpr std::string_view kIdentityName = "CAIRN";
+
 inline constexpr std::string_view kRootFolder = "roots/";
 /// Returns the name of root `number`.
 std::string RootName(uint64_t number);

@@ -102,15 +102,15 @@ TEST_P(StorageContractTest, PutIfAbsentKeepsAnExistingObject) {
 
 TEST_P(StorageContractTest, ExactlyOneOfManyThreadsPutsAnAbsentObject) {
   constexpr int kThreads = 8;
-  constexpr int kRounds = 100;
-  std::array<std::atomic<int>, kRounds> winner_counts = {};
-  std::array<std::atomic<int>, kRounds> winners = {};
+  const int rounds = GetParam().race_count;
+  std::vector<std::atomic<int>> winner_counts(rounds);
+  std::vector<std::atomic<int>> winners(rounds);
   std::barrier start(kThreads);
   std::vector<std::jthread> threads;
   for (int thread = 0; thread < kThreads; ++thread) {
     threads.emplace_back([&, thread] {
       const std::shared_ptr<kv::Storage> storage = open_();
-      for (int round = 0; round < kRounds; ++round) {
+      for (int round = 0; round < rounds; ++round) {
         start.arrive_and_wait();
         const Result<void> put = storage->PutIfAbsent(fmt::format("roots/{}.root", round),
                                                       Bytes(std::to_string(thread)));
@@ -124,11 +124,11 @@ TEST_P(StorageContractTest, ExactlyOneOfManyThreadsPutsAnAbsentObject) {
     });
   }
   threads.clear();  // joins
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < rounds; ++round) {
     EXPECT_EQ(winner_counts[round], 1) << "round " << round;
     EXPECT_EQ(Read(fmt::format("roots/{}.root", round)), std::to_string(winners[round]));
   }
-  EXPECT_EQ(List("").size(), kRounds);
+  EXPECT_EQ(List("").size(), static_cast<size_t>(rounds));
 }
 
 TEST_P(StorageContractTest, AnotherAccessSeesWritesAtOnce) {

@@ -23,6 +23,8 @@ using OpenSameStorage = std::function<std::shared_ptr<kv::Storage>()>;
 struct StorageParam {
   /// Fails the test if there can be no storage. What it returns owns the objects.
   std::function<OpenSameStorage()> make;
+  /// How often threads race to put one object. Losers of a race wait for seconds on some servers.
+  int race_count = 100;
 
   friend void PrintTo(const StorageParam&, std::ostream* out) { *out << "a storage"; }
 };

@@ -1,0 +1,30 @@
+#pragma once
+/// Services that supply credentials over HTTP: of containers, of machines, and of AWS STS.
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "kv/error.h"
+#include "kv/internal/s3/credential_context.h"
+#include "kv/s3_options.h"
+
+namespace cairn::kv::internal {
+
+/// Parses a document with AccessKeyId, SecretAccessKey, Token or SessionToken, and Expiration.
+/// `source` names it in errors, which contain nothing of the document. kFailedPrecondition: it is
+/// not such a document.
+Result<S3Credentials> ParseCredentialsJson(std::string_view text, std::string_view source);
+
+/// Parses "2026-11-22T20:46:26Z", with or without a fraction and "+00:00". Nothing if it is not a
+/// time.
+std::optional<std::chrono::system_clock::time_point> ParseTime(const std::string& text);
+
+/// Each returns nothing if the context does not configure it.
+Result<std::optional<S3Credentials>> ContainerCredentials(const CredentialContext& context);
+Result<std::optional<S3Credentials>> WebIdentityCredentials(const CredentialContext& context);
+/// The metadata service of EC2, version 2. Returns nothing if no service answers.
+Result<std::optional<S3Credentials>> MachineCredentials(const CredentialContext& context);
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,26 @@
+#pragma once
+/// Where AWS tools find credentials, and their order:
+///
+///   1. AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, unless the caller or the
+///      address names a profile;
+///   2. AWS_WEB_IDENTITY_TOKEN_FILE with AWS_ROLE_ARN (also of the profile);
+///   3. keys of the profile, then its credential_process;
+///   4. AWS_CONTAINER_CREDENTIALS_RELATIVE_URI or _FULL_URI (ECS, EKS);
+///   5. the metadata service of the machine (EC2), unless AWS_EC2_METADATA_DISABLED is "true".
+///
+/// The first source that is configured is used; if it fails, the others are not tried, because
+/// credentials of another identity would be a surprise. Profiles with role_arn and source_profile
+/// or with SSO are refused; `aws configure export-credentials --format process` is a
+/// credential_process for them.
+
+#include "kv/error.h"
+#include "kv/internal/s3/credential_context.h"
+#include "kv/s3_options.h"
+
+namespace cairn::kv::internal {
+
+/// Obtains credentials from the first source that is configured. kFailedPrecondition: there is
+/// none, or it has no credentials. kUnavailable: it does not answer.
+Result<S3Credentials> FindCredentials(const CredentialContext& context);
+
+}  // namespace cairn::kv::internal

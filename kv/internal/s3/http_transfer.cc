@@ -1,0 +1,244 @@
+// Options of libcurl, and its callbacks.
+
+#include "kv/internal/s3/http_transfer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include "kv/error.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+// Lists of objects have up to about 1 MiB.
+constexpr size_t kMaxBodyBytes = 16 << 20;
+constexpr long kReceiveBufferBytes = 512 << 10;  // the most that libcurl 7.88 accepts
+constexpr long kSendBufferBytes = 1 << 20;
+
+HttpFailure Classify(CURLcode code) {
+  switch (code) {
+    case CURLE_OK:
+      return HttpFailure::kNone;
+    case CURLE_COULDNT_RESOLVE_PROXY:
+    case CURLE_COULDNT_RESOLVE_HOST:
+    case CURLE_COULDNT_CONNECT:
+      return HttpFailure::kConnect;
+    case CURLE_OPERATION_TIMEDOUT:
+      return HttpFailure::kTimeout;
+    case CURLE_SSL_ENGINE_NOTFOUND:
+    case CURLE_SSL_ENGINE_SETFAILED:
+    case CURLE_SSL_CERTPROBLEM:
+    case CURLE_SSL_CIPHER:
+    case CURLE_PEER_FAILED_VERIFICATION:
+    case CURLE_SSL_CACERT_BADFILE:
+    case CURLE_SSL_ISSUER_ERROR:
+    case CURLE_SSL_INVALIDCERTSTATUS:
+      return HttpFailure::kTls;
+    case CURLE_URL_MALFORMAT:
+    case CURLE_UNSUPPORTED_PROTOCOL:
+      return HttpFailure::kInvalid;
+    default:
+      return HttpFailure::kTransfer;
+  }
+}
+
+bool HasBody(const HttpRequest& request) {
+  return request.method == "PUT" || request.method == "POST";
+}
+
+char ToLower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
+
+std::string_view Trim(std::string_view text) {
+  const size_t begin = text.find_first_not_of(" \t\r\n");
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1);
+}
+
+}  // namespace
+
+void InitializeCurl() {
+  static const CURLcode code = curl_global_init(CURL_GLOBAL_DEFAULT);
+  CAIRN_CHECK(code == CURLE_OK);
+}
+
+std::string_view HttpResponse::Header(std::string_view name) const {
+  const auto header = std::ranges::find(headers, name, [](const auto& pair) { return pair.first; });
+  return header == headers.end() ? std::string_view() : std::string_view(header->second);
+}
+
+HttpTransfer::HttpTransfer(CurlHandle handle, HttpRequest request, const HttpOptions& options)
+    : handle_(std::move(handle)), request_(std::move(request)) {
+  Configure(options);
+}
+
+HttpTransfer::~HttpTransfer() {
+  handle_.reset();  // before the list, which it uses
+  curl_slist_free_all(header_list_);
+}
+
+CurlHandle HttpTransfer::TakeHandle() {
+  curl_easy_reset(handle_.get());
+  return std::move(handle_);
+}
+
+void HttpTransfer::Configure(const HttpOptions& options) {
+  CURL* curl = handle_.get();
+  curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
+  curl_easy_setopt(curl, CURLOPT_URL, request_.url.c_str());
+  curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https");
+  curl_easy_setopt(curl, CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_1_1));
+  curl_easy_setopt(curl, CURLOPT_PATH_AS_IS, 1L);
+  curl_easy_setopt(curl, CURLOPT_ERRORBUFFER, error_text_);
+  curl_easy_setopt(curl, CURLOPT_USERAGENT, "cairn");
+  curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, &HttpTransfer::OnReceive);
+  curl_easy_setopt(curl, CURLOPT_WRITEDATA, this);
+  curl_easy_setopt(curl, CURLOPT_HEADERFUNCTION, &HttpTransfer::OnHeader);
+  curl_easy_setopt(curl, CURLOPT_HEADERDATA, this);
+  if (!options.ca_bundle.empty()) {
+    curl_easy_setopt(curl, CURLOPT_CAINFO, options.ca_bundle.c_str());
+  }
+  ConfigureMethod();
+  ConfigureLimits(options);
+  for (const std::string& header : request_.headers) {
+    header_list_ = curl_slist_append(header_list_, header.c_str());
+  }
+  // libcurl announces bodies of more than 1 MiB with "Expect: 100-continue", and would wait up to a
+  // second for the answer. To switch the header off is not possible: libcurl 7.88 signs a header
+  // "Expect:" that it does not send.
+  curl_easy_setopt(curl, CURLOPT_EXPECT_100_TIMEOUT_MS, 1L);
+  curl_easy_setopt(curl, CURLOPT_HTTPHEADER, header_list_);
+  if (request_.signature) {
+    curl_easy_setopt(curl, CURLOPT_AWS_SIGV4, request_.signature->scope.c_str());
+    curl_easy_setopt(curl, CURLOPT_USERNAME, request_.signature->access_key_id.c_str());
+    curl_easy_setopt(curl, CURLOPT_PASSWORD, request_.signature->secret_access_key.c_str());
+  }
+}
+
+void HttpTransfer::ConfigureMethod() {
+  CURL* curl = handle_.get();
+  if (request_.method == "HEAD") {
+    curl_easy_setopt(curl, CURLOPT_NOBODY, 1L);
+  } else if (HasBody(request_)) {
+    curl_easy_setopt(curl, CURLOPT_UPLOAD, 1L);
+    curl_easy_setopt(curl, CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(request_.body.size()));
+    curl_easy_setopt(curl, CURLOPT_READFUNCTION, &HttpTransfer::OnSend);
+    curl_easy_setopt(curl, CURLOPT_READDATA, this);
+    curl_easy_setopt(curl, CURLOPT_SEEKFUNCTION, &HttpTransfer::OnSeek);
+    curl_easy_setopt(curl, CURLOPT_SEEKDATA, this);
+    curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, request_.method.c_str());
+    if (request_.body.size() >= static_cast<size_t>(kSendBufferBytes)) {
+      curl_easy_setopt(curl, CURLOPT_UPLOAD_BUFFERSIZE, kSendBufferBytes);
+    }
+  } else {
+    curl_easy_setopt(curl, CURLOPT_HTTPGET, 1L);
+    if (request_.method != "GET") {
+      curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, request_.method.c_str());
+    }
+    if (request_.target.size() >= static_cast<size_t>(kReceiveBufferBytes)) {
+      curl_easy_setopt(curl, CURLOPT_BUFFERSIZE, kReceiveBufferBytes);
+    }
+  }
+}
+
+void HttpTransfer::ConfigureLimits(const HttpOptions& options) {
+  using std::chrono::milliseconds;
+  CURL* curl = handle_.get();
+  curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT_MS,
+                   static_cast<long>(options.connect_timeout.count()));
+  curl_easy_setopt(curl, CURLOPT_LOW_SPEED_LIMIT, 1L);
+  curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME, static_cast<long>(options.stall_timeout.count()));
+  if (request_.deadline == std::chrono::steady_clock::time_point::max()) return;
+  const auto left = std::chrono::duration_cast<milliseconds>(request_.deadline -
+                                                             std::chrono::steady_clock::now());
+  // 0 would mean no limit.
+  curl_easy_setopt(curl, CURLOPT_TIMEOUT_MS, std::max<long>(1, static_cast<long>(left.count())));
+}
+
+HttpResponse HttpTransfer::TakeResponse(CURLcode code) {
+  response_.failure = too_long_ ? HttpFailure::kTooLong : Classify(code);
+  if (response_.failure != HttpFailure::kNone) {
+    response_.error = error_text_[0] != 0 ? error_text_ : curl_easy_strerror(code);
+  }
+  return std::move(response_);
+}
+
+size_t HttpTransfer::OnSend(char* target, size_t size, size_t count, void* self) {
+  auto& transfer = *static_cast<HttpTransfer*>(self);
+  const std::span<const std::byte> rest = transfer.request_.body.subspan(transfer.sent_bytes_);
+  const size_t length = std::min(rest.size(), size * count);
+  if (length > 0) std::memcpy(target, rest.data(), length);
+  transfer.sent_bytes_ += length;
+  return length;
+}
+
+// libcurl sends the body again if a connection that was kept open turns out to be closed.
+int HttpTransfer::OnSeek(void* self, curl_off_t offset, int origin) {
+  auto& transfer = *static_cast<HttpTransfer*>(self);
+  if (origin != SEEK_SET || offset < 0 ||
+      static_cast<uint64_t>(offset) > transfer.request_.body.size()) {
+    return CURL_SEEKFUNC_FAIL;
+  }
+  transfer.sent_bytes_ = static_cast<uint64_t>(offset);
+  return CURL_SEEKFUNC_OK;
+}
+
+size_t HttpTransfer::OnReceive(char* bytes, size_t size, size_t count, void* self) {
+  auto& transfer = *static_cast<HttpTransfer*>(self);
+  if (transfer.Receive({bytes, size * count})) return size * count;
+  transfer.too_long_ = true;
+  return CURL_WRITEFUNC_ERROR;
+}
+
+bool HttpTransfer::Receive(std::string_view bytes) {
+  const bool fills_target =
+      !request_.target.empty() && (response_.status == 200 || response_.status == 206);
+  if (fills_target) {
+    const uint64_t left_bytes = request_.target.size() - response_.target_bytes;
+    if (bytes.size() > left_bytes) return false;
+    std::memcpy(request_.target.data() + response_.target_bytes, bytes.data(), bytes.size());
+    response_.target_bytes += bytes.size();
+    return true;
+  }
+  if (bytes.size() > kMaxBodyBytes - response_.body.size()) return false;
+  response_.body += bytes;
+  return true;
+}
+
+size_t HttpTransfer::OnHeader(char* bytes, size_t size, size_t count, void* self) {
+  static_cast<HttpTransfer*>(self)->AddHeader({bytes, size * count});
+  return size * count;
+}
+
+void HttpTransfer::AddHeader(std::string_view line) {
+  if (line.starts_with("HTTP/")) {  // a status line; that of a proxy may precede it
+    response_.headers.clear();
+    const size_t space = line.find(' ');
+    response_.status = 0;
+    for (size_t i = space + 1; space != std::string_view::npos && i < line.size() && i < space + 4;
+         ++i) {
+      if (line[i] < '0' || line[i] > '9') break;
+      response_.status = response_.status * 10 + (line[i] - '0');
+    }
+    return;
+  }
+  const size_t colon = line.find(':');
+  if (colon == std::string_view::npos) return;
+  std::string name(Trim(line.substr(0, colon)));
+  std::ranges::transform(name, name.begin(), ToLower);
+  response_.headers.emplace_back(std::move(name), std::string(Trim(line.substr(colon + 1))));
+}
+
+HttpResponse PerformHttpRequest(const HttpRequest& request, const HttpOptions& options,
+                                bool use_proxy) {
+  InitializeCurl();
+  HttpTransfer transfer(CurlHandle(curl_easy_init()), request, options);
+  if (!use_proxy) curl_easy_setopt(transfer.handle(), CURLOPT_NOPROXY, "*");
+  return transfer.TakeResponse(curl_easy_perform(transfer.handle()));
+}
+
+}  // namespace cairn::kv::internal

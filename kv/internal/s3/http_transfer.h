@@ -1,0 +1,65 @@
+#pragma once
+/// One HTTP request on a libcurl handle.
+
+#include <curl/curl.h>
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "kv/internal/s3/http_request.h"
+
+namespace cairn::kv::internal {
+
+struct CurlHandleDeleter {
+  void operator()(CURL* handle) const { curl_easy_cleanup(handle); }
+};
+using CurlHandle = std::unique_ptr<CURL, CurlHandleDeleter>;
+
+/// Initialises libcurl once per process.
+void InitializeCurl();
+
+/// Configures a handle for a request, and collects the response. Immovable, because the handle has
+/// its address. Threads: one.
+class HttpTransfer {
+ public:
+  /// `handle` is new or was reset.
+  HttpTransfer(CurlHandle handle, HttpRequest request, const HttpOptions& options);
+  HttpTransfer(const HttpTransfer&) = delete;
+  HttpTransfer& operator=(const HttpTransfer&) = delete;
+  ~HttpTransfer();
+
+  CURL* handle() const { return handle_.get(); }
+  /// Returns the response after libcurl has finished with `code`.
+  HttpResponse TakeResponse(CURLcode code);
+  /// Returns the handle for another transfer.
+  CurlHandle TakeHandle();
+
+ private:
+  void Configure(const HttpOptions& options);
+  void ConfigureMethod();
+  void ConfigureLimits(const HttpOptions& options);
+
+  static size_t OnSend(char* target, size_t size, size_t count, void* self);
+  static int OnSeek(void* self, curl_off_t offset, int origin);
+  static size_t OnReceive(char* bytes, size_t size, size_t count, void* self);
+  static size_t OnHeader(char* bytes, size_t size, size_t count, void* self);
+  bool Receive(std::string_view bytes);
+  void AddHeader(std::string_view line);
+
+  CurlHandle handle_;
+  const HttpRequest request_;
+  curl_slist* header_list_ = nullptr;
+  uint64_t sent_bytes_ = 0;
+  bool too_long_ = false;
+  HttpResponse response_;
+  char error_text_[CURL_ERROR_SIZE] = {};
+};
+
+/// Performs one request on the calling thread, for services that supply credentials. `use_proxy` is
+/// false for those on the machine or its link.
+HttpResponse PerformHttpRequest(const HttpRequest& request, const HttpOptions& options,
+                                bool use_proxy);
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,205 @@
+// Statuses and codes of S3
+// (https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html).
+
+#include "kv/internal/s3/s3_errors.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <iterator>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "kv/internal/s3/s3_xml.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+struct KnownCode {
+  std::string_view name;
+  S3Verdict verdict;
+  ErrorCode code;
+  std::string_view advice;
+};
+
+constexpr KnownCode kKnownCodes[] = {
+    {"NoSuchKey", S3Verdict::kFailed, ErrorCode::kNotFound, ""},
+    {"NoSuchBucket", S3Verdict::kFailed, ErrorCode::kNotFound,
+     "create the bucket, or correct the address or the endpoint"},
+    {"NoSuchUpload", S3Verdict::kFailed, ErrorCode::kNotFound, ""},
+    {"PreconditionFailed", S3Verdict::kFailed, ErrorCode::kConflict, ""},
+    // Another conditional write of the object is in progress.
+    {"ConditionalRequestConflict", S3Verdict::kRetry, ErrorCode::kUnavailable, ""},
+    {"OperationAborted", S3Verdict::kRetry, ErrorCode::kUnavailable, ""},
+    {"InvalidRange", S3Verdict::kFailed, ErrorCode::kDataLoss, ""},
+    {"SlowDown", S3Verdict::kRetry, ErrorCode::kUnavailable,
+     "the server limits the rate of requests"},
+    {"InternalError", S3Verdict::kRetry, ErrorCode::kUnavailable, ""},
+    {"RequestTimeout", S3Verdict::kRetry, ErrorCode::kUnavailable, ""},
+    {"ServiceUnavailable", S3Verdict::kRetry, ErrorCode::kUnavailable, ""},
+    // The bytes changed on the way to the server; they are still right in memory.
+    {"BadDigest", S3Verdict::kRetry, ErrorCode::kUnavailable, ""},
+    {"XAmzContentChecksumMismatch", S3Verdict::kRetry, ErrorCode::kUnavailable, ""},
+    {"IncompleteBody", S3Verdict::kRetry, ErrorCode::kUnavailable, ""},
+    {"ExpiredToken", S3Verdict::kRetryWithOther, ErrorCode::kUnavailable,
+     "the credentials have expired; renew them"},
+    {"ExpiredTokenException", S3Verdict::kRetryWithOther, ErrorCode::kUnavailable,
+     "the credentials have expired; renew them"},
+    {"TokenRefreshRequired", S3Verdict::kRetryWithOther, ErrorCode::kUnavailable,
+     "the credentials have expired; renew them"},
+    {"InvalidToken", S3Verdict::kRetryWithOther, ErrorCode::kUnavailable,
+     "check the session token"},
+    {"InvalidAccessKeyId", S3Verdict::kRetryWithOther, ErrorCode::kUnavailable,
+     "the server does not know this access key; check the credentials and the endpoint"},
+    {"SignatureDoesNotMatch", S3Verdict::kFailed, ErrorCode::kUnavailable,
+     "check the secret key and the region"},
+    {"AccessDenied", S3Verdict::kFailed, ErrorCode::kUnavailable,
+     "the credentials lack a permission for this bucket and prefix; a store needs s3:GetObject, "
+     "s3:ListBucket and, to write, s3:PutObject, s3:DeleteObject and s3:AbortMultipartUpload"},
+    {"RequestTimeTooSkewed", S3Verdict::kFailed, ErrorCode::kFailedPrecondition,
+     "the clock of this machine or of the server is wrong; synchronize it"},
+    {"QuotaExceeded", S3Verdict::kFailed, ErrorCode::kResourceExhausted, "free some space"},
+    {"EntityTooLarge", S3Verdict::kFailed, ErrorCode::kResourceExhausted, ""},
+    {"NotImplemented", S3Verdict::kFailed, ErrorCode::kUnimplemented,
+     "the server lacks a function that stores need"},
+};
+
+// For responses without a document, such as those to HEAD, and for unknown codes.
+KnownCode ByStatus(int status) {
+  switch (status) {
+    case 404:
+      return {"", S3Verdict::kFailed, ErrorCode::kNotFound, ""};
+    case 409:
+      return {"", S3Verdict::kRetry, ErrorCode::kUnavailable, ""};
+    case 412:
+      return {"", S3Verdict::kFailed, ErrorCode::kConflict, ""};
+    case 416:
+      return {"", S3Verdict::kFailed, ErrorCode::kDataLoss, ""};
+    case 401:
+    case 403:
+      return {"", S3Verdict::kFailed, ErrorCode::kUnavailable,
+              "check the credentials, and their permissions for this bucket and prefix"};
+    case 408:
+    case 425:
+    case 429:
+      return {"", S3Verdict::kRetry, ErrorCode::kUnavailable, ""};
+    case 501:
+      return {"", S3Verdict::kFailed, ErrorCode::kUnimplemented,
+              "the server lacks a function that stores need"};
+    case 507:
+      return {"", S3Verdict::kFailed, ErrorCode::kResourceExhausted, "free some space"};
+    default:
+      if (status >= 500) return {"", S3Verdict::kRetry, ErrorCode::kUnavailable, ""};
+      return {"", S3Verdict::kFailed, ErrorCode::kUnavailable, ""};
+  }
+}
+
+KnownCode Look(std::string_view code, int status) {
+  const auto* known = std::ranges::find(kKnownCodes, code, &KnownCode::name);
+  if (!code.empty() && known != std::end(kKnownCodes)) return *known;
+  return ByStatus(status);
+}
+
+// At most 300 printable characters of what the server wrote.
+std::string Printable(std::string_view text) {
+  std::string printable(text.substr(0, 300));
+  std::ranges::replace_if(printable, [](char c) { return static_cast<uint8_t>(c) < 0x20; }, ' ');
+  return printable;
+}
+
+S3Outcome JudgeFailure(const HttpResponse& response, const std::string& operation,
+                       const std::string& endpoint) {
+  S3Outcome outcome{.verdict = S3Verdict::kRetry, .may_have_been_performed = true};
+  outcome.error.code = ErrorCode::kUnavailable;
+  std::string_view advice;
+  switch (response.failure) {
+    case HttpFailure::kConnect:
+      outcome.may_have_been_performed = false;
+      advice = "; check the endpoint, the network and the proxy settings";
+      break;
+    case HttpFailure::kTls:
+      outcome = {.verdict = S3Verdict::kFailed};
+      outcome.error.code = ErrorCode::kFailedPrecondition;
+      advice = "; for a server with its own certificate authority, set AWS_CA_BUNDLE";
+      break;
+    case HttpFailure::kTooLong:
+      outcome.verdict = S3Verdict::kFailed;
+      outcome.error.code = ErrorCode::kUnimplemented;
+      advice =
+          "; the response is longer than what was requested, so the server or a proxy ignores "
+          "ranges";
+      break;
+    case HttpFailure::kCancelled:
+      outcome.verdict = S3Verdict::kFailed;
+      outcome.error.code = ErrorCode::kCancelled;
+      break;
+    case HttpFailure::kInvalid:
+      outcome.verdict = S3Verdict::kFailed;
+      outcome.error.code = ErrorCode::kInvalidArgument;
+      break;
+    default:
+      break;
+  }
+  outcome.error.message = fmt::format("cannot {}: no complete response from {}: {}{}", operation,
+                                      endpoint, response.error, advice);
+  return outcome;
+}
+
+std::string RegionOf(const HttpResponse& response, const S3ErrorDocument& document) {
+  const std::string_view header = response.Header("x-amz-bucket-region");
+  return header.empty() ? document.region : std::string(header);
+}
+
+std::chrono::milliseconds RetryAfter(const HttpResponse& response) {
+  const std::string_view text = response.Header("retry-after");
+  uint32_t seconds = 0;
+  if (std::from_chars(text.data(), text.data() + text.size(), seconds).ec != std::errc()) return {};
+  return std::chrono::seconds(seconds);
+}
+
+}  // namespace
+
+S3Outcome JudgeResponse(const HttpResponse& response, const std::string& operation,
+                        const std::string& endpoint, const std::string& region) {
+  if (response.failure != HttpFailure::kNone) return JudgeFailure(response, operation, endpoint);
+  const int status = response.status;
+  // Some operations begin their response with 200 before they are performed.
+  const S3ErrorDocument document = ParseS3Error(response.body);
+  if (status >= 200 && status < 300 && document.code.empty()) return {};
+
+  const KnownCode known = Look(document.code, status >= 200 && status < 300 ? 500 : status);
+  S3Outcome outcome{.verdict = known.verdict};
+  outcome.may_have_been_performed = status >= 500 || status == 408;
+  outcome.retry_after = RetryAfter(response);
+  outcome.error.code = known.code;
+  std::string advice(known.advice);
+
+  const std::string actual_region = RegionOf(response, document);
+  if (status >= 300 && status < 400) {
+    outcome.redirect_url = response.Header("location");
+    const bool temporary = status == 307 && !outcome.redirect_url.empty();
+    outcome.verdict = temporary ? S3Verdict::kRedirect : S3Verdict::kFailed;
+    outcome.error.code = ErrorCode::kFailedPrecondition;
+    advice = "check the endpoint and the region";
+  }
+  if (!actual_region.empty() && actual_region != region && status != 404) {
+    outcome.error.code = ErrorCode::kFailedPrecondition;
+    advice = fmt::format(
+        "the bucket is in region {0}, not {1}; set AWS_REGION={0}, or add "
+        "?region={0} to the address",
+        actual_region, region);
+  }
+  std::string request_id(response.Header("x-amz-request-id"));
+  if (request_id.empty()) request_id = document.request_id;
+  outcome.error.message =
+      fmt::format("cannot {}: {} answered {}{}{}{}{}{}{}", operation, endpoint, status,
+                  document.code.empty() ? "" : " ", Printable(document.code),
+                  document.message.empty() ? "" : ": ", Printable(document.message),
+                  request_id.empty() ? "" : fmt::format(" (request {})", Printable(request_id)),
+                  advice.empty() ? "" : "; " + advice);
+  return outcome;
+}
+
+}  // namespace cairn::kv::internal

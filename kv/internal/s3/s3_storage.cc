@@ -1,0 +1,322 @@
+// The operations on objects as requests of S3's interface.
+
+#include "kv/internal/s3/s3_storage.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <random>
+#include <utility>
+
+#include "kv/internal/s3/aws_profile.h"
+#include "kv/internal/s3/credential_sources.h"
+#include "kv/internal/s3/environment.h"
+#include "kv/internal/s3/s3_queue.h"
+#include "kv/internal/s3/s3_writer.h"
+#include "kv/internal/s3/s3_xml.h"
+#include "kv/internal/storage/name_check.h"
+#include "kv/internal/storage/object_names.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+constexpr uint64_t kMaxSinglePutBytes = 64 << 20;
+constexpr uint64_t kMaxGapBytes = 256 << 10;
+constexpr uint64_t kMinUploadPartBytes = 5 << 20;
+
+// Returns the hexadecimal digits of 64 random bits.
+std::string RandomDigits() {
+  std::random_device device;
+  return fmt::format("{:08x}{:08x}", static_cast<uint32_t>(device()),
+                     static_cast<uint32_t>(device()));
+}
+
+}  // namespace
+
+struct S3Storage::Connections {
+  Connections(const S3Settings& settings, const CredentialsSource& source)
+      : client(settings, source) {}
+  S3Client client;
+};
+
+S3Storage::S3Storage(S3Settings settings, CredentialsSource source)
+    : settings_(std::move(settings)),
+      source_(std::move(source)),
+      connections_(new Connections(settings_, source_)) {}
+
+S3Storage::~S3Storage() {
+  // In a child, the threads of the parent's connections do not exist, so they cannot be joined; to
+  // close the sockets politely would end the TLS sessions of the parent.
+  Connections* connections = connections_.load();
+  if (connections->client.is_usable()) delete connections;
+}
+
+S3Client& S3Storage::client() {
+  Connections* connections = connections_.load(std::memory_order_acquire);
+  if (connections->client.is_usable()) return connections->client;
+  // Those of the parent are left as they are, with their locks in an unknown state.
+  auto own = std::make_unique<Connections>(settings_, source_);
+  if (connections_.compare_exchange_strong(connections, own.get())) return own.release()->client;
+  return connections->client;  // of another thread of this child
+}
+
+S3Object S3Storage::ObjectOf(std::string_view name) const {
+  return {.key = settings_.prefix + std::string(name), .file = ObjectPath(settings_.address, name)};
+}
+
+Result<void> S3Storage::Put(std::string_view name, std::span<const std::byte> bytes) {
+  CAIRN_CHECK(IsObjectName(name));
+  if (bytes.size() > kMaxSinglePutBytes) return PutInParts(name, bytes);
+  CAIRN_TRY(client().Perform(PutRequest(settings_, ObjectOf(name), bytes)));
+  return {};
+}
+
+Result<void> S3Storage::PutInParts(std::string_view name, std::span<const std::byte> bytes) {
+  S3Upload upload(client(), ObjectOf(name), settings_.part_bytes);
+  S3Queue queue(client(), nullptr, settings_.queue_depth);
+  std::optional<Error> error;
+  uint64_t submitted_bytes = 0;
+  while (queue.in_flight() > 0 || (submitted_bytes < bytes.size() && !error)) {
+    const bool can_submit = submitted_bytes < bytes.size() && !error;
+    if (can_submit && queue.in_flight() < queue.depth()) {
+      const uint64_t length = std::min(settings_.part_bytes, bytes.size() - submitted_bytes);
+      // The queue only reads what is written to an upload.
+      auto* data = const_cast<std::byte*>(bytes.data() + submitted_bytes);
+      CAIRN_TRY(queue.Submit({.upload = &upload,
+                              .write = true,
+                              .data = data,
+                              .length_bytes = length,
+                              .offset_bytes = submitted_bytes}));
+      submitted_bytes += length;
+      continue;
+    }
+    CAIRN_TRY_ASSIGN(IoCompletion completion, queue.Wait());
+    if (completion.error && !error) error = std::move(completion.error);
+  }
+  if (error) return std::unexpected(*std::move(error));
+  return upload.Finish(bytes.size());
+}
+
+Result<void> S3Storage::PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) {
+  CAIRN_CHECK(IsObjectName(name));
+  if (name == kIdentityName) CAIRN_TRY(CheckConditionalWrites());
+  return PutKeyIfAbsent(ObjectOf(name), bytes);
+}
+
+Result<void> S3Storage::PutKeyIfAbsent(const S3Object& object, std::span<const std::byte> bytes) {
+  S3Request request = PutRequest(settings_, object, bytes);
+  request.headers.emplace_back("If-None-Match: *");
+  const Result<HttpResponse> response = client().Perform(std::move(request));
+  if (response) return {};
+  if (response.error().code != ErrorCode::kConflict) return std::unexpected(response.error());
+  return Fail(
+      Error{.code = ErrorCode::kConflict, .message = "the object exists", .file = object.file});
+}
+
+Result<void> S3Storage::CheckConditionalWrites() {
+  const S3Object probe = ObjectOf(".probe-" + RandomDigits());
+  constexpr std::array<std::byte, 1> kByte = {std::byte{'x'}};
+  // A conflict of the first one is a repeated request, so the condition is not ignored.
+  const Result<void> first = PutKeyIfAbsent(probe, kByte);
+  if (!first) {
+    (void)RemoveKey(probe);
+    if (first.error().code == ErrorCode::kConflict) return {};
+    return first;
+  }
+  const Result<void> second = PutKeyIfAbsent(probe, kByte);
+  (void)RemoveKey(probe);
+  if (second) {
+    return Fail(Error{
+        .code = ErrorCode::kFailedPrecondition,
+        .message = fmt::format("the server at {} ignores \"If-None-Match: *\": it replaced an "
+                               "object that must not be replaced, so two writers could overwrite "
+                               "each other's steps; use a server, or a version of it, with "
+                               "conditional writes",
+                               settings_.endpoint),
+        .file = settings_.address});
+  }
+  if (second.error().code == ErrorCode::kConflict) return {};
+  return second;
+}
+
+Result<std::unique_ptr<ObjectWriter>> S3Storage::Create(std::string_view name) {
+  CAIRN_CHECK(IsObjectName(name));
+  return std::make_unique<S3Writer>(client(), ObjectOf(name));
+}
+
+Result<void> S3Storage::ReadRange(std::string_view name, uint64_t offset_bytes,
+                                  std::span<std::byte> target) {
+  CAIRN_CHECK(IsObjectName(name));
+  const S3Object object = ObjectOf(name);
+  if (target.empty()) {  // HTTP has no empty ranges
+    CAIRN_TRY_ASSIGN(const uint64_t size_bytes, Size(name));
+    if (offset_bytes <= size_bytes) return {};
+    return Fail(Error{
+        .code = ErrorCode::kDataLoss,
+        .message = fmt::format("the object has {} bytes and ends before the range", size_bytes),
+        .file = object.file,
+        .offset_bytes = offset_bytes});
+  }
+  if (target.size() > 2 * settings_.part_bytes) return ReadInParts(name, offset_bytes, target);
+  Result<HttpResponse> response = client().Perform({.operation = "read the object",
+                                                    .file = object.file,
+                                                    .key = object.key,
+                                                    .target = target,
+                                                    .offset_bytes = offset_bytes});
+  if (!response) return std::unexpected(std::move(response).error().WithOffset(offset_bytes));
+  return {};
+}
+
+Result<void> S3Storage::ReadInParts(std::string_view name, uint64_t offset_bytes,
+                                    std::span<std::byte> target) {
+  CAIRN_TRY_ASSIGN(const std::unique_ptr<IoQueue> queue, MakeQueue(settings_.queue_depth));
+  uint64_t submitted_bytes = 0;
+  while (submitted_bytes < target.size() || queue->in_flight() > 0) {
+    if (submitted_bytes < target.size() && queue->in_flight() < queue->depth()) {
+      const uint64_t length = std::min(settings_.part_bytes, target.size() - submitted_bytes);
+      CAIRN_TRY(queue->Submit({.object = name,
+                               .data = target.data() + submitted_bytes,
+                               .length_bytes = length,
+                               .offset_bytes = offset_bytes + submitted_bytes}));
+      submitted_bytes += length;
+      continue;
+    }
+    CAIRN_TRY_ASSIGN(IoCompletion completion, queue->Wait());
+    if (completion.error) return std::unexpected(*std::move(completion.error));
+  }
+  return {};
+}
+
+Result<uint64_t> S3Storage::Size(std::string_view name) {
+  CAIRN_CHECK(IsObjectName(name));
+  const S3Object object = ObjectOf(name);
+  CAIRN_TRY_ASSIGN(const HttpResponse response, client().Perform({.operation = "read the size",
+                                                                  .file = object.file,
+                                                                  .method = "HEAD",
+                                                                  .key = object.key}));
+  const std::string_view text = response.Header("content-length");
+  uint64_t size_bytes = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), size_bytes);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    return Fail(Error{.code = ErrorCode::kUnavailable,
+                      .message = "cannot read the size: the response has no Content-Length",
+                      .file = object.file});
+  }
+  return size_bytes;
+}
+
+Result<std::vector<std::string>> S3Storage::List(std::string_view prefix) {
+  CAIRN_CHECK(IsObjectPrefix(prefix));
+  const S3Object folder = ObjectOf(prefix);
+  std::vector<std::string> names;
+  std::string token;
+  do {
+    // The parameters are in the order of their names, as the signature requires.
+    const std::string query =
+        fmt::format("{}{}{}list-type=2&prefix={}",
+                    token.empty() ? "" : "continuation-token=", EncodeUri(token, false),
+                    token.empty() ? "" : "&", EncodeUri(folder.key, false));
+    CAIRN_TRY_ASSIGN(
+        const HttpResponse response,
+        client().Perform({.operation = "list objects", .file = folder.file, .query = query}));
+    Result<S3Listing> listing = ParseS3Listing(response.body);
+    if (!listing) return std::unexpected(std::move(listing).error().WithFile(folder.file));
+    for (const std::string& key : listing->keys) {
+      if (!key.starts_with(folder.key)) continue;
+      std::string name = key.substr(settings_.prefix.size());
+      if (IsObjectName(name)) names.push_back(std::move(name));
+    }
+    token = listing->is_truncated ? listing->next_token : "";
+  } while (!token.empty());
+  return names;
+}
+
+Result<void> S3Storage::Remove(std::string_view name) {
+  CAIRN_CHECK(IsObjectName(name));
+  return RemoveKey(ObjectOf(name));
+}
+
+Result<void> S3Storage::RemoveKey(const S3Object& object) {
+  const Result<HttpResponse> response = client().Perform({.operation = "remove the object",
+                                                          .file = object.file,
+                                                          .method = "DELETE",
+                                                          .key = object.key});
+  // Some servers report that there was no object, AWS does not.
+  if (response || response.error().code == ErrorCode::kNotFound) return {};
+  return std::unexpected(response.error());
+}
+
+Result<void> S3Storage::RemoveLeftovers() {
+  for (const ObjectKind kind : {ObjectKind::kSegment, ObjectKind::kTable, ObjectKind::kPage}) {
+    CAIRN_TRY(AbortUploadsBelow(ObjectFolder(kind)));
+  }
+  return {};
+}
+
+Result<void> S3Storage::AbortUploadsBelow(std::string_view prefix) {
+  const S3Object folder = ObjectOf(prefix);
+  S3Listing listing;
+  do {
+    std::string query = fmt::format("prefix={}", EncodeUri(folder.key, false));
+    if (!listing.next_key_marker.empty()) {
+      query = fmt::format("key-marker={}&{}&upload-id-marker={}",
+                          EncodeUri(listing.next_key_marker, false), query,
+                          EncodeUri(listing.next_upload_id_marker, false));
+    }
+    CAIRN_TRY_ASSIGN(const HttpResponse response, client().Perform({.operation = "list uploads",
+                                                                    .file = folder.file,
+                                                                    .query = query + "&uploads="}));
+    Result<S3Listing> page = ParseS3Listing(response.body);
+    if (!page) return std::unexpected(std::move(page).error().WithFile(folder.file));
+    listing = *std::move(page);
+    for (const S3Listing::Upload& upload : listing.uploads) {
+      if (!upload.key.starts_with(folder.key)) continue;
+      const std::string_view name = std::string_view(upload.key).substr(settings_.prefix.size());
+      const Result<void> aborted = AbortUpload(client(), ObjectOf(name), upload.upload_id);
+      if (!aborted && aborted.error().code != ErrorCode::kNotFound) return aborted;
+    }
+  } while (listing.is_truncated && !listing.next_key_marker.empty());
+  return {};
+}
+
+TransferSizes S3Storage::transfer_sizes() const {
+  return {.request_bytes = settings_.part_bytes,
+          .min_part_bytes = kMinUploadPartBytes,
+          .queue_depth = settings_.queue_depth,
+          .max_gap_bytes = kMaxGapBytes};
+}
+
+Result<std::unique_ptr<IoQueue>> S3Storage::MakeQueue(uint32_t depth) {
+  return std::make_unique<S3Queue>(
+      client(), [this](std::string_view name) { return ObjectOf(name); }, depth);
+}
+
+Result<std::unique_ptr<Upload>> S3Storage::BeginUpload(std::string_view name, uint64_t part_bytes) {
+  CAIRN_CHECK(IsObjectName(name) && part_bytes >= kMinUploadPartBytes);
+  return std::make_unique<S3Upload>(client(), ObjectOf(name), part_bytes);
+}
+
+Result<std::shared_ptr<Storage>> OpenS3Storage(const std::string& address,
+                                               const S3Options& options) {
+  CAIRN_TRY_ASSIGN(const S3Address parsed, ParseS3Address(address));
+  const std::string profile_name = options.profile.empty() ? parsed.profile : options.profile;
+  CAIRN_TRY_ASSIGN(AwsProfile profile, ReadAwsProfile(profile_name, &ProcessEnvironment));
+  CAIRN_TRY_ASSIGN(S3Settings settings,
+                   ResolveS3Settings(parsed, options, profile, &ProcessEnvironment));
+  CredentialsSource source = options.credentials;
+  if (!source) {
+    source = [context = CredentialContext{.profile = std::move(profile),
+                                          .profile_is_explicit = !profile_name.empty(),
+                                          .region = settings.region,
+                                          .ca_bundle = settings.ca_bundle,
+                                          .environment = &ProcessEnvironment}] {
+      return FindCredentials(context);
+    };
+  }
+  return std::make_shared<S3Storage>(std::move(settings), std::move(source));
+}
+
+}  // namespace cairn::kv::internal

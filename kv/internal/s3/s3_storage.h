@@ -1,0 +1,93 @@
+#pragma once
+/// Objects in a bucket of Amazon S3, or of a server with the same interface.
+///
+/// What the contract of kv/storage.h requires, and what provides it:
+///   - Put and PutIfAbsent are one PUT each (above 64 MiB, Put is a multipart upload). A PUT is
+///     atomic and durable when the server answers, and later reads see it.
+///   - PutIfAbsent adds "If-None-Match: *". Servers that do not know this header ignore it, so the
+///     put of kStoreIdentityName, which creates a store, tests the server first, with an object
+///     ".probe-<random>", and fails with kFailedPrecondition if the server replaces it.
+///   - A PUT may be performed twice, because requests are repeated (s3_client.h). The second one of
+///     a PutIfAbsent is refused with status 412: kConflict, as the contract allows.
+///   - Create and BeginUpload are multipart uploads (s3_upload.h); no reader sees them before
+///     Finish.
+///
+/// A key is PREFIX/NAME. Names that begin with '.', and other keys that are not names, are not
+/// listed.
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kv/error.h"
+#include "kv/internal/s3/credentials.h"
+#include "kv/internal/s3/s3_client.h"
+#include "kv/internal/s3/s3_settings.h"
+#include "kv/internal/s3/s3_upload.h"
+#include "kv/s3_options.h"
+#include "kv/storage.h"
+
+namespace cairn::kv::internal {
+
+/// A child that this process forks may use the storage, with separate connections. It cannot use
+/// the queues, uploads and writers of its parent.
+class S3Storage final : public Storage {
+ public:
+  S3Storage(S3Settings settings, CredentialsSource source);
+  ~S3Storage() override;
+  S3Storage(const S3Storage&) = delete;
+  S3Storage& operator=(const S3Storage&) = delete;
+
+  const std::string& address() const override { return settings_.address; }
+  Result<void> Put(std::string_view name, std::span<const std::byte> bytes) override;
+  /// kFailedPrecondition: the server ignores the condition.
+  Result<void> PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) override;
+  Result<std::unique_ptr<ObjectWriter>> Create(std::string_view name) override;
+  /// Requests long ranges in parts, several at a time.
+  Result<void> ReadRange(std::string_view name, uint64_t offset_bytes,
+                         std::span<std::byte> target) override;
+  Result<uint64_t> Size(std::string_view name) override;
+  Result<std::vector<std::string>> List(std::string_view prefix) override;
+  Result<void> Remove(std::string_view name) override;
+  /// Aborts the uploads of segments, tables and pages that are not complete.
+  Result<void> RemoveLeftovers() override;
+
+  TransferSizes transfer_sizes() const override;
+  Result<std::unique_ptr<IoQueue>> MakeQueue(uint32_t depth) override;
+  Result<std::unique_ptr<Upload>> BeginUpload(std::string_view name, uint64_t part_bytes) override;
+
+  /// Tests whether the server refuses to replace an object with "If-None-Match: *".
+  Result<void> CheckConditionalWrites();
+
+ private:
+  /// What belongs to one process.
+  struct Connections;
+
+  S3Client& client();
+  S3Object ObjectOf(std::string_view name) const;
+  Result<void> PutKeyIfAbsent(const S3Object& object, std::span<const std::byte> bytes);
+  Result<void> RemoveKey(const S3Object& object);
+  Result<void> ReadInParts(std::string_view name, uint64_t offset_bytes,
+                           std::span<std::byte> target);
+  Result<void> PutInParts(std::string_view name, std::span<const std::byte> bytes);
+  Result<void> AbortUploadsBelow(std::string_view prefix);
+
+  const S3Settings settings_;
+  const CredentialsSource source_;
+  std::atomic<Connections*> connections_;  // owned; that of the parent in a forked child
+};
+
+/// Opens s3://BUCKET/PREFIX. Sends no request. kInvalidArgument: the address, an option, a profile
+/// or a variable of the environment is not valid.
+Result<std::shared_ptr<Storage>> OpenS3Storage(const std::string& address,
+                                               const S3Options& options);
+
+}  // namespace cairn::kv::internal

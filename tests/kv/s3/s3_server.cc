@@ -1,0 +1,62 @@
+// The address and the credentials of the test server.
+
+#include "tests/kv/s3/s3_server.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <random>
+
+#include "kv/internal/s3/s3_storage.h"
+#include "tests/support/result_matchers.h"
+
+namespace cairn::testing {
+
+S3Server TestServer() {
+  const char* directory = std::getenv("CAIRN_TEST_S3_SERVER");
+  const std::string path = std::string(directory != nullptr ? directory : ".") + "/environment";
+  std::ifstream file(path);
+  std::map<std::string, std::string> values;
+  for (std::string line; std::getline(file, line);) {
+    const size_t equals = line.find('=');
+    if (line.starts_with("export ") && equals != std::string::npos) {
+      values[line.substr(7, equals - 7)] = line.substr(equals + 1);
+    }
+  }
+  if (values.empty()) {
+    ADD_FAILURE() << "there is no S3 server (" << path
+                  << "); run `tests/support/seaweed.sh start DIR` and set CAIRN_TEST_S3_SERVER=DIR";
+  }
+  return {.endpoint = values["AWS_ENDPOINT_URL_S3"],
+          .bucket = values["CAIRN_TEST_S3_BUCKET"],
+          .credentials = {.access_key_id = values["AWS_ACCESS_KEY_ID"],
+                          .secret_access_key = values["AWS_SECRET_ACCESS_KEY"],
+                          .session_token = "",
+                          .expiry = std::nullopt}};
+}
+
+std::string S3Server::NewAddress() const {
+  static std::atomic<int> count = 0;
+  return fmt::format("s3://{}/test-{:08x}/{}-{}?endpoint={}", bucket, std::random_device{}(),
+                     ::getpid(), count++, endpoint);
+}
+
+kv::S3Options S3Server::Options() const {
+  kv::S3Options options;
+  options.credentials = [credentials = credentials] { return credentials; };
+  options.timeout = std::chrono::seconds(30);
+  return options;
+}
+
+std::shared_ptr<kv::Storage> OpenTestStorage(const std::string& address,
+                                             const kv::S3Options& options) {
+  Result<std::shared_ptr<kv::Storage>> storage = kv::internal::OpenS3Storage(address, options);
+  CAIRN_EXPECT_OK(storage);
+  return storage ? *std::move(storage) : nullptr;
+}
+
+}  // namespace cairn::testing
