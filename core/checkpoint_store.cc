@@ -116,28 +116,10 @@ class CheckpointStore::Impl {
 CheckpointStore::CheckpointStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 CheckpointStore::~CheckpointStore() = default;
 
-namespace {
-
-Result<std::string> DirectoryOf(const std::string& address) {
-  constexpr std::string_view kFile = "file:";
-  if (address.starts_with("rados:") || address.find("://") != std::string::npos) {
-    return Fail(ErrorCode::kUnimplemented,
-                fmt::format("'{}': this build opens stores in directories only", address));
-  }
-  std::string directory = address.starts_with(kFile) ? address.substr(kFile.size()) : address;
-  if (directory.empty()) {
-    return Fail(ErrorCode::kInvalidArgument, "the store's address is empty; give a directory");
-  }
-  return directory;
-}
-
-}  // namespace
-
 Result<std::unique_ptr<CheckpointStore>> CheckpointStore::Open(const std::string& address,
                                                                kv::OpenMode mode,
                                                                kv::StoreOptions options) {
-  CAIRN_TRY_ASSIGN(const std::string directory, DirectoryOf(address));
-  CAIRN_TRY_ASSIGN(auto store, kv::Store::Open(directory, mode, std::move(options)));
+  CAIRN_TRY_ASSIGN(auto store, kv::Store::Open(address, mode, std::move(options)));
   return std::unique_ptr<CheckpointStore>(
       new CheckpointStore(std::make_unique<Impl>(std::move(store), nullptr)));
 }
@@ -146,8 +128,8 @@ Result<std::unique_ptr<CheckpointStore>> CheckpointStore::OpenShared(const std::
                                                                      kv::OpenMode mode,
                                                                      Communicator& communicator,
                                                                      kv::StoreOptions options) {
-  CAIRN_TRY_ASSIGN(auto store, internal::OpenTogether([&]() { return DirectoryOf(address); }, mode,
-                                                      communicator, std::move(options)));
+  CAIRN_TRY_ASSIGN(auto store,
+                   internal::OpenTogether(address, mode, communicator, std::move(options)));
   return std::unique_ptr<CheckpointStore>(
       new CheckpointStore(std::make_unique<Impl>(std::move(store), &communicator)));
 }

@@ -4,12 +4,13 @@
 
 #include <fmt/format.h>
 
+#include "kv/internal/s3/s3_storage.h"
 #include "kv/internal/storage/directory_storage.h"
 #include "kv/internal/storage/memory_storage.h"
 
 namespace cairn::kv {
 
-Result<std::shared_ptr<Storage>> OpenStorage(const std::string& address) {
+Result<std::shared_ptr<Storage>> OpenStorage(const std::string& address, const S3Options& s3) {
   const size_t colon = address.find(':');
   const bool has_kind = colon != std::string::npos && colon < address.find('/');
   const std::string kind = has_kind ? address.substr(0, colon) : "file";
@@ -19,10 +20,12 @@ Result<std::shared_ptr<Storage>> OpenStorage(const std::string& address) {
                 fmt::format("the address \"{}\" has no path or name", address));
   }
   if (kind == "file") return std::make_shared<internal::DirectoryStorage>(rest);
+  if (kind == "s3") return internal::OpenS3Storage(address, s3);
   if (kind == "memory") return internal::MemoryStorage::Shared(rest);
   return Fail(ErrorCode::kInvalidArgument,
-              fmt::format("unknown kind of storage \"{}:\" in \"{}\"; known are file:PATH and "
-                          "memory:NAME, and a path that contains ':' needs \"file:\" before it",
+              fmt::format("unknown kind of storage \"{}:\" in \"{}\"; known are file:PATH, "
+                          "s3://BUCKET/PREFIX and memory:NAME, and a path that contains ':' needs "
+                          "\"file:\" before it",
                           kind, address));
 }
 

@@ -4,13 +4,16 @@
 #include <memory>
 #include <string>
 
+#include "kv/s3_options.h"
 #include "kv/storage.h"
 
 namespace cairn::kv {
 
-/// Opens the storage at an address: PATH, file:PATH, or memory:NAME (which is shared inside the
-/// process). Creates nothing. A relative path whose first element contains ':' needs "file:" or
-/// "./" before it. kInvalidArgument: the address is of another kind, or has no path or name.
-Result<std::shared_ptr<Storage>> OpenStorage(const std::string& address);
+/// Opens the storage at an address: PATH, file:PATH, s3://BUCKET/PREFIX, or memory:NAME (which is
+/// shared inside the process). Creates nothing, and sends no request. A relative path whose first
+/// element contains ':' needs "file:" or "./" before it. The address of a bucket may end with
+/// parameters, "?endpoint=URL&region=R&profile=P"; `s3` has precedence. kInvalidArgument: the
+/// address is of another kind, or has no path or name; a parameter or an option is not valid.
+Result<std::shared_ptr<Storage>> OpenStorage(const std::string& address, const S3Options& s3 = {});
 
 }  // namespace cairn::kv

@@ -6,6 +6,8 @@
 #include <optional>
 #include <string>
 
+#include "kv/s3_options.h"
+
 namespace cairn::kv {
 
 enum class OpenMode {
@@ -35,6 +37,8 @@ struct StoreOptions {
   /// For kWrite: becomes the writer even if another process has the store open for writing. That
   /// process can commit nothing from then on.
   bool take_over = false;
+  /// For stores in buckets.
+  S3Options s3;
   /// For kJoinSession: what Store::OpenSession returned to the job's rank 0.
   std::string session;
 };

@@ -89,7 +89,7 @@ Result<std::unique_ptr<Store::Impl>> Store::Impl::Make(std::shared_ptr<Storage> 
 
 Result<std::unique_ptr<Store>> Store::Open(const std::string& address, OpenMode mode,
                                            StoreOptions options) {
-  CAIRN_TRY_ASSIGN(std::shared_ptr<Storage> storage, OpenStorage(address));
+  CAIRN_TRY_ASSIGN(std::shared_ptr<Storage> storage, OpenStorage(address, options.s3));
   return Open(std::move(storage), mode, std::move(options));
 }
 
@@ -105,7 +105,7 @@ Result<std::unique_ptr<Store>> Store::Open(std::shared_ptr<Storage> storage, Ope
 }
 
 Result<RebuildReport> Store::Rebuild(const std::string& address, StoreOptions options) {
-  CAIRN_TRY_ASSIGN(std::shared_ptr<Storage> storage, OpenStorage(address));
+  CAIRN_TRY_ASSIGN(std::shared_ptr<Storage> storage, OpenStorage(address, options.s3));
   return Rebuild(std::move(storage), std::move(options));
 }
 

@@ -1,6 +1,6 @@
 """The extension module, which is private to the package (python/src/)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -190,6 +190,7 @@ class Store:
         *,
         take_over: bool = False,
         grace: float | None = None,
+        credentials: Callable[[], Mapping[str, object]] | None = None,
     ) -> None: ...
     def save(
         self,

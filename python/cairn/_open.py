@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from cairn._base.open_options import OpenOptions
@@ -21,6 +22,7 @@ def open(
     timeout: float = 1800.0,
     take_over: bool = False,
     grace: float | None = None,
+    credentials: Callable[[], Mapping[str, object]] | None = None,
 ) -> Store:
     """Opens a store.
 
@@ -30,8 +32,9 @@ def open(
     on one rank is raised on all of them. Each rank may call the other methods by itself.
 
     Args:
-        address: ``PATH`` or ``file:PATH``, a directory. In a multi-rank store all ranks must share
-            this directory.
+        address: ``PATH`` or ``file:PATH``, a directory; or ``s3://BUCKET/PREFIX``, a place in an
+            S3-compatible object store, optionally with ``?endpoint=URL&region=R``. In a multi-rank
+            store all ranks must share the directory.
         mode: ``"r"`` reads, and sees the steps that a concurrent writer commits. ``"a"`` reads and
             writes, and creates the store if it does not exist. Only one process, or the ranks of
             one group, may have a store open for writing at a time.
@@ -49,6 +52,11 @@ def open(
             can finish what they have begun to read; by default 60. After this time, the next save,
             delete or open for writing removes the files. With 0, the delete or overwrite itself
             removes them. In a multi-rank store, the value on rank 0 counts.
+        credentials: for a store in a bucket, the only source of credentials. By default they are
+            found as by other AWS tools: in the environment, profiles and metadata services. The
+            function is called when credentials are needed and after the server has rejected the
+            previous ones. It returns a mapping with ``access_key_id``, ``secret_access_key`` and
+            optionally ``session_token`` and ``expiry`` (seconds since 1970).
 
     Raises:
         NotFound: the store does not exist (``"r"``).
@@ -60,5 +68,5 @@ def open(
             the group, or the ranks see different directories.
         Unavailable: a permission or I/O error; a rank did not connect in time.
     """
-    options = OpenOptions(alone=alone, timeout=timeout, take_over=take_over, grace=grace)
+    options = OpenOptions(alone=alone, timeout=timeout, take_over=take_over, grace=grace, credentials=credentials)
     return Store(address, mode, process_group, options)

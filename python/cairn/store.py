@@ -105,6 +105,7 @@ class Store(StepReader):
             self._ranks.communicator,
             take_over=options.take_over,
             grace=options.grace,
+            credentials=options.credentials,
         )
         # Host copies of tensors on devices, reused by the next save. Guarded by _copies_lock.
         self._copies = HostCopies()

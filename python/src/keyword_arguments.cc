@@ -10,6 +10,7 @@
 #include <chrono>
 #include <optional>
 
+#include "python/src/credentials_function.h"
 #include "python/src/errors.h"
 #include "python/src/streams.h"
 
@@ -91,6 +92,9 @@ kv::StoreOptions ToStoreOptions(const nb::kwargs& arguments) {
     if (!(*seconds >= 0)) ThrowInvalid("grace must not be a negative number of seconds");
     options.grace =
         std::chrono::milliseconds(static_cast<int64_t>(std::min(*seconds, kLongest) * 1000));
+  }
+  if (auto credentials = reader.Find<nb::callable>("credentials")) {
+    options.s3.credentials = ToCredentialsFunction(*std::move(credentials));
   }
   reader.Finish();
   return options;

@@ -5,11 +5,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <map>
+#include <sstream>
 
 #include "core/step/contents.h"
+#include "kv/open_storage.h"
 #include "kv/snapshot.h"
 #include "kv/step_info.h"
 #include "tools/common/disk_usage.h"
@@ -39,16 +39,19 @@ struct Overview {
   uint64_t logical_bytes = 0;                // sum over all steps
   uint64_t payload_bytes = 0;                // sum over all segments
   uint64_t unused_segment_bytes = 0;         // files of segments that no step uses
+  bool has_files = true;                     // if not, `disk` has only the segments that steps use
   DiskUsage disk;
   std::vector<Error> notes;
 };
 
-/// Returns the "name value" lines of the CAIRN file, which the open has already checked. Their
+/// Returns the "name value" lines of the object CAIRN, which the open has already checked. Their
 /// number and length are limited.
-std::map<std::string, std::string> ReadIdentity(const std::string& directory) {
+std::map<std::string, std::string> ReadIdentity(kv::Storage& storage) {
   constexpr size_t kMaxLines = 8;
   constexpr size_t kMaxLineBytes = 200;
-  std::ifstream file(std::filesystem::path(directory) / "CAIRN");
+  const auto bytes =
+      storage.Read("CAIRN", kMaxLines * kMaxLineBytes).value_or(std::vector<std::byte>());
+  std::istringstream file(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
   std::map<std::string, std::string> named;
   std::string line;
   for (size_t i = 0; i < kMaxLines && std::getline(file, line); ++i) {
@@ -62,15 +65,21 @@ std::map<std::string, std::string> ReadIdentity(const std::string& directory) {
 Result<Overview> Summarize(const OpenedStore& opened) {
   Overview view;
   view.directory = AddressDirectory(opened.address.store);
-  view.identity = ReadIdentity(view.directory);
+  CAIRN_TRY_ASSIGN(const auto storage, kv::OpenStorage(opened.address.store));
+  view.identity = ReadIdentity(*storage);
   CAIRN_TRY_ASSIGN(const auto snapshot, opened.store->kv().Latest());
   CAIRN_TRY_ASSIGN(view.steps, snapshot->Steps());
   CAIRN_TRY_ASSIGN(view.segments, snapshot->Segments());
   for (const kv::StepInfo& step : view.steps) view.logical_bytes += step.logical_bytes;
   for (const kv::SegmentInfo& segment : view.segments) view.payload_bytes += segment.payload_bytes;
-  CAIRN_TRY_ASSIGN(view.disk, MeasureDiskUsage(view.directory));
   uint64_t used_bytes = 0;
   for (const kv::SegmentInfo& segment : view.segments) used_bytes += segment.file_bytes;
+  view.has_files = storage->local_files() != nullptr;
+  if (view.has_files) {
+    CAIRN_TRY_ASSIGN(view.disk, MeasureDiskUsage(view.directory));
+  } else {
+    view.disk = {.file_bytes = used_bytes, .segment_file_bytes = used_bytes};
+  }
   // A concurrent writer may have removed segments of the snapshot.
   view.unused_segment_bytes =
       view.disk.segment_file_bytes - std::min(view.disk.segment_file_bytes, used_bytes);
@@ -138,8 +147,9 @@ std::string StepsText(const std::vector<kv::StepInfo>& steps) {
 std::string DiskText(const Overview& view) {
   const uint64_t records = view.disk.file_bytes - view.disk.segment_file_bytes;
   const uint64_t used = view.disk.segment_file_bytes - view.unused_segment_bytes;
-  std::string text = fmt::format("{} in {}, {} of records", HumanBytes(used),
-                                 Plural(view.segments.size(), "segment"), HumanBytes(records));
+  std::string text =
+      fmt::format("{} in {}", HumanBytes(used), Plural(view.segments.size(), "segment"));
+  if (view.has_files) text += fmt::format(", {} of records", HumanBytes(records));
   if (view.unused_segment_bytes > 0) {
     text +=
         fmt::format(", {} of deleted or unfinished steps", HumanBytes(view.unused_segment_bytes));
@@ -175,7 +185,7 @@ void PrintFacts(Output& out, const Overview& view) {
          fmt::format("{} and {}, {}", Plural(latest.tensor_count, "tensor"),
                      Plural(latest.value_count, "plain value"), HumanBytes(latest.logical_bytes)));
   }
-  fact("on disk", DiskText(view));
+  fact(view.has_files ? "on disk" : "stored", DiskText(view));
   if (view.payload_bytes > 0) fact("sharing", SharingText(view));
   if (view.notes.empty()) {
     fact("health", out.Styled(Style::kGreen, "no problems found while opening"));

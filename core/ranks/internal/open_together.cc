@@ -35,12 +35,11 @@ Result<std::string> Introduce(const Opened& store, kv::OpenMode mode) {
 
 }  // namespace
 
-Result<std::unique_ptr<kv::Store>> OpenTogether(
-    const std::function<Result<std::string>()>& directory, kv::OpenMode mode,
-    Communicator& communicator, kv::StoreOptions options) {
+Result<std::unique_ptr<kv::Store>> OpenTogether(const std::string& address, kv::OpenMode mode,
+                                                Communicator& communicator,
+                                                kv::StoreOptions options) {
   const auto open = [&](kv::OpenMode own_mode) -> Opened {
-    CAIRN_TRY_ASSIGN(const std::string path, directory());
-    return kv::Store::Open(path, own_mode, options);
+    return kv::Store::Open(address, own_mode, options);
   };
   const bool is_first = communicator.rank() == 0;
   Opened store = nullptr;

@@ -24,6 +24,7 @@ namespace cairn::kv::internal {
 namespace {
 
 constexpr uint64_t kMaxSinglePutBytes = 64 << 20;
+constexpr uint32_t kSmallRequests = 16;
 constexpr uint64_t kMaxGapBytes = 256 << 10;
 constexpr uint64_t kMinUploadPartBytes = 5 << 20;
 
@@ -190,6 +191,24 @@ Result<void> S3Storage::ReadInParts(std::string_view name, uint64_t offset_bytes
   return {};
 }
 
+Result<std::vector<std::byte>> S3Storage::Read(std::string_view name, uint64_t limit_bytes) {
+  CAIRN_CHECK(IsObjectName(name));
+  const S3Object object = ObjectOf(name);
+  const Result<HttpResponse> response =
+      client().Perform({.operation = "read the object", .file = object.file, .key = object.key});
+  // The client keeps no longer responses in memory.
+  if (!response && response.error().code == ErrorCode::kUnimplemented) {
+    return Storage::Read(name, limit_bytes);
+  }
+  CAIRN_TRY(response);
+  const auto bytes = std::as_bytes(std::span(response->body));
+  if (bytes.size() <= limit_bytes) return std::vector(bytes.begin(), bytes.end());
+  return Fail(Error{.code = ErrorCode::kDataLoss,
+                    .message = fmt::format("the object has {} bytes, more than the limit of {}",
+                                           bytes.size(), limit_bytes),
+                    .file = object.file});
+}
+
 Result<uint64_t> S3Storage::Size(std::string_view name) {
   CAIRN_CHECK(IsObjectName(name));
   const S3Object object = ObjectOf(name);
@@ -286,6 +305,7 @@ TransferSizes S3Storage::transfer_sizes() const {
   return {.request_bytes = settings_.part_bytes,
           .min_part_bytes = kMinUploadPartBytes,
           .queue_depth = settings_.queue_depth,
+          .small_requests = kSmallRequests,
           .max_gap_bytes = kMaxGapBytes};
 }
 

@@ -54,6 +54,8 @@ class S3Storage final : public Storage {
   /// Requests long ranges in parts, several at a time.
   Result<void> ReadRange(std::string_view name, uint64_t offset_bytes,
                          std::span<std::byte> target) override;
+  /// Makes one request for objects of at most 16 MiB.
+  Result<std::vector<std::byte>> Read(std::string_view name, uint64_t limit_bytes) override;
   Result<uint64_t> Size(std::string_view name) override;
   Result<std::vector<std::string>> List(std::string_view prefix) override;
   Result<void> Remove(std::string_view name) override;

@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t kTailBytes = 64 << 10;
 // Contains the index of a million records, so that a lookup needs one more request.
-constexpr uint64_t kRemoteTailBytes = 256 << 10;
+constexpr uint64_t kRemoteTailBytes = 512 << 10;
 constexpr uint64_t kVerifyReadBytes = 1 << 20;
 constexpr uint64_t kFooterBytes = 53;
 constexpr uint64_t kBlockTailBytes = 5;

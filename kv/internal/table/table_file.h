@@ -11,7 +11,7 @@
 
 namespace cairn::kv::internal {
 
-/// Keeps the end of the file in memory (64 KiB; 256 KiB in a storage without files): opening a table
+/// Keeps the end of the file in memory (64 KiB; 512 KiB in a storage without files): opening a table
 /// reads it in one request, and a table that is not larger is not read again. Threads: many may call const members at once.
 class TableFile {
  public:

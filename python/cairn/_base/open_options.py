@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,3 +14,4 @@ class OpenOptions:
     timeout: float = 1800.0
     take_over: bool = False
     grace: float | None = None
+    credentials: Callable[[], Mapping[str, object]] | None = None

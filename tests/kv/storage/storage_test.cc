@@ -87,7 +87,7 @@ TEST(OpenStorageTest, SharesMemoryByItsName) {
 
 TEST(OpenStorageTest, RefusesOtherAddresses) {
   for (const char* address :
-       {"s3://bucket/run", "rados:pool", "", "file:", "memory:", "a:b", ":", ":a"}) {
+       {"s3:bucket/run", "s3://", "rados:pool", "", "file:", "memory:", "a:b", ":", ":a"}) {
     EXPECT_THAT(OpenStorage(address), IsError(ErrorCode::kInvalidArgument, address));
   }
   CAIRN_EXPECT_OK(OpenStorage("./a:b"));

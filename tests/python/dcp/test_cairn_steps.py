@@ -90,8 +90,8 @@ def test_a_missing_step_is_named(path):
         lambda: CairnWriter(step=-1),
         lambda: CairnWriter(step=2**64),
         lambda: CairnReader("x", step=-1),
-        lambda: CairnWriter("s3://bucket/x"),
-        lambda: CairnReader("s3://bucket/x"),
+        lambda: CairnWriter("gs://bucket/x"),
+        lambda: CairnReader("gs://bucket/x"),
         lambda: CairnWriter(b"x"),
     ],
 )
