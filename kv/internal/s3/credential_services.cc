@@ -101,7 +101,9 @@ std::string PartOfUrl(const std::string& url, CURLUPart part) {
 // The hosts that AWS SDKs accept: any over TLS, otherwise only the machine itself and the addresses
 // of the agents of ECS and EKS.
 bool MayAskForCredentials(const std::string& url) {
-  if (PartOfUrl(url, CURLUPART_SCHEME) == "https") return true;
+  const std::string scheme = PartOfUrl(url, CURLUPART_SCHEME);
+  if (scheme == "https") return true;
+  if (scheme != "http") return false;
   const std::string host = PartOfUrl(url, CURLUPART_HOST);
   return host == "localhost" || host.starts_with("127.") || host == "[::1]" ||
          host == "169.254.170.2" || host == "169.254.170.23" || host == "[fd00:ec2::23]";

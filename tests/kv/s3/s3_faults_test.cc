@@ -1,0 +1,459 @@
+// S3Storage on a server that misbehaves.
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kv/internal/s3/s3_storage.h"
+#include "kv/io_queue.h"
+#include "kv/storage.h"
+#include "tests/support/fake_s3.h"
+#include "tests/support/result_matchers.h"
+#include "tests/support/seeded_random.h"
+
+namespace cairn::testing {
+namespace {
+
+using kv::IoCompletion;
+using kv::ReadObject;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::SizeIs;
+
+constexpr const char* kSecret = "SECRET-KEY-9f3b";
+constexpr const char* kToken = "SESSION-TOKEN-77ac";
+constexpr uint64_t kPartBytes = 5 << 20;
+
+std::span<const std::byte> Bytes(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+std::string Text(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+// Objects below "store/" of a FakeS3.
+class S3FaultsTest : public ::testing::Test {
+ protected:
+  std::shared_ptr<kv::Storage> Open(std::chrono::milliseconds timeout) {
+    kv::S3Options options;
+    options.timeout = timeout;
+    options.part_bytes = kPartBytes;
+    options.credentials = [this]() -> Result<kv::S3Credentials> {
+      ++credentials_count_;
+      return kv::S3Credentials{.access_key_id = fmt::format("KEY{}", credentials_count_.load()),
+                               .secret_access_key = kSecret,
+                               .session_token = kToken,
+                               .expiry = std::nullopt};
+    };
+    auto storage =
+        kv::internal::OpenS3Storage("s3://bucket/store?endpoint=" + server_.endpoint(), options);
+    CAIRN_EXPECT_OK(storage);
+    return storage ? *storage : nullptr;
+  }
+
+  // The first `count` requests for which `matches` get this reply, and are not performed.
+  void ReplyTo(
+      int count, HttpReply reply,
+      std::function<bool(const HttpCall&)> matches = [](const HttpCall&) { return true; }) {
+    server_.SetBefore([left = count, reply = std::move(reply), matches = std::move(matches)](
+                          const HttpCall& call) mutable -> std::optional<HttpReply> {
+      if (left == 0 || !matches(call)) return std::nullopt;
+      --left;
+      return reply;
+    });
+  }
+
+  // Writes "segments/a.seg" in parts through a queue.
+  Result<void> Upload(std::span<std::byte> bytes) {
+    CAIRN_TRY_ASSIGN(const auto upload, storage_->BeginUpload("segments/a.seg", kPartBytes));
+    CAIRN_TRY_ASSIGN(const auto queue, storage_->MakeQueue(8));
+    for (uint64_t at = 0; at < bytes.size(); at += kPartBytes) {
+      CAIRN_TRY(queue->Submit({.upload = upload.get(),
+                               .write = true,
+                               .data = bytes.data() + at,
+                               .length_bytes = std::min(kPartBytes, bytes.size() - at),
+                               .offset_bytes = at}));
+    }
+    while (queue->in_flight() > 0) {
+      CAIRN_TRY_ASSIGN(IoCompletion completion, queue->Wait());
+      if (completion.error) return Fail(*std::move(completion.error));
+    }
+    return upload->Finish(bytes.size());
+  }
+
+  FakeS3 server_;
+  std::atomic<int> credentials_count_ = 0;
+  const std::shared_ptr<kv::Storage> storage_ = Open(std::chrono::seconds(20));
+};
+
+struct Fault {
+  const char* name;
+  HttpReply reply;
+};
+
+const Fault kTransientFaults[] = {
+    {"status 500", S3ErrorReply(500, "InternalError")},
+    {"status 502", {.status = 502, .body = "<html>Bad Gateway</html>"}},
+    {"status 503", S3ErrorReply(503, "SlowDown")},
+    {"status 504", {.status = 504}},
+    {"status 429", {.status = 429}},
+    {"status 408", S3ErrorReply(408, "RequestTimeout")},
+    {"status 409", S3ErrorReply(409, "ConditionalRequestConflict")},
+    {"a connection that is cut", {.cut_at_once = true}},
+    {"a response that is cut",
+     {.headers = {"Content-Length: 100"}, .body = "<Error>", .cut_after_bytes = 3}},
+};
+
+TEST_F(S3FaultsTest, EveryOperationSurvivesTransientFaults) {
+  for (const Fault& fault : kTransientFaults) {
+    SCOPED_TRACE(fault.name);
+    ReplyTo(2, fault.reply);
+    CAIRN_EXPECT_OK(storage_->Put("lease", Bytes("first")));
+    ReplyTo(2, fault.reply);
+    CAIRN_EXPECT_OK(storage_->PutIfAbsent("roots/1.root", Bytes("root")));
+    ReplyTo(2, fault.reply);
+    std::array<std::byte, 4> target{};
+    CAIRN_EXPECT_OK(storage_->ReadRange("roots/1.root", 0, target));
+    EXPECT_EQ(Text(target), "root");
+    HttpReply without_body = fault.reply;  // as responses to HEAD are, so it cannot be cut there
+    without_body.cut_at_once |= fault.reply.cut_after_bytes.has_value();
+    ReplyTo(2, without_body);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const uint64_t size_bytes, storage_->Size("lease"));
+    EXPECT_EQ(size_bytes, 5u);
+    ReplyTo(2, fault.reply);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<std::string> names, storage_->List(""));
+    EXPECT_THAT(names, SizeIs(2));
+    for (const char* name : {"lease", "roots/1.root"}) {
+      ReplyTo(2, fault.reply);
+      CAIRN_EXPECT_OK(storage_->Remove(name));
+    }
+    EXPECT_THAT(server_.Objects(), IsEmpty());
+  }
+}
+
+TEST_F(S3FaultsTest, UploadsSurviveTransientFaultsOfEveryRequest) {
+  SeededRandom random;
+  std::vector<std::byte> bytes(2 * kPartBytes + 1000);
+  random.Fill(bytes);
+  const std::vector<std::pair<const char*, std::function<bool(const HttpCall&)>>> requests = {
+      {"create", [](const HttpCall& call) { return call.Parameter("uploads").has_value(); }},
+      {"part", [](const HttpCall& call) { return call.Parameter("partNumber").has_value(); }},
+      {"complete",
+       [](const HttpCall& call) { return call.method == "POST" && !call.Parameter("uploads"); }},
+  };
+  for (const Fault& fault : kTransientFaults) {
+    for (const auto& [name, matches] : requests) {
+      SCOPED_TRACE(fmt::format("{}, {}", name, fault.name));
+      ReplyTo(2, fault.reply, matches);
+      CAIRN_EXPECT_OK(Upload(bytes));
+      EXPECT_TRUE(server_.Objects()["store/segments/a.seg"] == Text(bytes));
+      EXPECT_EQ(server_.UploadCount(), 0u);
+    }
+  }
+}
+
+TEST_F(S3FaultsTest, BytesThatChangedOnTheirWayAreSentAgain) {
+  std::vector<std::byte> bytes(kPartBytes + 1);
+  ReplyTo(2, S3ErrorReply(400, "BadDigest"),
+          [](const HttpCall& call) { return call.method == "PUT"; });
+  CAIRN_EXPECT_OK(Upload(bytes));
+  EXPECT_TRUE(server_.Objects()["store/segments/a.seg"] == Text(bytes));
+}
+
+TEST_F(S3FaultsTest, AnUploadSurvivesConnectionsThatAreCutInTheMiddleOfAPart) {
+  std::vector<std::byte> bytes(3 * kPartBytes, std::byte{7});
+  for (const size_t cut_bytes : {size_t{1}, size_t{100'000}, size_t{kPartBytes - 1}}) {
+    server_.server().CutNextRequestAfter(cut_bytes);
+    CAIRN_EXPECT_OK(Upload(bytes));
+    EXPECT_TRUE(server_.Objects()["store/segments/a.seg"] == Text(bytes));
+  }
+}
+
+TEST_F(S3FaultsTest, AReadSurvivesAResponseThatIsCutInTheMiddle) {
+  SeededRandom random;
+  std::vector<std::byte> bytes(1 << 20);
+  random.Fill(bytes);
+  CAIRN_ASSERT_OK(storage_->Put("tables/a.sst", bytes));
+  int left_count = 3;
+  server_.SetAfter([&](const HttpCall& call, HttpReply* reply) {
+    if (call.method == "GET" && left_count-- > 0) reply->cut_after_bytes = 300'000;
+  });
+  CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<std::byte> found,
+                             ReadObject(*storage_, "tables/a.sst", 2 << 20));
+  EXPECT_TRUE(found == bytes);
+}
+
+TEST_F(S3FaultsTest, ACompletionWhoseResponseIsLostHasHappened) {
+  std::vector<std::byte> bytes(2 * kPartBytes, std::byte{1});
+  bool lost = false;
+  server_.SetAfter([&](const HttpCall& call, HttpReply* reply) {
+    const bool is_completion = call.method == "POST" && !call.Parameter("uploads");
+    if (is_completion && !std::exchange(lost, true)) reply->cut_at_once = true;
+  });
+  CAIRN_EXPECT_OK(Upload(bytes));  // the second attempt gets NoSuchUpload
+  EXPECT_TRUE(server_.Objects()["store/segments/a.seg"] == Text(bytes));
+}
+
+TEST_F(S3FaultsTest, ACompletionThatFailsWithStatus200IsRepeated) {
+  std::vector<std::byte> bytes(kPartBytes, std::byte{1});
+  ReplyTo(2, S3ErrorReply(200, "InternalError"),
+          [](const HttpCall& call) { return call.method == "POST" && !call.Parameter("uploads"); });
+  CAIRN_EXPECT_OK(Upload(bytes));
+  EXPECT_TRUE(server_.Objects()["store/segments/a.seg"] == Text(bytes));
+}
+
+TEST_F(S3FaultsTest, APutIfAbsentWhoseResponseIsLostIsAConflict) {
+  bool lost = false;
+  server_.SetAfter([&](const HttpCall& call, HttpReply* reply) {
+    if (call.method == "PUT" && !std::exchange(lost, true)) reply->cut_at_once = true;
+  });
+  EXPECT_THAT(storage_->PutIfAbsent("roots/1.root", Bytes("mine")),
+              IsError(ErrorCode::kConflict, "roots/1.root"));
+  EXPECT_EQ(server_.Objects()["store/roots/1.root"], "mine");
+}
+
+TEST_F(S3FaultsTest, RefusesToCreateAStoreOnAServerThatIgnoresConditions) {
+  server_.SetIgnoresConditions(true);
+  EXPECT_THAT(storage_->PutIfAbsent("CAIRN", Bytes("identity")),
+              IsError(ErrorCode::kFailedPrecondition, server_.endpoint()));
+  EXPECT_THAT(server_.Objects(), IsEmpty()) << "neither the store nor the probe may remain";
+}
+
+TEST_F(S3FaultsTest, CreatesAStoreOnAServerWithConditions) {
+  CAIRN_EXPECT_OK(storage_->PutIfAbsent("CAIRN", Bytes("identity")));
+  EXPECT_THAT(storage_->PutIfAbsent("CAIRN", Bytes("other")),
+              IsError(ErrorCode::kConflict, "CAIRN"));
+  EXPECT_THAT(server_.Objects(),
+              ::testing::ElementsAre(::testing::Pair("store/CAIRN", "identity")));
+}
+
+TEST_F(S3FaultsTest, ExpiredCredentialsAreObtainedAgainOnce) {
+  CAIRN_ASSERT_OK(storage_->Put("lease", Bytes("1")));
+  EXPECT_EQ(credentials_count_, 1);
+  server_.SetBefore([](const HttpCall& call) -> std::optional<HttpReply> {
+    if (call.Header("authorization").find("KEY1/") == std::string::npos) return std::nullopt;
+    return S3ErrorReply(400, "ExpiredToken");
+  });
+  CAIRN_EXPECT_OK(storage_->Put("lease", Bytes("2")));
+  EXPECT_EQ(credentials_count_, 2);
+  ReplyTo(100, S3ErrorReply(400, "ExpiredToken"));
+  EXPECT_THAT(storage_->Put("lease", Bytes("3")),
+              IsError(ErrorCode::kUnavailable, "the credentials have expired; renew them"));
+  EXPECT_EQ(credentials_count_, 3);
+}
+
+TEST_F(S3FaultsTest, FollowsATemporaryRedirect) {
+  FakeS3 other;
+  ReplyTo(1, {.status = 307, .headers = {"Location: " + other.endpoint() + "/bucket/store/lease"}});
+  CAIRN_EXPECT_OK(storage_->Put("lease", Bytes("1")));
+  EXPECT_THAT(server_.Objects(), IsEmpty());
+  EXPECT_EQ(other.Objects()["store/lease"], "1");
+  ReplyTo(1000, {.status = 307, .headers = {"Location: " + server_.endpoint() + "/bucket/loop"}});
+  EXPECT_THAT(storage_->Put("lease", Bytes("1")),
+              IsError(ErrorCode::kFailedPrecondition, "answered 307"));
+}
+
+TEST_F(S3FaultsTest, AWrongRegionIsAnErrorThatNamesTheRightOne) {
+  HttpReply reply = S3ErrorReply(301, "PermanentRedirect");
+  reply.headers.emplace_back("x-amz-bucket-region: eu-west-3");
+  ReplyTo(1, reply);
+  EXPECT_THAT(storage_->Put("lease", Bytes("1")),
+              IsError(ErrorCode::kFailedPrecondition, "set AWS_REGION=eu-west-3"));
+}
+
+TEST_F(S3FaultsTest, AWrongClockIsAnErrorThatNamesTheClock) {
+  ReplyTo(1, S3ErrorReply(403, "RequestTimeTooSkewed"));
+  EXPECT_THAT(storage_->Put("lease", Bytes("1")), IsError(ErrorCode::kFailedPrecondition, "clock"));
+}
+
+TEST_F(S3FaultsTest, AServerThatIgnoresRangesIsRefused) {
+  CAIRN_ASSERT_OK(storage_->Put("tables/a.sst", Bytes("0123456789")));
+  std::array<std::byte, 4> target{};
+  ReplyTo(100, {.status = 200, .body = "0123456789"});
+  for (const uint64_t offset_bytes : {0, 3, 6}) {
+    EXPECT_THAT(storage_->ReadRange("tables/a.sst", offset_bytes, target),
+                IsError(ErrorCode::kUnimplemented, "ignores ranges"));
+  }
+}
+
+TEST_F(S3FaultsTest, AResponseWithAnotherRangeIsNotReturned) {
+  CAIRN_ASSERT_OK(storage_->Put("tables/a.sst", Bytes("0123456789")));
+  std::array<std::byte, 4> target{};
+  int left_count = 2;
+  server_.SetAfter([&](const HttpCall& call, HttpReply* reply) {
+    if (call.method != "GET" || left_count-- <= 0) return;
+    reply->headers = {"Content-Range: bytes 4-7/10"};
+    reply->body = "4567";
+  });
+  CAIRN_ASSERT_OK(storage_->ReadRange("tables/a.sst", 2, target));
+  EXPECT_EQ(Text(target), "2345");
+}
+
+TEST_F(S3FaultsTest, AServerThatNeverRecoversFailsAtTheDeadline) {
+  const auto storage = Open(std::chrono::milliseconds(700));
+  ReplyTo(1'000'000, S3ErrorReply(503, "SlowDown"));
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_THAT(storage->Put("lease", Bytes("1")), IsError(ErrorCode::kUnavailable, "attempts in"));
+  const auto elapsed = std::chrono::steady_clock::now() - begin;
+  EXPECT_LT(elapsed, std::chrono::seconds(10));
+  EXPECT_GT(server_.Calls().size(), 2u);
+}
+
+TEST_F(S3FaultsTest, AServerThatDoesNotAnswerFailsAtTheDeadline) {
+  const auto storage = Open(std::chrono::milliseconds(1500));
+  ReplyTo(1'000'000, {.delay = std::chrono::seconds(100)});
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_THAT(storage->Size("lease"), IsError(ErrorCode::kUnavailable, "no complete response"));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+}
+
+TEST_F(S3FaultsTest, AServerThatIsNotThereFailsSoonerThanTheDeadline) {
+  kv::S3Options options;
+  options.credentials = [] {
+    return kv::S3Credentials{.access_key_id = "KEY", .secret_access_key = kSecret};
+  };
+  const auto begin = std::chrono::steady_clock::now();
+  CAIRN_ASSERT_OK_AND_ASSIGN(
+      const auto storage,
+      kv::internal::OpenS3Storage("s3://bucket/store?endpoint=http://127.0.0.1:1", options));
+  EXPECT_THAT(storage->Size("lease"), IsError(ErrorCode::kUnavailable, "http://127.0.0.1:1"));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+}
+
+TEST_F(S3FaultsTest, ListsEveryPage) {
+  for (int i = 0; i < 25; ++i) {
+    CAIRN_ASSERT_OK(storage_->Put(fmt::format("roots/{}", i), Bytes("")));
+  }
+  server_.SetPageSize(4);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<std::string> names, storage_->List("roots/"));
+  EXPECT_THAT(names, SizeIs(25));
+}
+
+TEST_F(S3FaultsTest, AListingThatIsNotOneIsAnError) {
+  for (const char* body : {"", "<html/>", "not XML",
+                           "<ListBucketResult><IsTruncated>true"
+                           "</IsTruncated></ListBucketResult>"}) {
+    ReplyTo(1, {.body = body});
+    EXPECT_THAT(storage_->List("roots/"), IsError(ErrorCode::kUnavailable, "is not a")) << body;
+  }
+}
+
+TEST_F(S3FaultsTest, LeftoversAreAbortedAndObjectsRemain) {
+  std::vector<std::byte> bytes(kPartBytes + 1);
+  ReplyTo(1'000'000, S3ErrorReply(403, "AccessDenied"),
+          [](const HttpCall& call) { return call.method == "DELETE"; });
+  {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, storage_->Create("tables/a.sst"));
+    CAIRN_ASSERT_OK(writer->Append(bytes));
+    CAIRN_ASSERT_OK(writer->Append(bytes));
+  }
+  EXPECT_EQ(server_.UploadCount(), 1u) << "the abort of the writer was refused";
+  server_.SetBefore(nullptr);
+  CAIRN_ASSERT_OK(storage_->Put("tables/b.sst", Bytes("b")));
+  CAIRN_ASSERT_OK(storage_->RemoveLeftovers());
+  EXPECT_EQ(server_.UploadCount(), 0u);
+  EXPECT_THAT(server_.Objects(), SizeIs(1));
+}
+
+TEST_F(S3FaultsTest, ADigestIsPartOfEveryWrite) {
+  std::vector<std::byte> bytes(kPartBytes + 1);
+  CAIRN_ASSERT_OK(storage_->Put("lease", Bytes("123456789")));
+  CAIRN_ASSERT_OK(Upload(bytes));
+  int count = 0;
+  for (const HttpCall& call : server_.Calls()) {
+    if (call.method != "PUT") continue;
+    ++count;
+    EXPECT_THAT(call.Header("x-amz-checksum-crc32"), SizeIs(8)) << call.target;
+    // The check value of CRC-32 (CBF43926) in base64.
+    if (call.target == "/bucket/store/lease") {
+      EXPECT_EQ(call.Header("x-amz-checksum-crc32"), "y/Q5Jg==");
+    }
+  }
+  EXPECT_EQ(count, 3);
+}
+
+TEST_F(S3FaultsTest, ConnectionsAreUsedAgain) {
+  for (int i = 0; i < 50; ++i) CAIRN_ASSERT_OK(storage_->Put("lease", Bytes("1")));
+  EXPECT_EQ(server_.server().connection_count(), 1);
+}
+
+TEST_F(S3FaultsTest, AQueueThatIsDestroyedDoesNotWaitForSlowReads) {
+  CAIRN_ASSERT_OK(storage_->Put("tables/a.sst", Bytes("0123456789")));
+  ReplyTo(1'000'000, {.delay = std::chrono::seconds(100)});
+  std::array<std::byte, 4> target{};
+  const auto begin = std::chrono::steady_clock::now();
+  {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto queue, storage_->MakeQueue(2));
+    CAIRN_ASSERT_OK(queue->Submit(
+        {.object = "tables/a.sst", .data = target.data(), .length_bytes = target.size()}));
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+}
+
+TEST_F(S3FaultsTest, AForkedChildReadsWithItsOwnConnections) {
+  CAIRN_ASSERT_OK(storage_->Put("lease", Bytes("1")));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto queue, storage_->MakeQueue(2));
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::array<std::byte, 1> target{};
+    const bool reads = storage_->ReadRange("lease", 0, target).has_value();
+    const auto submitted =
+        queue->Submit({.object = "lease", .data = target.data(), .length_bytes = target.size()});
+    const bool refuses = !submitted && submitted.error().code == ErrorCode::kFailedPrecondition;
+    ::_exit(reads && refuses ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  CAIRN_EXPECT_OK(storage_->Put("lease", Bytes("2")));
+}
+
+// Provokes errors of all kinds, and looks for the secrets in them.
+TEST_F(S3FaultsTest, NoErrorContainsASecret) {
+  const auto storage = Open(std::chrono::milliseconds(150));
+  std::vector<HttpReply> replies;
+  for (const Fault& fault : kTransientFaults) replies.push_back(fault.reply);
+  for (const char* code :
+       {"AccessDenied", "SignatureDoesNotMatch", "InvalidAccessKeyId", "ExpiredToken",
+        "InvalidToken", "RequestTimeTooSkewed", "NoSuchBucket", "NotImplemented", "Other"}) {
+    replies.push_back(S3ErrorReply(400, code));
+  }
+  replies.push_back({.status = 307, .headers = {"Location: nonsense"}});
+  replies.push_back({.status = 403});
+  std::vector<std::string> errors;
+  for (const HttpReply& reply : replies) {
+    ReplyTo(1'000'000, reply);
+    std::array<std::byte, 1> target{};
+    const auto collect = [&](const auto& result) {
+      ASSERT_FALSE(result);
+      errors.push_back(result.error().ToString());
+    };
+    collect(storage->Put("lease", Bytes("1")));
+    collect(storage->PutIfAbsent("CAIRN", Bytes("1")));
+    collect(storage->ReadRange("lease", 0, target));
+    collect(storage->List(""));
+  }
+  EXPECT_THAT(errors, SizeIs(4 * replies.size()));
+  EXPECT_THAT(errors, Not(Contains(HasSubstr(kSecret))));
+  EXPECT_THAT(errors, Not(Contains(HasSubstr(kToken))));
+  for (const HttpCall& call : server_.Calls()) {
+    EXPECT_EQ(call.Header("x-amz-security-token"), kToken);
+    for (const auto& [name, value] : call.headers) EXPECT_THAT(value, Not(HasSubstr(kSecret)));
+  }
+}
+
+}  // namespace
+}  // namespace cairn::testing
