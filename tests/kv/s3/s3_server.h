@@ -13,10 +13,12 @@ namespace cairn::testing {
 
 struct S3Server {
   std::string endpoint;
+  std::string tls_endpoint;
+  std::string ca_bundle;  // for `tls_endpoint`
   std::string bucket;
   kv::S3Credentials credentials;
 
-  /// Returns "s3://BUCKET/<a prefix that no other call returns>?endpoint=...".
+  /// Returns "s3://BUCKET/<a prefix that no other call returns>".
   std::string NewAddress() const;
   /// Returns options with the credentials, and a timeout that is short enough for tests.
   kv::S3Options Options() const;

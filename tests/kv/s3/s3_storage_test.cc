@@ -1,17 +1,30 @@
 // S3Storage on a real server: the contract of every storage, and what only S3 has.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
+#include <vector>
 
+#include "kv/internal/s3/s3_client.h"
+#include "kv/internal/s3/s3_settings.h"
+#include "kv/internal/s3/s3_xml.h"
+#include "kv/storage.h"
 #include "tests/kv/s3/s3_server.h"
 #include "tests/kv/storage/storage_contract.h"
 #include "tests/support/result_matchers.h"
+#include "tests/support/seeded_random.h"
 
 namespace cairn::testing {
 namespace {
+
+std::span<const std::byte> Bytes(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
 
 OpenSameStorage MakeS3() {
   const S3Server server = TestServer();
@@ -23,6 +36,102 @@ OpenSameStorage MakeS3() {
 // SeaweedFS lets the losers of a race wait for one to three seconds.
 INSTANTIATE_TEST_SUITE_P(S3, StorageContractTest,
                          ::testing::Values(StorageParam{.make = &MakeS3, .race_count = 6}));
+
+class S3StorageTest : public ::testing::Test {
+ protected:
+  const S3Server server_ = TestServer();
+  const std::string address_ = server_.NewAddress();
+};
+
+TEST_F(S3StorageTest, AcceptsAServerWithConditionalWrites) {
+  const auto storage = OpenTestStorage(address_, server_.Options());
+  CAIRN_ASSERT_OK(storage->PutIfAbsent("CAIRN", Bytes("identity")));
+  EXPECT_THAT(storage->PutIfAbsent("CAIRN", Bytes("other")),
+              IsError(ErrorCode::kConflict, "CAIRN"));
+}
+
+TEST_F(S3StorageTest, TransfersOverTlsWithACertificateAuthorityOfTheServer) {
+  kv::S3Options options = server_.Options();
+  options.endpoint = server_.tls_endpoint;
+  options.ca_bundle = server_.ca_bundle;
+  const auto storage = OpenTestStorage(address_, options);
+  SeededRandom random;
+  std::vector<std::byte> bytes(3 << 20);
+  random.Fill(bytes);
+  CAIRN_ASSERT_OK(storage->Put("tables/a.sst", bytes));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<std::byte> found,
+                             kv::ReadObject(*storage, "tables/a.sst", 4 << 20));
+  EXPECT_TRUE(found == bytes);
+}
+
+TEST_F(S3StorageTest, RefusesAServerWhoseCertificateIsNotKnown) {
+  kv::S3Options options = server_.Options();
+  options.endpoint = server_.tls_endpoint;
+  const auto storage = OpenTestStorage(address_, options);
+  EXPECT_THAT(storage->Put("lease", Bytes("1")),
+              IsError(ErrorCode::kFailedPrecondition, "AWS_CA_BUNDLE"));
+}
+
+TEST_F(S3StorageTest, WrongCredentialsAreErrorsWithAdviceAndWithoutTheSecret) {
+  kv::S3Options options = server_.Options();
+  for (const bool known_key : {true, false}) {
+    options.credentials = [key = known_key ? server_.credentials.access_key_id : "no-such-key"] {
+      return kv::S3Credentials{.access_key_id = key, .secret_access_key = "WRONG-SECRET"};
+    };
+    const Result<void> put = OpenTestStorage(address_, options)->Put("lease", Bytes("1"));
+    EXPECT_THAT(put, IsError(ErrorCode::kUnavailable, "answered 403"));
+    EXPECT_THAT(put.error().ToString(), ::testing::HasSubstr("check"));
+    EXPECT_THAT(put.error().ToString(), ::testing::Not(::testing::HasSubstr("WRONG-SECRET")));
+  }
+}
+
+TEST_F(S3StorageTest, PutsAndReadsLargeObjectsInParts) {
+  const auto storage = OpenTestStorage(address_, server_.Options());
+  SeededRandom random;
+  std::vector<std::byte> bytes(70 << 20);  // more than a single PUT
+  random.Fill(bytes);
+  CAIRN_ASSERT_OK(storage->Put("tables/large.sst", bytes));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<std::byte> found,
+                             kv::ReadObject(*storage, "tables/large.sst", 80 << 20));
+  EXPECT_TRUE(found == bytes);
+}
+
+// A process that is killed leaves an upload, whose parts take space although no listing shows them.
+TEST_F(S3StorageTest, AbortsUploadsThatWereLeft) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto address, kv::internal::ParseS3Address(address_));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto settings, kv::internal::ResolveS3Settings(
+                                                      address, server_.Options(), {},
+                                                      [](const char*) { return std::string(); }));
+  kv::internal::S3Client client(settings, server_.Options().credentials);
+  const auto count_uploads = [&]() -> size_t {
+    const auto response = client.Perform(
+        {.operation = "list uploads",
+         .query = "prefix=" + kv::internal::EncodeUri(settings.prefix, false) + "&uploads="});
+    CAIRN_EXPECT_OK(response);
+    if (!response) return 0;
+    const auto listing = kv::internal::ParseS3Listing(response->body);
+    CAIRN_EXPECT_OK(listing);
+    return listing ? listing->uploads.size() : 0;
+  };
+  for (const char* name : {"segments/a.seg", "tables/a.sst"}) {
+    CAIRN_ASSERT_OK(client.Perform({.operation = "begin an upload",
+                                    .method = "POST",
+                                    .key = settings.prefix + name,
+                                    .query = "uploads="}));
+  }
+  EXPECT_EQ(count_uploads(), 2u);
+  CAIRN_ASSERT_OK(OpenTestStorage(address_, server_.Options())->RemoveLeftovers());
+  EXPECT_EQ(count_uploads(), 0u);
+}
+
+TEST_F(S3StorageTest, PrefixesMayHaveCharactersThatAreEncoded) {
+  const auto storage = OpenTestStorage(address_ + "/a=b c+d/\u00e9", server_.Options());
+  CAIRN_ASSERT_OK(storage->Put("roots/1.root", Bytes("1")));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<std::string> names, storage->List("roots/"));
+  EXPECT_THAT(names, ::testing::ElementsAre("roots/1.root"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const uint64_t size_bytes, storage->Size("roots/1.root"));
+  EXPECT_EQ(size_bytes, 1u);
+}
 
 }  // namespace
 }  // namespace cairn::testing
