@@ -7,6 +7,7 @@
 #include "kv/internal/s3/http_client.h"
 
 #include <curl/curl.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <map>
@@ -49,7 +50,13 @@ class HttpClient::Worker {
     CAIRN_CHECK(multi_ != nullptr);
     curl_multi_setopt(multi_, CURLMOPT_PIPELINING, static_cast<long>(CURLPIPE_NOTHING));
     curl_multi_setopt(multi_, CURLMOPT_MAXCONNECTS, static_cast<long>(max_connections_));
+    // The thread inherits the mask, so that it does not receive the signals of the program.
+    sigset_t all;
+    sigset_t old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
     thread_ = std::thread([this] { Run(); });
+    pthread_sigmask(SIG_SETMASK, &old, nullptr);
   }
 
   ~Worker() {

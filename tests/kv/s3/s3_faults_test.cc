@@ -404,6 +404,9 @@ TEST_F(S3FaultsTest, AQueueThatIsDestroyedDoesNotWaitForSlowReads) {
 }
 
 TEST_F(S3FaultsTest, AForkedChildReadsWithItsOwnConnections) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer does not support threads in a forked child";
+#endif
   CAIRN_ASSERT_OK(storage_->Put("lease", Bytes("1")));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto queue, storage_->MakeQueue(2));
   const pid_t child = ::fork();
