@@ -17,6 +17,7 @@
 #include "kv/internal/parts/attempt_outcome.h"
 #include "kv/internal/snapshot_state.h"
 #include "kv/internal/step_attempt.h"
+#include "kv/internal/storage/object_names.h"
 #include "kv/mutex.h"
 #include "kv/open_storage.h"
 #include "kv/snapshot.h"
@@ -145,6 +146,12 @@ Result<std::shared_ptr<const Snapshot>> Store::SnapshotWith(const StepInfo& step
   return std::make_shared<const Snapshot>(
       std::make_unique<internal::SnapshotState>(state, std::move(root)));
 }
+
+void Store::AwaitChange(std::chrono::milliseconds timeout) const {
+  impl_->state->storage->AwaitChange(internal::kRootFolder, timeout);
+}
+
+const std::shared_ptr<StoreState>& Store::state() const { return impl_->state; }
 
 std::string Store::NextAttempt(uint64_t step) {
   StoreState& state = *impl_->state;

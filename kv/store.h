@@ -45,6 +45,10 @@
 
 namespace cairn::kv {
 
+namespace internal {
+struct StoreState;
+}  // namespace internal
+
 /// A child that this process forks may read from the store. In the child, Begin, Delete,
 /// FailAttempt, Close, and appends and commits of a StepWriter return kFailedPrecondition, and
 /// destructors change nothing.
@@ -102,6 +106,10 @@ class Store {
   /// root that committed it has been removed. Other errors are those of Latest.
   Result<std::shared_ptr<const Snapshot>> SnapshotWith(const StepInfo& step) const;
 
+  /// Waits until another process may have committed a change, at most for `timeout`. May return
+  /// early.
+  void AwaitChange(std::chrono::milliseconds timeout) const;
+
   /// Names the next attempt at a step: the session, the step and a counter of this step's attempts.
   /// All ranks of a job call it once per save, even if the save then fails before it begins, so
   /// that they agree on the name without communication.
@@ -132,6 +140,9 @@ class Store {
   /// Releases the lease; has no effect if the store is closed already. kFailedPrecondition: a
   /// StepWriter exists. The destructor closes the store too, and ignores errors.
   Result<void> Close();
+
+  /// For kv.
+  const std::shared_ptr<internal::StoreState>& state() const;
 
   class Impl;
 
