@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iterator>
 #include <map>
 #include <set>
 #include <utility>
@@ -13,6 +12,7 @@
 
 #include "kv/internal/commit/store_identity.h"
 #include "kv/internal/records/kv_records.h"
+#include "kv/internal/segment/segment_description.h"
 #include "kv/internal/segment/segment_format.h"
 #include "kv/internal/storage/name_check.h"
 #include "kv/internal/storage/object_names.h"
@@ -26,98 +26,28 @@ namespace {
 
 /// Checks that bytes [begin, end) of a segment are zero: no digest covers them, but they were
 /// written as zeros.
-Result<void> CheckZeros(const ObjectReader& file, uint64_t begin, uint64_t end) {
+Result<void> CheckGap(const ObjectReader& file, uint64_t begin, uint64_t end) {
   std::vector<std::byte> buffer(std::min<uint64_t>(end - begin, 1 << 16));
   while (begin < end) {
     const auto part = std::span(buffer).first(std::min<uint64_t>(buffer.size(), end - begin));
     CAIRN_TRY(file.ReadAt(begin, part));
-    const auto bad =
-        std::ranges::find_if(part, [](std::byte byte) { return byte != std::byte{0}; });
-    if (bad != part.end()) {
-      return Fail(Error{.code = ErrorCode::kDataLoss,
-                        .message = "a gap of the segment is not zero",
-                        .file = file.path(),
-                        .offset_bytes = begin + static_cast<uint64_t>(bad - part.begin())});
-    }
+    CAIRN_TRY(CheckZeros(part, begin, file.path()));
     begin += part.size();
   }
   return {};
 }
 
-Result<void> CheckRegion(const ObjectReader& file, uint64_t offset, uint64_t length,
-                         uint64_t digest, const char* what, std::vector<std::byte>& bytes) {
-  bytes.resize(length);
-  CAIRN_TRY(file.ReadAt(offset, bytes));
-  if (Checksum64(bytes) != digest) {
-    return Fail(Error{.code = ErrorCode::kDataLoss,
-                      .message = fmt::format("the segment's {} do not match their checksum", what),
-                      .file = file.path(),
-                      .offset_bytes = offset});
-  }
-  return {};
-}
-
-/// Checks the gaps between the chunks that the footer lists. Extents of these chunks in other
-/// segments are checked with those segments.
-Result<void> CheckGaps(const ObjectReader& file, const SegmentTrailer& trailer,
-                       const std::vector<FooterEntry>& entries) {
-  std::vector<Extent> extents;
-  for (const FooterEntry& entry : entries) {
-    if (entry.column != Column::kChunks) continue;
-    CAIRN_TRY_ASSIGN(const Extents of_chunk, DecodeChunkExtents(entry.value));
-    std::ranges::copy_if(of_chunk, std::back_inserter(extents), [&](const Extent& extent) {
-      return extent.segment_id == trailer.segment_id;
-    });
-  }
-  std::ranges::sort(extents, {}, &Extent::offset_bytes);
-  uint64_t at = kSegmentHeaderBytes;
-  for (const Extent& extent : extents) {
-    if (extent.offset_bytes < at || extent.length_bytes > trailer.payload_end_bytes ||
-        extent.offset_bytes > trailer.payload_end_bytes - extent.length_bytes) {
-      return Fail(
-          Error{.code = ErrorCode::kDataLoss,
-                .message = "the footer lists chunks that overlap or are not inside the payload",
-                .file = file.path(),
-                .offset_bytes = extent.offset_bytes});
-    }
-    CAIRN_TRY(CheckZeros(file, at, extent.offset_bytes));
-    at = extent.offset_bytes + extent.length_bytes;
-  }
-  return CheckZeros(file, at, trailer.page_digests_offset_bytes);
-}
-
 Result<void> CheckSegment(const SnapshotState& snapshot, const SegmentInfo& info) {
   CAIRN_TRY_ASSIGN(const ObjectReader file,
                    ObjectReader::Open(snapshot.storage, SegmentObject(info)));
-  const uint64_t file_bytes = file.size_bytes();
-  if (file_bytes != info.file_bytes || file_bytes < kSegmentHeaderBytes + kSegmentTrailerBytes) {
-    return Fail(ErrorCode::kDataLoss,
-                fmt::format("the segment has {} bytes, but was sealed with {}", file_bytes,
-                            info.file_bytes));
+  CAIRN_TRY_ASSIGN(const SegmentDescription segment,
+                   ReadSegmentDescription(file, snapshot.uuid, info));
+  uint64_t at = kSegmentHeaderBytes;
+  for (const Extent& extent : segment.extents) {
+    CAIRN_TRY(CheckGap(file, at, extent.offset_bytes));
+    at = extent.offset_bytes + extent.length_bytes;
   }
-  std::array<std::byte, kSegmentHeaderBytes> header_bytes;
-  CAIRN_TRY(file.ReadAt(0, header_bytes));
-  CAIRN_TRY_ASSIGN(const SegmentHeader header, DecodeSegmentHeader(header_bytes));
-  const uint64_t trailer_at = file_bytes - kSegmentTrailerBytes;
-  std::array<std::byte, kSegmentTrailerBytes> trailer_bytes;
-  CAIRN_TRY(file.ReadAt(trailer_at, trailer_bytes));
-  auto trailer = DecodeSegmentTrailer(trailer_bytes, file_bytes);
-  if (!trailer) return Fail(std::move(trailer).error().WithOffset(trailer_at));
-  if (header.segment_id != info.segment_id || trailer->segment_id != info.segment_id ||
-      header.store_uuid != snapshot.uuid || trailer->footer_digest != info.footer_digest ||
-      trailer->page_digests_checksum != info.page_digests_checksum) {
-    return Fail(ErrorCode::kDataLoss, "the segment is not the one to which its record refers");
-  }
-  std::vector<std::byte> bytes;
-  CAIRN_TRY(CheckRegion(file, trailer->page_digests_offset_bytes, 8 * trailer->page_digest_count,
-                        trailer->page_digests_checksum, "page digests", bytes));
-  const uint64_t footer_at = trailer->footer_offset_bytes();
-  CAIRN_TRY(CheckRegion(file, footer_at, trailer->footer_bytes, trailer->footer_digest,
-                        "footer records", bytes));
-  CAIRN_TRY_ASSIGN(const std::vector<FooterEntry> entries,
-                   DecodeSegmentFooter(bytes, info.segment_id));
-  CAIRN_TRY(CheckZeros(file, footer_at + trailer->footer_bytes, trailer_at));
-  return CheckGaps(file, *trailer, entries);
+  return CheckGap(file, at, segment.trailer.page_digests_offset_bytes);
 }
 
 // --- steps

@@ -142,9 +142,11 @@ class Rebuilder {
     // Otherwise it was deleted or replaced before the root.
     if (entry.info.generation <= best_.number && !unread_.contains(entry.info.step)) return;
     const auto [found, is_new] = steps_.try_emplace(entry.info.step, entry);
-    if (!is_new && found->second.info.created_unix_ns < entry.info.created_unix_ns) {
-      found->second = entry;
-    }
+    // A copied step has the time of its creation in another store.
+    const auto age = [](const StepInfo& info) {
+      return std::pair(info.generation, info.created_unix_ns);
+    };
+    if (!is_new && age(found->second.info) < age(entry.info)) found->second = entry;
     Note(report_.notes,
          Error{.code = ErrorCode::kUnavailable,
                .message = "recovered from its table, without evidence that it was committed and "

@@ -5,10 +5,12 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "kv/internal/parts/attempt_outcome.h"
@@ -49,6 +51,15 @@ void RemoveObject(StoreState& state, const std::string& name) {
 /// Returns the time before which objects became unreachable whose grace period has passed.
 int64_t GraceLimitNs(const StoreState& state) {
   return NowUnixNs() - std::chrono::nanoseconds(state.options.grace).count();
+}
+
+/// Adds objects to the list. Those that are in it, because they were announced, get the new time.
+void AddRemoved(std::vector<RemovedObject> objects, Root& root) {
+  std::set<std::string_view> names;
+  for (const RemovedObject& object : objects) names.insert(object.name);
+  std::erase_if(root.removed,
+                [&](const RemovedObject& object) { return names.contains(object.name); });
+  for (RemovedObject& object : objects) root.removed.push_back(std::move(object));
 }
 
 /// Moves the objects whose grace period has passed out of `root`.
@@ -166,7 +177,7 @@ Result<Unreachable> FindUnreachable(StoreState& state, std::span<const uint64_t>
 }
 
 Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed, StepEntry* added,
-                          Unreachable unreachable) {
+                          Unreachable unreachable, std::span<const std::string> adopted) {
   CAIRN_TRY(CheckCanCommit(state));
   const auto current = CurrentRoot(state);
   Root next = current->root;
@@ -177,6 +188,9 @@ Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed, 
     added->info.generation = next.number;
     changed = changed.Add(*added);
   }
+  const std::set<std::string_view> reached(adopted.begin(), adopted.end());
+  std::erase_if(next.removed,
+                [&](const RemovedObject& object) { return reached.contains(object.name); });
   CAIRN_TRY_ASSIGN(StepList::WithPages written, changed.WritePages(state.epoch));
   next.recent = written.steps.recent();
   next.pages = written.steps.pages();
@@ -185,7 +199,7 @@ Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed, 
                             .since_unix_ns = next.created_unix_ns,
                             .file_bytes = page.file_bytes});
   }
-  for (RemovedObject& object : unreachable.objects) next.removed.push_back(std::move(object));
+  AddRemoved(std::move(unreachable.objects), next);
   const std::vector<RemovedObject> expired = TakeExpired(state, next);
 
   CommitOutcome outcome = CommitRoot(*state.storage, next);
@@ -215,6 +229,29 @@ Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed, 
   return {};
 }
 
+Result<void> CommitNewStep(StoreState& state, StepEntry& entry,
+                           std::span<const std::string> adopted) {
+  const std::string table_name = ObjectName(ObjectKind::kTable, entry.tables.front().id);
+  auto unreachable = FindUnreachable(state, {}, &entry);
+  Result<void> committed = unreachable
+                               ? CommitChange(state, {}, &entry, *std::move(unreachable), adopted)
+                               : Result<void>(std::unexpected(unreachable.error()));
+  if (committed) return {};
+  if (!state.outcome_unknown) (void)state.storage->Remove(table_name);
+  return Fail(std::move(committed).error().WithStep(entry.info.step));
+}
+
+bool IsAnnounced(const RemovedObject& object, const Root& root) {
+  return object.since_unix_ns > root.created_unix_ns;
+}
+
+Result<void> CommitAnnouncement(StoreState& state, std::span<const RemovedObject> objects) {
+  Unreachable announced{.objects = {objects.begin(), objects.end()}};
+  const int64_t until_ns = NowUnixNs() + std::chrono::nanoseconds(kAnnouncedFor).count();
+  for (RemovedObject& object : announced.objects) object.since_unix_ns = until_ns;
+  return CommitChange(state, {}, nullptr, std::move(announced));
+}
+
 void ReclaimIfFull(StoreState& state) {
   if (state.storage->local_files() == nullptr) return;
   struct statvfs status;
@@ -223,8 +260,10 @@ void ReclaimIfFull(StoreState& state) {
   const MutexLock write_lock(state.write_mutex);
   if (!CheckCanCommit(state)) return;
   // The list in the root may name objects that do not exist any more.
-  for (const RemovedObject& object : CurrentRoot(state)->root.removed) {
-    RemoveObject(state, object.name);
+  const auto current = CurrentRoot(state);
+  for (const RemovedObject& object : current->root.removed) {
+    // If another writer has taken over the store, its steps may use announced objects.
+    if (!IsAnnounced(object, current->root)) RemoveObject(state, object.name);
   }
 }
 

@@ -1,9 +1,11 @@
 #pragma once
 /// A change of the step list: the next root, and the removal of what it makes unreachable.
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "kv/error.h"
@@ -37,18 +39,40 @@ Result<Unreachable> FindUnreachable(StoreState& state, std::span<const uint64_t>
                                     const StepEntry* added);
 
 /// Commits the next root, without the steps `removed` and with `added`, which may be null and
-/// replaces a step of the same number. Sets the generation of `added`. Then removes objects whose
-/// grace period has passed; errors of that are ignored, because the next open for writing finds
-/// what remains. kConflict: another writer has taken over the store. kUnavailable,
-/// kResourceExhausted: nothing was committed, or outcome_unknown is set. Requires write_mutex.
+/// replaces a step of the same number. Sets the generation of `added`. `adopted` are the names of
+/// announced objects that `added` reaches. Then removes objects whose grace period has passed;
+/// errors of that are ignored, because the next open for writing finds what remains. kConflict:
+/// another writer has taken over the store. kUnavailable, kResourceExhausted: nothing was
+/// committed, or outcome_unknown is set. Requires write_mutex.
 Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed, StepEntry* added,
-                          Unreachable unreachable);
+                          Unreachable unreachable, std::span<const std::string> adopted = {});
+
+/// Commits a step whose table was written, replacing a step of the same number. Sets the
+/// generation of `entry`. After an error, removes the table unless outcome_unknown is set. Errors
+/// are those of FindUnreachable and CommitChange. Requires write_mutex.
+Result<void> CommitNewStep(StoreState& state, StepEntry& entry,
+                           std::span<const std::string> adopted = {});
+
+/// Objects that wait for a step. A copier announces segments that it has finished before the step
+/// that uses them is committed: it adds them to the list of removed objects with a time in the
+/// future, so that no commit or open for writing removes them before. The commit of a step that
+/// reaches them takes them off the list.
+inline constexpr std::chrono::hours kAnnouncedFor{24};
+/// Returns whether an object in the list of `root` was announced, and its time had not come when
+/// the root was put. Does not depend on the current time: a writer that was paused must not remove
+/// an object because time has passed.
+bool IsAnnounced(const RemovedObject& object, const Root& root);
+/// Commits a root in which the objects are announced for kAnnouncedFor from now on, also those that
+/// were announced before. Requires write_mutex, and that the objects are durable under their names.
+/// Errors are those of CommitChange.
+Result<void> CommitAnnouncement(StoreState& state, std::span<const RemovedObject> objects);
 
 /// Returns the segments that a step uses: those of its entry, or of its newest table.
 Result<std::vector<SegmentUse>> UsageOf(StoreState& state, const StepEntry& entry);
 
 /// Removes the objects whose grace period has not passed, if the file system of the store is nearly
-/// full: a save that fails for lack of space succeeds when it is repeated. Errors are ignored.
+/// full: a save that fails for lack of space succeeds when it is repeated. Announced objects remain.
+/// Errors are ignored.
 void ReclaimIfFull(StoreState& state);
 
 /// Removes what crashed attempts and writers have left, and the objects whose grace period has

@@ -1,0 +1,104 @@
+// Counts the live bytes of each segment while the records of the chunks pass.
+
+#include "kv/internal/commit/step_table_writer.h"
+
+#include "kv/extents.h"
+#include "kv/internal/commit/root_change.h"
+#include "kv/internal/records/kv_records.h"
+#include "kv/internal/storage/object_names.h"
+#include "kv/step_records.h"
+
+namespace cairn::kv::internal {
+
+StepTableWriter::StepTableWriter(uint64_t step, TableStack base,
+                                 std::unique_ptr<DeltaWriter> writer)
+    : step_(step), base_(std::move(base)), writer_(std::move(writer)) {}
+
+Result<StepTableWriter> StepTableWriter::Create(StoreState& state, const StepEntry* base,
+                                                const StepInfo& info) {
+  std::vector<TableInfo> tables;
+  std::vector<SegmentUse> usage;
+  if (base != nullptr) {
+    tables = base->tables;
+    CAIRN_TRY_ASSIGN(usage, UsageOf(state, *base));
+  }
+  CAIRN_TRY_ASSIGN(TableStack stack, state.tables->OpenStack(tables));
+  CAIRN_TRY_ASSIGN(auto delta, DeltaWriter::Create(*state.storage, NewObjectId(state.epoch), stack,
+                                                   TableKey(Column::kTables, "")));
+  StepTableWriter writer(info.step, std::move(stack), std::move(delta));
+  for (const SegmentUse& use : usage) writer.base_segments_[use.segment.id] = use.segment;
+  CAIRN_TRY(writer.Write(Column::kSteps, "", EncodeStep(info)));
+  return writer;
+}
+
+Result<void> StepTableWriter::Write(Column column, std::string_view key,
+                                    std::span<const std::byte> value) {
+  key_.assign(1, static_cast<char>(column)).append(key);
+  return writer_->Add(key_, value);
+}
+
+Result<void> StepTableWriter::Add(Column column, std::string_view key,
+                                  std::span<const std::byte> value) {
+  if (column == Column::kSegments) {  // written later, in order with those of the base
+    CAIRN_TRY_ASSIGN(const SegmentInfo info, DecodeSegment(value));
+    new_segments_[info.segment_id] = {.id = {.epoch = info.epoch, .id = info.segment_id},
+                                      .record = {value.begin(), value.end()}};
+    return {};
+  }
+  if (column == Column::kChunks) {
+    CAIRN_TRY_ASSIGN(const Extents extents, DecodeChunkExtents(value));
+    for (const Extent& extent : extents) AddUse(extent.segment_id, extent.length_bytes);
+  }
+  return Write(column, key, value);
+}
+
+void StepTableWriter::AddUse(uint64_t segment_id, uint64_t length_bytes) {
+  if (last_use_ == nullptr || last_use_->first != segment_id) {
+    last_use_ = &*live_bytes_.try_emplace(segment_id, 0).first;
+  }
+  last_use_->second += length_bytes;
+}
+
+Result<void> StepTableWriter::Finish(StepEntry& entry) {
+  CAIRN_TRY(AddSegments());
+  CAIRN_TRY(AddUsage(entry));
+  CAIRN_TRY_ASSIGN(entry.tables, writer_->Finish([](std::span<const TableInfo> kept) {
+    return EncodeTables(kept);
+  }));
+  return {};
+}
+
+Result<void> StepTableWriter::AddSegments() {
+  for (const auto& [segment_id, live_bytes] : live_bytes_) {
+    const std::string key = NumberKey(segment_id);
+    if (const auto found = new_segments_.find(segment_id); found != new_segments_.end()) {
+      CAIRN_TRY(Write(Column::kSegments, key, found->second.record));
+      continue;
+    }
+    if (!base_segments_.contains(segment_id)) return Fail(BaseReplacedError(step_));
+    CAIRN_TRY_ASSIGN(const auto record, base_.Get(TableKey(Column::kSegments, key)));
+    if (!record) {
+      return Fail(ErrorCode::kDataLoss, "the base has no record of a segment that it uses");
+    }
+    CAIRN_TRY(Write(Column::kSegments, key, *record));
+  }
+  return {};
+}
+
+Result<void> StepTableWriter::AddUsage(StepEntry& entry) {
+  entry.usage_in_table = live_bytes_.size() > kMaxInlineSegments;
+  for (const auto& [segment_id, live_bytes] : live_bytes_) {
+    const auto found = new_segments_.find(segment_id);
+    const SegmentUse use{
+        .segment = found != new_segments_.end() ? found->second.id : base_segments_.at(segment_id),
+        .live_bytes = live_bytes};
+    if (entry.usage_in_table) {
+      CAIRN_TRY(Write(Column::kUsage, NumberKey(segment_id), EncodeUsage(use)));
+    } else {
+      entry.usage.push_back(use);
+    }
+  }
+  return {};
+}
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,64 @@
+#pragma once
+/// Writes the table of one step: the records that differ from those of a step that exists, and the
+/// records of the segments that the step uses, with their live bytes.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kv/error.h"
+#include "kv/internal/commit/store_state.h"
+#include "kv/internal/root/root_record.h"
+#include "kv/internal/table/delta_writer.h"
+#include "kv/internal/table/table_stack.h"
+#include "kv/key.h"
+#include "kv/step_info.h"
+
+namespace cairn::kv::internal {
+
+/// Threads: one. Requires that no delete removes the base until the step is committed.
+class StepTableWriter {
+ public:
+  /// Adds the step's own record. `base` is the step with which the records are compared, or null.
+  static Result<StepTableWriter> Create(StoreState& state, const StepEntry* base,
+                                        const StepInfo& info);
+
+  /// Adds a record. Requires columns from kTensors to kSegments, and keys in the order of tables.
+  /// Of the segments, only the records that the base lacks are needed, and those that no chunk
+  /// refers to are left out.
+  Result<void> Add(Column column, std::string_view key, std::span<const std::byte> value);
+
+  /// Makes the table durable and sets the tables and the usage of `entry`. kConflict: the step
+  /// uses a segment whose record neither was added nor is in the base. Nothing can be added after
+  /// this.
+  Result<void> Finish(StepEntry& entry);
+
+ private:
+  struct NewSegment {
+    ObjectId id;
+    std::vector<std::byte> record;
+  };
+
+  StepTableWriter(uint64_t step, TableStack base, std::unique_ptr<DeltaWriter> writer);
+  Result<void> Write(Column column, std::string_view key, std::span<const std::byte> value);
+  void AddUse(uint64_t segment_id, uint64_t length_bytes);
+  Result<void> AddSegments();
+  Result<void> AddUsage(StepEntry& entry);
+
+  uint64_t step_;
+  TableStack base_;
+  std::map<uint64_t, ObjectId> base_segments_;
+  std::unique_ptr<DeltaWriter> writer_;
+  std::string key_;
+  std::map<uint64_t, NewSegment> new_segments_;
+  std::map<uint64_t, uint64_t> live_bytes_;                  // by segment id
+  std::pair<const uint64_t, uint64_t>* last_use_ = nullptr;  // in live_bytes_
+};
+
+}  // namespace cairn::kv::internal
