@@ -1,0 +1,62 @@
+#pragma once
+/// Copies steps one after another: the segments that the target lacks, then the records.
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "kv/copy_options.h"
+#include "kv/error.h"
+#include "kv/internal/commit/store_state.h"
+#include "kv/internal/copy/finished_segments.h"
+#include "kv/internal/copy/segment_copy.h"
+#include "kv/internal/copy/target_segments.h"
+#include "kv/internal/copy/throttle.h"
+#include "kv/internal/snapshot_state.h"
+#include "kv/mutex.h"
+#include "kv/step_info.h"
+#include "kv/thread_annotations.h"
+
+namespace cairn::kv::internal {
+
+/// Ownership: source, target and options outlive it. Threads: one; it starts others.
+class StepCopier {
+ public:
+  StepCopier(const SnapshotState& source, StoreState& target, const CopyOptions& options);
+  /// Removes segments that no step uses and that were not announced.
+  ~StepCopier();
+
+  /// Copies one step of the source. Errors are those of CopySteps.
+  Result<CopiedStep> Copy(const StepInfo& step);
+  /// Keeps finished segments for the next copier. To be called after an error of Copy.
+  Result<void> KeepFinished() { return finished_.Announce(); }
+
+ private:
+  using Segments = std::map<uint64_t, SegmentInfo>;  // by id
+
+  Result<bool> IsPresent(const StepInfo& step) const;
+  Result<Segments> SegmentsOf(const SnapshotState::OpenStep& step) const;
+  Result<std::vector<SegmentInfo>> FindMissing(const Segments& segments, Segments& found);
+  Result<void> CopySegments(const std::vector<SegmentInfo>& missing);
+  Result<void> CopyNext(const std::vector<SegmentInfo>& missing);
+  Result<void> ReportProgress(uint64_t bytes);
+  Result<uint64_t> Commit(const SnapshotState::OpenStep& step, const Segments& segments);
+  Result<StepEntry> CommitLocked(const SnapshotState::OpenStep& step, const Segments& segments,
+                                 uint64_t announcement_count);
+  Result<StepEntry> WriteTable(const SnapshotState::OpenStep& step, const Segments& segments);
+
+  const SnapshotState& source_;
+  StoreState& target_;
+  const CopyOptions& options_;
+  Throttle throttle_;
+  CopyContext context_;
+  FinishedSegments finished_;
+  std::optional<TargetSegments> known_;  // nothing: must be listed
+
+  Mutex mutex_;
+  CopyProgress progress_ CAIRN_GUARDED_BY(mutex_);
+  size_t next_segment_ CAIRN_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace cairn::kv::internal

@@ -1,0 +1,368 @@
+// Goal: a copy has the bytes, the records and the number of its source, whatever the storages are.
+// It transfers only what the target lacks, and commits nothing that does not match its digests.
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <filesystem>
+#include <functional>
+
+#include "kv/snapshot.h"
+#include "tests/kv/copy/copy_stores.h"
+#include "tests/support/scoped_temp_dir.h"
+
+namespace cairn::kv {
+namespace {
+
+using cairn::testing::IsError;
+using cairn::testing::ScopedTempDir;
+using internal::DirectoryStorage;
+using internal::FaultyStorage;
+using internal::MemoryStorage;
+using ::testing::Combine;
+using ::testing::IsEmpty;
+using ::testing::IsSupersetOf;
+using ::testing::SizeIs;
+using ::testing::Values;
+using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
+
+using Outcome = CopiedStep::Outcome;
+using Steps = std::map<uint64_t, SampleStep>;
+
+const Steps& ThreeSteps() {
+  static const Steps steps = {{1, MakeSample(1)}, {2, MakeSample(2)}, {3, MakeSample(3)}};
+  return steps;
+}
+
+std::shared_ptr<Storage> NewMemory(const char* name) {
+  return std::make_shared<MemoryStorage>(name);
+}
+
+// --- pairs of storages
+
+enum class Medium { kDirectory, kMemory, kFaulty };
+
+class CopyPairTest : public ::testing::TestWithParam<std::tuple<Medium, Medium>> {
+ protected:
+  std::shared_ptr<Storage> Make(Medium medium, const char* name) {
+    if (medium == Medium::kDirectory) return std::make_shared<DirectoryStorage>(dir_ / name);
+    if (medium == Medium::kMemory) return NewMemory(name);
+    return std::make_shared<FaultyStorage>(NewMemory(name));
+  }
+  ScopedTempDir dir_{std::filesystem::exists("/dev/shm") ? "/dev/shm" : ""};
+  const std::shared_ptr<Storage> source_ = Make(std::get<0>(GetParam()), "source");
+  const std::shared_ptr<Storage> target_ = Make(std::get<1>(GetParam()), "target");
+};
+
+INSTANTIATE_TEST_SUITE_P(Media, CopyPairTest,
+                         Combine(Values(Medium::kDirectory, Medium::kMemory, Medium::kFaulty),
+                                 Values(Medium::kDirectory, Medium::kMemory, Medium::kFaulty)));
+
+TEST_P(CopyPairTest, CopiedStepsAreEqualAndVerify) {
+  CAIRN_ASSERT_OK(SaveThreeSteps(source_));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const CopyReport report,
+                             OpenAndCopy(source_, target_, {.steps = {3, 1, 2, 2}}));
+  ASSERT_THAT(report.steps, SizeIs(3));
+  EXPECT_EQ(report.steps[0].step, 1);
+  EXPECT_EQ(report.steps[2].outcome, Outcome::kCopied);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Steps copied, LoadSteps(target_));
+  EXPECT_TRUE(copied == ThreeSteps());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, VerifyStore(target_));
+  EXPECT_THAT(damage, IsEmpty());
+  EXPECT_THAT(ListedNames(*target_), IsEmpty());
+}
+
+TEST_P(CopyPairTest, OnlyNewSegmentsAreTransferred) {
+  CAIRN_ASSERT_OK(SaveThreeSteps(source_));
+  CAIRN_ASSERT_OK(OpenAndCopy(source_, target_, {.steps = {1, 2}}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const CopyReport report,
+                             OpenAndCopy(source_, target_, {.steps = {1, 2, 3}}));
+  ASSERT_THAT(report.steps, SizeIs(3));
+  EXPECT_EQ(report.steps[0].outcome, Outcome::kPresent);
+  EXPECT_EQ(report.steps[1].outcome, Outcome::kPresent);
+  EXPECT_EQ(report.steps[2].copied_segments, 1);
+  EXPECT_GE(report.steps[2].reused_segments, 1);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Steps copied, LoadSteps(target_));
+  EXPECT_TRUE(copied == ThreeSteps());
+}
+
+// --- what is copied
+
+class CopyTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    CAIRN_ASSERT_OK(SaveThreeSteps(source_));
+    CAIRN_ASSERT_OK_AND_ASSIGN(from_, OpenCopyStore(source_, OpenMode::kRead));
+    CAIRN_ASSERT_OK_AND_ASSIGN(to_, OpenCopyStore(target_, OpenMode::kWrite));
+  }
+  void ExpectTarget(const Steps& expected) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const Steps found, LoadSteps(target_));
+    EXPECT_TRUE(found == expected);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, VerifyStore(target_));
+    EXPECT_THAT(damage, IsEmpty());
+  }
+
+  const std::shared_ptr<Storage> source_ = NewMemory("source");
+  const std::shared_ptr<Storage> target_ = NewMemory("target");
+  std::unique_ptr<Store> from_;
+  std::unique_ptr<Store> to_;
+};
+
+TEST_F(CopyTest, RecordOfTheStepIsKept) {
+  CAIRN_ASSERT_OK(CopySteps(*from_, *to_, {.steps = {2}}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto source, from_->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto target, to_->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo a, source->FindStep(2));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo b, target->FindStep(2));
+  EXPECT_EQ(a.attempt, b.attempt);
+  EXPECT_EQ(a.created_unix_ns, b.created_unix_ns);
+  EXPECT_EQ(a.base_step, b.base_step);
+  EXPECT_EQ(a.chunk_count, b.chunk_count);
+  EXPECT_EQ(a.written_bytes, b.written_bytes);
+  EXPECT_NE(from_->uuid(), to_->uuid());
+}
+
+TEST_F(CopyTest, OlderStepIsCopiedAfterANewerOne) {
+  CAIRN_ASSERT_OK(CopySteps(*from_, *to_, {.steps = {3}}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const CopyReport report, CopySteps(*from_, *to_, {.steps = {1, 2}}));
+  EXPECT_EQ(report.steps[0].copied_segments, 0) << "step 3 uses the segment of step 1";
+  ExpectTarget(ThreeSteps());
+}
+
+TEST_F(CopyTest, StepOfSeveralRanksIsCopiedWithAllSegments) {
+  const auto storage = NewMemory("ranks");
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto rank0, OpenCopyStore(storage, OpenMode::kWrite));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const std::string session, rank0->OpenSession());
+  std::vector<std::unique_ptr<Store>> others;
+  for (int rank = 1; rank < 4; ++rank) {
+    StoreOptions options = SmallCopyBlocks();
+    options.session = session;
+    CAIRN_ASSERT_OK_AND_ASSIGN(auto other, Store::Open(storage, OpenMode::kJoinSession, options));
+    others.push_back(std::move(other));
+  }
+  CAIRN_ASSERT_OK(SaveSampleByRanks(*rank0, others, MakeSample(7)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const CopyReport report,
+                             CopySteps(*rank0, *to_, {.steps = {7}, .threads = 3}));
+  EXPECT_GE(report.steps[0].copied_segments, 3);
+  ExpectTarget({{7, MakeSample(7)}});
+}
+
+TEST_F(CopyTest, SavesOfTheTargetContinueFromACopy) {
+  CAIRN_ASSERT_OK(CopySteps(*from_, *to_, {.steps = {3}}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo saved, SaveSample(*to_, MakeSample(4)));
+  EXPECT_GT(saved.reused_chunk_count, 0);
+  CAIRN_ASSERT_OK(to_->Delete(std::array<uint64_t, 1>{3}));
+  ExpectTarget({{4, MakeSample(4)}});
+}
+
+TEST_F(CopyTest, RebuildRecoversACopy) {
+  CAIRN_ASSERT_OK(CopySteps(*from_, *to_, {.steps = {1, 2, 3}}));
+  CAIRN_ASSERT_OK(to_->Close());
+  const auto shared = MemoryStorage::Shared("RebuildRecoversACopy");
+  for (const char* folder : {"segments/", "tables/"}) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto names, target_->List(folder));
+    for (const std::string& name : names) {
+      CAIRN_ASSERT_OK_AND_ASSIGN(const auto bytes, ReadObject(*target_, name, 1 << 30));
+      CAIRN_ASSERT_OK(shared->Put(name, bytes));
+    }
+  }
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto identity, ReadObject(*target_, "CAIRN", 1 << 20));
+  CAIRN_ASSERT_OK(shared->Put("CAIRN", identity));
+  CAIRN_ASSERT_OK(Store::Rebuild("memory:RebuildRecoversACopy"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Steps found, LoadSteps(shared));
+  EXPECT_TRUE(found == ThreeSteps());
+}
+
+// --- conflicts
+
+TEST_F(CopyTest, StepThatDoesNotExistIsNotFoundAndNothingIsCopied) {
+  EXPECT_THAT(CopySteps(*from_, *to_, {.steps = {1, 9}}), IsError(ErrorCode::kNotFound, "9"));
+  ExpectTarget({});
+}
+
+TEST_F(CopyTest, StepWithOtherContentsIsAConflict) {
+  CAIRN_ASSERT_OK(SaveSample(*to_, MakeSample(2, 5)));
+  EXPECT_THAT(CopySteps(*from_, *to_, {.steps = {1, 2}}),
+              IsError(ErrorCode::kConflict, "other contents"));
+  ExpectTarget({{1, MakeSample(1)}, {2, MakeSample(2, 5)}});
+}
+
+TEST_F(CopyTest, OverwriteReplacesAStepWithOtherContents) {
+  CAIRN_ASSERT_OK(SaveSample(*to_, MakeSample(2, 5)));
+  const auto of_old = SegmentNames(*target_);
+  CAIRN_ASSERT_OK(CopySteps(*from_, *to_, {.steps = {1, 2, 3}, .overwrite = true}));
+  ExpectTarget(ThreeSteps());
+  CAIRN_ASSERT_OK(SaveSample(*to_, MakeSample(4)));  // removes what the grace period has kept
+  for (const std::string& name : SegmentNames(*target_)) EXPECT_FALSE(of_old.contains(name));
+}
+
+TEST_F(CopyTest, TargetMustBeOpenForWritingAndIdle) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, OpenCopyStore(target_, OpenMode::kRead));
+  EXPECT_THAT(CopySteps(*from_, *reader, {.steps = {1}}),
+              IsError(ErrorCode::kFailedPrecondition, "reading only"));
+  {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, to_->Begin(5, {}));
+    EXPECT_THAT(CopySteps(*from_, *to_, {.steps = {1}}),
+                IsError(ErrorCode::kFailedPrecondition, "still running"));
+  }
+  bool was_refused = false;
+  CAIRN_ASSERT_OK(CopySteps(*from_, *to_, {.steps = {1}, .progress = [&](const CopyProgress&) {
+                                             was_refused = !to_->Begin(5, {}).has_value();
+                                             return true;
+                                           }}));
+  EXPECT_TRUE(was_refused);
+  CAIRN_ASSERT_OK(SaveSample(*to_, MakeSample(2)));
+}
+
+TEST_F(CopyTest, ChangeOfTheTargetByAnotherThreadIsAConflict) {
+  CAIRN_ASSERT_OK(SaveSample(*to_, MakeSample(8)));
+  bool is_deleted = false;
+  const CopyOptions options{.steps = {1}, .progress = [&](const CopyProgress&) {
+                              if (!is_deleted) {
+                                CAIRN_EXPECT_OK(to_->Delete(std::array<uint64_t, 1>{8}));
+                              }
+                              return is_deleted = true;
+                            }};
+  EXPECT_THAT(CopySteps(*from_, *to_, options), IsError(ErrorCode::kConflict, "another thread"));
+  ExpectTarget({});
+}
+
+// --- sources that are damaged or deleted
+
+/// Changes one byte of an object.
+Result<void> FlipByte(Storage& storage, const std::string& name, uint64_t offset_bytes) {
+  CAIRN_TRY_ASSIGN(auto bytes, ReadObject(storage, name, 1 << 30));
+  bytes[offset_bytes] ^= std::byte{1};
+  return storage.Put(name, bytes);
+}
+
+TEST_F(CopyTest, DamagedSourceIsRefusedAndNamed) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, from_->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo step, snapshot->FindStep(3));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto usage, snapshot->SegmentUsage());
+  int case_count = 0;
+  for (const Usage& use : usage) {
+    if (use.generation != step.generation) continue;
+    CAIRN_ASSERT_OK_AND_ASSIGN(const SegmentInfo info, snapshot->FindSegment(use.segment_id));
+    const std::string name = "segments/" + info.name;
+    // Header, first and later pages, page digests or footer, and trailer.
+    for (const uint64_t offset : {uint64_t{40}, uint64_t{4'096 + 64}, info.file_bytes / 2,
+                                  info.file_bytes - 900, info.file_bytes - 60}) {
+      CAIRN_ASSERT_OK(FlipByte(*source_, name, offset));
+      EXPECT_THAT(CopySteps(*from_, *to_, {.steps = {3}}), IsError(ErrorCode::kDataLoss, name))
+          << offset;
+      CAIRN_ASSERT_OK(FlipByte(*source_, name, offset));
+      ExpectTarget({});
+      ++case_count;
+    }
+  }
+  EXPECT_GE(case_count, 10);
+  CAIRN_ASSERT_OK(CopySteps(*from_, *to_, {.steps = {3}}));
+  ExpectTarget({{3, MakeSample(3)}});
+}
+
+TEST_F(CopyTest, StepThatIsDeletedDuringTheCopyIsSkipped) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, OpenCopyStore(source_, OpenMode::kWrite));
+  const CopyOptions options{.steps = {1, 2, 3}, .progress = [&](const CopyProgress& progress) {
+                              if (progress.step == 2 && progress.done_bytes == 0) {
+                                const auto deleted = writer->Delete(std::array<uint64_t, 1>{2});
+                                CAIRN_EXPECT_OK(deleted);
+                              }
+                              return true;
+                            }};
+  CAIRN_ASSERT_OK_AND_ASSIGN(const CopyReport report, CopySteps(*from_, *to_, options));
+  ASSERT_THAT(report.steps, SizeIs(3));
+  EXPECT_EQ(report.steps[1].outcome, Outcome::kDeleted);
+  EXPECT_EQ(report.steps[2].outcome, Outcome::kCopied);
+  ExpectTarget({{1, MakeSample(1)}, {3, MakeSample(3)}});
+}
+
+// --- interrupted copies
+
+/// Stops a copy of `steps` when `count` segments are announced.
+CopyOptions StopAfter(Storage& target, std::vector<uint64_t> steps, size_t count) {
+  return {.steps = std::move(steps),
+          .threads = 1,
+          .keep_interval = std::chrono::milliseconds(0),
+          .progress = [&target, count](const CopyProgress&) {
+            return ListedNames(target).size() < count;
+          }};
+}
+
+TEST_F(CopyTest, InterruptedCopyContinuesWithWhatWasFinished) {
+  EXPECT_THAT(CopySteps(*from_, *to_, StopAfter(*target_, {3}, 1)),
+              IsError(ErrorCode::kCancelled, "continues"));
+  const auto kept = SegmentNames(*target_);
+  EXPECT_THAT(kept, SizeIs(1));
+  EXPECT_EQ(ListedNames(*target_), kept);
+  ExpectTarget({});
+
+  // The sweep of the next writer, and its commits, leave them.
+  CAIRN_ASSERT_OK_AND_ASSIGN(to_, OpenCopyStore(target_, OpenMode::kWrite));
+  CAIRN_ASSERT_OK(SaveSample(*to_, MakeSample(9, 9)));
+  EXPECT_THAT(SegmentNames(*target_), IsSupersetOf(kept));
+
+  CAIRN_ASSERT_OK_AND_ASSIGN(const CopyReport report, CopySteps(*from_, *to_, {.steps = {3}}));
+  EXPECT_EQ(report.steps[0].reused_segments, 1);
+  EXPECT_GE(report.steps[0].copied_segments, 1);
+  EXPECT_THAT(ListedNames(*target_), IsEmpty()) << "a step uses what would be removed later";
+  EXPECT_THAT(SegmentNames(*target_), IsSupersetOf(kept));
+  CAIRN_ASSERT_OK_AND_ASSIGN(to_, OpenCopyStore(target_, OpenMode::kWrite));
+  CAIRN_ASSERT_OK(to_->Delete(std::array<uint64_t, 1>{9}));
+  ExpectTarget({{3, MakeSample(3)}});
+}
+
+TEST_F(CopyTest, AnnouncedSegmentsThatNobodyUsesAreRemovedInTheEnd) {
+  EXPECT_FALSE(CopySteps(*from_, *to_, StopAfter(*target_, {3}, 1)));
+  EXPECT_THAT(SegmentNames(*target_), SizeIs(1));
+  CAIRN_ASSERT_OK(to_->Close());
+  CAIRN_ASSERT_OK_AND_ASSIGN(auto root, internal::FindNewest(*target_));
+  for (auto& object : root->removed) object.since_unix_ns -= 25 * 3'600'000'000'000;  // a day later
+  ++root->number;
+  ASSERT_EQ(internal::CommitRoot(*target_, *root).state,
+            internal::CommitOutcome::State::kCommitted);
+  CAIRN_ASSERT_OK_AND_ASSIGN(to_, OpenCopyStore(target_, OpenMode::kWrite));
+  EXPECT_THAT(SegmentNames(*target_), IsEmpty());
+  CAIRN_ASSERT_OK(SaveSample(*to_, MakeSample(9)));
+  EXPECT_THAT(ListedNames(*target_), IsEmpty());
+  CAIRN_ASSERT_OK(CopySteps(*from_, *to_, {.steps = {3}}));
+  ExpectTarget({{3, MakeSample(3)}, {9, MakeSample(9)}});
+}
+
+TEST_F(CopyTest, DamagedAnnouncedSegmentIsCopiedAgain) {
+  EXPECT_FALSE(CopySteps(*from_, *to_, StopAfter(*target_, {3}, 1)));
+  const std::string name = *SegmentNames(*target_).begin();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const uint64_t size_bytes, target_->Size(name));
+  CAIRN_ASSERT_OK(FlipByte(*target_, name, size_bytes - 60));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const CopyReport report, CopySteps(*from_, *to_, {.steps = {3}}));
+  EXPECT_EQ(report.steps[0].reused_segments, 0);
+  ExpectTarget({{3, MakeSample(3)}});
+}
+
+TEST_F(CopyTest, CopierThatWasTakenOverChangesNothing) {
+  std::unique_ptr<Store> other;
+  std::set<std::string> of_other;
+  CopyOptions options = StopAfter(*target_, {3}, 99);
+  options.progress = [&](const CopyProgress&) {
+    if (other != nullptr || ListedNames(*target_).empty()) return true;
+    // The successor finishes the copy with the segment that this copier has announced.
+    auto opened = OpenCopyStore(target_, OpenMode::kWrite);
+    EXPECT_TRUE(cairn::testing::IsOk(opened));
+    other = *std::move(opened);
+    const auto report = CopySteps(*from_, *other, {.steps = {3}});
+    EXPECT_TRUE(cairn::testing::IsOk(report));
+    EXPECT_EQ(report->steps[0].reused_segments, 1);
+    of_other = SegmentNames(*target_);
+    return true;
+  };
+  EXPECT_THAT(CopySteps(*from_, *to_, options), IsError(ErrorCode::kConflict, "taken over"));
+  to_.reset();
+  EXPECT_EQ(SegmentNames(*target_), of_other);
+  CAIRN_ASSERT_OK(SaveSample(*other, MakeSample(4)));
+  ExpectTarget({{3, MakeSample(3)}, {4, MakeSample(4)}});
+}
+
+}  // namespace
+}  // namespace cairn::kv

@@ -1,0 +1,36 @@
+// The limit of bytes per second, with times that the tests choose.
+
+#include "kv/internal/copy/throttle.h"
+
+#include <gtest/gtest.h>
+
+namespace cairn::kv::internal {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+const Throttle::Clock::time_point kStart = Throttle::Clock::time_point(seconds(1'000));
+
+TEST(ThrottleTest, NoLimitNeverWaits) {
+  Throttle throttle(0);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(throttle.Reserve(1ull << 40, kStart), kStart);
+}
+
+TEST(ThrottleTest, TransfersAreAsFarApartAsTheLimitDemands) {
+  Throttle throttle(1'000'000);
+  EXPECT_EQ(throttle.Reserve(500'000, kStart), kStart);
+  EXPECT_EQ(throttle.Reserve(500'000, kStart), kStart + milliseconds(400));
+  EXPECT_EQ(throttle.Reserve(1, kStart), kStart + milliseconds(900));
+}
+
+TEST(ThrottleTest, PauseDoesNotAllowMoreThanTheBurst) {
+  Throttle throttle(1'000'000);
+  throttle.Reserve(500'000, kStart);
+  const auto later = kStart + seconds(60);
+  EXPECT_EQ(throttle.Reserve(200'000, later), later);
+  EXPECT_EQ(throttle.Reserve(1, later), later + milliseconds(100));
+}
+
+}  // namespace
+}  // namespace cairn::kv::internal
