@@ -1,9 +1,11 @@
-// kv-admin: imports, exports and deletes steps, rebuilds damaged stores, and checks storages.
+// kv-admin: imports, exports, copies and deletes steps, rebuilds damaged stores, and checks
+// storages.
 
 #include <csignal>
 #include <string>
 
 #include "tools/admin/check_storage.h"
+#include "tools/admin/copy_verbs.h"
 #include "tools/admin/delete.h"
 #include "tools/admin/export.h"
 #include "tools/admin/import.h"
@@ -22,6 +24,8 @@ struct Values {
   ExportOptions export_to;
   DeleteOptions delete_steps;
   std::string rebuild_store;
+  CopyCommand copy;
+  MirrorCommand mirror;
   CheckStorageOptions check_storage;
   std::string shard_size = "5GB";
 };
@@ -184,15 +188,18 @@ Verb CheckStorageVerb(CheckStorageOptions& options) {
 }
 
 CommandLine MakeCommandLine(Values& values) {
-  return {.name = "kv-admin",
-          .version = CAIRN_VERSION,
-          .summary = "Changes a Cairn store.",
-          .usage = "kv-admin VERB STORE ...",
-          .verbs = {ImportVerb(values.import), ExportVerb(values), DeleteVerb(values.delete_steps),
-                    RebuildVerb(values.rebuild_store), CheckStorageVerb(values.check_storage)},
-          .notes =
-              "`kv-admin VERB --help` lists the options of a verb, with examples.\n"
-              "Exit status: 0 success; 2 failure, which leaves the store as it was."};
+  return {
+      .name = "kv-admin",
+      .version = CAIRN_VERSION,
+      .summary = "Changes a Cairn store.",
+      .usage = "kv-admin VERB STORE ...",
+      .verbs = {ImportVerb(values.import), ExportVerb(values), DeleteVerb(values.delete_steps),
+                RebuildVerb(values.rebuild_store), PushVerb(values.copy), PullVerb(values.copy),
+                MirrorVerb(values.mirror), CheckStorageVerb(values.check_storage)},
+      .notes =
+          "`kv-admin VERB --help` lists the options of a verb, with examples.\n"
+          "Exit status: 0 success; 2 failure, which leaves the store as it was, except that steps "
+          "which were copied before it remain."};
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Addresses on the command line: STORE and STORE@STEP.
+// Addresses on the command line: STORE, STORE@STEP and STORE@STEP,STEP,...
 
 #include "tools/common/address.h"
 
@@ -51,6 +51,35 @@ Result<Address> ParseAddress(const std::string& text) {
     return Fail(
         ErrorCode::kInvalidArgument,
         fmt::format("'{}' does not name a store; write STORE or STORE@STEP", EscapeText(text)));
+  }
+  return address;
+}
+
+Result<StepsAddress> ParseStepsAddress(const std::string& text) {
+  const size_t at = text.rfind('@');
+  std::string list = at == std::string::npos ? "" : text.substr(at + 1);
+  const bool has_braces = list.size() > 2 && list.front() == '{' && list.back() == '}';
+  if (has_braces) list = list.substr(1, list.size() - 2);
+  const bool is_list = !list.empty() && list.find_first_not_of("0123456789,") == std::string::npos;
+  if (!is_list || (!has_braces && list.find(',') == std::string::npos) || Exists(text)) {
+    CAIRN_TRY_ASSIGN(const Address address, ParseAddress(text));
+    StepsAddress steps{.store = address.store};
+    if (address.step) steps.steps.push_back(*address.step);
+    return steps;
+  }
+  StepsAddress address;
+  for (size_t begin = 0; begin <= list.size();) {
+    const size_t end = std::min(list.find(',', begin), list.size());
+    CAIRN_TRY_ASSIGN(const Address one,
+                     ParseAddress(text.substr(0, at + 1) + list.substr(begin, end - begin)));
+    if (!one.step) {
+      return Fail(
+          ErrorCode::kInvalidArgument,
+          fmt::format("'{}' is not a list of steps; write STORE@STEP,STEP", EscapeText(text)));
+    }
+    address.store = one.store;
+    address.steps.push_back(*one.step);
+    begin = end + 1;
   }
   return address;
 }

@@ -1,9 +1,10 @@
 #pragma once
-/// Addresses on the command line: STORE and STORE@STEP.
+/// Addresses on the command line: STORE, STORE@STEP and STORE@STEP,STEP,...
 
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "kv/error.h"
 
@@ -17,6 +18,15 @@ struct Address {
 /// Splits at the last "@" if a number follows, unless only a directory with that complete name
 /// exists. kInvalidArgument: the store is empty, or the step exceeds 2^64 - 1.
 Result<Address> ParseAddress(const std::string& text);
+
+/// Steps of one store.
+struct StepsAddress {
+  std::string store;
+  std::vector<uint64_t> steps;  // in the order of the text; none: the latest step
+};
+/// Parses STORE, STORE@STEP, or several steps of one store: STORE@STEP,STEP,... with or without
+/// braces around the list. Errors are those of ParseAddress.
+Result<StepsAddress> ParseStepsAddress(const std::string& text);
 
 /// Returns the directory of a store address, without "file:".
 std::string AddressDirectory(const std::string& store);

@@ -29,6 +29,8 @@ void InstallCancelHandler() {
   std::signal(SIGTERM, RequestCancel);
 }
 
+bool CancelRequested() { return cancel_requested != 0; }
+
 ProgressLine::ProgressLine(std::string task, ProgressUnit unit)
     : task_(std::move(task)),
       unit_(unit),

@@ -51,5 +51,7 @@ class ProgressLine {
 /// Makes the first SIGINT or SIGTERM set a flag that ProgressLine::Update returns. The second one
 /// ends the process as usual.
 void InstallCancelHandler();
+/// Returns whether that flag is set.
+bool CancelRequested();
 
 }  // namespace cairn::tools

@@ -71,7 +71,7 @@ Result<void> CommitAnnouncement(StoreState& state, std::span<const RemovedObject
 Result<std::vector<SegmentUse>> UsageOf(StoreState& state, const StepEntry& entry);
 
 /// Removes the objects whose grace period has not passed, if the file system of the store is nearly
-/// full: a save that fails for lack of space succeeds when it is repeated. Announced objects remain.
+/// full: a save that fails for lack of space succeeds when it is repeated. Keeps announced objects.
 /// Errors are ignored.
 void ReclaimIfFull(StoreState& state);
 

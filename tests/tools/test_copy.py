@@ -1,0 +1,198 @@
+"""`kv-admin push`, `pull` and `mirror`: copies between stores in directories."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+
+import cairn
+from tool_programs import BIN_DIR, small_model
+
+MIB = 1 << 20
+
+
+def save_steps(path, count, megabytes=1):
+    """Saves `count` steps; each changes one of the tensors of the step before."""
+    generator = torch.Generator().manual_seed(3)
+    state = {f"layer{i}": torch.randn(megabytes * MIB // 32, generator=generator) for i in range(8)}
+    states = {}
+    with cairn.open(path, mode="a") as store:
+        for step in range(1, count + 1):
+            state = {**state, f"layer{step % 8}": torch.full((megabytes * MIB // 32,), float(step))}
+            store.save(step, state)
+            states[step] = state
+    return states
+
+
+def assert_steps(path, states):
+    with cairn.open(path) as store:
+        assert store.steps() == sorted(states)
+        for step, state in states.items():
+            loaded = store.read(step=step)
+            assert loaded.keys() == state.keys()
+            for name, tensor in state.items():
+                assert torch.equal(loaded[name], tensor), (step, name)
+
+
+def bytes_of(path):
+    return sum(file.stat().st_size for file in pathlib.Path(path).rglob("*") if file.is_file())
+
+
+def test_pushed_step_is_equal_and_verifies(admin, dump, tmp_path):
+    with cairn.open(tmp_path / "a", mode="a") as store:
+        store.save(7, {"model": small_model(), "epoch": 3})
+    finished = admin("push", tmp_path / "a", tmp_path / "b", "--json")
+    assert finished.status == 0, finished.err
+    (step,) = finished.json()["steps"]
+    assert step["step"] == 7 and step["outcome"] == "copied" and step["copied_segments"] == 1
+    with cairn.open(tmp_path / "a") as a, cairn.open(tmp_path / "b") as b:
+        first, second = a.read(), b.read()
+    assert first["epoch"] == second["epoch"] == 3
+    assert first["model"].keys() == second["model"].keys()
+    for part, tensor in first["model"].items():
+        assert torch.equal(tensor, second["model"][part]), part
+    assert dump("verify", tmp_path / "b").status == 0
+
+
+def test_several_steps_and_the_steps_that_are_there(admin, tmp_path):
+    states = save_steps(tmp_path / "a", 4)
+    assert admin("push", f"{tmp_path}/a@1,3", tmp_path / "b").status == 0
+    assert_steps(tmp_path / "b", {step: states[step] for step in (1, 3)})
+    finished = admin("pull", f"{tmp_path}/a@{{3,4}}", tmp_path / "b")
+    assert finished.status == 0, finished.err
+    assert "step 3: already there" in finished.out
+    assert "step 4: copied" in finished.out
+    assert_steps(tmp_path / "b", {step: states[step] for step in (1, 3, 4)})
+
+
+def test_a_step_with_one_percent_of_new_bytes_moves_as_many(admin, tmp_path):
+    chunks = [torch.randn(64 * MIB // 4 // 100) for _ in range(100)]
+    state = {f"chunk{i:02}": chunk for i, chunk in enumerate(chunks)}
+    with cairn.open(tmp_path / "a", mode="a") as store:
+        store.save(1, state)
+        store.save(2, {**state, "chunk50": chunks[50] + 1})
+    assert admin("push", f"{tmp_path}/a@1", tmp_path / "b").status == 0
+    before = bytes_of(tmp_path / "b")
+    finished = admin("push", f"{tmp_path}/a@2", tmp_path / "b", "--json")
+    assert finished.status == 0, finished.err
+    (step,) = finished.json()["steps"]
+    logical = step["logical_bytes"]
+    assert 60 * MIB < logical
+    assert finished.json()["copied_bytes"] <= 0.011 * logical
+    # Also roots, the lease and all else that the command has written.
+    assert bytes_of(tmp_path / "b") - before <= 0.011 * logical
+
+
+def test_other_contents_are_replaced_only_when_asked(admin, tmp_path):
+    states = save_steps(tmp_path / "a", 2)
+    with cairn.open(tmp_path / "b", mode="a") as store:
+        store.save(2, {"other": torch.ones(3)})
+    finished = admin("push", f"{tmp_path}/a@1,2", tmp_path / "b")
+    assert finished.status == 2 and "other contents" in finished.err
+    assert admin("push", f"{tmp_path}/a@1,2", tmp_path / "b", "--overwrite").status == 0
+    assert_steps(tmp_path / "b", states)
+
+
+def test_wrong_calls_create_no_store(admin, tmp_path):
+    save_steps(tmp_path / "a", 1)
+    for words in (
+        ["push", tmp_path / "missing", tmp_path / "b"],
+        ["push", f"{tmp_path}/a@5", tmp_path / "b"],
+        ["push", f"{tmp_path}/a", f"{tmp_path}/b@1"],
+        ["push", f"{tmp_path}/a@1,,2", tmp_path / "b"],
+        ["mirror", f"{tmp_path}/a@1", tmp_path / "b"],
+    ):
+        assert admin(*words).status == 2, words
+        assert not (tmp_path / "b").exists(), words
+
+
+def test_rate_is_limited(admin, tmp_path):
+    save_steps(tmp_path / "a", 1, megabytes=8)
+    finished = admin("push", tmp_path / "a", tmp_path / "b", "--max-rate", "4M", "--json")
+    assert finished.status == 0, finished.err
+    # 8 MiB in blocks of 4 MiB: the second one begins a second after the first.
+    assert finished.json()["seconds"] >= 0.8
+    for rate in ("0", "fast"):
+        assert admin("push", tmp_path / "a", tmp_path / "c", "--max-rate", rate).status == 2
+
+
+def test_mirror_copies_all_steps_and_keeps_deleted_ones(admin, tmp_path):
+    states = save_steps(tmp_path / "a", 3)
+    plan = admin("mirror", tmp_path / "a", tmp_path / "b", "--dry-run")
+    assert plan.out.splitlines() == [f"would copy step {step}" for step in (1, 2, 3)]
+    assert not (tmp_path / "b").exists()
+    assert admin("mirror", tmp_path / "a", tmp_path / "b").status == 0
+    assert admin("delete", tmp_path / "a", 1).status == 0
+    assert admin("mirror", tmp_path / "a", tmp_path / "b").status == 0
+    assert_steps(tmp_path / "b", states)
+    assert admin("mirror", tmp_path / "a", tmp_path / "b", "--prune", "--dry-run").out == (
+        "would delete step 1\n"
+    )
+    assert admin("mirror", tmp_path / "a", tmp_path / "b", "--prune").status == 0
+    assert_steps(tmp_path / "b", {step: states[step] for step in (2, 3)})
+
+
+def test_prune_with_an_empty_source_deletes_nothing(admin, tmp_path):
+    states = save_steps(tmp_path / "b", 1)
+    cairn.open(tmp_path / "a", mode="a").close()
+    finished = admin("mirror", tmp_path / "a", tmp_path / "b", "--prune")
+    assert finished.status == 2 and "--prune would delete all steps" in finished.err
+    assert_steps(tmp_path / "b", states)
+
+
+def wait_for_steps(path, steps, seconds=60):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if (path / "CAIRN").exists():
+            with cairn.open(path) as store:
+                if store.steps() == steps:
+                    return
+        time.sleep(0.05)
+    raise AssertionError(f"the mirror does not have the steps {steps}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_mirror_follows_until_a_signal(tmp_path, number):
+    state = {"w": torch.arange(100_000)}
+    with cairn.open(tmp_path / "a", mode="a") as store:
+        store.save(1, state)
+        process = subprocess.Popen(
+            [BIN_DIR / "kv-admin", "mirror", tmp_path / "a", tmp_path / "b", "--follow"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        try:
+            wait_for_steps(tmp_path / "b", [1])
+            for step in (2, 3):
+                store.save(step, {"w": state["w"] + step})
+                wait_for_steps(tmp_path / "b", list(range(1, step + 1)))
+            process.send_signal(number)
+            out, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 0, err
+    assert err == b""
+    assert [line.split(b":")[0] for line in out.splitlines()] == [b"step 1", b"step 2", b"step 3"]
+    assert os.listdir(tmp_path / "b" / "leases") == []
+    assert_steps(tmp_path / "b", {1: state, 2: {"w": state["w"] + 2}, 3: {"w": state["w"] + 3}})
+
+
+def test_killed_push_continues(admin, dump, tmp_path):
+    states = save_steps(tmp_path / "a", 6, megabytes=16)
+    words = ["push", f"{tmp_path}/a@6", tmp_path / "b"]
+    process = subprocess.Popen(
+        [BIN_DIR / "kv-admin", *map(str, words), "--max-rate", "8M", "--threads", "1"]
+    )
+    time.sleep(1.5)
+    process.kill()
+    process.wait()
+    if (tmp_path / "b" / "CAIRN").exists():
+        with cairn.open(tmp_path / "b") as store:
+            assert store.steps() == []
+    assert admin(*words).status == 0
+    assert_steps(tmp_path / "b", {6: states[6]})
+    assert dump("verify", tmp_path / "b").status == 0

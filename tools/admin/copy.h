@@ -1,0 +1,48 @@
+#pragma once
+/// `kv-admin push` and `kv-admin pull`: copy steps between stores.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kv/copy_options.h"
+#include "kv/error.h"
+#include "kv/store.h"
+#include "tools/common/json.h"
+#include "tools/common/terminal.h"
+
+namespace cairn::tools {
+
+/// What push, pull and mirror have in common.
+struct CopyCommand {
+  std::string from;
+  std::string to;
+  uint64_t threads = 4;
+  std::string max_rate;  // bytes per second, as the user wrote them; empty: no limit
+  bool overwrite = false;
+  bool json = false;
+};
+
+/// Copies the steps that `from` names and prints one line per step. kNotFound: one of them was
+/// deleted during the copy. Other errors are those of kv::CopySteps.
+Result<void> AdminCopy(const CopyCommand& command, Output& out);
+
+/// Opens a store for writing, and creates it if it is absent. kInvalidArgument: a step follows its
+/// name.
+Result<std::unique_ptr<kv::Store>> OpenCopyTarget(const std::string& to);
+
+/// What one copy did, and how long it took.
+struct TimedCopy {
+  kv::CopyReport report;
+  double seconds = 0;
+  uint64_t copied_bytes() const;
+};
+/// Copies with a progress line. Errors are those of kv::CopySteps.
+Result<TimedCopy> CopyWithProgress(kv::Store& from, kv::Store& to, const CopyCommand& command,
+                                   std::vector<uint64_t> steps);
+/// Prints one line per step, except for those that were already there if `only_new`.
+void PrintCopy(const TimedCopy& copy, bool only_new, Output& out);
+Json CopyJson(const kv::Store& from, const kv::Store& to, const TimedCopy& copy);
+
+}  // namespace cairn::tools

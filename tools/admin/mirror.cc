@@ -1,0 +1,176 @@
+// `kv-admin mirror`: copies all steps that another store lacks, once or continuously.
+
+#include "tools/admin/mirror.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "kv/options.h"
+#include "kv/snapshot.h"
+#include "kv/store.h"
+#include "tools/common/address.h"
+#include "tools/common/progress.h"
+#include "tools/common/quantities.h"
+#include "tools/common/text.h"
+
+namespace cairn::tools {
+namespace {
+
+constexpr std::chrono::milliseconds kWaitSlice{200};  // after which a signal is noticed
+/// Number of newest steps that are compared by generation in each round. Older steps are compared
+/// only in the first round: their entries are not in the root.
+constexpr size_t kComparedSteps = 64;
+
+/// Returns the steps of `to` that `source` lacks. kFailedPrecondition: `source` has no steps.
+Result<std::vector<uint64_t>> PrunedSteps(const kv::Snapshot& source, const kv::Store& to) {
+  CAIRN_TRY_ASSIGN(const auto snapshot, to.Latest());
+  const std::vector<uint64_t>& kept = source.step_numbers();
+  if (kept.empty() && !snapshot->step_numbers().empty()) {
+    return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                      .message = "the source has no steps; --prune would delete all steps",
+                      .file = to.directory()});
+  }
+  std::vector<uint64_t> steps;
+  std::ranges::set_difference(snapshot->step_numbers(), kept, std::back_inserter(steps));
+  return steps;
+}
+
+class Mirror {
+ public:
+  Mirror(const MirrorCommand& command, std::unique_ptr<kv::Store> from,
+         std::unique_ptr<kv::Store> to, Output& out)
+      : command_(command), from_(std::move(from)), to_(std::move(to)), out_(out) {}
+
+  Result<void> Run() {
+    while (!CancelRequested()) {
+      const auto round = CopyOnce();
+      if (!command_.follow) {
+        CAIRN_TRY(round);
+        break;
+      }
+      if (!round) {
+        if (round.error().code == ErrorCode::kCancelled) break;
+        if (round.error().code != ErrorCode::kUnavailable) return round;
+        Warn("kv-admin", EscapeText(round.error().ToString()) + "; trying again");
+      }
+      CAIRN_TRY(out_.Finish());
+      Await();
+    }
+    return to_ == nullptr ? Result<void>() : to_->Close();
+  }
+
+ private:
+  Result<void> CopyOnce() {
+    CAIRN_TRY_ASSIGN(const auto snapshot, from_->Latest());
+    CAIRN_TRY_ASSIGN(std::vector<uint64_t> steps, NewSteps(*snapshot));
+    if (!steps.empty() || !command_.follow) {
+      CAIRN_TRY_ASSIGN(const TimedCopy copy,
+                       CopyWithProgress(*from_, *to_, command_.copy, std::move(steps)));
+      if (command_.copy.json) {
+        out_.WriteLine(CopyJson(*from_, *to_, copy).Line());
+      } else {
+        PrintCopy(copy, /*only_new=*/true, out_);
+      }
+    }
+    for (const auto& [step, generation] : compared_) done_[step] = generation;
+    return command_.prune ? Prune(*snapshot) : Result<void>();
+  }
+
+  /// Returns the steps that were added or replaced since the last round, all of them in the first.
+  Result<std::vector<uint64_t>> NewSteps(const kv::Snapshot& snapshot) {
+    const std::vector<uint64_t>& numbers = snapshot.step_numbers();
+    compared_.clear();
+    std::vector<uint64_t> steps;
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      const auto done = done_.find(numbers[i]);
+      if (done != done_.end() && i + kComparedSteps < numbers.size()) continue;
+      CAIRN_TRY_ASSIGN(const kv::StepInfo info, snapshot.FindStep(numbers[i]));
+      if (done != done_.end() && done->second == info.generation) continue;
+      compared_[info.step] = info.generation;
+      steps.push_back(info.step);
+    }
+    return steps;
+  }
+
+  Result<void> Prune(const kv::Snapshot& source) {
+    CAIRN_TRY_ASSIGN(const std::vector<uint64_t> steps, PrunedSteps(source, *to_));
+    if (steps.empty()) return {};
+    CAIRN_TRY_ASSIGN(const auto report, to_->Delete(steps));
+    if (!command_.copy.json) {
+      out_.WriteLine(fmt::format("deleted {}, which frees {}", Plural(report.steps, "step"),
+                                 HumanBytes(report.freed_bytes)));
+    }
+    return {};
+  }
+
+  /// Waits for a change of the source, at most for the interval.
+  void Await() const {
+    using Clock = std::chrono::steady_clock;
+    const auto deadline =
+        Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                           std::chrono::duration<double>(command_.interval_seconds));
+    while (!CancelRequested()) {
+      const auto begin = Clock::now();
+      if (begin >= deadline) return;
+      const auto slice = std::min<Clock::duration>(kWaitSlice, deadline - begin);
+      from_->AwaitChange(std::chrono::ceil<std::chrono::milliseconds>(slice));
+      if (Clock::now() - begin < slice / 2) return;  // a name was put
+    }
+  }
+
+  const MirrorCommand& command_;
+  const std::unique_ptr<kv::Store> from_;
+  const std::unique_ptr<kv::Store> to_;
+  Output& out_;
+  std::map<uint64_t, uint64_t> done_;      // generations of the steps that were copied
+  std::map<uint64_t, uint64_t> compared_;  // of those of this round
+};
+
+/// Prints what a mirror would do. Changes nothing.
+Result<void> PrintPlan(const MirrorCommand& command, const kv::Store& from, Output& out) {
+  CAIRN_TRY_ASSIGN(const Address address, ParseAddress(command.copy.to));
+  CAIRN_TRY_ASSIGN(const auto snapshot, from.Latest());
+  const auto to = kv::Store::Open(address.store, kv::OpenMode::kRead);
+  if (!to && to.error().code != ErrorCode::kNotFound) return std::unexpected(to.error());
+  std::vector<uint64_t> present;
+  std::vector<uint64_t> pruned;
+  if (to) {
+    CAIRN_TRY_ASSIGN(const auto contents, (*to)->Latest());
+    present = contents->step_numbers();
+    if (command.prune) {
+      CAIRN_TRY_ASSIGN(pruned, PrunedSteps(*snapshot, **to));
+    }
+  }
+  std::vector<uint64_t> missing;
+  std::ranges::set_difference(snapshot->step_numbers(), present, std::back_inserter(missing));
+  if (command.copy.json) {
+    WriteJson(out, {{"copy", missing}, {"delete", pruned}});
+    return {};
+  }
+  for (const uint64_t step : missing) out.WriteLine(fmt::format("would copy step {}", step));
+  for (const uint64_t step : pruned) out.WriteLine(fmt::format("would delete step {}", step));
+  return {};
+}
+
+}  // namespace
+
+Result<void> AdminMirror(const MirrorCommand& command, Output& out) {
+  CAIRN_TRY_ASSIGN(const StepsAddress address, ParseStepsAddress(command.copy.from));
+  if (!address.steps.empty()) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("a mirror has all steps; write {}, or use push for one step",
+                            ShellWord(address.store)));
+  }
+  CAIRN_TRY_ASSIGN(auto from, kv::Store::Open(address.store, kv::OpenMode::kRead));
+  if (command.dry_run) return PrintPlan(command, *from, out);
+  CAIRN_TRY_ASSIGN(auto to, OpenCopyTarget(command.copy.to));
+  return Mirror(command, std::move(from), std::move(to), out).Run();
+}
+
+}  // namespace cairn::tools
