@@ -6,8 +6,10 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
 #include <filesystem>
 #include <functional>
+#include <thread>
 
 #include "kv/snapshot.h"
 #include "tests/kv/copy/copy_stores.h"
@@ -277,6 +279,32 @@ TEST_F(CopyTest, StepThatIsDeletedDuringTheCopyIsSkipped) {
   EXPECT_EQ(report.steps[1].outcome, Outcome::kDeleted);
   EXPECT_EQ(report.steps[2].outcome, Outcome::kCopied);
   ExpectTarget({{1, MakeSample(1)}, {3, MakeSample(3)}});
+}
+
+TEST_F(CopyTest, SourceMaySaveAndDeleteDuringCopies) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, OpenCopyStore(source_, OpenMode::kWrite));
+  std::atomic<bool> is_done = false;
+  std::jthread trainer([&] {
+    for (uint64_t step = 4; step < 24; ++step) {
+      CAIRN_EXPECT_OK(SaveSample(*writer, MakeSample(step)));
+      CAIRN_EXPECT_OK(writer->Delete(std::array{step - 3}));
+    }
+    is_done = true;
+  });
+  for (bool is_last = false; !is_last;) {
+    is_last = is_done;
+    // Readers share nothing with the writer; the writer's own store is a source as well.
+    for (Store* source : {from_.get(), writer.get()}) {
+      CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, source->Latest());
+      const auto copied =
+          CopySteps(*source, *to_, {.steps = snapshot->step_numbers(), .threads = 3});
+      // A step may be deleted after the snapshot was taken and before the copy begins.
+      EXPECT_TRUE(copied || copied.error().code == ErrorCode::kNotFound);
+    }
+  }
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Steps found, LoadSteps(target_));
+  for (const auto& [step, sample] : found) EXPECT_TRUE(sample == MakeSample(step)) << step;
+  for (const uint64_t step : {21, 22, 23}) EXPECT_TRUE(found.contains(step)) << step;
 }
 
 // --- interrupted copies
