@@ -59,10 +59,10 @@ class DeviceSave;
 /// Delete and Close wait for each other.
 class CheckpointStore {
  public:
-  /// Opens the store at `address` (kv/open_storage.h lists the kinds) for this process alone; kWrite
-  /// creates it if it does not exist. kNotFound: there is no store (kRead). kConflict: another
-  /// process has it open for writing. kUnimplemented: a newer format. kDataLoss: the store is
-  /// damaged. kInvalidArgument: the address or the options are not valid.
+  /// Opens the store at `address` (kv/open_storage.h lists the kinds) for this process alone;
+  /// kWrite creates it if it does not exist. kNotFound: there is no store (kRead). kConflict:
+  /// another process has it open for writing. kUnimplemented: a newer format. kDataLoss: the store
+  /// is damaged. kInvalidArgument: the address or the options are not valid.
   static Result<std::unique_ptr<CheckpointStore>> Open(const std::string& address,
                                                        kv::OpenMode mode,
                                                        kv::StoreOptions options = {});

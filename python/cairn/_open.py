@@ -68,5 +68,7 @@ def open(
             the group, or the ranks see different directories.
         Unavailable: a permission or I/O error; a rank did not connect in time.
     """
-    options = OpenOptions(alone=alone, timeout=timeout, take_over=take_over, grace=grace, credentials=credentials)
+    options = OpenOptions(
+        alone=alone, timeout=timeout, take_over=take_over, grace=grace, credentials=credentials
+    )
     return Store(address, mode, process_group, options)

@@ -20,10 +20,10 @@ namespace nb = nanobind;
 /// Requires the GIL.
 core::SaveOptions ToSaveOptions(const nb::kwargs& arguments);
 
-/// Returns the options of Store: `take_over`, `credentials` (credentials_function.h), and `grace` in
-/// seconds, which has the default of
-/// kv::StoreOptions if it is absent or None. Raises TypeError for other names and for values of a
-/// wrong type, and Invalid for a negative `grace`. Requires the GIL.
+/// Returns the options of Store: `take_over`, `credentials` (credentials_function.h), and `grace`
+/// in seconds, which has the default of kv::StoreOptions if it is absent or None. Raises TypeError
+/// for other names and for values of a wrong type, and Invalid for a negative `grace`. Requires the
+/// GIL.
 kv::StoreOptions ToStoreOptions(const nb::kwargs& arguments);
 
 /// Returns the options of Communicator: `rank`, `world_size`, `rendezvous`, `run_id`, `all_gather`

@@ -40,9 +40,9 @@ Result<bool> HasTablesOrSegments(Storage& storage) {
   return false;
 }
 
-/// Checks the result of FindNewest, and returns the newest root; one without steps and with number 0
-/// for a store that has just been created. kDataLoss: the roots of a store with tables or segments
-/// are gone.
+/// Checks the result of FindNewest, and returns the newest root; one without steps and with number
+/// 0 for a store that has just been created. kDataLoss: the roots of a store with tables or
+/// segments are gone.
 Result<Root> CheckNewest(StoreState& state, Result<std::optional<Root>> found) {
   if (found && !*found) {
     CAIRN_TRY_ASSIGN(const bool has_more, HasTablesOrSegments(*state.storage));

@@ -148,8 +148,8 @@ Result<bool> HasStoreObjects(Storage& storage) {
 /// Returns the name of an entry of the directory that is not the store's; nothing if there is none.
 std::optional<std::string> ForeignEntry(Storage& storage) {
   if (storage.local_files() == nullptr) return std::nullopt;
-  constexpr std::string_view kOwn[] = {kIdentityName,   "roots",   "tables", "segments",
-                                       "pages", "pending", "leases", "hint"};
+  constexpr std::string_view kOwn[] = {kIdentityName, "roots",   "tables", "segments",
+                                       "pages",       "pending", "leases", "hint"};
   const auto names = ListDirectory(storage.address());
   if (!names) return std::nullopt;
   const auto foreign = std::ranges::find_if(*names, [&](const std::string& name) {

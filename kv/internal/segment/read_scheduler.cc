@@ -76,7 +76,8 @@ struct Request {
 };
 
 /// Returns whether all pages of [begin, end) are in the page cache, or the file is not open for
-/// direct I/O. Objects are never in it. Before Linux 6.5 the state of the cache is unknown, and the result is false.
+/// direct I/O. Objects are never in it. Before Linux 6.5 the state of the cache is unknown, and the
+/// result is false.
 bool IsCached(const SegmentFile& file, uint64_t begin_bytes, uint64_t end_bytes) {
   if (file.is_object) return false;
   if (!file.direct.direct()) return true;

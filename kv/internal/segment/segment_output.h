@@ -18,8 +18,8 @@ namespace cairn::kv::internal {
 /// Ownership: move-only owner of the file descriptor or the upload. Threads: one at a time.
 class SegmentOutput {
  public:
-  /// `storage` outlives the output. The writes have `block_bytes`, except for the last one, if there is no file. kConflict: the
-  /// file exists.
+  /// `storage` outlives the output. The writes have `block_bytes`, except for the last one, if
+  /// there is no file. kConflict: the file exists.
   static Result<SegmentOutput> Create(Storage& storage, const std::string& name, bool direct,
                                       uint64_t block_bytes);
   SegmentOutput(SegmentOutput&&) = default;

@@ -21,8 +21,8 @@ namespace cairn::kv::internal {
 
 /// Payload is copied to a block, digested while it is in the cache, and written when the block is
 /// full; the number of blocks in flight is the depth of the queue. Large payload is written from
-/// its own memory, or by its device, if the output is a file and its alignment allows that. Threads:
-/// one.
+/// its own memory, or by its device, if the output is a file and its alignment allows that.
+/// Threads: one.
 class SegmentWriter {
  public:
   /// Writes the header to `output`, which is empty. `pool` and `queue` must outlive the writer.
@@ -58,8 +58,8 @@ class SegmentWriter {
 
   /// Writes the blocks that have been filled and waits for these writes and for those from the
   /// caller's memory. The last block, which need not be full, is written to a file, and is kept as
-  /// a copy for an upload, whose parts have one length. After an error all blocks except for the current one
-  /// are back in the pool.
+  /// a copy for an upload, whose parts have one length. After an error all blocks except for the
+  /// current one are back in the pool.
   Result<void> Drain();
 
   /// Appends the page digests, the footer and the trailer. Nothing can be appended after this.

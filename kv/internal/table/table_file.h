@@ -11,8 +11,9 @@
 
 namespace cairn::kv::internal {
 
-/// Keeps the end of the file in memory (64 KiB; 512 KiB in a storage without files): opening a table
-/// reads it in one request, and a table that is not larger is not read again. Threads: many may call const members at once.
+/// Keeps the end of the file in memory (64 KiB; 512 KiB in a storage without files): opening a
+/// table reads it in one request, and a table that is not larger is not read again. Threads: many
+/// may call const members at once.
 class TableFile {
  public:
   /// kNotFound: there is no such table. kDataLoss: it has another length, or the footer or the

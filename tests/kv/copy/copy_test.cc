@@ -252,11 +252,15 @@ TEST_F(CopyTest, DamagedSourceIsRefusedAndNamed) {
     // Header, first and later pages, page digests or footer, and trailer.
     for (const uint64_t offset : {uint64_t{40}, uint64_t{4'096 + 64}, info.file_bytes / 2,
                                   info.file_bytes - 900, info.file_bytes - 60}) {
+      // Another target for each: a copy that fails may keep segments that it has finished, which
+      // the next one does not read again.
+      const auto target = NewMemory("target");
       CAIRN_ASSERT_OK(FlipByte(*source_, name, offset));
-      EXPECT_THAT(CopySteps(*from_, *to_, {.steps = {3}}), IsError(ErrorCode::kDataLoss, name))
+      EXPECT_THAT(OpenAndCopy(source_, target, {.steps = {3}}), IsError(ErrorCode::kDataLoss, name))
           << offset;
       CAIRN_ASSERT_OK(FlipByte(*source_, name, offset));
-      ExpectTarget({});
+      CAIRN_ASSERT_OK_AND_ASSIGN(const Steps found, LoadSteps(target));
+      EXPECT_THAT(found, IsEmpty());
       ++case_count;
     }
   }

@@ -25,7 +25,6 @@ namespace cairn::testing {
 namespace {
 
 using kv::IoCompletion;
-using kv::ReadObject;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -192,7 +191,7 @@ TEST_F(S3FaultsTest, AReadSurvivesAResponseThatIsCutInTheMiddle) {
     if (call.method == "GET" && left_count-- > 0) reply->cut_after_bytes = 300'000;
   });
   CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<std::byte> found,
-                             ReadObject(*storage_, "tables/a.sst", 2 << 20));
+                             storage_->Read("tables/a.sst", 2 << 20));
   EXPECT_TRUE(found == bytes);
 }
 

@@ -60,7 +60,7 @@ TEST_F(S3StorageTest, TransfersOverTlsWithACertificateAuthorityOfTheServer) {
   random.Fill(bytes);
   CAIRN_ASSERT_OK(storage->Put("tables/a.sst", bytes));
   CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<std::byte> found,
-                             kv::ReadObject(*storage, "tables/a.sst", 4 << 20));
+                             storage->Read("tables/a.sst", 4 << 20));
   EXPECT_TRUE(found == bytes);
 }
 
@@ -92,7 +92,7 @@ TEST_F(S3StorageTest, PutsAndReadsLargeObjectsInParts) {
   random.Fill(bytes);
   CAIRN_ASSERT_OK(storage->Put("tables/large.sst", bytes));
   CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<std::byte> found,
-                             kv::ReadObject(*storage, "tables/large.sst", 80 << 20));
+                             storage->Read("tables/large.sst", 80 << 20));
   EXPECT_TRUE(found == bytes);
 }
 

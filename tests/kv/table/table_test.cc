@@ -116,7 +116,11 @@ TEST_P(TableTest, OtherLengthIsDamage) {
   CAIRN_ASSERT_OK_AND_ASSIGN(TableInfo info, Write({{"a", "1"}}));
   ++info.file_bytes;
 
-  EXPECT_THAT(TableReader::Open(storage(), info), IsError(ErrorCode::kDataLoss, "bytes and not"));
+  // The length of an object that is not a file is only known from reads beyond its end.
+  const char* const message = storage()->local_files() != nullptr ? "bytes and not" : "";
+  EXPECT_THAT(TableReader::Open(storage(), info), IsError(ErrorCode::kDataLoss, message));
+  info.file_bytes -= 2;
+  EXPECT_THAT(TableReader::Open(storage(), info), IsError(ErrorCode::kDataLoss, ""));
 }
 
 TEST_P(TableTest, OtherRecordCountIsDamage) {
