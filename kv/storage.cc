@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <deque>
+#include <optional>
 #include <span>
 #include <thread>
 #include <utility>
@@ -21,8 +22,13 @@ class BlockingUpload final : public Upload {
   explicit BlockingUpload(std::unique_ptr<ObjectWriter> writer) : writer_(std::move(writer)) {}
 
   Result<void> Write(uint64_t offset_bytes, std::span<const std::byte> bytes) {
+    // Others may have been submitted before their owner has noticed the failure of one.
+    if (failure_) return Fail(*failure_);
     CAIRN_CHECK(offset_bytes == size_bytes_);
-    CAIRN_TRY(writer_->Append(bytes));
+    if (auto appended = writer_->Append(bytes); !appended) {
+      failure_ = appended.error();
+      return appended;
+    }
     size_bytes_ += bytes.size();
     return {};
   }
@@ -34,6 +40,7 @@ class BlockingUpload final : public Upload {
  private:
   const std::unique_ptr<ObjectWriter> writer_;
   uint64_t size_bytes_ = 0;
+  std::optional<Error> failure_;  // of a write
 };
 
 class BlockingQueue final : public IoQueue {

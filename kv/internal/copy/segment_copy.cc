@@ -8,7 +8,6 @@
 #include "kv/internal/copy/segment_copy.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
@@ -277,22 +276,10 @@ Result<SegmentDescription> ReadDescription(const CopyContext& context, const Seg
   return ReadSegmentDescription(reader, context.source.uuid, info);
 }
 
-/// Writes the segment to the object `name`.
 Result<void> WriteCopy(const CopyContext& context, const SegmentInfo& info,
-                       const SegmentDescription& description, SegmentOutput output,
-                       const std::string& name) {
+                       const SegmentDescription& description, SegmentOutput output) {
   CAIRN_TRY_ASSIGN(auto file, context.source.OpenSegment(info.segment_id));
-  CAIRN_TRY(SegmentCopy(context, info, description, std::move(file), std::move(output)).Run());
-  // Before anything refers to it: has the storage lost a write that it acknowledged?
-  const auto stored_bytes = context.target.storage->Size(name);
-  if (stored_bytes && *stored_bytes == info.file_bytes) return {};
-  if (!stored_bytes && stored_bytes.error().code != ErrorCode::kNotFound) {
-    return Fail(stored_bytes.error());
-  }
-  return Fail(Error{.code = ErrorCode::kUnavailable,
-                    .message = fmt::format("the storage acknowledged {} bytes, but has {}",
-                                           info.file_bytes, stored_bytes.value_or(0)),
-                    .file = ObjectPath(context.target.storage->address(), name)});
+  return SegmentCopy(context, info, description, std::move(file), std::move(output)).Run();
 }
 
 }  // namespace
@@ -308,7 +295,7 @@ Result<SegmentInfo> CopySegment(const CopyContext& context, const SegmentInfo& i
   CAIRN_TRY_ASSIGN(SegmentOutput output,
                    SegmentOutput::Create(*target.storage, name, target.options.io->direct,
                                          target.pool->block_bytes()));
-  const auto written = WriteCopy(context, info, *description, std::move(output), name);
+  const auto written = WriteCopy(context, info, *description, std::move(output));
   if (written) return copied;
   // The storage may have performed a Finish that it reported as failed.
   (void)target.storage->Remove(name);

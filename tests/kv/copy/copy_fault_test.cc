@@ -90,8 +90,8 @@ INSTANTIATE_TEST_SUITE_P(Faults, CopyAgainTest,
                                            StorageFault::kTear));
 INSTANTIATE_TEST_SUITE_P(Faults, CopyFaultTest,
                          ::testing::Values(StorageFault::kRefuse, StorageFault::kLoseResponse,
-                                           StorageFault::kConflict, StorageFault::kTear,
-                                           StorageFault::kPowerCut));
+                                           StorageFault::kLoseWrite, StorageFault::kConflict,
+                                           StorageFault::kTear, StorageFault::kPowerCut));
 
 TEST_P(CopyFaultTest, EveryCallOfTheTargetMayFail) {
   const auto trial = std::make_shared<FaultyStorage>(NewTarget());

@@ -166,11 +166,11 @@ TEST_F(CopyTest, RebuildRecoversACopy) {
   for (const char* folder : {"segments/", "tables/"}) {
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto names, target_->List(folder));
     for (const std::string& name : names) {
-      CAIRN_ASSERT_OK_AND_ASSIGN(const auto bytes, ReadObject(*target_, name, 1 << 30));
+      CAIRN_ASSERT_OK_AND_ASSIGN(const auto bytes, target_->Read(name, 1 << 30));
       CAIRN_ASSERT_OK(shared->Put(name, bytes));
     }
   }
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto identity, ReadObject(*target_, "CAIRN", 1 << 20));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto identity, target_->Read("CAIRN", 1 << 20));
   CAIRN_ASSERT_OK(shared->Put("CAIRN", identity));
   CAIRN_ASSERT_OK(Store::Rebuild("memory:RebuildRecoversACopy"));
   CAIRN_ASSERT_OK_AND_ASSIGN(const Steps found, LoadSteps(shared));
@@ -235,7 +235,7 @@ TEST_F(CopyTest, ChangeOfTheTargetByAnotherThreadIsAConflict) {
 
 /// Changes one byte of an object.
 Result<void> FlipByte(Storage& storage, const std::string& name, uint64_t offset_bytes) {
-  CAIRN_TRY_ASSIGN(auto bytes, ReadObject(storage, name, 1 << 30));
+  CAIRN_TRY_ASSIGN(auto bytes, storage.Read(name, 1 << 30));
   bytes[offset_bytes] ^= std::byte{1};
   return storage.Put(name, bytes);
 }
