@@ -146,7 +146,9 @@ TEST_F(ImpossibleFailuresTest, NoGenerationIsAssignedTwice) {
   std::set<uint64_t> generations;
   const auto save = [&](Store& store, const SampleStep& sample) {
     const auto info = SaveSample(store, sample, /*overwrite=*/true);
-    if (info) EXPECT_TRUE(generations.insert(info->generation).second) << info->generation;
+    if (info) {
+      EXPECT_TRUE(generations.insert(info->generation).second) << info->generation;
+    }
     return info.has_value();
   };
   // Each round fails at another point of a save, and some rounds delete what the last one saved.
@@ -397,7 +399,9 @@ TEST_P(ActiveWriterTest, ReadsWithoutGraceSucceedOrAreNotFound) {
   ReadWhileWriting(std::chrono::milliseconds(0), [](const Snapshot& snapshot) {
     for (const uint64_t step : snapshot.step_numbers()) {
       const auto read = LoadSample(snapshot, step);
-      if (!read) EXPECT_THAT(read, IsError(ErrorCode::kNotFound, "deleted while"));
+      if (!read) {
+        EXPECT_THAT(read, IsError(ErrorCode::kNotFound, "deleted while"));
+      }
     }
   });
 }

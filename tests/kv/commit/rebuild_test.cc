@@ -117,7 +117,9 @@ TEST_F(RebuildTest, StepWithAMissingSegmentIsDropped) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto segments, snapshot->Segments());
   for (const SegmentInfo& segment : segments) {
-    if (segment.step == 2) CAIRN_ASSERT_OK(storage_->Remove("segments/" + segment.name));
+    if (segment.step == 2) {
+      CAIRN_ASSERT_OK(storage_->Remove("segments/" + segment.name));
+    }
   }
   std::filesystem::remove_all(path_ + "/roots");
   CAIRN_ASSERT_OK_AND_ASSIGN(const RebuildReport report, Store::Rebuild(path_));

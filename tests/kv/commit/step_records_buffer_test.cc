@@ -86,7 +86,9 @@ TEST_F(StepRecordsBufferTest, RecordsMayBeginInOrder) {
     for (int first = 0; first < stride; ++first) {
       int i = 0;
       for (const auto& [key, value] : records) {
-        if (i++ % stride == first) CAIRN_ASSERT_OK(buffer.Add(key.first, key.second, value));
+        if (i++ % stride == first) {
+          CAIRN_ASSERT_OK(buffer.Add(key.first, key.second, value));
+        }
       }
     }
     CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ReadAll(buffer));

@@ -251,7 +251,9 @@ class LastRecordTest : public DeltaWriterTest {
     CAIRN_TRY_ASSIGN(TableStack stack, TableStack::Open(storage(), tables));
     CAIRN_TRY_ASSIGN(const auto last, stack.tables().front()->Get(kLastKey));
     EXPECT_TRUE(last.has_value());
-    if (last) EXPECT_EQ(Text(*last), Ids(std::span(tables).subspan(1)));
+    if (last) {
+      EXPECT_EQ(Text(*last), Ids(std::span(tables).subspan(1)));
+    }
     return stack;
   }
   /// Returns the records without the last one.
