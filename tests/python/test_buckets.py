@@ -1,0 +1,151 @@
+"""Stores in a bucket of a real S3 server: save, read, inspect, copy, and DCP."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import cairn
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from cairn.dcp import CairnReader, CairnWriter
+
+ROOT = Path(__file__).resolve().parents[2]
+SEAWEED = ROOT / "tests/support/seaweed.sh"
+PROGRAMS = Path(cairn.__file__).resolve().parents[2] / "bin"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """The environment with which clients reach the server."""
+    folder = tmp_path_factory.mktemp("s3") / "server"
+    subprocess.run([SEAWEED, "start", folder], check=True, capture_output=True, timeout=120)
+    lines = (folder / "environment").read_text().splitlines()
+    yield dict(line.removeprefix("export ").split("=", 1) for line in lines if "=" in line)
+    subprocess.run([SEAWEED, "stop", folder], check=True, capture_output=True, timeout=60)
+
+
+@pytest.fixture
+def bucket(server, monkeypatch, request):
+    """The address of an empty place, with credentials in the environment."""
+    for name, value in server.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{server['CAIRN_TEST_S3_BUCKET']}/{request.node.name}"
+
+
+def run(program: str, *arguments: str) -> str:
+    finished = subprocess.run(
+        [PROGRAMS / program, *arguments], capture_output=True, text=True, timeout=120
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return finished.stdout
+
+
+def make_state() -> dict:
+    generator = torch.Generator().manual_seed(7)
+    layers = {f"{i}": torch.randn(300, 700, generator=generator) for i in range(40)}
+    return {"model": layers, "step": 3, "name": "run"}
+
+
+def assert_equal(found: dict, expected: dict) -> None:
+    assert found["step"] == expected["step"]
+    assert found["name"] == expected["name"]
+    assert found["model"].keys() == expected["model"].keys()
+    for name, tensor in expected["model"].items():
+        assert torch.equal(found["model"][name], tensor), name
+
+
+def test_saves_are_read_back(bucket):
+    state = make_state()
+    before = {**state, "model": {k: v.clone() for k, v in state["model"].items()}}
+    with cairn.open(bucket, "a") as store:
+        first = store.save(1, state)
+        state["model"]["3"][5] = 0
+        second = store.save(2, state)
+    assert first.written_bytes > 33_000_000
+    assert second.written_bytes == 65536  # the page that changed
+    with cairn.open(bucket) as store:
+        assert store.steps() == [1, 2]
+        assert_equal(store.read(step=1), before)
+        assert_equal(store.read(step=2), state)
+        part = store.read("model.7", step=2)
+    assert torch.equal(part["model"]["7"], state["model"]["7"])
+
+
+def test_a_deleted_step_is_gone_and_the_others_remain(bucket):
+    state = make_state()
+    with cairn.open(bucket, "a", grace=0) as store:
+        store.save(1, state)
+        store.save(2, state)
+        store.delete(1)
+        assert store.steps() == [2]
+    with cairn.open(bucket) as store:
+        assert_equal(store.read(), state)
+
+
+def test_a_second_writer_is_refused_and_named(bucket):
+    with cairn.open(bucket, "a") as store:
+        with pytest.raises(cairn.Conflict, match=str(os.getpid())):
+            cairn.open(bucket, "a")
+        store.save(1, {"n": 1})
+        with cairn.open(bucket, "a", take_over=True) as other:
+            with pytest.raises(cairn.Conflict):
+                store.save(2, {"n": 2})
+            other.save(3, {"n": 3})
+    with cairn.open(bucket) as reader:
+        assert reader.steps() == [1, 3]
+
+
+def test_programs_inspect_and_copy(bucket, tmp_path):
+    state = make_state()
+    local = str(tmp_path / "local")
+    with cairn.open(local, "a") as store:
+        store.save(5, state)
+    run("kv-admin", "push", local, bucket)
+    assert "40 tensors" in run("kv-dump", bucket)
+    assert "model.7" in run("kv-dump", "keys", f"{bucket}@5")
+    run("kv-dump", "verify", bucket)
+    back = str(tmp_path / "back")
+    run("kv-admin", "pull", bucket, back)
+    run("kv-dump", "verify", back)
+    with cairn.open(back) as store:
+        assert_equal(store.read(step=5), state)
+
+
+def test_dcp_saves_and_loads(bucket):
+    state = make_state()
+    dcp.save({"model": state["model"]}, storage_writer=CairnWriter(bucket), no_dist=True)
+    target = {"model": {k: torch.zeros_like(v) for k, v in state["model"].items()}}
+    dcp.load(target, storage_reader=CairnReader(bucket), no_dist=True)
+    for name, tensor in state["model"].items():
+        assert torch.equal(target["model"][name], tensor), name
+
+
+def test_credentials_of_a_function(bucket, server, monkeypatch):
+    key = monkeypatch.delenv("AWS_ACCESS_KEY_ID") or server["AWS_ACCESS_KEY_ID"]
+    secret = monkeypatch.delenv("AWS_SECRET_ACCESS_KEY") or server["AWS_SECRET_ACCESS_KEY"]
+    calls = []
+
+    def credentials() -> dict:
+        calls.append(1)
+        return {"access_key_id": key, "secret_access_key": secret}
+
+    with cairn.open(bucket, "a", credentials=credentials) as store:
+        store.save(1, {"n": 1})
+    assert calls
+
+    def raises() -> dict:
+        raise RuntimeError(secret)
+
+    wrong = "a-wrong-secret-0123456789"
+    for function in (
+        raises,
+        lambda: {"access_key_id": key},
+        lambda: {"access_key_id": key, "secret_access_key": wrong},
+    ):
+        with pytest.raises(cairn.Error) as raised:
+            cairn.open(bucket, credentials=function)
+        assert secret not in str(raised.value)
+        assert wrong not in str(raised.value)
