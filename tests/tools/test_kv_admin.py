@@ -238,9 +238,9 @@ def test_delete_makes_no_store(admin, tmp_path):
 
 def test_help_mentions_only_what_exists(admin):
     text = admin("--help").out
-    for absent in ["prune", "compact", "push", "pull"]:
+    for absent in ["compact", "merge", "fork"]:
         assert absent not in text
-    for verb in ["import", "export", "delete", "rebuild"]:
+    for verb in ["import", "export", "delete", "rebuild", "push", "pull", "mirror"]:
         assert "Examples:" in admin(verb, "--help").out
 
 
