@@ -125,6 +125,9 @@ TEST(TwoWritersTest, EndOfAForkedChildLeavesTheParentsStore) {
 }
 
 TEST(ForkTest, ChildWritesItsOwnStoreAndCannotUseTheInheritedOne) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "ThreadSanitizer allows no threads in a forked child";
+#endif
   ScopedTempDir dir;
   const std::string path = dir / "store";
   Child program({CAIRN_STORE_PROGRAM, "fork", path, dir / "other"});
