@@ -125,7 +125,7 @@ std::optional<Handle> FindProperties(std::span<const std::byte> meta_index) {
 
 }  // namespace
 
-bool HasSoundProperties(uint64_t file_bytes, const TableRead& read) {
+bool HasSoundFooter(uint64_t file_bytes, const TableRead& read) {
   if (file_bytes < kFooterBytes + kBlockTailBytes) return false;
   Tail tail(file_bytes, read);
   if (!tail.Load()) return false;
@@ -137,7 +137,14 @@ bool HasSoundProperties(uint64_t file_bytes, const TableRead& read) {
   }
   footer = footer.subspan(1);
   const auto meta_index_handle = TakeHandle(footer);
-  if (!meta_index_handle) return false;
+  const auto index_handle = TakeHandle(footer);
+  if (!meta_index_handle || !index_handle) return false;
+  // The footer has no checksum, and RocksDB allocates the length of the index that it reads there.
+  const uint64_t limit = file_bytes - kFooterBytes - kBlockTailBytes;
+  if (index_handle->size_bytes > limit ||
+      index_handle->offset_bytes > limit - index_handle->size_bytes) {
+    return false;
+  }
   const auto meta_index = tail.Block(*meta_index_handle);
   if (!meta_index) return false;
   const auto properties = FindProperties(*meta_index);

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <optional>
 
 #include "kv/internal/table/stream_checksum.h"
 #include "kv/internal/table/table_check.h"
@@ -16,35 +15,6 @@ constexpr uint64_t kTailBytes = 64 << 10;
 // Contains the index of a million records, so that a lookup needs one more request.
 constexpr uint64_t kRemoteTailBytes = 512 << 10;
 constexpr uint64_t kVerifyReadBytes = 1 << 20;
-constexpr uint64_t kFooterBytes = 53;
-constexpr uint64_t kBlockTailBytes = 5;
-
-/// Removes a LEB128 number from the front and returns it.
-std::optional<uint64_t> TakeVarint(std::span<const std::byte>& bytes) {
-  uint64_t value = 0;
-  for (unsigned shift = 0; shift < 64 && !bytes.empty(); shift += 7) {
-    const auto byte = std::to_integer<uint64_t>(bytes.front());
-    bytes = bytes.subspan(1);
-    value |= (byte & 0x7f) << shift;
-    if (byte < 0x80) return value;
-  }
-  return std::nullopt;
-}
-
-/// Returns whether the index block of which the footer has the position is inside the file. The
-/// footer has no checksum, and RocksDB allocates the length that it reads there.
-bool HasSoundIndexHandle(uint64_t file_bytes, std::span<const std::byte> footer) {
-  footer = footer.subspan(1);  // checksum type, then the handles of the meta index and of the index
-  uint64_t numbers[4];
-  for (uint64_t& number : numbers) {
-    const auto taken = TakeVarint(footer);
-    if (!taken) return false;
-    number = *taken;
-  }
-  const auto [meta_offset_bytes, meta_bytes, index_offset_bytes, index_bytes] = numbers;
-  const uint64_t limit = file_bytes - kFooterBytes - kBlockTailBytes;
-  return index_bytes <= limit && index_offset_bytes <= limit - index_bytes;
-}
 
 Error Damaged(const TableFile& file, std::string what) {
   return Error{.code = ErrorCode::kDataLoss, .message = std::move(what), .file = file.path()};
@@ -65,8 +35,7 @@ Result<TableFile> TableFile::Open(std::shared_ptr<Storage> storage, const TableI
   const auto read = [&file](uint64_t offset_bytes, std::span<std::byte> target) {
     return file.ReadAt(offset_bytes, target).has_value();
   };
-  if (!HasSoundProperties(file.size_bytes(), read) ||
-      !HasSoundIndexHandle(file.size_bytes(), std::span(file.tail_).last(kFooterBytes))) {
+  if (!HasSoundFooter(file.size_bytes(), read)) {
     return Fail(Damaged(file, "the footer or the properties of the table are damaged"));
   }
   return file;
