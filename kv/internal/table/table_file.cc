@@ -12,8 +12,11 @@ namespace cairn::kv::internal {
 namespace {
 
 constexpr uint64_t kTailBytes = 64 << 10;
-// Contains the index of a million records, so that a lookup needs one more request.
-constexpr uint64_t kRemoteTailBytes = 512 << 10;
+// In a storage without files: 1/64 of a table contains its index and the records of its segments,
+// so that a lookup needs one more request.
+constexpr uint64_t kRemoteTailFraction = 64;
+constexpr uint64_t kMinRemoteTailBytes = 512 << 10;
+constexpr uint64_t kMaxRemoteTailBytes = 1 << 20;
 constexpr uint64_t kVerifyReadBytes = 1 << 20;
 
 Error Damaged(const TableFile& file, std::string what) {
@@ -31,7 +34,13 @@ Result<TableFile> TableFile::Open(std::shared_ptr<Storage> storage, const TableI
     return Fail(Damaged(file, fmt::format("the table has {} bytes and not {}", file.size_bytes(),
                                           info.file_bytes)));
   }
-  CAIRN_TRY(file.LoadTail(storage->local_files() != nullptr ? kTailBytes : kRemoteTailBytes));
+  if (storage->local_files() != nullptr) {
+    CAIRN_TRY(file.LoadTail(kTailBytes));
+  } else {
+    CAIRN_TRY(file.LoadTail(std::clamp(info.file_bytes / kRemoteTailFraction, kMinRemoteTailBytes,
+                                       kMaxRemoteTailBytes)));
+    file.windows_ = std::make_unique<WindowReader>(file.tail_offset_bytes_);
+  }
   const auto read = [&file](uint64_t offset_bytes, std::span<std::byte> target) {
     return file.ReadAt(offset_bytes, target).has_value();
   };
@@ -57,6 +66,7 @@ Result<void> TableFile::ReadAt(uint64_t offset_bytes, std::span<std::byte> targe
     std::ranges::copy(source, target.begin());
     return {};
   }
+  if (windows_ != nullptr) return windows_->ReadAt(object_, offset_bytes, target);
   return object_.ReadAt(offset_bytes, target);
 }
 

@@ -8,12 +8,14 @@
 #include "kv/error.h"
 #include "kv/internal/storage/object_reader.h"
 #include "kv/internal/table/table_info.h"
+#include "kv/internal/table/window_reader.h"
 
 namespace cairn::kv::internal {
 
-/// Keeps the end of the file in memory (64 KiB; 512 KiB in a storage without files): opening a
-/// table reads it in one request, and a table that is not larger is not read again. Threads: many
-/// may call const members at once.
+/// Keeps the end of the file in memory: 64 KiB, or, in a storage without files, 1/64 of the table,
+/// at least 512 KiB and at most 1 MiB. Opening a table reads it in one request, and a table that is
+/// not larger is not read again. In a storage without files, also keeps what was read lately, at
+/// most 4 MiB. Threads: many may call const members at once.
 class TableFile {
  public:
   /// kNotFound: there is no such table. kDataLoss: it has another length, or the footer or the
@@ -37,6 +39,7 @@ class TableFile {
   std::string path_;
   uint64_t tail_offset_bytes_ = 0;
   std::vector<std::byte> tail_;
+  std::unique_ptr<WindowReader> windows_;  // null: objects are files
 };
 
 }  // namespace cairn::kv::internal

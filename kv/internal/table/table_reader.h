@@ -52,8 +52,8 @@ enum class TableAccess {
   kBulk,    // reads far ahead, and does not displace what lookups use
 };
 
-/// An open table. Memory: the top of its index, and at most 512 KiB of the file and 1 MiB of
-/// blocks. Threads: many may call const members at once.
+/// An open table. Memory: the top of its index, what TableFile keeps, and at most 1 MiB of blocks.
+/// Threads: many may call const members at once.
 class TableReader {
  public:
   /// kNotFound: there is no such table. kDataLoss: it has another length than `info` states, or is
