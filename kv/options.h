@@ -31,6 +31,9 @@ struct StoreOptions {
   /// CAIRN_IO_DEPTH, CAIRN_IO_ENGINE (uring or threads) and CAIRN_IO_DIRECT (0 or 1).
   /// `kv-bench tune` finds the values that suit a disk.
   std::optional<IoOptions> io;
+  /// Reads through the cache that the environment variables CAIRN_CACHE and CAIRN_CACHE_BYTES
+  /// define, if objects are not files. False: reads from the storage itself, to verify it.
+  bool reader_cache = true;
   /// How long objects that no step uses any more remain, for readers that still use them. Commits
   /// and opens for writing remove them after this time.
   std::chrono::milliseconds grace{60'000};

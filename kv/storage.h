@@ -116,6 +116,16 @@ class Storage {
   /// Returns null if objects are not files.
   virtual LocalFiles* local_files() { return nullptr; }
 
+  /// Returns whether List names every object that was put before the call, and none that was
+  /// removed before it. Searches for the newest root then trust a listing that names a root and the
+  /// root before it, and make no further requests to check it. A listing that is late nevertheless
+  /// is harmless: a reader sees an older root, as if it had looked earlier, and the commit of a
+  /// writer is refused because the number of its root is taken.
+  virtual bool listings_are_current() const { return false; }
+  /// Returns whether this machine has read the roots of a store here before. An open for reading
+  /// then checks nothing, and the first use of the store does.
+  virtual bool has_been_read() const { return false; }
+
   // Transfers of payload, if objects are not files. The defaults transfer one request after another
   // with the operations above.
 

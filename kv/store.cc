@@ -17,6 +17,7 @@
 #include "kv/internal/parts/attempt_outcome.h"
 #include "kv/internal/snapshot_state.h"
 #include "kv/internal/step_attempt.h"
+#include "kv/internal/storage/cache/reader_cache.h"
 #include "kv/internal/storage/object_names.h"
 #include "kv/mutex.h"
 #include "kv/open_storage.h"
@@ -37,6 +38,8 @@ class Store::Impl {
                                             const StoreOptions& options);
   Result<void> CheckCanBegin(uint64_t step, const BeginOptions& options) const;
   Result<void> CheckOpen() const;
+  /// Returns a snapshot of the newest root that this process knows.
+  Result<std::shared_ptr<const Snapshot>> KnownLatest() const;
 };
 
 Store::Store(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -91,6 +94,9 @@ Result<std::unique_ptr<Store::Impl>> Store::Impl::Make(std::shared_ptr<Storage> 
 Result<std::unique_ptr<Store>> Store::Open(const std::string& address, OpenMode mode,
                                            StoreOptions options) {
   CAIRN_TRY_ASSIGN(std::shared_ptr<Storage> storage, OpenStorage(address, options.s3));
+  if (options.reader_cache) {
+    CAIRN_TRY_ASSIGN(storage, internal::WithReaderCache(std::move(storage)));
+  }
   return Open(std::move(storage), mode, std::move(options));
 }
 
@@ -128,16 +134,27 @@ Result<std::shared_ptr<const Snapshot>> Store::Latest() const {
   StoreState& state = *impl_->state;
   CAIRN_TRY(impl_->CheckOpen());
   if (!state.writable) CAIRN_TRY(internal::RefreshRoot(state));
-  const MutexLock lock(state.mutex);
-  if (state.latest == nullptr) {
-    state.latest = std::make_shared<const Snapshot>(
-        std::make_unique<internal::SnapshotState>(state, state.root));
+  return impl_->KnownLatest();
+}
+
+Result<std::shared_ptr<const Snapshot>> Store::Impl::KnownLatest() const {
+  CAIRN_TRY(CheckOpen());
+  const MutexLock lock(state->mutex);
+  if (state->latest == nullptr) {
+    state->latest = std::make_shared<const Snapshot>(
+        std::make_unique<internal::SnapshotState>(*state, state->root));
   }
-  return state.latest;
+  return state->latest;
 }
 
 Result<std::shared_ptr<const Snapshot>> Store::SnapshotWith(const StepInfo& step) const {
   StoreState& state = *impl_->state;
+  if (state.storage->transfer_sizes().small_requests > 1) {
+    // Usually the step was found in the newest known root a moment ago: ask no further.
+    CAIRN_TRY_ASSIGN(auto known, impl_->KnownLatest());
+    const auto of_known = known->FindStep(step.step);
+    if (of_known && of_known->generation == step.generation) return known;
+  }
   CAIRN_TRY_ASSIGN(auto latest, Latest());
   const auto found = latest->FindStep(step.step);
   if (found && found->generation == step.generation) return latest;
@@ -160,6 +177,8 @@ std::string Store::NextAttempt(uint64_t step) {
 }
 
 std::string Store::uuid() const {
+  // If the store cannot be read, the next call of Latest returns the error.
+  if (impl_->state->unread) (void)internal::RefreshRoot(*impl_->state);
   std::string text;
   for (const std::byte byte : impl_->state->uuid) {
     text += fmt::format("{:02x}", std::to_integer<int>(byte));

@@ -61,8 +61,11 @@ class Store {
   /// there is no store (kRead, kJoinSession). kConflict: another writer has it; the message names
   /// that writer. kUnimplemented: it has another format. kFailedPrecondition: rank 0 has no such
   /// session (kJoinSession). kDataLoss: CAIRN or the newest root is damaged. kUnavailable:
-  /// permission or I/O. kInvalidArgument: there is something else at the address, or the I/O
-  /// options, given or from the environment, are unusable.
+  /// permission or I/O. kInvalidArgument: there is something else at the address, or the I/O or
+  /// cache options, given or from the environment, are unusable.
+  ///
+  /// With a reader cache, kRead checks nothing if this machine has read the store before. Then the
+  /// first call of Latest returns these errors.
   static Result<std::unique_ptr<Store>> Open(const std::string& address, OpenMode mode,
                                              StoreOptions options = {});
   /// Opens the store in `storage`, which the store, its snapshots and its writer share with the
@@ -90,7 +93,8 @@ class Store {
   /// Identifies this open of the store for writing, or the one that was joined: 16 random hex
   /// digits. Empty for readers.
   const std::string& session() const;
-  /// Identifies the store: 32 hex digits, generated when it was created.
+  /// Identifies the store: 32 hex digits, generated when it was created. All are 0 if the open
+  /// checked nothing, and the store cannot be read.
   std::string uuid() const;
   /// Returns the session, which the other ranks may join. A join by a rank that sees another
   /// directory fails, because that has no lease of the session. kConflict: another writer has taken

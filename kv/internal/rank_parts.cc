@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "kv/internal/commit/root_change.h"
 #include "kv/internal/io/file.h"
 #include "kv/internal/parts/attempt_outcome.h"
 #include "kv/internal/parts/part_file.h"
@@ -75,8 +76,7 @@ class PartGatherer {
     std::vector<std::vector<std::byte>> parts(count);
     CAIRN_TRY(ForEachRequest(storage_, count, [&](size_t i) -> Result<void> {
       const auto rank = first + static_cast<uint32_t>(i);
-      CAIRN_TRY(AwaitPart(rank));
-      CAIRN_TRY_ASSIGN(parts[i], FetchPart(storage_, PartName(attempt_.attempt, rank)));
+      CAIRN_TRY_ASSIGN(parts[i], AwaitPart(rank));
       return {};
     }));
     for (uint32_t i = 0; i < count; ++i) CAIRN_TRY(AddPart(first + i, parts[i]));
@@ -84,15 +84,21 @@ class PartGatherer {
   }
 
  private:
-  // Returns the failure of a rank, or kUnavailable if the part is missing at the deadline.
-  Result<void> AwaitPart(uint32_t rank) const {
+  // Returns the part. Returns the failure of a rank, or kUnavailable if the part is missing at the
+  // deadline.
+  Result<std::vector<std::byte>> AwaitPart(uint32_t rank) const {
     const std::string name = PartName(attempt_.attempt, rank);
+    // Where each request takes long, reading a part that may be absent saves asking for it first.
+    const bool reads_first = storage_.transfer_sizes().small_requests > 1;
     Poll poll(attempt_.options.deadline);
-    while (!Exists(storage_, name)) {
+    while (true) {
+      if (reads_first || Exists(storage_, name)) {
+        auto part = FetchPart(storage_, name);
+        if (part || !reads_first || part.error().code != ErrorCode::kNotFound) return part;
+      }
       if (auto failure = FindFailure(storage_, attempt_.attempt)) return Fail(*std::move(failure));
       if (!poll.Again()) return Fail(MissingRanks(rank));
     }
-    return {};
   }
 
   Result<void> AddPart(uint32_t rank, std::span<const std::byte> part) {
@@ -238,6 +244,12 @@ Result<void> GatherParts(StepAttempt& attempt, const RankRecordCallback& on_reco
   PartGatherer gatherer(attempt, on_record);
   const uint32_t world_size = attempt.options.world_size;
   const uint32_t at_once = attempt.store->storage->transfer_sizes().small_requests;
+  if (at_once > 1) {
+    // The commit reads the tables of the base, usually the latest step. Opening them now takes no
+    // time, because other ranks are still writing. If that fails, the commit returns the error.
+    const auto base = CurrentRoot(*attempt.store)->steps.Latest();
+    if (base && *base != nullptr) (void)attempt.store->tables->OpenStack((*base)->tables);
+  }
   for (uint32_t rank = 1; rank < world_size; rank += at_once) {
     CAIRN_TRY(gatherer.AddParts(rank, std::min(at_once, world_size - rank)));
   }

@@ -25,6 +25,18 @@ Result<StepEntryPtr> FindBase(const StepAttempt& attempt, const StepSummary& sum
   return base;
 }
 
+/// Records that the step is committed, and tells the other ranks.
+void ReportCommitted(const StepAttempt& attempt, uint64_t generation) {
+  StoreState& state = *attempt.store;
+  {
+    const MutexLock lock(state.mutex);
+    state.committed_attempt = attempt.attempt;
+  }
+  if (!attempt.has_ranks()) return;
+  // A rank that does not receive this finds the step in the root when its deadline passes.
+  (void)PublishCommitted(*state.storage, attempt.attempt, generation);
+}
+
 }  // namespace
 
 Result<StepInfo> CommitStep(StepAttempt& attempt, const StepSummary& summary) {
@@ -46,17 +58,10 @@ Result<StepInfo> CommitStep(StepAttempt& attempt, const StepSummary& summary) {
         return table.Add(column, key, value);
       }));
   CAIRN_TRY(table.Finish(entry));
-  CAIRN_TRY(CommitNewStep(state, entry));
+  CAIRN_TRY(CommitNewStep(state, entry,
+                          {.committed = [&] { ReportCommitted(attempt, entry.info.generation); }}));
   attempt.finished = true;  // the step exists, so its objects must not be removed any more
   attempt.failed = false;
-  {
-    const MutexLock lock(state.mutex);
-    state.committed_attempt = attempt.attempt;
-  }
-  if (attempt.has_ranks()) {
-    // A rank that does not receive this finds the step in the root when its deadline passes.
-    (void)PublishCommitted(*state.storage, attempt.attempt, entry.info.generation);
-  }
   (void)FaultPoint("commit.done");
   return entry.info;
 }

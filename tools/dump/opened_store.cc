@@ -11,11 +11,11 @@
 
 namespace cairn::tools {
 
-Result<OpenedStore> OpenStore(const std::string& address) {
+Result<OpenedStore> OpenStore(const std::string& address, const kv::StoreOptions& options) {
   OpenedStore opened;
   CAIRN_TRY_ASSIGN(opened.address, ParseAddress(address));
   CAIRN_TRY_ASSIGN(opened.store,
-                   core::CheckpointStore::Open(opened.address.store, kv::OpenMode::kRead, {}));
+                   core::CheckpointStore::Open(opened.address.store, kv::OpenMode::kRead, options));
   return opened;
 }
 

@@ -20,7 +20,7 @@ struct OpenedStore {
 };
 
 /// Opens the store of an address.
-Result<OpenedStore> OpenStore(const std::string& address);
+Result<OpenedStore> OpenStore(const std::string& address, const kv::StoreOptions& options = {});
 /// Opens a store for a verb that does not take a step. kInvalidArgument: the address names a step.
 Result<OpenedStore> OpenWithoutStep(const std::string& address, std::string_view verb);
 

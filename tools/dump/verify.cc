@@ -57,7 +57,8 @@ struct Verdict {
 Result<Verdict> Check(const std::string& address, ProgressLine& progress, DamageReport& report) {
   Verdict verdict;
   const auto begin = std::chrono::steady_clock::now();
-  auto opened = OpenStore(address);
+  // What is verified is the storage, and not what a cache has of it.
+  auto opened = OpenStore(address, {.reader_cache = false});
   if (!opened && MeansDamage(opened.error())) {
     report.Add(opened.error());
     return verdict;

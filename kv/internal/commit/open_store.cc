@@ -95,6 +95,11 @@ Result<void> CheckSession(const StoreState& state) {
 }  // namespace
 
 Result<void> OpenForReading(StoreState& state) {
+  if (!state.joined && state.storage->has_been_read()) {
+    SetRoot(state, Root());
+    state.unread = true;
+    return {};
+  }
   CAIRN_TRY_ASSIGN(Root root, ReadStore(state, ReadIdentity));
   if (state.joined) {
     state.session = state.options.session;
@@ -142,7 +147,24 @@ Result<std::shared_ptr<const CommittedRoot>> ReadRootOf(const StoreState& state,
       CommittedRoot{.root = std::move(root), .steps = std::move(steps)});
 }
 
+namespace {
+
+/// Reads the store if OpenForReading did not. Returns whether this call did.
+Result<bool> ReadIfUnread(StoreState& state) {
+  if (!state.unread) return false;
+  const MutexLock lock(state.first_read_mutex);
+  if (!state.unread) return false;
+  CAIRN_TRY_ASSIGN(Root root, ReadStore(state, ReadIdentity));
+  SetRoot(state, std::move(root));
+  state.unread = false;
+  return true;
+}
+
+}  // namespace
+
 Result<bool> RefreshRoot(StoreState& state) {
+  CAIRN_TRY_ASSIGN(const bool was_unread, ReadIfUnread(state));
+  if (was_unread) return true;
   const auto known = CurrentRoot(state);
   if (known->root.number == 0) {
     CAIRN_TRY_ASSIGN(Root root, CheckNewest(state, FindNewest(*state.storage)));

@@ -88,6 +88,41 @@ void SweepLeases(StoreState& state) {
   }
 }
 
+/// Removes the roots that are older than those that are kept.
+void RemoveRoots(StoreState& state, uint64_t newest) {
+  // Where each request takes long, a writer remembers which roots it has removed.
+  const bool remembers = state.storage->transfer_sizes().small_requests > 1;
+  const uint64_t oldest = remembers ? state.oldest_root.load() : 0;
+  if (!RemoveOldRoots(*state.storage, newest, kKeptRoots, oldest)) return;
+  state.oldest_root = newest < kKeptRoots ? 1 : newest - kKeptRoots + 1;
+}
+
+/// Performs what follows a commit, at once where each request takes long. Best effort: what remains
+/// is removed by later commits, or by the next open for writing.
+void FinishCommit(StoreState& state, uint64_t newest, std::span<const RemovedObject> expired,
+                  const std::function<void()>& committed) {
+  Storage& storage = *state.storage;
+  const auto remove_expired = [&]() -> Result<void> {
+    return ForEachRequest(storage, expired.size(), [&](size_t i) {
+      RemoveObject(state, expired[i].name);
+      return Result<void>();
+    });
+  };
+  const auto remove_roots = [&]() -> Result<void> {
+    RemoveRoots(state, newest);
+    return {};
+  };
+  const auto renew_lease = [&]() -> Result<void> {
+    if (state.lease != nullptr) (void)state.lease->Renew();
+    return {};
+  };
+  const auto report = [&]() -> Result<void> {
+    if (committed) committed();
+    return {};
+  };
+  (void)RunRequests(storage, {remove_expired, remove_roots, renew_lease, report});
+}
+
 /// Records that this process can commit no more, if that is so.
 void NoteFailure(StoreState& state, const CommitOutcome& outcome) {
   if (outcome.state == CommitOutcome::State::kUnknown) state.outcome_unknown = true;
@@ -177,7 +212,7 @@ Result<Unreachable> FindUnreachable(StoreState& state, std::span<const uint64_t>
 }
 
 Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed, StepEntry* added,
-                          Unreachable unreachable, std::span<const std::string> adopted) {
+                          Unreachable unreachable, const CommitActions& actions) {
   CAIRN_TRY(CheckCanCommit(state));
   const auto current = CurrentRoot(state);
   Root next = current->root;
@@ -188,7 +223,7 @@ Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed, 
     added->info.generation = next.number;
     changed = changed.Add(*added);
   }
-  const std::set<std::string_view> reached(adopted.begin(), adopted.end());
+  const std::set<std::string_view> reached(actions.adopted.begin(), actions.adopted.end());
   std::erase_if(next.removed,
                 [&](const RemovedObject& object) { return reached.contains(object.name); });
   CAIRN_TRY_ASSIGN(StepList::WithPages written, changed.WritePages(state.epoch));
@@ -213,28 +248,15 @@ Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed, 
         CommittedRoot{.root = std::move(next), .steps = std::move(written.steps)});
     state.latest = nullptr;
   }
-  // Best effort: what remains is removed by later commits, or by the next open for writing.
-  (void)RunRequests(*state.storage,
-                    {[&]() -> Result<void> {
-                       return ForEachRequest(*state.storage, expired.size(), [&](size_t i) {
-                         RemoveObject(state, expired[i].name);
-                         return Result<void>();
-                       });
-                     },
-                     [&] { return RemoveOldRoots(*state.storage, current->root.number + 1); },
-                     [&]() -> Result<void> {
-                       if (state.lease != nullptr) (void)state.lease->Renew();
-                       return {};
-                     }});
+  FinishCommit(state, current->root.number + 1, expired, actions.committed);
   return {};
 }
 
-Result<void> CommitNewStep(StoreState& state, StepEntry& entry,
-                           std::span<const std::string> adopted) {
+Result<void> CommitNewStep(StoreState& state, StepEntry& entry, const CommitActions& actions) {
   const std::string table_name = ObjectName(ObjectKind::kTable, entry.tables.front().id);
   auto unreachable = FindUnreachable(state, {}, &entry);
   Result<void> committed = unreachable
-                               ? CommitChange(state, {}, &entry, *std::move(unreachable), adopted)
+                               ? CommitChange(state, {}, &entry, *std::move(unreachable), actions)
                                : Result<void>(std::unexpected(unreachable.error()));
   if (committed) return {};
   if (!state.outcome_unknown) (void)state.storage->Remove(table_name);

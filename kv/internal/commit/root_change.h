@@ -38,20 +38,24 @@ struct Unreachable {
 Result<Unreachable> FindUnreachable(StoreState& state, std::span<const uint64_t> removed,
                                     const StepEntry* added);
 
+/// What a commit does besides changing the list of steps.
+struct CommitActions {
+  std::span<const std::string> adopted = {};  // names of announced objects that the step reaches
+  std::function<void()> committed = nullptr;  // called once the root is committed, on any thread
+};
+
 /// Commits the next root, without the steps `removed` and with `added`, which may be null and
-/// replaces a step of the same number. Sets the generation of `added`. `adopted` are the names of
-/// announced objects that `added` reaches. Then removes objects whose grace period has passed;
-/// errors of that are ignored, because the next open for writing finds what remains. kConflict:
-/// another writer has taken over the store. kUnavailable, kResourceExhausted: nothing was
-/// committed, or outcome_unknown is set. Requires write_mutex.
+/// replaces a step of the same number. Sets the generation of `added`. Then removes objects whose
+/// grace period has passed; errors of that are ignored, because the next open for writing finds
+/// what remains. kConflict: another writer has taken over the store. kUnavailable,
+/// kResourceExhausted: nothing was committed, or outcome_unknown is set. Requires write_mutex.
 Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed, StepEntry* added,
-                          Unreachable unreachable, std::span<const std::string> adopted = {});
+                          Unreachable unreachable, const CommitActions& actions = {});
 
 /// Commits a step whose table was written, replacing a step of the same number. Sets the
 /// generation of `entry`. After an error, removes the table unless outcome_unknown is set. Errors
 /// are those of FindUnreachable and CommitChange. Requires write_mutex.
-Result<void> CommitNewStep(StoreState& state, StepEntry& entry,
-                           std::span<const std::string> adopted = {});
+Result<void> CommitNewStep(StoreState& state, StepEntry& entry, const CommitActions& actions = {});
 
 /// Objects that wait for a step. A copier announces segments that it has finished before the step
 /// that uses them is committed: it adds them to the list of removed objects with a time in the

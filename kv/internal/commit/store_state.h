@@ -53,7 +53,13 @@ struct StoreState {
   std::shared_ptr<OpenTables> tables;
   std::unique_ptr<LeaseKeeper> lease;  // of the writer
 
+  /// A reader has read neither the identity nor a root yet; `uuid` and `root` are empty.
+  std::atomic<bool> unread = false;
+  Mutex first_read_mutex;  // held while a reader reads them for the first time
+
   Mutex write_mutex;  // held during a commit; locked before `mutex`
+  /// The oldest root that this writer has not removed; 0 if that is unknown.
+  std::atomic<uint64_t> oldest_root = 0;
   std::atomic<bool> step_writer_alive = false;
   /// It is unknown whether a commit of this process has happened. No object that it refers to may
   /// be removed: the next open for writing decides.

@@ -211,7 +211,7 @@ Result<StepEntry> StepCopier::CommitLocked(const SnapshotState::OpenStep& step,
   CAIRN_TRY_ASSIGN(StepEntry entry, WriteTable(step, segments));
   std::vector<std::string> names;
   for (const auto& [id, info] : segments) names.push_back(SegmentObject(info));
-  CAIRN_TRY(CommitNewStep(target_, entry, names));
+  CAIRN_TRY(CommitNewStep(target_, entry, {.adopted = names}));
   return entry;
 }
 

@@ -119,6 +119,18 @@ Result<std::optional<Root>> SearchAt(Storage& storage, uint64_t start) {
   return has_predecessor ? std::move(root) : std::nullopt;
 }
 
+/// Returns the newest root that a current listing names; nothing if that cannot be trusted. With
+/// one request after the listing: the successor is absent, and the predecessor present, in the
+/// listing.
+Result<std::optional<Root>> FindNewestListed(Storage& storage) {
+  CAIRN_TRY_ASSIGN(const std::vector<uint64_t> numbers, ListRoots(storage));
+  if (numbers.empty()) return std::nullopt;
+  const uint64_t last = numbers.back();
+  const bool has_predecessor = numbers.size() > 1 && numbers[numbers.size() - 2] == last - 1;
+  if (last > 1 && !has_predecessor) return std::nullopt;
+  return ReadRoot(storage, last);
+}
+
 /// Makes the first requests of FindNewest at once. Returns nothing if that does not suffice.
 Result<std::optional<Root>> FindNewestAtOnce(Storage& storage, uint64_t& hint) {
   std::vector<uint64_t> numbers;
@@ -213,16 +225,35 @@ CommitOutcome Refused(const Storage& storage, Root other) {
           .other = std::move(other)};
 }
 
-/// Root `next` exists. Checks that its number was not free for the second time.
-CommitOutcome Confirm(Storage& storage, const Root& next) {
-  Result<bool> follows = FollowsRoot(storage, next.number);
+/// Checks that root `next`, which was put, is stored. Where each request takes long, puts the hint
+/// and sets `follows` at the same time: a hint to a root that is removed is ignored.
+Result<void> CheckPut(Storage& storage, const Root& next, uint64_t size_bytes,
+                      std::optional<Result<bool>>& follows) {
+  const auto check = [&] { return CheckStored(storage, RootName(next.number), size_bytes); };
+  if (storage.transfer_sizes().small_requests <= 1) return check();
+  return RunRequests(storage, {check,
+                               [&]() -> Result<void> {
+                                 follows = FollowsRoot(storage, next.number);
+                                 return {};
+                               },
+                               [&]() -> Result<void> {
+                                 WriteHint(storage, next.number);
+                                 return {};
+                               }});
+}
+
+/// Root `next` exists. Checks that its number was not free for the second time. `checked` is the
+/// result of FollowsRoot after the put, if it is known; then the hint was written.
+CommitOutcome Confirm(Storage& storage, const Root& next,
+                      const std::optional<Result<bool>>& checked = std::nullopt) {
+  Result<bool> follows = checked ? *checked : FollowsRoot(storage, next.number);
   for (int attempt = 0; !follows && attempt + 1 < kPuts; ++attempt) {
     std::this_thread::sleep_for(PauseAfter(attempt));
     follows = FollowsRoot(storage, next.number);
   }
   if (!follows) return Unknown(next, follows.error());
   if (*follows) {
-    WriteHint(storage, next.number);
+    if (!checked) WriteHint(storage, next.number);
     return {};
   }
   // All roots up to this one were removed, and so must this one be. Best effort: a root without a
@@ -251,6 +282,10 @@ Result<std::vector<uint64_t>> ListRoots(Storage& storage) {
 }
 
 Result<std::optional<Root>> FindNewest(Storage& storage) {
+  if (storage.listings_are_current()) {
+    CAIRN_TRY_ASSIGN(std::optional<Root> root, FindNewestListed(storage));
+    if (root) return root;
+  }
   uint64_t hint = 0;
   if (storage.transfer_sizes().small_requests > 1) {
     CAIRN_TRY_ASSIGN(std::optional<Root> root, FindNewestAtOnce(storage, hint));
@@ -277,9 +312,25 @@ Result<std::optional<Root>> FindNewest(Storage& storage) {
 }
 
 Result<std::optional<Root>> FindNewer(Storage& storage, const Root& known) {
-  CAIRN_TRY_ASSIGN(const bool has_next, RootExists(storage, known.number + 1));
+  bool has_next = false;
+  bool exists = false;
+  const auto check_next = [&]() -> Result<void> {
+    CAIRN_TRY_ASSIGN(has_next, RootExists(storage, known.number + 1));
+    return {};
+  };
+  const auto check_known = [&]() -> Result<void> {
+    CAIRN_TRY_ASSIGN(exists, RootExists(storage, known.number));
+    return {};
+  };
+  if (storage.transfer_sizes().small_requests > 1) {
+    // `known` may be removed between the two answers, but only after kKeptRoots further commits:
+    // then this call returns what it would have returned before them.
+    CAIRN_TRY(RunRequests(storage, {check_next, check_known}));
+  } else {
+    CAIRN_TRY(check_next());
+    if (!has_next) CAIRN_TRY(check_known());
+  }
   if (!has_next) {
-    CAIRN_TRY_ASSIGN(const bool exists, RootExists(storage, known.number));
     if (exists) return std::nullopt;
   } else {
     CAIRN_TRY_ASSIGN(std::optional<Root> root, SearchFrom(storage, known.number + 1));
@@ -300,10 +351,11 @@ CommitOutcome CommitRoot(Storage& storage, Root& next) {
   }
   const std::string name = RootName(next.number);
   for (int attempt = 0;; ++attempt) {
+    std::optional<Result<bool>> follows;
     Result<void> put = storage.PutIfAbsent(name, *object);
     // No later commit would notice the loss of the newest root.
-    if (put) put = CheckStored(storage, name, object->size());
-    if (put) return Confirm(storage, next);
+    if (put) put = CheckPut(storage, next, object->size(), follows);
+    if (put) return Confirm(storage, next, follows);
     // The put may have been performed, and even a conflict may be with ourselves: find out.
     auto found = ReadRoot(storage, next.number);
     if (found && *found) {
@@ -323,12 +375,12 @@ CommitOutcome CommitRoot(Storage& storage, Root& next) {
   }
 }
 
-Result<void> RemoveOldRoots(Storage& storage, uint64_t newest, uint64_t keep) {
+Result<void> RemoveOldRoots(Storage& storage, uint64_t newest, uint64_t keep, uint64_t oldest) {
   CAIRN_CHECK(keep >= 2);
   if (newest <= keep) return {};
   const uint64_t end = newest - keep + 1;
-  uint64_t begin = end;
-  while (begin > 1) {
+  uint64_t begin = oldest == 0 ? end : std::min(oldest, end);
+  while (oldest == 0 && begin > 1) {
     CAIRN_TRY_ASSIGN(const bool exists, RootExists(storage, begin - 1));
     if (!exists) break;
     --begin;

@@ -34,14 +34,15 @@ static_assert(kKeptRoots >= 2 * kHintInterval);
 
 /// Returns the newest root; nothing if there are no roots. kDataLoss: the root is damaged, the root
 /// before it is missing, or there is a hint but no root. kUnimplemented: its version is newer.
-/// kUnavailable: the storage fails, or its listing is late for longer than a second. Cost: one read
-/// of the hint, a listing if that is of no use, 2 log2(k) calls of Size if the start is k roots
-/// behind, two more, and one read of the root.
+/// kUnavailable: the storage fails, or its listing is late for longer than a second. Cost: if
+/// listings are current (Storage::listings_are_current), a listing and one read of the root;
+/// otherwise one read of the hint, a listing if that is of no use, 2 log2(k) calls of Size if the
+/// start is k roots behind, two more, and one read of the root.
 Result<std::optional<Root>> FindNewest(Storage& storage);
 
 /// Returns the newest root if it is another one than `known`, otherwise nothing. Errors are those
 /// of FindNewest; kDataLoss, too, if there are no roots any more. Cost: 2 calls of Size if `known`
-/// is the newest.
+/// is the newest, at once where each request takes long.
 Result<std::optional<Root>> FindNewer(Storage& storage, const Root& known);
 
 /// What became of a commit.
@@ -69,7 +70,9 @@ Error TakenOver(const Storage& storage, const Root& other);
 
 /// Removes the roots up to `newest - keep`, in ascending order. Requires `keep >= 2`, and that no
 /// CommitRoot of this writer runs at the same time. Cost: with one root to remove, 3 calls.
-Result<void> RemoveOldRoots(Storage& storage, uint64_t newest, uint64_t keep = kKeptRoots);
+/// If `oldest` is not 0, no older root exists, and the search for it is omitted.
+Result<void> RemoveOldRoots(Storage& storage, uint64_t newest, uint64_t keep = kKeptRoots,
+                            uint64_t oldest = 0);
 
 /// Returns the numbers of the roots that the storage lists, ascending. Some may be missing or
 /// removed. For repair, and for the removal of roots before a gap.

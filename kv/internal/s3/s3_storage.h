@@ -63,6 +63,7 @@ class S3Storage final : public Storage {
   Result<void> RemoveLeftovers() override;
 
   TransferSizes transfer_sizes() const override;
+  bool listings_are_current() const override { return true; }
   Result<std::unique_ptr<IoQueue>> MakeQueue(uint32_t depth) override;
   Result<std::unique_ptr<Upload>> BeginUpload(std::string_view name, uint64_t part_bytes) override;
 

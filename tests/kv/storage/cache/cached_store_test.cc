@@ -1,0 +1,148 @@
+// Goal: a store that is read through the reader cache contains what the store in the storage does,
+// also if it was created again.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <iterator>
+
+#include "kv/internal/storage/cache/reader_cache.h"
+#include "kv/internal/storage/directory_storage.h"
+#include "kv/store.h"
+#include "tests/kv/storage/cache/cached_storage_fixture.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+using cairn::testing::IsError;
+using cairn::testing::ScopedTempDir;
+using kv::testing::LoadSample;
+using kv::testing::MakeSample;
+using kv::testing::SampleStep;
+using kv::testing::SaveSample;
+using ::testing::Each;
+using ::testing::MatchesRegex;
+using ::testing::SizeIs;
+
+namespace fs = std::filesystem;
+
+using CachedStoreTest = CachedStorageTest;
+
+TEST_F(CachedStoreTest, SecondLoadReadsOnlyTheIdentityAndTheRoots) {
+  {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, Store::Open(remote_, OpenMode::kWrite));
+    for (uint64_t step = 1; step <= 3; ++step)
+      CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(step)));
+  }
+  for (int load = 0; load < 3; ++load) {
+    remote_->Restart();
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(Open(), OpenMode::kRead));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto sample, LoadSample(*snapshot));
+    EXPECT_TRUE(sample == MakeSample(3));
+    if (load == 0) continue;
+    EXPECT_THAT(remote_->Calls(),
+                Each(MatchesRegex("[123] (Read CAIRN|List roots/|Read roots/.*)")));
+    EXPECT_THAT(remote_->Calls(), SizeIs(3));
+  }
+}
+
+TEST_F(CachedStoreTest, AStoreThatWasCreatedAgainIsNotMistakenForTheOldOne) {
+  const auto load = [&](const SampleStep& expected) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(Open(), OpenMode::kRead));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto sample, LoadSample(*snapshot));
+    EXPECT_TRUE(sample == expected);
+  };
+  // The roots of all stores have the same numbers, except that the last one has fewer.
+  for (uint64_t version = 0; version < 4; ++version) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto names, base_->List(""));
+    for (const std::string& name : names) CAIRN_ASSERT_OK(base_->Remove(name));
+    CAIRN_ASSERT_OK_AND_ASSIGN(auto writer, Store::Open(remote_, OpenMode::kWrite));
+    for (uint64_t step = version == 3 ? 2 : 1; step <= 2; ++step) {
+      CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(step, version)));
+    }
+    writer.reset();
+    load(MakeSample(2, version));
+    load(MakeSample(2, version));
+  }
+}
+
+TEST_F(CachedStoreTest, AReaderOfAStoreThatWasRemovedLearnsItWhenItReads) {
+  {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, Store::Open(remote_, OpenMode::kWrite));
+    CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(1)));
+  }
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto first, Store::Open(Open(), OpenMode::kRead));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto names, base_->List(""));
+  for (const std::string& name : names) CAIRN_ASSERT_OK(base_->Remove(name));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto second, Store::Open(Open(), OpenMode::kRead));
+  EXPECT_THAT(second->Latest(), IsError(ErrorCode::kNotFound, "there is no store here"));
+  EXPECT_EQ(second->uuid(), std::string(32, '0'));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, Store::Open(remote_, OpenMode::kWrite));
+  CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(9)));
+  EXPECT_EQ(second->uuid(), writer->uuid());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, second->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto sample, LoadSample(*snapshot));
+  EXPECT_TRUE(sample == MakeSample(9));
+}
+
+class ReaderCacheTest : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    ::unsetenv("CAIRN_CACHE");
+    ::unsetenv("CAIRN_CACHE_BYTES");
+  }
+  const ScopedTempDir dir_;
+  const std::shared_ptr<Storage> memory_ = std::make_shared<MemoryStorage>("test");
+};
+
+TEST_F(ReaderCacheTest, TheEnvironmentEnablesIt) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(auto storage, WithReaderCache(memory_));
+  EXPECT_EQ(storage, memory_);
+  ::setenv("CAIRN_CACHE", dir_.path().c_str(), 1);
+  CAIRN_ASSERT_OK_AND_ASSIGN(storage, WithReaderCache(memory_));
+  EXPECT_NE(dynamic_cast<CachedStorage*>(storage.get()), nullptr);
+  const std::shared_ptr<Storage> files = std::make_shared<DirectoryStorage>(dir_ / "store");
+  CAIRN_ASSERT_OK_AND_ASSIGN(storage, WithReaderCache(files));
+  EXPECT_EQ(storage, files);
+}
+
+TEST_F(ReaderCacheTest, RefusesLimitsThatAreNoNumbersOrTooSmall) {
+  ::setenv("CAIRN_CACHE", dir_.path().c_str(), 1);
+  for (const char* text : {"1048575", "-1", "1G", "x", "9223372036854775808"}) {
+    ::setenv("CAIRN_CACHE_BYTES", text, 1);
+    EXPECT_THAT(WithReaderCache(memory_), IsError(ErrorCode::kInvalidArgument, text));
+  }
+  ::setenv("CAIRN_CACHE_BYTES", "1048576", 1);
+  CAIRN_EXPECT_OK(WithReaderCache(memory_));
+}
+
+TEST_F(ReaderCacheTest, AStoreInMemoryIsReadThroughItUnlessTheCallerRefuses) {
+  ::setenv("CAIRN_CACHE", dir_.path().c_str(), 1);
+  const std::string address = "memory:reader-cache";
+  {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, Store::Open(address, OpenMode::kWrite));
+    CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(1)));
+  }
+  const auto load = [&](bool reader_cache) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(
+        const auto store, Store::Open(address, OpenMode::kRead, {.reader_cache = reader_cache}));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto sample, LoadSample(*snapshot));
+    EXPECT_TRUE(sample == MakeSample(1));
+  };
+  const auto cached = [&] {
+    return std::distance(fs::recursive_directory_iterator(dir_.path()), {});
+  };
+  const auto before = cached();
+  load(false);
+  EXPECT_EQ(cached(), before);
+  load(true);
+  EXPECT_GT(cached(), before);
+}
+
+}  // namespace
+}  // namespace cairn::kv::internal

@@ -1,0 +1,212 @@
+#include "tests/kv/storage/round_trip_storage.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <deque>
+#include <thread>
+
+namespace cairn::kv::testing {
+
+template <typename Perform>
+auto RoundTripStorage::Call(std::string_view operation, std::string_view name,
+                            const Perform& perform) -> decltype(perform()) {
+  uint64_t depth = 0;
+  uint64_t restarts = 0;
+  std::chrono::milliseconds latency{};
+  {
+    const MutexLock lock(mutex_);
+    latency = latency_;
+    depth = completed_depth_ + 1;
+    restarts = restarts_;
+  }
+  std::this_thread::sleep_for(latency);
+  auto result = perform();
+  const MutexLock lock(mutex_);
+  if (restarts == restarts_) {
+    completed_depth_ = std::max(completed_depth_, depth);
+    calls_.push_back(fmt::format("{} {} {}{}", depth, operation, name, result ? "" : " (failed)"));
+  }
+  const bool puts = operation.starts_with("Put") || operation.starts_with("Finish");
+  if (!restart_suffix_.empty() && result && puts && name.ends_with(restart_suffix_)) {
+    ++restarts_;
+    completed_depth_ = 0;
+    calls_.clear();
+  }
+  return result;
+}
+
+/// Collects the pieces, and puts the object in Finish.
+class RoundTripStorage::Writer final : public ObjectWriter {
+ public:
+  Writer(RoundTripStorage& storage, std::string_view name, std::unique_ptr<ObjectWriter> base)
+      : storage_(storage), name_(name), base_(std::move(base)) {}
+  Result<void> Append(std::span<const std::byte> bytes) override { return base_->Append(bytes); }
+  Result<void> Finish() override {
+    return storage_.Call("Finish", name_, [&] { return base_->Finish(); });
+  }
+
+ private:
+  RoundTripStorage& storage_;
+  const std::string name_;
+  const std::unique_ptr<ObjectWriter> base_;
+};
+
+/// An upload in parts, which a queue writes at any time in any order.
+class RoundTripStorage::Parts final : public Upload {
+ public:
+  Parts(RoundTripStorage& storage, std::string_view name) : storage_(storage), name_(name) {}
+
+  Result<void> Write(uint64_t offset_bytes, std::span<const std::byte> part) {
+    return storage_.Call("UploadPart", name_, [&]() -> Result<void> {
+      const MutexLock lock(mutex_);
+      bytes_.resize(std::max<size_t>(bytes_.size(), offset_bytes + part.size()));
+      std::ranges::copy(part, bytes_.begin() + static_cast<ptrdiff_t>(offset_bytes));
+      return {};
+    });
+  }
+  Result<void> Finish(uint64_t size_bytes) override {
+    return storage_.Call("FinishUpload", name_, [&]() -> Result<void> {
+      const MutexLock lock(mutex_);
+      CAIRN_CHECK(size_bytes == bytes_.size());
+      return storage_.base_->PutIfAbsent(name_, bytes_);
+    });
+  }
+
+ private:
+  RoundTripStorage& storage_;
+  const std::string name_;
+  Mutex mutex_;
+  std::vector<std::byte> bytes_ CAIRN_GUARDED_BY(mutex_);
+};
+
+/// Performs each request on a separate thread.
+class RoundTripStorage::Queue final : public IoQueue {
+ public:
+  Queue(RoundTripStorage& storage, uint32_t depth) : IoQueue(depth), storage_(storage) {}
+  ~Queue() override { threads_.clear(); }
+
+  Result<void> Submit(const IoRequest& request) override {
+    CAIRN_CHECK(in_flight_ < depth_);
+    ++in_flight_;
+    threads_.emplace_back([this, request] {
+      IoCompletion completion;
+      completion.request = request;
+      if (auto done = Perform(request)) {
+        completion.done_bytes = request.length_bytes;
+      } else {
+        completion.error = std::move(done).error();
+      }
+      const MutexLock lock(mutex_);
+      completions_.push_back(std::move(completion));
+      completed_.NotifyAll();
+    });
+    return {};
+  }
+  Result<IoCompletion> Wait() override {
+    const MutexLock lock(mutex_);
+    while (completions_.empty()) completed_.Wait(mutex_);
+    IoCompletion completion = std::move(completions_.front());
+    completions_.pop_front();
+    --in_flight_;
+    return completion;
+  }
+  bool HasCompletion() override {
+    const MutexLock lock(mutex_);
+    return !completions_.empty();
+  }
+  const char* name() const override { return "round trips"; }
+
+ private:
+  Result<void> Perform(const IoRequest& request) {
+    const std::span bytes(request.data, request.length_bytes);
+    if (!request.write) return storage_.ReadRange(request.object, request.offset_bytes, bytes);
+    return static_cast<Parts*>(request.upload)->Write(request.offset_bytes, bytes);
+  }
+
+  RoundTripStorage& storage_;
+  Mutex mutex_;
+  CondVar completed_;
+  std::deque<IoCompletion> completions_ CAIRN_GUARDED_BY(mutex_);
+  std::vector<std::jthread> threads_;  // of all requests; joined at the end
+};
+
+uint64_t RoundTripStorage::LongestChain() const {
+  const MutexLock lock(mutex_);
+  return completed_depth_;
+}
+
+std::vector<std::string> RoundTripStorage::Calls() const {
+  const MutexLock lock(mutex_);
+  return calls_;
+}
+
+void RoundTripStorage::SetLatency(std::chrono::milliseconds latency) {
+  const MutexLock lock(mutex_);
+  latency_ = latency;
+}
+
+void RoundTripStorage::Restart() {
+  const MutexLock lock(mutex_);
+  ++restarts_;
+  completed_depth_ = 0;
+  calls_.clear();
+}
+
+void RoundTripStorage::RestartAfterPutOf(std::string suffix) {
+  const MutexLock lock(mutex_);
+  restart_suffix_ = std::move(suffix);
+}
+
+Result<void> RoundTripStorage::Put(std::string_view name, std::span<const std::byte> bytes) {
+  return Call("Put", name, [&] { return base_->Put(name, bytes); });
+}
+
+Result<void> RoundTripStorage::PutIfAbsent(std::string_view name,
+                                           std::span<const std::byte> bytes) {
+  return Call("PutIfAbsent", name, [&] { return base_->PutIfAbsent(name, bytes); });
+}
+
+Result<std::unique_ptr<ObjectWriter>> RoundTripStorage::Create(std::string_view name) {
+  CAIRN_TRY_ASSIGN(auto base, base_->Create(name));
+  return std::make_unique<Writer>(*this, name, std::move(base));
+}
+
+Result<void> RoundTripStorage::ReadRange(std::string_view name, uint64_t offset_bytes,
+                                         std::span<std::byte> target) {
+  return Call("ReadRange", name, [&] { return base_->ReadRange(name, offset_bytes, target); });
+}
+
+Result<std::vector<std::byte>> RoundTripStorage::Read(std::string_view name, uint64_t limit_bytes) {
+  return Call("Read", name, [&] { return base_->Read(name, limit_bytes); });
+}
+
+Result<uint64_t> RoundTripStorage::Size(std::string_view name) {
+  return Call("Size", name, [&] { return base_->Size(name); });
+}
+
+Result<std::vector<std::string>> RoundTripStorage::List(std::string_view prefix) {
+  return Call("List", prefix, [&] { return base_->List(prefix); });
+}
+
+Result<void> RoundTripStorage::Remove(std::string_view name) {
+  return Call("Remove", name, [&] { return base_->Remove(name); });
+}
+
+TransferSizes RoundTripStorage::transfer_sizes() const {
+  TransferSizes sizes;
+  sizes.small_requests = 8;
+  return sizes;
+}
+
+Result<std::unique_ptr<IoQueue>> RoundTripStorage::MakeQueue(uint32_t depth) {
+  return std::make_unique<Queue>(*this, depth);
+}
+
+Result<std::unique_ptr<Upload>> RoundTripStorage::BeginUpload(std::string_view name, uint64_t) {
+  return Call("BeginUpload", name, [&]() -> Result<std::unique_ptr<Upload>> {
+    return std::make_unique<Parts>(*this, name);
+  });
+}
+
+}  // namespace cairn::kv::testing

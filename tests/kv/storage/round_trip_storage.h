@@ -1,0 +1,78 @@
+#pragma once
+/// A storage that is as far away as a server, for tests that count sequential round trips.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kv/mutex.h"
+#include "kv/storage.h"
+#include "kv/thread_annotations.h"
+
+namespace cairn::kv::testing {
+
+/// Forwards to `base`. Each call sleeps, except appends to an ObjectWriter, which make no request.
+/// Queues have all requests in flight at once. Listings are current.
+///
+/// The depth of a call is 1 more than the greatest depth of the calls that had completed before it
+/// began. LongestChain is thus the number of sequential round trips.
+///
+/// Ownership: shares `base` with the test. Threads: all members may run on many threads at once.
+class RoundTripStorage final : public Storage {
+ public:
+  explicit RoundTripStorage(std::shared_ptr<Storage> base) : base_(std::move(base)) {}
+
+  /// How long each call sleeps: 2 ms at first. On a busy machine, threads that make calls at once
+  /// may begin milliseconds apart; a latency that is longer than that does not count them as a
+  /// sequence.
+  void SetLatency(std::chrono::milliseconds latency);
+
+  // Since the last restart; of calls that have completed.
+  uint64_t LongestChain() const;
+  /// Returns "<depth> <operation> <name>" of each call, in the order of completion.
+  std::vector<std::string> Calls() const;
+  /// Counts from 0 again. Ignores the calls that are running.
+  void Restart();
+  /// Restarts whenever an object is put whose name ends with `suffix`.
+  void RestartAfterPutOf(std::string suffix);
+
+  const std::string& address() const override { return base_->address(); }
+  Result<void> Put(std::string_view name, std::span<const std::byte> bytes) override;
+  Result<void> PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) override;
+  Result<std::unique_ptr<ObjectWriter>> Create(std::string_view name) override;
+  Result<void> ReadRange(std::string_view name, uint64_t offset_bytes,
+                         std::span<std::byte> target) override;
+  Result<std::vector<std::byte>> Read(std::string_view name, uint64_t limit_bytes) override;
+  Result<uint64_t> Size(std::string_view name) override;
+  Result<std::vector<std::string>> List(std::string_view prefix) override;
+  Result<void> Remove(std::string_view name) override;
+  TransferSizes transfer_sizes() const override;
+  bool listings_are_current() const override { return true; }
+  Result<std::unique_ptr<IoQueue>> MakeQueue(uint32_t depth) override;
+  Result<std::unique_ptr<Upload>> BeginUpload(std::string_view name, uint64_t part_bytes) override;
+
+ private:
+  class Writer;
+  class Parts;
+  class Queue;
+
+  /// Performs one call. `perform` returns a Result.
+  template <typename Perform>
+  auto Call(std::string_view operation, std::string_view name, const Perform& perform)
+      -> decltype(perform());
+
+  const std::shared_ptr<Storage> base_;
+  mutable Mutex mutex_;
+  std::chrono::milliseconds latency_ CAIRN_GUARDED_BY(mutex_){2};
+  uint64_t restarts_ CAIRN_GUARDED_BY(mutex_) = 0;
+  uint64_t completed_depth_ CAIRN_GUARDED_BY(mutex_) = 0;
+  std::string restart_suffix_ CAIRN_GUARDED_BY(mutex_);
+  std::vector<std::string> calls_ CAIRN_GUARDED_BY(mutex_);
+};
+
+}  // namespace cairn::kv::testing
