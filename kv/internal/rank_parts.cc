@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
+#include <future>
 #include <set>
 #include <string>
 #include <string_view>
@@ -65,40 +67,80 @@ bool Exists(Storage& storage, const std::string& name) {
   return ObjectExists(storage, name).value_or(false);
 }
 
-// Waits for the parts of the other ranks and adds their records to those of rank 0.
+// Waits for the parts of the other ranks and adds their records to those of rank 0. Parts are added
+// in order, while a background thread fetches those that follow.
 class PartGatherer {
  public:
   PartGatherer(StepAttempt& attempt, const RankRecordCallback& on_record)
       : attempt_(attempt), storage_(*attempt.store->storage), on_record_(on_record) {}
 
-  /// Waits for the parts of `count` ranks from `first` on, and adds them in order.
-  Result<void> AddParts(uint32_t first, uint32_t count) {
-    std::vector<std::vector<std::byte>> parts(count);
-    CAIRN_TRY(ForEachRequest(storage_, count, [&](size_t i) -> Result<void> {
-      const auto rank = first + static_cast<uint32_t>(i);
-      CAIRN_TRY_ASSIGN(parts[i], AwaitPart(rank));
-      return {};
-    }));
-    for (uint32_t i = 0; i < count; ++i) CAIRN_TRY(AddPart(first + i, parts[i]));
-    return {};
+  /// Adds the parts of all ranks but 0.
+  Result<void> AddAll() {
+    const uint32_t world_size = attempt_.options.world_size;
+    // The first batch is one part, which shows how large parts are.
+    CAIRN_TRY_ASSIGN(Batch batch, Fetch(1, 1));
+    while (true) {
+      const uint32_t following = batch.first + static_cast<uint32_t>(batch.parts.size());
+      const bool is_last = following == world_size;
+      std::future<Result<Batch>> fetched;
+      if (!is_last) {
+        const uint32_t count = std::min(BatchSize(batch), world_size - following);
+        // Deferred if the system has no more threads.
+        fetched = std::async(std::launch::async | std::launch::deferred,
+                             [this, following, count] { return Fetch(following, count); });
+      }
+      Result<void> added = AddBatch(batch);
+      is_cancelled_ = !added;
+      if (!added || is_last) return added;
+      CAIRN_TRY_ASSIGN(batch, fetched.get());
+    }
   }
 
  private:
+  // The parts of consecutive ranks.
+  struct Batch {
+    uint32_t first = 0;
+    std::vector<std::vector<std::byte>> parts;
+  };
+  static constexpr size_t kBatchBytes = 4 << 20;  // about; but at least one part
+  static constexpr size_t kMaxBatch = 64;         // parts
+
+  /// Returns how many parts to fetch after `batch`.
+  static uint32_t BatchSize(const Batch& batch) {
+    size_t largest = 1;
+    for (const auto& part : batch.parts) largest = std::max(largest, part.size());
+    return static_cast<uint32_t>(std::clamp<size_t>(kBatchBytes / largest, 1, kMaxBatch));
+  }
+
+  /// Waits for the parts of `count` ranks from `first` on.
+  Result<Batch> Fetch(uint32_t first, uint32_t count) const {
+    Batch batch{.first = first, .parts = std::vector<std::vector<std::byte>>(count)};
+    CAIRN_TRY(ForEachRequest(storage_, count, [&](size_t i) -> Result<void> {
+      CAIRN_TRY_ASSIGN(batch.parts[i], AwaitPart(first + static_cast<uint32_t>(i)));
+      return {};
+    }));
+    return batch;
+  }
+
   // Returns the part. Returns the failure of a rank, or kUnavailable if the part is missing at the
   // deadline.
   Result<std::vector<std::byte>> AwaitPart(uint32_t rank) const {
     const std::string name = PartName(attempt_.attempt, rank);
-    // Where each request takes long, reading a part that may be absent saves asking for it first.
-    const bool reads_first = storage_.transfer_sizes().small_requests > 1;
     Poll poll(attempt_.options.deadline);
     while (true) {
-      if (reads_first || Exists(storage_, name)) {
-        auto part = FetchPart(storage_, name);
-        if (part || !reads_first || part.error().code != ErrorCode::kNotFound) return part;
-      }
+      auto part = FetchPart(storage_, name);
+      if (part || part.error().code != ErrorCode::kNotFound) return part;
       if (auto failure = FindFailure(storage_, attempt_.attempt)) return Fail(*std::move(failure));
+      if (is_cancelled_) return Fail(ErrorCode::kCancelled, "another part could not be added");
       if (!poll.Again()) return Fail(MissingRanks(rank));
     }
+  }
+
+  Result<void> AddBatch(const Batch& batch) {
+    for (size_t i = 0; i < batch.parts.size(); ++i) {
+      CAIRN_TRY(AddPart(batch.first + static_cast<uint32_t>(i), batch.parts[i]));
+    }
+    return {};
   }
 
   Result<void> AddPart(uint32_t rank, std::span<const std::byte> part) {
@@ -190,6 +232,7 @@ class PartGatherer {
   StepAttempt& attempt_;
   Storage& storage_;
   const RankRecordCallback& on_record_;
+  std::atomic<bool> is_cancelled_ = false;
   uint64_t own_segment_count_ = 0;  // of the rank whose part is being added
 };
 
@@ -241,18 +284,13 @@ Result<void> GatherParts(StepAttempt& attempt, const RankRecordCallback& on_reco
   CAIRN_CHECK(attempt.has_ranks() && !attempt.store->joined && !attempt.gathered);
   attempt.failed = true;  // until all parts have been added
   CAIRN_TRY(attempt.segments.Seal());
-  PartGatherer gatherer(attempt, on_record);
-  const uint32_t world_size = attempt.options.world_size;
-  const uint32_t at_once = attempt.store->storage->transfer_sizes().small_requests;
-  if (at_once > 1) {
+  if (attempt.store->storage->transfer_sizes().small_requests > 1) {
     // The commit reads the tables of the base, usually the latest step. Opening them now takes no
     // time, because other ranks are still writing. If that fails, the commit returns the error.
     const auto base = CurrentRoot(*attempt.store)->steps.Latest();
     if (base && *base != nullptr) (void)attempt.store->tables->OpenStack((*base)->tables);
   }
-  for (uint32_t rank = 1; rank < world_size; rank += at_once) {
-    CAIRN_TRY(gatherer.AddParts(rank, std::min(at_once, world_size - rank)));
-  }
+  CAIRN_TRY(PartGatherer(attempt, on_record).AddAll());
   attempt.gathered = true;
   attempt.failed = false;
   return {};

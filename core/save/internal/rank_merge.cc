@@ -119,17 +119,26 @@ Result<void> RankMerge::AddTree(const StateTree& tree) {
   return {};
 }
 
+bool RankMerge::FindTensor(std::string_view fqn) {
+  // Ranks write the chunks of their tensors in the order of the tensors.
+  for (size_t i = last_; i < std::min(last_ + 2, tensors_.size()); ++i) {
+    if (tensors_[i].info.fqn != fqn) continue;
+    last_ = i;
+    return true;
+  }
+  const auto found = by_fqn_.find(std::string(fqn));
+  if (found == by_fqn_.end()) return false;
+  last_ = found->second;
+  return true;
+}
+
 Result<void> RankMerge::AddChunk(uint32_t rank, std::string_view key,
                                  std::span<const std::byte> record) {
   CAIRN_TRY_ASSIGN(DecodedChunk chunk, DecodeChunk(key, record));
-  if (last_ == tensors_.size() || tensors_[last_].info.fqn != chunk.fqn) {
-    const auto found = by_fqn_.find(std::string(chunk.fqn));
-    if (found == by_fqn_.end()) {
-      return Fail(Error{.code = ErrorCode::kDataLoss,
-                        .message = fmt::format("rank {} wrote a chunk without its tensor", rank),
-                        .key = std::string(chunk.fqn)});
-    }
-    last_ = found->second;
+  if (!FindTensor(chunk.fqn)) {
+    return Fail(Error{.code = ErrorCode::kDataLoss,
+                      .message = fmt::format("rank {} wrote a chunk without its tensor", rank),
+                      .key = std::string(chunk.fqn)});
   }
   Tensor& tensor = tensors_[last_];
   if (disagreement_ && disagreement_->tensor == last_ && disagreement_->rank == rank) {

@@ -65,6 +65,8 @@ class RankMerge {
   void AddTensor(uint32_t rank, TensorInfo info);
   Result<void> AddTree(const StateTree& tree);
   Result<void> AddChunk(uint32_t rank, std::string_view key, std::span<const std::byte> record);
+  /// Sets last_ to the tensor, and returns whether there is one.
+  bool FindTensor(std::string_view fqn);
   Error Describe(const Disagreement& disagreement) const;
   Result<void> CheckTensor(const Tensor& tensor) const;
   Result<void> CheckLeaves(const StateTree& tree) const;

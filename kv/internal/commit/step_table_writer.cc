@@ -60,16 +60,17 @@ void StepTableWriter::AddUse(uint64_t segment_id, uint64_t length_bytes) {
 }
 
 Result<void> StepTableWriter::Finish(StepEntry& entry) {
-  CAIRN_TRY(AddSegments());
-  CAIRN_TRY(AddUsage(entry));
+  const LiveBytes live_bytes(live_bytes_.begin(), live_bytes_.end());
+  CAIRN_TRY(AddSegments(live_bytes));
+  CAIRN_TRY(AddUsage(live_bytes, entry));
   CAIRN_TRY_ASSIGN(entry.tables, writer_->Finish([](std::span<const TableInfo> kept) {
     return EncodeTables(kept);
   }));
   return {};
 }
 
-Result<void> StepTableWriter::AddSegments() {
-  for (const auto& [segment_id, live_bytes] : live_bytes_) {
+Result<void> StepTableWriter::AddSegments(const LiveBytes& live_bytes) {
+  for (const auto& [segment_id, bytes] : live_bytes) {
     const std::string key = NumberKey(segment_id);
     if (const auto found = new_segments_.find(segment_id); found != new_segments_.end()) {
       CAIRN_TRY(Write(Column::kSegments, key, found->second.record));
@@ -85,13 +86,13 @@ Result<void> StepTableWriter::AddSegments() {
   return {};
 }
 
-Result<void> StepTableWriter::AddUsage(StepEntry& entry) {
-  entry.usage_in_table = live_bytes_.size() > kMaxInlineSegments;
-  for (const auto& [segment_id, live_bytes] : live_bytes_) {
+Result<void> StepTableWriter::AddUsage(const LiveBytes& live_bytes, StepEntry& entry) {
+  entry.usage_in_table = live_bytes.size() > kMaxInlineSegments;
+  for (const auto& [segment_id, bytes] : live_bytes) {
     const auto found = new_segments_.find(segment_id);
     const SegmentUse use{
         .segment = found != new_segments_.end() ? found->second.id : base_segments_.at(segment_id),
-        .live_bytes = live_bytes};
+        .live_bytes = bytes};
     if (entry.usage_in_table) {
       CAIRN_TRY(Write(Column::kUsage, NumberKey(segment_id), EncodeUsage(use)));
     } else {

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -48,8 +49,9 @@ class StepTableWriter {
   StepTableWriter(uint64_t step, TableStack base, std::unique_ptr<DeltaWriter> writer);
   Result<void> Write(Column column, std::string_view key, std::span<const std::byte> value);
   void AddUse(uint64_t segment_id, uint64_t length_bytes);
-  Result<void> AddSegments();
-  Result<void> AddUsage(StepEntry& entry);
+  using LiveBytes = std::map<uint64_t, uint64_t>;  // by segment id
+  Result<void> AddSegments(const LiveBytes& live_bytes);
+  Result<void> AddUsage(const LiveBytes& live_bytes, StepEntry& entry);
 
   uint64_t step_;
   TableStack base_;
@@ -57,7 +59,7 @@ class StepTableWriter {
   std::unique_ptr<DeltaWriter> writer_;
   std::string key_;
   std::map<uint64_t, NewSegment> new_segments_;
-  std::map<uint64_t, uint64_t> live_bytes_;                  // by segment id
+  std::unordered_map<uint64_t, uint64_t> live_bytes_;        // by segment id
   std::pair<const uint64_t, uint64_t>* last_use_ = nullptr;  // in live_bytes_
 };
 

@@ -12,8 +12,19 @@ namespace cairn::kv::internal {
 namespace {
 
 constexpr size_t kBlockBytes = 4 << 20;
+constexpr size_t kCacheLineBytes = 64;
+constexpr size_t kPrefetched = 8;  // records
+
+std::string_view FqnOf(std::string_view key) { return key.substr(0, key.find('\0')); }
 
 }  // namespace
+
+void CollectedRecords::Prefetch(const Entry& entry) {
+  const char* const end = entry.value + std::min<size_t>(entry.value_bytes, 4 * kCacheLineBytes);
+  for (const char* at = entry.value - entry.key_bytes; at < end; at += kCacheLineBytes) {
+    __builtin_prefetch(at);
+  }
+}
 
 char* CollectedRecords::Reserve(size_t bytes) {
   if (bytes > block_left_) {
@@ -28,54 +39,86 @@ char* CollectedRecords::Reserve(size_t bytes) {
   return reserved;
 }
 
-void CollectedRecords::Add(Column column, std::string_view key, std::span<const std::byte> value) {
-  char* const at = Reserve(RoundUp(value.size() + key.size(), 8));
+CollectedRecords::Entry CollectedRecords::Copy(std::string_view key,
+                                               std::span<const std::byte> value) {
+  const size_t before_value = RoundUp(key.size(), 8);
+  char* const at = Reserve(before_value + RoundUp(value.size(), 8)) + before_value;
+  std::memcpy(at - key.size(), key.data(), key.size());
   if (!value.empty()) std::memcpy(at, value.data(), value.size());
-  std::memcpy(at + value.size(), key.data(), key.size());
-  columns_[column].Add({.value = at,
-                        .value_bytes = static_cast<uint32_t>(value.size()),
-                        .key_bytes = static_cast<uint32_t>(key.size())});
+  return {.value = at,
+          .value_bytes = static_cast<uint32_t>(value.size()),
+          .key_bytes = static_cast<uint32_t>(key.size())};
 }
 
-void CollectedRecords::ColumnRecords::Add(const Entry& entry) {
-  if (!is_in_order) return AddToBucket(entry);
-  if (list.empty() || list.back().key() <= entry.key()) return list.push_back(entry);
-  is_in_order = false;
-  for (const Entry& earlier : std::exchange(list, {})) AddToBucket(earlier);
-  AddToBucket(entry);
-}
-
-void CollectedRecords::ColumnRecords::AddToBucket(const Entry& entry) {
-  const std::string_view fqn = entry.key().substr(0, entry.key().find('\0'));
-  if (last_bucket == nullptr || *last_fqn != fqn) {
-    const auto found = buckets.try_emplace(std::string(fqn)).first;
-    last_fqn = &found->first;
-    last_bucket = &found->second;
+void CollectedRecords::Add(Column column, std::string_view key, std::span<const std::byte> value) {
+  ColumnRecords& records = columns_[column];
+  if (records.is_in_order && !records.list.empty() && key < records.list.back().key()) {
+    records.MoveToBuckets();
   }
-  last_bucket->push_back(entry);
+  if (records.is_in_order) return records.list.push_back(Copy(key, value));
+  const std::string_view fqn = FqnOf(key);
+  records.BucketOf(fqn).Add(Copy(key.substr(fqn.size()), value));
+}
+
+void CollectedRecords::Bucket::Add(const Entry& entry) {
+  if (!entries.empty() && entry.key() < entries.back().key()) is_in_order = false;
+  entries.push_back(entry);
+}
+
+void CollectedRecords::ColumnRecords::MoveToBuckets() {
+  is_in_order = false;
+  for (Entry& entry : std::exchange(list, {})) {
+    const std::string_view fqn = FqnOf(entry.key());
+    entry.key_bytes -= static_cast<uint32_t>(fqn.size());
+    BucketOf(fqn).Add(entry);
+  }
+}
+
+CollectedRecords::Bucket& CollectedRecords::ColumnRecords::BucketOf(std::string_view fqn) {
+  // Most often the bucket is the last one, or the one that followed it in the records of another
+  // rank.
+  for (size_t i = last_bucket; i < std::min(last_bucket + 2, buckets.size()); ++i) {
+    if (buckets[i].fqn != fqn) continue;
+    last_bucket = i;
+    return buckets[i];
+  }
+  const auto found = by_fqn.find(fqn);
+  if (found != by_fqn.end()) {
+    last_bucket = found->second;
+  } else {
+    last_bucket = buckets.size();
+    buckets.push_back({.fqn = std::string(fqn)});
+    by_fqn.emplace(buckets.back().fqn, last_bucket);
+  }
+  return buckets[last_bucket];
 }
 
 Result<void> CollectedRecords::ForEachInOrder(const Callback& callback) {
   for (auto& [column, records] : columns_) {
-    const auto visit = [&](const Entries& entries) -> Result<void> {
-      for (const Entry& entry : entries) {
-        CAIRN_TRY(callback(column, entry.key(),
-                           std::as_bytes(std::span(entry.value, entry.value_bytes))));
-      }
-      return {};
-    };
-    CAIRN_TRY(visit(records.list));
-    std::vector<std::pair<const std::string, Entries>*> order;
-    for (auto& bucket : records.buckets) order.push_back(&bucket);
-    // The order of FQNs is that of the keys, because NUL ends the FQN in them.
-    std::ranges::sort(order, {},
-                      [](const auto* bucket) -> const std::string& { return bucket->first; });
-    for (auto* const bucket : order) {
-      if (!std::ranges::is_sorted(bucket->second, {}, &Entry::key)) {
-        std::ranges::stable_sort(bucket->second, {}, &Entry::key);
-      }
-      CAIRN_TRY(visit(bucket->second));
+    for (const Entry& entry : records.list) {
+      CAIRN_TRY(callback(column, entry.key(), entry.Value()));
     }
+    std::vector<Bucket*> order;
+    for (Bucket& bucket : records.buckets) order.push_back(&bucket);
+    // The order of FQNs is that of the keys, because NUL ends the FQN in them.
+    std::ranges::sort(order, {}, &Bucket::fqn);
+    for (Bucket* const bucket : order) CAIRN_TRY(VisitBucket(column, *bucket, callback));
+  }
+  return {};
+}
+
+Result<void> CollectedRecords::VisitBucket(Column column, Bucket& bucket,
+                                           const Callback& callback) {
+  if (!bucket.is_in_order) std::ranges::stable_sort(bucket.entries, {}, &Entry::key);
+  bucket.is_in_order = true;
+  std::string key = bucket.fqn;
+  for (size_t i = 0; i < bucket.entries.size(); ++i) {
+    // Records of one FQN come from many ranks and are far apart in memory.
+    if (i + kPrefetched < bucket.entries.size()) Prefetch(bucket.entries[i + kPrefetched]);
+    const Entry& entry = bucket.entries[i];
+    key.resize(bucket.fqn.size());
+    key.append(entry.key());
+    CAIRN_TRY(callback(column, key, entry.Value()));
   }
   return {};
 }

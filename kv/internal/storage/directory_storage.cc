@@ -167,6 +167,12 @@ Result<void> DirectoryStorage::ReadRange(std::string_view name, uint64_t offset_
   return file.ReadAt(offset_bytes, target);
 }
 
+Result<std::vector<std::byte>> DirectoryStorage::Read(std::string_view name, uint64_t limit_bytes) {
+  CAIRN_CHECK(IsObjectName(name));
+  CAIRN_TRY(SyncBeforeRead(name));
+  return ReadWholeFile(PathOf(name), limit_bytes, nullptr);
+}
+
 Result<uint64_t> DirectoryStorage::Size(std::string_view name) {
   CAIRN_CHECK(IsObjectName(name));
   CAIRN_TRY(SyncBeforeRead(name));

@@ -46,6 +46,8 @@ class DirectoryStorage final : public Storage, public LocalFiles {
   Result<std::unique_ptr<ObjectWriter>> Create(std::string_view name) override;
   Result<void> ReadRange(std::string_view name, uint64_t offset_bytes,
                          std::span<std::byte> target) override;
+  /// Reads from one open file, so all bytes are of the same object.
+  Result<std::vector<std::byte>> Read(std::string_view name, uint64_t limit_bytes) override;
   Result<uint64_t> Size(std::string_view name) override;
   /// Skips files whose names are not names of objects, such as temporary files and "lost+found".
   Result<std::vector<std::string>> List(std::string_view prefix) override;

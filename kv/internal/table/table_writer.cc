@@ -3,13 +3,18 @@
 #include <fmt/format.h>
 #include <rocksdb/sst_file_writer.h>
 
+#include <future>
 #include <string>
+#include <utility>
 
+#include "kv/internal/table/record_buffer.h"
 #include "kv/internal/table/stream_checksum.h"
 #include "kv/internal/table/table_file_system.h"
 
 namespace cairn::kv::internal {
 namespace {
+
+constexpr uint64_t kBatchBytes = 1 << 20;
 
 /// Counts and hashes what is appended to an object.
 class DigestingWriter final : public ObjectWriter {
@@ -66,6 +71,27 @@ struct TableWriter::State {
   rocksdb::Options options;
   std::unique_ptr<rocksdb::SstFileWriter> writer;
   uint64_t record_count = 0;
+  std::string last_key;
+  RecordBuffer batch;                 // not yet given to the table
+  RecordBuffer written;               // of `writing`
+  std::future<Result<void>> writing;  // adds `written` to the table. The last member: its
+                                      // destructor waits for the thread, which uses the others.
+
+  /// Waits until the batch before is in the table.
+  Result<void> AwaitWritten() { return writing.valid() ? writing.get() : Result<void>(); }
+
+  Result<void> Write(const RecordBuffer& records) {
+    for (RecordBuffer::Cursor record(records); record.Valid(); record.Next()) {
+      const auto value = record.value();
+      const rocksdb::Status status =
+          writer->Put({record.key().data(), record.key().size()},
+                      {reinterpret_cast<const char*>(value.data()), value.size()});
+      if (!status.ok()) {
+        return Fail(TableError(status, "cannot add a record to the table", name));
+      }
+    }
+    return {};
+  }
 };
 
 TableWriter::TableWriter(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -81,20 +107,27 @@ Result<std::unique_ptr<TableWriter>> TableWriter::Create(Storage& storage, const
 
 Result<void> TableWriter::Add(std::string_view key, std::span<const std::byte> value) {
   CAIRN_TRY(CheckRecord(key, value));
-  return Put(key, {reinterpret_cast<const char*>(value.data()), value.size()});
+  return Put(key, value);
 }
 
 Result<void> TableWriter::AddTombstone(std::string_view key) { return Put(key, {}); }
 
-Result<void> TableWriter::Put(std::string_view key, std::string_view value) {
-  const rocksdb::Status status =
-      state_->writer->Put({key.data(), key.size()}, {value.data(), value.size()});
-  if (!status.ok()) {
-    Error error = TableError(status, "cannot add a record to the table", state_->name);
-    if (status.IsInvalidArgument()) error.code = ErrorCode::kInvalidArgument;
-    return Fail(std::move(error));
+Result<void> TableWriter::Put(std::string_view key, std::span<const std::byte> value) {
+  State& state = *state_;
+  if (state.record_count > 0 && key <= state.last_key) {
+    return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                      .message = "the keys of a table must be added in ascending order",
+                      .file = state.name});
   }
-  ++state_->record_count;
+  state.last_key = key;
+  ++state.record_count;
+  state.batch.Add(key, value);
+  if (state.batch.size_bytes() < kBatchBytes) return {};
+  CAIRN_TRY(state.AwaitWritten());
+  state.written = std::exchange(state.batch, {});
+  // Deferred if the system has no more threads.
+  state.writing = std::async(std::launch::async | std::launch::deferred,
+                             [&state] { return state.Write(state.written); });
   return {};
 }
 
@@ -106,6 +139,8 @@ Result<TableInfo> TableWriter::Finish() {
                       .message = "a table needs at least one record",
                       .file = state_->name});
   }
+  CAIRN_TRY(state_->AwaitWritten());
+  CAIRN_TRY(state_->Write(state_->batch));
   const rocksdb::Status status = state_->writer->Finish();
   if (!status.ok()) return Fail(TableError(status, "cannot finish the table", state_->name));
   CAIRN_TRY(state_->output.Finish());

@@ -21,6 +21,9 @@ Result<void> CheckRecord(std::string_view key, std::span<const std::byte> value)
 /// A tombstone is a record with an empty value: RocksDB's own deletions are invisible to whoever
 /// reads a table by itself, but the merge of tables needs them.
 ///
+/// Records are collected in batches of 1 MiB. While one is collected, another thread adds the batch
+/// before to the table, so an error of the storage is returned by a later call.
+///
 /// Memory: a few MiB. Threads: one.
 class TableWriter {
  public:
@@ -45,7 +48,7 @@ class TableWriter {
  private:
   struct State;
   explicit TableWriter(std::unique_ptr<State> state);
-  Result<void> Put(std::string_view key, std::string_view value);
+  Result<void> Put(std::string_view key, std::span<const std::byte> value);
 
   std::unique_ptr<State> state_;
 };
