@@ -7,18 +7,23 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 
+#include "core/base/internal/worker_pool.h"
 #include "core/inspect/internal/list.h"
 #include "core/load/internal/load.h"
 #include "core/load/load_options.h"
 #include "core/step/contents.h"
 #include "core/step/internal/owners.h"
 #include "core/tensor/chunk_grid.h"
+#include "kv/mutex.h"
 
 namespace cairn::core::internal {
 namespace {
 
 constexpr uint64_t kReadBytes = 8 << 20;
+// Also on fewer cores: threads that read records wait for the storage.
+constexpr size_t kMinThreads = 4;
 
 // A key of one step, which is either a tensor or a value.
 struct Entry {
@@ -108,8 +113,9 @@ Result<uint64_t> ChangedByReading(const StepView& view_a, const TensorInfo& a,
   return changed;
 }
 
+// Holds `reading` while it reads payload: a read uses all cores, and one at a time bounds memory.
 Result<uint64_t> ChangedBytes(const StepView& view_a, const TensorInfo& a, const StepView& view_b,
-                              const TensorInfo& b) {
+                              const TensorInfo& b, Mutex& reading) {
   if (!a.alias_of && !b.alias_of) {
     CAIRN_TRY_ASSIGN(const auto changed, ChangedByDigest(view_a, a, view_b, b));
     if (changed) return *changed;
@@ -121,6 +127,7 @@ Result<uint64_t> ChangedBytes(const StepView& view_a, const TensorInfo& a, const
     CAIRN_TRY_ASSIGN(const auto changed, ChangedByDigest(view_a, owner_a, view_b, owner_b));
     if (changed && *changed == 0) return 0;
   }
+  const MutexLock lock(reading);
   return ChangedByReading(view_a, a, view_b, b);
 }
 
@@ -133,7 +140,8 @@ Result<bool> SameValue(const Value& a, const Value& b) {
 
 // Returns the change of a key from one entry to the other; empty if there is none.
 Result<std::optional<KeyChange>> CompareEntries(const StepView& view_a, const Entry& a,
-                                                const StepView& view_b, const Entry& b) {
+                                                const StepView& view_b, const Entry& b,
+                                                Mutex& reading) {
   KeyChange change = WholeChange(KeyChange::Kind::kChanged, b);
   change.detail = fmt::format("{} -> {}", Describe(a), Describe(b));
   if (a.value != nullptr && b.value != nullptr) {
@@ -152,10 +160,31 @@ Result<std::optional<KeyChange>> CompareEntries(const StepView& view_a, const En
     }
     return change;
   }
-  CAIRN_TRY_ASSIGN(change.changed_bytes, ChangedBytes(view_a, *a.tensor, view_b, *b.tensor));
+  CAIRN_TRY_ASSIGN(change.changed_bytes,
+                   ChangedBytes(view_a, *a.tensor, view_b, *b.tensor, reading));
   change.detail.clear();
   if (change.changed_bytes == 0) return std::nullopt;
   return change;
+}
+
+/// A key that both steps have.
+struct KeyInBoth {
+  Entry a;
+  Entry b;
+  Result<std::optional<KeyChange>> change;
+};
+
+/// Sets the change of each key. After an error, further keys may be left as they are.
+void CompareKeys(const StepView& view_a, const StepView& view_b, std::span<KeyInBoth> keys) {
+  const size_t thread_count = std::max(kMinThreads, WorkerPool::DefaultThreadCount());
+  WorkerPool pool(std::min(thread_count, std::max<size_t>(keys.size(), 1)));
+  Mutex reading;
+  std::atomic<bool> failed = false;
+  pool.Run(keys.size(), [&](size_t i, size_t) {
+    if (failed) return;
+    keys[i].change = CompareEntries(view_a, keys[i].a, view_b, keys[i].b, reading);
+    if (!keys[i].change) failed = true;
+  });
 }
 
 /// The keys that may differ between two steps.
@@ -206,6 +235,7 @@ Result<Diff> RunCompare(const StepView& view_a, const StepView& view_b,
   CAIRN_TRY_ASSIGN(const Contents contents_a, candidates.List(view_a, patterns, b));
   std::vector<Entry> a = EntriesOf(contents_a);
   std::erase_if(a, is_shared);
+  std::vector<KeyInBoth> both;
   size_t i = 0, j = 0;
   while (i < a.size() || j < b.size()) {
     if (j == b.size() || (i < a.size() && a[i].fqn < b[j].fqn)) {
@@ -213,14 +243,19 @@ Result<Diff> RunCompare(const StepView& view_a, const StepView& view_b,
     } else if (i == a.size() || b[j].fqn < a[i].fqn) {
       diff.changes.push_back(WholeChange(KeyChange::Kind::kAdded, b[j++]));
     } else {
-      CAIRN_TRY_ASSIGN(auto change, CompareEntries(view_a, a[i++], view_b, b[j++]));
-      if (change) {
-        diff.changes.push_back(*std::move(change));
-      } else {
-        ++diff.unchanged_keys;
-      }
+      both.push_back({.a = a[i++], .b = b[j++], .change = {}});
     }
   }
+  CompareKeys(view_a, view_b, both);
+  for (KeyInBoth& key : both) {
+    CAIRN_TRY_ASSIGN(auto change, std::move(key.change));
+    if (change) {
+      diff.changes.push_back(*std::move(change));
+    } else {
+      ++diff.unchanged_keys;
+    }
+  }
+  std::ranges::sort(diff.changes, {}, &KeyChange::fqn);
   return diff;
 }
 
