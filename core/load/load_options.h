@@ -45,6 +45,9 @@ struct ShardLoadOptions {
   /// read_once: the size of the buffer for sending and receiving, in host memory or in the memory
   /// of the communicator's device.
   uint64_t buffer_bytes = 64 << 20;
+  /// read_once: how much a rank reads, in one window, while it sends the window before. Requires at
+  /// least 1. All ranks use as many windows as the rank that needs the most.
+  uint64_t window_bytes = 128 << 20;
   Progress progress;
   /// For targets in device memory: the streams after whose work the targets are written. For a
   /// device that is not named: its default stream.

@@ -114,7 +114,9 @@ MeshCase::MeshCase(uint32_t save_ranks, uint32_t load_ranks, SeededRandom& rando
       saved(RandomLayouts(globals, save_ranks, random)),
       loaded(RandomLayouts(globals, load_ranks, random)),
       save_options{.chunk_bytes = random.Between(1, 400)},
-      load_options{.read_once = random.Chance(0.5), .buffer_bytes = random.Between(1, 500)},
+      load_options{.read_once = random.Chance(0.5),
+                   .buffer_bytes = random.Between(1, 500),
+                   .window_bytes = random.Between(1, 5000)},
       gap(random.Between(0, 2)) {}
 
 uint64_t SaveOn(CheckpointStore& store, uint64_t step, const std::vector<GlobalTensor>& globals,

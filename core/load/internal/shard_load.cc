@@ -1,12 +1,13 @@
 // How boxes are read once and sent to all ranks that need them:
 //
-// 1. The boxes that the same ranks need (a ReplicaGroup) are divided along the stored chunks, which
-//    all of these ranks find in the step, into one share of equal bytes per rank.
-// 2. Each rank reads its share into its own targets. The ranks then agree on the status: if one has
-//    failed, all fail.
-// 3. In rounds of bounded size, each rank sends the next part of its share to the other ranks of
-//    the group, as row-major bytes in the order of the items. The receivers know from the plan what
-//    they get.
+// 1. The boxes that the same ranks need (a GroupLoad) are divided along the stored chunks, which
+//    all of these ranks find in the step, into windows, and each window into one share of equal
+//    bytes per rank. The ranks agree that they have planned the same.
+// 2. Each rank reads its share of a window into its own targets, on another thread. The ranks then
+//    agree on the status: if one has failed, all fail.
+// 3. While the next window is read, in rounds of bounded size, each rank sends the next part of its
+//    share of this window to the other ranks of the group, as row-major bytes in the order of the
+//    items. The receivers know from the plan what they get.
 
 #include "core/load/internal/shard_load.h"
 
@@ -18,7 +19,10 @@
 #include <set>
 
 #include "core/base/internal/catch_bad_alloc.h"
+#include "core/load/internal/background_load.h"
+#include "core/load/internal/group_load.h"
 #include "core/load/internal/load.h"
+#include "core/load/internal/read_plan.h"
 #include "core/ranks/communicator.h"
 #include "core/ranks/internal/all_gather_values.h"
 #include "core/ranks/internal/round_mover.h"
@@ -26,15 +30,11 @@
 #include "core/sharding/internal/replica_group.h"
 #include "core/state_dict/internal/state_devices.h"
 #include "core/step/internal/owners.h"
-#include "core/tensor/internal/tensor_stream.h"
 #include "kv/digest.h"
+#include "kv/div.h"
 
 namespace cairn::core::internal {
 namespace {
-
-TensorView AsView(const TensorTarget& target) {
-  return {target.dtype, target.shape, target.strides, target.data, target.device};
-}
 
 // Requires a view of writable memory: one from AsView, or of a Sharding that is a load's target.
 TensorTarget AsTarget(const TensorView& view) {
@@ -97,171 +97,96 @@ struct Fillings {
   }
 };
 
-// A box that all ranks of a group need and one of them reads.
-struct Item {
-  const std::string* fqn = nullptr;
-  Box box;
-  TensorTarget target;  // of the box
-  uint64_t bytes = 0;
-};
-
 // The part of a shard's memory that holds `box`, which is inside the shard's box.
 TensorTarget TargetOf(const ShardView& shard, Box box) {
   for (size_t d = 0; d < box.offsets.size(); ++d) box.offsets[d] -= shard.box.offsets[d];
   return Narrow(AsTarget(shard.view), box);
 }
 
-// What the ranks of one group read and send to each other.
-class GroupLoad {
- public:
-  explicit GroupLoad(const ReplicaGroup& group, uint32_t rank) : place_(group.MembershipOf(rank)) {}
-
-  const ReplicaGroup::Membership& place() const { return place_; }
-  void Add(Item item) { items_.push_back(std::move(item)); }
-
-  /// Divides the items into one share per rank. Call after the last Add.
-  void Divide() {
-    uint64_t total = 0;
-    for (const Item& item : items_) total += item.bytes;
-    begins_.assign(1, 0);
-    uint64_t before = 0;
-    for (size_t i = 0; i < items_.size(); ++i) {
-      const uint64_t share = ShareOf(before + items_[i].bytes / 2, total, place_.size);
-      while (begins_.size() <= share) begins_.push_back(i);
-      before += items_[i].bytes;
-    }
-    while (begins_.size() <= place_.size) begins_.push_back(items_.size());
-  }
-
-  void AddOwnRequests(std::vector<LoadRequest>& requests) const {
-    for (const Item& item : ShareOfMember(place_.index)) {
-      requests.push_back({.fqn = *item.fqn, .box = item.box, .target = item.target});
-    }
-  }
-
-  /// Checks that all ranks of the group have planned the same items. Collective over the group.
-  /// kInvalidArgument: they have not.
-  Result<void> CheckAgreed(Communicator& group, const kv::StepInfo& step) const {
-    std::string plan = fmt::format("{} {} {}", step.step, step.generation, step.attempt);
-    for (const Item& item : items_) {
-      plan += fmt::format("|{} {} {} {}", *item.fqn, FormatNumbers(item.box.offsets),
-                          FormatNumbers(item.box.sizes), item.bytes);
-    }
-    const kv::Digest own = kv::PayloadDigest(std::as_bytes(std::span(plan)));
-    CAIRN_TRY_ASSIGN(const std::vector<kv::Digest> all, AllGatherValues(group, own));
-    if (all.size() == place_.size && static_cast<uint64_t>(group.rank()) == place_.index &&
-        std::ranges::count(all, own) == std::ssize(all)) {
-      return {};
-    }
-    return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                      .message =
-                          "ranks that read for each other request different steps, keys, meshes "
-                          "or placements; request the same, or load without read_once",
-                      .key = items_.empty() ? std::string() : *items_.front().fqn});
-  }
-
-  void AddDevices(std::set<int>& devices) const {
-    for (const Item& item : items_) {
-      if (item.target.device != kHostDevice) devices.insert(item.target.device);
-    }
-  }
-
-  /// Sends this rank's share to the group and receives the shares of the others. Collective over
-  /// the group. Requires a mover with a buffer of at least max(buffer_bytes, one byte per rank).
-  Result<void> Exchange(Communicator& group, RoundMover& mover, uint64_t buffer_bytes) const {
-    const uint64_t round_bytes = std::max<uint64_t>(buffer_bytes / place_.size, 1);
-    TensorStream<TensorView> mine;
-    for (const Item& item : ShareOfMember(place_.index)) mine.Add(AsView(item.target));
-    std::vector<TensorStream<TensorTarget>> shares(place_.size);
-    uint64_t longest = 0;
-    for (uint64_t member = 0; member < place_.size; ++member) {
-      for (const Item& item : ShareOfMember(member)) shares[member].Add(item.target);
-      longest = std::max(longest, shares[member].length_bytes());
-    }
-    for (uint64_t at = 0; at < longest; at += round_bytes) {
-      const auto count_of = [&](uint64_t member) {
-        const uint64_t length = shares[member].length_bytes();
-        return std::min(length - std::min(at, length), round_bytes);
-      };
-      mover.Begin();
-      CAIRN_TRY_ASSIGN(const ByteView own, mover.Source(mine, at, count_of(place_.index)));
-      std::vector<ByteView> sent(place_.size, own);
-      std::vector<ByteTarget> parts(place_.size);
-      for (uint64_t member = 0; member < place_.size; ++member) {
-        if (member != place_.index)
-          parts[member] = mover.Target(shares[member], at, count_of(member));
-      }
-      sent[place_.index] = {};
-      CAIRN_TRY(mover.Packed());
-      CAIRN_TRY(group.AllToAll(sent, parts));
-      CAIRN_TRY(mover.Unpack());
-    }
-    return {};
-  }
-
- private:
-  std::span<const Item> ShareOfMember(uint64_t member) const {
-    return std::span(items_).subspan(begins_[member], begins_[member + 1] - begins_[member]);
-  }
-
-  const ReplicaGroup::Membership place_;
-  std::vector<Item> items_;
-  std::vector<size_t> begins_;  // first item of each member's share, and the end
-};
-
 // A load in which each box is read once. Groups are in the order in which the targets name them,
 // which is the same on every rank.
 class OnceLoad {
  public:
-  OnceLoad(uint32_t rank, uint32_t world_size) : rank_(rank), world_size_(world_size) {}
+  OnceLoad(Communicator& communicator, const ShardLoadOptions& options)
+      : communicator_(communicator),
+        carrier_(options.tensor_communicator == nullptr ? communicator
+                                                        : *options.tensor_communicator),
+        options_(options),
+        rank_(static_cast<uint32_t>(communicator.rank())),
+        world_size_(static_cast<uint32_t>(communicator.world_size())) {}
 
+  /// Finds the boxes and checks all requests. Not collective.
   Result<void> Plan(const StepView& view, std::span<const ShardTarget> targets) {
     CAIRN_TRY_ASSIGN(world_, DeviceMesh::Make({{"world", world_size_}}));
     CAIRN_TRY_ASSIGN(fillings_, Fillings::Make(view, targets, rank_));
+    std::vector<LoadRequest> all;
     for (const Filling& filling : fillings_.all) {
       GroupLoad* const group = GroupFor(filling);
-      for (const ShardView& piece : filling.pieces)
+      for (const ShardView& piece : filling.pieces) {
         CAIRN_TRY(AddPiece(view, filling, piece, group));
+        all.push_back(
+            {.fqn = filling.target->fqn, .box = piece.box, .target = AsTarget(piece.view)});
+      }
     }
-    for (GroupLoad* const group : order_) {
-      if (group == nullptr) continue;
-      group->Divide();
-      group->AddOwnRequests(requests_);
-    }
+    CAIRN_TRY(ReadPlan::Make(view, all));
     return {};
   }
 
-  const std::vector<LoadRequest>& requests() const { return requests_; }
-
-  /// Sends what was read to the other ranks. Collective.
-  Result<void> Exchange(Communicator& communicator, const kv::StepInfo& step,
-                        const ShardLoadOptions& options) {
-    Communicator& carrier =
-        options.tensor_communicator == nullptr ? communicator : *options.tensor_communicator;
+  /// Agrees with the other ranks on the groups and windows. Collective. Requires Plan on all ranks.
+  Result<void> Prepare(const kv::StepInfo& step) {
     Result<void> agreed;
-    Result<void> done = ExchangeOver(carrier, communicator, step, options, agreed);
-    if (done) return agreed;
-    // The ranks have not agreed on a status. The others may wait in the carrier, which does not
-    // have to detect that this rank has failed; the connections of the communicator do.
-    if (&carrier != &communicator) communicator.Interrupt();
-    return done;
+    Result<void> done = AgreeOnGroups(step, agreed);
+    return done ? std::move(agreed) : Broken(std::move(done));
+  }
+
+  /// Reads and sends all windows. Collective. Requires Prepare on all ranks.
+  Result<LoadReport> Run(const StepView& view) {
+    LoadReport report;
+    for (uint64_t window = 0; window < window_count_; ++window) {
+      BackgroundLoad load(view, RequestsOf(window), options_.streams);
+      if (window > 0) {
+        Result<void> sent = Exchange(window - 1);
+        if (!sent) return Broken(std::move(sent));
+      }
+      const Result<LoadReport> read = Await(load);
+      CAIRN_TRY(AgreeOnStatus(communicator_,
+                              read ? Result<void>() : Result<void>(std::unexpected(read.error()))));
+      report.bytes_read += read->bytes_read;
+      report.direct_bytes += read->direct_bytes;
+    }
+    Result<void> sent = Exchange(window_count_ - 1);
+    if (!sent) return Broken(std::move(sent));
+    return report;
   }
 
  private:
+  /// The ranks have not agreed on a status. The others may wait in the carrier, which does not have
+  /// to detect that this rank has failed; the connections of the communicator do.
+  std::unexpected<Error> Broken(Result<void> error) {
+    if (&carrier_ != &communicator_) communicator_.Interrupt();
+    return std::unexpected(std::move(error).error());
+  }
+
   /// `status` is set to what all ranks have agreed on. Errors are those of this rank only.
-  Result<void> ExchangeOver(Communicator& carrier, Communicator& communicator,
-                            const kv::StepInfo& step, const ShardLoadOptions& options,
-                            Result<void>& status) {
-    CAIRN_TRY_ASSIGN(const uint64_t rounds, MostGroups(communicator));
-    std::vector<std::unique_ptr<Communicator>> parts;
+  Result<void> AgreeOnGroups(const kv::StepInfo& step, Result<void>& status) {
+    struct Counts {
+      uint64_t groups = 0;
+      uint64_t windows = 0;
+    };
+    const Counts own{.groups = order_.size(),
+                     .windows = std::max<uint64_t>(DivCeil(own_bytes(), options_.window_bytes), 1)};
+    CAIRN_TRY_ASSIGN(const std::vector<Counts> all, AllGatherValues(communicator_, own));
+    const uint64_t group_count = std::ranges::max(all, {}, &Counts::groups).groups;
+    window_count_ = std::ranges::max(all, {}, &Counts::windows).windows;
     Result<void> agreed = {};
-    for (uint64_t i = 0; i < rounds; ++i) {
+    for (uint64_t i = 0; i < group_count; ++i) {
       GroupLoad* const group = i < order_.size() ? order_[i] : nullptr;
       const ReplicaGroup::Membership place =
           group != nullptr ? group->place() : ReplicaGroup::Membership{.lowest_rank = rank_};
       CAIRN_TRY_ASSIGN(auto part,
-                       carrier.Split(place.lowest_rank, static_cast<uint32_t>(place.index)));
+                       carrier_.Split(place.lowest_rank, static_cast<uint32_t>(place.index)));
       if (group != nullptr) {
+        group->Divide(window_count_);
         Result<void> checked = group->CheckAgreed(*part, step);
         // A disagreement is reported to all ranks below; a broken communicator ends the load now.
         if (!checked && checked.error().code != ErrorCode::kInvalidArgument) return checked;
@@ -273,22 +198,66 @@ class OnceLoad {
                  "load without read_once");
         CAIRN_TRY(DeclineAgreement(*part));
       }
-      parts.push_back(std::move(part));
+      parts_.push_back(std::move(part));
     }
-    auto mover = MakeMover(carrier, options);
-    if (!mover && agreed) agreed = std::unexpected(mover.error());
-    status = AgreeOnStatus(communicator, agreed);
-    if (!status) return {};
-    for (size_t i = 0; i < order_.size(); ++i) {
-      if (order_[i] == nullptr) continue;
-      CAIRN_TRY(order_[i]->Exchange(*parts[i], *mover, options.buffer_bytes));
+    auto mover = MakeMover();
+    if (mover) {
+      mover_ = *std::move(mover);
+    } else if (agreed) {
+      agreed = std::unexpected(mover.error());
     }
+    status = AgreeOnStatus(communicator_, agreed);
     return {};
   }
 
   // Takes part in CheckAgreed of a group that this rank has not planned, with an empty digest.
   static Result<void> DeclineAgreement(Communicator& group) {
     CAIRN_TRY(AllGatherValues(group, kv::Digest()));
+    return {};
+  }
+
+  uint64_t own_bytes() const {
+    uint64_t bytes = ungrouped_bytes_;
+    for (const GroupLoad* const group : order_) {
+      if (group != nullptr) bytes += group->share_bytes();
+    }
+    return bytes;
+  }
+
+  /// What this rank reads in a window. What it reads for itself alone is in the first one.
+  std::vector<LoadRequest> RequestsOf(uint64_t window) {
+    std::vector<LoadRequest> requests;
+    if (window == 0) requests = std::move(ungrouped_);
+    for (const GroupLoad* const group : order_) {
+      if (group != nullptr) group->AddOwnRequests(window, requests);
+    }
+    return requests;
+  }
+
+  /// Waits for the end of `load`, and reports the progress.
+  Result<LoadReport> Await(BackgroundLoad& load) {
+    const uint64_t total_bytes = own_bytes();
+    bool is_cancelled = false;
+    const auto report = [&](uint64_t done_bytes) {
+      if (!options_.progress || total_bytes == 0 || is_cancelled) return;
+      is_cancelled =
+          !options_.progress(std::min(read_bytes_ + done_bytes, total_bytes), total_bytes);
+      if (is_cancelled) load.Cancel();
+    };
+    while (!load.WaitFor(std::chrono::milliseconds(50))) report(load.done_bytes());
+    report(load.done_bytes());
+    read_bytes_ += load.done_bytes();
+    Result<LoadReport> result = load.Take();
+    if (is_cancelled && result) return Fail(ErrorCode::kCancelled, "stopped as asked");
+    return result;
+  }
+
+  /// Sends a window that was read to the other ranks. Collective.
+  Result<void> Exchange(uint64_t window) {
+    for (size_t i = 0; i < order_.size(); ++i) {
+      if (order_[i] == nullptr) continue;
+      CAIRN_TRY(order_[i]->Exchange(window, *parts_[i], mover_, options_.buffer_bytes));
+    }
     return {};
   }
 
@@ -315,22 +284,23 @@ class OnceLoad {
   Result<void> AddPiece(const StepView& view, const Filling& filling, const ShardView& piece,
                         GroupLoad* group) {
     const std::string& fqn = filling.target->fqn;
-    const auto request = [&](const Box& box, TensorTarget target) {
-      return LoadRequest{.fqn = fqn, .box = box, .target = std::move(target)};
-    };
-    if (group == nullptr) {
-      requests_.push_back(request(piece.box, AsTarget(piece.view)));
-      return {};
-    }
+    // Plan returns the error of a request that is not valid.
     if (piece.view.dtype != filling.stored->dtype || !BoxFits(piece.box, filling.stored->shape)) {
-      // RunLoad returns the error.
-      requests_.push_back(request(piece.box, AsTarget(piece.view)));
       return {};
     }
     const uint64_t element_bytes = schema::ElementBytes(filling.stored->dtype);
-    const auto add = [&](const Box& box) {
+    const auto bytes_of = [&](const Box& box) {
       uint64_t bytes = element_bytes;
       for (const uint64_t size : box.sizes) bytes *= size;
+      return bytes;
+    };
+    if (group == nullptr) {
+      ungrouped_bytes_ += bytes_of(piece.box);
+      ungrouped_.push_back({.fqn = fqn, .box = piece.box, .target = AsTarget(piece.view)});
+      return {};
+    }
+    const auto add = [&](const Box& box) {
+      const uint64_t bytes = bytes_of(box);
       if (bytes == 0) return;
       group->Add({.fqn = &fqn, .box = box, .target = TargetOf(piece, box), .bytes = bytes});
     };
@@ -345,30 +315,33 @@ class OnceLoad {
   }
 
   // The mover is used for all groups, one after the other.
-  Result<RoundMover> MakeMover(const Communicator& communicator,
-                               const ShardLoadOptions& options) const {
+  Result<RoundMover> MakeMover() const {
     std::set<int> devices;
     for (const GroupLoad* const group : order_) {
       if (group != nullptr) group->AddDevices(devices);
     }
-    return RoundMover::Make(communicator, std::max<uint64_t>(options.buffer_bytes, world_size_),
-                            devices, options.streams);
+    return RoundMover::Make(carrier_, std::max<uint64_t>(options_.buffer_bytes, world_size_),
+                            devices, options_.streams);
   }
 
-  Result<uint64_t> MostGroups(Communicator& communicator) const {
-    CAIRN_TRY_ASSIGN(const std::vector<uint64_t> all,
-                     AllGatherValues<uint64_t>(communicator, order_.size()));
-    return std::ranges::max(all);
-  }
-
+  Communicator& communicator_;
+  Communicator& carrier_;  // of the bytes of tensors
+  const ShardLoadOptions& options_;
   const uint32_t rank_;
   const uint32_t world_size_;
   std::optional<DeviceMesh> world_;  // the mesh of tensors without a sharding
   EqualMeshes meshes_;
   Fillings fillings_;
   std::map<ReplicaGroup, std::unique_ptr<GroupLoad>> groups_;
-  std::vector<GroupLoad*> order_;      // null: this rank is not in the group
-  std::vector<LoadRequest> requests_;  // of this rank
+  std::vector<GroupLoad*> order_;       // null: this rank is not in the group
+  std::vector<LoadRequest> ungrouped_;  // what only this rank needs
+  uint64_t ungrouped_bytes_ = 0;
+  // Set by Prepare:
+  uint64_t window_count_ = 0;
+  std::vector<std::unique_ptr<Communicator>> parts_;  // of the groups in order_
+  RoundMover mover_;
+  // Of Run:
+  uint64_t read_bytes_ = 0;  // of the windows before
 };
 
 }  // namespace
@@ -390,19 +363,15 @@ Result<LoadReport> LoadShardsOnce(const std::function<Result<StepView>()>& find_
                                   std::span<const ShardTarget> targets, Communicator& communicator,
                                   const ShardLoadOptions& options) {
   const auto start = std::chrono::steady_clock::now();
-  OnceLoad load(static_cast<uint32_t>(communicator.rank()),
-                static_cast<uint32_t>(communicator.world_size()));
-  LoadReport report;
-  kv::StepInfo step;
-  const auto read_own = [&]() -> Result<void> {
-    CAIRN_TRY_ASSIGN(const StepView view, find_view());
-    step = view.step;
-    CAIRN_TRY(load.Plan(view, targets));
-    CAIRN_TRY_ASSIGN(report, RunLoad(view, load.requests(), options.progress, options.streams));
-    return {};
+  OnceLoad load(communicator, options);
+  std::optional<StepView> view;
+  const auto plan = [&]() -> Result<void> {
+    CAIRN_TRY_ASSIGN(view, find_view());
+    return load.Plan(*view, targets);
   };
-  CAIRN_TRY(AgreeOnStatus(communicator, CatchBadAlloc("a load", read_own)));
-  CAIRN_TRY(load.Exchange(communicator, step, options));
+  CAIRN_TRY(AgreeOnStatus(communicator, CatchBadAlloc("a load", plan)));
+  CAIRN_TRY(load.Prepare(view->step));
+  CAIRN_TRY_ASSIGN(LoadReport report, load.Run(*view));
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   report.seconds = elapsed.count();
   return report;

@@ -499,6 +499,31 @@ TEST_F(ReadOnceTest, MoreTensorsOnOneRankAreRefusedOnAllRanks) {
             0);
 }
 
+TEST_F(ReadOnceTest, AnErrorInALaterWindowIsReportedOnAllRanks) {
+  std::atomic<int> failures = 0;
+  RunRanks(
+      4,
+      [&](Communicator& communicator) {
+        const auto store = OpenOn(communicator, kv::OpenMode::kRead);
+        ASSERT_NE(store, nullptr);
+        const auto snapshot = *store->kv().Latest();
+        TestTensor w(DType::kUInt8, {3'000}, 98), x(DType::kUInt8, {3'000}, 99);
+        const ShardTarget targets[] = {Whole("w", w), Whole("x", x)};
+        int calls = 0;
+        const auto stop_later = [&](uint64_t, uint64_t) {
+          return communicator.rank() != 2 || ++calls < 4;
+        };
+        const auto loaded =
+            store->LoadShards(*snapshot->FindStep(1), targets,
+                              {.read_once = true, .window_bytes = 100, .progress = stop_later});
+        ASSERT_FALSE(loaded);
+        EXPECT_EQ(loaded.error().code, ErrorCode::kCancelled) << loaded.error().ToString();
+        ++failures;
+      },
+      std::chrono::seconds(5));
+  EXPECT_EQ(failures, 4);
+}
+
 TEST_F(ReadOnceTest, AWholeTargetOfAnotherShapeIsRefused) {
   EXPECT_EQ(CountSuccesses([&](CheckpointStore& store, const kv::StepInfo& step,
                                const kv::StepInfo&, TestTensor&, TestTensor&) {
