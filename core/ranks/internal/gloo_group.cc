@@ -14,11 +14,7 @@
 
 #include <algorithm>
 #include <exception>
-#include <map>
 #include <new>
-
-#include "kv/mutex.h"
-#include "kv/thread_annotations.h"
 
 namespace cairn::core::internal {
 namespace {
@@ -142,101 +138,10 @@ class GlooGroup::Context final : public gloo::Context {
   }
 };
 
-/// Waits of calls, which another thread may end. Gloo can end the wait for a buffer only.
-class GlooGroup::Waits {
- public:
-  explicit Waits(Context& context) : context_(context) {}
-
-  void Received(UnboundBuffer& buffer, std::chrono::milliseconds timeout) {
-    Begin(buffer);
-    const Ending ending(*this);
-    if (!buffer.waitRecv(timeout)) Abort();
-  }
-  void Sent(UnboundBuffer& buffer, std::chrono::milliseconds timeout) {
-    Begin(buffer);
-    const Ending ending(*this);
-    if (!buffer.waitSend(timeout)) Abort();
-  }
-
-  void Interrupt() {
-    const MutexLock lock(mutex_);
-    is_interrupted_ = true;
-    if (waited_for_ == nullptr) return;
-    // If the wait has not begun yet, the buffer remembers this.
-    waited_for_->abortWaitRecv();
-    waited_for_->abortWaitSend();
-  }
-
- private:
-  struct Ending {
-    explicit Ending(Waits& waits) : waits_(waits) {}
-    ~Ending() {
-      const MutexLock lock(waits_.mutex_);
-      waits_.waited_for_ = nullptr;
-    }
-    Ending(const Ending&) = delete;
-    Ending& operator=(const Ending&) = delete;
-    Waits& waits_;
-  };
-
-  void Begin(UnboundBuffer& buffer) {
-    const MutexLock lock(mutex_);
-    if (is_interrupted_) Abort();
-    waited_for_ = &buffer;
-  }
-  /// Closes the connections before the buffers of the call are destroyed, like a wait that times
-  /// out.
-  [[noreturn]] void Abort() {
-    context_.closeConnections();
-    throw gloo::IoException("interrupted on this rank");
-  }
-
-  Context& context_;
-  Mutex mutex_;
-  bool is_interrupted_ CAIRN_GUARDED_BY(mutex_) = false;
-  UnboundBuffer* waited_for_ CAIRN_GUARDED_BY(mutex_) = nullptr;
-};
-
-/// Requests a message from each peer that is never sent: a wait for it fails if the connection is
-/// closed.
-class GlooGroup::Watch {
- public:
-  explicit Watch(Context& context) : context_(context) {}
-
-  Result<void> Check() {
-    const MutexLock lock(mutex_);
-    for (int peer = 0; peer < context_.size; ++peer) {
-      if (peer == context_.rank) continue;
-      CAIRN_TRY(Guarded([&] { return fmt::format("the connection to rank {}", peer); },
-                        [&] { CheckPeer(peer); }));
-    }
-    return {};
-  }
-
- private:
-  // Check calls this under mutex_, but from a lambda, which the analysis does not follow.
-  void CheckPeer(int peer) CAIRN_NO_THREAD_SAFETY_ANALYSIS {
-    auto& buffer = expected_[peer];
-    if (buffer == nullptr) {
-      buffer = context_.createUnboundBuffer(nullptr, 0);
-      buffer->recv(peer, SlotOf({.operation = GlooOperation::kWatch, .deadline = {}},
-                                MessageKind::kBytes, 0));
-    }
-    // A wait that was aborted before it begins throws if the connection is broken, and returns
-    // otherwise.
-    buffer->abortWaitRecv();
-    (void)buffer->waitRecv(std::chrono::milliseconds(1));
-  }
-
-  Context& context_;
-  Mutex mutex_;
-  std::map<int, std::unique_ptr<UnboundBuffer>> expected_ CAIRN_GUARDED_BY(mutex_);
-};
-
 /// The parts of ranges that one call receives and sends.
 class GlooGroup::Transfers {
  public:
-  Transfers(Context& context, Waits& waits, const GlooCall& call)
+  Transfers(Context& context, GlooWaits& waits, const GlooCall& call)
       : context_(context), waits_(waits), call_(call) {}
 
   /// Begin a transfer, which FinishReceive or FinishSends completes. After an error, the caller
@@ -292,15 +197,15 @@ class GlooGroup::Transfers {
                         [&] {
                           if (part.is_guarded()) {
                             WaitReceived(*part.receipt);
-                            WaitSent(*part.guard);
+                            WaitSent(*part.guard, part);
                           }
-                          WaitSent(*part.bytes);
+                          WaitSent(*part.bytes, part);
                         }));
     }
     for (Part& part : incoming_) {
       if (!part.is_guarded()) continue;
-      CAIRN_TRY(
-          Guarded([&] { return Attempted("receiving", part); }, [&] { WaitSent(*part.receipt); }));
+      CAIRN_TRY(Guarded([&] { return Attempted("receiving", part); },
+                        [&] { WaitSent(*part.receipt, part); }));
     }
     return {};
   }
@@ -330,11 +235,13 @@ class GlooGroup::Transfers {
   uint64_t Slot(MessageKind kind, const Part& part) const {
     return SlotOf(call_, kind, part.length_bytes);
   }
-  void WaitReceived(UnboundBuffer& buffer) { waits_.Received(buffer, TimeLeft(call_.deadline)); }
-  void WaitSent(UnboundBuffer& buffer) { waits_.Sent(buffer, TimeLeft(call_.deadline)); }
+  void WaitReceived(UnboundBuffer& buffer) { waits_.Received(buffer, call_.deadline); }
+  void WaitSent(UnboundBuffer& buffer, const Part& part) {
+    waits_.Sent(buffer, part.peer, call_.deadline);
+  }
 
   Context& context_;
-  Waits& waits_;
+  GlooWaits& waits_;
   const GlooCall& call_;
   std::vector<Part> incoming_;
   std::vector<Part> outgoing_;
@@ -342,8 +249,9 @@ class GlooGroup::Transfers {
 
 GlooGroup::GlooGroup(std::shared_ptr<Context> context)
     : context_(std::move(context)),
-      waits_(std::make_unique<Waits>(*context_)),
-      watch_(std::make_unique<Watch>(*context_)) {}
+      watch_(*context_,
+             SlotOf({.operation = GlooOperation::kWatch, .deadline = {}}, MessageKind::kBytes, 0)),
+      waits_(*context_, watch_) {}
 
 GlooGroup::~GlooGroup() = default;
 
@@ -385,7 +293,7 @@ Result<void> GlooGroup::Connect(const std::vector<std::string>& addresses) {
 
 Result<void> GlooGroup::Exchange(const GlooCall& call, const std::vector<Send>& sends,
                                  const std::vector<Receive>& receives) {
-  Transfers transfers(*context_, *waits_, call);
+  Transfers transfers(*context_, waits_, call);
   for (const Receive& receive : receives) {
     CAIRN_TRY(ForEachPart(receive.bytes, [&](ByteTarget part) -> Result<void> {
       CAIRN_TRY(transfers.BeginReceive(receive.peer, part));
@@ -402,7 +310,7 @@ Result<void> GlooGroup::Exchange(const GlooCall& call, const std::vector<Send>& 
 
 Result<void> GlooGroup::Barrier(const GlooCall& call) {
   for (int distance = 1; distance < size(); distance *= 2) {
-    Transfers transfers(*context_, *waits_, call);
+    Transfers transfers(*context_, waits_, call);
     CAIRN_TRY_ASSIGN(const size_t received,
                      transfers.BeginReceive((rank() - distance + size()) % size(), {}));
     CAIRN_TRY(transfers.BeginSend((rank() + distance) % size(), {}));
@@ -420,7 +328,7 @@ Result<void> GlooGroup::Broadcast(const GlooCall& call, ByteTarget bytes, int ro
   int lowest_bit = 1;
   while (lowest_bit < size() && (place & lowest_bit) == 0) lowest_bit *= 2;
 
-  Transfers transfers(*context_, *waits_, call);
+  Transfers transfers(*context_, waits_, call);
   if (place != 0) {
     CAIRN_TRY(ForEachPart(bytes, [&](ByteTarget part) -> Result<void> {
       CAIRN_TRY(transfers.BeginReceive(rank_at(place - lowest_bit), part));
@@ -440,11 +348,16 @@ Result<void> GlooGroup::Broadcast(const GlooCall& call, ByteTarget bytes, int ro
   return transfers.FinishSends();
 }
 
-void GlooGroup::Interrupt() { waits_->Interrupt(); }
+void GlooGroup::Interrupt() { waits_.Interrupt(); }
 
 Result<void> GlooGroup::CheckConnections() {
   const SigpipeBlock no_sigpipe;
-  return watch_->Check();
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    CAIRN_TRY(Guarded([&] { return fmt::format("the connection to rank {}", peer); },
+                      [&] { watch_.Check(peer); }));
+  }
+  return {};
 }
 
 void GlooGroup::Close() {

@@ -10,6 +10,8 @@
 ///     those that wait for the rest of one. Each part of more than kUnguardedBytes is therefore
 ///     followed by an empty message, the guard, for which the receiver waits first, and answered by
 ///     another one, the receipt, for which the sender waits first.
+///   - A connection that breaks while Gloo begins to send what the peer has just requested does not
+///     wake the sender. Waits for sends therefore check the connection regularly.
 ///   - A wait that times out closes all connections of the group. We also close them after any
 ///     other error, so that the peers notice it at once, and Gloo's thread does not access the
 ///     memory of a failed call.
@@ -26,6 +28,7 @@
 #include <vector>
 
 #include "core/ranks/communicator.h"
+#include "core/ranks/internal/gloo_waits.h"
 #include "core/ranks/internal/rendezvous.h"
 #include "kv/error.h"
 
@@ -124,13 +127,11 @@ class GlooGroup {
  private:
   class Context;
   class Transfers;
-  class Waits;
-  class Watch;
   explicit GlooGroup(std::shared_ptr<Context> context);
 
   const std::shared_ptr<Context> context_;  // shared because Gloo's functions take a shared_ptr
-  const std::unique_ptr<Waits> waits_;
-  const std::unique_ptr<Watch> watch_;
+  GlooWatch watch_;
+  GlooWaits waits_;
   std::vector<std::string> addresses_;
 };
 

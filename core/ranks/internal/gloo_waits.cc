@@ -1,0 +1,132 @@
+// Waits for the buffers of Gloo.
+
+#include "core/ranks/internal/gloo_waits.h"
+
+#include <gloo/common/error.h>
+#include <gloo/context.h>
+#include <gloo/transport/unbound_buffer.h>
+#include <pthread.h>
+#include <signal.h>
+
+#include "core/ranks/internal/rendezvous_record.h"
+
+namespace cairn::core::internal {
+namespace {
+
+using gloo::transport::UnboundBuffer;
+
+constexpr std::chrono::milliseconds kCheckInterval{250};
+
+}  // namespace
+
+GlooWatch::GlooWatch(gloo::Context& context, uint64_t slot) : context_(context), slot_(slot) {}
+GlooWatch::~GlooWatch() = default;
+
+void GlooWatch::Check(int peer) {
+  const MutexLock lock(mutex_);
+  auto& buffer = expected_[peer];
+  if (buffer == nullptr) {
+    buffer = context_.createUnboundBuffer(nullptr, 0);
+    buffer->recv(peer, slot_);
+  }
+  // A wait that was aborted before it begins throws if the connection is broken, and returns
+  // otherwise.
+  buffer->abortWaitRecv();
+  (void)buffer->waitRecv(std::chrono::milliseconds(1));
+}
+
+GlooWaits::GlooWaits(gloo::Context& context, GlooWatch& watch) : context_(context), watch_(watch) {
+  // The thread inherits the mask, so that it does not receive the signals of the program.
+  sigset_t all, old;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &old);
+  waker_ = std::thread([this] { WakeSender(); });
+  pthread_sigmask(SIG_SETMASK, &old, nullptr);
+}
+
+GlooWaits::~GlooWaits() {
+  {
+    const MutexLock lock(mutex_);
+    is_ended_ = true;
+  }
+  changed_.NotifyAll();
+  waker_.join();
+}
+
+void GlooWaits::Received(UnboundBuffer& buffer, Deadline deadline) {
+  Begin(buffer, /*sends=*/false);
+  struct Ending {
+    GlooWaits& waits;
+    ~Ending() { waits.End(); }
+  } const ending{*this};
+  if (!buffer.waitRecv(TimeLeft(deadline))) Abort();
+}
+
+void GlooWaits::Sent(UnboundBuffer& buffer, int peer, Deadline deadline) {
+  Begin(buffer, /*sends=*/true);
+  struct Ending {
+    GlooWaits& waits;
+    ~Ending() { waits.End(); }
+  } const ending{*this};
+  while (!buffer.waitSend(TimeLeft(deadline))) {
+    if (is_interrupted()) Abort();
+    watch_.Check(peer);
+  }
+}
+
+void GlooWaits::Interrupt() {
+  const MutexLock lock(mutex_);
+  is_interrupted_ = true;
+  if (waited_for_ == nullptr) return;
+  // If the wait has not begun yet, the buffer remembers this.
+  waited_for_->abortWaitRecv();
+  waited_for_->abortWaitSend();
+}
+
+void GlooWaits::Begin(UnboundBuffer& buffer, bool sends) {
+  bool is_interrupted = false;
+  {
+    const MutexLock lock(mutex_);
+    is_interrupted = is_interrupted_;
+    if (!is_interrupted) {
+      waited_for_ = &buffer;
+      sends_ = sends;
+      ++wait_count_;
+      if (sends && waker_is_idle_) changed_.NotifyAll();
+    }
+  }
+  if (is_interrupted) Abort();
+}
+
+void GlooWaits::End() {
+  const MutexLock lock(mutex_);
+  waited_for_ = nullptr;
+}
+
+/// Closes the connections before the buffers of the call are destroyed, like a wait that times out.
+void GlooWaits::Abort() {
+  context_.closeConnections();
+  throw gloo::IoException("interrupted on this rank");
+}
+
+bool GlooWaits::is_interrupted() const {
+  const MutexLock lock(mutex_);
+  return is_interrupted_;
+}
+
+void GlooWaits::WakeSender() {
+  const MutexLock lock(mutex_);
+  while (!is_ended_) {
+    if (waited_for_ == nullptr || !sends_) {
+      waker_is_idle_ = true;
+      changed_.Wait(mutex_);
+      waker_is_idle_ = false;
+      continue;
+    }
+    const uint64_t wait = wait_count_;
+    changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + kCheckInterval);
+    if (waited_for_ != nullptr && wait_count_ == wait) waited_for_->abortWaitSend();
+  }
+}
+
+}  // namespace cairn::core::internal

@@ -1,0 +1,79 @@
+#pragma once
+/// Waits for Gloo's transfers that other threads can end, and that notice broken connections.
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <thread>
+
+#include "core/ranks/internal/rendezvous.h"
+#include "kv/error.h"
+#include "kv/mutex.h"
+#include "kv/thread_annotations.h"
+
+namespace gloo {
+class Context;
+namespace transport {
+class UnboundBuffer;
+}
+}  // namespace gloo
+
+namespace cairn::core::internal {
+
+/// Finds closed connections: it requests a message from each peer that is never sent, and a wait
+/// for it fails if the connection is closed. Threads: any.
+class GlooWatch {
+ public:
+  /// `slot` is that of the messages.
+  GlooWatch(gloo::Context& context, uint64_t slot);
+  ~GlooWatch();
+
+  /// Throws gloo::IoException if the connection to the peer is closed. Does not wait.
+  void Check(int peer);
+
+ private:
+  gloo::Context& context_;
+  const uint64_t slot_;
+  Mutex mutex_;
+  std::map<int, std::unique_ptr<gloo::transport::UnboundBuffer>> expected_ CAIRN_GUARDED_BY(mutex_);
+};
+
+/// Waits of one call at a time. Gloo can end the wait for a buffer only. Each function throws
+/// gloo::IoException if the connection is closed, if the deadline has passed (then Gloo closes all
+/// connections of the context), or after Interrupt.
+class GlooWaits {
+ public:
+  GlooWaits(gloo::Context& context, GlooWatch& watch);
+  ~GlooWaits();
+
+  void Received(gloo::transport::UnboundBuffer& buffer, Deadline deadline);
+  /// Looks regularly whether the connection to `peer` is closed: Gloo does not wake the sender if
+  /// it finds this out while it begins to send what the peer has just requested.
+  void Sent(gloo::transport::UnboundBuffer& buffer, int peer, Deadline deadline);
+
+  /// Ends the wait, and every later one. Threads: any.
+  void Interrupt();
+
+ private:
+  void Begin(gloo::transport::UnboundBuffer& buffer, bool sends);
+  void End();
+  [[noreturn]] void Abort();
+  bool is_interrupted() const;
+  /// Wakes the thread that waits for a send, from time to time.
+  void WakeSender();
+
+  gloo::Context& context_;
+  GlooWatch& watch_;
+  mutable Mutex mutex_;
+  CondVar changed_;
+  bool is_interrupted_ CAIRN_GUARDED_BY(mutex_) = false;
+  bool is_ended_ CAIRN_GUARDED_BY(mutex_) = false;
+  bool waker_is_idle_ CAIRN_GUARDED_BY(mutex_) = false;
+  bool sends_ CAIRN_GUARDED_BY(mutex_) = false;
+  uint64_t wait_count_ CAIRN_GUARDED_BY(mutex_) = 0;
+  gloo::transport::UnboundBuffer* waited_for_ CAIRN_GUARDED_BY(mutex_) = nullptr;
+  std::thread waker_;  // runs WakeSender
+};
+
+}  // namespace cairn::core::internal
