@@ -4,6 +4,7 @@
 
 #include <array>
 #include <chrono>
+#include <cstdlib>
 
 #include "kv/options.h"
 #include "kv/snapshot.h"
@@ -29,7 +30,8 @@ const char* OperationName(Operation operation) {
 
 StoreOptions SmallBlocks() {
   StoreOptions options;
-  options.io = {.block_bytes = 64 << 10, .queue_depth = 3};
+  const bool have_files = std::getenv("CAIRN_TEST_STORES") == nullptr;
+  if (have_files) options.io = {.block_bytes = 64 << 10, .queue_depth = 3};
   options.grace = std::chrono::milliseconds(0);
   return options;
 }

@@ -20,7 +20,8 @@ const char* OperationName(Operation operation);
 using Steps = std::map<uint64_t, SampleStep>;
 
 /// Small blocks, so that a segment needs several writes, and no grace period, so that objects that
-/// nothing uses any more vanish at once.
+/// nothing uses any more vanish at once. The usual blocks if CAIRN_TEST_STORES is set: a storage
+/// without files has a minimum.
 StoreOptions SmallBlocks();
 /// Loads all steps of the current snapshot of `store`.
 Result<Steps> LoadAllFrom(const Store& store);

@@ -21,6 +21,7 @@
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
 #include "tests/support/seeded_random.h"
+#include "tests/support/store_address.h"
 
 namespace cairn::kv {
 namespace {
@@ -111,7 +112,7 @@ TEST(KillTest, EveryAcknowledgedChangeSurvivesRandomKills) {
   SeededRandom random;
   fmt::print("CAIRN_TEST_SEED={}\n", random.seed());
   ScopedTempDir dir(cairn::testing::FastDirectory());
-  const std::string path = dir / "store";
+  const std::string path = cairn::testing::NewStoreAddress(dir, "store");
   Versions versions;
   uint64_t acknowledged = 0, in_doubt = 0, in_doubt_done = 0;
   const int longest_life_us = 1'000 * NumberFromEnvironment("CAIRN_KILL_WITHIN_MS", 60);
@@ -133,7 +134,7 @@ TEST(KillTest, EveryAcknowledgedChangeSurvivesRandomKills) {
     }
     const Allowed allowed = WaitForStream(versions, lines);
     acknowledged += allowed.acknowledged;
-    if (!std::filesystem::exists(path + "/CAIRN")) continue;  // killed while it created the store
+    if (!cairn::testing::StoreExists(path)) continue;  // killed while it created the store
     Versions read, written;
     ReadVersions(path, OpenMode::kRead, read);
     if (HasFailure()) return;

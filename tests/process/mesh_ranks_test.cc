@@ -22,6 +22,7 @@
 #include "tests/process/child.h"
 #include "tests/process/mesh_program.h"
 #include "tests/support/seeded_random.h"
+#include "tests/support/store_address.h"
 
 namespace cairn::core::testing {
 namespace {
@@ -65,8 +66,6 @@ class MeshRanksTest : public ::testing::Test {
  protected:
   void SetUp() override { std::filesystem::create_directories(dir_ / "meet"); }
 
-  std::string store() const { return dir_ / "store"; }
-
   void ExpectAllOk(Job run) {
     for (size_t rank = 0; rank < run.size(); ++rank) {
       const auto lines = run[rank].ReadLines();
@@ -77,6 +76,7 @@ class MeshRanksTest : public ::testing::Test {
   }
 
   ScopedTempDir dir_{cairn::testing::FastDirectory()};
+  std::string store_ = cairn::testing::NewStoreAddress(dir_, "store");
 };
 
 TEST_F(MeshRanksTest, ProcessesLoadWhatOtherProcessesSaved) {
@@ -86,16 +86,14 @@ TEST_F(MeshRanksTest, ProcessesLoadWhatOtherProcessesSaved) {
   const int rounds = Setting("CAIRN_MESH_ROUNDS", 8);
   for (int round = 0; round < rounds; ++round) {
     SCOPED_TRACE(fmt::format("round {}", round));
-    std::filesystem::remove_all(store());
+    store_ = cairn::testing::NewStoreAddress(dir_, fmt::format("store{}", round));
     const auto saving = static_cast<uint32_t>(random.Between(1, 8));
     const auto loading = static_cast<uint32_t>(random.Between(1, 8));
     const std::string seed = std::to_string(random.Between(0, 1u << 30));
     const std::string steps = std::to_string(kSteps);
-    ExpectAllOk(
-        Job("save", store(), dir_ / "meet", saving, {std::to_string(loading), seed, steps}));
+    ExpectAllOk(Job("save", store_, dir_ / "meet", saving, {std::to_string(loading), seed, steps}));
     if (HasFailure()) return;
-    ExpectAllOk(
-        Job("load", store(), dir_ / "meet", loading, {std::to_string(saving), seed, steps}));
+    ExpectAllOk(Job("load", store_, dir_ / "meet", loading, {std::to_string(saving), seed, steps}));
     if (HasFailure()) return;
   }
   fmt::print("{} steps\n", rounds * kSteps);
@@ -136,7 +134,7 @@ TEST_F(MeshRanksTest, KilledRanksDamageNoStepAndBlockNoRank) {
     const uint64_t seed = random.Between(0, 200);
     const uint64_t first = held.empty() ? 0 : held.rbegin()->first + 1;
     const auto victim = static_cast<size_t>(random.Between(0, kWorld - 1));
-    Job run("loop", store(), dir_ / "meet", kWorld,
+    Job run("loop", store_, dir_ / "meet", kWorld,
             {std::to_string(first), std::to_string(seed), std::to_string(deadline.count())});
     std::map<uint64_t, uint64_t> acknowledged_now;
     const auto note = [&](const std::string& line) {
@@ -163,13 +161,13 @@ TEST_F(MeshRanksTest, KilledRanksDamageNoStepAndBlockNoRank) {
       run[rank].Wait();
     }
     EXPECT_LT(steady_clock::now() - killed, deadline + kSlack);
-    if (!std::filesystem::exists(store() + "/CAIRN")) continue;  // killed while it was created
+    if (!cairn::testing::StoreExists(store_)) continue;  // killed while it was created
     held.insert(acknowledged_now.begin(), acknowledged_now.end());
     acknowledged += acknowledged_now.size();
     // The save that was in progress is either committed completely or does not exist.
     const uint64_t next = held.empty() ? 0 : held.rbegin()->first + 1;
     {
-      const auto reader = CheckpointStore::Open(store(), kv::OpenMode::kRead);
+      const auto reader = CheckpointStore::Open(store_, kv::OpenMode::kRead);
       ASSERT_TRUE(IsOk(reader));
       const auto steps = (*reader)->Steps();
       ASSERT_TRUE(IsOk(steps));
@@ -178,11 +176,11 @@ TEST_F(MeshRanksTest, KilledRanksDamageNoStepAndBlockNoRank) {
         ++in_doubt;
       }
     }
-    ExpectSteps(store(), held, kWorld);
+    ExpectSteps(store_, held, kWorld);
     if (HasFailure()) return;
   }
   // The next run saves.
-  const auto writer = CheckpointStore::Open(store(), kv::OpenMode::kWrite);
+  const auto writer = CheckpointStore::Open(store_, kv::OpenMode::kWrite);
   ASSERT_TRUE(IsOk(writer));
   StateDict state;
   const TestTensor tensor(DType::kInt8, {5});

@@ -19,6 +19,7 @@
 #include "tests/process/child.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
+#include "tests/support/store_address.h"
 
 namespace cairn::kv {
 namespace {
@@ -78,7 +79,7 @@ class RaceTest : public ::testing::Test {
   }
 
   ScopedTempDir dir_{cairn::testing::FastDirectory()};
-  const std::string path_ = dir_ / "store";
+  const std::string path_ = cairn::testing::NewStoreAddress(dir_, "store");
   std::vector<std::unique_ptr<Child>> writers_;
 };
 

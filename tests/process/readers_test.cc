@@ -17,6 +17,7 @@
 #include "tests/process/child.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
+#include "tests/support/store_address.h"
 
 namespace cairn::kv {
 namespace {
@@ -30,7 +31,7 @@ class ReadersTest : public ::testing::TestWithParam<uint64_t> {};
 
 TEST_P(ReadersTest, OpensAndLoadsConcurrentWithABusyWriterSucceed) {
   ScopedTempDir dir(cairn::testing::FastDirectory());
-  const std::string path = dir / "store";
+  const std::string path = cairn::testing::NewStoreAddress(dir, "store");
   const char* given = std::getenv("CAIRN_READERS_SECONDS");
   const std::string seconds = given != nullptr ? given : "6";
   Child writer({CAIRN_STORE_PROGRAM, "churn", path, seconds, std::to_string(GetParam())});

@@ -22,6 +22,7 @@
 #include "tests/support/fault_hook.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
+#include "tests/support/store_address.h"
 
 namespace cairn::kv {
 namespace {
@@ -43,7 +44,7 @@ using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
 
 TEST(TwoWritersTest, SecondGetsConflictAtOnceAndTheErrorNamesTheHolder) {
   ScopedTempDir dir;
-  const std::string path = dir / "store";
+  const std::string path = cairn::testing::NewStoreAddress(dir, "store");
   Child holder({CAIRN_STORE_PROGRAM, "hold", path});
   ASSERT_EQ(holder.ReadLine(), "ready");
   const auto begin = std::chrono::steady_clock::now();
@@ -58,7 +59,7 @@ TEST(TwoWritersTest, SecondGetsConflictAtOnceAndTheErrorNamesTheHolder) {
 
 TEST(TwoWritersTest, KilledHolderDoesNotBlockOthers) {
   ScopedTempDir dir;
-  const std::string path = dir / "store";
+  const std::string path = cairn::testing::NewStoreAddress(dir, "store");
   Child holder({CAIRN_STORE_PROGRAM, "hold", path});
   ASSERT_EQ(holder.ReadLine(), "ready");
   holder.Kill();
@@ -94,7 +95,7 @@ TEST(TwoWritersTest, ClosedDescriptorsOfTheProcessDoNotReleaseTheStore) {
 
 TEST(TwoWritersTest, ForkedChildOfAClosedStoreDoesNotKeepIt) {
   ScopedTempDir dir;
-  const std::string path = dir / "store";
+  const std::string path = cairn::testing::NewStoreAddress(dir, "store");
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kWrite));
   const pid_t data_loader = ::fork();
   if (data_loader == 0) {
@@ -111,7 +112,7 @@ TEST(TwoWritersTest, ForkedChildOfAClosedStoreDoesNotKeepIt) {
 
 TEST(TwoWritersTest, EndOfAForkedChildLeavesTheParentsStore) {
   ScopedTempDir dir;
-  const std::string path = dir / "store";
+  const std::string path = cairn::testing::NewStoreAddress(dir, "store");
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path, OpenMode::kWrite));
   const pid_t child = ::fork();
   if (child == 0) {
@@ -129,7 +130,7 @@ TEST(ForkTest, ChildWritesItsOwnStoreAndCannotUseTheInheritedOne) {
   GTEST_SKIP() << "ThreadSanitizer allows no threads in a forked child";
 #endif
   ScopedTempDir dir;
-  const std::string path = dir / "store";
+  const std::string path = cairn::testing::NewStoreAddress(dir, "store");
   Child program({CAIRN_STORE_PROGRAM, "fork", path, dir / "other"});
   EXPECT_THAT(program.ReadLines(), ElementsAre("ok"));
   EXPECT_EQ(program.Wait(), 0);

@@ -2,6 +2,8 @@
 # Starts a small SeaweedFS with an S3 interface.
 #
 #   tests/support/seaweed.sh start DIR     starts one server with an empty bucket, and writes DIR/environment
+#   tests/support/seaweed.sh kill DIR      kills the server, which keeps its data
+#   tests/support/seaweed.sh restart DIR   starts it again at the same ports
 #   tests/support/seaweed.sh stop DIR      ends the server and removes DIR
 #
 # `. DIR/environment` sets AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION,
@@ -13,7 +15,7 @@ set -euo pipefail
 
 Die() { echo "seaweed: $*" >&2; exit 1; }
 
-[[ $# == 2 ]] || Die "usage: seaweed.sh start|stop DIR"
+[[ $# == 2 ]] || Die "usage: seaweed.sh start|kill|restart|stop DIR"
 action=$1
 dir=$(realpath -m "$2")
 repo=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../..")
@@ -48,12 +50,32 @@ MakeBucket() {
     grep -q "created bucket"
 }
 
-Start() {
+# Starts the processes at the ports in $dir/ports.
+Launch() {
   local master master_grpc volume volume_grpc filer filer_grpc s3 s3_grpc s3_tls
+  read -r master master_grpc volume volume_grpc filer filer_grpc s3 s3_grpc s3_tls <"$dir/ports"
+  # In its own session, so that signals to the test do not reach it.
+  setsid timeout "${CAIRN_SEAWEED_SECONDS:-7200}" "$weed" server -dir="$dir/data" \
+    -ip=127.0.0.1 -ip.bind=127.0.0.1 -master.port="$master" -master.port.grpc="$master_grpc" \
+    -volume.port="$volume" -volume.port.grpc="$volume_grpc" \
+    -filer.port="$filer" -filer.port.grpc="$filer_grpc" \
+    -s3 -s3.port="$s3" -s3.port.grpc="$s3_grpc" -s3.config="$dir/identities.json" \
+    -s3.port.https="$s3_tls" -s3.cert.file="$dir/certificate.pem" -s3.key.file="$dir/key.pem" \
+    -s3.port.iceberg=0 -s3.port.lance=0 -master.telemetry=false \
+    -volume.max=50 -master.volumeSizeLimitMB=256 >>"$dir/log" 2>&1 </dev/null &
+  echo $! >"$dir/pid"
+  Await 60 "the S3 interface" Connect "$s3"
+  Await 60 "the S3 interface with TLS" Connect "$s3_tls"
+  Await 60 "the filer" Connect "$filer"
+}
+
+Start() {
+  local master master_grpc s3 s3_tls
   [[ ! -e $dir ]] || Die "$dir exists"
   [[ -x $weed ]] || Die "there is no $weed; run tools/setup.sh"
-  read -r master master_grpc volume volume_grpc filer filer_grpc s3 s3_grpc s3_tls < <(FreePorts)
   mkdir -p "$dir/data"
+  FreePorts >"$dir/ports"
+  read -r master master_grpc _ _ _ _ s3 _ s3_tls <"$dir/ports"
   openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 \
     -subj /CN=test -addext subjectAltName=IP:127.0.0.1 \
     -keyout "$dir/key.pem" -out "$dir/certificate.pem" 2>"$dir/openssl.log" ||
@@ -63,19 +85,7 @@ Start() {
   "credentials": [{"accessKey": "test-access-key", "secretKey": "test/secret+key"}],
   "actions": ["Admin", "Read", "Write", "List", "Tagging"]}]}
 C
-  # In its own session, so that signals to the test do not reach it.
-  setsid timeout "${CAIRN_SEAWEED_SECONDS:-7200}" "$weed" server -dir="$dir/data" \
-    -ip=127.0.0.1 -ip.bind=127.0.0.1 -master.port="$master" -master.port.grpc="$master_grpc" \
-    -volume.port="$volume" -volume.port.grpc="$volume_grpc" \
-    -filer.port="$filer" -filer.port.grpc="$filer_grpc" \
-    -s3 -s3.port="$s3" -s3.port.grpc="$s3_grpc" -s3.config="$dir/identities.json" \
-    -s3.port.https="$s3_tls" -s3.cert.file="$dir/certificate.pem" -s3.key.file="$dir/key.pem" \
-    -s3.port.iceberg=0 -s3.port.lance=0 -master.telemetry=false \
-    -volume.max=50 -master.volumeSizeLimitMB=256 >"$dir/log" 2>&1 </dev/null &
-  echo $! >"$dir/pid"
-  Await 60 "the S3 interface" Connect "$s3"
-  Await 60 "the S3 interface with TLS" Connect "$s3_tls"
-  Await 60 "the filer" Connect "$filer"
+  Launch
   Await 60 "the creation of the bucket" MakeBucket "$master.$master_grpc"
   cat >"$dir/environment" <<C
 export AWS_ENDPOINT_URL_S3=http://127.0.0.1:$s3
@@ -88,23 +98,22 @@ export CAIRN_TEST_S3_CA_BUNDLE=$dir/certificate.pem
 C
 }
 
-Stop() {
-  [[ -e $dir ]] || return 0
+# Kills the server. Returns 1 if it does not run.
+Kill() {
   local pid end
-  if [[ -f $dir/pid ]]; then
-    pid=$(<"$dir/pid")
-    # Only the process group that Start created: the number may belong to another process by now.
-    if [[ $(ps -o args= -p "$pid" 2>/dev/null) == *"$dir"* ]]; then
-      kill -KILL -- "-$pid" 2>/dev/null || true  # its data is removed next
-      end=$((SECONDS + 10))
-      while kill -0 "$pid" 2>/dev/null && ((SECONDS < end)); do sleep 0.1; done
-    fi
-  fi
-  rm -rf "$dir"
+  [[ -f $dir/pid ]] || return 1
+  pid=$(<"$dir/pid")
+  # Only the process group that Launch created: the number may belong to another process by now.
+  [[ $(ps -ww -o args= -p "$pid" 2>/dev/null) == *"$dir"* ]] || return 1
+  kill -KILL -- "-$pid" 2>/dev/null || true
+  end=$((SECONDS + 10))
+  while kill -0 "$pid" 2>/dev/null && ((SECONDS < end)); do sleep 0.1; done
 }
 
 case $action in
   start) Start ;;
-  stop) Stop ;;
+  kill) Kill || Die "there is no server of $dir" ;;
+  restart) Launch ;;
+  stop) Kill || true; rm -rf "$dir" ;;
   *) Die "unknown action $action" ;;
 esac

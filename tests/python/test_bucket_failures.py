@@ -1,0 +1,134 @@
+"""Stores in a bucket of a real S3 server while processes and the server itself are killed.
+
+CAIRN_SERVER_KILLS (3) is the number of times that the server is killed; CAIRN_BUCKET_ROUNDS (1)
+multiplies the rounds of the C++ process suites.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import cairn
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+SEAWEED = ROOT / "tests/support/seaweed.sh"
+PROGRAMS = Path(cairn.__file__).resolve().parents[2] / "bin"
+ROUNDS = int(os.environ.get("CAIRN_BUCKET_ROUNDS", "1"))
+
+# The filter leaves out tests that copy or lock files, or stop at an operation on a file.
+SUITES = {
+    "kv_kill_test": {"CAIRN_KILL_ROUNDS": str(15 * ROUNDS), "CAIRN_KILL_WITHIN_MS": "1000"},
+    "kv_race_test": {"CAIRN_RACE_ROUNDS": str(6 * ROUNDS)},
+    "kv_readers_test": {"CAIRN_READERS_SECONDS": str(3 * ROUNDS)},
+    "mesh_ranks_test": {
+        "CAIRN_KILL_ROUNDS": str(3 * ROUNDS),
+        "CAIRN_MESH_ROUNDS": str(ROUNDS),
+        "CAIRN_RANKS_DEADLINE_MS": "3000",
+    },
+    "kv_two_writers_test": {"GTEST_FILTER": "-PausedWriterTest.*:*.ClosedDescriptors*"},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The directory of a server."""
+    folder = tmp_path_factory.mktemp("s3") / "server"
+    subprocess.run([SEAWEED, "start", folder], check=True, capture_output=True, timeout=120)
+    yield folder
+    subprocess.run([SEAWEED, "stop", folder], check=True, capture_output=True, timeout=60)
+
+
+def environment_of(folder: Path) -> dict[str, str]:
+    lines = (folder / "environment").read_text().splitlines()
+    return dict(line.removeprefix("export ").split("=", 1) for line in lines if "=" in line)
+
+
+@pytest.mark.timeout(300 + 120 * ROUNDS)
+@pytest.mark.parametrize("suite", SUITES)
+def test_process_suite_passes(folder, suite):
+    server = environment_of(folder)
+    stores = f"s3://{server['CAIRN_TEST_S3_BUCKET']}/{suite}"
+    run = subprocess.run(
+        [PROGRAMS / suite],
+        env={**os.environ, **server, **SUITES[suite], "CAIRN_TEST_STORES": stores},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    assert run.returncode == 0, run.stdout[-20_000:]
+    print("\n".join(line for line in run.stdout.splitlines() if not line.startswith("[")))
+
+
+def make_state(step: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return {f"layer{i}": torch.randn(200, 300, generator=generator) for i in range(20)}
+
+
+class Trainer(threading.Thread):
+    """Saves one step after another; opens the store again after an error."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        self.address = address
+        self.acknowledged: list[int] = []
+        self.errors: list[cairn.Error] = []
+        self.stop = threading.Event()
+
+    def run(self) -> None:
+        step = 0
+        while not self.stop.is_set():
+            try:
+                with cairn.open(self.address, mode="a", take_over=True) as store:
+                    while not self.stop.is_set():
+                        step += 1
+                        store.save(step, make_state(step))
+                        self.acknowledged.append(step)
+            except cairn.Error as error:
+                self.errors.append(error)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600 + 30 * int(os.environ.get("CAIRN_SERVER_KILLS", "3")))
+@pytest.mark.parametrize("timeout_s", [60, 1])
+def test_every_acknowledged_step_survives_kills_of_the_server(folder, monkeypatch, timeout_s):
+    for name, value in environment_of(folder).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CAIRN_S3_TIMEOUT", str(timeout_s))
+    address = f"s3://{os.environ['CAIRN_TEST_S3_BUCKET']}/killed-{timeout_s}"
+    trainer = Trainer(address)
+    trainer.start()
+    try:
+        for _ in range(int(os.environ.get("CAIRN_SERVER_KILLS", "3"))):
+            time.sleep(random.uniform(0.2, 1.5))
+            subprocess.run([SEAWEED, "kill", folder], check=True, timeout=60)
+            time.sleep(random.uniform(1, 3))
+            subprocess.run([SEAWEED, "restart", folder], check=True, timeout=120)
+        before = len(trainer.acknowledged)
+        deadline = time.monotonic() + 90
+        while len(trainer.acknowledged) < before + 3 and time.monotonic() < deadline:
+            time.sleep(0.1)
+    finally:
+        trainer.stop.set()
+        trainer.join(timeout=120)
+    assert len(trainer.acknowledged) >= before + 3, f"no saves any more: {trainer.errors[-1:]}"
+    # A request is repeated until its deadline, so a long one hides the kills.
+    assert bool(trainer.errors) == (timeout_s < 60), trainer.errors
+    with cairn.open(address) as store:
+        steps = store.steps()
+        assert set(trainer.acknowledged) <= set(steps)
+        for step in steps:
+            found = store.read(step=step)
+            assert all(torch.equal(found[key], value) for key, value in make_state(step).items())
+    verified = subprocess.run(
+        [PROGRAMS / "kv-dump", "verify", address], capture_output=True, text=True, timeout=120
+    )
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    print(f"{len(trainer.acknowledged)} acknowledged saves, {len(trainer.errors)} errors")
