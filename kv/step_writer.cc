@@ -9,6 +9,7 @@
 #include "kv/internal/records/kv_records.h"
 #include "kv/internal/step_attempt.h"
 #include "kv/internal/step_commit.h"
+#include "kv/internal/storage/concurrent_requests.h"
 
 namespace cairn::kv {
 
@@ -152,7 +153,12 @@ Result<StepInfo> StepWriter::Commit(const StepSummary& summary) {
   CAIRN_CHECK(attempt.has_structure && !attempt.store->joined &&
               attempt.gathered == attempt.has_ranks());
   attempt.failed = true;
-  const Result<void> sealed = attempt.SealSegments();
+  const Result<void> sealed =
+      internal::RunRequests(*attempt.store->storage, {[&] { return attempt.SealSegments(); },
+                                                      [&] {
+                                                        internal::OpenLikelyBase(*attempt.store);
+                                                        return Result<void>();
+                                                      }});
   Result<StepInfo> committed =
       sealed ? internal::CommitStep(attempt, summary) : std::unexpected(sealed.error());
   if (committed) return committed;

@@ -23,6 +23,7 @@
 #include "kv/internal/root/root_log.h"
 #include "kv/internal/root/step_list.h"
 #include "kv/internal/segment/segment_stream.h"
+#include "kv/internal/step_commit.h"
 #include "kv/internal/storage/concurrent_requests.h"
 #include "kv/internal/storage/name_check.h"
 
@@ -284,12 +285,7 @@ Result<void> GatherParts(StepAttempt& attempt, const RankRecordCallback& on_reco
   CAIRN_CHECK(attempt.has_ranks() && !attempt.store->joined && !attempt.gathered);
   attempt.failed = true;  // until all parts have been added
   CAIRN_TRY(attempt.segments.Seal());
-  if (attempt.store->storage->transfer_sizes().small_requests > 1) {
-    // The commit reads the tables of the base, usually the latest step. Opening them now takes no
-    // time, because other ranks are still writing. If that fails, the commit returns the error.
-    const auto base = CurrentRoot(*attempt.store)->steps.Latest();
-    if (base && *base != nullptr) (void)attempt.store->tables->OpenStack((*base)->tables);
-  }
+  OpenLikelyBase(*attempt.store);  // while other ranks are still writing
   CAIRN_TRY(PartGatherer(attempt, on_record).AddAll());
   attempt.gathered = true;
   attempt.failed = false;

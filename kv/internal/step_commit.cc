@@ -66,4 +66,10 @@ Result<StepInfo> CommitStep(StepAttempt& attempt, const StepSummary& summary) {
   return entry.info;
 }
 
+void OpenLikelyBase(StoreState& state) {
+  if (state.storage->transfer_sizes().small_requests <= 1) return;
+  const auto base = CurrentRoot(state)->steps.Latest();
+  if (base && *base != nullptr) (void)state.tables->OpenStack((*base)->tables);
+}
+
 }  // namespace cairn::kv::internal

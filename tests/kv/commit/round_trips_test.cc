@@ -184,7 +184,7 @@ TEST_F(RoundTripsTest, CommitOfOneRank) {
     remote_->RestartAfterPutOf(".seg");
     if (step == kFirstChecked) remote_->SetLatency(kLatency);
     CAIRN_ASSERT_OK(CommitRankZero(*writer, /*has_ranks=*/false, step));
-    if (step >= kFirstChecked) ExpectAtMost(7, "commit after the last segment");
+    if (step >= kFirstChecked) ExpectAtMost(6, "commit after the last segment");
   }
 }
 
