@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "kv/internal/rados/rados_storage.h"
 #include "kv/internal/s3/s3_storage.h"
 #include "kv/internal/storage/directory_storage.h"
 #include "kv/internal/storage/memory_storage.h"
@@ -21,11 +22,12 @@ Result<std::shared_ptr<Storage>> OpenStorage(const std::string& address, const S
   }
   if (kind == "file") return std::make_shared<internal::DirectoryStorage>(rest);
   if (kind == "s3") return internal::OpenS3Storage(address, s3);
+  if (kind == "rados") return internal::OpenRadosStorage(address);
   if (kind == "memory") return internal::MemoryStorage::Shared(rest);
   return Fail(ErrorCode::kInvalidArgument,
               fmt::format("unknown kind of storage \"{}:\" in \"{}\"; known are file:PATH, "
-                          "s3://BUCKET/PREFIX and memory:NAME, and a path that contains ':' needs "
-                          "\"file:\" before it",
+                          "s3://BUCKET/PREFIX, rados:POOL/NAMESPACE and memory:NAME, and a "
+                          "path that contains ':' needs \"file:\" before it",
                           kind, address));
 }
 

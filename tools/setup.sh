@@ -2,7 +2,8 @@
 # Installs what the build, the tests and the demo need; fast when nothing is missing.
 #
 #   tools/setup.sh [--clang] [--ceph]    --clang: also what the preset clang needs (300 MB)
-#                                        --ceph: also what tests/shared_fs needs (56 MB)
+#                                        --ceph: also what tests/shared_fs and tests/rados
+#                                        need (56 MB)
 #
 # Installs Debian packages (as root or with sudo), and the PyPI packages of
 # python/requirements-dev.txt into .venv. Complete output: .cache/setup.log.
@@ -27,7 +28,7 @@ Die() { echo "setup: $*" >&2; exit 1; }
 for argument in "$@"; do
   case $argument in
     --clang) packages+=(clang-19) ;;
-    --ceph) packages+=(ceph-mon ceph-osd ceph-mgr ceph-mds ceph-fuse) ;;
+    --ceph) packages+=(ceph-mon ceph-osd ceph-mgr ceph-common ceph-mds ceph-fuse) ;;
     *) Die "unknown option $argument" ;;
   esac
 done

@@ -7,7 +7,8 @@
 #   tools/test.sh --sanitizers     also the C++ unit tests under ASan+UBSan and under TSan
 #   tools/test.sh --clang          also a build with Clang, which checks the thread annotations and
 #                                  that sources do not rely on precompiled headers
-#   tools/test.sh --ceph           also the tests on two mounts of a CephFS, which it starts (root)
+#   tools/test.sh --ceph           also the tests on a Ceph cluster, which they start: stores in
+#                                  RADOS, and on two mounts of a CephFS (root)
 #
 # Runs everything even if something fails; the exit status is 0 only if nothing failed.
 set -euo pipefail
@@ -23,7 +24,7 @@ for argument in "$@"; do
     --sanitizers) sanitizers=1 ;;
     --clang) clang=1 ;;
     --ceph) ceph=1 ;;
-    -h | --help) sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) echo "test: unknown option $argument (see --help)" >&2; exit 2 ;;
   esac
 done
@@ -36,9 +37,14 @@ tools/build.sh release
 
 ctest_options=(-j "$(nproc)" --progress)
 pytest_options=()
+excluded_labels=()
 if ((!all)); then
-  ctest_options+=(-LE slow)
+  excluded_labels+=(slow)
   pytest_options+=(-m "not slow")
+fi
+if ((!ceph)); then excluded_labels+=(ceph); fi
+if ((${#excluded_labels[@]})); then
+  ctest_options+=(-LE "$(IFS='|'; echo "^(${excluded_labels[*]})$")")
 fi
 failed=()
 
@@ -66,9 +72,9 @@ echo "== Python tests"
   tests/python tests/tools tests/style tests/install tests/bench </dev/null || failed+=(pytest)
 
 if ((ceph)); then
-  echo "== Tests on a shared file system"
-  .venv/bin/python -m pytest -q "${pytest_options[@]}" tests/shared_fs </dev/null ||
-    failed+=("shared file system")
+  echo "== Tests on a shared file system and in RADOS"
+  .venv/bin/python -m pytest -q "${pytest_options[@]}" tests/shared_fs tests/rados </dev/null ||
+    failed+=("ceph")
 fi
 
 echo "== Regression benchmark"

@@ -24,6 +24,7 @@ MAY_INCLUDE = {
     "kv/internal/io": {"kv"},
     "kv/internal/storage": {"kv", "kv/internal/io"},
     "kv/internal/s3": {"kv", "kv/internal/storage"},
+    "kv/internal/rados": {"kv", "kv/internal/storage"},
     "kv/internal/storage/cache": {"kv", "kv/internal/io", "kv/internal/storage"},
     "kv/internal/table": {"kv", "kv/internal/storage"},
     "kv/internal/root": {"kv", "kv/internal/storage", "kv/internal/table"},

@@ -48,7 +48,7 @@ def locate(checkpoint_id: CheckpointId, step: int | None) -> Location | None:
     if not is_checkpoint_id(address):
         raise Invalid(
             f"'{address}' is a URL of another kind of storage: a store is a directory (PATH or "
-            "file:PATH), or s3://BUCKET/PREFIX"
+            "file:PATH), s3://BUCKET/PREFIX, or rados:POOL/NAMESPACE"
         )
     match = _WITH_STEP.fullmatch(address)
     if match is None or os.path.exists(address):

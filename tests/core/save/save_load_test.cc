@@ -300,8 +300,8 @@ TEST_F(SaveLoadTest, ProgressEndsAtTheTotal) {
 }
 
 TEST(OpenTest, RefusesOtherSchemes) {
-  EXPECT_THAT(CheckpointStore::Open("rados:pool/ns", kv::OpenMode::kRead),
-              IsError(ErrorCode::kInvalidArgument, "rados:pool/ns"));
+  EXPECT_THAT(CheckpointStore::Open("gs:pool/ns", kv::OpenMode::kRead),
+              IsError(ErrorCode::kInvalidArgument, "gs:pool/ns"));
   EXPECT_THAT(CheckpointStore::Open("gs://bucket", kv::OpenMode::kRead),
               IsError(ErrorCode::kInvalidArgument, "gs://bucket"));
   EXPECT_THAT(CheckpointStore::Open("", kv::OpenMode::kRead),

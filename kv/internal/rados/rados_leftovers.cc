@@ -1,0 +1,98 @@
+// Stripes are leftovers if the head with their name is absent or names others.
+
+#include "kv/internal/rados/rados_leftovers.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <ctime>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "kv/internal/rados/object_read.h"
+#include "kv/internal/rados/object_write.h"
+#include "kv/internal/rados/stripe_layout.h"
+#include "kv/internal/storage/name_check.h"
+#include "kv/internal/storage/object_names.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+// The last stripe of each upload, by the `unique` of its layout.
+using Uploads = std::map<std::string, uint64_t>;
+
+// Returns whether the upload is so old that nobody can still complete it.
+Result<bool> IsOld(RadosSession& session, RadosIoContext pool, const std::string& last_stripe,
+                   std::chrono::seconds min_age) {
+  time_t written = 0;
+  const int result = session.api().stat(pool, last_stripe.c_str(), nullptr, &written);
+  if (result == -ENOENT) return false;
+  if (result < 0) return Fail(session.MakeError(result, "read the age of a stripe", last_stripe));
+  return std::time(nullptr) - written >= min_age.count();
+}
+
+Result<void> RemoveUploads(RadosSession& session, RadosIoContext pool, const std::string& name,
+                           const Uploads& uploads, std::chrono::seconds min_age) {
+  for (const auto& [unique, last] : uploads) {
+    CAIRN_TRY_ASSIGN(const bool is_old,
+                     IsOld(session, pool, StripeName(name, unique, last), min_age));
+    if (!is_old) continue;
+    // After the age: an upload that is old and has no head now never gets one.
+    const Result<ObjectHead> head = ReadHead(session, name, {});
+    if (!head && head.error().code != ErrorCode::kNotFound) return std::unexpected(head.error());
+    if (head && head->layout && head->layout->unique == unique) continue;
+    const StripeLayout layout{
+        .stripe_bytes = 1, .pool_id = session.api().ioctx_get_id(pool), .unique = unique};
+    CAIRN_TRY(RemoveStripes(session, name, layout, last + 1));
+  }
+  return {};
+}
+
+Result<void> RemoveFromPool(RadosSession& session, RadosIoContext pool,
+                            const std::set<std::string, std::less<>>& heads,
+                            std::chrono::seconds min_age) {
+  std::map<std::string, Uploads> stripes;  // by the name of the object
+  const int result = ForEachRadosObject(session, pool, [&](std::string_view object) {
+    const auto stripe = ParseStripeName(object);
+    if (!stripe) return;
+    uint64_t& last = stripes[stripe->name][stripe->unique];
+    last = std::max(last, stripe->index);
+  });
+  if (result < 0) return Fail(session.MakeError(result, "list stripes", ""));
+  for (const auto& [name, uploads] : stripes) {
+    // Objects with such names are never replaced.
+    const bool is_complete = uploads.size() == 1 && ParseObjectName(name) && heads.contains(name);
+    if (!is_complete) CAIRN_TRY(RemoveUploads(session, pool, name, uploads, min_age));
+  }
+  return {};
+}
+
+}  // namespace
+
+int ForEachRadosObject(RadosSession& session, RadosIoContext pool,
+                       const std::function<void(std::string_view)>& visit) {
+  const RadosApi& api = session.api();
+  RadosObjectList list = nullptr;
+  int result = api.nobjects_list_open(pool, &list);
+  if (result < 0) return result;
+  const char* object = nullptr;
+  while ((result = api.nobjects_list_next(list, &object, nullptr, nullptr)) >= 0) visit(object);
+  api.nobjects_list_close(list);
+  return result == -ENOENT ? 0 : result;  // ENOENT is the end
+}
+
+Result<void> RemoveLeftoverStripes(RadosSession& session, std::chrono::seconds min_age) {
+  std::set<std::string, std::less<>> heads;
+  const int result = ForEachRadosObject(session, session.heads(), [&](std::string_view object) {
+    if (ParseObjectName(object)) heads.emplace(object);
+  });
+  if (result < 0) return Fail(session.MakeError(result, "list objects", ""));
+  CAIRN_TRY(RemoveFromPool(session, session.heads(), heads, min_age));
+  if (session.has_data_pool()) {
+    CAIRN_TRY(RemoveFromPool(session, session.stripes(), heads, min_age));
+  }
+  return {};
+}
+
+}  // namespace cairn::kv::internal

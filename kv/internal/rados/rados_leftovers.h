@@ -1,0 +1,22 @@
+#pragma once
+/// Enumeration of a namespace, and removal of the stripes that no object has.
+
+#include <chrono>
+#include <functional>
+#include <string_view>
+
+#include "kv/error.h"
+#include "kv/internal/rados/rados_session.h"
+
+namespace cairn::kv::internal {
+
+/// Calls `visit` with the name of each RADOS object of the namespace. Returns 0, or a negative
+/// number of errno.
+int ForEachRadosObject(RadosSession& session, RadosIoContext pool,
+                       const std::function<void(std::string_view)>& visit);
+
+/// Removes stripes that no head refers to, of uploads whose last stripe is older than `min_age`.
+/// Makes requests only for stripes that may be such ones, besides the enumeration.
+Result<void> RemoveLeftoverStripes(RadosSession& session, std::chrono::seconds min_age);
+
+}  // namespace cairn::kv::internal

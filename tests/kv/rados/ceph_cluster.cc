@@ -1,0 +1,58 @@
+// The configuration and the pools of the test cluster.
+
+#include "tests/kv/rados/ceph_cluster.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <random>
+
+#include "kv/internal/rados/rados_settings.h"
+#include "tests/support/result_matchers.h"
+
+namespace cairn::testing {
+
+CephCluster TestCluster() {
+  const char* const directory = std::getenv("CAIRN_TEST_CEPH");
+  CephCluster cluster{.directory = directory != nullptr ? directory : "."};
+  const std::string path = cluster.directory + "/environment";
+  std::ifstream file(path);
+  std::map<std::string, std::string> values;
+  for (std::string line; std::getline(file, line);) {
+    const size_t equals = line.find('=');
+    if (line.starts_with("export ") && equals != std::string::npos) {
+      values[line.substr(7, equals - 7)] = line.substr(equals + 1);
+    }
+  }
+  if (values.empty()) {
+    ADD_FAILURE() << "there is no Ceph cluster (" << path
+                  << "); run `tests/support/ceph.sh start DIR` and set CAIRN_TEST_CEPH=DIR";
+  }
+  cluster.conf = values["CEPH_CONF"];
+  cluster.pool = values["CAIRN_TEST_CEPH_POOL"];
+  cluster.ec_pool = values["CAIRN_TEST_CEPH_EC_POOL"];
+  return cluster;
+}
+
+std::string CephCluster::NewAddress(const std::string& parameters) const {
+  static std::atomic<int> count = 0;
+  return fmt::format("rados:{}/test-{:08x}/{}-{}?conf={}{}", pool, std::random_device{}(),
+                     ::getpid(), count++, conf, parameters);
+}
+
+void CephCluster::Control(const std::string& action, int osd) const {
+  const std::string command = fmt::format("{} {} {} {}", CAIRN_CEPH_SCRIPT, action, directory, osd);
+  EXPECT_EQ(std::system(command.c_str()), 0) << command;
+}
+
+std::shared_ptr<kv::internal::RadosStorage> OpenRados(const std::string& address) {
+  Result<kv::internal::RadosSettings> settings = kv::internal::ParseRadosAddress(address);
+  CAIRN_EXPECT_OK(settings);
+  return std::make_shared<kv::internal::RadosStorage>(*std::move(settings));
+}
+
+}  // namespace cairn::testing

@@ -1,0 +1,143 @@
+// Several processes, each with its own connection to the cluster.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/kv/rados/ceph_cluster.h"
+#include "tests/support/result_matchers.h"
+
+namespace cairn::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using std::chrono::steady_clock;
+
+/// Runs `main` in a forked process, which exits with status 0 if it returns true.
+class Child {
+ public:
+  explicit Child(const std::function<bool()>& main) : pid_(::fork()) {
+    if (pid_ == 0) ::_exit(main() ? 0 : 1);
+    EXPECT_GT(pid_, 0);
+  }
+  ~Child() {
+    int status = 0;
+    EXPECT_EQ(::waitpid(pid_, &status, 0), pid_);
+    EXPECT_EQ(status, 0);
+  }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+ private:
+  const pid_t pid_;
+};
+
+/// Memory of a type without a destructor that forked processes share.
+template <typename T>
+T* NewShared() {
+  void* const memory =
+      ::mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  EXPECT_NE(memory, MAP_FAILED);
+  return static_cast<T*>(memory);
+}
+
+TEST(RadosProcessesTest, ExactlyOneOfEightProcessesPutsAnAbsentObject) {
+  constexpr int kProcesses = 8;
+  constexpr int kRounds = 20;
+  struct Shared {
+    pthread_barrier_t start;
+    std::array<std::array<bool, kRounds>, kProcesses> has_won;
+  };
+  Shared* const shared = NewShared<Shared>();
+  pthread_barrierattr_t attributes;
+  ::pthread_barrierattr_init(&attributes);
+  ::pthread_barrierattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+  ::pthread_barrier_init(&shared->start, &attributes, kProcesses);
+  const std::string address = TestCluster().NewAddress();
+  // The children of a process that has used librados have copies of its state.
+  EXPECT_THAT(OpenRados(address)->Size("none"), IsError(ErrorCode::kNotFound, "none"));
+  {
+    std::vector<std::unique_ptr<Child>> children;
+    for (int process = 0; process < kProcesses; ++process) {
+      children.push_back(std::make_unique<Child>([&, process] {
+        const auto storage = OpenRados(address);
+        const auto text = std::to_string(process);
+        bool is_valid = storage->Size("none").error().code == ErrorCode::kNotFound;  // connects
+        for (int round = 0; round < kRounds; ++round) {
+          ::pthread_barrier_wait(&shared->start);
+          const Result<void> put = storage->PutIfAbsent("roots/" + std::to_string(round),
+                                                        std::as_bytes(std::span(text)));
+          shared->has_won[process][round] = put.has_value();
+          if (!put && put.error().code != ErrorCode::kConflict) is_valid = false;
+        }
+        return is_valid;
+      }));
+    }
+  }
+  const auto storage = OpenRados(address);
+  for (int round = 0; round < kRounds; ++round) {
+    std::vector<int> winners;
+    for (int process = 0; process < kProcesses; ++process) {
+      if (shared->has_won[process][round]) winners.push_back(process);
+    }
+    ASSERT_EQ(winners.size(), 1u) << "round " << round;
+    CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<std::byte> bytes,
+                               storage->Read("roots/" + std::to_string(round), 8));
+    EXPECT_THAT(bytes, ::testing::ElementsAre(static_cast<std::byte>('0' + winners[0])));
+  }
+}
+
+TEST(RadosProcessesTest, AReaderIsWokenByARootOfAnotherProcess) {
+  const std::string address = TestCluster().NewAddress();
+  const auto reader = OpenRados(address);
+  reader->AwaitChange("roots/", milliseconds(1));  // begins to watch
+  const Child writer([&] {
+    const auto storage = OpenRados(address);
+    if (storage->Size("none").error().code != ErrorCode::kNotFound) return false;  // connects
+    std::this_thread::sleep_for(milliseconds(200));
+    return storage->PutIfAbsent("roots/1", {}).has_value();
+  });
+  const auto begin = steady_clock::now();
+  reader->AwaitChange("roots/", seconds(60));
+  EXPECT_LT(steady_clock::now() - begin, seconds(20));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const uint64_t size_bytes, reader->Size("roots/1"));
+  EXPECT_EQ(size_bytes, 0u);
+}
+
+TEST(RadosProcessesTest, APutDoesNotWaitForAReaderThatDied) {
+  const std::string address = TestCluster().NewAddress();
+  const auto writer = OpenRados(address);
+  {
+    const Child reader([&] {
+      OpenRados(address)->AwaitChange("roots/", milliseconds(1));
+      return true;
+    });
+  }
+  {
+    // Exits without ending its watch.
+    const Child reader([&] {
+      static const auto storage = OpenRados(address);
+      storage->AwaitChange("roots/", milliseconds(1));
+      return true;
+    });
+  }
+  const auto begin = steady_clock::now();
+  for (int i = 0; i < 10; ++i) CAIRN_ASSERT_OK(writer->Put("roots/" + std::to_string(i), {}));
+  EXPECT_LT(steady_clock::now() - begin, seconds(15));
+}
+
+}  // namespace
+}  // namespace cairn::testing

@@ -1,0 +1,246 @@
+"""Stores in a pool of a real Ceph cluster: save, read, inspect, repair, copy, two ranks, DCP."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import cairn
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from cairn.dcp import CairnReader, CairnWriter
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CEPH = ROOT / "tests/support/ceph.sh"
+PROGRAMS = pathlib.Path(cairn.__file__).resolve().parents[2] / "bin"
+
+pytestmark = pytest.mark.ceph
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """The directory of the cluster, and the environment with which clients reach it."""
+    path = os.environ["PATH"] + ":/usr/sbin"
+    if not (shutil.which("rados") and shutil.which("ceph-osd", path=path)):
+        pytest.skip("rados or ceph-osd is not installed (tools/setup.sh --ceph)")
+    with tempfile.TemporaryDirectory(prefix="ceph-", dir="/tmp") as parent:
+        folder = pathlib.Path(parent) / "c"
+        subprocess.run([CEPH, "start", folder], check=True, capture_output=True, timeout=300)
+        try:
+            lines = (folder / "environment").read_text().splitlines()
+            yield folder, dict(line.removeprefix("export ").split("=", 1) for line in lines)
+        finally:
+            subprocess.run([CEPH, "stop", folder], check=True, capture_output=True, timeout=60)
+
+
+@pytest.fixture(params=["replicated", "erasure-coded"])
+def pool(cluster, monkeypatch, request):
+    """The address of an empty namespace; stripes are in a pool of each kind."""
+    environment = cluster[1]
+    monkeypatch.setenv("CEPH_CONF", environment["CEPH_CONF"])
+    address = f"rados:{environment['CAIRN_TEST_CEPH_POOL']}/{request.node.name}?stripe=8388608"
+    if request.param == "erasure-coded":
+        address += f"&data_pool={environment['CAIRN_TEST_CEPH_EC_POOL']}"
+    return address
+
+
+def run(program: str, *arguments: str) -> str:
+    finished = subprocess.run(
+        [PROGRAMS / program, *arguments], capture_output=True, text=True, timeout=120
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return finished.stdout
+
+
+def rados(pool: str, *arguments: str) -> list[str]:
+    """The lines that the program `rados` prints about the namespace."""
+    name, _, namespace = pool.partition("?")[0].removeprefix("rados:").partition("/")
+    command = ["rados", "-p", name, "-N", namespace, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.splitlines()
+
+
+def make_state() -> dict:
+    generator = torch.Generator().manual_seed(7)
+    layers = {f"{i}": torch.randn(300, 700, generator=generator) for i in range(40)}
+    return {"model": layers, "step": 3, "name": "run"}
+
+
+def assert_equal(found: dict, expected: dict) -> None:
+    assert found["step"] == expected["step"]
+    assert found["name"] == expected["name"]
+    assert found["model"].keys() == expected["model"].keys()
+    for name, tensor in expected["model"].items():
+        assert torch.equal(found["model"][name], tensor), name
+
+
+def test_saves_are_read_back(pool):
+    state = make_state()
+    before = {**state, "model": {k: v.clone() for k, v in state["model"].items()}}
+    with cairn.open(pool, "a") as store:
+        first = store.save(1, state)
+        state["model"]["3"][5] = 0
+        second = store.save(2, state)
+    assert first.written_bytes > 33_000_000
+    assert second.written_bytes == 65536  # the page that changed
+    with cairn.open(pool) as store:
+        assert store.steps() == [1, 2]
+        assert_equal(store.read(step=1), before)
+        assert_equal(store.read(step=2), state)
+        part = store.read("model.7", step=2)
+    assert torch.equal(part["model"]["7"], state["model"]["7"])
+
+
+def test_a_deleted_step_is_gone_with_its_bytes(pool):
+    state = make_state()
+    with cairn.open(pool, "a", grace=0) as store:
+        store.save(1, state)
+        state["model"] = {name: tensor + 1 for name, tensor in state["model"].items()}
+        store.save(2, state)
+        store.delete(1)
+        assert store.steps() == [2]
+    with cairn.open(pool) as store:
+        assert_equal(store.read(), state)
+    run("kv-dump", "verify", pool)
+    names = rados(pool, "ls")
+    if "data_pool" in pool:
+        data_pool = pool.rpartition("=")[2]
+        names += rados(f"rados:{data_pool}/{pool.partition('?')[0].partition('/')[2]}", "ls")
+    heads = {name for name in names if name.startswith("segments/") and ":" not in name}
+    stripes = [name for name in names if name.startswith("segments/") and ":" in name]
+    assert len(heads) == 1
+    assert len(stripes) == 5  # 33.6 MB
+    assert {name.partition(":")[0] for name in stripes} == heads
+
+
+def test_a_second_writer_is_refused_and_named(pool):
+    with cairn.open(pool, "a") as store:
+        with pytest.raises(cairn.Conflict, match=str(os.getpid())):
+            cairn.open(pool, "a")
+        store.save(1, {"n": 1})
+        with cairn.open(pool, "a", take_over=True) as other:
+            with pytest.raises(cairn.Conflict):
+                store.save(2, {"n": 2})
+            other.save(3, {"n": 3})
+    with cairn.open(pool) as reader:
+        assert reader.steps() == [1, 3]
+
+
+def test_programs_inspect_copy_and_rebuild(pool, tmp_path):
+    state = make_state()
+    local = str(tmp_path / "local")
+    with cairn.open(local, "a") as store:
+        store.save(5, state)
+    run("kv-admin", "push", local, pool)
+    assert "40 tensors" in run("kv-dump", pool)
+    assert "model.7" in run("kv-dump", "keys", f"{pool}@5")
+    run("kv-dump", "verify", pool)
+    for name in rados(pool, "ls"):
+        if name.startswith("roots/"):
+            rados(pool, "rm", name)
+    run("kv-admin", "rebuild", pool)
+    run("kv-dump", "verify", pool)
+    back = str(tmp_path / "back")
+    run("kv-admin", "pull", pool, back)
+    run("kv-dump", "verify", back)
+    with cairn.open(back) as store:
+        assert_equal(store.read(step=5), state)
+
+
+def test_dcp_saves_and_loads(pool):
+    state = make_state()
+    dcp.save({"model": state["model"]}, storage_writer=CairnWriter(pool), no_dist=True)
+    target = {"model": {k: torch.zeros_like(v) for k, v in state["model"].items()}}
+    dcp.load(target, storage_reader=CairnReader(pool), no_dist=True)
+    for name, tensor in state["model"].items():
+        assert torch.equal(target["model"][name], tensor), name
+
+
+RANK_PROGRAM = """
+import sys, torch, torch.distributed as dist, cairn
+rank, address, rendezvous = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("gloo", init_method="file://" + rendezvous, rank=rank, world_size=2)
+state = {f"rank{r}": torch.full((1000, 3000), float(r)) for r in range(2) if r == rank}
+with cairn.open(address, "a") as store:
+    for step in range(1, 4):
+        store.save(step, state)
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_save_together(pool, tmp_path):
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK_PROGRAM, str(rank), pool, str(tmp_path / "rendezvous")],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for process in ranks:
+        _, errors = process.communicate(timeout=200)
+        assert process.returncode == 0, errors
+    with cairn.open(pool) as store:
+        assert store.steps() == [1, 2, 3]
+        found = store.read()
+    for rank in range(2):
+        assert torch.equal(found[f"rank{rank}"], torch.full((1000, 3000), float(rank)))
+    run("kv-dump", "verify", pool)
+
+
+def test_a_full_pool_is_an_error_and_keeps_its_steps(cluster, monkeypatch):
+    monkeypatch.setenv("CEPH_CONF", cluster[1]["CEPH_CONF"])
+    for command in ("create quota 4 4", "set-quota quota max_bytes 4000000"):
+        subprocess.run(
+            ["ceph", "osd", "pool", *command.split()], check=True, capture_output=True, timeout=60
+        )
+    saved = {}
+    deadline = time.monotonic() + 60  # the quota has an effect within some seconds
+    with cairn.open("rados:quota/run", "a") as store:
+        with pytest.raises(cairn.Error, match="full or has reached its quota"):
+            while time.monotonic() < deadline:
+                state = {"n": torch.randn(1000, 1000)}
+                store.save(len(saved) + 1, state)
+                saved[len(saved) + 1] = state["n"]
+    with cairn.open("rados:quota/run") as store:
+        assert store.steps() == list(saved)
+        for step, tensor in saved.items():
+            assert torch.equal(store.read(step=step)["n"], tensor)
+
+
+def test_the_death_of_an_osd_during_saves_loses_nothing(pool, cluster):
+    folder = cluster[0]
+    state = make_state()
+    killer = threading.Thread(
+        target=lambda: (
+            time.sleep(0.5),
+            subprocess.run([CEPH, "kill", folder, "2"], check=True, timeout=30),
+        )
+    )
+    with cairn.open(pool, "a") as store:
+        store.save(1, state)
+        killer.start()
+        try:
+            step = 1
+            after = None  # saves that began after the kill
+            while after is None or step < after + 2:
+                step += 1
+                for tensor in state["model"].values():
+                    tensor += 1
+                store.save(step, state)
+                if after is None and not killer.is_alive():
+                    after = step
+            with cairn.open(pool) as reader:
+                assert reader.steps() == list(range(1, step + 1))
+                assert_equal(reader.read(), state)
+        finally:
+            killer.join()
+            subprocess.run([CEPH, "revive", folder, "2"], check=True, timeout=30)
+    run("kv-dump", "verify", pool)
