@@ -52,13 +52,25 @@ do: ``NotFound``, ``Corrupt``, ``Conflict``, ``Invalid``, ``Unavailable``. Each 
 ``key``, ``step``, ``file`` and ``offset``, where they apply.
 """
 
+from cairn._copy import copy_steps
+from cairn._mirror.options import Mirror
 from cairn._open import open
 from cairn.errors import Conflict, Corrupt, Error, Invalid, NotFound, Unavailable
-from cairn.reports import DeleteReport, Diff, KeyChange, KeyInfo, LoadReport, SaveReport
+from cairn.reports import (
+    CopiedStep,
+    DeleteReport,
+    Diff,
+    KeyChange,
+    KeyInfo,
+    LoadReport,
+    MirrorStatus,
+    SaveReport,
+)
 from cairn.store import SaveHandle, Store
 
 __all__ = [
     "Conflict",
+    "CopiedStep",
     "Corrupt",
     "DeleteReport",
     "Diff",
@@ -67,10 +79,13 @@ __all__ = [
     "KeyChange",
     "KeyInfo",
     "LoadReport",
+    "Mirror",
+    "MirrorStatus",
     "NotFound",
     "SaveHandle",
     "SaveReport",
     "Store",
     "Unavailable",
+    "copy_steps",
     "open",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cairn._base.open_options import OpenOptions
@@ -23,6 +23,7 @@ def open(
     take_over: bool = False,
     grace: float | None = None,
     credentials: Callable[[], Mapping[str, object]] | None = None,
+    fallback: Sequence[str | os.PathLike[str]] = (),
 ) -> Store:
     """Opens a store.
 
@@ -59,6 +60,12 @@ def open(
             function is called when credentials are needed and after the server has rejected the
             previous ones. It returns a mapping with ``access_key_id``, ``secret_access_key`` and
             optionally ``session_token`` and ``expiry`` (seconds since 1970).
+        fallback: addresses of stores with copies of the steps, from near to far, such as those of
+            its mirrors (docs/mirroring.md). ``load`` and the methods that read use the nearest
+            store that has the step; without a number, they use the highest number in any of them.
+            If two stores have different steps with the same number, the one that was saved last is
+            used. The stores need not exist; with mode ``"r"``, one of them or ``address`` must.
+            Saves and deletes concern ``address`` alone.
 
     Raises:
         NotFound: the store does not exist (``"r"``).
@@ -71,6 +78,11 @@ def open(
         Unavailable: a permission or I/O error; a rank did not connect in time.
     """
     options = OpenOptions(
-        alone=alone, timeout=timeout, take_over=take_over, grace=grace, credentials=credentials
+        alone=alone,
+        timeout=timeout,
+        take_over=take_over,
+        grace=grace,
+        credentials=credentials,
+        fallback=tuple(os.fspath(other) for other in fallback),
     )
     return Store(address, mode, process_group, options)

@@ -55,6 +55,41 @@ class DeleteReport:
 
 
 @dataclass(frozen=True)
+class CopiedStep:
+    """What happened to one step of a copy."""
+
+    step: int
+    outcome: str
+    """"copied"; "present", if the target had it already; "deleted", if the source was deleted
+    during the copy, so that the target does not have it."""
+    logical_bytes: int
+    """Bytes of all chunks of the step."""
+    copied_segments: int
+    copied_bytes: int
+    """Segments that were transferred, and their length."""
+    reused_segments: int
+    """Segments that the target had."""
+
+
+@dataclass(frozen=True)
+class MirrorStatus:
+    """The state of one mirror of a store."""
+
+    address: str
+    last_step: int | None
+    """The highest step that this process has copied; None if there is none yet."""
+    step: int | None
+    """The step whose copy runs, or waits for its save or for another attempt."""
+    copied_bytes: int
+    total_bytes: int
+    """Of the segments of this step that the mirror lacks."""
+    waiting: tuple[int, ...]
+    """The steps that wait for their copy."""
+    error: Exception | None
+    """The last error, until a copy succeeds."""
+
+
+@dataclass(frozen=True)
 class KeyInfo:
     """One leaf of a step."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import json
 import os
 import sys
@@ -11,24 +10,27 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cairn import _cairn
 from cairn._base.open_options import OpenOptions
-from cairn._base.patterns import Patterns, all_patterns, clean_prefix, pattern_list
+from cairn._base.patterns import Patterns, clean_prefix, pattern_list
 from cairn._base.steps import step_number
-from cairn._load.load import Load, LoadOptions
-from cairn._load.multi_rank_load import agree_on_step, plan_together
-from cairn._load.step_reader import StepReader, no_match
+from cairn._load.load import LoadOptions
+from cairn._load.step_loader import StepLoader
+from cairn._load.tiers import open_nearest
+from cairn._mirror.mirrored_saves import MirroredSaves
+from cairn._mirror.mirrored_store import MirroredStore
+from cairn._mirror.options import Mirrors
 from cairn._ranks.ranks import choose_ranks
 from cairn._save.coordinator_parts import close_abandoned
 from cairn._save.handle import SaveHandle
 from cairn._save.options import SaveOptions
 from cairn._save.prepare import PreparedSave, prepare_save
-from cairn._save.stateful import StatefulAdapter
 from cairn._tensors.host_copies import HostCopies
+from cairn._save.stateful import StatefulAdapter
 from cairn.errors import Invalid
 from cairn.reports import DeleteReport, LoadReport, SaveReport
 
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 _open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
-class Store(StepReader):
+class Store(StepLoader, MirroredStore):
     """Checkpoints in one place: steps, each an immutable map from FQN to tensor or plain value.
 
     Created by :func:`cairn.open`. The store is a context manager, which closes it.
@@ -99,14 +101,11 @@ class Store(StepReader):
         self._ranks = choose_ranks(process_group, options.alone, options.timeout)
         if mode == "a":
             close_abandoned(self._address)
-        self._native = _cairn.Store(
-            self._address,
-            mode == "a",
-            self._ranks.communicator,
-            take_over=options.take_over,
-            grace=options.grace,
-            credentials=options.credentials,
+        # A reader uses the first store that exists.
+        self._native, self._address, self._tiers = open_nearest(
+            (self._address, *options.fallback), mode == "a", self._ranks.communicator, options
         )
+        self._mirrors = MirroredSaves(self._address, options, self.rank)
         # Host copies of tensors on devices, reused by the next save. Guarded by _copies_lock.
         self._copies = HostCopies()
         self._copies_lock = threading.Lock()
@@ -150,6 +149,7 @@ class Store(StepReader):
         prefix: str = "",
         ignore_frozen: bool = False,
         allow_pickle: bool = False,
+        mirror: Mirrors | None = None,
     ) -> SaveReport:
         """Writes ``state`` as ``step``. When it returns, the step is complete and durable.
 
@@ -172,6 +172,8 @@ class Store(StepReader):
             ignore_frozen: excludes parameters of modules that require no gradient. This needs the
                 modules themselves in the state, because their state dicts lack that information.
             allow_pickle: pickles leaves of other types.
+            mirror: a store, or a chain of stores, that a thread of rank 0 copies the step to after
+                it is durable; see :class:`cairn.Mirror`.
 
         Raises:
             Conflict: the step exists.
@@ -193,8 +195,11 @@ class Store(StepReader):
         # Copies that save_async has made are reused, and locked until they are written.
         copies = self._copies if len(self._copies) > 0 else None
         with nullcontext() if copies is None else self._copies_lock:
+            mirrors = self._checked_mirrors(mirror)
             prepared = self._prepare_save(step, state, options, copies)
-            return SaveReport(*self._native.save(**prepared.arguments))
+            report = SaveReport(*self._native.save(**prepared.arguments))
+        self._mirrors.submit(report.step, mirrors, None, overwrite)
+        return report
 
     def save_async(
         self,
@@ -209,6 +214,7 @@ class Store(StepReader):
         prefix: str = "",
         ignore_frozen: bool = False,
         allow_pickle: bool = False,
+        mirror: Mirrors | None = None,
         device_snapshot: bool = False,
     ) -> SaveHandle:
         """Copies ``state`` into staging memory and writes it in the background.
@@ -240,6 +246,7 @@ class Store(StepReader):
             ignore_frozen=ignore_frozen,
             allow_pickle=allow_pickle,
         )
+        mirrors = self._checked_mirrors(mirror)
         with self._copies_lock:
             prepared = self._prepare_save(step, state, options, self._copies)
             # The store keeps them alive even if Ctrl-C arrives before there is a handle.
@@ -252,7 +259,8 @@ class Store(StepReader):
             except Exception:
                 self._unstaged.pop()
                 raise
-        self._last_save = SaveHandle(native, prepared.step, tensors, prepared.streams)
+        copies = self._mirrors.submit(prepared.step, mirrors, native, overwrite)
+        self._last_save = SaveHandle(native, prepared.step, tensors, prepared.streams, copies)
         self._unstaged = [tensors]  # earlier saves have ended
         return self._last_save
 
@@ -324,7 +332,8 @@ class Store(StepReader):
         return self._delete(lambda: steps)
 
     def prune(self, *, keep_last: int = 0, keep_every: int = 0) -> DeleteReport:
-        """Deletes all steps except the last ``keep_last`` and the multiples of ``keep_every``.
+        """Deletes all steps except the last ``keep_last`` and the multiples of ``keep_every``, and
+        those that wait for their copy to a mirror.
 
         Raises Invalid unless at least one of the two is positive and neither is negative.
         """
@@ -332,12 +341,12 @@ class Store(StepReader):
             raise Invalid("prune: keep_last or keep_every must be positive, and none negative")
 
         def doomed() -> list[int]:
-            steps = self.steps()
-            recent = set(steps[-keep_last:]) if keep_last else set()
+            steps = self._local_steps()
+            kept = self._mirrors.pinned().union(steps[-keep_last:] if keep_last else ())
             return [
                 step
                 for step in steps
-                if step not in recent and not (keep_every and step % keep_every == 0)
+                if step not in kept and not (keep_every and step % keep_every == 0)
             ]
 
         return self._delete(doomed)
@@ -347,7 +356,10 @@ class Store(StepReader):
 
         In a multi-rank store each rank waits for the others, at most for the store's timeout.
 
-        Raises the error of that save, unless its handle has already raised it.
+        Then waits for the copies to mirrors, whose failures are bounded by their timeouts.
+
+        Raises the error of that save, unless its handle has already raised it, and that of the copy
+        of the newest step.
         """
         self._close(self._native.close)
 
@@ -365,7 +377,7 @@ class Store(StepReader):
             return
         # The propagating error is more informative than a failure to close after it.
         try:
-            self._abandon()
+            self._abandon(error)
         except Exception as second:
             warnings.warn(f"while the store was closed: {second}", RuntimeWarning)
 
@@ -382,28 +394,10 @@ class Store(StepReader):
     def _load(
         self, state: Any, step: int | None, options: LoadOptions, prefix: str, ignore_frozen: bool
     ) -> LoadReport:
-        number = agree_on_step(self._ranks, self._native, step)
-        adapters: list[StatefulAdapter] = []
+        def make_adapter() -> StatefulAdapter:
+            return StatefulAdapter(state, prefix, ignore_frozen)
 
-        def plan() -> Load:
-            adapters.append(StatefulAdapter(state, prefix, ignore_frozen))
-            return self._plan_load(adapters[0], number, options, prefix)
-
-        load = plan_together(self._ranks, plan, options.device)
-        report = self._ranks.run_together(load.run)
-        # An object's load_state_dict may fail on one rank only.
-        self._ranks.run_together(adapters[0].load_into_objects)
-        return report
-
-    def _plan_load(
-        self, adapter: StatefulAdapter, step: int | None, options: LoadOptions, prefix: str
-    ) -> Load:
-        patterns = all_patterns(options.patterns, prefix, adapter.frozen)
-        contents = self._native.contents(step, patterns)
-        if len(contents) == 0 and (options.patterns or prefix):
-            raise no_match(patterns, contents.step)
-        options = dataclasses.replace(options, patterns=patterns)
-        return Load(self._native, adapter.state, contents, options, self._ranks)
+        return self._load_from(self._locate(step), make_adapter, options, prefix)
 
     def _delete(self, choose: Callable[[], Iterable[int]]) -> DeleteReport:
         """Deletes the steps that ``choose`` returns on rank 0. Collective."""
@@ -426,39 +420,48 @@ class Store(StepReader):
         if self._last_save is not None:
             self._last_save._wait()
 
-    def _abandon(self) -> None:
+    def _abandon(self, error: BaseException | None = None) -> None:
         """Closes without waiting for the other ranks, and notifies them: after an error on this
-        rank that they may not have."""
-        self._close(self._native.abandon if self.world_size > 1 else self._native.close)
+        rank that they may not have. Copies to mirrors are not repeated if they fail, and not waited
+        for after Ctrl-C."""
+        release = self._native.abandon if self.world_size > 1 else self._native.close
+        self._close(release, failed=True, interrupted=isinstance(error, KeyboardInterrupt))
 
-    def _close(self, release: Callable[[], None]) -> None:
+    def _close(
+        self, release: Callable[[], None], *, failed: bool = False, interrupted: bool = False
+    ) -> None:
         if self._closed:
             return
         last_save, self._last_save = self._last_save, None
-        try:
+        with ExitStack() as stack:
+            if self._tiers is not None:
+                stack.callback(self._tiers.close)
+            stack.callback(self._mirrors.close, failed=failed, interrupted=interrupted)
+            stack.callback(self._release, release)
             if last_save is not None:
                 last_save._wait()
-        finally:
-            release()
-            self._ranks.disconnect_nccl()
-            self._copies.clear()
-            self._closed = True
-            _open_stores.discard(self)
         if last_save is not None and not last_save._is_observed:
             last_save.result()
+
+    def _release(self, release: Callable[[], None]) -> None:
+        release()
+        self._ranks.disconnect_nccl()
+        self._copies.clear()
+        self._closed = True
+        _open_stores.discard(self)
 
 
 def _close_all() -> None:
     # The interpreter must not be torn down while a save of a daemon thread or of a forgotten store
     # is running. A rank that ends with an exception does not wait for the others, which do not know
     # about it.
-    failed = getattr(sys, "last_value", None) is not None
+    error = getattr(sys, "last_value", None)
     for store in list(_open_stores):
         if store._pid == os.getpid():
             try:
-                store._abandon() if failed else store.close()
-            except Exception as error:
-                warnings.warn(f"while {store!r} was closed at exit: {error}", RuntimeWarning)
+                store._abandon(error) if error is not None else store.close()
+            except Exception as second:
+                warnings.warn(f"while {store!r} was closed at exit: {second}", RuntimeWarning)
 
 
 atexit.register(_close_all)

@@ -100,6 +100,17 @@ kv::StoreOptions ToStoreOptions(const nb::kwargs& arguments) {
   return options;
 }
 
+kv::CopyOptions ToCopyOptions(const nb::kwargs& arguments) {
+  Reader reader(arguments);
+  kv::CopyOptions options;
+  reader.Read("steps", options.steps);
+  reader.Read("overwrite", options.overwrite);
+  reader.Read("threads", options.threads);
+  reader.Read("max_bytes_per_second", options.max_bytes_per_second);
+  reader.Finish();
+  return options;
+}
+
 core::GlooOptions ToGlooOptions(const nb::kwargs& arguments) {
   Reader reader(arguments);
   core::GlooOptions options;

@@ -7,6 +7,7 @@
 
 #include "core/ranks/gloo_communicator.h"
 #include "core/save/save_options.h"
+#include "kv/copy_options.h"
 #include "kv/options.h"
 
 namespace cairn::python {
@@ -25,6 +26,11 @@ core::SaveOptions ToSaveOptions(const nb::kwargs& arguments);
 /// for other names and for values of a wrong type, and Invalid for a negative `grace`. Requires the
 /// GIL.
 kv::StoreOptions ToStoreOptions(const nb::kwargs& arguments);
+
+/// Returns the options of Store.copy_from: `steps` (a list of numbers), `overwrite`, `threads` and
+/// `max_bytes_per_second`, with the defaults of kv::CopyOptions. Raises TypeError for other names
+/// and for values of a wrong type. Requires the GIL.
+kv::CopyOptions ToCopyOptions(const nb::kwargs& arguments);
 
 /// Returns the options of Communicator: `rank`, `world_size`, `rendezvous`, `run_id`, `all_gather`
 /// (a function of bytes that returns a list of bytes), `interface`, `connect_timeout` and `timeout`

@@ -182,6 +182,14 @@ void BindStore(nb::module_& m) {
           },
           nb::arg("step"), nb::arg("batch"), nb::arg("options"))
       .def("steps", &StoreBinding::Steps)
+      .def("step_identity", &StoreBinding::StepIdentity, nb::arg("step"))
+      .def(
+          "copy_from",
+          [](StoreBinding& self, const StoreBinding& source, nb::object progress,
+             nb::kwargs options) {
+            return self.CopyFrom(source, ToCopyOptions(options), std::move(progress));
+          },
+          nb::arg("source"), nb::arg("progress").none(), nb::arg("options"))
       .def("contents", &StoreBinding::List, nb::arg("step").none(), nb::arg("patterns"))
       .def("extension", &StoreBinding::FindExtension, nb::arg("step"), nb::arg("name"))
       .def(

@@ -7,8 +7,11 @@
 #include <string_view>
 #include <utility>
 
+#include "kv/copy_steps.h"
+#include "kv/snapshot.h"
 #include "python/src/collection_pause.h"
 #include "python/src/convert.h"
+#include "python/src/copy_progress.h"
 #include "python/src/errors.h"
 #include "python/src/torch_access.h"
 
@@ -25,6 +28,18 @@ const char* ChangeName(core::KeyChange::Kind kind) {
       return "changed";
   }
   return "changed";
+}
+
+const char* OutcomeName(kv::CopiedStep::Outcome outcome) {
+  switch (outcome) {
+    case kv::CopiedStep::Outcome::kCopied:
+      return "copied";
+    case kv::CopiedStep::Outcome::kPresent:
+      return "present";
+    case kv::CopiedStep::Outcome::kDeleted:
+      return "deleted";
+  }
+  return "copied";
 }
 
 // Returns a torch tensor if `torch` is given and supports the dtype. The const_cast is needed
@@ -50,9 +65,14 @@ nb::tuple ToPyReport(const core::SaveReport& report) {
 
 template <typename Work>
 auto StoreBinding::Use(const Work& work) const {
-  using Returned = decltype(work(*store_));
   process_.Check();
   nb::gil_scoped_release no_gil;
+  return UseWithoutGil(work);
+}
+
+template <typename Work>
+auto StoreBinding::UseWithoutGil(const Work& work) const {
+  using Returned = decltype(work(*store_));
   const ReaderMutexLock open(close_mutex_);
   if (!store_) return Returned(Fail(ErrorCode::kFailedPrecondition, "the store is closed"));
   return work(*store_);
@@ -164,6 +184,47 @@ nb::list StoreBinding::Steps() const {
   nb::list result;
   for (const uint64_t step : steps) result.append(step);
   return result;
+}
+
+nb::tuple StoreBinding::StepIdentity(uint64_t step) const {
+  const auto info = Unwrap(Use([&](core::CheckpointStore& store) -> Result<kv::StepInfo> {
+    CAIRN_TRY_ASSIGN(const auto snapshot, store.kv().Latest());
+    return snapshot->FindStep(step);
+  }));
+  return nb::make_tuple(ToPyText(info.attempt), info.created_unix_ns);
+}
+
+nb::list StoreBinding::CopyFrom(const StoreBinding& source, kv::CopyOptions options,
+                                nb::object progress) {
+  process_.Check();
+  source.process_.Check();
+  if (&source == this) ThrowInvalid("the source and the target of a copy are the same store");
+  SignalWatch watch;
+  CopyProgressFunction function(std::move(progress), watch);
+  options.progress = function.AsProgress();
+  using Returned = Result<kv::CopyReport>;
+  auto report = [&] {
+    nb::gil_scoped_release no_gil;
+    // In the order of addresses, so that two copies in opposite directions and two closes cannot
+    // wait for each other.
+    const bool source_first = &source < this;
+    const StoreBinding& first = source_first ? source : *this;
+    const StoreBinding& second = source_first ? *this : source;
+    return first.UseWithoutGil([&](core::CheckpointStore& a) -> Returned {
+      return second.UseWithoutGil([&](core::CheckpointStore& b) -> Returned {
+        return source_first ? kv::CopySteps(a.kv(), b.kv(), options)
+                            : kv::CopySteps(b.kv(), a.kv(), options);
+      });
+    });
+  }();
+  function.Rethrow();
+  watch.Rethrow();
+  nb::list copied;
+  for (const kv::CopiedStep& step : Unwrap(std::move(report)).steps) {
+    copied.append(nb::make_tuple(step.step, OutcomeName(step.outcome), step.logical_bytes,
+                                 step.copied_segments, step.copied_bytes, step.reused_segments));
+  }
+  return copied;
 }
 
 StepContents StoreBinding::List(std::optional<uint64_t> step, nb::list patterns) const {

@@ -10,6 +10,7 @@
 
 #include "core/async_save.h"
 #include "core/checkpoint_store.h"
+#include "kv/copy_options.h"
 #include "kv/mutex.h"
 #include "kv/options.h"
 #include "kv/thread_annotations.h"
@@ -74,6 +75,14 @@ class StoreBinding {
   SaveHandleBinding SaveAsync(uint64_t step, const core::StateDict& state,
                               const core::SaveOptions& options);
   nb::list Steps() const;
+  /// Returns (attempt, time of the save in ns since 1970) of a step: what a copy of the step in
+  /// another store has in common with it.
+  nb::tuple StepIdentity(uint64_t step) const;
+  /// Copies steps of `source` to this store (kv/copy_steps.h). Returns one tuple per step: (step,
+  /// "copied", "present" or "deleted", logical bytes, copied segments, copied bytes, reused
+  /// segments). Calls `progress(step, done bytes, total bytes)` unless it is None; see
+  /// CopyProgressFunction.
+  nb::list CopyFrom(const StoreBinding& source, kv::CopyOptions options, nb::object progress);
   StepContents List(std::optional<uint64_t> step, nb::list patterns) const;
   /// Returns the bytes that a front end has stored with the step, or None.
   nb::object FindExtension(const kv::StepInfo& step, nb::str name) const;
@@ -100,6 +109,9 @@ class StoreBinding {
   /// Requires the GIL.
   template <typename Work>
   auto Use(const Work& work) const;
+  /// The same for a caller that has released the GIL and has called process_.Check.
+  template <typename Work>
+  auto UseWithoutGil(const Work& work) const;
   Result<core::LoadReport> RunLoad(core::CheckpointStore& store, const kv::StepInfo& step,
                                    const Requests& requests, bool read_once,
                                    const DeviceTransfer& transfer, SignalWatch& watch) const;

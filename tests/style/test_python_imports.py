@@ -21,7 +21,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "python" / "cairn"
 
-# _base <- _ranks <- _tensors <- _save, _load <- store; public packages on top of these.
+# _base <- _ranks <- _tensors <- _save, _load, _mirror <- store; public packages on top of these.
 _BASE = {"_cairn", "errors", "reports", "_base"}
 MAY_IMPORT = {
     "_base": _BASE,
@@ -29,12 +29,14 @@ MAY_IMPORT = {
     "_tensors": {*_BASE, "_ranks", "_tensors"},
     "_save": {*_BASE, "_ranks", "_tensors", "_save"},
     "_load": {*_BASE, "_ranks", "_tensors", "_load"},
-    "store": {*_BASE, "_ranks", "_tensors", "_save", "_load", "store"},
+    "_mirror": {*_BASE, "_mirror"},
+    "store": {*_BASE, "_ranks", "_tensors", "_save", "_load", "_mirror", "store"},
     "state_dict": {*_BASE, "_ranks", "_tensors", "state_dict"},
-    "torch": {*_BASE, "_ranks", "_tensors", "_save", "store", "torch"},
+    "torch": {*_BASE, "_ranks", "_tensors", "_save", "_load", "_mirror", "store", "torch"},
     "dcp": {*_BASE, "_ranks", "_tensors", "_save", "_load", "torch", "dcp"},
+    "_copy": {*_BASE, "store"},
     "_open": {*_BASE, "store"},
-    "": {"errors", "reports", "store", "_open"},  # cairn/__init__.py
+    "": {"errors", "reports", "store", "_copy", "_mirror", "_open"},  # cairn/__init__.py
 }
 PACKAGE_OF_MODULE = {"errors": "_base", "reports": "_base"}
 PUBLIC_PACKAGES = {"state_dict", "torch", "dcp"}

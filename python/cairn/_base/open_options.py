@@ -15,3 +15,4 @@ class OpenOptions:
     take_over: bool = False
     grace: float | None = None
     credentials: Callable[[], Mapping[str, object]] | None = None
+    fallback: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ from cairn._base.patterns import Patterns, pattern_list, patterns_for
 from cairn._base.steps import step_number
 from cairn._load.read import Reader
 from cairn._load.slices import BoxReader, Range
+from cairn._load.tiers import Tiers
 from cairn._tensors.contents import key_info, leaf_at
 from cairn.errors import NotFound
 from cairn.reports import Diff, KeyChange, KeyInfo
@@ -22,6 +23,20 @@ class StepReader:
     """
 
     _native: _cairn.Store
+    _tiers: Tiers | None
+    """The stores in which a step may be, with this store as the nearest; None if it is the only
+    one."""
+
+    def _place_of(self, step: int | None) -> tuple[_cairn.Store, int | None]:
+        """The store that has the step, or the latest step, and the argument for its `contents`."""
+        found = None if self._tiers is None else self._tiers.find(step)
+        if self._tiers is None or found is None:
+            return self._native, step  # which raises NotFound
+        return self._tiers.native(found.tier) or self._native, found.step
+
+    def _local_steps(self) -> list[int]:
+        """The steps of this store alone."""
+        return self._native.steps()
 
     def read(
         self,
@@ -66,10 +81,11 @@ class StepReader:
             Corrupt: the bytes are not those that were written.
         """
         selected = pattern_list(patterns)
-        contents = self._native.contents(step, selected)
+        native, step = self._place_of(step)
+        contents = native.contents(step, selected)
         if selected and len(contents) == 0:
             raise no_match(selected, contents.step)
-        reader = Reader(self._native, contents, device=device, mmap=mmap, verify=verify)
+        reader = Reader(native, contents, device=device, mmap=mmap, verify=verify)
         leaves = reader.read(allow_pickle)
         if flat:
             return dict(zip(contents.fqns(), leaves))
@@ -95,11 +111,12 @@ class StepReader:
             Invalid: the key is a plain value, the box exceeds the shape, or ``out`` does not fit.
             Corrupt: the bytes are not those that were written.
         """
-        contents = self._native.contents(step, patterns_for(fqn))
+        native, step = self._place_of(step)
+        contents = native.contents(step, patterns_for(fqn))
         fqns = contents.fqns()
         if fqn not in fqns:
             raise _no_such_key(fqn, contents.step)
-        reader = BoxReader(self._native, contents)
+        reader = BoxReader(native, contents)
         out = reader.add(fqns.index(fqn), ranges, out)
         reader.read()
         return out
@@ -123,9 +140,10 @@ class StepReader:
             Invalid: a key is a plain value, or a box exceeds the shape. Nothing has been read.
             Corrupt: the bytes are not those that were written.
         """
-        contents = self._native.contents(step, [])
+        native, step = self._place_of(step)
+        contents = native.contents(step, [])
         places = {fqn: index for index, fqn in enumerate(contents.fqns())}
-        reader = BoxReader(self._native, contents)
+        reader = BoxReader(native, contents)
         results = {}
         for fqn, ranges in boxes.items():
             if fqn not in places:
@@ -135,9 +153,9 @@ class StepReader:
         return results
 
     def steps(self) -> list[int]:
-        """The step numbers, ascending. A store that is open for reading sees the steps that a
-        concurrent writer commits."""
-        return self._native.steps()
+        """The step numbers, ascending, including those of fallback stores. A store that is open for
+        reading sees the steps that a concurrent writer commits."""
+        return self._native.steps() if self._tiers is None else self._tiers.steps()
 
     def keys(self, step: int | None = None, pattern: Patterns = None) -> dict[str, KeyInfo]:
         """What ``step`` (by default the latest) contains, by FQN, in the order of the state.
@@ -145,18 +163,19 @@ class StepReader:
         ``pattern`` is as for :meth:`read`. No tensor is read. Returns an empty dict if no key
         matches. Raises NotFound if the step does not exist.
         """
-        contents = self._native.contents(step, pattern_list(pattern))
+        native, step = self._place_of(step)
+        contents = native.contents(step, pattern_list(pattern))
         leaves = [leaf_at(contents, i) for i in range(len(contents))]
         return {leaf.fqn: key_info(leaf) for leaf in leaves}
 
     def diff(self, a: int, b: int, pattern: Patterns = None) -> Diff:
         """How step ``b`` differs from step ``a``, by digests. No tensor is read.
 
-        Raises NotFound if one of them does not exist.
+        Raises NotFound if one of them does not exist; with fallback stores, if no store has both.
         """
-        changes, unchanged = self._native.compare(
-            step_number(a), step_number(b), pattern_list(pattern)
-        )
+        a, b = step_number(a), step_number(b)
+        native = None if self._tiers is None else self._tiers.find_both(a, b)
+        changes, unchanged = (native or self._native).compare(a, b, pattern_list(pattern))
         return Diff(tuple(KeyChange(*change) for change in changes), unchanged)
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
+from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
 from cairn import _cairn
@@ -18,13 +22,20 @@ class SaveHandle:
     """
 
     def __init__(
-        self, native: _cairn.SaveHandle, step: int, tensors: list[Any], streams: Streams
+        self,
+        native: _cairn.SaveHandle,
+        step: int,
+        tensors: list[Any],
+        streams: Streams,
+        copies: Sequence[Future[None]] = (),
     ) -> None:
-        """``tensors``: those in device memory, which work on ``streams`` writes."""
+        """``tensors``: those in device memory, which work on ``streams`` writes. ``copies``: those
+        of the step to mirrors."""
         self._native = native
         self._step = step
         self._keep_alive = TensorKeepAlive(native, tensors) if tensors else None
         self._streams = streams
+        self._copies = copies
         self._pid = os.getpid()
         self._is_observed = False  # True once result() has returned the report or raised the error
 
@@ -75,6 +86,32 @@ class SaveHandle:
             raise TimeoutError(f"the save of step {self._step} is still running after {timeout} s")
         self._is_observed = True
         return SaveReport(*self._native.report())
+
+    def mirrored(self, timeout: float | None = None) -> None:
+        """Waits until the step is durable, and then until its mirrors have it.
+
+        Returns at once for a step that no mirror receives. In a multi-rank store only rank 0 waits
+        for the mirrors.
+
+        Args:
+            timeout: maximum number of seconds to wait; by default there is no limit.
+
+        Raises:
+            TimeoutError: a copy is still running after ``timeout`` seconds.
+            Unavailable: a mirror could not be reached, or the step was skipped because newer ones
+                waited.
+            Error: the save failed; or the copy failed, and the step exists in the store.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self.result(timeout)
+        for copy in self._copies:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                copy.result(left)
+            except FutureTimeoutError:
+                raise TimeoutError(
+                    f"the copy of step {self._step} is still running after {timeout} s"
+                ) from None
 
     def _wait(self) -> None:
         """Waits until the save has ended. Does not raise its error."""

@@ -1,0 +1,188 @@
+"""`Tiers`: several stores with copies of the same steps, from near to far.
+
+A load uses the nearest store that has the step. Copies of a step have the attempt of their source.
+If two stores have different steps with the same number, because a job resumed from an earlier step
+and saved it again, the one that was saved last is used.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from cairn import _cairn
+from cairn._base.open_options import OpenOptions
+from cairn._base.steps import step_number
+from cairn._ranks.ranks import Ranks
+from cairn.errors import Error, Invalid, NotFound
+
+Credentials = Callable[[], Mapping[str, object]]
+
+
+class Tier(NamedTuple):
+    """A store that is opened for reading when it is needed."""
+
+    address: str
+    credentials: Credentials | None
+
+
+class Location(NamedTuple):
+    """Where a step is: position of the tier, 0 for the nearest one, and its number."""
+
+    tier: int
+    step: int
+
+
+class Tiers:
+    """The stores in which a step may be. The nearest one is open; the others are opened for reading
+    when they are needed, and need not exist.
+
+    Threads: all methods may be called from any thread.
+    """
+
+    def __init__(self, nearest: _cairn.Store, others: tuple[Tier, ...]) -> None:
+        self._nearest = nearest
+        self._others = others
+        self._lock = threading.Lock()
+        self._open: dict[int, _cairn.Store] = {}  # guarded by _lock
+
+    def native(self, tier: int) -> _cairn.Store | None:
+        """The open store; None if it does not exist. Raises the errors of an open."""
+        if tier == 0:
+            return self._nearest
+        with self._lock:
+            if tier not in self._open:
+                try:
+                    self._open[tier] = self._open_tier(tier, None)
+                except NotFound:
+                    return None
+            return self._open[tier]
+
+    def open_together(self, tier: int, communicator: _cairn.Communicator | None) -> _cairn.Store:
+        """Opens a tier on all ranks. Collective."""
+        if tier == 0 or communicator is None:
+            return self.native(tier) or self._nearest
+        return self._open_tier(tier, communicator)
+
+    def steps(self) -> list[int]:
+        """The numbers of the steps that are in any of the stores, ascending.
+
+        Raises the error of a store that cannot be read.
+        """
+        found: set[int] = set()
+        for tier in range(len(self._others) + 1):
+            found.update(self._steps_of(tier))
+        return sorted(found)
+
+    def find(self, step: int | None) -> Location | None:
+        """Where a step, or the latest one, is; None if no store has it.
+
+        Raises the error of a store that cannot be read, unless a nearer one has the step that is
+        asked for; then it warns, because the other store may have a newer one with this number. If
+        the latest step is asked for, it is not known without that store.
+        """
+        problem: Error | None = None
+        holders: dict[int, list[int]] = {}  # by step
+        for tier in range(len(self._others) + 1):
+            try:
+                for number in self._steps_of(tier):
+                    holders.setdefault(number, []).append(tier)
+            except Error as error:
+                if step is None:
+                    raise
+                problem = problem or error
+        number = max(holders, default=None) if step is None else step_number(step)
+        if number is None or number not in holders:
+            if problem is not None:
+                raise problem
+            return None
+        if problem is not None:
+            warnings.warn(f"a store that may have step {number} was not read: {problem}",
+                          RuntimeWarning, stacklevel=4)
+        return Location(self._newest(number, holders[number]), number)
+
+    def find_both(self, a: int, b: int) -> _cairn.Store | None:
+        """The nearest store that has two steps; None if there is none."""
+        for tier in range(len(self._others) + 1):
+            if {a, b} <= set(self._steps_of(tier)):
+                return self.native(tier)
+        return None
+
+    def close(self) -> None:
+        with self._lock:
+            for store in self._open.values():
+                store.close()
+            self._open.clear()
+
+    def _steps_of(self, tier: int) -> list[int]:
+        native = self.native(tier)
+        return [] if native is None else native.steps()
+
+    def _newest(self, step: int, tiers: list[int]) -> int:
+        """The nearest of the tiers with the step that was saved last."""
+        if len(tiers) == 1:
+            return tiers[0]
+        found: list[tuple[int, int]] = []  # (-time, tier)
+        for tier in tiers:
+            native = self.native(tier)
+            try:
+                if native is not None:
+                    found.append((-native.step_identity(step)[1], tier))
+            except NotFound:  # it was deleted in the meantime
+                pass
+        return min(found, default=(0, tiers[0]))[1]
+
+    def _open_tier(self, tier: int, communicator: _cairn.Communicator | None) -> _cairn.Store:
+        address, credentials = self._others[tier - 1]
+        return _cairn.Store(address, False, communicator, credentials=credentials)
+
+
+def open_nearest(
+    addresses: tuple[str, ...],
+    writable: bool,
+    communicator: _cairn.Communicator | None,
+    options: OpenOptions,
+) -> tuple[_cairn.Store, str, Tiers | None]:
+    """Opens the first store; for reading, the first one that exists. Collective.
+
+    Returns it, its address, and the tiers of it and the stores after it, if there are any.
+    """
+    for i, address in enumerate(addresses):
+        others = tuple(Tier(other, options.credentials) for other in addresses[i + 1 :])
+        try:
+            native = _cairn.Store(
+                address,
+                writable,
+                communicator,
+                take_over=options.take_over,
+                grace=options.grace,
+                credentials=options.credentials,
+            )
+        except NotFound:
+            if others:
+                continue
+            raise
+        return native, address, Tiers(native, others) if others else None
+    raise Invalid("a store needs an address")
+
+
+def locate_together(ranks: Ranks, tiers: Tiers, step: int | None) -> Location | None:
+    """Where the step to load is, as rank 0 finds it; None if no store has it. Collective.
+
+    Raises Invalid if the ranks name different steps.
+    """
+    if ranks.world_size == 1:
+        return tiers.find(step)
+
+    def encode_local() -> bytes:
+        given = None if step is None else step_number(step)
+        return json.dumps([given, tiers.find(step) if ranks.rank == 0 else None]).encode()
+
+    replies = [json.loads(one) for one in ranks.exchange(encode_local)]
+    if any(given != replies[0][0] for given, _ in replies):
+        raise Invalid(f"ranks load different steps, by rank: {[given for given, _ in replies]}")
+    found = replies[0][1]
+    return None if found is None else Location(*found)

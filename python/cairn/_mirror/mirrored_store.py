@@ -1,0 +1,38 @@
+"""`MirroredStore`: the calls of a store that concern its mirrors."""
+
+from __future__ import annotations
+
+from cairn._mirror.mirrored_saves import MirroredSaves
+from cairn._mirror.options import Mirror, Mirrors, mirror_chain
+from cairn.reports import MirrorStatus
+
+
+class MirroredStore:
+    """The calls of :class:`cairn.Store` that concern its mirrors.
+
+    Threads: all methods may be called from any thread.
+    """
+
+    _address: str
+    _mirrors: MirroredSaves
+
+    def wait_mirrored(self, timeout: float | None = None) -> None:
+        """Waits until no step waits for its copy to a mirror. Returns at once on ranks other than
+        0.
+
+        Raises TimeoutError after ``timeout`` seconds, and the error of the newest step if it was
+        not copied.
+        """
+        if not self._mirrors.wait(timeout):
+            raise TimeoutError(f"steps are not in their mirrors after {timeout} s")
+        self._mirrors.raise_error()
+
+    def mirror_status(self) -> list[MirrorStatus]:
+        """The state of each mirror of this store; an empty list on ranks other than 0."""
+        return self._mirrors.status()
+
+    def _checked_mirrors(self, mirror: Mirrors | None) -> tuple[Mirror, ...]:
+        """The mirrors of a save. Raises Invalid before anything is saved."""
+        mirrors = mirror_chain(mirror, self._address)
+        self._mirrors.check(mirrors)
+        return mirrors

@@ -1,0 +1,107 @@
+"""`Mirror`: where a store is mirrored to, and how."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Union
+
+from cairn._base.addresses import canonical_address
+from cairn.errors import Invalid
+
+
+@dataclasses.dataclass(frozen=True)
+class Mirror:
+    """A store that receives copies of the steps of another one, in the background.
+
+    Several mirrors form a chain, from near to far: each one copies from the one before it. See
+    docs/mirroring.md.
+
+    Args:
+        address: of the mirror; see :func:`cairn.open`. It is created if it does not exist.
+        every: copies only the steps that this number divides. In a chain, it must be a multiple of
+            that of the mirror before it.
+        keep_last, keep_every: after each copy, deletes from the mirror all older steps except the
+            last ``keep_last`` and the multiples of ``keep_every``. If both are 0, the mirror keeps
+            all steps.
+        max_pending: number of steps that wait for their copy, at least 1. If there are more, the
+            oldest ones are skipped. The steps that wait are not pruned from their store.
+        max_rate: limit in bytes of payload per second; by default there is none.
+        threads: segments that are copied at once.
+        timeout: seconds without progress after which a copy that fails is not repeated any more.
+        take_over: becomes the writer of the mirror even if another process has it open for
+            writing.
+        credentials: for a bucket; see :func:`cairn.open`. By default, those with which the store
+            was opened.
+
+    Raises:
+        Invalid: a number is out of range.
+    """
+
+    address: str | os.PathLike[str]
+    every: int = 1
+    keep_last: int = 0
+    keep_every: int = 0
+    max_pending: int = 4
+    max_rate: int | None = None
+    threads: int = 4
+    timeout: float = 600.0
+    take_over: bool = False
+    credentials: Callable[[], Mapping[str, object]] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(os.fspath(self.address), str):
+            raise Invalid(f"mirror {self.address!r}: a str or a path of str is needed")
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and operator.index(value) < least:
+                raise Invalid(f"mirror {self}: {name}={value} must be {least} or more")
+        if not self.timeout > 0:
+            raise Invalid(f"mirror {self}: timeout={self.timeout} must be positive")
+
+    def __str__(self) -> str:
+        return os.fspath(self.address)
+
+
+_LEAST = {
+    "every": 1,
+    "keep_last": 0,
+    "keep_every": 0,
+    "max_pending": 1,
+    "max_rate": 1,
+    "threads": 1,
+}
+
+Mirrors = Union[str, "os.PathLike[str]", Mirror, Sequence[Union[str, "os.PathLike[str]", Mirror]]]
+"""What users give as ``mirror=``: an address, a Mirror, or a chain of them."""
+
+
+def mirror_chain(mirrors: Mirrors | None, source: str, every: int = 1) -> tuple[Mirror, ...]:
+    """The mirrors of the store at ``source``, from near to far; empty for None.
+
+    Args:
+        every: applies to a mirror that is given as an address.
+
+    Raises Invalid if two of the stores are the same, or if ``every`` of a mirror is not a multiple
+    of that of the mirror before it.
+    """
+    if mirrors is None:
+        return ()
+    given = [mirrors] if isinstance(mirrors, (str, os.PathLike, Mirror)) else list(mirrors)
+    chain = tuple(
+        one if isinstance(one, Mirror) else Mirror(os.fspath(one), every=every) for one in given
+    )
+    seen = {canonical_address(source)}
+    for mirror in chain:
+        if canonical_address(str(mirror)) in seen:
+            raise Invalid(f"mirror {mirror}: it is the store itself, or named twice")
+        seen.add(canonical_address(str(mirror)))
+    for near, far in zip(chain, chain[1:]):
+        if far.every % near.every != 0:
+            raise Invalid(
+                f"mirror {far}: every={far.every} is not a multiple of every={near.every} of "
+                f"{near}, from which it copies"
+            )
+    return chain

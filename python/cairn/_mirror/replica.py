@@ -1,0 +1,122 @@
+"""`Replica`: the two stores of a mirror, opened when they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from cairn import _cairn
+from cairn._base.retention import unwanted
+from cairn._mirror.job import MirrorJob
+from cairn._mirror.options import Mirror
+from cairn.errors import Conflict, Error, NotFound, Unavailable
+
+
+class Source(NamedTuple):
+    """How the store that is mirrored is opened for reading."""
+
+    address: str
+    credentials: Callable[[], Mapping[str, object]] | None
+
+
+class Replica:
+    """Copies steps from a store to its mirror, and deletes old steps of the mirror.
+
+    The mirror is opened for writing by the first copy and stays open, so that another job is
+    refused. After an error both stores are opened again, because the state of a storage that fails
+    is not known.
+
+    Threads: one.
+
+    Args:
+        progress: is called with (step, copied bytes, total bytes) about ten times per second during
+            a copy, on any thread, and returns False to stop the copy.
+    """
+
+    def __init__(
+        self, source: Source, mirror: Mirror, progress: Callable[[int, int, int], bool]
+    ) -> None:
+        self._source_place = source
+        self._mirror = mirror
+        self._progress = progress
+        self._source: _cairn.Store | None = None
+        self._target: _cairn.Store | None = None
+        self._may_take_over = mirror.take_over
+        self._is_opening = False
+
+    def copy(self, job: MirrorJob) -> None:
+        """Copies the step of the job, unless the mirror has it.
+
+        Raises NotFound if the source does not have it any more, and the errors of
+        :func:`cairn.copy_steps`.
+        """
+        try:
+            self._copy(job)
+        except Error:
+            self.close()
+            raise
+
+    def is_temporary(self, error: Error) -> bool:
+        """Whether the copy that has raised the error may succeed later: the storage failed, or
+        another process has the mirror open."""
+        return isinstance(error, Unavailable) or (isinstance(error, Conflict) and self._is_opening)
+
+    def steps(self) -> list[int]:
+        """The steps of the mirror. Requires that a copy has succeeded."""
+        assert self._target is not None
+        return self._target.steps()
+
+    def prune(self, newest: int, pinned: set[int]) -> None:
+        """Deletes the steps that the mirror does not keep, except for pinned ones. Requires that a
+        copy has succeeded."""
+        mirror = self._mirror
+        if mirror.keep_last + mirror.keep_every == 0:
+            return
+        steps = unwanted(self.steps(), newest, mirror.keep_last, mirror.keep_every)
+        doomed = tuple(step for step in steps if step not in pinned)
+        if doomed:
+            assert self._target is not None
+            self._target.delete(doomed, False)
+
+    def close(self) -> None:
+        """Closes both stores. Errors are ignored: what was copied is committed."""
+        for store in (self._source, self._target):
+            try:
+                if store is not None:
+                    store.close()
+            except Error:
+                pass
+        self._source = self._target = None
+
+    def _copy(self, job: MirrorJob) -> None:
+        self._is_opening = True
+        if self._source is None:
+            place = self._source_place
+            self._source = _cairn.Store(
+                place.address, False, None, credentials=place.credentials
+            )
+        if self._target is None:
+            self._target = _cairn.Store(
+                str(self._mirror),
+                True,
+                None,
+                take_over=self._may_take_over,
+                credentials=self._mirror.credentials,
+            )
+            # Whoever takes over this mirror later must not lose it again to this process.
+            self._may_take_over = False
+        self._is_opening = False
+        if job.is_catch_up and any(step >= job.step for step in self._target.steps()):
+            return
+        if job.step not in self._source.steps():
+            raise NotFound(f"step {job.step} was deleted before it was copied", step=job.step)
+        copied = self._target.copy_from(
+            self._source,
+            self._progress,
+            steps=[job.step],
+            overwrite=job.overwrite,
+            threads=self._mirror.threads,
+            max_bytes_per_second=self._mirror.max_rate,
+        )
+        if copied[0][1] == "deleted":
+            raise NotFound(f"step {job.step} was deleted while it was copied", step=job.step)

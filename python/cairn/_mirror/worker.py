@@ -1,0 +1,274 @@
+"""`MirrorWorker`: the thread that copies steps from one store to its mirror.
+
+1. A step is submitted when its save begins. From then on it is *pinned*: it may not be pruned.
+2. The thread waits until the save is durable, opens the mirror if it is not open, and copies the
+   step with one commit (kv/copy_steps.h). It reads the source through an open of its own, so that
+   saves continue in the meantime.
+3. If that fails and may succeed later, it is repeated with growing pauses, until there has been no
+   progress for `Mirror.timeout`. A step whose copy has failed stays pinned until a newer one is
+   copied, so that the next process finds it.
+4. A copied step is submitted to the next mirror of the chain, which pins it in this one. Then old
+   steps of this mirror are pruned.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections import deque
+
+from cairn._mirror.job import MirrorJob
+from cairn._mirror.options import Mirror
+from cairn._mirror.replica import Replica, Source
+from cairn.errors import Error, Unavailable
+from cairn.reports import MirrorStatus
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0
+_STOP_SECONDS = 120.0  # after which a thread that does not end is left to its request
+
+
+class MirrorWorker:
+    """Copies steps to one mirror, one after the other, on its own thread.
+
+    Threads: all methods may be called from any thread, and do not wait for the storage, except for
+    ``wait`` and ``stop``. After a fork, the child must not call it.
+    """
+
+    def __init__(self, source: Source, mirror: Mirror, following: MirrorWorker | None) -> None:
+        self._mirror = mirror
+        self._following = following
+        self._replica = Replica(source, mirror, self._report_progress)
+        self._changed = threading.Condition()
+        # Guarded by _changed:
+        self._waiting: deque[MirrorJob] = deque()
+        self._active: MirrorJob | None = None
+        self._failed: deque[int] = deque()
+        self._last_job: MirrorJob | None = None
+        self._last_step: int | None = None
+        self._error: Exception | None = None
+        self._bytes = (0, 0)
+        self._thread: threading.Thread | None = None
+        self._is_stopping = False
+        self._retries = True
+        self._is_closing = False
+        self._following_chain: list[Mirror] = []  # that has to catch up
+        self._progress_time = time.monotonic()
+
+    def submit(self, job: MirrorJob) -> None:
+        """Adds a step. Skips the oldest ones if too many wait."""
+        skipped = []
+        with self._changed:
+            self._waiting.append(job)
+            self._last_job = job
+            while len(self._waiting) + len(self._failed) > self._mirror.max_pending:
+                if self._failed:
+                    self._failed.popleft()
+                else:
+                    skipped.append(self._waiting.popleft())
+            self._start()
+        for old in skipped:
+            text = (
+                f"step {old.step} was not copied to the mirror {self._mirror}: more than "
+                f"{self._mirror.max_pending} steps were waiting, because saves are faster than the "
+                "copies"
+            )
+            old.fail(Unavailable(text, step=old.step))
+
+    def catch_up(self, steps: list[int], chain: list[Mirror]) -> None:
+        """Copies those of the steps of the source that are newer than all steps of the mirror.
+
+        ``chain``: this mirror and those after it, whose ``every`` selects steps.
+        """
+        due = [step for step in steps if step % chain[0].every == 0]
+        with self._changed:
+            self._following_chain = chain[1:]
+        for step in due[-self._mirror.max_pending :]:
+            count = sum(step % mirror.every == 0 for mirror in chain)
+            self.submit(MirrorJob(step, count, is_catch_up=True))
+
+    def pinned(self) -> set[int]:
+        """The steps of the source that must not be pruned."""
+        with self._changed:
+            active = [] if self._active is None else [self._active]
+            return {job.step for job in (*self._waiting, *active)} | set(self._failed)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until no step waits for its copy. Returns False after ``timeout`` seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting and not self._active, timeout)
+
+    def error(self) -> Exception | None:
+        """Why the step that was submitted last is not in the mirror; None if it is, or may be."""
+        with self._changed:
+            return None if self._last_job is None else self._last_job.error
+
+    def status(self) -> MirrorStatus:
+        with self._changed:
+            return MirrorStatus(
+                address=str(self._mirror),
+                last_step=self._last_step,
+                step=None if self._active is None else self._active.step,
+                copied_bytes=self._bytes[0],
+                total_bytes=self._bytes[1],
+                waiting=tuple(job.step for job in self._waiting),
+                error=self._error,
+            )
+
+    def begin_close(self) -> None:
+        """No more steps are submitted. After a copy has failed, the others are not repeated, so
+        that ``wait`` returns in time."""
+        with self._changed:
+            self._is_closing = True
+
+    def end_retries(self) -> None:
+        """From now on, a copy that fails is not repeated."""
+        with self._changed:
+            self._retries = False
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Ends the copy that runs, gives up those that wait, and ends the thread."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join(_STOP_SECONDS)
+
+    def _start(self) -> None:
+        # Requires _changed. A daemon thread, because Python waits for the others before it calls
+        # the functions that close stores at exit.
+        if self._thread is None and not self._is_stopping:
+            self._thread = threading.Thread(target=self._run, name="cairn-mirror", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _run(self) -> None:
+        while (job := self._next_job()) is not None:
+            try:
+                if not self._await_save(job):
+                    continue
+                error = self._copy(job)
+            except Exception as unexpected:  # the thread must live as long as jobs arrive
+                error = unexpected
+            if error is None:
+                self._finish(job)
+            else:
+                self._fail(job, error)
+        self._replica.close()
+
+    def _next_job(self) -> MirrorJob | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_stopping)
+            if not self._is_stopping:
+                self._active = self._waiting.popleft()
+                self._bytes = (0, 0)
+                return self._active
+            abandoned, self._waiting = list(self._waiting), deque()
+        for job in abandoned:
+            job.fail(self._stopped(job.step))
+        with self._changed:
+            self._changed.notify_all()
+        return None
+
+    def _await_save(self, job: MirrorJob) -> bool:
+        """Waits until the step is durable. Returns False if its save failed, which the handle of
+        the save reports."""
+        if job.save is None:
+            return True
+        save, job.save = job.save, None
+        try:
+            while not save.wait(0.2):
+                if self._is_stopping:
+                    raise self._stopped(job.step)
+            save.report()
+        except Exception as error:
+            with self._changed:
+                self._active = None
+            job.fail(error)
+            with self._changed:
+                self._changed.notify_all()
+            return False
+        return True
+
+    def _copy(self, job: MirrorJob) -> Exception | None:
+        """Copies the step. Returns the error, if it is final."""
+        pause, self._progress_time = _FIRST_PAUSE, time.monotonic()
+        while True:
+            try:
+                self._replica.copy(job)
+                return None
+            except Error as error:
+                if self._is_stopping:
+                    return self._stopped(job.step)
+                if not self._replica.is_temporary(error):
+                    return error
+                with self._changed:
+                    is_first, self._error = self._error is None, error
+                    retries = self._retries
+                if not retries or time.monotonic() - self._progress_time > self._mirror.timeout:
+                    return error
+                if is_first:
+                    _warn(f"step {job.step} is not in the mirror {self._mirror} yet; trying "
+                          f"again: {error}")
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_stopping or not self._retries, pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _finish(self, job: MirrorJob) -> None:
+        try:
+            if self._following is not None:
+                self._pass_on(job, self._following)
+            else:
+                job.complete()
+            self._replica.prune(job.step, self._following.pinned() if self._following else set())
+        except Exception as error:
+            _warn(f"old steps of the mirror {self._mirror} were not deleted: {error}")
+        with self._changed:
+            self._active = None
+            self._error = None
+            self._last_step = max(job.step, self._last_step or 0)
+            self._failed = deque(step for step in self._failed if step > job.step)
+            self._changed.notify_all()
+
+    def _pass_on(self, job: MirrorJob, following: MirrorWorker) -> None:
+        """Lets the next mirror catch up once, and submits the step to it."""
+        with self._changed:
+            chain, self._following_chain = self._following_chain, []
+        if chain:
+            following.catch_up([step for step in self._replica.steps() if step != job.step], chain)
+        job.complete()
+        if job.is_for_next:
+            following.submit(job)
+
+    def _fail(self, job: MirrorJob, error: Exception) -> None:
+        with self._changed:
+            self._active = None
+            self._error = error
+            self._failed.append(job.step)
+            is_stopping = self._is_stopping
+            self._retries = self._retries and not self._is_closing
+        job.fail(error)
+        with self._changed:
+            self._changed.notify_all()
+        if not is_stopping:
+            _warn(f"step {job.step} was not copied to the mirror {self._mirror}: {error}")
+
+    def _report_progress(self, step: int, done_bytes: int, total_bytes: int) -> bool:
+        with self._changed:
+            if (done_bytes, total_bytes) != self._bytes:
+                self._progress_time = time.monotonic()
+            self._bytes = (done_bytes, total_bytes)
+            return not self._is_stopping
+
+    def _stopped(self, step: int) -> Unavailable:
+        text = f"step {step} is not in the mirror {self._mirror}: the copies were stopped"
+        return Unavailable(text, step=step)
+
+
+def _warn(text: str) -> None:
+    try:
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+    except Exception:  # a filter that raises; the error is reported in other ways as well
+        pass
