@@ -9,7 +9,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -20,10 +20,10 @@ from cairn._base.patterns import Patterns, clean_prefix, pattern_list
 from cairn._base.steps import step_number
 from cairn._load.load import LoadOptions
 from cairn._load.step_loader import StepLoader
-from cairn._load.tiers import open_nearest
+from cairn._load.tiers import Tier, Tiers, open_nearest
 from cairn._mirror.mirrored_saves import MirroredSaves
 from cairn._mirror.mirrored_store import MirroredStore
-from cairn._mirror.options import Mirrors
+from cairn._mirror.options import Mirror, Mirrors
 from cairn._ranks.ranks import choose_ranks
 from cairn._save.coordinator_parts import close_abandoned
 from cairn._save.handle import SaveHandle
@@ -95,6 +95,7 @@ class Store(StepLoader, MirroredStore):
         if not isinstance(self._address, str):
             raise Invalid(f"address {address!r}: a str or a path of str is needed")
         self._mode = mode
+        self._credentials = options.credentials
         self._pid = os.getpid()
         self._closed = False
         self._last_save: SaveHandle | None = None
@@ -397,7 +398,31 @@ class Store(StepLoader, MirroredStore):
         def make_adapter() -> StatefulAdapter:
             return StatefulAdapter(state, prefix, ignore_frozen)
 
-        return self._load_from(self._locate(step), make_adapter, options, prefix)
+        place = self._locate(step, self._tiers) or (self._native, step)  # which raises NotFound
+        return self._load_from(place, make_adapter, options, prefix)
+
+    def _load_newest(
+        self, state: Any, step: int | None, strict: bool, mirrors: Sequence[Mirror]
+    ) -> LoadReport | None:
+        """``load``, also from the mirrors. Returns None if there is no step at all. Collective."""
+        tiers = self._tiers
+        if mirrors:
+            known = () if tiers is None else tiers.others
+            own = self._credentials
+            more = (Tier(str(mirror), mirror.credentials or own) for mirror in mirrors)
+            tiers = Tiers(self._native, (*known, *more))
+        elif tiers is None and step is None and not self._local_steps():
+            return None
+        try:
+            place = self._locate(step, tiers)
+            if place is None and step is None:
+                return None
+            options = LoadOptions(strict, False, [], None, False)
+            place = place or (self._native, step)  # which raises NotFound
+            return self._load_from(place, lambda: StatefulAdapter(state), options, "")
+        finally:
+            if tiers is not None and tiers is not self._tiers:
+                tiers.close()
 
     def _delete(self, choose: Callable[[], Iterable[int]]) -> DeleteReport:
         """Deletes the steps that ``choose`` returns on rank 0. Collective."""

@@ -31,16 +31,15 @@ class StepLoader(StepReader):
     _ranks: Ranks
 
     def _locate(
-        self, step: int | None, tiers: Tiers | None = None
-    ) -> tuple[_cairn.Store, int | None]:
-        """The store that has the step, and the step. Collective. `tiers`: stores to search instead
-        of this one and its fallbacks."""
-        tiers = tiers or self._tiers
+        self, step: int | None, tiers: Tiers | None
+    ) -> tuple[_cairn.Store, int | None] | None:
+        """The one of the stores that has the step, and the step; None if none of them has it.
+        Without tiers, this store. Collective."""
         if tiers is None:
             return self._native, agree_on_step(self._ranks, self._native, step)
         found = locate_together(self._ranks, tiers, step)
         if found is None:
-            return self._native, agree_on_step(self._ranks, self._native, step)  # raises NotFound
+            return None
         return tiers.open_together(found.tier, self._ranks.communicator), found.step
 
     def _load_from(

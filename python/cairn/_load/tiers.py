@@ -45,7 +45,7 @@ class Tiers:
 
     def __init__(self, nearest: _cairn.Store, others: tuple[Tier, ...]) -> None:
         self._nearest = nearest
-        self._others = others
+        self.others = others
         self._lock = threading.Lock()
         self._open: dict[int, _cairn.Store] = {}  # guarded by _lock
 
@@ -73,7 +73,7 @@ class Tiers:
         Raises the error of a store that cannot be read.
         """
         found: set[int] = set()
-        for tier in range(len(self._others) + 1):
+        for tier in range(len(self.others) + 1):
             found.update(self._steps_of(tier))
         return sorted(found)
 
@@ -86,7 +86,7 @@ class Tiers:
         """
         problem: Error | None = None
         holders: dict[int, list[int]] = {}  # by step
-        for tier in range(len(self._others) + 1):
+        for tier in range(len(self.others) + 1):
             try:
                 for number in self._steps_of(tier):
                     holders.setdefault(number, []).append(tier)
@@ -106,7 +106,7 @@ class Tiers:
 
     def find_both(self, a: int, b: int) -> _cairn.Store | None:
         """The nearest store that has two steps; None if there is none."""
-        for tier in range(len(self._others) + 1):
+        for tier in range(len(self.others) + 1):
             if {a, b} <= set(self._steps_of(tier)):
                 return self.native(tier)
         return None
@@ -136,7 +136,7 @@ class Tiers:
         return min(found, default=(0, tiers[0]))[1]
 
     def _open_tier(self, tier: int, communicator: _cairn.Communicator | None) -> _cairn.Store:
-        address, credentials = self._others[tier - 1]
+        address, credentials = self.others[tier - 1]
         return _cairn.Store(address, False, communicator, credentials=credentials)
 
 

@@ -15,6 +15,13 @@ from cairn.errors import Invalid
 from cairn.reports import MirrorStatus
 
 
+def check_same(known: tuple[Mirror, ...], mirrors: tuple[Mirror, ...]) -> None:
+    """Raises Invalid if these are the same stores with other options. ``every`` may differ."""
+    for old, new in zip(known, mirrors):
+        if dataclasses.replace(new, every=old.every, address=old.address) != old:
+            raise Invalid(f"mirror {new}: the store already has this mirror with other options")
+
+
 class MirrorChain:
     """One worker for each mirror of a store.
 
@@ -23,18 +30,11 @@ class MirrorChain:
 
     def __init__(self, source: Source, mirrors: tuple[Mirror, ...]) -> None:
         """``mirrors``: from near to far, at least one."""
-        self._mirrors = mirrors
         self._workers: list[MirrorWorker] = []
         for i in reversed(range(len(mirrors))):
             near = Source(str(mirrors[i - 1]), mirrors[i - 1].credentials) if i > 0 else source
             following = self._workers[0] if self._workers else None
             self._workers.insert(0, MirrorWorker(near, mirrors[i], following))
-
-    def check_same(self, mirrors: tuple[Mirror, ...]) -> None:
-        """Raises Invalid if these are the same stores with other options. ``every`` may differ."""
-        for old, new in zip(self._mirrors, mirrors):
-            if dataclasses.replace(new, every=old.every, address=old.address) != old:
-                raise Invalid(f"mirror {new}: the store already has this mirror with other options")
 
     def submit(
         self,

@@ -7,6 +7,15 @@ from concurrent.futures import Future
 from cairn import _cairn
 
 
+def mark_reported(error: BaseException) -> None:
+    """Records that the caller knows the error, so that closing the store does not raise it."""
+    error._is_reported = True  # type: ignore[attr-defined]
+
+
+def is_reported(error: BaseException) -> bool:
+    return getattr(error, "_is_reported", False)
+
+
 class MirrorJob:
     """A step that is to be copied to one mirror after the other.
 

@@ -10,14 +10,15 @@ from concurrent.futures import Future
 from cairn import _cairn
 from cairn._base.addresses import canonical_address
 from cairn._base.open_options import OpenOptions
-from cairn._mirror.chain import MirrorChain
+from cairn._mirror.chain import MirrorChain, check_same
+from cairn._mirror.job import is_reported, mark_reported
 from cairn._mirror.options import Mirror
 from cairn._mirror.replica import Source
 from cairn.reports import MirrorStatus
 
 
 class MirroredSaves:
-    """The mirrors to which a store has copied steps, by their addresses. They exist only on rank 0.
+    """The mirrors to which a store has copied steps, by their addresses. Only rank 0 copies.
 
     Threads: all methods may be called from any thread. In a forked child they do nothing.
     """
@@ -27,6 +28,7 @@ class MirroredSaves:
         self._rank = rank
         self._pid = os.getpid()
         self._lock = threading.Lock()
+        self._known: dict[tuple[str, ...], tuple[Mirror, ...]] = {}
         self._chains: dict[tuple[str, ...], MirrorChain] = {}
 
     def submit(
@@ -68,13 +70,15 @@ class MirroredSaves:
         for chain in self._all():
             error = chain.error()
             if error is not None:
+                mark_reported(error)
                 raise error
 
     def status(self) -> list[MirrorStatus]:
         return [status for chain in self._all() for status in chain.status()]
 
     def close(self, *, failed: bool = False, interrupted: bool = False) -> None:
-        """Waits for the copies, ends the threads, and raises the error of the newest step.
+        """Waits for the copies, ends the threads, and raises the error of the newest step unless
+        it was raised before.
 
         ``failed``: a copy that fails is not repeated. ``interrupted``: nothing is waited for.
         """
@@ -89,10 +93,11 @@ class MirroredSaves:
         finally:
             for chain in chains:
                 chain.stop()
-            self._chains.clear()
+            with self._lock:
+                self._chains.clear()
         for chain in chains:
             error = chain.error()
-            if error is not None:
+            if error is not None and not is_reported(error):
                 raise error
 
     def _all(self) -> list[MirrorChain]:
@@ -102,7 +107,7 @@ class MirroredSaves:
             return list(self._chains.values())
 
     def _chain(self, mirrors: tuple[Mirror, ...]) -> MirrorChain | None:
-        if self._rank > 0 or not mirrors or self._pid != os.getpid():
+        if not mirrors or self._pid != os.getpid():
             return None
         credentials = self._source.credentials
         mirrors = tuple(
@@ -111,8 +116,8 @@ class MirroredSaves:
         )
         key = tuple(canonical_address(str(mirror)) for mirror in mirrors)
         with self._lock:
-            if key not in self._chains:
+            # On all ranks, because they must agree on errors.
+            check_same(self._known.setdefault(key, mirrors), mirrors)
+            if self._rank == 0 and key not in self._chains:
                 self._chains[key] = MirrorChain(self._source, mirrors)
-            chain = self._chains[key]
-        chain.check_same(mirrors)
-        return chain
+            return self._chains.get(key)

@@ -60,6 +60,7 @@ class MirrorWorker:
         skipped = []
         with self._changed:
             self._waiting.append(job)
+            self._is_closing, self._retries = False, True
             self._last_job = job
             while len(self._waiting) + len(self._failed) > self._mirror.max_pending:
                 if self._failed:
@@ -227,6 +228,7 @@ class MirrorWorker:
             _warn(f"old steps of the mirror {self._mirror} were not deleted: {error}")
         with self._changed:
             self._active = None
+            self._bytes = (self._bytes[1], self._bytes[1])
             self._error = None
             self._last_step = max(job.step, self._last_step or 0)
             self._failed = deque(step for step in self._failed if step > job.step)

@@ -12,6 +12,8 @@ from typing import Any
 
 from cairn import _cairn
 from cairn._base.devices import Streams, TensorKeepAlive, stream_of
+from cairn._mirror.job import mark_reported
+from cairn.errors import Error
 from cairn.reports import SaveReport
 
 
@@ -108,6 +110,9 @@ class SaveHandle:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
                 copy.result(left)
+            except Error as error:
+                mark_reported(error)
+                raise
             except FutureTimeoutError:
                 raise TimeoutError(
                     f"the copy of step {self._step} is still running after {timeout} s"

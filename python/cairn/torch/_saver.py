@@ -5,15 +5,21 @@ from __future__ import annotations
 import operator
 import signal
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+from cairn._base.retention import unwanted
+from cairn._mirror.options import Mirrors, mirror_chain
 from cairn._save.stateful import is_stateful
 from cairn.errors import Error, Invalid
 from cairn.store import SaveHandle, Store
 from cairn.torch._agreement import Agreement, JobStatus
 from cairn.torch._signals import SignalWatch
+
+
+_MIRROR_SLICE_SECONDS = 1.0
 
 
 class Saver:
@@ -36,6 +42,13 @@ class Saver:
         The last ``keep_last`` steps, and those that ``keep_every`` divides; all steps if both are
         0. Other steps that rank 0 sees are deleted once a newer step is durable. The step that was
         saved last is never deleted, nor are steps with higher numbers, which belong to another run.
+
+    Mirrors
+        With ``mirror=``, a thread of rank 0 copies saved steps to another store, or along a chain
+        of stores, after they are durable; the training does not wait for it (docs/mirroring.md).
+        Steps that wait for their copy are not deleted. A step that :meth:`save` or a signal saves
+        is copied to all mirrors. What an earlier process has not copied is copied first.
+        :meth:`resume` loads the newest step of the store and its mirrors.
 
     Preemption
         A signal (by default SIGTERM; see ``signals``) is recorded. The next :meth:`step` saves,
@@ -60,16 +73,20 @@ class Saver:
         every: interval of saves in steps, at least 1.
         keep_last, keep_every: see above.
         async_: ``False`` saves before :meth:`step` returns.
-        overwrite: replaces existing steps, for example after a run has resumed from an earlier
+        overwrite: replaces existing steps, also in mirrors, for example after a run has resumed from an earlier
             step; by default they are a Conflict.
         signals: numbers of the signals that cause a save.
+        mirror: the address of a store, a :class:`cairn.Mirror`, or a sequence of them, from near to
+            far, each of which copies from the one before it.
+        mirror_every: interval of steps that are copied to a mirror that is given as an address, at
+            least 1.
         agree_every: interval of agreements between ranks in calls of :meth:`step`, at least 1. A
             larger interval costs less, and delays the reaction to a signal.
         process_group: the group that the store was opened with, if any. This group is then used
             for agreements, and must support reductions in host memory.
 
     Raises:
-        Invalid: a number is out of range, a signal cannot be watched, or this is not the main
+        Invalid: a number is out of range, two of the mirrors are the same store, a signal cannot be watched, or this is not the main
             thread.
     """
 
@@ -85,6 +102,8 @@ class Saver:
         signals: Iterable[int] = (signal.SIGTERM,),
         agree_every: int = 1,
         process_group: Any = None,
+        mirror: Mirrors | None = None,
+        mirror_every: int = 1,
     ) -> None:
         self._store = store
         self._every = _at_least("every", every, 1)
@@ -93,6 +112,8 @@ class Saver:
         self._agree_every = _at_least("agree_every", agree_every, 1)
         self._async = async_
         self._overwrite = overwrite
+        every_mirrored = _at_least("mirror_every", mirror_every, 1)
+        self._mirrors = mirror_chain(mirror, store._address, every_mirrored)
         self._handle: SaveHandle | None = None
         self._handle_step = 0
         self._last_step: int | None = None
@@ -106,6 +127,8 @@ class Saver:
         except BaseException:
             self._watch.restore()
             raise
+        if self._mirrors and store.rank == 0:
+            store._mirrors.catch_up(store._local_steps(), self._mirrors)
 
     @property
     def preempted(self) -> bool:
@@ -125,16 +148,19 @@ class Saver:
     def resume(self, state: Any, step: int | None = None, *, strict: bool = True) -> int | None:
         """Loads the latest step, or `step`, into `state` in place, as :meth:`Store.load` does.
 
+        The step is loaded from the nearest of the store, its fallbacks and the mirrors that has it.
+
         Returns:
-            The step number; None if the store has no step yet, with the state unchanged.
+            The step number; None if none of the stores has a step yet, with the state unchanged.
 
         Raises:
             NotFound, Invalid, Corrupt: see :meth:`Store.load`. If the latest step is damaged, pass
                 an earlier one as `step`.
+            Unavailable: a store or a mirror cannot be read. Then it is not known which step is the
+                latest; pass `step` to load one that can be read.
         """
-        if step is None and not self._store.steps():
-            return None
-        self._last_step = self._store.load(state, step, strict).step
+        report = self._store._load_newest(state, step, strict, self._mirrors)
+        self._last_step = None if report is None else report.step
         return self._last_step
 
     def step(self, number: int, state: Any) -> bool:
@@ -178,17 +204,20 @@ class Saver:
         self._check_open(number)
         self._finish_background_save()
         if number != self._last_step:
-            self._save(number, state, in_background=False)
+            self._save(number, state, in_background=False, is_last=True)
 
     def close(self) -> None:
-        """Waits for a running save, and restores the signal handlers. May be called again.
+        """Waits for a running save and for the copies to mirrors, and restores the signal handlers.
+        May be called again.
 
-        A signal that arrived after the last :meth:`step` is then delivered.
+        A copy that fails is repeated until there has been no progress for the timeout of the
+        mirror. A signal that arrived after the last :meth:`step` is then delivered.
 
         Raises:
-            Error: the background save failed.
+            Error: the background save failed, or the newest step was not copied to a mirror. That
+                step is in the store.
         """
-        self._end(failed=False)
+        self._end(None)
         if self._watch.pending:
             self._watch.follow(self._watch.pending)
 
@@ -206,7 +235,7 @@ class Saver:
             return
         # The propagating error is more informative than one that follows it.
         try:
-            self._end(failed=True)
+            self._end(error)
         except Exception as second:
             warnings.warn(f"while the Saver was closed: {second}", RuntimeWarning)
         if self._watch.pending:
@@ -236,17 +265,24 @@ class Saver:
         except Error as error:
             # The current state matters most, and there may be no time for anything else.
             warnings.warn(f"an earlier save failed: {error}", RuntimeWarning)
-        self._save(number, state, in_background=False)
+        self._save(number, state, in_background=False, is_last=True)
         self._preempted = True
 
-    def _save(self, number: int, state: Any, in_background: bool) -> None:
+    def _save(
+        self, number: int, state: Any, in_background: bool, is_last: bool = False
+    ) -> None:
+        """`is_last`: all mirrors receive the step, because there may be no other save."""
         made = _made(state)
+        mirrors = tuple(replace(one, every=1) for one in self._mirrors) if is_last else None
+        mirror = (mirrors or self._mirrors) or None
         if in_background:
-            self._handle = self._store.save_async(number, made, overwrite=self._overwrite)
+            self._handle = self._store.save_async(
+                number, made, overwrite=self._overwrite, mirror=mirror
+            )
             self._handle_step = number
             self._handle._make_streams_wait()
         else:
-            self._store.save(number, made, overwrite=self._overwrite)
+            self._store.save(number, made, overwrite=self._overwrite, mirror=mirror)
             self._last_step = number
             self._delete_old()
 
@@ -272,16 +308,22 @@ class Saver:
 
     def _delete_old(self) -> None:
         if self._last_step is not None and self._keep_last + self._keep_every > 0:
-            steps = self._store.steps()
+            pinned = self._store._mirrors.pinned()  # before the copies that end in the meantime
+            steps = self._store._local_steps()
+            doomed = unwanted(steps, self._last_step, self._keep_last, self._keep_every)
             # All ranks call it; the choice of rank 0 applies.
-            self._store.delete(*unwanted(steps, self._last_step, self._keep_last, self._keep_every))
+            self._store.delete(*(step for step in doomed if step not in pinned))
 
-    def _end(self, failed: bool) -> None:
+    def _end(self, error: BaseException | None) -> None:
         if self._closed:
             return
         try:
-            # After an error on this rank, the others may not call delete.
-            self._wait_for_save() if failed else self._finish_background_save()
+            if error is None:
+                self._finish_background_save()
+                self._finish_mirrors()
+            else:
+                # The others may not call delete. The store waits for the mirrors when it is closed.
+                self._wait_for_save()
         finally:
             self._closed = True
             self._watch.restore()
@@ -289,16 +331,22 @@ class Saver:
                 self._agreement.close()
 
 
-def unwanted(steps: Sequence[int], newest: int, keep_last: int, keep_every: int) -> list[int]:
-    """Steps to delete once `newest` is durable: those that neither argument keeps.
+    def _finish_mirrors(self) -> None:
+        """Waits for the copies to mirrors, and deletes the steps that waited for them.
 
-    `newest` and the steps above it are never deleted.
-    """
-    older = sorted(step for step in steps if step < newest)
-    recent = older[max(len(older) - max(keep_last - 1, 0), 0) :]
-    return [
-        step for step in older if step not in recent and not (keep_every and step % keep_every == 0)
-    ]
+        Raises the error of the copy of the newest step on all ranks.
+        """
+        if not self._mirrors:
+            return
+        mirrors = self._store._mirrors
+        mirrors.begin_close()
+        # In slices, because the ranks do not wait for each other for longer than their timeout.
+        seconds = min(_MIRROR_SLICE_SECONDS, self._store.timeout / 4)
+        ranks = self._store._ranks
+        while ranks.exchange(lambda: b"1" if mirrors.wait(seconds) else b"0")[0] == b"0":
+            pass
+        self._delete_old()
+        ranks.run_together(mirrors.raise_error)
 
 
 def _made(state: Any) -> Any:
