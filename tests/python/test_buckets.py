@@ -11,28 +11,9 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from cairn.dcp import CairnReader, CairnWriter
+from s3_server import bucket, server  # noqa: F401 - fixtures
 
-ROOT = Path(__file__).resolve().parents[2]
-SEAWEED = ROOT / "tests/support/seaweed.sh"
 PROGRAMS = Path(cairn.__file__).resolve().parents[2] / "bin"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """The environment with which clients reach the server."""
-    folder = tmp_path_factory.mktemp("s3") / "server"
-    subprocess.run([SEAWEED, "start", folder], check=True, capture_output=True, timeout=120)
-    lines = (folder / "environment").read_text().splitlines()
-    yield dict(line.removeprefix("export ").split("=", 1) for line in lines if "=" in line)
-    subprocess.run([SEAWEED, "stop", folder], check=True, capture_output=True, timeout=60)
-
-
-@pytest.fixture
-def bucket(server, monkeypatch, request):
-    """The address of an empty place, with credentials in the environment."""
-    for name, value in server.items():
-        monkeypatch.setenv(name, value)
-    return f"s3://{server['CAIRN_TEST_S3_BUCKET']}/{request.node.name}"
 
 
 def run(program: str, *arguments: str) -> str:

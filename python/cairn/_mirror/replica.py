@@ -44,14 +44,14 @@ class Replica:
         self._may_take_over = mirror.take_over
         self._is_opening = False
 
-    def copy(self, job: MirrorJob) -> None:
-        """Copies the step of the job, unless the mirror has it.
+    def copy(self, job: MirrorJob) -> int:
+        """Copies the step of the job, unless the mirror has it. Returns the bytes copied.
 
         Raises NotFound if the source does not have it any more, and the errors of
         :func:`cairn.copy_steps`.
         """
         try:
-            self._copy(job)
+            return self._copy(job)
         except Error:
             self.close()
             raise
@@ -88,7 +88,7 @@ class Replica:
                 pass
         self._source = self._target = None
 
-    def _copy(self, job: MirrorJob) -> None:
+    def _copy(self, job: MirrorJob) -> int:
         self._is_opening = True
         if self._source is None:
             place = self._source_place
@@ -107,7 +107,7 @@ class Replica:
             self._may_take_over = False
         self._is_opening = False
         if job.is_catch_up and any(step >= job.step for step in self._target.steps()):
-            return
+            return 0
         if job.step not in self._source.steps():
             raise NotFound(f"step {job.step} was deleted before it was copied", step=job.step)
         copied = self._target.copy_from(
@@ -120,3 +120,4 @@ class Replica:
         )
         if copied[0][1] == "deleted":
             raise NotFound(f"step {job.step} was deleted while it was copied", step=job.step)
+        return copied[0][4]

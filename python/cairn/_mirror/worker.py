@@ -54,6 +54,7 @@ class MirrorWorker:
         self._is_closing = False
         self._following_chain: list[Mirror] = []  # that has to catch up
         self._progress_time = time.monotonic()
+        self._not_before = 0.0  # when the next copy may begin
 
     def submit(self, job: MirrorJob) -> None:
         """Adds a step. Skips the oldest ones if too many wait."""
@@ -161,6 +162,9 @@ class MirrorWorker:
 
     def _next_job(self) -> MirrorJob | None:
         with self._changed:
+            # A copy limits its own rate; here is the limit for many small steps.
+            pause = self._not_before - time.monotonic()
+            self._changed.wait_for(lambda: self._is_stopping, max(0.0, pause))
             self._changed.wait_for(lambda: self._waiting or self._is_stopping)
             if not self._is_stopping:
                 self._active = self._waiting.popleft()
@@ -198,7 +202,10 @@ class MirrorWorker:
         pause, self._progress_time = _FIRST_PAUSE, time.monotonic()
         while True:
             try:
-                self._replica.copy(job)
+                begin = time.monotonic()
+                copied_bytes = self._replica.copy(job)
+                if self._mirror.max_rate is not None:
+                    self._not_before = begin + copied_bytes / self._mirror.max_rate
                 return None
             except Error as error:
                 if self._is_stopping:
