@@ -37,6 +37,10 @@ of tensors and plain values, saved completely or not at all. Each leaf has a nam
     store.save(300, {"model": model, "optimizer": optimizer})
     store.load({"model": model, "optimizer": optimizer})
 
+    # Copy to another store in the background, and read from either of them.
+    store.save_async(400, state, mirror="s3://bucket/gpt").mirrored()
+    cairn.open("runs/gpt", fallback=["s3://bucket/gpt"])
+
     # Inspect.
     store.steps()                 # [100, 200]
     store.keys(pattern="model.**.weight")
