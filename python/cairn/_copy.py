@@ -20,7 +20,6 @@ def copy_steps(
     steps: Iterable[int] | None = None,
     *,
     overwrite: bool = False,
-    threads: int = 4,
     max_rate: int | None = None,
     progress: Callable[[int, int, int], object] | None = None,
 ) -> tuple[CopiedStep, ...]:
@@ -40,7 +39,6 @@ def copy_steps(
         target: open with mode ``"a"``.
         steps: numbers of the steps; by default all steps of the source.
         overwrite: replaces steps of the target that have the same number and other contents.
-        threads: segments that are copied at once, at least 1.
         max_rate: limit in bytes of payload per second; by default there is none.
         progress: is called with the step, the bytes of it that were copied, and those to be copied
             in all, at most every 100 ms and possibly on other threads. Returning False stops the
@@ -59,8 +57,6 @@ def copy_steps(
         Unavailable: a storage failed, or ``progress`` returned False. The steps before this one
             are in the target.
     """
-    if operator.index(threads) < 1:
-        raise Invalid(f"threads={threads}: must be 1 or more")
     if max_rate is not None and operator.index(max_rate) < 1:
         raise Invalid(f"max_rate={max_rate}: must be 1 or more")
     numbers = source._local_steps() if steps is None else [step_number(step) for step in steps]
@@ -69,7 +65,6 @@ def copy_steps(
         progress,
         steps=numbers,
         overwrite=overwrite,
-        threads=threads,
         max_bytes_per_second=max_rate,
     )
     return tuple(CopiedStep(*one) for one in copied)

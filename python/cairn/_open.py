@@ -60,12 +60,11 @@ def open(
             function is called when credentials are needed and after the server has rejected the
             previous ones. It returns a mapping with ``access_key_id``, ``secret_access_key`` and
             optionally ``session_token`` and ``expiry`` (seconds since 1970).
-        fallback: addresses of stores with copies of the steps, from near to far, such as those of
-            its mirrors (docs/mirroring.md). ``load`` and the methods that read use the nearest
-            store that has the step; without a number, they use the highest number in any of them.
-            If two stores have different steps with the same number, the one that was saved last is
-            used. The stores need not exist; with mode ``"r"``, one of them or ``address`` must.
-            Saves and deletes concern ``address`` alone.
+        fallback: addresses of stores with copies of the steps, from near to far, such as mirrors
+            (docs/mirroring.md). ``load`` and the methods that read use the nearest store that has
+            the step; by default, the highest number in any store. Of different steps with the same
+            number, the one that was saved last is used. The stores need not exist; with mode
+            ``"r"``, one of them or ``address`` must. Saves and deletes concern ``address`` alone.
 
     Raises:
         NotFound: the store does not exist (``"r"``).

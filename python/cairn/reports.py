@@ -82,7 +82,7 @@ class MirrorStatus:
     """The step whose copy runs, or waits for its save or for another attempt."""
     copied_bytes: int
     total_bytes: int
-    """Of the segments of this step that the mirror lacks."""
+    """How much of the segments of this step that the mirror lacked was copied, and their length."""
     waiting: tuple[int, ...]
     """The steps that wait for their copy."""
     error: Exception | None

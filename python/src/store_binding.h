@@ -109,7 +109,8 @@ class StoreBinding {
   /// Requires the GIL.
   template <typename Work>
   auto Use(const Work& work) const;
-  /// The same for a caller that has released the GIL and has called process_.Check.
+  /// Returns `work(store)` as Use does. Requires that the caller has released the GIL and called
+  /// process_.Check.
   template <typename Work>
   auto UseWithoutGil(const Work& work) const;
   Result<core::LoadReport> RunLoad(core::CheckpointStore& store, const kv::StepInfo& step,

@@ -1,4 +1,4 @@
-"""A real S3 server for tests: the fixtures `server` and `bucket`, to be imported by test modules."""
+"""The fixtures `server` and `bucket`: a real S3 server. Test modules import them."""
 
 from __future__ import annotations
 

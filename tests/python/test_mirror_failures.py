@@ -108,7 +108,7 @@ def kill_a_job_many_times(path: Path, mirror: str, rounds: int) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_killed_job_loses_no_step_and_continues_its_mirror(path, tmp_path):
-    rounds = int(os.environ.get("CAIRN_KILL_ROUNDS", "8"))
+    rounds = int(os.environ.get("CAIRN_KILL_ROUNDS", "4"))
     kill_a_job_many_times(path, str(tmp_path / "mirror"), rounds)
 
 

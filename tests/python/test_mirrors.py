@@ -68,9 +68,8 @@ def test_copy_steps_can_be_stopped_and_refuses_bad_arguments(store, target):
             cairn.copy_steps(store, other, [2])
         with pytest.raises(cairn.Invalid, match="same store"):
             cairn.copy_steps(other, other)
-        for options in ({"threads": 0}, {"max_rate": 0}):
-            with pytest.raises(cairn.Invalid, match=list(options)[0]):
-                cairn.copy_steps(store, other, **options)
+        with pytest.raises(cairn.Invalid, match="max_rate=0"):
+            cairn.copy_steps(store, other, max_rate=0)
         other.save(1, {"other": 1})
         with pytest.raises(cairn.Conflict):
             cairn.copy_steps(store, other)

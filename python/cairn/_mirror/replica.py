@@ -103,7 +103,7 @@ class Replica:
                 take_over=self._may_take_over,
                 credentials=self._mirror.credentials,
             )
-            # Whoever takes over this mirror later must not lose it again to this process.
+            # If another process takes over the mirror later, this one must not take it back.
             self._may_take_over = False
         self._is_opening = False
         if job.is_catch_up and any(step >= job.step for step in self._target.steps()):

@@ -2,7 +2,7 @@
 
 1. A step is submitted when its save begins. From then on it is *pinned*: it may not be pruned.
 2. The thread waits until the save is durable, opens the mirror if it is not open, and copies the
-   step with one commit (kv/copy_steps.h). It reads the source through an open of its own, so that
+   step with one commit (kv/copy_steps.h). It opens the source a second time, for reading, so that
    saves continue in the meantime.
 3. If that fails and may succeed later, it is repeated with growing pauses, until there has been no
    progress for `Mirror.timeout`. A step whose copy has failed stays pinned until a newer one is

@@ -73,8 +73,8 @@ class Saver:
         every: interval of saves in steps, at least 1.
         keep_last, keep_every: see above.
         async_: ``False`` saves before :meth:`step` returns.
-        overwrite: replaces existing steps, also in mirrors, for example after a run has resumed from an earlier
-            step; by default they are a Conflict.
+        overwrite: replaces existing steps, also in mirrors, for example after a run has resumed
+            from an earlier step; by default they are a Conflict.
         signals: numbers of the signals that cause a save.
         mirror: the address of a store, a :class:`cairn.Mirror`, or a sequence of them, from near to
             far, each of which copies from the one before it.
@@ -86,8 +86,8 @@ class Saver:
             for agreements, and must support reductions in host memory.
 
     Raises:
-        Invalid: a number is out of range, two of the mirrors are the same store, a signal cannot be watched, or this is not the main
-            thread.
+        Invalid: a number is out of range, two of the mirrors are the same store, a signal cannot
+            be watched, or this is not the main thread.
     """
 
     def __init__(
