@@ -50,6 +50,8 @@ class MirrorChain:
         """
         count = sum(step % mirror.every == 0 for mirror in mirrors)
         job = MirrorJob(step, count, save=save, overwrite=overwrite)
+        for worker in self._workers:
+            worker.begin()
         if count > 0:
             self._workers[0].submit(job)
         return job.futures

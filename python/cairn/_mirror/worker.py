@@ -61,7 +61,6 @@ class MirrorWorker:
         skipped = []
         with self._changed:
             self._waiting.append(job)
-            self._is_closing, self._retries = False, True
             self._last_job = job
             while len(self._waiting) + len(self._failed) > self._mirror.max_pending:
                 if self._failed:
@@ -116,6 +115,11 @@ class MirrorWorker:
                 waiting=tuple(job.step for job in self._waiting),
                 error=self._error,
             )
+
+    def begin(self) -> None:
+        """Steps are submitted again, after ``begin_close`` or ``end_retries``."""
+        with self._changed:
+            self._is_closing, self._retries = False, True
 
     def begin_close(self) -> None:
         """No more steps are submitted. After a copy has failed, the others are not repeated, so
@@ -189,10 +193,9 @@ class MirrorWorker:
                     raise self._stopped(job.step)
             save.report()
         except Exception as error:
-            with self._changed:
-                self._active = None
             job.fail(error)
             with self._changed:
+                self._active = None
                 self._changed.notify_all()
             return False
         return True
@@ -252,14 +255,13 @@ class MirrorWorker:
             following.submit(job)
 
     def _fail(self, job: MirrorJob, error: Exception) -> None:
+        job.fail(error)  # before `wait` can return, after which the error is asked for
         with self._changed:
             self._active = None
             self._error = error
             self._failed.append(job.step)
             is_stopping = self._is_stopping
             self._retries = self._retries and not self._is_closing
-        job.fail(error)
-        with self._changed:
             self._changed.notify_all()
         if not is_stopping:
             _warn(f"step {job.step} was not copied to the mirror {self._mirror}: {error}")
