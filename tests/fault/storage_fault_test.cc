@@ -341,12 +341,17 @@ TEST(OtherWriterTest, ReaderOfAStoreThatIsBeingCreatedSeesNoDamage) {
     const auto base = std::make_shared<MemoryStorage>("test");
     const auto storage = std::make_shared<FaultyStorage>(base);
     storage->SetPlan([&](const StorageCall& call) {
-      if (call.index == index) EXPECT_TRUE(IsOk(SaveByOther(base)));
+      if (call.index == index) {
+        EXPECT_TRUE(IsOk(SaveByOther(base)));
+      }
       return StorageFault::kNone;
     });
     const auto reader = Store::Open(storage, OpenMode::kRead, SmallBlocks());
-    if (!reader) EXPECT_THAT(reader, IsError(ErrorCode::kNotFound, "no store here"));
-    if (reader) CAIRN_EXPECT_OK(LoadAllFrom(**reader));
+    if (reader) {
+      CAIRN_EXPECT_OK(LoadAllFrom(**reader));
+    } else {
+      EXPECT_THAT(reader, IsError(ErrorCode::kNotFound, "no store here"));
+    }
     if (storage->Log().size() <= index) break;
   }
 }

@@ -158,7 +158,9 @@ TEST_F(ImpossibleFailuresTest, NoGenerationIsAssignedTwice) {
   for (uint32_t round = 1; round <= 40; ++round) {
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, OpenWriter(kNoGrace));
     ASSERT_TRUE(save(*store, MakeSample(round % 3, round, kSmall)));
-    if (round % 4 == 0) CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 1>{round % 3}));
+    if (round % 4 == 0) {
+      CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 1>{round % 3}));
+    }
     {
       ScopedFaults faults(cairn::testing::FailFromNth(round, EIO));
       save(*store, MakeSample(5, round, kSmall));
