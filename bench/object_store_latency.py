@@ -103,7 +103,8 @@ def measure(arguments: argparse.Namespace, server: dict[str, str], work: Path) -
         for name, value in seconds.items():
             times.setdefault((name, condition), []).append(value)
 
-    proxies = {f"{ms:g} ms": Proxy(server["AWS_ENDPOINT_URL_S3"], ms) for ms in (0, arguments.delay)}
+    endpoint = server["AWS_ENDPOINT_URL_S3"]
+    proxies = {f"{ms:g} ms": Proxy(endpoint, ms) for ms in (0, arguments.delay)}
     for turn in range(arguments.rounds):
         for delay, proxy in proxies.items():
             environment = server | {"AWS_ENDPOINT_URL_S3": proxy.endpoint}
@@ -121,9 +122,9 @@ def measure(arguments: argparse.Namespace, server: dict[str, str], work: Path) -
         proxy.stop()
     print(f"median of {arguments.rounds} rounds; save and load: {arguments.bytes >> 20} MiB")
     for (name, condition), values in times.items():
-        median = statistics.median(values)
-        requests = "" if condition.startswith("0 ") else f", {median / arguments.delay * 1e3:.1f} delays"
-        print(f"{name}, {condition}: {median * 1e3:.0f} ms{requests}")
+        milliseconds = statistics.median(values) * 1e3
+        delays = f", {milliseconds / arguments.delay:.1f} delays"
+        print(f"{name}, {condition}: {milliseconds:.0f} ms{delays * (condition[0] != '0')}")
     for name in ("save", "load"):
         near, far = (statistics.median(times[name, delay]) for delay in proxies)
         print(f"{name}: {near / far:.2f} of the rate without the delay")

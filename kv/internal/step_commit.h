@@ -11,9 +11,9 @@ namespace cairn::kv::internal {
 /// Commits the step of an attempt whose segments are sealed. See StepWriter::Commit.
 Result<StepInfo> CommitStep(StepAttempt& attempt, const StepSummary& summary);
 
-/// Where each request takes long, opens the tables of the latest step, with which the commit usually
-/// compares its records, while the caller waits for something else. Errors are ignored, because the
-/// commit returns them. Threads: any.
+/// Where each request takes long, opens the tables of the latest step while the caller waits for
+/// something else. The commit usually compares its records with this step, and returns the errors
+/// that this ignores. Threads: any.
 void OpenLikelyBase(StoreState& state);
 
 }  // namespace cairn::kv::internal

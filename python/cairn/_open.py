@@ -33,11 +33,9 @@ def open(
     on one rank is raised on all of them. Each rank may call the other methods by itself.
 
     Args:
-        address: ``PATH`` or ``file:PATH``, a directory; ``s3://BUCKET/PREFIX``, a place in an
-            S3-compatible object store, optionally with ``?endpoint=URL&region=R``; or
-            ``rados:POOL/NAMESPACE``, a place in a Ceph cluster, optionally with
-            ``?conf=FILE&data_pool=POOL``. In a multi-rank store all ranks must share the
-            directory.
+        address: ``PATH`` or ``file:PATH``, a directory, which all ranks must share;
+            ``s3://BUCKET/PREFIX[?endpoint=URL&region=R]``, in an S3-compatible object store; or
+            ``rados:POOL/NAMESPACE[?conf=FILE&data_pool=POOL]``, in a Ceph cluster.
         mode: ``"r"`` reads, and sees the steps that a concurrent writer commits. ``"a"`` reads and
             writes, and creates the store if it does not exist. Only one process, or the ranks of
             one group, may have a store open for writing at a time.
