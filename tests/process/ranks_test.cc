@@ -20,7 +20,11 @@ using ::testing::HasSubstr;
 constexpr int kWorldSize = 4;
 constexpr int kVictim = 2;  // in a broadcast it forwards to rank 3 what it receives from rank 0
 constexpr int64_t kNeverMs = 120'000;
+#if defined(__SANITIZE_THREAD__)
+constexpr int64_t kSlackMs = 30'000;
+#else
 constexpr int64_t kSlackMs = 5'000;
+#endif
 
 using Ranks = std::vector<std::unique_ptr<Child>>;
 
