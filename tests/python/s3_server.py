@@ -1,4 +1,4 @@
-"""The fixtures `server` and `bucket`: a real S3 server. Test modules import them."""
+"""The fixtures `folder`, `server` and `bucket`: a real S3 server. Test modules import them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ SEAWEED = Path(__file__).resolve().parents[1] / "support/seaweed.sh"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """The environment with which clients reach the server."""
+def folder(tmp_path_factory):
+    """The directory of the server, for seaweed.sh."""
     folder = tmp_path_factory.mktemp("s3") / "server"
     subprocess.run([SEAWEED, "start", folder], check=True, capture_output=True, timeout=120)
-    lines = (folder / "environment").read_text().splitlines()
-    yield dict(line.removeprefix("export ").split("=", 1) for line in lines if "=" in line)
+    yield folder
     subprocess.run([SEAWEED, "stop", folder], check=True, capture_output=True, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    """The environment with which clients reach the server."""
+    lines = (folder / "environment").read_text().splitlines()
+    return dict(line.removeprefix("export ").split("=", 1) for line in lines if "=" in line)
 
 
 @pytest.fixture

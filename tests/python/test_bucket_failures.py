@@ -16,9 +16,8 @@ from pathlib import Path
 import cairn
 import pytest
 import torch
+from s3_server import SEAWEED, folder, server  # noqa: F401 - fixtures
 
-ROOT = Path(__file__).resolve().parents[2]
-SEAWEED = ROOT / "tests/support/seaweed.sh"
 PROGRAMS = Path(cairn.__file__).resolve().parents[2] / "bin"
 ROUNDS = int(os.environ.get("CAIRN_BUCKET_ROUNDS", "1"))
 
@@ -36,24 +35,9 @@ SUITES = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """The directory of a server."""
-    folder = tmp_path_factory.mktemp("s3") / "server"
-    subprocess.run([SEAWEED, "start", folder], check=True, capture_output=True, timeout=120)
-    yield folder
-    subprocess.run([SEAWEED, "stop", folder], check=True, capture_output=True, timeout=60)
-
-
-def environment_of(folder: Path) -> dict[str, str]:
-    lines = (folder / "environment").read_text().splitlines()
-    return dict(line.removeprefix("export ").split("=", 1) for line in lines if "=" in line)
-
-
 @pytest.mark.timeout(300 + 120 * ROUNDS)
 @pytest.mark.parametrize("suite", SUITES)
-def test_process_suite_passes(folder, suite):
-    server = environment_of(folder)
+def test_process_suite_passes(server, suite):
     stores = f"s3://{server['CAIRN_TEST_S3_BUCKET']}/{suite}"
     run = subprocess.run(
         [PROGRAMS / suite],
@@ -98,8 +82,10 @@ class Trainer(threading.Thread):
 @pytest.mark.slow
 @pytest.mark.timeout(600 + 30 * int(os.environ.get("CAIRN_SERVER_KILLS", "3")))
 @pytest.mark.parametrize("timeout_s", [60, 1])
-def test_every_acknowledged_step_survives_kills_of_the_server(folder, monkeypatch, timeout_s):
-    for name, value in environment_of(folder).items():
+def test_every_acknowledged_step_survives_kills_of_the_server(
+    folder, server, monkeypatch, timeout_s
+):
+    for name, value in server.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("CAIRN_S3_TIMEOUT", str(timeout_s))
     address = f"s3://{os.environ['CAIRN_TEST_S3_BUCKET']}/killed-{timeout_s}"

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from cairn.dcp import CairnReader, CairnWriter
-from s3_server import bucket, server  # noqa: F401 - fixtures
+from s3_server import bucket, folder, server  # noqa: F401 - fixtures
 
 PROGRAMS = Path(cairn.__file__).resolve().parents[2] / "bin"
 

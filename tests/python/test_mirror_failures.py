@@ -17,7 +17,7 @@ import torch.distributed as dist
 from cairn_testing import assert_same
 from interpreters import Program
 from ranks import run_on_ranks
-from s3_server import bucket, server  # noqa: F401 - fixtures
+from s3_server import bucket, folder, server  # noqa: F401 - fixtures
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
