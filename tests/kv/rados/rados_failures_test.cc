@@ -55,6 +55,9 @@ TEST(RadosFailuresTest, AMissingPoolIsNamed) {
 }
 
 TEST(RadosFailuresTest, AForkedChildHasItsOwnConnection) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "ThreadSanitizer allows no threads in a forked child";
+#endif
   const auto storage = OpenRados(TestCluster().NewAddress());
   CAIRN_ASSERT_OK(storage->Put("lease", Bytes("parent")));
   const pid_t child = ::fork();

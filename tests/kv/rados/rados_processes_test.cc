@@ -54,6 +54,14 @@ T* NewShared() {
   return static_cast<T*>(memory);
 }
 
+/// Initializes a barrier in memory that processes share.
+void InitShared(pthread_barrier_t& barrier, unsigned processes) {
+  pthread_barrierattr_t attributes;
+  ::pthread_barrierattr_init(&attributes);
+  ::pthread_barrierattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+  ::pthread_barrier_init(&barrier, &attributes, processes);
+}
+
 TEST(RadosProcessesTest, ExactlyOneOfEightProcessesPutsAnAbsentObject) {
   constexpr int kProcesses = 8;
   constexpr int kRounds = 20;
@@ -62,10 +70,7 @@ TEST(RadosProcessesTest, ExactlyOneOfEightProcessesPutsAnAbsentObject) {
     std::array<std::array<bool, kRounds>, kProcesses> has_won;
   };
   Shared* const shared = NewShared<Shared>();
-  pthread_barrierattr_t attributes;
-  ::pthread_barrierattr_init(&attributes);
-  ::pthread_barrierattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
-  ::pthread_barrier_init(&shared->start, &attributes, kProcesses);
+  InitShared(shared->start, kProcesses);
   const std::string address = TestCluster().NewAddress();
   // The children of a process that has used librados have copies of its state.
   EXPECT_THAT(OpenRados(address)->Size("none"), IsError(ErrorCode::kNotFound, "none"));
@@ -102,14 +107,18 @@ TEST(RadosProcessesTest, ExactlyOneOfEightProcessesPutsAnAbsentObject) {
 
 TEST(RadosProcessesTest, AReaderIsWokenByARootOfAnotherProcess) {
   const std::string address = TestCluster().NewAddress();
-  const auto reader = OpenRados(address);
-  reader->AwaitChange("roots/", milliseconds(1));  // begins to watch
+  auto* const watching = NewShared<pthread_barrier_t>();
+  InitShared(*watching, 2);
   const Child writer([&] {
     const auto storage = OpenRados(address);
     if (storage->Size("none").error().code != ErrorCode::kNotFound) return false;  // connects
+    ::pthread_barrier_wait(watching);
     std::this_thread::sleep_for(milliseconds(200));
     return storage->PutIfAbsent("roots/1", {}).has_value();
   });
+  const auto reader = OpenRados(address);
+  reader->AwaitChange("roots/", milliseconds(1));  // begins to watch
+  ::pthread_barrier_wait(watching);
   const auto begin = steady_clock::now();
   reader->AwaitChange("roots/", seconds(60));
   EXPECT_LT(steady_clock::now() - begin, seconds(20));
