@@ -15,6 +15,7 @@
 #include "core/load/internal/shard_load.h"
 #include "core/ranks/internal/open_together.h"
 #include "core/save/internal/device_save.h"
+#include "core/save/internal/last_save.h"
 #include "core/save/internal/save.h"
 #include "core/save/internal/save_planner.h"
 #include "core/save/internal/save_queue.h"
@@ -61,7 +62,7 @@ class CheckpointStore::Impl {
 
   Result<SaveReport> SavePlanned(const internal::SaveAttempt& attempt, internal::SavePlan& plan,
                                  const SaveOptions& options, internal::SavedChunks* saved,
-                                 internal::DeviceSave* device) {
+                                 internal::DeviceSave* device, bool has_same_records = false) {
     if (!attempt.name.empty()) queue_.AwaitTurn(attempt.queue_position);
     const MutexLock lock(writing_);
     std::unique_ptr<internal::WorkerPool>* const pool = &pool_;  // used under the lock
@@ -75,6 +76,7 @@ class CheckpointStore::Impl {
                                       .options = options,
                                       .pool = **pool,
                                       .saved = saved,
+                                      .has_same_records = has_same_records,
                                       .device = device});
     });
     if (!report) return Fail(Abort(attempt, std::move(report).error()));
@@ -85,6 +87,16 @@ class CheckpointStore::Impl {
   /// What the last Save with tensors in device memory wrote; to be passed to SavePlanned only,
   /// which uses it under the lock.
   internal::SavedChunks* last_device_save() { return &last_device_save_; }
+
+  /// Returns the last Save, or nothing if another one is running.
+  std::unique_ptr<internal::LastSave> TakeLastSave() {
+    const MutexLock lock(remembering_);
+    return last_save_ ? std::move(last_save_) : std::make_unique<internal::LastSave>();
+  }
+  void RememberSave(std::unique_ptr<internal::LastSave> save) {
+    const MutexLock lock(remembering_);
+    last_save_ = std::move(save);
+  }
 
   Result<kv::Store::DeleteReport> Delete(std::span<const uint64_t> steps, bool dry_run) {
     const MutexLock lock(writing_);
@@ -111,6 +123,8 @@ class CheckpointStore::Impl {
   bool closed_ CAIRN_GUARDED_BY(writing_) = false;
   internal::SavedChunks last_device_save_ CAIRN_GUARDED_BY(writing_);
   std::unique_ptr<internal::WorkerPool> pool_ CAIRN_GUARDED_BY(writing_);  // set by the first save
+  Mutex remembering_;
+  std::unique_ptr<internal::LastSave> last_save_ CAIRN_GUARDED_BY(remembering_);  // may be null
 };
 
 CheckpointStore::CheckpointStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -161,16 +175,21 @@ Result<std::vector<uint64_t>> CheckpointStore::StepNumbers() const {
 Result<SaveReport> CheckpointStore::Save(uint64_t step, const StateDict& state,
                                          const SaveOptions& options) {
   const internal::SaveAttempt attempt = NextAttempt(step, options);
-  auto plan = internal::CatchBadAlloc(
-      "the plan of a save", [&] { return internal::PlanSave(state, options, rank_in_world()); });
-  if (!plan) return Fail(Abort(attempt, std::move(plan).error()));
-  if (!internal::DeviceSave::IsNeeded(*plan)) {
-    return SavePlanned(attempt, *plan, options, nullptr, nullptr);
+  std::unique_ptr<internal::LastSave> last = impl_->TakeLastSave();
+  const auto planned = internal::CatchBadAlloc(
+      "the plan of a save", [&] { return last->Plan(state, options, rank_in_world()); });
+  if (!planned) return Fail(Abort(attempt, planned.error()));
+  internal::SavePlan& plan = **planned;
+  if (!internal::DeviceSave::IsNeeded(plan)) {
+    auto report = impl_->SavePlanned(attempt, plan, options, last->chunks(), nullptr,
+                                     last->has_same_records());
+    if (report) impl_->RememberSave(std::move(last));
+    return report;
   }
-  auto device = internal::DeviceSave::Begin(*plan, options.streams);
+  auto device = internal::DeviceSave::Begin(plan, options.streams);
   if (!device) return Fail(Abort(attempt, std::move(device).error()));
   (*device)->WriteFilesDirectly();
-  return SavePlanned(attempt, *plan, options, impl_->last_device_save(), device->get());
+  return SavePlanned(attempt, plan, options, impl_->last_device_save(), device->get());
 }
 
 Result<SaveReport> CheckpointStore::SavePlanned(const internal::SaveAttempt& attempt,

@@ -165,4 +165,16 @@ Result<StepInfo> StepWriter::Commit(const StepSummary& summary) {
   return Fail(NameOtherWriter(attempt, std::move(committed).error()));
 }
 
+Result<StepInfo> StepWriter::CommitSame(const StepInfo& base) {
+  StepAttempt& attempt = *attempt_;
+  CAIRN_TRY(internal::CheckNotForked(*attempt.store));
+  CAIRN_TRY(attempt.CheckUsable());
+  CAIRN_CHECK(!attempt.has_ranks() && !attempt.has_structure && attempt.chunk_count == 0 &&
+              attempt.written_bytes() == 0);
+  attempt.failed = true;
+  Result<StepInfo> committed = internal::CommitSameStep(attempt, base);
+  if (committed) return committed;
+  return Fail(NameOtherWriter(attempt, std::move(committed).error()));
+}
+
 }  // namespace cairn::kv

@@ -96,6 +96,11 @@ class StepWriter {
   /// several ranks, Gather.
   Result<StepInfo> Commit(const StepSummary& summary);
 
+  /// Commits a step with the same records as `base`, in place of all calls above: the caller knows
+  /// that nothing has changed since. kConflict: `base` was deleted or replaced. Requires one rank,
+  /// and that nothing was appended or added.
+  Result<StepInfo> CommitSame(const StepInfo& base);
+
   /// Makes this rank's part durable, in place of Commit on the ranks other than 0. From here on
   /// rank 0 may commit it. kConflict: a segment to which the part refers was deleted. Requires a
   /// store that was opened with kJoinSession.

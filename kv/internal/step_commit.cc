@@ -4,6 +4,7 @@
 #include "kv/internal/step_commit.h"
 
 #include <chrono>
+#include <functional>
 #include <utility>
 
 #include "kv/internal/commit/root_change.h"
@@ -37,6 +38,23 @@ void ReportCommitted(const StepAttempt& attempt, uint64_t generation) {
   (void)PublishCommitted(*state.storage, attempt.attempt, generation);
 }
 
+/// Writes the table of the step, as `finish` does, and commits. Requires write_mutex.
+using FinishTable = std::function<Result<void>(StepTableWriter&, StepEntry&)>;
+Result<StepInfo> CommitTable(StepAttempt& attempt, const StepSummary& summary,
+                             const StepEntry* base, const FinishTable& finish) {
+  StoreState& state = *attempt.store;
+  StepEntry entry{.info = attempt.InfoOf(summary)};
+  entry.info.generation = CurrentRoot(state)->root.number + 1;
+  CAIRN_TRY_ASSIGN(StepTableWriter table, StepTableWriter::Create(state, base, entry.info));
+  CAIRN_TRY(finish(table, entry));
+  CAIRN_TRY(CommitNewStep(state, entry,
+                          {.committed = [&] { ReportCommitted(attempt, entry.info.generation); }}));
+  attempt.finished = true;  // the step exists, so its objects must not be removed any more
+  attempt.failed = false;
+  (void)FaultPoint("commit.done");
+  return entry.info;
+}
+
 }  // namespace
 
 Result<StepInfo> CommitStep(StepAttempt& attempt, const StepSummary& summary) {
@@ -49,21 +67,36 @@ Result<StepInfo> CommitStep(StepAttempt& attempt, const StepSummary& summary) {
                       .message = "the deadline passed before the commit; allow more time",
                       .step = attempt.step});
   }
-  StepEntry entry{.info = attempt.InfoOf(summary)};
-  entry.info.generation = CurrentRoot(state)->root.number + 1;
   CAIRN_TRY_ASSIGN(const StepEntryPtr base, FindBase(attempt, summary));
-  CAIRN_TRY_ASSIGN(StepTableWriter table, StepTableWriter::Create(state, base.get(), entry.info));
-  CAIRN_TRY(attempt.records.ForEachInOrder(
-      [&](Column column, std::string_view key, std::span<const std::byte> value) {
-        return table.Add(column, key, value);
-      }));
-  CAIRN_TRY(table.Finish(entry));
-  CAIRN_TRY(CommitNewStep(state, entry,
-                          {.committed = [&] { ReportCommitted(attempt, entry.info.generation); }}));
-  attempt.finished = true;  // the step exists, so its objects must not be removed any more
-  attempt.failed = false;
-  (void)FaultPoint("commit.done");
-  return entry.info;
+  return CommitTable(attempt, summary, base.get(),
+                     [&](StepTableWriter& table, StepEntry& entry) -> Result<void> {
+                       const auto add = [&](Column column, std::string_view key,
+                                            std::span<const std::byte> value) {
+                         return table.Add(column, key, value);
+                       };
+                       CAIRN_TRY(attempt.records.ForEachInOrder(add));
+                       return table.Finish(entry);
+                     });
+}
+
+Result<StepInfo> CommitSameStep(StepAttempt& attempt, const StepInfo& base_info) {
+  StoreState& state = *attempt.store;
+  const MutexLock write_lock(state.write_mutex);  // as in CommitStep
+  CAIRN_TRY(CheckCanCommit(state));
+  CAIRN_TRY_ASSIGN(const StepEntryPtr base, CurrentRoot(state)->steps.Find(base_info.step));
+  if (base == nullptr || base->info.generation != base_info.generation) {
+    return Fail(BaseReplacedError(attempt.step));
+  }
+  attempt.chunk_count = base->info.chunk_count;
+  attempt.reused_chunk_count = base->info.chunk_count;
+  attempt.structure = base->info.structure;
+  const StepSummary summary{.base_step = base->info.step,
+                            .tensor_count = base->info.tensor_count,
+                            .value_count = base->info.value_count,
+                            .logical_bytes = base->info.logical_bytes};
+  return CommitTable(attempt, summary, base.get(), [&](StepTableWriter& table, StepEntry& entry) {
+    return table.FinishSame(*base, entry);
+  });
 }
 
 void OpenLikelyBase(StoreState& state) {

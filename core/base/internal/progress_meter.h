@@ -16,13 +16,14 @@ namespace cairn::core::internal {
 /// thread that created the meter.
 class ProgressMeter {
  public:
-  ProgressMeter(const Progress& progress, uint64_t total_bytes)
-      : progress_(progress), total_bytes_(total_bytes) {}
+  /// Reports at least `floor_bytes`: what an earlier meter of the same operation has reported.
+  ProgressMeter(const Progress& progress, uint64_t total_bytes, uint64_t floor_bytes = 0)
+      : progress_(progress), total_bytes_(total_bytes), floor_bytes_(floor_bytes) {}
 
   /// Adds completed bytes. kCancelled: the Progress function returned false.
   Result<void> Add(uint64_t bytes) {
     // Rounding to pages can add more than the total.
-    const uint64_t done = std::min(done_bytes_ += bytes, total_bytes_);
+    const uint64_t done = std::min(std::max(done_bytes_ += bytes, floor_bytes_), total_bytes_);
     if (!progress_ || std::this_thread::get_id() != caller_) return {};
     const auto now = std::chrono::steady_clock::now();
     if (done < total_bytes_ && now - last_ < std::chrono::milliseconds(50)) return {};
@@ -34,6 +35,7 @@ class ProgressMeter {
  private:
   const Progress& progress_;
   const uint64_t total_bytes_;
+  const uint64_t floor_bytes_;
   const std::thread::id caller_ = std::this_thread::get_id();
   std::atomic<uint64_t> done_bytes_ = 0;
   std::chrono::steady_clock::time_point last_{};  // used only by the thread caller_

@@ -56,7 +56,7 @@ PlannedChunk ChunkSource::Make() const {
       !shard.unchanged.empty() && shard.unchanged[i]) {
     chunk.digest = *shard.unchanged[i];
     chunk.has_bytes = false;
-  } else if (!shard.pages.empty()) {
+  } else if (!shard.pages.empty() && !shard.pages[i].page_digests.empty()) {
     chunk.page_digests = shard.pages[i].page_digests;
     chunk.digest = kv::RootDigest(chunk.page_digests, chunk.length_bytes);
     if (!shard.pages[i].changed.empty()) chunk.changed_pages = &shard.pages[i].changed;

@@ -1,6 +1,8 @@
 // A save, step by step:
 //
-// 1. The plan lists what is written: owners, aliases, this rank's chunks, values, structure.
+// 1. The plan lists what is written: owners, aliases, this rank's chunks, values, structure. If it
+//    is that of the last save, and so are all bytes (unchanged_state.h), the step is committed with
+//    the records of that save.
 // 2. The chunks of the plan are merged with the chunk records of the base step: both are scanned in
 //    key order, or, if the plan has few chunks and the base many, each chunk is looked up. A chunk
 //    of the base with the same key and sizes is a candidate for reuse.
@@ -27,6 +29,7 @@
 #include "core/save/internal/chunk_writer.h"
 #include "core/save/internal/device_save.h"
 #include "core/save/internal/rank_merge.h"
+#include "core/save/internal/unchanged_state.h"
 #include "core/step/contents.h"
 #include "core/step/internal/tensor_records.h"
 #include "kv/key.h"
@@ -199,11 +202,11 @@ Result<void> SaveSession::UseDevice(DeviceSave& device) {
 }
 
 Result<void> SaveSession::Write(const SavePlan& plan, const SaveOptions& options, WorkerPool& pool,
-                                SavedChunks* saved) {
+                                SavedChunks* saved, uint64_t reported_bytes) {
   uint64_t own_chunks = 0;
   for (const PlannedShard& shard : plan.shards) own_chunks += shard.chunk_count();
   if (self_.world_size > 1) CAIRN_TRY(AddShared(plan, *writer_));
-  ProgressMeter progress(options.progress, plan.own_bytes);
+  ProgressMeter progress(options.progress, plan.own_bytes, reported_bytes);
   ChunkSource chunks(plan);
   if (saved != nullptr) saved->shards = ShardsToRecord(plan);
   ChunkWriter chunk_writer({.plan = plan,
@@ -223,6 +226,15 @@ Result<void> SaveSession::Write(const SavePlan& plan, const SaveOptions& options
   report_.chunks += chunk_writer.chunks();
   report_.chunks_reused += chunk_writer.chunks_reused();
   return {};
+}
+
+Result<kv::StepInfo> SaveSession::CommitUnchanged() {
+  CAIRN_CHECK(base_ && self_.world_size == 1);
+  CAIRN_TRY_ASSIGN(kv::StepInfo info, writer_->CommitSame(base_->step));
+  report_.chunks = info.chunk_count;
+  report_.chunks_reused = info.reused_chunk_count;
+  report_.logical_bytes = info.logical_bytes;
+  return info;
 }
 
 std::optional<uint64_t> SaveSession::base_step() const {
@@ -245,6 +257,24 @@ SaveReport SaveSession::report() const {
   return report;
 }
 
+namespace {
+
+// Commits a state of which every chunk is as in `saved`.
+Result<SaveReport> SaveUnchanged(SaveSession& session, SavedChunks& saved) {
+  CAIRN_TRY_ASSIGN(saved.step, session.CommitUnchanged());
+  for (SavedChunks::Shard& shard : saved.shards) {
+    for (SavedChunks::Chunk& chunk : shard.chunks) chunk.reused = true;
+  }
+  return session.report();
+}
+
+// Frees what CompareState has left in a plan that may be used again.
+void ForgetPageDigests(SavePlan& plan) {
+  for (PlannedShard& shard : plan.shards) shard.pages.clear();
+}
+
+}  // namespace
+
 Result<SaveReport> RunSave(SavePlan& plan, const SaveContext& context) {
   const SaveOptions& options = context.options;
   SavedChunks* const saved = context.saved;
@@ -261,8 +291,15 @@ Result<SaveReport> RunSave(SavePlan& plan, const SaveContext& context) {
   if (device != nullptr && device->compared() && !session.IsBase(*device->compared())) {
     return Fail(kv::BaseReplacedError(context.attempt.step));
   }
+  StateComparison comparison;
+  if (context.has_same_records && session.IsBase(saved->step)) {
+    CAIRN_TRY_ASSIGN(comparison, CompareState(plan, *saved, context.pool, options.progress));
+    if (comparison.is_unchanged) return SaveUnchanged(session, *saved);
+  }
   SavedChunks recorded;
-  CAIRN_TRY(session.Write(plan, options, context.pool, saved == nullptr ? nullptr : &recorded));
+  CAIRN_TRY(session.Write(plan, options, context.pool, saved == nullptr ? nullptr : &recorded,
+                          comparison.compared_bytes));
+  if (device == nullptr) ForgetPageDigests(plan);
   if (device != nullptr) CAIRN_TRY(device->MarkStaged());
   SaveReport report = session.report();
   CAIRN_TRY_ASSIGN(const kv::StepInfo info, Finish(plan, context.self, context.attempt.wait,

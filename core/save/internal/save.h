@@ -56,10 +56,15 @@ class SaveSession {
 
   /// Writes the chunks and records of a plan. Requires that plans have no tensor in common, and
   /// that shards in device memory are digested. Replaces saved->shards, if `saved` is not null.
-  /// kConflict: the plan relies on chunks of the base, which was deleted or replaced in the
-  /// meantime.
+  /// Reports at least `reported_bytes` as progress. kConflict: the plan relies on chunks of the
+  /// base, which was deleted or replaced in the meantime.
   Result<void> Write(const SavePlan& plan, const SaveOptions& options, WorkerPool& pool,
-                     SavedChunks* saved = nullptr);
+                     SavedChunks* saved = nullptr, uint64_t reported_bytes = 0);
+
+  /// Commits a step with all records of the base, in place of Write and the commit: the caller
+  /// knows that nothing has changed since. Requires a base, one rank, and that nothing was written.
+  /// kConflict: the base was deleted or replaced in the meantime.
+  Result<kv::StepInfo> CommitUnchanged();
 
   kv::StepWriter& writer() { return *writer_; }
   const RankInWorld& self() const { return self_; }
@@ -96,6 +101,9 @@ struct SaveContext {
   /// What the previous save wrote, if its step is set; on success replaced by what this save wrote.
   /// Null: not recorded.
   SavedChunks* saved = nullptr;
+  /// The save that `saved` records has the same shards and records as the plan, except those of
+  /// chunks, and all tensors are in host memory. Requires one rank.
+  bool has_same_records = false;
   DeviceSave* device = nullptr;  // not null if the plan has tensors in device memory
 };
 

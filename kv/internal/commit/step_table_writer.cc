@@ -63,9 +63,15 @@ Result<void> StepTableWriter::Finish(StepEntry& entry) {
   const LiveBytes live_bytes(live_bytes_.begin(), live_bytes_.end());
   CAIRN_TRY(AddSegments(live_bytes));
   CAIRN_TRY(AddUsage(live_bytes, entry));
-  CAIRN_TRY_ASSIGN(entry.tables, writer_->Finish([](std::span<const TableInfo> kept) {
-    return EncodeTables(kept);
-  }));
+  CAIRN_TRY_ASSIGN(entry.tables, writer_->Finish(EncodeTables));
+  return {};
+}
+
+Result<void> StepTableWriter::FinishSame(const StepEntry& base, StepEntry& entry) {
+  CAIRN_TRY(writer_->KeepAfter(TableKey(Column::kSteps, "")));
+  entry.usage = base.usage;
+  entry.usage_in_table = base.usage_in_table;
+  CAIRN_TRY_ASSIGN(entry.tables, writer_->Finish(EncodeTables));
   return {};
 }
 

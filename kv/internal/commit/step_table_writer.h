@@ -40,6 +40,10 @@ class StepTableWriter {
   /// this.
   Result<void> Finish(StepEntry& entry);
 
+  /// Like Finish, for a step that has all records of `base`, the step that was passed to Create,
+  /// except the step's own. In place of Add and Finish.
+  Result<void> FinishSame(const StepEntry& base, StepEntry& entry);
+
  private:
   struct NewSegment {
     ObjectId id;

@@ -63,6 +63,22 @@ Result<void> DeltaWriter::Add(std::string_view key, std::span<const std::byte> v
   return AddDifference(key, value);
 }
 
+Result<void> DeltaWriter::KeepAfter(std::string_view key) {
+  const std::string next = std::string(key) + '\0';
+  CAIRN_TRY(DeleteBefore(next));
+  if (writer_ == nullptr) {
+    compared_.reset();
+    return {};
+  }
+  MergeIterator kept(base_, TableAccess::kBulk);
+  CAIRN_TRY(kept.Seek(next));
+  while (kept.Valid() && IsBeforeEnd(kept.key())) {
+    if (!kept.value().empty()) CAIRN_TRY(writer_->Add(kept.key(), kept.value()));
+    CAIRN_TRY(kept.Next());
+  }
+  return {};
+}
+
 Result<std::vector<TableInfo>> DeltaWriter::Finish(const LastRecord& last_record) {
   CAIRN_TRY(DeleteBefore(std::nullopt));
   size_t merged_count = base_.size();

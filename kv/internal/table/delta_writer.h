@@ -50,6 +50,11 @@ class DeltaWriter {
   /// CheckRecord refuses the record.
   Result<void> Add(std::string_view key, std::span<const std::byte> value);
 
+  /// Adds all records of the base whose keys are greater than `key`, without a comparison. Requires
+  /// that no greater key was added. Only Finish may follow. Cost: constant, unless the new table is
+  /// a complete one.
+  Result<void> KeepAfter(std::string_view key);
+
   /// Makes the new table durable and returns the tables of the new step, newest first. If nothing
   /// differs from the base, they are those of the base and nothing was written. If the new step has
   /// no records, there are none.

@@ -77,6 +77,45 @@ TEST_P(DeltaWriterTest, EqualStepWritesNothing) {
   EXPECT_EQ(names.size(), 1u);
 }
 
+TEST_P(DeltaWriterTest, RecordsAreKeptWithoutAComparison) {
+  for (const int count : {3, 1000}) {  // with few records, the new table is a complete one
+    SCOPED_TRACE(count);
+    Records records = Numbered(count, "value");
+    records["first"] = "1";
+    CAIRN_ASSERT_OK_AND_ASSIGN(TableStack stack, SaveAndOpen({}, records));
+    records.erase("key000001");
+    CAIRN_ASSERT_OK_AND_ASSIGN(stack, SaveAndOpen(stack, records));
+    for (const char* first : {"2", "3"}) {
+      CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer,
+                                 DeltaWriter::Create(*storage(), NewObjectId(1), stack));
+      CAIRN_ASSERT_OK(writer->Add("first", Bytes(first)));
+      CAIRN_ASSERT_OK(writer->KeepAfter("first"));
+      CAIRN_ASSERT_OK_AND_ASSIGN(const auto tables, writer->Finish());
+      records["first"] = first;
+      CAIRN_ASSERT_OK_AND_ASSIGN(stack, TableStack::Open(storage(), tables));
+      CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ScanAll(stack));
+      EXPECT_EQ(read, records);
+    }
+    EXPECT_EQ(stack.tables().back()->info().record_count, count == 3 ? 3u : 1001u);
+  }
+}
+
+// Records of the base that are not greater than the key, and were not added, are deleted.
+TEST_P(DeltaWriterTest, OnlyRecordsAfterTheKeyAreKept) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TableStack base, SaveAndOpen({}, Numbered(1000, "value")));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer,
+                             DeltaWriter::Create(*storage(), NewObjectId(1), base));
+  CAIRN_ASSERT_OK(writer->Add("key000001", Bytes("value")));
+  CAIRN_ASSERT_OK(writer->KeepAfter("key000002"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto tables, writer->Finish());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TableStack stack, TableStack::Open(storage(), tables));
+  Records expected = Numbered(1000, "value");
+  expected.erase("key000000");
+  expected.erase("key000002");
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ScanAll(stack));
+  EXPECT_EQ(read, expected);
+}
+
 TEST_P(DeltaWriterTest, ManyDifferencesMakeACompleteTable) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const TableStack base, SaveAndOpen({}, Numbered(1000, "value")));
   Records records = Numbered(1000, "value");
