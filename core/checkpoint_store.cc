@@ -13,6 +13,7 @@
 #include "core/load/internal/load.h"
 #include "core/load/internal/map.h"
 #include "core/load/internal/shard_load.h"
+#include "core/load/internal/update.h"
 #include "core/ranks/internal/open_together.h"
 #include "core/save/internal/device_save.h"
 #include "core/save/internal/last_save.h"
@@ -251,6 +252,23 @@ Result<LoadReport> CheckpointStore::LoadShards(const kv::StepInfo& step,
   }
   return internal::LoadShardsOnce([&] { return internal::ViewStep(kv(), step); }, targets,
                                   *impl_->communicator(), options);
+}
+
+Result<UpdateReport> CheckpointStore::Update(const kv::StepInfo& base, const kv::StepInfo& step,
+                                             std::span<const LoadRequest> requests,
+                                             const Progress& progress,
+                                             std::span<const DeviceStream> streams) const {
+  CAIRN_TRY_ASSIGN(const internal::StepView view, internal::ViewStep(kv(), step));
+  // In the same snapshot, because the tables of both steps are compared.
+  CAIRN_TRY_ASSIGN(const kv::StepInfo found, view.snapshot->FindStep(base.step));
+  if (found.generation != base.generation) {
+    return Fail(Error{.code = ErrorCode::kNotFound,
+                      .message = "the step was overwritten in the meantime",
+                      .step = base.step});
+  }
+  const internal::StepView base_view{
+      .snapshot = view.snapshot, .step = base, .directory = view.directory};
+  return internal::RunUpdate(base_view, view, requests, progress, streams);
 }
 
 Result<std::vector<std::optional<MappedTensor>>> CheckpointStore::Map(

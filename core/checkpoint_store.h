@@ -149,6 +149,18 @@ class CheckpointStore {
   Result<LoadReport> LoadShards(const kv::StepInfo& step, std::span<const ShardTarget> targets,
                                 const ShardLoadOptions& options = {}) const;
 
+  /// Updates targets that contain the bytes of the step `base` to those of `step`. Only what
+  /// differs is read: pages of 64 KiB of contiguous tensors in host memory, complete tensors
+  /// otherwise. Tensors that are read page by page are first compared with `base`, all of them
+  /// before the first is written. After another error, they may contain pages of both steps.
+  /// Requests are those of Load.
+  ///
+  /// kInvalidArgument: a tensor does not contain the bytes of `base`; names it. kNotFound: `base`
+  /// or `step` was deleted. All other errors are those of Load.
+  Result<UpdateReport> Update(const kv::StepInfo& base, const kv::StepInfo& step,
+                              std::span<const LoadRequest> requests, const Progress& progress = {},
+                              std::span<const DeviceStream> streams = {}) const;
+
   /// Maps the bytes of many tensors without a copy. The result for a tensor is empty if its bytes
   /// are not contiguous in one segment, as after an incremental save, or if it is a strided alias.
   /// Each segment is mapped once, for all tensors in it. With `verify`, every page of the tensors

@@ -24,6 +24,8 @@ struct LoadRequest {
   std::string fqn;
   Box box;
   TensorTarget target;
+  /// CheckpointStore::Update: false for new memory, which is filled completely.
+  bool has_base = true;
 };
 
 /// Requests the part of a tensor that this rank holds.
@@ -61,6 +63,14 @@ struct ShardLoadOptions {
 struct LoadReport {
   uint64_t bytes_read = 0;    // from storage, including what is read to complete pages
   uint64_t direct_bytes = 0;  // part of bytes_read that devices read from the segments themselves
+  double seconds = 0;
+};
+
+/// What an update in place has changed.
+struct UpdateReport {
+  std::vector<std::string> changed;  // FQNs of the requests whose tensors differ, ascending
+  uint64_t compared_bytes = 0;       // of memory, with the base step
+  uint64_t bytes_read = 0;           // from storage
   double seconds = 0;
 };
 

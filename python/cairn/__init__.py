@@ -41,6 +41,10 @@ of tensors and plain values, saved completely or not at all. Each leaf has a nam
     store.save_async(400, state, mirror="s3://bucket/gpt").mirrored()
     cairn.open("runs/gpt", fallback=["s3://bucket/gpt"])
 
+    # Follow a store: wait for a newer step, and read only what has changed.
+    newest = store.wait(after=400, timeout=60)
+    store.pull(model.state_dict(), since=400).changed
+
     # Inspect.
     store.steps()                 # [100, 200]
     store.keys(pattern="model.**.weight")
@@ -68,6 +72,7 @@ from cairn.reports import (
     KeyInfo,
     LoadReport,
     MirrorStatus,
+    PullReport,
     SaveReport,
 )
 from cairn.store import SaveHandle, Store
@@ -86,6 +91,7 @@ __all__ = [
     "Mirror",
     "MirrorStatus",
     "NotFound",
+    "PullReport",
     "SaveHandle",
     "SaveReport",
     "Store",

@@ -94,7 +94,12 @@ class LoadPlan:
     def unexpected(self) -> tuple[str, ...]: ...
     def request_contiguous(self) -> list[tuple[int, int]]: ...
     def request(
-        self, leaf: int, strides: tuple[int, ...], address: int, device: int
+        self,
+        leaf: int,
+        strides: tuple[int, ...],
+        address: int,
+        device: int,
+        has_base: bool = True,
     ) -> bool: ...
     def request_shard(
         self,
@@ -239,6 +244,15 @@ class Store:
         read_once: bool = False,
         by_nccl: bool = False,
     ) -> tuple[int, int, float]: ...
+    def update(
+        self,
+        base: StepInfo,
+        step: StepInfo,
+        requests: Requests,
+        streams: Sequence[tuple[int, int]],
+        all_shards: bool,
+    ) -> tuple[list[str], int, int, float]: ...
+    def await_change(self, seconds: float) -> bool: ...
     def map(
         self, step: StepInfo, tensors: list[TensorInfo], as_torch: list[bool], verify: bool
     ) -> list[torch.Tensor | Mapped | None]: ...

@@ -43,6 +43,27 @@ class LoadReport:
 
 
 @dataclass(frozen=True)
+class PullReport:
+    """The result of a pull."""
+
+    step: int
+    """The step that the state contains now."""
+    since: int
+    changed: tuple[str, ...]
+    """FQNs of the tensors and values of the state that differ between the two steps, ascending. A
+    tensor that shares memory with another one counts as changed if the other one has changed."""
+    missing: tuple[str, ...]
+    """FQNs of the state that the step lacks; these leaves are unchanged."""
+    unexpected: tuple[str, ...]
+    """FQNs of the step that the state lacks; they were not read."""
+    compared_bytes: int
+    """Bytes in memory that were compared with the step ``since``."""
+    bytes_read: int
+    """Bytes read from storage, including rounding to pages and page digests."""
+    seconds: float
+
+
+@dataclass(frozen=True)
 class DeleteReport:
     """The result of a delete."""
 

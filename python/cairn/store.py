@@ -19,7 +19,6 @@ from cairn._base.open_options import OpenOptions
 from cairn._base.patterns import Patterns, clean_prefix, pattern_list
 from cairn._base.steps import step_number
 from cairn._load.load import LoadOptions
-from cairn._load.step_loader import StepLoader
 from cairn._load.tiers import Tier, Tiers, open_nearest
 from cairn._mirror.mirrored_saves import MirroredSaves
 from cairn._mirror.mirrored_store import MirroredStore
@@ -29,8 +28,9 @@ from cairn._save.coordinator_parts import close_abandoned
 from cairn._save.handle import SaveHandle
 from cairn._save.options import SaveOptions
 from cairn._save.prepare import PreparedSave, prepare_save
-from cairn._tensors.host_copies import HostCopies
 from cairn._save.stateful import StatefulAdapter
+from cairn._tensors.host_copies import HostCopies
+from cairn._update.live_updates import LiveUpdates
 from cairn.errors import Invalid
 from cairn.reports import DeleteReport, LoadReport, SaveReport
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
-class Store(StepLoader, MirroredStore):
+class Store(LiveUpdates, MirroredStore):
     """Checkpoints in one place: steps, each an immutable map from FQN to tensor or plain value.
 
     Created by :func:`cairn.open`. The store is a context manager, which closes it.

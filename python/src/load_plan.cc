@@ -144,12 +144,16 @@ bool LoadPlan::RequestIfContiguous(uint32_t node, uint32_t leaf) {
   return true;
 }
 
-bool LoadPlan::RequestLeaf(uint32_t leaf, nb::handle strides, nb::handle address, int device) {
+bool LoadPlan::RequestLeaf(uint32_t leaf, nb::handle strides, nb::handle address, int device,
+                           bool has_base) {
   const core::TensorInfo& info = contents_.tensor(leaf);
   std::vector<uint64_t> numbers = FromPyNumbers(strides);
   // A unique representation of row-major, so that equal memory compares equal.
   if (core::IsContiguous(info.shape, numbers)) numbers.clear();
-  return Request(leaf, WholeRequest(info, std::move(numbers), FromPyAddress(address), device));
+  core::LoadRequest request =
+      WholeRequest(info, std::move(numbers), FromPyAddress(address), device);
+  request.has_base = has_base;
+  return Request(leaf, std::move(request));
 }
 
 void LoadPlan::RequestShard(uint32_t leaf, nb::handle shape, nb::handle strides, nb::handle address,

@@ -68,7 +68,9 @@ class LoadPlan {
   /// Requests a tensor leaf into memory of its dtype and shape. Returns false if that memory is
   /// already filled from the same place of the step (tied tensors). Raises Invalid if it is filled
   /// from another place.
-  bool RequestLeaf(uint32_t leaf, nb::handle strides, nb::handle address, int device);
+  /// `has_base`: see core::LoadRequest.
+  bool RequestLeaf(uint32_t leaf, nb::handle strides, nb::handle address, int device,
+                   bool has_base);
   /// Requests this rank's part of a tensor leaf into a local tensor. `sharding` has the form that
   /// ToSharding accepts; its global shape is that of the leaf. Raises Invalid if the memory is
   /// already filled from another place of the step.

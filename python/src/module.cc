@@ -134,7 +134,8 @@ void BindLoading(nb::module_& m) {
       .def("missing", &LoadPlan::Missing)
       .def("unexpected", &LoadPlan::Unexpected)
       .def("request_contiguous", &LoadPlan::RequestContiguous)
-      .def("request", &LoadPlan::RequestLeaf)
+      .def("request", &LoadPlan::RequestLeaf, nb::arg("leaf"), nb::arg("strides"),
+           nb::arg("address"), nb::arg("device"), nb::arg("has_base") = true)
       .def("request_shard", &LoadPlan::RequestShard)
       .def("node", &LoadPlan::ToPyNode)
       .def_prop_ro("requests", &LoadPlan::requests);
@@ -200,6 +201,15 @@ void BindStore(nb::module_& m) {
           },
           nb::arg("step"), nb::arg("requests"), nb::arg("streams"), nb::arg("read_once") = false,
           nb::arg("by_nccl") = false)
+      .def(
+          "update",
+          [](const StoreBinding& self, const kv::StepInfo& base, const kv::StepInfo& step,
+             const Requests& requests, const Streams& streams, bool all_shards) {
+            return self.Update(base, step, requests, all_shards, ToTransfer(false, streams));
+          },
+          nb::arg("base"), nb::arg("step"), nb::arg("requests"), nb::arg("streams"),
+          nb::arg("all_shards"))
+      .def("await_change", &StoreBinding::AwaitChange, nb::arg("seconds"))
       .def("map", &StoreBinding::Map)
       .def("compare", &StoreBinding::Compare)
       .def("delete", &StoreBinding::Delete)

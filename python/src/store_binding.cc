@@ -290,6 +290,53 @@ Result<core::LoadReport> StoreBinding::RunLoad(core::CheckpointStore& store,
   });
 }
 
+nb::tuple StoreBinding::Update(const kv::StepInfo& base, const kv::StepInfo& step,
+                               const Requests& requests, bool all_shards,
+                               const DeviceTransfer& transfer) const {
+  SignalWatch watch;
+  auto result = Use([&](core::CheckpointStore& store) -> Result<core::UpdateReport> {
+    CAIRN_TRY_ASSIGN(core::UpdateReport report,
+                     store.Update(base, step, requests.list, watch.AsProgress(), transfer.streams));
+    if (requests.shards.empty()) return report;
+    CAIRN_TRY_ASSIGN(const core::Diff diff, store.Compare(base.step, step.step));
+    std::vector<core::ShardTarget> targets;
+    for (const core::ShardTarget& shard : requests.shards) {
+      const bool differs =
+          std::ranges::binary_search(diff.changes, shard.fqn, {}, &core::KeyChange::fqn);
+      if (differs) report.changed.push_back(shard.fqn);
+      if (differs || all_shards) targets.push_back(shard);
+    }
+    if (targets.empty()) return report;
+    const core::ShardLoadOptions options{.progress = watch.AsProgress(),
+                                         .streams = transfer.streams};
+    CAIRN_TRY_ASSIGN(const core::LoadReport loaded, store.LoadShards(step, targets, options));
+    report.bytes_read += loaded.bytes_read;
+    report.seconds += loaded.seconds;
+    return report;
+  });
+  watch.Rethrow();
+  const core::UpdateReport report = Unwrap(std::move(result));
+  nb::list changed;
+  for (const std::string& fqn : report.changed) changed.append(ToPyText(fqn));
+  return nb::make_tuple(changed, report.compared_bytes, report.bytes_read, report.seconds);
+}
+
+bool StoreBinding::AwaitChange(double seconds) const {
+  using Clock = std::chrono::steady_clock;
+  using Milliseconds = std::chrono::milliseconds;
+  const auto timeout = std::chrono::ceil<Milliseconds>(std::chrono::duration<double>(
+      std::clamp(seconds, 0.0, std::chrono::duration<double>(kMaxAwait).count())));
+  SignalWatch watch;
+  const auto is_early = Use([&](core::CheckpointStore& store) -> Result<bool> {
+    const auto begin = Clock::now();
+    store.kv().AwaitChange(timeout);
+    watch.Check();
+    return Clock::now() - begin < timeout / 2;
+  });
+  watch.Rethrow();
+  return Unwrap(Result<bool>(is_early));
+}
+
 nb::list StoreBinding::Map(const kv::StepInfo& step, nb::list tensors, nb::list as_torch,
                            bool verify) const {
   std::vector<std::string> fqns;

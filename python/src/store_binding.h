@@ -91,6 +91,14 @@ class StoreBinding {
   /// `transfer.streams`: streams of the devices that are loaded into.
   nb::tuple Load(const kv::StepInfo& step, const Requests& requests, bool read_once,
                  const DeviceTransfer& transfer) const;
+  /// Updates memory that contains the step `base` to `step` (core::CheckpointStore::Update). Parts
+  /// of tensors are read if their tensors differ, or all of them with `all_shards`. Returns (FQNs
+  /// of the tensors that differ, compared bytes, bytes read, seconds).
+  nb::tuple Update(const kv::StepInfo& base, const kv::StepInfo& step, const Requests& requests,
+                   bool all_shards, const DeviceTransfer& transfer) const;
+  /// Waits until a step may have been committed or deleted, at most for `seconds` and kMaxAwait, so
+  /// that Ctrl-C and a close are not delayed. Returns true if the storage has announced a change.
+  bool AwaitChange(double seconds) const;
   /// Returns for each TensorInfo of `tensors` its mapped bytes, or None if they cannot be mapped.
   /// The bytes are a torch tensor of the dtype and shape if `as_torch` (one bool per tensor) is
   /// true and torch accepts memory of that dtype; otherwise they are a MappedBinding.
@@ -105,6 +113,8 @@ class StoreBinding {
   void Abandon();
 
  private:
+  static constexpr std::chrono::milliseconds kMaxAwait{200};
+
   /// Returns `work(store)`, which runs without the GIL. The store cannot be closed during the call.
   /// Requires the GIL.
   template <typename Work>

@@ -132,6 +132,21 @@ def test_sigterm_to_torchrun_makes_all_ranks_save(path):
         assert store.steps() == [done] and done >= 5
 
 
+def test_an_inference_process_follows_the_trainer(path):
+    server = start(
+        [str(EXAMPLES / "live_inference.py"), "serve", str(path), "--until", "40"], ranks=0
+    )
+    trained = run("live_inference.py", "train", path, "--steps", 40, "--pause", 0.5)
+    served, errors = server.communicate(timeout=TIMEOUT_SECONDS)
+    assert server.returncode == 0, errors
+    steps = [int(step) for step in re.findall(r"serving step (\d+)", served)]
+    assert steps == sorted(set(steps)) and steps[-1] == 40
+    assert len(trained) == 4 and len(steps) > 1
+    # The last layer has 2,049 parameters; the frozen ones were read once.
+    read = [int(kib) for kib in re.findall(r"(\d+) KiB read", served)]
+    assert len(read) == len(steps) - 1 and max(read) < 100
+
+
 @pytest.mark.skipif(
     importlib.util.find_spec("pytorch_lightning") is None,
     reason="pytorch-lightning is not installed",

@@ -21,7 +21,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "python" / "cairn"
 
-# _base <- _ranks <- _tensors <- _mirror <- _save, _load <- store; public packages on top of these.
+# _base <- _ranks <- _tensors <- _mirror <- _save, _load <- _update <- store; public packages on
+# top of these.
 _BASE = {"_cairn", "errors", "reports", "_base"}
 MAY_IMPORT = {
     "_base": _BASE,
@@ -30,7 +31,8 @@ MAY_IMPORT = {
     "_save": {*_BASE, "_ranks", "_tensors", "_mirror", "_save"},
     "_load": {*_BASE, "_ranks", "_tensors", "_load"},
     "_mirror": {*_BASE, "_mirror"},
-    "store": {*_BASE, "_ranks", "_tensors", "_save", "_load", "_mirror", "store"},
+    "_update": {*_BASE, "_ranks", "_tensors", "_save", "_load", "_update"},
+    "store": {*_BASE, "_ranks", "_tensors", "_save", "_load", "_mirror", "_update", "store"},
     "state_dict": {*_BASE, "_ranks", "_tensors", "state_dict"},
     "torch": {*_BASE, "_ranks", "_tensors", "_save", "_load", "_mirror", "store", "torch"},
     "dcp": {*_BASE, "_ranks", "_tensors", "_save", "_load", "torch", "dcp"},

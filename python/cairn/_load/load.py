@@ -70,7 +70,7 @@ class Load:
         self._missing, self.unexpected = plan.missing(), plan.unexpected()
         if options.strict:
             _check_missing(self._missing, contents.step)
-        self._others = _OtherLeaves(plan, contents.step, options, ranks)
+        self._others = OtherLeaves(plan, contents.step, options, ranks)
         for node, leaf in plan.request_contiguous():
             self._others.add(node, leaf, leaf_at(contents, leaf))
         self.requests = plan.requests
@@ -126,7 +126,7 @@ def _is_fillable(value: Any) -> bool:
     return is_tensor_like(value) and not isinstance(value, np.generic)
 
 
-class _OtherLeaves:
+class OtherLeaves:
     """The leaves that C++ does not plan: where each is read to, and what is replaced afterwards."""
 
     def __init__(
@@ -138,6 +138,8 @@ class _OtherLeaves:
         self._shards = Shards(ranks)
         self._meta_tensors = MetaTensorFactory(options.device, ranks)
         self._targets: list[Target] = []
+        self.has_new_shards = False
+        """Whether a part of a tensor is read into new memory."""
         self._replacements: dict[int, Any] = {}
         """New values by node; for a numpy scalar, the array that it is read into."""
 
@@ -158,7 +160,7 @@ class _OtherLeaves:
         elif leaf.kind == NUMPY_SCALAR:
             array = new_array(leaf.info.dtype, ())
             self._replace(node, leaf, array)
-            self._request(index, leaf, target_of(array, leaf.fqn))
+            self._request(index, leaf, target_of(array, leaf.fqn), is_new=True)
         else:
             raise self._mismatch(leaf, "a tensor", value)
 
@@ -218,9 +220,10 @@ class _OtherLeaves:
         made = self._meta_tensors.make(meta, leaf.fqn)
         self._replace(node, leaf, made)
         if is_sharded(made):
+            self.has_new_shards = True
             self._request_shard(index, leaf, made)
         else:
-            self._request(index, leaf, target_of(made, leaf.fqn))
+            self._request(index, leaf, target_of(made, leaf.fqn), is_new=True)
 
     def _check_same(self, leaf: TensorLeaf, code: int, shape: tuple[int, ...]) -> None:
         check_same(leaf.fqn, self._step, (leaf.info.dtype, leaf.info.shape), (code, shape))
@@ -233,7 +236,7 @@ class _OtherLeaves:
             if shard.is_here:
                 target = target_of(shard.local, leaf.fqn)
                 memory = target.shape, target.strides, target.address, target.device
-                self._targets.append(target)
+                self._add_shard_target(target)
             else:
                 memory = (0,), (1,), 0, devices.HOST
             self._plan.request_shard(index, *memory, shard.native())
@@ -242,11 +245,18 @@ class _OtherLeaves:
         for offsets, sizes, local in shard.boxes:
             target = target_of(local, leaf.fqn)
             parts.append((offsets, sizes, target.strides, target.address, target.device))
-            self._targets.append(target)
+            self._add_shard_target(target)
         sharding = (shard.global_shape, None, parts)
         self._plan.request_shard(index, (0,), (1,), 0, devices.HOST, sharding)
 
-    def _request(self, index: int, leaf: TensorLeaf, target: Target) -> None:
+    def _add_shard_target(self, target: Target) -> None:
+        self._targets.append(target)
+        self.has_new_shards = self.has_new_shards or target.finish is not None
+
+    def _request(
+        self, index: int, leaf: TensorLeaf, target: Target, is_new: bool = False
+    ) -> None:
         self._check_same(leaf, target.dtype, target.shape)
-        if self._plan.request(index, target.strides, target.address, target.device):
+        has_base = not is_new and target.finish is None
+        if self._plan.request(index, target.strides, target.address, target.device, has_base):
             self._targets.append(target)

@@ -1,0 +1,327 @@
+#include "core/load/internal/update.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/base/internal/progress_meter.h"
+#include "core/base/internal/worker_pool.h"
+#include "core/load/internal/chunk_reader.h"
+#include "core/load/internal/load.h"
+#include "core/load/internal/read_plan.h"
+#include "core/step/internal/owners.h"
+#include "core/step/internal/stored_page_digests.h"
+#include "core/step/internal/tensor_records.h"
+#include "kv/digest.h"
+#include "kv/key.h"
+#include "kv/mutex.h"
+
+namespace cairn::core::internal {
+namespace {
+
+// Progress is reported after this many bytes of a comparison.
+constexpr uint64_t kRoundBytes = 256 << 20;
+constexpr uint64_t kReadAheadChunks = 4096;  // whose page digests are read together
+
+/// A chunk of the new step, and its digest in the base step.
+struct UpdatedChunk {
+  ChunkInfo chunk;
+  kv::Digest base_digest;
+
+  bool is_changed() const { return chunk.digest != base_digest; }
+};
+
+/// A tensor that holds the bytes of requests.
+struct Owner {
+  bool is_comparable = false;        // the base step has the same tensor, in the same chunks
+  std::vector<UpdatedChunk> chunks;  // of the new step, in key order
+
+  bool is_changed() const {
+    return !is_comparable || std::ranges::any_of(chunks, &UpdatedChunk::is_changed);
+  }
+};
+
+/// Memory that contains one chunk of the base step.
+struct ChunkMemory {
+  const std::string* fqn = nullptr;
+  const UpdatedChunk* updated = nullptr;
+  std::span<std::byte> bytes;
+  std::vector<uint64_t> page_digests;  // of the memory, if the chunk has changed
+};
+
+/// Returns the record of a tensor, or nothing if the step has no such tensor.
+Result<std::optional<TensorInfo>> FindIfPresent(const StepView& view, const std::string& fqn) {
+  CAIRN_TRY_ASSIGN(const auto record,
+                   view.snapshot->Get(kv::Column::kTensors, view.step, kv::FqnKey(fqn)));
+  if (!record) return std::nullopt;
+  CAIRN_TRY_ASSIGN(TensorInfo info, DecodeTensor(fqn, *record));
+  return info;
+}
+
+bool IsComplete(const LoadRequest& request, const TensorInfo& tensor) {
+  return request.box == WholeBox(tensor.shape);
+}
+
+class Update {
+ public:
+  Update(const StepView& base, const StepView& view, std::span<const LoadRequest> requests)
+      : base_(base), view_(view), requests_(requests) {}
+
+  Result<UpdateReport> Run(const Progress& progress, std::span<const DeviceStream> streams) {
+    CAIRN_TRY_ASSIGN(const ReadPlan checked, ReadPlan::Make(view_, requests_));
+    CAIRN_TRY(FindChanges());
+    for (const LoadRequest& request : requests_) Divide(request);
+    ProgressMeter meter(progress, checked.total_bytes());
+    CAIRN_TRY(Compare(meter));
+    CAIRN_TRY(ReadChangedPages());
+    if (!complete_.empty()) {
+      CAIRN_TRY_ASSIGN(const LoadReport report, RunLoad(view_, complete_, {}, streams));
+      report_.bytes_read += report.bytes_read;
+    }
+    CAIRN_TRY(meter.Add(checked.total_bytes()));
+    std::ranges::sort(report_.changed);
+    report_.changed.erase(std::ranges::unique(report_.changed).begin(), report_.changed.end());
+    return std::move(report_);
+  }
+
+ private:
+  /// Finds the tensors that hold the bytes of the requests, and what of them differs.
+  Result<void> FindChanges() {
+    std::vector<std::string> fqns;
+    for (const LoadRequest& request : requests_) fqns.push_back(request.fqn);
+    CAIRN_TRY_ASSIGN(requested_, FindNamed(view_, std::move(fqns)));
+    CAIRN_TRY_ASSIGN(owner_infos_, FindOwners(view_, requested_));
+    CAIRN_TRY_ASSIGN(const auto unshared, view_.snapshot->FindUnsharedFqns(base_.step, view_.step));
+    owners_.resize(owner_infos_.size());
+    CAIRN_TRY(ForEachChunkOf(view_, owner_infos_, [&](size_t i, ChunkInfo chunk) -> Result<void> {
+      const kv::Digest digest = chunk.digest;
+      owners_[i].chunks.push_back({.chunk = std::move(chunk), .base_digest = digest});
+      return {};
+    }));
+    for (size_t i = 0; i < owners_.size(); ++i) {
+      const bool is_shared =
+          unshared && !std::ranges::binary_search(*unshared, owner_infos_[i].fqn);
+      owners_[i].is_comparable = true;
+      if (!is_shared) CAIRN_TRY(CompareRecords(owner_infos_[i], owners_[i]));
+    }
+    return {};
+  }
+
+  /// Sets the digests of the base step.
+  Result<void> CompareRecords(const TensorInfo& info, Owner& owner) {
+    CAIRN_TRY_ASSIGN(const auto before, FindIfPresent(base_, info.fqn));
+    owner.is_comparable =
+        before && !before->alias_of && before->dtype == info.dtype && before->shape == info.shape;
+    if (!owner.is_comparable) return {};
+    size_t next = 0;
+    CAIRN_TRY(ForEachChunk(base_, *before, [&](const ChunkInfo& chunk) -> Result<void> {
+      const bool is_same = next < owner.chunks.size() && owner.chunks[next].chunk.box == chunk.box;
+      if (is_same) owner.chunks[next].base_digest = chunk.digest;
+      owner.is_comparable = owner.is_comparable && is_same;
+      ++next;
+      return {};
+    }));
+    owner.is_comparable = owner.is_comparable && next == owner.chunks.size();
+    return {};
+  }
+
+  /// Decides how the request is updated.
+  void Divide(const LoadRequest& request) {
+    const TensorInfo& tensor = ByName(requested_, request.fqn);
+    const TensorInfo& info = ByName(owner_infos_, tensor.alias_of.value_or(tensor.fqn));
+    const Owner& owner = owners_[static_cast<size_t>(&info - owner_infos_.data())];
+    if (owner.is_changed()) report_.changed.push_back(request.fqn);
+    if (!request.has_base) return complete_.push_back(request);
+    if (owner.is_comparable && !tensor.alias_of && AddMemory(request, info, owner)) return;
+    if (owner.is_changed()) complete_.push_back(request);
+  }
+
+  /// Adds the memory of each chunk; false if chunks are not contiguous in it.
+  bool AddMemory(const LoadRequest& request, const TensorInfo& info, const Owner& owner) {
+    const TensorTarget& target = request.target;
+    if (target.device != kHostDevice || !IsComplete(request, info) ||
+        !IsContiguous(target.shape, target.strides)) {
+      return false;
+    }
+    const size_t before = memory_.size();
+    for (const UpdatedChunk& updated : owner.chunks) {
+      const auto offset = ContiguousOffsetBytes(info.dtype, info.shape, updated.chunk.box);
+      if (!offset) {
+        memory_.resize(before);
+        return false;
+      }
+      memory_.push_back({.fqn = &request.fqn,
+                         .updated = &updated,
+                         .bytes = {target.data + *offset, updated.chunk.length_bytes()},
+                         .page_digests = {}});
+    }
+    return true;
+  }
+
+  /// Digests the memory and compares it with the base step.
+  Result<void> Compare(ProgressMeter& meter) {
+    if (memory_.empty()) return {};
+    WorkerPool pool(std::min(WorkerPool::DefaultThreadCount(), memory_.size()));
+    std::atomic<size_t> first_wrong = memory_.size();
+    for (size_t begin = 0; begin < memory_.size();) {
+      size_t end = begin;
+      uint64_t bytes = 0;
+      while (end < memory_.size() && bytes < kRoundBytes) bytes += memory_[end++].bytes.size();
+      pool.Run(end - begin, [&](size_t i, size_t) {
+        if (first_wrong == memory_.size() && !IsBase(memory_[begin + i])) first_wrong = begin + i;
+      });
+      begin = end;
+      report_.compared_bytes += bytes;
+      if (first_wrong < memory_.size()) return Fail(NotTheBase(memory_[first_wrong]));
+      CAIRN_TRY(meter.Add(bytes));
+    }
+    return {};
+  }
+
+  static bool IsBase(ChunkMemory& memory) {
+    std::vector<uint64_t> page_digests;
+    page_digests.reserve(kv::PageCount(memory.bytes.size()));
+    kv::AppendPageDigests(memory.bytes, page_digests);
+    const kv::Digest digest = kv::RootDigest(page_digests, memory.bytes.size());
+    if (memory.updated->is_changed()) memory.page_digests = std::move(page_digests);
+    return digest == memory.updated->base_digest;
+  }
+
+  Error NotTheBase(const ChunkMemory& memory) const {
+    return Error{
+        .code = ErrorCode::kInvalidArgument,
+        .message = fmt::format("the tensor does not contain the bytes of step {} at {}; "
+                               "nothing was changed; load it completely",
+                               base_.step.step, FormatNumbers(memory.updated->chunk.box.offsets)),
+        .key = *memory.fqn,
+        .step = base_.step.step};
+  }
+
+  Result<void> ReadChangedPages() {
+    std::erase_if(memory_, [](const ChunkMemory& one) { return !one.updated->is_changed(); });
+    for (size_t begin = 0; begin < memory_.size(); begin += kReadAheadChunks) {
+      const size_t count = std::min<size_t>(kReadAheadChunks, memory_.size() - begin);
+      CAIRN_TRY(ReadPagesOf(std::span(memory_).subspan(begin, count)));
+    }
+    return {};
+  }
+
+  /// A range of pages of one chunk that is being read.
+  struct PageRead {
+    const ChunkMemory* memory = nullptr;
+    const std::vector<uint64_t>* stored = nullptr;  // page digests of the chunk
+    uint64_t first_page = 0;
+  };
+
+  Result<void> ReadPagesOf(std::span<const ChunkMemory> changed) {
+    std::vector<const ChunkInfo*> chunks;
+    for (const ChunkMemory& memory : changed) chunks.push_back(&memory.updated->chunk);
+    const auto stored = ReadStoredPageDigests(*view_.snapshot, chunks);
+    std::vector<kv::ReadRange> ranges;
+    std::vector<PageRead> reads;
+    for (size_t i = 0; i < changed.size(); ++i) {
+      report_.bytes_read += stored[i].size() * sizeof(uint64_t);
+      AddRanges(changed[i], stored[i], ranges, reads);
+    }
+    const uint32_t threads =
+        std::clamp(std::thread::hardware_concurrency(), 1u, ChunkReader::kMaxThreads);
+    Mutex mutex;
+    std::optional<Error> wrong;
+    const auto read = view_.snapshot->Read(ranges, threads, [&](size_t i, auto bytes) {
+      const std::optional<uint64_t> page = FindWrongPage(reads[i], bytes);
+      if (!page) return Result<void>();
+      const MutexLock lock(mutex);
+      wrong = WrongPage(reads[i], *page);
+      return Result<void>(Fail(*wrong));
+    });
+    if (wrong) return Fail(*std::move(wrong));
+    if (!read) return Fail(read.error());
+    report_.bytes_read += *read;
+    return {};
+  }
+
+  /// Adds the pages that differ from the memory. Without stored digests, the chunk is read
+  /// completely.
+  void AddRanges(const ChunkMemory& memory, const std::vector<uint64_t>& stored,
+                 std::vector<kv::ReadRange>& ranges, std::vector<PageRead>& reads) {
+    const ChunkInfo& chunk = memory.updated->chunk;
+    if (stored.empty()) {
+      const DType dtype = ByName(owner_infos_, *memory.fqn).dtype;
+      complete_.push_back({.fqn = *memory.fqn,
+                           .box = chunk.box,
+                           .target = {.dtype = dtype,
+                                      .shape = chunk.box.sizes,
+                                      .strides = {},
+                                      .data = memory.bytes.data()}});
+      return;
+    }
+    const auto differs = [&](uint64_t page) { return memory.page_digests[page] != stored[page]; };
+    for (uint64_t page = 0; page < stored.size();) {
+      if (!differs(page)) {
+        ++page;
+        continue;
+      }
+      const uint64_t begin = page * kv::kPageBytes;
+      const kv::Extent at = chunk.extents.At(begin);
+      const uint64_t end_page = page + kv::PageCount(at.length_bytes);
+      const uint64_t first_page = page;
+      while (page < end_page && differs(page)) ++page;
+      const uint64_t end = std::min<uint64_t>(page * kv::kPageBytes, memory.bytes.size());
+      ranges.push_back({.segment_id = at.segment_id,
+                        .offset_bytes = at.offset_bytes,
+                        .target = memory.bytes.subspan(begin, end - begin)});
+      reads.push_back({.memory = &memory, .stored = &stored, .first_page = first_page});
+    }
+  }
+
+  static std::optional<uint64_t> FindWrongPage(const PageRead& read,
+                                               std::span<const std::byte> bytes) {
+    uint64_t page = read.first_page;
+    for (uint64_t at = 0; at < bytes.size(); at += kv::kPageBytes, ++page) {
+      const uint64_t count = std::min<uint64_t>(kv::kPageBytes, bytes.size() - at);
+      if (kv::PageDigest(bytes.subspan(at, count)) != (*read.stored)[page]) return page;
+    }
+    return std::nullopt;
+  }
+
+  Error WrongPage(const PageRead& read, uint64_t page) const {
+    const ChunkInfo& chunk = read.memory->updated->chunk;
+    const kv::Extent at = chunk.extents.At(page * kv::kPageBytes);
+    return DamagedBytes(view_, *read.memory->fqn, at.segment_id,
+                        fmt::format("page {} of chunk {} does not match its digest", page,
+                                    FormatNumbers(chunk.box.offsets)),
+                        at.offset_bytes);
+  }
+
+  const StepView& base_;
+  const StepView& view_;
+  const std::span<const LoadRequest> requests_;
+  std::vector<TensorInfo> requested_;    // key order
+  std::vector<TensorInfo> owner_infos_;  // key order
+  std::vector<Owner> owners_;            // in the order of owner_infos_
+  std::vector<ChunkMemory> memory_;      // that is compared and updated page by page
+  std::vector<LoadRequest> complete_;    // that are read completely
+  UpdateReport report_;
+};
+
+}  // namespace
+
+Result<UpdateReport> RunUpdate(const StepView& base, const StepView& view,
+                               std::span<const LoadRequest> requests, const Progress& progress,
+                               std::span<const DeviceStream> streams) {
+  const auto start = std::chrono::steady_clock::now();
+  CAIRN_TRY_ASSIGN(UpdateReport report, Update(base, view, requests).Run(progress, streams));
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+  report.seconds = elapsed.count();
+  return report;
+}
+
+}  // namespace cairn::core::internal

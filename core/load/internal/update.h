@@ -1,0 +1,27 @@
+#pragma once
+/// Updates tensors in place from the bytes of one step to those of another.
+///
+/// 1. The chunk records of both steps determine which chunks differ. A tensor that the base step
+///    lacks, or that it stores with another dtype, shape or grid of chunks, is read completely.
+/// 2. The memory of all other tensors is digested and compared with the base step, before anything
+///    is written. The digests of its pages are kept for the chunks that differ.
+/// 3. Of these chunks, the pages are read whose stored digests are not those of the memory. Every
+///    page is verified.
+///
+/// Memory that is not one contiguous tensor in host memory (strided or sharded targets, devices,
+/// aliases) is not compared: it is read completely if its tensor differs, and otherwise left alone.
+
+#include <span>
+
+#include "core/base/progress.h"
+#include "core/load/load_options.h"
+#include "core/step/internal/lookup.h"
+
+namespace cairn::core::internal {
+
+/// See CheckpointStore::Update. `base` and `view` are steps of the same store.
+Result<UpdateReport> RunUpdate(const StepView& base, const StepView& view,
+                               std::span<const LoadRequest> requests, const Progress& progress,
+                               std::span<const DeviceStream> streams = {});
+
+}  // namespace cairn::core::internal

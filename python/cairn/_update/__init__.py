@@ -1,0 +1,1 @@
+"""Updating a state in memory to the newest step of a store."""

@@ -1,0 +1,193 @@
+// Tensors are updated in place from one step to another, and only what differs is read.
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "tests/core/tensor/strided_fixture.h"
+#include "tests/core/tensor/test_tensor.h"
+
+namespace cairn::core {
+namespace {
+
+using cairn::testing::IsError;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+constexpr uint64_t kPage = 64 << 10;
+
+class UpdateTest : public StoreTest {
+ protected:
+  void SetUp() override {
+    StoreTest::SetUp();
+    for (int i = 0; i < 4; ++i) {
+      tensors.emplace_back(DType::kInt8, Shape{32, kPage}, static_cast<uint64_t>(i));
+    }
+  }
+
+  static std::string Name(size_t i) { return fmt::format("t{}", i); }
+  StateDict State() const {
+    StateDict state;
+    for (size_t i = 0; i < tensors.size(); ++i) state.root().Tensor(Name(i), tensors[i].view());
+    return state;
+  }
+  Result<UpdateReport> Update(uint64_t since, uint64_t step) {
+    std::vector<LoadRequest> requests;
+    for (size_t i = 0; i < model.size(); ++i) requests.push_back(WholeRequest(Name(i), model[i]));
+    return store->Update(Step(since), Step(step), requests);
+  }
+  void ExpectModelIs(const std::vector<TestTensor>& expected) {
+    for (size_t i = 0; i < model.size(); ++i) EXPECT_EQ(model[i].bytes, expected[i].bytes) << i;
+  }
+
+  std::vector<TestTensor> tensors;  // that are saved
+  std::vector<TestTensor> model;    // that is updated
+};
+
+TEST_F(UpdateTest, OnlyChangedPagesAreRead) {
+  Save(1, State());
+  model = tensors;
+  tensors[1].bytes[3 * kPage + 7] ^= std::byte{1};
+  tensors[1].bytes[31 * kPage] ^= std::byte{1};
+  tensors[3].bytes.front() ^= std::byte{1};
+  Save(2, State());
+
+  CAIRN_ASSERT_OK_AND_ASSIGN(const UpdateReport report, Update(1, 2));
+
+  EXPECT_THAT(report.changed, ElementsAre("t1", "t3"));
+  EXPECT_EQ(report.compared_bytes, 4 * 32 * kPage);
+  EXPECT_GE(report.bytes_read, 3 * kPage);
+  EXPECT_LE(report.bytes_read, 3 * kPage + 4096 * 4);  // and the page digests of two chunks
+  ExpectModelIs(tensors);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const UpdateReport again, Update(2, 2));
+  EXPECT_THAT(again.changed, IsEmpty());
+  EXPECT_EQ(again.bytes_read, 0u);
+}
+
+TEST_F(UpdateTest, StepsMayBeFarApartAndInAnyOrder) {
+  Save(1, State());
+  const std::vector<TestTensor> first = tensors;
+  for (uint64_t step = 2; step < 12; ++step) {
+    tensors[step % 4].bytes[(step * 3 % 32) * kPage + step] ^= std::byte{5};
+    Save(step, State());
+  }
+  model = first;
+  CAIRN_ASSERT_OK(Update(1, 11));
+  ExpectModelIs(tensors);
+  CAIRN_ASSERT_OK(Update(11, 1));  // back
+  ExpectModelIs(first);
+}
+
+TEST_F(UpdateTest, MemoryThatIsNotTheBaseIsRefusedAndUnchanged) {
+  Save(1, State());
+  model = tensors;
+  tensors[0].bytes[5] ^= std::byte{1};
+  Save(2, State());
+  // In a tensor that does not differ, and in one that does.
+  for (const size_t wrong : {2, 0}) {
+    SCOPED_TRACE(wrong);
+    model[wrong].bytes[9 * kPage] ^= std::byte{1};
+    const std::vector<TestTensor> before = model;
+    EXPECT_THAT(Update(1, 2), IsError(ErrorCode::kInvalidArgument, "the bytes of step 1"));
+    EXPECT_EQ(Update(1, 2).error().key, Name(wrong));
+    ExpectModelIs(before);
+    model[wrong].bytes[9 * kPage] ^= std::byte{1};
+  }
+  CAIRN_ASSERT_OK(Update(1, 2));
+  ExpectModelIs(tensors);
+}
+
+TEST_F(UpdateTest, TensorsThatTheBaseLacksAreReadCompletely) {
+  StateDict small;
+  small.root().Tensor(Name(0), tensors[0].view());
+  small.root().Tensor(Name(1), {DType::kInt8, {kPage, 32}, {}, tensors[1].bytes.data()});
+  small.root().Tensor(Name(2), {DType::kUInt8, {32, kPage}, {}, tensors[2].bytes.data()});
+  Save(1, small);
+  Save(2, State(), {.chunk_bytes = 5 * kPage});
+  model = tensors;
+  for (TestTensor& tensor : model) std::ranges::fill(tensor.bytes, std::byte{9});
+
+  CAIRN_ASSERT_OK_AND_ASSIGN(const UpdateReport report, Update(1, 2));
+
+  EXPECT_THAT(report.changed, ElementsAre("t0", "t1", "t2", "t3"));
+  ExpectModelIs(tensors);
+}
+
+TEST_F(UpdateTest, AliasesAndStridedTargetsAreReadIfTheyDiffer) {
+  const TensorView second_half{DType::kInt8, {16, kPage}, {}, tensors[0].bytes.data() + 16 * kPage};
+  StateDict state = State();
+  state.root().Tensor("half", second_half);
+  Save(1, state);
+  std::vector<std::byte> half(second_half.data, second_half.data + 16 * kPage);
+  std::vector<std::byte> transposed(32 * kPage);
+  const auto requests = [&] {
+    return std::vector<LoadRequest>{
+        {.fqn = "half",
+         .box = WholeBox(second_half.shape),
+         .target = {DType::kInt8, {16, kPage}, {}, half.data()}},
+        {.fqn = "t2",
+         .box = WholeBox(tensors[2].shape),
+         .target = {DType::kInt8, {32, kPage}, {1, 32}, transposed.data()}}};
+  };
+  CAIRN_ASSERT_OK(store->Load(Step(1), requests()));
+  tensors[0].bytes.back() ^= std::byte{1};
+  tensors[2].bytes.back() ^= std::byte{1};
+  Save(2, state);
+
+  CAIRN_ASSERT_OK_AND_ASSIGN(const UpdateReport report,
+                             store->Update(Step(1), Step(2), requests()));
+
+  EXPECT_THAT(report.changed, ElementsAre("half", "t2"));
+  EXPECT_EQ(report.compared_bytes, 0u);
+  EXPECT_TRUE(std::ranges::equal(half, std::span(second_half.data, half.size())));
+  EXPECT_EQ(transposed.back(), tensors[2].bytes.back());
+  EXPECT_EQ(NaiveRowMajor({DType::kInt8, {32, kPage}, {1, 32}, transposed.data()}),
+            tensors[2].bytes);
+}
+
+TEST_F(UpdateTest, DamagedBytesAreFoundAndNamed) {
+  Save(1, State());
+  model = tensors;
+  tensors[1].bytes[3 * kPage] ^= std::byte{1};
+  Save(2, State());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto chunks, store->Chunks(Step(2), "t1"));
+  const kv::Extent page = chunks.front().extents.At(3 * kPage);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->kv().Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const kv::SegmentInfo segment, snapshot->FindSegment(page.segment_id));
+  {
+    std::fstream file(directory.path() + "/store/segments/" + segment.name,
+                      std::ios::in | std::ios::out | std::ios::binary);
+    ASSERT_TRUE(file.is_open());
+    file.seekp(static_cast<std::streamoff>(page.offset_bytes + 100));
+    file.put('x');
+  }
+  Reopen(kv::OpenMode::kRead);
+  EXPECT_THAT(Update(1, 2), IsError(ErrorCode::kDataLoss, "page 3"));
+  EXPECT_EQ(Update(1, 2).error().key, "t1");
+}
+
+TEST_F(UpdateTest, BothStepsMustExist) {
+  Save(1, State());
+  const kv::StepInfo first = Step(1);
+  Save(2, State());
+  model = tensors;
+  const uint64_t doomed[] = {1};
+  CAIRN_ASSERT_OK(store->Delete(doomed));
+  const LoadRequest request = WholeRequest("t0", model[0]);
+  EXPECT_THAT(store->Update(first, Step(2), {&request, 1}), IsError(ErrorCode::kNotFound, ""));
+  EXPECT_THAT(store->Update(Step(2), first, {&request, 1}), IsError(ErrorCode::kNotFound, ""));
+}
+
+TEST_F(UpdateTest, ProgressMayCancel) {
+  Save(1, State());
+  model = tensors;
+  tensors[0].bytes[0] ^= std::byte{1};
+  Save(2, State());
+  const LoadRequest request = WholeRequest("t0", model[0]);
+  EXPECT_THAT(store->Update(Step(1), Step(2), {&request, 1}, [](auto, auto) { return false; }),
+              IsError(ErrorCode::kCancelled, ""));
+}
+
+}  // namespace
+}  // namespace cairn::core
