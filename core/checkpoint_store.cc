@@ -289,6 +289,19 @@ Result<Diff> CheckpointStore::Compare(uint64_t step_a, uint64_t step_b,
                               patterns);
 }
 
+Result<std::vector<KeyVersion>> CheckpointStore::History(const std::string& fqn) const {
+  CAIRN_TRY_ASSIGN(const auto snapshot, kv().Latest());
+  CAIRN_TRY_ASSIGN(const std::vector<kv::StepInfo> steps, snapshot->Steps());
+  std::vector<internal::StepView> views;
+  for (const kv::StepInfo& step : steps) {
+    views.push_back({.snapshot = snapshot, .step = step, .directory = kv().directory()});
+  }
+  CAIRN_TRY_ASSIGN(auto versions, internal::RunHistory(views, fqn));
+  if (!versions.empty()) return versions;
+  if (!views.empty()) CAIRN_TRY(internal::FindTensor(views.back(), fqn));  // names similar keys
+  return Fail(Error{.code = ErrorCode::kNotFound, .message = "no step has this key", .key = fqn});
+}
+
 Result<kv::Store::DeleteReport> CheckpointStore::Delete(std::span<const uint64_t> steps,
                                                         bool dry_run) {
   return impl_->Delete(steps, dry_run);

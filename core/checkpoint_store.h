@@ -175,6 +175,10 @@ class CheckpointStore {
   /// digests, and reads payload only where the two steps cut a tensor into different chunks.
   /// kNotFound: there is no such step.
   Result<Diff> Compare(uint64_t step_a, uint64_t step_b, const KeyPatterns& patterns = {}) const;
+  /// Returns the steps at which a key, or the bytes of its tensor, differ from the step before, in
+  /// ascending order. Compares digests, as Compare does. kNotFound: no step has such a key. Cost: a
+  /// few lookups per step.
+  Result<std::vector<KeyVersion>> History(const std::string& fqn) const;
   /// Deletes whole steps atomically, and the segments that no other step references. With `dry_run`
   /// it only reports what it would delete. kNotFound: one of the steps does not exist; none is
   /// deleted then.

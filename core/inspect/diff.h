@@ -1,9 +1,11 @@
 #pragma once
-/// The differences between two steps.
+/// The differences between two steps, and the versions of a key.
 
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "kv/step_info.h"
 
 namespace cairn::core {
 
@@ -19,6 +21,12 @@ struct KeyChange {
 struct Diff {
   std::vector<KeyChange> changes;  // key order
   uint64_t unchanged_keys = 0;
+};
+
+/// A step at which a key differs from the step before.
+struct KeyVersion {
+  kv::StepInfo step;
+  KeyChange change;  // from the step before; kAdded at the first step that has the key
 };
 
 }  // namespace cairn::core

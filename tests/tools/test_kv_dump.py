@@ -14,8 +14,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-
 from tool_programs import BIN_DIR, import_model, small_model
+
+import cairn
 
 MODEL_BYTES = sum(t.numel() * t.element_size() for t in small_model().values())
 
@@ -44,6 +45,56 @@ def test_overview_counts_the_segments_of_deleted_steps(dump, admin, tmp_path):
     view = dump(tmp_path / "s", "--json").json()
     assert (view["segments"], view["unused_segment_bytes"]) == (0, segment.stat().st_size)
     assert "of deleted or unfinished steps" in dump(tmp_path / "s").out
+
+
+@pytest.fixture
+def five_steps(tmp_path):
+    """Steps 1 to 5 of a few tensors and values that change in some of them."""
+    path = tmp_path / "history"
+    weight, frozen = torch.zeros(5, 1 << 20), torch.ones(3)
+    state = {"weight": weight, "tied": weight, "frozen": frozen, "lr": 0.1}
+    with cairn.open(path, mode="a") as store:
+        store.save(1, state)
+        weight[3, 7] = 1
+        store.save(2, state)
+        store.save(3, {**state, "late": frozen, "lr": 0.05})
+        weight[1:4] += 1
+        store.save(4, {**state, "frozen": torch.ones(3, dtype=torch.float64)})
+        store.save(5, {"weight": weight[:2], "lr": 0.1})
+    return path
+
+
+def history(dump, store, fqn):
+    versions = dump("history", store, fqn, "--json").json()["versions"]
+    return [(row["step"], row["change"], row["changed_bytes"]) for row in versions]
+
+
+def test_history_lists_the_steps_at_which_a_key_changed(dump, five_steps):
+    chunk = 4 << 20
+    assert history(dump, five_steps, "weight") == [
+        (1, "added", 5 * chunk), (2, "changed", chunk), (4, "changed", 3 * chunk),
+        (5, "changed", 2 * chunk),
+    ]
+    assert history(dump, five_steps, "tied") == [
+        (1, "added", 5 * chunk), (2, "changed", chunk), (4, "changed", 3 * chunk),
+        (5, "removed", 5 * chunk),
+    ]
+    assert history(dump, five_steps, "frozen") == [
+        (1, "added", 12), (4, "changed", 24), (5, "removed", 24),
+    ]
+    assert history(dump, five_steps, "late") == [(3, "added", 12), (4, "removed", 12)]
+    lines = dump("history", five_steps, "lr").out.splitlines()
+    assert lines[0].split() == ["STEP", "SAVED", "CHANGE", "BYTES", "OF", "DETAIL"]
+    assert [line.split()[0] for line in lines[1:]] == ["1", "3", "4"]
+    assert "0.1 -> 0.05" in lines[2]
+    assert "dtype float32 -> float64" in dump("history", five_steps, "frozen").out
+
+
+def test_history_of_a_key_that_no_step_has(dump, five_steps):
+    failed = dump("history", five_steps, "weihgt")
+    assert failed.status == 2
+    assert "weihgt" in failed.err and "weight" in failed.err
+    assert dump("history", f"{five_steps}@3", "weight").status == 2
 
 
 def test_overview_for_people_names_the_next_steps(dump, two_steps):
@@ -408,11 +459,13 @@ def test_color_and_width_only_on_a_terminal(dump, admin, tmp_path):
 
 
 def test_help_has_examples_for_each_verb(dump):
-    for verb in ["steps", "keys", "chunks", "show", "diff", "segments", "verify", "overview"]:
+    for verb in [
+        "steps", "keys", "chunks", "show", "diff", "history", "segments", "verify", "overview"
+    ]:
         finished = dump(verb, "--help")
         assert finished.status == 0
         assert "Examples:" in finished.out
-    for absent in ["history", "space"]:
+    for absent in ["space"]:
         assert absent not in dump("--help").out
 
 

@@ -21,6 +21,7 @@
 #include "tools/common/quantities.h"
 #include "tools/common/table.h"
 #include "tools/common/text.h"
+#include "tools/dump/change_kind.h"
 #include "tools/dump/opened_store.h"
 #include "tools/dump/value_difference.h"
 
@@ -42,18 +43,6 @@ struct Sides {
   kv::StepInfo a;
   kv::StepInfo b;
 };
-
-std::string_view KindName(Kind kind) {
-  switch (kind) {
-    case Kind::kAdded:
-      return "added";
-    case Kind::kRemoved:
-      return "removed";
-    case Kind::kChanged:
-      return "changed";
-  }
-  return "changed";
-}
 
 bool SameDirectory(const std::string& a, const std::string& b) {
   if (a == b) return true;
@@ -177,11 +166,7 @@ void PrintRows(const DumpRun& run, const Sides& sides, const std::vector<DiffRow
     const core::KeyChange& change = row.change;
     ++counts[change.kind];
     changed_bytes += change.changed_bytes;
-    const Style style = change.kind == Kind::kAdded     ? Style::kGreen
-                        : change.kind == Kind::kRemoved ? Style::kRed
-                                                        : Style::kYellow;
-    std::vector<Cell> cells = {Cell(std::string(KindName(change.kind)), style),
-                               EscapeText(change.fqn),
+    std::vector<Cell> cells = {KindCell(change.kind), EscapeText(change.fqn),
                                change.is_tensor ? HumanBytes(change.changed_bytes) : "value",
                                change.is_tensor ? HumanBytes(change.total_bytes) : ""};
     if (values) cells.emplace_back(row.values ? DifferenceText(*row.values) : std::string());

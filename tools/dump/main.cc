@@ -7,6 +7,7 @@
 #include "tools/common/program.h"
 #include "tools/dump/chunks.h"
 #include "tools/dump/diff.h"
+#include "tools/dump/history.h"
 #include "tools/dump/keys.h"
 #include "tools/dump/overview.h"
 #include "tools/dump/segments.h"
@@ -144,6 +145,21 @@ Verb DiffVerb(Values& values) {
       }};
 }
 
+Verb HistoryVerb(Values& values) {
+  return {
+      .name = "history",
+      .usage = "history STORE FQN",
+      .summary = "The steps at which a key's bytes changed",
+      .arguments = {JsonFlag(values),
+                    StoreArgument(values),
+                    {.name = "FQN", .target = &values.second, .help = "The key", .required = true}},
+      .examples = {"kv-dump history runs/gpt model.wte.weight",
+                   "kv-dump history runs/gpt train.lr"},
+      .run = [&](Output& out) {
+        return DumpHistory({&out, values.json}, values.address, values.second);
+      }};
+}
+
 Verb SegmentsVerb(Values& values) {
   return {.name = "segments",
           .usage = "segments STORE",
@@ -169,7 +185,8 @@ CommandLine MakeCommandLine(Values& values) {
           .usage = "kv-dump STORE\n       kv-dump VERB STORE[@STEP] ...",
           .arguments = {JsonFlag(values)},
           .verbs = {OverviewVerb(values), StepsVerb(values), KeysVerb(values), ChunksVerb(values),
-                    ShowVerb(values), DiffVerb(values), SegmentsVerb(values), VerifyVerb(values)},
+                    ShowVerb(values), DiffVerb(values), HistoryVerb(values), SegmentsVerb(values),
+                    VerifyVerb(values)},
           .notes =
               "`kv-dump VERB --help` lists the options of a verb, with examples.\n"
               "Exit status: 0 success; 1 differs or damaged (diff, verify); 2 failure.",

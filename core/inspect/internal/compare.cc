@@ -121,11 +121,13 @@ Result<uint64_t> ChangedBytes(const StepView& view_a, const TensorInfo& a, const
     if (changed) return *changed;
   } else if (a.alias_of == b.alias_of && a.alias_offset_bytes == b.alias_offset_bytes &&
              a.alias_strides == b.alias_strides) {
-    // The same part of the same owner is equal if the complete owner is.
+    // The same part of the same owner is equal if the complete owner is. Tied weights are the
+    // complete owner.
     CAIRN_TRY_ASSIGN(const TensorInfo owner_a, FindOwner(view_a, a));
     CAIRN_TRY_ASSIGN(const TensorInfo owner_b, FindOwner(view_b, b));
     CAIRN_TRY_ASSIGN(const auto changed, ChangedByDigest(view_a, owner_a, view_b, owner_b));
-    if (changed && *changed == 0) return 0;
+    const bool is_all = a.shape == owner_a.shape && a.alias_strides == RowMajorStrides(a.shape);
+    if (changed && (*changed == 0 || is_all)) return *changed;
   }
   const MutexLock lock(reading);
   return ChangedByReading(view_a, a, view_b, b);
@@ -257,6 +259,34 @@ Result<Diff> RunCompare(const StepView& view_a, const StepView& view_b,
   }
   std::ranges::sort(diff.changes, {}, &KeyChange::fqn);
   return diff;
+}
+
+Result<std::vector<KeyVersion>> RunHistory(std::span<const StepView> views,
+                                           const std::string& fqn) {
+  std::vector<KeyVersion> versions;
+  const std::string names[] = {fqn};
+  Mutex reading;
+  Contents before, contents;
+  std::optional<Entry> last;  // in `before`
+  for (const StepView& view : views) {
+    CAIRN_TRY_ASSIGN(contents, FindLeaves(view, {}, names));
+    std::optional<Entry> entry;
+    for (const Entry& found : EntriesOf(contents)) {
+      if (found.fqn == fqn) entry = found;
+    }
+    std::optional<KeyChange> change;
+    if (last && entry) {
+      const StepView& view_before = *(&view - 1);
+      CAIRN_TRY_ASSIGN(change, CompareEntries(view_before, *last, view, *entry, reading));
+    } else if (last || entry) {
+      change = entry ? WholeChange(KeyChange::Kind::kAdded, *entry)
+                     : WholeChange(KeyChange::Kind::kRemoved, *last);
+    }
+    if (change) versions.push_back({.step = view.step, .change = *std::move(change)});
+    before = std::move(contents);  // the vectors to which the entry refers stay where they are
+    last = entry;
+  }
+  return versions;
 }
 
 }  // namespace cairn::core::internal

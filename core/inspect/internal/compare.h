@@ -1,5 +1,9 @@
 #pragma once
-/// Compares two steps.
+/// Compares two steps, and one key in all steps.
+
+#include <span>
+#include <string>
+#include <vector>
 
 #include "core/inspect/diff.h"
 #include "core/state_dict/key_pattern.h"
@@ -9,5 +13,8 @@ namespace cairn::core::internal {
 
 /// See CheckpointStore::Compare.
 Result<Diff> RunCompare(const StepView& a, const StepView& b, const KeyPatterns& patterns);
+
+/// See CheckpointStore::History. `views` are the steps in ascending order.
+Result<std::vector<KeyVersion>> RunHistory(std::span<const StepView> views, const std::string& fqn);
 
 }  // namespace cairn::core::internal
