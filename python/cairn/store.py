@@ -343,7 +343,7 @@ class Store(LiveUpdates, MirroredStore):
 
         def doomed() -> list[int]:
             steps = self._local_steps()
-            kept = self._mirrors.pinned().union(steps[-keep_last:] if keep_last else ())
+            kept = self._pinned().union(steps[-keep_last:] if keep_last else ())
             return [
                 step
                 for step in steps

@@ -130,3 +130,15 @@ def test_credentials_of_a_function(bucket, server, monkeypatch):
             cairn.open(bucket, credentials=function)
         assert secret not in str(raised.value)
         assert wrong not in str(raised.value)
+
+
+def test_dcp_mirrors_a_local_store_into_a_bucket_and_loads_from_it(bucket, tmp_path):
+    state = make_state()
+    writer = CairnWriter(tmp_path / "local", step=3, mirror=bucket)
+    dcp.save(state, storage_writer=writer)
+    writer.wait_mirrored(120)
+    loaded = {**make_state(), "model": {k: torch.zeros(300, 700) for k in state["model"]}}
+    loaded["step"] = 0
+    reader = CairnReader(tmp_path / "lost", fallback=[bucket])
+    dcp.load(loaded, storage_reader=reader)
+    assert_equal(loaded, state)

@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "store": {*_BASE, "_ranks", "_tensors", "_save", "_load", "_mirror", "_update", "store"},
     "state_dict": {*_BASE, "_ranks", "_tensors", "state_dict"},
     "torch": {*_BASE, "_ranks", "_tensors", "_save", "_load", "_mirror", "store", "torch"},
-    "dcp": {*_BASE, "_ranks", "_tensors", "_save", "_load", "torch", "dcp"},
+    "dcp": {*_BASE, "_ranks", "_tensors", "_save", "_load", "_mirror", "torch", "dcp"},
     "_copy": {*_BASE, "store"},
     "_open": {*_BASE, "store"},
     "": {"errors", "reports", "store", "_copy", "_mirror", "_open"},  # cairn/__init__.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cairn._mirror import store_mirrors
 from cairn._mirror.mirrored_saves import MirroredSaves
 from cairn._mirror.options import Mirror, Mirrors, mirror_chain
 from cairn.reports import MirrorStatus
@@ -30,6 +31,10 @@ class MirroredStore:
     def mirror_status(self) -> list[MirrorStatus]:
         """The state of each mirror of this store; an empty list on ranks other than 0."""
         return self._mirrors.status()
+
+    def _pinned(self) -> set[int]:
+        """The steps that must not be pruned, because they wait for a copy."""
+        return self._mirrors.pinned() | store_mirrors.pinned(self._address)
 
     def _checked_mirrors(self, mirror: Mirrors | None) -> tuple[Mirror, ...]:
         """The mirrors of a save. Raises Invalid before anything is saved."""

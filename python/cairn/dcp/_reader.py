@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,8 +17,17 @@ from torch.futures import Future
 
 from cairn import _cairn
 from cairn._base import devices
+from cairn._base.open_options import OpenOptions
+from cairn._load.tiers import open_nearest
 from cairn._tensors.targets import Target, staged_target_of
-from cairn.dcp._location import CheckpointId, check_step, is_checkpoint_id, locate, required
+from cairn.dcp._location import (
+    CheckpointId,
+    Location,
+    check_step,
+    is_checkpoint_id,
+    locate,
+    required,
+)
 from cairn.dcp._metadata import StepMetadata, load_metadata, shard_key
 from cairn.dcp._saves import new_id
 from cairn.dcp._values import Values, set_value
@@ -39,6 +49,9 @@ class CairnReader(StorageReader):
         path: address of the store, or ``ADDRESS@STEP``. May be omitted if DCP is given a
             ``checkpoint_id``, which names an address in the same way.
         step: step number; by default the latest.
+        fallback: addresses of stores with copies of the steps, from near to far, such as the
+            mirrors of a writer. The nearest store that has the step is used; see
+            :func:`cairn.open`.
         allow_pickle: passes objects that were saved as pickles (with ``allow_pickle=True``) to the
             planner, which unpickles them. This can run any code.
 
@@ -54,6 +67,7 @@ class CairnReader(StorageReader):
         step: int | None = None,
         *,
         allow_pickle: bool = False,
+        fallback: Sequence[str | os.PathLike[str]] = (),
         _extension_registry: Any = None,
     ) -> None:
         super().__init__()
@@ -65,6 +79,7 @@ class CairnReader(StorageReader):
         self._step = check_step(step)
         self._location = locate(path, self._step)
         self._allow_pickle = allow_pickle
+        self._fallback = tuple(_store_only(other) for other in fallback)
         self._load_id = new_id()
         self._opened: _OpenStep | None = None
 
@@ -88,13 +103,16 @@ class CairnReader(StorageReader):
         """The metadata of the step. ``rank=`` selects what that rank has saved by itself."""
         location = required(self._location)
         rank = kwargs.get("rank")
+        fallback = self._fallback
         if rank is not None:
             location = location.of_rank(rank)
+            fallback = tuple(other.of_rank(rank) for other in fallback)
         self._close()
-        native = _cairn.Store(location.address, False, None)
-        contents = native.contents(location.step, [])
-        described = load_metadata(native, contents)
-        self._opened = _OpenStep(native, contents, described, of_one_rank=rank is not None)
+        addresses = (location.address, *(other.address for other in fallback))
+        stores = _Stores(addresses, location.step)
+        contents = stores.native.contents(stores.step, [])
+        described = load_metadata(stores.native, contents)
+        self._opened = _OpenStep(stores, contents, described, of_one_rank=rank is not None)
         metadata = described.metadata
         if metadata.storage_meta is None:
             metadata.storage_meta = StorageMeta(str(location))
@@ -130,10 +148,35 @@ class CairnReader(StorageReader):
     def _close(self) -> None:
         opened, self._opened = self._opened, None
         if opened is not None:
-            opened.native.close()
+            opened.stores.close()
 
     def __getstate__(self) -> dict:
         return {**self.__dict__, "_opened": None}
+
+
+class _Stores:
+    """The store that has the step, and those that were opened to find it."""
+
+    def __init__(self, addresses: tuple[str, ...], step: int | None) -> None:
+        self._nearest, _, self._tiers = open_nearest(addresses, False, None, OpenOptions())
+        self.native = self._nearest
+        self.step = step
+        place = None if self._tiers is None else self._tiers.find(step)
+        if self._tiers is not None and place is not None:
+            self.native = self._tiers.native(place.tier) or self._nearest
+            self.step = place.step
+
+    def identity(self, contents: _cairn.Contents) -> tuple[int, int | str]:
+        """Identity of the step, which changes when the step is overwritten. Copies of a step have
+        the same one, so that ranks may find it in different stores."""
+        if self._tiers is None:
+            return contents.step, contents.generation
+        return contents.step, self.native.step_identity(contents.step)[0]
+
+    def close(self) -> None:
+        self._nearest.close()
+        if self._tiers is not None:
+            self._tiers.close()
 
 
 class _OpenStep:
@@ -141,23 +184,25 @@ class _OpenStep:
 
     def __init__(
         self,
-        native: _cairn.Store,
+        stores: _Stores,
         contents: _cairn.Contents,
         described: StepMetadata,
         *,
         of_one_rank: bool,
     ) -> None:
-        self.native = native
+        self.stores = stores
+        self.native = stores.native
+        self._identity = stores.identity(contents)
         self._of_one_rank = of_one_rank
         self._contents = contents
         self._described = described
 
     @property
-    def identity(self) -> tuple[int, int]:
-        """Identity of the step, which changes when the step is overwritten."""
-        return self._contents.step, self._contents.generation
+    def identity(self) -> tuple[int, int | str]:
+        """Identity of the step, equal on all ranks that read the same save of it."""
+        return self._identity
 
-    def check_same(self, coordinators: tuple[int, int] | None) -> None:
+    def check_same(self, coordinators: tuple[int, int | str] | None) -> None:
         """Raises NotFound if the coordinator has found another step than this rank."""
         if self._of_one_rank or coordinators in (None, self.identity):
             return
@@ -238,6 +283,13 @@ class _OpenStep:
         if self._of_one_rank and self._contents.find_tensor(fqn) is None:
             return shard_key(fqn, shard), inside
         return fqn, tuple(a + b for a, b in zip(shard, inside))
+
+
+def _store_only(address: str | os.PathLike[str]) -> Location:
+    location = required(locate(address, None))
+    if location.step is not None:
+        raise Invalid(f"fallback '{location}': give the address of a store, without a step")
+    return location
 
 
 def _uses_callers_tensors(planner: LoadPlanner) -> bool:

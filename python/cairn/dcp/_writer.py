@@ -21,6 +21,8 @@ from torch.futures import Future
 
 from cairn._base import dtypes
 from cairn._base.devices import HOST, current_streams
+from cairn._mirror import store_mirrors
+from cairn._mirror.options import Mirror, Mirrors, mirror_chain
 from cairn._ranks.sharded import Shards
 from cairn._tensors.sources import Source, Sources
 from cairn.dcp import _saves as saves
@@ -35,6 +37,7 @@ from cairn.dcp._location import (
 from cairn.dcp._metadata import EXTENSION, encode, paths_of, shard_key
 from cairn.dcp._values import ALONE, flat_values, value_of
 from cairn.errors import Invalid
+from cairn.reports import MirrorStatus
 from cairn.torch import StateDictStager
 
 _STAGED_BYTES = 512 << 20
@@ -67,6 +70,11 @@ class CairnWriter(StorageWriter, AsyncStager):
         cache_staged_state_dict: ``dcp.async_save`` reuses its host copies for the next save with
             this writer (see :class:`cairn.torch.StateDictStager`); otherwise they are freed after
             the save.
+        mirror: the address of a store, a :class:`cairn.Mirror`, or a sequence of them, from near to
+            far, each of which copies from the one before it. A thread of the process that commits
+            the step copies it there after it is durable (docs/mirroring.md).
+        mirror_every: interval of steps that are copied to a mirror that is given as an address, at
+            least 1.
 
     Other arguments of ``FileSystemWriter``: ``thread_count`` is accepted and ignored, because every
     rank writes with deep queues and all its cores. ``single_file_per_rank=False``,
@@ -76,7 +84,7 @@ class CairnWriter(StorageWriter, AsyncStager):
     Raises (as the cause inside a ``CheckpointException`` of DCP, on every rank):
         Conflict: another process has the store open for writing; the step exists.
         Invalid: something cannot be saved (``key`` names it), or the parts of the ranks do not form
-            complete tensors.
+            complete tensors; a mirror is the store itself or the mirror of another one.
         Unavailable: no space, or an I/O error.
     """
 
@@ -95,6 +103,8 @@ class CairnWriter(StorageWriter, AsyncStager):
         step: int | None = None,
         allow_pickle: bool = False,
         chunk_bytes: int | None = None,
+        mirror: Mirrors | None = None,
+        mirror_every: int = 1,
     ) -> None:
         _refuse_unless(
             single_file_per_rank, "single_file_per_rank=False", "each tensor can be read separately"
@@ -110,14 +120,17 @@ class CairnWriter(StorageWriter, AsyncStager):
             raise Invalid(f"thread_count={thread_count}: a positive number is needed")
         self._step = check_step(step)
         self._location = locate(path, self._step)
+        self._rank: int | None = None
+        self._use_collectives = True
+        self._mirror = mirror
+        self._mirror_every = mirror_every
+        self._chain()  # raises Invalid
         self._overwrite = overwrite
         self._allow_pickle = allow_pickle
         self._chunk_bytes = chunk_bytes
         self._staged_bytes = per_thread_copy_ahead
         self._stager = StateDictStager() if cache_staged_state_dict else None
         self._save_id = saves.new_id()
-        self._rank: int | None = None
-        self._use_collectives = True
         self._plan_is_cached = False
         self._part: saves.Part | None = None
 
@@ -156,6 +169,7 @@ class CairnWriter(StorageWriter, AsyncStager):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Opens the store for writing, and adds a ticket to the plan of each rank."""
         location = self._place()
+        store_mirrors.check(location.address, self._chain())
         self._part = saves.open_for_save(location, self._overwrite)
         tickets = saves.tickets(self._part, location, len(plans))
         if not all(plan.usable for plan in plans):
@@ -193,12 +207,36 @@ class CairnWriter(StorageWriter, AsyncStager):
             for result in rank_results
             if result.storage_data == _AS_GIVEN
         }
+        mirrors = self._chain()
         try:
             metadata_json = encode(metadata, frozenset(as_given))
             paths = paths_of(metadata.planner_data) or {}
+            earlier_steps = self._part.native.steps() if mirrors else []
             self._part.native.commit(paths, {EXTENSION: metadata_json})
         finally:
             self._close()
+        location = self._place()
+        store_mirrors.submit(
+            location.address,
+            location.step or 0,
+            mirrors,
+            overwrite=self._overwrite,
+            earlier_steps=earlier_steps,
+        )
+
+    def wait_mirrored(self, timeout: float | None = None) -> None:
+        """Waits until no step of the store waits for its copy to a mirror. Returns at once in
+        processes that have not committed a step with ``mirror=``.
+
+        Raises TimeoutError after ``timeout`` seconds, and the error of the newest step if it was
+        not copied.
+        """
+        store_mirrors.wait(self._place().address, timeout)
+
+    def mirror_status(self) -> list[MirrorStatus]:
+        """The state of each mirror of the store; an empty list in processes that have not committed
+        a step with ``mirror=``."""
+        return store_mirrors.status(self._place().address)
 
     # Staging for dcp.async_save without a stager.
 
@@ -230,6 +268,18 @@ class CairnWriter(StorageWriter, AsyncStager):
         if self._use_collectives or self._rank is None:
             return location
         return location.of_rank(self._rank)
+
+    def _chain(self) -> tuple[Mirror, ...]:
+        """The mirrors of the location. Raises Invalid if they do not form a chain."""
+        source = "memory:" if self._location is None else self._place().address
+        mirrors = mirror_chain(self._mirror, source, self._mirror_every)
+        if self._use_collectives or self._rank is None:
+            return mirrors
+        rank = self._rank
+        return tuple(
+            dataclasses.replace(mirror, address=Location(str(mirror), None).of_rank(rank).address)
+            for mirror in mirrors
+        )
 
     def _write(
         self, part: saves.Part, ticket: saves.Ticket, plan: SavePlan, planner: SavePlanner

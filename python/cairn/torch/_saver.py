@@ -308,7 +308,7 @@ class Saver:
 
     def _delete_old(self) -> None:
         if self._last_step is not None and self._keep_last + self._keep_every > 0:
-            pinned = self._store._mirrors.pinned()  # before the copies that end in the meantime
+            pinned = self._store._pinned()  # before the copies that end in the meantime
             steps = self._store._local_steps()
             doomed = unwanted(steps, self._last_step, self._keep_last, self._keep_every)
             # All ranks call it; the choice of rank 0 applies.
