@@ -4,7 +4,10 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
+
+#include "kv/throttle.h"
 
 namespace cairn::kv {
 
@@ -19,7 +22,9 @@ struct CopyOptions {
   std::vector<uint64_t> steps;
   bool overwrite = false;  // replace steps of the target that have the number, but other contents
   uint32_t threads = 4;    // segments that are copied at once; at least 1
-  uint64_t max_bytes_per_second = 0;  // of payload; 0: no limit
+  uint64_t max_bytes_per_second = 0;  // of payload, in this call; 0: no limit
+  /// If set: the limit, instead of the number above, of all calls that have the same throttle.
+  std::shared_ptr<Throttle> throttle = nullptr;
   /// A segment that was finished is kept for the next copier at the latest after this time, and at
   /// the latest when all of them have this number of bytes. Each time costs a commit.
   std::chrono::milliseconds keep_interval{5'000};

@@ -94,20 +94,25 @@ Result<std::unique_ptr<kv::Store>> OpenCopyTarget(const std::string& to) {
                           ShellWord(address.store)));
 }
 
+Result<std::shared_ptr<kv::Throttle>> CopyThrottle(const CopyCommand& command) {
+  if (command.max_rate.empty()) return nullptr;
+  CAIRN_TRY_ASSIGN(const uint64_t bytes_per_second, ParseBytes(command.max_rate));
+  if (bytes_per_second == 0) {
+    return Fail(ErrorCode::kInvalidArgument, "--max-rate must be at least one byte per second");
+  }
+  return std::make_shared<kv::Throttle>(bytes_per_second);
+}
+
 Result<TimedCopy> CopyWithProgress(kv::Store& from, kv::Store& to, const CopyCommand& command,
+                                   const std::shared_ptr<kv::Throttle>& throttle,
                                    std::vector<uint64_t> steps) {
   StepProgress progress;
-  kv::CopyOptions options{
+  const kv::CopyOptions options{
       .steps = std::move(steps),
       .overwrite = command.overwrite,
       .threads = static_cast<uint32_t>(command.threads),
+      .throttle = throttle,
       .progress = [&](const kv::CopyProgress& done) { return progress.Update(done); }};
-  if (!command.max_rate.empty()) {
-    CAIRN_TRY_ASSIGN(options.max_bytes_per_second, ParseBytes(command.max_rate));
-    if (options.max_bytes_per_second == 0) {
-      return Fail(ErrorCode::kInvalidArgument, "--max-rate must be at least one byte per second");
-    }
-  }
   const auto begin = std::chrono::steady_clock::now();
   CAIRN_TRY_ASSIGN(kv::CopyReport report, kv::CopySteps(from, to, options));
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
@@ -132,6 +137,7 @@ Json CopyJson(const kv::Store& from, const kv::Store& to, const TimedCopy& copy)
 }
 
 Result<void> AdminCopy(const CopyCommand& command, Output& out) {
+  CAIRN_TRY_ASSIGN(const auto throttle, CopyThrottle(command));
   CAIRN_TRY_ASSIGN(StepsAddress address, ParseStepsAddress(command.from));
   CAIRN_TRY_ASSIGN(const auto from, kv::Store::Open(address.store, kv::OpenMode::kRead));
   CAIRN_TRY_ASSIGN(const auto snapshot, from->Latest());
@@ -142,7 +148,8 @@ Result<void> AdminCopy(const CopyCommand& command, Output& out) {
   // A mistyped step must not create an empty store.
   for (const uint64_t step : address.steps) CAIRN_TRY(snapshot->FindStep(step));
   CAIRN_TRY_ASSIGN(const auto to, OpenCopyTarget(command.to));
-  CAIRN_TRY_ASSIGN(const TimedCopy copy, CopyWithProgress(*from, *to, command, address.steps));
+  CAIRN_TRY_ASSIGN(const TimedCopy copy,
+                   CopyWithProgress(*from, *to, command, throttle, address.steps));
   CAIRN_TRY(to->Close());
   if (command.json) {
     WriteJson(out, CopyJson(*from, *to, copy));

@@ -9,6 +9,7 @@
 #include "kv/copy_options.h"
 #include "kv/error.h"
 #include "kv/store.h"
+#include "kv/throttle.h"
 #include "tools/common/json.h"
 #include "tools/common/terminal.h"
 
@@ -24,6 +25,10 @@ struct CopyCommand {
   bool json = false;
 };
 
+/// Returns the limit that --max-rate sets, for all copies of the command; null if there is none.
+/// kInvalidArgument: it is not a positive number of bytes.
+Result<std::shared_ptr<kv::Throttle>> CopyThrottle(const CopyCommand& command);
+
 /// Copies the steps that `from` names and prints one line per step. kNotFound: one of them was
 /// deleted during the copy. Other errors are those of kv::CopySteps.
 Result<void> AdminCopy(const CopyCommand& command, Output& out);
@@ -38,8 +43,9 @@ struct TimedCopy {
   double seconds = 0;
   uint64_t copied_bytes() const;
 };
-/// Copies with a progress line. Errors are those of kv::CopySteps.
+/// Copies with a progress line. `throttle` may be null. Errors are those of kv::CopySteps.
 Result<TimedCopy> CopyWithProgress(kv::Store& from, kv::Store& to, const CopyCommand& command,
+                                   const std::shared_ptr<kv::Throttle>& throttle,
                                    std::vector<uint64_t> steps);
 /// Prints one line per step, except for those that were already there if `only_new`.
 void PrintCopy(const TimedCopy& copy, bool only_new, Output& out);

@@ -43,9 +43,14 @@ Result<std::vector<uint64_t>> PrunedSteps(const kv::Snapshot& source, const kv::
 
 class Mirror {
  public:
-  Mirror(const MirrorCommand& command, std::unique_ptr<kv::Store> from,
-         std::unique_ptr<kv::Store> to, Output& out)
-      : command_(command), from_(std::move(from)), to_(std::move(to)), out_(out) {}
+  /// `throttle` limits all rounds together.
+  Mirror(const MirrorCommand& command, std::shared_ptr<kv::Throttle> throttle,
+         std::unique_ptr<kv::Store> from, std::unique_ptr<kv::Store> to, Output& out)
+      : command_(command),
+        throttle_(std::move(throttle)),
+        from_(std::move(from)),
+        to_(std::move(to)),
+        out_(out) {}
 
   Result<void> Run() {
     while (!CancelRequested()) {
@@ -71,7 +76,7 @@ class Mirror {
     CAIRN_TRY_ASSIGN(std::vector<uint64_t> steps, NewSteps(*snapshot));
     if (!steps.empty() || !command_.follow) {
       CAIRN_TRY_ASSIGN(const TimedCopy copy,
-                       CopyWithProgress(*from_, *to_, command_.copy, std::move(steps)));
+                       CopyWithProgress(*from_, *to_, command_.copy, throttle_, std::move(steps)));
       if (command_.copy.json) {
         out_.WriteLine(CopyJson(*from_, *to_, copy).Line());
       } else {
@@ -125,6 +130,7 @@ class Mirror {
   }
 
   const MirrorCommand& command_;
+  const std::shared_ptr<kv::Throttle> throttle_;
   const std::unique_ptr<kv::Store> from_;
   const std::unique_ptr<kv::Store> to_;
   Output& out_;
@@ -167,10 +173,11 @@ Result<void> AdminMirror(const MirrorCommand& command, Output& out) {
                 fmt::format("a mirror has all steps; write {}, or use push for one step",
                             ShellWord(address.store)));
   }
+  CAIRN_TRY_ASSIGN(auto throttle, CopyThrottle(command.copy));
   CAIRN_TRY_ASSIGN(auto from, kv::Store::Open(address.store, kv::OpenMode::kRead));
   if (command.dry_run) return PrintPlan(command, *from, out);
   CAIRN_TRY_ASSIGN(auto to, OpenCopyTarget(command.copy.to));
-  return Mirror(command, std::move(from), std::move(to), out).Run();
+  return Mirror(command, std::move(throttle), std::move(from), std::move(to), out).Run();
 }
 
 }  // namespace cairn::tools

@@ -6,9 +6,9 @@
 
 #include "kv/error.h"
 #include "kv/internal/commit/store_state.h"
-#include "kv/internal/copy/throttle.h"
 #include "kv/internal/snapshot_state.h"
 #include "kv/step_info.h"
+#include "kv/throttle.h"
 
 namespace cairn::kv::internal {
 

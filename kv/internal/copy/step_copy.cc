@@ -39,10 +39,12 @@ StepCopier::StepCopier(const SnapshotState& source, StoreState& target, const Co
     : source_(source),
       target_(target),
       options_(options),
-      throttle_(options.max_bytes_per_second),
+      throttle_(options.throttle != nullptr
+                    ? options.throttle
+                    : std::make_shared<Throttle>(options.max_bytes_per_second)),
       context_{.source = source,
                .target = target,
-               .throttle = throttle_,
+               .throttle = *throttle_,
                .progress = [this](uint64_t bytes) { return ReportProgress(bytes); }},
       finished_(target, {.interval = options.keep_interval, .bytes = options.keep_bytes}) {}
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -12,11 +13,11 @@
 #include "kv/internal/copy/finished_segments.h"
 #include "kv/internal/copy/segment_copy.h"
 #include "kv/internal/copy/target_segments.h"
-#include "kv/internal/copy/throttle.h"
 #include "kv/internal/snapshot_state.h"
 #include "kv/mutex.h"
 #include "kv/step_info.h"
 #include "kv/thread_annotations.h"
+#include "kv/throttle.h"
 
 namespace cairn::kv::internal {
 
@@ -49,7 +50,7 @@ class StepCopier {
   const SnapshotState& source_;
   StoreState& target_;
   const CopyOptions& options_;
-  Throttle throttle_;
+  const std::shared_ptr<Throttle> throttle_;
   CopyContext context_;
   FinishedSegments finished_;
   std::optional<TargetSegments> known_;  // nothing: must be listed

@@ -76,6 +76,21 @@ TEST_P(CopyPairTest, CopiedStepsAreEqualAndVerify) {
   EXPECT_THAT(ListedNames(*target_), IsEmpty());
 }
 
+TEST_P(CopyPairTest, SeveralCopiesShareAThrottle) {
+  CAIRN_ASSERT_OK(SaveThreeSteps(source_));
+  const auto throttle = std::make_shared<Throttle>(1ull << 50);
+  for (const uint64_t step : {1, 2}) {
+    const uint64_t before = throttle->reserved_bytes();
+    CAIRN_ASSERT_OK_AND_ASSIGN(
+        const CopyReport report,
+        OpenAndCopy(source_, target_, {.steps = {step}, .throttle = throttle}));
+    const uint64_t reserved = throttle->reserved_bytes() - before;
+    EXPECT_GT(reserved, 0u) << step;
+    // The headers of segments are not payload.
+    EXPECT_LE(reserved, report.steps[0].copied_bytes) << step;
+  }
+}
+
 TEST_P(CopyPairTest, OnlyNewSegmentsAreTransferred) {
   CAIRN_ASSERT_OK(SaveThreeSteps(source_));
   CAIRN_ASSERT_OK(OpenAndCopy(source_, target_, {.steps = {1, 2}}));

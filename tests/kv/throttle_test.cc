@@ -1,10 +1,10 @@
 // The limit of bytes per second, with times that the tests choose.
 
-#include "kv/internal/copy/throttle.h"
+#include "kv/throttle.h"
 
 #include <gtest/gtest.h>
 
-namespace cairn::kv::internal {
+namespace cairn::kv {
 namespace {
 
 using std::chrono::milliseconds;
@@ -32,5 +32,14 @@ TEST(ThrottleTest, PauseDoesNotAllowMoreThanTheBurst) {
   EXPECT_EQ(throttle.Reserve(1, later), later + milliseconds(100));
 }
 
+// Copies one after the other share a throttle, so that the limit holds at the beginning of each.
+TEST(ThrottleTest, ManySmallTransfersAreLimitedTogether) {
+  Throttle throttle(1'000'000);
+  Throttle::Clock::time_point now = kStart;
+  for (int i = 0; i < 100; ++i) now = throttle.Reserve(100'000, now);
+  EXPECT_EQ(now, kStart - Throttle::kBurst + seconds(10) - milliseconds(100));
+  EXPECT_EQ(throttle.reserved_bytes(), 10'000'000);
+}
+
 }  // namespace
-}  // namespace cairn::kv::internal
+}  // namespace cairn::kv

@@ -1,5 +1,5 @@
 #pragma once
-/// A limit of bytes per second.
+/// A limit of bytes per second, which several copies may share.
 
 #include <chrono>
 #include <cstdint>
@@ -7,7 +7,7 @@
 #include "kv/mutex.h"
 #include "kv/thread_annotations.h"
 
-namespace cairn::kv::internal {
+namespace cairn::kv {
 
 /// A token bucket of kBurst: after a pause, the bytes of this time may pass at once. Threads: safe.
 class Throttle {
@@ -20,11 +20,14 @@ class Throttle {
 
   /// Reserves `bytes`, and returns when the caller may transfer them.
   Clock::time_point Reserve(uint64_t bytes, Clock::time_point now);
+  /// Returns the sum of all reservations.
+  uint64_t reserved_bytes() const;
 
  private:
   const uint64_t bytes_per_second_;
-  Mutex mutex_;
+  mutable Mutex mutex_;
   Clock::time_point next_ CAIRN_GUARDED_BY(mutex_){};  // when all that was reserved has passed
+  uint64_t reserved_bytes_ CAIRN_GUARDED_BY(mutex_) = 0;
 };
 
-}  // namespace cairn::kv::internal
+}  // namespace cairn::kv
