@@ -82,6 +82,9 @@ class Storage {
 
   /// For error messages and for people: "/data/run", "memory:test".
   virtual const std::string& address() const = 0;
+  /// What distinguishes this storage from others: the address, with the server if there are several
+  /// with such addresses. The same in every process that has the same settings.
+  virtual std::string identity() const { return address(); }
 
   /// Creates the object or replaces it, atomically for readers.
   virtual Result<void> Put(std::string_view name, std::span<const std::byte> bytes) = 0;

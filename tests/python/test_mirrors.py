@@ -14,6 +14,7 @@ from cairn_testing import assert_same, run_python
 
 import cairn
 from cairn import Mirror
+from cairn._mirror.options import mirror_chain
 from cairn.torch import Saver
 
 NOWHERE = "s3://bucket/store?endpoint=http://127.0.0.1:9"  # nobody listens there
@@ -108,6 +109,13 @@ def test_bad_mirrors_are_refused_before_anything_is_saved(store, path, tmp_path)
     with pytest.raises(cairn.Invalid, match="other options"):
         store.save(2, {}, mirror=Mirror(tmp_path / "m", max_rate=1))
     assert store.steps() == [1]
+
+
+def test_buckets_with_the_same_name_on_two_servers_are_two_stores():
+    first, second = (f"s3://bucket/run?endpoint=http://127.0.0.1:{port}" for port in (1, 2))
+    assert [str(one) for one in mirror_chain([second], first)] == [second]
+    with pytest.raises(cairn.Invalid, match="itself"):
+        mirror_chain(["s3://bucket/run/?region=r&endpoint=http://127.0.0.1:1"], first)
 
 
 def test_a_failed_save_is_not_copied_and_mirrored_raises_its_error(store, target):

@@ -5,10 +5,14 @@
 #include <fmt/format.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <optional>
+#include <span>
+#include <string_view>
 #include <thread>
 #include <utility>
 
+#include "kv/digest.h"
 #include "kv/internal/rados/object_read.h"
 #include "kv/internal/rados/rados_leftovers.h"
 #include "kv/internal/rados/rados_notices.h"
@@ -198,6 +202,17 @@ void RadosStorage::AwaitChange(std::string_view prefix, std::chrono::millisecond
   const auto own = connection();
   if (!own) return std::this_thread::sleep_for(timeout);
   (*own)->notices.Await(prefix, timeout);
+}
+
+std::string RadosStorage::identity() const {
+  const auto variable = [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::string_view(value == nullptr ? "" : value);
+  };
+  const std::string_view conf = settings_.conf.empty() ? variable("CEPH_CONF") : settings_.conf;
+  // As a digest, because CEPH_ARGS may contain a key.
+  return fmt::format("{} of {} {:016x}", settings_.address, conf,
+                     Checksum64(std::as_bytes(std::span(variable("CEPH_ARGS")))));
 }
 
 Result<std::shared_ptr<Storage>> OpenRadosStorage(const std::string& address) {

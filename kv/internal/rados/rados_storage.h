@@ -42,6 +42,8 @@ class RadosStorage final : public Storage {
   RadosStorage& operator=(const RadosStorage&) = delete;
 
   const std::string& address() const override { return settings_.address; }
+  /// Of pools with the same name, those of other clusters are other pools.
+  std::string identity() const override;
   Result<void> Put(std::string_view name, std::span<const std::byte> bytes) override;
   Result<void> PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) override;
   Result<std::unique_ptr<ObjectWriter>> Create(std::string_view name) override;

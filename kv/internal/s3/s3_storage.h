@@ -47,6 +47,8 @@ class S3Storage final : public Storage {
   S3Storage& operator=(const S3Storage&) = delete;
 
   const std::string& address() const override { return settings_.address; }
+  /// Of buckets with the same name, those of other endpoints are other buckets.
+  std::string identity() const override { return settings_.address + " at " + settings_.endpoint; }
   Result<void> Put(std::string_view name, std::span<const std::byte> bytes) override;
   /// kFailedPrecondition: the server ignores the condition.
   Result<void> PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) override;

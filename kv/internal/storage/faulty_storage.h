@@ -97,6 +97,7 @@ class FaultyStorage final : public Storage {
   const std::shared_ptr<Storage>& base() const { return base_; }
 
   const std::string& address() const override { return base_->address(); }
+  std::string identity() const override { return base_->identity(); }
   Result<void> Put(std::string_view name, std::span<const std::byte> bytes) override;
   Result<void> PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) override;
   Result<std::unique_ptr<ObjectWriter>> Create(std::string_view name) override;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 _NOT_DIRECTORIES = ("s3:", "rados:", "memory:")
+_SERVER_PARAMETERS = ("endpoint=", "conf=")
 
 
 def is_directory(address: str) -> bool:
@@ -14,7 +15,9 @@ def is_directory(address: str) -> bool:
 
 def canonical_address(address: str) -> str:
     """The same text for all spellings of a store's address: the real path of a directory, or an
-    address without its parameters."""
+    address with only those parameters that name a server."""
     if is_directory(address):
         return os.path.realpath(address.removeprefix("file:"))
-    return address.partition("?")[0].rstrip("/")
+    place, _, parameters = address.partition("?")
+    server = [one for one in parameters.split("&") if one.startswith(_SERVER_PARAMETERS)]
+    return "?".join([place.rstrip("/"), *sorted(server)])

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <set>
 #include <string>
 
 #include "kv/internal/rados/rados_api.h"
@@ -25,6 +26,18 @@ using kv::internal::ParseStripeName;
 using kv::internal::RadosSettings;
 using kv::internal::StripeLayout;
 using kv::internal::StripeName;
+
+TEST(RadosAddressTest, PoolsOfOtherClustersHaveOtherIdentities) {
+  std::set<std::string> identities;
+  for (const char* address : {"rados:p/n", "rados:p/n?conf=/etc/a.conf", "rados:p/n?conf=/b.conf",
+                              "rados:p/m?conf=/b.conf"}) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto storage, kv::OpenStorage(address));
+    identities.insert(storage->identity());
+  }
+  EXPECT_EQ(identities.size(), 4u);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto storage, kv::OpenStorage("rados:p/n?conf=/b.conf&id=me"));
+  EXPECT_TRUE(identities.contains(storage->identity())) << "the user does not matter";
+}
 
 TEST(RadosAddressTest, HasAPoolANamespaceAndParameters) {
   CAIRN_ASSERT_OK_AND_ASSIGN(

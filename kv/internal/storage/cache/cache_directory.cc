@@ -80,9 +80,9 @@ void RemoveFiles(const std::string& path) {
 
 }  // namespace
 
-CacheDirectory::CacheDirectory(const CacheOptions& options, std::string_view address)
+CacheDirectory::CacheDirectory(const CacheOptions& options, std::string_view storage)
     : root_(options.directory),
-      directory_(fmt::format("{}/{:016x}", options.directory, Checksum64(AsBytes(address)))),
+      directory_(fmt::format("{}/{:016x}", options.directory, Checksum64(AsBytes(storage)))),
       max_bytes_(options.max_bytes),
       added_bytes_(options.max_bytes) {}  // evicts after the first bytes, for short processes
 

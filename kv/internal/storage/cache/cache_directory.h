@@ -2,11 +2,11 @@
 /// The directory of the reader cache, which the processes of a machine share.
 ///
 ///   DIR/.lock                          held by the process that evicts
-///   DIR/<address>/<object>             bytes of an object, and
-///   DIR/<address>/<object>.xxh3        their digests (cached_object.h)
-///   DIR/<address>/newest-root          the name of the newest root that was read
+///   DIR/<storage>/<object>             bytes of an object, and
+///   DIR/<storage>/<object>.xxh3        their digests (cached_object.h)
+///   DIR/<storage>/newest-root          the name of the newest root that was read
 ///
-/// <address> is the XXH3-64 of the address of a storage as 16 hexadecimal digits, and <object> the
+/// <storage> is the XXH3-64 of the identity of a storage as 16 hexadecimal digits, and <object> the
 /// name of an object with '-' instead of '/'. Names of objects in the cache contain random ids, so
 /// a name means the same bytes forever, even if a store is removed and created again.
 ///
@@ -53,8 +53,8 @@ struct CacheStatistics {
 /// run on many threads at once.
 class CacheDirectory {
  public:
-  /// `address` is that of the storage whose objects are cached. Creates nothing.
-  CacheDirectory(const CacheOptions& options, std::string_view address);
+  /// `storage` is the identity of the one whose objects are cached. Creates nothing.
+  CacheDirectory(const CacheOptions& options, std::string_view storage);
 
   /// Returns whether `target` was filled with bytes of the object.
   bool Read(std::string_view name, uint64_t offset_bytes, std::span<std::byte> target);
@@ -89,7 +89,7 @@ class CacheDirectory {
 
   static constexpr size_t kMaxOpen = 64;
   const std::string root_;       // DIR
-  const std::string directory_;  // DIR/<address>
+  const std::string directory_;  // DIR/<storage>
   const uint64_t max_bytes_;
   mutable Mutex mutex_;
   std::list<OpenObject> recent_ CAIRN_GUARDED_BY(mutex_);  // newest first

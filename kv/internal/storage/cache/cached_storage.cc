@@ -21,7 +21,7 @@ bool IsCacheable(std::string_view name) { return ParseObjectName(name).has_value
 
 CachedStorage::CachedStorage(std::shared_ptr<Storage> base, const CacheOptions& options)
     : base_(std::move(base)),
-      cache_(options, base_->address()),
+      cache_(options, base_->identity()),
       newest_root_(cache_.ReadNewestRoot()) {
   CAIRN_CHECK(base_->local_files() == nullptr);
   if (!ParseRootName(newest_root_)) newest_root_.clear();

@@ -27,6 +27,7 @@ class CachedStorage final : public Storage {
   CachedStorage(std::shared_ptr<Storage> base, const CacheOptions& options);
 
   const std::string& address() const override { return base_->address(); }
+  std::string identity() const override { return base_->identity(); }
   Result<void> Put(std::string_view name, std::span<const std::byte> bytes) override;
   Result<void> PutIfAbsent(std::string_view name, std::span<const std::byte> bytes) override;
   Result<std::unique_ptr<ObjectWriter>> Create(std::string_view name) override;

@@ -5,13 +5,16 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <array>
 #include <filesystem>
 #include <iterator>
 
 #include "kv/internal/storage/cache/reader_cache.h"
 #include "kv/internal/storage/directory_storage.h"
+#include "kv/open_storage.h"
 #include "kv/store.h"
 #include "tests/kv/storage/cache/cached_storage_fixture.h"
+#include "tests/support/fake_s3.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -98,6 +101,37 @@ class ReaderCacheTest : public ::testing::Test {
   const ScopedTempDir dir_;
   const std::shared_ptr<Storage> memory_ = std::make_shared<MemoryStorage>("test");
 };
+
+// Returns a storage in a bucket of a server. All servers have the same names.
+std::shared_ptr<Storage> OpenBucket(const cairn::testing::FakeS3& server) {
+  S3Options options;
+  options.credentials = []() -> Result<S3Credentials> {
+    return S3Credentials{.access_key_id = "KEY", .secret_access_key = "SECRET"};
+  };
+  auto storage = OpenStorage("s3://bucket/run?endpoint=" + server.endpoint(), options);
+  EXPECT_TRUE(cairn::testing::IsOk(storage));
+  return storage ? *storage : nullptr;
+}
+
+TEST(ReaderCacheStoragesTest, BucketsWithTheSameNameOnTwoServersAreKeptApart) {
+  const cairn::testing::ScopedTempDir dir;
+  const cairn::testing::FakeS3 servers[2];
+  const std::string name = ObjectName(ObjectKind::kSegment, {1, 7});
+  std::array<std::vector<std::byte>, 2> bytes;
+  for (size_t i = 0; i < 2; ++i) {
+    bytes[i] = kv::testing::RandomBytes(i, 10'000);
+    CAIRN_ASSERT_OK(OpenBucket(servers[i])->Put(name, bytes[i]));
+  }
+  for (const bool is_warm : {false, true}) {
+    for (size_t i = 0; i < 2; ++i) {
+      CachedStorage storage(OpenBucket(servers[i]), CacheOptions{.directory = dir.path()});
+      std::vector<std::byte> target(bytes[i].size());
+      CAIRN_ASSERT_OK(storage.ReadRange(name, 0, target));
+      EXPECT_TRUE(target == bytes[i]) << i;
+      EXPECT_EQ(storage.statistics().hit_bytes, is_warm ? target.size() : 0) << i;
+    }
+  }
+}
 
 TEST_F(ReaderCacheTest, TheEnvironmentEnablesIt) {
   CAIRN_ASSERT_OK_AND_ASSIGN(auto storage, WithReaderCache(memory_));
