@@ -22,13 +22,6 @@ std::string_view Trim(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(" \t\r") - begin + 1);
 }
 
-std::string HomeDirectory(const Environment& environment) {
-  std::string home = environment("HOME");
-  if (!home.empty()) return home;
-  const passwd* user = ::getpwuid(::getuid());
-  return user != nullptr && user->pw_dir != nullptr ? user->pw_dir : "";
-}
-
 std::string ExpandHome(std::string path, const Environment& environment) {
   if (path.starts_with("~/")) path = HomeDirectory(environment) + path.substr(1);
   return path;
@@ -85,7 +78,24 @@ void Merge(const AwsSections& sections, const std::string& section, AwsProfile* 
   for (const auto& [name, value] : found->second) profile->settings[name] = value;
 }
 
+// Adds the settings of the section "[KIND NAME]" as "KIND.setting".
+void MergeNamed(const AwsSections& sections, const std::string& kind, const std::string& name,
+                AwsProfile* profile) {
+  const auto found = sections.find(kind + " " + name);
+  if (found == sections.end()) return;
+  for (const auto& [setting, value] : found->second) {
+    profile->settings[kind + "." + setting] = value;
+  }
+}
+
 }  // namespace
+
+std::string HomeDirectory(const Environment& environment) {
+  std::string home = environment("HOME");
+  if (!home.empty()) return home;
+  const passwd* user = ::getpwuid(::getuid());
+  return user != nullptr && user->pw_dir != nullptr ? user->pw_dir : "";
+}
 
 std::string AwsProfile::Get(std::string_view setting) const {
   const auto found = settings.find(setting);
@@ -138,12 +148,8 @@ Result<AwsProfile> ReadAwsProfile(const std::string& name, const Environment& en
   const AwsSections config = ParseAwsSections(config_text);
   if (profile.name == "default") Merge(config, "default", &profile);
   Merge(config, "profile " + profile.name, &profile);
-  const auto services = config.find("services " + profile.Get("services"));
-  if (services != config.end()) {
-    for (const auto& [setting, value] : services->second) {
-      profile.settings["services." + setting] = value;
-    }
-  }
+  MergeNamed(config, "services", profile.Get("services"), &profile);
+  MergeNamed(config, "sso-session", profile.Get("sso_session"), &profile);
   Merge(ParseAwsSections(credentials_text), profile.name, &profile);
   if (!profile.exists && !named.empty()) {
     return Fail(ErrorCode::kInvalidArgument,

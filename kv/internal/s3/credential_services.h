@@ -1,5 +1,5 @@
 #pragma once
-/// Services that supply credentials over HTTP: of containers, of machines, and of AWS STS.
+/// Services that supply credentials over HTTP: of containers and of machines.
 
 #include <chrono>
 #include <optional>
@@ -23,7 +23,6 @@ std::optional<std::chrono::system_clock::time_point> ParseTime(const std::string
 
 /// Each returns nothing if the context does not configure it.
 Result<std::optional<S3Credentials>> ContainerCredentials(const CredentialContext& context);
-Result<std::optional<S3Credentials>> WebIdentityCredentials(const CredentialContext& context);
 /// The metadata service of EC2, version 2. Returns nothing if no service answers.
 Result<std::optional<S3Credentials>> MachineCredentials(const CredentialContext& context);
 

@@ -3,15 +3,21 @@
 #include "kv/internal/s3/credential_sources.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "kv/internal/s3/credential_services.h"
+#include "kv/internal/s3/sso_credentials.h"
+#include "kv/internal/s3/sts_credentials.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -32,8 +38,7 @@ MaybeCredentials KeysOrNothing(S3Credentials credentials, std::string_view sourc
   return credentials;
 }
 
-MaybeCredentials EnvironmentCredentials(const CredentialContext& context) {
-  if (context.profile_is_explicit) return std::nullopt;
+MaybeCredentials EnvironmentKeys(const CredentialContext& context) {
   return KeysOrNothing({.access_key_id = context.environment("AWS_ACCESS_KEY_ID"),
                         .secret_access_key = context.environment("AWS_SECRET_ACCESS_KEY"),
                         .session_token = context.environment("AWS_SESSION_TOKEN"),
@@ -72,27 +77,112 @@ MaybeCredentials ProcessCredentials(const CredentialContext& context) {
   return ParseCredentialsJson(output, source);
 }
 
-MaybeCredentials UnsupportedProfile(const CredentialContext& context) {
-  for (const char* setting : {"role_arn", "sso_session", "sso_start_url"}) {
-    if (context.profile.Get(setting).empty()) continue;
+// The source that credential_source of a profile names.
+Result<S3Credentials> NamedSource(const CredentialContext& context, const std::string& name) {
+  MaybeCredentials found;
+  if (name == "Environment") {
+    found = EnvironmentKeys(context);
+  } else if (name == "EcsContainer") {
+    found = ContainerCredentials(context);
+  } else if (name == "Ec2InstanceMetadata") {
+    found = MachineCredentials(context);
+  } else {
     return Fail(ErrorCode::kFailedPrecondition,
-                fmt::format("the AWS profile \"{0}\" uses {1}, which is not supported; add a "
+                fmt::format("credential_source of the AWS profile \"{}\" is not Environment, "
+                            "EcsContainer or Ec2InstanceMetadata",
+                            context.profile.name));
+  }
+  CAIRN_TRY_ASSIGN(std::optional<S3Credentials> credentials, std::move(found));
+  if (credentials) return *std::move(credentials);
+  return Fail(ErrorCode::kFailedPrecondition,
+              fmt::format("the AWS profile \"{}\" names credential_source={}, where no credentials "
+                          "are configured",
+                          context.profile.name, name));
+}
+
+MaybeCredentials ProfileCredentials(const CredentialContext& context,
+                                    std::vector<std::string> roles);
+
+// Credentials of the source_profile, which may have a role itself. `roles`: the profiles with the
+// roles that are being assumed.
+Result<S3Credentials> SourceProfile(const CredentialContext& context, const std::string& name,
+                                    std::vector<std::string> roles) {
+  CredentialContext source = context;
+  source.profile_is_explicit = true;
+  CAIRN_TRY_ASSIGN(source.profile, ReadAwsProfile(name, context.environment));
+  MaybeCredentials found;
+  if (name == context.profile.name) {
+    found = ProfileKeys(source);
+  } else {
+    if (std::ranges::find(roles, name) != roles.end()) {
+      return Fail(
+          ErrorCode::kFailedPrecondition,
+          fmt::format("the AWS profiles form a cycle: {} -> {}", fmt::join(roles, " -> "), name));
+    }
+    found = ProfileCredentials(source, std::move(roles));
+  }
+  CAIRN_TRY_ASSIGN(std::optional<S3Credentials> credentials, std::move(found));
+  if (credentials) return *std::move(credentials);
+  return Fail(ErrorCode::kFailedPrecondition,
+              fmt::format("the AWS profile \"{}\", the source_profile of \"{}\", has no "
+                          "credentials",
+                          name, context.profile.name));
+}
+
+MaybeCredentials RoleCredentials(const CredentialContext& context, std::vector<std::string> roles) {
+  const AwsProfile& profile = context.profile;
+  if (profile.Get("role_arn").empty()) return std::nullopt;
+  if (!profile.Get("mfa_serial").empty()) {
+    return Fail(ErrorCode::kFailedPrecondition,
+                fmt::format("the AWS profile \"{0}\" has mfa_serial, which is not supported; add a "
                             "profile with \"credential_process = aws configure export-credentials "
                             "--profile {0} --format process\" and use that",
-                            context.profile.name, setting));
+                            profile.name));
   }
-  return std::nullopt;
+  roles.push_back(profile.name);
+  const std::string source_profile = profile.Get("source_profile");
+  const std::string source = profile.Get("credential_source");
+  if (source_profile.empty() == source.empty()) {
+    return Fail(
+        ErrorCode::kFailedPrecondition,
+        fmt::format("the AWS profile \"{}\" has role_arn and {}; one of source_profile, "
+                    "credential_source and web_identity_token_file is needed",
+                    profile.name, source.empty() ? "no source of credentials" : "two sources"));
+  }
+  CAIRN_TRY_ASSIGN(const S3Credentials credentials,
+                   source.empty() ? SourceProfile(context, source_profile, std::move(roles))
+                                  : NamedSource(context, source));
+  return AssumeRole(context, credentials);
+}
+
+MaybeCredentials ProfileCredentials(const CredentialContext& context,
+                                    std::vector<std::string> roles) {
+  CAIRN_TRY_ASSIGN(std::optional<S3Credentials> credentials, WebIdentityCredentials(context));
+  if (!credentials) {
+    CAIRN_TRY_ASSIGN(credentials, RoleCredentials(context, std::move(roles)));
+  }
+  for (const auto& source : {&SsoCredentials, &ProfileKeys, &ProcessCredentials}) {
+    if (credentials) break;
+    CAIRN_TRY_ASSIGN(credentials, source(context));
+  }
+  return credentials;
 }
 
 }  // namespace
 
 Result<S3Credentials> FindCredentials(const CredentialContext& context) {
-  for (const auto& source :
-       {&EnvironmentCredentials, &WebIdentityCredentials, &ProfileKeys, &ProcessCredentials,
-        &UnsupportedProfile, &ContainerCredentials, &MachineCredentials}) {
-    CAIRN_TRY_ASSIGN(std::optional<S3Credentials> credentials, source(context));
-    if (credentials) return *std::move(credentials);
+  std::optional<S3Credentials> credentials;
+  if (!context.profile_is_explicit) {
+    CAIRN_TRY_ASSIGN(credentials, EnvironmentKeys(context));
   }
+  if (!credentials) {
+    CAIRN_TRY_ASSIGN(credentials, ProfileCredentials(context, {}));
+  }
+  for (const auto& source : {&ContainerCredentials, &MachineCredentials}) {
+    if (credentials) break;
+    CAIRN_TRY_ASSIGN(credentials, source(context));
+  }
+  if (credentials) return *std::move(credentials);
   return Fail(ErrorCode::kFailedPrecondition,
               fmt::format("found no credentials for S3: not in the environment "
                           "(AWS_ACCESS_KEY_ID), the AWS profile \"{}\", or from services of a "

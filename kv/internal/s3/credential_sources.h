@@ -4,14 +4,14 @@
 ///   1. AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, unless the caller or the
 ///      address names a profile;
 ///   2. AWS_WEB_IDENTITY_TOKEN_FILE with AWS_ROLE_ARN (also of the profile);
-///   3. keys of the profile, then its credential_process;
+///   3. the role of the profile (role_arn), with the credentials of its source_profile or its
+///      credential_source; its SSO; its keys; its credential_process;
 ///   4. AWS_CONTAINER_CREDENTIALS_RELATIVE_URI or _FULL_URI (ECS, EKS);
 ///   5. the metadata service of the machine (EC2), unless AWS_EC2_METADATA_DISABLED is "true".
 ///
 /// The first source that is configured is used; if it fails, the others are not tried, because
-/// credentials of another identity would be a surprise. Profiles with role_arn and source_profile
-/// or with SSO are refused; `aws configure export-credentials --format process` is a
-/// credential_process for them.
+/// credentials of another identity would be a surprise. Profiles with mfa_serial are refused,
+/// because nobody can type its code.
 
 #include "kv/error.h"
 #include "kv/internal/s3/credential_context.h"

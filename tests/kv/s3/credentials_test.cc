@@ -90,13 +90,6 @@ TEST(CredentialSourcesTest, AProcessSuppliesThem) {
   EXPECT_THAT(broken.error().ToString(), Not(HasSubstr("SECRET-x")));
 }
 
-TEST(CredentialSourcesTest, ProfilesWithSsoOrRolesAreRefusedWithAdvice) {
-  for (const char* setting : {"sso_session", "role_arn"}) {
-    EXPECT_THAT(FindCredentials(ContextOf({}, {{setting, "x"}})),
-                IsError(ErrorCode::kFailedPrecondition, "export-credentials"));
-  }
-}
-
 TEST(CredentialSourcesTest, AContainerSuppliesThem) {
   const ScopedTempDir dir;
   std::ofstream(dir / "token") << "TOKEN-of-container\n";

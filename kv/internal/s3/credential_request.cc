@@ -1,0 +1,92 @@
+#include "kv/internal/s3/credential_request.h"
+
+#include <curl/curl.h>
+#include <fmt/format.h>
+
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <utility>
+
+#include "kv/internal/s3/http_transfer.h"
+
+namespace cairn::kv::internal {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::string PartOfUrl(const std::string& url, CURLUPart part) {
+  const std::unique_ptr<CURLU, void (*)(CURLU*)> handle(curl_url(), &curl_url_cleanup);
+  if (curl_url_set(handle.get(), CURLUPART_URL, url.c_str(), 0) != CURLUE_OK) return {};
+  char* text = nullptr;
+  if (curl_url_get(handle.get(), part, &text, 0) != CURLUE_OK) return {};
+  std::string value(text);
+  curl_free(text);
+  return value;
+}
+
+}  // namespace
+
+HttpResponse AskService(const ServiceRequest& ask, const CredentialContext& context) {
+  HttpResponse response;
+  for (int attempt = 0; attempt < ask.attempts; ++attempt) {
+    HttpRequest request;
+    request.url = ask.url;
+    request.method = ask.method;
+    request.headers = ask.headers;
+    request.signature = ask.signature;
+    request.body = std::as_bytes(std::span(ask.body));
+    request.deadline = Clock::now() + ask.timeout;
+    HttpOptions options;
+    options.ca_bundle = context.ca_bundle;
+    options.connect_timeout = ask.timeout;
+    response = PerformHttpRequest(request, options, ask.use_proxy);
+    const bool retry = response.failure != HttpFailure::kNone || response.status >= 500;
+    if (!retry) break;
+  }
+  return response;
+}
+
+Error ServiceError(const HttpResponse& response, std::string_view service) {
+  if (response.failure != HttpFailure::kNone) {
+    return Error{.code = ErrorCode::kUnavailable,
+                 .message = fmt::format("{} does not answer: {}", service, response.error)};
+  }
+  return Error{
+      .code = response.status >= 500 ? ErrorCode::kUnavailable : ErrorCode::kFailedPrecondition,
+      .message = fmt::format("{} answered with status {}", service, response.status)};
+}
+
+Result<std::string> ReadSecretFile(const std::string& path, std::string_view what) {
+  std::ifstream file(path);
+  std::string token((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  while (!token.empty() && (token.back() == '\n' || token.back() == '\r')) token.pop_back();
+  if (!file || token.empty() || token.find_first_of("\r\n") != std::string::npos) {
+    return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                      .message = fmt::format("cannot read the {}", what),
+                      .file = path});
+  }
+  return token;
+}
+
+bool MayAskForCredentials(const std::string& url) {
+  const std::string scheme = PartOfUrl(url, CURLUPART_SCHEME);
+  if (scheme == "https") return true;
+  if (scheme != "http") return false;
+  const std::string host = PartOfUrl(url, CURLUPART_HOST);
+  return host == "localhost" || host.starts_with("127.") || host == "[::1]" ||
+         host == "169.254.170.2" || host == "169.254.170.23" || host == "[fd00:ec2::23]";
+}
+
+std::string TextIn(const nlohmann::json& document, const char* name) {
+  const auto found = document.find(name);
+  return found != document.end() && found->is_string() ? found->get<std::string>() : std::string();
+}
+
+std::unexpected<Error> RefuseCredentials(std::string message) {
+  return Fail(ErrorCode::kFailedPrecondition, std::move(message));
+}
+
+}  // namespace cairn::kv::internal
