@@ -2,6 +2,9 @@
 //
 //   store_program operate DIR OPERATION POINT OCCURRENCE   dies at that pass of the fault point
 //   store_program open DIR N                               dies at the n-th fault point of an open
+//   store_program operate-objects STORE OPERATION N        dies before the n-th change of the
+//                                                          storage
+//   store_program open-objects STORE N                     the same during an open for writing
 //   store_program save-loop DIR SEED                       commits, overwrites and deletes until it
 //                                                          is killed
 //   store_program churn DIR SECONDS GRACE_MS               the same at full speed, then ends
@@ -28,6 +31,7 @@
 #include <optional>
 #include <random>
 
+#include "kv/open_storage.h"
 #include "kv/options.h"
 #include "kv/snapshot.h"
 #include "kv/step_writer.h"
@@ -35,6 +39,7 @@
 #include "tests/fault/operations.h"
 #include "tests/kv/byte_payload.h"
 #include "tests/support/fault_hook.h"
+#include "tests/support/killing_storage.h"
 
 namespace cairn::kv::testing {
 namespace {
@@ -71,6 +76,22 @@ Result<void> OpenAndDieAt(const std::string& directory, uint32_t n) {
   });
   CAIRN_TRY(Store::Open(directory, OpenMode::kWrite, SmallBlocks()));
   return {};
+}
+
+/// Opens STORE through a storage that dies before its n-th change: of the open if `name` is empty,
+/// otherwise of the operation.
+Result<void> UseObjectsAndDie(const std::string& address, const std::string& name, uint64_t n) {
+  CAIRN_TRY_ASSIGN(auto base, OpenStorage(address));
+  const auto storage = std::make_shared<cairn::testing::KillingStorage>(std::move(base));
+  if (name.empty()) storage->DieBefore(n);
+  CAIRN_TRY_ASSIGN(const auto store, Store::Open(storage, OpenMode::kWrite, SmallBlocks()));
+  if (name.empty()) return {};
+  for (const Operation operation : kOperations) {
+    if (name != OperationName(operation)) continue;
+    storage->DieBefore(n);
+    return Perform(operation, *store);
+  }
+  return Fail(ErrorCode::kInvalidArgument, "no such operation");
 }
 
 /// What the loops save: small, so that most of the time is spent in the commit protocol.
@@ -286,6 +307,8 @@ Result<void> Main(std::span<char*> arguments) {
   };
   if (is("operate", 5)) return Operate(words[1], words[2], words[3], std::stoul(words[4]));
   if (is("open", 3)) return OpenAndDieAt(words[1], std::stoul(words[2]));
+  if (is("operate-objects", 4)) return UseObjectsAndDie(words[1], words[2], std::stoull(words[3]));
+  if (is("open-objects", 3)) return UseObjectsAndDie(words[1], "", std::stoull(words[2]));
   if (is("save-loop", 3)) return ChangeUntil(words[1], std::stoull(words[2]), 1e9);
   if (is("churn", 4)) {
     return ChangeUntil(words[1], 1, std::stod(words[2]),

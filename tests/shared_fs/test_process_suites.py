@@ -12,11 +12,8 @@ SUITES = {
     "kv_two_writers_test": {},
     "kv_readers_test": {},
     "kv_race_test": {"CAIRN_RACE_ROUNDS": "40"},
-    "mesh_ranks_test": {
-        "CAIRN_KILL_ROUNDS": "10",
-        "CAIRN_MESH_ROUNDS": "8",
-        "CAIRN_RANKS_DEADLINE_MS": "5000",
-    },
+    "mesh_ranks_test": {"CAIRN_MESH_ROUNDS": "8", "CAIRN_RANKS_DEADLINE_MS": "5000"},
+    "mesh_kills_test": {"CAIRN_KILL_ROUNDS": "10", "CAIRN_RANKS_DEADLINE_MS": "5000"},
 }
 
 
