@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string_view>
 
 #include "kv/error.h"
@@ -12,6 +13,12 @@
 namespace cairn::kv {
 
 class Upload;
+
+/// Memory that a part of a read fills. Null: the bytes are read and discarded.
+struct IoSlice {
+  std::byte* data = nullptr;
+  uint64_t length_bytes = 0;
+};
 
 /// A transfer between memory and a file (`fd`), from an object (`object`), or to an object
 /// (`upload`). Exactly one of the three is set.
@@ -21,6 +28,9 @@ struct IoRequest {
   Upload* upload = nullptr;  // outlives the request
   bool write = false;
   std::byte* data = nullptr;
+  /// If not empty: filled one after another by a read, instead of `data`. Their lengths are
+  /// `length_bytes` together. The slices must outlive the request. Requires IoQueue::can_scatter.
+  std::span<const IoSlice> slices;
   uint64_t length_bytes = 0;
   uint64_t offset_bytes = 0;
   uint64_t tag = 0;
@@ -50,6 +60,8 @@ class IoQueue {
   virtual bool HasCompletion() = 0;
   uint32_t in_flight() const { return in_flight_; }
   uint32_t depth() const { return depth_; }
+  /// Returns whether reads may have slices.
+  virtual bool can_scatter() const { return false; }
   virtual const char* name() const = 0;
 
  protected:

@@ -69,14 +69,28 @@ class BlockingQueue final : public IoQueue {
     return completion;
   }
   bool HasCompletion() override { return !completions_.empty(); }
+  bool can_scatter() const override { return true; }
   const char* name() const override { return "blocking"; }
 
  private:
   Result<void> Perform(const IoRequest& request) {
+    if (!request.slices.empty()) return ReadSlices(request);
     const std::span bytes(request.data, request.length_bytes);
     if (!request.write) return storage_.ReadRange(request.object, request.offset_bytes, bytes);
     // MakeQueue and BeginUpload of one storage match.
     return static_cast<BlockingUpload*>(request.upload)->Write(request.offset_bytes, bytes);
+  }
+
+  Result<void> ReadSlices(const IoRequest& request) {
+    uint64_t offset_bytes = request.offset_bytes;
+    for (const IoSlice& slice : request.slices) {
+      if (slice.data != nullptr) {
+        CAIRN_TRY(storage_.ReadRange(request.object, offset_bytes,
+                                     std::span(slice.data, slice.length_bytes)));
+      }
+      offset_bytes += slice.length_bytes;
+    }
+    return {};
   }
 
   Storage& storage_;

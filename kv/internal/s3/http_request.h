@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "kv/io_queue.h"
+
 namespace cairn::kv::internal {
 
 /// Signs a request with AWS Signature Version 4. The secret is never part of a message or a header.
@@ -29,6 +31,9 @@ struct HttpRequest {
   /// If not empty: filled by the body of a response with status 200 or 206. The memory must outlive
   /// the request. Its contents are unspecified unless the response fills it.
   std::span<std::byte> target;
+  /// If not empty: filled one after another instead of `target`. The slices must outlive the
+  /// request.
+  std::span<const IoSlice> slices;
   std::optional<HttpSignature> signature;
   std::chrono::steady_clock::time_point not_before;  // when to begin
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();

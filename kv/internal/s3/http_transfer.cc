@@ -72,7 +72,11 @@ std::string_view HttpResponse::Header(std::string_view name) const {
 }
 
 HttpTransfer::HttpTransfer(CurlHandle handle, HttpRequest request, const HttpOptions& options)
-    : handle_(std::move(handle)), request_(std::move(request)) {
+    : handle_(std::move(handle)),
+      request_(std::move(request)),
+      target_{.data = request_.target.data(), .length_bytes = request_.target.size()},
+      unfilled_(request_.slices) {
+  if (!request_.target.empty()) unfilled_ = {&target_, 1};
   Configure(options);
 }
 
@@ -139,7 +143,9 @@ void HttpTransfer::ConfigureMethod() {
     if (request_.method != "GET") {
       curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, request_.method.c_str());
     }
-    if (request_.target.size() >= static_cast<size_t>(kReceiveBufferBytes)) {
+    uint64_t target_bytes = 0;
+    for (const IoSlice& slice : unfilled_) target_bytes += slice.length_bytes;
+    if (target_bytes >= static_cast<uint64_t>(kReceiveBufferBytes)) {
       curl_easy_setopt(curl, CURLOPT_BUFFERSIZE, kReceiveBufferBytes);
     }
   }
@@ -195,17 +201,26 @@ size_t HttpTransfer::OnReceive(char* bytes, size_t size, size_t count, void* sel
 }
 
 bool HttpTransfer::Receive(std::string_view bytes) {
-  const bool fills_target =
-      !request_.target.empty() && (response_.status == 200 || response_.status == 206);
-  if (fills_target) {
-    const uint64_t left_bytes = request_.target.size() - response_.target_bytes;
-    if (bytes.size() > left_bytes) return false;
-    std::memcpy(request_.target.data() + response_.target_bytes, bytes.data(), bytes.size());
-    response_.target_bytes += bytes.size();
-    return true;
-  }
+  const bool has_target = !request_.target.empty() || !request_.slices.empty();
+  if (has_target && (response_.status == 200 || response_.status == 206)) return FillTarget(bytes);
   if (bytes.size() > kMaxBodyBytes - response_.body.size()) return false;
   response_.body += bytes;
+  return true;
+}
+
+bool HttpTransfer::FillTarget(std::string_view bytes) {
+  while (!bytes.empty()) {
+    if (unfilled_.empty()) return false;
+    const IoSlice& slice = unfilled_.front();
+    const size_t length = std::min(bytes.size(), slice.length_bytes - filled_bytes_);
+    if (slice.data != nullptr) std::memcpy(slice.data + filled_bytes_, bytes.data(), length);
+    bytes.remove_prefix(length);
+    filled_bytes_ += length;
+    response_.target_bytes += length;
+    if (filled_bytes_ < slice.length_bytes) return true;
+    unfilled_ = unfilled_.subspan(1);
+    filled_bytes_ = 0;
+  }
   return true;
 }
 

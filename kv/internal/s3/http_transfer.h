@@ -46,10 +46,14 @@ class HttpTransfer {
   static size_t OnReceive(char* bytes, size_t size, size_t count, void* self);
   static size_t OnHeader(char* bytes, size_t size, size_t count, void* self);
   bool Receive(std::string_view bytes);
+  bool FillTarget(std::string_view bytes);
   void AddHeader(std::string_view line);
 
   CurlHandle handle_;
   const HttpRequest request_;
+  const IoSlice target_;               // that of the request, if it has no slices
+  std::span<const IoSlice> unfilled_;  // the first one may be filled in part
+  uint64_t filled_bytes_ = 0;          // of the first one
   curl_slist* header_list_ = nullptr;
   uint64_t sent_bytes_ = 0;
   bool too_long_ = false;

@@ -36,6 +36,12 @@ Error Cancelled(const std::string& operation) {
 
 }  // namespace
 
+uint64_t S3Request::target_bytes() const {
+  uint64_t bytes = target.size();
+  for (const IoSlice& slice : slices) bytes += slice.length_bytes;
+  return bytes;
+}
+
 struct S3Client::Operation {
   S3Request request;
   uint64_t id = 0;
@@ -88,7 +94,7 @@ bool S3Client::is_usable() const { return ::getpid() == pid_; }
 S3Client::SharedOperation S3Client::MakeOperation(S3Request request, uint64_t id,
                                                   S3Done done) const {
   auto operation = std::make_shared<Operation>();
-  const uint64_t bytes = request.body.size() + request.target.size();
+  const uint64_t bytes = request.body.size() + request.target_bytes();
   operation->request = std::move(request);
   operation->id = id;
   operation->done = std::move(done);
@@ -141,6 +147,7 @@ HttpRequest S3Client::MakeHttpRequest(const Operation& operation,
   http.headers = request.headers;
   http.body = request.body;
   http.target = request.target;
+  http.slices = request.slices;
   http.deadline = operation.deadline;
   if (!operation.redirect_url.empty()) {
     http.url = operation.redirect_url;
@@ -148,8 +155,8 @@ HttpRequest S3Client::MakeHttpRequest(const Operation& operation,
     http.url = fmt::format("{}/{}{}{}", settings_.base_url, EncodeUri(request.key, true),
                            request.query.empty() ? "" : "?", request.query);
   }
-  if (!request.target.empty()) {
-    http.headers.push_back(RangeHeader({request.offset_bytes, request.target.size()}));
+  if (const uint64_t bytes = request.target_bytes(); bytes > 0) {
+    http.headers.push_back(RangeHeader({request.offset_bytes, bytes}));
   }
   if (credentials == nullptr) return http;
   // TLS protects the bytes on their way, and a CRC-32 what TLS does not. A SHA-256 of the body
@@ -186,9 +193,9 @@ S3Outcome S3Client::Judge(const Operation& operation, const HttpResponse& respon
   const S3Request& request = operation.request;
   S3Outcome outcome =
       JudgeResponse(response, request.operation, settings_.endpoint, settings_.region);
-  if (outcome.verdict != S3Verdict::kSuccess || request.target.empty()) return outcome;
-  return JudgeRange(response, {request.offset_bytes, request.target.size()}, request.operation,
-                    settings_.endpoint);
+  const uint64_t bytes = request.target_bytes();
+  if (outcome.verdict != S3Verdict::kSuccess || bytes == 0) return outcome;
+  return JudgeRange(response, {request.offset_bytes, bytes}, request.operation, settings_.endpoint);
 }
 
 void S3Client::OnResponse(const SharedOperation& operation, HttpResponse response) {

@@ -49,7 +49,10 @@ struct S3Request {
   std::span<const std::byte> body;   // outlives the request
   /// If not empty: filled with the object's bytes from `offset_bytes` on. Outlives the request.
   std::span<std::byte> target;
+  std::span<const IoSlice> slices;  // if not empty: filled instead of `target`
   uint64_t offset_bytes = 0;
+
+  uint64_t target_bytes() const;
 };
 
 /// Gets a response with a status of 2xx, or the error. Runs on any thread, possibly before Start

@@ -70,11 +70,13 @@ void S3Queue::StartRead(const IoRequest& request) {
   S3Object object = object_of_(request.object);
   const uint64_t id = client_.NewId();
   read_ids_.insert(id);
+  const bool scatters = !request.slices.empty();
   client_.Start(
       {.operation = "read the object",
        .file = std::move(object.file),
        .key = std::move(object.key),
-       .target = std::span(request.data, request.length_bytes),
+       .target = std::span(request.data, scatters ? 0 : request.length_bytes),
+       .slices = request.slices,
        .offset_bytes = request.offset_bytes},
       id, [completions = completions_, request, id](Result<HttpResponse> response) {
         Result<void> result;

@@ -25,6 +25,7 @@ class S3Queue final : public IoQueue {
   Result<void> Submit(const IoRequest& request) override;
   Result<IoCompletion> Wait() override;
   bool HasCompletion() override;
+  bool can_scatter() const override { return true; }
   const char* name() const override { return "s3"; }
 
  private:

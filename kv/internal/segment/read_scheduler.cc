@@ -1,15 +1,20 @@
 // Planning, submission and completion of range reads.
 //
-//   1. Ranges are sorted by segment and offset, and handed out in batches of some MiB to workers:
-//      threads that each keep a queue of requests in flight. A worker finishes the batches that it
-//      took, so that copies, page faults of new targets and the caller's digests use as many cores.
+//   1. Ranges are sorted by segment and offset, and handed out in batches to workers: threads that
+//      each keep a queue of requests in flight. A worker finishes the batches that it took, so that
+//      copies, page faults of new targets and the caller's digests use as many cores. A batch of a
+//      file is some MiB of complete ranges. A batch of an object is what ranges need of one window:
+//      windows begin at multiples of the length of a block, as the parts of uploads do, because
+//      servers store these separately and read them more cheaply than the end of one and the
+//      beginning of the next.
 //   2. Neighbours become one request of at most one block, if they are small and the gap between
 //      them is, too; longer ranges are split. Requests begin and end at multiples of 4 KiB.
 //   3. In a file, a request whose bytes are in the page cache is read through it, any other with
 //      O_DIRECT.
 //   4. Requests read into a block of the pool, from which the bytes are copied; or directly into
-//      the target, if they are for one range only and its alignment allows that.
-//   5. When the last part of a range has been read, the callback is called.
+//      the target, if they are for one range only and its alignment allows that; or directly into
+//      several targets, if the queue can do this.
+//   5. When the last part of a range has been read, by whichever worker, the callback is called.
 //   6. Finish decides what follows a request that failed: an error, which ends the call. A retry
 //      would submit the request of the completion to the queue again there, before FinishOne
 //      reuses its slot.
@@ -21,18 +26,17 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <numeric>
 #include <thread>
-#include <tuple>
-#include <unordered_map>
 #include <vector>
 
 #include "kv/div.h"
 #include "kv/internal/io/block_io.h"
 #include "kv/internal/io/fault_point.h"
 #include "kv/internal/io/file.h"
+#include "kv/internal/segment/read_batches.h"
 #include "kv/mutex.h"
 #include "kv/options.h"
 #include "kv/read_range.h"
@@ -48,11 +52,6 @@ constexpr uint64_t kLargeFileRangeBytes = 512 << 10;
 // Ranges of at least this size are read from the page cache directly into their target, if it has
 // them: a copy from a block would cost more than a request.
 constexpr uint64_t kMinDirectRangeBytes = 16 << 10;
-// What a worker takes at once. Small enough that all workers end at about the same time, large
-// enough that requests are sequential; the bytes of a batch are still in the cache when they are
-// digested. At least as many requests of objects as a batch of them has.
-constexpr uint64_t kBatchBytes = 4 << 20;
-constexpr uint64_t kObjectBatchRequests = 4;
 constexpr uint64_t kMinWorkerBytes = 4 << 20;  // less work is not worth a thread
 // Reads of at most this size use small blocks of their own instead of the pool's: the first access
 // to a large block costs milliseconds.
@@ -73,6 +72,7 @@ struct Request {
   std::byte* block = nullptr;  // null: the target is that of the only part
   std::shared_ptr<const SegmentFile> file;
   std::vector<RangePart> parts;
+  std::vector<IoSlice> slices;  // if the queue scatters: the targets of the parts, and the gaps
 };
 
 /// Returns whether all pages of [begin, end) are in the page cache, or the file is not open for
@@ -92,45 +92,11 @@ bool IsCached(const SegmentFile& file, uint64_t begin_bytes, uint64_t end_bytes)
   return found.cached * 4096 >= end_bytes - begin_bytes;
 }
 
-/// The ranges in the order of the files, handed out in batches. Threads: safe.
-class BatchQueue {
- public:
-  BatchQueue(std::span<const ReadRange> ranges, uint64_t batch_bytes)
-      : ranges_(ranges), batch_bytes_(batch_bytes), order_(ranges.size()) {
-    std::iota(order_.begin(), order_.end(), size_t{0});
-    std::ranges::sort(order_, [&](size_t a, size_t b) {
-      return std::tie(ranges[a].segment_id, ranges[a].offset_bytes) <
-             std::tie(ranges[b].segment_id, ranges[b].offset_bytes);
-    });
-  }
-
-  /// Returns the indices of the next ranges; none at the end or after Stop.
-  std::span<const size_t> Take() {
-    const MutexLock lock(mutex_);
-    const size_t begin = next_;
-    for (uint64_t bytes = 0; next_ < order_.size() && bytes < batch_bytes_; ++next_) {
-      bytes += ranges_[order_[next_]].length_bytes();
-    }
-    return std::span(order_).subspan(begin, next_ - begin);
-  }
-  /// Makes the other workers stop after an error.
-  void Stop() {
-    const MutexLock lock(mutex_);
-    next_ = order_.size();
-  }
-
- private:
-  const std::span<const ReadRange> ranges_;
-  const uint64_t batch_bytes_;
-  std::vector<size_t> order_;
-  Mutex mutex_;
-  size_t next_ CAIRN_GUARDED_BY(mutex_) = 0;  // in order_
-};
-
 /// What the workers of one call of ReadRanges have in common. Everything outlives them.
 struct SharedRead {
   std::span<const ReadRange> ranges;
-  BatchQueue& batches;
+  std::span<std::atomic<uint64_t>> missing_bytes;  // by range: not read yet
+  ReadBatches& batches;
   const IoOptions& options;
   uint32_t queue_depth = 0;
   BlockPool& pool;
@@ -161,6 +127,7 @@ class ReadWorker {
     } else {
       CAIRN_TRY_ASSIGN(queue_, storage.MakeQueue(read_.queue_depth));
     }
+    can_scatter_ = queue_->can_scatter();
     requests_.resize(read_.queue_depth);
     for (size_t i = requests_.size(); i > 0; --i) idle_.push_back(i - 1);
     while (true) {
@@ -176,18 +143,29 @@ class ReadWorker {
   /// none.
   Result<bool> Advance() {
     while (true) {
-      while (next_ < batch_.size() && read_.ranges[batch_[next_]].length_bytes() == progress_) {
+      while (next_ < batch_.ranges.size() && EndOfNext() == progress_) {
+        const size_t index = batch_.ranges[next_];
         // An empty range needs no request.
-        if (progress_ == 0) CAIRN_TRY(read_.arrived(batch_[next_], {}));
-        ++next_;
-        progress_ = 0;
+        if (read_.ranges[index].length_bytes() == 0) CAIRN_TRY(read_.arrived(index, {}));
+        MoveToNext();
       }
-      if (next_ < batch_.size()) return true;
+      if (next_ < batch_.ranges.size()) return true;
       batch_ = read_.batches.Take();
       next_ = 0;
-      if (batch_.empty()) return false;
-      for (const size_t index : batch_) missing_bytes_[index] = read_.ranges[index].length_bytes();
+      progress_ = batch_.begin_bytes;
+      if (batch_.ranges.empty()) return false;
     }
+  }
+
+  /// Returns where the part of the next range ends that is in the batch.
+  uint64_t EndOfNext() const {
+    if (next_ + 1 == batch_.ranges.size()) return batch_.end_bytes;
+    return read_.ranges[batch_.ranges[next_]].length_bytes();
+  }
+
+  void MoveToNext() {
+    ++next_;
+    progress_ = 0;
   }
 
   /// Submits requests while there are ranges and blocks and the queue is not full.
@@ -218,8 +196,9 @@ class ReadWorker {
 
   /// Adds to `request` as many parts as fit into a block, and moves past them.
   Result<void> Plan(Request& request) {
-    const ReadRange& first = read_.ranges[batch_[next_]];
+    const ReadRange& first = read_.ranges[batch_.ranges[next_]];
     request.parts.clear();
+    request.slices.clear();
     request.known_cached = false;
     request.begin_bytes = RoundDown(first.offset_bytes + progress_, kDirectAlignBytes);
     request.end_bytes = request.begin_bytes;
@@ -231,8 +210,8 @@ class ReadWorker {
     }
     request.file = file_;
     uint64_t used_end = first.offset_bytes + progress_;
-    while (next_ < batch_.size()) {
-      const size_t index = batch_[next_];
+    while (next_ < batch_.ranges.size()) {
+      const size_t index = batch_.ranges[next_];
       const ReadRange& range = read_.ranges[index];
       const uint64_t at = range.offset_bytes + progress_;
       // A range that overlaps a longer one before it may begin before this request.
@@ -241,8 +220,8 @@ class ReadWorker {
         break;
       }
       const bool lent = range.target.empty();
-      const uint64_t length = std::min(range.length_bytes() - progress_, limit - at);
-      bool alone = !lent && range.target.size() >= read_.large_range_bytes;
+      const uint64_t length = std::min(EndOfNext() - progress_, limit - at);
+      bool alone = !lent && range.target.size() >= read_.large_range_bytes && !can_scatter_;
       if (!request.parts.empty() && alone) break;
       if (request.parts.empty() && !lent && !alone && length >= kMinDirectRangeBytes) {
         alone = IsCached(*file_, request.begin_bytes, RoundUp(at + length, kDirectAlignBytes));
@@ -255,9 +234,8 @@ class ReadWorker {
                                .length_bytes = length});
       used_end = std::max(used_end, at + length);
       progress_ += length;
-      if (progress_ < range.length_bytes()) break;  // the block is full
-      ++next_;
-      progress_ = 0;
+      if (progress_ < EndOfNext()) break;  // the block is full
+      MoveToNext();
       if (alone) break;
     }
     request.end_bytes = RoundUp(used_end, kDirectAlignBytes);
@@ -284,6 +262,12 @@ class ReadWorker {
       request.begin_bytes = part.offset_bytes;
       request.end_bytes = part.offset_bytes + part.length_bytes;
       ReturnBlock(request);
+    } else if (can_scatter_ && AddSlices(request)) {
+      io.data = nullptr;
+      io.slices = request.slices;
+      io.offset_bytes = request.begin_bytes = request.parts.front().offset_bytes;
+      io.length_bytes = request.end_bytes - request.begin_bytes;
+      ReturnBlock(request);
     }
     read_bytes_ += io.length_bytes;
     return queue_->Submit(io);
@@ -295,6 +279,22 @@ class ReadWorker {
     const auto address = reinterpret_cast<uintptr_t>(part.target);
     return address % request.file->direct.memory_align_bytes() == 0 &&
            (part.offset_bytes | part.length_bytes) % kDirectAlignBytes == 0;
+  }
+
+  /// Describes the targets of all parts by slices, and ends the request with the last part. Returns
+  /// false if parts overlap or have no target.
+  static bool AddSlices(Request& request) {
+    uint64_t at = request.parts.front().offset_bytes;
+    for (const RangePart& part : request.parts) {
+      if (part.target == nullptr || part.offset_bytes < at) return false;
+      if (part.offset_bytes > at) {
+        request.slices.push_back({.data = nullptr, .length_bytes = part.offset_bytes - at});
+      }
+      request.slices.push_back({.data = part.target, .length_bytes = part.length_bytes});
+      at = part.offset_bytes + part.length_bytes;
+    }
+    request.end_bytes = at;
+    return true;
   }
 
   Result<void> FinishOne() {
@@ -328,15 +328,13 @@ class ReadWorker {
       }
       const std::byte* const in_block = request.block + (part.offset_bytes - request.begin_bytes);
       if (part.target == nullptr) {
-        missing_bytes_.erase(part.range);
         CAIRN_TRY(read_.arrived(part.range, {in_block, part.length_bytes}));
         continue;
       }
       if (request.block != nullptr) std::memcpy(part.target, in_block, part.length_bytes);
-      const auto missing = missing_bytes_.find(part.range);
-      missing->second -= part.length_bytes;
-      if (missing->second > 0) continue;
-      missing_bytes_.erase(missing);
+      // The worker that reads the last bytes sees those of all others.
+      std::atomic<uint64_t>& missing_bytes = read_.missing_bytes[part.range];
+      if (missing_bytes.fetch_sub(part.length_bytes) != part.length_bytes) continue;
       CAIRN_TRY(read_.arrived(part.range, read_.ranges[part.range].target));
     }
     return {};
@@ -349,16 +347,16 @@ class ReadWorker {
 
   const SharedRead& read_;
 
-  std::span<const size_t> batch_;                       // being read: indices of ranges
-  size_t next_ = 0;                                     // in batch_
-  uint64_t progress_ = 0;                               // bytes of that range already requested
-  std::unordered_map<size_t, uint64_t> missing_bytes_;  // by range, of those in flight
+  ReadBatch batch_;        // being read
+  size_t next_ = 0;        // in batch_
+  uint64_t progress_ = 0;  // bytes of that range already requested
   uint64_t read_bytes_ = 0;
   std::shared_ptr<const SegmentFile> file_;  // of the previous request, nearly always of the next
   uint64_t file_id_ = 0;
   std::vector<Request> requests_;  // by slot
   std::vector<size_t> idle_;       // free slots
   std::unique_ptr<IoQueue> queue_;
+  bool can_scatter_ = false;  // the queue can
 };
 
 }  // namespace
@@ -385,11 +383,12 @@ Result<uint64_t> ReadRanges(std::span<const ReadRange> ranges, const IoOptions& 
   const bool own = small || (lends && pool.block_bytes() < kLentBlockBytes);
   BlockPool& blocks = own ? own_pool : pool;
   const bool is_file = source.storage.local_files() != nullptr;
-  BatchQueue batches(
-      ranges,
-      is_file ? kBatchBytes : std::max(kBatchBytes, kObjectBatchRequests * blocks.block_bytes()));
+  ReadBatches batches(ranges, is_file ? 0 : std::max(pool.block_bytes(), blocks.block_bytes()));
+  std::vector<std::atomic<uint64_t>> missing_bytes(ranges.size());
+  for (size_t i = 0; i < ranges.size(); ++i) missing_bytes[i] = ranges[i].length_bytes();
   const SharedRead shared{
       .ranges = ranges,
+      .missing_bytes = missing_bytes,
       .batches = batches,
       .options = options,
       .queue_depth = queue_depth,

@@ -301,6 +301,31 @@ TEST_P(StorageContractTest, UploadsPartsAndReadsRangesThroughAQueue) {
   }
 }
 
+TEST_P(StorageContractTest, AQueueThatScattersFillsTheSlicesOfAReadAndDiscardsTheRest) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto queue, storage_->MakeQueue(2));
+  if (!queue->can_scatter()) GTEST_SKIP() << "the queue " << queue->name() << " cannot scatter";
+  SeededRandom random;
+  std::vector<std::byte> bytes(3 << 20);
+  random.Fill(bytes);
+  CAIRN_ASSERT_OK(storage_->Put("segments/a.seg", bytes));
+  std::vector<std::byte> first(1'000'001), second(17);
+  const std::array<kv::IoSlice, 3> slices = {
+      kv::IoSlice{.data = first.data(), .length_bytes = first.size()},
+      kv::IoSlice{.data = nullptr, .length_bytes = 1'500'000},
+      kv::IoSlice{.data = second.data(), .length_bytes = second.size()}};
+  constexpr uint64_t kOffset = 12'345;
+  CAIRN_ASSERT_OK(queue->Submit({.object = "segments/a.seg",
+                                 .slices = slices,
+                                 .length_bytes = 2'500'018,
+                                 .offset_bytes = kOffset}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const kv::IoCompletion completion, queue->Wait());
+  EXPECT_FALSE(completion.error);
+  EXPECT_EQ(completion.done_bytes, 2'500'018u);
+  EXPECT_TRUE(std::ranges::equal(first, std::span(bytes).subspan(kOffset, first.size())));
+  EXPECT_TRUE(
+      std::ranges::equal(second, std::span(bytes).subspan(kOffset + 2'500'001, second.size())));
+}
+
 TEST_P(StorageContractTest, AnUploadWithoutFinishIsDiscarded) {
   const uint64_t part_bytes = std::max<uint64_t>(storage_->transfer_sizes().min_part_bytes, 1000);
   for (const uint64_t size : {part_bytes / 2, 2 * part_bytes + 1}) {
