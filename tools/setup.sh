@@ -28,7 +28,7 @@ Die() { echo "setup: $*" >&2; exit 1; }
 for argument in "$@"; do
   case $argument in
     --clang) packages+=(clang-19) ;;
-    --ceph) packages+=(ceph-mon ceph-osd ceph-mgr ceph-common ceph-mds ceph-fuse) ;;
+    --ceph) packages+=(ceph-mon ceph-osd ceph-mgr ceph-common ceph-mds ceph-fuse radosgw) ;;
     *) Die "unknown option $argument" ;;
   esac
 done

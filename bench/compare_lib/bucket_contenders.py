@@ -41,6 +41,8 @@ class Contender:
         self.prefix = f"{re.sub(r'[^a-z0-9]+', '-', self.name.lower())}-{turn}"
         self.memory = memory
         """A directory in memory, for contenders that transfer files."""
+        self.own_result: tuple[float, int] | None = None
+        """Seconds and bytes, if the contender is a benchmark, which transfers its own bytes."""
 
     def prepare(self, work: str, state: State) -> None:
         """Does what is not timed."""

