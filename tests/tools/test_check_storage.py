@@ -83,7 +83,7 @@ int open(const char* path, int flags, ...) {
 int open64(const char* path, int flags, ...) __attribute__((alias("open")));
 #endif
 
-/* Replaces in place instead of with a rename. */
+/* Replaces in place instead of with a rename, and pauses so that a reader sees both versions. */
 #ifdef RENAME_TEARS
 int rename(const char* from, const char* to) {
   static char bytes[1 << 16];
@@ -92,6 +92,7 @@ int rename(const char* from, const char* to) {
   ssize_t size;
   while ((size = read(source, bytes, sizeof(bytes))) > 0) {
     for (ssize_t i = 0; i < size; i += 256) {
+      if (i == size / 512 * 256) usleep(2000);
       if (write(target, bytes + i, size - i < 256 ? size - i : 256) < 0) return -1;
     }
   }
