@@ -80,6 +80,11 @@ def open(
         take_over=take_over,
         grace=grace,
         credentials=credentials,
-        fallback=tuple(os.fspath(other) for other in fallback),
+        fallback=_addresses(fallback),
     )
     return Store(address, mode, process_group, options)
+
+
+def _addresses(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
+    several = (given,) if isinstance(given, (str, os.PathLike)) else given
+    return tuple(os.fspath(one) for one in several)

@@ -124,7 +124,8 @@ Result<S3Credentials> ParseRoleCredentials(const HttpResponse& response) {
 
 Result<std::optional<S3Credentials>> SsoCredentials(const CredentialContext& context) {
   const AwsProfile& profile = context.profile;
-  if (profile.Get("sso_session").empty() && profile.Get("sso_start_url").empty()) {
+  // A session alone is for the tokens of other services.
+  if (profile.Get("sso_account_id").empty() && profile.Get("sso_role_name").empty()) {
     return std::nullopt;
   }
   CAIRN_TRY_ASSIGN(const SsoProfile sso, SsoProfileOf(profile));

@@ -8,7 +8,8 @@
 //      servers store these separately and read them more cheaply than the end of one and the
 //      beginning of the next.
 //   2. Neighbours become one request of at most one block, if they are small and the gap between
-//      them is, too; longer ranges are split. Requests begin and end at multiples of 4 KiB.
+//      them is, too; longer ranges are split. Requests begin and end at multiples of 4 KiB, unless
+//      they read directly into several targets.
 //   3. In a file, a request whose bytes are in the page cache is read through it, any other with
 //      O_DIRECT.
 //   4. Requests read into a block of the pool, from which the bytes are copied; or directly into
@@ -69,7 +70,7 @@ struct Request {
   uint64_t begin_bytes = 0;  // in the file
   uint64_t end_bytes = 0;
   bool known_cached = false;   // all of it is in the page cache; if false, that is not known yet
-  std::byte* block = nullptr;  // null: the target is that of the only part
+  std::byte* block = nullptr;  // null: the targets are those of the only part, or of `slices`
   std::shared_ptr<const SegmentFile> file;
   std::vector<RangePart> parts;
   std::vector<IoSlice> slices;  // if the queue scatters: the targets of the parts, and the gaps

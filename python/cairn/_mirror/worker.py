@@ -58,7 +58,8 @@ class MirrorWorker:
 
     def submit(self, job: MirrorJob) -> None:
         """Adds a step. Skips the oldest ones if too many wait."""
-        skipped = []
+        skipped: list[MirrorJob] = []
+        unstarted: list[MirrorJob] = []
         with self._changed:
             self._waiting.append(job)
             self._last_job = job
@@ -67,7 +68,12 @@ class MirrorWorker:
                     self._failed.popleft()
                 else:
                     skipped.append(self._waiting.popleft())
-            self._start()
+            if not self._start():
+                self._waiting.remove(job)
+                unstarted.append(job)
+        for one in unstarted:
+            text = f"step {one.step} was not copied to {self._mirror}: no thread can start"
+            one.fail(Unavailable(text, step=one.step))
         for old in skipped:
             text = (
                 f"step {old.step} was not copied to the mirror {self._mirror}: more than "
@@ -142,13 +148,18 @@ class MirrorWorker:
         if thread is not None:
             thread.join(_STOP_SECONDS)
 
-    def _start(self) -> None:
-        # Requires _changed. A daemon thread, because Python waits for the others before it calls
-        # the functions that close stores at exit.
+    def _start(self) -> bool:
+        # Requires _changed. Returns False if the system has no thread left. A daemon thread: Python
+        # waits for the others before it calls the functions that close stores at exit.
         if self._thread is None and not self._is_stopping:
-            self._thread = threading.Thread(target=self._run, name="cairn-mirror", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="cairn-mirror", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                return False
+            self._thread = thread
         self._changed.notify_all()
+        return True
 
     def _run(self) -> None:
         while (job := self._next_job()) is not None:

@@ -79,6 +79,8 @@ class CairnReader(StorageReader):
         self._step = check_step(step)
         self._location = locate(path, self._step)
         self._allow_pickle = allow_pickle
+        if isinstance(fallback, (str, os.PathLike)):
+            fallback = (fallback,)
         self._fallback = tuple(_store_only(other) for other in fallback)
         self._load_id = new_id()
         self._opened: _OpenStep | None = None
@@ -158,6 +160,7 @@ class _Stores:
     """The store that has the step, and those that were opened to find it."""
 
     def __init__(self, addresses: tuple[str, ...], step: int | None) -> None:
+        self._has_fallback = len(addresses) > 1
         self._nearest, _, self._tiers = open_nearest(addresses, False, None, OpenOptions())
         self.native = self._nearest
         self.step = step
@@ -169,7 +172,7 @@ class _Stores:
     def identity(self, contents: _cairn.Contents) -> tuple[int, int | str]:
         """Identity of the step, which changes when the step is overwritten. Copies of a step have
         the same one, so that ranks may find it in different stores."""
-        if self._tiers is None:
+        if not self._has_fallback:  # not _tiers, which a rank without the nearer stores lacks
             return contents.step, contents.generation
         return contents.step, self.native.step_identity(contents.step)[0]
 

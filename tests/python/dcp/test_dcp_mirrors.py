@@ -256,6 +256,21 @@ def test_ranks_may_find_a_step_in_different_stores(path, mirror):
     run_on_ranks(find_the_step_in_different_stores, path, mirror, world_size=2)
 
 
+def find_the_step_without_the_near_store(rank: int, path, mirror) -> None:
+    dcp.save(
+        sharded_state(1), storage_writer=(writer := CairnWriter(path, step=1, mirror=str(mirror)))
+    )
+    writer.wait_mirrored(60)
+    dist.barrier()
+    # One rank is on a new machine.
+    near = path if rank == 0 else path.with_name("new-machine")
+    assert_rank_loads(1, CairnReader(near, fallback=str(mirror)))
+
+
+def test_one_rank_may_lack_the_near_store(path, mirror):
+    run_on_ranks(find_the_step_without_the_near_store, path, mirror, world_size=2)
+
+
 def save_in_the_background(rank: int, path, mirror, kind: AsyncCheckpointerType) -> None:
     for step in (1, 2):
         future = dcp.async_save(
