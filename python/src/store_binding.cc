@@ -331,7 +331,7 @@ bool StoreBinding::AwaitChange(double seconds) const {
     const auto begin = Clock::now();
     store.kv().AwaitChange(timeout);
     watch.Check();
-    return Clock::now() - begin < timeout / 2;
+    return Clock::now() - begin < timeout;
   });
   watch.Rethrow();
   return Unwrap(Result<bool>(is_early));

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -66,6 +67,11 @@ Result<std::optional<TensorInfo>> FindIfPresent(const StepView& view, const std:
   return info;
 }
 
+bool IsSameAlias(const TensorInfo& a, const TensorInfo& b) {
+  return a.alias_of == b.alias_of && a.alias_offset_bytes == b.alias_offset_bytes &&
+         a.alias_strides == b.alias_strides && a.dtype == b.dtype && a.shape == b.shape;
+}
+
 bool IsComplete(const LoadRequest& request, const TensorInfo& tensor) {
   return request.box == WholeBox(tensor.shape);
 }
@@ -112,6 +118,11 @@ class Update {
       owners_[i].is_comparable = true;
       if (!is_shared) CAIRN_TRY(CompareRecords(owner_infos_[i], owners_[i]));
     }
+    for (const TensorInfo& info : requested_) {
+      if (!info.alias_of) continue;
+      CAIRN_TRY_ASSIGN(const auto before, FindIfPresent(base_, info.fqn));
+      if (!before || !IsSameAlias(*before, info)) retied_.insert(info.fqn);
+    }
     return {};
   }
 
@@ -138,10 +149,11 @@ class Update {
     const TensorInfo& tensor = ByName(requested_, request.fqn);
     const TensorInfo& info = ByName(owner_infos_, tensor.alias_of.value_or(tensor.fqn));
     const Owner& owner = owners_[static_cast<size_t>(&info - owner_infos_.data())];
-    if (owner.is_changed()) report_.changed.push_back(request.fqn);
+    const bool is_changed = owner.is_changed() || retied_.contains(request.fqn);
+    if (is_changed) report_.changed.push_back(request.fqn);
     if (!request.has_base) return complete_.push_back(request);
     if (owner.is_comparable && !tensor.alias_of && AddMemory(request, info, owner)) return;
-    if (owner.is_changed()) complete_.push_back(request);
+    if (is_changed) complete_.push_back(request);
   }
 
   /// Adds the memory of each chunk; false if chunks are not contiguous in it.
@@ -306,6 +318,7 @@ class Update {
   const std::span<const LoadRequest> requests_;
   std::vector<TensorInfo> requested_;    // key order
   std::vector<TensorInfo> owner_infos_;  // key order
+  std::set<std::string> retied_;         // aliases that the base lacks, or of other bytes
   std::vector<Owner> owners_;            // in the order of owner_infos_
   std::vector<ChunkMemory> memory_;      // that is compared and updated page by page
   std::vector<LoadRequest> complete_;    // that are read completely

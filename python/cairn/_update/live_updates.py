@@ -108,7 +108,7 @@ class LiveUpdates(StepLoader):
 
     def _both(self, since: int, step: int | None) -> tuple[_cairn.Store, int | None]:
         """The store that has both steps, and the step. Collective."""
-        if self._tiers is None:
+        if self._tiers is None or self._ranks.world_size > 1:  # ranks use their own store only
             return self._native, agree_on_step(self._ranks, self._native, step)
         newest = max(self._tiers.steps(), default=None) if step is None else step_number(step)
         if newest is None:

@@ -146,6 +146,24 @@ TEST_F(UpdateTest, AliasesAndStridedTargetsAreReadIfTheyDiffer) {
             tensors[2].bytes);
 }
 
+TEST_F(UpdateTest, TensorsThatBecomeAliasesAreRead) {
+  StateDict untied = State();
+  const TestTensor other(DType::kInt8, {32, kPage}, 77);
+  untied.root().Tensor("x", other.view());
+  Save(1, untied);
+  StateDict tied = State();
+  tied.root().Tensor("x", tensors[0].view());
+  Save(2, tied);
+  TestTensor x = other;
+  const LoadRequest request = WholeRequest("x", x);
+
+  CAIRN_ASSERT_OK_AND_ASSIGN(const UpdateReport report,
+                             store->Update(Step(1), Step(2), {&request, 1}));
+
+  EXPECT_THAT(report.changed, ElementsAre("x"));
+  EXPECT_EQ(x.bytes, tensors[0].bytes);
+}
+
 TEST_F(UpdateTest, DamagedBytesAreFoundAndNamed) {
   Save(1, State());
   model = tensors;
