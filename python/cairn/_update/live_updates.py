@@ -72,7 +72,8 @@ class LiveUpdates(StepLoader):
         Only what differs between the two steps is read, and written to the memory of the state.
         Contiguous tensors in host memory are first compared with ``since``, all of them before the
         first is changed; of these, the 64 KiB pages that differ are read. Other tensors (strided
-        ones, on devices, parts of a DTensor) are not compared, and read completely if they differ.
+        ones, on devices, aliases in the step, parts of a DTensor) are not compared, and read
+        completely if they differ.
         If both steps are the same, nothing is compared or read. The other arguments, the rules for
         containers, objects with ``load_state_dict`` and several ranks are those of
         :meth:`Store.load`.
