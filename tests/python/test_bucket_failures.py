@@ -17,26 +17,13 @@ from pathlib import Path
 import cairn
 import pytest
 import torch
+from process_suites import PROGRAMS, kills_of_ranks, run_suite, suites
 from s3_server import SEAWEED, folder, server  # noqa: F401 - fixtures
 
-PROGRAMS = Path(cairn.__file__).resolve().parents[2] / "bin"
 ROUNDS = int(os.environ.get("CAIRN_BUCKET_ROUNDS", "1"))
 KILL_ROUNDS = int(os.environ.get("CAIRN_KILL_ROUNDS", "6"))
 
-# The filter leaves out tests that copy or lock files, or stop at an operation on a file.
-SUITES = {
-    "kv_kill_test": {"CAIRN_KILL_ROUNDS": str(15 * ROUNDS), "CAIRN_KILL_WITHIN_MS": "1000"},
-    "kv_race_test": {"CAIRN_RACE_ROUNDS": str(6 * ROUNDS)},
-    "kv_readers_test": {"CAIRN_READERS_SECONDS": str(3 * ROUNDS)},
-    "kv_object_crash_test": {},
-    "mesh_ranks_test": {"CAIRN_MESH_ROUNDS": str(ROUNDS), "CAIRN_RANKS_DEADLINE_MS": "3000"},
-    "mesh_kills_test": {
-        "CAIRN_KILL_ROUNDS": str(3 * ROUNDS),
-        "CAIRN_KILL_WITHIN_MS": "300",
-        "CAIRN_RANKS_DEADLINE_MS": "3000",
-    },
-    "kv_two_writers_test": {"GTEST_FILTER": "-PausedWriterTest.*:*.ClosedDescriptors*"},
-}
+SUITES = suites(ROUNDS)
 
 
 @pytest.mark.timeout(300 + 120 * ROUNDS)
@@ -48,36 +35,23 @@ SUITES = {
     ],
 )
 def test_process_suite_passes(server, suite):
-    run_suite(suite, server, SUITES[suite])
+    run_suite(suite, bucket(server), server, SUITES[suite])
 
 
-def run_suite(suite: str, server: dict[str, str], settings: dict[str, str]) -> None:
-    """Runs a C++ test program with stores in the bucket, and prints what it has counted."""
-    stores = f"s3://{server['CAIRN_TEST_S3_BUCKET']}/{suite}"
-    run = subprocess.run(
-        [PROGRAMS / suite],
-        env={**os.environ, **server, **settings, "CAIRN_TEST_STORES": stores},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
-    assert run.returncode == 0, run.stdout[-20_000:]
-    print("\n".join(line for line in run.stdout.splitlines() if not line.startswith("[")))
+def bucket(server: dict[str, str]) -> str:
+    return f"s3://{server['CAIRN_TEST_S3_BUCKET']}"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600 + 60 * KILL_ROUNDS)
 def test_every_acknowledged_step_survives_kills_of_ranks_and_of_the_server(folder, server):
     settings = {
-        "CAIRN_KILL_ROUNDS": str(KILL_ROUNDS),
-        "CAIRN_KILL_WITHIN_MS": "300",
-        "CAIRN_RANKS_DEADLINE_MS": "3000",
+        **kills_of_ranks(KILL_ROUNDS),
         "CAIRN_S3_TIMEOUT": "10",
         "CAIRN_TEST_SERVER_KILL": f"{SEAWEED} kill {folder} >&2",
         "CAIRN_TEST_SERVER_RESTART": f"{SEAWEED} restart {folder} >&2",
     }
-    run_suite("mesh_kills_test", server, settings)
+    run_suite("mesh_kills_test", bucket(server), server, settings)
 
 
 def make_state(step: int) -> dict[str, torch.Tensor]:

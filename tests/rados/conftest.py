@@ -6,11 +6,14 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
 import tempfile
 
 import pytest
 
-CEPH = pathlib.Path(__file__).resolve().parents[2] / "tests/support/ceph.sh"
+TESTS = pathlib.Path(__file__).resolve().parents[1]
+CEPH = TESTS / "support/ceph.sh"
+sys.path.append(str(TESTS / "python"))
 
 
 @pytest.fixture(scope="module")
