@@ -1,0 +1,112 @@
+// Every set of vector instructions that this processor has finds the same elements.
+
+#include "core/delta/internal/changed_elements.h"
+
+#include <gtest/gtest.h>
+
+#define HWY_WANT_AVX3_DL 1  // as in changed_elements.cc
+#include <hwy/targets.h>
+
+#include <memory>
+
+#include "core/delta/internal/delta_format.h"
+#include "tests/core/delta/delta_fixture.h"
+#include "tests/support/seeded_random.h"
+
+namespace cairn::core::internal {
+namespace {
+
+using testing::SeededRandom;
+
+/// Selects one set of instructions until the end of the scope.
+class ScopedTarget {
+ public:
+  explicit ScopedTarget(int64_t target) { Select(target); }
+  ~ScopedTarget() { Select(0); }
+
+ private:
+  static void Select(int64_t targets) {
+    hwy::SetSupportedTargetsForTest(targets);
+    hwy::GetChosenTarget().DeInit();  // the next call chooses again
+  }
+};
+
+template <typename T>
+class ChangedElementsTest : public ::testing::Test {
+ protected:
+  SeededRandom random_;
+};
+using ElementTypes = ::testing::Types<uint8_t, uint16_t, uint32_t, uint64_t>;
+TYPED_TEST_SUITE(ChangedElementsTest, ElementTypes);
+
+template <typename T>
+void ExpectFound(const std::vector<T>& base, const std::vector<T>& page, uint8_t threshold) {
+  auto found = std::make_unique<PageElements>();
+  auto dense = std::make_unique<ElementBits>();
+  auto list = std::make_unique<ElementList>();
+  FindElements(sizeof(T), std::as_bytes(std::span(base)), std::as_bytes(std::span(page)), threshold,
+               *found);
+  if (threshold != 0) {
+    FindDenseElements(sizeof(T), std::as_bytes(std::span(base)), threshold, *dense);
+  }
+  std::vector<uint16_t> expected_sparse;
+  std::vector<uint16_t> expected_dense;
+  for (size_t i = 0; i < base.size(); ++i) {
+    if (threshold != 0 && IsDense(base[i], threshold)) {
+      expected_dense.push_back(static_cast<uint16_t>(i));
+    } else if (base[i] != page[i]) {
+      expected_sparse.push_back(static_cast<uint16_t>(i));
+    }
+  }
+  const auto listed = [&](const ElementBits& bits) {
+    const uint32_t count = ListElements(bits, base.size(), *list);
+    return std::vector<uint16_t>(list->begin(), list->begin() + count);
+  };
+  EXPECT_EQ(listed(found->sparse), expected_sparse);
+  if (threshold == 0) return;
+  EXPECT_EQ(listed(found->dense), expected_dense);
+  EXPECT_EQ(listed(*dense), expected_dense);
+}
+
+TYPED_TEST(ChangedElementsTest, FindsTheSameWithEverySetOfInstructions) {
+  using T = TypeParam;
+  const size_t most = kv::kPageBytes / sizeof(T);
+  const auto targets = hwy::SupportedAndGeneratedTargets();
+  EXPECT_GE(targets.size(), 1u);
+  for (const int64_t target : targets) {
+    SCOPED_TRACE(hwy::TargetName(target));
+    const ScopedTarget scope(target);
+    for (const size_t count : {size_t{0}, size_t{1}, size_t{7}, size_t{63}, size_t{64}, size_t{65},
+                               size_t{130}, most - 1, most}) {
+      std::vector<T> base(count);
+      this->random_.Fill(std::as_writable_bytes(std::span(base)));
+      for (const double density : {0.0, 0.01, 0.5, 1.0}) {
+        std::vector<T> page = base;
+        for (T& element : page) {
+          if (this->random_.Chance(density)) element ^= static_cast<T>(T{1} << (8 * sizeof(T) - 1));
+        }
+        for (const int threshold : {0, 1, 100, 254}) {
+          ExpectFound(base, page, static_cast<uint8_t>(threshold));
+        }
+      }
+    }
+  }
+}
+
+TEST(DeltaTargetTest, WritesTheSameBytesWithEverySetOfInstructions) {
+  SeededRandom random;
+  const auto base = RandomWeights(random, 3 * kv::kPageBytes / 2 + 77);
+  const Bytes before = ToBytes(base);
+  const Bytes after = ToBytes(Changed(random, base, 0.05));
+  const Bytes expected = Encode(2, before, after);
+  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    SCOPED_TRACE(hwy::TargetName(target));
+    const ScopedTarget scope(target);
+    EXPECT_TRUE(Encode(2, before, after) == expected);
+    const auto decoded = Decode(expected, before);
+    EXPECT_TRUE(decoded.has_value() && *decoded == after);
+  }
+}
+
+}  // namespace
+}  // namespace cairn::core::internal
