@@ -106,7 +106,8 @@ class AsyncSaver::Impl {
     // Reports errors in the state, with the key, before anything is copied.
     CAIRN_TRY_ASSIGN(task.plan, internal::PlanSave(state, task.options, store_->rank_in_world()));
     const bool base_is_known = BaseIsLastSave(task.options);
-    CAIRN_TRY(staging_.Stage(task.plan, base_is_known ? &last_save_ : nullptr));
+    CAIRN_TRY(
+        staging_.Stage(task.plan, base_is_known ? &last_save_ : nullptr, task.options.max_deltas));
     // Chunks that were not staged must be referenced in the step that they were compared with.
     if (base_is_known) task.options.base_step = last_save_.step.step;
     if (!internal::DeviceSave::IsNeeded(task.plan)) return {};

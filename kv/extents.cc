@@ -41,7 +41,9 @@ Extent CopyExtent(const uint8_t* from) {
           .page_digests_offset_bytes = fields[3]};
 }
 
-Result<Extents> ReadSeveral(const flatbuffers::Vector<const schema::Extent*>& stored) {
+using StoredExtents = flatbuffers::Vector<const schema::Extent*>;
+
+Result<Extents> ReadSeveral(const StoredExtents& stored) {
   std::vector<Extent> extents(stored.size());
   uint64_t length = 0;
   for (uint32_t i = 0; i < stored.size(); ++i) {
@@ -53,6 +55,30 @@ Result<Extents> ReadSeveral(const flatbuffers::Vector<const schema::Extent*>& st
     }
   }
   return Extents(extents);
+}
+
+Result<std::vector<Extent>> ReadDeltas(const StoredExtents& stored) {
+  std::vector<Extent> deltas(stored.size());
+  for (uint32_t i = 0; i < stored.size(); ++i) {
+    deltas[i] = CopyExtent(stored.Data() + i * sizeof(schema::Extent));
+    uint64_t length = 0;
+    if (!IsPossible(deltas[i], &length) || length == 0) {
+      return Fail(DamagedRecord("impossible sizes of one of its deltas"));
+    }
+  }
+  return deltas;
+}
+
+Result<ChunkExtents> ReadWithDeltas(const schema::ChunkRecord& chunk) {
+  const StoredExtents* const deltas = chunk.deltas();
+  if (chunk.extent() != nullptr || chunk.extents() == nullptr || chunk.extents()->size() == 0 ||
+      deltas == nullptr || deltas->size() == 0 || deltas->size() > kMaxDeltas) {
+    return Fail(DamagedRecord("its version requires extents and deltas"));
+  }
+  ChunkExtents extents;
+  CAIRN_TRY_ASSIGN(extents.payload, ReadSeveral(*chunk.extents()));
+  CAIRN_TRY_ASSIGN(extents.deltas, ReadDeltas(*deltas));
+  return extents;
 }
 
 }  // namespace
@@ -109,7 +135,8 @@ Extent Extents::At(uint64_t begin_bytes) const {
   return {};
 }
 
-Result<Extents> ReadExtents(const schema::ChunkRecord& chunk) {
+Result<ChunkExtents> ReadExtents(const schema::ChunkRecord& chunk) {
+  if (chunk.version() >= schema::kDeltasVersion) return ReadWithDeltas(chunk);
   if (chunk.version() >= schema::kSeveralExtentsVersion) {
     if (chunk.extent() != nullptr || chunk.extents() == nullptr || chunk.extents()->size() < 2) {
       return Fail(DamagedRecord("its version requires several extents"));
@@ -124,7 +151,7 @@ Result<Extents> ReadExtents(const schema::ChunkRecord& chunk) {
                     .page_digests_offset_bytes = chunk.extent()->page_digests_offset_bytes()};
   uint64_t length = 0;
   if (!IsPossible(only, &length)) return Fail(DamagedRecord("impossible sizes"));
-  return Extents(only);
+  return ChunkExtents(only);
 }
 
 bool operator==(const Extents& a, const Extents& b) { return std::ranges::equal(a.all(), b.all()); }

@@ -1,9 +1,10 @@
 #pragma once
-/// Where the bytes of a chunk are stored: ranges of its pages in segments.
+/// Where the bytes of a chunk are stored: ranges of its pages in segments, and deltas.
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "kv/error.h"
@@ -63,8 +64,31 @@ class Extents {
   std::vector<Extent> several_;  // all of them; empty if first_ is the only one
 };
 
-/// Returns the extents in a verified record. kDataLoss: sizes are impossible, or an extent that is
-/// not the last one has a length that is not a multiple of the page size.
-Result<Extents> ReadExtents(const schema::ChunkRecord& chunk);
+/// The largest number of deltas that a chunk may have.
+inline constexpr size_t kMaxDeltas = 64;
+
+/// Everything that is stored of one chunk. Without deltas, `payload` is its bytes. Otherwise it is
+/// the bytes of an earlier version of the same length, and each delta leads from one version to the
+/// next. Deltas are opaque here: they have page digests as payload has, but of their own bytes.
+struct ChunkExtents {
+  ChunkExtents() = default;
+  ChunkExtents(Extents all) : payload(std::move(all)) {}  // NOLINT(google-explicit-constructor)
+  ChunkExtents(const Extent& only) : payload(only) {}     // NOLINT(google-explicit-constructor)
+
+  Extents payload;
+  std::vector<Extent> deltas;  // in the order in which they are applied
+
+  /// Calls `visit` with each extent.
+  template <typename Visit>
+  void ForEach(const Visit& visit) const {
+    for (const Extent& extent : payload) visit(extent);
+    for (const Extent& extent : deltas) visit(extent);
+  }
+  friend bool operator==(const ChunkExtents&, const ChunkExtents&) = default;
+};
+
+/// Returns the extents in a verified record. kDataLoss: sizes are impossible, or an extent of the
+/// payload that is not the last one has a length that is not a multiple of the page size.
+Result<ChunkExtents> ReadExtents(const schema::ChunkRecord& chunk);
 
 }  // namespace cairn::kv

@@ -93,8 +93,8 @@ Result<void> StepWriter::AddRecord(Column column, std::string_view key,
 }
 
 Result<void> StepWriter::AddChunk(std::string_view key, std::span<const uint64_t> sizes,
-                                  const Extents& extents, const Digest& digest, uint64_t since_step,
-                                  bool reused) {
+                                  const ChunkExtents& extents, const Digest& digest,
+                                  uint64_t since_step, bool reused) {
   StepAttempt& attempt = *attempt_;
   CAIRN_TRY(attempt.CheckUsable());
   ++attempt.chunk_count;

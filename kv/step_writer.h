@@ -70,9 +70,10 @@ class StepWriter {
   Result<void> AddRecord(Column column, std::string_view key, std::span<const std::byte> record);
   /// Adds a ChunkRecord (sizes in elements). `reused` states that the extents are those of the
   /// base. Otherwise they are from the last Append, or from the last AppendPages with extents of
-  /// the base between them; so this call precedes the next append.
+  /// the base between them, or those of the base and a delta from the last Append; so this call
+  /// precedes the next append.
   Result<void> AddChunk(std::string_view key, std::span<const uint64_t> sizes,
-                        const Extents& extents, const Digest& digest, uint64_t since_step,
+                        const ChunkExtents& extents, const Digest& digest, uint64_t since_step,
                         bool reused);
   /// Adds records that several ranks have in common, such as replicated values. They are stored
   /// once per attempt, however many ranks add the same records. Only Gather reads them; they are

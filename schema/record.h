@@ -12,13 +12,19 @@ namespace cairn::schema {
 inline constexpr uint8_t kRecordVersion = 1;
 /// Version of chunk records with several extents; records with one extent have kRecordVersion.
 inline constexpr uint8_t kSeveralExtentsVersion = 2;
+/// Version of chunk records with deltas.
+inline constexpr uint8_t kDeltasVersion = 3;
+
+/// ChunkRecord.encoding: the bytes as they are, or an earlier version of them and deltas.
+inline constexpr uint8_t kRawEncoding = 0;
+inline constexpr uint8_t kDeltaEncoding = 1;
 
 /// The newest version of a record type that this build reads. Higher versions are refused.
 template <typename Record>
 inline constexpr uint8_t kNewestVersion = kRecordVersion;
 struct ChunkRecord;
 template <>
-inline constexpr uint8_t kNewestVersion<ChunkRecord> = kSeveralExtentsVersion;
+inline constexpr uint8_t kNewestVersion<ChunkRecord> = kDeltasVersion;
 
 enum class RecordCheck { kOk, kDamaged, kNewer };
 

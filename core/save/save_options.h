@@ -22,6 +22,10 @@ struct SaveOptions {
   std::optional<uint64_t> base_step;
   /// False: writes every byte and compares with no base step.
   bool incremental = true;
+  /// The largest number of deltas of a chunk, at most kv::kMaxDeltas; 0 writes none. A delta
+  /// contains only the elements that changed, where this is much less than the changed pages. The
+  /// pages of the base that changed are read for the comparison.
+  uint32_t max_deltas = 0;
   /// Largest length of a chunk; at most 1 GiB.
   uint64_t chunk_bytes = kDefaultChunkBytes;
   Progress progress;

@@ -31,12 +31,15 @@ struct TensorInfo {
 };
 
 struct ChunkInfo {
-  Box box;  // in the tensor
-  kv::Extents extents;
+  Box box;                         // in the tensor
+  kv::Extents extents;             // of its bytes, or of an earlier version if it has deltas
+  std::vector<kv::Extent> deltas;  // each leads from one version to the next
   kv::Digest digest;
   uint64_t since_step = 0;  // the last step that wrote bytes of this chunk
 
   uint64_t length_bytes() const { return extents.length_bytes(); }
+  /// Everything that is stored of the chunk.
+  kv::ChunkExtents stored() const;
 };
 
 struct ValueInfo {

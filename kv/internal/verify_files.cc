@@ -142,8 +142,9 @@ class Checker {
                            const auto extents = DecodeChunkExtents(record);
                            if (!extents)
                              return true;  // core reports damaged chunks, with their key
-                           for (const Extent& extent : *extents)
+                           extents->ForEach([&](const Extent& extent) {
                              implied[extent.segment_id] += extent.length_bytes;
+                           });
                            return true;
                          }));
     if (chunk_count != step.entry->info.chunk_count) {

@@ -206,6 +206,7 @@ class Store:
         incremental: bool,
         base_step: int | None,
         chunk_bytes: int | None,
+        deltas: int,
         deadline: float,
         streams: Sequence[tuple[int, int]],
     ) -> tuple[int, int, int, int, int, int, int, float]: ...
@@ -218,6 +219,7 @@ class Store:
         incremental: bool,
         base_step: int | None,
         chunk_bytes: int | None,
+        deltas: int,
         deadline: float,
         streams: Sequence[tuple[int, int]],
         device_snapshot: bool,

@@ -146,6 +146,7 @@ class Store(LiveUpdates, MirroredStore):
         incremental: bool = True,
         base_step: int | None = None,
         chunk_bytes: int | None = None,
+        deltas: bool | int = False,
         keys: Patterns = None,
         prefix: str = "",
         ignore_frozen: bool = False,
@@ -166,6 +167,9 @@ class Store(LiveUpdates, MirroredStore):
             incremental: ``False`` writes every byte.
             base_step: the step to compare with; by default the latest.
             chunk_bytes: size of the chunks that tensors are split into; by default 4 MiB.
+            deltas: writes only the elements that changed, where this takes much less space than
+                their pages (docs/deltas.md). A number, at most 64, is how many deltas a chunk may
+                have before it is written completely; ``True`` is 4.
             keys: patterns (see :meth:`read`) of the keys of the state to save; by default all.
                 ``"!model.encoder"`` excludes that part.
             prefix: is prepended to the name of each key. The state of a submodule, saved with
@@ -188,6 +192,7 @@ class Store(LiveUpdates, MirroredStore):
             incremental=incremental,
             base_step=base_step,
             chunk_bytes=chunk_bytes,
+            deltas=deltas,
             keys=keys,
             prefix=prefix,
             ignore_frozen=ignore_frozen,
@@ -211,6 +216,7 @@ class Store(LiveUpdates, MirroredStore):
         incremental: bool = True,
         base_step: int | None = None,
         chunk_bytes: int | None = None,
+        deltas: bool | int = False,
         keys: Patterns = None,
         prefix: str = "",
         ignore_frozen: bool = False,
@@ -242,6 +248,7 @@ class Store(LiveUpdates, MirroredStore):
             incremental=incremental,
             base_step=base_step,
             chunk_bytes=chunk_bytes,
+            deltas=deltas,
             keys=keys,
             prefix=prefix,
             ignore_frozen=ignore_frozen,

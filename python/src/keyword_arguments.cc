@@ -74,6 +74,7 @@ core::SaveOptions ToSaveOptions(const nb::kwargs& arguments) {
   reader.Read("incremental", options.incremental);
   options.base_step = reader.Find<uint64_t>("base_step");
   reader.Read("chunk_bytes", options.chunk_bytes);
+  reader.Read("deltas", options.max_deltas);
   if (const auto seconds = reader.Find<double>("deadline")) {
     options.deadline = std::chrono::milliseconds(static_cast<int64_t>(*seconds * 1000));
   }

@@ -76,10 +76,9 @@ class RandomStateTest : public StoreTest {
     }
   }
 
-  // Each round saves with one of the chunk sizes or deletes a step, and sometimes reopens the
-  // store.
+  // Each round saves with one of the options or deletes a step, and sometimes reopens the store.
   void Live(int turns, const std::function<Model(Model)>& mutate,
-            const std::vector<uint64_t>& chunk_sizes, testing::SeededRandom& random) {
+            const std::vector<SaveOptions>& options, testing::SeededRandom& random) {
     std::map<uint64_t, Model> steps;
     Model model;
     for (int turn = 0; turn < turns; ++turn) {
@@ -91,8 +90,9 @@ class RandomStateTest : public StoreTest {
       } else {
         StateDict state;
         for (const auto& [fqn, tensor] : model) state.root().Tensor(fqn, tensor.view());
-        const uint64_t chunk_bytes = chunk_sizes[random.Between(0, chunk_sizes.size() - 1)];
-        Save(step, state, {.overwrite = true, .chunk_bytes = chunk_bytes});
+        SaveOptions chosen = options[random.Between(0, options.size() - 1)];
+        chosen.overwrite = true;
+        Save(step, state, chosen);
         steps[step] = model;
       }
       if (random.Chance(0.2)) Reopen();
@@ -106,7 +106,7 @@ class RandomStateTest : public StoreTest {
 TEST_F(RandomStateTest, EveryStepHoldsWhatWasSaved) {
   testing::SeededRandom random;
   Live(
-      60, [&](Model model) { return Mutate(std::move(model), random); }, {512, kDefaultChunkBytes},
+      60, [&](Model model) { return Mutate(std::move(model), random); }, {{.chunk_bytes = 512}, {}},
       random);
 }
 
@@ -114,7 +114,18 @@ TEST_F(RandomStateTest, EveryStepHoldsWhatWasSavedWhereFewPagesChange) {
   testing::SeededRandom random;
   Live(
       60, [&](Model model) { return MutatePages(std::move(model), random); },
-      {kDefaultChunkBytes, kDefaultChunkBytes, 8 * kv::kPageBytes}, random);
+      {{}, {}, {.chunk_bytes = 8 * kv::kPageBytes}}, random);
+}
+
+TEST_F(RandomStateTest, EveryStepHoldsWhatWasSavedWithDeltas) {
+  testing::SeededRandom random;
+  Live(
+      60, [&](Model model) { return MutatePages(std::move(model), random); },
+      {{.max_deltas = 4},
+       {.max_deltas = 4},
+       {.max_deltas = 2, .chunk_bytes = 8 * kv::kPageBytes},
+       {}},
+      random);
 }
 
 }  // namespace

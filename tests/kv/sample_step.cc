@@ -97,12 +97,12 @@ Result<Chunk> DecodeChunk(std::string_view key, std::span<const std::byte> recor
   CAIRN_TRY_ASSIGN(const auto* chunk, CheckedRecord<schema::ChunkRecord>(
                                           record, schema::ChunkRecordIdentifier(), "chunk record"));
   CAIRN_TRY_ASSIGN(const ParsedKey parsed, ParseKey(key));
-  CAIRN_TRY_ASSIGN(Extents extents, internal::DecodeChunkExtents(record));
+  CAIRN_TRY_ASSIGN(ChunkExtents extents, internal::DecodeChunkExtents(record));
   if (parsed.offsets_elements.size() != 1 || chunk->digest() == nullptr) {
     return Fail(ErrorCode::kDataLoss, "a chunk record without digest or of another rank");
   }
   return Chunk{.offset_bytes = parsed.offsets_elements[0],
-               .extents = std::move(extents),
+               .extents = std::move(extents.payload),
                .digest = {.lo = chunk->digest()->lo(), .hi = chunk->digest()->hi()},
                .since_step = chunk->since_step()};
 }

@@ -54,43 +54,61 @@ class ChunkPrinter {
                          {"SINCE STEP", Align::kRight}}),
         names_(std::move(names)) {}
 
-  /// Adds a row; a chunk that has several extents is followed by one row per extent.
+  /// Adds a row; a chunk that has several extents or deltas is followed by one row for each.
   void Add(const core::TensorInfo& tensor, const core::ChunkInfo& chunk) {
     const kv::Extent& first = chunk.extents.front();
-    const bool several = chunk.extents.size() > 1;
+    const bool several = chunk.extents.size() > 1 || !chunk.deltas.empty();
     table_.Add({EscapeText(tensor.fqn), ShapeText(chunk.box.offsets), ShapeText(chunk.box.sizes),
-                HumanBytes(chunk.length_bytes()), chunk.digest.ToHex(), "raw",
-                several ? Plural(chunk.extents.size(), "extent") : names_.Name(first.segment_id),
+                HumanBytes(chunk.length_bytes()), chunk.digest.ToHex(), EncodingOf(chunk),
+                several ? Places(chunk) : names_.Name(first.segment_id),
                 several ? "" : fmt::to_string(first.offset_bytes),
                 fmt::to_string(chunk.since_step)});
     if (!several) return;
-    for (const kv::Extent& extent : chunk.extents) {
-      table_.Add({"", "", "", HumanBytes(extent.length_bytes), "", "",
-                  names_.Name(extent.segment_id), fmt::to_string(extent.offset_bytes), ""});
-    }
+    for (const kv::Extent& extent : chunk.extents) AddExtent(extent, "");
+    for (const kv::Extent& delta : chunk.deltas) AddExtent(delta, "delta");
   }
   void Finish() { table_.Finish(); }
 
   Json RowJson(const core::TensorInfo& tensor, const core::ChunkInfo& chunk) {
     Json row = {{"fqn", JsonText(tensor.fqn)},    {"offsets", chunk.box.offsets},
                 {"sizes", chunk.box.sizes},       {"bytes", chunk.length_bytes()},
-                {"digest", chunk.digest.ToHex()}, {"encoding", "raw"}};
+                {"digest", chunk.digest.ToHex()}, {"encoding", EncodingOf(chunk)}};
     if (chunk.extents.size() == 1) {
       row.Merge(ExtentJson(chunk.extents.front()));
     } else {
-      Json extents = Json::List();
-      for (const kv::Extent& extent : chunk.extents) {
-        Json part = ExtentJson(extent);
-        part.Set("bytes", extent.length_bytes);
-        extents.Append(std::move(part));
-      }
-      row.Set("extents", std::move(extents));
+      row.Set("extents", ListJson(chunk.extents.all()));
     }
+    if (!chunk.deltas.empty()) row.Set("deltas", ListJson(chunk.deltas));
     row.Set("since_step", chunk.since_step);
     return row;
   }
 
  private:
+  static std::string EncodingOf(const core::ChunkInfo& chunk) {
+    return chunk.deltas.empty() ? "raw" : "delta";
+  }
+
+  static std::string Places(const core::ChunkInfo& chunk) {
+    const std::string extents = Plural(chunk.extents.size(), "extent");
+    if (chunk.deltas.empty()) return extents;
+    return fmt::format("{}, {}", extents, Plural(chunk.deltas.size(), "delta"));
+  }
+
+  void AddExtent(const kv::Extent& extent, const std::string& encoding) {
+    table_.Add({"", "", "", HumanBytes(extent.length_bytes), "", encoding,
+                names_.Name(extent.segment_id), fmt::to_string(extent.offset_bytes), ""});
+  }
+
+  Json ListJson(std::span<const kv::Extent> extents) {
+    Json list = Json::List();
+    for (const kv::Extent& extent : extents) {
+      Json part = ExtentJson(extent);
+      part.Set("bytes", extent.length_bytes);
+      list.Append(std::move(part));
+    }
+    return list;
+  }
+
   Json ExtentJson(const kv::Extent& extent) {
     return {{"segment", names_.Name(extent.segment_id)},
             {"segment_id", extent.segment_id},

@@ -9,7 +9,8 @@ namespace cairn::core::internal {
 namespace {
 
 const ScrubItem* FindConflict(const ScrubItem& known, const ChunkInfo& chunk) {
-  const bool same = known.chunk.extents == chunk.extents && known.chunk.digest == chunk.digest;
+  const bool same = known.chunk.extents == chunk.extents && known.chunk.deltas == chunk.deltas &&
+                    known.chunk.digest == chunk.digest;
   return same ? nullptr : &known;
 }
 
@@ -46,6 +47,13 @@ bool RemoveOverlap(const kv::Extent& before, ScrubItem& item) {
 }  // namespace
 
 const ScrubItem* PayloadIndex::Add(uint64_t step, std::string_view fqn, const ChunkInfo& chunk) {
+  if (!chunk.deltas.empty()) {
+    std::vector<Location> locations;
+    chunk.stored().ForEach([&](const kv::Extent& e) { locations.push_back(LocationOf(e)); });
+    const auto [at, added] = with_deltas_.try_emplace(
+        std::move(locations), ScrubItem{step, std::string(fqn), chunk, ScrubItem::Part::kDeltas});
+    return added ? nullptr : FindConflict(at->second, chunk);
+  }
   if (chunk.extents.size() == 1) {
     const auto [at, added] = contiguous_.try_emplace(LocationOf(chunk.extents.front()),
                                                      ScrubItem{step, std::string(fqn), chunk});
@@ -99,8 +107,10 @@ std::vector<ScrubItem> PayloadIndex::Take() {
   }
   for (; contiguous != contiguous_.end(); ++contiguous) add(std::move(contiguous->second));
   for (auto& [locations, item] : scattered_) items.push_back(std::move(item));
+  for (auto& [locations, item] : with_deltas_) items.push_back(std::move(item));
   contiguous_.clear();
   scattered_.clear();
+  with_deltas_.clear();
   return items;
 }
 

@@ -8,21 +8,22 @@
 #include <utility>
 #include <vector>
 
-#include "core/inspect/internal/scrub.h"
+#include "core/inspect/internal/scrub_item.h"
 #include "core/step/contents.h"
 
 namespace cairn::core::internal {
 
 /// Chunks with one extent are identified by the location of its first byte, chunks with several
-/// extents by the locations of all of them. Extents that chunks have in common are read once.
-/// Threads: one.
+/// extents or with deltas by the locations of all of them. Extents that chunks without deltas have
+/// in common are read once. Threads: one.
 class PayloadIndex {
  public:
   /// Adds a chunk. Returns the item of an earlier record that describes the same bytes differently,
   /// or null; valid until the next call.
   const ScrubItem* Add(uint64_t step, std::string_view fqn, const ChunkInfo& chunk);
 
-  /// Returns all items by location, and clears the index.
+  /// Returns all items by location, and clears the index. Chunks with deltas are last; those that
+  /// have extents in common follow each other, by the number of their deltas.
   std::vector<ScrubItem> Take();
 
  private:
@@ -35,6 +36,7 @@ class PayloadIndex {
 
   std::map<Location, ScrubItem> contiguous_;              // chunks with one extent
   std::map<std::vector<Location>, ScrubItem> scattered_;  // chunks with several extents
+  std::map<std::vector<Location>, ScrubItem> with_deltas_;
 };
 
 }  // namespace cairn::core::internal

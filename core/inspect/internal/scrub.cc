@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "core/base/internal/progress_meter.h"
+#include "core/inspect/internal/scrub_deltas.h"
 #include "core/step/internal/lookup.h"
 #include "core/step/internal/stored_page_digests.h"
 #include "kv/read_range.h"
@@ -158,6 +159,8 @@ class Scrubber {
       case ScrubItem::Part::kPageDigests:
         CheckPageDigests(job);
         return;
+      case ScrubItem::Part::kDeltas:  // see ScrubDeltas
+        return;
     }
   }
 
@@ -242,10 +245,13 @@ Result<uint64_t> ScrubPayload(const std::shared_ptr<const kv::Snapshot>& snapsho
   }
   ProgressMeter meter(progress, total);
   Scrubber scrubber(snapshot, directory, damage, meter);
-  for (const ScrubItem& item : items) CAIRN_TRY(scrubber.Add(item));
+  const auto deltas = std::ranges::find(items, ScrubItem::Part::kDeltas, &ScrubItem::part);
+  for (const ScrubItem& item : std::span(items.begin(), deltas)) CAIRN_TRY(scrubber.Add(item));
   CAIRN_TRY(scrubber.Flush());
   scrubber.Finish();
-  return scrubber.bytes_read();
+  CAIRN_TRY_ASSIGN(const uint64_t delta_bytes,
+                   ScrubDeltas(snapshot, directory, {deltas, items.end()}, damage, meter));
+  return scrubber.bytes_read() + delta_bytes;
 }
 
 }  // namespace cairn::core::internal

@@ -70,9 +70,12 @@ Result<void> ChunkReader::AddPart(ReadPart part) {
   if (part.job->is_complete && part.length_bytes < length && part.job->computed.empty()) {
     part.job->computed.resize(kv::PageCount(length));
   }
+  if (added_.empty() || added_.back().job != part.job) {
+    for (const kv::Extent& delta : part.job->chunk.deltas) added_delta_bytes_ += delta.length_bytes;
+  }
   added_.push_back(std::move(part));
-  const bool is_full = limit_ == Limit::kBatches && added_.size() >= batch_parts_;
-  return is_full ? SubmitBatch() : Result<void>();
+  const bool is_full = added_.size() >= batch_parts_ || added_delta_bytes_ > kMaxDeltaBytes;
+  return is_full && limit_ == Limit::kBatches ? SubmitBatch() : Result<void>();
 }
 
 Result<void> ChunkReader::SubmitBatch() {
@@ -80,6 +83,7 @@ Result<void> ChunkReader::SubmitBatch() {
   while (!submitted_.empty() && !is_done_) changed_.Wait(mutex_);
   if (is_done_) return Fail(ErrorCode::kCancelled, "the reading has ended");
   submitted_ = std::exchange(added_, {});
+  added_delta_bytes_ = 0;
   batch_parts_ = std::min(2 * batch_parts_, kMaxParts);
   changed_.NotifyAll();
   return {};
@@ -126,14 +130,16 @@ Result<void> ChunkReader::ReadAll() {
 }
 
 Result<void> ChunkReader::ReadBatch() {
-  std::vector<std::shared_ptr<Job>> partial;
+  std::vector<std::shared_ptr<Job>> partial, with_deltas;
+  const auto add = [](std::vector<std::shared_ptr<Job>>& jobs, const std::shared_ptr<Job>& job) {
+    if (jobs.empty() || jobs.back() != job) jobs.push_back(job);
+  };
   for (const ReadPart& part : batch_) {
-    if (!part.job->is_complete && part.job->stored.empty() &&
-        (partial.empty() || partial.back() != part.job)) {
-      partial.push_back(part.job);
-    }
+    if (!part.job->is_complete && part.job->stored.empty()) add(partial, part.job);
+    if (!part.job->chunk.deltas.empty() && part.job->deltas.empty()) add(with_deltas, part.job);
   }
   CAIRN_TRY(ReadPageDigests(partial));
+  CAIRN_TRY(ReadDeltasOf(with_deltas));
   CAIRN_TRY(ReadParts());
   batch_.clear();
   return {};
@@ -142,7 +148,7 @@ Result<void> ChunkReader::ReadBatch() {
 Result<void> ChunkReader::ReadPageDigests(std::span<const std::shared_ptr<Job>> jobs) {
   if (jobs.empty()) return {};
   std::vector<kv::ReadRange> ranges;
-  for (const auto& job : jobs) AddPageDigestRanges(job->chunk.extents, job->stored, ranges);
+  for (const auto& job : jobs) AddPageDigestRanges(job->chunk, job->stored, ranges);
   CAIRN_TRY_ASSIGN(const uint64_t bytes,
                    view_.snapshot->Read(ranges, 1, [](size_t, auto) { return Result<void>(); }));
   bytes_read_ += bytes;
@@ -154,7 +160,21 @@ Result<void> ChunkReader::ReadPageDigests(std::span<const std::shared_ptr<Job>> 
   return {};
 }
 
+Result<void> ChunkReader::ReadDeltasOf(std::span<const std::shared_ptr<Job>> jobs) {
+  std::vector<DeltaRead> reads;
+  for (const auto& job : jobs) {
+    reads.push_back({.fqn = &job->fqn, .chunk = &job->chunk, .chain = &job->deltas});
+  }
+  if (reads.empty()) return {};
+  CAIRN_TRY_ASSIGN(const uint64_t bytes, ReadDeltas(view_, reads));
+  bytes_read_ += bytes;
+  return {};
+}
+
 Error ChunkReader::WrongPageDigests(const Job& job) const {
+  const std::string message = fmt::format("the page digests of chunk {} do not match its record",
+                                          FormatNumbers(job.chunk.box.offsets));
+  if (!job.chunk.deltas.empty()) return FindDamage(view_, job.fqn, job.chunk, message);
   // With several extents, the damaged one is the first whose stored digests are not those of its
   // pages.
   kv::Extent wrong = job.chunk.extents.front();
@@ -176,10 +196,7 @@ Error ChunkReader::WrongPageDigests(const Job& job) const {
     }
     page += count;
   }
-  return DamagedBytes(view_, job.fqn, wrong.segment_id,
-                      fmt::format("the page digests of chunk {} do not match its record",
-                                  FormatNumbers(job.chunk.box.offsets)),
-                      wrong.page_digests_offset_bytes);
+  return DamagedBytes(view_, job.fqn, wrong.segment_id, message, wrong.page_digests_offset_bytes);
 }
 
 Result<void> ChunkReader::ReadParts() {
@@ -212,7 +229,23 @@ Result<void> ChunkReader::ReadParts() {
   return progress_.Add(0);  // reports what other threads have read
 }
 
-Result<void> ChunkReader::OnRead(const ReadPart& part, std::span<const std::byte> bytes) {
+Result<std::span<const std::byte>> ChunkReader::Decode(const ReadPart& part,
+                                                       std::span<const std::byte> stored) {
+  if (part.job->deltas.empty()) return stored;
+  std::span<std::byte> target(part.target, stored.size());
+  if (part.target == nullptr) {  // lent memory must not be changed
+    thread_local std::vector<std::byte> copy;
+    copy.assign(stored.begin(), stored.end());
+    target = copy;
+  }
+  const uint64_t first_page = part.begin_bytes / kv::kPageBytes;
+  const Result<void> applied = part.job->deltas.ApplyAll(first_page, target);
+  if (!applied) CAIRN_TRY(RecordMismatch({.job = part.job, .page = first_page}));
+  return target;
+}
+
+Result<void> ChunkReader::OnRead(const ReadPart& part, std::span<const std::byte> stored) {
+  CAIRN_TRY_ASSIGN(const std::span<const std::byte> bytes, Decode(part, stored));
   CAIRN_TRY(part.job->is_complete ? CheckComplete(part, bytes) : CheckPages(part, bytes));
   if (part.target == nullptr) part.job->region.CopyFrom(bytes, part.begin_bytes);
   return progress_.Add(bytes.size());
@@ -263,13 +296,12 @@ Error ChunkReader::Diagnose(Mismatch mismatch) {
     mismatch.page = static_cast<uint64_t>(std::ranges::mismatch(job.computed, job.stored).in1 -
                                           job.computed.begin());
   }
+  const std::string message =
+      fmt::format("page {} of chunk {} does not match its digest; the bytes on disk have changed",
+                  *mismatch.page, FormatNumbers(job.chunk.box.offsets));
+  if (!job.chunk.deltas.empty()) return FindDamage(view_, job.fqn, job.chunk, message);
   const kv::Extent at = job.chunk.extents.At(*mismatch.page * kv::kPageBytes);
-  return DamagedBytes(
-      view_, job.fqn, at.segment_id,
-      fmt::format("page {} of chunk {} does not match its digest; the bytes on disk "
-                  "have changed",
-                  *mismatch.page, FormatNumbers(job.chunk.box.offsets)),
-      at.offset_bytes);
+  return DamagedBytes(view_, job.fqn, at.segment_id, message, at.offset_bytes);
 }
 
 }  // namespace cairn::core::internal

@@ -9,6 +9,9 @@
 ///    of the chunk; then it reads and verifies the parts on all cores. A chunk that is read
 ///    completely needs no stored page digests: the chunk's digest follows from those that are
 ///    computed.
+///
+/// If a chunk has deltas, its parts are read from the earlier version. ReadAll() reads the deltas
+/// of a batch first, and applies them to each part before it verifies the part.
 
 #include <atomic>
 #include <memory>
@@ -20,6 +23,7 @@
 
 #include "core/base/internal/progress_meter.h"
 #include "core/step/contents.h"
+#include "core/step/internal/delta_chain.h"
 #include "core/step/internal/lookup.h"
 #include "core/tensor/internal/strided_region.h"
 #include "kv/mutex.h"
@@ -29,12 +33,14 @@ namespace cairn::core::internal {
 
 /// Threads: one calls Add and finally Close; another calls ReadAll concurrently, which reads with
 /// several threads. Without a limit, one thread may do both. Memory: the records of at most
-/// 3 * kMaxParts parts (without a limit: of all), and the store's blocks.
+/// 3 * kMaxParts parts (without a limit: of all), the deltas of one batch, and the store's blocks.
 class ChunkReader {
  public:
   /// Parts per batch. The first batches are small, so that reading begins early.
   static constexpr size_t kMinParts = 512;
   static constexpr size_t kMaxParts = 8192;
+  /// A batch ends with the chunk whose deltas exceed this size together with those before.
+  static constexpr uint64_t kMaxDeltaBytes = 16 << 20;
   static constexpr uint32_t kMaxThreads = 8;  // that read; at most one per core
 
   enum class Limit {
@@ -75,6 +81,7 @@ class ChunkReader {
     const StridedRegion region;
     bool is_complete = false;      // all pages are read, so that the stored digests are not needed
     std::vector<uint64_t> stored;  // page digests, unless complete; read with the first batch
+    DeltaChain deltas;             // of the chunk; read with the first batch
     std::vector<uint64_t> computed;           // page digests, if complete and in several parts
     std::atomic<uint64_t> missing_bytes = 0;  // not read yet, if complete
   };
@@ -101,9 +108,14 @@ class ChunkReader {
   /// Reads and verifies batch_.
   Result<void> ReadBatch();
   Result<void> ReadPageDigests(std::span<const std::shared_ptr<Job>> jobs);
+  Result<void> ReadDeltasOf(std::span<const std::shared_ptr<Job>> jobs);
   Result<void> ReadParts();
-  /// Verifies and scatters a part. Threads: any.
-  Result<void> OnRead(const ReadPart& part, std::span<const std::byte> bytes);
+  /// Applies deltas to a part, verifies and scatters it. Threads: any.
+  Result<void> OnRead(const ReadPart& part, std::span<const std::byte> stored);
+  /// Returns the bytes of the part after the deltas. They are those of the target, `stored`, or
+  /// memory of this thread that is valid until its next call.
+  Result<std::span<const std::byte>> Decode(const ReadPart& part,
+                                            std::span<const std::byte> stored);
   Result<void> CheckComplete(const ReadPart& part, std::span<const std::byte> bytes);
   Result<void> CheckPages(const ReadPart& part, std::span<const std::byte> bytes);
   /// Keeps the first mismatch and returns an error, which ends the reading.
@@ -118,6 +130,7 @@ class ChunkReader {
   const Limit limit_;
   std::vector<ReadPart> added_;     // used by Add and Close only
   size_t batch_parts_ = kMinParts;  // number of added_ parts that are submitted together
+  uint64_t added_delta_bytes_ = 0;  // of the chunks of added_
   std::vector<ReadPart> batch_;     // used by ReadAll only: is being read
   uint64_t bytes_read_ = 0;         // used by ReadAll only
   Mutex mutex_;

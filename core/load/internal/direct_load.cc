@@ -42,10 +42,10 @@ bool MayBeDirect(const LoadRequest& request) {
          IsContiguous(request.target.shape, request.target.strides);
 }
 
-// Returns the target of the chunk's bytes, if the request needs all of them and they are
-// contiguous.
+// Returns the target of the chunk's bytes, if the request needs all of them, they are contiguous
+// there, and they are stored as they are.
 std::optional<std::span<std::byte>> TargetOf(const LoadRequest& request, const ChunkInfo& chunk) {
-  if (Intersect(chunk.box, request.box) != chunk.box) return std::nullopt;
+  if (!chunk.deltas.empty() || Intersect(chunk.box, request.box) != chunk.box) return std::nullopt;
   Box inside = chunk.box;
   for (size_t d = 0; d < inside.offsets.size(); ++d) inside.offsets[d] -= request.box.offsets[d];
   const auto offset = ContiguousOffsetBytes(request.target.dtype, request.box.sizes, inside);

@@ -26,7 +26,7 @@ struct OwnerChunks {
   bool is_row_major = true;  // the chunks are consecutive ranges of the row-major payload
 };
 
-// Chunks that contain a range of a payload, with one extent each.
+// Chunks that contain a range of a payload, with one extent each and no deltas.
 struct ChunkRange {
   std::span<const ChunkInfo> chunks;
   uint64_t skipped_bytes = 0;  // of the first chunk, before the range
@@ -70,7 +70,7 @@ std::optional<ChunkRange> FindChunkRange(const OwnerChunks& owner, uint64_t begi
   const auto end = std::ranges::lower_bound(begins, begin_bytes + length_bytes) - begins.begin();
   const std::span<const ChunkInfo> chunks(owner.chunks.begin() + first, owner.chunks.begin() + end);
   for (size_t i = 0; i < chunks.size(); ++i) {
-    if (chunks[i].extents.size() > 1) return std::nullopt;
+    if (chunks[i].extents.size() > 1 || !chunks[i].deltas.empty()) return std::nullopt;
     if (i > 0 && !Follows(chunks[i].extents.front(), chunks[i - 1].extents.front())) {
       return std::nullopt;
     }

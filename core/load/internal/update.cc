@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -18,6 +17,7 @@
 #include "core/load/internal/chunk_reader.h"
 #include "core/load/internal/load.h"
 #include "core/load/internal/read_plan.h"
+#include "core/step/internal/delta_chain.h"
 #include "core/step/internal/owners.h"
 #include "core/step/internal/stored_page_digests.h"
 #include "core/step/internal/tensor_records.h"
@@ -32,10 +32,13 @@ namespace {
 constexpr uint64_t kRoundBytes = 256 << 20;
 constexpr uint64_t kReadAheadChunks = 4096;  // whose page digests are read together
 
-/// A chunk of the new step, and its digest in the base step.
+/// A chunk of the new step, and what is known of it in the base step.
 struct UpdatedChunk {
   ChunkInfo chunk;
   kv::Digest base_digest;
+  /// The number of leading deltas that lead to the bytes of the base step, if the others can be
+  /// applied to these.
+  std::optional<size_t> base_deltas;
 
   bool is_changed() const { return chunk.digest != base_digest; }
 };
@@ -70,6 +73,16 @@ Result<std::optional<TensorInfo>> FindIfPresent(const StepView& view, const std:
 bool IsSameAlias(const TensorInfo& a, const TensorInfo& b) {
   return a.alias_of == b.alias_of && a.alias_offset_bytes == b.alias_offset_bytes &&
          a.alias_strides == b.alias_strides && a.dtype == b.dtype && a.shape == b.shape;
+}
+
+/// Returns how many leading deltas of a chunk it has in common with `base`, if `base` has no others
+/// and the same extents.
+std::optional<size_t> FindCommonDeltas(const ChunkInfo& chunk, const ChunkInfo& base) {
+  if (chunk.deltas.size() <= base.deltas.size() || chunk.extents != base.extents ||
+      !std::ranges::equal(std::span(chunk.deltas).first(base.deltas.size()), base.deltas)) {
+    return std::nullopt;
+  }
+  return base.deltas.size();
 }
 
 bool IsComplete(const LoadRequest& request, const TensorInfo& tensor) {
@@ -109,7 +122,8 @@ class Update {
     owners_.resize(owner_infos_.size());
     CAIRN_TRY(ForEachChunkOf(view_, owner_infos_, [&](size_t i, ChunkInfo chunk) -> Result<void> {
       const kv::Digest digest = chunk.digest;
-      owners_[i].chunks.push_back({.chunk = std::move(chunk), .base_digest = digest});
+      owners_[i].chunks.push_back(
+          {.chunk = std::move(chunk), .base_digest = digest, .base_deltas = {}});
       return {};
     }));
     for (size_t i = 0; i < owners_.size(); ++i) {
@@ -135,7 +149,11 @@ class Update {
     size_t next = 0;
     CAIRN_TRY(ForEachChunk(base_, *before, [&](const ChunkInfo& chunk) -> Result<void> {
       const bool is_same = next < owner.chunks.size() && owner.chunks[next].chunk.box == chunk.box;
-      if (is_same) owner.chunks[next].base_digest = chunk.digest;
+      if (is_same) {
+        UpdatedChunk& updated = owner.chunks[next];
+        updated.base_digest = chunk.digest;
+        updated.base_deltas = FindCommonDeltas(updated.chunk, chunk);
+      }
       owner.is_comparable = owner.is_comparable && is_same;
       ++next;
       return {};
@@ -219,11 +237,75 @@ class Update {
 
   Result<void> ReadChangedPages() {
     std::erase_if(memory_, [](const ChunkMemory& one) { return !one.updated->is_changed(); });
+    CAIRN_TRY(ApplyDeltas());
     for (size_t begin = 0; begin < memory_.size(); begin += kReadAheadChunks) {
       const size_t count = std::min<size_t>(kReadAheadChunks, memory_.size() - begin);
       CAIRN_TRY(ReadPagesOf(std::span(memory_).subspan(begin, count)));
     }
     return {};
+  }
+
+  /// Updates the chunks that have deltas, and removes them from memory_. Reads the deltas of a
+  /// limited number of bytes at a time.
+  Result<void> ApplyDeltas() {
+    std::vector<const ChunkMemory*> batch;
+    uint64_t bytes = 0;
+    for (const ChunkMemory& memory : memory_) {
+      const ChunkInfo& chunk = memory.updated->chunk;
+      if (chunk.deltas.empty()) continue;
+      if (!memory.updated->base_deltas) {  // its earlier version is not in memory
+        complete_.push_back(RequestOf(memory));
+        continue;
+      }
+      batch.push_back(&memory);
+      for (const kv::Extent& delta : chunk.deltas) bytes += delta.length_bytes;
+      if (bytes <= ChunkReader::kMaxDeltaBytes) continue;
+      CAIRN_TRY(ApplyDeltasTo(batch));
+      batch.clear();
+      bytes = 0;
+    }
+    CAIRN_TRY(ApplyDeltasTo(batch));
+    std::erase_if(memory_,
+                  [](const ChunkMemory& one) { return !one.updated->chunk.deltas.empty(); });
+    return {};
+  }
+
+  Result<void> ApplyDeltasTo(std::span<const ChunkMemory* const> batch) {
+    if (batch.empty()) return {};
+    std::vector<DeltaChain> chains(batch.size());
+    std::vector<DeltaRead> reads;
+    for (size_t i = 0; i < batch.size(); ++i) {
+      reads.push_back({.fqn = batch[i]->fqn,
+                       .chunk = &batch[i]->updated->chunk,
+                       .first = *batch[i]->updated->base_deltas,
+                       .chain = &chains[i]});
+    }
+    CAIRN_TRY_ASSIGN(const uint64_t bytes, ReadDeltas(view_, reads));
+    report_.bytes_read += bytes;
+    WorkerPool pool(std::min(WorkerPool::DefaultThreadCount(), batch.size()));
+    std::atomic<size_t> wrong = batch.size();
+    pool.Run(batch.size(), [&](size_t i, size_t) {
+      const ChunkInfo& chunk = batch[i]->updated->chunk;
+      const bool right = chains[i].ApplyAll(0, batch[i]->bytes) &&
+                         kv::PayloadDigest(batch[i]->bytes) == chunk.digest;
+      if (!right) wrong = i;
+    });
+    if (wrong == batch.size()) return {};
+    const ChunkMemory& memory = *batch[wrong];
+    return Fail(FindDamage(view_, *memory.fqn, memory.updated->chunk,
+                           fmt::format("chunk {} does not match its digest",
+                                       FormatNumbers(memory.updated->chunk.box.offsets))));
+  }
+
+  /// Returns the request for the complete chunk.
+  LoadRequest RequestOf(const ChunkMemory& memory) const {
+    const ChunkInfo& chunk = memory.updated->chunk;
+    const DType dtype = ByName(owner_infos_, *memory.fqn).dtype;
+    return {
+        .fqn = *memory.fqn,
+        .box = chunk.box,
+        .target = {
+            .dtype = dtype, .shape = chunk.box.sizes, .strides = {}, .data = memory.bytes.data()}};
   }
 
   /// A range of pages of one chunk that is being read.
@@ -265,16 +347,7 @@ class Update {
   void AddRanges(const ChunkMemory& memory, const std::vector<uint64_t>& stored,
                  std::vector<kv::ReadRange>& ranges, std::vector<PageRead>& reads) {
     const ChunkInfo& chunk = memory.updated->chunk;
-    if (stored.empty()) {
-      const DType dtype = ByName(owner_infos_, *memory.fqn).dtype;
-      complete_.push_back({.fqn = *memory.fqn,
-                           .box = chunk.box,
-                           .target = {.dtype = dtype,
-                                      .shape = chunk.box.sizes,
-                                      .strides = {},
-                                      .data = memory.bytes.data()}});
-      return;
-    }
+    if (stored.empty()) return complete_.push_back(RequestOf(memory));
     const auto differs = [&](uint64_t page) { return memory.page_digests[page] != stored[page]; };
     for (uint64_t page = 0; page < stored.size();) {
       if (!differs(page)) {

@@ -7,6 +7,11 @@
 
 namespace cairn::core::internal {
 
+kv::SegmentAlignment FirstAlignment(const PlannedShard& shard) {
+  return shard.end_bytes() - shard.begin_bytes() >= kLargeShardBytes ? kv::SegmentAlignment::k4096
+                                                                     : kv::SegmentAlignment::k64;
+}
+
 PlannedChunk& ChunkSource::Peek() {
   CAIRN_CHECK(!done());
   if (!current_) current_ = Make();
@@ -60,11 +65,10 @@ PlannedChunk ChunkSource::Make() const {
     chunk.page_digests = shard.pages[i].page_digests;
     chunk.digest = kv::RootDigest(chunk.page_digests, chunk.length_bytes);
     if (!shard.pages[i].changed.empty()) chunk.changed_pages = &shard.pages[i].changed;
+    chunk.delta = shard.pages[i].delta;
   }
   if (chunk_index == shard.first_chunk) {
-    chunk.alignment = shard.end_bytes() - shard.begin_bytes() >= kLargeShardBytes
-                          ? kv::SegmentAlignment::k4096
-                          : kv::SegmentAlignment::k64;
+    chunk.alignment = FirstAlignment(shard);
   }
   return chunk;
 }

@@ -34,7 +34,9 @@ struct PlannedChunk {
   bool has_bytes = true;  // false: the bytes were not staged, as they are those of the base
   /// For tensors in device memory: which pages differ from the base; null if that is not known.
   const std::vector<bool>* changed_pages = nullptr;
-  std::optional<PageRanges> ranges;  // pages to write, if not all
+  std::vector<uint64_t> base_page_digests;  // empty: not read, or not those of the base
+  std::optional<PageRanges> ranges;         // pages to write, if not all
+  std::vector<std::byte> delta;             // to be written in place of pages; empty: none
 
   /// True if the chunk may be the same as that of the base.
   bool is_candidate() const { return base && has_bytes; }
@@ -42,6 +44,9 @@ struct PlannedChunk {
   bool is_on_device() const { return source->device != kHostDevice; }
   bool is_digested() const { return !page_digests.empty() || !has_bytes; }
 };
+
+/// Returns the alignment of the first chunk of a shard in its segment.
+kv::SegmentAlignment FirstAlignment(const PlannedShard& shard);
 
 /// Ownership: borrows the plan, which must not change. Threads: one.
 class ChunkSource {

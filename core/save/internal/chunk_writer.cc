@@ -23,7 +23,7 @@ void DigestChunk(PlannedChunk& chunk, std::span<std::byte> scratch) {
   const uint64_t pages = kv::PageCount(chunk.length_bytes);
   chunk.page_digests.reserve(pages);
   for (uint64_t page = 0; page < pages; ++page) {
-    chunk.page_digests.push_back(payload.PageDigest(page, scratch));
+    chunk.page_digests.push_back(kv::PageDigest(payload.Page(page, scratch)));
   }
   chunk.digest = kv::RootDigest(chunk.page_digests, chunk.length_bytes);
 }
@@ -32,7 +32,10 @@ void DigestChunk(PlannedChunk& chunk, std::span<std::byte> scratch) {
 
 ChunkWriter::ChunkWriter(const ChunkWriterContext& context)
     : context_(context),
-      scratch_(context.pool.thread_count(), std::vector<std::byte>(kv::kPageBytes)) {}
+      scratch_(context.pool.thread_count(), std::vector<std::byte>(kv::kPageBytes)) {
+  if (context.base == nullptr) return;
+  deltas_.emplace(context.plan, *context.base, context.pool, context.max_deltas);
+}
 
 ChunkWriter::~ChunkWriter() { context_.pool.Finish(); }
 
@@ -56,10 +59,10 @@ Result<void> ChunkWriter::FlushWindow() {
   for (PlannedChunk& chunk : digested_.chunks) {
     if (chunk.is_candidate() && !chunk.is_digested()) candidates_.push_back(&chunk);
   }
+  PlanChanges(ready);
   context_.pool.Start(candidates_.size(), [this](size_t i, size_t worker) {
     DigestChunk(*candidates_[i], scratch_[worker]);
   });
-  PlanRanges(ready);
   for (const PlannedChunk& chunk : ready.chunks) {
     CAIRN_TRY(AddTensorRecords(chunk.tensor + 1));
     CAIRN_TRY(Write(chunk));
@@ -67,33 +70,38 @@ Result<void> ChunkWriter::FlushWindow() {
   return {};
 }
 
-void ChunkWriter::PlanRanges(Window& window) {
+void ChunkWriter::PlanChanges(Window& window) {
   std::vector<PlannedChunk*> probed;
   std::vector<const ChunkInfo*> bases;
   for (PlannedChunk& chunk : window.chunks) {
     if (!chunk.is_candidate() || chunk.is_unchanged()) continue;
-    if (chunk.changed_pages != nullptr) {
+    if (chunk.changed_pages != nullptr && chunk.base->deltas.empty()) {
       chunk.ranges = PlanPageRanges(*chunk.changed_pages, chunk.base->extents);
       continue;
     }
-    if (!IsWorthProbing(chunk)) continue;
+    deltas_->CheckStaged(chunk);
+    if (!chunk.delta.empty()) continue;
+    if (!deltas_->IsWorthEncoding(chunk) && !IsWorthProbing(chunk)) continue;
     probed.push_back(&chunk);
     bases.push_back(&*chunk.base);
   }
   if (probed.empty()) return;
-  const auto stored = ReadStoredPageDigests(*context_.base, bases);
+  auto stored = ReadStoredPageDigests(*context_.base->snapshot, bases);
   for (size_t i = 0; i < probed.size(); ++i) {
     PlannedChunk& chunk = *probed[i];
-    if (!stored[i].empty()) {
+    if (!stored[i].empty() && chunk.base->deltas.empty()) {
       chunk.ranges =
           PlanPageRanges(ChangedPages(chunk.page_digests, stored[i]), chunk.base->extents);
     }
     tensor_changed_fully_ = chunk.ranges ? std::nullopt : std::optional(chunk.tensor);
+    chunk.base_page_digests = std::move(stored[i]);
   }
+  deltas_->Encode(window.chunks);
 }
 
 bool ChunkWriter::IsWorthProbing(const PlannedChunk& chunk) {
-  if (chunk.page_digests.size() < 2) return false;  // one page, which has changed
+  // One page, which has changed; or no pages of the base that could be referenced.
+  if (chunk.page_digests.size() < 2 || !chunk.base->deltas.empty()) return false;
   if (tensor_changed_fully_ != chunk.tensor) {
     unprobed_ = 0;
     return true;
@@ -116,10 +124,10 @@ Result<void> ChunkWriter::Write(const PlannedChunk& chunk) {
   ++chunks_;
   if (chunk.is_unchanged()) {
     ++chunks_reused_;
-    CAIRN_TRY(context_.writer.AddChunk(chunk.key, chunk.sizes, chunk.base->extents,
+    CAIRN_TRY(context_.writer.AddChunk(chunk.key, chunk.sizes, chunk.base->stored(),
                                        chunk.base->digest, chunk.base->since_step,
                                        /*reused=*/true));
-    RecordSaved(chunk, chunk.digest, /*reused=*/true);
+    RecordSaved(chunk, chunk.digest, chunk.base->deltas.size(), /*reused=*/true);
     return context_.progress.Add(chunk.length_bytes);
   }
   if (!chunk.has_bytes) {
@@ -129,21 +137,35 @@ Result<void> ChunkWriter::Write(const PlannedChunk& chunk) {
   CAIRN_TRY_ASSIGN(const Stored stored, Append(chunk));
   CAIRN_TRY(context_.writer.AddChunk(chunk.key, chunk.sizes, stored.extents, stored.digest,
                                      context_.step, /*reused=*/false));
-  RecordSaved(chunk, stored.digest, /*reused=*/false);
+  RecordSaved(chunk, stored.digest, stored.extents.deltas.size(), /*reused=*/false);
   return context_.progress.Add(chunk.length_bytes);
 }
 
+Result<ChunkWriter::Stored> ChunkWriter::AppendDelta(const PlannedChunk& chunk) {
+  follows_delta_ = true;
+  CAIRN_TRY_ASSIGN(const auto appended,
+                   context_.writer.Append(BytesPayload(chunk.delta), kv::SegmentAlignment::k64));
+  Stored stored{.extents = chunk.base->stored(), .digest = chunk.digest};
+  stored.extents.deltas.push_back(appended.extent);
+  return stored;
+}
+
 Result<ChunkWriter::Stored> ChunkWriter::Append(const PlannedChunk& chunk) {
+  if (!chunk.delta.empty()) return AppendDelta(chunk);
+  // After a delta, which has any length, a chunk is aligned as if it were the first of its tensor.
+  const kv::SegmentAlignment alignment = std::exchange(follows_delta_, false)
+                                             ? FirstAlignment(context_.plan.shards[chunk.shard])
+                                             : chunk.alignment;
   const auto append = [&](const kv::Payload& payload) -> Result<Stored> {
     if (chunk.ranges) {
       CAIRN_TRY_ASSIGN(
           const std::vector<kv::Extent> appended,
           context_.writer.AppendPages(payload, chunk.ranges->written, chunk.page_digests));
-      return Stored{.extents = chunk.ranges->Join(appended), .digest = chunk.digest};
+      return Stored{.extents = {chunk.ranges->Join(appended)}, .digest = chunk.digest};
     }
     CAIRN_TRY_ASSIGN(const auto appended,
-                     context_.writer.Append(payload, chunk.alignment, chunk.page_digests));
-    return Stored{.extents = appended.extent, .digest = appended.digest};
+                     context_.writer.Append(payload, alignment, chunk.page_digests));
+    return Stored{.extents = {appended.extent}, .digest = appended.digest};
   };
   if (chunk.is_on_device()) {
     return append(
@@ -152,9 +174,11 @@ Result<ChunkWriter::Stored> ChunkWriter::Append(const PlannedChunk& chunk) {
   return append(HostPayload(*chunk.source, chunk.begin_bytes, chunk.length_bytes));
 }
 
-void ChunkWriter::RecordSaved(const PlannedChunk& chunk, const kv::Digest& digest, bool reused) {
+void ChunkWriter::RecordSaved(const PlannedChunk& chunk, const kv::Digest& digest, size_t deltas,
+                              bool reused) {
   if (context_.saved == nullptr) return;
-  context_.saved->shards[chunk.shard].chunks.push_back({digest, reused});
+  context_.saved->shards[chunk.shard].chunks.push_back(
+      {.digest = digest, .reused = reused, .deltas = static_cast<uint8_t>(deltas)});
 }
 
 }  // namespace cairn::core::internal

@@ -1,7 +1,7 @@
 #pragma once
 /// Writes the chunks of a plan. Chunks that may be unchanged are digested and compared with the
-/// base step; each chunk then becomes a reference to the bytes of the base, or is appended, either
-/// completely or only its changed pages.
+/// base step; each chunk then becomes a reference to the bytes of the base, or is appended:
+/// completely, only its changed pages, or as a delta (chunk_deltas.h).
 ///
 /// Chunks are collected in windows of bounded size. While the candidates of one window are digested
 /// on all cores, the window before it is written.
@@ -14,11 +14,12 @@
 
 #include "core/base/internal/progress_meter.h"
 #include "core/base/internal/worker_pool.h"
+#include "core/save/internal/chunk_deltas.h"
 #include "core/save/internal/chunk_source.h"
 #include "core/save/internal/device_save.h"
 #include "core/save/internal/save_plan.h"
 #include "core/save/internal/saved_chunks.h"
-#include "kv/snapshot.h"
+#include "core/step/internal/lookup.h"
 #include "kv/step_writer.h"
 
 namespace cairn::core::internal {
@@ -30,9 +31,10 @@ struct ChunkWriterContext {
   WorkerPool& pool;  // for digests
   ProgressMeter& progress;
   uint64_t step = 0;
-  const kv::Snapshot* base = nullptr;  // null: no chunk has a base
-  SavedChunks* saved = nullptr;        // null: what was written is not recorded
-  DeviceSave* device = nullptr;        // null: all tensors are in host memory
+  const StepView* base = nullptr;  // null: no chunk has a base
+  uint32_t max_deltas = 0;         // of a chunk
+  SavedChunks* saved = nullptr;    // null: what was written is not recorded
+  DeviceSave* device = nullptr;    // null: all tensors are in host memory
 };
 
 /// Adds the record of each tensor before its chunks, so that the footer of their segment contains
@@ -62,23 +64,24 @@ class ChunkWriter {
   };
   /// Where the bytes of a chunk are now.
   struct Stored {
-    kv::Extents extents;
+    kv::ChunkExtents extents;
     kv::Digest digest;
   };
 
   /// Begins to digest the candidates of the window that is being filled, and writes the window that
   /// was digested before.
   Result<void> FlushWindow();
-  /// Decides which pages of the changed chunks are written. Cost: one batch of reads of the base's
-  /// page digests.
-  void PlanRanges(Window& window);
+  /// Decides which pages of the changed chunks are written, or encodes deltas. Cost: one batch of
+  /// reads of the base's page digests, and reads of the base's pages for deltas.
+  void PlanChanges(Window& window);
   /// True if the page digests of the chunk's base should be read.
   bool IsWorthProbing(const PlannedChunk& chunk);
   /// Adds the records of the tensors before `end` that are not added yet.
   Result<void> AddTensorRecords(size_t end);
   Result<void> Write(const PlannedChunk& chunk);
   Result<Stored> Append(const PlannedChunk& chunk);
-  void RecordSaved(const PlannedChunk& chunk, const kv::Digest& digest, bool reused);
+  Result<Stored> AppendDelta(const PlannedChunk& chunk);
+  void RecordSaved(const PlannedChunk& chunk, const kv::Digest& digest, size_t deltas, bool reused);
 
   const ChunkWriterContext context_;
   size_t next_tensor_ = 0;                       // the first whose record is not added yet
@@ -88,7 +91,9 @@ class ChunkWriter {
   std::vector<PlannedChunk*> candidates_;  // in digested_, whose digests are being computed
   // The tensor of the last chunk that was probed, if its pages changed too much to keep any.
   std::optional<size_t> tensor_changed_fully_;
-  uint32_t unprobed_ = 0;  // chunks of that tensor since the last probe
+  uint32_t unprobed_ = 0;              // chunks of that tensor since the last probe
+  std::optional<ChunkDeltas> deltas_;  // empty: no base
+  bool follows_delta_ = false;         // the last payload that was appended is a delta
   uint64_t chunks_ = 0;
   uint64_t chunks_reused_ = 0;
 };

@@ -169,13 +169,14 @@ Result<kv::StepInfo> Finish(const SavePlan& plan, const RankInWorld& self, bool 
 
 }  // namespace
 
-Result<std::optional<SaveSession::Base>> SaveSession::FindBase(kv::Store& store,
-                                                               const SaveOptions& options) {
+Result<std::optional<StepView>> SaveSession::FindBase(kv::Store& store,
+                                                      const SaveOptions& options) {
   if (!options.incremental) return std::nullopt;
   CAIRN_TRY_ASSIGN(auto snapshot, store.Latest());
   if (!options.base_step && snapshot->step_numbers().empty()) return std::nullopt;
   CAIRN_TRY_ASSIGN(kv::StepInfo step, snapshot->FindStep(options.base_step));
-  return Base{std::move(snapshot), std::move(step)};
+  return StepView{
+      .snapshot = std::move(snapshot), .step = std::move(step), .directory = store.directory()};
 }
 
 Result<SaveSession> SaveSession::Begin(kv::Store& store, const SaveAttempt& attempt,
@@ -214,7 +215,8 @@ Result<void> SaveSession::Write(const SavePlan& plan, const SaveOptions& options
                             .pool = pool,
                             .progress = progress,
                             .step = step_,
-                            .base = base_ ? base_->snapshot.get() : nullptr,
+                            .base = base_ ? &*base_ : nullptr,
+                            .max_deltas = options.max_deltas,
                             .saved = saved,
                             .device = device_});
   if (base_) {

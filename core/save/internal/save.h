@@ -12,7 +12,7 @@
 #include "core/save/internal/save_plan.h"
 #include "core/save/internal/saved_chunks.h"
 #include "core/save/save_options.h"
-#include "kv/snapshot.h"
+#include "core/step/internal/lookup.h"
 #include "kv/step_info.h"
 #include "kv/step_writer.h"
 #include "kv/store.h"
@@ -75,18 +75,14 @@ class SaveSession {
   SaveReport report() const;
 
  private:
-  struct Base {
-    std::shared_ptr<const kv::Snapshot> snapshot;  // shared with other readers of the store
-    kv::StepInfo step;
-  };
   SaveSession() = default;
-  static Result<std::optional<Base>> FindBase(kv::Store& store, const SaveOptions& options);
+  static Result<std::optional<StepView>> FindBase(kv::Store& store, const SaveOptions& options);
 
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   uint64_t step_ = 0;
   RankInWorld self_;
   DeviceSave* device_ = nullptr;  // outlives the session; null: only host memory so far
-  std::optional<Base> base_;
+  std::optional<StepView> base_;
   std::unique_ptr<kv::StepWriter> writer_;
   SaveReport report_;
 };

@@ -41,12 +41,15 @@ struct PlannedShard {
   /// `source`. One element per chunk from first_chunk on, or empty if all bytes are in `source`.
   std::vector<std::optional<kv::Digest>> unchanged;
 
-  /// The result of digesting a chunk on its device.
+  /// The result of digesting a chunk on its device, or while it was staged.
   struct ChunkPages {
     std::vector<uint64_t> page_digests;  // empty if `unchanged` has the chunk's digest
     std::vector<bool> changed;           // pages that differ from the base; empty if not known
+    std::vector<std::byte> delta;        // relative to the base; empty: none
   };
-  std::vector<ChunkPages> pages;   // one per chunk from first_chunk on; empty in host memory
+  /// One per chunk from first_chunk on, or empty. In host memory, chunks whose page digests are not
+  /// known have none.
+  std::vector<ChunkPages> pages;
   uint64_t first_page_digest = 0;  // position of the shard's page digests among its device's
 
   bool on_device() const { return source.device != kHostDevice; }
@@ -71,6 +74,7 @@ struct SavePlan {
   uint64_t logical_bytes = 0;  // of whole tensors, including the parts of other ranks
   uint64_t own_bytes = 0;      // that this rank writes
   bool has_shards = false;     // the parts of the ranks must be checked to tile the tensors
+  bool has_deltas = false;     // `pages` contain all deltas; the base need not be read for them
 };
 
 }  // namespace cairn::core::internal

@@ -56,6 +56,10 @@ Result<SavePlan> SavePlanner::Plan(const StateDict& state) {
     return Fail(ErrorCode::kInvalidArgument, fmt::format("chunk_bytes is {}; the most is {}",
                                                          options_.chunk_bytes, kMaxChunkBytes));
   }
+  if (options_.max_deltas > kv::kMaxDeltas) {
+    return Fail(ErrorCode::kInvalidArgument, fmt::format("max_deltas is {}; the most is {}",
+                                                         options_.max_deltas, kv::kMaxDeltas));
+  }
   CAIRN_TRY(SetReplicatedGroup());
   CAIRN_TRY_ASSIGN(std::vector<LeafTensor> leaves, ReadLeaves(state));
   std::vector<NamedTensor> replicated;

@@ -20,6 +20,7 @@ struct SavedChunks {
   struct Chunk {
     kv::Digest digest;
     bool reused = false;  // the base of that save had the same bytes
+    uint8_t deltas = 0;   // that the chunk has
   };
   /// The chunks of one PlannedShard.
   struct Shard {

@@ -4,15 +4,21 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <deque>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "core/save/internal/base_cursor.h"
+#include "core/save/internal/chunk_deltas.h"
 #include "core/save/internal/saved_chunks.h"
+#include "core/save/internal/staged_delta.h"
 #include "core/tensor/strided_copy.h"
 #include "kv/digest.h"
 #include "kv/div.h"
+#include "schema/dtype.h"
 
 namespace cairn::core::internal {
 namespace {
@@ -22,16 +28,30 @@ constexpr uint64_t kPageAlignment = 4096;
 constexpr uint64_t kHugePageBytes = 2 << 20;
 constexpr uint64_t kCopyBytes = 8 << 20;  // of one task
 
+// A shard that is being staged.
+struct ShardTasks {
+  uint32_t element_bytes = 1;
+  uint32_t max_deltas = 0;
+  std::atomic<bool> refused = false;  // a chunk was compared in vain
+};
+
 // Copies bytes [begin_bytes, begin_bytes + length_bytes) of a shard to `offset_bytes` of the area.
 struct Task {
   PlannedShard* shard = nullptr;
   uint64_t begin_bytes = 0;
   uint64_t length_bytes = 0;
   uint64_t offset_bytes = 0;
-  const kv::Digest* base =
-      nullptr;         // not null: the task is one chunk, which is skipped if unchanged
+  // Not null: the task is one chunk, which may be unchanged or become a delta.
+  const SavedChunks::Chunk* base = nullptr;
   uint64_t chunk = 0;  // counted from the shard's first_chunk
+  ShardTasks* tasks = nullptr;
 };
+
+bool MayHaveDelta(const Task& task) {
+  const ShardTasks& tasks = *task.tasks;
+  return task.base->deltas < tasks.max_deltas && task.length_bytes <= kMaxComparedBytes &&
+         (!tasks.refused || task.chunk % kDeltaTryInterval == 0);
+}
 
 void AddCopies(PlannedShard& shard, uint64_t begin, uint64_t end, uint64_t offset_bytes,
                std::vector<Task>& tasks) {
@@ -44,16 +64,17 @@ void AddCopies(PlannedShard& shard, uint64_t begin, uint64_t end, uint64_t offse
 }
 
 void AddTasks(PlannedShard& shard, uint64_t offset_bytes, const SavedChunks::Shard* base,
-              std::vector<Task>& tasks) {
+              ShardTasks& shard_tasks, std::vector<Task>& tasks) {
   if (base == nullptr || !IsContiguous(shard.source.shape, shard.source.strides)) {
     return AddCopies(shard, shard.begin_bytes(), shard.end_bytes(), offset_bytes, tasks);
   }
   shard.unchanged.resize(shard.chunk_count());
+  if (shard_tasks.max_deltas > 0) shard.pages.resize(shard.chunk_count());
   for (uint64_t chunk = 0; chunk < shard.chunk_count(); ++chunk) {
     const uint64_t begin = shard.grid.offset_bytes(shard.first_chunk + chunk);
     const uint64_t length = shard.grid.length_bytes(shard.first_chunk + chunk);
     const uint64_t at = offset_bytes + (begin - shard.begin_bytes());
-    if (!base->chunks[chunk].reused) {
+    if (!base->chunks[chunk].reused && shard_tasks.max_deltas == 0) {
       AddCopies(shard, begin, begin + length, at, tasks);
       continue;
     }
@@ -61,23 +82,48 @@ void AddTasks(PlannedShard& shard, uint64_t offset_bytes, const SavedChunks::Sha
                      .begin_bytes = begin,
                      .length_bytes = length,
                      .offset_bytes = at,
-                     .base = &base->chunks[chunk].digest,
-                     .chunk = chunk});
+                     .base = &base->chunks[chunk],
+                     .chunk = chunk,
+                     .tasks = &shard_tasks});
   }
 }
 
-void RunTask(const Task& task, std::byte* area) {
+void RunTask(const Task& task, std::byte* area, DeltaEncoder* encoder) {
   const TensorView& source = task.shard->source;
   const std::span<std::byte> target(area + task.offset_bytes, task.length_bytes);
   if (!IsContiguous(source.shape, source.strides)) {
     return GatherBytes(source, task.begin_bytes, target);
   }
   const std::span<const std::byte> bytes(source.data + task.begin_bytes, task.length_bytes);
-  if (task.base != nullptr && kv::PayloadDigest(bytes) == *task.base) {
-    task.shard->unchanged[task.chunk] = *task.base;
+  if (task.base != nullptr && task.base->reused && kv::PayloadDigest(bytes) == task.base->digest) {
+    task.shard->unchanged[task.chunk] = task.base->digest;
+    return;
+  }
+  if (task.base != nullptr && MayHaveDelta(task)) {
+    PlannedShard::ChunkPages& pages = task.shard->pages[task.chunk];
+    pages = CopyAndEncode(bytes, target, task.base->digest, task.tasks->element_bytes, *encoder);
+    task.tasks->refused = pages.delta.empty();
     return;
   }
   std::memcpy(target.data(), bytes.data(), bytes.size());
+}
+
+// Where each shard in host memory is in the area, and the length of the area.
+std::pair<std::vector<uint64_t>, uint64_t> LayOut(const SavePlan& plan) {
+  std::vector<uint64_t> offsets_bytes;
+  offsets_bytes.reserve(plan.shards.size());
+  uint64_t total_bytes = 0;
+  for (const PlannedShard& shard : plan.shards) {
+    if (shard.on_device()) {
+      offsets_bytes.push_back(0);
+      continue;
+    }
+    const uint64_t length = shard.end_bytes() - shard.begin_bytes();
+    offsets_bytes.push_back(
+        RoundUp(total_bytes, length >= kLargeShardBytes ? kPageAlignment : kLineBytes));
+    total_bytes = offsets_bytes.back() + length;
+  }
+  return {std::move(offsets_bytes), total_bytes};
 }
 
 }  // namespace
@@ -107,25 +153,29 @@ Result<void> StagingArea::Reserve(uint64_t bytes) {
   return {};
 }
 
-Result<void> StagingArea::Stage(SavePlan& plan, const SavedChunks* base) {
-  std::vector<Task> tasks;
-  std::vector<uint64_t> offsets_bytes;
-  offsets_bytes.reserve(plan.shards.size());
-  uint64_t total_bytes = 0;
-  BaseCursor cursor(base);
-  for (PlannedShard& shard : plan.shards) {
-    if (shard.on_device()) {
-      offsets_bytes.push_back(0);
-      continue;
-    }
-    const uint64_t length = shard.end_bytes() - shard.begin_bytes();
-    offsets_bytes.push_back(
-        RoundUp(total_bytes, length >= kLargeShardBytes ? kPageAlignment : kLineBytes));
-    total_bytes = offsets_bytes.back() + length;
-    AddTasks(shard, offsets_bytes.back(), cursor.Find(plan.tensors[shard.tensor], shard), tasks);
-  }
+Result<void> StagingArea::Stage(SavePlan& plan, const SavedChunks* base, uint32_t max_deltas) {
+  const auto [offsets_bytes, total_bytes] = LayOut(plan);
+  // In another layout, a shard would be overwritten before it is compared.
+  plan.has_deltas = max_deltas > 0 && base != nullptr && offsets_bytes == offsets_bytes_;
+  if (plan.has_deltas && encoders_.empty()) encoders_.resize(pool_.thread_count());
+  offsets_bytes_.clear();
   CAIRN_TRY(Reserve(total_bytes));
-  pool_.Run(tasks.size(), [&](size_t i, size_t) { RunTask(tasks[i], memory_); });
+  std::vector<Task> tasks;
+  std::deque<ShardTasks> shard_tasks;
+  BaseCursor cursor(base);
+  for (size_t i = 0; i < plan.shards.size(); ++i) {
+    PlannedShard& shard = plan.shards[i];
+    if (shard.on_device()) continue;
+    const TensorInfo& tensor = plan.tensors[shard.tensor];
+    ShardTasks& of_shard = shard_tasks.emplace_back();
+    of_shard.element_bytes = schema::ElementBytes(tensor.dtype);
+    of_shard.max_deltas = plan.has_deltas ? max_deltas : 0;
+    AddTasks(shard, offsets_bytes[i], cursor.Find(tensor, shard), of_shard, tasks);
+  }
+  pool_.Run(tasks.size(), [&](size_t i, size_t worker) {
+    RunTask(tasks[i], memory_, plan.has_deltas ? &encoders_[worker] : nullptr);
+  });
+  offsets_bytes_ = offsets_bytes;
   for (size_t i = 0; i < plan.shards.size(); ++i) {
     PlannedShard& shard = plan.shards[i];
     if (shard.on_device()) continue;

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "core/base/internal/worker_pool.h"
+#include "core/delta/internal/delta_encoder.h"
 #include "core/save/internal/save_plan.h"
 #include "core/save/internal/saved_chunks.h"
 
@@ -27,7 +29,11 @@ class StagingArea {
   /// With `base`, chunks that the previous save found unchanged are digested first, which costs
   /// less than a copy, and are not copied if they are still unchanged (PlannedShard::unchanged).
   /// Chunks that had changed are assumed to have changed again.
-  Result<void> Stage(SavePlan& plan, const SavedChunks* base);
+  ///
+  /// With `max_deltas`, changed chunks with fewer deltas are compared with what this area contains,
+  /// if the plan has the same layout as the one before. If that is the chunk of `base`, which its
+  /// digest proves, and a delta pays off, the delta and the page digests are added to the plan.
+  Result<void> Stage(SavePlan& plan, const SavedChunks* base, uint32_t max_deltas = 0);
 
   /// Address space that is held. Only what was ever copied to occupies memory.
   uint64_t capacity_bytes() const { return capacity_bytes_; }
@@ -37,7 +43,9 @@ class StagingArea {
 
   std::byte* memory_ = nullptr;
   uint64_t capacity_bytes_ = 0;
-  WorkerPool pool_;  // two threads saturate the memory bandwidth
+  std::vector<uint64_t> offsets_bytes_;  // of the shards in the area
+  WorkerPool pool_;                      // two threads saturate the memory bandwidth
+  std::vector<DeltaEncoder> encoders_;   // one per thread, or none before the first delta
 };
 
 }  // namespace cairn::core::internal

@@ -1,6 +1,7 @@
 #include "core/save/internal/tensor_payload.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "core/tensor/strided_copy.h"
 #include "kv/digest.h"
@@ -17,14 +18,18 @@ Result<void> HostPayload::CopyTo(uint64_t begin_bytes, std::span<std::byte> targ
   return {};
 }
 
-uint64_t HostPayload::PageDigest(uint64_t page, std::span<std::byte> scratch) const {
+std::span<const std::byte> HostPayload::Page(uint64_t page, std::span<std::byte> scratch) const {
   const uint64_t begin = page * kv::kPageBytes;
   CAIRN_CHECK(begin < length_bytes_ && scratch.size() >= kv::kPageBytes);
   const uint64_t count = std::min(kv::kPageBytes, length_bytes_ - begin);
-  if (const auto bytes = memory(); !bytes.empty())
-    return kv::PageDigest(bytes.subspan(begin, count));
+  if (const auto bytes = memory(); !bytes.empty()) return bytes.subspan(begin, count);
   GatherBytes(source_, begin_bytes_ + begin, scratch.first(count));
-  return kv::PageDigest(scratch.first(count));
+  return scratch.first(count);
+}
+
+Result<void> BytesPayload::CopyTo(uint64_t begin_bytes, std::span<std::byte> target) const {
+  std::memcpy(target.data(), bytes_.data() + begin_bytes, target.size());
+  return {};
 }
 
 Result<void> DevicePayload::CopyTo(uint64_t begin_bytes, std::span<std::byte> target) const {

@@ -1,5 +1,5 @@
 #pragma once
-/// Chunks of tensors in host memory and in device memory as payload of a segment.
+/// Chunks of tensors in host memory and in device memory, and deltas, as payload of a segment.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,14 +21,27 @@ class HostPayload final : public kv::Payload {
   uint64_t length_bytes() const override { return length_bytes_; }
   std::span<const std::byte> memory() const override;
   Result<void> CopyTo(uint64_t begin_bytes, std::span<std::byte> target) const override;
-  /// Returns the digest of a page. A page of a tensor that is not contiguous is gathered to
-  /// `scratch`. Requires page < PageCount(length_bytes()) and scratch.size() == kPageBytes.
-  uint64_t PageDigest(uint64_t page, std::span<std::byte> scratch) const;
+  /// Returns a page. That of a tensor that is not contiguous is gathered to `scratch`. Requires
+  /// page < PageCount(length_bytes()) and scratch.size() == kPageBytes.
+  std::span<const std::byte> Page(uint64_t page, std::span<std::byte> scratch) const;
 
  private:
   const TensorView& source_;
   const uint64_t begin_bytes_;
   const uint64_t length_bytes_;
+};
+
+/// Bytes in memory that may be released after the append. Ownership: borrows them. Threads:
+/// immutable.
+class BytesPayload final : public kv::Payload {
+ public:
+  explicit BytesPayload(std::span<const std::byte> bytes) : bytes_(bytes) {}
+
+  uint64_t length_bytes() const override { return bytes_.size(); }
+  Result<void> CopyTo(uint64_t begin_bytes, std::span<std::byte> target) const override;
+
+ private:
+  const std::span<const std::byte> bytes_;
 };
 
 /// Bytes [begin_bytes, begin_bytes + length_bytes) of the row-major form of a tensor in device

@@ -83,7 +83,7 @@ class Comparison {
                               chunk.length_bytes);
     const std::span<uint64_t> pages = PageDigests(chunk);
     for (size_t page = 0; page < pages.size(); ++page) {
-      pages[page] = payload.PageDigest(page, scratch_[worker]);
+      pages[page] = kv::PageDigest(payload.Page(page, scratch_[worker]));
     }
     chunk.is_digested = true;
     const kv::Digest& saved = saved_.shards[chunk.shard].chunks[chunk.index].digest;

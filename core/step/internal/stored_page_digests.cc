@@ -2,6 +2,7 @@
 
 #include <bit>
 
+#include "core/delta/internal/delta.h"
 #include "kv/read_range.h"
 #include "kv/snapshot.h"
 
@@ -23,12 +24,22 @@ void AddPageDigestRanges(const kv::Extents& extents, std::vector<uint64_t>& page
   }
 }
 
+void AddPageDigestRanges(const ChunkInfo& chunk, std::vector<uint64_t>& page_digests,
+                         std::vector<kv::ReadRange>& ranges) {
+  if (chunk.deltas.empty()) return AddPageDigestRanges(chunk.extents, page_digests, ranges);
+  page_digests.resize(kv::PageCount(chunk.length_bytes()));
+  const kv::Extent& last = chunk.deltas.back();
+  ranges.push_back({.segment_id = last.segment_id,
+                    .offset_bytes = last.offset_bytes + kDeltaPageDigestsOffset,
+                    .target = std::as_writable_bytes(std::span(page_digests))});
+}
+
 std::vector<std::vector<uint64_t>> ReadStoredPageDigests(const kv::Snapshot& snapshot,
                                                          std::span<const ChunkInfo* const> chunks) {
   std::vector<std::vector<uint64_t>> page_digests(chunks.size());
   std::vector<kv::ReadRange> ranges;
   for (size_t i = 0; i < chunks.size(); ++i)
-    AddPageDigestRanges(chunks[i]->extents, page_digests[i], ranges);
+    AddPageDigestRanges(*chunks[i], page_digests[i], ranges);
   // An error is ignored: after it some ranges are not read, and RootDigest of their chunks does not
   // match.
   (void)snapshot.Read(ranges, 1, [](size_t, auto) { return Result<void>(); });

@@ -1,5 +1,6 @@
 #pragma once
-/// Reads the page digests of chunks, which segments store next to the pages.
+/// Reads the page digests of chunks. Segments store them next to the pages; those of a chunk with
+/// deltas are in its last delta.
 
 #include <cstdint>
 #include <span>
@@ -11,10 +12,15 @@
 
 namespace cairn::core::internal {
 
-/// Adds to `ranges` the reads of the page digests of a chunk with these extents. Resizes
-/// `page_digests`, which is the target of the reads and must stay where it is until they are done.
-/// The caller checks what was read: RootDigest of the page digests is the digest of the chunk.
+/// Adds to `ranges` the reads of the page digests of a chunk without deltas that has these extents.
+/// Resizes `page_digests`, which is the target of the reads and must stay where it is until they
+/// are done. The caller checks what was read: RootDigest of the page digests is the digest of the
+/// chunk.
 void AddPageDigestRanges(const kv::Extents& extents, std::vector<uint64_t>& page_digests,
+                         std::vector<kv::ReadRange>& ranges);
+
+/// Adds the reads of the page digests of a chunk, which may have deltas, in the same way.
+void AddPageDigestRanges(const ChunkInfo& chunk, std::vector<uint64_t>& page_digests,
                          std::vector<kv::ReadRange>& ranges);
 
 /// Returns the page digests of each chunk; empty for a chunk whose page digests cannot be read, or

@@ -95,6 +95,20 @@ Result<TensorInfo> DecodeTensor(std::string_view fqn, std::span<const std::byte>
   return info;
 }
 
+}  // namespace cairn::core::internal
+
+namespace cairn::core {
+
+kv::ChunkExtents ChunkInfo::stored() const {
+  kv::ChunkExtents stored(extents);
+  stored.deltas = deltas;
+  return stored;
+}
+
+}  // namespace cairn::core
+
+namespace cairn::core::internal {
+
 Result<DecodedChunk> DecodeChunk(std::string_view key, std::span<const std::byte> bytes) {
   CAIRN_TRY_ASSIGN(kv::ParsedKey parsed, kv::ParseKey(key));
   auto checked =
@@ -102,7 +116,8 @@ Result<DecodedChunk> DecodeChunk(std::string_view key, std::span<const std::byte
   if (!checked) return Fail(std::move(checked).error().WithKey(parsed.fqn));
   const schema::ChunkRecord* record = *checked;
   const auto where = [&] { return FormatNumbers(parsed.offsets_elements); };  // for errors only
-  if (record->encoding() != 0) {
+  const bool has_deltas = record->version() >= schema::kDeltasVersion;
+  if (record->encoding() != (has_deltas ? schema::kDeltaEncoding : schema::kRawEncoding)) {
     return Fail(Error{.code = ErrorCode::kUnimplemented,
                       .message = fmt::format("chunk {} has encoding {}, unknown to this version; "
                                              "upgrade to read it",
@@ -117,11 +132,20 @@ Result<DecodedChunk> DecodeChunk(std::string_view key, std::span<const std::byte
     return Damaged(parsed.fqn, fmt::format("chunk {}: {}", where(), extents.error().message));
   }
   ChunkInfo info{.box = {.offsets = {}, .sizes = ToVector(record->sizes())},
-                 .extents = *std::move(extents),
+                 .extents = std::move(extents->payload),
+                 .deltas = std::move(extents->deltas),
                  .digest = {.lo = record->digest()->lo(), .hi = record->digest()->hi()},
                  .since_step = record->since_step()};
   if (parsed.offsets_elements.size() != info.box.sizes.size() || info.length_bytes() == 0) {
     return Damaged(parsed.fqn, fmt::format("ChunkRecord {} is damaged: impossible sizes", where()));
+  }
+  uint64_t delta_bytes = 0;
+  for (const kv::Extent& delta : info.deltas) {
+    if (delta.length_bytes > info.length_bytes() - delta_bytes) {
+      return Damaged(parsed.fqn,
+                     fmt::format("ChunkRecord {} is damaged: deltas larger than it", where()));
+    }
+    delta_bytes += delta.length_bytes;
   }
   info.box.offsets = std::move(parsed.offsets_elements);
   return DecodedChunk{.fqn = parsed.fqn, .info = std::move(info)};

@@ -81,11 +81,11 @@ Result<SealedSegment> ReadSegment(Storage& storage, const Uuid& store_uuid, cons
   info.page_digests_checksum = trailer.page_digests_checksum;
   for (const FooterEntry& entry : segment.entries) {
     if (entry.column != Column::kChunks) continue;
-    CAIRN_TRY_ASSIGN(const Extents extents, DecodeChunkExtents(entry.value));
+    CAIRN_TRY_ASSIGN(const ChunkExtents extents, DecodeChunkExtents(entry.value));
     ++info.chunk_count;
-    for (const Extent& extent : extents) {
+    extents.ForEach([&](const Extent& extent) {
       if (extent.segment_id == id.id) info.payload_bytes += extent.length_bytes;
-    }
+    });
   }
   return segment;
 }
@@ -277,10 +277,12 @@ class Recoverer {
     if (entry.column == Column::kTensors) {
       tensor.record = std::move(entry.value);
     } else if (entry.column == Column::kChunks) {
-      CAIRN_TRY_ASSIGN(const Extents extents, DecodeChunkExtents(entry.value));
-      if (!std::ranges::all_of(extents, [&](const Extent& e) { return Exists(e); })) return {};
+      CAIRN_TRY_ASSIGN(const ChunkExtents extents, DecodeChunkExtents(entry.value));
+      bool exists = true;
+      extents.ForEach([&](const Extent& extent) { exists = exists && Exists(extent); });
+      if (!exists) return {};
       const auto [chunk, is_new] = tensor.chunks.try_emplace(entry.key, std::move(entry.value));
-      if (is_new) tensor.chunk_bytes += extents.length_bytes();
+      if (is_new) tensor.chunk_bytes += extents.payload.length_bytes();
     }
     return {};
   }
@@ -313,10 +315,10 @@ class Recoverer {
       step.logical_bytes += tensor.chunk_bytes;
       tensor.record = WithChunkCount(*record, tensor.chunks.size());
       for (const auto& [key, chunk] : tensor.chunks) {
-        CAIRN_TRY_ASSIGN(const Extents extents, DecodeChunkExtents(chunk));
-        for (const Extent& extent : extents) {
+        CAIRN_TRY_ASSIGN(const ChunkExtents extents, DecodeChunkExtents(chunk));
+        extents.ForEach([&](const Extent& extent) {
           recovered.live_bytes[extent.segment_id] += extent.length_bytes;
-        }
+        });
       }
       ++it;
     }

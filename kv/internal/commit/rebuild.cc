@@ -202,9 +202,10 @@ class Rebuilder {
     LiveBytes live_bytes;
     CAIRN_TRY(stack.Scan(ColumnPrefix(Column::kChunks),
                          [&](std::string_view, std::span<const std::byte> record) -> Result<bool> {
-                           CAIRN_TRY_ASSIGN(const Extents extents, DecodeChunkExtents(record));
-                           for (const Extent& extent : extents)
+                           CAIRN_TRY_ASSIGN(const ChunkExtents extents, DecodeChunkExtents(record));
+                           extents.ForEach([&](const Extent& extent) {
                              live_bytes[extent.segment_id] += extent.length_bytes;
+                           });
                            return true;
                          }));
     return live_bytes;

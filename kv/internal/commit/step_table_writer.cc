@@ -46,8 +46,8 @@ Result<void> StepTableWriter::Add(Column column, std::string_view key,
     return {};
   }
   if (column == Column::kChunks) {
-    CAIRN_TRY_ASSIGN(const Extents extents, DecodeChunkExtents(value));
-    for (const Extent& extent : extents) AddUse(extent.segment_id, extent.length_bytes);
+    CAIRN_TRY_ASSIGN(const ChunkExtents extents, DecodeChunkExtents(value));
+    extents.ForEach([&](const Extent& e) { AddUse(e.segment_id, e.length_bytes); });
   }
   return Write(column, key, value);
 }

@@ -27,6 +27,13 @@ schema::Extent ToSchema(const Extent& extent) {
           extent.page_digests_offset_bytes};
 }
 
+auto CreateExtents(flatbuffers::FlatBufferBuilder& builder, std::span<const Extent> extents) {
+  std::vector<schema::Extent> stored;
+  stored.reserve(extents.size());
+  for (const Extent& extent : extents) stored.push_back(ToSchema(extent));
+  return builder.CreateVectorOfStructs(stored);
+}
+
 }  // namespace
 
 std::vector<std::byte> TakeBytes(const flatbuffers::FlatBufferBuilder& builder) {
@@ -125,16 +132,20 @@ std::vector<std::byte> EncodeChunk(const ChunkEntry& entry) {
   const schema::Digest digest = ToSchema(entry.digest);
   const auto sizes = builder.CreateVector(entry.sizes);
   flatbuffers::Offset<schema::ChunkRecord> root;
-  if (entry.extents.size() == 1) {
-    const schema::Extent extent = ToSchema(entry.extents.front());
-    root = schema::CreateChunkRecord(builder, schema::kRecordVersion, /*encoding=*/0, sizes,
+  const ChunkExtents& extents = entry.extents;
+  if (!extents.deltas.empty()) {
+    const auto payload = CreateExtents(builder, extents.payload.all());
+    const auto deltas = CreateExtents(builder, extents.deltas);
+    root = schema::CreateChunkRecord(builder, schema::kDeltasVersion, schema::kDeltaEncoding, sizes,
+                                     nullptr, &digest, entry.since_step, payload, deltas);
+  } else if (extents.payload.size() == 1) {
+    const schema::Extent extent = ToSchema(extents.payload.front());
+    root = schema::CreateChunkRecord(builder, schema::kRecordVersion, schema::kRawEncoding, sizes,
                                      &extent, &digest, entry.since_step);
   } else {
-    std::vector<schema::Extent> stored;
-    for (const Extent& extent : entry.extents) stored.push_back(ToSchema(extent));
-    const auto extents = builder.CreateVectorOfStructs(stored);
-    root = schema::CreateChunkRecord(builder, schema::kSeveralExtentsVersion, /*encoding=*/0, sizes,
-                                     nullptr, &digest, entry.since_step, extents);
+    const auto payload = CreateExtents(builder, extents.payload.all());
+    root = schema::CreateChunkRecord(builder, schema::kSeveralExtentsVersion, schema::kRawEncoding,
+                                     sizes, nullptr, &digest, entry.since_step, payload);
   }
   schema::FinishChunkRecordBuffer(builder, root);
   std::vector<std::byte> bytes = TakeBytes(builder);
@@ -142,7 +153,7 @@ std::vector<std::byte> EncodeChunk(const ChunkEntry& entry) {
   return bytes;
 }
 
-Result<Extents> DecodeChunkExtents(std::span<const std::byte> record) {
+Result<ChunkExtents> DecodeChunkExtents(std::span<const std::byte> record) {
   CAIRN_TRY_ASSIGN(
       const schema::ChunkRecord* chunk,
       CheckedRecord<schema::ChunkRecord>(record, schema::ChunkRecordIdentifier(), "ChunkRecord"));

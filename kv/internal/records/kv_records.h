@@ -34,15 +34,15 @@ Result<SegmentInfo> DecodeSegment(std::span<const std::byte> record);
 
 struct ChunkEntry {
   std::vector<uint64_t> sizes;
-  Extents extents;
+  ChunkExtents extents;
   Digest digest;
   uint64_t since_step = 0;
 };
-/// A chunk with one extent is encoded as version 1, one with several extents as version 2. Requires
-/// extents that kv::ReadExtents accepts.
+/// A chunk with one extent is encoded as version 1, one with several extents as version 2, and one
+/// with deltas as version 3. Requires extents that kv::ReadExtents accepts.
 std::vector<std::byte> EncodeChunk(const ChunkEntry& entry);
 /// Returns only the extents. See kv::ReadExtents.
-Result<Extents> DecodeChunkExtents(std::span<const std::byte> record);
+Result<ChunkExtents> DecodeChunkExtents(std::span<const std::byte> record);
 
 // The column kUsage: segment id -> epoch of the segment, and live bytes.
 std::array<std::byte, 16> EncodeUsage(const SegmentUse& use);

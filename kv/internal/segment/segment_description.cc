@@ -31,11 +31,11 @@ Result<std::vector<Extent>> ExtentsOf(const ObjectReader& file, const SegmentTra
   std::vector<Extent> extents;
   for (const FooterEntry& entry : entries) {
     if (entry.column != Column::kChunks) continue;
-    CAIRN_TRY_ASSIGN(const Extents of_chunk, DecodeChunkExtents(entry.value));
+    CAIRN_TRY_ASSIGN(const ChunkExtents of_chunk, DecodeChunkExtents(entry.value));
     // The other extents of the chunk are in older segments.
-    for (const Extent& extent : of_chunk) {
+    of_chunk.ForEach([&](const Extent& extent) {
       if (extent.segment_id == trailer.segment_id) extents.push_back(extent);
-    }
+    });
   }
   std::ranges::sort(extents, {}, &Extent::offset_bytes);
   uint64_t at = kSegmentHeaderBytes;

@@ -129,8 +129,9 @@ void SegmentStream::SetTensor(std::string_view key, std::span<const std::byte> r
 }
 
 void SegmentStream::AddChunk(std::string_view key, ChunkEntry entry) {
-  CAIRN_CHECK(segment_ != nullptr && std::ranges::find(entry.extents, segment_id_,
-                                                       &Extent::segment_id) != entry.extents.end());
+  bool is_here = false;
+  entry.extents.ForEach([&](const Extent& extent) { is_here |= extent.segment_id == segment_id_; });
+  CAIRN_CHECK(segment_ != nullptr && is_here);
   if (!tensor_is_in_footer_ && !tensor_.key.empty() && key.starts_with(tensor_.key)) {
     footer_entries_.push_back(tensor_);
     tensor_is_in_footer_ = true;
@@ -138,21 +139,22 @@ void SegmentStream::AddChunk(std::string_view key, ChunkEntry entry) {
   pending_chunks_.push_back({.key = std::string(key), .entry = std::move(entry)});
 }
 
-Extents SegmentStream::WithPageDigestOffsets(const Extents& extents,
-                                             uint64_t page_digests_offset_bytes) const {
-  std::vector<Extent> all(extents.begin(), extents.end());
-  for (Extent& extent : all) {
-    if (extent.segment_id != segment_id_) continue;
+void SegmentStream::SetPageDigestOffsets(ChunkExtents& extents) const {
+  const uint64_t page_digests_offset_bytes = segment_->page_digests_offset_bytes();
+  const auto set = [&](Extent& extent) {
+    if (extent.segment_id != segment_id_) return;
     extent.page_digests_offset_bytes =
         page_digests_offset_bytes + 8 * extent.page_digests_offset_bytes;
-  }
-  return Extents(all);
+  };
+  std::vector<Extent> payload(extents.payload.begin(), extents.payload.end());
+  std::ranges::for_each(payload, set);
+  extents.payload = Extents(payload);
+  std::ranges::for_each(extents.deltas, set);
 }
 
 Result<void> SegmentStream::AddPendingRecords() {
-  const uint64_t page_digests_offset_bytes = segment_->page_digests_offset_bytes();
   for (PendingChunk& chunk : pending_chunks_) {
-    chunk.entry.extents = WithPageDigestOffsets(chunk.entry.extents, page_digests_offset_bytes);
+    SetPageDigestOffsets(chunk.entry.extents);
     std::vector<std::byte> record = EncodeChunk(chunk.entry);
     CAIRN_TRY(on_record_(Column::kChunks, chunk.key, record));
     footer_entries_.push_back(

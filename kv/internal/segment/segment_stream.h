@@ -76,8 +76,8 @@ class SegmentStream {
   /// Sets the tensor of the chunks that follow. Its record is added to the footer of each of their
   /// segments.
   void SetTensor(std::string_view key, std::span<const std::byte> record);
-  /// Adds the record of a chunk that was just appended, completely or in part. Requires that one of
-  /// its extents is in the current segment.
+  /// Adds the record of a chunk that was just appended, completely, in part or as a delta. Requires
+  /// that one of its extents is in the current segment.
   void AddChunk(std::string_view key, ChunkEntry entry);
 
   /// Waits until the payload that was appended is not needed any more.
@@ -117,7 +117,8 @@ class SegmentStream {
   Result<void> AddSealed(Result<SegmentInfo> info);
   /// Adds the records of the segments that have been sealed in the background.
   Result<void> ReapClosed();
-  Extents WithPageDigestOffsets(const Extents& extents, uint64_t page_digests_offset_bytes) const;
+  /// Replaces the indices of page digests by their positions in the current segment.
+  void SetPageDigestOffsets(ChunkExtents& extents) const;
 
   const Options options_;
   const RecordCallback on_record_;

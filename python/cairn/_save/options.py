@@ -8,6 +8,9 @@ from typing import Any
 from cairn._base.patterns import Patterns
 
 
+DEFAULT_DELTAS = 4  # of a chunk, before it is written completely
+
+
 @dataclass(frozen=True)
 class SaveOptions:
     """Options of `Store.save` and `Store.save_async`, which document them."""
@@ -16,6 +19,7 @@ class SaveOptions:
     incremental: bool = True
     base_step: int | None = None
     chunk_bytes: int | None = None
+    deltas: bool | int = False
     keys: Patterns = None
     prefix: str = ""
     ignore_frozen: bool = False
@@ -29,4 +33,10 @@ class SaveOptions:
             "incremental": self.incremental,
             "base_step": self.base_step,
             "chunk_bytes": self.chunk_bytes,
+            "deltas": self._max_deltas(),
         }
+
+    def _max_deltas(self) -> int:
+        if isinstance(self.deltas, bool):
+            return DEFAULT_DELTAS if self.deltas else 0
+        return self.deltas

@@ -75,6 +75,7 @@ class Saver:
         async_: ``False`` saves before :meth:`step` returns.
         overwrite: replaces existing steps, also in mirrors, for example after a run has resumed
             from an earlier step; by default they are a Conflict.
+        deltas: as in :meth:`cairn.Store.save`.
         signals: numbers of the signals that cause a save.
         mirror: the address of a store, a :class:`cairn.Mirror`, or a sequence of them, from near to
             far, each of which copies from the one before it.
@@ -99,6 +100,7 @@ class Saver:
         keep_every: int = 0,
         async_: bool = True,
         overwrite: bool = False,
+        deltas: bool | int = False,
         signals: Iterable[int] = (signal.SIGTERM,),
         agree_every: int = 1,
         process_group: Any = None,
@@ -111,7 +113,7 @@ class Saver:
         self._keep_every = _at_least("keep_every", keep_every, 0)
         self._agree_every = _at_least("agree_every", agree_every, 1)
         self._async = async_
-        self._overwrite = overwrite
+        self._saving = {"overwrite": overwrite, "deltas": deltas}
         every_mirrored = _at_least("mirror_every", mirror_every, 1)
         self._mirrors = mirror_chain(mirror, store._address, every_mirrored)
         self._handle: SaveHandle | None = None
@@ -276,13 +278,11 @@ class Saver:
         mirrors = tuple(replace(one, every=1) for one in self._mirrors) if is_last else None
         mirror = (mirrors or self._mirrors) or None
         if in_background:
-            self._handle = self._store.save_async(
-                number, made, overwrite=self._overwrite, mirror=mirror
-            )
+            self._handle = self._store.save_async(number, made, **self._saving, mirror=mirror)
             self._handle_step = number
             self._handle._make_streams_wait()
         else:
-            self._store.save(number, made, overwrite=self._overwrite, mirror=mirror)
+            self._store.save(number, made, **self._saving, mirror=mirror)
             self._last_step = number
             self._delete_old()
 

@@ -30,7 +30,7 @@ std::vector<uint64_t> PageDigestsOf(const HostPayload& payload) {
   std::vector<std::byte> scratch(kv::kPageBytes);
   std::vector<uint64_t> digests;
   for (uint64_t page = 0; page < kv::PageCount(payload.length_bytes()); ++page) {
-    digests.push_back(payload.PageDigest(page, scratch));
+    digests.push_back(kv::PageDigest(payload.Page(page, scratch)));
   }
   return digests;
 }

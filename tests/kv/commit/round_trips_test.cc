@@ -73,7 +73,8 @@ Result<void> ReadTensors(const Snapshot& snapshot, uint64_t first, uint64_t coun
     CAIRN_TRY(snapshot.Scan(
         Column::kChunks, step, FqnKey(TensorName(tensor)),
         [&](std::string_view, std::span<const std::byte> record) -> Result<bool> {
-          CAIRN_TRY_ASSIGN(const Extents extents, internal::DecodeChunkExtents(record));
+          CAIRN_TRY_ASSIGN(const ChunkExtents stored, internal::DecodeChunkExtents(record));
+          const Extents& extents = stored.payload;
           targets.emplace_back(kChunkBytes);
           ranges.push_back({.segment_id = extents.front().segment_id,
                             .offset_bytes = extents.front().offset_bytes,

@@ -1,0 +1,146 @@
+#include "core/save/internal/chunk_deltas.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "core/save/internal/tensor_payload.h"
+#include "kv/digest.h"
+#include "kv/read_range.h"
+#include "schema/dtype.h"
+
+namespace cairn::core::internal {
+namespace {
+
+constexpr uint32_t kMaxThreads = 8;
+
+uint64_t PageBytes(const PlannedChunk& chunk, uint64_t page) {
+  return std::min(kv::kPageBytes, chunk.length_bytes - page * kv::kPageBytes);
+}
+
+// The longest delta that pays off, together with those before it.
+uint64_t MaxNextDeltaBytes(const PlannedChunk& chunk, uint64_t changed_bytes) {
+  uint64_t before = 0;
+  for (const kv::Extent& delta : chunk.base->deltas) before += delta.length_bytes;
+  const uint64_t all = chunk.length_bytes / 2;
+  return std::min(before < all ? all - before : 0,
+                  MaxDeltaBytes(chunk.length_bytes, changed_bytes));
+}
+
+}  // namespace
+
+ChunkDeltas::ChunkDeltas(const SavePlan& plan, const StepView& base, WorkerPool& pool,
+                         uint32_t max_deltas)
+    : plan_(plan),
+      base_(base),
+      pool_(pool),
+      max_deltas_(max_deltas),
+      encoders_(max_deltas > 0 ? pool.thread_count() : 0),
+      scratch_(encoders_.size(), std::vector<std::byte>(kv::kPageBytes)) {}
+
+bool ChunkDeltas::IsPossible(const PlannedChunk& chunk) const {
+  return chunk.is_candidate() && !chunk.is_on_device() && chunk.length_bytes <= kMaxComparedBytes &&
+         chunk.base->deltas.size() < max_deltas_;
+}
+
+void ChunkDeltas::CheckStaged(PlannedChunk& chunk) const {
+  const bool allowed =
+      IsPossible(chunk) && chunk.delta.size() <= MaxNextDeltaBytes(chunk, chunk.length_bytes);
+  if (!allowed) chunk.delta.clear();
+}
+
+void ChunkDeltas::Encode(std::span<PlannedChunk> chunks) {
+  std::vector<Job> jobs;
+  uint64_t bytes = 0;
+  for (PlannedChunk& chunk : chunks) {
+    auto job = MakeJob(chunk);
+    if (!job) continue;
+    bytes += job->bytes.size();
+    jobs.push_back(*std::move(job));
+    if (bytes < kBatchBytes) continue;
+    RunBatch(jobs);
+    jobs.clear();
+    bytes = 0;
+  }
+  RunBatch(jobs);
+}
+
+std::optional<ChunkDeltas::Job> ChunkDeltas::MakeJob(PlannedChunk& chunk) {
+  if (!IsWorthEncoding(chunk) || chunk.is_unchanged() || chunk.base_page_digests.empty()) {
+    return std::nullopt;
+  }
+  if (refused_tensor_ == chunk.tensor && ++untried_ % kDeltaTryInterval != 0) return std::nullopt;
+  Job job{.chunk = &chunk};
+  uint64_t changed_bytes = 0;
+  for (uint64_t page = 0; page < chunk.page_digests.size(); ++page) {
+    if (chunk.page_digests[page] == chunk.base_page_digests[page]) continue;
+    job.pages.push_back(page);
+    changed_bytes += PageBytes(chunk, page);
+  }
+  job.bytes.resize(changed_bytes);
+  return job;
+}
+
+void ChunkDeltas::RunBatch(std::span<Job> jobs) {
+  if (jobs.empty() || !ReadBase(jobs)) return;
+  pool_.Run(jobs.size(), [&](size_t i, size_t worker) { EncodeChunk(jobs[i], worker); });
+  for (const Job& job : jobs) {
+    if (!job.chunk->delta.empty()) {
+      refused_tensor_ = std::nullopt;
+    } else if (refused_tensor_ != job.chunk->tensor) {
+      refused_tensor_ = job.chunk->tensor;
+      untried_ = 0;
+    }
+  }
+}
+
+bool ChunkDeltas::ReadBase(std::span<Job> jobs) const {
+  std::vector<kv::ReadRange> ranges;
+  std::vector<DeltaRead> deltas;
+  for (Job& job : jobs) {
+    const ChunkInfo& base = *job.chunk->base;
+    std::span<std::byte> rest(job.bytes);
+    for (const uint64_t page : job.pages) {
+      const kv::Extent at = base.extents.At(page * kv::kPageBytes);
+      const uint64_t count = PageBytes(*job.chunk, page);
+      ranges.push_back({.segment_id = at.segment_id,
+                        .offset_bytes = at.offset_bytes,
+                        .target = rest.first(count)});
+      rest = rest.subspan(count);
+    }
+    if (base.deltas.empty()) continue;
+    deltas.push_back(
+        {.fqn = &plan_.tensors[job.chunk->tensor].fqn, .chunk = &base, .chain = &job.chain});
+  }
+  if (!deltas.empty() && !ReadDeltas(base_, deltas)) return false;
+  const uint32_t threads = std::clamp(std::thread::hardware_concurrency(), 1u, kMaxThreads);
+  return base_.snapshot->Read(ranges, threads, [](size_t, auto) { return Result<void>(); })
+      .has_value();
+}
+
+void ChunkDeltas::EncodeChunk(Job& job, size_t worker) {
+  PlannedChunk& chunk = *job.chunk;
+  DeltaEncoder& encoder = encoders_[worker];
+  const HostPayload payload(*chunk.source, chunk.begin_bytes, chunk.length_bytes);
+  const uint64_t max_bytes = MaxNextDeltaBytes(chunk, job.bytes.size());
+  encoder.Begin(schema::ElementBytes(plan_.tensors[chunk.tensor].dtype), chunk.length_bytes);
+  std::span<std::byte> rest(job.bytes);
+  uint64_t page = 0;
+  for (const uint64_t changed : job.pages) {
+    for (; page < changed; ++page) encoder.AddUnchangedPage();
+    const std::span<std::byte> base = rest.first(PageBytes(chunk, page));
+    rest = rest.subspan(base.size());
+    // A delta to bytes that are not those of the base would be of no use.
+    if (!job.chain.Apply(page, base) || kv::PageDigest(base) != chunk.base_page_digests[page]) {
+      return;
+    }
+    encoder.AddPage(base, payload.Page(page, scratch_[worker]));
+    if (encoder.is_too_long(max_bytes)) return;
+    ++page;
+  }
+  for (; page < chunk.page_digests.size(); ++page) encoder.AddUnchangedPage();
+  const auto delta = encoder.Finish(chunk.page_digests, max_bytes);
+  if (delta) chunk.delta.assign(delta->begin(), delta->end());
+}
+
+}  // namespace cairn::core::internal

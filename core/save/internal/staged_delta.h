@@ -1,0 +1,24 @@
+#pragma once
+/// Copies a chunk over an earlier version of it, and finds out in the same pass what has changed.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "core/delta/internal/delta_encoder.h"
+#include "core/save/internal/save_plan.h"
+#include "kv/digest.h"
+
+namespace cairn::core::internal {
+
+/// Copies `bytes` to `staged`, which has the same length and contains an earlier version.
+///
+/// If that version has the digest `base`, and a delta pays off, returns the delta and the page
+/// digests of `bytes`. Otherwise returns no delta, and the page digests unless it became clear
+/// early that no delta pays off. Cost: reads both versions once, and digests the pages that changed
+/// twice. `element_bytes` is that of the tensor. Threads: any; `encoder` is used by one at a time.
+PlannedShard::ChunkPages CopyAndEncode(std::span<const std::byte> bytes,
+                                       std::span<std::byte> staged, const kv::Digest& base,
+                                       uint32_t element_bytes, DeltaEncoder& encoder);
+
+}  // namespace cairn::core::internal

@@ -1,0 +1,109 @@
+#include "core/step/internal/delta_chain.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "kv/digest.h"
+#include "kv/mutex.h"
+#include "kv/read_range.h"
+
+namespace cairn::core::internal {
+namespace {
+
+constexpr uint32_t kMaxThreads = 8;
+
+/// Where a delta is stored, and where it goes.
+struct Part {
+  const DeltaRead* read = nullptr;
+  size_t index = 0;  // in the chain
+};
+
+/// True if the bytes of the extent match their page digests, so that they are as they were written.
+bool IsIntact(const kv::Snapshot& snapshot, const kv::Extent& extent) {
+  std::vector<uint64_t> stored(kv::PageCount(extent.length_bytes));
+  std::vector<std::byte> bytes(extent.length_bytes);
+  const kv::ReadRange ranges[] = {
+      {.segment_id = extent.segment_id, .offset_bytes = extent.offset_bytes, .target = bytes},
+      {.segment_id = extent.segment_id,
+       .offset_bytes = extent.page_digests_offset_bytes,
+       .target = std::as_writable_bytes(std::span(stored))}};
+  if (!snapshot.Read(ranges, 1, [](size_t, auto) { return Result<void>(); })) return false;
+  std::vector<uint64_t> computed;
+  kv::AppendPageDigests(bytes, computed);
+  return computed == stored;
+}
+
+}  // namespace
+
+bool DeltaChain::IsChanged(uint64_t page) const {
+  return std::ranges::any_of(deltas_, [&](const auto& delta) { return delta->IsChanged(page); });
+}
+
+Result<void> DeltaChain::Apply(uint64_t page, std::span<std::byte> bytes) const {
+  for (const std::optional<Delta>& delta : deltas_) {
+    if (delta->IsChanged(page)) CAIRN_TRY(delta->Apply(page, bytes));
+  }
+  return {};
+}
+
+Result<void> DeltaChain::ApplyAll(uint64_t first_page, std::span<std::byte> bytes) const {
+  for (uint64_t page = first_page; !bytes.empty(); ++page) {
+    const auto count = std::min<uint64_t>(kv::kPageBytes, bytes.size());
+    CAIRN_TRY(Apply(page, bytes.first(count)));
+    bytes = bytes.subspan(count);
+  }
+  return {};
+}
+
+Result<uint64_t> ReadDeltas(const StepView& view, std::span<DeltaRead> reads) {
+  std::vector<Part> parts;
+  std::vector<kv::ReadRange> ranges;
+  std::vector<std::vector<std::byte>> memory;
+  for (DeltaRead& read : reads) {
+    const std::span deltas = std::span(read.chunk->deltas).subspan(read.first);
+    read.chain->deltas_.clear();
+    read.chain->deltas_.resize(deltas.size());
+    for (const kv::Extent& delta : deltas) {
+      parts.push_back({.read = &read, .index = static_cast<size_t>(&delta - deltas.data())});
+      memory.emplace_back(delta.length_bytes);
+      ranges.push_back({.segment_id = delta.segment_id,
+                        .offset_bytes = delta.offset_bytes,
+                        .target = memory.back()});
+    }
+  }
+  Mutex mutex;
+  std::optional<Error> wrong;
+  const auto parse = [&](size_t i, std::span<const std::byte>) -> Result<void> {
+    const DeltaRead& read = *parts[i].read;
+    auto delta = Delta::Parse(memory[i], read.chunk->length_bytes());
+    memory[i] = {};
+    if (delta) {
+      read.chain->deltas_[parts[i].index] = *std::move(delta);
+      return {};
+    }
+    const MutexLock lock(mutex);
+    wrong = DamagedBytes(view, *read.fqn, ranges[i].segment_id, delta.error().message,
+                         ranges[i].offset_bytes);
+    wrong->code = delta.error().code;  // that of a newer version is not damage
+    return Fail(*wrong);
+  };
+  const uint32_t threads = std::clamp(std::thread::hardware_concurrency(), 1u, kMaxThreads);
+  const auto bytes = view.snapshot->Read(ranges, threads, parse);
+  if (wrong) return Fail(*std::move(wrong));
+  return bytes;
+}
+
+Error FindDamage(const StepView& view, const std::string& fqn, const ChunkInfo& chunk,
+                 const std::string& message) {
+  kv::Extent wrong = chunk.deltas.back();
+  bool is_found = false;
+  chunk.stored().ForEach([&](const kv::Extent& extent) {
+    if (is_found || IsIntact(*view.snapshot, extent)) return;
+    wrong = extent;
+    is_found = true;
+  });
+  return DamagedBytes(view, fqn, wrong.segment_id, message, wrong.offset_bytes);
+}
+
+}  // namespace cairn::core::internal

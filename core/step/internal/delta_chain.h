@@ -1,0 +1,57 @@
+#pragma once
+/// The deltas of a chunk, which lead from its extents to its bytes, one version after the other.
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/delta/internal/delta.h"
+#include "core/step/contents.h"
+#include "core/step/internal/lookup.h"
+
+namespace cairn::core::internal {
+
+/// Consecutive deltas of one chunk, read and parsed. Threads: Apply from several at once.
+class DeltaChain {
+ public:
+  /// A chain without deltas: Apply changes nothing.
+  DeltaChain() = default;
+
+  bool empty() const { return deltas_.empty(); }
+  /// True if one of the deltas changes the page.
+  bool IsChanged(uint64_t page) const;
+  /// Applies the deltas to a page: replaces its bytes in the version before the first delta by
+  /// those in the version after the last. kDataLoss: a delta is inconsistent.
+  Result<void> Apply(uint64_t page, std::span<std::byte> bytes) const;
+  /// Applies the deltas to the pages of a range that begins with the page `first_page`.
+  Result<void> ApplyAll(uint64_t first_page, std::span<std::byte> bytes) const;
+  /// Those of the version after the last delta, as the delta states them. Requires !empty().
+  std::span<const uint64_t> page_digests() const { return deltas_.back()->page_digests(); }
+
+ private:
+  friend Result<uint64_t> ReadDeltas(const StepView& view, std::span<struct DeltaRead> reads);
+  std::vector<std::optional<Delta>> deltas_;  // all present once they are read
+};
+
+/// The reading of the deltas of one chunk.
+struct DeltaRead {
+  const std::string* fqn = nullptr;
+  const ChunkInfo* chunk = nullptr;
+  size_t first = 0;             // index of the first delta to be read
+  DeltaChain* chain = nullptr;  // is replaced
+};
+
+/// Reads and parses the deltas of several chunks, in one batch of reads. Returns the bytes that
+/// were read. kDataLoss: a delta is damaged; names key, file and offset. Otherwise the error of a
+/// read.
+Result<uint64_t> ReadDeltas(const StepView& view, std::span<DeltaRead> reads);
+
+/// Returns the error for a chunk with deltas whose bytes are wrong: reads everything that is stored
+/// of it, and names the first extent that is damaged, or the last delta if none is.
+Error FindDamage(const StepView& view, const std::string& fqn, const ChunkInfo& chunk,
+                 const std::string& message);
+
+}  // namespace cairn::core::internal

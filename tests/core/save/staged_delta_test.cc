@@ -1,0 +1,203 @@
+// Deltas that are found while a state is staged, in comparison with what was staged before.
+
+#include "core/save/internal/staged_delta.h"
+
+#include <gmock/gmock.h>
+
+#include <map>
+
+#include "core/async_save.h"
+#include "core/delta/internal/delta.h"
+#include "core/save/internal/save.h"
+#include "core/save/internal/save_planner.h"
+#include "core/save/internal/staging.h"
+#include "tests/core/tensor/test_tensor.h"
+
+namespace cairn::core {
+namespace {
+
+using internal::CopyAndEncode;
+using internal::Delta;
+using internal::DeltaEncoder;
+using internal::PlannedShard;
+using internal::SavedChunks;
+using internal::SavePlan;
+using internal::StagingArea;
+using kv::kPageBytes;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr uint64_t kChunkBytes = 4 * kPageBytes;
+const SaveOptions kOptions{.max_deltas = 3, .chunk_bytes = kChunkBytes};
+
+// Changes about one of 50 bytes of a range.
+void Change(std::span<std::byte> bytes, testing::SeededRandom& random) {
+  for (uint64_t at = random.Between(0, 99); at < bytes.size(); at += random.Between(1, 99)) {
+    bytes[at] ^= std::byte{1};
+  }
+}
+
+class CopyAndEncodeTest : public ::testing::Test {
+ protected:
+  std::vector<std::byte> base_ = TestTensor(DType::kUInt8, {3 * kPageBytes + 1000}).bytes;
+  std::vector<std::byte> bytes_ = base_;
+  std::vector<std::byte> staged_ = base_;
+  testing::SeededRandom random_;
+  DeltaEncoder encoder_;
+
+  PlannedShard::ChunkPages Run() {
+    return CopyAndEncode(bytes_, staged_, kv::PayloadDigest(base_), 1, encoder_);
+  }
+  std::vector<uint64_t> PageDigests() const {
+    std::vector<uint64_t> digests;
+    kv::AppendPageDigests(bytes_, digests);
+    return digests;
+  }
+};
+
+TEST_F(CopyAndEncodeTest, ScatteredChangesAreADelta) {
+  Change(std::span(bytes_).subspan(kPageBytes), random_);
+  const PlannedShard::ChunkPages pages = Run();
+  EXPECT_TRUE(staged_ == bytes_);
+  EXPECT_EQ(pages.page_digests, PageDigests());
+  ASSERT_FALSE(pages.delta.empty());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Delta delta, Delta::Parse(pages.delta, base_.size()));
+  EXPECT_FALSE(delta.IsChanged(0));
+  for (uint64_t page = 0; page < 4; ++page) {
+    const uint64_t begin = page * kPageBytes;
+    CAIRN_EXPECT_OK(delta.Apply(
+        page, std::span(base_).subspan(begin, std::min(kPageBytes, base_.size() - begin))));
+  }
+  EXPECT_TRUE(base_ == bytes_);
+}
+
+TEST_F(CopyAndEncodeTest, WhatIsNotTheBaseHasNoDelta) {
+  staged_[5] ^= std::byte{1};
+  Change(bytes_, random_);
+  const PlannedShard::ChunkPages pages = Run();
+  EXPECT_TRUE(staged_ == bytes_);
+  EXPECT_EQ(pages.page_digests, PageDigests());
+  EXPECT_THAT(pages.delta, IsEmpty());
+}
+
+TEST_F(CopyAndEncodeTest, AnUnchangedChunkHasItsDigests) {
+  const PlannedShard::ChunkPages pages = Run();
+  EXPECT_EQ(pages.page_digests, PageDigests());
+  EXPECT_THAT(pages.delta, IsEmpty());
+}
+
+TEST_F(CopyAndEncodeTest, ChangesOfEverythingAreCopied) {
+  base_.resize(40 * kPageBytes + 7);
+  staged_ = base_;
+  bytes_ = TestTensor(DType::kUInt8, {base_.size()}, 9).bytes;
+  const PlannedShard::ChunkPages pages = Run();
+  EXPECT_TRUE(staged_ == bytes_);
+  EXPECT_THAT(pages.delta, IsEmpty());
+}
+
+class StagedDeltaTest : public StoreTest {
+ protected:
+  TestTensor tensor_{DType::kUInt8, {10 * kChunkBytes}};
+  testing::SeededRandom random_;
+  internal::WorkerPool workers_{2};
+
+  StateDict State() const {
+    StateDict state;
+    state.root().Tensor("w", tensor_.view());
+    return state;
+  }
+  SavePlan Stage(StagingArea& area, const StateDict& state, const SavedChunks* base) {
+    auto plan = internal::PlanSave(state, kOptions);
+    EXPECT_TRUE(testing::IsOk(plan));
+    EXPECT_TRUE(testing::IsOk(area.Stage(*plan, base, kOptions.max_deltas)));
+    return *std::move(plan);
+  }
+  SavedChunks Run(uint64_t step, SavePlan plan) {
+    SavedChunks saved;
+    EXPECT_TRUE(testing::IsOk(internal::RunSave(plan, {.store = store->kv(),
+                                                       .attempt = {.step = step},
+                                                       .self = {},
+                                                       .options = kOptions,
+                                                       .pool = workers_,
+                                                       .saved = &saved})));
+    return saved;
+  }
+  static size_t Deltas(const SavePlan& plan) {
+    size_t count = 0;
+    for (const PlannedShard& shard : plan.shards) {
+      for (const PlannedShard::ChunkPages& pages : shard.pages) count += !pages.delta.empty();
+    }
+    return count;
+  }
+};
+
+TEST_F(StagedDeltaTest, ChunksThatChangedAreComparedWithTheStagedOnes) {
+  StagingArea area;
+  const SavedChunks first = Run(1, Stage(area, State(), nullptr));
+  Change(tensor_.bytes, random_);
+  SavePlan plan = Stage(area, State(), &first);
+  EXPECT_TRUE(plan.has_deltas);
+  EXPECT_EQ(Deltas(plan), 10u);
+  const SavedChunks second = Run(2, std::move(plan));
+  EXPECT_TRUE(LoadBytes(2, "w") == tensor_.bytes);
+  for (const SavedChunks::Chunk& chunk : second.shards[0].chunks) EXPECT_EQ(chunk.deltas, 1u);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto chunks, store->Chunks(Step(2), "w"));
+  for (const ChunkInfo& chunk : chunks) EXPECT_THAT(chunk.deltas, SizeIs(1));
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+}
+
+TEST_F(StagedDeltaTest, AfterASaveThatFailedThereIsNoDelta) {
+  StagingArea area;
+  const SavedChunks first = Run(1, Stage(area, State(), nullptr));
+  Change(tensor_.bytes, random_);
+  Stage(area, State(), &first);  // is never written
+  Change(tensor_.bytes, random_);
+  SavePlan plan = Stage(area, State(), &first);
+  EXPECT_EQ(Deltas(plan), 0u);
+  Run(2, std::move(plan));
+  EXPECT_TRUE(LoadBytes(2, "w") == tensor_.bytes);
+}
+
+TEST_F(StagedDeltaTest, InAnotherLayoutNothingIsCompared) {
+  StagingArea area;
+  StateDict more;
+  const TestTensor other(DType::kUInt8, {5000});
+  more.root().Tensor("a", other.view());
+  more.root().Tensor("w", tensor_.view());
+  const SavedChunks first = Run(1, Stage(area, more, nullptr));
+  Change(tensor_.bytes, random_);
+  SavePlan plan = Stage(area, State(), &first);
+  EXPECT_FALSE(plan.has_deltas);
+  Run(2, std::move(plan));
+  EXPECT_TRUE(LoadBytes(2, "w") == tensor_.bytes);
+}
+
+TEST_F(StagedDeltaTest, AsyncSavesKeepEveryStepBitForBit) {
+  std::map<uint64_t, std::vector<std::byte>> states;
+  AsyncSaver saver(store.get());
+  for (uint64_t step = 0; step < 30; ++step) {
+    const std::span<std::byte> bytes(tensor_.bytes);
+    const uint64_t begin = random_.Between(0, bytes.size() - 1);
+    const uint64_t length = random_.Between(0, bytes.size() - begin);
+    if (random_.Chance(0.2)) {
+      for (std::byte& b : bytes.subspan(begin, length)) b ^= std::byte{0x5a};
+    } else if (random_.Chance(0.9)) {
+      Change(bytes.subspan(begin, length), random_);
+    }
+    CAIRN_ASSERT_OK_AND_ASSIGN(const SaveHandle handle, saver.Save(step, State(), kOptions));
+    CAIRN_ASSERT_OK(handle.Wait());
+    states[step] = tensor_.bytes;
+    if (random_.Chance(0.1)) Save(1000 + step, State());  // a step of another saver
+    if (random_.Chance(0.2)) {
+      const uint64_t deleted = random_.Between(0, step);
+      if (states.erase(deleted) == 1) {
+        CAIRN_ASSERT_OK(store->Delete({&deleted, 1}));
+      }
+    }
+  }
+  for (const auto& [step, bytes] : states) EXPECT_TRUE(LoadBytes(step, "w") == bytes) << step;
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+}
+
+}  // namespace
+}  // namespace cairn::core
