@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
 #include <thread>
 #include <utility>
 
@@ -70,12 +71,9 @@ Result<void> ChunkReader::AddPart(ReadPart part) {
   if (part.job->is_complete && part.length_bytes < length && part.job->computed.empty()) {
     part.job->computed.resize(kv::PageCount(length));
   }
-  if (added_.empty() || added_.back().job != part.job) {
-    for (const kv::Extent& delta : part.job->chunk.deltas) added_delta_bytes_ += delta.length_bytes;
-  }
   added_.push_back(std::move(part));
-  const bool is_full = added_.size() >= batch_parts_ || added_delta_bytes_ > kMaxDeltaBytes;
-  return is_full && limit_ == Limit::kBatches ? SubmitBatch() : Result<void>();
+  const bool is_full = limit_ == Limit::kBatches && added_.size() >= batch_parts_;
+  return is_full ? SubmitBatch() : Result<void>();
 }
 
 Result<void> ChunkReader::SubmitBatch() {
@@ -83,7 +81,6 @@ Result<void> ChunkReader::SubmitBatch() {
   while (!submitted_.empty() && !is_done_) changed_.Wait(mutex_);
   if (is_done_) return Fail(ErrorCode::kCancelled, "the reading has ended");
   submitted_ = std::exchange(added_, {});
-  added_delta_bytes_ = 0;
   batch_parts_ = std::min(2 * batch_parts_, kMaxParts);
   changed_.NotifyAll();
   return {};
@@ -130,19 +127,57 @@ Result<void> ChunkReader::ReadAll() {
 }
 
 Result<void> ChunkReader::ReadBatch() {
-  std::vector<std::shared_ptr<Job>> partial, with_deltas;
-  const auto add = [](std::vector<std::shared_ptr<Job>>& jobs, const std::shared_ptr<Job>& job) {
-    if (jobs.empty() || jobs.back() != job) jobs.push_back(job);
-  };
+  std::vector<std::shared_ptr<Job>> partial;
   for (const ReadPart& part : batch_) {
-    if (!part.job->is_complete && part.job->stored.empty()) add(partial, part.job);
-    if (!part.job->chunk.deltas.empty() && part.job->deltas.empty()) add(with_deltas, part.job);
+    if (!part.job->is_complete && part.job->stored.empty() &&
+        (partial.empty() || partial.back() != part.job)) {
+      partial.push_back(part.job);
+    }
   }
   CAIRN_TRY(ReadPageDigests(partial));
-  CAIRN_TRY(ReadDeltasOf(with_deltas));
-  CAIRN_TRY(ReadParts());
+  const auto begin_deltas = [this](std::span<const ReadPart> parts) {
+    return std::async([this, reads = DeltasOf(parts)]() mutable -> Result<uint64_t> {
+      return reads.empty() ? Result<uint64_t>(0) : ReadDeltas(view_, reads);
+    });
+  };
+  std::span<ReadPart> rest(batch_);
+  std::span<ReadPart> group = TakeGroup(rest);
+  auto deltas = begin_deltas(group);
+  while (!group.empty()) {
+    CAIRN_TRY_ASSIGN(const uint64_t delta_bytes, deltas.get());
+    bytes_read_ += delta_bytes;
+    const std::span<ReadPart> next = TakeGroup(rest);
+    deltas = begin_deltas(next);
+    CAIRN_TRY(ReadParts(group));
+    for (ReadPart& part : group) part.job.reset();  // with its deltas
+    group = next;
+  }
   batch_.clear();
   return {};
+}
+
+std::span<ChunkReader::ReadPart> ChunkReader::TakeGroup(std::span<ReadPart>& rest) {
+  uint64_t delta_bytes = 0;
+  size_t end = 0;
+  while (end < rest.size() && delta_bytes <= kMaxDeltaBytes) {
+    const std::shared_ptr<Job>& job = rest[end].job;
+    for (const kv::Extent& delta : job->chunk.deltas) delta_bytes += delta.length_bytes;
+    while (end < rest.size() && rest[end].job == job) ++end;
+  }
+  const std::span<ReadPart> group = rest.first(end);
+  rest = rest.subspan(end);
+  return group;
+}
+
+std::vector<DeltaRead> ChunkReader::DeltasOf(std::span<const ReadPart> parts) {
+  std::vector<DeltaRead> reads;
+  for (const ReadPart& part : parts) {
+    Job& job = *part.job;
+    if (job.chunk.deltas.empty() || !job.deltas.empty()) continue;  // or read with a batch before
+    if (!reads.empty() && reads.back().chunk == &job.chunk) continue;
+    reads.push_back({.fqn = &job.fqn, .chunk = &job.chunk, .chain = &job.deltas});
+  }
+  return reads;
 }
 
 Result<void> ChunkReader::ReadPageDigests(std::span<const std::shared_ptr<Job>> jobs) {
@@ -157,17 +192,6 @@ Result<void> ChunkReader::ReadPageDigests(std::span<const std::shared_ptr<Job>> 
       return Fail(WrongPageDigests(*job));
     }
   }
-  return {};
-}
-
-Result<void> ChunkReader::ReadDeltasOf(std::span<const std::shared_ptr<Job>> jobs) {
-  std::vector<DeltaRead> reads;
-  for (const auto& job : jobs) {
-    reads.push_back({.fqn = &job->fqn, .chunk = &job->chunk, .chain = &job->deltas});
-  }
-  if (reads.empty()) return {};
-  CAIRN_TRY_ASSIGN(const uint64_t bytes, ReadDeltas(view_, reads));
-  bytes_read_ += bytes;
   return {};
 }
 
@@ -199,10 +223,10 @@ Error ChunkReader::WrongPageDigests(const Job& job) const {
   return DamagedBytes(view_, job.fqn, wrong.segment_id, message, wrong.page_digests_offset_bytes);
 }
 
-Result<void> ChunkReader::ReadParts() {
+Result<void> ChunkReader::ReadParts(std::span<const ReadPart> parts) {
   std::vector<kv::ReadRange> ranges;
-  ranges.reserve(batch_.size());
-  for (const ReadPart& part : batch_) {
+  ranges.reserve(parts.size());
+  for (const ReadPart& part : parts) {
     const kv::Extent at = part.job->chunk.extents.At(part.begin_bytes);
     kv::ReadRange range{.segment_id = at.segment_id, .offset_bytes = at.offset_bytes};
     if (part.target == nullptr) {
@@ -214,7 +238,7 @@ Result<void> ChunkReader::ReadParts() {
   }
   const uint32_t threads = std::clamp(std::thread::hardware_concurrency(), 1u, kMaxThreads);
   const auto on_read = [&](size_t i, std::span<const std::byte> part_bytes) {
-    return OnRead(batch_[i], part_bytes);
+    return OnRead(parts[i], part_bytes);
   };
   auto bytes = view_.snapshot->Read(ranges, threads, on_read);
   std::optional<Mismatch> mismatch;

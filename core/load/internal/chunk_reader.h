@@ -10,8 +10,9 @@
 ///    completely needs no stored page digests: the chunk's digest follows from those that are
 ///    computed.
 ///
-/// If a chunk has deltas, its parts are read from the earlier version. ReadAll() reads the deltas
-/// of a batch first, and applies them to each part before it verifies the part.
+/// If a chunk has deltas, its parts are read from the earlier version. ReadAll() divides a batch
+/// into groups of such chunks. It reads the deltas of a group while it reads the parts of the group
+/// before it, and applies them to each part before it verifies the part.
 
 #include <atomic>
 #include <memory>
@@ -33,14 +34,12 @@ namespace cairn::core::internal {
 
 /// Threads: one calls Add and finally Close; another calls ReadAll concurrently, which reads with
 /// several threads. Without a limit, one thread may do both. Memory: the records of at most
-/// 3 * kMaxParts parts (without a limit: of all), the deltas of one batch, and the store's blocks.
+/// 3 * kMaxParts parts (without a limit: of all), the deltas of two groups, and the store's blocks.
 class ChunkReader {
  public:
   /// Parts per batch. The first batches are small, so that reading begins early.
   static constexpr size_t kMinParts = 512;
   static constexpr size_t kMaxParts = 8192;
-  /// A batch ends with the chunk whose deltas exceed this size together with those before.
-  static constexpr uint64_t kMaxDeltaBytes = 16 << 20;
   static constexpr uint32_t kMaxThreads = 8;  // that read; at most one per core
 
   enum class Limit {
@@ -108,8 +107,11 @@ class ChunkReader {
   /// Reads and verifies batch_.
   Result<void> ReadBatch();
   Result<void> ReadPageDigests(std::span<const std::shared_ptr<Job>> jobs);
-  Result<void> ReadDeltasOf(std::span<const std::shared_ptr<Job>> jobs);
-  Result<void> ReadParts();
+  /// Returns the next group of parts and removes it from `rest`. All parts of a job are in it.
+  static std::span<ReadPart> TakeGroup(std::span<ReadPart>& rest);
+  /// Returns the reads of the deltas that the parts need.
+  static std::vector<DeltaRead> DeltasOf(std::span<const ReadPart> parts);
+  Result<void> ReadParts(std::span<const ReadPart> parts);
   /// Applies deltas to a part, verifies and scatters it. Threads: any.
   Result<void> OnRead(const ReadPart& part, std::span<const std::byte> stored);
   /// Returns the bytes of the part after the deltas. They are those of the target, `stored`, or
@@ -130,7 +132,6 @@ class ChunkReader {
   const Limit limit_;
   std::vector<ReadPart> added_;     // used by Add and Close only
   size_t batch_parts_ = kMinParts;  // number of added_ parts that are submitted together
-  uint64_t added_delta_bytes_ = 0;  // of the chunks of added_
   std::vector<ReadPart> batch_;     // used by ReadAll only: is being read
   uint64_t bytes_read_ = 0;         // used by ReadAll only
   Mutex mutex_;

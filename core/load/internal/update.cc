@@ -259,7 +259,7 @@ class Update {
       }
       batch.push_back(&memory);
       for (const kv::Extent& delta : chunk.deltas) bytes += delta.length_bytes;
-      if (bytes <= ChunkReader::kMaxDeltaBytes) continue;
+      if (bytes <= kMaxDeltaBytes) continue;
       CAIRN_TRY(ApplyDeltasTo(batch));
       batch.clear();
       bytes = 0;

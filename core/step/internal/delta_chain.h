@@ -36,6 +36,9 @@ class DeltaChain {
   std::vector<std::optional<Delta>> deltas_;  // all present once they are read
 };
 
+/// Deltas that are read together before they are applied: as many as exceed this length.
+inline constexpr uint64_t kMaxDeltaBytes = 16 << 20;
+
 /// The reading of the deltas of one chunk.
 struct DeltaRead {
   const std::string* fqn = nullptr;
