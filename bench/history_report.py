@@ -1,0 +1,148 @@
+"""Writes the page and the chart of bench/history.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+MIB = 1 << 20
+CAIRN = {"pages": "changed pages", "deltas": "deltas"}
+OTHERS = ("zstd-1", "ZipNN", "XOR, zstd-1")
+TEXT = """# The space of a history of steps
+
+Measured on {date} by `bench/history.py`. Every figure is in [history.json](history.json).
+
+Machine: {machine}.
+
+Versions: {versions}.
+
+![chart](history.png)
+
+## Bytes per save
+
+The GPT of the demo, larger, is fine-tuned on text: bf16 weights, fp32 masters, AdamW. Each step of
+the weights is saved in three ways: completely, only the changed pages, and as deltas (`deltas=64`).
+Every step was loaded again and compared bit for bit. The figures are how many times fewer bytes
+than a full save were written; *all files* includes tables, roots, page digests and padding. The
+last columns compress the same tensors, one by one.
+
+{space}
+
+Between the steps that were measured:
+
+{bars}
+
+## Time
+
+In a synthetic bf16 state of 64 tensors, the given share of the elements changes per step by one
+unit in the last place. *stall* is the time until `save_async` returns; *save_async* ends when the
+step is durable. *copy* and *sum* of the state use all cores. Loads are cold, into existing tensors;
+*load* reads a full save, *load, 4 deltas* a full save and four deltas. *save* has no base in memory
+and reads it from the store. Medians.
+
+{time}
+"""
+BARS = {0.015: 105, 0.04: 45, 0.1: 20}  # how many times fewer bytes, by share of changed elements
+
+
+def _at(share: float, rows: list[dict[str, Any]], way: str, kind: str) -> float | None:
+    """The ratio to full saves at a share of changed elements, interpolated in logarithms between
+    the two nearest steps; None outside of what was measured."""
+    import math
+
+    points = sorted((row["changed"], row["bytes"] / row["cairn"][way][kind]) for row in rows)
+    for (x0, y0), (x1, y1) in zip(points, points[1:]):
+        if x0 <= share <= x1:
+            weight = math.log(share / x0) / math.log(x1 / x0) if x1 > x0 else 0
+            return math.exp(math.log(y0) + weight * math.log(y1 / y0))
+    return None
+
+
+def _space_lines(rows: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "| learning rate | elements changed | full save, MiB | changed pages | deltas "
+        "| deltas, all files |"
+        + "".join(f" {way} |" for way in OTHERS),
+        "| ---: " * (6 + len(OTHERS)) + "|",
+    ]
+    for row in rows:
+        cells = [f"{row['rate']:g}", f"{row['changed']:.2%}", f"{row['bytes'] / MIB:.1f}"]
+        cells += [f"{row['bytes'] / row['cairn'][way]['payload']:.1f}×" for way in CAIRN]
+        cells += [f"{row['bytes'] / row['cairn']['deltas']['all']:.1f}×"]
+        cells += [f"{row['bytes'] / row['others'][way]['payload']:.1f}×" for way in OTHERS]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _bar_lines(rows: list[dict[str, Any]]) -> list[str]:
+    lines = ["| elements changed | target | payload | all files |", "| ---: | ---: | ---: | ---: |"]
+    for share, bar in BARS.items():
+        cells = [f"{share:.1%}", f"≥ {bar}×"]
+        for kind in ("payload", "all"):
+            ratio = _at(share, rows, "deltas", kind)
+            cells.append("not reached by these rates" if ratio is None else f"{ratio:.1f}×")
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _time_lines(rows: list[dict[str, Any]]) -> list[str]:
+    names = list(rows[0]["seconds"])
+    lines = [
+        "|  | " + " | ".join(f"{row['changed']:.1%} changed" for row in rows) + " |",
+        "| --- | " + "---: | " * len(rows),
+    ]
+    for name in names:
+        cells = [f"{1e3 * row['seconds'][name]:.0f} ms" for row in rows]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    cells = [f"{row['delta_bytes'] / MIB:.1f} MiB" for row in rows]
+    lines.append("| written by save_async | " + " | ".join(cells) + " |")
+    cells = [f"{row['pulled_bytes'] / MIB:.1f} MiB" for row in rows]
+    lines.append("| read by pull | " + " | ".join(cells) + " |")
+    for above, below in (("load, 4 deltas", "load"), ("stall", "copy"), ("stall", "sum")):
+        cells = [f"{row['seconds'][above] / row['seconds'][below]:.2f}" for row in rows]
+        lines.append(f"| {above} / {below} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _draw(rows: list[dict[str, Any]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.5))
+    rows = sorted(rows, key=lambda row: row["changed"])
+    shares = [100 * row["changed"] for row in rows]
+    series = {"full save": [row["bytes"] for row in rows]}
+    for way, title in CAIRN.items():
+        series[title] = [row["cairn"][way]["all"] for row in rows]
+    for way in OTHERS:
+        series[way] = [row["others"][way]["payload"] for row in rows]
+    for title, values in series.items():
+        style = {"linewidth": 2.4, "color": "#c2410c"} if title == "deltas" else {"linewidth": 1.2}
+        axes.plot(shares, [value / MIB for value in values], marker="o", label=title, **style)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("elements that changed, %")
+    axes.set_ylabel("MiB per save")
+    axes.legend(fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def write_report(result: dict[str, Any], folder: Path) -> None:
+    """Writes history.md and history.png to `folder`."""
+    _draw(result["space"], folder / "history.png")
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    machine = ", ".join(f"{name}: {value}" for name, value in result["machine"].items())
+    text = TEXT.format(
+        date=result["date"],
+        machine=machine,
+        versions=versions,
+        space="\n".join(_space_lines(result["space"])),
+        bars="\n".join(_bar_lines(result["space"])),
+        time="\n".join(_time_lines(result["time"])),
+    )
+    (folder / "history.md").write_text(text)
