@@ -9,6 +9,7 @@
 #include "core/base/internal/worker_pool.h"
 #include "core/inspect/internal/compare.h"
 #include "core/inspect/internal/list.h"
+#include "core/inspect/internal/space.h"
 #include "core/inspect/internal/verify.h"
 #include "core/load/internal/load.h"
 #include "core/load/internal/map.h"
@@ -300,6 +301,14 @@ Result<std::vector<KeyVersion>> CheckpointStore::History(const std::string& fqn)
   if (!versions.empty()) return versions;
   if (!views.empty()) CAIRN_TRY(internal::FindTensor(views.back(), fqn));  // names similar keys
   return Fail(Error{.code = ErrorCode::kNotFound, .message = "no step has this key", .key = fqn});
+}
+
+Result<std::vector<SpaceUse>> CheckpointStore::Space(uint64_t step, const KeyPatterns& patterns,
+                                                     uint64_t depth) const {
+  CAIRN_TRY_ASSIGN(const auto snapshot, kv().Latest());
+  CAIRN_TRY_ASSIGN(const kv::StepInfo info, snapshot->FindStep(step));
+  return internal::MeasureSpace({.snapshot = snapshot, .step = info, .directory = kv().directory()},
+                                patterns, depth);
 }
 
 Result<kv::Store::DeleteReport> CheckpointStore::Delete(std::span<const uint64_t> steps,

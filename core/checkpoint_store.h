@@ -34,6 +34,7 @@
 
 #include "core/base/progress.h"
 #include "core/inspect/diff.h"
+#include "core/inspect/space.h"
 #include "core/load/load_options.h"
 #include "core/ranks/communicator.h"
 #include "core/save/save_options.h"
@@ -179,6 +180,11 @@ class CheckpointStore {
   /// ascending order. Compares digests, as Compare does. kNotFound: no step has such a key. Cost: a
   /// few lookups per step.
   Result<std::vector<KeyVersion>> History(const std::string& fqn) const;
+  /// Returns how much space the tensors of a step that `patterns` select take: one element per
+  /// prefix of at most `depth` path elements, in key order; one per tensor if `depth` is 0. Reads
+  /// no payload. kNotFound: there is no such step.
+  Result<std::vector<SpaceUse>> Space(uint64_t step, const KeyPatterns& patterns = {},
+                                      uint64_t depth = 2) const;
   /// Deletes whole steps atomically, and the segments that no other step references. With `dry_run`
   /// it only reports what it would delete. kNotFound: one of the steps does not exist; none is
   /// deleted then.

@@ -97,20 +97,27 @@ Result<SegmentInfo> Snapshot::FindSegment(uint64_t segment_id) const {
                     .file = state_->storage->address()});
 }
 
+Result<std::vector<SegmentInfo>> Snapshot::SegmentsOf(const StepInfo& step) const {
+  std::vector<SegmentInfo> segments;
+  CAIRN_TRY(Scan(Column::kSegments, step, "",
+                 [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+                   CAIRN_TRY_ASSIGN(SegmentInfo info, internal::DecodeSegment(record));
+                   if (key != NumberKey(info.segment_id)) {
+                     return Fail(ErrorCode::kDataLoss,
+                                 "a segment record is under the key of another segment");
+                   }
+                   segments.push_back(std::move(info));
+                   return true;
+                 }));
+  return segments;
+}
+
 Result<std::vector<SegmentInfo>> Snapshot::Segments() const {
   std::map<uint64_t, SegmentInfo> segments;
   CAIRN_TRY_ASSIGN(const auto entries, state_->root->steps.All());
   for (const auto& entry : entries) {
-    CAIRN_TRY(Scan(Column::kSegments, entry->info, "",
-                   [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
-                     CAIRN_TRY_ASSIGN(SegmentInfo info, internal::DecodeSegment(record));
-                     if (key != NumberKey(info.segment_id)) {
-                       return Fail(ErrorCode::kDataLoss,
-                                   "a segment record is under the key of another segment");
-                     }
-                     segments.emplace(info.segment_id, std::move(info));
-                     return true;
-                   }));
+    CAIRN_TRY_ASSIGN(std::vector<SegmentInfo> of_step, SegmentsOf(entry->info));
+    for (SegmentInfo& info : of_step) segments.try_emplace(info.segment_id, std::move(info));
   }
   std::vector<SegmentInfo> all;
   for (auto& [id, info] : segments) all.push_back(std::move(info));

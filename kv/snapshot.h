@@ -61,6 +61,8 @@ class Snapshot {
 
   /// kDataLoss: no step uses such a segment.
   Result<SegmentInfo> FindSegment(uint64_t segment_id) const;
+  /// Returns the segments that a step uses, ascending by id.
+  Result<std::vector<SegmentInfo>> SegmentsOf(const StepInfo& step) const;
   /// Returns the segments that any step uses, ascending by id. Cost: opens the tables of all steps.
   Result<std::vector<SegmentInfo>> Segments() const;
   /// Returns how many bytes of each segment each step uses. Cost: one read for each step that uses

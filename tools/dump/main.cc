@@ -12,6 +12,7 @@
 #include "tools/dump/overview.h"
 #include "tools/dump/segments.h"
 #include "tools/dump/show.h"
+#include "tools/dump/space.h"
 #include "tools/dump/steps.h"
 #include "tools/dump/verify.h"
 
@@ -25,6 +26,7 @@ struct Values {
   std::string second;  // the second step of diff, the FQN of show
   std::vector<std::string> patterns;
   bool compare_values = false;
+  uint64_t depth = 2;
   ShowOptions show;
 };
 
@@ -169,6 +171,24 @@ Verb SegmentsVerb(Values& values) {
           .run = [&](Output& out) { return DumpSegments({&out, values.json}, values.address); }};
 }
 
+Verb SpaceVerb(Values& values) {
+  return {.name = "space",
+          .usage = "space STORE[@STEP] [PATTERN...] [--depth N]",
+          .summary = "Where the bytes of a step are, by parts of the state",
+          .arguments = {JsonFlag(values),
+                        AddressArgument(values),
+                        PatternsArgument(values),
+                        {.name = "--depth",
+                         .target = &values.depth,
+                         .help = "Elements of the keys that rows have in common (2); 0: one row "
+                                 "per tensor",
+                         .value_name = "N"}},
+          .examples = {"kv-dump space runs/gpt", "kv-dump space runs/gpt@100 optimizer --depth 3"},
+          .run = [&](Output& out) {
+            return DumpSpace({&out, values.json}, values.address, values.patterns, values.depth);
+          }};
+}
+
 Verb VerifyVerb(Values& values) {
   return {.name = "verify",
           .usage = "verify STORE[@STEP]",
@@ -186,7 +206,7 @@ CommandLine MakeCommandLine(Values& values) {
           .arguments = {JsonFlag(values)},
           .verbs = {OverviewVerb(values), StepsVerb(values), KeysVerb(values), ChunksVerb(values),
                     ShowVerb(values), DiffVerb(values), HistoryVerb(values), SegmentsVerb(values),
-                    VerifyVerb(values)},
+                    SpaceVerb(values), VerifyVerb(values)},
           .notes =
               "`kv-dump VERB --help` lists the options of a verb, with examples.\n"
               "Exit status: 0 success; 1 differs or damaged (diff, verify); 2 failure.",

@@ -1,0 +1,88 @@
+// `kv-dump space`: one row per part of the state, the largest first.
+
+#include "tools/dump/space.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/inspect/space.h"
+#include "core/state_dict/key_pattern.h"
+#include "tools/common/exit_status.h"
+#include "tools/common/json.h"
+#include "tools/common/quantities.h"
+#include "tools/common/table.h"
+#include "tools/common/text.h"
+#include "tools/dump/opened_store.h"
+
+namespace cairn::tools {
+namespace {
+
+Json UseJson(const core::SpaceUse& use) {
+  return {{"prefix", JsonText(use.prefix)},
+          {"tensors", use.tensors},
+          {"chunks", use.chunks},
+          {"delta_chunks", use.delta_chunks},
+          {"logical_bytes", use.logical_bytes},
+          {"stored_bytes", use.stored_bytes},
+          {"new_bytes", use.new_bytes}};
+}
+
+core::SpaceUse Sum(const std::vector<core::SpaceUse>& uses) {
+  core::SpaceUse sum;
+  for (const core::SpaceUse& use : uses) {
+    sum.tensors += use.tensors;
+    sum.chunks += use.chunks;
+    sum.delta_chunks += use.delta_chunks;
+    sum.logical_bytes += use.logical_bytes;
+    sum.stored_bytes += use.stored_bytes;
+    sum.new_bytes += use.new_bytes;
+  }
+  return sum;
+}
+
+void PrintTable(const DumpRun& run, const std::vector<core::SpaceUse>& uses,
+                const core::SpaceUse& total) {
+  Table table(run.out, {{"KEYS", Align::kLeft, true},
+                        {"TENSORS", Align::kRight},
+                        {"BYTES", Align::kRight},
+                        {"SHARE", Align::kRight},
+                        {"STORED", Align::kRight},
+                        {"NEW IN STEP", Align::kRight},
+                        {"CHUNKS", Align::kRight},
+                        {"WITH DELTAS", Align::kRight}});
+  const auto add = [&](std::string name, const core::SpaceUse& use) {
+    const double share = total.logical_bytes == 0 ? 0
+                                                  : 100.0 * static_cast<double>(use.logical_bytes) /
+                                                        static_cast<double>(total.logical_bytes);
+    table.Add({std::move(name), GroupedCount(use.tensors), HumanBytes(use.logical_bytes),
+               fmt::format("{:.1f} %", share), HumanBytes(use.stored_bytes),
+               HumanBytes(use.new_bytes), GroupedCount(use.chunks),
+               GroupedCount(use.delta_chunks)});
+  };
+  for (const core::SpaceUse& use : uses) add(EscapeText(use.prefix), use);
+  add("(all)", total);
+  table.Finish();
+}
+
+}  // namespace
+
+Result<int> DumpSpace(const DumpRun& run, const std::string& address,
+                      const std::vector<std::string>& patterns, uint64_t depth) {
+  CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenStore(address));
+  CAIRN_TRY_ASSIGN(const kv::StepInfo step, FindStep(opened));
+  CAIRN_TRY_ASSIGN(const auto selected, core::KeyPatterns::Parse(patterns));
+  CAIRN_TRY_ASSIGN(auto uses, opened.store->Space(step.step, selected, depth));
+  std::ranges::stable_sort(uses, std::ranges::greater(), &core::SpaceUse::logical_bytes);
+  if (run.json) {
+    JsonList list(run.out, {{"store", StoreText(opened)}, {"step", step.step}}, "space");
+    for (const core::SpaceUse& use : uses) list.Add(UseJson(use));
+    list.Finish();
+    return kExitSuccess;
+  }
+  if (uses.empty()) PrintRemark(run, fmt::format("No tensor of step {} matches.", step.step));
+  PrintTable(run, uses, Sum(uses));
+  return kExitSuccess;
+}
+
+}  // namespace cairn::tools
