@@ -175,12 +175,7 @@ class StepPart::Impl {
 
   Result<SaveReport> CommitAll(const StepFrame& frame) {
     kv::StepWriter& writer = session_->writer();
-    if (self_.world_size > 1) {
-      CAIRN_TRY(writer.Gather([this](uint32_t rank, kv::Column column, std::string_view key,
-                                     std::span<const std::byte> value) {
-        return merge_.Add(rank, column, key, value);
-      }));
-    }
+    if (self_.world_size > 1) CAIRN_TRY(writer.Gather(merge_));
     CAIRN_TRY_ASSIGN(internal::MergedStep merged, merge_.Finish());
     if (self_.world_size > 1) {
       for (const TensorInfo& tensor : merged.tensors) {

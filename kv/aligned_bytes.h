@@ -19,6 +19,9 @@ class AlignedBytes {
     if (!bytes.empty()) std::memcpy(words_.data(), bytes.data(), bytes.size());
     return std::as_bytes(std::span(words_)).first(bytes.size());
   }
+  std::span<const std::byte> Assign(std::span<const std::byte> bytes) {
+    return Assign(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  }
 
  private:
   std::vector<uint64_t> words_;

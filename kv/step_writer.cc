@@ -7,6 +7,7 @@
 #include "kv/internal/commit/root_change.h"
 #include "kv/internal/rank_parts.h"
 #include "kv/internal/records/kv_records.h"
+#include "kv/internal/shared_records.h"
 #include "kv/internal/step_attempt.h"
 #include "kv/internal/step_commit.h"
 #include "kv/internal/storage/concurrent_requests.h"
@@ -126,9 +127,9 @@ Result<void> StepWriter::SetStructure(std::span<const std::byte> record) {
 
 // --- communication with the other ranks
 
-Result<void> StepWriter::Gather(const RankRecordCallback& on_record) {
+Result<void> StepWriter::Gather(RankRecords& others) {
   CAIRN_TRY(attempt_->CheckUsable());
-  Result<void> gathered = internal::GatherParts(*attempt_, on_record);
+  Result<void> gathered = internal::GatherParts(*attempt_, others);
   if (gathered) return gathered;
   return Fail(NameOtherWriter(*attempt_, std::move(gathered).error()));
 }

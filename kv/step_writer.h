@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -80,13 +79,13 @@ class StepWriter {
   /// not added to the step. Requires several ranks, and that Gather was not called.
   Result<void> AddShared(std::span<const SharedRecord> records);
 
-  /// Waits for the parts of all other ranks and adds their records to those of this rank. Calls
-  /// `on_record` with their chunks and shared records; of equal shared records only with those of
-  /// the lowest rank, and not with those that rank 0 has added itself. Returns the error of a rank
-  /// that failed, and names that rank. kUnavailable: ranks are missing at the deadline. Requires
-  /// rank 0 of several, and that it was not called before. Memory: one part, and the records up to
-  /// a limit.
-  Result<void> Gather(const RankRecordCallback& on_record);
+  /// Waits for the parts of all other ranks and adds their records to those of this rank. Adds
+  /// their chunks and shared records to `others`, on this thread; of equal shared records only
+  /// those of the lowest rank, and not those that rank 0 has added itself. Returns the error of a
+  /// rank that failed, and names that rank. kUnavailable: ranks are missing at the deadline.
+  /// Requires rank 0 of several, and that it was not called before. Memory: a few parts, and the
+  /// records up to a limit. Decodes parts on all cores, at most 8.
+  Result<void> Gather(RankRecords& others);
 
   /// Sets the StructureRecord of the step. Requires rank 0, and that it was not called before.
   Result<void> SetStructure(std::span<const std::byte> record);

@@ -13,7 +13,6 @@
 /// ids of its segments differ from those of any other attempt.
 
 #include <cstdint>
-#include <span>
 
 #include "kv/error.h"
 #include "kv/internal/step_attempt.h"
@@ -21,11 +20,8 @@
 
 namespace cairn::kv::internal {
 
-/// See StepWriter::AddShared.
-Result<void> AddSharedRecords(StepAttempt& attempt, std::span<const SharedRecord> records);
-
 /// See StepWriter::Gather.
-Result<void> GatherParts(StepAttempt& attempt, const RankRecordCallback& on_record);
+Result<void> GatherParts(StepAttempt& attempt, RankRecords& others);
 
 /// See StepWriter::Prepare.
 Result<void> PreparePart(StepAttempt& attempt, const StepSummary& summary);

@@ -80,6 +80,10 @@ void StepAttempt::RemoveOwnObjects() {
 Result<void> StepAttempt::AddEntry(Column column, std::string_view key,
                                    std::span<const std::byte> value) {
   if (part != nullptr) return part->Add(column, key, value);
+  if (column == Column::kChunks) {
+    CAIRN_TRY_ASSIGN(const ChunkExtents extents, DecodeChunkExtents(value));
+    live_bytes.Add(extents);
+  }
   return records.Add(column, key, value);
 }
 

@@ -12,6 +12,7 @@
 
 #include "kv/digest.h"
 #include "kv/error.h"
+#include "kv/internal/commit/live_bytes.h"
 #include "kv/internal/commit/step_records_buffer.h"
 #include "kv/internal/commit/store_state.h"
 #include "kv/internal/parts/part_file.h"
@@ -54,6 +55,7 @@ class StepAttempt {
   SegmentStream segments;
   std::unique_ptr<PartWriter> part;  // of a joined rank
   StepRecordsBuffer records;         // of rank 0, from all ranks
+  LiveBytes live_bytes;              // of the chunks in records
   Digest structure;
   bool has_structure = false;
   uint64_t chunk_count = 0;

@@ -45,7 +45,8 @@ Result<StepInfo> CommitTable(StepAttempt& attempt, const StepSummary& summary,
   StoreState& state = *attempt.store;
   StepEntry entry{.info = attempt.InfoOf(summary)};
   entry.info.generation = CurrentRoot(state)->root.number + 1;
-  CAIRN_TRY_ASSIGN(StepTableWriter table, StepTableWriter::Create(state, base, entry.info));
+  CAIRN_TRY_ASSIGN(StepTableWriter table,
+                   StepTableWriter::Create(state, base, entry.info, RecordSource::kMemory));
   CAIRN_TRY(finish(table, entry));
   CAIRN_TRY(CommitNewStep(state, entry,
                           {.committed = [&] { ReportCommitted(attempt, entry.info.generation); }}));
@@ -70,11 +71,9 @@ Result<StepInfo> CommitStep(StepAttempt& attempt, const StepSummary& summary) {
   CAIRN_TRY_ASSIGN(const StepEntryPtr base, FindBase(attempt, summary));
   return CommitTable(attempt, summary, base.get(),
                      [&](StepTableWriter& table, StepEntry& entry) -> Result<void> {
-                       const auto add = [&](Column column, std::string_view key,
-                                            std::span<const std::byte> value) {
-                         return table.Add(column, key, value);
-                       };
-                       CAIRN_TRY(attempt.records.ForEachInOrder(add));
+                       table.AddUses(attempt.live_bytes);
+                       CAIRN_TRY(attempt.records.ForEachInOrder(
+                           [&](const RecordView& record) { return table.AddCounted(record); }));
                        return table.Finish(entry);
                      });
 }

@@ -256,9 +256,8 @@ Result<StepInfo> SaveSampleOf(Store& store, const SampleStep& sample, const Begi
     prepared = std::move(writer);
     return StepInfo();
   }
-  CAIRN_TRY(writer->Gather([](uint32_t, Column, std::string_view, std::span<const std::byte>) {
-    return Result<void>();
-  }));
+  OtherRanks others_records;
+  CAIRN_TRY(writer->Gather(others_records));
   for (const auto& [fqn, content] : sample.tensors) {
     const uint64_t chunks = (content.size() + kSampleChunkBytes - 1) / kSampleChunkBytes;
     CAIRN_TRY(writer->AddRecord(Column::kTensors, FqnKey(fqn),
@@ -304,6 +303,17 @@ Result<StepInfo> SaveSampleByRanks(Store& store, std::span<const std::unique_ptr
     }
   }
   return failed || saved ? saved : failed;
+}
+
+Result<void> OtherRanks::AddShared(uint32_t rank, Column, std::string_view key,
+                                   std::span<const std::byte>) {
+  shared.push_back(fmt::format("{}:{}", rank, key.substr(0, key.find('\0'))));
+  return {};
+}
+
+Result<void> OtherRanks::AddChunks(const RankChunks& added) {
+  for (const uint32_t rank : added.ranks) chunks.push_back(fmt::format("{}:{}", rank, added.fqn));
+  return {};
 }
 
 Result<SampleStep> LoadSample(const Snapshot& snapshot, std::optional<uint64_t> step) {

@@ -55,6 +55,18 @@ Result<StepInfo> SaveSampleByRanks(
     Store& store, std::span<const std::unique_ptr<Store>> others, const SampleStep& sample,
     std::optional<std::chrono::milliseconds> patience = std::nullopt);
 
+/// What StepWriter::Gather adds: the chunks and the shared records of other ranks, as "rank:FQN"
+/// in the order in which they were added.
+class OtherRanks final : public RankRecords {
+ public:
+  Result<void> AddShared(uint32_t rank, Column column, std::string_view key,
+                         std::span<const std::byte> value) override;
+  Result<void> AddChunks(const RankChunks& chunks) override;
+
+  std::vector<std::string> shared;
+  std::vector<std::string> chunks;
+};
+
 /// Reads every record and byte of a step and checks every digest. kDataLoss names the key.
 Result<SampleStep> LoadSample(const Snapshot& snapshot,
                               std::optional<uint64_t> step = std::nullopt);

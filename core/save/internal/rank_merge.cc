@@ -53,11 +53,9 @@ Result<void> RankMerge::AddOwn(const SavePlan& plan) {
   return tree_.Add(tree);
 }
 
-Result<void> RankMerge::Add(uint32_t rank, kv::Column column, std::string_view key,
-                            std::span<const std::byte> record) {
+Result<void> RankMerge::AddShared(uint32_t rank, kv::Column column, std::string_view key,
+                                  std::span<const std::byte> record) {
   switch (column) {
-    case kv::Column::kChunks:
-      return AddChunk(rank, key, record);
     case kv::Column::kTensors: {
       CAIRN_TRY_ASSIGN(const kv::ParsedKey parsed, kv::ParseKey(key));
       CAIRN_TRY_ASSIGN(TensorInfo info, DecodeTensor(parsed.fqn, record));
@@ -132,33 +130,39 @@ bool RankMerge::FindTensor(std::string_view fqn) {
   return true;
 }
 
-Result<void> RankMerge::AddChunk(uint32_t rank, std::string_view key,
-                                 std::span<const std::byte> record) {
-  CAIRN_TRY_ASSIGN(DecodedChunk chunk, DecodeChunk(key, record));
-  if (!FindTensor(chunk.fqn)) {
-    return Fail(Error{.code = ErrorCode::kDataLoss,
-                      .message = fmt::format("rank {} wrote a chunk without its tensor", rank),
-                      .key = std::string(chunk.fqn)});
-  }
-  Tensor& tensor = tensors_[last_];
-  if (disagreement_ && disagreement_->tensor == last_ && disagreement_->rank == rank) {
-    if (!disagreement_->box) disagreement_->box = std::move(chunk.info.box);
-    return {};
-  }
-  const Box& box = chunk.info.box;
-  const auto bytes = TensorBytes(tensor.info.dtype, box.sizes);
-  if (box.sizes.size() != tensor.info.shape.size() || !bytes ||
-      *bytes != chunk.info.length_bytes()) {
-    // The rank has the same state as one that disagrees; otherwise the record is damaged.
-    if (disagreement_) return {};
+Result<void> RankMerge::AddChunks(const kv::RankChunks& chunks) {
+  if (!FindTensor(chunks.fqn)) {
     return Fail(
         Error{.code = ErrorCode::kDataLoss,
-              .message = fmt::format("{} is not one of {}", NameBoxOf(rank, box.offsets, box.sizes),
-                                     NameInfo(tensor.info)),
-              .key = tensor.info.fqn});
+              .message = fmt::format("rank {} wrote a chunk without its tensor", chunks.ranks[0]),
+              .key = std::string(chunks.fqn)});
   }
-  tensor.boxes.Add(box);
-  tensor.box_ranks.push_back(rank);
+  Tensor& tensor = tensors_[last_];
+  const bool is_disputed = disagreement_ && disagreement_->tensor == last_;
+  for (size_t i = 0; i < chunks.ranks.size(); ++i) {
+    const uint32_t rank = chunks.ranks[i];
+    const auto offsets = chunks.offsets(i);
+    const auto sizes = chunks.sizes(i);
+    if (is_disputed && disagreement_->rank == rank) {
+      if (!disagreement_->box) {
+        disagreement_->box =
+            Box{.offsets = {offsets.begin(), offsets.end()}, .sizes = {sizes.begin(), sizes.end()}};
+      }
+      continue;
+    }
+    const auto bytes = TensorBytes(tensor.info.dtype, sizes);
+    if (sizes.size() == tensor.info.shape.size() && bytes && *bytes == chunks.length_bytes[i]) {
+      tensor.boxes.Add(offsets, sizes);
+      tensor.box_ranks.push_back(rank);
+      continue;
+    }
+    // The rank has the same state as one that disagrees; otherwise the record is damaged.
+    if (disagreement_) continue;
+    return Fail(Error{.code = ErrorCode::kDataLoss,
+                      .message = fmt::format("{} is not one of {}", NameBoxOf(rank, offsets, sizes),
+                                             NameInfo(tensor.info)),
+                      .key = tensor.info.fqn});
+  }
   return {};
 }
 

@@ -16,6 +16,7 @@
 #include "core/step/contents.h"
 #include "core/tensor/tiling.h"
 #include "kv/key.h"
+#include "kv/step_records.h"
 
 namespace cairn::core::internal {
 
@@ -29,16 +30,18 @@ struct MergedStep {
 };
 
 /// Memory: the records of the distinct states, and 16 bytes per chunk and dimension. Threads: one.
-class RankMerge {
+class RankMerge final : public kv::RankRecords {
  public:
   /// Adds rank 0's own state and chunks, in one plan or in several without a common tensor.
   /// Requires that this precedes the records of all other ranks. kInvalidArgument: a common tensor.
   Result<void> AddOwn(const SavePlan& plan);
-  /// Adds a record of another rank. Requires that a tensor's record precedes its chunks. kDataLoss:
-  /// the record is damaged. Disagreements between ranks are reported by Finish, which can name
-  /// their boxes.
-  Result<void> Add(uint32_t rank, kv::Column column, std::string_view key,
-                   std::span<const std::byte> record);
+  /// Adds a shared record of another rank. kDataLoss: the record is damaged. Disagreements between
+  /// ranks are reported by Finish, which can name their boxes.
+  Result<void> AddShared(uint32_t rank, kv::Column column, std::string_view key,
+                         std::span<const std::byte> record) override;
+  /// Adds chunks of other ranks. Requires that the record of their tensor was added before.
+  /// kDataLoss: it was not, or a chunk cannot be one of this tensor.
+  Result<void> AddChunks(const kv::RankChunks& chunks) override;
   /// Returns the merged step. Call once. If ranks have different values under one key, the lowest
   /// rank's value is taken. kInvalidArgument: ranks disagree about the dtype or shape of a tensor
   /// or about what a leaf is, or an element was written by no rank or by several; names key, ranks
@@ -64,7 +67,6 @@ class RankMerge {
 
   void AddTensor(uint32_t rank, TensorInfo info);
   Result<void> AddTree(const StateTree& tree);
-  Result<void> AddChunk(uint32_t rank, std::string_view key, std::span<const std::byte> record);
   /// Sets last_ to the tensor, and returns whether there is one.
   bool FindTensor(std::string_view fqn);
   Error Describe(const Disagreement& disagreement) const;

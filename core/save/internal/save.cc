@@ -124,9 +124,7 @@ Result<kv::StepInfo> CommitAll(const SavePlan& plan, std::optional<uint64_t> bas
                                kv::StepWriter& writer) {
   RankMerge merge;
   CAIRN_TRY(merge.AddOwn(plan));
-  CAIRN_TRY(writer.Gather(
-      [&merge](uint32_t rank, kv::Column column, std::string_view key,
-               std::span<const std::byte> value) { return merge.Add(rank, column, key, value); }));
+  CAIRN_TRY(writer.Gather(merge));
   CAIRN_TRY_ASSIGN(const MergedStep merged, merge.Finish());
   for (const TensorInfo& tensor : merged.tensors) {
     CAIRN_TRY(writer.AddRecord(kv::Column::kTensors, kv::FqnKey(tensor.fqn), EncodeTensor(tensor)));

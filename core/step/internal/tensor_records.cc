@@ -9,7 +9,7 @@
 
 #include "cairn_schema/chunk_generated.h"
 #include "cairn_schema/tensor_generated.h"
-#include "kv/key.h"
+#include "kv/chunk_record.h"
 #include "kv/record_check.h"
 
 namespace cairn::core::internal {
@@ -110,45 +110,19 @@ kv::ChunkExtents ChunkInfo::stored() const {
 namespace cairn::core::internal {
 
 Result<DecodedChunk> DecodeChunk(std::string_view key, std::span<const std::byte> bytes) {
-  CAIRN_TRY_ASSIGN(kv::ParsedKey parsed, kv::ParseKey(key));
-  auto checked =
-      kv::CheckedRecord<schema::ChunkRecord>(bytes, schema::ChunkRecordIdentifier(), "ChunkRecord");
-  if (!checked) return Fail(std::move(checked).error().WithKey(parsed.fqn));
-  const schema::ChunkRecord* record = *checked;
-  const auto where = [&] { return FormatNumbers(parsed.offsets_elements); };  // for errors only
-  const bool has_deltas = record->version() >= schema::kDeltasVersion;
-  if (record->encoding() != (has_deltas ? schema::kDeltaEncoding : schema::kRawEncoding)) {
-    return Fail(Error{.code = ErrorCode::kUnimplemented,
-                      .message = fmt::format("chunk {} has encoding {}, unknown to this version; "
-                                             "upgrade to read it",
-                                             where(), record->encoding()),
-                      .key = std::string(parsed.fqn)});
-  }
-  if (record->digest() == nullptr) {
-    return Damaged(parsed.fqn, fmt::format("ChunkRecord {} is damaged: no digest", where()));
-  }
-  auto extents = kv::ReadExtents(*record);
-  if (!extents) {
-    return Damaged(parsed.fqn, fmt::format("chunk {}: {}", where(), extents.error().message));
-  }
-  ChunkInfo info{.box = {.offsets = {}, .sizes = ToVector(record->sizes())},
-                 .extents = std::move(extents->payload),
-                 .deltas = std::move(extents->deltas),
-                 .digest = {.lo = record->digest()->lo(), .hi = record->digest()->hi()},
-                 .since_step = record->since_step()};
-  if (parsed.offsets_elements.size() != info.box.sizes.size() || info.length_bytes() == 0) {
-    return Damaged(parsed.fqn, fmt::format("ChunkRecord {} is damaged: impossible sizes", where()));
-  }
-  uint64_t delta_bytes = 0;
-  for (const kv::Extent& delta : info.deltas) {
-    if (delta.length_bytes > info.length_bytes() - delta_bytes) {
-      return Damaged(parsed.fqn,
-                     fmt::format("ChunkRecord {} is damaged: deltas larger than it", where()));
-    }
-    delta_bytes += delta.length_bytes;
-  }
-  info.box.offsets = std::move(parsed.offsets_elements);
-  return DecodedChunk{.fqn = parsed.fqn, .info = std::move(info)};
+  kv::ChunkView chunk;
+  CAIRN_TRY(chunk.Set(key, bytes));
+  const schema::Digest& digest = *chunk.record().digest();
+  DecodedChunk decoded{.fqn = chunk.fqn(),
+                       .info = {.box = {.offsets = std::vector<uint64_t>(chunk.dimensions()),
+                                        .sizes = std::vector<uint64_t>(chunk.dimensions())},
+                                .extents = chunk.extents().payload,
+                                .deltas = chunk.extents().deltas,
+                                .digest = {.lo = digest.lo(), .hi = digest.hi()},
+                                .since_step = chunk.record().since_step()}};
+  chunk.CopyOffsets(decoded.info.box.offsets);
+  chunk.CopySizes(decoded.info.box.sizes);
+  return decoded;
 }
 
 Result<void> CheckChunk(const TensorInfo& tensor, const ChunkInfo& chunk) {

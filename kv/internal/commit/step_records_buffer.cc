@@ -29,14 +29,19 @@ Result<void> StepRecordsBuffer::Add(Column column, std::string_view key,
   return memory_.size_bytes() < memory_bytes_ ? Result<void>() : Spill();
 }
 
+Result<void> StepRecordsBuffer::AddChunks(std::unique_ptr<uint64_t[]> block, size_t block_bytes,
+                                          std::span<const CollectedRecords::Chunks> chunks) {
+  memory_.AddChunks(std::move(block), block_bytes, chunks);
+  return memory_.size_bytes() < memory_bytes_ ? Result<void>() : Spill();
+}
+
 Result<void> StepRecordsBuffer::Spill() {
   CAIRN_TRY_ASSIGN(const auto writer, TableWriter::Create(*storage_, NewObjectId(epoch_)));
   std::string full;
-  CAIRN_TRY(memory_.ForEachInOrder(
-      [&](Column column, std::string_view key, std::span<const std::byte> value) {
-        full.assign(1, static_cast<char>(column)).append(key);
-        return writer->Add(full, value);
-      }));
+  CAIRN_TRY(memory_.ForEachInOrder([&](const RecordView& record) {
+    full.assign(1, static_cast<char>(record.column)).append(record.key);
+    return writer->Add(full, record.value);
+  }));
   CAIRN_TRY_ASSIGN(const TableInfo table, writer->Finish());
   spilled_.push_back(table);
   memory_.Clear();
@@ -59,7 +64,9 @@ Result<void> StepRecordsBuffer::ForEachInOrder(const CollectedRecords::Callback&
     const std::string_view key = records.key();
     const std::span<const std::byte> value = records.value();
     const std::string_view text(reinterpret_cast<const char*>(value.data()), value.size());
-    CAIRN_TRY(callback(static_cast<Column>(key.front()), key.substr(1), aligned.Assign(text)));
+    CAIRN_TRY(callback({.column = static_cast<Column>(key.front()),
+                        .key = key.substr(1),
+                        .value = aligned.Assign(text)}));
     CAIRN_TRY(records.Next());
   }
   return {};

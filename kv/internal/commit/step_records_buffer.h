@@ -34,6 +34,10 @@ class StepRecordsBuffer {
   /// be spilled.
   Result<void> Add(Column column, std::string_view key, std::span<const std::byte> value);
 
+  /// As Add, for chunks in a block of memory (CollectedRecords::AddChunks).
+  Result<void> AddChunks(std::unique_ptr<uint64_t[]> block, size_t block_bytes,
+                         std::span<const CollectedRecords::Chunks> chunks);
+
   /// Calls `callback` with every record, column by column, ascending by key. Values are aligned to
   /// 8 bytes and valid only during the call.
   Result<void> ForEachInOrder(const CollectedRecords::Callback& callback);

@@ -15,7 +15,7 @@ StepTableWriter::StepTableWriter(uint64_t step, TableStack base,
     : step_(step), base_(std::move(base)), writer_(std::move(writer)) {}
 
 Result<StepTableWriter> StepTableWriter::Create(StoreState& state, const StepEntry* base,
-                                                const StepInfo& info) {
+                                                const StepInfo& info, RecordSource source) {
   std::vector<TableInfo> tables;
   std::vector<SegmentUse> usage;
   if (base != nullptr) {
@@ -24,7 +24,7 @@ Result<StepTableWriter> StepTableWriter::Create(StoreState& state, const StepEnt
   }
   CAIRN_TRY_ASSIGN(TableStack stack, state.tables->OpenStack(tables));
   CAIRN_TRY_ASSIGN(auto delta, DeltaWriter::Create(*state.storage, NewObjectId(state.epoch), stack,
-                                                   TableKey(Column::kTables, "")));
+                                                   TableKey(Column::kTables, ""), source));
   StepTableWriter writer(info.step, std::move(stack), std::move(delta));
   for (const SegmentUse& use : usage) writer.base_segments_[use.segment.id] = use.segment;
   CAIRN_TRY(writer.Write(Column::kSteps, "", EncodeStep(info)));
@@ -39,28 +39,26 @@ Result<void> StepTableWriter::Write(Column column, std::string_view key,
 
 Result<void> StepTableWriter::Add(Column column, std::string_view key,
                                   std::span<const std::byte> value) {
-  if (column == Column::kSegments) {  // written later, in order with those of the base
-    CAIRN_TRY_ASSIGN(const SegmentInfo info, DecodeSegment(value));
-    new_segments_[info.segment_id] = {.id = {.epoch = info.epoch, .id = info.segment_id},
-                                      .record = {value.begin(), value.end()}};
-    return {};
-  }
   if (column == Column::kChunks) {
     CAIRN_TRY_ASSIGN(const ChunkExtents extents, DecodeChunkExtents(value));
-    extents.ForEach([&](const Extent& e) { AddUse(e.segment_id, e.length_bytes); });
+    live_bytes_.Add(extents);
   }
-  return Write(column, key, value);
+  return AddCounted({.column = column, .key = key, .value = value});
 }
 
-void StepTableWriter::AddUse(uint64_t segment_id, uint64_t length_bytes) {
-  if (last_use_ == nullptr || last_use_->first != segment_id) {
-    last_use_ = &*live_bytes_.try_emplace(segment_id, 0).first;
+Result<void> StepTableWriter::AddCounted(const RecordView& record) {
+  if (record.column == Column::kSegments) {  // written later, in order with those of the base
+    CAIRN_TRY_ASSIGN(const SegmentInfo info, DecodeSegment(record.value));
+    new_segments_[info.segment_id] = {.id = {.epoch = info.epoch, .id = info.segment_id},
+                                      .record = {record.value.begin(), record.value.end()}};
+    return {};
   }
-  last_use_->second += length_bytes;
+  key_.assign(1, static_cast<char>(record.column)).append(record.key);
+  return writer_->Add(key_, record.value);
 }
 
 Result<void> StepTableWriter::Finish(StepEntry& entry) {
-  const LiveBytes live_bytes(live_bytes_.begin(), live_bytes_.end());
+  const BytesBySegment live_bytes = live_bytes_.Sorted();
   CAIRN_TRY(AddSegments(live_bytes));
   CAIRN_TRY(AddUsage(live_bytes, entry));
   CAIRN_TRY_ASSIGN(entry.tables, writer_->Finish(EncodeTables));
@@ -75,7 +73,7 @@ Result<void> StepTableWriter::FinishSame(const StepEntry& base, StepEntry& entry
   return {};
 }
 
-Result<void> StepTableWriter::AddSegments(const LiveBytes& live_bytes) {
+Result<void> StepTableWriter::AddSegments(const BytesBySegment& live_bytes) {
   for (const auto& [segment_id, bytes] : live_bytes) {
     const std::string key = NumberKey(segment_id);
     if (const auto found = new_segments_.find(segment_id); found != new_segments_.end()) {
@@ -92,7 +90,7 @@ Result<void> StepTableWriter::AddSegments(const LiveBytes& live_bytes) {
   return {};
 }
 
-Result<void> StepTableWriter::AddUsage(const LiveBytes& live_bytes, StepEntry& entry) {
+Result<void> StepTableWriter::AddUsage(const BytesBySegment& live_bytes, StepEntry& entry) {
   entry.usage_in_table = live_bytes.size() > kMaxInlineSegments;
   for (const auto& [segment_id, bytes] : live_bytes) {
     const auto found = new_segments_.find(segment_id);

@@ -9,12 +9,12 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "kv/error.h"
+#include "kv/internal/commit/live_bytes.h"
 #include "kv/internal/commit/store_state.h"
+#include "kv/internal/parts/stored_record.h"
 #include "kv/internal/root/root_record.h"
 #include "kv/internal/table/delta_writer.h"
 #include "kv/internal/table/table_stack.h"
@@ -26,14 +26,19 @@ namespace cairn::kv::internal {
 /// Threads: one. Requires that no delete removes the base until the step is committed.
 class StepTableWriter {
  public:
-  /// Adds the step's own record. `base` is the step with which the records are compared, or null.
+  /// Adds the step's own record. `base` is the step with which the records are compared, or null;
+  /// `source` is that of the records that are added.
   static Result<StepTableWriter> Create(StoreState& state, const StepEntry* base,
-                                        const StepInfo& info);
+                                        const StepInfo& info, RecordSource source);
 
   /// Adds a record. Requires columns from kTensors to kSegments, and keys in the order of tables.
   /// Of the segments, only the records that the base lacks are needed, and those that no chunk
   /// refers to are left out.
   Result<void> Add(Column column, std::string_view key, std::span<const std::byte> value);
+  /// As Add, for records whose chunks AddUses counts.
+  Result<void> AddCounted(const RecordView& record);
+  /// Adds the bytes that chunks use.
+  void AddUses(const LiveBytes& uses) { live_bytes_.Add(uses); }
 
   /// Makes the table durable and sets the tables and the usage of `entry`. kConflict: the step
   /// uses a segment whose record neither was added nor is in the base. Nothing can be added after
@@ -52,10 +57,9 @@ class StepTableWriter {
 
   StepTableWriter(uint64_t step, TableStack base, std::unique_ptr<DeltaWriter> writer);
   Result<void> Write(Column column, std::string_view key, std::span<const std::byte> value);
-  void AddUse(uint64_t segment_id, uint64_t length_bytes);
-  using LiveBytes = std::map<uint64_t, uint64_t>;  // by segment id
-  Result<void> AddSegments(const LiveBytes& live_bytes);
-  Result<void> AddUsage(const LiveBytes& live_bytes, StepEntry& entry);
+  using BytesBySegment = std::map<uint64_t, uint64_t>;
+  Result<void> AddSegments(const BytesBySegment& live_bytes);
+  Result<void> AddUsage(const BytesBySegment& live_bytes, StepEntry& entry);
 
   uint64_t step_;
   TableStack base_;
@@ -63,8 +67,7 @@ class StepTableWriter {
   std::unique_ptr<DeltaWriter> writer_;
   std::string key_;
   std::map<uint64_t, NewSegment> new_segments_;
-  std::unordered_map<uint64_t, uint64_t> live_bytes_;        // by segment id
-  std::pair<const uint64_t, uint64_t>* last_use_ = nullptr;  // in live_bytes_
+  LiveBytes live_bytes_;
 };
 
 }  // namespace cairn::kv::internal

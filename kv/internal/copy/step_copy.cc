@@ -229,7 +229,8 @@ Result<StepEntry> StepCopier::WriteTable(const SnapshotState::OpenStep& step,
   if (const auto base_step = known_->FindBase(usage)) {
     CAIRN_TRY_ASSIGN(base, current->steps.Find(*base_step));
   }
-  CAIRN_TRY_ASSIGN(StepTableWriter table, StepTableWriter::Create(target_, base.get(), entry.info));
+  CAIRN_TRY_ASSIGN(StepTableWriter table,
+                   StepTableWriter::Create(target_, base.get(), entry.info, RecordSource::kTables));
   uint64_t chunk_count = 0;
   Digest structure;
   for (const Column column :

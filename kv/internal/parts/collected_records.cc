@@ -1,12 +1,9 @@
-// Records in blocks of memory, in lists or in buckets by FQN.
+// Records in blocks of memory, in one list or in buckets by name.
 
 #include "kv/internal/parts/collected_records.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
-
-#include "kv/div.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -14,111 +11,167 @@ namespace {
 constexpr size_t kBlockBytes = 4 << 20;
 constexpr size_t kCacheLineBytes = 64;
 constexpr size_t kPrefetched = 8;  // records
+constexpr size_t kScatteredBytes = 4 * kCacheLineBytes;
+constexpr size_t kPrefetchedBytes = 16 * kCacheLineBytes;
 
-std::string_view FqnOf(std::string_view key) { return key.substr(0, key.find('\0')); }
+/// Returns the FQN at the beginning of a key, with its NUL; the complete key if there is no NUL.
+std::string_view NameOf(std::string_view key) {
+  const size_t end = key.find('\0');
+  return end == std::string_view::npos ? key : key.substr(0, end + 1);
+}
+
+bool HasNames(Column column) {
+  return column == Column::kTensors || column == Column::kChunks || column == Column::kValues;
+}
+
+/// Reads a little of what is needed soon into the cache: processors do not recognize the order in
+/// which records are read well enough.
+void Prefetch(const std::byte* at, size_t bytes) {
+  bytes = std::min(bytes, kPrefetchedBytes);
+  for (size_t i = 0; i < bytes; i += kCacheLineBytes) __builtin_prefetch(at + i);
+}
 
 }  // namespace
 
-void CollectedRecords::Prefetch(const Entry& entry) {
-  const char* const end = entry.value + std::min<size_t>(entry.value_bytes, 4 * kCacheLineBytes);
-  for (const char* at = entry.value - entry.key_bytes; at < end; at += kCacheLineBytes) {
-    __builtin_prefetch(at);
-  }
-}
-
-char* CollectedRecords::Reserve(size_t bytes) {
+std::byte* CollectedRecords::Reserve(size_t bytes) {
   if (bytes > block_left_) {
-    block_left_ = std::max(kBlockBytes, bytes);
-    blocks_.push_back(std::make_unique_for_overwrite<char[]>(block_left_));
-    next_ = blocks_.back().get();
+    const size_t block_bytes = std::max(kBlockBytes, bytes);
+    blocks_.push_back(std::make_unique_for_overwrite<uint64_t[]>(block_bytes / sizeof(uint64_t)));
+    block_left_ = block_bytes;
+    next_ = reinterpret_cast<std::byte*>(blocks_.back().get());
   }
-  char* const reserved = next_;
+  std::byte* const reserved = next_;
   next_ += bytes;
   block_left_ -= bytes;
   bytes_ += bytes;
   return reserved;
 }
 
-CollectedRecords::Entry CollectedRecords::Copy(std::string_view key,
-                                               std::span<const std::byte> value) {
-  const size_t before_value = RoundUp(key.size(), 8);
-  char* const at = Reserve(before_value + RoundUp(value.size(), 8)) + before_value;
-  std::memcpy(at - key.size(), key.data(), key.size());
-  if (!value.empty()) std::memcpy(at, value.data(), value.size());
-  return {.value = at,
-          .value_bytes = static_cast<uint32_t>(value.size()),
-          .key_bytes = static_cast<uint32_t>(key.size())};
+std::byte* CollectedRecords::Copy(std::string_view key, std::span<const std::byte> value) {
+  std::byte* const at = Reserve(StoredRecord::Size(key.size(), value.size()));
+  StoredRecord::Write(at, key, value);
+  return at;
 }
 
 void CollectedRecords::Add(Column column, std::string_view key, std::span<const std::byte> value) {
   ColumnRecords& records = columns_[column];
-  if (records.is_in_order && !records.list.empty() && key < records.list.back().key()) {
-    records.MoveToBuckets();
+  if (records.buckets.empty()) {
+    records.list.Add(Copy(key, value), 0);
+    if (!records.list.is_in_order && HasNames(column)) records.MoveToBuckets();
+    return;
   }
-  if (records.is_in_order) return records.list.push_back(Copy(key, value));
-  const std::string_view fqn = FqnOf(key);
-  records.BucketOf(fqn).Add(Copy(key.substr(fqn.size()), value));
+  const std::string_view name = NameOf(key);
+  records.BucketOf(name).Add(Copy(key.substr(name.size()), value), 0);
 }
 
-void CollectedRecords::Bucket::Add(const Entry& entry) {
-  if (!entries.empty() && entry.key() < entries.back().key()) is_in_order = false;
-  entries.push_back(entry);
+void CollectedRecords::AddChunks(std::unique_ptr<uint64_t[]> block, size_t block_bytes,
+                                 std::span<const Chunks> chunks) {
+  blocks_.push_back(std::move(block));
+  bytes_ += block_bytes;
+  ColumnRecords& column = columns_[Column::kChunks];
+  if (column.buckets.empty()) column.MoveToBuckets();
+  for (const Chunks& added : chunks) column.BucketOf(added.name).Add(added);
+}
+
+void CollectedRecords::Bucket::Add(const std::byte* at, size_t name_bytes) {
+  const StoredRecord record(at);
+  if (last != nullptr && record.key().substr(name_bytes) < last_key()) is_in_order = false;
+  last = at;
+  const std::byte* const end = at + record.size_bytes();
+  if (!ranges.empty() && ranges.back().end == at && ranges.back().name_bytes == name_bytes) {
+    ranges.back().end = end;
+  } else {
+    ranges.push_back({.begin = at, .end = end, .name_bytes = name_bytes});
+  }
+}
+
+void CollectedRecords::Bucket::Add(const Chunks& chunks) {
+  if (!chunks.is_in_order || (last != nullptr && StoredRecord(chunks.begin).key() < last_key())) {
+    is_in_order = false;
+  }
+  last = chunks.last;
+  ranges.push_back({.begin = chunks.begin, .end = chunks.end, .name_bytes = 0});
 }
 
 void CollectedRecords::ColumnRecords::MoveToBuckets() {
-  is_in_order = false;
-  for (Entry& entry : std::exchange(list, {})) {
-    const std::string_view fqn = FqnOf(entry.key());
-    entry.key_bytes -= static_cast<uint32_t>(fqn.size());
-    BucketOf(fqn).Add(entry);
+  for (const Range& range : std::exchange(list, {}).ranges) {
+    for (const std::byte* at = range.begin; at < range.end;) {
+      const StoredRecord record(at);
+      const std::string_view name = NameOf(record.key());
+      BucketOf(name).Add(at, name.size());
+      at += record.size_bytes();
+    }
   }
 }
 
-CollectedRecords::Bucket& CollectedRecords::ColumnRecords::BucketOf(std::string_view fqn) {
+CollectedRecords::Bucket& CollectedRecords::ColumnRecords::BucketOf(std::string_view name) {
   // Most often the bucket is the last one, or the one that followed it in the records of another
   // rank.
   for (size_t i = last_bucket; i < std::min(last_bucket + 2, buckets.size()); ++i) {
-    if (buckets[i].fqn != fqn) continue;
+    if (buckets[i].name != name) continue;
     last_bucket = i;
     return buckets[i];
   }
-  const auto found = by_fqn.find(fqn);
-  if (found != by_fqn.end()) {
+  const auto found = by_name.find(name);
+  if (found != by_name.end()) {
     last_bucket = found->second;
   } else {
     last_bucket = buckets.size();
-    buckets.push_back({.fqn = std::string(fqn)});
-    by_fqn.emplace(buckets.back().fqn, last_bucket);
+    buckets.push_back({.name = std::string(name)});
+    by_name.emplace(buckets.back().name, last_bucket);
   }
   return buckets[last_bucket];
 }
 
 Result<void> CollectedRecords::ForEachInOrder(const Callback& callback) {
-  for (auto& [column, records] : columns_) {
-    for (const Entry& entry : records.list) {
-      CAIRN_TRY(callback(column, entry.key(), entry.Value()));
-    }
-    std::vector<Bucket*> order;
-    for (Bucket& bucket : records.buckets) order.push_back(&bucket);
-    // The order of FQNs is that of the keys, because NUL ends the FQN in them.
-    std::ranges::sort(order, {}, &Bucket::fqn);
-    for (Bucket* const bucket : order) CAIRN_TRY(VisitBucket(column, *bucket, callback));
+  for (const auto& [column, records] : columns_) {
+    CAIRN_TRY(VisitBucket(column, records.list, callback));
+    std::vector<const Bucket*> order;
+    for (const Bucket& bucket : records.buckets) order.push_back(&bucket);
+    // The order of names is that of the keys: no name is the beginning of another one, unless it is
+    // a complete key.
+    std::ranges::sort(order, {}, &Bucket::name);
+    for (const Bucket* const bucket : order) CAIRN_TRY(VisitBucket(column, *bucket, callback));
   }
   return {};
 }
 
-Result<void> CollectedRecords::VisitBucket(Column column, Bucket& bucket,
+Result<void> CollectedRecords::VisitBucket(Column column, const Bucket& bucket,
                                            const Callback& callback) {
-  if (!bucket.is_in_order) std::ranges::stable_sort(bucket.entries, {}, &Entry::key);
-  bucket.is_in_order = true;
-  std::string key = bucket.fqn;
-  for (size_t i = 0; i < bucket.entries.size(); ++i) {
-    // Records of one FQN come from many ranks and are far apart in memory.
-    if (i + kPrefetched < bucket.entries.size()) Prefetch(bucket.entries[i + kPrefetched]);
-    const Entry& entry = bucket.entries[i];
-    key.resize(bucket.fqn.size());
-    key.append(entry.key());
-    CAIRN_TRY(callback(column, key, entry.Value()));
+  std::string key = bucket.name;
+  RecordView view{.column = column};
+  const auto visit = [&](const std::byte* at, size_t name_bytes) {
+    const StoredRecord record(at);
+    key.resize(bucket.name.size());
+    key.append(record.key().substr(name_bytes));
+    view.key = key;
+    view.value = record.value();
+    return callback(view);
+  };
+  if (bucket.is_in_order) {
+    for (const Range& range : bucket.ranges) {
+      for (const std::byte* at = range.begin; at < range.end; at += StoredRecord(at).size_bytes()) {
+        CAIRN_TRY(visit(at, range.name_bytes));
+      }
+    }
+    return {};
+  }
+  struct Entry {
+    const std::byte* at;
+    size_t name_bytes;
+    std::string_view Key() const { return StoredRecord(at).key().substr(name_bytes); }
+  };
+  std::vector<Entry> entries;
+  for (const Range& range : bucket.ranges) {
+    for (const std::byte* at = range.begin; at < range.end; at += StoredRecord(at).size_bytes()) {
+      entries.push_back({.at = at, .name_bytes = range.name_bytes});
+    }
+  }
+  std::ranges::stable_sort(entries, {}, &Entry::Key);
+  for (size_t i = 0; i < entries.size(); ++i) {
+    // Records of one name come from many ranks and are far apart in memory.
+    if (i + kPrefetched < entries.size()) Prefetch(entries[i + kPrefetched].at, kScatteredBytes);
+    CAIRN_TRY(visit(entries[i].at, entries[i].name_bytes));
   }
   return {};
 }

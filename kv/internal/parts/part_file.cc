@@ -12,7 +12,6 @@
 #include <cstring>
 #include <utility>
 
-#include "kv/aligned_bytes.h"
 #include "kv/digest.h"
 #include "kv/internal/io/file.h"
 #include "kv/internal/storage/name_check.h"
@@ -32,6 +31,7 @@ constexpr uint32_t kMaxBlockBytes = 1u << 30;
 constexpr uint64_t kMaxObjectBytes = 2ull << 30;  // one block that does not compress, and 64 MiB
 constexpr uint32_t kMaxDataObjects = 1 << 16;
 constexpr uint32_t kEndMark = 0xffffffff;
+constexpr size_t kDataObjectsAt = 20;
 constexpr size_t kAttemptAt = 56;
 static_assert(kAttemptAt + kMaxAttemptBytes + 16 == kPartHeaderBytes);
 
@@ -78,7 +78,7 @@ std::array<std::byte, kPartHeaderBytes> EncodeHeader(const PartHeader& header) {
   PutLittleEndian<uint32_t>(out, 8, kPartVersion);
   PutLittleEndian(out, 12, header.rank);
   PutLittleEndian(out, 16, header.world_size);
-  PutLittleEndian(out, 20, header.data_objects);
+  PutLittleEndian(out, kDataObjectsAt, header.data_objects);
   PutLittleEndian(out, 24, header.step);
   PutLittleEndian(out, 32, header.created_unix_ns);
   std::ranges::copy(header.store_uuid, out.begin() + 40);
@@ -105,7 +105,7 @@ Result<PartHeader> DecodeHeader(std::span<const std::byte> bytes, const std::str
   PartHeader header;
   header.rank = GetLittleEndian<uint32_t>(bytes, 12);
   header.world_size = GetLittleEndian<uint32_t>(bytes, 16);
-  header.data_objects = GetLittleEndian<uint32_t>(bytes, 20);
+  header.data_objects = GetLittleEndian<uint32_t>(bytes, kDataObjectsAt);
   header.step = GetLittleEndian<uint64_t>(bytes, 24);
   header.created_unix_ns = GetLittleEndian<int64_t>(bytes, 32);
   std::ranges::copy(bytes.subspan(40, 16), header.store_uuid.begin());
@@ -123,7 +123,7 @@ bool IsFor(const PartHeader& header, const PartHeader& expected) {
 /// Calls back with the entries of one block whose checksum is right. Returns their number.
 Result<uint64_t> ReadEntries(std::span<const std::byte> payload, uint32_t entry_count,
                              const PartCallback& callback) {
-  AlignedBytes aligned;
+  RecordView entry;
   size_t at = 0;
   for (uint32_t i = 0; i < entry_count; ++i) {
     if (payload.size() - at < kEntryHeaderBytes)
@@ -137,8 +137,10 @@ Result<uint64_t> ReadEntries(std::span<const std::byte> payload, uint32_t entry_
       return Fail(ErrorCode::kDataLoss, "an entry of impossible size");
     }
     const auto* text = reinterpret_cast<const char*>(payload.data() + at);
-    CAIRN_TRY(callback(static_cast<Column>(column), std::string_view(text, key_bytes),
-                       aligned.Assign(std::string_view(text + key_bytes, value_bytes))));
+    entry.column = static_cast<Column>(column);
+    entry.key = std::string_view(text, key_bytes);
+    entry.value = payload.subspan(at + key_bytes, value_bytes);
+    CAIRN_TRY(callback(entry));
     at += size_t{key_bytes} + value_bytes;
   }
   if (at != payload.size()) return Fail(ErrorCode::kDataLoss, "bytes after the last entry");
@@ -304,6 +306,21 @@ Result<void> ReadPart(Storage& storage, const std::string& name, const PartHeade
 
 Result<std::vector<std::byte>> FetchPart(Storage& storage, const std::string& name) {
   return storage.Read(name, kMaxObjectBytes);
+}
+
+uint64_t ClaimedBytes(std::span<const std::byte> part) {
+  uint64_t claimed_bytes = 0;
+  size_t at = kPartHeaderBytes;
+  while (at < part.size() && part.size() - at >= kBlockHeaderBytes) {
+    const BlockHeader block = DecodeBlockHeader(part.subspan(at).first<kBlockHeaderBytes>());
+    claimed_bytes += block.payload_bytes;
+    at += kBlockHeaderBytes + block.stored_bytes;
+  }
+  return claimed_bytes;
+}
+
+bool HasDataObjects(std::span<const std::byte> part) {
+  return part.size() >= kPartHeaderBytes && GetLittleEndian<uint32_t>(part, kDataObjectsAt) > 0;
 }
 
 Result<void> ReadFetchedPart(Storage& storage, const std::string& name,

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "kv/error.h"
+#include "kv/internal/parts/stored_record.h"
 #include "kv/internal/segment/segment_format.h"
 #include "kv/key.h"
 #include "kv/storage.h"
@@ -68,9 +69,8 @@ class PartWriter {
   uint64_t entry_count_ = 0;
 };
 
-/// Called with each entry. The value is aligned to 8 bytes; both are valid only during the call.
-using PartCallback =
-    std::function<Result<void>(Column, std::string_view key, std::span<const std::byte> value)>;
+/// Called with each entry, which is valid only during the call. The value is not aligned.
+using PartCallback = std::function<Result<void>(const RecordView&)>;
 
 /// Reads and checks the complete part, and calls `callback` with each entry. kNotFound: there is no
 /// such object. kDataLoss: a block is damaged (the error names the object and the offset of the
@@ -81,6 +81,11 @@ Result<void> ReadPart(Storage& storage, const std::string& name, const PartHeade
 /// Returns the bytes of the object `name`, for ReadFetchedPart. The records of a large part are in
 /// other objects, which this does not read. kNotFound: there is no such object.
 Result<std::vector<std::byte>> FetchPart(Storage& storage, const std::string& name);
+/// Returns how long the blocks of `part`, which FetchPart returned, claim to be before compression.
+/// Those in other objects are not counted. ReadFetchedPart calls back with at most this many bytes.
+uint64_t ClaimedBytes(std::span<const std::byte> part);
+/// Returns whether a part that FetchPart returned has blocks in other objects.
+bool HasDataObjects(std::span<const std::byte> part);
 /// As ReadPart, for bytes that FetchPart returned.
 Result<void> ReadFetchedPart(Storage& storage, const std::string& name,
                              std::span<const std::byte> part, const PartHeader& expected,

@@ -26,10 +26,11 @@ DeltaWriter::~DeltaWriter() = default;
 
 Result<std::unique_ptr<DeltaWriter>> DeltaWriter::Create(Storage& storage, const ObjectId& id,
                                                          const TableStack& base,
-                                                         std::string last_key) {
+                                                         std::string last_key,
+                                                         RecordSource source) {
   std::unique_ptr<DeltaWriter> writer(new DeltaWriter(storage, id, base, std::move(last_key)));
   if (writer->base_.empty()) {
-    CAIRN_TRY_ASSIGN(writer->writer_, TableWriter::Create(storage, id));
+    CAIRN_TRY_ASSIGN(writer->writer_, TableWriter::Create(storage, id, source));
     return writer;
   }
   writer->compared_ = std::make_unique<MergeIterator>(writer->base_, TableAccess::kBulk);

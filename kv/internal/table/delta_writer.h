@@ -40,9 +40,11 @@ class DeltaWriter {
  public:
   /// `id` is that of the table to be written. `storage` must outlive the writer. With `last_key`,
   /// the key of the record that Finish adds, records of the base from this key on are ignored.
+  /// `source` is that of the records that are added.
   static Result<std::unique_ptr<DeltaWriter>> Create(Storage& storage, const ObjectId& id,
                                                      const TableStack& base,
-                                                     std::string last_key = {});
+                                                     std::string last_key = {},
+                                                     RecordSource source = RecordSource::kTables);
   /// Discards what was written unless Finish succeeded.
   ~DeltaWriter();
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace cairn::kv::internal {
 namespace {
@@ -15,7 +16,10 @@ void RecordBuffer::Add(std::string_view key, std::span<const std::byte> value) {
                       .value_bytes = static_cast<uint32_t>(value.size())};
   const size_t record_bytes = sizeof(header) + key.size() + value.size();
   if (blocks_.empty() || blocks_.back().capacity() - blocks_.back().size() < record_bytes) {
-    blocks_.emplace_back().reserve(std::max(kBlockBytes, record_bytes));
+    if (unused_.empty()) unused_.emplace_back();
+    blocks_.push_back(std::move(unused_.back()));
+    unused_.pop_back();
+    blocks_.back().reserve(std::max(kBlockBytes, record_bytes));
   }
   std::string& block = blocks_.back();
   block.append(reinterpret_cast<const char*>(&header), sizeof(header));
@@ -26,6 +30,16 @@ void RecordBuffer::Add(std::string_view key, std::span<const std::byte> value) {
 }
 
 void RecordBuffer::Clear() { *this = RecordBuffer(); }
+
+void RecordBuffer::ClearRecords() {
+  for (std::string& block : blocks_) {
+    block.clear();
+    unused_.push_back(std::move(block));
+  }
+  blocks_.clear();
+  record_count_ = 0;
+  size_bytes_ = 0;
+}
 
 RecordBuffer::Cursor::Cursor(const RecordBuffer& buffer) : buffer_(buffer) {
   if (Valid()) Load();

@@ -15,6 +15,8 @@ class RecordBuffer {
   /// Requires a key and a value that CheckRecord accepts.
   void Add(std::string_view key, std::span<const std::byte> value);
   void Clear();
+  /// As Clear, but keeps the memory for the records that follow.
+  void ClearRecords();
 
   uint64_t record_count() const { return record_count_; }
   /// Memory of the records, with what each of them costs.
@@ -47,6 +49,7 @@ class RecordBuffer {
   };
 
   std::vector<std::string> blocks_;  // headers, keys and values
+  std::vector<std::string> unused_;  // empty blocks
   uint64_t record_count_ = 0;
   uint64_t size_bytes_ = 0;
 };

@@ -52,9 +52,11 @@ Result<void> CheckRecord(std::string_view key, std::span<const std::byte> value)
 }
 
 struct TableWriter::State {
-  State(Storage& of_object, std::unique_ptr<ObjectWriter> object, const ObjectId& object_id)
+  State(Storage& of_object, std::unique_ptr<ObjectWriter> object, const ObjectId& object_id,
+        RecordSource of_records)
       : storage(of_object),
         id(object_id),
+        source(of_records),
         name(ObjectName(ObjectKind::kTable, object_id)),
         output(std::move(object)),
         environment(WriteEnvironment(output)),
@@ -65,6 +67,7 @@ struct TableWriter::State {
 
   Storage& storage;
   const ObjectId id;
+  const RecordSource source;
   const std::string name;
   DigestingWriter output;
   std::unique_ptr<rocksdb::Env> environment;
@@ -80,15 +83,16 @@ struct TableWriter::State {
   /// Waits until the batch before is in the table.
   Result<void> AwaitWritten() { return writing.valid() ? writing.get() : Result<void>(); }
 
+  Result<void> Write(std::string_view key, std::span<const std::byte> value) {
+    const rocksdb::Status status = writer->Put(
+        {key.data(), key.size()}, {reinterpret_cast<const char*>(value.data()), value.size()});
+    if (status.ok()) return {};
+    return Fail(TableError(status, "cannot add a record to the table", name));
+  }
+
   Result<void> Write(const RecordBuffer& records) {
     for (RecordBuffer::Cursor record(records); record.Valid(); record.Next()) {
-      const auto value = record.value();
-      const rocksdb::Status status =
-          writer->Put({record.key().data(), record.key().size()},
-                      {reinterpret_cast<const char*>(value.data()), value.size()});
-      if (!status.ok()) {
-        return Fail(TableError(status, "cannot add a record to the table", name));
-      }
+      CAIRN_TRY(Write(record.key(), record.value()));
     }
     return {};
   }
@@ -97,9 +101,10 @@ struct TableWriter::State {
 TableWriter::TableWriter(std::unique_ptr<State> state) : state_(std::move(state)) {}
 TableWriter::~TableWriter() = default;
 
-Result<std::unique_ptr<TableWriter>> TableWriter::Create(Storage& storage, const ObjectId& id) {
+Result<std::unique_ptr<TableWriter>> TableWriter::Create(Storage& storage, const ObjectId& id,
+                                                         RecordSource source) {
   CAIRN_TRY_ASSIGN(auto object, storage.Create(ObjectName(ObjectKind::kTable, id)));
-  auto state = std::make_unique<State>(storage, std::move(object), id);
+  auto state = std::make_unique<State>(storage, std::move(object), id, source);
   const rocksdb::Status opened = state->writer->Open(state->name);
   if (!opened.ok()) return Fail(TableError(opened, "cannot create a table", state->name));
   return std::unique_ptr<TableWriter>(new TableWriter(std::move(state)));
@@ -121,10 +126,12 @@ Result<void> TableWriter::Put(std::string_view key, std::span<const std::byte> v
   }
   state.last_key = key;
   ++state.record_count;
+  if (state.source == RecordSource::kMemory) return state.Write(key, value);
   state.batch.Add(key, value);
   if (state.batch.size_bytes() < kBatchBytes) return {};
   CAIRN_TRY(state.AwaitWritten());
-  state.written = std::exchange(state.batch, {});
+  std::swap(state.written, state.batch);
+  state.batch.ClearRecords();
   // Deferred if the system has no more threads.
   state.writing = std::async(std::launch::async | std::launch::deferred,
                              [&state] { return state.Write(state.written); });

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <thread>
@@ -54,11 +55,12 @@ class RanksTest : public ::testing::Test {
     return store ? *std::move(store) : nullptr;
   }
 
-  /// A writer of one of two ranks at step 1, to which this rank has added one chunk.
+  /// A writer of one of `world_size` ranks at step 1, to which this rank has added one chunk.
   std::unique_ptr<StepWriter> Begin(Store& store, uint32_t rank, const std::string& attempt,
-                                    std::chrono::steady_clock::time_point deadline = kNow) {
+                                    std::chrono::steady_clock::time_point deadline = kNow,
+                                    uint32_t world_size = 2) {
     auto writer = store.Begin(1, {.rank = rank,
-                                  .world_size = 2,
+                                  .world_size = world_size,
                                   .attempt = attempt,
                                   .deadline = deadline,
                                   .decision_deadline = kNow});
@@ -72,15 +74,9 @@ class RanksTest : public ::testing::Test {
     return writer ? *std::move(writer) : nullptr;
   }
 
-  /// Keys in the part of the other rank.
-  Result<std::vector<std::string>> Gather(StepWriter& writer) {
-    std::vector<std::string> keys;
-    CAIRN_TRY(
-        writer.Gather([&](uint32_t rank, Column, std::string_view key, std::span<const std::byte>) {
-          keys.push_back(fmt::format("{}:{}", rank, key.substr(0, 1)));
-          return Result<void>();
-        }));
-    return keys;
+  Result<void> Gather(StepWriter& writer) {
+    OtherRanks others;
+    return writer.Gather(others);
   }
 
   std::string path() const { return dir_ / "store"; }
@@ -164,6 +160,72 @@ TEST_F(RanksTest, APartOfAnotherAttemptUnderTheRightNameIsRefused) {
   std::filesystem::copy_file(path() + "/pending/" + first + "/1.part",
                              path() + "/pending/" + second + "/1.part");
   EXPECT_THAT(Gather(*own), IsError(ErrorCode::kDataLoss, "another rank, attempt or store"));
+}
+
+class ManyRanksTest : public RanksTest {
+ protected:
+  static constexpr uint32_t kRanks = 150;
+
+  void SetUp() override {
+    RanksTest::SetUp();
+    attempt_ = writer_->NextAttempt(1);
+    const auto others = Join(OpenSession());
+    for (uint32_t rank = 1; rank < kRanks; ++rank) {
+      CAIRN_ASSERT_OK(Begin(*others, rank, attempt_, kNow, kRanks)->Prepare({}));
+    }
+  }
+  std::string PartPath(uint32_t rank) const {
+    return fmt::format("{}/pending/{}/{}.part", path(), attempt_, rank);
+  }
+
+  std::string attempt_;
+};
+
+TEST_F(ManyRanksTest, PartsAreAddedInTheOrderOfTheRanks) {
+  const auto own = Begin(*writer_, 0, attempt_, kNever, kRanks);
+  OtherRanks others;
+  CAIRN_ASSERT_OK(own->Gather(others));
+  std::vector<std::string> expected;
+  for (uint32_t rank = 1; rank < kRanks; ++rank) expected.push_back(fmt::format("{}:w", rank));
+  EXPECT_EQ(others.chunks, expected);
+  CAIRN_ASSERT_OK(own->SetStructure(std::vector<std::byte>(8)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo info, own->Commit({}));
+  EXPECT_EQ(info.chunk_count, kRanks);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, writer_->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
+  EXPECT_THAT(damage, IsEmpty());
+}
+
+TEST_F(ManyRanksTest, ADamagedPartIsReportedWhileALaterOneIsAwaited) {
+  for (const uint32_t rank : {5u, 140u}) {
+    std::filesystem::resize_file(PartPath(rank), std::filesystem::file_size(PartPath(rank)) - 1);
+  }
+  std::filesystem::remove(PartPath(149));
+  const auto own = Begin(*writer_, 0, attempt_, kNever, kRanks);
+  EXPECT_THAT(Gather(*own), IsError(ErrorCode::kDataLoss, "/5.part"));
+}
+
+TEST_F(RanksTest, ALargePartIsAddedInPieces) {
+  const auto other = Join(OpenSession());
+  const std::string attempt = writer_->NextAttempt(1);
+  const auto part = Begin(*other, 1, attempt);
+  std::vector<Extent> extents;
+  for (uint64_t i = 0; i < 500; ++i) {
+    extents.push_back({.segment_id = 1 + i % 2, .offset_bytes = i << 20, .length_bytes = 64 << 10});
+  }
+  const uint64_t length_bytes = extents.size() * (64 << 10);
+  constexpr uint64_t kChunks = 2500;  // about 40 MB of records
+  for (uint64_t i = 0; i < kChunks; ++i) {
+    CAIRN_ASSERT_OK(part->AddChunk(ChunkKey("x", std::array{i * length_bytes}),
+                                   std::array{length_bytes}, Extents(extents), {}, 5,
+                                   /*reused=*/true));
+  }
+  CAIRN_ASSERT_OK(part->Prepare({}));
+  const auto own = Begin(*writer_, 0, attempt, kNever);
+  OtherRanks others;
+  CAIRN_ASSERT_OK(own->Gather(others));
+  EXPECT_EQ(others.chunks.size(), kChunks + 1);
+  EXPECT_EQ(std::ranges::count(others.chunks, "1:x"), kChunks);
 }
 
 TEST_F(RanksTest, TheNextWriterRemovesWhatDeadRanksLeft) {

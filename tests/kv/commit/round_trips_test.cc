@@ -162,9 +162,8 @@ Result<std::unique_ptr<StepWriter>> BeginRank(Store& store, uint64_t step,
 
 Result<void> CommitRankZero(StepWriter& writer, bool has_ranks, uint64_t step) {
   if (has_ranks) {
-    CAIRN_TRY(writer.Gather([](uint32_t, Column, std::string_view, std::span<const std::byte>) {
-      return Result<void>();
-    }));
+    OtherRanks others;
+    CAIRN_TRY(writer.Gather(others));
   }
   CAIRN_TRY(writer.SetStructure(std::as_bytes(std::span("s"))));
   StepSummary summary;

@@ -51,15 +51,14 @@ Result<void> AddAll(StepRecordsBuffer& buffer, const Records& records) {
 
 Result<Records> ReadAll(StepRecordsBuffer& buffer) {
   Records records;
-  CAIRN_TRY(buffer.ForEachInOrder(
-      [&](Column column, std::string_view key, std::span<const std::byte> value) -> Result<void> {
-        EXPECT_EQ(reinterpret_cast<uintptr_t>(value.data()) % 8, 0u);
-        const auto [added, is_new] =
-            records.insert({{column, std::string(key)}, {value.begin(), value.end()}});
-        EXPECT_TRUE(is_new);
-        EXPECT_EQ(std::next(added), records.end()) << "not in order";
-        return {};
-      }));
+  CAIRN_TRY(buffer.ForEachInOrder([&](const RecordView& record) -> Result<void> {
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(record.value.data()) % 8, 0u);
+    const auto [added, is_new] = records.insert(
+        {{record.column, std::string(record.key)}, {record.value.begin(), record.value.end()}});
+    EXPECT_TRUE(is_new);
+    EXPECT_EQ(std::next(added), records.end()) << "not in order";
+    return {};
+  }));
   return records;
 }
 
@@ -93,6 +92,68 @@ TEST_F(StepRecordsBufferTest, RecordsMayBeginInOrder) {
     }
     CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ReadAll(buffer));
     EXPECT_TRUE(read == records) << stride;
+  }
+}
+
+/// Adds chunks of `name` in one block. Their keys are the offsets and the bytes of the offset.
+Result<void> AddBlock(StepRecordsBuffer& buffer, const std::string& name,
+                      std::span<const uint64_t> offsets, Records& records) {
+  size_t block_bytes = 0;
+  std::vector<std::string> keys;
+  for (const uint64_t offset : offsets) {
+    keys.push_back(NumberKey(offset));
+    block_bytes += StoredRecord::Size(8, 8);
+  }
+  auto block = std::make_unique<uint64_t[]>(block_bytes / 8);
+  auto* next = reinterpret_cast<std::byte*>(block.get());
+  CollectedRecords::Chunks chunks{.name = name, .begin = next};
+  for (const std::string& key : keys) {
+    const auto value = std::as_bytes(std::span(key));
+    if (chunks.last != nullptr && key < StoredRecord(chunks.last).key()) chunks.is_in_order = false;
+    StoredRecord::Write(next, key, value);
+    records[{Column::kChunks, name + key}] = {value.begin(), value.end()};
+    chunks.last = next;
+    next += StoredRecord(next).size_bytes();
+  }
+  chunks.end = next;
+  return buffer.AddChunks(std::move(block), block_bytes, {&chunks, 1});
+}
+
+TEST_F(StepRecordsBufferTest, BlocksOfChunksFollowRecordsInAnyOrder) {
+  // The last two blocks of "b" are not in order, neither with each other nor by themselves.
+  for (const uint64_t memory_bytes : {StepRecordsBuffer::kMemoryBytes, uint64_t{200}}) {
+    const std::string a = FqnKey("a"), b = FqnKey("b"), c = FqnKey("c");
+    StepRecordsBuffer buffer(storage_, 1, memory_bytes);
+    Records records;
+    for (const std::string& name : {a, b}) {
+      const std::string key = name + NumberKey(1);
+      records[{Column::kChunks, key}] = RandomBytes(1, 30);
+      CAIRN_ASSERT_OK(buffer.Add(Column::kChunks, key, RandomBytes(1, 30)));
+    }
+    CAIRN_ASSERT_OK(AddBlock(buffer, c, std::array<uint64_t, 2>{5, 6}, records));
+    CAIRN_ASSERT_OK(AddBlock(buffer, a, std::array<uint64_t, 2>{2, 300}, records));
+    CAIRN_ASSERT_OK(AddBlock(buffer, b, std::array<uint64_t, 3>{7, 9, 8}, records));
+    CAIRN_ASSERT_OK(AddBlock(buffer, b, std::array<uint64_t, 2>{2, 3}, records));
+    const std::string key = a + NumberKey(100);
+    records[{Column::kChunks, key}] = RandomBytes(2, 3);
+    CAIRN_ASSERT_OK(buffer.Add(Column::kChunks, key, RandomBytes(2, 3)));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ReadAll(buffer));
+    EXPECT_TRUE(read == records) << memory_bytes;
+  }
+}
+
+// The key of a segment may contain NUL anywhere, or nowhere.
+TEST_F(StepRecordsBufferTest, KeysWithoutANameAreSorted) {
+  for (const Column column : {Column::kSegments, Column::kChunks}) {
+    StepRecordsBuffer buffer(storage_, 1);
+    Records records;
+    for (const std::string_view key : {std::string_view("b\0a", 3), std::string_view("b"),
+                                       std::string_view("a\0", 2), std::string_view("\0", 1)}) {
+      records[{column, std::string(key)}] = RandomBytes(1, 5);
+      CAIRN_ASSERT_OK(buffer.Add(column, key, RandomBytes(1, 5)));
+    }
+    CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ReadAll(buffer));
+    EXPECT_TRUE(read == records);
   }
 }
 

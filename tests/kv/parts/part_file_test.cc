@@ -49,13 +49,11 @@ class PartFileTest : public ::testing::Test {
   Result<std::vector<Entry>> Read() { return ReadAs(header_); }
   Result<std::vector<Entry>> ReadAs(const PartHeader& expected) {
     std::vector<Entry> entries;
-    CAIRN_TRY(ReadPart(
-        *storage_, kName, expected,
-        [&](Column column, std::string_view key, std::span<const std::byte> value) -> Result<void> {
-          EXPECT_EQ(reinterpret_cast<uintptr_t>(value.data()) % 8, 0u);
-          entries.push_back({column, std::string(key), {value.begin(), value.end()}});
-          return {};
-        }));
+    CAIRN_TRY(ReadPart(*storage_, kName, expected, [&](const RecordView& record) -> Result<void> {
+      entries.push_back(
+          {record.column, std::string(record.key), {record.value.begin(), record.value.end()}});
+      return {};
+    }));
     return entries;
   }
   std::vector<std::byte> Object() { return storage_->Read(kName, 1 << 30).value(); }
@@ -136,6 +134,7 @@ TEST_F(LargePartTest, IsSeveralObjectsOfLimitedSize) {
   }
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto entries, Read());
   EXPECT_TRUE(entries == entries_);
+  EXPECT_TRUE(HasDataObjects(Object()));
 }
 
 TEST_F(LargePartTest, MissingSwappedOrDamagedObjectsAreRefused) {
@@ -204,6 +203,20 @@ TEST_F(PartFileTest, RandomBytesWithARightHeaderAreRefused) {
   }
 }
 
+TEST_F(PartFileTest, ClaimedBytesAreThoseOfTheBlocksInThePart) {
+  uint64_t entry_bytes = 0;
+  for (const Entry& entry : entries_) entry_bytes += 12 + entry.key.size() + entry.value.size();
+  CAIRN_ASSERT_OK(Write());
+  std::vector<std::byte> bytes = Object();
+  EXPECT_EQ(ClaimedBytes(bytes), entry_bytes + 8);  // with the end block
+  EXPECT_FALSE(HasDataObjects(bytes));
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_LE(ClaimedBytes(std::span(bytes).first(size)), entry_bytes + 8);
+  }
+  PutLittleEndian<uint32_t>(bytes, kPartHeaderBytes, 0xffffffff);
+  EXPECT_EQ(ClaimedBytes(bytes), 0xffffffff + uint64_t{8});
+}
+
 TEST_F(PartFileTest, BlockThatClaimsToBeHugeAllocatesNothing) {
   CAIRN_ASSERT_OK(Write());
   std::vector<std::byte> bytes = Object();
@@ -253,11 +266,10 @@ TEST_F(PartFileTest, PartOfAnotherRankAttemptStepOrStoreIsRefused) {
 TEST_F(PartFileTest, ErrorOfTheCallbackEndsTheRead) {
   CAIRN_ASSERT_OK(Write());
   int calls = 0;
-  const auto result =
-      ReadPart(*storage_, kName, header_, [&](Column, std::string_view, auto) -> Result<void> {
-        ++calls;
-        return Fail(ErrorCode::kCancelled, "enough");
-      });
+  const auto result = ReadPart(*storage_, kName, header_, [&](const RecordView&) -> Result<void> {
+    ++calls;
+    return Fail(ErrorCode::kCancelled, "enough");
+  });
   EXPECT_THAT(result, IsError(ErrorCode::kCancelled, "enough"));
   EXPECT_EQ(calls, 1);
 }
