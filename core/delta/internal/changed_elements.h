@@ -13,28 +13,29 @@
 
 namespace cairn::core::internal {
 
-/// One bit per element of a page; unused bits of the last word are 0.
-using ElementBits = std::array<uint64_t, kv::kPageBytes / 64>;
+/// The positions of some elements of a page, ascending.
+struct ElementList {
+  /// With room for a vector after the last position.
+  std::array<uint16_t, kv::kPageBytes + 64> positions;
+  uint32_t count = 0;
 
-struct PageElements {
-  ElementBits sparse;  // changed and not dense
-  ElementBits dense;   // unspecified if the threshold is 0
+  std::span<const uint16_t> span() const { return std::span(positions).first(count); }
+  void SetEnd(const uint16_t* end) { count = static_cast<uint32_t>(end - positions.data()); }
 };
 
-/// Fills the bits of the elements of `page`. Requires `base.size() == page.size()`, a multiple of
-/// `element_bytes` (1, 2, 4 or 8) and at most kPageBytes. No alignment is required.
+struct PageElements {
+  ElementList sparse;  // changed and not dense
+  ElementList dense;
+};
+
+/// Lists the elements of `page` that a delta contains. Requires `base.size() == page.size()`, a
+/// multiple of `element_bytes` (1, 2, 4 or 8) and at most kPageBytes. No alignment is required.
 void FindElements(uint32_t element_bytes, std::span<const std::byte> base,
                   std::span<const std::byte> page, uint8_t threshold, PageElements& found);
 
-/// Fills the bits of the dense elements only. Requires the same of `base` as FindElements.
+/// Lists the dense elements of `base`. Requires a length that is a multiple of `element_bytes`
+/// (1, 2, 4 or 8) and at most kPageBytes, and a threshold that is not 0.
 void FindDenseElements(uint32_t element_bytes, std::span<const std::byte> base, uint8_t threshold,
-                       ElementBits& dense);
-
-/// The positions of set bits, with room for what ListElements writes after the last one.
-using ElementList = std::array<uint16_t, kv::kPageBytes + 64>;
-
-/// Fills `list` with the positions of the bits that are set, ascending, and returns their number.
-/// Reads the bits of `element_count` elements.
-uint32_t ListElements(const ElementBits& bits, uint64_t element_count, ElementList& list);
+                       ElementList& dense);
 
 }  // namespace cairn::core::internal

@@ -54,10 +54,7 @@ void PackSymbols(std::span<const std::byte> symbols, std::vector<std::byte>& pac
 void DeltaEncoder::FreeContext::operator()(ZSTD_CCtx_s* context) const { ZSTD_freeCCtx(context); }
 
 DeltaEncoder::DeltaEncoder()
-    : elements_(std::make_unique<PageElements>()),
-      sparse_list_(std::make_unique<ElementList>()),
-      dense_list_(std::make_unique<ElementList>()),
-      context_(ZSTD_createCCtx()) {
+    : elements_(std::make_unique<PageElements>()), context_(ZSTD_createCCtx()) {
   if (!context_) throw std::bad_alloc();
   const auto set = [&](ZSTD_cParameter parameter, int value) {
     CAIRN_CHECK(!ZSTD_isError(ZSTD_CCtx_setParameter(context_.get(), parameter, value)));
@@ -96,11 +93,8 @@ void DeltaEncoder::EncodePage(std::span<const std::byte> base, std::span<const s
   if (changed_pages_ % kPagesPerThreshold == 0) threshold_ = ChooseThreshold<T>(base, page);
 
   FindElements(element_bytes_, base, page, threshold_, *elements_);
-  const std::span<const uint16_t> sparse(
-      sparse_list_->data(), ListElements(elements_->sparse, element_count, *sparse_list_));
-  const std::span<const uint16_t> dense(
-      dense_list_->data(),
-      threshold_ == 0 ? 0 : ListElements(elements_->dense, element_count, *dense_list_));
+  const auto sparse = elements_->sparse.span();
+  const auto dense = elements_->dense.span();
   if (sparse.empty() &&
       (dense.empty() || std::memcmp(base.data(), page.data(), page.size()) == 0)) {
     pages_.push_back({});
@@ -157,11 +151,16 @@ size_t DeltaEncoder::StreamBytes() const {
 
 void DeltaEncoder::AppendGaps(std::span<const uint16_t> positions, size_t element_count) {
   const size_t begin = gaps_.size();
-  gaps_.resize(begin + positions.size() + element_count / kGapSkip);
+  gaps_.resize(begin + positions.size() + element_count / kGapSkip + 1);
   std::byte* out = gaps_.data() + begin;
   uint32_t next = 0;  // the element after the last one that changed
   for (const uint32_t position : positions) {
     uint32_t gap = position - next;
+    // At most one skip, as most gaps have, without a branch, which would often be mispredicted.
+    *out = std::byte{kGapSkip};
+    const bool is_skip = gap >= kGapSkip;
+    out += is_skip;
+    gap -= is_skip ? kGapSkip : 0;
     for (; gap >= kGapSkip; gap -= kGapSkip) *out++ = std::byte{kGapSkip};
     *out++ = static_cast<std::byte>(gap);
     next = position + 1;
@@ -201,18 +200,16 @@ uint8_t DeltaEncoder::ChooseThreshold(std::span<const std::byte> base,
                                       std::span<const std::byte> page) {
   const size_t element_count = page.size() / sizeof(T);
   FindElements(element_bytes_, base, page, 0, *elements_);
-  const uint32_t changed_count = ListElements(elements_->sparse, element_count, *sparse_list_);
-  if (changed_count < 32) return 0;
+  const auto positions = elements_->sparse.span();
+  if (positions.size() < 32) return 0;
   std::array<uint32_t, 256> changed{};
-  for (uint32_t i = 0; i < changed_count; ++i) {
-    ++changed[TopBits(Load<T>(base, (*sparse_list_)[i]))];
-  }
+  for (const size_t i : positions) ++changed[TopBits(Load<T>(base, i))];
   constexpr size_t kSampleStep = 7;  // odd, so that the columns of a matrix are sampled evenly
   std::array<uint32_t, 256> sampled{};
   for (size_t i = 0; i < element_count; i += kSampleStep) ++sampled[TopBits(Load<T>(base, i))];
 
   const double gap_bits =
-      1.44 + std::log2(static_cast<double>(element_count) / static_cast<double>(changed_count));
+      1.44 + std::log2(static_cast<double>(element_count) / static_cast<double>(positions.size()));
   double saved_bits = 0;
   double most_saved_bits = 0;
   uint8_t threshold = 0;

@@ -94,8 +94,6 @@ class DeltaEncoder {
 
   // Scratch.
   std::unique_ptr<PageElements> elements_;
-  std::unique_ptr<ElementList> sparse_list_;
-  std::unique_ptr<ElementList> dense_list_;
   std::vector<std::byte> page_table_;
   std::vector<std::byte> packed_sparse_;
   std::vector<std::byte> packed_dense_;

@@ -2,6 +2,7 @@
 
 #include "core/delta/internal/changed_elements.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #define HWY_WANT_AVX3_DL 1  // as in changed_elements.cc
@@ -16,6 +17,7 @@
 namespace cairn::core::internal {
 namespace {
 
+using ::testing::ElementsAreArray;
 using testing::SeededRandom;
 
 /// Selects one set of instructions until the end of the scope.
@@ -42,13 +44,8 @@ TYPED_TEST_SUITE(ChangedElementsTest, ElementTypes);
 template <typename T>
 void ExpectFound(const std::vector<T>& base, const std::vector<T>& page, uint8_t threshold) {
   auto found = std::make_unique<PageElements>();
-  auto dense = std::make_unique<ElementBits>();
-  auto list = std::make_unique<ElementList>();
   FindElements(sizeof(T), std::as_bytes(std::span(base)), std::as_bytes(std::span(page)), threshold,
                *found);
-  if (threshold != 0) {
-    FindDenseElements(sizeof(T), std::as_bytes(std::span(base)), threshold, *dense);
-  }
   std::vector<uint16_t> expected_sparse;
   std::vector<uint16_t> expected_dense;
   for (size_t i = 0; i < base.size(); ++i) {
@@ -58,14 +55,12 @@ void ExpectFound(const std::vector<T>& base, const std::vector<T>& page, uint8_t
       expected_sparse.push_back(static_cast<uint16_t>(i));
     }
   }
-  const auto listed = [&](const ElementBits& bits) {
-    const uint32_t count = ListElements(bits, base.size(), *list);
-    return std::vector<uint16_t>(list->begin(), list->begin() + count);
-  };
-  EXPECT_EQ(listed(found->sparse), expected_sparse);
+  EXPECT_THAT(found->sparse.span(), ElementsAreArray(expected_sparse));
+  EXPECT_THAT(found->dense.span(), ElementsAreArray(expected_dense));
   if (threshold == 0) return;
-  EXPECT_EQ(listed(found->dense), expected_dense);
-  EXPECT_EQ(listed(*dense), expected_dense);
+  auto dense = std::make_unique<ElementList>();
+  FindDenseElements(sizeof(T), std::as_bytes(std::span(base)), threshold, *dense);
+  EXPECT_THAT(dense->span(), ElementsAreArray(expected_dense));
 }
 
 TYPED_TEST(ChangedElementsTest, FindsTheSameWithEverySetOfInstructions) {
