@@ -5,6 +5,9 @@
 #include <gtest/gtest.h>
 #include <zstd.h>
 
+#include <set>
+#include <utility>
+
 #include "core/delta/internal/delta.h"
 #include "schema/little_endian.h"
 #include "tests/core/delta/delta_fixture.h"
@@ -161,6 +164,53 @@ TEST_P(DeltaDamageTest, RefusesOrDecodesWrongBytesInEveryStream) {
       ExpectRefusedOrDecoded(WithStreams(sample.delta, wrong, page_count, GetParam()), sample);
     }
   }
+}
+
+TEST(DeltaStreamTest, RefusesEveryStreamThatIsTooShortOrTooLong) {
+  for (const uint16_t large_difference : {50, 1000}) {  // in a byte, and in the planes
+    std::vector<uint16_t> base(100, 7);
+    std::vector<uint16_t> chunk = base;
+    ++chunk[20];
+    chunk[60] += large_difference;
+    const Bytes delta = Encode(2, ToBytes(base), ToBytes(chunk));
+    const auto streams = StreamsOf(delta, 1, 2);
+    for (size_t i = 0; i < streams.size(); ++i) {
+      std::set<size_t> lengths = {0, streams[i].size() + 1};
+      if (!streams[i].empty()) lengths.insert(streams[i].size() - 1);
+      lengths.erase(streams[i].size());
+      for (const size_t length : lengths) {
+        auto wrong = streams;
+        wrong[i].resize(length);
+        EXPECT_THAT(Delta::Parse(WithStreams(delta, wrong, 1, 2), 200),
+                    IsError(ErrorCode::kDataLoss, "delta"))
+            << "stream " << i << " with " << length << " bytes";
+      }
+    }
+  }
+}
+
+TEST(DeltaStreamTest, RefusesDenseElementsWithoutAThreshold) {
+  std::vector<uint16_t> base(100, 7);
+  std::vector<uint16_t> chunk = base;
+  ++chunk[20];
+  const Bytes delta = Encode(2, ToBytes(base), ToBytes(chunk));
+  auto streams = StreamsOf(delta, 1, 2);
+  streams[0][3] = std::byte{1};
+  streams[3].resize(1);
+  EXPECT_THAT(Delta::Parse(WithStreams(delta, streams, 1, 2), 200),
+              IsError(ErrorCode::kDataLoss, "threshold"));
+}
+
+TEST(DeltaStreamTest, RefusesAStreamThatCannotBeDecompressed) {
+  const std::vector<uint16_t> base(1000, 7);
+  std::vector<uint16_t> chunk = base;
+  for (size_t i = 0; i < chunk.size(); i += 5) ++chunk[i];
+  Bytes delta = Encode(2, ToBytes(base), ToBytes(chunk));
+  const size_t entry = DeltaDirectoryOffset(1) + kStreamEntryBytes;  // of the gaps
+  ASSERT_LT(schema::GetLittleEndian<uint32_t>(delta, entry + 4),
+            schema::GetLittleEndian<uint32_t>(delta, entry));
+  delta[DeltaStreamsOffset(1, 2) + kDeltaPageBytes] ^= std::byte{1};  // zstd's magic number
+  EXPECT_THAT(Delta::Parse(delta, 2000), IsError(ErrorCode::kDataLoss, "cannot be decompressed"));
 }
 
 // A base whose elements are dense in other places, and in another number.

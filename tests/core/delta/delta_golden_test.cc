@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <fstream>
 #include <iterator>
-#include <regex>
 #include <string>
 #include <string_view>
 
@@ -29,13 +28,12 @@ Bytes FromHex(std::string_view digits) {
 Bytes ReadDump(const std::string& path) {
   std::ifstream page(path);
   EXPECT_TRUE(page) << path;
-  const std::regex dump_line("[0-9a-f]{4}: ((?:[0-9a-f]{2} ?)+)  .*");
   Bytes bytes;
   for (std::string line; std::getline(page, line);) {
-    std::smatch match;
-    if (!std::regex_match(line, match, dump_line)) continue;
+    const size_t comment = line.find("  ");
+    if (line.find(": ") != 4 || comment == std::string::npos) continue;
     EXPECT_EQ(std::stoul(line.substr(0, 4), nullptr, 16), bytes.size()) << line;
-    std::string digits = match[1];
+    std::string digits = line.substr(6, comment - 6);
     std::erase(digits, ' ');
     std::ranges::copy(FromHex(digits), std::back_inserter(bytes));
   }
