@@ -77,6 +77,9 @@ Result<ChunkExtents> ReadWithDeltas(const schema::ChunkRecord& chunk) {
   }
   ChunkExtents extents;
   CAIRN_TRY_ASSIGN(extents.payload, ReadSeveral(*chunk.extents()));
+  if (extents.payload.length_bytes() > kMaxBytesWithDeltas) {
+    return Fail(DamagedRecord("it is too long to have deltas"));
+  }
   CAIRN_TRY_ASSIGN(extents.deltas, ReadDeltas(*deltas));
   return extents;
 }

@@ -66,6 +66,8 @@ class Extents {
 
 /// The largest number of deltas that a chunk may have.
 inline constexpr size_t kMaxDeltas = 64;
+/// Length of the longest chunk that may have deltas.
+inline constexpr uint64_t kMaxBytesWithDeltas = uint64_t{1} << 30;
 
 /// Everything that is stored of one chunk. Without deltas, `payload` is its bytes. Otherwise it is
 /// the bytes of an earlier version of the same length, and each delta leads from one version to the

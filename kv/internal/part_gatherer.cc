@@ -64,7 +64,9 @@ Result<void> PartGatherer::AddAll() {
     for (const auto& part : batch->parts) largest = std::max(largest, part.size());
     batch->records->Clear();
     unused_.push_back(std::move(batch->records));
-    const size_t count = std::clamp<size_t>(kBatchBytes / largest, 1, kMaxBatch);
+    // Later parts may be larger than those so far, so batches grow slowly.
+    const size_t most = std::min(kMaxBatch, 2 * batch->parts.size());
+    const size_t count = std::clamp<size_t>(kBatchBytes / largest, 1, most);
     // Of large parts, one is fetched while another one is added.
     const size_t loading = largest > kBatchBytes ? 1 : threads;
     while (loading_.size() < loading && next_rank_ < attempt_.options.world_size) {
@@ -117,10 +119,12 @@ Result<void> PartGatherer::FetchInTurn(uint64_t turn, Batch& batch) {
   };
   turns_.Await(turn);
   const Turn ending{turns_};
-  return ForEachRequest(storage_, batch.parts.size(), [&](size_t i) -> Result<void> {
+  auto fetched = ForEachRequest(storage_, batch.parts.size(), [&](size_t i) -> Result<void> {
     CAIRN_TRY_ASSIGN(batch.parts[i], AwaitPart(batch.first + static_cast<uint32_t>(i)));
     return {};
   });
+  if (!fetched) is_cancelled_ = true;  // the turns after this one would wait in vain
+  return fetched;
 }
 
 /// Returns the part. Returns the failure of a rank, or kUnavailable if the part is missing at the

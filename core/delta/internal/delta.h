@@ -18,7 +18,7 @@ namespace cairn::core::internal {
 /// or writes outside of its memory. Whether the decoded bytes are what was saved is for the caller
 /// to check, with the page digests.
 ///
-/// Ownership: owns its memory, at most about twice the length of the chunk.
+/// Ownership: owns its memory, at most about three times the length of the chunk.
 /// Threads: const members may be called from several threads at once.
 class Delta {
  public:

@@ -161,7 +161,7 @@ std::span<ChunkReader::ReadPart> ChunkReader::TakeGroup(std::span<ReadPart>& res
   size_t end = 0;
   while (end < rest.size() && delta_bytes <= kMaxDeltaBytes) {
     const std::shared_ptr<Job>& job = rest[end].job;
-    for (const kv::Extent& delta : job->chunk.deltas) delta_bytes += delta.length_bytes;
+    delta_bytes += DeltaCost(job->chunk);
     while (end < rest.size() && rest[end].job == job) ++end;
   }
   const std::span<ReadPart> group = rest.first(end);

@@ -245,20 +245,43 @@ class Update {
     return {};
   }
 
-  /// Updates the chunks that have deltas, and removes them from memory_. Reads the deltas of a
-  /// limited number of bytes at a time.
+  /// Returns the chunks that share memory with another one, as tied weights do that the store has
+  /// as separate tensors. A delta must not be applied to them twice.
+  std::set<const ChunkMemory*> FindOverlaps() const {
+    std::vector<const ChunkMemory*> sorted;
+    for (const ChunkMemory& memory : memory_) sorted.push_back(&memory);
+    std::ranges::sort(sorted, {}, [](const ChunkMemory* one) { return one->bytes.data(); });
+    std::set<const ChunkMemory*> overlaps;
+    const ChunkMemory* farthest = nullptr;  // of those so far, the one that ends last
+    for (const ChunkMemory* const one : sorted) {
+      if (farthest != nullptr &&
+          one->bytes.data() < farthest->bytes.data() + farthest->bytes.size()) {
+        overlaps.insert({one, farthest});
+      }
+      const bool is_farther =
+          farthest == nullptr ||
+          one->bytes.data() + one->bytes.size() > farthest->bytes.data() + farthest->bytes.size();
+      if (is_farther) farthest = one;
+    }
+    return overlaps;
+  }
+
+  /// Updates the chunks that have deltas, and removes them from memory_. Reads a limited number of
+  /// deltas at a time.
   Result<void> ApplyDeltas() {
+    const std::set<const ChunkMemory*> overlaps = FindOverlaps();
     std::vector<const ChunkMemory*> batch;
     uint64_t bytes = 0;
     for (const ChunkMemory& memory : memory_) {
       const ChunkInfo& chunk = memory.updated->chunk;
       if (chunk.deltas.empty()) continue;
-      if (!memory.updated->base_deltas) {  // its earlier version is not in memory
+      // Read completely: its earlier version is not in memory, or would be changed twice.
+      if (!memory.updated->base_deltas || overlaps.contains(&memory)) {
         complete_.push_back(RequestOf(memory));
         continue;
       }
       batch.push_back(&memory);
-      for (const kv::Extent& delta : chunk.deltas) bytes += delta.length_bytes;
+      bytes += DeltaCost(chunk);
       if (bytes <= kMaxDeltaBytes) continue;
       CAIRN_TRY(ApplyDeltasTo(batch));
       batch.clear();

@@ -44,8 +44,9 @@ bool ChunkDeltas::IsPossible(const PlannedChunk& chunk) const {
 }
 
 void ChunkDeltas::CheckStaged(PlannedChunk& chunk) const {
-  const bool allowed =
-      IsPossible(chunk) && chunk.delta.size() <= MaxNextDeltaBytes(chunk, chunk.length_bytes);
+  // The base is found by its number, and may have been replaced since the state was staged.
+  const bool allowed = IsPossible(chunk) && chunk.base->digest == chunk.delta_base &&
+                       chunk.delta.size() <= MaxNextDeltaBytes(chunk, chunk.length_bytes);
   if (!allowed) chunk.delta.clear();
 }
 
@@ -140,7 +141,9 @@ void ChunkDeltas::EncodeChunk(Job& job, size_t worker) {
   }
   for (; page < chunk.page_digests.size(); ++page) encoder.AddUnchangedPage();
   const auto delta = encoder.Finish(chunk.page_digests, max_bytes);
-  if (delta) chunk.delta.assign(delta->begin(), delta->end());
+  if (!delta) return;
+  chunk.delta.assign(delta->begin(), delta->end());
+  chunk.delta_base = chunk.base->digest;
 }
 
 }  // namespace cairn::core::internal

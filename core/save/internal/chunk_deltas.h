@@ -45,7 +45,8 @@ class ChunkDeltas {
   bool IsWorthEncoding(const PlannedChunk& chunk) const {
     return !plan_.has_deltas && IsPossible(chunk);
   }
-  /// Removes a delta that was encoded when the chunk was staged, if the chunk must not have it.
+  /// Removes a delta that was encoded when the chunk was staged, if the chunk must not have it or
+  /// its base is not that of the delta.
   void CheckStaged(PlannedChunk& chunk) const;
 
   /// Sets `delta` of those chunks for which a delta pays off. An error of a read is ignored: the

@@ -66,6 +66,7 @@ PlannedChunk ChunkSource::Make() const {
     chunk.digest = kv::RootDigest(chunk.page_digests, chunk.length_bytes);
     if (!shard.pages[i].changed.empty()) chunk.changed_pages = &shard.pages[i].changed;
     chunk.delta = shard.pages[i].delta;
+    chunk.delta_base = shard.pages[i].delta_base;
   }
   if (chunk_index == shard.first_chunk) {
     chunk.alignment = FirstAlignment(shard);

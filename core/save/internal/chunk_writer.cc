@@ -74,12 +74,13 @@ void ChunkWriter::PlanChanges(Window& window) {
   std::vector<PlannedChunk*> probed;
   std::vector<const ChunkInfo*> bases;
   for (PlannedChunk& chunk : window.chunks) {
+    if (!chunk.delta.empty() && deltas_) deltas_->CheckStaged(chunk);
+    if (!deltas_) chunk.delta.clear();  // without a base
     if (!chunk.is_candidate() || chunk.is_unchanged()) continue;
     if (chunk.changed_pages != nullptr && chunk.base->deltas.empty()) {
       chunk.ranges = PlanPageRanges(*chunk.changed_pages, chunk.base->extents);
       continue;
     }
-    deltas_->CheckStaged(chunk);
     if (!chunk.delta.empty()) continue;
     if (!deltas_->IsWorthEncoding(chunk) && !IsWorthProbing(chunk)) continue;
     probed.push_back(&chunk);
@@ -142,6 +143,7 @@ Result<void> ChunkWriter::Write(const PlannedChunk& chunk) {
 }
 
 Result<ChunkWriter::Stored> ChunkWriter::AppendDelta(const PlannedChunk& chunk) {
+  CAIRN_CHECK(chunk.base && chunk.base->digest == chunk.delta_base);
   follows_delta_ = true;
   CAIRN_TRY_ASSIGN(const auto appended,
                    context_.writer.Append(BytesPayload(chunk.delta), kv::SegmentAlignment::k64));

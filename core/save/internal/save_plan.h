@@ -45,7 +45,8 @@ struct PlannedShard {
   struct ChunkPages {
     std::vector<uint64_t> page_digests;  // empty if `unchanged` has the chunk's digest
     std::vector<bool> changed;           // pages that differ from the base; empty if not known
-    std::vector<std::byte> delta;        // relative to the base; empty: none
+    std::vector<std::byte> delta;        // empty: none
+    kv::Digest delta_base;               // of the bytes to which the delta is relative
   };
   /// One per chunk from first_chunk on, or empty. In host memory, chunks whose page digests are not
   /// known have none.

@@ -35,7 +35,9 @@ PlannedShard::ChunkPages CopyAndEncode(std::span<const std::byte> bytes,
   }
   if (kv::RootDigest(base_page_digests, bytes.size()) != base) return pages;
   const auto delta = encoder.Finish(pages.page_digests, MaxDeltaBytes(bytes.size(), changed_bytes));
-  if (delta) pages.delta.assign(delta->begin(), delta->end());
+  if (!delta) return pages;
+  pages.delta.assign(delta->begin(), delta->end());
+  pages.delta_base = base;
   return pages;
 }
 

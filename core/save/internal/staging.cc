@@ -102,7 +102,9 @@ void RunTask(const Task& task, std::byte* area, DeltaEncoder* encoder) {
   if (task.base != nullptr && MayHaveDelta(task)) {
     PlannedShard::ChunkPages& pages = task.shard->pages[task.chunk];
     pages = CopyAndEncode(bytes, target, task.base->digest, task.tasks->element_bytes, *encoder);
-    task.tasks->refused = pages.delta.empty();
+    const bool is_changed = pages.page_digests.empty() ||
+                            kv::RootDigest(pages.page_digests, bytes.size()) != task.base->digest;
+    if (is_changed) task.tasks->refused = pages.delta.empty();
     return;
   }
   std::memcpy(target.data(), bytes.data(), bytes.size());

@@ -36,6 +36,12 @@ bool IsIntact(const kv::Snapshot& snapshot, const kv::Extent& extent) {
 
 }  // namespace
 
+uint64_t DeltaCost(const ChunkInfo& chunk) {
+  uint64_t stored_bytes = 0;
+  for (const kv::Extent& delta : chunk.deltas) stored_bytes += delta.length_bytes;
+  return std::max(stored_bytes, chunk.deltas.size() * (chunk.length_bytes() / 32));
+}
+
 bool DeltaChain::IsChanged(uint64_t page) const {
   return std::ranges::any_of(deltas_, [&](const auto& delta) { return delta->IsChanged(page); });
 }

@@ -36,8 +36,12 @@ class DeltaChain {
   std::vector<std::optional<Delta>> deltas_;  // all present once they are read
 };
 
-/// Deltas that are read together before they are applied: as many as exceed this length.
+/// Deltas that are read together before they are applied: as many as exceed this cost.
 inline constexpr uint64_t kMaxDeltaBytes = 16 << 20;
+/// Returns the cost of reading the deltas of a chunk: their length, but at least the 32nd part of
+/// what they may take in memory, which is about the length of the chunk each. So deltas that are
+/// read together never take more than about 32 * kMaxDeltaBytes and those of one chunk.
+uint64_t DeltaCost(const ChunkInfo& chunk);
 
 /// The reading of the deltas of one chunk.
 struct DeltaRead {

@@ -31,6 +31,8 @@ class DeltaSaveTest : public StoreTest {
   // One chunk of 10 pages and a short one.
   TestTensor tensor_{DType::kBFloat16, {kRows, kColumns}};
 
+  TestTensor copy_ = tensor_;
+
   static StateDict State(const TestTensor& tensor) {
     StateDict state;
     state.root().Tensor("w", tensor.view());
@@ -234,6 +236,24 @@ TEST_F(DeltaSaveTest, AnUpdateReadsOnlyTheLaterDeltas) {
   for (uint64_t step = 5; step <= 8; ++step) TrainAndSave(step);
   CAIRN_ASSERT_OK(store->Update(Step(2), Step(8), {&request, 1}));
   EXPECT_TRUE(model.bytes == states_[8]);
+}
+
+TEST_F(DeltaSaveTest, AnUpdateChangesMemoryThatTwoTensorsShareOnce) {
+  const auto untied = [&] {
+    StateDict state;
+    state.root().Tensor("a", tensor_.view());
+    state.root().Tensor("b", copy_.view());
+    return state;
+  };
+  copy_ = tensor_;
+  Save(1, untied(), kWithDeltas);
+  TestTensor model = tensor_;
+  Train(tensor_);
+  copy_ = tensor_;
+  Save(2, untied(), kWithDeltas);
+  const std::vector<LoadRequest> requests = {WholeRequest("a", model), WholeRequest("b", model)};
+  CAIRN_ASSERT_OK(store->Update(Step(1), Step(2), requests));
+  EXPECT_TRUE(model.bytes == tensor_.bytes);
 }
 
 TEST_F(DeltaSaveTest, ABaseLivesAsLongAsItsDeltas) {

@@ -4,7 +4,10 @@
 
 #include <gmock/gmock.h>
 
+#include <atomic>
+#include <future>
 #include <map>
+#include <thread>
 
 #include "core/async_save.h"
 #include "core/delta/internal/delta.h"
@@ -170,6 +173,46 @@ TEST_F(StagedDeltaTest, InAnotherLayoutNothingIsCompared) {
   EXPECT_FALSE(plan.has_deltas);
   Run(2, std::move(plan));
   EXPECT_TRUE(LoadBytes(2, "w") == tensor_.bytes);
+}
+
+// The base of an asynchronous save is overwritten between its staging and its writing.
+class ReplacedBaseTest : public StagedDeltaTest {
+ protected:
+  void SaveWhileTheBaseIsReplacedBy(const TestTensor& other) {
+    StateDict replacement;
+    replacement.root().Tensor("w", other.view());
+    AsyncSaver saver(store.get());
+    CAIRN_ASSERT_OK_AND_ASSIGN(const SaveHandle first, saver.Save(1, State(), kOptions));
+    CAIRN_ASSERT_OK(first.Wait());
+    std::promise<void> entered, released;
+    std::atomic<bool> is_first = true;
+    const SaveOptions overwrite{
+        .overwrite = true, .chunk_bytes = kChunkBytes, .progress = [&](uint64_t, uint64_t) {
+          if (is_first.exchange(false)) {
+            entered.set_value();
+            released.get_future().wait();
+          }
+          return true;
+        }};
+    std::thread replacing([&] { Save(1, replacement, overwrite); });
+    entered.get_future().wait();
+    Change(tensor_.bytes, random_);
+    const auto second = saver.Save(2, State(), kOptions);
+    released.set_value();
+    replacing.join();
+    CAIRN_ASSERT_OK(second);
+    CAIRN_ASSERT_OK(second->Wait());
+    EXPECT_TRUE(LoadBytes(2, "w") == tensor_.bytes);
+    EXPECT_THAT(VerifyAll(), IsEmpty());
+  }
+};
+
+TEST_F(ReplacedBaseTest, ByOtherBytes) {
+  SaveWhileTheBaseIsReplacedBy(TestTensor(DType::kUInt8, {10 * kChunkBytes}, 77));
+}
+
+TEST_F(ReplacedBaseTest, ByAnotherShape) {
+  SaveWhileTheBaseIsReplacedBy(TestTensor(DType::kUInt8, {kChunkBytes / 2}, 77));
 }
 
 TEST_F(StagedDeltaTest, AsyncSavesKeepEveryStepBitForBit) {
