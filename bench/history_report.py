@@ -119,8 +119,12 @@ def _draw(rows: list[dict[str, Any]], path: Path) -> None:
     for way in OTHERS:
         series[way] = [row["others"][way]["payload"] for row in rows]
     for title, values in series.items():
-        style = {"linewidth": 2.4, "color": "#c2410c"} if title == "deltas" else {"linewidth": 1.2}
-        axes.plot(shares, [value / MIB for value in values], marker="o", label=title, **style)
+        style = {"linewidth": 1.2, "marker": "o"}
+        if title == "deltas":
+            style |= {"linewidth": 2.4, "color": "#c2410c"}
+        elif title == "full save":  # hidden by the changed pages otherwise
+            style = {"linewidth": 7, "color": "#cbd5e1"}
+        axes.plot(shares, [value / MIB for value in values], label=title, **style)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("elements that changed, %")

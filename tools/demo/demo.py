@@ -15,12 +15,15 @@ import textwrap
 import time
 from pathlib import Path
 
+import torch
+
 import cairn
 
 HERE = Path(__file__).resolve().parent
 KV_DUMP = HERE.parent.parent / "build" / "bin" / "kv-dump"
 STEPS, SAVE_EVERY, DIE_AT = 120, 20, 80
 FINETUNE_FIRST, FINETUNE_STEPS, FINETUNE_SAVE_EVERY = 1000, 90, 30
+PUBLISH_FIRST, PUBLISH_STEPS = 2000, 7
 MARKER = ".cairn-demo"  # marks a folder that the demo may delete
 
 
@@ -55,20 +58,26 @@ def human(count: float) -> str:
     return f"{count:.{2 if count < 10 else 1 if count < 100 else 0}f} {unit}"
 
 
-def run_program(name: str, **options: object) -> int:
-    """Runs a program in this folder with `--option value` for each option. Returns its exit status,
-    which is negative if a signal ended it. The demo fails unless the status is 0 or -SIGKILL.
-    """
+def start_program(name: str, **options: object) -> subprocess.Popen:
+    """Starts a program in this folder with `--option value` for each option."""
     command = [sys.executable, str(HERE / name)]
     for option, value in options.items():
         command += [f"--{option.replace('_', '-')}", str(value)]
     # torch's threads sleep while they wait: spinning is several times slower on a busy machine.
     environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                          env=environment)
-    if done.returncode not in (0, -signal.SIGKILL):
-        sys.exit(f"demo: {name} failed with status {done.returncode}:\n{done.stderr}")
-    return done.returncode
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                            env=environment)
+
+
+def run_program(name: str, **options: object) -> int:
+    """Runs a program as `start_program` starts it. Returns its exit status, which is negative if a
+    signal ended it. The demo fails unless the status is 0 or -SIGKILL.
+    """
+    with start_program(name, **options) as program:
+        _, errors = program.communicate()
+    if program.returncode not in (0, -signal.SIGKILL):
+        sys.exit(f"demo: {name} failed with status {program.returncode}:\n{errors}")
+    return program.returncode
 
 
 def read_log(path: Path) -> list[dict]:
@@ -237,12 +246,55 @@ def finetuned(work: Path, store: Path) -> list[int]:
     return [record["saved"] for record in saves]
 
 
-def inspected(store: Path, saves: list[int]) -> None:
-    headline("5. Inspecting the store from a shell: kv-dump never changes a store\n")
+def followed(work: Path, store: Path) -> int:
+    """Returns the last step that was published."""
+    headline("5. A gentle fine-tune of the complete GPT publishes its bf16 weights after each\n"
+             "   step. This process follows it, as an inference server does: it reads what changes")
+    show("""
+        store.save_async(step, {"weights": weights}, deltas=True)  # the fine-tune
+        newest = store.wait(after=step)                            # this process
+        store.pull(live, since=step, step=newest)
+    """)
+    log = work / "publish.jsonl"
+    publisher = start_program("publish.py", store=store, from_step=STEPS, steps=PUBLISH_STEPS,
+                              first_step=PUBLISH_FIRST, log=log)
+    last = PUBLISH_FIRST + PUBLISH_STEPS - 1
+    pulls = {}
+    with publisher, cairn.open(store) as reader:
+        step = reader.wait(after=PUBLISH_FIRST - 1, timeout=120)
+        check(step is not None, "the fine-tune publishes a step")
+        live = reader.read(step=step)
+        while step < last:
+            newest = reader.wait(after=step, timeout=120)
+            check(newest is not None, "the fine-tune publishes all steps")
+            pulls[newest] = reader.pull(live, since=step, step=newest)
+            step = newest
+        check(publisher.wait() == 0, "the publishing run ends normally")
+        published = reader.read(step=last)
+    same = all(torch.equal(live["weights"][name].view(torch.int16), value.view(torch.int16))
+               for name, value in published["weights"].items())
+    check(same, "the weights that were pulled are those that were published, bit for bit")
+    rows = []
+    for record in read_log(log):
+        part = 100 * record["written_bytes"] / record["logical_bytes"]
+        row = f"step {record['saved']}   wrote {human(record['written_bytes']):>8}   {part:5.1f} %"
+        if record["saved"] in pulls:
+            row += f"   pulled {human(pulls[record['saved']].bytes_read):>8}"
+        rows.append(row)
+    show("\n".join(rows))
+    say("Few elements of bf16 weights change in a step, but in every page of 64 KiB. Only these "
+        "elements are written and pulled. After four deltas, a chunk is written completely. Every "
+        "step is complete, and what was pulled is what was published, bit for bit.")
+    return last
+
+
+def inspected(store: Path, saves: list[int], published: int) -> None:
+    headline("6. Inspecting the store from a shell: kv-dump never changes a store\n")
     name = str(store)
     kv_dump(name)
     kv_dump("steps", name)
     kv_dump("keys", f"{name}@{saves[-1]}", "model.layers.1", "!**.bias", "step")
+    kv_dump("space", f"{name}@{published}", "--depth", "3")
     kv_dump("diff", f"{name}@{saves[0]}", f"{name}@{saves[-1]}", "model", expect=1)
     kv_dump("verify", name)
 
@@ -268,7 +320,8 @@ def main() -> None:
     latest, left = killed(work, store)
     resumed(work, store, latest, left, expected)
     saves = finetuned(work, store)
-    inspected(store, saves)
+    published = followed(work, store)
+    inspected(store, saves, published)
     say(f"Done in {time.perf_counter() - began:.0f} s; everything claimed above was checked. The "
         f"store stays in {store}: try", indent=0)
     show(f"""
