@@ -145,8 +145,7 @@ class AsyncSaver::Impl {
     const auto snapshot = store_->kv().Latest();
     if (!snapshot || (*snapshot)->step_numbers().empty()) return false;
     const auto base = (*snapshot)->FindStep(options.base_step);
-    return base && base->generation == last_save_.step.generation &&
-           base->step == last_save_.step.step;
+    return base && base->HasRecordsOf(last_save_.step);
   }
 
   void Loop() {

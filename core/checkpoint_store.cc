@@ -23,6 +23,8 @@
 #include "core/save/internal/save_queue.h"
 #include "core/save/internal/saved_chunks.h"
 #include "core/step/internal/lookup.h"
+#include "core/step/internal/stored_chunk.h"
+#include "kv/compact.h"
 #include "kv/mutex.h"
 #include "kv/thread_annotations.h"
 
@@ -192,6 +194,12 @@ Result<SaveReport> CheckpointStore::Save(uint64_t step, const StateDict& state,
   if (!device) return Fail(Abort(attempt, std::move(device).error()));
   (*device)->WriteFilesDirectly();
   return SavePlanned(attempt, plan, options, impl_->last_device_save(), device->get());
+}
+
+Result<kv::CompactReport> CheckpointStore::Compact(kv::CompactOptions options) {
+  options.decode = internal::ReadStoredChunk;
+  return internal::CatchBadAlloc("a compaction",
+                                 [&] { return kv::Compact(impl_->store(), options); });
 }
 
 Result<SaveReport> CheckpointStore::SavePlanned(const internal::SaveAttempt& attempt,

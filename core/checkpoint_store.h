@@ -41,6 +41,7 @@
 #include "core/state_dict/key_pattern.h"
 #include "core/state_dict/state_dict.h"
 #include "core/step/contents.h"
+#include "kv/compact_options.h"
 #include "kv/options.h"
 #include "kv/step_info.h"
 #include "kv/store.h"
@@ -189,6 +190,12 @@ class CheckpointStore {
   /// it only reports what it would delete. kNotFound: one of the steps does not exist; none is
   /// deleted then.
   Result<kv::Store::DeleteReport> Delete(std::span<const uint64_t> steps, bool dry_run = false);
+
+  /// Rewrites the segments of which steps use only a part, while saves, deletes and readers
+  /// continue; see kv::Compact. Chunks with deltas are written without deltas if their earlier
+  /// version has no other use: `options.decode` is ignored. One process: not collective; rank 0 of
+  /// a multi-rank store may call it. kFailedPrecondition: also if the store is being closed.
+  Result<kv::CompactReport> Compact(kv::CompactOptions options = {});
 
   /// Reads every byte of `step`, or of all steps, and checks every digest and record. Calls
   /// `damage` for each problem and continues. Bytes that steps share are read once. Returns the

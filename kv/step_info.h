@@ -25,6 +25,14 @@ struct StepInfo {
   uint64_t logical_bytes = 0;       // payload of all chunks
   uint64_t written_bytes = 0;       // payload that the step added to segments, without padding
   Digest structure;                 // of the StructureRecord
+  // A compaction gives the records that it rewrites a higher number each time. The step keeps its
+  // generation, because its contents are the same. 0: no compaction has rewritten the step.
+  uint64_t rewritten = 0;
+
+  /// Returns whether both refer to the same records, with the same locations of payload.
+  bool HasRecordsOf(const StepInfo& other) const {
+    return step == other.step && generation == other.generation && rewritten == other.rewritten;
+  }
 };
 
 /// A sealed segment, as the steps that use it record it.

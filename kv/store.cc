@@ -279,6 +279,11 @@ Result<void> Store::Close() {
                       .message = "a save is still running; wait for it before closing",
                       .file = state.storage->address()});
   }
+  if (state.compacting) {
+    return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                      .message = "a compaction is still running; stop it, or wait for it",
+                      .file = state.storage->address()});
+  }
   const MutexLock write_lock(state.write_mutex);
   std::vector<std::string> attempts;
   {

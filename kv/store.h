@@ -142,7 +142,8 @@ class Store {
   Result<DeleteReport> Delete(std::span<const uint64_t> steps, bool dry_run = false);
 
   /// Releases the lease; has no effect if the store is closed already. kFailedPrecondition: a
-  /// StepWriter exists. The destructor closes the store too, and ignores errors.
+  /// StepWriter exists, or a compaction is running. The destructor closes the store too, and
+  /// ignores errors.
   Result<void> Close();
 
   /// For kv.

@@ -65,6 +65,7 @@ from cairn._mirror.options import Mirror
 from cairn._open import open
 from cairn.errors import Conflict, Corrupt, Error, Invalid, NotFound, Unavailable
 from cairn.reports import (
+    CompactReport,
     CopiedStep,
     DeleteReport,
     Diff,
@@ -78,6 +79,7 @@ from cairn.reports import (
 from cairn.store import SaveHandle, Store
 
 __all__ = [
+    "CompactReport",
     "Conflict",
     "CopiedStep",
     "Corrupt",

@@ -76,6 +76,29 @@ class DeleteReport:
 
 
 @dataclass(frozen=True)
+class CompactReport:
+    """The result of a compaction."""
+
+    live_bytes: int
+    """Payload that steps used before the compaction, each byte once."""
+    segment_bytes: int
+    """Length of all segments before the compaction."""
+    old_segments: int
+    old_bytes: int
+    """Segments that were rewritten, and their length. Their disk space is freed when the grace
+    period of the store has passed. With ``dry_run``: those that would be rewritten."""
+    moved_bytes: int
+    """The part of their payload that steps use."""
+    new_segments: int
+    new_bytes: int
+    """Segments that were written, and their length."""
+    folded_chunks: int
+    """Number of chunks that were written without their deltas."""
+    rewritten_steps: int
+    """Number of steps whose records were rewritten."""
+
+
+@dataclass(frozen=True)
 class CopiedStep:
     """What happened to one step of a copy."""
 

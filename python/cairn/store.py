@@ -18,6 +18,7 @@ from cairn import _cairn
 from cairn._base.open_options import OpenOptions
 from cairn._base.patterns import Patterns, clean_prefix, pattern_list
 from cairn._base.steps import step_number
+from cairn._compact import CompactedStore
 from cairn._load.load import LoadOptions
 from cairn._load.tiers import Tier, Tiers, open_nearest
 from cairn._mirror.mirrored_saves import MirroredSaves
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 _open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
-class Store(LiveUpdates, MirroredStore):
+class Store(LiveUpdates, MirroredStore, CompactedStore):
     """Checkpoints in one place: steps, each an immutable map from FQN to tensor or plain value.
 
     Created by :func:`cairn.open`. The store is a context manager, which closes it.

@@ -213,6 +213,17 @@ void BindStore(nb::module_& m) {
       .def("map", &StoreBinding::Map)
       .def("compare", &StoreBinding::Compare)
       .def("delete", &StoreBinding::Delete)
+      .def(
+          "compact",
+          [](StoreBinding& self, double max_dead, bool fold, std::optional<uint64_t> max_rate,
+             bool dry_run) {
+            return self.Compact({.max_dead = max_dead,
+                                 .max_bytes_per_second = max_rate.value_or(0),
+                                 .dry_run = dry_run,
+                                 .fold_all = fold});
+          },
+          nb::kw_only(), nb::arg("max_dead"), nb::arg("fold"), nb::arg("max_rate").none(),
+          nb::arg("dry_run"))
       .def("close", &StoreBinding::Close)
       .def("abandon", &StoreBinding::Abandon);
 }

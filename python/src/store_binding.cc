@@ -377,6 +377,28 @@ nb::tuple StoreBinding::Delete(nb::handle steps, bool dry_run) {
   return nb::make_tuple(report.steps, report.segments, report.freed_bytes);
 }
 
+nb::dict StoreBinding::Compact(kv::CompactOptions options) {
+  SignalWatch watch;
+  const core::Progress may_continue = watch.AsProgress();
+  options.progress = [&](const kv::CompactProgress& progress) {
+    return may_continue(progress.done_bytes, progress.total_bytes);
+  };
+  auto result = Use([&](core::CheckpointStore& store) { return store.Compact(options); });
+  watch.Rethrow();
+  const kv::CompactReport report = Unwrap(std::move(result));
+  nb::dict members;
+  members["live_bytes"] = report.live_bytes;
+  members["segment_bytes"] = report.segment_bytes;
+  members["old_segments"] = report.old_segments;
+  members["old_bytes"] = report.old_bytes;
+  members["moved_bytes"] = report.moved_bytes;
+  members["new_segments"] = report.new_segments;
+  members["new_bytes"] = report.new_bytes;
+  members["folded_chunks"] = report.folded_chunks;
+  members["rewritten_steps"] = report.rewritten_steps;
+  return members;
+}
+
 void StoreBinding::Close() {
   process_.Check();
   SignalWatch watch;

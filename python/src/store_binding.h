@@ -10,6 +10,7 @@
 
 #include "core/async_save.h"
 #include "core/checkpoint_store.h"
+#include "kv/compact_options.h"
 #include "kv/copy_options.h"
 #include "kv/mutex.h"
 #include "kv/options.h"
@@ -105,6 +106,8 @@ class StoreBinding {
   nb::list Map(const kv::StepInfo& step, nb::list tensors, nb::list as_torch, bool verify) const;
   nb::tuple Compare(uint64_t step_a, uint64_t step_b, nb::list patterns) const;
   nb::tuple Delete(nb::handle steps, bool dry_run);
+  /// Rewrites segments (kv/compact.h). Returns the members of kv::CompactReport.
+  nb::dict Compact(kv::CompactOptions options);
   /// Waits for a running asynchronous save and, in a multi-rank store, for the other ranks; then
   /// closes the store. May be called again.
   void Close();

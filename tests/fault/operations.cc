@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdlib>
 
+#include "kv/compact.h"
 #include "kv/options.h"
 #include "kv/snapshot.h"
 #include "kv/store.h"
@@ -24,6 +25,8 @@ const char* OperationName(Operation operation) {
       return "delete-many";
     case Operation::kRanks:
       return "ranks";
+    case Operation::kCompact:
+      return "compact";
   }
   return "unknown";
 }
@@ -81,6 +84,9 @@ Result<void> Perform(Operation operation, Store& store) {
       CAIRN_TRY(SaveSampleByRanks(store, others, MakeSample(4)));
       return {};
     }
+    case Operation::kCompact:
+      CAIRN_TRY(Compact(store, {.max_dead = 0}));
+      return {};
   }
   return {};
 }
@@ -100,6 +106,8 @@ Steps After(Operation operation, Steps before) {
     case Operation::kDeleteMany:
       before.erase(1);
       before.erase(3);
+      break;
+    case Operation::kCompact:
       break;
   }
   return before;

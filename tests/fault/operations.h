@@ -11,10 +11,10 @@
 
 namespace cairn::kv::testing {
 
-enum class Operation { kCommit, kOverwrite, kDelete, kDeleteMany, kRanks };
+enum class Operation { kCommit, kOverwrite, kDelete, kDeleteMany, kRanks, kCompact };
 inline constexpr Operation kOperations[] = {Operation::kCommit, Operation::kOverwrite,
                                             Operation::kDelete, Operation::kDeleteMany,
-                                            Operation::kRanks};
+                                            Operation::kRanks,  Operation::kCompact};
 const char* OperationName(Operation operation);
 
 using Steps = std::map<uint64_t, SampleStep>;
@@ -29,7 +29,7 @@ Result<Steps> LoadAllFrom(const Store& store);
 Result<Steps> MakeHistory(const std::string& directory);
 
 /// Performs the operation: saves step 4, overwrites step 2, deletes step 1, deletes steps 1 and 3,
-/// or saves step 4 from three ranks, which take turns in this process.
+/// saves step 4 from three ranks, which take turns in this process, or rewrites all segments.
 Result<void> Perform(Operation operation, Store& store);
 /// Returns the steps after the operation, if the store had `before`.
 Steps After(Operation operation, Steps before);

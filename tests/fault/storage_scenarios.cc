@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "kv/compact.h"
 #include "kv/internal/root/root_log.h"
 #include "kv/snapshot.h"
 #include "kv/storage.h"
@@ -52,6 +53,14 @@ Change Delete(std::vector<uint64_t> numbers) {
               [=](Steps& steps) {
                 for (const uint64_t number : numbers) steps.erase(number);
               }};
+}
+
+Change CompactAll() {
+  return {.perform = [](Store& store, milliseconds) -> Result<void> {
+            CAIRN_TRY(Compact(store, {.max_dead = 0}));
+            return {};
+          },
+          .apply = [](Steps&) {}};
 }
 
 /// A save by three ranks, two of which join the session.
@@ -221,6 +230,7 @@ std::vector<Scenario> SmallScenarios() {
               [](Faulty) { return Changed{Save(Sample(2, 2), true)}; }),
       Changes("delete", PrepareHistory,
               [](Faulty) { return Changed{Delete({1}), Delete({2, 3})}; }),
+      Changes("compact", PrepareHistory, [](Faulty) { return Changed{CompactAll()}; }),
       Changes("ranks", PrepareHistory,
               [](Faulty storage) { return Changed{SaveByRanks(Sample(4), storage)}; }),
       Changes("sweep", PrepareGarbage, [](Faulty) { return Changed{}; }),

@@ -42,6 +42,8 @@ MAY_INCLUDE = {
     "kv/internal/copy": {"kv", "kv/internal", "kv/internal/io", "kv/internal/storage",
                          "kv/internal/table", "kv/internal/root", "kv/internal/records",
                          "kv/internal/segment", "kv/internal/commit"},
+    "kv/internal/compact": {"kv", "kv/internal/storage", "kv/internal/table", "kv/internal/root",
+                            "kv/internal/records", "kv/internal/segment", "kv/internal/commit"},
     "core/base": set(),
     "core/tensor": {"core/base"},
     "core/delta": {"core/base", "core/tensor"},

@@ -32,10 +32,12 @@ MAY_IMPORT = {
     "_load": {*_BASE, "_ranks", "_tensors", "_load"},
     "_mirror": {*_BASE, "_mirror"},
     "_update": {*_BASE, "_ranks", "_tensors", "_save", "_load", "_update"},
-    "store": {*_BASE, "_ranks", "_tensors", "_save", "_load", "_mirror", "_update", "store"},
+    "store": {*_BASE, "_ranks", "_tensors", "_save", "_load", "_mirror", "_update", "_compact",
+              "store"},
     "state_dict": {*_BASE, "_ranks", "_tensors", "state_dict"},
     "torch": {*_BASE, "_ranks", "_tensors", "_save", "_load", "_mirror", "store", "torch"},
     "dcp": {*_BASE, "_ranks", "_tensors", "_save", "_load", "_mirror", "torch", "dcp"},
+    "_compact": {*_BASE, "_compact"},
     "_copy": {*_BASE, "store"},
     "_open": {*_BASE, "store"},
     "": {"errors", "reports", "store", "_copy", "_mirror", "_open"},  # cairn/__init__.py

@@ -1,10 +1,11 @@
-// kv-admin: imports, exports, copies and deletes steps, rebuilds damaged stores, and checks
+// kv-admin: imports, exports, copies and deletes steps, compacts and rebuilds stores, and checks
 // storages.
 
 #include <csignal>
 #include <string>
 
 #include "tools/admin/check_storage.h"
+#include "tools/admin/compact.h"
 #include "tools/admin/copy_verbs.h"
 #include "tools/admin/delete.h"
 #include "tools/admin/export.h"
@@ -23,6 +24,7 @@ struct Values {
   ImportOptions import;
   ExportOptions export_to;
   DeleteOptions delete_steps;
+  CompactCommand compact;
   std::string rebuild_store;
   CopyCommand copy;
   MirrorCommand mirror;
@@ -194,8 +196,9 @@ CommandLine MakeCommandLine(Values& values) {
       .summary = "Changes a Cairn store.",
       .usage = "kv-admin VERB STORE ...",
       .verbs = {ImportVerb(values.import), ExportVerb(values), DeleteVerb(values.delete_steps),
-                RebuildVerb(values.rebuild_store), PushVerb(values.copy), PullVerb(values.copy),
-                MirrorVerb(values.mirror), CheckStorageVerb(values.check_storage)},
+                CompactVerb(values.compact), RebuildVerb(values.rebuild_store),
+                PushVerb(values.copy), PullVerb(values.copy), MirrorVerb(values.mirror),
+                CheckStorageVerb(values.check_storage)},
       .notes =
           "`kv-admin VERB --help` lists the options of a verb, with examples.\n"
           "Exit status: 0 success; 2 failure, which leaves the store as it was, except that steps "

@@ -242,7 +242,7 @@ std::optional<uint64_t> SaveSession::base_step() const {
 }
 
 bool SaveSession::IsBase(const kv::StepInfo& step) const {
-  return base_ && base_->step.generation == step.generation && base_->step.step == step.step;
+  return base_ && base_->step.HasRecordsOf(step);
 }
 
 SaveReport SaveSession::report() const {

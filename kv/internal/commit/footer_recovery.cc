@@ -18,6 +18,7 @@
 #include "kv/digest.h"
 #include "kv/extents.h"
 #include "kv/internal/records/kv_records.h"
+#include "kv/internal/segment/compaction_name.h"
 #include "kv/internal/segment/segment_format.h"
 #include "kv/internal/storage/name_check.h"
 #include "kv/internal/storage/object_names.h"
@@ -186,14 +187,15 @@ class Recoverer {
         continue;
       }
       const SegmentInfo& info = segment->info;
+      segments_.emplace(info.segment_id,
+                        Segment{.info = info, .payload_end_bytes = segment->payload_end_bytes});
+      if (IsCompactionName(segment->attempt)) continue;
       FooterAttempt& attempt = attempts_[{info.step, segment->attempt}];
       attempt.step = info.step;
       attempt.attempt = segment->attempt;
       attempt.created_unix_ns = std::max(attempt.created_unix_ns, segment->created_unix_ns);
       attempt.world_size = std::max(attempt.world_size, info.rank + 1);
       attempt.segment_ids.push_back(info.segment_id);
-      segments_.emplace(info.segment_id,
-                        Segment{.info = info, .payload_end_bytes = segment->payload_end_bytes});
     }
     return {};
   }

@@ -139,6 +139,15 @@ class Rebuilder {
   }
 
   void AddCandidate(StepEntry entry) {
+    const auto known = steps_.find(entry.info.step);
+    if (known != steps_.end() && IsSameStep(known->second.info, entry.info)) {
+      // A compaction has written one of them; both have the same contents.
+      if (known->second.info.rewritten < entry.info.rewritten && best_.number == 0) {
+        std::swap(known->second, entry);
+      }
+      same_[entry.info.step].push_back(std::move(entry));
+      return;
+    }
     // Otherwise it was deleted or replaced before the root.
     if (entry.info.generation <= best_.number && !unread_.contains(entry.info.step)) return;
     const auto [found, is_new] = steps_.try_emplace(entry.info.step, entry);
@@ -152,6 +161,10 @@ class Rebuilder {
                .message = "recovered from its table, without evidence that it was committed and "
                           "not deleted since",
                .step = entry.info.step});
+  }
+
+  static bool IsSameStep(const StepInfo& a, const StepInfo& b) {
+    return a.generation == b.generation && a.attempt == b.attempt;
   }
 
   /// Reads the entry of the step that wrote a table.
@@ -177,23 +190,35 @@ class Rebuilder {
   void DropDamagedSteps() {
     for (auto step = steps_.begin(); step != steps_.end();) {
       auto& [number, entry] = *step;
-      Result<void> checked;
-      auto stack = state_.tables->OpenStack(entry.tables);
-      auto live_bytes = stack ? CountLiveBytes(*stack) : std::unexpected(stack.error());
-      if (live_bytes) {
-        checked = CheckSegments(*stack, *live_bytes, entry);
-        if (!checked) without_segments_.insert(number);
-      } else {
-        checked = std::unexpected(live_bytes.error());
-        without_tables_[number] = entry.info.attempt;
+      Result<void> checked = CheckEntry(entry);
+      for (StepEntry& same : same_[number]) {
+        if (checked) break;
+        if (!CheckEntry(same)) continue;
+        entry = std::move(same);
+        checked = Result<void>();
       }
       if (checked) {
+        without_segments_.erase(number);
+        without_tables_.erase(number);
         ++step;
         continue;
       }
       Note(report_.lost, std::move(checked).error().WithStep(number));
       step = steps_.erase(step);
     }
+  }
+
+  /// Checks that all objects of the step exist, and sets its usage.
+  Result<void> CheckEntry(StepEntry& entry) {
+    auto stack = state_.tables->OpenStack(entry.tables);
+    auto live_bytes = stack ? CountLiveBytes(*stack) : std::unexpected(stack.error());
+    if (!live_bytes) {
+      without_tables_[entry.info.step] = entry.info.attempt;
+      return std::unexpected(live_bytes.error());
+    }
+    Result<void> checked = CheckSegments(*stack, *live_bytes, entry);
+    if (!checked) without_segments_.insert(entry.info.step);
+    return checked;
   }
 
   using LiveBytes = std::map<uint64_t, uint64_t>;  // by segment id
@@ -311,9 +336,10 @@ class Rebuilder {
   bool is_whole_ = false;        // the newest root can be read
   bool has_own_tables_ = false;  // a step has the table that its save wrote
   std::map<uint64_t, StepEntry> steps_;
-  uint32_t epoch_ = 0;                              // of the roots and tables to put
-  std::map<uint64_t, std::string> without_tables_;  // attempts of dropped steps
-  std::set<uint64_t> without_segments_;             // dropped steps
+  std::map<uint64_t, std::vector<StepEntry>> same_;  // other tables of these steps
+  uint32_t epoch_ = 0;                               // of the roots and tables to put
+  std::map<uint64_t, std::string> without_tables_;   // attempts of dropped steps
+  std::set<uint64_t> without_segments_;              // dropped steps
   std::set<uint64_t> unread_;  // steps that the root names, but whose page cannot be read
 };
 

@@ -130,6 +130,22 @@ void NoteFailure(StoreState& state, const CommitOutcome& outcome) {
   if (outcome.error.code == ErrorCode::kConflict) state.fenced = outcome.error;
 }
 
+/// Returns the names of the segments that a compaction has replaced and that the step uses again.
+Result<std::vector<std::string>> ReplacedSegmentsOf(StoreState& state, const StepEntry& entry) {
+  std::vector<std::string> names;
+  {
+    const MutexLock lock(state.mutex);
+    if (state.replaced_segments.empty()) return names;
+  }
+  CAIRN_TRY_ASSIGN(const auto usage, UsageOf(state, entry));
+  const MutexLock lock(state.mutex);
+  for (const SegmentUse& use : usage) {
+    if (!state.replaced_segments.contains(use.segment.id)) continue;
+    names.push_back(ObjectName(ObjectKind::kSegment, use.segment));
+  }
+  return names;
+}
+
 }  // namespace
 
 std::shared_ptr<const CommittedRoot> CurrentRoot(const StoreState& state) {
@@ -176,10 +192,11 @@ Result<std::vector<SegmentUse>> UsageOf(StoreState& state, const StepEntry& entr
 }
 
 Result<Unreachable> FindUnreachable(StoreState& state, std::span<const uint64_t> removed,
-                                    const StepEntry* added) {
+                                    const StepEntry* added, std::span<const StepEntry> rewritten) {
   const auto root = CurrentRoot(state);
   std::set<uint64_t> gone(removed.begin(), removed.end());
   if (added != nullptr) gone.insert(added->info.step);
+  for (const StepEntry& entry : rewritten) gone.insert(entry.info.step);
   Reached lost;
   for (const uint64_t step : gone) {
     CAIRN_TRY_ASSIGN(const StepEntryPtr entry, root->steps.Find(step));
@@ -194,6 +211,7 @@ Result<Unreachable> FindUnreachable(StoreState& state, std::span<const uint64_t>
     if (!gone.contains(entry->info.step) && !kept.Add(state, *entry)) return unreachable;
   }
   if (added != nullptr) CAIRN_TRY(kept.Add(state, *added));
+  for (const StepEntry& entry : rewritten) CAIRN_TRY(kept.Add(state, entry));
   const auto add = [&](ObjectKind kind, const ObjectId& id) {
     RemovedObject object{.name = ObjectName(kind, id), .since_unix_ns = NowUnixNs()};
     object.file_bytes = state.storage->Size(object.name).value_or(0);
@@ -223,6 +241,7 @@ Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed, 
     added->info.generation = next.number;
     changed = changed.Add(*added);
   }
+  if (!actions.rewritten.empty()) changed = changed.AddAll(actions.rewritten);
   const std::set<std::string_view> reached(actions.adopted.begin(), actions.adopted.end());
   std::erase_if(next.removed,
                 [&](const RemovedObject& object) { return reached.contains(object.name); });
@@ -254,10 +273,15 @@ Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed, 
 
 Result<void> CommitNewStep(StoreState& state, StepEntry& entry, const CommitActions& actions) {
   const std::string table_name = ObjectName(ObjectKind::kTable, entry.tables.front().id);
-  auto unreachable = FindUnreachable(state, {}, &entry);
-  Result<void> committed = unreachable
-                               ? CommitChange(state, {}, &entry, *std::move(unreachable), actions)
-                               : Result<void>(std::unexpected(unreachable.error()));
+  const auto commit = [&]() -> Result<void> {
+    CAIRN_TRY_ASSIGN(Unreachable unreachable, FindUnreachable(state, {}, &entry));
+    CAIRN_TRY_ASSIGN(std::vector<std::string> adopted, ReplacedSegmentsOf(state, entry));
+    adopted.insert(adopted.end(), actions.adopted.begin(), actions.adopted.end());
+    CommitActions all = actions;
+    all.adopted = adopted;
+    return CommitChange(state, {}, &entry, std::move(unreachable), all);
+  };
+  Result<void> committed = commit();
   if (committed) return {};
   if (!state.outcome_unknown) (void)state.storage->Remove(table_name);
   return Fail(std::move(committed).error().WithStep(entry.info.step));

@@ -33,14 +33,18 @@ struct Unreachable {
   uint64_t segments = 0;
   uint64_t bytes = 0;
 };
-/// Determines which objects no step uses any more if the steps `removed` do not exist and `added`,
-/// which may be null, does; none if the entry of another step cannot be read. Requires write_mutex.
+/// Determines which objects no step uses any more if the steps `removed` do not exist, `added`,
+/// which may be null, does, and the steps `rewritten` have these entries; none if the entry of
+/// another step cannot be read. Requires write_mutex.
 Result<Unreachable> FindUnreachable(StoreState& state, std::span<const uint64_t> removed,
-                                    const StepEntry* added);
+                                    const StepEntry* added,
+                                    std::span<const StepEntry> rewritten = {});
 
 /// What a commit does besides changing the list of steps.
 struct CommitActions {
-  std::span<const std::string> adopted = {};  // names of announced objects that the step reaches
+  std::span<const std::string> adopted = {};  // names of removed objects that the step reaches
+  // New entries of steps that exist. They keep their generations.
+  std::span<const StepEntry> rewritten = {};
   std::function<void()> committed = nullptr;  // called once the root is committed, on any thread
 };
 

@@ -6,13 +6,14 @@
 #include "kv/internal/commit/root_change.h"
 #include "kv/internal/records/kv_records.h"
 #include "kv/internal/storage/object_names.h"
+#include "kv/mutex.h"
 #include "kv/step_records.h"
 
 namespace cairn::kv::internal {
 
-StepTableWriter::StepTableWriter(uint64_t step, TableStack base,
+StepTableWriter::StepTableWriter(StoreState& state, uint64_t step, TableStack base,
                                  std::unique_ptr<DeltaWriter> writer)
-    : step_(step), base_(std::move(base)), writer_(std::move(writer)) {}
+    : state_(state), step_(step), base_(std::move(base)), writer_(std::move(writer)) {}
 
 Result<StepTableWriter> StepTableWriter::Create(StoreState& state, const StepEntry* base,
                                                 const StepInfo& info, RecordSource source) {
@@ -25,7 +26,7 @@ Result<StepTableWriter> StepTableWriter::Create(StoreState& state, const StepEnt
   CAIRN_TRY_ASSIGN(TableStack stack, state.tables->OpenStack(tables));
   CAIRN_TRY_ASSIGN(auto delta, DeltaWriter::Create(*state.storage, NewObjectId(state.epoch), stack,
                                                    TableKey(Column::kTables, ""), source));
-  StepTableWriter writer(info.step, std::move(stack), std::move(delta));
+  StepTableWriter writer(state, info.step, std::move(stack), std::move(delta));
   for (const SegmentUse& use : usage) writer.base_segments_[use.segment.id] = use.segment;
   CAIRN_TRY(writer.Write(Column::kSteps, "", EncodeStep(info)));
   return writer;
@@ -80,13 +81,32 @@ Result<void> StepTableWriter::AddSegments(const BytesBySegment& live_bytes) {
       CAIRN_TRY(Write(Column::kSegments, key, found->second.record));
       continue;
     }
-    if (!base_segments_.contains(segment_id)) return Fail(BaseReplacedError(step_));
+    if (!base_segments_.contains(segment_id)) {
+      CAIRN_TRY(AddReplacedSegment(segment_id));
+      CAIRN_TRY(Write(Column::kSegments, key, new_segments_.at(segment_id).record));
+      continue;
+    }
     CAIRN_TRY_ASSIGN(const auto record, base_.Get(TableKey(Column::kSegments, key)));
     if (!record) {
       return Fail(ErrorCode::kDataLoss, "the base has no record of a segment that it uses");
     }
     CAIRN_TRY(Write(Column::kSegments, key, *record));
   }
+  return {};
+}
+
+/// The base was compacted since the step was planned. Its former segments remain until their grace
+/// period has passed, unless a step uses them again.
+Result<void> StepTableWriter::AddReplacedSegment(uint64_t segment_id) {
+  std::optional<SegmentInfo> info;
+  {
+    const MutexLock lock(state_.mutex);
+    const auto found = state_.replaced_segments.find(segment_id);
+    if (found != state_.replaced_segments.end()) info = found->second;
+  }
+  if (!info || !state_.storage->Size(SegmentObject(*info))) return Fail(BaseReplacedError(step_));
+  new_segments_[segment_id] = {.id = {.epoch = info->epoch, .id = segment_id},
+                               .record = EncodeSegment(*info)};
   return {};
 }
 

@@ -23,7 +23,8 @@
 
 namespace cairn::kv::internal {
 
-/// Threads: one. Requires that no delete removes the base until the step is committed.
+/// Threads: one. `state` outlives it. Requires that no delete removes the base until the step is
+/// committed.
 class StepTableWriter {
  public:
   /// Adds the step's own record. `base` is the step with which the records are compared, or null;
@@ -55,12 +56,15 @@ class StepTableWriter {
     std::vector<std::byte> record;
   };
 
-  StepTableWriter(uint64_t step, TableStack base, std::unique_ptr<DeltaWriter> writer);
+  StepTableWriter(StoreState& state, uint64_t step, TableStack base,
+                  std::unique_ptr<DeltaWriter> writer);
   Result<void> Write(Column column, std::string_view key, std::span<const std::byte> value);
   using BytesBySegment = std::map<uint64_t, uint64_t>;
   Result<void> AddSegments(const BytesBySegment& live_bytes);
+  Result<void> AddReplacedSegment(uint64_t segment_id);
   Result<void> AddUsage(const BytesBySegment& live_bytes, StepEntry& entry);
 
+  StoreState& state_;
   uint64_t step_;
   TableStack base_;
   std::map<uint64_t, ObjectId> base_segments_;

@@ -22,6 +22,7 @@
 #include "kv/internal/table/open_tables.h"
 #include "kv/mutex.h"
 #include "kv/options.h"
+#include "kv/step_info.h"
 #include "kv/storage.h"
 #include "kv/thread_annotations.h"
 
@@ -61,6 +62,7 @@ struct StoreState {
   /// The oldest root that this writer has not removed; 0 if that is unknown.
   std::atomic<uint64_t> oldest_root = 0;
   std::atomic<bool> step_writer_alive = false;
+  std::atomic<bool> compacting = false;
   /// It is unknown whether a commit of this process has happened. No object that it refers to may
   /// be removed: the next open for writing decides.
   std::atomic<bool> outcome_unknown = false;
@@ -74,6 +76,9 @@ struct StoreState {
   // In a multi-rank store: attempts that have an outcome, and the last one that was committed.
   std::deque<std::string> finished_attempts CAIRN_GUARDED_BY(mutex);
   std::string committed_attempt CAIRN_GUARDED_BY(mutex);
+  /// Segments that compactions of this process have replaced. Saves that began before may refer to
+  /// them.
+  std::map<uint64_t, SegmentInfo> replaced_segments CAIRN_GUARDED_BY(mutex);
 };
 
 /// kFailedPrecondition: this process was forked from the one that opened the store. It must not

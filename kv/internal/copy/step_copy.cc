@@ -225,6 +225,7 @@ Result<StepEntry> StepCopier::WriteTable(const SnapshotState::OpenStep& step,
   const uint64_t number = entry.info.step;
   const auto current = CurrentRoot(target_);
   entry.info.generation = current->root.number + 1;
+  entry.info.rewritten = 0;
   StepEntryPtr base;
   if (const auto base_step = known_->FindBase(usage)) {
     CAIRN_TRY_ASSIGN(base, current->steps.Find(*base_step));

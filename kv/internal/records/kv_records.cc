@@ -60,6 +60,7 @@ std::vector<std::byte> EncodeStep(const StepInfo& info) {
   record.add_logical_bytes(info.logical_bytes);
   record.add_written_bytes(info.written_bytes);
   record.add_structure(&structure);
+  record.add_rewritten(info.rewritten);
   schema::FinishStepRecordBuffer(builder, record.Finish());
   std::vector<std::byte> bytes = TakeBytes(builder);
   CAIRN_CHECK(DecodeStep(bytes).has_value());
@@ -84,6 +85,7 @@ Result<StepInfo> DecodeStep(std::span<const std::byte> record) {
       .logical_bytes = step->logical_bytes(),
       .written_bytes = step->written_bytes(),
       .structure = FromSchema(step->structure()),
+      .rewritten = step->rewritten(),
   };
   if (const auto base = step->base_step()) info.base_step = *base;
   return info;
@@ -151,6 +153,19 @@ std::vector<std::byte> EncodeChunk(const ChunkEntry& entry) {
   std::vector<std::byte> bytes = TakeBytes(builder);
   CAIRN_DCHECK(DecodeChunkExtents(bytes).has_value());
   return bytes;
+}
+
+Result<ChunkEntry> DecodeChunk(std::span<const std::byte> record) {
+  CAIRN_TRY_ASSIGN(
+      const schema::ChunkRecord* chunk,
+      CheckedRecord<schema::ChunkRecord>(record, schema::ChunkRecordIdentifier(), "ChunkRecord"));
+  ChunkEntry entry{.sizes = {},
+                   .extents = {},
+                   .digest = FromSchema(chunk->digest()),
+                   .since_step = chunk->since_step()};
+  if (chunk->sizes() != nullptr) entry.sizes.assign(chunk->sizes()->begin(), chunk->sizes()->end());
+  CAIRN_TRY_ASSIGN(entry.extents, ReadExtents(*chunk));
+  return entry;
 }
 
 Result<ChunkExtents> DecodeChunkExtents(std::span<const std::byte> record) {

@@ -41,6 +41,7 @@ struct ChunkEntry {
 /// A chunk with one extent is encoded as version 1, one with several extents as version 2, and one
 /// with deltas as version 3. Requires extents that kv::ReadExtents accepts.
 std::vector<std::byte> EncodeChunk(const ChunkEntry& entry);
+Result<ChunkEntry> DecodeChunk(std::span<const std::byte> record);
 /// Returns only the extents. See kv::ReadExtents.
 Result<ChunkExtents> DecodeChunkExtents(std::span<const std::byte> record);
 

@@ -118,6 +118,7 @@ Offset<schema::StepEntry> AddEntry(Builder& builder, const StepEntry& entry) {
   record.add_logical_bytes(info.logical_bytes);
   record.add_written_bytes(info.written_bytes);
   record.add_structure(&structure);
+  record.add_rewritten(info.rewritten);
   record.add_tables(tables_offset);
   record.add_usage(usage_offset);
   record.add_usage_in_table(entry.usage_in_table);
@@ -152,7 +153,8 @@ StepInfo ReadInfo(const schema::StepEntry& step) {
                 .reused_chunk_count = step.reused_chunk_count(),
                 .logical_bytes = step.logical_bytes(),
                 .written_bytes = step.written_bytes(),
-                .structure = {}};
+                .structure = {},
+                .rewritten = step.rewritten()};
   if (const auto base = step.base_step()) info.base_step = *base;
   if (const auto* digest = step.structure()) {
     info.structure = {.lo = digest->lo(), .hi = digest->hi()};

@@ -146,6 +146,19 @@ StepList StepList::Add(StepEntry entry) const {
   return changed;
 }
 
+StepList StepList::AddAll(std::span<const StepEntry> entries) const {
+  std::vector<uint64_t> numbers;
+  for (const StepEntry& entry : entries) numbers.push_back(entry.info.step);
+  StepList changed = Remove(numbers);
+  for (const StepEntry& entry : entries) {
+    changed.recent_.push_back(std::make_shared<const StepEntry>(entry));
+  }
+  std::ranges::sort(changed.recent_, {}, kStepOf);
+  changed.numbers_.insert(changed.numbers_.end(), numbers.begin(), numbers.end());
+  std::ranges::sort(changed.numbers_);
+  return changed;
+}
+
 StepList StepList::Remove(std::span<const uint64_t> steps) const {
   StepList changed = *this;
   if (steps.size() < 16) {

@@ -55,6 +55,8 @@ class StepList {
 
   /// Adds a step, or replaces the entry of this step.
   StepList Add(StepEntry entry) const;
+  /// Adds or replaces many. Requires that their numbers differ.
+  StepList AddAll(std::span<const StepEntry> entries) const;
   /// Removes those of `steps` that the list contains.
   StepList Remove(std::span<const uint64_t> steps) const;
 

@@ -1,0 +1,239 @@
+// A round chooses segments, moves what steps use of them, rewrites the steps, and commits. Rounds
+// are repeated until no segment is left that is worth it.
+
+#include "kv/compact.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "kv/div.h"
+#include "kv/internal/commit/root_change.h"
+#include "kv/internal/commit/store_state.h"
+#include "kv/internal/compact/live_ranges.h"
+#include "kv/internal/compact/payload_mover.h"
+#include "kv/internal/compact/step_rewriter.h"
+#include "kv/internal/records/kv_records.h"
+#include "kv/internal/segment/compaction_name.h"
+#include "kv/internal/storage/object_names.h"
+#include "kv/snapshot.h"
+
+namespace cairn::kv {
+namespace {
+
+using internal::CompactContext;
+using internal::LiveRanges;
+using internal::StoreState;
+
+constexpr uint64_t kMaxFoldedBytes = 64 << 20;     // of one chunk
+constexpr double kMinGain = 0.05;                  // of the files that are rewritten
+constexpr uint64_t kFileOverheadBytes = 3 * 4096;  // of a segment, without its page digests
+
+/// Makes other compactions fail while it exists.
+class CompactTurn {
+ public:
+  static Result<std::unique_ptr<CompactTurn>> Take(StoreState& state) {
+    const auto fail = [&](const char* message) {
+      return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                        .message = message,
+                        .file = state.storage->address()});
+    };
+    if (!state.writable) {
+      return fail("the store is open for reading only; open it for writing to compact it");
+    }
+    CAIRN_TRY(internal::CheckCanCommit(state));
+    CAIRN_TRY(internal::CheckStillWriter(state));
+    if (state.compacting.exchange(true)) {
+      return fail("another compaction of this store is still running; wait for it");
+    }
+    return std::unique_ptr<CompactTurn>(new CompactTurn(state));
+  }
+  ~CompactTurn() { state_.compacting = false; }
+
+ private:
+  explicit CompactTurn(StoreState& state) : state_(state) {}
+  StoreState& state_;
+};
+
+/// Returns whether one segment with the used bytes is clearly smaller than the files are.
+bool IsWorthwhile(uint64_t file_bytes, uint64_t live_bytes) {
+  if (live_bytes == 0) return true;
+  const uint64_t expected_bytes = RoundUp(live_bytes, 4096) + kFileOverheadBytes;
+  return static_cast<double>(expected_bytes) <= (1 - kMinGain) * static_cast<double>(file_bytes);
+}
+
+class Compaction {
+ public:
+  Compaction(Store& store, const CompactOptions& options)
+      : store_(store),
+        state_(*store.state()),
+        options_(options),
+        throttle_(options.max_bytes_per_second),
+        context_{.state = state_,
+                 .options = options,
+                 .throttle = throttle_,
+                 .progress = [this](uint64_t bytes) { return ReportProgress(bytes); }} {}
+
+  Result<CompactReport> Run() {
+    while (true) {
+      CAIRN_TRY_ASSIGN(const auto snapshot, store_.Latest());
+      CAIRN_TRY_ASSIGN(const std::set<uint64_t> done, RunRound(snapshot));
+      if (done.empty() || options_.dry_run) return report_;
+      finished_.insert(done.begin(), done.end());
+    }
+  }
+
+ private:
+  /// Returns the segments that were rewritten; none if there is nothing left to do.
+  Result<std::set<uint64_t>> RunRound(const std::shared_ptr<const Snapshot>& snapshot) {
+    CAIRN_TRY_ASSIGN(const auto segments, snapshot->Segments());
+    CAIRN_TRY_ASSIGN(LiveRanges ranges, CollectRanges(*snapshot, segments));
+    const std::set<uint64_t> chosen = Choose(segments, ranges);
+    if (chosen.empty() || options_.dry_run) return chosen;
+    ranges.Keep(chosen);
+    const std::string name =
+        internal::CompactionName(state_.session, internal::NewObjectId(state_.epoch).id);
+    internal::PayloadMover mover(context_, snapshot, name);
+    if (options_.decode) {
+      const auto folded = ranges.Foldable(kMaxFoldedBytes);
+      for (const internal::DeltaChunk* const chunk : folded) ranges.Fold(*chunk);
+      CAIRN_TRY(mover.Decode(folded));
+      report_.folded_chunks += folded.size();
+    }
+    CAIRN_TRY(mover.Move(ranges.InOrder()));
+    CAIRN_TRY(mover.Seal());
+    internal::StepRewriter rewriter(state_, ranges, mover.segments());
+    CAIRN_TRY(rewriter.Rewrite());
+    const auto committed = rewriter.Commit();
+    if (committed || state_.outcome_unknown) mover.Keep();
+    CAIRN_TRY(committed);
+    report_.rewritten_steps += *committed;
+    report_.new_segments += mover.segments().size();
+    for (const SegmentInfo& info : mover.segments()) {
+      report_.new_bytes += info.file_bytes;
+      finished_.insert(info.segment_id);
+    }
+    return chosen;
+  }
+
+  /// Reads all chunk records, the newest step first.
+  Result<LiveRanges> CollectRanges(const Snapshot& snapshot,
+                                   const std::vector<SegmentInfo>& segments) {
+    std::set<uint64_t> ids;
+    for (const SegmentInfo& info : segments) ids.insert(info.segment_id);
+    LiveRanges ranges(std::move(ids));
+    CAIRN_TRY_ASSIGN(std::vector<StepInfo> steps, snapshot.Steps());
+    std::ranges::reverse(steps);
+    for (const StepInfo& step : steps) {
+      CAIRN_TRY(ReportProgress(0));
+      CAIRN_TRY(snapshot.Scan(
+          Column::kChunks, step, "",
+          [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+            auto chunk = internal::DecodeChunk(record);
+            if (!chunk) return Fail(std::move(chunk).error().WithStep(step.step));
+            CAIRN_TRY(ranges.Add(key, *chunk));
+            return true;
+          }));
+    }
+    return ranges;
+  }
+
+  /// Chooses the segments with the largest unused part, as many as one round rewrites.
+  std::set<uint64_t> Choose(const std::vector<SegmentInfo>& segments, LiveRanges& ranges) {
+    struct Candidate {
+      uint64_t id = 0;
+      uint64_t file_bytes = 0;
+      uint64_t live_bytes = 0;
+      double dead() const {
+        return 1 - static_cast<double>(live_bytes) / static_cast<double>(file_bytes);
+      }
+    };
+    const std::set<uint64_t> folded =
+        options_.fold_all ? SegmentsToFold(ranges) : std::set<uint64_t>();
+    std::vector<Candidate> candidates;
+    const bool is_first = report_.segment_bytes == 0;
+    for (const SegmentInfo& info : segments) {
+      const Candidate candidate{.id = info.segment_id,
+                                .file_bytes = std::max<uint64_t>(info.file_bytes, 1),
+                                .live_bytes = ranges.live_bytes(info.segment_id)};
+      if (is_first) {
+        report_.segment_bytes += candidate.file_bytes;
+        report_.live_bytes += candidate.live_bytes;
+      }
+      if (finished_.contains(candidate.id)) continue;
+      if (candidate.dead() <= options_.max_dead && !folded.contains(candidate.id)) continue;
+      candidates.push_back(candidate);
+    }
+    std::ranges::stable_sort(candidates, std::ranges::greater(), &Candidate::dead);
+    // Small segments consist of headers and gaps mostly. Together they may become smaller, even if
+    // each of them alone would not.
+    Candidate sum, chosen_sum;
+    size_t chosen_count = 0;
+    for (size_t i = 0; i < candidates.size(); ++i) {
+      if (i > 0 && sum.live_bytes + candidates[i].live_bytes > options_.commit_bytes) break;
+      sum.file_bytes += candidates[i].file_bytes;
+      sum.live_bytes += candidates[i].live_bytes;
+      if (!folded.contains(candidates[i].id) && !IsWorthwhile(sum.file_bytes, sum.live_bytes)) {
+        continue;
+      }
+      chosen_sum = sum;
+      chosen_count = i + 1;
+    }
+    std::set<uint64_t> chosen;
+    for (size_t i = 0; i < chosen_count; ++i) chosen.insert(candidates[i].id);
+    if (chosen.empty()) return chosen;
+    report_.old_segments += chosen.size();
+    report_.old_bytes += chosen_sum.file_bytes;
+    report_.moved_bytes += chosen_sum.live_bytes;
+    total_bytes_ += chosen_sum.live_bytes;
+    return chosen;
+  }
+
+  /// Returns the segments with the earlier versions of chunks that can be written without deltas.
+  static std::set<uint64_t> SegmentsToFold(LiveRanges& ranges) {
+    std::set<uint64_t> segments;
+    for (const internal::DeltaChunk* const chunk : ranges.Foldable(kMaxFoldedBytes)) {
+      for (const Extent& extent : chunk->entry.extents.payload) segments.insert(extent.segment_id);
+    }
+    return segments;
+  }
+
+  Result<void> ReportProgress(uint64_t bytes) {
+    done_bytes_ += bytes;
+    if (!options_.progress) return {};
+    if (options_.progress({.done_bytes = done_bytes_, .total_bytes = total_bytes_})) return {};
+    return Fail(Error{.code = ErrorCode::kCancelled,
+                      .message = "the compaction was stopped; what it has committed remains",
+                      .file = state_.storage->address()});
+  }
+
+  Store& store_;
+  StoreState& state_;
+  const CompactOptions& options_;
+  Throttle throttle_;
+  const CompactContext context_;
+  CompactReport report_;
+  std::set<uint64_t> finished_;  // segments that are not rewritten again
+  uint64_t done_bytes_ = 0;
+  uint64_t total_bytes_ = 0;
+};
+
+}  // namespace
+
+Result<CompactReport> Compact(Store& store, const CompactOptions& options) {
+  if (!(options.max_dead >= 0 && options.max_dead <= 1)) {
+    return Fail(ErrorCode::kInvalidArgument, "the unused part of a segment is from 0 to 1");
+  }
+  StoreState& state = *store.state();
+  CAIRN_TRY_ASSIGN(const auto turn, CompactTurn::Take(state));
+  Result<CompactReport> report = Compaction(store, options).Run();
+  if (report || state.outcome_unknown) return report;
+  // Another writer may have removed what this one has written. Then its name is the better error.
+  CAIRN_TRY(internal::CheckStillWriter(state));
+  return report;
+}
+
+}  // namespace cairn::kv

@@ -1,0 +1,25 @@
+#pragma once
+/// Rewrites segments of which steps use only a part (docs/adr/0015-compaction.md).
+
+#include "kv/compact_options.h"
+#include "kv/error.h"
+#include "kv/store.h"
+
+namespace cairn::kv {
+
+/// Moves the payload that steps use out of segments that are mostly unused, in the order in which
+/// the newest step has it, and rewrites the records of all steps. The old segments are removed when
+/// the grace period has passed. No step changes: each has the same keys, values, bytes and digests.
+///
+/// Saves, deletes and readers continue: a save of this process that began before may still refer to
+/// an old segment, which then remains. Memory: about 300 bytes per chunk in the segments that are
+/// rewritten, 64 MiB per table that is compared, and the blocks of one writer and one reader.
+///
+/// kFailedPrecondition: the store is read-only or closed, another compaction of it is running, or
+/// it is unknown whether an earlier change was committed. kConflict: another writer has taken over
+/// the store. kCancelled: `progress` asked to stop. kInvalidArgument: `max_dead` is not between 0
+/// and 1. kDataLoss: a page to be moved does not match its digest; nothing refers to its copy.
+/// kUnavailable, kResourceExhausted: I/O. After an error, what was committed remains.
+Result<CompactReport> Compact(Store& store, const CompactOptions& options = {});
+
+}  // namespace cairn::kv

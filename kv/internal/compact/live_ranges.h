@@ -1,0 +1,82 @@
+#pragma once
+/// The payload that steps use of some segments, and where it was moved to.
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kv/error.h"
+#include "kv/extents.h"
+#include "kv/internal/records/kv_records.h"
+
+namespace cairn::kv::internal {
+
+/// Identifies a version of a chunk that has deltas: the segment and the offset of the last one.
+using VersionId = std::pair<uint64_t, uint64_t>;
+
+/// Payload that is moved as a whole: extents of several steps that overlap.
+struct LiveRange {
+  Extent extent;
+  uint64_t order = 0;       // of the first chunk that uses it
+  std::string key;          // of this chunk
+  bool is_delta = false;    // must remain in one piece
+  bool is_aligned = false;  // begins at a multiple of 4 KiB
+  /// The only version that uses it; nothing if it is used by several, or by a chunk without deltas.
+  std::optional<VersionId> only_user;
+  bool is_folded = false;        // not needed any more
+  std::vector<Extent> moved_to;  // in order
+};
+
+/// A chunk with deltas, and what replaces it.
+struct DeltaChunk {
+  std::string key;
+  ChunkEntry entry;
+  uint64_t order = 0;
+  std::vector<Extent> moved_to;  // its bytes without deltas; empty: it keeps its deltas
+};
+
+/// Threads: one.
+class LiveRanges {
+ public:
+  /// Collects what is stored in `segments`.
+  explicit LiveRanges(std::set<uint64_t> segments);
+
+  bool Contains(uint64_t segment_id) const { return segments_.contains(segment_id); }
+  /// Adds the chunks of one step after another, in the order in which they are to be stored.
+  /// kDataLoss: its extents contradict those of another chunk.
+  Result<void> Add(std::string_view key, const ChunkEntry& entry);
+  /// Forgets the segments that are not in `segments`.
+  void Keep(const std::set<uint64_t>& segments);
+  /// Returns how many bytes of a segment are used.
+  uint64_t live_bytes(uint64_t segment_id) const;
+
+  /// Returns the chunks with deltas of at most `max_bytes` whose earlier version is in these
+  /// segments and has no other user, in the order in which they were added.
+  std::vector<DeltaChunk*> Foldable(uint64_t max_bytes);
+  /// Marks the ranges that only such a chunk uses as folded.
+  void Fold(const DeltaChunk& chunk);
+  /// Returns the ranges that are not folded, in the order in which they were added.
+  std::vector<LiveRange*> InOrder();
+
+  /// Returns the extents of a chunk after the move; nothing if they are the same.
+  std::optional<ChunkExtents> Moved(const ChunkExtents& extents) const;
+
+ private:
+  using ByOffset = std::map<uint64_t, LiveRange>;
+  Result<void> AddExtent(LiveRange added);
+  const LiveRange* Find(const Extent& extent) const;
+  const LiveRange* FindUsedBy(const VersionId& version, const Extent& extent) const;
+  void AppendMoved(const Extent& extent, std::vector<Extent>& moved) const;
+
+  std::set<uint64_t> segments_;
+  std::map<uint64_t, ByOffset> ranges_;  // by segment
+  std::map<VersionId, DeltaChunk> delta_chunks_;
+  uint64_t next_order_ = 0;
+};
+
+}  // namespace cairn::kv::internal

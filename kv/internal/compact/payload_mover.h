@@ -1,0 +1,75 @@
+#pragma once
+/// Copies payload of a store into new segments.
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kv/block_pool.h"
+#include "kv/compact_options.h"
+#include "kv/error.h"
+#include "kv/internal/commit/store_state.h"
+#include "kv/internal/compact/live_ranges.h"
+#include "kv/internal/segment/segment_stream.h"
+#include "kv/snapshot.h"
+#include "kv/step_info.h"
+#include "kv/throttle.h"
+
+namespace cairn::kv::internal {
+
+/// What the phases of one compaction have in common. Ownership: all of it outlives them.
+struct CompactContext {
+  StoreState& state;
+  const CompactOptions& options;
+  Throttle& throttle;
+  std::function<Result<void>(uint64_t moved_bytes)> progress;
+};
+
+/// The destructor removes the segments unless Keep was called. Memory: 16 MiB, or the largest delta
+/// or chunk that is decoded, and a few blocks. Threads: one.
+class PayloadMover {
+ public:
+  /// `name` identifies the compaction in its segments.
+  PayloadMover(const CompactContext& context, std::shared_ptr<const Snapshot> snapshot,
+               const std::string& name);
+  ~PayloadMover();
+  PayloadMover(const PayloadMover&) = delete;
+  PayloadMover& operator=(const PayloadMover&) = delete;
+
+  /// Copies the ranges and the decoded chunks, in this order, and sets `moved_to` of each. All
+  /// pointers must remain valid until Seal returns. kDataLoss: a page does not match its digest.
+  Result<void> Move(std::span<LiveRange* const> ranges);
+  Result<void> Decode(std::span<DeltaChunk* const> chunks);
+  /// Makes the new segments durable under their names. Until then, `moved_to` cannot be used.
+  Result<void> Seal();
+  const std::vector<SegmentInfo>& segments() const { return stream_.sealed(); }
+  /// The segments belong to committed steps.
+  void Keep() { is_kept_ = true; }
+
+ private:
+  struct Piece;  // a part of a range that is read at once
+  Result<void> MoveBatch(std::span<const Piece> batch);
+  /// Appends bytes that were verified. The position goes to `moved_to` when the segment is sealed.
+  Result<void> Append(std::span<const std::byte> bytes, SegmentAlignment alignment,
+                      std::span<const uint64_t> page_digests, std::string_view key,
+                      std::vector<Extent>& moved_to);
+  Result<void> AwaitTurn(uint64_t bytes);
+  Result<void> OnRecord(Column column, std::span<const std::byte> record);
+
+  const CompactContext& context_;
+  const std::shared_ptr<const Snapshot> snapshot_;
+  BlockPool blocks_;
+  SegmentStream stream_;
+  std::deque<std::vector<Extent>*> pending_;  // of the records that the stream has not returned
+  std::vector<std::byte> buffer_;
+  std::vector<uint64_t> page_digests_;
+  bool is_kept_ = false;
+};
+
+}  // namespace cairn::kv::internal

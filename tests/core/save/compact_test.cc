@@ -1,0 +1,166 @@
+// Compaction of steps that core has saved: deltas are folded; saves, loads and updates continue.
+
+#include "kv/compact.h"
+
+#include <gmock/gmock.h>
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "core/async_save.h"
+#include "core/checkpoint_store.h"
+#include "core/save/save_options.h"
+#include "core/step/contents.h"
+#include "tests/core/tensor/test_tensor.h"
+
+namespace cairn::core {
+namespace {
+
+using kv::kPageBytes;
+using ::testing::IsEmpty;
+using testing::IsError;
+using ::testing::Le;
+using ::testing::SizeIs;
+
+const SaveOptions kWithDeltas{.max_deltas = 4, .chunk_bytes = 4 * kPageBytes};
+
+class CompactStepsTest : public StoreTest {
+ protected:
+  // Three chunks, the last one short.
+  TestTensor weights_{DType::kBFloat16, {10 * kPageBytes / 2 - 1000}};
+  TestTensor other_{DType::kUInt8, {3 * kPageBytes}, 7};
+
+  StateDict State() const {
+    StateDict state;
+    state.root().Tensor("other", other_.view());
+    state.root().Tensor("w", weights_.view());
+    return state;
+  }
+  void Train() {
+    for (uint64_t at = random_.Between(0, 64); at < weights_.bytes.size() / 2;
+         at += random_.Between(1, 128)) {
+      weights_.bytes[2 * at] ^= std::byte{1};
+    }
+  }
+  void TrainAndSave(uint64_t step) {
+    Train();
+    Save(step, State(), kWithDeltas);
+    states_[step] = weights_.bytes;
+  }
+  void Delete(const std::vector<uint64_t>& steps) {
+    CAIRN_ASSERT_OK(store->Delete(steps));
+    for (const uint64_t step : steps) states_.erase(step);
+  }
+  kv::CompactReport Compact(const kv::CompactOptions& options) {
+    const auto report = store->Compact(options);
+    EXPECT_TRUE(testing::IsOk(report));
+    return report.value_or(kv::CompactReport());
+  }
+  void ExpectAllSteps() {
+    for (const auto& [step, bytes] : states_) {
+      EXPECT_TRUE(LoadBytes(step, "w") == bytes) << step;
+      EXPECT_TRUE(LoadBytes(step, "other") == other_.bytes) << step;
+    }
+    EXPECT_THAT(VerifyAll(), IsEmpty());
+  }
+  std::vector<ChunkInfo> Chunks(uint64_t step) {
+    auto chunks = store->Chunks(Step(step), "w");
+    EXPECT_TRUE(testing::IsOk(chunks));
+    return *chunks;
+  }
+
+  testing::SeededRandom random_;
+  std::map<uint64_t, std::vector<std::byte>> states_;
+};
+
+TEST_F(CompactStepsTest, WritesChunksWithoutDeltasIfNothingElseNeedsTheirBase) {
+  for (uint64_t step = 1; step <= 4; ++step) TrainAndSave(step);
+  Delete({1, 2, 3});
+  ASSERT_THAT(Chunks(4).front().deltas, SizeIs(3));
+  EXPECT_EQ(Compact({.fold_all = true}).folded_chunks, 3);
+  for (const ChunkInfo& chunk : Chunks(4)) EXPECT_THAT(chunk.deltas, IsEmpty());
+  ExpectAllSteps();
+  Reopen();
+  ExpectAllSteps();
+  EXPECT_EQ(Compact({.fold_all = true}).old_segments, 0);
+}
+
+TEST_F(CompactStepsTest, KeepsDeltasWhoseBaseHasOtherUsers) {
+  for (uint64_t step = 1; step <= 4; ++step) TrainAndSave(step);
+  Delete({2});
+  const kv::CompactReport report = Compact({.max_dead = 0, .fold_all = true});
+  EXPECT_GT(report.old_segments, 0);
+  EXPECT_EQ(report.folded_chunks, 0);
+  EXPECT_THAT(Chunks(4).front().deltas, SizeIs(3));
+  EXPECT_EQ(Chunks(3).front().extents, Chunks(4).front().extents);
+  ExpectAllSteps();
+}
+
+TEST_F(CompactStepsTest, SavesContinueWithTheNewLocations) {
+  AsyncSaver saver(store.get());
+  for (uint64_t step = 1; step <= 12; ++step) {
+    Train();
+    CAIRN_ASSERT_OK_AND_ASSIGN(const SaveHandle handle, saver.Save(step, State(), kWithDeltas));
+    CAIRN_ASSERT_OK(handle.Wait());
+    states_[step] = weights_.bytes;
+    if (step % 3 == 0) Delete({step - 1});
+    if (step % 4 != 0) continue;
+    EXPECT_GT(Compact({.max_dead = 0}).rewritten_steps, 0);
+    ExpectAllSteps();
+  }
+  ExpectAllSteps();
+  // Nothing that was replaced is used again.
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->kv().Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto segments, snapshot->Segments());
+  EXPECT_THAT(segments, SizeIs(Le(4)));
+}
+
+TEST_F(CompactStepsTest, UnchangedSavesContinueWithTheNewLocations) {
+  TrainAndSave(1);
+  TrainAndSave(2);
+  Delete({1});
+  Compact({.max_dead = 0});
+  const SaveReport report = Save(3, State(), kWithDeltas);
+  EXPECT_EQ(report.written_bytes, 0);
+  states_[3] = weights_.bytes;
+  EXPECT_EQ(Chunks(3).front().extents, Chunks(2).front().extents);
+  ExpectAllSteps();
+}
+
+TEST_F(CompactStepsTest, UpdatesContinue) {
+  TrainAndSave(1);
+  TestTensor model = weights_;
+  TrainAndSave(2);
+  const kv::StepInfo first = Step(1);
+  Compact({.max_dead = 0});
+  const std::vector<LoadRequest> requests = {WholeRequest("w", model)};
+  CAIRN_ASSERT_OK(store->Update(first, Step(2), requests));
+  EXPECT_TRUE(model.bytes == states_[2]);
+}
+
+TEST_F(CompactStepsTest, StepsThatWereFoundBeforeCanBeLoaded) {
+  TrainAndSave(1);
+  TrainAndSave(2);
+  const kv::StepInfo found = Step(2);
+  Delete({1});
+  Compact({.max_dead = 0, .fold_all = true});
+  TestTensor target(weights_.dtype, weights_.shape, 77);
+  const LoadRequest request = WholeRequest("w", target);
+  CAIRN_ASSERT_OK(store->Load(found, {&request, 1}));
+  EXPECT_TRUE(target.bytes == states_[2]);
+}
+
+TEST_F(CompactStepsTest, TheStoreIsNotClosedMeanwhile) {
+  for (uint64_t step = 1; step <= 3; ++step) TrainAndSave(step);
+  Result<void> closed;
+  Compact({.max_dead = 0, .progress = [&](const kv::CompactProgress&) {
+             closed = store->Close();
+             return true;
+           }});
+  EXPECT_THAT(closed, IsError(ErrorCode::kFailedPrecondition, "compaction"));
+  ExpectAllSteps();
+}
+
+}  // namespace
+}  // namespace cairn::core

@@ -1,0 +1,394 @@
+// A compaction changes where bytes are stored, and nothing else.
+
+#include "kv/compact.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kv/internal/records/kv_records.h"
+#include "kv/internal/storage/memory_storage.h"
+#include "kv/internal/storage/object_names.h"
+#include "kv/key.h"
+#include "kv/options.h"
+#include "kv/snapshot.h"
+#include "kv/store.h"
+#include "tests/kv/byte_payload.h"
+#include "tests/kv/sample_step.h"
+#include "tests/support/result_matchers.h"
+
+namespace cairn::kv {
+namespace {
+
+using cairn::testing::IsError;
+using internal::MemoryStorage;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
+
+constexpr std::chrono::milliseconds kNoGrace{0};
+constexpr std::chrono::milliseconds kLong{3'600'000};
+
+class CompactTest : public ::testing::Test {
+ protected:
+  void SetUp() override { Open(kNoGrace); }
+
+  void Open(std::chrono::milliseconds grace) {
+    store_.reset();
+    CAIRN_ASSERT_OK_AND_ASSIGN(store_, Store::Open(storage_, OpenMode::kWrite, {.grace = grace}));
+  }
+  void Save(uint64_t step, uint64_t version = 0) {
+    const SampleStep sample = MakeSample(step, version, kShape);
+    CAIRN_ASSERT_OK(SaveSample(*store_, sample, /*overwrite=*/true));
+    expected_[step] = sample;
+  }
+  void Delete(const std::vector<uint64_t>& steps) {
+    CAIRN_ASSERT_OK(store_->Delete(steps));
+    for (const uint64_t step : steps) expected_.erase(step);
+  }
+  /// Saves steps 1 to `count` and deletes all but every fifth.
+  void SaveAndDelete(uint64_t count) {
+    std::vector<uint64_t> deleted;
+    for (uint64_t step = 1; step <= count; ++step) {
+      Save(step);
+      if (step % 5 != 0) deleted.push_back(step);
+    }
+    Delete(deleted);
+  }
+  CompactReport Compact(const CompactOptions& options = {}) {
+    const auto report = kv::Compact(*store_, options);
+    EXPECT_TRUE(cairn::testing::IsOk(report));
+    return report.value_or(CompactReport());
+  }
+  /// Compares all steps with what was saved, and checks every object.
+  void ExpectUnchanged() {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store_->Latest());
+    std::map<uint64_t, SampleStep> steps;
+    for (const uint64_t step : snapshot->step_numbers()) {
+      CAIRN_ASSERT_OK_AND_ASSIGN(steps[step], LoadSample(*snapshot, step));
+    }
+    EXPECT_TRUE(steps == expected_);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto problems, Verify(*snapshot));
+    EXPECT_THAT(problems, IsEmpty());
+  }
+  /// Length of all segments in the storage.
+  uint64_t SegmentBytes() {
+    uint64_t bytes = 0;
+    const std::vector<std::string> names = storage_->List("segments/").value();
+    for (const std::string& name : names) {
+      bytes += storage_->Size(name).value();
+    }
+    return bytes;
+  }
+  /// Removes what waits for its grace period.
+  void Reopen() {
+    CAIRN_ASSERT_OK(store_->Close());
+    Open(kNoGrace);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto leftovers, FindLeftovers(storage_));
+    EXPECT_THAT(leftovers, IsEmpty());
+  }
+
+  // Half of a step is the same in all steps, and so is half of the other half.
+  static constexpr SampleShape kShape{.tensor_count = 5, .largest_bytes = 600'000};
+  std::shared_ptr<MemoryStorage> storage_ = std::make_shared<MemoryStorage>("memory");
+  std::unique_ptr<Store> store_;
+  std::map<uint64_t, SampleStep> expected_;
+};
+
+TEST_F(CompactTest, MovesWhatStepsUse) {
+  SaveAndDelete(20);
+  const uint64_t before_bytes = SegmentBytes();
+  const CompactReport report = Compact();
+  ExpectUnchanged();
+  EXPECT_GT(report.old_segments, 0);
+  EXPECT_GT(report.moved_bytes, 0);
+  EXPECT_EQ(report.rewritten_steps, expected_.size());
+  EXPECT_EQ(report.segment_bytes, before_bytes);
+  Reopen();
+  ExpectUnchanged();
+  EXPECT_LT(SegmentBytes(), before_bytes);
+  EXPECT_LE(static_cast<double>(SegmentBytes()), 1.2 * static_cast<double>(report.live_bytes));
+}
+
+TEST_F(CompactTest, CountsLiveBytesExactly) {
+  SaveAndDelete(10);
+  // What two steps share counts once. Extents are not split by a save, so ranges are enough.
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store_->Latest());
+  std::map<std::pair<uint64_t, uint64_t>, uint64_t> extents;
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, snapshot->Steps());
+  for (const StepInfo& step : steps) {
+    CAIRN_ASSERT_OK(
+        snapshot->Scan(Column::kChunks, step, "",
+                       [&](std::string_view, std::span<const std::byte> record) -> Result<bool> {
+                         CAIRN_TRY_ASSIGN(const auto all, internal::DecodeChunkExtents(record));
+                         all.ForEach([&](const Extent& extent) {
+                           auto& longest = extents[{extent.segment_id, extent.offset_bytes}];
+                           longest = std::max(longest, extent.length_bytes);
+                         });
+                         return true;
+                       }));
+  }
+  uint64_t live_bytes = 0;
+  for (const auto& [at, length_bytes] : extents) live_bytes += length_bytes;
+  EXPECT_EQ(Compact({.dry_run = true}).live_bytes, live_bytes);
+  const CompactReport done = Compact();
+  EXPECT_EQ(done.live_bytes, live_bytes);
+  EXPECT_EQ(Compact({.dry_run = true}).live_bytes, live_bytes);
+}
+
+TEST_F(CompactTest, ADryRunChangesNothing) {
+  SaveAndDelete(10);
+  const std::vector<std::string> names = storage_->List("").value();
+  const CompactReport report = Compact({.dry_run = true});
+  EXPECT_GT(report.old_segments, 0);
+  EXPECT_EQ(report.new_segments, 0);
+  EXPECT_EQ(storage_->List("").value(), names);
+}
+
+TEST_F(CompactTest, HasNothingToDoAfterwards) {
+  SaveAndDelete(20);
+  Compact();
+  EXPECT_EQ(Compact().old_segments, 0);
+}
+
+TEST_F(CompactTest, JoinsSmallSegments) {
+  const SampleShape small{.tensor_count = 2, .largest_bytes = 4000};
+  for (uint64_t step = 1; step <= 30; ++step) {
+    expected_[step] = MakeSample(step, 0, small);
+    expected_[step].tensors["w001"] = RandomBytes(step, 3000);
+    CAIRN_ASSERT_OK(SaveSample(*store_, expected_[step]));
+  }
+  const CompactReport report = Compact();
+  EXPECT_EQ(report.old_segments, 30);
+  EXPECT_EQ(report.new_segments, 1);
+  ExpectUnchanged();
+}
+
+// The fault suites compact this history.
+TEST_F(CompactTest, RewritesEverythingIfAsked) {
+  for (const auto& [step, version] : {std::pair{1, 0}, {2, 0}, {3, 0}, {2, 1}}) {
+    expected_[step] = MakeSample(step, version);
+    CAIRN_ASSERT_OK(SaveSample(*store_, expected_[step], /*overwrite=*/true));
+  }
+  EXPECT_EQ(Compact({.max_dead = 0}).rewritten_steps, 3);
+  ExpectUnchanged();
+}
+
+TEST_F(CompactTest, CommitsSeveralTimes) {
+  // Each shape has other frozen tensors, which remain in the segment of the odd step.
+  for (uint32_t tensors = 5; tensors < 10; ++tensors) {
+    for (const uint64_t step : {2 * tensors - 1, 2 * tensors}) {
+      expected_[step] = MakeSample(step, 0, {.tensor_count = tensors, .largest_bytes = 500'000});
+      CAIRN_ASSERT_OK(SaveSample(*store_, expected_[step]));
+    }
+  }
+  Delete({9, 11, 13, 15, 17});
+  const CompactReport report = Compact({.commit_bytes = 1});
+  EXPECT_EQ(report.new_segments, 5);
+  ExpectUnchanged();
+  Reopen();
+  ExpectUnchanged();
+}
+
+TEST_F(CompactTest, KeepsTheGenerationOfSteps) {
+  SaveAndDelete(10);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto before, store_->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo old_info, before->FindStep(5));
+  Compact();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto after, store_->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo new_info, after->FindStep(5));
+  EXPECT_EQ(new_info.generation, old_info.generation);
+  EXPECT_GT(new_info.rewritten, old_info.rewritten);
+  EXPECT_FALSE(new_info.HasRecordsOf(old_info));
+  // Code that has found the step before the compaction finds its contents in the newest root.
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto with, store_->SnapshotWith(old_info));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep sample, LoadSample(*with, 5));
+  EXPECT_TRUE(sample == expected_[5]);
+}
+
+TEST_F(CompactTest, ReadersOfAnOlderRootContinue) {
+  Open(kLong);
+  SaveAndDelete(10);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto before, store_->Latest());
+  Compact();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep sample, LoadSample(*before, 5));
+  EXPECT_TRUE(sample == expected_[5]);
+}
+
+TEST_F(CompactTest, ManySteps) {
+  const SampleShape tiny{.tensor_count = 3, .largest_bytes = 6000};
+  std::vector<uint64_t> deleted;
+  for (uint64_t step = 1; step <= 200; ++step) {
+    expected_[step] = MakeSample(step, 0, tiny);
+    CAIRN_ASSERT_OK(SaveSample(*store_, expected_[step]));
+    if (step % 2 == 0) deleted.push_back(step);
+  }
+  Delete(deleted);
+  EXPECT_EQ(Compact().rewritten_steps, 100);
+  ExpectUnchanged();
+  Reopen();
+  ExpectUnchanged();
+  Save(201);
+  ExpectUnchanged();
+}
+
+TEST_F(CompactTest, ASaveThatBeganBeforeKeepsItsBytes) {
+  Open(kLong);
+  SaveAndDelete(10);
+  // Everything the new step has is taken from the records of step 10 as they were.
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store_->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo base, snapshot->FindStep(10));
+  CAIRN_ASSERT_OK_AND_ASSIGN(std::unique_ptr<StepWriter> writer, store_->Begin(11, {}));
+  Compact();
+  for (const Column column : {Column::kTensors, Column::kValues}) {
+    CAIRN_ASSERT_OK(snapshot->Scan(
+        column, base, "",
+        [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+          CAIRN_TRY(writer->AddRecord(column, key, record));
+          return true;
+        }));
+  }
+  CAIRN_ASSERT_OK(snapshot->Scan(
+      Column::kChunks, base, "",
+      [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+        CAIRN_TRY_ASSIGN(const internal::ChunkEntry chunk, internal::DecodeChunk(record));
+        CAIRN_TRY(writer->AddChunk(key, chunk.sizes, chunk.extents, chunk.digest, chunk.since_step,
+                                   /*reused=*/true));
+        return true;
+      }));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto structure, snapshot->GetStructure(base));
+  CAIRN_ASSERT_OK(writer->SetStructure(*structure));
+  CAIRN_ASSERT_OK(writer->Commit({.base_step = 10,
+                                  .tensor_count = base.tensor_count,
+                                  .value_count = base.value_count,
+                                  .logical_bytes = base.logical_bytes}));
+  writer.reset();
+  expected_[11] = expected_[10];
+  expected_[11].step = 11;
+  ExpectUnchanged();
+  Reopen();
+  ExpectUnchanged();
+  // The next compaction moves what this step has kept.
+  EXPECT_GT(Compact().old_segments, 0);
+  Reopen();
+  ExpectUnchanged();
+}
+
+TEST_F(CompactTest, StepsMayChangeMeanwhile) {
+  SaveAndDelete(20);
+  bool is_first = true;
+  Compact({.progress = [&](const CompactProgress& progress) {
+    if (progress.done_bytes == 0 || !std::exchange(is_first, false)) return true;
+    Delete({5});
+    Save(10, /*version=*/1);
+    Save(21);
+    return true;
+  }});
+  EXPECT_FALSE(is_first);
+  ExpectUnchanged();
+  Reopen();
+  ExpectUnchanged();
+}
+
+TEST_F(CompactTest, WhatItWroteIsRemovedIfItStops) {
+  SaveAndDelete(20);
+  const std::vector<std::string> names = storage_->List("").value();
+  const auto stopped = kv::Compact(*store_, {.progress = [](const CompactProgress& progress) {
+    return progress.done_bytes == 0;
+  }});
+  EXPECT_THAT(stopped, IsError(ErrorCode::kCancelled, "stopped"));
+  EXPECT_EQ(storage_->List("").value(), names);
+  ExpectUnchanged();
+}
+
+TEST_F(CompactTest, DamagedPagesAreNotMoved) {
+  SaveAndDelete(20);
+  const std::vector<std::string> segments = storage_->List("segments/").value();
+  for (const std::string& name : segments) {
+    std::vector<std::byte> bytes = storage_->Read(name, ~uint64_t{0}).value();
+    for (size_t at = 4096; at < bytes.size() / 2; at += 1000) bytes[at] ^= std::byte{1};
+    CAIRN_ASSERT_OK(storage_->Put(name, bytes));
+  }
+  EXPECT_THAT(kv::Compact(*store_), IsError(ErrorCode::kDataLoss, "does not match its digest"));
+  EXPECT_EQ(storage_->List("segments/").value(), segments);
+}
+
+TEST_F(CompactTest, NeedsTheRightToWrite) {
+  Save(1);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(storage_, OpenMode::kRead));
+  EXPECT_THAT(kv::Compact(*reader), IsError(ErrorCode::kFailedPrecondition, "for reading only"));
+  EXPECT_THAT(kv::Compact(*store_, {.max_dead = 1.5}),
+              IsError(ErrorCode::kInvalidArgument, "from 0 to 1"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto other,
+                             Store::Open(storage_, OpenMode::kWrite, {.take_over = true}));
+  EXPECT_THAT(kv::Compact(*store_), IsError(ErrorCode::kConflict, "taken over"));
+}
+
+TEST_F(CompactTest, OnlyOneRunsAtATime) {
+  SaveAndDelete(10);
+  Result<CompactReport> second = CompactReport();
+  Compact({.progress = [&](const CompactProgress&) {
+    second = kv::Compact(*store_);
+    return true;
+  }});
+  EXPECT_THAT(second, IsError(ErrorCode::kFailedPrecondition, "another compaction"));
+}
+
+TEST_F(CompactTest, CanBeRebuiltFromTheRootBeforeIt) {
+  SaveAndDelete(20);
+  const std::vector<std::string> before = storage_->List("roots/").value();
+  EXPECT_EQ(Compact().rewritten_steps, expected_.size());  // removes the old tables, too
+  CAIRN_ASSERT_OK(store_->Close());
+  const std::vector<std::string> after = storage_->List("roots/").value();
+  for (const std::string& root : after) {
+    if (std::ranges::find(before, root) != before.end()) continue;
+    CAIRN_ASSERT_OK(storage_->Remove(root));
+  }
+  CAIRN_ASSERT_OK(storage_->Put(*std::ranges::min_element(after), RandomBytes(1, 100)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const RebuildReport report,
+                             Store::Rebuild(std::static_pointer_cast<Storage>(storage_)));
+  EXPECT_THAT(report.lost, IsEmpty());
+  Open(kNoGrace);
+  ExpectUnchanged();
+}
+
+TEST_F(CompactTest, CanBeRebuiltWithoutRoots) {
+  SaveAndDelete(20);
+  Compact();
+  CAIRN_ASSERT_OK(store_->Close());
+  Open(kNoGrace);  // removes the old segments and tables
+  CAIRN_ASSERT_OK(store_->Close());
+  const std::vector<std::string> roots = storage_->List("roots/").value();
+  for (const std::string& root : roots) {
+    CAIRN_ASSERT_OK(storage_->Remove(root));
+  }
+  CAIRN_ASSERT_OK(Store::Rebuild(std::static_pointer_cast<Storage>(storage_)));
+  Open(kNoGrace);
+  ExpectUnchanged();
+}
+
+TEST_F(CompactTest, IsNotMistakenForAStepWithoutTables) {
+  SaveAndDelete(20);
+  Compact();
+  CAIRN_ASSERT_OK(store_->Close());
+  for (const char* const folder : {"roots/", "tables/"}) {
+    const std::vector<std::string> names = storage_->List(folder).value();
+    for (const std::string& name : names) CAIRN_ASSERT_OK(storage_->Remove(name));
+  }
+  CAIRN_ASSERT_OK(Store::Rebuild(std::static_pointer_cast<Storage>(storage_)));
+  Open(kNoGrace);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store_->Latest());
+  for (const uint64_t step : snapshot->step_numbers()) EXPECT_TRUE(expected_.contains(step));
+}
+
+}  // namespace
+}  // namespace cairn::kv

@@ -1,0 +1,130 @@
+"""`Store.compact` and `kv-admin compact`: the store shrinks, and no step changes."""
+
+import json
+import threading
+
+import numpy as np
+import pytest
+
+import cairn
+from cairn import Invalid
+from tool_programs import run_program
+
+
+def state_of(step: int, rng: np.random.Generator) -> dict:
+    """Half of it is the same in all steps of ten."""
+    frozen = np.random.default_rng(step // 10).integers(0, 255, 1_000_000, np.uint8)
+    return {"frozen": frozen, "trained": rng.integers(0, 255, 1_000_000, np.uint8), "step": step}
+
+
+def assert_steps(store: cairn.Store, expected: dict[int, dict]) -> None:
+    assert store.steps() == sorted(expected)
+    for step, state in expected.items():
+        read = store.read(step=step)
+        assert read["step"] == state["step"]
+        for name in ("frozen", "trained"):
+            assert np.array_equal(read[name], state[name])
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A store in which 3 of 30 steps are left, and what they contain."""
+    rng = np.random.default_rng(1)
+    path = tmp_path / "store"
+    expected = {}
+    with cairn.open(path, mode="a", grace=0) as store:
+        for step in range(30):
+            expected[step] = state_of(step, rng)
+            store.save(step, expected[step])
+        doomed = [step for step in expected if step % 10 != 5]
+        store.delete(*doomed)
+    for step in doomed:
+        del expected[step]
+    return path, expected
+
+
+def segment_bytes(path) -> int:
+    return sum(file.stat().st_size for file in (path / "segments").iterdir())
+
+
+def test_compact_keeps_every_step(saved):
+    path, expected = saved
+    with cairn.open(path, mode="a", grace=0) as store:
+        planned = store.compact(dry_run=True)
+        assert planned.new_segments == 0
+        report = store.compact()
+        assert report.old_segments == planned.old_segments > 0
+        assert report.rewritten_steps == len(expected)
+        assert_steps(store, expected)
+        assert store.compact().old_segments == 0
+    assert segment_bytes(path) <= 1.2 * report.live_bytes
+    with cairn.open(path) as store:
+        assert_steps(store, expected)
+    assert run_program("kv-dump", "verify", path).status == 0
+
+
+def test_arguments_are_checked(saved):
+    path, _ = saved
+    with cairn.open(path) as store, pytest.raises(Invalid, match="reading only"):
+        store.compact()
+    with cairn.open(path, mode="a") as store:
+        with pytest.raises(Invalid, match="max_rate"):
+            store.compact(max_rate=0)
+        with pytest.raises(Invalid, match="from 0 to 1"):
+            store.compact(max_dead=2)
+
+
+def test_saves_continue_during_a_compaction(saved):
+    path, expected = saved
+    rng = np.random.default_rng(2)
+    with cairn.open(path, mode="a", grace=60) as store:
+        done = threading.Event()
+
+        def compact() -> None:
+            try:
+                store.compact(max_rate=10_000_000)  # 6 MB to move
+            finally:
+                done.set()
+
+        thread = threading.Thread(target=compact)
+        thread.start()
+        step, saves_before_the_end = 100, 0
+        while not done.is_set() and step < 200:
+            expected[step] = expected[25] | {"trained": rng.integers(0, 255, 1000, np.uint8)}
+            expected[step]["step"] = step
+            store.save_async(step, expected[step]).result()
+            saves_before_the_end += not done.is_set()
+            step += 1
+        thread.join()
+        assert saves_before_the_end > 0
+        assert_steps(store, expected)
+    with cairn.open(path) as store:
+        assert_steps(store, expected)
+    assert run_program("kv-dump", "verify", path).status == 0
+
+
+def test_the_command(saved):
+    path, expected = saved
+    before = segment_bytes(path)
+    dry = run_program("kv-admin", "compact", path, "--dry-run")
+    assert dry.status == 0 and "would rewrite" in dry.out
+    assert segment_bytes(path) == before
+    done = run_program("kv-admin", "compact", path, "--no-grace", "--json")
+    assert done.status == 0, done.err
+    report = json.loads(done.out)
+    assert report["rewritten_steps"] == len(expected)
+    assert report["new_bytes"] <= segment_bytes(path) < before
+    again = run_program("kv-admin", "compact", path)
+    assert "nothing to do" in again.out
+    with cairn.open(path) as store:
+        assert_steps(store, expected)
+
+
+def test_the_command_refuses_what_it_cannot_do(saved, tmp_path):
+    path, _ = saved
+    assert "without a step" in run_program("kv-admin", "compact", f"{path}@5").err
+    assert run_program("kv-admin", "compact", tmp_path / "none").status == 2
+    assert not (tmp_path / "none").exists()
+    with cairn.open(path, mode="a"):
+        refused = run_program("kv-admin", "compact", path)
+        assert refused.status == 2 and "writer" in refused.err
