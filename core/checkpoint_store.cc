@@ -142,6 +142,14 @@ Result<std::unique_ptr<CheckpointStore>> CheckpointStore::Open(const std::string
       new CheckpointStore(std::make_unique<Impl>(std::move(store), nullptr)));
 }
 
+Result<std::unique_ptr<CheckpointStore>> CheckpointStore::Open(std::shared_ptr<kv::Storage> storage,
+                                                               kv::OpenMode mode,
+                                                               kv::StoreOptions options) {
+  CAIRN_TRY_ASSIGN(auto store, kv::Store::Open(std::move(storage), mode, std::move(options)));
+  return std::unique_ptr<CheckpointStore>(
+      new CheckpointStore(std::make_unique<Impl>(std::move(store), nullptr)));
+}
+
 Result<std::unique_ptr<CheckpointStore>> CheckpointStore::OpenShared(const std::string& address,
                                                                      kv::OpenMode mode,
                                                                      Communicator& communicator,

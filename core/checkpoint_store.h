@@ -44,6 +44,7 @@
 #include "kv/compact_options.h"
 #include "kv/options.h"
 #include "kv/step_info.h"
+#include "kv/storage.h"
 #include "kv/store.h"
 
 namespace cairn::core {
@@ -66,6 +67,11 @@ class CheckpointStore {
   /// another process has it open for writing. kUnimplemented: a newer format. kDataLoss: the store
   /// is damaged. kInvalidArgument: the address or the options are not valid.
   static Result<std::unique_ptr<CheckpointStore>> Open(const std::string& address,
+                                                       kv::OpenMode mode,
+                                                       kv::StoreOptions options = {});
+
+  /// Opens the store in `storage`, which has no address (kv::Store::Open).
+  static Result<std::unique_ptr<CheckpointStore>> Open(std::shared_ptr<kv::Storage> storage,
                                                        kv::OpenMode mode,
                                                        kv::StoreOptions options = {});
 

@@ -1,0 +1,91 @@
+#include "tests/core/history/model_state.h"
+
+#include <utility>
+
+namespace cairn::core {
+namespace {
+
+constexpr uint64_t kRowBytes = 512;
+
+}  // namespace
+
+ModelState::ModelState(testing::SeededRandom& random) : random_(random) {
+  Add("weights", DType::kBFloat16, {250, 900});
+  Add("moments", DType::kFloat32, {100, 300});
+  Add("embedding", DType::kUInt8, {600, kRowBytes});
+  Add("frozen", DType::kUInt8, {200'000});
+  Add("step", DType::kInt64, {});
+}
+
+void ModelState::Add(const std::string& fqn, DType dtype, Shape shape) {
+  uint64_t elements = 1;
+  for (const uint64_t size : shape) elements *= size;
+  std::vector<std::byte> bytes(elements * schema::ElementBytes(dtype));
+  random_.Fill(bytes);
+  tensors_[fqn] = {.dtype = dtype, .shape = std::move(shape), .bytes = nullptr};
+  Put(fqn, std::move(bytes));
+}
+
+std::vector<std::byte> ModelState::CopyOf(const std::string& fqn) const {
+  return *tensors_.at(fqn).bytes;
+}
+
+void ModelState::Put(const std::string& fqn, std::vector<std::byte> bytes) {
+  tensors_.at(fqn).bytes = std::make_shared<const std::vector<std::byte>>(std::move(bytes));
+}
+
+void ModelState::ChangeElements(const std::string& fqn, double share) {
+  std::vector<std::byte> bytes = CopyOf(fqn);
+  const uint64_t width = schema::ElementBytes(tensors_.at(fqn).dtype);
+  const auto distance = static_cast<uint64_t>(1 / share);
+  for (uint64_t at = random_.Between(0, distance); at < bytes.size() / width;
+       at += random_.Between(1, 2 * distance)) {
+    bytes[width * at] ^= std::byte{1};
+  }
+  Put(fqn, std::move(bytes));
+}
+
+void ModelState::ChangeRows(const std::string& fqn) {
+  std::vector<std::byte> bytes = CopyOf(fqn);
+  for (uint64_t rows = random_.Between(1, 6); rows > 0; --rows) {
+    const uint64_t row = random_.Between(0, bytes.size() / kRowBytes - 1);
+    random_.Fill(std::span(bytes).subspan(row * kRowBytes, kRowBytes));
+  }
+  Put(fqn, std::move(bytes));
+}
+
+void ModelState::AddOrRemove() {
+  const auto extra = tensors_.lower_bound("extra");
+  const bool has_extra = extra != tensors_.end() && extra->first.starts_with("extra");
+  if (has_extra && random_.Chance(0.6)) {
+    tensors_.erase(extra);
+  } else {
+    Add("extra" + std::to_string(next_extra_++), DType::kUInt8, {random_.Between(0, 80'000)});
+  }
+}
+
+void ModelState::Change() {
+  if (!tensors_.contains("weights") || !tensors_.contains("embedding") ||
+      !tensors_.contains("moments")) {
+    AddOrRemove();  // of a step that was edited
+    return;
+  }
+  if (random_.Chance(0.7)) ChangeElements("weights", random_.Chance(0.5) ? 0.01 : 0.08);
+  if (random_.Chance(0.2)) ChangeElements("moments", 1);
+  if (random_.Chance(0.4)) ChangeRows("embedding");
+  if (random_.Chance(0.05)) AddOrRemove();
+  if (random_.Chance(0.01)) Add("weights", DType::kBFloat16, {250, random_.Between(1, 1200)});
+}
+
+StateDict ModelState::View() const {
+  StateDict state;
+  for (const auto& [fqn, tensor] : tensors_) {
+    state.root().Tensor(fqn, {.dtype = tensor.dtype,
+                              .shape = tensor.shape,
+                              .strides = {},
+                              .data = tensor.bytes->data()});
+  }
+  return state;
+}
+
+}  // namespace cairn::core
