@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "kv/annotations.h"
 #include "kv/s3_options.h"
 
 namespace cairn::kv {
@@ -57,6 +59,10 @@ struct BeginOptions {
   /// Until when the other ranks wait for the decision of rank 0.
   std::chrono::steady_clock::time_point decision_deadline =
       std::chrono::steady_clock::time_point::max();
+  // Of rank 0. Requires that CheckAnnotations accepts them.
+  std::vector<Metric> metrics = {};
+  std::string note = {};
+  std::vector<std::string> tags = {};  // that name the step from its commit on
 };
 
 }  // namespace cairn::kv

@@ -58,6 +58,24 @@ Result<StepInfo> Snapshot::FindStep(std::optional<uint64_t> step) const {
             .step = step});
 }
 
+const Tags& Snapshot::tags() const { return state_->root->root.tags; }
+
+Result<uint64_t> Snapshot::FindTag(const std::string& name) const {
+  const auto found = tags().find(name);
+  if (found != tags().end()) return found->second;
+  std::vector<std::string_view> names;
+  for (const auto& [tag, step] : tags()) {
+    if (names.size() < 8) names.push_back(tag);
+  }
+  return Fail(Error{.code = ErrorCode::kNotFound,
+                    .message = names.empty()
+                                   ? fmt::format("no step has the tag '{}', or any other", name)
+                                   : fmt::format("no step has the tag '{}'; the store has {}{}",
+                                                 name, fmt::join(names, ", "),
+                                                 names.size() < tags().size() ? ", ..." : ""),
+                    .file = state_->storage->address()});
+}
+
 Result<void> Snapshot::Scan(Column column, const StepInfo& step, std::string_view prefix,
                             const ScanCallback& callback) const {
   CAIRN_TRY_ASSIGN(const auto open, state_->Open(step));

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kv/annotations.h"
 #include "kv/digest.h"
 #include "kv/error.h"
 #include "kv/key.h"
@@ -37,6 +38,12 @@ class Snapshot {
   /// Returns `step`, or the latest step. kNotFound: there is no such step; the message lists steps
   /// that exist. kDataLoss, kUnavailable: see Steps.
   Result<StepInfo> FindStep(std::optional<uint64_t> step) const;
+
+  /// The steps that have tags, by tag. Reads nothing.
+  const Tags& tags() const;
+  /// Returns the step that the tag names. kNotFound: there is no such tag; the message lists those
+  /// that exist.
+  Result<uint64_t> FindTag(const std::string& name) const;
 
   // The functions below return kDataLoss if the store is damaged, kNotFound if the step was deleted
   // and its grace period has passed, and kUnavailable after an I/O error.

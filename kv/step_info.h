@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "kv/annotations.h"
 #include "kv/digest.h"
 #include "kv/error.h"
 
@@ -25,6 +27,8 @@ struct StepInfo {
   uint64_t logical_bytes = 0;       // payload of all chunks
   uint64_t written_bytes = 0;       // payload that the step added to segments, without padding
   Digest structure;                 // of the StructureRecord
+  std::vector<Metric> metrics;
+  std::string note;
   // A compaction gives the records that it rewrites a higher number each time. The step keeps its
   // generation, because its contents are the same. 0: no compaction has rewritten the step.
   uint64_t rewritten = 0;

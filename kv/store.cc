@@ -209,6 +209,7 @@ Result<void> Store::Impl::CheckCanBegin(uint64_t step, const BeginOptions& optio
     return fail(ErrorCode::kInvalidArgument,
                 "rank 0 must open the store for writing, and the other ranks must join it");
   }
+  CAIRN_TRY(CheckAnnotations(options.metrics, options.note, options.tags));
   CAIRN_TRY(internal::CheckNotForked(*state));
   CAIRN_TRY(CheckOpen());
   CAIRN_TRY(internal::CheckCanCommit(*state));
@@ -269,6 +270,32 @@ Result<Store::DeleteReport> Store::Delete(std::span<const uint64_t> steps, bool 
   if (dry_run || removed.empty()) return report;
   CAIRN_TRY(internal::CommitChange(state, removed, nullptr, std::move(unreachable)));
   return report;
+}
+
+Result<void> Store::ChangeTags(const TagChanges& changes) {
+  StoreState& state = *impl_->state;
+  if (!state.writable) {
+    return Fail(
+        Error{.code = ErrorCode::kFailedPrecondition,
+              .message = "the store is open for reading only; open it for writing to change tags",
+              .file = state.storage->address()});
+  }
+  CAIRN_TRY(CheckTags(changes));
+  CAIRN_TRY(internal::CheckNotForked(state));
+  CAIRN_TRY(impl_->CheckOpen());
+  const MutexLock write_lock(state.write_mutex);
+  CAIRN_TRY(internal::CheckCanCommit(state));
+  CAIRN_TRY(internal::CheckStillWriter(state));
+  CAIRN_TRY_ASSIGN(const auto snapshot, Latest());
+  for (const auto& [name, step] : changes) {
+    if (step) {
+      CAIRN_TRY(snapshot->FindStep(*step));
+    } else {
+      CAIRN_TRY(snapshot->FindTag(name));
+    }
+  }
+  if (changes.empty()) return {};
+  return internal::CommitChange(state, {}, nullptr, {}, {.tags = &changes});
 }
 
 Result<void> Store::Close() {

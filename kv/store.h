@@ -141,6 +141,11 @@ class Store {
   };
   Result<DeleteReport> Delete(std::span<const uint64_t> steps, bool dry_run = false);
 
+  /// Changes tags in one commit. A tag that names another step is moved. kNotFound: a step does not
+  /// exist, or a tag that is to be removed; then nothing is changed. kInvalidArgument: see
+  /// CheckTags. Other errors are those of Delete.
+  Result<void> ChangeTags(const TagChanges& changes);
+
   /// Releases the lease; has no effect if the store is closed already. kFailedPrecondition: a
   /// StepWriter exists, or a compaction is running. The destructor closes the store too, and
   /// ignores errors.

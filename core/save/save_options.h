@@ -5,12 +5,14 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "core/base/progress.h"
 #include "core/device/device.h"
 #include "core/sharding/mesh.h"
 #include "core/tensor/chunk_grid.h"
+#include "kv/annotations.h"
 
 namespace cairn::core {
 
@@ -28,6 +30,10 @@ struct SaveOptions {
   uint32_t max_deltas = 0;
   /// Largest length of a chunk; at most 1 GiB.
   uint64_t chunk_bytes = kDefaultChunkBytes;
+  /// Recorded with the step, and shown by kv-dump. In a multi-rank store, those of rank 0.
+  std::vector<kv::Metric> metrics = {};
+  std::string note = {};
+  std::vector<std::string> tags = {};  // name this step from now on, and no other
   Progress progress;
   /// In a multi-rank store: the time from the call on within which all ranks must have written
   /// their parts.

@@ -107,7 +107,9 @@ StepInfo StepAttempt::InfoOf(const StepSummary& summary) const {
                   .reused_chunk_count = reused_chunk_count,
                   .logical_bytes = summary.logical_bytes,
                   .written_bytes = written_bytes(),
-                  .structure = structure};
+                  .structure = structure,
+                  .metrics = options.metrics,
+                  .note = options.note};
 }
 
 Result<void> StepAttempt::AddStepRecordToPart(const StepSummary& summary) {

@@ -48,8 +48,11 @@ Result<StepInfo> CommitTable(StepAttempt& attempt, const StepSummary& summary,
   CAIRN_TRY_ASSIGN(StepTableWriter table,
                    StepTableWriter::Create(state, base, entry.info, RecordSource::kMemory));
   CAIRN_TRY(finish(table, entry));
-  CAIRN_TRY(CommitNewStep(state, entry,
-                          {.committed = [&] { ReportCommitted(attempt, entry.info.generation); }}));
+  TagChanges tags;
+  for (const std::string& tag : attempt.options.tags) tags[tag] = attempt.step;
+  CAIRN_TRY(CommitNewStep(state, entry, {.tags = &tags, .committed = [&] {
+                                           ReportCommitted(attempt, entry.info.generation);
+                                         }}));
   attempt.finished = true;  // the step exists, so its objects must not be removed any more
   attempt.failed = false;
   (void)FaultPoint("commit.done");

@@ -75,6 +75,7 @@ from cairn.reports import (
     MirrorStatus,
     PullReport,
     SaveReport,
+    StepInfo,
 )
 from cairn.store import SaveHandle, Store
 
@@ -96,6 +97,7 @@ __all__ = [
     "PullReport",
     "SaveHandle",
     "SaveReport",
+    "StepInfo",
     "Store",
     "Unavailable",
     "copy_steps",

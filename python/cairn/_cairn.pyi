@@ -207,6 +207,9 @@ class Store:
         base_step: int | None,
         chunk_bytes: int | None,
         deltas: int,
+        metrics: Sequence[tuple[str, float]] = ...,
+        note: str = ...,
+        tags: Sequence[str] = ...,
         deadline: float,
         streams: Sequence[tuple[int, int]],
     ) -> tuple[int, int, int, int, int, int, int, float]: ...
@@ -220,6 +223,9 @@ class Store:
         base_step: int | None,
         chunk_bytes: int | None,
         deltas: int,
+        metrics: Sequence[tuple[str, float]] = ...,
+        note: str = ...,
+        tags: Sequence[str] = ...,
         deadline: float,
         streams: Sequence[tuple[int, int]],
         device_snapshot: bool,
@@ -260,6 +266,15 @@ class Store:
     ) -> list[torch.Tensor | Mapped | None]: ...
     def compare(self, step_a: int, step_b: int, patterns: list[str]) -> tuple[Any, ...]: ...
     def delete(self, steps: tuple[int, ...], dry_run: bool) -> tuple[int, int, int]: ...
+    def tags(self) -> dict[str, int]: ...
+    def find_tag(self, name: str) -> int: ...
+    def change_tag(self, name: str, step: int | None) -> None: ...
+    def step_summary(
+        self, step: int
+    ) -> tuple[int, int, int | None, int, int, int, int, dict[str, float], str]: ...
+    def steps_to_delete(
+        self, keep_last: int, keep_every: int, keep_best: Sequence[str], newest: int | None
+    ) -> list[int]: ...
     def compact(
         self, *, max_dead: float, fold: bool, max_rate: int | None, dry_run: bool
     ) -> dict[str, int]: ...

@@ -76,6 +76,28 @@ class DeleteReport:
 
 
 @dataclass(frozen=True)
+class StepInfo:
+    """What is recorded about a step."""
+
+    step: int
+    tags: tuple[str, ...]
+    created_unix_ns: int
+    """When it was saved; of a copy, when the source was."""
+    ranks: int
+    """Number of ranks that saved it."""
+    base_step: int | None
+    """The step with which it was compared."""
+    tensors: int
+    values: int
+    logical_bytes: int
+    """Bytes of all tensors; shared ones count once."""
+    written_bytes: int
+    """Bytes that the save wrote."""
+    metrics: dict[str, float]
+    note: str
+
+
+@dataclass(frozen=True)
 class CompactReport:
     """The result of a compaction."""
 

@@ -9,7 +9,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -18,11 +18,10 @@ from cairn import _cairn
 from cairn._base.open_options import OpenOptions
 from cairn._base.patterns import Patterns, clean_prefix, pattern_list
 from cairn._base.steps import step_number
-from cairn._compact import CompactedStore
+from cairn._retention import Retention
 from cairn._load.load import LoadOptions
 from cairn._load.tiers import Tier, Tiers, open_nearest
 from cairn._mirror.mirrored_saves import MirroredSaves
-from cairn._mirror.mirrored_store import MirroredStore
 from cairn._mirror.options import Mirror, Mirrors
 from cairn._ranks.ranks import choose_ranks
 from cairn._save.coordinator_parts import close_abandoned
@@ -32,8 +31,9 @@ from cairn._save.prepare import PreparedSave, prepare_save
 from cairn._save.stateful import StatefulAdapter
 from cairn._tensors.host_copies import HostCopies
 from cairn._update.live_updates import LiveUpdates
+from cairn._versions import Versions
 from cairn.errors import Invalid
-from cairn.reports import DeleteReport, LoadReport, SaveReport
+from cairn.reports import LoadReport, SaveReport
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
-class Store(LiveUpdates, MirroredStore, CompactedStore):
+class Store(LiveUpdates, Retention, Versions):
     """Checkpoints in one place: steps, each an immutable map from FQN to tensor or plain value.
 
     Created by :func:`cairn.open`. The store is a context manager, which closes it.
@@ -152,6 +152,9 @@ class Store(LiveUpdates, MirroredStore, CompactedStore):
         prefix: str = "",
         ignore_frozen: bool = False,
         allow_pickle: bool = False,
+        metrics: Mapping[str, float] | None = None,
+        tags: Iterable[str] = (),
+        note: str = "",
         mirror: Mirrors | None = None,
     ) -> SaveReport:
         """Writes ``state`` as ``step``. When it returns, the step is complete and durable.
@@ -178,6 +181,9 @@ class Store(LiveUpdates, MirroredStore, CompactedStore):
             ignore_frozen: excludes parameters of modules that require no gradient. This needs the
                 modules themselves in the state, because their state dicts lack that information.
             allow_pickle: pickles leaves of other types.
+            metrics, note: are recorded with the step (:meth:`step_info`); in a multi-rank store
+                those of rank 0. ``keep_best`` of :meth:`prune` compares metrics.
+            tags: names of the step, which other steps lose (:meth:`tag`).
             mirror: a store, or a chain of stores, that a thread of rank 0 copies the step to after
                 it is durable; see :class:`cairn.Mirror`.
 
@@ -189,15 +195,8 @@ class Store(LiveUpdates, MirroredStore, CompactedStore):
                 in time. The store is unchanged.
         """
         options = SaveOptions(
-            overwrite=overwrite,
-            incremental=incremental,
-            base_step=base_step,
-            chunk_bytes=chunk_bytes,
-            deltas=deltas,
-            keys=keys,
-            prefix=prefix,
-            ignore_frozen=ignore_frozen,
-            allow_pickle=allow_pickle,
+            overwrite, incremental, base_step, chunk_bytes, deltas, keys, prefix, ignore_frozen,
+            allow_pickle, metrics, tags, note,
         )
         # Copies that save_async has made are reused, and locked until they are written.
         copies = self._copies if len(self._copies) > 0 else None
@@ -222,6 +221,9 @@ class Store(LiveUpdates, MirroredStore, CompactedStore):
         prefix: str = "",
         ignore_frozen: bool = False,
         allow_pickle: bool = False,
+        metrics: Mapping[str, float] | None = None,
+        tags: Iterable[str] = (),
+        note: str = "",
         mirror: Mirrors | None = None,
         device_snapshot: bool = False,
     ) -> SaveHandle:
@@ -245,15 +247,8 @@ class Store(LiveUpdates, MirroredStore, CompactedStore):
                 :meth:`SaveHandle.result`.
         """
         options = SaveOptions(
-            overwrite=overwrite,
-            incremental=incremental,
-            base_step=base_step,
-            chunk_bytes=chunk_bytes,
-            deltas=deltas,
-            keys=keys,
-            prefix=prefix,
-            ignore_frozen=ignore_frozen,
-            allow_pickle=allow_pickle,
+            overwrite, incremental, base_step, chunk_bytes, deltas, keys, prefix, ignore_frozen,
+            allow_pickle, metrics, tags, note,
         )
         mirrors = self._checked_mirrors(mirror)
         with self._copies_lock:
@@ -276,7 +271,7 @@ class Store(LiveUpdates, MirroredStore, CompactedStore):
     def load(
         self,
         state: Any,
-        step: int | None = None,
+        step: int | str | None = None,
         strict: bool = True,
         *,
         keys: Patterns = None,
@@ -327,38 +322,10 @@ class Store(LiveUpdates, MirroredStore, CompactedStore):
             Unavailable: an I/O error; a rank failed, died, or did not respond in time.
         """
         options = LoadOptions(strict, allow_pickle, pattern_list(keys), device, read_once)
-        report = self._load(state, step, options, clean_prefix(prefix), ignore_frozen)
+        number = self._number(step)
+        report = self._load(state, number, options, clean_prefix(prefix), ignore_frozen)
         self._ranks.warn()
         return report
-
-    def delete(self, *steps: int) -> DeleteReport:
-        """Deletes complete steps in one commit. Bytes that other steps refer to remain. The files
-        of the others are removed after the grace period (see :func:`cairn.open`).
-
-        Raises NotFound, with nothing deleted, if one of the steps does not exist; Invalid if the
-        store was opened for reading.
-        """
-        return self._delete(lambda: steps)
-
-    def prune(self, *, keep_last: int = 0, keep_every: int = 0) -> DeleteReport:
-        """Deletes all steps except the last ``keep_last`` and the multiples of ``keep_every``, and
-        those that wait for their copy to a mirror.
-
-        Raises Invalid unless at least one of the two is positive and neither is negative.
-        """
-        if keep_last < 0 or keep_every < 0 or keep_last + keep_every == 0:
-            raise Invalid("prune: keep_last or keep_every must be positive, and none negative")
-
-        def doomed() -> list[int]:
-            steps = self._local_steps()
-            kept = self._pinned().union(steps[-keep_last:] if keep_last else ())
-            return [
-                step
-                for step in steps
-                if step not in kept and not (keep_every and step % keep_every == 0)
-            ]
-
-        return self._delete(doomed)
 
     def close(self) -> None:
         """Waits for a running asynchronous save and releases the store. May be called again.
@@ -431,22 +398,6 @@ class Store(LiveUpdates, MirroredStore, CompactedStore):
         finally:
             if tiers is not None and tiers is not self._tiers:
                 tiers.close()
-
-    def _delete(self, choose: Callable[[], Iterable[int]]) -> DeleteReport:
-        """Deletes the steps that ``choose`` returns on rank 0. Collective."""
-        self._wait_for_last_save()
-
-        def work() -> bytes:
-            if self.rank > 0:
-                return b""
-            numbers = tuple(step_number(step) for step in choose())
-            if not numbers:
-                return json.dumps([numbers, 0, 0]).encode()
-            _, segments, freed_bytes = self._native.delete(numbers, False)
-            return json.dumps([numbers, segments, freed_bytes]).encode()
-
-        numbers, segments, freed_bytes = json.loads(self._ranks.exchange(work)[0])
-        return DeleteReport(tuple(numbers), segments, freed_bytes)
 
     def _wait_for_last_save(self) -> None:
         # Waits here, where Ctrl-C can end the wait. The error of that save stays with its handle.

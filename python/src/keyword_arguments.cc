@@ -75,6 +75,13 @@ core::SaveOptions ToSaveOptions(const nb::kwargs& arguments) {
   options.base_step = reader.Find<uint64_t>("base_step");
   reader.Read("chunk_bytes", options.chunk_bytes);
   reader.Read("deltas", options.max_deltas);
+  if (const auto metrics = reader.Find<std::vector<std::pair<std::string, double>>>("metrics")) {
+    for (const auto& [name, value] : *metrics) {
+      options.metrics.push_back({.name = name, .value = value});
+    }
+  }
+  reader.Read("note", options.note);
+  reader.Read("tags", options.tags);
   if (const auto seconds = reader.Find<double>("deadline")) {
     options.deadline = std::chrono::milliseconds(static_cast<int64_t>(*seconds * 1000));
   }

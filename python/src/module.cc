@@ -159,8 +159,31 @@ void BindHandles(nb::module_& m) {
       .def("numpy_bytes", &AsNumpyBytes);
 }
 
+/// The calls that name, describe and delete steps.
+void BindVersions(nb::class_<StoreBinding>& store) {
+  store.def("delete", &StoreBinding::Delete)
+      .def("tags", &StoreBinding::Tags)
+      .def("find_tag", &StoreBinding::FindTag)
+      .def("change_tag", &StoreBinding::ChangeTag, nb::arg("name"), nb::arg("step").none())
+      .def("step_summary", &StoreBinding::StepSummary)
+      .def("steps_to_delete", &StoreBinding::StepsToDelete, nb::arg("keep_last"),
+           nb::arg("keep_every"), nb::arg("keep_best"), nb::arg("newest").none())
+      .def(
+          "compact",
+          [](StoreBinding& self, double max_dead, bool fold, std::optional<uint64_t> max_rate,
+             bool dry_run) {
+            return self.Compact({.max_dead = max_dead,
+                                 .max_bytes_per_second = max_rate.value_or(0),
+                                 .dry_run = dry_run,
+                                 .fold_all = fold});
+          },
+          nb::kw_only(), nb::arg("max_dead"), nb::arg("fold"), nb::arg("max_rate").none(),
+          nb::arg("dry_run"));
+}
+
 void BindStore(nb::module_& m) {
-  nb::class_<StoreBinding>(m, "Store")
+  nb::class_<StoreBinding> store(m, "Store");
+  store
       .def(
           "__init__",
           [](StoreBinding* self, nb::str address, bool writable,
@@ -212,20 +235,9 @@ void BindStore(nb::module_& m) {
       .def("await_change", &StoreBinding::AwaitChange, nb::arg("seconds"))
       .def("map", &StoreBinding::Map)
       .def("compare", &StoreBinding::Compare)
-      .def("delete", &StoreBinding::Delete)
-      .def(
-          "compact",
-          [](StoreBinding& self, double max_dead, bool fold, std::optional<uint64_t> max_rate,
-             bool dry_run) {
-            return self.Compact({.max_dead = max_dead,
-                                 .max_bytes_per_second = max_rate.value_or(0),
-                                 .dry_run = dry_run,
-                                 .fold_all = fold});
-          },
-          nb::kw_only(), nb::arg("max_dead"), nb::arg("fold"), nb::arg("max_rate").none(),
-          nb::arg("dry_run"))
       .def("close", &StoreBinding::Close)
       .def("abandon", &StoreBinding::Abandon);
+  BindVersions(store);
 }
 
 void BindCommunicator(nb::module_& m) {

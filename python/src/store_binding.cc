@@ -2,12 +2,15 @@
 
 #include "python/src/store_binding.h"
 
+#include <nanobind/stl/optional.h>
+
 #include <algorithm>
 #include <deque>
 #include <string_view>
 #include <utility>
 
 #include "kv/copy_steps.h"
+#include "kv/retention.h"
 #include "kv/snapshot.h"
 #include "python/src/collection_pause.h"
 #include "python/src/convert.h"
@@ -375,6 +378,53 @@ nb::tuple StoreBinding::Delete(nb::handle steps, bool dry_run) {
   const auto report =
       Unwrap(Use([&](core::CheckpointStore& store) { return store.Delete(numbers, dry_run); }));
   return nb::make_tuple(report.steps, report.segments, report.freed_bytes);
+}
+
+nb::dict StoreBinding::Tags() const {
+  const kv::Tags tags = Unwrap(Use([&](core::CheckpointStore& store) -> Result<kv::Tags> {
+    CAIRN_TRY_ASSIGN(const auto snapshot, store.kv().Latest());
+    return snapshot->tags();
+  }));
+  nb::dict by_name;
+  for (const auto& [name, step] : tags) by_name[ToPyText(name)] = step;
+  return by_name;
+}
+
+uint64_t StoreBinding::FindTag(const std::string& name) const {
+  return Unwrap(Use([&](core::CheckpointStore& store) -> Result<uint64_t> {
+    CAIRN_TRY_ASSIGN(const auto snapshot, store.kv().Latest());
+    return snapshot->FindTag(name);
+  }));
+}
+
+void StoreBinding::ChangeTag(const std::string& name, std::optional<uint64_t> step) {
+  Unwrap(Use([&](core::CheckpointStore& store) { return store.kv().ChangeTags({{name, step}}); }));
+}
+
+nb::tuple StoreBinding::StepSummary(uint64_t step) const {
+  const auto info = Unwrap(Use([&](core::CheckpointStore& store) -> Result<kv::StepInfo> {
+    CAIRN_TRY_ASSIGN(const auto snapshot, store.kv().Latest());
+    return snapshot->FindStep(step);
+  }));
+  nb::dict metrics;
+  for (const kv::Metric& metric : info.metrics) metrics[ToPyText(metric.name)] = metric.value;
+  return nb::make_tuple(info.created_unix_ns, info.world_size, info.base_step, info.tensor_count,
+                        info.value_count, info.logical_bytes, info.written_bytes, metrics,
+                        ToPyText(info.note));
+}
+
+std::vector<uint64_t> StoreBinding::StepsToDelete(uint64_t keep_last, uint64_t keep_every,
+                                                  const std::vector<std::string>& keep_best,
+                                                  std::optional<uint64_t> newest) const {
+  kv::RetentionPolicy policy{.keep_last = keep_last, .keep_every = keep_every, .keep_best = {}};
+  for (const std::string& text : keep_best) {
+    policy.keep_best.push_back(Unwrap(kv::ParseKeepBest(text)));
+  }
+  return Unwrap(Use([&](core::CheckpointStore& store) -> Result<std::vector<uint64_t>> {
+    CAIRN_TRY_ASSIGN(const auto snapshot, store.kv().Latest());
+    CAIRN_TRY_ASSIGN(const auto steps, snapshot->Steps());
+    return kv::StepsToDelete(policy, steps, snapshot->tags(), newest);
+  }));
 }
 
 nb::dict StoreBinding::Compact(kv::CompactOptions options) {

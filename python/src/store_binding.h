@@ -106,6 +106,19 @@ class StoreBinding {
   nb::list Map(const kv::StepInfo& step, nb::list tensors, nb::list as_torch, bool verify) const;
   nb::tuple Compare(uint64_t step_a, uint64_t step_b, nb::list patterns) const;
   nb::tuple Delete(nb::handle steps, bool dry_run);
+  /// Returns the step of each tag.
+  nb::dict Tags() const;
+  uint64_t FindTag(const std::string& name) const;
+  /// Names the step, or removes the tag if that is None.
+  void ChangeTag(const std::string& name, std::optional<uint64_t> step);
+  /// Returns (created in ns since 1970, ranks, base step or None, tensors, values, logical bytes,
+  /// written bytes, metrics as a dict, note).
+  nb::tuple StepSummary(uint64_t step) const;
+  /// Returns the steps that are not kept (kv::StepsToDelete). `keep_best` has the texts that
+  /// kv::ParseKeepBest parses.
+  std::vector<uint64_t> StepsToDelete(uint64_t keep_last, uint64_t keep_every,
+                                      const std::vector<std::string>& keep_best,
+                                      std::optional<uint64_t> newest) const;
   /// Rewrites segments (kv/compact.h). Returns the members of kv::CompactReport.
   nb::dict Compact(kv::CompactOptions options);
   /// Waits for a running asynchronous save and, in a multi-rank store, for the other ranks; then

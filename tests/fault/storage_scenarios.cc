@@ -55,6 +55,12 @@ Change Delete(std::vector<uint64_t> numbers) {
               }};
 }
 
+Change Tag(uint64_t step) {
+  return {
+      .perform = [step](Store& store, milliseconds) { return store.ChangeTags({{"best", step}}); },
+      .apply = [](Steps&) {}};
+}
+
 Change CompactAll() {
   return {.perform = [](Store& store, milliseconds) -> Result<void> {
             CAIRN_TRY(Compact(store, {.max_dead = 0}));
@@ -231,6 +237,7 @@ std::vector<Scenario> SmallScenarios() {
       Changes("delete", PrepareHistory,
               [](Faulty) { return Changed{Delete({1}), Delete({2, 3})}; }),
       Changes("compact", PrepareHistory, [](Faulty) { return Changed{CompactAll()}; }),
+      Changes("tag", PrepareHistory, [](Faulty) { return Changed{Tag(3), Tag(1), Delete({1})}; }),
       Changes("ranks", PrepareHistory,
               [](Faulty storage) { return Changed{SaveByRanks(Sample(4), storage)}; }),
       Changes("sweep", PrepareGarbage, [](Faulty) { return Changed{}; }),

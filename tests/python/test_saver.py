@@ -13,7 +13,6 @@ from cairn_testing import assert_same, run_python
 
 import cairn
 from cairn.torch import Saver
-from cairn.torch._saver import unwanted
 
 
 @pytest.fixture(autouse=True)
@@ -325,8 +324,10 @@ def test_nothing_is_kept_of_a_saver_that_is_not_used(store):
 
 
 @pytest.mark.parametrize("newest", [0, 7, 100])
-def test_the_newest_step_is_never_unwanted(newest):
+def test_the_newest_step_is_never_deleted(store, newest):
+    for step in (0, 3, 7, 50, 100):
+        store.save(step, {"step": step})
     for keep_last in range(4):
         for keep_every in (0, 3, 1000):
-            doomed = unwanted([0, 3, 7, 50, 100], newest, keep_last, keep_every)
+            doomed = store._native.steps_to_delete(keep_last, keep_every, [], newest)
             assert newest not in doomed and not any(step > newest for step in doomed)

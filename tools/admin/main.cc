@@ -11,6 +11,7 @@
 #include "tools/admin/export.h"
 #include "tools/admin/import.h"
 #include "tools/admin/rebuild.h"
+#include "tools/admin/versions.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/program.h"
 #include "tools/common/progress.h"
@@ -24,6 +25,8 @@ struct Values {
   ImportOptions import;
   ExportOptions export_to;
   DeleteOptions delete_steps;
+  TagCommand tag;
+  PruneCommand prune;
   CompactCommand compact;
   std::string rebuild_store;
   CopyCommand copy;
@@ -196,9 +199,9 @@ CommandLine MakeCommandLine(Values& values) {
       .summary = "Changes a Cairn store.",
       .usage = "kv-admin VERB STORE ...",
       .verbs = {ImportVerb(values.import), ExportVerb(values), DeleteVerb(values.delete_steps),
-                CompactVerb(values.compact), RebuildVerb(values.rebuild_store),
-                PushVerb(values.copy), PullVerb(values.copy), MirrorVerb(values.mirror),
-                CheckStorageVerb(values.check_storage)},
+                TagVerb(values.tag), PruneVerb(values.prune), CompactVerb(values.compact),
+                RebuildVerb(values.rebuild_store), PushVerb(values.copy), PullVerb(values.copy),
+                MirrorVerb(values.mirror), CheckStorageVerb(values.check_storage)},
       .notes =
           "`kv-admin VERB --help` lists the options of a verb, with examples.\n"
           "Exit status: 0 success; 2 failure, which leaves the store as it was, except that steps "

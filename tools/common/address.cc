@@ -1,4 +1,4 @@
-// Addresses on the command line: STORE, STORE@STEP and STORE@STEP,STEP,...
+// Addresses on the command line: STORE, STORE@STEP, STORE@TAG and STORE@STEP,STEP,...
 
 #include "tools/common/address.h"
 
@@ -9,6 +9,9 @@
 #include <filesystem>
 #include <system_error>
 
+#include "kv/annotations.h"
+#include "kv/snapshot.h"
+#include "kv/store.h"
 #include "tools/common/text.h"
 
 namespace cairn::tools {
@@ -17,6 +20,20 @@ namespace {
 bool Exists(const std::string& store) {
   std::error_code ignored;  // an error counts as absent; opening the store will report it
   return std::filesystem::exists(AddressDirectory(store), ignored);
+}
+
+/// Returns the step that has the tag.
+Result<uint64_t> FindTag(const std::string& store, const std::string& tag) {
+  if (!kv::IsTagName(tag)) {
+    return Fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("'{}' is neither a step nor a tag; write STORE@NUMBER, STORE@TAG, or only "
+                    "STORE for the latest step",
+                    EscapeText(tag)));
+  }
+  CAIRN_TRY_ASSIGN(const auto opened, kv::Store::Open(store, kv::OpenMode::kRead));
+  CAIRN_TRY_ASSIGN(const auto snapshot, opened->Latest());
+  return snapshot->FindTag(tag);
 }
 
 }  // namespace
@@ -41,11 +58,10 @@ Result<Address> ParseAddress(const std::string& text) {
                   fmt::format("step {} exceeds the largest step number, 2^64 - 1", digits));
     }
     address = {.store = text.substr(0, at), .step = step};
-  } else if (at != std::string::npos && !number && !Exists(text) && Exists(text.substr(0, at))) {
-    return Fail(
-        ErrorCode::kInvalidArgument,
-        fmt::format("'{}' is not a step; write STORE@NUMBER, or only STORE for the latest step",
-                    EscapeText(digits)));
+  } else if (at != std::string::npos && !number && !Exists(text) &&
+             (kv::IsTagName(digits) || Exists(text.substr(0, at)))) {
+    address.store = text.substr(0, at);
+    CAIRN_TRY_ASSIGN(address.step, FindTag(address.store, digits));
   }
   if (AddressDirectory(address.store).empty()) {
     return Fail(

@@ -1,5 +1,5 @@
 #pragma once
-/// Addresses on the command line: STORE, STORE@STEP and STORE@STEP,STEP,...
+/// Addresses on the command line: STORE, STORE@STEP, STORE@TAG and STORE@STEP,STEP,...
 
 #include <cstdint>
 #include <optional>
@@ -15,8 +15,9 @@ struct Address {
   std::optional<uint64_t> step;  // none: the latest step
 };
 
-/// Splits at the last "@" if a number follows, unless only a directory with that complete name
-/// exists. kInvalidArgument: the store is empty, or the step exceeds 2^64 - 1.
+/// Splits at the last "@" if a number or a tag follows, unless only a directory with that complete
+/// name exists. Opens the store to find the step of a tag. kInvalidArgument: the store is empty, or
+/// the step exceeds 2^64 - 1. kNotFound: no step has the tag; lists the tags.
 Result<Address> ParseAddress(const std::string& text);
 
 /// Steps of one store.

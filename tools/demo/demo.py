@@ -246,14 +246,14 @@ def finetuned(work: Path, store: Path) -> list[int]:
     return [record["saved"] for record in saves]
 
 
-def followed(work: Path, store: Path) -> int:
-    """Returns the last step that was published."""
+def followed(work: Path, store: Path) -> None:
     headline("5. A gentle fine-tune of the complete GPT publishes its bf16 weights after each\n"
              "   step. This process follows it, as an inference server does: it reads what changes")
     show("""
         store.save_async(step, {"weights": weights}, deltas=True)  # the fine-tune
         newest = store.wait(after=step)                            # this process
         store.pull(live, since=step, step=newest)
+        store.tag(newest, "published")                             # at the end
     """)
     log = work / "publish.jsonl"
     publisher = start_program("publish.py", store=store, from_step=STEPS, steps=PUBLISH_STEPS,
@@ -270,7 +270,9 @@ def followed(work: Path, store: Path) -> int:
             pulls[newest] = reader.pull(live, since=step, step=newest)
             step = newest
         check(publisher.wait() == 0, "the publishing run ends normally")
-        published = reader.read(step=last)
+    with cairn.open(store, mode="a") as writer:
+        writer.tag(last, "published")
+        published = writer.read(step="published")
     same = all(torch.equal(live["weights"][name].view(torch.int16), value.view(torch.int16))
                for name, value in published["weights"].items())
     check(same, "the weights that were pulled are those that were published, bit for bit")
@@ -285,16 +287,15 @@ def followed(work: Path, store: Path) -> int:
     say("Few elements of bf16 weights change in a step, but in every page of 64 KiB. Only these "
         "elements are written and pulled. After four deltas, a chunk is written completely. Every "
         "step is complete, and what was pulled is what was published, bit for bit.")
-    return last
 
 
-def inspected(store: Path, saves: list[int], published: int) -> None:
+def inspected(store: Path, saves: list[int]) -> None:
     headline("6. Inspecting the store from a shell: kv-dump never changes a store\n")
     name = str(store)
     kv_dump(name)
     kv_dump("steps", name)
     kv_dump("keys", f"{name}@{saves[-1]}", "model.layers.1", "!**.bias", "step")
-    kv_dump("space", f"{name}@{published}", "--depth", "3")
+    kv_dump("space", f"{name}@published", "--depth", "3")
     kv_dump("diff", f"{name}@{saves[0]}", f"{name}@{saves[-1]}", "model", expect=1)
     kv_dump("verify", name)
 
@@ -320,8 +321,8 @@ def main() -> None:
     latest, left = killed(work, store)
     resumed(work, store, latest, left, expected)
     saves = finetuned(work, store)
-    published = followed(work, store)
-    inspected(store, saves, published)
+    followed(work, store)
+    inspected(store, saves)
     say(f"Done in {time.perf_counter() - began:.0f} s; everything claimed above was checked. The "
         f"store stays in {store}: try", indent=0)
     show(f"""

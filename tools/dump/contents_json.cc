@@ -31,20 +31,27 @@ struct Overloaded : F... {
 }  // namespace
 
 Json StepJson(const kv::StepInfo& step) {
-  return {{"step", step.step},
-          {"created", IsoTime(step.created_unix_ns)},
-          {"created_unix_ns", step.created_unix_ns},
-          {"world_size", step.world_size},
-          {"attempt", JsonText(step.attempt)},
-          {"generation", step.generation},
-          {"base_step", step.base_step},
-          {"keys", step.tensor_count + step.value_count},
-          {"tensors", step.tensor_count},
-          {"values", step.value_count},
-          {"chunks", step.chunk_count},
-          {"chunks_reused", step.reused_chunk_count},
-          {"logical_bytes", step.logical_bytes},
-          {"written_bytes", step.written_bytes}};
+  Json json = {{"step", step.step},
+               {"created", IsoTime(step.created_unix_ns)},
+               {"created_unix_ns", step.created_unix_ns},
+               {"world_size", step.world_size},
+               {"attempt", JsonText(step.attempt)},
+               {"generation", step.generation},
+               {"base_step", step.base_step},
+               {"keys", step.tensor_count + step.value_count},
+               {"tensors", step.tensor_count},
+               {"values", step.value_count},
+               {"chunks", step.chunk_count},
+               {"chunks_reused", step.reused_chunk_count},
+               {"logical_bytes", step.logical_bytes},
+               {"written_bytes", step.written_bytes}};
+  if (!step.metrics.empty()) {
+    Json metrics = Json::Object();
+    for (const kv::Metric& metric : step.metrics) metrics.Set(metric.name, FloatJson(metric.value));
+    json.Set("metrics", std::move(metrics));
+  }
+  if (!step.note.empty()) json.Set("note", JsonText(step.note));
+  return json;
 }
 
 Json TensorJson(const core::TensorInfo& tensor, std::optional<uint64_t> step) {

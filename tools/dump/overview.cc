@@ -34,6 +34,7 @@ struct Overview {
   std::string directory;
   std::map<std::string, std::string> identity;  // the named lines of the CAIRN file
   std::vector<kv::StepInfo> steps;
+  kv::Tags tags;
   std::vector<kv::SegmentInfo> segments;
   std::map<std::string, DTypeShare> dtypes;  // in the latest step
   uint64_t logical_bytes = 0;                // sum over all steps
@@ -69,6 +70,7 @@ Result<Overview> Summarize(const OpenedStore& opened) {
   view.identity = ReadIdentity(*storage);
   CAIRN_TRY_ASSIGN(const auto snapshot, opened.store->kv().Latest());
   CAIRN_TRY_ASSIGN(view.steps, snapshot->Steps());
+  view.tags = snapshot->tags();
   CAIRN_TRY_ASSIGN(view.segments, snapshot->Segments());
   for (const kv::StepInfo& step : view.steps) view.logical_bytes += step.logical_bytes;
   for (const kv::SegmentInfo& segment : view.segments) view.payload_bytes += segment.payload_bytes;
@@ -123,6 +125,9 @@ void PrintJson(Output& out, const Overview& view) {
                 {"last_step", view.steps.back().step},
                 {"latest", std::move(latest)}});
   }
+  Json tags = Json::Object();
+  for (const auto& [tag, step] : view.tags) tags.Set(tag, step);
+  if (!view.tags.empty()) json.Set("tags", std::move(tags));
   Json notes = Json::List();
   for (const Error& note : view.notes) notes.Append(ErrorJson(note));
   json.Merge({{"logical_bytes", view.logical_bytes},
@@ -184,6 +189,9 @@ void PrintFacts(Output& out, const Overview& view) {
     fact("",
          fmt::format("{} and {}, {}", Plural(latest.tensor_count, "tensor"),
                      Plural(latest.value_count, "plain value"), HumanBytes(latest.logical_bytes)));
+  }
+  for (size_t i = 0; const auto& [tag, step] : view.tags) {
+    fact(i++ == 0 ? "tags" : "", fmt::format("{}: {}", EscapeText(tag), step));
   }
   fact(view.has_files ? "on disk" : "stored", DiskText(view));
   if (view.payload_bytes > 0) fact("sharing", SharingText(view));

@@ -190,7 +190,10 @@ Result<SaveSession> SaveSession::Begin(kv::Store& store, const SaveAttempt& atte
                                               .world_size = self.world_size,
                                               .attempt = attempt.name,
                                               .deadline = attempt.deadline,
-                                              .decision_deadline = attempt.decision_deadline}));
+                                              .decision_deadline = attempt.decision_deadline,
+                                              .metrics = options.metrics,
+                                              .note = options.note,
+                                              .tags = options.tags}));
   return session;
 }
 

@@ -60,6 +60,7 @@ Result<SavePlan> SavePlanner::Plan(const StateDict& state) {
     return Fail(ErrorCode::kInvalidArgument, fmt::format("max_deltas is {}; the most is {}",
                                                          options_.max_deltas, kv::kMaxDeltas));
   }
+  CAIRN_TRY(kv::CheckAnnotations(options_.metrics, options_.note, options_.tags));
   CAIRN_TRY(SetReplicatedGroup());
   CAIRN_TRY_ASSIGN(std::vector<LeafTensor> leaves, ReadLeaves(state));
   std::vector<NamedTensor> replicated;

@@ -146,6 +146,22 @@ Result<std::vector<std::string>> ReplacedSegmentsOf(StoreState& state, const Ste
   return names;
 }
 
+/// Applies the changes, and removes the tags of steps that do not exist any more.
+Result<void> ChangeTags(const TagChanges* changes, const StepList& steps, Tags& tags) {
+  if (changes != nullptr) {
+    for (const auto& [name, step] : *changes) {
+      if (step) {
+        tags[name] = *step;
+      } else {
+        tags.erase(name);
+      }
+    }
+  }
+  std::erase_if(tags, [&](const auto& tag) { return !steps.Contains(tag.second); });
+  if (tags.size() <= kMaxTags) return {};
+  return Fail(ErrorCode::kInvalidArgument, "the store would have too many tags; remove some");
+}
+
 }  // namespace
 
 std::shared_ptr<const CommittedRoot> CurrentRoot(const StoreState& state) {
@@ -248,6 +264,7 @@ Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed, 
   CAIRN_TRY_ASSIGN(StepList::WithPages written, changed.WritePages(state.epoch));
   next.recent = written.steps.recent();
   next.pages = written.steps.pages();
+  CAIRN_TRY(ChangeTags(actions.tags, written.steps, next.tags));
   for (const PageRef& page : written.unreachable) {
     next.removed.push_back({.name = ObjectName(ObjectKind::kPage, page.id),
                             .since_unix_ns = next.created_unix_ns,

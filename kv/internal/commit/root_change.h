@@ -45,6 +45,7 @@ struct CommitActions {
   std::span<const std::string> adopted = {};  // names of removed objects that the step reaches
   // New entries of steps that exist. They keep their generations.
   std::span<const StepEntry> rewritten = {};
+  const TagChanges* tags = nullptr;
   std::function<void()> committed = nullptr;  // called once the root is committed, on any thread
 };
 

@@ -6,6 +6,7 @@
 #include <cairn_schema/segment_generated.h>
 #include <cairn_schema/step_generated.h>
 
+#include "kv/internal/root/metric_records.h"
 #include "kv/step_info.h"
 #include "schema/little_endian.h"
 
@@ -45,6 +46,8 @@ std::vector<std::byte> EncodeStep(const StepInfo& info) {
   flatbuffers::FlatBufferBuilder builder(512);
   const auto attempt = builder.CreateString(info.attempt);
   const schema::Digest structure = ToSchema(info.structure);
+  const auto metrics = AddMetrics(builder, info.metrics);
+  const auto note = AddNote(builder, info.note);
   schema::StepRecordBuilder record(builder);
   record.add_version(schema::kRecordVersion);
   record.add_step(info.step);
@@ -60,6 +63,8 @@ std::vector<std::byte> EncodeStep(const StepInfo& info) {
   record.add_logical_bytes(info.logical_bytes);
   record.add_written_bytes(info.written_bytes);
   record.add_structure(&structure);
+  record.add_metrics(metrics);
+  record.add_note(note);
   record.add_rewritten(info.rewritten);
   schema::FinishStepRecordBuffer(builder, record.Finish());
   std::vector<std::byte> bytes = TakeBytes(builder);
@@ -85,6 +90,8 @@ Result<StepInfo> DecodeStep(std::span<const std::byte> record) {
       .logical_bytes = step->logical_bytes(),
       .written_bytes = step->written_bytes(),
       .structure = FromSchema(step->structure()),
+      .metrics = ReadMetrics(step->metrics()),
+      .note = ReadNote(step->note()),
       .rewritten = step->rewritten(),
   };
   if (const auto base = step->base_step()) info.base_step = *base;

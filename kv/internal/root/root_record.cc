@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "kv/internal/root/framed_record.h"
+#include "kv/internal/root/metric_records.h"
 #include "kv/internal/table/table_stack.h"
 #include "kv/record_check.h"
 
@@ -104,6 +105,8 @@ Offset<schema::StepEntry> AddEntry(Builder& builder, const StepEntry& entry) {
   const auto usage_offset = builder.CreateVectorOfStructs(usage);
   const auto attempt = builder.CreateString(info.attempt);
   const schema::Digest structure(info.structure.lo, info.structure.hi);
+  const auto metrics = AddMetrics(builder, info.metrics);
+  const auto note = AddNote(builder, info.note);
   schema::StepEntryBuilder record(builder);
   record.add_step(info.step);
   record.add_generation(info.generation);
@@ -118,6 +121,8 @@ Offset<schema::StepEntry> AddEntry(Builder& builder, const StepEntry& entry) {
   record.add_logical_bytes(info.logical_bytes);
   record.add_written_bytes(info.written_bytes);
   record.add_structure(&structure);
+  record.add_metrics(metrics);
+  record.add_note(note);
   record.add_rewritten(info.rewritten);
   record.add_tables(tables_offset);
   record.add_usage(usage_offset);
@@ -154,6 +159,8 @@ StepInfo ReadInfo(const schema::StepEntry& step) {
                 .logical_bytes = step.logical_bytes(),
                 .written_bytes = step.written_bytes(),
                 .structure = {},
+                .metrics = ReadMetrics(step.metrics()),
+                .note = ReadNote(step.note()),
                 .rewritten = step.rewritten()};
   if (const auto base = step.base_step()) info.base_step = *base;
   if (const auto* digest = step.structure()) {
@@ -276,6 +283,43 @@ std::vector<RemovedObject> ReadRemoved(const schema::RootRecord& record) {
   return removed;
 }
 
+Offset<flatbuffers::Vector<Offset<schema::Tag>>> AddTags(Builder& builder, const Tags& tags) {
+  if (tags.empty()) return 0;  // a root without tags does not grow
+  std::vector<Offset<schema::Tag>> offsets;
+  for (const auto& [name, step] : tags) {
+    offsets.push_back(schema::CreateTag(builder, builder.CreateString(name), step));
+  }
+  return builder.CreateVector(offsets);
+}
+
+Result<Tags> ReadTags(const schema::RootRecord& record) {
+  Tags tags;
+  if (record.tags() == nullptr) return tags;
+  if (record.tags()->size() > kMaxTags) return Damaged("there are too many tags");
+  for (const schema::Tag* tag : *record.tags()) {
+    const std::string name = Text(tag->name());
+    if (!IsTagName(name) || !tags.emplace(name, tag->step()).second) {
+      return Damaged("a tag has an impossible name");
+    }
+  }
+  return tags;
+}
+
+/// Checks that each tag names a step.
+Result<void> CheckTagged(const Root& root) {
+  for (const auto& [name, step] : root.tags) {
+    const auto has = [step](const std::vector<uint64_t>& steps) {
+      return std::ranges::binary_search(steps, step);
+    };
+    const bool is_recent = std::ranges::any_of(
+        root.recent, [step](const StepEntryPtr& entry) { return entry->info.step == step; });
+    if (!is_recent && std::ranges::none_of(root.pages, has, &PageRef::steps)) {
+      return Damaged("a tag names a step that does not exist");
+    }
+  }
+  return {};
+}
+
 Offset<schema::RootRecord> AddRoot(Builder& builder, const Root& root) {
   const auto recent = AddEntries(builder, root.recent);
   std::vector<Offset<schema::PageRef>> pages;
@@ -291,11 +335,12 @@ Offset<schema::RootRecord> AddRoot(Builder& builder, const Root& root) {
   const auto session = builder.CreateString(root.writer.session);
   const auto writer =
       schema::CreateWriter(builder, host, root.writer.pid, session, root.writer.since_unix_ns);
+  const auto tags = AddTags(builder, root.tags);
   const auto commit_id = AddUuid(builder, root.commit_id);
   const auto store_uuid = AddUuid(builder, root.store_uuid);
   return schema::CreateRootRecord(builder, schema::kRecordVersion, root.number, commit_id,
                                   store_uuid, root.epoch, writer, root.created_unix_ns, recent,
-                                  pages_offset, removed_offset, root.kept_before_epoch);
+                                  pages_offset, removed_offset, root.kept_before_epoch, tags);
 }
 
 std::span<const std::byte> BytesOf(const Builder& builder) {
@@ -336,6 +381,8 @@ Result<Root> DecodeRoot(std::span<const std::byte> object) {
   CAIRN_TRY_ASSIGN(root.pages, ReadPages(*record));
   CAIRN_TRY(CheckSteps(root));
   root.removed = ReadRemoved(*record);
+  CAIRN_TRY_ASSIGN(root.tags, ReadTags(*record));
+  CAIRN_TRY(CheckTagged(root));
   return root;
 }
 

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "kv/annotations.h"
 #include "kv/error.h"
 #include "kv/internal/root/writer_identity.h"
 #include "kv/internal/storage/object_names.h"
@@ -76,6 +77,7 @@ struct Root {
   std::vector<StepEntryPtr> recent;  // ascending by step; contains the highest of all steps
   std::vector<PageRef> pages;        // no step is in two pages, or in a page and in `recent`
   std::vector<RemovedObject> removed;
+  Tags tags;  // each of a step that exists
   /// Objects of earlier epochs are never removed as garbage. A rebuild sets it, so that nothing is
   /// lost that it could not read.
   uint32_t kept_before_epoch = 0;

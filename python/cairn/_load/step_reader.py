@@ -27,12 +27,17 @@ class StepReader:
     """The stores in which a step may be, with this store as the nearest; None if it is the only
     one."""
 
-    def _place_of(self, step: int | None) -> tuple[_cairn.Store, int | None]:
+    def _place_of(self, step: int | str | None) -> tuple[_cairn.Store, int | None]:
         """The store that has the step, or the latest step, and the argument for its `contents`."""
+        step = self._number(step)
         found = None if self._tiers is None else self._tiers.find(step)
         if self._tiers is None or found is None:
             return self._native, step  # which raises NotFound
         return self._tiers.native(found.tier) or self._native, found.step
+
+    def _number(self, step: int | str | None) -> int | None:
+        """The number of a step that is given by its number or by a tag."""
+        return self._native.find_tag(step) if isinstance(step, str) else step
 
     def _local_steps(self) -> list[int]:
         """The steps of this store alone."""
@@ -41,7 +46,7 @@ class StepReader:
     def read(
         self,
         patterns: Patterns = None,
-        step: int | None = None,
+        step: int | str | None = None,
         *,
         device: Any = None,
         mmap: bool = False,
@@ -50,6 +55,8 @@ class StepReader:
         allow_pickle: bool = False,
     ) -> Any:
         """Reads ``step`` (by default the latest), or the part that ``patterns`` select.
+
+        A step is given by its number or by a tag (:meth:`Store.tag`).
 
         Args:
             patterns: one or more patterns. A pattern without wildcards names a key and all keys
@@ -92,7 +99,7 @@ class StepReader:
         return contents.build(leaves)
 
     def read_slice(
-        self, fqn: str, ranges: Sequence[Range], step: int | None = None, *, out: Any = None
+        self, fqn: str, ranges: Sequence[Range], step: int | str | None = None, *, out: Any = None
     ) -> Any:
         """Reads a box of one tensor, and only the chunks that intersect it.
 
@@ -122,7 +129,7 @@ class StepReader:
         return out
 
     def read_slices(
-        self, boxes: Mapping[str, Sequence[Range]], step: int | None = None
+        self, boxes: Mapping[str, Sequence[Range]], step: int | str | None = None
     ) -> dict[str, Any]:
         """Reads boxes of many tensors in one call, such as one rank's part of every matrix.
 
@@ -157,7 +164,7 @@ class StepReader:
         reading sees the steps that a concurrent writer commits."""
         return self._native.steps() if self._tiers is None else self._tiers.steps()
 
-    def keys(self, step: int | None = None, pattern: Patterns = None) -> dict[str, KeyInfo]:
+    def keys(self, step: int | str | None = None, pattern: Patterns = None) -> dict[str, KeyInfo]:
         """What ``step`` (by default the latest) contains, by FQN, in the order of the state.
 
         ``pattern`` is as for :meth:`read`. No tensor is read. Returns an empty dict if no key
@@ -168,12 +175,12 @@ class StepReader:
         leaves = [leaf_at(contents, i) for i in range(len(contents))]
         return {leaf.fqn: key_info(leaf) for leaf in leaves}
 
-    def diff(self, a: int, b: int, pattern: Patterns = None) -> Diff:
+    def diff(self, a: int | str, b: int | str, pattern: Patterns = None) -> Diff:
         """How step ``b`` differs from step ``a``, by digests. No tensor is read.
 
         Raises NotFound if one of them does not exist; with fallback stores, if no store has both.
         """
-        a, b = step_number(a), step_number(b)
+        a, b = (step_number(self._number(step)) for step in (a, b))
         native = None if self._tiers is None else self._tiers.find_both(a, b)
         changes, unchanged = (native or self._native).compare(a, b, pattern_list(pattern))
         return Diff(tuple(KeyChange(*change) for change in changes), unchanged)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from cairn import _cairn
-from cairn._base.retention import unwanted
 from cairn._mirror.job import MirrorJob
 from cairn._mirror.options import Mirror
 from cairn.errors import Conflict, Error, NotFound, Unavailable
@@ -72,10 +71,10 @@ class Replica:
         mirror = self._mirror
         if mirror.keep_last + mirror.keep_every == 0:
             return
-        steps = unwanted(self.steps(), newest, mirror.keep_last, mirror.keep_every)
+        assert self._target is not None
+        steps = self._target.steps_to_delete(mirror.keep_last, mirror.keep_every, [], newest)
         doomed = tuple(step for step in steps if step not in pinned)
         if doomed:
-            assert self._target is not None
             self._target.delete(doomed, False)
 
     def close(self) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from cairn._base.patterns import Patterns
+from cairn.errors import Invalid
 
 
 DEFAULT_DELTAS = 4  # of a chunk, before it is written completely
@@ -24,6 +26,21 @@ class SaveOptions:
     prefix: str = ""
     ignore_frozen: bool = False
     allow_pickle: bool = False
+    metrics: Mapping[str, float] | None = None
+    tags: Iterable[str] = ()
+    note: str = ""
+
+    def annotations(self) -> dict[str, Any]:
+        """The keyword arguments of `_cairn.Store.save` of which those of rank 0 count."""
+        if isinstance(self.tags, str):
+            raise Invalid(f"tags={self.tags!r}: must be several names, such as [{self.tags!r}]")
+        metrics = [(name, float(value)) for name, value in (self.metrics or {}).items()]
+        texts = [self.note, *self.tags, *(name for name, _ in metrics)]
+        if not all(isinstance(text, str) for text in texts):
+            raise Invalid("a note, tags and the names of metrics must be text")
+        if any("\ud800" <= one <= "\udfff" for text in texts for one in text):
+            raise Invalid("a note, tags and the names of metrics must be valid Unicode")
+        return {"metrics": metrics, "note": self.note, "tags": list(self.tags)}
 
     def native(self) -> dict[str, Any]:
         """The keyword arguments of `_cairn.Store.save` that the caller chooses. They must be equal

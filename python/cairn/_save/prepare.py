@@ -44,7 +44,10 @@ def prepare_save(
     Raises Conflict or Invalid on all ranks if one of them raises it.
     """
 
+    annotations: dict[str, Any] = {}
+
     def prepare() -> tuple[dict[str, Any], FlatState]:
+        annotations.update(options.annotations())
         arguments = {"step": step_number(step), **options.native()}
         _check_new(native, ranks, arguments["step"], options.overwrite)
         prefix = clean_prefix(options.prefix)
@@ -57,7 +60,7 @@ def prepare_save(
 
     arguments, flat = prepare_together(ranks, prepare)
     streams = current_streams(flat.batch.devices())
-    arguments.update(batch=flat.batch, deadline=ranks.timeout, streams=streams)
+    arguments.update(batch=flat.batch, deadline=ranks.timeout, streams=streams, **annotations)
     return PreparedSave(arguments["step"], flat.batch, streams, arguments)
 
 

@@ -60,7 +60,7 @@ class LiveUpdates(StepLoader):
         state: Any,
         *,
         since: int,
-        step: int | None = None,
+        step: int | str | None = None,
         strict: bool = True,
         keys: Patterns = None,
         prefix: str = "",
@@ -91,14 +91,14 @@ class LiveUpdates(StepLoader):
         """
         since = step_number(since)
         clean = clean_prefix(prefix)
-        native, step = self._both(since, step)
+        native, number = self._both(since, self._number(step))
         adapters: list[StatefulAdapter] = []
 
         def plan() -> _Pull:
             adapters.append(StatefulAdapter(state, clean, ignore_frozen))
             patterns = all_patterns(pattern_list(keys), clean, adapters[0].frozen)
             options = LoadOptions(strict, allow_pickle, patterns, None, False)
-            base, contents = (native.contents(one, patterns) for one in (since, step))
+            base, contents = (native.contents(one, patterns) for one in (since, number))
             return _Pull(native, adapters[0].state, base, contents, options, self._ranks)
 
         pull = plan_together(self._ranks, plan)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from cairn._base.retention import unwanted
+from cairn._base.retention import best_texts
 from cairn._mirror.options import Mirrors, mirror_chain
 from cairn._save.stateful import is_stateful
 from cairn.errors import Error, Invalid
@@ -39,9 +39,10 @@ class Saver:
         work on other streams that changes them has to wait for that stream.
 
     What it keeps
-        The last ``keep_last`` steps, and those that ``keep_every`` divides; all steps if both are
-        0. Other steps that rank 0 sees are deleted once a newer step is durable. The step that was
-        saved last is never deleted, nor are steps with higher numbers, which belong to another run.
+        The last ``keep_last`` steps, those that ``keep_every`` divides, the best by a metric
+        (``keep_best``), and those with tags; all steps if none of the three is given. Other steps
+        that rank 0 sees are deleted once a newer step is durable. The step that was saved last is
+        never deleted, nor are steps with higher numbers, which belong to another run.
 
     Mirrors
         With ``mirror=``, a thread of rank 0 copies saved steps to another store, or along a chain
@@ -72,6 +73,7 @@ class Saver:
         store: opened with mode ``"a"``. The caller owns it, and closes it after the Saver.
         every: interval of saves in steps, at least 1.
         keep_last, keep_every: see above.
+        keep_best: as in :meth:`cairn.Store.prune`.
         async_: ``False`` saves before :meth:`step` returns.
         overwrite: replaces existing steps, also in mirrors, for example after a run has resumed
             from an earlier step; by default they are a Conflict.
@@ -98,6 +100,7 @@ class Saver:
         every: int,
         keep_last: int = 0,
         keep_every: int = 0,
+        keep_best: str | Iterable[str] = (),
         async_: bool = True,
         overwrite: bool = False,
         deltas: bool | int = False,
@@ -111,6 +114,9 @@ class Saver:
         self._every = _at_least("every", every, 1)
         self._keep_last = _at_least("keep_last", keep_last, 0)
         self._keep_every = _at_least("keep_every", keep_every, 0)
+        self._keep_best = best_texts(keep_best)
+        if self._keep_best:  # raises Invalid if one cannot be understood
+            store._native.steps_to_delete(0, 0, self._keep_best, None)
         self._agree_every = _at_least("agree_every", agree_every, 1)
         self._async = async_
         self._saving = {"overwrite": overwrite, "deltas": deltas}
@@ -165,13 +171,14 @@ class Saver:
         self._last_step = None if report is None else report.step
         return self._last_step
 
-    def step(self, number: int, state: Any) -> bool:
+    def step(self, number: int, state: Any, **annotations: Any) -> bool:
         """Records that step `number` of the training is done, and saves `state` if a save is due.
 
         Args:
             number: the step number, equal on all ranks.
             state: the state after the step, or a function that returns it, which is called only for
                 a save.
+            annotations: ``metrics``, ``tags`` and ``note`` of :meth:`Store.save`, if it is saved.
 
         Returns:
             True if the step was saved, or is being saved.
@@ -185,19 +192,20 @@ class Saver:
         due = number % self._every == 0
         status = self._agree_on_status(number, due)
         if status.signal:
-            self._save_at_the_end(number, state)
+            self._save_at_the_end(number, state, annotations)
             self._watch.follow(status.signal)
             return True
         if due or not status.saving:
             self._finish_background_save()
         if due:
-            self._save(number, state, self._async)
+            self._save(number, state, annotations, self._async)
         return due
 
-    def save(self, number: int, state: Any) -> None:
+    def save(self, number: int, state: Any, **annotations: Any) -> None:
         """Saves step `number` now, whether it is due or not, and waits until it is durable.
 
-        Intended for the end of the training. Does nothing if :meth:`step` has just saved that step.
+        Intended for the end of the training. The arguments are those of :meth:`step`. Does nothing
+        if :meth:`step` has just saved that step.
 
         Raises:
             Error: this save, or an earlier background save, failed.
@@ -206,7 +214,7 @@ class Saver:
         self._check_open(number)
         self._finish_background_save()
         if number != self._last_step:
-            self._save(number, state, in_background=False, is_last=True)
+            self._save(number, state, annotations, in_background=False, is_last=True)
 
     def close(self) -> None:
         """Waits for a running save and for the copies to mirrors, and restores the signal handlers.
@@ -261,28 +269,34 @@ class Saver:
             return JobStatus(0, True)  # no agreement at this step: assume that nothing has changed
         return self._agreement.agree_on(number, local)
 
-    def _save_at_the_end(self, number: int, state: Any) -> None:
+    def _save_at_the_end(self, number: int, state: Any, annotations: dict[str, Any]) -> None:
         try:
             self._finish_background_save()
         except Error as error:
             # The current state matters most, and there may be no time for anything else.
             warnings.warn(f"an earlier save failed: {error}", RuntimeWarning)
-        self._save(number, state, in_background=False, is_last=True)
+        self._save(number, state, annotations, in_background=False, is_last=True)
         self._preempted = True
 
     def _save(
-        self, number: int, state: Any, in_background: bool, is_last: bool = False
+        self,
+        number: int,
+        state: Any,
+        annotations: dict[str, Any],
+        in_background: bool,
+        is_last: bool = False,
     ) -> None:
         """`is_last`: all mirrors receive the step, because there may be no other save."""
         made = _made(state)
+        saving = {**self._saving, **annotations}
         mirrors = tuple(replace(one, every=1) for one in self._mirrors) if is_last else None
         mirror = (mirrors or self._mirrors) or None
         if in_background:
-            self._handle = self._store.save_async(number, made, **self._saving, mirror=mirror)
+            self._handle = self._store.save_async(number, made, **saving, mirror=mirror)
             self._handle_step = number
             self._handle._make_streams_wait()
         else:
-            self._store.save(number, made, **self._saving, mirror=mirror)
+            self._store.save(number, made, **saving, mirror=mirror)
             self._last_step = number
             self._delete_old()
 
@@ -307,10 +321,12 @@ class Saver:
         self._last_step = self._handle_step
 
     def _delete_old(self) -> None:
-        if self._last_step is not None and self._keep_last + self._keep_every > 0:
+        prunes = self._keep_last + self._keep_every > 0 or self._keep_best
+        if self._last_step is not None and prunes:
             pinned = self._store._pinned()  # before the copies that end in the meantime
-            steps = self._store._local_steps()
-            doomed = unwanted(steps, self._last_step, self._keep_last, self._keep_every)
+            doomed = self._store._native.steps_to_delete(
+                self._keep_last, self._keep_every, self._keep_best, self._last_step
+            )
             # All ranks call it; the choice of rank 0 applies.
             self._store.delete(*(step for step in doomed if step not in pinned))
 

@@ -1,0 +1,43 @@
+#pragma once
+/// Which steps remain when a store is pruned. Threads: all functions here are pure.
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kv/annotations.h"
+#include "kv/error.h"
+#include "kv/step_info.h"
+
+namespace cairn::kv {
+
+/// The steps with the best values of one metric.
+struct KeepBest {
+  std::string metric;
+  uint64_t count = 1;
+  bool highest = false;  // the highest values are the best; otherwise the lowest
+};
+
+/// A step remains if any of these keeps it.
+struct RetentionPolicy {
+  uint64_t keep_last = 0;   // the newest ones
+  uint64_t keep_every = 0;  // the multiples of this number; 0: none
+  std::vector<KeepBest>
+      keep_best;  // a step without the metric, or where it is NaN, is none of these
+
+  bool keeps_any() const { return keep_last > 0 || keep_every > 0 || !keep_best.empty(); }
+};
+
+/// Parses METRIC:N or METRIC:N:max. kInvalidArgument: it is neither, or N is 0.
+Result<KeepBest> ParseKeepBest(std::string_view text);
+
+/// Returns the steps, ascending, that neither the policy nor a tag keeps. `steps` are those of a
+/// store, ascending. With `newest`, this step and those after it remain, and count as one of the
+/// last.
+std::vector<uint64_t> StepsToDelete(const RetentionPolicy& policy, std::span<const StepInfo> steps,
+                                    const Tags& tags, std::optional<uint64_t> newest = {});
+
+}  // namespace cairn::kv

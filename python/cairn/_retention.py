@@ -1,0 +1,111 @@
+"""`Retention`: the calls of a store that delete steps and free their space."""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Callable, Iterable
+
+from cairn import _cairn
+from cairn._base.retention import best_texts
+from cairn._base.steps import step_number
+from cairn._mirror.mirrored_store import MirroredStore
+from cairn._ranks.ranks import Ranks
+from cairn.errors import Invalid
+from cairn.reports import CompactReport, DeleteReport
+
+
+class Retention(MirroredStore):
+    """The calls of :class:`cairn.Store` that delete steps and free their space."""
+
+    _native: _cairn.Store
+    _ranks: Ranks
+    _wait_for_last_save: Callable[[], None]
+
+    def delete(self, *steps: int) -> DeleteReport:
+        """Deletes complete steps in one commit. Bytes that other steps refer to remain. The files
+        of the others are removed after the grace period (see :func:`cairn.open`).
+
+        Raises NotFound, with nothing deleted, if one of the steps does not exist; Invalid if the
+        store was opened for reading.
+        """
+        return self._delete(lambda: steps)
+
+    def prune(
+        self,
+        *,
+        keep_last: int = 0,
+        keep_every: int = 0,
+        keep_best: str | Iterable[str] = (),
+    ) -> DeleteReport:
+        """Deletes all steps except the last ``keep_last``, the multiples of ``keep_every``, the
+        best by a metric, those with tags, and those that wait for their copy to a mirror.
+
+        Args:
+            keep_best: ``"val_loss:3"`` keeps the 3 steps with the lowest values of this metric
+                (see :meth:`save`), ``"accuracy:3:max"`` those with the highest; or several of
+                these. Steps without the metric are not kept by it.
+
+        Raises Invalid unless one of the three is given and none is negative.
+        """
+        best = best_texts(keep_best)
+        if keep_last < 0 or keep_every < 0 or keep_last + keep_every + len(best) == 0:
+            raise Invalid("prune: state keep_last, keep_every or keep_best, none of them negative")
+
+        def doomed() -> list[int]:
+            pinned = self._pinned()
+            steps = self._native.steps_to_delete(keep_last, keep_every, best, None)
+            return [step for step in steps if step not in pinned]
+
+        return self._delete(doomed)
+
+    def compact(
+        self,
+        *,
+        max_dead: float = 0.15,
+        fold: bool = False,
+        max_rate: int | None = None,
+        dry_run: bool = False,
+    ) -> CompactReport:
+        """Rewrites segments of which steps use only a part, and joins small segments. No step
+        changes. The old segments are removed after the grace period (see :func:`cairn.open`).
+
+        Saves, deletes and readers continue, so a thread of a training job may call this.
+        In a multi-rank store rank 0 calls it alone. Ctrl-C ends it; what was committed remains.
+
+        Args:
+            max_dead: a segment is rewritten if steps do not use more than this part of it.
+            fold: also writes chunks without deltas if no other step uses what their deltas are
+                relative to, so that they are loaded faster.
+            max_rate: limit in bytes of payload per second; by default there is none.
+            dry_run: only reports what would be rewritten.
+
+        Raises:
+            Corrupt: a page that would be moved does not match its digest.
+            Conflict: another process has taken over the store.
+            Invalid: the store was opened for reading, or is being compacted; an argument is out of
+                range.
+            Unavailable: a storage failed.
+        """
+        if max_rate is not None and operator.index(max_rate) < 1:
+            raise Invalid(f"max_rate={max_rate}: must be 1 or more")
+        done = self._native.compact(
+            max_dead=max_dead, fold=fold, max_rate=max_rate, dry_run=dry_run
+        )
+        return CompactReport(**done)
+
+    def _delete(self, choose: Callable[[], Iterable[int]]) -> DeleteReport:
+        """Deletes the steps that ``choose`` returns on rank 0. Collective."""
+        self._wait_for_last_save()
+
+        def work() -> bytes:
+            if self._ranks.rank > 0:
+                return b""
+            numbers = tuple(step_number(step) for step in choose())
+            if not numbers:
+                return json.dumps([numbers, 0, 0]).encode()
+            _, segments, freed_bytes = self._native.delete(numbers, False)
+            return json.dumps([numbers, segments, freed_bytes]).encode()
+
+        numbers, segments, freed_bytes = json.loads(self._ranks.exchange(work)[0])
+        return DeleteReport(tuple(numbers), segments, freed_bytes)

@@ -1,0 +1,87 @@
+"""Tags, metrics and notes of steps, and pruning by them."""
+
+import math
+
+import pytest
+
+import cairn
+from cairn import Invalid, NotFound
+from cairn.torch import Saver
+
+
+@pytest.fixture
+def store(tmp_path):
+    with cairn.open(tmp_path / "store", mode="a", grace=0) as opened:
+        yield opened
+
+
+def test_a_save_records_metrics_tags_and_a_note(store):
+    store.save(1, {"a": 1}, metrics={"val_loss": 2.5, "nan": math.nan}, tags=["best", "v1.0"],
+               note="two\nlines \u00e9")
+    store.save_async(2, {"a": 2}, metrics={"val_loss": 3}, tags=["v1.0"]).result()
+    info = store.step_info(1)
+    assert (info.step, info.tags, info.tensors, info.values) == (1, ("best",), 0, 1)
+    assert info.metrics["val_loss"] == 2.5 and math.isnan(info.metrics["nan"])
+    assert info.note == "two\nlines \u00e9"
+    assert store.step_info("v1.0").step == 2
+    assert store.tags() == {"best": 1, "v1.0": 2}
+
+
+def test_a_tag_addresses_its_step(store):
+    for step in (1, 2, 3):
+        store.save(step, {"a": step})
+    store.tag(2, "best")
+    assert store.read(step="best") == {"a": 2}
+    state = {"a": 0}
+    assert store.load(state, step="best").step == 2
+    assert state == {"a": 2}
+    assert list(store.keys("best")) == ["a"]
+    assert len(store.diff("best", 3).changes) == 1
+    store.tag(3, "best")
+    assert store.read(step="best") == {"a": 3}
+    store.untag("best")
+    with pytest.raises(NotFound, match="no step has the tag 'best'"):
+        store.read(step="best")
+
+
+def test_impossible_annotations_are_refused_before_anything_is_saved(store):
+    for arguments in ({"tags": ["7"]}, {"tags": "best"}, {"tags": [1]}, {"metrics": {"a b": 1}},
+                      {"metrics": {1: 1}}, {"note": "\ud800"}, {"note": "x" * 5000}):
+        with pytest.raises(Invalid):
+            store.save(1, {"a": 1}, **arguments)
+        with pytest.raises(Invalid):
+            store.save_async(1, {"a": 1}, **arguments)
+    assert store.steps() == []
+    with pytest.raises(NotFound):
+        store.tag(1, "best")
+
+
+def test_prune_keeps_the_best_and_the_tagged(store):
+    for step, loss in enumerate([5.0, 1.0, 4.0, 2.0, 3.0, 9.0]):
+        store.save(step, {"a": step}, metrics={"loss": loss, "accuracy": loss})
+    store.tag(2, "release")
+    report = store.prune(keep_last=1, keep_best=["loss:1", "accuracy:1:max"])
+    assert report.steps == (0, 3, 4)
+    assert store.steps() == [1, 2, 5]
+    with pytest.raises(Invalid, match="METRIC:N"):
+        store.prune(keep_best="loss")
+    with pytest.raises(Invalid):
+        store.prune()
+
+
+def test_a_saver_keeps_the_best(store):
+    losses = {10: 3.0, 20: 1.0, 30: 2.0, 40: 4.0, 50: 5.0}
+    with Saver(store, every=10, keep_last=1, keep_best="loss:2", signals=()) as saver:
+        for step, loss in losses.items():
+            saver.step(step, {"a": step}, metrics={"loss": loss})
+    assert store.steps() == [20, 30, 50]
+    with pytest.raises(Invalid, match="METRIC:N"):
+        Saver(store, every=1, keep_best="loss:x", signals=())
+
+
+def test_a_copy_has_metrics_and_a_note(store, tmp_path):
+    store.save(1, {"a": 1}, metrics={"loss": 1.5}, note="n", tags=["best"])
+    with cairn.open(tmp_path / "copy", mode="a") as copy:
+        cairn.copy_steps(store, copy)
+        info = copy.step_info(1)
+        assert (info.metrics, info.note, info.tags) == ({"loss": 1.5}, "n", ())

@@ -1,0 +1,60 @@
+"""`kv-admin tag` and `prune`, STORE@TAG, and what kv-dump shows of tags and metrics."""
+
+import pytest
+
+import cairn
+from tool_programs import run_program
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A store with three steps."""
+    with cairn.open(tmp_path / "store", mode="a") as store:
+        for step, loss in ((100, 2.0), (200, 1.0), (300, 3.0)):
+            store.save(step, {"a": step}, metrics={"loss": loss}, note=f"note of {step}")
+    return tmp_path / "store"
+
+
+def test_a_tag_is_set_used_moved_and_removed(path):
+    assert run_program("kv-admin", "tag", f"{path}@200", "best").status == 0
+    assert "200" in run_program("kv-dump", "keys", f"{path}@best").out
+    assert run_program("kv-admin", "tag", f"{path}@best", "release").status == 0
+    assert run_program("kv-admin", "tag", f"{path}@100", "best").status == 0
+    with cairn.open(path) as store:
+        assert store.tags() == {"best": 100, "release": 200}
+    missing = run_program("kv-dump", "keys", f"{path}@worst")
+    assert missing.status == 2 and "best, release" in missing.err
+    assert run_program("kv-admin", "tag", path, "best", "--remove").status == 0
+    assert run_program("kv-admin", "tag", path, "best", "--remove").status == 2
+    assert "--remove" in run_program("kv-admin", "tag", f"{path}@100", "x", "--remove").err
+    assert run_program("kv-admin", "tag", f"{path}@100", "17").status == 2
+
+
+def test_a_name_that_is_no_tag_is_explained(path):
+    failed = run_program("kv-dump", "keys", f"{path}@a b")
+    assert failed.status == 2 and "neither a step nor a tag" in failed.err
+
+
+def test_kv_dump_shows_them(path):
+    run_program("kv-admin", "tag", f"{path}@200", "best")
+    shown = run_program("kv-dump", "steps", path).out
+    assert "TAGS" in shown and "loss=1" in shown and "note of 300" in shown
+    steps = run_program("kv-dump", "steps", path, "--json").json()["steps"]
+    assert steps[1]["tags"] == ["best"]
+    assert steps[1]["metrics"] == {"loss": 1.0} and steps[1]["note"] == "note of 200"
+    assert "tags" not in steps[0]
+    assert "best: 200" in run_program("kv-dump", path).out
+    assert run_program("kv-dump", path, "--json").json()["tags"] == {"best": 200}
+
+
+def test_prune(path):
+    run_program("kv-admin", "tag", f"{path}@100", "first")
+    dry = run_program("kv-admin", "prune", path, "--keep-best", "loss:1", "--dry-run")
+    assert "would delete 1 step" in dry.out
+    done = run_program("kv-admin", "prune", path, "--keep-best", "loss:1", "--no-grace")
+    assert done.status == 0 and "300" in done.out
+    with cairn.open(path) as store:
+        assert store.steps() == [100, 200]
+    assert "state which steps remain" in run_program("kv-admin", "prune", path).err
+    assert run_program("kv-admin", "prune", f"{path}@1", "--keep-last", "1").status == 2
+    assert run_program("kv-admin", "prune", path, "--keep-best", "loss").status == 2
