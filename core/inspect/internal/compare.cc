@@ -175,7 +175,75 @@ struct KeyInBoth {
   Entry a;
   Entry b;
   Result<std::optional<KeyChange>> change;
+  bool is_compared = false;
+
+  /// True if the digests of its chunks may decide.
+  bool has_comparable_chunks() const {
+    return a.tensor != nullptr && b.tensor != nullptr && a.tensor->dtype == b.tensor->dtype &&
+           a.tensor->shape == b.tensor->shape && !a.tensor->alias_of && !b.tensor->alias_of;
+  }
 };
+
+/// What the comparison of a chunk needs.
+struct ChunkSummary {
+  uint64_t box_checksum = 0;
+  uint64_t length_bytes = 0;
+  kv::Digest digest;
+};
+using ChunkSummaries = std::vector<std::vector<ChunkSummary>>;  // by tensor
+
+/// Reads the chunk records of all `tensors`, which ascend, in one scan.
+Result<ChunkSummaries> Summarize(const StepView& view, std::span<const TensorInfo> tensors) {
+  ChunkSummaries summaries(tensors.size());
+  std::vector<uint64_t> box;
+  CAIRN_TRY(ForEachChunkOf(view, tensors, [&](size_t i, const ChunkInfo& chunk) -> Result<void> {
+    box.assign(chunk.box.offsets.begin(), chunk.box.offsets.end());
+    box.insert(box.end(), chunk.box.sizes.begin(), chunk.box.sizes.end());
+    summaries[i].push_back({.box_checksum = kv::Checksum64(std::as_bytes(std::span(box))),
+                            .length_bytes = chunk.length_bytes(),
+                            .digest = chunk.digest});
+    return {};
+  }));
+  return summaries;
+}
+
+/// Compares the keys whose chunks are comparable and cut in the same way. For many keys, two scans
+/// cost much less than lookups.
+Result<void> CompareByScan(const StepView& view_a, const StepView& view_b,
+                           std::span<KeyInBoth> keys) {
+  constexpr size_t kMinKeys = 256;
+  std::vector<KeyInBoth*> comparable;
+  std::vector<TensorInfo> tensors_a, tensors_b;
+  for (KeyInBoth& key : keys) {
+    if (!key.has_comparable_chunks()) continue;
+    comparable.push_back(&key);
+    tensors_a.push_back(*key.a.tensor);
+    tensors_b.push_back(*key.b.tensor);
+  }
+  if (comparable.size() < kMinKeys) return {};
+  Result<ChunkSummaries> a, b;
+  WorkerPool pool(2);
+  pool.Run(2, [&](size_t i, size_t) {
+    (i == 0 ? a : b) = i == 0 ? Summarize(view_a, tensors_a) : Summarize(view_b, tensors_b);
+  });
+  CAIRN_TRY(a);
+  CAIRN_TRY(b);
+  for (size_t i = 0; i < comparable.size(); ++i) {
+    const auto same_box = [](const ChunkSummary& x, const ChunkSummary& y) {
+      return x.box_checksum == y.box_checksum && x.length_bytes == y.length_bytes;
+    };
+    if (!std::ranges::equal((*a)[i], (*b)[i], same_box)) continue;
+    KeyChange change = WholeChange(KeyChange::Kind::kChanged, comparable[i]->b);
+    change.detail.clear();
+    change.changed_bytes = 0;
+    for (size_t j = 0; j < (*a)[i].size(); ++j) {
+      if ((*a)[i][j].digest != (*b)[i][j].digest) change.changed_bytes += (*a)[i][j].length_bytes;
+    }
+    if (change.changed_bytes > 0) comparable[i]->change = std::move(change);
+    comparable[i]->is_compared = true;
+  }
+  return {};
+}
 
 /// Sets the change of each key. After an error, further keys may be left as they are.
 void CompareKeys(const StepView& view_a, const StepView& view_b, std::span<KeyInBoth> keys) {
@@ -184,7 +252,7 @@ void CompareKeys(const StepView& view_a, const StepView& view_b, std::span<KeyIn
   Mutex reading;
   std::atomic<bool> failed = false;
   pool.Run(keys.size(), [&](size_t i, size_t) {
-    if (failed) return;
+    if (failed || keys[i].is_compared) return;
     keys[i].change = CompareEntries(view_a, keys[i].a, view_b, keys[i].b, reading);
     if (!keys[i].change) failed = true;
   });
@@ -204,6 +272,11 @@ class Candidates {
     if (!fqns_ || std::ranges::binary_search(*fqns_, entry.fqn)) return true;
     return entry.tensor != nullptr && entry.tensor->alias_of &&
            std::ranges::binary_search(*fqns_, *entry.tensor->alias_of);
+  }
+
+  /// Returns whether so many keys may differ that List scans all of them in any case.
+  bool AreMany(const StepView& view) const {
+    return !fqns_ || fqns_->size() * kLookupCost > view.step.tensor_count;
   }
 
   /// Lists all keys of a step that may differ, and possibly others. `others` are those of the other
@@ -232,11 +305,18 @@ Result<Diff> RunCompare(const StepView& view_a, const StepView& view_b,
                         const KeyPatterns& patterns) {
   CAIRN_TRY_ASSIGN(const Candidates candidates, Candidates::Find(view_a, view_b));
   const auto is_shared = [&](const Entry& entry) { return !candidates.Contain(entry); };
-  CAIRN_TRY_ASSIGN(const Contents contents_b, ListLeaves(view_b, patterns));
-  std::vector<Entry> b = EntriesOf(contents_b);
+  Result<Contents> contents_a, contents_b;
+  const bool are_many = candidates.AreMany(view_a);
+  WorkerPool pool(2);
+  pool.Run(are_many ? 2 : 1, [&](size_t i, size_t) {
+    (i == 0 ? contents_b : contents_a) = ListLeaves(i == 0 ? view_b : view_a, patterns);
+  });
+  CAIRN_TRY(contents_b);
+  std::vector<Entry> b = EntriesOf(*contents_b);
   Diff diff{.changes = {}, .unchanged_keys = std::erase_if(b, is_shared)};
-  CAIRN_TRY_ASSIGN(const Contents contents_a, candidates.List(view_a, patterns, b));
-  std::vector<Entry> a = EntriesOf(contents_a);
+  if (!are_many) contents_a = candidates.List(view_a, patterns, b);
+  CAIRN_TRY(contents_a);
+  std::vector<Entry> a = EntriesOf(*contents_a);
   std::erase_if(a, is_shared);
   std::vector<KeyInBoth> both;
   size_t i = 0, j = 0;
@@ -246,9 +326,10 @@ Result<Diff> RunCompare(const StepView& view_a, const StepView& view_b,
     } else if (i == a.size() || b[j].fqn < a[i].fqn) {
       diff.changes.push_back(WholeChange(KeyChange::Kind::kAdded, b[j++]));
     } else {
-      both.push_back({.a = a[i++], .b = b[j++], .change = {}});
+      both.push_back({.a = a[i++], .b = b[j++], .change = {}, .is_compared = false});
     }
   }
+  CAIRN_TRY(CompareByScan(view_a, view_b, both));
   CompareKeys(view_a, view_b, both);
   for (KeyInBoth& key : both) {
     CAIRN_TRY_ASSIGN(auto change, std::move(key.change));
