@@ -204,7 +204,7 @@ def test_one_name_in_two_files_is_refused(admin, tmp_path):
         ("import", "s", "f"),
         ("delete", "s"),
         ("delete", "s", "x"),
-        ("compact", "s"),
+        ("defragment", "s"),
     ],
 )
 def test_wrong_calls_exit_2_with_one_line(admin, tmp_path, words):
@@ -238,9 +238,9 @@ def test_delete_makes_no_store(admin, tmp_path):
 
 def test_help_mentions_only_what_exists(admin):
     text = admin("--help").out
-    for absent in ["compact", "merge", "fork"]:
-        assert absent not in text
-    for verb in ["import", "export", "delete", "rebuild", "push", "pull", "mirror"]:
+    for verb in ["import", "export", "delete", "tag", "prune", "compact", "rebuild", "push", "pull",
+                 "mirror"]:
+        assert f"  {verb} " in text
         assert "Examples:" in admin(verb, "--help").out
 
 
