@@ -112,6 +112,8 @@ Result<void> StepWriter::AddChunk(std::string_view key, std::span<const uint64_t
   return {};
 }
 
+void StepWriter::ReferTo(const StepInfo& step) { attempt_->referred_steps.push_back(step); }
+
 Result<void> StepWriter::AddShared(std::span<const SharedRecord> records) {
   CAIRN_TRY(attempt_->CheckUsable());
   return internal::AddSharedRecords(*attempt_, records);

@@ -74,6 +74,9 @@ class StepWriter {
   Result<void> AddChunk(std::string_view key, std::span<const uint64_t> sizes,
                         const ChunkExtents& extents, const Digest& digest, uint64_t since_step,
                         bool reused);
+  /// Permits AddChunk to refer to segments that `step` uses, in addition to those of the base.
+  /// Commit returns kConflict if `step` was deleted or replaced since.
+  void ReferTo(const StepInfo& step);
   /// Adds records that several ranks have in common, such as replicated values. They are stored
   /// once per attempt, however many ranks add the same records. Only Gather reads them; they are
   /// not added to the step. Requires several ranks, and that Gather was not called.

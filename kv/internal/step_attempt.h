@@ -60,6 +60,7 @@ class StepAttempt {
   bool has_structure = false;
   uint64_t chunk_count = 0;
   uint64_t reused_chunk_count = 0;
+  std::vector<StepInfo> referred_steps;  // whose segments chunks may use, besides the base's
 
   // In a multi-rank store.
   std::set<std::string> known_shared_records;  // digests of those that were added or read

@@ -26,6 +26,16 @@ Result<StepEntryPtr> FindBase(const StepAttempt& attempt, const StepSummary& sum
   return base;
 }
 
+/// Returns the entry of a step to which the attempt refers. kConflict: it was deleted or replaced.
+/// Requires write_mutex.
+Result<StepEntryPtr> FindUnchanged(const StepAttempt& attempt, const StepInfo& step) {
+  CAIRN_TRY_ASSIGN(StepEntryPtr entry, CurrentRoot(*attempt.store)->steps.Find(step.step));
+  if (entry == nullptr || entry->info.generation != step.generation) {
+    return Fail(BaseReplacedError(attempt.step));
+  }
+  return entry;
+}
+
 /// Records that the step is committed, and tells the other ranks.
 void ReportCommitted(const StepAttempt& attempt, uint64_t generation) {
   StoreState& state = *attempt.store;
@@ -74,6 +84,10 @@ Result<StepInfo> CommitStep(StepAttempt& attempt, const StepSummary& summary) {
   CAIRN_TRY_ASSIGN(const StepEntryPtr base, FindBase(attempt, summary));
   return CommitTable(attempt, summary, base.get(),
                      [&](StepTableWriter& table, StepEntry& entry) -> Result<void> {
+                       for (const StepInfo& step : attempt.referred_steps) {
+                         CAIRN_TRY_ASSIGN(const StepEntryPtr other, FindUnchanged(attempt, step));
+                         CAIRN_TRY(table.AddSegmentsOf(state, *other));
+                       }
                        table.AddUses(attempt.live_bytes);
                        CAIRN_TRY(attempt.records.ForEachInOrder(
                            [&](const RecordView& record) { return table.AddCounted(record); }));
@@ -85,10 +99,7 @@ Result<StepInfo> CommitSameStep(StepAttempt& attempt, const StepInfo& base_info)
   StoreState& state = *attempt.store;
   const MutexLock write_lock(state.write_mutex);  // as in CommitStep
   CAIRN_TRY(CheckCanCommit(state));
-  CAIRN_TRY_ASSIGN(const StepEntryPtr base, CurrentRoot(state)->steps.Find(base_info.step));
-  if (base == nullptr || base->info.generation != base_info.generation) {
-    return Fail(BaseReplacedError(attempt.step));
-  }
+  CAIRN_TRY_ASSIGN(const StepEntryPtr base, FindUnchanged(attempt, base_info));
   attempt.chunk_count = base->info.chunk_count;
   attempt.reused_chunk_count = base->info.chunk_count;
   attempt.structure = base->info.structure;

@@ -58,6 +58,21 @@ Result<void> StepTableWriter::AddCounted(const RecordView& record) {
   return writer_->Add(key_, record.value);
 }
 
+Result<void> StepTableWriter::AddSegmentsOf(StoreState& state, const StepEntry& step) {
+  CAIRN_TRY_ASSIGN(const TableStack tables, state.tables->OpenStack(step.tables));
+  CAIRN_TRY_ASSIGN(const std::vector<SegmentUse> usage, UsageOf(state, step));
+  for (const SegmentUse& use : usage) {
+    if (base_segments_.contains(use.segment.id)) continue;
+    CAIRN_TRY_ASSIGN(const auto record,
+                     tables.Get(TableKey(Column::kSegments, NumberKey(use.segment.id))));
+    if (!record) {
+      return Fail(ErrorCode::kDataLoss, "a step has no record of a segment that it uses");
+    }
+    new_segments_[use.segment.id] = {.id = use.segment, .record = {record->begin(), record->end()}};
+  }
+  return {};
+}
+
 Result<void> StepTableWriter::Finish(StepEntry& entry) {
   const BytesBySegment live_bytes = live_bytes_.Sorted();
   CAIRN_TRY(AddSegments(live_bytes));

@@ -38,6 +38,9 @@ class StepTableWriter {
   Result<void> Add(Column column, std::string_view key, std::span<const std::byte> value);
   /// As Add, for records whose chunks AddUses counts.
   Result<void> AddCounted(const RecordView& record);
+  /// Adds the records of the segments that another step uses and the base does not. Requires that
+  /// no delete removes that step until this one is committed.
+  Result<void> AddSegmentsOf(StoreState& state, const StepEntry& step);
   /// Adds the bytes that chunks use.
   void AddUses(const LiveBytes& uses) { live_bytes_.Add(uses); }
 

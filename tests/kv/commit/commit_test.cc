@@ -85,6 +85,23 @@ TEST(CommitTest, StepThatExistsNeedsOverwrite) {
   EXPECT_EQ(again.error().step, 1u);
 }
 
+TEST(CommitTest, AStepToWhichAnotherRefersMustBeTheSameAtTheCommit) {
+  ScopedTempDir dir;
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(dir / "store", OpenMode::kWrite));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo old, SaveSample(*store, MakeSample(1, 0)));
+  const auto commit = [&](uint64_t step) -> Result<StepInfo> {
+    CAIRN_TRY_ASSIGN(const auto writer, store->Begin(step, {}));
+    writer->ReferTo(old);
+    CAIRN_TRY(writer->SetStructure(std::vector<std::byte>(8)));
+    return writer->Commit({});
+  };
+  CAIRN_ASSERT_OK(commit(5));
+  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1, 1), /*overwrite=*/true));
+  EXPECT_THAT(commit(6), IsError(ErrorCode::kConflict, "was deleted or replaced"));
+  CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 1>{1}));
+  EXPECT_THAT(commit(7), IsError(ErrorCode::kConflict, "was deleted or replaced"));
+}
+
 TEST(CommitTest, OverwriteReplacesTheStepAndFreesItsSegments) {
   ScopedTempDir dir;
   const std::string path = dir / "store";
