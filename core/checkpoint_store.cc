@@ -7,6 +7,7 @@
 
 #include "core/base/internal/catch_bad_alloc.h"
 #include "core/base/internal/worker_pool.h"
+#include "core/edit/internal/edit.h"
 #include "core/inspect/internal/compare.h"
 #include "core/inspect/internal/list.h"
 #include "core/inspect/internal/space.h"
@@ -105,6 +106,12 @@ class CheckpointStore::Impl {
   Result<kv::Store::DeleteReport> Delete(std::span<const uint64_t> steps, bool dry_run) {
     const MutexLock lock(writing_);
     return store_->Delete(steps, dry_run);
+  }
+
+  Result<kv::StepInfo> Edit(uint64_t source, uint64_t into, const StepEdit& edit) {
+    const MutexLock lock(writing_);
+    return internal::CatchBadAlloc("the records of a step",
+                                   [&] { return internal::RunEdit(*store_, source, into, edit); });
   }
 
   Result<void> Close() {
@@ -216,6 +223,10 @@ Result<SaveReport> CheckpointStore::SavePlanned(const internal::SaveAttempt& att
                                                 internal::SavedChunks* saved,
                                                 internal::DeviceSave* device) {
   return impl_->SavePlanned(attempt, plan, options, saved, device);
+}
+
+Result<kv::StepInfo> CheckpointStore::Edit(uint64_t source, uint64_t into, const StepEdit& edit) {
+  return impl_->Edit(source, into, edit);
 }
 
 Result<Contents> CheckpointStore::List(std::optional<uint64_t> step,

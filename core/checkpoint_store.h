@@ -33,6 +33,7 @@
 #include <vector>
 
 #include "core/base/progress.h"
+#include "core/edit/step_edit.h"
 #include "core/inspect/diff.h"
 #include "core/inspect/space.h"
 #include "core/load/load_options.h"
@@ -119,6 +120,18 @@ class CheckpointStore {
   /// storage fails, or ranks are missing at the deadline; names them. kCancelled:
   /// `options.progress` asked to stop. kResourceExhausted: not enough memory.
   Result<SaveReport> Save(uint64_t step, const StateDict& state, const SaveOptions& options = {});
+
+  /// Commits the step `into` with the records of the step `source` after `edit`. No payload is read
+  /// or written: the new step refers to the bytes of its sources, which may be deleted afterwards.
+  /// Without changes it is a copy of `source`; only such a copy has the extensions of `source`
+  /// (core/step_part.h). Not collective: rank 0 of a multi-rank store calls it alone. Memory: the
+  /// records of the sources.
+  ///
+  /// kNotFound: there is no such step, or a key or pattern of `edit` selects nothing.
+  /// kInvalidArgument: two keys would be equal, or a list would have gaps; names the key.
+  /// kConflict: the step `into` exists, or a source was deleted or replaced during the call.
+  /// kFailedPrecondition: the store is open for reading, or a save is running.
+  Result<kv::StepInfo> Edit(uint64_t source, uint64_t into, const StepEdit& edit);
 
   /// Lists the keys of `step`, or of the latest step, that `patterns` select. Reads records, but no
   /// payload. kNotFound: there is no such step.

@@ -1,5 +1,5 @@
-// kv-admin: imports, exports, copies and deletes steps, compacts and rebuilds stores, and checks
-// storages.
+// kv-admin: imports, exports, copies, edits and deletes steps, compacts and rebuilds stores, and
+// checks storages.
 
 #include <csignal>
 #include <string>
@@ -8,6 +8,7 @@
 #include "tools/admin/compact.h"
 #include "tools/admin/copy_verbs.h"
 #include "tools/admin/delete.h"
+#include "tools/admin/edit.h"
 #include "tools/admin/export.h"
 #include "tools/admin/import.h"
 #include "tools/admin/rebuild.h"
@@ -28,6 +29,7 @@ struct Values {
   TagCommand tag;
   PruneCommand prune;
   CompactCommand compact;
+  EditCommand edit;
   std::string rebuild_store;
   CopyCommand copy;
   MirrorCommand mirror;
@@ -200,8 +202,10 @@ CommandLine MakeCommandLine(Values& values) {
       .usage = "kv-admin VERB STORE ...",
       .verbs = {ImportVerb(values.import), ExportVerb(values), DeleteVerb(values.delete_steps),
                 TagVerb(values.tag), PruneVerb(values.prune), CompactVerb(values.compact),
-                RebuildVerb(values.rebuild_store), PushVerb(values.copy), PullVerb(values.copy),
-                MirrorVerb(values.mirror), CheckStorageVerb(values.check_storage)},
+                RebuildVerb(values.rebuild_store), RenameVerb(values.edit), DropVerb(values.edit),
+                GraftVerb(values.edit), ForkVerb(values.edit), PushVerb(values.copy),
+                PullVerb(values.copy), MirrorVerb(values.mirror),
+                CheckStorageVerb(values.check_storage)},
       .notes =
           "`kv-admin VERB --help` lists the options of a verb, with examples.\n"
           "Exit status: 0 success; 2 failure, which leaves the store as it was, except that steps "
