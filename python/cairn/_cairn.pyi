@@ -278,6 +278,18 @@ class Store:
     def compact(
         self, *, max_dead: float, fold: bool, max_rate: int | None, dry_run: bool
     ) -> dict[str, int]: ...
+    def edit(
+        self,
+        source: int,
+        *,
+        into: int,
+        drop: list[str],
+        rename: list[tuple[str, str]],
+        graft_from: int | None,
+        graft: list[str],
+        under: str,
+        overwrite: bool,
+    ) -> None: ...
     def close(self) -> None: ...
     def abandon(self) -> None: ...
 

@@ -18,12 +18,13 @@ from cairn import _cairn
 from cairn._base.open_options import OpenOptions
 from cairn._base.patterns import Patterns, clean_prefix, pattern_list
 from cairn._base.steps import step_number
-from cairn._retention import Retention
+from cairn._edit import EditableStore
 from cairn._load.load import LoadOptions
 from cairn._load.tiers import Tier, Tiers, open_nearest
 from cairn._mirror.mirrored_saves import MirroredSaves
 from cairn._mirror.options import Mirror, Mirrors
 from cairn._ranks.ranks import choose_ranks
+from cairn._retention import Retention
 from cairn._save.coordinator_parts import close_abandoned
 from cairn._save.handle import SaveHandle
 from cairn._save.options import SaveOptions
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 _open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
-class Store(LiveUpdates, Retention, Versions):
+class Store(LiveUpdates, Retention, Versions, EditableStore):
     """Checkpoints in one place: steps, each an immutable map from FQN to tensor or plain value.
 
     Created by :func:`cairn.open`. The store is a context manager, which closes it.
@@ -330,9 +331,8 @@ class Store(LiveUpdates, Retention, Versions):
     def close(self) -> None:
         """Waits for a running asynchronous save and releases the store. May be called again.
 
-        In a multi-rank store each rank waits for the others, at most for the store's timeout.
-
-        Then waits for the copies to mirrors, whose failures are bounded by their timeouts.
+        In a multi-rank store each rank waits for the others, at most for the store's timeout. Then
+        waits for the copies to mirrors, whose failures are bounded by their timeouts.
 
         Raises the error of that save, unless its handle has already raised it, and that of the copy
         of the newest step.

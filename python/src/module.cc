@@ -178,7 +178,23 @@ void BindVersions(nb::class_<StoreBinding>& store) {
                                  .fold_all = fold});
           },
           nb::kw_only(), nb::arg("max_dead"), nb::arg("fold"), nb::arg("max_rate").none(),
-          nb::arg("dry_run"));
+          nb::arg("dry_run"))
+      .def(
+          "edit",
+          [](StoreBinding& self, uint64_t source, uint64_t into, std::vector<std::string> drop,
+             std::vector<std::pair<std::string, std::string>> rename,
+             std::optional<uint64_t> graft_from, std::vector<std::string> graft, std::string under,
+             bool overwrite) {
+            core::StepEdit edit{
+                .drop = std::move(drop), .rename = std::move(rename), .overwrite = overwrite};
+            if (graft_from) {
+              edit.graft = core::Graft{
+                  .step = *graft_from, .patterns = std::move(graft), .under = std::move(under)};
+            }
+            self.Edit(source, into, edit);
+          },
+          nb::arg("source"), nb::kw_only(), nb::arg("into"), nb::arg("drop"), nb::arg("rename"),
+          nb::arg("graft_from").none(), nb::arg("graft"), nb::arg("under"), nb::arg("overwrite"));
 }
 
 void BindStore(nb::module_& m) {

@@ -449,6 +449,10 @@ nb::dict StoreBinding::Compact(kv::CompactOptions options) {
   return members;
 }
 
+void StoreBinding::Edit(uint64_t source, uint64_t into, const core::StepEdit& edit) {
+  Unwrap(Use([&](core::CheckpointStore& store) { return store.Edit(source, into, edit); }));
+}
+
 void StoreBinding::Close() {
   process_.Check();
   SignalWatch watch;

@@ -10,6 +10,7 @@
 
 #include "core/async_save.h"
 #include "core/checkpoint_store.h"
+#include "core/edit/step_edit.h"
 #include "kv/compact_options.h"
 #include "kv/copy_options.h"
 #include "kv/mutex.h"
@@ -121,6 +122,8 @@ class StoreBinding {
                                       std::optional<uint64_t> newest) const;
   /// Rewrites segments (kv/compact.h). Returns the members of kv::CompactReport.
   nb::dict Compact(kv::CompactOptions options);
+  /// Makes a step of the records of others (core::CheckpointStore::Edit).
+  void Edit(uint64_t source, uint64_t into, const core::StepEdit& edit);
   /// Waits for a running asynchronous save and, in a multi-rank store, for the other ranks; then
   /// closes the store. May be called again.
   void Close();

@@ -16,6 +16,7 @@ MEDIAN_FUNCTION_LINES = 8  # the median function is shorter than this
 
 # The Python API, whose parameters are keywords, and functions that mirror the signatures of torch.
 MAY_HAVE_MANY_PARAMETERS = {
+    ("python/cairn/_edit.py", "edit"),
     ("python/cairn/_open.py", "open"),
     ("python/cairn/store.py", "load"),
     ("python/cairn/store.py", "save"),

@@ -1,0 +1,136 @@
+"""`Store.edit`: the step is what a save of the edited state is, after its sources were deleted."""
+
+from collections import OrderedDict
+
+import pytest
+import torch
+import torch.distributed as dist
+from dtensors import SHAPES, assert_shard, sharded, whole
+from ranks import run_on_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
+
+import cairn
+from cairn import Conflict, Invalid, NotFound
+
+
+@pytest.fixture
+def store(tmp_path):
+    with cairn.open(tmp_path / "store", mode="a", grace=0) as opened:
+        yield opened
+
+
+def sample():
+    tied = torch.randn(50, 20)
+    return {
+        "model": OrderedDict({"wte.weight": tied, "head.weight": tied, "norm": torch.ones(20)}),
+        "optimizer": {"state": {0: {"exp_avg": torch.randn(50, 20)}}, "groups": [{"lr": 0.1}]},
+        "step": 7,
+    }
+
+
+def assert_same(store, step, expected):
+    """Compares with a save of `expected`; the sources of `step` are deleted first."""
+    store.delete(*(other for other in store.steps() if other != step))
+    assert store.save(1000, expected).written_bytes == 0  # every chunk is found by its digest
+    diff = store.diff(step, 1000)
+    assert not diff.changes, diff.changes
+    assert repr(store.read(step=step)) == repr(store.read(step=1000)) == repr(expected)
+
+
+def test_all_changes_in_one_commit(store):
+    state = sample()
+    store.save(1, state)
+    store.save(2, {"model": {"norm": torch.zeros(9)}, "epoch": 3}, incremental=False)
+    store.edit(
+        1, into=3, drop="optimizer.state", rename={"model": "net"}, graft_from=2, graft="epoch"
+    )
+    expected = {"net": state["model"], "optimizer": {"groups": [{"lr": 0.1}]}, "step": 7}
+    assert_same(store, 3, {**expected, "epoch": 3})
+
+
+def test_tied_weights_remain_tied(store):
+    state = sample()
+    store.save(1, state)
+    store.edit(1, into=2, rename={"model.wte": "model.tokens"})
+    loaded = store.read(step=2)["model"]
+    assert loaded["tokens.weight"].data_ptr() == loaded["head.weight"].data_ptr()
+    store.edit(2, into=3, drop=["model.tokens", "optimizer"])
+    assert_same(
+        store,
+        3,
+        {
+            "model": OrderedDict({"head.weight": state["model"]["head.weight"],
+                                  "norm": torch.ones(20)}),
+            "step": 7,
+        },
+    )  # fmt: skip
+
+
+def test_keys_keep_their_types(store):
+    state = sample()
+    store.save(1, state)
+    store.edit(1, into=2, graft_from=1, graft="optimizer", under="before.edit")
+    before = {"edit": {"optimizer": state["optimizer"]}}
+    assert_same(store, 2, {**state, "before": before})
+
+
+def test_a_fork_continues_as_another_line(store):
+    state = sample()
+    store.save(1, state)
+    store.edit(1, into=100)
+    state["model"]["norm"] += 1
+    report = store.save(101, state, base_step=100)
+    assert report.chunks_reused == report.chunks - 1
+    store.delete(1, 100)
+    assert torch.equal(store.read("model.norm", step=101)["model"]["norm"], torch.full((20,), 2.0))
+
+
+def test_an_edit_waits_for_the_save_of_its_source(store):
+    store.save_async(1, sample())
+    store.edit(1, into=2, drop="optimizer")
+    assert store.steps() == [1, 2]
+
+
+def test_arguments_are_checked(store):
+    store.save(1, sample())
+    with pytest.raises(Invalid, match="graft_from"):
+        store.edit(1, into=2, graft="model")
+    with pytest.raises(NotFound, match="typo"):
+        store.edit(1, into=2, drop="typo")
+    with pytest.raises(Invalid, match="step"):
+        store.edit(1, into=2, rename={"model.norm": "step"})
+    with pytest.raises(Conflict):
+        store.edit(1, into=1, drop="step")
+    assert store.steps() == [1]
+    with cairn.open(store._address) as reader, pytest.raises(Invalid, match="reading"):
+        reader.edit(1, into=2)
+
+
+def edit_on(rank, path):
+    mesh = init_device_mesh("cpu", (4,))
+    with cairn.open(path, mode="a") as store:
+        state = {"model": {name: sharded(whole(name), mesh, (Shard(0),)) for name in SHAPES}}
+        store.save(1, state)
+        if rank == 0:
+            store.edit(1, into=2, rename={"model": "net"}, drop="model.short")
+        dist.barrier()
+        target = {
+            "net": {
+                name: sharded(torch.full_like(whole(name), -1), mesh, (Replicate(),))
+                for name in SHAPES
+                if name != "short"
+            }
+        }
+        store.load(target, step=2)
+        for name, got in target["net"].items():
+            assert_shard(got, whole(name), mesh, (Replicate(),))
+
+
+def test_ranks_load_what_rank_0_edited(tmp_path):
+    path = tmp_path / "store"
+    run_on_ranks(edit_on, path)
+    with cairn.open(path, mode="a", grace=0) as store:
+        store.delete(1)
+        expected = {"net": {name: whole(name) for name in SHAPES if name != "short"}}
+        assert repr(store.read(step=2)) == repr(expected)
