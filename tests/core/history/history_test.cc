@@ -1,5 +1,5 @@
-// Months of use in minutes: thousands of saves with random changes, deletes, prunes, compactions
-// and reopenings, in a directory and in a storage whose calls fail at random. A model in memory has
+// Months of use in minutes: thousands of saves with random changes, edits, deletes, prunes,
+// compactions and reopenings, in a directory and in a storage whose calls fail at random. A model in memory has
 // what every step must contain, and the store is compared with it bit for bit.
 //
 // CAIRN_HISTORY_SAVES sets the number of saves.
@@ -20,6 +20,7 @@
 
 #include "core/async_save.h"
 #include "core/checkpoint_store.h"
+#include "core/edit/step_edit.h"
 #include "kv/internal/storage/faulty_storage.h"
 #include "kv/internal/storage/memory_storage.h"
 #include "kv/open_storage.h"
@@ -66,8 +67,10 @@ class History {
         DeleteSome();
       } else if (dice < 950) {
         Reopen();
-      } else if (dice < 965) {
+      } else if (dice < 960) {
         Compact();
+      } else if (dice < 968) {
+        Edit();
       } else if (dice < 975) {
         ReturnToOlderStep();
       } else {
@@ -271,6 +274,35 @@ class History {
     }
     ASSERT_TRUE(faulty_ != nullptr) << report.error().ToString();
     OpenAfterError();
+    SetFaults(true);
+  }
+
+  /// Makes a step of the records of others: a fork, or one with keys dropped, renamed or grafted.
+  void Edit() {
+    if (model_.size() < 2) return;
+    const uint64_t source = AnyStep(), other = AnyStep(), into = next_step_++;
+    ModelStep expected = model_.at(source);
+    StepEdit edit;
+    const uint64_t kind = random_.Between(0, 3);
+    if (kind == 1 && expected.size() > 1 && expected.erase("frozen") > 0) {
+      edit.drop = {"frozen"};
+    } else if (kind == 2 && expected.contains("embedding")) {
+      auto node = expected.extract("embedding");
+      node.key() = "embedding" + std::to_string(into);
+      edit.rename = {{"embedding", node.key()}};
+      expected.insert(std::move(node));
+    } else if (kind == 3 && model_.at(other).contains("weights")) {
+      edit.graft = Graft{.step = other, .patterns = {"weights"}, .under = {}};
+      expected["weights"] = model_.at(other).at("weights");
+    }
+    const auto edited = store_->Edit(source, into, edit);
+    ++counts_["edited"];
+    if (edited) {
+      model_[into] = expected;
+      return;
+    }
+    ASSERT_TRUE(faulty_ != nullptr) << edited.error().ToString();
+    Recover(into, expected);
     SetFaults(true);
   }
 
