@@ -8,11 +8,13 @@
 #include <chrono>
 #include <new>
 #include <thread>
+#include <vector>
 
 #include "core/load/internal/chunk_reader.h"
 #include "core/load/internal/device_load.h"
 #include "core/load/internal/direct_load.h"
 #include "core/load/internal/read_plan.h"
+#include "core/tensor/internal/memory_span.h"
 
 namespace cairn::core::internal {
 namespace {
@@ -72,12 +74,63 @@ Result<LoadReport> LoadAnywhere(const StepView& view, std::span<const LoadReques
   return report;
 }
 
+// Divides requests so that the contiguous targets in host memory that are loaded at once do not
+// overlap, as those of tied weights do that the step has as separate tensors: bytes are verified,
+// and deltas applied, where they are. Returns nothing if there are no such targets.
+std::vector<std::vector<LoadRequest>> DivideOverlaps(std::span<const LoadRequest> requests) {
+  std::vector<MemorySpan> spans(requests.size());
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const TensorTarget& target = requests[i].target;
+    if (target.device != kHostDevice) continue;
+    const std::vector<uint64_t> strides = RowMajorStrides(target.shape);
+    if (!target.strides.empty() && target.strides != strides) continue;
+    const auto span = SpanOf(
+        {.dtype = target.dtype, .shape = target.shape, .strides = strides, .data = target.data});
+    if (span) spans[i] = *span;  // the plan of the load reports what is wrong
+  }
+  std::vector<size_t> turn_of(requests.size(), 0);
+  size_t turns = 1;
+  for (const std::vector<size_t>& group : OverlapGroups(spans)) {
+    for (size_t turn = 0; turn < group.size(); ++turn) turn_of[group[turn]] = turn;
+    turns = std::max(turns, group.size());
+  }
+  std::vector<std::vector<LoadRequest>> divided;
+  if (turns == 1) return divided;
+  divided.resize(turns);
+  for (size_t i = 0; i < requests.size(); ++i) divided[turn_of[i]].push_back(requests[i]);
+  return divided;
+}
+
+// Loads one part of the requests after the other.
+Result<LoadReport> LoadInTurns(const StepView& view, std::span<const LoadRequest> requests,
+                               const Progress& progress, std::span<const DeviceStream> streams) {
+  const std::vector<std::vector<LoadRequest>> divided = DivideOverlaps(requests);
+  if (divided.empty()) return LoadAnywhere(view, requests, progress, streams);
+  LoadReport report;
+  uint64_t before_bytes = 0;
+  for (const std::vector<LoadRequest>& part : divided) {
+    uint64_t part_bytes = 0;
+    Progress part_progress;
+    if (progress) {
+      part_progress = [&](uint64_t done, uint64_t total) {
+        part_bytes = total;
+        return progress(before_bytes + done, before_bytes + total);
+      };
+    }
+    CAIRN_TRY_ASSIGN(const LoadReport loaded, LoadAnywhere(view, part, part_progress, streams));
+    before_bytes += part_bytes;
+    report.bytes_read += loaded.bytes_read;
+    report.direct_bytes += loaded.direct_bytes;
+  }
+  return report;
+}
+
 }  // namespace
 
 Result<LoadReport> RunLoad(const StepView& view, std::span<const LoadRequest> requests,
                            const Progress& progress, std::span<const DeviceStream> streams) {
   const auto start = std::chrono::steady_clock::now();
-  CAIRN_TRY_ASSIGN(LoadReport report, LoadAnywhere(view, requests, progress, streams));
+  CAIRN_TRY_ASSIGN(LoadReport report, LoadInTurns(view, requests, progress, streams));
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   report.seconds = elapsed.count();
   return report;

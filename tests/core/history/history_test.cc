@@ -1,6 +1,6 @@
 // Months of use in minutes: thousands of saves with random changes, edits, deletes, prunes,
-// compactions and reopenings, in a directory and in a storage whose calls fail at random. A model in memory has
-// what every step must contain, and the store is compared with it bit for bit.
+// compactions and reopenings, in a directory and in a storage whose calls fail at random. A model
+// in memory has what every step must contain, and the store is compared with it bit for bit.
 //
 // CAIRN_HISTORY_SAVES sets the number of saves.
 
@@ -362,7 +362,7 @@ class History {
 };
 
 /// The newest root is searched from a hint, so the number of calls differs a little.
-constexpr size_t kMoreCalls = 6;
+constexpr size_t kMoreCalls = 12;
 
 /// Returns the number of calls of an open for reading.
 size_t CallsOfAnOpen(const std::shared_ptr<kv::Storage>& storage) {

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -254,6 +255,27 @@ TEST_F(DeltaSaveTest, AnUpdateChangesMemoryThatTwoTensorsShareOnce) {
   const std::vector<LoadRequest> requests = {WholeRequest("a", model), WholeRequest("b", model)};
   CAIRN_ASSERT_OK(store->Update(Step(1), Step(2), requests));
   EXPECT_TRUE(model.bytes == tensor_.bytes);
+}
+
+TEST_F(DeltaSaveTest, ALoadIntoMemoryThatTwoTensorsShareAppliesDeltasOnce) {
+  const auto untied = [&] {
+    StateDict state;
+    state.root().Tensor("a", tensor_.view());
+    state.root().Tensor("b", copy_.view());
+    return state;
+  };
+  for (uint64_t step = 1; step <= 3; ++step) {
+    Train(tensor_);
+    copy_ = tensor_;
+    Save(step, untied(), kWithDeltas);
+  }
+  TestTensor model(tensor_.dtype, tensor_.shape, 7);
+  const std::vector<LoadRequest> requests = {WholeRequest("a", model), WholeRequest("b", model)};
+  for (int round = 0; round < 20; ++round) {
+    std::ranges::fill(model.bytes, std::byte{0});
+    CAIRN_ASSERT_OK(store->Load(Step(3), requests));
+    ASSERT_TRUE(model.bytes == tensor_.bytes);
+  }
 }
 
 TEST_F(DeltaSaveTest, ABaseLivesAsLongAsItsDeltas) {
