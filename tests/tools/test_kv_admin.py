@@ -238,8 +238,9 @@ def test_delete_makes_no_store(admin, tmp_path):
 
 def test_help_mentions_only_what_exists(admin):
     text = admin("--help").out
-    for verb in ["import", "export", "delete", "tag", "prune", "compact", "rebuild", "push", "pull",
-                 "mirror", "rename", "drop", "graft", "fork"]:
+    verbs = ["import", "export", "delete", "tag", "untag", "prune", "compact", "rebuild", "push",
+             "pull", "mirror", "rename", "drop", "graft", "fork"]
+    for verb in verbs:
         assert f"  {verb} " in text
         assert "Examples:" in admin(verb, "--help").out
 

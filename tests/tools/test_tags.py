@@ -24,10 +24,15 @@ def test_a_tag_is_set_used_moved_and_removed(path):
         assert store.tags() == {"best": 100, "release": 200}
     missing = run_program("kv-dump", "keys", f"{path}@worst")
     assert missing.status == 2 and "best, release" in missing.err
-    assert run_program("kv-admin", "tag", path, "best", "--remove").status == 0
-    assert run_program("kv-admin", "tag", path, "best", "--remove").status == 2
-    assert "--remove" in run_program("kv-admin", "tag", f"{path}@100", "x", "--remove").err
+    wrong = run_program("kv-admin", "untag", f"{path}@200", "best")
+    assert wrong.status == 2 and "that of step 100" in wrong.err
+    assert run_program("kv-admin", "untag", path, "best").status == 0
+    assert run_program("kv-admin", "untag", path, "best").status == 2
+    assert run_program("kv-admin", "untag", f"{path}@200", "release").status == 0
+    assert "name the step" in run_program("kv-admin", "tag", path, "best").err
     assert run_program("kv-admin", "tag", f"{path}@100", "17").status == 2
+    with cairn.open(path) as store:
+        assert store.tags() == {}
 
 
 def test_a_name_that_is_no_tag_is_explained(path):

@@ -201,11 +201,11 @@ CommandLine MakeCommandLine(Values& values) {
       .summary = "Changes a Cairn store.",
       .usage = "kv-admin VERB STORE ...",
       .verbs = {ImportVerb(values.import), ExportVerb(values), DeleteVerb(values.delete_steps),
-                TagVerb(values.tag), PruneVerb(values.prune), CompactVerb(values.compact),
-                RebuildVerb(values.rebuild_store), RenameVerb(values.edit), DropVerb(values.edit),
-                GraftVerb(values.edit), ForkVerb(values.edit), PushVerb(values.copy),
-                PullVerb(values.copy), MirrorVerb(values.mirror),
-                CheckStorageVerb(values.check_storage)},
+                TagVerb(values.tag), UntagVerb(values.tag), PruneVerb(values.prune),
+                CompactVerb(values.compact), RebuildVerb(values.rebuild_store),
+                RenameVerb(values.edit), DropVerb(values.edit), GraftVerb(values.edit),
+                ForkVerb(values.edit), PushVerb(values.copy), PullVerb(values.copy),
+                MirrorVerb(values.mirror), CheckStorageVerb(values.check_storage)},
       .notes =
           "`kv-admin VERB --help` lists the options of a verb, with examples.\n"
           "Exit status: 0 success; 2 failure, which leaves the store as it was, except that steps "

@@ -32,18 +32,14 @@ Result<std::unique_ptr<kv::Store>> OpenExisting(const std::string& store, bool n
 
 Result<void> AdminTag(const TagCommand& command, Output& out) {
   CAIRN_TRY_ASSIGN(const Address address, ParseAddress(command.store));
-  if (command.remove == address.step.has_value()) {
-    return Fail(ErrorCode::kInvalidArgument,
-                command.remove ? "a tag is removed from the store: kv-admin tag STORE NAME --remove"
-                               : "name the step: kv-admin tag STORE@STEP NAME");
+  if (!address.step) {
+    return Fail(ErrorCode::kInvalidArgument, "name the step: kv-admin tag STORE@STEP NAME");
   }
   CAIRN_TRY_ASSIGN(const auto store, OpenExisting(address.store));
   CAIRN_TRY(store->ChangeTags({{command.name, address.step}}));
   CAIRN_TRY(store->Close());
-  const std::string name = EscapeText(command.name);
-  out.WriteLine(
-      address.step ? fmt::format("step {} is {}@{}", *address.step, EscapeText(address.store), name)
-                   : fmt::format("no step has the tag {} any more", name));
+  out.WriteLine(fmt::format("step {} is {}@{}", *address.step, EscapeText(address.store),
+                            EscapeText(command.name)));
   return {};
 }
 
@@ -53,16 +49,47 @@ Verb TagVerb(TagCommand& command) {
           .summary = "Names a step, so that it is addressed as STORE@NAME and never pruned",
           .arguments = {{.name = "STORE@STEP",
                          .target = &command.store,
-                         .help = "Store and step; only the store with --remove",
+                         .help = "Store and step",
                          .required = true},
                         {.name = "NAME",
                          .target = &command.name,
                          .help = "1 to 64 letters, digits, '.', '_' or '-', not only digits. If "
                                  "another step has it, it is moved",
-                         .required = true},
-                        {.name = "--remove", .target = &command.remove, .help = "Remove the tag"}},
-          .examples = {"kv-admin tag runs/gpt@4000 best", "kv-admin tag runs/gpt best --remove"},
+                         .required = true}},
+          .examples = {"kv-admin tag runs/gpt@4000 best"},
           .run = [&](Output& out) { return StatusOf(AdminTag(command, out)); }};
+}
+
+Result<void> AdminUntag(const TagCommand& command, Output& out) {
+  CAIRN_TRY_ASSIGN(const Address address, ParseAddress(command.store));
+  CAIRN_TRY_ASSIGN(const auto store, OpenExisting(address.store));
+  CAIRN_TRY_ASSIGN(const auto snapshot, store->Latest());
+  CAIRN_TRY_ASSIGN(const uint64_t step, snapshot->FindTag(command.name));
+  if (address.step && *address.step != step) {
+    return Fail(Error{
+        .code = ErrorCode::kNotFound,
+        .message = fmt::format("the tag '{}' is that of step {}", EscapeText(command.name), step),
+        .file = address.store,
+        .step = *address.step});
+  }
+  CAIRN_TRY(store->ChangeTags({{command.name, std::nullopt}}));
+  CAIRN_TRY(store->Close());
+  out.WriteLine(fmt::format("step {} is not {} any more", step, EscapeText(command.name)));
+  return {};
+}
+
+Verb UntagVerb(TagCommand& command) {
+  return {
+      .name = "untag",
+      .usage = "untag STORE[@STEP] NAME",
+      .summary = "Removes a tag; the step remains",
+      .arguments = {{.name = "STORE[@STEP]",
+                     .target = &command.store,
+                     .help = "Store. With a step, the tag must be that of this step",
+                     .required = true},
+                    {.name = "NAME", .target = &command.name, .help = "The tag", .required = true}},
+      .examples = {"kv-admin untag runs/gpt best"},
+      .run = [&](Output& out) { return StatusOf(AdminUntag(command, out)); }};
 }
 
 Result<void> AdminPrune(const PruneCommand& command, Output& out) {

@@ -1,5 +1,5 @@
 #pragma once
-/// `kv-admin tag` and `kv-admin prune`: names of steps, and which steps remain.
+/// `kv-admin tag`, `untag` and `prune`: names of steps, and which steps remain.
 
 #include <cstdint>
 #include <string>
@@ -12,12 +12,14 @@
 namespace cairn::tools {
 
 struct TagCommand {
-  std::string store;  // STORE@STEP, or STORE with `remove`
+  std::string store;  // STORE@STEP
   std::string name;
-  bool remove = false;
 };
 Result<void> AdminTag(const TagCommand& command, Output& out);
 Verb TagVerb(TagCommand& command);
+/// `store` may have no step; with one, the tag must be that of this step.
+Result<void> AdminUntag(const TagCommand& command, Output& out);
+Verb UntagVerb(TagCommand& command);
 
 struct PruneCommand {
   std::string store;
