@@ -82,7 +82,7 @@ def test_saves_continue_during_a_compaction(saved):
 
         def compact() -> None:
             try:
-                store.compact(max_rate=1_500_000)  # 6 MB to move
+                store.compact(max_rate=1_500_000)  # 3 MB to move
             finally:
                 done.set()
 

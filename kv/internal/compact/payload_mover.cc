@@ -25,6 +25,14 @@ constexpr uint32_t kBlocks = 4;
 constexpr std::chrono::milliseconds kWaitSlice{50};  // after which a compaction can be stopped
 static_assert(kPieceBytes % kPageBytes == 0);
 
+/// With a limit of bytes per second, returns what may pass in a tenth of a second: shorter pieces
+/// keep the rate steady, and a limit also has an effect if little is moved.
+uint64_t LongestBatch(uint64_t max_bytes_per_second) {
+  if (max_bytes_per_second == 0) return kBatchBytes;
+  const uint64_t pages = max_bytes_per_second / 10 / kPageBytes;
+  return std::clamp<uint64_t>(pages * kPageBytes, kPageBytes, kBatchBytes);
+}
+
 /// Bytes that are copied while they are appended.
 class CopiedBytes final : public Payload {
  public:
@@ -64,6 +72,7 @@ PayloadMover::PayloadMover(const CompactContext& context, std::shared_ptr<const 
                            const std::string& name)
     : context_(context),
       snapshot_(std::move(snapshot)),
+      batch_bytes_(LongestBatch(context.options.max_bytes_per_second)),
       blocks_(context.state.options.io->block_bytes,
               std::min(kBlocks, context.state.options.io->queue_depth)),
       stream_(StreamOptions(context.state, name, blocks_),
@@ -117,13 +126,14 @@ Result<void> PayloadMover::Move(std::span<LiveRange* const> ranges) {
   uint64_t batch_bytes = 0;
   for (LiveRange* const range : ranges) {
     const uint64_t length_bytes = range->extent.length_bytes;
-    const uint64_t piece_bytes = range->is_delta ? length_bytes : kPieceBytes;
+    const uint64_t piece_bytes =
+        range->is_delta ? length_bytes : std::min(kPieceBytes, batch_bytes_);
     for (uint64_t begin = 0; begin < length_bytes; begin += piece_bytes) {
       batch.push_back({.range = range,
                        .begin_bytes = begin,
                        .length_bytes = std::min(piece_bytes, length_bytes - begin)});
       batch_bytes += batch.back().length_bytes;
-      if (batch_bytes < kBatchBytes && batch.size() < kBatchPieces) continue;
+      if (batch_bytes < batch_bytes_ && batch.size() < kBatchPieces) continue;
       CAIRN_TRY(MoveBatch(batch));
       batch.clear();
       batch_bytes = 0;

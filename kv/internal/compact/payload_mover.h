@@ -64,6 +64,7 @@ class PayloadMover {
 
   const CompactContext& context_;
   const std::shared_ptr<const Snapshot> snapshot_;
+  const uint64_t batch_bytes_;  // after which a batch is moved
   BlockPool blocks_;
   SegmentStream stream_;
   std::deque<std::vector<Extent>*> pending_;  // of the records that the stream has not returned

@@ -199,6 +199,23 @@ TEST_F(CompactTest, CommitsSeveralTimes) {
   ExpectUnchanged();
 }
 
+TEST_F(CompactTest, MovesLittleAtOnceUnderALimit) {
+  SaveAndDelete(10);
+  constexpr uint64_t kRate = 1'000'000;
+  uint64_t done_bytes = 0;
+  uint64_t longest = 0;
+  const CompactReport report = Compact({.max_bytes_per_second = kRate, .progress = [&](auto now) {
+                                          longest = std::max(longest, now.done_bytes - done_bytes);
+                                          done_bytes = now.done_bytes;
+                                          return true;
+                                        }});
+  EXPECT_EQ(done_bytes, report.moved_bytes);
+  EXPECT_GT(longest, 0);
+  EXPECT_LT(longest, 2 * kRate / 10);  // the last piece of a batch may exceed the tenth
+  EXPECT_GT(report.moved_bytes, 2 * kRate / 10);
+  ExpectUnchanged();
+}
+
 TEST_F(CompactTest, KeepsTheGenerationOfSteps) {
   SaveAndDelete(10);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto before, store_->Latest());
