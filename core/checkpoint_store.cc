@@ -11,6 +11,7 @@
 #include "core/inspect/internal/compare.h"
 #include "core/inspect/internal/list.h"
 #include "core/inspect/internal/space.h"
+#include "core/inspect/internal/stored_statistics.h"
 #include "core/inspect/internal/verify.h"
 #include "core/load/internal/load.h"
 #include "core/load/internal/map.h"
@@ -328,6 +329,13 @@ Result<std::vector<KeyVersion>> CheckpointStore::History(const std::string& fqn)
   if (!versions.empty()) return versions;
   if (!views.empty()) CAIRN_TRY(internal::FindTensor(views.back(), fqn));  // names similar keys
   return Fail(Error{.code = ErrorCode::kNotFound, .message = "no step has this key", .key = fqn});
+}
+
+Result<std::vector<std::optional<StoredStatistics>>> CheckpointStore::FindStatistics(
+    const kv::StepInfo& step, std::span<const TensorInfo> tensors) const {
+  return internal::WithStep(kv(), step, [&](const internal::StepView& view) {
+    return internal::FindStatistics(view, tensors);
+  });
 }
 
 Result<std::vector<SpaceUse>> CheckpointStore::Space(uint64_t step, const KeyPatterns& patterns,

@@ -36,6 +36,7 @@
 #include "core/edit/step_edit.h"
 #include "core/inspect/diff.h"
 #include "core/inspect/space.h"
+#include "core/inspect/stored_statistics.h"
 #include "core/load/load_options.h"
 #include "core/ranks/communicator.h"
 #include "core/save/save_options.h"
@@ -143,6 +144,11 @@ class CheckpointStore {
   /// nothing if there is none.
   Result<std::optional<std::vector<std::byte>>> FindExtension(const kv::StepInfo& step,
                                                               std::string_view name) const;
+  /// Returns what the save recorded about the values of each tensor (SaveOptions::statistics);
+  /// nothing for an alias, and for a tensor of which a chunk has none. Reads no payload. Requires
+  /// that `tensors` are of `step` and ascend by FQN, as those of List.
+  Result<std::vector<std::optional<StoredStatistics>>> FindStatistics(
+      const kv::StepInfo& step, std::span<const TensorInfo> tensors) const;
   /// Returns the chunks of one tensor in key order; none for an alias. kNotFound: there is no such
   /// tensor.
   Result<std::vector<ChunkInfo>> Chunks(const kv::StepInfo& step, const std::string& fqn) const;

@@ -33,6 +33,17 @@ Error Failure(ErrorCode code, std::string_view fqn, std::string why) {
 
 }  // namespace
 
+std::optional<ChunkStatistics> ReadStatistics(const schema::ChunkRecord& record) {
+  const schema::ChunkStatistics* const stored = record.statistics();
+  if (stored == nullptr) return std::nullopt;
+  return ChunkStatistics{.min = stored->min(),
+                         .max = stored->max(),
+                         .mean = stored->mean(),
+                         .zeros = stored->zeros(),
+                         .nans = stored->nans(),
+                         .infs = stored->infs()};
+}
+
 Result<void> ChunkView::Set(std::string_view key, std::span<const std::byte> record) {
   const size_t name_end = key.find('\0');
   if (name_end == std::string_view::npos || (key.size() - name_end - 1) % sizeof(uint64_t) != 0) {

@@ -3,9 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 
+#include "kv/chunk_entry.h"
 #include "kv/error.h"
 #include "kv/extents.h"
 
@@ -14,6 +16,9 @@ struct ChunkRecord;
 }
 
 namespace cairn::kv {
+
+/// Returns the statistics of a verified record.
+std::optional<ChunkStatistics> ReadStatistics(const schema::ChunkRecord& record);
 
 /// A ChunkRecord that was verified together with its key. Needs no memory, unless the chunk has
 /// several extents or deltas. Ownership: borrows both. Threads: as for a value.

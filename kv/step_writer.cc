@@ -93,16 +93,10 @@ Result<void> StepWriter::AddRecord(Column column, std::string_view key,
   return attempt_->AddEntry(column, key, record);
 }
 
-Result<void> StepWriter::AddChunk(std::string_view key, std::span<const uint64_t> sizes,
-                                  const ChunkExtents& extents, const Digest& digest,
-                                  uint64_t since_step, bool reused) {
+Result<void> StepWriter::AddChunk(std::string_view key, ChunkEntry entry, bool reused) {
   StepAttempt& attempt = *attempt_;
   CAIRN_TRY(attempt.CheckUsable());
   ++attempt.chunk_count;
-  internal::ChunkEntry entry{.sizes = std::vector<uint64_t>(sizes.begin(), sizes.end()),
-                             .extents = extents,
-                             .digest = digest,
-                             .since_step = since_step};
   if (reused) {
     ++attempt.reused_chunk_count;
     return attempt.AddEntry(Column::kChunks, key, internal::EncodeChunk(entry));

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kv/block_pool.h"
+#include "kv/chunk_entry.h"
 #include "kv/digest.h"
 #include "kv/error.h"
 #include "kv/extents.h"
@@ -67,13 +68,10 @@ class StepWriter {
   /// added before. In a multi-rank store, tensors that are added before Gather are only for
   /// the footers of segments; rank 0 adds those for the step after Gather.
   Result<void> AddRecord(Column column, std::string_view key, std::span<const std::byte> record);
-  /// Adds a ChunkRecord (sizes in elements). `reused` states that the extents are those of the
-  /// base. Otherwise they are from the last Append, or from the last AppendPages with extents of
-  /// the base between them, or those of the base and a delta from the last Append; so this call
-  /// precedes the next append.
-  Result<void> AddChunk(std::string_view key, std::span<const uint64_t> sizes,
-                        const ChunkExtents& extents, const Digest& digest, uint64_t since_step,
-                        bool reused);
+  /// Adds a ChunkRecord. `reused` states that the extents are those of the base. Otherwise they are
+  /// from the last Append, or from the last AppendPages with extents of the base between them, or
+  /// those of the base and a delta from the last Append; so this call precedes the next append.
+  Result<void> AddChunk(std::string_view key, ChunkEntry entry, bool reused);
   /// Permits AddChunk to refer to segments that `step` uses, in addition to those of the base.
   /// Commit returns kConflict if `step` was deleted or replaced since.
   void ReferTo(const StepInfo& step);

@@ -28,6 +28,9 @@ struct SaveOptions {
   /// contains only the elements that changed, where this is much less than the changed pages. The
   /// pages of the base that changed are read for the comparison.
   uint32_t max_deltas = 0;
+  /// Records the statistics of each chunk (kv/chunk_entry.h), which are computed when its bytes are
+  /// digested. Chunks in device memory have none.
+  bool statistics = false;
   /// Largest length of a chunk; at most 1 GiB.
   uint64_t chunk_bytes = kDefaultChunkBytes;
   /// Recorded with the step, and shown by kv-dump. In a multi-rank store, those of rank 0.

@@ -9,6 +9,7 @@
 #include "core/state_dict/state_dict.h"
 #include "core/state_dict/value.h"
 #include "core/tensor/tensor.h"
+#include "kv/chunk_entry.h"
 #include "kv/digest.h"
 #include "kv/extents.h"
 #include "kv/step_info.h"
@@ -35,11 +36,14 @@ struct ChunkInfo {
   kv::Extents extents;             // of its bytes, or of an earlier version if it has deltas
   std::vector<kv::Extent> deltas;  // each leads from one version to the next
   kv::Digest digest;
-  uint64_t since_step = 0;  // the last step that wrote bytes of this chunk
+  uint64_t since_step = 0;                        // the last step that wrote bytes of this chunk
+  std::optional<kv::ChunkStatistics> statistics;  // empty: the save did not compute them
 
   uint64_t length_bytes() const { return extents.length_bytes(); }
   /// Everything that is stored of the chunk.
   kv::ChunkExtents stored() const;
+  /// What a step records if it has the same chunk.
+  kv::ChunkEntry entry() const;
 };
 
 struct ValueInfo {

@@ -76,6 +76,7 @@ from cairn.reports import (
     PullReport,
     SaveReport,
     StepInfo,
+    TensorStatistics,
 )
 from cairn.store import SaveHandle, Store
 
@@ -99,6 +100,7 @@ __all__ = [
     "SaveReport",
     "StepInfo",
     "Store",
+    "TensorStatistics",
     "Unavailable",
     "copy_steps",
     "open",

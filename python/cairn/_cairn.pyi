@@ -207,6 +207,7 @@ class Store:
         base_step: int | None,
         chunk_bytes: int | None,
         deltas: int,
+        statistics: bool,
         metrics: Sequence[tuple[str, float]] = ...,
         note: str = ...,
         tags: Sequence[str] = ...,
@@ -223,6 +224,7 @@ class Store:
         base_step: int | None,
         chunk_bytes: int | None,
         deltas: int,
+        statistics: bool,
         metrics: Sequence[tuple[str, float]] = ...,
         note: str = ...,
         tags: Sequence[str] = ...,
@@ -243,6 +245,9 @@ class Store:
         max_bytes_per_second: int | None = ...,
     ) -> list[tuple[int, str, int, int, int, int]]: ...
     def contents(self, step: int | None, patterns: list[str]) -> Contents: ...
+    def statistics(
+        self, contents: Contents
+    ) -> dict[str, tuple[int, int, int, int, float, float, float]]: ...
     def extension(self, step: StepInfo, name: str) -> bytes | None: ...
     def load(
         self,

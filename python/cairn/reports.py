@@ -176,6 +176,29 @@ class KeyInfo:
 
 
 @dataclass(frozen=True)
+class TensorStatistics:
+    """What a save recorded about the values of a tensor (``save(..., statistics=True)``)."""
+
+    count: int
+    """Number of values. A float4_e2m1fn_x2 element has two; a complex number counts as its
+    magnitude."""
+    zeros: int
+    nans: int
+    infs: int
+    """Positive and negative."""
+    min: float
+    max: float
+    """Infinities included; NaN if every value is a NaN."""
+    mean: float
+    """Of the finite values; NaN if there are none."""
+
+    @property
+    def abs_max(self) -> float:
+        """The largest magnitude."""
+        return max(abs(self.min), abs(self.max))
+
+
+@dataclass(frozen=True)
 class KeyChange:
     """One key that differs between two steps."""
 

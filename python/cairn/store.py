@@ -149,6 +149,7 @@ class Store(LiveUpdates, Retention, Versions, EditableStore):
         base_step: int | None = None,
         chunk_bytes: int | None = None,
         deltas: bool | int = False,
+        statistics: bool = False,
         keys: Patterns = None,
         prefix: str = "",
         ignore_frozen: bool = False,
@@ -175,12 +176,14 @@ class Store(LiveUpdates, Retention, Versions, EditableStore):
             deltas: writes only the elements that changed, where this takes much less space than
                 their pages (docs/deltas.md). A number, at most 64, is how many deltas a chunk may
                 have before it is written completely; ``True`` is 4.
+            statistics: records the range of the values of each chunk, their mean, and how many
+                are zero, NaN and infinite (:meth:`statistics`); none of device memory.
             keys: patterns (see :meth:`read`) of the keys of the state to save; by default all.
                 ``"!model.encoder"`` excludes that part.
             prefix: is prepended to the name of each key. The state of a submodule, saved with
                 ``prefix="model.encoder"``, has the keys that it has in the complete model.
-            ignore_frozen: excludes parameters of modules that require no gradient. This needs the
-                modules themselves in the state, because their state dicts lack that information.
+            ignore_frozen: excludes parameters that require no gradient. This needs the modules
+                themselves in the state, because their state dicts lack that information.
             allow_pickle: pickles leaves of other types.
             metrics, note: are recorded with the step (:meth:`step_info`); in a multi-rank store
                 those of rank 0. ``keep_best`` of :meth:`prune` compares metrics.
@@ -192,12 +195,11 @@ class Store(LiveUpdates, Retention, Versions, EditableStore):
             Conflict: the step exists.
             Invalid: the state contains something that cannot be saved (``key`` names it), or the
                 store was opened for reading; ranks disagree on a tensor, or pass other arguments.
-            Unavailable: no space, or an I/O error; a rank failed, died, or did not write its part
-                in time. The store is unchanged.
+            Unavailable: no space or an I/O error; a rank failed or died. The store is unchanged.
         """
         options = SaveOptions(
-            overwrite, incremental, base_step, chunk_bytes, deltas, keys, prefix, ignore_frozen,
-            allow_pickle, metrics, tags, note,
+            overwrite, incremental, base_step, chunk_bytes, deltas, statistics, keys, prefix,
+            ignore_frozen, allow_pickle, metrics, tags, note,
         )
         # Copies that save_async has made are reused, and locked until they are written.
         copies = self._copies if len(self._copies) > 0 else None
@@ -218,6 +220,7 @@ class Store(LiveUpdates, Retention, Versions, EditableStore):
         base_step: int | None = None,
         chunk_bytes: int | None = None,
         deltas: bool | int = False,
+        statistics: bool = False,
         keys: Patterns = None,
         prefix: str = "",
         ignore_frozen: bool = False,
@@ -248,8 +251,8 @@ class Store(LiveUpdates, Retention, Versions, EditableStore):
                 :meth:`SaveHandle.result`.
         """
         options = SaveOptions(
-            overwrite, incremental, base_step, chunk_bytes, deltas, keys, prefix, ignore_frozen,
-            allow_pickle, metrics, tags, note,
+            overwrite, incremental, base_step, chunk_bytes, deltas, statistics, keys, prefix,
+            ignore_frozen, allow_pickle, metrics, tags, note,
         )
         mirrors = self._checked_mirrors(mirror)
         with self._copies_lock:

@@ -75,6 +75,7 @@ core::SaveOptions ToSaveOptions(const nb::kwargs& arguments) {
   options.base_step = reader.Find<uint64_t>("base_step");
   reader.Read("chunk_bytes", options.chunk_bytes);
   reader.Read("deltas", options.max_deltas);
+  reader.Read("statistics", options.statistics);
   if (const auto metrics = reader.Find<std::vector<std::pair<std::string, double>>>("metrics")) {
     for (const auto& [name, value] : *metrics) {
       options.metrics.push_back({.name = name, .value = value});

@@ -231,6 +231,7 @@ void BindStore(nb::module_& m) {
           },
           nb::arg("source"), nb::arg("progress").none(), nb::arg("options"))
       .def("contents", &StoreBinding::List, nb::arg("step").none(), nb::arg("patterns"))
+      .def("statistics", &StoreBinding::FindStatistics, nb::arg("contents"))
       .def("extension", &StoreBinding::FindExtension, nb::arg("step"), nb::arg("name"))
       .def(
           "load",

@@ -107,6 +107,19 @@ nb::object StepContents::FindTensor(nb::str fqn) const {
   return nb::cast(*found);
 }
 
+nb::dict StepContents::ToPyStatistics(
+    const std::vector<std::optional<core::StoredStatistics>>& statistics) const {
+  nb::dict tuples;
+  for (size_t i = 0; i < statistics.size(); ++i) {
+    const auto& of_tensor = statistics[i];
+    if (!of_tensor) continue;
+    tuples[ToPyText(contents_.tensors[i].fqn)] =
+        nb::make_tuple(of_tensor->count, of_tensor->zeros, of_tensor->nans, of_tensor->infs,
+                       of_tensor->min, of_tensor->max, of_tensor->mean);
+  }
+  return tuples;
+}
+
 nb::object StepContents::Build(nb::list leaves) const {
   const CollectionPause pause;
   if (leaves.size() != leaves_.size()) ThrowInvalid("a state needs one value per leaf");

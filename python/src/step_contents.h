@@ -5,9 +5,11 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "core/inspect/stored_statistics.h"
 #include "core/step/contents.h"
 #include "kv/step_info.h"
 
@@ -37,6 +39,10 @@ class StepContents {
   nb::list ToPyFqns() const;
   /// Returns the TensorInfo of a leaf or of a hidden owner, or None.
   nb::object FindTensor(nb::str fqn) const;
+  /// Returns a tuple per tensor that has statistics, by FQN: (count, zeros, nans, infs, min, max,
+  /// mean). Requires one element of `statistics` per element of tensors().
+  nb::dict ToPyStatistics(
+      const std::vector<std::optional<core::StoredStatistics>>& statistics) const;
   /// Returns the nested state with one element of `leaves` for each leaf. Raises Invalid for
   /// another number of elements.
   nb::object Build(nb::list leaves) const;

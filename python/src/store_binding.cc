@@ -236,6 +236,12 @@ StepContents StoreBinding::List(std::optional<uint64_t> step, nb::list patterns)
       Unwrap(Use([&](core::CheckpointStore& store) { return store.List(step, parsed); })));
 }
 
+nb::dict StoreBinding::FindStatistics(const StepContents& contents) const {
+  return contents.ToPyStatistics(Unwrap(Use([&](core::CheckpointStore& store) {
+    return store.FindStatistics(contents.step(), contents.tensors());
+  })));
+}
+
 nb::object StoreBinding::FindExtension(const kv::StepInfo& step, nb::str name) const {
   const std::string text = FromPyText(name);
   const auto extension =

@@ -86,6 +86,8 @@ class StoreBinding {
   /// CopyProgressFunction.
   nb::list CopyFrom(const StoreBinding& source, kv::CopyOptions options, nb::object progress);
   StepContents List(std::optional<uint64_t> step, nb::list patterns) const;
+  /// Returns the recorded statistics of the tensors by FQN; see StepContents::ToPyStatistics.
+  nb::dict FindStatistics(const StepContents& contents) const;
   /// Returns the bytes that a front end has stored with the step, or None.
   nb::object FindExtension(const kv::StepInfo& step, nb::str name) const;
   /// Executes `requests`. Returns (bytes read, direct bytes, seconds). `read_once`: the ranks read

@@ -218,7 +218,10 @@ TEST_F(FooterRecoveryTest, TensorIsPutTogetherFromThePartsOfItsRanks) {
       CAIRN_TRY_ASSIGN(const auto appended,
                        part->Append(kv::testing::CopiedPayload(own), kv::SegmentAlignment::k64));
       CAIRN_TRY(part->AddChunk(kv::ChunkKey("w", std::array{rank * kRankBytes}),
-                               std::array{kRankBytes}, appended.extent, appended.digest, 1,
+                               {.sizes = {kRankBytes},
+                                .extents = appended.extent,
+                                .digest = appended.digest,
+                                .since_step = 1},
                                /*reused=*/false));
       return part;
     };

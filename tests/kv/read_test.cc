@@ -56,8 +56,12 @@ Result<Written> WritePayloads(const std::string& path, const StoreOptions& optio
     CAIRN_TRY_ASSIGN(const auto appended,
                      writer->Append(CopiedPayload(written.payloads.back()), kAlignments[i % 3]));
     const std::string key = ChunkKey(fmt::format("p{}", i), std::array{uint64_t{0}});
-    CAIRN_TRY(
-        writer->AddChunk(key, std::array{lengths[i]}, appended.extent, appended.digest, 1, false));
+    CAIRN_TRY(writer->AddChunk(key,
+                               {.sizes = {lengths[i]},
+                                .extents = appended.extent,
+                                .digest = appended.digest,
+                                .since_step = 1},
+                               false));
     written.extents.push_back(appended.extent);
   }
   CAIRN_TRY(writer->SetStructure(internal::AsBytes("any bytes")));
@@ -177,9 +181,10 @@ TEST_P(ReadTest, PayloadFromAnyAddressIsWhatWasWritten) {
     const std::span<const std::byte> payload(memory.get() + shift, kBytes);
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto appended,
                                writer->Append(BorrowedPayload(payload), SegmentAlignment::k4096));
-    CAIRN_ASSERT_OK(writer->AddChunk(ChunkKey(fmt::format("p{}", shift), std::array{uint64_t{0}}),
-                                     std::array{kBytes}, appended.extent, appended.digest, 1,
-                                     false));
+    CAIRN_ASSERT_OK(writer->AddChunk(
+        ChunkKey(fmt::format("p{}", shift), std::array{uint64_t{0}}),
+        {.sizes = {kBytes}, .extents = appended.extent, .digest = appended.digest, .since_step = 1},
+        false));
     extents.push_back(appended.extent);
   }
   CAIRN_ASSERT_OK(writer->SetStructure(internal::AsBytes("any bytes")));

@@ -138,8 +138,12 @@ Result<void> SaveSecondPage(StepWriter& writer, const Chunk& base, uint64_t step
   CAIRN_TRY_ASSIGN(const auto appended,
                    writer.AppendPages(CopiedPayload(bytes), {&range, 1}, page_digests));
   const std::array extents = {base.extents.At(0).First(kPageBytes), appended[0]};
-  return writer.AddChunk(key, std::array{uint64_t{bytes.size()}}, Extents(extents),
-                         RootDigest(page_digests, bytes.size()), step, false);
+  return writer.AddChunk(key,
+                         {.sizes = {bytes.size()},
+                          .extents = Extents(extents),
+                          .digest = RootDigest(page_digests, bytes.size()),
+                          .since_step = step},
+                         false);
 }
 
 Result<void> SaveTensor(StepWriter& writer, const Snapshot& base, uint64_t step,
@@ -150,10 +154,14 @@ Result<void> SaveTensor(StepWriter& writer, const Snapshot& base, uint64_t step,
   for (uint64_t at = 0; at < bytes.size(); at += kSampleChunkBytes) {
     const auto part = bytes.subspan(at, std::min<uint64_t>(kSampleChunkBytes, bytes.size() - at));
     const std::string key = ChunkKey(fqn, std::array{at});
-    const std::array sizes = {uint64_t{part.size()}};
     CAIRN_TRY_ASSIGN(const std::optional<Chunk> old, FindBase(base, key));
     if (old && old->digest == PayloadDigest(part)) {
-      CAIRN_TRY(writer.AddChunk(key, sizes, old->extents, old->digest, old->since_step, true));
+      CAIRN_TRY(writer.AddChunk(key,
+                                {.sizes = {part.size()},
+                                 .extents = old->extents,
+                                 .digest = old->digest,
+                                 .since_step = old->since_step},
+                                true));
       continue;
     }
     if (old && HasSameFirstPage(base, *old, part)) {
@@ -163,7 +171,12 @@ Result<void> SaveTensor(StepWriter& writer, const Snapshot& base, uint64_t step,
     const auto start = bytes.size() >= 65'536 ? SegmentAlignment::k4096 : SegmentAlignment::k64;
     CAIRN_TRY_ASSIGN(const auto appended,
                      writer.Append(CopiedPayload(part), at == 0 ? start : SegmentAlignment::kNone));
-    CAIRN_TRY(writer.AddChunk(key, sizes, appended.extent, appended.digest, step, false));
+    CAIRN_TRY(writer.AddChunk(key,
+                              {.sizes = {part.size()},
+                               .extents = appended.extent,
+                               .digest = appended.digest,
+                               .since_step = step},
+                              false));
   }
   return {};
 }

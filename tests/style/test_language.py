@@ -39,7 +39,7 @@ CHECKED = (
     "core/simulated_rank.cc",
     "core/simulated_rank.h",
     "core/statistics.cc",
-    "core/statistics.h",
+    "core/tensor/element_statistics.h",
     "core/step",
     "core/step_part.cc",
     "core/step_part.h",

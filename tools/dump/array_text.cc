@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "core/statistics.h"
+#include "core/tensor/element_statistics.h"
 #include "tools/dump/element_json.h"
 
 namespace cairn::tools {

@@ -15,6 +15,7 @@
 #include "tools/common/quantities.h"
 #include "tools/common/table.h"
 #include "tools/common/text.h"
+#include "tools/dump/element_json.h"
 #include "tools/dump/opened_store.h"
 
 namespace cairn::tools {
@@ -80,6 +81,14 @@ class ChunkPrinter {
     }
     if (!chunk.deltas.empty()) row.Set("deltas", ListJson(chunk.deltas));
     row.Set("since_step", chunk.since_step);
+    if (const auto& values = chunk.statistics) {
+      row.Set("statistics", Json{{"min", FloatJson(values->min)},
+                                 {"max", FloatJson(values->max)},
+                                 {"mean", FloatJson(values->mean)},
+                                 {"zeros", values->zeros},
+                                 {"nan", values->nans},
+                                 {"inf", values->infs}});
+    }
     return row;
   }
 

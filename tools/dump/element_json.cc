@@ -5,7 +5,7 @@
 #include <cmath>
 #include <complex>
 
-#include "core/statistics.h"
+#include "core/tensor/element_statistics.h"
 
 namespace cairn::tools {
 namespace {

@@ -9,9 +9,14 @@
 
 namespace cairn::tools {
 
-/// Prints the tensors and plain values of a step that match the patterns (all if there are none).
-/// Returns the exit status.
+struct KeysOptions {
+  bool statistics = false;  // show them
+  std::string where;        // a StatisticsFilter; empty: all keys. Implies `statistics`
+};
+
+/// Prints the tensors and plain values of a step that match the patterns (all if there are none)
+/// and the condition. Returns the exit status.
 Result<int> DumpKeys(const DumpRun& run, const std::string& address,
-                     const std::vector<std::string>& patterns);
+                     const std::vector<std::string>& patterns, const KeysOptions& options);
 
 }  // namespace cairn::tools

@@ -13,6 +13,7 @@
 #include "tools/dump/segments.h"
 #include "tools/dump/show.h"
 #include "tools/dump/space.h"
+#include "tools/dump/statistics_text.h"
 #include "tools/dump/steps.h"
 #include "tools/dump/verify.h"
 
@@ -28,6 +29,8 @@ struct Values {
   bool compare_values = false;
   uint64_t depth = 2;
   ShowOptions show;
+  bool statistics = false;
+  std::string where;
 };
 
 Argument JsonFlag(Values& values) {
@@ -56,6 +59,13 @@ Argument PatternsArgument(Values& values) {
               "number of elements, ? one character, [a-c] a set; !PATTERN excludes"};
 }
 
+Argument WhereArgument(std::string& where) {
+  return {.name = "--where",
+          .target = &where,
+          .help = std::string(StatisticsFilter::kHelp),
+          .value_name = "CONDITION"};
+}
+
 Verb OverviewVerb(Values& values) {
   return {.name = "overview",
           .usage = "STORE",
@@ -69,20 +79,30 @@ Verb StepsVerb(Values& values) {
   return {.name = "steps",
           .usage = "steps STORE",
           .summary = "One row per step: time, size, new bytes, base",
-          .arguments = {JsonFlag(values), StoreArgument(values)},
-          .examples = {"kv-dump steps runs/gpt"},
-          .run = [&](Output& out) { return DumpSteps({&out, values.json}, values.address); }};
+          .arguments = {JsonFlag(values), StoreArgument(values), WhereArgument(values.where)},
+          .examples = {"kv-dump steps runs/gpt", "kv-dump steps runs/gpt --where 'nan>0'"},
+          .run = [&](Output& out) {
+            return DumpSteps({&out, values.json}, values.address, values.where);
+          }};
 }
 
 Verb KeysVerb(Values& values) {
   return {.name = "keys",
           .usage = "keys STORE[@STEP] [PATTERN...]",
           .summary = "One row per key: tensors and plain values",
-          .arguments = {JsonFlag(values), AddressArgument(values), PatternsArgument(values)},
+          .arguments = {JsonFlag(values),
+                        AddressArgument(values),
+                        PatternsArgument(values),
+                        {.name = "--statistics",
+                         .target = &values.statistics,
+                         .help = "Show what the save recorded about the values of tensors"},
+                        WhereArgument(values.where)},
           .examples = {"kv-dump keys runs/gpt", "kv-dump keys runs/gpt@100 model.layers.0",
-                       "kv-dump keys runs/gpt 'model.**.weight' '!**.attn'"},
+                       "kv-dump keys runs/gpt 'model.**.weight' '!**.attn'",
+                       "kv-dump keys runs/gpt --where 'nan>0'"},
           .run = [&](Output& out) {
-            return DumpKeys({&out, values.json}, values.address, values.patterns);
+            return DumpKeys({&out, values.json}, values.address, values.patterns,
+                            {.statistics = values.statistics, .where = values.where});
           }};
 }
 

@@ -20,6 +20,7 @@
 #include "tools/common/timestamps.h"
 #include "tools/dump/contents_json.h"
 #include "tools/dump/opened_store.h"
+#include "tools/dump/statistics_text.h"
 
 namespace cairn::tools {
 namespace {
@@ -43,11 +44,40 @@ std::string AnnotationsText(const kv::StepInfo& step) {
   return fmt::to_string(fmt::join(parts, "  "));
 }
 
+/// The tensors of a step for which a condition holds.
+struct MatchingKeys {
+  uint64_t count = 0;
+  std::string first;
+};
+
+/// Leaves only the steps that have such tensors.
+Result<std::map<uint64_t, MatchingKeys>> KeepMatching(const OpenedStore& opened,
+                                                      std::vector<kv::StepInfo>& steps,
+                                                      const std::string& where) {
+  CAIRN_TRY_ASSIGN(const StatisticsFilter filter, StatisticsFilter::Parse(where));
+  std::map<uint64_t, MatchingKeys> matching;
+  for (const kv::StepInfo& step : steps) {
+    CAIRN_TRY_ASSIGN(const core::Contents contents, opened.store->List(step.step));
+    CAIRN_TRY_ASSIGN(const auto statistics, opened.store->FindStatistics(step, contents.tensors));
+    for (size_t i = 0; i < contents.tensors.size(); ++i) {
+      if (!filter.Matches(contents.tensors[i], statistics[i])) continue;
+      MatchingKeys& found = matching[step.step];
+      if (found.count++ == 0) found.first = contents.tensors[i].fqn;
+    }
+  }
+  std::erase_if(steps, [&](const kv::StepInfo& step) { return !matching.contains(step.step); });
+  return matching;
+}
+
 }  // namespace
 
-Result<int> DumpSteps(const DumpRun& run, const std::string& store) {
+Result<int> DumpSteps(const DumpRun& run, const std::string& store, const std::string& where) {
   CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenWithoutStep(store, "steps"));
-  CAIRN_TRY_ASSIGN(const std::vector<kv::StepInfo> steps, opened.store->Steps());
+  CAIRN_TRY_ASSIGN(std::vector<kv::StepInfo> steps, opened.store->Steps());
+  std::map<uint64_t, MatchingKeys> matching;
+  if (!where.empty()) {
+    CAIRN_TRY_ASSIGN(matching, KeepMatching(opened, steps, where));
+  }
   CAIRN_TRY_ASSIGN(const auto snapshot, opened.store->kv().Latest());
   if (run.json) {
     JsonList list(run.out, {{"store", StoreText(opened)}}, "steps");
@@ -57,12 +87,19 @@ Result<int> DumpSteps(const DumpRun& run, const std::string& store) {
       Json list_of_tags = Json::List();
       for (const std::string& tag : tags) list_of_tags.Append(tag);
       if (!tags.empty()) json.Set("tags", std::move(list_of_tags));
+      if (const auto found = matching.find(step.step); found != matching.end()) {
+        json.Set("matching_tensors", found->second.count);
+        json.Set("first_match", JsonText(found->second.first));
+      }
       list.Add(std::move(json));
     }
     list.Finish();
     return kExitSuccess;
   }
-  if (steps.empty()) PrintRemark(run, "No steps yet.");
+  if (steps.empty()) {
+    PrintRemark(run, where.empty() ? "No steps yet."
+                                   : "No step has a tensor whose recorded statistics match.");
+  }
   // Columns that few stores need are shown only if they have contents.
   const bool has_tags = !snapshot->tags().empty();
   const bool has_notes = std::ranges::any_of(
@@ -74,6 +111,10 @@ Result<int> DumpSteps(const DumpRun& run, const std::string& store) {
                                  {"NEW", Align::kRight},    {"BASE", Align::kRight}};
   if (has_tags) columns.push_back({"TAGS"});
   if (has_notes) columns.push_back({"METRICS AND NOTE"});
+  if (!where.empty()) {
+    columns.push_back({"MATCHES", Align::kRight});
+    columns.push_back({"FIRST MATCH", Align::kLeft, true});
+  }
   Table table(run.out, std::move(columns));
   const int64_t now = NowUnixNs();
   for (const kv::StepInfo& step : steps) {
@@ -90,6 +131,10 @@ Result<int> DumpSteps(const DumpRun& run, const std::string& store) {
     if (has_tags)
       cells.emplace_back(fmt::to_string(fmt::join(TagsOf(step, snapshot->tags()), ", ")));
     if (has_notes) cells.emplace_back(AnnotationsText(step));
+    if (const auto found = matching.find(step.step); found != matching.end()) {
+      cells.emplace_back(GroupedCount(found->second.count));
+      cells.emplace_back(EscapeText(found->second.first));
+    }
     table.Add(std::move(cells));
   }
   table.Finish();

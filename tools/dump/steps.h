@@ -9,6 +9,6 @@
 namespace cairn::tools {
 
 /// Prints the steps of a store. Returns the exit status.
-Result<int> DumpSteps(const DumpRun& run, const std::string& store);
+Result<int> DumpSteps(const DumpRun& run, const std::string& store, const std::string& where);
 
 }  // namespace cairn::tools

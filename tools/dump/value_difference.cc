@@ -7,7 +7,7 @@
 #include <complex>
 #include <cstring>
 
-#include "core/statistics.h"
+#include "core/tensor/element_statistics.h"
 
 namespace cairn::tools {
 namespace {

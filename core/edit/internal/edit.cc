@@ -129,8 +129,7 @@ class RecordMover {
     }
     return ForEachChunkOf(source_.view, tensors, [&](size_t i, ChunkInfo chunk) {
       const std::string key = kv::ChunkKey(owners_.at(tensors[i].fqn).new_fqn, chunk.box.offsets);
-      return writer_.AddChunk(key, chunk.box.sizes, chunk.stored(), chunk.digest, chunk.since_step,
-                              true);
+      return writer_.AddChunk(key, chunk.entry(), /*reused=*/true);
     });
   }
 

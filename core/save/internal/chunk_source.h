@@ -31,6 +31,7 @@ struct PlannedChunk {
   std::optional<ChunkInfo> base;       // the chunk with the same key and length, if there is one
   std::vector<uint64_t> page_digests;  // empty until the chunk is digested
   kv::Digest digest;                   // valid if is_digested()
+  std::optional<kv::ChunkStatistics> statistics;
   bool has_bytes = true;  // false: the bytes were not staged, as they are those of the base
   /// For tensors in device memory: which pages differ from the base; null if that is not known.
   const std::vector<bool>* changed_pages = nullptr;

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "core/save/internal/chunk_statistics.h"
 #include "core/save/internal/tensor_payload.h"
 #include "core/step/internal/stored_page_digests.h"
 #include "core/step/internal/tensor_records.h"
@@ -18,14 +19,21 @@ constexpr size_t kWindowChunks = 2048;
 // which everything changes, such as that of an optimizer, costs few reads.
 constexpr uint32_t kProbeInterval = 16;
 
-void DigestChunk(PlannedChunk& chunk, std::span<std::byte> scratch) {
+// Computes what is not known yet: digests, and statistics if a `statistics` is given. Each page is
+// read once.
+void ScanChunk(PlannedChunk& chunk, std::optional<ChunkStatisticsAccumulator> statistics,
+               std::span<std::byte> scratch) {
   const HostPayload payload(*chunk.source, chunk.begin_bytes, chunk.length_bytes);
   const uint64_t pages = kv::PageCount(chunk.length_bytes);
-  chunk.page_digests.reserve(pages);
+  const bool is_digested = chunk.is_digested();
+  if (!is_digested) chunk.page_digests.reserve(pages);
   for (uint64_t page = 0; page < pages; ++page) {
-    chunk.page_digests.push_back(kv::PageDigest(payload.Page(page, scratch)));
+    const std::span<const std::byte> bytes = payload.Page(page, scratch);
+    if (!is_digested) chunk.page_digests.push_back(kv::PageDigest(bytes));
+    if (statistics) statistics->Add(bytes, bytes.data() + bytes.size());
   }
-  chunk.digest = kv::RootDigest(chunk.page_digests, chunk.length_bytes);
+  if (!is_digested) chunk.digest = kv::RootDigest(chunk.page_digests, chunk.length_bytes);
+  if (statistics) chunk.statistics = statistics->Finish();
 }
 
 }  // namespace
@@ -55,19 +63,29 @@ Result<void> ChunkWriter::Finish() {
 Result<void> ChunkWriter::FlushWindow() {
   context_.pool.Finish();
   Window ready = std::exchange(digested_, std::exchange(filling_, {}));
-  candidates_.clear();
+  scanned_.clear();
   for (PlannedChunk& chunk : digested_.chunks) {
-    if (chunk.is_candidate() && !chunk.is_digested()) candidates_.push_back(&chunk);
+    if ((chunk.is_candidate() && !chunk.is_digested()) || NeedsStatistics(chunk)) {
+      scanned_.push_back(&chunk);
+    }
   }
   PlanChanges(ready);
-  context_.pool.Start(candidates_.size(), [this](size_t i, size_t worker) {
-    DigestChunk(*candidates_[i], scratch_[worker]);
+  context_.pool.Start(scanned_.size(), [this](size_t i, size_t worker) {
+    PlannedChunk& chunk = *scanned_[i];
+    std::optional<ChunkStatisticsAccumulator> statistics;
+    if (NeedsStatistics(chunk)) statistics.emplace(context_.plan.tensors[chunk.tensor].dtype);
+    ScanChunk(chunk, std::move(statistics), scratch_[worker]);
   });
   for (const PlannedChunk& chunk : ready.chunks) {
     CAIRN_TRY(AddTensorRecords(chunk.tensor + 1));
     CAIRN_TRY(Write(chunk));
   }
   return {};
+}
+
+bool ChunkWriter::NeedsStatistics(const PlannedChunk& chunk) const {
+  if (!context_.statistics || !chunk.has_bytes || chunk.is_on_device()) return false;
+  return !chunk.is_digested() || !chunk.is_unchanged() || !chunk.base->statistics;
 }
 
 void ChunkWriter::PlanChanges(Window& window) {
@@ -125,9 +143,9 @@ Result<void> ChunkWriter::Write(const PlannedChunk& chunk) {
   ++chunks_;
   if (chunk.is_unchanged()) {
     ++chunks_reused_;
-    CAIRN_TRY(context_.writer.AddChunk(chunk.key, chunk.sizes, chunk.base->stored(),
-                                       chunk.base->digest, chunk.base->since_step,
-                                       /*reused=*/true));
+    kv::ChunkEntry entry = chunk.base->entry();
+    if (!entry.statistics) entry.statistics = chunk.statistics;
+    CAIRN_TRY(context_.writer.AddChunk(chunk.key, std::move(entry), /*reused=*/true));
     RecordSaved(chunk, chunk.digest, chunk.base->deltas.size(), /*reused=*/true);
     return context_.progress.Add(chunk.length_bytes);
   }
@@ -135,10 +153,15 @@ Result<void> ChunkWriter::Write(const PlannedChunk& chunk) {
     return Fail(
         kv::BaseReplacedError(context_.step).WithKey(context_.plan.tensors[chunk.tensor].fqn));
   }
-  CAIRN_TRY_ASSIGN(const Stored stored, Append(chunk));
-  CAIRN_TRY(context_.writer.AddChunk(chunk.key, chunk.sizes, stored.extents, stored.digest,
-                                     context_.step, /*reused=*/false));
+  CAIRN_TRY_ASSIGN(Stored stored, Append(chunk));
   RecordSaved(chunk, stored.digest, stored.extents.deltas.size(), /*reused=*/false);
+  CAIRN_TRY(context_.writer.AddChunk(chunk.key,
+                                     {.sizes = chunk.sizes,
+                                      .extents = std::move(stored.extents),
+                                      .digest = stored.digest,
+                                      .since_step = context_.step,
+                                      .statistics = chunk.statistics},
+                                     /*reused=*/false));
   return context_.progress.Add(chunk.length_bytes);
 }
 

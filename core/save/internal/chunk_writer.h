@@ -33,6 +33,7 @@ struct ChunkWriterContext {
   uint64_t step = 0;
   const StepView* base = nullptr;  // null: no chunk has a base
   uint32_t max_deltas = 0;         // of a chunk
+  bool statistics = false;         // compute those of chunks in host memory
   SavedChunks* saved = nullptr;    // null: what was written is not recorded
   DeviceSave* device = nullptr;    // null: all tensors are in host memory
 };
@@ -74,6 +75,7 @@ class ChunkWriter {
   /// Decides which pages of the changed chunks are written, or encodes deltas. Cost: one batch of
   /// reads of the base's page digests, and reads of the base's pages for deltas.
   void PlanChanges(Window& window);
+  bool NeedsStatistics(const PlannedChunk& chunk) const;
   /// True if the page digests of the chunk's base should be read.
   bool IsWorthProbing(const PlannedChunk& chunk);
   /// Adds the records of the tensors before `end` that are not added yet.
@@ -87,8 +89,8 @@ class ChunkWriter {
   size_t next_tensor_ = 0;                       // the first whose record is not added yet
   std::vector<std::vector<std::byte>> scratch_;  // one page per worker
   Window filling_;
-  Window digested_;                        // or is being digested
-  std::vector<PlannedChunk*> candidates_;  // in digested_, whose digests are being computed
+  Window digested_;                     // or is being digested
+  std::vector<PlannedChunk*> scanned_;  // in digested_; their bytes are being read
   // The tensor of the last chunk that was probed, if its pages changed too much to keep any.
   std::optional<size_t> tensor_changed_fully_;
   uint32_t unprobed_ = 0;              // chunks of that tensor since the last probe

@@ -218,6 +218,7 @@ Result<void> SaveSession::Write(const SavePlan& plan, const SaveOptions& options
                             .step = step_,
                             .base = base_ ? &*base_ : nullptr,
                             .max_deltas = options.max_deltas,
+                            .statistics = options.statistics,
                             .saved = saved,
                             .device = device_});
   if (base_) {
@@ -295,7 +296,9 @@ Result<SaveReport> RunSave(SavePlan& plan, const SaveContext& context) {
     return Fail(kv::BaseReplacedError(context.attempt.step));
   }
   StateComparison comparison;
-  if (context.has_same_records && session.IsBase(saved->step)) {
+  const bool has_statistics = saved != nullptr && saved->has_statistics;
+  if (context.has_same_records && (has_statistics || !options.statistics) &&
+      session.IsBase(saved->step)) {
     CAIRN_TRY_ASSIGN(comparison, CompareState(plan, *saved, context.pool, options.progress));
     if (comparison.is_unchanged) return SaveUnchanged(session, *saved);
   }
@@ -310,6 +313,7 @@ Result<SaveReport> RunSave(SavePlan& plan, const SaveContext& context) {
   if (saved != nullptr) {
     recorded.step = info;
     recorded.chunk_bytes = options.chunk_bytes;
+    recorded.has_statistics = options.statistics;
     if (device != nullptr) recorded.page_digests = device->TakePageDigests();
     *saved = std::move(recorded);
   }

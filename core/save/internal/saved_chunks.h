@@ -34,7 +34,8 @@ struct SavedChunks {
   };
   kv::StepInfo step;
   uint64_t chunk_bytes = 0;
-  std::vector<Shard> shards;  // in the order of the plan
+  bool has_statistics = false;  // the records have them
+  std::vector<Shard> shards;    // in the order of the plan
   /// Page digests of the shards in device memory, by device, kept there; shared with the save that
   /// compares with them.
   std::map<int, std::shared_ptr<const DevicePageDigests>> page_digests;

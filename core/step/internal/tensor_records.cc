@@ -105,6 +105,14 @@ kv::ChunkExtents ChunkInfo::stored() const {
   return stored;
 }
 
+kv::ChunkEntry ChunkInfo::entry() const {
+  return {.sizes = box.sizes,
+          .extents = stored(),
+          .digest = digest,
+          .since_step = since_step,
+          .statistics = statistics};
+}
+
 }  // namespace cairn::core
 
 namespace cairn::core::internal {
@@ -119,7 +127,8 @@ Result<DecodedChunk> DecodeChunk(std::string_view key, std::span<const std::byte
                                 .extents = chunk.extents().payload,
                                 .deltas = chunk.extents().deltas,
                                 .digest = {.lo = digest.lo(), .hi = digest.hi()},
-                                .since_step = chunk.record().since_step()}};
+                                .since_step = chunk.record().since_step(),
+                                .statistics = kv::ReadStatistics(chunk.record())}};
   chunk.CopyOffsets(decoded.info.box.offsets);
   chunk.CopySizes(decoded.info.box.sizes);
   return decoded;

@@ -6,6 +6,7 @@
 #include <cairn_schema/segment_generated.h>
 #include <cairn_schema/step_generated.h>
 
+#include "kv/chunk_record.h"
 #include "kv/internal/root/metric_records.h"
 #include "kv/step_info.h"
 #include "schema/little_endian.h"
@@ -140,21 +141,27 @@ std::vector<std::byte> EncodeChunk(const ChunkEntry& entry) {
   flatbuffers::FlatBufferBuilder builder(256);
   const schema::Digest digest = ToSchema(entry.digest);
   const auto sizes = builder.CreateVector(entry.sizes);
+  std::optional<schema::ChunkStatistics> statistics;
+  if (const auto& values = entry.statistics) {
+    statistics.emplace(values->min, values->max, values->mean, values->zeros, values->nans,
+                       values->infs);
+  }
+  const schema::ChunkStatistics* const stored = statistics ? &*statistics : nullptr;
   flatbuffers::Offset<schema::ChunkRecord> root;
   const ChunkExtents& extents = entry.extents;
   if (!extents.deltas.empty()) {
     const auto payload = CreateExtents(builder, extents.payload.all());
     const auto deltas = CreateExtents(builder, extents.deltas);
     root = schema::CreateChunkRecord(builder, schema::kDeltasVersion, schema::kDeltaEncoding, sizes,
-                                     nullptr, &digest, entry.since_step, payload, deltas);
+                                     nullptr, &digest, entry.since_step, payload, deltas, stored);
   } else if (extents.payload.size() == 1) {
     const schema::Extent extent = ToSchema(extents.payload.front());
     root = schema::CreateChunkRecord(builder, schema::kRecordVersion, schema::kRawEncoding, sizes,
-                                     &extent, &digest, entry.since_step);
+                                     &extent, &digest, entry.since_step, 0, 0, stored);
   } else {
     const auto payload = CreateExtents(builder, extents.payload.all());
     root = schema::CreateChunkRecord(builder, schema::kSeveralExtentsVersion, schema::kRawEncoding,
-                                     sizes, nullptr, &digest, entry.since_step, payload);
+                                     sizes, nullptr, &digest, entry.since_step, payload, 0, stored);
   }
   schema::FinishChunkRecordBuffer(builder, root);
   std::vector<std::byte> bytes = TakeBytes(builder);
@@ -169,7 +176,8 @@ Result<ChunkEntry> DecodeChunk(std::span<const std::byte> record) {
   ChunkEntry entry{.sizes = {},
                    .extents = {},
                    .digest = FromSchema(chunk->digest()),
-                   .since_step = chunk->since_step()};
+                   .since_step = chunk->since_step(),
+                   .statistics = ReadStatistics(*chunk)};
   if (chunk->sizes() != nullptr) entry.sizes.assign(chunk->sizes()->begin(), chunk->sizes()->end());
   CAIRN_TRY_ASSIGN(entry.extents, ReadExtents(*chunk));
   return entry;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kv/chunk_entry.h"
 #include "kv/digest.h"
 #include "kv/error.h"
 #include "kv/extents.h"
@@ -32,12 +33,6 @@ std::string SegmentObject(const SegmentInfo& info);
 std::vector<std::byte> EncodeSegment(const SegmentInfo& info);
 Result<SegmentInfo> DecodeSegment(std::span<const std::byte> record);
 
-struct ChunkEntry {
-  std::vector<uint64_t> sizes;
-  ChunkExtents extents;
-  Digest digest;
-  uint64_t since_step = 0;
-};
 /// A chunk with one extent is encoded as version 1, one with several extents as version 2, and one
 /// with deltas as version 3. Requires extents that kv::ReadExtents accepts.
 std::vector<std::byte> EncodeChunk(const ChunkEntry& entry);

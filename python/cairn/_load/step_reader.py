@@ -13,7 +13,7 @@ from cairn._load.slices import BoxReader, Range
 from cairn._load.tiers import Tiers
 from cairn._tensors.contents import key_info, leaf_at
 from cairn.errors import NotFound
-from cairn.reports import Diff, KeyChange, KeyInfo
+from cairn.reports import Diff, KeyChange, KeyInfo, TensorStatistics
 
 
 class StepReader:
@@ -174,6 +174,20 @@ class StepReader:
         contents = native.contents(step, pattern_list(pattern))
         leaves = [leaf_at(contents, i) for i in range(len(contents))]
         return {leaf.fqn: key_info(leaf) for leaf in leaves}
+
+    def statistics(
+        self, step: int | str | None = None, pattern: Patterns = None
+    ) -> dict[str, TensorStatistics]:
+        """What the save of ``step`` (by default the latest) recorded about the values of its
+        tensors, by FQN. No tensor is read.
+
+        ``pattern`` is as for :meth:`read`. Tensors that have no statistics are left out: those of
+        saves without ``statistics=True`` and of device memory, and tensors that share the bytes of
+        others. Raises NotFound if the step does not exist.
+        """
+        native, step = self._place_of(step)
+        found = native.statistics(native.contents(step, pattern_list(pattern)))
+        return {fqn: TensorStatistics(*values) for fqn, values in found.items()}
 
     def diff(self, a: int | str, b: int | str, pattern: Patterns = None) -> Diff:
         """How step ``b`` differs from step ``a``, by digests. No tensor is read.

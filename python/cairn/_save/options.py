@@ -22,6 +22,7 @@ class SaveOptions:
     base_step: int | None = None
     chunk_bytes: int | None = None
     deltas: bool | int = False
+    statistics: bool = False
     keys: Patterns = None
     prefix: str = ""
     ignore_frozen: bool = False
@@ -51,6 +52,7 @@ class SaveOptions:
             "base_step": self.base_step,
             "chunk_bytes": self.chunk_bytes,
             "deltas": self._max_deltas(),
+            "statistics": self.statistics,
         }
 
     def _max_deltas(self) -> int:

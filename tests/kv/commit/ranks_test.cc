@@ -69,8 +69,11 @@ class RanksTest : public ::testing::Test {
     const auto appended = (*writer)->Append(CopiedPayload(bytes), SegmentAlignment::k64);
     EXPECT_TRUE(IsOk(appended));
     EXPECT_TRUE(IsOk((*writer)->AddChunk(ChunkKey("w", std::array{uint64_t{5'000} * rank}),
-                                         std::array<uint64_t, 1>{5'000}, appended->extent,
-                                         appended->digest, 1, false)));
+                                         {.sizes = {5'000},
+                                          .extents = appended->extent,
+                                          .digest = appended->digest,
+                                          .since_step = 1},
+                                         false)));
     return writer ? *std::move(writer) : nullptr;
   }
 
@@ -216,9 +219,10 @@ TEST_F(RanksTest, ALargePartIsAddedInPieces) {
   const uint64_t length_bytes = extents.size() * (64 << 10);
   constexpr uint64_t kChunks = 2500;  // about 40 MB of records
   for (uint64_t i = 0; i < kChunks; ++i) {
-    CAIRN_ASSERT_OK(part->AddChunk(ChunkKey("x", std::array{i * length_bytes}),
-                                   std::array{length_bytes}, Extents(extents), {}, 5,
-                                   /*reused=*/true));
+    CAIRN_ASSERT_OK(
+        part->AddChunk(ChunkKey("x", std::array{i * length_bytes}),
+                       {.sizes = {length_bytes}, .extents = Extents(extents), .since_step = 5},
+                       /*reused=*/true));
   }
   CAIRN_ASSERT_OK(part->Prepare({}));
   const auto own = Begin(*writer_, 0, attempt, kNever);
@@ -244,11 +248,13 @@ TEST_F(RanksTest, AReferenceToARemovedSegmentFailsOnlyTheCommit) {
   const std::string attempt = writer_->NextAttempt(1);
   const auto part = Begin(*other, 1, attempt);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto segments, base->Segments());
-  CAIRN_ASSERT_OK(part->AddChunk(
-      ChunkKey("x", std::array{uint64_t{0}}), std::array<uint64_t, 1>{10},
-      Extent{.segment_id = segments.front().segment_id, .offset_bytes = 4096, .length_bytes = 10},
-      {}, 5,
-      /*reused=*/true));
+  CAIRN_ASSERT_OK(part->AddChunk(ChunkKey("x", std::array{uint64_t{0}}),
+                                 {.sizes = {10},
+                                  .extents = Extent{.segment_id = segments.front().segment_id,
+                                                    .offset_bytes = 4096,
+                                                    .length_bytes = 10},
+                                  .since_step = 5},
+                                 /*reused=*/true));
   CAIRN_ASSERT_OK(part->Prepare({}));
   CAIRN_ASSERT_OK(writer_->Delete(std::array<uint64_t, 1>{5}));
   const auto own = Begin(*writer_, 0, attempt, kNever);

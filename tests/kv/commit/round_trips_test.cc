@@ -56,8 +56,12 @@ Result<void> SaveChunks(Store& store, uint64_t step, uint64_t chunk_count) {
     extent.length_bytes = kChunkBytes;
     // As hard to compress as a digest.
     const uint64_t mixed = (i + 1) * 0x9E3779B97F4A7C15;
-    CAIRN_TRY(writer->AddChunk(key, std::array<uint64_t, 1>{kChunkBytes}, extent,
-                               {.lo = mixed, .hi = ~mixed * mixed}, step, /*reused=*/true));
+    CAIRN_TRY(writer->AddChunk(key,
+                               {.sizes = {kChunkBytes},
+                                .extents = extent,
+                                .digest = {.lo = mixed, .hi = ~mixed * mixed},
+                                .since_step = step},
+                               /*reused=*/true));
   }
   CAIRN_TRY(writer->SetStructure(std::as_bytes(std::span("structure"))));
   CAIRN_TRY(writer->Commit({}));
@@ -154,9 +158,10 @@ Result<std::unique_ptr<StepWriter>> BeginRank(Store& store, uint64_t step,
   const std::vector<std::byte> bytes = RandomBytes(step, 5'000);
   CAIRN_TRY_ASSIGN(const auto appended,
                    writer->Append(CopiedPayload(bytes), SegmentAlignment::k64));
-  CAIRN_TRY(writer->AddChunk(ChunkKey("w", std::array{uint64_t{options.rank} * 5'000}),
-                             std::array<uint64_t, 1>{5'000}, appended.extent, appended.digest, step,
-                             /*reused=*/false));
+  CAIRN_TRY(writer->AddChunk(
+      ChunkKey("w", std::array{uint64_t{options.rank} * 5'000}),
+      {.sizes = {5'000}, .extents = appended.extent, .digest = appended.digest, .since_step = step},
+      /*reused=*/false));
   return writer;
 }
 

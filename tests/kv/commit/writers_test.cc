@@ -127,8 +127,11 @@ TEST_F(WritersTest, WriterThatResumesInTheMiddleOfASaveGetsConflict) {
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto appended,
                                paused->Append(CopiedPayload(payload), SegmentAlignment::k64));
     CAIRN_ASSERT_OK(paused->AddChunk(ChunkKey("w", std::array{uint64_t{0}}),
-                                     std::array<uint64_t, 1>{100'000}, appended.extent,
-                                     appended.digest, 2, false));
+                                     {.sizes = {100'000},
+                                      .extents = appended.extent,
+                                      .digest = appended.digest,
+                                      .since_step = 2},
+                                     false));
     CAIRN_ASSERT_OK(paused->SetStructure(std::vector<std::byte>(8)));
 
     const auto second = OpenWriter(/*take_over=*/true);

@@ -274,14 +274,13 @@ TEST_F(CompactTest, ASaveThatBeganBeforeKeepsItsBytes) {
           return true;
         }));
   }
-  CAIRN_ASSERT_OK(snapshot->Scan(
-      Column::kChunks, base, "",
-      [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
-        CAIRN_TRY_ASSIGN(const internal::ChunkEntry chunk, internal::DecodeChunk(record));
-        CAIRN_TRY(writer->AddChunk(key, chunk.sizes, chunk.extents, chunk.digest, chunk.since_step,
-                                   /*reused=*/true));
-        return true;
-      }));
+  CAIRN_ASSERT_OK(
+      snapshot->Scan(Column::kChunks, base, "",
+                     [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+                       CAIRN_TRY_ASSIGN(const ChunkEntry chunk, internal::DecodeChunk(record));
+                       CAIRN_TRY(writer->AddChunk(key, chunk, /*reused=*/true));
+                       return true;
+                     }));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto structure, snapshot->GetStructure(base));
   CAIRN_ASSERT_OK(writer->SetStructure(*structure));
   CAIRN_ASSERT_OK(writer->Commit({.base_step = 10,

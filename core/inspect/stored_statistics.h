@@ -1,0 +1,24 @@
+#pragma once
+/// Statistics of a tensor as its save recorded them, so that no payload is read.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+namespace cairn::core {
+
+/// What counts as a value is described in core/tensor/element_statistics.h.
+struct StoredStatistics {
+  uint64_t count = 0;
+  uint64_t zeros = 0;
+  uint64_t nans = 0;
+  uint64_t infs = 0;  // positive and negative
+  /// Smallest and largest value, infinities included; NaN if every value is a NaN.
+  double min = 0;
+  double max = 0;
+  double mean = 0;  // of the finite values; NaN if there are none
+
+  double abs_max() const { return std::max(std::fabs(min), std::fabs(max)); }
+};
+
+}  // namespace cairn::core

@@ -1,0 +1,42 @@
+#pragma once
+/// Computes the statistics of a chunk while its pages are in the cache.
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+
+#include "core/tensor/element_statistics.h"
+#include "kv/chunk_entry.h"
+#include "schema/dtype.h"
+
+namespace cairn::core::internal {
+
+/// What counts as a value is described in core/tensor/element_statistics.h. Elements of bfloat16,
+/// float16, float32 and float64 take about as long as a read of the cache; others are decoded one
+/// by one. Threads: one at a time. Memory: constant.
+class ChunkStatisticsAccumulator {
+ public:
+  explicit ChunkStatisticsAccumulator(DType dtype);
+
+  /// Adds complete elements, which need no alignment. `ahead` is where bytes that will be needed
+  /// next begin; they need not exist.
+  void Add(std::span<const std::byte> bytes, const std::byte* ahead);
+  kv::ChunkStatistics Finish() const;
+
+ private:
+  /// Adds elements one by one.
+  void AddOthers(std::span<const std::byte> bytes);
+
+  const DType dtype_;
+  const bool is_fast_;
+  double min_ = std::numeric_limits<double>::infinity();
+  double max_ = -std::numeric_limits<double>::infinity();
+  double mean_ = 0;
+  uint64_t zeros_ = 0;
+  uint64_t count_ = 0;                           // of the values in these
+  std::optional<StatisticsAccumulator> others_;  // of blocks with values that are not finite
+};
+
+}  // namespace cairn::core::internal

@@ -1,0 +1,258 @@
+// Statistics in one pass: mean and variance are combined from those of blocks (Chan, Golub, LeVeque
+// 1979).
+
+#include "core/tensor/element_statistics.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+
+#include "core/tensor/internal/element.h"
+
+namespace cairn::core {
+namespace {
+
+template <typename T>
+constexpr bool kIsComplex = false;
+template <typename T>
+constexpr bool kIsComplex<std::complex<T>> = true;
+
+std::string TextOf(bool value) { return value ? "True" : "False"; }
+template <typename T>
+std::string TextOf(T value) {
+  return fmt::format("{}", value);
+}
+template <typename T>
+std::string TextOf(std::complex<T> value) {
+  return fmt::format("({}{:+}j)", value.real(), value.imag());
+}
+
+// Count, mean, and sum of squared differences from the mean.
+struct Moments {
+  double count = 0;
+  double mean = 0;
+  double m2 = 0;
+
+  void Combine(const Moments& other) {
+    if (other.count == 0) return;
+    const double total = count + other.count;
+    const double delta = other.mean - mean;
+    m2 += other.m2 + delta * delta * count * other.count / total;
+    mean += delta * other.count / total;
+    count = total;
+  }
+};
+
+}  // namespace
+
+class StatisticsAccumulator::Impl {
+ public:
+  virtual ~Impl() = default;
+  virtual void Add(std::span<const std::byte> bytes) = 0;
+  virtual Statistics Finish() const = 0;
+};
+
+namespace {
+
+// `Number` is an integer, bool, float or double; for complex elements their magnitude.
+template <typename Number>
+class NumberStatistics {
+ public:
+  static constexpr size_t kBlock = 4096;
+
+  // Adds at most kBlock numbers.
+  void Add(std::span<const Number> numbers) {
+    count_ += numbers.size();
+    double sum = 0;
+    uint64_t finite = 0;
+    for (const Number number : numbers) {
+      zeros_ += number == Number{};
+      if constexpr (std::is_floating_point_v<Number>) {
+        if (std::isnan(number)) {
+          ++nans_;
+          continue;
+        }
+        if (std::isinf(number)) {
+          ++infs_;
+          Order(number);
+          continue;
+        }
+      }
+      Order(number);
+      ++finite;
+      sum += static_cast<double>(number);
+    }
+    if (finite == 0) return;
+    Moments block{.count = static_cast<double>(finite), .mean = sum / static_cast<double>(finite)};
+    for (const Number number : numbers) {
+      if constexpr (std::is_floating_point_v<Number>) {
+        if (!std::isfinite(number)) continue;
+      }
+      const double difference = static_cast<double>(number) - block.mean;
+      block.m2 += difference * difference;
+    }
+    moments_.Combine(block);
+  }
+
+  Statistics Finish() const {
+    Statistics statistics{.count = count_, .zeros = zeros_, .nans = nans_, .infs = infs_};
+    if (count_ > nans_) {
+      statistics.min = static_cast<double>(min_);
+      statistics.max = static_cast<double>(max_);
+      statistics.min_text = TextOf(min_);
+      statistics.max_text = TextOf(max_);
+    }
+    if (moments_.count > 0) {
+      statistics.mean = moments_.mean;
+      statistics.std_deviation = std::sqrt(moments_.m2 / moments_.count);
+    }
+    return statistics;
+  }
+
+ private:
+  void Order(Number number) {
+    if (number < min_) min_ = number;
+    if (number > max_) max_ = number;
+  }
+
+  static constexpr Number Highest() {
+    if constexpr (std::is_floating_point_v<Number>) return std::numeric_limits<Number>::infinity();
+    return std::numeric_limits<Number>::max();
+  }
+  static constexpr Number Lowest() {
+    if constexpr (std::is_floating_point_v<Number>) return -std::numeric_limits<Number>::infinity();
+    return std::numeric_limits<Number>::lowest();
+  }
+
+  uint64_t count_ = 0;
+  uint64_t zeros_ = 0;
+  uint64_t nans_ = 0;
+  uint64_t infs_ = 0;
+  Number min_ = Highest();
+  Number max_ = Lowest();
+  Moments moments_;
+};
+
+// Returns the magnitude. std::abs would return infinity for (inf, nan), which hides the NaN.
+template <typename T>
+T Magnitude(std::complex<T> value) {
+  if (std::isnan(value.real()) || std::isnan(value.imag())) {
+    return std::numeric_limits<T>::quiet_NaN();
+  }
+  return std::hypot(value.real(), value.imag());
+}
+
+template <typename Element>
+class ElementStatistics final : public StatisticsAccumulator::Impl {
+  using Value = typename Element::Value;
+  static auto NumberOf(Value value) {
+    if constexpr (kIsComplex<Value>) {
+      return Magnitude(value);
+    } else {
+      return value;
+    }
+  }
+  using Number = decltype(NumberOf(Value{}));
+
+ public:
+  void Add(std::span<const std::byte> bytes) override {
+    // An array, because std::vector<bool> is not a span of bool.
+    Number block[NumberStatistics<Number>::kBlock];
+    while (!bytes.empty()) {
+      const size_t count =
+          std::min(NumberStatistics<Number>::kBlock, bytes.size() / Element::kBytes);
+      if (count == 0) return;
+      for (size_t i = 0; i < count; ++i) {
+        block[i] = NumberOf(Element::Load(bytes.data() + i * Element::kBytes));
+      }
+      numbers_.Add({block, count});
+      bytes = bytes.subspan(count * Element::kBytes);
+    }
+  }
+  Statistics Finish() const override { return numbers_.Finish(); }
+
+ private:
+  NumberStatistics<Number> numbers_;
+};
+
+class Float4Statistics final : public StatisticsAccumulator::Impl {
+ public:
+  void Add(std::span<const std::byte> bytes) override {
+    float block[NumberStatistics<float>::kBlock];
+    while (!bytes.empty()) {
+      const size_t count = std::min(NumberStatistics<float>::kBlock / 2, bytes.size());
+      for (size_t i = 0; i < count; ++i) {
+        const auto pair = static_cast<uint8_t>(bytes[i]);
+        block[2 * i] = internal::Float4E2M1FNToFloat(pair & 0xf);
+        block[2 * i + 1] = internal::Float4E2M1FNToFloat(pair >> 4);
+      }
+      numbers_.Add({block, 2 * count});
+      bytes = bytes.subspan(count);
+    }
+  }
+  Statistics Finish() const override { return numbers_.Finish(); }
+
+ private:
+  NumberStatistics<float> numbers_;
+};
+
+}  // namespace
+
+StatisticsAccumulator::StatisticsAccumulator(DType dtype)
+    : element_bytes_(schema::ElementBytes(dtype)) {
+  internal::VisitDType(dtype, [this]<typename Element>(Element) {
+    if constexpr (std::is_same_v<Element, internal::Float4PairElement>) {
+      impl_ = std::make_unique<Float4Statistics>();
+    } else {
+      impl_ = std::make_unique<ElementStatistics<Element>>();
+    }
+  });
+}
+
+StatisticsAccumulator::~StatisticsAccumulator() = default;
+StatisticsAccumulator::StatisticsAccumulator(StatisticsAccumulator&&) noexcept = default;
+StatisticsAccumulator& StatisticsAccumulator::operator=(StatisticsAccumulator&&) noexcept = default;
+
+void StatisticsAccumulator::Add(std::span<const std::byte> bytes) {
+  if (!impl_) return;
+  CAIRN_CHECK(bytes.size() % element_bytes_ == 0);
+  impl_->Add(bytes);
+}
+
+Statistics StatisticsAccumulator::Finish() const { return impl_ ? impl_->Finish() : Statistics{}; }
+
+std::string FormatElement(DType dtype, std::span<const std::byte> bytes) {
+  std::string text = "?";
+  if (bytes.size() != schema::ElementBytes(dtype)) return text;
+  internal::VisitDType(dtype, [&]<typename Element>(Element) {
+    if constexpr (std::is_same_v<Element, internal::Float4PairElement>) {
+      const auto pair = static_cast<uint8_t>(bytes[0]);
+      text = fmt::format("[{}, {}]", internal::Float4E2M1FNToFloat(pair & 0xf),
+                         internal::Float4E2M1FNToFloat(pair >> 4));
+    } else {
+      text = TextOf(Element::Load(bytes.data()));
+    }
+  });
+  return text;
+}
+
+std::optional<std::complex<double>> ElementValue(DType dtype, std::span<const std::byte> bytes) {
+  std::optional<std::complex<double>> value;
+  if (bytes.size() != schema::ElementBytes(dtype)) return value;
+  internal::VisitDType(dtype, [&]<typename Element>(Element) {
+    if constexpr (std::is_same_v<Element, internal::Float4PairElement>) {
+      return;
+    } else if constexpr (kIsComplex<typename Element::Value>) {
+      const auto element = Element::Load(bytes.data());
+      value = std::complex<double>(element.real(), element.imag());
+    } else {
+      value = std::complex<double>(static_cast<double>(Element::Load(bytes.data())), 0);
+    }
+  });
+  return value;
+}
+
+}  // namespace cairn::core

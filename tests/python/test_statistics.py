@@ -1,0 +1,115 @@
+"""Statistics that a save records, against torch."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from ranks import run_on_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+
+import cairn
+from cairn import NotFound
+from cairn.torch import Saver
+
+
+def state_of(seed: int) -> dict:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(700, 900, generator=generator)
+    weight[3, 4] = 0
+    return {
+        "bf16": weight.to(torch.bfloat16),
+        "half": weight.to(torch.float16),
+        "float": weight,
+        "view": weight.t(),
+        "integers": torch.arange(-5, 1000),
+        "flags": weight > 1,
+        "float8": weight[:5].to(torch.float8_e4m3fn),
+        "complex": torch.complex(weight[0], weight[1]),
+        "empty": torch.zeros(0),
+    }
+
+
+def expected(tensor: torch.Tensor) -> tuple:
+    values = tensor.abs() if tensor.is_complex() else tensor
+    values = values.to(torch.float64).flatten()
+    finite = values[values.isfinite()]
+    numbers = values[~values.isnan()]
+    return (
+        values.numel(),
+        int((values == 0).sum()),
+        int(values.isnan().sum()),
+        int(values.isinf().sum()),
+        float(numbers.min()) if len(numbers) else math.nan,
+        float(numbers.max()) if len(numbers) else math.nan,
+        float(finite.mean()) if len(finite) else math.nan,
+    )
+
+
+def assert_statistics(found: cairn.TensorStatistics, tensor: torch.Tensor) -> None:
+    count, zeros, nans, infs, low, high, mean = expected(tensor)
+    assert (found.count, found.zeros, found.nans, found.infs) == (count, zeros, nans, infs)
+    assert found.min == pytest.approx(low, rel=1e-6, nan_ok=True)
+    assert found.max == pytest.approx(high, rel=1e-6, nan_ok=True)
+    assert found.mean == pytest.approx(mean, rel=1e-4, abs=1e-6, nan_ok=True)
+
+
+@pytest.mark.parametrize("how", ["save", "save_async", "saver"])
+def test_statistics_are_those_of_torch(tmp_path, how):
+    state = state_of(1)
+    state["float"][100, 100] = math.nan
+    state["bf16"][200, 200] = -math.inf
+    with cairn.open(tmp_path / "store", mode="a") as store:
+        if how == "saver":
+            with Saver(store, every=1, statistics=True, signals=()) as saver:
+                saver.step(1, state)
+        elif how == "save_async":
+            store.save_async(1, state, statistics=True, chunk_bytes=1 << 17).result()
+        else:
+            store.save(1, state, statistics=True, chunk_bytes=1 << 17)
+        found = store.statistics()
+        assert set(found) == set(state) - {"empty", "view"}  # "view" shares the bytes of "float"
+        for name, statistics in found.items():
+            assert_statistics(statistics, state[name])
+        assert found["bf16"].abs_max == math.inf
+        assert set(store.statistics(1, "float*")) == {"float", "float8"}
+        with pytest.raises(NotFound):
+            store.statistics(2)
+
+
+def test_a_save_without_statistics_has_none(tmp_path):
+    with cairn.open(tmp_path / "store", mode="a") as store:
+        store.save(1, state_of(1))
+        assert store.statistics(1) == {}
+
+
+def test_edits_copies_and_compactions_keep_them(tmp_path):
+    state = state_of(2)
+    with cairn.open(tmp_path / "store", mode="a", grace=0) as store:
+        for step in range(1, 6):
+            state["float"] += 1
+            store.save(step, state, statistics=True, deltas=True)
+        store.delete(1, 2, 3)
+        assert store.compact().rewritten_steps > 0
+        assert_statistics(store.statistics(5)["float"], state["float"])
+        store.edit(5, into=6, rename={"float": "net"})
+        assert_statistics(store.statistics(6)["net"], state["float"])
+    with cairn.open(tmp_path / "store") as store, cairn.open(tmp_path / "copy", mode="a") as copy:
+        cairn.copy_steps(store, copy)
+        assert_statistics(copy.statistics(6)["net"], state["float"])
+
+
+def save_rows(rank: int, path: str) -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    rows = DTensor.from_local(torch.full((4, 1000), float(rank)), mesh, [Shard(0)])
+    with cairn.open(path, mode="a") as store:
+        store.save(1, {"w": rows}, statistics=True)
+        found = store.statistics(1)["w"]
+    assert (found.count, found.min, found.max) == (8000, 0, 1)
+    assert (found.zeros, found.mean) == (4000, 0.5)
+
+
+def test_ranks_record_their_parts(path):
+    run_on_ranks(save_rows, str(path), world_size=2)

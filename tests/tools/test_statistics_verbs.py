@@ -1,0 +1,89 @@
+"""`kv-dump steps` and `keys` with conditions on values, and `history` with the values."""
+
+import numpy as np
+import pytest
+
+import cairn
+from tool_programs import run_program
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """The weight of step 4 and 5 has a NaN; step 2 has no statistics."""
+    path = tmp_path_factory.mktemp("statistics") / "store"
+    weight = np.linspace(-1, 2, 30_000, dtype=np.float32)
+    with cairn.open(path, mode="a") as opened:
+        for step in range(1, 6):
+            weight *= 1.5
+            if step == 4:
+                weight[7] = np.nan
+            state = {"model": {"weight": weight, "bias": np.zeros(10, np.float32)}, "lr": 0.1}
+            opened.save(step, state, statistics=step != 2)
+    return path
+
+
+def keys_where(store, condition, *words):
+    found = run_program("kv-dump", "keys", store, *words, "--where", condition, "--json")
+    assert found.status == 0, found.err
+    return [key["fqn"] for key in found.json()["keys"]]
+
+
+def test_steps_names_the_step_where_it_began(store):
+    found = run_program("kv-dump", "steps", store, "--where", "nan>0", "--json").json()["steps"]
+    assert [(step["step"], step["matching_tensors"], step["first_match"]) for step in found] == [
+        (4, 1, "model.weight"),
+        (5, 1, "model.weight"),
+    ]
+    text = run_program("kv-dump", "steps", store, "--where", "nan > 0")
+    assert "FIRST MATCH" in text.out and "model.weight" in text.out
+    none = run_program("kv-dump", "steps", store, "--where", "nan>1")
+    assert none.status == 0 and "No step" in none.out
+
+
+def test_keys_select_tensors_by_conditions(store):
+    assert keys_where(store, "nan>0") == ["model.weight"]
+    assert keys_where(store, "zeros==10 and max<=0 and min>=0") == ["model.bias"]
+    assert keys_where(store, "absmax!=0") == ["model.weight"]
+    assert keys_where(store, "count>=10", "model.bias") == ["model.bias"]
+    assert keys_where(store, "bytes<41") == ["model.bias"]
+    assert keys_where(store, "max==inf") == []
+
+
+def test_keys_shows_statistics(store):
+    rows = run_program("kv-dump", "keys", f"{store}@1", "--statistics", "--json").json()["keys"]
+    weight = {row["fqn"]: row for row in rows}["model.weight"]["statistics"]
+    assert weight["count"] == 30_000
+    assert weight["min"] == pytest.approx(-1.5)
+    assert weight["max"] == pytest.approx(3)
+    assert weight["mean"] == pytest.approx(0.75, rel=1e-4)
+    text = run_program("kv-dump", "keys", f"{store}@1", "--statistics").out
+    assert "MEAN" in text and "-1.5" in text
+
+
+def test_tensors_without_statistics_are_counted(store):
+    text = run_program("kv-dump", "keys", f"{store}@2", "--where", "nan>0").out
+    assert "No tensor of step 2 matches." in text
+    # The bias has those of step 1, because its bytes are the same.
+    assert "No statistics were recorded of 1 tensor." in text
+
+
+def test_history_shows_the_values_of_each_version(store):
+    versions = run_program("kv-dump", "history", store, "model.weight", "--json").json()["versions"]
+    assert ["statistics" in version for version in versions] == [True, False, True, True, True]
+    assert [version["statistics"]["nan"] for version in versions if "statistics" in version] == [
+        0, 0, 1, 1,
+    ]  # fmt: skip
+    assert "NAN" in run_program("kv-dump", "history", store, "model.weight").out
+    assert "NAN" not in run_program("kv-dump", "history", store, "lr").out
+
+
+def test_chunks_have_them_in_json(store):
+    chunks = run_program("kv-dump", "chunks", f"{store}@4", "model.weight", "--json").json()
+    assert chunks["chunks"][0]["statistics"]["nan"] == 1
+
+
+@pytest.mark.parametrize("condition", ["nan", "nan>", "nan>x", "what>1", ">1", "nan>0 and ", " "])
+def test_a_condition_that_is_none_is_refused(store, condition):
+    refused = run_program("kv-dump", "keys", store, "--where", condition)
+    assert refused.status == 2
+    assert "is not a condition" in refused.err and len(refused.err.splitlines()) == 1
