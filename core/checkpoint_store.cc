@@ -24,6 +24,7 @@
 #include "core/save/internal/save_planner.h"
 #include "core/save/internal/save_queue.h"
 #include "core/save/internal/saved_chunks.h"
+#include "core/step/internal/compress.h"
 #include "core/step/internal/lookup.h"
 #include "core/step/internal/stored_chunk.h"
 #include "kv/compact.h"
@@ -212,8 +213,9 @@ Result<SaveReport> CheckpointStore::Save(uint64_t step, const StateDict& state,
   return SavePlanned(attempt, plan, options, impl_->last_device_save(), device->get());
 }
 
-Result<kv::CompactReport> CheckpointStore::Compact(kv::CompactOptions options) {
+Result<kv::CompactReport> CheckpointStore::Compact(kv::CompactOptions options, bool compress) {
   options.decode = internal::ReadStoredChunk;
+  options.compress = compress ? internal::CompressBytes : kv::CompressCallback();
   return internal::CatchBadAlloc("a compaction",
                                  [&] { return kv::Compact(impl_->store(), options); });
 }

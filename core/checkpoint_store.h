@@ -218,9 +218,11 @@ class CheckpointStore {
 
   /// Rewrites the segments of which steps use only a part, while saves, deletes and readers
   /// continue; see kv::Compact. Chunks with deltas are written without deltas if their earlier
-  /// version has no other use: `options.decode` is ignored. One process: not collective; rank 0 of
-  /// a multi-rank store may call it. kFailedPrecondition: also if the store is being closed.
-  Result<kv::CompactReport> Compact(kv::CompactOptions options = {});
+  /// version has no other use. With `compress`, chunks are compressed where this saves at least a
+  /// 20th of their bytes. The callbacks for this in `options` are ignored. One process: not
+  /// collective; rank 0 of a multi-rank store may call it. kFailedPrecondition: also if the store
+  /// is being closed.
+  Result<kv::CompactReport> Compact(kv::CompactOptions options = {}, bool compress = false);
 
   /// Reads every byte of `step`, or of all steps, and checks every digest and record. Calls
   /// `damage` for each problem and continues. Bytes that steps share are read once. Returns the

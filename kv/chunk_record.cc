@@ -27,6 +27,11 @@ std::string FormatOffsets(std::string_view offsets) {
   return fmt::format("[{}]", fmt::join(numbers, ", "));
 }
 
+uint8_t EncodingOf(uint8_t version) {
+  if (version >= schema::kCompressedVersion) return schema::kCompressedEncoding;
+  return version >= schema::kDeltasVersion ? schema::kDeltaEncoding : schema::kRawEncoding;
+}
+
 Error Failure(ErrorCode code, std::string_view fqn, std::string why) {
   return Error{.code = code, .message = std::move(why), .key = std::string(fqn)};
 }
@@ -58,8 +63,7 @@ Result<void> ChunkView::Set(std::string_view key, std::span<const std::byte> rec
   const auto damaged = [&](const auto& describe) {
     return Fail(Failure(ErrorCode::kDataLoss, fqn_, describe(FormatOffsets(offsets_))));
   };
-  const bool has_deltas = record_->version() >= schema::kDeltasVersion;
-  if (record_->encoding() != (has_deltas ? schema::kDeltaEncoding : schema::kRawEncoding)) {
+  if (record_->encoding() != EncodingOf(record_->version())) {
     return Fail(Failure(ErrorCode::kUnimplemented, fqn_,
                         fmt::format("chunk {} has encoding {}, unknown to this version; upgrade to "
                                     "read it",

@@ -4,9 +4,12 @@
 #include "kv/compact.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -28,7 +31,7 @@ using internal::CompactContext;
 using internal::LiveRanges;
 using internal::StoreState;
 
-constexpr uint64_t kMaxFoldedBytes = 64 << 20;     // of one chunk
+constexpr uint64_t kMaxChunkBytes = 64 << 20;      // that is written in another form
 constexpr double kMinGain = 0.05;                  // of the files that are rewritten
 constexpr uint64_t kFileOverheadBytes = 3 * 4096;  // of a segment, without its page digests
 
@@ -91,17 +94,30 @@ class Compaction {
   Result<std::set<uint64_t>> RunRound(const std::shared_ptr<const Snapshot>& snapshot) {
     CAIRN_TRY_ASSIGN(const auto segments, snapshot->Segments());
     CAIRN_TRY_ASSIGN(LiveRanges ranges, CollectRanges(*snapshot, segments));
-    const std::set<uint64_t> chosen = Choose(segments, ranges);
+    std::set<uint64_t> wanted;
+    if (options_.fold_all) wanted = SegmentsToFold(ranges);
+    if (options_.compress) CAIRN_TRY(FindCompressible(*snapshot, ranges, wanted));
+    const std::set<uint64_t> chosen = Choose(segments, ranges, wanted);
     if (chosen.empty() || options_.dry_run) return chosen;
     ranges.Keep(chosen);
     const std::string name =
         internal::CompactionName(state_.session, internal::NewObjectId(state_.epoch).id);
     internal::PayloadMover mover(context_, snapshot, name);
     if (options_.decode) {
-      const auto folded = ranges.Foldable(kMaxFoldedBytes);
-      for (const internal::DeltaChunk* const chunk : folded) ranges.Fold(*chunk);
+      const auto folded = ranges.Foldable(kMaxChunkBytes);
+      for (const internal::ChunkVersion* const chunk : folded) ranges.Replace(*chunk);
       CAIRN_TRY(mover.Decode(folded));
       report_.folded_chunks += folded.size();
+    }
+    if (options_.compress) {
+      auto compressible = ranges.Compressible(kMaxChunkBytes);
+      std::erase_if(compressible, [](const auto* chunk) { return !chunk->is_compressible; });
+      CAIRN_TRY(mover.Compress(compressible));
+      for (const internal::ChunkVersion* const chunk : compressible) {
+        if (!chunk->is_compressed) continue;
+        ranges.Replace(*chunk);
+        ++report_.compressed_chunks;
+      }
     }
     CAIRN_TRY(mover.Move(ranges.InOrder()));
     CAIRN_TRY(mover.Seal());
@@ -124,7 +140,7 @@ class Compaction {
                                    const std::vector<SegmentInfo>& segments) {
     std::set<uint64_t> ids;
     for (const SegmentInfo& info : segments) ids.insert(info.segment_id);
-    LiveRanges ranges(std::move(ids));
+    LiveRanges ranges(std::move(ids), options_.compress != nullptr);
     CAIRN_TRY_ASSIGN(std::vector<StepInfo> steps, snapshot.Steps());
     std::ranges::reverse(steps);
     for (const StepInfo& step : steps) {
@@ -142,7 +158,9 @@ class Compaction {
   }
 
   /// Chooses the segments with the largest unused part, as many as one round rewrites.
-  std::set<uint64_t> Choose(const std::vector<SegmentInfo>& segments, LiveRanges& ranges) {
+  /// In addition, those of `wanted`.
+  std::set<uint64_t> Choose(const std::vector<SegmentInfo>& segments, const LiveRanges& ranges,
+                            const std::set<uint64_t>& wanted) {
     struct Candidate {
       uint64_t id = 0;
       uint64_t file_bytes = 0;
@@ -151,8 +169,6 @@ class Compaction {
         return 1 - static_cast<double>(live_bytes) / static_cast<double>(file_bytes);
       }
     };
-    const std::set<uint64_t> folded =
-        options_.fold_all ? SegmentsToFold(ranges) : std::set<uint64_t>();
     std::vector<Candidate> candidates;
     const bool is_first = report_.segment_bytes == 0;
     for (const SegmentInfo& info : segments) {
@@ -164,7 +180,7 @@ class Compaction {
         report_.live_bytes += candidate.live_bytes;
       }
       if (finished_.contains(candidate.id)) continue;
-      if (candidate.dead() <= options_.max_dead && !folded.contains(candidate.id)) continue;
+      if (candidate.dead() <= options_.max_dead && !wanted.contains(candidate.id)) continue;
       candidates.push_back(candidate);
     }
     std::ranges::stable_sort(candidates, std::ranges::greater(), &Candidate::dead);
@@ -176,7 +192,7 @@ class Compaction {
       if (i > 0 && sum.live_bytes + candidates[i].live_bytes > options_.commit_bytes) break;
       sum.file_bytes += candidates[i].file_bytes;
       sum.live_bytes += candidates[i].live_bytes;
-      if (!folded.contains(candidates[i].id) && !IsWorthwhile(sum.file_bytes, sum.live_bytes)) {
+      if (!wanted.contains(candidates[i].id) && !IsWorthwhile(sum.file_bytes, sum.live_bytes)) {
         continue;
       }
       chosen_sum = sum;
@@ -195,10 +211,47 @@ class Compaction {
   /// Returns the segments with the earlier versions of chunks that can be written without deltas.
   static std::set<uint64_t> SegmentsToFold(LiveRanges& ranges) {
     std::set<uint64_t> segments;
-    for (const internal::DeltaChunk* const chunk : ranges.Foldable(kMaxFoldedBytes)) {
+    for (const internal::ChunkVersion* const chunk : ranges.Foldable(kMaxChunkBytes)) {
       for (const Extent& extent : chunk->entry.extents.payload) segments.insert(extent.segment_id);
     }
     return segments;
+  }
+
+  /// Compresses a page in the middle of each chunk that could be compressed, and adds the segments
+  /// of those for which it pays off.
+  Result<void> FindCompressible(const Snapshot& snapshot, LiveRanges& ranges,
+                                std::set<uint64_t>& segments) {
+    constexpr size_t kBatchPages = 256;
+    auto chunks = ranges.Compressible(kMaxChunkBytes);
+    std::erase_if(chunks, [&](const internal::ChunkVersion* chunk) {
+      return finished_.contains(chunk->entry.extents.payload.front().segment_id);
+    });
+    std::vector<std::byte> pages(std::min(kBatchPages, chunks.size()) * kPageBytes);
+    for (size_t begin = 0; begin < chunks.size(); begin += kBatchPages) {
+      CAIRN_TRY(ReportProgress(0));
+      const auto batch =
+          std::span(chunks).subspan(begin, std::min(kBatchPages, chunks.size() - begin));
+      std::vector<ReadRange> reads;
+      for (const internal::ChunkVersion* const chunk : batch) {
+        const Extent& extent = chunk->entry.extents.payload.front();
+        const Extent page = extent.From((PageCount(extent.length_bytes) - 1) / 2 * kPageBytes);
+        reads.push_back({.segment_id = page.segment_id,
+                         .offset_bytes = page.offset_bytes,
+                         .target = std::span(pages).subspan(
+                             reads.size() * kPageBytes, std::min(page.length_bytes, kPageBytes))});
+      }
+      CAIRN_TRY(snapshot.Read(reads, 1, [](size_t, auto) { return Result<void>(); }));
+      for (size_t i = 0; i < batch.size(); ++i) {
+        constexpr std::array<uint64_t, 1> kNoDigest{};
+        if (!options_.compress(reads[i].target, internal::ElementBytes(batch[i]->entry),
+                               kNoDigest)) {
+          continue;
+        }
+        batch[i]->is_compressible = true;
+        segments.insert(reads[i].segment_id);
+      }
+    }
+    return {};
   }
 
   Result<void> ReportProgress(uint64_t bytes) {

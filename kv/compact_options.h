@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "kv/error.h"
 #include "kv/extents.h"
@@ -25,6 +27,12 @@ using DecodeChunkCallback = std::function<Result<void>(
     const std::shared_ptr<const Snapshot>& snapshot, std::string_view key,
     const ChunkExtents& extents, std::span<std::byte> bytes)>;
 
+/// Returns `bytes` as a delta of zeros that is clearly shorter, or nothing. Elements have
+/// `element_bytes`; `page_digests` are those of `bytes`. Called on several threads.
+using CompressCallback = std::function<std::optional<std::vector<std::byte>>(
+    std::span<const std::byte> bytes, uint32_t element_bytes,
+    std::span<const uint64_t> page_digests)>;
+
 struct CompactOptions {
   /// A segment is rewritten if no step uses more than this part of its file. From 0 to 1.
   double max_dead = 0.15;
@@ -41,18 +49,22 @@ struct CompactOptions {
   DecodeChunkCallback decode;
   /// Also rewrites the segments of such earlier versions that are not mostly unused.
   bool fold_all = false;
+  /// If set, also rewrites segments that contain chunks which can be compressed: contiguous ones
+  /// without deltas, of 4 KiB to 64 MiB, that no other chunk uses a part of.
+  CompressCallback compress;
 };
 
 struct CompactReport {
-  uint64_t live_bytes = 0;       // payload that steps use, each byte once; before the compaction
-  uint64_t segment_bytes = 0;    // length of all segments before the compaction
-  uint64_t old_segments = 0;     // that were rewritten, or would be
-  uint64_t old_bytes = 0;        // their length
-  uint64_t moved_bytes = 0;      // their payload that steps use
-  uint64_t new_segments = 0;     // that were written
-  uint64_t new_bytes = 0;        // their length
-  uint64_t folded_chunks = 0;    // that have lost their deltas
-  uint64_t rewritten_steps = 0;  // whose records were changed; a step may count several times
+  uint64_t live_bytes = 0;         // payload that steps use, each byte once; before the compaction
+  uint64_t segment_bytes = 0;      // length of all segments before the compaction
+  uint64_t old_segments = 0;       // that were rewritten, or would be
+  uint64_t old_bytes = 0;          // their length
+  uint64_t moved_bytes = 0;        // their payload that steps use
+  uint64_t new_segments = 0;       // that were written
+  uint64_t new_bytes = 0;          // their length
+  uint64_t folded_chunks = 0;      // that have lost their deltas
+  uint64_t compressed_chunks = 0;  // that were compressed
+  uint64_t rewritten_steps = 0;    // whose records were changed; a step may count several times
 };
 
 }  // namespace cairn::kv

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <span>
 #include <string>
 
 #include "kv/digest.h"
@@ -69,6 +70,15 @@ Result<std::vector<Extent>> ReadDeltas(const StoredExtents& stored) {
   return deltas;
 }
 
+Result<void> CheckStored(std::span<const Extent> extents) {
+  if (std::ranges::none_of(extents, &Extent::is_zeros)) return {};
+  return Fail(DamagedRecord("an extent names no segment"));
+}
+
+bool IsZeros(const Extents& extents) {
+  return extents.size() == 1 && extents.front() == Extent::Zeros(extents.front().length_bytes);
+}
+
 Result<ChunkExtents> ReadWithDeltas(const schema::ChunkRecord& chunk) {
   const StoredExtents* const deltas = chunk.deltas();
   if (chunk.extent() != nullptr || chunk.extents() == nullptr || chunk.extents()->size() == 0 ||
@@ -77,10 +87,18 @@ Result<ChunkExtents> ReadWithDeltas(const schema::ChunkRecord& chunk) {
   }
   ChunkExtents extents;
   CAIRN_TRY_ASSIGN(extents.payload, ReadSeveral(*chunk.extents()));
+  if (chunk.version() >= schema::kCompressedVersion) {
+    if (!IsZeros(extents.payload)) {
+      return Fail(DamagedRecord("its version requires an extent of zeros"));
+    }
+  } else {
+    CAIRN_TRY(CheckStored(extents.payload.all()));
+  }
   if (extents.payload.length_bytes() > kMaxBytesWithDeltas) {
     return Fail(DamagedRecord("it is too long to have deltas"));
   }
   CAIRN_TRY_ASSIGN(extents.deltas, ReadDeltas(*deltas));
+  CAIRN_TRY(CheckStored(extents.deltas));
   return extents;
 }
 
@@ -144,7 +162,9 @@ Result<ChunkExtents> ReadExtents(const schema::ChunkRecord& chunk) {
     if (chunk.extent() != nullptr || chunk.extents() == nullptr || chunk.extents()->size() < 2) {
       return Fail(DamagedRecord("its version requires several extents"));
     }
-    return ReadSeveral(*chunk.extents());
+    CAIRN_TRY_ASSIGN(Extents extents, ReadSeveral(*chunk.extents()));
+    CAIRN_TRY(CheckStored(extents.all()));
+    return extents;
   }
   if (chunk.extent() == nullptr)
     return Fail(DamagedRecord("it does not state where its bytes are stored"));
@@ -154,6 +174,7 @@ Result<ChunkExtents> ReadExtents(const schema::ChunkRecord& chunk) {
                     .page_digests_offset_bytes = chunk.extent()->page_digests_offset_bytes()};
   uint64_t length = 0;
   if (!IsPossible(only, &length)) return Fail(DamagedRecord("impossible sizes"));
+  CAIRN_TRY(CheckStored({&only, 1}));
   return ChunkExtents(only);
 }
 

@@ -23,6 +23,11 @@ struct Extent {
   uint64_t page_digests_offset_bytes = 0;  // of the digest of its first page, in the same file
   friend bool operator==(const Extent&, const Extent&) = default;
 
+  /// Returns an extent whose bytes are zeros, and which is stored nowhere: its segment is 0, which
+  /// does not exist.
+  static Extent Zeros(uint64_t length_bytes) { return {.length_bytes = length_bytes}; }
+  bool is_zeros() const { return segment_id == 0; }
+
   /// Returns the extent without its first `skipped_bytes`. Requires a multiple of the page size
   /// that is less than the length.
   Extent From(uint64_t skipped_bytes) const;
@@ -71,7 +76,8 @@ inline constexpr uint64_t kMaxBytesWithDeltas = uint64_t{1} << 30;
 
 /// Everything that is stored of one chunk. Without deltas, `payload` is its bytes. Otherwise it is
 /// the bytes of an earlier version of the same length, and each delta leads from one version to the
-/// next. Deltas are opaque here: they have page digests as payload has, but of their own bytes.
+/// next. Deltas are opaque here: they have page digests as payload has, but of their own bytes. The
+/// payload of a compressed chunk is zeros, which are stored nowhere.
 struct ChunkExtents {
   ChunkExtents() = default;
   ChunkExtents(Extents all) : payload(std::move(all)) {}  // NOLINT(google-explicit-constructor)
@@ -80,10 +86,15 @@ struct ChunkExtents {
   Extents payload;
   std::vector<Extent> deltas;  // in the order in which they are applied
 
-  /// Calls `visit` with each extent.
+  /// True if the bytes are those of deltas alone: `payload` is zeros.
+  bool is_compressed() const { return payload.front().is_zeros(); }
+
+  /// Calls `visit` with each extent that is stored.
   template <typename Visit>
   void ForEach(const Visit& visit) const {
-    for (const Extent& extent : payload) visit(extent);
+    for (const Extent& extent : payload) {
+      if (!extent.is_zeros()) visit(extent);
+    }
     for (const Extent& extent : deltas) visit(extent);
   }
   friend bool operator==(const ChunkExtents&, const ChunkExtents&) = default;

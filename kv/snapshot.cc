@@ -13,6 +13,7 @@
 
 #include "kv/internal/records/kv_records.h"
 #include "kv/internal/segment/read_scheduler.h"
+#include "kv/internal/segment/zero_ranges.h"
 #include "kv/internal/snapshot_state.h"
 #include "kv/internal/table_difference.h"
 #include "kv/internal/verify_files.h"
@@ -165,6 +166,20 @@ Result<uint64_t> Snapshot::Read(std::span<const ReadRange> ranges, uint32_t thre
   const internal::SegmentSource source{
       .storage = *state_->storage,
       .open = [this](uint64_t segment_id) { return state_->OpenSegment(segment_id); }};
+  const auto is_zeros = [](const ReadRange& range) { return range.segment_id == 0; };
+  if (std::ranges::any_of(ranges, is_zeros)) {
+    std::vector<size_t> zeros;
+    std::vector<size_t> stored;  // indices in `ranges`
+    std::vector<ReadRange> others;
+    for (size_t i = 0; i < ranges.size(); ++i) {
+      (is_zeros(ranges[i]) ? zeros : stored).push_back(i);
+      if (!is_zeros(ranges[i])) others.push_back(ranges[i]);
+    }
+    CAIRN_TRY(internal::ReadZeros(ranges, zeros, threads, arrived));
+    return Read(others, threads, [&](size_t i, std::span<const std::byte> bytes) {
+      return arrived(stored[i], bytes);
+    });
+  }
   auto read_bytes =
       internal::ReadRanges(ranges, *state_->options.io, threads, *state_->pool, source, arrived);
   if (read_bytes || read_bytes.error().code != ErrorCode::kNotFound) return read_bytes;

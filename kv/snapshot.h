@@ -83,7 +83,8 @@ class Snapshot {
   /// is checked here. At most `threads` threads, including the calling one, share the work; if
   /// there are several, they may call `arrived` concurrently. Returns the number of bytes that were
   /// read from storage. kDataLoss: a segment is missing, too short or unreadable. kNotFound: its
-  /// step was deleted. Requires `lent_bytes <= ReadRange::kMaxLentBytes` in every range.
+  /// step was deleted. Ranges of zeros (Extent::Zeros) are filled. Requires `lent_bytes <=
+  /// ReadRange::kMaxLentBytes` in every range.
   Result<uint64_t> Read(std::span<const ReadRange> ranges, uint32_t threads,
                         const RangeCallback& arrived) const;
 

@@ -14,17 +14,21 @@ inline constexpr uint8_t kRecordVersion = 1;
 inline constexpr uint8_t kSeveralExtentsVersion = 2;
 /// Version of chunk records with deltas.
 inline constexpr uint8_t kDeltasVersion = 3;
+/// Version of chunk records that are compressed.
+inline constexpr uint8_t kCompressedVersion = 4;
 
-/// ChunkRecord.encoding: the bytes as they are, or an earlier version of them and deltas.
+/// ChunkRecord.encoding: the bytes as they are; an earlier version of them and deltas; or zeros and
+/// deltas, of which the first contains all bytes.
 inline constexpr uint8_t kRawEncoding = 0;
 inline constexpr uint8_t kDeltaEncoding = 1;
+inline constexpr uint8_t kCompressedEncoding = 2;
 
 /// The newest version of a record type that this build reads. Higher versions are refused.
 template <typename Record>
 inline constexpr uint8_t kNewestVersion = kRecordVersion;
 struct ChunkRecord;
 template <>
-inline constexpr uint8_t kNewestVersion<ChunkRecord> = kDeltasVersion;
+inline constexpr uint8_t kNewestVersion<ChunkRecord> = kCompressedVersion;
 
 enum class RecordCheck { kOk, kDamaged, kNewer };
 

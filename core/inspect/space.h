@@ -11,7 +11,8 @@ struct SpaceUse {
   std::string prefix;    // FQN, or its first elements
   uint64_t tensors = 0;  // that have chunks
   uint64_t chunks = 0;
-  uint64_t delta_chunks = 0;   // of them, those that have deltas
+  uint64_t delta_chunks = 0;  // of them, those that have deltas
+  uint64_t compressed_chunks = 0;
   uint64_t logical_bytes = 0;  // of the tensors
   uint64_t stored_bytes = 0;   // in segments: extents and deltas
   uint64_t new_bytes = 0;      // part of stored_bytes that is in segments of this step

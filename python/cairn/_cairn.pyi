@@ -208,6 +208,7 @@ class Store:
         chunk_bytes: int | None,
         deltas: int,
         statistics: bool,
+        compress: bool,
         metrics: Sequence[tuple[str, float]] = ...,
         note: str = ...,
         tags: Sequence[str] = ...,
@@ -225,6 +226,7 @@ class Store:
         chunk_bytes: int | None,
         deltas: int,
         statistics: bool,
+        compress: bool,
         metrics: Sequence[tuple[str, float]] = ...,
         note: str = ...,
         tags: Sequence[str] = ...,
@@ -281,7 +283,7 @@ class Store:
         self, keep_last: int, keep_every: int, keep_best: Sequence[str], newest: int | None
     ) -> list[int]: ...
     def compact(
-        self, *, max_dead: float, fold: bool, max_rate: int | None, dry_run: bool
+        self, *, max_dead: float, fold: bool, compress: bool, max_rate: int | None, dry_run: bool
     ) -> dict[str, int]: ...
     def edit(
         self,

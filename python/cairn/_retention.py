@@ -64,6 +64,7 @@ class Retention(MirroredStore):
         *,
         max_dead: float = 0.15,
         fold: bool = False,
+        compress: bool = False,
         max_rate: int | None = None,
         dry_run: bool = False,
     ) -> CompactReport:
@@ -77,6 +78,8 @@ class Retention(MirroredStore):
             max_dead: a segment is rewritten if steps do not use more than this part of it.
             fold: also writes chunks without deltas if no other step uses what their deltas are
                 relative to, so that they are loaded faster.
+            compress: also compresses chunks (docs/compression.md), for archives. Loads of them
+                take longer.
             max_rate: limit in bytes of payload per second; by default there is none.
             dry_run: only reports what would be rewritten.
 
@@ -90,7 +93,7 @@ class Retention(MirroredStore):
         if max_rate is not None and operator.index(max_rate) < 1:
             raise Invalid(f"max_rate={max_rate}: must be 1 or more")
         done = self._native.compact(
-            max_dead=max_dead, fold=fold, max_rate=max_rate, dry_run=dry_run
+            max_dead=max_dead, fold=fold, compress=compress, max_rate=max_rate, dry_run=dry_run
         )
         return CompactReport(**done)
 

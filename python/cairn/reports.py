@@ -116,6 +116,7 @@ class CompactReport:
     """Segments that were written, and their length."""
     folded_chunks: int
     """Number of chunks that were written without their deltas."""
+    compressed_chunks: int
     rewritten_steps: int
     """Number of steps whose records were rewritten."""
 

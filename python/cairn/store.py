@@ -150,6 +150,7 @@ class Store(LiveUpdates, Retention, Versions, EditableStore):
         chunk_bytes: int | None = None,
         deltas: bool | int = False,
         statistics: bool = False,
+        compress: bool = False,
         keys: Patterns = None,
         prefix: str = "",
         ignore_frozen: bool = False,
@@ -173,23 +174,22 @@ class Store(LiveUpdates, Retention, Versions, EditableStore):
             incremental: ``False`` writes every byte.
             base_step: the step to compare with; by default the latest.
             chunk_bytes: size of the chunks that tensors are split into; by default 4 MiB.
-            deltas: writes only the elements that changed, where this takes much less space than
-                their pages (docs/deltas.md). A number, at most 64, is how many deltas a chunk may
-                have before it is written completely; ``True`` is 4.
+            deltas: writes only the elements that changed, where this saves much (docs/deltas.md).
+                A number, at most 64, is how many deltas a chunk may have before it is written
+                completely; ``True`` is 4.
             statistics: records the range of the values of each chunk, their mean, and how many
                 are zero, NaN and infinite (:meth:`statistics`); none of device memory.
+            compress: compresses what is written (docs/compression.md), which takes longer.
             keys: patterns (see :meth:`read`) of the keys of the state to save; by default all.
                 ``"!model.encoder"`` excludes that part.
-            prefix: is prepended to the name of each key. The state of a submodule, saved with
-                ``prefix="model.encoder"``, has the keys that it has in the complete model.
-            ignore_frozen: excludes parameters that require no gradient. This needs the modules
-                themselves in the state, because their state dicts lack that information.
+            prefix: is prepended to the name of each key: ``"model.encoder"`` for a submodule.
+            ignore_frozen: excludes parameters that require no gradient, of modules in the state.
             allow_pickle: pickles leaves of other types.
-            metrics, note: are recorded with the step (:meth:`step_info`); in a multi-rank store
-                those of rank 0. ``keep_best`` of :meth:`prune` compares metrics.
+            metrics, note: are recorded with the step (:meth:`step_info`): those of rank 0.
+                ``keep_best`` of :meth:`prune` compares metrics.
             tags: names of the step, which other steps lose (:meth:`tag`).
-            mirror: a store, or a chain of stores, that a thread of rank 0 copies the step to after
-                it is durable; see :class:`cairn.Mirror`.
+            mirror: a store, or a chain of stores, to which a thread of rank 0 copies the step
+                afterwards; see :class:`cairn.Mirror`.
 
         Raises:
             Conflict: the step exists.
@@ -198,8 +198,8 @@ class Store(LiveUpdates, Retention, Versions, EditableStore):
             Unavailable: no space or an I/O error; a rank failed or died. The store is unchanged.
         """
         options = SaveOptions(
-            overwrite, incremental, base_step, chunk_bytes, deltas, statistics, keys, prefix,
-            ignore_frozen, allow_pickle, metrics, tags, note,
+            overwrite, incremental, base_step, chunk_bytes, deltas, statistics, compress, keys,
+            prefix, ignore_frozen, allow_pickle, metrics, tags, note,
         )
         # Copies that save_async has made are reused, and locked until they are written.
         copies = self._copies if len(self._copies) > 0 else None
@@ -221,6 +221,7 @@ class Store(LiveUpdates, Retention, Versions, EditableStore):
         chunk_bytes: int | None = None,
         deltas: bool | int = False,
         statistics: bool = False,
+        compress: bool = False,
         keys: Patterns = None,
         prefix: str = "",
         ignore_frozen: bool = False,
@@ -251,8 +252,8 @@ class Store(LiveUpdates, Retention, Versions, EditableStore):
                 :meth:`SaveHandle.result`.
         """
         options = SaveOptions(
-            overwrite, incremental, base_step, chunk_bytes, deltas, statistics, keys, prefix,
-            ignore_frozen, allow_pickle, metrics, tags, note,
+            overwrite, incremental, base_step, chunk_bytes, deltas, statistics, compress, keys,
+            prefix, ignore_frozen, allow_pickle, metrics, tags, note,
         )
         mirrors = self._checked_mirrors(mirror)
         with self._copies_lock:

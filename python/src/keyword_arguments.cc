@@ -76,6 +76,7 @@ core::SaveOptions ToSaveOptions(const nb::kwargs& arguments) {
   reader.Read("chunk_bytes", options.chunk_bytes);
   reader.Read("deltas", options.max_deltas);
   reader.Read("statistics", options.statistics);
+  reader.Read("compress", options.compress);
   if (const auto metrics = reader.Find<std::vector<std::pair<std::string, double>>>("metrics")) {
     for (const auto& [name, value] : *metrics) {
       options.metrics.push_back({.name = name, .value = value});

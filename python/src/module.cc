@@ -170,15 +170,16 @@ void BindVersions(nb::class_<StoreBinding>& store) {
            nb::arg("keep_every"), nb::arg("keep_best"), nb::arg("newest").none())
       .def(
           "compact",
-          [](StoreBinding& self, double max_dead, bool fold, std::optional<uint64_t> max_rate,
-             bool dry_run) {
+          [](StoreBinding& self, double max_dead, bool fold, bool compress,
+             std::optional<uint64_t> max_rate, bool dry_run) {
             return self.Compact({.max_dead = max_dead,
                                  .max_bytes_per_second = max_rate.value_or(0),
                                  .dry_run = dry_run,
-                                 .fold_all = fold});
+                                 .fold_all = fold},
+                                compress);
           },
-          nb::kw_only(), nb::arg("max_dead"), nb::arg("fold"), nb::arg("max_rate").none(),
-          nb::arg("dry_run"))
+          nb::kw_only(), nb::arg("max_dead"), nb::arg("fold"), nb::arg("compress"),
+          nb::arg("max_rate").none(), nb::arg("dry_run"))
       .def(
           "edit",
           [](StoreBinding& self, uint64_t source, uint64_t into, std::vector<std::string> drop,

@@ -433,13 +433,13 @@ std::vector<uint64_t> StoreBinding::StepsToDelete(uint64_t keep_last, uint64_t k
   }));
 }
 
-nb::dict StoreBinding::Compact(kv::CompactOptions options) {
+nb::dict StoreBinding::Compact(kv::CompactOptions options, bool compress) {
   SignalWatch watch;
   const core::Progress may_continue = watch.AsProgress();
   options.progress = [&](const kv::CompactProgress& progress) {
     return may_continue(progress.done_bytes, progress.total_bytes);
   };
-  auto result = Use([&](core::CheckpointStore& store) { return store.Compact(options); });
+  auto result = Use([&](core::CheckpointStore& store) { return store.Compact(options, compress); });
   watch.Rethrow();
   const kv::CompactReport report = Unwrap(std::move(result));
   nb::dict members;
@@ -450,6 +450,7 @@ nb::dict StoreBinding::Compact(kv::CompactOptions options) {
   members["moved_bytes"] = report.moved_bytes;
   members["new_segments"] = report.new_segments;
   members["new_bytes"] = report.new_bytes;
+  members["compressed_chunks"] = report.compressed_chunks;
   members["folded_chunks"] = report.folded_chunks;
   members["rewritten_steps"] = report.rewritten_steps;
   return members;

@@ -123,7 +123,7 @@ class StoreBinding {
                                       const std::vector<std::string>& keep_best,
                                       std::optional<uint64_t> newest) const;
   /// Rewrites segments (kv/compact.h). Returns the members of kv::CompactReport.
-  nb::dict Compact(kv::CompactOptions options);
+  nb::dict Compact(kv::CompactOptions options, bool compress);
   /// Makes a step of the records of others (core::CheckpointStore::Edit).
   void Edit(uint64_t source, uint64_t into, const core::StepEdit& edit);
   /// Waits for a running asynchronous save and, in a multi-rank store, for the other ranks; then

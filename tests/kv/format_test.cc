@@ -249,13 +249,49 @@ TEST(RecordsTest, ExtentsThatAreNotPagesAreRefused) {
               IsError(ErrorCode::kDataLoss, "where its bytes are stored"));
   EXPECT_THAT(decode(2, {page}), IsError(ErrorCode::kDataLoss, "requires several extents"));
   EXPECT_THAT(decode(3, {page, other}), IsError(ErrorCode::kDataLoss, "extents and deltas"));
-  EXPECT_THAT(decode(4, {page, other}), IsError(ErrorCode::kUnimplemented, "newer"));
+  EXPECT_THAT(decode(4, {page, other}), IsError(ErrorCode::kDataLoss, "extents and deltas"));
+  EXPECT_THAT(decode(5, {page, other}), IsError(ErrorCode::kUnimplemented, "newer"));
   const schema::Extent empty(1, 4096, 0, 70'000), odd(1, 4096, kPageBytes + 1, 70'000),
       endless(1, ~uint64_t{0}, kPageBytes, 70'000);
   for (const schema::Extent& bad : {empty, odd, endless}) {
     EXPECT_THAT(decode(2, {bad, other}), IsError(ErrorCode::kDataLoss, "impossible sizes"));
   }
   EXPECT_THAT(decode(2, {page, empty}), IsError(ErrorCode::kDataLoss, "impossible sizes"));
+}
+
+TEST(RecordsTest, ACompressedChunkConsistsOfADeltaOfZeros) {
+  ChunkEntry entry{.sizes = {50'000}, .extents = Extent::Zeros(100'000), .since_step = 7};
+  entry.extents.deltas = {{.segment_id = 3, .offset_bytes = 4096, .length_bytes = 70'000}};
+  const std::vector<std::byte> record = EncodeChunk(entry);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const ChunkEntry decoded, DecodeChunk(record));
+  EXPECT_TRUE(decoded.extents == entry.extents);
+  EXPECT_TRUE(decoded.extents.is_compressed());
+  std::vector<uint64_t> segments;
+  decoded.extents.ForEach([&](const Extent& extent) { segments.push_back(extent.segment_id); });
+  EXPECT_EQ(segments, std::vector<uint64_t>{3});  // zeros are stored nowhere
+}
+
+TEST(RecordsTest, ExtentsWithoutASegmentAreRefused) {
+  const auto decode = [](uint8_t version, const schema::Extent& extent,
+                         const schema::Extent& delta) {
+    flatbuffers::FlatBufferBuilder builder;
+    const auto extents = builder.CreateVectorOfStructs(&extent, 1);
+    const auto deltas = builder.CreateVectorOfStructs(&delta, 1);
+    schema::ChunkRecordBuilder record(builder);
+    record.add_version(version);
+    record.add_extents(extents);
+    record.add_deltas(deltas);
+    schema::FinishChunkRecordBuffer(builder, record.Finish());
+    return DecodeChunkExtents(TakeBytes(builder));
+  };
+  const schema::Extent zeros(0, 0, 100, 0), moved_zeros(0, 8, 100, 0), stored(1, 4096, 100, 70'000);
+  CAIRN_EXPECT_OK(decode(3, stored, stored));
+  CAIRN_EXPECT_OK(decode(4, zeros, stored));
+  EXPECT_THAT(decode(3, zeros, stored), IsError(ErrorCode::kDataLoss, "names no segment"));
+  EXPECT_THAT(decode(3, stored, zeros), IsError(ErrorCode::kDataLoss, "names no segment"));
+  EXPECT_THAT(decode(4, zeros, zeros), IsError(ErrorCode::kDataLoss, "names no segment"));
+  EXPECT_THAT(decode(4, stored, stored), IsError(ErrorCode::kDataLoss, "extent of zeros"));
+  EXPECT_THAT(decode(4, moved_zeros, stored), IsError(ErrorCode::kDataLoss, "extent of zeros"));
 }
 
 TEST(ExtentsTest, ExtentsThatFollowEachOtherAreJoined) {

@@ -202,6 +202,39 @@ TEST_P(ReadTest, PayloadFromAnyAddressIsWhatWasWritten) {
   }
 }
 
+TEST_P(ReadTest, RangesOfZerosAreFilledAndLent) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Written written, WritePayloads(path_, options_, {200'000}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kRead, options_));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->Latest());
+  for (const uint32_t threads : {1u, 4u}) {
+    std::vector<std::vector<std::byte>> targets(20, std::vector<std::byte>(30'000, std::byte{9}));
+    std::vector<ReadRange> ranges;
+    for (auto& target : targets) ranges.push_back({.target = target});  // of segment 0
+    ranges[7] = {.segment_id = written.extents[0].segment_id,
+                 .offset_bytes = written.extents[0].offset_bytes,
+                 .target = targets[7]};
+    ranges[11] = {.target = {}, .lent_bytes = 500'000};
+    std::vector<std::atomic<int>> calls(ranges.size());
+    CAIRN_ASSERT_OK(snapshot->Read(ranges, threads, [&](size_t i, auto bytes) -> Result<void> {
+      ++calls[i];
+      EXPECT_EQ(bytes.size(), ranges[i].length_bytes());
+      if (i == 7) {
+        EXPECT_EQ(std::memcmp(bytes.data(), written.payloads[0].data(), bytes.size()), 0);
+      } else {
+        EXPECT_TRUE(std::ranges::all_of(bytes, [](std::byte b) { return b == std::byte{0}; })) << i;
+      }
+      return {};
+    }));
+    for (size_t i = 0; i < calls.size(); ++i) EXPECT_EQ(calls[i], 1) << i;
+    EXPECT_EQ(targets[0], std::vector<std::byte>(30'000));
+    const auto failed = snapshot->Read(ranges, threads, [&](size_t i, auto) -> Result<void> {
+      if (i != 3) return {};
+      return Fail(ErrorCode::kCancelled, "stopped by the callback");
+    });
+    EXPECT_THAT(failed, IsError(ErrorCode::kCancelled, "by the callback"));
+  }
+}
+
 TEST_P(ReadTest, SeveralThreadsFillEveryRangeOnce) {
   std::vector<uint64_t> lengths(40, 3000);
   lengths.insert(lengths.end(), {9'000'000, 600'000, 1, 5'000'000, 6'000'001});

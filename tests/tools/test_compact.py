@@ -128,3 +128,21 @@ def test_the_command_refuses_what_it_cannot_do(saved, tmp_path):
     with cairn.open(path, mode="a"):
         refused = run_program("kv-admin", "compact", path)
         assert refused.status == 2 and "writer" in refused.err
+
+
+def test_compress(saved):
+    path, expected = saved
+    with cairn.open(path, mode="a", grace=0) as store:
+        store.save(90, expected[25] | {"trained": np.arange(250_000, dtype=np.uint32), "step": 90})
+    text = run_program("kv-admin", "compact", path, "--compress", "--no-grace")
+    assert text.status == 0 and "compressed" in text.out
+    assert "nothing to do" in run_program("kv-admin", "compact", path, "--compress").out
+    chunks = run_program("kv-dump", "chunks", f"{path}@90", "trained", "--json").json()["chunks"]
+    assert {chunk["encoding"] for chunk in chunks} == {"compressed"}
+    space = run_program("kv-dump", "space", f"{path}@90", "--depth", "0", "--json").json()
+    trained = {part["prefix"]: part for part in space["space"]}["trained"]
+    assert trained["compressed_chunks"] == len(chunks)
+    assert trained["stored_bytes"] < 0.7 * trained["logical_bytes"]
+    with cairn.open(path) as store:
+        assert np.array_equal(store.read("trained", step=90)["trained"], np.arange(250_000))
+    assert run_program("kv-dump", "verify", path).status == 0

@@ -39,6 +39,7 @@ Json ReportJson(const std::string& store, const kv::CompactReport& report, doubl
           {"new_segments", report.new_segments},
           {"new_bytes", report.new_bytes},
           {"folded_chunks", report.folded_chunks},
+          {"compressed_chunks", report.compressed_chunks},
           {"rewritten_steps", report.rewritten_steps},
           {"seconds", seconds}};
 }
@@ -69,6 +70,9 @@ void Print(const kv::CompactReport& report, const CompactCommand& command, doubl
   if (report.folded_chunks > 0) {
     out.WriteLine(fmt::format("{} now without deltas", Plural(report.folded_chunks, "chunk")));
   }
+  if (report.compressed_chunks > 0) {
+    out.WriteLine(fmt::format("{} compressed", Plural(report.compressed_chunks, "chunk")));
+  }
   if (!command.no_grace) {
     const auto grace = std::chrono::duration<double>(kv::StoreOptions().grace);
     out.WriteLine(fmt::format("the next change of the store after {} frees the old segments",
@@ -97,7 +101,7 @@ Result<void> AdminCompact(const CompactCommand& command, Output& out) {
     return line.Update(progress.done_bytes, progress.total_bytes);
   };
   const auto begin = std::chrono::steady_clock::now();
-  CAIRN_TRY_ASSIGN(const kv::CompactReport report, store->Compact(options));
+  CAIRN_TRY_ASSIGN(const kv::CompactReport report, store->Compact(options, command.compress));
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
   CAIRN_TRY(store->Close());
   if (command.json) {
@@ -121,6 +125,9 @@ Verb CompactVerb(CompactCommand& command) {
                          .help = "Rewrite segments of which more than this part is unused (15)",
                          .value_name = "PERCENT",
                          .range = std::pair<double, double>(0, 100)},
+                        {.name = "--compress",
+                         .target = &command.compress,
+                         .help = "Also compress chunks, for archives: loads take longer"},
                         {.name = "--fold",
                          .target = &command.fold,
                          .help = "Write chunks without deltas if no other step uses what their "

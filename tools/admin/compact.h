@@ -14,6 +14,7 @@ struct CompactCommand {
   double max_dead_percent = 15;
   std::string max_rate;  // empty: no limit
   bool fold = false;
+  bool compress = false;
   bool dry_run = false;
   bool no_grace = false;  // removes the old files at once, although readers may still use them
   bool json = false;

@@ -65,8 +65,10 @@ class ChunkPrinter {
                 several ? "" : fmt::to_string(first.offset_bytes),
                 fmt::to_string(chunk.since_step)});
     if (!several) return;
-    for (const kv::Extent& extent : chunk.extents) AddExtent(extent, "");
-    for (const kv::Extent& delta : chunk.deltas) AddExtent(delta, "delta");
+    chunk.stored().ForEach([&](const kv::Extent& extent) {
+      const bool is_delta = std::ranges::find(chunk.deltas, extent) != chunk.deltas.end();
+      AddExtent(extent, is_delta ? "delta" : "");
+    });
   }
   void Finish() { table_.Finish(); }
 
@@ -94,10 +96,13 @@ class ChunkPrinter {
 
  private:
   static std::string EncodingOf(const core::ChunkInfo& chunk) {
-    return chunk.deltas.empty() ? "raw" : "delta";
+    const bool is_compressed = chunk.stored().is_compressed();
+    if (chunk.deltas.size() > (is_compressed ? 1 : 0)) return "delta";
+    return is_compressed ? "compressed" : "raw";
   }
 
   static std::string Places(const core::ChunkInfo& chunk) {
+    if (chunk.stored().is_compressed()) return Plural(chunk.deltas.size(), "delta");
     const std::string extents = Plural(chunk.extents.size(), "extent");
     if (chunk.deltas.empty()) return extents;
     return fmt::format("{}, {}", extents, Plural(chunk.deltas.size(), "delta"));

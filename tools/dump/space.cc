@@ -23,6 +23,7 @@ Json UseJson(const core::SpaceUse& use) {
           {"tensors", use.tensors},
           {"chunks", use.chunks},
           {"delta_chunks", use.delta_chunks},
+          {"compressed_chunks", use.compressed_chunks},
           {"logical_bytes", use.logical_bytes},
           {"stored_bytes", use.stored_bytes},
           {"new_bytes", use.new_bytes}};
@@ -34,6 +35,7 @@ core::SpaceUse Sum(const std::vector<core::SpaceUse>& uses) {
     sum.tensors += use.tensors;
     sum.chunks += use.chunks;
     sum.delta_chunks += use.delta_chunks;
+    sum.compressed_chunks += use.compressed_chunks;
     sum.logical_bytes += use.logical_bytes;
     sum.stored_bytes += use.stored_bytes;
     sum.new_bytes += use.new_bytes;
@@ -50,15 +52,16 @@ void PrintTable(const DumpRun& run, const std::vector<core::SpaceUse>& uses,
                         {"STORED", Align::kRight},
                         {"NEW IN STEP", Align::kRight},
                         {"CHUNKS", Align::kRight},
-                        {"WITH DELTAS", Align::kRight}});
+                        {"WITH DELTAS", Align::kRight},
+                        {"COMPRESSED", Align::kRight}});
   const auto add = [&](std::string name, const core::SpaceUse& use) {
     const double share = total.logical_bytes == 0 ? 0
                                                   : 100.0 * static_cast<double>(use.logical_bytes) /
                                                         static_cast<double>(total.logical_bytes);
     table.Add({std::move(name), GroupedCount(use.tensors), HumanBytes(use.logical_bytes),
                fmt::format("{:.1f} %", share), HumanBytes(use.stored_bytes),
-               HumanBytes(use.new_bytes), GroupedCount(use.chunks),
-               GroupedCount(use.delta_chunks)});
+               HumanBytes(use.new_bytes), GroupedCount(use.chunks), GroupedCount(use.delta_chunks),
+               GroupedCount(use.compressed_chunks)});
   };
   for (const core::SpaceUse& use : uses) add(EscapeText(use.prefix), use);
   add("(all)", total);

@@ -246,6 +246,13 @@ Result<void> Delta::FindStart(PageStart& page, uint64_t page_bytes, PageStart& n
     }
     return {};
   }
+  if (counts.threshold == kPlanesPage) {
+    if (counts.sparse_count != 0 || counts.dense_count != 0) {
+      return Damaged("a page in planes has other elements");
+    }
+    next.wide += static_cast<uint32_t>(page_bytes / element_bytes_);  // the caller checks the sum
+    return {};
+  }
   if (counts.threshold == 0 && counts.dense_count != 0) {
     return Damaged("a page without a threshold has dense elements");
   }
@@ -280,8 +287,18 @@ Result<void> Delta::Apply(uint64_t page, std::span<std::byte> bytes) const {
     return {};
   }
   if (!IsChanged(page)) return {};
-  return WithElementType(element_bytes_,
-                         [&](auto zero) { return ApplyElements<decltype(zero)>(start, bytes); });
+  return WithElementType(element_bytes_, [&](auto zero) -> Result<void> {
+    using T = decltype(zero);
+    if (start.counts.threshold != kPlanesPage) return ApplyElements<T>(start, bytes);
+    const std::byte* const wide = wide_.data() + size_t{start.wide} * sizeof(T);
+    for (size_t i = 0; i < bytes.size(); i += sizeof(T)) {
+      T rotated;
+      std::memcpy(&rotated, wide + i, sizeof(T));
+      const T element = RotateDown(rotated);
+      std::memcpy(bytes.data() + i, &element, sizeof(T));
+    }
+    return {};
+  });
 }
 
 template <typename T>

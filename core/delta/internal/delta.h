@@ -39,8 +39,8 @@ class Delta {
     const DeltaPage& what = pages_[page].counts;
     return what.threshold != 0 || what.sparse_count != 0;
   }
-  /// Returns whether the delta contains all bytes of the page; if so, Apply does not read the
-  /// earlier version. Requires `page < page_count()`.
+  /// Returns whether the delta contains all bytes of the page as they are. Requires `page <
+  /// page_count()`.
   bool IsRaw(uint64_t page) const { return pages_[page].counts.threshold == kRawPage; }
 
   /// Replaces the bytes of page `page` of the earlier version by those of this version. Requires

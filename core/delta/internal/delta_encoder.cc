@@ -81,6 +81,22 @@ void DeltaEncoder::AddUnchangedPage() {
   pages_.push_back({});
 }
 
+void DeltaEncoder::AddCompletePage(std::span<const std::byte> page) {
+  CAIRN_CHECK(pages_.size() < page_count_ &&
+              page.size() == DeltaPageLength(pages_.size(), chunk_bytes_));
+  WithElementType(element_bytes_, [&](auto zero) {
+    using T = decltype(zero);
+    const size_t begin = wide_.size();
+    wide_.resize(begin + page.size());
+    for (size_t i = 0; i < page.size() / sizeof(T); ++i) {
+      const T rotated = RotateUp(Load<T>(page, i));
+      std::memcpy(wide_.data() + begin + i * sizeof(T), &rotated, sizeof(T));
+    }
+  });
+  ++changed_pages_;
+  pages_.push_back({.threshold = kPlanesPage});
+}
+
 void DeltaEncoder::AddPage(std::span<const std::byte> base, std::span<const std::byte> page) {
   CAIRN_CHECK(pages_.size() < page_count_ && base.size() == page.size() &&
               page.size() == DeltaPageLength(pages_.size(), chunk_bytes_));

@@ -40,6 +40,9 @@ class DeltaEncoder {
   /// length of this page of the chunk: kPageBytes, or what remains for the last page.
   /// Cost: reads both once, and a few nanoseconds for each element that changed.
   void AddPage(std::span<const std::byte> base, std::span<const std::byte> page);
+  /// Adds the next page without an earlier version: its elements as byte planes. A chunk of such
+  /// pages is compressed, and can be read without another one.
+  void AddCompletePage(std::span<const std::byte> page);
   /// Adds the next page, whose bytes are equal in both versions.
   void AddUnchangedPage();
 

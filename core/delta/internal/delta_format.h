@@ -59,8 +59,10 @@ struct DeltaPage {
 inline constexpr uint64_t kDeltaPageBytes = 5;
 /// The threshold of a page whose bytes are stored as they are.
 inline constexpr uint8_t kRawPage = 255;
-/// The largest threshold of a page that is not raw.
-inline constexpr uint8_t kMaxThreshold = 254;
+/// The threshold of a page all of whose elements are in the planes, each rotated by RotateUp.
+inline constexpr uint8_t kPlanesPage = 254;
+/// The largest threshold of other pages.
+inline constexpr uint8_t kMaxThreshold = 253;
 
 /// An element x is dense if `(x << 1) modulo 2^n` is less than `threshold << (n - 8)`. The shift
 /// removes the sign of a floating-point number; for bfloat16 and float32, 8 bits of exponent
@@ -97,6 +99,19 @@ template <typename Unsigned>
 constexpr Unsigned UnZigZag(Unsigned value) {
   return static_cast<Unsigned>(static_cast<Unsigned>(value >> 1) ^
                                static_cast<Unsigned>(-static_cast<Unsigned>(value & 1)));
+}
+
+/// Moves the sign of a floating-point number to the lowest bit, so that its highest byte is, or
+/// begins with, the exponent.
+template <typename Unsigned>
+constexpr Unsigned RotateUp(Unsigned element) {
+  constexpr int kTopBit = 8 * sizeof(Unsigned) - 1;
+  return static_cast<Unsigned>(static_cast<Unsigned>(element << 1) | (element >> kTopBit));
+}
+template <typename Unsigned>
+constexpr Unsigned RotateDown(Unsigned rotated) {
+  constexpr int kTopBit = 8 * sizeof(Unsigned) - 1;
+  return static_cast<Unsigned>(static_cast<Unsigned>(rotated << kTopBit) | (rotated >> 1));
 }
 
 /// Returns the size of the elements that a delta of a chunk uses. Elements of 16 bytes are pairs,

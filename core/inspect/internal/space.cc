@@ -42,9 +42,11 @@ class SpaceMeter {
     ++use.chunks;
     use.tensors += decoded.fqn != last_fqn_;
     last_fqn_ = decoded.fqn;
-    use.delta_chunks += !chunk.deltas.empty();
+    const kv::ChunkExtents stored = chunk.stored();
+    use.compressed_chunks += stored.is_compressed();
+    use.delta_chunks += chunk.deltas.size() > (stored.is_compressed() ? 1 : 0);
     use.logical_bytes += chunk.length_bytes();
-    chunk.stored().ForEach([&](const kv::Extent& extent) {
+    stored.ForEach([&](const kv::Extent& extent) {
       use.stored_bytes += extent.length_bytes;
       if (new_segments_.contains(extent.segment_id)) use.new_bytes += extent.length_bytes;
     });

@@ -22,7 +22,11 @@ uint64_t PageBytes(const PlannedChunk& chunk, uint64_t page) {
 uint64_t MaxNextDeltaBytes(const PlannedChunk& chunk, uint64_t changed_bytes) {
   uint64_t before = 0;
   for (const kv::Extent& delta : chunk.base->deltas) before += delta.length_bytes;
-  const uint64_t all = chunk.length_bytes / 2;
+  // All of them, with the delta of zeros of a compressed chunk, are never longer than the chunk.
+  uint64_t all = chunk.length_bytes / 2;
+  if (chunk.base->stored().is_compressed()) {
+    all = std::min(chunk.length_bytes, chunk.base->deltas.front().length_bytes + all);
+  }
   return std::min(before < all ? all - before : 0,
                   MaxDeltaBytes(chunk.length_bytes, changed_bytes));
 }

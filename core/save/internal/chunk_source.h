@@ -38,6 +38,7 @@ struct PlannedChunk {
   std::vector<uint64_t> base_page_digests;  // empty: not read, or not those of the base
   std::optional<PageRanges> ranges;         // pages to write, if not all
   std::vector<std::byte> delta;             // to be written in place of pages; empty: none
+  bool is_compressed = false;               // `delta` contains all bytes
   kv::Digest delta_base;                    // of the bytes to which the delta is relative
 
   /// True if the chunk may be the same as that of the base.

@@ -4,6 +4,7 @@
 
 #include "core/save/internal/chunk_statistics.h"
 #include "core/save/internal/tensor_payload.h"
+#include "core/step/internal/compress.h"
 #include "core/step/internal/stored_page_digests.h"
 #include "core/step/internal/tensor_records.h"
 #include "kv/key.h"
@@ -40,7 +41,8 @@ void ScanChunk(PlannedChunk& chunk, std::optional<ChunkStatisticsAccumulator> st
 
 ChunkWriter::ChunkWriter(const ChunkWriterContext& context)
     : context_(context),
-      scratch_(context.pool.thread_count(), std::vector<std::byte>(kv::kPageBytes)) {
+      scratch_(context.pool.thread_count(), std::vector<std::byte>(kv::kPageBytes)),
+      compressors_(context.compress ? context.pool.thread_count() : 0) {
   if (context.base == nullptr) return;
   deltas_.emplace(context.plan, *context.base, context.pool, context.max_deltas);
 }
@@ -65,11 +67,13 @@ Result<void> ChunkWriter::FlushWindow() {
   Window ready = std::exchange(digested_, std::exchange(filling_, {}));
   scanned_.clear();
   for (PlannedChunk& chunk : digested_.chunks) {
-    if ((chunk.is_candidate() && !chunk.is_digested()) || NeedsStatistics(chunk)) {
+    const bool needs_digest = chunk.is_candidate() || IsWorthCompressing(chunk);
+    if ((needs_digest && !chunk.is_digested()) || NeedsStatistics(chunk)) {
       scanned_.push_back(&chunk);
     }
   }
   PlanChanges(ready);
+  if (context_.compress) CompressChunks(ready);
   context_.pool.Start(scanned_.size(), [this](size_t i, size_t worker) {
     PlannedChunk& chunk = *scanned_[i];
     std::optional<ChunkStatisticsAccumulator> statistics;
@@ -86,6 +90,30 @@ Result<void> ChunkWriter::FlushWindow() {
 bool ChunkWriter::NeedsStatistics(const PlannedChunk& chunk) const {
   if (!context_.statistics || !chunk.has_bytes || chunk.is_on_device()) return false;
   return !chunk.is_digested() || !chunk.is_unchanged() || !chunk.base->statistics;
+}
+
+bool ChunkWriter::IsWorthCompressing(const PlannedChunk& chunk) const {
+  return context_.compress && chunk.has_bytes && !chunk.is_on_device() &&
+         chunk.length_bytes >= kMinCompressibleBytes && chunk.length_bytes <= kMaxCompressibleBytes;
+}
+
+void ChunkWriter::CompressChunks(Window& window) {
+  std::vector<PlannedChunk*> chunks;
+  for (PlannedChunk& chunk : window.chunks) {
+    const bool is_planned = chunk.is_unchanged() || chunk.ranges || !chunk.delta.empty();
+    if (!is_planned && IsWorthCompressing(chunk)) chunks.push_back(&chunk);
+  }
+  context_.pool.Run(chunks.size(), [&](size_t i, size_t worker) {
+    PlannedChunk& chunk = *chunks[i];
+    const HostPayload payload(*chunk.source, chunk.begin_bytes, chunk.length_bytes);
+    auto compressed = Compress(
+        compressors_[worker], schema::ElementBytes(context_.plan.tensors[chunk.tensor].dtype),
+        chunk.length_bytes, [&](uint64_t page) { return payload.Page(page, scratch_[worker]); },
+        chunk.page_digests);
+    if (!compressed) return;
+    chunk.delta = *std::move(compressed);
+    chunk.is_compressed = true;
+  });
 }
 
 void ChunkWriter::PlanChanges(Window& window) {
@@ -166,11 +194,14 @@ Result<void> ChunkWriter::Write(const PlannedChunk& chunk) {
 }
 
 Result<ChunkWriter::Stored> ChunkWriter::AppendDelta(const PlannedChunk& chunk) {
-  CAIRN_CHECK(chunk.base && chunk.base->digest == chunk.delta_base);
+  CAIRN_CHECK(chunk.is_compressed || (chunk.base && chunk.base->digest == chunk.delta_base));
   follows_delta_ = true;
   CAIRN_TRY_ASSIGN(const auto appended,
                    context_.writer.Append(BytesPayload(chunk.delta), kv::SegmentAlignment::k64));
-  Stored stored{.extents = chunk.base->stored(), .digest = chunk.digest};
+  Stored stored{.extents = chunk.is_compressed
+                               ? kv::ChunkExtents(kv::Extent::Zeros(chunk.length_bytes))
+                               : chunk.base->stored(),
+                .digest = chunk.digest};
   stored.extents.deltas.push_back(appended.extent);
   return stored;
 }

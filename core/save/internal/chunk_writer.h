@@ -14,6 +14,7 @@
 
 #include "core/base/internal/progress_meter.h"
 #include "core/base/internal/worker_pool.h"
+#include "core/delta/internal/delta_encoder.h"
 #include "core/save/internal/chunk_deltas.h"
 #include "core/save/internal/chunk_source.h"
 #include "core/save/internal/device_save.h"
@@ -34,6 +35,7 @@ struct ChunkWriterContext {
   const StepView* base = nullptr;  // null: no chunk has a base
   uint32_t max_deltas = 0;         // of a chunk
   bool statistics = false;         // compute those of chunks in host memory
+  bool compress = false;           // chunks in host memory that are written completely
   SavedChunks* saved = nullptr;    // null: what was written is not recorded
   DeviceSave* device = nullptr;    // null: all tensors are in host memory
 };
@@ -76,6 +78,9 @@ class ChunkWriter {
   /// reads of the base's page digests, and reads of the base's pages for deltas.
   void PlanChanges(Window& window);
   bool NeedsStatistics(const PlannedChunk& chunk) const;
+  bool IsWorthCompressing(const PlannedChunk& chunk) const;
+  /// Compresses the chunks of which no other form was planned.
+  void CompressChunks(Window& window);
   /// True if the page digests of the chunk's base should be read.
   bool IsWorthProbing(const PlannedChunk& chunk);
   /// Adds the records of the tensors before `end` that are not added yet.
@@ -93,9 +98,10 @@ class ChunkWriter {
   std::vector<PlannedChunk*> scanned_;  // in digested_; their bytes are being read
   // The tensor of the last chunk that was probed, if its pages changed too much to keep any.
   std::optional<size_t> tensor_changed_fully_;
-  uint32_t unprobed_ = 0;              // chunks of that tensor since the last probe
-  std::optional<ChunkDeltas> deltas_;  // empty: no base
-  bool follows_delta_ = false;         // the last payload that was appended is a delta
+  uint32_t unprobed_ = 0;                  // chunks of that tensor since the last probe
+  std::optional<ChunkDeltas> deltas_;      // empty: no base
+  std::vector<DeltaEncoder> compressors_;  // one per worker
+  bool follows_delta_ = false;             // the last payload that was appended is a delta
   uint64_t chunks_ = 0;
   uint64_t chunks_reused_ = 0;
 };

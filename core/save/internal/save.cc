@@ -219,6 +219,7 @@ Result<void> SaveSession::Write(const SavePlan& plan, const SaveOptions& options
                             .base = base_ ? &*base_ : nullptr,
                             .max_deltas = options.max_deltas,
                             .statistics = options.statistics,
+                            .compress = options.compress,
                             .saved = saved,
                             .device = device_});
   if (base_) {

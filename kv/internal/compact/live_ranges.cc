@@ -20,17 +20,25 @@ bool HaveSamePages(const Extent& a, const Extent& b) {
 
 }  // namespace
 
-LiveRanges::LiveRanges(std::set<uint64_t> segments) : segments_(std::move(segments)) {}
+LiveRanges::LiveRanges(std::set<uint64_t> segments, bool with_raw)
+    : segments_(std::move(segments)), with_raw_(with_raw) {}
+
+VersionId LiveRanges::IdOf(const ChunkExtents& extents) {
+  const Extent& last = extents.deltas.empty() ? extents.payload.back() : extents.deltas.back();
+  return {last.segment_id, last.offset_bytes};
+}
 
 Result<void> LiveRanges::Add(std::string_view key, const ChunkEntry& entry) {
   const uint64_t order = next_order_++;
   std::optional<VersionId> user;
-  if (!entry.extents.deltas.empty()) {
-    const Extent& last = entry.extents.deltas.back();
-    user = VersionId{last.segment_id, last.offset_bytes};
-    const auto [chunk, is_new] = delta_chunks_.try_emplace(*user);
+  const bool is_raw_version = with_raw_ && entry.extents.payload.size() == 1;
+  if (!entry.extents.deltas.empty() || is_raw_version) {
+    user = IdOf(entry.extents);
+    const auto [version, is_new] = versions_.try_emplace(*user);
     if (is_new) {
-      chunk->second = {.key = std::string(key), .entry = entry, .order = order, .moved_to = {}};
+      version->second = {.key = std::string(key), .entry = entry, .order = order, .moved_to = {}};
+    } else if (version->second.entry.extents != entry.extents) {
+      user = std::nullopt;  // two chunks have an extent in common
     }
   }
   const bool is_aligned = entry.extents.payload.size() > 1;
@@ -42,7 +50,7 @@ Result<void> LiveRanges::Add(std::string_view key, const ChunkEntry& entry) {
                          .is_delta = false,
                          .is_aligned = is_aligned || extent.length_bytes >= kPageBytes,
                          .only_user = user,
-                         .is_folded = false,
+                         .is_replaced = false,
                          .moved_to = {}}));
   }
   for (const Extent& extent : entry.extents.deltas) {
@@ -53,7 +61,7 @@ Result<void> LiveRanges::Add(std::string_view key, const ChunkEntry& entry) {
                          .is_delta = true,
                          .is_aligned = false,
                          .only_user = user,
-                         .is_folded = false,
+                         .is_replaced = false,
                          .moved_to = {}}));
   }
   return {};
@@ -101,25 +109,41 @@ uint64_t LiveRanges::live_bytes(uint64_t segment_id) const {
   return bytes;
 }
 
-std::vector<DeltaChunk*> LiveRanges::Foldable(uint64_t max_bytes) {
-  std::vector<DeltaChunk*> foldable;
-  for (auto& [version, chunk] : delta_chunks_) {
+std::vector<ChunkVersion*> LiveRanges::Foldable(uint64_t max_bytes) {
+  std::vector<ChunkVersion*> foldable;
+  for (auto& [version, chunk] : versions_) {
     const Extents& payload = chunk.entry.extents.payload;
-    if (payload.length_bytes() > max_bytes) continue;
+    if (chunk.entry.extents.deltas.empty() || payload.length_bytes() > max_bytes) continue;
     const bool is_alone = std::ranges::all_of(
         payload, [&](const Extent& extent) { return FindUsedBy(version, extent) != nullptr; });
     if (is_alone) foldable.push_back(&chunk);
   }
-  std::ranges::sort(foldable, {}, &DeltaChunk::order);
+  std::ranges::sort(foldable, {}, &ChunkVersion::order);
   return foldable;
 }
 
-void LiveRanges::Fold(const DeltaChunk& chunk) {
-  const Extent& last = chunk.entry.extents.deltas.back();
+std::vector<ChunkVersion*> LiveRanges::Compressible(uint64_t max_bytes) {
+  constexpr uint64_t kMinBytes = 4096;
+  std::vector<ChunkVersion*> compressible;
+  for (auto& [id, version] : versions_) {
+    const ChunkExtents& extents = version.entry.extents;
+    const Extent& only = extents.payload.front();
+    if (!extents.deltas.empty() || only.length_bytes < kMinBytes || only.length_bytes > max_bytes) {
+      continue;
+    }
+    const LiveRange* const range = FindUsedBy(id, only);
+    if (range != nullptr && range->extent == only) compressible.push_back(&version);
+  }
+  std::ranges::sort(compressible, {}, &ChunkVersion::order);
+  return compressible;
+}
+
+void LiveRanges::Replace(const ChunkVersion& chunk) {
+  const VersionId id = IdOf(chunk.entry.extents);
   chunk.entry.extents.ForEach([&](const Extent& extent) {
-    const LiveRange* const range = FindUsedBy({last.segment_id, last.offset_bytes}, extent);
+    const LiveRange* const range = FindUsedBy(id, extent);
     if (range != nullptr) {
-      ranges_.at(extent.segment_id).at(range->extent.offset_bytes).is_folded = true;
+      ranges_.at(extent.segment_id).at(range->extent.offset_bytes).is_replaced = true;
     }
   });
 }
@@ -128,7 +152,7 @@ std::vector<LiveRange*> LiveRanges::InOrder() {
   std::vector<LiveRange*> all;
   for (auto& [segment, ranges] : ranges_) {
     for (auto& [offset, range] : ranges) {
-      if (!range.is_folded) all.push_back(&range);
+      if (!range.is_replaced) all.push_back(&range);
     }
   }
   std::ranges::sort(all, {}, [](const LiveRange* range) {
@@ -175,12 +199,14 @@ void LiveRanges::AppendMoved(const Extent& extent, std::vector<Extent>& moved) c
 }
 
 std::optional<ChunkExtents> LiveRanges::Moved(const ChunkExtents& extents) const {
-  if (!extents.deltas.empty()) {
-    const Extent& last = extents.deltas.back();
-    const auto chunk = delta_chunks_.find({last.segment_id, last.offset_bytes});
-    if (chunk != delta_chunks_.end() && !chunk->second.moved_to.empty()) {
-      return ChunkExtents(Extents(chunk->second.moved_to));
-    }
+  const auto found = versions_.find(IdOf(extents));
+  if (found != versions_.end() && !found->second.moved_to.empty() &&
+      found->second.entry.extents == extents) {
+    const ChunkVersion& version = found->second;
+    if (!version.is_compressed) return ChunkExtents(Extents(version.moved_to));
+    ChunkExtents compressed{Extent::Zeros(extents.payload.length_bytes())};
+    compressed.deltas = version.moved_to;
+    return compressed;
   }
   bool is_moved = false;
   extents.ForEach([&](const Extent& extent) { is_moved |= Contains(extent.segment_id); });

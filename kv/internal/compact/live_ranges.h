@@ -16,7 +16,8 @@
 
 namespace cairn::kv::internal {
 
-/// Identifies a version of a chunk that has deltas: the segment and the offset of the last one.
+/// Identifies the bytes of a chunk: the segment and the offset of its last delta, or of its only
+/// extent.
 using VersionId = std::pair<uint64_t, uint64_t>;
 
 /// Payload that is moved as a whole: extents of several steps that overlap.
@@ -26,25 +27,28 @@ struct LiveRange {
   std::string key;          // of this chunk
   bool is_delta = false;    // must remain in one piece
   bool is_aligned = false;  // begins at a multiple of 4 KiB
-  /// The only version that uses it; nothing if it is used by several, or by a chunk without deltas.
+  /// The only version that uses it; nothing if it is used by several, or by a chunk that is not
+  /// listed as a version.
   std::optional<VersionId> only_user;
-  bool is_folded = false;        // not needed any more
+  bool is_replaced = false;      // not needed any more
   std::vector<Extent> moved_to;  // in order
 };
 
-/// A chunk with deltas, and what replaces it.
-struct DeltaChunk {
+/// A chunk with deltas, or, if chunks are compressed, one without deltas; and what replaces it.
+struct ChunkVersion {
   std::string key;
   ChunkEntry entry;
   uint64_t order = 0;
-  std::vector<Extent> moved_to;  // its bytes without deltas; empty: it keeps its deltas
+  bool is_compressible = false;
+  bool is_compressed = false;    // moved_to is a delta of zeros
+  std::vector<Extent> moved_to;  // its bytes, without deltas; empty: it is moved as it is
 };
 
 /// Threads: one.
 class LiveRanges {
  public:
-  /// Collects what is stored in `segments`.
-  explicit LiveRanges(std::set<uint64_t> segments);
+  /// Collects what is stored in `segments`. `with_raw`: chunks without deltas are versions, too.
+  LiveRanges(std::set<uint64_t> segments, bool with_raw);
 
   bool Contains(uint64_t segment_id) const { return segments_.contains(segment_id); }
   /// Adds the chunks of one step after another, in the order in which they are to be stored.
@@ -57,10 +61,13 @@ class LiveRanges {
 
   /// Returns the chunks with deltas of at most `max_bytes` whose earlier version is in these
   /// segments and has no other user, in the order in which they were added.
-  std::vector<DeltaChunk*> Foldable(uint64_t max_bytes);
-  /// Marks the ranges that only such a chunk uses as folded.
-  void Fold(const DeltaChunk& chunk);
-  /// Returns the ranges that are not folded, in the order in which they were added.
+  std::vector<ChunkVersion*> Foldable(uint64_t max_bytes);
+  /// Returns the chunks without deltas of 4 KiB to `max_bytes` in these segments whose bytes have
+  /// no other user, in the order in which they were added.
+  std::vector<ChunkVersion*> Compressible(uint64_t max_bytes);
+  /// Marks the ranges that only such a chunk uses as replaced.
+  void Replace(const ChunkVersion& chunk);
+  /// Returns the ranges that are not replaced, in the order in which they were added.
   std::vector<LiveRange*> InOrder();
 
   /// Returns the extents of a chunk after the move; nothing if they are the same.
@@ -73,9 +80,12 @@ class LiveRanges {
   const LiveRange* FindUsedBy(const VersionId& version, const Extent& extent) const;
   void AppendMoved(const Extent& extent, std::vector<Extent>& moved) const;
 
+  static VersionId IdOf(const ChunkExtents& extents);
+
   std::set<uint64_t> segments_;
+  const bool with_raw_;
   std::map<uint64_t, ByOffset> ranges_;  // by segment
-  std::map<VersionId, DeltaChunk> delta_chunks_;
+  std::map<VersionId, ChunkVersion> versions_;
   uint64_t next_order_ = 0;
 };
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <future>
+#include <optional>
 #include <set>
 #include <thread>
 #include <utility>
@@ -22,6 +24,8 @@ constexpr uint64_t kPieceBytes = 8 << 20;   // the longest part of a range that 
 constexpr uint64_t kBatchBytes = 16 << 20;  // of pieces that are read together
 constexpr size_t kBatchPieces = 4096;
 constexpr uint32_t kBlocks = 4;
+constexpr uint32_t kMaxThreads = 8;  // that compress
+constexpr uint64_t kMinCompressedBytes = 4096;
 constexpr std::chrono::milliseconds kWaitSlice{50};  // after which a compaction can be stopped
 static_assert(kPieceBytes % kPageBytes == 0);
 
@@ -61,6 +65,13 @@ SegmentStream::Options StreamOptions(StoreState& state, const std::string& name,
 }
 
 }  // namespace
+
+uint32_t ElementBytes(const ChunkEntry& entry) {
+  uint64_t elements = 1;
+  for (const uint64_t size : entry.sizes) elements *= size;
+  const uint64_t bytes = entry.extents.payload.length_bytes();
+  return elements == 0 || bytes % elements != 0 ? 1 : static_cast<uint32_t>(bytes / elements);
+}
 
 struct PayloadMover::Piece {
   LiveRange* range = nullptr;
@@ -194,22 +205,66 @@ Result<void> PayloadMover::MoveBatch(std::span<const Piece> batch) {
   return context_.progress(bytes);
 }
 
-Result<void> PayloadMover::Decode(std::span<DeltaChunk* const> chunks) {
-  for (DeltaChunk* const chunk : chunks) {
+Result<std::vector<std::byte>> PayloadMover::ReadChunk(const ChunkVersion& chunk,
+                                                       std::vector<uint64_t>& page_digests) const {
+  std::vector<std::byte> bytes(chunk.entry.extents.payload.length_bytes());
+  CAIRN_TRY(context_.options.decode(snapshot_, chunk.key, chunk.entry.extents, bytes));
+  AppendPageDigests(bytes, page_digests);
+  if (RootDigest(page_digests, bytes.size()) == chunk.entry.digest) return bytes;
+  return Fail(Error{.code = ErrorCode::kDataLoss,
+                    .message = "a chunk does not match its digest, so its segment cannot be "
+                               "rewritten; kv-dump verify lists all damage",
+                    .key = chunk.key});
+}
+
+Result<void> PayloadMover::AppendCompressed(std::span<const std::byte> compressed,
+                                            ChunkVersion& chunk) {
+  page_digests_.clear();
+  AppendPageDigests(compressed, page_digests_);
+  chunk.is_compressed = true;
+  return Append(compressed, SegmentAlignment::k64, page_digests_, chunk.key, chunk.moved_to);
+}
+
+Result<void> PayloadMover::Decode(std::span<ChunkVersion* const> chunks) {
+  for (ChunkVersion* const chunk : chunks) {
     const uint64_t length_bytes = chunk->entry.extents.payload.length_bytes();
     CAIRN_TRY(AwaitTurn(length_bytes));
-    buffer_.resize(std::max<size_t>(buffer_.size(), length_bytes));
-    const auto bytes = std::span(buffer_).first(length_bytes);
-    CAIRN_TRY(context_.options.decode(snapshot_, chunk->key, chunk->entry.extents, bytes));
-    page_digests_.clear();
-    AppendPageDigests(bytes, page_digests_);
-    if (RootDigest(page_digests_, length_bytes) != chunk->entry.digest) {
-      return Fail(Error{.code = ErrorCode::kDataLoss,
-                        .message = "a chunk with deltas does not match its digest",
-                        .key = chunk->key});
+    std::vector<uint64_t> page_digests;
+    CAIRN_TRY_ASSIGN(const auto bytes, ReadChunk(*chunk, page_digests));
+    std::optional<std::vector<std::byte>> compressed;
+    if (context_.options.compress && length_bytes >= kMinCompressedBytes) {
+      compressed = context_.options.compress(bytes, ElementBytes(chunk->entry), page_digests);
     }
-    CAIRN_TRY(Append(bytes, SegmentAlignment::k4096, page_digests_, chunk->key, chunk->moved_to));
+    if (compressed) {
+      CAIRN_TRY(AppendCompressed(*compressed, *chunk));
+    } else {
+      CAIRN_TRY(Append(bytes, SegmentAlignment::k4096, page_digests, chunk->key, chunk->moved_to));
+    }
     CAIRN_TRY(context_.progress(length_bytes));
+  }
+  return {};
+}
+
+Result<void> PayloadMover::Compress(std::span<ChunkVersion* const> chunks) {
+  using Compressed = std::optional<std::vector<std::byte>>;
+  const size_t threads = std::clamp(std::thread::hardware_concurrency(), 1u, kMaxThreads);
+  for (size_t begin = 0; begin < chunks.size(); begin += threads) {
+    const auto batch = chunks.subspan(begin, std::min(threads, chunks.size() - begin));
+    std::vector<std::future<Result<Compressed>>> results;
+    for (const ChunkVersion* const chunk : batch) {
+      CAIRN_TRY(AwaitTurn(chunk->entry.extents.payload.length_bytes()));
+      results.push_back(std::async(std::launch::async, [this, chunk]() -> Result<Compressed> {
+        std::vector<uint64_t> page_digests;
+        CAIRN_TRY_ASSIGN(const auto bytes, ReadChunk(*chunk, page_digests));
+        return context_.options.compress(bytes, ElementBytes(chunk->entry), page_digests);
+      }));
+    }
+    for (size_t i = 0; i < batch.size(); ++i) {
+      CAIRN_TRY_ASSIGN(const Compressed compressed, results[i].get());
+      if (!compressed) continue;
+      CAIRN_TRY(AppendCompressed(*compressed, *batch[i]));
+      CAIRN_TRY(context_.progress(batch[i]->entry.extents.payload.length_bytes()));
+    }
   }
   return {};
 }

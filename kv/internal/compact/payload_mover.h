@@ -31,8 +31,12 @@ struct CompactContext {
   std::function<Result<void>(uint64_t moved_bytes)> progress;
 };
 
+/// Returns the length of an element of the chunk; 1 if its record contradicts itself.
+uint32_t ElementBytes(const ChunkEntry& entry);
+
 /// The destructor removes the segments unless Keep was called. Memory: 16 MiB, or the largest delta
-/// or chunk that is decoded, and a few blocks. Threads: one.
+/// or chunk that is decoded, and a few blocks; to compress, twice a chunk per core, at most 8.
+/// Threads: one.
 class PayloadMover {
  public:
   /// `name` identifies the compaction in its segments.
@@ -45,7 +49,9 @@ class PayloadMover {
   /// Copies the ranges and the decoded chunks, in this order, and sets `moved_to` of each. All
   /// pointers must remain valid until Seal returns. kDataLoss: a page does not match its digest.
   Result<void> Move(std::span<LiveRange* const> ranges);
-  Result<void> Decode(std::span<DeltaChunk* const> chunks);
+  Result<void> Decode(std::span<ChunkVersion* const> chunks);
+  /// Compresses chunks without deltas. Sets `moved_to` of those that become shorter.
+  Result<void> Compress(std::span<ChunkVersion* const> chunks);
   /// Makes the new segments durable under their names. Until then, `moved_to` cannot be used.
   Result<void> Seal();
   const std::vector<SegmentInfo>& segments() const { return stream_.sealed(); }
@@ -59,6 +65,10 @@ class PayloadMover {
   Result<void> Append(std::span<const std::byte> bytes, SegmentAlignment alignment,
                       std::span<const uint64_t> page_digests, std::string_view key,
                       std::vector<Extent>& moved_to);
+  /// Returns the chunk without its deltas, verified.
+  Result<std::vector<std::byte>> ReadChunk(const ChunkVersion& chunk,
+                                           std::vector<uint64_t>& page_digests) const;
+  Result<void> AppendCompressed(std::span<const std::byte> compressed, ChunkVersion& chunk);
   Result<void> AwaitTurn(uint64_t bytes);
   Result<void> OnRecord(Column column, std::span<const std::byte> record);
 

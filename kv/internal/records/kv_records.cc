@@ -152,8 +152,11 @@ std::vector<std::byte> EncodeChunk(const ChunkEntry& entry) {
   if (!extents.deltas.empty()) {
     const auto payload = CreateExtents(builder, extents.payload.all());
     const auto deltas = CreateExtents(builder, extents.deltas);
-    root = schema::CreateChunkRecord(builder, schema::kDeltasVersion, schema::kDeltaEncoding, sizes,
-                                     nullptr, &digest, entry.since_step, payload, deltas, stored);
+    const bool is_compressed = extents.is_compressed();
+    root = schema::CreateChunkRecord(
+        builder, is_compressed ? schema::kCompressedVersion : schema::kDeltasVersion,
+        is_compressed ? schema::kCompressedEncoding : schema::kDeltaEncoding, sizes, nullptr,
+        &digest, entry.since_step, payload, deltas, stored);
   } else if (extents.payload.size() == 1) {
     const schema::Extent extent = ToSchema(extents.payload.front());
     root = schema::CreateChunkRecord(builder, schema::kRecordVersion, schema::kRawEncoding, sizes,

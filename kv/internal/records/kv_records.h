@@ -33,8 +33,9 @@ std::string SegmentObject(const SegmentInfo& info);
 std::vector<std::byte> EncodeSegment(const SegmentInfo& info);
 Result<SegmentInfo> DecodeSegment(std::span<const std::byte> record);
 
-/// A chunk with one extent is encoded as version 1, one with several extents as version 2, and one
-/// with deltas as version 3. Requires extents that kv::ReadExtents accepts.
+/// A chunk with one extent is encoded as version 1, one with several extents as version 2, one
+/// with deltas as version 3, and one that is compressed as version 4. Requires extents that
+/// kv::ReadExtents accepts.
 std::vector<std::byte> EncodeChunk(const ChunkEntry& entry);
 Result<ChunkEntry> DecodeChunk(std::span<const std::byte> record);
 /// Returns only the extents. See kv::ReadExtents.

@@ -23,6 +23,7 @@ class SaveOptions:
     chunk_bytes: int | None = None
     deltas: bool | int = False
     statistics: bool = False
+    compress: bool = False
     keys: Patterns = None
     prefix: str = ""
     ignore_frozen: bool = False
@@ -53,6 +54,7 @@ class SaveOptions:
             "chunk_bytes": self.chunk_bytes,
             "deltas": self._max_deltas(),
             "statistics": self.statistics,
+            "compress": self.compress,
         }
 
     def _max_deltas(self) -> int:

@@ -77,7 +77,7 @@ class Saver:
         async_: ``False`` saves before :meth:`step` returns.
         overwrite: replaces existing steps, also in mirrors, for example after a run has resumed
             from an earlier step; by default they are a Conflict.
-        deltas, statistics: as in :meth:`cairn.Store.save`.
+        deltas, statistics, compress: as in :meth:`cairn.Store.save`.
         signals: numbers of the signals that cause a save.
         mirror: the address of a store, a :class:`cairn.Mirror`, or a sequence of them, from near to
             far, each of which copies from the one before it.
@@ -105,6 +105,7 @@ class Saver:
         overwrite: bool = False,
         deltas: bool | int = False,
         statistics: bool = False,
+        compress: bool = False,
         signals: Iterable[int] = (signal.SIGTERM,),
         agree_every: int = 1,
         process_group: Any = None,
@@ -120,7 +121,12 @@ class Saver:
             store._native.steps_to_delete(0, 0, self._keep_best, None)
         self._agree_every = _at_least("agree_every", agree_every, 1)
         self._async = async_
-        self._saving = {"overwrite": overwrite, "deltas": deltas, "statistics": statistics}
+        self._saving = {
+            "overwrite": overwrite,
+            "deltas": deltas,
+            "statistics": statistics,
+            "compress": compress,
+        }
         every_mirrored = _at_least("mirror_every", mirror_every, 1)
         self._mirrors = mirror_chain(mirror, store._address, every_mirrored)
         self._handle: SaveHandle | None = None

@@ -27,7 +27,8 @@ struct Sample {
   Bytes delta;
 };
 
-/// A chunk with an unchanged page, a raw one, and pages with all kinds of gaps and values.
+/// A chunk with an unchanged page, a raw one, one in planes, and pages with all kinds of gaps and
+/// values.
 template <typename T>
 Sample MakeSample(SeededRandom& random) {
   constexpr uint64_t kPerPage = kPageBytes / sizeof(T);
@@ -37,7 +38,19 @@ Sample MakeSample(SeededRandom& random) {
   std::copy_n(base.begin(), kPerPage, chunk.begin());
   random.Fill(std::as_writable_bytes(std::span(chunk)).subspan(2 * kPageBytes, kPageBytes));
   Sample sample{.base = ToBytes(base), .chunk = ToBytes(chunk)};
-  sample.delta = Encode(sizeof(T), sample.base, sample.chunk);
+  DeltaEncoder encoder;
+  encoder.Begin(sizeof(T), sample.chunk.size());
+  std::vector<uint64_t> page_digests;
+  kv::AppendPageDigests(sample.chunk, page_digests);
+  for (uint64_t i = 0; i < page_digests.size(); ++i) {
+    if (i == 3) {
+      encoder.AddCompletePage(PageOf(sample.chunk, i));
+    } else {
+      encoder.AddPage(PageOf(sample.base, i), PageOf(sample.chunk, i));
+    }
+  }
+  const auto delta = encoder.Finish(page_digests, kNoLimit);
+  sample.delta = Bytes(delta->begin(), delta->end());
   return sample;
 }
 

@@ -195,6 +195,7 @@ class History {
     constexpr uint32_t kDeltas[] = {0, 4, 4, 64};
     options.max_deltas = kDeltas[random_.Between(0, 3)];
     options.incremental = !random_.Chance(0.02);
+    options.compress = random_.Chance(0.2);
     uint64_t step = next_step_++;
     if (!model_.empty() && random_.Chance(0.03)) {
       step = AnyStep();
@@ -265,9 +266,10 @@ class History {
     options.max_dead = kMaxDead[random_.Between(0, 3)];
     options.fold_all = random_.Chance(0.3);
     if (random_.Chance(0.3)) options.commit_bytes = 100'000;
-    const auto report = store_->Compact(options);
+    const auto report = store_->Compact(options, random_.Chance(0.3));
     ++counts_["compacted"];
     if (report) {
+      counts_["compressed"] += report->compressed_chunks;
       counts_["folded"] += report->folded_chunks;
       counts_["moved MiB"] += report->moved_bytes >> 20;
       return;

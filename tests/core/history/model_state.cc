@@ -22,6 +22,11 @@ void ModelState::Add(const std::string& fqn, DType dtype, Shape shape) {
   for (const uint64_t size : shape) elements *= size;
   std::vector<std::byte> bytes(elements * schema::ElementBytes(dtype));
   random_.Fill(bytes);
+  if (dtype == DType::kBFloat16) {  // a short range of exponents, so that it can be compressed
+    for (uint64_t i = 1; i < bytes.size(); i += 2) {
+      bytes[i] = (bytes[i] & std::byte{0x81}) | std::byte{0x3c};
+    }
+  }
   tensors_[fqn] = {.dtype = dtype, .shape = std::move(shape), .bytes = nullptr};
   Put(fqn, std::move(bytes));
 }

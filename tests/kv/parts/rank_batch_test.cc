@@ -76,7 +76,7 @@ TEST_F(RankBatchTest, GroupsTheChunksOfEachTensor) {
 TEST_F(RankBatchTest, ChunksWithOtherDimensionsAreNotInOneGroup) {
   CAIRN_ASSERT_OK(AddRow("a", 0, 1));
   CAIRN_ASSERT_OK(Add(Column::kChunks, ChunkKey("a", std::array{uint64_t{1}}),
-                      ChunkRecord({8}, {{.length_bytes = 8}})));
+                      ChunkRecord({8}, {{.segment_id = 1, .length_bytes = 8}})));
   CAIRN_ASSERT_OK(AddRow("a", 2, 1));
   batch_.Finish();
   size_t count = 0;
@@ -135,7 +135,7 @@ TEST_F(RankBatchTest, UsesIncludeDeltasAndTheLengthDoesNot) {
 
 TEST_F(RankBatchTest, DamagedChunksAreRefused) {
   const std::string key = ChunkKey("a", std::array{uint64_t{1}});
-  const std::vector<std::byte> record = ChunkRecord({8}, {{.length_bytes = 8}});
+  const std::vector<std::byte> record = ChunkRecord({8}, {{.segment_id = 1, .length_bytes = 8}});
   CAIRN_EXPECT_OK(Add(Column::kChunks, key, record));
   EXPECT_THAT(Add(Column::kChunks, "", record), IsError(ErrorCode::kDataLoss, "malformed"));
   EXPECT_THAT(Add(Column::kChunks, "a", record), IsError(ErrorCode::kDataLoss, "malformed"));

@@ -1,0 +1,196 @@
+// Compressed chunks in steps: saves, loads of parts, later saves, compactions, and damage.
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <vector>
+
+#include "core/async_save.h"
+#include "core/checkpoint_store.h"
+#include "core/save/save_options.h"
+#include "core/step/contents.h"
+#include "tests/core/tensor/test_tensor.h"
+
+namespace cairn::core {
+namespace {
+
+using kv::kPageBytes;
+using ::testing::IsEmpty;
+using ::testing::Lt;
+using ::testing::SizeIs;
+
+constexpr uint64_t kRows = 400;
+constexpr uint64_t kColumns = 1000;
+
+const SaveOptions kCompress{.compress = true, .chunk_bytes = 4 * kPageBytes};
+
+class CompressedSaveTest : public StoreTest {
+ protected:
+  CompressedSaveTest() {
+    // Exponents in a short range, and random mantissas.
+    for (size_t i = 1; i < weights_.bytes.size(); i += 2) {
+      weights_.bytes[i] = (weights_.bytes[i] & std::byte{0x80}) | std::byte{0x3c};
+    }
+    random_.Fill(noise_.bytes);
+  }
+  StateDict State() const {
+    StateDict state;
+    state.root().Tensor("noise", noise_.view());
+    state.root().Tensor("w", weights_.view());
+    return state;
+  }
+  void SaveAndKeep(uint64_t step, const SaveOptions& options) {
+    Save(step, State(), options);
+    states_[step] = weights_.bytes;
+  }
+  void ExpectAllSteps() {
+    for (const auto& [step, bytes] : states_) {
+      EXPECT_TRUE(LoadBytes(step, "w") == bytes) << step;
+      EXPECT_TRUE(LoadBytes(step, "noise") == noise_.bytes) << step;
+    }
+    EXPECT_THAT(VerifyAll(), IsEmpty());
+  }
+  std::vector<ChunkInfo> Chunks(uint64_t step, const std::string& fqn = "w") {
+    auto chunks = store->Chunks(Step(step), fqn);
+    EXPECT_TRUE(testing::IsOk(chunks));
+    return *chunks;
+  }
+  uint64_t CompressedCount(uint64_t step, const std::string& fqn = "w") {
+    const auto chunks = Chunks(step, fqn);
+    return static_cast<uint64_t>(std::ranges::count_if(
+        chunks, [](const ChunkInfo& chunk) { return chunk.stored().is_compressed(); }));
+  }
+
+  testing::SeededRandom random_;
+  TestTensor weights_{DType::kBFloat16, {kRows, kColumns}};
+  TestTensor noise_{DType::kUInt8, {3 * kPageBytes}};
+  std::map<uint64_t, std::vector<std::byte>> states_;
+};
+
+TEST_F(CompressedSaveTest, TakesLessSpaceAndIsRestored) {
+  const SaveReport report = Save(1, State(), kCompress);
+  states_[1] = weights_.bytes;
+  EXPECT_THAT(report.written_bytes, Lt(report.logical_bytes * 9 / 10));
+  EXPECT_EQ(CompressedCount(1), Chunks(1).size());
+  EXPECT_EQ(CompressedCount(1, "noise"), 0u);
+  ExpectAllSteps();
+}
+
+TEST_F(CompressedSaveTest, PartsAreLoaded) {
+  SaveAndKeep(1, kCompress);
+  std::vector<std::byte> rows(2 * 7 * 100);
+  const LoadRequest request{.fqn = "w",
+                            .box = {.offsets = {190, 300}, .sizes = {7, 100}},
+                            .target = {DType::kBFloat16, {7, 100}, {}, rows.data()}};
+  CAIRN_ASSERT_OK(store->Load(Step(1), {&request, 1}));
+  for (size_t row = 0; row < 7; ++row) {
+    const auto expected =
+        std::span(weights_.bytes).subspan(2 * ((190 + row) * kColumns + 300), 200);
+    EXPECT_TRUE(std::ranges::equal(std::span(rows).subspan(row * 200, 200), expected)) << row;
+  }
+}
+
+TEST_F(CompressedSaveTest, LaterStepsReferToThemAndAddDeltas) {
+  SaveAndKeep(1, kCompress);
+  EXPECT_EQ(Save(2, State(), {.chunk_bytes = 4 * kPageBytes}).written_bytes, 0u);
+  states_[2] = weights_.bytes;
+  for (size_t i = 0; i < weights_.bytes.size(); i += 400) weights_.bytes[i] ^= std::byte{1};
+  SaveOptions options = kCompress;
+  options.max_deltas = 4;
+  const SaveReport report = Save(3, State(), options);
+  states_[3] = weights_.bytes;
+  EXPECT_THAT(report.written_bytes, Lt(report.logical_bytes / 20));
+  EXPECT_THAT(Chunks(3).front().deltas, SizeIs(2));  // the complete chunk, and what changed
+  CAIRN_ASSERT_OK(store->Delete(std::vector<uint64_t>{1, 2}));
+  states_.erase(1);
+  states_.erase(2);
+  ExpectAllSteps();
+}
+
+TEST_F(CompressedSaveTest, WithoutDeltasChangedChunksAreCompressedAnew) {
+  SaveAndKeep(1, kCompress);
+  weights_.bytes[10] ^= std::byte{1};
+  SaveAndKeep(2, kCompress);
+  EXPECT_EQ(CompressedCount(2), Chunks(2).size());
+  EXPECT_THAT(Chunks(2).front().deltas, SizeIs(1));
+  SaveAndKeep(3, {.chunk_bytes = 4 * kPageBytes});
+  weights_.bytes[11] ^= std::byte{1};
+  SaveAndKeep(4, {.chunk_bytes = 4 * kPageBytes});
+  EXPECT_EQ(CompressedCount(4), Chunks(4).size() - 1);  // the changed one is raw
+  ExpectAllSteps();
+}
+
+TEST_F(CompressedSaveTest, InTheBackground) {
+  AsyncSaver saver(store.get());
+  SaveOptions options = kCompress;
+  options.max_deltas = 2;
+  for (uint64_t step = 1; step <= 5; ++step) {
+    for (size_t i = 2 * step; i < weights_.bytes.size(); i += 300) {
+      weights_.bytes[i] ^= std::byte{1};
+    }
+    states_[step] = weights_.bytes;
+    CAIRN_ASSERT_OK_AND_ASSIGN(auto handle, saver.Save(step, State(), options));
+    CAIRN_ASSERT_OK(handle.Wait());
+  }
+  ExpectAllSteps();
+}
+
+TEST_F(CompressedSaveTest, UpdatesReadThem) {
+  SaveAndKeep(1, kCompress);
+  const auto before = weights_.bytes;
+  for (size_t i = 0; i < weights_.bytes.size(); i += 400) weights_.bytes[i] ^= std::byte{1};
+  SaveAndKeep(2, kCompress);
+  std::vector<std::byte> memory = before;
+  const LoadRequest request{.fqn = "w",
+                            .box = WholeBox({{kRows, kColumns}}),
+                            .target = {DType::kBFloat16, {kRows, kColumns}, {}, memory.data()}};
+  CAIRN_ASSERT_OK(store->Update(Step(1), Step(2), {&request, 1}));
+  EXPECT_TRUE(memory == weights_.bytes);
+}
+
+TEST_F(CompressedSaveTest, DamageIsFoundAndNamed) {
+  SaveAndKeep(1, kCompress);
+  const kv::Extent delta = Chunks(1)[1].deltas.front();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->kv().Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto segment, snapshot->FindSegment(delta.segment_id));
+  std::fstream file(directory.path() + "/store/segments/" + segment.name,
+                    std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(static_cast<std::streamoff>(delta.offset_bytes + delta.length_bytes / 2));
+  file.put('\x5a');
+  file.close();
+  std::vector<std::byte> bytes(weights_.bytes.size());
+  const LoadRequest request{.fqn = "w",
+                            .box = WholeBox({{kRows, kColumns}}),
+                            .target = {DType::kBFloat16, {kRows, kColumns}, {}, bytes.data()}};
+  EXPECT_THAT(store->Load(Step(1), {&request, 1}), testing::IsError(ErrorCode::kDataLoss, "chunk"));
+  EXPECT_THAT(VerifyAll(), SizeIs(1));
+}
+
+TEST_F(CompressedSaveTest, ACompactionCompressesWhatItCan) {
+  SaveAndKeep(1, {.chunk_bytes = 4 * kPageBytes});
+  weights_.bytes[10] ^= std::byte{1};
+  SaveAndKeep(2, {.max_deltas = 4, .chunk_bytes = 4 * kPageBytes});
+  EXPECT_EQ(CompressedCount(1), 0u);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const kv::CompactReport report, store->Compact({}, true));
+  EXPECT_GT(report.compressed_chunks, 0u);
+  EXPECT_THAT(report.new_bytes, Lt(report.old_bytes));
+  EXPECT_GT(CompressedCount(1), 0u);
+  ExpectAllSteps();
+  // For chunks that are compressed already, or cannot be, no segment is rewritten.
+  CAIRN_ASSERT_OK_AND_ASSIGN(const kv::CompactReport again, store->Compact({}, true));
+  EXPECT_EQ(again.old_segments, 0u);
+  // Without compression, a compaction moves compressed chunks as they are.
+  weights_.bytes[9] ^= std::byte{1};
+  SaveAndKeep(3, kCompress);
+  CAIRN_ASSERT_OK(store->Delete(std::vector<uint64_t>{1, 2}));
+  states_.erase(1);
+  states_.erase(2);
+  CAIRN_ASSERT_OK(store->Compact({.max_dead = 0, .fold_all = true}));
+  EXPECT_GT(CompressedCount(3), 0u);
+  ExpectAllSteps();
+}
+
+}  // namespace
+}  // namespace cairn::core
