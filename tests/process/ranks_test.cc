@@ -80,11 +80,12 @@ TEST_P(RanksMeetTest, RankThatNeverConnectsIsNamedAtTheDeadline) {
   for (size_t i = 0; i < ranks.size(); ++i) {
     const Report report = ReadReport(*ranks[i]);
     EXPECT_EQ(report.code, "Unavailable") << report.message;
-    EXPECT_GE(report.time_ms, 900);
     EXPECT_LT(report.time_ms, 1000 + kSlackMs);
-    // Ranks other than 0 may reach their own deadline before rank 0 reports the failure.
+    // Ranks other than 0 may reach their own deadline before rank 0 reports the failure, or may
+    // have started later than rank 0, and learn of it before theirs.
     const bool knows = i == 0 || !GetParam();
     if (knows) {
+      EXPECT_GE(report.time_ms, 900);
       EXPECT_THAT(report.message, HasSubstr("2 of 4"));
     }
   }
