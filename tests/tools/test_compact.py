@@ -146,3 +146,17 @@ def test_compress(saved):
     with cairn.open(path) as store:
         assert np.array_equal(store.read("trained", step=90)["trained"], np.arange(250_000))
     assert run_program("kv-dump", "verify", path).status == 0
+
+
+def test_the_space_of_segments(saved):
+    path, _ = saved
+    space = run_program("kv-dump", "space", path, "--segments", "--json").json()
+    assert space["file_bytes"] == segment_bytes(path)
+    assert space["live_bytes"] + space["dead_bytes"] == space["file_bytes"]
+    dry = run_program("kv-admin", "compact", path, "--dry-run", "--json").json()
+    assert space["live_bytes"] == dry["live_bytes"] == 2 * 3_000_000
+    assert space["shared_bytes"] == 0  # no two of the steps that are left have bytes in common
+    assert sum(one["dead_bytes"] for one in space["segments"]) == space["dead_bytes"]
+    text = run_program("kv-dump", "space", path, "--segments").out
+    assert "SHARED" in text and "(all)" in text
+    assert "without a step" in run_program("kv-dump", "space", f"{path}@5", "--segments").err

@@ -28,6 +28,7 @@ struct Values {
   std::vector<std::string> patterns;
   bool compare_values = false;
   uint64_t depth = 2;
+  bool segments = false;
   ShowOptions show;
   bool statistics = false;
   std::string where;
@@ -202,9 +203,15 @@ Verb SpaceVerb(Values& values) {
                          .target = &values.depth,
                          .help = "Elements of the keys that rows have in common (2); 0: one row "
                                  "per tensor",
-                         .value_name = "N"}},
-          .examples = {"kv-dump space runs/gpt", "kv-dump space runs/gpt@100 optimizer --depth 3"},
+                         .value_name = "N"},
+                        {.name = "--segments",
+                         .target = &values.segments,
+                         .help = "Instead, the bytes of each segment that steps use (live), that "
+                                 "several steps use (shared), and that none uses (dead)"}},
+          .examples = {"kv-dump space runs/gpt", "kv-dump space runs/gpt@100 optimizer --depth 3",
+                       "kv-dump space runs/gpt --segments"},
           .run = [&](Output& out) {
+            if (values.segments) return DumpSegmentSpace({&out, values.json}, values.address);
             return DumpSpace({&out, values.json}, values.address, values.patterns, values.depth);
           }};
 }

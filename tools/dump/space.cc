@@ -8,6 +8,7 @@
 
 #include "core/inspect/space.h"
 #include "core/state_dict/key_pattern.h"
+#include "kv/segment_space.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/json.h"
 #include "tools/common/quantities.h"
@@ -68,7 +69,58 @@ void PrintTable(const DumpRun& run, const std::vector<core::SpaceUse>& uses,
   table.Finish();
 }
 
+Json SegmentJson(const kv::SegmentSpace& space) {
+  return {{"segment", JsonText(space.segment.name)}, {"segment_id", space.segment.segment_id},
+          {"file_bytes", space.segment.file_bytes},  {"live_bytes", space.live_bytes},
+          {"shared_bytes", space.shared_bytes},      {"dead_bytes", space.dead_bytes()}};
+}
+
 }  // namespace
+
+Result<int> DumpSegmentSpace(const DumpRun& run, const std::string& store) {
+  CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenWithoutStep(store, "space --segments"));
+  CAIRN_TRY_ASSIGN(const auto snapshot, opened.store->kv().Latest());
+  CAIRN_TRY_ASSIGN(auto spaces, kv::MeasureSegments(*snapshot));
+  std::ranges::stable_sort(spaces, std::ranges::greater(), &kv::SegmentSpace::dead_bytes);
+  kv::SegmentSpace total;
+  uint64_t dead_bytes = 0;
+  for (const kv::SegmentSpace& space : spaces) {
+    total.segment.file_bytes += space.segment.file_bytes;
+    total.live_bytes += space.live_bytes;
+    total.shared_bytes += space.shared_bytes;
+    dead_bytes += space.dead_bytes();
+  }
+  if (run.json) {
+    JsonList list(run.out,
+                  {{"store", StoreText(opened)},
+                   {"file_bytes", total.segment.file_bytes},
+                   {"live_bytes", total.live_bytes},
+                   {"shared_bytes", total.shared_bytes},
+                   {"dead_bytes", dead_bytes}},
+                  "segments");
+    for (const kv::SegmentSpace& space : spaces) list.Add(SegmentJson(space));
+    list.Finish();
+    return kExitSuccess;
+  }
+  if (spaces.empty()) PrintRemark(run, "No segments: nothing has been saved.");
+  Table table(run.out, {{"SEGMENT"},
+                        {"FILE", Align::kRight},
+                        {"LIVE", Align::kRight},
+                        {"SHARED", Align::kRight},
+                        {"DEAD", Align::kRight},
+                        {"", Align::kRight}});
+  const auto add = [&](std::string name, const kv::SegmentSpace& space, uint64_t dead) {
+    table.Add({std::move(name), HumanBytes(space.segment.file_bytes), HumanBytes(space.live_bytes),
+               HumanBytes(space.shared_bytes), HumanBytes(dead),
+               Percent(dead, space.segment.file_bytes)});
+  };
+  for (const kv::SegmentSpace& space : spaces) {
+    add(EscapeText(space.segment.name), space, space.dead_bytes());
+  }
+  add("(all)", total, dead_bytes);
+  table.Finish();
+  return kExitSuccess;
+}
 
 Result<int> DumpSpace(const DumpRun& run, const std::string& address,
                       const std::vector<std::string>& patterns, uint64_t depth) {

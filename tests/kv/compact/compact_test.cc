@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "kv/internal/storage/object_names.h"
 #include "kv/key.h"
 #include "kv/options.h"
+#include "kv/segment_space.h"
 #include "kv/snapshot.h"
 #include "kv/store.h"
 #include "tests/kv/byte_payload.h"
@@ -142,6 +144,47 @@ TEST_F(CompactTest, CountsLiveBytesExactly) {
   EXPECT_EQ(Compact({.dry_run = true}).live_bytes, live_bytes);
   const CompactReport done = Compact();
   EXPECT_EQ(done.live_bytes, live_bytes);
+  EXPECT_EQ(Compact({.dry_run = true}).live_bytes, live_bytes);
+}
+
+TEST_F(CompactTest, TheSpaceOfSegmentsIsExact) {
+  SaveAndDelete(20);
+  Save(20, /*version=*/1);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store_->Latest());
+  // The steps that use each byte, one by one.
+  std::map<uint64_t, std::vector<std::set<uint64_t>>> users;
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, snapshot->Steps());
+  for (const StepInfo& step : steps) {
+    CAIRN_ASSERT_OK(snapshot->Scan(
+        Column::kChunks, step, "",
+        [&](std::string_view, std::span<const std::byte> record) -> Result<bool> {
+          CAIRN_TRY_ASSIGN(const ChunkExtents extents, internal::DecodeChunkExtents(record));
+          extents.ForEach([&](const Extent& extent) {
+            auto& bytes = users[extent.segment_id];
+            bytes.resize(std::max(bytes.size(), extent.offset_bytes + extent.length_bytes));
+            for (uint64_t i = 0; i < extent.length_bytes; ++i) {
+              bytes[extent.offset_bytes + i].insert(step.step);
+            }
+          });
+          return true;
+        }));
+  }
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto spaces, MeasureSegments(*snapshot));
+  EXPECT_EQ(spaces.size(), users.size());
+  uint64_t shared_bytes = 0, live_bytes = 0, dead_bytes = 0;
+  for (const SegmentSpace& space : spaces) {
+    const auto& bytes = users.at(space.segment.segment_id);
+    EXPECT_EQ(space.live_bytes,
+              std::ranges::count_if(bytes, [](const auto& of_byte) { return !of_byte.empty(); }));
+    EXPECT_EQ(space.shared_bytes,
+              std::ranges::count_if(bytes, [](const auto& of_byte) { return of_byte.size() > 1; }));
+    shared_bytes += space.shared_bytes;
+    live_bytes += space.live_bytes;
+    dead_bytes += space.dead_bytes();
+  }
+  EXPECT_GT(shared_bytes, 0);
+  EXPECT_LT(shared_bytes, live_bytes);
+  EXPECT_EQ(live_bytes + dead_bytes, SegmentBytes());
   EXPECT_EQ(Compact({.dry_run = true}).live_bytes, live_bytes);
 }
 
