@@ -17,6 +17,7 @@
 #include "core/load/internal/map.h"
 #include "core/load/internal/shard_load.h"
 #include "core/load/internal/update.h"
+#include "core/merge/internal/merge.h"
 #include "core/ranks/internal/open_together.h"
 #include "core/save/internal/device_save.h"
 #include "core/save/internal/last_save.h"
@@ -74,9 +75,7 @@ class CheckpointStore::Impl {
     const MutexLock lock(writing_);
     std::unique_ptr<internal::WorkerPool>* const pool = &pool_;  // used under the lock
     auto report = internal::CatchBadAlloc("the records of a save", [&] {
-      if (*pool == nullptr) {
-        *pool = std::make_unique<internal::WorkerPool>(internal::WorkerPool::DefaultThreadCount());
-      }
+      MakePool(*pool);
       return internal::RunSave(plan, {.store = *store_,
                                       .attempt = attempt,
                                       .self = self_,
@@ -116,6 +115,16 @@ class CheckpointStore::Impl {
                                    [&] { return internal::RunEdit(*store_, source, into, edit); });
   }
 
+  Result<MergeReport> Merge(std::span<const uint64_t> steps, uint64_t into,
+                            const MergeOptions& options) {
+    const MutexLock lock(writing_);
+    std::unique_ptr<internal::WorkerPool>* const pool = &pool_;  // used under the lock
+    return internal::CatchBadAlloc("a merge", [&] {
+      MakePool(*pool);
+      return internal::RunMerge(*store_, steps, into, options, **pool);
+    });
+  }
+
   Result<void> Close() {
     const MutexLock lock(writing_);
     // Rank 0 removes the files from which the others learn the outcome of their last save, so all
@@ -128,6 +137,11 @@ class CheckpointStore::Impl {
   }
 
  private:
+  static void MakePool(std::unique_ptr<internal::WorkerPool>& pool) {
+    if (pool != nullptr) return;
+    pool = std::make_unique<internal::WorkerPool>(internal::WorkerPool::DefaultThreadCount());
+  }
+
   std::unique_ptr<kv::Store> store_;
   Communicator* const communicator_;  // null: one process alone
   internal::RankInWorld self_;
@@ -230,6 +244,11 @@ Result<SaveReport> CheckpointStore::SavePlanned(const internal::SaveAttempt& att
 
 Result<kv::StepInfo> CheckpointStore::Edit(uint64_t source, uint64_t into, const StepEdit& edit) {
   return impl_->Edit(source, into, edit);
+}
+
+Result<MergeReport> CheckpointStore::Merge(std::span<const uint64_t> steps, uint64_t into,
+                                           const MergeOptions& options) {
+  return impl_->Merge(steps, into, options);
 }
 
 Result<Contents> CheckpointStore::List(std::optional<uint64_t> step,

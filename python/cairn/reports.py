@@ -98,6 +98,24 @@ class StepInfo:
 
 
 @dataclass(frozen=True)
+class MergeReport:
+    """The result of a merge."""
+
+    step: int
+    logical_bytes: int
+    """Bytes of all tensors of the new step. Shared memory is counted once."""
+    written_bytes: int
+    """Payload bytes that the merge wrote to the store."""
+    bytes_read: int
+    """Bytes read from storage, including rounding to pages."""
+    chunks: int
+    chunks_reused: int
+    """Chunks recorded as references: those that are equal in all steps, and those of tensors that
+    are not floating-point."""
+    seconds: float
+
+
+@dataclass(frozen=True)
 class CompactReport:
     """The result of a compaction."""
 

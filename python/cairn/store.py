@@ -21,6 +21,7 @@ from cairn._base.steps import step_number
 from cairn._edit import EditableStore
 from cairn._load.load import LoadOptions
 from cairn._load.tiers import Tier, Tiers, open_nearest
+from cairn._merge import MergeableStore
 from cairn._mirror.mirrored_saves import MirroredSaves
 from cairn._mirror.options import Mirror, Mirrors
 from cairn._ranks.ranks import choose_ranks
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 _open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
-class Store(LiveUpdates, Retention, Versions, EditableStore):
+class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
     """Checkpoints in one place: steps, each an immutable map from FQN to tensor or plain value.
 
     Created by :func:`cairn.open`. The store is a context manager, which closes it.

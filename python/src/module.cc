@@ -195,7 +195,17 @@ void BindVersions(nb::class_<StoreBinding>& store) {
             self.Edit(source, into, edit);
           },
           nb::arg("source"), nb::kw_only(), nb::arg("into"), nb::arg("drop"), nb::arg("rename"),
-          nb::arg("graft_from").none(), nb::arg("graft"), nb::arg("under"), nb::arg("overwrite"));
+          nb::arg("graft_from").none(), nb::arg("graft"), nb::arg("under"), nb::arg("overwrite"))
+      .def(
+          "merge",
+          [](StoreBinding& self, const std::vector<uint64_t>& steps, uint64_t into,
+             std::vector<double> weights, bool overwrite) {
+            return self.Merge(
+                steps, into,
+                {.weights = std::move(weights), .overwrite = overwrite, .progress = {}});
+          },
+          nb::arg("steps"), nb::kw_only(), nb::arg("into"), nb::arg("weights"),
+          nb::arg("overwrite"));
 }
 
 void BindStore(nb::module_& m) {

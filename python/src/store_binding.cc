@@ -60,12 +60,6 @@ nb::object ToPyMapped(std::optional<core::MappedTensor> mapped, const core::Tens
 
 }  // namespace
 
-nb::tuple ToPyReport(const core::SaveReport& report) {
-  return nb::make_tuple(report.step, report.logical_bytes, report.written_bytes,
-                        report.device_bytes, report.direct_bytes, report.chunks,
-                        report.chunks_reused, report.seconds);
-}
-
 template <typename Work>
 auto StoreBinding::Use(const Work& work) const {
   process_.Check();
@@ -79,58 +73,6 @@ auto StoreBinding::UseWithoutGil(const Work& work) const {
   const ReaderMutexLock open(close_mutex_);
   if (!store_) return Returned(Fail(ErrorCode::kFailedPrecondition, "the store is closed"));
   return work(*store_);
-}
-
-void SaveHandleBinding::WaitStaged() const {
-  process_.Check();
-  nb::gil_scoped_release no_gil;
-  handle_.WaitStaged();
-}
-
-void SaveHandleBinding::MakeStreamWait(int device, uintptr_t stream) const {
-  process_.Check();
-  Unwrap([&] {
-    nb::gil_scoped_release no_gil;
-    return handle_.MakeStreamWait({.device = device, .stream = reinterpret_cast<void*>(stream)});
-  }());
-}
-
-bool SaveHandleBinding::Wait(std::optional<double> timeout_seconds) const {
-  using Clock = std::chrono::steady_clock;
-  using std::chrono::milliseconds;
-  process_.Check();
-  // In slices, so that Ctrl-C ends the wait (and not the save).
-  constexpr milliseconds kSlice(50);
-  // A year is indefinite in practice, and does not overflow the clock.
-  const double seconds = std::clamp(timeout_seconds.value_or(3e7), 0.0, 3e7);
-  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                           std::chrono::duration<double>(seconds));
-  SignalWatch watch;
-  bool ended = false;
-  {
-    nb::gil_scoped_release no_gil;
-    for (;;) {
-      const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
-      ended = handle_.WaitFor(std::clamp(left, milliseconds(0), kSlice));
-      if (ended || left <= milliseconds(0) || !watch.Check()) break;
-    }
-  }
-  watch.Rethrow();
-  return ended;
-}
-
-bool SaveHandleBinding::done() const {
-  process_.Check();
-  return handle_.done();
-}
-
-nb::tuple SaveHandleBinding::Report() const {
-  process_.Check();
-  Result<core::SaveReport> report = [&] {
-    nb::gil_scoped_release no_gil;
-    return handle_.Wait();
-  }();
-  return ToPyReport(Unwrap(std::move(report)));
 }
 
 StoreBinding::StoreBinding(const std::string& address, bool writable,
@@ -458,6 +400,18 @@ nb::dict StoreBinding::Compact(kv::CompactOptions options, bool compress) {
 
 void StoreBinding::Edit(uint64_t source, uint64_t into, const core::StepEdit& edit) {
   Unwrap(Use([&](core::CheckpointStore& store) { return store.Edit(source, into, edit); }));
+}
+
+nb::tuple StoreBinding::Merge(const std::vector<uint64_t>& steps, uint64_t into,
+                              core::MergeOptions options) {
+  SignalWatch watch;
+  options.progress = watch.AsProgress();
+  auto result =
+      Use([&](core::CheckpointStore& store) { return store.Merge(steps, into, options); });
+  watch.Rethrow();
+  const core::MergeReport report = Unwrap(std::move(result));
+  return nb::make_tuple(report.step.logical_bytes, report.step.written_bytes, report.bytes_read,
+                        report.step.chunk_count, report.step.reused_chunk_count, report.seconds);
 }
 
 void StoreBinding::Close() {

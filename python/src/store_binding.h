@@ -11,6 +11,7 @@
 #include "core/async_save.h"
 #include "core/checkpoint_store.h"
 #include "core/edit/step_edit.h"
+#include "core/merge/step_merge.h"
 #include "kv/compact_options.h"
 #include "kv/copy_options.h"
 #include "kv/mutex.h"
@@ -20,38 +21,12 @@
 #include "python/src/errors.h"
 #include "python/src/load_plan.h"
 #include "python/src/process_guard.h"
+#include "python/src/save_handle_binding.h"
 #include "python/src/step_contents.h"
 
 namespace cairn::python {
 
 namespace nb = nanobind;
-
-/// Returns (step, logical bytes, written bytes, device bytes, direct bytes, chunks, chunks reused,
-/// seconds).
-nb::tuple ToPyReport(const core::SaveReport& report);
-
-/// An asynchronous save. Threads: any; each waits without the GIL. Raises Invalid in a forked
-/// child.
-class SaveHandleBinding {
- public:
-  explicit SaveHandleBinding(core::SaveHandle handle) : handle_(std::move(handle)) {}
-  /// Waits until the caller may change its tensors.
-  void WaitStaged() const;
-  /// Makes work that is enqueued from now on, on the stream with that address on `device`, run
-  /// after the copies from that device. Waits until the copies are enqueued.
-  void MakeStreamWait(int device, uintptr_t stream) const;
-  /// Waits until the save has ended, at most `timeout_seconds` if given. Returns true if it has
-  /// ended. Runs signal handlers while it waits.
-  bool Wait(std::optional<double> timeout_seconds) const;
-  bool done() const;
-  /// Waits until the save has ended. Returns the report as a tuple, or raises the error of the
-  /// save.
-  nb::tuple Report() const;
-
- private:
-  core::SaveHandle handle_;
-  ProcessGuard process_;
-};
 
 /// A mapped tensor. The arrays created from it keep it, and so the mapping, alive.
 class MappedBinding {
@@ -126,6 +101,9 @@ class StoreBinding {
   nb::dict Compact(kv::CompactOptions options, bool compress);
   /// Makes a step of the records of others (core::CheckpointStore::Edit).
   void Edit(uint64_t source, uint64_t into, const core::StepEdit& edit);
+  /// Makes a step of weighted means (core::CheckpointStore::Merge). Returns (logical bytes, written
+  /// bytes, bytes read, chunks, reused chunks, seconds).
+  nb::tuple Merge(const std::vector<uint64_t>& steps, uint64_t into, core::MergeOptions options);
   /// Waits for a running asynchronous save and, in a multi-rank store, for the other ranks; then
   /// closes the store. May be called again.
   void Close();

@@ -1,5 +1,5 @@
-// kv-admin: imports, exports, copies, edits and deletes steps, compacts and rebuilds stores, and
-// checks storages.
+// kv-admin: imports, exports, copies, edits, merges and deletes steps, compacts and rebuilds
+// stores, and checks storages.
 
 #include <csignal>
 #include <string>
@@ -11,6 +11,7 @@
 #include "tools/admin/edit.h"
 #include "tools/admin/export.h"
 #include "tools/admin/import.h"
+#include "tools/admin/merge.h"
 #include "tools/admin/rebuild.h"
 #include "tools/admin/versions.h"
 #include "tools/common/exit_status.h"
@@ -30,6 +31,7 @@ struct Values {
   PruneCommand prune;
   CompactCommand compact;
   EditCommand edit;
+  MergeCommand merge;
   std::string rebuild_store;
   CopyCommand copy;
   MirrorCommand mirror;
@@ -204,8 +206,9 @@ CommandLine MakeCommandLine(Values& values) {
                 TagVerb(values.tag), UntagVerb(values.tag), PruneVerb(values.prune),
                 CompactVerb(values.compact), RebuildVerb(values.rebuild_store),
                 RenameVerb(values.edit), DropVerb(values.edit), GraftVerb(values.edit),
-                ForkVerb(values.edit), PushVerb(values.copy), PullVerb(values.copy),
-                MirrorVerb(values.mirror), CheckStorageVerb(values.check_storage)},
+                ForkVerb(values.edit), MergeVerb(values.merge), PushVerb(values.copy),
+                PullVerb(values.copy), MirrorVerb(values.mirror),
+                CheckStorageVerb(values.check_storage)},
       .notes =
           "`kv-admin VERB --help` lists the options of a verb, with examples.\n"
           "Exit status: 0 success; 2 failure, which leaves the store as it was, except that steps "

@@ -36,6 +36,38 @@ Result<uint64_t> FindTag(const std::string& store, const std::string& tag) {
   return snapshot->FindTag(tag);
 }
 
+/// Adds the steps of FIRST..LAST or FIRST..LAST..STRIDE, which may descend.
+Result<void> AddRange(const std::string& text, std::vector<uint64_t>& steps) {
+  constexpr uint64_t kMaxSteps = 100'000;
+  std::vector<uint64_t> numbers;
+  bool is_valid = true;
+  for (size_t begin = 0; is_valid && begin <= text.size();) {
+    const size_t end = std::min(text.find("..", begin), text.size());
+    uint64_t number = 0;
+    const auto parsed = std::from_chars(text.data() + begin, text.data() + end, number);
+    is_valid = parsed.ec == std::errc() && parsed.ptr == text.data() + end;
+    numbers.push_back(number);
+    begin = end + 2;
+  }
+  if (!is_valid || numbers.size() > 3 || (numbers.size() == 3 && numbers[2] == 0)) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("'{}' is not a range of steps; write FIRST..LAST or "
+                            "FIRST..LAST..STRIDE",
+                            EscapeText(text)));
+  }
+  const uint64_t first = numbers[0], last = numbers[1];
+  const uint64_t stride = numbers.size() == 3 ? numbers[2] : 1;
+  const uint64_t count = (first < last ? last - first : first - last) / stride;  // after the first
+  if (count >= kMaxSteps) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("the range {} has more than {} steps", EscapeText(text), kMaxSteps));
+  }
+  for (uint64_t i = 0; i <= count; ++i) {
+    steps.push_back(first < last ? first + i * stride : first - i * stride);
+  }
+  return {};
+}
+
 }  // namespace
 
 std::string AddressDirectory(const std::string& store) {
@@ -77,25 +109,32 @@ Result<StepsAddress> ParseStepsAddress(const std::string& text) {
   const bool has_braces = list.size() > 2 && list.front() == '{' && list.back() == '}';
   if (has_braces) list = list.substr(1, list.size() - 2);
   const bool is_list = !list.empty() && list.find_first_not_of("0123456789,") == std::string::npos;
-  if (!is_list || (!has_braces && list.find(',') == std::string::npos) || Exists(text)) {
+  if (Exists(text) || (!has_braces && (!is_list || list.find(',') == std::string::npos))) {
     CAIRN_TRY_ASSIGN(const Address address, ParseAddress(text));
     StepsAddress steps{.store = address.store};
     if (address.step) steps.steps.push_back(*address.step);
     return steps;
   }
-  StepsAddress address;
+  StepsAddress address{.store = text.substr(0, at)};
+  if (AddressDirectory(address.store).empty()) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("'{}' does not name a store", EscapeText(text)));
+  }
   for (size_t begin = 0; begin <= list.size();) {
     const size_t end = std::min(list.find(',', begin), list.size());
-    CAIRN_TRY_ASSIGN(const Address one,
-                     ParseAddress(text.substr(0, at + 1) + list.substr(begin, end - begin)));
+    const std::string element = list.substr(begin, end - begin);
+    begin = end + 1;
+    if (element.contains("..")) {
+      CAIRN_TRY(AddRange(element, address.steps));
+      continue;
+    }
+    CAIRN_TRY_ASSIGN(const Address one, ParseAddress(text.substr(0, at + 1) + element));
     if (!one.step) {
       return Fail(
           ErrorCode::kInvalidArgument,
           fmt::format("'{}' is not a list of steps; write STORE@STEP,STEP", EscapeText(text)));
     }
-    address.store = one.store;
     address.steps.push_back(*one.step);
-    begin = end + 1;
   }
   return address;
 }

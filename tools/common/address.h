@@ -26,7 +26,9 @@ struct StepsAddress {
   std::vector<uint64_t> steps;  // in the order of the text; none: the latest step
 };
 /// Parses STORE, STORE@STEP, or several steps of one store: STORE@STEP,STEP,... with or without
-/// braces around the list. Errors are those of ParseAddress.
+/// braces around the list. With braces, an element may also be a tag or a range, as bash has them:
+/// FIRST..LAST or FIRST..LAST..STRIDE. kInvalidArgument: also if a range has more than 100,000
+/// steps. Other errors are those of ParseAddress.
 Result<StepsAddress> ParseStepsAddress(const std::string& text);
 
 /// Returns the directory of a store address, without "file:".

@@ -1,4 +1,4 @@
-// Months of use in minutes: thousands of saves with random changes, edits, deletes, prunes,
+// Months of use in minutes: thousands of saves with random changes, edits, merges, deletes, prunes,
 // compactions and reopenings, in a directory and in a storage whose calls fail at random. A model
 // in memory has what every step must contain, and the store is compared with it bit for bit.
 //
@@ -21,6 +21,7 @@
 #include "core/async_save.h"
 #include "core/checkpoint_store.h"
 #include "core/edit/step_edit.h"
+#include "core/merge/step_merge.h"
 #include "kv/internal/storage/faulty_storage.h"
 #include "kv/internal/storage/memory_storage.h"
 #include "kv/open_storage.h"
@@ -69,9 +70,11 @@ class History {
         Reopen();
       } else if (dice < 960) {
         Compact();
-      } else if (dice < 968) {
+      } else if (dice < 967) {
         Edit();
       } else if (dice < 975) {
+        Merge();
+      } else if (dice < 982) {
         ReturnToOlderStep();
       } else {
         CheckOne();
@@ -304,6 +307,37 @@ class History {
       return;
     }
     ASSERT_TRUE(faulty_ != nullptr) << edited.error().ToString();
+    Recover(into, expected);
+    SetFaults(true);
+  }
+
+  /// Makes a step of the means of others that have the same keys.
+  void Merge() {
+    if (model_.empty()) return;
+    const uint64_t last = AnyStep(), into = next_step_++;
+    std::vector<uint64_t> steps;
+    std::vector<ModelStep> contents;
+    for (const auto& [step, tensors] : model_) {
+      if (step == last || steps.size() == 3 || !random_.Chance(0.3)) continue;
+      if (!CanBeMerged(tensors, model_.at(last))) continue;
+      steps.push_back(step);
+      contents.push_back(tensors);
+    }
+    if (steps.empty()) return;
+    steps.push_back(last);
+    contents.push_back(model_.at(last));
+    MergeOptions options;
+    for (size_t i = 0; i < steps.size(); ++i) {
+      options.weights.push_back(static_cast<double>(random_.Between(1, 9)));
+    }
+    const ModelStep expected = MeanOf(contents, options.weights);
+    const auto merged = store_->Merge(steps, into, options);
+    ++counts_["merged"];
+    if (merged) {
+      model_[into] = expected;
+      return;
+    }
+    ASSERT_TRUE(faulty_ != nullptr) << merged.error().ToString();
     Recover(into, expected);
     SetFaults(true);
   }

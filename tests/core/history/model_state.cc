@@ -1,5 +1,10 @@
 #include "tests/core/history/model_state.h"
 
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <numeric>
 #include <utility>
 
 namespace cairn::core {
@@ -7,7 +12,66 @@ namespace {
 
 constexpr uint64_t kRowBytes = 512;
 
+/// The number at `bytes`, of two bytes as in bfloat16 or of four.
+float LoadFloat(const std::byte* bytes, uint64_t width) {
+  uint32_t bits = 0;
+  std::memcpy(reinterpret_cast<std::byte*>(&bits) + 4 - width, bytes, width);
+  return std::bit_cast<float>(bits);
+}
+
+/// Rounds to bfloat16 by comparing with its two neighbors.
+uint32_t RoundToBFloat16(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  const uint32_t below = bits >> 16, rest = bits & 0xffff;  // towards zero
+  const bool is_up = rest > 0x8000 || (rest == 0x8000 && below % 2 == 1);
+  return is_up ? below + 1 : below;
+}
+
+void StoreFloat(float value, std::byte* bytes, uint64_t width) {
+  auto bits =
+      std::bit_cast<uint32_t>(std::isnan(value) ? std::bit_cast<float>(0x7fc00000u) : value);
+  if (width == 2) bits = (std::isnan(value) ? 0x7fc0u : RoundToBFloat16(value));
+  std::memcpy(bytes, &bits, width);
+}
+
+std::vector<std::byte> MeanOfFloats(const std::vector<const std::vector<std::byte>*>& arrays,
+                                    const std::vector<double>& weights, uint64_t width) {
+  const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
+  std::vector<std::byte> mean = *arrays[0];
+  for (size_t at = 0; at < mean.size(); at += width) {
+    bool is_same = true;
+    volatile float sum = 0;  // each operation rounds
+    for (size_t i = 0; i < arrays.size(); ++i) {
+      const auto weight = static_cast<float>(weights[i] / total);
+      const volatile float product = weight * LoadFloat(&(*arrays[i])[at], width);
+      sum = i == 0 ? product : sum + product;
+      is_same &= std::memcmp(&(*arrays[i])[at], &(*arrays[0])[at], width) == 0;
+    }
+    if (!is_same) StoreFloat(sum, &mean[at], width);
+  }
+  return mean;
+}
+
 }  // namespace
+
+bool CanBeMerged(const ModelStep& a, const ModelStep& b) {
+  return std::ranges::equal(a, b, [](const auto& x, const auto& y) {
+    return x.first == y.first && x.second.dtype == y.second.dtype &&
+           x.second.shape == y.second.shape;
+  });
+}
+
+ModelStep MeanOf(const std::vector<ModelStep>& steps, const std::vector<double>& weights) {
+  ModelStep mean = steps.back();
+  for (auto& [fqn, tensor] : mean) {
+    if (tensor.dtype != DType::kBFloat16 && tensor.dtype != DType::kFloat32) continue;
+    std::vector<const std::vector<std::byte>*> arrays;
+    for (const ModelStep& step : steps) arrays.push_back(step.at(fqn).bytes.get());
+    tensor.bytes = std::make_shared<const std::vector<std::byte>>(
+        MeanOfFloats(arrays, weights, schema::ElementBytes(tensor.dtype)));
+  }
+  return mean;
+}
 
 ModelState::ModelState(testing::SeededRandom& random) : random_(random) {
   Add("weights", DType::kBFloat16, {250, 900});

@@ -24,6 +24,12 @@ struct ModelTensor {
 /// The contents of a step, by FQN.
 using ModelStep = std::map<std::string, ModelTensor>;
 
+/// Returns whether the steps have the same keys, dtypes and shapes.
+bool CanBeMerged(const ModelStep& a, const ModelStep& b);
+/// The weighted mean of at least two such steps, as docs/merging.md defines it. The weights are
+/// divided by their sum.
+ModelStep MeanOf(const std::vector<ModelStep>& steps, const std::vector<double>& weights);
+
 /// Threads: one.
 class ModelState {
  public:

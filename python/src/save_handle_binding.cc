@@ -1,0 +1,69 @@
+#include "python/src/save_handle_binding.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "kv/error.h"
+#include "python/src/errors.h"
+
+namespace cairn::python {
+
+nb::tuple ToPyReport(const core::SaveReport& report) {
+  return nb::make_tuple(report.step, report.logical_bytes, report.written_bytes,
+                        report.device_bytes, report.direct_bytes, report.chunks,
+                        report.chunks_reused, report.seconds);
+}
+
+void SaveHandleBinding::WaitStaged() const {
+  process_.Check();
+  nb::gil_scoped_release no_gil;
+  handle_.WaitStaged();
+}
+
+void SaveHandleBinding::MakeStreamWait(int device, uintptr_t stream) const {
+  process_.Check();
+  Unwrap([&] {
+    nb::gil_scoped_release no_gil;
+    return handle_.MakeStreamWait({.device = device, .stream = reinterpret_cast<void*>(stream)});
+  }());
+}
+
+bool SaveHandleBinding::Wait(std::optional<double> timeout_seconds) const {
+  using Clock = std::chrono::steady_clock;
+  using std::chrono::milliseconds;
+  process_.Check();
+  // In slices, so that Ctrl-C ends the wait (and not the save).
+  constexpr milliseconds kSlice(50);
+  // A year is indefinite in practice, and does not overflow the clock.
+  const double seconds = std::clamp(timeout_seconds.value_or(3e7), 0.0, 3e7);
+  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                           std::chrono::duration<double>(seconds));
+  SignalWatch watch;
+  bool ended = false;
+  {
+    nb::gil_scoped_release no_gil;
+    for (;;) {
+      const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
+      ended = handle_.WaitFor(std::clamp(left, milliseconds(0), kSlice));
+      if (ended || left <= milliseconds(0) || !watch.Check()) break;
+    }
+  }
+  watch.Rethrow();
+  return ended;
+}
+
+bool SaveHandleBinding::done() const {
+  process_.Check();
+  return handle_.done();
+}
+
+nb::tuple SaveHandleBinding::Report() const {
+  process_.Check();
+  Result<core::SaveReport> report = [&] {
+    nb::gil_scoped_release no_gil;
+    return handle_.Wait();
+  }();
+  return ToPyReport(Unwrap(std::move(report)));
+}
+
+}  // namespace cairn::python

@@ -1,0 +1,120 @@
+#include "tools/admin/merge.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <system_error>
+
+#include "core/checkpoint_store.h"
+#include "core/merge/step_merge.h"
+#include "kv/options.h"
+#include "tools/common/address.h"
+#include "tools/common/exit_status.h"
+#include "tools/common/progress.h"
+#include "tools/common/quantities.h"
+#include "tools/common/terminal.h"
+#include "tools/common/text.h"
+
+namespace cairn::tools {
+namespace {
+
+constexpr char kNotes[] =
+    "The steps have the same keys, dtypes and shapes. Floating-point tensors are computed in\n"
+    "float32 (float64 for float64), in the order of the steps, and rounded once. All else is that\n"
+    "of the last step. The shell expands the braces of a store without spaces in its name; "
+    "quoted,\n"
+    "they mean the same, and can contain tags. The store must not be open for writing elsewhere.";
+
+/// Returns the steps that all addresses name, in their order. They are of one store.
+Result<StepsAddress> ParseAddresses(const std::vector<std::string>& texts) {
+  StepsAddress all;
+  for (const std::string& text : texts) {
+    CAIRN_TRY_ASSIGN(const StepsAddress address, ParseStepsAddress(text));
+    if (address.steps.empty()) {
+      return Fail(ErrorCode::kInvalidArgument,
+                  fmt::format("'{}' names no step; write STORE@STEP", EscapeText(text)));
+    }
+    if (all.steps.empty()) all.store = address.store;
+    if (address.store != all.store) {
+      return Fail(ErrorCode::kInvalidArgument,
+                  "the steps are of several stores; kv-admin push copies steps to one of them");
+    }
+    all.steps.insert(all.steps.end(), address.steps.begin(), address.steps.end());
+  }
+  return all;
+}
+
+Result<std::vector<double>> ParseWeights(const std::string& text) {
+  std::vector<double> weights;
+  for (size_t begin = 0; !text.empty() && begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    double weight = 0;
+    const auto parsed = std::from_chars(text.data() + begin, text.data() + end, weight);
+    if (parsed.ec != std::errc() || parsed.ptr != text.data() + end) {
+      return Fail(ErrorCode::kInvalidArgument,
+                  fmt::format("--weights {}: write numbers with commas between them, such as 1,2.5",
+                              EscapeText(text)));
+    }
+    weights.push_back(weight);
+    begin = end + 1;
+  }
+  return weights;
+}
+
+Result<void> AdminMerge(const MergeCommand& command, Output& out) {
+  CAIRN_TRY_ASSIGN(const StepsAddress address, ParseAddresses(command.addresses));
+  core::MergeOptions options{.weights = {}, .overwrite = command.overwrite, .progress = {}};
+  CAIRN_TRY_ASSIGN(options.weights, ParseWeights(command.weights));
+  // A mistyped address must not create an empty store, as an open for writing would.
+  CAIRN_TRY(core::CheckpointStore::Open(address.store, kv::OpenMode::kRead));
+  CAIRN_TRY_ASSIGN(const auto store,
+                   core::CheckpointStore::Open(address.store, kv::OpenMode::kWrite));
+  Result<core::MergeReport> merged;
+  {
+    ProgressLine progress(fmt::format("merging {} steps:", address.steps.size()));
+    options.progress = progress.callback();
+    merged = store->Merge(address.steps, command.into, options);
+  }
+  CAIRN_TRY(merged);
+  CAIRN_TRY(store->Close());
+  const kv::StepInfo& made = merged->step;
+  out.WriteLine(fmt::format("step {}: means of {}, {} and {} with {}; wrote {}, read {} in {}",
+                            made.step, Plural(address.steps.size(), "step"),
+                            Plural(made.tensor_count, "tensor"), Plural(made.value_count, "value"),
+                            HumanBytes(made.logical_bytes), HumanBytes(made.written_bytes),
+                            HumanBytes(merged->bytes_read), HumanSeconds(merged->seconds)));
+  return {};
+}
+
+}  // namespace
+
+Verb MergeVerb(MergeCommand& command) {
+  return {.name = "merge",
+          .usage = "merge STORE@{STEP,STEP,...} --into STEP",
+          .summary = "Makes a step of weighted means of the weights of other steps",
+          .arguments = {{.name = "STORE@STEP",
+                         .target = &command.addresses,
+                         .help = "Two or more steps of one store, in the order of summation; "
+                                 "{FIRST..LAST} or {FIRST..LAST..STRIDE} for a range",
+                         .required = true},
+                        {.name = "--into",
+                         .target = &command.into,
+                         .help = "Number of the new step",
+                         .value_name = "STEP",
+                         .required = true},
+                        {.name = "--weights",
+                         .target = &command.weights,
+                         .help = "One weight per step, divided by their sum (equal weights)",
+                         .value_name = "W,W,...",
+                         .value_may_start_with_dash = true},
+                        {.name = "--overwrite",
+                         .target = &command.overwrite,
+                         .help = "Replace the new step atomically if it exists"}},
+          .examples = {"kv-admin merge runs/gpt@{100..500..100} --into 501",
+                       "kv-admin merge runs/gpt@100 runs/gpt@200 --weights 1,3 --into 201",
+                       "kv-admin merge 'runs/gpt@{best,500}' --into 501"},
+          .notes = kNotes,
+          .run = [&](Output& out) { return StatusOf(AdminMerge(command, out)); }};
+}
+
+}  // namespace cairn::tools
