@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "kv/throttle.h"
@@ -20,6 +21,9 @@ struct CopyProgress {
 
 struct CopyOptions {
   std::vector<uint64_t> steps;
+  /// The number of the copy, which then has no base step if it differs from that of the source.
+  /// Empty: copies have the numbers of their sources. Requires exactly one step.
+  std::optional<uint64_t> into;
   bool overwrite = false;  // replace steps of the target that have the number, but other contents
   uint32_t threads = 4;    // segments that are copied at once; at least 1
   uint64_t max_bytes_per_second = 0;  // of payload, in this call; 0: no limit
@@ -41,7 +45,7 @@ struct CopiedStep {
     kPresent,  // the target had it already
     kDeleted,  // the source was deleted during the copy; the target does not have it
   };
-  uint64_t step = 0;
+  uint64_t step = 0;  // in the target
   Outcome outcome = Outcome::kCopied;
   uint64_t logical_bytes = 0;    // payload of all chunks
   uint64_t copied_segments = 0;  // transferred by this call

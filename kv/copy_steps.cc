@@ -67,6 +67,9 @@ bool IsDeleted(const Store& source, const StepInfo& step) {
 Result<CopyReport> CopySteps(Store& source, Store& target, const CopyOptions& options) {
   CAIRN_TRY_ASSIGN(const auto snapshot, source.Latest());
   CAIRN_TRY_ASSIGN(const std::vector<StepInfo> steps, FindSteps(*snapshot, options.steps));
+  if (options.into && steps.size() != 1) {
+    return Fail(ErrorCode::kInvalidArgument, "only one step can be copied to another number");
+  }
   // The newest root that the source knows is that of the snapshot, or a newer one.
   const internal::SnapshotState contents(*source.state(), internal::CurrentRoot(*source.state()));
   CAIRN_TRY_ASSIGN(const auto turn, WriterTurn::Take(*target.state()));
@@ -77,7 +80,8 @@ Result<CopyReport> CopySteps(Store& source, Store& target, const CopyOptions& op
     if (copied) {
       report.steps.push_back(*copied);
     } else if (copied.error().code == ErrorCode::kNotFound && IsDeleted(source, step)) {
-      report.steps.push_back({.step = step.step, .outcome = CopiedStep::Outcome::kDeleted});
+      report.steps.push_back(
+          {.step = options.into.value_or(step.step), .outcome = CopiedStep::Outcome::kDeleted});
     } else {
       (void)copier.KeepFinished();  // if this fails, the next copy begins again
       return Fail(std::move(copied).error().WithStep(step.step));

@@ -2,9 +2,9 @@
 /// Copies steps from one store to another, whatever their storages are.
 ///
 /// Only segments that the target lacks are transferred; what a step shares with a step that the
-/// target has is found there. A copy has the number, the records and the attempt of its source, and
-/// is committed like a saved step: it exists completely or not at all. A copy that was interrupted
-/// continues with the segments that it had finished.
+/// target has is found there. A copy has the records and the attempt of its source, and its number
+/// unless CopyOptions::into is another one. It is committed like a saved step: it exists completely
+/// or not at all. A copy that was interrupted continues with the segments that it had finished.
 
 #include "kv/copy_options.h"
 #include "kv/error.h"
@@ -18,11 +18,12 @@ namespace cairn::kv {
 /// trailers of segments are verified; nothing that does not match is committed.
 ///
 /// kNotFound: the source has no such step; then nothing is copied. kConflict: the target has a step
-/// with the same number and other contents and `overwrite` is false, another writer has taken over
-/// the target, or another thread has changed it during the copy. kDataLoss: the source is damaged;
-/// the error names the object. kCancelled: `progress` returned false. kFailedPrecondition: the
-/// target is not open for writing, or a save of it is running. Other errors are those of the two
-/// storages. After an error, the steps before it are in the target.
+/// with the number of a copy and other contents and `overwrite` is false, another writer has taken
+/// over the target, or another thread has changed it during the copy. kDataLoss: the source is
+/// damaged; the error names the object. kCancelled: `progress` returned false. kInvalidArgument:
+/// `into` is set, and there is not exactly one step. kFailedPrecondition: the target is not open
+/// for writing, or a save of it is running. Other errors are those of the two storages. After an
+/// error, the steps before it are in the target.
 ///
 /// Memory: the block pool of the target, and, per thread, the page digests and the footer of a
 /// segment. While it runs, the target cannot begin a step. Threads: one call per target at a time.

@@ -242,6 +242,7 @@ class Store:
         progress: Callable[[int, int, int], object] | None,
         *,
         steps: Sequence[int],
+        into: int | None = ...,
         overwrite: bool = ...,
         threads: int = ...,
         max_bytes_per_second: int | None = ...,

@@ -1,17 +1,20 @@
-"""`EditableStore`: the call of a store that makes a step of the records of others."""
+"""`EditableStore`: the calls of a store that make a step of the records of others."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from typing import Any
 
 from cairn import _cairn
+from cairn._base.open_options import OpenOptions
 from cairn._base.patterns import Patterns, clean_prefix, pattern_list
 from cairn._base.steps import step_number
-from cairn.errors import Invalid
+from cairn.errors import Conflict, Invalid
 
 
 class EditableStore:
-    """The call of :class:`cairn.Store` that makes a step of the records of others."""
+    """The calls of :class:`cairn.Store` that make a step of the records of others."""
 
     _native: _cairn.Store
 
@@ -67,3 +70,59 @@ class EditableStore:
             under=clean_prefix(under),
             overwrite=overwrite,
         )
+
+    def fork(
+        self,
+        step: int,
+        *,
+        into: int | None = None,
+        to: Any = None,
+        overwrite: bool = False,
+    ) -> None:
+        """Makes ``step`` the start of another line: a copy under another number, or in another
+        store. In this store no payload is read or written (as by :meth:`edit` without changes). In
+        another store, only what it lacks is transferred, and every page is verified before it is
+        written. ``step`` may be deleted afterwards. Tags are not copied.
+
+        In a multi-rank store rank 0 calls it alone.
+
+        Args:
+            into: the number of the copy; in another store by default that of ``step``.
+            to: the other store, open with mode ``"a"``, or its address; it is created if absent.
+            overwrite: replaces the step ``into`` atomically if it exists.
+
+        Raises:
+            NotFound: there is no such step.
+            Conflict: the step ``into`` exists, in another store with other contents; ``step`` was
+                deleted in the meantime; another process writes to the store that gets the copy.
+            Corrupt: bytes that are copied are damaged.
+            Invalid: neither ``into`` nor ``to`` is given; the store that gets the copy is open for
+                reading.
+            Unavailable: a storage failed.
+        """
+        number = step_number(step)
+        if to is None or to is self:
+            if into is None:
+                raise Invalid("fork: give into= (a number), or to= (another store), or both")
+            return self.edit(number, into=into, overwrite=overwrite)
+        self._wait_for_last_save()
+        if isinstance(to, EditableStore):
+            return self._copy_to(to, number, into, overwrite)
+        with self._open_other(to) as target:
+            return self._copy_to(target, number, into, overwrite)
+
+    def _open_other(self, address: str | os.PathLike[str]) -> Any:
+        """Opens another store for writing, by this process alone."""
+        return type(self)(address, "a", None, OpenOptions(alone=True))  # type: ignore[call-arg]
+
+    def _copy_to(self, target: EditableStore, step: int, into: int | None, overwrite: bool) -> None:
+        target._wait_for_last_save()
+        copied = target._native.copy_from(
+            self._native,
+            None,
+            steps=[step],
+            into=None if into is None else step_number(into),
+            overwrite=overwrite,
+        )
+        if copied[0][1] == "deleted":
+            raise Conflict(f"step {step} was deleted during the copy")

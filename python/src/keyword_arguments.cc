@@ -114,6 +114,7 @@ kv::CopyOptions ToCopyOptions(const nb::kwargs& arguments) {
   Reader reader(arguments);
   kv::CopyOptions options;
   reader.Read("steps", options.steps);
+  options.into = reader.Find<uint64_t>("into");
   reader.Read("overwrite", options.overwrite);
   reader.Read("threads", options.threads);
   reader.Read("max_bytes_per_second", options.max_bytes_per_second);

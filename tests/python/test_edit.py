@@ -86,6 +86,57 @@ def test_a_fork_continues_as_another_line(store):
     assert torch.equal(store.read("model.norm", step=101)["model"]["norm"], torch.full((20,), 2.0))
 
 
+def test_a_fork_in_the_same_store(store):
+    state = sample()
+    store.save(1, state)
+    store.fork(1, into=100)
+    with pytest.raises(Conflict):
+        store.fork(1, into=100)
+    with pytest.raises(Invalid, match="into="):
+        store.fork(1)
+    assert_same(store, 100, state)
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["a store", "an address"])
+def test_a_fork_to_another_store(store, tmp_path, is_open):
+    state = sample()
+    store.save(1, state, metrics={"loss": 2.0}, tags=["best"])
+    path = tmp_path / "other"
+
+    def fork(step, **arguments):
+        if is_open:
+            with cairn.open(path, mode="a", grace=0) as target:
+                store.fork(step, to=target, **arguments)
+        else:
+            store.fork(step, to=path, **arguments)
+
+    fork(1)
+    fork(1, into=0)
+    fork(1, into=0)  # it is there already
+    store.save(2, {"w": torch.ones(3)}, incremental=False)
+    with pytest.raises(Conflict):
+        fork(2, into=0)
+    with pytest.raises(NotFound):
+        fork(7)
+    store.delete(1, 2)
+    with cairn.open(path, mode="a", grace=0) as other:
+        assert other.steps() == [0, 1]
+        assert other.tags() == {}
+        info = other.step_info(0)
+        assert (info.metrics, info.base_step) == ({"loss": 2.0}, None)
+        report = other.save(5, state, base_step=0)
+        assert report.written_bytes == 0
+        other.delete(5)
+        assert_same(other, 0, state)
+
+
+def test_a_fork_waits_for_the_save_of_its_source(store, tmp_path):
+    store.save_async(1, sample())
+    store.fork(1, to=tmp_path / "other", into=9)
+    with cairn.open(tmp_path / "other") as other:
+        assert other.steps() == [9]
+
+
 def test_an_edit_waits_for_the_save_of_its_source(store):
     store.save_async(1, sample())
     store.edit(1, into=2, drop="optimizer")

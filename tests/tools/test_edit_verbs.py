@@ -97,6 +97,25 @@ def test_an_existing_step_is_replaced_only_on_request(saved):
     assert_step(path, 2, {"model": model})
 
 
+def test_fork_to_another_store(saved, tmp_path):
+    path, model, head = saved
+    other = tmp_path / "other"
+    out = admin("fork", f"{path}@1", "--to", other, "--into", 7).out
+    assert out.startswith("step 7: copied ")
+    admin("fork", path, "--to", other)
+    assert "already there" in admin("fork", f"{path}@1", "--to", other, "--into", 7).out
+    conflict = run_program("kv-admin", "fork", f"{path}@2", "--to", other, "--into", 7)
+    assert conflict.status == 2 and "7" in conflict.err
+    with cairn.open(other) as store:
+        assert store.steps() == [2, 7]
+        assert str(store.read(step=7)) == str({"model": model, "lr": 0.1})
+        assert str(store.read(step=2)) == str({"model": {"head": head}, "lr": 0.2})
+    assert run_program("kv-dump", "verify", other).status == 0
+    assert "--to" in run_program("kv-admin", "fork", path).err
+    assert run_program("kv-admin", "fork", f"{path}@9", "--to", tmp_path / "no").status == 2
+    assert not (tmp_path / "no").exists()
+
+
 def test_a_mistyped_store_is_not_created(tmp_path):
     assert run_program("kv-admin", "fork", tmp_path / "no", "--into", 1).status == 2
     assert not (tmp_path / "no").exists()

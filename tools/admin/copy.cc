@@ -90,7 +90,7 @@ Result<std::unique_ptr<kv::Store>> OpenCopyTarget(const std::string& to) {
   CAIRN_TRY_ASSIGN(const Address address, ParseAddress(to));
   if (!address.step) return kv::Store::Open(address.store, kv::OpenMode::kWrite);
   return Fail(ErrorCode::kInvalidArgument,
-              fmt::format("a copy has the number of its source; write {} without a step",
+              fmt::format("steps are copied to a store, not to a step; write {} without one",
                           ShellWord(address.store)));
 }
 
@@ -109,6 +109,7 @@ Result<TimedCopy> CopyWithProgress(kv::Store& from, kv::Store& to, const CopyCom
   StepProgress progress;
   const kv::CopyOptions options{
       .steps = std::move(steps),
+      .into = command.into,
       .overwrite = command.overwrite,
       .threads = static_cast<uint32_t>(command.threads),
       .throttle = throttle,

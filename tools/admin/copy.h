@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,12 +16,13 @@
 
 namespace cairn::tools {
 
-/// What push, pull and mirror have in common.
+/// What push, pull, mirror and a fork to another store have in common.
 struct CopyCommand {
   std::string from;
   std::string to;
   uint64_t threads = 4;
-  std::string max_rate;  // bytes per second, as the user wrote them; empty: no limit
+  std::optional<uint64_t> into;  // of fork: the number of the copy
+  std::string max_rate;          // bytes per second, as the user wrote them; empty: no limit
   bool overwrite = false;
   bool json = false;
 };

@@ -8,6 +8,7 @@
 #include "core/checkpoint_store.h"
 #include "core/edit/step_edit.h"
 #include "kv/options.h"
+#include "tools/admin/copy.h"
 #include "tools/common/address.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/quantities.h"
@@ -51,22 +52,46 @@ Result<void> AdminEdit(const EditCommand& command, core::StepEdit edit, Output& 
   return {};
 }
 
-// The arguments of all verbs, around those of one.
+Argument SourceArgument(EditCommand& command) {
+  return {.name = "STORE[@STEP]",
+          .target = &command.address,
+          .help = "STORE or STORE@STEP; the latest step without @STEP",
+          .required = true};
+}
+
+Argument OverwriteArgument(EditCommand& command) {
+  return {.name = "--overwrite",
+          .target = &command.overwrite,
+          .help = "Replace the new step atomically if it exists"};
+}
+
+// The arguments of all verbs except fork, around those of one.
 std::vector<Argument> Arguments(EditCommand& command, std::vector<Argument> own) {
-  std::vector<Argument> arguments{{.name = "STORE[@STEP]",
-                                   .target = &command.address,
-                                   .help = "STORE or STORE@STEP; the latest step without @STEP",
-                                   .required = true}};
+  std::vector<Argument> arguments{SourceArgument(command)};
   for (Argument& argument : own) arguments.push_back(std::move(argument));
   arguments.push_back({.name = "--into",
                        .target = &command.into,
                        .help = "Number of the new step",
                        .value_name = "STEP",
                        .required = true});
-  arguments.push_back({.name = "--overwrite",
-                       .target = &command.overwrite,
-                       .help = "Replace the new step atomically if it exists"});
+  arguments.push_back(OverwriteArgument(command));
   return arguments;
+}
+
+Result<void> AdminFork(EditCommand command, Output& out) {
+  if (command.fork_to.empty()) {
+    if (!command.fork_into) {
+      return Fail(ErrorCode::kInvalidArgument,
+                  "--into is required, unless --to names another store");
+    }
+    command.into = *command.fork_into;
+    return AdminEdit(command, {}, out);
+  }
+  const CopyCommand copy{.from = command.address,
+                         .to = command.fork_to,
+                         .into = command.fork_into,
+                         .overwrite = command.overwrite};
+  return AdminCopy(copy, out);
 }
 
 }  // namespace
@@ -143,13 +168,28 @@ Verb GraftVerb(EditCommand& command) {
 }
 
 Verb ForkVerb(EditCommand& command) {
-  return {.name = "fork",
-          .usage = "fork STORE[@STEP] --into STEP",
-          .summary = "Makes a step with the same contents under another number",
-          .arguments = Arguments(command, {}),
-          .examples = {"kv-admin fork runs/gpt@100 --into 1000100"},
-          .notes = kNotes,
-          .run = [&](Output& out) { return StatusOf(AdminEdit(command, {}, out)); }};
+  return {
+      .name = "fork",
+      .usage = "fork STORE[@STEP] [--to STORE2] [--into STEP]",
+      .summary = "Makes a step with the same contents under another number or in another store",
+      .arguments = {SourceArgument(command),
+                    {.name = "--to",
+                     .target = &command.fork_to,
+                     .help = "Another store, created if absent, which receives the step; only "
+                             "what it lacks is transferred",
+                     .value_name = "STORE2"},
+                    {.name = "--into",
+                     .target = &command.fork_into,
+                     .help = "Number of the new step; with --to, by default that of its source",
+                     .value_name = "STEP"},
+                    OverwriteArgument(command)},
+      .examples = {"kv-admin fork runs/gpt@100 --into 1000100",
+                   "kv-admin fork runs/gpt@best --to runs/finetune --into 0"},
+      .notes =
+          "In one store, no payload is read or written. With --to, every page is verified\n"
+          "before it is written. The source may be deleted afterwards; tags are not copied. The\n"
+          "store that gets the step must not be open for writing elsewhere.",
+      .run = [&](Output& out) { return StatusOf(AdminFork(command, out)); }};
 }
 
 }  // namespace cairn::tools

@@ -2,6 +2,7 @@
 /// `kv-admin rename`, `drop`, `graft` and `fork`: new steps made of the records of existing steps.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,8 @@ struct EditCommand {
   std::vector<std::string> graft;  // patterns; of the step `graft_from`
   uint64_t graft_from = 0;
   std::string graft_under;
+  std::string fork_to;                // another store; empty: the same
+  std::optional<uint64_t> fork_into;  // as `into`, which a fork to another store may omit
   bool overwrite = false;
 };
 

@@ -51,7 +51,7 @@ StepCopier::StepCopier(const SnapshotState& source, StoreState& target, const Co
 StepCopier::~StepCopier() { finished_.RemoveUnannounced(); }
 
 Result<CopiedStep> StepCopier::Copy(const StepInfo& step) {
-  CopiedStep copied{.step = step.step, .logical_bytes = step.logical_bytes};
+  CopiedStep copied{.step = NumberOf(step), .logical_bytes = step.logical_bytes};
   CAIRN_TRY_ASSIGN(const bool is_present, IsPresent(step));
   if (is_present) {
     copied.outcome = CopiedStep::Outcome::kPresent;
@@ -83,7 +83,7 @@ Result<CopiedStep> StepCopier::Copy(const StepInfo& step) {
 
 /// kConflict: the target has the step with other contents, and they must not be replaced.
 Result<bool> StepCopier::IsPresent(const StepInfo& step) const {
-  CAIRN_TRY_ASSIGN(const StepEntryPtr entry, CurrentRoot(target_)->steps.Find(step.step));
+  CAIRN_TRY_ASSIGN(const StepEntryPtr entry, CurrentRoot(target_)->steps.Find(NumberOf(step)));
   if (entry == nullptr) return false;
   if (IsSameStep(entry->info, step)) return true;
   if (options_.overwrite) return false;
@@ -91,7 +91,7 @@ Result<bool> StepCopier::IsPresent(const StepInfo& step) const {
                     .message = "the target has a step with this number and other contents; copy "
                                "with overwrite to replace it",
                     .file = target_.storage->address(),
-                    .step = step.step});
+                    .step = NumberOf(step)});
 }
 
 /// Returns the source's segments that the step uses.
@@ -185,7 +185,7 @@ Result<void> StepCopier::ReportProgress(uint64_t bytes) {
 
 /// Commits the step. Returns the length of its table.
 Result<uint64_t> StepCopier::Commit(const SnapshotState::OpenStep& step, const Segments& segments) {
-  const uint64_t number = step.entry->info.step;
+  const uint64_t number = NumberOf(step.entry->info);
   const bool replaces = CurrentRoot(target_)->steps.Contains(number);
   CAIRN_TRY_ASSIGN(const StepEntry entry,
                    CommitLocked(step, segments, finished_.announcement_count()));
@@ -222,7 +222,10 @@ Result<StepEntry> StepCopier::WriteTable(const SnapshotState::OpenStep& step,
                                          const Segments& segments) {
   CAIRN_TRY_ASSIGN(std::vector<SegmentUse> usage, source_.UsageOf(step));
   StepEntry entry{.info = step.entry->info};
-  const uint64_t number = entry.info.step;
+  const uint64_t number = entry.info.step;  // in the source
+  entry.info.step = NumberOf(entry.info);
+  // In the target, the number of its base would name another step.
+  if (entry.info.step != number) entry.info.base_step.reset();
   const auto current = CurrentRoot(target_);
   entry.info.generation = current->root.number + 1;
   entry.info.rewritten = 0;

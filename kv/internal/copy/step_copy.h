@@ -36,6 +36,8 @@ class StepCopier {
  private:
   using Segments = std::map<uint64_t, SegmentInfo>;  // by id
 
+  /// The number of the copy.
+  uint64_t NumberOf(const StepInfo& step) const { return options_.into.value_or(step.step); }
   Result<bool> IsPresent(const StepInfo& step) const;
   Result<Segments> SegmentsOf(const SnapshotState::OpenStep& step) const;
   Result<std::vector<SegmentInfo>> FindMissing(const Segments& segments, Segments& found);

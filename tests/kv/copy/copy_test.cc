@@ -120,6 +120,22 @@ class CopyTest : public ::testing::Test {
     CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, VerifyStore(target_));
     EXPECT_THAT(damage, IsEmpty());
   }
+  /// Closes the target and returns the steps that are recovered without its roots.
+  Result<Steps> RebuildTarget(const std::string& name) {
+    CAIRN_TRY(to_->Close());
+    const auto shared = MemoryStorage::Shared(name);
+    for (const char* folder : {"segments/", "tables/"}) {
+      CAIRN_TRY_ASSIGN(const auto names, target_->List(folder));
+      for (const std::string& object : names) {
+        CAIRN_TRY_ASSIGN(const auto bytes, target_->Read(object, 1 << 30));
+        CAIRN_TRY(shared->Put(object, bytes));
+      }
+    }
+    CAIRN_TRY_ASSIGN(const auto identity, target_->Read("CAIRN", 1 << 20));
+    CAIRN_TRY(shared->Put("CAIRN", identity));
+    CAIRN_TRY(Store::Rebuild("memory:" + name));
+    return LoadSteps(shared);
+  }
 
   const std::shared_ptr<Storage> source_ = NewMemory("source");
   const std::shared_ptr<Storage> target_ = NewMemory("target");
@@ -139,6 +155,46 @@ TEST_F(CopyTest, RecordOfTheStepIsKept) {
   EXPECT_EQ(a.chunk_count, b.chunk_count);
   EXPECT_EQ(a.written_bytes, b.written_bytes);
   EXPECT_NE(from_->uuid(), to_->uuid());
+}
+
+TEST_F(CopyTest, CopyMayHaveAnotherNumber) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(CopyReport report,
+                             CopySteps(*from_, *to_, {.steps = {2}, .into = 70}));
+  ASSERT_THAT(report.steps, SizeIs(1));
+  EXPECT_EQ(report.steps[0].step, 70);
+  SampleStep expected = MakeSample(2);
+  expected.step = 70;
+  ExpectTarget({{70, expected}});
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto target, to_->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo made, target->FindStep(70));
+  EXPECT_EQ(made.base_step, std::nullopt);
+
+  // It is recognized, and is not the step 2 of the source.
+  CAIRN_ASSERT_OK_AND_ASSIGN(report, CopySteps(*from_, *to_, {.steps = {2}, .into = 70}));
+  EXPECT_EQ(report.steps[0].outcome, Outcome::kPresent);
+  EXPECT_THAT(CopySteps(*from_, *to_, {.steps = {1}, .into = 70}),
+              IsError(ErrorCode::kConflict, "70"));
+  EXPECT_THAT(CopySteps(*from_, *to_, {.steps = {1, 2}, .into = 71}),
+              IsError(ErrorCode::kInvalidArgument, "one step"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(report, CopySteps(*from_, *to_, {.steps = {2}}));
+  EXPECT_EQ(report.steps[0].outcome, Outcome::kCopied);
+  EXPECT_EQ(report.steps[0].copied_segments, 0);
+  ExpectTarget({{2, MakeSample(2)}, {70, expected}});
+
+  CAIRN_ASSERT_OK(CopySteps(*from_, *to_, {.steps = {1}, .into = 70, .overwrite = true}));
+  expected = MakeSample(1);
+  expected.step = 70;
+  ExpectTarget({{2, MakeSample(2)}, {70, expected}});
+}
+
+TEST_F(CopyTest, RebuildRecoversACopyWithAnotherNumber) {
+  CAIRN_ASSERT_OK(CopySteps(*from_, *to_, {.steps = {2}}));
+  CAIRN_ASSERT_OK(CopySteps(*from_, *to_, {.steps = {2}, .into = 70}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Steps found, RebuildTarget("ACopyWithAnotherNumber"));
+  SampleStep renumbered = MakeSample(2);
+  renumbered.step = 70;
+  const Steps expected = {{2, MakeSample(2)}, {70, renumbered}};
+  EXPECT_TRUE(found == expected);
 }
 
 TEST_F(CopyTest, OlderStepIsCopiedAfterANewerOne) {
@@ -176,19 +232,7 @@ TEST_F(CopyTest, SavesOfTheTargetContinueFromACopy) {
 
 TEST_F(CopyTest, RebuildRecoversACopy) {
   CAIRN_ASSERT_OK(CopySteps(*from_, *to_, {.steps = {1, 2, 3}}));
-  CAIRN_ASSERT_OK(to_->Close());
-  const auto shared = MemoryStorage::Shared("RebuildRecoversACopy");
-  for (const char* folder : {"segments/", "tables/"}) {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto names, target_->List(folder));
-    for (const std::string& name : names) {
-      CAIRN_ASSERT_OK_AND_ASSIGN(const auto bytes, target_->Read(name, 1 << 30));
-      CAIRN_ASSERT_OK(shared->Put(name, bytes));
-    }
-  }
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto identity, target_->Read("CAIRN", 1 << 20));
-  CAIRN_ASSERT_OK(shared->Put("CAIRN", identity));
-  CAIRN_ASSERT_OK(Store::Rebuild("memory:RebuildRecoversACopy"));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const Steps found, LoadSteps(shared));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Steps found, RebuildTarget("RebuildRecoversACopy"));
   EXPECT_TRUE(found == ThreeSteps());
 }
 
