@@ -56,6 +56,22 @@ Result<KeepBest> ParseKeepBest(std::string_view text) {
   return best;
 }
 
+std::string FormatKeepBest(const KeepBest& best) {
+  return fmt::format("{}:{}{}", best.metric, best.count, best.highest ? ":max" : "");
+}
+
+Result<void> CheckRetention(const RetentionPolicy& policy) {
+  if (policy.keep_best.size() > kMaxKeepBest) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("a policy has at most {} metrics", kMaxKeepBest));
+  }
+  for (const KeepBest& best : policy.keep_best) {
+    if (best.count == 0) return Fail(ErrorCode::kInvalidArgument, "keep_best keeps no step");
+    CAIRN_TRY(CheckAnnotations({{.name = best.metric, .value = 0}}, "", {}));
+  }
+  return {};
+}
+
 std::vector<uint64_t> StepsToDelete(const RetentionPolicy& policy, std::span<const StepInfo> steps,
                                     const Tags& tags, std::optional<uint64_t> newest) {
   std::set<uint64_t> kept;

@@ -61,6 +61,8 @@ Result<StepInfo> Snapshot::FindStep(std::optional<uint64_t> step) const {
 
 const Tags& Snapshot::tags() const { return state_->root->root.tags; }
 
+const RetentionPolicy& Snapshot::retention() const { return state_->root->root.retention; }
+
 Result<uint64_t> Snapshot::FindTag(const std::string& name) const {
   const auto found = tags().find(name);
   if (found != tags().end()) return found->second;

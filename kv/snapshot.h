@@ -16,6 +16,7 @@
 #include "kv/key.h"
 #include "kv/mapping.h"
 #include "kv/read_range.h"
+#include "kv/retention.h"
 #include "kv/step_info.h"
 
 namespace cairn::kv {
@@ -41,6 +42,8 @@ class Snapshot {
 
   /// The steps that have tags, by tag. Reads nothing.
   const Tags& tags() const;
+  /// Which steps saves keep (Store::SetRetention); if it keeps nothing, there is no such policy.
+  const RetentionPolicy& retention() const;
   /// Returns the step that the tag names. kNotFound: there is no such tag; the message lists those
   /// that exist.
   Result<uint64_t> FindTag(const std::string& name) const;

@@ -298,6 +298,28 @@ Result<void> Store::ChangeTags(const TagChanges& changes) {
   return internal::CommitChange(state, {}, nullptr, {}, {.tags = &changes});
 }
 
+Result<void> Store::SetRetention(const RetentionPolicy& policy) {
+  StoreState& state = *impl_->state;
+  if (!state.writable) {
+    return Fail(
+        Error{.code = ErrorCode::kFailedPrecondition,
+              .message = "the store is open for reading only; open it for writing to set a policy",
+              .file = state.storage->address()});
+  }
+  CAIRN_TRY(CheckRetention(policy));
+  CAIRN_TRY(internal::CheckNotForked(state));
+  CAIRN_TRY(impl_->CheckOpen());
+  const MutexLock write_lock(state.write_mutex);
+  CAIRN_TRY(internal::CheckCanCommit(state));
+  CAIRN_TRY(internal::CheckStillWriter(state));
+  return internal::CommitChange(state, {}, nullptr, {}, {.retention = &policy});
+}
+
+void Store::KeepSteps(std::span<const uint64_t> steps) {
+  const MutexLock lock(impl_->state->mutex);
+  impl_->state->kept_steps = {steps.begin(), steps.end()};
+}
+
 Result<void> Store::Close() {
   StoreState& state = *impl_->state;
   CAIRN_TRY(internal::CheckNotForked(state));

@@ -38,6 +38,7 @@
 #include "kv/error.h"
 #include "kv/options.h"
 #include "kv/rebuild_report.h"
+#include "kv/retention.h"
 #include "kv/snapshot.h"
 #include "kv/step_info.h"
 #include "kv/step_writer.h"
@@ -145,6 +146,15 @@ class Store {
   /// exist, or a tag that is to be removed; then nothing is changed. kInvalidArgument: see
   /// CheckTags. Other errors are those of Delete.
   Result<void> ChangeTags(const TagChanges& changes);
+
+  /// Sets which steps remain: from now on, each commit of a step that is saved, edited or merged
+  /// deletes the steps that neither the policy nor a tag keeps, except those that are newer and
+  /// those of KeepSteps. The commit of a copied step deletes nothing. A policy that keeps nothing
+  /// ends this. One commit, which deletes nothing itself. kInvalidArgument: see CheckRetention.
+  /// Other errors are those of Delete.
+  Result<void> SetRetention(const RetentionPolicy& policy);
+  /// Replaces the list of steps that the policy does not delete while this store is open.
+  void KeepSteps(std::span<const uint64_t> steps);
 
   /// Releases the lease; has no effect if the store is closed already. kFailedPrecondition: a
   /// StepWriter exists, or a compaction is running. The destructor closes the store too, and

@@ -60,9 +60,10 @@ Result<StepInfo> CommitTable(StepAttempt& attempt, const StepSummary& summary,
   CAIRN_TRY(finish(table, entry));
   TagChanges tags;
   for (const std::string& tag : attempt.options.tags) tags[tag] = attempt.step;
-  CAIRN_TRY(CommitNewStep(state, entry, {.tags = &tags, .committed = [&] {
-                                           ReportCommitted(attempt, entry.info.generation);
-                                         }}));
+  CAIRN_TRY(
+      CommitNewStep(state, entry, {.tags = &tags, .applies_retention = true, .committed = [&] {
+                                     ReportCommitted(attempt, entry.info.generation);
+                                   }}));
   attempt.finished = true;  // the step exists, so its objects must not be removed any more
   attempt.failed = false;
   (void)FaultPoint("commit.done");

@@ -12,7 +12,7 @@ from cairn._base.steps import step_number
 from cairn._mirror.mirrored_store import MirroredStore
 from cairn._ranks.ranks import Ranks
 from cairn.errors import Invalid
-from cairn.reports import CompactReport, DeleteReport
+from cairn.reports import CompactReport, DeleteReport, RetentionPolicy
 
 
 class Retention(MirroredStore):
@@ -39,18 +39,24 @@ class Retention(MirroredStore):
         keep_best: str | Iterable[str] = (),
     ) -> DeleteReport:
         """Deletes all steps except the last ``keep_last``, the multiples of ``keep_every``, the
-        best by a metric, those with tags, and those that wait for their copy to a mirror.
+        best by a metric, those with tags, and those that wait for their copy to a mirror. Without
+        arguments, the policy of the store applies (:meth:`set_policy`).
 
         Args:
             keep_best: ``"val_loss:3"`` keeps the 3 steps with the lowest values of this metric
                 (see :meth:`save`), ``"accuracy:3:max"`` those with the highest; or several of
                 these. Steps without the metric are not kept by it.
 
-        Raises Invalid unless one of the three is given and none is negative.
+        Raises Invalid if one is negative, or if none is given and the store has no policy.
         """
         best = best_texts(keep_best)
+        if keep_last == keep_every == len(best) == 0:
+            keep_last, keep_every, best = self._native.retention()
         if keep_last < 0 or keep_every < 0 or keep_last + keep_every + len(best) == 0:
-            raise Invalid("prune: state keep_last, keep_every or keep_best, none of them negative")
+            raise Invalid(
+                "prune: state keep_last, keep_every or keep_best, none of them negative; the store "
+                "has no policy"
+            )
 
         def doomed() -> list[int]:
             pinned = self._pinned()
@@ -58,6 +64,33 @@ class Retention(MirroredStore):
             return [step for step in steps if step not in pinned]
 
         return self._delete(doomed)
+
+    def set_policy(
+        self,
+        *,
+        keep_last: int = 0,
+        keep_every: int = 0,
+        keep_best: str | Iterable[str] = (),
+    ) -> None:
+        """Sets which steps remain, for all processes that save to this store from now on: each save
+        deletes, in its commit, the steps that :meth:`prune` with these arguments would delete,
+        except newer ones. Without arguments, saves delete nothing any more.
+
+        A copy of a step to this store is not such a save. In a multi-rank store rank 0 calls it
+        alone. Raises Invalid if a number is negative, a text cannot be understood, or the store was
+        opened for reading.
+        """
+        if keep_last < 0 or keep_every < 0:
+            raise Invalid("set_policy: keep_last and keep_every must not be negative")
+        self._wait_for_last_save()
+        self._native.set_retention(keep_last, keep_every, best_texts(keep_best))
+
+    def policy(self) -> RetentionPolicy | None:
+        """The policy that saves apply (:meth:`set_policy`), or None."""
+        keep_last, keep_every, keep_best = self._native.retention()
+        if keep_last == keep_every == len(keep_best) == 0:
+            return None
+        return RetentionPolicy(keep_last, keep_every, tuple(keep_best))
 
     def compact(
         self,

@@ -76,6 +76,15 @@ class DeleteReport:
 
 
 @dataclass(frozen=True)
+class RetentionPolicy:
+    """Which steps a save keeps, in addition to those with tags."""
+
+    keep_last: int
+    keep_every: int
+    keep_best: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class StepInfo:
     """What is recorded about a step."""
 

@@ -370,6 +370,8 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
         self, step: int, state: Any, options: SaveOptions, copies: HostCopies | None
     ) -> PreparedSave:
         self._wait_for_last_save()
+        if self._ranks.rank == 0:
+            self._native.keep_steps(sorted(self._pinned()))
         return prepare_save(self._native, self._ranks, step, state, options, copies)
 
     def _load(

@@ -166,6 +166,10 @@ void BindVersions(nb::class_<StoreBinding>& store) {
       .def("find_tag", &StoreBinding::FindTag)
       .def("change_tag", &StoreBinding::ChangeTag, nb::arg("name"), nb::arg("step").none())
       .def("step_summary", &StoreBinding::StepSummary)
+      .def("retention", &StoreBinding::Retention)
+      .def("set_retention", &StoreBinding::SetRetention, nb::arg("keep_last"),
+           nb::arg("keep_every"), nb::arg("keep_best"))
+      .def("keep_steps", &StoreBinding::KeepSteps, nb::arg("steps"))
       .def("steps_to_delete", &StoreBinding::StepsToDelete, nb::arg("keep_last"),
            nb::arg("keep_every"), nb::arg("keep_best"), nb::arg("newest").none())
       .def(

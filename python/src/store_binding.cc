@@ -361,13 +361,46 @@ nb::tuple StoreBinding::StepSummary(uint64_t step) const {
                         ToPyText(info.note));
 }
 
-std::vector<uint64_t> StoreBinding::StepsToDelete(uint64_t keep_last, uint64_t keep_every,
-                                                  const std::vector<std::string>& keep_best,
-                                                  std::optional<uint64_t> newest) const {
+namespace {
+
+kv::RetentionPolicy ToPolicy(uint64_t keep_last, uint64_t keep_every,
+                             const std::vector<std::string>& keep_best) {
   kv::RetentionPolicy policy{.keep_last = keep_last, .keep_every = keep_every, .keep_best = {}};
   for (const std::string& text : keep_best) {
     policy.keep_best.push_back(Unwrap(kv::ParseKeepBest(text)));
   }
+  return policy;
+}
+
+}  // namespace
+
+nb::tuple StoreBinding::Retention() const {
+  const auto policy = Unwrap(Use([](core::CheckpointStore& store) -> Result<kv::RetentionPolicy> {
+    CAIRN_TRY_ASSIGN(const auto snapshot, store.kv().Latest());
+    return snapshot->retention();
+  }));
+  nb::list best;
+  for (const kv::KeepBest& one : policy.keep_best) best.append(ToPyText(kv::FormatKeepBest(one)));
+  return nb::make_tuple(policy.keep_last, policy.keep_every, best);
+}
+
+void StoreBinding::SetRetention(uint64_t keep_last, uint64_t keep_every,
+                                const std::vector<std::string>& keep_best) {
+  const kv::RetentionPolicy policy = ToPolicy(keep_last, keep_every, keep_best);
+  Unwrap(Use([&](core::CheckpointStore& store) { return store.kv().SetRetention(policy); }));
+}
+
+void StoreBinding::KeepSteps(const std::vector<uint64_t>& steps) {
+  Unwrap(Use([&](core::CheckpointStore& store) -> Result<void> {
+    store.kv().KeepSteps(steps);
+    return {};
+  }));
+}
+
+std::vector<uint64_t> StoreBinding::StepsToDelete(uint64_t keep_last, uint64_t keep_every,
+                                                  const std::vector<std::string>& keep_best,
+                                                  std::optional<uint64_t> newest) const {
+  const kv::RetentionPolicy policy = ToPolicy(keep_last, keep_every, keep_best);
   return Unwrap(Use([&](core::CheckpointStore& store) -> Result<std::vector<uint64_t>> {
     CAIRN_TRY_ASSIGN(const auto snapshot, store.kv().Latest());
     CAIRN_TRY_ASSIGN(const auto steps, snapshot->Steps());

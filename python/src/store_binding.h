@@ -92,6 +92,13 @@ class StoreBinding {
   /// Returns (created in ns since 1970, ranks, base step or None, tensors, values, logical bytes,
   /// written bytes, metrics as a dict, note).
   nb::tuple StepSummary(uint64_t step) const;
+  /// Returns the policy of the store: (keep_last, keep_every, texts of keep_best).
+  nb::tuple Retention() const;
+  /// Sets it (kv::Store::SetRetention).
+  void SetRetention(uint64_t keep_last, uint64_t keep_every,
+                    const std::vector<std::string>& keep_best);
+  /// Replaces the steps that the policy does not delete (kv::Store::KeepSteps).
+  void KeepSteps(const std::vector<uint64_t>& steps);
   /// Returns the steps that are not kept (kv::StepsToDelete). `keep_best` has the texts that
   /// kv::ParseKeepBest parses.
   std::vector<uint64_t> StepsToDelete(uint64_t keep_last, uint64_t keep_every,

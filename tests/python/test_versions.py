@@ -85,3 +85,53 @@ def test_a_copy_has_metrics_and_a_note(store, tmp_path):
         cairn.copy_steps(store, copy)
         info = copy.step_info(1)
         assert (info.metrics, info.note, info.tags) == ({"loss": 1.5}, "n", ())
+
+
+def test_each_save_applies_the_policy_of_the_store(tmp_path):
+    path = tmp_path / "store"
+    state = {"a": 1, "step": 0}
+    with cairn.open(path, mode="a") as store:
+        assert store.policy() is None
+        store.set_policy(keep_last=2, keep_every=4, keep_best="loss:1")
+        for step in range(1, 4):
+            store.save(step, state, metrics={"loss": step})
+    with cairn.open(path, mode="a") as store:
+        assert store.policy() == cairn.RetentionPolicy(2, 4, ("loss:1",))
+        for step in range(4, 11):
+            state["step"] = step
+            store.save_async(step, state, metrics={"loss": step}).result()
+        assert store.steps() == [1, 4, 8, 9, 10]
+        store.set_policy(keep_last=1)
+        assert store.steps() == [1, 4, 8, 9, 10]
+        assert store.prune().steps == (1, 4, 8, 9)
+        store.set_policy()
+        assert store.policy() is None
+        with pytest.raises(Invalid, match="no policy"):
+            store.prune()
+        with pytest.raises(Invalid, match="METRIC:N"):
+            store.set_policy(keep_best="loss")
+        with pytest.raises(Invalid, match="negative"):
+            store.set_policy(keep_last=-1)
+
+
+def test_the_policy_keeps_steps_that_wait_for_a_mirror(store, monkeypatch):
+    store.set_policy(keep_last=1)
+    store.save(1, {"a": 1})
+    monkeypatch.setattr(store, "_pinned", lambda: {1})
+    store.save(2, {"a": 2})
+    store.save_async(3, {"a": 3}).result()
+    assert store.steps() == [1, 3]
+    monkeypatch.setattr(store, "_pinned", set)
+    store.save(4, {"a": 4})
+    assert store.steps() == [4]
+
+
+def test_a_copy_is_not_subject_to_the_policy(store, tmp_path):
+    for step in range(1, 4):
+        store.save(step, {"a": step})
+    with cairn.open(tmp_path / "copy", mode="a") as copy:
+        copy.set_policy(keep_last=1)
+        cairn.copy_steps(store, copy)
+        assert copy.steps() == [1, 2, 3]
+        copy.save(4, {"a": 4})
+        assert copy.steps() == [4]

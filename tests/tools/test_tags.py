@@ -63,3 +63,25 @@ def test_prune(path):
     assert "state which steps remain" in run_program("kv-admin", "prune", path).err
     assert run_program("kv-admin", "prune", f"{path}@1", "--keep-last", "1").status == 2
     assert run_program("kv-admin", "prune", path, "--keep-best", "loss").status == 2
+
+
+def test_a_policy_is_kept_in_the_store(tmp_path):
+    path = tmp_path / "store"
+    with cairn.open(path, mode="a") as store:
+        for step in range(1, 6):
+            store.save(step, {"a": 1}, metrics={"loss": 10 - step})
+    assert "no policy" in run_program("kv-admin", "policy", path).out
+    assert "no policy" in run_program("kv-admin", "prune", path).err
+    best = run_program("kv-admin", "policy", path, "--keep-last", "2", "--keep-best", "loss:1:max")
+    assert best.status == 0 and "the 1 with the highest loss" in best.out
+    shown = run_program("kv-admin", "policy", path, "--json").json()
+    assert (shown["keep_last"], shown["keep_every"], shown["keep_best"]) == (2, 0, ["loss:1:max"])
+    assert "deleted 2 steps, 3 remain" in run_program("kv-admin", "prune", path).out
+    with cairn.open(path, mode="a") as store:
+        store.save(6, {"a": 1})
+        assert store.steps() == [1, 5, 6]
+    both = run_program("kv-admin", "policy", path, "--none", "--keep-last", "1")
+    assert both.status == 2 and "--none" in both.err
+    assert "no policy" in run_program("kv-admin", "policy", path, "--none").out
+    missing = run_program("kv-admin", "policy", tmp_path / "none", "--keep-last", "1")
+    assert missing.status == 2 and not (tmp_path / "none").exists()

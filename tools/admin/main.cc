@@ -28,6 +28,7 @@ struct Values {
   ExportOptions export_to;
   DeleteOptions delete_steps;
   TagCommand tag;
+  PolicyCommand policy;
   PruneCommand prune;
   CompactCommand compact;
   EditCommand edit;
@@ -203,11 +204,11 @@ CommandLine MakeCommandLine(Values& values) {
       .summary = "Changes a Cairn store.",
       .usage = "kv-admin VERB STORE ...",
       .verbs = {ImportVerb(values.import), ExportVerb(values), DeleteVerb(values.delete_steps),
-                TagVerb(values.tag), UntagVerb(values.tag), PruneVerb(values.prune),
-                CompactVerb(values.compact), RebuildVerb(values.rebuild_store),
-                RenameVerb(values.edit), DropVerb(values.edit), GraftVerb(values.edit),
-                ForkVerb(values.edit), MergeVerb(values.merge), PushVerb(values.copy),
-                PullVerb(values.copy), MirrorVerb(values.mirror),
+                TagVerb(values.tag), UntagVerb(values.tag), PolicyVerb(values.policy),
+                PruneVerb(values.prune), CompactVerb(values.compact),
+                RebuildVerb(values.rebuild_store), RenameVerb(values.edit), DropVerb(values.edit),
+                GraftVerb(values.edit), ForkVerb(values.edit), MergeVerb(values.merge),
+                PushVerb(values.copy), PullVerb(values.copy), MirrorVerb(values.mirror),
                 CheckStorageVerb(values.check_storage)},
       .notes =
           "`kv-admin VERB --help` lists the options of a verb, with examples.\n"

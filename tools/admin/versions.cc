@@ -14,6 +14,7 @@
 #include "kv/store.h"
 #include "tools/common/address.h"
 #include "tools/common/exit_status.h"
+#include "tools/common/json.h"
 #include "tools/common/quantities.h"
 #include "tools/common/text.h"
 
@@ -26,6 +27,54 @@ Result<std::unique_ptr<kv::Store>> OpenExisting(const std::string& store, bool n
   kv::StoreOptions options;
   if (no_grace) options.grace = std::chrono::milliseconds(0);
   return kv::Store::Open(store, kv::OpenMode::kWrite, options);
+}
+
+Result<kv::RetentionPolicy> PolicyOf(const KeepOptions& options) {
+  kv::RetentionPolicy policy{
+      .keep_last = options.keep_last, .keep_every = options.keep_every, .keep_best = {}};
+  for (const std::string& text : options.keep_best) {
+    CAIRN_TRY_ASSIGN(kv::KeepBest best, kv::ParseKeepBest(text));
+    policy.keep_best.push_back(std::move(best));
+  }
+  return policy;
+}
+
+std::vector<Argument> KeepArguments(KeepOptions& options) {
+  return {{.name = "--keep-last",
+           .target = &options.keep_last,
+           .help = "Keep the last N steps",
+           .value_name = "N"},
+          {.name = "--keep-every",
+           .target = &options.keep_every,
+           .help = "Keep the steps that are multiples of N",
+           .value_name = "N"},
+          {.name = "--keep-best",
+           .target = &options.keep_best,
+           .help = "Keep the N steps with the lowest values of a metric, or with METRIC:N:max the "
+                   "highest. May be repeated",
+           .value_name = "METRIC:N"}};
+}
+
+Json PolicyJson(const std::string& store, const kv::RetentionPolicy& policy) {
+  Json best = Json::List();
+  for (const kv::KeepBest& one : policy.keep_best) best.Append(JsonText(kv::FormatKeepBest(one)));
+  return {{"store", JsonText(store)},
+          {"keep_last", policy.keep_last},
+          {"keep_every", policy.keep_every},
+          {"keep_best", std::move(best)}};
+}
+
+std::string PolicyText(const kv::RetentionPolicy& policy) {
+  if (!policy.keeps_any()) return "no policy: saves delete nothing";
+  std::vector<std::string> parts;
+  if (policy.keep_last > 0) parts.push_back(fmt::format("the last {}", policy.keep_last));
+  if (policy.keep_every > 0) parts.push_back(fmt::format("multiples of {}", policy.keep_every));
+  for (const kv::KeepBest& best : policy.keep_best) {
+    parts.push_back(fmt::format("the {} with the {} {}", best.count,
+                                best.highest ? "highest" : "lowest", EscapeText(best.metric)));
+  }
+  return fmt::format("each save keeps, of all steps: {}; and those with tags",
+                     fmt::join(parts, ", "));
 }
 
 }  // namespace
@@ -92,23 +141,74 @@ Verb UntagVerb(TagCommand& command) {
       .run = [&](Output& out) { return StatusOf(AdminUntag(command, out)); }};
 }
 
+Result<void> AdminPolicy(const PolicyCommand& command, Output& out) {
+  CAIRN_TRY_ASSIGN(const Address address, ParseAddress(command.store));
+  if (address.step) {
+    return Fail(ErrorCode::kInvalidArgument, "write the store without a step");
+  }
+  CAIRN_TRY_ASSIGN(const kv::RetentionPolicy policy, PolicyOf(command.keep));
+  if (policy.keeps_any() && command.none) {
+    return Fail(ErrorCode::kInvalidArgument, "--none removes the policy, so it sets none");
+  }
+  if (!policy.keeps_any() && !command.none) {
+    CAIRN_TRY_ASSIGN(const auto store, kv::Store::Open(address.store, kv::OpenMode::kRead));
+    CAIRN_TRY_ASSIGN(const auto snapshot, store->Latest());
+    if (command.json) {
+      WriteJson(out, PolicyJson(address.store, snapshot->retention()));
+    } else {
+      out.WriteLine(PolicyText(snapshot->retention()));
+    }
+    return {};
+  }
+  CAIRN_TRY_ASSIGN(const auto store, OpenExisting(address.store));
+  CAIRN_TRY(store->SetRetention(policy));
+  CAIRN_TRY(store->Close());
+  if (command.json) {
+    WriteJson(out, PolicyJson(address.store, policy));
+  } else {
+    out.WriteLine(PolicyText(policy));
+    if (policy.keeps_any()) {
+      out.WriteLine(fmt::format("the next save applies it; kv-admin prune {} does so now",
+                                ShellWord(address.store)));
+    }
+  }
+  return {};
+}
+
+Verb PolicyVerb(PolicyCommand& command) {
+  std::vector<Argument> arguments = {{.name = "STORE",
+                                      .target = &command.store,
+                                      .help = "Directory of the store",
+                                      .required = true}};
+  for (Argument& argument : KeepArguments(command.keep)) arguments.push_back(std::move(argument));
+  arguments.push_back({.name = "--none",
+                       .target = &command.none,
+                       .help = "Remove the policy: saves delete nothing"});
+  arguments.push_back(
+      {.name = "--json", .target = &command.json, .help = "One JSON document instead of text"});
+  return {.name = "policy",
+          .usage = "policy STORE [--keep-last N] [--keep-every N] [--keep-best METRIC:N] [--none]",
+          .summary = "Shows or sets which steps each save keeps",
+          .arguments = std::move(arguments),
+          .examples = {"kv-admin policy runs/gpt --keep-last 5 --keep-every 1000",
+                       "kv-admin policy runs/gpt", "kv-admin policy runs/gpt --none"},
+          .run = [&](Output& out) { return StatusOf(AdminPolicy(command, out)); }};
+}
+
 Result<void> AdminPrune(const PruneCommand& command, Output& out) {
   CAIRN_TRY_ASSIGN(const Address address, ParseAddress(command.store));
   if (address.step) {
     return Fail(ErrorCode::kInvalidArgument, "write the store without a step");
   }
-  kv::RetentionPolicy policy{
-      .keep_last = command.keep_last, .keep_every = command.keep_every, .keep_best = {}};
-  for (const std::string& text : command.keep_best) {
-    CAIRN_TRY_ASSIGN(kv::KeepBest best, kv::ParseKeepBest(text));
-    policy.keep_best.push_back(std::move(best));
-  }
-  if (!policy.keeps_any()) {
-    return Fail(ErrorCode::kInvalidArgument,
-                "state which steps remain: --keep-last, --keep-every or --keep-best");
-  }
+  CAIRN_TRY_ASSIGN(kv::RetentionPolicy policy, PolicyOf(command.keep));
   CAIRN_TRY_ASSIGN(const auto store, OpenExisting(address.store, command.no_grace));
   CAIRN_TRY_ASSIGN(const auto snapshot, store->Latest());
+  if (!policy.keeps_any()) policy = snapshot->retention();
+  if (!policy.keeps_any()) {
+    return Fail(ErrorCode::kInvalidArgument,
+                "state which steps remain: --keep-last, --keep-every or --keep-best; the store has "
+                "no policy (kv-admin policy)");
+  }
   CAIRN_TRY_ASSIGN(const std::vector<kv::StepInfo> steps, snapshot->Steps());
   const std::vector<uint64_t> doomed = kv::StepsToDelete(policy, steps, snapshot->tags());
   CAIRN_TRY_ASSIGN(const auto report, store->Delete(doomed, command.dry_run));
@@ -128,32 +228,23 @@ Result<void> AdminPrune(const PruneCommand& command, Output& out) {
 }
 
 Verb PruneVerb(PruneCommand& command) {
+  std::vector<Argument> arguments = {{.name = "STORE",
+                                      .target = &command.store,
+                                      .help = "Directory of the store",
+                                      .required = true}};
+  for (Argument& argument : KeepArguments(command.keep)) arguments.push_back(std::move(argument));
+  arguments.push_back({.name = "--dry-run",
+                       .target = &command.dry_run,
+                       .help = "Only report what would be deleted"});
+  arguments.push_back({.name = "--no-grace",
+                       .target = &command.no_grace,
+                       .help = "Free the space at once, although readers may still use it"});
   return {.name = "prune",
-          .usage = "prune STORE --keep-last N | --keep-every N | --keep-best METRIC:N",
-          .summary = "Deletes all steps but those that an option or a tag keeps",
-          .arguments = {{.name = "STORE",
-                         .target = &command.store,
-                         .help = "Directory of the store",
-                         .required = true},
-                        {.name = "--keep-last",
-                         .target = &command.keep_last,
-                         .help = "Keep the last N steps",
-                         .value_name = "N"},
-                        {.name = "--keep-every",
-                         .target = &command.keep_every,
-                         .help = "Keep the steps that are multiples of N",
-                         .value_name = "N"},
-                        {.name = "--keep-best",
-                         .target = &command.keep_best,
-                         .help = "Keep the N steps with the lowest values of a metric, or with "
-                                 "METRIC:N:max the highest. May be repeated",
-                         .value_name = "METRIC:N"},
-                        {.name = "--dry-run",
-                         .target = &command.dry_run,
-                         .help = "Only report what would be deleted"},
-                        {.name = "--no-grace",
-                         .target = &command.no_grace,
-                         .help = "Free the space at once, although readers may still use it"}},
+          .usage = "prune STORE [--keep-last N] [--keep-every N] [--keep-best METRIC:N]",
+          .summary =
+              "Deletes all steps but those that an option, or else the policy of the store, "
+              "or a tag keeps",
+          .arguments = std::move(arguments),
           .examples = {"kv-admin prune runs/gpt --keep-last 5 --keep-every 1000 --dry-run",
                        "kv-admin prune runs/gpt --keep-last 1 --keep-best val_loss:3"},
           .run = [&](Output& out) { return StatusOf(AdminPrune(command, out)); }};

@@ -1,5 +1,5 @@
 #pragma once
-/// `kv-admin tag`, `untag` and `prune`: names of steps, and which steps remain.
+/// `kv-admin tag`, `untag`, `policy` and `prune`: names of steps, and which steps remain.
 
 #include <cstdint>
 #include <string>
@@ -21,11 +21,26 @@ Verb TagVerb(TagCommand& command);
 Result<void> AdminUntag(const TagCommand& command, Output& out);
 Verb UntagVerb(TagCommand& command);
 
-struct PruneCommand {
-  std::string store;
+/// Which steps remain.
+struct KeepOptions {
   uint64_t keep_last = 0;
   uint64_t keep_every = 0;
-  std::vector<std::string> keep_best;  // METRIC:N or METRIC:N:max
+  std::vector<std::string> keep_best;  // as kv::ParseKeepBest parses them
+};
+
+struct PolicyCommand {
+  std::string store;
+  KeepOptions keep;
+  bool none = false;  // removes the policy
+  bool json = false;
+};
+/// Shows the policy that is kept in a store, or sets it.
+Result<void> AdminPolicy(const PolicyCommand& command, Output& out);
+Verb PolicyVerb(PolicyCommand& command);
+
+struct PruneCommand {
+  std::string store;
+  KeepOptions keep;  // the policy of the store if it is empty
   bool dry_run = false;
   bool no_grace = false;
 };

@@ -309,6 +309,10 @@ class Rebuilder {
     CAIRN_TRY_ASSIGN(StepList::WithPages written, list.WritePages(next.epoch));
     next.recent = written.steps.recent();
     next.pages = written.steps.pages();
+    // Not its policy: what was rebuilt is not deleted before somebody has looked at it.
+    for (const auto& [tag, step] : best_.tags) {
+      if (steps_.contains(step)) next.tags[tag] = step;
+    }
     CAIRN_TRY_ASSIGN(const std::string session, NewSession(next.epoch));
     next.writer = ThisWriter(session);
     for (int i = 0; i < 2; ++i) {

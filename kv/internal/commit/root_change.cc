@@ -146,6 +146,32 @@ Result<std::vector<std::string>> ReplacedSegmentsOf(StoreState& state, const Ste
   return names;
 }
 
+/// Returns the steps that the policy of the store does not keep any more once `added` exists.
+Result<std::vector<uint64_t>> StepsWithoutUse(const StoreState& state, const StepInfo& added,
+                                              const TagChanges* tag_changes) {
+  const auto current = CurrentRoot(state);
+  const RetentionPolicy& policy = current->root.retention;
+  if (!policy.keeps_any()) return std::vector<uint64_t>();
+  const auto entries = current->steps.All();
+  // The save is worth more than the space: what cannot be judged remains.
+  if (!entries) return std::vector<uint64_t>();
+  std::map<uint64_t, StepInfo> steps;
+  for (const StepEntryPtr& entry : *entries) steps[entry->info.step] = entry->info;
+  steps[added.step] = added;
+  std::vector<StepInfo> infos;
+  for (auto& [step, info] : steps) infos.push_back(std::move(info));
+  Tags tags = current->root.tags;
+  if (tag_changes != nullptr) {
+    for (const auto& [name, step] : *tag_changes) {
+      if (step) tags[name] = *step;
+    }
+  }
+  std::vector<uint64_t> removed = StepsToDelete(policy, infos, tags, added.step);
+  const MutexLock lock(state.mutex);
+  std::erase_if(removed, [&](uint64_t step) { return state.kept_steps.contains(step); });
+  return removed;
+}
+
 /// Applies the changes, and removes the tags of steps that do not exist any more.
 Result<void> ChangeTags(const TagChanges* changes, const StepList& steps, Tags& tags) {
   if (changes != nullptr) {
@@ -265,6 +291,7 @@ Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed, 
   next.recent = written.steps.recent();
   next.pages = written.steps.pages();
   CAIRN_TRY(ChangeTags(actions.tags, written.steps, next.tags));
+  if (actions.retention != nullptr) next.retention = *actions.retention;
   for (const PageRef& page : written.unreachable) {
     next.removed.push_back({.name = ObjectName(ObjectKind::kPage, page.id),
                             .since_unix_ns = next.created_unix_ns,
@@ -291,12 +318,16 @@ Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed, 
 Result<void> CommitNewStep(StoreState& state, StepEntry& entry, const CommitActions& actions) {
   const std::string table_name = ObjectName(ObjectKind::kTable, entry.tables.front().id);
   const auto commit = [&]() -> Result<void> {
-    CAIRN_TRY_ASSIGN(Unreachable unreachable, FindUnreachable(state, {}, &entry));
+    std::vector<uint64_t> removed;
+    if (actions.applies_retention) {
+      CAIRN_TRY_ASSIGN(removed, StepsWithoutUse(state, entry.info, actions.tags));
+    }
+    CAIRN_TRY_ASSIGN(Unreachable unreachable, FindUnreachable(state, removed, &entry));
     CAIRN_TRY_ASSIGN(std::vector<std::string> adopted, ReplacedSegmentsOf(state, entry));
     adopted.insert(adopted.end(), actions.adopted.begin(), actions.adopted.end());
     CommitActions all = actions;
     all.adopted = adopted;
-    return CommitChange(state, {}, &entry, std::move(unreachable), all);
+    return CommitChange(state, removed, &entry, std::move(unreachable), all);
   };
   Result<void> committed = commit();
   if (committed) return {};

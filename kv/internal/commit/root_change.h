@@ -46,7 +46,9 @@ struct CommitActions {
   // New entries of steps that exist. They keep their generations.
   std::span<const StepEntry> rewritten = {};
   const TagChanges* tags = nullptr;
-  std::function<void()> committed = nullptr;  // called once the root is committed, on any thread
+  const RetentionPolicy* retention = nullptr;  // of the store from now on
+  bool applies_retention = false;              // deletes steps as the policy of the store demands
+  std::function<void()> committed = nullptr;   // called once the root is committed, on any thread
 };
 
 /// Commits the next root, without the steps `removed` and with `added`, which may be null and

@@ -79,6 +79,8 @@ struct StoreState {
   /// Segments that compactions of this process have replaced. Saves that began before may refer to
   /// them.
   std::map<uint64_t, SegmentInfo> replaced_segments CAIRN_GUARDED_BY(mutex);
+  /// Steps that saves do not delete, whatever the policy of the store is.
+  std::set<uint64_t> kept_steps CAIRN_GUARDED_BY(mutex);
 };
 
 /// kFailedPrecondition: this process was forked from the one that opened the store. It must not

@@ -305,6 +305,33 @@ Result<Tags> ReadTags(const schema::RootRecord& record) {
   return tags;
 }
 
+Offset<schema::RetentionPolicy> AddRetention(Builder& builder, const RetentionPolicy& policy) {
+  if (!policy.keeps_any()) return 0;
+  std::vector<Offset<schema::KeepBest>> best;
+  for (const KeepBest& one : policy.keep_best) {
+    best.push_back(
+        schema::CreateKeepBest(builder, builder.CreateString(one.metric), one.count, one.highest));
+  }
+  const auto keep_best = builder.CreateVector(best);
+  return schema::CreateRetentionPolicy(builder, policy.keep_last, policy.keep_every, keep_best);
+}
+
+Result<RetentionPolicy> ReadRetention(const schema::RootRecord& record) {
+  RetentionPolicy policy;
+  const schema::RetentionPolicy* const stored = record.retention();
+  if (stored == nullptr) return policy;
+  policy.keep_last = stored->keep_last();
+  policy.keep_every = stored->keep_every();
+  if (stored->keep_best() != nullptr) {
+    if (stored->keep_best()->size() > kMaxKeepBest) return Damaged("its policy is too long");
+    for (const schema::KeepBest* best : *stored->keep_best()) {
+      policy.keep_best.push_back(
+          {.metric = Text(best->metric()), .count = best->count(), .highest = best->highest()});
+    }
+  }
+  return policy;
+}
+
 /// Checks that each tag names a step.
 Result<void> CheckTagged(const Root& root) {
   for (const auto& [name, step] : root.tags) {
@@ -336,11 +363,13 @@ Offset<schema::RootRecord> AddRoot(Builder& builder, const Root& root) {
   const auto writer =
       schema::CreateWriter(builder, host, root.writer.pid, session, root.writer.since_unix_ns);
   const auto tags = AddTags(builder, root.tags);
+  const auto retention = AddRetention(builder, root.retention);
   const auto commit_id = AddUuid(builder, root.commit_id);
   const auto store_uuid = AddUuid(builder, root.store_uuid);
   return schema::CreateRootRecord(builder, schema::kRecordVersion, root.number, commit_id,
                                   store_uuid, root.epoch, writer, root.created_unix_ns, recent,
-                                  pages_offset, removed_offset, root.kept_before_epoch, tags);
+                                  pages_offset, removed_offset, root.kept_before_epoch, tags,
+                                  retention);
 }
 
 std::span<const std::byte> BytesOf(const Builder& builder) {
@@ -383,6 +412,7 @@ Result<Root> DecodeRoot(std::span<const std::byte> object) {
   root.removed = ReadRemoved(*record);
   CAIRN_TRY_ASSIGN(root.tags, ReadTags(*record));
   CAIRN_TRY(CheckTagged(root));
+  CAIRN_TRY_ASSIGN(root.retention, ReadRetention(*record));
   return root;
 }
 

@@ -18,6 +18,7 @@
 #include "kv/internal/root/writer_identity.h"
 #include "kv/internal/storage/object_names.h"
 #include "kv/internal/table/table_info.h"
+#include "kv/retention.h"
 #include "kv/step_info.h"
 
 namespace cairn::kv::internal {
@@ -77,7 +78,8 @@ struct Root {
   std::vector<StepEntryPtr> recent;  // ascending by step; contains the highest of all steps
   std::vector<PageRef> pages;        // no step is in two pages, or in a page and in `recent`
   std::vector<RemovedObject> removed;
-  Tags tags;  // each of a step that exists
+  Tags tags;                  // each of a step that exists
+  RetentionPolicy retention;  // saves apply it; if it keeps nothing, there is none
   /// Objects of earlier epochs are never removed as garbage. A rebuild sets it, so that nothing is
   /// lost that it could not read.
   uint32_t kept_before_epoch = 0;

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -207,6 +208,91 @@ TEST_F(RetentionTest, NeverDeletesTheNewestOrLaterSteps) {
   EXPECT_THAT(Doomed({.keep_last = 1}, {}, 40), ElementsAre(10, 20, 30));
   EXPECT_THAT(Doomed({.keep_last = 2}, {}, 40), ElementsAre(10, 20));
   EXPECT_THAT(Doomed({.keep_every = 1000}, {}, 40), ElementsAre(10, 20, 30));
+}
+
+class PolicyTest : public TagsTest {
+ protected:
+  std::vector<uint64_t> Steps() {
+    const auto snapshot = store_->Latest();
+    EXPECT_TRUE(cairn::testing::IsOk(snapshot));
+    return (*snapshot)->step_numbers();
+  }
+  Result<StepInfo> SaveStep(uint64_t step) {
+    return SaveSample(*store_, MakeSample(step, 0, {.tensor_count = 2, .largest_bytes = 5000}));
+  }
+};
+
+TEST_F(PolicyTest, EachSaveAppliesItInItsCommit) {
+  for (uint64_t step = 1; step <= 6; ++step) CAIRN_ASSERT_OK(SaveStep(step));
+  CAIRN_ASSERT_OK(store_->ChangeTags({{"best", 2}}));
+  CAIRN_ASSERT_OK(store_->SetRetention({.keep_last = 2, .keep_every = 5, .keep_best = {}}));
+  EXPECT_THAT(Steps(), SizeIs(6));  // by itself it deletes nothing
+  Open();                           // the policy is that of the store, not of the process
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto before, store_->Latest());
+  CAIRN_ASSERT_OK(SaveStep(7));
+  EXPECT_THAT(Steps(), ElementsAre(2, 5, 6, 7));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto after, store_->Latest());
+  EXPECT_EQ(after->FindStep(7)->generation, before->FindStep(6)->generation + 4);  // one commit
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto problems, Verify(*after));
+  EXPECT_THAT(problems, IsEmpty());
+  CAIRN_ASSERT_OK(store_->SetRetention({}));
+  CAIRN_ASSERT_OK(SaveStep(8));
+  EXPECT_THAT(Steps(), ElementsAre(2, 5, 6, 7, 8));
+}
+
+TEST_F(PolicyTest, KeepsWhatIsNewerAndWhatTheProcessKeeps) {
+  for (uint64_t step = 1; step <= 5; ++step) CAIRN_ASSERT_OK(SaveStep(10 * step));
+  CAIRN_ASSERT_OK(store_->SetRetention({.keep_last = 1, .keep_best = {}}));
+  store_->KeepSteps(std::vector<uint64_t>{10});
+  CAIRN_ASSERT_OK(SaveStep(35));
+  EXPECT_THAT(Steps(), ElementsAre(10, 35, 40, 50));
+  store_->KeepSteps({});
+  CAIRN_ASSERT_OK(SaveStep(60));
+  EXPECT_THAT(Steps(), ElementsAre(60));
+}
+
+TEST_F(PolicyTest, KeepsTheBestWithTheStepThatIsSaved) {
+  const KeepBest best{.metric = "loss", .count = 1};
+  CAIRN_ASSERT_OK(store_->SetRetention({.keep_last = 1, .keep_best = {best}}));
+  CAIRN_ASSERT_OK(SaveWith(1, {.metrics = {{.name = "loss", .value = 3}}}));
+  CAIRN_ASSERT_OK(SaveWith(2, {.metrics = {{.name = "loss", .value = 1}}}));
+  EXPECT_THAT(Steps(), ElementsAre(2));
+  CAIRN_ASSERT_OK(SaveWith(3, {.metrics = {{.name = "loss", .value = 2}}}));
+  EXPECT_THAT(Steps(), ElementsAre(2, 3));
+  CAIRN_ASSERT_OK(SaveWith(4, {.tags = {"release"}}));
+  CAIRN_ASSERT_OK(SaveWith(5, {}));
+  EXPECT_THAT(Steps(), ElementsAre(2, 4, 5));
+}
+
+TEST_F(PolicyTest, IsRefusedIfItIsImpossible) {
+  EXPECT_THAT(store_->SetRetention({.keep_last = 1, .keep_best = {{.metric = "", .count = 1}}}),
+              IsError(ErrorCode::kInvalidArgument, "metric"));
+  EXPECT_THAT(store_->SetRetention({.keep_last = 1, .keep_best = {{.metric = "a", .count = 0}}}),
+              IsError(ErrorCode::kInvalidArgument, "no step"));
+  const std::vector<KeepBest> many(kMaxKeepBest + 1, KeepBest{.metric = "a", .count = 1});
+  EXPECT_THAT(store_->SetRetention({.keep_best = many}),
+              IsError(ErrorCode::kInvalidArgument, "at most"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(storage_, OpenMode::kRead));
+  EXPECT_THAT(reader->SetRetention({.keep_last = 1, .keep_best = {}}),
+              IsError(ErrorCode::kFailedPrecondition, "reading"));
+}
+
+TEST_F(PolicyTest, ARebuildKeepsTagsAndForgetsThePolicy) {
+  for (uint64_t step = 1; step <= 3; ++step) CAIRN_ASSERT_OK(SaveStep(step));
+  CAIRN_ASSERT_OK(store_->ChangeTags({{"best", 1}}));
+  CAIRN_ASSERT_OK(store_->SetRetention({.keep_last = 1, .keep_best = {}}));
+  CAIRN_ASSERT_OK(store_->Close());
+  const std::vector<std::string> roots = storage_->List("roots/").value();
+  // Names of newer roots are lower.
+  const std::string newest = *std::ranges::min_element(roots);
+  CAIRN_ASSERT_OK(storage_->Remove(newest));
+  CAIRN_ASSERT_OK(storage_->PutIfAbsent(newest, std::vector<std::byte>(100)));
+  CAIRN_ASSERT_OK(Store::Rebuild(std::static_pointer_cast<Storage>(storage_)));
+  Open();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store_->Latest());
+  EXPECT_FALSE(snapshot->retention().keeps_any());
+  EXPECT_THAT(TagsNow(), ElementsAre(Pair("best", 1)));
+  EXPECT_THAT(Steps(), ElementsAre(1, 2, 3));
 }
 
 TEST(ParseKeepBestTest, ReadsMetricNumberAndDirection) {
