@@ -12,6 +12,7 @@
 #include "core/checkpoint_store.h"
 #include "core/interop/dcp/dcp_export.h"
 #include "core/interop/safetensors/safetensors_export.h"
+#include "core/interop/safetensors/safetensors_update.h"
 #include "core/interop/torch/torch_export.h"
 #include "core/state_dict/key_pattern.h"
 #include "tools/common/address.h"
@@ -163,15 +164,51 @@ Result<void> ToSafetensors(const core::CheckpointStore& store, const core::Conte
   return {};
 }
 
+Result<void> CheckSince(const ExportOptions& options) {
+  if (options.since.empty()) {
+    if (!options.sparse) return {};
+    return Fail(ErrorCode::kInvalidArgument, "--sparse needs --since STEP");
+  }
+  if (FormatOf(options) == Format::kSafetensors && options.target.ends_with(kSuffix)) return {};
+  return Fail(ErrorCode::kInvalidArgument,
+              "--since writes one safetensors file; name it NAME.safetensors");
+}
+
+Result<void> ToUpdate(const core::CheckpointStore& store, const core::Contents& contents,
+                      uint64_t since, const core::KeyPatterns& patterns,
+                      const ExportOptions& options, Output& out) {
+  ProgressLine progress("comparing");
+  CAIRN_TRY_ASSIGN(
+      const core::SafetensorsUpdateReport report,
+      core::ExportSafetensorsUpdate(
+          store, since, contents, options.target,
+          {.patterns = patterns, .sparse = options.sparse, .progress = progress.callback()}));
+  progress.Clear();
+  std::string what = fmt::format("changed since step {}: {}", since,
+                                 Plural(report.complete_tensors + report.sparse_tensors, "tensor"));
+  if (report.sparse_tensors > 0) {
+    what += fmt::format(", of which {} with {}", report.sparse_tensors,
+                        Plural(report.changed_elements, "changed element"));
+  }
+  if (report.removed_keys > 0) what += fmt::format("; {} removed", report.removed_keys);
+  PrintReport(contents.step.step, what, report.bytes, report.seconds, {&options.target, 1}, out);
+  return {};
+}
+
 }  // namespace
 
 Result<void> AdminExport(const ExportOptions& options, Output& out) {
   CAIRN_TRY_ASSIGN(const Address address, ParseAddress(options.address));
   CAIRN_TRY_ASSIGN(const core::KeyPatterns patterns, core::KeyPatterns::Parse(options.patterns));
   CAIRN_TRY(CheckTarget(options));
+  CAIRN_TRY(CheckSince(options));
   CAIRN_TRY_ASSIGN(const auto store,
                    core::CheckpointStore::Open(address.store, kv::OpenMode::kRead));
   CAIRN_TRY_ASSIGN(const core::Contents contents, store->List(address.step, patterns));
+  if (!options.since.empty()) {
+    CAIRN_TRY_ASSIGN(const Address since, ParseAddress(address.store + "@" + options.since));
+    return ToUpdate(*store, contents, *since.step, patterns, options, out);
+  }
   const Format format = FormatOf(options);
   if (contents.tensors.empty() && (format == Format::kSafetensors || contents.values.empty())) {
     return Fail(Error{.code = ErrorCode::kNotFound,

@@ -116,6 +116,14 @@ std::vector<Argument> ExportArguments(Values& values) {
            .help = "safetensors, torch or dcp, regardless of the name of OUT",
            .value_name = "FORMAT",
            .choices = {"safetensors", "torch", "dcp"}},
+          {.name = "--since",
+           .target = &options.since,
+           .help = "Only the tensors that differ from this step (or tag), in one safetensors file",
+           .value_name = "STEP"},
+          {.name = "--sparse",
+           .target = &options.sparse,
+           .help = "With --since: of each tensor only the positions and values of the elements "
+                   "that differ"},
           {.name = "--overwrite",
            .target = &options.overwrite,
            .help = "Replace existing files, or the checkpoint in a directory"}};
@@ -132,7 +140,8 @@ Verb ExportVerb(Values& values) {
                        "kv-admin export runs/gpt@100 gpt-100.pt",
                        "kv-admin export runs/gpt@100 gpt-100.dcp",
                        "kv-admin export runs/gpt@100 checkpoints/step-100 --format dcp",
-                       "kv-admin export runs/gpt out/ 'model.**' --shard-size 2GB"},
+                       "kv-admin export runs/gpt out/ 'model.**' --shard-size 2GB",
+                       "kv-admin export runs/gpt@42 update-42.safetensors --since 41 --sparse"},
           .run = [&](Output& out) -> Result<int> {
             CAIRN_TRY_ASSIGN(values.export_to.shard_bytes, ParseBytes(values.shard_size));
             return StatusOf(AdminExport(values.export_to, out));
