@@ -157,8 +157,12 @@ TEST_F(CompressedSaveTest, DamageIsFoundAndNamed) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto segment, snapshot->FindSegment(delta.segment_id));
   std::fstream file(directory.path() + "/store/segments/" + segment.name,
                     std::ios::in | std::ios::out | std::ios::binary);
-  file.seekp(static_cast<std::streamoff>(delta.offset_bytes + delta.length_bytes / 2));
-  file.put('\x5a');
+  // Of the mantissas, which are not compressible, so that every bit has an effect.
+  const auto at = static_cast<std::streamoff>(delta.offset_bytes + delta.length_bytes / 2);
+  file.seekg(at);
+  const char byte = static_cast<char>(file.get() ^ 1);
+  file.seekp(at);
+  file.put(byte);
   file.close();
   std::vector<std::byte> bytes(weights_.bytes.size());
   const LoadRequest request{.fqn = "w",

@@ -329,7 +329,9 @@ TEST_F(DeltaSaveTest, DamageIsFoundAndNamed) {
   const ChunkInfo chunk = OnlyChunk(3);
   for (const kv::Extent& extent : {chunk.extents.front(), chunk.deltas[0], chunk.deltas[1]}) {
     const std::string file = FileOf(extent);
-    const uint64_t at = extent.offset_bytes + extent.length_bytes - 9;
+    // Of a delta, a byte of the header: one of a compressed stream may have no effect at all, and
+    // then the bytes of the chunk are right.
+    const uint64_t at = extent.offset_bytes + 8;
     Flip(file, at);
     TestTensor target = tensor_;
     const LoadRequest request = WholeRequest("w", target);
