@@ -6,7 +6,8 @@
 1. The demo's GPT is trained in bf16 with fp32 masters and AdamW, on text. For each learning rate,
    every step of the weights is saved completely, with its changed pages, and with deltas. The same
    steps are compressed with zstd, ZipNN, and as XOR with the step before.
-2. In a state of --mib, elements are changed at random as such a step does. Saves, loads and pulls
+2. Of a state with LoRA adapters and of an embedding, only these adapters and some rows change.
+3. In a state of --mib, elements are changed at random as such a step does. Saves, loads and pulls
    are measured next to copies and digests of the same bytes.
 """
 
@@ -42,6 +43,7 @@ import cairn  # noqa: E402
 State = dict[str, torch.Tensor]
 RATES = (3e-7, 1e-6, 2e-6, 4e-6, 1e-5, 3e-5, 1e-4)
 DENSITIES = (0.015, 0.04, 0.1)
+PARTS = ("space", "regions", "time")
 
 
 def payload(tensor: torch.Tensor) -> numpy.ndarray:
@@ -255,6 +257,53 @@ def measure_time(folder: Path, options: argparse.Namespace) -> list[dict[str, An
     return rows
 
 
+def adapters(generator: torch.Generator) -> tuple[State, State]:
+    """A frozen bf16 model, and adapters with 0.5 % of the bytes."""
+    frozen = {f"base.{i}": torch.randn(1024, 1600, generator=generator) for i in range(64)}
+    frozen = {name: tensor.bfloat16() for name, tensor in frozen.items()}
+    count = int(sum(tensor.nbytes for tensor in frozen.values()) * 0.005 / 0.995 / 64 / 4)
+    return frozen, {f"lora.{i}": torch.randn(count, generator=generator) for i in range(64)}
+
+
+def measure_regions(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Saves of which a small part of the bytes changes, and changes completely."""
+    generator = torch.Generator().manual_seed(1)
+    frozen, lora = adapters(generator)
+    table = torch.randn(800_000, 256, generator=generator).bfloat16()  # rows of 512 bytes
+
+    def train_lora() -> int:
+        for tensor in lora.values():
+            tensor.add_(torch.randn(tensor.shape, generator=generator) * 1e-3)
+        return sum(tensor.nbytes for tensor in lora.values())
+
+    def train_rows() -> int:
+        rows = torch.randperm(len(table), generator=generator)[: len(table) // 100]
+        table[rows] += torch.randn(len(rows), 256, generator=generator).bfloat16() * 0.1
+        return len(rows) * 512
+
+    cases = (
+        ("LoRA adapters, 0.5% of the bytes", frozen | lora, train_lora),
+        ("1% of the rows of an embedding", {"embedding": table}, train_rows),
+    )
+    results = []
+    for case, state, train in cases:
+        for way, deltas in (("pages", False), ("deltas", True)):
+            path = folder / "regions"
+            with cairn.open(path, mode="a") as store:
+                store.save(0, state)
+                full = stored_bytes(path)
+                for step in (1, 2, 3):
+                    before, changed = stored_bytes(path), train()
+                    payload_bytes = store.save(step, state, deltas=deltas).written_bytes
+                    row = {"case": case, "way": way, "full": full, "changed": changed}
+                    row |= {"payload": payload_bytes, "all": stored_bytes(path) - before}
+                    results.append(row)
+                loaded = store.read(step=3)
+                assert all(torch.equal(loaded[name], state[name]) for name in state), case
+            shutil.rmtree(path)
+    return results
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -262,30 +311,32 @@ def main() -> None:
     add = parser.add_argument
     add("--dir", type=Path, required=True, help="working directory on the disk to measure")
     add("--out", type=Path, help="directory for history.md, history.json and history.png")
-    add("--parts", nargs="+", choices=("space", "time"), default=("space", "time"))
-    add("--add-to", type=Path, help="a history.json whose other part is kept")
+    add("--parts", nargs="+", choices=PARTS, default=PARTS)
+    add("--add-to", type=Path, help="a history.json whose other parts are kept")
     add("--width", type=int, default=768, help="width of the GPT (768)")
     add("--layers", type=int, default=8, help="layers of the GPT (8)")
     add("--warm-up", type=int, default=30, help="steps before the fine-tune (30)")
     add("--settle", type=int, default=4, help="steps with each learning rate before it counts (4)")
     add("--steps", type=int, default=3, help="saved steps per learning rate (3)")
     add("--rates", type=float, nargs="*", default=RATES, help="learning rates")
-    add("--mib", type=int, default=1024, help="size of the state of the second part (1024)")
+    add("--mib", type=int, default=1024, help="size of the state of the last part (1024)")
     add("--densities", type=float, nargs="*", default=DENSITIES, help="changed shares of elements")
-    add("--repeat", type=int, default=3, help="rounds of the second part (3)")
+    add("--repeat", type=int, default=3, help="rounds of the last part (3)")
     options = parser.parse_args()
     options.dir.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="history-", dir=options.dir))
     result = json.loads(options.add_to.read_text()) if options.add_to else {}
-    measures = {"space": measure_space, "time": measure_time}
+    measures = {"space": measure_space, "regions": measure_regions, "time": measure_time}
     try:
         result |= {
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "machine": machine.machine(folder),
             "versions": machine.versions() | {"zipnn": metadata.version("zipnn")},
         }
+        measured = result.setdefault("measured", {})
         for part in options.parts:
             result[part] = measures[part](folder, options)
+            measured[part] = f"{result['date']}, {result['versions']['cairn']}"
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if options.out is not None:

@@ -10,7 +10,7 @@ CAIRN = {"pages": "changed pages", "deltas": "deltas"}
 OTHERS = ("zstd-1", "ZipNN", "XOR, zstd-1")
 TEXT = """# The space of a history of steps
 
-Measured on {date} by `bench/history.py`. Every figure is in [history.json](history.json).
+Measured by `bench/history.py` ({measured}). Every figure is in [history.json](history.json).
 
 Machine: {machine}.
 
@@ -31,6 +31,14 @@ last columns compress the same tensors, one by one.
 Between the steps that were measured:
 
 {bars}
+
+## Small parts that change completely
+
+Saves of a frozen bf16 model with LoRA adapters, of which only the adapters change, and of an
+embedding of bf16 rows of 512 bytes, of which 1% of the rows change. *all files* as above; the
+largest of three saves.
+
+{regions}
 
 ## Time
 
@@ -81,6 +89,25 @@ def _bar_lines(rows: list[dict[str, Any]]) -> list[str]:
         for kind in ("payload", "all"):
             ratio = _at(share, rows, "deltas", kind)
             cells.append("not reached by these rates" if ratio is None else f"{ratio:.1f}×")
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _region_lines(rows: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "| what changes | way | changed, MiB | payload / changed | all files / changed "
+        "| all files / full save |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    worst: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        key = (row["case"], row["way"])
+        if key not in worst or row["all"] > worst[key]["all"]:
+            worst[key] = row
+    for (case, way), row in worst.items():
+        cells = [case, CAIRN[way], f"{row['changed'] / MIB:.2f}"]
+        cells += [f"{row[kind] / row['changed']:.2f}" for kind in ("payload", "all")]
+        cells += [f"{row['all'] / row['full']:.3%}"]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
@@ -142,11 +169,12 @@ def write_report(result: dict[str, Any], folder: Path) -> None:
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     machine = ", ".join(f"{name}: {value}" for name, value in result["machine"].items())
     text = TEXT.format(
-        date=result["date"],
+        measured="; ".join(f"{part}: {when}" for part, when in result["measured"].items()),
         machine=machine,
         versions=versions,
         space="\n".join(_space_lines(result["space"])),
         bars="\n".join(_bar_lines(result["space"])),
+        regions="\n".join(_region_lines(result["regions"])),
         time="\n".join(_time_lines(result["time"])),
     )
     (folder / "history.md").write_text(text)
