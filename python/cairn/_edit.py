@@ -21,6 +21,9 @@ class EditableStore:
     def _wait_for_last_save(self) -> None:
         raise NotImplementedError
 
+    def _keep_pinned(self) -> None:
+        raise NotImplementedError
+
     def edit(
         self,
         step: int,
@@ -60,6 +63,7 @@ class EditableStore:
         if graft_from is None and (graft is not None or under):
             raise Invalid("graft= and under= require graft_from=, the step that has the keys")
         self._wait_for_last_save()
+        self._keep_pinned()
         self._native.edit(
             step_number(step),
             into=step_number(into),

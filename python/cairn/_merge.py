@@ -18,6 +18,9 @@ class MergeableStore:
     def _wait_for_last_save(self) -> None:
         raise NotImplementedError
 
+    def _keep_pinned(self) -> None:
+        raise NotImplementedError
+
     def merge(
         self,
         steps: Iterable[int],
@@ -53,6 +56,7 @@ class MergeableStore:
         if factors == []:
             raise Invalid("weights is empty; leave it out for equal weights")
         self._wait_for_last_save()
+        self._keep_pinned()
         done = self._native.merge(
             numbers, into=step_number(into), weights=factors or [], overwrite=overwrite
         )

@@ -371,7 +371,7 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
     ) -> PreparedSave:
         self._wait_for_last_save()
         if self._ranks.rank == 0:
-            self._native.keep_steps(sorted(self._pinned()))
+            self._keep_pinned()
         return prepare_save(self._native, self._ranks, step, state, options, copies)
 
     def _load(
@@ -405,6 +405,10 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
         finally:
             if tiers is not None and tiers is not self._tiers:
                 tiers.close()
+
+    def _keep_pinned(self) -> None:
+        # The policy of the store does not delete what waits for its copy to a mirror.
+        self._native.keep_steps(sorted(self._pinned()))
 
     def _wait_for_last_save(self) -> None:
         # Waits here, where Ctrl-C can end the wait. The error of that save stays with its handle.

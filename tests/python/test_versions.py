@@ -2,7 +2,9 @@
 
 import math
 
+import numpy as np
 import pytest
+import torch
 
 import cairn
 from cairn import Invalid, NotFound
@@ -124,6 +126,40 @@ def test_the_policy_keeps_steps_that_wait_for_a_mirror(store, monkeypatch):
     monkeypatch.setattr(store, "_pinned", set)
     store.save(4, {"a": 4})
     assert store.steps() == [4]
+
+
+def test_edits_and_merges_keep_steps_that_wait_for_a_mirror(store, monkeypatch):
+    store.set_policy(keep_last=1)
+    store.save(1, {"a": torch.ones(3)})
+    monkeypatch.setattr(store, "_pinned", lambda: {1})
+    store.edit(1, into=2, rename={"a": "b"})
+    assert store.steps() == [1, 2]
+    monkeypatch.setattr(store, "_pinned", lambda: {1, 2})
+    store.edit(2, into=3, rename={"b": "a"})
+    monkeypatch.setattr(store, "_pinned", lambda: {1})
+    store.merge([1, 3], into=4)
+    assert store.steps() == [1, 4]
+
+
+def test_a_damaged_step_that_the_policy_does_not_keep_fails_no_save(tmp_path):
+    path = tmp_path / "store"
+    state = {f"t{i}": np.full(70_000, i) for i in range(20)}
+    tables = {}
+    with cairn.open(path, mode="a") as store:
+        for step in range(1, 21):  # the later ones use too many segments for a list in the root
+            state[f"t{step - 1}"] = state[f"t{step - 1}"] + 100
+            store.save(step, state)
+            tables[step] = set((path / "tables").iterdir())
+    (table,) = tables[18] - tables[17]
+    table.chmod(0o644)
+    table.write_bytes(b"\xff" * table.stat().st_size)
+    with cairn.open(path, mode="a") as store:
+        store.set_policy(keep_last=2)
+        store.save(21, state)
+        store.save(22, state)
+        assert store.steps() == [18, 21, 22]
+        with pytest.raises(cairn.errors.Corrupt):
+            store.delete(18)
 
 
 def test_a_copy_is_not_subject_to_the_policy(store, tmp_path):

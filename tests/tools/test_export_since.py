@@ -109,3 +109,20 @@ def test_what_cannot_be_done_is_refused(steps, tmp_path):
     assert run_program("kv-admin", "export", path, file, "--since", "7").status == 2
     assert run_program("kv-admin", "export", path, file, "--since", "none").status == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_tensors_that_became_values_and_names_that_are_taken(tmp_path):
+    first = {"a": torch.arange(10_000), "b": torch.arange(10_000), "a.values": torch.zeros(3)}
+    second = {"a": first["a"].clone(), "b": 7, "a.values": torch.ones(3)}
+    second["a"][5] = -1
+    with cairn.open(tmp_path / "store", mode="a") as store:
+        store.save(1, first)
+        store.save(2, second)
+    file = tmp_path / "u.safetensors"
+    words = ["export", tmp_path / "store", file, "--since", "1", "--sparse"]
+    done = run_program("kv-admin", *words)
+    assert done.status == 0, done.err
+    updated, _ = update(first, file)
+    assert set(updated) == {"a", "a.values"}
+    assert torch.equal(updated["a"], second["a"])
+    assert torch.equal(updated["a.values"], second["a.values"])

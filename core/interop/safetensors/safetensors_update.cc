@@ -16,6 +16,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -99,15 +100,16 @@ class UpdateExport {
       : store_(store), since_(since), contents_(contents), out_(out), progress_(progress) {}
 
   /// Chooses the tensors, and collects what changed in those that are written sparsely.
-  Result<void> Collect(const Diff& diff, bool sparse) {
+  Result<void> Collect(const Diff& diff, const Contents& before, bool sparse) {
     std::map<std::string_view, KeyChange::Kind> changed;
-    for (const KeyChange& change : diff.changes) {
-      if (!change.is_tensor) continue;
-      if (change.kind == KeyChange::Kind::kRemoved) {
-        removed_.push_back(change.fqn);
-      } else {
-        changed[change.fqn] = change.kind;
-      }
+    for (const KeyChange& change : diff.changes) changed[change.fqn] = change.kind;
+    std::set<std::string_view> names;  // of the tensors of the newer step
+    for (const TensorInfo& tensor : contents_.tensors) {
+      if (!tensor.hidden) names.insert(tensor.fqn);
+    }
+    // Also those that have become plain values.
+    for (const TensorInfo& tensor : before.tensors) {
+      if (!tensor.hidden && !names.contains(tensor.fqn)) removed_.push_back(tensor.fqn);
     }
     std::vector<const TensorInfo*> tensors;
     uint64_t bytes = 0;
@@ -130,7 +132,11 @@ class UpdateExport {
     }
     for (const TensorInfo* const tensor : tensors) {
       bool is_sparse = false;
-      if (sparse && changed[tensor->fqn] == KeyChange::Kind::kChanged) {
+      const bool has_free_names =
+          !names.contains(tensor->fqn + ".indices") && !names.contains(tensor->fqn + ".values");
+      const bool was_tensor =
+          std::ranges::binary_search(before.tensors, tensor->fqn, {}, &TensorInfo::fqn);
+      if (sparse && has_free_names && was_tensor) {
         CAIRN_TRY_ASSIGN(is_sparse, CollectChanges(*tensor, meter));
       }
       if (is_sparse) continue;
@@ -258,7 +264,8 @@ Result<SafetensorsUpdateReport> ExportSafetensorsUpdate(const CheckpointStore& s
   CAIRN_TRY_ASSIGN(const kv::StepInfo before, snapshot->FindStep(since));
   CAIRN_TRY_ASSIGN(const Diff diff, store.Compare(since, contents.step.step, options.patterns));
   UpdateExport update(store, before, contents, out, options.progress);
-  CAIRN_TRY(update.Collect(diff, options.sparse));
+  CAIRN_TRY_ASSIGN(const Contents old, store.List(since, options.patterns));
+  CAIRN_TRY(update.Collect(diff, old, options.sparse));
   CAIRN_TRY_ASSIGN(SafetensorsUpdateReport report, update.Write());
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;

@@ -30,9 +30,10 @@ struct SafetensorsUpdateReport {
 };
 
 /// Writes the tensors of `contents` (from List) that differ from those of the step `since` to the
-/// file `out`. docs/import-export.md describes the file. Both steps are read once. Memory: 32 MiB
-/// in addition to that of a load. Space next to `out`, while it is written: as much again as
-/// positions and values take.
+/// file `out`. docs/import-export.md describes the file. Of tensors that may become sparse, both
+/// steps are read; a tensor that is written completely is read for that. Memory: 32 MiB in addition
+/// to that of a load. Space next to `out`, while it is written: as much again as positions and
+/// values take.
 ///
 /// kInvalidArgument: a dtype that the format cannot express; nothing is written. kNotFound: there
 /// is no step `since`. Others are those of ExportSafetensors.

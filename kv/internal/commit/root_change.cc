@@ -146,14 +146,14 @@ Result<std::vector<std::string>> ReplacedSegmentsOf(StoreState& state, const Ste
   return names;
 }
 
-/// Returns the steps that the policy of the store does not keep any more once `added` exists.
-Result<std::vector<uint64_t>> StepsWithoutUse(const StoreState& state, const StepInfo& added,
+/// Returns the steps that the policy of the store does not keep any more once `added` exists. A
+/// step whose use of segments cannot be read remains: the save is worth more than the space.
+Result<std::vector<uint64_t>> StepsWithoutUse(StoreState& state, const StepInfo& added,
                                               const TagChanges* tag_changes) {
   const auto current = CurrentRoot(state);
   const RetentionPolicy& policy = current->root.retention;
   if (!policy.keeps_any()) return std::vector<uint64_t>();
   const auto entries = current->steps.All();
-  // The save is worth more than the space: what cannot be judged remains.
   if (!entries) return std::vector<uint64_t>();
   std::map<uint64_t, StepInfo> steps;
   for (const StepEntryPtr& entry : *entries) steps[entry->info.step] = entry->info;
@@ -167,8 +167,14 @@ Result<std::vector<uint64_t>> StepsWithoutUse(const StoreState& state, const Ste
     }
   }
   std::vector<uint64_t> removed = StepsToDelete(policy, infos, tags, added.step);
-  const MutexLock lock(state.mutex);
-  std::erase_if(removed, [&](uint64_t step) { return state.kept_steps.contains(step); });
+  {
+    const MutexLock lock(state.mutex);
+    std::erase_if(removed, [&](uint64_t step) { return state.kept_steps.contains(step); });
+  }
+  std::erase_if(removed, [&](uint64_t step) {
+    const auto entry = current->steps.Find(step);
+    return !entry || *entry == nullptr || !UsageOf(state, **entry).has_value();
+  });
   return removed;
 }
 
