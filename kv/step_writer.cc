@@ -106,6 +106,14 @@ Result<void> StepWriter::AddChunk(std::string_view key, ChunkEntry entry, bool r
   return {};
 }
 
+bool StepWriter::IsInCurrentSegment(const ChunkExtents& extents) const {
+  bool is_here = true;
+  extents.ForEach([&](const Extent& extent) {
+    is_here = is_here && attempt_->segments.IsCurrent(extent.segment_id);
+  });
+  return is_here;
+}
+
 void StepWriter::ReferTo(const StepInfo& step) { attempt_->referred_steps.push_back(step); }
 
 Result<void> StepWriter::AddShared(std::span<const SharedRecord> records) {

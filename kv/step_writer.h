@@ -72,6 +72,10 @@ class StepWriter {
   /// from the last Append, or from the last AppendPages with extents of the base between them, or
   /// those of the base and a delta from the last Append; so this call precedes the next append.
   Result<void> AddChunk(std::string_view key, ChunkEntry entry, bool reused);
+  /// Returns whether a chunk that was appended before is in the segment to which payload is
+  /// appended now, without deltas of other segments. Then AddChunk may add the same extents once
+  /// more, under another key, with `reused` false.
+  bool IsInCurrentSegment(const ChunkExtents& extents) const;
   /// Permits AddChunk to refer to segments that `step` uses, in addition to those of the base.
   /// Commit returns kConflict if `step` was deleted or replaced since.
   void ReferTo(const StepInfo& step);

@@ -28,6 +28,10 @@ struct SaveOptions {
   /// contains only the elements that changed, where this is much less than the changed pages. The
   /// pages of the base that changed are read for the comparison.
   uint32_t max_deltas = 0;
+  /// Finds chunks with equal bytes under other keys, in this state and, for new keys, in the base
+  /// step; compares them; and stores them once. All bytes are digested before they are written, and
+  /// those of the base that are shared are read.
+  bool share_equal = false;
   /// Compresses chunks that are written completely, where this saves at least a 20th of their
   /// bytes: the bytes of the elements, sorted by position, with zstd (docs/compression.md). Takes
   /// much more time than writing to a disk.

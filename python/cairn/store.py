@@ -152,6 +152,7 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
         deltas: bool | int = False,
         statistics: bool = False,
         compress: bool = False,
+        share_equal: bool = False,
         keys: Patterns = None,
         prefix: str = "",
         ignore_frozen: bool = False,
@@ -176,21 +177,20 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
             base_step: the step to compare with; by default the latest.
             chunk_bytes: size of the chunks that tensors are split into; by default 4 MiB.
             deltas: writes only the elements that changed, where this saves much (docs/deltas.md).
-                A number, at most 64, is how many deltas a chunk may have before it is written
-                completely; ``True`` is 4.
+                A chunk has at most 4, or the number given here, which is at most 64.
             statistics: records the range of the values of each chunk, their mean, and how many
                 are zero, NaN and infinite (:meth:`statistics`); none of device memory.
             compress: compresses what is written (docs/compression.md), which takes longer.
+            share_equal: stores chunks with equal bytes once, whatever their keys are.
             keys: patterns (see :meth:`read`) of the keys of the state to save; by default all.
                 ``"!model.encoder"`` excludes that part.
-            prefix: is prepended to the name of each key: ``"model.encoder"`` for a submodule.
+            prefix: is prepended to each key: ``"model.encoder"`` for a submodule.
             ignore_frozen: excludes parameters that require no gradient, of modules in the state.
             allow_pickle: pickles leaves of other types.
             metrics, note: are recorded with the step (:meth:`step_info`): those of rank 0.
                 ``keep_best`` of :meth:`prune` compares metrics.
             tags: names of the step, which other steps lose (:meth:`tag`).
-            mirror: a store, or a chain of stores, to which a thread of rank 0 copies the step
-                afterwards; see :class:`cairn.Mirror`.
+            mirror: stores to which a thread of rank 0 copies the step (:class:`cairn.Mirror`).
 
         Raises:
             Conflict: the step exists.
@@ -199,8 +199,8 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
             Unavailable: no space or an I/O error; a rank failed or died. The store is unchanged.
         """
         options = SaveOptions(
-            overwrite, incremental, base_step, chunk_bytes, deltas, statistics, compress, keys,
-            prefix, ignore_frozen, allow_pickle, metrics, tags, note,
+            overwrite, incremental, base_step, chunk_bytes, deltas, statistics, compress,
+            share_equal, keys, prefix, ignore_frozen, allow_pickle, metrics, tags, note,
         )
         # Copies that save_async has made are reused, and locked until they are written.
         copies = self._copies if len(self._copies) > 0 else None
@@ -223,6 +223,7 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
         deltas: bool | int = False,
         statistics: bool = False,
         compress: bool = False,
+        share_equal: bool = False,
         keys: Patterns = None,
         prefix: str = "",
         ignore_frozen: bool = False,
@@ -253,8 +254,8 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
                 :meth:`SaveHandle.result`.
         """
         options = SaveOptions(
-            overwrite, incremental, base_step, chunk_bytes, deltas, statistics, compress, keys,
-            prefix, ignore_frozen, allow_pickle, metrics, tags, note,
+            overwrite, incremental, base_step, chunk_bytes, deltas, statistics, compress,
+            share_equal, keys, prefix, ignore_frozen, allow_pickle, metrics, tags, note,
         )
         mirrors = self._checked_mirrors(mirror)
         with self._copies_lock:

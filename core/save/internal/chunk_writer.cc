@@ -43,6 +43,7 @@ ChunkWriter::ChunkWriter(const ChunkWriterContext& context)
     : context_(context),
       scratch_(context.pool.thread_count(), std::vector<std::byte>(kv::kPageBytes)),
       compressors_(context.compress ? context.pool.thread_count() : 0) {
+  if (context.share_equal) equal_.emplace(context.writer, context.base);
   if (context.base == nullptr) return;
   deltas_.emplace(context.plan, *context.base, context.pool, context.max_deltas);
 }
@@ -67,7 +68,8 @@ Result<void> ChunkWriter::FlushWindow() {
   Window ready = std::exchange(digested_, std::exchange(filling_, {}));
   scanned_.clear();
   for (PlannedChunk& chunk : digested_.chunks) {
-    const bool needs_digest = chunk.is_candidate() || IsWorthCompressing(chunk);
+    const bool needs_digest = chunk.is_candidate() || IsWorthCompressing(chunk) ||
+                              (equal_ && EqualChunks::IsCandidate(chunk));
     if ((needs_digest && !chunk.is_digested()) || NeedsStatistics(chunk)) {
       scanned_.push_back(&chunk);
     }
@@ -181,7 +183,10 @@ Result<void> ChunkWriter::Write(const PlannedChunk& chunk) {
     return Fail(
         kv::BaseReplacedError(context_.step).WithKey(context_.plan.tensors[chunk.tensor].fqn));
   }
+  CAIRN_TRY_ASSIGN(const bool is_shared, Share(chunk));
+  if (is_shared) return context_.progress.Add(chunk.length_bytes);
   CAIRN_TRY_ASSIGN(Stored stored, Append(chunk));
+  if (equal_) equal_->Add(chunk, stored.extents, context_.step);
   RecordSaved(chunk, stored.digest, stored.extents.deltas.size(), /*reused=*/false);
   CAIRN_TRY(context_.writer.AddChunk(chunk.key,
                                      {.sizes = chunk.sizes,
@@ -191,6 +196,22 @@ Result<void> ChunkWriter::Write(const PlannedChunk& chunk) {
                                       .statistics = chunk.statistics},
                                      /*reused=*/false));
   return context_.progress.Add(chunk.length_bytes);
+}
+
+Result<bool> ChunkWriter::Share(const PlannedChunk& chunk) {
+  if (!equal_) return false;
+  auto found = equal_->Find(chunk);
+  if (!found) return false;
+  ++chunks_reused_;
+  RecordSaved(chunk, chunk.digest, found->extents.deltas.size(), /*reused=*/false);
+  CAIRN_TRY(context_.writer.AddChunk(chunk.key,
+                                     {.sizes = chunk.sizes,
+                                      .extents = std::move(found->extents),
+                                      .digest = chunk.digest,
+                                      .since_step = found->since_step,
+                                      .statistics = chunk.statistics},
+                                     /*reused=*/found->in_base));
+  return true;
 }
 
 Result<ChunkWriter::Stored> ChunkWriter::AppendDelta(const PlannedChunk& chunk) {

@@ -18,6 +18,7 @@
 #include "core/save/internal/chunk_deltas.h"
 #include "core/save/internal/chunk_source.h"
 #include "core/save/internal/device_save.h"
+#include "core/save/internal/equal_chunks.h"
 #include "core/save/internal/save_plan.h"
 #include "core/save/internal/saved_chunks.h"
 #include "core/step/internal/lookup.h"
@@ -36,6 +37,7 @@ struct ChunkWriterContext {
   uint32_t max_deltas = 0;         // of a chunk
   bool statistics = false;         // compute those of chunks in host memory
   bool compress = false;           // chunks in host memory that are written completely
+  bool share_equal = false;        // chunks with equal bytes are stored once
   SavedChunks* saved = nullptr;    // null: what was written is not recorded
   DeviceSave* device = nullptr;    // null: all tensors are in host memory
 };
@@ -86,6 +88,8 @@ class ChunkWriter {
   /// Adds the records of the tensors before `end` that are not added yet.
   Result<void> AddTensorRecords(size_t end);
   Result<void> Write(const PlannedChunk& chunk);
+  /// Refers to a chunk with equal bytes. Returns false if there is none.
+  Result<bool> Share(const PlannedChunk& chunk);
   Result<Stored> Append(const PlannedChunk& chunk);
   Result<Stored> AppendDelta(const PlannedChunk& chunk);
   void RecordSaved(const PlannedChunk& chunk, const kv::Digest& digest, size_t deltas, bool reused);
@@ -100,6 +104,7 @@ class ChunkWriter {
   std::optional<size_t> tensor_changed_fully_;
   uint32_t unprobed_ = 0;                  // chunks of that tensor since the last probe
   std::optional<ChunkDeltas> deltas_;      // empty: no base
+  std::optional<EqualChunks> equal_;       // empty: nothing is shared
   std::vector<DeltaEncoder> compressors_;  // one per worker
   bool follows_delta_ = false;             // the last payload that was appended is a delta
   uint64_t chunks_ = 0;

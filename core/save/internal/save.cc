@@ -220,6 +220,7 @@ Result<void> SaveSession::Write(const SavePlan& plan, const SaveOptions& options
                             .max_deltas = options.max_deltas,
                             .statistics = options.statistics,
                             .compress = options.compress,
+                            .share_equal = options.share_equal,
                             .saved = saved,
                             .device = device_});
   if (base_) {

@@ -38,6 +38,9 @@ Result<std::vector<Extent>> ExtentsOf(const ObjectReader& file, const SegmentTra
     });
   }
   std::ranges::sort(extents, {}, &Extent::offset_bytes);
+  // Chunks with equal bytes may share them.
+  const auto repeated = std::ranges::unique(extents);
+  extents.erase(repeated.begin(), repeated.end());
   uint64_t at = kSegmentHeaderBytes;
   for (const Extent& extent : extents) {
     if (extent.offset_bytes < at || extent.length_bytes > trailer.payload_end_bytes ||

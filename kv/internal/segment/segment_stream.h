@@ -87,6 +87,10 @@ class SegmentStream {
   /// Waits for all writes and removes the current segment. Nothing can be appended after this.
   void Abandon();
 
+  /// Returns whether payload is appended to this segment now.
+  bool IsCurrent(uint64_t segment_id) const {
+    return segment_ != nullptr && segment_id == segment_id_;
+  }
   /// Id of the current segment, or of the last one.
   uint64_t segment_id() const { return segment_id_; }
   /// The sealed segments, in the order in which they were begun.

@@ -24,6 +24,7 @@ class SaveOptions:
     deltas: bool | int = False
     statistics: bool = False
     compress: bool = False
+    share_equal: bool = False
     keys: Patterns = None
     prefix: str = ""
     ignore_frozen: bool = False
@@ -55,6 +56,7 @@ class SaveOptions:
             "deltas": self._max_deltas(),
             "statistics": self.statistics,
             "compress": self.compress,
+            "share_equal": self.share_equal,
         }
 
     def _max_deltas(self) -> int:

@@ -77,7 +77,7 @@ class Saver:
         async_: ``False`` saves before :meth:`step` returns.
         overwrite: replaces existing steps, also in mirrors, for example after a run has resumed
             from an earlier step; by default they are a Conflict.
-        deltas, statistics, compress: as in :meth:`cairn.Store.save`.
+        deltas, statistics, compress, share_equal: as in :meth:`cairn.Store.save`.
         signals: numbers of the signals that cause a save.
         mirror: the address of a store, a :class:`cairn.Mirror`, or a sequence of them, from near to
             far, each of which copies from the one before it.
@@ -106,6 +106,7 @@ class Saver:
         deltas: bool | int = False,
         statistics: bool = False,
         compress: bool = False,
+        share_equal: bool = False,
         signals: Iterable[int] = (signal.SIGTERM,),
         agree_every: int = 1,
         process_group: Any = None,
@@ -126,6 +127,7 @@ class Saver:
             "deltas": deltas,
             "statistics": statistics,
             "compress": compress,
+            "share_equal": share_equal,
         }
         every_mirrored = _at_least("mirror_every", mirror_every, 1)
         self._mirrors = mirror_chain(mirror, store._address, every_mirrored)

@@ -199,6 +199,7 @@ class History {
     options.max_deltas = kDeltas[random_.Between(0, 3)];
     options.incremental = !random_.Chance(0.02);
     options.compress = random_.Chance(0.2);
+    options.share_equal = random_.Chance(0.3);
     uint64_t step = next_step_++;
     if (!model_.empty() && random_.Chance(0.03)) {
       step = AnyStep();

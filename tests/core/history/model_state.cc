@@ -143,6 +143,10 @@ void ModelState::Change() {
   if (random_.Chance(0.2)) ChangeElements("moments", 1);
   if (random_.Chance(0.4)) ChangeRows("embedding");
   if (random_.Chance(0.05)) AddOrRemove();
+  if (random_.Chance(0.05)) {  // equal bytes in other memory
+    tensors_["ema"] = tensors_.at("weights");
+    Put("ema", CopyOf("weights"));
+  }
   if (random_.Chance(0.01)) Add("weights", DType::kBFloat16, {250, random_.Between(1, 1200)});
 }
 
