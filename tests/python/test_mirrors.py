@@ -334,9 +334,12 @@ def test_a_store_that_no_place_has_is_not_found(path, target):
 
 
 def test_threads_end_with_the_store(path, target):
+    before = set(threading.enumerate())  # mirrors of other tests, which dcp keeps for later saves
     with cairn.open(path, mode="a") as store:
         store.save(1, state_of(1), mirror=target)
-    assert not any(thread.name == "cairn-mirror" for thread in threading.enumerate())
+        assert any(thread.name == "cairn-mirror" for thread in set(threading.enumerate()) - before)
+    started = set(threading.enumerate()) - before
+    assert not any(thread.name == "cairn-mirror" for thread in started)
     cairn.open(target, mode="a").close()
 
 
