@@ -97,6 +97,31 @@ void DeltaEncoder::AddCompletePage(std::span<const std::byte> page) {
   pages_.push_back({.threshold = kPlanesPage});
 }
 
+void DeltaEncoder::AddElements(uint32_t count, std::span<const std::byte> positions,
+                               std::span<const std::byte> differences) {
+  CAIRN_CHECK(pages_.size() < page_count_);
+  const uint64_t page_bytes = DeltaPageLength(pages_.size(), chunk_bytes_);
+  CAIRN_CHECK(count > 0 && positions.size() == count * sizeof(uint16_t) &&
+              differences.size() == size_t{count} * element_bytes_ &&
+              positions.size() + differences.size() <= page_bytes / 2);
+  std::memcpy(elements_->sparse.positions.data(), positions.data(), positions.size());
+  elements_->sparse.count = count;
+  AppendGaps(elements_->sparse.span(), page_bytes / element_bytes_);
+  WithElementType(element_bytes_, [&](auto zero) {
+    using T = decltype(zero);
+    AppendValues<T, 1>(count, [&](size_t i) { return Load<T>(differences, i); }, sparse_);
+  });
+  ++changed_pages_;
+  pages_.push_back({.sparse_count = static_cast<uint16_t>(count)});
+}
+
+void DeltaEncoder::AddRawPage(std::span<const std::byte> page) {
+  CAIRN_CHECK(pages_.size() < page_count_ &&
+              page.size() == DeltaPageLength(pages_.size(), chunk_bytes_));
+  ++changed_pages_;
+  StoreRawPage(page);
+}
+
 void DeltaEncoder::AddPage(std::span<const std::byte> base, std::span<const std::byte> page) {
   CAIRN_CHECK(pages_.size() < page_count_ && base.size() == page.size() &&
               page.size() == DeltaPageLength(pages_.size(), chunk_bytes_));
@@ -117,22 +142,25 @@ void DeltaEncoder::EncodePage(std::span<const std::byte> base, std::span<const s
     return;
   }
   ++changed_pages_;
-  if (std::max(sparse.size(), dense.size()) > UINT16_MAX) return AddRawPage(page);
+  if (std::max(sparse.size(), dense.size()) > UINT16_MAX) return StoreRawPage(page);
 
   if (EstimatePageBytes<T>(base, page, sparse) + EstimatePageBytes<T>(base, page, dense) >
       page.size()) {
-    return AddRawPage(page);
+    return StoreRawPage(page);
   }
   const std::array streams = {&gaps_, &sparse_, &dense_, &values_, &wide_};
   std::array<size_t, streams.size()> lengths;
   std::ranges::transform(streams, lengths.begin(), [](const auto* s) { return s->size(); });
   const size_t bytes_before = StreamBytes();
   AppendGaps(sparse, element_count);
-  AppendValues<T, 1>(base, page, sparse, sparse_);
-  AppendValues<T, 0>(base, page, dense, dense_);
+  const auto difference_at = [&](std::span<const uint16_t> positions) {
+    return [=](size_t i) -> T { return Load<T>(page, positions[i]) - Load<T>(base, positions[i]); };
+  };
+  AppendValues<T, 1>(sparse.size(), difference_at(sparse), sparse_);
+  AppendValues<T, 0>(dense.size(), difference_at(dense), dense_);
   if (StreamBytes() - bytes_before > page.size()) {
     for (size_t i = 0; i < streams.size(); ++i) streams[i]->resize(lengths[i]);
-    return AddRawPage(page);
+    return StoreRawPage(page);
   }
   pages_.push_back({.threshold = threshold_,
                     .sparse_count = static_cast<uint16_t>(sparse.size()),
@@ -184,19 +212,17 @@ void DeltaEncoder::AppendGaps(std::span<const uint16_t> positions, size_t elemen
   gaps_.resize(static_cast<size_t>(out - gaps_.data()));
 }
 
-template <typename T, T kSubtracted>
-void DeltaEncoder::AppendValues(std::span<const std::byte> base, std::span<const std::byte> page,
-                                std::span<const uint16_t> positions,
+template <typename T, T kSubtracted, typename Difference>
+void DeltaEncoder::AppendValues(size_t count, const Difference& difference,
                                 std::vector<std::byte>& symbols) {
   const size_t symbols_begin = symbols.size();
   const size_t values_begin = values_.size();
-  symbols.resize(symbols_begin + positions.size());
-  values_.resize(values_begin + positions.size());
+  symbols.resize(symbols_begin + count);
+  values_.resize(values_begin + count);
   std::byte* symbol_out = symbols.data() + symbols_begin;
   std::byte* value_out = values_.data() + values_begin;
-  for (const size_t position : positions) {
-    const T difference = Load<T>(page, position) - Load<T>(base, position);
-    const auto value = static_cast<T>(ZigZag(difference) - kSubtracted);
+  for (size_t i = 0; i < count; ++i) {
+    const auto value = static_cast<T>(ZigZag(difference(i)) - kSubtracted);
     *symbol_out++ = static_cast<std::byte>(std::min<T>(value, kLargeValue));
     // Written in any case and then replaced, because a branch would often be mispredicted.
     *value_out = static_cast<std::byte>(value - kLargeValue);
@@ -239,7 +265,7 @@ uint8_t DeltaEncoder::ChooseThreshold(std::span<const std::byte> base,
   return threshold;
 }
 
-void DeltaEncoder::AddRawPage(std::span<const std::byte> page) {
+void DeltaEncoder::StoreRawPage(std::span<const std::byte> page) {
   raw_.insert(raw_.end(), page.begin(), page.end());
   pages_.push_back({.threshold = kRawPage});
 }

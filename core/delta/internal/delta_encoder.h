@@ -43,8 +43,19 @@ class DeltaEncoder {
   /// Adds the next page without an earlier version: its elements as byte planes. A chunk of such
   /// pages is compressed, and can be read without another one.
   void AddCompletePage(std::span<const std::byte> page);
+  /// Adds the next page, of which `count` elements differ from the earlier version, at least one.
+  /// `positions` has their numbers in the page, ascending, as u16, and `differences` this version
+  /// minus the earlier one, as elements. Requires that both together have at most half the length
+  /// of the page. No alignment is required.
+  void AddElements(uint32_t count, std::span<const std::byte> positions,
+                   std::span<const std::byte> differences);
+  /// Adds the next page with all of its bytes.
+  void AddRawPage(std::span<const std::byte> page);
   /// Adds the next page, whose bytes are equal in both versions.
   void AddUnchangedPage();
+
+  /// The size of the elements, as Begin has chosen it.
+  uint32_t element_bytes() const { return element_bytes_; }
 
   /// Returns whether the pages added so far indicate that the delta of the chunk will be longer
   /// than `max_bytes`: at least 4 of them changed, and if the others are like them, the limit is
@@ -61,16 +72,16 @@ class DeltaEncoder {
   template <typename T>
   void EncodePage(std::span<const std::byte> base, std::span<const std::byte> page);
   void AppendGaps(std::span<const uint16_t> positions, size_t element_count);
-  template <typename T, T kSubtracted>
-  void AppendValues(std::span<const std::byte> base, std::span<const std::byte> page,
-                    std::span<const uint16_t> positions, std::vector<std::byte>& symbols);
+  /// Appends `count` values; `difference` returns the difference of the i-th of these elements.
+  template <typename T, T kSubtracted, typename Difference>
+  void AppendValues(size_t count, const Difference& difference, std::vector<std::byte>& symbols);
   size_t StreamBytes() const;
   template <typename T>
   size_t EstimatePageBytes(std::span<const std::byte> base, std::span<const std::byte> page,
                            std::span<const uint16_t> positions) const;
   template <typename T>
   uint8_t ChooseThreshold(std::span<const std::byte> base, std::span<const std::byte> page);
-  void AddRawPage(std::span<const std::byte> page);
+  void StoreRawPage(std::span<const std::byte> page);
   void FillPageTable();
   void FillPlanes();
   /// Appends a stream and its directory entry. Returns whether the delta still fits.

@@ -113,6 +113,49 @@ void DeltaEncode(benchmark::State& state) {
   Report(state, weights, bytes);
 }
 
+/// The elements of a page that changed, as a device lists them.
+struct List {
+  std::vector<uint16_t> positions;
+  std::vector<uint16_t> differences;
+};
+List ListElements(std::span<const uint16_t> before, std::span<const uint16_t> after) {
+  List list;
+  for (size_t i = 0; i < after.size(); ++i) {
+    if (before[i] == after[i]) continue;
+    list.positions.push_back(static_cast<uint16_t>(i));
+    list.differences.push_back(static_cast<uint16_t>(after[i] - before[i]));
+  }
+  return list;
+}
+
+/// Encodes elements that a device has listed, which is what remains to do on the host.
+void DeltaEncodeListed(benchmark::State& state) {
+  const Weights& weights = WeightsFor(state);
+  constexpr size_t kPageElements = kv::kPageBytes / 2;
+  std::vector<List> lists;
+  for (size_t begin = 0; begin < kElements; begin += kPageElements) {
+    lists.push_back(ListElements(std::span(weights.before).subspan(begin, kPageElements),
+                                 std::span(weights.after).subspan(begin, kPageElements)));
+  }
+  const std::vector<uint64_t> digests(kv::PageCount(kChunkBytes), 0x9e3779b97f4a7c15);
+  DeltaEncoder encoder;
+  uint64_t bytes = 0;
+  for (auto _ : state) {
+    bytes = 0;
+    for (size_t first = 0; first < lists.size(); first += digests.size()) {
+      encoder.Begin(2, kChunkBytes);
+      for (const List& list : std::span(lists).subspan(first, digests.size())) {
+        encoder.AddElements(static_cast<uint32_t>(list.positions.size()),
+                            std::as_bytes(std::span(list.positions)),
+                            std::as_bytes(std::span(list.differences)));
+      }
+      bytes += encoder.Finish(digests, UINT64_MAX)->size();
+    }
+  }
+  Report(state, weights, bytes);
+}
+BENCHMARK(DeltaEncodeListed)->Arg(15)->Arg(40)->Arg(100)->Unit(benchmark::kMillisecond);
+
 /// Parses and applies all deltas to the weights in memory.
 void DeltaDecode(benchmark::State& state) {
   const Weights& weights = WeightsFor(state);
