@@ -15,6 +15,14 @@ struct PageJob {
   uint64_t base_page = UINT64_MAX;  // index of its digest in the base; UINT64_MAX: no base
 };
 
+/// A page to compare with an earlier version of it, which it then replaces.
+struct CompareJob {
+  const unsigned char* page = nullptr;
+  unsigned char* base = nullptr;
+  uint32_t length_bytes = 0;
+  uint32_t element_bytes = 1;
+};
+
 /// Bytes to copy within the device, or to set to zero if `source` is null.
 struct CopyJob {
   const unsigned char* source = nullptr;

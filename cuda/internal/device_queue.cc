@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "cuda/internal/copy_batch.h"
 #include "cuda/internal/copy_kernels.h"
 #include "cuda/internal/strided_copy.h"
 #include "cuda/internal/strided_shape.h"
@@ -13,17 +14,9 @@
 namespace cairn::cuda::internal {
 namespace {
 
-constexpr size_t kBufferCount = 3;  // one is being filled, one is packed, one crosses the bus
-constexpr uint64_t kBufferBytes = 8 << 20;
-constexpr uint64_t kBufferAlignment = 64;
+constexpr size_t kBufferCount = 3;       // one is being filled, one is packed, one crosses the bus
+constexpr uint64_t kHostAlignment = 64;  // of host memory that may be in whole units
 constexpr uint64_t kDirectBytes = 128 << 10;  // from this size on one copy reaches the bus's speed
-constexpr uint64_t kJobBytes = 8 << 10;       // the work of one warp
-constexpr uint64_t kMaxJobs = 16384;          // per launch
-
-// Host memory between two multiples of this is one allocation, where copies may be joined.
-constexpr uint64_t kJoinedBytes = 2 << 20;
-
-uint64_t JobCount(uint64_t length_bytes) { return (length_bytes + kJobBytes - 1) / kJobBytes; }
 
 unsigned char* AsDevice(const std::byte* data) {
   return reinterpret_cast<unsigned char*>(const_cast<std::byte*>(data));
@@ -123,30 +116,11 @@ Result<void> CudaQueue::CopyOut(const core::TensorView& source, uint64_t begin_b
   CAIRN_TRY(SendWithin());
   const DeviceScope scope(device());
   CAIRN_TRY(OrderCopyAfterPack());
-  const uint64_t before = TakeBefore(source.data + begin_bytes, target.data());
+  const uint64_t before =
+      join_host_ranges_ ? out_.TakeBefore(source.data + begin_bytes, target.data()) : 0;
   return Check(cudaMemcpyAsync(target.data() - before, source.data + begin_bytes - before,
                                target.size() + before, cudaMemcpyDeviceToHost, copy_.get()),
                "copying from the GPU");
-}
-
-// The header of a segment shifts all chunks relative to the blocks: without this, each block of a
-// large tensor would begin with a small copy.
-uint64_t CudaQueue::TakeBefore(const std::byte* device, const std::byte* host) {
-  if (!join_host_ranges_ || out_.copies.empty() ||
-      reinterpret_cast<uintptr_t>(host) % kJoinedBytes == 0) {
-    return 0;
-  }
-  const BufferedCopy& last = out_.copies.back();
-  if (last.kind != BufferedCopy::Kind::kContiguous ||
-      last.device + last.length_bytes != AsDevice(device) ||
-      last.host + last.length_bytes != host) {
-    return 0;
-  }
-  const uint64_t length_bytes = last.length_bytes;
-  out_.buffer_bytes -= length_bytes + 2 * kBufferAlignment;
-  out_.job_count -= JobCount(last.length_bytes);
-  out_.copies.pop_back();
-  return length_bytes;
 }
 
 Result<void> CudaQueue::ZeroOut(std::span<std::byte> target) {
@@ -183,8 +157,8 @@ Result<void> CudaQueue::Collect(Direction direction, const core::TensorView& vie
     if (contiguous) {
       copy.device += begin_bytes;
     } else {
-      const uint64_t alignment = begin_bytes | length_bytes |
-                                 (reinterpret_cast<uintptr_t>(host.data()) % kBufferAlignment);
+      const uint64_t alignment =
+          begin_bytes | length_bytes | (reinterpret_cast<uintptr_t>(host.data()) % kHostAlignment);
       copy.kind = BufferedCopy::Kind::kStrided;
       CAIRN_TRY_ASSIGN(copy.shape, ShapeForCopy(view, alignment));
       copy.begin_units = begin_bytes / static_cast<uint64_t>(copy.shape.unit_bytes);
@@ -197,58 +171,10 @@ Result<void> CudaQueue::Collect(Direction direction, const core::TensorView& vie
 }
 
 Result<void> CudaQueue::Add(Direction direction, const BufferedCopy& copy) {
-  Batch& batch = direction == Direction::kOut ? out_ : in_;
-  // A range has the alignment of its host memory modulo 64, so no copy takes more than this.
-  const uint64_t taken_bytes = copy.length_bytes + 2 * kBufferAlignment;
-  const uint64_t job_count =
-      copy.kind == BufferedCopy::Kind::kStrided ? 0 : JobCount(copy.length_bytes);
-  if (batch.buffer_bytes + taken_bytes > kBufferBytes || batch.job_count + job_count > kMaxJobs) {
-    CAIRN_TRY(Send(direction));
-  }
-  batch.copies.push_back(copy);
-  batch.buffer_bytes += taken_bytes;
-  batch.job_count += job_count;
+  CopyBatch& batch = direction == Direction::kOut ? out_ : in_;
+  if (!batch.HasRoomFor(copy)) CAIRN_TRY(Send(direction));
+  batch.Add(copy);
   return {};
-}
-
-std::optional<uint64_t> CudaQueue::GapTo(Direction direction, const HostRange& range,
-                                         const BufferedCopy& copy) const {
-  const std::byte* const end = range.host + range.length_bytes;
-  if (!join_host_ranges_ || copy.host < end) return std::nullopt;
-  if (reinterpret_cast<uintptr_t>(copy.host) / kJoinedBytes !=
-      reinterpret_cast<uintptr_t>(end - 1) / kJoinedBytes) {
-    return std::nullopt;
-  }
-  const auto gap_bytes = static_cast<uint64_t>(copy.host - end);
-  // On the way in, the bytes of a gap are copied too and ignored.
-  if (gap_bytes > 0 && (direction == Direction::kOut || gap_bytes >= kBufferAlignment)) {
-    return std::nullopt;
-  }
-  return gap_bytes;
-}
-
-CudaQueue::Layout CudaQueue::LayOut(Direction direction, const Batch& batch) const {
-  Layout layout;
-  layout.offsets_bytes.reserve(batch.copies.size());
-  uint64_t end_bytes = 0;
-  for (const BufferedCopy& copy : batch.copies) {
-    std::optional<uint64_t> gap_bytes;
-    if (!layout.host_ranges.empty()) gap_bytes = GapTo(direction, layout.host_ranges.back(), copy);
-    if (gap_bytes) {
-      end_bytes += *gap_bytes;
-      layout.host_ranges.back().length_bytes += *gap_bytes;
-    } else {
-      // Equal to the host's address modulo 64, so that what is aligned there is aligned here.
-      end_bytes = (end_bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment +
-                  reinterpret_cast<uintptr_t>(copy.host) % kBufferAlignment;
-      layout.host_ranges.push_back(
-          {.offset_bytes = end_bytes, .length_bytes = 0, .host = copy.host});
-    }
-    layout.offsets_bytes.push_back(end_bytes);
-    layout.host_ranges.back().length_bytes += copy.length_bytes;
-    end_bytes += copy.length_bytes;
-  }
-  return layout;
 }
 
 Result<CudaQueue::Buffer*> CudaQueue::TakeBuffer() {
@@ -262,12 +188,12 @@ Result<CudaQueue::Buffer*> CudaQueue::TakeBuffer() {
   return &buffer;
 }
 
-Result<void> CudaQueue::Launch(Direction direction, const Batch& batch, const Layout& layout,
-                               const Buffer& buffer) {
+Result<void> CudaQueue::Launch(Direction direction, const CopyBatch& batch,
+                               const BatchLayout& layout, const Buffer& buffer) {
   auto* const jobs = buffer.host_jobs.As<CopyJob>();
   uint32_t job_count = 0;
-  for (size_t i = 0; i < batch.copies.size(); ++i) {
-    const BufferedCopy& copy = batch.copies[i];
+  for (size_t i = 0; i < batch.copies().size(); ++i) {
+    const BufferedCopy& copy = batch.copies()[i];
     if (copy.kind == BufferedCopy::Kind::kStrided) continue;
     unsigned char* const packed = buffer.bytes.data() + layout.offsets_bytes[i];
     for (uint64_t at = 0; at < copy.length_bytes; at += kJobBytes) {
@@ -289,8 +215,8 @@ Result<void> CudaQueue::Launch(Direction direction, const Batch& batch, const La
         LaunchCopies(buffer.jobs.As<CopyJob>(), job_count, heap_->multiprocessors(), pack_.get()),
         "packing on the GPU"));
   }
-  for (size_t i = 0; i < batch.copies.size(); ++i) {
-    const BufferedCopy& copy = batch.copies[i];
+  for (size_t i = 0; i < batch.copies().size(); ++i) {
+    const BufferedCopy& copy = batch.copies()[i];
     if (copy.kind != BufferedCopy::Kind::kStrided) continue;
     const StridedCopyJob job{
         .shape = copy.shape,
@@ -306,12 +232,12 @@ Result<void> CudaQueue::Launch(Direction direction, const Batch& batch, const La
 }
 
 Result<void> CudaQueue::Send(Direction direction) {
-  Batch& batch = direction == Direction::kOut ? out_ : in_;
+  CopyBatch& batch = direction == Direction::kOut ? out_ : in_;
   if (batch.empty()) return {};
   CAIRN_TRY(SendWithin());
   const DeviceScope scope(device());
-  const Batch sent = std::exchange(batch, {});
-  const Layout layout = LayOut(direction, sent);
+  const CopyBatch sent = std::exchange(batch, {});
+  const BatchLayout layout = sent.LayOut(direction, join_host_ranges_);
   CAIRN_TRY_ASSIGN(Buffer* const buffer, TakeBuffer());
   if (direction == Direction::kOut) {
     CAIRN_TRY(OrderPackAfterCopy());
@@ -439,13 +365,17 @@ Result<void> CudaQueue::Await(Mark mark) {
   return event->Wait();
 }
 
+Result<void> CudaQueue::BeginKernels() {
+  CAIRN_TRY(SendWithin());
+  CAIRN_TRY(Send(Direction::kIn));
+  return OrderPackAfterCopy();
+}
+
 Result<CudaQueue::Digests> CudaQueue::Digest(std::span<const core::DigestJob> jobs,
                                              const core::DevicePageDigests* base) {
   const DeviceScope scope(device());
   auto digests = [&]() -> Result<Digests> {
-    CAIRN_TRY(SendWithin());
-    CAIRN_TRY(Send(Direction::kIn));
-    CAIRN_TRY(OrderPackAfterCopy());
+    CAIRN_TRY(BeginKernels());
     return digester_.Digest(jobs, base);
   }();
   if (!digests) Reset();
@@ -454,26 +384,55 @@ Result<CudaQueue::Digests> CudaQueue::Digest(std::span<const core::DigestJob> jo
 
 Result<std::vector<uint64_t>> CudaQueue::FetchPageDigests(
     const core::DevicePageDigests& page_digests, std::span<const PageRange> ranges) {
-  const DeviceScope scope(device());
-  uint64_t count = 0;
+  const auto& array = static_cast<const PageDigestArray&>(page_digests);
+  std::vector<std::span<const std::byte>> memory;
+  memory.reserve(ranges.size());
   for (const PageRange& range : ranges) {
     CAIRN_CHECK(range.first + range.count <= page_digests.page_count());
-    count += range.count;
+    memory.push_back(std::as_bytes(std::span(array.data() + range.first, range.count)));
   }
-  if (count == 0) return std::vector<uint64_t>();
-  CAIRN_TRY_ASSIGN(std::byte* const results, digester_.HostResults(count * sizeof(uint64_t)));
-  const auto& array = static_cast<const PageDigestArray&>(page_digests);
-  const core::TensorView view{.dtype = core::DType::kUInt8,
-                              .shape = {array.page_count() * sizeof(uint64_t)},
-                              .data = reinterpret_cast<const std::byte*>(array.data()),
-                              .device = device()};
+  CAIRN_TRY_ASSIGN(const std::span<const std::byte> bytes, Fetch(memory));
+  std::vector<uint64_t> fetched(bytes.size() / sizeof(uint64_t));
+  if (!bytes.empty()) std::memcpy(fetched.data(), bytes.data(), bytes.size());
+  return fetched;
+}
+
+Result<std::vector<uint32_t>> CudaQueue::ListChanges(std::span<const core::PageComparison> pages) {
+  const DeviceScope scope(device());
+  auto counts = [&]() -> Result<std::vector<uint32_t>> {
+    CAIRN_TRY(BeginKernels());
+    // What still crosses the bus may be in the memory that is overwritten now.
+    CAIRN_TRY(Order(copy_, pack_));
+    pack_is_ahead_ = true;
+    return comparer_.List(pages);
+  }();
+  if (!counts) Reset();
+  return counts;
+}
+
+Result<std::span<const std::byte>> CudaQueue::FetchChanges(std::span<const uint32_t> pages) {
+  std::vector<std::span<const std::byte>> memory;
+  for (const uint32_t page : pages) comparer_.AppendRanges(page, memory);
+  return Fetch(memory);
+}
+
+Result<std::span<const std::byte>> CudaQueue::Fetch(
+    std::span<const std::span<const std::byte>> ranges) {
+  const DeviceScope scope(device());
+  uint64_t length_bytes = 0;
+  for (const auto& range : ranges) length_bytes += range.size();
+  if (length_bytes == 0) return std::span<const std::byte>();
+  CAIRN_TRY_ASSIGN(std::byte* const results, digester_.HostResults(length_bytes));
   const bool joined = std::exchange(join_host_ranges_, true);  // the results are one allocation
   const auto copy_out = [&]() -> Result<void> {
     std::byte* at = results;
-    for (const PageRange& range : ranges) {
-      const std::span<std::byte> target(at, range.count * sizeof(uint64_t));
-      CAIRN_TRY(CopyOut(view, range.first * sizeof(uint64_t), target));
-      at += target.size();
+    for (const auto& range : ranges) {
+      const core::TensorView view{.dtype = core::DType::kUInt8,
+                                  .shape = {range.size()},
+                                  .data = range.data(),
+                                  .device = device()};
+      CAIRN_TRY(CopyOut(view, 0, std::span(at, range.size())));
+      at += range.size();
     }
     CAIRN_TRY_ASSIGN(const Mark mark, Flush());
     return Await(mark);
@@ -483,9 +442,7 @@ Result<std::vector<uint64_t>> CudaQueue::FetchPageDigests(
     return Fail(std::move(copied).error());
   }
   join_host_ranges_ = joined;
-  std::vector<uint64_t> fetched(count);
-  std::memcpy(fetched.data(), results, count * sizeof(uint64_t));
-  return fetched;
+  return std::span<const std::byte>(results, length_bytes);
 }
 
 }  // namespace cairn::cuda::internal

@@ -11,23 +11,24 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "core/device/device.h"
+#include "cuda/internal/copy_batch.h"
 #include "cuda/internal/device_heap.h"
 #include "cuda/internal/device_job.h"
+#include "cuda/internal/page_comparer.h"
 #include "cuda/internal/page_digester.h"
 #include "cuda/internal/stream.h"
 #include "kv/mutex.h"
 
 namespace cairn::cuda::internal {
 
-/// The queue of core on CUDA. Device memory: three buffers of 8 MiB, and what PageDigester needs.
-/// Page-locked host memory: the tables of copy jobs. Allocated at first use and kept until the
-/// destructor.
+/// The queue of core on CUDA. Device memory: three buffers of 8 MiB, and what PageDigester and
+/// PageComparer need. Page-locked host memory: the tables of copy jobs. Allocated at first use and
+/// kept until the destructor.
 ///
 /// Threads: one at a time, except that Passed and Await may be called concurrently with any other
 /// member.
@@ -58,25 +59,10 @@ class CudaQueue final : public core::DeviceQueue {
                          const core::DevicePageDigests* base) override;
   Result<std::vector<uint64_t>> FetchPageDigests(const core::DevicePageDigests& page_digests,
                                                  std::span<const PageRange> ranges) override;
+  Result<std::vector<uint32_t>> ListChanges(std::span<const core::PageComparison> pages) override;
+  Result<std::span<const std::byte>> FetchChanges(std::span<const uint32_t> pages) override;
 
  private:
-  /// A copy that goes through a buffer: contiguous device memory, a range of a strided tensor, or
-  /// zeros.
-  struct BufferedCopy {
-    enum class Kind { kContiguous, kStrided, kZero } kind = Kind::kContiguous;
-    unsigned char* device = nullptr;  // kContiguous: the bytes; kStrided: element 0
-    StridedShape shape;               // kStrided
-    uint64_t begin_units = 0;         // kStrided
-    uint64_t length_bytes = 0;
-    std::byte* host = nullptr;
-  };
-  /// The copies that were collected for the next buffer.
-  struct Batch {
-    std::vector<BufferedCopy> copies;
-    uint64_t buffer_bytes = 0;  // upper bound of what the copies take in a buffer
-    uint64_t job_count = 0;
-    bool empty() const { return copies.empty(); }
-  };
   /// A buffer in device memory, with the table of the copies from or to it.
   struct Buffer {
     DeviceBuffer bytes;
@@ -85,37 +71,16 @@ class CudaQueue final : public core::DeviceQueue {
     Event done;
     bool used = false;
   };
-  /// A range of host memory that is contiguous in a buffer too, so that it crosses as one copy.
-  struct HostRange {
-    uint64_t offset_bytes = 0;  // in the buffer
-    uint64_t length_bytes = 0;
-    std::byte* host = nullptr;
-  };
-  /// The positions of a batch in a buffer.
-  struct Layout {
-    std::vector<HostRange> host_ranges;
-    std::vector<uint64_t> offsets_bytes;  // by copy
-  };
-  enum class Direction { kOut, kIn };
-
   explicit CudaQueue(std::shared_ptr<DeviceHeap> heap) : heap_(std::move(heap)) {}
 
   Result<void> Collect(Direction direction, const core::TensorView& view, uint64_t begin_bytes,
                        std::span<std::byte> host);
   Result<void> Add(Direction direction, const BufferedCopy& copy);
   Result<void> Send(Direction direction);
-  Layout LayOut(Direction direction, const Batch& batch) const;
-  /// Returns how many bytes after the end of a range `copy` begins, or nothing if it cannot be a
-  /// part of the range.
-  std::optional<uint64_t> GapTo(Direction direction, const HostRange& range,
-                                const BufferedCopy& copy) const;
-  /// If the last collected copy ends where a direct copy begins, both on the device and on the
-  /// host, removes it from the batch. Returns its length, by which the direct copy begins earlier.
-  uint64_t TakeBefore(const std::byte* device, const std::byte* host);
   /// Returns the next buffer; waits until its last use is done.
   Result<Buffer*> TakeBuffer();
   /// Launches the kernels that pack (kOut) or unpack (kIn) `batch`.
-  Result<void> Launch(Direction direction, const Batch& batch, const Layout& layout,
+  Result<void> Launch(Direction direction, const CopyBatch& batch, const BatchLayout& layout,
                       const Buffer& buffer);
   Result<void> CopyWithin(const core::TensorView& view, uint64_t begin_bytes,
                           std::span<unsigned char> packed, bool unpack);
@@ -123,6 +88,11 @@ class CudaQueue final : public core::DeviceQueue {
   Result<void> AddWithin(bool unpack, const unsigned char* source, unsigned char* target,
                          uint64_t length_bytes);
   Result<void> SendWithin();
+  /// Starts what was collected, so that kernels on the pack stream see its results.
+  Result<void> BeginKernels();
+  /// Copies contiguous ranges of device memory, one after the other, to page-locked memory. Waits.
+  /// The result is valid until the next call, and until the next Digest.
+  Result<std::span<const std::byte>> Fetch(std::span<const std::span<const std::byte>> ranges);
   /// Makes later work of `second` run after all work that `first` contains now.
   Result<void> Order(const Stream& first, const Stream& second);
   /// Orders one stream of the pair after the other, if that has work it was not ordered after.
@@ -135,13 +105,14 @@ class CudaQueue final : public core::DeviceQueue {
   bool pack_is_ahead_ = false;  // pack_ has work that copy_ was not ordered after
   bool copy_is_ahead_ = false;  // copy_ has copied in bytes that pack_ was not ordered after
   bool join_host_ranges_ = false;
-  Batch out_;
-  Batch in_;
+  CopyBatch out_;
+  CopyBatch in_;
   std::vector<CopyJob> within_;  // all from Pack, or all from Unpack
   bool within_unpacks_ = false;
   std::vector<Buffer> buffers_;
   size_t next_buffer_ = 0;
   PageDigester digester_{heap_.get(), &pack_};
+  PageComparer comparer_{heap_.get(), &pack_};
 
   Mutex marks_mutex_;
   Mark next_mark_ CAIRN_GUARDED_BY(marks_mutex_) = 1;
