@@ -114,6 +114,7 @@ class AsyncSaver::Impl {
     CAIRN_TRY_ASSIGN(task.device, internal::DeviceSave::Begin(task.plan, task.options.streams));
     if (!task.options.device_snapshot) return {};
     CAIRN_TRY(task.device->Digest(task.plan, base_is_known ? &last_save_ : nullptr));
+    CAIRN_TRY(task.device->FindDeltas(task.plan, last_save_, task.options));
     CAIRN_TRY_ASSIGN(const bool taken, task.device->TakeSnapshot(task.plan));
     if (taken) task.device->WriteFilesDirectly();
     return {};

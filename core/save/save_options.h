@@ -28,6 +28,10 @@ struct SaveOptions {
   /// contains only the elements that changed, where this is much less than the changed pages. The
   /// pages of the base that changed are read for the comparison.
   uint32_t max_deltas = 0;
+  /// For tensors in device memory: how much memory of each device may contain copies of what was
+  /// saved, in which the next save finds the deltas. Without a copy, a tensor in device memory has
+  /// no deltas. The copies are kept until the saver or the store is closed, or saves without them.
+  uint64_t device_delta_bytes = 0;
   /// Finds chunks with equal bytes under other keys, in this state and, for new keys, in the base
   /// step; compares them; and stores them once. All bytes are digested before they are written, and
   /// those of the base that are shared are read.

@@ -150,6 +150,7 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
         base_step: int | None = None,
         chunk_bytes: int | None = None,
         deltas: bool | int = False,
+        device_delta_bytes: int = 0,
         statistics: bool = False,
         compress: bool = False,
         share_equal: bool = False,
@@ -178,12 +179,12 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
             chunk_bytes: size of the chunks that tensors are split into; by default 4 MiB.
             deltas: writes only the elements that changed, where this saves much (docs/deltas.md).
                 A chunk has at most 4, or the number given here, which is at most 64.
+            device_delta_bytes: memory of each CUDA device for what the deltas of its tensors need.
             statistics: records the range of the values of each chunk, their mean, and how many
                 are zero, NaN and infinite (:meth:`statistics`); none of device memory.
             compress: compresses what is written (docs/compression.md), which takes longer.
             share_equal: stores chunks with equal bytes once, whatever their keys are.
-            keys: patterns (see :meth:`read`) of the keys of the state to save; by default all.
-                ``"!model.encoder"`` excludes that part.
+            keys: patterns (:meth:`read`) of keys to save; ``"!model.encoder"`` excludes that part.
             prefix: is prepended to each key: ``"model.encoder"`` for a submodule.
             ignore_frozen: excludes parameters that require no gradient, of modules in the state.
             allow_pickle: pickles leaves of other types.
@@ -194,13 +195,12 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
 
         Raises:
             Conflict: the step exists.
-            Invalid: the state contains something that cannot be saved (``key`` names it), or the
-                store was opened for reading; ranks disagree on a tensor, or pass other arguments.
+            Invalid: something cannot be saved (``key``), the store is read-only, or ranks disagree.
             Unavailable: no space or an I/O error; a rank failed or died. The store is unchanged.
         """
         options = SaveOptions(
-            overwrite, incremental, base_step, chunk_bytes, deltas, statistics, compress,
-            share_equal, keys, prefix, ignore_frozen, allow_pickle, metrics, tags, note,
+            overwrite, incremental, base_step, chunk_bytes, deltas, device_delta_bytes, statistics,
+            compress, share_equal, keys, prefix, ignore_frozen, allow_pickle, metrics, tags, note,
         )
         # Copies that save_async has made are reused, and locked until they are written.
         copies = self._copies if len(self._copies) > 0 else None
@@ -221,6 +221,7 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
         base_step: int | None = None,
         chunk_bytes: int | None = None,
         deltas: bool | int = False,
+        device_delta_bytes: int = 0,
         statistics: bool = False,
         compress: bool = False,
         share_equal: bool = False,
@@ -254,8 +255,8 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
                 :meth:`SaveHandle.result`.
         """
         options = SaveOptions(
-            overwrite, incremental, base_step, chunk_bytes, deltas, statistics, compress,
-            share_equal, keys, prefix, ignore_frozen, allow_pickle, metrics, tags, note,
+            overwrite, incremental, base_step, chunk_bytes, deltas, device_delta_bytes, statistics,
+            compress, share_equal, keys, prefix, ignore_frozen, allow_pickle, metrics, tags, note,
         )
         mirrors = self._checked_mirrors(mirror)
         with self._copies_lock:

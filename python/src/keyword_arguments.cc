@@ -75,6 +75,7 @@ core::SaveOptions ToSaveOptions(const nb::kwargs& arguments) {
   options.base_step = reader.Find<uint64_t>("base_step");
   reader.Read("chunk_bytes", options.chunk_bytes);
   reader.Read("deltas", options.max_deltas);
+  reader.Read("device_delta_bytes", options.device_delta_bytes);
   reader.Read("statistics", options.statistics);
   reader.Read("compress", options.compress);
   reader.Read("share_equal", options.share_equal);

@@ -4,6 +4,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/save/internal/delta_limits.h"
 #include "core/save/internal/tensor_payload.h"
 #include "kv/digest.h"
 #include "kv/read_range.h"
@@ -43,7 +44,7 @@ ChunkDeltas::ChunkDeltas(const SavePlan& plan, const StepView& base, WorkerPool&
       scratch_(encoders_.size(), std::vector<std::byte>(kv::kPageBytes)) {}
 
 bool ChunkDeltas::IsPossible(const PlannedChunk& chunk) const {
-  return chunk.is_candidate() && !chunk.is_on_device() && chunk.length_bytes <= kMaxComparedBytes &&
+  return chunk.is_candidate() && chunk.length_bytes <= kMaxComparedBytes &&
          chunk.base->deltas.size() < max_deltas_;
 }
 

@@ -124,12 +124,11 @@ void ChunkWriter::PlanChanges(Window& window) {
   for (PlannedChunk& chunk : window.chunks) {
     if (!chunk.delta.empty() && deltas_) deltas_->CheckStaged(chunk);
     if (!deltas_) chunk.delta.clear();  // without a base
-    if (!chunk.is_candidate() || chunk.is_unchanged()) continue;
+    if (!chunk.is_candidate() || chunk.is_unchanged() || !chunk.delta.empty()) continue;
     if (chunk.changed_pages != nullptr && chunk.base->deltas.empty()) {
       chunk.ranges = PlanPageRanges(*chunk.changed_pages, chunk.base->extents);
       continue;
     }
-    if (!chunk.delta.empty()) continue;
     if (!deltas_->IsWorthEncoding(chunk) && !IsWorthProbing(chunk)) continue;
     probed.push_back(&chunk);
     bases.push_back(&*chunk.base);

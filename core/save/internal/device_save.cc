@@ -1,10 +1,12 @@
 #include "core/save/internal/device_save.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "core/device/internal/device_queues.h"
 #include "core/device/internal/pinned_blocks.h"
 #include "core/save/internal/base_cursor.h"
+#include "core/save/internal/device_deltas.h"
 #include "core/save/internal/saved_chunks.h"
 #include "kv/digest.h"
 #include "kv/div.h"
@@ -16,7 +18,9 @@ constexpr uint64_t kSnapshotAlignment = 512;  // that of device allocators; make
 // A snapshot leaves at least this much device memory free for the training.
 constexpr uint64_t kSpareBytes = 512 << 20;
 
-bool HasChange(const PlannedShard& shard) {
+// True if bytes of the tensor itself are to be written.
+bool NeedsSnapshot(const PlannedShard& shard) {
+  if (!shard.on_device() || shard.has_stable_source) return false;
   return std::ranges::any_of(shard.unchanged, [](const auto& digest) { return !digest; });
 }
 
@@ -200,11 +204,35 @@ Result<void> DeviceSave::DigestOn(int device, SavePlan& plan, const SavedChunks*
   return {};
 }
 
+Result<void> DeviceSave::FindDeltas(SavePlan& plan, SavedChunks& last_save,
+                                    const SaveOptions& options) {
+  CAIRN_CHECK(digested_);
+  const bool is_wanted = options.max_deltas > 0 && options.device_delta_bytes > 0;
+  if (!is_wanted || !compared_) {
+    for (SavedChunks::Shard& shard : last_save.shards) shard.device_copy = nullptr;
+  }
+  if (!is_wanted) return {};
+  for (const auto& [device, page_digests] : page_digests_) {
+    DeviceDeltas deltas({.backend = *backend_,
+                         .queue = *queues_.at(device),
+                         .plan = plan,
+                         .page_digests = *page_digests,
+                         .base = compared_ ? &last_save : nullptr,
+                         .max_deltas = options.max_deltas,
+                         .budget_bytes = options.device_delta_bytes});
+    const Result<void> found = deltas.Run();
+    std::ranges::move(deltas.TakeMemory(), std::back_inserter(copies_));
+    CAIRN_TRY(found);
+    copied_bytes_ += deltas.fetched_bytes();
+  }
+  return {};
+}
+
 Result<bool> DeviceSave::TakeSnapshot(SavePlan& plan) {
   CAIRN_CHECK(digested_);
   std::map<int, uint64_t> bytes;
   for (const PlannedShard& shard : plan.shards) {
-    if (!shard.on_device() || !HasChange(shard)) continue;
+    if (!NeedsSnapshot(shard)) continue;
     bytes[shard.source.device] +=
         RoundUp(shard.end_bytes() - shard.begin_bytes(), kSnapshotAlignment);
   }
@@ -224,7 +252,7 @@ Result<bool> DeviceSave::TakeSnapshot(SavePlan& plan) {
   }
   std::map<int, uint64_t> used;
   for (PlannedShard& shard : plan.shards) {
-    if (!shard.on_device() || !HasChange(shard)) continue;
+    if (!NeedsSnapshot(shard)) continue;
     const int device = shard.source.device;
     std::byte* const target = snapshots_.at(device)->data() + used[device];
     const uint64_t length_bytes = shard.end_bytes() - shard.begin_bytes();

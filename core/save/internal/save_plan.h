@@ -4,11 +4,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/device/device.h"
 #include "core/step/contents.h"
 #include "core/tensor/chunk_grid.h"
 #include "kv/digest.h"
@@ -52,6 +54,12 @@ struct PlannedShard {
   /// known have none.
   std::vector<ChunkPages> pages;
   uint64_t first_page_digest = 0;  // position of the shard's page digests among its device's
+
+  /// On a device: a copy, there, of the bytes that this rank writes, in which the next save finds
+  /// what has changed (device_deltas.h); null if there is none. Shared with the record of the save.
+  std::shared_ptr<DeviceMemory> device_copy;
+  bool has_stable_source = false;  // `source` is such a copy, not the caller's tensor
+  uint8_t saves_without_copy = 0;  // in which the shard has no copy, because it did not pay off
 
   bool on_device() const { return source.device != kHostDevice; }
   uint64_t chunk_count() const { return end_chunk - first_chunk; }

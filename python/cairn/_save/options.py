@@ -22,6 +22,7 @@ class SaveOptions:
     base_step: int | None = None
     chunk_bytes: int | None = None
     deltas: bool | int = False
+    device_delta_bytes: int = 0
     statistics: bool = False
     compress: bool = False
     share_equal: bool = False
@@ -54,6 +55,7 @@ class SaveOptions:
             "base_step": self.base_step,
             "chunk_bytes": self.chunk_bytes,
             "deltas": self._max_deltas(),
+            "device_delta_bytes": self.device_delta_bytes,
             "statistics": self.statistics,
             "compress": self.compress,
             "share_equal": self.share_equal,

@@ -77,7 +77,8 @@ class Saver:
         async_: ``False`` saves before :meth:`step` returns.
         overwrite: replaces existing steps, also in mirrors, for example after a run has resumed
             from an earlier step; by default they are a Conflict.
-        deltas, statistics, compress, share_equal: as in :meth:`cairn.Store.save`.
+        deltas, device_delta_bytes, statistics, compress, share_equal: as in
+            :meth:`cairn.Store.save`.
         signals: numbers of the signals that cause a save.
         mirror: the address of a store, a :class:`cairn.Mirror`, or a sequence of them, from near to
             far, each of which copies from the one before it.
@@ -104,6 +105,7 @@ class Saver:
         async_: bool = True,
         overwrite: bool = False,
         deltas: bool | int = False,
+        device_delta_bytes: int = 0,
         statistics: bool = False,
         compress: bool = False,
         share_equal: bool = False,
@@ -125,6 +127,7 @@ class Saver:
         self._saving = {
             "overwrite": overwrite,
             "deltas": deltas,
+            "device_delta_bytes": device_delta_bytes,
             "statistics": statistics,
             "compress": compress,
             "share_equal": share_equal,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -241,3 +242,43 @@ def test_without_a_device_layer_tensors_go_by_way_of_host_copies(store, monkeypa
     monkeypatch.setattr(Round, "tensor", lambda self, t: copied.append(t) or to_host(t))
     store.save(1, {"t": to_cuda(values)})
     assert len(copied) == 1 and torch.equal(store.read()["t"], values)
+
+
+@pytest.mark.parametrize("how", ["save", "save_async", "snapshot", "Saver"])
+def test_deltas_of_tensors_on_a_device(store, how):
+    from cairn.torch import Saver
+
+    options = {"deltas": True, "device_delta_bytes": 64 * MIB}
+    host = _random(MIB).to(torch.bfloat16)
+    tensor = to_cuda(host)
+    saved = []
+    with Saver(store, every=1, **options) as saver:
+        for step in range(4):
+            saved.append(host.clone())
+            if how == "save":
+                store.save(step, {"t": tensor}, **options)
+            elif how == "Saver":
+                saver.save(step, {"t": tensor})
+            else:
+                snapshot = how == "snapshot"
+                store.save_async(
+                    step, {"t": tensor}, device_snapshot=snapshot, **options
+                ).result()
+            if step == 0:
+                control.ResetCounters()
+            host[:: 200 + step] += 1
+            fill(tensor, host)
+    assert control.BytesToHost() < 3 * host.nbytes / 20
+    files = Path(store._address, "segments").iterdir()
+    assert sum(file.stat().st_size for file in files) < 1.3 * host.nbytes
+    for step, expected in enumerate(saved):
+        assert torch.equal(store.read(step=step)["t"], expected), step
+
+
+def test_without_a_budget_tensors_on_a_device_have_no_deltas(store):
+    host = _random(MIB).to(torch.bfloat16)
+    tensor = to_cuda(host)
+    store.save(1, {"t": tensor}, deltas=True)
+    host[::200] += 1
+    fill(tensor, host)
+    assert store.save(2, {"t": tensor}, deltas=True).written_bytes == host.nbytes
