@@ -170,7 +170,9 @@ class StepPart::Impl {
     } else {
       CAIRN_TRY(device_->BeginNextPlan(plan, streams));
     }
-    return device_->Digest(plan, nullptr);
+    CAIRN_TRY(device_->Digest(plan, nullptr));
+    if (!options_.statistics) return {};
+    return device_->ComputeStatistics(plan, /*base_has_statistics=*/false);
   }
 
   Result<SaveReport> CommitAll(const StepFrame& frame) {

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "core/tensor/element_summary.h"
 #include "core/tensor/tensor.h"
 #include "kv/error.h"
 
@@ -51,6 +52,13 @@ struct PageComparison {
 };
 /// What ListChanges returns for a page whose list would be longer than half of the page.
 inline constexpr uint32_t kMostlyChanged = UINT32_MAX;
+
+/// A page of elements in device memory, contiguous.
+struct ElementPage {
+  const std::byte* data = nullptr;
+  uint32_t length_bytes = 0;  // at most kv::kPageBytes, and a multiple of the size of an element
+  DType dtype = DType::kUnknown;
+};
 
 /// A point in the work of a queue, which may outlive the queue. Threads: safe.
 class DeviceFence {
@@ -138,6 +146,12 @@ class DeviceQueue {
   /// Copies the digests of `ranges` to the host. Waits.
   virtual Result<std::vector<uint64_t>> FetchPageDigests(const DevicePageDigests& page_digests,
                                                          std::span<const PageRange> ranges) = 0;
+
+  /// The largest number of pages of one call of Summarize.
+  static constexpr size_t kMaxSummarizedPages = 16384;
+  /// Computes the statistics of the elements of each page, which are those of the host; means, and
+  /// magnitudes of complex numbers, may be rounded differently. Waits for the result.
+  virtual Result<std::vector<ElementSummary>> Summarize(std::span<const ElementPage> pages) = 0;
 
   /// The largest number of pages of one call of ListChanges.
   static constexpr size_t kMaxComparedPages = 1024;

@@ -41,7 +41,7 @@ struct SaveOptions {
   /// much more time than writing to a disk.
   bool compress = false;
   /// Records the statistics of each chunk (kv/chunk_entry.h), which are computed when its bytes are
-  /// digested. Chunks in device memory have none.
+  /// digested; for tensors in device memory, on the device.
   bool statistics = false;
   /// Largest length of a chunk; at most 1 GiB.
   uint64_t chunk_bytes = kDefaultChunkBytes;

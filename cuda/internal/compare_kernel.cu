@@ -9,7 +9,7 @@
 #include <algorithm>
 
 #include "cuda/internal/compare_kernel.h"
-#include "cuda/internal/xxh3_device.h"
+#include "cuda/internal/lane_words.h"
 
 namespace cairn::cuda::internal {
 namespace {
@@ -18,50 +18,8 @@ constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kWarpLanes = 32;
 constexpr int kWarpsPerBlock = 8;
 constexpr int kBlocksPerMultiprocessor = 4;
-constexpr uint32_t kLaneBytes = 16;
 // As in the kernel that digests: short blocks let streams of higher priority begin soon.
 constexpr uint32_t kBlockWaves = 256;
-
-/// The bytes that a lane compares, as two little-endian words.
-struct Words {
-  uint64_t low = 0;
-  uint64_t high = 0;
-};
-
-/// Loads `count` bytes, at most 16. Pages of tensors are read once, so they bypass the cache.
-template <bool kAligned>
-__device__ __forceinline__ Words LoadWords(const unsigned char* bytes, uint32_t count) {
-  if (count == kLaneBytes) {
-    if constexpr (kAligned) {
-      const ulonglong2 value = __ldcs(reinterpret_cast<const ulonglong2*>(bytes));
-      return {value.x, value.y};
-    } else {
-      return {Load64(bytes), Load64(bytes + 8)};
-    }
-  }
-  Words words;
-  words.low = LoadBytes(bytes, static_cast<int>(count < 8 ? count : 8));
-  if (count > 8) words.high = LoadBytes(bytes + 8, static_cast<int>(count - 8));
-  return words;
-}
-
-template <bool kAligned>
-__device__ __forceinline__ void StoreWords(unsigned char* bytes, const Words& words,
-                                           uint32_t count) {
-  if (kAligned && count == kLaneBytes) {
-    *reinterpret_cast<ulonglong2*>(bytes) = {words.low, words.high};
-    return;
-  }
-  for (uint32_t i = 0; i < count; ++i) {
-    bytes[i] = static_cast<unsigned char>((i < 8 ? words.low : words.high) >> (i % 8 * 8));
-  }
-}
-
-template <typename T>
-__device__ __forceinline__ T ElementOf(const Words& words, uint32_t index) {
-  const uint32_t byte = index * static_cast<uint32_t>(sizeof(T));
-  return static_cast<T>((byte < 8 ? words.low : words.high) >> (byte % 8 * 8));
-}
 
 /// Returns the sum of `value` over this lane and the lanes before it.
 __device__ __forceinline__ uint32_t PrefixSum(uint32_t value, int lane) {

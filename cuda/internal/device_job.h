@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "schema/dtype.h"
+
 namespace cairn::cuda::internal {
 
 /// A contiguous payload whose 64 KiB pages are to be digested. The pages of all jobs of a launch
@@ -21,6 +23,23 @@ struct CompareJob {
   unsigned char* base = nullptr;
   uint32_t length_bytes = 0;
   uint32_t element_bytes = 1;
+};
+
+/// A page whose elements are summed up.
+struct SummarizeJob {
+  const unsigned char* page = nullptr;
+  uint32_t length_bytes = 0;
+  schema::DType dtype = schema::DType::kUnknown;
+};
+/// The statistics of a page: core::ElementSummary, whose header nvcc cannot read.
+struct PageSummary {
+  double min;
+  double max;
+  double mean;
+  uint32_t finite;
+  uint32_t zeros;
+  uint32_t nans;
+  uint32_t infs;
 };
 
 /// Bytes to copy within the device, or to set to zero if `source` is null.

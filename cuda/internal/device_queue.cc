@@ -397,6 +397,17 @@ Result<std::vector<uint64_t>> CudaQueue::FetchPageDigests(
   return fetched;
 }
 
+Result<std::vector<core::ElementSummary>> CudaQueue::Summarize(
+    std::span<const core::ElementPage> pages) {
+  const DeviceScope scope(device());
+  auto summaries = [&]() -> Result<std::vector<core::ElementSummary>> {
+    CAIRN_TRY(BeginKernels());
+    return summarizer_.Summarize(pages);
+  }();
+  if (!summaries) Reset();
+  return summaries;
+}
+
 Result<std::vector<uint32_t>> CudaQueue::ListChanges(std::span<const core::PageComparison> pages) {
   const DeviceScope scope(device());
   auto counts = [&]() -> Result<std::vector<uint32_t>> {

@@ -7,6 +7,8 @@
 
 #include "core/device/device.h"
 #include "cuda/internal/device_heap.h"
+#include "cuda/internal/device_job.h"
+#include "cuda/internal/kernel_tables.h"
 #include "cuda/internal/stream.h"
 #include "kv/error.h"
 
@@ -14,8 +16,8 @@ namespace cairn::cuda::internal {
 
 /// Comparisons on one stream.
 ///
-/// Device memory: 32 MiB for lists. Page-locked host memory: 28 bytes per page. Allocated when it
-/// is first needed, and kept until the destructor.
+/// Device memory: 32 MiB for lists. Page-locked host memory: 28 KiB. Allocated when it is first
+/// needed, and kept until the destructor.
 ///
 /// Ownership: borrows the heap and the stream, which must outlive it; `stream` must be valid at the
 /// first call. Threads: one at a time. The device of the heap must be current in every call.
@@ -34,15 +36,10 @@ class PageComparer {
   void AppendRanges(uint32_t page, std::vector<Range>& ranges) const;
 
  private:
-  Result<std::vector<uint32_t>> Run(std::span<const core::PageComparison> pages);
-
   const DeviceHeap* const heap_;
   const Stream* const stream_;
-  DeviceBuffer jobs_;
   DeviceBuffer lists_;
-  DeviceBuffer counts_;
-  PinnedBuffer host_jobs_;
-  PinnedBuffer host_counts_;
+  KernelTables<CompareJob, uint32_t, core::DeviceQueue::kMaxComparedPages> tables_;
   std::vector<core::PageComparison> pages_;  // of the last List
   std::vector<uint32_t> found_;              // its result
 };

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "cuda/internal/lane_words.h"
+
 namespace cairn::cuda::internal {
 
 constexpr uint64_t kPrime32A = 0x9E3779B1u;
@@ -35,15 +37,6 @@ __constant__ const unsigned char kSecret[192] = {
     0x45, 0xcb, 0x3a, 0x8f, 0x95, 0x16, 0x04, 0x28, 0xaf, 0xd7, 0xfb, 0xca, 0xbb, 0x4b, 0x40, 0x7e,
 };
 
-__device__ __forceinline__ uint64_t LoadBytes(const unsigned char* bytes, int count) {
-  uint64_t value = 0;
-  for (int i = 0; i < count; ++i) value |= static_cast<uint64_t>(bytes[i]) << (8 * i);
-  return value;
-}
-__device__ __forceinline__ uint64_t Load64(const unsigned char* bytes) {
-  if (reinterpret_cast<uintptr_t>(bytes) % 8 == 0) return *reinterpret_cast<const uint64_t*>(bytes);
-  return LoadBytes(bytes, 8);
-}
 __device__ __forceinline__ uint64_t Secret64(int at) { return LoadBytes(kSecret + at, 8); }
 
 __device__ __forceinline__ uint64_t RotateLeft(uint64_t value, int bits) {

@@ -181,7 +181,7 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
                 A chunk has at most 4, or the number given here, which is at most 64.
             device_delta_bytes: memory of each CUDA device for what the deltas of its tensors need.
             statistics: records the range of the values of each chunk, their mean, and how many
-                are zero, NaN and infinite (:meth:`statistics`); none of device memory.
+                are zero, NaN and infinite (:meth:`statistics`).
             compress: compresses what is written (docs/compression.md), which takes longer.
             share_equal: stores chunks with equal bytes once, whatever their keys are.
             keys: patterns (:meth:`read`) of keys to save; ``"!model.encoder"`` excludes that part.

@@ -120,7 +120,9 @@ TEST_F(DeviceDeltaCallsTest, AnyCallMayFailAndNothingIsLost) {
   AddWeights("a", 18 * kPageBytes / 2 + 5);
   AddWeights("b", 2 * kPageBytes / 2);
   AddPlain("c", 500);
-  Save(1, WithDeltas());
+  core::SaveOptions options = WithDeltas();
+  options.statistics = true;
+  Save(1, options);
   uint64_t step = 2;
   uint64_t failed = 0;
   uint64_t without_deltas = 0;
@@ -129,13 +131,13 @@ TEST_F(DeviceDeltaCallsTest, AnyCallMayFailAndNothingIsLost) {
     Train("a");
     Train("b", 500);
     simulated_cuda::FailCall("*", nth, cudaErrorMemoryAllocation);
-    const auto report = store_->Save(step, State(), WithDeltas());
+    const auto report = store_->Save(step, State(), options);
     const bool happened = simulated_cuda::FaultHappened("*");
     simulated_cuda::ClearFaults();
     if (!report) {
       ++failed;
       EXPECT_EQ(report.error().code, ErrorCode::kResourceExhausted) << report.error().ToString();
-      Save(step, WithDeltas());  // the next save succeeds
+      Save(step, options);  // the next save succeeds
     } else {
       without_deltas += DeltasOf(step, "a").front() == 0;
     }

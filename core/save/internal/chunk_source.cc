@@ -57,8 +57,9 @@ PlannedChunk ChunkSource::Make() const {
                      .sizes = std::move(box.sizes),
                      .begin_bytes = shard.grid.offset_bytes(chunk_index) - shard.skipped_bytes,
                      .length_bytes = shard.grid.length_bytes(chunk_index)};
-  if (const uint64_t i = chunk_index - shard.first_chunk;
-      !shard.unchanged.empty() && shard.unchanged[i]) {
+  const uint64_t i = chunk_index - shard.first_chunk;
+  if (!shard.pages.empty()) chunk.statistics = shard.pages[i].statistics;
+  if (!shard.unchanged.empty() && shard.unchanged[i]) {
     chunk.digest = *shard.unchanged[i];
     chunk.has_bytes = false;
   } else if (!shard.pages.empty() && !shard.pages[i].page_digests.empty()) {

@@ -5,18 +5,6 @@
 #include "core/tensor/internal/finite_summary.h"
 
 namespace cairn::core::internal {
-namespace {
-
-/// Returns the mean of `count` values with the mean `mean` and of others. Not by sums, which might
-/// be infinite. Requires that there is a value.
-double CombinedMean(double mean, uint64_t count, double other_mean, uint64_t other_count) {
-  const double all = static_cast<double>(count + other_count);
-  return mean * (static_cast<double>(count) / all) +
-         other_mean * (static_cast<double>(other_count) / all);
-}
-
-}  // namespace
-
 ChunkStatisticsAccumulator::ChunkStatisticsAccumulator(DType dtype)
     : dtype_(dtype), is_fast_(HasFiniteSummary(dtype)) {}
 
@@ -28,12 +16,12 @@ void ChunkStatisticsAccumulator::Add(std::span<const std::byte> bytes, const std
     const size_t summarized =
         SummarizeFinite(dtype_, block, ahead + at / kPrefetchInterval, summary);
     if (summarized > 0) {
-      min_ = std::min(min_, summary.min);
-      max_ = std::max(max_, summary.max);
-      zeros_ += summary.zeros;
       const uint64_t count = summarized / schema::ElementBytes(dtype_);
-      mean_ = CombinedMean(mean_, count_, summary.sum / static_cast<double>(count), count);
-      count_ += count;
+      summary_.Add({.min = summary.min,
+                    .max = summary.max,
+                    .mean = summary.sum / static_cast<double>(count),
+                    .finite = count,
+                    .zeros = summary.zeros});
     }
     if (summarized < block.size()) AddOthers(block.subspan(summarized));
   }
@@ -45,19 +33,19 @@ void ChunkStatisticsAccumulator::AddOthers(std::span<const std::byte> bytes) {
 }
 
 kv::ChunkStatistics ChunkStatisticsAccumulator::Finish() const {
-  const Statistics others = others_ ? others_->Finish() : Statistics();
-  const uint64_t other_count = others.count - others.nans - others.infs;
-  const double min = std::min(min_, others.min.value_or(min_));
-  const double max = std::max(max_, others.max.value_or(max_));
-  constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
-  const uint64_t count = count_ + other_count;
-  return {.min = min > max ? kNone : min,
-          .max = min > max ? kNone : max,
-          .mean = count == 0 ? kNone
-                             : CombinedMean(mean_, count_, others.mean.value_or(0), other_count),
-          .zeros = zeros_ + others.zeros,
-          .nans = others.nans,
-          .infs = others.infs};
+  ElementSummary all = summary_;
+  if (others_) {
+    const Statistics others = others_->Finish();
+    ElementSummary rest{.mean = others.mean.value_or(0),
+                        .finite = others.count - others.nans - others.infs,
+                        .zeros = others.zeros,
+                        .nans = others.nans,
+                        .infs = others.infs};
+    rest.min = others.min.value_or(rest.min);
+    rest.max = others.max.value_or(rest.max);
+    all.Add(rest);
+  }
+  return all.ToStatistics();
 }
 
 }  // namespace cairn::core::internal

@@ -3,11 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <span>
 
 #include "core/tensor/element_statistics.h"
+#include "core/tensor/element_summary.h"
 #include "kv/chunk_entry.h"
 #include "schema/dtype.h"
 
@@ -31,11 +31,7 @@ class ChunkStatisticsAccumulator {
 
   const DType dtype_;
   const bool is_fast_;
-  double min_ = std::numeric_limits<double>::infinity();
-  double max_ = -std::numeric_limits<double>::infinity();
-  double mean_ = 0;
-  uint64_t zeros_ = 0;
-  uint64_t count_ = 0;                           // of the values in these
+  ElementSummary summary_;                       // of blocks whose values are all finite
   std::optional<StatisticsAccumulator> others_;  // of blocks with values that are not finite
 };
 

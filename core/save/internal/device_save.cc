@@ -7,6 +7,7 @@
 #include "core/device/internal/pinned_blocks.h"
 #include "core/save/internal/base_cursor.h"
 #include "core/save/internal/device_deltas.h"
+#include "core/save/internal/device_statistics.h"
 #include "core/save/internal/saved_chunks.h"
 #include "kv/digest.h"
 #include "kv/div.h"
@@ -201,6 +202,14 @@ Result<void> DeviceSave::DigestOn(int device, SavePlan& plan, const SavedChunks*
     at = end;
   }
   page_digests_[device] = digests.page_digests;
+  return {};
+}
+
+Result<void> DeviceSave::ComputeStatistics(SavePlan& plan, bool base_has_statistics) {
+  CAIRN_CHECK(digested_);
+  for (const auto& [device, queue] : queues_) {
+    CAIRN_TRY(ComputeDeviceStatistics(*backend_, *queue, plan, base_has_statistics));
+  }
   return {};
 }
 

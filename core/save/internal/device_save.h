@@ -81,6 +81,10 @@ class DeviceSave final : public kv::CopyQueue {
   /// result.
   Result<void> Digest(SavePlan& plan, const SavedChunks* base);
   bool is_digested() const { return digested_; }
+  /// Computes the statistics of chunks on devices (device_statistics.h); not of those that are
+  /// equal to the base of Digest, if its records have statistics. Waits for the result. Requires
+  /// Digest.
+  Result<void> ComputeStatistics(SavePlan& plan, bool base_has_statistics);
   /// Finds deltas and keeps copies for the next save, within the limits of `options`
   /// (device_deltas.h). Takes the copies of `last_save`, and uses them if Digest has compared with
   /// it. Waits for the result. Requires Digest.

@@ -295,6 +295,9 @@ Result<SaveReport> RunSave(SavePlan& plan, const SaveContext& context) {
     const bool comparable = saved != nullptr && saved->chunk_bytes == options.chunk_bytes &&
                             session.IsBase(saved->step);
     CAIRN_TRY(device->Digest(plan, comparable ? saved : nullptr));
+    if (options.statistics) {
+      CAIRN_TRY(device->ComputeStatistics(plan, comparable && saved->has_statistics));
+    }
     if (saved != nullptr) CAIRN_TRY(device->FindDeltas(plan, *saved, options));
   }
   if (device != nullptr && device->compared() && !session.IsBase(*device->compared())) {

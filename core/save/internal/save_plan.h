@@ -13,6 +13,7 @@
 #include "core/device/device.h"
 #include "core/step/contents.h"
 #include "core/tensor/chunk_grid.h"
+#include "kv/chunk_entry.h"
 #include "kv/digest.h"
 #include "kv/error.h"
 
@@ -49,6 +50,7 @@ struct PlannedShard {
     std::vector<bool> changed;           // pages that differ from the base; empty if not known
     std::vector<std::byte> delta;        // empty: none
     kv::Digest delta_base;               // of the bytes to which the delta is relative
+    std::optional<kv::ChunkStatistics> statistics;
   };
   /// One per chunk from first_chunk on, or empty. In host memory, chunks whose page digests are not
   /// known have none.

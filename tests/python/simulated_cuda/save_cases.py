@@ -282,3 +282,17 @@ def test_without_a_budget_tensors_on_a_device_have_no_deltas(store):
     host[::200] += 1
     fill(tensor, host)
     assert store.save(2, {"t": tensor}, deltas=True).written_bytes == host.nbytes
+
+
+def test_statistics_of_tensors_on_a_device_are_those_of_their_values(store):
+    host = _random(300, 500)
+    host[7, 9], host[8, 1], host[9, 9] = float("nan"), float("-inf"), 0
+    state = {"t": to_cuda(host), "strided": to_cuda(host[:100, 3:50]), "host": host}
+    store.save(1, state, statistics=True)
+    found = store.statistics(1)
+    assert found["t"].nans == 1 and found["t"].infs == 1 and found["t"].zeros == 1
+    assert found["t"].min == float("-inf") and found["t"].max == found["host"].max
+    assert found["t"].mean == pytest.approx(found["host"].mean, rel=1e-5, abs=1e-6)
+    assert found["strided"].nans == 1 and found["strided"].max == float(
+        host[:100, 3:50].nan_to_num(nan=0, neginf=0).max()
+    )
