@@ -63,6 +63,8 @@ const Tags& Snapshot::tags() const { return state_->root->root.tags; }
 
 const RetentionPolicy& Snapshot::retention() const { return state_->root->root.retention; }
 
+bool Snapshot::compresses_saves() const { return state_->root->root.compress; }
+
 Result<uint64_t> Snapshot::FindTag(const std::string& name) const {
   const auto found = tags().find(name);
   if (found != tags().end()) return found->second;

@@ -44,6 +44,9 @@ class Snapshot {
   const Tags& tags() const;
   /// Which steps saves keep (Store::SetRetention); if it keeps nothing, there is no such policy.
   const RetentionPolicy& retention() const;
+  /// Whether saves compress what they write if they do not state otherwise
+  /// (Store::SetCompression).
+  bool compresses_saves() const;
   /// Returns the step that the tag names. kNotFound: there is no such tag; the message lists those
   /// that exist.
   Result<uint64_t> FindTag(const std::string& name) const;

@@ -40,6 +40,8 @@ class Store::Impl {
   Result<void> CheckOpen() const;
   /// Returns a snapshot of the newest root that this process knows.
   Result<std::shared_ptr<const Snapshot>> KnownLatest() const;
+  /// Commits a setting of the store, and no change of its steps.
+  Result<void> CommitSetting(const internal::CommitActions& actions) const;
 };
 
 Store::Store(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -299,20 +301,28 @@ Result<void> Store::ChangeTags(const TagChanges& changes) {
 }
 
 Result<void> Store::SetRetention(const RetentionPolicy& policy) {
-  StoreState& state = *impl_->state;
-  if (!state.writable) {
-    return Fail(
-        Error{.code = ErrorCode::kFailedPrecondition,
-              .message = "the store is open for reading only; open it for writing to set a policy",
-              .file = state.storage->address()});
-  }
   CAIRN_TRY(CheckRetention(policy));
-  CAIRN_TRY(internal::CheckNotForked(state));
-  CAIRN_TRY(impl_->CheckOpen());
-  const MutexLock write_lock(state.write_mutex);
-  CAIRN_TRY(internal::CheckCanCommit(state));
-  CAIRN_TRY(internal::CheckStillWriter(state));
-  return internal::CommitChange(state, {}, nullptr, {}, {.retention = &policy});
+  return impl_->CommitSetting({.retention = &policy});
+}
+
+Result<void> Store::SetCompression(bool compress) {
+  return impl_->CommitSetting({.compress = compress});
+}
+
+Result<void> Store::Impl::CommitSetting(const internal::CommitActions& actions) const {
+  if (!state->writable) {
+    return Fail(Error{.code = ErrorCode::kFailedPrecondition,
+                      .message =
+                          "the store is open for reading only; open it for writing to set a policy "
+                          "or compression",
+                      .file = state->storage->address()});
+  }
+  CAIRN_TRY(internal::CheckNotForked(*state));
+  CAIRN_TRY(CheckOpen());
+  const MutexLock write_lock(state->write_mutex);
+  CAIRN_TRY(internal::CheckCanCommit(*state));
+  CAIRN_TRY(internal::CheckStillWriter(*state));
+  return internal::CommitChange(*state, {}, nullptr, {}, actions);
 }
 
 void Store::KeepSteps(std::span<const uint64_t> steps) {

@@ -153,6 +153,10 @@ class Store {
   /// ends this. One commit, which deletes nothing itself. kInvalidArgument: see CheckRetention.
   /// Other errors are those of Delete.
   Result<void> SetRetention(const RetentionPolicy& policy);
+  /// Sets whether saves compress what they write (core::SaveOptions::compress) if they do not state
+  /// otherwise, also those of later processes. Off in a new store. One commit, which changes
+  /// nothing that is stored. Errors are those of Delete.
+  Result<void> SetCompression(bool compress);
   /// Replaces the list of steps that the policy does not delete while this store is open.
   void KeepSteps(std::span<const uint64_t> steps);
 

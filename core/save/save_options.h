@@ -38,8 +38,9 @@ struct SaveOptions {
   bool share_equal = false;
   /// Compresses chunks that are written completely, where this saves at least a 20th of their
   /// bytes: the bytes of the elements, sorted by position, with zstd (docs/compression.md). Takes
-  /// much more time than writing to a disk.
-  bool compress = false;
+  /// much more time than writing to a disk. Chunks in device memory are not compressed. If empty,
+  /// the setting of the store applies (kv::Store::SetCompression).
+  std::optional<bool> compress;
   /// Records the statistics of each chunk (kv/chunk_entry.h), which are computed when its bytes are
   /// digested; for tensors in device memory, on the device.
   bool statistics = false;

@@ -209,7 +209,7 @@ class Store:
         deltas: int,
         device_delta_bytes: int,
         statistics: bool,
-        compress: bool,
+        compress: bool | None,
         share_equal: bool,
         metrics: Sequence[tuple[str, float]] = ...,
         note: str = ...,
@@ -229,7 +229,7 @@ class Store:
         deltas: int,
         device_delta_bytes: int,
         statistics: bool,
-        compress: bool,
+        compress: bool | None,
         share_equal: bool,
         metrics: Sequence[tuple[str, float]] = ...,
         note: str = ...,
@@ -286,6 +286,8 @@ class Store:
     ) -> tuple[int, int, int | None, int, int, int, int, dict[str, float], str]: ...
     def retention(self) -> tuple[int, int, list[str]]: ...
     def set_retention(self, keep_last: int, keep_every: int, keep_best: list[str]) -> None: ...
+    def compresses_saves(self) -> bool: ...
+    def set_compression(self, compress: bool) -> None: ...
     def keep_steps(self, steps: list[int]) -> None: ...
     def steps_to_delete(
         self, keep_last: int, keep_every: int, keep_best: Sequence[str], newest: int | None

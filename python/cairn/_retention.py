@@ -92,6 +92,21 @@ class Retention(MirroredStore):
             return None
         return RetentionPolicy(keep_last, keep_every, tuple(keep_best))
 
+    def set_compression(self, compress: bool) -> None:
+        """Sets whether saves to this store compress what they write, unless they state otherwise:
+        ``save``, ``save_async``, ``dcp.save``, imports and those of other processes from now on.
+        What is stored does not change; :meth:`compact` compresses it.
+
+        In a multi-rank store rank 0 calls it alone. Raises Invalid if the store was opened for
+        reading.
+        """
+        self._wait_for_last_save()
+        self._native.set_compression(compress)
+
+    def compression(self) -> bool:
+        """Whether saves compress by default (:meth:`set_compression`)."""
+        return self._native.compresses_saves()
+
     def compact(
         self,
         *,

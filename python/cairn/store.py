@@ -152,7 +152,7 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
         deltas: bool | int = False,
         device_delta_bytes: int = 0,
         statistics: bool = False,
-        compress: bool = False,
+        compress: bool | None = None,
         share_equal: bool = False,
         keys: Patterns = None,
         prefix: str = "",
@@ -182,7 +182,7 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
             device_delta_bytes: memory of each CUDA device for what the deltas of its tensors need.
             statistics: records the range of the values of each chunk, their mean, and how many
                 are zero, NaN and infinite (:meth:`statistics`).
-            compress: compresses what is written (docs/compression.md), which takes longer.
+            compress: as in docs/compression.md; by default as :meth:`set_compression` has set.
             share_equal: stores chunks with equal bytes once, whatever their keys are.
             keys: patterns (:meth:`read`) of keys to save; ``"!model.encoder"`` excludes that part.
             prefix: is prepended to each key: ``"model.encoder"`` for a submodule.
@@ -223,7 +223,7 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
         deltas: bool | int = False,
         device_delta_bytes: int = 0,
         statistics: bool = False,
-        compress: bool = False,
+        compress: bool | None = None,
         share_equal: bool = False,
         keys: Patterns = None,
         prefix: str = "",

@@ -77,7 +77,7 @@ core::SaveOptions ToSaveOptions(const nb::kwargs& arguments) {
   reader.Read("deltas", options.max_deltas);
   reader.Read("device_delta_bytes", options.device_delta_bytes);
   reader.Read("statistics", options.statistics);
-  reader.Read("compress", options.compress);
+  options.compress = reader.Find<bool>("compress");
   reader.Read("share_equal", options.share_equal);
   if (const auto metrics = reader.Find<std::vector<std::pair<std::string, double>>>("metrics")) {
     for (const auto& [name, value] : *metrics) {

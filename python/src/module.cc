@@ -169,6 +169,8 @@ void BindVersions(nb::class_<StoreBinding>& store) {
       .def("retention", &StoreBinding::Retention)
       .def("set_retention", &StoreBinding::SetRetention, nb::arg("keep_last"),
            nb::arg("keep_every"), nb::arg("keep_best"))
+      .def("compresses_saves", &StoreBinding::CompressesSaves)
+      .def("set_compression", &StoreBinding::SetCompression, nb::arg("compress"))
       .def("keep_steps", &StoreBinding::KeepSteps, nb::arg("steps"))
       .def("steps_to_delete", &StoreBinding::StepsToDelete, nb::arg("keep_last"),
            nb::arg("keep_every"), nb::arg("keep_best"), nb::arg("newest").none())

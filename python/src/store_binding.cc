@@ -390,6 +390,17 @@ void StoreBinding::SetRetention(uint64_t keep_last, uint64_t keep_every,
   Unwrap(Use([&](core::CheckpointStore& store) { return store.kv().SetRetention(policy); }));
 }
 
+bool StoreBinding::CompressesSaves() const {
+  return Unwrap(Use([](core::CheckpointStore& store) -> Result<bool> {
+    CAIRN_TRY_ASSIGN(const auto snapshot, store.kv().Latest());
+    return snapshot->compresses_saves();
+  }));
+}
+
+void StoreBinding::SetCompression(bool compress) {
+  Unwrap(Use([&](core::CheckpointStore& store) { return store.kv().SetCompression(compress); }));
+}
+
 void StoreBinding::KeepSteps(const std::vector<uint64_t>& steps) {
   Unwrap(Use([&](core::CheckpointStore& store) -> Result<void> {
     store.kv().KeepSteps(steps);

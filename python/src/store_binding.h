@@ -97,6 +97,10 @@ class StoreBinding {
   /// Sets it (kv::Store::SetRetention).
   void SetRetention(uint64_t keep_last, uint64_t keep_every,
                     const std::vector<std::string>& keep_best);
+  /// Whether saves compress what they write if they do not state otherwise.
+  bool CompressesSaves() const;
+  /// Sets it (kv::Store::SetCompression).
+  void SetCompression(bool compress);
   /// Replaces the steps that the policy does not delete (kv::Store::KeepSteps).
   void KeepSteps(const std::vector<uint64_t>& steps);
   /// Returns the steps that are not kept (kv::StepsToDelete). `keep_best` has the texts that

@@ -148,6 +148,26 @@ def test_compress(saved):
     assert run_program("kv-dump", "verify", path).status == 0
 
 
+def test_the_setting_of_a_store(saved, tmp_path):
+    path, _ = saved
+    assert run_program("kv-admin", "compression", path).out.startswith("off")
+    on = run_program("kv-admin", "compression", path, "--on")
+    assert on.status == 0 and on.out.startswith("on") and "compact" in on.out
+    shown = run_program("kv-admin", "compression", path, "--json")
+    assert json.loads(shown.out) == {"store": str(path), "compress": True}
+    with cairn.open(path, mode="a") as store:
+        store.save(90, {"trained": np.arange(250_000, dtype=np.uint32)})
+        refused = run_program("kv-admin", "compression", path, "--off")
+        assert refused.status == 2 and "writer" in refused.err
+    chunks = run_program("kv-dump", "chunks", f"{path}@90", "trained", "--json").json()["chunks"]
+    assert {chunk["encoding"] for chunk in chunks} == {"compressed"}
+    assert "exclude" in run_program("kv-admin", "compression", path, "--on", "--off").err
+    assert "without a step" in run_program("kv-admin", "compression", f"{path}@90").err
+    assert run_program("kv-admin", "compression", tmp_path / "none", "--on").status == 2
+    assert not (tmp_path / "none").exists()
+    assert run_program("kv-admin", "compression", path, "--off").out.startswith("off")
+
+
 def test_the_space_of_segments(saved):
     path, _ = saved
     space = run_program("kv-dump", "space", path, "--segments", "--json").json()

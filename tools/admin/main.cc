@@ -6,6 +6,7 @@
 
 #include "tools/admin/check_storage.h"
 #include "tools/admin/compact.h"
+#include "tools/admin/compression.h"
 #include "tools/admin/copy_verbs.h"
 #include "tools/admin/delete.h"
 #include "tools/admin/edit.h"
@@ -31,6 +32,7 @@ struct Values {
   PolicyCommand policy;
   PruneCommand prune;
   CompactCommand compact;
+  CompressionCommand compression;
   EditCommand edit;
   MergeCommand merge;
   std::string rebuild_store;
@@ -215,9 +217,10 @@ CommandLine MakeCommandLine(Values& values) {
       .verbs = {ImportVerb(values.import), ExportVerb(values), DeleteVerb(values.delete_steps),
                 TagVerb(values.tag), UntagVerb(values.tag), PolicyVerb(values.policy),
                 PruneVerb(values.prune), CompactVerb(values.compact),
-                RebuildVerb(values.rebuild_store), RenameVerb(values.edit), DropVerb(values.edit),
-                GraftVerb(values.edit), ForkVerb(values.edit), MergeVerb(values.merge),
-                PushVerb(values.copy), PullVerb(values.copy), MirrorVerb(values.mirror),
+                CompressionVerb(values.compression), RebuildVerb(values.rebuild_store),
+                RenameVerb(values.edit), DropVerb(values.edit), GraftVerb(values.edit),
+                ForkVerb(values.edit), MergeVerb(values.merge), PushVerb(values.copy),
+                PullVerb(values.copy), MirrorVerb(values.mirror),
                 CheckStorageVerb(values.check_storage)},
       .notes =
           "`kv-admin VERB --help` lists the options of a verb, with examples.\n"

@@ -12,6 +12,7 @@
 #include "kv/retention.h"
 #include "kv/snapshot.h"
 #include "kv/store.h"
+#include "tools/admin/existing_store.h"
 #include "tools/common/address.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/json.h"
@@ -20,14 +21,6 @@
 
 namespace cairn::tools {
 namespace {
-
-/// A mistyped address must not create an empty store, as an open for writing would.
-Result<std::unique_ptr<kv::Store>> OpenExisting(const std::string& store, bool no_grace = false) {
-  CAIRN_TRY(kv::Store::Open(store, kv::OpenMode::kRead));
-  kv::StoreOptions options;
-  if (no_grace) options.grace = std::chrono::milliseconds(0);
-  return kv::Store::Open(store, kv::OpenMode::kWrite, options);
-}
 
 Result<kv::RetentionPolicy> PolicyOf(const KeepOptions& options) {
   kv::RetentionPolicy policy{
@@ -201,7 +194,9 @@ Result<void> AdminPrune(const PruneCommand& command, Output& out) {
     return Fail(ErrorCode::kInvalidArgument, "write the store without a step");
   }
   CAIRN_TRY_ASSIGN(kv::RetentionPolicy policy, PolicyOf(command.keep));
-  CAIRN_TRY_ASSIGN(const auto store, OpenExisting(address.store, command.no_grace));
+  kv::StoreOptions options;
+  if (command.no_grace) options.grace = std::chrono::milliseconds(0);
+  CAIRN_TRY_ASSIGN(const auto store, OpenExisting(address.store, options));
   CAIRN_TRY_ASSIGN(const auto snapshot, store->Latest());
   if (!policy.keeps_any()) policy = snapshot->retention();
   if (!policy.keeps_any()) {

@@ -179,6 +179,13 @@ Result<std::optional<StepView>> SaveSession::FindBase(kv::Store& store,
       .snapshot = std::move(snapshot), .step = std::move(step), .directory = store.directory()};
 }
 
+Result<bool> SaveSession::FindCompression(kv::Store& store, const SaveOptions& options) const {
+  if (options.compress) return *options.compress;
+  if (base_) return base_->snapshot->compresses_saves();
+  CAIRN_TRY_ASSIGN(const auto snapshot, store.Latest());
+  return snapshot->compresses_saves();
+}
+
 Result<SaveSession> SaveSession::Begin(kv::Store& store, const SaveAttempt& attempt,
                                        const RankInWorld& self, const SaveOptions& options) {
   SaveSession session;
@@ -186,6 +193,7 @@ Result<SaveSession> SaveSession::Begin(kv::Store& store, const SaveAttempt& atte
   session.self_ = self;
   session.report_.step = attempt.step;
   CAIRN_TRY_ASSIGN(session.base_, FindBase(store, options));
+  CAIRN_TRY_ASSIGN(session.compress_, session.FindCompression(store, options));
   CAIRN_TRY_ASSIGN(session.writer_,
                    store.Begin(attempt.step, {.overwrite = options.overwrite,
                                               .rank = self.rank,
@@ -221,7 +229,7 @@ Result<void> SaveSession::Write(const SavePlan& plan, const SaveOptions& options
                             .base = base_ ? &*base_ : nullptr,
                             .max_deltas = options.max_deltas,
                             .statistics = options.statistics,
-                            .compress = options.compress,
+                            .compress = compress_,
                             .share_equal = options.share_equal,
                             .saved = saved,
                             .device = device_});

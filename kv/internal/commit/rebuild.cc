@@ -309,6 +309,7 @@ class Rebuilder {
     CAIRN_TRY_ASSIGN(StepList::WithPages written, list.WritePages(next.epoch));
     next.recent = written.steps.recent();
     next.pages = written.steps.pages();
+    next.compress = best_.compress;
     // Not its policy: what was rebuilt is not deleted before somebody has looked at it.
     for (const auto& [tag, step] : best_.tags) {
       if (steps_.contains(step)) next.tags[tag] = step;

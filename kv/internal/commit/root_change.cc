@@ -298,6 +298,7 @@ Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed, 
   next.pages = written.steps.pages();
   CAIRN_TRY(ChangeTags(actions.tags, written.steps, next.tags));
   if (actions.retention != nullptr) next.retention = *actions.retention;
+  next.compress = actions.compress.value_or(next.compress);
   for (const PageRef& page : written.unreachable) {
     next.removed.push_back({.name = ObjectName(ObjectKind::kPage, page.id),
                             .since_unix_ns = next.created_unix_ns,

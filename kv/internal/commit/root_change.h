@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -47,6 +48,7 @@ struct CommitActions {
   std::span<const StepEntry> rewritten = {};
   const TagChanges* tags = nullptr;
   const RetentionPolicy* retention = nullptr;  // of the store from now on
+  std::optional<bool> compress = {};           // what saves do from now on
   bool applies_retention = false;              // deletes steps as the policy of the store demands
   std::function<void()> committed = nullptr;   // called once the root is committed, on any thread
 };

@@ -369,7 +369,7 @@ Offset<schema::RootRecord> AddRoot(Builder& builder, const Root& root) {
   return schema::CreateRootRecord(builder, schema::kRecordVersion, root.number, commit_id,
                                   store_uuid, root.epoch, writer, root.created_unix_ns, recent,
                                   pages_offset, removed_offset, root.kept_before_epoch, tags,
-                                  retention);
+                                  retention, root.compress);
 }
 
 std::span<const std::byte> BytesOf(const Builder& builder) {
@@ -413,6 +413,7 @@ Result<Root> DecodeRoot(std::span<const std::byte> object) {
   CAIRN_TRY_ASSIGN(root.tags, ReadTags(*record));
   CAIRN_TRY(CheckTagged(root));
   CAIRN_TRY_ASSIGN(root.retention, ReadRetention(*record));
+  root.compress = record->compress();
   return root;
 }
 

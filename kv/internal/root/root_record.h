@@ -80,6 +80,7 @@ struct Root {
   std::vector<RemovedObject> removed;
   Tags tags;                  // each of a step that exists
   RetentionPolicy retention;  // saves apply it; if it keeps nothing, there is none
+  bool compress = false;      // saves that do not state otherwise compress chunks
   /// Objects of earlier epochs are never removed as garbage. A rebuild sets it, so that nothing is
   /// lost that it could not read.
   uint32_t kept_before_epoch = 0;

@@ -24,7 +24,7 @@ class SaveOptions:
     deltas: bool | int = False
     device_delta_bytes: int = 0
     statistics: bool = False
-    compress: bool = False
+    compress: bool | None = None
     share_equal: bool = False
     keys: Patterns = None
     prefix: str = ""

@@ -107,7 +107,7 @@ class Saver:
         deltas: bool | int = False,
         device_delta_bytes: int = 0,
         statistics: bool = False,
-        compress: bool = False,
+        compress: bool | None = None,
         share_equal: bool = False,
         signals: Iterable[int] = (signal.SIGTERM,),
         agree_every: int = 1,

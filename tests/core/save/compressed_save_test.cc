@@ -11,6 +11,7 @@
 #include "core/checkpoint_store.h"
 #include "core/save/save_options.h"
 #include "core/step/contents.h"
+#include "core/step_part.h"
 #include "tests/core/tensor/test_tensor.h"
 
 namespace cairn::core {
@@ -75,6 +76,35 @@ TEST_F(CompressedSaveTest, TakesLessSpaceAndIsRestored) {
   EXPECT_THAT(report.written_bytes, Lt(report.logical_bytes * 9 / 10));
   EXPECT_EQ(CompressedCount(1), Chunks(1).size());
   EXPECT_EQ(CompressedCount(1, "noise"), 0u);
+  ExpectAllSteps();
+}
+
+TEST_F(CompressedSaveTest, TheSettingOfTheStoreAppliesToEverySaveThatDoesNotStateOtherwise) {
+  const SaveOptions plain{.incremental = false, .chunk_bytes = 4 * kPageBytes};
+  CAIRN_ASSERT_OK(store->kv().SetCompression(true));
+  SaveAndKeep(1, plain);
+  EXPECT_EQ(CompressedCount(1), Chunks(1).size());
+  SaveOptions raw = plain;
+  raw.compress = false;
+  SaveAndKeep(2, raw);
+  EXPECT_EQ(CompressedCount(2), 0u);
+  {
+    AsyncSaver saver(store.get());
+    CAIRN_ASSERT_OK_AND_ASSIGN(const SaveHandle handle, saver.Save(3, State(), plain));
+    CAIRN_ASSERT_OK(handle.Wait());
+  }
+  states_[3] = weights_.bytes;
+  EXPECT_EQ(CompressedCount(3), Chunks(3).size());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StepTicket ticket, StepPart::OpenSession(*store, 4, 1));
+  CAIRN_ASSERT_OK_AND_ASSIGN(auto part, StepPart::Begin(*store, ticket, 0, plain));
+  CAIRN_ASSERT_OK(part->Add(State()));
+  CAIRN_ASSERT_OK(part->Commit({}));
+  part.reset();
+  states_[4] = weights_.bytes;
+  EXPECT_EQ(CompressedCount(4), Chunks(4).size());
+  CAIRN_ASSERT_OK(store->kv().SetCompression(false));
+  SaveAndKeep(5, plain);
+  EXPECT_EQ(CompressedCount(5), 0u);
   ExpectAllSteps();
 }
 

@@ -277,8 +277,32 @@ TEST_F(PolicyTest, IsRefusedIfItIsImpossible) {
               IsError(ErrorCode::kFailedPrecondition, "reading"));
 }
 
+TEST_F(PolicyTest, CompressionIsASettingOfTheStore) {
+  const auto compresses = [&] {
+    const auto snapshot = store_->Latest();
+    EXPECT_TRUE(cairn::testing::IsOk(snapshot));
+    return (*snapshot)->compresses_saves();
+  };
+  EXPECT_FALSE(compresses());
+  CAIRN_ASSERT_OK(store_->SetCompression(true));
+  EXPECT_TRUE(compresses());
+  CAIRN_ASSERT_OK(SaveStep(1));
+  CAIRN_ASSERT_OK(store_->SetRetention({.keep_last = 2, .keep_best = {}}));
+  Open();
+  EXPECT_TRUE(compresses());
+  CAIRN_ASSERT_OK(store_->Delete(std::vector<uint64_t>{1}));
+  EXPECT_TRUE(compresses());
+  CAIRN_ASSERT_OK(store_->SetCompression(false));
+  EXPECT_FALSE(compresses());
+  CAIRN_ASSERT_OK_AND_ASSIGN(
+      const auto reader, Store::Open(std::static_pointer_cast<Storage>(storage_), OpenMode::kRead));
+  EXPECT_THAT(reader->SetCompression(true),
+              IsError(ErrorCode::kFailedPrecondition, "for reading only"));
+}
+
 TEST_F(PolicyTest, ARebuildKeepsTagsAndForgetsThePolicy) {
   for (uint64_t step = 1; step <= 3; ++step) CAIRN_ASSERT_OK(SaveStep(step));
+  CAIRN_ASSERT_OK(store_->SetCompression(true));
   CAIRN_ASSERT_OK(store_->ChangeTags({{"best", 1}}));
   CAIRN_ASSERT_OK(store_->SetRetention({.keep_last = 1, .keep_best = {}}));
   CAIRN_ASSERT_OK(store_->Close());
@@ -291,6 +315,7 @@ TEST_F(PolicyTest, ARebuildKeepsTagsAndForgetsThePolicy) {
   Open();
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store_->Latest());
   EXPECT_FALSE(snapshot->retention().keeps_any());
+  EXPECT_TRUE(snapshot->compresses_saves());
   EXPECT_THAT(TagsNow(), ElementsAre(Pair("best", 1)));
   EXPECT_THAT(Steps(), ElementsAre(1, 2, 3));
 }
