@@ -3,11 +3,15 @@
 #include <curl/curl.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <fstream>
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <span>
+#include <thread>
 #include <utility>
 
 #include "kv/internal/s3/http_transfer.h"
@@ -16,6 +20,7 @@ namespace cairn::kv::internal {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
 
 std::string PartOfUrl(const std::string& url, CURLUPart part) {
   const std::unique_ptr<CURLU, void (*)(CURLU*)> handle(curl_url(), &curl_url_cleanup);
@@ -27,11 +32,35 @@ std::string PartOfUrl(const std::string& url, CURLUPart part) {
   return value;
 }
 
+// The codes with which AWS refuses a request that may succeed later, or the parts that they have in
+// common. They are in the body of a response with status 400 or 403.
+bool IsThrottled(const HttpResponse& response) {
+  if (response.status == 429) return true;
+  if (response.status < 400 || response.status >= 500) return false;
+  return std::ranges::any_of(
+      std::array{"Throttl", "RequestLimitExceeded", "TooManyRequests", "SlowDown",
+                 "IDPCommunicationError"},
+      [&](const char* code) { return response.body.find(code) != std::string::npos; });
+}
+
+bool MayBeRepeated(const HttpResponse& response) {
+  return response.failure != HttpFailure::kNone || response.status >= 500 || IsThrottled(response);
+}
+
+// Between half of and all of a time that doubles with each attempt, so that many processes do not
+// ask again together.
+milliseconds WaitBefore(int attempt) {
+  thread_local std::minstd_rand random(std::random_device{}());
+  const int64_t longest = int64_t{100} << std::min(attempt, 5);
+  return milliseconds(std::uniform_int_distribution<int64_t>(longest / 2, longest)(random));
+}
+
 }  // namespace
 
 HttpResponse AskService(const ServiceRequest& ask, const CredentialContext& context) {
   HttpResponse response;
   for (int attempt = 0; attempt < ask.attempts; ++attempt) {
+    if (attempt > 0) std::this_thread::sleep_for(WaitBefore(attempt));
     HttpRequest request;
     request.url = ask.url;
     request.method = ask.method;
@@ -43,8 +72,7 @@ HttpResponse AskService(const ServiceRequest& ask, const CredentialContext& cont
     options.ca_bundle = context.ca_bundle;
     options.connect_timeout = ask.timeout;
     response = PerformHttpRequest(request, options, ask.use_proxy);
-    const bool retry = response.failure != HttpFailure::kNone || response.status >= 500;
-    if (!retry) break;
+    if (!MayBeRepeated(response)) break;
   }
   return response;
 }
@@ -55,7 +83,7 @@ Error ServiceError(const HttpResponse& response, std::string_view service) {
                  .message = fmt::format("{} does not answer: {}", service, response.error)};
   }
   return Error{
-      .code = response.status >= 500 ? ErrorCode::kUnavailable : ErrorCode::kFailedPrecondition,
+      .code = MayBeRepeated(response) ? ErrorCode::kUnavailable : ErrorCode::kFailedPrecondition,
       .message = fmt::format("{} answered with status {}", service, response.status)};
 }
 

@@ -23,14 +23,16 @@ struct ServiceRequest {
   std::optional<HttpSignature> signature;
   bool use_proxy = false;
   std::chrono::milliseconds timeout{5'000};
-  int attempts = 3;
+  int attempts = 5;
 };
 
-/// Performs the request, and repeats it if the service fails.
+/// Performs the request, and repeats it, after 50 to 1600 ms, if the service fails or answers that
+/// there are too many requests.
 HttpResponse AskService(const ServiceRequest& ask, const CredentialContext& context);
 
 /// Describes a response that is not a success. Its body may contain a secret, so only the status is
-/// named. kUnavailable: the service does not answer. kFailedPrecondition: it refuses.
+/// named. kUnavailable: the service does not answer, or there were too many requests.
+/// kFailedPrecondition: it refuses.
 Error ServiceError(const HttpResponse& response, std::string_view service);
 
 /// Reads a file with a secret on one line. kFailedPrecondition: it cannot be read; the error names

@@ -100,6 +100,17 @@ Result<S3Credentials> NamedSource(const CredentialContext& context, const std::s
                           context.profile.name, name));
 }
 
+// The sources of a profile, except for a role that needs other credentials.
+MaybeCredentials CredentialsWithoutRole(const CredentialContext& context) {
+  std::optional<S3Credentials> credentials;
+  for (const auto& source :
+       {&WebIdentityCredentials, &SsoCredentials, &ProfileKeys, &ProcessCredentials}) {
+    CAIRN_TRY_ASSIGN(credentials, source(context));
+    if (credentials) break;
+  }
+  return credentials;
+}
+
 MaybeCredentials ProfileCredentials(const CredentialContext& context,
                                     std::vector<std::string> roles);
 
@@ -113,6 +124,8 @@ Result<S3Credentials> SourceProfile(const CredentialContext& context, const std:
   MaybeCredentials found;
   if (name == context.profile.name) {
     found = ProfileKeys(source);
+  } else if (!source.profile.Get("aws_access_key_id").empty()) {
+    found = CredentialsWithoutRole(source);  // its keys, even if it has a role
   } else {
     if (std::ranges::find(roles, name) != roles.end()) {
       return Fail(
@@ -132,6 +145,7 @@ Result<S3Credentials> SourceProfile(const CredentialContext& context, const std:
 MaybeCredentials RoleCredentials(const CredentialContext& context, std::vector<std::string> roles) {
   const AwsProfile& profile = context.profile;
   if (profile.Get("role_arn").empty()) return std::nullopt;
+  if (!profile.Get("web_identity_token_file").empty()) return std::nullopt;
   if (!profile.Get("mfa_serial").empty()) {
     return Fail(ErrorCode::kFailedPrecondition,
                 fmt::format("the AWS profile \"{0}\" has mfa_serial, which is not supported; add a "
@@ -157,15 +171,10 @@ MaybeCredentials RoleCredentials(const CredentialContext& context, std::vector<s
 
 MaybeCredentials ProfileCredentials(const CredentialContext& context,
                                     std::vector<std::string> roles) {
-  CAIRN_TRY_ASSIGN(std::optional<S3Credentials> credentials, WebIdentityCredentials(context));
-  if (!credentials) {
-    CAIRN_TRY_ASSIGN(credentials, RoleCredentials(context, std::move(roles)));
-  }
-  for (const auto& source : {&SsoCredentials, &ProfileKeys, &ProcessCredentials}) {
-    if (credentials) break;
-    CAIRN_TRY_ASSIGN(credentials, source(context));
-  }
-  return credentials;
+  CAIRN_TRY_ASSIGN(std::optional<S3Credentials> credentials,
+                   RoleCredentials(context, std::move(roles)));
+  if (credentials) return credentials;
+  return CredentialsWithoutRole(context);
 }
 
 }  // namespace

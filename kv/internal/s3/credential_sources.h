@@ -3,9 +3,10 @@
 ///
 ///   1. AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, unless the caller or the
 ///      address names a profile;
-///   2. AWS_WEB_IDENTITY_TOKEN_FILE with AWS_ROLE_ARN (also of the profile);
-///   3. the role of the profile (role_arn), with the credentials of its source_profile or its
-///      credential_source; its SSO; its keys; its credential_process;
+///   2. the role of the profile (role_arn), with the credentials of its source_profile or its
+///      credential_source; the keys of a source_profile precede its role;
+///   3. AWS_WEB_IDENTITY_TOKEN_FILE with AWS_ROLE_ARN, or those of the profile; the profile's SSO;
+///      its keys; its credential_process;
 ///   4. AWS_CONTAINER_CREDENTIALS_RELATIVE_URI or _FULL_URI (ECS, EKS);
 ///   5. the metadata service of the machine (EC2), unless AWS_EC2_METADATA_DISABLED is "true".
 ///

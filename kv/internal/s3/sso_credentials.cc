@@ -117,6 +117,10 @@ Result<S3Credentials> ParseRoleCredentials(const HttpResponse& response) {
   if (credentials.access_key_id.empty() || credentials.secret_access_key.empty()) {
     return RefuseCredentials(fmt::format("{} supplied no credentials", kService));
   }
+  if (!credentials.expiry) {
+    return RefuseCredentials(
+        fmt::format("{} supplied credentials without an expiration in milliseconds", kService));
+  }
   return credentials;
 }
 

@@ -22,7 +22,7 @@ constexpr std::string_view kService = "AWS STS";
 
 using Parameters = std::map<std::string, std::string>;  // sorted, as signatures require
 
-std::string StsUrl(const CredentialContext& context) {
+Result<std::string> StsUrl(const CredentialContext& context) {
   std::string endpoint = context.environment("AWS_ENDPOINT_URL_STS");
   if (endpoint.empty()) endpoint = context.profile.Get("services.sts.endpoint_url");
   if (endpoint.empty()) {
@@ -30,6 +30,12 @@ std::string StsUrl(const CredentialContext& context) {
     endpoint = fmt::format("https://sts.{}.amazonaws.com{}", context.region, is_china ? ".cn" : "");
   }
   while (endpoint.ends_with('/')) endpoint.pop_back();
+  if (!MayAskForCredentials(endpoint)) {
+    return RefuseCredentials(
+        "the endpoint of AWS STS (AWS_ENDPOINT_URL_STS or the profile's) is neither https:// nor "
+        "on "
+        "this machine");
+  }
   return endpoint + "/";
 }
 
@@ -72,6 +78,10 @@ Result<S3Credentials> ParseStsResponse(const HttpResponse& response, std::string
     return RefuseCredentials(
         fmt::format("{} supplied no credentials for the role {}", kService, role));
   }
+  if (!credentials.expiry) {
+    return RefuseCredentials(fmt::format(
+        "{} supplied credentials for the role {} without an expiration in UTC", kService, role));
+  }
   return credentials;
 }
 
@@ -82,18 +92,23 @@ std::string SessionName(const std::string& configured) {
 }  // namespace
 
 Result<std::optional<S3Credentials>> WebIdentityCredentials(const CredentialContext& context) {
-  std::string path = context.environment("AWS_WEB_IDENTITY_TOKEN_FILE");
-  std::string role = context.environment("AWS_ROLE_ARN");
-  std::string session = context.environment("AWS_ROLE_SESSION_NAME");
-  if (path.empty() || context.profile_is_explicit) {
-    path = context.profile.Get("web_identity_token_file");
-    role = context.profile.Get("role_arn");
-    session = context.profile.Get("role_session_name");
+  const auto get = [&](const char* variable, const char* setting) {
+    std::string value = context.profile_is_explicit ? "" : context.environment(variable);
+    return value.empty() ? context.profile.Get(setting) : value;
+  };
+  const std::string path = get("AWS_WEB_IDENTITY_TOKEN_FILE", "web_identity_token_file");
+  if (path.empty()) return std::nullopt;
+  const std::string role = get("AWS_ROLE_ARN", "role_arn");
+  const std::string session = get("AWS_ROLE_SESSION_NAME", "role_session_name");
+  if (role.empty()) {
+    return RefuseCredentials(
+        "there is a web identity token and no role for it; set AWS_ROLE_ARN, or role_arn of the "
+        "profile");
   }
-  if (path.empty() || role.empty()) return std::nullopt;
+  CAIRN_TRY_ASSIGN(const std::string url, StsUrl(context));
   CAIRN_TRY_ASSIGN(std::string token, ReadSecretFile(path, "web identity token"));
   const ServiceRequest request{
-      .url = StsUrl(context),
+      .url = url,
       .method = "POST",
       .headers = {"Accept: application/xml", "Content-Type: application/x-www-form-urlencoded"},
       .body = Encode({{"Action", "AssumeRoleWithWebIdentity"},
@@ -119,8 +134,9 @@ Result<S3Credentials> AssumeRole(const CredentialContext& context, const S3Crede
   if (!duration.empty()) parameters["DurationSeconds"] = duration;
   // libcurl signs the body of a POST only if it has it in memory, so the parameters, which contain
   // no secret, are in the URL.
+  CAIRN_TRY_ASSIGN(const std::string url, StsUrl(context));
   ServiceRequest request{
-      .url = StsUrl(context) + "?" + Encode(parameters),
+      .url = url + "?" + Encode(parameters),
       .headers = {"Accept: application/xml"},
       .body = "",
       .signature = HttpSignature{.scope = fmt::format("aws:amz:{}:sts", context.region),

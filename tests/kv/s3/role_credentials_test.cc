@@ -84,7 +84,7 @@ class RoleCredentialsTest : public ::testing::Test {
       return found == variables.end() ? std::string() : found->second;
     };
     CAIRN_TRY_ASSIGN(context.profile, kv::internal::ReadAwsProfile(profile, context.environment));
-    context.profile_is_explicit = true;
+    context.profile_is_explicit = profile_is_explicit_;
     context.region = "r-1";
     auto found = FindCredentials(context);
     if (!found) {
@@ -97,6 +97,7 @@ class RoleCredentialsTest : public ::testing::Test {
 
   const ScopedTempDir dir_;
   std::function<HttpReply(const HttpCall&)> reply_;
+  bool profile_is_explicit_ = true;
   std::vector<HttpCall> calls_;  // used by one thread at a time
   HttpServer server_;            // last: its threads use the rest
 };
@@ -108,6 +109,10 @@ constexpr const char* kRoleWithKeys =
     "[profile p]\n"
     "role_arn = arn:aws:iam::1:role/r\nsource_profile = base\n"
     "role_session_name = a job\nexternal_id = x/1\nduration_seconds = 900\n";
+
+constexpr const char* kSsoProfile =
+    "[profile sso]\nsso_start_url = https://company.example/start\nsso_region = r-2\n"
+    "sso_account_id = 123\nsso_role_name = r\n";
 
 TEST_F(RoleCredentialsTest, ARoleIsAssumedWithTheKeysOfTheSourceProfile) {
   SetConfig(kRoleWithKeys);
@@ -243,6 +248,98 @@ TEST_F(RoleCredentialsTest, ARefusalNamesTheRoleAndTheCodeAndNothingElse) {
   EXPECT_TRUE(IsOk(Find("p"))) << "it is repeated";
   reply_ = [](const HttpCall&) -> HttpReply { return {.status = 503, .body = "SECRET"}; };
   EXPECT_THAT(Find("p"), IsError(ErrorCode::kUnavailable, "503"));
+}
+
+TEST_F(RoleCredentialsTest, RequestsAreRepeatedIfThereWereTooMany) {
+  SetConfig(kRoleWithKeys);
+  const auto refusal = [](std::string_view code) {
+    return fmt::format("<ErrorResponse><Error><Code>{}</Code></Error></ErrorResponse>", code);
+  };
+  for (const HttpReply& busy : {HttpReply{.status = 400, .body = refusal("Throttling")},
+                                HttpReply{.status = 403, .body = refusal("RequestLimitExceeded")},
+                                HttpReply{.status = 429}, HttpReply{.status = 503}}) {
+    int count = 0;
+    reply_ = [&](const HttpCall&) -> HttpReply {
+      if (++count < 3) return busy;
+      return {.body = StsReply("AssumeRole", "AK")};
+    };
+    CAIRN_EXPECT_OK(Find("p"));
+    EXPECT_EQ(count, 3) << busy.status;
+  }
+  reply_ = [&](const HttpCall&) -> HttpReply {
+    return {.status = 400, .body = refusal("Throttling")};
+  };
+  EXPECT_THAT(Find("p"), IsError(ErrorCode::kUnavailable, "400 (Throttling)"));
+}
+
+TEST_F(RoleCredentialsTest, ARoleOfTheProfilePrecedesAWebIdentityOfTheEnvironment) {
+  SetConfig(
+      "[default]\nrole_arn = r\nsource_profile = base\n"
+      "[profile base]\naws_access_key_id = AK-base\naws_secret_access_key = SECRET-base\n"
+      "[profile both]\nrole_arn = second\nsource_profile = base\n"
+      "aws_access_key_id = AK-both\naws_secret_access_key = SECRET-both\n"
+      "[profile chained]\nrole_arn = third\nsource_profile = both\n");
+  Write("token", "TOKEN-of-web\n");
+  profile_is_explicit_ = false;
+  CAIRN_ASSERT_OK_AND_ASSIGN(const S3Credentials credentials,
+                             Find("default", {{"AWS_WEB_IDENTITY_TOKEN_FILE", dir_ / "token"},
+                                              {"AWS_ROLE_ARN", "of-the-web"}}));
+  EXPECT_EQ(credentials.access_key_id, "AK-of-r");
+  profile_is_explicit_ = true;
+  // The keys of a source profile precede its role.
+  CAIRN_ASSERT_OK_AND_ASSIGN(const S3Credentials chained, Find("chained"));
+  EXPECT_EQ(chained.access_key_id, "AK-of-third");
+  EXPECT_THAT(calls_.back().Header("authorization"), HasSubstr("=AK-both/"));
+  ASSERT_THAT(calls_, SizeIs(2));
+}
+
+TEST_F(RoleCredentialsTest, AWebIdentityNeedsARole) {
+  SetConfig(
+      fmt::format("[default]\nregion = x\n[profile p]\nweb_identity_token_file = {0}\n"
+                  "[profile q]\nrole_arn = of-q\nweb_identity_token_file = {0}\n",
+                  (dir_ / "token")));
+  Write("token", "TOKEN-of-web\n");
+  const auto code = ErrorCode::kFailedPrecondition;
+  EXPECT_THAT(Find("p"), IsError(code, "no role for it; set AWS_ROLE_ARN"));
+  profile_is_explicit_ = false;
+  EXPECT_THAT(Find("default", {{"AWS_WEB_IDENTITY_TOKEN_FILE", dir_ / "token"}}),
+              IsError(code, "no role for it; set AWS_ROLE_ARN"));
+  EXPECT_THAT(calls_, IsEmpty());
+  // Each setting of the environment replaces that of the profile.
+  reply_ = [&](const HttpCall& call) -> HttpReply {
+    EXPECT_THAT(call.body, HasSubstr("RoleArn=of-q"));
+    return {.body = StsReply("AssumeRoleWithWebIdentity", "AK-web")};
+  };
+  CAIRN_ASSERT_OK(Find("q", {{"AWS_WEB_IDENTITY_TOKEN_FILE", dir_ / "token"}}));
+  EXPECT_THAT(calls_, SizeIs(1));
+}
+
+TEST_F(RoleCredentialsTest, CredentialsWithoutAnExpirationAreErrors) {
+  SetConfig(std::string(kRoleWithKeys) + kSsoProfile);
+  for (const std::string_view expiry : {"", "soon", "2040-01-02T03:04:05+02:00"}) {
+    reply_ = [&](const HttpCall&) -> HttpReply {
+      std::string body = StsReply("AssumeRole", "AK");
+      body.replace(body.find("2040-01-02T03:04:05Z"), 20, expiry);
+      return {.body = body};
+    };
+    EXPECT_THAT(Find("p"), IsError(ErrorCode::kFailedPrecondition, "without an expiration"));
+  }
+  WriteSsoToken("1.json", "https://company.example/start", "TOKEN-1", "2040-01-01T00:00:00Z");
+  for (const std::string_view expiry : {"\"soon\"", "null", "-1"}) {
+    reply_ = [&](const HttpCall&) -> HttpReply {
+      return {.body = fmt::format(R"({{"roleCredentials": {{"accessKeyId": "a", )"
+                                  R"("secretAccessKey": "SECRET", "expiration": {}}}}})",
+                                  expiry)};
+    };
+    EXPECT_THAT(Find("sso"), IsError(ErrorCode::kFailedPrecondition, "without an expiration"));
+  }
+}
+
+TEST_F(RoleCredentialsTest, TheEndpointOfStsMustUseTls) {
+  SetConfig(kRoleWithKeys);
+  EXPECT_THAT(Find("p", {{"AWS_ENDPOINT_URL_STS", "http://sts.example.com"}}),
+              IsError(ErrorCode::kFailedPrecondition, "AWS_ENDPOINT_URL_STS"));
+  EXPECT_THAT(calls_, IsEmpty());
 }
 
 constexpr const char* kSso =
