@@ -308,17 +308,20 @@ Result<UpdateReport> CheckpointStore::Update(const kv::StepInfo& base, const kv:
                                              std::span<const LoadRequest> requests,
                                              const Progress& progress,
                                              std::span<const DeviceStream> streams) const {
-  CAIRN_TRY_ASSIGN(const internal::StepView view, internal::ViewStep(kv(), step));
-  // In the same snapshot, because the tables of both steps are compared.
-  CAIRN_TRY_ASSIGN(const kv::StepInfo found, view.snapshot->FindStep(base.step));
-  if (found.generation != base.generation) {
-    return Fail(Error{.code = ErrorCode::kNotFound,
-                      .message = "the step was overwritten in the meantime",
-                      .step = base.step});
-  }
-  const internal::StepView base_view{
-      .snapshot = view.snapshot, .step = base, .directory = view.directory};
-  return internal::RunUpdate(base_view, view, requests, progress, streams);
+  bool is_compared = false;
+  const auto update = [&](const internal::StepView& view) -> Result<UpdateReport> {
+    // In the same snapshot, because the tables of both steps are compared.
+    CAIRN_TRY_ASSIGN(const kv::StepInfo found, view.snapshot->FindStep(base.step));
+    if (found.generation != base.generation) {
+      return Fail(Error{.code = ErrorCode::kNotFound,
+                        .message = "the step was overwritten in the meantime",
+                        .step = base.step});
+    }
+    const internal::StepView base_view{
+        .snapshot = view.snapshot, .step = found, .directory = view.directory};
+    return internal::RunUpdate(base_view, view, requests, progress, streams, is_compared);
+  };
+  return internal::WithStep(kv(), step, update);
 }
 
 Result<std::vector<std::optional<MappedTensor>>> CheckpointStore::Map(

@@ -193,6 +193,7 @@ bool LoadPlan::Request(uint32_t leaf, core::LoadRequest request) {
       // Tied tensors: one read is enough, and two different ones could not both be correct.
       const uint32_t other_leaf = leaf_of_request_[it->second];
       if (!IsSamePlace(info, contents_.tensor(other_leaf))) ThrowTied(leaf, other_leaf);
+      AddTied(leaf, it->second);
       return false;
     }
     request_by_address_.emplace(request.target.data, static_cast<uint32_t>(requests_.list.size()));
@@ -200,6 +201,25 @@ bool LoadPlan::Request(uint32_t leaf, core::LoadRequest request) {
   requests_.list.push_back(std::move(request));
   leaf_of_request_.push_back(leaf);
   return true;
+}
+
+void LoadPlan::AddTied(uint32_t leaf, uint32_t request) {
+  uint32_t& requested = leaf_of_request_[request];
+  // The owner is requested, because an update compares only owners with the base step.
+  if (contents_.tensor(requested).alias_of && !contents_.tensor(leaf).alias_of) {
+    std::swap(requested, leaf);
+    requests_.list[request].fqn = contents_.tensor(requested).fqn;
+  }
+  tied_.emplace_back(leaf, request);
+}
+
+nb::list LoadPlan::Tied() const {
+  nb::list names;
+  for (const auto& [leaf, request] : tied_) {
+    names.append(nb::make_tuple(ToPyText(contents_.fqn(leaf)),
+                                ToPyText(contents_.fqn(leaf_of_request_[request]))));
+  }
+  return names;
 }
 
 void LoadPlan::ThrowTied(uint32_t leaf, uint32_t other) const {

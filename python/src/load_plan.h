@@ -77,6 +77,9 @@ class LoadPlan {
   void RequestShard(uint32_t leaf, nb::handle shape, nb::handle strides, nb::handle address,
                     int device, nb::handle sharding);
   const Requests& requests() const { return requests_; }
+  /// Returns (FQN, FQN of the request that fills its memory) of the leaves that have no request,
+  /// because they are tied to others.
+  nb::list Tied() const;
 
   /// Returns (value, key in its parent, index of the parent, node kind). The parent of the root is
   /// the root itself. Raises IndexError.
@@ -89,6 +92,7 @@ class LoadPlan {
   uint32_t FindLeaf(const std::string& fqn);
   bool RequestIfContiguous(uint32_t node, uint32_t leaf);
   bool Request(uint32_t leaf, core::LoadRequest request);
+  void AddTied(uint32_t leaf, uint32_t request);
   void CheckTied(uint32_t leaf, const std::byte* address);
   [[noreturn]] void ThrowTied(uint32_t leaf, uint32_t other) const;
 
@@ -101,6 +105,7 @@ class LoadPlan {
   std::unordered_map<std::string_view, uint32_t> leaves_by_fqn_;  // filled when first needed
   Requests requests_;
   std::vector<uint32_t> leaf_of_request_;
+  std::vector<std::pair<uint32_t, uint32_t>> tied_;  // leaf and the request that fills it
   std::unordered_multimap<const std::byte*, uint32_t> request_by_address_;
   std::unordered_map<const std::byte*, uint32_t> leaf_by_local_address_;  // for shards
 };

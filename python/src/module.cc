@@ -133,6 +133,7 @@ void BindLoading(nb::module_& m) {
            nb::arg("contents"), nb::arg("state").none(), nb::arg("patterns"))
       .def("missing", &LoadPlan::Missing)
       .def("unexpected", &LoadPlan::Unexpected)
+      .def("tied", &LoadPlan::Tied)
       .def("request_contiguous", &LoadPlan::RequestContiguous)
       .def("request", &LoadPlan::RequestLeaf, nb::arg("leaf"), nb::arg("strides"),
            nb::arg("address"), nb::arg("device"), nb::arg("has_base") = true)

@@ -112,6 +112,43 @@ def test_missing_steps_and_keys_are_named(store):
         store.pull(served, since=-1)
 
 
+def test_keys_that_match_nothing_are_an_error(store):
+    for step in (1, 2):
+        store.save(step, {"a": torch.ones(3) * step})
+    for arguments in ({"keys": "layer.*"}, {"keys": ["b", "c"]}, {"prefix": "model"}):
+        with pytest.raises(cairn.NotFound, match="no key that matches"):
+            store.pull({"a": torch.ones(3)}, since=1, strict=False, **arguments)
+
+
+def test_tied_tensors_are_updated_by_page_and_all_names_are_reported(store):
+    def state(number: int) -> dict:
+        weight = torch.arange(10 * PAGE // 4, dtype=torch.float32)
+        weight[5] += number
+        return {"out": weight, "embed": weight, "other": torch.ones(PAGE)}
+
+    store.save(1, state(1))
+    store.save(2, state(2))
+    owners = {name: info.alias_of for name, info in store.keys().items()}
+    assert owners["embed"] is None and owners["out"] == "embed"
+    served = state(1)
+    report = store.pull(served, since=1)
+    assert report.changed == ("embed", "out")
+    assert report.bytes_read < 3 * PAGE and served["out"] is served["embed"]
+    assert_same(served, state(2))
+    # Another order of the state, with the owner first.
+    served = dict(reversed(state(1).items()))
+    report = store.pull(served, since=1)
+    assert report.changed == ("embed", "out") and report.bytes_read < 3 * PAGE
+
+
+def test_meta_tensors_are_created_even_if_nothing_differs(store):
+    store.save(1, {"a": torch.arange(5.0), "b": torch.ones(3)})
+    served = {"a": torch.empty(5, device="meta"), "b": torch.ones(3)}
+    report = store.pull(served, since=1)
+    assert served["a"].tolist() == [0, 1, 2, 3, 4] and report.changed == ()
+    assert store.pull(served, since=1).bytes_read == 0
+
+
 def test_a_module_is_updated_through_its_parameters(store):
     torch.manual_seed(1)
     trained = torch.nn.Sequential(torch.nn.Linear(100, 300), torch.nn.Linear(300, 10))

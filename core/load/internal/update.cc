@@ -59,6 +59,7 @@ struct ChunkMemory {
   const UpdatedChunk* updated = nullptr;
   std::span<std::byte> bytes;
   std::vector<uint64_t> page_digests;  // of the memory, if the chunk has changed
+  bool is_mixed = false;               // has bytes of both steps, from an earlier attempt
 };
 
 /// Returns the record of a tensor, or nothing if the step has no such tensor.
@@ -91,8 +92,9 @@ bool IsComplete(const LoadRequest& request, const TensorInfo& tensor) {
 
 class Update {
  public:
-  Update(const StepView& base, const StepView& view, std::span<const LoadRequest> requests)
-      : base_(base), view_(view), requests_(requests) {}
+  Update(const StepView& base, const StepView& view, std::span<const LoadRequest> requests,
+         bool& is_compared)
+      : base_(base), view_(view), requests_(requests), is_compared_(is_compared) {}
 
   Result<UpdateReport> Run(const Progress& progress, std::span<const DeviceStream> streams) {
     CAIRN_TRY_ASSIGN(const ReadPlan checked, ReadPlan::Make(view_, requests_));
@@ -206,13 +208,20 @@ class Update {
       uint64_t bytes = 0;
       while (end < memory_.size() && bytes < kRoundBytes) bytes += memory_[end++].bytes.size();
       pool.Run(end - begin, [&](size_t i, size_t) {
-        if (first_wrong == memory_.size() && !IsBase(memory_[begin + i])) first_wrong = begin + i;
+        ChunkMemory& memory = memory_[begin + i];
+        if (first_wrong != memory_.size() || IsBase(memory)) return;
+        if (is_compared_) {
+          memory.is_mixed = true;
+        } else {
+          first_wrong = begin + i;
+        }
       });
       begin = end;
       report_.compared_bytes += bytes;
       if (first_wrong < memory_.size()) return Fail(NotTheBase(memory_[first_wrong]));
       CAIRN_TRY(meter.Add(bytes));
     }
+    is_compared_ = true;
     return {};
   }
 
@@ -276,7 +285,7 @@ class Update {
       const ChunkInfo& chunk = memory.updated->chunk;
       if (chunk.deltas.empty()) continue;
       // Read completely: its earlier version is not in memory, or would be changed twice.
-      if (!memory.updated->base_deltas || overlaps.contains(&memory)) {
+      if (!memory.updated->base_deltas || memory.is_mixed || overlaps.contains(&memory)) {
         complete_.push_back(RequestOf(memory));
         continue;
       }
@@ -412,6 +421,7 @@ class Update {
   const StepView& base_;
   const StepView& view_;
   const std::span<const LoadRequest> requests_;
+  bool& is_compared_;
   std::vector<TensorInfo> requested_;    // key order
   std::vector<TensorInfo> owner_infos_;  // key order
   std::set<std::string> retied_;         // aliases that the base lacks, or of other bytes
@@ -425,9 +435,10 @@ class Update {
 
 Result<UpdateReport> RunUpdate(const StepView& base, const StepView& view,
                                std::span<const LoadRequest> requests, const Progress& progress,
-                               std::span<const DeviceStream> streams) {
+                               std::span<const DeviceStream> streams, bool& is_compared) {
   const auto start = std::chrono::steady_clock::now();
-  CAIRN_TRY_ASSIGN(UpdateReport report, Update(base, view, requests).Run(progress, streams));
+  CAIRN_TRY_ASSIGN(UpdateReport report,
+                   Update(base, view, requests, is_compared).Run(progress, streams));
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   report.seconds = elapsed.count();
   return report;

@@ -19,9 +19,12 @@
 
 namespace cairn::core::internal {
 
-/// See CheckpointStore::Update. `base` and `view` are steps of the same store.
+/// See CheckpointStore::Update. `base` and `view` are steps of the same store. `is_compared` must
+/// be false in the first call; it is set when the memory was found to contain the base. If a call
+/// returns kNotFound because segments were removed, another one with newer views and the same
+/// `is_compared` continues: it accepts memory with bytes of both steps.
 Result<UpdateReport> RunUpdate(const StepView& base, const StepView& view,
                                std::span<const LoadRequest> requests, const Progress& progress,
-                               std::span<const DeviceStream> streams = {});
+                               std::span<const DeviceStream> streams, bool& is_compared);
 
 }  // namespace cairn::core::internal

@@ -74,6 +74,7 @@ class Load:
         for node, leaf in plan.request_contiguous():
             self._others.add(node, leaf, leaf_at(contents, leaf))
         self.requests = plan.requests
+        self._plan = plan
 
     def check_unexpected(self) -> None:
         """Raises Invalid if the load is strict and a key is unexpected."""
@@ -140,6 +141,8 @@ class OtherLeaves:
         self._targets: list[Target] = []
         self.has_new_shards = False
         """Whether a part of a tensor is read into new memory."""
+        self.has_new_tensors = False
+        """Whether a tensor is created in place of a meta tensor."""
         self._replacements: dict[int, Any] = {}
         """New values by node; for a numpy scalar, the array that it is read into."""
 
@@ -218,6 +221,7 @@ class OtherLeaves:
         code = dtype_code(meta.dtype, leaf.fqn) if is_sharded(meta) else check_torch(meta, leaf.fqn)
         self._check_same(leaf, code, tuple(meta.shape))
         made = self._meta_tensors.make(meta, leaf.fqn)
+        self.has_new_tensors = True
         self._replace(node, leaf, made)
         if is_sharded(made):
             self.has_new_shards = True

@@ -13,6 +13,7 @@ from cairn._base.steps import step_number
 from cairn._load.load import Load, LoadOptions
 from cairn._load.multi_rank_load import agree_on_step, plan_together
 from cairn._load.step_loader import StepLoader
+from cairn._load.step_reader import no_match
 from cairn._ranks.ranks import Ranks
 from cairn._save.stateful import StatefulAdapter
 from cairn._tensors.contents import ValueLeaf, leaf_at
@@ -74,7 +75,8 @@ class LiveUpdates(StepLoader):
         first is changed; of these, the 64 KiB pages that differ are read. Other tensors (strided
         ones, on devices, aliases in the step, parts of a DTensor) are not compared, and read
         completely if they differ.
-        If both steps are the same, nothing is compared or read. The other arguments, the rules for
+        If both steps are the same, nothing is compared or read, unless the state has tensors on the
+        meta device, which are created as by :meth:`Store.load`. The other arguments, the rules for
         containers, objects with ``load_state_dict`` and several ranks are those of
         :meth:`Store.load`.
 
@@ -82,8 +84,8 @@ class LiveUpdates(StepLoader):
         Then load the state completely; another pull refuses it.
 
         Raises:
-            NotFound: one of the steps does not exist any more; or (strict) the step lacks keys of
-                the state.
+            NotFound: one of the steps does not exist any more; no key matches ``keys``; or (strict)
+                the step lacks keys of the state.
             Invalid: a tensor does not contain the bytes of ``since`` (``key`` names it), and this
                 process has changed nothing; or as for :meth:`Store.load`.
             Corrupt: the bytes are not those that were written.
@@ -99,6 +101,8 @@ class LiveUpdates(StepLoader):
             patterns = all_patterns(pattern_list(keys), clean, adapters[0].frozen)
             options = LoadOptions(strict, allow_pickle, patterns, None, False)
             base, contents = (native.contents(one, patterns) for one in (since, number))
+            if len(contents) == 0 and (pattern_list(keys) or clean):
+                raise no_match(patterns, contents.step)
             return _Pull(native, adapters[0].state, base, contents, options, self._ranks)
 
         pull = plan_together(self._ranks, plan)
@@ -137,7 +141,8 @@ class _Pull(Load):
         old, new = self._base, self._contents
         changed: list[str] = []
         compared_bytes, bytes_read, seconds = 0, 0, 0.0
-        if (old.step, old.generation) != (new.step, new.generation):
+        is_same_step = (old.step, old.generation) == (new.step, new.generation)
+        if not is_same_step or self._others.has_new_tensors:
             changed, compared_bytes, bytes_read, seconds = self._native.update(
                 old.info,
                 new.info,
@@ -146,6 +151,8 @@ class _Pull(Load):
                 self._others.has_new_shards,
             )
             self._others.finish()
+            in_memory = set(changed)
+            changed += (name for name, filled in self._plan.tied() if filled in in_memory)
             changed += self._changed_values()
         return PullReport(
             new.step,

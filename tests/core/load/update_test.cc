@@ -197,6 +197,44 @@ TEST_F(UpdateTest, BothStepsMustExist) {
   EXPECT_THAT(store->Update(Step(2), first, {&request, 1}), IsError(ErrorCode::kNotFound, ""));
 }
 
+TEST_F(UpdateTest, ContinuesIfACompactionRemovesSegmentsThatItReads) {
+  store.reset();
+  const std::string path = directory.path() + "/store";
+  CAIRN_ASSERT_OK_AND_ASSIGN(store, CheckpointStore::Open(path, kv::OpenMode::kWrite,
+                                                          {.grace = std::chrono::milliseconds(0)}));
+  Save(1, State(), {.max_deltas = 4});
+  model = tensors;
+  for (TestTensor& tensor : tensors) {
+    for (size_t at = 0; at < tensor.bytes.size(); at += 700) tensor.bytes[at] ^= std::byte{1};
+  }
+  // Half of the tensors with deltas, half of them without.
+  for (size_t i = 2; i < tensors.size(); ++i) {
+    tensors[i] = TestTensor(DType::kInt8, {32, kPage}, 100 + i);
+  }
+  // Step 2 has the bytes of step 10, whose segment also contains bytes that no step needs.
+  const TestTensor junk(DType::kInt8, {64, kPage}, 5);
+  StateDict more = State();
+  more.root().Tensor("junk", junk.view());
+  Save(10, more, {.max_deltas = 4});
+  Save(2, State(), {.max_deltas = 4});
+  CAIRN_ASSERT_OK(store->Delete(std::vector<uint64_t>{10}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, CheckpointStore::Open(path, kv::OpenMode::kRead));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const std::vector<kv::StepInfo> steps, reader->Steps());
+  std::vector<LoadRequest> requests;
+  for (size_t i = 0; i < model.size(); ++i) requests.push_back(WholeRequest(Name(i), model[i]));
+  int calls = 0;
+  const auto compact = [&](uint64_t, uint64_t) {
+    if (++calls > 1) return true;
+    const auto report = store->Compact({.max_dead = 0, .fold_all = true});
+    EXPECT_TRUE(testing::IsOk(report));
+    EXPECT_GT(report->old_segments, 0u);
+    return true;
+  };
+  CAIRN_ASSERT_OK(reader->Update(steps[0], steps[1], requests, compact));
+  EXPECT_GT(calls, 1);
+  ExpectModelIs(tensors);
+}
+
 TEST_F(UpdateTest, ProgressMayCancel) {
   Save(1, State());
   model = tensors;
