@@ -107,8 +107,8 @@ class CheckpointStore {
   Result<std::vector<uint64_t>> StepNumbers() const;
 
   /// Writes `state` as `step`, which is durable when the call returns. Tensors are borrowed until
-  /// then. Memory, in addition to the caller's: the block pool (kv::IoOptions) and the records of
-  /// one segment.
+  /// then. Memory, in addition to the caller's: the block pools (kv::IoOptions) and the records
+  /// of one segment.
   ///
   /// In a multi-rank store, a tensor with a Sharding is the part that this rank holds; every other
   /// tensor and value is the same on all ranks (for tensors: on those of

@@ -25,7 +25,7 @@ struct IoOptions {
   bool direct = true;              // use O_DIRECT if the file system allows it
   bool uring = true;               // use io_uring if the kernel allows it, otherwise threads
   uint64_t block_bytes = 4 << 20;  // one request; at least 4096. The default is the size of a chunk
-  uint32_t queue_depth = 8;        // blocks in flight; the pool has so many blocks
+  uint32_t queue_depth = 8;        // blocks in flight, of writes and of reads separately
 };
 
 struct StoreOptions {

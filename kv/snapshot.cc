@@ -184,8 +184,8 @@ Result<uint64_t> Snapshot::Read(std::span<const ReadRange> ranges, uint32_t thre
       return arrived(stored[i], bytes);
     });
   }
-  auto read_bytes =
-      internal::ReadRanges(ranges, *state_->options.io, threads, *state_->pool, source, arrived);
+  auto read_bytes = internal::ReadRanges(ranges, *state_->options.io, threads, *state_->read_pool,
+                                         source, arrived);
   if (read_bytes || read_bytes.error().code != ErrorCode::kNotFound) return read_bytes;
   return Fail(state_->Explain(std::move(read_bytes).error()));
 }

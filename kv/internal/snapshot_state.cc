@@ -25,7 +25,7 @@ SnapshotState::SnapshotState(const StoreState& store, std::shared_ptr<const Comm
       options(store.options),
       uuid(store.uuid),
       root(std::move(of_root)),
-      pool(store.pool),
+      read_pool(store.read_pool),
       files(store.files),
       tables(store.tables) {}
 

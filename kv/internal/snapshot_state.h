@@ -45,7 +45,7 @@ class SnapshotState {
   const StoreOptions options;
   const Uuid uuid;
   const std::shared_ptr<const CommittedRoot> root;
-  const std::shared_ptr<BlockPool> pool;
+  const std::shared_ptr<BlockPool> read_pool;
   const std::shared_ptr<SegmentFiles> files;
   const std::shared_ptr<OpenTables> tables;
 

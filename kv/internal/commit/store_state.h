@@ -50,7 +50,10 @@ struct StoreState {
   uint32_t epoch = 0;   // of the session
   const pid_t owner = ::getpid();
 
-  std::shared_ptr<BlockPool> pool;
+  std::shared_ptr<BlockPool> pool;  // of writes
+  /// Of reads: a save reads its base while the blocks of its own writes are in flight, and only the
+  /// thread that waits for the read returns these.
+  std::shared_ptr<BlockPool> read_pool;
   std::shared_ptr<SegmentFiles> files;
   std::shared_ptr<OpenTables> tables;
   std::unique_ptr<LeaseKeeper> lease;  // of the writer

@@ -407,6 +407,31 @@ TEST_F(DeltaSaveTest, ChunksAfterADeltaAreAligned) {
   EXPECT_THAT(VerifyAll(), IsEmpty());
 }
 
+// Reads of the base must not wait for the blocks of this save's own writes.
+TEST_F(DeltaSaveTest, TheBaseIsReadWhileAllBlocksAreBeingWritten) {
+  store.reset();
+  CAIRN_ASSERT_OK_AND_ASSIGN(
+      store, CheckpointStore::Open(
+                 directory.path() + "/store", kv::OpenMode::kWrite,
+                 {.io = kv::IoOptions{.block_bytes = uint64_t{kPageBytes}, .queue_depth = 1}}));
+  // More chunks than are planned at a time, half of which are written completely.
+  constexpr uint64_t kChunkBytes = 4096;
+  TestTensor large(DType::kBFloat16, {6000 * kChunkBytes / 2});
+  SaveOptions options{.max_deltas = 4, .chunk_bytes = kChunkBytes};
+  Save(1, State(large), options);
+  for (uint64_t at = 0; at < large.bytes.size(); ++at) {
+    const bool is_sparse = at / kChunkBytes % 2 == 0;
+    if (!is_sparse || at % 1000 == 0) large.bytes[at] ^= std::byte{1};
+  }
+  for (uint64_t step = 2; step <= 3; ++step) {
+    options.share_equal = step == 3;
+    Save(step, State(large), options);
+    EXPECT_TRUE(LoadBytes(step, "w") == large.bytes);
+    for (uint64_t at = 0; at < large.bytes.size(); at += 2) large.bytes[at] ^= std::byte{2};
+  }
+  EXPECT_THAT(VerifyAll(), IsEmpty());
+}
+
 TEST_F(DeltaSaveTest, TooManyDeltasAreRefused) {
   EXPECT_THAT(store->Save(1, State(tensor_), {.max_deltas = kv::kMaxDeltas + 1}),
               IsError(ErrorCode::kInvalidArgument, "64"));
