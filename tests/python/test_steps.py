@@ -122,8 +122,12 @@ def test_impossible_step_numbers_are_refused(store):
     for step in (-1, 2**64):
         with pytest.raises(cairn.Invalid, match="steps are"):
             store.save(step, {})
-    with pytest.raises(TypeError):
-        store.save("1", {})
+    for step in ("1", True, 1.0):
+        with pytest.raises(TypeError):
+            store.save(step, {})
+    with pytest.raises(TypeError, match="not a bool"):
+        store.read(step=False)
+    assert store.steps() == []
 
 
 def test_addresses(path):

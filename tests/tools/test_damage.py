@@ -3,6 +3,7 @@
 The programs must end with one of our exit statuses (run_program checks that no signal ends them).
 """
 
+import contextlib
 import ctypes
 import ctypes.util
 import os
@@ -11,6 +12,7 @@ import random
 import shutil
 import tempfile
 
+import cairn
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -75,6 +77,29 @@ def flip(path, position, bit):
 
 def bytes_of(store):
     return {path.relative_to(store): path.read_bytes() for path in files_of(store)}
+
+
+def test_what_is_not_a_file_is_damage_and_is_not_waited_for(dump, two_steps, tmp_path):
+    def replace_by_directory(path):
+        path.mkdir()
+
+    names = [file.relative_to(two_steps) for file in files_of(two_steps)]
+    newest_root = min(name for name in names if name.parts[0] == "roots")
+    for name in names:
+        # An earlier root, or the lease of a writer that has ended, is not needed.
+        is_needed = name == newest_root or name.parts[0] not in ("roots", "leases")
+        for replace in (os.mkfifo, replace_by_directory):
+            store = tmp_path / "store"
+            shutil.copytree(two_steps, store)
+            (store / name).unlink()
+            replace(store / name)
+            verdict = dump("verify", store, "--json")
+            assert verdict.status == int(is_needed), (name, replace, verdict.err)
+            with contextlib.suppress(cairn.Error), cairn.open(store) as reader:
+                for step in (1, 2):
+                    with contextlib.suppress(cairn.Error):
+                        reader.read(step=step)
+            shutil.rmtree(store)
 
 
 @pytest.mark.parametrize("share", range(FLIP_SHARES))

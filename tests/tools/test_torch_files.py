@@ -233,6 +233,17 @@ def test_a_pipe_is_refused_and_not_waited_for(admin, tmp_path):
     assert finished.status == 2 and "pipe.pt" in finished.err
 
 
+def test_a_small_file_with_an_endless_tensor_is_refused(admin, tmp_path):
+    torch.save({"x": torch.zeros(1).expand(1 << 40)}, tmp_path / "one.pt")
+    torch.save({f"x{i}": torch.zeros(1).expand(50 << 20) for i in range(6)}, tmp_path / "six.pt")
+    for name in ("one.pt", "six.pt"):
+        finished = admin("import", tmp_path / "s", "--step", 1, tmp_path / name)
+        assert finished.status == 2 and "clone them before torch.save" in finished.err, name
+        assert not (tmp_path / "s").exists()
+    torch.save({"x": torch.ones(1).expand(1 << 20)}, tmp_path / "small.pt")
+    import_file(admin, tmp_path / "s", tmp_path / "small.pt")
+
+
 def test_the_exported_archive_is_aligned_and_its_checksums_hold(admin, tmp_path):
     torch.save({f"w{i}": torch.arange(i) for i in range(20)}, tmp_path / "in.pt")
     import_file(admin, tmp_path / "s", tmp_path / "in.pt")

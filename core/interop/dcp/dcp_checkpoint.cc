@@ -225,6 +225,9 @@ class DcpReader {
       }
       auto tensor = archive.ReadTensor(archive.pickle().root());
       if (!tensor) return Fail(WithLocation(std::move(tensor).error(), region));
+      if (auto spent = repeated_.Spend(*tensor); !spent) {
+        return Fail(WithLocation(std::move(spent).error(), region));
+      }
       view = std::move(tensor->view);
     } else {
       CAIRN_TRY_ASSIGN(view, ReadFromBlob(item.key, region));
@@ -285,6 +288,7 @@ class DcpReader {
   const ImportOptions& options_;
   internal::StateAssembler assembler_;
   internal::ChecksumVerifier checksums_;
+  internal::RepeatedBytes repeated_;
   std::map<std::string, File> files_;
 };
 

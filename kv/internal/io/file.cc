@@ -53,8 +53,15 @@ Result<File> File::OpenRead(const std::string& path, bool direct, const char* fa
   }
   File file;
   file.direct_ = direct;
-  file.fd_ = OpenMaybeDirect(path, O_RDONLY, &file.direct_);
+  // O_NONBLOCK: the open of a FIFO would wait for a writer. It has no effect on regular files.
+  file.fd_ = OpenMaybeDirect(path, O_RDONLY | O_NONBLOCK, &file.direct_);
   if (!file.fd_.is_open()) return Fail(SystemError(errno, "cannot open for reading", path));
+  struct stat status;
+  if (::fstat(file.fd(), &status) != 0) return Fail(SystemError(errno, "cannot stat", path));
+  if (!S_ISREG(status.st_mode)) {
+    return Fail(
+        Error{.code = ErrorCode::kDataLoss, .message = "this is not a regular file", .file = path});
+  }
   if (file.direct_) file.memory_align_bytes_ = MemoryAlign(file.fd());
   file.path_ = path;
   return file;

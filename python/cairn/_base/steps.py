@@ -8,7 +8,10 @@ from cairn.errors import Invalid
 
 
 def step_number(step: int) -> int:
-    """`step` as an int. Raises Invalid if it is out of range, TypeError if it is not an integer."""
+    """`step` as an int. Raises Invalid if it is out of range, TypeError if it is not an integer; a
+    bool is none, because it is probably the argument of another parameter."""
+    if isinstance(step, bool):
+        raise TypeError(f"step={step}: a step is an integer, not a bool")
     number = operator.index(step)
     if not 0 <= number < 2**64:
         raise Invalid(f"step {number}: steps are 0 to 2**64 - 1")

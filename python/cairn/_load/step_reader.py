@@ -37,7 +37,9 @@ class StepReader:
 
     def _number(self, step: int | str | None) -> int | None:
         """The number of a step that is given by its number or by a tag."""
-        return self._native.find_tag(step) if isinstance(step, str) else step
+        if step is None:
+            return None
+        return self._native.find_tag(step) if isinstance(step, str) else step_number(step)
 
     def _local_steps(self) -> list[int]:
         """The steps of this store alone."""

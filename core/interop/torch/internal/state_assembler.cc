@@ -306,6 +306,9 @@ Result<void> StateAssembler::AddPickledTensor(const ChildKey& key, const TorchAr
                                               PickleRef object) {
   auto tensor = archive.ReadTensor(object);
   if (!tensor) return AddUnknown(key, std::move(tensor).error());
+  if (auto spent = repeated_.Spend(*tensor); !spent) {
+    return Fail(Error(spent.error()).WithKey(PathOf(key)));
+  }
   if (tensor->has_attributes || archive.pickle().object(object).has_state) {
     attributes_.push_back({PathOf(key), "tensor"});
   }

@@ -20,7 +20,7 @@ struct ChildKey {
 
 /// Builds one state in preorder. A small pickle can describe a huge state, for example a list that
 /// contains the same list a thousand times, and so on; a budget of nodes and text, and a maximal
-/// depth, bound the result.
+/// depth, bound the result; so does a budget of bytes for tensors that repeat elements.
 ///
 /// kDataLoss from any function that adds: the values are nested too deeply. kResourceExhausted: the
 /// budget is spent. Errors name the key. Threads: one.
@@ -65,6 +65,7 @@ class StateAssembler {
   const bool skip_unknown_;
   uint64_t nodes_left_;
   uint64_t text_bytes_left_;
+  RepeatedBytes repeated_;
   StateDict state_;  // its only child is the root of the state that is built
   std::vector<StateDict::Builder> open_;
   std::vector<std::string> path_;  // keys of the open containers, without the root

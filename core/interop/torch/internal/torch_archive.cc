@@ -223,6 +223,7 @@ Result<TorchArchive::Tensor> TorchArchive::ReadStrided(std::string_view function
   if (overflow || last >= storage.bytes.size() / element_bytes) {
     return Damaged("a tensor extends beyond its storage");
   }
+  tensor.repeated_bytes = nbytes - std::min<uint64_t>(nbytes, storage.bytes.size());
   tensor.view.data =
       storage.bytes.data() + static_cast<uint64_t>(pickle_.integer(arguments[1])) * element_bytes;
   return tensor;
@@ -306,6 +307,17 @@ Result<void> TorchArchive::CheckPlain(PickleRef metadata) const {
     if (pickle_.kind(items[i + 1]) == PickleKind::kBool && !pickle_.truth(items[i + 1])) continue;
     return Unknown("a conjugated or negated view (call resolve_conj() and resolve_neg() first)");
   }
+  return {};
+}
+
+Result<void> RepeatedBytes::Spend(const TorchArchive::Tensor& tensor) {
+  if (tensor.repeated_bytes > left_bytes_) {
+    return Fail(
+        ErrorCode::kResourceExhausted,
+        "the tensors repeat elements of their storages, as expand() does, and are more than "
+        "1 GiB longer than these; clone them before torch.save");
+  }
+  left_bytes_ -= tensor.repeated_bytes;
   return {};
 }
 

@@ -37,6 +37,9 @@ class TorchArchive {
   struct Tensor {
     TensorView view;              // in the archive's bytes
     bool has_attributes = false;  // Python attributes, which the view cannot hold
+    /// Bytes by which the tensor is longer than its storage: a view that was expanded repeats
+    /// elements, and a small file can describe a tensor of any length.
+    uint64_t repeated_bytes = 0;
   };
   /// Requires IsTensor(ref). kUnimplemented: the tensor is not a strided array of plain elements
   /// (it is sparse, quantized, nested, conjugated, on the meta device, or of a subclass).
@@ -62,6 +65,17 @@ class TorchArchive {
   ZipReader zip_;
   PickleTree pickle_;
   std::string folder_;  // the prefix of every member's name, including its "/"
+};
+
+/// The budget of bytes by which all tensors of an import may be longer than their storages. It
+/// bounds the time and space that a small file can cost. Threads: one.
+class RepeatedBytes {
+ public:
+  /// kResourceExhausted: the budget is spent.
+  Result<void> Spend(const TorchArchive::Tensor& tensor);
+
+ private:
+  uint64_t left_bytes_ = uint64_t{1} << 30;
 };
 
 }  // namespace cairn::core::internal
