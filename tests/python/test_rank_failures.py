@@ -11,6 +11,7 @@ import signal
 import socket
 import textwrap
 import threading
+import time
 
 import pytest
 import torch
@@ -26,6 +27,39 @@ import cairn
 
 class Unkept:
     """An object that no store can save."""
+
+
+def open_without_rank_2(rank, path):
+    first = rank != 2
+    if rank == 2:
+        time.sleep(4)  # until the others have given up
+    started = time.monotonic()
+    with pytest.raises(cairn.Unavailable, match="rank 2 did not open the store within 2 s"):
+        cairn.open(path, mode="a", timeout=2)
+    waited = time.monotonic() - started
+    assert waited < 8 if first else waited < 1, waited
+    with cairn.open(path, mode="a", timeout=60) as store:  # now all of them
+        store.save(1, {"a": torch.ones(3)})
+        return store.steps()
+
+
+def test_a_rank_that_does_not_open_is_named_before_the_groups_timeout(path):
+    assert run_on_ranks(open_without_rank_2, path) == [[1]] * 4
+    with cairn.open(path) as store:
+        assert store.steps() == [1]
+
+
+def open_without_rank_0(rank, path):
+    if rank == 0:
+        time.sleep(9)
+    else:
+        with pytest.raises(cairn.Unavailable, match="rank 0 did not open the store within 1 s"):
+            cairn.open(path, mode="a", timeout=1)
+    return True
+
+
+def test_rank_0_is_named_if_it_does_not_open(path):
+    assert all(run_on_ranks(open_without_rank_0, path, world_size=2))
 
 
 def fail_one_by_one(rank, path):

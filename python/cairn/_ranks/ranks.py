@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from cairn import _cairn, errors
 from cairn._ranks import nccl
+from cairn._ranks.arrival import await_all_ranks
 from cairn.errors import Error, Invalid, Unavailable
 
 if TYPE_CHECKING:
@@ -314,6 +315,7 @@ def ranks_of(group: ProcessGroup, timeout: float) -> Ranks:
     device = _default_device(group)
     if world_size == 1:
         return Ranks(None, numbers, device, timeout)
+    await_all_ranks(group, timeout)
     communicator = connect(group, timeout)
     objection, bound = nccl.objection_of_group(group), nccl.bound_device(group)
     return Ranks(communicator, numbers, device, timeout, objection, bound)

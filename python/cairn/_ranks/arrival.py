@@ -1,0 +1,69 @@
+"""Waiting for all ranks of a process group, with a deadline and the names of the missing ones.
+
+Collectives of a process group wait for its own timeout, half an hour by default, and do not name a
+rank. The key-value store of the group, through which its ranks have found each other, has
+deadlines.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from cairn.errors import Unavailable
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_calls: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+"""The number of calls for each group, which is the same on all ranks."""
+
+_VERDICT_SECONDS = 5.0
+"""How much longer than rank 0 the others wait, so that they learn whom it missed."""
+
+
+def await_all_ranks(group: ProcessGroup, timeout: float) -> None:
+    """Returns when all ranks of the group have called it. Collective.
+
+    Raises Unavailable on all ranks, late ones included, if a rank does not call it within `timeout`
+    seconds of rank 0's call; the error names these ranks.
+    """
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+
+    store_of = getattr(distributed_c10d, "_get_process_group_store", None)
+    if store_of is None:  # a version of torch without it: the collectives of the group wait
+        return
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    number = _calls.get(group, 0)
+    _calls[group] = number + 1
+    store = dist.PrefixStore(f"cairn/arrival/{number}", store_of(group))
+    if rank == 0:
+        missing = _missing_ranks(store, range(1, world_size), timeout)
+        store.set("verdict", json.dumps(missing))
+    else:
+        store.set(f"rank{rank}", "")
+        try:
+            store.wait(["verdict"], timedelta(seconds=timeout + _VERDICT_SECONDS))
+            missing = json.loads(store.get("verdict"))
+        except RuntimeError:  # torch's errors of stores are derived from it
+            missing = [0]
+    if missing:
+        raise Unavailable(f"{_named(missing)} did not open the store within {timeout:g} s")
+
+
+def _missing_ranks(store: Any, ranks: range, timeout: float) -> list[int]:
+    keys = [f"rank{rank}" for rank in ranks]
+    try:
+        store.wait(keys, timedelta(seconds=timeout))
+        return []
+    except RuntimeError:
+        return [rank for rank, key in zip(ranks, keys, strict=True) if not store.check([key])]
+
+
+def _named(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    more = f" and {len(ranks) - 8} others" if len(ranks) > 8 else ""
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}{more}"
