@@ -41,7 +41,10 @@ TEST_F(DeviceDeltaCallsTest, OnlyListsCrossTheBus) {
 
 TEST_F(DeviceDeltaCallsTest, CopiesAreFreedWithTheStore) {
   AddWeights("w", 100 * kPageBytes / 2);
-  const auto device_bytes = [] { return simulated_cuda::GetLive().device_bytes; };
+  const auto device_bytes = [] {
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);  // memory is freed in the order of a stream
+    return simulated_cuda::GetLive().device_bytes;
+  };
   Save(1, WithDeltas());
   Train("w");
   Save(2, WithDeltas());
