@@ -107,8 +107,9 @@ class CheckpointStore {
   Result<std::vector<uint64_t>> StepNumbers() const;
 
   /// Writes `state` as `step`, which is durable when the call returns. Tensors are borrowed until
-  /// then. Memory, in addition to the caller's: the block pools (kv::IoOptions) and the records
-  /// of one segment.
+  /// then, and must not change. If other threads change one, the save fails with kInvalidArgument,
+  /// or the step contains old and new values, of which each page has its digest. Memory, in
+  /// addition to the caller's: the block pools (kv::IoOptions) and the records of one segment.
   ///
   /// In a multi-rank store, a tensor with a Sharding is the part that this rank holds; every other
   /// tensor and value is the same on all ranks (for tensors: on those of

@@ -31,6 +31,14 @@ struct PageRange {
   friend bool operator==(const PageRange&, const PageRange&) = default;
 };
 
+/// The bytes of a payload changed while it was appended.
+inline Error PayloadChangedError() {
+  return {.code = ErrorCode::kInvalidArgument,
+          .message =
+              "a tensor changed while it was being saved; do not write to tensors until the "
+              "save returns, or save asynchronously and wait until the state is staged"};
+}
+
 /// A segment file to which payloads write directly. The destructor drops the writes that have not
 /// begun and waits for the others.
 class PayloadFile {
@@ -70,6 +78,9 @@ class Payload {
   /// The bytes, if they are contiguous in host memory and remain unchanged until StepWriter::Drain
   /// or Commit returns or the writer is destroyed. Otherwise empty.
   virtual std::span<const std::byte> memory() const { return {}; }
+  /// True if other threads may change the bytes at any time. The writer then digests its copies,
+  /// and an append fails with kInvalidArgument if they do not have the digests that were given.
+  virtual bool may_change() const { return false; }
   /// The queue of the copies; null if each copy is complete when CopyTo returns. Must outlive the
   /// writer.
   virtual CopyQueue* queue() const { return nullptr; }

@@ -165,10 +165,10 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
     ) -> SaveReport:
         """Writes ``state`` as ``step``. When it returns, the step is complete and durable.
 
-        Tensors in host memory and on CUDA devices are read in place, those on a device after the
-        work on its current stream; other tensors are copied to host memory first. Chunks that are
-        equal to those of the base step, bit for bit, are not written again. In a multi-rank store
-        each rank passes what it holds, and its report covers its own part.
+        Tensors must not change until then; if a thread changes one, the save fails with ``Invalid``
+        or stores old and new values. CUDA tensors are read after the work on their current stream,
+        others that are not in host memory from a copy. Chunks that are equal to those of the base
+        step are not written again. In a multi-rank store each rank passes and reports its own part.
 
         Args:
             step: number of the step, 0 to 2**64 - 1.

@@ -57,6 +57,28 @@ TEST_F(DeviceSaveTest, NothingChangedAndNoPayloadCrossesTheBus) {
   ExpectStored(2);
 }
 
+TEST_F(DeviceSaveTest, ATensorThatChangesAfterItsDigestIsRefused) {
+  AddPages();
+  CAIRN_ASSERT_OK(store_->Save(1, State()));
+  const core::TensorView last = tensors_.rbegin()->second.view;
+  auto* const byte = const_cast<std::byte*>(last.data) + 70'000;
+  for (const auto& [name, held] : tensors_) {
+    auto* const data = const_cast<std::byte*>(held.view.data);
+    ASSERT_EQ(cudaMemset(data, 0x21, kv::kPageBytes), cudaSuccess);
+  }
+  bool has_changed = false;
+  const auto change = [&](uint64_t, uint64_t) {
+    if (has_changed) return true;
+    has_changed = true;
+    return cudaMemset(byte, 0x5a, 1) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess;
+  };
+  const auto saved = store_->Save(2, State(), {.incremental = false, .progress = change});
+  EXPECT_TRUE(has_changed);
+  EXPECT_THAT(saved, testing::IsError(ErrorCode::kInvalidArgument, "changed"));
+  EXPECT_EQ(saved.error().key, tensors_.rbegin()->first);
+  CAIRN_ASSERT_OK(store_->Save(2, State()));
+}
+
 TEST_F(DeviceSaveTest, APercentOfThePagesCostsAPercentOfTheBus) {
   AddPages();
   CAIRN_ASSERT_OK(store_->Save(1, State()));

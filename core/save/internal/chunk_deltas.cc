@@ -127,7 +127,7 @@ bool ChunkDeltas::ReadBase(std::span<Job> jobs) const {
 void ChunkDeltas::EncodeChunk(Job& job, size_t worker) {
   PlannedChunk& chunk = *job.chunk;
   DeltaEncoder& encoder = encoders_[worker];
-  const HostPayload payload(*chunk.source, chunk.begin_bytes, chunk.length_bytes);
+  const HostPayload payload = chunk.host_payload();
   const uint64_t max_bytes = MaxNextDeltaBytes(chunk, job.bytes.size());
   encoder.Begin(schema::ElementBytes(plan_.tensors[chunk.tensor].dtype), chunk.length_bytes);
   std::span<std::byte> rest(job.bytes);
@@ -140,7 +140,9 @@ void ChunkDeltas::EncodeChunk(Job& job, size_t worker) {
     if (!job.chain.Apply(page, base) || kv::PageDigest(base) != chunk.base_page_digests[page]) {
       return;
     }
-    encoder.AddPage(base, payload.Page(page, scratch_[worker]));
+    const auto bytes = payload.StablePage(page, scratch_[worker]);
+    if (chunk.may_change && kv::PageDigest(bytes) != chunk.page_digests[page]) return;
+    encoder.AddPage(base, bytes);
     if (encoder.is_too_long(max_bytes)) return;
     ++page;
   }

@@ -56,7 +56,8 @@ PlannedChunk ChunkSource::Make() const {
                      .key = kv::ChunkKey(tensor.fqn, box.offsets),
                      .sizes = std::move(box.sizes),
                      .begin_bytes = shard.grid.offset_bytes(chunk_index) - shard.skipped_bytes,
-                     .length_bytes = shard.grid.length_bytes(chunk_index)};
+                     .length_bytes = shard.grid.length_bytes(chunk_index),
+                     .may_change = !shard.has_stable_source};
   const uint64_t i = chunk_index - shard.first_chunk;
   if (!shard.pages.empty()) chunk.statistics = shard.pages[i].statistics;
   if (!shard.unchanged.empty() && shard.unchanged[i]) {

@@ -11,6 +11,7 @@
 
 #include "core/save/internal/changed_pages.h"
 #include "core/save/internal/save_plan.h"
+#include "core/save/internal/tensor_payload.h"
 #include "core/step/contents.h"
 #include "core/tensor/tensor.h"
 #include "kv/digest.h"
@@ -32,7 +33,8 @@ struct PlannedChunk {
   std::vector<uint64_t> page_digests;  // empty until the chunk is digested
   kv::Digest digest;                   // valid if is_digested()
   std::optional<kv::ChunkStatistics> statistics;
-  bool has_bytes = true;  // false: the bytes were not staged, as they are those of the base
+  bool may_change = true;  // the caller's memory, to which its other threads may write
+  bool has_bytes = true;   // false: the bytes were not staged, as they are those of the base
   /// For tensors in device memory: which pages differ from the base; null if that is not known.
   const std::vector<bool>* changed_pages = nullptr;
   std::vector<uint64_t> base_page_digests;  // empty: not read, or not those of the base
@@ -45,6 +47,7 @@ struct PlannedChunk {
   bool is_candidate() const { return base && has_bytes; }
   bool is_unchanged() const { return base && base->digest == digest; }
   bool is_on_device() const { return source->device != kHostDevice; }
+  HostPayload host_payload() const { return {*source, begin_bytes, length_bytes, may_change}; }
   bool is_digested() const { return !page_digests.empty() || !has_bytes; }
 };
 

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "core/base/internal/groups.h"
 #include "core/save/internal/chunk_statistics.h"
 #include "core/save/internal/tensor_payload.h"
 #include "core/step/internal/compress.h"
@@ -24,7 +25,7 @@ constexpr uint32_t kProbeInterval = 16;
 // read once.
 void ScanChunk(PlannedChunk& chunk, std::optional<ChunkStatisticsAccumulator> statistics,
                std::span<std::byte> scratch) {
-  const HostPayload payload(*chunk.source, chunk.begin_bytes, chunk.length_bytes);
+  const HostPayload payload = chunk.host_payload();
   const uint64_t pages = kv::PageCount(chunk.length_bytes);
   const bool is_digested = chunk.is_digested();
   if (!is_digested) chunk.page_digests.reserve(pages);
@@ -76,11 +77,14 @@ Result<void> ChunkWriter::FlushWindow() {
   }
   PlanChanges(ready);
   if (context_.compress) CompressChunks(ready);
-  context_.pool.Start(scanned_.size(), [this](size_t i, size_t worker) {
-    PlannedChunk& chunk = *scanned_[i];
-    std::optional<ChunkStatisticsAccumulator> statistics;
-    if (NeedsStatistics(chunk)) statistics.emplace(context_.plan.tensors[chunk.tensor].dtype);
-    ScanChunk(chunk, std::move(statistics), scratch_[worker]);
+  scan_groups_ = GroupByBytes(std::span(scanned_),
+                              [](const PlannedChunk* chunk) { return chunk->length_bytes; });
+  context_.pool.Start(scan_groups_.size(), [this](size_t i, size_t worker) {
+    for (PlannedChunk* const chunk : scan_groups_[i]) {
+      std::optional<ChunkStatisticsAccumulator> statistics;
+      if (NeedsStatistics(*chunk)) statistics.emplace(context_.plan.tensors[chunk->tensor].dtype);
+      ScanChunk(*chunk, std::move(statistics), scratch_[worker]);
+    }
   });
   for (const PlannedChunk& chunk : ready.chunks) {
     CAIRN_TRY(AddTensorRecords(chunk.tensor + 1));
@@ -107,12 +111,17 @@ void ChunkWriter::CompressChunks(Window& window) {
   }
   context_.pool.Run(chunks.size(), [&](size_t i, size_t worker) {
     PlannedChunk& chunk = *chunks[i];
-    const HostPayload payload(*chunk.source, chunk.begin_bytes, chunk.length_bytes);
-    auto compressed = Compress(
-        compressors_[worker], schema::ElementBytes(context_.plan.tensors[chunk.tensor].dtype),
-        chunk.length_bytes, [&](uint64_t page) { return payload.Page(page, scratch_[worker]); },
-        chunk.page_digests);
-    if (!compressed) return;
+    const HostPayload payload = chunk.host_payload();
+    bool has_changed = false;
+    const auto page_at = [&](uint64_t page) {
+      const auto bytes = payload.StablePage(page, scratch_[worker]);
+      has_changed |= chunk.may_change && kv::PageDigest(bytes) != chunk.page_digests[page];
+      return bytes;
+    };
+    auto compressed = Compress(compressors_[worker],
+                               schema::ElementBytes(context_.plan.tensors[chunk.tensor].dtype),
+                               chunk.length_bytes, page_at, chunk.page_digests);
+    if (!compressed || has_changed) return;  // Append notices the change
     chunk.delta = *std::move(compressed);
     chunk.is_compressed = true;
   });
@@ -184,13 +193,17 @@ Result<void> ChunkWriter::Write(const PlannedChunk& chunk) {
   }
   CAIRN_TRY_ASSIGN(const bool is_shared, Share(chunk));
   if (is_shared) return context_.progress.Add(chunk.length_bytes);
-  CAIRN_TRY_ASSIGN(Stored stored, Append(chunk));
-  if (equal_) equal_->Add(chunk, stored.extents, context_.step);
-  RecordSaved(chunk, stored.digest, stored.extents.deltas.size(), /*reused=*/false);
+  auto stored = Append(chunk);
+  if (!stored && stored.error().code == ErrorCode::kInvalidArgument) {  // the tensor has changed
+    return Fail(std::move(stored).error().WithKey(context_.plan.tensors[chunk.tensor].fqn));
+  }
+  CAIRN_TRY(stored);
+  if (equal_) equal_->Add(chunk, stored->extents, context_.step);
+  RecordSaved(chunk, stored->digest, stored->extents.deltas.size(), /*reused=*/false);
   CAIRN_TRY(context_.writer.AddChunk(chunk.key,
                                      {.sizes = chunk.sizes,
-                                      .extents = std::move(stored.extents),
-                                      .digest = stored.digest,
+                                      .extents = std::move(stored->extents),
+                                      .digest = stored->digest,
                                       .since_step = context_.step,
                                       .statistics = chunk.statistics},
                                      /*reused=*/false));
@@ -247,7 +260,7 @@ Result<ChunkWriter::Stored> ChunkWriter::Append(const PlannedChunk& chunk) {
     return append(
         DevicePayload(*context_.device, *chunk.source, chunk.begin_bytes, chunk.length_bytes));
   }
-  return append(HostPayload(*chunk.source, chunk.begin_bytes, chunk.length_bytes));
+  return append(chunk.host_payload());
 }
 
 void ChunkWriter::RecordSaved(const PlannedChunk& chunk, const kv::Digest& digest, size_t deltas,

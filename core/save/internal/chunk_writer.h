@@ -98,8 +98,9 @@ class ChunkWriter {
   size_t next_tensor_ = 0;                       // the first whose record is not added yet
   std::vector<std::vector<std::byte>> scratch_;  // one page per worker
   Window filling_;
-  Window digested_;                     // or is being digested
-  std::vector<PlannedChunk*> scanned_;  // in digested_; their bytes are being read
+  Window digested_;                                    // or is being digested
+  std::vector<PlannedChunk*> scanned_;                 // in digested_; their bytes are being read
+  std::vector<std::span<PlannedChunk*>> scan_groups_;  // of scanned_, each for one thread
   // The tensor of the last chunk that was probed, if its pages changed too much to keep any.
   std::optional<size_t> tensor_changed_fully_;
   uint32_t unprobed_ = 0;                  // chunks of that tensor since the last probe

@@ -205,6 +205,41 @@ Result<void> DeviceSave::DigestOn(int device, SavePlan& plan, const SavedChunks*
   return {};
 }
 
+Result<void> DeviceSave::CheckUnchanged(const SavePlan& plan) {
+  CAIRN_CHECK(digested_);
+  for (const auto& [device, queue] : queues_) CAIRN_TRY(CheckUnchangedOn(device, plan));
+  return {};
+}
+
+Result<void> DeviceSave::CheckUnchangedOn(int device, const SavePlan& plan) {
+  std::vector<DigestJob> jobs;
+  std::vector<size_t> tensors;  // of each page of the jobs
+  for (const PlannedShard& shard : plan.shards) {
+    if (shard.source.device != device || shard.has_stable_source) continue;
+    uint64_t page = shard.first_page_digest;
+    for (uint64_t chunk = shard.first_chunk; chunk < shard.end_chunk; ++chunk) {
+      const uint64_t length_bytes = shard.grid.length_bytes(chunk);
+      const uint64_t count = kv::PageCount(length_bytes);
+      if (!shard.unchanged[chunk - shard.first_chunk]) {
+        jobs.push_back({.source = shard.source,
+                        .begin_bytes = shard.grid.offset_bytes(chunk) - shard.skipped_bytes,
+                        .length_bytes = length_bytes,
+                        .base_page = page});
+        tensors.insert(tensors.end(), count, shard.tensor);
+      }
+      page += count;
+    }
+  }
+  if (jobs.empty()) return {};
+  CAIRN_TRY_ASSIGN(const DeviceQueue::Digests digests,
+                   queues_.at(device)->Digest(jobs, page_digests_.at(device).get()));
+  for (size_t page = 0; page < tensors.size(); ++page) {
+    if (!digests.IsChanged(page)) continue;
+    return Fail(kv::PayloadChangedError().WithKey(plan.tensors[tensors[page]].fqn));
+  }
+  return {};
+}
+
 Result<void> DeviceSave::ComputeStatistics(SavePlan& plan, bool base_has_statistics) {
   CAIRN_CHECK(digested_);
   for (const auto& [device, queue] : queues_) {

@@ -8,10 +8,12 @@
 /// 3. The writer requests the bytes of changed pages block by block with StartCopy(), which
 ///    enqueues the copies and returns, or with StartWrite(), which lets the device write them to
 ///    the file.
-/// 4. MarkStaged() is called after the last request; from then on the StagedPoint can be waited
+/// 4. CheckUnchanged() digests what was copied again, so that the digests in the records are those
+///    of the copies.
+/// 5. MarkStaged() is called after the last request; from then on the StagedPoint can be waited
 ///    for.
 ///
-/// A step that is written plan by plan repeats 2 to 4 for each plan, with BeginNextPlan() before.
+/// A step that is written plan by plan repeats 2 to 5 for each plan, with BeginNextPlan() before.
 
 #include <map>
 #include <memory>
@@ -121,6 +123,10 @@ class DeviceSave final : public kv::CopyQueue {
 
   ~DeviceSave() override;
 
+  /// Digests the tensors whose bytes were requested once more, after the copies; what was requested
+  /// with StartWrite must be in the file. kInvalidArgument: a tensor has changed since Digest, and
+  /// its copies may not have the digests of the plan. Waits for the copies. Requires Digest.
+  Result<void> CheckUnchanged(const SavePlan& plan);
   /// Sets the StagedPoint: all copies of the plan have been requested.
   Result<void> MarkStaged();
   const std::shared_ptr<StagedPoint>& staged_point() const { return staged_point_; }
@@ -151,6 +157,7 @@ class DeviceSave final : public kv::CopyQueue {
   /// Opens the queues of the plan's devices that are not open, and orders them after the streams.
   Result<void> OpenQueues(const SavePlan& plan, std::span<const DeviceStream> streams);
   Result<void> DigestOn(int device, SavePlan& plan, const SavedChunks* base);
+  Result<void> CheckUnchangedOn(int device, const SavePlan& plan);
 
   DeviceBackend* backend_ = nullptr;  // the process's
   // Declared before the queues, whose work reads them, so that they are freed after them.

@@ -238,6 +238,11 @@ Result<void> SaveSession::Write(const SavePlan& plan, const SaveOptions& options
   }
   while (!chunks.done()) CAIRN_TRY(chunk_writer.Add(chunks.Take()));
   CAIRN_TRY(chunk_writer.Finish());
+  if (device_ != nullptr) {
+    // Devices that write files read the tensors until then.
+    if (device_->direct_bytes() > 0) CAIRN_TRY(writer_->Drain());
+    CAIRN_TRY(device_->CheckUnchanged(plan));
+  }
   report_.logical_bytes += plan.own_bytes;
   report_.chunks += chunk_writer.chunks();
   report_.chunks_reused += chunk_writer.chunks_reused();

@@ -60,7 +60,7 @@ struct PlannedShard {
   /// On a device: a copy, there, of the bytes that this rank writes, in which the next save finds
   /// what has changed (device_deltas.h); null if there is none. Shared with the record of the save.
   std::shared_ptr<DeviceMemory> device_copy;
-  bool has_stable_source = false;  // `source` is such a copy, not the caller's tensor
+  bool has_stable_source = false;  // `source` is such a copy or staged, not the caller's tensor
   uint8_t saves_without_copy = 0;  // in which the shard has no copy, because it did not pay off
 
   bool on_device() const { return source.device != kHostDevice; }

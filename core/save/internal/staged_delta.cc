@@ -10,7 +10,8 @@ namespace cairn::core::internal {
 
 PlannedShard::ChunkPages CopyAndEncode(std::span<const std::byte> bytes,
                                        std::span<std::byte> staged, const kv::Digest& base,
-                                       uint32_t element_bytes, DeltaEncoder& encoder) {
+                                       uint32_t element_bytes, StagedDeltaScratch& scratch) {
+  DeltaEncoder& encoder = scratch.encoder;
   PlannedShard::ChunkPages pages;
   std::vector<uint64_t> base_page_digests;
   uint64_t changed_bytes = 0;
@@ -19,16 +20,19 @@ PlannedShard::ChunkPages CopyAndEncode(std::span<const std::byte> bytes,
     const uint64_t count = std::min<uint64_t>(kv::kPageBytes, bytes.size() - at);
     const std::span<const std::byte> page = bytes.subspan(at, count);
     const std::span<std::byte> before = staged.subspan(at, count);
-    pages.page_digests.push_back(kv::PageDigest(page));
+    base_page_digests.push_back(kv::PageDigest(before));
     if (std::memcmp(page.data(), before.data(), count) == 0) {
-      base_page_digests.push_back(pages.page_digests.back());
+      pages.page_digests.push_back(base_page_digests.back());
       encoder.AddUnchangedPage();
       continue;
     }
-    base_page_digests.push_back(kv::PageDigest(before));
-    encoder.AddPage(before, page);
+    // Other threads may write to the tensor. Its delta and its digest must be those of one value.
+    const std::span<std::byte> after = std::span(scratch.page).first(count);
+    std::memcpy(after.data(), page.data(), count);
+    pages.page_digests.push_back(kv::PageDigest(after));
+    encoder.AddPage(before, after);
     changed_bytes += count;
-    std::memcpy(before.data(), page.data(), count);
+    std::memcpy(before.data(), after.data(), count);
     if (!encoder.is_too_long(MaxDeltaBytes(bytes.size(), bytes.size()))) continue;
     std::memcpy(staged.data() + at + count, bytes.data() + at + count, bytes.size() - at - count);
     return {};

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/internal/groups.h"
 #include "core/save/internal/base_cursor.h"
 #include "core/save/internal/delta_limits.h"
 #include "core/save/internal/saved_chunks.h"
@@ -88,7 +89,7 @@ void AddTasks(PlannedShard& shard, uint64_t offset_bytes, const SavedChunks::Sha
   }
 }
 
-void RunTask(const Task& task, std::byte* area, DeltaEncoder* encoder) {
+void RunTask(const Task& task, std::byte* area, StagedDeltaScratch* scratch) {
   const TensorView& source = task.shard->source;
   const std::span<std::byte> target(area + task.offset_bytes, task.length_bytes);
   if (!IsContiguous(source.shape, source.strides)) {
@@ -101,7 +102,7 @@ void RunTask(const Task& task, std::byte* area, DeltaEncoder* encoder) {
   }
   if (task.base != nullptr && MayHaveDelta(task)) {
     PlannedShard::ChunkPages& pages = task.shard->pages[task.chunk];
-    pages = CopyAndEncode(bytes, target, task.base->digest, task.tasks->element_bytes, *encoder);
+    pages = CopyAndEncode(bytes, target, task.base->digest, task.tasks->element_bytes, *scratch);
     const bool is_changed = pages.page_digests.empty() ||
                             kv::RootDigest(pages.page_digests, bytes.size()) != task.base->digest;
     if (is_changed) task.tasks->refused = pages.delta.empty();
@@ -159,7 +160,7 @@ Result<void> StagingArea::Stage(SavePlan& plan, const SavedChunks* base, uint32_
   const auto [offsets_bytes, total_bytes] = LayOut(plan);
   // In another layout, a shard would be overwritten before it is compared.
   plan.has_deltas = max_deltas > 0 && base != nullptr && offsets_bytes == offsets_bytes_;
-  if (plan.has_deltas && encoders_.empty()) encoders_.resize(pool_.thread_count());
+  if (plan.has_deltas && scratch_.empty()) scratch_.resize(pool_.thread_count());
   offsets_bytes_.clear();
   CAIRN_TRY(Reserve(total_bytes));
   std::vector<Task> tasks;
@@ -174,8 +175,12 @@ Result<void> StagingArea::Stage(SavePlan& plan, const SavedChunks* base, uint32_
     of_shard.max_deltas = plan.has_deltas ? max_deltas : 0;
     AddTasks(shard, offsets_bytes[i], cursor.Find(tensor, shard), of_shard, tasks);
   }
-  pool_.Run(tasks.size(), [&](size_t i, size_t worker) {
-    RunTask(tasks[i], memory_, plan.has_deltas ? &encoders_[worker] : nullptr);
+  const auto groups =
+      GroupByBytes(std::span(tasks), [](const Task& task) { return task.length_bytes; });
+  pool_.Run(groups.size(), [&](size_t i, size_t worker) {
+    for (const Task& task : groups[i]) {
+      RunTask(task, memory_, plan.has_deltas ? &scratch_[worker] : nullptr);
+    }
   });
   offsets_bytes_ = offsets_bytes;
   for (size_t i = 0; i < plan.shards.size(); ++i) {
@@ -183,6 +188,7 @@ Result<void> StagingArea::Stage(SavePlan& plan, const SavedChunks* base, uint32_
     if (shard.on_device()) continue;
     shard.source.data = memory_ + offsets_bytes[i];
     shard.source.strides.clear();
+    shard.has_stable_source = true;
     shard.skipped_bytes = shard.begin_bytes();
   }
   return {};

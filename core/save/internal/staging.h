@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "core/base/internal/worker_pool.h"
-#include "core/delta/internal/delta_encoder.h"
 #include "core/save/internal/save_plan.h"
 #include "core/save/internal/saved_chunks.h"
+#include "core/save/internal/staged_delta.h"
 
 namespace cairn::core::internal {
 
@@ -43,9 +43,9 @@ class StagingArea {
 
   std::byte* memory_ = nullptr;
   uint64_t capacity_bytes_ = 0;
-  std::vector<uint64_t> offsets_bytes_;  // of the shards in the area
-  WorkerPool pool_;                      // two threads saturate the memory bandwidth
-  std::vector<DeltaEncoder> encoders_;   // one per thread, or none before the first delta
+  std::vector<uint64_t> offsets_bytes_;      // of the shards in the area
+  WorkerPool pool_;                          // two threads saturate the memory bandwidth
+  std::vector<StagedDeltaScratch> scratch_;  // one per thread, or none before the first delta
 };
 
 }  // namespace cairn::core::internal

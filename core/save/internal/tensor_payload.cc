@@ -9,6 +9,11 @@
 namespace cairn::core::internal {
 
 std::span<const std::byte> HostPayload::memory() const {
+  if (may_change_) return {};
+  return contiguous();
+}
+
+std::span<const std::byte> HostPayload::contiguous() const {
   if (!IsContiguous(source_.shape, source_.strides)) return {};
   return {source_.data + begin_bytes_, length_bytes_};
 }
@@ -22,9 +27,17 @@ std::span<const std::byte> HostPayload::Page(uint64_t page, std::span<std::byte>
   const uint64_t begin = page * kv::kPageBytes;
   CAIRN_CHECK(begin < length_bytes_ && scratch.size() >= kv::kPageBytes);
   const uint64_t count = std::min(kv::kPageBytes, length_bytes_ - begin);
-  if (const auto bytes = memory(); !bytes.empty()) return bytes.subspan(begin, count);
+  if (const auto bytes = contiguous(); !bytes.empty()) return bytes.subspan(begin, count);
   GatherBytes(source_, begin_bytes_ + begin, scratch.first(count));
   return scratch.first(count);
+}
+
+std::span<const std::byte> HostPayload::StablePage(uint64_t page,
+                                                   std::span<std::byte> scratch) const {
+  const std::span<const std::byte> bytes = Page(page, scratch);
+  if (!may_change_ || bytes.data() == scratch.data()) return bytes;
+  std::memcpy(scratch.data(), bytes.data(), bytes.size());
+  return scratch.first(bytes.size());
 }
 
 Result<void> BytesPayload::CopyTo(uint64_t begin_bytes, std::span<std::byte> target) const {

@@ -15,20 +15,32 @@ namespace cairn::core::internal {
 /// memory. Ownership: borrows the tensor. Threads: immutable.
 class HostPayload final : public kv::Payload {
  public:
-  HostPayload(const TensorView& source, uint64_t begin_bytes, uint64_t length_bytes)
-      : source_(source), begin_bytes_(begin_bytes), length_bytes_(length_bytes) {}
+  /// `may_change`: the tensor is the caller's, whose other threads may write to it.
+  HostPayload(const TensorView& source, uint64_t begin_bytes, uint64_t length_bytes,
+              bool may_change = false)
+      : source_(source),
+        begin_bytes_(begin_bytes),
+        length_bytes_(length_bytes),
+        may_change_(may_change) {}
 
   uint64_t length_bytes() const override { return length_bytes_; }
   std::span<const std::byte> memory() const override;
+  bool may_change() const override { return may_change_; }
   Result<void> CopyTo(uint64_t begin_bytes, std::span<std::byte> target) const override;
   /// Returns a page. That of a tensor that is not contiguous is gathered to `scratch`. Requires
   /// page < PageCount(length_bytes()) and scratch.size() == kPageBytes.
   std::span<const std::byte> Page(uint64_t page, std::span<std::byte> scratch) const;
+  /// As Page, but a page that may change is copied to `scratch`, so that it can be read twice.
+  std::span<const std::byte> StablePage(uint64_t page, std::span<std::byte> scratch) const;
 
  private:
+  /// The bytes, if they are contiguous; otherwise empty.
+  std::span<const std::byte> contiguous() const;
+
   const TensorView& source_;
   const uint64_t begin_bytes_;
   const uint64_t length_bytes_;
+  const bool may_change_;
 };
 
 /// Bytes in memory that may be released after the append. Ownership: borrows them. Threads:

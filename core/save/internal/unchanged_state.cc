@@ -1,15 +1,16 @@
 #include "core/save/internal/unchanged_state.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "core/base/internal/groups.h"
 #include "core/base/internal/progress_meter.h"
-#include "core/save/internal/tensor_payload.h"
+#include "core/tensor/strided_copy.h"
 #include "kv/digest.h"
-#include "kv/payload.h"
 
 namespace cairn::core::internal {
 namespace {
@@ -36,8 +37,12 @@ class Comparison {
       size_t end = begin;
       uint64_t bytes = 0;
       while (end < chunks_.size() && bytes < kRoundBytes) bytes += chunks_[end++].length_bytes;
-      pool_.Run(end - begin, [&](size_t i, size_t worker) {
-        if (!has_change_.load(std::memory_order_relaxed)) Compare(chunks_[begin + i], worker);
+      const auto groups = GroupByBytes(std::span(chunks_).subspan(begin, end - begin),
+                                       [](const Chunk& chunk) { return chunk.length_bytes; });
+      pool_.Run(groups.size(), [&](size_t i, size_t worker) {
+        for (Chunk& chunk : groups[i]) {
+          if (!has_change_.load(std::memory_order_relaxed)) Compare(chunk, worker);
+        }
       });
       begin = end;
       if (has_change_) break;
@@ -50,12 +55,16 @@ class Comparison {
   }
 
  private:
+  // Contains all that Compare needs: while all threads read tensors, a cache miss in the plan takes
+  // as long as digesting several KiB.
   struct Chunk {
     size_t shard = 0;
-    uint64_t index = 0;  // counted from the shard's first_chunk
+    uint64_t index = 0;               // counted from the shard's first_chunk
+    const std::byte* data = nullptr;  // null: not contiguous
     uint64_t begin_bytes = 0;
     uint64_t length_bytes = 0;
     size_t first_page = 0;  // in page_digests_
+    kv::Digest saved;
     bool is_digested = false;
   };
 
@@ -63,13 +72,17 @@ class Comparison {
     const PlannedShard& shard = plan_.shards[shard_index];
     CAIRN_CHECK(!shard.on_device() && shard.unchanged.empty() && shard.pages.empty() &&
                 saved_.shards[shard_index].chunks.size() == shard.chunk_count());
+    const bool is_contiguous = IsContiguous(shard.source.shape, shard.source.strides);
     for (uint64_t i = 0; i < shard.chunk_count(); ++i) {
+      const uint64_t begin = shard.grid.offset_bytes(shard.first_chunk + i);
       const uint64_t length = shard.grid.length_bytes(shard.first_chunk + i);
       chunks_.push_back({.shard = shard_index,
                          .index = i,
-                         .begin_bytes = shard.grid.offset_bytes(shard.first_chunk + i),
+                         .data = is_contiguous ? shard.source.data + begin : nullptr,
+                         .begin_bytes = begin,
                          .length_bytes = length,
-                         .first_page = page_count_});
+                         .first_page = page_count_,
+                         .saved = saved_.shards[shard_index].chunks[i].digest});
       page_count_ += kv::PageCount(length);
     }
   }
@@ -78,16 +91,22 @@ class Comparison {
     return std::span(page_digests_).subspan(chunk.first_page, kv::PageCount(chunk.length_bytes));
   }
 
+  std::span<const std::byte> Page(const Chunk& chunk, size_t page,
+                                  std::span<std::byte> scratch) const {
+    const uint64_t begin = page * kv::kPageBytes;
+    const uint64_t count = std::min(kv::kPageBytes, chunk.length_bytes - begin);
+    if (chunk.data != nullptr) return {chunk.data + begin, count};
+    GatherBytes(plan_.shards[chunk.shard].source, chunk.begin_bytes + begin, scratch.first(count));
+    return scratch.first(count);
+  }
+
   void Compare(Chunk& chunk, size_t worker) {
-    const HostPayload payload(plan_.shards[chunk.shard].source, chunk.begin_bytes,
-                              chunk.length_bytes);
     const std::span<uint64_t> pages = PageDigests(chunk);
     for (size_t page = 0; page < pages.size(); ++page) {
-      pages[page] = kv::PageDigest(payload.Page(page, scratch_[worker]));
+      pages[page] = kv::PageDigest(Page(chunk, page, scratch_[worker]));
     }
     chunk.is_digested = true;
-    const kv::Digest& saved = saved_.shards[chunk.shard].chunks[chunk.index].digest;
-    if (kv::RootDigest(pages, chunk.length_bytes) != saved) has_change_ = true;
+    if (kv::RootDigest(pages, chunk.length_bytes) != chunk.saved) has_change_ = true;
   }
 
   void KeepPageDigests() {

@@ -265,9 +265,45 @@ Result<void> SegmentWriter::Align(SegmentAlignment alignment) {
   return PutZerosTo(RoundUp(position_, alignment == SegmentAlignment::k4096 ? 4096 : 64));
 }
 
+Result<uint64_t> SegmentWriter::PutPage(const Payload& payload, uint64_t begin_bytes,
+                                        uint64_t length_bytes) {
+  if (block_ == nullptr) CAIRN_TRY(TakeBlock());
+  if (pool_->block_bytes() - fill_bytes_ >= length_bytes) {
+    const std::span copy(block_ + fill_bytes_, length_bytes);
+    CAIRN_TRY(payload.CopyTo(begin_bytes, copy));
+    const uint64_t digest = PageDigest(copy);
+    fill_bytes_ += length_bytes;
+    position_ += length_bytes;
+    if (fill_bytes_ == pool_->block_bytes()) CAIRN_TRY(SubmitBlock());
+    return digest;
+  }
+  scratch_.resize(kPageBytes);
+  const std::span copy = std::span(scratch_).first(length_bytes);
+  CAIRN_TRY(payload.CopyTo(begin_bytes, copy));
+  CAIRN_TRY(Put(copy));
+  return PageDigest(copy);
+}
+
+Result<void> SegmentWriter::PutChangingPages(const Payload& payload, uint64_t begin_bytes,
+                                             uint64_t length_bytes,
+                                             std::span<const uint64_t> page_digests) {
+  for (uint64_t done = 0; done < length_bytes; done += kPageBytes) {
+    const uint64_t count = std::min(kPageBytes, length_bytes - done);
+    CAIRN_TRY_ASSIGN(const uint64_t digest, PutPage(payload, begin_bytes + done, count));
+    if (!page_digests.empty() && page_digests[done / kPageBytes] != digest) {
+      return Fail(PayloadChangedError());
+    }
+    page_digests_.push_back(digest);
+  }
+  return {};
+}
+
 Result<void> SegmentWriter::PutFromHost(const Payload& payload, uint64_t begin_bytes,
                                         uint64_t length_bytes,
                                         std::span<const uint64_t> page_digests) {
+  if (payload.may_change()) {
+    return PutChangingPages(payload, begin_bytes, length_bytes, page_digests);
+  }
   std::span<const std::byte> memory = payload.memory();
   if (!memory.empty()) memory = memory.subspan(begin_bytes, length_bytes);
   const bool borrow = CanBorrow(memory);
@@ -280,20 +316,14 @@ Result<void> SegmentWriter::PutFromHost(const Payload& payload, uint64_t begin_b
       return payload.CopyTo(begin_bytes + done, target);
     });
   }
-  scratch_.resize(kPageBytes);
   for (uint64_t done = 0; done < length_bytes; done += kPageBytes) {
     const uint64_t count = std::min(kPageBytes, length_bytes - done);
-    std::span<const std::byte> page;
-    if (memory.empty()) {
-      const std::span target = std::span(scratch_).first(count);
-      CAIRN_TRY(payload.CopyTo(begin_bytes + done, target));
-      page = target;
+    if (borrow) {  // digest the page while it is being written
+      page_digests_.push_back(PageDigest(memory.subspan(done, count)));
     } else {
-      page = memory.subspan(done, count);
+      CAIRN_TRY_ASSIGN(const uint64_t digest, PutPage(payload, begin_bytes + done, count));
+      page_digests_.push_back(digest);
     }
-    // Digest the page after the copy, when it is in the cache, or while it is being written.
-    if (!borrow) CAIRN_TRY(Put(page));
-    page_digests_.push_back(PageDigest(page));
   }
   return {};
 }

@@ -46,10 +46,10 @@ class CopyAndEncodeTest : public ::testing::Test {
   std::vector<std::byte> bytes_ = base_;
   std::vector<std::byte> staged_ = base_;
   testing::SeededRandom random_;
-  DeltaEncoder encoder_;
+  internal::StagedDeltaScratch scratch_;
 
   PlannedShard::ChunkPages Run() {
-    return CopyAndEncode(bytes_, staged_, kv::PayloadDigest(base_), 1, encoder_);
+    return CopyAndEncode(bytes_, staged_, kv::PayloadDigest(base_), 1, scratch_);
   }
   std::vector<uint64_t> PageDigests() const {
     std::vector<uint64_t> digests;
