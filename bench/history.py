@@ -203,10 +203,12 @@ class Masters:
 
 
 def copies(state: State) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """The limits: a copy of the state into memory that exists, and a sum of its bytes, on all
-    cores."""
+    """The limits, on all cores: a copy of the state into memory that exists; an update of such a
+    copy, which reads both and writes one; and a sum of the bytes of the state."""
     targets = [torch.empty_like(tensor) for tensor in state.values()]
     yield "copy", lambda: [t.copy_(s) for t, s in zip(targets, state.values())]
+    words = [(t.view(torch.int64), s.view(torch.int64)) for t, s in zip(targets, state.values())]
+    yield "update", lambda: [target.bitwise_xor_(source) for target, source in words]
     yield "sum", lambda: [tensor.view(torch.int64).sum() for tensor in state.values()]
 
 

@@ -44,9 +44,10 @@ largest of three saves.
 
 In a synthetic bf16 state of 64 tensors, the given share of the elements changes per step by one
 unit in the last place. *stall* is the time until `save_async` returns; *save_async* ends when the
-step is durable. *copy* and *sum* of the state use all cores. Loads are cold, into existing tensors;
-*load* reads a full save, *load, 4 deltas* a full save and four deltas. *save* has no base in memory
-and reads it from the store. Medians.
+step is durable. *copy*, *update* and *sum* of the state use all cores; *update* reads the state and
+an earlier copy, and writes the copy, as a stall with deltas has to do at least. Loads are cold,
+into existing tensors; *load* reads a full save, *load, 4 deltas* a full save and four deltas. *save*
+has no base in memory and reads it from the store. Medians.
 
 {time}
 """
@@ -125,7 +126,8 @@ def _time_lines(rows: list[dict[str, Any]]) -> list[str]:
     lines.append("| written by save_async | " + " | ".join(cells) + " |")
     cells = [f"{row['pulled_bytes'] / MIB:.1f} MiB" for row in rows]
     lines.append("| read by pull | " + " | ".join(cells) + " |")
-    for above, below in (("load, 4 deltas", "load"), ("stall", "copy"), ("stall", "sum")):
+    pairs = [("load, 4 deltas", "load"), ("stall", "copy"), ("stall", "update"), ("stall", "sum")]
+    for above, below in pairs:
         cells = [f"{row['seconds'][above] / row['seconds'][below]:.2f}" for row in rows]
         lines.append(f"| {above} / {below} | " + " | ".join(cells) + " |")
     return lines
