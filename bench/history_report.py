@@ -44,10 +44,10 @@ largest of three saves.
 
 In a synthetic bf16 state of 64 tensors, the given share of the elements changes per step by one
 unit in the last place. *stall* is the time until `save_async` returns; *save_async* ends when the
-step is durable. *copy*, *update* and *sum* of the state use all cores; *update* reads the state and
-an earlier copy, and writes the copy, as a stall with deltas has to do at least. Loads are cold,
-into existing tensors; *load* reads a full save, *load, 4 deltas* a full save and four deltas. *save*
-has no base in memory and reads it from the store. Medians.
+step is durable. *copy*, *update* and *sum* of the state use all cores; *update* reads the state
+and an earlier copy, and writes the copy, as a stall with deltas has to do at least. Loads are
+cold, into existing tensors; *load* reads a full save, *load, 4 deltas* a full save and four
+deltas. *save* has no base in memory and reads it from the store. Medians.
 
 {time}
 """
