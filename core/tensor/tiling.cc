@@ -21,35 +21,33 @@ uint64_t Multiply(uint64_t a, uint64_t b) {
   return Reduce((static_cast<uint64_t>(product) & kPrime) + static_cast<uint64_t>(product >> 61));
 }
 
-// The random function F of the header.
-class Weights {
- public:
-  explicit Weights(size_t dimensions) {
+// The finalizer of SplitMix64 (Steele, Lea, Flood 2014).
+uint64_t Mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
+// Random for each process, so that no forged store can be made to match it.
+uint64_t ProcessSeed() {
+  static const uint64_t seed = [] {
     std::random_device device;
-    for (size_t d = 0; d < dimensions; ++d) {
-      seeds_.push_back((uint64_t{device()} << 32) | device());
-    }
-  }
+    return (uint64_t{device()} << 32) | device();
+  }();
+  return seed;
+}
 
-  uint64_t OfRange(size_t d, uint64_t begin, uint64_t end) const {
-    const uint64_t difference = At(d, end) + kPrime - At(d, begin);
-    return difference >= kPrime ? difference - kPrime : difference;
-  }
+// The random function F of the header.
+uint64_t WeightAt(size_t d, uint64_t boundary) {
+  const uint64_t seed = Mix(ProcessSeed() + d);
+  return Reduce(Mix(Mix(boundary ^ seed) + seed));
+}
 
- private:
-  // The finalizer of SplitMix64 (Steele, Lea, Flood 2014), twice, of a seeded counter.
-  uint64_t At(size_t d, uint64_t boundary) const {
-    return Reduce(Mix(Mix(boundary ^ seeds_[d]) + seeds_[d]));
-  }
-  static uint64_t Mix(uint64_t x) {
-    x += 0x9e3779b97f4a7c15;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-    return x ^ (x >> 31);
-  }
-
-  std::vector<uint64_t> seeds_;
-};
+uint64_t RangeWeight(size_t d, uint64_t begin, uint64_t end) {
+  const uint64_t difference = WeightAt(d, end) + kPrime - WeightAt(d, begin);
+  return difference >= kPrime ? difference - kPrime : difference;
+}
 
 struct Region {
   std::vector<uint64_t> begin;
@@ -64,7 +62,6 @@ class Search {
  public:
   Search(const BoxList& boxes, std::span<const uint64_t> shape)
       : boxes_(boxes),
-        weights_(shape.size()),
         region_{.begin = std::vector<uint64_t>(shape.size()), .end = {shape.begin(), shape.end()}} {
   }
 
@@ -95,7 +92,7 @@ class Search {
   uint64_t RegionWeight(const Region& region) const {
     uint64_t weight = 1;
     for (size_t d = 0; d < region.begin.size(); ++d) {
-      weight = Multiply(weight, weights_.OfRange(d, region.begin[d], region.end[d]));
+      weight = Multiply(weight, RangeWeight(d, region.begin[d], region.end[d]));
     }
     return weight;
   }
@@ -109,7 +106,7 @@ class Search {
       const uint64_t begin = std::max(region.begin[d], offsets[d]);
       const uint64_t end = std::min(region.end[d], offsets[d] + sizes[d]);
       if (begin >= end) return 0;
-      weight = Multiply(weight, weights_.OfRange(d, begin, end));
+      weight = Multiply(weight, RangeWeight(d, begin, end));
     }
     return weight;
   }
@@ -133,11 +130,25 @@ class Search {
   }
 
   const BoxList& boxes_;
-  const Weights weights_;
   Region region_;
 };
 
 }  // namespace
+
+void TilingSum::Add(std::span<const uint64_t> offsets, std::span<const uint64_t> sizes) {
+  CAIRN_CHECK(offsets.size() == sizes.size());
+  uint64_t weight = 1;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    weight = Multiply(weight, RangeWeight(d, offsets[d], offsets[d] + sizes[d]));
+  }
+  sum_ = Reduce(sum_ + weight);
+}
+
+bool TilingSum::IsTiling(std::span<const uint64_t> shape) const {
+  TilingSum whole;
+  whole.Add(std::vector<uint64_t>(shape.size()), shape);
+  return sum_ == whole.sum_;
+}
 
 void BoxList::Add(std::span<const uint64_t> offsets, std::span<const uint64_t> sizes) {
   CAIRN_CHECK(offsets.size() == dimensions_ && sizes.size() == dimensions_);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "core/tensor/tiling.h"
 #include "kv/key.h"
 
 namespace cairn::core::internal {
@@ -123,6 +124,7 @@ Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> te
                             const std::function<Result<void>(size_t, ChunkInfo)>& visit) {
   size_t at = 0;      // the tensor whose chunks are next
   uint64_t seen = 0;  // number of its chunks so far
+  TilingSum boxes;    // theirs
   const auto finish = [&]() -> Result<void> {
     const TensorInfo& tensor = tensors[at];
     if (seen != tensor.chunk_count) {
@@ -132,8 +134,16 @@ Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> te
                         .key = tensor.fqn,
                         .step = view.step.step});
     }
+    // Chunks that overlap could hide that others are missing.
+    if (!tensor.alias_of && !boxes.IsTiling(tensor.shape)) {
+      return Fail(Error{.code = ErrorCode::kDataLoss,
+                        .message = "the step's chunks do not cover the tensor exactly once",
+                        .key = tensor.fqn,
+                        .step = view.step.step});
+    }
     ++at;
     seen = 0;
+    boxes = {};
     return {};
   };
   const auto on_record = [&](std::string_view key,
@@ -147,6 +157,7 @@ Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> te
     auto fits = CheckChunk(tensors[at], decoded->info);
     if (!fits) return AtStep(view, std::move(fits).error());
     ++seen;
+    boxes.Add(decoded->info.box.offsets, decoded->info.box.sizes);
     CAIRN_TRY(visit(at, std::move(decoded->info)));
     return true;
   };
