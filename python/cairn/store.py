@@ -69,10 +69,10 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
     Several ranks
         A ``DTensor`` or ``ShardedTensor`` is the part of a tensor that a rank holds. The step
         contains the complete tensor, once, and any mesh and placements can load it. A plain tensor
-        is equal on all ranks that have its key, and these ranks share the writing of it. Of plain
-        values that differ, the step contains that of the lowest rank. What differs from rank to
-        rank (random states) needs one key per rank, such as ``f"rng.{rank}"``. Ranks may have
-        different keys, as the stages of a pipeline do.
+        is equal on all ranks that have its key, and one of these writes it; each writes about as
+        much. Of plain values that differ, the step contains that of the lowest rank. What differs
+        from rank to rank (random states) needs one key per rank, such as ``f"rng.{rank}"``. Ranks
+        may have different keys, as the stages of a pipeline do.
 
     What is loaded
         The same nesting, order, key types and leaf types, bit for bit. Tensors are contiguous and

@@ -155,6 +155,25 @@ def test_ranks_may_hold_different_keys(path):
         assert got["rng.3"].tolist() == [3, 3, 3]
 
 
+def save_what_differs(rank, path):
+    """Plain and replicated tensors that should be equal on all ranks, but are not."""
+    mesh = init_device_mesh("cpu", (4,))
+    replicated = DTensor.from_local(
+        torch.full((256, 512), rank), mesh, (Replicate(),), run_check=False
+    )
+    with cairn.open(path, mode="a") as store:
+        state = {f"plain{i}": torch.full((256, 512), 10 * i + rank) for i in range(5)}
+        store.save(1, state | {"replicated": replicated}, chunk_bytes=65536)
+
+
+def test_a_tensor_that_differs_is_that_of_one_rank(path):
+    run_on_ranks(save_what_differs, path)
+    with cairn.open(path) as store:
+        assert len(store.keys()) == 6
+        for key, got in store.read().items():
+            assert len(got.unique()) == 1, key
+
+
 def save_tied(rank, path):
     mesh = init_device_mesh("cpu", (4,))
     tied = sharded(whole("short"), mesh, (Shard(0),))  # two ranks hold no part of it

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
+#include <queue>
 #include <utility>
 
 #include "core/step/internal/tensor_records.h"
@@ -17,29 +19,6 @@ uint64_t ShardBytes(const PlannedShard& shard) {
   return shard.grid.offset_bytes(chunks - 1) + shard.grid.length_bytes(chunks - 1);
 }
 
-// Returns the first chunk whose middle is at or after the beginning of `share`, where the shard
-// begins at `begin_bytes` of the group's `total_bytes`, which are divided into `share_count`
-// shares.
-uint64_t FirstChunkOf(uint64_t share, const PlannedShard& shard, uint64_t begin_bytes,
-                      uint64_t total_bytes, uint64_t share_count) {
-  const auto share_of = [&](uint64_t chunk) {
-    const uint64_t middle =
-        begin_bytes + shard.grid.offset_bytes(chunk) + shard.grid.length_bytes(chunk) / 2;
-    return ShareOf(middle, total_bytes, share_count);
-  };
-  uint64_t low = 0;
-  uint64_t high = shard.grid.chunk_count();
-  while (low < high) {
-    const uint64_t middle = low + (high - low) / 2;
-    if (share_of(middle) < share) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
-
 // Returns the indices [0, count) in the ascending, stable order of key_of(index).
 template <typename Key>
 std::vector<size_t> SortedOrder(size_t count, const Key& key_of) {
@@ -47,6 +26,23 @@ std::vector<size_t> SortedOrder(size_t count, const Key& key_of) {
   for (size_t i = 0; i < count; ++i) order[i] = i;
   std::ranges::stable_sort(order, {}, key_of);
   return order;
+}
+
+// Gives each item to one of `owner_count` owners, so that these have about equally many bytes: the
+// longest items first, each to the owner that has the fewest bytes.
+std::vector<uint64_t> BalancedOwners(const std::vector<uint64_t>& item_bytes,
+                                     uint64_t owner_count) {
+  using Load = std::pair<uint64_t, uint64_t>;  // bytes, owner
+  std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
+  for (uint64_t owner = 0; owner < owner_count; ++owner) loads.emplace(0, owner);
+  std::vector<uint64_t> owners(item_bytes.size());
+  for (const size_t i : SortedOrder(item_bytes.size(), [&](size_t j) { return ~item_bytes[j]; })) {
+    const auto [bytes, owner] = loads.top();
+    loads.pop();
+    owners[i] = owner;
+    loads.emplace(bytes + item_bytes[i], owner);
+  }
+  return owners;
 }
 
 }  // namespace
@@ -212,19 +208,24 @@ void SavePlanner::Sort() {
 void SavePlanner::DivideAmong(const ReplicaGroup& group, const std::vector<size_t>& shards) {
   const auto member = group.MembershipOf(self_.rank);
   if (member.size == 1) return;
-  // The first key decides which member gets the first share, so that the rounding of many groups
-  // does not always burden the same rank.
+  // The first key decides which member gets the first shard, so that many groups of few shards do
+  // not always burden the same rank.
   const std::string& first_fqn = plan_.tensors[plan_.shards[shards.front()].tensor].fqn;
   const uint64_t rotation = kv::Checksum64(std::as_bytes(std::span(first_fqn))) % member.size;
-  const uint64_t share = (member.index + rotation) % member.size;
-  uint64_t total_bytes = 0;
-  for (const size_t i : shards) total_bytes += ShardBytes(plan_.shards[i]);
-  uint64_t begin_bytes = 0;
-  for (const size_t i : shards) {
-    PlannedShard& shard = plan_.shards[i];
-    shard.first_chunk = FirstChunkOf(share, shard, begin_bytes, total_bytes, member.size);
-    shard.end_chunk = FirstChunkOf(share + 1, shard, begin_bytes, total_bytes, member.size);
-    begin_bytes += ShardBytes(shard);
+  const uint64_t self = (member.index + rotation) % member.size;
+  std::vector<uint64_t> tensor_bytes;  // of this group, by tensor
+  std::vector<size_t> tensor_of(shards.size());
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const PlannedShard& shard = plan_.shards[shards[i]];
+    const bool is_new = i == 0 || plan_.shards[shards[i - 1]].tensor != shard.tensor;
+    if (is_new) tensor_bytes.push_back(0);
+    tensor_bytes.back() += ShardBytes(shard);
+    tensor_of[i] = tensor_bytes.size() - 1;
+  }
+  const std::vector<uint64_t> owners = BalancedOwners(tensor_bytes, member.size);
+  for (size_t i = 0; i < shards.size(); ++i) {
+    PlannedShard& shard = plan_.shards[shards[i]];
+    if (owners[tensor_of[i]] != self) shard.end_chunk = shard.first_chunk;
   }
 }
 

@@ -60,7 +60,7 @@ class SavePlanner {
   Result<void> AddShard(ShardView held, const ReplicaGroup& group);
   /// Sorts tensors by key and shards by tensor, and fills shards_of_group_.
   void Sort();
-  /// Limits each of the group's shards to the chunks that this rank writes.
+  /// Gives each of the group's tensors to one rank, and empties the shards of the other ranks.
   void DivideAmong(const ReplicaGroup& group, const std::vector<size_t>& shards);
   /// Removes shards without chunks, and sums up.
   void Finish();

@@ -40,24 +40,41 @@ Sharding BoxesOf(const Shape& shape, const std::vector<Box>& boxes, const std::b
   return sharding;
 }
 
-TEST(SavePlannerTest, ChunksOfAReplicatedTensorAreDividedEvenlyAndCompletely) {
+// The ranks may hold different bytes by mistake; the step then contains those of one rank.
+TEST(SavePlannerTest, AReplicatedTensorIsWrittenByOneRank) {
   const TestTensor tensor(DType::kFloat32, {64, 100});
   StateDict state;
   state.root().Tensor("w", tensor.view());
-  std::multiset<uint64_t> written;
+  int writers = 0;
   for (uint32_t rank = 0; rank < 4; ++rank) {
     const SavePlan plan = PlanOf(state, {.chunk_bytes = 400}, {.rank = rank, .world_size = 4});
-    ASSERT_THAT(plan.shards, SizeIs(1));
-    EXPECT_EQ(plan.shards[0].chunk_count(), 16u) << "rank " << rank;
-    EXPECT_EQ(plan.tensors[0].chunk_count, 16u);
-    EXPECT_EQ(plan.own_bytes, 16u * 400);
     EXPECT_EQ(plan.logical_bytes, 64u * 400);
-    for (uint64_t i = plan.shards[0].first_chunk; i < plan.shards[0].end_chunk; ++i) {
-      written.insert(i);
+    if (plan.shards.empty()) {
+      EXPECT_EQ(plan.tensors[0].chunk_count, 0u);
+      EXPECT_EQ(plan.own_bytes, 0u);
+      continue;
     }
+    ++writers;
+    EXPECT_EQ(plan.shards[0].first_chunk, 0u);
+    EXPECT_EQ(plan.shards[0].end_chunk, 64u);
+    EXPECT_EQ(plan.tensors[0].chunk_count, 64u);
+    EXPECT_EQ(plan.own_bytes, 64u * 400);
   }
-  ASSERT_THAT(written, SizeIs(64));
-  EXPECT_THAT(std::set<uint64_t>(written.begin(), written.end()), SizeIs(64));
+  EXPECT_EQ(writers, 1);
+}
+
+TEST(SavePlannerTest, RanksWriteAboutEquallyManyBytes) {
+  std::vector<TestTensor> tensors;
+  for (const uint64_t bytes : {900, 100, 100, 100, 400, 500, 300, 300, 300}) {
+    tensors.emplace_back(DType::kUInt8, Shape{bytes});
+  }
+  StateDict state;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    state.root().Tensor(std::to_string(i), tensors[i].view());
+  }
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(PlanOf(state, {}, {.rank = rank, .world_size = 3}).own_bytes, 1000u);
+  }
 }
 
 TEST(SavePlannerTest, SharesDoNotDependOnTheOrderOfTheState) {
@@ -81,7 +98,7 @@ TEST(SavePlannerTest, SharesDoNotDependOnTheOrderOfTheState) {
 }
 
 // Property: whatever the sizes and ranks, each chunk is written by exactly one rank, and no rank
-// writes more than its share and one chunk.
+// writes more than its share and one tensor.
 TEST(SavePlannerTest, EveryChunkIsWrittenByExactlyOneRank) {
   testing::SeededRandom random;
   for (int round = 0; round < 30; ++round) {
@@ -99,7 +116,7 @@ TEST(SavePlannerTest, EveryChunkIsWrittenByExactlyOneRank) {
     for (uint32_t rank = 0; rank < ranks; ++rank) {
       const SavePlan plan =
           PlanOf(state, {.chunk_bytes = chunk_bytes}, {.rank = rank, .world_size = ranks});
-      EXPECT_LE(plan.own_bytes, plan.logical_bytes / ranks + chunk_bytes + 1);
+      EXPECT_LE(plan.own_bytes, plan.logical_bytes / ranks + 40 * 40);
       for (const PlannedShard& shard : plan.shards) {
         ASSERT_GT(shard.chunk_count(), 0u);
         for (uint64_t i = shard.first_chunk; i < shard.end_chunk; ++i) {
@@ -116,23 +133,25 @@ TEST(SavePlannerTest, EveryChunkIsWrittenByExactlyOneRank) {
   }
 }
 
-TEST(SavePlannerTest, ADTensorIsTheBoxOfThisRankAndReplicasShareIt) {
+TEST(SavePlannerTest, ADTensorIsTheBoxOfThisRankAndReplicasShareTheTensors) {
   const TestTensor local(DType::kUInt8, {2, 8});
   const Sharding sharding{.global_shape = {4, 8},
                           .mesh = MeshOf({{"shard", 2}, {"replicate", 2}}),
                           .placements = {Placement::Shard(0), Placement::Replicate()},
                           .parts = {}};
   StateDict state;
-  state.root().Sharded("w", local.view(), sharding);
-  std::set<uint64_t> written;
-  for (uint32_t rank = 2; rank < 4; ++rank) {  // both hold rows 2 and 3
+  state.root().Sharded("a", local.view(), sharding);
+  const TestTensor other(DType::kUInt8, {2, 8});
+  state.root().Sharded("b", other.view(), sharding);
+  std::set<size_t> written;
+  for (uint32_t rank = 2; rank < 4; ++rank) {  // both hold rows 2 and 3 of both tensors
     const SavePlan plan = PlanOf(state, {.chunk_bytes = 8}, {.rank = rank, .world_size = 4});
     EXPECT_TRUE(plan.has_shards);
     EXPECT_EQ(plan.tensors[0].shape, (Shape{4, 8}));
     ASSERT_THAT(plan.shards, SizeIs(1));
     EXPECT_EQ(plan.shards[0].grid.box(), (Box{{2, 0}, {2, 8}}));
-    EXPECT_EQ(plan.shards[0].chunk_count(), 1u);
-    written.insert(plan.shards[0].first_chunk);
+    EXPECT_EQ(plan.shards[0].chunk_count(), 2u);
+    written.insert(plan.shards[0].tensor);
   }
   EXPECT_THAT(written, SizeIs(2));
 }
