@@ -1,5 +1,5 @@
 #pragma once
-/// The owner of a file descriptor: files, directories, sockets.
+/// The owner of a file descriptor: files, directories, sockets; and calls that signals interrupt.
 
 #include <unistd.h>
 
@@ -7,6 +7,15 @@
 #include <utility>
 
 namespace cairn::kv {
+
+/// Repeats a system call, which returns -1 and sets errno, as long as signals interrupt it: an open
+/// or a sync on a network file system, for example.
+template <typename Call>
+auto RetryInterrupted(const Call& call) -> decltype(call()) {
+  auto result = call();
+  while (result < 0 && errno == EINTR) result = call();
+  return result;
+}
 
 /// Ownership: move-only. The destructor closes the descriptor and ignores the result, which is
 /// right for a file that was only read; call `Close` after writing. Threads: one at a time.

@@ -14,6 +14,8 @@
 #include <string_view>
 #include <thread>
 
+#include "kv/file_descriptor.h"
+
 namespace cairn::core::internal {
 namespace {
 
@@ -31,7 +33,8 @@ std::optional<std::string> ReadFile(const std::filesystem::path& path, uint64_t 
 /// is noticed. Readers may see a part of it, and wait until its length and checksum match, which
 /// requires neither a rename nor a link.
 Result<void> WriteNewFile(const std::string& path, std::string_view bytes) {
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  const int fd = kv::RetryInterrupted(
+      [&] { return ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644); });
   if (fd < 0) {
     if (errno == EEXIST) {
       return Fail(Error{.code = ErrorCode::kFailedPrecondition,

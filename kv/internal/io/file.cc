@@ -23,14 +23,15 @@ namespace {
 FileDescriptor OpenMaybeDirect(const std::string& path, int flags, bool* direct) {
   flags |= O_CLOEXEC;
   if (*direct) {
-    FileDescriptor file(::open(path.c_str(), flags | O_DIRECT, 0644));
+    FileDescriptor file(
+        RetryInterrupted([&] { return ::open(path.c_str(), flags | O_DIRECT, 0644); }));
     // EINVAL: the file system does not support O_DIRECT (tmpfs). With O_CREAT|O_EXCL it may have
     // created the file nevertheless.
     if (file.is_open() || errno != EINVAL) return file;
     *direct = false;
     if (flags & O_CREAT) ::unlink(path.c_str());
   }
-  return FileDescriptor(::open(path.c_str(), flags, 0644));
+  return FileDescriptor(RetryInterrupted([&] { return ::open(path.c_str(), flags, 0644); }));
 }
 
 /// Returns the alignment that direct I/O on the file requires of memory.
@@ -128,7 +129,8 @@ Result<void> File::Append(std::span<const std::byte> bytes, const char* fault_po
 }
 
 Result<void> File::Truncate(uint64_t size_bytes) {
-  if (::ftruncate(fd(), static_cast<off_t>(size_bytes)) != 0) {
+  const auto size = static_cast<off_t>(size_bytes);
+  if (RetryInterrupted([&] { return ::ftruncate(fd(), size); }) != 0) {
     return Fail(SystemError(errno, "cannot set the size", path_));
   }
   return {};
@@ -136,7 +138,7 @@ Result<void> File::Truncate(uint64_t size_bytes) {
 
 Result<void> File::Sync(const char* fault_point) {
   const int fault = FaultPoint(fault_point);
-  if (fault != 0 || ::fdatasync(fd()) != 0) {
+  if (fault != 0 || RetryInterrupted([&] { return ::fdatasync(fd()); }) != 0) {
     return Fail(SystemError(fault != 0 ? fault : errno, "cannot sync", path_));
   }
   return {};
@@ -153,9 +155,10 @@ Result<void> SyncDirectory(const std::string& path, const char* fault_point) {
   if (const int fault = FaultPoint(fault_point)) {
     return Fail(SystemError(fault, "cannot sync the directory", path));
   }
-  const FileDescriptor directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const FileDescriptor directory(
+      RetryInterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
   if (!directory.is_open()) return Fail(SystemError(errno, "cannot open the directory", path));
-  const int failed = ::fsync(directory.get()) != 0 ? errno : 0;
+  const int failed = RetryInterrupted([&] { return ::fsync(directory.get()); }) != 0 ? errno : 0;
   // Some network file systems cannot sync a directory and return EINVAL. Nothing else can be done.
   if (failed != 0 && failed != EINVAL) {
     return Fail(SystemError(failed, "cannot sync the directory", path));

@@ -11,9 +11,10 @@
 namespace cairn::core::internal {
 
 Result<void> SyncDirectory(const std::string& directory) {
-  const kv::FileDescriptor file(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const kv::FileDescriptor file(kv::RetryInterrupted(
+      [&] { return ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
   if (!file.is_open()) return Fail(SystemError(errno, "cannot open the directory", directory));
-  if (::fsync(file.get()) == 0) return {};
+  if (kv::RetryInterrupted([&] { return ::fsync(file.get()); }) == 0) return {};
   return Fail(SystemError(errno, "cannot sync the directory", directory));
 }
 
@@ -21,8 +22,8 @@ Result<std::unique_ptr<DurableFile>> DurableFile::Create(const std::string& path
   std::unique_ptr<DurableFile> file(new DurableFile());
   file->path_ = path;
   std::string temporary = fmt::format("{}.{}.tmp", path, ::getpid());
-  file->file_ =
-      kv::FileDescriptor(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  file->file_ = kv::FileDescriptor(kv::RetryInterrupted(
+      [&] { return ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666); }));
   if (!file->file_.is_open()) return Fail(SystemError(errno, "cannot create the file", temporary));
   file->temporary_ = std::move(temporary);
   return file;
@@ -46,7 +47,8 @@ Result<void> DurableFile::Write(std::span<const std::byte> bytes) {
 Result<void> DurableFile::Finish() {
   CAIRN_CHECK(file_.is_open());
   // Sync the bytes before the rename, so that no crash leaves the name on an incomplete file.
-  if (::fsync(file_.get()) != 0) return Fail(SystemError(errno, "cannot sync", temporary_));
+  if (kv::RetryInterrupted([&] { return ::fsync(file_.get()); }) != 0)
+    return Fail(SystemError(errno, "cannot sync", temporary_));
   if (const int failed = file_.Close()) {
     return Fail(SystemError(failed, "cannot close", temporary_));
   }

@@ -12,7 +12,8 @@ namespace cairn::core::internal {
 
 Result<std::shared_ptr<const kv::Mapping>> MapFile(const std::string& path) {
   // O_NONBLOCK: opening a FIFO must not wait for a writer.
-  const kv::FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  const kv::FileDescriptor file(kv::RetryInterrupted(
+      [&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); }));
   if (!file.is_open()) return Fail(SystemError(errno, "cannot open the file", path));
   struct stat status{};
   if (::fstat(file.get(), &status) != 0) {
