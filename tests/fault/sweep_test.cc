@@ -1,0 +1,241 @@
+// Goal: whatever happens to one call of the operating system during an operation on a store, every
+// committed step is there afterwards, complete and bit for bit; the operation reports truthfully
+// what became of it; the next open for writing leaves nothing behind, and the next save succeeds.
+//
+// - A failure: the n-th call fails, or all from the n-th on; or it is interrupted, or transfers a
+//   part of its bytes, and then the operation succeeds.
+// - A kill and a power cut after the n-th change (tests/fault/disk_model.h).
+//
+// By default, a part of the calls and a few states per call are tested, another part in each run.
+// CAIRN_SWEEP_STATES (3) is the number of random states of each power cut, and CAIRN_FAULT_ALL
+// tests every call.
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+
+#include "core/checkpoint_store.h"
+#include "tests/core/tensor/test_tensor.h"
+#include "tests/fault/disk_model.h"
+#include "tests/fault/sweep_operations.h"
+#include "tests/fault/system_calls.h"
+#include "tests/support/result_matchers.h"
+#include "tests/support/scoped_temp_dir.h"
+#include "tests/support/seeded_random.h"
+
+namespace cairn::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using core::CheckpointStore;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kPatient{20'000};
+constexpr milliseconds kImpatient{300};
+
+bool TestsAll() { return std::getenv("CAIRN_FAULT_ALL") != nullptr; }
+
+uint64_t StatesPerCut() {
+  const char* given = std::getenv("CAIRN_SWEEP_STATES");
+  return given != nullptr ? std::strtoull(given, nullptr, 10) : TestsAll() ? 20 : 3;
+}
+
+class SweepTest : public ::testing::TestWithParam<SweptOperation> {
+ protected:
+  void SetUp() override {
+    CAIRN_ASSERT_OK(operation_.prepare(dir_ / "prepared"));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const StoreContents before, ReadStore(StoreIn("prepared")));
+    StartAnew("work");
+    const Outcome outcome = operation_.perform(dir_ / "work", kPatient);
+    CAIRN_ASSERT_OK(outcome.performed);
+    CAIRN_ASSERT_OK(outcome.closed);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const StoreContents after, ReadStore(StoreIn("work")));
+    if (operation_.name != "compact") {
+      ASSERT_NE(before, after);
+    }
+    states_ = {before};
+    // A copy of several steps is one commit per step, in their order.
+    for (auto step = after.begin(); operation_.commits > 1 && step != after.end(); ++step) {
+      states_.emplace_back(after.begin(), std::next(step));
+    }
+    if (operation_.commits == 1) states_.push_back(after);
+    ASSERT_EQ(states_.size(), operation_.commits + 1);
+  }
+
+  std::string StoreIn(const std::string& directory) const {
+    return dir_ / (directory + "/" + operation_.store);
+  }
+  void StartAnew(const std::string& directory) const {
+    fs::remove_all(dir_ / directory);
+    fs::copy(dir_ / "prepared", dir_ / directory, fs::copy_options::recursive);
+  }
+
+  /// Checks the store as a reader and as the next writer do, and saves a step. Returns its contents
+  /// before that.
+  StoreContents Check(const std::string& path) {
+    const StoreContents found = CheckStore(path, states_);
+    const auto store = CheckpointStore::Open(path, kv::OpenMode::kWrite, SweptOptions());
+    EXPECT_TRUE(IsOk(store));
+    if (!store) return {};
+    const core::TestTensor tensor(core::DType::kInt8, {100});
+    core::StateDict state;
+    state.root().Tensor("next", tensor.view());
+    EXPECT_TRUE(IsOk((*store)->Save(100, state)));
+    EXPECT_TRUE(IsOk((*store)->Close()));
+    return found;
+  }
+
+  const SweptOperation& operation_ = GetParam();
+  // Calls and states are counted, so tmpfs is as good as a disk.
+  ScopedTempDir dir_{FastDirectory()};
+  std::vector<StoreContents> states_;  // before the operation, and after each of its commits
+  SeededRandom random_;
+};
+
+// --- failures
+
+struct Failure {
+  const char* name;
+  int error_number;
+  FailingCalls::Extent extent;
+  /// Whether the operation succeeds nevertheless.
+  bool is_harmless = false;
+};
+constexpr Failure kFailures[] = {
+    {"EIO", EIO, FailingCalls::Extent::kOnce},
+    {"EIO for good", EIO, FailingCalls::Extent::kForGood},
+    {"ENOSPC", ENOSPC, FailingCalls::Extent::kOnce},
+    {"ENOSPC for good", ENOSPC, FailingCalls::Extent::kForGood},
+    {"EDQUOT", EDQUOT, FailingCalls::Extent::kOnce},
+    {"EMFILE", EMFILE, FailingCalls::Extent::kOnce},
+    {"EINTR", EINTR, FailingCalls::Extent::kOnce, true},
+    {"a short transfer", 0, FailingCalls::Extent::kOnce, true},
+};
+
+class FailureSweepTest : public SweepTest {
+ protected:
+  /// Returns whether there was an n-th call.
+  bool RunWithFailure(const Failure& failure, uint64_t n) {
+    StartAnew("work");
+    bool fired = false;
+    std::string call;
+    Outcome outcome;
+    {
+      FailingCalls calls(dir_ / "work", n, failure.error_number, failure.extent);
+      outcome = operation_.perform(dir_ / "work", kImpatient);
+      fired = calls.fired();
+      call = calls.fired_at();
+    }
+    SCOPED_TRACE(fmt::format("{} at call {} ({}): {}", failure.name, n, call,
+                             outcome.performed ? "success" : outcome.performed.error().ToString()));
+    if (failure.is_harmless) {
+      EXPECT_TRUE(outcome.performed.has_value());
+    }
+    const StoreContents found = Check(StoreIn("work"));
+    if (outcome.performed) {
+      EXPECT_EQ(found, states_.back()) << "an acknowledged change is lost";
+      return fired && !HasFailure();
+    }
+    EXPECT_TRUE(fired);
+    if (found == states_.back() && states_.front() != states_.back()) {
+      EXPECT_TRUE(MayBeCommitted(outcome.performed.error()))
+          << "it was committed, but the error does not say that it may be";
+    }
+    Repeat(found);
+    return fired && !HasFailure();
+  }
+
+  void Repeat(const StoreContents& found) {
+    if (found == states_.back()) return;
+    StartAnew("repeated");
+    EXPECT_TRUE(IsOk(operation_.perform(dir_ / "repeated", kPatient).performed));
+  }
+};
+
+TEST_P(FailureSweepTest, LosesNothingAndIsReportedTruthfully) {
+  uint64_t faults = 0;
+  for (const Failure& failure : kFailures) {
+    const uint64_t stride = TestsAll() ? 1 : 23;
+    for (uint64_t n = TestsAll() ? 1 : random_.Between(1, stride); RunWithFailure(failure, n);
+         n += stride) {
+      ++faults;
+    }
+    if (HasFailure()) return;
+  }
+  fmt::print("{}: {} failures injected\n", operation_.name, faults);
+  EXPECT_GT(faults, TestsAll() ? 100u : 4u);
+}
+
+// --- kills and power cuts
+
+class CutSweepTest : public SweepTest {
+ protected:
+  /// Checks the image, unless it is one that was checked. Returns the number of the state.
+  size_t CheckImage(const DiskImage& image) {
+    const auto [state, is_new] = seen_.try_emplace(DigestOf(image));
+    if (!is_new) return state->second;
+    WriteImage(image, dir_ / "cut");
+    const StoreContents found = Check(StoreIn("cut"));
+    const auto at = std::ranges::find(states_, found);
+    state->second = static_cast<size_t>(at - states_.begin());
+    return state->second;
+  }
+
+  std::map<uint64_t, size_t> seen_;  // by digest
+};
+
+TEST_P(CutSweepTest, LosesNothingAtAnyChange) {
+  StartAnew("work");
+  DiskModel disk(dir_ / "work");
+  ChangeRecorder recorder(dir_ / "work");
+  const Outcome outcome = operation_.perform(dir_ / "work", kPatient);
+  CAIRN_ASSERT_OK(outcome.performed);
+  const std::vector<FileChange> changes = recorder.changes();
+  ASSERT_GT(changes.size(), 20u);
+  const uint64_t stride = TestsAll() ? 1 : 4;
+  uint64_t cuts = 0;
+  size_t newest = 0;  // state that a kill has left
+  uint64_t next = TestsAll() ? 0 : random_.Between(0, stride - 1);
+  for (size_t i = 0; i <= changes.size(); ++i) {
+    const bool is_end = i == changes.size();
+    if (i == next || is_end) {
+      next += stride;
+      SCOPED_TRACE(fmt::format("after change {} of {}: {}", i, changes.size(),
+                               i == 0 ? "" : changes[i - 1].path + " " + changes[i - 1].to));
+      const size_t left = CheckImage(disk.All());
+      EXPECT_GE(left, newest) << "a later kill left an older state";
+      newest = left;
+      std::vector<DiskImage> images = {disk.Durable(), disk.NamesOnly()};
+      for (uint64_t j = 0; j < StatesPerCut(); ++j) images.push_back(disk.Mixture(random_));
+      for (const DiskImage& image : images) {
+        const size_t state = CheckImage(image);
+        if (is_end && states_.front() != states_.back()) {
+          EXPECT_EQ(state, states_.size() - 1) << "an acknowledged change is lost";
+        }
+      }
+      cuts += images.size() + 1;
+      if (HasFailure()) return;
+    }
+    if (!is_end) disk.Apply(changes[i]);
+  }
+  fmt::print("{}: {} kills and power cuts, {} different images\n", operation_.name, cuts,
+             seen_.size());
+}
+
+std::string TestName(const ::testing::TestParamInfo<SweptOperation>& info) {
+  std::string name = info.param.name;
+  std::ranges::replace(name, ' ', '_');
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Of, FailureSweepTest, ::testing::ValuesIn(SweptOperations()), TestName);
+INSTANTIATE_TEST_SUITE_P(Of, CutSweepTest, ::testing::ValuesIn(SweptOperations()), TestName);
+
+}  // namespace
+}  // namespace cairn::testing
