@@ -4,6 +4,8 @@
 
 #include <memory>
 
+#include "core/step/repeats.h"
+
 namespace cairn::core {
 namespace {
 
@@ -73,6 +75,7 @@ class Window {
 Result<uint64_t> ReadRowMajor(const CheckpointStore& store, const kv::StepInfo& step,
                               std::span<const TensorInfo> tensors,
                               const PayloadCallback& on_bytes) {
+  CAIRN_TRY(CheckRepeats(tensors));
   Window window(store, step, on_bytes);
   for (size_t t = 0; t < tensors.size(); ++t) {
     CAIRN_TRY_ASSIGN(const ChunkGrid grid, ChunkGrid::Make(tensors[t].dtype, tensors[t].shape));

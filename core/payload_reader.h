@@ -17,8 +17,8 @@ using PayloadCallback = std::function<Result<void>(size_t tensor, uint64_t offse
 
 /// Calls `on_bytes` with all bytes of all of `tensors`, in order; not at all for tensors without
 /// elements. Every byte is checked before it is passed on. Returns the bytes read from storage.
-/// Errors: those of CheckpointStore::Load and those of `on_bytes`, which end the stream. Memory:
-/// 32 MiB in addition to that of a load.
+/// Errors: those of CheckRepeats, of CheckpointStore::Load, and of `on_bytes`, which end the
+/// stream. Memory: 32 MiB in addition to that of a load.
 Result<uint64_t> ReadRowMajor(const CheckpointStore& store, const kv::StepInfo& step,
                               std::span<const TensorInfo> tensors, const PayloadCallback& on_bytes);
 

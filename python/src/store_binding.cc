@@ -184,6 +184,11 @@ nb::dict StoreBinding::FindStatistics(const StepContents& contents) const {
   })));
 }
 
+void StoreBinding::CheckChunks(const kv::StepInfo& step, nb::str fqn) const {
+  const std::string text = FromPyText(fqn);
+  Unwrap(Use([&](core::CheckpointStore& store) { return store.Chunks(step, text); }));
+}
+
 nb::object StoreBinding::FindExtension(const kv::StepInfo& step, nb::str name) const {
   const std::string text = FromPyText(name);
   const auto extension =

@@ -21,6 +21,7 @@
 #include "kv/options.h"
 #include "kv/snapshot.h"
 #include "kv/store.h"
+#include "tests/fault/examine.h"
 #include "tests/fault/operations.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
@@ -45,45 +46,12 @@ uint64_t PositionsPerFile() {
   return given != nullptr ? std::strtoull(given, nullptr, 10) : 24;
 }
 
-std::string ReadText(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-void WriteText(const std::string& path, std::string_view text) {
-  std::ofstream(path, std::ios::binary | std::ios::trunc) << text;
-}
-
 std::string KindOf(const std::string& relative) {
   if (relative.starts_with("segments/")) return "segment";
   if (relative.starts_with("tables/")) return "table";
   if (relative.starts_with("pages/")) return "page";
   if (relative.starts_with("roots/")) return "root";
   return relative.starts_with("leases/") ? "lease" : relative;
-}
-
-enum class Verdict { kReported, kHarmless, kMissed };
-
-struct Examination {
-  Verdict verdict = Verdict::kMissed;
-  std::string said;
-};
-
-/// Opens the store, verifies it and loads all its steps.
-Examination Examine(const std::string& path, const Steps& expected) {
-  const auto says = [](const Error& error) {
-    return Examination{Verdict::kReported,
-                       fmt::format("{}: {}", ErrorCodeName(error.code), error.ToString())};
-  };
-  const auto store = Store::Open(path, OpenMode::kRead);
-  if (!store) return says(store.error());
-  const auto snapshot = (*store)->Latest();
-  if (!snapshot) return says(snapshot.error());
-  const auto damage = Verify(**snapshot);
-  if (!damage) return says(damage.error());
-  if (!damage->empty()) return {Verdict::kReported, damage->front()};
-  const auto found = LoadAllFrom(**store);
-  if (!found) return says(found.error());
-  return {*found == expected ? Verdict::kHarmless : Verdict::kMissed, ""};
 }
 
 struct Tally {

@@ -12,6 +12,7 @@
 #include "core/load/load_options.h"
 #include "core/state_dict/key_pattern.h"
 #include "core/step/contents.h"
+#include "core/step/repeats.h"
 #include "core/tensor/chunk_grid.h"
 #include "kv/snapshot.h"
 #include "kv/step_info.h"
@@ -70,6 +71,7 @@ Result<Sides> OpenSides(const std::string& address_a, const std::string& address
 
 Result<ValueDifference> CompareValues(const Sides& sides, const core::TensorInfo& tensor,
                                       ProgressLine& progress) {
+  CAIRN_TRY(core::CheckRepeats({&tensor, 1}));
   ValueDifference difference;
   CAIRN_TRY_ASSIGN(difference.elements, core::ElementCount(tensor.shape));
   CAIRN_TRY_ASSIGN(const auto grid, core::ChunkGrid::Make(tensor.dtype, tensor.shape, kPartBytes));

@@ -10,6 +10,7 @@
 #include "core/state_dict/key_pattern.h"
 #include "core/statistics.h"
 #include "core/step/contents.h"
+#include "core/step/repeats.h"
 #include "core/tensor/chunk_grid.h"
 #include "kv/step_info.h"
 #include "tools/common/exit_status.h"
@@ -212,11 +213,19 @@ Result<int> ShowTensor(const DumpRun& run, const Subject& subject, bool all) {
   }
   const bool whole = all || elements <= kMaxShownElements;
   const ArrayLayout layout(subject.slice.box.sizes, whole);
-  CAIRN_TRY_ASSIGN(const core::Statistics statistics, Measure(subject));
+  core::TensorInfo shown = subject.tensor;
+  shown.shape = subject.slice.box.sizes;
+  CAIRN_TRY_ASSIGN(shown.nbytes, core::TensorBytes(shown.dtype, shown.shape));
+  std::optional<core::Statistics> statistics;
+  // Of a tensor that repeats a few elements very often, only the values are shown.
+  if (core::CheckRepeats({&shown, 1})) {
+    CAIRN_TRY_ASSIGN(statistics, Measure(subject));
+  }
   CAIRN_TRY_ASSIGN(const std::vector<std::byte> cells, LoadShown(subject, layout));
   if (run.json) {
     Json json = SubjectJson(subject);
-    json.Set("statistics", StatisticsJson(subject.tensor.dtype, statistics));
+    json.Set("statistics",
+             statistics ? StatisticsJson(subject.tensor.dtype, *statistics) : Json(nullptr));
     json.Set("truncated", !whole);
     json.Set("values",
              whole ? ArrayJson(subject.tensor.dtype, subject.slice.shape, cells) : Json(nullptr));
@@ -225,7 +234,11 @@ Result<int> ShowTensor(const DumpRun& run, const Subject& subject, bool all) {
   }
   PrintHead(*run.out, subject);
   run.out->WriteLine("");
-  PrintStatistics(*run.out, statistics);
+  if (statistics) {
+    PrintStatistics(*run.out, *statistics);
+  } else {
+    run.out->WriteLine("no statistics: the tensor repeats what is stored to a much larger size");
+  }
   run.out->WriteLine("");
   const uint32_t width = run.out->width_columns() != 0 ? run.out->width_columns() : 100;
   run.out->WriteLine(ArrayText(subject.tensor.dtype, layout, subject.slice.dropped, cells, width));

@@ -15,6 +15,7 @@
 #include "core/load/load_options.h"
 #include "core/step/contents.h"
 #include "core/step/internal/owners.h"
+#include "core/step/repeats.h"
 #include "core/tensor/chunk_grid.h"
 #include "kv/mutex.h"
 
@@ -113,6 +114,24 @@ Result<uint64_t> ChangedByReading(const StepView& view_a, const TensorInfo& a,
   return changed;
 }
 
+// Does so for tensors of which CheckRepeats refuses one: reads what both repeat once.
+Result<uint64_t> ChangedByReadingOnce(const StepView& view_a, TensorInfo a, const StepView& view_b,
+                                      TensorInfo b) {
+  uint64_t times = 1;
+  for (size_t d = 0; d < a.shape.size(); ++d) {
+    const auto repeats = [d](const TensorInfo& t) { return t.alias_of && t.alias_strides[d] == 0; };
+    if (!repeats(a) || !repeats(b)) continue;
+    times *= a.shape[d];
+    a.shape[d] = b.shape[d] = 1;
+  }
+  for (TensorInfo* tensor : {&a, &b}) {
+    tensor->nbytes /= times;
+    CAIRN_TRY(CheckRepeats({tensor, 1}));
+  }
+  CAIRN_TRY_ASSIGN(const uint64_t changed, ChangedByReading(view_a, a, view_b, b));
+  return changed * times;
+}
+
 // Holds `reading` while it reads payload: a read uses all cores, and one at a time bounds memory.
 Result<uint64_t> ChangedBytes(const StepView& view_a, const TensorInfo& a, const StepView& view_b,
                               const TensorInfo& b, Mutex& reading) {
@@ -131,6 +150,9 @@ Result<uint64_t> ChangedBytes(const StepView& view_a, const TensorInfo& a, const
     if (changed && (*changed == 0 || is_all)) return *changed;
   }
   const MutexLock lock(reading);
+  if (!CheckRepeats({&a, 1}) || !CheckRepeats({&b, 1})) {
+    return ChangedByReadingOnce(view_a, a, view_b, b);
+  }
   return ChangedByReading(view_a, a, view_b, b);
 }
 

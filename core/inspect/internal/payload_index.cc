@@ -71,9 +71,11 @@ std::vector<ScrubItem> PayloadIndex::ExtentItems() const {
   std::vector<ScrubItem> items;
   for (const auto& [locations, chunk_item] : scattered_) {
     uint64_t first_page = 0;
+    ScrubItem without_extents = chunk_item;
+    without_extents.part = ScrubItem::Part::kExtent;
+    without_extents.chunk.extents = {};
     for (const kv::Extent& extent : chunk_item.chunk.extents) {
-      ScrubItem& item = items.emplace_back(chunk_item);
-      item.part = ScrubItem::Part::kExtent;
+      ScrubItem& item = items.emplace_back(without_extents);
       item.chunk.extents = extent;
       item.first_page = first_page;
       first_page += kv::PageCount(extent.length_bytes);

@@ -13,6 +13,7 @@
 #include "core/interop/archive/internal/durable_file.h"
 #include "core/interop/safetensors/safetensors_writer.h"
 #include "core/payload_reader.h"
+#include "core/step/repeats.h"
 
 namespace cairn::core {
 namespace {
@@ -36,6 +37,7 @@ Result<std::vector<TensorInfo>> SelectTensors(const Contents& contents) {
     }
     tensors.push_back(tensor);
   }
+  CAIRN_TRY(CheckRepeats(tensors));
   return tensors;
 }
 

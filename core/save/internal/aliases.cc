@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "core/step/repeats.h"
 #include "core/tensor/internal/memory_span.h"
 
 namespace cairn::core::internal {
@@ -35,7 +36,7 @@ class GroupPlanner {
     if (owner != group.end()) {
       owner_fqn = tensors_[*owner].fqn;
       AddOwner(tensors_[*owner]);
-    } else if (group.size() == 1) {
+    } else if (group.size() == 1 && !RepeatsMuch(group.front())) {
       // One tensor with gaps or repeats in memory: it is gathered in row-major order.
       AddOwner(tensors_[group.front()]);
       return;
@@ -52,6 +53,11 @@ class GroupPlanner {
   }
 
  private:
+  bool RepeatsMuch(size_t i) const {
+    const TensorView& view = tensors_[i].view;
+    const uint64_t memory_bytes = static_cast<uint64_t>(spans_[i].end - spans_[i].begin);
+    return *TensorBytes(view.dtype, view.shape) > memory_bytes + kMaxRepeatedBytes;
+  }
   static TensorInfo Describe(const NamedTensor& tensor) {
     const auto nbytes = TensorBytes(tensor.view.dtype, tensor.view.shape);
     CAIRN_CHECK(nbytes.has_value());  // SpanOf accepted the tensor

@@ -11,7 +11,9 @@ The C++ side creates torch tensors in host memory that share nothing and are not
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from cairn._base.tree import NUMPY_SCALAR, TENSOR
 from cairn._tensors.contents import TensorLeaf, ValueLeaf, leaf_at, plain_value
 from cairn._tensors.sources import address_of, row_major
 from cairn._tensors.targets import new_array, new_tensor
+from cairn.errors import Unavailable
 
 
 class Reader:
@@ -60,7 +63,8 @@ class Reader:
         """The contents of the leaves, in tree order."""
         results: list[Any] = [None] * len(self._contents)
         if not self._mmap and not self._reads_on_device:
-            results = _cairn.request_new_tensors(self._contents, self._requests)
+            with self._memory_for(None):
+                results = _cairn.request_new_tensors(self._contents, self._requests)
         others = [i for i, made in enumerate(results) if made is None]
         leaves = [leaf_at(self._contents, i) for i in others]
         # First, because it may raise.
@@ -76,7 +80,8 @@ class Reader:
             self._map(needed)
         for info, kinds in needed:
             if info.fqn not in self._mapped:
-                self._allocate(info, kinds)
+                with self._memory_for(info):
+                    self._allocate(info, kinds)
         if len(self._requests) > 0:
             devices.load(self._native, self._contents.info, self._requests)
         self._move()
@@ -95,7 +100,9 @@ class Reader:
             info, place = leaf.info, leaf.info.place
             # An owner that is not a leaf is only worth reading if two tensors share its bytes.
             owner = self._contents.find_tensor(place[0])
-            if owner is not None and owner.fqn not in selected and sharers[owner.fqn] < 2:
+            # One that repeats the elements of its owner is longer than it.
+            is_part = owner is not None and info.nbytes <= owner.nbytes
+            if is_part and owner.fqn not in selected and sharers[owner.fqn] < 2:
                 owner = None
             # torch expresses the offset of a view in elements.
             aligned = info.alias_offset_bytes % dtypes.item_bytes(info.dtype) == 0
@@ -122,6 +129,25 @@ class Reader:
                 memory = _mapped_view(memory, info, needs_torch)
             self._memory[info.fqn] = memory
             self._mapped.add(info.fqn)
+
+    @contextlib.contextmanager
+    def _memory_for(self, info: _cairn.TensorInfo | None) -> Iterator[None]:
+        """Raises Corrupt if memory cannot be allocated because a record states a wrong length, and
+        otherwise Unavailable. The tensor is not known if many are allocated together."""
+        try:
+            yield
+        except (MemoryError, ValueError, RuntimeError) as error:
+            leaves = (leaf_at(self._contents, i) for i in range(len(self._contents)))
+            infos = [leaf.info for leaf in leaves if isinstance(leaf, TensorLeaf)]
+            largest = info or max(infos, key=lambda each: each.nbytes)
+            for each in [largest, *infos]:
+                self._native.check_chunks(self._contents.info, each.fqn)
+            raise Unavailable(
+                f"there is not enough memory for '{largest.fqn}' ({largest.nbytes:,} bytes): read "
+                "fewer keys, or load parts into existing tensors",
+                key=largest.fqn,
+                step=self._contents.step,
+            ) from error
 
     def _allocate(self, info: _cairn.TensorInfo, kinds: set[int]) -> None:
         """Allocates memory for a complete tensor, and requests its contents."""

@@ -101,6 +101,33 @@ TEST_F(ForgedStepTest, MapsAndListsOfChunksRefuseOverlaps) {
   EXPECT_THAT(store->Chunks(Step(1), "w"), IsError(ErrorCode::kDataLoss, "exactly once"));
 }
 
+// A chunk in very many places: each page is the same one page of a segment.
+TEST_F(ForgedStepTest, AChunkOfVeryManyExtentsIsReadInLinearTime) {
+  constexpr uint64_t kPages = 32'768;
+  const TensorInfo tensor = Bytes("w", {kPages * kv::kPageBytes}, 1);
+  CAIRN_ASSERT_OK_AND_ASSIGN(auto writer, store->kv().Begin(1, {}));
+  CAIRN_ASSERT_OK(writer->AddRecord(kv::Column::kTensors, kv::FqnKey(tensor.fqn),
+                                    internal::EncodeTensor(tensor)));
+  const std::vector<std::byte> page(kv::kPageBytes, std::byte{7});
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto appended,
+                             writer->Append(CopiedPayload(page), kv::SegmentAlignment::k64));
+  const std::vector<kv::Extent> extents(kPages, appended.extent);
+  CAIRN_ASSERT_OK(writer->AddChunk(kv::ChunkKey("w", Shape{0}),
+                                   {.sizes = tensor.shape,
+                                    .extents = kv::Extents(extents),
+                                    .digest = appended.digest,
+                                    .since_step = 1},
+                                   /*reused=*/false));
+  StateDict tree;
+  tree.root().Tensor("w", {DType::kUInt8, {1}, {}, one_.data()});
+  CAIRN_ASSERT_OK(writer->SetStructure(EncodeTree(tree.tree)));
+  CAIRN_ASSERT_OK(
+      writer->Commit({.tensor_count = 1, .value_count = 0, .logical_bytes = tensor.nbytes}));
+  // The digest is not that of the chunk.
+  EXPECT_FALSE(VerifyAll().empty());
+  EXPECT_THAT(Load("w", {{tensor.shape[0] - 100}, {100}}), IsError(ErrorCode::kDataLoss, ""));
+}
+
 TEST_F(ForgedStepTest, AnAliasBeyondItsOwnerIsRefused) {
   for (const auto& [offset, strides, shape] :
        std::vector<std::tuple<uint64_t, std::vector<uint64_t>, Shape>>{

@@ -1,0 +1,104 @@
+"""Stores and files that are made to harm their readers: small files that state enormous sizes.
+
+Every command ends at once, with one error or a short answer.
+"""
+
+import shutil
+
+import cairn
+import pytest
+import torch
+
+from tool_programs import small_model
+
+
+@pytest.fixture(scope="module")
+def repeating(tmp_path_factory):
+    """A store of a few hundred bytes with tensors of terabytes."""
+    path = tmp_path_factory.mktemp("repeating") / "store"
+    shared = torch.arange(100.0)
+    with cairn.open(path, mode="a") as store:
+        store.save(1, {"alone": torch.tensor(2.5).expand(1 << 40), "small": torch.ones(3)})
+        state = {"shared": shared, "part": shared[:2].expand(1 << 40, 2), "small": torch.ones(3)}
+        store.save(2, state)
+        shared += 1
+        store.save(3, state)
+    return path
+
+
+def test_a_tensor_that_repeats_its_elements_is_not_written_out(repeating):
+    assert sum(file.stat().st_size for file in repeating.rglob("*") if file.is_file()) < 100_000
+    with cairn.open(repeating) as store:
+        got = store.read(step=1)
+        assert got["alone"].shape == (1 << 40,) and got["alone"].stride() == (0,)
+        assert got["alone"][12345] == 2.5 and got["alone"].untyped_storage().nbytes() == 4
+        got = store.read(step=2)
+        assert got["part"].shape == (1 << 40, 2) and got["part"][7].tolist() == [0, 1]
+        assert got["part"].data_ptr() == got["shared"].data_ptr()
+
+
+def test_memory_that_does_not_exist_is_an_error_of_cairn(repeating):
+    with cairn.open(repeating) as store:
+        with pytest.raises(cairn.Unavailable, match="not enough memory for 'part'") as raised:
+            store.read("part", step=2)  # without the tensor whose memory it shares
+        assert raised.value.key == "part" and raised.value.step == 2
+        assert torch.equal(store.read("small", step=2)["small"], torch.ones(3))
+
+
+def test_show_and_diff_do_not_read_what_is_repeated(repeating, dump):
+    shown = dump("show", f"{repeating}@1", "alone")
+    assert shown.status == 0 and "no statistics" in shown.out and "2.5" in shown.out
+    assert dump("show", f"{repeating}@1", "alone", "--json").json()["statistics"] is None
+    part = dump("show", f"{repeating}@2", "part", "--slice", "0:10,1", "--json").json()
+    assert part["values"] == [1] * 10
+    changes = {change["fqn"]: change for change in
+               dump("diff", f"{repeating}@2", f"{repeating}@3", "--json").json()["changes"]}
+    assert changes["part"]["changed_bytes"] == (1 << 40) * 8
+    refused = dump("diff", f"{repeating}@2", f"{repeating}@3", "--values")
+    assert refused.status == 2 and "(key part)" in refused.err
+    assert dump("diff", f"{repeating}@2", f"{repeating}@3", "!part", "--values").status == 1
+    assert dump("verify", repeating).status == 0
+
+
+@pytest.mark.parametrize("step, key", [(1, "alone"), (2, "part")])
+def test_exports_refuse_what_is_repeated(repeating, admin, tmp_path, step, key):
+    out = tmp_path / "out.safetensors"
+    refused = admin("export", f"{repeating}@{step}", out)
+    assert refused.status == 2 and "repeats elements" in refused.err and key in refused.err
+    assert list(tmp_path.iterdir()) == []
+    assert admin("export", f"{repeating}@{step}", out, f"!{key}").status == 0
+    # A file of torch.save has the storage once, and the shape.
+    assert admin("export", f"{repeating}@{step}", tmp_path / "out.pt").status == 0
+    loaded = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert loaded[key].numel() >= 1 << 40
+
+
+def test_bytes_after_the_end_of_any_file_are_damage(dump, two_steps, tmp_path):
+    newest = min((two_steps / "roots").iterdir()).name
+    for original in sorted(path for path in two_steps.rglob("*") if path.is_file()):
+        name = original.relative_to(two_steps)
+        # Earlier roots, and the lease of a writer that has ended, are not needed.
+        if name.parts[0] == "leases" or (name.parts[0] == "roots" and name.name != newest):
+            continue
+        store = tmp_path / "store"
+        shutil.copytree(two_steps, store)
+        with open(store / name, "ab") as file:
+            file.write(b"more")
+        verdict = dump("verify", store, "--json")
+        assert verdict.status == 1, (name, verdict.out)
+        shutil.rmtree(store)
+
+
+def test_an_import_that_is_refused_leaves_no_store(admin, tmp_path):
+    refused = []
+    (tmp_path / "text.safetensors").write_bytes(b"no header")
+    refused.append("text.safetensors")
+    (tmp_path / "long.safetensors").write_bytes((1 << 60).to_bytes(8, "little") + b"{}")
+    refused.append("long.safetensors")
+    torch.save(small_model(), tmp_path / "whole.pt")
+    (tmp_path / "cut.pt").write_bytes((tmp_path / "whole.pt").read_bytes()[:-100])
+    refused.append("cut.pt")
+    for name in refused:
+        finished = admin("import", tmp_path / "store", "--step", 1, tmp_path / name)
+        assert finished.status == 2 and name in finished.err
+        assert not (tmp_path / "store").exists(), name
