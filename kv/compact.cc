@@ -16,6 +16,7 @@
 #include "kv/div.h"
 #include "kv/internal/commit/root_change.h"
 #include "kv/internal/commit/store_state.h"
+#include "kv/internal/compact/compact_turn.h"
 #include "kv/internal/compact/live_ranges.h"
 #include "kv/internal/compact/payload_mover.h"
 #include "kv/internal/compact/step_rewriter.h"
@@ -34,32 +35,6 @@ using internal::StoreState;
 constexpr uint64_t kMaxChunkBytes = 64 << 20;      // that is written in another form
 constexpr double kMinGain = 0.05;                  // of the files that are rewritten
 constexpr uint64_t kFileOverheadBytes = 3 * 4096;  // of a segment, without its page digests
-
-/// Makes other compactions fail while it exists.
-class CompactTurn {
- public:
-  static Result<std::unique_ptr<CompactTurn>> Take(StoreState& state) {
-    const auto fail = [&](const char* message) {
-      return Fail(Error{.code = ErrorCode::kFailedPrecondition,
-                        .message = message,
-                        .file = state.storage->address()});
-    };
-    if (!state.writable) {
-      return fail("the store is open for reading only; open it for writing to compact it");
-    }
-    CAIRN_TRY(internal::CheckCanCommit(state));
-    CAIRN_TRY(internal::CheckStillWriter(state));
-    if (state.compacting.exchange(true)) {
-      return fail("another compaction of this store is still running; wait for it");
-    }
-    return std::unique_ptr<CompactTurn>(new CompactTurn(state));
-  }
-  ~CompactTurn() { state_.compacting = false; }
-
- private:
-  explicit CompactTurn(StoreState& state) : state_(state) {}
-  StoreState& state_;
-};
 
 /// Returns whether one segment with the used bytes is clearly smaller than the files are.
 bool IsWorthwhile(uint64_t file_bytes, uint64_t live_bytes) {
@@ -281,7 +256,7 @@ Result<CompactReport> Compact(Store& store, const CompactOptions& options) {
     return Fail(ErrorCode::kInvalidArgument, "the unused part of a segment is from 0 to 1");
   }
   StoreState& state = *store.state();
-  CAIRN_TRY_ASSIGN(const auto turn, CompactTurn::Take(state));
+  CAIRN_TRY_ASSIGN(const auto turn, internal::CompactTurn::Take(state));
   Result<CompactReport> report = Compaction(store, options).Run();
   if (report || state.outcome_unknown) return report;
   // Another writer may have removed what this one has written. Then its name is the better error.

@@ -14,6 +14,7 @@
 #include "tools/admin/import.h"
 #include "tools/admin/merge.h"
 #include "tools/admin/rebuild.h"
+#include "tools/admin/repair.h"
 #include "tools/admin/versions.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/program.h"
@@ -32,6 +33,7 @@ struct Values {
   PolicyCommand policy;
   PruneCommand prune;
   CompactCommand compact;
+  RepairCommand repair;
   CompressionCommand compression;
   EditCommand edit;
   MergeCommand merge;
@@ -209,23 +211,35 @@ Verb CheckStorageVerb(CheckStorageOptions& options) {
 }
 
 CommandLine MakeCommandLine(Values& values) {
-  return {
-      .name = "kv-admin",
-      .version = CAIRN_VERSION,
-      .summary = "Changes a Cairn store.",
-      .usage = "kv-admin VERB STORE ...",
-      .verbs = {ImportVerb(values.import), ExportVerb(values), DeleteVerb(values.delete_steps),
-                TagVerb(values.tag), UntagVerb(values.tag), PolicyVerb(values.policy),
-                PruneVerb(values.prune), CompactVerb(values.compact),
-                CompressionVerb(values.compression), RebuildVerb(values.rebuild_store),
-                RenameVerb(values.edit), DropVerb(values.edit), GraftVerb(values.edit),
-                ForkVerb(values.edit), MergeVerb(values.merge), PushVerb(values.copy),
-                PullVerb(values.copy), MirrorVerb(values.mirror),
-                CheckStorageVerb(values.check_storage)},
-      .notes =
-          "`kv-admin VERB --help` lists the options of a verb, with examples.\n"
-          "Exit status: 0 success; 2 failure, which leaves the store as it was, except that steps "
-          "which were copied before it remain."};
+  return {.name = "kv-admin",
+          .version = CAIRN_VERSION,
+          .summary = "Changes a Cairn store.",
+          .usage = "kv-admin VERB STORE ...",
+          .verbs = {ImportVerb(values.import),
+                    ExportVerb(values),
+                    DeleteVerb(values.delete_steps),
+                    TagVerb(values.tag),
+                    UntagVerb(values.tag),
+                    PolicyVerb(values.policy),
+                    PruneVerb(values.prune),
+                    CompactVerb(values.compact),
+                    CompressionVerb(values.compression),
+                    RebuildVerb(values.rebuild_store),
+                    RepairVerb(values.repair),
+                    RenameVerb(values.edit),
+                    DropVerb(values.edit),
+                    GraftVerb(values.edit),
+                    ForkVerb(values.edit),
+                    MergeVerb(values.merge),
+                    PushVerb(values.copy),
+                    PullVerb(values.copy),
+                    MirrorVerb(values.mirror),
+                    CheckStorageVerb(values.check_storage)},
+          .notes =
+              "`kv-admin VERB --help` lists the options of a verb, with examples.\n"
+              "Exit status: 0 success; 1 damage remains (repair); 2 failure, which leaves the "
+              "store as it was, except that steps "
+              "which were copied before it remain."};
 }
 
 }  // namespace

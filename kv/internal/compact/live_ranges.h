@@ -12,6 +12,7 @@
 
 #include "kv/error.h"
 #include "kv/extents.h"
+#include "kv/internal/compact/payload_moves.h"
 #include "kv/internal/records/kv_records.h"
 
 namespace cairn::kv::internal {
@@ -45,12 +46,12 @@ struct ChunkVersion {
 };
 
 /// Threads: one.
-class LiveRanges {
+class LiveRanges final : public PayloadMoves {
  public:
   /// Collects what is stored in `segments`. `with_raw`: chunks without deltas are versions, too.
   LiveRanges(std::set<uint64_t> segments, bool with_raw);
 
-  bool Contains(uint64_t segment_id) const { return segments_.contains(segment_id); }
+  bool Contains(uint64_t segment_id) const override { return segments_.contains(segment_id); }
   /// Adds the chunks of one step after another, in the order in which they are to be stored.
   /// kDataLoss: its extents contradict those of another chunk.
   Result<void> Add(std::string_view key, const ChunkEntry& entry);
@@ -70,8 +71,7 @@ class LiveRanges {
   /// Returns the ranges that are not replaced, in the order in which they were added.
   std::vector<LiveRange*> InOrder();
 
-  /// Returns the extents of a chunk after the move; nothing if they are the same.
-  std::optional<ChunkExtents> Moved(const ChunkExtents& extents) const;
+  std::optional<ChunkExtents> Moved(const ChunkExtents& extents) const override;
 
  private:
   using ByOffset = std::map<uint64_t, LiveRange>;

@@ -19,10 +19,10 @@ namespace cairn::kv::internal {
 namespace {
 
 /// Returns the record with the locations after the move; nothing if they are the same.
-Result<std::optional<std::vector<std::byte>>> MovedRecord(const LiveRanges& ranges,
+Result<std::optional<std::vector<std::byte>>> MovedRecord(const PayloadMoves& moves,
                                                           std::span<const std::byte> record) {
   CAIRN_TRY_ASSIGN(const ChunkExtents extents, DecodeChunkExtents(record));
-  std::optional<ChunkExtents> moved = ranges.Moved(extents);
+  std::optional<ChunkExtents> moved = moves.Moved(extents);
   if (!moved) return std::nullopt;
   CAIRN_TRY_ASSIGN(ChunkEntry entry, DecodeChunk(record));
   entry.extents = *std::move(moved);
@@ -31,9 +31,9 @@ Result<std::optional<std::vector<std::byte>>> MovedRecord(const LiveRanges& rang
 
 }  // namespace
 
-StepRewriter::StepRewriter(StoreState& state, const LiveRanges& ranges,
+StepRewriter::StepRewriter(StoreState& state, const PayloadMoves& moves,
                            std::span<const SegmentInfo> added)
-    : state_(state), ranges_(ranges) {
+    : state_(state), moves_(moves) {
   for (const SegmentInfo& info : added) added_[info.segment_id] = info;
 }
 
@@ -52,10 +52,10 @@ StepRewriter::~StepRewriter() {
   }
 }
 
-Result<bool> StepRewriter::UsesRanges(const StepEntry& entry) const {
+Result<bool> StepRewriter::IsAffected(const StepEntry& entry) const {
   CAIRN_TRY_ASSIGN(const auto usage, UsageOf(state_, entry));
   return std::ranges::any_of(
-      usage, [this](const SegmentUse& use) { return ranges_.Contains(use.segment.id); });
+      usage, [this](const SegmentUse& use) { return moves_.Contains(use.segment.id); });
 }
 
 Result<void> StepRewriter::Rewrite() {
@@ -66,8 +66,8 @@ Result<void> StepRewriter::Rewrite() {
     const uint64_t step = entry->info.step;
     auto found = rewritten_.find(step);
     if (found == rewritten_.end() || found->second.old_entry != entry) {
-      CAIRN_TRY_ASSIGN(const bool uses_ranges, UsesRanges(*entry));
-      if (uses_ranges) CAIRN_TRY(RewriteStep(entry, before));
+      CAIRN_TRY_ASSIGN(const bool is_affected, IsAffected(*entry));
+      if (is_affected) CAIRN_TRY(RewriteStep(entry, before));
       found = rewritten_.find(step);
     }
     before = found != rewritten_.end() ? &found->second.entry : entry.get();
@@ -87,7 +87,7 @@ Result<void> StepRewriter::RewriteStep(const StepEntryPtr& old_entry, const Step
   const auto add = [&](Column column, std::string_view key,
                        std::span<const std::byte> record) -> Result<void> {
     if (column != Column::kChunks) return table.Add(column, key, record);
-    CAIRN_TRY_ASSIGN(const auto moved, MovedRecord(ranges_, record));
+    CAIRN_TRY_ASSIGN(const auto moved, MovedRecord(moves_, record));
     return table.Add(column, key, moved ? std::span<const std::byte>(*moved) : record);
   };
   for (const Column column : {Column::kTensors, Column::kChunks, Column::kValues,
@@ -98,7 +98,7 @@ Result<void> StepRewriter::RewriteStep(const StepEntryPtr& old_entry, const Step
                      CAIRN_TRY(add(column, key.substr(1), record));
                      if (column != Column::kSegments) return true;
                      CAIRN_TRY_ASSIGN(SegmentInfo info, DecodeSegment(record));
-                     if (ranges_.Contains(info.segment_id))
+                     if (moves_.Contains(info.segment_id))
                        replaced_[info.segment_id] = std::move(info);
                      return true;
                    }));

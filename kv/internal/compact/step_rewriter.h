@@ -9,7 +9,7 @@
 
 #include "kv/error.h"
 #include "kv/internal/commit/store_state.h"
-#include "kv/internal/compact/live_ranges.h"
+#include "kv/internal/compact/payload_moves.h"
 #include "kv/internal/root/root_record.h"
 #include "kv/internal/table/table_stack.h"
 #include "kv/step_info.h"
@@ -19,14 +19,14 @@ namespace cairn::kv::internal {
 /// The destructor removes the tables that no committed step has. Threads: one.
 class StepRewriter {
  public:
-  /// `ranges` were moved to the segments `added`. All arguments outlive it.
-  StepRewriter(StoreState& state, const LiveRanges& ranges, std::span<const SegmentInfo> added);
+  /// Payload was moved to the segments `added`. All arguments outlive it.
+  StepRewriter(StoreState& state, const PayloadMoves& moves, std::span<const SegmentInfo> added);
   ~StepRewriter();
   StepRewriter(const StepRewriter&) = delete;
   StepRewriter& operator=(const StepRewriter&) = delete;
 
-  /// Writes new tables for the steps of the newest root that use a segment of the ranges and that
-  /// were not rewritten yet.
+  /// Writes new tables for the steps of the newest root that use a segment from which payload
+  /// was moved and that were not rewritten yet.
   Result<void> Rewrite();
   /// Commits a root in which the steps have their new tables, including those steps that have been
   /// committed since Rewrite. The segments that no step uses any more are removed when the grace
@@ -39,11 +39,11 @@ class StepRewriter {
     StepEntry entry;
   };
   Result<void> RewriteStep(const StepEntryPtr& old_entry, const StepEntry* base);
-  Result<bool> UsesRanges(const StepEntry& entry) const;
+  Result<bool> IsAffected(const StepEntry& entry) const;
   Result<void> ForgetStale();
 
   StoreState& state_;
-  const LiveRanges& ranges_;
+  const PayloadMoves& moves_;
   std::map<uint64_t, SegmentInfo> added_;
   std::map<uint64_t, SegmentInfo> replaced_;
   std::map<uint64_t, Rewritten> rewritten_;  // by step

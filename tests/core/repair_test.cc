@@ -1,0 +1,192 @@
+// Damaged payload is replaced by good copies from other stores and other steps.
+
+#include "core/repair.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "core/load/load_options.h"
+#include "kv/copy_steps.h"
+#include "kv/snapshot.h"
+#include "kv/store.h"
+#include "tests/core/tensor/test_tensor.h"
+
+namespace cairn::core {
+namespace {
+
+namespace fs = std::filesystem;
+using cairn::testing::IsError;
+using ::testing::ElementsAre;
+using ::testing::Field;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+class RepairTest : public StoreTest {
+ protected:
+  using Sources = std::vector<std::unique_ptr<CheckpointStore>>;
+
+  void SetUp() override {
+    StoreTest::SetUp();
+    SaveStep(1);
+    tensors_[0].bytes[100] ^= std::byte{1};
+    SaveStep(2, {.max_deltas = 4});
+    tensors_[1].bytes[70'000] ^= std::byte{1};
+    SaveStep(3);
+  }
+
+  void SaveStep(uint64_t step, SaveOptions options = {}) {
+    options.chunk_bytes = 256 << 10;
+    StateDict state;
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      state.root().Tensor(fmt::format("t{}", i), tensors_[i].view());
+    }
+    Save(step, state, options);
+    saved_[step] = tensors_;
+  }
+
+  /// Copies all steps to another store, and returns it, open for reading.
+  Sources MakeMirror() {
+    const std::string path = directory / "mirror";
+    auto mirror = CheckpointStore::Open(path, kv::OpenMode::kWrite);
+    EXPECT_TRUE(testing::IsOk(mirror));
+    kv::CopyOptions options;
+    options.steps = {1, 2, 3};
+    EXPECT_TRUE(testing::IsOk(kv::CopySteps(store->kv(), (*mirror)->kv(), options)));
+    mirror->reset();
+    Sources sources;
+    sources.push_back(*CheckpointStore::Open(path, kv::OpenMode::kRead));
+    return sources;
+  }
+
+  std::vector<std::string> Segments() const {
+    std::vector<std::string> files;
+    for (const auto& entry : fs::directory_iterator(directory / "store/segments")) {
+      files.push_back(entry.path());
+    }
+    std::ranges::sort(files);
+    return files;
+  }
+
+  /// Changes a byte, and opens the store again.
+  void Flip(const std::string& path, uint64_t offset_bytes) {
+    store.reset();
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(static_cast<std::streamoff>(offset_bytes));
+    const auto before = static_cast<char>(file.get());
+    file.seekp(static_cast<std::streamoff>(offset_bytes));
+    file.put(static_cast<char>(before ^ 0x10));
+    ASSERT_TRUE(file.good());
+    file.close();
+    Reopen();
+  }
+
+  void ExpectWhole() {
+    EXPECT_THAT(VerifyAll(), IsEmpty());
+    for (const auto& [step, tensors] : saved_) {
+      for (size_t i = 0; i < tensors.size(); ++i) {
+        EXPECT_EQ(LoadBytes(step, fmt::format("t{}", i)), tensors[i].bytes) << step << " " << i;
+      }
+    }
+  }
+
+  std::vector<TestTensor> tensors_{
+      {DType::kBFloat16, {300'000}, 1}, {DType::kFloat32, {100'000}, 2}, {DType::kInt8, {5}, 3}};
+  std::map<uint64_t, std::vector<TestTensor>> saved_;
+};
+
+TEST_F(RepairTest, EveryDamagedByteIsReplacedFromAMirror) {
+  const Sources mirror = MakeMirror();
+  for (const std::string& segment : Segments()) {
+    const uint64_t size_bytes = fs::file_size(segment);
+    // The header, payload, page digests, the footer and the trailer.
+    for (const uint64_t offset :
+         {uint64_t{9}, uint64_t{4096}, size_bytes / 2, size_bytes - 5000, size_bytes - 20}) {
+      SCOPED_TRACE(fmt::format("{} byte {}", segment, offset));
+      store.reset();
+      fs::copy(directory / "store", directory / "whole", fs::copy_options::recursive);
+      Flip(segment, offset);
+      const bool is_damaged = !VerifyAll().empty();
+      CAIRN_ASSERT_OK_AND_ASSIGN(const RepairReport report, Repair(*store, mirror));
+      EXPECT_EQ(report.found > 0, is_damaged);
+      EXPECT_THAT(report.remaining, IsEmpty());
+      ExpectWhole();
+      store.reset();
+      fs::remove_all(directory / "store");
+      fs::rename(directory / "whole", directory / "store");
+      Reopen();
+    }
+  }
+}
+
+TEST_F(RepairTest, MissingAndCutSegmentsAreWrittenAgain) {
+  const Sources mirror = MakeMirror();
+  const std::vector<std::string> segments = Segments();
+  store.reset();
+  fs::remove(segments[0]);
+  fs::resize_file(segments[1], 5000);
+  Reopen();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const RepairReport report, Repair(*store, mirror));
+  EXPECT_GT(report.repaired_chunks, 0u);
+  EXPECT_GT(report.rewritten_steps, 0u);
+  EXPECT_THAT(report.remaining, IsEmpty());
+  ExpectWhole();
+  Reopen();
+  ExpectWhole();
+}
+
+TEST_F(RepairTest, ACopyInAnotherStepIsFoundWithoutASource) {
+  // Step 4 is written completely, and has the bytes of step 3.
+  SaveStep(4, {.incremental = false});
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto chunks, store->Chunks(Step(4), "t1"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->kv().Latest());
+  const kv::Extent extent = chunks.back().extents.front();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto segment, snapshot->FindSegment(extent.segment_id));
+  Flip(directory / ("store/segments/" + segment.name), extent.offset_bytes);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const RepairReport report, Repair(*store, {}));
+  EXPECT_EQ(report.damaged_chunks, 1u);
+  EXPECT_EQ(report.repaired_chunks, 1u);
+  EXPECT_GT(report.moved_chunks, 0u);
+  EXPECT_THAT(report.remaining, IsEmpty());
+  ExpectWhole();
+}
+
+TEST_F(RepairTest, WhatHasNoCopyRemainsDamagedAndIsNamed) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto chunks, store->Chunks(Step(1), "t2"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->kv().Latest());
+  const kv::Extent extent = chunks[0].extents.front();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto segment, snapshot->FindSegment(extent.segment_id));
+  Flip(directory / ("store/segments/" + segment.name), extent.offset_bytes);
+  for (const bool dry_run : {true, false, false}) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const RepairReport report,
+                               Repair(*store, {}, {.dry_run = dry_run, .progress = {}}));
+    EXPECT_THAT(report.remaining, ElementsAre(Field(&Error::key, "t2")));
+    EXPECT_EQ(report.repaired_chunks, 0u);
+  }
+  TestTensor target(DType::kInt8, {5});
+  const LoadRequest request = WholeRequest("t2", target);
+  EXPECT_THAT(store->Load(Step(1), {&request, 1}), IsError(ErrorCode::kDataLoss, ""));
+  EXPECT_EQ(LoadBytes(1, "t0"), saved_[1][0].bytes);
+}
+
+TEST_F(RepairTest, AStoreWithoutDamageIsNotChanged) {
+  const auto segments = Segments();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const RepairReport report, Repair(*store, {}));
+  EXPECT_EQ(report.found, 0u);
+  EXPECT_EQ(Segments(), segments);
+  const Sources mirror = MakeMirror();
+  Flip(segments[0], 4096);
+  Reopen(kv::OpenMode::kRead);
+  EXPECT_THAT(Repair(*store, mirror), IsError(ErrorCode::kFailedPrecondition, "reading"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const RepairReport planned,
+                             Repair(*store, mirror, {.dry_run = true, .progress = {}}));
+  EXPECT_EQ(planned.repaired_chunks, 1u);
+  EXPECT_EQ(Segments(), segments);
+}
+
+}  // namespace
+}  // namespace cairn::core

@@ -1,0 +1,64 @@
+"""kv-admin repair: damaged bytes are replaced from a mirror, and what has no copy is named."""
+
+import shutil
+
+import cairn
+import pytest
+import torch
+
+from test_damage import flip
+
+
+@pytest.fixture
+def mirrored(two_steps, admin, tmp_path):
+    """A store and a complete mirror of it."""
+    shutil.copytree(two_steps, tmp_path / "store")
+    pushed = admin("push", f"{tmp_path / 'store'}@{{100,200}}", tmp_path / "mirror")
+    assert pushed.status == 0, pushed.err
+    return tmp_path / "store", tmp_path / "mirror"
+
+
+def bytes_of_all(path):
+    with cairn.open(path) as store:
+        return {step: store.read(step=step, flat=True) for step in (100, 200)}
+
+
+def test_a_mirror_repairs_flips_and_missing_segments(mirrored, dump, admin, two_steps):
+    store, mirror = mirrored
+    first, *others = sorted((store / "segments").iterdir())
+    flip(first, 4100, 3)
+    for segment in others:
+        segment.unlink()
+    assert dump("verify", store).status == 1
+    planned = admin("repair", store, "--from", mirror, "--dry-run")
+    assert planned.status == 0 and "would write" in planned.out
+    assert dump("verify", store).status == 1
+    repaired = admin("repair", store, "--from", mirror, "--json")
+    assert repaired.status == 0, repaired.out
+    report = repaired.json()
+    assert report["repaired_chunks"] == report["damaged_chunks"] > 0
+    assert report["remaining"] == []
+    assert dump("verify", store).status == 0
+    want, got = bytes_of_all(two_steps), bytes_of_all(store)
+    for step in want:
+        assert want[step].keys() == got[step].keys()
+        assert all(torch.equal(want[step][key], got[step][key]) for key in want[step])
+    again = admin("repair", store, "--from", mirror)
+    assert again.status == 0 and "no damage" in again.out
+
+
+def test_what_has_no_copy_is_named(mirrored, admin, dump):
+    store, _ = mirrored
+    flip(max((store / "segments").iterdir(), key=lambda path: path.stat().st_size), 4100, 3)
+    left = admin("repair", store)
+    assert left.status == 1 and "remains: " in left.out and "(key " in left.out
+    assert dump("verify", store).status == 1
+
+
+def test_mistakes(mirrored, admin, tmp_path):
+    store, mirror = mirrored
+    assert "without a step" in admin("repair", f"{store}@100").err
+    missing = admin("repair", store, "--from", tmp_path / "nothing")
+    assert missing.status == 2 and "nothing" in missing.err
+    assert admin("repair", tmp_path / "nothing", "--from", mirror).status == 2
+    assert not (tmp_path / "nothing").exists()
