@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
+
+from cairn.errors import Corrupt
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,9 @@ class LoadReport:
     direct_bytes: int
     """The part of ``bytes_read`` that GPUs read from the segments (GPUDirect Storage)."""
     seconds: float
+    skipped: Mapping[str, Corrupt] = field(default_factory=dict)
+    """With ``skip_damaged=True``: the errors of the damaged keys, by FQN. These leaves are
+    unchanged."""
 
 
 @dataclass(frozen=True)

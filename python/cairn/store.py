@@ -288,6 +288,7 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
         device: Any = None,
         read_once: bool = False,
         allow_pickle: bool = False,
+        skip_damaged: bool = False,
     ) -> LoadReport:
         """Fills ``state`` in place from ``step`` (by default the latest), leaf by leaf by FQN.
 
@@ -321,6 +322,8 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
             read_once: one rank reads what several ranks need and forwards it, from device to device
                 if all ranks have NCCL (see :attr:`transport`). All ranks, or all ranks of a
                 pipeline stage, must have the same sharded tensors.
+            skip_damaged: leaves of damaged tensors are unchanged, and ``report.skipped`` has their
+                errors. Every rank first reads all keys, to find them (:meth:`damaged_keys`).
 
         Raises:
             NotFound: the step does not exist; or (strict) the step lacks keys of the state; or no
@@ -329,7 +332,9 @@ class Store(LiveUpdates, Retention, Versions, EditableStore, MergeableStore):
             Corrupt: the bytes are not those that were written. The state is partly filled.
             Unavailable: an I/O error; a rank failed, died, or did not respond in time.
         """
-        options = LoadOptions(strict, allow_pickle, pattern_list(keys), device, read_once)
+        options = LoadOptions(
+            strict, allow_pickle, pattern_list(keys), device, read_once, skip_damaged
+        )
         number = self._number(step)
         report = self._load(state, number, options, clean_prefix(prefix), ignore_frozen)
         self._ranks.warn()

@@ -269,6 +269,7 @@ void BindStore(nb::module_& m) {
           nb::arg("all_shards"))
       .def("await_change", &StoreBinding::AwaitChange, nb::arg("seconds"))
       .def("map", &StoreBinding::Map)
+      .def("find_damaged", &StoreBinding::FindDamaged, nb::arg("contents"))
       .def("check_chunks", &StoreBinding::CheckChunks, nb::arg("step"), nb::arg("fqn"))
       .def("compare", &StoreBinding::Compare)
       .def("close", &StoreBinding::Close)

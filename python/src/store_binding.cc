@@ -9,6 +9,7 @@
 #include <string_view>
 #include <utility>
 
+#include "core/damaged_tensors.h"
 #include "kv/copy_steps.h"
 #include "kv/retention.h"
 #include "kv/snapshot.h"
@@ -16,6 +17,7 @@
 #include "python/src/convert.h"
 #include "python/src/copy_progress.h"
 #include "python/src/errors.h"
+#include "python/src/policy.h"
 #include "python/src/torch_access.h"
 
 namespace cairn::python {
@@ -187,6 +189,20 @@ nb::dict StoreBinding::FindStatistics(const StepContents& contents) const {
 void StoreBinding::CheckChunks(const kv::StepInfo& step, nb::str fqn) const {
   const std::string text = FromPyText(fqn);
   Unwrap(Use([&](core::CheckpointStore& store) { return store.Chunks(step, text); }));
+}
+
+nb::list StoreBinding::FindDamaged(const StepContents& contents) const {
+  SignalWatch watch;
+  auto result = Use([&](core::CheckpointStore& store) {
+    return core::FindDamagedTensors(store, contents.step(), contents.tensors(), watch.AsProgress());
+  });
+  watch.Rethrow();
+  nb::list found;
+  for (const Error& error : Unwrap(std::move(result))) {
+    found.append(nb::make_tuple(ToPyText(error.key), ToPyText(error.ToString()),
+                                ToPyText(error.file), error.offset_bytes));
+  }
+  return found;
 }
 
 nb::object StoreBinding::FindExtension(const kv::StepInfo& step, nb::str name) const {
@@ -366,27 +382,12 @@ nb::tuple StoreBinding::StepSummary(uint64_t step) const {
                         ToPyText(info.note));
 }
 
-namespace {
-
-kv::RetentionPolicy ToPolicy(uint64_t keep_last, uint64_t keep_every,
-                             const std::vector<std::string>& keep_best) {
-  kv::RetentionPolicy policy{.keep_last = keep_last, .keep_every = keep_every, .keep_best = {}};
-  for (const std::string& text : keep_best) {
-    policy.keep_best.push_back(Unwrap(kv::ParseKeepBest(text)));
-  }
-  return policy;
-}
-
-}  // namespace
-
 nb::tuple StoreBinding::Retention() const {
   const auto policy = Unwrap(Use([](core::CheckpointStore& store) -> Result<kv::RetentionPolicy> {
     CAIRN_TRY_ASSIGN(const auto snapshot, store.kv().Latest());
     return snapshot->retention();
   }));
-  nb::list best;
-  for (const kv::KeepBest& one : policy.keep_best) best.append(ToPyText(kv::FormatKeepBest(one)));
-  return nb::make_tuple(policy.keep_last, policy.keep_every, best);
+  return ToPyPolicy(policy);
 }
 
 void StoreBinding::SetRetention(uint64_t keep_last, uint64_t keep_every,

@@ -65,6 +65,8 @@ class StoreBinding {
   nb::dict FindStatistics(const StepContents& contents) const;
   /// Returns the bytes that a front end has stored with the step, or None.
   nb::object FindExtension(const kv::StepInfo& step, nb::str name) const;
+  /// Returns (FQN, message, file, offset) for each tensor that cannot be read.
+  nb::list FindDamaged(const StepContents& contents) const;
   /// Raises Corrupt if the chunks of the tensor are not what its record states.
   void CheckChunks(const kv::StepInfo& step, nb::str fqn) const;
   /// Executes `requests`. Returns (bytes read, direct bytes, seconds). `read_once`: the ranks read

@@ -22,7 +22,7 @@ from cairn._tensors.contents import Leaf, TensorLeaf, ValueLeaf, leaf_at, plain_
 from cairn._tensors.meta_tensors import MetaTensorFactory
 from cairn._tensors.sources import check_torch, dtype_code, is_tensor_like, is_torch_tensor
 from cairn._tensors.targets import Target, check_same, new_array, target_of
-from cairn.errors import Invalid, NotFound, refuse
+from cairn.errors import Corrupt, Invalid, NotFound, refuse
 from cairn.reports import LoadReport
 
 _MUTABLE = (*MAPPINGS, LIST)
@@ -39,6 +39,7 @@ class LoadOptions:
     device: Any
     """Device of new tensors for meta tensors; None: that of the group, or torch's default."""
     read_once: bool
+    skip_damaged: bool = False
 
 
 class Load:
@@ -59,11 +60,13 @@ class Load:
         contents: _cairn.Contents,
         options: LoadOptions,
         ranks: Ranks,
+        skipped: dict[str, Corrupt] | None = None,
     ) -> None:
         """Plans the load. Raises Invalid, or NotFound for keys that the step lacks."""
         self._native = native
         self._contents = contents
         self._strict = options.strict
+        self._skipped = skipped or {}
         self.read_once = options.read_once and ranks.world_size > 1
         self.by_nccl = False
         plan = _cairn.LoadPlan(contents, state, options.patterns)
@@ -92,7 +95,9 @@ class Load:
         )
         self._others.finish()
         step, unexpected = self._contents.step, self.unexpected
-        return LoadReport(step, self._missing, unexpected, bytes_read, direct_bytes, seconds)
+        return LoadReport(
+            step, self._missing, unexpected, bytes_read, direct_bytes, seconds, self._skipped
+        )
 
 
 _WAY_OUT = "load a part with keys=..., use strict=False, or read() what you need"

@@ -8,11 +8,13 @@ from typing import Any, Protocol
 
 from cairn import _cairn
 from cairn._base.patterns import all_patterns
+from cairn._load.damage import without_damage
 from cairn._load.load import Load, LoadOptions
 from cairn._load.multi_rank_load import agree_on_step, plan_together
 from cairn._load.step_reader import StepReader, no_match
 from cairn._load.tiers import Tiers, locate_together
 from cairn._ranks.ranks import Ranks
+from cairn.errors import Corrupt
 from cairn.reports import LoadReport
 
 
@@ -74,5 +76,8 @@ class StepLoader(StepReader):
         contents = native.contents(step, patterns)
         if len(contents) == 0 and (options.patterns or prefix):
             raise no_match(patterns, contents.step)
+        skipped: dict[str, Corrupt] = {}
+        if options.skip_damaged:
+            contents, patterns, skipped = without_damage(native, contents, patterns)
         options = dataclasses.replace(options, patterns=patterns)
-        return Load(native, adapter.state, contents, options, self._ranks)
+        return Load(native, adapter.state, contents, options, self._ranks, skipped)

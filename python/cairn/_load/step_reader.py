@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cairn import _cairn
 from cairn._base.patterns import Patterns, pattern_list, patterns_for
 from cairn._base.steps import step_number
+from cairn._load.damage import damaged_keys, without_damage
 from cairn._load.read import Reader
 from cairn._load.slices import BoxReader, Range
 from cairn._load.tiers import Tiers
 from cairn._tensors.contents import key_info, leaf_at
-from cairn.errors import NotFound
+from cairn.errors import Corrupt, NotFound
 from cairn.reports import Diff, KeyChange, KeyInfo, TensorStatistics
 
 
@@ -55,6 +57,7 @@ class StepReader:
         flat: bool = False,
         verify: bool = True,
         allow_pickle: bool = False,
+        skip_damaged: bool = False,
     ) -> Any:
         """Reads ``step`` (by default the latest), or the part that ``patterns`` select.
 
@@ -74,6 +77,8 @@ class StepReader:
             verify: ``False`` skips the check of mapped bytes, so that only the pages that are used
                 are read. Bytes that are not mapped are always checked.
             allow_pickle: unpickles leaves that were pickled.
+            skip_damaged: leaves out what :meth:`damaged_keys` returns, with a warning that names
+                it, and reads all else. Reads everything twice.
 
         Memory of new torch tensors: a tensor of 1 MiB or more has separate pages; smaller ones
         share arenas of at most 32 MiB, and an arena is freed with the last tensor in it. To keep a
@@ -94,6 +99,10 @@ class StepReader:
         contents = native.contents(step, selected)
         if selected and len(contents) == 0:
             raise no_match(selected, contents.step)
+        if skip_damaged:
+            contents, _, skipped = without_damage(native, contents, selected)
+            for error in skipped.values():
+                warnings.warn(f"skipped: {error}", RuntimeWarning, stacklevel=2)
         reader = Reader(native, contents, device=device, mmap=mmap, verify=verify)
         leaves = reader.read(allow_pickle)
         if flat:
@@ -176,6 +185,18 @@ class StepReader:
         contents = native.contents(step, pattern_list(pattern))
         leaves = [leaf_at(contents, i) for i in range(len(contents))]
         return {leaf.fqn: key_info(leaf) for leaf in leaves}
+
+    def damaged_keys(
+        self, step: int | str | None = None, pattern: Patterns = None
+    ) -> dict[str, Corrupt]:
+        """The tensors of ``step`` (by default the latest) that cannot be read because the store is
+        damaged: the error of each, by FQN. Tensors that share memory with a damaged one count as
+        damaged. Reads all tensors that ``pattern`` selects (see :meth:`read`), and keeps none.
+
+        Raises Corrupt if the records of the step are damaged, and NotFound if it does not exist.
+        """
+        native, step = self._place_of(step)
+        return damaged_keys(native, native.contents(step, pattern_list(pattern)))
 
     def statistics(
         self, step: int | str | None = None, pattern: Patterns = None

@@ -1,0 +1,37 @@
+"""Which tensors of a step are damaged, and the rest of the step."""
+
+from __future__ import annotations
+
+from cairn import _cairn
+from cairn._base.patterns import patterns_for
+from cairn.errors import Corrupt
+
+
+def damaged_keys(native: _cairn.Store, contents: _cairn.Contents) -> dict[str, Corrupt]:
+    """The error of each tensor that cannot be read, by FQN. Reads all of them."""
+    return {
+        fqn: Corrupt(
+            text, key=fqn, step=contents.step, file=file or None, offset=offset
+        )
+        for fqn, text, file, offset in native.find_damaged(contents)
+    }
+
+
+def without_damage(
+    native: _cairn.Store, contents: _cairn.Contents, patterns: list[str]
+) -> tuple[_cairn.Contents, list[str], dict[str, Corrupt]]:
+    """The contents that ``patterns`` select and that can be read, their patterns, and the errors of
+    the other leaves."""
+    damaged = damaged_keys(native, contents)
+    if not damaged:
+        return contents, patterns, {}
+    patterns = patterns + [f"!{each}" for fqn in damaged for each in patterns_for(fqn)]
+    rest = native.contents(contents.step, patterns)
+    # A pattern of a name with wildcards in it may match another name, too.
+    left_out = set(contents.fqns()) - set(rest.fqns())
+    unclear = "it was left out because its name is similar to that of a damaged tensor"
+    skipped = {
+        fqn: damaged.get(fqn) or Corrupt(f"{unclear} (key {fqn})", key=fqn, step=contents.step)
+        for fqn in sorted(left_out)
+    }
+    return rest, patterns, skipped

@@ -1,0 +1,127 @@
+"""Loads and reads that skip what is damaged."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import cairn
+import numpy as np
+import pytest
+import torch
+from ranks import run_on_ranks
+
+
+def make_state(value: float = 1.0) -> dict:
+    """No two tensors have bytes in common."""
+    generator = torch.Generator().manual_seed(1)
+
+    def tensor(length: int) -> torch.Tensor:
+        return torch.rand(length, generator=generator) + value
+
+    shared = tensor(300)
+    return {
+        "model": {f"w{i}": tensor(40_000) for i in range(6)},
+        "list": [tensor(5), np.full(7, value), "text"],
+        "tied": [shared, shared],
+        "odd [name]*": tensor(9),
+        "step": 7,
+    }
+
+
+def flip(path: Path, key: str) -> None:
+    """Changes a byte of a tensor in the file of its segment."""
+    with cairn.open(path) as store:
+        value = store.read_slice(key, [])
+    wanted = bytes(value.numpy().tobytes()) if isinstance(value, torch.Tensor) else value.tobytes()
+    for segment in (path / "segments").iterdir():
+        found = segment.read_bytes()
+        if (at := found.find(wanted)) >= 0:
+            segment.write_bytes(found[:at] + b"\x99" + found[at + 1:])
+            return
+    raise AssertionError(key)
+
+
+@pytest.fixture
+def damaged(path):
+    """A store in which three keys are damaged; one of them is tied to another."""
+    with cairn.open(path, mode="a") as store:
+        store.save(1, make_state())
+    for key in ("model.w3", "tied.0", "odd [name]*"):
+        flip(Path(path), key)
+    return path
+
+
+DAMAGED = {"model.w3", "tied.0", "tied.1", "odd [name]*"}
+
+
+def test_damaged_keys_are_found_and_all_others_are_read(damaged):
+    with cairn.open(damaged) as store:
+        found = store.damaged_keys()
+        assert set(found) == DAMAGED
+        assert all(isinstance(error, cairn.Corrupt) for error in found.values())
+        error = found["model.w3"]
+        assert error.key == "model.w3" and error.step == 1 and error.file.endswith(".seg")
+        assert store.damaged_keys(pattern="list") == {}
+        with pytest.raises(cairn.Corrupt):
+            store.read()
+        with pytest.warns(RuntimeWarning, match="skipped: ") as warned:
+            got = store.read(skip_damaged=True)
+        assert len(warned) == len(DAMAGED)
+        want = make_state()
+        assert set(got["model"]) == {f"w{i}" for i in range(6)} - {"w3"}
+        assert all(torch.equal(got["model"][name], want["model"][name]) for name in got["model"])
+        assert got["step"] == 7 and got["list"][2] == "text" and "odd [name]*" not in got
+
+
+def test_a_load_leaves_damaged_leaves_unchanged_and_reports_them(damaged):
+    with cairn.open(damaged) as store:
+        state, want = make_state(100.0), make_state()
+        with pytest.raises(cairn.Corrupt):
+            store.load(make_state(100.0))
+        report = store.load(state, skip_damaged=True)
+        assert set(report.skipped) == DAMAGED
+        assert report.missing == () and report.unexpected == ()
+        for i in range(6):
+            expected = make_state(100.0) if i == 3 else want
+            assert torch.equal(state["model"][f"w{i}"], expected["model"][f"w{i}"])
+        assert state["tied"][0][0] >= 100 and torch.equal(state["list"][0], want["list"][0])
+
+
+def test_nothing_is_skipped_without_damage(path):
+    with cairn.open(path, mode="a") as store:
+        store.save(1, make_state())
+        state = make_state(5.0)
+        assert store.load(state, skip_damaged=True).skipped == {}
+        assert torch.equal(state["model"]["w3"], make_state()["model"]["w3"])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            store.read(skip_damaged=True)
+
+
+def test_a_missing_segment_skips_what_it_contains(path):
+    with cairn.open(path, mode="a") as store:
+        store.save(1, make_state())
+        state = make_state()
+        state["model"]["w0"] += 5
+        store.save(2, state)
+    (Path(path) / "segments" / max(
+        (Path(path) / "segments").iterdir(), key=lambda file: file.stat().st_mtime_ns
+    ).name).unlink()
+    with cairn.open(path) as store:
+        target = make_state(3.0)
+        assert set(store.load(target, step=2, skip_damaged=True).skipped) == {"model.w0"}
+        assert torch.equal(target["model"]["w5"], make_state()["model"]["w5"])
+        assert store.load(make_state(), step=1, skip_damaged=True).skipped == {}
+
+
+def load_on_ranks(rank, path):
+    with cairn.open(path) as store:
+        state = make_state(100.0)
+        report = store.load(state, skip_damaged=True)
+        assert state["model"]["w3"][0] >= 100 and state["model"]["w4"][0] < 3
+        return sorted(report.skipped)
+
+
+def test_ranks_skip_the_same_keys(damaged):
+    assert run_on_ranks(load_on_ranks, damaged, world_size=2) == [sorted(DAMAGED)] * 2
