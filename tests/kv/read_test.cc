@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -419,6 +420,37 @@ TEST(ReadManyTest, SnapshotIsReadFromManyThreadsAtOnce) {
   for (const uint64_t step : {2, 3}) CAIRN_EXPECT_OK(SaveSample(*store, MakeSample(step)));
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(right, 20);
+}
+
+/// Returns how many files below `directory` this process has open although they were removed.
+size_t CountOpenRemoved(const std::string& directory) {
+  size_t count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const std::string path = std::filesystem::read_symlink(entry.path(), gone);
+    count += path.starts_with(directory) && path.ends_with("(deleted)") ? 1 : 0;
+  }
+  return count;
+}
+
+TEST(LongReaderTest, DoesNotKeepTheSpaceOfRemovedFiles) {
+  ScopedTempDir directory;
+  const std::string path = directory / "store";
+  StoreOptions options;
+  options.grace = std::chrono::milliseconds(0);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, Store::Open(path, OpenMode::kWrite, options));
+  CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(1)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path, OpenMode::kRead));
+  for (uint64_t step = 2; step < 10; ++step) {
+    CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(step)));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
+    CAIRN_ASSERT_OK_AND_ASSIGN(const SampleStep found, LoadSample(*snapshot));
+    EXPECT_EQ(found, MakeSample(step));
+    CAIRN_ASSERT_OK(writer->Delete(std::array<uint64_t, 1>{step}));
+  }
+  EXPECT_GT(CountOpenRemoved(path), 0u);
+  CAIRN_ASSERT_OK(reader->Latest());
+  EXPECT_EQ(CountOpenRemoved(path), 0u);
 }
 
 }  // namespace

@@ -176,6 +176,9 @@ Result<bool> RefreshRoot(StoreState& state) {
   if (!newer) return Fail(AdviseRebuild(std::move(newer).error()));
   if (!*newer) return false;
   SetRoot(state, **std::move(newer));
+  // A reader that is open for a long time must not keep what the writer frees.
+  state.files->DropRemoved();
+  state.tables->DropRemoved();
   return true;
 }
 

@@ -1,5 +1,9 @@
 #include "kv/internal/segment/segment_files.h"
 
+#include <sys/stat.h>
+
+#include <iterator>
+
 #include "kv/internal/storage/name_check.h"
 
 namespace cairn::kv::internal {
@@ -29,6 +33,18 @@ Result<std::shared_ptr<const SegmentFile>> SegmentFiles::Open(uint64_t segment_i
     recent_.pop_back();
   }
   return file;
+}
+
+void SegmentFiles::DropRemoved() {
+  const MutexLock lock(mutex_);
+  for (auto entry = recent_.begin(); entry != recent_.end();) {
+    struct stat status{};
+    const bool is_removed = !entry->second->is_object &&
+                            ::fstat(entry->second->direct.fd(), &status) == 0 &&
+                            status.st_nlink == 0;
+    if (is_removed) by_id_.erase(entry->first);
+    entry = is_removed ? recent_.erase(entry) : std::next(entry);
+  }
 }
 
 void SegmentFiles::Forget(uint64_t segment_id) {

@@ -35,6 +35,9 @@ class SegmentFiles {
                                                   const std::string& name, bool direct);
   /// Drops the file from the cache, before it is removed.
   void Forget(uint64_t segment_id);
+  /// Drops the files that another process has removed, whose space on the disk is in use as long as
+  /// they are open.
+  void DropRemoved();
 
  private:
   static constexpr size_t kMaxOpen = 64;

@@ -2,9 +2,11 @@
 
 #include "kv/internal/table/open_tables.h"
 
+#include <iterator>
 #include <vector>
 
 #include "kv/internal/storage/concurrent_requests.h"
+#include "kv/internal/storage/object_names.h"
 
 namespace cairn::kv::internal {
 
@@ -41,6 +43,17 @@ Result<TableStack> OpenTables::OpenStack(std::span<const TableInfo> infos) {
     return {};
   }));
   return TableStack(std::move(tables));
+}
+
+void OpenTables::DropRemoved() {
+  if (storage_->local_files() == nullptr) return;
+  const MutexLock lock(mutex_);
+  for (auto entry = recent_.begin(); entry != recent_.end();) {
+    const auto size = storage_->Size(ObjectName(ObjectKind::kTable, entry->first));
+    const bool is_removed = !size && size.error().code == ErrorCode::kNotFound;
+    if (is_removed) by_id_.erase(entry->first);
+    entry = is_removed ? recent_.erase(entry) : std::next(entry);
+  }
 }
 
 void OpenTables::Forget(const ObjectId& id) {

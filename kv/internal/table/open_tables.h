@@ -27,6 +27,8 @@ class OpenTables {
   Result<TableStack> OpenStack(std::span<const TableInfo> infos);
   /// Drops the table from the cache, before it is removed.
   void Forget(const ObjectId& id);
+  /// Drops the tables whose files another process has removed.
+  void DropRemoved();
 
  private:
   static constexpr size_t kMaxOpen = 64;

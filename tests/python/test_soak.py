@@ -1,0 +1,153 @@
+"""A store in use at full speed: memory, open files, threads and disk space stay flat.
+
+CAIRN_SOAK_SECONDS (15) is the duration. A process saves, synchronously and in the background, with
+and without deltas, compression and statistics; prunes, compacts, tags, merges, copies to a mirror;
+and reads in other threads and through new handles.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import cairn
+import torch
+
+SECONDS = float(os.environ.get("CAIRN_SOAK_SECONDS", "15"))
+
+
+def memory_mib() -> float:
+    """Memory of this process that no file backs."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("RssAnon:")[1].split()[0]) / 1024
+
+
+def usage() -> dict[str, float]:
+    gc.collect()
+    return {
+        "MiB": memory_mib(),
+        "files": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+    }
+
+
+class Model:
+    """A state of 20 MB that changes a little in each step."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(1)
+        self.state = {
+            f"layers.{i}": torch.randn(500_000, generator=self.generator) for i in range(8)
+        } | {f"small.{i}": torch.randn(100, generator=self.generator) for i in range(200)}
+
+    def change(self) -> None:
+        for i in range(8):
+            at = torch.randint(0, 500_000, (2000,), generator=self.generator)
+            self.state[f"layers.{i}"][at] += 1e-3
+        self.state[f"small.{random.randrange(200)}"] += 1
+
+    def sums(self) -> dict[str, float]:
+        return {key: float(value.double().sum()) for key, value in self.state.items()}
+
+
+class Reader(threading.Thread):
+    """Reads the latest step again and again, through a handle of its own and through new ones."""
+
+    def __init__(self, path: Path, known: dict[int, dict[str, float]]) -> None:
+        super().__init__()
+        self.path, self.known = path, known
+        self.stop = threading.Event()
+        self.reads = 0
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            with cairn.open(self.path) as store:
+                while not self.stop.is_set():
+                    self.read(store)
+                    with cairn.open(self.path) as other:
+                        self.read(other)
+        except BaseException as error:
+            self.error = error
+
+    def read(self, store: cairn.Store) -> None:
+        steps = store.steps()
+        if not steps:
+            return
+        step = steps[-1]
+        try:
+            state = store.read(step=step, flat=True)
+        except cairn.NotFound:
+            return  # deleted, and its grace period has passed
+        want = self.known[step]
+        assert want == {key: float(value.double().sum()) for key, value in state.items()}
+        self.reads += 1
+
+
+def one_round(store: cairn.Store, model: Model, step: int, known: dict, mirror: Path) -> None:
+    model.change()
+    known[step] = model.sums()
+    options = dict(deltas=4 if step % 3 else 0, statistics=step % 5 == 0, compress=step % 7 == 0)
+    if step % 2:
+        store.save(step, model.state, **options)
+    else:
+        store.save_async(step, model.state, **options).result()
+    if step % 10 == 0:
+        store.tag(step, "best")
+        store.prune(keep_last=5)
+        store.compact()
+    if step % 25 == 0:
+        with cairn.open(mirror, mode="a", grace=0) as other:
+            cairn.copy_steps(store, other, steps=[step])
+            other.prune(keep_last=2)
+    target = {key: torch.empty_like(value) for key, value in model.state.items()}
+    store.load(target)
+    assert all(torch.equal(target[key], model.state[key]) for key in target)
+
+
+def test_usage_stays_flat(path, tmp_path):
+    path = Path(path)
+    model, known = Model(), {}
+    begin = time.monotonic()
+    samples: list[dict[str, float]] = []
+    disk: list[int] = []
+    step = 0
+    with cairn.open(path, mode="a", grace=0.5) as store:
+        readers = [Reader(path, known) for _ in range(2)]
+        for reader in readers:
+            reader.start()
+        try:
+            while time.monotonic() - begin < SECONDS:
+                step += 1
+                one_round(store, model, step, known, tmp_path / "mirror")
+                if step % 10 == 0:
+                    samples.append(usage())
+                    disk.append(sum(f.stat().st_size for f in path.rglob("*") if f.is_file()))
+                    if step % 500 == 0:
+                        print(step, samples[-1], disk[-1] >> 20, "MiB on disk", flush=True)
+        finally:
+            for reader in readers:
+                reader.stop.set()
+            for reader in readers:
+                reader.join()
+    shutil.rmtree(tmp_path / "mirror", ignore_errors=True)
+    errors = [reader.error for reader in readers if reader.error is not None]
+    assert not errors, errors
+    assert len(samples) >= 4, "the duration is too short"
+    assert all(reader.reads > 3 for reader in readers)
+    # The first quarter warms up pools and caches.
+    quarter = len(samples) // 4
+    early, late = samples[quarter : 2 * quarter + 1], samples[-quarter - 1 :]
+    peak = {name: [max(s[name] for s in part) for part in (early, late)] for name in samples[0]}
+    print(f"{step} steps, {sum(r.reads for r in readers)} reads by others in {SECONDS:.0f} s; "
+          f"peaks of the second and the last quarter: {peak}; "
+          f"on disk {max(disk) >> 20} MiB at most")
+    assert peak["MiB"][1] <= peak["MiB"][0] + max(64, 0.1 * peak["MiB"][0])
+    assert peak["files"][1] <= peak["files"][0] + 64  # of at most 64 segments and 64 tables
+    assert peak["threads"][1] <= peak["threads"][0] + 8
+    assert max(disk[len(disk) // 2 :]) <= 1.5 * max(disk[: len(disk) // 2 + 1])
