@@ -6,6 +6,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include "core/device/device.h"
@@ -20,6 +21,7 @@
 #include "python/src/load_plan.h"
 #include "python/src/new_tensors.h"
 #include "python/src/placements.h"
+#include "python/src/report_tuples.h"
 #include "python/src/step_contents.h"
 #include "python/src/step_part_binding.h"
 #include "python/src/store_binding.h"
@@ -155,6 +157,9 @@ void BindHandles(nb::module_& m) {
       .def("wait", &SaveHandleBinding::Wait, nb::arg("timeout") = nb::none())
       .def("done", &SaveHandleBinding::done)
       .def("report", &SaveHandleBinding::Report);
+  nb::class_<core::BackgroundScrub>(m, "BackgroundScrub")
+      .def("state", [](const core::BackgroundScrub& self) { return ToPyScrubState(self.state()); })
+      .def("stop", &core::BackgroundScrub::Stop, nb::call_guard<nb::gil_scoped_release>());
   nb::class_<MappedBinding>(m, "Mapped")
       .def("torch_bytes", &AsTorchBytes)
       .def("numpy_bytes", &AsNumpyBytes);
@@ -269,6 +274,7 @@ void BindStore(nb::module_& m) {
           nb::arg("all_shards"))
       .def("await_change", &StoreBinding::AwaitChange, nb::arg("seconds"))
       .def("map", &StoreBinding::Map)
+      .def("scrub", &StoreBinding::Scrub, nb::arg("max_bytes_per_second"), nb::arg("every_seconds"))
       .def("find_damaged", &StoreBinding::FindDamaged, nb::arg("contents"))
       .def("check_chunks", &StoreBinding::CheckChunks, nb::arg("step"), nb::arg("fqn"))
       .def("compare", &StoreBinding::Compare)

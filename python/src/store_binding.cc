@@ -18,22 +18,11 @@
 #include "python/src/copy_progress.h"
 #include "python/src/errors.h"
 #include "python/src/policy.h"
+#include "python/src/report_tuples.h"
 #include "python/src/torch_access.h"
 
 namespace cairn::python {
 namespace {
-
-const char* ChangeName(core::KeyChange::Kind kind) {
-  switch (kind) {
-    case core::KeyChange::Kind::kAdded:
-      return "added";
-    case core::KeyChange::Kind::kRemoved:
-      return "removed";
-    case core::KeyChange::Kind::kChanged:
-      return "changed";
-  }
-  return "changed";
-}
 
 const char* OutcomeName(kv::CopiedStep::Outcome outcome) {
   switch (outcome) {
@@ -197,12 +186,16 @@ nb::list StoreBinding::FindDamaged(const StepContents& contents) const {
     return core::FindDamagedTensors(store, contents.step(), contents.tensors(), watch.AsProgress());
   });
   watch.Rethrow();
-  nb::list found;
-  for (const Error& error : Unwrap(std::move(result))) {
-    found.append(nb::make_tuple(ToPyText(error.key), ToPyText(error.ToString()),
-                                ToPyText(error.file), error.offset_bytes));
-  }
-  return found;
+  return ToPyErrors(Unwrap(std::move(result)));
+}
+
+std::unique_ptr<core::BackgroundScrub> StoreBinding::Scrub(uint64_t max_bytes_per_second,
+                                                           double every_seconds) const {
+  const core::ScrubOptions options{.max_bytes_per_second = max_bytes_per_second,
+                                   .every = std::chrono::ceil<std::chrono::milliseconds>(
+                                       std::chrono::duration<double>(every_seconds))};
+  return Unwrap(Use(
+      [&](core::CheckpointStore& store) { return core::BackgroundScrub::Start(store, options); }));
 }
 
 nb::object StoreBinding::FindExtension(const kv::StepInfo& step, nb::str name) const {
@@ -333,13 +326,7 @@ nb::tuple StoreBinding::Compare(uint64_t step_a, uint64_t step_b, nb::list patte
   const core::KeyPatterns parsed = ParsePatterns(patterns);
   const core::Diff diff = Unwrap(
       Use([&](core::CheckpointStore& store) { return store.Compare(step_a, step_b, parsed); }));
-  nb::list changes;
-  for (const core::KeyChange& change : diff.changes) {
-    changes.append(nb::make_tuple(ChangeName(change.kind), ToPyText(change.fqn), change.is_tensor,
-                                  change.changed_bytes, change.total_bytes,
-                                  ToPyText(change.detail)));
-  }
-  return nb::make_tuple(changes, diff.unchanged_keys);
+  return ToPyDiff(diff);
 }
 
 nb::tuple StoreBinding::Delete(nb::handle steps, bool dry_run) {

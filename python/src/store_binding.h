@@ -12,6 +12,7 @@
 #include "core/checkpoint_store.h"
 #include "core/edit/step_edit.h"
 #include "core/merge/step_merge.h"
+#include "core/scrub.h"
 #include "kv/compact_options.h"
 #include "kv/copy_options.h"
 #include "kv/mutex.h"
@@ -65,6 +66,9 @@ class StoreBinding {
   nb::dict FindStatistics(const StepContents& contents) const;
   /// Returns the bytes that a front end has stored with the step, or None.
   nb::object FindExtension(const kv::StepInfo& step, nb::str name) const;
+  /// Scrubs the store in the background.
+  std::unique_ptr<core::BackgroundScrub> Scrub(uint64_t max_bytes_per_second,
+                                               double every_seconds) const;
   /// Returns (FQN, message, file, offset) for each tensor that cannot be read.
   nb::list FindDamaged(const StepContents& contents) const;
   /// Raises Corrupt if the chunks of the tensor are not what its record states.

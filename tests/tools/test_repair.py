@@ -62,3 +62,15 @@ def test_mistakes(mirrored, admin, tmp_path):
     assert missing.status == 2 and "nothing" in missing.err
     assert admin("repair", tmp_path / "nothing", "--from", mirror).status == 2
     assert not (tmp_path / "nothing").exists()
+
+
+def test_a_slow_verification_finds_the_same(mirrored, dump):
+    store, _ = mirrored
+    assert dump("verify", store, "--max-rate", "100M").status == 0
+    flip(max((store / "segments").iterdir(), key=lambda path: path.stat().st_size), 4100, 3)
+    slow, fast = (dump("verify", store, "--json", *rate) for rate in (["--max-rate", "1G"], []))
+    assert slow.status == fast.status == 1
+    assert slow.json()["damage"] == fast.json()["damage"]
+    for wrong in ("0", "fast"):
+        assert dump("verify", store, "--max-rate", wrong).status == 2
+    assert dump("verify", f"{store}@100", "--max-rate", "1M").status == 2

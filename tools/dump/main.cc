@@ -22,6 +22,7 @@ namespace {
 
 /// What the user wrote. Each verb reads its part.
 struct Values {
+  std::string max_rate;
   bool json = false;
   std::string address;
   std::string second;  // the second step of diff, the FQN of show
@@ -220,9 +221,18 @@ Verb VerifyVerb(Values& values) {
   return {.name = "verify",
           .usage = "verify STORE[@STEP]",
           .summary = "Reads every byte and checks every digest; status 1 if damaged",
-          .arguments = {JsonFlag(values), AddressArgument(values)},
-          .examples = {"kv-dump verify runs/gpt", "kv-dump verify runs/gpt@100 --json"},
-          .run = [&](Output& out) { return DumpVerify({&out, values.json}, values.address); }};
+          .arguments = {JsonFlag(values),
+                        AddressArgument(values),
+                        {.name = "--max-rate",
+                         .target = &values.max_rate,
+                         .help = "Read at most this much per second, such as 50M, while the store "
+                                 "is in use; what is deleted in this time is not reported",
+                         .value_name = "BYTES"}},
+          .examples = {"kv-dump verify runs/gpt", "kv-dump verify runs/gpt@100 --json",
+                       "kv-dump verify runs/gpt --max-rate 50M"},
+          .run = [&](Output& out) {
+            return DumpVerify({&out, values.json}, values.address, values.max_rate);
+          }};
 }
 
 CommandLine MakeCommandLine(Values& values) {

@@ -6,6 +6,8 @@
 
 #include <chrono>
 
+#include "core/scrub.h"
+#include "tools/common/address.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/json.h"
 #include "tools/common/progress.h"
@@ -54,7 +56,8 @@ struct Verdict {
 };
 
 /// Runs the checks. Damage that stops them is reported as damage, not as an error.
-Result<Verdict> Check(const std::string& address, ProgressLine& progress, DamageReport& report) {
+Result<Verdict> Check(const std::string& address, uint64_t max_bytes_per_second,
+                      ProgressLine& progress, DamageReport& report) {
   Verdict verdict;
   const auto begin = std::chrono::steady_clock::now();
   // What is verified is the storage, and not what a cache has of it.
@@ -64,9 +67,20 @@ Result<Verdict> Check(const std::string& address, ProgressLine& progress, Damage
     return verdict;
   }
   if (!opened) return Fail(std::move(opened).error());
-  const auto bytes = opened->store->Verify(
-      opened->address.step, [&](const kv::Damage& damage) { report.Add(damage.error); },
-      progress.callback());
+  Result<uint64_t> bytes;
+  if (max_bytes_per_second > 0) {
+    const auto pass = core::ScrubOnce(*opened->store, max_bytes_per_second, progress.callback());
+    if (pass) {
+      for (const Error& error : pass->damage) report.Add(error);
+      bytes = pass->bytes_read;
+    } else {
+      bytes = Fail(pass.error());
+    }
+  } else {
+    bytes = opened->store->Verify(
+        opened->address.step, [&](const kv::Damage& damage) { report.Add(damage.error); },
+        progress.callback());
+  }
   if (!bytes && !MeansDamage(bytes.error())) return Fail(bytes.error());
   if (!bytes) report.Add(bytes.error());
   const auto steps = opened->store->Steps();
@@ -78,10 +92,20 @@ Result<Verdict> Check(const std::string& address, ProgressLine& progress, Damage
 
 }  // namespace
 
-Result<int> DumpVerify(const DumpRun& run, const std::string& address) {
+Result<int> DumpVerify(const DumpRun& run, const std::string& address,
+                       const std::string& max_rate) {
+  uint64_t max_bytes_per_second = 0;
+  if (!max_rate.empty()) {
+    CAIRN_TRY_ASSIGN(max_bytes_per_second, ParseBytes(max_rate));
+    CAIRN_TRY_ASSIGN(const Address parsed, ParseAddress(address));
+    if (max_bytes_per_second == 0 || parsed.step) {
+      return Fail(ErrorCode::kInvalidArgument,
+                  "--max-rate is at least one byte per second, and for a complete store");
+    }
+  }
   ProgressLine progress("verifying");
   DamageReport report(run, &progress);
-  CAIRN_TRY_ASSIGN(const Verdict verdict, Check(address, progress, report));
+  CAIRN_TRY_ASSIGN(const Verdict verdict, Check(address, max_bytes_per_second, progress, report));
   progress.Clear();
   const bool intact = report.count() == 0;
   if (run.json) {

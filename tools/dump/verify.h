@@ -8,8 +8,9 @@
 
 namespace cairn::tools {
 
-/// Checks a store, or the step that the address names. Returns the exit status, which is
-/// kExitDiffers if there is damage.
-Result<int> DumpVerify(const DumpRun& run, const std::string& address);
+/// Checks a store, or the step that the address names. `max_rate` is what the user wrote ("50M";
+/// per second), or empty: no limit. Returns the exit status, which is kExitDiffers if there is
+/// damage.
+Result<int> DumpVerify(const DumpRun& run, const std::string& address, const std::string& max_rate);
 
 }  // namespace cairn::tools

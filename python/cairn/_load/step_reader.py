@@ -11,10 +11,11 @@ from cairn._base.patterns import Patterns, pattern_list, patterns_for
 from cairn._base.steps import step_number
 from cairn._load.damage import damaged_keys, without_damage
 from cairn._load.read import Reader
+from cairn._load.scrub import Scrub
 from cairn._load.slices import BoxReader, Range
 from cairn._load.tiers import Tiers
 from cairn._tensors.contents import key_info, leaf_at
-from cairn.errors import Corrupt, NotFound
+from cairn.errors import Corrupt, Invalid, NotFound
 from cairn.reports import Diff, KeyChange, KeyInfo, TensorStatistics
 
 
@@ -197,6 +198,21 @@ class StepReader:
         """
         native, step = self._place_of(step)
         return damaged_keys(native, native.contents(step, pattern_list(pattern)))
+
+    def scrub(self, *, max_rate: int = 64 << 20, every: float = 86_400) -> Scrub:
+        """Verifies the complete store in the background, again and again, as ``kv-dump verify``
+        does. It has a separate handle, so it sees new steps, and may outlive this store.
+
+        Args:
+            max_rate: bytes of payload per second on average; 0 for no limit.
+            every: seconds from the begin of a pass to that of the next. A pass that takes longer is
+                followed by the next one at once.
+
+        Raises Invalid for a negative number, and what :func:`cairn.open` raises.
+        """
+        if max_rate < 0 or not 0 <= every < 1e9:
+            raise Invalid(f"max_rate={max_rate}, every={every}: neither may be negative")
+        return Scrub(self._native.scrub(max_rate, every))
 
     def statistics(
         self, step: int | str | None = None, pattern: Patterns = None

@@ -1,0 +1,55 @@
+// Texts of stores may not be UTF-8.
+
+#include "python/src/report_tuples.h"
+
+#include <nanobind/stl/optional.h>
+
+#include "python/src/convert.h"
+
+namespace cairn::python {
+
+namespace nb = nanobind;
+
+namespace {
+
+const char* ChangeName(core::KeyChange::Kind kind) {
+  switch (kind) {
+    case core::KeyChange::Kind::kAdded:
+      return "added";
+    case core::KeyChange::Kind::kRemoved:
+      return "removed";
+    case core::KeyChange::Kind::kChanged:
+      return "changed";
+  }
+  return "changed";
+}
+
+}  // namespace
+
+nb::tuple ToPyDiff(const core::Diff& diff) {
+  nb::list changes;
+  for (const core::KeyChange& change : diff.changes) {
+    changes.append(nb::make_tuple(ChangeName(change.kind), ToPyText(change.fqn), change.is_tensor,
+                                  change.changed_bytes, change.total_bytes,
+                                  ToPyText(change.detail)));
+  }
+  return nb::make_tuple(changes, diff.unchanged_keys);
+}
+
+nb::list ToPyErrors(const std::vector<Error>& errors) {
+  nb::list list;
+  for (const Error& error : errors) {
+    list.append(nb::make_tuple(ToPyText(error.key), ToPyText(error.ToString()),
+                               ToPyText(error.file), error.offset_bytes));
+  }
+  return list;
+}
+
+nb::tuple ToPyScrubState(const core::ScrubState& state) {
+  nb::object error = nb::none();
+  if (state.error) error = ToPyText(state.error->ToString());
+  return nb::make_tuple(state.passes, state.bytes_read, state.damage_count,
+                        ToPyErrors(state.damage), error, state.is_running);
+}
+
+}  // namespace cairn::python

@@ -1,0 +1,66 @@
+"""Scrubs in the background of a process that uses the store."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import cairn
+import pytest
+import torch
+
+
+def wait_for(condition) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def flip(path) -> None:
+    for segment in (Path(path) / "segments").iterdir():
+        content = bytearray(segment.read_bytes())
+        content[5000] ^= 1
+        segment.write_bytes(content)
+
+
+def test_a_scrub_finds_damage_and_new_steps(path):
+    with cairn.open(path, mode="a") as store:
+        store.save(1, {"w": torch.arange(100_000)})
+        with store.scrub(max_rate=0, every=0.01) as scrub:
+            wait_for(lambda: scrub.passes >= 2)
+            assert scrub.damage == () and scrub.damage_count == 0 and scrub.error is None
+            store.save(2, {"w": torch.arange(100_000) * 2})
+            flip(path)
+            wait_for(lambda: scrub.damage_count == 2)
+            assert all(isinstance(error, cairn.Corrupt) for error in scrub.damage)
+            assert "w" in {error.key for error in scrub.damage}
+        passes = scrub.passes
+        assert not scrub.is_running
+        scrub.stop()
+        assert scrub.passes == passes
+
+
+def test_a_scrub_outlives_the_handle_and_stops_while_it_waits(path):
+    with cairn.open(path, mode="a") as store:
+        store.save(1, {"w": torch.arange(1_000_000)})
+        scrub = store.scrub(max_rate=1000)
+    wait_for(lambda: scrub.is_running)
+    begin = time.monotonic()
+    scrub.stop()
+    assert time.monotonic() - begin < 10 and scrub.passes == 0
+
+
+def test_a_scrub_in_memory(path):
+    with cairn.open("memory:scrubbed", mode="a") as store:
+        store.save(1, {"w": torch.arange(1000)})
+        with store.scrub() as scrub:
+            wait_for(lambda: scrub.passes == 1)
+            assert scrub.bytes_read == 8000
+
+
+def test_arguments(path):
+    with cairn.open(path, mode="a") as store:
+        for bad in ({"max_rate": -1}, {"every": -1.0}, {"every": float("nan")}):
+            with pytest.raises(cairn.Invalid):
+                store.scrub(**bad)
