@@ -19,6 +19,11 @@ using internal::AllGatherValues;
 using internal::MessageReader;
 using internal::MessageWriter;
 
+/// Returns kInternal for a number that is not an error code.
+ErrorCode CodeOf(uint64_t number) {
+  return static_cast<ErrorCode>(std::min(number, static_cast<uint64_t>(ErrorCode::kInternal)));
+}
+
 // Byte 0: 1 for a success; byte 1: the code of the error; from byte 8 on: text that ends with NUL.
 struct StatusMessage {
   static constexpr size_t kTextBytes = 1016;
@@ -33,10 +38,7 @@ struct StatusMessage {
   StatusMessage() = default;
 
   bool is_success() const { return bytes[0] != std::byte{0}; }
-  ErrorCode code() const {
-    return static_cast<ErrorCode>(
-        std::min(std::to_integer<int>(bytes[1]), static_cast<int>(ErrorCode::kInternal)));
-  }
+  ErrorCode code() const { return CodeOf(std::to_integer<uint64_t>(bytes[1])); }
   std::string text() const {
     const auto* const begin = reinterpret_cast<const char*>(bytes.data() + 8);
     return std::string(begin, ::strnlen(begin, kTextBytes));
@@ -62,7 +64,7 @@ std::vector<std::byte> EncodeError(const Error& error) {
 Error DecodeError(std::span<const std::byte> bytes, int rank) {
   MessageReader reader(bytes);
   Error error;
-  error.code = static_cast<ErrorCode>(reader.Number());
+  error.code = CodeOf(reader.Number());
   error.message = fmt::format("rank {}: {}", rank, reader.Text());
   error.key = reader.Text();
   error.file = reader.Text();

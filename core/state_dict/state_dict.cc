@@ -262,6 +262,7 @@ Result<StateTree> DecodeTree(std::span<const std::byte> bytes) {
   }
   StateTree tree;
   tree.nodes.reserve(kinds->size());
+  uint64_t key_bytes = 0;
   for (uint32_t i = 0; i < kinds->size(); ++i) {
     const auto kind = static_cast<uint8_t>(kinds->Get(i));
     const auto key_kind = static_cast<uint8_t>(key_kinds->Get(i));
@@ -270,6 +271,11 @@ Result<StateTree> DecodeTree(std::span<const std::byte> bytes) {
       return Fail(
           ErrorCode::kUnimplemented,
           "a state dict contains a node kind that is unknown to this version; upgrade to read it");
+    }
+    // Nodes of a hostile record may refer to the same key, which would be copied for each.
+    key_bytes += keys->Get(i)->size();
+    if (key_bytes > bytes.size()) {
+      return Fail(ErrorCode::kDataLoss, "StructureRecord is damaged: its keys are longer than it");
     }
     tree.nodes.push_back(Node{.kind = static_cast<NodeKind>(kind),
                               .key_kind = static_cast<KeyKind>(key_kind),

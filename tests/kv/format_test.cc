@@ -2,6 +2,7 @@
 // refuses damage, of one kind per test.
 
 #include <cairn_schema/chunk_generated.h>
+#include <cairn_schema/segment_footer_generated.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -142,6 +143,21 @@ TEST_F(SegmentFormatTest, FooterIsDecoded) {
     garbled[at] ^= std::byte{0xff};
     (void)DecodeSegmentFooter(garbled, header_.segment_id);
   }
+}
+
+TEST_F(SegmentFormatTest, FooterWhoseEntriesShareTheirBytesIsRefused) {
+  // Otherwise a footer of 3 MiB could fill 100 GiB of memory.
+  flatbuffers::FlatBufferBuilder builder;
+  const auto value = builder.CreateVector(std::vector<uint8_t>(1000));
+  const auto key = builder.CreateVector(std::vector<uint8_t>(10));
+  const std::vector entries(10, schema::CreateFooterEntry(builder, 0, key, value));
+  const auto entries_at = builder.CreateVector(entries);
+  schema::SegmentFooterBuilder footer(builder);
+  footer.add_segment_id(header_.segment_id);
+  footer.add_entries(entries_at);
+  schema::FinishSegmentFooterBuffer(builder, footer.Finish());
+  EXPECT_THAT(DecodeSegmentFooter(TakeBytes(builder), header_.segment_id),
+              IsError(ErrorCode::kDataLoss, "longer than it"));
 }
 
 // --- records

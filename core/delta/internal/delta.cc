@@ -279,28 +279,6 @@ Result<void> Delta::FindStart(PageStart& page, uint64_t page_bytes, PageStart& n
   return {};
 }
 
-Result<void> Delta::Apply(uint64_t page, std::span<std::byte> bytes) const {
-  CAIRN_CHECK(page < page_count() && bytes.size() == DeltaPageLength(page, chunk_bytes_));
-  const PageStart& start = pages_[page];
-  if (IsRaw(page)) {
-    std::memcpy(bytes.data(), Stream(DeltaStream::kRaw).data() + start.raw, bytes.size());
-    return {};
-  }
-  if (!IsChanged(page)) return {};
-  return WithElementType(element_bytes_, [&](auto zero) -> Result<void> {
-    using T = decltype(zero);
-    if (start.counts.threshold != kPlanesPage) return ApplyElements<T>(start, bytes);
-    const std::byte* const wide = wide_.data() + size_t{start.wide} * sizeof(T);
-    for (size_t i = 0; i < bytes.size(); i += sizeof(T)) {
-      T rotated;
-      std::memcpy(&rotated, wide + i, sizeof(T));
-      const T element = RotateDown(rotated);
-      std::memcpy(bytes.data() + i, &element, sizeof(T));
-    }
-    return {};
-  });
-}
-
 template <typename T>
 Result<void> Delta::ApplyElements(const PageStart& page, std::span<std::byte> bytes) const {
   const size_t element_count = bytes.size() / sizeof(T);
@@ -326,6 +304,28 @@ Result<void> Delta::ApplyElements(const PageStart& page, std::span<std::byte> by
   symbol = dense_.data() + page.dense;
   for (const size_t i : found.span()) AddTo<T>(bytes, i, UnZigZag(values.Read(*symbol++)));
   return {};
+}
+
+Result<void> Delta::Apply(uint64_t page, std::span<std::byte> bytes) const {
+  CAIRN_CHECK(page < page_count() && bytes.size() == DeltaPageLength(page, chunk_bytes_));
+  const PageStart& start = pages_[page];
+  if (IsRaw(page)) {
+    std::memcpy(bytes.data(), Stream(DeltaStream::kRaw).data() + start.raw, bytes.size());
+    return {};
+  }
+  if (!IsChanged(page)) return {};
+  return WithElementType(element_bytes_, [&](auto zero) -> Result<void> {
+    using T = decltype(zero);
+    if (start.counts.threshold != kPlanesPage) return ApplyElements<T>(start, bytes);
+    const std::byte* const wide = wide_.data() + size_t{start.wide} * sizeof(T);
+    for (size_t i = 0; i < bytes.size(); i += sizeof(T)) {
+      T rotated;
+      std::memcpy(&rotated, wide + i, sizeof(T));
+      const T element = RotateDown(rotated);
+      std::memcpy(bytes.data() + i, &element, sizeof(T));
+    }
+    return {};
+  });
 }
 
 uint64_t Delta::changed_page_count() const {

@@ -15,6 +15,7 @@
 #include "kv/digest.h"
 #include "kv/internal/io/file.h"
 #include "kv/internal/storage/name_check.h"
+#include "kv/zstd_limit.h"
 #include "schema/little_endian.h"
 
 namespace cairn::kv::internal {
@@ -191,6 +192,10 @@ class PartReader {
     const auto stored = rest.subspan(kBlockHeaderBytes, block.stored_bytes);
     if (block.checksum != BlockChecksum(block, stored)) {
       return Fail(Damaged(name, at, "a block does not match its checksum"));
+    }
+    // A wrong length must not allocate 1 GiB for a few bytes.
+    if (block.payload_bytes > MaxZstdContentBytes(block.stored_bytes)) {
+      return Fail(Damaged(name, at, "a block is too short for its contents"));
     }
     thread_local const Decompressor decompressor;
     payload_.resize(block.payload_bytes);

@@ -6,6 +6,9 @@
 #include <cairn_schema/segment_generated.h>
 #include <cairn_schema/step_generated.h>
 
+#include <bit>
+#include <cstring>
+
 #include "kv/chunk_record.h"
 #include "kv/internal/root/metric_records.h"
 #include "kv/step_info.h"
@@ -27,6 +30,15 @@ std::string Text(const flatbuffers::String* text) {
 schema::Extent ToSchema(const Extent& extent) {
   return {extent.segment_id, extent.offset_bytes, extent.length_bytes,
           extent.page_digests_offset_bytes};
+}
+
+// Copies the elements, because the verifier checks the alignment of a vector's length but not that
+// of its 8-byte elements: in a damaged record they may be unaligned.
+void CopySizes(const flatbuffers::Vector<uint64_t>* stored, std::vector<uint64_t>& sizes) {
+  static_assert(std::endian::native == std::endian::little);
+  if (stored == nullptr || stored->size() == 0) return;
+  sizes.resize(stored->size());
+  std::memcpy(sizes.data(), stored->Data(), sizes.size() * sizeof(uint64_t));
 }
 
 auto CreateExtents(flatbuffers::FlatBufferBuilder& builder, std::span<const Extent> extents) {
@@ -181,7 +193,7 @@ Result<ChunkEntry> DecodeChunk(std::span<const std::byte> record) {
                    .digest = FromSchema(chunk->digest()),
                    .since_step = chunk->since_step(),
                    .statistics = ReadStatistics(*chunk)};
-  if (chunk->sizes() != nullptr) entry.sizes.assign(chunk->sizes()->begin(), chunk->sizes()->end());
+  CopySizes(chunk->sizes(), entry.sizes);
   CAIRN_TRY_ASSIGN(entry.extents, ReadExtents(*chunk));
   return entry;
 }

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "kv/digest.h"
+#include "kv/zstd_limit.h"
 #include "schema/little_endian.h"
 
 namespace cairn::kv::internal {
@@ -79,7 +80,8 @@ Result<std::vector<std::byte>> UnframeRecord(const FrameKind& kind,
   }
   const auto stored = object.subspan(kHeaderBytes, stored_bytes);
   // A wrong length must not allocate 64 MiB for a few bytes.
-  if (ZSTD_getFrameContentSize(stored.data(), stored.size()) != record_bytes) {
+  if (record_bytes > MaxZstdContentBytes(stored_bytes) ||
+      ZSTD_getFrameContentSize(stored.data(), stored.size()) != record_bytes) {
     return Damaged(kind, "its record has another length");
   }
   std::vector<std::byte> record(record_bytes);

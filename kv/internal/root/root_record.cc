@@ -6,6 +6,7 @@
 #include <sys/random.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "kv/internal/root/framed_record.h"
 #include "kv/internal/root/metric_records.h"
@@ -179,9 +180,11 @@ Result<StepEntryPtr> ReadEntry(const schema::StepEntry& step) {
     return Damaged("an entry has too many segments");
   }
   for (size_t i = 0; i < usage_count; ++i) {
-    const schema::SegmentUse* use = step.usage()->Get(static_cast<flatbuffers::uoffset_t>(i));
-    entry->usage.push_back(
-        {.segment = FromSchema(use->segment()), .live_bytes = use->live_bytes()});
+    // Copied, because the verifier checks the alignment of a vector's length but not that of its
+    // 8-byte elements: in a damaged record they may be unaligned.
+    schema::SegmentUse use;
+    std::memcpy(&use, step.usage()->Data() + i * sizeof(use), sizeof(use));
+    entry->usage.push_back({.segment = FromSchema(use.segment()), .live_bytes = use.live_bytes()});
   }
   return entry;
 }

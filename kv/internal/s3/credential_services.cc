@@ -30,7 +30,12 @@ std::optional<std::chrono::system_clock::time_point> ParseTime(const std::string
   if (*rest == '.') rest += 1 + std::string_view(rest + 1).find_first_not_of("0123456789");
   const std::string_view zone(rest);
   if (zone != "Z" && zone != "+00:00" && zone != "+0000") return std::nullopt;
-  return std::chrono::system_clock::from_time_t(::timegm(&fields));
+  // The clock counts nanoseconds and ends in 2262, but "9999-12-31T23:59:59Z" is a usual time.
+  using std::chrono::system_clock;
+  constexpr auto kLast =
+      std::chrono::floor<std::chrono::seconds>(system_clock::time_point::max().time_since_epoch());
+  const std::chrono::seconds seconds(::timegm(&fields));
+  return system_clock::time_point(std::clamp(seconds, std::chrono::seconds(0), kLast));
 }
 
 Result<S3Credentials> ParseCredentialsJson(std::string_view text, std::string_view source) {

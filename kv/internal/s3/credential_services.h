@@ -18,7 +18,8 @@ namespace cairn::kv::internal {
 Result<S3Credentials> ParseCredentialsJson(std::string_view text, std::string_view source);
 
 /// Parses "2026-11-22T20:46:26Z", with or without a fraction and "+00:00". Nothing if it is not a
-/// time.
+/// time. A time before 1970 is 1970, and a time that the clock cannot represent, after 2262, is the
+/// last one that it can.
 std::optional<std::chrono::system_clock::time_point> ParseTime(const std::string& text);
 
 /// Each returns nothing if the context does not configure it.

@@ -167,10 +167,16 @@ Result<std::vector<FooterEntry>> DecodeSegmentFooter(std::span<const std::byte> 
   std::vector<FooterEntry> entries;
   if (footer->entries() == nullptr) return entries;
   entries.reserve(footer->entries()->size());
+  uint64_t copied_bytes = 0;
   for (const schema::FooterEntry* entry : *footer->entries()) {
     if (entry->key() == nullptr || entry->value() == nullptr || entry->column() >= kColumnCount) {
       return Fail(ErrorCode::kDataLoss,
                   "the footer contains an entry without key, value or column");
+    }
+    // Entries of a hostile footer may refer to the same bytes, which would be copied for each.
+    copied_bytes += uint64_t{entry->key()->size()} + entry->value()->size();
+    if (copied_bytes > bytes.size()) {
+      return Fail(ErrorCode::kDataLoss, "the entries of the footer are longer than it");
     }
     const auto* value = reinterpret_cast<const std::byte*>(entry->value()->data());
     entries.push_back({.column = static_cast<Column>(entry->column()),

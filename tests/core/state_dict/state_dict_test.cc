@@ -1,7 +1,9 @@
 #include "core/state_dict/state_dict.h"
 
+#include <cairn_schema/structure_generated.h>
 #include <fmt/format.h>
 
+#include "schema/record.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/seeded_random.h"
 
@@ -49,6 +51,23 @@ TEST(StateDictTest, BuilderKeepsKindsAndKeys) {
   EXPECT_EQ(nodes[6], (Node{NodeKind::kTuple, KeyKind::kIndex, "1", 1}));
   EXPECT_EQ(nodes[9], (Node{NodeKind::kValue, KeyKind::kInt, "0", 0}));
   EXPECT_THAT(state.slot, ElementsAre(0, 0, 1, 2));
+}
+
+TEST(StateDictTest, NodesThatShareAKeyAreRefused) {
+  // Otherwise a record of 3 MiB could fill 100 GiB of memory.
+  constexpr size_t kNodes = 10;
+  flatbuffers::FlatBufferBuilder builder;
+  const std::vector<uint8_t> zeros(kNodes);
+  const std::vector keys(kNodes, builder.CreateString(std::string(1000, 'k')));
+  const auto keys_at = builder.CreateVector(keys);
+  const auto kinds_at = builder.CreateVectorScalarCast<schema::NodeKind>(zeros.data(), kNodes);
+  const auto key_kinds_at = builder.CreateVectorScalarCast<schema::KeyKind>(zeros.data(), kNodes);
+  const auto counts_at = builder.CreateVector(std::vector<uint32_t>(kNodes));
+  builder.Finish(schema::CreateStructureRecord(builder, schema::kRecordVersion, kinds_at,
+                                               key_kinds_at, keys_at, counts_at),
+                 schema::StructureRecordIdentifier());
+  EXPECT_THAT(DecodeTree(std::as_bytes(std::span(builder.GetBufferPointer(), builder.GetSize()))),
+              IsError(ErrorCode::kDataLoss, "longer than it"));
 }
 
 TEST(StateDictTest, RootMayBeALeaf) {

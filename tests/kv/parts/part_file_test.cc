@@ -4,6 +4,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#define XXH_STATIC_LINKING_ONLY  // for XXH3_64bits_withSeed
+#include <xxhash.h>
 
 #include "kv/digest.h"
 #include "kv/internal/storage/memory_storage.h"
@@ -225,6 +227,20 @@ TEST_F(PartFileTest, BlockThatClaimsToBeHugeAllocatesNothing) {
     Replace(bytes);
     EXPECT_THAT(Read(), IsError(ErrorCode::kDataLoss, "longer than the object"));
   }
+}
+
+TEST_F(PartFileTest, BlockThatIsTooShortForItsContentsAllocatesNothing) {
+  CAIRN_ASSERT_OK(Write());
+  std::vector<std::byte> bytes = Object();
+  constexpr uint32_t kPayloadBytes = 1u << 30;  // of about 1 KiB that is stored
+  PutLittleEndian(bytes, kPartHeaderBytes, kPayloadBytes);
+  const auto entry_count = schema::GetLittleEndian<uint32_t>(bytes, kPartHeaderBytes + 4);
+  const auto stored_bytes = schema::GetLittleEndian<uint32_t>(bytes, kPartHeaderBytes + 8);
+  PutLittleEndian<uint64_t>(bytes, kPartHeaderBytes + 16,
+                            XXH3_64bits_withSeed(bytes.data() + kPartHeaderBytes + 24, stored_bytes,
+                                                 (uint64_t{kPayloadBytes} << 32) | entry_count));
+  Replace(bytes);
+  EXPECT_THAT(Read(), IsError(ErrorCode::kDataLoss, "too short for its contents"));
 }
 
 TEST_F(PartFileTest, HeaderThatClaimsManyObjectsIsRefused) {

@@ -167,6 +167,22 @@ TEST(RootRecordTest, LengthInTheHeaderIsNotTrusted) {
   }
 }
 
+TEST(RootRecordTest, LengthInTheCompressedRecordIsNotTrusted) {
+  // A zstd frame without blocks that states, as the header does, that it has 64 MiB.
+  constexpr uint32_t kLie = 64u << 20;
+  CAIRN_ASSERT_OK_AND_ASSIGN(auto hostile, FrameRecord(kRootFrame, std::vector<std::byte>(100)));
+  hostile.resize(16 + 16 + 8);
+  schema::PutLittleEndian<uint32_t>(hostile, 8, kLie);
+  schema::PutLittleEndian<uint32_t>(hostile, 12, 16);
+  schema::PutLittleEndian<uint32_t>(hostile, 16, 0xfd2fb528);  // magic of zstd
+  schema::PutLittleEndian<uint8_t>(hostile, 20, 0xa0);  // one segment, and its length in 4 bytes
+  schema::PutLittleEndian<uint32_t>(hostile, 21, kLie);
+  const size_t covered = hostile.size() - 8;
+  schema::PutLittleEndian<uint64_t>(hostile, covered,
+                                    Checksum64(std::span(hostile).first(covered)));
+  EXPECT_THAT(UnframeRecord(kRootFrame, hostile), IsError(ErrorCode::kDataLoss, "another length"));
+}
+
 TEST(RootRecordTest, TooLargeRecordIsRefused) {
   const std::vector<std::byte> large(internal::kMaxRecordBytes + 1);
   EXPECT_THAT(FrameRecord(kRootFrame, large), IsError(ErrorCode::kResourceExhausted, "limit"));

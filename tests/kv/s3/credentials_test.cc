@@ -178,6 +178,15 @@ TEST(CredentialSourcesTest, ParsesTimes) {
   }
 }
 
+TEST(CredentialSourcesTest, TimesThatTheClockCannotRepresentAreTheNearest) {
+  for (const char* text : {"9999-12-31T23:59:59Z", "2262-04-12T00:00:00Z"}) {
+    const auto time = ParseTime(text);
+    ASSERT_TRUE(time) << text;
+    EXPECT_GT(*time, system_clock::time_point::max() - std::chrono::seconds(1)) << text;
+  }
+  EXPECT_EQ(ParseTime("0001-01-01T00:00:00Z"), system_clock::from_time_t(0));
+}
+
 // A source whose credentials expire after `lifetime`; counts how often it is asked.
 struct CountingSource {
   std::chrono::seconds lifetime{3600};
