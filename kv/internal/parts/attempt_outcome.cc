@@ -39,14 +39,23 @@ json ToJson(const Error& error, uint32_t rank) {
   return text;
 }
 
+/// Throws a json::exception unless there is an integer: the conversion of another number, such as
+/// 1e30, is undefined.
+int64_t IntegerIn(const json& text, const char* name) {
+  return text.at(name).get_ref<const json::number_integer_t&>();
+}
+
 Error ErrorFrom(const json& text) {
+  const int64_t code = text.contains("code") ? IntegerIn(text, "code") : 0;
   Error error{.code = static_cast<ErrorCode>(
-                  std::clamp(text.value("code", 0), 0, static_cast<int>(ErrorCode::kInternal))),
+                  std::clamp<int64_t>(code, 0, static_cast<int64_t>(ErrorCode::kInternal))),
               .message = text.value("message", ""),
               .key = text.value("key", ""),
               .file = text.value("file", "")};
-  if (text.contains("step")) error.step = text.value("step", uint64_t{0});
-  if (text.contains("offset_bytes")) error.offset_bytes = text.value("offset_bytes", uint64_t{0});
+  if (text.contains("step")) error.step = static_cast<uint64_t>(IntegerIn(text, "step"));
+  if (text.contains("offset_bytes")) {
+    error.offset_bytes = static_cast<uint64_t>(IntegerIn(text, "offset_bytes"));
+  }
   return error;
 }
 
@@ -114,7 +123,7 @@ std::optional<Outcome> FindOutcome(Storage& storage, const std::string& attempt)
     return Outcome{.generation = Fail(ErrorFrom(text->at("error"))),
                    .discarded = text->at("discarded").get<bool>()};
   }
-  return Outcome{.generation = text->at("committed").get<uint64_t>()};
+  return Outcome{.generation = static_cast<uint64_t>(IntegerIn(*text, "committed"))};
 } catch (const json::exception&) {
   return std::nullopt;
 }
