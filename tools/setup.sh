@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # Installs what the build, the tests and the demo need; fast when nothing is missing.
 #
-#   tools/setup.sh [--clang] [--ceph]    --clang: also what the preset clang needs (300 MB)
-#                                        --ceph: also what tests/shared_fs and tests/rados
-#                                        need (56 MB)
+#   tools/setup.sh [--clang] [--fuzz] [--ceph]
+#
+#   --clang    also what the preset clang needs (300 MB)
+#   --fuzz     also what the preset fuzz needs: the same, and libFuzzer (50 MB)
+#   --ceph     also what tests/shared_fs and tests/rados need (56 MB)
 #
 # Installs Debian packages (as root or with sudo), and the PyPI packages of
 # python/requirements-dev.txt into .venv. Complete output: .cache/setup.log.
@@ -28,6 +30,7 @@ Die() { echo "setup: $*" >&2; exit 1; }
 for argument in "$@"; do
   case $argument in
     --clang) packages+=(clang-19) ;;
+    --fuzz) packages+=(clang-19 libclang-rt-19-dev) ;;
     --ceph) packages+=(ceph-mon ceph-osd ceph-mgr ceph-common ceph-mds ceph-fuse radosgw) ;;
     *) Die "unknown option $argument" ;;
   esac

@@ -7,6 +7,8 @@
 #   tools/test.sh --sanitizers     also the C++ unit tests under ASan+UBSan and under TSan
 #   tools/test.sh --clang          also a build with Clang, which checks the thread annotations and
 #                                  that sources do not rely on precompiled headers
+#   tools/test.sh --fuzz           also every fuzzer for ten seconds; without this option, only if
+#                                  Clang and libFuzzer are installed
 #   tools/test.sh --ceph           also the tests on a Ceph cluster, which they start: stores in
 #                                  RADOS, and on two mounts of a CephFS (root)
 #
@@ -17,20 +19,23 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 all=0
 sanitizers=0
 clang=0
+fuzz=0
 ceph=0
 for argument in "$@"; do
   case $argument in
     --all) all=1 ;;
     --sanitizers) sanitizers=1 ;;
     --clang) clang=1 ;;
+    --fuzz) fuzz=1 ;;
     --ceph) ceph=1 ;;
-    -h | --help) sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '2,15s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) echo "test: unknown option $argument (see --help)" >&2; exit 2 ;;
   esac
 done
 
 setup_options=()
 if ((clang)); then setup_options+=(--clang); fi
+if ((fuzz)); then setup_options+=(--fuzz); fi
 if ((ceph)); then setup_options+=(--ceph); fi
 tools/setup.sh "${setup_options[@]}"
 tools/build.sh release
@@ -62,6 +67,16 @@ if ((sanitizers)); then
       failed+=("$preset")
     fi
   done
+fi
+
+# HasLibFuzzer: whether clang++-19 can link a fuzzer.
+HasLibFuzzer() {
+  command -v clang++-19 >/dev/null &&
+    [[ -f $(clang++-19 -print-file-name="libclang_rt.fuzzer-$(uname -m).a") ]]
+}
+if ((fuzz)) || HasLibFuzzer; then
+  echo "== Fuzzers, ten seconds each"
+  tools/fuzz.sh 10 || failed+=(fuzz)
 fi
 
 echo "== C++ tests"

@@ -1,0 +1,239 @@
+// Small objects and messages: the identity of a store, the hint, leases, outcomes of attempts, and
+// what ranks send to each other.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "core/collectives/internal/global_state_layout.h"
+#include "core/collectives/internal/shard_plan.h"
+#include "core/ranks/internal/rendezvous_record.h"
+#include "core/ranks/status_agreement.h"
+#include "core/sharding/mesh.h"
+#include "core/sharding/sharding.h"
+#include "core/tensor/box_index.h"
+#include "kv/digest.h"
+#include "kv/internal/commit/store_identity.h"
+#include "kv/internal/parts/attempt_outcome.h"
+#include "kv/internal/root/lease.h"
+#include "kv/internal/root/root_log.h"
+#include "kv/internal/storage/memory_storage.h"
+#include "tests/fuzz/fuzz_support.h"
+
+namespace cairn::fuzz {
+namespace {
+
+using namespace kv::internal;    // NOLINT(google-build-using-namespace): the code under test
+using namespace core::internal;  // NOLINT(google-build-using-namespace): the code under test
+
+constexpr char kAttempt[] = "0000000112345678-7-0";
+
+std::span<const std::byte> AsBytes(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+void FuzzLease(std::span<const std::byte> bytes) {
+  const auto lease = DecodeLease(bytes);
+  if (!lease) return;
+  const auto once = EncodeLease(*lease);
+  CAIRN_FUZZ_CHECK(DecodeLease(once) == lease);
+  MemoryStorage storage("fuzz");
+  CAIRN_FUZZ_CHECK(storage.Put(LeaseName("s"), bytes).has_value());
+  const Result<void> checked = CheckLease(storage, "s");
+  if (!checked) UseError(checked.error());
+}
+
+void FuzzHint(std::span<const std::byte> bytes) {
+  constexpr uint64_t kNewest = 2;
+  MemoryStorage storage("fuzz");
+  CAIRN_FUZZ_CHECK(storage.Put(kHintName, bytes).has_value());
+  for (uint64_t number = 1; number <= kNewest; ++number) {
+    const auto object = EncodeRoot({.number = number});
+    CAIRN_FUZZ_CHECK(object && storage.Put(RootName(number), *object).has_value());
+  }
+  const auto root = FindNewest(storage);
+  CAIRN_FUZZ_CHECK(root && root->has_value() && (*root)->number == kNewest);
+}
+
+void FuzzOutcome(std::span<const std::byte> bytes) {
+  MemoryStorage storage("fuzz");
+  const std::string folder = fmt::format("{}{}/", kPendingFolder, kAttempt);
+  CAIRN_FUZZ_CHECK(storage.Put(folder + "outcome", bytes).has_value());
+  CAIRN_FUZZ_CHECK(storage.Put(folder + "failed", bytes).has_value());
+  if (const auto failure = FindFailure(storage, kAttempt)) (void)failure->ToString();
+  const auto outcome = FindOutcome(storage, kAttempt);
+  if (!outcome) return;
+  // What rank 0 publishes about the same outcome is the same outcome.
+  MemoryStorage other("fuzz");
+  const auto published =
+      outcome->generation
+          ? PublishCommitted(other, kAttempt, *outcome->generation)
+          : PublishFailure(other, kAttempt, 0, outcome->generation.error(), !outcome->discarded);
+  CAIRN_FUZZ_CHECK(published.has_value());
+  const auto again = FindOutcome(other, kAttempt);
+  CAIRN_FUZZ_CHECK(again.has_value());
+  CAIRN_FUZZ_CHECK(again->generation.has_value() == outcome->generation.has_value());
+  if (outcome->generation) {
+    CAIRN_FUZZ_CHECK(*again->generation == *outcome->generation);
+  } else {
+    CAIRN_FUZZ_CHECK(again->discarded == outcome->discarded);
+    CAIRN_FUZZ_CHECK(again->generation.error().code == outcome->generation.error().code);
+  }
+}
+
+/// The input is the text of CAIRN without its last line, the checksum.
+void FuzzIdentity(std::string_view text) {
+  std::string object(text);
+  object += fmt::format("checksum {:016x}\n", kv::Checksum64(AsBytes(object)));
+  MemoryStorage storage("fuzz");
+  CAIRN_FUZZ_CHECK(storage.Put(kIdentityName, AsBytes(object)).has_value());
+  const auto uuid = ReadIdentity(storage);
+  if (!uuid) UseError(uuid.error());
+}
+
+/// The input is a record without its checksum.
+void FuzzRendezvous(std::string_view text) {
+  std::string bytes(text);
+  const uint64_t checksum = kv::Checksum64(AsBytes(text));
+  bytes.append(reinterpret_cast<const char*>(&checksum), sizeof(checksum));
+  const auto record = DecodeRecord(bytes);
+  if (!record) return UseError(record.error());
+  CAIRN_FUZZ_CHECK(EncodeRecord(*record) == bytes);
+}
+
+void FuzzFull(std::span<const std::byte> bytes) {
+  Result<std::vector<FullLeaf>> leaves;
+  {
+    const MemoryLimit limit(bytes, 64);
+    leaves = DecodeFull(bytes);
+  }
+  if (!leaves) return UseError(leaves.error());
+  CheckRoundTrip(
+      &DecodeFull, [](const std::vector<FullLeaf>& all) { return EncodeFull(all); },
+      EncodeFull(*leaves));
+}
+
+/// Rank 0 of two. The other rank sends what this rank would send, XOR the input: so an input of
+/// zeros is a message that is right.
+class HostileRank final : public core::Communicator {
+ public:
+  explicit HostileRank(Input input) : input_(input) {}
+  int rank() const override { return 0; }
+  int world_size() const override { return 2; }
+  std::chrono::milliseconds timeout() const override { return std::chrono::seconds(1); }
+  Result<void> Barrier() override { return {}; }
+  Result<void> Broadcast(core::ByteTarget bytes, int root) override {
+    if (root != 0) Change(bytes);
+    return {};
+  }
+  Result<void> Gather(core::ByteView mine, std::span<const core::ByteTarget> all, int) override {
+    return AllGather(mine, all);
+  }
+  Result<void> AllGather(core::ByteView mine, std::span<const core::ByteTarget> all) override {
+    std::ranges::copy(mine, all[0].begin());
+    const size_t same_bytes = std::min(mine.size(), all[1].size());
+    std::ranges::fill(std::ranges::copy(mine.first(same_bytes), all[1].begin()).out, all[1].end(),
+                      std::byte{0});
+    Change(all[1]);
+    return {};
+  }
+  Result<void> Scatter(std::span<const core::ByteView> all, core::ByteTarget mine, int) override {
+    std::ranges::copy(all[0], mine.begin());
+    return {};
+  }
+  Result<void> AllToAll(std::span<const core::ByteView> sent,
+                        std::span<const core::ByteTarget> received) override {
+    std::ranges::copy(sent[0], received[0].begin());
+    Change(received[1]);
+    return {};
+  }
+  Result<std::unique_ptr<core::Communicator>> Split(uint32_t, uint32_t) override {
+    return Fail(ErrorCode::kUnimplemented, "there is one group");
+  }
+  void Interrupt() override {}
+  Result<void> CheckPeers() override { return {}; }
+
+ private:
+  void Change(core::ByteTarget bytes) {
+    const auto taken = input_.Bytes(bytes.size());
+    for (size_t i = 0; i < taken.size(); ++i) {
+      // Ranks of a job trust the lengths that they announce to each other: a message of 8 bytes is
+      // one, and the header of a layout has two after three numbers. They stay below 64 KiB.
+      const bool is_length = bytes.size() == sizeof(uint64_t) ||
+                             (bytes.size() == 5 * sizeof(uint64_t) && i >= 3 * sizeof(uint64_t));
+      if (!is_length || i % sizeof(uint64_t) < 2) bytes[i] ^= taken[i];
+    }
+  }
+  Input input_;
+};
+
+void FuzzStatus(Input input) {
+  HostileRank communicator(input);
+  if (const auto agreed = core::AgreeOnStatus(communicator, {}); !agreed) {
+    UseError(agreed.error());
+  }
+  const Result<std::string> own("text");
+  if (const auto text = core::BroadcastStatus(communicator, own); !text) UseError(text.error());
+}
+
+/// Exchanges the layout of a state with the other rank.
+void FuzzLayout(Input input) {
+  const std::vector<float> elements(8);
+  core::StateDict state;
+  state.root().Tensor("w", {.dtype = core::DType::kFloat32,
+                            .shape = {2, 4},
+                            .strides = {4, 1},
+                            .data = reinterpret_cast<const std::byte*>(elements.data())});
+  const auto mesh = core::DeviceMesh::Make({{.name = "dp", .size = 2}}, {0, 1});
+  CAIRN_FUZZ_CHECK(mesh.has_value());
+  core::Sharding sharding{.global_shape = {4, 4}};
+  sharding.mesh = std::make_shared<const core::DeviceMesh>(*mesh);
+  sharding.placements = {core::Placement{.kind = core::Placement::Kind::kShard, .dim = 0}};
+  state.root().Sharded("s", state.tensors[0], sharding);
+  state.root().Value("lr", 0.5);
+  const auto leaves = state.Leaves();
+  CAIRN_FUZZ_CHECK(leaves.has_value());
+  HostileRank communicator(input);
+  const auto layout = GlobalStateLayout::Exchange(communicator, state, *leaves, {}, {});
+  if (!layout) return UseError(layout.error());
+  for (const GlobalStateLayout::Entry& entry : layout->entries()) {
+    CAIRN_FUZZ_CHECK(layout->Find(entry.fqn) >= 0);
+    for (const uint32_t rank : layout->RanksWith(entry)) {
+      CAIRN_FUZZ_CHECK(rank < layout->world_size());
+      if (entry.kind == GlobalStateLayout::Entry::Kind::kWhole) continue;
+      for (const core::Box& box : layout->BoxesOf(entry, rank)) {
+        CAIRN_FUZZ_CHECK(core::BoxFits(box, entry.shape));
+      }
+    }
+  }
+}
+
+void Fuzz(Input input) {
+  switch (TakeSelector(input, 8)) {
+    case 0:
+      return FuzzLease(input.rest());
+    case 1:
+      return FuzzHint(input.rest());
+    case 2:
+      return FuzzOutcome(input.rest());
+    case 3:
+      return FuzzIdentity(input.rest_text());
+    case 4:
+      return FuzzRendezvous(input.rest_text());
+    case 5:
+      return FuzzFull(input.rest());
+    case 6:
+      return FuzzStatus(input);
+    default:
+      return FuzzLayout(input);
+  }
+}
+
+}  // namespace
+}  // namespace cairn::fuzz
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  cairn::fuzz::Fuzz({data, size});
+  return 0;
+}

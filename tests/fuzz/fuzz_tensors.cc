@@ -1,0 +1,130 @@
+// Records of tensors, chunks, trees and values, and patterns of keys.
+
+#include <algorithm>
+
+#include "core/state_dict/key_pattern.h"
+#include "core/state_dict/state_dict.h"
+#include "core/state_dict/value.h"
+#include "core/step/internal/tensor_records.h"
+#include "kv/internal/records/kv_records.h"
+#include "tests/fuzz/fuzz_support.h"
+
+namespace cairn::fuzz {
+namespace {
+
+using namespace core;            // NOLINT(google-build-using-namespace): the code under test
+using namespace core::internal;  // NOLINT(google-build-using-namespace): the code under test
+
+void FuzzTensor(std::span<const std::byte> record) {
+  const auto decode = [](std::span<const std::byte> bytes) { return DecodeTensor("w", bytes); };
+  if (const auto tensor = decode(record)) {
+    const auto bytes = TensorBytes(tensor->dtype, tensor->shape);
+    CAIRN_FUZZ_CHECK(bytes && *bytes == tensor->nbytes);
+  }
+  CheckRoundTrip(decode, &EncodeTensor, record);
+}
+
+void FuzzChunk(Input input) {
+  const size_t tensor_bytes = input.Byte();
+  const auto taken = input.Bytes(tensor_bytes);
+  const std::vector<std::byte> tensor_record(taken.begin(), taken.end());
+  const std::string key(input.Text(input.Byte()));
+  const std::vector<std::byte> record = input.CopyRest();
+  const auto chunk = internal::DecodeChunk(key, record);
+  if (!chunk) return UseError(chunk.error());
+  const auto encoded = kv::internal::EncodeChunk(chunk->info.entry());
+  const auto again = internal::DecodeChunk(key, encoded);
+  CAIRN_FUZZ_CHECK(again && again->info.box == chunk->info.box);
+  CAIRN_FUZZ_CHECK(again->info.stored() == chunk->info.stored());
+  const auto tensor = DecodeTensor(chunk->fqn, tensor_record);
+  if (!tensor) return UseError(tensor.error());
+  if (const auto checked = CheckChunk(*tensor, chunk->info); !checked) {
+    return UseError(checked.error());
+  }
+  CAIRN_FUZZ_CHECK(chunk->info.length_bytes() <= tensor->nbytes);
+  const auto offset = ContiguousOffsetBytes(tensor->dtype, tensor->shape, chunk->info.box);
+  if (offset) CAIRN_FUZZ_CHECK(*offset <= tensor->nbytes - chunk->info.length_bytes());
+}
+
+void FuzzTree(Input input) {
+  const auto keep_bits = input.Number<uint64_t>();
+  const std::vector<std::byte> record = input.CopyRest();
+  Result<StateTree> tree;
+  {
+    // A node needs at least 10 bytes of a record and 48 bytes of memory.
+    const MemoryLimit limit(record, 64);
+    tree = DecodeTree(record);
+  }
+  if (!tree) return UseError(tree.error());
+  const auto leaves = FlattenTree(*tree);
+  if (!leaves) return UseError(leaves.error());
+  CAIRN_FUZZ_CHECK(Is(DecodeTree(EncodeTree(*tree)), *tree));
+  std::vector<bool> keep(leaves->size());
+  for (size_t i = 0; i < keep.size(); ++i) keep[i] = (keep_bits >> (i % 64) & 1) != 0;
+  const StateTree pruned = PruneTree(*tree, keep);
+  const auto kept = FlattenTree(pruned);
+  CAIRN_FUZZ_CHECK(kept.has_value());
+  const auto wanted = static_cast<size_t>(std::ranges::count(keep, true));
+  CAIRN_FUZZ_CHECK(kept->size() == wanted);
+}
+
+void FuzzExtension(Input input) {
+  const std::string name(input.Text(input.Byte()));
+  const std::vector<std::byte> record = input.CopyRest();
+  const auto data = DecodeExtension(record, name);
+  if (!data) return UseError(data.error());
+  CAIRN_FUZZ_CHECK(!data->has_value() || (*data)->size() <= record.size());
+}
+
+void FuzzValue(std::span<const std::byte> record) {
+  Result<Value> value;
+  {
+    const MemoryLimit limit(record, 8);
+    value = DecodeValue(record);
+  }
+  if (!value) return UseError(value.error());
+  CAIRN_FUZZ_CHECK(FormatValue(*value).size() < 1024);
+  // A value that a store may contain can always be saved again.
+  const auto once = EncodeValue(*value);
+  CAIRN_FUZZ_CHECK(once.has_value());
+  const auto again = DecodeValue(*once);
+  CAIRN_FUZZ_CHECK(again.has_value() && Is(EncodeValue(*again), *once));
+}
+
+/// The first line is the key; the others are patterns.
+void FuzzPatterns(Input input) {
+  const std::string_view fqn = input.Line();
+  std::vector<std::string> texts;
+  while (!input.rest().empty()) texts.emplace_back(input.Line());
+  const auto patterns = KeyPatterns::Parse(texts);
+  if (!patterns) return UseError(patterns.error());
+  if (!patterns->Matches(fqn)) return;
+  const auto prefixes = patterns->ScanPrefixes();
+  CAIRN_FUZZ_CHECK(std::ranges::any_of(
+      prefixes, [&](const std::string& prefix) { return fqn.starts_with(prefix); }));
+}
+
+void Fuzz(Input input) {
+  switch (TakeSelector(input, 6)) {
+    case 0:
+      return FuzzTensor(input.CopyRest());
+    case 1:
+      return FuzzChunk(input);
+    case 2:
+      return FuzzTree(input);
+    case 3:
+      return FuzzExtension(input);
+    case 4:
+      return FuzzValue(input.CopyRest());
+    default:
+      return FuzzPatterns(input);
+  }
+}
+
+}  // namespace
+}  // namespace cairn::fuzz
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  cairn::fuzz::Fuzz({data, size});
+  return 0;
+}

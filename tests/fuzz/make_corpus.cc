@@ -1,0 +1,440 @@
+// Creates the first corpora of the fuzzers from objects that the encoders wrote:
+//
+//   cairn_make_fuzz_corpus DIR      creates DIR/<fuzzer>/<name> for every fuzzer
+//
+// An input begins with the byte that selects the decoder (fuzz_support.h). Run it again after a
+// format has changed; the names of unchanged inputs are the same. `tools/fuzz.sh --merge` adds what
+// the fuzzers find.
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "core/checkpoint_store.h"
+#include "core/collectives/internal/shard_plan.h"
+#include "core/delta/internal/delta_encoder.h"
+#include "core/interop/dcp/dcp_export.h"
+#include "core/interop/safetensors/safetensors_export.h"
+#include "core/interop/torch/torch_export.h"
+#include "core/ranks/internal/rendezvous_record.h"
+#include "core/step/internal/compress.h"
+#include "kv/internal/parts/attempt_outcome.h"
+#include "kv/internal/parts/part_file.h"
+#include "kv/internal/records/kv_records.h"
+#include "kv/internal/root/framed_record.h"
+#include "kv/internal/root/lease.h"
+#include "kv/internal/segment/segment_format.h"
+#include "kv/internal/storage/memory_storage.h"
+#include "kv/internal/table/table_reader.h"
+#include "schema/little_endian.h"
+#include "tests/fuzz/corpus_texts.h"
+#include "tests/fuzz/fuzz_support.h"
+
+namespace cairn::fuzz {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace kv::internal;  // NOLINT(google-build-using-namespace): the code under test
+using Bytes = std::vector<std::byte>;
+
+constexpr char kAttempt[] = "0000000112345678-7-0";
+constexpr char kPart[] = "pending/0000000112345678-7-0/1.part";
+
+std::span<const std::byte> AsBytes(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+std::string_view AsText(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+/// Ends the program with the error.
+template <typename T>
+T Must(Result<T> result) {
+  if (!result) {
+    std::fprintf(stderr, "make_corpus: %s\n", result.error().ToString().c_str());
+    std::exit(2);
+  }
+  if constexpr (!std::is_void_v<T>) return *std::move(result);
+}
+
+/// Concatenates the parts of an input.
+class Builder {
+ public:
+  explicit Builder(uint8_t selector) { Byte(selector); }
+  Builder& Byte(uint8_t value) {
+    text_.push_back(static_cast<char>(value));
+    return *this;
+  }
+  template <typename T>
+  Builder& Number(T value) {
+    for (size_t i = 0; i < sizeof(T); ++i) Byte(static_cast<uint8_t>(value >> (8 * i)));
+    return *this;
+  }
+  Builder& Add(std::span<const std::byte> bytes) {
+    text_ += AsText(bytes);
+    return *this;
+  }
+  Builder& Add(std::string_view text) {
+    text_ += text;
+    return *this;
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+class Corpus {
+ public:
+  explicit Corpus(fs::path folder) : folder_(std::move(folder)) {}
+  /// Adds an input. Of equal names, the first `kMaxPerName` are kept.
+  void Add(const std::string& fuzzer, const std::string& name, const Builder& input) {
+    constexpr int kMaxPerName = 3;
+    const int number = count_[fuzzer + "/" + name]++;
+    if (number >= kMaxPerName) return;
+    fs::create_directories(folder_ / fuzzer);
+    std::ofstream file(
+        folder_ / fuzzer / (number == 0 ? name : name + "-" + std::to_string(number + 1)),
+        std::ios::binary);
+    file << input.text();
+    if (!file.flush()) {
+      std::fprintf(stderr, "make_corpus: cannot write to %s\n", folder_.c_str());
+      std::exit(2);
+    }
+  }
+
+ private:
+  const fs::path folder_;
+  std::map<std::string, int> count_;
+};
+
+/// A state with every kind of leaf.
+class SampleState {
+ public:
+  explicit SampleState(float changed) {
+    for (size_t i = 0; i < elements_.size(); ++i) elements_[i] = static_cast<float>(i) / 7.0F;
+    for (size_t i = 0; i < elements_.size(); i += 40) elements_[i] += changed;
+    auto model = state_.root().Map("model", core::NodeKind::kOrderedDict);
+    model.Tensor("w", View({32, 64}));
+    model.Tensor("bias", View({16}));
+    model.Tensor("transposed", {.dtype = core::DType::kFloat32,
+                                .shape = {4, 8},
+                                .strides = {1, 4},
+                                .data = reinterpret_cast<const std::byte*>(elements_.data())});
+    auto list = state_.root().List("list", core::NodeKind::kTuple);
+    list.Value("", int64_t{-7});
+    list.Value("", core::BigInt{Bytes(9, std::byte{0x7f})});
+    list.Value("", std::complex<double>(1, -2));
+    auto optimizer = state_.root().Map("optimizer");
+    optimizer.WithKeyKind(core::KeyKind::kInt).Value("0", std::string("adam\xc3\xa9"));
+    optimizer.Value("none", std::monostate());
+    optimizer.Value("flag", true);
+    optimizer.Value("bytes", core::Bytes{Bytes(5, std::byte{1})});
+    state_.root().Value("lr", 0.25);
+    state_.root().Map("empty");
+  }
+  const core::StateDict& state() const { return state_; }
+
+ private:
+  core::TensorView View(core::Shape shape) {
+    return {.dtype = core::DType::kFloat32,
+            .shape = shape,
+            .strides = core::RowMajorStrides(shape),
+            .data = reinterpret_cast<const std::byte*>(elements_.data())};
+  }
+  std::vector<float> elements_ = std::vector<float>(2048);
+  core::StateDict state_;
+};
+
+void AddRecord(Corpus& corpus, std::string_view key, std::span<const std::byte> value,
+               std::map<std::string, Bytes>& tensors) {
+  const std::string_view in_column = key.substr(1);
+  switch (static_cast<kv::Column>(key[0])) {
+    case kv::Column::kSteps:
+      return corpus.Add("records", "step", Builder(0).Add(value));
+    case kv::Column::kSegments:
+      return corpus.Add("records", "segment", Builder(1).Add(value));
+    case kv::Column::kUsage:
+      return corpus.Add("records", "usage", Builder(4).Add(in_column).Add(value));
+    case kv::Column::kTables:
+      return corpus.Add("records", "tables", Builder(5).Add(value));
+    case kv::Column::kTensors:
+      tensors[std::string(in_column.substr(0, in_column.size() - 1))] = {value.begin(),
+                                                                         value.end()};
+      return corpus.Add("tensors", "tensor", Builder(0).Add(value));
+    case kv::Column::kChunks: {
+      corpus.Add("records", "chunk", Builder(2).Add(value));
+      const auto key_bytes = static_cast<uint8_t>(in_column.size());
+      corpus.Add("records", "chunk_with_key", Builder(3).Byte(key_bytes).Add(in_column).Add(value));
+      corpus.Add("records", "key", Builder(6).Add(in_column));
+      const Bytes& tensor = tensors[std::string(in_column.substr(0, in_column.find('\0')))];
+      corpus.Add("tensors", "chunk_of_tensor",
+                 Builder(1)
+                     .Byte(static_cast<uint8_t>(tensor.size()))
+                     .Add(tensor)
+                     .Byte(key_bytes)
+                     .Add(in_column)
+                     .Add(value));
+      return;
+    }
+    case kv::Column::kValues:
+      return corpus.Add("tensors",
+                        "value_" + std::string(in_column.substr(0, in_column.size() - 1)),
+                        Builder(4).Add(value));
+    case kv::Column::kStructures:
+      corpus.Add("tensors", "tree", Builder(2).Number(~uint64_t{2}).Add(value));
+      return corpus.Add("tensors", "extension", Builder(3).Byte(1).Add("x").Add(value));
+  }
+}
+
+void AddTable(Corpus& corpus, const std::shared_ptr<kv::Storage>& storage, const std::string& name,
+              std::map<std::string, Bytes>& tensors, PartWriter& part) {
+  const Bytes object = Must(storage->Read(name, 1 << 20));
+  const TableInfo info{.id = ParseObjectName(name)->id, .file_bytes = object.size()};
+  const auto table = Must(TableReader::Open(storage, info));
+  const auto iterator = table->NewIterator(TableAccess::kLookup);
+  uint8_t count = 0;
+  for (Must(iterator->Seek("")); iterator->Valid(); Must(iterator->Next())) {
+    ++count;
+    if (iterator->value().empty()) continue;
+    AddRecord(corpus, iterator->key(), iterator->value(), tensors);
+    const auto column = static_cast<kv::Column>(iterator->key()[0]);
+    if (column == kv::Column::kChunks || column == kv::Column::kSteps) {
+      Must(part.Add(column, iterator->key().substr(1), iterator->value()));
+    }
+  }
+  corpus.Add("tables", "table", Builder(count).Add(object));
+}
+
+void AddSegment(Corpus& corpus, std::span<const std::byte> object) {
+  const auto header_bytes = object.first<kSegmentHeaderBytes>();
+  const auto trailer_bytes = object.last<kSegmentTrailerBytes>();
+  const SegmentHeader header = Must(DecodeSegmentHeader(header_bytes));
+  const SegmentTrailer trailer = Must(DecodeSegmentTrailer(trailer_bytes, object.size()));
+  const auto footer = object.subspan(trailer.footer_offset_bytes(), trailer.footer_bytes);
+  corpus.Add("segments", "header_short", Builder(0).Byte(1).Add(header_bytes.first(64)));
+  if (header.step == 1) corpus.Add("segments", "header", Builder(0).Byte(0).Add(header_bytes));
+  const auto more_bytes =
+      static_cast<uint32_t>(object.size() - kSegmentHeaderBytes - kSegmentTrailerBytes);
+  corpus.Add("segments", "trailer", Builder(1).Byte(0).Number(more_bytes).Add(trailer_bytes));
+  corpus.Add("segments", "trailer_repaired",
+             Builder(1).Byte(1).Number(more_bytes).Add(trailer_bytes));
+  corpus.Add("segments", "footer", Builder(2).Number(header.segment_id).Add(footer));
+  const auto payload_bytes = static_cast<uint16_t>(trailer.payload_end_bytes - kSegmentHeaderBytes);
+  corpus.Add("segments", "segment",
+             Builder(3)
+                 .Number(header.segment_id)
+                 .Number(payload_bytes)
+                 .Byte(static_cast<uint8_t>(trailer.page_digest_count))
+                 .Add(footer));
+}
+
+void AddRoot(Corpus& corpus, std::span<const std::byte> object) {
+  corpus.Add("roots", "root_object", Builder(0).Add(object));
+  corpus.Add("roots", "root_repaired", Builder(1).Add(object));
+  corpus.Add("roots", "root_record",
+             Builder(2).Add(Must(UnframeRecord({.magic = "CNRT", .name = "root"}, object))));
+  const Root root = Must(DecodeRoot(object));
+  if (root.recent.empty()) return;
+  const Bytes page = Must(EncodePage(root.recent));
+  corpus.Add("roots", "page_object", Builder(3).Add(page));
+  corpus.Add("roots", "page_repaired", Builder(4).Add(page));
+  corpus.Add("roots", "page_record",
+             Builder(5).Add(Must(UnframeRecord({.magic = "CNPG", .name = "page"}, page))));
+}
+
+/// Saves steps with deltas, compressed chunks and statistics.
+std::shared_ptr<MemoryStorage> MakeStore(const fs::path& exports) {
+  const auto storage = std::make_shared<MemoryStorage>("corpus");
+  const auto store = Must(core::CheckpointStore::Open(storage, kv::OpenMode::kWrite));
+  const SampleState first(0);
+  Must(store->Save(1, first.state(), {.statistics = true, .note = "first", .tags = {"best"}}));
+  const SampleState second(1);
+  Must(
+      store->Save(2, second.state(), {.max_deltas = 4, .metrics = {{"loss", 0.5}, {"acc", 0.75}}}));
+  Must(store->Save(3, second.state(), {.incremental = false, .compress = true}));
+  const auto contents = Must(store->List(3));
+  Must(core::ExportTorch(*store, contents, exports / "state.pt"));
+  Must(core::ExportDcp(*store, contents, exports / "dcp"));
+  Must(core::ExportSafetensors(*store, contents, exports / "state.safetensors"));
+  Must(store->Close());
+  return storage;
+}
+
+void AddStore(Corpus& corpus, const std::shared_ptr<MemoryStorage>& storage) {
+  std::map<std::string, Bytes> tensors;
+  const auto parts = std::make_shared<MemoryStorage>("parts");
+  PartWriter part(parts, kPart, {.step = 7, .rank = 1, .world_size = 2, .attempt = kAttempt});
+  std::string last_key;
+  for (const std::string& name : Must(storage->List(""))) {
+    const Bytes object = Must(storage->Read(name, 1 << 20));
+    corpus.Add("records", "name", Builder(7).Add(name));
+    if (name.starts_with("roots/")) AddRoot(corpus, object);
+    if (name.starts_with("segments/")) AddSegment(corpus, object);
+    if (name.starts_with("tables/")) AddTable(corpus, storage, name, tensors, part);
+    if (name == "CAIRN") {
+      const auto text = AsText(object);
+      corpus.Add("messages", "identity", Builder(3).Add(text.substr(0, text.find("checksum"))));
+    }
+  }
+  Must(part.Finish());
+  const Bytes object = Must(FetchPart(*parts, kPart));
+  corpus.Add("parts", "part", Builder(0).Add(object));
+  corpus.Add("parts", "part_repaired", Builder(1).Add(object));
+  uint16_t count = 0;
+  Builder entries(0);
+  Must(ReadFetchedPart(*parts, kPart, object,
+                       {.step = 7, .rank = 1, .world_size = 2, .attempt = kAttempt},
+                       [&](const RecordView& record) -> Result<void> {
+                         entries.Number(static_cast<uint32_t>(record.column));
+                         entries.Number(static_cast<uint32_t>(record.key.size()));
+                         entries.Number(static_cast<uint32_t>(record.value.size()));
+                         entries.Add(record.key).Add(record.value);
+                         ++count;
+                         return {};
+                       }));
+  corpus.Add("parts", "entries", Builder(2).Number(count).Add(entries.text().substr(1)));
+}
+
+void AddMessages(Corpus& corpus) {
+  MemoryStorage storage("messages");
+  const auto add = [&](const char* name, const char* object) {
+    const auto path = std::string(kPendingFolder) + kAttempt + "/" + object;
+    corpus.Add("messages", name, Builder(2).Add(Must(storage.Read(path, 1 << 20))));
+    Must(storage.Remove(path));
+  };
+  Must(PublishCommitted(storage, kAttempt, 17));
+  add("outcome_committed", "outcome");
+  const Error error{.code = ErrorCode::kUnavailable,
+                    .message = "no",
+                    .key = "w",
+                    .file = "f",
+                    .step = 7,
+                    .offset_bytes = 4096};
+  Must(PublishFailure(storage, kAttempt, 0, error, true));
+  add("outcome_failed", "outcome");
+  Must(PublishFailure(storage, kAttempt, 1, error, false));
+  add("failure", "failed");
+  const Lease lease{.writer = {.host = "n1", .pid = 17, .session = "0000000112345678"},
+                    .epoch = 1,
+                    .boot_id = "b",
+                    .pid_namespace = "pid:[4026531836]",
+                    .process_start = 12,
+                    .renewed_unix_ns = 1'769'860'800'000'000'000};
+  corpus.Add("messages", "lease", Builder(0).Add(EncodeLease(lease)));
+  corpus.Add("messages", "hint", Builder(1).Add("48"));
+  const SegmentUse use{.segment = {.epoch = 1, .id = 7}, .live_bytes = 4096};
+  corpus.Add("records", "usage", Builder(4).Add(kv::NumberKey(7)).Add(EncodeUsage(use)));
+  for (const uint32_t kind : {1u, 2u, 3u, 4u}) {
+    const std::string record = core::internal::EncodeRecord(
+        {.kind = static_cast<core::internal::RendezvousRecord::Kind>(kind),
+         .rank = 1,
+         .world_size = 2,
+         .run_id = "run",
+         .messages = {"10.0.0.1:29400", ""}});
+    corpus.Add("messages", "rendezvous" + std::to_string(kind),
+               Builder(4).Add(std::string_view(record).substr(0, record.size() - 8)));
+  }
+  const std::vector<core::internal::FullLeaf> leaves = {
+      {.fqn = "w",
+       .kind = core::NodeKind::kTensor,
+       .dtype = core::DType::kFloat32,
+       .shape = {2, 3}},
+      {.fqn = "lr", .value = 0.5},
+      {.fqn = "name", .value = std::string("adam")}};
+  corpus.Add("messages", "full_state", Builder(5).Add(core::internal::EncodeFull(leaves)));
+  corpus.Add("messages", "status", Builder(6).Number(uint64_t{1}).Number(uint64_t{0}));
+  corpus.Add("messages", "layout_same", Builder(7).Number(uint64_t{0}));
+  Builder other(7);
+  for (int i = 0; i < 2; ++i) other.Number(uint64_t{0});  // what precedes the header
+  corpus.Add("messages", "layout_other", other.Number(uint64_t{1}).Number(uint64_t{1}));
+}
+
+void AddDeltas(Corpus& corpus) {
+  Bytes base(9000);
+  for (size_t i = 0; i < base.size(); ++i) base[i] = static_cast<std::byte>(i * 7 % 61);
+  Bytes chunk = base;
+  for (size_t i = 0; i < chunk.size(); i += 97) chunk[i] ^= std::byte{3};
+  for (const uint32_t element_bytes : {1u, 2u, 4u, 8u}) {
+    core::internal::DeltaEncoder encoder;
+    const uint64_t length_bytes = 200 * element_bytes;
+    encoder.Begin(element_bytes, length_bytes);
+    encoder.AddPage(std::span(base).first(length_bytes), std::span(chunk).first(length_bytes));
+    const auto delta = encoder.Finish(std::vector<uint64_t>{1}, 1 << 20);
+    if (!delta) continue;
+    const auto chunk_bytes = static_cast<uint32_t>(length_bytes);
+    corpus.Add("deltas", "delta_of_" + std::to_string(element_bytes),
+               Builder(0).Number(chunk_bytes).Add(*delta));
+    encoder.Begin(element_bytes, length_bytes);
+    encoder.AddCompletePage(std::span(chunk).first(length_bytes));
+    corpus.Add(
+        "deltas", "complete_of_" + std::to_string(element_bytes),
+        Builder(0).Number(chunk_bytes).Add(*encoder.Finish(std::vector<uint64_t>{1}, 1 << 20)));
+    encoder.Begin(element_bytes, length_bytes);
+    encoder.AddRawPage(std::span(chunk).first(length_bytes));
+    corpus.Add(
+        "deltas", "raw_of_" + std::to_string(element_bytes),
+        Builder(0).Number(chunk_bytes).Add(*encoder.Finish(std::vector<uint64_t>{1}, 1 << 20)));
+  }
+  for (const uint8_t element : {0, 1, 2, 3, 4}) {
+    const std::string suffix = "_" + std::to_string(1u << element);
+    corpus.Add(
+        "deltas", "encode" + suffix,
+        Builder(2).Byte(element).Add(std::span(base).first(512)).Add(std::span(chunk).first(512)));
+    corpus.Add("deltas", "compress" + suffix,
+               Builder(3).Byte(element).Add(std::span(base).first(256)));
+  }
+}
+
+std::string ReadFile(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+void AddArchives(Corpus& corpus, const fs::path& exports) {
+  const std::string archive = ReadFile(exports / "state.pt");
+  corpus.Add("archives", "torch", Builder(4).Add(archive));
+  corpus.Add("archives", "zip", Builder(0).Add(archive));
+  const size_t pickle = archive.find("\x80\x02");
+  corpus.Add("archives", "pickle",
+             Builder(1).Add(archive.substr(pickle, archive.find("PK", pickle) - pickle)));
+  corpus.Add("archives", "dcp", Builder(3).Add(ReadFile(exports / "dcp" / ".metadata")));
+  const std::string file = ReadFile(exports / "state.safetensors");
+  const auto header_bytes = schema::GetLittleEndian<uint64_t>(AsBytes(file), 0);
+  const auto data_bytes = static_cast<uint32_t>(file.size() - 8 - header_bytes);
+  corpus.Add("archives", "safetensors",
+             Builder(2).Number(data_bytes).Add(file.substr(8, header_bytes)));
+}
+
+void AddTexts(Corpus& corpus) {
+  for (const TextInput& input : kTextInputs) {
+    corpus.Add(input.fuzzer, input.name, Builder(input.selector).Add(input.text));
+  }
+}
+
+}  // namespace
+
+void MakeCorpus(const fs::path& folder) {
+  Corpus corpus(folder);
+  const fs::path exports = fs::temp_directory_path() / ("cairn-corpus-" + std::to_string(getpid()));
+  fs::create_directories(exports);
+  AddStore(corpus, MakeStore(exports));
+  AddMessages(corpus);
+  AddDeltas(corpus);
+  AddArchives(corpus, exports);
+  AddTexts(corpus);
+  fs::remove_all(exports);
+}
+
+}  // namespace cairn::fuzz
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: cairn_make_fuzz_corpus DIR\n");
+    return 2;
+  }
+  cairn::fuzz::MakeCorpus(argv[1]);
+  return 0;
+}
