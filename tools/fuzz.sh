@@ -52,7 +52,7 @@ readonly kMaxFileBytes=4096
 Fuzz() {
   local name=$1 dir=.cache/fuzz/$1 status=0 options=()
   mkdir -p "$dir/new" "$dir/findings"
-  # Otherwise libFuzzer solves the comparison of a checksum, and forges blocks for RocksDB, which
+  # Otherwise libFuzzer solves the comparison of a checksum, and forges properties with which RocksDB
   # ends the process in an assertion (docs/fuzzing.md).
   if [[ $name == tables ]]; then options+=(-use_cmp=0); fi
   # The limits are those of a decoder that does not bound its memory or time by its input.

@@ -17,7 +17,12 @@
 #endif
 
 #ifdef CAIRN_FUZZ_ASAN
-#include <sanitizer/allocator_interface.h>
+// GCC has no header for these functions of the runtime (sanitizer/allocator_interface.h of LLVM).
+extern "C" {
+int __sanitizer_install_malloc_and_free_hooks(void (*on_malloc)(const volatile void*, size_t),
+                                              void (*on_free)(const volatile void*));
+size_t __sanitizer_get_allocated_size(const volatile void* memory);
+}
 #endif
 
 namespace cairn::fuzz {

@@ -1,40 +1,20 @@
-// Tables, which RocksDB reads after this project has checked their footers. Checksums of blocks are
-// not made right: RocksDB ends the process in assertions if a forged block has a right one.
+// The footer, the meta index and the properties of tables, which are checked before RocksDB opens
+// the table. No block is read: RocksDB ends the process in an assertion if a block with a right
+// checksum is not of the kind that it expects, for example because it is a copy of another one.
 
 #include <algorithm>
 #include <memory>
-#include <string>
 
 #include "kv/digest.h"
 #include "kv/internal/storage/memory_storage.h"
 #include "kv/internal/table/table_check.h"
 #include "kv/internal/table/table_reader.h"
-#include "kv/internal/table/table_stack.h"
 #include "tests/fuzz/fuzz_support.h"
 
 namespace cairn::fuzz {
 namespace {
 
 using namespace kv::internal;  // NOLINT(google-build-using-namespace): the code under test
-
-void CheckTable(const TableReader& table) {
-  const auto iterator = table.NewIterator(TableAccess::kLookup);
-  Result<void> moved = iterator->Seek("");
-  size_t count = 0;
-  while (moved && iterator->Valid()) {
-    const std::string key(iterator->key());
-    const std::vector<std::byte> value(iterator->value().begin(), iterator->value().end());
-    if (count++ == 0) {
-      const auto found = table.Get(key);
-      CAIRN_FUZZ_CHECK(!found || *found == value);
-    }
-    moved = iterator->Next();
-    if (moved && iterator->Valid()) CAIRN_FUZZ_CHECK(iterator->key() > key);
-  }
-  if (!moved) UseError(moved.error());
-  // The digest is that of the damaged table, so that only the blocks are compared.
-  if (const auto verified = table.Verify(); !verified) UseError(verified.error());
-}
 
 void Fuzz(Input input) {
   const uint64_t record_count = input.Byte();
@@ -58,7 +38,7 @@ void Fuzz(Input input) {
   const auto opened = TableReader::Open(storage, info);
   if (!opened) return UseError(opened.error());
   CAIRN_FUZZ_CHECK(is_sound);
-  CheckTable(**opened);
+  CAIRN_FUZZ_CHECK((*opened)->info() == info);
 }
 
 }  // namespace
