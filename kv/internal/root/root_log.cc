@@ -210,11 +210,15 @@ CommitOutcome LeftBehind(Storage& storage, const Root& next) {
   return outcome;
 }
 
-/// Returns whether roots up to `number` were not removed. The first root has no predecessor.
+/// Returns whether roots up to `number` were not removed. The first root has no predecessor. If
+/// others have continued after it, perhaps from the one that was put here, it was removed before
+/// only if there have been more than kKeptRoots.
 Result<bool> FollowsRoot(Storage& storage, uint64_t number) {
   if (number > 1) return RootExists(storage, number - 1);
   CAIRN_TRY_ASSIGN(const std::vector<uint64_t> numbers, ListRoots(storage));
-  return numbers.empty() || numbers.back() <= 1;
+  if (numbers.empty() || numbers.back() <= 1) return true;
+  CAIRN_TRY_ASSIGN(const uint64_t newest, ProbeForward(storage, numbers.back()));
+  return newest <= kKeptRoots;
 }
 
 /// Another writer's root has the number of `next`.

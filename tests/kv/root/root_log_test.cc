@@ -340,6 +340,27 @@ TEST_F(RootLogTest, RootWithoutPredecessorIsNotTheNewest) {
   }
 }
 
+// The creator of a store is paused after its put, until another writer has continued from its root.
+// It removed root 1, so that the store could not be opened any more.
+TEST_F(RootLogTest, FirstRootRemainsIfAnotherWriterContinues) {
+  for (const uint64_t newest : {uint64_t{2}, kKeptRoots}) {
+    HookedStorage storage;
+    storage.on_put_if_absent = [&](auto name, auto bytes) -> Result<void> {
+      CAIRN_TRY(storage.base().PutIfAbsent(name, bytes));
+      for (uint64_t number = 2; number <= newest; ++number) {
+        CAIRN_TRY(
+            storage.base().PutIfAbsent(RootName(number), EncodeRoot(EmptyRoot(number)).value()));
+      }
+      return {};
+    };
+    Root first = EmptyRoot(1);
+    EXPECT_EQ(CommitRoot(storage, first).state, State::kCommitted);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const std::optional<Root> found, FindNewest(storage));
+    ASSERT_TRUE(found.has_value());
+    EXPECT_EQ(found->number, newest);
+  }
+}
+
 TEST_F(RootLogTest, CommitThatWasReplacedSinceIsUnknown) {
   CommitUpTo(10);
   storage_.on_put_if_absent = [this](auto name, auto bytes) -> Result<void> {
