@@ -113,9 +113,16 @@ Error SnapshotState::Explain(Error missing) const {
   const auto object = missing.file.size() > prefix_bytes
                           ? ParseObjectName(std::string_view(missing.file).substr(prefix_bytes))
                           : std::nullopt;
-  const bool is_used = !object || IsUsedNow(*object).value_or(true);
-  missing.code = is_used ? ErrorCode::kDataLoss : ErrorCode::kNotFound;
-  if (!is_used) {
+  const Result<bool> is_used = object ? IsUsedNow(*object) : true;
+  if (!is_used && is_used.error().code != ErrorCode::kDataLoss) {
+    // Not damage: the step may have been deleted.
+    missing.code = ErrorCode::kUnavailable;
+    missing.message +=
+        ", and it is unknown whether a step still uses it: " + is_used.error().message;
+    return missing;
+  }
+  missing.code = is_used.value_or(true) ? ErrorCode::kDataLoss : ErrorCode::kNotFound;
+  if (!is_used.value_or(true)) {
     missing.message =
         "the step was deleted while it was being read, and its grace period has passed";
   }

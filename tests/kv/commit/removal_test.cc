@@ -13,6 +13,8 @@
 #include <thread>
 
 #include "kv/internal/root/root_log.h"
+#include "kv/internal/storage/faulty_storage.h"
+#include "kv/internal/storage/memory_storage.h"
 #include "kv/internal/storage/object_names.h"
 #include "kv/open_storage.h"
 #include "kv/options.h"
@@ -29,9 +31,13 @@ namespace {
 
 using cairn::testing::IsError;
 using cairn::testing::ScopedTempDir;
+using internal::FaultyStorage;
+using internal::MemoryStorage;
 using internal::NewObjectId;
 using internal::ObjectKind;
 using internal::ObjectName;
+using internal::StorageCall;
+using internal::StorageFault;
 using ::testing::IsEmpty;
 using ::testing::IsSupersetOf;
 using ::testing::Not;
@@ -188,6 +194,24 @@ TEST_F(RemovalTest, ReaderThatOpenedTheTablesGetsNotFoundForTheSegments) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto info, snapshot->FindStep(1));
   CAIRN_ASSERT_OK(snapshot->GetStructure(info));
   CAIRN_ASSERT_OK(writer->Delete(std::array<uint64_t, 1>{1}));
+  EXPECT_THAT(LoadSample(*snapshot, 1), IsError(ErrorCode::kNotFound, "deleted while"));
+}
+
+// Whether the step was deleted is in the newest root. It was reported as damage if that could not
+// be read.
+TEST_F(RemovalTest, MissingObjectIsNotDamageIfTheNewestRootCannotBeRead) {
+  const auto faulty = std::make_shared<FaultyStorage>(std::make_shared<MemoryStorage>("test"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer,
+                             Store::Open(faulty, OpenMode::kWrite, {.grace = kNoGrace}));
+  CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(1)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(faulty, OpenMode::kRead));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, reader->Latest());
+  CAIRN_ASSERT_OK(writer->Delete(std::array<uint64_t, 1>{1}));
+  faulty->SetPlan([](const StorageCall& call) {
+    return call.name.starts_with("roots/") ? StorageFault::kRefuse : StorageFault::kNone;
+  });
+  EXPECT_THAT(LoadSample(*snapshot, 1), IsError(ErrorCode::kUnavailable, "it is unknown whether"));
+  faulty->SetPlan({});
   EXPECT_THAT(LoadSample(*snapshot, 1), IsError(ErrorCode::kNotFound, "deleted while"));
 }
 
