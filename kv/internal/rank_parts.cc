@@ -76,11 +76,10 @@ Result<void> PreparePart(StepAttempt& attempt, const StepSummary& summary) {
   }
   CAIRN_TRY(attempt.AddStepRecordToPart(summary));
   attempt.prepared = attempt.InfoOf(summary);
-  CAIRN_TRY(attempt.part->Finish());
-  // From now on rank 0 may commit the part, so its objects remain unless rank 0 states that it has
-  // discarded the part.
+  // From now on rank 0 may commit the part, even if the response to its put is lost. So its objects
+  // remain unless rank 0 states that it has discarded the part.
   attempt.finished = true;
-  return {};
+  return attempt.part->Finish();
 }
 
 Result<uint64_t> AwaitGeneration(StepAttempt& attempt) {

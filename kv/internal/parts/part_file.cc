@@ -300,7 +300,10 @@ Result<void> PartWriter::Finish() {
   const auto header = EncodeHeader(header_);
   CAIRN_CHECK(DecodeHeader(header, name_).has_value());
   blocks_.insert(blocks_.begin(), header.begin(), header.end());
-  return storage_->PutIfAbsent(name_, blocks_);
+  Result<void> put = storage_->PutIfAbsent(name_, blocks_);
+  // Nobody else puts this name. If it exists, the put was performed and its response was lost.
+  if (!put && CheckStored(*storage_, name_, blocks_.size())) return {};
+  return put;
 }
 
 Result<void> ReadPart(Storage& storage, const std::string& name, const PartHeader& expected,

@@ -9,6 +9,8 @@
 #include <filesystem>
 #include <thread>
 
+#include "kv/internal/storage/faulty_storage.h"
+#include "kv/internal/storage/memory_storage.h"
 #include "kv/options.h"
 #include "kv/step_info.h"
 #include "kv/step_writer.h"
@@ -25,8 +27,14 @@ namespace {
 using cairn::testing::IsError;
 using cairn::testing::IsOk;
 using cairn::testing::ScopedTempDir;
+using internal::FaultyStorage;
+using internal::MemoryStorage;
+using internal::StorageCall;
+using internal::StorageFault;
+using internal::StorageOperation;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::SizeIs;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
 
 constexpr auto kNow = std::chrono::steady_clock::time_point::min();
@@ -330,6 +338,34 @@ TEST_F(RanksTest, APartThatMayHaveBeenCommittedIsNotRemoved) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, writer_->Latest());
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
   EXPECT_THAT(damage, IsEmpty());
+}
+
+// Rank 0 may read the part before the rank learns of the fault. The rank removed its segments, to
+// which the committed step then referred.
+TEST_F(RanksTest, APartWhosePutLosesItsResponseKeepsItsSegments) {
+  for (const bool is_found : {true, false}) {
+    const auto faulty = std::make_shared<FaultyStorage>(std::make_shared<MemoryStorage>("test"));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto writer, Store::Open(faulty, OpenMode::kWrite));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const std::string session, writer->OpenSession());
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto other,
+                               Store::Open(faulty, OpenMode::kJoinSession, {.session = session}));
+    const std::string attempt = writer->NextAttempt(1);
+    faulty->SetPlan([&](const StorageCall& call) {
+      if (!call.name.ends_with("/1.part")) return StorageFault::kNone;
+      if (call.operation == StorageOperation::kPutIfAbsent) return StorageFault::kConflict;
+      return is_found ? StorageFault::kNone : StorageFault::kRefuse;
+    });
+    {
+      const auto part = Begin(*other, 1, attempt);
+      CAIRN_ASSERT_OK(
+          part->Append(CopiedPayload(std::vector<std::byte>(100)), SegmentAlignment::k64));
+      EXPECT_EQ(part->Prepare({}).has_value(), is_found);
+    }
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto segments, faulty->base()->List("segments/"));
+    EXPECT_THAT(segments, SizeIs(1));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto parts, faulty->base()->List("pending/"));
+    EXPECT_THAT(parts, SizeIs(1));
+  }
 }
 
 TEST_F(RanksTest, SharedRecordsThatDoNotMatchTheirNameAreRefused) {
