@@ -3,6 +3,7 @@
 Every command ends at once, with one error or a short answer.
 """
 
+import os
 import shutil
 
 import cairn
@@ -102,3 +103,35 @@ def test_an_import_that_is_refused_leaves_no_store(admin, tmp_path):
         finished = admin("import", tmp_path / "store", "--step", 1, tmp_path / name)
         assert finished.status == 2 and name in finished.err
         assert not (tmp_path / "store").exists(), name
+
+
+@pytest.mark.parametrize("mask, file_mode, folder_mode", [(0o077, 0o600, 0o700), (0, 0o644, 0o755)])
+def test_modes_follow_the_umask(tmp_path, mask, file_mode, folder_mode):
+    before = os.umask(mask)
+    try:
+        with cairn.open(tmp_path / "store", mode="a") as store:
+            store.save(1, small_model())
+            modes = {path: path.stat().st_mode & 0o777 for path in store_files(tmp_path / "store")}
+    finally:
+        os.umask(before)
+    for path, mode in modes.items():
+        assert mode == (folder_mode if path.is_dir() else file_mode), path
+
+
+def store_files(store):
+    return [store, *store.rglob("*")]
+
+
+def test_links_to_other_files_show_nothing_of_them(two_steps, dump, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"password=hunter2 " * 10_000)
+    for original in sorted(path for path in two_steps.rglob("*") if path.is_file()):
+        store = tmp_path / "store"
+        shutil.copytree(two_steps, store)
+        name = original.relative_to(two_steps)
+        (store / name).unlink()
+        (store / name).symlink_to(secret)
+        for words in (["verify", store], ["keys", store], ["show", store, "model.wte.weight"]):
+            finished = dump(*words)
+            assert "hunter2" not in finished.out + finished.err, (name, words)
+        shutil.rmtree(store)
