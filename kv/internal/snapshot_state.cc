@@ -17,6 +17,7 @@ namespace {
 
 // Each keeps up to kMaxTables files open, beyond those that OpenTables keeps.
 constexpr size_t kMaxOpenSteps = 8;
+constexpr int kMaxRootsTried = 16;
 
 }  // namespace
 
@@ -88,9 +89,22 @@ Result<ObjectId> SnapshotState::FindSegment(uint64_t segment_id) const {
 }
 
 Result<bool> SnapshotState::IsUsedNow(const ParsedObjectName& object) const {
-  CAIRN_TRY_ASSIGN(const auto newest, FindNewest(*storage));
+  CAIRN_TRY_ASSIGN(std::optional<Root> newest, FindNewest(*storage));
+  for (int i = 0; newest && i < kMaxRootsTried; ++i) {
+    Result<bool> is_used = IsUsedBy(*newest, object);
+    if (is_used || is_used.error().code != ErrorCode::kNotFound) return is_used;
+    // Either there is a newer root, and what this one names was removed, or it is damage.
+    CAIRN_TRY_ASSIGN(newest, FindNewer(*storage, *newest));
+  }
   if (!newest) return true;
-  CAIRN_TRY_ASSIGN(const auto entries, StepList(storage, *newest).All());
+  return Fail(ErrorCode::kUnavailable, "each root was replaced while it was read");
+}
+
+Result<bool> SnapshotState::IsUsedBy(const Root& root, const ParsedObjectName& object) const {
+  if (object.kind == ObjectKind::kPage) {
+    return std::ranges::find(root.pages, object.id, &PageRef::id) != root.pages.end();
+  }
+  CAIRN_TRY_ASSIGN(const auto entries, StepList(storage, root).All());
   for (const StepEntryPtr& entry : entries) {
     if (object.kind == ObjectKind::kTable) {
       if (std::ranges::find(entry->tables, object.id, &TableInfo::id) != entry->tables.end()) {

@@ -50,8 +50,12 @@ class SnapshotState {
   const std::shared_ptr<OpenTables> tables;
 
  private:
-  /// Returns whether a step that exists now uses the table or segment.
+  /// Returns whether a step that exists now uses the page, table or segment. If the newest root
+  /// names an object that is missing, it cannot be found out, and this returns true.
   Result<bool> IsUsedNow(const ParsedObjectName& object) const;
+  /// Returns whether `root` names the page, or a step of it uses the table or segment. kNotFound:
+  /// the root names an object that is missing.
+  Result<bool> IsUsedBy(const Root& root, const ParsedObjectName& object) const;
   Result<void> NoteSegments(const OpenStep& step) const;
   std::optional<ObjectId> KnownSegment(uint64_t segment_id) const;
 
