@@ -301,8 +301,10 @@ Result<void> PartWriter::Finish() {
   CAIRN_CHECK(DecodeHeader(header, name_).has_value());
   blocks_.insert(blocks_.begin(), header.begin(), header.end());
   Result<void> put = storage_->PutIfAbsent(name_, blocks_);
-  // Nobody else puts this name. If it exists, the put was performed and its response was lost.
-  if (!put && CheckStored(*storage_, name_, blocks_.size())) return {};
+  if (put) return {};
+  // If the storage has these bytes, the put was performed, and its response was lost.
+  const Result<std::vector<std::byte>> stored = storage_->Read(name_, blocks_.size());
+  if (stored && *stored == blocks_) return {};
   return put;
 }
 

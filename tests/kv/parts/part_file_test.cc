@@ -103,9 +103,22 @@ TEST_F(PartFileTest, ReadReturnsManyBlocks) {
   EXPECT_EQ(entries, entries_);
 }
 
-TEST_F(PartFileTest, SecondPartOfTheSameNameIsAConflict) {
+TEST_F(PartFileTest, DifferentPartOfTheSameNameIsAConflict) {
   CAIRN_ASSERT_OK(Write());
+  const std::vector<Entry> first = entries_;
+  entries_[1].value = RandomBytes(4, 100);  // incompressible, so the objects have the same length
+  const std::vector<std::byte> object = Object();
   EXPECT_THAT(Write(), IsError(ErrorCode::kConflict, ""));
+  EXPECT_EQ(Object(), object);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto entries, Read());
+  EXPECT_EQ(entries, first);
+}
+
+TEST_F(PartFileTest, PutWhoseResponseWasLostSucceeds) {
+  CAIRN_ASSERT_OK(Write());
+  const std::vector<std::byte> object = Object();
+  CAIRN_ASSERT_OK(Write());
+  EXPECT_EQ(Object(), object);
 }
 
 TEST_F(PartFileTest, AbsentPartIsNotFound) {
