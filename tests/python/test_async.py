@@ -182,8 +182,8 @@ def interrupt_soon() -> None:
 def test_ctrl_c_ends_a_save_and_leaves_the_store_as_it_was(store, path):
     store.save(1, {"v": 1})
     files = sorted(path.rglob("*.seg"))
-    # 16 GiB of one repeated element: far more than can be written before the signal.
-    endless = {"t": torch.zeros(1).expand(1 << 32)}
+    # 64 GiB in little memory: far more than can be written before the signal.
+    endless = {f"t{i}": torch.zeros(1).expand(1 << 27) for i in range(128)}
     interrupt_soon()
     with pytest.raises(KeyboardInterrupt):
         store.save(2, endless)

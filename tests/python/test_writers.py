@@ -141,7 +141,7 @@ def test_a_paused_writer_that_resumes_gets_conflict_and_changes_nothing(path, tm
 
 def take_over_together(rank, path):
     with cairn.open(path, mode="a", take_over=rank == 0, grace=0) as store:
-        store.save(2, {"t": torch.full((1000,), float(rank)), f"own{rank}": rank})
+        store.save(2, {"t": torch.full((1000,), 2.0 + rank), f"own{rank}": rank})
         store.delete(1)
         return store.steps()
 
