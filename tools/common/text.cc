@@ -29,6 +29,14 @@ bool Disturbs(uint32_t code) {
          (code >= 0x2028 && code <= 0x202e) || (code >= 0x2060 && code <= 0x206f) || code == 0xfeff;
 }
 
+/// Returns whether `text` is printable ASCII, as nearly all names are. Looks at all bytes, so that
+/// the loop is compiled to vector instructions.
+bool IsPrintableAscii(std::string_view text) {
+  bool is_printable = true;
+  for (const char c : text) is_printable &= c >= 0x20 && c <= 0x7e;
+  return is_printable;
+}
+
 }  // namespace
 
 std::string ShapeText(std::span<const uint64_t> shape) {
@@ -36,6 +44,7 @@ std::string ShapeText(std::span<const uint64_t> shape) {
 }
 
 std::string EscapeText(std::string_view text) {
+  if (IsPrintableAscii(text) && !text.contains('\\')) return std::string(text);
   std::string out;
   out.reserve(text.size());
   while (!text.empty()) {
@@ -80,6 +89,7 @@ std::string ShellWord(std::string_view text) {
 }
 
 std::string JsonText(std::string_view text) {
+  if (IsPrintableAscii(text)) return std::string(text);
   std::string_view rest = text;
   while (!rest.empty()) {
     if (!TakeCodePoint(rest)) return EscapeText(text);
@@ -88,6 +98,7 @@ std::string JsonText(std::string_view text) {
 }
 
 uint32_t DisplayColumns(std::string_view text) {
+  if (IsPrintableAscii(text)) return static_cast<uint32_t>(text.size());
   uint32_t columns = 0;
   while (!text.empty()) {
     const auto code = TakeCodePoint(text);

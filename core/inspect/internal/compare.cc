@@ -38,10 +38,11 @@ std::vector<Entry> EntriesOf(const Contents& contents) {
   for (const TensorInfo& tensor : contents.tensors) {
     if (!tensor.hidden) entries.push_back({tensor.fqn, &tensor, nullptr});
   }
+  const auto tensor_count = std::ssize(entries);
   for (const ValueInfo& value : contents.values) {
     entries.push_back({value.fqn, nullptr, &value.value});
   }
-  std::ranges::sort(entries, {}, &Entry::fqn);
+  std::ranges::inplace_merge(entries, entries.begin() + tensor_count, {}, &Entry::fqn);
   return entries;
 }
 
@@ -351,6 +352,7 @@ Result<Diff> RunCompare(const StepView& view_a, const StepView& view_b,
       both.push_back({.a = a[i++], .b = b[j++], .change = {}, .is_compared = false});
     }
   }
+  const auto one_sided_count = std::ssize(diff.changes);
   CAIRN_TRY(CompareByScan(view_a, view_b, both));
   CompareKeys(view_a, view_b, both);
   for (KeyInBoth& key : both) {
@@ -361,7 +363,8 @@ Result<Diff> RunCompare(const StepView& view_a, const StepView& view_b,
       ++diff.unchanged_keys;
     }
   }
-  std::ranges::sort(diff.changes, {}, &KeyChange::fqn);
+  std::ranges::inplace_merge(diff.changes, diff.changes.begin() + one_sided_count, {},
+                             &KeyChange::fqn);
   return diff;
 }
 
