@@ -16,6 +16,17 @@ namespace cairn::core::internal {
 
 static_assert(kv::ReadRange::kMaxLentBytes % kv::kPageBytes == 0);
 
+namespace {
+
+/// Returns the bytes of the deltas of a chunk in their segments.
+uint64_t StoredBytes(const ChunkInfo& chunk) {
+  uint64_t bytes = 0;
+  for (const kv::Extent& delta : chunk.deltas) bytes += delta.length_bytes;
+  return bytes;
+}
+
+}  // namespace
+
 Result<void> ChunkReader::Add(const std::string& fqn, const ChunkInfo& chunk,
                               StridedRegion region) {
   const uint64_t length = chunk.length_bytes();
@@ -136,9 +147,7 @@ Result<void> ChunkReader::ReadBatch() {
   }
   CAIRN_TRY(ReadPageDigests(partial));
   const auto begin_deltas = [this](std::span<const ReadPart> parts) {
-    return std::async([this, reads = DeltasOf(parts)]() mutable -> Result<uint64_t> {
-      return reads.empty() ? Result<uint64_t>(0) : ReadDeltas(view_, reads);
-    });
+    return std::async([this, parts] { return ReadDeltasOf(parts); });
   };
   std::span<ReadPart> rest(batch_);
   std::span<ReadPart> group = TakeGroup(rest);
@@ -161,7 +170,8 @@ std::span<ChunkReader::ReadPart> ChunkReader::TakeGroup(std::span<ReadPart>& res
   size_t end = 0;
   while (end < rest.size() && delta_bytes <= kMaxDeltaBytes) {
     const std::shared_ptr<Job>& job = rest[end].job;
-    delta_bytes += DeltaCost(job->chunk);
+    // Deltas of a chunk with one part are parsed when this arrives, and dropped at once.
+    delta_bytes += rest[end].is_complete_chunk() ? StoredBytes(job->chunk) : DeltaCost(job->chunk);
     while (end < rest.size() && rest[end].job == job) ++end;
   }
   const std::span<ReadPart> group = rest.first(end);
@@ -169,15 +179,17 @@ std::span<ChunkReader::ReadPart> ChunkReader::TakeGroup(std::span<ReadPart>& res
   return group;
 }
 
-std::vector<DeltaRead> ChunkReader::DeltasOf(std::span<const ReadPart> parts) {
+Result<uint64_t> ChunkReader::ReadDeltasOf(std::span<const ReadPart> parts) const {
   std::vector<DeltaRead> reads;
+  std::vector<StoredDeltas*> stored;
   for (const ReadPart& part : parts) {
     Job& job = *part.job;
-    if (job.chunk.deltas.empty() || !job.deltas.empty()) continue;  // or read with a batch before
+    if (job.chunk.deltas.empty() || !job.stored_deltas.empty()) continue;  // or read before
     if (!reads.empty() && reads.back().chunk == &job.chunk) continue;
-    reads.push_back({.fqn = &job.fqn, .chunk = &job.chunk, .chain = &job.deltas});
+    reads.push_back({.fqn = &job.fqn, .chunk = &job.chunk});
+    stored.push_back(&job.stored_deltas);
   }
-  return reads;
+  return reads.empty() ? Result<uint64_t>(0) : ReadStoredDeltas(view_, reads, stored);
 }
 
 Result<void> ChunkReader::ReadPageDigests(std::span<const std::shared_ptr<Job>> jobs) {
@@ -244,6 +256,7 @@ Result<void> ChunkReader::ReadParts(std::span<const ReadPart> parts) {
   std::optional<Mismatch> mismatch;
   {
     const MutexLock lock(mutex_);
+    if (wrong_delta_) return Fail(*std::exchange(wrong_delta_, std::nullopt));
     mismatch = std::exchange(mismatch_, std::nullopt);
   }
   // Finding the page takes another read, which must not begin inside this one.
@@ -255,7 +268,9 @@ Result<void> ChunkReader::ReadParts(std::span<const ReadPart> parts) {
 
 Result<std::span<const std::byte>> ChunkReader::Decode(const ReadPart& part,
                                                        std::span<const std::byte> stored) {
-  if (part.job->deltas.empty()) return stored;
+  Job& job = *part.job;
+  if (job.chunk.deltas.empty()) return stored;
+  CAIRN_TRY(ParseDeltas(job));
   std::span<std::byte> target(part.target, stored.size());
   if (part.target == nullptr) {  // lent memory must not be changed
     thread_local std::vector<std::byte> copy;
@@ -263,9 +278,20 @@ Result<std::span<const std::byte>> ChunkReader::Decode(const ReadPart& part,
     target = copy;
   }
   const uint64_t first_page = part.begin_bytes / kv::kPageBytes;
-  const Result<void> applied = part.job->deltas.ApplyAll(first_page, target);
+  const Result<void> applied = job.deltas->ApplyAll(first_page, target);
+  if (part.is_complete_chunk()) job.deltas = DeltaChain();
   if (!applied) CAIRN_TRY(RecordMismatch({.job = part.job, .page = first_page}));
   return target;
+}
+
+Result<void> ChunkReader::ParseDeltas(Job& job) {
+  std::call_once(job.deltas_flag, [&] {
+    job.deltas = DeltaChain::Parse(view_, job.fqn, job.chunk, job.stored_deltas);
+  });
+  if (job.deltas) return {};
+  const MutexLock lock(mutex_);
+  if (!wrong_delta_) wrong_delta_ = job.deltas.error();
+  return Fail(job.deltas.error());
 }
 
 Result<void> ChunkReader::OnRead(const ReadPart& part, std::span<const std::byte> stored) {

@@ -12,10 +12,12 @@
 ///
 /// If a chunk has deltas, its parts are read from the earlier version. ReadAll() divides a batch
 /// into groups of such chunks. It reads the deltas of a group while it reads the parts of the group
-/// before it, and applies them to each part before it verifies the part.
+/// before it. The thread that receives a part parses the deltas of its chunk, unless another one
+/// has done so, and applies them before it verifies the part.
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -80,7 +82,9 @@ class ChunkReader {
     const StridedRegion region;
     bool is_complete = false;      // all pages are read, so that the stored digests are not needed
     std::vector<uint64_t> stored;  // page digests, unless complete; read with the first batch
-    DeltaChain deltas;             // of the chunk; read with the first batch
+    StoredDeltas stored_deltas;    // of the chunk; read with the first batch
+    std::once_flag deltas_flag;    // set with these, which the first part that arrives parses:
+    Result<DeltaChain> deltas;
     std::vector<uint64_t> computed;           // page digests, if complete and in several parts
     std::atomic<uint64_t> missing_bytes = 0;  // not read yet, if complete
   };
@@ -89,6 +93,9 @@ class ChunkReader {
     uint64_t begin_bytes = 0;     // in the chunk; the beginning of a page
     uint64_t length_bytes = 0;    // all in one extent
     std::byte* target = nullptr;  // null: read to a lent buffer and scattered by the job's region
+
+    /// True if the chunk has no other part.
+    bool is_complete_chunk() const { return length_bytes == job->chunk.length_bytes(); }
   };
   struct Mismatch {
     std::shared_ptr<Job> job;      // shared with the parts of the chunk
@@ -109,8 +116,8 @@ class ChunkReader {
   Result<void> ReadPageDigests(std::span<const std::shared_ptr<Job>> jobs);
   /// Returns the next group of parts and removes it from `rest`. All parts of a job are in it.
   static std::span<ReadPart> TakeGroup(std::span<ReadPart>& rest);
-  /// Returns the reads of the deltas that the parts need.
-  static std::vector<DeltaRead> DeltasOf(std::span<const ReadPart> parts);
+  /// Reads the deltas that the parts need, if those are not read yet. Returns the bytes.
+  Result<uint64_t> ReadDeltasOf(std::span<const ReadPart> parts) const;
   Result<void> ReadParts(std::span<const ReadPart> parts);
   /// Applies deltas to a part, verifies and scatters it. Threads: any.
   Result<void> OnRead(const ReadPart& part, std::span<const std::byte> stored);
@@ -118,6 +125,8 @@ class ChunkReader {
   /// memory of this thread that is valid until its next call.
   Result<std::span<const std::byte>> Decode(const ReadPart& part,
                                             std::span<const std::byte> stored);
+  /// Parses the deltas of the job, unless another thread has done so.
+  Result<void> ParseDeltas(Job& job);
   Result<void> CheckComplete(const ReadPart& part, std::span<const std::byte> bytes);
   Result<void> CheckPages(const ReadPart& part, std::span<const std::byte> bytes);
   /// Keeps the first mismatch and returns an error, which ends the reading.
@@ -140,6 +149,7 @@ class ChunkReader {
   std::optional<Result<void>> closed_ CAIRN_GUARDED_BY(mutex_);  // the argument of Close
   bool is_done_ CAIRN_GUARDED_BY(mutex_) = false;                // ReadAll has returned
   std::optional<Mismatch> mismatch_ CAIRN_GUARDED_BY(mutex_);    // the first that was found
+  std::optional<Error> wrong_delta_ CAIRN_GUARDED_BY(mutex_);    // the first that was found
 };
 
 }  // namespace cairn::core::internal

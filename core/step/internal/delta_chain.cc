@@ -34,6 +34,18 @@ bool IsIntact(const kv::Snapshot& snapshot, const kv::Extent& extent) {
   return computed == stored;
 }
 
+uint32_t ReadThreads() { return std::clamp(std::thread::hardware_concurrency(), 1u, kMaxThreads); }
+
+Result<Delta> ParseOne(const StepView& view, const std::string& fqn, const ChunkInfo& chunk,
+                       const kv::Extent& extent, std::span<const std::byte> stored) {
+  auto delta = Delta::Parse(stored, chunk.length_bytes());
+  if (delta) return delta;
+  Error error =
+      DamagedBytes(view, fqn, extent.segment_id, delta.error().message, extent.offset_bytes);
+  error.code = delta.error().code;  // that of a newer version is not damage
+  return Fail(std::move(error));
+}
+
 }  // namespace
 
 uint64_t DeltaCost(const ChunkInfo& chunk) {
@@ -62,6 +74,31 @@ Result<void> DeltaChain::ApplyAll(uint64_t first_page, std::span<std::byte> byte
   return {};
 }
 
+Result<DeltaChain> DeltaChain::Parse(const StepView& view, const std::string& fqn,
+                                     const ChunkInfo& chunk, const StoredDeltas& stored,
+                                     size_t first) {
+  DeltaChain chain;
+  for (size_t i = 0; i < stored.size(); ++i) {
+    CAIRN_TRY_ASSIGN(Delta delta, ParseOne(view, fqn, chunk, chunk.deltas[first + i], stored[i]));
+    chain.deltas_.emplace_back(std::move(delta));
+  }
+  return chain;
+}
+
+Result<uint64_t> ReadStoredDeltas(const StepView& view, std::span<const DeltaRead> reads,
+                                  std::span<StoredDeltas* const> stored) {
+  std::vector<kv::ReadRange> ranges;
+  for (size_t i = 0; i < reads.size(); ++i) {
+    for (const kv::Extent& delta : std::span(reads[i].chunk->deltas).subspan(reads[i].first)) {
+      stored[i]->emplace_back(delta.length_bytes);
+      ranges.push_back({.segment_id = delta.segment_id,
+                        .offset_bytes = delta.offset_bytes,
+                        .target = stored[i]->back()});
+    }
+  }
+  return view.snapshot->Read(ranges, ReadThreads(), [](size_t, auto) { return Result<void>(); });
+}
+
 Result<uint64_t> ReadDeltas(const StepView& view, std::span<DeltaRead> reads) {
   std::vector<Part> parts;
   std::vector<kv::ReadRange> ranges;
@@ -82,20 +119,18 @@ Result<uint64_t> ReadDeltas(const StepView& view, std::span<DeltaRead> reads) {
   std::optional<Error> wrong;
   const auto parse = [&](size_t i, std::span<const std::byte>) -> Result<void> {
     const DeltaRead& read = *parts[i].read;
-    auto delta = Delta::Parse(memory[i], read.chunk->length_bytes());
+    const kv::Extent& extent = read.chunk->deltas[read.first + parts[i].index];
+    auto delta = ParseOne(view, *read.fqn, *read.chunk, extent, memory[i]);
     memory[i] = {};
     if (delta) {
       read.chain->deltas_[parts[i].index] = *std::move(delta);
       return {};
     }
     const MutexLock lock(mutex);
-    wrong = DamagedBytes(view, *read.fqn, ranges[i].segment_id, delta.error().message,
-                         ranges[i].offset_bytes);
-    wrong->code = delta.error().code;  // that of a newer version is not damage
+    wrong = std::move(delta).error();
     return Fail(*wrong);
   };
-  const uint32_t threads = std::clamp(std::thread::hardware_concurrency(), 1u, kMaxThreads);
-  const auto bytes = view.snapshot->Read(ranges, threads, parse);
+  const auto bytes = view.snapshot->Read(ranges, ReadThreads(), parse);
   if (wrong) return Fail(*std::move(wrong));
   return bytes;
 }

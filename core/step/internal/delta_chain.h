@@ -14,11 +14,19 @@
 
 namespace cairn::core::internal {
 
+/// Consecutive deltas of one chunk, as they are stored.
+using StoredDeltas = std::vector<std::vector<std::byte>>;
+
 /// Consecutive deltas of one chunk, read and parsed. Threads: Apply from several at once.
 class DeltaChain {
  public:
   /// A chain without deltas: Apply changes nothing.
   DeltaChain() = default;
+  /// Parses the deltas of a chunk from the delta `first` on. kDataLoss: one is damaged; names key,
+  /// file and offset. kUnimplemented: one has a newer version.
+  static Result<DeltaChain> Parse(const StepView& view, const std::string& fqn,
+                                  const ChunkInfo& chunk, const StoredDeltas& stored,
+                                  size_t first = 0);
 
   bool empty() const { return deltas_.empty(); }
   /// True if one of the deltas changes the page.
@@ -50,6 +58,11 @@ struct DeltaRead {
   size_t first = 0;             // index of the first delta to be read
   DeltaChain* chain = nullptr;  // is replaced
 };
+
+/// Reads the deltas of several chunks, in one batch of reads, without parsing them: `stored[i]` are
+/// those of `reads[i]`, whose `chain` is not used. Returns the bytes that were read.
+Result<uint64_t> ReadStoredDeltas(const StepView& view, std::span<const DeltaRead> reads,
+                                  std::span<StoredDeltas* const> stored);
 
 /// Reads and parses the deltas of several chunks, in one batch of reads. Returns the bytes that
 /// were read. kDataLoss: a delta is damaged; names key, file and offset. Otherwise the error of a
