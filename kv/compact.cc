@@ -34,6 +34,7 @@ using internal::StoreState;
 
 constexpr uint64_t kMaxChunkBytes = 64 << 20;      // that is written in another form
 constexpr double kMinGain = 0.05;                  // of the files that are rewritten
+constexpr int kMaxAttempts = 100;                  // at a round that loses what it reads
 constexpr uint64_t kFileOverheadBytes = 3 * 4096;  // of a segment, without its page digests
 
 /// Returns whether one segment with the used bytes is clearly smaller than the files are.
@@ -57,14 +58,31 @@ class Compaction {
 
   Result<CompactReport> Run() {
     while (true) {
-      CAIRN_TRY_ASSIGN(const auto snapshot, store_.Latest());
-      CAIRN_TRY_ASSIGN(const std::set<uint64_t> done, RunRound(snapshot));
+      CAIRN_TRY_ASSIGN(const std::set<uint64_t> done, RunCompleteRound());
       if (done.empty() || options_.dry_run) return report_;
       finished_.insert(done.begin(), done.end());
     }
   }
 
  private:
+  /// Returns what RunRound returns. Without a grace period, a commit of another thread may remove
+  /// what the round reads; then the round is repeated.
+  Result<std::set<uint64_t>> RunCompleteRound() {
+    const CompactReport before = report_;
+    const uint64_t done_before_bytes = done_bytes_, total_before_bytes = total_bytes_;
+    for (int attempt = 1;; ++attempt) {
+      const uint64_t root = internal::CurrentRoot(state_)->root.number;
+      CAIRN_TRY_ASSIGN(const auto snapshot, store_.Latest());
+      auto done = RunRound(snapshot);
+      const bool is_lost = !done && done.error().code == ErrorCode::kNotFound &&
+                           internal::CurrentRoot(state_)->root.number != root;
+      if (!is_lost || attempt == kMaxAttempts) return done;
+      report_ = before;
+      done_bytes_ = done_before_bytes;
+      total_bytes_ = total_before_bytes;
+    }
+  }
+
   /// Returns the segments that were rewritten; none if there is nothing left to do.
   Result<std::set<uint64_t>> RunRound(const std::shared_ptr<const Snapshot>& snapshot) {
     CAIRN_TRY_ASSIGN(const auto segments, snapshot->Segments());
