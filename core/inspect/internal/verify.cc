@@ -32,8 +32,10 @@ class StepChecker {
 
   void Run() {
     ReadTensors();
-    ReadValues();
-    ReadChunks();
+    if (!is_deleted_) ReadValues();
+    if (!is_deleted_) ReadChunks();
+    // What was read of a step that was deleted meanwhile is incomplete.
+    if (is_deleted_) return;
     for (auto& [fqn, entry] : tensors_) CheckTensor(fqn, entry);
     CheckStructure();
   }
@@ -45,6 +47,9 @@ class StepChecker {
   };
 
   void Report(Error error) {
+    // Not damage: the step was deleted during the check, and its grace period has passed.
+    is_deleted_ |= error.code == ErrorCode::kNotFound;
+    if (is_deleted_) return;
     if (!error.step) error.step = view_.step.step;
     damage_({std::move(error)});
   }
@@ -167,6 +172,7 @@ class StepChecker {
   PayloadIndex* payload_;  // of all steps; outlives the checker
   std::map<std::string, Entry, std::less<>> tensors_;
   std::set<std::string, std::less<>> values_;
+  bool is_deleted_ = false;
 };
 
 }  // namespace

@@ -1,0 +1,64 @@
+// Goal: verification reports damage, and nothing else, whatever a writer does at the same time.
+
+#include <gmock/gmock.h>
+
+#include <array>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/checkpoint_store.h"
+#include "kv/internal/storage/faulty_storage.h"
+#include "kv/internal/storage/memory_storage.h"
+#include "tests/core/tensor/test_tensor.h"
+
+namespace cairn::core {
+namespace {
+
+using kv::internal::FaultyStorage;
+using kv::internal::MemoryStorage;
+using kv::internal::StorageCall;
+using kv::internal::StorageFault;
+using ::testing::IsEmpty;
+
+void SaveStep(CheckpointStore& store, uint64_t step) {
+  const TestTensor large(DType::kInt8, {200'000}, static_cast<uint8_t>(step));
+  const TestTensor small(DType::kInt8, {1'000}, static_cast<uint8_t>(step));
+  StateDict state;
+  state.root().Tensor("large", large.view());
+  state.root().Tensor("small", small.view());
+  state.root().Value("step", static_cast<int64_t>(step));
+  CAIRN_ASSERT_OK(store.Save(step, state, {.overwrite = true, .incremental = false}));
+}
+
+// A writer without a grace period deletes and replaces steps at the n-th call of the verification
+// to the storage.
+TEST(VerifyTest, StepsThatAreDeletedMeanwhileAreNotDamaged) {
+  uint64_t calls = 0;
+  for (uint64_t n = 1; calls >= n - 1; ++n) {
+    const auto base = std::make_shared<MemoryStorage>("memory");
+    CAIRN_ASSERT_OK_AND_ASSIGN(
+        const auto writer,
+        CheckpointStore::Open(base, kv::OpenMode::kWrite, {.grace = std::chrono::milliseconds(0)}));
+    for (const uint64_t step : {1, 2, 3}) SaveStep(*writer, step);
+    const auto seen = std::make_shared<FaultyStorage>(base);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, CheckpointStore::Open(seen, kv::OpenMode::kRead));
+    calls = 0;
+    seen->SetPlan([&](const StorageCall&) {
+      if (++calls == n) {
+        CAIRN_EXPECT_OK(writer->Delete(std::array<uint64_t, 2>{1, 3}));
+        SaveStep(*writer, 2);
+      }
+      return StorageFault::kNone;
+    });
+    std::vector<std::string> damage;
+    CAIRN_EXPECT_OK(reader->Verify(
+        std::nullopt, [&](const kv::Damage& one) { damage.push_back(one.error.ToString()); }));
+    EXPECT_THAT(damage, IsEmpty()) << "at call " << n;
+    seen->SetPlan({});
+  }
+  EXPECT_GT(calls, 10u);
+}
+
+}  // namespace
+}  // namespace cairn::core
