@@ -243,7 +243,9 @@ class CheckpointStore {
 
   /// Reads every byte of `step`, or of all steps, and checks every digest and record. Calls
   /// `damage` for each problem and continues. Bytes that steps share are read once. Returns the
-  /// payload bytes read. Errors: the store cannot be read at all, or kCancelled.
+  /// payload bytes read. kResourceExhausted: not everything was checked, because this process lacks
+  /// memory or file descriptors. kCancelled: `progress` asked to stop. Other errors: the store
+  /// cannot be read at all.
   Result<uint64_t> Verify(std::optional<uint64_t> step,
                           const std::function<void(const kv::Damage&)>& damage,
                           const Progress& progress = {}) const;

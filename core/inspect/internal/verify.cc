@@ -178,7 +178,13 @@ class StepChecker {
 }  // namespace
 
 Result<uint64_t> RunVerify(const kv::Store& store, std::optional<uint64_t> step,
-                           const DamageCallback& damage, const Progress& progress) {
+                           const DamageCallback& report, const Progress& progress) {
+  // A process without memory or file descriptors learns nothing about what is stored.
+  std::optional<Error> exhausted;
+  const DamageCallback damage = [&](const kv::Damage& found) {
+    if (found.error.code != ErrorCode::kResourceExhausted) return report(found);
+    if (!exhausted) exhausted = found.error;
+  };
   CAIRN_TRY_ASSIGN(const auto snapshot, store.Latest());
   std::vector<kv::StepInfo> steps;
   if (step) {
@@ -195,7 +201,10 @@ Result<uint64_t> RunVerify(const kv::Store& store, std::optional<uint64_t> step,
     StepChecker(view, damage, &payload).Run();
   }
   const std::vector<ScrubItem> items = payload.Take();
-  return ScrubPayload(snapshot, store.directory(), items, damage, progress);
+  CAIRN_TRY_ASSIGN(const uint64_t read_bytes,
+                   ScrubPayload(snapshot, store.directory(), items, damage, progress));
+  if (exhausted) return Fail(*std::move(exhausted));
+  return read_bytes;
 }
 
 }  // namespace cairn::core::internal

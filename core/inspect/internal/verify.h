@@ -10,7 +10,7 @@
 namespace cairn::core::internal {
 
 /// See CheckpointStore::Verify. Continues after damage; returns an error only if the store cannot
-/// be read at all or the caller has cancelled.
+/// be read at all, this process lacks memory or file descriptors, or the caller has cancelled.
 Result<uint64_t> RunVerify(const kv::Store& store, std::optional<uint64_t> step,
                            const std::function<void(const kv::Damage&)>& damage,
                            const Progress& progress);
