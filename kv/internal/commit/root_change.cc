@@ -49,8 +49,8 @@ void RemoveObject(StoreState& state, const std::string& name) {
 }
 
 /// Returns the time before which objects became unreachable whose grace period has passed.
-int64_t GraceLimitNs(const StoreState& state) {
-  return NowUnixNs() - std::chrono::nanoseconds(state.options.grace).count();
+int64_t GraceLimitNs(const StoreState& state, int64_t now_unix_ns) {
+  return now_unix_ns - std::chrono::nanoseconds(state.options.grace).count();
 }
 
 /// Adds objects to the list. Those that are in it, because they were announced, get the new time.
@@ -62,9 +62,9 @@ void AddRemoved(std::vector<RemovedObject> objects, Root& root) {
   for (RemovedObject& object : objects) root.removed.push_back(std::move(object));
 }
 
-/// Moves the objects whose grace period has passed out of `root`.
+/// Moves the objects whose grace period has passed at the time of `root` out of it.
 std::vector<RemovedObject> TakeExpired(const StoreState& state, Root& root) {
-  const int64_t limit_ns = GraceLimitNs(state);
+  const int64_t limit_ns = GraceLimitNs(state, root.created_unix_ns);
   std::vector<RemovedObject> expired;
   std::erase_if(root.removed, [&](const RemovedObject& object) {
     if (object.since_unix_ns > limit_ns) return false;
@@ -305,6 +305,13 @@ Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed, 
                             .file_bytes = page.file_bytes});
   }
   AddRemoved(std::move(unreachable.objects), next);
+  std::vector<RemovedObject> announced(actions.announced.begin(), actions.announced.end());
+  for (RemovedObject& object : announced) {
+    object.since_unix_ns = next.created_unix_ns + std::chrono::nanoseconds(kAnnouncedFor).count();
+  }
+  AddRemoved(std::move(announced), next);
+  // One reading of the clock decides all of this. Otherwise a clock that is set forward in the
+  // meantime would expire what was just announced.
   const std::vector<RemovedObject> expired = TakeExpired(state, next);
 
   CommitOutcome outcome = CommitRoot(*state.storage, next);
@@ -347,10 +354,7 @@ bool IsAnnounced(const RemovedObject& object, const Root& root) {
 }
 
 Result<void> CommitAnnouncement(StoreState& state, std::span<const RemovedObject> objects) {
-  Unreachable announced{.objects = {objects.begin(), objects.end()}};
-  const int64_t until_ns = NowUnixNs() + std::chrono::nanoseconds(kAnnouncedFor).count();
-  for (RemovedObject& object : announced.objects) object.since_unix_ns = until_ns;
-  return CommitChange(state, {}, nullptr, std::move(announced));
+  return CommitChange(state, {}, nullptr, {}, {.announced = objects});
 }
 
 void ReclaimIfFull(StoreState& state) {
@@ -377,7 +381,7 @@ void Sweep(StoreState& state) {
     if (!reached.Add(state, *entry)) return;
   }
   std::set<std::string> kept;
-  const int64_t limit_ns = GraceLimitNs(state);
+  const int64_t limit_ns = GraceLimitNs(state, NowUnixNs());
   for (const RemovedObject& object : root->root.removed) {
     if (object.since_unix_ns > limit_ns) kept.insert(object.name);
   }

@@ -43,7 +43,8 @@ Result<Unreachable> FindUnreachable(StoreState& state, std::span<const uint64_t>
 
 /// What a commit does besides changing the list of steps.
 struct CommitActions {
-  std::span<const std::string> adopted = {};  // names of removed objects that the step reaches
+  std::span<const std::string> adopted = {};      // names of removed objects that the step reaches
+  std::span<const RemovedObject> announced = {};  // from the time of the commit on
   // New entries of steps that exist. They keep their generations.
   std::span<const StepEntry> rewritten = {};
   const TagChanges* tags = nullptr;
