@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <csignal>
-#include <cstdio>
 
 #include "tools/common/quantities.h"
 #include "tools/common/terminal.h"
@@ -42,8 +41,7 @@ ProgressLine::~ProgressLine() { Clear(); }
 
 void ProgressLine::Clear() {
   if (!drawn_) return;
-  fmt::print(stderr, "\r\033[K");
-  std::fflush(stderr);
+  WriteStderr("\r\033[K");
   drawn_ = false;
 }
 
@@ -70,8 +68,7 @@ bool ProgressLine::Update(uint64_t done, uint64_t total) {
     if (unit_ == ProgressUnit::kBytes) line += "  " + HumanRate(done_since, elapsed);
     line += fmt::format("  {} left", HumanSeconds(left_seconds));
   }
-  fmt::print(stderr, "\r\033[K{}", line);
-  std::fflush(stderr);
+  WriteStderr("\r\033[K" + line);
   drawn_ = true;
   return true;
 }

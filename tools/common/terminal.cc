@@ -74,11 +74,16 @@ Result<void> Output::Finish() {
   return {};
 }
 
+void WriteStderr(std::string_view text) {
+  (void)std::fwrite(text.data(), 1, text.size(), stderr);
+  (void)std::fflush(stderr);
+}
+
 bool StderrIsTerminal() { return isatty(STDERR_FILENO) != 0; }
 
 void Warn(std::string_view program, std::string_view message) {
   std::fflush(stdout);
-  fmt::print(stderr, "{}: warning: {}\n", program, EscapeText(message));
+  WriteStderr(fmt::format("{}: warning: {}\n", program, EscapeText(message)));
 }
 
 }  // namespace cairn::tools

@@ -26,13 +26,16 @@ class Output {
   /// Columns of the terminal; 0 in a pipe, where nothing is cut.
   uint32_t width_columns() const { return width_columns_; }
 
-  /// Flushes the buffer. kUnavailable: some of the output could not be written.
+  /// Flushes the buffer. kUnavailable, kResourceExhausted: some of the output could not be written.
   Result<void> Finish();
 
  private:
   bool color_ = false;
   uint32_t width_columns_ = 0;
 };
+
+/// Writes to standard error. Ignores errors: nobody is left who could be told.
+void WriteStderr(std::string_view text);
 
 /// Returns whether standard error is a terminal, on which progress lines can be drawn.
 bool StderrIsTerminal();

@@ -1,0 +1,125 @@
+"""Standard streams that are full, closed or not read: the status and the message are right, and no
+store is harmed."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import threading
+
+import cairn
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tool_programs import BIN_DIR, small_model
+
+INCOMPLETE = b"the command was carried out, but its output is incomplete: writing to standard output"
+
+
+@pytest.fixture
+def store(two_steps, tmp_path):
+    shutil.copytree(two_steps, tmp_path / "store")
+    save_file(small_model(), tmp_path / "model.safetensors")
+    return tmp_path / "store"
+
+
+def verify(store):
+    return subprocess.run([BIN_DIR / "kv-dump", "verify", store], capture_output=True).returncode
+
+
+def run_with(redirections, *words):
+    """Runs a program with standard streams as the shell redirects them."""
+    command = " ".join(f"'{word}'" for word in [BIN_DIR / words[0], *words[1:]])
+    return subprocess.run(["bash", "-c", f"exec {command} {redirections}"], capture_output=True,
+                          timeout=60)
+
+
+# What each command changes, as (words, steps afterwards).
+CHANGES = {
+    "import": (["import", "{store}", "--step", "300", "{folder}/model.safetensors"], [100, 200, 300]),
+    "delete": (["delete", "{store}", "100"], [200]),
+    "prune": (["prune", "{store}", "--keep-last", "1"], [200]),
+    "compact": (["compact", "{store}", "--max-dead", "0"], [100, 200]),
+    "push": (["push", "{store}@200", "{folder}/other"], [100, 200]),
+    "tag": (["tag", "{store}@100", "best"], [100, 200]),
+}
+
+
+@pytest.mark.parametrize("redirection", ["> /dev/full", ">&-", "> /dev/full 2> /dev/full",
+                                         ">&- 2>&-", "<&- >&- 2>&-", "< /dev/null > /dev/full"])
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_whose_output_is_lost_is_made_and_says_so(store, tmp_path, name, redirection):
+    words, steps = CHANGES[name]
+    words = [word.format(store=store, folder=tmp_path) for word in words]
+    finished = run_with(redirection, "kv-admin", *words)
+    assert finished.returncode == 2
+    if "2>" not in redirection:
+        assert finished.stderr.startswith(b"kv-admin: " + INCOMPLETE)
+        assert finished.stderr.count(b"\n") == 1
+    with cairn.open(store) as reader:
+        assert reader.steps() == steps
+    assert verify(store) == 0
+    assert list((store / "leases").iterdir()) == []
+    assert name != "push" or verify(tmp_path / "other") == 0
+
+
+@pytest.mark.parametrize("redirection", ["2> /dev/full", "2>&-", "> /dev/full 2> /dev/full"])
+def test_an_error_that_cannot_be_printed_is_the_exit_status(store, redirection):
+    for words in (["kv-dump", "keys", store / "nothing"], ["kv-admin", "delete", store, "1"]):
+        assert run_with(redirection, *words).returncode == 2
+    assert verify(store) == 0
+
+
+def test_a_warning_that_cannot_be_printed_does_not_end_the_command(store, tmp_path):
+    with cairn.open(store, mode="a") as writer:
+        writer.save(300, {"value": 1, "tensor": torch.ones(3)})
+    out = tmp_path / "out.safetensors"  # cannot contain the value
+    assert run_with("2> /dev/full", "kv-admin", "export", f"{store}@300", out).returncode == 0
+    assert out.exists()
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_closed_pipe_does_not_end_a_change(store, tmp_path, name):
+    words, steps = CHANGES[name]
+    words = [word.format(store=store, folder=tmp_path) for word in words]
+    reader, writer = os.pipe()
+    os.close(reader)
+    finished = subprocess.run([BIN_DIR / "kv-admin", *words], stdout=writer, stderr=subprocess.PIPE,
+                              timeout=60)
+    os.close(writer)
+    assert finished.returncode == 2
+    assert INCOMPLETE in finished.stderr and b"Broken pipe" in finished.stderr
+    with cairn.open(store) as opened:
+        assert opened.steps() == steps
+    assert verify(store) == 0
+
+
+def test_a_pipe_that_is_not_read_blocks_no_writer_and_loses_no_output(tmp_path):
+    store = tmp_path / "store"
+    state = {f"a tensor with a long name, number {i}": torch.ones(1) for i in range(3000)}
+    with cairn.open(store, mode="a", grace=0) as writer:
+        writer.save(1, state)
+        process = subprocess.Popen([BIN_DIR / "kv-dump", "keys", f"{store}@1", "--json"],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+        first = process.stdout.read(1)  # it has begun to print, and waits for its reader
+        for step in range(2, 6):
+            writer.save(step, {"w": torch.ones(1000) * step})
+            writer.delete(step - 1)
+        assert process.poll() is None, "the output fits into the pipe"
+        timer = threading.Timer(60, process.kill)
+        timer.start()
+        out, err = process.communicate()
+        timer.cancel()
+        assert writer.steps() == [5]
+    assert process.returncode == 0 and err == b""
+    assert (first + out).count(b"a tensor with a long name") == 3000
+
+
+def test_a_verification_reports_damage_even_if_nobody_reads_it(store):
+    segment = max((store / "segments").iterdir(), key=lambda path: path.stat().st_size)
+    data = bytearray(pathlib.Path(segment).read_bytes())
+    data[4200] ^= 1
+    segment.write_bytes(data)
+    assert run_with("> /dev/null", "kv-dump", "verify", store).returncode == 1
+    assert run_with("> /dev/full", "kv-dump", "verify", store).returncode == 2
