@@ -102,7 +102,7 @@ def write_until_killed(path: Path, last_step: int, seconds: float) -> list[list[
 
 @pytest.mark.timeout(60 + 10 * KILL_ROUNDS)
 def test_a_killed_writer_loses_no_step_that_it_reported(path):
-    state_of = _state_function()
+    state_of = state_function()
     rng = random.Random(int(os.environ.get("CAIRN_KILL_SEED", "1")))
     known: set[int] = set()
     last_step = 0
@@ -133,7 +133,7 @@ def test_a_killed_writer_loses_no_step_that_it_reported(path):
     assert reported_count >= KILL_ROUNDS // 2, "the writers hardly came to write"
 
 
-def _state_function():
+def state_function():
     names: dict = {"numpy": np}
     exec(STATE, names)
     return names["state_of"]
